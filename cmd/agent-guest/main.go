@@ -1,0 +1,15 @@
+// Command agent-guest runs inside a session's VM; package guestd says what it does.
+package main
+
+import (
+	"os"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd"
+)
+
+// version is set when the program is built for a release.
+var version = "dev"
+
+func main() {
+	os.Exit(guestd.Main(version, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}

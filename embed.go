@@ -1,0 +1,22 @@
+// Package sessionizer holds the files that the binary ships: the VM template,
+// the guest's provision scripts and dotfiles, and the default configuration.
+//
+// It owns nothing else and imports nothing of the product.
+package sessionizer
+
+import "embed"
+
+// Lima is lima/: the VM template.
+//
+//go:embed all:lima
+var Lima embed.FS
+
+// Provision is provision/: what makes a machine a session's guest.
+//
+//go:embed all:provision
+var Provision embed.FS
+
+// Config is config/: the shipped defaults.
+//
+//go:embed all:config
+var Config embed.FS

@@ -1,0 +1,75 @@
+package sessionizer_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// layers is the table of docs/architecture.md: a package imports only packages
+// of lower layers, or those listed beside it in its own layer.
+var layers = map[string]int{
+	"":        0, // the embedded files
+	"fail":    0,
+	"policy":  0,
+	"wire":    0,
+	"config":  1,
+	"store":   1,
+	"vm":      1,
+	"ssh":     1,
+	"secret":  1,
+	"repo":    2, // talks to a guest over ssh
+	"tmux":    1,
+	"console": 1,
+	"guestd":  1,
+	"guest":   2,
+	"image":   2,
+	"attach":  2,
+	"session": 3,
+	"keeper":  5,
+	"cli":     6,
+}
+
+// sideways are the imports within a layer that are meant.
+var sideways = map[string]bool{
+	"vm→ssh": true, // vm/fake serves it, vm/vmtest logs in
+}
+
+func TestImportsPointDown(t *testing.T) {
+	const module = "github.com/agent-sessionizer/agent-sessionizer"
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`, module, module+"/pkg/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := func(path string) string {
+		rest := strings.TrimPrefix(strings.TrimPrefix(path, module), "/pkg/")
+		first, _, _ := strings.Cut(rest, "/")
+		return first // vm/lima belongs to vm
+	}
+	seen := 0
+	for line := range strings.Lines(string(out)) {
+		paths := strings.Fields(line)
+		from := name(paths[0])
+		layer, ok := layers[from]
+		if !ok {
+			t.Errorf("package %q stands in no layer; add it to docs/architecture.md and here", paths[0])
+			continue
+		}
+		seen++
+		for _, path := range paths[1:] {
+			if !strings.HasPrefix(path, module) {
+				continue
+			}
+			to := name(path)
+			if to == from || to == "fail" || sideways[from+"→"+to] {
+				continue
+			}
+			if below, ok := layers[to]; !ok || below >= layer {
+				t.Errorf("%s (layer %d) imports %s (layer %d)", paths[0], layer, path, below)
+			}
+		}
+	}
+	if seen < 15 {
+		t.Fatalf("only %d packages were looked at", seen)
+	}
+}

@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"context"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// app holds what commands share. Each part is made when it is first asked for:
+// --help touches no file, list no VM manager.
+type app struct {
+	con    *console.Console
+	redact *secret.Redactor // of all that this process says of its own accord
+	config *config.Config
+	store  *store.Store
+}
+
+func (a *app) close() {
+	if a.store != nil {
+		if err := a.store.Close(); err != nil {
+			slog.Warn("close the store", "error", err)
+		}
+	}
+}
+
+// settings loads the configuration.
+func (a *app) settings() (*config.Config, error) {
+	if a.config != nil {
+		return a.config, nil
+	}
+	paths, err := config.DefaultPaths()
+	if err != nil {
+		return nil, err
+	}
+	defaults, err := fs.Sub(sessionizer.Config, "config")
+	if err != nil {
+		return nil, err
+	}
+	a.config, err = config.Load(paths, defaults)
+	return a.config, err
+}
+
+// manager opens the store and sees to keepers that died.
+func (a *app) manager(ctx context.Context) (*session.Manager, error) {
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return m, m.Reconcile(ctx)
+}
+
+// plainManager is manager without the reconciling.
+func (a *app) plainManager(ctx context.Context) (*session.Manager, error) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, err
+	}
+	if err := cfg.Paths.Make(); err != nil {
+		return nil, err
+	}
+	if a.store == nil {
+		if a.store, err = store.Open(ctx, cfg.Paths.Store()); err != nil {
+			return nil, err
+		}
+	}
+	self, err := self()
+	if err != nil {
+		return nil, err
+	}
+	return &session.Manager{Store: a.store, Config: cfg, Self: self}, nil
+}
+
+// worker is a manager that can also do the work.
+func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, error) {
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := a.driver(log)
+	if err != nil {
+		return nil, err
+	}
+	scripts, err := fs.Sub(sessionizer.Provision, "provision")
+	if err != nil {
+		return nil, err
+	}
+	images, err := a.images()
+	if err != nil {
+		return nil, err
+	}
+	return &session.Worker{
+		Manager: m, Driver: driver, Images: images, Scripts: scripts,
+		Mirrors: &repo.Mirrors{Dir: m.Config.Paths.Mirrors()}, Log: log, Redact: a.redact,
+		KillLocal: func(ctx context.Context, s session.Session) error {
+			if s.Facts.Tmux == "" {
+				return nil // never shown
+			}
+			return tmux.Client{Socket: s.Facts.Tmux}.Kill(ctx, tmux.SlugName(s.Repo, s.ID))
+		},
+	}, nil
+}
+
+func (a *app) driver(log *slog.Logger) (vm.Driver, error) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, err
+	}
+	self, err := self()
+	if err != nil {
+		return nil, err
+	}
+	template, err := a.template(cfg.Paths)
+	if err != nil {
+		return nil, err
+	}
+	return newDriver(cfg.Paths, self, template, log)
+}
+
+const templateName = "agent-sandbox.yaml"
+
+// template is the user's VM template, or the shipped one.
+func (a *app) template(p config.Paths) ([]byte, error) {
+	text, err := os.ReadFile(filepath.Join(p.Config, templateName))
+	if err == nil || !os.IsNotExist(err) {
+		return text, err
+	}
+	return sessionizer.Lima.ReadFile("lima/" + templateName)
+}
+
+// self is our own executable, for the processes that outlive this one.
+func self() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", fail.New(fail.Host, "find this program's own file: %w", err)
+	}
+	// An upgrade replaces the file while we run; Linux then says "(deleted)".
+	return strings.TrimSuffix(path, " (deleted)"), nil
+}
+
+// completeSessions offers sessions' names and repositories; it starts nothing.
+func (a *app) completeSessions(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	m, err := a.plainManager(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	all, err := m.List(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var out []string
+	for _, s := range all {
+		out = append(out, s.Name+"\t"+string(s.Phase), s.Called()+"\t"+string(s.Phase))
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeRepos offers sessions and the repositories of repos.txt.
+func (a *app) completeRepos(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	out, _ := a.completeSessions(cmd, args, typed)
+	repos, err := a.repos()
+	if err == nil {
+		out = append(out, repos...)
+	}
+	return out, cobra.ShellCompDirectiveDefault // paths are repositories too
+}

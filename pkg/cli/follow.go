@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// follow shows what happens to s until it is in phase want, or broken.
+// Interrupting it ends the showing, not the work.
+func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session, want session.Phase) (session.Session, error) {
+	seq, err := m.LastPhaseSeq(ctx, s.ID)
+	if err != nil {
+		return s, err
+	}
+	view := a.con.Steps()
+	defer view.Close()
+	if cur, err := m.Get(ctx, s.ID); err != nil || cur.Phase == want {
+		return cur, err
+	}
+	watched, stop := a.watchKeeper(ctx, m, s)
+	defer stop()
+	for ev, err := range m.Store.Follow(watched, s.ID, seq) {
+		if err != nil {
+			if ctx.Err() == nil {
+				if cause := context.Cause(watched); cause != nil {
+					err = cause
+				}
+				return s, err
+			}
+			return s, fail.New(fail.Interrupted, "%s goes on without you: %w", s.Name, ctx.Err()).
+				WithHint("agent-sessionizer open %s to see it again, agent-sessionizer destroy %s to call it off", s.Name, s.Name)
+		}
+		switch ev.Kind {
+		case session.EventStep:
+			var st session.Step
+			if err := json.Unmarshal(ev.Data, &st); err == nil {
+				view.Update(console.Step{Name: st.Name, State: st.State, Detail: st.Detail, Elapsed: st.Elapsed()})
+			}
+		case session.EventWarning:
+			var w session.Warning
+			if err := json.Unmarshal(ev.Data, &w); err == nil {
+				view.Say("warning: %s", w.Message)
+				if w.Hint != "" {
+					view.Say("hint: %s", w.Hint)
+				}
+			}
+		case session.EventPhase:
+			cur, err := m.Get(ctx, s.ID)
+			if err != nil {
+				return s, err
+			}
+			switch {
+			case cur.Phase == want:
+				return cur, nil
+			case cur.Phase == session.Broken && cur.Want != session.Gone:
+				return cur, broken(cur)
+			case cur.Want != want:
+				return cur, fail.New(fail.Conflict, "somebody wants %s %s meanwhile", cur.Name, cur.Want).WithHint("agent-sessionizer list")
+			}
+		}
+	}
+	return s, nil
+}
+
+// broken is the error a session's row tells of.
+func broken(s session.Session) error {
+	e := fail.New(fail.ParseCode(s.ErrorCode), "%s: %s", s.Name, s.ErrorMessage)
+	e.Hint = s.ErrorHint
+	return e
+}
+
+// keeperless is how long a session that is not at rest may be without a keeper:
+// far longer than one takes to start.
+const keeperless = 3 * time.Second
+
+// watchKeeper returns a context that ends, with the reason as its cause, when
+// nobody works on s and another keeper does not help: what is followed would
+// never come. stop ends the watching and waits for its end.
+func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Session) (watched context.Context, stop func()) {
+	watched, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(keeperless / 6)
+		defer tick.Stop()
+		seen, woken := time.Now(), false
+		for {
+			select {
+			case <-watched.Done():
+				return
+			case <-tick.C:
+			}
+			cur, err := m.Get(watched, s.ID)
+			// A row that cannot be read is the follower's to tell.
+			if err != nil || session.AtRest(cur.Phase, cur.Want) || store.Held(m.Config.Paths.SessionLock(s.ID)) {
+				seen = time.Now()
+				continue
+			}
+			if time.Since(seen) < keeperless {
+				continue
+			}
+			if woken {
+				cancel(abandoned(cur))
+				return
+			}
+			if err := m.Reconcile(watched); err != nil {
+				cancel(err)
+				return
+			}
+			seen, woken = time.Now(), true
+		}
+	}()
+	return watched, func() { cancel(nil); <-done }
+}
+
+// abandoned is the error of a session whose keepers give up.
+func abandoned(s session.Session) error {
+	why := errors.New("its keeper ended and says nothing in its row")
+	if s.ErrorMessage != "" {
+		why = errors.New(s.ErrorMessage)
+	}
+	e := fail.New(fail.ParseCode(s.ErrorCode), "%s is %s, wanted %s, and nobody works on it: %w", s.Name, s.Phase, s.Want, why)
+	if e.Hint = s.ErrorHint; e.Hint == "" {
+		e.Hint = "agent-sessionizer logs --of keeper " + s.Name
+	}
+	return e
+}

@@ -1,0 +1,191 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret/onepassword"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
+)
+
+// newHiddenCmds are the processes that the program starts of itself. Their
+// arguments are checked as a user's would be: anybody can type them.
+func newHiddenCmds(a *app) []*cobra.Command {
+	cmds := []*cobra.Command{
+		{
+			Use: "keeper SESSION-ID", Args: usage(sessionID),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				log := a.con.Logger(slog.LevelInfo, true, a.redact).With("session", args[0], "pid", os.Getpid())
+				w, err := a.worker(cmd.Context(), log)
+				if err != nil {
+					return err
+				}
+				return keeper.Run(cmd.Context(), w, args[0])
+			},
+		},
+		{
+			Use: "attach-session SESSION-ID", Args: usage(sessionID),
+			RunE: func(cmd *cobra.Command, args []string) error { return runAttach(cmd.Context(), a, args[0]) },
+		},
+		{
+			Use: secret.ChildCommand, Args: usage(cobra.NoArgs),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return secret.Main(cmd.Context(), os.Stdin, os.Stdout, secret.Options{OnePassword: onepassword.Resolve, Desktop: onepassword.Desktop})
+			},
+		},
+		{
+			// Lima's host agent: Lima's arguments, parsed by our copy of its command.
+			Use: "hostagent", DisableFlagParsing: true,
+			RunE: func(cmd *cobra.Command, args []string) error { return lima.HostAgent(cmd.Context(), args) },
+		},
+		{
+			Use: "fake-vm", DisableFlagParsing: true,
+			RunE: func(cmd *cobra.Command, args []string) error { return fakeMain(cmd.Context(), args) },
+		},
+	}
+	for _, c := range cmds {
+		c.Hidden = true
+	}
+	return cmds
+}
+
+// sessionID takes one session's whole id: it becomes part of paths.
+func sessionID(cmd *cobra.Command, args []string) error {
+	if err := cobra.ExactArgs(1)(cmd, args); err != nil {
+		return err
+	}
+	if len(args[0]) != 12 || strings.Trim(args[0], "0123456789abcdef") != "" {
+		return fmt.Errorf("%q is not a session's id", args[0])
+	}
+	return nil
+}
+
+// runAttach is what runs in the local tmux session: the guest's tmux on this terminal.
+// An end that is no detaching stays on the screen: with the pane would go the reason.
+func runAttach(ctx context.Context, a *app, id string) error {
+	err := a.attachGuest(ctx, id)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if code, ok := errors.AsType[remoteExit](err); ok {
+		a.con.Say("the guest's tmux ended with %v", code)
+	} else {
+		a.con.Fail(err)
+	}
+	if _, aerr := a.ask("Enter closes this window. "); aerr != nil {
+		return errors.Join(err, aerr)
+	}
+	return err
+}
+
+func (a *app) attachGuest(ctx context.Context, id string) error {
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := m.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	// The login shell is zsh, to which a bare =agent is a command's path.
+	return a.terminal(ctx, m, s, ssh.Quote(s.Facts.Root+guest.ReadyTmux, "-d", s.Facts.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
+}
+
+// copyToClipboard hands what the guest copied to the local tmux, which hands it
+// to the terminal. The guest can write the clipboard, never read it.
+func copyToClipboard(ctx context.Context, name string) func([]byte) {
+	return func(b []byte) {
+		if os.Getenv("TMUX") == "" {
+			return
+		}
+		if err := (tmux.Client{}).Copy(ctx, name, b); err != nil {
+			slog.Debug("copy to the clipboard", "error", err)
+		}
+	}
+}
+
+// quietLog drops what a driver says on behalf of a command that shows its own progress.
+func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+func newCompletionCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "completion bash|zsh|fish", Short: "Print the shell's completion script",
+		Example: `  agent-sessionizer completion zsh >"${fpath[1]}/_agent-sessionizer"
+  source <(agent-sessionizer completion bash)`,
+		Args: usage(cobra.ExactArgs(1)), ValidArgs: []string{"bash", "zsh", "fish"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch args[0] {
+			case "bash":
+				return cmd.Root().GenBashCompletionV2(os.Stdout, true)
+			case "zsh":
+				return cmd.Root().GenZshCompletion(os.Stdout)
+			case "fish":
+				return cmd.Root().GenFishCompletion(os.Stdout, true)
+			}
+			return fail.New(fail.Usage, "no completion for %q; there are bash, zsh and fish", args[0])
+		},
+	}
+}
+
+func newVersionCmd(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "version", Short: "Print the version", Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asJSON {
+				return a.con.JSON(map[string]string{"version": version})
+			}
+			a.printf("agent-sessionizer %s\n", version)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// printEvent shows one event of a session's log.
+func (a *app) printEvent(ev store.Event, asJSON bool) error {
+	if asJSON {
+		return a.jsonLine(ev)
+	}
+	at := ev.At.Local().Format("15:04:05.000")
+	switch ev.Kind {
+	case session.EventPhase:
+		var p session.PhaseChange
+		if err := json.Unmarshal(ev.Data, &p); err != nil {
+			return err
+		}
+		a.printf("%s  %s → %s (wanted: %s) %s\n", at, p.From, p.To, p.Want, p.Reason)
+	case session.EventStep:
+		var st session.Step
+		if err := json.Unmarshal(ev.Data, &st); err != nil {
+			return err
+		}
+		a.printf("%s  %6.1fs  %-8s %s  %s\n", at, st.Elapsed().Seconds(), st.State, st.Name, st.Detail)
+	case session.EventWarning:
+		var w session.Warning
+		if err := json.Unmarshal(ev.Data, &w); err != nil {
+			return err
+		}
+		a.printf("%s  warning: %s\n", at, w.Message)
+	default:
+		a.printf("%s  %s %s\n", at, ev.Kind, ev.Data)
+	}
+	return nil
+}

@@ -1,0 +1,195 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+type startOptions struct{ json bool }
+
+func newStartCmd(a *app) *cobra.Command {
+	var o startOptions
+	cmd := &cobra.Command{
+		Use: "start SESSION", Short: "Start a stopped or broken session without attaching",
+		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			m, err := a.manager(ctx)
+			if err != nil {
+				return err
+			}
+			s, err := m.Find(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			if s, err = m.Want(ctx, s, session.Ready); err != nil {
+				return err
+			}
+			if s, err = a.follow(ctx, m, s, session.Ready); err != nil {
+				return err
+			}
+			if o.json {
+				return a.con.JSON(s.View())
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&o.json, "json", false, "print the session as JSON")
+	return cmd
+}
+
+type stopOptions struct{}
+
+func newStopCmd(a *app) *cobra.Command {
+	var o stopOptions
+	return &cobra.Command{
+		Use: "stop SESSION…", Short: "Shut sessions down and keep their disks",
+		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error { return runStop(cmd.Context(), a, o, args) },
+	}
+}
+
+func runStop(ctx context.Context, a *app, _ stopOptions, names []string) error {
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		s, err := m.Find(ctx, name)
+		if err != nil {
+			return err
+		}
+		if s, err = m.Want(ctx, s, session.Stopped); err != nil {
+			return err
+		}
+		if _, err = a.follow(ctx, m, s, session.Stopped); err != nil {
+			return err
+		}
+		a.con.Say("%s", s.Name+" is stopped")
+	}
+	return nil
+}
+
+type destroyOptions struct {
+	force   bool
+	confirm bool
+}
+
+func newDestroyCmd(a *app) *cobra.Command {
+	var o destroyOptions
+	cmd := &cobra.Command{
+		Use: "destroy SESSION…", Aliases: []string{"rm"}, Short: "Remove sessions with everything in them",
+		Long: `Remove sessions: VM, disks, keys, locks and the local tmux session.
+It refuses while commits in the guest are neither pushed nor fetched, while files
+are uncommitted, and while what is in a guest cannot be known.`,
+		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error { return runDestroy(cmd.Context(), a, o, args) },
+	}
+	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "destroy unsaved work too")
+	cmd.Flags().BoolVar(&o.confirm, "confirm", false, "list the work that would be lost and ask")
+	return cmd
+}
+
+func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) error {
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		s, err := m.Find(ctx, name)
+		if fail.CodeOf(err) == fail.NotFound {
+			if ended, eerr := m.Ended(ctx, name); eerr != nil || ended {
+				if eerr == nil {
+					a.con.Say("%s", name+" is gone already")
+				}
+				err = eerr
+				if err == nil {
+					continue
+				}
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if !o.force && s.Phase != session.Destroying {
+			if err := a.guardWork(ctx, m, s, o.confirm); err != nil {
+				return err
+			}
+		}
+		if s, err = m.Want(ctx, s, session.Gone); err != nil {
+			return err
+		}
+		if _, err = a.follow(ctx, m, s, session.Gone); err != nil {
+			return err
+		}
+		a.con.Say("%s", s.Name+" is gone")
+	}
+	return nil
+}
+
+// guardWork refuses, or asks, when destroying s would lose work.
+func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Session, confirm bool) error {
+	loss := a.loss(ctx, m, s)
+	if loss == "" && !confirm {
+		return nil
+	}
+	if !confirm {
+		return fail.New(fail.Conflict, "destroying %s would lose work: %s", s.Name, loss).
+			WithHint("agent-sessionizer fetch %s, or: agent-sessionizer destroy --force %s", s.Name, s.Name)
+	}
+	if loss == "" {
+		loss = "nothing; everything is pushed or fetched"
+	}
+	ok, err := a.con.Confirm(fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.Called(), loss), "--force")
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return fail.New(fail.Interrupted, "%s stays", s.Name)
+	}
+	return nil
+}
+
+// loss says what work only exists in the guest; "" means none.
+func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) string {
+	if s.Facts.Base == nil {
+		return "" // nothing was ever cloned into it
+	}
+	work := s.Facts.Work
+	switch s.Phase {
+	case session.Ready, session.Broken, session.Starting, session.Creating:
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		w, err := a.work(ctx, m, s)
+		if err != nil {
+			return fmt.Sprintf("what is in it cannot be known (%v)", err)
+		}
+		work = &w
+	}
+	switch {
+	case work == nil && s.Phase == session.Stopping:
+		return "what is in it cannot be known while it is being stopped"
+	case work == nil:
+		return "what is in it cannot be known: it did not stop cleanly"
+	}
+	if work.Clean() {
+		return ""
+	}
+	return work.Summary()
+}
+
+func (a *app) work(ctx context.Context, m *session.Manager, s session.Session) (repo.WorkState, error) {
+	conn, err := m.Dial(ctx, s)
+	if err != nil {
+		return repo.WorkState{}, err
+	}
+	defer conn.Close()
+	return m.Work(ctx, s, conn)
+}

@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+type listOptions struct{ json bool }
+
+func newListCmd(a *app) *cobra.Command {
+	var o listOptions
+	cmd := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List sessions",
+		Args:    usage(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runList(cmd.Context(), a, o) },
+	}
+	cmd.Flags().BoolVar(&o.json, "json", false, "print an array of sessions")
+	return cmd
+}
+
+func runList(ctx context.Context, a *app, o listOptions) error {
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := m.List(ctx)
+	if err != nil {
+		return err
+	}
+	if o.json {
+		views := make([]session.View, 0, len(all))
+		for _, s := range all {
+			views = append(views, s.View())
+		}
+		return a.con.JSON(views)
+	}
+	if len(all) == 0 {
+		a.con.Say("%s", "no sessions; make one with: agent-sessionizer open owner/repo")
+		return nil
+	}
+	header, rows := []string{"NAME", "STATE", "FOR", "REPO", "SIZE", "NOTE"}, [][]string{}
+	for _, s := range all {
+		note := s.ErrorMessage
+		if note == "" && s.Phase != s.Want {
+			note = "→ " + string(s.Want)
+		}
+		r := s.Spec.Resources
+		rows = append(rows, []string{
+			s.Name, string(s.Phase), ago(s.StateChangedAt), s.Called(),
+			fmt.Sprintf("%d CPU %v %v", r.CPUs, r.Memory, r.Disk), note,
+		})
+	}
+	a.con.Table(header, rows)
+	return nil
+}
+
+// ago is how long something is, in one unit.
+func ago(t time.Time) string {
+	d := time.Since(t)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}

@@ -1,0 +1,154 @@
+// Package cli is the command line: it reads arguments, wires the other
+// packages together, and turns errors into messages and exit codes. It is the
+// only package that knows them all, and none knows it.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// version is set by the build.
+var version = "dev"
+
+// Main runs the command line in os.Args and returns the exit status.
+func Main() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	a := &app{con: console.New(os.Stdout, os.Stderr, os.Getenv), redact: secret.NewRedactor()}
+	defer a.close()
+	slog.SetDefault(a.con.Logger(slog.LevelWarn, false, a.redact))
+	root := newRootCmd(a)
+	err := root.ExecuteContext(ctx)
+	return a.exitCode(ctx, err)
+}
+
+// remoteExit is the exit status of a command that ran in a guest; it is passed
+// through as it is.
+type remoteExit int
+
+func (e remoteExit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// exitCode prints err, if it is one to be printed, and says how to exit. This is
+// the one place where errors become words and numbers.
+func (a *app) exitCode(ctx context.Context, err error) int {
+	if err == nil {
+		return 0
+	}
+	if code, ok := errors.AsType[remoteExit](err); ok {
+		return int(code)
+	}
+	code := fail.CodeOf(err)
+	switch {
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		code = fail.Interrupted
+		if fail.HintOf(err) == "" {
+			return int(code)
+		}
+	case errors.Is(err, context.DeadlineExceeded) && code == fail.Failure:
+		code = fail.Timeout
+	case errors.Is(err, ssh.ErrUnreachable) && fail.HintOf(err) == "":
+		err = fail.New(code, "%w", err).WithHint("agent-sessionizer list")
+	}
+	if text := err.Error(); a.redact.String(text) != text {
+		err = fail.New(code, "%s", a.redact.String(text)).WithHint("%s", a.redact.String(fail.HintOf(err)))
+	}
+	a.con.Fail(err)
+	return int(code)
+}
+
+func newRootCmd(a *app) *cobra.Command {
+	var o rootOptions
+	cmd := &cobra.Command{
+		Use:   "agent-sessionizer [REPO]",
+		Short: "A virtual machine of its own for every coding agent",
+		Long: strings.TrimSpace(`
+A virtual machine of its own for every coding agent, and a tmux session to jump to it.
+
+REPO is owner/repo, a git URL, a local path or "."; its session is opened, or made
+when there is none. Without REPO you pick from a list. SESSION is a session's name,
+the start of its id, or its repository.`),
+		Example: `  agent-sessionizer owner/repo            open or make the session of a GitHub repository
+  agent-sessionizer .                     of the repository you stand in
+  agent-sessionizer exec repo -- make     run a command in it
+  agent-sessionizer fetch repo            bring the agent's commits home
+  agent-sessionizer destroy repo          remove it; refuses while work would be lost`,
+		Args:              usage(cobra.MaximumNArgs(1)),
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		Version:           version,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		ValidArgsFunction: a.completeRepos,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runRoot(cmd.Context(), a, o, args)
+		},
+	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fail.New(fail.Usage, "%w", err).WithHint("%s --help", cmd.CommandPath())
+	})
+	f := cmd.Flags()
+	f.BoolVar(&o.list, "list", false, "list sessions, as the list command does")
+	f.StringVar(&o.stop, "stop", "", "stop the session of `REPO`, as the stop command does")
+	f.StringVar(&o.destroy, "destroy", "", "destroy the session of `REPO`, as the destroy command does")
+	f.BoolVar(&o.open.json, "json", false, "print JSON, with --list or REPO")
+	cmd.MarkFlagsMutuallyExclusive("list", "stop", "destroy")
+	o.open.flags(f)
+	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
+	for group, cmds := range map[string][]*cobra.Command{
+		"session": {newOpenCmd(a), newListCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a)},
+		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a)},
+		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newDoctorCmd(a), newCompletionCmd(), newVersionCmd(a)},
+		"":        newHiddenCmds(a),
+	} {
+		for _, c := range cmds {
+			c.GroupID = group
+			cmd.AddCommand(c)
+		}
+	}
+	cmd.SetHelpCommandGroupID("setup")
+	return cmd
+}
+
+type rootOptions struct {
+	list    bool
+	stop    string
+	destroy string
+	open    openOptions
+}
+
+func runRoot(ctx context.Context, a *app, o rootOptions, args []string) error {
+	switch {
+	case o.list:
+		return runList(ctx, a, listOptions{json: o.open.json})
+	case o.stop != "":
+		return runStop(ctx, a, stopOptions{}, []string{o.stop})
+	case o.destroy != "":
+		return runDestroy(ctx, a, destroyOptions{}, []string{o.destroy})
+	case len(args) == 1:
+		return runOpen(ctx, a, o.open, args[0])
+	}
+	return runPick(ctx, a, o.open)
+}
+
+// usage gives cobra's complaints about arguments the exit code of a usage error.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return fail.New(fail.Usage, "%w", err).WithHint("%s --help", cmd.CommandPath())
+		}
+		return nil
+	}
+}

@@ -1,0 +1,304 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+type openOptions struct {
+	profile     string
+	image       string
+	network     string
+	resources   config.Resources
+	withChanges bool
+	detach      bool
+	json        bool
+}
+
+func (o *openOptions) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.profile, "profile", "", "settings profile `NAME`")
+	f.StringVar(&o.image, "image", "", "guest image: ubuntu or debian")
+	f.StringVar(&o.network, "network", "", "network `MODE`: isolated, allowlist or open")
+	f.IntVar(&o.resources.CPUs, "cpus", 0, "CPUs of the VM")
+	f.Var(&o.resources.Memory, "memory", "memory of the VM, like 8GiB")
+	f.Var(&o.resources.Disk, "disk", "disk of the VM, like 50GiB")
+	f.BoolVar(&o.withChanges, "with-changes", false, "bring the local clone's uncommitted changes along")
+	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when it is ready")
+}
+
+func newOpenCmd(a *app) *cobra.Command {
+	var o openOptions
+	cmd := &cobra.Command{
+		Use:     "open REPO",
+		Aliases: []string{"new", "attach"},
+		Short:   "Open the session of a repository, make it when there is none, and attach",
+		Example: `  agent-sessionizer open owner/repo@branch
+  agent-sessionizer open . --with-changes --cpus 8 --memory 16GiB
+  agent-sessionizer open https://git.example.org/team/project.git -d`,
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeRepos,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runOpen(cmd.Context(), a, o, args[0])
+		},
+	}
+	o.flags(cmd.Flags())
+	cmd.Flags().BoolVar(&o.json, "json", false, "print the session as JSON when it is ready (implies -d)")
+	return cmd
+}
+
+func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	if o.network != "" {
+		switch policy.Mode(o.network) {
+		case policy.Isolated, policy.Allowlist, policy.Open:
+		default:
+			return fail.New(fail.Usage, "network mode %q; it is one of isolated, allowlist, open", o.network)
+		}
+	}
+	if !o.detach && !o.json {
+		if err := (tmux.Client{}).Check(ctx); err != nil {
+			return err
+		}
+		if !interactive() {
+			return fail.New(fail.Usage, "there is no terminal to attach to").WithHint("agent-sessionizer open -d %s", what)
+		}
+	}
+	s, err := a.openSession(ctx, m, o, what)
+	if err != nil {
+		return err
+	}
+	s, err = a.follow(ctx, m, s, session.Ready)
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return a.con.JSON(s.View())
+	}
+	if o.detach {
+		a.printf("%s\n", s.Name)
+		return nil
+	}
+	return a.attach(ctx, m, s)
+}
+
+// openSession finds the session that what names, or asks for a new one. What
+// the settings, the host or the shell's environment lack must not keep anybody
+// from a session that exists.
+func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions, what string) (session.Session, error) {
+	s, ref, err := lookUp(ctx, m, what)
+	if err == nil {
+		a.unused(s, o, ref)
+		if s.Phase == session.Ready && s.Want == session.Ready {
+			return s, nil
+		}
+		return m.Want(ctx, s, session.Ready)
+	}
+	if fail.CodeOf(err) != fail.NotFound || ref.Key == "" {
+		return s, err
+	}
+	if err := a.preflight(ctx); err != nil {
+		return s, err
+	}
+	s, created, notices, err := m.Open(ctx, session.Request{
+		Repo: ref, Profile: o.profile, Image: o.image, Resources: o.resources,
+		NetworkMode: policy.Mode(o.network), WithChanges: o.withChanges,
+	})
+	if err != nil {
+		return s, err
+	}
+	for _, n := range notices {
+		a.con.Say("%s", n)
+	}
+	if !created { // somebody else made it meanwhile
+		a.unused(s, o, ref)
+	}
+	return s, nil
+}
+
+// lookUp finds a session by its name, its id or its repository. What is no
+// session but a repository comes back as ref, with the fail.NotFound error.
+func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Session, ref repo.Ref, err error) {
+	s, findErr := m.Find(ctx, what)
+	if fail.CodeOf(findErr) != fail.NotFound {
+		ref.Branch = branchOf(what)
+		return s, ref, findErr
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		return s, ref, fail.New(fail.Host, "the current directory: %w", err)
+	}
+	if ref, err = repo.Parse(what, cwd); err != nil {
+		return s, repo.Ref{}, err
+	}
+	s, err = m.OfRepo(ctx, ref.Key)
+	return s, ref, err
+}
+
+// branchOf is the branch of owner/repo@branch.
+func branchOf(what string) string {
+	if repo.KeyOf(what) == "" || strings.Contains(what, ":") {
+		return ""
+	}
+	_, branch, _ := strings.Cut(what, "@")
+	return branch
+}
+
+// unused says which of the options count for a new session only.
+func (a *app) unused(s session.Session, o openOptions, ref repo.Ref) {
+	var names []string
+	for _, f := range []struct {
+		set  bool
+		name string
+	}{
+		{ref.Branch != "" && ref.Branch != s.Spec.Repo.Branch, "@" + ref.Branch},
+		{o.profile != "" && o.profile != s.Spec.Profile, "--profile"},
+		{o.image != "" && o.image != s.Spec.Image, "--image"},
+		{o.network != "" && policy.Mode(o.network) != s.Spec.NetworkMode, "--network"},
+		{o.resources.CPUs != 0 && o.resources.CPUs != s.Spec.Resources.CPUs, "--cpus"},
+		{o.resources.Memory != 0 && o.resources.Memory != s.Spec.Resources.Memory, "--memory"},
+		{o.resources.Disk != 0 && o.resources.Disk != s.Spec.Resources.Disk, "--disk"},
+		{o.withChanges && !s.Spec.WithChanges, "--with-changes"},
+	} {
+		if f.set {
+			names = append(names, f.name)
+		}
+	}
+	if len(names) > 0 {
+		a.con.Say("session %s exists already; no effect on it: %s", s.Name, strings.Join(names, ", "))
+	}
+}
+
+// preflight says at once what would fail a minute later.
+func (a *app) preflight(ctx context.Context) error {
+	driver, err := a.driver(quietLog())
+	if err != nil {
+		return err
+	}
+	if errs := driver.Check(ctx); len(errs) > 0 {
+		if len(errs) == 1 {
+			return errs[0]
+		}
+		return fail.New(fail.Host, "%w", errors.Join(errs...)).WithHint("agent-sessionizer doctor")
+	}
+	return nil
+}
+
+// attach jumps to the session's local tmux session. Inside tmux the client is
+// switched; outside, this process becomes tmux.
+func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session) error {
+	t := tmux.Client{}
+	name := tmux.SlugName(s.Repo, s.ID)
+	err := t.New(ctx, tmux.Session{
+		Name: name, Key: s.ID,
+		Command: []string{m.Self, "attach-session", s.ID},
+		Destroy: []string{m.Self, "destroy", "--confirm", s.ID},
+	})
+	if err != nil {
+		return err
+	}
+	socket, err := t.SocketPath(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.Shown(ctx, s, socket); err != nil {
+		return err
+	}
+	argv, err := t.SwitchOrAttach(ctx, name)
+	if err != nil || argv == nil {
+		return err
+	}
+	return syscall.Exec(argv[0], argv, os.Environ())
+}
+
+// repos are the repositories of repos.txt: the user's, else the shipped one's.
+func (a *app) repos() ([]string, error) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(cfg.Paths.Config, "repos.txt"))
+	if errors.Is(err, fs.ErrNotExist) {
+		text, err = sessionizer.Config.ReadFile("config/repos.txt")
+	}
+	if err != nil {
+		return nil, fail.New(fail.Usage, "read repos.txt: %w", err)
+	}
+	var out []string
+	sc := bufio.NewScanner(bytes.NewReader(text))
+	for sc.Scan() {
+		line, _, _ := strings.Cut(sc.Text(), "#")
+		if line = strings.TrimSpace(line); line != "" {
+			out = append(out, line)
+		}
+	}
+	return out, sc.Err()
+}
+
+// runPick is the plain list: sessions first, then repositories.
+func runPick(ctx context.Context, a *app, o openOptions) error {
+	if !interactive() {
+		return fail.New(fail.Usage, "there is no terminal to pick on").WithHint("agent-sessionizer list --json, agent-sessionizer open REPO")
+	}
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := m.List(ctx)
+	if err != nil {
+		return err
+	}
+	repos, err := a.repos()
+	if err != nil {
+		return err
+	}
+	var choices []string
+	seen := map[string]bool{}
+	for _, s := range all {
+		choices = append(choices, s.Name)
+		seen[s.RepoKey] = true
+		a.con.Say("%3d  %-9s %s", len(choices), s.Phase, s.Called())
+	}
+	for _, r := range repos {
+		if !seen[repo.KeyOf(r)] {
+			choices = append(choices, r)
+			a.con.Say("%3d  %-9s %s", len(choices), "", r)
+		}
+	}
+	answer, err := a.ask(fmt.Sprintf("Open which (1-%d, or a repository): ", len(choices)))
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.Atoi(answer); err == nil {
+		if n < 1 || n > len(choices) {
+			return fail.New(fail.Usage, "%d is not on the list", n)
+		}
+		answer = choices[n-1]
+	}
+	if answer == "" {
+		return fail.New(fail.Interrupted, "nothing picked")
+	}
+	return runOpen(ctx, a, o, answer)
+}

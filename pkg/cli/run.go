@@ -1,0 +1,244 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/attach"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+// running finds a session and makes sure that it can be logged in to. A session
+// that is being made is waited for; a stopped one is not started behind the user's back.
+func (a *app) running(ctx context.Context, what string) (*session.Manager, session.Session, error) {
+	m, err := a.manager(ctx)
+	if err != nil {
+		return nil, session.Session{}, err
+	}
+	s, err := m.Find(ctx, what)
+	if err != nil {
+		return nil, s, err
+	}
+	switch {
+	case s.Phase == session.Ready:
+	case s.Want == session.Ready && (s.Phase == session.Creating || s.Phase == session.Starting):
+		s, err = a.follow(ctx, m, s, session.Ready)
+	case s.Phase == session.Broken && s.Facts.Endpoint.Addr != "":
+		a.con.Say("%s", s.Name+" is broken: "+s.ErrorMessage)
+	default:
+		err = fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	return m, s, err
+}
+
+func newExecCmd(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec SESSION [--] COMMAND [ARG…]",
+		Short: "Run a command in a session, in the repository's directory",
+		Long: `Run a command as the agent, in the repository's directory, with the session's
+secrets in its environment. Standard streams and the exit status are the command's.`,
+		Example:           `  agent-sessionizer exec repo -- sh -c 'make && ./run'`,
+		Args:              usage(cobra.MinimumNArgs(2)),
+		ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runExec(cmd.Context(), a, args[0], args[1:])
+		},
+	}
+	cmd.Flags().SetInterspersed(false) // the command's flags are its own
+	return cmd
+}
+
+func runExec(ctx context.Context, a *app, what string, command []string) error {
+	if command[0] == "--" {
+		command = command[1:]
+	}
+	if len(command) == 0 {
+		return fail.New(fail.Usage, "no command to run").WithHint("agent-sessionizer exec --help")
+	}
+	m, s, err := a.running(ctx, what)
+	if err != nil {
+		return err
+	}
+	conn, err := m.Dial(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	err = conn.Run(ctx, inRepo(s, ssh.Quote(command...)), ssh.IO{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	return remote(err)
+}
+
+// inRepo runs a shell command line in the repository's directory. The login
+// shell reads the session's secrets.
+func inRepo(s session.Session, line string) string {
+	if s.Facts.Dir == "" {
+		return line
+	}
+	return "cd " + ssh.Quote(s.Facts.Dir) + " && " + line
+}
+
+// remote passes a command's exit status through.
+func remote(err error) error {
+	if exit, ok := errors.AsType[*ssh.ExitError](err); ok {
+		if exit.Signal != "" {
+			return remoteExit(128)
+		}
+		return remoteExit(exit.Code)
+	}
+	return err
+}
+
+func newSSHCmd(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:               "ssh SESSION [-- COMMAND [ARG…]]",
+		Short:             "A plain shell in a session, without tmux",
+		Args:              usage(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return runExec(cmd.Context(), a, args[0], args[1:])
+			}
+			ctx := cmd.Context()
+			if !interactive() {
+				return fail.New(fail.Usage, "there is no terminal for a shell").WithHint("agent-sessionizer exec %s -- COMMAND", args[0])
+			}
+			m, s, err := a.running(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			return a.terminal(ctx, m, s, inRepo(s, `exec "$SHELL" -l`))
+		},
+	}
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+// terminal runs a command of the guest on our terminal; it comes back after
+// the connection was lost, also when the VM was stopped and started meanwhile.
+func (a *app) terminal(ctx context.Context, m *session.Manager, s session.Session, command string) error {
+	code, err := attach.Run(ctx, attach.Options{
+		Dial: func(ctx context.Context) (*ssh.Client, error) {
+			s, err := m.Get(ctx, s.ID)
+			if err != nil {
+				return nil, err
+			}
+			return m.Dial(ctx, s)
+		},
+		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.Repo,
+		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.Repo, s.ID)),
+	})
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return remoteExit(code)
+	}
+	return nil
+}
+
+func newSSHConfigCmd(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ssh-config [SESSION…]",
+		Short: "Print OpenSSH client configuration for sessions, for editors and scp",
+		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
+  (or put "Include ~/.ssh/agents" on top of ~/.ssh/config)`,
+		ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runSSHConfig(cmd.Context(), a, args)
+		},
+	}
+}
+
+func runSSHConfig(ctx context.Context, a *app, names []string) error {
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	var sessions []session.Session
+	for _, name := range names {
+		s, err := m.Find(ctx, name)
+		if err != nil {
+			return err
+		}
+		sessions = append(sessions, s)
+	}
+	if len(names) == 0 {
+		if sessions, err = m.List(ctx); err != nil {
+			return err
+		}
+	}
+	for _, s := range sessions {
+		if s.Facts.Endpoint.Addr == "" {
+			a.con.Say("%s", s.Name+" has no running VM")
+			continue
+		}
+		text, err := m.SSHConfig(s)
+		if err != nil {
+			return err
+		}
+		a.printf("%s", text)
+	}
+	return nil
+}
+
+func newCpCmd(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "cp SOURCE DESTINATION",
+		Short: "Copy files into or out of a session; SESSION:PATH is in the guest",
+		Long: `Copy a file or a directory. A path in the guest is SESSION:PATH, relative to the
+repository's directory. What comes out of a guest is treated as hostile: links are
+not followed, devices are refused, nothing lands outside the destination.`,
+		Example: `  agent-sessionizer cp notes.md repo:docs/
+  agent-sessionizer cp repo:build/report.html .`,
+		Args: usage(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runCp(cmd.Context(), a, args[0], args[1])
+		},
+	}
+}
+
+func runCp(ctx context.Context, a *app, from, to string) error {
+	fromSession, fromPath, fromGuest := guestPath(from)
+	toSession, toPath, toGuest := guestPath(to)
+	if fromGuest == toGuest {
+		return fail.New(fail.Usage, "one of the two must be in a session, as SESSION:PATH, and the other must not").WithHint("agent-sessionizer cp --help")
+	}
+	m, s, err := a.running(ctx, fromSession+toSession)
+	if err != nil {
+		return err
+	}
+	conn, err := m.Dial(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	inGuest := func(p string) string {
+		if strings.HasPrefix(p, "/") {
+			return s.Facts.Root + p
+		}
+		return s.Facts.Dir + "/" + p
+	}
+	progress, done := a.transfer()
+	defer done()
+	if toGuest {
+		return conn.CopyTo(ctx, from, inGuest(toPath), progress)
+	}
+	return conn.CopyFrom(ctx, inGuest(fromPath), to, progress)
+}
+
+// guestPath splits SESSION:PATH. A local path with a colon is written with a
+// slash before it, as scp wants it too.
+func guestPath(arg string) (name, path string, ok bool) {
+	name, path, ok = strings.Cut(arg, ":")
+	if !ok || name == "" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "/") {
+		return "", "", false
+	}
+	return name, path, true
+}

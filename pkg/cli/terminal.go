@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/term"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// printf writes to the result's stream.
+func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.con.Out, format, args...) }
+
+// pairs writes names and values, one pair a line.
+func (a *app) pairs(p [][2]string) {
+	width := 0
+	for _, kv := range p {
+		width = max(width, len(kv[0]))
+	}
+	for _, kv := range p {
+		a.printf("%-*s  %s\n", width, kv[0], console.Clean(kv[1]))
+	}
+}
+
+// jsonLine writes one value on one line, for streams that have no end.
+func (a *app) jsonLine(v any) error {
+	e := json.NewEncoder(a.con.Out)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// interactive reports whether a person sits at both ends.
+func interactive() bool {
+	return term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
+}
+
+// ask reads one line from the terminal, whatever stdin is.
+func (a *app) ask(question string) (string, error) {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return "", fail.New(fail.Usage, "there is no terminal to ask on: %w", err)
+	}
+	defer tty.Close()
+	fmt.Fprint(tty, question)
+	line, err := bufio.NewReader(io.LimitReader(tty, 4096)).ReadString('\n')
+	if err != nil {
+		return "", fail.New(fail.Interrupted, "no answer: %w", err)
+	}
+	return strings.TrimSpace(line), nil
+}
+
+// transfer shows how a copy goes, on a terminal.
+func (a *app) transfer() (ssh.Progress, func()) {
+	if !term.IsTerminal(int(os.Stderr.Fd())) {
+		return nil, func() {}
+	}
+	view := a.con.Steps()
+	files, bytes := 0, int64(0)
+	return func(i ssh.Item) {
+		files, bytes = files+1, bytes+i.Size
+		view.Update(console.Step{Name: "copy", State: console.Progress, Detail: fmt.Sprintf("%d files, %v, %s", files, config.Size(bytes), i.Name)})
+	}, view.Close
+}
+
+// copyClean prints a log in whose lines the guest has a hand.
+func copyClean(w io.Writer, r io.Reader) error {
+	lines := bufio.NewReaderSize(r, 64<<10)
+	for {
+		line, _, err := lines.ReadLine() // an over-long line comes in parts, which is fine
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(w, console.Clean(string(line))); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+func newDiffCmd(a *app) *cobra.Command {
+	var o repo.DiffOptions
+	cmd := &cobra.Command{
+		Use:   "diff SESSION",
+		Short: "What the agent changed since the clone, uncommitted and untracked files included",
+		Args:  usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			m, s, err := a.running(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			if s.Facts.Base == nil {
+				return notCloned(s)
+			}
+			conn, err := m.Dial(ctx, s)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			o.Color = term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("NO_COLOR") == ""
+			return repo.Diff(ctx, conn, s.Facts.Dir, *s.Facts.Base, o, os.Stdout)
+		},
+	}
+	cmd.Flags().BoolVar(&o.Stat, "stat", false, "only counts per file")
+	cmd.Flags().BoolVar(&o.NameOnly, "name-only", false, "only file names")
+	return cmd
+}
+
+func notCloned(s session.Session) error {
+	return fail.New(fail.Conflict, "the repository is not in session %s yet", s.Name).WithHint("agent-sessionizer logs -f %s", s.Name)
+}
+
+type fetchOptions struct {
+	into    string
+	maxSize config.Size
+	maxRefs int
+	json    bool
+}
+
+func newFetchCmd(a *app) *cobra.Command {
+	var o fetchOptions
+	cmd := &cobra.Command{
+		Use:   "fetch SESSION",
+		Short: "Bring the agent's commits to refs/agents/SESSION/* of the local clone",
+		Long: `Bring the agent's branches, tags and stash to refs/agents/SESSION/* of the local
+clone: the one the session was made from, the one you stand in, or --into. Without
+one they go to the repository's mirror only. Objects are checked, no hook runs, and
+branches, index and files of the clone are not touched.`,
+		Example: `  agent-sessionizer fetch repo && git log --oneline refs/agents/NAME/main`,
+		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error { return runFetch(cmd.Context(), a, o, args[0]) },
+	}
+	cmd.Flags().StringVar(&o.into, "into", "", "local clone `DIR`")
+	cmd.Flags().Var(&o.maxSize, "max-size", "the most that the guest may send, 4GiB unless told")
+	cmd.Flags().IntVar(&o.maxRefs, "max-refs", 0, "the most references that may change, 5000 unless told")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print what was fetched as JSON")
+	return cmd
+}
+
+func runFetch(ctx context.Context, a *app, o fetchOptions, what string) error {
+	m, s, err := a.running(ctx, what)
+	if err != nil {
+		return err
+	}
+	if s.Facts.Base == nil {
+		return notCloned(s)
+	}
+	into := o.into
+	if into == "" {
+		if into, err = localClone(s); err != nil {
+			return err
+		}
+	}
+	conn, err := m.Dial(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	res, err := m.Fetch(ctx, s, conn, into, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs, TempDir: m.Config.Paths.Cache})
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return a.con.JSON(res)
+	}
+	for _, r := range res.Refs {
+		a.printf("%.12s %s\n", r.New, r.Name)
+	}
+	if len(res.Refs) == 0 {
+		a.con.Say("%s", "nothing new")
+	}
+	if work, err := m.Work(ctx, s, conn); err == nil && !work.Clean() {
+		a.con.Say("%s", "still only in the guest: "+work.Summary())
+	}
+	return nil
+}
+
+// localClone is where fetched work goes when the user does not say: the clone
+// that the session was made from, or the one that the user stands in.
+func localClone(s session.Session) (string, error) {
+	if _, err := os.Stat(s.Spec.Repo.Path); err == nil {
+		return s.Spec.Repo.Path, nil
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		return "", fail.New(fail.Host, "the current directory: %w", err)
+	}
+	here, err := repo.Parse(".", cwd)
+	if err != nil || here.Key != s.RepoKey {
+		return "", nil //nolint:nilerr // not standing in a clone of it is no error
+	}
+	return here.Path, nil
+}
+
+type logsOptions struct {
+	follow bool
+	json   bool
+	file   string
+}
+
+func newLogsCmd(a *app) *cobra.Command {
+	var o logsOptions
+	cmd := &cobra.Command{
+		Use:   "logs SESSION",
+		Short: "What happened to a session: phases, steps, warnings",
+		Args:  usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error { return runLogs(cmd.Context(), a, o, args[0]) },
+	}
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on as things happen")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print events as JSON, one per line")
+	cmd.Flags().StringVar(&o.file, "of", "", "another log: keeper, serial (the VM's console) or hostagent")
+	return cmd
+}
+
+func runLogs(ctx context.Context, a *app, o logsOptions, what string) error {
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := m.Find(ctx, what)
+	if err != nil {
+		return err
+	}
+	if o.file != "" {
+		return a.logFile(m, s, o.file)
+	}
+	if o.follow {
+		for ev, err := range m.Store.Follow(ctx, s.ID, 0) {
+			if err != nil {
+				return err
+			}
+			if err := a.printEvent(ev, o.json); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var after int64
+	for {
+		evs, err := m.Store.Events(ctx, s.ID, after, 1000)
+		if err != nil || len(evs) == 0 {
+			return err
+		}
+		for _, ev := range evs {
+			if err := a.printEvent(ev, o.json); err != nil {
+				return err
+			}
+			after = ev.Seq
+		}
+	}
+}
+
+// logFile prints a log that is a file; the guest writes part of them.
+func (a *app) logFile(m *session.Manager, s session.Session, which string) error {
+	dir := filepath.Join(m.Config.Paths.LimaHome, s.Name)
+	var names []string
+	switch which {
+	case "keeper":
+		names = []string{filepath.Join(m.Config.Paths.SessionDir(s.ID), "keeper.log")}
+	case "serial":
+		names = []string{filepath.Join(dir, "serial.log"), filepath.Join(dir, "serialv.log")}
+	case "hostagent":
+		names = []string{filepath.Join(dir, "ha.stderr.log")}
+	default:
+		return fail.New(fail.Usage, "no log %q; there are keeper, serial and hostagent", which)
+	}
+	for _, name := range names {
+		f, err := os.Open(name)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fail.New(fail.Host, "open the log: %w", err)
+		}
+		defer f.Close()
+		return copyClean(os.Stdout, f)
+	}
+	return fail.New(fail.NotFound, "session %s has no %s log", s.Name, which)
+}

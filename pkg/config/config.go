@@ -1,0 +1,247 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/spf13/viper"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+// Config is the settings of one invocation.
+type Config struct {
+	Paths  Paths
+	Image  string // name of the guest image
+	Limits Limits
+	Files  []string // what was read, in order
+
+	defaults fs.FS
+
+	profile   string // the default profile's name
+	base      Profile
+	profiles  map[string]Profile
+	repos     map[RepoKey]Repo
+	overrides map[RepoKey]Resources
+	allowlist []policy.Rule
+}
+
+// env binds the scalars that an environment variable may set.
+var env = map[string]string{
+	"image":                 "AGENT_SESSIONIZER_IMAGE",
+	"profile":               "AGENT_SESSIONIZER_PROFILE",
+	"lima_home":             "AGENT_SESSIONIZER_LIMA_HOME",
+	"limits.running":        "AGENT_SESSIONIZER_LIMITS_RUNNING",
+	"limits.memory_reserve": "AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE",
+	"limits.disk_reserve":   "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE",
+}
+
+// Load reads everything. defaults is the shipped config directory.
+func Load(paths Paths, defaults fs.FS) (*Config, error) {
+	c := &Config{Paths: paths, defaults: defaults, profiles: map[string]Profile{}, repos: map[RepoKey]Repo{}, overrides: map[RepoKey]Resources{}}
+	scalars := viper.New()
+	for key, name := range env {
+		if err := scalars.BindEnv(key, name); err != nil {
+			return nil, err
+		}
+	}
+	err := c.eachFile(defaults, "config.yaml", func(file string, text []byte) error {
+		var d document
+		if err := decode(file, text, &d); err != nil {
+			return err
+		}
+		c.base = Profile{Network: d.Network, Secrets: d.Secrets}.over(c.base)
+		maps.Copy(c.profiles, d.Profiles)
+		maps.Copy(c.repos, d.Repos)
+		return scalars.MergeConfigMap(d.scalars())
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = c.eachFile(defaults, "resources.yaml", func(file string, text []byte) error {
+		var r resourcesFile
+		if err := decode(file, text, &r); err != nil {
+			return err
+		}
+		c.base.Resources = r.Defaults.over(c.base.Resources)
+		maps.Copy(c.overrides, r.Overrides)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	// The allowlist is one file, the last that exists: a user who wants less
+	// than the shipped list must be able to say so.
+	err = c.eachFile(defaults, "network-allowlist.txt", func(file string, text []byte) error {
+		c.allowlist, err = policy.Parse(bytes.NewReader(text), file)
+		if err != nil {
+			return fail.New(fail.Usage, "%w", err).WithHint("edit %s", file)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, c.setScalars(scalars)
+}
+
+// Reload reads everything again, as Load did.
+func (c *Config) Reload() (*Config, error) { return Load(c.Paths, c.defaults) }
+
+// Stamp changes when a settings file does: size and time of each.
+func (c *Config) Stamp() string {
+	var b strings.Builder
+	for _, dir := range []string{c.Paths.System, c.Paths.Config} {
+		for _, name := range settingsFiles() {
+			if st, err := os.Stat(filepath.Join(dir, name)); err == nil {
+				fmt.Fprintf(&b, "%s/%s %d %d\n", dir, name, st.Size(), st.ModTime().UnixNano())
+			}
+		}
+	}
+	return b.String()
+}
+
+// settingsFiles are what is read of each directory.
+func settingsFiles() []string {
+	return []string{"config.yaml", "resources.yaml", "network-allowlist.txt"}
+}
+
+// eachFile calls f with the shipped, the system's and the user's file of that name.
+func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text []byte) error) error {
+	text, err := fs.ReadFile(defaults, name)
+	if err != nil {
+		return fmt.Errorf("read the shipped %s: %w", name, err)
+	}
+	if err := f(shipped(name), text); err != nil {
+		return err
+	}
+	for _, dir := range []string{c.Paths.System, c.Paths.Config} {
+		file := filepath.Join(dir, name)
+		text, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fail.New(fail.Usage, "read the settings: %w", err)
+		}
+		if err := f(file, text); err != nil {
+			return err
+		}
+		c.Files = append(c.Files, file)
+	}
+	return nil
+}
+
+// scalars are the set single values of d, as viper wants them.
+func (d document) scalars() map[string]any {
+	m := map[string]any{}
+	put := func(m map[string]any, key, v string) {
+		if v != "" && v != "0" {
+			m[key] = v
+		}
+	}
+	put(m, "image", d.Image)
+	put(m, "profile", d.Profile)
+	put(m, "lima_home", d.LimaHome)
+	limits := map[string]any{}
+	put(limits, "running", fmt.Sprint(d.Limits.Running))
+	put(limits, "memory_reserve", fmt.Sprint(int64(d.Limits.MemoryReserve)))
+	put(limits, "disk_reserve", fmt.Sprint(int64(d.Limits.DiskReserve)))
+	m["limits"] = limits
+	return m
+}
+
+func (c *Config) setScalars(v *viper.Viper) error {
+	c.Image, c.profile = v.GetString("image"), v.GetString("profile")
+	if home := v.GetString("lima_home"); home != "" {
+		if !filepath.IsAbs(home) {
+			return fail.New(fail.Usage, "lima_home %q is not an absolute path", home)
+		}
+		c.Paths.LimaHome = filepath.Clean(home)
+	}
+	c.Limits.Running = v.GetInt("limits.running")
+	if c.Limits.Running < 1 {
+		return fail.New(fail.Usage, "limits.running is %q; it is a number from 1", v.GetString("limits.running"))
+	}
+	for key, into := range map[string]*Size{"limits.memory_reserve": &c.Limits.MemoryReserve, "limits.disk_reserve": &c.Limits.DiskReserve} {
+		if err := into.Set(v.GetString(key)); err != nil {
+			return fail.New(fail.Usage, "%s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// Text writes settings as YAML, for people.
+func Text(v any) ([]byte, error) { return yaml.Marshal(v) }
+
+// Settings are what one session gets, before flags and the repository's own file.
+type Settings struct {
+	Profile   string            `json:"profile,omitempty"`
+	Resources Resources         `json:"resources"`
+	Network   Network           `json:"network"`
+	Secrets   map[string]string `json:"secrets,omitempty"` // name → reference
+}
+
+// For works out the settings of a repository, by its key; "" is one that no file
+// mentions. The profile is the named one or, when it is "", the repository's or
+// the default one.
+func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
+	entry := c.repos[repo]
+	for _, name := range []string{entry.Profile, c.profile} {
+		if profile == "" {
+			profile = name
+		}
+	}
+	p := c.base
+	p.Resources = c.overrides[repo].over(p.Resources)
+	if profile != "" {
+		named, ok := c.profiles[profile]
+		if !ok {
+			return Settings{}, fail.New(fail.Usage, "no profile %q; there are: %s", profile, strings.Join(slices.Sorted(maps.Keys(c.profiles)), ", ")).
+				WithHint("agent-sessionizer config show")
+		}
+		p = named.over(p)
+	}
+	p = entry.Set.over(p)
+	if p.Resources.CPUs < 1 {
+		return Settings{}, fail.New(fail.Usage, "cpus is %d for %s; it is a number from 1", p.Resources.CPUs, repo)
+	}
+	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets}, nil
+}
+
+// Policy compiles the network policy of s; extra are names allowed on this
+// session only, project is what the repository itself asks to narrow.
+func (c *Config) Policy(s Settings, extra []policy.Rule, project *Project) (*policy.Policy, error) {
+	p := policy.Default()
+	p.Mode = policy.Mode(s.Network.Mode)
+	p.Ports = nil
+	for _, port := range s.Network.Ports {
+		p.Ports = append(p.Ports, uint16(port))
+	}
+	p.Names = slices.Clone(c.allowlist)
+	for _, name := range s.Network.Allow {
+		p.Names = append(p.Names, policy.Rule{Pattern: string(name), Source: "network.allow"})
+	}
+	for _, h := range s.Network.HostServices {
+		p.HostServices = append(p.HostServices, addrPort(h))
+	}
+	if project != nil {
+		p = policy.Tighten(p, project.policy())
+	}
+	// What the user allows on a running session is the user's word and stands
+	// over the repository's.
+	p.Names = append(p.Names, extra...)
+	if err := p.Validate(); err != nil {
+		return nil, fail.New(fail.Usage, "network policy: %w", err)
+	}
+	return p, nil
+}

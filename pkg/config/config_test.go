@@ -1,0 +1,377 @@
+package config_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/agent-sessionizer/agent-sessionizer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+// files are the settings of a test: which directory, which name, what text.
+type files struct {
+	t     *testing.T
+	paths config.Paths
+	ship  fstest.MapFS
+}
+
+// newFiles has small shipped defaults, and no file of the system's or the user's.
+func newFiles(t *testing.T) *files {
+	t.Helper()
+	for _, name := range []string{"IMAGE", "PROFILE", "LIMA_HOME", "LIMITS_RUNNING", "LIMITS_MEMORY_RESERVE", "LIMITS_DISK_RESERVE"} {
+		t.Setenv("AGENT_SESSIONIZER_"+name, "")
+	}
+	dir := t.TempDir()
+	f := &files{t: t, paths: config.Paths{
+		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "home"), LimaHome: filepath.Join(dir, "vms"),
+	}, ship: fstest.MapFS{}}
+	for name, text := range map[string]string{
+		"config.yaml": `image: ubuntu
+limits: {running: 10, memory_reserve: 1GiB, disk_reserve: 5GiB}
+network: {mode: allowlist, ports: [80, 443, 22]}
+`,
+		"resources.yaml":        "defaults: {cpus: 4, memory: 8GiB, disk: 50GiB}\n",
+		"network-allowlist.txt": "github.com\n*.npmjs.org\n",
+	} {
+		f.ship[name] = &fstest.MapFile{Data: []byte(text)}
+	}
+	return f
+}
+
+func (f *files) write(dir, name, text string) {
+	f.t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *files) system(name, text string) { f.t.Helper(); f.write(f.paths.System, name, text) }
+func (f *files) user(name, text string)   { f.t.Helper(); f.write(f.paths.Config, name, text) }
+
+func (f *files) load() *config.Config {
+	f.t.Helper()
+	c, err := config.Load(f.paths, f.ship)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return c
+}
+
+func settings(t *testing.T, c *config.Config, repo config.RepoKey, profile string) config.Settings {
+	t.Helper()
+	s, err := c.For(repo, profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func compiled(t *testing.T, c *config.Config, s config.Settings, extra []policy.Rule, project *config.Project) *policy.Policy {
+	t.Helper()
+	p, err := c.Policy(s, extra, project)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func patterns(p *policy.Policy) string {
+	var names []string
+	for _, r := range p.Names {
+		names = append(names, r.Pattern)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestShippedDefaults(t *testing.T) {
+	f := newFiles(t)
+	shipped, err := sessionizer.Config.ReadFile("config/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.ship["config.yaml"].Data = shipped
+	for _, name := range []string{"resources.yaml", "network-allowlist.txt"} {
+		if f.ship[name].Data, err = sessionizer.Config.ReadFile("config/" + name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := f.load()
+	s := settings(t, c, "github.com/o/r", "")
+	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30}) ||
+		s.Resources != (config.Resources{CPUs: 4, Memory: 8 << 30, Disk: 50 << 30}) || len(s.Secrets) != 0 {
+		t.Error(c.Image, c.Limits, s)
+	}
+	p := compiled(t, c, s, nil, nil)
+	if p.Mode != policy.Allowlist || !slices.Equal(p.Ports, []uint16{80, 443, 22}) || !strings.Contains(patterns(p), "api.anthropic.com") {
+		t.Error(p.Mode, p.Ports, patterns(p))
+	}
+}
+
+func TestLaterLayersWin(t *testing.T) {
+	f := newFiles(t)
+	check := func(layer, image string, running int, reserve config.Size, cpus int, mode config.Mode) {
+		t.Helper()
+		c := f.load()
+		s := settings(t, c, "github.com/o/r", "")
+		if c.Image != image || c.Limits.Running != running || c.Limits.MemoryReserve != reserve || s.Resources.CPUs != cpus || s.Network.Mode != mode {
+			t.Errorf("%s: %v %v %v %v", layer, c.Image, c.Limits, s.Resources, s.Network.Mode)
+		}
+		if c.Limits.DiskReserve != 5<<30 || s.Resources.Memory != 8<<30 {
+			t.Errorf("%s: what no file names has changed: %v %v", layer, c.Limits, s.Resources)
+		}
+	}
+	check("default", "ubuntu", 10, 1<<30, 4, "allowlist")
+	f.system("config.yaml", "image: sys\nlimits: {running: 20, memory_reserve: 2GiB}\nnetwork: {mode: open}\n")
+	f.system("resources.yaml", "defaults: {cpus: 2}\n")
+	check("system", "sys", 20, 2<<30, 2, "open")
+	f.user("config.yaml", "image: mine\nlimits: {running: 30}\nnetwork: {mode: isolated}\n")
+	f.user("resources.yaml", "defaults: {cpus: 3}\n")
+	check("user", "mine", 30, 2<<30, 3, "isolated")
+	t.Setenv("AGENT_SESSIONIZER_IMAGE", "env")
+	t.Setenv("AGENT_SESSIONIZER_LIMITS_RUNNING", "1")
+	t.Setenv("AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "3G")
+	check("environment", "env", 1, 3<<30, 3, "isolated")
+	if got, want := f.load().Files, []string{"etc/config.yaml", "home/config.yaml", "etc/resources.yaml", "home/resources.yaml"}; len(got) != 4 || !strings.HasSuffix(got[0], want[0]) || !strings.HasSuffix(got[3], want[3]) {
+		t.Error(got)
+	}
+}
+
+func TestBadEnvironment(t *testing.T) {
+	for name, value := range map[string]string{
+		"LIMITS_RUNNING": "many", "LIMITS_MEMORY_RESERVE": "-1GiB", "LIMITS_DISK_RESERVE": "much", "LIMA_HOME": "relative/dir",
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFiles(t)
+			t.Setenv("AGENT_SESSIONIZER_"+name, value)
+			if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), value) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestBadFiles(t *testing.T) {
+	const conf, res, names = "config.yaml", "resources.yaml", "network-allowlist.txt"
+	for _, c := range []struct {
+		name, file, text string
+		line             int
+		want             string
+	}{
+		{"unknown key", conf, "image: x\nimages: y\n", 2, "images"},
+		{"unknown key below", conf, "network:\n  mode: open\n  modes: x\n", 3, "modes"},
+		{"key in capitals", conf, "Image: x\n", 1, "Image"},
+		{"unknown key of a profile", conf, "profiles:\n  p:\n    hooks: {}\n", 3, "hooks"},
+		{"key twice", conf, "image: x\nimage: y\n", 2, "image"},
+		{"not YAML", conf, "image: [x\n", 1, ""},
+		{"a list for a map", conf, "network: [a]\n", 1, "mapping"},
+		{"a map for a text", conf, "\nimage: {a: b}\n", 2, ""},
+		{"text for a number", conf, "limits:\n  running: many\n", 2, ""},
+		{"second document", conf, "image: x\n---\nimage: y\n", 3, "second"},
+		{"bad mode", conf, "network:\n  mode: closed\n", 2, "isolated, allowlist, open"},
+		{"list for a mode", conf, "network:\n  mode: [open]\n", 2, "isolated, allowlist, open"},
+		{"port 0", conf, "network:\n  ports:\n    - 443\n    - 0\n", 4, "0"},
+		{"port too high", conf, "network:\n  ports: [65536]\n", 2, "65536"},
+		{"port by name", conf, "network:\n  ports: [https]\n", 2, "https"},
+		{"empty port", conf, "network:\n  ports:\n    -\n", 3, "empty"},
+		{"empty name", conf, "network:\n  allow:\n    - a.com\n    - ~\n", 4, "empty"},
+		{"URL for a name", conf, "network:\n  allow:\n    - https://a.com/\n", 3, "a.com"},
+		{"address for a name", conf, "network:\n  allow: [10.0.0.1]\n", 2, "10.0.0.1"},
+		{"list for a name", conf, "network:\n  allow: [[a.com]]\n", 2, "name"},
+		{"service without a port", conf, "network:\n  host_services: [192.168.5.2]\n", 2, "ADDRESS:PORT"},
+		{"service by name", conf, "network:\n  host_services: ['db.lan:5432']\n", 2, "ADDRESS:PORT"},
+		{"bad size", conf, "limits:\n  disk_reserve: a lot\n", 2, "8GiB"},
+		{"relative lima_home", conf, "lima_home: vms\n", -1, "absolute"},
+		{"no VM at all", conf, "limits: {running: -1}\n", -1, "running"},
+		{"bad size of a VM", res, "defaults:\n  memory: 8 elephants\n", 2, "elephants"},
+		{"negative size", res, "defaults:\n  memory: -8GiB\n", 2, "-8GiB"},
+		{"zero size", res, "defaults:\n  disk: 0\n", 2, "0"},
+		{"endless size", res, "overrides:\n  o/r:\n    disk: 9000000000TiB\n", 3, "9000000000TiB"},
+		{"map for a size", res, "defaults:\n  disk: {gib: 1}\n", 2, "size"},
+		{"text for CPUs", res, "defaults: {cpus: four}\n", 1, ""},
+		{"a directory's name for a repository", res, "overrides:\n  repo: {}\n", 2, "host/owner/repo"},
+		{"relative path for a repository", conf, "repos:\n  local:vms: {}\n", 2, "host/owner/repo"},
+		{"unknown key of a repository", res, "overrides:\n  o/r:\n    ram: 8GiB\n", 3, "ram"},
+		{"allowlist with a port", names, "github.com\n# fine\ngithub.com:443\n", 3, "github.com:443"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFiles(t)
+			f.user(c.file, c.text)
+			_, err := config.Load(f.paths, f.ship)
+			if err == nil || fail.CodeOf(err) != fail.Usage {
+				t.Fatal(err)
+			}
+			file := filepath.Join(f.paths.Config, c.file)
+			at := file + ":"
+			if c.line > 0 {
+				at = fmt.Sprintf("%s:%d", file, c.line)
+			}
+			if c.line >= 0 && (!strings.Contains(err.Error(), at) || fail.HintOf(err) != "edit "+file) {
+				t.Errorf("no %s or hint in: %v (%s)", at, err, fail.HintOf(err))
+			}
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v", err)
+			}
+			if strings.Count(err.Error(), "\n") > 1 {
+				t.Errorf("long: %v", err)
+			}
+		})
+	}
+}
+
+func TestEmptyFilesSayNothing(t *testing.T) {
+	for _, text := range []string{"", "\n\n", "# a comment\n", "---\n", "network:\nsecrets:\n", "\ufeffimage: ubuntu\n"} {
+		f := newFiles(t)
+		f.user("config.yaml", text)
+		c, err := config.Load(f.paths, f.ship)
+		if err != nil || c.Image != "ubuntu" || settings(t, c, "github.com/o/r", "").Network.Mode != "allowlist" {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestUnreadableFile(t *testing.T) {
+	f := newFiles(t)
+	if err := os.MkdirAll(filepath.Join(f.paths.Config, "config.yaml"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "config.yaml") {
+		t.Fatal(err)
+	}
+	f = newFiles(t)
+	f.user("config.yaml", strings.Repeat("# much\n", 1<<18))
+	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "larger than 1MiB") {
+		t.Fatal(err)
+	}
+}
+
+func TestAllowlistIsReplaced(t *testing.T) {
+	f := newFiles(t)
+	names := func() string {
+		c := f.load()
+		return patterns(compiled(t, c, settings(t, c, "github.com/o/r", ""), []policy.Rule{{Pattern: "extra.org"}}, nil))
+	}
+	if got := names(); got != "github.com *.npmjs.org extra.org" {
+		t.Error(got)
+	}
+	f.user("config.yaml", "network: {allow: [More.Example.ORG]}\n")
+	if got := names(); got != "github.com *.npmjs.org more.example.org extra.org" {
+		t.Error(got)
+	}
+	f.system("network-allowlist.txt", "system.org\n")
+	if got := names(); got != "system.org more.example.org extra.org" {
+		t.Error(got)
+	}
+	f.user("network-allowlist.txt", "# nothing\n")
+	if got := names(); got != "more.example.org extra.org" {
+		t.Error(got)
+	}
+}
+
+func TestProfilesAndRepositories(t *testing.T) {
+	f := newFiles(t)
+	f.system("config.yaml", `
+secrets: {A: env:SYS_A, B: env:SYS_B}
+network: {allow: [system.org]}
+profiles:
+  small: {resources: {cpus: 1}}
+  theirs: {resources: {cpus: 7}}
+repos:
+  Acme/Theirs: {profile: theirs}
+`)
+	f.user("config.yaml", `
+secrets: {B: env:MY_B}
+profile: small
+profiles:
+  small: {resources: {memory: 1GiB}, secrets: {C: env:SMALL_C}, network: {allow: [small.org]}}
+  Big: {resources: {cpus: 9}, network: {mode: open, ports: []}}
+repos:
+  Acme/App:
+    profile: Big
+    resources: {memory: 3GiB}
+    secrets: {A: env:APP_A}
+`)
+	f.system("resources.yaml", "overrides:\n  acme/app: {cpus: 5, memory: 5GiB, disk: 60GiB}\n")
+	f.user("resources.yaml", "overrides:\n  ACME/Mono: {disk: 100GiB}\n")
+	c := f.load()
+
+	s := settings(t, c, "github.com/o/r", "") // the user's profile small is whole, the system's forgotten
+	if s.Profile != "small" || s.Resources != (config.Resources{CPUs: 4, Memory: 1 << 30, Disk: 50 << 30}) ||
+		fmt.Sprint(s.Secrets) != "map[A:env:SYS_A B:env:MY_B C:env:SMALL_C]" || fmt.Sprint(s.Network.Allow) != "[system.org small.org]" {
+		t.Error(s)
+	}
+	s = settings(t, c, "github.com/acme/app", "") // resources.yaml < profile < repository, whatever the case
+	if s.Profile != "Big" || s.Resources != (config.Resources{CPUs: 9, Memory: 3 << 30, Disk: 60 << 30}) ||
+		fmt.Sprint(s.Secrets) != "map[A:env:APP_A B:env:MY_B]" || s.Network.Mode != "open" {
+		t.Error(s)
+	}
+	if p := compiled(t, c, s, nil, nil); p.Mode != policy.Open || len(p.Ports) != 0 {
+		t.Error("an empty list of ports is none:", p.Ports)
+	}
+	if s = settings(t, c, "github.com/acme/app", "theirs"); s.Profile != "theirs" || s.Resources.CPUs != 7 { // by flag
+		t.Error(s)
+	}
+	if s = settings(t, c, "github.com/acme/theirs", ""); s.Profile != "theirs" {
+		t.Error(s)
+	}
+	if s = settings(t, c, "github.com/acme/mono", ""); s.Resources.Disk != 100<<30 || s.Resources.CPUs != 4 {
+		t.Error(s)
+	}
+	if settings(t, c, "github.com/o/r", "").Secrets["C"] != "env:SMALL_C" || settings(t, c, "github.com/acme/app", "").Secrets["C"] != "" {
+		t.Error("settings of one session are seen by another")
+	}
+
+	_, err := c.For("github.com/o/r", "Small")
+	if fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" || !strings.Contains(err.Error(), "Big, small, theirs") {
+		t.Error(err)
+	}
+	f.user("resources.yaml", "overrides:\n  o/r: {cpus: -2}\n")
+	if _, err := f.load().For("github.com/o/r", ""); fail.CodeOf(err) != fail.Usage {
+		t.Error(err)
+	}
+}
+
+// An entry for owner/repo, with its secrets, is github.com's and nobody else's.
+func TestRepositoriesOfOtherHosts(t *testing.T) {
+	f := newFiles(t)
+	f.user("config.yaml", `
+repos:
+  Acme/App: {secrets: {T: env:GITHUB}}
+  Git.Example.org/Team/App: {secrets: {T: env:EXAMPLE}}
+  git.example.org:8443/team/app: {secrets: {T: env:PORT}}
+  GitLab.com/Acme/Sub/App: {secrets: {T: env:GITLAB}}
+  box/team/app: {secrets: {T: env:BOX}}
+  git.example.org/single: {secrets: {T: env:SINGLE}}
+  local:/home/me/app: {secrets: {T: env:LOCAL}}
+`)
+	c := f.load()
+	for key, want := range map[config.RepoKey]string{
+		"github.com/acme/app":           "env:GITHUB",
+		"evil.example/acme/app":         "",
+		"gitlab.com/acme/app":           "",
+		"acme/app":                      "",
+		"git.example.org/Team/App":      "env:EXAMPLE",
+		"git.example.org/team/app":      "", // another repository there
+		"git.example.org:8443/team/app": "env:PORT",
+		"gitlab.com/acme/sub/app":       "env:GITLAB",
+		"box/team/app":                  "env:BOX",
+		"git.example.org/single":        "env:SINGLE",
+		"local:/home/me/app":            "env:LOCAL",
+		"local:/tmp/app":                "",
+		"app":                           "",
+		"":                              "",
+	} {
+		if got := settings(t, c, key, "").Secrets["T"]; got != want {
+			t.Errorf("%s gets %q, want %q", key, got, want)
+		}
+	}
+}

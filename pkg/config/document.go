@@ -1,0 +1,192 @@
+package config
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+// Resources of a VM; zero fields are inherited.
+type Resources struct {
+	CPUs   int  `yaml:"cpus,omitempty" json:"cpus"`
+	Memory Size `yaml:"memory,omitempty" json:"memory"` // bytes
+	Disk   Size `yaml:"disk,omitempty" json:"disk"`     // bytes
+}
+
+func (r Resources) over(base Resources) Resources {
+	if r.CPUs == 0 {
+		r.CPUs = base.CPUs
+	}
+	if r.Memory == 0 {
+		r.Memory = base.Memory
+	}
+	if r.Disk == 0 {
+		r.Disk = base.Disk
+	}
+	return r
+}
+
+// Network is what a file says of the network; zero fields are inherited,
+// Allow and HostServices add to what is inherited.
+type Network struct {
+	Mode         Mode          `yaml:"mode,omitempty" json:"mode,omitempty"`
+	Ports        []Port        `yaml:"ports,omitempty" json:"ports,omitempty"`
+	Allow        []Name        `yaml:"allow,omitempty" json:"allow,omitempty"`
+	HostServices []HostService `yaml:"host_services,omitempty" json:"host_services,omitempty"`
+}
+
+func (n Network) over(base Network) Network {
+	if n.Mode == "" {
+		n.Mode = base.Mode
+	}
+	if n.Ports == nil {
+		n.Ports = base.Ports
+	}
+	n.Allow = slices.Concat(base.Allow, n.Allow)
+	n.HostServices = slices.Concat(base.HostServices, n.HostServices)
+	return n
+}
+
+// Profile is a named set of settings, and the common part of the others.
+type Profile struct {
+	Resources Resources         `yaml:"resources,omitempty" json:"resources"`
+	Network   Network           `yaml:"network,omitempty" json:"network"`
+	Secrets   map[string]string `yaml:"secrets,omitempty" json:"secrets,omitempty"` // name → reference, never a value
+}
+
+func (p Profile) over(base Profile) Profile {
+	secrets := map[string]string{}
+	for _, m := range []map[string]string{base.Secrets, p.Secrets} {
+		for name, ref := range m {
+			secrets[name] = ref
+		}
+	}
+	return Profile{Resources: p.Resources.over(base.Resources), Network: p.Network.over(base.Network), Secrets: secrets}
+}
+
+// Repo is a repository's entry in the user's file.
+type Repo struct {
+	Profile string  `yaml:"profile,omitempty"`
+	Set     Profile `yaml:",inline"`
+}
+
+// Limits keep the host usable.
+type Limits struct {
+	Running       int  `yaml:"running,omitempty" json:"running"`               // VMs at once
+	MemoryReserve Size `yaml:"memory_reserve,omitempty" json:"memory_reserve"` // bytes
+	DiskReserve   Size `yaml:"disk_reserve,omitempty" json:"disk_reserve"`     // bytes
+}
+
+// document is config.yaml.
+type document struct {
+	Image    string             `yaml:"image,omitempty"`
+	Profile  string             `yaml:"profile,omitempty"`
+	LimaHome string             `yaml:"lima_home,omitempty"`
+	Limits   Limits             `yaml:"limits,omitempty"`
+	Network  Network            `yaml:"network,omitempty"`
+	Secrets  map[string]string  `yaml:"secrets,omitempty"`
+	Profiles map[string]Profile `yaml:"profiles,omitempty"`
+	Repos    map[RepoKey]Repo   `yaml:"repos,omitempty"`
+}
+
+// resourcesFile is resources.yaml.
+type resourcesFile struct {
+	Defaults  Resources             `yaml:"defaults,omitempty"`
+	Overrides map[RepoKey]Resources `yaml:"overrides,omitempty"`
+}
+
+// Project is .agent-sessionizer.yaml in a repository. It comes from whoever
+// can write there, so it has only fields that narrow: Allow, when present, keeps
+// of the user's names only those it lists.
+type Project struct {
+	Network struct {
+		Mode  Mode   `yaml:"mode,omitempty"`
+		Ports []Port `yaml:"ports,omitempty"`
+		Allow []Name `yaml:"allow,omitempty"`
+	} `yaml:"network,omitempty"`
+}
+
+// ProjectFile is where a repository keeps its Project.
+const ProjectFile = ".agent-sessionizer.yaml"
+
+// maxProject bounds a repository's own file more tightly than a user's: the
+// YAML parser's time grows with the square of the nesting.
+const maxProject = 16 << 10
+
+// ParseProject reads a repository's own file; file names it in errors.
+func ParseProject(file string, text []byte) (Project, error) {
+	var p Project
+	if len(text) > maxProject {
+		return p, fail.New(fail.Usage, "%s: larger than %v", file, Size(maxProject))
+	}
+	if err := decode(file, text, &p); err != nil {
+		return Project{}, err
+	}
+	return p, nil
+}
+
+// Mode is a policy.Mode that keeps its line for the error.
+type Mode policy.Mode
+
+// UnmarshalYAML reads a mode.
+func (m *Mode) UnmarshalYAML(n ast.Node) error {
+	text, _ := scalar(n)
+	switch mode := policy.Mode(text); mode {
+	case policy.Isolated, policy.Allowlist, policy.Open:
+		*m = Mode(mode)
+		return nil
+	}
+	return at(n, "network mode %q; it is one of isolated, allowlist, open", text)
+}
+
+// Name is an allowlist pattern.
+type Name string
+
+// UnmarshalYAML reads and checks a pattern.
+func (p *Name) UnmarshalYAML(n ast.Node) error {
+	text, ok := scalar(n)
+	if !ok {
+		return at(n, "a name like github.com is wanted here")
+	}
+	pattern, err := policy.ParsePattern(text)
+	if err != nil {
+		return at(n, "%v", err)
+	}
+	*p = Name(pattern)
+	return nil
+}
+
+// Port is an outbound port.
+type Port uint16
+
+// UnmarshalYAML reads a port from 1 to 65535.
+func (p *Port) UnmarshalYAML(n ast.Node) error {
+	text, _ := scalar(n)
+	ap, err := netip.ParseAddrPort("0.0.0.0:" + text)
+	if err != nil || ap.Port() == 0 {
+		return at(n, "%q is not a port from 1 to 65535", text)
+	}
+	*p = Port(ap.Port())
+	return nil
+}
+
+// HostService is one address and port outside the public internet.
+type HostService netip.AddrPort
+
+// UnmarshalYAML reads "ADDRESS:PORT".
+func (h *HostService) UnmarshalYAML(n ast.Node) error {
+	text, _ := scalar(n)
+	ap, err := netip.ParseAddrPort(text)
+	if err != nil || ap.Port() == 0 {
+		return at(n, "%q is not an ADDRESS:PORT like 192.168.5.2:5432", text)
+	}
+	*h = HostService(ap)
+	return nil
+}
+
+// MarshalText writes the address and port.
+func (h HostService) MarshalText() ([]byte, error) { return netip.AddrPort(h).MarshalText() }

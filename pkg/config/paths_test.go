@@ -1,0 +1,135 @@
+package config_test
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+func TestPaths(t *testing.T) {
+	t.Setenv("HOME", "/h")
+	for _, c := range []struct{ name, env, want string }{
+		{"unset", "", "/h/.config/agent-sessionizer"},
+		{"absolute", "/x/../y", "/y/agent-sessionizer"},
+		{"relative is ignored", "conf", "/h/.config/agent-sessionizer"},
+		{"a tilde is relative", "~/conf", "/h/.config/agent-sessionizer"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("XDG_CONFIG_HOME", c.env)
+			p, err := config.DefaultPaths()
+			if err != nil || p.Config != c.want {
+				t.Error(p.Config, err)
+			}
+		})
+	}
+	t.Setenv("XDG_STATE_HOME", "/s")
+	t.Setenv("XDG_DATA_HOME", "")
+	t.Setenv("XDG_CACHE_HOME", "rel")
+	p, err := config.DefaultPaths()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for got, want := range map[string]string{
+		p.State: "/s/agent-sessionizer", p.Data: "/h/.local/share/agent-sessionizer", p.Cache: "/h/.cache/agent-sessionizer",
+		p.LimaHome: "/h/.agent-vms", p.System: "/etc/agent-sessionizer",
+		p.Store(): "/s/agent-sessionizer/store.db", p.SessionLock("i"): "/s/agent-sessionizer/locks/session-i", p.SessionDir("i"): "/s/agent-sessionizer/sessions/i",
+		p.Images(): "/h/.local/share/agent-sessionizer/images", p.Mirrors(): "/h/.cache/agent-sessionizer/mirrors",
+	} {
+		if got != want {
+			t.Errorf("%s, not %s", got, want)
+		}
+	}
+	for _, home := range []string{"", "relative"} {
+		t.Setenv("HOME", home)
+		if _, err := config.DefaultPaths(); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
+			t.Errorf("HOME=%q: %v", home, err)
+		}
+	}
+}
+
+func TestLimaHome(t *testing.T) {
+	f := newFiles(t)
+	if got := f.load().Paths.LimaHome; got != f.paths.LimaHome {
+		t.Error(got)
+	}
+	f.user("config.yaml", "lima_home: /short//vms/\n")
+	if got := f.load().Paths.LimaHome; got != "/short/vms" {
+		t.Error(got)
+	}
+	t.Setenv("AGENT_SESSIONIZER_LIMA_HOME", "/env")
+	if got := f.load().Paths.LimaHome; got != "/env" {
+		t.Error(got)
+	}
+}
+
+func TestMakePaths(t *testing.T) {
+	dir := t.TempDir()
+	p := config.Paths{State: dir + "/a/s", Data: dir + "/a/d", Cache: dir + "/a/c", LimaHome: dir + "/a/l"}
+	for range 2 {
+		if err := p.Make(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if fi, err := os.Stat(p.State); err != nil || fi.Mode().Perm() != 0o700 {
+		t.Error(fi.Mode(), err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.Cache = filepath.Join(file, "c")
+	if err := p.Make(); fail.CodeOf(err) != fail.Host {
+		t.Error(err)
+	}
+}
+
+func TestSize(t *testing.T) {
+	for text, want := range map[string]config.Size{
+		"8GiB": 8 << 30, "8G": 8 << 30, "8gb": 8 << 30, "8 GiB": 8 << 30, "512MiB": 512 << 20, "1.5GiB": 3 << 29,
+		"1TiB": 1 << 40, "100": 100, "1024TiB": 1 << 50,
+	} {
+		got, err := config.ParseSize(text)
+		if err != nil || got != want {
+			t.Errorf("%q is %d, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "GiB", "8XB", "8GiB8", "1025TiB", "1e300", "Inf", "NaN", "0x10", "99999999999999999999"} {
+		if got, err := config.ParseSize(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+	for size, want := range map[config.Size]string{8 << 30: "8GiB", 3 << 29: "1.5GiB", 512 << 20: "512MiB", 1025 << 20: "1.001GiB", 0: "0B", 123456789: "117.7MiB"} {
+		if got := size.String(); got != want {
+			t.Errorf("%d is %s", size, got)
+		}
+	}
+	// What is written as YAML is read as the same size, to the byte.
+	sizes := []config.Size{1, 1023, 1024, 1025 << 20, 1536 << 20, 123456789, 8 << 30, 1 << 50, 1<<50 - 1}
+	for range 200 {
+		sizes = append(sizes, config.Size(rand.Int64N(1<<50))+1, config.Size(rand.Int64N(1<<20)+1)<<20)
+	}
+	for _, size := range sizes {
+		text, err := yaml.Marshal(struct{ S config.Size }{size})
+		var back struct{ S config.Size }
+		if err == nil {
+			err = yaml.Unmarshal(text, &back)
+		}
+		if err != nil || back.S != size {
+			t.Errorf("%d as %q is %d, %v", size, text, back.S, err)
+		}
+	}
+	// As a flag, a bad value leaves the old one.
+	var flag config.Size = 7
+	if err := flag.Set("bad"); err == nil || flag != 7 || flag.Type() != "size" {
+		t.Error(err, flag)
+	}
+	if err := flag.Set("2GiB"); err != nil || flag != 2<<30 {
+		t.Error(err, flag)
+	}
+}

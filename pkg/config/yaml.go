@@ -1,0 +1,183 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/docker/go-units"
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// maxFile bounds a settings file; a larger one is a mistake.
+const maxFile = 1 << 20
+
+// decode reads strict YAML; errors are fail.Usage and start with file:line.
+func decode(file string, text []byte, into any) error {
+	if len(text) > maxFile {
+		return fail.New(fail.Usage, "%s: larger than %v", file, Size(maxFile))
+	}
+	err := decodeNode(bytes.TrimPrefix(text, []byte("\ufeff")), into) // some editors' byte order mark
+	if err == nil {
+		return nil
+	}
+	at, what := file, err.Error()
+	if ye, ok := errors.AsType[yaml.Error](err); ok {
+		what = ye.GetMessage()
+		if tok := ye.GetToken(); tok != nil && tok.Position != nil {
+			at = fmt.Sprintf("%s:%d", file, tok.Position.Line)
+		}
+	}
+	if pe, ok := errors.AsType[*positionError](err); ok {
+		at, what = fmt.Sprintf("%s:%d", file, pe.line), pe.what
+	}
+	return fail.New(fail.Usage, "%s: %s", at, what).WithHint("edit %s", file)
+}
+
+func decodeNode(text []byte, into any) (err error) {
+	// The library has panicked on files that only a fuzzer or an enemy writes.
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("this YAML cannot be read: %v", r)
+		}
+	}()
+	f, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return err
+	}
+	var body ast.Node // an empty file says nothing, which is fine
+	for _, doc := range f.Docs {
+		switch {
+		case doc.Body == nil || doc.Body.Type() == ast.CommentType || doc.Body.Type() == ast.CommentGroupType:
+		case body != nil:
+			// The decoder would read the first and never mention the others.
+			return at(doc.Body, "a second YAML document; the file has one")
+		default:
+			body = doc.Body
+		}
+	}
+	if body == nil {
+		return nil
+	}
+	check := checker{}
+	_, check.hostile = into.(*Project)
+	ast.Walk(&check, body)
+	if check.err != nil {
+		return check.err
+	}
+	return yaml.NewDecoder(bytes.NewReader(nil), yaml.DisallowUnknownField()).DecodeFromNode(body, into)
+}
+
+// checker refuses YAML that the decoder reads in ways nobody means.
+type checker struct {
+	hostile bool // whoever wrote the file is not the user
+	err     error
+}
+
+// Visit implements ast.Visitor.
+func (v *checker) Visit(n ast.Node) ast.Visitor {
+	if v.err != nil {
+		return nil
+	}
+	switch n := n.(type) {
+	case *ast.SequenceNode:
+		// The decoder makes zero values of these without asking UnmarshalYAML.
+		for _, item := range n.Values {
+			if item.Type() == ast.NullType {
+				v.err = at(item, "an item of the list is empty")
+			}
+		}
+	case *ast.TagNode:
+		v.err = at(n, "tags such as %s are not used here", n.Start.Value)
+	case *ast.AliasNode:
+		if v.hostile { // a cycle of them is endless
+			v.err = at(n, "aliases are not used here")
+		}
+	}
+	return v
+}
+
+type positionError struct {
+	line int
+	what string
+}
+
+func (e *positionError) Error() string { return fmt.Sprintf("line %d: %s", e.line, e.what) }
+
+func at(n ast.Node, format string, args ...any) error {
+	line := 0
+	if tok := n.GetToken(); tok != nil && tok.Position != nil {
+		line = tok.Position.Line
+	}
+	return &positionError{line, fmt.Sprintf(format, args...)}
+}
+
+// Size is a number of bytes, written as "512MiB" or "8GiB"; 8G and 8GB mean GiB too.
+type Size int64
+
+// maxSize is 1 PiB: far over what a host has, and far from where sums overflow.
+const maxSize = 1 << 50
+
+// ParseSize reads a size.
+func ParseSize(s string) (Size, error) {
+	n, err := units.RAMInBytes(s)
+	if err != nil || n <= 0 || n > maxSize {
+		return 0, fmt.Errorf("%q is not a size; write it like 8GiB", s)
+	}
+	return Size(n), nil
+}
+
+// String is for people: four digits.
+func (s Size) String() string {
+	return units.CustomSize("%.4g%s", float64(s), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
+}
+
+// MarshalYAML writes the size as people do, where that is exact.
+func (s Size) MarshalYAML() ([]byte, error) {
+	text := s.String()
+	if v, err := ParseSize(text); err == nil && v == s {
+		return []byte(text), nil
+	}
+	n, unit := int64(s), 0
+	for n != 0 && n%1024 == 0 && unit < 4 {
+		n, unit = n/1024, unit+1
+	}
+	return fmt.Appendf(nil, "%d%s", n, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit]), nil
+}
+
+// UnmarshalYAML reads a size and keeps its line for the error.
+func (s *Size) UnmarshalYAML(n ast.Node) error {
+	text, ok := scalar(n)
+	if !ok {
+		return at(n, "a size like 8GiB is wanted here")
+	}
+	v, err := ParseSize(text)
+	if err != nil {
+		return at(n, "%v", err)
+	}
+	*s = v
+	return nil
+}
+
+func scalar(n ast.Node) (string, bool) {
+	if _, ok := n.(ast.ScalarNode); !ok || n.Type() == ast.NullType {
+		return "", false
+	}
+	return n.GetToken().Value, true
+}
+
+// Set implements pflag.Value, so that flags and files read sizes alike.
+func (s *Size) Set(text string) error {
+	v, err := ParseSize(text)
+	if err == nil {
+		*s = v
+	}
+	return err
+}
+
+// Type implements pflag.Value.
+func (*Size) Type() string { return "size" }

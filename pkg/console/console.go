@@ -1,0 +1,161 @@
+// Package console owns what a person or a script sees: stdout for results,
+// stderr for the conversation, colours, progress, tables, JSON, questions on
+// the terminal, and the log.
+//
+// It decides nothing about the product and never prints a guest's text as it
+// came: control characters and escape sequences are taken out first.
+package console
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+
+	"charm.land/lipgloss/v2"
+	"golang.org/x/term"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// Console is the two streams and what they can show.
+type Console struct {
+	Out io.Writer // results
+	Err io.Writer // conversation
+
+	env   func(string) string
+	width func() int // of Err; nil when Err is no terminal
+	color struct{ out, err bool }
+}
+
+// New decides about colours: NO_COLOR turns them off, CLICOLOR_FORCE on, else
+// each stream has them when it is a terminal that is not "dumb".
+func New(out, err io.Writer, env func(string) string) *Console {
+	c := &Console{Out: out, Err: err, env: env}
+	c.color.out = colored(out, env)
+	c.color.err = colored(err, env)
+	if f, ok := terminal(err); ok && env("TERM") != "dumb" {
+		c.width = func() int {
+			w, _, sizeErr := term.GetSize(int(f.Fd()))
+			if sizeErr != nil || w < 20 {
+				return 80
+			}
+			return w
+		}
+	}
+	return c
+}
+
+func terminal(w io.Writer) (*os.File, bool) {
+	f, ok := w.(*os.File)
+	return f, ok && f != nil && term.IsTerminal(int(f.Fd()))
+}
+
+func colored(w io.Writer, env func(string) string) bool {
+	if env("NO_COLOR") != "" {
+		return false
+	}
+	if force := env("CLICOLOR_FORCE"); force != "" && force != "0" {
+		return true
+	}
+	_, tty := terminal(w)
+	return tty && env("TERM") != "dumb" && env("CLICOLOR") != "0"
+}
+
+// Live reports whether running steps are redrawn in place.
+func (c *Console) Live() bool { return c.width != nil }
+
+// The few colours there are. All come from the terminal's own sixteen.
+const (
+	green  = "2"
+	red    = "1"
+	yellow = "3"
+	faint  = "8"
+)
+
+func paint(on bool, color, s string) string {
+	if !on || s == "" {
+		return s
+	}
+	return lipgloss.NewStyle().Foreground(lipgloss.Color(color)).Render(s)
+}
+
+// Say writes a line of the conversation.
+func (c *Console) Say(format string, args ...any) {
+	c.line(c.Err, Clean(fmt.Sprintf(format, args...)))
+}
+
+// Warn writes a line that should be seen.
+func (c *Console) Warn(format string, args ...any) {
+	c.line(c.Err, paint(c.color.err, yellow, "warning:")+" "+Clean(fmt.Sprintf(format, args...)))
+}
+
+// Fail shows an error and, where it has one, its hint.
+func (c *Console) Fail(err error) {
+	c.line(c.Err, paint(c.color.err, red, "error:")+" "+Clean(err.Error()))
+	if hint := fail.HintOf(err); hint != "" {
+		c.line(c.Err, paint(c.color.err, faint, " hint:")+" "+Clean(hint))
+	}
+}
+
+// line writes one line; a stream that is gone has nobody to tell.
+func (c *Console) line(w io.Writer, s string) { _, _ = io.WriteString(w, s+"\n") }
+
+// JSON writes v as the result: indented, without HTML escapes, one line end.
+func (c *Console) JSON(v any) error {
+	e := json.NewEncoder(c.Out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	return nil
+}
+
+// Confirm asks on the terminal, not on stdin, and takes only y or yes for one.
+// Without a terminal it is a usage error that names the flag to give instead.
+func (c *Console) Confirm(question, flag string) (bool, error) {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return false, fail.New(fail.Usage, "%s There is no terminal to ask on", Clean(question)).WithHint("repeat the command with %s", flag)
+	}
+	defer tty.Close()
+	return ask(tty, question)
+}
+
+func ask(tty io.ReadWriter, question string) (bool, error) {
+	if _, err := fmt.Fprintf(tty, "%s [y/N] ", strings.Join(cleanLines(question), "\n")); err != nil {
+		return false, fmt.Errorf("ask: %w", err)
+	}
+	answer, err := bufio.NewReader(io.LimitReader(tty, 256)).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, fmt.Errorf("read the answer: %w", err)
+	}
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return true, nil
+	}
+	return false, nil
+}
+
+// Redactor takes secrets out of a log.
+type Redactor interface {
+	Handler(slog.Handler) slog.Handler
+}
+
+// Logger is the log, on stderr: text for people or JSON, without secrets. r may be nil.
+func (c *Console) Logger(level slog.Level, asJSON bool, r Redactor) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: level}
+	var h slog.Handler = slog.NewTextHandler(c.Err, opts)
+	if asJSON {
+		h = slog.NewJSONHandler(c.Err, opts)
+	}
+	if r != nil {
+		h = r.Handler(h)
+	}
+	return slog.New(h)
+}

@@ -1,0 +1,222 @@
+package console
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+// The states of a Step.
+const (
+	Start    = "start"
+	Progress = "progress"
+	Done     = "done"
+	Failed   = "failed"
+	Skip     = "skip"
+)
+
+// Step is news of one step of long work.
+type Step struct {
+	Name    string
+	State   string        // Start, Progress, Done, Failed, Skip
+	Detail  string        // what it is doing, or why it failed or was skipped
+	Elapsed time.Duration // 0: measured here, from Start
+}
+
+// StepView shows steps: on a terminal each running step has a line with a
+// spinner and its time, redrawn in place; elsewhere there is one line per step
+// when it ends, and one now and then for those that take long. Safe for
+// concurrent use.
+type StepView struct {
+	c    *Console
+	now  func() time.Time
+	stop chan struct{}
+	done chan struct{}
+
+	mu      sync.Mutex
+	running []*running // in the order they started
+	drawn   int        // lines on the screen that will be redrawn
+	frame   int
+	closed  bool
+}
+
+type running struct {
+	name, detail string
+	began        time.Time
+	told         time.Time // when its last plain line was written
+}
+
+const (
+	frameTime = 100 * time.Millisecond
+	// Without a terminal: a step that runs this long is told of, and then this often.
+	longStep  = 10 * time.Second
+	tellEvery = 15 * time.Second
+)
+
+// Steps starts a view on the conversation's stream. It must be closed.
+func (c *Console) Steps() *StepView {
+	v := &StepView{c: c, now: time.Now, stop: make(chan struct{}), done: make(chan struct{})}
+	go v.spin()
+	return v
+}
+
+func (v *StepView) spin() {
+	defer close(v.done)
+	tick := time.NewTicker(frameTime)
+	defer tick.Stop()
+	for {
+		select {
+		case <-v.stop:
+			return
+		case <-tick.C:
+			v.mu.Lock()
+			v.frame++
+			if v.c.width == nil {
+				v.tell()
+			} else if len(v.running) > 0 {
+				v.redraw("")
+			}
+			v.mu.Unlock()
+		}
+	}
+}
+
+// Update takes news of a step. An end without a start is shown too.
+func (v *StepView) Update(s Step) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return
+	}
+	s.Name, s.Detail = Clean(s.Name), Clean(s.Detail)
+	i := v.find(s.Name)
+	switch s.State {
+	case Start, Progress:
+		if i < 0 {
+			v.running = append(v.running, &running{name: s.Name, began: v.now().Add(-s.Elapsed)})
+			i = len(v.running) - 1
+		}
+		v.running[i].detail = s.Detail
+		v.redraw("")
+	default:
+		if i >= 0 {
+			if s.Elapsed == 0 {
+				s.Elapsed = v.now().Sub(v.running[i].began)
+			}
+			v.running = append(v.running[:i], v.running[i+1:]...)
+		}
+		v.redraw(v.end(s) + "\n")
+	}
+}
+
+// tell writes a plain line for each step that has run for long without one.
+func (v *StepView) tell() {
+	for _, r := range v.running {
+		now := v.now()
+		if now.Sub(r.began) < longStep || now.Sub(r.told) < tellEvery {
+			continue
+		}
+		r.told = now
+		line := "… " + r.name
+		if r.detail != "" {
+			line += ": " + r.detail
+		}
+		_, _ = io.WriteString(v.c.Err, line+"  "+seconds(now.Sub(r.began))+"\n")
+	}
+}
+
+func (v *StepView) find(name string) int {
+	for i, r := range v.running {
+		if r.name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// end is the line that stays of a step.
+func (v *StepView) end(s Step) string {
+	on := v.c.color.err
+	mark := paint(on, green, "✓")
+	switch s.State {
+	case Failed:
+		mark = paint(on, red, "✗")
+	case Skip:
+		mark = paint(on, faint, "–")
+	}
+	line := mark + " " + s.Name
+	if s.State != Skip {
+		line += "  " + paint(on, faint, seconds(s.Elapsed))
+	}
+	if s.Detail != "" && s.State != Done {
+		line += "  " + s.Detail
+	}
+	return line
+}
+
+// redraw writes above for good and below it the running steps, over those
+// drawn before. Without a terminal only above is written.
+func (v *StepView) redraw(above string) {
+	if v.c.width == nil {
+		_, _ = io.WriteString(v.c.Err, above)
+		return
+	}
+	width := v.c.width()
+	var b strings.Builder
+	if v.drawn > 0 {
+		fmt.Fprintf(&b, "\x1b[%dA", v.drawn)
+	}
+	b.WriteString("\r\x1b[J" + above)
+	for _, r := range v.running {
+		line := fmt.Sprintf("%c %s  %s", spinner[v.frame%len(spinner)], r.name, seconds(v.now().Sub(r.began)))
+		if r.detail != "" {
+			line += "  " + r.detail
+		}
+		// One line each, or the next redraw would go up too few lines.
+		b.WriteString(fit(line, width-1) + "\n")
+	}
+	v.drawn = len(v.running)
+	_, _ = io.WriteString(v.c.Err, b.String())
+}
+
+var spinner = []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+
+// Say writes a line of the conversation above the running steps.
+func (v *StepView) Say(format string, args ...any) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.redraw(Clean(fmt.Sprintf(format, args...)) + "\n")
+}
+
+// Close takes the running steps off the screen. Steps that have not ended
+// leave no line: whoever stopped them says what became of them.
+func (v *StepView) Close() {
+	v.mu.Lock()
+	if v.closed {
+		v.mu.Unlock()
+		return
+	}
+	v.closed = true
+	close(v.stop)
+	v.running = nil
+	if v.drawn > 0 {
+		v.redraw("")
+	}
+	v.mu.Unlock()
+	<-v.done
+}
+
+// seconds is a duration as people read it: 0.4s, 12.3s, 2m05s, 1h02m.
+func seconds(d time.Duration) string {
+	switch {
+	case d < time.Minute-50*time.Millisecond:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < time.Hour:
+		d = d.Round(time.Second)
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
+	}
+	d = d.Round(time.Minute)
+	return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+}

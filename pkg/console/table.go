@@ -1,0 +1,39 @@
+package console
+
+import (
+	"strings"
+)
+
+// Table writes rows in columns as the result. Cells are cleaned; an empty cell
+// is a dash, so that every row has the same number of fields for a script.
+func (c *Console) Table(header []string, rows [][]string) {
+	widths := make([]int, len(header))
+	all := append([][]string{header}, rows...)
+	for i, row := range all {
+		clean := make([]string, len(header))
+		for j := range header {
+			if j < len(row) {
+				clean[j] = Clean(row[j])
+			}
+			if clean[j] == "" {
+				clean[j] = "-"
+			}
+			widths[j] = max(widths[j], cells(clean[j]))
+		}
+		all[i] = clean
+	}
+	for i, row := range all {
+		var b strings.Builder
+		for j, cell := range row {
+			b.WriteString(cell)
+			if j < len(row)-1 {
+				b.WriteString(strings.Repeat(" ", widths[j]-cells(cell)+2))
+			}
+		}
+		line := b.String()
+		if i == 0 {
+			line = paint(c.color.out, faint, line)
+		}
+		c.line(c.Out, line)
+	}
+}

@@ -1,0 +1,63 @@
+package fail_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+func TestCodeAndHint(t *testing.T) {
+	inner := fail.New(fail.Host, "no QEMU: %w", io.EOF).WithHint("apt install %s", "qemu")
+	outer := fail.New(fail.Conflict, "start: %w", inner)
+	for _, c := range []struct {
+		name string
+		err  error
+		code fail.Code
+		hint string
+	}{
+		{"nil", nil, fail.Failure, ""},
+		{"foreign", io.EOF, fail.Failure, ""},
+		{"plain", inner, fail.Host, "apt install qemu"},
+		{"wrapped", fmt.Errorf("open: %w", inner), fail.Host, "apt install qemu"},
+		{"outermost code, innermost hint", outer, fail.Conflict, "apt install qemu"},
+		{"outermost hint", fail.New(fail.Usage, "x: %w", inner).WithHint("outer"), fail.Usage, "outer"},
+		{"joined", errors.Join(io.EOF, inner), fail.Host, "apt install qemu"},
+		{"joined, the first without a hint", errors.Join(fail.New(fail.Secret, "s"), inner), fail.Secret, "apt install qemu"},
+		{"two %w", fmt.Errorf("%w and %w", io.EOF, outer), fail.Conflict, "apt install qemu"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := fail.CodeOf(c.err); got != c.code {
+				t.Errorf("code %v, not %v", got, c.code)
+			}
+			if got := fail.HintOf(c.err); got != c.hint {
+				t.Errorf("hint %q, not %q", got, c.hint)
+			}
+		})
+	}
+	if !errors.Is(outer, io.EOF) || outer.Error() != "start: no QEMU: EOF" {
+		t.Error(outer)
+	}
+}
+
+// Names and numbers are the product's interface: none may change or be shared.
+func TestCodesAreStable(t *testing.T) {
+	for code, name := range map[fail.Code]string{
+		1: "FAILURE", 2: "USAGE", 3: "NOT_FOUND", 4: "CONFLICT", 5: "HOST", 6: "SECRET",
+		7: "POLICY", 8: "PRESERVED", 124: "TIMEOUT", 130: "INTERRUPTED",
+	} {
+		if code.String() != name || fail.ParseCode(name) != code {
+			t.Errorf("%d is %s, %s is %d", code, code, name, fail.ParseCode(name))
+		}
+	}
+	for _, unknown := range []string{"", "host", "HOST ", "NEW_ONE"} {
+		if got := fail.ParseCode(unknown); got != fail.Failure {
+			t.Errorf("%q is %v", unknown, got)
+		}
+	}
+	if fail.Code(77).String() != "FAILURE" {
+		t.Error("an unknown number")
+	}
+}

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Close the network before it is up. A guest whose network cannot be closed does
+# not run: better no session than an open one.
+if ! sh <<'AGENT_DOOR'
+@DOOR@
+AGENT_DOOR
+then
+  echo 'agent-sessionizer: the network could not be closed, powering off' >/dev/console
+  systemctl poweroff --force --no-wall
+  exit 1
+fi
+
+# Tell the host over the serial console that sshd takes logins, and with which
+# host key. cloud-init may make new host keys and the user first, so wait for
+# its ssh module of this boot.
+cat >/run/agent-announce <<'EOF'
+#!/bin/sh
+sem=/var/lib/cloud/instance/sem/config_ssh
+while :; do
+  if { [ -e "$sem" ] || [ ! -d /run/cloud-init ]; } && id -u @USER@ >/dev/null 2>&1 &&
+    [ -s /etc/ssh/ssh_host_ed25519_key.pub ] &&
+    grep -qs ':0016 [0-9A-F]*:0000 0A' /proc/net/tcp /proc/net/tcp6; then
+    # The guest's own name must not be asked for in the network.
+    name=$(cat /proc/sys/kernel/hostname)
+    grep -qs "[[:space:]]$name\$" /etc/hosts || printf '127.0.1.1 %s\n' "$name" >>/etc/hosts
+    # A leading newline: kernel messages may have left the line open.
+    read -r type key _ </etc/ssh/ssh_host_ed25519_key.pub
+    for tty in ttyS0 ttyAMA0 hvc0; do # QEMU on x86, QEMU on ARM, vz
+      [ -c "/dev/$tty" ] && printf '\n%s %s %s\n' @MARKER@ "$type" "$key" 2>/dev/null >"/dev/$tty"
+    done
+    exit 0
+  fi
+  sleep 0.1
+done
+EOF
+# By way of sh: /run may be mounted noexec.
+systemd-run --quiet --no-block --collect --unit=agent-announce --property=DefaultDependencies=no /bin/sh /run/agent-announce

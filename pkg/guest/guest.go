@@ -1,0 +1,211 @@
+// Package guest is the host's side of the guest program: it puts the program
+// into a VM over SSH and asks it for things.
+//
+// Everything that comes back is hostile input: it is bounded, decoded
+// strictly, and cleaned before a person sees it. The package reaches into the
+// guest over the one SSH connection that it is given, and in no other way.
+package guest
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// Where things are in the guest.
+const (
+	programPath = "/usr/local/bin/agent-guest"
+	User        = "agent" // the login user
+	Home        = "/home/agent"
+	ReadyTmux   = "/usr/local/bin/ready-tmux" // makes the tmux session with its windows
+)
+
+// maxReply bounds one answer of the guest program.
+const maxReply = 1 << 20
+
+// The folder is generated (make) and ignored by git but for .gitignore, so
+// that the package always compiles.
+//
+//go:embed all:bin
+var programs embed.FS
+
+// Program returns the guest program for arch ("x86_64", "aarch64"), unpacked.
+func Program(arch string) ([]byte, error) {
+	goarch, ok := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch]
+	if !ok {
+		return nil, fail.New(fail.Host, "no guest program for %q", arch)
+	}
+	packed, err := programs.ReadFile("bin/agent-guest-linux-" + goarch + ".gz")
+	if err != nil {
+		return nil, fail.New(fail.Host, "this binary was built without the guest program for %s", arch).WithHint("make build")
+	}
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, fmt.Errorf("unpack the guest program: %w", err)
+	}
+	return io.ReadAll(z)
+}
+
+// Guest is a VM that can be logged in to.
+type Guest struct {
+	SSH  *ssh.Client
+	Root string // vm.Machine.Root
+}
+
+func (g Guest) program(args ...string) string {
+	return ssh.Quote(append([]string{g.Root + programPath}, args...)...)
+}
+
+// Install puts the guest program for arch in place, unless this very one is
+// there, starts it with the policy, and returns its first status. From then on
+// the guest's network is what the policy says.
+func (g Guest) Install(ctx context.Context, arch string, p *policy.Policy) (wire.Status, error) {
+	program, err := Program(arch)
+	if err != nil {
+		return wire.Status{}, err
+	}
+	sum := sha256.Sum256(program)
+	path := g.Root + programPath
+	have, err := g.SSH.Output(ctx, "sha256sum "+ssh.Quote(path)+" 2>/dev/null || true", nil, 4096)
+	if err != nil {
+		return wire.Status{}, fmt.Errorf("look for the guest program: %w", err)
+	}
+	if !strings.HasPrefix(string(have), hex.EncodeToString(sum[:])+" ") {
+		if err := g.upload(ctx, program, path); err != nil {
+			return wire.Status{}, fmt.Errorf("install the guest program: %w", err)
+		}
+	}
+	return g.send(ctx, p, "install")
+}
+
+// upload writes an executable owned by root; a connection that dies half way leaves the old one.
+func (g Guest) upload(ctx context.Context, content []byte, path string) error {
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(content); err != nil {
+		return err
+	}
+	if err := z.Close(); err != nil {
+		return err
+	}
+	script := `set -e; umask 022; mkdir -p "${1%/*}"; gzip -dc >"$1.new"; chmod 755 "$1.new"; mv -f "$1.new" "$1"`
+	_, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", script, "sh", path), &packed, maxReply)
+	return err
+}
+
+// SetPolicy replaces the policy of a running guest at once, without a restart.
+func (g Guest) SetPolicy(ctx context.Context, p *policy.Policy) (wire.Status, error) {
+	return g.send(ctx, p, "policy")
+}
+
+func (g Guest) send(ctx context.Context, p *policy.Policy, verb string) (wire.Status, error) {
+	text, err := json.Marshal(p)
+	if err != nil {
+		return wire.Status{}, err
+	}
+	return g.status(ctx, "sudo "+g.program(verb), bytes.NewReader(text))
+}
+
+// Status asks how firewall and DNS proxy are.
+func (g Guest) Status(ctx context.Context) (wire.Status, error) {
+	return g.status(ctx, "sudo "+g.program("status"), nil)
+}
+
+func (g Guest) status(ctx context.Context, cmd string, in io.Reader) (wire.Status, error) {
+	out, err := g.SSH.Output(ctx, cmd, in, maxReply)
+	if err != nil {
+		return wire.Status{}, fmt.Errorf("ask the guest program: %w", err)
+	}
+	return wire.DecodeStatus(bytes.NewReader(out))
+}
+
+// SetSecrets writes the values to the guest's memory file system, in place of
+// those of before. token is the session's, for the way back to the host.
+func (g Guest) SetSecrets(ctx context.Context, values map[string]secret.Value, token string) error {
+	msg := wire.Secrets{Env: map[string]string{}, Token: token}
+	for name, v := range values {
+		msg.Env[name] = v.Reveal()
+	}
+	var text bytes.Buffer
+	if err := msg.Encode(&text); err != nil {
+		return errors.New("encode the secrets") // the error could quote one
+	}
+	if _, err := g.SSH.Output(ctx, g.program("secrets"), &text, maxReply); err != nil {
+		return fail.New(fail.Secret, "deliver the secrets: %w", err)
+	}
+	return nil
+}
+
+// WipeSecrets removes them again.
+func (g Guest) WipeSecrets(ctx context.Context) error {
+	_, err := g.SSH.Output(ctx, g.program("secrets", "--wipe"), nil, maxReply)
+	return err
+}
+
+// Queries calls f with the DNS decisions after since, oldest first; with
+// follow it goes on until ctx ends or f returns an error. limit 0 means all
+// that the guest still has.
+func (g Guest) Queries(ctx context.Context, since int64, limit int, follow bool, f func(wire.Query) error) error {
+	args := []string{"log", "--since", fmt.Sprint(since)}
+	if limit > 0 {
+		args = append(args, "--limit", fmt.Sprint(limit))
+	}
+	if follow {
+		args = append(args, "--follow")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	r, w := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		err := g.SSH.Run(ctx, "sudo "+g.program(args...), ssh.IO{Stdout: w})
+		w.CloseWithError(err) // nil reads as the end
+		close(done)
+	}()
+	// The goroutine is over when Queries returns: closing the reader fails its
+	// writes, cancelling ends its command.
+	defer func() {
+		_ = r.Close() // never fails, says io.PipeReader
+		cancel()
+		<-done
+	}()
+	for q, err := range wire.Queries(r) {
+		if err == nil {
+			q.Name = strings.TrimSuffix(q.Name, ".")
+			err = f(q)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Poweroff shuts the guest down in order. The connection dies with it, so an
+// error says nothing.
+func (g Guest) Poweroff(ctx context.Context) error {
+	return g.SSH.Run(ctx, "sudo systemctl poweroff --no-wall --ignore-inhibitors", ssh.IO{})
+}
+
+// Tmux sees to the guest's tmux session with its windows, in dir. It may be
+// repeated; windows are never made twice.
+func (g Guest) Tmux(ctx context.Context, dir string) error {
+	_, err := g.SSH.Output(ctx, ssh.Quote(g.Root+ReadyTmux, "-d", dir), nil, maxReply)
+	if err != nil {
+		return fmt.Errorf("prepare the guest's tmux: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package guest
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"sync"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+const provisionPath = "/usr/local/lib/agent-sessionizer/provision"
+
+// Provision runs the provision steps of scripts that the guest has not done
+// yet; in an image that was built with them it finds nothing to do. source
+// names the distribution ("ubuntu", "debian"). report gets the steps' lines.
+func (g Guest) Provision(ctx context.Context, scripts fs.FS, source string, report func(string)) error {
+	var archive bytes.Buffer
+	if err := pack(scripts, &archive); err != nil {
+		return fmt.Errorf("pack the provision scripts: %w", err)
+	}
+	sum := sha256.Sum256(archive.Bytes())
+	// A folder per content: a run that was cut off, or an older version's, is never mixed with this one.
+	dir := provisionPath + "-" + hex.EncodeToString(sum[:6])
+	unpack := `set -e; [ -d "$1" ] && { cat >/dev/null; exit 0; }; rm -rf "$1.new"; mkdir -p "$1.new"; tar -xzf - -C "$1.new"; mv "$1.new" "$1"`
+	if _, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", unpack, "sh", dir), &archive, maxReply); err != nil {
+		return fmt.Errorf("copy the provision scripts: %w", err)
+	}
+	out := &progress{report: report}
+	err := g.SSH.Run(ctx, ssh.Quote("sudo", "env", "AGENT_USER="+User, "AGENT_SOURCE="+source, "bash", dir+"/run.sh"), ssh.IO{Stdout: out, Stderr: out})
+	out.end()
+	if err != nil {
+		return fail.New(fail.Failure, "provision the guest: %w; its last words: %s", err, strings.Join(out.tail, " | ")).
+			WithHint("agent-sessionizer ssh SESSION -- sudo tail -n 50 /var/log/agent-provision.log")
+	}
+	return nil
+}
+
+// progress turns a step's output into lines of bounded length. It is stdout and
+// stderr at once, which SSH writes from two goroutines.
+type progress struct {
+	report func(string)
+
+	mu   sync.Mutex
+	buf  []byte
+	tail []string // the last lines
+}
+
+const (
+	maxLine = 500 // bytes of one line; the rest of it is dropped
+	maxTail = 6   // lines
+)
+
+func (p *progress) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range b {
+		switch {
+		case c == '\n' || c == '\r':
+			p.flush()
+		case len(p.buf) < maxLine:
+			p.buf = append(p.buf, c)
+		}
+	}
+	return len(b), nil
+}
+
+// end takes what stands after the last newline for a line.
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flush()
+}
+
+func (p *progress) flush() {
+	line := strings.TrimSpace(ssh.Clean(string(p.buf)))
+	p.buf = p.buf[:0]
+	if line == "" {
+		return
+	}
+	if p.tail = append(p.tail, line); len(p.tail) > maxTail {
+		p.tail = p.tail[1:]
+	}
+	p.report(line)
+}
+
+// pack writes scripts as a tar whose bytes depend on their content only.
+func pack(scripts fs.FS, w io.Writer) error {
+	z := gzip.NewWriter(w)
+	t := tar.NewWriter(z)
+	err := fs.WalkDir(scripts, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := fs.ReadFile(scripts, name)
+		if err != nil {
+			return err
+		}
+		if err := t.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text)), Typeflag: tar.TypeReg}); err != nil {
+			return err
+		}
+		_, err = t.Write(text)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := t.Close(); err != nil {
+		return err
+	}
+	return z.Close()
+}

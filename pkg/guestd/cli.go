@@ -1,0 +1,127 @@
+package guestd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const usage = `usage: agent-guest COMMAND
+  install                                put policy (stdin) and service in place, print status
+  policy                                 replace the policy (stdin), print status
+  status                                 print status
+  log [--since SEQ] [--limit N] [--follow]   print the query log
+  secrets [--wipe]                       replace the secrets (stdin), or remove them
+  credential get|store|erase             git's credential helper
+  daemon                                 what the service runs
+  door                                   close the network
+  stop                                   end the daemon of a fake guest
+  version
+`
+
+// Main runs the program and returns its exit status.
+func Main(version string, args []string, in io.Reader, out, errs io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := FromEnv().run(ctx, version, args, in, out)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(errs, "agent-guest: %v\n", err)
+	if hint := fail.HintOf(err); hint != "" {
+		fmt.Fprintf(errs, "hint: %s\n", hint)
+	}
+	return int(fail.CodeOf(err))
+}
+
+func (g Guest) run(ctx context.Context, version string, args []string, in io.Reader, out io.Writer) error {
+	if len(args) == 0 {
+		return fail.New(fail.Usage, "no command\n%s", usage)
+	}
+	name, rest := args[0], args[1:]
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	var l logOptions
+	var wipe bool
+	switch name {
+	case "log":
+		flags.Int64Var(&l.since, "since", -1, "")
+		flags.IntVar(&l.limit, "limit", 0, "")
+		flags.BoolVar(&l.follow, "follow", false, "")
+	case "secrets":
+		flags.BoolVar(&wipe, "wipe", false, "")
+	}
+	if err := flags.Parse(rest); err != nil {
+		return fail.New(fail.Usage, "%s: %w\n%s", name, err, usage)
+	}
+	if want := map[string]int{"credential": 1}[name]; flags.NArg() != want {
+		return fail.New(fail.Usage, "%s: takes %d arguments\n%s", name, want, usage)
+	}
+	switch name {
+	case "install":
+		return printStatus(out)(g.Install(ctx, in))
+	case "policy":
+		return printStatus(out)(g.SetPolicy(ctx, in))
+	case "status":
+		return printStatus(out)(g.ask(ctx, "status"))
+	case "stop":
+		_, err := g.ask(ctx, "stop")
+		return err
+	case "log":
+		return g.printLog(ctx, out, l)
+	case "secrets":
+		if wipe {
+			return g.WipeSecrets()
+		}
+		return g.SetSecrets(in)
+	case "credential":
+		return g.Credential(flags.Arg(0), in, out)
+	case "daemon":
+		reload := make(chan os.Signal, 1)
+		signal.Notify(reload, syscall.SIGHUP)
+		defer signal.Stop(reload)
+		return g.Daemon(ctx, version, reload, sync.OnceFunc(func() { notifySystemd(ctx) }))
+	case "door":
+		return g.Door(ctx)
+	case "version":
+		_, err := fmt.Fprintln(out, version)
+		return err
+	}
+	return fail.New(fail.Usage, "unknown command %q\n%s", wire.Clean(name), usage)
+}
+
+func printStatus(out io.Writer) func(wire.Status, error) error {
+	return func(s wire.Status, err error) error {
+		if err != nil {
+			return err
+		}
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return e.Encode(s)
+	}
+}
+
+// notifySystemd says that the firewall stands, so that the network may come up.
+func notifySystemd(ctx context.Context) {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return
+	}
+	c, err := (&net.Dialer{}).DialContext(ctx, "unixgram", path)
+	if err != nil {
+		return // systemd's own timeout speaks then
+	}
+	_, err = io.WriteString(c, "READY=1")
+	_ = errors.Join(err, c.Close())
+}

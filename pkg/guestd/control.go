@@ -1,0 +1,145 @@
+package guestd
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const (
+	controlTime  = 2 * time.Minute // of one request; a reload runs a dozen commands
+	controlConns = 16
+)
+
+// The daemon's socket takes one word a connection and answers with a status
+// or an error. It may be open to everybody: "reload" reads a file that only
+// root writes.
+type controlReply struct {
+	Error  string          `json:"error,omitempty"`
+	Status json.RawMessage `json:"status,omitempty"`
+}
+
+// listenControl serves the socket until the returned function is called.
+func (d *daemon) listenControl(stop func()) (end func() error, err error) {
+	dir, err := os.Open(d.guest.path(stateDir))
+	if err != nil {
+		return nil, err
+	}
+	path := viaDir(dir, socketIn)
+	// The lock says that no other daemon runs, so what is there is a leftover.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, errors.Join(err, dir.Close())
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		return nil, errors.Join(err, l.Close(), dir.Close())
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	slots := make(chan struct{}, controlConns)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			slots <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				d.control(ctx, c, stop)
+			})
+		}
+	})
+	return func() error {
+		cancel()
+		err := errors.Join(l.Close(), dir.Close())
+		wg.Wait()
+		return err
+	}, nil
+}
+
+func (d *daemon) control(ctx context.Context, c net.Conn, stop func()) {
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return
+	}
+	word, err := bufio.NewReader(io.LimitReader(c, 64)).ReadString('\n')
+	if err != nil {
+		return
+	}
+	switch word {
+	case "status\n":
+	case "reload\n":
+		err = d.reload(ctx)
+	case "stop\n":
+		if !d.guest.Fake {
+			err = errors.New("only a fake guest is stopped; the guard of a real one restarts")
+			break
+		}
+		defer stop()
+	default:
+		err = errors.New("unknown request")
+	}
+	var reply controlReply
+	if err != nil {
+		reply.Error = oneLine(err)
+	} else if reply.Status, err = json.Marshal(d.status(ctx)); err != nil {
+		reply.Error = err.Error()
+	}
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return
+	}
+	// Whoever asked and went away does not need the answer.
+	_ = json.NewEncoder(c).Encode(reply)
+}
+
+// ask sends one word to the daemon.
+func (g Guest) ask(ctx context.Context, word string) (wire.Status, error) {
+	down := func(err error) error {
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+			return fail.New(fail.NotFound, "the guest program's daemon does not run: %w", err).WithHint("sudo systemctl restart agent-guest")
+		}
+		return fmt.Errorf("ask the daemon: %w", err)
+	}
+	dir, err := os.Open(g.path(stateDir))
+	if err != nil {
+		return wire.Status{}, down(err)
+	}
+	defer dir.Close()
+	c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", viaDir(dir, socketIn))
+	if err != nil {
+		return wire.Status{}, down(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(controlTime)); err != nil {
+		return wire.Status{}, down(err)
+	}
+	stopWatch := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stopWatch()
+	if _, err := io.WriteString(c, word+"\n"); err != nil {
+		return wire.Status{}, down(err)
+	}
+	var reply controlReply
+	if err := json.NewDecoder(io.LimitReader(c, 2*wire.MaxStatus)).Decode(&reply); err != nil {
+		return wire.Status{}, down(err)
+	}
+	if reply.Error != "" {
+		return wire.Status{}, errors.New(wire.Clean(reply.Error))
+	}
+	return wire.DecodeStatus(bytes.NewReader(reply.Status))
+}

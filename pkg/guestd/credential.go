@@ -1,0 +1,51 @@
+package guestd
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// Credential is git's credential helper. It answers "get" for GitHub over
+// HTTPS with the session's token, and nothing for anybody else. It stores
+// nothing: "store" and "erase" are heard and forgotten.
+func (g Guest) Credential(action string, in io.Reader, out io.Writer) error {
+	if action != "get" {
+		return nil
+	}
+	asked := map[string]string{}
+	lines := bufio.NewScanner(io.LimitReader(in, 64<<10))
+	for lines.Scan() && lines.Text() != "" {
+		if key, value, ok := strings.Cut(lines.Text(), "="); ok {
+			asked[key] = value
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("read git's question: %w", err)
+	}
+	if asked["protocol"] != "https" || !servesToken(asked["host"]) {
+		return nil
+	}
+	for _, name := range []string{"GITHUB_TOKEN", "GH_TOKEN"} {
+		token := strings.TrimSpace(g.text(SecretDir + "/secrets/" + name))
+		if token == "" {
+			continue
+		}
+		if strings.ContainsAny(token, "\r\n\x00") {
+			return fail.New(fail.Secret, "%s is not one line; git cannot use it", name)
+		}
+		_, err := fmt.Fprintf(out, "username=x-access-token\npassword=%s\n", token)
+		return err
+	}
+	return nil
+}
+
+// servesToken is the hosts that a GitHub token belongs to. A port makes it
+// another service.
+func servesToken(host string) bool {
+	host = strings.ToLower(host)
+	return host == "github.com" || host == "gist.github.com"
+}

@@ -1,0 +1,268 @@
+package guestd
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/resolver"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// lookAgain is how often the daemon compares the machine with what it should be.
+const lookAgain = 3 * time.Second
+
+// daemon keeps the policy. Its parts are replaced, never changed, so that the
+// proxy decides without a lock.
+type daemon struct {
+	guest   Guest
+	version string
+	started time.Time
+	log     *queryLog
+	proxy   *resolver.Proxy
+	fw      firewall
+
+	policy  atomic.Pointer[policy.Policy]
+	servers atomic.Pointer[[]netip.AddrPort]
+
+	mu      sync.Mutex // guards what follows, and serialises reloads
+	network rules.Network
+	digest  string
+	trouble map[string]error // by part, the last error of each
+	bound   map[string]string
+	serving sync.WaitGroup
+}
+
+// Daemon runs until ctx ends. The rules stay when it does. ready is called
+// once, when the firewall stands; reload asks to read the policy again.
+func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Signal, ready func()) error {
+	if err := g.needRoot("daemon"); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(g.path(stateDir), 0o755); err != nil {
+		return err
+	}
+	unlock, err := lockFile(filepath.Join(g.path(stateDir), "daemon.lock"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	log, err := openLog(g.path(stateDir))
+	if err != nil {
+		return err
+	}
+	d := &daemon{
+		guest: g, version: version, started: time.Now().UTC(), log: log, fw: firewall{fake: g.Fake},
+		trouble: map[string]error{}, bound: map[string]string{},
+	}
+	d.servers.Store(&[]netip.AddrPort{})
+	upstream := &resolver.Upstream{Servers: func() []netip.AddrPort { return *d.servers.Load() }}
+	if !g.Fake {
+		upstream.Dialer = net.Dialer{Control: mark}
+	}
+	d.proxy = &resolver.Proxy{Policy: d.policy.Load, Upstream: upstream, Log: log.add}
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// A bad policy must not keep the door open: it stands in the status.
+	if err := d.reload(ctx); err != nil {
+		slog.Error("policy", "err", err)
+	}
+	d.tend(ctx)
+	control, err := d.listenControl(cancel)
+	if err != nil {
+		return err
+	}
+	if d.firewallStands() {
+		ready()
+	}
+	d.loop(ctx, reload, ready)
+	err = control()
+	cancel()
+	d.serving.Wait()
+	return errors.Join(err, log.close())
+}
+
+// loop tends to the machine until ctx ends.
+func (d *daemon) loop(ctx context.Context, reload <-chan os.Signal, ready func()) {
+	tick := time.NewTicker(lookAgain)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-reload:
+			if err := d.reload(ctx); err != nil {
+				slog.Error("policy", "err", err)
+			}
+		case <-tick.C:
+			if _, err := os.Stat(d.guest.path(stateDir)); d.guest.Fake && errors.Is(err, fs.ErrNotExist) {
+				return // the fake guest was removed
+			}
+			d.tend(ctx)
+			if d.firewallStands() {
+				ready() // again and again is harmless, once is needed
+			}
+		}
+	}
+}
+
+// reload puts the policy file in force, or keeps what was and says why.
+func (d *daemon) reload(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	data, err := os.ReadFile(d.guest.path(policyIn))
+	if errors.Is(err, fs.ErrNotExist) && d.policy.Load() == nil {
+		d.network = d.look()
+		return d.fw.load(ctx, nil, d.network)
+	}
+	var p *policy.Policy
+	if err == nil {
+		p, err = policy.Unmarshal(data)
+	}
+	d.trouble["policy"] = err
+	if err != nil {
+		if d.policy.Load() == nil {
+			err = errors.Join(err, d.fw.load(ctx, nil, d.network))
+		}
+		return err
+	}
+	sum := sha256.Sum256(data)
+	d.digest = hex.EncodeToString(sum[:])
+	d.policy.Store(p)
+	d.network = d.look()
+	return d.fw.load(ctx, p, d.network)
+}
+
+func (d *daemon) look() rules.Network {
+	n, servers := d.guest.look()
+	d.servers.Store(&servers)
+	return n
+}
+
+// tend makes the machine what it should be: every step is repeated until it
+// holds, and holds again after somebody else changed it.
+func (d *daemon) tend(ctx context.Context) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := d.look(); !reflect.DeepEqual(n, d.network) {
+		d.network = n
+		d.note("firewall", d.fw.load(ctx, d.policy.Load(), n))
+	} else {
+		d.note("firewall", d.fw.check(ctx))
+	}
+	d.note("dns", d.bind(ctx))
+	if !d.guest.Fake {
+		d.note("resolv.conf", d.guest.pointHere())
+	}
+	d.note("secrets", d.guest.makeSecretDir())
+}
+
+// note keeps the state of a part and logs when it changes.
+func (d *daemon) note(part string, err error) {
+	if before := d.trouble[part]; err != nil && (before == nil || before.Error() != err.Error()) {
+		slog.Error("trouble", "part", part, "err", err)
+	}
+	d.trouble[part] = err
+}
+
+// bind serves DNS on every address that is not served yet.
+func (d *daemon) bind(ctx context.Context) error {
+	redirected := fmt.Sprint(":", rules.RedirectPort)
+	wanted := []struct {
+		family, addr string
+		optional     bool
+	}{
+		{"4", "127.0.0.1:53", false},
+		{"4", "0.0.0.0" + redirected, false},
+		{"6", "[::1]:53", !kernelIPv6()},
+		{"6", "[::]" + redirected, !kernelIPv6()},
+	}
+	if d.guest.Fake {
+		wanted = wanted[:1]
+		wanted[0].addr = "127.0.0.1:0"
+	}
+	var errs []error
+	for _, w := range wanted {
+		if d.bound[w.addr] != "" || w.optional {
+			continue
+		}
+		b, err := resolver.Bind(ctx, w.family, w.addr)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		d.bound[w.addr] = b.Addr()
+		d.serving.Go(func() {
+			if err := b.Serve(ctx, d.proxy); err != nil {
+				slog.Error("dns", "addr", w.addr, "err", err)
+			}
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			delete(d.bound, w.addr)
+		})
+	}
+	return errors.Join(errs...)
+}
+
+func (d *daemon) firewallStands() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.trouble["firewall"] == nil
+}
+
+// status is what is known at this moment.
+func (d *daemon) status(ctx context.Context) wire.Status {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := wire.Status{Version: wire.Version, Program: d.version, Started: d.started}
+	var errLog error
+	s.Counters, errLog = d.log.status()
+	s.Firewall, s.Counters.Dropped = d.fw.status(ctx)
+	s.Firewall.IPv6 = d.network.IPv6
+	if p := d.policy.Load(); p != nil {
+		s.Policy = wire.Policy{Mode: string(p.Mode), Names: len(p.Names), Digest: d.digest}
+	}
+	for _, key := range []string{"127.0.0.1:53", "127.0.0.1:0"} {
+		if addr := d.bound[key]; addr != "" {
+			s.DNS.Listen = addr
+		}
+	}
+	for _, server := range *d.servers.Load() {
+		s.DNS.Upstream = append(s.DNS.Upstream, server.String())
+	}
+	if err := errors.Join(d.trouble["policy"], d.trouble["dns"], d.trouble["resolv.conf"], errLog); err != nil {
+		s.DNS.Error = oneLine(err)
+	}
+	s.DNS.Upstream = slices.Clip(s.DNS.Upstream)
+	return s
+}
+
+// lockFile holds a lock that ends with the process, so that one daemon runs.
+func lockFile(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("another agent-guest daemon runs: %w", err), f.Close())
+	}
+	// Closing is what unlocks; nothing was written that could be lost.
+	return func() { _ = f.Close() }, nil
+}

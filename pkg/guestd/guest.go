@@ -1,0 +1,92 @@
+// Package guestd is the program inside a session's VM: it keeps the network
+// policy (firewall and DNS), holds the session's secrets in memory, and answers
+// git for credentials.
+//
+// It is a guard rail, not a wall: the agent is root here and can take it down.
+// What must hold against root is the host's business. It never reaches out of
+// the guest but to the resolver of its network, and never writes a secret
+// anywhere but into memory-backed files.
+package guestd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// Places in a guest. They are the contract with whoever installs the program.
+const (
+	Binary    = "/usr/local/bin/agent-guest"
+	UnitFile  = "/etc/systemd/system/agent-guest.service"
+	unitName  = "agent-guest.service"
+	etcDir    = "/etc/agent-guest"
+	stateDir  = "/run/agent-guest"
+	policyIn  = etcDir + "/policy.json"
+	upstreams = etcDir + "/upstream" // resolvers, one address[:port] per line; overrides what DHCP said
+	resolvOld = etcDir + "/resolv.conf.orig"
+	socketIn  = "control.sock"
+	SecretDir = "/run/agent"
+
+	// AgentUID is the user that agents run as in every guest.
+	AgentUID = 1000
+)
+
+// Guest is the machine that the program works on.
+type Guest struct {
+	Root string // prefix of every path, "" in a real guest
+	Fake bool   // an ordinary process: no packet filter, no systemd, DNS on a free port of loopback
+}
+
+// FromEnv is the real guest, or the fake one that AGENT_GUEST_ROOT names.
+func FromEnv() Guest {
+	root := os.Getenv("AGENT_GUEST_ROOT")
+	return Guest{Root: root, Fake: root != ""}
+}
+
+func (g Guest) path(p string) string { return filepath.Join(g.Root, p) }
+
+// writeFile replaces a file so that readers see the old or the new one, also
+// after a power cut.
+func writeFile(path string, data []byte, mode os.FileMode) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write %s: %w", path, err)
+		}
+	}()
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, errWrite := f.Write(data)
+	if err := errors.Join(errWrite, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// needRoot refuses what only root may do in a real guest.
+func (g Guest) needRoot(what string) error {
+	if g.Fake || os.Geteuid() == 0 {
+		return nil
+	}
+	return fail.New(fail.Failure, "%s needs root", what).WithHint("sudo agent-guest %s", what)
+}
+
+// oneLine is an error, or several, as a message may carry it.
+func oneLine(err error) string {
+	return wire.Clean(strings.ReplaceAll(err.Error(), "\n", "; "))
+}

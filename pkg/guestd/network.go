@@ -1,0 +1,164 @@
+package guestd
+
+import (
+	"encoding/hex"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+const (
+	maxFacts    = 1 << 20 // bytes read of any file of the system
+	maxUpstream = 4
+)
+
+// look reads what the rules must know of the network. Everything comes from
+// the kernel or from files that only root writes.
+func (g Guest) look() (rules.Network, []netip.AddrPort) {
+	servers := g.upstream()
+	n := rules.Network{Gateways: gateways(), IPv6: globalIPv6()}
+	for _, s := range servers {
+		n.Upstream = append(n.Upstream, s.Addr())
+	}
+	return n, servers
+}
+
+// gateways are the next hops of the IPv4 default routes.
+func gateways() []netip.Addr {
+	var found []netip.Addr
+	for line := range strings.Lines(readBounded("/proc/net/route")) {
+		f := strings.Fields(line)
+		if len(f) < 8 || f[1] != "00000000" || f[7] != "00000000" {
+			continue
+		}
+		raw, err := hex.DecodeString(f[2])
+		if err != nil || len(raw) != 4 {
+			continue
+		}
+		// The kernel prints network order as a number of its own order, which is
+		// little-endian on every machine that guests run on.
+		b := [4]byte{raw[3], raw[2], raw[1], raw[0]}
+		if a := netip.AddrFrom4(b); !a.IsUnspecified() && !slices.Contains(found, a) {
+			found = append(found, a)
+		}
+	}
+	return found
+}
+
+// globalIPv6 reports whether the guest has an address of the IPv6 internet.
+func globalIPv6() bool {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	internet := netip.MustParsePrefix("2000::/3")
+	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && internet.Contains(p.Addr()) && policy.BlockedReason(p.Addr()) == ""
+	})
+}
+
+// upstream is the resolvers of the network, from the first source that names
+// any: the override, then what the DHCP client of this image wrote, then the
+// resolv.conf that was there before ours.
+func (g Guest) upstream() []netip.AddrPort {
+	if own := parseServers(g.text(upstreams), "", g.Fake); len(own) > 0 {
+		return own
+	}
+	for _, source := range []struct{ pattern, keyword string }{
+		{"/run/systemd/netif/leases/*", "DNS="},
+		{"/run/systemd/resolve/resolv.conf", "nameserver"},
+		{"/var/lib/dhcp/*.leases", "option domain-name-servers"},
+		{"/var/lib/dhcpcd/*.lease4", "nameserver"},
+		{"/run/NetworkManager/no-stub-resolv.conf", "nameserver"},
+		{"/run/resolvconf/interface/*", "nameserver"},
+		{"/etc/resolv.conf", "nameserver"},
+		{resolvOld, "nameserver"},
+	} {
+		paths, err := filepath.Glob(g.path(source.pattern))
+		if err != nil {
+			continue
+		}
+		var text strings.Builder
+		for _, p := range paths {
+			text.WriteString(readBounded(p) + "\n")
+		}
+		if found := parseServers(text.String(), source.keyword, g.Fake); len(found) > 0 {
+			return found
+		}
+	}
+	return nil
+}
+
+// parseServers reads addresses after a keyword at the start of a line. The
+// last line wins, because lease files grow at their end. Loopback is the
+// business of a stub, which would ask us again; only a fake guest may have it.
+func parseServers(text, keyword string, loopback bool) []netip.AddrPort {
+	var found []netip.AddrPort
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		rest, ok := strings.CutPrefix(line, keyword)
+		if !ok || strings.HasPrefix(line, "#") {
+			continue
+		}
+		var these []netip.AddrPort
+		for _, word := range strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(" \t,;", r) }) {
+			s, err := netip.ParseAddrPort(word)
+			if err != nil {
+				a, err := netip.ParseAddr(word)
+				if err != nil {
+					continue
+				}
+				s = netip.AddrPortFrom(a, 53)
+			}
+			a := s.Addr()
+			if s.Port() == 0 || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() && !loopback {
+				continue
+			}
+			if !loopback {
+				s = netip.AddrPortFrom(a.Unmap(), 53) // the only port that the firewall opens
+			}
+			these = append(these, s)
+		}
+		switch {
+		case len(these) == 0:
+		case strings.HasPrefix(keyword, "option"):
+			found = these
+		default:
+			found = append(found, these...)
+		}
+	}
+	return found[:min(len(found), maxUpstream)]
+}
+
+func (g Guest) text(path string) string { return readBounded(g.path(path)) }
+
+// readBounded is the end of a file's text, "" when there is none to read.
+func readBounded(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() && info.Size() != 0 {
+		return ""
+	}
+	if info.Size() > maxFacts {
+		if _, err := f.Seek(-maxFacts, io.SeekEnd); err != nil {
+			return ""
+		}
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFacts))
+	if err != nil {
+		return ""
+	}
+	return string(data)
+}

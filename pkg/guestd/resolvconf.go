@@ -1,0 +1,31 @@
+package guestd
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+)
+
+const ourResolvConf = "# Written by agent-guest; names are resolved by its proxy.\nnameserver 127.0.0.1\noptions edns0\n"
+
+// pointHere makes the guest's programs ask the proxy. It is repeated, because
+// DHCP clients, cloud-init and systemd-resolved write the file or its link
+// again. What they wrote is kept: it may be the only word on the resolver.
+func (g Guest) pointHere() error {
+	path := g.path("/etc/resolv.conf")
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().IsRegular() && readBounded(path) == ourResolvConf {
+		return nil
+	}
+	if theirs := readBounded(path); len(parseServers(theirs, "nameserver", false)) > 0 && !strings.Contains(theirs, "agent-guest") {
+		if err := writeFile(g.path(resolvOld), []byte(theirs), 0o644); err != nil {
+			return err
+		}
+	}
+	err = writeFile(path, []byte(ourResolvConf), 0o644)
+	if errors.Is(err, syscall.EBUSY) { // a mount point cannot be replaced, only written
+		return os.WriteFile(path, []byte(ourResolvConf), 0o644)
+	}
+	return err
+}

@@ -1,0 +1,161 @@
+// Package resolver is the DNS proxy of a guest: it answers for names that the
+// policy allows, and for no others.
+//
+// It asks the resolvers of the guest's network in its own words: nothing of a
+// client's packet is passed on but a checked name and type, and nothing of the
+// answer is passed back but records that cannot lead off the policy. It does
+// not decide (package policy does), and it keeps no log (its Log does).
+package resolver
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const (
+	workers    = 256             // questions answered at once
+	sockets    = 256             // TCP connections at once, per listener
+	timeout    = 2 * time.Second // of one question to one resolver
+	attempts   = 2               // questions to the network per step of a chain
+	maxChain   = 8               // aliases followed
+	maxRecords = 64              // in one answer
+	maxTTL     = 300             // seconds; a changed policy is felt soon
+)
+
+// Asker sends one question to a resolver of the network and returns its answer.
+type Asker interface {
+	Ask(ctx context.Context, name string, qtype uint16) (*dns.Msg, error)
+}
+
+// Proxy answers questions. Policy and Upstream are asked for every question,
+// so a new policy is in force with the next one.
+type Proxy struct {
+	Policy   func() *policy.Policy
+	Upstream Asker
+	Log      func(wire.Query)
+
+	once  sync.Once
+	slots chan struct{}
+	limit *limiter
+}
+
+func (p *Proxy) setup() {
+	p.slots = make(chan struct{}, workers)
+	p.limit = newLimiter(time.Now)
+}
+
+// ServeDNS answers one question.
+func (p *Proxy) ServeDNS(w dns.ResponseWriter, req *dns.Msg) {
+	p.once.Do(p.setup)
+	reply := new(dns.Msg)
+	switch {
+	case !p.limit.allow(source(w.RemoteAddr())):
+		reply.SetRcode(req, dns.RcodeRefused)
+	case req.Opcode != dns.OpcodeQuery:
+		reply.SetRcode(req, dns.RcodeNotImplemented)
+	case req.Response || len(req.Question) != 1:
+		reply.SetRcode(req, dns.RcodeFormatError)
+	default:
+		select {
+		case p.slots <- struct{}{}:
+			reply = p.Answer(context.Background(), req)
+			<-p.slots
+		default:
+			reply.SetRcode(req, dns.RcodeServerFailure)
+		}
+	}
+	size := dns.MaxMsgSize
+	if w.RemoteAddr().Network() == "udp" {
+		size = dns.MinMsgSize
+		if opt := req.IsEdns0(); opt != nil {
+			size = min(max(int(opt.UDPSize()), dns.MinMsgSize), 1232)
+		}
+	}
+	reply.Truncate(size)
+	// A client that is gone needs no answer, and there is nobody else to tell.
+	_ = w.WriteMsg(reply)
+}
+
+func source(a net.Addr) netip.Addr {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Addr{}
+	}
+	return ap.Addr().Unmap()
+}
+
+// Answer makes the reply to a message with exactly one question.
+func (p *Proxy) Answer(ctx context.Context, req *dns.Msg) *dns.Msg {
+	q := req.Question[0]
+	reply := new(dns.Msg)
+	reply.SetReply(req)
+	reply.RecursionAvailable = true
+	entry := wire.Query{Time: time.Now().UTC(), Name: wire.Clean(q.Name), Type: typeName(q.Qtype)}
+	defer func() { p.Log(entry) }()
+
+	if q.Qclass != dns.ClassINET {
+		entry.Reason = "not of the internet class"
+		return fail(req, reply, dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, entry.Reason)
+	}
+	pol := p.Policy()
+	decision := pol.Name(q.Name)
+	entry.Rule, entry.Reason = decision.Rule, decision.Reason
+	if !decision.Allowed {
+		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, decision.Reason)
+	}
+	name, err := policy.Canonical(q.Name)
+	if err != nil {
+		entry.Reason = err.Error()
+		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, entry.Reason)
+	}
+	if entry.Name = name; !passes(q.Qtype) {
+		// HTTPS and SVCB carry targets, addresses and ECH keys, CNAME a foreign
+		// name; an empty answer makes every client ask for addresses instead.
+		entry.Allowed = true
+		return reply
+	}
+	found, err := p.follow(ctx, name, q.Qtype)
+	if err != nil {
+		entry.Allowed, entry.Reason, entry.Answer = true, "no answer from the network's resolver", []string{"SERVFAIL"}
+		return fail(req, reply, dns.RcodeServerFailure, dns.ExtendedErrorCodeNetworkError, entry.Reason)
+	}
+	records, blocked := keep(pol, found.records, q, found.ttl)
+	reply.Rcode, reply.Answer = found.rcode, records
+	entry.Answer = texts(records)
+	if len(records) == 0 && blocked != "" {
+		entry.Reason = blocked
+		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeFiltered, blocked)
+	}
+	entry.Allowed = true
+	if found.rcode == dns.RcodeNameError {
+		entry.Answer = []string{"NXDOMAIN"}
+	}
+	return reply
+}
+
+// fail turns reply into a failure, with the reason for clients that can show it.
+func fail(req, reply *dns.Msg, rcode int, info uint16, text string) *dns.Msg {
+	reply.Rcode, reply.Answer = rcode, nil
+	if req.IsEdns0() != nil {
+		opt := &dns.OPT{Hdr: dns.RR_Header{Name: ".", Rrtype: dns.TypeOPT}}
+		opt.SetUDPSize(1232)
+		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: info, ExtraText: "agent-sessionizer: " + text})
+		reply.Extra = append(reply.Extra, opt)
+	}
+	return reply
+}
+
+func typeName(t uint16) string {
+	if s, ok := dns.TypeToString[t]; ok {
+		return s
+	}
+	return dns.Type(t).String()
+}

@@ -1,0 +1,280 @@
+// Package rules writes a guest's packet filter: what iptables-restore and
+// ip6tables-restore are given for a policy on a network.
+//
+// It is pure text. It never runs iptables and never looks at the machine; what
+// it is told of the network narrows the rules and never opens more than a
+// policy says. Packets of the outgoing direction are judged one by one and not
+// by their connection, so that a narrower policy also ends what is open.
+package rules
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+const (
+	// Mark is on the packets of the DNS proxy: only they reach a resolver.
+	// Setting it needs CAP_NET_ADMIN, which no container has on this side.
+	Mark = 0x41475344
+	// RedirectPort is where DNS that was sent anywhere else arrives.
+	RedirectPort = 1053
+)
+
+// Network is what the rules must know of the guest's network.
+type Network struct {
+	Gateways []netip.Addr // may log in over SSH; when none is known, any IPv4 address may
+	Upstream []netip.Addr // resolvers that the DNS proxy asks
+	IPv6     bool         // the guest has a global IPv6 address; IPv6 is closed without one
+}
+
+// Table is one table of one family: the chains that are ours, and the built-in
+// chains that must jump to them first.
+type Table struct {
+	Name  string            // "filter" or "nat"
+	Jumps map[string]string // built-in chain → our chain
+	Drop  bool              // the built-in chains' policy is DROP
+	Chain []string          // our chains, in order
+	Rules []string          // "-A CHAIN …"
+}
+
+// Family is the tables of one address family.
+type Family struct {
+	IPv6   bool
+	Tables []Table
+}
+
+// bridges are the interfaces of containers. Fixed names, because whatever is
+// learned from the machine could be an interface that leads outside.
+func bridges() []string {
+	return []string{"docker0", "br-+", "docker_gwbridge", "podman+", "cni+"}
+}
+
+// Compile returns the rules of both families. A nil policy is the closed door:
+// loopback, DHCP, SSH from the host, nothing else.
+func Compile(p *policy.Policy, n Network) []Family {
+	return []Family{family(p, n, false), family(p, n, true)}
+}
+
+func family(p *policy.Policy, n Network, six bool) Family {
+	w := &writer{six: six}
+	w.in(n)
+	w.out(p, n)
+	w.forward()
+	w.egress(p, n)
+	w.reject()
+	filter := Table{
+		Name: "filter", Drop: true, Rules: w.rules,
+		Chain: []string{"AGENT-IN", "AGENT-OUT", "AGENT-FWD", "AGENT-CNT", "AGENT-EGRESS", "AGENT-REJECT"},
+		Jumps: map[string]string{"INPUT": "AGENT-IN", "OUTPUT": "AGENT-OUT", "FORWARD": "AGENT-FWD", "DOCKER-USER": "AGENT-FWD"},
+	}
+	w.rules = nil
+	w.nat()
+	nat := Table{
+		Name: "nat", Rules: w.rules,
+		Chain: []string{"AGENT-DNS", "AGENT-DNS-FWD"},
+		Jumps: map[string]string{"OUTPUT": "AGENT-DNS", "PREROUTING": "AGENT-DNS-FWD"},
+	}
+	return Family{IPv6: six, Tables: []Table{filter, nat}}
+}
+
+// writer collects the rules of one table.
+type writer struct {
+	six   bool
+	rules []string
+}
+
+func (w *writer) add(chain, format string, args ...any) {
+	w.rules = append(w.rules, "-A "+chain+" "+fmt.Sprintf(format, args...))
+}
+
+// pick returns what fits the family.
+func (w *writer) pick(four, six string) string {
+	if w.six {
+		return six
+	}
+	return four
+}
+
+func (w *writer) in(n Network) {
+	const c = "AGENT-IN"
+	w.add(c, "-i lo -j ACCEPT")
+	w.add(c, "-m conntrack --ctstate ESTABLISHED -j ACCEPT")
+	w.add(c, "-p %s -m conntrack --ctstate RELATED -j ACCEPT", w.pick("icmp", "ipv6-icmp"))
+	if w.six {
+		w.neighbours(c)
+		w.add(c, "-p udp --sport 547 --dport 546 -j ACCEPT")
+	} else {
+		w.add(c, "-p udp --sport 67 --dport 68 -j ACCEPT")
+	}
+	for _, b := range bridges() {
+		for _, proto := range []string{"udp", "tcp"} {
+			w.add(c, "-i %s -p %s --dport %d -j ACCEPT", b, proto, RedirectPort)
+		}
+		w.add(c, "-i %s -j AGENT-REJECT", b)
+	}
+	// The host logs in over IPv4.
+	if !w.six {
+		gateways := slices.DeleteFunc(slices.Clone(n.Gateways), func(a netip.Addr) bool { return !a.Is4() })
+		for _, a := range gateways {
+			w.add(c, "-s %s -p tcp --dport 22 -j ACCEPT", a)
+		}
+		if len(gateways) == 0 {
+			w.add(c, "-p tcp --dport 22 -j ACCEPT")
+		}
+	}
+	w.add(c, "-j DROP")
+}
+
+func (w *writer) out(p *policy.Policy, n Network) {
+	const c = "AGENT-OUT"
+	w.add(c, "-o lo -j ACCEPT")
+	// Redirected DNS has its new address here, and still the old device.
+	w.add(c, "-d %s -j ACCEPT", w.pick("127.0.0.0/8", "::1/128"))
+	w.add(c, "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j ACCEPT")
+	if w.six {
+		w.neighbours(c)
+		w.add(c, "-p udp --sport 546 --dport 547 -j ACCEPT")
+	} else {
+		w.add(c, "-p udp --sport 68 --dport 67 -j ACCEPT")
+	}
+	if resolves(p) {
+		for _, a := range n.Upstream {
+			if a.Is6() != w.six || a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() || a.Zone() != "" {
+				continue
+			}
+			for _, proto := range []string{"udp", "tcp"} {
+				w.add(c, "-d %s -p %s --dport 53 -m mark --mark %#x -j ACCEPT", a, proto, Mark)
+			}
+		}
+	}
+	w.foreignDNS(c)
+	for _, b := range bridges() {
+		w.add(c, "-o %s -j ACCEPT", b)
+	}
+	w.add(c, "-j AGENT-EGRESS")
+}
+
+// forward lets containers talk to each other as docker decides, and to the
+// outside like every other program. Nothing reaches them from outside.
+func (w *writer) forward() {
+	w.add("AGENT-FWD", "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j ACCEPT")
+	for _, b := range bridges() {
+		w.add("AGENT-FWD", "-i %s -g AGENT-CNT", b)
+	}
+	w.add("AGENT-FWD", "-j DROP")
+	for _, b := range bridges() {
+		w.add("AGENT-CNT", "-o %s -j RETURN", b)
+	}
+	w.foreignDNS("AGENT-CNT")
+	w.add("AGENT-CNT", "-j AGENT-EGRESS")
+}
+
+// egress is the policy proper.
+func (w *writer) egress(p *policy.Policy, n Network) {
+	const c = "AGENT-EGRESS"
+	if resolves(p) {
+		for _, s := range p.HostServices {
+			if s.Addr().Is6() == w.six {
+				w.add(c, "-d %s -p tcp --dport %d -j ACCEPT", s.Addr(), s.Port())
+			}
+		}
+		for _, prefix := range policy.Blocked() {
+			if prefix.Addr().Is6() == w.six {
+				w.add(c, "-d %s -j AGENT-REJECT", prefix)
+			}
+		}
+		if !w.six || n.IPv6 {
+			for _, port := range p.Ports {
+				w.add(c, "-p tcp --dport %d -j ACCEPT", port)
+			}
+		}
+	}
+	w.add(c, "-j AGENT-REJECT")
+}
+
+// reject answers, so that what is not allowed fails at once.
+func (w *writer) reject() {
+	w.add("AGENT-REJECT", "-p tcp -j REJECT --reject-with tcp-reset")
+	w.add("AGENT-REJECT", "-j REJECT --reject-with %s", w.pick("icmp-admin-prohibited", "icmp6-adm-prohibited"))
+}
+
+// foreignDNS refuses resolvers other than the proxy even where their port is
+// allowed; plain DNS is redirected before it comes here.
+func (w *writer) foreignDNS(chain string) {
+	for _, port := range []int{53, 853} {
+		for _, proto := range []string{"udp", "tcp"} {
+			w.add(chain, "-p %s --dport %d -j AGENT-REJECT", proto, port)
+		}
+	}
+}
+
+// neighbours is what IPv6 needs to have an address at all.
+func (w *writer) neighbours(chain string) {
+	for _, kind := range []int{133, 134, 135, 136} {
+		w.add(chain, "-p ipv6-icmp --icmpv6-type %d -j ACCEPT", kind)
+	}
+}
+
+func (w *writer) nat() {
+	w.add("AGENT-DNS", "-m mark --mark %#x -j RETURN", Mark)
+	w.add("AGENT-DNS", "-d %s -j RETURN", w.pick("127.0.0.0/8", "::1/128"))
+	for _, proto := range []string{"udp", "tcp"} {
+		w.add("AGENT-DNS", "-p %s --dport 53 -j REDIRECT --to-ports %d", proto, RedirectPort)
+	}
+	for _, b := range bridges() {
+		for _, proto := range []string{"udp", "tcp"} {
+			w.add("AGENT-DNS-FWD", "-i %s -p %s --dport 53 -j REDIRECT --to-ports %d", b, proto, RedirectPort)
+		}
+	}
+}
+
+// resolves reports whether the policy lets anything out at all.
+func resolves(p *policy.Policy) bool {
+	return p != nil && p.Version == policy.Version && (p.Mode == policy.Allowlist || p.Mode == policy.Open)
+}
+
+// Restore is the input of iptables-restore --noflush that puts the table in
+// place in one transaction. present counts the jumps that each built-in chain
+// has now; a chain that is missing from it does not exist.
+func (t Table) Restore(present map[string]int) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n", t.Name)
+	for _, chain := range sortedKeys(t.Jumps) {
+		_, exists := present[chain]
+		switch {
+		case t.Drop && chain != "DOCKER-USER":
+			fmt.Fprintf(&b, ":%s DROP [0:0]\n", chain)
+		case !exists:
+			// Docker keeps a DOCKER-USER that it finds, so making it first
+			// leaves no moment in which docker's rules stand without ours.
+			fmt.Fprintf(&b, ":%s - [0:0]\n", chain)
+		}
+	}
+	for _, chain := range t.Chain {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", chain)
+	}
+	for _, chain := range sortedKeys(t.Jumps) {
+		for range present[chain] {
+			fmt.Fprintf(&b, "-D %s -j %s\n", chain, t.Jumps[chain])
+		}
+		fmt.Fprintf(&b, "-I %s 1 -j %s\n", chain, t.Jumps[chain])
+	}
+	for _, rule := range t.Rules {
+		b.WriteString(rule + "\n")
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

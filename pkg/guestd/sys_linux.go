@@ -1,0 +1,45 @@
+package guestd
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
+)
+
+// mark puts the proxy's mark on a socket.
+func mark(_, _ string, c syscall.RawConn) error {
+	var errMark error
+	err := c.Control(func(fd uintptr) {
+		errMark = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, rules.Mark)
+	})
+	return errors.Join(err, errMark)
+}
+
+// inMemory reports whether files in dir never reach a disk.
+func inMemory(dir string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return err
+	}
+	if st.Type != unix.TMPFS_MAGIC && st.Type != unix.RAMFS_MAGIC {
+		return errors.New("it is not a tmpfs")
+	}
+	for line := range strings.Lines(readBounded("/proc/swaps")) {
+		if device, _, _ := strings.Cut(line, " "); strings.HasPrefix(device, "/") && !strings.HasPrefix(device, "/dev/zram") {
+			return errors.New("memory is swapped to a disk; turn that off with: sudo swapoff -a")
+		}
+	}
+	return nil
+}
+
+// viaDir is a path to a file in an open directory that is short enough for a
+// socket's address, however long the directory's own path is.
+func viaDir(dir *os.File, name string) string {
+	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
+}

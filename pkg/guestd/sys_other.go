@@ -1,0 +1,18 @@
+//go:build !linux
+
+package guestd
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Guests run Linux. Elsewhere only a fake guest works, which needs none of it.
+
+func mark(_, _ string, _ syscall.RawConn) error { return errors.ErrUnsupported }
+
+func inMemory(string) error { return errors.ErrUnsupported }
+
+func viaDir(dir *os.File, name string) string { return filepath.Join(dir.Name(), name) }

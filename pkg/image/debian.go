@@ -1,0 +1,369 @@
+package image
+
+import (
+	"bufio"
+	"context"
+	_ "embed" // the two scripts
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+//go:embed customize.sh
+var customizeScript string
+
+//go:embed initramfs-hook.sh
+var initramfsHook string
+
+// cmdline boots our disks. The VM manager appends nothing to it.
+const cmdline = "root=LABEL=cloudimg-rootfs rw console=ttyS0 ds=nocloud no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0"
+
+// packages are those without which it does not boot, or cannot run provision/.
+func packages(arch string) []string {
+	kernel := "linux-image-cloud-amd64"
+	if arch == "aarch64" {
+		kernel = "linux-image-cloud-arm64"
+	}
+	return []string{
+		"systemd", "systemd-sysv", "systemd-resolved", "dbus", "udev", kernel, "initramfs-tools", "zstd",
+		"cloud-init", "openssh-server", "sudo", "iproute2", "iptables", "kmod", "netbase", "procps",
+		"ca-certificates", "e2fsprogs", "passwd", "login", "util-linux",
+	}
+}
+
+const installHint = "sudo apt-get install mmdebstrap qemu-utils e2fsprogs debian-archive-keyring"
+
+// makeDebian builds with mmdebstrap in namespaces of its own: as root only mounts
+// and processes are apart, so that a build cut short leaves no mount of the
+// host's /dev behind for the next one's clean-up to walk into; as another user
+// also the users, for which newuidmap is needed.
+func makeDebian(ctx context.Context, dir string, o BuildOptions) error {
+	if err := checkHost(); err != nil {
+		return err
+	}
+	b := debianBuild{out: dir, opts: o, userns: os.Geteuid() != 0}
+	if !b.userns {
+		b.work = dir
+		if err := os.Chmod(dir, 0o711); err != nil {
+			return err
+		}
+	} else {
+		// The namespace's root is nobody to the host: it must be able to walk
+		// to the work, which a home directory rarely allows.
+		tmp, err := os.MkdirTemp("", "agent-image-")
+		if err != nil {
+			return fmt.Errorf("make build directory: %w", err)
+		}
+		b.work = tmp
+		defer b.removeWork()
+		if err := os.Chmod(tmp, 0o777); err != nil {
+			return err
+		}
+	}
+	steps := []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"prepare", b.prepare},
+		{"install packages and tools", b.rootfs},
+		{"make disk", b.disk},
+		{"extract kernel", b.kernel},
+		{"convert disk", b.convert},
+	}
+	for _, s := range steps {
+		begin := time.Now()
+		o.Progress(s.name)
+		if err := s.run(ctx); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		o.Progress(fmt.Sprintf("%s done in %.0fs", s.name, time.Since(begin).Seconds()))
+	}
+	return nil
+}
+
+// checkHost says what is missing before anything is begun.
+func checkHost() error {
+	if runtime.GOOS != "linux" {
+		return fail.New(fail.Host, "images are built from Debian packages on Linux only; on this system use the image %q", Ubuntu)
+	}
+	tools := []string{"mmdebstrap", "qemu-img", "mkfs.ext4", "debugfs"}
+	if os.Geteuid() != 0 {
+		tools = append(tools, "newuidmap", "newgidmap")
+	}
+	for _, t := range tools {
+		if _, err := tool(t); err != nil {
+			return err
+		}
+	}
+	if _, err := os.Stat("/usr/share/keyrings/debian-archive-keyring.gpg"); err != nil {
+		return fail.New(fail.Host, "building an image needs Debian's archive keys").WithHint(installHint)
+	}
+	return nil
+}
+
+// tool finds a program, also in the sbin directories that users lack in PATH.
+func tool(name string) (string, error) {
+	if p, err := exec.LookPath(name); err == nil {
+		return p, nil
+	}
+	for _, d := range []string{"/usr/sbin", "/sbin"} {
+		if p, err := exec.LookPath(filepath.Join(d, name)); err == nil {
+			return p, nil
+		}
+	}
+	hint := installHint
+	if os.Geteuid() != 0 {
+		hint += " uidmap"
+	}
+	return "", fail.New(fail.Host, "building an image needs %s", name).WithHint("%s", hint)
+}
+
+// debianBuild is one run of makeDebian.
+type debianBuild struct {
+	out, work string
+	userns    bool // we are not root: the files' owners exist in a user namespace only
+	opts      BuildOptions
+}
+
+func (b *debianBuild) path(name string) string { return filepath.Join(b.work, name) }
+
+// prepare lays out what the hooks read.
+func (b *debianBuild) prepare(context.Context) error {
+	in := b.path("in")
+	if err := os.Mkdir(in, 0o755); err != nil {
+		return err
+	}
+	if err := os.CopyFS(filepath.Join(in, "provision"), b.opts.Provision); err != nil {
+		return err
+	}
+	files := map[string][]byte{
+		"customize.sh":      []byte(customizeScript),
+		"initramfs-hook.sh": []byte(initramfsHook),
+		"agent-guest":       b.opts.GuestProgram,
+	}
+	if ca := b.caFile(); ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return err
+		}
+		files["ca.pem"] = pem
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(in, name), content, 0o755); err != nil {
+			return err
+		}
+	}
+	// Copies may be as private as the caller's umask; the namespace reads them.
+	return filepath.WalkDir(in, func(p string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chmod(p, 0o755)
+	})
+}
+
+// caFile is the CA bundle that the host tells Node to trust in addition, as
+// behind a company's proxy.
+func (b *debianBuild) caFile() string {
+	if f := b.env("NPM_CONFIG_CAFILE"); f != "" {
+		return f
+	}
+	return b.env("NODE_EXTRA_CA_CERTS")
+}
+
+func (b *debianBuild) env(name string) string {
+	for _, kv := range b.opts.Environ {
+		if k, v, _ := strings.Cut(kv, "="); strings.EqualFold(k, name) {
+			return v
+		}
+	}
+	return ""
+}
+
+// environ is what the build's programs see: a clean environment plus the host's
+// registry and proxy, which hold for this run and never reach the image.
+func (b *debianBuild) environ() []string {
+	browser := "0"
+	if b.opts.Browser {
+		browser = "1"
+	}
+	env := []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root",
+		"TMPDIR=" + b.work, "DEBIAN_FRONTEND=noninteractive",
+		"SUITE=" + b.opts.Suite, "AGENT_USER=agent", "AGENT_SOURCE=debian", "IN_CHROOT=1", "AGENT_BROWSER=" + browser,
+	}
+	for _, name := range []string{"NPM_CONFIG_REGISTRY", "http_proxy", "https_proxy", "no_proxy"} {
+		if v := b.env(name); v != "" {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
+}
+
+func (b *debianBuild) rootfs(ctx context.Context) error {
+	hook := `install -m 755 "` + b.path("in/initramfs-hook.sh") + `" "$1/etc/initramfs-tools/hooks/agent"`
+	args := []string{
+		"--mode=unshare", "--variant=apt", "--format=directory", "--skip=check/qemu",
+		"--include=" + strings.Join(packages(b.opts.Arch), ","),
+		// Nobody reads manuals in a session's VM, and they are a tenth of it.
+		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/info/*",
+		"--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
+		"--dpkgopt=path-include=/usr/share/doc/*/copyright",
+		// A crash loses the whole build anyway; sessions may lose a package to
+		// a power cut, and are disposable.
+		"--dpkgopt=force-unsafe-io",
+		"--aptopt=Acquire::Retries \"3\"", "--aptopt=APT::Install-Recommends \"0\"",
+		"--essential-hook=mkdir -p \"$1/etc/initramfs-tools/hooks\" \"$1/etc/initramfs-tools/conf.d\" && printf 'MODULES=list\\nCOMPRESS=zstd\\n' >\"$1/etc/initramfs-tools/conf.d/agent\" && " + hook,
+		"--customize-hook=" + b.path("in/customize.sh"),
+		b.opts.Suite, b.path("root"),
+	}
+	if b.opts.Mirror != "" {
+		args = append(args, b.opts.Mirror)
+	}
+	return b.run(ctx, nil, "mmdebstrap", args...)
+}
+
+// disk makes the file system from the directory. Without root it runs in a
+// user namespace again, where the files have their owners; the disk is handed in as
+// standard input, since the namespace cannot create files in out.
+func (b *debianBuild) disk(ctx context.Context) error {
+	f, err := os.OpenFile(b.path("disk.raw"), os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o666)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := errors.Join(f.Chmod(0o666), f.Truncate(diskSize)); err != nil {
+		return err
+	}
+	mkfs, err := tool("mkfs.ext4")
+	if err != nil {
+		return err
+	}
+	args := []string{
+		"-q", "-F", "-L", "cloudimg-rootfs", "-m", "1",
+		// Nothing is left to initialise in the guest's first minutes.
+		"-E", "lazy_itable_init=0,lazy_journal_init=0,discard", "-d", b.path("root"), "/proc/self/fd/0",
+	}
+	if b.userns {
+		err = b.run(ctx, f, "mmdebstrap", append([]string{"--unshare-helper", mkfs}, args...)...)
+	} else {
+		err = b.run(ctx, f, mkfs, args...)
+	}
+	return err
+}
+
+// diskSize is the file system's; guests grow it to their disk at first boot.
+const diskSize = 6 << 30
+
+// kernel reads kernel and initrd out of the file system, which needs no right
+// to the files in it.
+func (b *debianBuild) kernel(ctx context.Context) error {
+	quiet := *b // debugfs prints its version each time
+	quiet.opts.Progress = func(string) {}
+	for link, name := range map[string]string{"vmlinuz": kernelFile, "initrd.img": initrdFile} {
+		target, err := os.Readlink(filepath.Join(b.path("root"), link))
+		if err != nil {
+			return err
+		}
+		out := filepath.Join(b.out, name)
+		if err := quiet.run(ctx, nil, "debugfs", "-R", fmt.Sprintf("dump %q %q", "/"+strings.TrimPrefix(target, "/"), out), b.path("disk.raw")); err != nil {
+			return err
+		}
+		if st, err := os.Stat(out); err != nil || st.Size() < 1<<20 {
+			return fmt.Errorf("no %s in the image", name)
+		}
+	}
+	return os.WriteFile(filepath.Join(b.out, cmdlineFile), []byte(cmdline+"\n"), 0o644)
+}
+
+// convert writes the qcow2. zlib, the default compression, would take minutes.
+func (b *debianBuild) convert(ctx context.Context) error {
+	out := filepath.Join(b.out, diskFile)
+	err := b.run(ctx, nil, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", "-o", "compression_type=zstd", "-m", "4", "-W",
+		b.path("disk.raw"), out)
+	if err != nil {
+		return err
+	}
+	return b.run(ctx, nil, "qemu-img", "check", "-q", out)
+}
+
+// removeWork deletes the work outside the store; files of the namespace's users
+// can be deleted inside it only. It runs also when the build was cancelled.
+func (b *debianBuild) removeWork() {
+	b.opts.Progress("removing build files")
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	_ = b.run(ctx, nil, "mmdebstrap", "--unshare-helper", "rm", "-rf", b.path("root"))
+	_ = os.RemoveAll(b.work)
+}
+
+// run runs a program, passes its lines to Progress, and puts the last ones into
+// the error. A cancelled ctx ends its whole process group: mmdebstrap removes its
+// mounts on SIGTERM, what ignores that is killed.
+func (b *debianBuild) run(ctx context.Context, stdin *os.File, name string, args ...string) error {
+	path, err := tool(name)
+	if filepath.IsAbs(name) {
+		path, err = name, nil
+	}
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = b.environ()
+	cmd.Dir = "/"
+	if stdin != nil {
+		cmd.Stdin = stdin
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = 20 * time.Second
+	r, w := io.Pipe()
+	cmd.Stdout, cmd.Stderr = w, w
+	read := make(chan []string, 1)
+	go func() { read <- b.follow(r) }()
+	err = cmd.Run()
+	w.Close()
+	last := <-read
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w:\n%s", filepath.Base(name), err, strings.Join(last, "\n"))
+	}
+	return nil
+}
+
+// follow passes lines on and returns the last few.
+func (b *debianBuild) follow(r *io.PipeReader) []string {
+	var last []string
+	sc := bufio.NewScanner(r)
+	sc.Buffer(nil, 1<<20)
+	for sc.Scan() {
+		line := strings.TrimSpace(strings.ToValidUTF8(sc.Text(), "?"))
+		if line == "" {
+			continue
+		}
+		if len(line) > 300 {
+			line = line[:300]
+		}
+		if last = append(last, line); len(last) > 30 {
+			last = last[1:]
+		}
+		// mmdebstrap repeats its hooks' text, which tells a user nothing.
+		if line = strings.TrimPrefix(line, "I: "); !strings.HasPrefix(line, "running --") {
+			b.opts.Progress(line)
+		}
+	}
+	_, _ = io.Copy(io.Discard, r) // a line too long for us must not block the program
+	return last
+}

@@ -1,0 +1,275 @@
+// Package image owns the disk images that sessions start from: it finds the
+// pinned Ubuntu cloud image in the VM template, and builds, lists and removes
+// images made from Debian packages.
+//
+// It never starts a VM and never downloads a cloud image; the driver does both.
+// A published image is complete and never changes: a newer build is a new one
+// beside it.
+package image
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// The names of images.
+const (
+	Ubuntu = "ubuntu" // the cloud image that the VM template pins
+	Debian = "debian" // built here by Build
+)
+
+// Info describes one image.
+type Info struct {
+	Name      string    `json:"name"`
+	Arch      string    `json:"arch"`
+	Source    string    `json:"source"` // "debian/trixie", or the URL of a cloud image
+	Key       string    `json:"key"`    // hash of everything that goes in; a cloud image's digest
+	Size      int64     `json:"size"`   // bytes on disk; 0 for a cloud image
+	CreatedAt time.Time `json:"created_at,omitzero"`
+	Path      string    `json:"path,omitempty"` // directory; "" for a cloud image
+	Ready     bool      `json:"ready"`          // this is the one that Lookup returns
+}
+
+// Store is a directory of images. Its methods may be called at once from
+// several processes.
+type Store struct {
+	Dir      string // made when needed
+	Template []byte // the VM template, whose images are the source "ubuntu"; may be nil
+
+	make maker // nil: makeDebian
+}
+
+// The files of an image's directory.
+const (
+	diskFile    = "disk.qcow2"
+	kernelFile  = "kernel"
+	initrdFile  = "initrd"
+	cmdlineFile = "cmdline"
+	metaFile    = "meta.json" // written last: its presence means complete
+)
+
+// A published directory is NAME-ARCH-KEY-TIME; anything that begins with a dot
+// is a lock, or work that is in progress or was cut short.
+var published = regexp.MustCompile(`^[a-z0-9]+-(x86_64|aarch64)-[0-9a-f]{12}-[0-9]+$`)
+
+// List returns the cloud images of the template and every built image, newest
+// first within a name. A damaged directory is left out: Prune removes it.
+func (s *Store) List() ([]Info, error) {
+	infos, err := cloudImages(s.Template)
+	if err != nil {
+		return nil, err
+	}
+	built, err := s.built()
+	if err != nil {
+		return nil, err
+	}
+	return append(infos, built...), nil
+}
+
+// Lookup returns the newest image of a name and architecture, ready for a
+// driver's Spec.
+func (s *Store) Lookup(name, arch string) (vm.Image, error) {
+	if name == Ubuntu {
+		return cloudImage(s.Template, arch)
+	}
+	built, err := s.built()
+	if err != nil {
+		return vm.Image{}, err
+	}
+	for _, i := range built {
+		if i.Name != name || i.Arch != arch || !i.Ready {
+			continue
+		}
+		cmdline, err := os.ReadFile(filepath.Join(i.Path, cmdlineFile))
+		if err != nil {
+			return vm.Image{}, fmt.Errorf("read image %s: %w", name, err)
+		}
+		return vm.Image{
+			Arch:     arch,
+			Location: filepath.Join(i.Path, diskFile),
+			Kernel:   filepath.Join(i.Path, kernelFile),
+			Initrd:   filepath.Join(i.Path, initrdFile),
+			Cmdline:  strings.TrimSpace(string(cmdline)),
+		}, nil
+	}
+	e := fail.New(fail.NotFound, "no image %q for %s", name, arch)
+	if name == Debian {
+		return vm.Image{}, e.WithHint("agent-sessionizer image build --from debian")
+	}
+	return vm.Image{}, e.WithHint("agent-sessionizer image list")
+}
+
+// Remove deletes every built image of a name. None is a success; one that VMs'
+// disks refer to, whose directory inUse confirms, keeps all. inUse may be nil.
+func (s *Store) Remove(name string, inUse func(dir string) bool) error {
+	if name == Ubuntu {
+		return fail.New(fail.Usage, "the cloud image %q belongs to the VM template and cannot be removed", name)
+	}
+	built, err := s.built()
+	if err != nil {
+		return err
+	}
+	for _, i := range built {
+		if i.Name == name && inUse != nil && inUse(i.Path) {
+			return fail.New(fail.Conflict, "the disks of VMs build on image %s (%s)", name, filepath.Base(i.Path)).WithHint("agent-sessionizer list")
+		}
+	}
+	for _, i := range built {
+		if i.Name == name {
+			if err := s.discard(i.Path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Prune deletes images that a newer one of the same name replaced, damaged
+// ones, and what dead builds left, and returns how many bytes that freed. VMs
+// whose disks refer to an image's files keep it: inUse is asked with its
+// directory and may be nil. A build that runs is left alone.
+func (s *Store) Prune(inUse func(dir string) bool) (int64, error) {
+	entries, err := readDir(s.Dir)
+	if err != nil {
+		return 0, err
+	}
+	keep := map[string]bool{}
+	built, err := s.built()
+	if err != nil {
+		return 0, err
+	}
+	for _, i := range built {
+		keep[i.Path] = i.Ready
+	}
+	var freed int64
+	for _, e := range entries {
+		dir := filepath.Join(s.Dir, e.Name())
+		if !e.IsDir() || !published.MatchString(e.Name()) || keep[dir] || (inUse != nil && inUse(dir)) {
+			continue
+		}
+		n := diskUsage(dir)
+		if err := s.discard(dir); err != nil {
+			return freed, err
+		}
+		freed += n
+	}
+	n, err := s.sweep(entries)
+	return freed + n, err
+}
+
+// sweep removes work of builders that died: whoever gets a builder's lock knows
+// that none is alive.
+func (s *Store) sweep(entries []fs.DirEntry) (int64, error) {
+	var freed int64
+	for _, e := range entries {
+		name, isWork := strings.CutPrefix(e.Name(), workPrefix)
+		if !e.IsDir() || !isWork {
+			continue
+		}
+		name, _, _ = strings.Cut(name, "-")
+		lock, err := tryLock(s.lockPath(name))
+		if errors.Is(err, errLocked) {
+			continue
+		}
+		if err != nil {
+			return freed, err
+		}
+		dir := filepath.Join(s.Dir, e.Name())
+		n := diskUsage(dir)
+		err = removeTree(dir)
+		lock.Close()
+		if err != nil {
+			return freed, err
+		}
+		freed += n
+	}
+	return freed, nil
+}
+
+// built lists complete images, newest first within name and architecture; the
+// first of each is Ready.
+func (s *Store) built() ([]Info, error) {
+	entries, err := readDir(s.Dir)
+	if err != nil {
+		return nil, err
+	}
+	var infos []Info
+	for _, e := range entries {
+		if !e.IsDir() || !published.MatchString(e.Name()) {
+			continue
+		}
+		if i, err := readInfo(filepath.Join(s.Dir, e.Name())); err == nil {
+			infos = append(infos, i)
+		}
+	}
+	slices.SortFunc(infos, func(a, b Info) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Arch, b.Arch), b.CreatedAt.Compare(a.CreatedAt))
+	})
+	for n := range infos {
+		infos[n].Ready = n == 0 || infos[n-1].Name != infos[n].Name || infos[n-1].Arch != infos[n].Arch
+	}
+	return infos, nil
+}
+
+// readInfo reads a published directory; an error means that parts are missing.
+func readInfo(dir string) (Info, error) {
+	b, err := os.ReadFile(filepath.Join(dir, metaFile))
+	if err != nil {
+		return Info{}, err
+	}
+	var i Info
+	if err := json.Unmarshal(b, &i); err != nil {
+		return Info{}, fmt.Errorf("%s: %w", metaFile, err)
+	}
+	for _, f := range []string{diskFile, kernelFile, initrdFile, cmdlineFile} {
+		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Size() == 0 {
+			return Info{}, fmt.Errorf("image lacks %s", f)
+		}
+	}
+	i.Path, i.Size = dir, diskUsage(dir)
+	return i, nil
+}
+
+// discard takes an image out of sight in one step, then deletes it. It is named
+// like a dead build's work, which the next build or Prune finishes deleting.
+func (s *Store) discard(dir string) error {
+	name, _, _ := strings.Cut(filepath.Base(dir), "-")
+	gone := filepath.Join(s.Dir, fmt.Sprintf("%s%s-gone-%d", workPrefix, name, time.Now().UnixNano()))
+	if err := os.Rename(dir, gone); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return fmt.Errorf("remove image: %w", err)
+	}
+	return removeTree(gone)
+}
+
+func readDir(dir string) ([]fs.DirEntry, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	return entries, nil
+}
+
+func removeTree(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove %s: %w", filepath.Base(dir), err)
+	}
+	return nil
+}

@@ -1,0 +1,301 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+
+	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// imageFiles is what a maker must leave.
+var imageFiles = []string{diskFile, kernelFile, initrdFile, cmdlineFile}
+
+func fakeMaker(_ context.Context, dir string, o BuildOptions) error {
+	for _, f := range imageFiles {
+		if err := os.WriteFile(filepath.Join(dir, f), []byte(f+" "+o.Suite+"\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func options(guest string) BuildOptions {
+	return BuildOptions{
+		Provision:    fstest.MapFS{"10-a.sh": {Data: []byte("true")}},
+		GuestProgram: []byte(guest),
+	}
+}
+
+func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
+	s := &Store{Dir: filepath.Join(t.TempDir(), "images"), make: fakeMaker}
+	if _, err := s.Lookup(Debian, hostArch()); fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
+		t.Fatalf("lookup before any build: %v", err)
+	}
+	first, err := s.Build(t.Context(), options("one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.make = func(context.Context, string, BuildOptions) error { return errors.New("must not run") }
+	again, err := s.Build(t.Context(), options("one"))
+	if err != nil || again.Path != first.Path {
+		t.Fatalf("same inputs: %+v, %v; want %s", again, err, first.Path)
+	}
+	img, err := s.Lookup(Debian, hostArch())
+	if err != nil || img.Location != filepath.Join(first.Path, diskFile) || img.Cmdline != "cmdline trixie" {
+		t.Fatalf("lookup: %+v, %v", img, err)
+	}
+
+	s.make = fakeMaker
+	second, err := s.Build(t.Context(), options("two"))
+	if err != nil || second.Key == first.Key {
+		t.Fatalf("other guest program: %+v, %v", second, err)
+	}
+	third, err := s.Build(t.Context(), BuildOptions{Provision: options("").Provision, GuestProgram: []byte("two"), Rebuild: true})
+	if err != nil || third.Key != second.Key || third.Path == second.Path {
+		t.Fatalf("rebuild: %+v, %v", third, err)
+	}
+	infos, err := s.List()
+	if err != nil || len(infos) != 3 || infos[0].Path != third.Path || !infos[0].Ready || infos[1].Ready {
+		t.Fatalf("list: %+v, %v", infos, err)
+	}
+	freed, err := s.Prune(func(dir string) bool { return dir == first.Path })
+	if err != nil || freed == 0 {
+		t.Fatalf("prune freed %d, %v", freed, err)
+	}
+	if infos, _ = s.List(); len(infos) != 2 || infos[1].Path != first.Path {
+		t.Fatalf("prune kept %+v, want the newest and the one in use", infos)
+	}
+	if err := s.Remove(Debian, func(dir string) bool { return dir == first.Path }); fail.CodeOf(err) != fail.Conflict {
+		t.Fatalf("remove in use: %v", err)
+	}
+	if infos, _ = s.List(); len(infos) != 2 {
+		t.Fatalf("a refused remove took some: %+v", infos)
+	}
+	for range 2 {
+		if err := s.Remove(Debian, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if infos, _ = s.List(); len(infos) != 0 {
+		t.Fatalf("after remove: %+v", infos)
+	}
+}
+
+// A build that dies at any point publishes nothing, hides nothing, and the next
+// build cleans up after it.
+func TestBuildCutShortAtEveryStep(t *testing.T) {
+	for n := range len(imageFiles) + 1 {
+		t.Run(fmt.Sprintf("after %d files", n), func(t *testing.T) {
+			s := &Store{Dir: t.TempDir(), make: fakeMaker}
+			before, err := s.Build(t.Context(), options("old"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			died := filepath.Join(s.Dir, workPrefix+"debian-died")
+			s.make = func(_ context.Context, dir string, _ BuildOptions) error {
+				for _, f := range imageFiles[:n] {
+					if err := os.WriteFile(filepath.Join(dir, f), []byte("x"), 0o644); err != nil {
+						return err
+					}
+				}
+				// What kill -9 would leave: the directory itself.
+				if err := os.CopyFS(died, os.DirFS(dir)); err != nil {
+					return err
+				}
+				return errors.New("cut short")
+			}
+			if _, err := s.Build(t.Context(), options("new")); err == nil {
+				t.Fatal("a build that failed was published")
+			}
+			if img, err := s.Lookup(Debian, hostArch()); err != nil || filepath.Dir(img.Location) != before.Path {
+				t.Fatalf("lookup after a failed build: %+v, %v", img, err)
+			}
+			s.make = fakeMaker
+			if _, err := s.Build(t.Context(), options("new")); err != nil {
+				t.Fatal(err)
+			}
+			if left, _ := filepath.Glob(filepath.Join(s.Dir, workPrefix+"*")); len(left) != 0 {
+				t.Fatalf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+func TestBuildWithAPartMissingIsNotPublished(t *testing.T) {
+	for _, missing := range imageFiles {
+		s := &Store{Dir: t.TempDir()}
+		s.make = func(ctx context.Context, dir string, o BuildOptions) error {
+			return errors.Join(fakeMaker(ctx, dir, o), os.Remove(filepath.Join(dir, missing)))
+		}
+		if _, err := s.Build(t.Context(), options("x")); err == nil {
+			t.Errorf("published without %s", missing)
+		}
+		if infos, err := s.List(); err != nil || len(infos) != 0 {
+			t.Errorf("without %s: %+v, %v", missing, infos, err)
+		}
+	}
+}
+
+func TestDamagedImageIsNotFoundAndPruned(t *testing.T) {
+	s := &Store{Dir: t.TempDir(), make: fakeMaker}
+	i, err := s.Build(t.Context(), options("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(i.Path, kernelFile)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Lookup(Debian, hostArch()); fail.CodeOf(err) != fail.NotFound {
+		t.Fatalf("lookup of a damaged image: %v", err)
+	}
+	if _, err := s.Prune(nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(i.Path); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("damaged image stayed: %v", err)
+	}
+}
+
+func TestConcurrentBuildersShareOneBuild(t *testing.T) {
+	dir := t.TempDir()
+	var runs atomic.Int32
+	begun, release := make(chan struct{}), make(chan struct{})
+	slow := func(ctx context.Context, dir string, o BuildOptions) error {
+		if runs.Add(1) == 1 {
+			close(begun)
+		}
+		<-release
+		return fakeMaker(ctx, dir, o)
+	}
+	var wg sync.WaitGroup
+	paths := make([]string, 4)
+	waiting := make(chan struct{}, len(paths))
+	for n := range paths {
+		wg.Go(func() {
+			o := options("x")
+			o.Progress = func(line string) {
+				if strings.Contains(line, "waiting") {
+					waiting <- struct{}{}
+				}
+			}
+			i, err := (&Store{Dir: dir, make: slow}).Build(t.Context(), o)
+			if err != nil {
+				t.Error(err)
+			}
+			paths[n] = i.Path
+		})
+	}
+	<-begun
+	for range len(paths) - 1 {
+		<-waiting
+	}
+	// A build that runs is nobody's leftover.
+	if _, err := (&Store{Dir: dir}).Prune(nil); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := (&Store{Dir: dir, make: slow}).Build(ctx, options("x")); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled while waiting: %v", err)
+	}
+	close(release)
+	wg.Wait()
+	if runs.Load() != 1 {
+		t.Errorf("%d builds ran, want 1", runs.Load())
+	}
+	for _, p := range paths {
+		if p == "" || p != paths[0] {
+			t.Errorf("builders got %v", paths)
+		}
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*BuildOptions)
+	}{
+		{"a cloud image", func(o *BuildOptions) { o.Name = Ubuntu }},
+		{"a suite that is an option", func(o *BuildOptions) { o.Suite = "--mode=root" }},
+		{"another architecture", func(o *BuildOptions) { o.Arch = "s390x" }},
+		{"no guest program", func(o *BuildOptions) { o.GuestProgram = nil }},
+	} {
+		o := options("x")
+		c.edit(&o)
+		if _, err := (&Store{Dir: t.TempDir(), make: fakeMaker}).Build(t.Context(), o); err == nil {
+			t.Errorf("built %s", c.name)
+		}
+	}
+}
+
+func TestTemplatePinsBothArchitectures(t *testing.T) {
+	template, err := sessionizer.Lima.ReadFile("lima/agent-sandbox.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Store{Dir: t.TempDir(), Template: template}
+	for _, arch := range []string{"x86_64", "aarch64"} {
+		img, err := s.Lookup(Ubuntu, arch)
+		if err != nil || !strings.HasPrefix(img.Location, "https://") || len(img.Digest) != len("sha256:")+64 {
+			t.Errorf("%s: %+v, %v", arch, img, err)
+		}
+	}
+	if _, err := s.Lookup(Ubuntu, "riscv64"); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("riscv64: %v", err)
+	}
+	s.Template = []byte("images:\n- location: https://example.com/x.img\n  arch: x86_64\n")
+	if _, err := s.List(); fail.CodeOf(err) != fail.Usage {
+		t.Errorf("image without a digest: %v", err)
+	}
+	if err := s.Remove(Ubuntu, nil); fail.CodeOf(err) != fail.Usage {
+		t.Errorf("remove of the cloud image: %v", err)
+	}
+}
+
+func provision(t *testing.T) fs.FS {
+	t.Helper()
+	sub, err := fs.Sub(sessionizer.Provision, "provision")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sub
+}
+
+func TestScriptsParse(t *testing.T) {
+	err := fs.WalkDir(provision(t), ".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || (!strings.HasSuffix(p, ".sh") && !strings.HasSuffix(p, "ready-tmux")) {
+			return err
+		}
+		b, err := fs.ReadFile(provision(t), p)
+		if err != nil {
+			return err
+		}
+		cmd := exec.CommandContext(t.Context(), "bash", "-n")
+		cmd.Stdin = strings.NewReader(string(b))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", p, err, out)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, script := range map[string]string{"customize.sh": customizeScript, "initramfs-hook.sh": initramfsHook} {
+		cmd := exec.CommandContext(t.Context(), "sh", "-n")
+		cmd.Stdin = strings.NewReader(script)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}

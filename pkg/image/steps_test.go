@@ -1,0 +1,142 @@
+package image
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+func TestStepsHashWhatTheyRunWith(t *testing.T) {
+	base := fstest.MapFS{
+		"10-a.sh":       {Data: []byte("a")},
+		"20-b.sh":       {Data: []byte("b")},
+		"run.sh":        {Data: []byte("runner")},
+		"lib.sh":        {Data: []byte("lib")},
+		"versions.env":  {Data: []byte("V=1")},
+		"files/.zshrc":  {Data: []byte("z")},
+		"files/.c/conf": {Data: []byte("c")},
+	}
+	steps := func(edit map[string]string) []Step {
+		fsys := fstest.MapFS{}
+		for k, v := range base {
+			fsys[k] = v
+		}
+		for k, v := range edit {
+			fsys[k] = &fstest.MapFile{Data: []byte(v)}
+		}
+		s, err := Steps(fsys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := steps(nil)
+	if len(before) != 2 || before[0].Name != "10-a" || before[1].Name != "20-b" || before[0].Hash == before[1].Hash {
+		t.Fatalf("steps: %+v", before)
+	}
+	for _, c := range []struct {
+		file    string
+		changes [2]bool
+	}{
+		{"10-a.sh", [2]bool{true, false}},
+		{"lib.sh", [2]bool{true, true}},
+		{"versions.env", [2]bool{true, true}},
+		{"files/.c/conf", [2]bool{true, true}},
+		{"files/new", [2]bool{true, true}},
+		{"run.sh", [2]bool{false, false}},
+	} {
+		after := steps(map[string]string{c.file: "changed"})
+		for n := range after {
+			if (after[n].Hash != before[n].Hash) != c.changes[n] {
+				t.Errorf("%s changed: hash of %s changed: %v", c.file, after[n].Name, !c.changes[n])
+			}
+		}
+	}
+	if _, err := Steps(fstest.MapFS{"lib.sh": {}, "versions.env": {}, "files/x": {}}); err == nil {
+		t.Error("no steps is no error")
+	}
+}
+
+// The host and the runner in the guest must agree on hashes, skip what is done,
+// stop at what fails, and leave no stamp for what does not apply.
+func TestRunnerAgreesWithSteps(t *testing.T) {
+	dir, stamps := t.TempDir(), t.TempDir()
+	if err := os.CopyFS(dir, provision(t)); err != nil {
+		t.Fatal(err)
+	}
+	scripts, _ := filepath.Glob(filepath.Join(dir, "[0-9][0-9]-*.sh"))
+	for _, s := range scripts {
+		if err := os.Remove(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(name, body string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(body), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(args ...string) (string, error) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "bash", append([]string{filepath.Join(dir, "run.sh")}, args...)...)
+		cmd.Env = append(os.Environ(), "PROVISION_STAMPS="+stamps, "PROVISION_LOG="+filepath.Join(stamps, "log"))
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	write("10-ok.sh", "echo working\n")
+	write("20-later.sh", "echo not now; exit 100\n")
+	write("30-bad.sh", "echo details >>\"$PROVISION_LOG\"; exit 3\n")
+	write("40-after.sh", "echo after\n")
+
+	out, err := run()
+	for _, want := range []string{"step 10-ok start 0", "working", "step 10-ok done ", "step 20-later skip ", "details", "step 30-bad failed "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	if err == nil || strings.Contains(out, "40-after") {
+		t.Errorf("went on after a failure: %v\n%s", err, out)
+	}
+	write("30-bad.sh", "exit 0\n")
+	if out, err = run(); err != nil || !strings.Contains(out, "step 10-ok skip 0\n") || !strings.Contains(out, "step 40-after done ") {
+		t.Errorf("second run: %v\n%s", err, out)
+	}
+	if out, err = run("20-later", "40-after"); err != nil || strings.Contains(out, "10-ok") || !strings.Contains(out, "step 40-after skip 0\n") {
+		t.Errorf("selected steps: %v\n%s", err, out)
+	}
+
+	steps, err := Steps(os.DirFS(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range steps {
+		stamp, err := os.ReadFile(filepath.Join(stamps, s.Name))
+		if s.Name == "20-later" {
+			if err == nil {
+				t.Error("a step that does not apply has a stamp")
+			}
+			continue
+		}
+		if strings.TrimSpace(string(stamp)) != s.Hash {
+			t.Errorf("%s: stamp %q, Steps says %s", s.Name, stamp, s.Hash)
+		}
+	}
+	write("files/.zshrc", "changed\n")
+	if out, err = run("10-ok"); err != nil || !strings.Contains(out, "step 10-ok done ") {
+		t.Errorf("a changed dotfile re-runs steps: %v\n%s", err, out)
+	}
+}
+
+func TestShippedStepsAreInOrder(t *testing.T) {
+	steps, err := Steps(provision(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(steps) < 8 || !slices.IsSortedFunc(steps, func(a, b Step) int { return strings.Compare(a.Name, b.Name) }) {
+		t.Fatalf("steps: %+v", steps)
+	}
+}

@@ -1,0 +1,413 @@
+package keeper_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+const id = "aaaa11112222"
+
+// TestMain makes this test binary a keeper: of the state directory in the
+// environment, with a driver that hangs in Delete or does not.
+func TestMain(m *testing.M) {
+	dir := os.Getenv("KEEPER_TEST_DIR")
+	if dir == "" {
+		os.Exit(m.Run())
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { // no orphans: our parent holds our stdin
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	w, err := newWorker(ctx, dir)
+	if err == nil {
+		w.Driver = &driver{remove: func(ctx context.Context) error {
+			fmt.Println("removing")
+			if os.Getenv("KEEPER_TEST_HANG") != "" {
+				select {} // until kill -9
+			}
+			return nil
+		}}
+		fmt.Println("up")
+		err = keeper.Run(ctx, w, id)
+	}
+	fmt.Println("end", err)
+	os.Exit(0)
+}
+
+// driver has no VM; its calls do what the test says.
+type driver struct {
+	inspect      func(context.Context) (vm.Machine, error)
+	stop, remove func(context.Context) error
+}
+
+func (d *driver) Inspect(ctx context.Context, _ string) (vm.Machine, error) { return d.inspect(ctx) }
+
+func (d *driver) Stop(ctx context.Context, _ string, _ func(context.Context) error, _ time.Duration) error {
+	return d.stop(ctx)
+}
+func (d *driver) Delete(ctx context.Context, _ string) error { return d.remove(ctx) }
+func (*driver) Create(context.Context, vm.Spec) error        { return errors.New("no VM") }
+func (*driver) Start(context.Context, string, vm.Progress) (vm.Endpoint, error) {
+	return vm.Endpoint{}, errors.New("no VM")
+}
+func (*driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
+func (*driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
+func (*driver) Check(context.Context) []error              { return nil }
+
+func newWorker(ctx context.Context, dir string) (*session.Worker, error) {
+	c, err := config.Load(config.Paths{System: dir + "/etc", Config: dir + "/conf", State: dir + "/state", LimaHome: dir + "/vms"}, fstest.MapFS{
+		"config.yaml":           {Data: []byte("limits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist}\n")},
+		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
+		"network-allowlist.txt": {},
+	})
+	if err != nil {
+		return nil, err
+	}
+	st, err := store.Open(ctx, c.Paths.Store())
+	if err != nil {
+		return nil, err
+	}
+	return &session.Worker{
+		Manager: &session.Manager{Store: st, Config: c, Self: "true"}, // its keepers are the test's business
+		Log:     slog.New(slog.DiscardHandler), KillLocal: func(context.Context, session.Session) error { return nil },
+	}, nil
+}
+
+// world is a worker on a state directory with one session.
+type world struct {
+	*session.Worker
+	dir string
+	drv *driver
+}
+
+func newWorld(t *testing.T, phase, want session.Phase, facts session.Facts) *world {
+	t.Helper()
+	dir := t.TempDir()
+	w, err := newWorker(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.Store.Close() })
+	drv := &driver{}
+	w.Driver = drv
+	raw, err := json.Marshal(facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = w.Store.Create(t.Context(), store.Session{
+		ID: id, Name: "agent-o-r-aaaa11", RepoKey: "k", Repo: "o/r", Phase: string(phase), Want: string(want), Spec: json.RawMessage("{}"),
+	}, store.Event{Kind: "made"}, func([]store.Session) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+		row.Facts = raw
+		return store.Event{}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return &world{Worker: w, dir: dir, drv: drv}
+}
+
+func (w *world) is(t *testing.T, phase session.Phase) session.Session {
+	t.Helper()
+	s, err := w.Get(t.Context(), id)
+	if err != nil || s.Phase != phase {
+		t.Fatalf("the session is %s, not %s: %s, %v", s.Phase, phase, s.ErrorMessage, err)
+	}
+	return s
+}
+
+func (w *world) want(t *testing.T, phase session.Phase) {
+	t.Helper()
+	s, err := w.Get(t.Context(), id)
+	if err == nil {
+		_, err = w.Want(t.Context(), s, phase)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run starts a keeper in this process and returns how it ends.
+func (w *world) run(ctx context.Context) <-chan error {
+	end := make(chan error, 1)
+	go func() { end <- keeper.Run(ctx, w.Worker, id) }()
+	return end
+}
+
+func ended(t *testing.T, end <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-end:
+		return err
+	case <-time.After(20 * time.Second):
+		t.Fatal("the keeper does not end")
+		return nil
+	}
+}
+
+func TestNothingToDo(t *testing.T) {
+	for _, c := range []struct{ phase, want session.Phase }{
+		{session.Stopped, session.Stopped},
+		{session.Broken, session.Ready},
+		{session.Broken, session.Stopped},
+		{session.Gone, session.Gone},
+	} {
+		w := newWorld(t, c.phase, c.want, session.Facts{})
+		before := lastSeq(t, w.Store, id)
+		if err := keeper.Run(t.Context(), w.Worker, id); err != nil {
+			t.Error(c, err)
+		}
+		if after := lastSeq(t, w.Store, id); after != before {
+			t.Error(c, "something was done")
+		}
+		if store.Held(w.Config.Paths.SessionLock(id)) {
+			t.Error(c, "the lock is still held")
+		}
+	}
+	if err := keeper.Run(t.Context(), newWorld(t, session.Ready, session.Ready, session.Facts{}).Worker, "nobody"); err == nil {
+		t.Error("a keeper of no session")
+	}
+}
+
+// A failed stop is a phase, and rest; not a loop that fills store and log.
+func TestFailedStopIsNotRepeated(t *testing.T) {
+	w := newWorld(t, session.Ready, session.Stopped, session.Facts{WasReady: true})
+	n := 0
+	w.drv.stop = func(context.Context) error { n++; return errors.New("it will not") }
+	if err := ended(t, w.run(t.Context())); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	if s := w.is(t, session.Broken); s.ErrorMessage == "" || s.ErrorHint == "" {
+		t.Error(s.ErrorMessage, s.ErrorHint)
+	}
+	w.drv.stop = func(context.Context) error { n++; return nil }
+	w.want(t, session.Stopped) // once more, because somebody asks
+	if err := ended(t, w.run(t.Context())); err != nil || n != 2 {
+		t.Fatal(n, err)
+	}
+	w.is(t, session.Stopped)
+}
+
+func TestTriesAgainWhatCannotBeRecordedAsBroken(t *testing.T) {
+	w := newWorld(t, session.Stopped, session.Gone, session.Facts{})
+	n := 0
+	w.drv.remove = func(context.Context) error {
+		if n++; n == 1 {
+			return errors.New("busy")
+		}
+		return nil
+	}
+	if err := ended(t, w.run(t.Context())); err != nil || n != 2 {
+		t.Fatal(n, err)
+	}
+	if s := w.is(t, session.Gone); s.ErrorMessage != "" {
+		t.Error(s.ErrorMessage)
+	}
+}
+
+func TestChangedWantCallsWorkOff(t *testing.T) {
+	w := newWorld(t, session.Starting, session.Ready, session.Facts{WasReady: true})
+	working := make(chan struct{})
+	w.drv.inspect = func(ctx context.Context) (vm.Machine, error) { // the first thing that bringing it up asks
+		close(working)
+		<-ctx.Done()
+		return vm.Machine{}, ctx.Err()
+	}
+	w.drv.remove = func(ctx context.Context) error { return ctx.Err() } // not called off in its turn
+	end := w.run(t.Context())
+	<-working
+	w.want(t, session.Gone)
+	if err := ended(t, end); err != nil {
+		t.Fatal(err)
+	}
+	w.is(t, session.Gone)
+}
+
+// Being told to end is no failure of the session's.
+func TestEndsWithItsContext(t *testing.T) {
+	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
+	ctx, cancel := context.WithCancel(t.Context())
+	w.drv.inspect = func(context.Context) (vm.Machine, error) {
+		cancel()
+		return vm.Machine{State: vm.Running}, nil
+	}
+	if err := ended(t, w.run(ctx)); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	w.is(t, session.Ready)
+	if store.Held(w.Config.Paths.SessionLock(id)) {
+		t.Error("the lock is still held")
+	}
+}
+
+// A second keeper of a ready session has nothing to wait for.
+func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
+	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
+	ctx, cancel := context.WithCancel(t.Context())
+	watching := make(chan struct{}, 100)
+	w.drv.inspect = func(context.Context) (vm.Machine, error) {
+		watching <- struct{}{}
+		return vm.Machine{State: vm.Running}, nil
+	}
+	first := w.run(ctx)
+	<-watching
+	if err := ended(t, w.run(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if !store.Held(w.Config.Paths.SessionLock(id)) {
+		t.Fatal("the first one is gone")
+	}
+	cancel()
+	if err := ended(t, first); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+// A command that asks whether a keeper lives holds the lock for an instant.
+// The keeper that meets this must not take it for another one.
+func TestAskingIsNoKeeper(t *testing.T) {
+	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
+	lock, ok, err := store.TryLock(w.Config.Paths.SessionLock(id))
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	w.drv.inspect = func(context.Context) (vm.Machine, error) {
+		cancel()
+		return vm.Machine{State: vm.Running}, nil
+	}
+	w.Log = slog.New(asker{slog.DiscardHandler, lock})
+	if err := ended(t, w.run(ctx)); !errors.Is(err, context.Canceled) {
+		t.Fatal("it took the asker for a keeper and left:", err)
+	}
+}
+
+// asker lets its lock go once a keeper has met it.
+type asker struct {
+	slog.Handler
+	lock *store.Lock
+}
+
+func (asker) Enabled(context.Context, slog.Level) bool { return true }
+
+func (a asker) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "standing by" {
+		return a.lock.Unlock()
+	}
+	return nil
+}
+
+type child struct {
+	*exec.Cmd
+	out *bufio.Scanner
+}
+
+func (w *world) spawn(t *testing.T, env ...string) child {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := child{Cmd: exec.Command(exe)}
+	c.Env = append(append(os.Environ(), "KEEPER_TEST_DIR="+w.dir), env...)
+	c.Stderr = os.Stderr
+	if _, err := c.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.out = bufio.NewScanner(out)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	c.expect(t, "up")
+	return c
+}
+
+func (c child) expect(t *testing.T, line string) {
+	t.Helper()
+	if !c.out.Scan() || c.out.Text() != line {
+		t.Fatalf("the keeper said %q, not %q", c.out.Text(), line)
+	}
+}
+
+// One keeper works at a time; when it is killed in the middle, the one that
+// stands by finishes.
+func TestStandByTakesOver(t *testing.T) {
+	w := newWorld(t, session.Ready, session.Gone, session.Facts{})
+	if err := os.MkdirAll(w.Config.Paths.SessionDir(id), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	first := w.spawn(t, "KEEPER_TEST_HANG=1")
+	first.expect(t, "removing")
+	second := w.spawn(t)
+	if _, ok, err := store.TryLock(w.Config.Paths.SessionLock(id)); ok || err != nil {
+		t.Fatal("nobody holds the lock", err)
+	}
+	w.is(t, session.Destroying) // the second one, which would remove it at once, waits
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	second.expect(t, "removing")
+	second.expect(t, "end <nil>")
+	w.is(t, session.Gone)
+}
+
+// The keeper of a second destroy comes late; whoever started it made the
+// directory of its log anew.
+func TestLateKeeperLeavesNothing(t *testing.T) {
+	w := newWorld(t, session.Gone, session.Gone, session.Facts{})
+	log := filepath.Join(w.Config.Paths.SessionDir(id), "keeper.log")
+	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(log, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := keeper.Run(t.Context(), w.Worker, id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Dir(log)); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// lastSeq is the sequence of a session's newest event, 0 when there is none.
+func lastSeq(t *testing.T, s *store.Store, id string) int64 {
+	t.Helper()
+	evs, err := s.Events(t.Context(), id, 0, 100_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(evs) == 0 {
+		return 0
+	}
+	return evs[len(evs)-1].Seq
+}

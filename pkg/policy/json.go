@@ -1,0 +1,51 @@
+package policy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// MaxBytes bounds the compiled form of a policy.
+const MaxBytes = 16 << 20
+
+// Marshal returns p's compiled form; an invalid policy has none.
+func Marshal(p *Policy) ([]byte, error) {
+	if p == nil {
+		return nil, errors.New("encode policy: there is none")
+	}
+	if err := p.Validate(); err != nil {
+		return nil, fmt.Errorf("encode policy: %w", err)
+	}
+	data, err := json.Marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("encode policy: %w", err)
+	}
+	if len(data) > MaxBytes {
+		return nil, fmt.Errorf("encode policy: over %d bytes", MaxBytes)
+	}
+	return data, nil
+}
+
+// Unmarshal reads a compiled policy. Unknown fields, trailing data and
+// anything Validate refuses are errors: half a policy is not applied.
+func Unmarshal(data []byte) (*Policy, error) {
+	if len(data) > MaxBytes {
+		return nil, fmt.Errorf("decode policy: over %d bytes", MaxBytes)
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	p := &Policy{}
+	if err := d.Decode(p); err != nil {
+		return nil, fmt.Errorf("decode policy: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("decode policy: more than one value")
+	}
+	if err := p.Validate(); err != nil {
+		return nil, fmt.Errorf("decode policy: %w", err)
+	}
+	return p, nil
+}

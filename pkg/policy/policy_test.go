@@ -1,0 +1,390 @@
+package policy_test
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+func allowlist(t testing.TB, text string) *policy.Policy {
+	t.Helper()
+	rules, err := policy.Parse(strings.NewReader(text), "list")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := policy.Default()
+	p.Names = rules
+	return p
+}
+
+func patterns(p *policy.Policy) string {
+	var s []string
+	for _, r := range p.Names {
+		s = append(s, r.Pattern)
+	}
+	return strings.Join(s, " ")
+}
+
+func TestParse(t *testing.T) {
+	rules, err := policy.Parse(strings.NewReader("\ufeff# head\r\n\r\nGitHub.com # code\r\n*.npmjs.org\r\ngithub.com\nxn--bcher-kva.example"), "a/list.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []policy.Rule{
+		{Pattern: "github.com", Source: "a/list.txt:3"},
+		{Pattern: "*.npmjs.org", Source: "a/list.txt:4"},
+		{Pattern: "xn--bcher-kva.example", Source: "a/list.txt:6"},
+	}
+	if len(rules) != len(want) {
+		t.Fatalf("got %v", rules)
+	}
+	for i := range want {
+		if rules[i] != want[i] {
+			t.Errorf("rule %d: got %v, want %v", i, rules[i], want[i])
+		}
+	}
+	if rules, err := policy.Parse(strings.NewReader("# nothing\n"), "f"); err != nil || rules == nil || len(rules) != 0 {
+		t.Errorf("an empty list is a list: got %#v, %v", rules, err)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for line, want := range map[string]string{
+		"1.2.3.4":                             "is an IP address",
+		"1.2.3.4:80":                          "is an IP address",
+		"[::1]:80":                            "is an IP address",
+		"2001:db8::1":                         "is an IP address",
+		"10.0.0.0/8":                          "is an address range",
+		"1.2.3":                               "ends in a number",
+		"0x7f.1":                              "ends in a number",
+		"https://github.com":                  "is a URL",
+		"github.com/cli":                      "has a path",
+		"github.com:443":                      "has a port",
+		"git@github.com":                      "names a user",
+		"github.com gitlab.com":               "one name per line",
+		"gіthub.com":                          "U+0456",
+		"github.com\u00a0":                    "U+00A0",
+		"git\xffhub.com":                      "is not text",
+		"github\x00.com":                      "holds the character",
+		"git_hub.com":                         "holds the character",
+		"*":                                   "mode: open",
+		"*.":                                  "mode: open",
+		"*.com":                               "opens a whole registry",
+		"*.co.uk":                             "opens a whole registry",
+		"*.*.com":                             "not the whole first label",
+		"a.*.com":                             "not the whole first label",
+		"*github.com":                         "not the whole first label",
+		"localhost":                           "single label",
+		"github.com.":                         "ends in a dot",
+		".github.com":                         "starts with a dot",
+		"github..com":                         "empty label",
+		"-a.com":                              "hyphen",
+		"a-.com":                              "hyphen",
+		strings.Repeat("a", 64) + ".com":      "label over 63",
+		strings.Repeat("abcdefg.", 33) + "co": "longer than 253",
+	} {
+		_, err := policy.Parse(strings.NewReader("ok.example\n"+line+"\n"), "list.txt")
+		switch {
+		case err == nil:
+			t.Errorf("%q: accepted", line)
+		case !strings.HasPrefix(err.Error(), "list.txt:2: ") || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "; "):
+			t.Errorf("%q: got %q, want list.txt:2: … %q …; what to do", line, err, want)
+		}
+	}
+}
+
+func TestParseReportsAllErrorsBounded(t *testing.T) {
+	_, err := policy.Parse(strings.NewReader("*\nok.example\n1.2.3.4\n"), "f")
+	if err == nil || !strings.Contains(err.Error(), "f:1:") || !strings.Contains(err.Error(), "f:3:") {
+		t.Errorf("got %v", err)
+	}
+	_, err = policy.Parse(strings.NewReader(strings.Repeat("*\n", 5000)), "f")
+	if err == nil || strings.Count(err.Error(), "\n") != 100 || !strings.Contains(err.Error(), "4900 more lines") {
+		t.Errorf("got %v", err)
+	}
+	if _, err = policy.Parse(strings.NewReader(strings.Repeat("# padding\n", 200_000)), "f"); err == nil {
+		t.Error("an allowlist over the bound was read")
+	}
+	var many strings.Builder
+	for i := range policy.MaxRules + 1 {
+		many.WriteString(string([]byte{'a' + byte(i%26), 'a' + byte(i/26%26), 'a' + byte(i/676%26), 'a' + byte(i/17576)}) + ".example\n")
+	}
+	if _, err = policy.Parse(strings.NewReader(many.String()), "f"); err == nil {
+		t.Error("more rules than the bound were read")
+	}
+}
+
+func TestName(t *testing.T) {
+	p := allowlist(t, "github.com\n*.npmjs.org\n*.a.npmjs.org\n")
+	for name, rule := range map[string]string{
+		"github.com":            "github.com",
+		"GitHub.COM.":           "github.com",
+		"pkg.npmjs.org":         "*.npmjs.org",
+		"x.y.npmjs.org":         "*.npmjs.org",
+		"x.a.npmjs.org":         "*.a.npmjs.org",
+		"_https._tcp.npmjs.org": "*.npmjs.org",
+		"npmjs.org":             "",
+		"evilnpmjs.org":         "",
+		"api.github.com":        "",
+		"github.com.evil.com":   "",
+		"":                      "",
+		".":                     "",
+		"1.2.3.4":               "",
+		"github.com..":          "",
+		"gith\u212aub.com":      "",
+		"a b.npmjs.org":         "",
+		"*.npmjs.org":           "",
+	} {
+		d := p.Name(name)
+		if d.Rule != rule || d.Allowed != (rule != "") || !d.Allowed && d.Reason == "" {
+			t.Errorf("%q: got %+v, want rule %q", name, d, rule)
+		}
+	}
+	if got := p.Name("github.com").Reason; got != "list:1" {
+		t.Errorf("source of the rule: got %q", got)
+	}
+}
+
+func TestModes(t *testing.T) {
+	public := netip.MustParseAddrPort("203.0.113.7:443")
+	for mode, want := range map[policy.Mode][3]bool{
+		policy.Isolated:  {false, false, false},
+		policy.Allowlist: {true, false, true},
+		policy.Open:      {true, true, true},
+		"outbound":       {false, false, false},
+		"":               {false, false, false},
+	} {
+		p := allowlist(t, "github.com\n")
+		p.Mode = mode
+		got := [3]bool{p.Name("github.com").Allowed, p.Name("example.com").Allowed, p.Addr(public).Allowed}
+		if got != want {
+			t.Errorf("mode %q: got %v, want %v", mode, got, want)
+		}
+	}
+	var none *policy.Policy
+	if none.Name("github.com").Allowed || none.Addr(public).Allowed {
+		t.Error("no policy allows nothing")
+	}
+	p := allowlist(t, "github.com\n")
+	p.Version++
+	if p.Name("github.com").Allowed {
+		t.Error("a policy of an unknown version allows nothing")
+	}
+}
+
+func TestAddr(t *testing.T) {
+	p := policy.Default()
+	p.Mode = policy.Open
+	p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
+	for addr, want := range map[string]bool{
+		"203.0.113.7:443":               true,
+		"192.0.2.1:22":                  true,
+		"198.51.100.1:80":               true,
+		"198.18.0.1:443":                true,
+		"[2001:db8::1]:443":             true,
+		"[2606:4700::1]:443":            true,
+		"[64:ff9b::203.0.113.7]:443":    true,
+		"[::ffff:203.0.113.7]:443":      true,
+		"203.0.113.7:25":                false,
+		"203.0.113.7:0":                 false,
+		"10.1.2.3:443":                  false,
+		"172.16.0.1:443":                false,
+		"172.31.255.255:443":            false,
+		"172.32.0.1:443":                true,
+		"192.168.5.2:443":               false,
+		"192.168.5.2:8080":              true,
+		"[::ffff:192.168.5.2]:8080":     true,
+		"169.254.169.254:80":            false,
+		"168.63.129.16:80":              false,
+		"100.100.100.200:80":            false,
+		"100.63.0.1:80":                 true,
+		"127.0.0.1:80":                  false,
+		"0.0.0.0:80":                    false,
+		"224.0.0.1:80":                  false,
+		"255.255.255.255:80":            false,
+		"[::]:80":                       false,
+		"[::1]:80":                      false,
+		"[::127.0.0.1]:80":              false,
+		"[fd00:ec2::254]:80":            false,
+		"[fe80::1]:80":                  false,
+		"[fe80::1%eth0]:80":             false,
+		"[2606:4700::1%eth0]:443":       false,
+		"[ff02::1]:80":                  false,
+		"[fec0::1]:80":                  false,
+		"[::ffff:127.0.0.1]:80":         false,
+		"[::ffff:10.0.0.1]:443":         false,
+		"[64:ff9b::10.0.0.1]:443":       false,
+		"[64:ff9b::169.254.169.254]:80": false,
+		"[64:ff9b:1::1]:80":             false,
+		"[2002:7f00:1::]:80":            false,
+	} {
+		if d := p.Addr(netip.MustParseAddrPort(addr)); d.Allowed != want {
+			t.Errorf("%s: got %+v, want %v", addr, d, want)
+		}
+	}
+	if p.Addr(netip.AddrPort{}).Allowed {
+		t.Error("the zero address is allowed")
+	}
+}
+
+func TestTighten(t *testing.T) {
+	user := allowlist(t, "github.com\n*.npmjs.org\n*.deep.golang.org\n")
+	user.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
+	open := policy.Default()
+	open.Mode = policy.Open
+	for name, c := range map[string]struct {
+		user, repo *policy.Policy
+		mode       policy.Mode
+		names      string
+	}{
+		"no file":         {user, nil, policy.Allowlist, "github.com *.npmjs.org *.deep.golang.org"},
+		"says nothing":    {user, &policy.Policy{}, policy.Allowlist, "github.com *.npmjs.org *.deep.golang.org"},
+		"tries to open":   {user, &policy.Policy{Mode: policy.Open}, policy.Allowlist, "github.com *.npmjs.org *.deep.golang.org"},
+		"intersection":    {user, allowlist(t, "evil.example\npkg.npmjs.org\n*.golang.org\ngithub.com"), policy.Allowlist, "github.com *.deep.golang.org pkg.npmjs.org"},
+		"empty list":      {user, allowlist(t, ""), policy.Allowlist, ""},
+		"isolates":        {user, &policy.Policy{Mode: policy.Isolated}, policy.Isolated, "github.com *.npmjs.org *.deep.golang.org"},
+		"unknown mode":    {user, &policy.Policy{Mode: "x"}, policy.Isolated, "github.com *.npmjs.org *.deep.golang.org"},
+		"open user":       {open, allowlist(t, "github.com"), policy.Allowlist, "github.com"},
+		"open, mode only": {open, &policy.Policy{Mode: policy.Allowlist}, policy.Allowlist, ""},
+		"no user":         {nil, open, policy.Isolated, ""},
+	} {
+		got := policy.Tighten(c.user, c.repo)
+		if got.Mode != c.mode || patterns(got) != c.names {
+			t.Errorf("%s: got %s [%s], want %s [%s]", name, got.Mode, patterns(got), c.mode, c.names)
+		}
+		if err := got.Validate(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	narrow := policy.Tighten(user, &policy.Policy{Ports: []uint16{443, 8443}, HostServices: []netip.AddrPort{}})
+	if len(narrow.Ports) != 1 || narrow.Ports[0] != 443 || len(narrow.HostServices) != 0 {
+		t.Errorf("ports and host services: got %v %v", narrow.Ports, narrow.HostServices)
+	}
+	if len(user.Ports) != 3 || user.Ports[0] != 22 {
+		t.Errorf("the user's policy was changed: %v", user.Ports)
+	}
+}
+
+func TestMarshal(t *testing.T) {
+	p := allowlist(t, "github.com\n*.npmjs.org\n")
+	p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
+	data, err := policy.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := policy.Unmarshal(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if patterns(back) != patterns(p) || back.HostServices[0] != p.HostServices[0] || len(back.Ports) != 3 {
+		t.Errorf("got %s", data)
+	}
+	for _, bad := range []string{
+		``, `null`, `{}`, `[]`, string(data) + "{}",
+		`{"version":2,"mode":"open","names":[],"ports":[]}`,
+		`{"version":1,"mode":"wide","names":[],"ports":[]}`,
+		`{"version":1,"mode":"open","names":[],"ports":[],"extra":1}`,
+		`{"version":1,"mode":"open","names":[{"pattern":"*"}],"ports":[]}`,
+		`{"version":1,"mode":"open","names":[{"pattern":"GitHub.com"}],"ports":[]}`,
+		`{"version":1,"mode":"open","names":[],"ports":[0]}`,
+		`{"version":1,"mode":"open","names":[],"ports":[70000]}`,
+		`{"version":1,"mode":"open","names":[],"ports":[],"host_services":["127.0.0.1:80"]}`,
+		`{"version":1,"mode":"open","names":[],"ports":[],"host_services":["[fe80::1%eth0]:80"]}`,
+	} {
+		if _, err := policy.Unmarshal([]byte(bad)); err == nil {
+			t.Errorf("accepted %s", bad)
+		}
+	}
+}
+
+func TestConcurrentFirstUse(t *testing.T) {
+	p := allowlist(t, "github.com\n")
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if !p.Name("github.com").Allowed {
+				t.Error("not allowed")
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestShippedAllowlist(t *testing.T) {
+	f, err := os.Open("../../config/network-allowlist.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	rules, err := policy.Parse(f, "network-allowlist.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := policy.Default()
+	p.Names = rules
+	for _, name := range []string{
+		"github.com", "api.github.com", "raw.githubusercontent.com", "objects.githubusercontent.com", "pkg.npmjs.org",
+		"hub.docker.com", "registry-1.docker.io", "auth.docker.io", "production.cloudflare.docker.com", "api.anthropic.com", "claude.ai",
+		"archive.ubuntu.com", "security.ubuntu.com", "nodejs.org", "deb.nodesource.com", "any.debian.org", "any.golang.org",
+	} {
+		if d := p.Name(name); !d.Allowed {
+			t.Errorf("%s: %s", name, d.Reason)
+		}
+	}
+	for _, name := range []string{"statsig.anthropic.com", "gist.github.com", "example.com", "github.io"} {
+		if p.Name(name).Allowed {
+			t.Errorf("%s is allowed", name)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("github.com\n*.npmjs.org # x\n")
+	f.Add("1.2.3.4\nhttps://x\n*.com\n\xff")
+	f.Fuzz(func(t *testing.T, text string) {
+		rules, err := policy.Parse(strings.NewReader(text), "f")
+		if err != nil {
+			if rules != nil || !strings.HasPrefix(err.Error(), "f:") {
+				t.Fatalf("%v with error %v", rules, err)
+			}
+			return
+		}
+		p := policy.Default()
+		p.Names = rules
+		if err := p.Validate(); err != nil {
+			t.Fatalf("parsed, and not valid: %v", err)
+		}
+		for _, r := range rules {
+			name := strings.Replace(r.Pattern, "*", "x", 1)
+			if len(name) <= 253 && !p.Name(name).Allowed {
+				t.Fatalf("%q does not allow %q", r.Pattern, name)
+			}
+		}
+	})
+}
+
+func FuzzName(f *testing.F) {
+	f.Add("github.com", "GitHub.com.")
+	f.Add("*.npmjs.org", "a.b.npmjs.org")
+	f.Fuzz(func(t *testing.T, pattern, name string) {
+		canonical, err := policy.ParsePattern(pattern)
+		if err != nil {
+			return
+		}
+		p := policy.Default()
+		p.Names = []policy.Rule{{Pattern: canonical}}
+		if !p.Name(name).Allowed {
+			return
+		}
+		// An independent reading of what a pattern means.
+		n := strings.ToLower(strings.TrimSuffix(name, "."))
+		zone, wildcard := strings.CutPrefix(canonical, "*")
+		if wildcard && (!strings.HasSuffix(n, zone) || len(n) == len(zone)) || !wildcard && n != canonical {
+			t.Fatalf("%q allows %q", canonical, name)
+		}
+	})
+}

@@ -1,0 +1,343 @@
+package repo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// Target is where fetched work goes to; either may be "".
+type Target struct {
+	Mirror string // a mirror's directory
+	Local  string // the user's clone: only refs/agents/SESSION/ and objects are written
+}
+
+// Target is the mirror, or the local clone that stands for it, as a target.
+func (m Mirror) Target() Target {
+	if m.Local {
+		return Target{Local: m.Dir}
+	}
+	return Target{Mirror: m.Dir}
+}
+
+// With is where a fetch goes when the user names a clone, or "", and what is
+// taken to keep its work from then on. That is t and not the clone, which may be
+// deleted any day, unless t itself is gone.
+func (t Target) With(clone string) (into, keep Target) {
+	switch there := t.there(); {
+	case there.Mirror != "":
+		return Target{Mirror: there.Mirror, Local: clone}, Target{Mirror: there.Mirror}
+	case there.Local != "" && (clone == "" || clone == there.Local):
+		return there, there
+	case there.Local != "":
+		return Target{Mirror: there.Local, Local: clone}, there
+	case clone != "":
+		return Target{Local: clone}, Target{Local: clone}
+	}
+	return t, t
+}
+
+// there is t without what is gone.
+func (t Target) there() Target {
+	for _, dir := range []*string{&t.Mirror, &t.Local} {
+		if _, err := os.Stat(*dir); err != nil {
+			*dir = ""
+		}
+	}
+	return t
+}
+
+// FetchOptions bounds a fetch. Zero values are the defaults.
+type FetchOptions struct {
+	MaxBytes int64  // of what the guest sends; 4 GiB
+	MaxRefs  int    // that a fetch may change; 5000
+	TempDir  string // where what the guest sends is kept meanwhile; the system's
+	Progress Progress
+}
+
+// FetchResult is what a fetch changed.
+type FetchResult struct {
+	Refs    []RefUpdate `json:"refs"`    // sorted by name
+	Commits int         `json:"commits"` // that the host did not have
+	Bytes   int64       `json:"bytes"`   // received
+}
+
+// RefUpdate is one changed reference under refs/agents/SESSION/.
+type RefUpdate struct {
+	Name string `json:"name"`
+	Old  string `json:"old,omitempty"` // "" when it is new; kept under replaced/ where nothing else holds it
+	New  string `json:"new"`
+}
+
+const (
+	maxOffered  = 100_000   // references that a guest may name at all
+	maxHaves    = 4000      // commits that are named to the guest
+	diskReserve = 512 << 20 // bytes that a fetch leaves free
+)
+
+func (o FetchOptions) filled() FetchOptions {
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = 4 << 30
+	}
+	if o.MaxRefs <= 0 {
+		o.MaxRefs = 5000
+	}
+	if o.TempDir == "" {
+		o.TempDir = os.TempDir()
+	}
+	return o
+}
+
+// Fetch brings the guest's commits to refs/agents/SESSION/ of the targets:
+// heads/, tags/, HEAD, stash/ID, worktrees/ID, and unnamed/ID for what has a
+// name that is not fit for this host. What was fetched once stays, be its
+// branch deleted, renamed or rewritten in the guest (then at replaced/ID).
+//
+// The guest sends a pack and a list of names, not a bundle: git checks the
+// objects of a pack as strictly as we ask for, which for a bundle it does only
+// since version 2.46, and no name of the guest's reaches a fetch.
+func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base Base, opts FetchOptions) (FetchResult, error) {
+	opts = opts.filled()
+	if err := checkDir(dir); err != nil {
+		return FetchResult{}, err
+	}
+	targets, err := openTargets(ctx, session, into)
+	if err != nil {
+		return FetchResult{}, err
+	}
+	out, err := g.Output(ctx, command(offerScript, dir), nil, maxReply)
+	if err != nil {
+		return FetchResult{}, fmt.Errorf("ask the guest for its commits: %w", err)
+	}
+	offered, err := parseOffer(string(out))
+	if err != nil {
+		return FetchResult{}, err
+	}
+	var res FetchResult
+	if missing, err := missingFrom(ctx, targets, offered); err != nil {
+		return res, err
+	} else if len(missing) > 0 {
+		opts.Progress.say("fetching %d of the guest's references", len(missing))
+		haves := commonTips(ctx, targets, base)
+		if res, err = receive(ctx, g, dir, targets, missing, haves, opts); errors.Is(err, errIncomplete) && len(haves) > 0 {
+			// A target has commits whose history it lacks; ask for everything.
+			res, err = receive(ctx, g, dir, targets, missing, nil, opts)
+		}
+		if errors.Is(err, errIncomplete) {
+			err = fail.New(fail.Failure, "what the guest sent was refused and nothing was taken from it: %w", err).
+				WithHint("agent-sessionizer exec SESSION -- git fsck --full")
+		}
+		if err != nil {
+			return FetchResult{}, err
+		}
+	}
+	for _, t := range slices.Backward(targets) { // the first one's changes are reported
+		changes, err := t.apply(ctx, offered, opts.MaxRefs)
+		if err != nil {
+			return FetchResult{}, err
+		}
+		res.Refs = changes
+	}
+	return res, nil
+}
+
+// Known lists the commits of a session that the targets hold, for Work. A target
+// that is gone holds nothing.
+func Known(ctx context.Context, session string, into Target) ([]string, error) {
+	if into = into.there(); into == (Target{}) {
+		return nil, nil
+	}
+	targets, err := openTargets(ctx, session, into)
+	if err != nil {
+		return nil, err
+	}
+	ids := map[string]bool{}
+	for _, t := range targets {
+		for _, id := range t.session() {
+			ids[id] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(ids)), nil
+}
+
+// parseOffer reads the guest's list into the names below refs/agents/SESSION/
+// that it will get on the host.
+func parseOffer(out string) (map[string]string, error) {
+	offered := map[string]string{}
+	bad := func(line string) error {
+		return fail.New(fail.Failure, "the guest's list of its commits was not understood: %q", clip(line))
+	}
+	ended := false
+	for line := range strings.Lines(out) {
+		f := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 3)
+		if ended || len(f) > 1 && !objectID.MatchString(f[1]) || len(offered) >= maxOffered {
+			return nil, bad(line)
+		}
+		switch {
+		case len(f) == 1 && f[0] == "end":
+			ended = true
+		case len(f) == 2 && f[0] == "head":
+			offered["HEAD"] = f[1]
+		case len(f) == 2 && f[0] == "stash":
+			offered["stash/"+f[1]] = f[1]
+		case len(f) == 2 && f[0] == "tree":
+			offered["worktrees/"+f[1]] = f[1]
+		case len(f) == 3 && f[0] == "ref":
+			offered[placeFor(f[2], f[1])] = f[1]
+		default:
+			return nil, bad(line)
+		}
+	}
+	if !ended {
+		return nil, bad("its end is missing")
+	}
+	return settle(offered), nil
+}
+
+// placeFor is where a guest's reference goes: its own name where that is a
+// plain one, else a place named after the object.
+func placeFor(name, id string) string {
+	for prefix, to := range map[string]string{"refs/heads/": "heads/", "refs/tags/": "tags/"} {
+		if rest, ok := strings.CutPrefix(name, prefix); ok && validRefName(rest) {
+			return to + rest
+		}
+	}
+	return "unnamed/" + id
+}
+
+// settle moves aside what cannot stand next to each other ("a" and "a/b"), and
+// drops work trees whose commit is a branch's tip.
+func settle(offered map[string]string) map[string]string {
+	tips := map[string]bool{}
+	for name, id := range offered {
+		if !strings.HasPrefix(name, "worktrees/") {
+			tips[id] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(offered)) {
+		id := offered[name]
+		if strings.HasPrefix(name, "worktrees/") && tips[id] {
+			delete(offered, name)
+			continue
+		}
+		for parent := range parents(name) {
+			if _, taken := offered[parent]; taken {
+				delete(offered, name)
+				offered["unnamed/"+id] = id
+				break
+			}
+		}
+	}
+	return offered
+}
+
+// errIncomplete says that objects which the new commits need are missing.
+var errIncomplete = errors.New("the guest's commits are incomplete")
+
+// receive takes a pack from the guest into every target, or into none.
+func receive(ctx context.Context, g Guest, dir string, targets []*target, missing, haves []string, opts FetchOptions) (res FetchResult, err error) {
+	f, err := os.CreateTemp(opts.TempDir, "agent-sessionizer-*.pack")
+	if err != nil {
+		return res, err
+	}
+	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
+	room, err := freeSpace(opts.TempDir)
+	if err != nil {
+		return res, err
+	}
+	if room -= diskReserve; room <= 0 {
+		return res, fullDisk(opts.TempDir)
+	}
+	var want strings.Builder
+	for _, id := range missing {
+		want.WriteString(id + "\n")
+	}
+	for _, id := range haves {
+		want.WriteString("^" + id + "\n")
+	}
+	runCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	in := &counted{w: f, left: min(opts.MaxBytes, room), full: cancel}
+	said := &tail{keep: maxText}
+	runErr := g.Run(runCtx, command(packScript, dir), ssh.IO{
+		Stdin: strings.NewReader(want.String()), Stdout: in, Stderr: &meter{tail: said, say: opts.Progress},
+	})
+	switch {
+	case ctx.Err() != nil:
+		return res, context.Cause(ctx)
+	case in.over && room < opts.MaxBytes:
+		return res, fullDisk(opts.TempDir)
+	case in.over:
+		return res, fail.New(fail.Conflict, "the guest's work is larger than %d MiB", opts.MaxBytes>>20).
+			WithHint("agent-sessionizer fetch --max-size=SIZE SESSION")
+	case runErr != nil:
+		return res, fmt.Errorf("fetch the guest's commits: %w", guestError(runErr, said))
+	}
+	res.Bytes = in.n
+	var held []*quarantine
+	defer func() {
+		for _, q := range held {
+			err = errors.Join(err, q.remove())
+		}
+	}()
+	for _, t := range targets {
+		q, err := t.quarantine(ctx)
+		if err != nil {
+			return res, err
+		}
+		held = append(held, q)
+		commits, err := q.take(ctx, f, in.n, missing, opts)
+		if err != nil {
+			return res, err
+		}
+		res.Commits = max(res.Commits, commits)
+	}
+	for _, q := range held {
+		if err := q.release(); err != nil {
+			return res, err
+		}
+	}
+	return res, nil
+}
+
+// counted writes until a bound is reached, and then ends the transfer.
+type counted struct {
+	w    io.Writer
+	n    int64
+	left int64
+	over bool
+	full func()
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	if int64(len(p)) > c.left {
+		c.over = true
+		c.full()
+		return 0, errTooMuch
+	}
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	c.left -= int64(n)
+	return n, err
+}
+
+func freeSpace(dir string) (int64, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", dir, err)
+	}
+	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // other types elsewhere
+}
+
+func fullDisk(dir string) error {
+	return fail.New(fail.Host, "there is too little free space at %s", dir).WithHint("df -h %s", dir)
+}

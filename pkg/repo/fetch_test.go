@@ -1,0 +1,291 @@
+package repo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// session is a pushed checkout with both kinds of target.
+type session struct {
+	g    *localGuest
+	base Base
+	into Target
+}
+
+// start pushes a fresh upstream into a guest; its user has a clone as well.
+func start(t *testing.T) session {
+	t.Helper()
+	isolate(t)
+	ref, bare := upstream(t)
+	mirror := ensure(t, mirrors(t), ref)
+	s := session{g: newGuest(t), into: mirror.Target()}
+	s.into.Local = filepath.Join(t.TempDir(), "clone")
+	host(t, "/", "git clone -q '"+bare+"' '"+s.into.Local+"'")
+	s.base = push(t, s.g, mirror.Source(false), s.g.dir())
+	return s
+}
+
+func (s session) fetch(t *testing.T) FetchResult {
+	t.Helper()
+	res, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}
+
+func (s session) work(t *testing.T) WorkState {
+	t.Helper()
+	known, err := Known(t.Context(), "s1", s.into)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := Work(t.Context(), s.g, s.g.dir(), s.base, known...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (s session) agent(t *testing.T, script string) string {
+	t.Helper()
+	return s.g.sh(t, "cd work/repo && "+script)
+}
+
+// refs lists a session's references in a target, without their prefix.
+func refs(t *testing.T, dir string) string {
+	t.Helper()
+	return host(t, dir, `git for-each-ref --format='%(refname)' refs/agents/s1 | sed 's|^refs/agents/s1/||' | tr '\n' ' '`)
+}
+
+func TestFetchBringsTheWork(t *testing.T) {
+	s := start(t)
+	write(t, filepath.Join(s.into.Local, "mine"), "the user's own\n")
+	host(t, s.into.Local, "git config fetch.prune true && git add mine")
+	before := state(t, s.into.Local)
+	tip := s.agent(t, `echo w >w && git add w && git commit -qm work && git switch -qc agent/x && git commit -q --allow-empty -m more && git tag -a done -m done
+		echo st >>w && git stash -q && echo st2 >>w && git stash -q && git worktree add -q --detach ../other && git -C ../other commit -q --allow-empty -m wt && git rev-parse HEAD`)
+	equal(t, "work before", s.work(t).Summary(), "3 commits neither pushed nor fetched, 2 stashes")
+	res := s.fetch(t)
+	if res.Commits != 6 && res.Commits != 7 { // the stashes' second commits are one when made in one second
+		t.Errorf("commits %d", res.Commits)
+	}
+	equal(t, "references", len(res.Refs), 7)
+	for _, dir := range []string{s.into.Mirror, s.into.Local} {
+		equal(t, "tip", host(t, dir, "git rev-parse refs/agents/s1/heads/agent/x"), tip)
+		equal(t, "HEAD", host(t, dir, "git rev-parse refs/agents/s1/HEAD"), tip)
+		host(t, dir, "git fsck --strict")
+		equal(t, "stashes", host(t, dir, "git for-each-ref refs/agents/s1/stash | wc -l"), "2")
+	}
+	equal(t, "the user's clone", state(t, s.into.Local), before)
+	w := s.work(t)
+	if !w.Clean() {
+		t.Errorf("after a fetch: %s", w.Summary())
+	}
+
+	// Again: nothing; then only what is new.
+	res = s.fetch(t)
+	equal(t, "again", fmt.Sprint(len(res.Refs), res.Commits, res.Bytes), "0 0 0")
+	s.agent(t, "head -c 300000 /dev/urandom >big && git add big && git commit -qm big")
+	if res = s.fetch(t); res.Bytes < 300_000 {
+		t.Errorf("bytes %d", res.Bytes)
+	}
+	s.agent(t, "git commit -q --allow-empty -m small")
+	if res = s.fetch(t); res.Bytes > 1000 || res.Commits != 1 {
+		t.Errorf("a small commit: %+v", res)
+	}
+}
+
+func TestFetchNeverLosesWhatItBrought(t *testing.T) {
+	s := start(t)
+	first := s.agent(t, "git switch -qc topic && git commit -q --allow-empty -m first && git rev-parse HEAD")
+	s.fetch(t)
+	// Rewritten.
+	second := s.agent(t, "git commit -q --amend --allow-empty -m second && git rev-parse HEAD")
+	s.fetch(t)
+	equal(t, "rewritten", refs(t, s.into.Local), "HEAD heads/topic replaced/"+first)
+	equal(t, "topic", host(t, s.into.Local, "git rev-parse refs/agents/s1/heads/topic"), second)
+	// Renamed so that the old name is in the way.
+	s.agent(t, "git branch -m tmp && git branch -m topic/sub && git commit -q --allow-empty -m third")
+	s.fetch(t)
+	equal(t, "renamed", refs(t, s.into.Mirror), "HEAD heads/topic/sub replaced/"+first)
+	// Deleted with work that only the host has now.
+	third := s.agent(t, "git rev-parse HEAD; git switch -q main && git branch -qD topic/sub && git reflog expire --expire=now --all && git gc -q --prune=now")
+	s.fetch(t)
+	for _, dir := range []string{s.into.Mirror, s.into.Local} {
+		equal(t, "deleted", refs(t, dir), "HEAD heads/topic/sub replaced/"+first)
+		for _, id := range []string{first, second, third} {
+			host(t, dir, "test -n \"$(git for-each-ref --contains="+id+" refs/agents)\"")
+		}
+	}
+	// And the reverse: a directory of branches becomes a branch.
+	s.agent(t, "git switch -qc topic && git commit -q --allow-empty -m fourth")
+	s.fetch(t)
+	replaced := []string{"replaced/" + first, "replaced/" + third}
+	slices.Sort(replaced) // git lists by name, and the names are hashes
+	equal(t, "a branch again", refs(t, s.into.Local), "HEAD heads/topic "+strings.Join(replaced, " "))
+}
+
+func TestFetchIntoATargetThatFellBehind(t *testing.T) {
+	s := start(t)
+	s.agent(t, "git commit -q --allow-empty -m one")
+	both := s.into
+	s.into.Local = ""
+	s.fetch(t)
+	tip := s.agent(t, "git commit -q --allow-empty -m two && git rev-parse HEAD")
+	s.into = both
+	s.fetch(t)
+	equal(t, "local", host(t, both.Local, "git rev-parse refs/agents/s1/heads/main"), tip)
+	// A clone that has no history in common.
+	s.into = Target{Local: t.TempDir()}
+	host(t, s.into.Local, "git init -q .")
+	s.fetch(t)
+	equal(t, "unrelated", host(t, s.into.Local, "git rev-parse refs/agents/s1/heads/main"), tip)
+	// And one with commits whose history is not there.
+	s.into = Target{Local: t.TempDir()}
+	host(t, s.into.Local, "git init -q .")
+	parent := host(t, both.Local, "git rev-parse refs/agents/s1/heads/main~1")
+	host(t, both.Local, "git cat-file commit "+parent+" | git -C '"+s.into.Local+"' hash-object -t commit -w --stdin")
+	s.fetch(t)
+	host(t, s.into.Local, "git fsck --strict --connectivity-only")
+}
+
+func TestFetchedWorkCountsAsPushed(t *testing.T) {
+	s := start(t)
+	s.agent(t, "git switch -qc p && git commit -q --allow-empty -m pushed && git push -q origin p")
+	if w := s.work(t); !w.Clean() {
+		t.Errorf("pushed work: %s", w.Summary())
+	}
+	s.agent(t, "echo x >>a && echo y >y && echo z >>c && git add c")
+	w := s.work(t)
+	equal(t, "work", fmt.Sprint(w.Ahead, w.Dirty, w.Untracked), "0 2 1")
+	s.agent(t, "git reset -q --hard && git switch -qc q main && echo q >a && git commit -qam q && git switch -qc r main && echo r >a && git commit -qam r && ! git merge -q q 2>/dev/null")
+	w = s.work(t)
+	equal(t, "progress", fmt.Sprint(w.InProgress, w.Ahead, len(w.Branches)), "[merge] 2 2")
+}
+
+// A clone that work was fetched into once may be deleted.
+func TestTargetsThatAreGone(t *testing.T) {
+	s := start(t)
+	s.agent(t, "git switch -qc work && git commit -q --allow-empty -m one")
+	mirror, clone := s.into.Mirror, s.into.Local
+	into, keep := Target{Mirror: mirror}.With(clone)
+	equal(t, "into", fmt.Sprint(into), fmt.Sprint(Target{Mirror: mirror, Local: clone}))
+	equal(t, "keep", fmt.Sprint(keep), fmt.Sprint(Target{Mirror: mirror}))
+	s.into = into
+	s.fetch(t)
+	if err := os.RemoveAll(clone); err != nil {
+		t.Fatal(err)
+	}
+	if w := s.work(t); !w.Clean() { // by way of {Mirror, Local}, as earlier versions kept it
+		t.Errorf("with the clone gone: %s", w.Summary())
+	}
+	if into, _ = s.into.With(""); into != keep {
+		t.Errorf("the next fetch goes to %v", into)
+	}
+	if _, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", Target{Mirror: mirror, Local: clone}, s.base, FetchOptions{}); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("fetch into a clone that the user named and that is not there: %v", err)
+	}
+	if err := os.RemoveAll(mirror); err != nil {
+		t.Fatal(err)
+	}
+	if w := s.work(t); w.Ahead != 1 {
+		t.Errorf("what was only in what is gone counts as unsaved: %s", w.Summary())
+	}
+	other := t.TempDir()
+	if into, keep = s.into.With(other); into != (Target{Local: other}) || keep != into {
+		t.Errorf("a new clone takes the place of what is gone: %v, %v", into, keep)
+	}
+	own := t.TempDir() // a repository without a remote has no mirror
+	if into, keep = (Target{Local: own}).With(other); into != (Target{Mirror: own, Local: other}) || keep != (Target{Local: own}) {
+		t.Errorf("%v, %v", into, keep)
+	}
+}
+
+func TestFetchNeverRunsHooksOfTheClone(t *testing.T) {
+	s := start(t)
+	ran := filepath.Join(t.TempDir(), "ran")
+	for _, name := range []string{"reference-transaction", "post-checkout", "post-merge", "pre-auto-gc", "post-index-change", "fsmonitor"} {
+		hook := filepath.Join(s.into.Local, ".git", "hooks", name)
+		write(t, hook, "#!/bin/sh\ntouch '"+ran+"'\n")
+		if err := os.Chmod(hook, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host(t, s.into.Local, "git config core.fsmonitor .git/hooks/fsmonitor && git update-ref refs/x HEAD && rm '"+ran+"'") // the trap works
+	s.agent(t, "git commit -q --allow-empty -m x")
+	s.fetch(t)
+	write(t, filepath.Join(s.into.Local, "dirt"), "x")
+	push(t, s.g, Source{Dir: s.into.Local, Local: true, Dirty: true}, s.g.dir()+"2")
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("a hook ran")
+	}
+}
+
+func TestFetchBounds(t *testing.T) {
+	s := start(t)
+	s.agent(t, "head -c 2000000 /dev/urandom >big && git add big && git commit -qm big")
+	before := refs(t, s.into.Mirror)
+	tmp := t.TempDir()
+	_, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{MaxBytes: 1 << 20, TempDir: tmp})
+	if fail.CodeOf(err) != fail.Conflict || !strings.Contains(fmt.Sprint(err), "larger") {
+		t.Errorf("size: %v", err)
+	}
+	s.agent(t, `for i in $(seq 200); do echo "create refs/heads/many/$i HEAD"; done | git update-ref --stdin`)
+	_, err = Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{MaxRefs: 100, TempDir: tmp})
+	if fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("references: %v", err)
+	}
+	equal(t, "references", refs(t, s.into.Mirror), before)
+	for _, name := range []string{"", "../x", "a/b", "a b", "-x", "a..b"} {
+		if _, err := Fetch(t.Context(), s.g, s.g.dir(), name, s.into, s.base, FetchOptions{}); fail.CodeOf(err) != fail.Usage {
+			t.Errorf("session %q: %v", name, err)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+	res := s.fetch(t)
+	equal(t, "within bounds", len(res.Refs), 202)
+}
+
+func TestFetchInterrupted(t *testing.T) {
+	s := start(t)
+	tip := s.agent(t, "head -c 500000 /dev/urandom >big && git add big && git commit -qm big && git rev-parse HEAD")
+	for _, at := range []int{0, 1, 100, 250_000, 499_000} {
+		ctx, cancel := context.WithCancel(t.Context())
+		s.g.wrap = func(st ssh.IO) ssh.IO {
+			if st.Stdin != nil { // only the pack is asked for with an input
+				st.Stdout = &counted{w: st.Stdout, left: int64(at), full: cancel}
+			}
+			return st
+		}
+		if _, err := Fetch(ctx, s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("cut at %d: %v", at, err)
+		}
+		// A connection that dies without a word.
+		s.g.wrap = func(st ssh.IO) ssh.IO {
+			if st.Stdin != nil {
+				st.Stdout = &counted{w: st.Stdout, left: int64(at), full: func() {}}
+			}
+			return st
+		}
+		if _, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{}); err == nil {
+			t.Errorf("cut at %d: no error", at)
+		}
+		equal(t, "references", refs(t, s.into.Local), "")
+		cancel()
+	}
+	s.g.wrap = nil
+	s.fetch(t)
+	equal(t, "tip", host(t, s.into.Local, "git rev-parse refs/agents/s1/HEAD && find .git -name 'tmp_*'"), tip)
+}

@@ -1,0 +1,266 @@
+package repo
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// hostGit runs the host's git in one directory.
+type hostGit struct {
+	dir      string
+	user     bool     // honour the user's and the system's configuration
+	network  bool     // may talk to remotes; implies user
+	env      []string // more of the environment
+	stdin    io.Reader
+	stdout   io.Writer // nil: output returns it, bounded
+	progress Progress  // of git's own progress lines on stderr
+	cage     *cage     // nil: no resource limits
+}
+
+// cage bounds a git that reads what a guest made. Every bound is one that a
+// plain shell can set, so that no helper program is needed.
+type cage struct {
+	fileBytes int64         // largest file it may write
+	cpu       time.Duration // processor time
+	memory    int64         // bytes of address space; not enforced by macOS
+}
+
+// gitError is a git that ran and did not succeed.
+type gitError struct {
+	what   string
+	code   int
+	stderr string
+}
+
+func (e *gitError) Error() string {
+	if text := clip(e.stderr); text != "" {
+		return fmt.Sprintf("git %s: %s", e.what, text)
+	}
+	return fmt.Sprintf("git %s: exit status %d", e.what, e.code)
+}
+
+const (
+	maxOutput = 64 << 20        // bytes of an answer of the host's git
+	stopGrace = 5 * time.Second // for a cancelled git to tidy up
+)
+
+// fixed turns off whatever a repository's configuration could make git run,
+// and the housekeeping that would go on after git has returned.
+func (g hostGit) fixed() []string {
+	return []string{
+		"-c", "core.hooksPath=/dev/null",
+		"-c", "core.fsmonitor=false",
+		"-c", "core.untrackedCache=false",
+		"-c", "core.splitIndex=false",
+		"-c", "core.askPass=",
+		"-c", "gc.auto=0",
+		"-c", "maintenance.auto=false",
+		"-c", "submodule.recurse=false",
+		"-c", "fetch.recurseSubmodules=false",
+		"-c", "fetch.writeCommitGraph=false",
+		"-c", "protocol.ext.allow=never",
+	}
+}
+
+// command prepares a git; the tail is the end of its stderr.
+func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, error) {
+	argv := append([]string{"git"}, g.fixed()...)
+	if !g.user && !g.network && !owned(g.dir) {
+		for _, d := range safeDirectories(ctx) {
+			argv = append(argv, "-c", "safe.directory="+d)
+		}
+	}
+	argv = append(argv, args...)
+	if g.cage != nil {
+		argv = g.cage.around(argv)
+	}
+	name, err := exec.LookPath(argv[0])
+	if err != nil {
+		return nil, nil, fail.New(fail.Host, "git is not installed: %w", err).WithHint("sudo apt-get install git")
+	}
+	cmd := exec.CommandContext(ctx, name, argv[1:]...)
+	cmd.Dir, cmd.Stdin, cmd.Stdout = g.dir, g.stdin, g.stdout
+	cmd.Env = g.environ()
+	stderr := &tail{keep: maxText}
+	cmd.Stderr = &meter{tail: stderr, say: g.progress}
+	// A session of its own: no terminal that ssh could ask for a passphrase,
+	// and one group to end together.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = stopGrace
+	return cmd, stderr, nil
+}
+
+// around runs argv under resource limits. The limits are numbers of ours.
+func (c *cage) around(argv []string) []string {
+	script := fmt.Sprintf(`ulimit -f %d && ulimit -t %d || exit 125; ulimit -v %d 2>/dev/null || :; exec "$@"`,
+		c.fileBytes/512+1, int(c.cpu.Seconds()), c.memory/1024)
+	return append([]string{"sh", "-c", script, "sh"}, argv...)
+}
+
+func (g hostGit) run(ctx context.Context, args ...string) error {
+	cmd, stderr, err := g.command(ctx, args)
+	if err != nil {
+		return err
+	}
+	return finished(ctx, cmd.Run(), args[0], stderr)
+}
+
+// output is run with what git printed, of which too much is an error.
+func (g hostGit) output(ctx context.Context, args ...string) (string, error) {
+	var buf bytes.Buffer
+	g.stdout = &limited{w: &buf, left: maxOutput}
+	err := g.run(ctx, args...)
+	return buf.String(), err
+}
+
+// finished turns the end of a git process into an error.
+func finished(ctx context.Context, err error, what string, stderr *tail) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("git %s: %w", what, context.Cause(ctx))
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return &gitError{what: what, code: exit.ExitCode(), stderr: redactURLs(stderr.String())}
+	}
+	return fmt.Errorf("git %s: %w", what, err)
+}
+
+var urlCredentials = regexp.MustCompile(`://[^/\s'"]*@`)
+
+// redactURLs hides the credentials that a user's url.*.insteadOf may have put
+// into what git says about a remote.
+func redactURLs(s string) string { return urlCredentials.ReplaceAllString(s, "://…@") }
+
+// kept are the caller's GIT_* variables that say how to reach a remote. All
+// others could point git at another repository, index, or program.
+var kept = regexp.MustCompile(`^GIT_(SSH|SSH_COMMAND|SSH_VARIANT|SSL_[A-Z_]+|HTTP_[A-Z_]+|PROXY_[A-Z_]+|EXEC_PATH|` +
+	`CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_[0-9]+|VALUE_[0-9]+))$`)
+
+func (g hostGit) environ() []string {
+	var env []string
+	for _, kv := range os.Environ() {
+		name, _, _ := strings.Cut(kv, "=")
+		if strings.HasPrefix(name, "GIT_") && (!kept.MatchString(name) || !g.user && !g.network) {
+			continue
+		}
+		if name == "SSH_ASKPASS" || strings.HasPrefix(name, "LC_") || name == "LANGUAGE" || name == "LANG" {
+			continue
+		}
+		env = append(env, kv)
+	}
+	protocols := "none"
+	if g.network {
+		protocols = "https:ssh:git:file"
+	}
+	env = append(env,
+		"LC_ALL=C", "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS_REQUIRE=never", "GCM_INTERACTIVE=never",
+		"GIT_ALLOW_PROTOCOL="+protocols, "GIT_OPTIONAL_LOCKS=0", "GIT_NO_REPLACE_OBJECTS=1", "GIT_NO_LAZY_FETCH=1",
+	)
+	if !g.user && !g.network {
+		env = append(env, "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null")
+	}
+	return append(env, g.env...)
+}
+
+// owned reports whether git will find that dir belongs to this user.
+func owned(dir string) bool {
+	for _, p := range []string{dir, filepath.Join(dir, ".git")} {
+		info, err := os.Lstat(p)
+		if err != nil {
+			continue
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
+			return false
+		}
+	}
+	return true
+}
+
+// safeDirectories are the directories of other users that this user told git
+// to trust; a git that ignores the user's configuration must still know them.
+func safeDirectories(ctx context.Context) []string {
+	var dirs []string
+	for _, scope := range []string{"--system", "--global"} {
+		g := hostGit{user: true, dir: "/"}
+		cmd, _, err := g.command(ctx, []string{"config", scope, "-z", "--get-all", "safe.directory"})
+		if err != nil {
+			return nil
+		}
+		out, err := cmd.Output()
+		if err != nil {
+			continue // none are set
+		}
+		for d := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+			dirs = append(dirs, d)
+		}
+	}
+	return dirs
+}
+
+var errTooMuch = errors.New("more output than expected")
+
+// limited passes on a number of bytes and then fails.
+type limited struct {
+	w    io.Writer
+	left int64
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if int64(len(p)) > l.left {
+		return 0, errTooMuch
+	}
+	l.left -= int64(len(p))
+	return l.w.Write(p)
+}
+
+// meter keeps the end of git's stderr and reports its progress lines, one for
+// every tenth.
+type meter struct {
+	tail *tail
+	say  Progress
+	line []byte
+	last string
+}
+
+var percent = regexp.MustCompile(`^(?:remote: )?([A-Z][a-z]+(?: [a-z]+)*): +([0-9]{1,3})% `)
+
+func (m *meter) Write(p []byte) (int, error) {
+	if m.say == nil {
+		return m.tail.Write(p)
+	}
+	for _, c := range p {
+		if c != '\r' && c != '\n' {
+			if len(m.line) < 400 {
+				m.line = append(m.line, c)
+			}
+			continue
+		}
+		if found := percent.FindSubmatch(m.line); found != nil {
+			n, _ := strconv.Atoi(string(found[2]))
+			if at := fmt.Sprintf("%s: %d %%", bytes.ToLower(found[1]), n/10*10); at != m.last {
+				m.last = at
+				m.say(at)
+			}
+		} else {
+			_, _ = m.tail.Write(append(m.line, '\n')) // a tail never fails
+		}
+		m.line = m.line[:0]
+	}
+	return len(p), nil
+}

@@ -1,0 +1,22 @@
+# Submodules and LFS objects, over the guest's own network and as far as that
+# goes; prints "warning TEXT". Usage: extras DIR SECONDS
+cd -- "$1"
+seconds=$2
+if [ -f .gitmodules ]; then
+	echo "step fetching submodules"
+	timeout "$seconds" git submodule --quiet update --init --recursive >&2 </dev/null ||
+		echo "warning some submodules could not be fetched from inside the guest; when its network allows: git submodule update --init --recursive"
+fi
+if git ls-files -z -- .gitattributes '*/.gitattributes' | xargs -0 -r cat -- | grep -q filter=lfs; then
+	if ! git lfs version >/dev/null 2>&1; then
+		echo "warning this repository uses Git LFS, which the guest lacks; its large files are pointers"
+	else
+		echo "step fetching LFS objects"
+		git lfs install --local --skip-repo >/dev/null 2>&1 || :
+		timeout "$seconds" git lfs pull >&2 </dev/null ||
+			echo "warning some LFS objects could not be fetched from inside the guest; when its network allows: git lfs pull"
+	fi
+fi
+if [ -d .git/agent-sessionizer ]; then
+	: >.git/agent-sessionizer/extras
+fi

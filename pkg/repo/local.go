@@ -1,0 +1,128 @@
+package repo
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// probeTime bounds the questions asked of a local clone while parsing.
+const probeTime = 20 * time.Second
+
+// parseLocal finds the clone that dir is in, and its remote.
+func parseLocal(dir string) (Ref, error) {
+	info, err := os.Stat(dir)
+	if err != nil || !info.IsDir() {
+		return Ref{}, fail.New(fail.NotFound, "%s is not a directory", echo(dir)).WithHint("ls -ld %s", dir)
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return Ref{}, fail.New(fail.NotFound, "%s: %w", echo(dir), err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	defer cancel()
+	top, err := topLevel(ctx, dir)
+	if err != nil {
+		return Ref{}, err
+	}
+	if err := plain(top); err != nil {
+		return Ref{}, err
+	}
+	ref := Ref{Key: "local:" + top, Slug: strings.TrimSuffix(filepath.Base(top), ".git"), Path: top}
+	if name, found := localRemote(ctx, top); name != "" {
+		ref.Key, ref.Slug, ref.URL = found.Key, found.Slug, found.URL
+	}
+	return ref, nil
+}
+
+// topLevel is the root of the work tree that dir is in, or the bare repository.
+func topLevel(ctx context.Context, dir string) (string, error) {
+	g := hostGit{dir: dir}
+	out, err := g.output(ctx, "rev-parse", "--is-bare-repository", "--is-inside-work-tree", "--absolute-git-dir")
+	if err != nil {
+		return "", localError(dir, err)
+	}
+	lines := strings.SplitN(strings.TrimSuffix(out, "\n"), "\n", 3)
+	switch {
+	case len(lines) != 3:
+		return "", fail.New(fail.Failure, "git said nothing useful about %s", echo(dir))
+	case lines[0] == "true":
+		return filepath.EvalSymlinks(lines[2])
+	case lines[1] != "true":
+		return "", fail.New(fail.Usage, "%s lies inside a repository's .git directory", echo(dir)).WithHint("cd ..")
+	}
+	if out, err = g.output(ctx, "rev-parse", "--show-toplevel"); err != nil {
+		return "", localError(dir, err)
+	}
+	return filepath.EvalSymlinks(strings.TrimSuffix(out, "\n"))
+}
+
+// localError explains why git would not work in a local directory.
+func localError(dir string, err error) error {
+	ge, ok := errors.AsType[*gitError](err)
+	switch {
+	case !ok:
+		return err
+	case strings.Contains(ge.stderr, "dubious ownership"):
+		return fail.New(fail.Host, "%s belongs to another user, and git does not trust it", echo(dir)).
+			WithHint("git config --global --add safe.directory %s", dir)
+	case strings.Contains(ge.stderr, "not a git repository"):
+		return fail.New(fail.NotFound, "%s is not a git repository", echo(dir)).WithHint("git -C %s init", dir)
+	}
+	return fail.New(fail.Failure, "look into %s: %w", echo(dir), err)
+}
+
+// localRemote is the name and address of a local clone's remote, "" when there
+// is none that a guest could reach too. Credentials that stand in the clone's
+// own configuration stay there.
+func localRemote(ctx context.Context, dir string) (string, Ref) {
+	g := hostGit{dir: dir}
+	out, err := g.output(ctx, "remote")
+	if err != nil {
+		return "", Ref{}
+	}
+	names := strings.Fields(out)
+	name := ""
+	for _, n := range names {
+		if n == "origin" || len(names) == 1 {
+			name = n
+		}
+	}
+	if name == "" || !validRefName(name) {
+		return "", Ref{}
+	}
+	raw, err := g.output(ctx, "config", "--get", "remote."+name+".url")
+	if err != nil {
+		return "", Ref{}
+	}
+	if ref, ok := remoteRef(raw); ok {
+		return name, ref
+	}
+	// Perhaps an abbreviation of the user's own (url.*.insteadOf).
+	g.user = true
+	if raw, err = g.output(ctx, "remote", "get-url", name); err != nil {
+		return "", Ref{}
+	}
+	if ref, ok := remoteRef(raw); ok {
+		return name, ref
+	}
+	return "", Ref{}
+}
+
+func remoteRef(raw string) (Ref, bool) {
+	raw = strings.TrimSpace(raw)
+	if !strings.Contains(raw, ":") || strings.HasPrefix(raw, "file:") || strings.HasPrefix(raw, "/") {
+		return Ref{}, false
+	}
+	if u, err := url.Parse(raw); err == nil && u.Scheme == "https" && u.User != nil {
+		u.User = nil
+		raw = u.String()
+	}
+	ref, err := Parse(raw, "/")
+	return ref, err == nil
+}

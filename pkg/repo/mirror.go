@@ -1,0 +1,231 @@
+package repo
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// Mirrors is the host's cache of remote repositories: one bare repository for
+// each, at Dir/HOST/OWNER/REPO.git. Its branches and tags are the remote's;
+// refs/agents/ in it holds the agents' work and is never pruned.
+type Mirrors struct {
+	Dir   string
+	Retry Retry
+}
+
+// Mirror is where a repository's history can be read on this host.
+type Mirror struct {
+	Dir     string // a bare mirror, or the local clone
+	Local   bool   // Dir is the user's own clone
+	Ref     Ref
+	Warning string // set when the remote could not be asked and Dir may be old
+}
+
+const (
+	lockPoll     = 100 * time.Millisecond
+	maxPacks     = 40   // more of them than this are made one
+	refreshTries = 1    // of a mirror that exists: stale is better than slow
+	slowTransfer = "60" // seconds below slowBytes after which a transfer counts as dead
+	slowBytes    = "100"
+)
+
+// Ensure makes ref's mirror or brings it up to date. It may be called by
+// several processes at once, and repeated after one died inside it. When the
+// remote cannot be reached but was before, the mirror as it is will do, with a
+// Warning. A local clone is its own mirror and nothing is asked of its remote.
+func (m *Mirrors) Ensure(ctx context.Context, ref Ref, p Progress) (Mirror, error) {
+	if ref.Path != "" {
+		return Mirror{Dir: ref.Path, Local: true, Ref: ref}, nil
+	}
+	dir, err := m.place(ref)
+	if err != nil {
+		return Mirror{}, err
+	}
+	unlock, err := m.lock(ctx, ref, p)
+	if err != nil {
+		return Mirror{}, err
+	}
+	defer unlock()
+	m.sweep(ref)
+
+	mirror := Mirror{Dir: dir, Ref: ref}
+	if _, err := os.Stat(filepath.Join(dir, "HEAD")); err == nil {
+		if err := m.refresh(ctx, dir, ref, p); err != nil {
+			if ctx.Err() != nil {
+				return Mirror{}, err
+			}
+			mirror.Warning = fmt.Sprintf("using the history as it was last fetched: %v", explain(ref, err))
+			p.say("%s", mirror.Warning)
+		}
+		return mirror, nil
+	}
+	if err := m.create(ctx, dir, ref, p); err != nil {
+		return Mirror{}, explain(ref, err)
+	}
+	return mirror, nil
+}
+
+// place is the directory of ref's mirror.
+func (m *Mirrors) place(ref Ref) (string, error) {
+	host, rest, ok := strings.Cut(ref.Key, "/")
+	if p, local := strings.CutPrefix(ref.Key, "local:"); local {
+		host, rest, ok = "local", path.Base(p)+"-"+digest(p), true
+	}
+	host = strings.ReplaceAll(host, ":", "_") // a port; a host's name has no "_"
+	if !ok || ref.URL == "" || hasDotDot(ref.Key) || !filepath.IsLocal(host) || !filepath.IsLocal(rest) {
+		return "", fail.New(fail.Usage, "%q cannot be mirrored", ref.Key).WithHint("agent-sessionizer open OWNER/REPO")
+	}
+	return filepath.Join(m.Dir, host, filepath.FromSlash(rest)+".git"), nil
+}
+
+// create clones into a directory of its own that becomes the mirror when it is
+// complete.
+func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (err error) {
+	tmp := filepath.Join(m.temporary(ref), token())
+	if err := os.MkdirAll(tmp, 0o700); err != nil {
+		return fmt.Errorf("make a mirror: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, os.RemoveAll(m.temporary(ref)))
+	}()
+	g := hostGit{dir: tmp}
+	if err := g.run(ctx, "init", "--quiet", "--bare", "--initial-branch=main", "--template=", "."); err != nil {
+		return err
+	}
+	if err := g.run(ctx, "config", "remote.origin.url", ref.URL); err != nil {
+		return err
+	}
+	p.say("cloning %s", ref.Slug)
+	times := m.Retry.Times
+	if times == 0 {
+		times = 3
+	}
+	if err := m.Retry.do(ctx, times, p, func() error { return update(ctx, tmp, ref, p) }); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return fmt.Errorf("make a mirror: %w", err)
+	}
+	if err := os.RemoveAll(dir); err != nil { // something without a HEAD
+		return fmt.Errorf("make a mirror: %w", err)
+	}
+	if err := os.Rename(tmp, dir); err != nil {
+		return fmt.Errorf("make a mirror: %w", err)
+	}
+	return nil
+}
+
+// refresh fetches into a mirror that exists.
+func (m *Mirrors) refresh(ctx context.Context, dir string, ref Ref, p Progress) error {
+	g := hostGit{dir: dir}
+	was, err := g.output(ctx, "config", "--get", "remote.origin.url")
+	if err != nil {
+		return err
+	}
+	// https and ssh are two ways to one repository; on a file system that folds
+	// case, two repositories could be two ways to one directory.
+	if old, err := Parse(strings.TrimSpace(was), "/"); err != nil || old.Key != ref.Key {
+		return fail.New(fail.Conflict, "%s holds another repository", dir).WithHint("rm -r %s", dir)
+	}
+	if strings.TrimSpace(was) != ref.URL {
+		if err := g.run(ctx, "config", "remote.origin.url", ref.URL); err != nil {
+			return err
+		}
+	}
+	p.say("fetching %s", ref.Slug)
+	if err := m.Retry.do(ctx, refreshTries, p, func() error { return update(ctx, dir, ref, p) }); err != nil {
+		return err
+	}
+	return tidy(ctx, dir)
+}
+
+// update makes the branches, tags and HEAD of a bare repository the remote's.
+func update(ctx context.Context, dir string, ref Ref, p Progress) error {
+	g := hostGit{dir: dir, network: true, progress: p}
+	slow := []string{"-c", "http.lowSpeedLimit=" + slowBytes, "-c", "http.lowSpeedTime=" + slowTransfer}
+	head, err := g.output(ctx, append(slow, "ls-remote", "--symref", "--", ref.URL, "HEAD")...)
+	if err != nil {
+		return err
+	}
+	err = g.run(ctx, append(slow, "fetch", "--progress", "--prune", "--no-auto-maintenance", "--no-recurse-submodules",
+		"--no-write-fetch-head", "--", ref.URL, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")...)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(head) {
+		name, ok := strings.CutPrefix(line, "ref: refs/heads/")
+		if name, _, _ = strings.Cut(name, "\t"); ok && validRefName(name) {
+			g := hostGit{dir: dir}
+			return g.run(ctx, "symbolic-ref", "HEAD", "refs/heads/"+name)
+		}
+	}
+	return nil
+}
+
+// tidy keeps the number of packs of a mirror down. Objects that nothing points
+// to stay: a running session may have started from them.
+func tidy(ctx context.Context, dir string) error {
+	packs, err := filepath.Glob(filepath.Join(dir, "objects", "pack", "*.pack"))
+	if err != nil || len(packs) <= maxPacks {
+		return err
+	}
+	return hostGit{dir: dir}.run(ctx, "repack", "-a", "-d", "--keep-unreachable", "--quiet")
+}
+
+func (m *Mirrors) temporary(ref Ref) string {
+	return filepath.Join(m.Dir, ".tmp", digest(ref.Key))
+}
+
+// sweep removes what a process that died while cloning left behind. The caller
+// holds the lock.
+func (m *Mirrors) sweep(ref Ref) {
+	_ = os.RemoveAll(m.temporary(ref)) // create says so when it is in the way
+}
+
+// lock waits for the repository's lock. Lock files stay: removing one would
+// let two processes hold different files of the same name.
+func (m *Mirrors) lock(ctx context.Context, ref Ref, p Progress) (func(), error) {
+	dir := filepath.Join(m.Dir, ".locks")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, digest(ref.Key)), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err)
+	}
+	tick := time.NewTicker(lockPoll)
+	defer tick.Stop()
+	for first := true; ; first = false {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil // closing unlocks
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), f.Close())
+		}
+		if first {
+			p.say("waiting for another process that fetches %s", ref.Slug)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), f.Close())
+		case <-tick.C:
+		}
+	}
+}
+
+func digest(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:8])
+}

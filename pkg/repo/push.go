@@ -1,0 +1,352 @@
+package repo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// Source is where a push takes its history from.
+type Source struct {
+	Dir    string // a mirror or a local clone, on this host
+	Local  bool   // Dir is the user's own clone: its branches are not the remote's
+	URL    string // becomes the guest's origin; "" for none
+	Branch string // to check out; "" for the source's HEAD
+	Dirty  bool   // bring a local clone's uncommitted and untracked files too
+}
+
+// Source is the mirror as the source of a push.
+func (m Mirror) Source(dirty bool) Source {
+	return Source{Dir: m.Dir, Local: m.Local, URL: m.Ref.URL, Branch: m.Ref.Branch, Dirty: dirty}
+}
+
+// Checkout is where a push goes to.
+type Checkout struct {
+	Dir string // absolute, in the guest
+}
+
+const (
+	extrasTime = 10 * time.Minute // for submodules and for LFS, each
+	maxShallow = 1000             // commits at which a shallow clone ends
+	maxProbe   = 4 << 10
+)
+
+// Push puts the source's whole history and a checkout of one branch into the
+// guest. It may be repeated: what an earlier attempt left half done is
+// replaced, and a finished checkout is left as it is, whatever is in it now.
+func Push(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (Base, error) {
+	if err := checkDir(dst.Dir); err != nil {
+		return Base{}, err
+	}
+	dir := path.Clean(dst.Dir)
+	out, err := g.Output(ctx, command(probeScript, dir), nil, maxProbe)
+	if err != nil {
+		return Base{}, fmt.Errorf("look for a checkout in the guest: %w", err)
+	}
+	found, err := parseProbe(dir, string(out))
+	if err != nil {
+		return Base{}, err
+	}
+	base := found.base
+	if !found.done {
+		if base, err = transfer(ctx, g, src, dir, p); err != nil {
+			return Base{}, err
+		}
+	}
+	if !found.extras {
+		base.Warnings = append(base.Warnings, extras(ctx, g, dir, p)...)
+	}
+	return base, context.Cause(ctx)
+}
+
+type probe struct {
+	done, extras bool
+	base         Base
+}
+
+func parseProbe(dir, out string) (probe, error) {
+	f := strings.Fields(out)
+	switch {
+	case len(f) == 1 && f[0] == "absent":
+		return probe{}, nil
+	case len(f) == 1 && f[0] == "foreign":
+		return probe{}, fail.New(fail.Conflict, "%s in the guest is not empty and not a git checkout", dir).
+			WithHint("agent-sessionizer exec SESSION -- ls -la %s", dir)
+	case len(f) == 4 && f[0] == "done":
+		r := probe{done: true, extras: f[3] == "yes"}
+		if objectID.MatchString(f[1]) {
+			r.base.Commit = f[1]
+		}
+		if validRefName(f[2]) && f[2] != "-" {
+			r.base.Branch = f[2]
+		}
+		return r, nil
+	}
+	return probe{}, fmt.Errorf("look for a checkout in the guest: unexpected answer %q", clip(out))
+}
+
+// origin is what a source offers.
+type origin struct {
+	kind    string // receive.sh's KIND
+	remote  string // of a local clone
+	branch  string
+	commit  string
+	head    string // the branch that HEAD names, "" when detached
+	format  string
+	shallow string
+}
+
+func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) (Base, error) {
+	o, err := examine(ctx, src)
+	if err != nil {
+		return Base{}, err
+	}
+	if src.Dirty && (!src.Local || o.head != o.branch) {
+		return Base{}, fail.New(fail.Usage, "uncommitted changes belong to the branch %q that is checked out, not to %q", o.head, o.branch).
+			WithHint("git -C %s switch %s", src.Dir, o.branch)
+	}
+	prefix := path.Join(path.Dir(dir), ".agent-push-"+path.Base(dir))
+	tmp := prefix + "." + token()
+	line := command(receiveScript, tmp, prefix, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.shallow, o.format)
+	p.say("copying the history into the guest")
+	if err := send(ctx, g, src, o, line, p); err != nil {
+		return Base{}, fmt.Errorf("copy the repository into the guest: %w", err)
+	}
+	if src.Dirty {
+		p.say("copying uncommitted changes")
+		if err := sendDirty(ctx, g, src.Dir, o.commit, tmp); err != nil {
+			return Base{}, fmt.Errorf("copy the uncommitted changes into the guest: %w", err)
+		}
+	}
+	if err := run(ctx, g, command(finishScript, tmp, dir)); err != nil {
+		return Base{}, fmt.Errorf("finish the checkout in the guest: %w", err)
+	}
+	return Base{Commit: o.commit, Branch: o.branch}, nil
+}
+
+var plainRemote = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// examine finds out what to send and what to check out.
+func examine(ctx context.Context, src Source) (origin, error) {
+	g := hostGit{dir: src.Dir}
+	o := origin{kind: "mirror"}
+	format, err := g.output(ctx, "rev-parse", "--show-object-format")
+	if err != nil {
+		return o, localError(src.Dir, err)
+	}
+	o.format = strings.TrimSpace(format)
+	if src.Local {
+		o.kind = "clone"
+		if name, _ := localRemote(ctx, src.Dir); src.URL != "" && plainRemote.MatchString(name) {
+			o.remote = name
+		}
+		if out, err := g.output(ctx, "config", "--get-regexp", `^remote\..*\.promisor$|^extensions\.partialclone$`); err == nil && out != "" {
+			return o, fail.New(fail.Conflict, "%s is a partial clone; what it lacks is not there to copy", src.Dir).
+				WithHint("git -C %s fetch --refetch --no-filter # or open the remote instead of the clone", src.Dir)
+		}
+		if o.shallow, err = shallowEnds(ctx, g); err != nil {
+			return o, err
+		}
+	}
+	if head, err := g.output(ctx, "symbolic-ref", "-q", "HEAD"); err == nil {
+		o.head = strings.TrimPrefix(strings.TrimSpace(head), "refs/heads/")
+	}
+	refs, err := g.output(ctx, "for-each-ref", "--count=1", "refs/heads", "refs/tags", "refs/remotes")
+	if err != nil {
+		return o, err
+	}
+	o.branch = o.head
+	if src.Branch != "" {
+		o.branch = src.Branch
+	}
+	if o.branch != "" && !validRefName(o.branch) {
+		return o, fail.New(fail.Usage, "%q is not a branch's name", o.branch).WithHint("git -C %s branch -m NAME", src.Dir)
+	}
+	o.commit = o.resolve(ctx, g)
+	switch {
+	case o.commit != "":
+	case src.Branch != "" && (refs != "" || src.Branch != o.head):
+		return o, fail.New(fail.NotFound, "there is no branch %q", src.Branch).WithHint("git -C %s branch --all", src.Dir)
+	case refs == "":
+		o.kind = "empty"
+	case !src.Local:
+		// The remote's HEAD names a branch that does not exist.
+		if err := o.fallback(ctx, g); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+// resolve is the commit to check out, "" when there is none yet.
+func (o *origin) resolve(ctx context.Context, g hostGit) string {
+	names := []string{"HEAD"}
+	if o.branch != "" {
+		names = []string{"refs/heads/" + o.branch}
+		if o.remote != "" {
+			names = append(names, "refs/remotes/"+o.remote+"/"+o.branch)
+		}
+	}
+	for _, name := range names {
+		if out, err := g.output(ctx, "rev-parse", "-q", "--verify", name+"^{commit}"); err == nil {
+			return strings.TrimSpace(out)
+		}
+	}
+	return ""
+}
+
+func (o *origin) fallback(ctx context.Context, g hostGit) error {
+	out, err := g.output(ctx, "for-each-ref", "--count=1", "--sort=-committerdate", "--format=%(refname:lstrip=2)", "refs/heads")
+	if err != nil {
+		return err
+	}
+	o.branch = strings.TrimSpace(out)
+	if o.branch == "" || !validRefName(o.branch) {
+		return fail.New(fail.NotFound, "the repository has no branch to check out").WithHint("git -C %s for-each-ref", g.dir)
+	}
+	o.commit = o.resolve(ctx, g)
+	return nil
+}
+
+// shallowEnds lists the commits whose parents a shallow clone lacks.
+func shallowEnds(ctx context.Context, g hostGit) (string, error) {
+	name, err := g.output(ctx, "rev-parse", "--path-format=absolute", "--git-path", "shallow")
+	if err != nil {
+		return "", err
+	}
+	data, err := os.ReadFile(strings.TrimSuffix(name, "\n"))
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read a shallow clone: %w", err)
+	}
+	ends := strings.Fields(string(data))
+	if len(ends) > maxShallow {
+		return "", fail.New(fail.Conflict, "%s is a shallow clone that ends at %d commits", g.dir, len(ends)).
+			WithHint("git -C %s fetch --unshallow", g.dir)
+	}
+	return strings.Join(ends, "\n"), nil
+}
+
+// send streams the source's bundle into the guest's receive script.
+func send(ctx context.Context, g Guest, src Source, o origin, line string, p Progress) error {
+	if o.kind == "empty" {
+		return run(ctx, g, line)
+	}
+	args := []string{"bundle", "create", "--progress", "-", "--branches", "--tags"}
+	if o.remote != "" {
+		args = append(args, "--remotes="+o.remote)
+	}
+	if o.branch == "" {
+		args = append(args, "HEAD")
+	}
+	return pipe(ctx, g, hostGit{dir: src.Dir, progress: p}, args, line)
+}
+
+// pipe runs a git of the host into a command of the guest. Neither outlives it.
+func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("git %s: %w", args[0], err)
+	}
+	gitCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	git.stdout = w
+	cmd, stderr, err := git.command(gitCtx, args)
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return errors.Join(err, r.Close(), w.Close())
+	}
+	_ = w.Close() // git has its own
+	said := &tail{keep: maxText}
+	runErr := g.Run(ctx, line, ssh.IO{Stdin: r, Stderr: said})
+	_ = r.Close() // a git that still writes ends here
+	if runErr != nil {
+		cancel()
+	}
+	gitErr := finished(gitCtx, cmd.Wait(), args[0], stderr)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case runErr == nil:
+		return gitErr
+	}
+	// A source that cannot be read ends the stream early, and so the guest's side.
+	if ge, ok := errors.AsType[*gitError](gitErr); ok && ge.code > 0 && !strings.Contains(ge.stderr, "pack-objects died") {
+		return gitErr
+	}
+	return guestError(runErr, said)
+}
+
+// run is Guest.Run for a command whose output is only of interest when it fails.
+func run(ctx context.Context, g Guest, line string) error {
+	said := &tail{keep: maxText}
+	return guestError(g.Run(ctx, line, ssh.IO{Stderr: said}), said)
+}
+
+func guestError(err error, said *tail) error {
+	if err == nil {
+		return nil
+	}
+	if text := clip(said.String()); text != "" {
+		return fmt.Errorf("%w: the guest says: %s", err, text)
+	}
+	return err
+}
+
+// extras fetches submodules and LFS objects from inside the guest. That they
+// could not be had is worth a warning, no more.
+func extras(ctx context.Context, g Guest, dir string, p Progress) []string {
+	var warnings []string
+	out := &lineWriter{each: func(s string) {
+		kind, text, _ := strings.Cut(s, " ")
+		switch text = clip(text); kind {
+		case "step":
+			p.say("%s", text)
+		case "warning":
+			warnings = append(warnings, text)
+		}
+	}}
+	line := command(extrasScript, dir, strconv.Itoa(int(extrasTime.Seconds())))
+	if err := g.Run(ctx, line, ssh.IO{Stdout: out}); err != nil && ctx.Err() == nil {
+		warnings = append(warnings, "submodules and LFS objects could not be fetched: "+clip(err.Error()))
+	}
+	for _, w := range warnings {
+		p.say("warning: %s", w)
+	}
+	return warnings
+}
+
+// lineWriter hands on the first lines of what is written, each cut to a bound.
+type lineWriter struct {
+	each func(string)
+	line []byte
+	seen int
+}
+
+func (l *lineWriter) Write(p []byte) (int, error) {
+	for _, c := range p {
+		switch {
+		case c != '\n' && len(l.line) < 1024:
+			l.line = append(l.line, c)
+		case c == '\n':
+			if l.seen++; l.seen <= 32 {
+				l.each(string(l.line))
+			}
+			l.line = l.line[:0]
+		}
+	}
+	return len(p), nil
+}

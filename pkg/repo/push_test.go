@@ -1,0 +1,348 @@
+package repo
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+func TestPushFromAMirror(t *testing.T) {
+	isolate(t)
+	ref, bare := upstream(t)
+	mirror := ensure(t, mirrors(t), ref)
+	host(t, mirror.Dir, "git update-ref refs/agents/other/heads/secret feature")
+	g := newGuest(t)
+	base := push(t, g, mirror.Source(false), g.dir())
+	equal(t, "commit", base.Commit, host(t, bare, "git rev-parse main"))
+	equal(t, "branch", base.Branch, "main")
+	got := g.sh(t, `cd work/repo && git status --short --branch && git fsck --strict && git for-each-ref --format='%(refname)' &&
+		git remote get-url origin && cat a c && git symbolic-ref refs/remotes/origin/HEAD && git stash list && ls -A ..`)
+	equal(t, "checkout", got, "## main...origin/main\nrefs/heads/main\nrefs/remotes/origin/HEAD\nrefs/remotes/origin/feature\nrefs/remotes/origin/main\nrefs/tags/v1\n"+
+		ref.URL+"\none\nthree\nrefs/remotes/origin/main\nrepo")
+	// The remote works as one that was cloned.
+	tip := advance(t, bare, "main")
+	equal(t, "pulled", g.sh(t, "cd work/repo && git pull -q && git rev-parse HEAD"), tip)
+}
+
+func TestPushOtherBranches(t *testing.T) {
+	isolate(t)
+	ref, bare := upstream(t)
+	mirror := ensure(t, mirrors(t), ref)
+	g := newGuest(t)
+	src := mirror.Source(false)
+	src.Branch = "feature"
+	base := push(t, g, src, g.dir())
+	equal(t, "commit", base.Commit, host(t, bare, "git rev-parse feature"))
+	equal(t, "status", g.sh(t, "cd work/repo && git status -sb"), "## feature...origin/feature")
+
+	src.Branch = "nothere"
+	_, err := Push(t.Context(), g, src, Checkout{Dir: g.dir() + "1"}, nil)
+	if fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
+		t.Errorf("a branch that is not there: %v", err)
+	}
+	host(t, mirror.Dir, "git symbolic-ref HEAD refs/heads/nothere")
+	src.Branch = ""
+	if base := push(t, g, src, g.dir()+"2"); base.Branch == "" || base.Commit == "" {
+		t.Errorf("HEAD without a branch: %+v", base)
+	}
+}
+
+func TestPushAgainLeavesTheCheckoutAlone(t *testing.T) {
+	isolate(t)
+	ref, bare := upstream(t)
+	m := mirrors(t)
+	g := newGuest(t)
+	first := push(t, g, ensure(t, m, ref).Source(false), g.dir())
+	g.sh(t, "cd work/repo && git switch -qc mine && echo x >new && git add new && git commit -qm mine && echo y >new")
+	before := g.sh(t, "cd work/repo && git rev-parse HEAD && git status --short")
+	advance(t, bare, "main")
+	again := push(t, g, ensure(t, m, ref).Source(false), g.dir())
+	equal(t, "base", fmt.Sprint(again), fmt.Sprint(first))
+	equal(t, "work", g.sh(t, "cd work/repo && git rev-parse HEAD && git status --short"), before)
+}
+
+func TestPushRefusesAForeignDirectory(t *testing.T) {
+	isolate(t)
+	ref, _ := upstream(t)
+	mirror := ensure(t, mirrors(t), ref)
+	g := newGuest(t)
+	g.sh(t, "mkdir -p work/repo && echo x >work/repo/x")
+	_, err := Push(t.Context(), g, mirror.Source(false), Checkout{Dir: g.dir()}, nil)
+	if fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("got %v", err)
+	}
+	g.sh(t, "rm work/repo/x") // an empty one is fine
+	push(t, g, mirror.Source(false), g.dir())
+	for _, dir := range []string{"", "/", "repo", "-x", "/a\nb"} {
+		if _, err := Push(t.Context(), g, mirror.Source(false), Checkout{Dir: dir}, nil); fail.CodeOf(err) != fail.Usage {
+			t.Errorf("%q: %v", dir, err)
+		}
+	}
+}
+
+// cut ends a command's input as a connection does that dies.
+type cut struct {
+	r    io.Reader
+	left int
+}
+
+func (c *cut) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, errors.New("connection lost")
+	}
+	n, err := c.r.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
+}
+
+func TestPushInterrupted(t *testing.T) {
+	isolate(t)
+	ref, _ := upstream(t)
+	mirror := ensure(t, mirrors(t), ref)
+	size := len(host(t, mirror.Dir, "git bundle create - --branches --tags 2>/dev/null | base64 -w0")) * 3 / 4
+	for _, at := range []int{0, 1, 20, 150, size / 2, size - 25, size - 3} {
+		g := newGuest(t)
+		g.wrap = func(st ssh.IO) ssh.IO {
+			if st.Stdin != nil {
+				st.Stdin = &cut{r: st.Stdin, left: at}
+			}
+			return st
+		}
+		if _, err := Push(t.Context(), g, mirror.Source(false), Checkout{Dir: g.dir()}, nil); err == nil {
+			t.Errorf("cut at %d of %d: no error", at, size)
+		}
+		if _, err := os.Stat(g.dir()); err == nil {
+			t.Errorf("cut at %d: half a checkout", at)
+		}
+		// What a guest that lost power would leave.
+		write(t, filepath.Join(g.home, "work", ".agent-push-repo.dead", ".git", "x"), "half")
+		g.wrap = nil
+		push(t, g, mirror.Source(false), g.dir())
+		equal(t, "checkout", g.sh(t, "cd work/repo && git fsck --strict && git status -sb && ls -A .."), "## main...origin/main\nrepo")
+	}
+}
+
+func TestPushCancelled(t *testing.T) {
+	isolate(t)
+	ref, _ := upstream(t)
+	mirror := ensure(t, mirrors(t), ref)
+	g := newGuest(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	g.wrap = func(st ssh.IO) ssh.IO {
+		if st.Stdin != nil {
+			cancel()
+		}
+		return st
+	}
+	if _, err := Push(ctx, g, mirror.Source(false), Checkout{Dir: g.dir()}, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	g.wrap = nil
+	push(t, g, mirror.Source(false), g.dir())
+}
+
+func TestPushEmptyRepositories(t *testing.T) {
+	isolate(t)
+	dir := filepath.Join(t.TempDir(), "empty.git")
+	host(t, "/", "git init -q --bare -b trunk '"+dir+"'")
+	ref, err := Parse("file://"+dir, "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGuest(t)
+	base := push(t, g, ensure(t, mirrors(t), ref).Source(false), g.dir())
+	equal(t, "base", fmt.Sprint(base), fmt.Sprint(Base{Branch: "main"}))
+	equal(t, "guest", g.sh(t, "cd work/repo && git symbolic-ref HEAD && git remote get-url origin"), "refs/heads/main\n"+ref.URL)
+
+	local := t.TempDir()
+	host(t, local, "git init -q . && echo x >file")
+	base = push(t, g, Source{Dir: local, Local: true, Dirty: true}, g.dir()+"2")
+	equal(t, "commit", base.Commit, "")
+	equal(t, "files", g.sh(t, "cd work/repo2 && git status --short && git remote"), "?? file")
+	w, err := Work(t.Context(), g, g.dir()+"2", base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "untracked", w.Untracked, 1)
+	var out bytes.Buffer
+	if err := Diff(t.Context(), g, g.dir()+"2", base, DiffOptions{NameOnly: true}, &out); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "diff", out.String(), "file\n")
+}
+
+// localClone is a clone with an upstream, branches of its own, and changes.
+func localClone(t *testing.T) (dir, bare string) {
+	t.Helper()
+	_, bare = upstream(t)
+	dir = filepath.Join(t.TempDir(), "clone")
+	host(t, "/", "git clone -q '"+bare+"' '"+dir+"'")
+	host(t, dir, `git remote set-url origin https://h.test/owner/project
+		git switch -qc topic && echo local >l && git add l && git commit -qm local && git switch -q main`)
+	return dir, bare
+}
+
+// state is everything of a local clone that a user could see change.
+func state(t *testing.T, dir string) string {
+	t.Helper()
+	text := host(t, dir, `git for-each-ref | grep -v refs/agents/ || :; git stash list; cat .git/HEAD; find . -type f -not -path './.git/objects/*' -not -path './.git/refs/agents/*' | sort`)
+	for _, name := range []string{".git/index", ".git/config"} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		text += fmt.Sprintf("%x\n", sha256.Sum256(data))
+	}
+	return text
+}
+
+func TestPushALocalCloneWithItsChanges(t *testing.T) {
+	home := isolate(t)
+	dir, _ := localClone(t)
+	host(t, home, "git config --global core.excludesFile '"+home+"/ignored'")
+	write(t, filepath.Join(home, "ignored"), "*.swp\n")
+	host(t, dir, `echo changed >a && git rm -q --cached c && rm c && mkdir d && printf 'bin\0ary' >d/new && echo '*.o' >.gitignore && echo x >x.o && echo x >x.swp
+		echo x >'-dash' && printf x >"$(printf 'new\nline')" && echo x >'ünï' && ln -s a link && echo s >staged && git add staged && echo later >>staged
+		chmod +x a && mkdir inner && git -C inner init -q`)
+	before, objects := state(t, dir), host(t, dir, "find .git/objects -type f | sort")
+	ref, err := Parse(".", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGuest(t)
+	base := push(t, g, ensure(t, mirrors(t), ref).Source(true), g.dir())
+	equal(t, "the user's clone", state(t, dir), before)
+	equal(t, "its objects", host(t, dir, "find .git/objects -type f | sort"), objects)
+	equal(t, "commit", base.Commit, host(t, dir, "git rev-parse HEAD"))
+	equal(t, "status", g.sh(t, "cd work/repo && git -c core.quotePath=true status --short -b && git diff --cached --stat && cat staged && test -x a && readlink link"),
+		`## main...origin/main
+ M a
+ D c
+?? -dash
+?? .gitignore
+?? d/
+?? link
+?? "new\nline"
+?? staged
+?? "\303\274n\303\257"
+s
+later
+a`)
+	equal(t, "refs", g.sh(t, "cd work/repo && git remote get-url origin && git for-each-ref --format='%(refname)'"),
+		"https://h.test/owner/project\nrefs/heads/main\nrefs/heads/topic\nrefs/remotes/origin/HEAD\nrefs/remotes/origin/feature\nrefs/remotes/origin/main\nrefs/tags/v1")
+	equal(t, "bytes", g.sh(t, "cd work/repo && od -An -c d/new | tr -d ' '"), `bin\0ary`)
+
+	// The user's own branches are no work of the agent's.
+	w, err := Work(t.Context(), g, g.dir(), base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "ahead", w.Ahead, 0)
+
+	src := ensure(t, mirrors(t), ref).Source(true)
+	src.Branch = "topic"
+	if _, err := Push(t.Context(), g, src, Checkout{Dir: g.dir() + "2"}, nil); fail.CodeOf(err) != fail.Usage {
+		t.Errorf("changes for another branch: %v", err)
+	}
+	src.Dirty, src.Branch = false, "feature" // only at the remote
+	equal(t, "branch", push(t, g, src, g.dir()+"3").Commit, host(t, dir, "git rev-parse origin/feature"))
+}
+
+func TestPushUnusualClones(t *testing.T) {
+	isolate(t)
+	dir, bare := localClone(t)
+	for name, tc := range map[string]struct{ make, status string }{
+		"detached": {"git clone -q '" + dir + "' X && cd X && git checkout -q --detach HEAD~1", "## HEAD (no branch)"},
+		"worktree": {"git -C '" + dir + "' worktree add -q ../X topic", "## topic"},
+		"shallow":  {"git clone -q --depth 1 'file://" + bare + "' X", "## main"},
+		"shared":   {"git clone -q -s '" + dir + "' X", "## main"},
+		"packed":   {"git clone -q '" + dir + "' X && cd X && git gc -q && git pack-refs --all", "## main"},
+		"sha256":   {"git init -q --object-format=sha256 X && cd X && echo x >x && git add x && git commit -qm x", "## main"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := filepath.Join(filepath.Dir(dir), "X")
+			host(t, filepath.Dir(dir), tc.make)
+			defer os.RemoveAll(x)
+			write(t, filepath.Join(x, "dirt"), "dirt")
+			g := newGuest(t)
+			base := push(t, g, Source{Dir: x, Local: true, Dirty: true}, g.dir())
+			equal(t, "status", g.sh(t, "cd work/repo && git status -sb && git fsck 2>&1 | grep -v dangling || :"), tc.status+"\n?? dirt")
+			equal(t, "commit", base.Commit, host(t, x, "git rev-parse HEAD"))
+			// And back.
+			tip := g.sh(t, "cd work/repo && git add . && git commit -qm work && git rev-parse HEAD")
+			res, err := Fetch(t.Context(), g, g.dir(), "s", Target{Local: x}, base, FetchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "commits", res.Commits, 1)
+			equal(t, "fetched", host(t, x, "git rev-parse refs/agents/s/HEAD"), tip)
+		})
+	}
+	t.Run("partial", func(t *testing.T) {
+		x := filepath.Join(t.TempDir(), "X")
+		host(t, bare, "git config uploadpack.allowFilter true && git clone -q --filter=blob:none 'file://"+bare+"' '"+x+"'")
+		_, err := Push(t.Context(), newGuest(t), Source{Dir: x, Local: true}, Checkout{Dir: filepath.Join(t.TempDir(), "repo")}, nil)
+		if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestPushSubmodules(t *testing.T) {
+	isolate(t)
+	_, sub := upstream(t)
+	ref, bare := upstream(t)
+	work := t.TempDir()
+	host(t, work, `git clone -q '`+bare+`' w && cd w && git -c protocol.file.allow=always submodule --quiet add '`+sub+`' lib && git commit -qm sub && git push -q`)
+	mirror := ensure(t, mirrors(t), ref)
+	g := newGuest(t)
+	base := push(t, g, mirror.Source(false), g.dir())
+	equal(t, "warnings", len(base.Warnings), 0)
+	equal(t, "submodule", g.sh(t, "cat work/repo/lib/a"), "one")
+
+	// Work inside a submodule is seen even when the outer commit hides it.
+	g.sh(t, "cd work/repo/lib && git switch -qc x && git commit -q --allow-empty -m inner && cd .. && git add lib && git commit -qm outer && git push -q")
+	w, err := Work(t.Context(), g, g.dir(), base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "work", w.Summary(), "1 unpushed commit in a submodule")
+
+	// One that cannot be had is a warning, and the checkout is whole.
+	host(t, sub, "mv ../project.git ../gone.git")
+	g = newGuest(t)
+	var said []string
+	base, err = Push(t.Context(), g, mirror.Source(false), Checkout{Dir: g.dir()}, func(s string) { said = append(said, s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(base.Warnings) != 1 || !strings.Contains(base.Warnings[0], "submodule") || !strings.Contains(strings.Join(said, "\n"), "warning: ") {
+		t.Errorf("warnings %q, said %q", base.Warnings, said)
+	}
+	equal(t, "file", g.sh(t, "cat work/repo/a"), "one")
+}
+
+func TestPushManyFiles(t *testing.T) {
+	isolate(t)
+	dir := t.TempDir()
+	host(t, dir, `git init -q . && mkdir many && cd many && seq 10000 | split -l 1 -a 4 - f && git add . && git commit -qm many`)
+	g := newGuest(t)
+	base := push(t, g, Source{Dir: dir, Local: true}, g.dir())
+	equal(t, "files", g.sh(t, "ls work/repo/many | wc -l"), "10000")
+	g.sh(t, `cd work/repo && for f in many/faaa*; do echo x >>"$f"; done && seq 5000 | split -l 1 -a 4 - u`)
+	w, err := Work(t.Context(), g, g.dir(), base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "work", fmt.Sprint(w.Dirty, w.Untracked), "26 5000")
+}

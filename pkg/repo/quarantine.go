@@ -1,0 +1,124 @@
+package repo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// quarantine holds what a guest sent, beside a target's objects, until it is
+// known to be sound; git calls its own the same, so that "git gc" sweeps up one
+// that a dead process left.
+type quarantine struct {
+	git     hostGit // sees the target's objects, writes its own
+	dir     string
+	objects string // the target's
+}
+
+const (
+	indexTime   = 30 * time.Minute // of processor, for checking a pack
+	indexMemory = 2 << 30          // bytes of address space
+)
+
+func (t *target) quarantine(ctx context.Context) (*quarantine, error) {
+	out, err := t.git.output(ctx, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if err != nil {
+		return nil, err
+	}
+	q := &quarantine{git: t.git, objects: strings.TrimSuffix(out, "\n")}
+	q.dir = filepath.Join(q.objects, "tmp_objdir-incoming-"+token())
+	q.git.env = []string{"GIT_OBJECT_DIRECTORY=" + q.dir, "GIT_ALTERNATE_OBJECT_DIRECTORIES=" + alternate(q.objects)}
+	if err := os.MkdirAll(filepath.Join(q.dir, "pack"), 0o700); err != nil {
+		return nil, fmt.Errorf("receive the guest's commits: %w", err)
+	}
+	return q, nil
+}
+
+func (q *quarantine) remove() error { return os.RemoveAll(q.dir) }
+
+// take checks a pack of size bytes, and that it makes the tips whole.
+func (q *quarantine) take(ctx context.Context, pack io.ReadSeeker, size int64, tips []string, opts FetchOptions) (commits int, err error) {
+	if free, err := freeSpace(q.objects); err != nil {
+		return 0, err
+	} else if free < 2*size+diskReserve {
+		return 0, fullDisk(q.objects)
+	}
+	if _, err := pack.Seek(0, io.SeekStart); err != nil {
+		return 0, err
+	}
+	if err := q.index(ctx, pack, opts.MaxBytes); err != nil {
+		return 0, err
+	}
+	return q.complete(ctx, tips)
+}
+
+// index takes a pack in, if every object in it passes git's strictest check.
+func (q *quarantine) index(ctx context.Context, pack io.Reader, maxBytes int64) error {
+	g := q.git
+	g.stdin = pack
+	// A thin pack is completed with the objects that it builds on.
+	g.cage = &cage{fileBytes: 2*maxBytes + 64<<20, cpu: indexTime, memory: indexMemory}
+	_, err := g.output(ctx, "-c", "pack.threads=2", "-c", "core.packedGitWindowSize=32m", "-c", "core.packedGitLimit=512m",
+		"-c", "core.bigFileThreshold=64m", "-c", "core.deltaBaseCacheLimit=96m", "-c", "transfer.fsckObjects=true",
+		"index-pack", "--stdin", "--fix-thin", "--strict", fmt.Sprintf("--max-input-size=%d", maxBytes))
+	if ge, ok := errors.AsType[*gitError](err); ok {
+		if saysFull.MatchString(ge.stderr) {
+			return fullDisk(q.objects)
+		}
+		return fail.New(fail.Failure, "what the guest sent was refused and nothing was taken from it: %w", err).
+			WithHint("agent-sessionizer exec SESSION -- git fsck --strict")
+	}
+	return err
+}
+
+// complete checks that the new commits lack nothing, and counts them.
+func (q *quarantine) complete(ctx context.Context, tips []string) (int, error) {
+	g := q.git
+	want := strings.Join(tips, "\n") + "\n"
+	g.cage = &cage{fileBytes: 64 << 20, cpu: indexTime, memory: indexMemory}
+	g.stdin = strings.NewReader(want)
+	if _, err := g.output(ctx, "rev-list", "--objects", "--quiet", "--stdin", "--not", "--all"); err != nil {
+		return 0, fmt.Errorf("%w: %w", errIncomplete, err)
+	}
+	g.stdin = strings.NewReader(want)
+	out, err := g.output(ctx, "rev-list", "--count", "--stdin", "--not", "--all")
+	if err != nil {
+		return 0, err
+	}
+	return number(out)
+}
+
+// release moves the packs to the target's objects. A pack counts from the
+// moment its index is there, so that goes last.
+func (q *quarantine) release() error {
+	files, err := filepath.Glob(filepath.Join(q.dir, "pack", "pack-*"))
+	if err != nil {
+		return err
+	}
+	slices.SortStableFunc(files, func(a, b string) int { return last(a) - last(b) })
+	to := filepath.Join(q.objects, "pack")
+	if err := os.MkdirAll(to, 0o777); err != nil { //nolint:gosec // as git makes it, by the user's umask
+		return fmt.Errorf("keep the guest's commits: %w", err)
+	}
+	for _, f := range files {
+		if err := os.Rename(f, filepath.Join(to, filepath.Base(f))); err != nil {
+			return fmt.Errorf("keep the guest's commits: %w", err)
+		}
+	}
+	return nil
+}
+
+func last(name string) int {
+	if strings.HasSuffix(name, ".idx") {
+		return 1
+	}
+	return 0
+}

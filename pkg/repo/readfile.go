@@ -1,0 +1,37 @@
+package repo
+
+import (
+	"context"
+	"fmt"
+	"strings"
+)
+
+// ReadFile returns a file as it is committed in what is to be checked out; ok is
+// false when there is none, or when it is not a plain file. Over limit bytes is an error.
+func (s Source) ReadFile(ctx context.Context, name string, limit int) (text []byte, ok bool, err error) {
+	git := hostGit{dir: s.Dir}
+	at := "HEAD"
+	if s.Branch != "" {
+		at = "refs/heads/" + s.Branch
+	}
+	// The file may narrow a policy, so only its certain absence counts as absence.
+	commit, err := git.output(ctx, "for-each-ref", "--count=1", "--format=%(objectname)")
+	if err != nil || commit == "" {
+		return nil, false, err // no commit yet
+	}
+	entry, err := git.output(ctx, "ls-tree", "-l", "--full-tree", at, "--", name)
+	if err != nil {
+		return nil, false, fmt.Errorf("look for %s: %w", name, err)
+	}
+	// MODE SP TYPE SP OBJECT SP SIZE TAB PATH
+	fields := strings.Fields(entry)
+	if len(fields) < 5 || fields[1] != "blob" || !strings.HasPrefix(fields[0], "100") {
+		return nil, false, nil
+	}
+	var size int
+	if _, err := fmt.Sscan(fields[3], &size); err != nil || size > limit {
+		return nil, false, fmt.Errorf("%s has %s bytes, over the limit of %d", name, fields[3], limit)
+	}
+	out, err := git.output(ctx, "cat-file", "blob", fields[2])
+	return []byte(out), err == nil, err
+}

@@ -1,0 +1,130 @@
+// Package repo carries a repository's history to a guest and the agent's work
+// back: references to repositories, the host's mirror cache, the push into a
+// guest, and the fetch, diff and survey of what the agent did.
+//
+// It runs the host's git, and in the guest git through a Guest. On the host it
+// never runs a hook, never runs anything a guest chose, and never writes to a
+// local clone outside refs/agents/SESSION/ and the objects these need. Whatever
+// a guest says is bounded, checked and made printable before it is used.
+package repo
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// Guest is the part of an SSH connection that this package needs. cmd is a
+// command line for the guest's login shell.
+type Guest interface {
+	// Run runs cmd until it ends or ctx does.
+	Run(ctx context.Context, cmd string, st ssh.IO) error
+	// Output is Run with what cmd printed, at most limit bytes.
+	Output(ctx context.Context, cmd string, stdin io.Reader, limit int64) ([]byte, error)
+}
+
+var _ Guest = (*ssh.Client)(nil)
+
+// Progress receives what a long call is doing, one short line at a time. It
+// may be nil and may be called from another goroutine.
+type Progress func(msg string)
+
+func (p Progress) say(format string, args ...any) {
+	if p != nil {
+		p(fmt.Sprintf(format, args...))
+	}
+}
+
+// Base is what a guest's checkout started from.
+type Base struct {
+	Commit   string   `json:"commit,omitempty"` // "" for a repository without commits
+	Branch   string   `json:"branch,omitempty"` // "" for a detached HEAD
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// The scripts that run in the guest; each prints what its Go side parses.
+var (
+	//go:embed guest/probe.sh
+	probeScript string
+	//go:embed guest/receive.sh
+	receiveScript string
+	//go:embed guest/dirty.sh
+	dirtyScript string
+	//go:embed guest/finish.sh
+	finishScript string
+	//go:embed guest/extras.sh
+	extrasScript string
+	//go:embed guest/work.sh
+	workScript string
+	//go:embed guest/offer.sh
+	offerScript string
+	//go:embed guest/pack.sh
+	packScript string
+	//go:embed guest/diff.sh
+	diffScript string
+)
+
+// command is the command line that runs script in the guest with args as its
+// positional parameters. "env" first, since the login shell may be any.
+func command(script string, args ...string) string {
+	argv := []string{
+		"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE",
+		"LC_ALL=C", "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "GIT_OPTIONAL_LOCKS=0", "GIT_PAGER=cat",
+		"sh", "-euc", script, "agent-sessionizer",
+	}
+	return ssh.Quote(append(argv, args...)...)
+}
+
+// Limits on what is taken from a guest.
+const (
+	maxReply = 8 << 20 // bytes of a script's answer
+	maxText  = 8 << 10 // bytes of its stderr that reach an error
+)
+
+// clip is a guest's text made fit for one line of an error.
+func clip(s string) string {
+	s = ssh.Clean(s)
+	if len(s) > 600 {
+		s = strings.ToValidUTF8(s[:600], "") + "…"
+	}
+	return s
+}
+
+// tail keeps the end of what is written to it: git says why at the end.
+type tail struct {
+	buf  []byte
+	keep int
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.buf = append(t.buf, p...)
+	if n := len(t.buf) - t.keep; n > 0 {
+		t.buf = append(t.buf[:0], t.buf[n:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string { return string(t.buf) }
+
+// objectID matches the name of an object in a SHA-1 or SHA-256 repository.
+var objectID = regexp.MustCompile(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)
+
+var sessionName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+
+// checkDir refuses a guest directory that a script could mistake for an option
+// or that names a place relative to somewhere unknown.
+func checkDir(dir string) error {
+	if !strings.HasPrefix(dir, "/") || strings.ContainsAny(dir, "\n\x00") || strings.Trim(dir, "/") == "" {
+		return fail.New(fail.Usage, "the guest's directory %q is not an absolute path", dir)
+	}
+	return nil
+}
+
+func token() string { return strings.ToLower(rand.Text()[:12]) }

@@ -1,0 +1,331 @@
+package repo
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// target is one repository of the host that work is fetched into.
+type target struct {
+	git    hostGit
+	prefix string            // "refs/agents/SESSION/"
+	refs   map[string]string // all it has: name to object
+}
+
+// openTargets reads the references of the targets that there are, mirror first.
+func openTargets(ctx context.Context, session string, into Target) ([]*target, error) {
+	if !sessionName.MatchString(session) {
+		return nil, fail.New(fail.Usage, "%q is not a session's name", clip(session)).WithHint("agent-sessionizer list")
+	}
+	var targets []*target
+	for _, dir := range []string{into.Mirror, into.Local} {
+		if dir == "" {
+			continue
+		}
+		if _, err := os.Stat(dir); err != nil {
+			return nil, fail.New(fail.NotFound, "the repository to fetch into is gone: %w", err).WithHint("agent-sessionizer fetch --into DIR %s", session)
+		}
+		t := &target{git: hostGit{dir: dir}, prefix: "refs/agents/" + session + "/"}
+		if err := t.read(ctx); err != nil {
+			return nil, localError(dir, err)
+		}
+		targets = append(targets, t)
+	}
+	if len(targets) == 0 {
+		return nil, fail.New(fail.Usage, "there is nowhere to fetch to").WithHint("agent-sessionizer fetch --into DIR %s", session)
+	}
+	return targets, nil
+}
+
+func (t *target) read(ctx context.Context) error {
+	out, err := t.git.output(ctx, "for-each-ref", "--format=%(objectname) %(refname)")
+	if err != nil {
+		return err
+	}
+	t.refs = map[string]string{}
+	for line := range strings.Lines(out) {
+		id, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		t.refs[name] = id
+	}
+	return nil
+}
+
+// session is the part of the references that is this session's, by the name
+// below the prefix.
+func (t *target) session() map[string]string {
+	own := map[string]string{}
+	for name, id := range t.refs {
+		if rest, ok := strings.CutPrefix(name, t.prefix); ok {
+			own[rest] = id
+		}
+	}
+	return own
+}
+
+// commonTips are commits that every target has with all their history: those
+// that a reference of each points to. The session's own come first.
+func commonTips(ctx context.Context, targets []*target, base Base) []string {
+	seen := map[string]int{}
+	for _, t := range targets {
+		for _, id := range slices.Compact(slices.Sorted(maps.Values(t.refs))) {
+			seen[id]++
+		}
+	}
+	var tips, rest []string
+	for id, n := range seen {
+		if n < len(targets) {
+			continue
+		}
+		if slices.Contains(slices.Collect(maps.Values(targets[0].session())), id) {
+			tips = append(tips, id)
+		} else {
+			rest = append(rest, id)
+		}
+	}
+	slices.Sort(tips)
+	slices.Sort(rest)
+	tips = append(tips, rest...)
+	tips = tips[:min(len(tips), maxHaves)]
+	if objectID.MatchString(base.Commit) && seen[base.Commit] < len(targets) && allReach(ctx, targets, base.Commit) {
+		tips = append(tips, base.Commit)
+	}
+	return tips
+}
+
+// allReach reports whether a commit is part of every target's history.
+func allReach(ctx context.Context, targets []*target, commit string) bool {
+	for _, t := range targets {
+		out, err := t.git.output(ctx, "for-each-ref", "--count=1", "--contains="+commit)
+		if err != nil || out == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// missingFrom are the offered objects that at least one target lacks.
+func missingFrom(ctx context.Context, targets []*target, offered map[string]string) ([]string, error) {
+	ids := slices.Compact(slices.Sorted(maps.Values(offered)))
+	missing := map[string]bool{}
+	for _, t := range targets {
+		reachable := map[string]bool{}
+		for _, id := range t.refs {
+			reachable[id] = true
+		}
+		var ask []string
+		for _, id := range ids {
+			if !reachable[id] {
+				ask = append(ask, id)
+			}
+		}
+		// Not "is the object there": it may be a left-over without its history.
+		lacks, err := t.unreached(ctx, ask)
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range lacks {
+			missing[id] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(missing)), nil
+}
+
+// unreached are those of ids that no reference of the target leads to.
+func (t *target) unreached(ctx context.Context, ids []string) ([]string, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	g := t.git
+	g.stdin = strings.NewReader(strings.Join(ids, "\n") + "\n")
+	out, err := g.output(ctx, "cat-file", "--batch-check=%(objecttype) %(objectname)")
+	if err != nil {
+		return nil, err
+	}
+	var commits, lacks []string
+	for i, line := range slices.Collect(strings.Lines(out)) {
+		if i >= len(ids) {
+			break
+		}
+		if strings.TrimSpace(line) == "commit "+ids[i] {
+			commits = append(commits, ids[i])
+		} else {
+			lacks = append(lacks, ids[i]) // not there, or a tag that nothing points to
+		}
+	}
+	if len(commits) == 0 {
+		return lacks, nil
+	}
+	g.stdin = strings.NewReader(strings.Join(commits, "\n") + "\n")
+	out, err = g.output(ctx, "rev-list", "--stdin", "--not", "--all")
+	if ctx.Err() != nil {
+		return nil, err
+	}
+	if err != nil { // left-overs without their history
+		lacks = append(lacks, commits...)
+		return lacks, nil //nolint:nilerr // asking the guest for them again is the remedy
+	}
+	loose := map[string]bool{}
+	for _, id := range strings.Fields(out) {
+		loose[id] = true
+	}
+	for _, id := range commits {
+		if loose[id] {
+			lacks = append(lacks, id)
+		}
+	}
+	return lacks, nil
+}
+
+// apply points this session's references to what was offered. Nothing that was
+// fetched before becomes unreachable, also if the process dies in between.
+func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs int) ([]RefUpdate, error) {
+	own := t.session()
+	changes := t.changes(own, offered)
+	if len(changes) > maxRefs {
+		return nil, fail.New(fail.Conflict, "the guest wants to change %d references, the limit is %d", len(changes), maxRefs).
+			WithHint("agent-sessionizer fetch --max-refs=N SESSION")
+	}
+	if len(changes) == 0 {
+		return changes, nil
+	}
+	// What stands in the way: "a" where "a/b" has to go, or the reverse.
+	inWay := map[string]string{}
+	above := map[string]bool{} // what lies above a reference that there will be
+	for _, c := range changes {
+		for p := range parents(c.Name) {
+			above[p] = true
+			if id, ok := own[p]; ok {
+				inWay[p] = id
+			}
+		}
+	}
+	changed := map[string]bool{}
+	for _, c := range changes {
+		changed[c.Name] = true
+	}
+	for name, id := range own {
+		for p := range parents(name) {
+			if changed[p] {
+				inWay[name] = id
+			}
+		}
+	}
+	keep, err := t.lost(ctx, own, changes, inWay)
+	if err != nil {
+		return nil, err
+	}
+	var first, second, third strings.Builder
+	for _, id := range keep {
+		if _, ok := own["replaced/"+id]; !ok {
+			fmt.Fprintf(&first, "create %sreplaced/%s %s\n", t.prefix, id, id)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(inWay)) {
+		fmt.Fprintf(&second, "delete %s%s %s\n", t.prefix, name, inWay[name])
+	}
+	for i, c := range changes {
+		old := c.Old
+		if old == "" {
+			old = strings.Repeat("0", len(c.New))
+		}
+		fmt.Fprintf(&third, "update %s%s %s %s\n", t.prefix, c.Name, c.New, old)
+		changes[i].Name = t.prefix + c.Name
+	}
+	for _, s := range []string{first.String(), second.String(), third.String()} {
+		if s == "" {
+			continue
+		}
+		g := t.git
+		g.stdin = strings.NewReader(s)
+		if err := g.run(ctx, "update-ref", "--no-deref", "--stdin"); err != nil {
+			return nil, fmt.Errorf("record the guest's work: %w", err)
+		}
+	}
+	return changes, nil
+}
+
+// changes compares what is offered with what is there. What the host has under
+// the same name as a branch or tag of its own is not the agent's work, unless
+// an earlier fetch brought that name here.
+func (t *target) changes(own, offered map[string]string) []RefUpdate {
+	changes := []RefUpdate{}
+	for _, name := range slices.Sorted(maps.Keys(offered)) {
+		id := offered[name]
+		old, had := own[name]
+		short := strings.TrimPrefix(name, "heads/")
+		same := t.refs["refs/"+name] == id || t.refs["refs/remotes/origin/"+short] == id
+		if old == id || !had && same && name != "HEAD" {
+			continue
+		}
+		changes = append(changes, RefUpdate{Name: name, Old: old, New: id})
+	}
+	return changes
+}
+
+// lost are the objects that would no longer be reachable from the session's
+// references once these are changed.
+func (t *target) lost(ctx context.Context, own map[string]string, changes []RefUpdate, inWay map[string]string) ([]string, error) {
+	var olds, lost []string
+	after := maps.Clone(own)
+	drop := func(name, id string) {
+		if strings.HasPrefix(name, "tags/") {
+			lost = append(lost, id) // an annotated tag is an object of its own
+		} else {
+			olds = append(olds, id)
+		}
+		delete(after, name)
+	}
+	for name, id := range inWay {
+		drop(name, id)
+	}
+	for _, c := range changes {
+		if c.Old != "" {
+			drop(c.Name, c.Old)
+		}
+	}
+	for _, c := range changes {
+		after[c.Name] = c.New
+	}
+	if len(olds) > 0 {
+		var revs strings.Builder
+		revs.WriteString(strings.Join(olds, "\n") + "\n")
+		for _, id := range after {
+			revs.WriteString("^" + id + "\n")
+		}
+		g := t.git
+		g.stdin = strings.NewReader(revs.String())
+		out, err := g.output(ctx, "rev-list", "--stdin")
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		gone := map[string]bool{}
+		for _, id := range strings.Fields(out) {
+			gone[id] = true
+		}
+		for _, id := range olds {
+			if gone[id] || err != nil { // when git cannot tell, all are kept
+				lost = append(lost, id)
+			}
+		}
+	}
+	slices.Sort(lost)
+	return slices.Compact(lost), nil
+}
+
+// parents are the names that a reference's name has above it.
+func parents(name string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for i, c := range name {
+			if c == '/' && !yield(name[:i]) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,145 @@
+package secret
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// ChildCommand is the hidden command whose body is Main.
+const ChildCommand = "resolve-secrets"
+
+const (
+	childTimeout = 5 * time.Minute
+	maxRequest   = MaxSecrets * (maxSource + 512)
+	maxReply     = MaxSecrets*(MaxBytes*4/3+512) + 4096
+)
+
+// reply is what the child answers: values as base64, or what failed.
+type reply struct {
+	Values map[string][]byte `json:"values,omitempty"`
+	Code   fail.Code         `json:"code,omitempty"`
+	Error  string            `json:"error,omitempty"`
+	Hint   string            `json:"hint,omitempty"`
+}
+
+// Main is the body of the hidden command: references as JSON on in, values or
+// an error as JSON on out. The error it returns is only about in and out.
+//
+// A process of its own, because 1Password's SDK brings 150 MB that are never
+// given back and may crash; it ends with them.
+func Main(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer stop()
+	var refs []Ref
+	if err := json.NewDecoder(io.LimitReader(in, maxRequest)).Decode(&refs); err != nil {
+		return fmt.Errorf("read references: %w", err)
+	}
+	var r reply
+	values, err := Resolve(ctx, refs, opts)
+	if err != nil {
+		r = reply{Code: fail.CodeOf(err), Error: err.Error(), Hint: fail.HintOf(err)}
+	} else {
+		r.Values = make(map[string][]byte, len(values))
+		for name, v := range values {
+			r.Values[name] = []byte(v.Reveal())
+		}
+	}
+	if err := json.NewEncoder(out).Encode(r); err != nil {
+		return fmt.Errorf("write values: %w", err)
+	}
+	return nil
+}
+
+// ResolveInChild is Resolve in a short-lived child: self is the path of this
+// program, which must have ChildCommand. References go by stdin and values come
+// back by a pipe; nothing is in the child's arguments, and its stderr is not kept.
+func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Value, error) {
+	if len(refs) == 0 {
+		return map[string]Value{}, nil
+	}
+	if len(refs) > MaxSecrets {
+		return nil, fail.New(fail.Usage, "%d secrets are more than the limit of %d", len(refs), MaxSecrets)
+	}
+	request, err := json.Marshal(refs)
+	if err != nil {
+		return nil, fmt.Errorf("resolve secrets: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, childTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self, ChildCommand)
+	cmd.Env = childEnv(os.Environ(), refs)
+	cmd.Stdin = bytes.NewReader(request)
+	out := &bounded{limit: maxReply}
+	cmd.Stdout = out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // lets it end its own children
+	cmd.WaitDelay = 3 * time.Second
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("resolve secrets: %w", ctx.Err())
+	}
+	var r reply
+	if err == nil {
+		err = json.Unmarshal([]byte(out.text()), &r)
+	}
+	if err != nil {
+		// What the child wrote is not repeated: it may be half an answer.
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) && cmd.ProcessState != nil {
+			err = errors.New("its answer is not understood")
+		}
+		return nil, fail.New(fail.Secret, "resolve secrets: the resolver process failed: %v", err).
+			WithHint("agent-sessionizer secrets check")
+	}
+	if r.Error != "" {
+		return nil, fail.New(r.Code, "%s", r.Error).WithHint("%s", r.Hint)
+	}
+	values := make(map[string]Value, len(refs))
+	for _, ref := range refs {
+		v, ok := r.Values[ref.Name]
+		if !ok {
+			return nil, problem(ref, "the resolver process gave no value")
+		}
+		values[ref.Name] = NewValue(string(v))
+	}
+	return values, nil
+}
+
+// childEnv is what the child needs of the environment: where things are, how to
+// reach 1Password, and the variables that are secrets themselves. A cmd: source
+// is the user's own command and gets the user's own environment.
+func childEnv(environ []string, refs []Ref) []string {
+	wanted := []string{
+		"PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "TZ", "DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS",
+		"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
+	}
+	for _, r := range refs {
+		switch r.Kind() {
+		case Cmd:
+			return append(slices.Clone(environ), "GOTRACEBACK=none")
+		case Env:
+			wanted = append(wanted, r.rest())
+		}
+	}
+	var env []string
+	for _, kv := range environ {
+		name, _, _ := strings.Cut(kv, "=")
+		if slices.Contains(wanted, name) || strings.HasPrefix(name, "OP_") || strings.HasPrefix(name, "XDG_") || strings.HasPrefix(name, "LC_") {
+			env = append(env, kv)
+		}
+	}
+	return append(env, "GOTRACEBACK=none") // a crash must not print what it held
+}

@@ -1,0 +1,162 @@
+package secret
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"net/url"
+	"strings"
+)
+
+const (
+	minLine    = 8    // shortest line of a value of several lines that is looked for alone
+	maxPattern = 4096 // longest pattern, and so the most that a stream holds back
+	pieceLen   = 512  // a longer value is looked for in pieces of this length
+	manyForms  = 16 << 10
+)
+
+// forms is every string to look for on behalf of one value; none is shorter
+// than minRedact or longer than maxPattern.
+func forms(value string) []string {
+	var out []string
+	add := func(s string) {
+		if len(s) >= minRedact && len(s) <= maxPattern {
+			out = append(out, s)
+		}
+	}
+	pieces := split(value)
+	for _, p := range pieces {
+		add(p)
+		for _, s := range base64Forms(p) {
+			add(s)
+		}
+		if len(value) > manyForms { // a bundle of certificates, not a token
+			continue
+		}
+		for _, f := range []func(string) string{
+			jsonEscape, jsonEscapeHTML, slashes, url.QueryEscape, url.PathEscape, lowerPercent, singleQuoted, backslashed,
+			func(s string) string { return hex.EncodeToString([]byte(s)) },
+			func(s string) string { return strings.ToUpper(hex.EncodeToString([]byte(s))) },
+		} {
+			add(f(p))
+		}
+	}
+	return out
+}
+
+// split cuts a value into what is looked for: the whole, its lines as a file
+// and as a terminal show them, and pieces of what is long.
+func split(value string) []string {
+	value = strings.TrimRight(value, "\r\n")
+	if len(value) < minRedact {
+		return nil
+	}
+	var out []string
+	if len(value) <= pieceLen {
+		out = append(out, value)
+	}
+	if strings.Contains(value, "\n") {
+		if len(value) <= pieceLen {
+			out = append(out, strings.ReplaceAll(strings.ReplaceAll(value, "\r\n", "\n"), "\n", "\r\n"))
+		}
+		for line := range strings.Lines(value) {
+			if line = strings.TrimSpace(line); len(line) >= minLine {
+				out = append(out, chunks(line)...)
+			}
+		}
+		return out
+	}
+	if len(value) > pieceLen {
+		out = append(out, chunks(value)...)
+	}
+	return out
+}
+
+func chunks(s string) []string {
+	var out []string
+	for len(s) > pieceLen {
+		out = append(out, s[:pieceLen])
+		if s = s[pieceLen:]; len(s) < minRedact { // let the last one overlap rather than be too short
+			s = out[len(out)-1][pieceLen-minRedact:] + s
+		}
+	}
+	return append(out, s)
+}
+
+// base64Forms is how s shows inside base64 text: its own encoding, and the part
+// that does not depend on the neighbours when it stands at each of the three
+// alignments, as in "user:TOKEN" of an Authorization header.
+func base64Forms(s string) []string {
+	var out []string
+	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+		for pad := range 3 {
+			text := enc.EncodeToString([]byte("\x00\x00"[:pad] + s))
+			from := []int{0, 2, 3}[pad] // characters that hold bits of the padding
+			to := len(text)
+			if (pad+len(s))%3 != 0 {
+				to-- // the last character holds bits of what follows
+			}
+			if to-from >= minLine {
+				out = append(out, text[from:to])
+			}
+		}
+	}
+	return out
+}
+
+// jsonEscape is s inside a JSON string, as most programs write it.
+func jsonEscape(s string) string {
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(s); err != nil {
+		return ""
+	}
+	return inner(strings.TrimSuffix(b.String(), "\n"))
+}
+
+// jsonEscapeHTML is s inside a JSON string, as Go's encoder writes it.
+func jsonEscapeHTML(s string) string {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return ""
+	}
+	return inner(string(b))
+}
+
+// slashes is the JSON of programs that escape the slash too.
+func slashes(s string) string { return strings.ReplaceAll(jsonEscape(s), "/", `\/`) }
+
+func inner(quoted string) string {
+	if len(quoted) < 2 {
+		return ""
+	}
+	return quoted[1 : len(quoted)-1]
+}
+
+// lowerPercent is a URL's escapes with small hex digits.
+func lowerPercent(s string) string {
+	b := []byte(url.QueryEscape(s))
+	for i := 0; i+2 < len(b); i++ {
+		if b[i] == '%' {
+			copy(b[i+1:i+3], strings.ToLower(string(b[i+1:i+3])))
+			i += 2
+		}
+	}
+	return string(b)
+}
+
+// singleQuoted is s inside '…', as `set -x` and Quote functions write it.
+func singleQuoted(s string) string { return strings.ReplaceAll(s, "'", `'\''`) }
+
+// backslashed is s as `printf %q` writes it.
+func backslashed(s string) string {
+	var b strings.Builder
+	for _, c := range s {
+		if strings.ContainsRune(" \t!\"#$&'()*;<>?[\\]^`{|}~", c) {
+			b.WriteByte('\\')
+		}
+		b.WriteRune(c)
+	}
+	return b.String()
+}

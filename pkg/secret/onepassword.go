@@ -1,0 +1,220 @@
+package secret
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// resolveOnePassword resolves op:// references in one batch: by the SDK when
+// there is a service-account token or a desktop app that this build can use,
+// else by the op command. It returns a value or an error for each.
+func resolveOnePassword(ctx context.Context, refs []Ref, opts Options) ([]string, []error) {
+	token, account := os.Getenv("OP_SERVICE_ACCOUNT_TOKEN"), os.Getenv("OP_ACCOUNT")
+	sdk := opts.OnePassword != nil && token != ""
+	desktop := opts.OnePassword != nil && opts.Desktop && token == "" && account != ""
+	_, noCLI := exec.LookPath("op")
+	switch {
+	case sdk:
+		return resolveSDK(ctx, refs, opts, token, "")
+	case desktop:
+		values, errs := resolveSDK(ctx, refs, opts, "", account)
+		if noCLI != nil || errors.Join(errs...) == nil {
+			return values, errs
+		}
+		// The op command knows accounts by more names than the SDK does.
+	case noCLI != nil:
+		return nothing(refs, func(r Ref) error {
+			return problem(r, "needs 1Password's op command or OP_SERVICE_ACCOUNT_TOKEN, and there is neither").
+				WithHint("install the 1Password CLI: https://developer.1password.com/docs/cli/get-started")
+		})
+	}
+	return resolveCLI(ctx, refs, opts)
+}
+
+// nothing is the answer when all of a batch failed.
+func nothing(refs []Ref, why func(Ref) error) ([]string, []error) {
+	errs := make([]error, len(refs))
+	for i, r := range refs {
+		errs[i] = why(r)
+	}
+	return make([]string, len(refs)), errs
+}
+
+func resolveSDK(ctx context.Context, refs []Ref, opts Options, token, account string) ([]string, []error) {
+	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
+	defer cancel()
+	sources := make([]string, len(refs))
+	for i, r := range refs {
+		sources[i] = r.Source
+	}
+	got, failed, err := opts.OnePassword(ctx, token, account, sources)
+	if err != nil {
+		return nothing(refs, func(r Ref) error { return opFailure(r, err.Error()) })
+	}
+	values, errs := make([]string, len(refs)), make([]error, len(refs))
+	for i, r := range refs {
+		v, ok := got[r.Source]
+		switch {
+		case failed[r.Source] != nil:
+			errs[i] = opFailure(r, failed[r.Source].Error())
+		case !ok:
+			errs[i] = problem(r, "1Password gave no answer for it")
+		default:
+			values[i] = v
+		}
+	}
+	return values, errs
+}
+
+// resolveCLI resolves a batch by one `op inject`: references go in on stdin and
+// values come out on stdout, and the user is asked to unlock once. When that
+// fails for another reason than the login, each is tried alone, so that the
+// error names the right one and the batch's wait is not paid for a typo.
+func resolveCLI(ctx context.Context, refs []Ref, opts Options) ([]string, []error) {
+	values, err := inject(ctx, refs, opts)
+	if err == nil {
+		return values, make([]error, len(refs))
+	}
+	if len(refs) == 1 || !errors.Is(err, errItem) {
+		return nothing(refs, func(r Ref) error { return cliFailure(r, err, opts) })
+	}
+	errs := make([]error, len(refs))
+	values = make([]string, len(refs))
+	for i, r := range refs {
+		one, err := inject(ctx, refs[i:i+1], opts)
+		if err != nil {
+			errs[i] = cliFailure(r, err, opts)
+			continue
+		}
+		values[i] = one[0]
+	}
+	return values, errs
+}
+
+// errItem marks an answer of op about one reference, not about the login.
+var errItem = errors.New("op refused a reference")
+
+// cliError is the first line of what op said.
+type cliError struct{ line string }
+
+func (e *cliError) Error() string { return e.line }
+
+func (e *cliError) Is(target error) bool { return target == errItem && classify(e.line).item }
+
+func cliFailure(r Ref, err error, opts Options) error {
+	var said *cliError
+	switch {
+	case errors.As(err, &said):
+		return opFailure(r, said.line)
+	case errors.Is(err, errTooMuch):
+		return tooLarge(r)
+	case errors.Is(err, context.DeadlineExceeded):
+		return problem(r, "op did not answer within %v; it may wait for you to unlock 1Password", opts.Timeout).
+			WithHint("unlock 1Password, or run: op signin")
+	}
+	return problem(r, "%v", err)
+}
+
+// inject runs `op inject` over a template of the references, kept apart by a
+// separator that no value can hold.
+func inject(ctx context.Context, refs []Ref, opts Options) ([]string, error) {
+	sep := "\n--" + rand.Text() + "--\n"
+	var in strings.Builder
+	for _, r := range refs {
+		in.WriteString("{{ " + r.Source + " }}" + sep)
+	}
+	out, said, err := capture(ctx, opts.Timeout, len(refs)*(MaxBytes+len(sep))+64, strings.NewReader(in.String()), "op", "inject")
+	if _, ok := errors.AsType[*exec.ExitError](err); ok {
+		return nil, &cliError{firstLine(said, out)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	parts := strings.Split(out, sep)
+	// op ends its output with a line end of its own, or does not.
+	if len(parts) != len(refs)+1 {
+		return nil, errors.New("op inject answered in a form that is not understood; is it version 2?")
+	}
+	return parts[:len(refs)], nil
+}
+
+// firstLine is op's message: the first line of stderr that it marks as an
+// error. Other lines are not shown, for nobody promises that they hold no
+// value, and neither is any that repeats a credential or part of stdout.
+func firstLine(stderr, stdout string) string {
+	for line := range strings.Lines(stderr) {
+		_, msg, ok := strings.Cut(line, "[ERROR]")
+		if !ok {
+			continue
+		}
+		msg = strings.TrimSpace(msg)
+		if date, rest, ok := strings.Cut(msg, " "); ok && len(date) == len("2006/01/02") && strings.Count(date, "/") == 2 {
+			_, msg, _ = strings.Cut(rest, " ") // the time
+		}
+		red := NewRedactor(NewValue(stdout))
+		for _, kv := range os.Environ() {
+			if name, v, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "OP_S") || name == "OP_CONNECT_TOKEN" {
+				red.Add(NewValue(v))
+			}
+		}
+		return clip(red.String(msg), 200)
+	}
+	return "op failed without an error message"
+}
+
+// verdict is what an answer of 1Password means.
+type verdict struct {
+	says string // a part of the answer, in lower case
+	item bool   // about one reference
+	code fail.Code
+	hint string
+}
+
+func classify(said string) verdict {
+	said = strings.ToLower(said)
+	for _, v := range []verdict{
+		{"not currently signed in", false, fail.Secret, `eval "$(op signin)"`},
+		{"not signed in", false, fail.Secret, `eval "$(op signin)"`},
+		{"session expired", false, fail.Secret, `eval "$(op signin)"`},
+		{"no accounts configured", false, fail.Secret, "op account add"},
+		{"connecting to desktop app", false, fail.Secret, "start and unlock 1Password, and turn on Settings > Developer > Integrate with 1Password CLI"},
+		{"desktop", false, fail.Secret, "start and unlock 1Password"},
+		{"authorization prompt dismissed", false, fail.Secret, "unlock 1Password and try again"},
+		{"service account token", false, fail.Secret, "set OP_SERVICE_ACCOUNT_TOKEN to a valid token, or unset it to use the op command"},
+		{"service account", false, fail.Secret, "check OP_SERVICE_ACCOUNT_TOKEN"},
+		{"unauthorized", false, fail.Secret, "check OP_SERVICE_ACCOUNT_TOKEN, or run: op signin"},
+		{"rate limit", false, fail.Secret, "wait; op service-account ratelimit shows how long"},
+		{"unknown command", false, fail.Host, "install version 2 of the 1Password CLI"},
+		{"no such host", false, fail.Secret, "check the network"},
+		{"dial tcp", false, fail.Secret, "check the network"},
+		{"isn't an item", true, fail.Secret, "op item list"},
+		{"vaultnotfound", true, fail.Secret, "op vault list"},
+		{"isn't a vault", true, fail.Secret, "op vault list"},
+		{"could not find vault", true, fail.Secret, "op vault list"},
+		{"item", true, fail.Secret, "op item list --vault VAULT"},
+		{"vault", true, fail.Secret, "op vault list"},
+		{"field", true, fail.Secret, "op item get ITEM --vault VAULT"},
+		{"section", true, fail.Secret, "op item get ITEM --vault VAULT"},
+		{"reference", true, fail.Secret, "op read REFERENCE"},
+	} {
+		if strings.Contains(said, v.says) {
+			return v
+		}
+	}
+	return verdict{item: true, code: fail.Secret, hint: "op whoami"}
+}
+
+// opFailure is the error for one reference, from one line of 1Password's.
+func opFailure(r Ref, said string) error {
+	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
+	v := classify(line)
+	red := NewRedactor(NewValue(os.Getenv("OP_SERVICE_ACCOUNT_TOKEN")))
+	return fail.New(v.code, "secret %s (%s): %s", r.Name, r.Kind(), fmt.Sprint(clip(red.String(line), 200))).WithHint("%s", v.hint)
+}

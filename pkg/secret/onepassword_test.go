@@ -1,0 +1,140 @@
+package secret
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// standInOp is an `op` that reads its behaviour from a file beside it, records
+// its arguments, and knows one vault.
+const standInOp = `#!/bin/sh
+dir=$(dirname "$0")
+echo "$@" >>"$dir/args"
+[ "$1" = inject ] || { echo '[ERROR] 2024/01/02 03:04:05 unknown command' >&2; exit 1; }
+case $(cat "$dir/mode") in
+signed-out) echo '[ERROR] 2024/01/02 03:04:05 You are not currently signed in. Please run ` + "`op signin --help`" + ` for instructions' >&2; exit 1;;
+hang) exec sleep 60;;
+huge) exec yes SENTINEL-huge;;
+leak) echo 'SENTINEL-leak first'; echo 'debug SENTINEL-leak' >&2; echo "[ERROR] 2024/01/02 03:04:05 odd trouble with SENTINEL-leak first and $OP_SESSION_my" >&2; exit 1;;
+garbage) echo SENTINEL-garbage; exit 0;;
+esac
+in=$(cat; echo .); in=${in%.}
+case $in in *missing*) echo '[ERROR] 2024/01/02 03:04:05 could not resolve item UUID for item missing: could not find item missing in vault v' >&2; exit 1;; esac
+printf %s "$in" | sed 's|{{ op://v/multi/field }}|line one\nline two|; s|{{ op://v/\([a-z]*\)/field }}|value-of-\1|'
+`
+
+func useOp(t *testing.T, mode string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	write(t, dir, "mode", mode, 0o600)
+	if err := os.WriteFile(filepath.Join(dir, "op"), []byte(standInOp), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "")
+	t.Setenv("OP_ACCOUNT", "")
+	t.Setenv("OP_SESSION_my", "SENTINEL-session")
+	return dir
+}
+
+func TestOpCommand(t *testing.T) {
+	dir := useOp(t, "fine")
+	got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/multi/field"}, {"C", "op://v/two/field"}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"A": "value-of-one", "B": "line one\nline two", "C": "value-of-two"} {
+		if got[name].Reveal() != want {
+			t.Errorf("%s = %q, want %q", name, got[name].Reveal(), want)
+		}
+	}
+	if args, _ := os.ReadFile(filepath.Join(dir, "args")); string(args) != "inject\n" {
+		t.Errorf("op was called as %q, want one inject", args)
+	}
+}
+
+func TestOpCommandFailures(t *testing.T) {
+	for _, c := range []struct {
+		mode, want, hint string
+		code             fail.Code
+	}{
+		{"signed-out", "not currently signed in", `eval "$(op signin)"`, fail.Secret},
+		{"hang", "did not answer within", "unlock 1Password", fail.Secret},
+		{"huge", "larger than the limit", "", fail.Secret},
+		{"leak", "odd trouble with [redacted]", "op whoami", fail.Secret},
+		{"garbage", "not understood", "", fail.Secret},
+	} {
+		t.Run(c.mode, func(t *testing.T) {
+			useOp(t, c.mode)
+			_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/two/field"}}, Options{Timeout: time.Second})
+			if fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || !strings.Contains(fail.HintOf(err), c.hint) {
+				t.Errorf("%v (hint %q), want %q and %q", err, fail.HintOf(err), c.want, c.hint)
+			}
+			if strings.Contains(fmt.Sprint(err), "SENTINEL") {
+				t.Errorf("the error repeats what op printed: %v", err)
+			}
+		})
+	}
+	t.Run("one item missing", func(t *testing.T) {
+		useOp(t, "fine")
+		_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/missing/field"}}, Options{})
+		if err == nil || !strings.HasPrefix(err.Error(), "secret B (op): could not resolve item") || !strings.HasPrefix(fail.HintOf(err), "op item list") {
+			t.Errorf("%v (hint %q), want it to name B only", err, fail.HintOf(err))
+		}
+	})
+	t.Run("no op", func(t *testing.T) {
+		useOp(t, "fine")
+		t.Setenv("PATH", t.TempDir())
+		_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, Options{})
+		if fail.CodeOf(err) != fail.Secret || !strings.Contains(err.Error(), "there is neither") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestOnePasswordSDK(t *testing.T) {
+	useOp(t, "fine")
+	var calls []string
+	batch := func(_ context.Context, token, account string, refs []string) (map[string]string, map[string]error, error) {
+		calls = append(calls, fmt.Sprintf("%s|%s|%d", token, account, len(refs)))
+		if account == "unknown" || token == "SENTINEL-revoked" {
+			return nil, nil, errors.New("error initializing client: token " + token + " is refused\nstack of the core")
+		}
+		return map[string]string{"op://v/one/field": "sdk"}, map[string]error{"op://v/gone/field": errors.New("the item is not found in the vault")}, nil
+	}
+	opts := Options{OnePassword: batch, Desktop: true}
+
+	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "ops_token")
+	_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/gone/field"}}, opts)
+	if err == nil || !strings.HasPrefix(err.Error(), "secret B (op): the item is not found") {
+		t.Errorf("%v, want it to name B only", err)
+	}
+	got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, opts)
+	if err != nil || got["A"].Reveal() != "sdk" {
+		t.Errorf("A = %q, %v", got["A"].Reveal(), err)
+	}
+	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "SENTINEL-revoked")
+	_, err = Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, opts)
+	if err == nil || strings.Contains(err.Error(), "SENTINEL") || strings.Contains(err.Error(), "stack") {
+		t.Errorf("%v, want the first line without the token", err)
+	}
+
+	// The desktop app is tried first, and the command when that fails.
+	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "")
+	t.Setenv("OP_ACCOUNT", "unknown")
+	got, err = Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts)
+	if err != nil || got["A"].Reveal() != "value-of-two" {
+		t.Errorf("A = %q, %v", got["A"].Reveal(), err)
+	}
+	if s := strings.Join(calls, " "); s != "ops_token||2 ops_token||1 SENTINEL-revoked||1 |unknown|1" {
+		t.Errorf("calls of the SDK: %s", s)
+	}
+}

@@ -1,0 +1,219 @@
+package secret
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net/url"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+func TestRedactorForms(t *testing.T) {
+	secrets := []string{
+		"ghp_16C7e42F292c6912E7710c838347Ae178B4a", "p@ss w'ord\"<&>/\\$x%", "snöwman☃-secret", "line one of it\r\nline two of it\nx",
+		strings.Repeat("longvalue+/", 200), "abcdef",
+	}
+	for _, s := range secrets {
+		r := NewRedactor(NewValue(s))
+		js, _ := json.Marshal(s)
+		quoted, err := exec.Command("bash", "-c", `printf %q "$1"`, "-", s).Output()
+		if err != nil {
+			t.Fatalf("bash is needed: %v", err)
+		}
+		shown := map[string]string{
+			"plain": s, "json": string(js), "query": url.QueryEscape(s), "path": url.PathEscape(s), "hex": hex.EncodeToString([]byte(s)),
+			"HEX": strings.ToUpper(hex.EncodeToString([]byte(s))), "quote": "'" + strings.ReplaceAll(s, "'", `'\''`) + "'",
+			"terminal": strings.ReplaceAll(s, "\n", "\r\n"),
+		}
+		if !strings.Contains(s, "\n") && isASCII(s) {
+			shown["%q"] = string(quoted)
+		}
+		for how, text := range shown {
+			if got := r.String("<" + text + ">"); leaks(got, text) {
+				t.Errorf("%q shown as %s: %q", s, how, got)
+			}
+		}
+		for _, prefix := range []string{"", "u", "u:", "us:"} {
+			text := base64.StdEncoding.EncodeToString([]byte(prefix + s + "!"))
+			if got := r.String(text); len(s) > 6 && leaks(got, text) {
+				t.Errorf("%q in base64 after %q: %q", s, prefix, got)
+			}
+		}
+	}
+}
+
+func isASCII(s string) bool { return !strings.ContainsFunc(s, func(c rune) bool { return c > 0x7e }) }
+
+// leaks says whether redacted text still shows ten characters in a row of the original's secret.
+func leaks(got, original string) bool {
+	for i := 0; i+10 <= len(original); i++ {
+		if strings.Contains(got, original[i:i+10]) {
+			return true
+		}
+	}
+	return !strings.Contains(got, redacted)
+}
+
+func TestRedactorText(t *testing.T) {
+	r := NewRedactor(NewValue("abcdef"), NewValue("defghi"), NewValue("short"), NewValue(""), NewValue("abcdefXYZ"))
+	for in, want := range map[string]string{
+		"":                       "",
+		"plain":                  "plain",
+		"short":                  "short", // five bytes: left alone
+		"abcdef":                 "[redacted]",
+		"abcdefghi.":             "[redacted].", // overlapping secrets leave no rest
+		"abcdefXY":               "[redacted]XY",
+		"abcdefXYZ":              "[redacted]",
+		"-abcdefabcdef-":         "-[redacted]-",
+		"abcde abcdef":           "abcde [redacted]",
+		"abcabcdef":              "abc[redacted]",
+		"abcdef abcdef\ndefghi":  "[redacted] [redacted]\n[redacted]",
+		"[redacted] is harmless": "[redacted] is harmless",
+	} {
+		if got := r.String(in); got != want {
+			t.Errorf("String(%q) = %q, want %q", in, got, want)
+		}
+	}
+	var none *Redactor
+	if none.String("abcdef") != "abcdef" {
+		t.Error("a nil Redactor changed its text")
+	}
+}
+
+func TestRedactorWriter(t *testing.T) {
+	r := NewRedactor(NewValue("secret-one"))
+	var out bytes.Buffer
+	w := r.Writer(&out)
+	for _, s := range []string{"a sec", "ret-", "one b secret-", "two c secret-tw", "o sec"} {
+		if n, err := w.Write([]byte(s)); n != len(s) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if got := out.String(); got != "a [redacted] b secret-two c secret-two " {
+		t.Errorf("before Close: %q", got)
+	}
+	r.Add(NewValue("secret-two"))
+	if _, err := w.Write([]byte("ret-two")); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); got != "a [redacted] b secret-two c secret-two [redacted]" {
+		t.Errorf("after Close: %q", got)
+	}
+}
+
+// FuzzRedactor: how a text is cut into writes makes no difference, and no
+// secret stays.
+func FuzzRedactor(f *testing.F) {
+	f.Add("abcdef", "defghi", "xx abcdefghi abcdeabcdef", uint64(1))
+	f.Add("aaaaaa", "aaaaaaaab", "aaaaaaaaaaaaaaaab", uint64(2))
+	f.Add("two words\nand lines", "123456", `"two words\nand lines"`, uint64(3))
+	f.Fuzz(func(t *testing.T, a, b, text string, seed uint64) {
+		if len(a)+len(b)+len(text) > 1<<12 {
+			return
+		}
+		r := NewRedactor(NewValue(a), NewValue(b))
+		text += a + text + b + a
+		whole := r.String(text)
+		rnd := rand.New(rand.NewPCG(seed, 0))
+		var out bytes.Buffer
+		w := r.Writer(&out)
+		for rest := []byte(text); len(rest) > 0; {
+			n := 1 + rnd.IntN(min(len(rest), 9))
+			if _, err := w.Write(rest[:n]); err != nil {
+				t.Fatal(err)
+			}
+			rest = rest[n:]
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if out.String() != whole {
+			t.Fatalf("in pieces %q, whole %q", out.String(), whole)
+		}
+		for _, s := range []string{a, b} {
+			if s = strings.TrimRight(s, "\r\n"); len(s) < minRedact || strings.Contains(redacted, s) || strings.Contains(s, redacted) {
+				continue
+			}
+			for _, part := range strings.Split(whole, redacted) {
+				if strings.Contains(part, s) {
+					t.Fatalf("%q stayed in %q", s, whole)
+				}
+			}
+		}
+	})
+}
+
+func TestRedactorRandomChunks(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(7, 7))
+	for range 300 {
+		secrets := make([]Value, 1+rnd.IntN(4))
+		for i := range secrets {
+			secrets[i] = NewValue(randomText(rnd, 6+rnd.IntN(8)))
+		}
+		r := NewRedactor(secrets...)
+		var text strings.Builder
+		for range 20 {
+			text.WriteString(randomText(rnd, rnd.IntN(12)))
+			text.WriteString(secrets[rnd.IntN(len(secrets))].Reveal())
+		}
+		var out bytes.Buffer
+		w := r.Writer(&out)
+		for rest := text.String(); rest != ""; {
+			n := 1 + rnd.IntN(min(len(rest), 7))
+			_, _ = w.Write([]byte(rest[:n]))
+			rest = rest[n:]
+		}
+		_ = w.Close()
+		if whole := r.String(text.String()); out.String() != whole {
+			t.Fatalf("in pieces %q, whole %q", out.String(), whole)
+		}
+	}
+}
+
+// randomText has two letters only, so that secrets overlap each other.
+func randomText(rnd *rand.Rand, n int) string {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = "ab"[rnd.IntN(2)]
+	}
+	return string(b)
+}
+
+func TestRedactorHandler(t *testing.T) {
+	r := NewRedactor(NewValue("tok-12345"))
+	var out bytes.Buffer
+	inner := "tok-12345"
+	log := slog.New(r.Handler(slog.NewJSONHandler(&out, nil))).With("with", "x tok-12345").WithGroup("g")
+	log.Info("message tok-12345", "s", "tok-12345", "err", errors.New("bad tok-12345"), "n", 5, "bytes", []byte("tok-12345"),
+		slog.Group("in", "deep", "tok-12345"), "struct", struct{ P *string }{&inner}, "fine", []int{1, 2})
+	s := out.String()
+	if strings.Contains(s, "tok-12345") || strings.Contains(s, base64.StdEncoding.EncodeToString([]byte("tok-12345"))) {
+		t.Errorf("the log holds the secret: %s", s)
+	}
+	for _, want := range []string{`"n":5`, `"fine":[1,2]`, `message [redacted]`, `bad [redacted]`} {
+		if !strings.Contains(s, want) {
+			t.Errorf("the log lacks %s: %s", want, s)
+		}
+	}
+}
+
+func BenchmarkRedactor(b *testing.B) {
+	r := NewRedactor(NewValue("ghp_16C7e42F292c6912E7710c838347Ae178B4a"), NewValue("sk-ant-api03-abcdefghijklmnopqrstuvwxyz"))
+	text := bytes.Repeat([]byte("the quick brown fox jumps over ghp_the lazy dog 0123456789\n"), 1000)
+	var out bytes.Buffer
+	w := r.Writer(&out)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		out.Reset()
+		_, _ = w.Write(text)
+	}
+}

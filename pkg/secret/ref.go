@@ -1,0 +1,258 @@
+package secret
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// Bounds of what is accepted.
+const (
+	MaxSecrets = wire.MaxSecrets     // per session
+	MaxBytes   = wire.MaxSecretBytes // per value
+	maxSource  = 4096                // length of a reference
+)
+
+// Kind is where a secret comes from: the word before the colon of its source.
+type Kind string
+
+// The kinds.
+const (
+	OnePassword Kind = "op"
+	Env         Kind = "env"
+	File        Kind = "file"
+	Cmd         Kind = "cmd"
+)
+
+// Ref names a secret and says where it comes from; it holds no secret itself.
+type Ref struct {
+	Name   string `json:"name"`   // the environment variable that the guest gets
+	Source string `json:"source"` // op://vault/item[/section]/field, env:NAME, file:/path, cmd:shell command
+}
+
+// Kind is the source's kind; "" when the Ref did not come from ParseRef.
+func (r Ref) Kind() Kind {
+	if strings.HasPrefix(r.Source, "op://") {
+		return OnePassword
+	}
+	word, _, _ := strings.Cut(r.Source, ":")
+	switch k := Kind(word); k {
+	case Env, File, Cmd:
+		return k
+	}
+	return ""
+}
+
+// rest is the source without its kind.
+func (r Ref) rest() string {
+	_, rest, _ := strings.Cut(r.Source, ":")
+	return rest
+}
+
+var (
+	nameRE   = regexp.MustCompile(`^[A-Z_][A-Z0-9_]*$`)
+	envRE    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	opPartRE = regexp.MustCompile(`^[A-Za-z0-9_.-](?:[A-Za-z0-9 _.-]*[A-Za-z0-9_.-])?$`)
+	opAttrRE = regexp.MustCompile(`^(?:attribute|attr)=[a-z-]+$|^ssh-format=[a-z0-9-]+$`)
+)
+
+// reservedNames would break or take over the guest's shells rather than hand
+// them a credential.
+var reservedNames = []string{
+	"BASH_ENV", "DISPLAY", "ENV", "HOME", "IFS", "LOGNAME", "PATH", "PROMPT_COMMAND", "PS4",
+	"PWD", "SHELL", "SHELLOPTS", "TERM", "TMUX", "USER", "ZDOTDIR",
+}
+
+// ParseRef validates a name and a source completely, without resolving
+// anything. Its errors never repeat the source: who pastes the secret itself
+// where its reference belongs must not find it in a log.
+func ParseRef(name, source string) (Ref, error) {
+	if len(name) > 128 || !nameRE.MatchString(name) {
+		return Ref{}, fail.New(fail.Usage, "secret %q: a name is an environment variable: capital letters, digits and _, at most 128", clip(name, 40)).
+			WithHint("use a name such as GITHUB_TOKEN")
+	}
+	if slices.Contains(reservedNames, name) || strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "DYLD_") {
+		return Ref{}, fail.New(fail.Usage, "secret %s: the name is reserved for the guest's own environment", name)
+	}
+	bad := func(hint, format string, args ...any) (Ref, error) {
+		return Ref{}, fail.New(fail.Usage, "secret %s: %s", name, fmt.Sprintf(format, args...)).WithHint("%s", hint)
+	}
+	if len(source) > maxSource || !utf8.ValidString(source) || strings.ContainsFunc(source, isControl) {
+		return bad(sourceHint, "the source is longer than %d bytes or holds control characters", maxSource)
+	}
+	r := Ref{Name: name, Source: source}
+	switch r.Kind() {
+	case OnePassword:
+		if why := badOnePassword(source); why != "" {
+			return bad("op://vault/item/field; copy it with \"Copy Secret Reference\" in 1Password, or use the ids of vault and item", "%s", why)
+		}
+	case Env:
+		if !envRE.MatchString(r.rest()) {
+			return bad("env:NAME", "after env: comes the name of an environment variable")
+		}
+	case File:
+		path, err := filePath(r)
+		if err != nil {
+			return bad("file:~/path or file:/path", "%v", err)
+		}
+		r.Source = "file:" + path
+	case Cmd:
+		if strings.TrimSpace(r.rest()) == "" {
+			return bad("cmd:gh auth token", "after cmd: comes a shell command")
+		}
+	default:
+		return bad(sourceHint, "the source does not start with op://, env:, file: or cmd:")
+	}
+	return r, nil
+}
+
+const sourceHint = "op://vault/item/field, env:NAME, file:/path or cmd:command"
+
+// badOnePassword says what is wrong with an op:// reference, "" when nothing
+// is. 1Password's own validation costs 150 MB and more than a second.
+func badOnePassword(source string) string {
+	path, query, hasQuery := strings.Cut(strings.TrimPrefix(source, "op://"), "?")
+	if hasQuery && !opAttrRE.MatchString(query) {
+		return "after ? in an op:// reference comes attribute=… or ssh-format=…"
+	}
+	parts := strings.Split(path, "/")
+	if len(parts) < 3 || len(parts) > 4 {
+		return "an op:// reference has a vault, an item, perhaps a section, and a field"
+	}
+	for i, p := range parts {
+		if !opPartRE.MatchString(p) {
+			return fmt.Sprintf("part %d of the op:// reference is empty or has characters other than letters, digits, space and _.-", i+1)
+		}
+	}
+	return ""
+}
+
+// filePath is the absolute path of a file: source.
+func filePath(r Ref) (string, error) {
+	path := r.rest()
+	if rest, ok := strings.CutPrefix(path, "~"); ok && (rest == "" || rest[0] == '/') {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", errors.New("~ is unknown: HOME is not set")
+		}
+		path = home + rest
+	}
+	if !filepath.IsAbs(path) {
+		return "", errors.New("after file: comes an absolute path, or one that starts with ~/")
+	}
+	return filepath.Clean(path), nil
+}
+
+// Check is the cheap validation of a whole set when a session is accepted:
+// syntax, duplicates, number, and for env and file that they are there.
+// It runs nothing and reads no content.
+func Check(refs []Ref) []error {
+	var errs []error
+	if len(refs) > MaxSecrets {
+		errs = append(errs, fail.New(fail.Usage, "%d secrets are more than the limit of %d", len(refs), MaxSecrets))
+		refs = refs[:MaxSecrets]
+	}
+	seen := map[string]bool{}
+	for _, r := range refs {
+		if _, err := ParseRef(r.Name, r.Source); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if seen[r.Name] {
+			errs = append(errs, fail.New(fail.Usage, "secret %s is given twice", r.Name))
+		}
+		seen[r.Name] = true
+		if err := present(r); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+func present(r Ref) error {
+	switch r.Kind() {
+	case Env:
+		if os.Getenv(r.rest()) == "" {
+			return unset(r)
+		}
+	case File:
+		path, err := filePath(r)
+		if err != nil {
+			return problem(r, "%v", err)
+		}
+		return fileProblem(r, path)
+	}
+	return nil
+}
+
+func fileProblem(r Ref, path string) error {
+	fi, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return problem(r, "%s does not exist", path)
+	case err != nil:
+		return problem(r, "%v", err)
+	case !fi.Mode().IsRegular():
+		return problem(r, "%s is not a regular file", path)
+	case fi.Size() == 0:
+		return problem(r, "%s is empty", path)
+	case fi.Size() > MaxBytes:
+		return problem(r, "%s is larger than the limit of %d KiB", path, MaxBytes>>10)
+	}
+	return nil
+}
+
+// Warnings are about references that work and should be looked at: files that
+// other users of this machine can read or change.
+func Warnings(refs []Ref) []string {
+	var out []string
+	for _, r := range refs {
+		if r.Kind() != File {
+			continue
+		}
+		path, err := filePath(r)
+		if err != nil {
+			continue
+		}
+		if fi, err := os.Stat(path); err == nil && fi.Mode().Perm()&0o077 != 0 {
+			out = append(out, fmt.Sprintf("secret %s: other users can access %s (mode %04o); chmod 600 it", r.Name, path, fi.Mode().Perm()))
+		}
+	}
+	return out
+}
+
+// problem is an error about one secret; it names the secret and its kind.
+func problem(r Ref, format string, args ...any) *fail.Error {
+	return fail.New(fail.Secret, "secret %s (%s): %s", r.Name, r.Kind(), fmt.Sprintf(format, args...))
+}
+
+func unset(r Ref) error {
+	return problem(r, "the environment variable %s is not set or empty", r.rest()).WithHint("export %s=…", r.rest())
+}
+
+func isControl(c rune) bool { return c < 0x20 || c == 0x7f || (c >= 0x80 && c < 0xa0) }
+
+// clip bounds s and takes control characters out, for messages.
+func clip(s string, n int) string {
+	s = strings.Map(func(c rune) rune {
+		if isControl(c) || c == utf8.RuneError {
+			return -1
+		}
+		return c
+	}, s)
+	if len(s) <= n {
+		return s
+	}
+	for !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}

@@ -1,0 +1,249 @@
+package secret
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+const (
+	commandTimeout = 30 * time.Second // one cmd: source, or one call of op
+	parallel       = 4                // commands at a time
+)
+
+// Batch resolves op:// references through 1Password's SDK in one call. It
+// returns a value or a one-line error for each reference, or an error for all.
+// account is "" with a service-account token, else the desktop app's account.
+type Batch func(ctx context.Context, token, account string, refs []string) (map[string]string, map[string]error, error)
+
+// Options say what Resolve may use.
+type Options struct {
+	OnePassword Batch         // nil: the op command only
+	Desktop     bool          // this build can talk to 1Password's desktop app
+	Timeout     time.Duration // of one command; 0 means 30 s
+}
+
+// Resolve fetches every secret, op:// references in one batch, and returns all
+// or an error that names each one that could not be had. No error holds
+// content. A single-line value loses its line end; a value of several lines,
+// such as a key file, is kept byte for byte.
+func Resolve(ctx context.Context, refs []Ref, opts Options) (map[string]Value, error) {
+	if opts.Timeout == 0 {
+		opts.Timeout = commandTimeout
+	}
+	if len(refs) > MaxSecrets {
+		return nil, fail.New(fail.Usage, "%d secrets are more than the limit of %d", len(refs), MaxSecrets)
+	}
+	values := make([]string, len(refs))
+	errs := make([]error, len(refs))
+	var op []int
+	var g errgroup.Group
+	g.SetLimit(parallel)
+	for i, r := range refs {
+		if _, err := ParseRef(r.Name, r.Source); err != nil {
+			errs[i] = err
+			continue
+		}
+		if r.Kind() == OnePassword {
+			op = append(op, i)
+			continue
+		}
+		g.Go(func() error {
+			values[i], errs[i] = resolveOne(ctx, r, opts.Timeout)
+			return nil
+		})
+	}
+	if len(op) > 0 {
+		batch := make([]Ref, len(op))
+		for n, i := range op {
+			batch[n] = refs[i]
+		}
+		got, failed := resolveOnePassword(ctx, batch, opts)
+		for n, i := range op {
+			values[i], errs[i] = got[n], failed[n]
+		}
+	}
+	_ = g.Wait() // the goroutines report through errs
+
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("resolve secrets: %w", ctx.Err())
+	}
+	out := make(map[string]Value, len(refs))
+	for i, r := range refs {
+		if errs[i] == nil {
+			values[i], errs[i] = clean(r, values[i])
+		}
+		if errs[i] == nil {
+			out[r.Name] = NewValue(values[i])
+		}
+	}
+	if err := summary(errs); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// summary is one error of one line for all that failed.
+func summary(errs []error) error {
+	var msgs []string
+	var first error
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		if first == nil {
+			first = err
+		}
+		msgs = append(msgs, err.Error())
+	}
+	if len(msgs) <= 1 {
+		return first
+	}
+	return fail.New(fail.CodeOf(first), "%d secrets cannot be had: %s", len(msgs), strings.Join(msgs, "; ")).
+		WithHint("%s", fail.HintOf(first))
+}
+
+// clean checks a value and takes the line end of a single line away.
+func clean(r Ref, s string) (string, error) {
+	line := strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r")
+	if !strings.Contains(line, "\n") {
+		s = line
+	}
+	switch {
+	case strings.TrimSpace(s) == "":
+		return "", problem(r, "the value is empty")
+	case len(s) > MaxBytes:
+		return "", tooLarge(r)
+	case !utf8.ValidString(s):
+		return "", problem(r, "the value is not UTF-8 text").WithHint("encode it, for example as base64, and decode it in the guest")
+	case strings.ContainsRune(s, 0):
+		return "", problem(r, "the value holds a NUL byte, which no environment variable can")
+	}
+	return s, nil
+}
+
+func tooLarge(r Ref) error {
+	return problem(r, "the value is larger than the limit of %d KiB", MaxBytes>>10)
+}
+
+func resolveOne(ctx context.Context, r Ref, timeout time.Duration) (string, error) {
+	switch r.Kind() {
+	case Env:
+		s := os.Getenv(r.rest())
+		if s == "" {
+			return "", unset(r)
+		}
+		return s, nil
+	case File:
+		return readFile(r)
+	default:
+		return runCommand(ctx, r, timeout)
+	}
+}
+
+func readFile(r Ref) (string, error) {
+	path, err := filePath(r)
+	if err != nil {
+		return "", problem(r, "%v", err)
+	}
+	if err := fileProblem(r, path); err != nil {
+		return "", err
+	}
+	// Non-blocking, so that a FIFO put there since the check cannot hold us up.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", problem(r, "%v", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, MaxBytes+1))
+	if err != nil {
+		return "", problem(r, "read %s: %v", path, err)
+	}
+	return string(b), nil
+}
+
+// runCommand runs a cmd: source. What it prints on stderr is thrown away: a
+// command that fails while it handles a secret may print it there.
+func runCommand(ctx context.Context, r Ref, timeout time.Duration) (string, error) {
+	const hint = "run the command of %s in a shell of its own to see why"
+	out, _, err := capture(ctx, timeout, MaxBytes, nil, "/bin/sh", "-c", r.rest())
+	switch exit, ok := errors.AsType[*exec.ExitError](err); {
+	case errors.Is(err, errTooMuch):
+		return "", tooLarge(r)
+	case errors.Is(err, context.DeadlineExceeded):
+		return "", problem(r, "the command did not end within %v", timeout).WithHint(hint, r.Name)
+	case ok:
+		return "", problem(r, "the command failed (%v)", exit.ProcessState).WithHint(hint, r.Name)
+	case err != nil:
+		return "", problem(r, "the command did not start: %v", err)
+	}
+	return out, nil
+}
+
+var errTooMuch = errors.New("too much output")
+
+// capture runs a command in a session of its own and returns its stdout, up to
+// limit bytes, and the first KiB of its stderr. All of it is killed when the
+// time or the limit is exceeded, or ctx ends. There is no terminal: nothing
+// here may ask the user.
+func capture(ctx context.Context, timeout time.Duration, limit int, stdin io.Reader, argv ...string) (stdout, stderr string, err error) {
+	ctx, stop := context.WithTimeout(ctx, timeout)
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := &bounded{limit: limit, over: func() { cancel(errTooMuch) }}
+	errOut := &bounded{limit: 1 << 10}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, out, errOut
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	err = cmd.Run()
+	if cause := context.Cause(ctx); cause != nil {
+		return "", "", cause
+	}
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // it ended well; something it left running holds the pipe
+	}
+	return out.text(), errOut.text(), err
+}
+
+// bounded keeps the first limit bytes and calls over when there are more.
+type bounded struct {
+	limit int
+	over  func() // may be nil
+
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	keep := min(len(p), b.limit-b.buf.Len())
+	b.buf.Write(p[:keep])
+	if keep < len(p) && b.over != nil {
+		b.over()
+	}
+	return len(p), nil
+}
+
+func (b *bounded) text() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}

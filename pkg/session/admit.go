@@ -1,0 +1,102 @@
+package session
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/pbnjay/memory"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Host is what the host has free, in bytes.
+type Host struct {
+	FreeMemory config.Size
+	FreeDisk   config.Size
+	DiskDir    string
+}
+
+func measureHost(dir string) (Host, error) {
+	for {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err == nil {
+			return Host{
+				FreeMemory: config.Size(freeMemory()),
+				FreeDisk:   config.Size(st.Bavail) * config.Size(st.Bsize),
+				DiskDir:    dir,
+			}, nil
+		} else if !os.IsNotExist(err) {
+			return Host{}, fail.New(fail.Host, "measure the free disk of %s: %w", dir, err)
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// freeMemory counts what the system would give up (page cache) as free where
+// it can be known: on Linux that is MemAvailable, not MemFree.
+func freeMemory() uint64 {
+	if text, err := os.ReadFile("/proc/meminfo"); err == nil {
+		for line := range strings.Lines(string(text)) {
+			var kib uint64
+			if n, _ := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); n == 1 {
+				return kib << 10
+			}
+		}
+	}
+	return memory.FreeMemory()
+}
+
+// clamp keeps a request within what the host has at all.
+func clamp(r config.Resources) (config.Resources, []string, error) {
+	var notices []string
+	if n := runtime.NumCPU(); r.CPUs > n {
+		notices = append(notices, fmt.Sprintf("%d CPUs asked for, the host has %d: using %d", r.CPUs, n, n))
+		r.CPUs = n
+	}
+	// A guest that is given all memory leaves none for QEMU and the host.
+	if most := config.Size(memory.TotalMemory() / 4 * 3); most > 0 && r.Memory > most {
+		most = most >> 20 << 20
+		notices = append(notices, fmt.Sprintf("%v of memory asked for, using %v: three quarters of the host's", r.Memory, most))
+		r.Memory = most
+	}
+	if r.CPUs < 1 || r.Memory < 512<<20 || r.Disk < 4<<30 {
+		return r, nil, fail.New(fail.Usage, "resources too small for a session: cpus %d, memory %v, disk %v; at least 1, 512MiB and 4GiB", r.CPUs, r.Memory, r.Disk).
+			WithHint("agent-sessionizer config show")
+	}
+	return r, notices, nil
+}
+
+// admit refuses a VM for which the host has no room, and names what could go.
+func admit(others []store.Session, r config.Resources, l config.Limits, h Host) error {
+	var running []string
+	for _, o := range others {
+		if p := Phase(o.Phase); p != Stopped && p != Gone && p != Broken {
+			running = append(running, o.Name)
+		}
+	}
+	hint := "agent-sessionizer list"
+	if len(running) > 0 {
+		hint = "agent-sessionizer stop " + running[0] // the oldest
+	}
+	if len(running) >= l.Running {
+		return fail.New(fail.Conflict, "%d VMs run already, the limit is %d; stop one of %s, or raise limits.running", len(running), l.Running, strings.Join(running, ", ")).
+			WithHint("%s", hint)
+	}
+	// QEMU and vz take guest memory as the guest touches it; a fresh guest
+	// touches far less than half.
+	if need := r.Memory/2 + l.MemoryReserve; h.FreeMemory > 0 && h.FreeMemory < need {
+		return fail.New(fail.Conflict, "%v of memory are free on the host, a VM of %v wants %v (half of it and the reserve of %v)", h.FreeMemory, r.Memory, need, l.MemoryReserve).
+			WithHint("%s", hint)
+	}
+	if h.FreeDisk < l.DiskReserve {
+		return fail.New(fail.Host, "%v are free on the disk of %s, the reserve is %v", h.FreeDisk, h.DiskDir, l.DiskReserve).
+			WithHint("df -h %s # and: agent-sessionizer destroy SESSION, agent-sessionizer image prune", h.DiskDir)
+	}
+	return nil
+}

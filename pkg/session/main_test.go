@@ -1,0 +1,167 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// newManager has a store of its own, room for everything, and a keeper that
+// ends at once: what a Manager does is seen in the store.
+func newManager(t *testing.T) *Manager {
+	t.Helper()
+	for _, name := range []string{"IMAGE", "PROFILE", "LIMA_HOME", "LIMITS_RUNNING", "LIMITS_MEMORY_RESERVE", "LIMITS_DISK_RESERVE"} {
+		t.Setenv("AGENT_SESSIONIZER_"+name, "")
+	}
+	// Not t.TempDir: its length is the test's name's, and that of lima_home counts.
+	dir, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c, err := config.Load(config.Paths{
+		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"), LimaHome: filepath.Join(dir, "vms"),
+	}, fstest.MapFS{
+		"config.yaml":           {Data: []byte("image: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
+		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
+		"network-allowlist.txt": {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.Open(t.Context(), c.Paths.Store())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	return &Manager{Store: st, Config: c, Self: "true"}
+}
+
+// put makes a session that is in phase p, and wanted to be want.
+func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Facts) Session {
+	t.Helper()
+	spec, err := json.Marshal(Spec{
+		Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}, Image: "none",
+		Resources: config.Resources{CPUs: 1, Memory: 512 << 20, Disk: 4 << 30},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = m.Store.Create(t.Context(), store.Session{
+		ID: id, Name: Name(slug, id[:6], 58), RepoKey: "github.com/" + slug, Repo: slug, Phase: string(Creating), Want: string(Ready), Spec: spec,
+	}, phaseEvent("", Creating, Ready), func([]store.Session) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	row, err := m.Store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+		row.Phase, row.Want, row.Facts = string(p), string(want), raw
+		if p == Broken {
+			row.SetError("HOST", "it broke", "mend it")
+		}
+		return store.Event{}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := read(row)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// changes are the phase changes that the events of s tell of, after seq.
+func changes(t *testing.T, m *Manager, id string, seq int64) []PhaseChange {
+	t.Helper()
+	evs, err := m.Store.Events(t.Context(), id, seq, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []PhaseChange
+	for _, ev := range evs {
+		if ev.Kind == EventPhase {
+			var p PhaseChange
+			if err := json.Unmarshal(ev.Data, &p); err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// driver has no VM at all; each call does what the test says, or succeeds.
+type driver struct {
+	inspect      func(context.Context) (vm.Machine, error)
+	stop, remove func(context.Context) error
+}
+
+var errBoom = errors.New("boom")
+
+func (d driver) Inspect(ctx context.Context, name string) (vm.Machine, error) {
+	if d.inspect == nil {
+		return vm.Machine{}, fmt.Errorf("%s: %w", name, vm.ErrNotFound)
+	}
+	return d.inspect(ctx)
+}
+
+func (d driver) Stop(ctx context.Context, _ string, _ func(context.Context) error, _ time.Duration) error {
+	if d.stop == nil {
+		return nil
+	}
+	return d.stop(ctx)
+}
+
+func (d driver) Delete(ctx context.Context, _ string) error {
+	if d.remove == nil {
+		return nil
+	}
+	return d.remove(ctx)
+}
+
+func (driver) Create(context.Context, vm.Spec) error { return errBoom }
+func (driver) Start(context.Context, string, vm.Progress) (vm.Endpoint, error) {
+	return vm.Endpoint{}, errBoom
+}
+func (driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
+func (driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
+func (driver) Check(context.Context) []error              { return nil }
+
+func newWorker(t *testing.T, d driver) *Worker {
+	t.Helper()
+	m := newManager(t)
+	return &Worker{
+		Manager: m, Driver: d, Images: &image.Store{Dir: filepath.Join(m.Config.Paths.State, "images")},
+		Log: slog.New(slog.DiscardHandler), KillLocal: func(context.Context, Session) error { return nil },
+	}
+}
+
+// lastSeq is the sequence of a session's newest event, 0 when there is none.
+func lastSeq(t *testing.T, s *store.Store, id string) int64 {
+	t.Helper()
+	evs, err := s.Events(t.Context(), id, 0, 100_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(evs) == 0 {
+		return 0
+	}
+	return evs[len(evs)-1].Seq
+}

@@ -1,0 +1,370 @@
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Manager writes intents and reads state; it does none of the work itself.
+type Manager struct {
+	Store  *store.Store
+	Config *config.Config
+	Self   string // our own executable, started as the keeper
+}
+
+// Request asks for a session.
+type Request struct {
+	Repo        repo.Ref
+	Profile     string
+	Image       string           // "" means as configured
+	Resources   config.Resources // zero fields are as configured
+	NetworkMode policy.Mode      // "" means as configured
+	WithChanges bool
+}
+
+// Open returns the session of the repository and makes one if there is none.
+// An existing one is wanted ready again, whatever it was. The notices say what
+// was not done as asked.
+func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool, notices []string, err error) {
+	spec, notices, err := m.spec(r)
+	if err != nil {
+		return Session{}, false, nil, err
+	}
+	host, err := measureHost(m.Config.Paths.LimaHome)
+	if err != nil {
+		return Session{}, false, nil, err
+	}
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return Session{}, false, nil, err
+	}
+	budget, err := nameBudget(m.Config.Paths.LimaHome)
+	if err != nil {
+		return Session{}, false, nil, err
+	}
+	id := randomHex(6)
+	row, created, err := m.Store.Create(ctx, store.Session{
+		ID: id, Name: Name(r.Repo.Slug, id[:6], budget),
+		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Phase: string(Creating), Want: string(Ready), Spec: raw,
+	}, phaseEvent("", Creating, Ready), func(others []store.Session) error {
+		return admit(others, spec.Resources, m.Config.Limits, host)
+	})
+	if err != nil {
+		return Session{}, false, nil, err
+	}
+	if s, err = read(row); err != nil {
+		return s, false, nil, err
+	}
+	if created {
+		return s, true, notices, m.wake(s.ID)
+	}
+	s, err = m.Want(ctx, s, Ready)
+	return s, false, nil, err
+}
+
+func (m *Manager) spec(r Request) (Spec, []string, error) {
+	settings, err := m.Config.For(config.RepoKey(r.Repo.Key), r.Profile)
+	if err != nil {
+		return Spec{}, nil, err
+	}
+	warnings, err := checkSecrets(settings.Secrets)
+	if err != nil {
+		return Spec{}, nil, err
+	}
+	if _, err := m.Config.Policy(settings, nil, nil); err != nil {
+		return Spec{}, nil, err
+	}
+	res := settings.Resources
+	for _, f := range []struct{ set, into *config.Size }{{&r.Resources.Memory, &res.Memory}, {&r.Resources.Disk, &res.Disk}} {
+		if *f.set != 0 {
+			*f.into = *f.set
+		}
+	}
+	if r.Resources.CPUs != 0 {
+		res.CPUs = r.Resources.CPUs
+	}
+	res, notices, err := clamp(res)
+	if err != nil {
+		return Spec{}, nil, err
+	}
+	image := m.Config.Image
+	if r.Image != "" {
+		image = r.Image
+	}
+	return Spec{
+		Repo: r.Repo, Image: image, Profile: r.Profile, Resources: res,
+		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
+	}, append(notices, warnings...), nil
+}
+
+// Want records what the session should become and sees to a keeper.
+func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, error) {
+	var host Host
+	if want == Ready && (s.Phase == Stopped || s.Phase == Broken) {
+		var err error
+		if host, err = measureHost(m.Config.Paths.LimaHome); err != nil {
+			return s, err
+		}
+		others, err := m.Store.Sessions(ctx, false)
+		if err != nil {
+			return s, err
+		}
+		others = slices.DeleteFunc(others, func(o store.Session) bool { return o.ID == s.ID })
+		if err := admit(others, s.Spec.Resources, m.Config.Limits, host); err != nil {
+			return s, err
+		}
+	}
+	row, err := m.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+		from := Phase(row.Phase)
+		if from == Gone || (from == Destroying && want != Gone) {
+			return store.Event{}, fail.New(fail.Conflict, "session %s is %s", row.Name, row.Phase).WithHint("agent-sessionizer list")
+		}
+		// A retry of what failed is a transition; everything else is the keeper's.
+		to := from
+		switch {
+		case from == Broken && want == Ready:
+			to = Creating
+			if cur, err := read(*row); err == nil && cur.Facts.WasReady {
+				to = Starting
+			}
+			row.SetError("", "", "")
+		case from == Broken && want == Stopped:
+			to = Stopping
+			row.SetError("", "", "")
+		}
+		if row.Want == string(want) && to == from {
+			return store.Event{}, nil
+		}
+		row.Phase, row.Want = string(to), string(want)
+		return phaseEvent(from, to, want), nil
+	})
+	if err != nil {
+		return s, err
+	}
+	if s, err = read(row); err != nil {
+		return s, err
+	}
+	return s, m.wake(s.ID)
+}
+
+// wake starts a keeper for the session. If one lives already, the new one
+// stands by until the intent is served, and takes over if the other dies first.
+func (m *Manager) wake(id string) error {
+	dir := m.Config.Paths.SessionDir(id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fail.New(fail.Host, "make the session's directory: %w", err)
+	}
+	log, err := os.OpenFile(filepath.Join(dir, "keeper.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fail.New(fail.Host, "open the keeper's log: %w", err)
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(context.Background(), m.Self, "keeper", id) // it must outlive whatever ends us
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fail.New(fail.Host, "start the keeper: %w", err)
+	}
+	// Reap it should it end before we do; errors are in its log and in the store.
+	go func() { _ = cmd.Wait() }()
+	return nil
+}
+
+// Reconcile sees to a keeper for every session that needs one and has none:
+// after a crash, a reboot, a kill -9. Every command calls it.
+func (m *Manager) Reconcile(ctx context.Context) error {
+	rows, err := m.Store.Sessions(ctx, false)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, row := range rows {
+		if AtRest(Phase(row.Phase), Phase(row.Want)) || store.Held(m.Config.Paths.SessionLock(row.ID)) {
+			continue
+		}
+		errs = append(errs, m.wake(row.ID))
+	}
+	return errors.Join(errs...)
+}
+
+// List returns the sessions that are not gone, oldest first.
+func (m *Manager) List(ctx context.Context) ([]Session, error) {
+	rows, err := m.Store.Sessions(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Session, 0, len(rows))
+	for _, row := range rows {
+		s, err := read(row)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// Get reads one session by id, whatever its phase.
+func (m *Manager) Get(ctx context.Context, id string) (Session, error) {
+	row, err := m.Store.Session(ctx, id)
+	if err != nil {
+		return Session{}, err
+	}
+	return read(row)
+}
+
+// OfRepo returns the session of a repository by its key; fail.NotFound when
+// there is none.
+func (m *Manager) OfRepo(ctx context.Context, key string) (Session, error) {
+	all, err := m.List(ctx)
+	if err != nil {
+		return Session{}, err
+	}
+	for _, s := range all {
+		if s.RepoKey == key {
+			return s, nil
+		}
+	}
+	return Session{}, fail.New(fail.NotFound, "no session of %s", key).WithHint("agent-sessionizer list")
+}
+
+// Find resolves what a person typed: a session's name, its id or the start of
+// it, the repository, or the repository's short name when only one fits.
+// owner/repo is github.com's: that another host has a repository of this name
+// is that host's word.
+func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
+	all, err := m.List(ctx)
+	if err != nil {
+		return Session{}, err
+	}
+	key := repo.KeyOf(what)
+	for _, match := range []func(Session) bool{
+		func(s Session) bool { return s.Name == what || s.ID == what },
+		func(s Session) bool { return s.RepoKey == what || key != "" && s.RepoKey == key },
+		// One rule, not two: the repository "cafe" and the id cafe01… are ambiguous,
+		// and what is found may be destroyed.
+		func(s Session) bool {
+			return len(what) >= 4 && (strings.HasPrefix(s.ID, what) || strings.HasSuffix(s.Name, "-"+what)) ||
+				strings.EqualFold(filepath.Base(s.Repo), what)
+		},
+	} {
+		var found []Session
+		for _, s := range all {
+			if match(s) {
+				found = append(found, s)
+			}
+		}
+		switch {
+		case len(found) == 1:
+			return found[0], nil
+		case len(found) > 1:
+			var names []string
+			for _, s := range found {
+				names = append(names, s.Name)
+			}
+			return Session{}, fail.New(fail.Usage, "%q could be any of %s", what, strings.Join(names, ", ")).WithHint("agent-sessionizer list")
+		}
+	}
+	return Session{}, fail.New(fail.NotFound, "no session %q", what).WithHint("agent-sessionizer list")
+}
+
+var notInName = regexp.MustCompile(`[^a-z0-9]+`)
+
+// Name is agent-OWNER-REPO-xxxxxx, cut so that it has at most budget bytes.
+func Name(slug, suffix string, budget int) string {
+	slug = strings.Trim(notInName.ReplaceAllString(strings.ToLower(slug), "-"), "-")
+	if slug == "" {
+		slug = "repo"
+	}
+	if room := budget - len("agent--") - len(suffix); len(slug) > room {
+		slug = strings.TrimRight(slug[:max(room, 1)], "-")
+	}
+	return "agent-" + slug + "-" + suffix
+}
+
+// nameBudget is how long a VM's name may be. Two limits meet: a UNIX socket's
+// path has at most 104 bytes on macOS, NUL included, and Lima's longest is
+// HOME/NAME/ssh.sock. and 16 digits; a hostname has 63 and Lima puts "lima-" before it.
+func nameBudget(limaHome string) (int, error) {
+	const longestSocket = len("//ssh.sock.1234567890123456\x00")
+	budget := min(104-longestSocket-len(limaHome), 63-len("lima-"))
+	if least := len("agent-reponame-012345"); budget < least {
+		return 0, fail.New(fail.Host, "lima_home %s is %d bytes too long: sockets below it would not fit into the 104 bytes of a socket's path", limaHome, least-budget).
+			WithHint("export AGENT_SESSIONIZER_LIMA_HOME=/a/shorter/directory")
+	}
+	return budget, nil
+}
+
+func randomHex(bytes int) string {
+	b := make([]byte, bytes)
+	_, _ = rand.Read(b) // never fails, says crypto/rand
+	return hex.EncodeToString(b)
+}
+
+func phaseEvent(from, to, want Phase) store.Event {
+	return event("phase", PhaseChange{From: from, To: to, Want: want})
+}
+
+// event makes a store event; data is one of this package's event types.
+func event(kind string, data any) store.Event {
+	raw, err := json.Marshal(data)
+	if err != nil {
+		panic(fmt.Sprintf("session: event %s cannot be JSON: %v", kind, err)) // our own types always can
+	}
+	return store.Event{Kind: kind, Data: raw}
+}
+
+// LastPhaseSeq is the sequence before the last change of what is wanted: the
+// point from which a viewer sees all of the work that is going on.
+func (m *Manager) LastPhaseSeq(ctx context.Context, id string) (int64, error) {
+	var before int64
+	var after int64
+	for {
+		evs, err := m.Store.Events(ctx, id, after, 1000)
+		if err != nil || len(evs) == 0 {
+			return before, err
+		}
+		for _, ev := range evs {
+			after = ev.Seq
+			var p PhaseChange
+			if ev.Kind == EventPhase && json.Unmarshal(ev.Data, &p) == nil && (p.To == Creating || p.To == Starting || p.From == p.To || p.From == Broken) {
+				before = ev.Seq - 1
+			}
+		}
+	}
+}
+
+// Ended reports whether what names only sessions that are gone, if any.
+func (m *Manager) Ended(ctx context.Context, what string) (bool, error) {
+	rows, err := m.Store.Sessions(ctx, true)
+	if err != nil {
+		return false, err
+	}
+	key := repo.KeyOf(what)
+	for _, r := range rows {
+		named := r.Name == what || r.ID == what || r.RepoKey == what || key != "" && r.RepoKey == key ||
+			strings.HasPrefix(r.RepoKey, "local:") && strings.EqualFold(r.Repo, what)
+		if Phase(r.Phase) == Gone && named {
+			return true, nil
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,328 @@
+package session
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+func request(slug string) Request {
+	return Request{Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}}
+}
+
+// woken reports whether a keeper was started for the session, and forgets it.
+func woken(t *testing.T, m *Manager, id string) bool {
+	t.Helper()
+	err := os.Remove(filepath.Join(m.Config.Paths.SessionDir(id), "keeper.log"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func TestOpenTwiceIsOneSession(t *testing.T) {
+	m := newManager(t)
+	var mu sync.Mutex
+	ids := map[string]int{}
+	made := 0
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			s, created, _, err := m.Open(t.Context(), request("o/r"))
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ids[s.ID]++
+			if created {
+				made++
+			}
+		})
+	}
+	wg.Wait()
+	if len(ids) != 1 || made != 1 {
+		t.Fatal(ids, made)
+	}
+}
+
+func TestOpenRefusedMakesNothing(t *testing.T) {
+	m := newManager(t)
+	m.Config.Limits.Running = 1
+	first, _, _, err := m.Open(t.Context(), request("o/one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, _, err = m.Open(t.Context(), request("o/two"))
+	if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) != "agent-sessionizer stop "+first.Name {
+		t.Fatal(err)
+	}
+	if all, err := m.Store.Sessions(t.Context(), true); err != nil || len(all) != 1 {
+		t.Fatal(all, err)
+	}
+	if _, created, _, err := m.Open(t.Context(), request("o/one")); err != nil || created {
+		t.Fatal("the limit keeps an existing session from being opened:", err)
+	}
+}
+
+func TestFind(t *testing.T) {
+	m := newManager(t)
+	a := put(t, m, "aaaa11112222", "acme/app", Ready, Ready, Facts{})
+	b := put(t, m, "aaaa33334444", "other/app", Ready, Ready, Facts{})
+	c := put(t, m, "cafe00000000", "acme/lib", Ready, Ready, Facts{})
+	put(t, m, "dddd55556666", "acme/cafe", Ready, Ready, Facts{})
+	put(t, m, "eeee77778888", "acme/gone", Gone, Gone, Facts{})
+	for _, f := range []struct {
+		what, id  string
+		code      fail.Code
+		ambiguous []string
+	}{
+		{what: a.Name, id: a.ID},
+		{what: a.ID, id: a.ID},
+		{what: "acme/app", id: a.ID},
+		{what: "ACME/App", id: a.ID},
+		{what: "github.com/other/app", id: b.ID},
+		{what: "aaaa1", id: a.ID},
+		{what: "app-aaaa33", id: b.ID},
+		{what: "lib", id: c.ID},
+		{what: "LIB", id: c.ID},
+		{what: "cafe0", id: c.ID},
+		{what: "acme/cafe", id: "dddd55556666"},
+		{what: "app", code: fail.Usage, ambiguous: []string{a.Name, b.Name}},
+		{what: "aaaa", code: fail.Usage, ambiguous: []string{a.Name, b.Name}},
+		{what: "cafe", code: fail.Usage, ambiguous: []string{c.Name, "agent-acme-cafe-dddd55"}}, // an id or a name
+		{what: "aaa", code: fail.NotFound},
+		{what: "", code: fail.NotFound},
+		{what: "-", code: fail.NotFound},
+		{what: ".", code: fail.NotFound},
+		{what: "acme", code: fail.NotFound},
+		{what: "acme/gone", code: fail.NotFound},
+		{what: "eeee77778888", code: fail.NotFound},
+	} {
+		t.Run(f.what, func(t *testing.T) {
+			s, err := m.Find(t.Context(), f.what)
+			if f.code == 0 {
+				if err != nil || s.ID != f.id {
+					t.Fatal(s.ID, err)
+				}
+				return
+			}
+			if fail.CodeOf(err) != f.code || err == nil || fail.HintOf(err) == "" {
+				t.Fatal(s.ID, err)
+			}
+			for _, name := range f.ambiguous {
+				if !strings.Contains(err.Error(), name) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for what, want := range map[string]bool{"acme/gone": true, "eeee77778888": true, "acme/app": false, "nothing": false, "": false} {
+		if got, err := m.Ended(t.Context(), what); err != nil || got != want {
+			t.Errorf("%q ended: %t %v", what, got, err)
+		}
+	}
+}
+
+var phases = []Phase{Creating, Ready, Stopping, Stopped, Starting, Broken, Destroying, Gone}
+
+func TestWantFromEveryPhase(t *testing.T) {
+	m := newManager(t)
+	const no = Phase("conflict")
+	n := 0
+	for _, c := range []struct {
+		from                 Phase
+		ready, stopped, gone Phase // where the session is then
+	}{
+		{Creating, Creating, Creating, Creating},
+		{Ready, Ready, Ready, Ready},
+		{Stopping, Stopping, Stopping, Stopping},
+		{Stopped, Stopped, Stopped, Stopped},
+		{Starting, Starting, Starting, Starting},
+		{Broken, Creating, Stopping, Broken}, // a retry of what failed
+		{Destroying, no, no, Destroying},
+		{Gone, no, no, no},
+	} {
+		for want, to := range map[Phase]Phase{Ready: c.ready, Stopped: c.stopped, Gone: c.gone} {
+			for _, was := range []Phase{Ready, Stopped, Gone} {
+				t.Run(string(c.from)+" wanted "+string(was)+" to "+string(want), func(t *testing.T) {
+					n++
+					slug := "o/r" + string(rune('a'+n%26)) + string(rune('a'+n/26))
+					s := put(t, m, slug[2:]+"0123456789", slug, c.from, was, Facts{})
+					defer func() { // no other test case's admission
+						if _, err := m.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
+							row.Phase = string(Gone)
+							return store.Event{}, nil
+						}); err != nil {
+							t.Error(err)
+						}
+					}()
+					before := lastSeq(t, m.Store, s.ID)
+					got, err := m.Want(t.Context(), s, want)
+					told := changes(t, m, s.ID, before)
+					if to == no {
+						stored, gerr := m.Get(t.Context(), s.ID)
+						if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" || len(told) != 0 ||
+							gerr != nil || stored.Phase != c.from || stored.Want != was || woken(t, m, s.ID) {
+							t.Fatal(err, told, stored.Phase, stored.Want, gerr)
+						}
+						return
+					}
+					if err != nil || got.Phase != to || got.Want != want {
+						t.Fatal(got.Phase, got.Want, err)
+					}
+					if !woken(t, m, s.ID) {
+						t.Error("no keeper")
+					}
+					if to != c.from && (!c.from.canGo(to) || got.ErrorCode != "") {
+						t.Error("not a transition, or the old error stays:", got.ErrorCode)
+					}
+					changed := to != c.from || was != want
+					if changed != (len(told) == 1) || changed && told[0] != (PhaseChange{From: c.from, To: to, Want: want}) {
+						t.Error(told)
+					}
+					// The events that a viewer is shown begin with this one.
+					if seq, err := m.LastPhaseSeq(t.Context(), s.ID); err != nil || changed && seq != before {
+						t.Error(seq, before, err)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestBrokenThatWasReadyStarts(t *testing.T) {
+	m := newManager(t)
+	s := put(t, m, "aaaa11112222", "o/r", Broken, Ready, Facts{WasReady: true})
+	if s, err := m.Want(t.Context(), s, Ready); err != nil || s.Phase != Starting || s.ErrorMessage != "" {
+		t.Fatal(s.Phase, s.ErrorMessage, err)
+	}
+}
+
+func TestWantIsAdmitted(t *testing.T) {
+	m := newManager(t)
+	m.Config.Limits.Running = 1
+	runs := put(t, m, "aaaa11112222", "o/runs", Ready, Ready, Facts{})
+	for i, p := range []Phase{Stopped, Broken} {
+		s := put(t, m, []string{"bbbb11112222", "cccc11112222"}[i], "o/"+string(p), p, Stopped, Facts{})
+		if _, err := m.Want(t.Context(), s, Ready); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) != "agent-sessionizer stop "+runs.Name {
+			t.Error(p, err)
+		}
+		if got, err := m.Get(t.Context(), s.ID); err != nil || got.Phase != p || got.Want != Stopped || woken(t, m, s.ID) {
+			t.Error(p, got.Phase, got.Want, err)
+		}
+		if _, err := m.Want(t.Context(), s, Gone); err != nil { // there is always room for less
+			t.Error(p, err)
+		}
+	}
+	if _, err := m.Want(t.Context(), runs, Ready); err != nil {
+		t.Error("the session counts against itself:", err)
+	}
+}
+
+func TestReconcile(t *testing.T) {
+	m := newManager(t)
+	var all, need []string
+	n := 0
+	for _, p := range phases {
+		for _, want := range []Phase{Ready, Stopped, Gone} {
+			n++
+			id := string(rune('a'+n)) + "00011112222"
+			put(t, m, id, "o/r"+id[:1], p, want, Facts{})
+			all = append(all, id)
+			if !AtRest(p, want) {
+				need = append(need, id)
+			}
+		}
+	}
+	lock, ok, err := store.TryLock(m.Config.Paths.SessionLock(need[0]))
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	defer lock.Unlock()
+	if err := m.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range all {
+		if want := slices.Contains(need[1:], id); woken(t, m, id) != want {
+			s, err := m.Get(t.Context(), id)
+			t.Errorf("%s, wanted %s: a keeper should be started: %t (%v)", s.Phase, s.Want, want, err)
+		}
+	}
+}
+
+// One session whose keeper cannot start does not leave the others alone.
+func TestReconcileGoesOn(t *testing.T) {
+	m := newManager(t)
+	put(t, m, "aaaa11112222", "o/bad", Ready, Ready, Facts{})
+	put(t, m, "bbbb11112222", "o/good", Ready, Ready, Facts{})
+	if err := os.MkdirAll(filepath.Join(m.Config.Paths.SessionDir("aaaa11112222"), "keeper.log"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Reconcile(t.Context()); fail.CodeOf(err) != fail.Host {
+		t.Error(err)
+	}
+	if !woken(t, m, "bbbb11112222") {
+		t.Error("the other was not woken")
+	}
+}
+
+// owner/repo is github.com's, and a repository of the same name elsewhere gets
+// neither its session nor its settings.
+func TestSameNameOnAnotherHost(t *testing.T) {
+	m := newManager(t)
+	text := "repos:\n  o/r: {secrets: {T: env:GITHUB}}\n  evil.example/o/r: {secrets: {T: env:EVIL}}\n"
+	if err := os.MkdirAll(m.Config.Paths.Config, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(m.Config.Paths.Config, "config.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := m.Config.Reload()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Config = cfg
+	t.Setenv("GITHUB", "g")
+	t.Setenv("EVIL", "e")
+	evil, created, _, err := m.Open(t.Context(), Request{Repo: repo.Ref{Key: "evil.example/o/r", Slug: "o/r"}})
+	if err != nil || !created {
+		t.Fatal(created, err)
+	}
+	if s, err := m.Find(t.Context(), "o/r"); fail.CodeOf(err) != fail.NotFound {
+		t.Fatal("another host's session passes for github.com's:", s.Name, err)
+	}
+	if set, err := m.settings(evil); err != nil || set.Secrets["T"] != "env:EVIL" {
+		t.Error(set.Secrets, err)
+	}
+	github, created, _, err := m.Open(t.Context(), request("o/r"))
+	if err != nil || !created {
+		t.Fatal(created, err)
+	}
+	if set, err := m.settings(github); err != nil || set.Secrets["T"] != "env:GITHUB" {
+		t.Error(set.Secrets, err)
+	}
+	for what, want := range map[string]string{
+		"o/r": github.ID, "O/R": github.ID, "https://github.com/o/r": github.ID, "o/r@branch": github.ID,
+		"evil.example/o/r": evil.ID, "https://evil.example/o/r.git": evil.ID, "git@evil.example:o/r": evil.ID,
+	} {
+		if s, err := m.Find(t.Context(), what); err != nil || s.ID != want {
+			t.Errorf("%s: %s %v", what, s.Name, err)
+		}
+	}
+	if s, err := m.Find(t.Context(), "r"); fail.CodeOf(err) != fail.Usage {
+		t.Error("two sessions are called r:", s.Name, err)
+	}
+	if github.Called() != "o/r" || evil.Called() != "evil.example/o/r" {
+		t.Error(github.Called(), evil.Called())
+	}
+}

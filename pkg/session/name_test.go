@@ -1,0 +1,95 @@
+package session
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+func TestName(t *testing.T) {
+	for _, c := range []struct {
+		slug   string
+		budget int
+		want   string
+	}{
+		{"owner/repo", 58, "agent-owner-repo-0123ab"},
+		{"Owner/My_Repo.js", 58, "agent-owner-my-repo-js-0123ab"},
+		{"../../etc", 58, "agent-etc-0123ab"},
+		{"-/-", 58, "agent-repo-0123ab"},
+		{"", 58, "agent-repo-0123ab"},
+		{"日本/語", 58, "agent-repo-0123ab"},
+		{"a;rm -rf $HOME", 58, "agent-a-rm-rf-home-0123ab"},
+		{"a\nb\x00c", 58, "agent-a-b-c-0123ab"},
+		{strings.Repeat("x", 100), 58, "agent-" + strings.Repeat("x", 45) + "-0123ab"},
+		{"owner/repo", 20, "agent-owner-r-0123ab"},
+		{"owner/repo", 19, "agent-owner-0123ab"}, // no dash before the dash
+		{"owner/repo", 0, "agent-o-0123ab"},
+	} {
+		if got := Name(c.slug, "0123ab", c.budget); got != c.want {
+			t.Errorf("%q in %d is %s, not %s", c.slug, c.budget, got, c.want)
+		}
+	}
+}
+
+var nameForm = regexp.MustCompile(`^agent-[a-z0-9]+(-[a-z0-9]+)*-[0-9a-f]{6}$`)
+
+func FuzzName(f *testing.F) {
+	f.Add("owner/repo", 58)
+	f.Add("a-/-b", 16)
+	f.Add("İ\xff/ſ", 20)
+	f.Fuzz(func(t *testing.T, slug string, budget int) {
+		const least = len("agent-x-012345")
+		budget = least + (budget&0xff)%(63-least)
+		name := Name(slug, "012345", budget)
+		if !nameForm.MatchString(name) || len(name) > budget {
+			t.Fatalf("%q in %d is %q", slug, budget, name)
+		}
+		if Name(slug, "543210", budget) == name {
+			t.Fatal("the suffix does not count")
+		}
+	})
+}
+
+func TestNameBudget(t *testing.T) {
+	if got, err := nameBudget("/home/me/.agent-vms"); err != nil || got != 104-28-19 {
+		t.Error(got, err)
+	}
+	if got, err := nameBudget("/s"); err != nil || got != 58 { // the hostname's limit
+		t.Error(got, err)
+	}
+	for n := 1; n < 200; n++ {
+		home := "/" + strings.Repeat("h", n-1)
+		budget, err := nameBudget(home)
+		if err != nil {
+			if n < 50 || fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
+				t.Fatalf("%d: %v", n, err)
+			}
+			continue
+		}
+		name := Name(strings.Repeat("long/name", 20), "012345", budget)
+		if socket := home + "/" + name + "/ssh.sock.1234567890123456"; len(socket) > 103 || len("lima-"+name) > 63 {
+			t.Fatalf("%d: %s", len(socket), socket)
+		}
+	}
+}
+
+// A home that is too long is said so before anything is made.
+func TestOpenInTooLongHome(t *testing.T) {
+	m := newManager(t)
+	m.Config.Paths.LimaHome += strings.Repeat("/long", 20)
+	_, _, _, err := m.Open(t.Context(), request("o/r"))
+	if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "lima_home") || !strings.Contains(fail.HintOf(err), "LIMA_HOME") {
+		t.Fatal(err)
+	}
+	if all, err := m.List(t.Context()); err != nil || len(all) != 0 {
+		t.Fatal(all, err)
+	}
+}
+
+func TestRandomHex(t *testing.T) {
+	if a, b := randomHex(6), randomHex(6); len(a) != 12 || a == b {
+		t.Error(a, b)
+	}
+}

@@ -1,0 +1,205 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+func TestAtRest(t *testing.T) {
+	rest := map[Phase][]Phase{
+		Gone:    {Ready, Stopped, Gone},
+		Stopped: {Stopped},
+		Broken:  {Ready, Stopped}, // a failed stop is not repeated for ever
+	}
+	for _, p := range phases {
+		for _, want := range []Phase{Ready, Stopped, Gone} {
+			if got := AtRest(p, want); got != slices.Contains(rest[p], want) {
+				t.Errorf("%s wanted %s: %t", p, want, got)
+			}
+		}
+	}
+}
+
+func TestTableOfTransitions(t *testing.T) {
+	if len(next) != len(phases) {
+		t.Error("a phase is missing in the table or in the test")
+	}
+	reached := map[Phase]bool{Creating: true}
+	for todo := []Phase{Creating}; len(todo) > 0; todo = todo[1:] {
+		for _, p := range next[todo[0]] {
+			if !slices.Contains(phases, p) || p == todo[0] {
+				t.Errorf("%s to %s", todo[0], p)
+			}
+			if !reached[p] {
+				reached[p] = true
+				todo = append(todo, p)
+			}
+		}
+	}
+	for _, p := range phases {
+		if !reached[p] {
+			t.Errorf("nothing leads to %s", p)
+		}
+		if destroy := p != Gone && p != Destroying; p.canGo(Destroying) != destroy {
+			t.Errorf("%s can be destroyed: %t", p, !destroy)
+		}
+	}
+	if len(next[Gone]) != 0 || !slices.Equal(next[Destroying], []Phase{Gone}) {
+		t.Error("there is a way back")
+	}
+}
+
+// Every transition of the table happens in some story, and no other does.
+func TestEveryTransitionIsUsed(t *testing.T) {
+	seen := map[string]bool{}
+	gone := func(context.Context) (vm.Machine, error) { return vm.Machine{}, vm.ErrNotFound }
+	off := func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil }
+	fails := func(context.Context) error { return errBoom }
+	whole := Facts{Base: &repo.Base{}} // nothing to fetch
+	// Bringing a VM up needs one; what follows its success is this step.
+	ready := func(w *Worker, s Session) (Session, error) { return w.advance(t.Context(), s, Ready, nil) }
+	do := func(w *Worker, s Session) (Session, error) { return w.Next(t.Context(), s) }
+	want := func(p Phase) func(*Worker, Session) (Session, error) {
+		return func(w *Worker, s Session) (Session, error) { return w.Want(t.Context(), s, p) }
+	}
+	for i, c := range []struct {
+		from, want Phase
+		facts      Facts
+		driver     driver
+		do         func(*Worker, Session) (Session, error)
+		to         Phase
+	}{
+		{Creating, Ready, whole, driver{}, ready, Ready},
+		{Creating, Ready, whole, driver{}, do, Broken}, // no such image
+		{Creating, Stopped, whole, driver{}, do, Stopped},
+		{Creating, Stopped, Facts{}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Stopped}, // before there was a VM
+		{Creating, Gone, whole, driver{}, do, Gone},
+		{Starting, Ready, whole, driver{}, ready, Ready},
+		{Starting, Ready, Facts{WasReady: true}, driver{inspect: gone}, do, Broken},
+		{Starting, Stopped, whole, driver{}, do, Stopped},
+		{Starting, Gone, whole, driver{}, do, Gone},
+		{Ready, Ready, whole, driver{inspect: off}, do, Stopped}, // by itself
+		{Ready, Ready, whole, driver{inspect: gone}, do, Broken},
+		{Ready, Stopped, Facts{WasReady: true}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Broken},
+		{Ready, Gone, whole, driver{}, do, Gone},
+		{Stopping, Stopped, whole, driver{stop: fails}, do, Broken},
+		{Stopping, Ready, whole, driver{}, do, Stopped}, // cannot be called back
+		{Stopping, Gone, whole, driver{}, do, Gone},
+		{Stopped, Ready, whole, driver{}, do, Starting},
+		{Stopped, Gone, whole, driver{}, do, Gone},
+		{Broken, Ready, whole, driver{}, want(Ready), Creating},
+		{Broken, Ready, Facts{WasReady: true}, driver{}, want(Ready), Starting},
+		{Broken, Ready, whole, driver{}, want(Stopped), Stopping},
+		{Broken, Gone, whole, driver{}, do, Gone},
+		{Destroying, Gone, whole, driver{remove: fails}, do, Destroying},
+		{Destroying, Gone, whole, driver{}, do, Gone},
+	} {
+		t.Run(fmt.Sprintf("%d %s to %s", i, c.from, c.to), func(t *testing.T) {
+			w := newWorker(t, c.driver)
+			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.want, c.facts)
+			before := lastSeq(t, w.Store, s.ID)
+			got, err := c.do(w, s)
+			if (err != nil) != (c.to == c.from) {
+				t.Fatal(err)
+			}
+			if stored, err := w.Get(t.Context(), s.ID); err != nil || stored.Phase != c.to || c.to != c.from && got.Phase != c.to {
+				t.Fatalf("it is %s (%s): %s, %v", stored.Phase, got.Phase, stored.ErrorMessage, err)
+			} else if failed := c.to == Broken || c.to == c.from || c.from == Ready && c.to == Stopped && c.want == Ready; (stored.ErrorCode != "") != failed {
+				t.Errorf("the row's error is %q", stored.ErrorMessage)
+			}
+			for _, p := range changes(t, w.Manager, s.ID, before) {
+				if !p.From.canGo(p.To) {
+					t.Errorf("%s to %s is not in the table", p.From, p.To)
+				}
+				seen[string(p.From+" "+p.To)] = true
+			}
+			if c.to == Gone {
+				if _, err := os.Stat(w.Config.Paths.SessionDir(s.ID)); !errors.Is(err, os.ErrNotExist) {
+					t.Error("the session's directory is left:", err)
+				}
+			}
+		})
+	}
+	for from, tos := range next {
+		for _, to := range tos {
+			if !seen[string(from+" "+to)] {
+				t.Errorf("no story goes from %s to %s", from, to)
+			}
+		}
+	}
+}
+
+func TestNoWayThere(t *testing.T) {
+	w := newWorker(t, driver{})
+	s := put(t, w.Manager, "aaaa11112222", "o/r", Destroying, Ready, Facts{})
+	if got, err := w.Next(t.Context(), s); err == nil || got.Phase != Destroying {
+		t.Error(got.Phase, err)
+	}
+	if _, err := w.advance(t.Context(), s, Ready, nil); err == nil {
+		t.Error("outside of the table")
+	}
+	stale := s
+	stale.Phase = Creating
+	if _, err := w.advance(t.Context(), stale, Ready, nil); !errors.Is(err, store.ErrStale) {
+		t.Error(err)
+	}
+}
+
+// The wish to be rid of a session survives that its VM ends at the same time.
+func TestDestroyWinsOverVMThatEnded(t *testing.T) {
+	w := newWorker(t, driver{})
+	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Facts{})
+	if _, err := w.Want(t.Context(), s, Gone); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := w.endedByItself(t.Context(), s); err != nil || got.Phase != Stopped || got.Want != Gone {
+		t.Fatal(got.Phase, got.Want, err)
+	}
+}
+
+func TestDestroyRevokesTheTokenFirst(t *testing.T) {
+	w := newWorker(t, driver{remove: func(context.Context) error { return fail.New(fail.Host, "busy").WithHint("wait") }})
+	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Gone, Facts{})
+	if _, err := w.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
+		row.TokenSHA256 = "0123"
+		return store.Event{}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Next(t.Context(), s); err == nil {
+		t.Fatal("it succeeded")
+	}
+	got, err := w.Get(t.Context(), s.ID)
+	if err != nil || got.TokenSHA256 != "" || got.ErrorCode != "HOST" || got.ErrorHint != "wait" {
+		t.Fatal(got.TokenSHA256, got.ErrorCode, got.ErrorHint, err)
+	}
+}
+
+// A VM that ended or vanished has no address that anybody could still be sent to.
+func TestEndedVMHasNoEndpoint(t *testing.T) {
+	for name, inspect := range map[string]func(context.Context) (vm.Machine, error){
+		"ended": func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil },
+		"gone":  nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorker(t, driver{inspect: inspect})
+			s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Facts{WasReady: true, Dir: "/d", Endpoint: vm.Endpoint{Addr: "127.0.0.1:22"}})
+			got, err := w.Next(t.Context(), s)
+			if err != nil || got.Phase == Ready || got.Facts.Endpoint.Addr != "" || got.Facts.Dir != "/d" {
+				t.Fatalf("%s at %q, %v", got.Phase, got.Facts.Endpoint.Addr, err)
+			}
+			if _, err := w.SSHConfig(got); err == nil {
+				t.Error("there is an SSH configuration for it")
+			}
+		})
+	}
+}

@@ -1,0 +1,181 @@
+// Package session is a VM for one repository: what was asked for, the phases
+// it goes through, and the work of each phase.
+//
+// Commands use a Manager to write intents and read state. The keeper, one
+// detached process per active session, uses a Worker to do the work. The two
+// meet in the store only. session never imports task.
+package session
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Phase is where a session is. What a person calls its state.
+type Phase string
+
+// The phases. Ready, Stopped, Broken and Gone are also what can be wanted.
+//
+//	creating ──────► ready ──► stopping ──► stopped ──► starting ──► ready
+//	   │  │            │          │                        │  │
+//	   │  └──► broken ◄┴──────────┴────────────────────────┘  │
+//	   │         │  ▲ a failed step; creating, starting or stopping again on request
+//	   │         ▼                                            │
+//	   └───► stopping (stop asked meanwhile) ◄────────────────┘
+//
+//	every phase but gone ──► destroying ──► gone
+const (
+	Creating   Phase = "creating"   // made for the first time
+	Ready      Phase = "ready"      // the VM runs, repository and tools are in it
+	Stopping   Phase = "stopping"   // being shut down
+	Stopped    Phase = "stopped"    // the disk is kept, nothing runs
+	Starting   Phase = "starting"   // a stopped or broken one is brought up again
+	Broken     Phase = "broken"     // a step failed; the row says which and what helps
+	Destroying Phase = "destroying" // being removed
+	Gone       Phase = "gone"       // nothing is left but the row and its events
+)
+
+// next is the one table of transitions; Worker and Manager move along it only.
+var next = map[Phase][]Phase{
+	Creating:   {Ready, Broken, Stopping, Destroying},
+	Ready:      {Stopping, Stopped, Broken, Destroying},
+	Stopping:   {Stopped, Broken, Destroying},
+	Stopped:    {Starting, Destroying},
+	Starting:   {Ready, Broken, Stopping, Destroying},
+	Broken:     {Creating, Starting, Stopping, Destroying},
+	Destroying: {Gone},
+	Gone:       nil,
+}
+
+func (p Phase) canGo(to Phase) bool {
+	for _, q := range next[p] {
+		if q == to {
+			return true
+		}
+	}
+	return false
+}
+
+// AtRest reports whether a session in phase p that is wanted to be want needs
+// no keeper: nothing runs and nothing is to be done.
+func AtRest(p, want Phase) bool {
+	switch p {
+	case Gone:
+		return true
+	case Broken: // tried, and not tried again until somebody asks
+		return want != Gone
+	case Stopped:
+		return want == Stopped
+	}
+	return false
+}
+
+// Spec is what was asked for when the session was made; it never changes.
+type Spec struct {
+	Repo        repo.Ref         `json:"repo"`
+	Image       string           `json:"image"`
+	Profile     string           `json:"profile,omitempty"`
+	Resources   config.Resources `json:"resources"`              // as clamped to the host
+	NetworkMode policy.Mode      `json:"network_mode,omitempty"` // by flag; "" means as configured
+	WithChanges bool             `json:"with_changes,omitempty"` // bring uncommitted changes of the local clone
+}
+
+// Facts are what became of it, as far as the next keeper has to know.
+type Facts struct {
+	WasReady bool            `json:"was_ready,omitempty"` // parts that are missing now were there
+	Allow    []policy.Rule   `json:"allow,omitempty"`     // added by `net allow`
+	Project  *config.Project `json:"project,omitempty"`   // the repository's own file, read at clone
+	Dir      string          `json:"dir,omitempty"`       // the checkout in the guest
+	Base     *repo.Base      `json:"base,omitempty"`      // what was cloned
+	Endpoint vm.Endpoint     `json:"endpoint,omitzero"`   // of the running VM
+	Root     string          `json:"root,omitempty"`      // vm.Machine.Root
+	Accel    string          `json:"accel,omitempty"`
+	Target   repo.Target     `json:"target,omitzero"` // where fetched work is kept on this host
+	Work     *repo.WorkState `json:"work,omitempty"`  // what was in the guest at the last clean stop
+	Tmux     string          `json:"tmux,omitempty"`  // socket of the local tmux server that shows the session
+}
+
+// Session is a row with its JSON read.
+type Session struct {
+	store.Session
+	Phase Phase
+	Want  Phase
+	Spec  Spec
+	Facts Facts
+}
+
+func read(row store.Session) (Session, error) {
+	s := Session{Session: row, Phase: Phase(row.Phase), Want: Phase(row.Want)}
+	if err := json.Unmarshal(row.Spec, &s.Spec); err != nil {
+		return s, fmt.Errorf("read the spec of session %s: %w", row.Name, err)
+	}
+	if err := json.Unmarshal(row.Facts, &s.Facts); err != nil {
+		return s, fmt.Errorf("read the facts of session %s: %w", row.Name, err)
+	}
+	return s, nil
+}
+
+// Called is the repository as a person names it: a directory's name, owner/repo,
+// or with its host where that is not github.com.
+func (s Session) Called() string {
+	host, _, _ := strings.Cut(s.RepoKey, "/")
+	if host == "github.com" || strings.HasPrefix(s.RepoKey, "local:") {
+		return s.Repo
+	}
+	return host + "/" + s.Repo
+}
+
+// View is a session as --json shows it. Fields are only ever added.
+type View struct {
+	ID             string           `json:"id"`
+	Name           string           `json:"name"`
+	Repo           string           `json:"repo"`
+	RepoKey        string           `json:"repo_key"` // with the host: "github.com/owner/repo", "local:/path"
+	State          Phase            `json:"state"`
+	Want           Phase            `json:"want"`
+	CreatedAt      time.Time        `json:"created_at"`
+	StateChangedAt time.Time        `json:"state_changed_at"`
+	Error          *ViewError       `json:"error,omitempty"`
+	Image          string           `json:"image"`
+	Profile        string           `json:"profile,omitempty"`
+	Resources      config.Resources `json:"resources"`
+	Branch         string           `json:"branch,omitempty"`
+	Dir            string           `json:"dir,omitempty"`
+	SSH            string           `json:"ssh,omitempty"` // address while the VM runs
+	Accel          string           `json:"accel,omitempty"`
+}
+
+// ViewError is the last failure.
+type ViewError struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+// View of s.
+func (s Session) View() View {
+	v := View{
+		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, State: s.Phase, Want: s.Want,
+		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
+		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
+		Dir: s.Facts.Dir, Accel: s.Facts.Accel,
+	}
+	if s.ErrorCode != "" {
+		v.Error = &ViewError{s.ErrorCode, s.ErrorMessage, s.ErrorHint}
+	}
+	if s.Facts.Base != nil {
+		v.Branch = s.Facts.Base.Branch
+	}
+	if s.Phase == Ready || s.Phase == Starting || s.Phase == Creating {
+		v.SSH = s.Facts.Endpoint.Addr
+	}
+	return v
+}

@@ -1,0 +1,369 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// bringUp makes the session ready from whatever it is now. Every step finds
+// out what is done already, so that it can be repeated after any interruption.
+// While the VM boots, the host fetches the repository and resolves the secrets.
+func (w *Worker) bringUp(ctx context.Context, s *Session) error {
+	if err := w.mustBeWhole(ctx, *s); err != nil {
+		return err
+	}
+	settings, err := w.settings(*s)
+	if err != nil {
+		return err
+	}
+	var source repo.Source
+	var target repo.Target
+	var secrets map[string]secret.Value
+	var conn *ssh.Client
+	was := *s // what runs beside boot must not read what boot writes
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		var err error
+		conn, err = w.boot(gctx, s)
+		return err
+	})
+	if was.Facts.Base == nil {
+		g.Go(func() error {
+			return w.step(gctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
+				m, err := w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
+				if err != nil {
+					return err
+				}
+				if m.Warning != "" {
+					w.warn(ctx, was.ID, "", "%s", m.Warning)
+				}
+				source, target = m.Source(was.Spec.WithChanges), m.Target()
+				return nil
+			})
+		})
+	}
+	if len(settings.Secrets) > 0 {
+		g.Go(func() error {
+			return w.step(gctx, was.ID, "resolve secrets", func(ctx context.Context, _ vm.Progress) error {
+				refs, err := secretRefs(settings.Secrets)
+				if err != nil {
+					return err
+				}
+				secrets, err = secret.ResolveInChild(ctx, w.Self, refs)
+				w.hide(slices.Collect(maps.Values(secrets))...)
+				return err
+			})
+		})
+	}
+	err = g.Wait()
+	if conn != nil {
+		defer conn.Close()
+	}
+	if err != nil {
+		return err
+	}
+	gst := guest.Guest{SSH: conn, Root: s.Facts.Root}
+	if err := w.guard(ctx, s, gst, source); err != nil {
+		return err
+	}
+	if err := w.provision(ctx, s, gst); err != nil {
+		return err
+	}
+	if s.Facts.Base == nil {
+		if err := w.clone(ctx, s, gst, source, target); err != nil {
+			return err
+		}
+	}
+	if err := w.deliver(ctx, s, gst, secrets); err != nil {
+		return err
+	}
+	if err := w.windows(ctx, s, gst); err != nil {
+		return err
+	}
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.WasReady, f.Work = true, nil })
+	return err
+}
+
+// mustBeWhole refuses to build a session anew whose parts have gone missing:
+// the work that was in them would seem to have never been.
+func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
+	if !s.Facts.WasReady {
+		return nil
+	}
+	_, err := w.Driver.Inspect(ctx, s.Name)
+	if errors.Is(err, vm.ErrNotFound) {
+		return fail.New(fail.NotFound, "the VM of session %s is missing; it is not made anew because its work would be lost unseen", s.Name).
+			WithHint("agent-sessionizer destroy --force %s", s.Name)
+	}
+	return err
+}
+
+// boot makes and starts the VM and logs in.
+func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
+	if !s.Facts.WasReady { // then it is there, and needs no image any more
+		if err := w.create(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	accel, err := w.Driver.Accel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if accel.Name == "tcg" {
+		w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
+	}
+	err = w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
+			fail.New(fail.Timeout, "the guest did not come up within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
+		defer cancel()
+		ep, err := w.Driver.Start(ctx, s.Name, p)
+		if err != nil {
+			if cause := context.Cause(ctx); errors.Is(err, context.DeadlineExceeded) && cause != nil {
+				return cause
+			}
+			return err
+		}
+		m, err := w.Driver.Inspect(ctx, s.Name)
+		if err != nil {
+			return err
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var conn *ssh.Client
+	err = w.step(ctx, s.ID, "log in", func(ctx context.Context, _ vm.Progress) error {
+		conn, err = w.Dial(ctx, *s)
+		return err
+	})
+	return conn, err
+}
+
+// create makes the VM's files from the image.
+func (w *Worker) create(ctx context.Context, s *Session) error {
+	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
+		authorized, err := w.key(s.ID)
+		if err != nil {
+			return err
+		}
+		img, err := w.Images.Lookup(s.Spec.Image, Arch())
+		if err != nil {
+			return err
+		}
+		return w.Driver.Create(ctx, vm.Spec{
+			Name: s.Name, CPUs: s.Spec.Resources.CPUs, Memory: int64(s.Spec.Resources.Memory), Disk: int64(s.Spec.Resources.Disk),
+			Image: img, User: guest.User, AuthorizedKey: authorized, Boot: guest.BootScript(),
+		})
+	})
+}
+
+// key makes the session's own SSH key once and returns its public half.
+func (w *Worker) key(id string) (authorized string, err error) {
+	file := w.keyFile(id)
+	pub, err := os.ReadFile(file + ".pub")
+	if err == nil {
+		return string(pub), nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return "", fail.New(fail.Host, "make the session's directory: %w", err)
+	}
+	private, authorized, err := ssh.NewKey()
+	if err != nil {
+		return "", err
+	}
+	// The public half last: it says that the private one is whole.
+	if err := writeFile(file, private); err != nil {
+		return "", err
+	}
+	return authorized, writeFile(file+".pub", []byte(authorized))
+}
+
+func (m *Manager) keyFile(id string) string {
+	return filepath.Join(m.Config.Paths.SessionDir(id), "ssh_key")
+}
+
+// Dial logs in to a session's running VM.
+func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
+	if s.Facts.Endpoint.Addr == "" {
+		return nil, fail.New(fail.Conflict, "session %s is %s, it has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	key, err := os.ReadFile(m.keyFile(s.ID))
+	if err != nil {
+		return nil, fail.New(fail.NotFound, "read the session's SSH key: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
+	}
+	return ssh.Dial(ctx, ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey})
+}
+
+// guard installs the guest program: from here on the guest reaches what the
+// policy allows, which until now was nothing.
+func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest, src repo.Source) error {
+	return w.step(ctx, s.ID, "guard the network", func(ctx context.Context, _ vm.Progress) error {
+		if s.Facts.Base == nil {
+			if err := w.readProject(ctx, s, src); err != nil {
+				return err
+			}
+		}
+		p, err := w.Policy(*s)
+		if err != nil {
+			return err
+		}
+		st, err := g.Install(ctx, Arch(), p)
+		if err != nil {
+			return err
+		}
+		if !st.Ready() {
+			return fail.New(fail.Policy, "the guest's network guard does not stand: %s %s", st.Firewall.Error, st.DNS.Error).
+				WithHint("agent-sessionizer logs --of serial %s", s.Name)
+		}
+		return nil
+	})
+}
+
+// readProject takes over the repository's own file, which may only narrow.
+func (w *Worker) readProject(ctx context.Context, s *Session, src repo.Source) error {
+	text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)
+	if err != nil || !ok {
+		return err
+	}
+	project, err := config.ParseProject(s.Repo+":"+config.ProjectFile, text)
+	if err != nil {
+		return err
+	}
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Project = &project })
+	return err
+}
+
+// A machine with a root prefix is a directory of this host, not a machine of
+// its own: it has the host's tools and must not get others.
+func ownTools(s *Session) bool { return s.Facts.Root == "" }
+
+func (w *Worker) windows(ctx context.Context, s *Session, g guest.Guest) error {
+	if !ownTools(s) {
+		return nil
+	}
+	return w.step(ctx, s.ID, "open tmux windows", func(ctx context.Context, _ vm.Progress) error {
+		return g.Tmux(ctx, s.Facts.Dir)
+	})
+}
+
+func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error {
+	if !ownTools(s) {
+		return nil
+	}
+	return w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
+		ctx, cancel := context.WithTimeout(ctx, provisionTimeout)
+		defer cancel()
+		return g.Provision(ctx, w.Scripts, s.Spec.Image, p)
+	})
+}
+
+func (w *Worker) clone(ctx context.Context, s *Session, g guest.Guest, src repo.Source, target repo.Target) error {
+	return w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
+		dir := path.Join(s.Facts.Root+guest.Home, path.Base(s.Repo))
+		base, err := repo.Push(ctx, g.SSH, src, repo.Checkout{Dir: dir}, repo.Progress(p))
+		if err != nil {
+			return err
+		}
+		for _, warning := range base.Warnings {
+			w.warn(ctx, s.ID, "", "%s", warning)
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Dir, f.Base, f.Target = dir, &base, target })
+		return err
+	})
+}
+
+// deliver mints the session's token and puts it and the secrets into the
+// guest's memory. The host keeps the token's hash only, so each start has a new one.
+func (w *Worker) deliver(ctx context.Context, s *Session, g guest.Guest, secrets map[string]secret.Value) error {
+	return w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
+		token := randomHex(32)
+		w.hide(secret.NewValue(token))
+		sum := sha256.Sum256([]byte(token))
+		_, err := w.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+			row.TokenSHA256 = hex.EncodeToString(sum[:])
+			return store.Event{}, nil
+		})
+		if err != nil {
+			return err
+		}
+		return g.SetSecrets(ctx, secrets, token)
+	})
+}
+
+// hide keeps values out of everything that is told from now on.
+func (w *Worker) hide(values ...secret.Value) {
+	if w.Redact != nil {
+		w.Redact.Add(values...)
+	}
+}
+
+// Arch is the guests' architecture: the host's.
+func Arch() string {
+	if runtime.GOARCH == "arm64" {
+		return "aarch64"
+	}
+	return "x86_64"
+}
+
+// writeFile replaces a private file whole or not at all.
+func writeFile(name string, content []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".tmp*") // mode 0600
+	if err != nil {
+		return fail.New(fail.Host, "write %s: %w", name, err)
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(content)
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return fail.New(fail.Host, "write %s: %w", name, err)
+	}
+	if err := os.Rename(tmp.Name(), name); err != nil {
+		return fail.New(fail.Host, "write %s: %w", name, err)
+	}
+	return nil
+}
+
+func secretRefs(m map[string]string) ([]secret.Ref, error) {
+	var refs []secret.Ref
+	for name, source := range m {
+		ref, err := secret.ParseRef(name, source)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+// checkSecrets is what can be known of references without resolving them.
+func checkSecrets(m map[string]string) (warnings []string, err error) {
+	refs, err := secretRefs(m)
+	if err != nil {
+		return nil, err
+	}
+	if errs := secret.Check(refs); len(errs) > 0 {
+		return nil, fail.New(fail.CodeOf(errs[0]), "%w", errors.Join(errs...)).WithHint("%s", fail.HintOf(errs[0]))
+	}
+	return secret.Warnings(refs), nil
+}

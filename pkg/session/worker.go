@@ -1,0 +1,251 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Worker does the work of a session's phases. One keeper uses one Worker, and
+// holds the session's lock while it does.
+type Worker struct {
+	*Manager
+	Driver  vm.Driver
+	Images  *image.Store
+	Mirrors *repo.Mirrors
+	Scripts fs.FS // provision steps
+	Log     *slog.Logger
+
+	// Redact takes secrets out of what the session's row, its events and Log
+	// tell. What a start resolves is added to it; it may be nil.
+	Redact *secret.Redactor
+
+	// KillLocal removes the session's local tmux session; a missing one is a success.
+	KillLocal func(ctx context.Context, s Session) error
+}
+
+// How long the parts may take. Emulation is slow: a first boot that takes half
+// a minute under KVM takes some under TCG.
+const (
+	bootTimeout      = 10 * time.Minute
+	provisionTimeout = 40 * time.Minute
+	stopGrace        = 30 * time.Second
+)
+
+// step runs f as a named step and tells about it in events.
+func (w *Worker) step(ctx context.Context, id, name string, f func(context.Context, vm.Progress) error) error {
+	began := time.Now()
+	tell := func(state, detail string) {
+		// What cannot be told must not stop the work; the phase change that
+		// follows goes through the same store and will fail loudly.
+		err := w.Store.Append(context.WithoutCancel(ctx), id, event(EventStep, Step{
+			Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds(),
+		}))
+		if err != nil {
+			w.Log.Error("append event", "step", name, "state", state, "error", err)
+		}
+	}
+	tell("start", "")
+	var last time.Time
+	var lastMsg string
+	err := f(ctx, func(msg string) {
+		// A download reports often; a person reads a few lines a second.
+		if msg == lastMsg || time.Since(last) < 200*time.Millisecond {
+			return
+		}
+		last, lastMsg = time.Now(), msg
+		tell("progress", msg)
+	})
+	if err != nil {
+		if ctx.Err() == nil {
+			tell("failed", err.Error())
+		}
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	tell("done", "")
+	return nil
+}
+
+// text is s as rows and events may hold it: without secrets, harmless, short.
+func (w *Worker) text(s string) string {
+	s = ssh.Clean(w.Redact.String(s))
+	const most = 2000
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return s
+}
+
+func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any) {
+	err := w.Store.Append(ctx, id, event(EventWarning, Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint}))
+	if err != nil {
+		w.Log.Error("append warning", "error", err)
+	}
+}
+
+// facts changes the session's facts in the store.
+func (m *Manager) facts(ctx context.Context, id string, ev store.Event, f func(*Facts)) (Session, error) {
+	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) { return ev, change(row, f) })
+	if err != nil {
+		return Session{}, err
+	}
+	return read(row)
+}
+
+// change changes the facts of a row that is being updated.
+func change(row *store.Session, f func(*Facts)) error {
+	var facts Facts
+	if err := json.Unmarshal(row.Facts, &facts); err != nil {
+		return fmt.Errorf("read the facts of session %s: %w", row.Name, err)
+	}
+	f(&facts)
+	raw, err := json.Marshal(facts)
+	if err == nil {
+		row.Facts = raw
+	}
+	return err
+}
+
+// advance moves s along the table of transitions.
+func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*store.Session)) (Session, error) {
+	if !s.Phase.canGo(to) {
+		return s, fmt.Errorf("session %s cannot go from %s to %s", s.Name, s.Phase, to)
+	}
+	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Want), change)
+	if err != nil {
+		return s, err
+	}
+	return read(row)
+}
+
+// broke records a failed step.
+func (w *Worker) broke(ctx context.Context, s Session, cause error) (Session, error) {
+	code, hint := fail.CodeOf(cause).String(), fail.HintOf(cause)
+	if hint == "" {
+		hint = "agent-sessionizer open " + s.Name
+	}
+	msg := w.text(cause.Error())
+	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Broken),
+		event(EventPhase, PhaseChange{From: s.Phase, To: Broken, Want: s.Want, Code: code, Reason: msg, Hint: hint}),
+		func(row *store.Session) { row.SetError(code, msg, hint) })
+	if err != nil {
+		return s, errors.Join(cause, err)
+	}
+	return read(row)
+}
+
+// Next does what brings the session one phase nearer to what is wanted and
+// returns it as it is then. It returns when ctx is cancelled because the want
+// changed, with the phase it had; the keeper then calls it again.
+func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
+	keep := context.WithoutCancel(ctx) // for what must be written even when the work is called off
+	switch {
+	case s.Want == Gone:
+		return w.destroy(keep, s)
+	case s.Want == Stopped && s.Phase != Stopped:
+		return w.stop(keep, s)
+	case s.Want == Ready && s.Phase == Stopped:
+		return w.advance(keep, s, Starting, func(row *store.Session) { row.SetError("", "", "") })
+	case s.Want == Ready && (s.Phase == Creating || s.Phase == Starting):
+		err := w.bringUp(ctx, &s)
+		switch {
+		case ctx.Err() != nil:
+			return s, nil //nolint:nilerr // called off; the want says what is next
+		case err != nil:
+			return w.broke(keep, s, err)
+		}
+		return w.advance(keep, s, Ready, func(row *store.Session) { row.SetError("", "", "") })
+	case s.Want == Ready && s.Phase == Stopping:
+		// Finish stopping, then start: half a shutdown cannot be called back.
+		return w.stop(keep, s)
+	case s.Want == Ready && s.Phase == Ready:
+		return w.watch(ctx, s)
+	}
+	return s, fmt.Errorf("session %s is %s and wanted %s: nothing leads there", s.Name, s.Phase, s.Want)
+}
+
+// watch returns when the VM ended by itself or ctx is cancelled, and keeps the
+// guest's policy at what the settings say meanwhile.
+func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	stamp := w.Config.Stamp()
+	for {
+		if now := w.Config.Stamp(); now != stamp {
+			stamp = now
+			w.reload(ctx, s.ID)
+		}
+		m, err := w.Driver.Inspect(ctx, s.Name)
+		switch {
+		case ctx.Err() != nil:
+			return s, nil
+		case errors.Is(err, vm.ErrNotFound):
+			if s, err = w.facts(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} }); err != nil {
+				return s, err
+			}
+			return w.broke(context.WithoutCancel(ctx), s, fail.New(fail.NotFound, "the VM of session %s is gone, removed by something else", s.Name).
+				WithHint("agent-sessionizer destroy --force %s", s.Name))
+		case err != nil:
+			w.Log.Warn("inspect the VM", "error", err)
+		case m.State == vm.Broken:
+			return w.broke(context.WithoutCancel(ctx), s, fail.New(fail.Failure, "the VM is broken: %s", m.Reason))
+		case m.State == vm.Stopped:
+			return w.endedByItself(context.WithoutCancel(ctx), s)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return s, nil
+		}
+	}
+}
+
+// reload brings the running guest's policy to what the changed settings say. A
+// file with an error changes nothing: the policy before it stays in force.
+func (w *Worker) reload(ctx context.Context, id string) {
+	cfg, err := w.Config.Reload()
+	if err == nil {
+		w.Config = cfg
+		var s Session
+		if s, err = w.Get(ctx, id); err == nil {
+			err = w.ApplyPolicy(ctx, s)
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		w.warn(ctx, id, fail.HintOf(err), "the changed settings are not in force: %v", err)
+	}
+}
+
+// endedByItself: the guest powered off, or its process was killed. What the
+// agent has not saved to the disk is lost, the disk is not.
+func (w *Worker) endedByItself(ctx context.Context, s Session) (Session, error) {
+	const msg = "the VM ended by itself (powered off from inside, or its process was killed)"
+	hint := "agent-sessionizer open " + s.Name
+	var factsErr error
+	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),
+		event(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Want: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),
+		func(row *store.Session) {
+			if Phase(row.Want) == Ready { // who wants it gone meanwhile still does
+				row.Want = string(Stopped)
+			}
+			row.SetError(fail.Failure.String(), msg, hint)
+			factsErr = change(row, func(f *Facts) { f.Endpoint = vm.Endpoint{} })
+		})
+	err = errors.Join(err, factsErr)
+	if err != nil {
+		return s, err
+	}
+	return read(row)
+}

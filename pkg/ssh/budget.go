@@ -1,0 +1,32 @@
+package ssh
+
+import (
+	"errors"
+	"io"
+	"sync/atomic"
+)
+
+var errBudget = errors.New("the guest sent more than it may")
+
+// budget is a guest's stream that ends when more comes than was asked for.
+type budget struct {
+	r     io.Reader
+	heard func()
+	left  atomic.Int64
+}
+
+// allow sets how many bytes may come from now on.
+func (b *budget) allow(n int64) { b.left.Store(n) }
+
+func (b *budget) spent() bool { return b.left.Load() <= 0 }
+
+func (b *budget) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if n > 0 {
+		b.heard()
+		if b.left.Add(-int64(n)) <= 0 {
+			return 0, errBudget
+		}
+	}
+	return n, err
+}

@@ -1,0 +1,196 @@
+package ssh_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+func TestDialAcceptsOnlyThePinnedKey(t *testing.T) {
+	s := serve(t, nil, nil)
+	_, other, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := s.target
+	bad.HostKey = other
+	if _, err := ssh.Dial(t.Context(), bad); !errors.Is(err, ssh.ErrHostKey) || errors.Is(err, ssh.ErrUnreachable) {
+		t.Fatalf("another host key: %v", err)
+	}
+	// A pinned key of a type that the server does not have is a mismatch too.
+	bad.HostKey = "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTYAAABBBDbVc1V1OJmSrX2MCePzq5IMJmFKd8Aw0uLLLVKVSlh1+3Oe5kcVQq0ZP1jQuJBrjVB2hPDyuZ3V+zkLVQO7gFM="
+	if _, err := ssh.Dial(t.Context(), bad); err == nil || errors.Is(err, ssh.ErrUnreachable) {
+		t.Fatalf("a key of another type: %v", err)
+	}
+	for _, pin := range []string{"", "nonsense", "ssh-rsa AAAA"} {
+		bad.HostKey = pin
+		if _, err := ssh.Dial(t.Context(), bad); err == nil || errors.Is(err, ssh.ErrUnreachable) {
+			t.Errorf("pin %q: %v", pin, err)
+		}
+	}
+}
+
+func TestDialSaysWhatIsWrong(t *testing.T) {
+	s := serve(t, nil, nil)
+	other, _, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := s.target
+	refused.Key = other
+	if _, err := ssh.Dial(t.Context(), refused); err == nil || !strings.Contains(err.Error(), "refuses our key") || errors.Is(err, ssh.ErrUnreachable) {
+		t.Errorf("an unknown login key: %v", err)
+	}
+	broken := s.target
+	broken.Key = []byte("-----BEGIN sentinel-secret")
+	if _, err := ssh.Dial(t.Context(), broken); err == nil || strings.Contains(err.Error(), "sentinel") {
+		t.Errorf("a broken login key: %v", err)
+	}
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := s.target
+	nobody.Addr = closed.Addr().String()
+	_ = closed.Close()
+	if _, err := ssh.Dial(t.Context(), nobody); !errors.Is(err, ssh.ErrUnreachable) {
+		t.Errorf("nobody listens: %v", err)
+	}
+}
+
+// A guest that accepts and then says nothing, hangs up, or talks nonsense.
+func TestDialSurvivesAGuestThatIsNotSSH(t *testing.T) {
+	for name, talk := range map[string]func(net.Conn){
+		"silent":   func(c net.Conn) { _, _ = io.Copy(io.Discard, c) },
+		"hangs up": func(c net.Conn) { _ = c.Close() },
+		"nonsense": func(c net.Conn) {
+			for {
+				if _, err := io.WriteString(c, "\x1b]0;evil\x07"+strings.Repeat("A", 4096)); err != nil {
+					return
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, nil, nil)
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			go func() {
+				c, err := ln.Accept()
+				if err == nil {
+					talk(c)
+					_ = c.Close()
+				}
+			}()
+			s.target.Addr = ln.Addr().String()
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			if _, err := ssh.Dial(ctx, s.target); !errors.Is(err, ssh.ErrUnreachable) || strings.ContainsRune(err.Error(), 0x1b) {
+				t.Fatalf("%q", err)
+			}
+		})
+	}
+}
+
+func TestDialEndsWithItsContext(t *testing.T) {
+	s := serve(t, nil, nil)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	s.target.Addr = ln.Addr().String()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		if c, err := ln.Accept(); err == nil {
+			cancel()
+			_, _ = io.Copy(io.Discard, c)
+		}
+	}()
+	if _, err := ssh.Dial(ctx, s.target); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+func TestCloseAndDone(t *testing.T) {
+	s := serve(t, nil, nil)
+	c := s.dial(t)
+	select {
+	case <-c.Done():
+		t.Fatal("done before anything happened")
+	default:
+	}
+	s.cut()
+	<-c.Done()
+	if err := c.Run(t.Context(), "true", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
+		t.Errorf("run on a lost connection: %v", err)
+	}
+	if err := errors.Join(c.Close(), c.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := c.Run(t.Context(), "true", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
+		t.Errorf("run on a closed client: %v", err)
+	}
+}
+
+func TestKeepAliveClosesWhenThePeerIsGone(t *testing.T) {
+	s := serve(t, nil, nil)
+	// A relay that can stop carrying without hanging up, as a frozen VM does.
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	freeze, guest := make(chan struct{}), s.target.Addr
+	go func() {
+		front, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer front.Close()
+		back, err := net.Dial("tcp", guest)
+		if err != nil {
+			return
+		}
+		defer back.Close()
+		go func() { _, _ = io.Copy(back, front) }()
+		buf := make([]byte, 4096)
+		for {
+			n, err := back.Read(buf)
+			if err != nil {
+				return
+			}
+			select {
+			case <-freeze:
+				continue
+			default:
+			}
+			if _, err := front.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	}()
+	s.target.Addr = ln.Addr().String()
+	c := s.dial(t)
+	c.KeepAlive(t.Context(), 10*time.Millisecond, 300*time.Millisecond)
+	select {
+	case <-c.Done():
+		t.Fatal("closed while the peer answered")
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(freeze)
+	select {
+	case <-c.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("a frozen peer went unnoticed")
+	}
+}

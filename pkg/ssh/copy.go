@@ -1,0 +1,352 @@
+package ssh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pkg/sftp"
+)
+
+// Bounds of one copy, whatever the guest claims.
+const (
+	copyDepth   = 64
+	copyEntries = 200_000
+	copyChunk   = 128 << 10
+	copyStall   = time.Minute // without a byte from the guest
+	listBudget  = 64 << 20    // bytes of one directory listing
+	replyBudget = 1 << 20     // bytes of any other answer
+	shownLeft   = 20          // left-out entries that Incomplete names
+)
+
+// Item is one file that was copied, or one entry that was left out.
+type Item struct {
+	Name    string // relative to what was asked for, cleaned
+	Size    int64
+	LeftOut string // why, "" when it was copied
+}
+
+// Progress receives every item as it is done. It may be nil.
+type Progress func(Item)
+
+// Incomplete is a copy that went through but for entries that are never
+// copied: links and device files from a guest, sockets, repositories' .git.
+type Incomplete struct {
+	Count int
+	Items []Item // the first few
+}
+
+func (e *Incomplete) Error() string {
+	names := make([]string, len(e.Items))
+	for i, it := range e.Items {
+		names[i] = it.Name + " (" + it.LeftOut + ")"
+	}
+	if e.Count > len(names) {
+		names = append(names, "…")
+	}
+	return fmt.Sprintf("left out %d: %s", e.Count, strings.Join(names, ", "))
+}
+
+// transfer is one copy in either direction.
+type transfer struct {
+	ctx      context.Context
+	sftp     *sftp.Client
+	answers  *budget
+	progress Progress
+	buf      []byte
+	entries  int
+	left     Incomplete
+}
+
+// transfer opens a connection of its own, so that ending it ends whatever the
+// guest's sftp server may be stuck in, and runs f over it.
+func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) error) (err error) {
+	own, err := Dial(ctx, c.target)
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(ctx, func() { _ = own.conn.Close() })
+	defer stop()
+	defer func() { // why the connection went, rather than that it did
+		if cause := context.Cause(ctx); err != nil && cause != nil {
+			err = cause
+		}
+	}()
+	stall := time.AfterFunc(copyStall, func() {
+		cancel(fmt.Errorf("%w: nothing came for %s", ErrUnreachable, copyStall))
+	})
+	defer stall.Stop()
+
+	session, err := own.ssh.NewSession()
+	if err != nil {
+		return own.lost(err)
+	}
+	in, err := session.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := session.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := session.RequestSubsystem("sftp"); err != nil {
+		return fmt.Errorf("the guest offers no file transfer: %w", own.lost(err))
+	}
+	t := &transfer{ctx: ctx, progress: p, buf: make([]byte, copyChunk)}
+	t.answers = &budget{r: out, heard: func() { stall.Reset(copyStall) }}
+	t.answers.allow(replyBudget)
+	// Concurrent reads parse the guest's answers in goroutines of the library,
+	// where a malformed one would be a panic that nobody can recover.
+	t.sftp, err = sftp.NewClientPipe(t.answers, in, sftp.UseConcurrentReads(false), sftp.MaxPacketUnchecked(copyChunk))
+	if err != nil {
+		return own.lost(err)
+	}
+	defer func() {
+		_ = own.conn.Close()
+		_ = t.sftp.Close() // waits for the library's reader
+	}()
+	defer func() {
+		if p := recover(); p != nil {
+			err = errors.New("the guest's sftp server sent a malformed answer")
+		}
+	}()
+	if err := f(t); err != nil {
+		return err
+	}
+	if t.left.Count > 0 {
+		return &t.left
+	}
+	return nil
+}
+
+// step counts an entry and ends a copy that was cancelled or is endless.
+func (t *transfer) step(depth int) error {
+	if err := t.ctx.Err(); err != nil {
+		return err
+	}
+	if t.entries++; t.entries > copyEntries {
+		return fmt.Errorf("more than %d files", copyEntries)
+	}
+	if depth > copyDepth {
+		return fmt.Errorf("directories more than %d deep", copyDepth)
+	}
+	t.answers.allow(replyBudget)
+	return nil
+}
+
+func (t *transfer) copied(name string, size int64) {
+	if t.progress != nil {
+		t.progress(Item{Name: Clean(name), Size: size})
+	}
+}
+
+func (t *transfer) leaveOut(name, why string) {
+	it := Item{Name: brief(name), LeftOut: why}
+	t.left.Count++
+	if len(t.left.Items) < shownLeft {
+		t.left.Items = append(t.left.Items, it)
+	}
+	if t.progress != nil {
+		t.progress(it)
+	}
+}
+
+// remoteError keeps what the guest says of an error harmless.
+func (t *transfer) remoteError(what, name string, err error) error {
+	name = brief(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%s %s in the guest: %w", what, name, fs.ErrNotExist)
+	case errors.Is(err, sftp.ErrSSHFxConnectionLost), errors.Is(err, io.ErrUnexpectedEOF):
+		if t.answers.spent() {
+			return fmt.Errorf("%s %s in the guest: it sent more than it may", what, name)
+		}
+		return fmt.Errorf("%s %s in the guest: %w: the connection was lost", what, name, ErrUnreachable)
+	}
+	return fmt.Errorf("%s %s in the guest: %s", what, name, brief(err.Error()))
+}
+
+// remotePath takes what a user writes after "SESSION:".
+func remotePath(p string) string {
+	if p == "~" || p == "" {
+		return "."
+	}
+	rest, ok := strings.CutPrefix(p, "~/")
+	switch {
+	case !ok:
+		return p
+	case rest == "":
+		return "."
+	}
+	return rest
+}
+
+// CopyTo copies a file or a directory into the guest. As with cp, a remote
+// that is a directory receives it under its own name. Links inside a directory
+// are made anew, not followed; a local that is itself a link is refused.
+func (c *Client) CopyTo(ctx context.Context, local, remote string, p Progress) error {
+	abs, err := filepath.Abs(local)
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", local, err)
+	}
+	st, err := os.Lstat(abs)
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", local, err)
+	}
+	if why := oddKind(st.Mode()); why != "" {
+		return fmt.Errorf("copy %s: it is a %s", local, why)
+	}
+	return c.transfer(ctx, p, func(t *transfer) error {
+		remote := remotePath(remote)
+		dst, err := t.sftp.Stat(remote)
+		switch {
+		case err == nil && dst.IsDir():
+			remote = path.Join(remote, filepath.Base(abs))
+		case err == nil && st.IsDir():
+			return fmt.Errorf("copy %s: %s is a file in the guest", local, brief(remote))
+		case err != nil && (!errors.Is(err, fs.ErrNotExist) || strings.HasSuffix(remote, "/")):
+			return t.remoteError("look at", remote, err)
+		}
+		root, err := os.OpenRoot(filepath.Dir(abs))
+		if err != nil {
+			return fmt.Errorf("copy %s: %w", local, err)
+		}
+		defer root.Close()
+		return t.upload(root, filepath.Base(abs), remote, filepath.Base(abs), 0)
+	})
+}
+
+// upload copies the entry name of dir to remote; shown is its name for people.
+func (t *transfer) upload(dir *os.Root, name, remote, shown string, depth int) error {
+	if err := t.step(depth); err != nil {
+		return err
+	}
+	st, err := dir.Lstat(name)
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", shown, err)
+	}
+	switch {
+	case st.IsDir():
+		return t.uploadDir(dir, name, remote, shown, st.Mode(), depth)
+	case st.Mode().IsRegular():
+		return t.uploadFile(dir, name, remote, shown, st.Mode())
+	case st.Mode()&fs.ModeSymlink != 0:
+		return t.uploadLink(dir, name, remote, shown)
+	}
+	t.leaveOut(shown, oddKind(st.Mode()))
+	return nil
+}
+
+func (t *transfer) uploadDir(dir *os.Root, name, remote, shown string, mode fs.FileMode, depth int) error {
+	if err := t.sftp.Mkdir(remote); err != nil {
+		if st, statErr := t.sftp.Stat(remote); statErr != nil || !st.IsDir() {
+			return t.remoteError("make directory", remote, err)
+		}
+	}
+	sub, err := dir.OpenRoot(name)
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", shown, err)
+	}
+	defer sub.Close()
+	entries, err := fs.ReadDir(sub.FS(), ".")
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", shown, err)
+	}
+	for _, e := range entries {
+		if err := t.upload(sub, e.Name(), path.Join(remote, e.Name()), path.Join(shown, e.Name()), depth+1); err != nil {
+			return err
+		}
+	}
+	// Last, for the directory may not be writable.
+	if err := t.sftp.Chmod(remote, mode.Perm()); err != nil {
+		return t.remoteError("set the mode of", remote, err)
+	}
+	return nil
+}
+
+func (t *transfer) uploadFile(dir *os.Root, name, remote, shown string, mode fs.FileMode) (err error) {
+	src, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", shown, err)
+	}
+	defer src.Close()
+	dst, err := t.sftp.OpenFile(remote, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		return t.remoteError("write", remote, err)
+	}
+	defer func() {
+		if closeErr := dst.Close(); err == nil && closeErr != nil {
+			err = t.remoteError("write", remote, closeErr)
+		}
+	}()
+	var size int64
+	for {
+		if err := t.ctx.Err(); err != nil {
+			return err
+		}
+		n, readErr := src.Read(t.buf)
+		if n > 0 {
+			t.answers.allow(replyBudget)
+			if _, err := dst.Write(t.buf[:n]); err != nil {
+				return t.remoteError("write", remote, err)
+			}
+			size += int64(n)
+		}
+		if errors.Is(readErr, io.EOF) {
+			break
+		}
+		if readErr != nil {
+			return fmt.Errorf("copy %s: %w", shown, readErr)
+		}
+	}
+	if err := t.sftp.Chmod(remote, mode.Perm()); err != nil {
+		return t.remoteError("set the mode of", remote, err)
+	}
+	t.copied(shown, size)
+	return nil
+}
+
+func (t *transfer) uploadLink(dir *os.Root, name, remote, shown string) error {
+	target, err := dir.Readlink(name)
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", shown, err)
+	}
+	if st, err := t.sftp.Lstat(remote); err == nil && !st.IsDir() {
+		if err := t.sftp.Remove(remote); err != nil {
+			return t.remoteError("replace", remote, err)
+		}
+	}
+	if err := t.sftp.Symlink(target, remote); err != nil {
+		return t.remoteError("link", remote, err)
+	}
+	t.copied(shown, 0)
+	return nil
+}
+
+// oddKind names what is neither a file nor a directory, "" for those.
+func oddKind(m fs.FileMode) string {
+	switch {
+	case m.IsRegular(), m.IsDir():
+		return ""
+	case m&fs.ModeSymlink != 0:
+		return "symbolic link"
+	case m&fs.ModeNamedPipe != 0:
+		return "named pipe"
+	case m&fs.ModeSocket != 0:
+		return "socket"
+	case m&fs.ModeDevice != 0:
+		return "device file"
+	}
+	return "file of unknown kind"
+}

@@ -1,0 +1,274 @@
+package ssh
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+const (
+	stderrBound = 4 << 10                // of a failed Output's stderr
+	termGrace   = 500 * time.Millisecond // between SIGTERM and SIGKILL
+	killGrace   = 2 * time.Second        // for a cancelled command to be gone
+)
+
+// IO is what a command reads and writes. Nil Stdin is empty, nil writers
+// discard. A Stdin that is a file is no longer read once Run has returned; of
+// any other reader at most the Read that was pending is lost.
+type IO struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+}
+
+// ExitError is a command that ran and did not succeed.
+type ExitError struct {
+	Code   int    // 0–255; 128 and the signal's number when a signal ended it
+	Signal string // "TERM", "KILL", …; "" when it exited by itself
+}
+
+func (e *ExitError) Error() string {
+	if e.Signal != "" {
+		return "killed by signal " + e.Signal
+	}
+	return fmt.Sprintf("exit status %d", e.Code)
+}
+
+// Run runs cmd in the guest's login shell. A command that fails is an
+// *ExitError; a connection that ends first is ErrUnreachable. When ctx is done
+// the remote process gets SIGTERM, then SIGKILL, and nothing is written to the
+// writers after Run has returned.
+func (c *Client) Run(ctx context.Context, cmd string, st IO) error {
+	return c.run(ctx, cmd, st, nil)
+}
+
+// Output runs cmd and returns its stdout, of which more than limit bytes are
+// an error. The error of a failed command carries the start of its stderr.
+func (c *Client) Output(ctx context.Context, cmd string, stdin io.Reader, limit int64) ([]byte, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	tooMuch := fmt.Errorf("the guest sent more than %d bytes", limit)
+	var stdout, stderr bytes.Buffer
+	err := c.Run(ctx, cmd, IO{
+		Stdin:  stdin,
+		Stdout: &bounded{w: &stdout, left: limit, over: func() { cancel(tooMuch) }},
+		Stderr: &bounded{w: &stderr, left: stderrBound, over: func() {}},
+	})
+	switch {
+	case context.Cause(ctx) == tooMuch: //nolint:errorlint // our own value, by identity
+		return nil, tooMuch
+	case err == nil:
+		return stdout.Bytes(), nil
+	}
+	if text := Clean(stderr.String()); text != "" {
+		return nil, fmt.Errorf("%w: %s", err, text)
+	}
+	return nil, err
+}
+
+// bounded passes on the first bytes and swallows the rest, so that the guest
+// is never blocked by what nobody reads.
+type bounded struct {
+	w    io.Writer
+	left int64
+	over func()
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	keep := p
+	if int64(len(p)) > b.left {
+		keep = p[:b.left]
+		b.over()
+	}
+	b.left -= int64(len(keep))
+	if _, err := b.w.Write(keep); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// gate passes writes on until it is shut.
+type gate struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.w == nil {
+		return len(p), nil
+	}
+	return g.w.Write(p)
+}
+
+func (g *gate) shut() {
+	g.mu.Lock()
+	g.w = nil
+	g.mu.Unlock()
+}
+
+// command is one remote command; its methods may block on the guest.
+type command struct {
+	cmd     string
+	in      *input
+	out     gate
+	err     gate
+	prepare func(*ssh.Session) error // asks for a terminal, nil when there is none
+
+	mu       sync.Mutex
+	session  *ssh.Session
+	killed   bool
+	finished chan struct{}
+}
+
+func (c *Client) run(ctx context.Context, cmd string, st IO, prepare func(*ssh.Session) error) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	in, err := newInput(st.Stdin)
+	if err != nil {
+		return err
+	}
+	r := &command{cmd: cmd, in: in, prepare: prepare, finished: make(chan struct{})}
+	r.out.w, r.err.w = st.Stdout, st.Stderr
+	defer r.out.shut()
+	defer r.err.shut()
+	defer in.cancel()
+
+	result := make(chan error, 1)
+	if err := c.spawn(func() {
+		err := r.execute(c)
+		close(r.finished)
+		result <- err
+	}); err != nil {
+		return err
+	}
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+	}
+	if err := c.spawn(r.kill); err == nil {
+		select {
+		case <-r.finished:
+		case <-time.After(killGrace):
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// execute runs the command to its end.
+func (r *command) execute(c *Client) error {
+	s, err := c.ssh.NewSession()
+	if err != nil {
+		return c.lost(err)
+	}
+	defer s.Close()
+	if !r.adopt(s) {
+		return context.Canceled
+	}
+	s.Stdout, s.Stderr = &r.out, &r.err
+	stdin, err := s.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if r.prepare != nil {
+		if err := r.prepare(s); err != nil {
+			return c.lost(err)
+		}
+	}
+	if err := s.Start(r.cmd); err != nil {
+		// Not wrapped: the library puts the command line into the text.
+		select {
+		case <-c.done:
+			return c.lost(nil)
+		default:
+			return fmt.Errorf("%w: it refused to start a command", ErrUnreachable)
+		}
+	}
+	// The library's own copying would make a command that does not read all of
+	// its stdin a failure, and would hide a stdin that failed half way.
+	if err := c.spawn(func() { r.feed(stdin) }); err != nil {
+		return err
+	}
+	err = s.Wait()
+	if inErr := r.in.failure(); inErr != nil {
+		return fmt.Errorf("read the command's input: %w", inErr)
+	}
+	return c.outcome(err)
+}
+
+// feed copies the input and closes the remote stdin. An input that fails ends
+// the command: a truncated stream must not look like a whole one.
+func (r *command) feed(stdin io.WriteCloser) {
+	if _, err := io.Copy(stdin, r.in); r.in.failure() != nil && err != nil {
+		r.kill()
+		return
+	}
+	_ = stdin.Close() // a command that has ended has no stdin to close
+}
+
+// adopt makes the session known to kill; false when that came first.
+func (r *command) adopt(s *ssh.Session) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.session = s
+	return !r.killed
+}
+
+// kill ends the remote process as well as SSH can: signals, then hanging up.
+func (r *command) kill() {
+	r.mu.Lock()
+	r.killed = true
+	s := r.session
+	r.mu.Unlock()
+	if s == nil {
+		return
+	}
+	if s.Signal(ssh.SIGTERM) == nil {
+		select {
+		case <-r.finished:
+			return
+		case <-time.After(termGrace):
+		}
+	}
+	_ = s.Signal(ssh.SIGKILL) // best effort: closing is what ends our side
+	_ = s.Close()
+}
+
+// lost tells a connection that ended from a guest that said no.
+func (c *Client) lost(err error) error {
+	select {
+	case <-c.done:
+		return fmt.Errorf("%w: the connection was lost", ErrUnreachable)
+	default:
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: the connection was lost", ErrUnreachable)
+	}
+	return fmt.Errorf("%w: %s", ErrUnreachable, brief(err.Error()))
+}
+
+// outcome translates how a command ended.
+func (c *Client) outcome(err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*ssh.ExitError](err); ok {
+		code := e.ExitStatus()
+		if code < 0 || code > 255 {
+			code = 255
+		}
+		return &ExitError{Code: code, Signal: brief(e.Signal())}
+	}
+	if _, ok := errors.AsType[*ssh.ExitMissingError](err); ok {
+		return c.lost(nil)
+	}
+	return fmt.Errorf("pass on the command's output: %w", err)
+}

@@ -1,0 +1,214 @@
+package ssh_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/term"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// guest understands a few commands, most of them bad manners.
+func guest(c channel) {
+	switch c.cmd {
+	case "cat":
+		_, _ = io.Copy(c, c)
+		c.exit(0)
+	case "true": // never reads its stdin
+		c.exit(0)
+	case "fail":
+		_, _ = io.WriteString(c.Stderr(), "\x1b[31mno\r\nsuch\x00 thing\xff\u202e "+strings.Repeat("x", 1<<20))
+		c.exit(3)
+	case "huge exit":
+		c.exit(1 << 20)
+	case "signal":
+		c.died("SEGV\x1b[2J")
+	case "vanish":
+		_ = c.Close()
+	case "flood":
+		for {
+			if _, err := c.Write(make([]byte, 32<<10)); err != nil {
+				return
+			}
+		}
+	case "hang":
+		if <-c.signals == "TERM" {
+			c.died("TERM")
+		}
+	case "stubborn":
+		for range c.signals { // ends when the client hangs up
+		}
+		_ = c.Close()
+	}
+}
+
+func TestRun(t *testing.T) {
+	c := serve(t, guest, nil).dial(t)
+	var out bytes.Buffer
+	if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != "in" {
+		t.Errorf("cat: %q %v", out.String(), err)
+	}
+	// A megabyte of input that nobody reads is not an error.
+	if err := c.Run(t.Context(), "true", ssh.IO{Stdin: strings.NewReader(strings.Repeat("x", 8<<20))}); err != nil {
+		t.Errorf("true: %v", err)
+	}
+	for cmd, want := range map[string]ssh.ExitError{
+		"fail":      {Code: 3},
+		"huge exit": {Code: 255},
+		"signal":    {Code: 128, Signal: "SEGV"},
+	} {
+		exit, ok := errors.AsType[*ssh.ExitError](c.Run(t.Context(), cmd, ssh.IO{}))
+		if !ok || *exit != want {
+			t.Errorf("%s: %+v", cmd, exit)
+		}
+	}
+	if err := c.Run(t.Context(), "vanish", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
+		t.Errorf("vanish: %v", err)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	c := serve(t, guest, nil).dial(t)
+	for _, cmd := range []string{"hang", "stubborn", "flood"} {
+		t.Run(cmd, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if err := c.Run(ctx, cmd, ssh.IO{Stdout: io.Discard}); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil {
+				t.Fatalf("the connection is not usable afterwards: %v", err)
+			}
+		})
+	}
+}
+
+// An sshd that never answers a request must not hold the caller.
+func TestRunOnAGuestThatNeverAnswers(t *testing.T) {
+	s := serve(t, guest, nil)
+	c := s.dial(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		s.cut()
+		<-c.Done()
+		cancel()
+	}()
+	if err := c.Run(ctx, "hang", ssh.IO{}); err == nil {
+		t.Fatal("no error")
+	}
+}
+
+func TestRunTellsATruncatedInput(t *testing.T) {
+	c := serve(t, guest, nil).dial(t)
+	half := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(errors.New("disk on fire")))
+	if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: half}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
+		t.Fatal(err)
+	}
+}
+
+// A command that has ended must not eat the next key that is pressed.
+func TestRunLeavesTheTerminalsNextKey(t *testing.T) {
+	c := serve(t, guest, nil).dial(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := c.Run(t.Context(), "true", ssh.IO{Stdin: r}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(w, "key"); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	if b, err := io.ReadAll(r); err != nil || string(b) != "key" {
+		t.Fatalf("%q %v", b, err)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	c := serve(t, guest, nil).dial(t)
+	if b, err := c.Output(t.Context(), "cat", strings.NewReader("12345"), 5); err != nil || string(b) != "12345" {
+		t.Errorf("at the limit: %q %v", b, err)
+	}
+	if b, err := c.Output(t.Context(), "cat", strings.NewReader("123456"), 5); err == nil || b != nil {
+		t.Errorf("past the limit: %q %v", b, err)
+	}
+	if _, err := c.Output(t.Context(), "flood", nil, 1<<20); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("flood: %v", err)
+	}
+	_, err := c.Output(t.Context(), "fail", nil, 10)
+	if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 3 {
+		t.Errorf("fail: %v", err)
+	}
+	if text := err.Error(); !strings.HasPrefix(text, "exit status 3: no such thing xxx") || len(text) > 5<<10 {
+		t.Errorf("fail: %.80q, %d bytes", text, len(text))
+	}
+}
+
+func TestTerminal(t *testing.T) {
+	s := serve(t, func(c channel) {
+		size := <-c.resizes
+		_, _ = io.WriteString(c, c.cmd)
+		c.exit(size.Width)
+	}, nil)
+	c := s.dial(t)
+	resize := make(chan ssh.Size, 1)
+	resize <- ssh.Size{Width: 132, Height: 50}
+	var out bytes.Buffer
+	err := c.Terminal(t.Context(), "tmux attach", ssh.Terminal{Out: &out, Resize: resize})
+	if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 132 || out.String() != "tmux attach" {
+		t.Fatalf("%v %q", err, out.String())
+	}
+}
+
+// The user's own terminal is raw while the remote one lasts, and as it was,
+// next key and all, when that has ended.
+func TestTerminalRestoresTheLocalOne(t *testing.T) {
+	master, slave, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	defer slave.Close()
+	before, err := term.GetState(int(slave.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := make(chan struct{})
+	c := serve(t, func(c channel) {
+		close(raw)
+		key := make([]byte, 1)
+		_, _ = io.ReadFull(c, key) // arrives without a newline: the terminal is raw
+		c.exit(int(key[0]))
+	}, nil).dial(t)
+	go func() {
+		<-raw
+		_, _ = master.Write([]byte{3}) // Ctrl-C is a key like any other
+	}()
+	err = c.Terminal(t.Context(), "", ssh.Terminal{In: slave, Out: io.Discard})
+	if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 3 {
+		t.Fatal(err)
+	}
+	after, err := term.GetState(int(slave.Fd()))
+	if err != nil || !reflect.DeepEqual(before, after) {
+		t.Errorf("the terminal is not as it was: %v", err)
+	}
+	if _, err := master.Write([]byte("next\n")); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 16)
+	if n, err := slave.Read(b); err != nil || string(b[:n]) != "next\n" {
+		t.Errorf("next key: %q %v", b[:n], err)
+	}
+}

@@ -1,0 +1,169 @@
+package ssh_test
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	xssh "golang.org/x/crypto/ssh"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// server is a guest's sshd as far as a test wants it to behave.
+type server struct {
+	target ssh.Target
+	ln     net.Listener
+	conns  sync.WaitGroup
+
+	mu   sync.Mutex
+	open []net.Conn
+}
+
+// channel is one session: its requests have been read up to "exec".
+type channel struct {
+	xssh.Channel
+	cmd     string
+	signals chan string
+	resizes chan ssh.Size
+}
+
+func (c channel) exit(code int) {
+	_, _ = c.SendRequest("exit-status", false, xssh.Marshal(struct{ Code uint32 }{uint32(code)}))
+	_ = c.Close()
+}
+
+func (c channel) died(signal string) {
+	_, _ = c.SendRequest("exit-signal", false, xssh.Marshal(struct {
+		Signal      string
+		Core        bool
+		Error, Lang string
+	}{Signal: signal}))
+	_ = c.Close()
+}
+
+// serve starts a server whose sessions are handled by exec; subsystem may be nil.
+func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel)) *server {
+	t.Helper()
+	private, authorized, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, hostSecret, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := xssh.NewSignerFromKey(hostSecret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := &xssh.ServerConfig{PublicKeyCallback: func(_ xssh.ConnMetadata, key xssh.PublicKey) (*xssh.Permissions, error) {
+		if strings.TrimSpace(string(xssh.MarshalAuthorizedKey(key))) != authorized {
+			return nil, errors.New("not the key")
+		}
+		return nil, nil
+	}}
+	cfg.AddHostKey(host)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{ln: ln, target: ssh.Target{
+		Addr: ln.Addr().String(), User: "agent", Key: private,
+		HostKey: string(xssh.MarshalAuthorizedKey(host.PublicKey())),
+	}}
+	s.conns.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.open = append(s.open, conn)
+			s.mu.Unlock()
+			s.conns.Go(func() { s.handle(conn, cfg, exec, subsystem) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = ln.Close()
+		s.cut()
+		s.conns.Wait()
+	})
+	return s
+}
+
+// cut drops every connection, as a VM that dies does.
+func (s *server) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.open {
+		_ = c.Close()
+	}
+}
+
+func (s *server) handle(conn net.Conn, cfg *xssh.ServerConfig, exec func(channel), subsystem func(xssh.Channel)) {
+	defer conn.Close()
+	_, chans, reqs, err := xssh.NewServerConn(conn, cfg)
+	if err != nil {
+		return
+	}
+	s.conns.Go(func() { xssh.DiscardRequests(reqs) })
+	for n := range chans {
+		switch n.ChannelType() {
+		case "session":
+			ch, reqs, err := n.Accept()
+			if err != nil {
+				return
+			}
+			s.conns.Go(func() { s.session(ch, reqs, exec, subsystem) })
+		default:
+			_ = n.Reject(xssh.UnknownChannelType, "no")
+		}
+	}
+}
+
+func (s *server) session(ch xssh.Channel, reqs <-chan *xssh.Request, exec func(channel), subsystem func(xssh.Channel)) {
+	c := channel{Channel: ch, signals: make(chan string, 8), resizes: make(chan ssh.Size, 8)}
+	for r := range reqs {
+		switch r.Type {
+		case "exec":
+			var m struct{ Command string }
+			_ = xssh.Unmarshal(r.Payload, &m)
+			c.cmd = m.Command
+			_ = r.Reply(exec != nil, nil)
+			if exec != nil {
+				s.conns.Go(func() { exec(c) })
+			}
+		case "subsystem":
+			_ = r.Reply(subsystem != nil, nil)
+			if subsystem != nil {
+				s.conns.Go(func() { subsystem(ch) })
+			}
+		case "signal":
+			var m struct{ Signal string }
+			_ = xssh.Unmarshal(r.Payload, &m)
+			c.signals <- m.Signal
+		case "window-change":
+			var m struct{ W, H, PW, PH uint32 }
+			_ = xssh.Unmarshal(r.Payload, &m)
+			c.resizes <- ssh.Size{Width: int(m.W), Height: int(m.H)}
+		default:
+			_ = r.Reply(true, nil)
+		}
+	}
+	close(c.signals)
+}
+
+func (s *server) dial(t *testing.T) *ssh.Client {
+	t.Helper()
+	c, err := ssh.Dial(t.Context(), s.target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}

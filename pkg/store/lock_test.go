@@ -1,0 +1,104 @@
+package store_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+func mustLock(t *testing.T, path string) *store.Lock {
+	t.Helper()
+	l, ok, err := store.TryLock(path)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	return l
+}
+
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "locks", "session-1")
+	if store.Held(path) {
+		t.Fatal("held before it exists")
+	}
+	l := mustLock(t, path)
+	if _, ok, err := store.TryLock(path); ok || err != nil {
+		t.Fatal("taken twice", ok, err)
+	}
+	if !store.Held(path) {
+		t.Fatal("not held")
+	}
+	if err := l.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if store.Held(path) {
+		t.Fatal("still held")
+	}
+	// The file stays: were it unlinked, two could hold it on two inodes.
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := store.TryLock(filepath.Join(path, "below", "a-file")); err == nil {
+		t.Fatal("a lock below a file")
+	}
+}
+
+func TestLockOfAnotherProcess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	for _, end := range []struct {
+		name string
+		f    func(*process) error
+	}{
+		{"kill -9", func(p *process) error { return p.Process.Kill() }},
+		{"unlock", func(p *process) error { return p.in.Close() }},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			p := spawn(t, "lock", path)
+			if !store.Held(path) {
+				t.Fatal("not held")
+			}
+			if _, ok, err := store.TryLock(path); ok || err != nil {
+				t.Fatal(ok, err)
+			}
+			if err := end.f(p); err != nil {
+				t.Fatal(err)
+			}
+			for { // the kernel drops the lock when it is done with the process
+				l, ok, err := store.TryLock(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ok {
+					if err := l.Unlock(); err != nil {
+						t.Fatal(err)
+					}
+					break
+				}
+				runtime.Gosched()
+			}
+		})
+	}
+}
+
+// What a keeper starts (a host agent, a shell) outlives it; the lock must not.
+func TestLockIsNotInherited(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	l := mustLock(t, path)
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	if err := l.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if store.Held(path) {
+		t.Fatal("the child holds the lock")
+	}
+}

@@ -1,0 +1,239 @@
+package store_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// TestMain makes this test binary a second process of the store's: what it is
+// to do stands in the environment, its argument is a path.
+func TestMain(m *testing.M) {
+	what := os.Getenv("STORE_TEST_CHILD")
+	if what == "" {
+		os.Exit(m.Run())
+	}
+	ctx := context.Background()
+	verb, n, _ := strings.Cut(what, " ")
+	count, _ := strconv.Atoi(n)
+	if err := child(ctx, verb, os.Getenv("STORE_TEST_PATH"), count); err != nil {
+		fmt.Println("error", int(fail.CodeOf(err)), strconv.Quote(fail.HintOf(err)), err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func child(ctx context.Context, verb, path string, count int) error {
+	switch verb {
+	case "lock": // until stdin ends
+		l, ok, err := store.TryLock(path)
+		if err != nil || !ok {
+			return fmt.Errorf("lock: %t %w", ok, err)
+		}
+		fmt.Println("locked")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return l.Unlock()
+	case "unprivileged":
+		if os.Geteuid() == 0 {
+			if err := syscall.Setuid(65534); err != nil {
+				return err
+			}
+		}
+	case "small-files": // a disk that ends after so many bytes of a file
+		lim := syscall.Rlimit{Cur: uint64(count), Max: uint64(count)}
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &lim); err != nil {
+			return err
+		}
+		count = 1 << 20
+	}
+	// The start shot, so that all children begin at once.
+	fmt.Println("up")
+	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+		return err
+	}
+	s, err := store.Open(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	switch verb {
+	case "open", "unprivileged":
+		_, err := s.Sessions(ctx, true)
+		return err
+	case "create":
+		_, created, err := s.Create(ctx, row(fmt.Sprintf("%012d", os.Getpid())), event("made", 0), admitAll)
+		fmt.Println("created", created)
+		return err
+	case "count", "small-files":
+		for range count {
+			n, err := increment(ctx, s, "one")
+			if err != nil {
+				return err
+			}
+			fmt.Println("n", n)
+		}
+	}
+	return nil
+}
+
+// increment is a read-update-append transaction: the counter in the facts and
+// the event that tells of it change together or not at all.
+func increment(ctx context.Context, s *store.Store, id string) (int, error) {
+	var n int
+	_, err := s.Update(ctx, id, func(r *store.Session) (store.Event, error) {
+		n = counter(*r) + 1
+		r.Facts = fmt.Appendf(nil, `{"n":%d}`, n)
+		return event("count", n), nil
+	})
+	return n, err
+}
+
+func counter(r store.Session) int {
+	var f struct{ N int }
+	if err := json.Unmarshal(r.Facts, &f); err != nil {
+		panic(err)
+	}
+	return f.N
+}
+
+func event(kind string, n int) store.Event {
+	return store.Event{Kind: kind, Data: fmt.Appendf(nil, `{"n":%d}`, n)}
+}
+
+// row is a session of one and the same repository.
+func row(id string) store.Session {
+	return store.Session{ID: id, Name: "agent-o-r-" + id, RepoKey: "github.com/o/r", Repo: "o/r", Phase: "creating", Want: "ready", Spec: json.RawMessage(`{"a":1}`)}
+}
+
+func admitAll([]store.Session) error { return nil }
+
+// process is a child of ours; it is gone when the test ends.
+type process struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+func spawn(t *testing.T, what, path string) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{Cmd: exec.Command(exe)}
+	p.Env = append(os.Environ(), "STORE_TEST_CHILD="+what, "STORE_TEST_PATH="+path)
+	p.Stderr = os.Stderr
+	if p.in, err = p.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewScanner(out)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	})
+	p.expect(t, map[bool]string{true: "locked", false: "up"}[what == "lock"])
+	return p
+}
+
+func (p *process) expect(t *testing.T, line string) {
+	t.Helper()
+	if !p.out.Scan() || p.out.Text() != line {
+		t.Fatalf("the child said %q, not %q", p.out.Text(), line)
+	}
+}
+
+func (p *process) shoot(t *testing.T) {
+	t.Helper()
+	if _, err := io.WriteString(p.in, "go\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// finish returns what the child said until it ended.
+func (p *process) finish() (lines []string, err error) {
+	for p.out.Scan() {
+		lines = append(lines, p.out.Text())
+	}
+	return lines, p.Wait()
+}
+
+func newStore(t *testing.T) (*store.Store, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "state", "store.db")
+	return reopen(t, path), path
+}
+
+func reopen(t *testing.T, path string) *store.Store {
+	t.Helper()
+	s, err := store.Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// withSession is a store with the session "one".
+func withSession(t *testing.T) (*store.Store, string) {
+	t.Helper()
+	s, path := newStore(t)
+	if _, created, err := s.Create(t.Context(), row("one"), event("made", 0), admitAll); err != nil || !created {
+		t.Fatal(created, err)
+	}
+	return s, path
+}
+
+// whole fails unless the events have no gap and agree with the row.
+func whole(t *testing.T, s *store.Store) int {
+	t.Helper()
+	r, err := s.Session(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	evs, err := s.Events(t.Context(), "one", 0, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, ev := range evs {
+		if ev.Seq != int64(i+1) || string(ev.Data) != fmt.Sprintf(`{"n":%d}`, i) {
+			t.Fatalf("event %d is %d %s", i, ev.Seq, ev.Data)
+		}
+	}
+	if n := counter(r); n != len(evs)-1 {
+		t.Fatalf("the row says %d, the events %d", n, len(evs)-1)
+	}
+	return len(evs) - 1
+}
+
+// hostError fails unless err is one that a person can act on.
+func hostError(t *testing.T, err error) {
+	t.Helper()
+	var e *fail.Error
+	if !errors.As(err, &e) || fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
+		t.Fatalf("not a host error with a hint: %v (%v, %q)", err, fail.CodeOf(err), fail.HintOf(err))
+	}
+}

@@ -1,0 +1,428 @@
+package store_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+func TestSchemaMadeByManyAtOnce(t *testing.T) {
+	for range 3 {
+		path := filepath.Join(t.TempDir(), "state", "store.db")
+		var ps []*process
+		for range 4 {
+			ps = append(ps, spawn(t, "open", path))
+		}
+		for _, p := range ps {
+			p.shoot(t)
+		}
+		for _, p := range ps {
+			if out, err := p.finish(); err != nil {
+				t.Fatal(err, out)
+			}
+		}
+	}
+}
+
+func TestManyProcessesLoseNothing(t *testing.T) {
+	s, path := withSession(t)
+	var ps []*process
+	for range 8 {
+		ps = append(ps, spawn(t, "count 100", path))
+	}
+	for _, p := range ps {
+		p.shoot(t)
+	}
+	for _, p := range ps {
+		if out, err := p.finish(); err != nil {
+			t.Error(err, out[len(out)-1])
+		}
+	}
+	if n := whole(t, s); n != 800 {
+		t.Fatalf("%d of 800 transactions", n)
+	}
+}
+
+// What a writer was told is written is there after kill -9, and of what it was
+// not told there is all or nothing.
+func TestKillLeavesNoHalfTransaction(t *testing.T) {
+	s, path := withSession(t)
+	for round := range 15 {
+		before := whole(t, s)
+		p := spawn(t, "count 1000000", path)
+		p.shoot(t)
+		told := 0
+		for told <= round*3 && p.out.Scan() { // kill at different places
+			told++
+		}
+		if err := p.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		rest, _ := p.finish()
+		if n := whole(t, s); n < before+told+len(rest) || n > before+told+len(rest)+1 {
+			t.Fatalf("round %d: %d before, %d told, %d after", round, before, told+len(rest), n)
+		}
+	}
+}
+
+func TestAdvance(t *testing.T) {
+	s, _ := withSession(t)
+	before, err := s.Session(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Advance(t.Context(), "one", "creating", "ready", event("phase", 1), func(r *store.Session) { r.SetError("HOST", "m", "h") })
+	if err != nil || got.Phase != "ready" || got.ErrorMessage != "m" || got.StateChangedAt.Before(before.StateChangedAt) {
+		t.Fatal(got, err)
+	}
+	stored, err := s.Session(t.Context(), "one")
+	if err != nil || stored.Phase != "ready" || stored.ErrorCode != "HOST" || stored.ErrorHint != "h" || stored.CreatedAt != before.CreatedAt {
+		t.Fatal(stored, err)
+	}
+
+	_, err = s.Advance(t.Context(), "one", "creating", "broken", event("phase", 2), func(*store.Session) { t.Error("asked to change a stale row") })
+	if !errors.Is(err, store.ErrStale) {
+		t.Fatal(err)
+	}
+	if after, err := s.Session(t.Context(), "one"); err != nil || after.Phase != "ready" || !after.StateChangedAt.Equal(stored.StateChangedAt) {
+		t.Fatal(after, err)
+	}
+	if seq := lastSeq(t, s, "one"); seq != 2 {
+		t.Fatal(seq)
+	}
+
+	if _, err := s.Advance(t.Context(), "two", "creating", "ready", event("phase", 1), nil); fail.CodeOf(err) != fail.NotFound {
+		t.Fatal(err)
+	}
+}
+
+func TestCreateMakesExactlyOne(t *testing.T) {
+	s, path := newStore(t)
+	var ps []*process
+	for range 5 {
+		ps = append(ps, spawn(t, "create", path))
+	}
+	var made atomic.Int32
+	var wg sync.WaitGroup
+	for _, id := range []string{"a", "b", "c", "d", "e"} {
+		wg.Go(func() {
+			got, created, err := s.Create(t.Context(), row(id), event("made", 0), admitAll)
+			if err != nil || created != (got.ID == id) {
+				t.Error(got.ID, created, err)
+			}
+			if created {
+				made.Add(1)
+			}
+		})
+	}
+	for _, p := range ps {
+		p.shoot(t)
+	}
+	for _, p := range ps {
+		out, err := p.finish()
+		if err != nil {
+			t.Error(err, out)
+		} else if out[0] == "created true" {
+			made.Add(1)
+		}
+	}
+	wg.Wait()
+	rows, err := s.Sessions(t.Context(), true)
+	if err != nil || len(rows) != 1 || made.Load() != 1 {
+		t.Fatalf("%d made, %d rows, %v", made.Load(), len(rows), err)
+	}
+
+	// A session that is gone makes way for the next, and keeps its row.
+	if _, err := s.Advance(t.Context(), rows[0].ID, "creating", "gone", event("phase", 1), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, created, err := s.Create(t.Context(), row("next"), event("made", 0), admitAll); err != nil || !created || string(got.Facts) != "{}" {
+		t.Fatal(got, created, err)
+	}
+	alive, err := s.Sessions(t.Context(), false)
+	if err != nil || len(alive) != 1 || alive[0].ID != "next" {
+		t.Fatal(alive, err)
+	}
+	if all, err := s.Sessions(t.Context(), true); err != nil || len(all) != 2 {
+		t.Fatal(all, err)
+	}
+}
+
+func TestRefusedCreateWritesNothing(t *testing.T) {
+	s, _ := withSession(t)
+	no := fail.New(fail.Conflict, "full")
+	other := row("two")
+	other.RepoKey = "github.com/o/other"
+	_, created, err := s.Create(t.Context(), other, event("made", 0), func(others []store.Session) error {
+		if len(others) != 1 || others[0].ID != "one" {
+			t.Error(others)
+		}
+		return no
+	})
+	if created || !errors.Is(err, no) {
+		t.Fatal(created, err)
+	}
+	if rows, err := s.Sessions(t.Context(), true); err != nil || len(rows) != 1 {
+		t.Fatal(rows, err)
+	}
+	if seq := lastSeq(t, s, "two"); seq != 0 {
+		t.Fatal(seq)
+	}
+
+	// An event that is refused takes its row with it.
+	if _, created, err := s.Create(t.Context(), other, store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}, admitAll); err == nil || created {
+		t.Fatal(created, err)
+	}
+	if _, err := s.Session(t.Context(), "two"); fail.CodeOf(err) != fail.NotFound {
+		t.Fatal(err)
+	}
+}
+
+func TestEventBound(t *testing.T) {
+	s, _ := withSession(t)
+	data := func(n int) []byte { return []byte(`"` + strings.Repeat("x", n-2) + `"`) }
+	if err := s.Append(t.Context(), "one", store.Event{Kind: "most", Data: data(64 << 10)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Append(t.Context(), "one", store.Event{Kind: "more", Data: data(64<<10 + 1)}); err == nil || !strings.Contains(err.Error(), "over the limit") {
+		t.Fatal(err)
+	}
+	_, err := s.Update(t.Context(), "one", func(r *store.Session) (store.Event, error) {
+		r.Phase = "ready"
+		return store.Event{Kind: "more", Data: data(64<<10 + 1)}, nil
+	})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	if r, err := s.Session(t.Context(), "one"); err != nil || r.Phase != "creating" {
+		t.Fatal(r, err)
+	}
+	if err := s.Append(t.Context(), "nobody", event("x", 0)); err == nil {
+		t.Fatal("an event of no session")
+	}
+}
+
+func TestFollow(t *testing.T) {
+	s, path := withSession(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	p := spawn(t, "count 300", path)
+	p.shoot(t)
+	want := int64(1) // after the first event
+	for ev, err := range s.Follow(ctx, "one", 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want++; ev.Seq != want {
+			t.Fatalf("event %d, not %d", ev.Seq, want)
+		}
+		if want == 301 {
+			break
+		}
+	}
+	if out, err := p.finish(); err != nil {
+		t.Fatal(err, out)
+	}
+
+	cancel() // the end is told once, as the context's error
+	ends := 0
+	for _, err := range s.Follow(ctx, "one", 301) {
+		if ends++; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	if ends != 1 {
+		t.Fatal(ends)
+	}
+}
+
+func TestDamagedStore(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "store.db")
+	junk := strings.Repeat("this is no database\n", 500)
+	if err := os.WriteFile(path, []byte(junk), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := store.Open(t.Context(), path)
+	hostError(t, err)
+	if kept, err := os.ReadFile(path); err != nil || string(kept) != junk {
+		t.Fatal("the damaged file was touched:", err)
+	}
+}
+
+// Pages that were overwritten show when they are read, long after Open.
+func TestStoreDamagedInside(t *testing.T) {
+	s, path := withSession(t)
+	for range 200 {
+		if _, err := increment(t.Context(), s, "one"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkpoint(t, path)
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte(strings.Repeat("garbage!", int(fi.Size()-4096)/8)), 4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, path)
+	_, err = s.Events(t.Context(), "one", 0, 1000)
+	hostError(t, err)
+	_, err = s.Sessions(t.Context(), true)
+	hostError(t, err)
+	_, err = increment(t.Context(), s, "one")
+	hostError(t, err)
+	if !strings.Contains(fail.HintOf(err), path+"-*") {
+		t.Fatalf("the hint leaves the log behind: %s", fail.HintOf(err))
+	}
+}
+
+// checkpoint brings everything from the log into the file.
+func checkpoint(t *testing.T, path string) {
+	t.Helper()
+	raw(t, path, "PRAGMA wal_checkpoint(TRUNCATE)")
+}
+
+func raw(t *testing.T, path, stmt string) {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), stmt); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNewerSchema(t *testing.T) {
+	s, path := withSession(t)
+	raw(t, path, "PRAGMA user_version = 99")
+	_, err := store.Open(t.Context(), path)
+	hostError(t, err)
+	if !strings.Contains(err.Error(), "newer version") {
+		t.Fatal(err)
+	}
+	whole(t, s)
+}
+
+func TestUnwritableStore(t *testing.T) {
+	t.Run("directory", func(t *testing.T) {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "file")
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := store.Open(t.Context(), filepath.Join(file, "state", "store.db"))
+		hostError(t, err)
+	})
+	t.Run("is a directory", func(t *testing.T) {
+		_, err := store.Open(t.Context(), t.TempDir())
+		hostError(t, err)
+	})
+	// Root may write anywhere, so a child that is not root tries.
+	t.Run("file of another user", func(t *testing.T) {
+		s, path := withSession(t)
+		for dir := filepath.Dir(path); dir != filepath.Dir(os.TempDir()) && dir != "/"; dir = filepath.Dir(dir) {
+			if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm()&0o055 == 0o055 {
+				break
+			} else if err := os.Chmod(dir, 0o555); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Chmod(path, 0o444); err != nil {
+			t.Fatal(err)
+		}
+		p := spawn(t, "unprivileged", path)
+		p.shoot(t)
+		out, err := p.finish()
+		if err == nil || len(out) != 1 || !strings.HasPrefix(out[0], "error 5 ") || strings.HasPrefix(out[0], `error 5 "" `) {
+			t.Fatal(err, out)
+		}
+		if err := os.Chmod(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		whole(t, s)
+	})
+}
+
+func TestFullDisk(t *testing.T) {
+	s, path := withSession(t)
+	for range 20 {
+		if _, err := increment(t.Context(), s, "one"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := spawn(t, "small-files 400000", path)
+	p.shoot(t)
+	out, err := p.finish()
+	if err == nil || len(out) < 2 {
+		t.Fatal("the disk was never full:", len(out))
+	}
+	if last := out[len(out)-1]; !strings.HasPrefix(last, "error 5 \"df -h ") {
+		t.Fatal(last)
+	}
+	if n := whole(t, s); n != 20+len(out)-1 {
+		t.Fatalf("%d of %d acknowledged transactions are left", n-20, len(out)-1)
+	}
+	// With room again, work goes on.
+	if _, err := increment(t.Context(), s, "one"); err != nil {
+		t.Fatal(err)
+	}
+	whole(t, s)
+}
+
+func TestOnlyTheOwnerReads(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "store.db")
+	reopen(t, path)
+	for name, want := range map[string]os.FileMode{dir: 0o700, path: 0o600} {
+		if fi, err := os.Stat(name); err != nil || fi.Mode().Perm() != want {
+			t.Error(name, fi.Mode(), err)
+		}
+	}
+}
+
+// A path with SQLite's and URLs' special characters is a path.
+func TestOddPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a b?mode=memory#%20&ü", "store.db")
+	s := reopen(t, path)
+	if _, _, err := s.Create(t.Context(), row("one"), event("made", 0), admitAll); err != nil {
+		t.Fatal(err)
+	}
+	whole(t, reopen(t, path))
+}
+
+// lastSeq is the sequence of a session's newest event, 0 when there is none.
+func lastSeq(t *testing.T, s *store.Store, id string) int64 {
+	t.Helper()
+	evs, err := s.Events(t.Context(), id, 0, 100_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(evs) == 0 {
+		return 0
+	}
+	return evs[len(evs)-1].Seq
+}

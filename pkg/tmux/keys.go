@@ -1,0 +1,102 @@
+package tmux
+
+import (
+	"context"
+	"fmt"
+	"strings"
+)
+
+// How keys work in a session of ours. The guest has a tmux of its own, so the
+// outer one stays out of the way: no status line, no prefix, and key tables of
+// our own in place of the user's root and prefix tables.
+//
+//	agent-sessionizer          every key goes to the guest, except the user's
+//	                           prefix key, which is held until the next key
+//	agent-sessionizer-prefix   D  destroys, after a confirmation in a popup
+//	                           d  detaches, as everywhere
+//	                           any other key: the prefix and it go to the guest
+//
+// Key tables belong to the server, so what differs between sessions (what D
+// runs) stands in an option of the session.
+const (
+	table       = "agent-sessionizer"
+	prefixTable = "agent-sessionizer-prefix"
+)
+
+// configure sets the session's options and our key tables; it may be repeated.
+func (c Client) configure(ctx context.Context, s Session) error {
+	prefixes, err := c.prefixes(ctx)
+	if err != nil {
+		return err
+	}
+	set := func(name, value string) []string { return []string{"set-option", "-t", target(s.Name), name, value} }
+	cmds := [][]string{
+		set("status", "off"), set("prefix", "None"), set("prefix2", "None"), set("key-table", table),
+		set(destroyOption, destroyCommand(s)),
+		// Emptied first, for the user's prefix may be another one since; the new
+		// bindings come in the same call, so no key falls between. Only a table
+		// that exists can be emptied.
+		{"bind-key", "-T", table, "F12", "send-keys"},
+		{"unbind-key", "-a", "-T", table},
+	}
+	for _, p := range prefixes {
+		// One table per prefix, because Any must know which one it holds back.
+		sub := prefixTable
+		if p != prefixes[0] {
+			sub += "2"
+		}
+		cmds = append(cmds,
+			[]string{"bind-key", "-T", table, p, "switch-client -T " + sub},
+			[]string{"bind-key", "-T", sub, "d", "detach-client"},
+			[]string{"bind-key", "-T", sub, "D", `run-shell -C "#{` + destroyOption + `}"`},
+			// Without a key, send-keys sends the one that was pressed.
+			[]string{"bind-key", "-T", sub, "Any", "send-keys " + quote(p) + " ; send-keys"},
+		)
+	}
+	if _, err := c.run(ctx, nil, cmds...); err != nil {
+		return fmt.Errorf("set up tmux session %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// prefixes are the user's own prefix keys.
+func (c Client) prefixes(ctx context.Context) ([]string, error) {
+	var keys []string
+	for _, option := range []string{"prefix", "prefix2"} {
+		out, err := c.run(ctx, nil, []string{"show-options", "-gv", option})
+		if err != nil {
+			return nil, fmt.Errorf("read tmux option %s: %w", option, err)
+		}
+		if key := strings.TrimSpace(out); key != "" && key != "None" {
+			keys = append(keys, key)
+		}
+	}
+	if len(keys) == 2 && keys[0] == keys[1] {
+		keys = keys[:1]
+	}
+	return keys, nil
+}
+
+// destroyCommand is the tmux command of prefix + D.
+func destroyCommand(s Session) string {
+	if len(s.Destroy) == 0 {
+		return `display-message "this session cannot be destroyed from here"`
+	}
+	words := make([]string, len(s.Destroy))
+	for i, w := range s.Destroy {
+		words[i] = quote(w)
+	}
+	return "display-popup -E -w 80% -h 60% " + quote(strings.Join(words, " "))
+}
+
+// quote makes one word of s, both for a shell and in a tmux command line.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// argument is s as one argument in tmux's argv, where a semicolon at the end
+// of a word would end the command.
+func argument(s string) string {
+	if head, ok := strings.CutSuffix(s, ";"); ok {
+		return head + `\;`
+	}
+	return s
+}

@@ -1,0 +1,365 @@
+// Package tmux owns the local tmux: one session per VM on the user's own
+// server, with its keys and its end.
+//
+// It never touches the user's tmux.conf, global options, root or prefix key
+// tables, or a session that it did not make. What runs in the session, and the
+// tmux inside the guest, are others' business.
+package tmux
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// minVersion is the first tmux with popups, new-session -e and run-shell -C.
+const minMajor, minMinor = 3, 2
+
+const (
+	callTimeout = 10 * time.Second
+	maxOutput   = 1 << 20
+	maxSlug     = 48
+
+	ownerOption   = "@agent_session" // holds the session's key
+	destroyOption = "@agent_destroy" // holds the tmux command of prefix + D
+)
+
+// Client talks to one tmux server. The zero Client uses the tmux of PATH and
+// the server that tmux itself would choose: the one this process runs in, or
+// the user's default.
+type Client struct {
+	Bin    string // "" means tmux
+	Socket string // path of the server's socket, "" means tmux's own choice
+}
+
+// Session is what New makes.
+type Session struct {
+	Name    string            // from SlugName
+	Key     string            // what the session belongs to; kept in a user option of it
+	Command []string          // runs in its only pane; the tmux session ends with it
+	Destroy []string          // runs in a popup at prefix + D; nil means no such key
+	Dir     string            // working directory of Command, "" means this process's
+	Env     map[string]string // for Command; never secrets, tmux shows them to anybody who asks it
+}
+
+// Info is a session of ours.
+type Info struct {
+	Name     string
+	Key      string
+	Attached int // clients
+}
+
+// Check says what is wrong with the host's tmux, nil when nothing is.
+func (c Client) Check(ctx context.Context) error {
+	out, err := c.output(ctx, nil, "-V")
+	if err != nil {
+		return err
+	}
+	if version := strings.TrimSpace(out); !recent(version) {
+		return fail.New(fail.Host, "%s is too old, version %d.%d is needed", clip(version), minMajor, minMinor).WithHint("%s", installHint)
+	}
+	return nil
+}
+
+const installHint = "install tmux: sudo apt install tmux (Debian, Ubuntu), brew install tmux (macOS)"
+
+var versionRE = regexp.MustCompile(`(\d+)\.(\d+)`)
+
+// recent judges the output of tmux -V. Development builds have no number and
+// are taken to be new.
+func recent(version string) bool {
+	m := versionRE.FindStringSubmatch(version)
+	if m == nil || strings.Contains(version, "openbsd") {
+		return strings.HasPrefix(version, "tmux ")
+	}
+	major, _ := strconv.Atoi(m[1])
+	minor, _ := strconv.Atoi(m[2])
+	return major > minMajor || major == minMajor && minor >= minMinor
+}
+
+// Has says whether a session of that name runs and is ours.
+func (c Client) Has(ctx context.Context, name string) (bool, error) {
+	key, err := c.owner(ctx, name)
+	return key != "", err
+}
+
+// owner is the key of a session: "" when there is none of that name or it is
+// not ours.
+func (c Client) owner(ctx context.Context, name string) (string, error) {
+	all, err := c.List(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, s := range all {
+		if s.Name == name {
+			return s.Key, nil
+		}
+	}
+	return "", nil
+}
+
+// New makes a detached session, or leaves the one of that name and key as it
+// is and renews its settings. A session of that name with another key, or
+// without one, is a Conflict and is not touched.
+func (c Client) New(ctx context.Context, s Session) error {
+	if err := c.Check(ctx); err != nil {
+		return err
+	}
+	if len(s.Command) == 0 || !wordRE.MatchString(s.Key) || !wordRE.MatchString(s.Name) {
+		return fail.New(fail.Usage, "a tmux session needs a name and a key without spaces, and a command")
+	}
+	args := []string{"new-session", "-d", "-s", s.Name}
+	if s.Dir != "" {
+		args = append(args, "-c", strings.ReplaceAll(s.Dir, "#", "##")) // a format
+	}
+	for _, name := range sorted(s.Env) {
+		args = append(args, "-e", name+"="+s.Env[name])
+	}
+	args = append(args, "--")
+	if len(s.Command) == 1 { // tmux would give a single word to a shell
+		args = append(args, quote(s.Command[0]))
+	} else {
+		args = append(args, s.Command...)
+	}
+	// One call: nobody sees the session without its key.
+	_, err := c.run(ctx, nil, args, []string{"set-option", "-t", target(s.Name), ownerOption, s.Key})
+	if err != nil {
+		var said *serverError
+		if !errors.As(err, &said) || !strings.Contains(said.text, "duplicate session") {
+			return fmt.Errorf("make tmux session %s: %w", s.Name, err)
+		}
+		switch owner, err := c.owner(ctx, s.Name); {
+		case err != nil:
+			return err
+		case owner != s.Key:
+			return fail.New(fail.Conflict, "a tmux session named %s exists and is not this session's", s.Name).
+				WithHint("tmux rename-session -t '%s' other-name", target(s.Name))
+		}
+	}
+	return c.configure(ctx, s)
+}
+
+var wordRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
+
+// SwitchOrAttach brings the user to a session. Inside tmux it switches the
+// client there and returns nil; outside it returns the command line with which
+// this process is to be replaced (syscall.Exec), its path first.
+func (c Client) SwitchOrAttach(ctx context.Context, name string) ([]string, error) {
+	inside := os.Getenv("TMUX") != ""
+	// When the session ends, a client that was switched here goes back to
+	// another session; one that was attached from a shell goes back to the shell.
+	onEnd := "on"
+	if inside {
+		onEnd = "off"
+	}
+	cmds := [][]string{{"set-option", "-t", target(name), "detach-on-destroy", onEnd}}
+	if inside {
+		cmds = append(cmds, []string{"switch-client", "-t", target(name)})
+	}
+	if _, err := c.run(ctx, nil, cmds...); err != nil {
+		return nil, fmt.Errorf("go to tmux session %s: %w", name, err)
+	}
+	if inside {
+		return nil, nil
+	}
+	bin, err := c.path()
+	if err != nil {
+		return nil, err
+	}
+	return append(append([]string{bin}, c.server()...), "-u", "attach-session", "-t", target(name)), nil
+}
+
+// Kill ends a session of ours; one that does not exist is a success, and one
+// that is not ours is left alone.
+func (c Client) Kill(ctx context.Context, name string) error {
+	owner, err := c.owner(ctx, name)
+	if err != nil || owner == "" {
+		return err
+	}
+	if _, err := c.run(ctx, nil, []string{"kill-session", "-t", target(name)}); err != nil {
+		// Its command may have ended by itself in between.
+		if again, listErr := c.owner(ctx, name); listErr == nil && again == "" {
+			return nil
+		}
+		return fmt.Errorf("end tmux session %s: %w", name, err)
+	}
+	return nil
+}
+
+// List is the sessions that we made, sorted by name.
+func (c Client) List(ctx context.Context) ([]Info, error) {
+	out, err := c.run(ctx, nil, []string{"list-sessions", "-F", "#{" + ownerOption + "} #{session_attached} #{session_name}"})
+	if err != nil {
+		if noServer(err) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("list tmux sessions: %w", err)
+	}
+	var list []Info
+	for line := range strings.Lines(out) {
+		f := strings.SplitN(strings.TrimRight(line, "\n"), " ", 3)
+		if len(f) != 3 || f[0] == "" {
+			continue
+		}
+		attached, _ := strconv.Atoi(f[1])
+		list = append(list, Info{Name: f[2], Key: f[0], Attached: attached})
+	}
+	slices.SortFunc(list, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
+	return list, nil
+}
+
+// SocketPath is where the server listens, so that a process that does not run
+// inside it finds it again.
+func (c Client) SocketPath(ctx context.Context) (string, error) {
+	out, err := c.run(ctx, nil, []string{"display-message", "-p", "#{socket_path}"})
+	if err != nil {
+		return "", fmt.Errorf("find the tmux server: %w", err)
+	}
+	return strings.TrimSpace(out), nil
+}
+
+// Copy puts data on the clipboard of every terminal that shows the session,
+// and into a tmux buffer.
+func (c Client) Copy(ctx context.Context, name string, data []byte) error {
+	out, err := c.run(ctx, nil, []string{"list-clients", "-t", target(name), "-F", "#{client_name}"})
+	if err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	for client := range strings.Lines(out) {
+		if _, err := c.run(ctx, bytes.NewReader(data), []string{"load-buffer", "-w", "-t", strings.TrimSpace(client), "-"}); err != nil {
+			return fmt.Errorf("copy: %w", err)
+		}
+	}
+	return nil
+}
+
+// SlugName is the tmux name of a session of a repository: readable, without
+// the characters that mean something to tmux, unique for each id, bounded.
+func SlugName(repo, id string) string {
+	slug := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' {
+			return r
+		}
+		return '_'
+	}, repo)
+	slug = strings.TrimLeft(slug, "-_")
+	sum := sha256.Sum256([]byte(repo + "\x00" + id))
+	return slug[:min(len(slug), maxSlug)] + "-" + hex.EncodeToString(sum[:3])
+}
+
+// target names a session exactly, and nothing else.
+func target(name string) string { return "=" + name + ":" }
+
+// serverError is what tmux said.
+type serverError struct{ text string }
+
+func (e *serverError) Error() string { return clip(e.text) }
+
+func noServer(err error) bool {
+	var said *serverError
+	return errors.As(err, &said) && (strings.Contains(said.text, "no server running") ||
+		strings.Contains(said.text, "error connecting") || strings.Contains(said.text, "no sessions"))
+}
+
+// run gives tmux commands, in one call, which it carries out together.
+func (c Client) run(ctx context.Context, stdin io.Reader, cmds ...[]string) (string, error) {
+	args := c.server()
+	for i, cmd := range cmds {
+		if i > 0 {
+			args = append(args, ";")
+		}
+		for _, a := range cmd {
+			args = append(args, argument(a))
+		}
+	}
+	return c.output(ctx, stdin, args...)
+}
+
+func (c Client) output(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
+	bin, err := c.path()
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, bin, args...)
+	cmd.Stdin = stdin
+	cmd.WaitDelay = time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &limited{&stdout, maxOutput}, &limited{&stderr, 4096}
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return "", fmt.Errorf("tmux does not answer: %w", ctx.Err())
+		}
+		if text := strings.TrimSpace(stderr.String()); text != "" {
+			return "", &serverError{text}
+		}
+		return "", fmt.Errorf("tmux: %w", err)
+	}
+	return stdout.String(), nil
+}
+
+func (c Client) path() (string, error) {
+	bin := c.Bin
+	if bin == "" {
+		bin = "tmux"
+	}
+	path, err := exec.LookPath(bin)
+	if err != nil {
+		return "", fail.New(fail.Host, "tmux is not installed: %w", err).WithHint("%s", installHint)
+	}
+	return path, nil
+}
+
+func (c Client) server() []string {
+	if c.Socket == "" {
+		return nil
+	}
+	return []string{"-S", c.Socket}
+}
+
+// limited drops what exceeds its bound.
+type limited struct {
+	w    *bytes.Buffer
+	left int
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	keep := min(len(p), l.left)
+	l.left -= keep
+	l.w.Write(p[:keep])
+	return len(p), nil
+}
+
+func clip(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return -1
+		}
+		return r
+	}, s)
+	return strings.ToValidUTF8(s[:min(len(s), 300)], "")
+}
+
+func sorted(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,325 @@
+package tmux_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+// server is a private tmux server, without the user's configuration.
+type server struct {
+	t      *testing.T
+	Client tmux.Client
+}
+
+func newServer(t *testing.T, config string) *server {
+	t.Helper()
+	if _, err := exec.LookPath("tmux"); err != nil {
+		t.Fatal("tmux is needed: apt install tmux")
+	}
+	t.Setenv("TMUX", "")
+	dir, err := os.MkdirTemp("", "tmux") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.WriteFile(filepath.Join(dir, "conf"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &server{t: t, Client: tmux.Client{Socket: filepath.Join(dir, "sock")}}
+	cmd := exec.Command("tmux", "-S", s.Client.Socket, "-f", filepath.Join(dir, "conf"), "new-session", "-d", "-x", "100", "-y", "30", "-s", "users-own", "sh")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("start tmux: %v: %s", err, out)
+	}
+	t.Cleanup(func() { _ = exec.Command("tmux", "-S", s.Client.Socket, "kill-server").Run() })
+	return s
+}
+
+func (s *server) tmux(args ...string) string {
+	s.t.Helper()
+	out, err := exec.Command("tmux", append([]string{"-S", s.Client.Socket}, args...)...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("tmux %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// eventually waits until what f returns contains want.
+func eventually(t *testing.T, what, want string, f func() string) {
+	t.Helper()
+	deadline := time.NewTimer(15 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		got := f()
+		if strings.Contains(got, want) {
+			return
+		}
+		select {
+		case <-deadline.C:
+			t.Fatalf("%s: no %q in:\n%s", what, want, got)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestSessionLife(t *testing.T) {
+	s := newServer(t, "")
+	dir := t.TempDir()
+	mark := filepath.Join(dir, "mark; it's $HOME #{session_name}")
+	sess := tmux.Session{
+		Name: tmux.SlugName("owner/re.po:x", "id1"), Key: "agent-owner-repo-1", Env: map[string]string{"WHERE": "a;b;"},
+		Command: []string{"sh", "-c", `printf %s "$1 $WHERE" >"$1"; exec cat`, "-", mark},
+	}
+	for range 2 { // idempotent
+		if err := s.Client.New(t.Context(), sess); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "arguments and environment", mark+" a;b;", func() string { b, _ := os.ReadFile(mark); return string(b) })
+	list, err := s.Client.List(t.Context())
+	if err != nil || len(list) != 1 || list[0] != (tmux.Info{Name: sess.Name, Key: sess.Key}) {
+		t.Fatalf("List = %v, %v; want our session only", list, err)
+	}
+	if ok, err := s.Client.Has(t.Context(), sess.Name); !ok || err != nil {
+		t.Errorf("Has = %v, %v", ok, err)
+	}
+	if ok, err := s.Client.Has(t.Context(), "users-own"); ok || err != nil {
+		t.Errorf("Has of the user's own session = %v, %v", ok, err)
+	}
+
+	// Somebody else's session of that name is neither taken nor killed.
+	other := sess
+	other.Name = "users-own"
+	if err := s.Client.New(t.Context(), other); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("New over the user's session: %v", err)
+	}
+	if err := s.Client.Kill(t.Context(), "users-own"); err != nil {
+		t.Error(err)
+	}
+	// A prefix of a name is not the name.
+	if err := s.Client.Kill(t.Context(), sess.Name[:5]); err != nil {
+		t.Error(err)
+	}
+	if out := s.tmux("list-sessions", "-F", "#{session_name}"); out != sess.Name+"\nusers-own\n" {
+		t.Errorf("sessions: %q", out)
+	}
+
+	for range 2 {
+		if err := s.Client.Kill(t.Context(), sess.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := s.tmux("list-sessions", "-F", "#{session_name}"); out != "users-own\n" {
+		t.Errorf("after Kill: %q", out)
+	}
+	if path, err := s.Client.SocketPath(t.Context()); err != nil || path != s.Client.Socket {
+		t.Errorf("SocketPath = %q, %v", path, err)
+	}
+}
+
+func TestTwoAtOnceMakeOne(t *testing.T) {
+	s := newServer(t, "")
+	sess := tmux.Session{Name: "one-1", Key: "k", Command: []string{"cat"}}
+	var wg sync.WaitGroup
+	errs := make([]error, 6)
+	for i := range errs {
+		wg.Go(func() { errs[i] = s.Client.New(t.Context(), sess) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if list, _ := s.Client.List(t.Context()); len(list) != 1 {
+		t.Errorf("List = %v", list)
+	}
+}
+
+func TestUsersSettingsAreUntouched(t *testing.T) {
+	s := newServer(t, "set -g prefix C-a\nbind -n M-x display-message hi\nset -g status-left mine\n")
+	look := func() string {
+		return s.tmux("show-options", "-g") + s.tmux("show-options", "-gw") + s.tmux("show-options", "-s") +
+			s.tmux("list-keys", "-T", "root") + s.tmux("list-keys", "-T", "prefix") + s.tmux("show-options", "-t", "users-own")
+	}
+	before := look()
+	if err := s.Client.New(t.Context(), tmux.Session{Name: "a-1", Key: "k", Command: []string{"cat"}, Destroy: []string{"true"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Client.SwitchOrAttach(t.Context(), "a-1"); err != nil {
+		t.Fatal(err)
+	}
+	if after := look(); after != before {
+		t.Errorf("global settings changed:\n%s\nbecame\n%s", before, after)
+	}
+}
+
+func TestTrouble(t *testing.T) {
+	t.Setenv("TMUX", "")
+	dir := t.TempDir()
+	script := func(name, body string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+body), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for version, ok := range map[string]bool{
+		"tmux 3.1c": false, "tmux 2.9a": false, "tmux 3.2": true, "tmux 3.3a": true, "tmux 4.0": true, "tmux 10.1": true,
+		"tmux next-3.6": true, "tmux master": true, "tmux openbsd-7.0": true, "nonsense": false,
+	} {
+		c := tmux.Client{Bin: script("v", "echo '"+version+"'")}
+		if err := c.Check(t.Context()); (err == nil) != ok || !ok && (fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "") {
+			t.Errorf("%s: %v", version, err)
+		}
+	}
+	missing := tmux.Client{Bin: filepath.Join(dir, "nothing")}
+	if err := missing.New(t.Context(), tmux.Session{Name: "a", Key: "k", Command: []string{"x"}}); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
+		t.Errorf("no tmux: %v", err)
+	}
+	none := tmux.Client{Socket: filepath.Join(dir, "none")}
+	if list, err := none.List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("no server: %v, %v", list, err)
+	}
+	if err := none.Kill(t.Context(), "a"); err != nil {
+		t.Errorf("Kill without a server: %v", err)
+	}
+	if _, err := none.SwitchOrAttach(t.Context(), "a"); err == nil {
+		t.Error("SwitchOrAttach without a server succeeded")
+	}
+	for _, bad := range []tmux.Session{{}, {Name: "a:b", Key: "k", Command: []string{"x"}}, {Name: "a", Key: "k x", Command: []string{"x"}}, {Name: "a", Key: "k"}} {
+		if err := none.New(t.Context(), bad); fail.CodeOf(err) != fail.Usage {
+			t.Errorf("New(%+v): %v", bad, err)
+		}
+	}
+}
+
+func TestSlugName(t *testing.T) {
+	long := strings.Repeat("x", 300)
+	seen := map[string]string{}
+	for _, repo := range []string{"owner/repo", "owner.repo", "owner:repo", "=a", "-a", "$a", "ünï", "", "...", long, long + "y"} {
+		name := tmux.SlugName(repo, "id")
+		if strings.ContainsAny(name, ".: $=@%#'") || len(name) > 60 || seen[name] != "" {
+			t.Errorf("SlugName(%q) = %q", repo, name)
+		}
+		seen[name] = repo + "!"
+	}
+	if n := tmux.SlugName("owner/repo", "id"); !strings.HasPrefix(n, "owner_repo-") || n != tmux.SlugName("owner/repo", "id") || n == tmux.SlugName("owner/repo", "other") {
+		t.Errorf("SlugName = %q", n)
+	}
+}
+
+// screen is a terminal: a pane of another server, in which a client is attached.
+type screen struct{ *server }
+
+func (s *server) attach(name string) screen {
+	s.t.Helper()
+	argv, err := s.Client.SwitchOrAttach(s.t.Context(), name)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	term := newServer(s.t, "set -g prefix None\nset -g status off\nset -s escape-time 0\n")
+	args := []string{"respawn-pane", "-k", "-t", "users-own", "--", "env", "-u", "TMUX"}
+	term.tmux(append(args, argv...)...)
+	eventually(s.t, "attach", "1", func() string {
+		return s.tmux("display-message", "-p", "-t", "="+name+":", "#{session_attached}")
+	})
+	return screen{term}
+}
+
+func (s screen) keys(keys ...string) {
+	s.tmux(append([]string{"send-keys", "-t", "users-own"}, keys...)...)
+}
+func (s screen) show() string { return s.tmux("capture-pane", "-p", "-t", "users-own") }
+
+// showKeys prints the bytes that reach the guest.
+func showKeys() []string { return []string{"sh", "-c", "stty raw -echo; echo ready; exec cat -v"} }
+
+// Every key reaches the guest, those after the prefix too, except d and D.
+func TestKeysReachTheGuest(t *testing.T) {
+	for _, prefix := range []string{"C-b", "C-a", "`", `C-\\`, "M-;"} {
+		t.Run(prefix, func(t *testing.T) {
+			s := newServer(t, fmt.Sprintf("set -g prefix \"%s\"\nset -g prefix2 C-g\nset -s escape-time 0\nset -g assume-paste-time 0\nbind -n C-x kill-server\n", prefix))
+			destroyed := filepath.Join(t.TempDir(), "destroyed it's")
+			if err := s.Client.New(t.Context(), tmux.Session{
+				Name: "guest-1", Key: "k", Command: showKeys(),
+				Destroy: []string{"sh", "-c", `echo "really destroy $1?"; read answer; printf %s "$answer" >"$2"`, "-", "it's 100% #{k}", destroyed},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			term := s.attach("guest-1")
+			eventually(t, "guest", "ready", term.show)
+			key := strings.ReplaceAll(prefix, `\\`, `\`)
+			shown := map[string]string{"C-b": "^B", "C-a": "^A", "`": "`", `C-\`: `^\`, "M-;": "^[;"}[key]
+			send := strings.ReplaceAll(key, "M-;", `M-\;`)
+
+			term.keys("x", "C-x", send, "c", send, send, "C-g", "n", send, "Up", send, "D")
+			eventually(t, "popup", "really destroy it's 100% #{k}?", term.show)
+			term.keys("y", "Enter")
+			eventually(t, "answer", "y", func() string { b, _ := os.ReadFile(destroyed); return string(b) })
+			eventually(t, "keys", "x^X"+shown+"c"+shown+shown+"^Gn"+shown+"^[[A", term.show)
+			term.keys("z") // the table is the first one again
+			eventually(t, "key after the popup", "^[[Az", term.show)
+
+			term.keys(send, "d")
+			eventually(t, "detach", "0", func() string {
+				return s.tmux("display-message", "-p", "-t", "=guest-1:", "#{session_attached}")
+			})
+		})
+	}
+}
+
+// A tmux in the guest is driven with the same prefix.
+func TestGuestTmux(t *testing.T) {
+	s := newServer(t, "set -s escape-time 0\nset -g assume-paste-time 0\n")
+	guest := newServer(t, "set -s escape-time 0\n")
+	if err := s.Client.New(t.Context(), tmux.Session{
+		Name: "guest-1", Key: "k", Command: []string{"env", "-u", "TMUX", "tmux", "-S", guest.Client.Socket, "attach"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	term := s.attach("guest-1")
+	eventually(t, "guest tmux", "users-own", term.show)
+	term.keys("C-b", "c")
+	eventually(t, "window in the guest", "2", func() string { return guest.tmux("display-message", "-p", "-t", "users-own", "#{session_windows}") })
+	if n := strings.TrimSpace(s.tmux("display-message", "-p", "-t", "=guest-1:", "#{session_windows}")); n != "1" {
+		t.Errorf("the outer tmux has %s windows", n)
+	}
+	if err := s.Client.Copy(t.Context(), "guest-1", []byte("copied; text\n")); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.tmux("show-buffer"); got != "copied; text\n" {
+		t.Errorf("buffer = %q", got)
+	}
+}
+
+// Inside tmux the client switches, and comes back when the session ends.
+func TestSwitch(t *testing.T) {
+	s := newServer(t, "set -s escape-time 0\n")
+	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
+		t.Fatal(err)
+	}
+	term := s.attach("users-own")
+	pane := strings.TrimSpace(s.tmux("display-message", "-p", "-t", "=users-own:", "#{socket_path},#{pid},0 #{pane_id}"))
+	env, paneID, _ := strings.Cut(pane, " ")
+	t.Setenv("TMUX", env)
+	t.Setenv("TMUX_PANE", paneID)
+	argv, err := s.Client.SwitchOrAttach(t.Context(), "guest-1")
+	if err != nil || argv != nil {
+		t.Fatalf("SwitchOrAttach = %q, %v", argv, err)
+	}
+	eventually(t, "switched", "ready", term.show)
+	if err := s.Client.Kill(t.Context(), "guest-1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "back", "1", func() string { return s.tmux("display-message", "-p", "-t", "=users-own:", "#{session_attached}") })
+}

@@ -1,0 +1,128 @@
+// Package vm is what the product needs of a virtual machine manager: make,
+// start, stop, delete and inspect VMs by name.
+//
+// It knows nothing of sessions, repositories or policies. Two drivers
+// implement it, vm/lima (real VMs) and vm/fake (for speed and fault
+// injection); both pass the suite in vm/vmtest.
+package vm
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// ErrNotFound is returned, wrapped, when no VM of that name exists.
+var ErrNotFound = errors.New("no such VM")
+
+// ReadyMarker starts the line that a guest prints on its first serial console
+// once sshd accepts logins: the marker, a space, and the host's public key in
+// authorized_keys form ("ssh-ed25519 AAAA…"). The serial console is the one
+// channel that only this VM can write, so the key needs no trust on first use.
+const ReadyMarker = "agent-sessionizer-ready"
+
+// State of a VM as seen from the host.
+type State string
+
+// The states.
+const (
+	Stopped State = "stopped" // exists, does not run
+	Running State = "running" // its process runs; says nothing of the guest's health
+	Broken  State = "broken"  // parts are missing or contradict each other; Delete works
+)
+
+// Image is a bootable disk image. Kernel, Initrd and Cmdline are set when the
+// kernel is loaded by the VM manager rather than by firmware.
+type Image struct {
+	Arch     string `json:"arch"`             // "x86_64" or "aarch64"
+	Location string `json:"location"`         // path or https URL of a qcow2 or raw disk
+	Digest   string `json:"digest,omitempty"` // "sha256:…"; required for URLs
+	Kernel   string `json:"kernel,omitempty"`
+	Initrd   string `json:"initrd,omitempty"`
+	Cmdline  string `json:"cmdline,omitempty"`
+}
+
+// Spec says what VM to make.
+type Spec struct {
+	Name          string
+	CPUs          int
+	Memory        int64 // bytes
+	Disk          int64 // bytes
+	Image         Image
+	User          string // login user in the guest, uid 1000, passwordless sudo
+	AuthorizedKey string // the only key we log in with, authorized_keys form
+	Boot          string // shell script, run as root early in every boot, before the network is up; no secrets
+	Template      []byte // VM template that the fields above override; nil means the driver's own
+}
+
+// Machine is what is known of a VM.
+type Machine struct {
+	Name     string
+	State    State
+	Reason   string   // why it is Broken, "" otherwise
+	Endpoint Endpoint // set when Running and ready once
+	Arch     string
+	CPUs     int
+	Memory   int64  // bytes
+	Disk     int64  // bytes, as the guest sees it
+	DiskUsed int64  // bytes on the host
+	Dir      string // the driver's directory for this VM
+	Root     string // prefix of every path in the guest; "" for a real VM
+}
+
+// Endpoint is where and how the guest's sshd is reached.
+type Endpoint struct {
+	Addr    string `json:"addr"` // "127.0.0.1:PORT"
+	User    string `json:"user"`
+	HostKey string `json:"host_key"` // authorized_keys form, learned over the serial console at this start
+}
+
+// Accel says how guest code runs.
+type Accel struct {
+	Name   string        // "kvm", "tcg", "vz", "hvf", "none"
+	Reason string        // why not something faster, "" when it is the best there is
+	Hint   string        // the command that may help then
+	Took   time.Duration // of the probe; 0 when answered from the cache
+}
+
+// Progress receives what a long call is doing, one short line at a time.
+// It may be nil.
+type Progress func(msg string)
+
+// Driver manages VMs. All methods may be called at once from several
+// goroutines and processes for different VMs; for one VM the caller serialises.
+// Every method is idempotent and may be repeated after the process died inside it.
+type Driver interface {
+	// Create makes the VM's files without starting it. A VM that exists with
+	// the same name is left as it is; one that a dead process left half made
+	// is made anew.
+	Create(ctx context.Context, s Spec) error
+
+	// Start boots the VM and returns once the guest printed ReadyMarker. On a
+	// VM that runs already it returns the endpoint of that run. A cancelled ctx
+	// stops the waiting, never the VM. A guest that panics or powers off is an
+	// error at once. Stale pid files and disk locks of dead processes are cleared.
+	Start(ctx context.Context, name string, p Progress) (Endpoint, error)
+
+	// Stop ends a running VM: calls poweroff (which should do so over
+	// SSH; nil means pull the plug), waits up to grace, then kills it.
+	// A stopped VM is a success.
+	Stop(ctx context.Context, name string, poweroff func(context.Context) error, grace time.Duration) error
+
+	// Delete kills what runs and removes every trace. A VM that does not exist
+	// is a success.
+	Delete(ctx context.Context, name string) error
+
+	// Inspect reads files and sockets with a bound of a second; it returns
+	// ErrNotFound, or a Broken machine with the reason.
+	Inspect(ctx context.Context, name string) (Machine, error)
+
+	// List is Inspect of every VM; one bad VM never fails the list.
+	List(ctx context.Context) ([]Machine, error)
+
+	// Accel says how VMs would run on this host. It probes, and caches the verdict.
+	Accel(ctx context.Context) (Accel, error)
+
+	// Check returns what the host lacks to run VMs, each with a hint; nil when nothing.
+	Check(ctx context.Context) []error
+}

@@ -1,0 +1,392 @@
+// Package fake is a vm.Driver that behaves but runs no guest: it makes the
+// product fast to test and lets a test say what goes wrong, and when.
+//
+// A VM is a directory, DIR/NAME:
+//
+//	spec.json      as given to Create; written last, so its absence is "half made"
+//	host_key       of the guest's sshd, kept for the VM's life
+//	pid, lock      of the running process; the lock is held while it runs
+//	endpoint.json  written once sshd listens
+//	console.log    the serial console: ReadyMarker, and why a boot failed
+//	boot.sh        Spec.Boot, which is kept but never run: it would hit the host
+//	root/          the disk, and Machine.Root
+//
+// While it runs, a detached process (Options.Self with the hidden command
+// "fake-vm", that is Main) serves SSH on a loopback port and runs commands for
+// real, as the user of the host, in root/home/USER with root/bin first in PATH:
+// the caller prefixes every guest path with Machine.Root. In root/bin, sudo
+// runs its arguments, and systemctl and the iptables family write theirs to
+// root/var/log/stub.log and succeed; "systemctl poweroff" ends the VM.
+//
+// Trouble is told by a JSON file, Options.Faults, read anew on each call:
+//
+//	{"start": {"error": "no space left on device", "code": 5, "hint": "df -h"},
+//	 "create": {"stall": "30s", "count": 1},
+//	 "ready": {"never": true},
+//	 "exec": {"match": "git", "drop_after": 1000},
+//	 "kill_self_at": "start:before"}
+//
+// The operations are create, start, stop, delete, inspect, list and check, each
+// with error, code, hint, stall, match (part of the VM's name) and count (only
+// the first N times since the file changed); ready, with never and panic; and
+// exec, where match is part of the command and drop_after (bytes, after which
+// the connection breaks), die (the VM is gone) and freeze (it stops answering)
+// are possible too. kill_self_at sends SIGKILL to the process that calls the
+// driver, before or after the operation's work.
+//
+// It isolates nothing and must never be part of the shipped program.
+package fake
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Options of a Driver.
+type Options struct {
+	Dir    string // home of all VMs; made when missing
+	Self   string // program whose hidden command fake-vm is Main; "" means this one
+	Faults string // "" means DIR/faults.json
+}
+
+// Driver implements vm.Driver.
+type Driver struct {
+	dir, self string
+	faults    faults
+}
+
+var _ vm.Driver = (*Driver)(nil)
+
+// New makes a driver on o.Dir, which may hold VMs already.
+func New(o Options) (*Driver, error) {
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("fake driver: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("fake driver: %w", err)
+	}
+	if o.Self == "" {
+		if o.Self, err = os.Executable(); err != nil {
+			return nil, fmt.Errorf("fake driver: %w", err)
+		}
+	}
+	if o.Faults == "" {
+		o.Faults = filepath.Join(dir, "faults.json")
+	}
+	return &Driver{dir: dir, self: o.Self, faults: faults{path: o.Faults}}, nil
+}
+
+// nameForm is Lima's, so that what works here works there.
+const nameForm = `^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`
+
+// machine is the directory of one VM.
+type machine struct{ name, dir string }
+
+func (m machine) file(name string) string { return filepath.Join(m.dir, name) }
+func (m machine) root() string            { return filepath.Join(m.dir, "root") }
+
+func (d *Driver) machine(name string) (machine, error) {
+	if ok, _ := regexp.MatchString(nameForm, name); !ok || len(name) > 76 {
+		return machine{}, fmt.Errorf("VM name %q: letters, digits and single . _ - between them, at most 76", name)
+	}
+	return machine{name: name, dir: filepath.Join(d.dir, name)}, nil
+}
+
+// existing is machine for calls that need the VM to be whole.
+func (d *Driver) existing(name string) (machine, vm.Spec, error) {
+	m, err := d.machine(name)
+	if err != nil {
+		return m, vm.Spec{}, err
+	}
+	if _, err := os.Lstat(m.dir); errors.Is(err, fs.ErrNotExist) {
+		return m, vm.Spec{}, fmt.Errorf("%s: %w", name, vm.ErrNotFound)
+	}
+	s, err := readSpec(m)
+	return m, s, err
+}
+
+func readSpec(m machine) (vm.Spec, error) {
+	var s vm.Spec
+	b, err := os.ReadFile(m.file("spec.json"))
+	if err != nil {
+		return s, fmt.Errorf("%s is half made: %w", m.name, err)
+	}
+	if err := json.Unmarshal(b, &s); err != nil {
+		return s, fmt.Errorf("%s: read spec.json: %w", m.name, err)
+	}
+	return s, nil
+}
+
+// Create implements vm.Driver.
+func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
+	return d.faults.around(ctx, "create", s.Name, func() error {
+		m, err := d.machine(s.Name)
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(m.file("spec.json")); err == nil {
+			return nil
+		}
+		if err := removeAll(m.dir); err != nil {
+			return fmt.Errorf("create %s: %w", s.Name, err)
+		}
+		key, _, err := ssh.NewKey()
+		if err != nil {
+			return fmt.Errorf("create %s: %w", s.Name, err)
+		}
+		spec, err := json.MarshalIndent(s, "", "  ")
+		if err != nil {
+			return fmt.Errorf("create %s: %w", s.Name, err)
+		}
+		if err := furnish(m, s.User); err != nil {
+			return fmt.Errorf("create %s: %w", s.Name, err)
+		}
+		if err := errors.Join(
+			os.WriteFile(m.file("host_key"), key, 0o600),
+			os.WriteFile(m.file("boot.sh"), []byte(s.Boot), 0o600),
+			writeAtomic(m.file("spec.json"), spec),
+		); err != nil {
+			return fmt.Errorf("create %s: %w", s.Name, err)
+		}
+		return nil
+	})
+}
+
+// Start implements vm.Driver.
+func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endpoint, error) {
+	var ep vm.Endpoint
+	err := d.faults.around(ctx, "start", name, func() error {
+		m, _, err := d.existing(name)
+		if err != nil {
+			return err
+		}
+		if p != nil {
+			p("starting the fake VM")
+		}
+		ep, err = d.boot(ctx, m)
+		if err != nil {
+			return fmt.Errorf("start %s: %w", name, err)
+		}
+		return nil
+	})
+	return ep, err
+}
+
+// Stop implements vm.Driver.
+func (d *Driver) Stop(ctx context.Context, name string, poweroff func(context.Context) error, grace time.Duration) error {
+	return d.faults.around(ctx, "stop", name, func() error {
+		m, err := d.machine(name)
+		if err != nil {
+			return err
+		}
+		if _, err := os.Lstat(m.dir); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("stop %s: %w", name, vm.ErrNotFound)
+		}
+		if poweroff != nil && m.running() {
+			bounded, cancel := context.WithTimeout(ctx, grace)
+			defer cancel()
+			// Its error says nothing: a guest that powers off drops the connection.
+			_ = poweroff(bounded)
+			if err := m.waitGone(bounded); err != nil && ctx.Err() != nil {
+				return fmt.Errorf("stop %s: %w", name, context.Cause(ctx))
+			}
+		}
+		return m.kill(ctx)
+	})
+}
+
+// Delete implements vm.Driver.
+func (d *Driver) Delete(ctx context.Context, name string) error {
+	return d.faults.around(ctx, "delete", name, func() error {
+		m, err := d.machine(name)
+		if err != nil {
+			return err
+		}
+		if err := m.kill(ctx); err != nil {
+			return err
+		}
+		// Renamed first: a Delete that dies leaves no VM that looks alive.
+		trash := filepath.Join(d.dir, ".deleted-"+name)
+		if err := removeAll(trash); err != nil {
+			return fmt.Errorf("delete %s: %w", name, err)
+		}
+		if err := os.Rename(m.dir, trash); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("delete %s: %w", name, err)
+		}
+		if err := removeAll(trash); err != nil {
+			return fmt.Errorf("delete %s: %w", name, err)
+		}
+		return nil
+	})
+}
+
+// Inspect implements vm.Driver.
+func (d *Driver) Inspect(ctx context.Context, name string) (vm.Machine, error) {
+	var out vm.Machine
+	err := d.faults.around(ctx, "inspect", name, func() (err error) {
+		out, err = d.inspect(name)
+		return err
+	})
+	return out, err
+}
+
+func (d *Driver) inspect(name string) (vm.Machine, error) {
+	m, s, err := d.existing(name)
+	if m.dir == "" || errors.Is(err, vm.ErrNotFound) {
+		return vm.Machine{}, err
+	}
+	out := vm.Machine{Name: name, State: vm.Stopped, Dir: m.dir, Root: m.root()}
+	if err != nil {
+		out.State, out.Reason = vm.Broken, ssh.Clean(err.Error())
+		return out, nil
+	}
+	out.Arch, out.CPUs, out.Memory, out.Disk = s.Image.Arch, s.CPUs, s.Memory, s.Disk
+	out.DiskUsed = used(m.root(), time.Now().Add(time.Second/2))
+	if m.running() {
+		out.State = vm.Running
+		if ep, ok := m.endpoint(); ok {
+			out.Endpoint = ep
+		}
+	}
+	return out, nil
+}
+
+// List implements vm.Driver.
+func (d *Driver) List(ctx context.Context) ([]vm.Machine, error) {
+	var out []vm.Machine
+	err := d.faults.around(ctx, "list", "", func() error {
+		entries, err := os.ReadDir(d.dir)
+		if err != nil {
+			return fmt.Errorf("list VMs: %w", err)
+		}
+		for _, e := range entries {
+			if !e.IsDir() || strings.HasPrefix(e.Name(), ".") {
+				continue
+			}
+			m, err := d.inspect(e.Name())
+			switch {
+			case errors.Is(err, vm.ErrNotFound): // deleted meanwhile
+				continue
+			case err != nil:
+				m = vm.Machine{Name: e.Name(), State: vm.Broken, Reason: ssh.Clean(err.Error())}
+			}
+			out = append(out, m)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// Accel implements vm.Driver.
+func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
+	if err := d.faults.around(ctx, "accel", "", func() error { return nil }); err != nil {
+		return vm.Accel{}, err
+	}
+	return vm.Accel{Name: "none", Reason: "the fake driver runs no guest code"}, nil
+}
+
+// Check implements vm.Driver; its problems are those of the faults file.
+func (d *Driver) Check(ctx context.Context) []error {
+	if err := d.faults.around(ctx, "check", "", func() error { return nil }); err != nil {
+		return []error{err}
+	}
+	return nil
+}
+
+// Signal sends sig to a VM's process: SIGKILL is a crash, SIGSTOP freezes it
+// and SIGCONT thaws it.
+func (d *Driver) Signal(name string, sig syscall.Signal) error {
+	m, err := d.machine(name)
+	if err != nil {
+		return err
+	}
+	pid, ok := m.pid()
+	if !ok {
+		return fmt.Errorf("%s does not run", name)
+	}
+	return syscall.Kill(pid, sig)
+}
+
+// used is what the files below root take, as far as it can be told in time.
+func used(root string, until time.Time) int64 {
+	var sum int64
+	// A file that vanishes while it is counted is not worth an error.
+	_ = filepath.WalkDir(root, func(_ string, e fs.DirEntry, err error) error {
+		if time.Now().After(until) {
+			return fs.SkipAll
+		}
+		if e == nil || err != nil && e.IsDir() {
+			return nil //nolint:nilerr // what cannot be read is not counted
+		}
+		if st, err := e.Info(); err == nil && st.Mode().IsRegular() {
+			sum += st.Size()
+		}
+		return nil
+	})
+	return sum
+}
+
+// removeAll is os.RemoveAll for trees with directories that nobody may write.
+func removeAll(dir string) error {
+	if os.RemoveAll(dir) == nil {
+		return nil
+	}
+	walkErr := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
+		if e != nil && e.IsDir() {
+			return os.Chmod(p, 0o700)
+		}
+		return nil
+	})
+	if err := os.RemoveAll(dir); err != nil {
+		return errors.Join(err, walkErr)
+	}
+	return nil
+}
+
+// writeAtomic replaces a file such that readers see the old or the new one.
+func writeAtomic(name string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// furnish makes the disk: the directories a guest has, and the stubs.
+func furnish(m machine, user string) error {
+	if strings.ContainsAny(user, "/\x00") || slices.Contains([]string{"", ".", ".."}, user) {
+		return fmt.Errorf("login user %q", user)
+	}
+	for _, d := range []string{"bin", "etc", "run", "tmp", "usr/local/bin", "var/lib", "var/log", "home/" + user + "/.ssh"} {
+		if err := os.MkdirAll(filepath.Join(m.root(), d), 0o755); err != nil {
+			return err
+		}
+	}
+	for name, script := range stubs() {
+		if err := os.WriteFile(filepath.Join(m.root(), "bin", name), []byte(script), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+package fake
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// command is the hidden command that runs Main.
+const command = "fake-vm"
+
+// pollEvery is how often files are looked at while waiting for a process that
+// may not be our child.
+const pollEvery = 5 * time.Millisecond
+
+// listening is the content of endpoint.json.
+type listening struct {
+	vm.Endpoint
+	PID int `json:"pid"`
+}
+
+// pid is the running process of the VM. A pid that was given to someone else
+// since is told by its command line.
+func (m machine) pid() (int, bool) {
+	b, err := os.ReadFile(m.file("pid"))
+	if err != nil {
+		return 0, false
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || pid <= 1 {
+		return 0, false
+	}
+	args := commandLine(pid) // empty for a zombie
+	for i, a := range args {
+		if a == command && i+1 < len(args) && args[i+1] == m.dir {
+			return pid, true
+		}
+	}
+	return 0, false
+}
+
+func (m machine) running() bool {
+	_, ok := m.pid()
+	return ok
+}
+
+// endpoint is that of the run that is now, once it is ready.
+func (m machine) endpoint() (vm.Endpoint, bool) {
+	pid, ok := m.pid()
+	if !ok {
+		return vm.Endpoint{}, false
+	}
+	b, err := os.ReadFile(m.file("endpoint.json"))
+	if err != nil {
+		return vm.Endpoint{}, false
+	}
+	var l listening
+	if json.Unmarshal(b, &l) != nil || l.PID != pid {
+		return vm.Endpoint{}, false
+	}
+	return l.Endpoint, true
+}
+
+// boot starts the VM's process unless it runs, and waits until it is ready.
+func (d *Driver) boot(ctx context.Context, m machine) (vm.Endpoint, error) {
+	exited := make(chan error, 1)
+	if m.running() {
+		exited = nil
+	} else {
+		reap(m.root())
+		if err := d.launch(m, exited); err != nil {
+			return vm.Endpoint{}, err
+		}
+	}
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		if ep, ok := m.endpoint(); ok {
+			return ep, nil
+		}
+		select {
+		case <-ctx.Done():
+			return vm.Endpoint{}, context.Cause(ctx)
+		case err := <-exited:
+			// Another process may have started it first; ours then lost the lock.
+			if !m.running() {
+				return vm.Endpoint{}, fmt.Errorf("the VM ended while it booted: %w: %s", exitText(err), m.console())
+			}
+			exited = nil
+		case <-tick.C:
+			if exited == nil && !m.running() {
+				return vm.Endpoint{}, fmt.Errorf("the VM ended while it booted: %s", m.console())
+			}
+		}
+	}
+}
+
+// exitText is how the process ended; nil means that it powered off.
+func exitText(err error) error {
+	if err == nil {
+		return errors.New("it powered off")
+	}
+	return err
+}
+
+func (d *Driver) launch(m machine, exited chan<- error) error {
+	console, err := os.OpenFile(m.file("console.log"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer console.Close()
+	// Not the caller's context: a cancelled Start must not end the VM.
+	cmd := exec.CommandContext(context.Background(), d.self, command, m.dir, d.faults.path)
+	cmd.Dir = m.dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	cmd.Stdout, cmd.Stderr = console, console
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	// The VM outlives this call on purpose; this only collects its exit status
+	// if it ends while we live, lest a zombie remain.
+	go func() { exited <- cmd.Wait() }()
+	return nil
+}
+
+// console is the last line of the serial console.
+func (m machine) console() string {
+	b, err := os.ReadFile(m.file("console.log"))
+	if err != nil {
+		return ssh.Clean(err.Error())
+	}
+	lines := strings.Split(strings.TrimSpace(ssh.CleanText(string(b))), "\n")
+	return lines[len(lines)-1]
+}
+
+// waitGone waits for the process to end.
+func (m machine) waitGone(ctx context.Context) error {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for m.running() {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// kill pulls the plug: the process and all that runs inside the VM.
+func (m machine) kill(ctx context.Context) error {
+	if pid, ok := m.pid(); ok {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("kill %s: %w", m.name, err)
+		}
+		if err := m.waitGone(ctx); err != nil {
+			return fmt.Errorf("kill %s: %w", m.name, err)
+		}
+	}
+	reap(m.root())
+	return nil
+}

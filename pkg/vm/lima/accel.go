@@ -1,0 +1,218 @@
+package lima
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+const (
+	accelEnv  = "AGENT_SESSIONIZER_ACCEL"
+	accelFile = "accel.json"
+	kvmHint   = `sudo usermod -aG kvm "$USER" # and log in again`
+)
+
+func hostArch() limayaml.Arch { return limayaml.NewArch(runtime.GOARCH) }
+
+// Accel implements vm.Driver.
+func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
+	return d.accelFor(ctx, hostArch())
+}
+
+// accelFor says how guests of arch would run.
+func (d *Driver) accelFor(ctx context.Context, arch limayaml.Arch) (vm.Accel, error) {
+	if vmType(arch) == limayaml.VZ {
+		return vm.Accel{Name: "vz"}, nil
+	}
+	switch forced := os.Getenv(accelEnv); {
+	case forced != "" && forced != "kvm" && forced != "tcg":
+		return vm.Accel{}, fail.New(fail.Usage, "%s is %q", accelEnv, forced).WithHint("export %s=kvm, or =tcg, or unset it", accelEnv)
+	case arch != hostArch():
+		return vm.Accel{Name: "tcg", Reason: fmt.Sprintf("%s guests are emulated on %s", arch, hostArch())}, nil
+	case forced == "kvm":
+		return vm.Accel{Name: "kvm"}, nil
+	case forced == "tcg":
+		return vm.Accel{Name: "tcg", Reason: accelEnv + "=tcg"}, nil
+	case runtime.GOOS != "linux":
+		return vm.Accel{Name: "tcg", Reason: "KVM is Linux only"}, nil
+	}
+	return d.probe(ctx, arch)
+}
+
+// verdict is the cached answer; it holds for one boot of one kernel with one
+// QEMU, and for as long as /dev/kvm opens or fails the same way.
+type verdict struct {
+	Key    string `json:"key"`
+	Name   string `json:"name"`
+	Reason string `json:"reason"`
+}
+
+func (d *Driver) probe(ctx context.Context, arch limayaml.Arch) (vm.Accel, error) {
+	path := filepath.Join(d.cacheDir, accelFile)
+	key := verdictKey(arch)
+	if b, err := os.ReadFile(path); err == nil {
+		var v verdict
+		if json.Unmarshal(b, &v) == nil && v.Key == key && (v.Name == "kvm" || v.Name == "tcg") {
+			return v.accel(), nil
+		}
+	}
+	begin := time.Now()
+	why := probeKVM()
+	if why == "" {
+		why = askQEMU(ctx, arch, "kvm", "host")
+	}
+	if err := ctx.Err(); err != nil { // an interrupted probe proves nothing
+		return vm.Accel{}, err
+	}
+	v := verdict{Key: key, Name: "kvm"}
+	if why != "" {
+		v.Name, v.Reason = "tcg", "KVM does not work here: "+why
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return vm.Accel{}, err
+	}
+	if err := writeFile(path, b); err != nil {
+		return vm.Accel{}, fmt.Errorf("keep the accelerator verdict: %w", explainOS(err))
+	}
+	a := v.accel()
+	a.Took = time.Since(begin)
+	return a, nil
+}
+
+func (v verdict) accel() vm.Accel {
+	a := vm.Accel{Name: v.Name, Reason: v.Reason}
+	if v.Name == "tcg" {
+		a.Hint = kvmHelp(openKVM(), read("/proc/cpuinfo"))
+	}
+	return a
+}
+
+// openKVM is the error of opening /dev/kvm.
+func openKVM() error {
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// kvmHelp is what may help where KVM does not work, told by how /dev/kvm opens
+// and by what the CPU says of itself.
+func kvmHelp(open error, cpuinfo string) string {
+	has := func(flag string) bool { return strings.Contains(cpuinfo, " "+flag+" ") }
+	module := "kvm_intel"
+	if has("svm") || strings.Contains(cpuinfo, "AuthenticAMD") {
+		module = "kvm_amd"
+	}
+	switch capable := has("vmx") || has("svm"); {
+	case errors.Is(open, fs.ErrPermission):
+		return kvmHint
+	case capable && errors.Is(open, fs.ErrNotExist):
+		return "sudo modprobe " + module
+	case has("hypervisor"):
+		// Only whoever runs the machine below can change that.
+		return fmt.Sprintf("sudo modprobe -r %[1]s && sudo modprobe %[1]s nested=1 # not here: on the machine that this VM runs on, with its VMs stopped", module)
+	case errors.Is(open, fs.ErrNotExist):
+		return "systemctl reboot --firmware-setup # and turn virtualization (VT-x, AMD-V) on"
+	}
+	return "sudo dmesg | grep -i kvm"
+}
+
+// verdictKey names everything the verdict depends on. QEMU is told by its
+// file, because asking its version takes longer than the probe.
+func verdictKey(arch limayaml.Arch) string {
+	parts := []string{arch, kernelRelease(), read("/proc/sys/kernel/random/boot_id")}
+	if exe, err := exec.LookPath("qemu-system-" + arch); err == nil {
+		if st, err := os.Stat(exe); err == nil {
+			parts = append(parts, fmt.Sprint(exe, st.Size(), st.ModTime().UnixNano()))
+		}
+	}
+	return strings.Join(append(parts, fmt.Sprint(openKVM())), "|")
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+func read(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// agentEnv is the host agent's whole environment, which QEMU inherits: what a
+// process of ours may hold in its own, tokens above all, stays there.
+func agentEnv(home string, m meta, a vm.Accel) []string {
+	env := []string{"LIMA_HOME=" + home}
+	for _, k := range []string{"PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR"} {
+		if v, ok := os.LookupEnv(k); ok {
+			env = append(env, k+"="+v)
+		}
+	}
+	if q := qemuCommand(m.Arch, m.Memory, a.Name, availableMemory()); q != "" {
+		env = append(env, "QEMU_SYSTEM_"+strings.ToUpper(m.Arch)+"="+q)
+	}
+	return env
+}
+
+// qemuCommand is QEMU with the arguments that Lima must not choose, "" when
+// its choice is right. On the host's own architecture Lima insists on KVM.
+func qemuCommand(arch limayaml.Arch, memory int64, accel string, available int64) string {
+	if accel != "tcg" {
+		return ""
+	}
+	machine, cpu := "q35,vmport=off", "max"
+	if arch == limayaml.AARCH64 {
+		// The architected algorithm of pointer authentication costs an
+		// emulated guest about half its speed.
+		machine, cpu = "virt", "max,pauth-impdef=on"
+	}
+	return fmt.Sprintf("qemu-system-%s -machine %s -accel tcg,thread=multi,tb-size=%d -cpu %s",
+		arch, machine, translationBuffer(memory, available), cpu)
+}
+
+// translationBuffer is TCG's in MiB: the more the faster, but it comes on top
+// of the guest's memory.
+func translationBuffer(guest, available int64) int {
+	switch spare := available - guest; {
+	case spare > 2<<30:
+		return 512
+	case spare > 1<<30:
+		return 256
+	default:
+		return 128
+	}
+}
+
+// availableMemory is what the host can give without swapping; 0 where it does
+// not say.
+func availableMemory() int64 {
+	for line := range strings.Lines(read("/proc/meminfo")) {
+		var kib int64
+		if n, _ := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); n == 1 {
+			return kib << 10
+		}
+	}
+	return 0
+}

@@ -1,0 +1,135 @@
+package lima
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+func TestAccelForced(t *testing.T) {
+	d := newDriver(t)
+	for _, name := range []string{"kvm", "tcg"} {
+		t.Setenv(accelEnv, name)
+		if a, err := d.Accel(t.Context()); err != nil || a.Name != name {
+			t.Errorf("%s: %+v, %v", name, a, err)
+		}
+	}
+	t.Setenv(accelEnv, "warp")
+	if _, err := d.Accel(t.Context()); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAccelForeignArchitecture(t *testing.T) {
+	d := newDriver(t)
+	foreign := "aarch64"
+	if hostArch() == foreign {
+		foreign = "x86_64"
+	}
+	if a, err := d.accelFor(t.Context(), foreign); err != nil || a.Name != "tcg" || a.Reason == "" {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
+func TestAccelVerdictIsKept(t *testing.T) {
+	d := newDriver(t)
+	t.Setenv(accelEnv, "")
+	first, err := d.Accel(t.Context())
+	if err != nil || first.Took == 0 || first.Took > 5*time.Second || (first.Name == "kvm") != (first.Reason == "") {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	t.Logf("%+v", first)
+	again, err := d.Accel(t.Context())
+	if err != nil || again.Took != 0 || again.Name != first.Name || again.Reason != first.Reason {
+		t.Fatalf("%+v, %v", again, err)
+	}
+	for _, kept := range []string{`{`, `{"key":"of another boot","name":"kvm"}`, `{"name":"warp"}`} {
+		if err := os.WriteFile(filepath.Join(d.cacheDir, accelFile), []byte(kept), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if a, err := d.Accel(t.Context()); err != nil || a.Took == 0 || a.Name != first.Name {
+			t.Errorf("kept %s: %+v, %v", kept, a, err)
+		}
+	}
+}
+
+func TestKVMHelp(t *testing.T) {
+	const (
+		intel  = "vendor_id : GenuineIntel\nflags : fpu vmx ssse3 \n"
+		amd    = "vendor_id : AuthenticAMD\nflags : fpu svm ssse3 \n"
+		nested = "vendor_id : GenuineIntel\nflags : fpu hypervisor ssse3 \n"
+		off    = "vendor_id : GenuineIntel\nflags : fpu ssse3 \n"
+	)
+	for _, c := range []struct {
+		open          error
+		cpuinfo, want string
+	}{
+		{fs.ErrPermission, intel, "usermod -aG kvm"},
+		{fs.ErrPermission, nested, "usermod -aG kvm"},
+		{fs.ErrNotExist, intel, "sudo modprobe kvm_intel"},
+		{fs.ErrNotExist, amd, "sudo modprobe kvm_amd"},
+		{fs.ErrNotExist, nested, "kvm_intel nested=1 # not here"},
+		{nil, nested, "kvm_intel nested=1 # not here"},
+		{nil, strings.ReplaceAll(nested, "GenuineIntel", "AuthenticAMD"), "kvm_amd nested=1"},
+		{fs.ErrNotExist, off, "firmware-setup"},
+		{nil, intel, "dmesg"},
+	} {
+		if got := kvmHelp(c.open, c.cpuinfo); !strings.Contains(got, c.want) {
+			t.Errorf("%v, %q: %s", c.open, c.cpuinfo, got)
+		}
+	}
+}
+
+func TestProbeIsQuick(t *testing.T) {
+	begin := time.Now()
+	why := probeKVM()
+	if took := time.Since(begin); took > 500*time.Millisecond {
+		t.Errorf("took %v", took)
+	} else {
+		t.Logf("%q in %v", why, took)
+	}
+}
+
+// TCG always works, so the trivial guest itself is right.
+func TestAskQEMU(t *testing.T) {
+	if why := askQEMU(t.Context(), hostArch(), "tcg", "max"); why != "" {
+		t.Errorf("tcg: %s", why)
+	}
+	if why := askQEMU(t.Context(), hostArch(), "nosuch", "max"); !strings.Contains(why, "status 1") {
+		t.Errorf("an accelerator that does not exist: %q", why)
+	}
+}
+
+func TestAgentEnvironment(t *testing.T) {
+	t.Setenv("GITHUB_TOKEN", "sentinel")
+	t.Setenv("SSH_AUTH_SOCK", "/sentinel")
+	t.Setenv("QEMU_SYSTEM_X86_64", "sentinel")
+	env := strings.Join(agentEnv("/h", meta{Arch: "x86_64", Memory: 1 << 30}, vm.Accel{Name: "tcg"}), "\n")
+	if strings.Contains(env, "sentinel") || !strings.Contains(env, "LIMA_HOME=/h\n") || !strings.Contains(env, "QEMU_SYSTEM_X86_64=qemu-system-x86_64 -machine q35") {
+		t.Error(env)
+	}
+}
+
+func TestQEMUCommand(t *testing.T) {
+	const g = 1 << 30
+	for _, c := range []struct {
+		arch, accel string
+		available   int64
+		want        string
+	}{
+		{"x86_64", "kvm", 16 * g, ""},
+		{"x86_64", "tcg", 16 * g, "qemu-system-x86_64 -machine q35,vmport=off -accel tcg,thread=multi,tb-size=512 -cpu max"},
+		{"x86_64", "tcg", 5*g + g/2, "qemu-system-x86_64 -machine q35,vmport=off -accel tcg,thread=multi,tb-size=256 -cpu max"},
+		{"aarch64", "tcg", 0, "qemu-system-aarch64 -machine virt -accel tcg,thread=multi,tb-size=128 -cpu max,pauth-impdef=on"},
+	} {
+		if got := qemuCommand(c.arch, 4*g, c.accel, c.available); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package lima
+
+import (
+	"context"
+	"os/exec"
+
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// minFree is below what any VM can be made with. How much is to stay free is
+// the user's setting, limits.disk_reserve, and not the driver's.
+const minFree = 2 << 30
+
+// Check implements vm.Driver. What only makes VMs slow is Accel's to say.
+func (d *Driver) Check(context.Context) []error {
+	var errs []error
+	lack := func(hint string, format string, args ...any) {
+		errs = append(errs, fail.New(fail.Host, format, args...).WithHint("%s", hint))
+	}
+	need := func(exe, why string, fix func() string) {
+		if _, err := exec.LookPath(exe); err != nil {
+			lack(fix(), "%s is not installed; %s", exe, why)
+		}
+	}
+	arch := hostArch()
+	if vmType(arch) == limayaml.QEMU {
+		need("qemu-system-"+arch, "it runs the VMs", installQEMU(arch))
+		need("qemu-img", "it makes their disks", install("qemu-utils", "qemu-img", "qemu"))
+	}
+	need("ssh", "Lima watches VMs with it", install("openssh-client", "openssh-clients", "openssh"))
+	need("ssh-keygen", "Lima makes its key with it", install("openssh-client", "openssh-clients", "openssh"))
+
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.home, &st); err != nil {
+		lack("ls -ld "+d.home, "free space of %s: %w", d.home, err)
+	} else if free := int64(st.Bavail) * int64(st.Bsize); free < minFree { //nolint:unconvert // uint32 on macOS
+		lack("df -h "+d.home, "%.1f GB are free in %s, VMs need at least %d GB", float64(free)/1e9, d.home, int64(minFree)/1e9)
+	}
+	return errs
+}
+
+// install is the command that installs a package, by its name for apt, dnf and
+// Homebrew.
+func install(apt, dnf, brew string) func() string {
+	return func() string {
+		for _, m := range []struct{ exe, cmd string }{
+			{"apt-get", "sudo apt-get install -y " + apt},
+			{"dnf", "sudo dnf install -y " + dnf},
+			{"brew", "brew install " + brew},
+		} {
+			if _, err := exec.LookPath(m.exe); err == nil {
+				return m.cmd
+			}
+		}
+		return "apt-get install -y " + apt
+	}
+}
+
+func installQEMU(arch limayaml.Arch) func() string {
+	if arch == limayaml.AARCH64 {
+		return install("qemu-system-arm", "qemu-system-aarch64", "qemu")
+	}
+	return install("qemu-system-x86", "qemu-system-x86", "qemu")
+}

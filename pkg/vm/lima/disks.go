@@ -1,0 +1,169 @@
+package lima
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/downloader"
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"github.com/lima-vm/lima/pkg/store"
+	"github.com/lima-vm/lima/pkg/store/filenames"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// prepare makes the VM's disks at its first start. Lima takes any file that
+// exists for a complete one, so until disksFile says otherwise what is there
+// is thrown away.
+func (d *Driver) prepare(ctx context.Context, name, dir string, p vm.Progress) error {
+	var inst *store.Instance
+	if err := guard("read the VM's configuration", func() (err error) {
+		if inst, err = store.Inspect(name); err == nil && inst.Config == nil {
+			err = errors.Join(inst.Errors...)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := checkSealed(inst, d.home); err != nil {
+		return err
+	}
+	done := filepath.Join(dir, disksFile)
+	if _, err := os.Stat(done); err != nil {
+		if err := d.materialise(ctx, inst, p); err != nil {
+			return explainOS(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, filenames.BaseDisk)); err != nil { // else Lima would fetch another one
+		return fail.New(fail.NotFound, "the image that the VM's disk builds on is gone: %w", err).WithHint("agent-sessionizer destroy %s", name)
+	}
+	if err := guard("prepare the VM's disks", func() error { return prepareInstance(ctx, inst) }); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return explain(err.Error(), err)
+	}
+	return writeFile(done, nil)
+}
+
+// materialise puts the image where Lima looks for it, so that Lima has nothing
+// left to copy.
+func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Progress) error {
+	for _, f := range []string{filenames.BaseDisk, filenames.DiffDisk, filenames.Kernel, filenames.KernelCmdline, filenames.Initrd} {
+		if err := os.Remove(filepath.Join(inst.Dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for _, img := range inst.Config.Images {
+		if img.Arch != inst.Arch {
+			continue
+		}
+		if err := d.place(ctx, img.File, filepath.Join(inst.Dir, filenames.BaseDisk), p); err != nil {
+			return err
+		}
+		if img.Kernel != nil {
+			if err := d.place(ctx, img.Kernel.File, filepath.Join(inst.Dir, filenames.Kernel), p); err != nil {
+				return err
+			}
+			if err := writeFile(filepath.Join(inst.Dir, filenames.KernelCmdline), []byte(img.Kernel.Cmdline)); err != nil {
+				return err
+			}
+		}
+		if img.Initrd != nil {
+			return d.place(ctx, *img.Initrd, filepath.Join(inst.Dir, filenames.Initrd), p)
+		}
+		return nil
+	}
+	return fail.New(fail.Usage, "VM %s has no image for %s", inst.Name, inst.Arch)
+}
+
+// place makes dest the file f. A local one is linked, not copied: images are
+// read-only and outlive their VMs, which makes a clone a matter of
+// milliseconds. A download is copied out of the cache, which anyone may empty.
+func (d *Driver) place(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
+	if isURL(f.Location) {
+		return d.download(ctx, f, dest, p)
+	}
+	r, err := os.Open(f.Location)
+	if err != nil {
+		return fail.New(fail.NotFound, "open the image: %w", err).WithHint("agent-sessionizer image build --from debian")
+	}
+	defer r.Close()
+	if f.Digest != "" {
+		tell(p, "checking %s", filepath.Base(f.Location))
+		if err := verify(ctx, r, f.Digest); err != nil {
+			return fmt.Errorf("image %s: %w", f.Location, err)
+		}
+	}
+	return os.Symlink(f.Location, dest)
+}
+
+func verify(ctx context.Context, r io.Reader, want digest.Digest) error {
+	v := want.Verifier()
+	for {
+		switch _, err := io.CopyN(v, r, 64<<20); {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, io.EOF):
+			if !v.Verified() {
+				return fail.New(fail.Failure, "its content is not %s", want).WithHint("agent-sessionizer image build --rebuild")
+			}
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
+	stop := d.watchDownload(ctx, f.Location, p)
+	defer stop()
+	err := guard("download the image", func() error {
+		_, err := downloader.Download(ctx, dest, f.Location,
+			downloader.WithCacheDir(d.cacheDir), downloader.WithDecompress(true), downloader.WithExpectedDigest(f.Digest))
+		return err
+	})
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// watchDownload reports how far a download is, once a second, until the
+// returned function is called. Lima says so only by drawing on the terminal.
+func (d *Driver) watchDownload(ctx context.Context, url string, p vm.Progress) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pattern := filepath.Join(d.cacheDir, "download", "by-url-sha256", downloader.CacheKey(url), "data.tmp.*")
+		tell(p, "downloading %s", url)
+		for sleep(ctx, time.Second) == nil {
+			parts, err := filepath.Glob(pattern)
+			if err != nil {
+				return
+			}
+			for _, part := range parts {
+				if st, err := os.Stat(part); err == nil && st.Size() > 0 {
+					tell(p, "downloading %s: %d MB", filepath.Base(url), st.Size()/1e6)
+					break
+				}
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+func tell(p vm.Progress, format string, args ...any) {
+	if p != nil {
+		p(fmt.Sprintf(format, args...))
+	}
+}

@@ -1,0 +1,197 @@
+//go:build !darwin || cgo
+
+package lima
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/hostagent"
+	"github.com/lima-vm/lima/pkg/hostagent/api/server"
+	"github.com/lima-vm/lima/pkg/instance"
+	"github.com/lima-vm/lima/pkg/store"
+	"github.com/lima-vm/lima/pkg/store/filenames"
+	"github.com/lima-vm/lima/pkg/version"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+const (
+	maxLog      = 16 << 20 // per log that a guest can make grow
+	logInterval = 2 * time.Second
+)
+
+// HostAgent is the body of the hidden command "hostagent". It runs one VM
+// until the VM ends, and takes the flags that Lima gives its own host agent,
+// so that `limactl stop` and friends understand it.
+func HostAgent(ctx context.Context, args []string) error {
+	f := flag.NewFlagSet("hostagent", flag.ContinueOnError)
+	pidFile := f.String("pidfile", "", "where to write the process id")
+	socket := f.String("socket", "", "the API's socket")
+	gui := f.Bool("run-gui", false, "keep the main thread for a window")
+	guestAgent := f.String("guestagent", "", "unused: VMs are plain")
+	if err := f.Parse(args); err != nil {
+		return fail.New(fail.Usage, "hostagent: %w", err)
+	}
+	if f.NArg() != 1 || *pidFile == "" || *socket == "" || *guestAgent != "" {
+		return fail.New(fail.Usage, "hostagent: want --pidfile FILE --socket FILE NAME")
+	}
+	if *gui {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+	}
+	dir := filepath.Dir(*pidFile)
+	unix.Umask(0o077) // QEMU's sockets open its console and monitor
+
+	lock, err := claim(dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	events, err := freshLogs(dir, *socket)
+	if err != nil {
+		return err
+	}
+	defer events.Close()
+	// From here on whoever waits may believe the logs, see Driver.await.
+	if err := writeFile(*pidFile, []byte(strconv.Itoa(os.Getpid())+"\n")); err != nil {
+		return err
+	}
+	defer os.Remove(*pidFile)
+
+	// The terminal, and the process that started us, may go away.
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(stop)
+
+	version.Version = limaVersion
+	logrus.SetOutput(os.Stderr)
+	logrus.SetFormatter(new(logrus.JSONFormatter)) // Lima's own readers parse it
+	logrus.SetLevel(logrus.DebugLevel)             // QEMU's stderr is logged as debug
+
+	ctx, cancel := context.WithCancel(ctx)
+	limited := make(chan struct{})
+	go func() { defer close(limited); limitLogs(ctx, dir) }()
+	defer func() { cancel(); <-limited }()
+
+	if err := serve(ctx, f.Arg(0), events, stop, *socket); err != nil {
+		logrus.WithError(err).Error("the host agent ends") // the log is all that its starter sees
+		return err
+	}
+	return nil
+}
+
+// claim takes the VM's lock, which the kernel drops when we die however that
+// happens, and refuses when a QEMU has survived its host agent.
+func claim(dir string) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fail.New(fail.Conflict, "the VM in %s has a host agent already: %w", dir, err), lock.Close())
+	}
+	found, err := family(dir)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	for pid, is := range found {
+		if is == driver {
+			return nil, errors.Join(fail.New(fail.Conflict, "the VM in %s runs already, process %d", dir, pid), lock.Close())
+		}
+	}
+	return lock, nil
+}
+
+// freshLogs removes what the previous run left to read and returns the new
+// event log.
+func freshLogs(dir, socket string) (*os.File, error) {
+	for _, f := range append([]string{endpointFile}, consoles...) {
+		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if st, err := os.Stderr.Stat(); err == nil && st.Mode().IsRegular() {
+		if err := os.Stderr.Truncate(0); err != nil {
+			return nil, err
+		}
+	}
+	return os.OpenFile(filepath.Join(dir, filenames.HostAgentStdoutLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|os.O_APPEND, 0o600)
+}
+
+// serve runs the VM, with Lima's API beside it.
+func serve(ctx context.Context, name string, events *os.File, stop chan os.Signal, socket string) error {
+	ha, err := hostagent.New(name, events, stop)
+	if err != nil {
+		return fmt.Errorf("set up the host agent: %w", err)
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", socket)
+	if err != nil {
+		return fmt.Errorf("open the host agent's socket: %w", err)
+	}
+	mux := http.NewServeMux()
+	server.AddRoutes(mux, &server.Backend{Agent: ha})
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	err = ha.Run(ctx)
+	return errors.Join(err, srv.Close(), ignoreClosed(<-served))
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// limitLogs empties logs that have grown too long: a guest that prints without
+// end must not fill the host's disk. QEMU goes on at its old offset, which
+// leaves a hole that takes no space.
+func limitLogs(ctx context.Context, dir string) {
+	for sleep(ctx, logInterval) == nil {
+		if err := shorten(dir); err != nil {
+			logrus.WithError(err).Warn("cannot shorten a log")
+		}
+	}
+}
+
+func shorten(dir string) error {
+	var errs []error
+	for _, f := range append([]string{filenames.HostAgentStderrLog}, consoles...) {
+		path := filepath.Join(dir, f)
+		st, err := os.Stat(path)
+		if err != nil {
+			continue // not made yet
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Blocks*512 >= maxLog {
+			errs = append(errs, os.Truncate(path, 0))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// prepareInstance is Lima's part in making a VM's disks. It stands here
+// because it links the VM managers, which on macOS need cgo.
+func prepareInstance(ctx context.Context, inst *store.Instance) error {
+	_, err := instance.Prepare(ctx, inst)
+	return err
+}

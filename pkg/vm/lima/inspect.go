@@ -1,0 +1,110 @@
+package lima
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/lima-vm/lima/pkg/store/filenames"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Inspect implements vm.Driver. It reads a handful of small files and asks no
+// process anything, so that a frozen host agent cannot delay it.
+func (d *Driver) Inspect(ctx context.Context, name string) (vm.Machine, error) {
+	if err := ctx.Err(); err != nil {
+		return vm.Machine{}, err
+	}
+	dir, err := d.dir(name)
+	if err != nil {
+		return vm.Machine{}, err
+	}
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return vm.Machine{}, notFound(name)
+	}
+	return inspect(name, dir), nil
+}
+
+func inspect(name, dir string) vm.Machine {
+	out := vm.Machine{Name: name, Dir: dir, State: vm.Stopped, DiskUsed: diskUsed(dir)}
+	m, err := readMeta(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		out.State, out.Reason = vm.Broken, "its directory was not made by agent-sessionizer, or is not whole"
+		return out
+	case err != nil:
+		out.State, out.Reason = vm.Broken, err.Error()
+		return out
+	}
+	out.Arch, out.CPUs, out.Memory, out.Disk = m.Arch, m.CPUs, m.Memory, m.Disk
+	if _, err := os.Stat(filepath.Join(dir, filenames.LimaYAML)); err != nil {
+		out.State, out.Reason = vm.Broken, "lima.yaml is missing"
+		return out
+	}
+	r := look(dir, m)
+	if !r.any() {
+		return out
+	}
+	out.State = vm.Running
+	if r.driver {
+		// The file may be of an earlier run only while no driver runs.
+		if e, err := readEndpoint(dir); err == nil {
+			out.Endpoint = e
+		}
+		if !r.agent {
+			// QEMU forwards the SSH port by itself; the agent is not needed
+			// for anything but starting.
+			out.Reason = "its host agent died"
+		}
+	}
+	return out
+}
+
+// List implements vm.Driver.
+func (d *Driver) List(ctx context.Context) ([]vm.Machine, error) {
+	entries, err := os.ReadDir(d.home)
+	if err != nil {
+		return nil, err
+	}
+	var out []vm.Machine
+	for _, e := range entries {
+		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") || strings.HasPrefix(e.Name(), "_") {
+			continue
+		}
+		m, err := d.Inspect(ctx, e.Name())
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case isNotFound(err): // deleted meanwhile
+			continue
+		case err != nil: // a name that is none of ours
+			m = vm.Machine{Name: e.Name(), State: vm.Broken, Reason: err.Error(), Dir: filepath.Join(d.home, e.Name())}
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// diskUsed is what the VM's own files occupy; images it shares do not count.
+func diskUsed(dir string) int64 {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0
+	}
+	var sum int64
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			sum += st.Blocks * 512
+		}
+	}
+	return sum
+}

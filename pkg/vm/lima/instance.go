@@ -1,0 +1,229 @@
+package lima
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"github.com/lima-vm/lima/pkg/store"
+	"github.com/lima-vm/lima/pkg/store/filenames"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Files of ours in Lima's instance directory.
+const (
+	metaFile     = "agent-sessionizer.json"          // what Inspect reads; a directory without it is not whole
+	endpointFile = "agent-sessionizer-endpoint.json" // of the current run; the host agent removes it when it starts
+	disksFile    = "agent-sessionizer-disks"         // exists once disks and kernel are complete
+	lockFile     = "agent-sessionizer.lock"          // held by the host agent as long as it lives
+)
+
+// maxSocketPath is macOS's limit, kept everywhere so that names mean the same.
+const maxSocketPath = 104
+
+// meta is what Inspect tells of a VM without asking Lima, whose own inspection
+// parses YAML three times and dials sockets.
+type meta struct {
+	Arch   string `json:"arch"`
+	VMType string `json:"vm_type"`
+	CPUs   int    `json:"cpus"`
+	Memory int64  `json:"memory"`
+	Disk   int64  `json:"disk"`
+	User   string `json:"user"`
+}
+
+// dir is the VM's directory, or an error for a name that cannot be one.
+func (d *Driver) dir(name string) (string, error) {
+	if err := store.ValidateInstName(name); err != nil {
+		return "", fail.New(fail.Usage, "%w", err)
+	}
+	dir := filepath.Join(d.home, name)
+	if sock := filepath.Join(dir, filenames.LongestSock); len(sock) >= maxSocketPath {
+		return "", fail.New(fail.Host, "VM %s: its socket paths below %s would be %d bytes long, the system allows %d", name, d.home, len(sock), maxSocketPath-1).
+			WithHint("export AGENT_SESSIONIZER_LIMA_HOME=/a/shorter/directory")
+	}
+	return dir, nil
+}
+
+// Create implements vm.Driver. The directory appears whole, by a rename.
+func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
+	dir, err := d.dir(s.Name)
+	if err != nil {
+		return err
+	}
+	if _, err := readMeta(dir); err == nil {
+		return nil
+	}
+	label, template := "template", s.Template
+	if template == nil {
+		label, template = "lima/agent-sandbox.yaml", d.template
+	}
+	y, err := render(s, label, template)
+	if err != nil {
+		return err
+	}
+	if err := validate(y, filepath.Join(dir, filenames.LimaYAML), label); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := d.remove(ctx, s.Name, dir); err != nil { // half made by something else than a rename of ours
+		return err
+	}
+	m := meta{Arch: s.Image.Arch, VMType: vmType(s.Image.Arch), CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User}
+	if err := d.make(s.Name, dir, y, m); err != nil {
+		return fmt.Errorf("create VM %s: %w", s.Name, explainOS(err))
+	}
+	return nil
+}
+
+// validate is Lima's own opinion of the configuration.
+func validate(yaml []byte, path, label string) error {
+	return guard("validate the VM's configuration", func() error {
+		y, err := limayaml.Load(yaml, path)
+		if err == nil {
+			err = limayaml.Validate(y, false)
+		}
+		if err != nil {
+			return fail.New(fail.Usage, "%s: %w", label, err)
+		}
+		return nil
+	})
+}
+
+// make does what Lima's instance.Create does, but atomically: a directory
+// beside the final one, renamed when it is on disk.
+func (d *Driver) make(name, dir string, yaml []byte, m meta) error {
+	tmp, err := os.MkdirTemp(d.home, asidePrefix(name)+"new-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp) // gone by then if all went well
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name string
+		data []byte
+	}{
+		{filenames.LimaYAML, yaml},
+		{filenames.LimaVersion, []byte(limaVersion)},
+		{metaFile, b},
+	} {
+		if err := writeFile(filepath.Join(tmp, f.name), f.data); err != nil {
+			return err
+		}
+	}
+	return os.Rename(tmp, dir)
+}
+
+// Delete implements vm.Driver.
+func (d *Driver) Delete(ctx context.Context, name string) error {
+	dir, err := d.dir(name)
+	if err != nil {
+		return err
+	}
+	return d.remove(ctx, name, dir)
+}
+
+// remove kills what runs for the VM and removes its directory, first from
+// sight, then file by file.
+func (d *Driver) remove(ctx context.Context, name, dir string) error {
+	if err := d.kill(ctx, dir); err != nil {
+		return fmt.Errorf("delete VM %s: %w", name, err)
+	}
+	gone := filepath.Join(d.home, fmt.Sprintf("%sold-%d", asidePrefix(name), time.Now().UnixNano()))
+	if err := os.Rename(dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete VM %s: %w", name, err)
+	}
+	left, err := filepath.Glob(filepath.Join(d.home, asidePrefix(name)+"*"))
+	if err != nil {
+		return err
+	}
+	for _, l := range left { // also what earlier, interrupted calls left
+		if err := os.RemoveAll(l); err != nil {
+			return fmt.Errorf("delete VM %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// asidePrefix starts the names of directories that are on their way in or
+// out. Lima ignores names with a leading dot, and "~" is in no VM's name.
+func asidePrefix(name string) string { return "." + name + "~" }
+
+func readMeta(dir string) (meta, error) {
+	var m meta
+	b, err := os.ReadFile(filepath.Join(dir, metaFile))
+	if err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(b, &m); err != nil {
+		return m, fmt.Errorf("%s: %w", metaFile, err)
+	}
+	return m, nil
+}
+
+func readEndpoint(dir string) (vm.Endpoint, error) {
+	var e vm.Endpoint
+	b, err := os.ReadFile(filepath.Join(dir, endpointFile))
+	if err != nil {
+		return e, err
+	}
+	err = json.Unmarshal(b, &e)
+	return e, err
+}
+
+// writeFile replaces path so that a reader, or the next boot after a power
+// cut, sees the old content or the new one.
+func writeFile(path string, data []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// releaseDisks drops the VM's locks on shared disks. Lima forgets them when a
+// VM ends before Lima had logged in to it.
+func (d *Driver) releaseDisks(dir string) error {
+	links, err := filepath.Glob(filepath.Join(d.home, filenames.DisksDir, "*", filenames.InUseBy))
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		holder, err := os.Readlink(l)
+		if err != nil || strings.TrimSuffix(holder, "/") != dir {
+			continue
+		}
+		if err := os.Remove(l); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("release a disk: %w", err)
+		}
+	}
+	return nil
+}

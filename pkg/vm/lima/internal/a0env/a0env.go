@@ -1,0 +1,37 @@
+// Package a0env gives the process a $HOME and a $USER before Lima's packages
+// initialise.
+//
+// Lima's limayaml and osutil call Must(os.UserHomeDir()) and
+// Must(user.Current()) in package variables, so a binary that links them
+// panics before main under an empty environment, even for --help. Go
+// initialises the packages that are ready in the order of their import paths;
+// this one imports the standard library only and sorts before
+// github.com/lima-vm, so it comes first. It must never import anything else.
+package a0env
+
+import (
+	"os"
+	"os/user"
+)
+
+// An init function is against the house rules; here it is the whole point.
+func init() {
+	noHome := os.Getenv("HOME") == ""
+	if noHome {
+		setenv("HOME", "/")
+	}
+	if os.Getenv("USER") == "" {
+		setenv("USER", "unknown")
+	}
+	// Only now, because user.Current keeps its first answer, and without
+	// $HOME and $USER that is an error for a uid that has no passwd entry.
+	if u, err := user.Current(); noHome && err == nil && u.HomeDir != "" {
+		setenv("HOME", u.HomeDir)
+	}
+}
+
+func setenv(key, value string) {
+	if err := os.Setenv(key, value); err != nil {
+		panic(err) // only for a malformed key
+	}
+}

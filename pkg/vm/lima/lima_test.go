@@ -1,0 +1,292 @@
+package lima
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Lima's packages panic at init without a home or a known user.
+func TestEmptyEnvironment(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "-test.run=^$")
+	cmd.Env = []string{}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+func TestNewRefusesPathsQEMUCannotTake(t *testing.T) {
+	base := t.TempDir()
+	for _, name := range []string{"with blank", "with,comma", `with"quote`} {
+		if _, err := New(Options{Home: filepath.Join(base, name), Self: "/bin/true", CacheDir: base}); fail.CodeOf(err) != fail.Host {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := New(Options{Home: "relative", Self: "/bin/true", CacheDir: base}); err == nil {
+		t.Error("a relative home was accepted")
+	}
+}
+
+func TestCreateInspectDelete(t *testing.T) {
+	d := newDriver(t)
+	ctx := t.Context()
+	if _, err := d.Inspect(ctx, "one"); !errors.Is(err, vm.ErrNotFound) || fail.CodeOf(err) != fail.NotFound {
+		t.Fatalf("Inspect of nothing: %v", err)
+	}
+	if _, err := d.Start(ctx, "one", nil); !errors.Is(err, vm.ErrNotFound) {
+		t.Fatalf("Start of nothing: %v", err)
+	}
+	if err := d.Stop(ctx, "one", nil, 0); !errors.Is(err, vm.ErrNotFound) {
+		t.Fatalf("Stop of nothing: %v", err)
+	}
+	if err := d.Delete(ctx, "one"); err != nil {
+		t.Fatalf("Delete of nothing: %v", err)
+	}
+	s := testSpec("one")
+	if err := d.Create(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	s.CPUs = 7
+	if err := d.Create(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	m, err := d.Inspect(ctx, "one")
+	if err != nil || m.State != vm.Stopped || m.CPUs != 2 || m.Memory != 1<<30 || m.Disk != 4<<30 || m.Arch != hostArch() {
+		t.Fatalf("%+v, %v", m, err)
+	}
+
+	// What kill -9 in an older version, or a broken disk, may have left.
+	half := filepath.Join(d.home, "half")
+	if err := os.MkdirAll(half, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(half, "lima.yaml"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	aside := filepath.Join(d.home, asidePrefix("half")+"new-1")
+	if err := os.MkdirAll(aside, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ms, err := d.List(ctx)
+	if err != nil || len(ms) != 2 || ms[0].Name != "half" || ms[0].State != vm.Broken || ms[0].Reason == "" || ms[1].Name != "one" {
+		t.Fatalf("%+v, %v", ms, err)
+	}
+	if err := d.Create(ctx, testSpec("half")); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := d.Inspect(ctx, "half"); err != nil || m.State != vm.Stopped {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	if _, err := os.Stat(aside); err == nil {
+		t.Error("the interrupted Create's directory is still there")
+	}
+	for range 2 {
+		if err := d.Delete(ctx, "half"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if ms, err := d.List(ctx); err != nil || len(ms) != 1 {
+		t.Fatalf("%+v, %v", ms, err)
+	}
+}
+
+func TestDownload(t *testing.T) {
+	d := newDriver(t)
+	content := strings.Repeat("image", 1000)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, content) }))
+	defer srv.Close()
+	f := limayaml.File{Location: srv.URL + "/disk.raw", Arch: hostArch(), Digest: digest.NewDigestFromBytes(digest.SHA256, sum(content))}
+	var mu sync.Mutex
+	var said []string
+	p := func(msg string) { mu.Lock(); defer mu.Unlock(); said = append(said, msg) }
+	dest := filepath.Join(t.TempDir(), "basedisk")
+	if err := d.place(t.Context(), f, dest, p); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(dest); err != nil || string(b) != content {
+		t.Fatalf("%v, %d bytes", err, len(b))
+	}
+	if len(said) == 0 || !strings.Contains(said[0], "downloading") {
+		t.Errorf("progress: %q", said)
+	}
+	f.Location = srv.URL + "/other.raw"
+	f.Digest = digest.NewDigestFromBytes(digest.SHA256, sum("other"))
+	if err := d.place(t.Context(), f, dest+"2", nil); err == nil || !strings.Contains(err.Error(), "digest") {
+		t.Fatalf("wrong content: %v", err)
+	}
+
+	local := limayaml.File{Location: dest, Digest: f.Digest}
+	if err := d.place(t.Context(), local, dest+"3", nil); err == nil {
+		t.Fatal("a local image with a wrong digest was taken")
+	}
+	local.Digest = digest.NewDigestFromBytes(digest.SHA256, sum(content))
+	if err := d.place(t.Context(), local, dest+"3", nil); err != nil {
+		t.Fatal(err)
+	}
+	local.Location += "-missing"
+	if err := d.place(t.Context(), local, dest+"4", nil); fail.CodeOf(err) != fail.NotFound {
+		t.Fatalf("a missing image: %v", err)
+	}
+}
+
+func sum(s string) []byte { h := sha256.Sum256([]byte(s)); return h[:] }
+
+// only makes a PATH of nothing but these programs.
+func only(t *testing.T, programs ...string) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, p := range programs {
+		full, err := exec.LookPath(p)
+		if err != nil {
+			t.Fatalf("%v; apt-get install qemu-system-x86 qemu-utils openssh-client", err)
+		}
+		if err := os.Symlink(full, filepath.Join(dir, p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir)
+}
+
+// A VM that cannot start says why, and leaves nothing running.
+func TestStartExplains(t *testing.T) {
+	images := t.TempDir()
+	raw := filepath.Join(images, "raw")
+	if err := os.WriteFile(raw, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bad := filepath.Join(images, "bad.qcow2")
+	if err := os.WriteFile(bad, []byte("QFI\xfb\x00\x00\x00\x09"+strings.Repeat("\x00", 512)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		programs []string
+		image    string
+		code     fail.Code
+		says     string
+		hint     string
+	}{
+		"no-image":   {[]string{"qemu-img", "qemu-system-" + hostArch(), "ssh", "ssh-keygen"}, images + "/none", fail.NotFound, "no such file", "image build"},
+		"bad-image":  {[]string{"qemu-img", "qemu-system-" + hostArch(), "ssh", "ssh-keygen"}, bad, fail.Failure, "image cannot be used", "image build"},
+		"no-qemu":    {[]string{"qemu-img", "ssh", "ssh-keygen"}, raw, fail.Host, "QEMU is missing", "install"},
+		"no-qemuimg": {[]string{"qemu-system-" + hostArch(), "ssh", "ssh-keygen"}, raw, fail.Host, "qemu-img is missing", "install"},
+		"no-ssh":     {[]string{"qemu-img", "qemu-system-" + hostArch()}, raw, fail.Host, "SSH client is missing", "install"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDriver(t)
+			t.Setenv(accelEnv, "tcg")
+			only(t, c.programs...)
+			s := testSpec(name)
+			s.Image = vm.Image{Arch: hostArch(), Location: c.image}
+			s.Template = []byte("firmware: {legacyBIOS: true}\n")
+			if err := d.Create(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // the second finds what the first left
+				_, err := d.Start(t.Context(), name, nil)
+				if err == nil || fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) || !strings.Contains(fail.HintOf(err), c.hint) {
+					t.Fatalf("%v (code %v, hint %q)", err, fail.CodeOf(err), fail.HintOf(err))
+				}
+			}
+			if left, err := family(filepath.Join(d.home, name)); err != nil || len(left) > 0 {
+				t.Fatalf("left running: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+func TestImageThatIsGone(t *testing.T) {
+	d := newDriver(t)
+	image := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := testSpec("gone")
+	s.Image = vm.Image{Arch: hostArch(), Location: image}
+	if err := d.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(d.home, "gone")
+	if err := d.prepare(t.Context(), "gone", dir, nil); err != nil {
+		t.Fatal(err)
+	}
+	disk := filepath.Join(dir, "diffdisk")
+	grown, err := os.OpenFile(disk, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer grown.Close()
+	if _, err := grown.WriteString("work"); err != nil {
+		t.Fatal(err)
+	}
+	content := func() string {
+		t.Helper()
+		b, err := os.ReadFile(disk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	if err := d.prepare(t.Context(), "gone", dir, nil); err != nil || !strings.HasSuffix(content(), "work") {
+		t.Fatalf("the disk was made anew: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil { // killed before the disks were done
+		t.Fatal(err)
+	}
+	if err := d.prepare(t.Context(), "gone", dir, nil); err != nil || strings.HasSuffix(content(), "work") {
+		t.Fatalf("half-made disks were kept: %v", err)
+	}
+	if err := os.Remove(image); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Start(t.Context(), "gone", nil); fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
+		t.Fatalf("Start without the image: %v", err)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	plain := errors.New("x")
+	if err := explain("nothing known", plain); !errors.Is(err, plain) || fail.HintOf(err) != "" {
+		t.Error(err)
+	}
+	if err := explain("qemu-system-x86_64: -netdev user: Could not set up host forwarding rule 'tcp:127.0.0.1:1-:22'", plain); !errors.Is(err, errPortTaken) {
+		t.Error(err)
+	}
+	if err := explain("qemu-img: /x: No space left on device", plain); fail.CodeOf(err) != fail.Host || !errors.Is(err, plain) {
+		t.Error(err)
+	}
+}
+
+func TestCheckNamesWhatIsMissing(t *testing.T) {
+	d := newDriver(t)
+	only(t)
+	missing := ""
+	for _, err := range d.Check(t.Context()) {
+		if fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
+			t.Errorf("%v: code %v, hint %q", err, fail.CodeOf(err), fail.HintOf(err))
+		}
+		missing += err.Error() + "\n"
+	}
+	for _, exe := range []string{"qemu-system-" + hostArch(), "qemu-img", "ssh ", "ssh-keygen"} {
+		if !strings.Contains(missing, exe) {
+			t.Errorf("%s is not named in %s", exe, missing)
+		}
+	}
+}

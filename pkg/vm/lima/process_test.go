@@ -1,0 +1,171 @@
+package lima
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+func TestRoleOf(t *testing.T) {
+	const dir = "/h/vm"
+	for _, c := range []struct {
+		want role
+		args []string
+	}{
+		{agent, []string{"/bin/as", "hostagent", "--pidfile", "/h/vm/ha.pid", "--socket", "/h/vm/ha.sock", "vm"}},
+		{driver, []string{"qemu-system-x86_64", "-name", "lima-vm", "-pidfile", "/h/vm/qemu.pid"}},
+		{sshMux, []string{"ssh: /h/vm/ssh.sock [mux]"}},
+		{sshMux, []string{"/usr/bin/ssh", "-o", `ControlPath="/h/vm/ssh.sock"`}},
+		{stranger, []string{"/bin/as", "hostagent", "--pidfile", "/h/vm2/ha.pid", "vm2"}},
+		{stranger, []string{"qemu-system-x86_64", "-pidfile", "/h/vm/sub/qemu.pid"}},
+		{stranger, []string{"vim", "/h/vm/ssh.sock"}},
+		{stranger, []string{"tail", "-f", "/h/vm/serial.log"}},
+		{stranger, []string{"x", "-pidfile"}},
+		{stranger, nil},
+	} {
+		if got := roleOf(c.args, dir); got != c.want {
+			t.Errorf("%q: %v", c.args, got)
+		}
+	}
+}
+
+// idle starts a process with these arguments that waits for an interrupt.
+func idle(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, append([]string{"idle"}, args...)...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatalf("the process does not start: %v", err)
+	}
+	return cmd
+}
+
+func writePID(t *testing.T, path string, pid int) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(strconv.Itoa(pid)+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A pid file that survived a reboot names somebody else's process, which must
+// neither be taken for the VM nor be killed.
+func TestStalePIDs(t *testing.T) {
+	d := newDriver(t)
+	if err := d.Create(t.Context(), testSpec("stale")); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(d.home, "stale")
+	innocent := idle(t, "--pidfile", "/elsewhere/ha.pid")
+	for _, content := range []string{strconv.Itoa(innocent.Process.Pid), "1", "0", "-1", "", "x", "99999999"} {
+		for _, f := range []string{"ha.pid", "qemu.pid"} {
+			if err := os.WriteFile(filepath.Join(dir, f), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if m, err := d.Inspect(t.Context(), "stale"); err != nil || m.State != vm.Stopped {
+			t.Fatalf("pid file %q: %+v, %v", content, m, err)
+		}
+	}
+	lock := filepath.Join(d.home, "_disks", "work", "in_use_by")
+	if err := os.MkdirAll(filepath.Dir(lock), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(dir, lock); err != nil {
+		t.Fatal(err)
+	}
+	writePID(t, filepath.Join(dir, "ha.pid"), innocent.Process.Pid)
+	if err := d.Stop(t.Context(), "stale", nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(lock); err == nil {
+		t.Error("the disk is still locked")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "ha.pid")); err == nil {
+		t.Error("the stale pid file is still there")
+	}
+	if err := d.Delete(t.Context(), "stale"); err != nil {
+		t.Fatal(err)
+	}
+	if len(arguments(innocent.Process.Pid)) == 0 {
+		t.Fatal("an innocent process was killed")
+	}
+}
+
+// A QEMU whose host agent died before QEMU wrote its pid file.
+func TestOrphanIsFound(t *testing.T) {
+	d := newDriver(t)
+	if err := d.Create(t.Context(), testSpec("orphan")); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(d.home, "orphan")
+	orphan := idle(t, "-pidfile", filepath.Join(dir, "qemu.pid"))
+	reaped := make(chan struct{})
+	go func() { orphan.Wait(); close(reaped) }()
+	begin := time.Now()
+	if err := d.Stop(t.Context(), "orphan", nil, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	<-reaped
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+}
+
+func TestStopWaitsForTheGuest(t *testing.T) {
+	d := newDriver(t)
+	if err := d.Create(t.Context(), testSpec("graceful")); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(d.home, "graceful")
+	start := func() *exec.Cmd {
+		q := idle(t, "-pidfile", filepath.Join(dir, "qemu.pid"))
+		writePID(t, filepath.Join(dir, "qemu.pid"), q.Process.Pid)
+		return q
+	}
+	q := start()
+	err := d.Stop(t.Context(), "graceful", func(context.Context) error {
+		q.Process.Signal(os.Interrupt)
+		return q.Wait()
+	}, time.Minute)
+	if err != nil || !q.ProcessState.Success() {
+		t.Fatalf("%v, %v", err, q.ProcessState)
+	}
+
+	q = start()
+	reaped := make(chan struct{})
+	go func() { q.Wait(); close(reaped) }()
+	begin := time.Now()
+	if err := d.Stop(t.Context(), "graceful", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, 300*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	<-reaped
+	if took := time.Since(begin); took < 300*time.Millisecond || q.ProcessState.Success() {
+		t.Errorf("killed after %v: %v", took, q.ProcessState)
+	}
+
+	q = start()
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := d.Stop(ctx, "graceful", func(context.Context) error { cancel(); return nil }, time.Minute); err == nil {
+		t.Error("a cancelled Stop succeeded")
+	}
+	if len(arguments(q.Process.Pid)) == 0 {
+		t.Error("a cancelled Stop killed the VM")
+	}
+}

@@ -1,0 +1,266 @@
+package lima
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/hostagent/events"
+	"github.com/lima-vm/lima/pkg/store/filenames"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+const (
+	// processPoll is rarer than poll because it costs a ps on macOS.
+	processPoll = 5 * poll
+
+	// portTries is how often a start is repeated when another process took the
+	// SSH port between Lima's choice and QEMU's bind.
+	portTries = 3
+)
+
+var errPortTaken = errors.New("the SSH port was taken by another process")
+
+// Start implements vm.Driver.
+func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endpoint, error) {
+	dir, err := d.dir(name)
+	if err != nil {
+		return vm.Endpoint{}, err
+	}
+	m, err := readMeta(dir)
+	switch _, statErr := os.Stat(dir); {
+	case errors.Is(statErr, fs.ErrNotExist):
+		return vm.Endpoint{}, notFound(name)
+	case err != nil:
+		return vm.Endpoint{}, fail.New(fail.Failure, "VM %s is broken: %w", name, err).WithHint("agent-sessionizer destroy %s", name)
+	}
+	for try := 1; ; try++ {
+		e, err := d.start(ctx, name, dir, m, p)
+		if errors.Is(err, errPortTaken) && try < portTries {
+			tell(p, "the SSH port was taken meanwhile, starting again")
+			continue
+		}
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("start VM %s: %w", name, err)
+		}
+		return e, err
+	}
+}
+
+func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progress) (vm.Endpoint, error) {
+	e, old := readEndpoint(dir)
+	switch r, err := d.survivors(dir); {
+	case err != nil:
+		return vm.Endpoint{}, err
+	case r.driver && old == nil:
+		return e, nil
+	case r.driver, r.agent && old != nil:
+		// Whoever started it died or gave up waiting.
+		tell(p, "the VM is booting already, waiting for it")
+		return d.await(ctx, dir, m, nil)
+	}
+	// What is left was ready once and has lost its QEMU, or is a stale pid
+	// file, socket or lock.
+	if err := d.kill(ctx, dir); err != nil {
+		return vm.Endpoint{}, err
+	}
+	if err := d.prepare(ctx, name, dir, p); err != nil {
+		return vm.Endpoint{}, err
+	}
+	accel, err := d.accelFor(ctx, m.Arch)
+	if err != nil {
+		return vm.Endpoint{}, err
+	}
+	tell(p, "starting the VM (%s)", accel.Name)
+	exited, err := d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
+	if err != nil {
+		return vm.Endpoint{}, err
+	}
+	return d.await(ctx, dir, m, exited)
+}
+
+// survivors says what runs for the VM, also what its pid files do not know.
+func (d *Driver) survivors(dir string) (running, error) {
+	found, err := family(dir)
+	if err != nil {
+		return running{}, err
+	}
+	var r running
+	for _, is := range found {
+		r.agent = r.agent || is == agent
+		r.driver = r.driver || is == driver
+	}
+	if m, err := readMeta(dir); err == nil && r.agent {
+		r.driver = r.driver || look(dir, m).driver // vz
+	}
+	return r, nil
+}
+
+// spawn executes ourselves as the VM's host agent, in a session of its own.
+// The channel is closed when it ends.
+func (d *Driver) spawn(ctx context.Context, name, dir string, env []string) (<-chan struct{}, error) {
+	if err := closeOnExec(); err != nil {
+		return nil, fmt.Errorf("start the host agent: %w", err)
+	}
+	stderr, err := os.OpenFile(filepath.Join(dir, filenames.HostAgentStderrLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, explainOS(err)
+	}
+	defer stderr.Close()
+	// Without cancel: a caller that gives up must not take the VM along.
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.self, "hostagent",
+		"--pidfile", filepath.Join(dir, filenames.HostAgentPID),
+		"--socket", filepath.Join(dir, filenames.HostAgentSock), name)
+	cmd.Env = env
+	cmd.Dir = d.home
+	cmd.Stderr = stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fail.New(fail.Host, "start the host agent: %w", err)
+	}
+	exited := make(chan struct{})
+	// This goroutine lives as long as the host agent, which is meant to
+	// outlive the call: it only reaps, so that no zombie is left.
+	go func() {
+		defer close(exited)
+		_ = cmd.Wait() // its log says more than its status
+	}()
+	return exited, nil
+}
+
+// closeOnExec keeps the host agent, and QEMU after it, from inheriting a lock
+// or a database of ours. Go opens files that way, libraries may not.
+func closeOnExec() error {
+	entries, err := os.ReadDir("/dev/fd")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
+}
+
+// await waits for the marker of the run that is going on. exited is the
+// channel of spawn when that run is ours, nil otherwise.
+func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan struct{}) (vm.Endpoint, error) {
+	var (
+		w       = newWatcher(dir)
+		seen    running // at any time of this run
+		ours    = exited != nil
+		console = time.NewTicker(poll)
+		procs   = time.NewTicker(processPoll)
+	)
+	defer console.Stop()
+	defer procs.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return vm.Endpoint{}, ctx.Err()
+		case <-exited:
+			exited, ours = nil, false // decide at the next look: somebody else may have been faster
+		case <-procs.C:
+			now := look(dir, m)
+			seen.agent, seen.driver = seen.agent || now.agent, seen.driver || now.driver
+			alive := now.any() || ours
+			if !alive { // perhaps one that has no pid file yet
+				all, err := d.survivors(dir)
+				if err != nil {
+					return vm.Endpoint{}, err
+				}
+				alive = all.any()
+			}
+			// A QEMU that is gone ends the run even if its agent lingers.
+			if !alive || seen.driver && !now.driver {
+				return vm.Endpoint{}, d.ended(ctx, dir, w)
+			}
+		case <-console.C:
+			if !seen.agent && !seen.driver {
+				continue // until the host agent has its pid file the logs are those of the run before
+			}
+			if err := w.look(); err != nil {
+				return vm.Endpoint{}, err
+			}
+			if w.panic != "" && w.hostKey == "" {
+				return vm.Endpoint{}, d.ended(ctx, dir, w)
+			}
+			if w.hostKey == "" {
+				continue
+			}
+			port, err := sshPort(dir)
+			if err != nil {
+				return vm.Endpoint{}, err
+			}
+			if port == 0 {
+				continue // the event follows QEMU's start at once
+			}
+			e := vm.Endpoint{Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), User: m.User, HostKey: w.hostKey}
+			b, err := json.Marshal(e)
+			if err != nil {
+				return vm.Endpoint{}, err
+			}
+			return e, writeFile(filepath.Join(dir, endpointFile), b)
+		}
+	}
+}
+
+// ended kills what is left of a run that cannot become ready and says why.
+func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
+	// The last words are often written while the process ends.
+	if err := sleep(ctx, 2*poll); err != nil {
+		return err
+	}
+	if err := w.look(); err != nil {
+		return err
+	}
+	// A panicked guest reboots for ever, so it is ended even for a caller that
+	// has just given up.
+	if err := d.kill(context.WithoutCancel(ctx), dir); err != nil {
+		return err
+	}
+	said := ""
+	if len(w.last) > 0 {
+		said = "\n  " + strings.Join(w.last, "\n  ")
+	}
+	if w.panic != "" {
+		return fail.New(fail.Failure, "the guest's kernel panicked: %s%s", w.panic, said)
+	}
+	log := agentLog(dir)
+	cause := fail.New(fail.Failure, "the guest powered off, or QEMU ended, before it was ready%s%s", quote(log), said)
+	return explain(log, cause)
+}
+
+// sshPort reads the port from the host agent's events, 0 before it is known.
+func sshPort(dir string) (int, error) {
+	f, err := os.Open(filepath.Join(dir, filenames.HostAgentStdoutLog))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		var ev events.Event
+		if json.Unmarshal(sc.Bytes(), &ev) == nil && ev.Status.SSHLocalPort != 0 {
+			return ev.Status.SSHLocalPort, nil
+		}
+	}
+	return 0, nil
+}

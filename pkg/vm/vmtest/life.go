@@ -1,0 +1,260 @@
+package vmtest
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// grace is what a guest gets to power off. A killed one must take about as
+// long as it was given.
+const grace = 30 * time.Second
+
+// life takes one VM through three boots: cancelled and resumed, powered off,
+// killed, crashed, and deleted while it runs.
+func (h Harness) life(t *testing.T) {
+	d := h.New(t)
+	spec := h.Spec(t, alive)
+	if h.Real {
+		spec.Boot += "\necho booted >>/var/lib/vmtest-boots\n"
+	}
+	t.Cleanup(func() {
+		if err := d.Delete(context.WithoutCancel(t.Context()), alive); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	if err := d.Create(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	h.cancelledStart(t, d)
+	ep := h.startWhileInspected(t, d, spec)
+	if again := h.start(t, d); again != ep {
+		t.Errorf("Start of a VM that runs: %+v, want %+v", again, ep)
+	}
+	if err := d.Create(t.Context(), spec); err != nil {
+		t.Errorf("Create of a VM that runs: %v", err)
+	}
+	if m := check(t, d, spec, vm.Running); m.Endpoint != ep {
+		t.Errorf("Inspect: endpoint %+v, want %+v", m.Endpoint, ep)
+	}
+	h.login(t, spec, ep)
+
+	// First run: powered off over SSH, which must not need the grace.
+	c := h.dial(t, ep)
+	output(t, c, "echo kept >~/vmtest && sync")
+	begin := time.Now()
+	err := d.Stop(t.Context(), alive, func(ctx context.Context) error {
+		return c.Run(ctx, "sudo systemctl poweroff", ssh.IO{})
+	}, grace)
+	if err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	if took := time.Since(begin); took >= grace {
+		t.Errorf("Stop by poweroff took %s: it was killed", took)
+	}
+	check(t, d, spec, vm.Stopped)
+	if err := d.Stop(t.Context(), alive, nil, time.Second); err != nil {
+		t.Errorf("Stop twice: %v", err)
+	}
+	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
+		t.Error("a stopped VM still answers")
+	}
+
+	// Second run: the disk is what it was; the guest ignores the poweroff.
+	ep = h.start(t, d)
+	if got := output(t, h.dial(t, ep), "cat ~/vmtest"); got != "kept" {
+		t.Errorf("after a restart the disk holds %q", got)
+	}
+	begin = time.Now()
+	asked := false
+	err = d.Stop(t.Context(), alive, func(context.Context) error { asked = true; return nil }, time.Second)
+	if err != nil || !asked {
+		t.Errorf("Stop of a guest that stays up: %v, asked %v", err, asked)
+	}
+	if took := time.Since(begin); took < time.Second || took > 15*time.Second {
+		t.Errorf("Stop with a second's grace took %s", took)
+	}
+	check(t, d, spec, vm.Stopped)
+
+	// Third run: the host takes it away; stale files must not hinder the fourth.
+	ep = h.start(t, d)
+	c = h.dial(t, ep)
+	h.Crash(t, d, alive)
+	select {
+	case <-c.Done():
+	case <-time.After(15 * time.Second):
+		t.Error("a crashed VM's connection stays open")
+	}
+	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State == vm.Running {
+		t.Errorf("Inspect after a crash: %+v %v", m, err)
+	}
+	ep = h.start(t, d)
+	c = h.dial(t, ep)
+	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
+		t.Errorf("after a crash the disk holds %q", got)
+	}
+	if h.Real {
+		if got := output(t, c, "wc -l </var/lib/vmtest-boots"); got != "4" && got != "5" {
+			t.Errorf("Spec.Boot ran %s times in 4 boots", got)
+		}
+	}
+	for range 2 {
+		if err := d.Delete(t.Context(), alive); err != nil {
+			t.Fatalf("Delete: %v", err)
+		}
+		if _, err := d.Inspect(t.Context(), alive); !errors.Is(err, vm.ErrNotFound) {
+			t.Errorf("Inspect after Delete: %v", err)
+		}
+	}
+	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
+		t.Error("a deleted VM still answers")
+	}
+}
+
+func (h Harness) target(ep vm.Endpoint) ssh.Target {
+	return ssh.Target{Addr: ep.Addr, User: ep.User, Key: h.Key, HostKey: ep.HostKey}
+}
+
+// cancelledStart stops waiting as soon as the VM's process is there, and the
+// VM must go on.
+func (h Harness) cancelledStart(t *testing.T, d vm.Driver) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := d.Start(ctx, alive, nil)
+		ended <- err
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(h.Boot); ; {
+		m, err := d.Inspect(t.Context(), alive)
+		if err != nil {
+			t.Errorf("Inspect while it starts: %v", err)
+		}
+		if m.State == vm.Running {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the VM does not run after %s: %+v", h.Boot, m)
+		}
+		<-tick.C
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		// A fake may have been ready before it could be cancelled.
+		if err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("a cancelled Start: %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("a cancelled Start goes on waiting")
+	}
+	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State != vm.Running {
+		t.Errorf("after a cancelled Start: %+v %v", m, err)
+	}
+}
+
+// startWhileInspected waits for the boot while others look at the VM.
+func (h Harness) startWhileInspected(t *testing.T, d vm.Driver, spec vm.Spec) vm.Endpoint {
+	t.Helper()
+	stop, looked := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		defer func() { looked <- n }()
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if m, err := d.Inspect(t.Context(), spec.Name); err != nil || m.State != vm.Running {
+				t.Errorf("Inspect while it boots: %+v %v", m, err)
+			}
+			if l, err := d.List(t.Context()); err != nil || len(l) != 1 {
+				t.Errorf("List while it boots: %+v %v", l, err)
+			}
+			n++
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	defer func() {
+		close(stop)
+		if <-looked == 0 {
+			t.Error("nobody looked")
+		}
+	}()
+	return h.start(t, d)
+}
+
+// login proves who answers at the endpoint, and to whom.
+func (h Harness) login(t *testing.T, spec vm.Spec, ep vm.Endpoint) {
+	t.Helper()
+	if ep.User != spec.User || ep.HostKey == "" || !strings.HasPrefix(ep.Addr, "127.0.0.1:") {
+		t.Errorf("endpoint %+v", ep)
+	}
+	foreign, public, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	intruder := h.target(ep)
+	intruder.Key = foreign
+	if c, err := ssh.Dial(t.Context(), intruder); err == nil {
+		_ = c.Close()
+		t.Error("a foreign key logs in")
+	}
+	mistaken := h.target(ep)
+	mistaken.HostKey = public
+	if _, err := ssh.Dial(t.Context(), mistaken); !errors.Is(err, ssh.ErrHostKey) {
+		t.Errorf("with another host key pinned: %v", err)
+	}
+	c := h.dial(t, ep)
+	if got := output(t, c, "echo $USER"); got != spec.User {
+		t.Errorf("logged in as %q", got)
+	}
+	if got := output(t, c, "sudo -n id -u"); h.Real && got != "0" {
+		t.Errorf("sudo makes uid %q", got)
+	}
+	if !h.Real {
+		return
+	}
+	if got := output(t, c, "id -u"); got != "1000" {
+		t.Errorf("uid %q", got)
+	}
+	disk := output(t, c, "lsblk -bdno SIZE /dev/$(lsblk -no PKNAME $(findmnt -no SOURCE /) | head -1)")
+	if size, err := strconv.ParseInt(disk, 10, 64); err != nil || size != spec.Disk {
+		t.Errorf("the guest's disk has %s bytes, want %d", disk, spec.Disk)
+	}
+	if got := output(t, c, "nproc"); got != strconv.Itoa(spec.CPUs) {
+		t.Errorf("the guest has %s CPUs, want %d", got, spec.CPUs)
+	}
+}
+
+// powersOff: nobody waits for a guest that will never be ready.
+func (h Harness) powersOff(t *testing.T) {
+	d := h.New(t)
+	s := h.Spec(t, idle)
+	s.Boot = "poweroff -f\n"
+	t.Cleanup(func() {
+		if err := d.Delete(context.WithoutCancel(t.Context()), idle); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	if err := d.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), h.Boot)
+	defer cancel()
+	if _, err := d.Start(ctx, idle, nil); err == nil || ctx.Err() != nil {
+		t.Errorf("Start of a guest that powers off: %v", err)
+	}
+	check(t, d, s, vm.Stopped)
+}

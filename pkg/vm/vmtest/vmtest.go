@@ -1,0 +1,224 @@
+// Package vmtest is the one behaviour suite that every vm.Driver passes.
+//
+// It follows the comments of vm.Driver line by line and asks nothing else. A
+// real VM takes half a minute to boot, so the story is told with few boots:
+// one VM lives through all of a VM's life, others are never started. It never
+// looks into a driver's files; what only the driver's own tests can arrange, a
+// half-made or a broken VM, comes from the Harness.
+package vmtest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Harness is what the suite needs of a driver.
+type Harness struct {
+	// New makes a driver on a home of its own, which is empty and goes with
+	// the test.
+	New func(t *testing.T) vm.Driver
+	// Spec asks for a small VM with the public half of Key authorized.
+	Spec func(t *testing.T, name string) vm.Spec
+	// Key is the private half, PEM.
+	Key []byte
+	// HalfMade leaves what a Create leaves that died half way.
+	HalfMade func(t *testing.T, d vm.Driver, s vm.Spec)
+	// Break damages the files of a VM that is stopped.
+	Break func(t *testing.T, d vm.Driver, name string)
+	// Crash kills the VM's processes, and no other, as a host failure does.
+	Crash func(t *testing.T, d vm.Driver, name string)
+	// Real says that guests are real: they run Spec.Boot and have a disk of
+	// Spec.Disk bytes.
+	Real bool
+	// Boot bounds one boot; 0 means 10 seconds.
+	Boot time.Duration
+}
+
+// The names are as long as the product's longest, for the sake of socket paths.
+const (
+	alive  = "agent-some-organization-a-repository-with-a-name-0a1b2c"
+	idle   = "agent-some-organization-a-repository-with-a-name-3d4e5f"
+	broken = "agent-broken-607182"
+)
+
+// Run runs the suite.
+func Run(t *testing.T, h Harness) {
+	if h.Boot == 0 {
+		h.Boot = 10 * time.Second
+	}
+	t.Run("nothing there", h.nothingThere)
+	t.Run("names", h.names)
+	t.Run("files only", h.filesOnly)
+	t.Run("a life", h.life)
+	if h.Real {
+		t.Run("a guest that powers off while it boots", h.powersOff)
+	}
+}
+
+func (h Harness) nothingThere(t *testing.T) {
+	d := h.New(t)
+	if _, err := d.Inspect(t.Context(), alive); !errors.Is(err, vm.ErrNotFound) {
+		t.Errorf("Inspect: %v", err)
+	}
+	if _, err := d.Start(t.Context(), alive, nil); !errors.Is(err, vm.ErrNotFound) {
+		t.Errorf("Start: %v", err)
+	}
+	// Stop has no VM to stop; whether that is said or not is the driver's choice.
+	if err := d.Stop(t.Context(), alive, nil, time.Second); err != nil && !errors.Is(err, vm.ErrNotFound) {
+		t.Errorf("Stop: %v", err)
+	}
+	if err := d.Delete(t.Context(), alive); err != nil {
+		t.Errorf("Delete: %v", err)
+	}
+	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
+		t.Errorf("List: %v %v", l, err)
+	}
+	a, err := d.Accel(t.Context())
+	if err != nil || a.Name == "" {
+		t.Errorf("Accel: %+v %v", a, err)
+	}
+	if again, err := d.Accel(t.Context()); err != nil || again.Name != a.Name {
+		t.Errorf("Accel again: %+v %v", again, err)
+	}
+	for _, err := range d.Check(t.Context()) {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+// A name becomes a directory and a socket: nothing else may come of it.
+func (h Harness) names(t *testing.T) {
+	d := h.New(t)
+	for _, name := range []string{"", ".", "..", "../x", "a/b", "/a", "a b", "-a", "a\n", "a\x00", "ä", strings.Repeat("a", 300)} {
+		s := h.Spec(t, alive)
+		s.Name = name
+		if err := d.Create(t.Context(), s); err == nil {
+			t.Errorf("Create(%q) was accepted", name)
+		}
+		if _, err := d.Inspect(t.Context(), name); err == nil {
+			t.Errorf("Inspect(%q) found something", name)
+		}
+		if _, err := d.Start(t.Context(), name, nil); err == nil {
+			t.Errorf("Start(%q) was accepted", name)
+		}
+	}
+	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
+		t.Errorf("List: %v %v", l, err)
+	}
+}
+
+func (h Harness) filesOnly(t *testing.T) {
+	d := h.New(t)
+	want := h.Spec(t, idle)
+	h.HalfMade(t, d, want)
+	if m, err := d.Inspect(t.Context(), idle); err == nil && m.State != vm.Broken {
+		t.Errorf("a half-made VM is %s", m.State)
+	} else if err != nil && !errors.Is(err, vm.ErrNotFound) {
+		t.Errorf("Inspect of a half-made VM: %v", err)
+	}
+	for range 2 {
+		if err := d.Create(t.Context(), want); err != nil {
+			t.Fatal(err)
+		}
+		check(t, d, want, vm.Stopped)
+	}
+	other := want
+	other.CPUs++
+	if err := d.Create(t.Context(), other); err != nil {
+		t.Fatalf("Create of a VM that exists: %v", err)
+	}
+	check(t, d, want, vm.Stopped) // left as it is
+	if err := d.Stop(t.Context(), idle, nil, time.Second); err != nil {
+		t.Errorf("Stop of a VM that never ran: %v", err)
+	}
+
+	if err := d.Create(t.Context(), h.Spec(t, broken)); err != nil {
+		t.Fatal(err)
+	}
+	h.Break(t, d, broken)
+	m, err := d.Inspect(t.Context(), broken)
+	if err != nil || m.State != vm.Broken || m.Reason == "" {
+		t.Errorf("Inspect of a broken VM: %+v %v", m, err)
+	}
+	l, err := d.List(t.Context())
+	if err != nil || len(l) != 2 {
+		t.Fatalf("List with a broken VM: %+v %v", l, err)
+	}
+	for _, m := range l {
+		if want := map[string]vm.State{idle: vm.Stopped, broken: vm.Broken}[m.Name]; m.State != want {
+			t.Errorf("List: %s is %q, want %q", m.Name, m.State, want)
+		}
+	}
+	for _, name := range []string{broken, idle, idle} {
+		if err := d.Delete(t.Context(), name); err != nil {
+			t.Errorf("Delete %s: %v", name, err)
+		}
+	}
+	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
+		t.Errorf("List after Delete: %v %v", l, err)
+	}
+}
+
+// check compares what Inspect says with what was asked for.
+func check(t *testing.T, d vm.Driver, s vm.Spec, state vm.State) vm.Machine {
+	t.Helper()
+	begin := time.Now()
+	m, err := d.Inspect(t.Context(), s.Name)
+	if err != nil {
+		t.Fatalf("Inspect: %v", err)
+	}
+	if took := time.Since(begin); took > 3*time.Second {
+		t.Errorf("Inspect took %s", took)
+	}
+	if m.Name != s.Name || m.State != state || m.Dir == "" {
+		t.Errorf("Inspect: %+v, want %s, %s", m, s.Name, state)
+	}
+	if m.CPUs != s.CPUs || m.Memory != s.Memory || m.Disk != s.Disk || m.Arch != s.Image.Arch {
+		t.Errorf("Inspect: %+v, want the resources of %+v", m, s)
+	}
+	if running := m.Endpoint.Addr != ""; running && state != vm.Running {
+		t.Errorf("a %s VM has the endpoint %+v", state, m.Endpoint)
+	}
+	return m
+}
+
+// start boots the VM alive within the bound, and fails the test otherwise.
+func (h Harness) start(t *testing.T, d vm.Driver) vm.Endpoint {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), h.Boot)
+	defer cancel()
+	ep, err := d.Start(ctx, alive, func(msg string) {
+		if strings.ContainsAny(msg, "\n\r\x1b") {
+			t.Errorf("progress is not one clean line: %q", msg)
+		}
+	})
+	if err != nil {
+		t.Fatalf("Start: %v", err)
+	}
+	return ep
+}
+
+func (h Harness) dial(t *testing.T, ep vm.Endpoint) *ssh.Client {
+	t.Helper()
+	c, err := ssh.Dial(t.Context(), ssh.Target{Addr: ep.Addr, User: ep.User, Key: h.Key, HostKey: ep.HostKey})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// output runs a command in the guest.
+func output(t *testing.T, c *ssh.Client, cmd string) string {
+	t.Helper()
+	b, err := c.Output(t.Context(), cmd, nil, 64<<10)
+	if err != nil {
+		t.Fatalf("%s: %v", cmd, err)
+	}
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,115 @@
+// Package wire is what the host and the guest program say to each other: one
+// JSON value, or one per line, over the standard streams of an SSH command.
+//
+// It defines the messages and decodes them strictly and within bounds. It never
+// transports anything. What comes from a guest is hostile: text is cut to a
+// bound and stripped of control characters before anybody sees it.
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+)
+
+// Version is the version of the messages; a side that reads another refuses.
+const Version = 1
+
+// Status is what the guest program knows of itself.
+type Status struct {
+	Version  int       `json:"version"`
+	Program  string    `json:"program"` // version of the guest program
+	Started  time.Time `json:"started"`
+	Policy   Policy    `json:"policy"`
+	Firewall Firewall  `json:"firewall"`
+	DNS      DNS       `json:"dns"`
+	Counters Counters  `json:"counters"`
+}
+
+// Policy says which policy is in force.
+type Policy struct {
+	Mode   string `json:"mode"` // "" while none was installed: nothing is allowed
+	Names  int    `json:"names"`
+	Digest string `json:"digest"` // SHA-256 of the compiled form, hexadecimal
+}
+
+// Firewall says whether the packet filter is as it should be.
+type Firewall struct {
+	Loaded     bool   `json:"loaded"`
+	IPv6       bool   `json:"ipv6"`       // the guest has a global IPv6 address, so IPv6 is not closed
+	Reasserted int64  `json:"reasserted"` // how often another program's changes were undone
+	Error      string `json:"error,omitempty"`
+}
+
+// DNS says whether names resolve.
+type DNS struct {
+	Listen   string   `json:"listen"`   // ADDRESS:PORT that serves the guest's programs, "" when none
+	Upstream []string `json:"upstream"` // resolvers of the guest's network
+	Error    string   `json:"error,omitempty"`
+}
+
+// Counters count since the guest program started.
+type Counters struct {
+	Allowed int64            `json:"allowed"`
+	Denied  int64            `json:"denied"`
+	Errors  int64            `json:"errors"`
+	Dropped map[string]int64 `json:"dropped"` // packets by chain, since the rules were loaded
+	LastSeq int64            `json:"last_seq"`
+}
+
+// Ready reports whether the guard stands: rules loaded, names answered.
+func (s Status) Ready() bool {
+	return s.Firewall.Loaded && s.Firewall.Error == "" && s.DNS.Listen != "" && s.Policy.Mode != ""
+}
+
+// Query is one line of the query log: a name that was asked for, and what became of it.
+type Query struct {
+	Seq     int64     `json:"seq"` // grows by one, also over restarts of the guest program
+	Time    time.Time `json:"time"`
+	Name    string    `json:"name"`
+	Type    string    `json:"type"`
+	Allowed bool      `json:"allowed"`
+	Rule    string    `json:"rule,omitempty"`
+	Reason  string    `json:"reason,omitempty"`
+	Answer  []string  `json:"answer,omitempty"` // addresses, or the response code of a failure
+}
+
+// Secrets is the set that a session gets. It replaces the one before it.
+// It prints and marshals as [redacted]; Encode is the one way to its content.
+type Secrets struct {
+	Env   map[string]string // by environment variable
+	Token string            // the session's own, "" for none
+}
+
+const redacted = "[redacted]"
+
+// String never shows a secret.
+func (Secrets) String() string { return redacted }
+
+// GoString never shows a secret.
+func (Secrets) GoString() string { return redacted }
+
+// LogValue never shows a secret.
+func (Secrets) LogValue() slog.Value { return slog.StringValue(redacted) }
+
+// MarshalJSON never shows a secret.
+func (Secrets) MarshalJSON() ([]byte, error) { return []byte(`"` + redacted + `"`), nil }
+
+// secretsMessage is the form that travels.
+type secretsMessage struct {
+	Version int               `json:"version"`
+	Env     map[string]string `json:"env"`
+	Token   string            `json:"token,omitempty"`
+}
+
+// Encode writes the set to the guest program's standard input.
+func (s Secrets) Encode(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false) // six bytes for one, of which a value may be full
+	if err := e.Encode(secretsMessage{Version: Version, Env: s.Env, Token: s.Token}); err != nil {
+		return fmt.Errorf("send secrets: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The packages that everything else stands on.
+. "$PROVISION_DIR/lib.sh"
+
+say "base packages"
+apt_install \
+	ca-certificates curl git git-lfs gnupg iproute2 iptables jq less \
+	openssh-client openssh-server openssh-sftp-server patch procps psmisc ripgrep \
+	rsync sudo tmux unzip vim xz-utils zsh bash-completion file make netbase \
+	ncurses-term tzdata

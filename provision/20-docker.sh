@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Docker with compose and buildx from the distribution's packages.
+. "$PROVISION_DIR/lib.sh"
+
+apt_update
+packages=(docker.io)
+# Names differ: Ubuntu has docker-compose-v2; Debian 13 docker-compose (v2) and a
+# separate docker-cli; Debian 12 only the old Python docker-compose.
+for p in docker-cli docker-buildx; do
+	if apt_has "$p"; then packages+=("$p"); fi
+done
+if apt_has docker-compose-v2; then
+	packages+=(docker-compose-v2)
+elif [[ $(apt-cache madison docker-compose) == *'| 2.'* ]]; then
+	packages+=(docker-compose)
+else
+	say "NOTE: this release has no compose v2: installing docker-compose 1, 'docker compose' is missing"
+	packages+=(docker-compose)
+fi
+say "docker: ${packages[*]}"
+
+# Logs are bounded; the agent cannot fill the disk with a chatty container.
+# iptables stays on: docker's own rules live in its own chains, and DOCKER-USER
+# is where the guest's firewall hooks in.
+put 644 /etc/docker/daemon.json <<'J'
+{
+  "iptables": true,
+  "log-driver": "json-file",
+  "log-opts": {"max-size": "10m", "max-file": "3"}
+}
+J
+apt_install "${packages[@]}"
+
+# Socket activation: the daemon costs seconds of boot and 100 MB of memory, and
+# many sessions never use it. The first `docker` call starts it. Containers with
+# a restart policy come back at that call, not at boot.
+quiet systemctl disable docker.service containerd.service || true
+unit docker.socket

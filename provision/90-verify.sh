@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Every tool answers. An image is published, and a session called provisioned,
+# only when this passes.
+. "$PROVISION_DIR/lib.sh"
+
+missing=0
+check() {
+	local out
+	if out=$(timeout 120 runuser -u "$AGENT_USER" -- env -C / HOME="/home/$AGENT_USER" "$@" 2>&1 </dev/null); then
+		say "$1: $(printf '%s' "$out" | head -n 1 | cut -c 1-80)"
+	else
+		say "$* fails: $(printf '%s' "$out" | tail -n 1 | cut -c 1-200)"
+		missing=1
+	fi
+}
+check docker --version
+if [ -e /usr/libexec/docker/cli-plugins/docker-compose ] || [ -e /usr/lib/docker/cli-plugins/docker-compose ]; then
+	check docker compose version
+else
+	check docker-compose --version
+fi
+check node --version
+check npm --version
+check git --version
+check vim --version
+check tmux -V
+check zsh --version
+check gh --version
+check jq --version
+check claude --version
+check codex --version
+check sudo -n true
+exit "$missing"

@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# The main job from nothing, on this very repository: a VM of its own for an
+# agent, what it can and cannot reach, a secret that stays off the disk, a
+# commit brought home, and nothing left behind. KEEP=1 attaches you instead of
+# cleaning up. Settings and state are the demo's own; the image is kept for later.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+asz=$PWD/bin/agent-sessionizer
+demo=$(mktemp -d "${TMPDIR:-/tmp}/asz-demo.XXXXXX")
+export XDG_CONFIG_HOME=$demo/config AGENT_SESSIONIZER_IMAGE=debian
+keep=
+[ -z "${KEEP:-}" ] || { [ -t 0 ] && [ -t 1 ] && keep=yes; }
+if [ -z "$keep" ]; then
+  export XDG_STATE_HOME=$demo/state XDG_CACHE_HOME=$demo/cache AGENT_SESSIONIZER_LIMA_HOME=$demo/vms
+fi
+session=
+
+bold() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+proof() { printf '  %-34s %s\n' "$1" "$2"; }
+die() {
+  printf 'demo: %s\n' "$*" >&2
+  exit 1
+}
+inside() { "$asz" exec "$session" -- "$@"; }
+
+cleanup() {
+  code=$?
+  trap - EXIT
+  [ -z "$session" ] || "$asz" destroy --force "$session" >/dev/null 2>&1 || true
+  [ -z "$session" ] || git for-each-ref --format='delete %(refname)' "refs/agents/$session/" | git update-ref --stdin
+  rm -rf "$demo"
+  exit "$code"
+}
+trap cleanup EXIT
+
+mkdir -p "$XDG_CONFIG_HOME/agent-sessionizer"
+DEMO_TOKEN=demo-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export DEMO_TOKEN
+cat >"$XDG_CONFIG_HOME/agent-sessionizer/config.yaml" <<'YAML'
+image: debian
+secrets:
+  DEMO_TOKEN: env:DEMO_TOKEN
+YAML
+
+bold "1. A guest image, made from Debian packages (the first time takes some minutes)"
+"$asz" image build --from debian
+
+bold "2. A session on this repository"
+session=$("$asz" open --detach --cpus 2 --memory 2GiB --disk 10GiB .)
+[ -n "$session" ] || die "no session"
+
+bold "3. What it proves"
+proof "kernel of the host" "$(uname -r)"
+proof "kernel of the VM" "$(inside uname -r)"
+mounts=$(inside findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs,cifs || true)
+[ -z "$mounts" ] || die "the host is mounted: $mounts"
+proof "file systems of the host in the VM" "none"
+
+allowed=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | sed -nE 's#^[^\#]*https?://([^/ ]+)/.*#\1#p' | grep -E '\.(debian\.org|ubuntu\.com)$' | head -n 1 || true)
+allowed=${allowed:-github.com}
+proof "allowed name $allowed" "$(inside getent ahostsv4 "$allowed" | awk 'NR == 1 { print $1 }')"
+if inside getent ahostsv4 example.com >/dev/null; then die "example.com resolves"; fi
+proof "denied name example.com" "does not resolve"
+"$asz" net denied "$session" 2>/dev/null | sed 's/^/    /'
+
+# The host's own loopback, as the guest sees it: a port that certainly listens
+# is the one that our own SSH connection uses.
+port=$("$asz" list --json | jq -r '.[0].ssh | split(":")[1]')
+if inside bash -c 'gw=$(ip -4 route show default | cut -d" " -f3); timeout 10 bash -c "exec 3<>/dev/tcp/$gw/$1"' bash "$port" 2>/dev/null; then
+  die "the guest reaches the host's port $port"
+fi
+proof "the host's port $port" "refused"
+
+want=$(printf %s "$DEMO_TOKEN" | sha256sum | cut -c1-16)
+got=$(inside sh -c 'printf %s "$DEMO_TOKEN" | sha256sum | cut -c1-16')
+[ "$want" = "$got" ] || die "the secret is not in the agent's shell"
+inside sync
+vms=$("$asz" config path | awk '$1 == "LIMA_HOME" { print $2 }')
+state=$("$asz" config path | awk '$1 == "state" { print $2 }')
+if found=$(grep -rlaF -- "$DEMO_TOKEN" "$vms" "$state" "$demo"); then die "the secret is on disk: $found"; fi
+proof "secret in the agent's shell" "yes (SHA-256 $got…)"
+proof "secret in the VM's disk, state, logs" "no ($(du -shc "$vms" "$state" | tail -n 1 | cut -f1) searched)"
+proof "tmux windows" "$(inside tmux list-windows -t agent -F '#W' | paste -sd' ')"
+proof "Claude Code" "$(inside claude --version 2>/dev/null || echo missing)"
+
+bold "4. A stand-in agent commits; the work comes home as git"
+inside sh -c 'git switch -qc agent/demo && echo "written in the VM" >AGENT_WAS_HERE && git add AGENT_WAS_HERE &&
+  git -c user.name=agent -c user.email=agent@example.invalid commit -qm "A commit made inside"'
+if "$asz" destroy "$session" 2>/dev/null; then die "destroy lost unfetched work"; fi
+proof "destroy with unfetched work" "refused"
+"$asz" fetch "$session" | sed 's/^/    /'
+git log -1 --format='    %h %an: %s' "refs/agents/$session/heads/agent/demo"
+
+if [ -n "$keep" ]; then
+  bold "5. You are about to be attached: prefix d leaves, prefix D destroys; later: bin/agent-sessionizer open ."
+  trap - EXIT
+  "$asz" open "$session" || true
+  rm -rf "$demo"
+  exit 0
+fi
+
+bold "5. Destroyed, and nothing is left"
+name=$session
+"$asz" destroy "$name"
+"$asz" destroy "$name" # a second time is a success
+left=$(find "$vms" -mindepth 1 -maxdepth 1 ! -name '_*' | wc -l)
+[ "$left" = 0 ] || die "VM directories are left in $vms"
+if pgrep -f "$vms" >/dev/null; then die "processes are left: $(pgrep -af "$vms")"; fi
+proof "VMs, processes" "0"
+proof "sessions" "$("$asz" list --json | jq length)"
+bold "demo: ok"

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Installs what building, testing and the demo need and is missing:
+# by apt on Debian and Ubuntu, by brew on macOS. Everything else is named.
+set -euo pipefail
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+# command → package
+case "$(uname -s)" in
+Linux)
+  command -v apt-get >/dev/null || {
+    say "this is neither Debian nor Ubuntu; install: qemu, qemu-img, mmdebstrap, e2fsprogs, tmux, git, ssh, iproute2, iptables"
+    exit 5
+  }
+  arch=$(dpkg --print-architecture)
+  case $arch in
+  amd64) qemu=qemu-system-x86_64 qemu_package=qemu-system-x86 ;;
+  arm64) qemu=qemu-system-aarch64 qemu_package=qemu-system-arm ;;
+  *) say "unsupported architecture $arch"; exit 5 ;;
+  esac
+  want="$qemu:$qemu_package qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs tmux:tmux git:git ssh:openssh-client
+    ip:iproute2 iptables:iptables make:make jq:jq curl:curl"
+  missing=()
+  for pair in $want; do
+    PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+  done
+  [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+  [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+  command -v go >/dev/null || missing+=(golang-go)
+  # Images are built in a user namespace when not root.
+  [ "$(id -u)" = 0 ] || command -v newuidmap >/dev/null || missing+=(uidmap)
+  if [ ${#missing[@]} -gt 0 ]; then
+    say "installing ${missing[*]}"
+    sudo=()
+    if [ "$(id -u)" != 0 ]; then
+      command -v sudo >/dev/null || { say "not root and no sudo; as root: apt-get install ${missing[*]}"; exit 5; }
+      sudo=(sudo)
+    fi
+    "${sudo[@]}" apt-get update -qq
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+  fi
+  ;;
+Darwin)
+  command -v brew >/dev/null || { say "Homebrew is missing: https://brew.sh"; exit 5; }
+  for pair in tmux:tmux git:git jq:jq go:go; do
+    command -v "${pair%%:*}" >/dev/null || { say "installing ${pair##*:}"; brew install "${pair##*:}" >&2; }
+  done
+  ;;
+*)
+  say "unsupported system $(uname -s)"
+  exit 5
+  ;;
+esac
+# From 1.21 on Go fetches the toolchain that go.mod asks for by itself.
+version=$(go env GOVERSION 2>/dev/null | sed 's/^go//')
+case ${version:-missing} in
+missing | 0.* | 1.[0-9] | 1.[0-9].* | 1.1[0-9] | 1.1[0-9].* | 1.20 | 1.20.*)
+  say "Go 1.21 or newer is needed and this is ${version:-none}; install it from https://go.dev/dl and put it first in PATH"
+  exit 5
+  ;;
+esac

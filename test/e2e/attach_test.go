@@ -1,0 +1,84 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// attach drives a real tmux: a terminal (a second tmux server's pane) in which
+// the user types, the local tmux session, and the guest's tmux in it.
+func attach(t *testing.T, b *box, name string) {
+	term := "terminal"
+	tm := func(args ...string) string {
+		r := b.run("", append([]string{"tmux", "-f", "/dev/null", "-L", term}, args...)...)
+		return r.all()
+	}
+	if out := tm("new-session", "-d", "-s", "t", "-x", "120", "-y", "30", "sh"); strings.TrimSpace(out) != "" {
+		t.Fatal(out)
+	}
+	defer tm("kill-server")
+	screen := func() string { return tm("capture-pane", "-p", "-t", "t") }
+	sees := func(what string) {
+		t.Helper()
+		deadline := time.Now().Add(60 * time.Second)
+		for !strings.Contains(screen(), what) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%q does not appear; the screen:\n%s", what, screen())
+			}
+			time.Sleep(200 * time.Millisecond) // a terminal has nothing to wait on
+		}
+	}
+	typed := func(keys ...string) { tm(append([]string{"send-keys", "-t", "t"}, keys...)...) }
+
+	typed("unset TMUX; "+os.Getenv(envBinary)+" open "+name, "Enter")
+	sees("scratch") // the guest's status line
+	// the guest's prefix reaches the guest: window 5 is scratch
+	typed("C-b", "5")
+	time.Sleep(time.Second)
+	typed("stty size; echo in-$(hostname)", "Enter")
+	sees("in-lima-" + name)
+	typed("clear", "Enter")
+
+	// the connection dies; it comes back by itself, to the same windows
+	pids := b.processes("attach-session")
+	if len(pids) != 1 {
+		t.Fatalf("attach processes: %v", pids)
+	}
+	typed("echo before-$((40+2))", "Enter")
+	sees("before-42")
+	b.in(name, `sudo pkill -o -f 'sshd.*agent@pts|sshd-session.*agent@pts'`)
+	// What is typed while there is no connection is not kept, so type until it is there.
+	for end := time.Now().Add(time.Minute); !strings.Contains(screen(), "after-43"); time.Sleep(3 * time.Second) { // a terminal has nothing to wait on
+		if time.Now().After(end) {
+			t.Fatalf("no reconnection; the screen:\n%s", screen())
+		}
+		typed("echo after-$((40+3))", "Enter")
+	}
+	for pid := range b.processes("attach-session") {
+		if pids[pid] == "" {
+			t.Error("the attach process was replaced; it should reconnect")
+		}
+	}
+
+	// prefix d leaves the local session; it stays
+	typed("C-b", "d")
+	sees("detached")
+	if out := b.run("", "tmux", "list-sessions", "-F", "#S"); !strings.Contains(out.stdout, "project") {
+		t.Errorf("no local session after detaching: %s", out.all())
+	}
+	// prefix D asks before it destroys
+	typed("clear; "+os.Getenv(envBinary)+" open "+name, "Enter")
+	sees("after-43")
+	typed("C-b", "D")
+	sees("It would lose")
+	typed("n", "Enter")
+	time.Sleep(time.Second)
+	if l := b.list(); len(l) != 1 || l[0].State != "ready" {
+		t.Errorf("after refusing: %+v", l)
+	}
+	typed("C-b", "d")
+}

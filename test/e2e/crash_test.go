@@ -1,0 +1,114 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestCrash kills what a real VM consists of. The same command again must lead
+// to the same end; the disk and the work on it stay.
+func TestCrash(t *testing.T) {
+	b := newBox(t)
+	b.repo("project")
+
+	// The command is interrupted and the keeper killed while the VM boots; two
+	// commands at once then find the same VM and finish it.
+	open := exec.Command("agent-sessionizer", append([]string{"open", "-d"}, append(strings.Fields(small), "./project")...)...)
+	open.Path, open.Err = binary(), nil
+	open.Env, open.Dir = b.env, b.home
+	var said strings.Builder
+	open.Stderr = &said
+	if err := open.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "QEMU", func() bool { return len(b.processes("qemu-system")) > 0 })
+	if err := open.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	err := open.Wait()
+	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 130 || !strings.Contains(said.String(), "goes on without you") {
+		t.Errorf("interrupted open: %v\n%s", err, said.String())
+	}
+	b.kill("keeper")
+	names := make(chan string, 2)
+	for range 2 {
+		go func() { names <- strings.TrimSpace(b.run("", "agent-sessionizer", "open", "-d", "./project").stdout) }()
+	}
+	name := <-names
+	if other := <-names; name == "" || name != other || len(b.list()) != 1 {
+		t.Fatalf("two opens at once: %q and %q, sessions %+v\n%s", name, other, b.list(), b.logs())
+	}
+	b.mustIn(name, "echo precious >precious.txt && sync")
+
+	// The keeper dies: the VM does not notice, the next command starts another.
+	b.kill("keeper")
+	b.mustIn(name, "cat precious.txt")
+	waitFor(t, "a new keeper", func() bool { return len(b.processes("keeper")) > 0 })
+
+	// The host agent dies: the VM still runs and can be used and stopped.
+	b.kill("hostagent")
+	b.mustIn(name, "cat precious.txt")
+
+	// QEMU dies: the session says so, and starts again with its disk.
+	b.kill("qemu-system")
+	b.waitState("stopped")
+	if out := b.asz("list"); !strings.Contains(out, "ended by itself") {
+		t.Errorf("list does not say why: %s", out)
+	}
+	b.asz("start", name)
+	if got := b.mustIn(name, "cat precious.txt"); got != "precious" {
+		t.Errorf("the work is %q", got)
+	}
+
+	// The host loses power: everything dies at once, pid files and locks stay.
+	for _, what := range []string{"keeper", "hostagent", "qemu-system"} {
+		b.kill(what)
+	}
+	b.waitState("stopped")
+	b.asz("open", "-d", "./project")
+	if got := b.mustIn(name, "cat precious.txt"); got != "precious" {
+		t.Errorf("the work is %q", got)
+	}
+	b.asz("destroy", "--force", name)
+	if left := b.leftovers(); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+}
+
+// TestDestroyWhileCreating calls the work off in the middle of a boot.
+func TestDestroyWhileCreating(t *testing.T) {
+	b := newBox(t)
+	b.repo("project")
+	open := exec.Command("agent-sessionizer", append([]string{"open", "-d"}, append(strings.Fields(small), "./project")...)...)
+	open.Path, open.Err = binary(), nil
+	open.Env, open.Dir = b.env, b.home
+	if err := open.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "QEMU", func() bool { return len(b.processes("qemu-system")) > 0 })
+	b.asz("destroy", "project")
+	if err := open.Wait(); err == nil {
+		t.Error("open succeeded on a session that was destroyed under it")
+	}
+	if left := b.leftovers(); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+	if l := b.list(); len(l) != 0 {
+		t.Errorf("sessions are left: %+v", l)
+	}
+}
+
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // other processes have nothing to wait on
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("%s did not come", what)
+}

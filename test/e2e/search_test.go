@@ -1,0 +1,135 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// searchDisk looks for the secret in the stopped VM's disk as the guest wrote
+// it (qcow2 is unpacked first: in it a run of bytes may be cut in two), and in
+// every file of the VM's and the product's directories.
+func searchDisk(t *testing.T, b *box, name, secret string) {
+	t.Helper()
+	raw := filepath.Join(b.home, "raw")
+	defer os.Remove(raw)
+	disk := filepath.Join(b.home, ".agent-vms", name, "diffdisk")
+	if out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-O", "raw", disk, raw).CombinedOutput(); err != nil {
+		t.Fatalf("unpack the disk: %v\n%s", err, out)
+	}
+	n, found, err := search(raw, []byte(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n < 200<<20 {
+		t.Errorf("only %d bytes of the disk hold data; the search proves nothing", n)
+	}
+	if found {
+		t.Error("the secret is on the VM's disk")
+	}
+	// The search finds what is there: the repository's file is.
+	if _, found, err := search(raw, []byte("not committed\n")); err != nil || !found {
+		t.Errorf("a file that is on the disk is not found: %v", err)
+	}
+	os.Remove(raw)
+	searchHome(t, b, secret, "secret-file")
+}
+
+// search reads the data extents of a sparse file.
+func search(path string, what []byte) (read int64, found bool, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, false, err
+	}
+	defer f.Close()
+	buf := make([]byte, 4<<20)
+	for at := int64(0); ; {
+		start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+		if err != nil {
+			return read, false, nil // no more data
+		}
+		end, err := unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
+		if err != nil {
+			return read, false, err
+		}
+		keep := 0
+		for pos := start; pos < end; {
+			n, err := f.ReadAt(buf[keep:min(int64(len(buf)), int64(keep)+end-pos)], pos)
+			if n == 0 && err != nil {
+				if err == io.EOF {
+					break
+				}
+				return read, false, err
+			}
+			read, pos = read+int64(n), pos+int64(n)
+			if bytes.Contains(buf[:keep+n], what) {
+				return read, true, nil
+			}
+			// what may straddle two reads
+			tail := min(len(what), keep+n)
+			copy(buf, buf[keep+n-tail:keep+n])
+			keep = tail
+		}
+		at = end
+	}
+}
+
+// cmdlines watches the arguments of all processes for a secret.
+type cmdlines struct {
+	stop  context.CancelFunc
+	done  chan struct{}
+	found atomic.Pointer[string]
+	seen  atomic.Int64
+}
+
+func watchCmdlines(t *testing.T, secret string) *cmdlines {
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &cmdlines{stop: cancel, done: make(chan struct{})}
+	t.Cleanup(func() { cancel(); <-w.done })
+	go func() {
+		defer close(w.done)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+			for _, file := range files {
+				text, err := os.ReadFile(file)
+				if err != nil {
+					continue
+				}
+				w.seen.Add(1)
+				if strings.Contains(string(text), secret) {
+					line := string(text)
+					w.found.Store(&line)
+				}
+			}
+		}
+	}()
+	return w
+}
+
+func (w *cmdlines) check(t *testing.T) {
+	t.Helper()
+	if line := w.found.Load(); line != nil {
+		t.Errorf("the secret was an argument: %q", *line)
+	}
+	if w.seen.Load() == 0 {
+		t.Error("no process was looked at")
+	}
+}

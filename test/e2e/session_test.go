@@ -1,0 +1,325 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestSession is the main job as a user lives it: one VM from its making to its
+// removal. The parts follow each other and share the VM, because a boot under
+// emulation costs half a minute.
+func TestSession(t *testing.T) {
+	b := newBox(t)
+	clone := b.repo("project")
+	b.write("project/draft.txt", "not committed\n")
+	sentinel := "sentinel-" + random() + "-end"
+	b.write("secret-file", sentinel)
+	multi := "line one " + random() + "\nline 'two' \"$x\"\n"
+	b.write("multi-file", multi)
+	b.write(".config/agent-sessionizer/config.yaml", `
+secrets:
+  SENTINEL: file:`+b.home+`/secret-file
+  MULTI: file:`+b.home+`/multi-file
+  GITHUB_TOKEN: "cmd:printf ghp_%s `+random()+`"
+`)
+	watch := watchCmdlines(t, sentinel)
+	name := b.open("--with-changes", "./project")
+
+	t.Run("a VM of its own", func(t *testing.T) {
+		if host, guest := kernel(t), b.mustIn(name, "uname -r"); host == guest {
+			t.Errorf("the guest runs the host's kernel %s", host)
+		}
+		if m := b.in(name, "findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs"); m.stdout != "" {
+			t.Errorf("the host is mounted: %s", m.stdout)
+		}
+		if env := b.mustIn(name, "env"); strings.Contains(env, "SSH_AUTH_SOCK") {
+			t.Error("the host's SSH agent is forwarded")
+		}
+		if cpus := b.mustIn(name, "nproc"); cpus != "2" {
+			t.Errorf("%s CPUs, want 2", cpus)
+		}
+		if ports := b.mustIn(name, "cat /etc/machine-id; hostname"); !strings.Contains(ports, name) {
+			t.Errorf("hostname: %s", ports)
+		}
+	})
+	t.Run("tools", func(t *testing.T) {
+		for _, tool := range []string{"git", "vim", "tmux", "zsh", "docker", "node", "npm", "gh", "claude", "jq"} {
+			if r := b.in(name, "command -v "+tool); r.code != 0 {
+				t.Errorf("%s is missing", tool)
+			}
+		}
+		if r := b.in(name, "claude --version"); r.code != 0 || !strings.Contains(r.stdout, "Claude Code") {
+			t.Errorf("claude --version: %s", r.all())
+		}
+		if r := b.in(name, "docker compose version || docker-compose version"); r.code != 0 {
+			t.Errorf("compose: %s", r.all())
+		}
+	})
+	t.Run("repository", func(t *testing.T) {
+		if got := b.mustIn(name, "git log --format=%s | tr '\\n' ' '; git branch --show-current"); got != "hello first main" {
+			t.Errorf("history: %q", got)
+		}
+		if got := b.mustIn(name, "cat hello.txt draft.txt; git status --porcelain"); got != "hello\nnot committed\n?? draft.txt" {
+			t.Errorf("work tree: %q", got)
+		}
+	})
+	t.Run("tmux windows", func(t *testing.T) {
+		if got := b.mustIn(name, "tmux list-windows -t agent -F '#W' | paste -sd' '"); got != "vim server claude git scratch" {
+			t.Errorf("windows: %q", got)
+		}
+	})
+	t.Run("names", func(t *testing.T) { names(t, b, name) })
+	t.Run("addresses and ports", func(t *testing.T) { addresses(t, b, name) })
+	t.Run("the guard survives docker", func(t *testing.T) {
+		b.mustIn(name, "sudo systemctl restart docker && sleep 6")
+		addresses(t, b, name)
+	})
+	t.Run("secrets", func(t *testing.T) {
+		if got := b.mustIn(name, `printf %s "$SENTINEL"`); got != sentinel {
+			t.Error("the secret is not in the agent's environment")
+		}
+		if got := b.in(name, `printf '%s' "$MULTI"`); got.stdout != multi {
+			t.Errorf("the multi-line secret is %q, want %q", got.stdout, multi)
+		}
+		for _, shell := range []string{"zsh -c", "zsh -ic", "bash -lc", "bash -ic"} {
+			if r := b.in(name, shell+` 'printf %s "$SENTINEL"'`); !strings.Contains(r.stdout, sentinel) {
+				t.Errorf("%s does not have the secret: %q", shell, r.all())
+			}
+		}
+		if got := b.mustIn(name, "stat -L -c '%a %U' /run/agent /run/agent/env; stat -f -c %T /run/agent"); got != "700 agent\n600 agent\ntmpfs" {
+			t.Errorf("secrets lie in %q", got)
+		}
+		cred := b.mustIn(name, `printf 'protocol=https\nhost=github.com\n\n' | git credential fill`)
+		if !strings.Contains(cred, "password=ghp_") {
+			t.Errorf("credential helper: %q", cred)
+		}
+		if other := b.in(name, `printf 'protocol=https\nhost=evil.example\n\n' | GIT_TERMINAL_PROMPT=0 git credential fill`); strings.Contains(other.all(), "ghp_") {
+			t.Error("the GitHub token is offered to another host")
+		}
+		if out := b.asz("secrets", "list", "--json") + b.asz("config", "show") + b.asz("logs", name); strings.Contains(out, sentinel) {
+			t.Error("the secret is shown")
+		}
+	})
+	t.Run("copy", func(t *testing.T) {
+		b.write("in.txt", "copied\n")
+		b.asz("cp", "in.txt", name+":sub-in.txt")
+		if got := b.mustIn(name, "cat sub-in.txt; rm sub-in.txt"); got != "copied" {
+			t.Errorf("copied in: %q", got)
+		}
+		b.mustIn(name, "mkdir -p /tmp/out/deep && echo result >/tmp/out/deep/r.txt && ln -s /etc/passwd /tmp/out/link")
+		b.run("", "agent-sessionizer", "cp", name+":/tmp/out", "out")
+		if text, err := os.ReadFile(filepath.Join(b.home, "out/deep/r.txt")); err != nil || string(text) != "result\n" {
+			t.Errorf("copied out: %q %v", text, err)
+		}
+		if _, err := os.Lstat(filepath.Join(b.home, "out/link")); err == nil {
+			t.Error("a link came out of the guest")
+		}
+	})
+	t.Run("OpenSSH", func(t *testing.T) {
+		b.write("ssh.config", b.asz("ssh-config", name))
+		r := b.run("", "ssh", "-F", filepath.Join(b.home, "ssh.config"), name, "echo", "hello from", "$USER")
+		if r.stdout != "hello from agent\n" {
+			t.Errorf("ssh: %s", r.all())
+		}
+	})
+	t.Run("attach", func(t *testing.T) { attach(t, b, name) })
+	t.Run("work comes home", func(t *testing.T) { work(t, b, name, clone) })
+	t.Run("stop and start", func(t *testing.T) {
+		before := b.mustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2")
+		b.asz("stop", name)
+		if got := b.list()[0].State; got != "stopped" {
+			t.Errorf("state %q", got)
+		}
+		if left := b.processes("qemu"); len(left) > 0 {
+			t.Errorf("QEMU still runs: %v", left)
+		}
+		watch.check(t)
+		searchDisk(t, b, name, sentinel)
+		b.asz("start", name)
+		if after := b.mustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2"); after != before {
+			t.Errorf("identity changed over a restart:\n%s\n%s", before, after)
+		}
+		if got := b.mustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
+			t.Error("the secret is gone after a restart")
+		}
+		names(t, b, name)
+	})
+	t.Run("destroy", func(t *testing.T) {
+		b.mustIn(name, "echo precious >precious.txt")
+		b.fails(4, "would lose work", "destroy", name)
+		b.asz("destroy", "--force", name)
+		b.asz("destroy", name)
+		if l := b.list(); len(l) != 0 {
+			t.Errorf("sessions are left: %+v", l)
+		}
+		if left := b.leftovers(); len(left) > 0 {
+			t.Errorf("processes are left: %v", left)
+		}
+		for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
+			if left, _ := filepath.Glob(filepath.Join(b.home, glob)); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		}
+		if r := b.run("", "tmux", "list-sessions"); strings.Contains(r.stdout, "project") {
+			t.Errorf("the local tmux session is left: %s", r.stdout)
+		}
+	})
+	searchHome(t, b, sentinel, "secret-file")
+}
+
+func names(t *testing.T, b *box, name string) {
+	t.Helper()
+	if got := b.mustIn(name, "getent ahostsv4 github.com | head -n1 | cut -d' ' -f1"); got != allowedAddr {
+		t.Errorf("github.com is %q", got)
+	}
+	before := hitCount("dns evil.example.")
+	for _, line := range []string{
+		"getent ahostsv4 evil.example",
+		"getent ahostsv4 github.com.evil.example",
+		"sudo getent ahostsv4 evil.example",
+	} {
+		if r := b.in(name, line); r.code == 0 {
+			t.Errorf("%s: %s", line, r.stdout)
+		}
+	}
+	if after := hitCount("dns evil.example."); after != before {
+		t.Error("a denied name was asked upstream")
+	}
+	// A resolver of one's own choice is the proxy all the same.
+	r := b.in(name, `command -v dig >/dev/null && dig +short +tries=1 +time=3 @`+resolverAddr+` evil.example || python3 - <<'EOF'
+import socket
+q=b'\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04evil\x07example\x00\x00\x01\x00\x01'
+s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); s.settimeout(3)
+s.sendto(q,('`+resolverAddr+`',53))
+d=s.recv(512)
+print('rcode',d[3]&15,'answers',d[7])
+EOF`)
+	if !strings.Contains(r.stdout, "rcode 3 answers 0") && strings.TrimSpace(r.stdout) != "" {
+		t.Errorf("asking a foreign resolver: %s", r.all())
+	}
+	if got := b.in(name, "getent ahostsv4 rebind.github.com"); strings.Contains(got.stdout, lanAddr) {
+		t.Errorf("rebinding: %s", got.stdout)
+	}
+	// allowed at once, and seen in the log
+	if r := b.in(name, "getent ahostsv4 files.example"); r.code == 0 && hitCount("allowed files.example") == 0 {
+		t.Errorf("files.example resolves before it is allowed: %s", r.stdout)
+	}
+	if denied := b.asz("net", "denied", name, "--json"); !strings.Contains(denied, `"evil.example"`) {
+		t.Errorf("net denied does not show evil.example: %s", denied)
+	}
+	b.asz("net", "allow", name, "files.example", "rebind.example", "alias.example")
+	hit("allowed files.example")
+	if got := b.mustIn(name, "getent ahostsv4 files.example | head -n1 | cut -d' ' -f1"); got != "203.0.113.20" {
+		t.Errorf("files.example after net allow: %q", got)
+	}
+	if got := b.in(name, "getent ahostsv4 rebind.example"); strings.Contains(got.stdout, lanAddr) {
+		t.Errorf("an allowed name leads to the LAN: %s", got.stdout)
+	}
+	if log := b.asz("net", "log", name, "--json"); !strings.Contains(log, `"files.example"`) {
+		t.Error("net log does not show files.example")
+	}
+	b.fails(2, "203.0.113.9", "net", "allow", name, "203.0.113.9")
+}
+
+// addresses tries what may and what may not be connected to, as root too.
+func addresses(t *testing.T, b *box, name string) {
+	t.Helper()
+	script := `for target in $1; do
+  if timeout 8 bash -c 'exec 3<>"/dev/tcp/${0%:*}/${0##*:}"' "$target" 2>/dev/null; then echo "open $target"; else echo "shut $target"; fi
+done
+gw=$(ip -4 route show default | cut -d' ' -f3)
+if timeout 8 bash -c 'exec 3<>"/dev/tcp/$0/80"' "$gw" 2>/dev/null; then echo "open gateway:80"; else echo "shut gateway:80"; fi`
+	b.write("probe.sh", script)
+	b.asz("cp", "probe.sh", name+":/tmp/probe.sh")
+	for _, sudo := range []string{"", "sudo "} {
+		got := b.mustIn(name, sudo+"bash /tmp/probe.sh '"+strings.Join([]string{
+			allowedAddr + ":80", allowedAddr + ":22", allowedAddr + ":25", allowedAddr + ":8080", allowedAddr + ":853",
+			lanAddr + ":80", metadataAddr + ":80",
+		}, " ")+"'")
+		want := strings.Join([]string{
+			"open " + allowedAddr + ":80", "open " + allowedAddr + ":22", "shut " + allowedAddr + ":25", "shut " + allowedAddr + ":8080", "shut " + allowedAddr + ":853",
+			"shut " + lanAddr + ":80", "shut " + metadataAddr + ":80", "shut gateway:80",
+		}, "\n")
+		if got != want {
+			t.Errorf("%sconnections:\n%s\nwant:\n%s", sudo, got, want)
+		}
+	}
+	for _, addr := range []string{lanAddr + ":80", metadataAddr + ":80", "127.0.0.1:80", allowedAddr + ":25"} {
+		if n := hitCount(addr); n != 0 {
+			t.Errorf("%s was reached %d times", addr, n)
+		}
+	}
+	if r := b.in(name, "ip -6 route get 2001:db8::1 && ping -6 -c1 -W2 2001:db8::1"); r.code == 0 {
+		t.Errorf("IPv6: %s", r.stdout)
+	}
+}
+
+func work(t *testing.T, b *box, name, clone string) {
+	b.mustIn(name, `git switch -qc feature && git config user.name agent && git config user.email a@example.invalid &&
+		echo agent >>hello.txt && git add hello.txt && git commit -qm 'by the agent' && echo loose >loose.txt`)
+	b.fails(4, "would lose work", "destroy", name)
+	diff := b.asz("diff", name)
+	for _, want := range []string{"+agent", "+loose"} {
+		if !strings.Contains(diff, want) {
+			t.Errorf("diff lacks %q:\n%s", want, diff)
+		}
+	}
+	out := b.asz("fetch", name)
+	ref := "refs/agents/" + name + "/heads/feature"
+	if !strings.Contains(out, ref) {
+		t.Errorf("fetch: %s", out)
+	}
+	if got := b.runIn(clone, "git", "log", "-1", "--format=%an %s", ref); got.stdout != "agent by the agent\n" {
+		t.Errorf("fetched: %s", got.all())
+	}
+	if got := b.runIn(clone, "git", "status", "--porcelain", "--branch"); got.stdout != "## main\n?? draft.txt\n" {
+		t.Errorf("the local clone was touched: %q", got.stdout)
+	}
+	b.mustIn(name, "rm loose.txt")
+}
+
+func random() string {
+	b := make([]byte, 12)
+	_, _ = rand.Read(b)
+	return hex.EncodeToString(b)
+}
+
+func kernel(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// searchHome looks for the secret, as bytes, in every file of the box but the
+// one that it was put into.
+func searchHome(t *testing.T, b *box, secret, but string) {
+	t.Helper()
+	files := 0
+	err := filepath.WalkDir(b.home, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || path == filepath.Join(b.home, but) {
+			return nil //nolint:nilerr // sockets and files that go while we walk
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil //nolint:nilerr // gone meanwhile
+		}
+		files++
+		if bytes.Contains(text, []byte(secret)) {
+			t.Errorf("the secret is in %s", path)
+		}
+		return nil
+	})
+	if err != nil || files < 5 {
+		t.Errorf("searched %d files: %v", files, err)
+	}
+}
