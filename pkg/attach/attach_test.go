@@ -215,7 +215,7 @@ func newUser(t *testing.T) *user {
 // sees waits for want, and forgets everything up to it.
 func (u *user) sees(want string) {
 	u.t.Helper()
-	deadline := time.NewTimer(15 * time.Second)
+	deadline := time.NewTimer(2 * time.Minute)
 	defer deadline.Stop()
 	for {
 		u.mu.Lock()
@@ -251,9 +251,14 @@ func (g *guest) dial(ctx context.Context) (*ssh.Client, error) { return ssh.Dial
 func start(t *testing.T, u *user, o Options) <-chan result {
 	t.Helper()
 	o.In, o.Out, o.Command, o.Title = u.tty, u.tty, "tmux attach", "owner/repo"
-	o.keepEvery, o.keepWait, o.retryMin = 50*time.Millisecond, 200*time.Millisecond, 20*time.Millisecond
-	ended := make(chan result, 1)
+	o.keepEvery, o.retryMin = 50*time.Millisecond, 20*time.Millisecond
+	if o.keepWait == 0 {
+		o.keepWait = time.Minute // a slow guest is no lost one
+	}
+	ended, done := make(chan result, 1), make(chan struct{})
+	t.Cleanup(func() { <-done })
 	go func() {
+		defer close(done)
 		code, err := Run(t.Context(), o)
 		ended <- result{code, err}
 	}()
@@ -265,7 +270,7 @@ func ends(t *testing.T, c <-chan result) result {
 	select {
 	case r := <-c:
 		return r
-	case <-time.After(15 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("Run does not end")
 		return result{}
 	}
@@ -319,15 +324,21 @@ func TestReconnect(t *testing.T) {
 		u.types("b")
 		u.sees(`["b"]`)
 	}
-	// A guest that is there and does not answer is noticed too.
-	g.freeze(true)
-	u.sees("connection lost")
-	g.freeze(false)
-	u.sees("command=tmux attach")
 	u.types("X")
 	if r := ends(t, ended); r.code != 7 || r.err != nil {
 		t.Errorf("Run = %d, %v", r.code, r.err)
 	}
+}
+
+// A guest that is there and does not answer is noticed too.
+func TestFrozenGuest(t *testing.T) {
+	g, u := newGuest(t), newUser(t)
+	start(t, u, Options{Dial: g.dial, keepWait: 200 * time.Millisecond})
+	u.sees("command=tmux attach")
+	g.freeze(true)
+	u.sees("connection lost")
+	g.freeze(false)
+	u.sees("command=tmux attach")
 }
 
 func TestGiveUp(t *testing.T) {

@@ -226,7 +226,7 @@ func TestTerminalSteps(t *testing.T) {
 // readUntil reads the terminal until all of want were there.
 func readUntil(t *testing.T, f *os.File, want ...string) string {
 	t.Helper()
-	if err := f.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := f.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	var got []byte

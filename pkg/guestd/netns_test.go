@@ -79,17 +79,23 @@ func serve(ports []string, resolves bool) {
 	io.Copy(io.Discard, os.Stdin) // until the test ends
 }
 
-// probe says of each "tcp ADDR [SOURCE]" and "dns[/tcp] ADDR NAME" what became of it.
+// probe says of each "tcp ADDR [SOURCE]" and "dns[/tcp] ADDR NAME" what became
+// of it. Before each stands how long to wait for an answer.
 func probe(what []string) map[string]string {
 	results := map[string]string{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, w := range what {
 		wg.Go(func() {
+			wait, w, _ := strings.Cut(w, " ")
+			patience, err := time.ParseDuration(wait)
+			if err != nil {
+				panic(err)
+			}
 			f := strings.Fields(w)
 			r := ""
 			if f[0] == "tcp" {
-				d := net.Dialer{Timeout: 1500 * time.Millisecond}
+				d := net.Dialer{Timeout: patience}
 				if len(f) > 2 {
 					d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(f[2]), 0))
 				}
@@ -102,7 +108,7 @@ func probe(what []string) map[string]string {
 				network := strings.TrimPrefix(strings.TrimPrefix(f[0], "dns"), "/")
 				m := new(dns.Msg)
 				m.SetQuestion(f[2], dns.TypeA)
-				reply, _, err := (&dns.Client{Net: network, Timeout: 3 * time.Second}).Exchange(m, f[1])
+				reply, _, err := (&dns.Client{Net: network, Timeout: patience}).Exchange(m, f[1])
 				if r = verdict(err); err == nil {
 					r = dns.RcodeToString[reply.Rcode]
 					for _, rr := range reply.Answer {
@@ -231,12 +237,16 @@ func (l *lab) role(ns, role string) *exec.Cmd {
 	return cmd
 }
 
-// expect probes from a namespace.
+// expect probes from a namespace. Only silence is waited for in vain.
 func (l *lab) expect(ns string, want map[string]string) {
 	l.Helper()
 	var what []string
-	for w := range want {
-		what = append(what, w)
+	for w, verdict := range want {
+		patience := time.Minute
+		if verdict == "silence" {
+			patience = 2 * time.Second
+		}
+		what = append(what, patience.String()+" "+w)
 	}
 	for w, got := range l.probe(ns, what...) {
 		if got != want[w] {
@@ -421,7 +431,7 @@ func TestFirewallInNamespaces(t *testing.T) {
 func (l *lab) echoes(between func()) bool {
 	l.Helper()
 	cmd := exec.Command("ip", "netns", "exec", l.guest, "bash", "-c",
-		"exec 3<>/dev/tcp/203.0.113.10/443; echo up; read -r; echo ping >&3; read -r -t 5 x <&3; echo got:$x")
+		"exec 3<>/dev/tcp/203.0.113.10/443; echo up; read -r; echo ping >&3; read -r -t 60 x <&3; echo got:$x")
 	in, errIn := cmd.StdinPipe()
 	out, errOut := cmd.StdoutPipe()
 	if err := errors.Join(errIn, errOut, cmd.Start()); err != nil {
@@ -449,7 +459,7 @@ func (l *lab) reasserted() int64 {
 // until polls, in the daemon's own time, for what it does by itself.
 func (l *lab) until(what string, done func() bool) {
 	l.Helper()
-	deadline := time.NewTimer(30 * time.Second)
+	deadline := time.NewTimer(2 * time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -457,7 +467,7 @@ func (l *lab) until(what string, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			l.Fatalf("not within 30 s: %s", what)
+			l.Fatalf("not within two minutes: %s", what)
 		}
 	}
 }

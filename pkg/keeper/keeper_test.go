@@ -160,7 +160,7 @@ func ended(t *testing.T, end <-chan error) error {
 	select {
 	case err := <-end:
 		return err
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the keeper does not end")
 		return nil
 	}

@@ -48,7 +48,7 @@ func (g *localGuest) Run(ctx context.Context, cmd string, st ssh.IO) error {
 	c.Stdin, c.Stdout, c.Stderr = st.Stdin, st.Stdout, st.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGTERM) }
-	c.WaitDelay = 3 * time.Second
+	c.WaitDelay = time.Minute
 	err := c.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return &ssh.ExitError{Code: exit.ExitCode()}

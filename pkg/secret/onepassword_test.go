@@ -74,7 +74,11 @@ func TestOpCommandFailures(t *testing.T) {
 	} {
 		t.Run(c.mode, func(t *testing.T) {
 			useOp(t, c.mode)
-			_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/two/field"}}, Options{Timeout: time.Second})
+			opts := Options{Timeout: patient}
+			if c.mode == "hang" {
+				opts.Timeout = time.Second
+			}
+			_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/two/field"}}, opts)
 			if fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || !strings.Contains(fail.HintOf(err), c.hint) {
 				t.Errorf("%v (hint %q), want %q and %q", err, fail.HintOf(err), c.want, c.hint)
 			}

@@ -15,7 +15,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-const sentinel = "SENTINEL-4f2c/9+x y"
+const (
+	sentinel = "SENTINEL-4f2c/9+x y"
+	// patient is for what ends by itself, however slow the machine.
+	patient = 5 * time.Minute
+)
 
 // TestMain lets this binary be the resolver child of ResolveInChild.
 func TestMain(m *testing.M) {
@@ -24,7 +28,7 @@ func TestMain(m *testing.M) {
 			fmt.Print(`{"values":{"A":"` + sentinel)
 			panic(sentinel)
 		}
-		if err := Main(context.Background(), os.Stdin, os.Stdout, Options{Timeout: 5 * time.Second}); err != nil {
+		if err := Main(context.Background(), os.Stdin, os.Stdout, Options{Timeout: patient}); err != nil {
 			os.Exit(1)
 		}
 		os.Exit(0)
@@ -145,8 +149,8 @@ func TestResolveLocal(t *testing.T) {
 		{"B", "file:" + write(t, dir, "line", sentinel+"\n", 0o600)},
 		{"C", "file:" + write(t, dir, "pem", pem, 0o600)},
 		{"D", "cmd:printf '%s\\r\\n' \"$TOKEN_SRC\"; echo noise >&2"},
-		{"E", "cmd:sleep 60 & echo with-a-child-left-behind"},
-	}, Options{Timeout: 20 * time.Second})
+		{"E", "cmd:sleep 1000 & echo with-a-child-left-behind"},
+	}, Options{Timeout: patient})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,6 +166,7 @@ func TestResolveFailures(t *testing.T) {
 	t.Setenv("PATH", "/usr/bin:/bin")
 	fifo := filepath.Join(dir, "missing")
 	big := write(t, dir, "big", strings.Repeat(sentinel, MaxBytes/len(sentinel)+1), 0o600)
+	const tooLong = "did not end within"
 	for _, c := range []struct{ source, want string }{
 		{"env:IS_NOT_SET", "not set"},
 		{"file:" + fifo, "does not exist"},
@@ -171,22 +176,22 @@ func TestResolveFailures(t *testing.T) {
 		{"file:" + write(t, dir, "latin", sentinel+"\xe9", 0o600), "not UTF-8"},
 		{"file:" + write(t, dir, "nul", sentinel+"\x00", 0o600), "NUL"},
 		{"cmd:echo '" + sentinel + "'; echo '" + sentinel + "' >&2; exit 3", "exit status 3"},
-		{"cmd:echo '" + sentinel + "'; sleep 60", "did not end within"},
+		{"cmd:echo '" + sentinel + "'; sleep 1000", tooLong},
 		{"cmd:yes '" + sentinel + "'", "larger than the limit"},
 		{"cmd:true", "empty"},
 		{"cmd:read x </dev/tty && echo $x", "exit status"},
 	} {
-		start := time.Now()
-		_, err := Resolve(t.Context(), []Ref{{"TOKEN", c.source}}, Options{Timeout: time.Second})
+		opts := Options{Timeout: patient}
+		if c.want == tooLong {
+			opts.Timeout = time.Second
+		}
+		_, err := Resolve(t.Context(), []Ref{{"TOKEN", c.source}}, opts)
 		if fail.CodeOf(err) != fail.Secret || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "secret TOKEN (") {
 			t.Errorf("%.40s: %v, want a secret error with %q", c.source, err, c.want)
 			continue
 		}
 		if s := err.Error() + fail.HintOf(err); strings.Contains(s, "SENTINEL") {
 			t.Errorf("%.40s: the error repeats the content: %s", c.source, s)
-		}
-		if took := time.Since(start); took > 10*time.Second {
-			t.Errorf("%.40s took %v", c.source, took)
 		}
 	}
 	_, err := Resolve(t.Context(), []Ref{{"A", "env:IS_NOT_SET"}, {"B", "cmd:false"}, {"C", "cmd:echo fine"}}, Options{})
@@ -195,7 +200,7 @@ func TestResolveFailures(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Resolve(ctx, []Ref{{"A", "cmd:sleep 60"}}, Options{}); err == nil || ctx.Err() == nil {
+	if _, err := Resolve(ctx, []Ref{{"A", "cmd:sleep 1000"}}, Options{}); err == nil || ctx.Err() == nil {
 		t.Errorf("a cancelled Resolve returned %v", err)
 	}
 }

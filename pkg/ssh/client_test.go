@@ -150,7 +150,7 @@ func TestKeepAliveClosesWhenThePeerIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	freeze, guest := make(chan struct{}), s.target.Addr
+	freeze, carried, guest := make(chan struct{}), make(chan struct{}, 100), s.target.Addr
 	go func() {
 		front, err := ln.Accept()
 		if err != nil {
@@ -177,20 +177,34 @@ func TestKeepAliveClosesWhenThePeerIsGone(t *testing.T) {
 			if _, err := front.Write(buf[:n]); err != nil {
 				return
 			}
+			select {
+			case carried <- struct{}{}:
+			default:
+			}
 		}
 	}()
 	s.target.Addr = ln.Addr().String()
 	c := s.dial(t)
+	for len(carried) > 0 { // the handshake
+		<-carried
+	}
+	patient, cancel := context.WithCancel(t.Context())
+	c.KeepAlive(patient, 10*time.Millisecond, time.Hour)
+	for range 5 {
+		select {
+		case <-c.Done():
+			t.Fatal("closed while the peer answered")
+		case <-carried:
+		case <-time.After(2 * time.Minute):
+			t.Fatal("nobody asks the peer")
+		}
+	}
+	cancel()
+	close(freeze)
 	c.KeepAlive(t.Context(), 10*time.Millisecond, 300*time.Millisecond)
 	select {
 	case <-c.Done():
-		t.Fatal("closed while the peer answered")
-	case <-time.After(100 * time.Millisecond):
-	}
-	close(freeze)
-	select {
-	case <-c.Done():
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("a frozen peer went unnoticed")
 	}
 }

@@ -214,7 +214,7 @@ func TestEventBound(t *testing.T) {
 
 func TestFollow(t *testing.T) {
 	s, path := withSession(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	p := spawn(t, "count 300", path)
 	p.shoot(t)

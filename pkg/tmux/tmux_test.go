@@ -56,7 +56,7 @@ func (s *server) tmux(args ...string) string {
 // eventually waits until what f returns contains want.
 func eventually(t *testing.T, what, want string, f func() string) {
 	t.Helper()
-	deadline := time.NewTimer(15 * time.Second)
+	deadline := time.NewTimer(2 * time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -197,7 +197,7 @@ func (b *box) processes(what string) map[int]string {
 // leftovers are the processes that do not end by themselves: a keeper is gone
 // a moment after the command that waited for it.
 func (b *box) leftovers() map[int]string {
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		if left := b.processes(""); len(left) == 0 || time.Now().After(end) {
 			return left
 		}

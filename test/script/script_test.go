@@ -45,6 +45,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"waitfor": waitFor,
 			"killall": killKeepers,
+			"runs":    waitProcess,
 		},
 		RequireExplicitExec: false,
 	})
@@ -83,7 +84,7 @@ func waitFor(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: waitfor TEXT COMMAND [ARG…]")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var last []byte
 	for tick := time.NewTicker(50 * time.Millisecond); ; {
@@ -101,7 +102,7 @@ func waitFor(ts *testscript.TestScript, neg bool, args []string) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			ts.Fatalf("%q did not come within 30 s; last output:\n%s", args[0], last)
+			ts.Fatalf("%q did not come within two minutes; last output:\n%s", args[0], last)
 		}
 	}
 }
@@ -129,6 +130,19 @@ func killKeepers(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Logf("killed %d %s", n, args[0])
 	if n == 0 {
 		ts.Fatalf("no %s to kill", args[0])
+	}
+}
+
+// waitProcess waits until a process of one kind of this script's home is there:
+// runs keeper|fake-vm
+func waitProcess(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: runs KIND")
+	}
+	for end := time.Now().Add(2 * time.Minute); len(processes(ts.Getenv("HOME"), args[0])) == 0; time.Sleep(50 * time.Millisecond) { // other processes have nothing to wait on
+		if time.Now().After(end) {
+			ts.Fatalf("no %s within two minutes", args[0])
+		}
 	}
 }
 

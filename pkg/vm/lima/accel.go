@@ -73,7 +73,9 @@ func (d *Driver) probe(ctx context.Context, arch limayaml.Arch) (vm.Accel, error
 	begin := time.Now()
 	why := probeKVM()
 	if why == "" {
-		why = askQEMU(ctx, arch, "kvm", "host")
+		bounded, cancel := context.WithTimeout(ctx, askTimeout)
+		why = askQEMU(bounded, arch, "kvm", "host")
+		cancel()
 	}
 	if err := ctx.Err(); err != nil { // an interrupted probe proves nothing
 		return vm.Accel{}, err

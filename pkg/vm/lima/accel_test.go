@@ -1,6 +1,7 @@
 package lima
 
 import (
+	"context"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -41,7 +42,7 @@ func TestAccelVerdictIsKept(t *testing.T) {
 	d := newDriver(t)
 	t.Setenv(accelEnv, "")
 	first, err := d.Accel(t.Context())
-	if err != nil || first.Took == 0 || first.Took > 5*time.Second || (first.Name == "kvm") != (first.Reason == "") {
+	if err != nil || first.Took == 0 || (first.Name == "kvm") != (first.Reason == "") {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	t.Logf("%+v", first)
@@ -86,13 +87,12 @@ func TestKVMHelp(t *testing.T) {
 	}
 }
 
-func TestProbeIsQuick(t *testing.T) {
-	begin := time.Now()
+// The probe gives up by itself, so a KVM that hangs shows as a reason.
+func TestProbe(t *testing.T) {
 	why := probeKVM()
-	if took := time.Since(begin); took > 500*time.Millisecond {
-		t.Errorf("took %v", took)
-	} else {
-		t.Logf("%q in %v", why, took)
+	t.Logf("%q", why)
+	if openKVM() != nil && why == "" {
+		t.Error("KVM works where /dev/kvm does not open")
 	}
 }
 
@@ -103,6 +103,17 @@ func TestAskQEMU(t *testing.T) {
 	}
 	if why := askQEMU(t.Context(), hostArch(), "nosuch", "max"); !strings.Contains(why, "status 1") {
 		t.Errorf("an accelerator that does not exist: %q", why)
+	}
+	// A QEMU that never ends, with its guest, costs no more than it is given.
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "qemu-system-"+hostArch()), []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	bounded, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if why := askQEMU(bounded, hostArch(), "tcg", "max"); !strings.Contains(why, "in time") {
+		t.Errorf("a QEMU that hangs: %q", why)
 	}
 }
 

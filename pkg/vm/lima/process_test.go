@@ -118,14 +118,12 @@ func TestOrphanIsFound(t *testing.T) {
 	orphan := idle(t, "-pidfile", filepath.Join(dir, "qemu.pid"))
 	reaped := make(chan struct{})
 	go func() { orphan.Wait(); close(reaped) }()
-	begin := time.Now()
-	if err := d.Stop(t.Context(), "orphan", nil, time.Minute); err != nil {
+	// Without a way to power off there is nothing to give a grace for.
+	const grace = time.Hour
+	if err := d.Stop(t.Context(), "orphan", nil, grace); err != nil {
 		t.Fatal(err)
 	}
 	<-reaped
-	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("took %v", took)
-	}
 }
 
 func TestStopWaitsForTheGuest(t *testing.T) {
@@ -143,7 +141,7 @@ func TestStopWaitsForTheGuest(t *testing.T) {
 	err := d.Stop(t.Context(), "graceful", func(context.Context) error {
 		q.Process.Signal(os.Interrupt)
 		return q.Wait()
-	}, time.Minute)
+	}, time.Hour)
 	if err != nil || !q.ProcessState.Success() {
 		t.Fatalf("%v, %v", err, q.ProcessState)
 	}
@@ -162,7 +160,7 @@ func TestStopWaitsForTheGuest(t *testing.T) {
 
 	q = start()
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := d.Stop(ctx, "graceful", func(context.Context) error { cancel(); return nil }, time.Minute); err == nil {
+	if err := d.Stop(ctx, "graceful", func(context.Context) error { cancel(); return nil }, time.Hour); err == nil {
 		t.Error("a cancelled Stop succeeded")
 	}
 	if len(arguments(q.Process.Pid)) == 0 {

@@ -12,9 +12,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// grace is what a guest gets to power off. A killed one must take about as
-// long as it was given.
-const grace = 30 * time.Second
+// grace is what a guest gets to power off: far longer than any takes, so that
+// one that took as long was killed.
+const grace = 5 * time.Minute
 
 // life takes one VM through three boots: cancelled and resumed, powered off,
 // killed, crashed, and deleted while it runs.
@@ -77,8 +77,8 @@ func (h Harness) life(t *testing.T) {
 	if err != nil || !asked {
 		t.Errorf("Stop of a guest that stays up: %v, asked %v", err, asked)
 	}
-	if took := time.Since(begin); took < time.Second || took > 15*time.Second {
-		t.Errorf("Stop with a second's grace took %s", took)
+	if took := time.Since(begin); took < time.Second {
+		t.Errorf("a second's grace was cut to %s", took)
 	}
 	check(t, d, spec, vm.Stopped)
 
@@ -88,7 +88,7 @@ func (h Harness) life(t *testing.T) {
 	h.Crash(t, d, alive)
 	select {
 	case <-c.Done():
-	case <-time.After(15 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Error("a crashed VM's connection stays open")
 	}
 	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State == vm.Running {
@@ -151,10 +151,10 @@ func (h Harness) cancelledStart(t *testing.T, d vm.Driver) {
 	select {
 	case err := <-ended:
 		// A fake may have been ready before it could be cancelled.
-		if err != nil && !errors.Is(err, context.Canceled) {
+		if !errors.Is(err, context.Canceled) && (err != nil || h.Real) {
 			t.Errorf("a cancelled Start: %v", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Error("a cancelled Start goes on waiting")
 	}
 	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State != vm.Running {

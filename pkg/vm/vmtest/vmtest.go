@@ -36,7 +36,7 @@ type Harness struct {
 	// Real says that guests are real: they run Spec.Boot and have a disk of
 	// Spec.Disk bytes.
 	Real bool
-	// Boot bounds one boot; 0 means 10 seconds.
+	// Boot bounds one boot; 0 means a minute.
 	Boot time.Duration
 }
 
@@ -50,7 +50,7 @@ const (
 // Run runs the suite.
 func Run(t *testing.T, h Harness) {
 	if h.Boot == 0 {
-		h.Boot = 10 * time.Second
+		h.Boot = time.Minute
 	}
 	t.Run("nothing there", h.nothingThere)
 	t.Run("names", h.names)
@@ -167,13 +167,9 @@ func (h Harness) filesOnly(t *testing.T) {
 // check compares what Inspect says with what was asked for.
 func check(t *testing.T, d vm.Driver, s vm.Spec, state vm.State) vm.Machine {
 	t.Helper()
-	begin := time.Now()
 	m, err := d.Inspect(t.Context(), s.Name)
 	if err != nil {
 		t.Fatalf("Inspect: %v", err)
-	}
-	if took := time.Since(begin); took > 3*time.Second {
-		t.Errorf("Inspect took %s", took)
 	}
 	if m.Name != s.Name || m.State != state || m.Dir == "" {
 		t.Errorf("Inspect: %+v, want %s, %s", m, s.Name, state)
