@@ -82,7 +82,7 @@ func Load(paths Paths, defaults fs.FS) (*Config, error) {
 	// The allowlist is one file, the last that exists: a user who wants less
 	// than the shipped list must be able to say so.
 	err = c.eachFile(defaults, "network-allowlist.txt", func(file string, text []byte) error {
-		c.allowlist, err = policy.Parse(bytes.NewReader(text), file)
+		c.allowlist, err = policy.Parse(bytes.NewReader(text), file, nil)
 		if err != nil {
 			return fail.New(fail.Usage, "%w", err).WithHint("edit %s", file)
 		}

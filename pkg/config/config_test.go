@@ -201,7 +201,7 @@ func TestBadFiles(t *testing.T) {
 		{"a directory's name for a repository", res, "overrides:\n  repo: {}\n", 2, "host/owner/repo"},
 		{"relative path for a repository", conf, "repos:\n  local:vms: {}\n", 2, "host/owner/repo"},
 		{"unknown key of a repository", res, "overrides:\n  o/r:\n    ram: 8GiB\n", 3, "ram"},
-		{"allowlist with a port", names, "github.com\n# fine\ngithub.com:443\n", 3, "github.com:443"},
+		{"allowlist with a bad port", names, "github.com\n# fine\ngithub.com:https\n", 3, "NAME:PORT"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFiles(t)

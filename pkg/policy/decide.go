@@ -8,120 +8,207 @@ import (
 	"strings"
 )
 
+// Question is what is asked about, as far as it is known. A name alone: may it
+// be resolved. A name and a port: may it be connected to there. An address, too:
+// and does it resolve to something that may be reached. An address and a port:
+// may they be connected to without a name.
+type Question struct {
+	Name string
+	Addr netip.Addr
+	Port uint16
+}
+
 // Decision is the answer to one question, with what to tell the user.
 type Decision struct {
 	Allowed bool
-	Rule    string // the pattern, host service or mode that allowed it
-	Reason  string // why not; or where the rule stands
+	Rule    string // what decided: a rule as a person writes it, "host service ADDRESS:PORT" or "mode open"; "" when nothing is about it
+	Source  string // where that rule stands
+	Reason  string // why, in a few words; never empty
 }
 
-// index finds the rule of a name in as many look-ups as the name has labels.
-// Values are positions in Names.
-type index struct {
-	exact map[string]int
-	below map[string]int // zone of a wildcard
+// index finds the rules of a name in as many look-ups as the name has labels.
+// The key of a wildcard starts with its dot, so that every key that can match
+// a name is the end of its text, and looking up allocates nothing.
+type index map[string][]hit
+
+type hit struct {
+	rule *Rule
+	text string // the rule as a person writes it
 }
 
-func (p *Policy) rules() *index {
-	p.once.Do(func() {
-		p.index = index{exact: make(map[string]int, len(p.Names)), below: map[string]int{}}
-		for i, r := range p.Names {
-			// A rule that would not parse allows nothing.
-			pattern, err := ParsePattern(r.Pattern)
-			if err != nil {
-				continue
-			}
-			into, key := p.index.exact, pattern
-			if zone, ok := strings.CutPrefix(pattern, "*."); ok {
-				into, key = p.index.below, zone
-			}
-			if _, ok := into[key]; !ok {
-				into[key] = i
-			}
+func newIndex(rules []Rule) index {
+	x := make(index, len(rules))
+	for i := range rules {
+		r := &rules[i]
+		// A rule that would not parse is about nothing; Validate refuses it.
+		if pattern, err := ParsePattern(r.Pattern); err == nil {
+			key := strings.TrimPrefix(pattern, "*")
+			x[key] = append(x[key], hit{r, r.String()})
 		}
-	})
-	return &p.index
+	}
+	return x
 }
 
-// Name decides whether a name may be resolved and connected to.
-func (p *Policy) Name(name string) Decision {
+// up returns the next key that matches what key does, from the nearest to the
+// farthest: the name itself, then the wildcards above it.
+func up(key string) (string, bool) {
+	for i := 1; i < len(key); i++ {
+		if key[i] == '.' {
+			return key[i:], true
+		}
+	}
+	return "", false
+}
+
+func (p *Policy) build() {
+	p.once.Do(func() { p.names, p.denied = newIndex(p.Names), newIndex(p.Denied) })
+}
+
+// Decide answers a question. What it does not understand it denies.
+func (p *Policy) Decide(q Question) Decision {
 	if p == nil {
 		return Decision{Reason: "no policy"}
 	}
-	canonical, err := Canonical(name)
+	if reason := p.shut(); reason != "" {
+		return Decision{Reason: reason}
+	}
+	addr := q.Addr.Unmap()
+	if addr.Zone() != "" {
+		return Decision{Reason: "not an address of the internet"}
+	}
+	switch {
+	case q.Name != "":
+		return p.name(q.Name, addr, q.Port)
+	case !addr.IsValid():
+		return Decision{Reason: "neither a name nor an address"}
+	case q.Port == 0:
+		return Decision{Reason: "an address without a port"}
+	}
+	return p.addr(addr, q.Port)
+}
+
+// shut says why nothing at all is allowed, "" when something may be.
+func (p *Policy) shut() string {
+	switch {
+	case p.Version != Version:
+		return "policy of an unknown version"
+	case p.Mode == Isolated:
+		return "mode isolated"
+	case p.Mode.width() < 0:
+		return "unknown network mode"
+	}
+	return ""
+}
+
+func (p *Policy) name(name string, addr netip.Addr, port uint16) Decision {
+	name, err := Canonical(name)
 	if err != nil {
 		return Decision{Reason: err.Error()}
 	}
-	if d, done := p.mode(); done {
+	p.build()
+	if h, ok := p.denies(name, port); ok {
+		return Decision{Rule: h.text, Source: h.rule.Source, Reason: "denied by name"}
+	}
+	d := p.allows(name, port)
+	if !d.Allowed || !addr.IsValid() {
 		return d
 	}
-	if p.Mode == Open {
-		return Decision{Allowed: true, Rule: "mode open"}
+	if reason := BlockedReason(addr); reason != "" && !p.serves(addr, port) {
+		d.Allowed, d.Reason = false, "the name points at "+addr.String()+", a "+reason
 	}
-	if i, ok := p.rules().find(canonical); ok {
-		return Decision{Allowed: true, Rule: p.Names[i].Pattern, Reason: p.Names[i].Source}
-	}
-	return Decision{Reason: "not on the allowlist"}
+	return d
 }
 
-// find returns the rule for a name: itself, or the nearest wildcard above it.
-func (x *index) find(name string) (int, bool) {
-	if i, ok := x.exact[name]; ok {
-		return i, true
+// allows looks for what allows a name that is not denied.
+func (p *Policy) allows(name string, port uint16) Decision {
+	if p.Mode == Open && p.opens(p.Ports, name, port) {
+		return Decision{Allowed: true, Rule: "mode open", Reason: "mode open allows every name"}
 	}
-	return x.findBelow(name)
-}
-
-// findBelow returns the nearest wildcard that name is strictly below.
-func (x *index) findBelow(name string) (int, bool) {
-	for {
-		_, parent, ok := strings.Cut(name, ".")
-		if !ok {
-			return 0, false
+	var nearest hit
+	for key, ok := name, true; ok; key, ok = up(key) {
+		for _, h := range p.names[key] {
+			ports := h.rule.Ports
+			if ports == nil {
+				ports = p.Ports
+			}
+			if p.opens(ports, name, port) {
+				return Decision{Allowed: true, Rule: h.text, Source: h.rule.Source, Reason: "on the allowlist"}
+			}
+			if nearest.rule == nil {
+				nearest = h
+			}
 		}
-		if i, ok := x.below[parent]; ok {
-			return i, true
-		}
-		name = parent
 	}
+	d := Decision{Reason: "not on the allowlist"}
+	if nearest.rule != nil {
+		d.Rule, d.Source = nearest.text, nearest.rule.Source
+	} else if p.Mode == Open {
+		d.Rule = "mode open"
+	}
+	switch {
+	case d.Rule != "" && port == 0:
+		d.Reason = "no port of it is open"
+	case d.Rule != "":
+		d.Reason = fmt.Sprintf("port %d is not open", port)
+	}
+	return d
 }
 
-// Addr decides whether an address and port may be connected to.
-func (p *Policy) Addr(ap netip.AddrPort) Decision {
-	if p == nil {
-		return Decision{Reason: "no policy"}
+// opens reports whether a port is among those of a rule. To resolve a name, one
+// that is not denied must be there: there is no other use of its address.
+func (p *Policy) opens(ports []uint16, name string, port uint16) bool {
+	if port != 0 {
+		return slices.Contains(ports, port)
 	}
-	if d, done := p.mode(); done {
-		return d
+	if len(p.denied) == 0 {
+		return len(ports) > 0
 	}
-	addr := ap.Addr().Unmap()
-	if !addr.IsValid() || addr.Zone() != "" || ap.Port() == 0 {
-		return Decision{Reason: "not an address of the internet"}
+	return slices.ContainsFunc(ports, func(port uint16) bool {
+		_, denied := p.denies(name, port)
+		return !denied
+	})
+}
+
+// denies returns the denial of a name on a port, and with port 0 one of every port.
+func (p *Policy) denies(name string, port uint16) (hit, bool) {
+	if len(p.denied) == 0 {
+		return hit{}, false
 	}
-	ap = netip.AddrPortFrom(addr, ap.Port())
-	if slices.Contains(p.HostServices, ap) {
-		return Decision{Allowed: true, Rule: "host service " + ap.String()}
+	for key, ok := name, true; ok; key, ok = up(key) {
+		for _, h := range p.denied[key] {
+			if h.rule.Ports == nil || slices.Contains(h.rule.Ports, port) {
+				return h, true
+			}
+		}
+	}
+	return hit{}, false
+}
+
+// serves reports whether an address that is blocked was opted in: on a port or,
+// with port 0, on any. Loopback is then left out, because whoever is told such
+// an address takes it for its own.
+func (p *Policy) serves(addr netip.Addr, port uint16) bool {
+	if port != 0 {
+		return slices.Contains(p.HostServices, netip.AddrPortFrom(addr, port))
+	}
+	return !addr.IsLoopback() && slices.ContainsFunc(p.HostServices, func(s netip.AddrPort) bool { return s.Addr() == addr })
+}
+
+// addr decides about a connection whose name nobody knows.
+func (p *Policy) addr(addr netip.Addr, port uint16) Decision {
+	if p.serves(addr, port) {
+		return Decision{Allowed: true, Rule: "host service " + netip.AddrPortFrom(addr, port).String(), Reason: "an opted-in host service"}
 	}
 	if reason := BlockedReason(addr); reason != "" {
 		return Decision{Reason: reason}
 	}
-	if !slices.Contains(p.Ports, ap.Port()) {
-		return Decision{Reason: fmt.Sprintf("port %d is not allowed", ap.Port())}
-	}
-	return Decision{Allowed: true, Rule: fmt.Sprintf("port %d", ap.Port())}
-}
-
-// mode decides what the mode alone decides.
-func (p *Policy) mode() (d Decision, done bool) {
 	switch {
-	case p.Version != Version:
-		return Decision{Reason: "policy of an unknown version"}, true
-	case p.Mode == Isolated:
-		return Decision{Reason: "mode isolated"}, true
-	case p.Mode.width() < 0:
-		return Decision{Reason: "unknown network mode"}, true
+	case p.Mode != Open:
+		return Decision{Reason: "an address without an allowed name"}
+	case !slices.Contains(p.Ports, port):
+		return Decision{Rule: "mode open", Reason: fmt.Sprintf("port %d is not open", port)}
 	}
-	return Decision{}, false
+	return Decision{Allowed: true, Rule: "mode open", Reason: "mode open allows every public address"}
 }
 
 var errName = errors.New("not a host name")
@@ -134,12 +221,11 @@ func Canonical(name string) (string, error) {
 	if name == "" || len(name) > maxName {
 		return "", errName
 	}
-	folded := make([]byte, len(name))
-	start := 0
+	start, upper := 0, false
 	for i := range len(name) {
 		c := name[i]
 		if c >= 'A' && c <= 'Z' {
-			c += 'a' - 'A'
+			c, upper = c+'a'-'A', true
 		}
 		switch {
 		case c == '.':
@@ -150,10 +236,12 @@ func Canonical(name string) (string, error) {
 		case !isLDH(c) && c != '_', i-start >= maxLabel:
 			return "", errName
 		}
-		folded[i] = c
 	}
-	if start == len(name) || allDigits(string(folded[start:])) {
+	if start == len(name) || allDigits(name[start:]) {
 		return "", errName
 	}
-	return string(folded), nil
+	if upper { // the usual name is canonical, and costs nothing
+		name = strings.ToLower(name)
+	}
+	return name, nil
 }

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -17,12 +20,13 @@ const (
 	maxLabel  = 63      // bytes of a DNS label
 )
 
-// Parse reads an allowlist: one name per line, blank lines, and comments from
-// "#" to the end of the line. It returns every error of the file at once, each
-// as "file:line: what; what to do", and no rules when there is one. A name that
-// stands twice is kept once. The result is never nil without an error, so that
-// an empty list can be told from no list.
-func Parse(r io.Reader, file string) ([]Rule, error) {
+// Parse reads an allowlist: one entry per line, as Expand takes them, blank
+// lines, and comments from "#" to the end of the line. It returns every error of
+// the file at once, each as "file:line: what; what to do", and no rules when
+// there is one. An entry that stands twice is kept once; one name with different
+// ports is as many rules. The result is never nil without an error, so that an
+// empty list can be told from no list.
+func Parse(r io.Reader, file string, groups Groups) ([]Rule, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", file, err)
@@ -42,22 +46,28 @@ func Parse(r io.Reader, file string) ([]Rule, error) {
 		number++
 		line, _, _ = strings.Cut(line, "#")
 		line = strings.Trim(line, " \t\r\n")
-		if line == "" {
+		if line == "" || seen[line] {
 			continue
 		}
-		pattern, err := ParsePattern(line)
+		found, err := groups.Expand(line, fmt.Sprintf("%s:%d", file, number))
 		switch {
 		case err != nil && len(errs) >= maxErrors:
 			omitted++
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s:%d: %w", file, number, err))
-		case seen[pattern]:
-		case len(rules) == MaxRules:
-			return nil, fmt.Errorf("%s:%d: more than %d names; use *.zone for many of one zone", file, number, MaxRules)
-		default:
-			seen[pattern] = true
-			rules = append(rules, Rule{Pattern: pattern, Source: fmt.Sprintf("%s:%d", file, number)})
 		}
+		for _, r := range found {
+			text := r.String()
+			if seen[text] {
+				continue
+			}
+			if len(rules) == MaxRules {
+				return nil, fmt.Errorf("%s:%d: more than %d names; use *.zone for many of one zone", file, number, MaxRules)
+			}
+			seen[text] = true
+			rules = append(rules, r)
+		}
+		seen[line] = err == nil // a group is long, and read once
 	}
 	if omitted > 0 {
 		errs = append(errs, fmt.Errorf("%s: %d more lines with errors; is this an allowlist?", file, omitted))
@@ -68,8 +78,68 @@ func Parse(r io.Reader, file string) ([]Rule, error) {
 	return rules, nil
 }
 
-// ParsePattern returns the canonical form of one allowlist entry, or an error
-// that reads "what; what to do".
+// Groups are named lists of rules, by name without its "@".
+type Groups map[string][]Rule
+
+// Expand returns the rules of one entry: NAME, NAME:PORT,PORT or @GROUP. A group
+// has no group in it. Errors read "what; what to do".
+func (g Groups) Expand(entry, source string) ([]Rule, error) {
+	name, ok := strings.CutPrefix(entry, "@")
+	if !ok {
+		r, err := ParseRule(entry)
+		if err != nil {
+			return nil, err
+		}
+		r.Source = source
+		return []Rule{r}, nil
+	}
+	if len(g) == 0 {
+		return nil, fmt.Errorf("%q is a group, and none are known here; write names", clip(entry))
+	}
+	group, ok := g[name]
+	if !ok {
+		return nil, fmt.Errorf("%q is not a group; the groups are @%s", clip(entry), strings.Join(slices.Sorted(maps.Keys(g)), ", @"))
+	}
+	rules := slices.Clone(group)
+	for i := range rules {
+		rules[i].Source = source + " (" + entry + ")"
+	}
+	return rules, nil
+}
+
+// GroupName reports whether a group can be called so.
+func GroupName(name string) bool {
+	return name != "" && len(name) <= maxLabel && name[0] != '-' && strings.IndexFunc(name, func(r rune) bool { return r > unicode.MaxASCII || !isLDH(byte(r)) }) < 0
+}
+
+// ParseRule reads NAME or NAME:PORT,PORT. Ports come out sorted.
+func ParseRule(s string) (Rule, error) {
+	name, list, found := strings.Cut(s, ":")
+	if found && strings.ContainsAny(list, ":/ \t") {
+		name, found = s, false // a URL, an address, a path, two names: ParsePattern says so
+	}
+	pattern, err := ParsePattern(name)
+	if err != nil || !found {
+		return Rule{Pattern: pattern}, err
+	}
+	var ports []uint16
+	for text := range strings.SplitSeq(list, ",") {
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || port == 0 || text[0] == '0' {
+			return Rule{}, fmt.Errorf("%q has the port %q; write NAME:PORT or NAME:PORT,PORT with ports from 1 to 65535", clip(s), clip(text))
+		}
+		ports = append(ports, uint16(port))
+	}
+	slices.Sort(ports)
+	ports = slices.Compact(ports)
+	if len(ports) > MaxPorts {
+		return Rule{}, fmt.Errorf("%q has %d ports; at most %d are allowed", clip(s), len(ports), MaxPorts)
+	}
+	return Rule{Pattern: pattern, Ports: ports}, nil
+}
+
+// ParsePattern returns the canonical form of a rule's name, or an error that
+// reads "what; what to do".
 func ParsePattern(s string) (string, error) {
 	if s == "" {
 		return "", errors.New("empty name; write a host name such as github.com")
@@ -128,7 +198,7 @@ func notAName(s string) error {
 		return fmt.Errorf("%q is an IP address; only names can be listed, an address on your network is a host service", clip(s))
 	}
 	if strings.Contains(s, ":") {
-		return fmt.Errorf("%q has a port; write only the host name, ports are a setting of their own", clip(s))
+		return fmt.Errorf("%q holds a colon; write NAME or NAME:PORT,PORT", clip(s))
 	}
 	return nil
 }

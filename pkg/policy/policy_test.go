@@ -1,8 +1,10 @@
 package policy_test
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -12,7 +14,7 @@ import (
 
 func allowlist(t testing.TB, text string) *policy.Policy {
 	t.Helper()
-	rules, err := policy.Parse(strings.NewReader(text), "list")
+	rules, err := policy.Parse(strings.NewReader(text), "list", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +32,7 @@ func patterns(p *policy.Policy) string {
 }
 
 func TestParse(t *testing.T) {
-	rules, err := policy.Parse(strings.NewReader("\ufeff# head\r\n\r\nGitHub.com # code\r\n*.npmjs.org\r\ngithub.com\nxn--bcher-kva.example"), "a/list.txt")
+	rules, err := policy.Parse(strings.NewReader("\ufeff# head\r\n\r\nGitHub.com # code\r\n*.npmjs.org\r\ngithub.com\nxn--bcher-kva.example"), "a/list.txt", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,11 +45,11 @@ func TestParse(t *testing.T) {
 		t.Fatalf("got %v", rules)
 	}
 	for i := range want {
-		if rules[i] != want[i] {
+		if !reflect.DeepEqual(rules[i], want[i]) {
 			t.Errorf("rule %d: got %v, want %v", i, rules[i], want[i])
 		}
 	}
-	if rules, err := policy.Parse(strings.NewReader("# nothing\n"), "f"); err != nil || rules == nil || len(rules) != 0 {
+	if rules, err := policy.Parse(strings.NewReader("# nothing\n"), "f", nil); err != nil || rules == nil || len(rules) != 0 {
 		t.Errorf("an empty list is a list: got %#v, %v", rules, err)
 	}
 }
@@ -63,7 +65,19 @@ func TestParseRefuses(t *testing.T) {
 		"0x7f.1":                              "ends in a number",
 		"https://github.com":                  "is a URL",
 		"github.com/cli":                      "has a path",
-		"github.com:443":                      "has a port",
+		"github.com:":                         "the port \"\"; write NAME:PORT",
+		"github.com:0":                        "the port \"0\"",
+		"github.com:65536":                    "the port \"65536\"",
+		"github.com:443,":                     "the port \"\"",
+		"github.com:+22":                      "the port \"+22\"",
+		"github.com:022":                      "the port \"022\"",
+		"github.com:ssh":                      "the port \"ssh\"",
+		"github.com:22:23":                    "holds a colon",
+		"github.com:22 gitlab.com":            "one name per line",
+		"1.2.3.4:443":                         "is an IP address",
+		"[2001:db8::1]:443":                   "is an IP address",
+		"git@github.com:o/r":                  "has a path",
+		"@github":                             "none are known here; write names",
 		"git@github.com":                      "names a user",
 		"github.com gitlab.com":               "one name per line",
 		"gіthub.com":                          "U+0456",
@@ -87,7 +101,7 @@ func TestParseRefuses(t *testing.T) {
 		strings.Repeat("a", 64) + ".com":      "label over 63",
 		strings.Repeat("abcdefg.", 33) + "co": "longer than 253",
 	} {
-		_, err := policy.Parse(strings.NewReader("ok.example\n"+line+"\n"), "list.txt")
+		_, err := policy.Parse(strings.NewReader("ok.example\n"+line+"\n"), "list.txt", nil)
 		switch {
 		case err == nil:
 			t.Errorf("%q: accepted", line)
@@ -98,23 +112,55 @@ func TestParseRefuses(t *testing.T) {
 }
 
 func TestParseReportsAllErrorsBounded(t *testing.T) {
-	_, err := policy.Parse(strings.NewReader("*\nok.example\n1.2.3.4\n"), "f")
+	_, err := policy.Parse(strings.NewReader("*\nok.example\n1.2.3.4\n"), "f", nil)
 	if err == nil || !strings.Contains(err.Error(), "f:1:") || !strings.Contains(err.Error(), "f:3:") {
 		t.Errorf("got %v", err)
 	}
-	_, err = policy.Parse(strings.NewReader(strings.Repeat("*\n", 5000)), "f")
+	_, err = policy.Parse(strings.NewReader(strings.Repeat("*\n", 5000)), "f", nil)
 	if err == nil || strings.Count(err.Error(), "\n") != 100 || !strings.Contains(err.Error(), "4900 more lines") {
 		t.Errorf("got %v", err)
 	}
-	if _, err = policy.Parse(strings.NewReader(strings.Repeat("# padding\n", 200_000)), "f"); err == nil {
+	if _, err = policy.Parse(strings.NewReader(strings.Repeat("# padding\n", 200_000)), "f", nil); err == nil {
 		t.Error("an allowlist over the bound was read")
 	}
 	var many strings.Builder
 	for i := range policy.MaxRules + 1 {
 		many.WriteString(string([]byte{'a' + byte(i%26), 'a' + byte(i/26%26), 'a' + byte(i/676%26), 'a' + byte(i/17576)}) + ".example\n")
 	}
-	if _, err = policy.Parse(strings.NewReader(many.String()), "f"); err == nil {
+	if _, err = policy.Parse(strings.NewReader(many.String()), "f", nil); err == nil {
 		t.Error("more rules than the bound were read")
+	}
+}
+
+func TestGroups(t *testing.T) {
+	groups := policy.Groups{
+		"git": {{Pattern: "github.com", Ports: []uint16{22, 443}, Source: "git.txt:1"}, {Pattern: "*.githubusercontent.com", Source: "git.txt:2"}},
+		"go":  {{Pattern: "*.golang.org"}},
+	}
+	rules, err := policy.Parse(strings.NewReader("a.org:443,80,443\n@git\na.org:80,443\na.org:22\n@git # again\nA.org\n"), "list", groups)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range rules {
+		got = append(got, r.String()+" "+r.Source)
+	}
+	want := "a.org:80,443 list:1|github.com:22,443 list:2 (@git)|*.githubusercontent.com list:2 (@git)|a.org:22 list:4|a.org list:6"
+	if strings.Join(got, "|") != want {
+		t.Errorf("got %s", strings.Join(got, "|"))
+	}
+	if groups["git"][0].Source != "git.txt:1" {
+		t.Error("the group was changed")
+	}
+	for _, entry := range []string{"@npm", "@", "@@git", "@git:443", "@Git"} {
+		if _, err := groups.Expand(entry, "f:1"); err == nil || !strings.HasSuffix(err.Error(), "; the groups are @git, @go") {
+			t.Errorf("%s: %v", entry, err)
+		}
+	}
+	for name, ok := range map[string]bool{"git": true, "go-1": true, "": false, "-a": false, "a.b": false, "A": false, "a/b": false, "é": false} {
+		if policy.GroupName(name) != ok {
+			t.Errorf("group name %q: %v", name, !ok)
+		}
 	}
 }
 
@@ -139,39 +185,120 @@ func TestName(t *testing.T) {
 		"a b.npmjs.org":         "",
 		"*.npmjs.org":           "",
 	} {
-		d := p.Name(name)
-		if d.Rule != rule || d.Allowed != (rule != "") || !d.Allowed && d.Reason == "" {
+		d := p.Decide(policy.Question{Name: name})
+		if d.Rule != rule || d.Allowed != (rule != "") || d.Reason == "" {
 			t.Errorf("%q: got %+v, want rule %q", name, d, rule)
 		}
 	}
-	if got := p.Name("github.com").Reason; got != "list:1" {
+	if got := p.Decide(policy.Question{Name: "github.com"}).Source; got != "list:1" {
 		t.Errorf("source of the rule: got %q", got)
 	}
 }
 
+// What a user is told: of every answer why, and of every rule where it stands.
+func TestDecide(t *testing.T) {
+	p := allowlist(t, "github.com\ngithub.com:9418\n*.github.com:8443\ndb.corp.org:5432\nonly.org:25\n*.zone.org\n")
+	denied, err := policy.Parse(strings.NewReader("gist.github.com\ngithub.com:80\n*.bad.zone.org\nonly.org:25\n"), "deny", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Denied = denied
+	p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:5432"), netip.MustParseAddrPort("192.168.1.5:5432")}
+	open := policy.Tighten(p, nil)
+	open.Mode = policy.Open
+	public, private := netip.MustParseAddr("203.0.113.7"), netip.MustParseAddr("192.168.1.5")
+	loop, other := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("10.0.0.1")
+	for _, c := range []struct {
+		name             string
+		addr             netip.Addr
+		port             uint16
+		allowed, allOpen bool // in mode allowlist, in mode open
+		want             string
+	}{
+		{"github.com", netip.Addr{}, 0, true, true, "github.com|list:1|on the allowlist"},
+		{"github.com", netip.Addr{}, 443, true, true, "github.com|list:1|on the allowlist"},
+		{"github.com", netip.Addr{}, 9418, true, true, "github.com:9418|list:2|on the allowlist"},
+		{"github.com", netip.Addr{}, 25, false, false, "github.com|list:1|port 25 is not open"},
+		{"github.com", netip.Addr{}, 80, false, false, "github.com:80|deny:2|denied by name"},
+		{"github.com", public, 443, true, true, "github.com|list:1|on the allowlist"},
+		{"github.com", public, 0, true, true, "github.com|list:1|on the allowlist"},
+		{"github.com", other, 443, false, false, "github.com|list:1|the name points at 10.0.0.1, a blocked address (private network)"},
+		{"github.com", other, 0, false, false, "github.com|list:1|the name points at 10.0.0.1, a blocked address (private network)"},
+		{"api.github.com", netip.Addr{}, 8443, true, true, "*.github.com:8443|list:3|on the allowlist"},
+		{"api.github.com", netip.Addr{}, 443, false, true, "*.github.com:8443|list:3|port 443 is not open"},
+		{"gist.github.com", netip.Addr{}, 0, false, false, "gist.github.com|deny:1|denied by name"},
+		{"gist.github.com", netip.Addr{}, 8443, false, false, "gist.github.com|deny:1|denied by name"},
+		{"x.bad.zone.org", netip.Addr{}, 443, false, false, "*.bad.zone.org|deny:3|denied by name"},
+		{"bad.zone.org", netip.Addr{}, 443, true, true, "*.zone.org|list:6|on the allowlist"},
+		{"only.org", netip.Addr{}, 0, false, true, "only.org:25|list:5|no port of it is open"},
+		{"only.org", netip.Addr{}, 25, false, false, "only.org:25|deny:4|denied by name"},
+		{"else.org", netip.Addr{}, 0, false, true, "||not on the allowlist"},
+		{"else.org", netip.Addr{}, 443, false, true, "||not on the allowlist"},
+		{"db.corp.org", private, 5432, true, true, "db.corp.org:5432|list:4|on the allowlist"},
+		{"db.corp.org", private, 0, true, true, "db.corp.org:5432|list:4|on the allowlist"},
+		{"db.corp.org", loop, 5432, true, true, "db.corp.org:5432|list:4|on the allowlist"},
+		{"db.corp.org", loop, 0, false, false, "db.corp.org:5432|list:4|the name points at 127.0.0.1, a blocked address (loopback)"},
+		{"", private, 5432, true, true, "host service 192.168.1.5:5432||an opted-in host service"},
+		{"", loop, 5432, true, true, "host service 127.0.0.1:5432||an opted-in host service"},
+		{"", private, 5433, false, false, "||blocked address (private network)"},
+		{"", public, 443, false, true, "||an address without an allowed name"},
+		{"", public, 0, false, false, "||an address without a port"},
+		{"", netip.Addr{}, 443, false, false, "||neither a name nor an address"},
+		{"", netip.MustParseAddr("2001:db8::1%eth0"), 443, false, false, "||not an address of the internet"},
+		{"not a name", public, 443, false, false, "||not a host name"},
+	} {
+		q := policy.Question{Name: c.name, Addr: c.addr, Port: c.port}
+		d := p.Decide(q)
+		if got := d.Rule + "|" + d.Source + "|" + d.Reason; d.Allowed != c.allowed || got != c.want {
+			t.Errorf("%+v: got %v %s\nwant %v %s", q, d.Allowed, got, c.allowed, c.want)
+		}
+		if d := open.Decide(q); d.Allowed != c.allOpen || d.Reason == "" {
+			t.Errorf("%+v in mode open: got %+v", q, d)
+		}
+	}
+	if got := open.Decide(policy.Question{Name: "else.org", Port: 443}).Rule; got != "mode open" {
+		t.Errorf("rule of mode open: %q", got)
+	}
+}
+
+func TestPortsOut(t *testing.T) {
+	p := allowlist(t, "github.com:9418,22\n*.a.org:80\nb.org\n")
+	if got := fmt.Sprint(p.PortsOut()); got != "[22 80 443 9418]" {
+		t.Error(got)
+	}
+	p.Mode = policy.Isolated
+	if got := p.PortsOut(); got != nil {
+		t.Errorf("isolated: %v", got)
+	}
+	var none *policy.Policy
+	if got := none.PortsOut(); got != nil {
+		t.Errorf("no policy: %v", got)
+	}
+}
+
 func TestModes(t *testing.T) {
-	public := netip.MustParseAddrPort("203.0.113.7:443")
+	public := policy.Question{Addr: netip.MustParseAddr("203.0.113.7"), Port: 443}
 	for mode, want := range map[policy.Mode][3]bool{
 		policy.Isolated:  {false, false, false},
-		policy.Allowlist: {true, false, true},
+		policy.Allowlist: {true, false, false},
 		policy.Open:      {true, true, true},
 		"outbound":       {false, false, false},
 		"":               {false, false, false},
 	} {
 		p := allowlist(t, "github.com\n")
 		p.Mode = mode
-		got := [3]bool{p.Name("github.com").Allowed, p.Name("example.com").Allowed, p.Addr(public).Allowed}
+		got := [3]bool{p.Decide(policy.Question{Name: "github.com"}).Allowed, p.Decide(policy.Question{Name: "example.com"}).Allowed, p.Decide(public).Allowed}
 		if got != want {
 			t.Errorf("mode %q: got %v, want %v", mode, got, want)
 		}
 	}
 	var none *policy.Policy
-	if none.Name("github.com").Allowed || none.Addr(public).Allowed {
+	if none.Decide(policy.Question{Name: "github.com"}).Allowed || none.Decide(public).Allowed {
 		t.Error("no policy allows nothing")
 	}
 	p := allowlist(t, "github.com\n")
 	p.Version++
-	if p.Name("github.com").Allowed {
+	if p.Decide(policy.Question{Name: "github.com"}).Allowed {
 		t.Error("a policy of an unknown version allows nothing")
 	}
 }
@@ -222,11 +349,12 @@ func TestAddr(t *testing.T) {
 		"[64:ff9b:1::1]:80":             false,
 		"[2002:7f00:1::]:80":            false,
 	} {
-		if d := p.Addr(netip.MustParseAddrPort(addr)); d.Allowed != want {
+		ap := netip.MustParseAddrPort(addr)
+		if d := p.Decide(policy.Question{Addr: ap.Addr(), Port: ap.Port()}); d.Allowed != want {
 			t.Errorf("%s: got %+v, want %v", addr, d, want)
 		}
 	}
-	if p.Addr(netip.AddrPort{}).Allowed {
+	if p.Decide(policy.Question{}).Allowed {
 		t.Error("the zero address is allowed")
 	}
 }
@@ -236,6 +364,7 @@ func TestTighten(t *testing.T) {
 	user.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
 	open := policy.Default()
 	open.Mode = policy.Open
+	open.Names = []policy.Rule{{Pattern: "known.org"}}
 	for name, c := range map[string]struct {
 		user, repo *policy.Policy
 		mode       policy.Mode
@@ -249,7 +378,7 @@ func TestTighten(t *testing.T) {
 		"isolates":        {user, &policy.Policy{Mode: policy.Isolated}, policy.Isolated, "github.com *.npmjs.org *.deep.golang.org"},
 		"unknown mode":    {user, &policy.Policy{Mode: "x"}, policy.Isolated, "github.com *.npmjs.org *.deep.golang.org"},
 		"open user":       {open, allowlist(t, "github.com"), policy.Allowlist, "github.com"},
-		"open, mode only": {open, &policy.Policy{Mode: policy.Allowlist}, policy.Allowlist, ""},
+		"open, mode only": {open, &policy.Policy{Mode: policy.Allowlist}, policy.Allowlist, "known.org"},
 		"no user":         {nil, open, policy.Isolated, ""},
 	} {
 		got := policy.Tighten(c.user, c.repo)
@@ -272,6 +401,9 @@ func TestTighten(t *testing.T) {
 func TestMarshal(t *testing.T) {
 	p := allowlist(t, "github.com\n*.npmjs.org\n")
 	p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
+	p.Names[0].Ports = []uint16{443}
+	p.Denied = []policy.Rule{{Pattern: "bad.npmjs.org", Ports: []uint16{80}, Source: "net deny"}}
+	p.Walled = true
 	data, err := policy.Marshal(p)
 	if err != nil {
 		t.Fatal(err)
@@ -280,20 +412,26 @@ func TestMarshal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if patterns(back) != patterns(p) || back.HostServices[0] != p.HostServices[0] || len(back.Ports) != 3 {
-		t.Errorf("got %s", data)
+	if again, err := policy.Marshal(back); err != nil || string(again) != string(data) || !back.Walled || back.Names[0].String() != "github.com:443" || back.Denied[0].String() != "bad.npmjs.org:80" {
+		t.Errorf("%v: %s is %s", err, data, again)
 	}
 	for _, bad := range []string{
 		``, `null`, `{}`, `[]`, string(data) + "{}",
-		`{"version":2,"mode":"open","names":[],"ports":[]}`,
-		`{"version":1,"mode":"wide","names":[],"ports":[]}`,
-		`{"version":1,"mode":"open","names":[],"ports":[],"extra":1}`,
-		`{"version":1,"mode":"open","names":[{"pattern":"*"}],"ports":[]}`,
-		`{"version":1,"mode":"open","names":[{"pattern":"GitHub.com"}],"ports":[]}`,
-		`{"version":1,"mode":"open","names":[],"ports":[0]}`,
-		`{"version":1,"mode":"open","names":[],"ports":[70000]}`,
-		`{"version":1,"mode":"open","names":[],"ports":[],"host_services":["127.0.0.1:80"]}`,
-		`{"version":1,"mode":"open","names":[],"ports":[],"host_services":["[fe80::1%eth0]:80"]}`,
+		`{"version":1,"mode":"open","names":[],"ports":[]}`,
+		`{"version":2,"mode":"wide","names":[],"ports":[]}`,
+		`{"version":2,"mode":"open","names":[],"ports":[],"extra":1}`,
+		`{"version":2,"mode":"open","names":[{"pattern":"*"}],"ports":[]}`,
+		`{"version":2,"mode":"open","names":[{"pattern":"GitHub.com"}],"ports":[]}`,
+		`{"version":2,"mode":"open","names":[],"ports":[0]}`,
+		`{"version":2,"mode":"open","names":[],"ports":[70000]}`,
+		`{"version":2,"mode":"open","names":[],"ports":[],"host_services":["0.0.0.0:80"]}`,
+		`{"version":2,"mode":"open","names":[],"ports":[],"host_services":["[::ffff:127.0.0.1]:80"]}`,
+		`{"version":2,"mode":"open","names":[],"ports":[],"host_services":["224.0.0.1:80"]}`,
+		`{"version":2,"mode":"open","names":[],"ports":[],"host_services":["127.0.0.1:0"]}`,
+		`{"version":2,"mode":"open","names":[{"pattern":"a.org","ports":[]}],"ports":[]}`,
+		`{"version":2,"mode":"open","names":[{"pattern":"a.org","ports":[0]}],"ports":[]}`,
+		`{"version":2,"mode":"open","names":[],"denied":[{"pattern":"*.com"}],"ports":[]}`,
+		`{"version":2,"mode":"open","names":[],"ports":[],"host_services":["[fe80::1%eth0]:80"]}`,
 	} {
 		if _, err := policy.Unmarshal([]byte(bad)); err == nil {
 			t.Errorf("accepted %s", bad)
@@ -306,7 +444,7 @@ func TestConcurrentFirstUse(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if !p.Name("github.com").Allowed {
+			if !p.Decide(policy.Question{Name: "github.com"}).Allowed {
 				t.Error("not allowed")
 			}
 		})
@@ -320,7 +458,7 @@ func TestShippedAllowlist(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	rules, err := policy.Parse(f, "network-allowlist.txt")
+	rules, err := policy.Parse(f, "network-allowlist.txt", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,12 +469,12 @@ func TestShippedAllowlist(t *testing.T) {
 		"hub.docker.com", "registry-1.docker.io", "auth.docker.io", "production.cloudflare.docker.com", "api.anthropic.com", "claude.ai",
 		"archive.ubuntu.com", "security.ubuntu.com", "nodejs.org", "deb.nodesource.com", "any.debian.org", "any.golang.org",
 	} {
-		if d := p.Name(name); !d.Allowed {
+		if d := p.Decide(policy.Question{Name: name}); !d.Allowed {
 			t.Errorf("%s: %s", name, d.Reason)
 		}
 	}
 	for _, name := range []string{"statsig.anthropic.com", "gist.github.com", "example.com", "github.io"} {
-		if p.Name(name).Allowed {
+		if p.Decide(policy.Question{Name: name}).Allowed {
 			t.Errorf("%s is allowed", name)
 		}
 	}
@@ -346,7 +484,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("github.com\n*.npmjs.org # x\n")
 	f.Add("1.2.3.4\nhttps://x\n*.com\n\xff")
 	f.Fuzz(func(t *testing.T, text string) {
-		rules, err := policy.Parse(strings.NewReader(text), "f")
+		rules, err := policy.Parse(strings.NewReader(text), "f", nil)
 		if err != nil {
 			if rules != nil || !strings.HasPrefix(err.Error(), "f:") {
 				t.Fatalf("%v with error %v", rules, err)
@@ -360,7 +498,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, r := range rules {
 			name := strings.Replace(r.Pattern, "*", "x", 1)
-			if len(name) <= 253 && !p.Name(name).Allowed {
+			if len(name) <= 253 && !p.Decide(policy.Question{Name: name}).Allowed {
 				t.Fatalf("%q does not allow %q", r.Pattern, name)
 			}
 		}
@@ -377,7 +515,7 @@ func FuzzName(f *testing.F) {
 		}
 		p := policy.Default()
 		p.Names = []policy.Rule{{Pattern: canonical}}
-		if !p.Name(name).Allowed {
+		if !p.Decide(policy.Question{Name: name}).Allowed {
 			return
 		}
 		// An independent reading of what a pattern means.

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,7 +10,8 @@ import (
 // Tighten returns user narrowed by what a repository's own file says. The
 // result allows nothing that user does not allow. What repo leaves out (an
 // empty mode, nil lists) does not narrow; a list that is there and empty
-// narrows to nothing. A mode that is not one narrows to isolated.
+// narrows to nothing. A mode that is not one narrows to isolated. Denials add
+// up. Names say nothing in open mode, so a repository's list of them ends it.
 func Tighten(user, repo *Policy) *Policy {
 	if user == nil {
 		return &Policy{Version: Version, Mode: Isolated, Names: []Rule{}, Ports: []uint16{}}
@@ -18,26 +20,28 @@ func Tighten(user, repo *Policy) *Policy {
 		Version:      user.Version,
 		Mode:         user.Mode,
 		Names:        slices.Clone(user.Names),
+		Denied:       slices.Clone(user.Denied),
 		Ports:        slices.Clone(user.Ports),
 		HostServices: slices.Clone(user.HostServices),
+		Walled:       user.Walled,
 	}
 	if repo == nil {
 		return p
 	}
 	p.Mode = narrower(user.Mode, repo.Mode)
-	if repo.Names != nil {
-		p.Names = common(user, repo)
-	}
-	// Names say nothing in open mode, so a repository's list makes it a list.
 	if repo.Names != nil && p.Mode == Open {
 		p.Mode = Allowlist
 	}
-	if user.Mode == Open && p.Mode == Allowlist {
-		p.Names = slices.Clone(repo.Names)
-	}
 	if repo.Ports != nil {
-		p.Ports = slices.DeleteFunc(p.Ports, func(port uint16) bool { return !slices.Contains(repo.Ports, port) })
+		p.Ports = both(p.Ports, repo.Ports)
 	}
+	switch {
+	case repo.Names != nil:
+		p.Names = common(user, repo, p.Ports)
+	case repo.Ports != nil:
+		p.Names = slices.AppendSeq([]Rule{}, within(user.Names, repo.Ports))
+	}
+	p.Denied = append(p.Denied, repo.Denied...)
 	if repo.HostServices != nil {
 		p.HostServices = slices.DeleteFunc(p.HostServices, func(s netip.AddrPort) bool { return !slices.Contains(repo.HostServices, s) })
 	}
@@ -56,34 +60,75 @@ func narrower(user, repo Mode) Mode {
 	return user
 }
 
-// common returns the patterns that both allow. Of two patterns one holds the
-// other or they share no name, so it is those of each side that the other covers.
-func common(a, b *Policy) []Rule {
-	both := []Rule{}
-	seen := map[string]bool{}
-	take := func(rules []Rule, by *index) {
+// within yields the rules with those of their own ports that are among ports.
+func within(rules []Rule, ports []uint16) iter.Seq[Rule] {
+	return func(yield func(Rule) bool) {
 		for _, r := range rules {
-			if !seen[r.Pattern] && by.covers(r.Pattern) {
-				seen[r.Pattern] = true
-				both = append(both, r)
+			if r.Ports != nil {
+				if r.Ports = both(r.Ports, ports); len(r.Ports) == 0 {
+					continue
+				}
+			}
+			if !yield(r) {
+				return
 			}
 		}
 	}
-	take(a.Names, b.rules())
-	take(b.Names, a.rules())
-	return both
 }
 
-// covers reports whether every name of pattern is allowed.
-func (x *index) covers(pattern string) bool {
-	zone, wildcard := strings.CutPrefix(pattern, "*.")
-	if !wildcard {
-		_, ok := x.find(pattern)
-		return ok
+// common returns the rules for what both allow. Of two patterns one holds the
+// other or they share no name, so it is enough to look at each pattern of either
+// side and to give it the ports that both sides open for all of it. ports are
+// those of the result, which a rule need not repeat.
+func common(user, repo *Policy, ports []uint16) []Rule {
+	user.build()
+	repo.build()
+	ports = sorted(ports)
+	list := []Rule{}
+	seen := map[string]bool{}
+	for _, r := range slices.Concat(user.Names, repo.Names) {
+		if seen[r.Pattern] {
+			continue
+		}
+		seen[r.Pattern] = true
+		open, _ := user.portsOf(r.Pattern)
+		if user.Mode == Open {
+			open = append(open, user.Ports...)
+		}
+		if theirs, unsaid := repo.portsOf(r.Pattern); !unsaid {
+			open = both(open, theirs)
+		}
+		open = sorted(open)
+		if len(open) > 0 && slices.Equal(open, ports) {
+			list = append(list, Rule{Pattern: r.Pattern, Source: r.Source})
+			continue
+		}
+		for some := range slices.Chunk(open, MaxPorts) {
+			list = append(list, Rule{Pattern: r.Pattern, Ports: some, Source: r.Source})
+		}
 	}
-	if _, ok := x.below[zone]; ok {
-		return true
+	return list
+}
+
+// portsOf returns the ports that the rules of p open for every name of a
+// pattern. unsaid means that a rule leaves them to p, and p to somebody else.
+func (p *Policy) portsOf(pattern string) (ports []uint16, unsaid bool) {
+	for key, ok := strings.TrimPrefix(pattern, "*"), true; ok; key, ok = up(key) {
+		for _, h := range p.names[key] {
+			if ports = append(ports, h.rule.Ports...); h.rule.Ports == nil {
+				ports, unsaid = append(ports, p.Ports...), unsaid || p.Ports == nil
+			}
+		}
 	}
-	_, ok := x.findBelow(zone)
-	return ok
+	return ports, unsaid
+}
+
+func both(a, b []uint16) []uint16 {
+	return slices.DeleteFunc(slices.Clone(a), func(port uint16) bool { return !slices.Contains(b, port) })
+}
+
+func sorted(ports []uint16) []uint16 {
+	ports = slices.Clone(ports)
+	slices.Sort(ports)
+	return slices.Compact(ports)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -102,10 +101,10 @@ func keep(pol *policy.Policy, found []dns.RR, q dns.Question, ttl uint32) (kept 
 		var copied dns.RR
 		switch v := rr.(type) {
 		case *dns.A:
-			reason = address(pol, v.A.To4())
+			reason = address(pol, q.Name, v.A.To4())
 			copied = &dns.A{Hdr: h, A: v.A}
 		case *dns.AAAA:
-			reason = address(pol, v.AAAA.To16())
+			reason = address(pol, q.Name, v.AAAA.To16())
 			copied = &dns.AAAA{Hdr: h, AAAA: v.AAAA}
 		case *dns.TXT:
 			copied = &dns.TXT{Hdr: h, Txt: v.Txt}
@@ -135,22 +134,21 @@ func keep(pol *policy.Policy, found []dns.RR, q dns.Question, ttl uint32) (kept 
 
 // address says why an address is left out: a name on the list must not be a
 // way into the local network, unless a service there was opted in.
-func address(pol *policy.Policy, raw []byte) string {
+func address(pol *policy.Policy, name string, raw []byte) string {
 	addr, ok := netip.AddrFromSlice(raw)
 	if !ok {
 		return "not an address"
 	}
-	addr = addr.Unmap()
-	reason := policy.BlockedReason(addr)
-	if reason == "" || slices.ContainsFunc(pol.HostServices, func(s netip.AddrPort) bool { return s.Addr() == addr }) {
-		return ""
-	}
-	return "the name points at " + addr.String() + ", a " + reason
+	return refused(pol, policy.Question{Name: name, Addr: addr}, "")
 }
 
 func target(pol *policy.Policy, name string) string {
-	if d := pol.Name(name); !d.Allowed {
-		return "the name points at another: " + d.Reason
+	return refused(pol, policy.Question{Name: name}, "the name points at another: ")
+}
+
+func refused(pol *policy.Policy, q policy.Question, prefix string) string {
+	if d := pol.Decide(q); !d.Allowed {
+		return prefix + d.Reason
 	}
 	return ""
 }

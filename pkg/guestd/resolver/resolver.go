@@ -106,7 +106,7 @@ func (p *Proxy) Answer(ctx context.Context, req *dns.Msg) *dns.Msg {
 		return fail(req, reply, dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, entry.Reason)
 	}
 	pol := p.Policy()
-	decision := pol.Name(q.Name)
+	decision := pol.Decide(policy.Question{Name: q.Name})
 	entry.Rule, entry.Reason = decision.Rule, decision.Reason
 	if !decision.Allowed {
 		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, decision.Reason)
