@@ -229,7 +229,8 @@ func (h Harness) login(t *testing.T, spec vm.Spec, ep vm.Endpoint) {
 	if got := output(t, c, "id -u"); got != "1000" {
 		t.Errorf("uid %q", got)
 	}
-	disk := output(t, c, "lsblk -bdno SIZE /dev/$(lsblk -no PKNAME $(findmnt -no SOURCE /) | head -1)")
+	// The root is the disk or a partition of it; the last of its parents is the disk.
+	disk := output(t, c, "lsblk -bdno SIZE $(lsblk -lnpso NAME $(findmnt -no SOURCE /) | tail -1)")
 	if size, err := strconv.ParseInt(disk, 10, 64); err != nil || size != spec.Disk {
 		t.Errorf("the guest's disk has %s bytes, want %d", disk, spec.Disk)
 	}
