@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/miekg/dns"
@@ -40,8 +41,8 @@ var zone = map[string][]string{
 var hits sync.Map
 
 func hit(what string) {
-	n, _ := hits.LoadOrStore(what, new(int64))
-	*n.(*int64)++
+	n, _ := hits.LoadOrStore(what, new(atomic.Int64))
+	n.(*atomic.Int64).Add(1)
 }
 
 func hitCount(what string) int64 {
@@ -49,7 +50,7 @@ func hitCount(what string) int64 {
 	if !ok {
 		return 0
 	}
-	return *n.(*int64)
+	return n.(*atomic.Int64).Load()
 }
 
 // pretendInternet furnishes the namespace this process was started in.
