@@ -21,13 +21,40 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
+// settingsOptions say whose settings are asked for.
+type settingsOptions struct {
+	repo    string
+	profile string
+	json    bool
+}
+
+func (o *settingsOptions) flags(cmd *cobra.Command, asJSON string) {
+	cmd.Flags().StringVar(&o.repo, "repo", "", "for the `REPOSITORY`: owner/repo, host/owner/repo, a git URL or a path")
+	cmd.Flags().StringVar(&o.profile, "profile", "", "with the profile `NAME`")
+	cmd.Flags().BoolVar(&o.json, "json", false, asJSON)
+}
+
+// settingsFor are the settings in force for what o names, and all of them.
+func (a *app) settingsFor(o settingsOptions) (*config.Config, config.Settings, error) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, config.Settings{}, err
+	}
+	key, err := repoKey(o.repo)
+	if err != nil {
+		return nil, config.Settings{}, err
+	}
+	set, err := cfg.For(key, o.profile)
+	return cfg, set, err
+}
+
 func newSecretsCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "secrets", Short: "Secrets' references: list and check them; values are never shown",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	var o secretsOptions
+	var o settingsOptions
 	list := &cobra.Command{
 		Use: "list", Short: "The names and references a session would get", Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, false) },
@@ -37,18 +64,10 @@ func newSecretsCmd(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, true) },
 	}
 	for _, c := range []*cobra.Command{list, check} {
-		c.Flags().StringVar(&o.repo, "repo", "", "for the `REPOSITORY`: owner/repo, host/owner/repo, a git URL or a path")
-		c.Flags().StringVar(&o.profile, "profile", "", "with the profile `NAME`")
-		c.Flags().BoolVar(&o.json, "json", false, "print an array")
+		o.flags(c, "print an array")
 	}
 	cmd.AddCommand(list, check)
 	return cmd
-}
-
-type secretsOptions struct {
-	repo    string
-	profile string
-	json    bool
 }
 
 // secretView is a reference and, after a check, what came of it.
@@ -61,16 +80,8 @@ type secretView struct {
 	Hint      string `json:"hint,omitempty"`
 }
 
-func runSecrets(ctx context.Context, a *app, o secretsOptions, check bool) error {
-	cfg, err := a.settings()
-	if err != nil {
-		return err
-	}
-	key, err := repoKey(o.repo)
-	if err != nil {
-		return err
-	}
-	set, err := cfg.For(key, o.profile)
+func runSecrets(ctx context.Context, a *app, o settingsOptions, check bool) error {
+	_, set, err := a.settingsFor(o)
 	if err != nil {
 		return err
 	}
@@ -246,45 +257,24 @@ func newConfigCmd(a *app) *cobra.Command {
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	var o configOptions
+	var o settingsOptions
 	show := &cobra.Command{
 		Use: "show", Short: "The settings in force", Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigShow(a, o) },
 	}
-	show.Flags().StringVar(&o.repo, "repo", "", "for the `REPOSITORY`: owner/repo, host/owner/repo, a git URL or a path")
-	show.Flags().StringVar(&o.profile, "profile", "", "with the profile `NAME`")
-	show.Flags().BoolVar(&o.json, "json", false, "print JSON")
+	o.flags(show, "print JSON")
+	var pathJSON bool
 	path := &cobra.Command{
 		Use: "path", Short: "The directories", Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := a.settings()
-			if err != nil {
-				return err
-			}
-			p := cfg.Paths
-			a.pairs([][2]string{
-				{"settings", p.Config},
-				{"system", p.System},
-				{"state", p.State},
-				{"images", p.Images()},
-				{"mirrors", p.Mirrors()},
-				{"LIMA_HOME", p.LimaHome},
-			})
-			return nil
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigPath(a, pathJSON) },
 	}
+	path.Flags().BoolVar(&pathJSON, "json", false, "print an object")
 	init := &cobra.Command{
 		Use: "init", Short: "Write the shipped settings files, for editing; existing ones stay", Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigInit(a) },
 	}
 	cmd.AddCommand(show, path, init)
 	return cmd
-}
-
-type configOptions struct {
-	repo    string
-	profile string
-	json    bool
 }
 
 // configView is what config show prints.
@@ -295,16 +285,8 @@ type configView struct {
 	Files    []string        `json:"files"`
 }
 
-func runConfigShow(a *app, o configOptions) error {
-	cfg, err := a.settings()
-	if err != nil {
-		return err
-	}
-	key, err := repoKey(o.repo)
-	if err != nil {
-		return err
-	}
-	set, err := cfg.For(key, o.profile)
+func runConfigShow(a *app, o settingsOptions) error {
+	cfg, set, err := a.settingsFor(o)
 	if err != nil {
 		return err
 	}
@@ -317,6 +299,37 @@ func runConfigShow(a *app, o configOptions) error {
 		return err
 	}
 	a.printf("%s", text)
+	return nil
+}
+
+// pathsView is what config path prints.
+type pathsView struct {
+	Settings string `json:"settings"`
+	System   string `json:"system"`
+	State    string `json:"state"`
+	Images   string `json:"images"`
+	Mirrors  string `json:"mirrors"`
+	LimaHome string `json:"lima_home"`
+}
+
+func runConfigPath(a *app, asJSON bool) error {
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	p := cfg.Paths
+	v := pathsView{p.Config, p.System, p.State, p.Images(), p.Mirrors(), p.LimaHome}
+	if asJSON {
+		return a.con.JSON(v)
+	}
+	a.pairs([][2]string{
+		{"settings", v.Settings},
+		{"system", v.System},
+		{"state", v.State},
+		{"images", v.Images},
+		{"mirrors", v.Mirrors},
+		{"LIMA_HOME", v.LimaHome},
+	})
 	return nil
 }
 
