@@ -116,6 +116,16 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 	return cl, nil
 }
 
+// Connect opens a TCP connection from inside the guest to an address as the
+// guest sees it, "localhost:3000". It ends with the client.
+func (c *Client) Connect(ctx context.Context, addr string) (net.Conn, error) {
+	conn, err := c.ssh.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s in the guest: %s", addr, brief(err.Error()))
+	}
+	return conn, nil
+}
+
 func parsePinned(line string) (ssh.PublicKey, error) {
 	key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
 	if err != nil {

@@ -9,6 +9,7 @@ package vm
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"time"
 )
 
@@ -53,6 +54,20 @@ type Spec struct {
 	AuthorizedKey string // the only key we log in with, authorized_keys form
 	Boot          string // shell script, run as root early in every boot, before the network is up; no secrets
 	Template      []byte // VM template that the fields above override; nil means the driver's own
+	Wired         bool   // the VM's only network card ends in Driver.Wire, not in a network of the VM manager's
+}
+
+// Wire says where the far end of a wired VM's only network card is expected.
+// Somebody must serve it before Start, and for as long as the VM runs: a card
+// whose far end went away cannot be plugged in again.
+type Wire struct {
+	Subnet netip.Prefix `json:"subnet"` // the host's side is address +2, the guest's +15
+	MAC    string       `json:"mac"`    // of the guest's card
+	MTU    int          `json:"mtu"`    // the largest packet that the card's transport carries
+	// Paths of UNIX sockets. A VM uses one of the first two.
+	Stream   string `json:"stream"`   // Ethernet frames, each after its length in 4 bytes, big-endian (QEMU's -netdev socket)
+	Datagram string `json:"datagram"` // a client hands over one end of a SOCK_DGRAM pair as SCM_RIGHTS (vz)
+	API      string `json:"api"`      // HTTP, as Lima asks its user-v2 daemon (gvisor-tap-vsock's /services)
 }
 
 // Machine is what is known of a VM.
@@ -104,9 +119,9 @@ type Driver interface {
 	// error at once. Stale pid files and disk locks of dead processes are cleared.
 	Start(ctx context.Context, name string, p Progress) (Endpoint, error)
 
-	// Stop ends a running VM: calls poweroff (which should do so over
-	// SSH; nil means pull the plug), waits up to grace, then kills it.
-	// A stopped VM is a success.
+	// Stop ends a running VM: calls poweroff (which should do so over SSH; nil
+	// means pull the plug), presses the power button where there is one if that
+	// fails, waits up to grace, then kills it. A stopped VM is a success.
 	Stop(ctx context.Context, name string, poweroff func(context.Context) error, grace time.Duration) error
 
 	// Delete kills what runs and removes every trace. A VM that does not exist
@@ -119,6 +134,10 @@ type Driver interface {
 
 	// List is Inspect of every VM; one bad VM never fails the list.
 	List(ctx context.Context) ([]Machine, error)
+
+	// Wire says where the network card of the VM of that name ends if it is made
+	// Wired. It depends on the name alone, and makes nothing.
+	Wire(name string) (Wire, error)
 
 	// Accel says how VMs would run on this host. It probes, and caches the verdict.
 	Accel(ctx context.Context) (Accel, error)

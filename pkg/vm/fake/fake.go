@@ -199,8 +199,10 @@ func (d *Driver) Stop(ctx context.Context, name string, poweroff func(context.Co
 		if poweroff != nil && m.running() {
 			bounded, cancel := context.WithTimeout(ctx, grace)
 			defer cancel()
-			// Its error says nothing: a guest that powers off drops the connection.
-			_ = poweroff(bounded)
+			// Its error says little: a guest that powers off drops the connection.
+			if poweroff(bounded) != nil {
+				m.pressPowerButton()
+			}
 			if err := m.waitGone(bounded); err != nil && ctx.Err() != nil {
 				return fmt.Errorf("stop %s: %w", name, context.Cause(ctx))
 			}
@@ -227,7 +229,7 @@ func (d *Driver) Delete(ctx context.Context, name string) error {
 		if err := os.Rename(m.dir, trash); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("delete %s: %w", name, err)
 		}
-		if err := removeAll(trash); err != nil {
+		if err := errors.Join(removeAll(trash), removeAll(wireDir(d.dir, name))); err != nil {
 			return fmt.Errorf("delete %s: %w", name, err)
 		}
 		return nil

@@ -64,6 +64,11 @@ func (g *guest) run(ctx context.Context) (err error) {
 		return fmt.Errorf("write pid: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.Remove(g.file("pid"))) }()
+	unplug, err := g.plugIn(ctx)
+	if err != nil {
+		return err
+	}
+	defer unplug()
 	cfg, hostKey, err := g.sshd()
 	if err != nil {
 		return err
@@ -209,6 +214,8 @@ func (g *guest) connection(ctx context.Context, conn net.Conn, cfg *xssh.ServerC
 			}
 			s := &session{guest: g, ctx: ctx, conn: conn, ch: ch}
 			g.tasks.Go(func() { s.serve(reqs) })
+		case "direct-tcpip":
+			g.tasks.Go(func() { g.forward(ctx, n) })
 		default:
 			_ = n.Reject(xssh.UnknownChannelType, "no such channel")
 		}

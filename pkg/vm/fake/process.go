@@ -171,3 +171,10 @@ func (m machine) kill(ctx context.Context) error {
 	reap(m.root())
 	return nil
 }
+
+// pressPowerButton has a VM that is not frozen power off.
+func (m machine) pressPowerButton() {
+	if pid, ok := m.pid(); ok {
+		_ = syscall.Kill(pid, syscall.SIGTERM) // gone meanwhile is what is wanted
+	}
+}

@@ -23,7 +23,12 @@ import (
 // prepare makes the VM's disks at its first start. Lima takes any file that
 // exists for a complete one, so until disksFile says otherwise what is there
 // is thrown away.
-func (d *Driver) prepare(ctx context.Context, name, dir string, p vm.Progress) error {
+func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Progress) error {
+	if m.Wired {
+		if err := connect(name); err != nil {
+			return err
+		}
+	}
 	var inst *store.Instance
 	if err := guard("read the VM's configuration", func() (err error) {
 		if inst, err = store.Inspect(name); err == nil && inst.Config == nil {
@@ -34,6 +39,9 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, p vm.Progress) e
 		return err
 	}
 	if err := checkSealed(inst, d.home); err != nil {
+		return err
+	}
+	if err := checkWired(inst, m.Wired); err != nil {
 		return err
 	}
 	done := filepath.Join(dir, disksFile)

@@ -89,7 +89,7 @@ func HostAgent(ctx context.Context, args []string) error {
 	go func() { defer close(limited); limitLogs(ctx, dir) }()
 	defer func() { cancel(); <-limited }()
 
-	if err := serve(ctx, f.Arg(0), events, stop, *socket); err != nil {
+	if err := serve(ctx, f.Arg(0), dir, events, stop, *socket); err != nil {
 		logrus.WithError(err).Error("the host agent ends") // the log is all that its starter sees
 		return err
 	}
@@ -138,7 +138,10 @@ func freshLogs(dir, socket string) (*os.File, error) {
 }
 
 // serve runs the VM, with Lima's API beside it.
-func serve(ctx context.Context, name string, events *os.File, stop chan os.Signal, socket string) error {
+func serve(ctx context.Context, name, dir string, events *os.File, stop chan os.Signal, socket string) error {
+	if err := wire(name, dir); err != nil {
+		return err
+	}
 	ha, err := hostagent.New(name, events, stop)
 	if err != nil {
 		return fmt.Errorf("set up the host agent: %w", err)

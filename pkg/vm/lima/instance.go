@@ -39,6 +39,7 @@ type meta struct {
 	Memory int64  `json:"memory"`
 	Disk   int64  `json:"disk"`
 	User   string `json:"user"`
+	Wired  bool   `json:"wired,omitempty"`
 }
 
 // dir is the VM's directory, or an error for a name that cannot be one.
@@ -71,6 +72,11 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	if err != nil {
 		return err
 	}
+	if s.Wired {
+		if err := connect(s.Name); err != nil {
+			return err
+		}
+	}
 	if err := validate(y, filepath.Join(dir, filenames.LimaYAML), label); err != nil {
 		return err
 	}
@@ -80,7 +86,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	if err := d.remove(ctx, s.Name, dir); err != nil { // half made by something else than a rename of ours
 		return err
 	}
-	m := meta{Arch: s.Image.Arch, VMType: vmType(s.Image.Arch), CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User}
+	m := meta{Arch: s.Image.Arch, VMType: vmType(s.Image.Arch), CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User, Wired: s.Wired}
 	if err := d.make(s.Name, dir, y, m); err != nil {
 		return fmt.Errorf("create VM %s: %w", s.Name, explainOS(err))
 	}
@@ -145,6 +151,9 @@ func (d *Driver) remove(ctx context.Context, name, dir string) error {
 	}
 	gone := filepath.Join(d.home, fmt.Sprintf("%sold-%d", asidePrefix(name), time.Now().UnixNano()))
 	if err := os.Rename(dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete VM %s: %w", name, err)
+	}
+	if err := os.RemoveAll(filepath.Join(d.home, filenames.NetworksDir, network(name))); err != nil {
 		return fmt.Errorf("delete VM %s: %w", name, err)
 	}
 	left, err := filepath.Glob(filepath.Join(d.home, asidePrefix(name)+"*"))

@@ -224,7 +224,7 @@ func TestImageThatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(d.home, "gone")
-	if err := d.prepare(t.Context(), "gone", dir, nil); err != nil {
+	if err := d.prepare(t.Context(), "gone", dir, meta{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	disk := filepath.Join(dir, "diffdisk")
@@ -244,13 +244,13 @@ func TestImageThatIsGone(t *testing.T) {
 		}
 		return string(b)
 	}
-	if err := d.prepare(t.Context(), "gone", dir, nil); err != nil || !strings.HasSuffix(content(), "work") {
+	if err := d.prepare(t.Context(), "gone", dir, meta{}, nil); err != nil || !strings.HasSuffix(content(), "work") {
 		t.Fatalf("the disk was made anew: %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil { // killed before the disks were done
 		t.Fatal(err)
 	}
-	if err := d.prepare(t.Context(), "gone", dir, nil); err != nil || strings.HasSuffix(content(), "work") {
+	if err := d.prepare(t.Context(), "gone", dir, meta{}, nil); err != nil || strings.HasSuffix(content(), "work") {
 		t.Fatalf("half-made disks were kept: %v", err)
 	}
 	if err := os.Remove(image); err != nil {

@@ -78,7 +78,10 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 	if err := d.kill(ctx, dir); err != nil {
 		return vm.Endpoint{}, err
 	}
-	if err := d.prepare(ctx, name, dir, p); err != nil {
+	if err := d.prepare(ctx, name, dir, m, p); err != nil {
+		return vm.Endpoint{}, err
+	}
+	if err := d.served(ctx, name, m); err != nil {
 		return vm.Endpoint{}, err
 	}
 	accel, err := d.accelFor(ctx, m.Arch)

@@ -77,6 +77,9 @@ func render(s vm.Spec, label string, template []byte) ([]byte, error) {
 		return nil, err
 	}
 	seal(y)
+	if s.Wired {
+		y.Networks = []limayaml.Network{{Lima: network(s.Name)}}
+	}
 	return limayaml.Marshal(y, false)
 }
 
@@ -97,6 +100,9 @@ func parseTemplate(label string, b []byte) (*limayaml.LimaYAML, error) {
 		if p.Mode == limayaml.ProvisionModeAnsible || p.Playbook != "" || p.File != nil {
 			return nil, fail.New(fail.Usage, "%s: provision[%d]: only scripts and data written in the template itself are allowed", label, i)
 		}
+	}
+	if len(y.Networks) > 0 {
+		return nil, fail.New(fail.Usage, "%s: networks: a VM has the one network card that it is given, a second one would be a second way out", label)
 	}
 	if len(y.Base) > 0 {
 		return nil, fail.New(fail.Usage, "%s: base: templates that build on others are not supported", label)
