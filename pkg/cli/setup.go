@@ -220,7 +220,7 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		}
 		set, err := cfg.For("", "")
 		if err == nil {
-			_, err = cfg.Policy(set, nil, nil)
+			_, err = cfg.Policy(set, config.Additions{}, nil)
 		}
 		add("network", "mode "+string(set.Network.Mode), err)
 	} else {

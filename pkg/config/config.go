@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,6 +33,7 @@ type Config struct {
 	profiles  map[string]Profile
 	repos     map[RepoKey]Repo
 	overrides map[RepoKey]Resources
+	groups    policy.Groups
 	allowlist []policy.Rule
 }
 
@@ -54,9 +56,15 @@ func Load(paths Paths, defaults fs.FS) (*Config, error) {
 			return nil, err
 		}
 	}
+	if err := c.loadGroups(); err != nil {
+		return nil, err
+	}
 	err := c.eachFile(defaults, "config.yaml", func(file string, text []byte) error {
 		var d document
 		if err := decode(file, text, &d); err != nil {
+			return err
+		}
+		if err := c.checkGroups(file, d); err != nil {
 			return err
 		}
 		c.base = Profile{Network: d.Network, Secrets: d.Secrets}.over(c.base)
@@ -82,7 +90,7 @@ func Load(paths Paths, defaults fs.FS) (*Config, error) {
 	// The allowlist is one file, the last that exists: a user who wants less
 	// than the shipped list must be able to say so.
 	err = c.eachFile(defaults, "network-allowlist.txt", func(file string, text []byte) error {
-		c.allowlist, err = policy.Parse(bytes.NewReader(text), file, nil)
+		c.allowlist, err = policy.Parse(bytes.NewReader(text), file, c.groups)
 		if err != nil {
 			return fail.New(fail.Usage, "%w", err).WithHint("edit %s", file)
 		}
@@ -101,7 +109,13 @@ func (c *Config) Reload() (*Config, error) { return Load(c.Paths, c.defaults) }
 func (c *Config) Stamp() string {
 	var b strings.Builder
 	for _, dir := range []string{c.Paths.System, c.Paths.Config} {
-		for _, name := range settingsFiles() {
+		names := settingsFiles()
+		// Of a directory that cannot be read, Load says so.
+		groups, _ := groupFiles(os.DirFS(dir))
+		for _, name := range groups {
+			names = append(names, filepath.Join(groupsDir, name))
+		}
+		for _, name := range names {
 			if st, err := os.Stat(filepath.Join(dir, name)); err == nil {
 				fmt.Fprintf(&b, "%s/%s %d %d\n", dir, name, st.Size(), st.ModTime().UnixNano())
 			}
@@ -110,7 +124,7 @@ func (c *Config) Stamp() string {
 	return b.String()
 }
 
-// settingsFiles are what is read of each directory.
+// settingsFiles are what is read of each directory, besides its groups.
 func settingsFiles() []string {
 	return []string{"config.yaml", "resources.yaml", "network-allowlist.txt"}
 }
@@ -218,28 +232,46 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets}, nil
 }
 
-// Policy compiles the network policy of s; extra are names allowed on this
-// session only, project is what the repository itself asks to narrow.
-func (c *Config) Policy(s Settings, extra []policy.Rule, project *Project) (*policy.Policy, error) {
+// Additions are what the user said of one session only, with `net allow`, `net
+// deny` and --host-service. They are stored with it.
+type Additions struct {
+	Allow        []policy.Rule    `json:"allow,omitempty"`
+	Deny         []policy.Rule    `json:"deny,omitempty"`
+	HostServices []netip.AddrPort `json:"host_services,omitempty"`
+}
+
+// Policy compiles the network policy of s. project is what the repository asks
+// to narrow; the user's live word in session stands over it, and is as good as
+// the user's files: whatever is denied in either is denied.
+func (c *Config) Policy(s Settings, session Additions, project *Project) (*policy.Policy, error) {
 	p := policy.Default()
-	p.Mode = policy.Mode(s.Network.Mode)
+	p.Mode, p.Walled = policy.Mode(s.Network.Mode), s.Network.Walled()
 	p.Ports = nil
 	for _, port := range s.Network.Ports {
 		p.Ports = append(p.Ports, uint16(port))
 	}
-	p.Names = slices.Clone(c.allowlist)
-	for _, name := range s.Network.Allow {
-		p.Names = append(p.Names, policy.Rule{Pattern: string(name), Source: "network.allow"})
+	allow, err := c.expand(s.Network.Allow, "network.allow")
+	if err != nil {
+		return nil, err
+	}
+	p.Names = slices.Concat(c.allowlist, allow)
+	if p.Denied, err = c.expand(s.Network.Deny, "network.deny"); err != nil {
+		return nil, err
 	}
 	for _, h := range s.Network.HostServices {
-		p.HostServices = append(p.HostServices, addrPort(h))
+		p.HostServices = append(p.HostServices, netip.AddrPort(h))
 	}
 	if project != nil {
-		p = policy.Tighten(p, project.policy())
+		wish, err := c.wish(project)
+		if err != nil {
+			return nil, err
+		}
+		wish.Denied = lift(wish.Denied, session.Allow, p)
+		p = policy.Tighten(p, wish)
 	}
-	// What the user allows on a running session is the user's word and stands
-	// over the repository's.
-	p.Names = append(p.Names, extra...)
+	p.Names = append(p.Names, session.Allow...)
+	p.Denied = append(p.Denied, session.Deny...)
+	p.HostServices = append(p.HostServices, session.HostServices...)
 	if err := p.Validate(); err != nil {
 		return nil, fail.New(fail.Usage, "network policy: %w", err)
 	}

@@ -2,6 +2,8 @@ package config_test
 
 import (
 	"fmt"
+	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,8 +39,9 @@ func newFiles(t *testing.T) *files {
 limits: {running: 10, memory_reserve: 1GiB, disk_reserve: 5GiB}
 network: {mode: allowlist, ports: [80, 443, 22]}
 `,
-		"resources.yaml":        "defaults: {cpus: 4, memory: 8GiB, disk: 50GiB}\n",
-		"network-allowlist.txt": "github.com\n*.npmjs.org\n",
+		"resources.yaml":         "defaults: {cpus: 4, memory: 8GiB, disk: 50GiB}\n",
+		"network-allowlist.txt":  "github.com\n*.npmjs.org\n",
+		"network-groups/git.txt": "github.com\n",
 	} {
 		f.ship[name] = &fstest.MapFile{Data: []byte(text)}
 	}
@@ -47,7 +50,7 @@ network: {mode: allowlist, ports: [80, 443, 22]}
 
 func (f *files) write(dir, name, text string) {
 	f.t.Helper()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
 		f.t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -78,7 +81,7 @@ func settings(t *testing.T, c *config.Config, repo config.RepoKey, profile strin
 
 func compiled(t *testing.T, c *config.Config, s config.Settings, extra []policy.Rule, project *config.Project) *policy.Policy {
 	t.Helper()
-	p, err := c.Policy(s, extra, project)
+	p, err := c.Policy(s, config.Additions{Allow: extra}, project)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +91,7 @@ func compiled(t *testing.T, c *config.Config, s config.Settings, extra []policy.
 func patterns(p *policy.Policy) string {
 	var names []string
 	for _, r := range p.Names {
-		names = append(names, r.Pattern)
+		names = append(names, r.String())
 	}
 	return strings.Join(names, " ")
 }
@@ -105,7 +108,29 @@ func TestShippedDefaults(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	entries, err := sessionizer.Config.ReadDir("config/network-groups")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		text, err := sessionizer.Config.ReadFile("config/network-groups/" + e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.ship["network-groups/"+e.Name()] = &fstest.MapFile{Data: text}
+	}
 	c := f.load()
+	delete(c.Groups(), "git") // of the test
+	want := "anthropic debian docker github go node npm openai pypi rust ubuntu"
+	if got := strings.Join(slices.Sorted(maps.Keys(c.Groups())), " "); got != want {
+		t.Errorf("groups: %s", got)
+	}
+	header, _, _ := strings.Cut(string(f.ship["network-allowlist.txt"].Data), "\n\n")
+	for name, rules := range c.Groups() {
+		if len(rules) == 0 || !strings.Contains(header, name) {
+			t.Errorf("group %s: %v", name, rules)
+		}
+	}
 	s := settings(t, c, "github.com/o/r", "")
 	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30}) ||
 		s.Resources != (config.Resources{CPUs: 4, Memory: 8 << 30, Disk: 50 << 30}) || len(s.Secrets) != 0 {
@@ -114,6 +139,9 @@ func TestShippedDefaults(t *testing.T) {
 	p := compiled(t, c, s, nil, nil)
 	if p.Mode != policy.Allowlist || !slices.Equal(p.Ports, []uint16{80, 443, 22}) || !strings.Contains(patterns(p), "api.anthropic.com") {
 		t.Error(p.Mode, p.Ports, patterns(p))
+	}
+	if !p.Walled {
+		t.Error("without a word there is no wall")
 	}
 }
 
@@ -188,7 +216,19 @@ func TestBadFiles(t *testing.T) {
 		{"address for a name", conf, "network:\n  allow: [10.0.0.1]\n", 2, "10.0.0.1"},
 		{"list for a name", conf, "network:\n  allow: [[a.com]]\n", 2, "name"},
 		{"service without a port", conf, "network:\n  host_services: [192.168.5.2]\n", 2, "ADDRESS:PORT"},
-		{"service by name", conf, "network:\n  host_services: ['db.lan:5432']\n", 2, "ADDRESS:PORT"},
+		{"service by name", conf, "network:\n  host_services: ['db.lan:5432']\n", 2, "is a name; write ADDRESS:PORT"},
+		{"service of no machine", conf, "network:\n  host_services: ['0.0.0.0:5432']\n", 2, "localhost:PORT"},
+		{"wall in words", conf, "network:\n  wall: please\n", 2, ""},
+		{"bad port of a name", conf, "network:\n  allow: ['a.com:0']\n", 2, "NAME:PORT"},
+		{"bad name that is denied", conf, "network:\n  deny: ['*']\n", 2, "mode: open"},
+		{"port without quotes in braces", conf, "network: {allow: [a.com:22]}\n", 1, "in quotes"},
+		{"not a group's name", conf, "network:\n  allow: ['@a/b']\n", 2, "@github"},
+		{"unknown group", conf, "network:\n  allow: ['@nothing']\n", 0, "network.allow: \"@nothing\" is not a group; the groups are @git"},
+		{"unknown group of a profile", conf, "profiles:\n  p: {network: {deny: ['@nothing']}}\n", 0, "profiles.p.network.deny"},
+		{"unknown group of a repository", conf, "repos:\n  o/r: {network: {allow: ['@nothing']}}\n", 0, "repos.github.com/o/r.network.allow"},
+		{"allowlist with an unknown group", names, "@git\n@nothing\n", 2, "the groups are @git"},
+		{"group of groups", "network-groups/mine.txt", "a.org\n@git\n", 2, "write names"},
+		{"bad name in a group", "network-groups/mine.txt", "10.0.0.1\n", 1, "IP address"},
 		{"bad size", conf, "limits:\n  disk_reserve: a lot\n", 2, "8GiB"},
 		{"relative lima_home", conf, "lima_home: vms\n", -1, "absolute"},
 		{"no VM at all", conf, "limits: {running: -1}\n", -1, "running"},
@@ -274,6 +314,104 @@ func TestAllowlistIsReplaced(t *testing.T) {
 	f.user("network-allowlist.txt", "# nothing\n")
 	if got := names(); got != "more.example.org extra.org" {
 		t.Error(got)
+	}
+}
+
+// rules are the policy's, as a person writes them, and where each stands.
+func rules(list []policy.Rule) string {
+	var all []string
+	for _, r := range list {
+		all = append(all, r.String()+" "+filepath.Base(r.Source))
+	}
+	return strings.Join(all, "; ")
+}
+
+func TestEntries(t *testing.T) {
+	f := newFiles(t)
+	f.ship["network-groups/git.txt"] = &fstest.MapFile{Data: []byte("github.com:22,443\n*.github.com\n")}
+	f.ship["network-groups/go.txt"] = &fstest.MapFile{Data: []byte("*.golang.org\n")}
+	f.user("network-allowlist.txt", "a.org:8443,443\n@go # tools\n")
+	f.user("config.yaml", `
+network: {allow: ['B.org:22', '@git', '@git', 'b.org:9418'], deny: ['*.github.com:80', x.org]}
+repos:
+  o/r: {network: {deny: [y.org]}}
+`)
+	c := f.load()
+	p := compiled(t, c, settings(t, c, "github.com/o/r", ""), nil, nil)
+	if got, want := rules(p.Names), "a.org:443,8443 network-allowlist.txt:1; *.golang.org network-allowlist.txt:2 (@go); b.org:22 network.allow; "+
+		"github.com:22,443 network.allow (@git); *.github.com network.allow (@git); b.org:9418 network.allow"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if got := rules(p.Denied); got != "*.github.com:80 network.deny; x.org network.deny; y.org network.deny" {
+		t.Error(got)
+	}
+
+	// The user's group replaces the shipped one, and is noticed.
+	stamp := c.Stamp()
+	f.user("network-groups/git.txt", "mine.org\n")
+	f.user("network-groups/.git.txt.swp", "\x00")
+	f.user("network-groups/git.txt~", "\x00")
+	if c.Stamp() == stamp {
+		t.Error("a new group changes nothing")
+	}
+	stamp = c.Stamp()
+	c = f.load()
+	p = compiled(t, c, settings(t, c, "", ""), nil, nil)
+	if got := rules(p.Names); !strings.Contains(got, "mine.org network.allow (@git); b.org:9418") {
+		t.Error(got)
+	}
+	if file := filepath.Join(f.paths.Config, "network-groups", "git.txt"); !slices.Contains(c.Files, file) {
+		t.Errorf("%s is not among %v", file, c.Files)
+	}
+	f.user("network-groups/git.txt", "mine.org\nother.org\n")
+	if c.Stamp() == stamp {
+		t.Error("a changed group changes nothing")
+	}
+	f.user("network-groups/Bad Name.txt", "")
+	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "Bad Name.txt") {
+		t.Error(err)
+	}
+}
+
+func TestWall(t *testing.T) {
+	f := newFiles(t)
+	f.user("config.yaml", `
+network: {wall: false}
+profiles:
+  walled: {network: {wall: true}}
+repos:
+  o/open: {profile: walled, network: {wall: false}}
+  o/shut: {profile: walled}
+`)
+	c := f.load()
+	for repo, want := range map[config.RepoKey]bool{"": false, "github.com/o/open": false, "github.com/o/shut": true} {
+		s := settings(t, c, repo, "")
+		if p := compiled(t, c, s, nil, project(t, "network: {mode: isolated}")); s.Network.Walled() != want || p.Walled != want {
+			t.Errorf("%q: %v %v, want %v", repo, s.Network.Walled(), p.Walled, want)
+		}
+	}
+}
+
+func TestHostServices(t *testing.T) {
+	for text, want := range map[string]string{
+		"localhost:5432": "127.0.0.1:5432", "LOCALHOST:5432": "127.0.0.1:5432", "127.0.0.1:3000": "127.0.0.1:3000",
+		"192.168.5.2:8080": "192.168.5.2:8080", "[::ffff:10.0.0.1]:22": "10.0.0.1:22", "[::1]:80": "[::1]:80",
+	} {
+		if got, err := config.ParseHostService(text); err != nil || got.String() != want {
+			t.Errorf("%s is %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "localhost", "localhost:0", "localhost:x", "db.lan:5432", "5432", ":5432", "0.0.0.0:1", "[::]:1", "224.0.0.1:1", "[fe80::1%eth0]:1", "127.0.0.1:65536"} {
+		if got, err := config.ParseHostService(text); err == nil || !strings.Contains(err.Error(), "ADDRESS:PORT") {
+			t.Errorf("%s is %v, %v", text, got, err)
+		}
+	}
+	f := newFiles(t)
+	f.user("config.yaml", "network: {host_services: ['localhost:5432']}\n")
+	c := f.load()
+	p, err := c.Policy(settings(t, c, "", ""), config.Additions{HostServices: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:3000")}}, nil)
+	if err != nil || fmt.Sprint(p.HostServices) != "[127.0.0.1:5432 127.0.0.1:3000]" {
+		t.Error(p, err)
 	}
 }
 

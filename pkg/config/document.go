@@ -1,8 +1,11 @@
 package config
 
 import (
+	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/goccy/go-yaml/ast"
 
@@ -31,13 +34,18 @@ func (r Resources) over(base Resources) Resources {
 }
 
 // Network is what a file says of the network; zero fields are inherited,
-// Allow and HostServices add to what is inherited.
+// Allow, Deny and HostServices add to what is inherited.
 type Network struct {
 	Mode         Mode          `yaml:"mode,omitempty" json:"mode,omitempty"`
 	Ports        []Port        `yaml:"ports,omitempty" json:"ports,omitempty"`
 	Allow        []Name        `yaml:"allow,omitempty" json:"allow,omitempty"`
+	Deny         []Name        `yaml:"deny,omitempty" json:"deny,omitempty"`
 	HostServices []HostService `yaml:"host_services,omitempty" json:"host_services,omitempty"`
+	Wall         *bool         `yaml:"wall,omitempty" json:"wall,omitempty"` // nil means true
 }
+
+// Walled reports whether the host's gateway enforces the policy.
+func (n Network) Walled() bool { return n.Wall == nil || *n.Wall }
 
 func (n Network) over(base Network) Network {
 	if n.Mode == "" {
@@ -46,7 +54,11 @@ func (n Network) over(base Network) Network {
 	if n.Ports == nil {
 		n.Ports = base.Ports
 	}
+	if n.Wall == nil {
+		n.Wall = base.Wall
+	}
 	n.Allow = slices.Concat(base.Allow, n.Allow)
+	n.Deny = slices.Concat(base.Deny, n.Deny)
 	n.HostServices = slices.Concat(base.HostServices, n.HostServices)
 	return n
 }
@@ -107,6 +119,7 @@ type Project struct {
 		Mode  Mode   `yaml:"mode,omitempty"`
 		Ports []Port `yaml:"ports,omitempty"`
 		Allow []Name `yaml:"allow,omitempty"`
+		Deny  []Name `yaml:"deny,omitempty"`
 	} `yaml:"network,omitempty"`
 }
 
@@ -143,20 +156,28 @@ func (m *Mode) UnmarshalYAML(n ast.Node) error {
 	return at(n, "network mode %q; it is one of isolated, allowlist, open", text)
 }
 
-// Name is an allowlist pattern.
+// Name is an entry of a list: NAME, NAME:PORT,PORT or @GROUP.
 type Name string
 
-// UnmarshalYAML reads and checks a pattern.
+// UnmarshalYAML reads and checks an entry; whether there is such a group is seen
+// when it is expanded.
 func (p *Name) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
-		return at(n, "a name like github.com is wanted here")
+		return at(n, "a name like github.com is wanted here; write one with ports in quotes, 'github.com:22,443'")
 	}
-	pattern, err := policy.ParsePattern(text)
+	if group, ok := strings.CutPrefix(text, "@"); ok {
+		if !policy.GroupName(group) {
+			return at(n, "%q is not a group's name; write it like @github", text)
+		}
+		*p = Name(text)
+		return nil
+	}
+	rule, err := policy.ParseRule(text)
 	if err != nil {
 		return at(n, "%v", err)
 	}
-	*p = Name(pattern)
+	*p = Name(rule.String())
 	return nil
 }
 
@@ -177,12 +198,31 @@ func (p *Port) UnmarshalYAML(n ast.Node) error {
 // HostService is one address and port outside the public internet.
 type HostService netip.AddrPort
 
-// UnmarshalYAML reads "ADDRESS:PORT".
-func (h *HostService) UnmarshalYAML(n ast.Node) error {
-	text, _ := scalar(n)
+// ParseHostService reads localhost:PORT, which is this host's own, or ADDRESS:PORT.
+func ParseHostService(text string) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(text)
+	if err == nil && strings.EqualFold(host, "localhost") {
+		text = "127.0.0.1:" + port
+	} else if _, errAddr := netip.ParseAddr(host); err == nil && errAddr != nil && host != "" {
+		return netip.AddrPort{}, fmt.Errorf("%q is a name; write ADDRESS:PORT, what a name points at could change", text)
+	}
 	ap, err := netip.ParseAddrPort(text)
-	if err != nil || ap.Port() == 0 {
-		return at(n, "%q is not an ADDRESS:PORT like 192.168.5.2:5432", text)
+	addr := ap.Addr().Unmap()
+	if err != nil || ap.Port() == 0 || addr.Zone() != "" || addr.IsUnspecified() || addr.IsMulticast() {
+		return netip.AddrPort{}, fmt.Errorf("%q is not a service; write localhost:PORT or ADDRESS:PORT, like 192.168.5.2:5432", text)
+	}
+	return netip.AddrPortFrom(addr, ap.Port()), nil
+}
+
+// UnmarshalYAML reads a service.
+func (h *HostService) UnmarshalYAML(n ast.Node) error {
+	text, ok := scalar(n)
+	if !ok {
+		return at(n, "an ADDRESS:PORT is wanted here; write it in quotes")
+	}
+	ap, err := ParseHostService(text)
+	if err != nil {
+		return at(n, "%v", err)
 	}
 	*h = HostService(ap)
 	return nil

@@ -37,7 +37,10 @@ func TestProjectOnlyNarrows(t *testing.T) {
 		{"no names", "allowlist", "network: {allow: []}", "allowlist", "", "[80 443 22]"},
 		{"other ports", "allowlist", "network: {ports: [25, 443]}", "allowlist", "github.com *.npmjs.org", "[443]"},
 		{"no ports", "allowlist", "network: {ports: []}", "allowlist", "github.com *.npmjs.org", "[]"},
+		{"ports of a name", "allowlist", "network: {allow: ['github.com:443,9418', '*.npmjs.org']}", "allowlist", "github.com:443 *.npmjs.org", "[80 443 22]"},
+		{"a group", "allowlist", "network: {allow: ['@git']}", "allowlist", "github.com", "[80 443 22]"},
 		{"a list where all was open", "open", "network: {allow: [a.org]}", "allowlist", "a.org", "[80 443 22]"},
+		{"no list where all was open", "open", "network: {mode: allowlist}", "allowlist", "github.com *.npmjs.org", "[80 443 22]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFiles(t)
@@ -61,12 +64,54 @@ func TestProjectOnlyNarrows(t *testing.T) {
 	}
 }
 
-// What the user allows on a running session stands over the repository's list.
-func TestUserAllowsOverProject(t *testing.T) {
+// What the user says on a running session stands over the repository's file.
+func TestUserOverProject(t *testing.T) {
 	c := newFiles(t).load()
-	p := compiled(t, c, settings(t, c, "o/r", ""), []policy.Rule{{Pattern: "mine.org", Source: "net allow"}}, project(t, "network: {allow: []}"))
+	s := settings(t, c, "o/r", "")
+	p := compiled(t, c, s, []policy.Rule{{Pattern: "mine.org", Source: "net allow"}}, project(t, "network: {allow: []}"))
 	if patterns(p) != "mine.org" {
 		t.Error(patterns(p))
+	}
+	denies := project(t, "network: {deny: [github.com, a.npmjs.org, 'b.npmjs.org:80,443', '*.c.npmjs.org', '@git']}")
+	for _, x := range []struct{ allow, want string }{
+		{"", "github.com a.npmjs.org b.npmjs.org:80,443 *.c.npmjs.org github.com"},
+		{"github.com", "a.npmjs.org b.npmjs.org:80,443 *.c.npmjs.org"},
+		{"github.com:443", "github.com:22,80 a.npmjs.org b.npmjs.org:80,443 *.c.npmjs.org github.com:22,80"},
+		{"b.npmjs.org:443,8443", "github.com a.npmjs.org b.npmjs.org:80 *.c.npmjs.org github.com"},
+		{"x.c.npmjs.org", "github.com a.npmjs.org b.npmjs.org:80,443 *.c.npmjs.org github.com"},
+		{"*.npmjs.org", "github.com github.com"},
+	} {
+		var add config.Additions
+		if x.allow != "" {
+			r, err := policy.ParseRule(x.allow)
+			if err != nil {
+				t.Fatal(err)
+			}
+			add.Allow = []policy.Rule{r}
+		}
+		p, err := c.Policy(s, add, denies)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Trim(fmt.Sprint(p.Denied), "[]"); got != x.want {
+			t.Errorf("allow %s: denied %s, want %s", x.allow, got, x.want)
+		}
+	}
+	// The user's own denials are lifted by taking them back, by nothing else.
+	both := config.Additions{Allow: []policy.Rule{{Pattern: "github.com"}}, Deny: []policy.Rule{{Pattern: "github.com", Source: "net deny"}}}
+	if p, err := c.Policy(s, both, nil); err != nil || p.Decide(policy.Question{Name: "github.com"}).Source != "net deny" {
+		t.Error(p, err)
+	}
+}
+
+// A repository that names a group which is not there gets no session by it.
+func TestProjectOfUnknownGroup(t *testing.T) {
+	c := newFiles(t).load()
+	for _, text := range []string{"network: {allow: ['@nothing']}", "network: {deny: ['@nothing']}"} {
+		_, err := c.Policy(settings(t, c, "", ""), config.Additions{}, project(t, text))
+		if fail.CodeOf(err) != fail.Usage || err == nil || !strings.Contains(err.Error(), config.ProjectFile+": ") || !strings.Contains(err.Error(), "@git") {
+			t.Error(err)
+		}
 	}
 }
 
@@ -80,6 +125,8 @@ func TestHostileProject(t *testing.T) {
 		"image":         "image: https://evil.org/x.qcow2",
 		"lima_home":     "lima_home: /etc",
 		"host services": "network: {host_services: ['192.168.1.1:22']}",
+		"no wall":       "network: {wall: false}",
+		"a wall":        "network: {wall: true}",
 		"behind a dash": "network: {mode: allowlist}\n---\nsecrets: {T: env:HOME}\n",
 		"merge key":     "x: &x {secrets: {T: env:HOME}}\n<<: *x\n",
 		"endless":       strings.Repeat("network: {}\n", 1<<16),
@@ -112,6 +159,7 @@ func TestHostileProject(t *testing.T) {
 func FuzzProject(f *testing.F) {
 	f.Add("network: {mode: open, allow: [evil.org, github.com], ports: [443, 25]}")
 	f.Add("network:\n  allow:\n    - '*.evil.org'\n  ports: []\n")
+	f.Add("network: {deny: ['@git', 'github.com:22'], allow: ['github.com:443,25', '@git']}")
 	f.Add("network: &a\n  mode: isolated\n  allow: [*a]\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := config.ParseProject("f", []byte(text))
@@ -121,7 +169,7 @@ func FuzzProject(f *testing.F) {
 		c := newFiles(t).load()
 		s := settings(t, c, "o/r", "")
 		user := compiled(t, c, s, nil, nil)
-		got, err := c.Policy(s, nil, &p)
+		got, err := c.Policy(s, config.Additions{}, &p)
 		if err != nil {
 			return // no policy, no session
 		}
@@ -131,6 +179,11 @@ func FuzzProject(f *testing.F) {
 		for _, port := range got.Ports {
 			if !slices.Contains(user.Ports, port) {
 				t.Fatalf("port %d", port)
+			}
+		}
+		for _, r := range got.Names {
+			if slices.ContainsFunc(r.Ports, func(port uint16) bool { return !slices.Contains(user.Ports, port) }) {
+				t.Fatalf("rule %s", r)
 			}
 		}
 		for _, r := range got.Names {

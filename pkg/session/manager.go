@@ -88,7 +88,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	if err != nil {
 		return Spec{}, nil, err
 	}
-	if _, err := m.Config.Policy(settings, nil, nil); err != nil {
+	if _, err := m.Config.Policy(settings, config.Additions{}, nil); err != nil {
 		return Spec{}, nil, err
 	}
 	res := settings.Resources

@@ -29,7 +29,7 @@ func (m *Manager) Policy(s Session) (*policy.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.Config.Policy(set, s.Facts.Allow, s.Facts.Project)
+	return m.Config.Policy(set, config.Additions{Allow: s.Facts.Allow}, s.Facts.Project)
 }
 
 // Allow adds names to the session's policy and, when it runs, to the guest at once.

@@ -1,0 +1,193 @@
+package lima
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/goccy/go-yaml"
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"github.com/lima-vm/lima/pkg/networks"
+	"github.com/lima-vm/lima/pkg/networks/usernet"
+	"github.com/lima-vm/lima/pkg/store"
+	"github.com/lima-vm/lima/pkg/store/filenames"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// A wired VM has one network of Lima's mode user-v2, of its own, whose daemon
+// is whoever serves its Wire. Lima derives the sockets from the network's name,
+// twice, so the name is a short hash.
+const (
+	wireNetwork = "192.168.5.0/24" // that of QEMU's own user network in Lima: a guest sees no difference
+	netmask     = "255.255.255.0"
+
+	// A socket pair carries what it is given; virtio's own limit is 65535 with
+	// the Ethernet header. vz takes no larger frames than it was told, which
+	// Lima does not tell it.
+	streamMTU   = 65520
+	datagramMTU = 1500
+)
+
+// Wire implements vm.Driver.
+func (d *Driver) Wire(name string) (vm.Wire, error) {
+	dir, err := d.dir(name)
+	if err != nil {
+		return vm.Wire{}, err
+	}
+	w := vm.Wire{Subnet: netip.MustParsePrefix(wireNetwork), MAC: limayaml.MACAddress(dir), MTU: streamMTU}
+	if vmType(hostArch()) == limayaml.VZ {
+		w.MTU = datagramMTU
+	}
+	for kind, path := range map[usernet.SockType]*string{usernet.QEMUSock: &w.Stream, usernet.FDSock: &w.Datagram, usernet.EndpointSock: &w.API} {
+		if *path, err = usernet.Sock(network(name), kind); err != nil {
+			return vm.Wire{}, fail.New(fail.Host, "VM %s: %w", name, err).WithHint("export AGENT_SESSIONIZER_LIMA_HOME=/a/shorter/directory")
+		}
+	}
+	return w, nil
+}
+
+// network is the name of a VM's own network.
+func network(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return hex.EncodeToString(sum[:4])
+}
+
+// connect makes the VM's network known to Lima in this process. Lima reads its
+// networks.yaml once per process, perhaps before the VM was made, so what it
+// has read is completed; no file has to be right for the wall to stand.
+func connect(name string) error {
+	cfg, err := networks.LoadConfig()
+	if err != nil {
+		return fail.New(fail.Host, "read Lima's networks: %w", err)
+	}
+	cfg.Networks[network(name)] = ourNetwork()
+	return nil
+}
+
+func ourNetwork() networks.Network {
+	base := netip.MustParsePrefix(wireNetwork).Addr().As4()
+	return networks.Network{Mode: networks.ModeUserV2, Gateway: net.IPv4(base[0], base[1], base[2], 1), NetMask: net.ParseIP(netmask)}
+}
+
+// checkWired looks at the network as Lima will use it, in the process that
+// starts the VM: Lima falls back to its own, open network when it does not
+// know the one that a VM names.
+func checkWired(inst *store.Instance, wired bool) error {
+	n := inst.Config.Networks
+	switch {
+	case !wired && len(n) == 0:
+		return nil
+	case wired && len(n) == 1 && n[0].Lima == network(inst.Name) && limayaml.FirstUsernetIndex(inst.Config) == 0:
+		return nil
+	}
+	return fail.New(fail.Policy, "VM %s: its network is not the one that it was made with, so nothing would guard it", inst.Name).
+		WithHint("rm %s/override.yaml %s/default.yaml # in _config of the VM directory; and undo edits of %s/%s", filenames.ConfigDir, filenames.ConfigDir, inst.Dir, filenames.LimaYAML)
+}
+
+// wire makes sure that the VM's card goes where the VM was made to have it.
+// It is here, in the process that runs QEMU, that Lima's view decides.
+func wire(name, dir string) error {
+	m, err := readMeta(dir)
+	if err != nil {
+		return err
+	}
+	if m.Wired {
+		if err := connect(name); err != nil {
+			return err
+		}
+	}
+	inst, err := store.Inspect(name)
+	if err != nil {
+		return err
+	}
+	if inst.Config == nil {
+		return errors.Join(inst.Errors...)
+	}
+	return checkWired(inst, m.Wired)
+}
+
+// publish writes the networks of all wired VMs into networks.yaml, so that
+// limactl understands our VMs. Nothing of ours reads it.
+func (d *Driver) publish() error {
+	dir := filepath.Join(d.home, filenames.ConfigDir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "."+filenames.NetworksConfig+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, filenames.NetworksConfig)
+	var cfg networks.Config
+	switch b, err := os.ReadFile(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		if cfg, err = networks.DefaultConfig(); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	default:
+		if err := yaml.Unmarshal(b, &cfg); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	ours := ourNetwork()
+	kept := map[string]networks.Network{}
+	for name, n := range cfg.Networks {
+		if n.Mode != ours.Mode || !n.Gateway.Equal(ours.Gateway) {
+			kept[name] = n
+		}
+	}
+	entries, err := os.ReadDir(d.home)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if m, err := readMeta(filepath.Join(d.home, e.Name())); err == nil && m.Wired {
+			kept[network(e.Name())] = ours
+		}
+	}
+	cfg.Networks = kept
+	b, err := yaml.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	return writeFile(path, b)
+}
+
+// served refuses to start a VM whose network nobody serves, with a better
+// reason than QEMU would give; and tells limactl of the network.
+func (d *Driver) served(ctx context.Context, name string, m meta) error {
+	if !m.Wired {
+		return nil
+	}
+	w, err := d.Wire(name)
+	if err != nil {
+		return err
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "unix", w.API)
+	if err != nil {
+		return fail.New(fail.Policy, "VM %s: nobody serves its network: %w", name, err)
+	}
+	if err := c.Close(); err != nil {
+		return err
+	}
+	if err := d.publish(); err != nil {
+		return fmt.Errorf("write Lima's networks: %w", explainOS(err))
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+package lima
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lima-vm/lima/pkg/networks"
+	"github.com/lima-vm/lima/pkg/store"
+	"github.com/lima-vm/lima/pkg/store/filenames"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+func TestWiredVM(t *testing.T) {
+	d := newDriver(t)
+	s := testSpec("agent-some-organization-a-repository-with-a-name-0a1b2c")
+	s.Wired = true
+	if err := d.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	w, err := d.Wire(s.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := d.Wire(s.Name); err != nil || again != w {
+		t.Errorf("Wire twice: %+v, %v", again, err)
+	}
+	for _, path := range []string{w.Stream, w.Datagram, w.API} {
+		if len(path) >= maxSocketPath || !strings.HasPrefix(path, d.home) {
+			t.Errorf("socket %s", path)
+		}
+	}
+	if other, err := d.Wire("another"); err != nil || other.Stream == w.Stream || other.MAC == w.MAC {
+		t.Errorf("another VM's wire: %+v, %v", other, err)
+	}
+
+	// Nobody serves it: an error, not a VM with Lima's open network.
+	if err := d.served(t.Context(), s.Name, meta{Wired: true}); fail.CodeOf(err) != fail.Policy {
+		t.Errorf("an unserved network: %v", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(w.API), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", w.API)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := d.served(t.Context(), s.Name, meta{Wired: true}); err != nil {
+		t.Error(err)
+	}
+	b, err := os.ReadFile(filepath.Join(d.home, filenames.ConfigDir, filenames.NetworksConfig))
+	if err != nil || !strings.Contains(string(b), network(s.Name)) {
+		t.Errorf("networks.yaml for limactl: %v\n%s", err, b)
+	}
+
+	dir := filepath.Join(d.home, s.Name)
+	if err := wire(s.Name, dir); err != nil {
+		t.Errorf("as it was made: %v", err)
+	}
+	// However Lima's view is bent, the host agent notices.
+	inst, err := store.Inspect(s.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := networks.LoadConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	delete(cfg.Networks, network(s.Name))
+	if err := checkWired(inst, true); fail.CodeOf(err) != fail.Policy {
+		t.Errorf("a network that Lima does not know, for which it takes its own: %v", err)
+	}
+	if err := connect(s.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkWired(inst, false); fail.CodeOf(err) != fail.Policy {
+		t.Errorf("a network that the VM was made without: %v", err)
+	}
+	path := filepath.Join(dir, filenames.LimaYAML)
+	yaml, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, edit := range map[string]string{
+		"no network":      strings.ReplaceAll(string(yaml), "- lima: "+network(s.Name), ""),
+		"a second one":    strings.ReplaceAll(string(yaml), "- lima: "+network(s.Name), "- lima: "+network(s.Name)+"\n- lima: user-v2"),
+		"somebody else's": strings.ReplaceAll(string(yaml), network(s.Name), "user-v2"),
+	} {
+		if edit == string(yaml) {
+			t.Fatalf("lima.yaml does not name the network:\n%s", yaml)
+		}
+		if err := os.WriteFile(path, []byte(edit), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := wire(s.Name, dir); fail.CodeOf(err) != fail.Policy {
+			t.Errorf("%s in lima.yaml: %v", what, err)
+		}
+	}
+
+	if err := d.Delete(t.Context(), s.Name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Dir(w.Stream)); !os.IsNotExist(err) {
+		t.Errorf("the sockets' directory is left: %v", err)
+	}
+}
