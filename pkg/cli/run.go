@@ -144,19 +144,22 @@ func (a *app) terminal(ctx context.Context, m *session.Manager, s session.Sessio
 }
 
 func newSSHConfigCmd(a *app) *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use:   "ssh-config [SESSION…]",
 		Short: "Print OpenSSH client configuration for sessions, for editors and scp",
 		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
   (or put "Include ~/.ssh/agents" on top of ~/.ssh/config)`,
 		ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runSSHConfig(cmd.Context(), a, args)
+			return runSSHConfig(cmd.Context(), a, args, asJSON)
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array")
+	return cmd
 }
 
-func runSSHConfig(ctx context.Context, a *app, names []string) error {
+func runSSHConfig(ctx context.Context, a *app, names []string, asJSON bool) error {
 	m, err := a.manager(ctx)
 	if err != nil {
 		return err
@@ -174,16 +177,23 @@ func runSSHConfig(ctx context.Context, a *app, names []string) error {
 			return err
 		}
 	}
+	hosts := []session.SSHHost{}
 	for _, s := range sessions {
 		if s.Facts.Endpoint.Addr == "" {
 			a.con.Say("%s", s.Name+" has no running VM")
 			continue
 		}
-		text, err := m.SSHConfig(s)
+		h, err := m.SSHConfig(s)
 		if err != nil {
 			return err
 		}
-		a.printf("%s", text)
+		hosts = append(hosts, h)
+	}
+	if asJSON {
+		return a.con.JSON(hosts)
+	}
+	for _, h := range hosts {
+		a.printf("%s", h)
 	}
 	return nil
 }

@@ -15,33 +15,50 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
+type diffOptions struct {
+	repo.DiffOptions
+	json bool
+}
+
 func newDiffCmd(a *app) *cobra.Command {
-	var o repo.DiffOptions
+	var o diffOptions
 	cmd := &cobra.Command{
 		Use:   "diff SESSION",
 		Short: "What the agent changed since the clone, uncommitted and untracked files included",
 		Args:  usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx := cmd.Context()
-			m, s, err := a.running(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			if s.Facts.Base == nil {
-				return notCloned(s)
-			}
-			conn, err := m.Dial(ctx, s)
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			o.Color = term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("NO_COLOR") == ""
-			return repo.Diff(ctx, conn, s.Facts.Dir, *s.Facts.Base, o, os.Stdout)
-		},
+		RunE: func(cmd *cobra.Command, args []string) error { return runDiff(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().BoolVar(&o.Stat, "stat", false, "only counts per file")
 	cmd.Flags().BoolVar(&o.NameOnly, "name-only", false, "only file names")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print the files, with counts, and the patch as JSON")
 	return cmd
+}
+
+func runDiff(ctx context.Context, a *app, o diffOptions, what string) error {
+	if o.json && (o.Stat || o.NameOnly) {
+		return fail.New(fail.Usage, "--json has counts and names; it goes with neither --stat nor --name-only").WithHint("agent-sessionizer diff --json %s", what)
+	}
+	m, s, err := a.running(ctx, what)
+	if err != nil {
+		return err
+	}
+	if s.Facts.Base == nil {
+		return notCloned(s)
+	}
+	conn, err := m.Dial(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if o.json {
+		changes, err := repo.Compare(ctx, conn, s.Facts.Dir, *s.Facts.Base, o.DiffOptions)
+		if err != nil {
+			return err
+		}
+		return a.con.JSON(changes)
+	}
+	o.Color = term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("NO_COLOR") == ""
+	return repo.Diff(ctx, conn, s.Facts.Dir, *s.Facts.Base, o.DiffOptions, os.Stdout)
 }
 
 func notCloned(s session.Session) error {

@@ -2,6 +2,7 @@ package repo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -23,22 +24,31 @@ type DiffOptions struct {
 // untracked files, without disturbing the guest's index. What the guest sends
 // is made safe for a terminal: control and invisible characters are spelled out.
 func Diff(ctx context.Context, g Guest, dir string, base Base, opts DiffOptions, w io.Writer) error {
+	args := []string{"--patch"}
+	switch {
+	case opts.NameOnly:
+		args = []string{"--name-only"}
+	case opts.Stat:
+		args = []string{"--stat=" + strconv.Itoa(max(opts.Width, 80))}
+	}
+	printed := newPrinter(w, opts.Color && !opts.Stat && !opts.NameOnly)
+	err := opts.compare(ctx, g, dir, base, args, printed)
+	flushErr := printed.close()
+	if printed.err != nil { // whoever reads is gone, which ends the rest
+		return printed.err
+	}
+	return errors.Join(err, flushErr)
+}
+
+// compare writes git's difference as it comes, with what args ask for.
+func (o DiffOptions) compare(ctx context.Context, g Guest, dir string, base Base, args []string, w io.Writer) error {
 	if err := checkDir(dir); err != nil {
 		return err
 	}
 	if base.Commit != "" && !objectID.MatchString(base.Commit) {
 		return fail.New(fail.Usage, "%q is not a commit", clip(base.Commit)).WithHint("agent-sessionizer list --json")
 	}
-	args := []string{dir, base.Commit}
-	switch {
-	case opts.NameOnly:
-		args = append(args, "--name-only")
-	case opts.Stat:
-		args = append(args, "--stat="+strconv.Itoa(max(opts.Width, 80)))
-	default:
-		args = append(args, "--patch")
-	}
-	limit := opts.MaxBytes
+	limit := o.MaxBytes
 	if limit <= 0 {
 		limit = 256 << 20
 	}
@@ -46,20 +56,16 @@ func Diff(ctx context.Context, g Guest, dir string, base Base, opts DiffOptions,
 	defer cancel(nil)
 	tooMuch := fail.New(fail.Conflict, "the difference is larger than %d bytes; the rest is not shown", limit).
 		WithHint("agent-sessionizer diff --stat SESSION")
-	printed := newPrinter(w, opts.Color && !opts.Stat && !opts.NameOnly)
-	in := &counted{w: printed, left: limit, full: func() { cancel(tooMuch) }}
+	in := &counted{w: w, left: limit, full: func() { cancel(tooMuch) }}
 	said := &tail{keep: maxText}
-	err := g.Run(ctx, command(diffScript, args...), ssh.IO{Stdout: in, Stderr: said})
-	flushErr := printed.close()
+	err := g.Run(ctx, command(diffScript, append([]string{dir, base.Commit}, args...)...), ssh.IO{Stdout: in, Stderr: said})
 	switch {
 	case in.over:
 		return tooMuch
-	case printed.err != nil:
-		return printed.err
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
 		return fmt.Errorf("compare the guest's work: %w", guestError(err, said))
 	}
-	return flushErr
+	return nil
 }

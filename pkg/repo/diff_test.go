@@ -108,3 +108,53 @@ func FuzzPrinter(f *testing.F) {
 		}
 	})
 }
+
+func TestCompare(t *testing.T) {
+	s := start(t)
+	s.agent(t, `git mv c moved && git commit -qm move && echo more >>a && printf 'n\0w' >bin
+		echo x >"$(printf 'e\033[31m\nvil')" && ln -s a link`)
+	c, err := Compare(t.Context(), s.g, s.g.dir(), s.base, DiffOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]Change{}
+	for _, f := range c.Files {
+		got[f.Path] = f
+	}
+	for _, want := range []Change{
+		{Path: "a", Status: "modified", Added: 1},
+		{Path: "bin", Status: "added", Binary: true},
+		{Path: "moved", From: "c", Status: "renamed"},
+		{Path: "e^[[31m\nvil", Status: "added", Added: 1},
+		{Path: "link", Status: "added", Added: 1},
+	} {
+		if got[want.Path] != want {
+			t.Errorf("got %+v, want %+v", got[want.Path], want)
+		}
+	}
+	equal(t, "patch", c.Patch, s.diff(t, DiffOptions{}))
+	equal(t, "base", c.Base, s.base.Commit)
+	if _, err := Compare(t.Context(), s.g, s.g.dir(), s.base, DiffOptions{MaxBytes: 100}); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("a bound: %v", err)
+	}
+}
+
+func FuzzChanges(f *testing.F) {
+	f.Add(":100644 100644 a b M\x00a\x00:100644 100644 a b R100\x00c\x00d\x001\t2\ta\x000\t0\t\x00c\x00d\x00\x00diff --git a/a b/a\n")
+	f.Add("")
+	f.Add(":A\x00-\x00")
+	f.Fuzz(func(t *testing.T, out string) {
+		c, err := parseChanges(out)
+		if err != nil {
+			return
+		}
+		for _, file := range c.Files {
+			if strings.ContainsAny(file.Path+file.From, "\x00\x1b\u009b") || file.Status == "" || file.Added < 0 || file.Deleted < 0 {
+				t.Errorf("%+v", file)
+			}
+		}
+		if strings.ContainsAny(c.Patch, "\x00\x1b\u009b") {
+			t.Errorf("patch %q", c.Patch)
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
@@ -41,17 +42,39 @@ func (m *Manager) Shown(ctx context.Context, s Session, socket string) error {
 	return err
 }
 
-// SSHConfig is an OpenSSH client configuration block for a running session,
-// with its own key and its pinned host key.
-func (m *Manager) SSHConfig(s Session) (string, error) {
+// Came records that somebody attaches now.
+func (m *Manager) Came(ctx context.Context, s Session) error {
+	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Attached = time.Now() })
+	return err
+}
+
+// SSHHost is how an OpenSSH client logs in to a running session: with the
+// session's own key, and trusting its pinned host key only.
+type SSHHost struct {
+	Host           string `json:"host"` // the session's name
+	Hostname       string `json:"hostname"`
+	Port           string `json:"port"`
+	User           string `json:"user"`
+	IdentityFile   string `json:"identity_file"`
+	HostKey        string `json:"host_key"`
+	KnownHostsFile string `json:"known_hosts_file"` // which names the host as Host
+}
+
+// SSHConfig returns it, and writes the file of known hosts.
+func (m *Manager) SSHConfig(s Session) (SSHHost, error) {
 	host, port, err := net.SplitHostPort(s.Facts.Endpoint.Addr)
 	if err != nil {
-		return "", fail.New(fail.Conflict, "session %s has no running VM", s.Name).WithHint("agent-sessionizer start %s", s.Name)
+		return SSHHost{}, fail.New(fail.Conflict, "session %s has no running VM", s.Name).WithHint("agent-sessionizer start %s", s.Name)
 	}
-	known := filepath.Join(m.Config.Paths.SessionDir(s.ID), "known_hosts")
-	if err := writeFile(known, []byte(s.Name+" "+s.Facts.Endpoint.HostKey+"\n")); err != nil {
-		return "", err
+	h := SSHHost{
+		Host: s.Name, Hostname: host, Port: port, User: s.Facts.Endpoint.User, IdentityFile: m.keyFile(s.ID),
+		HostKey: s.Facts.Endpoint.HostKey, KnownHostsFile: filepath.Join(m.Config.Paths.SessionDir(s.ID), "known_hosts"),
 	}
+	return h, writeFile(h.KnownHostsFile, []byte(h.Host+" "+h.HostKey+"\n"))
+}
+
+// String is the block of an OpenSSH configuration.
+func (h SSHHost) String() string {
 	return fmt.Sprintf(`Host %s
   HostName %s
   Port %s
@@ -63,5 +86,5 @@ func (m *Manager) SSHConfig(s Session) (string, error) {
   StrictHostKeyChecking yes
   ForwardAgent no
 
-`, s.Name, host, port, s.Facts.Endpoint.User, m.keyFile(s.ID), s.Name, known), nil
+`, h.Host, h.Hostname, h.Port, h.User, h.IdentityFile, h.Host, h.KnownHostsFile)
 }
