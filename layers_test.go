@@ -22,6 +22,7 @@ var layers = map[string]int{
 	"tmux":    1,
 	"console": 1,
 	"guestd":  1,
+	"gateway": 2,
 	"guest":   2,
 	"image":   2,
 	"attach":  2,

@@ -1,0 +1,205 @@
+package gateway
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	maxPending  = 8 << 20  // bytes waiting for the guest's side to read
+	keepPending = 64 << 10 // of a buffer that was needed once
+)
+
+var errFull = errors.New("the guest's side does not keep up")
+
+// cable carries frames between the stack and a virtual machine's process:
+// length-prefixed on a stream (QEMU) or one a datagram (vz).
+//
+// Sending never waits. A machine that is paused must hold up neither the stack,
+// whose reader sends too, nor a change of policy; what its socket does not take
+// waits here, up to a bound, and is lost beyond it as on any wire.
+type cable struct {
+	conn   net.Conn
+	raw    syscall.RawConn
+	stream bool
+
+	mu      sync.Mutex
+	pending []byte // length-prefixed frames
+	spare   []byte // the writer's last buffer
+	writing bool   // the writer has the socket
+	wake    chan struct{}
+	done    chan struct{}
+	once    sync.Once
+}
+
+func newCable(conn net.Conn, stream bool) *cable {
+	c := &cable{conn: conn, stream: stream, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	if s, ok := conn.(syscall.Conn); ok {
+		c.raw, _ = s.SyscallConn() //nolint:errcheck // without it the writer does everything
+	}
+	return c
+}
+
+func (c *cable) Close() error {
+	c.once.Do(func() { close(c.done) })
+	return c.conn.Close()
+}
+
+// send takes length-prefixed frames. The slice is the caller's again afterwards.
+func (c *cable) send(frames []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.writing && c.raw != nil {
+		rest, err := c.try(frames)
+		if err != nil {
+			c.Close() //nolint:errcheck // the write's error says more
+			return err
+		}
+		if frames = rest; len(frames) == 0 {
+			return nil
+		}
+	} else if len(c.pending)+len(frames) > maxPending {
+		return errFull
+	}
+	c.pending = append(c.pending, frames...)
+	c.writing = true
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// try writes what the socket takes at once and returns the rest. In a stream
+// the rest may begin in the middle of a frame.
+func (c *cable) try(frames []byte) (rest []byte, err error) {
+	failed := c.raw.Write(func(fd uintptr) bool {
+		for len(frames) > 0 {
+			chunk, skip := frames, 0
+			if !c.stream {
+				chunk, skip = firstFrame(frames)
+			}
+			var n int
+			n, err = syscall.Write(int(fd), chunk)
+			switch {
+			case err == nil && c.stream:
+				frames = frames[n:]
+			case err == nil:
+				frames = frames[skip:]
+			case errors.Is(err, syscall.EINTR):
+			case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOBUFS):
+				err = nil
+				return true
+			default:
+				return true
+			}
+		}
+		return true
+	})
+	return frames, errors.Join(failed, err)
+}
+
+// firstFrame returns the first of length-prefixed frames and the length of both.
+func firstFrame(frames []byte) (frame []byte, length int) {
+	length = 4 + int(binary.BigEndian.Uint32(frames))
+	return frames[4:length], length
+}
+
+// write sends what could not be sent at once, until the cable is closed.
+func (c *cable) write() {
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-c.wake:
+		}
+		for {
+			c.mu.Lock()
+			batch := c.pending
+			if len(batch) == 0 {
+				c.writing = false
+				c.mu.Unlock()
+				break
+			}
+			c.pending, c.spare = c.spare[:0], nil
+			c.mu.Unlock()
+			if err := c.writeAll(batch); err != nil {
+				c.Close() //nolint:errcheck // the reader reports the end
+				return
+			}
+			if cap(batch) > keepPending {
+				batch = nil
+			}
+			c.mu.Lock()
+			c.spare = batch[:0]
+			c.mu.Unlock()
+		}
+	}
+}
+
+func (c *cable) writeAll(frames []byte) error {
+	if c.stream {
+		_, err := c.conn.Write(frames)
+		return err
+	}
+	for len(frames) > 0 {
+		frame, length := firstFrame(frames)
+		_, err := c.conn.Write(frame)
+		switch {
+		case errors.Is(err, syscall.ENOBUFS): // macOS, when the other side's buffer is full
+			select {
+			case <-c.done:
+				return net.ErrClosed
+			case <-time.After(200 * time.Microsecond):
+			}
+			continue
+		case err != nil:
+			return err
+		}
+		frames = frames[length:]
+	}
+	return nil
+}
+
+// read hands every frame to input until the cable ends, and says how.
+func (c *cable) read(input func([]byte)) error {
+	frame := make([]byte, maxFrame+1)
+	if !c.stream {
+		for {
+			n, err := c.conn.Read(frame)
+			if err != nil {
+				return err
+			}
+			input(frame[:n])
+		}
+	}
+	r := bufio.NewReaderSize(c.conn, 256<<10)
+	for {
+		var prefix [4]byte
+		if _, err := io.ReadFull(r, prefix[:]); err != nil {
+			return err
+		}
+		n := binary.BigEndian.Uint32(prefix[:])
+		if n > maxSkipped {
+			return fmt.Errorf("a frame of %d bytes", n)
+		}
+		kept := min(int(n), len(frame))
+		if _, err := io.ReadFull(r, frame[:kept]); err != nil {
+			return err
+		}
+		if rest := int(n) - kept; rest > 0 {
+			if _, err := r.Discard(rest); err != nil {
+				return err
+			}
+		}
+		// A frame that was cut is longer than any allowed one still.
+		input(frame[:kept])
+	}
+}

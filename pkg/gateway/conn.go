@@ -1,0 +1,340 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"runtime/metrics"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+// conn is one connection of the guest, from its SYN to its end.
+type conn struct {
+	g       *Gateway
+	id      uint64
+	started time.Time
+	to      netip.AddrPort // what the guest dialled
+	name    string         // what that address stands for, "" when it is no name
+	request *tcp.ForwarderRequest
+	crowded bool // one of many: it gets small buffers
+
+	ctx    context.Context // ends when the connection is cut
+	cancel context.CancelCauseFunc
+	out    atomic.Int64 // bytes from the guest
+	in     atomic.Int64
+
+	mu      sync.Mutex
+	asked   question // what was allowed; another policy is asked again
+	lax     bool     // nothing looked at what the guest said
+	record  Record   // of the opening
+	opened  bool
+	over    bool // somebody said how it ended
+	closers []func()
+}
+
+// conns are the connections of the guest.
+type conns struct {
+	mu   sync.Mutex
+	last uint64
+	m    map[*conn]struct{}
+}
+
+func (s *conns) len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.m)
+}
+
+// add gives a connection its number, and its place if there is one.
+func (s *conns) add(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last++
+	c.id = s.last
+	if len(s.m) >= maxConnections {
+		return false
+	}
+	if s.m == nil {
+		s.m = map[*conn]struct{}{}
+	}
+	c.crowded = len(s.m) >= largeConnections
+	s.m[c] = struct{}{}
+	return true
+}
+
+func (s *conns) remove(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.m, c)
+}
+
+func (s *conns) each(visit func(*conn)) {
+	s.mu.Lock()
+	all := make([]*conn, 0, len(s.m))
+	for c := range s.m {
+		all = append(all, c)
+	}
+	s.mu.Unlock()
+	for _, c := range all {
+		visit(c)
+	}
+}
+
+// connection handles a SYN of the guest. It runs in a goroutine of its own.
+func (g *Gateway) connection(r *tcp.ForwarderRequest) {
+	g.mu.Lock()
+	closed := g.closed
+	if !closed {
+		g.tasks.Add(1)
+	}
+	g.mu.Unlock()
+	if closed {
+		r.Complete(true)
+		return
+	}
+	defer g.tasks.Done()
+	defer g.survive()
+	id := r.ID()
+	c := &conn{
+		g: g, request: r, started: time.Now(),
+		to: netip.AddrPortFrom(netip.AddrFrom4(id.LocalAddress.As4()), id.LocalPort),
+	}
+	c.ctx, c.cancel = context.WithCancelCause(g.ctx)
+	defer c.end()
+	switch {
+	case !g.conns.add(c):
+		c.deny("", decision{Reason: "too many connections"})
+	case heapLive() > maxHeap:
+		c.deny("", decision{Reason: "the gateway's memory is full"})
+	default:
+		c.serve()
+	}
+}
+
+// heapLive is what the last collection left.
+func heapLive() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(sample)
+	if sample[0].Value.Kind() != metrics.KindUint64 {
+		return 0
+	}
+	return sample[0].Value.Uint64()
+}
+
+// ask puts a question to the policy and remembers it. It is remembered first:
+// a policy that comes in between is asked by review, or has been asked here.
+func (c *conn) ask(q question) decision {
+	c.mu.Lock()
+	c.asked = q
+	c.mu.Unlock()
+	return c.g.decide(q)
+}
+
+// review asks a new policy what the old one allowed.
+func (c *conn) review() {
+	c.mu.Lock()
+	asked, lax := c.asked, c.lax
+	c.mu.Unlock()
+	if asked == (question{}) {
+		return // it will ask the new one
+	}
+	if d := c.g.decide(asked); !d.Allowed {
+		c.cut("the policy changed: " + d.Reason)
+	} else if lax && !c.g.lax() {
+		c.cut("the policy changed: what is said to a name matters now")
+	}
+}
+
+// cut ends the connection at once: both sides see a reset.
+func (c *conn) cut(reason string) {
+	c.cancel(errors.New(reason))
+	c.close()
+}
+
+// closing arranges for f when the connection is cut and at its end. It may be
+// called both times.
+func (c *conn) closing(f func()) {
+	c.mu.Lock()
+	c.closers = append(c.closers, f)
+	c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		f()
+	}
+}
+
+func (c *conn) close() {
+	c.mu.Lock()
+	closers := c.closers
+	c.mu.Unlock()
+	for _, f := range closers {
+		f()
+	}
+}
+
+// accept completes the guest's handshake.
+func (c *conn) accept() (*guestEnd, error) {
+	r := c.request
+	c.request = nil
+	var queue waiter.Queue
+	endpoint, terr := r.CreateEndpoint(&queue)
+	r.Complete(terr != nil)
+	if terr != nil {
+		return nil, tcpipError(terr)
+	}
+	o := endpoint.SocketOptions()
+	o.SetKeepAlive(true)
+	o.SetDelayOption(false)
+	if c.crowded {
+		o.SetReceiveBufferSize(smallBuffer, true)
+		o.SetSendBufferSize(smallBuffer, true)
+	}
+	e := &guestEnd{TCPConn: gonet.NewTCPConn(&queue, endpoint), endpoint: endpoint, c: c}
+	c.closing(e.abort)
+	return e, nil
+}
+
+// guestEnd is the guest's side of a connection.
+type guestEnd struct {
+	*gonet.TCPConn
+	endpoint tcpip.Endpoint
+	c        *conn
+	finished atomic.Bool // closed in good order; a reset would lose the last bytes
+}
+
+func (e *guestEnd) Read(b []byte) (int, error) {
+	n, err := e.TCPConn.Read(b)
+	e.c.out.Add(int64(n))
+	return n, err
+}
+
+func (e *guestEnd) Write(b []byte) (int, error) {
+	n, err := e.TCPConn.Write(b)
+	e.c.in.Add(int64(n))
+	return n, err
+}
+
+// Close closes in good order.
+func (e *guestEnd) Close() error {
+	e.finished.Store(true)
+	return e.TCPConn.Close()
+}
+
+// abort resets the connection, unless it was closed.
+func (e *guestEnd) abort() {
+	if !e.finished.Load() || e.c.ctx.Err() != nil {
+		e.endpoint.Abort()
+	}
+	e.TCPConn.Close() //nolint:errcheck // the endpoint is gone
+}
+
+// open reports that the connection is made.
+func (c *conn) open(proto string, d decision, addr netip.Addr) {
+	c.mu.Lock()
+	if c.opened {
+		c.mu.Unlock()
+		return
+	}
+	c.opened = true
+	c.record = Record{
+		Kind: KindTCP, Proto: proto, Name: c.name, Addr: addr, Port: c.to.Port(),
+		Allowed: true, Rule: d.Rule, Source: d.Source, Reason: d.Reason, Conn: c.id,
+	}
+	r := c.record
+	c.mu.Unlock()
+	c.g.report(r)
+}
+
+// deny reports that the connection, or what was said on it, is not allowed.
+func (c *conn) deny(proto string, d decision) { c.denyAddr(proto, d, c.to.Addr()) }
+
+func (c *conn) denyAddr(proto string, d decision, addr netip.Addr) {
+	c.mu.Lock()
+	c.over = true
+	c.mu.Unlock()
+	c.g.report(Record{
+		Kind: KindTCP, Proto: proto, Name: c.name, Addr: addr, Port: c.to.Port(),
+		Rule: d.Rule, Source: d.Source, Reason: clean(d.Reason), Conn: c.id,
+	})
+}
+
+// fail reports that a connection that is allowed could not be made.
+func (c *conn) fail(proto string, err error) {
+	var no *deniedError
+	if errors.As(err, &no) {
+		c.denyAddr(proto, no.decision, no.addr)
+		return
+	}
+	c.mu.Lock()
+	over := c.over || c.opened
+	c.over = true
+	c.mu.Unlock()
+	if over {
+		return
+	}
+	if cause := context.Cause(c.ctx); cause != nil {
+		err = cause
+	}
+	c.g.report(Record{
+		Kind: KindTCP, Proto: proto, Name: c.name, Addr: c.to.Addr(), Port: c.to.Port(), Allowed: true,
+		Reason: clean(err.Error()), Conn: c.id, End: true, Elapsed: time.Since(c.started),
+	})
+}
+
+// end closes what is open and reports the end of what was opened.
+func (c *conn) end() {
+	if c.request != nil {
+		c.request.Complete(true)
+	}
+	cause := context.Cause(c.ctx)
+	c.mu.Lock()
+	opened, r := c.opened, c.record
+	c.mu.Unlock()
+	c.close()
+	c.cancel(nil)
+	c.g.conns.remove(c)
+	if !opened {
+		return
+	}
+	r.End, r.BytesOut, r.BytesIn, r.Elapsed = true, c.out.Load(), c.in.Load(), time.Since(c.started)
+	r.Reason = ""
+	if cause != nil && c.g.ctx.Err() == nil {
+		r.Reason = clean(cause.Error())
+	}
+	c.g.report(r)
+}
+
+// upstream is our side of a connection to the world.
+type upstream struct {
+	net.Conn
+	finished atomic.Bool
+}
+
+// CloseWrite says that the guest has no more to say.
+func (u *upstream) CloseWrite() error {
+	if h, ok := u.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return nil
+}
+
+// Close closes in good order.
+func (u *upstream) Close() error {
+	u.finished.Store(true)
+	return u.Conn.Close()
+}
+
+// abort resets the connection, unless it was closed.
+func (u *upstream) abort() {
+	if t, ok := u.Conn.(*net.TCPConn); ok && !u.finished.Load() {
+		_ = t.SetLinger(0) // an orderly end is the worst that can come of it
+	}
+	u.Conn.Close()
+}

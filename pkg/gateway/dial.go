@@ -1,0 +1,305 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+const (
+	dialTime  = 30 * time.Second       // for all addresses of a name
+	tryTime   = 15 * time.Second       // for one address
+	nextAfter = 250 * time.Millisecond // the next address is tried beside the last
+	keepAlive = 60 * time.Second
+)
+
+// deniedError is a connection that the policy or the wall does not allow.
+type deniedError struct {
+	decision
+	addr netip.Addr
+}
+
+func (e *deniedError) Error() string { return e.Reason }
+
+// connect opens a socket. The address was allowed before; it is looked at once
+// more when the kernel is told to connect to it.
+func connect(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error) {
+	d := net.Dialer{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive},
+		Control: func(_, address string, _ syscall.RawConn) error {
+			at, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return err
+			}
+			return allowed(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()))
+		},
+	}
+	return d.DialContext(ctx, "tcp", to.String())
+}
+
+// dial connects to what the guest dialled: a name, through the host's proxy if
+// there is one for it, else to one of its addresses that are allowed.
+func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(c.ctx, dialTime)
+	defer cancel()
+	port := c.to.Port()
+	q := question{Name: c.name, Port: port}
+	via, err := c.g.proxyFor("https", c.name, port)
+	if err != nil {
+		return nil, decision{}, netip.Addr{}, err
+	}
+	if via != nil {
+		conn, err := c.g.tunnel(ctx, via, net.JoinHostPort(c.name, strconv.Itoa(int(port))))
+		if err == nil {
+			return c.keep(conn), c.g.decide(q), netip.Addr{}, nil
+		}
+		// Proxies of companies often let nothing but 443 through, and SSH goes
+		// round them, as it does on the host itself.
+		if port == 443 || !errors.Is(err, errProxyRefused) {
+			return nil, decision{}, netip.Addr{}, err
+		}
+	}
+	addrs, err := c.g.lookup(ctx, c.name)
+	if err != nil {
+		return nil, decision{}, netip.Addr{}, err
+	}
+	var to []netip.AddrPort
+	var refused error
+	for _, a := range addrs {
+		at := netip.AddrPortFrom(a, port)
+		if err := c.mayReach(at); err != nil {
+			refused = err
+			continue
+		}
+		to = append(to, at)
+	}
+	if len(to) == 0 {
+		return nil, decision{}, netip.Addr{}, refused
+	}
+	conn, at, err := c.race(ctx, to)
+	if err != nil {
+		return nil, decision{}, netip.Addr{}, err
+	}
+	up := c.keep(conn)
+	q.Addr = at.Addr()
+	d := c.ask(q) // from now on this address is what a new policy is asked about
+	if !d.Allowed {
+		return nil, d, q.Addr, &deniedError{d, q.Addr}
+	}
+	return up, d, q.Addr, nil
+}
+
+// dialAddr connects to an address that is no name's.
+func (c *conn) dialAddr(to netip.AddrPort) (*upstream, error) {
+	ctx, cancel := context.WithTimeout(c.ctx, dialTime)
+	defer cancel()
+	conn, err := c.g.connect(ctx, to, c.mayReach)
+	if err != nil {
+		return nil, err
+	}
+	return c.keep(conn), nil
+}
+
+// keep makes the connection end with c.
+func (c *conn) keep(conn net.Conn) *upstream {
+	up := &upstream{Conn: conn}
+	c.closing(up.abort)
+	return up
+}
+
+// mayReach decides about an address that the name resolved to, or that is
+// dialled without a name.
+func (c *conn) mayReach(to netip.AddrPort) error {
+	d := c.g.decide(question{Name: c.name, Addr: to.Addr(), Port: to.Port()})
+	if d.Allowed && c.g.isOwn(to.Addr()) && !slices.Contains(c.g.services(), to) {
+		d.Allowed, d.Reason = false, "an address of the host itself"
+	}
+	if !d.Allowed {
+		return &deniedError{d, to.Addr()}
+	}
+	return nil
+}
+
+type attempt struct {
+	conn net.Conn
+	to   netip.AddrPort
+	err  error
+}
+
+// race connects to the first of some addresses that answers. A dead one costs a
+// moment: the next is tried beside it.
+func (c *conn) race(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.AddrPort, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	results := make(chan attempt, len(to))
+	running := 0
+	defer func() {
+		cancel()
+		// Whoever loses is closed; nobody waits for it but Close.
+		if running > 0 {
+			left := running
+			c.g.tasks.Go(func() {
+				for range left {
+					if a := <-results; a.conn != nil {
+						a.conn.Close()
+					}
+				}
+			})
+		}
+	}()
+	next := time.NewTimer(0)
+	defer next.Stop()
+	var first error
+	for i := 0; i < len(to) || running > 0; {
+		var tick <-chan time.Time
+		if i < len(to) {
+			tick = next.C
+		}
+		select {
+		case <-tick:
+			at := to[i]
+			i++
+			running++
+			c.g.tasks.Go(func() {
+				ctx, cancel := context.WithTimeout(ctx, tryTime)
+				defer cancel()
+				conn, err := c.g.connect(ctx, at, c.mayReach)
+				results <- attempt{conn, at, err}
+			})
+			next.Reset(nextAfter)
+		case a := <-results:
+			running--
+			if a.err == nil {
+				return a.conn, a.to, nil
+			}
+			if first == nil {
+				first = a.err
+			}
+			next.Reset(0)
+		}
+	}
+	return nil, netip.AddrPort{}, first
+}
+
+// proxyFor returns the host's own proxy for a name, nil for none.
+func (g *Gateway) proxyFor(scheme, name string, port uint16) (*url.URL, error) {
+	host := net.JoinHostPort(name, strconv.Itoa(int(port)))
+	if scheme == "http" && port == portHTTP || scheme == "https" && port == portHTTPS {
+		host = name
+	}
+	via, err := g.proxy(&url.URL{Scheme: scheme, Host: host})
+	if err != nil {
+		return nil, fmt.Errorf("the host's proxy: %w", err)
+	}
+	if via != nil && via.Scheme != "http" && via.Scheme != "https" {
+		return nil, fmt.Errorf("the host's proxy is a %q one; only http and https ones are used", via.Scheme)
+	}
+	return via, nil
+}
+
+var errProxyRefused = errors.New("the host's proxy refused")
+
+// dialProxy connects to the host's own proxy, wherever it is: that is the
+// host's configuration and no word of the guest's.
+func (g *Gateway) dialProxy(ctx context.Context, via *url.URL) (net.Conn, error) {
+	d := net.Dialer{Timeout: tryTime, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive}}
+	conn, err := d.DialContext(ctx, "tcp", proxyHost(via))
+	if err != nil {
+		return nil, fmt.Errorf("the host's proxy: %w", err)
+	}
+	if via.Scheme == "https" {
+		secure := tls.Client(conn, &tls.Config{ServerName: via.Hostname(), MinVersion: tls.VersionTLS12})
+		if err := secure.HandshakeContext(ctx); err != nil {
+			conn.Close()
+			return nil, fmt.Errorf("the host's proxy: %w", err)
+		}
+		return secure, nil
+	}
+	return conn, nil
+}
+
+// proxyHost is the proxy's address with its port.
+func proxyHost(via *url.URL) string {
+	switch {
+	case via.Port() != "":
+		return via.Host
+	case via.Scheme == "https":
+		return net.JoinHostPort(via.Hostname(), "443")
+	default:
+		return net.JoinHostPort(via.Hostname(), "80")
+	}
+}
+
+// tunnel asks the host's proxy for a connection. The address behind the name is
+// the proxy's choice and cannot be looked at.
+func (g *Gateway) tunnel(ctx context.Context, via *url.URL, to string) (net.Conn, error) {
+	conn, err := g.dialProxy(ctx, via)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	ask := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to, Header: http.Header{}}
+	ask.Header.Set("User-Agent", "") // says nothing of who asks
+	if via.User != nil {
+		password, _ := via.User.Password()
+		token := base64.StdEncoding.EncodeToString([]byte(via.User.Username() + ":" + password))
+		ask.Header.Set("Proxy-Authorization", "Basic "+token)
+	}
+	r := bufio.NewReader(conn)
+	answer, err := func() (*http.Response, error) {
+		if err := ask.Write(conn); err != nil {
+			return nil, err
+		}
+		return http.ReadResponse(r, ask)
+	}()
+	switch {
+	case err != nil:
+		conn.Close()
+		return nil, fmt.Errorf("the host's proxy: %w", err)
+	case answer.StatusCode != http.StatusOK:
+		answer.Body.Close()
+		conn.Close()
+		return nil, fmt.Errorf("%w: %s", errProxyRefused, clean(answer.Status))
+	case !stop():
+		return nil, ctx.Err()
+	}
+	return &replayed{Conn: conn, first: io.LimitReader(r, int64(r.Buffered()))}, nil
+}
+
+// replayed gives bytes that were read already once more.
+type replayed struct {
+	net.Conn
+	first io.Reader
+}
+
+func (r *replayed) Read(b []byte) (int, error) {
+	if r.first != nil {
+		n, err := r.first.Read(b)
+		if n > 0 || len(b) == 0 {
+			return n, nil
+		}
+		if err != nil {
+			r.first = nil
+		}
+	}
+	return r.Conn.Read(b)
+}
+
+// CloseWrite passes on the end of what is said.
+func (r *replayed) CloseWrite() error {
+	if h, ok := r.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return nil
+}

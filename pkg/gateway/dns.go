@@ -1,0 +1,201 @@
+package gateway
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/net/netutil"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+const (
+	dnsPort     = 53
+	dnsTTL      = 60 // seconds; well below nameMemory
+	maxUDPReply = 1232
+	maxQuestion = 4096 // bytes of a message that can hold but one question
+	dnsClients  = 64   // over TCP, at one time
+	dnsIdle     = 30 * time.Second
+)
+
+// startDNS answers on the gateway's address. Every answer is made here, without
+// asking anybody, so one goroutine keeps up with any guest and a flood of
+// questions costs nothing but the guest's own time.
+func (g *Gateway) startDNS() error {
+	at := tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(g.host.As4()), Port: dnsPort}
+	datagrams, err := gonet.DialUDP(g.stack, &at, nil, ipv4.ProtocolNumber)
+	if err != nil {
+		return err
+	}
+	g.run(datagrams, func() { g.dnsDatagrams(datagrams) })
+	streams, err := gonet.ListenTCP(g.stack, at, ipv4.ProtocolNumber)
+	if err != nil {
+		return err
+	}
+	limited := netutil.LimitListener(streams, dnsClients)
+	g.run(limited, func() {
+		for {
+			c, err := limited.Accept()
+			if err != nil {
+				return
+			}
+			if !g.run(c, func() { g.dnsStream(c) }) {
+				c.Close()
+			}
+		}
+	})
+	return nil
+}
+
+func (g *Gateway) dnsDatagrams(c net.PacketConn) {
+	message := make([]byte, maxQuestion)
+	for {
+		n, from, err := c.ReadFrom(message)
+		if err != nil {
+			return
+		}
+		if reply := g.dns(message[:n], maxUDPReply); reply != nil {
+			if _, err := c.WriteTo(reply, from); err != nil {
+				g.link.drops[dropUnsent].Add(1) // the client asks again
+			}
+		}
+	}
+}
+
+func (g *Gateway) dnsStream(c net.Conn) {
+	message := make([]byte, maxQuestion)
+	for {
+		if err := c.SetDeadline(time.Now().Add(dnsIdle)); err != nil {
+			return
+		}
+		var prefix [2]byte
+		if _, err := io.ReadFull(c, prefix[:]); err != nil {
+			return
+		}
+		n := int(binary.BigEndian.Uint16(prefix[:]))
+		if n > len(message) {
+			return
+		}
+		if _, err := io.ReadFull(c, message[:n]); err != nil {
+			return
+		}
+		reply := g.dns(message[:n], dns.MaxMsgSize)
+		if reply == nil {
+			return
+		}
+		framed := binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(reply)), uint16(len(reply)))
+		if _, err := c.Write(append(framed, reply...)); err != nil {
+			return
+		}
+	}
+}
+
+// dns returns the reply to one message of at most size bytes, nil for none.
+func (g *Gateway) dns(message []byte, size int) (packed []byte) {
+	defer g.survive()
+	g.stats.questions.Add(1)
+	ask := new(dns.Msg)
+	// A message that is no question is not answered: two servers that answer
+	// each other's errors would never stop.
+	if len(message) < 12 || message[2]&0x80 != 0 {
+		return nil
+	}
+	reply := new(dns.Msg)
+	if err := ask.Unpack(message); err != nil {
+		reply.SetRcodeFormatError(&dns.Msg{MsgHdr: dns.MsgHdr{Id: binary.BigEndian.Uint16(message)}})
+	} else {
+		var why string
+		reply.SetReply(ask)
+		reply.RecursionAvailable = true
+		reply.Rcode, reply.Answer, why = g.answer(ask)
+		if opt := ask.IsEdns0(); opt != nil {
+			size = min(size, max(int(opt.UDPSize()), dns.MinMsgSize))
+			explain(reply, why)
+		} else if size == maxUDPReply {
+			size = dns.MinMsgSize
+		}
+	}
+	reply.Truncate(size)
+	packed, err := reply.Pack()
+	if err != nil {
+		return nil
+	}
+	return packed
+}
+
+// explain adds why a name was denied (RFC 8914), which resolvers such as
+// systemd-resolved show their user.
+func explain(reply *dns.Msg, why string) {
+	opt := &dns.OPT{Hdr: dns.RR_Header{Name: ".", Rrtype: dns.TypeOPT}}
+	opt.SetUDPSize(maxUDPReply)
+	if why != "" {
+		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeProhibited, ExtraText: why})
+	}
+	reply.Extra = append(reply.Extra, opt)
+}
+
+// answer decides about the one question of a message.
+func (g *Gateway) answer(ask *dns.Msg) (code int, answer []dns.RR, why string) {
+	if ask.Opcode != dns.OpcodeQuery {
+		return dns.RcodeNotImplemented, nil, ""
+	}
+	if len(ask.Question) != 1 || ask.Question[0].Qclass != dns.ClassINET {
+		return dns.RcodeRefused, nil, ""
+	}
+	q := ask.Question[0]
+	name, err := policy.Canonical(q.Name)
+	if err != nil {
+		return g.denied(q.Name, decision{Reason: err.Error()})
+	}
+	if addr, ok := g.hosts.addr(name); ok {
+		if q.Qtype == dns.TypeA {
+			answer = []dns.RR{addressRecord(q.Name, addr)}
+		}
+		return dns.RcodeSuccess, answer, ""
+	}
+	d := g.decide(question{Name: name})
+	if !d.Allowed {
+		return g.denied(name, d)
+	}
+	// Other types do not exist: no IPv6 inside, no keys for an encrypted
+	// ClientHello, and nothing that could carry what the guest asked to anybody.
+	if q.Qtype != dns.TypeA {
+		return dns.RcodeSuccess, nil, ""
+	}
+	addr, ok := g.names.addr(name)
+	if !ok {
+		d.Allowed, d.Reason = false, "too many names are in use"
+		g.reportDNS(name, addr, d)
+		return dns.RcodeServerFailure, nil, d.Reason
+	}
+	g.reportDNS(name, addr, d)
+	return dns.RcodeSuccess, []dns.RR{addressRecord(q.Name, addr)}, ""
+}
+
+func (g *Gateway) denied(name string, d decision) (int, []dns.RR, string) {
+	d.Allowed = false
+	g.reportDNS(name, netip.Addr{}, d)
+	return dns.RcodeNameError, nil, clean("agent-sessionizer: " + d.Reason)
+}
+
+func (g *Gateway) reportDNS(name string, addr netip.Addr, d decision) {
+	g.report(Record{
+		Kind: KindDNS, Name: clean(name), Addr: addr, Port: dnsPort,
+		Allowed: d.Allowed, Rule: d.Rule, Source: d.Source, Reason: d.Reason,
+	})
+}
+
+// addressRecord spells the name as the client did: some compare the case.
+func addressRecord(name string, addr netip.Addr) dns.RR {
+	return &dns.A{
+		Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: dnsTTL},
+		A:   addr.AsSlice(),
+	}
+}

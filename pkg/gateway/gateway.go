@@ -1,0 +1,260 @@
+// Package gateway is a user-space network for one virtual machine: the guest's
+// only network card ends in it, and only what the policy allows leaves.
+//
+// It owns the virtual cable, DHCP, DNS, and every connection of the guest. A
+// name is answered with an address that means nothing outside (198.18.0.0/15)
+// and is resolved by the host when the guest connects, so that what was decided
+// about a name cannot be turned on another address. There is no switch, hence
+// no other machine; no UDP but DHCP and DNS; no IPv6 inside. Nothing of a
+// guest's DNS question ever leaves the host.
+//
+// It trusts nothing the guest says, and everything the guest can make grow is
+// bounded. It never decides: pkg/policy does. It never reads files, and the
+// process around it (sockets, log, policy file) is not its business.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http/httpproxy"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+// gatewayMAC is the card of the host's side, as Lima's own gateway has it.
+const gatewayMAC = "\x5a\x94\xef\xe4\x0c\xdd"
+
+// Bounds on what a guest can make grow.
+const (
+	maxConnections = 1024      // of the guest, at one time
+	maxExposed     = 256       // of the host into the guest, at one time
+	maxHeap        = 192 << 20 // live bytes above which no connection is accepted
+)
+
+// Options is what a gateway needs to know. Only Subnet, MAC and MTU have no
+// useful zero value.
+type Options struct {
+	Subnet netip.Prefix // IPv4; the host's side is its address +2, the guest's +15
+	MAC    string       // of the guest's card; frames of another one are dropped
+	MTU    int          // 1500…65520
+	Policy *policy.Policy
+	Log    func(Record) // called for every decision, from many goroutines; must not block
+
+	// Resolve is asked when the guest connects to a name; nil means the host's resolver.
+	Resolve func(ctx context.Context, name string) ([]netip.Addr, error)
+	// Proxy is the proxy the host itself would use for a URL, or nil; nil means
+	// the one of the environment. Toward a proxy only the name can be checked:
+	// which address stands behind it is known to the proxy alone.
+	Proxy func(*url.URL) (*url.URL, error)
+	// HostAddrs are the host's own addresses; nil means those of its interfaces.
+	HostAddrs func() ([]netip.Addr, error)
+}
+
+// Gateway is the network of one virtual machine. Its methods may be called by
+// any number of goroutines.
+type Gateway struct {
+	log       func(Record)
+	resolve   func(context.Context, string) ([]netip.Addr, error)
+	proxy     func(*url.URL) (*url.URL, error)
+	hostAddrs func() ([]netip.Addr, error)
+	// connect is the last step of a dial to an address that was allowed. Tests
+	// lead it to loopback; everything before it they cannot change.
+	connect func(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error)
+
+	subnet netip.Prefix
+	host   netip.Addr // the gateway's own address
+	guest  netip.Addr
+	mac    net.HardwareAddr
+	mtu    int
+
+	policy atomic.Pointer[policy.Policy]
+	stack  *stack.Stack
+	link   *link
+	names  *names  // fake addresses
+	hosts  hosts   // names of the gateway and the guest
+	conns  conns   // connections of the guest
+	ports  exposed // ports of the guest on the host's loopback
+	own    ownAddresses
+	web    *web
+	stats  counters
+	quiet  limiter // keeps repeated packets from flooding the log
+
+	lookups  singleflight.Group
+	resolved resolvedNames
+	asking   *semaphore.Weighted
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+	mu     sync.Mutex
+	closed bool
+	open   map[closer]struct{} // what Close closes to end the tasks
+}
+
+type closer interface{ Close() error }
+
+// New makes a gateway and starts its services. It reaches nobody until
+// ServeStream or ServeDatagram brings a virtual machine.
+func New(o Options) (*Gateway, error) {
+	subnet := o.Subnet.Masked()
+	if !subnet.IsValid() || !subnet.Addr().Is4() || subnet.Bits() > 27 || subnet.Bits() < 8 {
+		return nil, fmt.Errorf("subnet %s: not an IPv4 network of 32 addresses or more", o.Subnet)
+	}
+	if subnet.Overlaps(fakeRange) {
+		return nil, fmt.Errorf("subnet %s: %s is used for names", o.Subnet, fakeRange)
+	}
+	mac, err := net.ParseMAC(o.MAC)
+	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || string(mac) == gatewayMAC {
+		return nil, fmt.Errorf("MAC %q: not the address of a network card", o.MAC)
+	}
+	if o.MTU < 1500 || o.MTU > 65520 {
+		return nil, fmt.Errorf("MTU %d: not within 1500 and 65520", o.MTU)
+	}
+	g := &Gateway{
+		log: o.Log, resolve: o.Resolve, proxy: o.Proxy, hostAddrs: o.HostAddrs, connect: connect,
+		subnet: subnet, host: offset(subnet, 2), guest: offset(subnet, 15), mac: mac, mtu: o.MTU,
+		names: newNames(time.Now), asking: semaphore.NewWeighted(maxLookups),
+		open: map[closer]struct{}{},
+	}
+	if g.resolve == nil {
+		g.resolve = hostResolver
+	}
+	if g.proxy == nil {
+		g.proxy = httpproxy.FromEnvironment().ProxyFunc()
+	}
+	if g.hostAddrs == nil {
+		g.hostAddrs = interfaceAddrs
+	}
+	g.hosts.set("host.lima.internal", g.host)
+	g.policy.Store(o.Policy)
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.link = newLink(g)
+	if err := g.start(); err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, nil
+}
+
+func (g *Gateway) start() error {
+	var err error
+	if g.stack, err = newStack(g.link, g.subnet, g.host, g.guest, g.mac); err != nil {
+		return fmt.Errorf("network stack: %w", err)
+	}
+	g.handlePackets()
+	if err := g.startDHCP(); err != nil {
+		return fmt.Errorf("DHCP service: %w", err)
+	}
+	if err := g.startDNS(); err != nil {
+		return fmt.Errorf("DNS service: %w", err)
+	}
+	g.web = newWeb(g)
+	return nil
+}
+
+// offset returns the nth address of a network.
+func offset(p netip.Prefix, n byte) netip.Addr {
+	a := p.Addr().As4()
+	a[3] += n // the network's last five bits at least are zero
+	return netip.AddrFrom4(a)
+}
+
+// SetPolicy puts another policy in force at once. Connections that it still
+// allows go on, the others are cut. nil denies everything.
+func (g *Gateway) SetPolicy(p *policy.Policy) {
+	g.policy.Store(p)
+	g.conns.each(func(c *conn) { c.review() })
+}
+
+// Unplugged is closed when the connection to the virtual machine has ended.
+// Its network cannot be plugged in again: the gateway has done its work.
+func (g *Gateway) Unplugged() <-chan struct{} { return g.link.unplugged }
+
+// API answers what Lima asks on the endpoint socket of a user-v2 network.
+func (g *Gateway) API() http.Handler { return g.api() }
+
+// run starts a goroutine that Close waits for; c, if not nil, is closed by
+// Close to end it. It reports false when the gateway is closed already.
+func (g *Gateway) run(c closer, task func()) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	if c != nil {
+		g.open[c] = struct{}{}
+	}
+	g.tasks.Go(func() {
+		if c != nil {
+			defer g.release(c)
+		}
+		defer g.survive()
+		task()
+	})
+	return true
+}
+
+func (g *Gateway) release(c closer) {
+	c.Close() //nolint:errcheck // its task has ended; closing twice is no harm
+	g.mu.Lock()
+	delete(g.open, c)
+	g.mu.Unlock()
+}
+
+// survive keeps a bug in the handling of one packet or connection from ending
+// the network of the machine. What it covers is closed by its own defers.
+func (g *Gateway) survive() {
+	if cause := recover(); cause != nil {
+		g.stats.panics.Add(1)
+		g.report(Record{Kind: KindLink, Reason: clean(fmt.Sprintf("internal error: %v", cause))})
+	}
+}
+
+// Close cuts everything and waits for the gateway's goroutines.
+func (g *Gateway) Close() error {
+	g.mu.Lock()
+	g.closed = true
+	open := make([]closer, 0, len(g.open))
+	for c := range g.open {
+		open = append(open, c)
+	}
+	g.mu.Unlock()
+	g.cancel()
+	g.conns.each(func(c *conn) { c.cut("the gateway was closed") })
+	g.link.close()
+	for _, c := range open {
+		c.Close() //nolint:errcheck // ends the task; what it reports is of no use any more
+	}
+	if g.web != nil {
+		g.web.close()
+	}
+	if g.stack != nil {
+		g.stack.Close()
+	}
+	g.tasks.Wait()
+	if g.stack != nil {
+		g.stack.RemoveNIC(nicID)
+		g.stack.Wait()
+	}
+	return nil
+}
+
+// tcpipError makes an error of the network stack one of ours.
+func tcpipError(err tcpip.Error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.New(err.String())
+}

@@ -1,0 +1,86 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+const (
+	maxHello  = 64 << 10
+	firstTime = 60 * time.Second // in which a client must say what it speaks
+
+	extensionECH = 0xfe0d // RFC 9849
+)
+
+// hello is what a TLS client says first, and the bytes in which it did.
+type hello struct {
+	name      string
+	encrypted bool // there is another one inside
+	bytes     []byte
+}
+
+// check says why a hello is not one to name, nil if it is. An encrypted one
+// would ask the server for a name that cannot be seen here.
+func (h hello) check(name string) error {
+	switch got, err := policy.Canonical(h.name); {
+	case h.name == "":
+		return errors.New("TLS without a server name")
+	case err != nil || got != name:
+		return fmt.Errorf("TLS server name %q is not the name that was dialled", h.name)
+	case h.encrypted:
+		return errors.New("TLS with an encrypted ClientHello")
+	}
+	return nil
+}
+
+var errSeen = errors.New("seen")
+
+// readHello reads a ClientHello and nothing after it but what came along.
+// crypto/tls puts it together and takes it apart; it refuses what is ambiguous.
+func readHello(ctx context.Context, c net.Conn) (hello, error) {
+	if err := c.SetReadDeadline(time.Now().Add(firstTime)); err != nil {
+		return hello{}, err
+	}
+	var h hello
+	seen := false
+	tape := &tape{Conn: c}
+	err := tls.Server(tape, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
+		h.name, h.encrypted, seen = i.ServerName, slices.Contains(i.Extensions, extensionECH), true
+		return nil, errSeen
+	}}).HandshakeContext(ctx)
+	h.bytes = tape.read
+	if !seen {
+		if err == nil || errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return h, fmt.Errorf("not a TLS ClientHello: %w", err)
+	}
+	return h, c.SetReadDeadline(time.Time{})
+}
+
+// tape keeps what is read and loses what is written: crypto/tls would answer.
+type tape struct {
+	net.Conn
+	read []byte
+}
+
+func (t *tape) Read(b []byte) (int, error) {
+	left := maxHello - len(t.read)
+	if left <= 0 {
+		return 0, errors.New("longer than a ClientHello may be")
+	}
+	n, err := t.Conn.Read(b[:min(len(b), left)])
+	t.read = append(t.read, b[:n]...)
+	return n, err
+}
+
+func (t *tape) Write(b []byte) (int, error) { return len(b), nil }
+func (t *tape) Close() error                { return nil }

@@ -1,0 +1,289 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+const (
+	maxRequestHeader  = 128 << 10
+	maxResponseHeader = 1 << 20
+	headerTime        = 60 * time.Second
+	httpIdle          = 10 * time.Minute
+)
+
+// web is a real proxy for plain HTTP: every request is read, checked, and
+// written anew, so that what is checked is what the server reads.
+type web struct {
+	g       *Gateway
+	server  *http.Server
+	conns   chan *webConn
+	forward *httputil.ReverseProxy
+}
+
+// dialled is an upstream connection that is there already.
+type dialled struct {
+	conn *upstream
+	decision
+	addr netip.Addr
+}
+
+// webConn is the guest's side of an HTTP connection.
+type webConn struct {
+	net.Conn
+	c         *conn
+	transport *http.Transport
+	done      chan struct{}
+	once      sync.Once
+}
+
+// Close is called by the server, or by the proxy after an upgrade.
+func (w *webConn) Close() error {
+	err := w.Conn.Close()
+	w.once.Do(func() { close(w.done) })
+	return err
+}
+
+// CloseWrite passes on the end of an upgraded stream.
+func (w *webConn) CloseWrite() error {
+	if h, ok := w.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return nil
+}
+
+type webConnKey struct{}
+
+func newWeb(g *Gateway) *web {
+	w := &web{g: g, conns: make(chan *webConn)}
+	quiet := log.New(io.Discard, "", 0) // a guest's broken requests are no news
+	var http1 http.Protocols
+	http1.SetHTTP1(true)
+	w.forward = &httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			c := connOf(p.In)
+			p.Out.URL.Scheme, p.Out.URL.Host = "http", c.authority()
+			p.Out.URL.RawQuery = p.In.URL.RawQuery
+			p.Out.Host = c.authority()
+			if !isWebSocket(p.In) {
+				p.Out.Header.Del("Upgrade")
+				p.Out.Header.Del("Connection")
+				p.Out.Header.Del("Http2-Settings")
+			}
+			if _, said := p.In.Header["User-Agent"]; !said {
+				p.Out.Header["User-Agent"] = nil
+				p.Out.Header.Set("User-Agent", "") // none, not Go's
+			}
+		},
+		Transport:     roundTrip(func(r *http.Request) (*http.Response, error) { return webConnOf(r).transport.RoundTrip(r) }),
+		FlushInterval: -1,
+		BufferPool:    &copyBuffers{},
+		ErrorLog:      quiet,
+		ErrorHandler:  w.failed,
+	}
+	w.server = &http.Server{
+		Handler:           w,
+		Protocols:         &http1,
+		ReadHeaderTimeout: headerTime,
+		IdleTimeout:       httpIdle,
+		MaxHeaderBytes:    maxRequestHeader,
+		ErrorLog:          quiet,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, webConnKey{}, c)
+		},
+	}
+	g.run(nil, func() { _ = w.server.Serve(w) }) // ends with close, and says nothing else
+	return w
+}
+
+func (w *web) close() { w.server.Close() } //nolint:errcheck // the connections are ours to close
+
+// Accept, Close and Addr make web the server's listener.
+func (w *web) Accept() (net.Conn, error) {
+	select {
+	case c := <-w.conns:
+		return c, nil
+	case <-w.g.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (w *web) Close() error { return nil }
+
+// Addr implements net.Listener.
+func (w *web) Addr() net.Addr { return &net.UnixAddr{Name: "gateway", Net: "unix"} }
+
+func webConnOf(r *http.Request) *webConn {
+	c, ok := r.Context().Value(webConnKey{}).(*webConn)
+	if !ok {
+		panic("a request without its connection") // the server's contexts are made above
+	}
+	return c
+}
+
+func connOf(r *http.Request) *conn { return webConnOf(r).c }
+
+// authority is the Host of the name that was dialled.
+func (c *conn) authority() string {
+	if c.to.Port() == portHTTP {
+		return c.name
+	}
+	return net.JoinHostPort(c.name, strconv.Itoa(int(c.to.Port())))
+}
+
+// serveHTTP serves a connection on which the guest speaks HTTP, until it ends.
+// There is one upstream connection for it at a time, first if it is there.
+func (c *conn) serveHTTP(guest net.Conn, first *dialled) {
+	via, err := c.g.proxyFor("http", c.name, c.to.Port())
+	if err != nil {
+		c.fail(protoHTTP, err)
+		return
+	}
+	var http1 http.Protocols
+	http1.SetHTTP1(true)
+	wc := &webConn{Conn: guest, c: c, done: make(chan struct{})}
+	wc.transport = &http.Transport{
+		Protocols:              &http1,
+		DisableCompression:     true, // what the guest asks for is what it gets
+		MaxConnsPerHost:        1,
+		MaxIdleConns:           1,
+		IdleConnTimeout:        90 * time.Second,
+		ExpectContinueTimeout:  time.Second,
+		MaxResponseHeaderBytes: maxResponseHeader,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			if via != nil {
+				conn, err := c.g.dialProxy(c.ctx, &url.URL{Scheme: "http", Host: proxyHost(via)})
+				if err != nil {
+					return nil, err
+				}
+				c.open(protoHTTP, c.g.decide(question{Name: c.name, Port: c.to.Port()}), netip.Addr{})
+				return c.keep(conn), nil
+			}
+			d := first
+			if first = nil; d == nil {
+				up, by, addr, err := c.dial()
+				if err != nil {
+					return nil, err
+				}
+				d = &dialled{up, by, addr}
+			}
+			c.open(protoHTTP, d.decision, d.addr)
+			return d.conn, nil
+		},
+	}
+	if via != nil {
+		wc.transport.Proxy = http.ProxyURL(via)
+	}
+	defer wc.transport.CloseIdleConnections()
+	select {
+	case c.g.web.conns <- wc:
+		<-wc.done
+	case <-c.ctx.Done():
+	}
+}
+
+// ServeHTTP checks one request and passes it on.
+func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	c := connOf(r)
+	refuse := func(status int, d decision) {
+		c.deny(protoHTTP, d)
+		rw.Header().Set("Connection", "close")
+		http.Error(rw, "agent-sessionizer: "+clean(d.Reason), status)
+	}
+	if d := c.ask(question{Name: c.name, Port: c.to.Port()}); !d.Allowed {
+		refuse(http.StatusForbidden, d)
+		return
+	}
+	switch {
+	case r.ProtoMajor != 1 || r.Method == "PRI":
+		refuse(http.StatusHTTPVersionNotSupported, decision{Reason: "HTTP/2 without TLS"})
+		return
+	case r.Method == http.MethodConnect:
+		refuse(http.StatusMethodNotAllowed, decision{Reason: "CONNECT: this is no proxy"})
+		return
+	case r.URL.IsAbs() && r.URL.Scheme != "http":
+		refuse(http.StatusMisdirectedRequest, decision{Reason: fmt.Sprintf("HTTP request for a %q URL", r.URL.Scheme)})
+		return
+	}
+	if err := c.checkHost(r.Host); err != nil {
+		refuse(http.StatusMisdirectedRequest, decision{Reason: err.Error()})
+		return
+	}
+	// What the server does not say, ours does not make up.
+	rw.Header()["Date"], rw.Header()["Content-Type"] = nil, nil
+	w.forward.ServeHTTP(rw, r)
+}
+
+// checkHost says why a Host is not the name and port that were dialled.
+func (c *conn) checkHost(host string) error {
+	c.mu.Lock()
+	lax := c.lax
+	c.mu.Unlock()
+	if lax {
+		return nil
+	}
+	name := host
+	if h, port, err := net.SplitHostPort(host); err == nil {
+		if port != strconv.Itoa(int(c.to.Port())) {
+			return fmt.Errorf("HTTP Host %q is not the port that was dialled", host)
+		}
+		name = h
+	}
+	if got, err := policy.Canonical(name); err != nil || got != c.name {
+		return fmt.Errorf("HTTP Host %q is not the name that was dialled", host)
+	}
+	return nil
+}
+
+// isWebSocket is the one upgrade that is passed on. Another one, such as to
+// HTTP/2 or TLS, would leave what was checked behind.
+func isWebSocket(r *http.Request) bool {
+	return strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && len(r.Header["Upgrade"]) == 1
+}
+
+// failed answers a request that could not be passed on.
+func (w *web) failed(rw http.ResponseWriter, r *http.Request, err error) {
+	c := connOf(r)
+	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the guest is gone
+	}
+	c.fail(protoHTTP, err)
+	status := http.StatusBadGateway
+	var no *deniedError
+	if errors.As(err, &no) {
+		status = http.StatusForbidden
+	}
+	rw.Header().Set("Connection", "close")
+	http.Error(rw, "agent-sessionizer: "+clean(err.Error()), status)
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// copyBuffers are what bodies are copied with.
+type copyBuffers struct{ pool sync.Pool }
+
+func (b *copyBuffers) Get() []byte {
+	if p, ok := b.pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, 32<<10)
+}
+
+func (b *copyBuffers) Put(p []byte) { b.pool.Put(&p) }

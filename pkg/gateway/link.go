@@ -1,0 +1,193 @@
+package gateway
+
+import (
+	"encoding/binary"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+)
+
+const nicID = 1
+
+// link is the stack's network card: the end of a cable to one machine. Without
+// a cable it drops everything.
+type link struct {
+	filter     filter
+	mtu        uint32
+	dispatcher atomic.Pointer[stack.NetworkDispatcher]
+	dropped    func(drop)
+
+	mu        sync.Mutex
+	cable     *cable // set once
+	used      bool   // there was one
+	unplugged chan struct{}
+	buffer    []byte // frames of one WritePackets
+
+	framesIn, framesOut, bytesIn, bytesOut atomic.Uint64
+	drops                                  [drops]atomic.Uint64
+}
+
+func newLink(g *Gateway) *link {
+	return &link{
+		filter:    newFilter(g.subnet, g.guest, g.host, g.mac, g.mtu),
+		mtu:       uint32(g.mtu),
+		unplugged: make(chan struct{}),
+		dropped: func(d drop) {
+			if g.quiet.ok("frame " + d.String()) {
+				g.report(Record{Kind: KindLink, Reason: "frame dropped: " + d.String()})
+			}
+		},
+	}
+}
+
+var errUsed = errors.New("the network card is or was plugged in already")
+
+// plug gives the link its cable, once in its life: QEMU's end of a stream never
+// comes back, and a second one would be somebody else.
+func (l *link) plug(c *cable) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.used {
+		return errUsed
+	}
+	l.cable, l.used = c, true
+	return nil
+}
+
+func (l *link) unplug() {
+	l.mu.Lock()
+	l.cable = nil
+	l.mu.Unlock()
+	close(l.unplugged)
+}
+
+// close ends the link's use, plugged or not.
+func (l *link) close() {
+	l.mu.Lock()
+	c, was := l.cable, l.used
+	l.used = true
+	l.mu.Unlock()
+	switch {
+	case c != nil:
+		c.Close() //nolint:errcheck // its reader notices and unplugs
+	case !was:
+		close(l.unplugged)
+	}
+}
+
+// input takes one frame of the guest. The slice is the caller's again afterwards.
+func (l *link) input(frame []byte) {
+	l.framesIn.Add(1)
+	l.bytesIn.Add(uint64(len(frame)))
+	d := l.dispatcher.Load()
+	if d == nil {
+		return
+	}
+	if why := l.filter.check(frame); why != accepted {
+		l.drop(why)
+		return
+	}
+	packet := stack.NewPacketBuffer(stack.PacketBufferOptions{
+		Payload: buffer.MakeWithData(frame[header.EthernetMinimumSize:]),
+	})
+	defer packet.DecRef()
+	(*d).DeliverNetworkPacket(header.Ethernet(frame).Type(), packet)
+}
+
+func (l *link) drop(why drop) {
+	l.drops[why].Add(1)
+	l.dropped(why)
+}
+
+func (l *link) count(s *Stats) {
+	s.FramesIn, s.FramesOut = l.framesIn.Load(), l.framesOut.Load()
+	s.BytesIn, s.BytesOut = l.bytesIn.Load(), l.bytesOut.Load()
+	for why := accepted + 1; why < drops; why++ {
+		if n := l.drops[why].Load(); n > 0 {
+			s.Dropped[why.String()] = n
+		}
+	}
+	l.mu.Lock()
+	s.Plugged = l.cable != nil
+	l.mu.Unlock()
+}
+
+// WritePackets sends a batch as one write. The stack hands over a large segment
+// cut into frames, so a batch is often everything there is to say.
+func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cable == nil {
+		return 0, &tcpip.ErrClosedForSend{}
+	}
+	n, sum := 0, 0
+	l.buffer = l.buffer[:0]
+	for _, p := range packets.AsSlice() {
+		if len(p.LinkHeader().Slice()) == 0 {
+			l.AddHeader(p)
+		}
+		l.buffer = binary.BigEndian.AppendUint32(l.buffer, uint32(p.Size()))
+		for _, part := range p.AsSlices() {
+			l.buffer = append(l.buffer, part...)
+		}
+		sum += p.Size()
+		n++
+	}
+	if err := l.cable.send(l.buffer); err != nil {
+		l.drops[dropUnsent].Add(uint64(n))
+		if errors.Is(err, errFull) {
+			return 0, &tcpip.ErrNoBufferSpace{}
+		}
+		return 0, &tcpip.ErrClosedForSend{}
+	}
+	l.framesOut.Add(uint64(n))
+	l.bytesOut.Add(uint64(sum))
+	return n, nil
+}
+
+// AddHeader implements stack.LinkEndpoint.
+func (l *link) AddHeader(p *stack.PacketBuffer) {
+	header.Ethernet(p.LinkHeader().Push(header.EthernetMinimumSize)).Encode(&header.EthernetFields{
+		SrcAddr: gatewayMAC, DstAddr: p.EgressRoute.RemoteLinkAddress, Type: p.NetworkProtocolNumber,
+	})
+}
+
+// Attach implements stack.LinkEndpoint.
+func (l *link) Attach(d stack.NetworkDispatcher) {
+	if d == nil {
+		l.dispatcher.Store(nil)
+		return
+	}
+	l.dispatcher.Store(&d)
+}
+
+// Capabilities: the cable is a socket of this host, which loses no bits, so
+// checksums of what comes in are not computed again.
+func (l *link) Capabilities() stack.LinkEndpointCapabilities {
+	return stack.CapabilityResolutionRequired | stack.CapabilityRXChecksumOffload
+}
+
+// GSOMaxSize leaves room for the headers of one packet.
+func (l *link) GSOMaxSize() uint32 { return 65535 - 200 }
+
+// SupportedGSO: the stack cuts segments itself, and hands them over in a batch.
+func (l *link) SupportedGSO() stack.SupportedGSO { return stack.GVisorGSOSupported }
+
+// The rest of stack.LinkEndpoint, which a cable has nothing to say to.
+
+func (l *link) MTU() uint32                             { return l.mtu }
+func (l *link) SetMTU(uint32)                           {}
+func (l *link) MaxHeaderLength() uint16                 { return header.EthernetMinimumSize }
+func (l *link) LinkAddress() tcpip.LinkAddress          { return gatewayMAC }
+func (l *link) SetLinkAddress(tcpip.LinkAddress)        {}
+func (l *link) IsAttached() bool                        { return l.dispatcher.Load() != nil }
+func (l *link) Wait()                                   {}
+func (l *link) Close()                                  {}
+func (l *link) SetOnCloseAction(func())                 {}
+func (l *link) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareEther }
+func (l *link) ParseHeader(*stack.PacketBuffer) bool    { return true }

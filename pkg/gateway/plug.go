@@ -1,0 +1,146 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+)
+
+// socketBuffer is asked for on a datagram socket: macOS takes no datagram
+// larger than it, and the default is smaller than a frame.
+const socketBuffer = 4 << 20
+
+// ServeStream takes the machine's connection from l: frames with their length
+// before them, as QEMU's stream network device sends them. It takes one in the
+// gateway's life and refuses every other. It returns when l or the gateway is
+// closed.
+func (g *Gateway) ServeStream(l net.Listener) error {
+	return g.accept(l, func(c net.Conn) { g.plug(newCable(c, true)) })
+}
+
+// ServeDatagram takes the machine's connection from l: each connection to l
+// passes one end of a datagram socket pair, as Lima's vz driver does. It takes
+// one in the gateway's life and refuses every other. It returns when l or the
+// gateway is closed.
+func (g *Gateway) ServeDatagram(l *net.UnixListener) error {
+	return g.accept(l, func(c net.Conn) {
+		u, ok := c.(*net.UnixConn)
+		if !ok {
+			return
+		}
+		end, err := receiveSocket(u)
+		c.Close()
+		if err != nil {
+			g.refusedPlug(err)
+			return
+		}
+		g.plug(newCable(end, false))
+	})
+}
+
+// accept serves connections of l until it or the gateway is closed.
+func (g *Gateway) accept(l net.Listener, serve func(net.Conn)) error {
+	result := make(chan error, 1)
+	if !g.run(l, func() { result <- g.acceptLoop(l, serve) }) {
+		return errors.Join(net.ErrClosed, l.Close())
+	}
+	return <-result
+}
+
+func (g *Gateway) acceptLoop(l net.Listener, serve func(net.Conn)) error {
+	for {
+		c, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ECONNABORTED):
+			select { // the shortage may pass
+			case <-g.ctx.Done():
+				return nil
+			case <-time.After(100 * time.Millisecond):
+				continue
+			}
+		case err != nil:
+			return err
+		}
+		if !g.run(c, func() { serve(c) }) {
+			c.Close()
+		}
+	}
+}
+
+// plug runs the cable until it ends.
+func (g *Gateway) plug(c *cable) {
+	defer c.Close() //nolint:errcheck // it has ended
+	if err := g.link.plug(c); err != nil {
+		g.refusedPlug(err)
+		return
+	}
+	defer g.link.unplug()
+	if !g.run(c, c.write) {
+		return
+	}
+	g.report(Record{Kind: KindLink, Allowed: true, Reason: "plugged in"})
+	err := c.read(func(frame []byte) {
+		defer g.survive()
+		g.link.input(frame)
+	})
+	reason := "unplugged"
+	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+		reason += ": " + clean(err.Error())
+	}
+	g.report(Record{Kind: KindLink, Allowed: true, End: true, Reason: reason})
+}
+
+func (g *Gateway) refusedPlug(err error) {
+	g.report(Record{Kind: KindLink, Reason: clean("connection of a machine refused: " + err.Error())})
+}
+
+// receiveSocket takes the one datagram socket that c passes.
+func receiveSocket(c *net.UnixConn) (net.Conn, error) {
+	if err := c.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		return nil, err
+	}
+	const most = 8
+	data, control := make([]byte, 1), make([]byte, syscall.CmsgSpace(4*most))
+	_, n, _, _, err := c.ReadMsgUnix(data, control)
+	if err != nil {
+		return nil, fmt.Errorf("receive a socket: %w", err)
+	}
+	messages, err := syscall.ParseSocketControlMessage(control[:n])
+	if err != nil {
+		return nil, fmt.Errorf("receive a socket: %w", err)
+	}
+	var files []*os.File
+	for _, m := range messages {
+		fds, err := syscall.ParseUnixRights(&m)
+		if err != nil {
+			continue // not one with descriptors
+		}
+		for _, fd := range fds {
+			f := os.NewFile(uintptr(fd), "network card")
+			defer f.Close()
+			files = append(files, f)
+		}
+	}
+	if len(files) != 1 {
+		return nil, fmt.Errorf("%d descriptors were passed, not one", len(files))
+	}
+	conn, err := net.FileConn(files[0])
+	if err != nil {
+		return nil, fmt.Errorf("use the passed descriptor: %w", err)
+	}
+	u, ok := conn.(*net.UnixConn)
+	if !ok || u.LocalAddr().Network() != "unixgram" {
+		conn.Close()
+		return nil, errors.New("the passed descriptor is not a datagram socket of this host")
+	}
+	// Smaller buffers than asked for only cost speed.
+	_ = u.SetReadBuffer(socketBuffer)
+	_ = u.SetWriteBuffer(socketBuffer)
+	return u, nil
+}

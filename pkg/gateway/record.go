@@ -1,0 +1,145 @@
+package gateway
+
+import (
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+)
+
+// The kinds of a Record.
+const (
+	KindDNS  = "dns"
+	KindTCP  = "tcp"
+	KindUDP  = "udp"
+	KindICMP = "icmp"
+	KindLink = "link" // the cable: plugged, refused, frames that no guest of ours sends
+)
+
+// The protocols of a TCP Record.
+const (
+	protoTLS  = "tls"
+	protoHTTP = "http"
+	protoSSH  = "ssh"
+	protoRaw  = "raw"
+)
+
+// Record is one decision. A connection that was allowed has two: when it was
+// opened, and with End when it is over. One that was allowed but could not be
+// made has only the second, with the Reason.
+type Record struct {
+	Time    time.Time  `json:"time"`
+	Kind    string     `json:"kind"`
+	Proto   string     `json:"proto,omitempty"`
+	Name    string     `json:"name,omitempty"`
+	Addr    netip.Addr `json:"addr,omitzero"` // what the guest or we connected to
+	Port    uint16     `json:"port,omitempty"`
+	Allowed bool       `json:"allowed"`
+	Rule    string     `json:"rule,omitempty"`
+	Source  string     `json:"source,omitempty"`
+	Reason  string     `json:"reason,omitempty"`
+
+	Conn     uint64        `json:"conn,omitempty"`
+	End      bool          `json:"end,omitempty"`
+	BytesOut int64         `json:"bytes_out,omitempty"`
+	BytesIn  int64         `json:"bytes_in,omitempty"`
+	Elapsed  time.Duration `json:"elapsed,omitempty"` // nanoseconds
+}
+
+// Stats counts since New, but for Open, Plugged and Names, which are of now.
+type Stats struct {
+	FramesIn  uint64            `json:"frames_in"` // from the guest
+	FramesOut uint64            `json:"frames_out"`
+	BytesIn   uint64            `json:"bytes_in"`
+	BytesOut  uint64            `json:"bytes_out"`
+	Dropped   map[string]uint64 `json:"dropped"` // frames by reason
+	Allowed   uint64            `json:"allowed"`
+	Denied    uint64            `json:"denied"`
+	Questions uint64            `json:"questions"` // of DNS
+	Open      int               `json:"open"`      // connections of the guest
+	Names     int               `json:"names"`     // that have an address
+	Panics    uint64            `json:"panics"`
+	Plugged   bool              `json:"plugged"`
+}
+
+type counters struct {
+	allowed, denied, questions, panics atomic.Uint64
+}
+
+// Stats returns the counters.
+func (g *Gateway) Stats() Stats {
+	s := Stats{
+		Allowed: g.stats.allowed.Load(), Denied: g.stats.denied.Load(),
+		Questions: g.stats.questions.Load(), Panics: g.stats.panics.Load(),
+		Open: g.conns.len(), Names: g.names.len(), Dropped: map[string]uint64{},
+	}
+	g.link.count(&s)
+	return s
+}
+
+// report counts a decision and hands it to the log.
+func (g *Gateway) report(r Record) {
+	switch {
+	case r.Kind == KindLink:
+	case !r.Allowed:
+		g.stats.denied.Add(1)
+	case !r.End:
+		g.stats.allowed.Add(1)
+	}
+	if g.log != nil {
+		r.Time = time.Now()
+		g.log(r)
+	}
+}
+
+// clean makes text that may hold the guest's words fit for a log and a terminal.
+func clean(s string) string {
+	const limit = 300
+	if len(s) > limit {
+		s = s[:limit]
+	}
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r == 0x7f || r >= 0x80 && r < 0xa0 || r == utf8.RuneError {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// limiter says whether something was not said within the last seconds. A guest
+// can send a million packets a second; one line tells as much.
+type limiter struct {
+	mu   sync.Mutex
+	said map[string]time.Time
+}
+
+const (
+	limiterPause = 10 * time.Second
+	limiterSize  = 512
+)
+
+func (l *limiter) ok(what string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if at, ok := l.said[what]; ok && now.Sub(at) < limiterPause {
+		return false
+	}
+	if l.said == nil {
+		l.said = map[string]time.Time{}
+	}
+	if len(l.said) >= limiterSize {
+		for what, at := range l.said {
+			if now.Sub(at) >= limiterPause {
+				delete(l.said, what)
+			}
+		}
+		if len(l.said) >= limiterSize {
+			return false
+		}
+	}
+	l.said[what] = now
+	return true
+}

@@ -1,0 +1,259 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"net/netip"
+	"sync"
+	"syscall"
+)
+
+// The ports on which a protocol is demanded. Elsewhere it is recognised.
+const (
+	portSSH   = 22
+	portHTTP  = 80
+	portHTTPS = 443
+)
+
+// serve decides what the dialled address stands for.
+func (c *conn) serve() {
+	addr := c.to.Addr()
+	name, release, ok := c.g.names.acquire(addr)
+	defer release()
+	switch {
+	case ok:
+		c.name = name
+		c.serveName()
+	case fakeRange.Contains(addr):
+		c.deny("", decision{Reason: "the address stands for no name; it must be resolved first"})
+	case addr == c.g.host:
+		c.serveHost()
+	default:
+		c.serveAddr(c.to)
+	}
+}
+
+// serveName serves a connection to the address of a name.
+func (c *conn) serveName() {
+	c.mu.Lock()
+	c.lax = c.g.lax()
+	lax := c.lax
+	c.mu.Unlock()
+	port := c.to.Port()
+	if d := c.ask(question{Name: c.name, Port: port}); !d.Allowed {
+		c.deny("", d)
+		return
+	}
+	switch {
+	case lax && (port != portHTTP || !c.plainProxy()):
+		c.serveRaw(protoRaw)
+	case port == portHTTPS:
+		c.serveTLS()
+	case port == portHTTP:
+		if guest, err := c.accept(); err == nil {
+			c.serveHTTP(guest, nil)
+		}
+	case port == portSSH:
+		c.serveSSH()
+	default:
+		c.serveUnknown()
+	}
+}
+
+// plainProxy says whether the host reaches plain HTTP through a proxy.
+func (c *conn) plainProxy() bool {
+	via, err := c.g.proxyFor("http", c.name, c.to.Port())
+	return err == nil && via != nil
+}
+
+// serveHost serves a connection to the gateway's own address: what of the
+// host's loopback was opted in, on the same port.
+func (c *conn) serveHost() {
+	for _, s := range c.g.services() {
+		if s.Addr().IsLoopback() && s.Port() == c.to.Port() {
+			c.serveAddr(s)
+			return
+		}
+	}
+	c.deny("", decision{Reason: "the gateway offers nothing on this port"})
+}
+
+// serveAddr serves a connection to an address that is no name's: a service that
+// was opted in, or in mode open one of the internet.
+func (c *conn) serveAddr(to netip.AddrPort) {
+	d := c.ask(question{Addr: to.Addr(), Port: to.Port()})
+	if d.Allowed {
+		up, err := c.dialAddr(to)
+		if err != nil {
+			c.fail(protoRaw, err)
+			return
+		}
+		guest, err := c.accept()
+		if err != nil {
+			return
+		}
+		c.open(protoRaw, d, to.Addr())
+		c.splice(guest, guest, up)
+		return
+	}
+	c.deny("", d)
+}
+
+// serveRaw passes everything. Dialling first lets the guest see a refusal.
+func (c *conn) serveRaw(proto string) {
+	up, d, addr, err := c.dial()
+	if err != nil {
+		c.fail(proto, err)
+		return
+	}
+	guest, err := c.accept()
+	if err != nil {
+		return
+	}
+	c.open(proto, d, addr)
+	c.splice(guest, guest, up)
+}
+
+// serveTLS lets a connection through whose ClientHello carries the name.
+func (c *conn) serveTLS() {
+	guest, err := c.accept()
+	if err != nil {
+		return
+	}
+	hello, err := readHello(c.ctx, guest)
+	if err == nil {
+		err = hello.check(c.name)
+	}
+	if err != nil {
+		c.deny(protoTLS, decision{Reason: err.Error()})
+		return
+	}
+	up, d, addr, err := c.dial()
+	if err != nil {
+		c.fail(protoTLS, err)
+		return
+	}
+	c.open(protoTLS, d, addr)
+	if _, err := up.Write(hello.bytes); err == nil {
+		c.splice(guest, guest, up)
+	}
+}
+
+// serveSSH passes what the server says at once, and what the guest says when
+// it begins as SSH does.
+func (c *conn) serveSSH() {
+	up, d, addr, err := c.dial()
+	if err != nil {
+		c.fail(protoSSH, err)
+		return
+	}
+	guest, err := c.accept()
+	if err != nil {
+		return
+	}
+	c.open(protoSSH, d, addr)
+	c.splice(&sshOnly{guestEnd: guest}, guest, up)
+}
+
+// splice copies both ways until both sides have said everything. An end passes
+// as an end, and an error as a reset of both.
+func (c *conn) splice(from io.Reader, guest *guestEnd, up *upstream) {
+	var toGuest error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer c.g.survive()
+		ended := false
+		defer func() {
+			if !ended {
+				c.reset(guest, up)
+			}
+		}()
+		toGuest = pump(guest, up)
+		ended = toGuest == nil
+	})
+	fromGuest := pump(up, from)
+	if fromGuest != nil {
+		c.reset(guest, up)
+	}
+	wg.Wait()
+	c.finish(guest, up, fromGuest, toGuest)
+}
+
+// reset aborts both sides, which ends a pump that waits for one.
+func (c *conn) reset(guest *guestEnd, up *upstream) {
+	guest.abort()
+	up.abort()
+}
+
+// finish closes in good order what ended in good order.
+func (c *conn) finish(guest *guestEnd, up *upstream, fromGuest, toGuest error) {
+	for _, err := range []error{fromGuest, toGuest} {
+		var no *deniedError
+		if errors.As(err, &no) {
+			c.deny(protoSSH, no.decision)
+		}
+	}
+	if fromGuest == nil && toGuest == nil && c.ctx.Err() == nil {
+		guest.Close() //nolint:errcheck // both sides have said everything
+		up.Close()    //nolint:errcheck // likewise
+	}
+}
+
+type halfCloser interface {
+	io.Writer
+	CloseWrite() error
+}
+
+// Sizes of what is read at once: little for a connection that waits, of which
+// there may be hundreds, and much for one that has much to say.
+const (
+	smallRead = 4 << 10
+	largeRead = 128 << 10
+)
+
+var largeReads = sync.Pool{New: func() any { return new([largeRead]byte) }}
+
+// pump copies until the end and passes that on.
+func pump(to halfCloser, from io.Reader) error {
+	small := make([]byte, smallRead)
+	for {
+		n, err := from.Read(small)
+		if n > 0 {
+			if _, err := to.Write(small[:n]); err != nil {
+				return err
+			}
+		}
+		if err == nil && n == len(small) {
+			err = pumpLarge(to, from)
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			if err := to.CloseWrite(); err != nil && !errors.Is(err, syscall.ENOTCONN) {
+				return err
+			}
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// pumpLarge copies while much comes at a time.
+func pumpLarge(to io.Writer, from io.Reader) error {
+	buffer, ok := largeReads.Get().(*[largeRead]byte)
+	if !ok {
+		return nil
+	}
+	defer largeReads.Put(buffer)
+	for {
+		n, err := from.Read(buffer[:])
+		if n > 0 {
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return err
+			}
+		}
+		if err != nil || n < smallRead {
+			return err
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+const (
+	sshBanner    = "SSH-2.0-"
+	maxFirstLine = 16 << 10
+)
+
+// sshOnly reads from a guest that must speak SSH: nothing is read from it
+// before the beginning of its banner.
+type sshOnly struct {
+	*guestEnd
+	checked bool
+}
+
+func (s *sshOnly) Read(b []byte) (int, error) {
+	if s.checked {
+		return s.guestEnd.Read(b)
+	}
+	no := &deniedError{decision: decision{Reason: "the client does not speak SSH"}}
+	if err := s.SetReadDeadline(time.Now().Add(firstTime)); err != nil {
+		return 0, err
+	}
+	seen := 0
+	for seen < len(sshBanner) {
+		n, err := s.guestEnd.Read(b[seen:])
+		seen += n
+		checked := min(seen, len(sshBanner))
+		switch {
+		case string(b[:checked]) != sshBanner[:checked]:
+			return 0, no
+		case err != nil && (seen > 0 || errors.Is(err, os.ErrDeadlineExceeded)):
+			return 0, no
+		case err != nil:
+			return 0, err
+		}
+	}
+	s.checked = true
+	return seen, s.SetReadDeadline(time.Time{})
+}
+
+// spoken is what a client's first words are.
+type spoken int
+
+const (
+	undecided spoken = iota
+	speaksTLS
+	speaksHTTP
+	speaksOther
+)
+
+// sniff says what the first bytes of a client are. HTTP is what has its version
+// in the first line, whatever the method: servers take any. A line stays
+// undecided until it ends or has a byte in it that no server of HTTP accepts.
+func sniff(b []byte) spoken {
+	if len(b) > 0 && b[0] == 0x16 { // a TLS handshake; as text it would be a control character
+		return speaksTLS
+	}
+	line := bytes.TrimLeft(b, "\r\n") // which servers of HTTP skip
+	end := bytes.IndexByte(line, '\n')
+	if end >= 0 {
+		line = line[:end]
+	}
+	if strings.Contains(strings.ToUpper(string(line)), "HTTP/") {
+		return speaksHTTP
+	}
+	control := func(r rune) bool { return r < ' ' && r != '\t' && r != '\r' && r != '\n' || r == 0x7f }
+	if end >= 0 || bytes.ContainsFunc(line, control) {
+		return speaksOther
+	}
+	return undecided
+}
+
+// serveUnknown serves a port that a rule opened and that has no protocol of its
+// own. The server may speak first, and then the guest may say what it likes:
+// no server of TLS or HTTP does.
+func (c *conn) serveUnknown() {
+	up, d, addr, err := c.dial()
+	if err != nil {
+		c.fail("", err)
+		return
+	}
+	guest, err := c.accept()
+	if err != nil {
+		return
+	}
+	first, server, err := c.firstWords(guest, up)
+	if err != nil {
+		c.fail("", err)
+		return
+	}
+	speaks := sniff(first)
+	if len(server) > 0 {
+		speaks = speaksOther
+	}
+	if settingsFrame(server) {
+		c.deny(protoHTTP, decision{Reason: "HTTP/2 without TLS"})
+		return
+	}
+	switch speaks {
+	case speaksTLS:
+		h, err := readHello(c.ctx, &replayed{Conn: guest, first: bytes.NewReader(first)})
+		if err == nil {
+			err = h.check(c.name)
+		}
+		if err != nil {
+			c.deny(protoTLS, decision{Reason: err.Error()})
+			return
+		}
+		c.open(protoTLS, d, addr)
+		first = h.bytes
+	case speaksHTTP:
+		c.serveHTTP(&replayed{Conn: guest, first: bytes.NewReader(first)}, &dialled{up, d, addr})
+		return
+	case undecided:
+		if len(first) >= maxFirstLine {
+			c.deny("", decision{Reason: "the first line does not end"})
+			return
+		}
+		c.open(protoRaw, d, addr) // nobody said anything, or less than a line
+	default:
+		c.open(protoRaw, d, addr)
+	}
+	if _, err := guest.Write(server); err != nil {
+		return
+	}
+	if _, err := up.Write(first); err != nil {
+		return
+	}
+	c.splice(guest, guest, up)
+}
+
+// settingsFrame recognises the one thing that may be said first on HTTP/2.
+func settingsFrame(b []byte) bool { return len(b) >= 4 && b[0] == 0 && b[3] == 4 }
+
+// firstWords waits until either side has spoken: the guest clearly enough to
+// say what it speaks, or the server at all.
+func (c *conn) firstWords(guest *guestEnd, up *upstream) (first, server []byte, err error) {
+	type words struct {
+		b   []byte
+		err error
+	}
+	long := time.Now().Add(-time.Hour) // makes a read return what it has
+	heard := make(chan words, 1)
+	c.g.tasks.Go(func() {
+		b := make([]byte, smallRead)
+		n, err := up.Read(b)
+		heard <- words{b[:n], errors.Join(err, guest.SetReadDeadline(long))}
+	})
+	b := make([]byte, smallRead)
+	var said error
+	for said == nil && sniff(first) == undecided && len(first) < maxFirstLine {
+		var n int
+		n, said = guest.Read(b)
+		first = append(first, b[:n]...)
+	}
+	if err := up.SetReadDeadline(long); err != nil {
+		return nil, nil, err
+	}
+	w := <-heard
+	if err := errors.Join(up.SetReadDeadline(time.Time{}), guest.SetReadDeadline(time.Time{})); err != nil {
+		return nil, nil, err
+	}
+	// An end or an error comes again when it is read again.
+	for _, err := range []error{said, w.err} {
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, nil, err
+		}
+	}
+	return first, w.b, nil
+}
