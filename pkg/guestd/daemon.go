@@ -76,7 +76,7 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 	if !g.Fake {
 		upstream.Dialer = net.Dialer{Control: mark}
 	}
-	d.proxy = &resolver.Proxy{Policy: d.policy.Load, Upstream: upstream, Log: log.add}
+	d.proxy = &resolver.Proxy{Policy: d.policy.Load, Upstream: upstream, Log: log.add, Who: newAskers().who}
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -96,6 +96,7 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 	err = control()
 	cancel()
 	d.serving.Wait()
+	d.proxy.Wait()
 	return errors.Join(err, log.close())
 }
 

@@ -22,6 +22,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // The firewall is proven with the kernel's own: three network namespaces stand
@@ -47,6 +48,7 @@ func TestMain(m *testing.M) {
 }
 
 // serve echoes on TCP ports, and may be a resolver, also where none is looked for.
+// Names that start with "asked." count how often it was asked for the rest.
 func serve(ports []string, resolves bool) {
 	for _, port := range ports {
 		l, err := net.Listen("tcp", ":"+port)
@@ -63,10 +65,20 @@ func serve(ports []string, resolves bool) {
 			}
 		}()
 	}
+	var mu sync.Mutex
+	asked := map[string]byte{}
 	h := dns.HandlerFunc(func(w dns.ResponseWriter, req *dns.Msg) {
 		m := new(dns.Msg)
 		m.SetReply(req)
-		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: req.Question[0].Name, Rrtype: dns.TypeA, Class: 1, Ttl: 60}, A: net.IPv4(203, 0, 113, 99)}}
+		name, a := req.Question[0].Name, net.IPv4(203, 0, 113, 99)
+		mu.Lock()
+		if rest, ok := strings.CutPrefix(name, "asked."); ok {
+			a = net.IPv4(203, 0, 113, asked[rest])
+		} else {
+			asked[name]++
+		}
+		mu.Unlock()
+		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeA, Class: 1, Ttl: 60}, A: a}}
 		w.WriteMsg(m)
 	})
 	if resolves {
@@ -93,7 +105,7 @@ func probe(what []string) map[string]string {
 				panic(err)
 			}
 			f := strings.Fields(w)
-			r := ""
+			var r string
 			if f[0] == "tcp" {
 				d := net.Dialer{Timeout: patience}
 				if len(f) > 2 {
@@ -356,6 +368,64 @@ func TestFirewallInNamespaces(t *testing.T) {
 		l.set(opted)
 		l.expect(l.guest, map[string]string{"tcp 192.168.5.2:8080": "open", "tcp 192.168.5.2:80": "refused", "tcp 192.168.5.3:8080": "refused"})
 		l.expect(l.container, map[string]string{"tcp 192.168.5.2:8080": "open"})
+		// The host's own loopback is reached at the gateway's address.
+		opted = policy.Default()
+		opted.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
+		l.set(opted)
+		l.expect(l.guest, map[string]string{"tcp 192.168.5.2:8080": "open", "tcp 192.168.5.2:80": "refused", "tcp 192.168.5.3:8080": "refused", "tcp 10.1.2.3:8080": "refused"})
+		l.set(p)
+	})
+
+	t.Run("ports of a name", func(t *testing.T) {
+		own := policy.Default()
+		own.Ports = []uint16{443}
+		own.Names = []policy.Rule{{Pattern: "ok.example", Ports: []uint16{8080, 22}}}
+		l.set(own)
+		l.expect(l.guest, map[string]string{"tcp 203.0.113.10:8080": "open", "tcp 203.0.113.10:22": "open", "tcp 203.0.113.10:443": "open", "tcp 203.0.113.10:80": "refused"})
+		l.set(p)
+	})
+
+	t.Run("denied names", func(t *testing.T) {
+		// Nobody outside was asked for one so far, and nobody is without a wall.
+		l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 named.example.": "NXDOMAIN", "dns 8.8.8.8:53 far.example.": "NXDOMAIN"})
+		l.expect(l.container, map[string]string{"dns 8.8.8.8:53 inner.example.": "NXDOMAIN"})
+		for _, name := range []string{"evil", "named", "far", "inner"} {
+			l.expect(l.outside, map[string]string{"dns 192.168.5.3:53 asked." + name + ".example.": "203.0.113.0"})
+		}
+		// The program that asked stands in the log, where it can be found.
+		var out strings.Builder
+		if err := (Guest{Root: l.root}).printLog(t.Context(), &out, logOptions{since: -1}); err != nil {
+			t.Fatal(err)
+		}
+		comm, err := os.ReadFile("/proc/self/comm")
+		if err != nil {
+			t.Fatal(err)
+		}
+		us, found := strings.TrimSpace(string(comm)), 0
+		for q, err := range wire.Queries(strings.NewReader(out.String())) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, ok := map[string]string{"named.example.": us, "far.example.": us, "inner.example.": ""}[q.Name]
+			if !ok {
+				continue
+			}
+			if found++; q.Process != want {
+				t.Errorf("%s was asked for by %q, want %q", q.Name, q.Process, want)
+			}
+		}
+		if found != 3 {
+			t.Errorf("%d of 3 in the log", found)
+		}
+
+		walled := policy.Default()
+		walled.Walled = true
+		l.set(walled)
+		l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 told.example.": "NXDOMAIN"})
+		l.until("the network's resolver hears of it", func() bool {
+			w := "dns 192.168.5.3:53 asked.told.example."
+			return l.probe(l.outside, "1m "+w)[w] == "203.0.113.1"
+		})
 		l.set(p)
 	})
 

@@ -1,7 +1,6 @@
 package guestd
 
 import (
-	"encoding/hex"
 	"io"
 	"net"
 	"net/netip"
@@ -38,14 +37,7 @@ func gateways() []netip.Addr {
 		if len(f) < 8 || f[1] != "00000000" || f[7] != "00000000" {
 			continue
 		}
-		raw, err := hex.DecodeString(f[2])
-		if err != nil || len(raw) != 4 {
-			continue
-		}
-		// The kernel prints network order as a number of its own order, which is
-		// little-endian on every machine that guests run on.
-		b := [4]byte{raw[3], raw[2], raw[1], raw[0]}
-		if a := netip.AddrFrom4(b); !a.IsUnspecified() && !slices.Contains(found, a) {
+		if a := kernelAddr(f[2]); a.Is4() && !a.IsUnspecified() && !slices.Contains(found, a) {
 			found = append(found, a)
 		}
 	}

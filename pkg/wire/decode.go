@@ -88,7 +88,7 @@ func Queries(r io.Reader) iter.Seq2[Query, error] {
 }
 
 func cleanQuery(q Query) Query {
-	for _, text := range []*string{&q.Name, &q.Type, &q.Rule, &q.Reason} {
+	for _, text := range []*string{&q.Name, &q.Type, &q.Rule, &q.Source, &q.Reason, &q.Process} {
 		*text = Clean(*text)
 	}
 	q.Answer = cleanList(q.Answer)

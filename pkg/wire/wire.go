@@ -72,8 +72,14 @@ type Query struct {
 	Type    string    `json:"type"`
 	Allowed bool      `json:"allowed"`
 	Rule    string    `json:"rule,omitempty"`
+	Source  string    `json:"source,omitempty"` // where the rule stands
 	Reason  string    `json:"reason,omitempty"`
 	Answer  []string  `json:"answer,omitempty"` // addresses, or the response code of a failure
+
+	// Process is the name of the first program in the guest that asked for a
+	// denied name, when it was found. It is hearsay: a program calls itself what
+	// it likes, and root in the guest writes this log as it likes.
+	Process string `json:"process,omitempty"`
 }
 
 // Secrets is the set that a session gets. It replaces the one before it.

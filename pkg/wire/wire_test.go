@@ -69,7 +69,7 @@ func TestSecretsShowOnlyWhenEncoded(t *testing.T) {
 }
 
 func TestQueries(t *testing.T) {
-	log := `{"seq":1,"time":"2026-01-02T03:04:05Z","name":"a\u001b]0;x\u0007.com","type":"A","allowed":false,"reason":"\u202eno"}
+	log := `{"seq":1,"time":"2026-01-02T03:04:05Z","name":"a\u001b]0;x\u0007.com","type":"A","allowed":false,"reason":"\u202eno","source":"f\u001b:1","process":"sh\u001b[2J"}
 
 {"seq":2,"time":"2026-01-02T03:04:05Z","name":"b.com","type":"A","allowed":true}
 not json`
@@ -82,7 +82,7 @@ not json`
 		}
 		got = append(got, q)
 	}
-	if len(got) != 2 || got[0].Name != "a\ufffd]0;x\ufffd.com" || got[0].Reason != "\ufffdno" || failed == nil {
+	if len(got) != 2 || got[0].Name != "a\ufffd]0;x\ufffd.com" || got[0].Reason != "\ufffdno" || got[0].Source != "f\ufffd:1" || got[0].Process != "sh\ufffd[2J" || failed == nil {
 		t.Errorf("got %+v, %v", got, failed)
 	}
 	for _, err := range wire.Queries(strings.NewReader(strings.Repeat("x", wire.MaxQuery+10))) {

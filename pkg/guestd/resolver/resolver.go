@@ -28,6 +28,7 @@ const (
 	maxChain   = 8               // aliases followed
 	maxRecords = 64              // in one answer
 	maxTTL     = 300             // seconds; a changed policy is felt soon
+	maxReports = 4               // denials that the network's resolver is told of at once
 )
 
 // Asker sends one question to a resolver of the network and returns its answer.
@@ -41,23 +42,33 @@ type Proxy struct {
 	Policy   func() *policy.Policy
 	Upstream Asker
 	Log      func(wire.Query)
+	// Who names the program that asks for a denied name from an address of the
+	// guest, "" when it is not known. It may be nil.
+	Who func(from netip.AddrPort, name string) string
 
-	once  sync.Once
-	slots chan struct{}
-	limit *limiter
+	once      sync.Once
+	slots     chan struct{}
+	limit     *limiter
+	reports   chan struct{}
+	reporting sync.WaitGroup
 }
 
 func (p *Proxy) setup() {
 	p.slots = make(chan struct{}, workers)
 	p.limit = newLimiter(time.Now)
+	p.reports = make(chan struct{}, maxReports)
 }
+
+// Wait returns once nothing of the proxy runs; nobody may ask any more.
+func (p *Proxy) Wait() { p.reporting.Wait() }
 
 // ServeDNS answers one question.
 func (p *Proxy) ServeDNS(w dns.ResponseWriter, req *dns.Msg) {
 	p.once.Do(p.setup)
 	reply := new(dns.Msg)
+	from := source(w.RemoteAddr())
 	switch {
-	case !p.limit.allow(source(w.RemoteAddr())):
+	case !p.limit.allow(from.Addr()):
 		reply.SetRcode(req, dns.RcodeRefused)
 	case req.Opcode != dns.OpcodeQuery:
 		reply.SetRcode(req, dns.RcodeNotImplemented)
@@ -66,7 +77,7 @@ func (p *Proxy) ServeDNS(w dns.ResponseWriter, req *dns.Msg) {
 	default:
 		select {
 		case p.slots <- struct{}{}:
-			reply = p.Answer(context.Background(), req)
+			reply = p.Answer(context.Background(), req, from)
 			<-p.slots
 		default:
 			reply.SetRcode(req, dns.RcodeServerFailure)
@@ -84,16 +95,17 @@ func (p *Proxy) ServeDNS(w dns.ResponseWriter, req *dns.Msg) {
 	_ = w.WriteMsg(reply)
 }
 
-func source(a net.Addr) netip.Addr {
+func source(a net.Addr) netip.AddrPort {
 	ap, err := netip.ParseAddrPort(a.String())
 	if err != nil {
-		return netip.Addr{}
+		return netip.AddrPort{}
 	}
-	return ap.Addr().Unmap()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 
 // Answer makes the reply to a message with exactly one question.
-func (p *Proxy) Answer(ctx context.Context, req *dns.Msg) *dns.Msg {
+func (p *Proxy) Answer(ctx context.Context, req *dns.Msg, from netip.AddrPort) *dns.Msg {
+	p.once.Do(p.setup)
 	q := req.Question[0]
 	reply := new(dns.Msg)
 	reply.SetReply(req)
@@ -107,14 +119,20 @@ func (p *Proxy) Answer(ctx context.Context, req *dns.Msg) *dns.Msg {
 	}
 	pol := p.Policy()
 	decision := pol.Decide(policy.Question{Name: q.Name})
-	entry.Rule, entry.Reason = decision.Rule, decision.Reason
-	if !decision.Allowed {
-		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, decision.Reason)
-	}
+	entry.Rule, entry.Source, entry.Reason = decision.Rule, decision.Source, decision.Reason
 	name, err := policy.Canonical(q.Name)
 	if err != nil {
 		entry.Reason = err.Error()
 		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, entry.Reason)
+	}
+	if !decision.Allowed {
+		if p.Who != nil {
+			entry.Process = p.Who(from, name)
+		}
+		if pol != nil && pol.Walled {
+			p.report(name, q.Qtype)
+		}
+		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, decision.Reason)
 	}
 	if entry.Name = name; !passes(q.Qtype) {
 		// HTTPS and SVCB carry targets, addresses and ECH keys, CNAME a foreign
@@ -139,6 +157,25 @@ func (p *Proxy) Answer(ctx context.Context, req *dns.Msg) *dns.Msg {
 		entry.Answer = []string{"NXDOMAIN"}
 	}
 	return reply
+}
+
+// report tells the network's resolver, which is the host's gateway, of a denied
+// name by asking it the same: it denies the name too, and the host's own log has
+// it. Without a wall the question would leave the host. Nobody waits for the
+// answer, and what is over the bound is not reported.
+func (p *Proxy) report(name string, qtype uint16) {
+	select {
+	case p.reports <- struct{}{}:
+	default:
+		return
+	}
+	p.reporting.Go(func() {
+		defer func() { <-p.reports }()
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		// Whatever comes back, the name stays denied.
+		_, _ = p.Upstream.Ask(ctx, name, qtype)
+	})
 }
 
 // fail turns reply into a failure, with the reason for clients that can show it.

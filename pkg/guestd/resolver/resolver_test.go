@@ -3,10 +3,12 @@ package resolver_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -112,8 +114,9 @@ func lookup(name string, qtype uint16, chase bool) []dns.RR {
 // setup is a proxy in front of a real stand-in resolver, both on loopback.
 type setup struct {
 	*upstream
-	addr string
-	log  func() []wire.Query
+	addr  string
+	proxy *resolver.Proxy
+	log   func() []wire.Query
 }
 
 func start(t *testing.T, p *policy.Policy, chase bool) *setup {
@@ -145,7 +148,7 @@ func start(t *testing.T, p *policy.Policy, chase bool) *setup {
 			t.Errorf("serve: %v", err)
 		}
 	})
-	return &setup{upstream: up, addr: pc.Addr(), log: func() []wire.Query {
+	return &setup{upstream: up, addr: pc.Addr(), proxy: proxy, log: func() []wire.Query {
 		mu.Lock()
 		defer mu.Unlock()
 		return slices.Clone(log)
@@ -265,6 +268,78 @@ func TestDeniedSaysWhy(t *testing.T) {
 	}
 }
 
+// Behind a wall the gateway, which is the network's resolver, hears of denied
+// names. Without one nobody does: the question would leave the host.
+func TestDeniedIsReportedToTheWall(t *testing.T) {
+	for _, walled := range []bool{false, true} {
+		p := list("ok.example")
+		p.Walled = walled
+		s := start(t, p, true)
+		for _, name := range []string{"Evil.Example", "ok.example", `a\.b.example`} {
+			s.ask(t, "udp", name, dns.TypeAAAA)
+		}
+		s.proxy.Wait()
+		want := "ok.example."
+		if walled {
+			want = "evil.example. ok.example."
+		}
+		asked := s.names()
+		slices.Sort(asked)
+		if got := strings.Join(asked, " "); got != want {
+			t.Errorf("walled %v: the network was asked for %s", walled, got)
+		}
+	}
+}
+
+// silent never answers before it is released.
+type silent struct {
+	asked   atomic.Int32
+	release chan struct{}
+}
+
+func (s *silent) Ask(context.Context, string, uint16) (*dns.Msg, error) {
+	s.asked.Add(1)
+	<-s.release
+	return nil, errors.New("no answer")
+}
+
+func TestReportsAreBounded(t *testing.T) {
+	up := &silent{release: make(chan struct{})}
+	pol := list()
+	pol.Walled = true
+	p := &resolver.Proxy{Policy: func() *policy.Policy { return pol }, Upstream: up, Log: func(wire.Query) {}}
+	for i := range 100 {
+		m := new(dns.Msg)
+		m.SetQuestion(fmt.Sprintf("evil%d.example.", i), dns.TypeA)
+		// Nobody waits for a report: this returns while none is answered.
+		if reply := p.Answer(t.Context(), m, netip.AddrPort{}); reply.Rcode != dns.RcodeNameError {
+			t.Fatal(reply)
+		}
+	}
+	close(up.release)
+	p.Wait()
+	if n := up.asked.Load(); n != 4 {
+		t.Errorf("%d reports at once", n)
+	}
+}
+
+func TestWhoAskedForDenied(t *testing.T) {
+	var entries []wire.Query
+	pol := list("ok.example")
+	p := &resolver.Proxy{
+		Policy: func() *policy.Policy { return pol }, Upstream: scripted(nil), Log: func(q wire.Query) { entries = append(entries, q) },
+		Who: func(from netip.AddrPort, name string) string { return from.String() + " " + name },
+	}
+	for _, name := range []string{"Evil.example.", "ok.example.", `a\000b.`} {
+		m := new(dns.Msg)
+		m.SetQuestion(name, dns.TypeA)
+		p.Answer(t.Context(), m, netip.MustParseAddrPort("127.0.0.1:4321"))
+	}
+	if len(entries) != 3 || entries[0].Process != "127.0.0.1:4321 evil.example" || entries[1].Process != "" || entries[2].Process != "" || entries[1].Source != "test" {
+		t.Errorf("%+v", entries)
+	}
+}
+
 func TestModes(t *testing.T) {
 	isolated, open := list("ok.example"), policy.Default()
 	isolated.Mode, open.Mode = policy.Isolated, policy.Open
@@ -372,7 +447,7 @@ func FuzzAnswer(f *testing.F) {
 		pol := list("ok.example", "*.ok.example")
 		logged := 0
 		p := &resolver.Proxy{Policy: func() *policy.Policy { return pol }, Upstream: scripted(reply), Log: func(wire.Query) { logged++ }}
-		m := p.Answer(t.Context(), req)
+		m := p.Answer(t.Context(), req, netip.AddrPort{})
 		if logged != 1 || m.Id != req.Id {
 			t.Fatalf("logged %d times, id %d for %d", logged, m.Id, req.Id)
 		}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -178,8 +179,10 @@ func (w *writer) egress(p *policy.Policy, n Network) {
 	const c = "AGENT-EGRESS"
 	if resolves(p) {
 		for _, s := range p.HostServices {
-			if s.Addr().Is6() == w.six {
-				w.add(c, "-d %s -p tcp --dport %d -j ACCEPT", s.Addr(), s.Port())
+			for _, a := range reached(s.Addr(), n) {
+				if a.Is6() == w.six {
+					w.add(c, "-d %s -p tcp --dport %d -j ACCEPT", a, s.Port())
+				}
 			}
 		}
 		for _, prefix := range policy.Blocked() {
@@ -188,12 +191,37 @@ func (w *writer) egress(p *policy.Policy, n Network) {
 			}
 		}
 		if !w.six || n.IPv6 {
-			for _, port := range p.Ports {
-				w.add(c, "-p tcp --dport %d -j ACCEPT", port)
+			for _, ports := range ranges(p.PortsOut()) {
+				w.add(c, "-p tcp --dport %s -j ACCEPT", ports)
 			}
 		}
 	}
 	w.add(c, "-j AGENT-REJECT")
+}
+
+// reached is where a guest finds a host service: the host's loopback stands
+// behind the gateway's address, everything else where it is.
+func reached(service netip.Addr, n Network) []netip.Addr {
+	if !service.IsLoopback() {
+		return []netip.Addr{service}
+	}
+	return n.Gateways
+}
+
+// ranges writes sorted ports as iptables takes them, neighbours as FIRST:LAST.
+// Which names a port is for cannot be said here: names are the DNS proxy's.
+func ranges(ports []uint16) []string {
+	var list []string
+	for i := 0; i < len(ports); i++ {
+		first := ports[i]
+		for i+1 < len(ports) && ports[i+1] == ports[i]+1 {
+			i++
+		}
+		if list = append(list, strconv.Itoa(int(first))); ports[i] != first {
+			list[len(list)-1] += ":" + strconv.Itoa(int(ports[i]))
+		}
+	}
+	return list
 }
 
 // reject answers, so that what is not allowed fails at once.

@@ -33,7 +33,8 @@ func TestClosedDoorHasNoWayOut(t *testing.T) {
 
 func TestPolicyRules(t *testing.T) {
 	p := policy.Default()
-	p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
+	p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080"), netip.MustParseAddrPort("127.0.0.1:5432")}
+	p.Names = []policy.Rule{{Pattern: "a.org", Ports: []uint16{81, 82, 9418}}, {Pattern: "b.org", Ports: []uint16{65535, 23}}}
 	network := rules.Network{
 		Gateways: []netip.Addr{netip.MustParseAddr("192.168.5.2"), netip.MustParseAddr("fe80::1")},
 		Upstream: []netip.Addr{netip.MustParseAddr("192.168.5.3"), netip.MustParseAddr("127.0.0.53"), netip.MustParseAddr("2001:db8::53")},
@@ -44,13 +45,18 @@ func TestPolicyRules(t *testing.T) {
 		"-A AGENT-OUT -d 192.168.5.3 -p udp --dport 53 -m mark --mark 0x41475344 -j ACCEPT",
 		"-A AGENT-EGRESS -d 192.168.5.2 -p tcp --dport 8080 -j ACCEPT",
 		"-A AGENT-EGRESS -d 192.168.0.0/16 -j AGENT-REJECT",
+		"-A AGENT-EGRESS -d 192.168.5.2 -p tcp --dport 5432 -j ACCEPT",
+		"-A AGENT-EGRESS -p tcp --dport 22:23 -j ACCEPT",
+		"-A AGENT-EGRESS -p tcp --dport 80:82 -j ACCEPT",
 		"-A AGENT-EGRESS -p tcp --dport 443 -j ACCEPT",
+		"-A AGENT-EGRESS -p tcp --dport 9418 -j ACCEPT",
+		"-A AGENT-EGRESS -p tcp --dport 65535 -j ACCEPT",
 	} {
 		if !strings.Contains(four, want) {
 			t.Errorf("missing: %s", want)
 		}
 	}
-	for _, never := range []string{"-A AGENT-IN -p tcp --dport 22", "127.0.0.53", "fe80::1 ", "--dport 853 -j ACCEPT"} {
+	for _, never := range []string{"-A AGENT-IN -p tcp --dport 22", "127.0.0.53", "-d 127.0.0.1 -p tcp", "fe80::1 ", "--dport 853 -j ACCEPT"} {
 		if strings.Contains(four, never) {
 			t.Errorf("IPv4 holds %q", never)
 		}
