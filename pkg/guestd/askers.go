@@ -134,12 +134,12 @@ func kernelAddr(text string) netip.Addr {
 
 // programOf names the first process that holds a socket open.
 func programOf(socket string) string {
-	for _, pid := range names("/proc", maxProcesses) {
+	for _, pid := range listing("/proc", maxProcesses) {
 		if _, err := strconv.Atoi(pid); err != nil {
 			continue
 		}
 		files := filepath.Join("/proc", pid, "fd")
-		for _, fd := range names(files, maxFiles) {
+		for _, fd := range listing(files, maxFiles) {
 			if target, err := os.Readlink(filepath.Join(files, fd)); err == nil && target == socket {
 				return wire.Clean(strings.TrimSpace(readBounded(filepath.Join("/proc", pid, "comm"))))
 			}
@@ -148,9 +148,9 @@ func programOf(socket string) string {
 	return ""
 }
 
-// names are the first entries of a directory, none when it cannot be read:
+// listing is the first entries of a directory, none when it cannot be read:
 // processes end while they are looked at.
-func names(dir string, limit int) []string {
+func listing(dir string, limit int) []string {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil

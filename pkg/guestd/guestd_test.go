@@ -131,7 +131,7 @@ func TestFakeGuest(t *testing.T) {
 	if err != nil || again.Policy.Names != 2 || again.Started != status.Started || resolve("new.example.") != "NOERROR" {
 		t.Errorf("policy: %+v, %v", again, err)
 	}
-	for _, bad := range []string{"", "{}", `{"version":1,"mode":"wide","names":[],"ports":[]}`} {
+	for _, bad := range []string{"", "{}", `{"version":2,"mode":"wide","names":[],"ports":[]}`} {
 		if _, errs, code := g.run(bad, "policy"); code != 7 || !strings.Contains(errs, "the one before stays") {
 			t.Errorf("%q: exit %d: %s", bad, code, errs)
 		}

@@ -142,7 +142,9 @@ func FuzzTighten(f *testing.F) {
 					if g.Allowed && !w.Allowed {
 						t.Fatalf("seed %d: %+v is allowed, and not by the repository (%+v)\n%+v\n%+v", seed, q, w, wish, got)
 					}
-					ended := user.Mode == policy.Open && got.Mode == policy.Allowlist
+					// The end of mode open without a list leaves the user's own one,
+					// and no addresses without a name.
+					ended := user.Mode == policy.Open && got.Mode == policy.Allowlist && (repo.Names == nil || name == "")
 					if !g.Allowed && u.Allowed && w.Allowed && port != 0 && !ended {
 						t.Fatalf("seed %d: %+v is denied, and neither asked for it (%+v)\n%+v\n%+v\n%+v", seed, q, g, user, wish, got)
 					}
@@ -248,6 +250,20 @@ func FuzzDecide(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The gateway decides for every packet that opens a connection.
+func TestAllowedCostsNoMemory(t *testing.T) {
+	p := allowlist(t, "*.a.org\n*.c.b.a.org:9418\n")
+	p.Denied = []policy.Rule{{Pattern: "evil.org"}}
+	q := policy.Question{Name: "d.c.b.a.org", Addr: netip.MustParseAddr("203.0.113.7"), Port: 443}
+	if n := testing.AllocsPerRun(100, func() {
+		if !p.Decide(q).Allowed {
+			t.Error("denied")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
 }
 
 func BenchmarkDecide(b *testing.B) {
