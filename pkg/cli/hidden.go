@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -53,6 +54,13 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			// Lima's host agent: Lima's arguments, parsed by our copy of its command.
 			Use: "hostagent", DisableFlagParsing: true,
 			RunE: func(cmd *cobra.Command, args []string) error { return lima.HostAgent(cmd.Context(), args) },
+		},
+		{
+			Use: gateway.Command + " DIR", Args: usage(cobra.ExactArgs(1)),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				log := a.con.Logger(slog.LevelInfo, true, a.redact).With("pid", os.Getpid())
+				return gateway.Main(cmd.Context(), args[0], log)
+			},
 		},
 		{
 			Use: "fake-vm", DisableFlagParsing: true,

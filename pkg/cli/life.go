@@ -25,7 +25,7 @@ func newStartCmd(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			s, err := m.Find(ctx, args[0])
+			s, err := find(ctx, m, args[0])
 			if err != nil {
 				return err
 			}
@@ -62,7 +62,7 @@ func runStop(ctx context.Context, a *app, _ stopOptions, names []string) error {
 		return err
 	}
 	for _, name := range names {
-		s, err := m.Find(ctx, name)
+		s, err := find(ctx, m, name)
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) e
 		return err
 	}
 	for _, name := range names {
-		s, err := m.Find(ctx, name)
+		s, err := find(ctx, m, name)
 		if fail.CodeOf(err) == fail.NotFound {
 			if ended, eerr := m.Ended(ctx, name); eerr != nil || ended {
 				if eerr == nil {

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -50,6 +51,9 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 		note := s.ErrorMessage
 		if note == "" && s.Phase != s.Want {
 			note = "→ " + string(s.Want)
+		}
+		if !s.Spec.Walled {
+			note = strings.TrimSpace("no wall  " + note)
 		}
 		r := s.Spec.Resources
 		rows = append(rows, []string{

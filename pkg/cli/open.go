@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -31,6 +33,7 @@ type openOptions struct {
 	network     string
 	resources   config.Resources
 	withChanges bool
+	services    []string
 	detach      bool
 	json        bool
 }
@@ -43,6 +46,7 @@ func (o *openOptions) flags(f *pflag.FlagSet) {
 	f.Var(&o.resources.Memory, "memory", "memory of the VM, like 8GiB")
 	f.Var(&o.resources.Disk, "disk", "disk of the VM, like 50GiB")
 	f.BoolVar(&o.withChanges, "with-changes", false, "bring the local clone's uncommitted changes along")
+	f.StringArrayVar(&o.services, "host-service", nil, "let the guest reach `HOST:PORT`, as localhost:5432 (this host, host.lima.internal in the guest) or an address of the LAN; may be repeated")
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when it is ready")
 }
 
@@ -108,9 +112,16 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 // the settings, the host or the shell's environment lack must not keep anybody
 // from a session that exists.
 func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions, what string) (session.Session, error) {
+	services, err := o.hostServices()
+	if err != nil {
+		return session.Session{}, err
+	}
 	s, ref, err := lookUp(ctx, m, what)
 	if err == nil {
 		a.unused(s, o, ref)
+		if s, err = m.OpenHostServices(ctx, s, services); err != nil {
+			return s, err
+		}
 		if s.Phase == session.Ready && s.Want == session.Ready {
 			return s, nil
 		}
@@ -125,6 +136,7 @@ func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions
 	s, created, notices, err := m.Open(ctx, session.Request{
 		Repo: ref, Profile: o.profile, Image: o.image, Resources: o.resources,
 		NetworkMode: policy.Mode(o.network), WithChanges: o.withChanges,
+		HostServices: services,
 	})
 	if err != nil {
 		return s, err
@@ -136,6 +148,18 @@ func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions
 		a.unused(s, o, ref)
 	}
 	return s, nil
+}
+
+func (o openOptions) hostServices() ([]netip.AddrPort, error) {
+	var services []netip.AddrPort
+	for _, text := range o.services {
+		service, err := config.ParseHostService(text)
+		if err != nil {
+			return nil, fail.New(fail.Usage, "--host-service: %w", err)
+		}
+		services = append(services, service)
+	}
+	return services, nil
 }
 
 // lookUp finds a session by its name, its id or its repository. What is no
@@ -155,6 +179,17 @@ func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Ses
 	}
 	s, err = m.OfRepo(ctx, ref.Key)
 	return s, ref, err
+}
+
+// find finds a session by its name, its id, its repository or a local clone's path.
+func find(ctx context.Context, m *session.Manager, what string) (session.Session, error) {
+	s, err := m.Find(ctx, what)
+	if fail.CodeOf(err) == fail.NotFound && (strings.HasPrefix(what, ".") || filepath.IsAbs(what)) {
+		if at, _, aerr := lookUp(ctx, m, what); aerr == nil {
+			return at, nil
+		}
+	}
+	return s, err
 }
 
 // branchOf is the branch of owner/repo@branch.
@@ -226,11 +261,34 @@ func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session)
 	if err := m.Shown(ctx, s, socket); err != nil {
 		return err
 	}
-	argv, err := t.SwitchOrAttach(ctx, name)
+	argv, err := t.SwitchOrAttach(ctx, name, a.deniedNote(ctx, m, s))
 	if err != nil || argv == nil {
 		return err
 	}
 	return syscall.Exec(argv[0], argv, os.Environ())
+}
+
+// deniedNote says how much was denied since somebody last came. It names no
+// name: those are the guest's choice. What it cannot find out keeps nobody from
+// attaching.
+func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Session) string {
+	denials, err := m.DeniedSince(ctx, s, s.Facts.Attached)
+	if err == nil {
+		err = m.Came(ctx, s)
+	}
+	if err != nil {
+		slog.Warn("what was denied", "error", err)
+	}
+	if len(denials) == 0 {
+		return ""
+	}
+	note := "1 name was denied"
+	if n := len(denials); n > 1 {
+		note = fmt.Sprintf("%d names were denied", n)
+	}
+	note += "; see and allow: agent-sessionizer net denied " + s.Name
+	a.con.Say("%s", note) // tmux takes the screen now, and gives it back later
+	return note
 }
 
 // repos are the repositories of repos.txt: the user's, else the shipped one's.

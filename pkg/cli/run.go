@@ -22,7 +22,7 @@ func (a *app) running(ctx context.Context, what string) (*session.Manager, sessi
 	if err != nil {
 		return nil, session.Session{}, err
 	}
-	s, err := m.Find(ctx, what)
+	s, err := find(ctx, m, what)
 	if err != nil {
 		return nil, s, err
 	}
@@ -166,7 +166,7 @@ func runSSHConfig(ctx context.Context, a *app, names []string, asJSON bool) erro
 	}
 	var sessions []session.Session
 	for _, name := range names {
-		s, err := m.Find(ctx, name)
+		s, err := find(ctx, m, name)
 		if err != nil {
 			return err
 		}

@@ -222,7 +222,13 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		if err == nil {
 			_, err = cfg.Policy(set, config.Additions{}, nil)
 		}
-		add("network", "mode "+string(set.Network.Mode), err)
+		tolerable := err == nil && !set.Network.Walled()
+		if tolerable {
+			err = fail.New(fail.Policy, "network.wall is false: root in the guest decides what it reaches, this host included").
+				WithHint("agent-sessionizer config path # and take network.wall out")
+		}
+		add("network", "mode "+string(set.Network.Mode)+", enforced on this host", err)
+		out[len(out)-1].tolerable = tolerable
 	} else {
 		add("settings", "", err)
 	}

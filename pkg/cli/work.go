@@ -172,7 +172,7 @@ func runLogs(ctx context.Context, a *app, o logsOptions, what string) error {
 	if err != nil {
 		return err
 	}
-	s, err := m.Find(ctx, what)
+	s, err := find(ctx, m, what)
 	if err != nil {
 		return err
 	}

@@ -72,6 +72,7 @@ func (*driver) Start(context.Context, string, vm.Progress) (vm.Endpoint, error) 
 func (*driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
 func (*driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
 func (*driver) Check(context.Context) []error              { return nil }
+func (*driver) Wire(string) (vm.Wire, error)               { return vm.Wire{}, errors.New("no VM") }
 
 func newWorker(ctx context.Context, dir string) (*session.Worker, error) {
 	c, err := config.Load(config.Paths{System: dir + "/etc", Config: dir + "/conf", State: dir + "/state", LimaHome: dir + "/vms"}, fstest.MapFS{

@@ -26,9 +26,9 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 		poweroff := w.farewell(ctx, &s)
 		err := w.Driver.Stop(ctx, s.Name, poweroff, stopGrace)
 		if errors.Is(err, vm.ErrNotFound) && !s.Facts.WasReady {
-			return nil // called off before there was a VM
+			err = nil // called off before there was a VM
 		}
-		return err
+		return errors.Join(err, w.Gateway(s).Stop(ctx))
 	})
 	if err != nil {
 		return w.broke(ctx, s, err)
@@ -41,7 +41,8 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 }
 
 // farewell talks to the guest one last time, for as long as it takes a living
-// one. It returns the function that powers it off, nil when it does not answer.
+// one. It returns the function that powers it off, which fails when it does not
+// answer: what it has not written to its disk is then worth the power button.
 func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -49,7 +50,7 @@ func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context)
 	conn, err := w.Dial(ctx, *s)
 	if err != nil {
 		w.Log.Warn("no farewell", "error", err)
-		return nil
+		return func(context.Context) error { return err }
 	}
 	g := guest.Guest{SSH: conn, Root: s.Facts.Root}
 	if s.Facts.Base != nil {
@@ -82,6 +83,7 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 		return errors.Join(
 			w.KillLocal(ctx, s),
 			w.Driver.Delete(ctx, s.Name),
+			w.Gateway(s).Stop(ctx),
 		)
 	})
 	if err != nil {

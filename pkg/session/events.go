@@ -40,9 +40,11 @@ type Warning struct {
 	Hint    string `json:"hint,omitempty"`
 }
 
-// NetChange is a name allowed on this session.
+// NetChange is what was said of this session's network, as it was typed.
 type NetChange struct {
-	Allow string `json:"allow"`
+	Allow        string `json:"allow,omitempty"`
+	Deny         string `json:"deny,omitempty"`
+	HostServices string `json:"host_services,omitempty"`
 }
 
 // FetchDone is work that was brought home.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
@@ -38,6 +39,12 @@ func (m *Manager) Shown(ctx context.Context, s Session, socket string) error {
 		return nil
 	}
 	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Tmux = socket })
+	return err
+}
+
+// Came records that somebody attaches now.
+func (m *Manager) Came(ctx context.Context, s Session) error {
+	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Attached = time.Now() })
 	return err
 }
 

@@ -143,6 +143,7 @@ func (driver) Start(context.Context, string, vm.Progress) (vm.Endpoint, error) {
 func (driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
 func (driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
 func (driver) Check(context.Context) []error              { return nil }
+func (driver) Wire(string) (vm.Wire, error)               { return vm.Wire{}, errBoom }
 
 func newWorker(t *testing.T, d driver) *Worker {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,12 +32,13 @@ type Manager struct {
 
 // Request asks for a session.
 type Request struct {
-	Repo        repo.Ref
-	Profile     string
-	Image       string           // "" means as configured
-	Resources   config.Resources // zero fields are as configured
-	NetworkMode policy.Mode      // "" means as configured
-	WithChanges bool
+	Repo         repo.Ref
+	Profile      string
+	Image        string           // "" means as configured
+	Resources    config.Resources // zero fields are as configured
+	NetworkMode  policy.Mode      // "" means as configured
+	WithChanges  bool
+	HostServices []netip.AddrPort // opened to this session only
 }
 
 // Open returns the session of the repository and makes one if there is none.
@@ -88,7 +90,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	if err != nil {
 		return Spec{}, nil, err
 	}
-	if _, err := m.Config.Policy(settings, config.Additions{}, nil); err != nil {
+	if _, err := m.Config.Policy(settings, config.Additions{HostServices: r.HostServices}, nil); err != nil {
 		return Spec{}, nil, err
 	}
 	res := settings.Resources
@@ -111,6 +113,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	return Spec{
 		Repo: r.Repo, Image: image, Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
+		HostServices: r.HostServices, Walled: settings.Network.Walled(),
 	}, append(notices, warnings...), nil
 }
 

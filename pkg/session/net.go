@@ -2,10 +2,14 @@ package session
 
 import (
 	"context"
+	"net/netip"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
@@ -29,36 +33,113 @@ func (m *Manager) Policy(s Session) (*policy.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.Config.Policy(set, config.Additions{Allow: s.Facts.Allow}, s.Facts.Project)
+	own := s.Facts.Net
+	own.HostServices = slices.Concat(s.Spec.HostServices, own.HostServices)
+	p, err := m.Config.Policy(set, own, s.Facts.Project)
+	if err != nil {
+		return nil, err
+	}
+	p.Walled = s.Spec.Walled // as it was made, not as the settings would make it now
+	return p, nil
 }
 
-// Allow adds names to the session's policy and, when it runs, to the guest at once.
-func (m *Manager) Allow(ctx context.Context, s Session, names []string) (Session, error) {
-	for _, name := range names {
-		pattern, err := policy.ParsePattern(name)
-		if err != nil {
-			return s, fail.New(fail.Usage, "%w", err)
-		}
-		s, err = m.facts(ctx, s.ID, event(EventNet, NetChange{Allow: pattern}), func(f *Facts) {
-			if !slices.ContainsFunc(f.Allow, func(r policy.Rule) bool { return r.Pattern == pattern }) {
-				f.Allow = append(f.Allow, policy.Rule{Pattern: pattern, Source: "net allow"})
-			}
-		})
-		if err != nil {
-			return s, err
+// Allow adds names, or @groups of them, to what the session may reach, at once
+// when it runs. It takes back what Deny said of them.
+func (m *Manager) Allow(ctx context.Context, s Session, entries []string) (Session, error) {
+	rules, err := m.rules(entries, "net allow")
+	if err != nil {
+		return s, err
+	}
+	return m.changeNet(ctx, s, NetChange{Allow: strings.Join(entries, " ")}, func(n *config.Additions) {
+		n.Allow, n.Deny = with(n.Allow, rules), without(n.Deny, rules)
+	})
+}
+
+// Deny takes names from what the session may reach, whatever allows them, at
+// once when it runs.
+func (m *Manager) Deny(ctx context.Context, s Session, entries []string) (Session, error) {
+	rules, err := m.rules(entries, "net deny")
+	if err != nil {
+		return s, err
+	}
+	return m.changeNet(ctx, s, NetChange{Deny: strings.Join(entries, " ")}, func(n *config.Additions) {
+		n.Allow, n.Deny = without(n.Allow, rules), with(n.Deny, rules)
+	})
+}
+
+// OpenHostServices lets a session that exists reach services of the host and
+// its network, at once when it runs.
+func (m *Manager) OpenHostServices(ctx context.Context, s Session, services []netip.AddrPort) (Session, error) {
+	var said []string
+	for _, service := range services {
+		if !slices.Contains(slices.Concat(s.Spec.HostServices, s.Facts.Net.HostServices), service) {
+			said = append(said, service.String())
 		}
 	}
-	if s.Phase != Ready {
+	if len(said) == 0 {
 		return s, nil
+	}
+	return m.changeNet(ctx, s, NetChange{HostServices: strings.Join(said, " ")}, func(n *config.Additions) {
+		for _, service := range services {
+			if !slices.Contains(n.HostServices, service) {
+				n.HostServices = append(n.HostServices, service)
+			}
+		}
+	})
+}
+
+func (m *Manager) rules(entries []string, source string) ([]policy.Rule, error) {
+	var rules []policy.Rule
+	for _, e := range entries {
+		found, err := m.Config.Groups().Expand(e, source)
+		if err != nil {
+			return nil, fail.New(fail.Usage, "%w", err)
+		}
+		rules = append(rules, found...)
+	}
+	return rules, nil
+}
+
+func sameRule(a, b policy.Rule) bool {
+	return a.Pattern == b.Pattern && slices.Equal(a.Ports, b.Ports)
+}
+
+func with(rules, more []policy.Rule) []policy.Rule {
+	return append(without(rules, more), more...)
+}
+
+func without(rules, less []policy.Rule) []policy.Rule {
+	return slices.DeleteFunc(slices.Clone(rules), func(r policy.Rule) bool {
+		return slices.ContainsFunc(less, func(l policy.Rule) bool { return sameRule(r, l) })
+	})
+}
+
+// changeNet changes what was said of this session only. It is written before it
+// is in force, and in force before it returns.
+func (m *Manager) changeNet(ctx context.Context, s Session, change NetChange, f func(*config.Additions)) (Session, error) {
+	changed := s
+	f(&changed.Facts.Net)
+	if _, err := m.Policy(changed); err != nil { // too many rules, say: nothing is kept
+		return s, err
+	}
+	s, err := m.facts(ctx, s.ID, event(EventNet, change), func(facts *Facts) { f(&facts.Net) })
+	if err != nil || s.Phase != Ready {
+		return s, err
 	}
 	return s, m.ApplyPolicy(ctx, s)
 }
 
-// ApplyPolicy brings a running guest's policy to what the settings say now.
+// ApplyPolicy brings a running session's policy to what the settings say now:
+// first the wall's, which counts, then the guest's, which must not be in its way.
 func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 	p, err := m.Policy(s)
 	if err != nil {
 		return err
+	}
+	if s.Spec.Walled {
+		if err := m.Gateway(s).SetPolicy(ctx, p); err != nil {
+			return fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
+		}
 	}
 	conn, err := m.Dial(ctx, s)
 	if err != nil {
@@ -67,4 +148,12 @@ func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 	defer conn.Close()
 	_, err = guest.Guest{SSH: conn, Root: s.Facts.Root}.SetPolicy(ctx, p)
 	return err
+}
+
+// DeniedSince counts the targets that the wall denied since a moment.
+func (m *Manager) DeniedSince(ctx context.Context, s Session, since time.Time) ([]gateway.Denial, error) {
+	if !s.Spec.Walled {
+		return nil, nil
+	}
+	return gateway.Denials(ctx, m.Gateway(s).Dir, since)
 }

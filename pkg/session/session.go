@@ -9,6 +9,7 @@ package session
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -86,21 +87,26 @@ type Spec struct {
 	Resources   config.Resources `json:"resources"`              // as clamped to the host
 	NetworkMode policy.Mode      `json:"network_mode,omitempty"` // by flag; "" means as configured
 	WithChanges bool             `json:"with_changes,omitempty"` // bring uncommitted changes of the local clone
+	// Of the host and its network, opened to this session only; `open` may add to it later.
+	HostServices []netip.AddrPort `json:"host_services,omitempty"`
+	Walled       bool             `json:"walled"` // the VM's network ends in a gateway of ours
 }
 
 // Facts are what became of it, as far as the next keeper has to know.
 type Facts struct {
-	WasReady bool            `json:"was_ready,omitempty"` // parts that are missing now were there
-	Allow    []policy.Rule   `json:"allow,omitempty"`     // added by `net allow`
-	Project  *config.Project `json:"project,omitempty"`   // the repository's own file, read at clone
-	Dir      string          `json:"dir,omitempty"`       // the checkout in the guest
-	Base     *repo.Base      `json:"base,omitempty"`      // what was cloned
-	Endpoint vm.Endpoint     `json:"endpoint,omitzero"`   // of the running VM
-	Root     string          `json:"root,omitempty"`      // vm.Machine.Root
-	Accel    string          `json:"accel,omitempty"`
-	Target   repo.Target     `json:"target,omitzero"` // where fetched work is kept on this host
-	Work     *repo.WorkState `json:"work,omitempty"`  // what was in the guest at the last clean stop
-	Tmux     string          `json:"tmux,omitempty"`  // socket of the local tmux server that shows the session
+	WasReady bool             `json:"was_ready,omitempty"` // parts that are missing now were there
+	Net      config.Additions `json:"net,omitzero"`        // by `net allow`, `net deny` and --host-service
+	Project  *config.Project  `json:"project,omitempty"`   // the repository's own file, read at clone
+	Dir      string           `json:"dir,omitempty"`       // the checkout in the guest
+	Base     *repo.Base       `json:"base,omitempty"`      // what was cloned
+	Endpoint vm.Endpoint      `json:"endpoint,omitzero"`   // of the running VM
+	Root     string           `json:"root,omitempty"`      // vm.Machine.Root
+	Accel    string           `json:"accel,omitempty"`
+	Target   repo.Target      `json:"target,omitzero"`   // where fetched work is kept on this host
+	Work     *repo.WorkState  `json:"work,omitempty"`    // what was in the guest at the last clean stop
+	Tmux     string           `json:"tmux,omitempty"`    // socket of the local tmux server that shows the session
+	Ports    []PublishedPort  `json:"ports,omitempty"`   // asked for with `ports`
+	Attached time.Time        `json:"attached,omitzero"` // when somebody last came; what was denied since is told
 }
 
 // Session is a row with its JSON read.
@@ -151,6 +157,8 @@ type View struct {
 	Dir            string           `json:"dir,omitempty"`
 	SSH            string           `json:"ssh,omitempty"` // address while the VM runs
 	Accel          string           `json:"accel,omitempty"`
+	Walled         bool             `json:"walled"`
+	Ports          []PublishedPort  `json:"ports,omitempty"`
 }
 
 // ViewError is the last failure.
@@ -166,7 +174,7 @@ func (s Session) View() View {
 		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, State: s.Phase, Want: s.Want,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
 		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
-		Dir: s.Facts.Dir, Accel: s.Facts.Accel,
+		Dir: s.Facts.Dir, Accel: s.Facts.Accel, Walled: s.Spec.Walled, Ports: s.Facts.Ports,
 	}
 	if s.ErrorCode != "" {
 		v.Error = &ViewError{s.ErrorCode, s.ErrorMessage, s.ErrorHint}

@@ -132,6 +132,9 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	if accel.Name == "tcg" {
 		w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
 	}
+	if err := w.raise(ctx, *s); err != nil {
+		return nil, err
+	}
 	err = w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
 			fail.New(fail.Timeout, "the guest did not come up within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
@@ -175,6 +178,7 @@ func (w *Worker) create(ctx context.Context, s *Session) error {
 		return w.Driver.Create(ctx, vm.Spec{
 			Name: s.Name, CPUs: s.Spec.Resources.CPUs, Memory: int64(s.Spec.Resources.Memory), Disk: int64(s.Spec.Resources.Disk),
 			Image: img, User: guest.User, AuthorizedKey: authorized, Boot: guest.BootScript(),
+			Wired: s.Spec.Walled,
 		})
 	})
 }

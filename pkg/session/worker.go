@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -182,6 +183,15 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	stamp := w.Config.Stamp()
+	ports := publisher{log: w.Log, dial: func(ctx context.Context) (*ssh.Client, error) {
+		cur, err := w.Get(ctx, s.ID)
+		if err != nil {
+			return nil, err
+		}
+		return w.Dial(ctx, cur)
+	}}
+	defer ports.close()
+	var wall wallWatch
 	for {
 		if now := w.Config.Stamp(); now != stamp {
 			stamp = now
@@ -204,12 +214,38 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		case m.State == vm.Stopped:
 			return w.endedByItself(context.WithoutCancel(ctx), s)
 		}
+		if err := wall.check(ctx, w, s); err != nil {
+			return w.broke(context.WithoutCancel(ctx), s, err)
+		}
+		if err := w.publish(ctx, &ports, s.ID); err != nil && ctx.Err() == nil {
+			w.Log.Warn("publish ports", "error", err)
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return s, nil
 		}
 	}
+}
+
+// publish brings the listeners to what the row says, and tells it of theirs.
+func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
+	s, err := w.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	is, news := p.sync(ctx, s.Facts.Ports)
+	if !news {
+		return nil
+	}
+	_, err = w.facts(ctx, id, store.Event{}, func(f *Facts) {
+		for i, now := range f.Ports { // somebody may have asked for others meanwhile
+			if j := slices.IndexFunc(is, func(p PublishedPort) bool { return p.Guest == now.Guest }); j >= 0 {
+				f.Ports[i] = is[j]
+			}
+		}
+	})
+	return err
 }
 
 // reload brings the running guest's policy to what the changed settings say. A

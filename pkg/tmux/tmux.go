@@ -152,12 +152,21 @@ func (c Client) New(ctx context.Context, s Session) error {
 	return c.configure(ctx, s)
 }
 
+// noteTime is how long a note stays on the screen unless a key is pressed.
+const noteTime = 8 * time.Second
+
 var wordRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
 
 // SwitchOrAttach brings the user to a session. Inside tmux it switches the
 // client there and returns nil; outside it returns the command line with which
-// this process is to be replaced (syscall.Exec), its path first.
-func (c Client) SwitchOrAttach(ctx context.Context, name string) ([]string, error) {
+// this process is to be replaced (syscall.Exec), its path first. A note that is
+// not "" is shown there for some seconds.
+func (c Client) SwitchOrAttach(ctx context.Context, name, note string) ([]string, error) {
+	var show []string
+	if note != "" {
+		// tmux expands formats in what it displays, and #() runs a command.
+		show = []string{"display-message", "-d", strconv.Itoa(int(noteTime.Milliseconds())), strings.ReplaceAll(note, "#", "##")}
+	}
 	inside := os.Getenv("TMUX") != ""
 	// When the session ends, a client that was switched here goes back to
 	// another session; one that was attached from a shell goes back to the shell.
@@ -168,6 +177,9 @@ func (c Client) SwitchOrAttach(ctx context.Context, name string) ([]string, erro
 	cmds := [][]string{{"set-option", "-t", target(name), "detach-on-destroy", onEnd}}
 	if inside {
 		cmds = append(cmds, []string{"switch-client", "-t", target(name)})
+		if show != nil {
+			cmds = append(cmds, show)
+		}
 	}
 	if _, err := c.run(ctx, nil, cmds...); err != nil {
 		return nil, fmt.Errorf("go to tmux session %s: %w", name, err)
@@ -179,7 +191,11 @@ func (c Client) SwitchOrAttach(ctx context.Context, name string) ([]string, erro
 	if err != nil {
 		return nil, err
 	}
-	return append(append([]string{bin}, c.server()...), "-u", "attach-session", "-t", target(name)), nil
+	argv := append(append([]string{bin}, c.server()...), "-u", "attach-session", "-t", target(name))
+	if show != nil {
+		argv = append(append(argv, ";"), show...)
+	}
+	return argv, nil
 }
 
 // Kill ends a session of ours; one that does not exist is a success, and one

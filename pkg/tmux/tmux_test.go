@@ -155,7 +155,7 @@ func TestUsersSettingsAreUntouched(t *testing.T) {
 	if err := s.Client.New(t.Context(), tmux.Session{Name: "a-1", Key: "k", Command: []string{"cat"}, Destroy: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Client.SwitchOrAttach(t.Context(), "a-1"); err != nil {
+	if _, err := s.Client.SwitchOrAttach(t.Context(), "a-1", ""); err != nil {
 		t.Fatal(err)
 	}
 	if after := look(); after != before {
@@ -193,7 +193,7 @@ func TestTrouble(t *testing.T) {
 	if err := none.Kill(t.Context(), "a"); err != nil {
 		t.Errorf("Kill without a server: %v", err)
 	}
-	if _, err := none.SwitchOrAttach(t.Context(), "a"); err == nil {
+	if _, err := none.SwitchOrAttach(t.Context(), "a", ""); err == nil {
 		t.Error("SwitchOrAttach without a server succeeded")
 	}
 	for _, bad := range []tmux.Session{{}, {Name: "a:b", Key: "k", Command: []string{"x"}}, {Name: "a", Key: "k x", Command: []string{"x"}}, {Name: "a", Key: "k"}} {
@@ -223,7 +223,7 @@ type screen struct{ *server }
 
 func (s *server) attach(name string) screen {
 	s.t.Helper()
-	argv, err := s.Client.SwitchOrAttach(s.t.Context(), name)
+	argv, err := s.Client.SwitchOrAttach(s.t.Context(), name, "")
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -313,11 +313,16 @@ func TestSwitch(t *testing.T) {
 	env, paneID, _ := strings.Cut(pane, " ")
 	t.Setenv("TMUX", env)
 	t.Setenv("TMUX_PANE", paneID)
-	argv, err := s.Client.SwitchOrAttach(t.Context(), "guest-1")
+	ran := filepath.Join(t.TempDir(), "ran")
+	argv, err := s.Client.SwitchOrAttach(t.Context(), "guest-1", "a note #(touch "+ran+") #S")
 	if err != nil || argv != nil {
 		t.Fatalf("SwitchOrAttach = %q, %v", argv, err)
 	}
 	eventually(t, "switched", "ready", term.show)
+	eventually(t, "the note as it was given", "a note #(touch", term.show)
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("tmux ran what a note said")
+	}
 	if err := s.Client.Kill(t.Context(), "guest-1"); err != nil {
 		t.Fatal(err)
 	}

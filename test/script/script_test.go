@@ -44,8 +44,10 @@ func TestScripts(t *testing.T) {
 		Setup: setup,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"waitfor": waitFor,
-			"killall": killKeepers,
+			"killall": signalAll(syscall.SIGKILL),
+			"freeze":  signalAll(syscall.SIGSTOP),
 			"runs":    waitProcess,
+			"gone":    waitGone,
 		},
 		RequireExplicitExec: false,
 	})
@@ -115,21 +117,36 @@ func envOf(ts *testscript.TestScript) []string {
 	return env
 }
 
-// killKeepers ends all processes of this script's home of one kind with
-// SIGKILL, as a crash would: killall keeper|fake-vm
-func killKeepers(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: killall KIND")
-	}
-	n := 0
-	for _, pid := range processes(ts.Getenv("HOME"), args[0]) {
-		if syscall.Kill(pid, syscall.SIGKILL) == nil {
-			n++
+// signalAll sends a signal to all processes of this script's home of one kind:
+// killall keeper|fake-vm|gateway ends them as a crash would, freeze stops them.
+func signalAll(sig syscall.Signal) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, neg bool, args []string) {
+		if neg || len(args) != 1 {
+			ts.Fatalf("usage: killall KIND, freeze KIND")
+		}
+		n := 0
+		for _, pid := range processes(ts.Getenv("HOME"), args[0]) {
+			if syscall.Kill(pid, sig) == nil {
+				n++
+			}
+		}
+		ts.Logf("%v to %d %s", sig, n, args[0])
+		if n == 0 {
+			ts.Fatalf("no %s to signal", args[0])
 		}
 	}
-	ts.Logf("killed %d %s", n, args[0])
-	if n == 0 {
-		ts.Fatalf("no %s to kill", args[0])
+}
+
+// waitGone waits until no process of one kind of this script's home is left:
+// gone gateway
+func waitGone(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: gone KIND")
+	}
+	for end := time.Now().Add(2 * time.Minute); len(processes(ts.Getenv("HOME"), args[0])) > 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			ts.Fatalf("a %s is left", args[0])
+		}
 	}
 }
 

@@ -1,0 +1,98 @@
+package cli
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+type portsOptions struct {
+	close bool
+	json  bool
+}
+
+func newPortsCmd(a *app) *cobra.Command {
+	var o portsOptions
+	cmd := &cobra.Command{
+		Use:   "ports SESSION [PORT…]",
+		Short: "Publish ports of the guest on this host's loopback, and list them",
+		Long: `Publish ports of the guest on this host's loopback, and list them.
+
+Nothing is published by itself. A port stays published, at the same address where
+possible, until it is closed or the session is destroyed.`,
+		Example: `  agent-sessionizer ports repo 3000          http://3000.NAME.localhost:PORT
+  agent-sessionizer ports repo               what is published
+  agent-sessionizer ports repo 3000 --close`,
+		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSessions,
+		RunE: func(cmd *cobra.Command, args []string) error { return runPorts(cmd.Context(), a, o, args[0], args[1:]) },
+	}
+	cmd.Flags().BoolVar(&o.close, "close", false, "take the ports back; all of them when none is named")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print what is published as JSON")
+	return cmd
+}
+
+// publishedPort is what ports --json prints.
+type publishedPort struct {
+	session.PublishedPort
+	URL string `json:"url,omitempty"`
+}
+
+func runPorts(ctx context.Context, a *app, o portsOptions, what string, args []string) error {
+	m, s, err := a.named(ctx, what)
+	if err != nil {
+		return err
+	}
+	var ports []uint16
+	for _, arg := range args {
+		port, err := strconv.ParseUint(arg, 10, 16)
+		if err != nil || port == 0 {
+			return fail.New(fail.Usage, "%q is not a port from 1 to 65535", arg)
+		}
+		ports = append(ports, uint16(port))
+	}
+	switch {
+	case o.close:
+		if len(ports) == 0 {
+			for _, p := range s.Facts.Ports {
+				ports = append(ports, p.Guest)
+			}
+		}
+		s, err = m.Unpublish(ctx, s, ports...)
+	case len(ports) > 0:
+		s, err = m.Publish(ctx, s, ports...)
+	}
+	if err != nil {
+		return err
+	}
+	list := []publishedPort{}
+	for _, p := range s.Facts.Ports {
+		list = append(list, publishedPort{PublishedPort: p})
+		if p.Host != 0 {
+			list[len(list)-1].URL = p.URL(s.Name)
+		}
+	}
+	if o.json {
+		return a.con.JSON(list)
+	}
+	if len(list) == 0 {
+		if !o.close {
+			a.con.Say("%s", "nothing is published; publish one with: agent-sessionizer ports "+s.Name+" 3000")
+		}
+		return nil
+	}
+	for _, p := range list {
+		note := ""
+		switch {
+		case p.Error != "":
+			note = "  " + p.Error
+		case s.Phase != session.Ready:
+			note = "  (when the session runs)"
+		}
+		a.printf("%d  %s%s\n", p.Guest, p.URL, note)
+	}
+	return nil
+}

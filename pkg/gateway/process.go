@@ -1,0 +1,247 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Files in a gateway's directory, besides the journal.
+const (
+	wireFile   = "wire.json"   // vm.Wire
+	policyFile = "policy.json" // the compiled policy
+	lockFile   = "lock"        // held while the gateway lives; holds its pid
+	logFile    = "gateway.log"
+)
+
+const (
+	// plugTimeout is how long a gateway waits for its VM: an image may have to
+	// be downloaded first. It only matters when nobody is left to stop it.
+	plugTimeout = time.Hour
+
+	// A soft limit for the Go heap. Beyond it the collector works harder;
+	// Gateway itself takes no new connections long before it hurts.
+	memoryLimit = 64 << 20
+
+	control = "/agent-sessionizer/" // our own part of the socket that Lima's API is on
+)
+
+// Status is what a gateway says of itself.
+type Status struct {
+	PID         int         `json:"pid"`
+	Started     time.Time   `json:"started"`
+	Mode        policy.Mode `json:"mode"` // of the policy in force, "" for none: nothing gets out
+	Names       int         `json:"names"`
+	PolicyError string      `json:"policy_error,omitempty"`  // why there is none
+	JournalErr  string      `json:"journal_error,omitempty"` // decisions are made all the same
+	Unplugged   bool        `json:"unplugged"`               // the VM's network is gone for good
+	Stats       Stats       `json:"stats"`
+}
+
+// server is a gateway as a process of its own.
+type server struct {
+	dir     string
+	log     *slog.Logger
+	gateway *Gateway
+	journal *journal
+	started time.Time
+	quit    chan struct{}
+	once    sync.Once
+
+	mu        sync.Mutex
+	policy    *policy.Policy
+	policyErr error
+}
+
+// Main runs the gateway of the directory until its VM is gone or it is told to
+// quit. Without a policy that is whole, it runs and lets nothing out.
+func Main(ctx context.Context, dir string, log *slog.Logger) error {
+	debug.SetMemoryLimit(memoryLimit)
+	debug.SetGCPercent(50)
+	unix.Umask(0o077)
+	lock, err := claim(dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	var wire vm.Wire
+	b, err := os.ReadFile(filepath.Join(dir, wireFile))
+	if err == nil {
+		err = json.Unmarshal(b, &wire)
+	}
+	if err != nil {
+		return fail.New(fail.Failure, "read where the VM's network card ends: %w", err)
+	}
+	s := &server{dir: dir, log: log, started: time.Now(), quit: make(chan struct{})}
+	if s.journal, err = openJournal(dir); err != nil {
+		return fail.New(fail.Host, "open the journal of decisions: %w", err)
+	}
+	s.gateway, err = New(Options{Subnet: wire.Subnet, MAC: wire.MAC, MTU: wire.MTU, Log: s.journal.add})
+	if err != nil {
+		return errors.Join(fmt.Errorf("make the gateway: %w", err), s.journal.close())
+	}
+	s.reload()
+	err = s.serve(ctx, wire)
+	return errors.Join(err, s.gateway.Close(), s.journal.close())
+}
+
+// claim takes the lock and writes our pid into it.
+func claim(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fail.New(fail.Host, "lock the gateway: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fail.New(fail.Conflict, "the gateway in %s runs already: %w", dir, err), f.Close())
+	}
+	if err := f.Truncate(0); err == nil {
+		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	}
+	if err != nil {
+		return nil, errors.Join(fail.New(fail.Host, "lock the gateway: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// serve opens the sockets, the API's last: who reaches it finds the others.
+func (s *server) serve(ctx context.Context, w vm.Wire) error {
+	var listeners []*net.UnixListener
+	defer func() {
+		for _, l := range listeners {
+			_ = l.Close() // twice for those that were served; it unlinks
+		}
+	}()
+	for _, path := range []string{w.Stream, w.Datagram, w.API} {
+		l, err := listenUnix(path)
+		if err != nil {
+			return fail.New(fail.Host, "open the gateway's socket: %w", err)
+		}
+		listeners = append(listeners, l)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", s.gateway.API())
+	mux.HandleFunc("GET "+control+"status", s.serveStatus)
+	mux.HandleFunc("POST "+control+"reload", func(w http.ResponseWriter, r *http.Request) {
+		s.reload()
+		s.serveStatus(w, r)
+	})
+	mux.HandleFunc("POST "+control+"quit", func(http.ResponseWriter, *http.Request) { s.end() })
+	api := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
+
+	ended := make(chan error, len(listeners))
+	go func() { ended <- s.gateway.ServeStream(listeners[0]) }()
+	go func() { ended <- s.gateway.ServeDatagram(listeners[1]) }()
+	go func() { ended <- api.Serve(listeners[2]) }()
+	s.log.Info("the gateway stands")
+
+	plugged := time.AfterFunc(plugTimeout, func() {
+		if s.gateway.Stats().FramesIn == 0 {
+			s.log.Warn("no VM came")
+			s.end()
+		}
+	})
+	defer plugged.Stop()
+	var err error
+	running := len(listeners)
+	select {
+	case <-ctx.Done():
+	case <-s.quit:
+	case <-s.gateway.Unplugged():
+		s.log.Info("the VM is gone")
+	case err = <-ended:
+		running--
+		err = fmt.Errorf("serve: %w", err)
+	}
+	for _, l := range listeners {
+		_ = l.Close()
+	}
+	err = errors.Join(err, api.Close())
+	for range running {
+		<-ended // the closing itself
+	}
+	return err
+}
+
+// listenUnix replaces the socket of a gateway before us, which is dead: we hold
+// its lock.
+func listenUnix(path string) (*net.UnixListener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+}
+
+func (s *server) end() { s.once.Do(func() { close(s.quit) }) }
+
+// reload puts the policy of the file in force. One that is missing or damaged
+// puts none in force: who wrote it will write it again, and until then nothing
+// that it may have forbidden gets out.
+func (s *server) reload() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, err := readFile(filepath.Join(s.dir, policyFile), policy.MaxBytes)
+	if err == nil {
+		s.policy, err = policy.Unmarshal(b)
+	}
+	if s.policyErr = err; err != nil {
+		s.policy = nil
+		s.log.Error("no policy, nothing gets out", "error", err)
+	}
+	s.gateway.SetPolicy(s.policy)
+}
+
+func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	st := Status{PID: os.Getpid(), Started: s.started, Stats: s.gateway.Stats()}
+	s.mu.Lock()
+	if s.policy != nil {
+		st.Mode, st.Names = s.policy.Mode, len(s.policy.Names)
+	}
+	if s.policyErr != nil {
+		st.PolicyError = s.policyErr.Error()
+	}
+	s.mu.Unlock()
+	if err := s.journal.err(); err != nil {
+		st.JournalErr = err.Error()
+	}
+	select {
+	case <-s.gateway.Unplugged():
+		st.Unplugged = true
+	default:
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(st); err != nil {
+		s.log.Warn("answer a status request", "error", err)
+	}
+}
+
+// readFile reads a file of at most limit bytes.
+func readFile(path string, limit int64) ([]byte, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if st.Size() > limit {
+		return nil, fmt.Errorf("%s: over %d bytes", path, limit)
+	}
+	return os.ReadFile(path)
+}

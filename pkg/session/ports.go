@@ -1,0 +1,236 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// maxPorts bounds the published ports of a session.
+const maxPorts = 64
+
+// PublishedPort is a port of the guest on the host's loopback. It is published
+// because somebody on the host asked for it, and by nothing else.
+type PublishedPort struct {
+	Guest uint16 `json:"guest"`
+	Host  uint16 `json:"host,omitempty"` // 0 until the keeper listens; then kept over restarts
+	Error string `json:"error,omitempty"`
+}
+
+// URL is where a browser on the host finds the port: every name below localhost
+// is the host's loopback (RFC 6761).
+func (p PublishedPort) URL(session string) string {
+	return fmt.Sprintf("http://%d.%s.localhost:%d", p.Guest, session, p.Host)
+}
+
+// Publish asks for guest ports on the host's loopback and returns once the
+// keeper listens on them, or cannot.
+func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
+	if s.Phase != Ready {
+		return s, fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	full := false
+	s, err := m.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
+		for _, port := range ports {
+			i := slices.IndexFunc(f.Ports, func(p PublishedPort) bool { return p.Guest == port })
+			switch {
+			case i >= 0:
+				f.Ports[i].Error = "" // try again
+			case len(f.Ports) >= maxPorts:
+				full = true
+			default:
+				f.Ports = append(f.Ports, PublishedPort{Guest: port})
+			}
+		}
+	})
+	if err != nil {
+		return s, err
+	}
+	if full {
+		return s, fail.New(fail.Usage, "session %s has %d published ports already", s.Name, maxPorts).WithHint("agent-sessionizer ports %s", s.Name)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, fail.New(fail.Timeout, "the keeper of session %s does not publish the port", s.Name).
+		WithHint("agent-sessionizer logs %s", s.Name))
+	defer cancel()
+	for {
+		if s, err = m.Get(ctx, s.ID); err != nil {
+			return s, errors.Join(err, context.Cause(ctx))
+		}
+		done := true
+		for _, p := range s.Facts.Ports {
+			if !slices.Contains(ports, p.Guest) {
+				continue
+			}
+			if p.Error != "" {
+				return s, fail.New(fail.Host, "publish port %d: %s", p.Guest, p.Error)
+			}
+			done = done && p.Host != 0
+		}
+		if done {
+			return s, nil
+		}
+		select {
+		case <-ctx.Done():
+			return s, context.Cause(ctx)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Unpublish takes ports back; connections over them end.
+func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
+	return m.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
+		f.Ports = slices.DeleteFunc(f.Ports, func(p PublishedPort) bool { return slices.Contains(ports, p.Guest) })
+	})
+}
+
+// publisher listens on the host's loopback for what the row says. It belongs to
+// a watching keeper, and reaches the guest as everything does: over SSH.
+type publisher struct {
+	dial func(context.Context) (*ssh.Client, error)
+	log  *slog.Logger
+
+	open  map[uint16]*publication
+	tasks sync.WaitGroup
+
+	mu     sync.Mutex
+	client *ssh.Client // nil until somebody connects, and after the connection was lost
+}
+
+type publication struct {
+	listener net.Listener
+	end      context.CancelFunc
+}
+
+func (p *publisher) close() {
+	for port := range p.open {
+		p.unlisten(port)
+	}
+	p.tasks.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.client != nil {
+		_ = p.client.Close()
+		p.client = nil
+	}
+}
+
+func (p *publisher) unlisten(port uint16) {
+	p.open[port].end()
+	_ = p.open[port].listener.Close()
+	delete(p.open, port)
+}
+
+// sync makes the listeners those of want, and returns want with what became of
+// it and whether that is news.
+func (p *publisher) sync(ctx context.Context, want []PublishedPort) (is []PublishedPort, news bool) {
+	for port := range p.open {
+		if !slices.ContainsFunc(want, func(w PublishedPort) bool { return w.Guest == port }) {
+			p.unlisten(port)
+		}
+	}
+	for _, w := range want {
+		if _, ok := p.open[w.Guest]; !ok && w.Error == "" {
+			was := w
+			l, err := listenNear(ctx, w.Host)
+			if err != nil {
+				w.Error = err.Error()
+			} else {
+				w.Host = netip.MustParseAddrPort(l.Addr().String()).Port()
+				p.accept(ctx, w.Guest, l)
+			}
+			news = news || w != was
+		}
+		is = append(is, w)
+	}
+	return is, news
+}
+
+// listenNear listens on the loopback port that was used before, or on any.
+func listenNear(ctx context.Context, port uint16) (net.Listener, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+	if err != nil && port != 0 {
+		l, err = lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	}
+	return l, err
+}
+
+func (p *publisher) accept(ctx context.Context, port uint16, l net.Listener) {
+	ctx, cancel := context.WithCancel(ctx)
+	if p.open == nil {
+		p.open = map[uint16]*publication{}
+	}
+	p.open[port] = &publication{listener: l, end: cancel}
+	p.tasks.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.tasks.Go(func() { p.carry(ctx, port, c) })
+		}
+	})
+}
+
+// carry connects one connection of the host with the guest's port, on whatever
+// loopback address the guest's program listens.
+func (p *publisher) carry(ctx context.Context, port uint16, local net.Conn) {
+	defer local.Close()
+	client, err := p.connected(ctx)
+	if err != nil {
+		p.log.Warn("publish a port", "port", port, "error", err)
+		return
+	}
+	remote, err := client.Connect(ctx, net.JoinHostPort("localhost", strconv.Itoa(int(port))))
+	if err != nil {
+		p.log.Info("nothing answers on a published port", "port", port, "error", err)
+		return
+	}
+	defer remote.Close()
+	stop := context.AfterFunc(ctx, func() { _, _ = local.Close(), remote.Close() })
+	defer stop()
+	var both sync.WaitGroup
+	pipe := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from) // either end may go at any time
+		if h, ok := to.(interface{ CloseWrite() error }); ok {
+			_ = h.CloseWrite()
+		}
+	}
+	both.Go(func() { pipe(remote, local) })
+	both.Go(func() { pipe(local, remote) })
+	both.Wait()
+}
+
+func (p *publisher) connected(ctx context.Context) (*ssh.Client, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.client != nil {
+		select {
+		case <-p.client.Done():
+			_ = p.client.Close()
+			p.client = nil
+		default:
+			return p.client, nil
+		}
+	}
+	c, err := p.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.KeepAlive(ctx, 15*time.Second, 30*time.Second)
+	p.client = c
+	return c, nil
+}
