@@ -187,7 +187,11 @@ func (a *app) printEntry(e gateway.Entry, asJSON bool) error {
 	if e.Proto != "" {
 		kind = e.Proto
 	}
-	what := gateway.Denial{Name: e.Name, Addr: e.Addr, Port: e.Port}.Target()
+	asked := gateway.Denial{Name: e.Name, Addr: e.Addr, Port: e.Port}
+	if e.Kind == gateway.KindDNS {
+		asked.Port = 0 // the resolver's
+	}
+	what := asked.Target()
 	why := e.Reason
 	if e.Allowed && e.Rule != "" {
 		why = e.Rule

@@ -156,7 +156,7 @@ func (m *Mode) UnmarshalYAML(n ast.Node) error {
 	return at(n, "network mode %q; it is one of isolated, allowlist, open", text)
 }
 
-// Name is an entry of a list: NAME, NAME:PORT,PORT or @GROUP.
+// Name is an entry of a list: NAME, *.ZONE, .ZONE, each with :PORT,PORT, or @GROUP.
 type Name string
 
 // UnmarshalYAML reads and checks an entry; whether there is such a group is seen
@@ -173,11 +173,14 @@ func (p *Name) UnmarshalYAML(n ast.Node) error {
 		*p = Name(text)
 		return nil
 	}
-	rule, err := policy.ParseRule(text)
+	rules, err := policy.Groups{}.Expand(text, "")
 	if err != nil {
 		return at(n, "%v", err)
 	}
-	*p = Name(rule.String())
+	*p = Name(text)
+	if len(rules) == 1 {
+		*p = Name(rules[0].String())
+	}
 	return nil
 }
 

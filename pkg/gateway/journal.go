@@ -385,6 +385,9 @@ func Denials(ctx context.Context, dir string, after time.Time) ([]Denial, error)
 			continue
 		}
 		k := key{name: e.Name, port: e.Port}
+		if e.Kind == KindDNS { // the port is that of the question, not of what was wanted
+			k.port = 0
+		}
 		if e.Name == "" {
 			k.addr = e.Addr
 		}

@@ -81,17 +81,25 @@ func Parse(r io.Reader, file string, groups Groups) ([]Rule, error) {
 // Groups are named lists of rules, by name without its "@".
 type Groups map[string][]Rule
 
-// Expand returns the rules of one entry: NAME, NAME:PORT,PORT or @GROUP. A group
-// has no group in it. Errors read "what; what to do".
+// Expand returns the rules of one entry: NAME, *.ZONE for the names below a zone,
+// .ZONE for the zone too, each with :PORT,PORT, or @GROUP. A group has no group in it. Errors read "what; what to do".
 func (g Groups) Expand(entry, source string) ([]Rule, error) {
 	name, ok := strings.CutPrefix(entry, "@")
 	if !ok {
-		r, err := ParseRule(entry)
-		if err != nil {
-			return nil, err
+		entries := []string{entry}
+		if zone, whole := strings.CutPrefix(entry, "."); whole {
+			entries = []string{zone, "*." + zone}
 		}
-		r.Source = source
-		return []Rule{r}, nil
+		var rules []Rule
+		for _, e := range entries {
+			r, err := ParseRule(e)
+			if err != nil {
+				return nil, err
+			}
+			r.Source = source
+			rules = append(rules, r)
+		}
+		return rules, nil
 	}
 	if len(g) == 0 {
 		return nil, fmt.Errorf("%q is a group, and none are known here; write names", clip(entry))
@@ -209,7 +217,7 @@ func hostName(name string) error {
 	case strings.HasSuffix(name, "."):
 		return errors.New("ends in a dot; drop it")
 	case strings.HasPrefix(name, "."):
-		return errors.New("starts with a dot; write *.zone for the names below a zone")
+		return errors.New("starts with two dots; write .zone for a zone and the names below it, *.zone for those only")
 	case len(name) > maxName:
 		return fmt.Errorf("is longer than %d bytes; no such name can exist", maxName)
 	case !strings.Contains(name, "."):

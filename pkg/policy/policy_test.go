@@ -94,7 +94,7 @@ func TestParseRefuses(t *testing.T) {
 		"*github.com":                         "not the whole first label",
 		"localhost":                           "single label",
 		"github.com.":                         "ends in a dot",
-		".github.com":                         "starts with a dot",
+		"..github.com":                        "starts with two dots",
 		"github..com":                         "empty label",
 		"-a.com":                              "hyphen",
 		"a-.com":                              "hyphen",
@@ -525,4 +525,26 @@ func FuzzName(f *testing.F) {
 			t.Fatalf("%q allows %q", canonical, name)
 		}
 	})
+}
+
+func TestWholeZone(t *testing.T) {
+	rules, err := policy.Parse(strings.NewReader(".example.org:8080\n"), "list", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := policy.Default()
+	p.Names = rules
+	for name, want := range map[string]bool{"example.org": true, "a.b.example.org": true, "notexample.org": false, "org": false} {
+		if d := p.Decide(policy.Question{Name: name, Port: 8080}); d.Allowed != want || want && d.Source != "list:1" {
+			t.Errorf("%s: %+v", name, d)
+		}
+	}
+	if d := p.Decide(policy.Question{Name: "example.org", Port: 443}); d.Allowed {
+		t.Errorf("another port: %+v", d)
+	}
+	for _, bad := range []string{".com", ".", "..", ".*.example.org"} {
+		if _, err := (policy.Groups{}).Expand(bad, ""); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
 }

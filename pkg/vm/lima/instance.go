@@ -140,7 +140,14 @@ func (d *Driver) Delete(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return d.remove(ctx, name, dir)
+	m, err := readMeta(dir)
+	if err := d.remove(ctx, name, dir); err != nil {
+		return err
+	}
+	if err != nil || !m.Wired {
+		return nil //nolint:nilerr // half made or never there
+	}
+	return d.publish()
 }
 
 // remove kills what runs for the VM and removes its directory, first from
