@@ -14,7 +14,7 @@ GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/policy pkg/wire -name '
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest check test unit script e2e demo lint fmt vet-darwin setup clean install completions
+.PHONY: build guest check test unit script vm e2e demo lint fmt vet-darwin setup clean install completions
 
 build: guest ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -50,12 +50,16 @@ unit: guest
 script: guest
 	go test ./test/script/...
 
+# One after the other: two VMs at once are too much for two cores.
+vm: guest ## the driver's suite and the built image, on real VMs
+	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
+
 e2e: guest
 	go test -tags netns -count=1 ./pkg/guestd/...
 	go test -tags e2e -count=1 -timeout 35m -v ./test/e2e/...
 
 test: setup
-	$(MAKE) check e2e
+	$(MAKE) check vm e2e
 
 demo: setup build
 	scripts/demo.sh

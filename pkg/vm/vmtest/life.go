@@ -16,13 +16,13 @@ import (
 // one that took as long was killed.
 const grace = 5 * time.Minute
 
-// life takes one VM through three boots: cancelled and resumed, powered off,
-// killed, crashed, and deleted while it runs.
+// life takes one VM through three boots and a broken-off one: cancelled and
+// resumed, powered off, crashed, killed, and deleted while it runs.
 func (h Harness) life(t *testing.T) {
 	d := h.New(t)
 	spec := h.Spec(t, alive)
 	if h.Real {
-		spec.Boot += "\necho booted >>/var/lib/vmtest-boots\n"
+		spec.Boot += "\necho booted >>/var/lib/vmtest-boots; sync\n"
 	}
 	t.Cleanup(func() {
 		if err := d.Delete(context.WithoutCancel(t.Context()), alive); err != nil {
@@ -44,9 +44,12 @@ func (h Harness) life(t *testing.T) {
 		t.Errorf("Inspect: endpoint %+v, want %+v", m.Endpoint, ep)
 	}
 	h.login(t, spec, ep)
+	c := h.dial(t, ep)
+	if h.Trouble != nil {
+		h.Trouble(t, d, ep, c, alive)
+	}
 
 	// First run: powered off over SSH, which must not need the grace.
-	c := h.dial(t, ep)
 	output(t, c, "echo kept >~/vmtest && sync")
 	begin := time.Now()
 	err := d.Stop(t.Context(), alive, func(ctx context.Context) error {
@@ -58,7 +61,7 @@ func (h Harness) life(t *testing.T) {
 	if took := time.Since(begin); took >= grace {
 		t.Errorf("Stop by poweroff took %s: it was killed", took)
 	}
-	check(t, d, spec, vm.Stopped)
+	h.ended(t, d, spec)
 	if err := d.Stop(t.Context(), alive, nil, time.Second); err != nil {
 		t.Errorf("Stop twice: %v", err)
 	}
@@ -66,10 +69,33 @@ func (h Harness) life(t *testing.T) {
 		t.Error("a stopped VM still answers")
 	}
 
-	// Second run: the disk is what it was; the guest ignores the poweroff.
+	// Second run: the disk is what it was; then the host takes the VM away.
 	ep = h.start(t, d)
-	if got := output(t, h.dial(t, ep), "cat ~/vmtest"); got != "kept" {
+	c = h.dial(t, ep)
+	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
 		t.Errorf("after a restart the disk holds %q", got)
+	}
+	h.Crash(t, d, alive)
+	select {
+	case <-c.Done():
+	case <-time.After(2 * time.Minute):
+		t.Error("a crashed VM's connection stays open")
+	}
+	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State == vm.Running {
+		t.Errorf("Inspect after a crash: %+v %v", m, err)
+	}
+
+	// Third run: stale files hinder no start. A guest that ignores the poweroff
+	// is killed when its grace is over, and not before.
+	ep = h.start(t, d)
+	c = h.dial(t, ep)
+	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
+		t.Errorf("after a crash the disk holds %q", got)
+	}
+	if h.Real {
+		if got := output(t, c, "wc -l </var/lib/vmtest-boots"); got != "3" {
+			t.Errorf("Spec.Boot ran %s times in 3 boots", got)
+		}
 	}
 	begin = time.Now()
 	asked := false
@@ -80,30 +106,10 @@ func (h Harness) life(t *testing.T) {
 	if took := time.Since(begin); took < time.Second {
 		t.Errorf("a second's grace was cut to %s", took)
 	}
-	check(t, d, spec, vm.Stopped)
+	h.ended(t, d, spec)
 
-	// Third run: the host takes it away; stale files must not hinder the fourth.
-	ep = h.start(t, d)
-	c = h.dial(t, ep)
-	h.Crash(t, d, alive)
-	select {
-	case <-c.Done():
-	case <-time.After(2 * time.Minute):
-		t.Error("a crashed VM's connection stays open")
-	}
-	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State == vm.Running {
-		t.Errorf("Inspect after a crash: %+v %v", m, err)
-	}
-	ep = h.start(t, d)
-	c = h.dial(t, ep)
-	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
-		t.Errorf("after a crash the disk holds %q", got)
-	}
-	if h.Real {
-		if got := output(t, c, "wc -l </var/lib/vmtest-boots"); got != "4" && got != "5" {
-			t.Errorf("Spec.Boot ran %s times in 4 boots", got)
-		}
-	}
+	// Deleted while it runs.
+	h.cancelledStart(t, d)
 	for range 2 {
 		if err := d.Delete(t.Context(), alive); err != nil {
 			t.Fatalf("Delete: %v", err)
@@ -111,9 +117,27 @@ func (h Harness) life(t *testing.T) {
 		if _, err := d.Inspect(t.Context(), alive); !errors.Is(err, vm.ErrNotFound) {
 			t.Errorf("Inspect after Delete: %v", err)
 		}
+		h.alone(t, alive)
 	}
 	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
 		t.Error("a deleted VM still answers")
+	}
+}
+
+// ended checks that a VM is stopped, and nothing of it runs on.
+func (h Harness) ended(t *testing.T, d vm.Driver, spec vm.Spec) {
+	t.Helper()
+	check(t, d, spec, vm.Stopped)
+	h.alone(t, spec.Name)
+}
+
+func (h Harness) alone(t *testing.T, name string) {
+	t.Helper()
+	if h.Processes == nil {
+		return
+	}
+	if n := h.Processes(t, name); n > 0 {
+		t.Errorf("%d processes of the VM are left", n)
 	}
 }
 
@@ -257,5 +281,5 @@ func (h Harness) powersOff(t *testing.T) {
 	if _, err := d.Start(ctx, idle, nil); err == nil || ctx.Err() != nil {
 		t.Errorf("Start of a guest that powers off: %v", err)
 	}
-	check(t, d, s, vm.Stopped)
+	h.ended(t, d, s)
 }

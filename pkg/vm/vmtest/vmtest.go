@@ -33,6 +33,11 @@ type Harness struct {
 	Break func(t *testing.T, d vm.Driver, name string)
 	// Crash kills the VM's processes, and no other, as a host failure does.
 	Crash func(t *testing.T, d vm.Driver, name string)
+	// Trouble makes what trouble only this driver's VMs can have, on one that
+	// runs and must go on; c is logged in. May be nil.
+	Trouble func(t *testing.T, d vm.Driver, ep vm.Endpoint, c *ssh.Client, name string)
+	// Processes counts a VM's processes. May be nil.
+	Processes func(t *testing.T, name string) int
 	// Real says that guests are real: they run Spec.Boot and have a disk of
 	// Spec.Disk bytes.
 	Real bool

@@ -1,0 +1,149 @@
+// Package realvm runs test binaries that boot real VMs: with one guest image
+// for all of them, which is built when its ingredients changed, and in a network
+// namespace of their own, so that no packet of a test leaves the machine.
+package realvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+const module = "github.com/agent-sessionizer/agent-sessionizer"
+
+// Passed from the outer process to the one in the namespace.
+const (
+	envBinary = "REALVM_BINARY"
+	envData   = "REALVM_DATA"
+)
+
+// Binary is the program under test.
+func Binary() string { return os.Getenv(envBinary) }
+
+// DataHome is the XDG_DATA_HOME that has the image.
+func DataHome() string { return os.Getenv(envData) }
+
+// Image is the guest image.
+func Image(t *testing.T) vm.Image {
+	t.Helper()
+	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	img, err := (&image.Store{Dir: filepath.Join(DataHome(), "agent-sessionizer", "images")}).Lookup(image.Debian, arch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// Main runs the tests and returns the exit status, for TestMain. furnish
+// prepares the namespace beyond its loopback; it may be nil.
+func Main(m *testing.M, furnish func() error) int {
+	run := outer
+	if Binary() != "" {
+		run = func() (int, error) {
+			if err := loopback(furnish); err != nil {
+				return 1, err
+			}
+			return m.Run(), nil
+		}
+	}
+	code, err := run()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "realvm:", err)
+		code = max(code, 1)
+	}
+	return code
+}
+
+func loopback(furnish func() error) error {
+	if out, err := exec.CommandContext(context.Background(), "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		return fmt.Errorf("loopback: %w: %s", err, out)
+	}
+	if furnish == nil {
+		return nil
+	}
+	return furnish()
+}
+
+// outer builds the program and the image, which takes the real network, and
+// runs this test binary again in namespaces of its own.
+func outer() (int, error) {
+	// Interrupted, it ends what it started and cleans up.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	dir, err := os.MkdirTemp("", "asz-realvm")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(dir)
+	binary := filepath.Join(dir, "agent-sessionizer")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, module+"/cmd/agent-sessionizer").CombinedOutput(); err != nil {
+		return 1, fmt.Errorf("build: %w\n%s", err, out)
+	}
+	// The image is kept between runs; its name is a hash of all that goes in.
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return 1, err
+	}
+	data := filepath.Join(cache, "agent-sessionizer-e2e")
+	if os.Getenv("REALVM_KEEP_IMAGE") == "" { // set while writing tests: the image of the last run will do
+		if err := build(ctx, binary, data); err != nil {
+			return 1, err
+		}
+	}
+	return inside(ctx, binary, data)
+}
+
+func build(ctx context.Context, binary, data string) error {
+	lists, err := aptLists()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, binary, "image", "build", "--from", "debian")
+	cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+data)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("build the image: %w", err)
+	}
+	// A hook once deleted mmdebstrap's configuration: its apt then emptied these.
+	if now, err := aptLists(); err != nil || now != lists {
+		return fmt.Errorf("the build changed the host's package lists:\n%s\nwas\n%s\n%w", now, lists, err)
+	}
+	return nil
+}
+
+// aptLists names the host's package lists.
+func aptLists() (string, error) {
+	names, err := filepath.Glob("/var/lib/apt/lists/*")
+	return strings.Join(names, "\n"), err
+}
+
+func inside(ctx context.Context, binary, data string) (int, error) {
+	inner := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
+	inner.Env = append(os.Environ(), envBinary+"="+binary, envData+"="+data)
+	inner.Stdin, inner.Stdout, inner.Stderr = nil, os.Stdout, os.Stderr
+	inner.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() != 0 {
+		inner.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		inner.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		inner.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	err := inner.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode(), nil
+	}
+	if err != nil && strings.Contains(err.Error(), "operation not permitted") {
+		err = fmt.Errorf("%w; run as root, or allow unprivileged user namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0", err)
+	}
+	return 0, err
+}
