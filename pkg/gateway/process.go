@@ -111,7 +111,7 @@ func claim(dir string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(fail.New(fail.Conflict, "the gateway in %s runs already: %w", dir, err), f.Close())
 	}
-	if err := f.Truncate(0); err == nil {
+	if err = f.Truncate(0); err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	if err != nil {
@@ -174,7 +174,7 @@ func (s *server) serve(ctx context.Context, w vm.Wire) error {
 	}
 	err = errors.Join(err, api.Close())
 	for range running {
-		<-ended // the closing itself
+		_ = <-ended // the closing itself
 	}
 	return err
 }

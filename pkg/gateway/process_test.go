@@ -1,0 +1,449 @@
+package gateway_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// TestMain makes this test binary a gateway when it is started as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == gateway.Command {
+		if err := gateway.Main(context.Background(), os.Args[2], slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// rig is a gateway's directory and where its VM would be.
+type rig struct {
+	*testing.T
+	gateway.Process
+	wire vm.Wire
+}
+
+func newRig(t *testing.T) rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "g") // short, for the sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rig{T: t, Process: gateway.Process{Dir: filepath.Join(dir, "gateway"), Self: os.Args[0]}, wire: vm.Wire{
+		Subnet: netip.MustParsePrefix("192.168.5.0/24"), MAC: "52:55:55:00:00:01", MTU: 1500,
+		Stream: filepath.Join(dir, "s", "qemu"), Datagram: filepath.Join(dir, "s", "fd"), API: filepath.Join(dir, "s", "ep"),
+	}}
+	t.Cleanup(func() {
+		if err := r.Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func allowing(names ...string) *policy.Policy {
+	p := policy.Default()
+	for _, n := range names {
+		p.Names = append(p.Names, policy.Rule{Pattern: n, Source: "test"})
+	}
+	return p
+}
+
+func (r rig) start(p *policy.Policy) {
+	r.Helper()
+	if err := r.Start(r.Context(), r.wire, p); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// guest plugs a VM in.
+func (r rig) guest() *gatewaytest.Guest {
+	r.Helper()
+	c, err := net.Dial("unix", r.wire.Stream)
+	if err != nil {
+		r.Fatal(err)
+	}
+	mac, err := net.ParseMAC(r.wire.MAC)
+	if err != nil {
+		r.Fatal(err)
+	}
+	g, err := gatewaytest.New(c, true, gatewaytest.Options{
+		Addr: netip.MustParseAddr("192.168.5.15"), Gateway: netip.MustParseAddr("192.168.5.2"), Bits: r.wire.Subnet.Bits(), MAC: mac, MTU: r.wire.MTU,
+	})
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(g.Close)
+	return g
+}
+
+func (r rig) resolves(g *gatewaytest.Guest, name string) bool {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
+	defer cancel()
+	_, err := g.Lookup(ctx, name)
+	if ctx.Err() != nil {
+		r.Fatalf("the gateway does not answer: %v", err)
+	}
+	return err == nil
+}
+
+func (r rig) pid() int {
+	r.Helper()
+	b, err := os.ReadFile(filepath.Join(r.Dir, "lock"))
+	if err != nil {
+		r.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		r.Fatal(err)
+	}
+	return pid
+}
+
+func (r rig) ends() {
+	r.Helper()
+	for end := time.Now().Add(time.Minute); r.Running(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			r.Fatal("the gateway goes on")
+		}
+	}
+}
+
+func TestProcessLife(t *testing.T) {
+	r := newRig(t)
+	if _, err := r.Status(t.Context()); !errors.Is(err, gateway.ErrNotRunning) {
+		t.Errorf("Status before Start: %v", err)
+	}
+	if err := r.Stop(t.Context()); err != nil {
+		t.Errorf("Stop before Start: %v", err)
+	}
+	var all sync.WaitGroup
+	for range 4 { // several at once make one
+		all.Go(func() {
+			if err := r.Start(t.Context(), r.wire, allowing("a.example.org")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	pid := r.pid()
+	r.start(allowing("b.example.org"))
+	if r.pid() != pid {
+		t.Error("a second process took over from a living one")
+	}
+	g := r.guest()
+	if r.resolves(g, "a.example.org") || !r.resolves(g, "b.example.org") {
+		t.Error("Start of a running one does not bring its policy")
+	}
+	if err := r.SetPolicy(t.Context(), allowing("a.example.org")); err != nil {
+		t.Fatal(err)
+	}
+	if !r.resolves(g, "a.example.org") || r.resolves(g, "b.example.org") {
+		t.Error("SetPolicy does not count at once")
+	}
+	if st, err := r.Status(t.Context()); err != nil || st.PID != pid || st.Mode != policy.Allowlist || st.Names != 1 || st.Unplugged || st.Stats.FramesIn == 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+
+	// The VM ends, and its gateway with it; the next run has one of its own.
+	g.Close()
+	r.ends()
+	r.start(allowing("a.example.org"))
+	if g := r.guest(); !r.resolves(g, "a.example.org") {
+		t.Error("no network in the second run")
+	}
+	for range 2 {
+		if err := r.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.SetPolicy(t.Context(), allowing()); !errors.Is(err, gateway.ErrNotRunning) {
+		t.Errorf("SetPolicy after Stop: %v", err)
+	}
+}
+
+// Whatever happens to a gateway, nothing gets out that it has not allowed.
+func TestFailClosed(t *testing.T) {
+	r := newRig(t)
+	r.start(allowing("a.example.org"))
+	g := r.guest()
+	path := filepath.Join(r.Dir, "policy.json")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reload := func() gateway.Status {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "curl", "-sS", "-m", "60", "-X", "POST", "--unix-socket", r.wire.API, "http://gateway/agent-sessionizer/reload").Output()
+		var st gateway.Status
+		if err == nil {
+			err = json.Unmarshal(out, &st)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	for what, content := range map[string][]byte{
+		"missing": nil, "empty": {}, "half written": whole[:len(whole)/2], "garbage": []byte("\x00\xff"),
+		"of another version":    []byte(strings.Replace(string(whole), `"version":2`, `"version":1`, 1)),
+		"with an unknown field": []byte(strings.Replace(string(whole), `{`, `{"open":true,`, 1)),
+	} {
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		if content != nil {
+			if err := os.WriteFile(path, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if st := reload(); st.PolicyError == "" || st.Mode != "" {
+			t.Errorf("a policy that is %s: %+v", what, st)
+		}
+		if r.resolves(g, "a.example.org") {
+			t.Errorf("with a policy that is %s a name resolves", what)
+		}
+		if err := r.SetPolicy(t.Context(), allowing("a.example.org")); err != nil {
+			t.Fatal(err)
+		}
+		if !r.resolves(g, "a.example.org") {
+			t.Error("a whole policy does not mend it")
+		}
+	}
+
+	t.Run("frozen", func(t *testing.T) {
+		if err := syscall.Kill(r.pid(), syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Status(t.Context()); err == nil || errors.Is(err, gateway.ErrNotRunning) {
+			t.Errorf("Status of a frozen one: %v", err)
+		}
+		if !r.Running() {
+			t.Error("a frozen one does not count as a process")
+		}
+		if err := r.Stop(t.Context()); err != nil || r.Running() {
+			t.Fatalf("Stop of a frozen one: %v", err)
+		}
+	})
+	t.Run("killed", func(t *testing.T) {
+		r.start(allowing("a.example.org"))
+		if err := syscall.Kill(r.pid(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		r.ends()
+		if _, err := net.Dial("unix", r.wire.Stream); err == nil {
+			t.Error("somebody serves the card of a killed gateway")
+		}
+		r.start(allowing("a.example.org"))
+		if g := r.guest(); !r.resolves(g, "a.example.org") {
+			t.Error("no network after a kill")
+		}
+	})
+}
+
+// Without descriptors no connection is made, and none that is not allowed; with
+// them again all is as before.
+func TestOutOfDescriptors(t *testing.T) {
+	r := newRig(t)
+	self := filepath.Join(filepath.Dir(r.Dir), "self")
+	if err := os.WriteFile(self, []byte("#!/bin/sh\nulimit -n 32\nexec '"+os.Args[0]+"' \"$@\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r.Self = self
+	r.start(allowing("a.example.org"))
+	g := r.guest()
+	if !r.resolves(g, "a.example.org") {
+		t.Fatal("no network")
+	}
+	// Each connection that it makes for the API takes a descriptor and keeps it.
+	var held []net.Conn
+	for range 64 {
+		c, err := net.Dial("unix", r.wire.API)
+		if err != nil {
+			break
+		}
+		held = append(held, c)
+	}
+	if _, err := r.Status(t.Context()); err == nil {
+		t.Error("the limit was not reached")
+	}
+	if r.resolves(g, "evil.example.net") {
+		t.Error("without descriptors a denied name resolves")
+	}
+	if !r.resolves(g, "a.example.org") { // takes none
+		t.Error("without descriptors it is gone")
+	}
+	for _, c := range held {
+		_ = c.Close()
+	}
+	var err error
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if _, err = r.Status(t.Context()); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		t.Errorf("it does not recover: %v", err)
+	}
+}
+
+func TestBadStarts(t *testing.T) {
+	r := newRig(t)
+	nowhere := r.wire
+	nowhere.API = filepath.Join(filepath.Dir(r.wire.API), strings.Repeat("x", 200))
+	if err := r.Start(t.Context(), nowhere, allowing()); err == nil || !strings.Contains(err.Error(), "socket") {
+		t.Errorf("a socket that cannot be: %v", err)
+	}
+	if err := r.Start(t.Context(), r.wire, &policy.Policy{}); err == nil {
+		t.Error("a policy that is none was accepted")
+	}
+	broken := r.Process
+	broken.Self = "/nonexistent"
+	if err := broken.Start(t.Context(), r.wire, allowing()); fail.CodeOf(err) != fail.Host {
+		t.Errorf("no program: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	broken.Self = "sleep"
+	if err := broken.Start(ctx, r.wire, allowing()); err == nil {
+		t.Error("a cancelled Start succeeded")
+	}
+}
+
+func entries(t *testing.T, dir string) []gateway.Entry {
+	t.Helper()
+	var all []gateway.Entry
+	for e, err := range gateway.Journal(t.Context(), dir, false) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// A guest that asks without end fills neither the disk nor the journal's sense.
+func TestJournalIsBounded(t *testing.T) {
+	r := newRig(t)
+	r.start(allowing("a.example.org"))
+	g := r.guest()
+	const same, distinct = 500, 3000
+	for range same {
+		r.resolves(g, "evil.example.net")
+	}
+	for i := range distinct {
+		r.resolves(g, fmt.Sprintf("n%d.evil.example.net", i))
+	}
+	if err := r.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	all := entries(t, r.Dir)
+	var lines, asked, evil int64
+	for i, e := range all {
+		if i > 0 && e.Seq != all[i-1].Seq+1 {
+			t.Fatalf("%d follows %d", e.Seq, all[i-1].Seq)
+		}
+		lines++
+		if !e.Allowed && e.Kind != gateway.KindLink {
+			asked += e.Times()
+		}
+		if e.Name == "evil.example.net" {
+			evil += e.Times()
+		}
+	}
+	// Among what was too much to note may be a dropped frame.
+	if asked < same+distinct || asked > same+distinct+10 || evil != same {
+		t.Errorf("%d denials in %d lines, %d of one name; %d and %d were made", asked, lines, evil, same+distinct, same)
+	}
+	denials, err := gateway.Denials(t.Context(), r.Dir, time.Time{})
+	if err != nil || len(denials) == 0 || denials[0].Target() != "evil.example.net" || denials[0].Count != same {
+		t.Errorf("%+v, %v", denials[:min(len(denials), 1)], err)
+	}
+	if later, err := gateway.Denials(t.Context(), r.Dir, time.Now()); err != nil || len(later) > 0 {
+		t.Errorf("after now: %+v, %v", later, err)
+	}
+}
+
+func TestJournalGoesOn(t *testing.T) {
+	r := newRig(t)
+	run := func(name string) {
+		r.start(allowing("a.example.org"))
+		r.resolves(r.guest(), name)
+		if err := r.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run("one.example.net")
+	path := filepath.Join(r.Dir, "decisions.jsonl")
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.WriteString(f, "{\"seq\":99,\"na\n"+strings.Repeat("x", 100_000)+"\n")
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	followed := make(chan string, 100)
+	go func() {
+		for e, err := range gateway.Journal(ctx, r.Dir, true) {
+			if err != nil {
+				followed <- err.Error()
+				return
+			}
+			if e.Kind == gateway.KindDNS {
+				followed <- e.Name
+			}
+		}
+	}()
+	run("two.example.net")
+	// The writer begins a new file; who follows misses nothing.
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	run("three.example.net")
+	for _, want := range []string{"one.example.net", "two.example.net", "three.example.net"} {
+		select {
+		case got := <-followed:
+			if got != want {
+				t.Fatalf("%q, want %q", got, want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s does not come", want)
+		}
+	}
+	var last int64
+	for _, e := range entries(t, r.Dir) {
+		if e.Seq <= last {
+			t.Errorf("%d after %d", e.Seq, last)
+		}
+		last = e.Seq
+	}
+}
