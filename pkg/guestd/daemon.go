@@ -76,7 +76,7 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 	if !g.Fake {
 		upstream.Dialer = net.Dialer{Control: mark}
 	}
-	d.proxy = &resolver.Proxy{Policy: d.policy.Load, Upstream: upstream, Log: log.add, Who: newAskers().who}
+	d.proxy = &resolver.Proxy{Policy: d.policy.Load, Upstream: upstream, Log: log.add, Who: newAskers().who, Host: host}
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -44,6 +44,15 @@ func gateways() []netip.Addr {
 	return found
 }
 
+// host is the host as it is reached from here.
+func host() (netip.Addr, bool) {
+	found := gateways()
+	if len(found) == 0 {
+		return netip.Addr{}, false
+	}
+	return found[0], true
+}
+
 // globalIPv6 reports whether the guest has an address of the IPv6 internet.
 func globalIPv6() bool {
 	addrs, err := net.InterfaceAddrs()

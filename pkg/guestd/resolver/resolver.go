@@ -11,6 +11,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,8 +28,12 @@ const (
 	attempts   = 2               // questions to the network per step of a chain
 	maxChain   = 8               // aliases followed
 	maxRecords = 64              // in one answer
+	hostTTL    = 5               // seconds; a service may be closed
 	maxTTL     = 300             // seconds; a changed policy is felt soon
-	maxReports = 4               // denials that the network's resolver is told of at once
+	// hostName is Lima's name for the host.
+	hostName = "host.lima.internal"
+
+	maxReports = 4 // denials that the network's resolver is told of at once
 )
 
 // Asker sends one question to a resolver of the network and returns its answer.
@@ -42,6 +47,9 @@ type Proxy struct {
 	Policy   func() *policy.Policy
 	Upstream Asker
 	Log      func(wire.Query)
+	// Host is the host as the guest reaches it, which answers for hostName while
+	// a service of the host's own is open to the guest. It may be nil.
+	Host func() (netip.Addr, bool)
 	// Who names the program that asks for a denied name from an address of the
 	// guest, "" when it is not known. It may be nil.
 	Who func(from netip.AddrPort, name string) string
@@ -125,6 +133,16 @@ func (p *Proxy) Answer(ctx context.Context, req *dns.Msg, from netip.AddrPort) *
 		entry.Reason = err.Error()
 		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, entry.Reason)
 	}
+	if name == hostName && !decision.Allowed {
+		if addr, ok := p.host(pol); ok {
+			entry.Allowed, entry.Rule, entry.Reason = true, "host service", "the host itself"
+			if q.Qtype == dns.TypeA {
+				reply.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: hostTTL}, A: addr.AsSlice()}}
+			}
+			entry.Answer = texts(reply.Answer)
+			return reply
+		}
+	}
 	if !decision.Allowed {
 		if p.Who != nil {
 			entry.Process = p.Who(from, name)
@@ -157,6 +175,15 @@ func (p *Proxy) Answer(ctx context.Context, req *dns.Msg, from netip.AddrPort) *
 		entry.Answer = []string{"NXDOMAIN"}
 	}
 	return reply
+}
+
+// host is the host's address while a policy opens a service of its loopback.
+func (p *Proxy) host(pol *policy.Policy) (netip.Addr, bool) {
+	if p.Host == nil || pol == nil || !slices.ContainsFunc(pol.HostServices, func(s netip.AddrPort) bool { return s.Addr().IsLoopback() }) {
+		return netip.Addr{}, false
+	}
+	addr, ok := p.Host()
+	return addr, ok && addr.Is4()
 }
 
 // report tells the network's resolver, which is the host's gateway, of a denied

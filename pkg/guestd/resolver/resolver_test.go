@@ -475,3 +475,33 @@ func FuzzAnswer(f *testing.F) {
 		}
 	})
 }
+
+// Lima's name for the host is answered while a service of its loopback is open.
+func TestHostName(t *testing.T) {
+	pol := policy.Default()
+	p := &resolver.Proxy{
+		Policy: func() *policy.Policy { return pol }, Log: func(wire.Query) {},
+		Host: func() (netip.Addr, bool) { return netip.MustParseAddr("192.168.5.2"), true },
+	}
+	ask := func(qtype uint16) *dns.Msg {
+		m := new(dns.Msg)
+		m.SetQuestion("host.Lima.internal.", qtype)
+		return p.Answer(t.Context(), m, netip.AddrPort{})
+	}
+	if r := ask(dns.TypeA); r.Rcode != dns.RcodeNameError {
+		t.Errorf("nothing is open: %v", r)
+	}
+	pol = policy.Default()
+	pol.HostServices = []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")}
+	if r := ask(dns.TypeA); r.Rcode != dns.RcodeNameError {
+		t.Errorf("a service of the LAN is open: %v", r)
+	}
+	pol = policy.Default()
+	pol.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:5432")}
+	if r := ask(dns.TypeA); r.Rcode != dns.RcodeSuccess || len(r.Answer) != 1 || r.Answer[0].(*dns.A).A.String() != "192.168.5.2" {
+		t.Errorf("a service of the host is open: %v", r)
+	}
+	if r := ask(dns.TypeAAAA); r.Rcode != dns.RcodeSuccess || len(r.Answer) != 0 {
+		t.Errorf("AAAA: %v", r)
+	}
+}
