@@ -30,11 +30,11 @@ const (
 	maxRecords = 64              // in one answer
 	hostTTL    = 5               // seconds; a service may be closed
 	maxTTL     = 300             // seconds; a changed policy is felt soon
-	// hostName is Lima's name for the host.
-	hostName = "host.lima.internal"
-
-	maxReports = 4 // denials that the network's resolver is told of at once
+	maxReports = 4               // denials that the network's resolver is told of at once
 )
+
+// hostName is Lima's name for the host.
+const hostName = "host.lima.internal"
 
 // Asker sends one question to a resolver of the network and returns its answer.
 type Asker interface {
