@@ -158,18 +158,13 @@ func (c *conn) race(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.A
 			})
 		}
 	}()
-	next := time.NewTimer(0)
+	next := time.NewTimer(nextAfter)
 	defer next.Stop()
 	var first error
-	for i := 0; i < len(to) || running > 0; {
-		var tick <-chan time.Time
-		if i < len(to) {
-			tick = next.C
-		}
-		select {
-		case <-tick:
-			at := to[i]
-			i++
+	for {
+		if len(to) > 0 {
+			at := to[0]
+			to = to[1:]
 			running++
 			c.g.tasks.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, tryTime)
@@ -178,6 +173,12 @@ func (c *conn) race(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.A
 				results <- attempt{conn, at, err}
 			})
 			next.Reset(nextAfter)
+		}
+		if running == 0 {
+			return nil, netip.AddrPort{}, first
+		}
+		select {
+		case <-next.C:
 		case a := <-results:
 			running--
 			if a.err == nil {
@@ -186,10 +187,8 @@ func (c *conn) race(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.A
 			if first == nil {
 				first = a.err
 			}
-			next.Reset(0)
 		}
 	}
-	return nil, netip.AddrPort{}, first
 }
 
 // proxyFor returns the host's own proxy for a name, nil for none.

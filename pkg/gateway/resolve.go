@@ -132,8 +132,20 @@ func (g *Gateway) isOwn(addr netip.Addr) bool {
 		o.addrs, o.err = g.hostAddrs()
 		o.until = now.Add(ownTime)
 	}
-	addr = addr.Unmap().WithZone("")
-	return o.err != nil || slices.ContainsFunc(o.addrs, func(a netip.Addr) bool { return a.Unmap().WithZone("") == addr })
+	addr = inner(addr)
+	return o.err != nil || slices.ContainsFunc(o.addrs, func(a netip.Addr) bool { return inner(a) == addr })
+}
+
+var nat64 = netip.MustParsePrefix("64:ff9b::/96")
+
+// inner is the address that an address leads to in the end.
+func inner(a netip.Addr) netip.Addr {
+	a = a.Unmap().WithZone("")
+	if nat64.Contains(a) {
+		b := a.As16()
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return a
 }
 
 func interfaceAddrs() ([]netip.Addr, error) {

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"os"
+	"net"
 	"strings"
 	"time"
 )
@@ -37,7 +37,7 @@ func (s *sshOnly) Read(b []byte) (int, error) {
 		switch {
 		case string(b[:checked]) != sshBanner[:checked]:
 			return 0, no
-		case err != nil && (seen > 0 || errors.Is(err, os.ErrDeadlineExceeded)):
+		case err != nil && (seen > 0 || isTimeout(err)):
 			return 0, no
 		case err != nil:
 			return 0, err
@@ -45,6 +45,11 @@ func (s *sshOnly) Read(b []byte) (int, error) {
 	}
 	s.checked = true
 	return seen, s.SetReadDeadline(time.Time{})
+}
+
+func isTimeout(err error) bool {
+	var e net.Error // the guest's end has an error of its own for it
+	return errors.As(err, &e) && e.Timeout()
 }
 
 // spoken is what a client's first words are.
@@ -171,7 +176,7 @@ func (c *conn) firstWords(guest *guestEnd, up *upstream) (first, server []byte, 
 	}
 	// An end or an error comes again when it is read again.
 	for _, err := range []error{said, w.err} {
-		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		if err != nil && !errors.Is(err, io.EOF) && !isTimeout(err) {
 			return nil, nil, err
 		}
 	}

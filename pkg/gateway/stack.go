@@ -35,8 +35,10 @@ func newStack(l *link, subnet netip.Prefix, host, guest netip.Addr, mac net.Hard
 	sack := tcpip.TCPSACKEnabled(true)
 	control := tcpip.CongestionControlOption("cubic")
 	// A SYN that meets a TIME-WAIT left by a forwarder is dropped, as there is no
-	// listener to hand it to: a client that uses its ports again would hang.
-	timeWait := tcpip.TCPTimeWaitTimeoutOption(time.Second)
+	// listener to hand it to: a client that uses its ports again waits until it
+	// sends another. Nothing old can turn up on a cable that keeps order, and if
+	// our last word is lost, the answer to the client's is a reset of what is over.
+	timeWait := tcpip.TCPTimeWaitTimeoutOption(5 * time.Millisecond)
 	autotune := tcpip.TCPModerateReceiveBufferOption(false) // the upstream is the bottleneck, not this cable
 	for _, o := range []tcpip.SettableTransportProtocolOption{
 		&sack, &control, &timeWait, &autotune,

@@ -1,0 +1,286 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+// A name of the list that leads to what is blocked leads nowhere.
+func TestRebinding(t *testing.T) {
+	hello := clientHelloFor(t, "example.org")
+	own := netip.MustParseAddr("203.0.113.200")
+	w := newWorld(t, config{policy: allow("example.org"), own: []netip.Addr{own}})
+	addrs := []netip.Addr{own, netip.MustParseAddr("64:ff9b::203.0.113.200")}
+	for _, p := range policy.Blocked() {
+		addrs = append(addrs, p.Addr(), last(p))
+		if p.Addr().Is4() {
+			a := p.Addr().As4()
+			mapped := netip.AddrFrom16(netip.AddrFrom4(a).As16())
+			nat64 := netip.MustParseAddr("64:ff9b::").As16()
+			copy(nat64[12:], a[:])
+			addrs = append(addrs, mapped, netip.AddrFrom16(nat64))
+		}
+	}
+	addrs = append(addrs, netip.MustParseAddr("192.168.5.2"), netip.MustParseAddr("192.168.5.15"), netip.MustParseAddr("fe80::1%lo"))
+	fake, err := w.guest.Lookup(w.ctx(), "example.org")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		w.names["example.org"] = []netip.Addr{a}
+		w.g.resolved = resolvedNames{}
+		c := w.dial("example.org", 443)
+		c.Write(hello)
+		expectReset(t, c)
+		if n := len(w.dials()); n > 0 {
+			t.Fatalf("%s was dialled", a)
+		}
+	}
+	denials := w.all(func(r Record) bool { return r.Kind == KindTCP && !r.Allowed })
+	if len(denials) != len(addrs) {
+		t.Errorf("%d denials of %d", len(denials), len(addrs))
+	}
+	// Of a mixed answer only the good address is used.
+	w.names["example.org"] = append(addrs[:5:5], netip.MustParseAddr("203.0.113.1"))
+	w.servers[netip.MustParseAddrPort("203.0.113.1:443")] = serveTCP(t, func(c net.Conn) { io.WriteString(c, "hi"); echo(c) })
+	w.g.resolved = resolvedNames{}
+	c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(fake, 443))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.Write(hello)
+	expectRead(t, c, "hi")
+	if got := fmt.Sprint(w.dials()); got != "[203.0.113.1:443]" {
+		t.Errorf("dialled %s", got)
+	}
+}
+
+func last(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// The last look is at what the kernel is about to connect to.
+func TestConnectLooksAtTheAddress(t *testing.T) {
+	reached := make(chan struct{}, 1)
+	at := netip.MustParseAddrPort(serveTCP(t, func(net.Conn) { reached <- struct{}{} }))
+	no := errors.New("no")
+	_, err := connect(t.Context(), at, func(got netip.AddrPort) error {
+		if got != at {
+			t.Errorf("asked about %s, not %s", got, at)
+		}
+		return no
+	})
+	if !errors.Is(err, no) {
+		t.Errorf("connect: %v", err)
+	}
+	c, err := connect(t.Context(), at, func(netip.AddrPort) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	<-reached
+	if len(reached) > 0 {
+		t.Error("the refused connection was made")
+	}
+	// With the real last step, loopback is out of reach, whoever names it.
+	g := quietGateway(t, allow("example.org"))
+	var denied *deniedError
+	conn := &conn{g: g, name: "example.org", ctx: t.Context(), to: netip.AddrPortFrom(fakeAddr(9), 443)}
+	if _, err := conn.dialAddr(netip.AddrPortFrom(at.Addr(), 443)); !errors.As(err, &denied) {
+		t.Errorf("dial of loopback: %v", err)
+	}
+}
+
+func TestHostAddressesUnknown(t *testing.T) {
+	g := quietGateway(t, allow("example.org"))
+	g.hostAddrs = func() ([]netip.Addr, error) { return nil, errors.New("no netlink") }
+	if !g.isOwn(netip.MustParseAddr("203.0.113.1")) {
+		t.Error("without the host's addresses, everything may be one")
+	}
+	addrs, err := interfaceAddrs()
+	if err != nil || len(addrs) == 0 || !addrs[0].IsValid() {
+		t.Errorf("interfaceAddrs: %v, %v", addrs, err)
+	}
+}
+
+// Dead addresses and families that do not work cost a moment, not the connection.
+func TestDialTriesAllAddresses(t *testing.T) {
+	w := newWorld(t, config{policy: allow("example.org:7777", "six.example:7777")})
+	at := serveTCP(t, echo)
+	for i := range 6 { // into the void
+		dead := netip.AddrFrom4([4]byte{203, 0, 113, byte(100 + i)})
+		w.names["example.org"] = append(w.names["example.org"], dead)
+		if i%2 == 0 {
+			w.servers[netip.AddrPortFrom(dead, 7777)] = ""
+		}
+	}
+	six := netip.MustParseAddr("2001:db8::1")
+	w.names["example.org"] = append(w.names["example.org"], six)
+	w.names["six.example"] = []netip.Addr{six}
+	w.servers[netip.AddrPortFrom(six, 7777)] = at
+	for _, name := range []string{"example.org", "six.example"} {
+		c := w.dial(name, 7777)
+		io.WriteString(c, "hi\n")
+		expectRead(t, c, "hi\n")
+		r := w.wait(func(r Record) bool { return r.Name == name && r.Kind == KindTCP })
+		if r.Addr != six {
+			t.Errorf("%s: recorded as %+v", name, r)
+		}
+	}
+}
+
+func TestUsable(t *testing.T) {
+	var many []netip.Addr
+	for i := range 40 {
+		many = append(many, netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}))
+	}
+	if n := len(usable(many)); n != maxAddresses {
+		t.Errorf("%d addresses", n)
+	}
+	var in []netip.Addr
+	for _, s := range []string{"203.0.113.1", "203.0.113.2", "::ffff:203.0.113.1", "2001:db8::1", "203.0.113.3"} {
+		in = append(in, netip.MustParseAddr(s))
+	}
+	if got := fmt.Sprint(usable(append(in, netip.Addr{}))); got != "[203.0.113.1 2001:db8::1 203.0.113.2 203.0.113.3]" {
+		t.Error(got)
+	}
+	if len(usable(nil)) != 0 {
+		t.Error("addresses out of nothing")
+	}
+}
+
+// The host is asked once for all that wait, and once for a while.
+func TestLookupsAreShared(t *testing.T) {
+	asked := make(chan string, 100)
+	release := make(chan struct{})
+	w := newWorld(t, config{policy: allow("example.org:7777"), resolve: func(_ context.Context, name string) ([]netip.Addr, error) {
+		asked <- name
+		<-release
+		return []netip.Addr{netip.MustParseAddr("203.0.113.1")}, nil
+	}})
+	w.servers[netip.MustParseAddrPort("203.0.113.1:7777")] = serveTCP(t, echo)
+	addr, err := w.guest.Lookup(w.ctx(), "example.org")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 20)
+	for range cap(done) {
+		go func() {
+			c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(addr, 7777))
+			if err == nil {
+				c.Close()
+			}
+			done <- err
+		}()
+	}
+	<-asked
+	close(release)
+	for range cap(done) {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := len(asked); n > 0 {
+		t.Errorf("the host was asked %d more times", n)
+	}
+}
+
+// proxy is a pretend proxy of the host.
+func proxy(t *testing.T, ports string, to func(string) string) (string, chan string) {
+	asked := make(chan string, 100)
+	at := serveTCP(t, func(c net.Conn) {
+		r, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		asked <- r.Method + " " + r.RequestURI + " " + r.Header.Get("Proxy-Authorization") + r.Header.Get("X-Forwarded-For")
+		_, port, _ := net.SplitHostPort(r.Host)
+		if r.Method != http.MethodConnect {
+			fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nby proxy!")
+			return
+		}
+		up, err := net.Dial("tcp", to(r.RequestURI))
+		if err != nil || !strings.Contains(ports, port) {
+			fmt.Fprint(c, "HTTP/1.1 403 Forbidden\r\n\r\n")
+			return
+		}
+		defer up.Close()
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { io.Copy(up, c); up.(*net.TCPConn).CloseWrite() }()
+		io.Copy(c, up)
+	})
+	return at, asked
+}
+
+func TestProxyOfTheHost(t *testing.T) {
+	hello := clientHelloFor(t, "example.org")
+	hi := serveTCP(t, func(c net.Conn) { io.WriteString(c, "hi"); echo(c) })
+	at, asked := proxy(t, "443 7777", func(string) string { return hi })
+	via := &url.URL{Scheme: "http", Host: at, User: url.UserPassword("me", "secret")}
+	w := newWorld(t, config{
+		policy: allow("example.org", "example.org:7777", "direct.example"),
+		proxy: func(u *url.URL) (*url.URL, error) {
+			if u.Hostname() == "direct.example" {
+				return nil, nil
+			}
+			return via, nil
+		},
+	})
+	w.server("example.org", 22, func(c net.Conn) { io.WriteString(c, "SSH-2.0-direct\r\n"); echo(c) })
+	w.server("direct.example", 443, func(c net.Conn) { io.WriteString(c, "direct"); echo(c) })
+	c := w.dial("example.org", 443)
+	c.Write(hello)
+	expectRead(t, c, "hi"+string(hello))
+	if got := <-asked; got != "CONNECT example.org:443 Basic bWU6c2VjcmV0" {
+		t.Errorf("the proxy was asked for %q", got)
+	}
+	c = w.dial("example.org", 7777)
+	expectRead(t, c, "hi")
+	if got := <-asked; !strings.HasPrefix(got, "CONNECT example.org:7777 ") {
+		t.Errorf("the proxy was asked for %q", got)
+	}
+	status, body, err := w.get(w.client(), "http://example.org/x")
+	if err != nil || status != 200 || body != "by proxy!" {
+		t.Errorf("%d %q %v", status, body, err)
+	}
+	if got := <-asked; got != "GET http://example.org/x Basic bWU6c2VjcmV0" {
+		t.Errorf("the proxy was asked for %q", got)
+	}
+	if status, _, err := w.get(w.client(), "http://other.example/x"); err == nil {
+		t.Errorf("a denied name through the proxy: %d", status)
+	}
+	if len(w.dials()) > 0 {
+		t.Errorf("dialled %v", w.dials())
+	}
+	// The proxy lets no SSH through, so it goes its own way.
+	expectRead(t, w.dial("example.org", 22), "SSH-2.0-direct\r\n")
+	c = w.dial("direct.example", 443)
+	c.Write(clientHelloFor(t, "direct.example"))
+	expectRead(t, c, "direct")
+	// The wall in front of the proxy stands.
+	c = w.dial("example.org", 443)
+	c.Write(clientHelloFor(t, "other.example"))
+	expectReset(t, c)
+	// A proxy that is gone fails the connection, it is not gone round.
+	via.Host = "127.0.0.1:1"
+	c = w.dial("example.org", 443)
+	c.Write(hello)
+	expectReset(t, c)
+}

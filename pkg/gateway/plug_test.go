@@ -1,0 +1,202 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/balajiv113/fd"
+)
+
+// plugDatagram plugs the guest in as Lima's vz driver does.
+func (w *world) plugDatagram() net.Conn {
+	w.t.Helper()
+	path := w.t.TempDir() + "/d"
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	go w.g.ServeDatagram(l) // ends with the gateway
+	near := w.passSocket(path)
+	w.plugged()
+	return near
+}
+
+func (w *world) passSocket(path string) net.Conn {
+	w.t.Helper()
+	ends, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_DGRAM, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	near, far := os.NewFile(uintptr(ends[0]), "near"), os.NewFile(uintptr(ends[1]), "far")
+	defer near.Close()
+	defer far.Close()
+	via, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer via.Close()
+	if err := fd.Put(via, far); err != nil {
+		w.t.Fatal(err)
+	}
+	c, err := net.FileConn(near)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if u, ok := c.(*net.UnixConn); ok {
+		u.SetWriteBuffer(1 << 20)
+		u.SetReadBuffer(1 << 20)
+	}
+	return c
+}
+
+func TestBothCables(t *testing.T) {
+	for name, c := range map[string]config{
+		"stream":             {},
+		"stream large MTU":   {mtu: 65520},
+		"datagram":           {datagram: true},
+		"datagram large MTU": {datagram: true, mtu: 65520},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.policy = allow("example.org:7777")
+			w := newWorld(t, c)
+			w.server("example.org", 7777, echo)
+			conn := w.dial("example.org", 7777)
+			sent := make([]byte, 3<<20)
+			for i := range sent {
+				sent[i] = byte(i * 7)
+			}
+			go func() {
+				conn.Write(sent)
+				conn.(interface{ CloseWrite() error }).CloseWrite()
+			}()
+			got, err := io.ReadAll(conn)
+			if err != nil || string(got) != string(sent) {
+				t.Fatalf("%d of %d bytes came back: %v", len(got), len(sent), err)
+			}
+		})
+	}
+}
+
+func TestOnePlugInALife(t *testing.T) {
+	w := newWorld(t, config{})
+	path := t.TempDir() + "/s"
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- w.g.ServeStream(l) }()
+	refused := func() {
+		t.Helper()
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		if n, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Fatalf("read %d, %v from a connection that is refused", n, err)
+		}
+	}
+	refused()
+	w.wait(func(r Record) bool { return r.Kind == KindLink && !r.Allowed })
+	if _, err := w.guest.Lookup(w.ctx(), "host.lima.internal"); err != nil {
+		t.Fatalf("the first machine suffers from the second: %v", err)
+	}
+	select {
+	case <-w.g.Unplugged():
+		t.Fatal("unplugged too early")
+	default:
+	}
+	w.cable.Close()
+	<-w.g.Unplugged()
+	refused()
+	if w.g.Stats().Plugged {
+		t.Error("still plugged")
+	}
+	l.Close()
+	if err := <-served; err != nil {
+		t.Errorf("ServeStream: %v", err)
+	}
+}
+
+func TestDatagramRefusals(t *testing.T) {
+	w := newWorld(t, config{datagram: true})
+	path := t.TempDir() + "/d"
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go w.g.ServeDatagram(l)
+	second := w.passSocket(path)
+	defer second.Close()
+	w.wait(func(r Record) bool { return r.Kind == KindLink && !r.Allowed })
+	// Something else than a socket, or nothing, is refused without a trace.
+	for _, files := range [][]*os.File{nil, {os.Stdin}, {os.Stdin, os.Stderr}} {
+		via, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := len(w.all(func(r Record) bool { return r.Kind == KindLink }))
+		if len(files) > 0 {
+			if err := fd.Put(via, files...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		via.Close()
+		for deadline := time.Now().Add(patience); len(w.all(func(r Record) bool { return r.Kind == KindLink })) == before; {
+			if time.Now().After(deadline) {
+				t.Fatal("no refusal was reported")
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if _, err := w.guest.Lookup(w.ctx(), "host.lima.internal"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCloseWithoutMachine(t *testing.T) {
+	g, err := New(Options{Subnet: testSubnet, MAC: guestMAC, MTU: 1500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-g.Unplugged()
+	l, err := net.Listen("unix", t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.ServeStream(l); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("ServeStream of a closed gateway: %v", err)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	good := Options{Subnet: testSubnet, MAC: guestMAC, MTU: 1500}
+	for name, spoil := range map[string]func(*Options){
+		"no subnet":     func(o *Options) { o.Subnet = zeroSubnet },
+		"IPv6":          func(o *Options) { o.Subnet = prefix("fd00::/64") },
+		"tiny":          func(o *Options) { o.Subnet = prefix("192.168.5.0/28") },
+		"fake range":    func(o *Options) { o.Subnet = prefix("198.18.4.0/24") },
+		"no MAC":        func(o *Options) { o.MAC = "" },
+		"multicast MAC": func(o *Options) { o.MAC = "01:00:5e:00:00:01" },
+		"our own MAC":   func(o *Options) { o.MAC = net.HardwareAddr(gatewayMAC).String() },
+		"small MTU":     func(o *Options) { o.MTU = 576 },
+		"large MTU":     func(o *Options) { o.MTU = 65535 },
+	} {
+		o := good
+		spoil(&o)
+		if g, err := New(o); err == nil {
+			g.Close()
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

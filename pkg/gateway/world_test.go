@@ -1,0 +1,378 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+const guestMAC = "52:55:55:12:34:56"
+
+// patience is how long a test waits for what must happen, on any machine.
+const patience = 60 * time.Second
+
+var (
+	prefix     = netip.MustParsePrefix
+	testSubnet = prefix("192.168.5.0/24")
+	zeroSubnet netip.Prefix
+)
+
+// world is a gateway, a guest on its cable, and a pretend internet: documentation
+// addresses that lead to listeners on loopback. Only the very last step of a
+// dial is led there; that the address is allowed was decided before.
+type world struct {
+	t     *testing.T
+	g     *Gateway
+	guest *gatewaytest.Guest
+	cable net.Conn // the guest's end
+
+	mu      sync.Mutex
+	names   map[string][]netip.Addr
+	servers map[netip.AddrPort]string // where an address of the internet leads
+	dialled []netip.AddrPort
+	records []Record
+	changed chan struct{}
+}
+
+// config is what a test may ask for.
+type config struct {
+	policy   *policy.Policy
+	mtu      int
+	datagram bool
+	proxy    func(*url.URL) (*url.URL, error)
+	own      []netip.Addr
+	tap      func([]byte)
+	resolve  func(context.Context, string) ([]netip.Addr, error)
+	unguest  bool // no stack on the cable: the test speaks for itself
+}
+
+// allow is a policy of rules.
+func allow(rules ...string) *policy.Policy {
+	p := policy.Default()
+	for _, text := range rules {
+		r, err := policy.ParseRule(text)
+		if err != nil {
+			panic(err)
+		}
+		r.Source = "test:1"
+		p.Names = append(p.Names, r)
+	}
+	return p
+}
+
+func newWorld(t *testing.T, c config) *world {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	w := &world{t: t, names: map[string][]netip.Addr{}, servers: map[netip.AddrPort]string{}, changed: make(chan struct{})}
+	if c.mtu == 0 {
+		c.mtu = 1500
+	}
+	if c.proxy == nil {
+		c.proxy = func(*url.URL) (*url.URL, error) { return nil, nil }
+	}
+	if c.resolve == nil {
+		c.resolve = w.resolve
+	}
+	g, err := New(Options{
+		Subnet: netip.MustParsePrefix("192.168.5.0/24"), MAC: guestMAC, MTU: c.mtu,
+		Policy: c.policy, Log: w.log, Resolve: c.resolve, Proxy: c.proxy,
+		HostAddrs: func() ([]netip.Addr, error) { return c.own, nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.g = g
+	g.connect = w.connect
+	var near net.Conn
+	if c.datagram {
+		near = w.plugDatagram()
+	} else {
+		near = w.plugStream()
+	}
+	w.cable = near
+	if !c.unguest {
+		mac, err := net.ParseMAC(guestMAC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.guest, err = gatewaytest.New(near, !c.datagram, gatewaytest.Options{
+			Addr: g.guest, Gateway: g.host, Bits: 24, MAC: mac, MTU: c.mtu, Tap: c.tap,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if w.guest != nil {
+			w.guest.Close()
+		}
+		near.Close()
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := g.Stats().Panics; n > 0 {
+			t.Errorf("%d panics: %+v", n, w.all(func(r Record) bool { return r.Kind == KindLink }))
+		}
+		http.DefaultClient.CloseIdleConnections()
+		expectGoroutines(t, before)
+	})
+	return w
+}
+
+// expectGoroutines waits until no more run than before. Those of a test's own
+// servers end in their own cleanups, which come later.
+func expectGoroutines(t *testing.T, most int) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for stacks := ""; ; {
+		buf := make([]byte, 4<<20)
+		all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+		ours := slices.DeleteFunc(all, func(s string) bool {
+			return !strings.Contains(s, "gvisor.dev/") && !strings.Contains(s, "gateway.(*")
+		})
+		if len(ours) == 0 || len(all) <= most {
+			return
+		}
+		stacks = strings.Join(ours, "\n\n")
+		if time.Now().After(deadline) {
+			t.Errorf("goroutines are left:\n%s", stacks)
+			return
+		}
+		runtime.Gosched()
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (w *world) plugStream() net.Conn {
+	w.t.Helper()
+	path := w.t.TempDir() + "/s"
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	go w.g.ServeStream(l) // ends with the gateway
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.plugged()
+	return c
+}
+
+func (w *world) plugged() {
+	w.wait(func(r Record) bool { return r.Kind == KindLink && r.Allowed && !r.End })
+}
+
+func (w *world) log(r Record) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.records = append(w.records, r)
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// wait returns the first record that is meant.
+func (w *world) wait(meant func(Record) bool) Record {
+	w.t.Helper()
+	timeout := time.After(patience)
+	for {
+		w.mu.Lock()
+		i := slices.IndexFunc(w.records, meant)
+		if i >= 0 {
+			defer w.mu.Unlock()
+			return w.records[i]
+		}
+		changed, records := w.changed, slices.Clone(w.records)
+		w.mu.Unlock()
+		select {
+		case <-changed:
+		case <-timeout:
+			w.t.Fatalf("no such record among %+v", records)
+		}
+	}
+}
+
+func (w *world) all(meant func(Record) bool) []Record {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(w.records), func(r Record) bool { return !meant(r) })
+}
+
+// waitDenied returns the denial of a connection whose reason holds a text.
+func (w *world) waitDenied(reason string) Record {
+	w.t.Helper()
+	return w.wait(func(r Record) bool {
+		return r.Kind == KindTCP && !r.Allowed && strings.Contains(r.Reason, reason)
+	})
+}
+
+func (w *world) resolve(_ context.Context, name string) ([]netip.Addr, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	addrs, ok := w.names[name]
+	if !ok {
+		return nil, &net.DNSError{Err: "no such host", Name: name, IsNotFound: true}
+	}
+	return addrs, nil
+}
+
+func (w *world) connect(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error) {
+	if err := allowed(to); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	w.dialled = append(w.dialled, to)
+	at, ok := w.servers[to]
+	w.mu.Unlock()
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("dial %s: connection refused", to)
+	case at == "": // a hole in the net
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", at)
+}
+
+// internet gives a name an address of the internet and a server there.
+func (w *world) internet(name string, port uint16, at string) netip.AddrPort {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	addrs := w.names[name]
+	if len(addrs) == 0 {
+		addrs = []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + len(w.names))})}
+		w.names[name] = addrs
+	}
+	to := netip.AddrPortFrom(addrs[0], port)
+	w.servers[to] = at
+	return to
+}
+
+func (w *world) web(name string, port uint16, h http.Handler) *httptest.Server {
+	s := httptest.NewServer(h)
+	w.t.Cleanup(s.Close)
+	w.internet(name, port, s.Listener.Addr().String())
+	return s
+}
+
+func (w *world) secureWeb(name string, port uint16, h http.Handler) *httptest.Server {
+	s := httptest.NewUnstartedServer(h)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // a connection that the wall cut
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	w.t.Cleanup(s.Close)
+	w.internet(name, port, s.Listener.Addr().String())
+	return s
+}
+
+// server runs serve for every connection to a name's port.
+func (w *world) server(name string, port uint16, serve func(net.Conn)) netip.AddrPort {
+	w.t.Helper()
+	return w.internet(name, port, serveTCP(w.t, serve))
+}
+
+func serveTCP(t testing.TB, serve func(net.Conn)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				c.SetDeadline(time.Now().Add(2 * patience))
+				serve(c)
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close() })
+	return l.Addr().String()
+}
+
+func echo(c net.Conn) { io.Copy(c, c) }
+
+// ctx ends before the test does.
+func (w *world) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+// client is the guest's browser; it trusts any certificate.
+func (w *world) client() *http.Client {
+	tr := w.guest.Transport()
+	tr.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	w.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+func (w *world) get(c *http.Client, url string) (int, string, error) {
+	r, err := http.NewRequestWithContext(w.ctx(), http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	return do(c, r)
+}
+
+func do(c *http.Client, r *http.Request) (int, string, error) {
+	a, err := c.Do(r)
+	if err != nil {
+		return 0, "", err
+	}
+	defer a.Body.Close()
+	b, err := io.ReadAll(a.Body)
+	return a.StatusCode, string(b), err
+}
+
+// dial connects the guest to a name, which must work.
+func (w *world) dial(name string, port uint16) net.Conn {
+	w.t.Helper()
+	c, err := w.guest.DialName(w.ctx(), name, port)
+	if err != nil {
+		w.t.Fatalf("dial %s:%d: %v", name, port, err)
+	}
+	c.SetDeadline(time.Now().Add(patience))
+	w.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// expectReset reads from a connection that must be reset, not merely ended.
+func expectReset(t *testing.T, c net.Conn) {
+	t.Helper()
+	b, err := io.ReadAll(c)
+	if err == nil || errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "timeout") {
+		t.Fatalf("read %q, %v; want a reset", b, err)
+	}
+}
+
+func expectRead(t *testing.T, c io.Reader, want string) {
+	t.Helper()
+	b := make([]byte, len(want))
+	if n, err := io.ReadFull(c, b); err != nil || string(b) != want {
+		t.Fatalf("read %q, %v; want %q", b[:n], err, want)
+	}
+}
