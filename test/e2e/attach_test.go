@@ -3,10 +3,11 @@
 package e2e
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
 // attach drives a real tmux: a terminal (a second tmux server's pane) in which
@@ -24,7 +25,7 @@ func attach(t *testing.T, b *box, name string) {
 	screen := func() string { return tm("capture-pane", "-p", "-t", "t") }
 	sees := func(what string) {
 		t.Helper()
-		deadline := time.Now().Add(60 * time.Second)
+		deadline := time.Now().Add(3 * time.Minute)
 		for !strings.Contains(screen(), what) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%q does not appear; the screen:\n%s", what, screen())
@@ -34,11 +35,11 @@ func attach(t *testing.T, b *box, name string) {
 	}
 	typed := func(keys ...string) { tm(append([]string{"send-keys", "-t", "t"}, keys...)...) }
 
-	typed("unset TMUX; "+os.Getenv(envBinary)+" open "+name, "Enter")
+	typed("unset TMUX; "+realvm.Binary()+" open "+name, "Enter")
 	sees("scratch") // the guest's status line
 	// the guest's prefix reaches the guest: window 5 is scratch
 	typed("C-b", "5")
-	time.Sleep(time.Second)
+	sees("scratch*")
 	typed("stty size; echo in-$(hostname)", "Enter")
 	sees("in-lima-" + name)
 	typed("clear", "Enter")
@@ -52,7 +53,7 @@ func attach(t *testing.T, b *box, name string) {
 	sees("before-42")
 	b.in(name, `sudo pkill -o -f 'sshd.*agent@pts|sshd-session.*agent@pts'`)
 	// What is typed while there is no connection is not kept, so type until it is there.
-	for end := time.Now().Add(time.Minute); !strings.Contains(screen(), "after-43"); time.Sleep(3 * time.Second) { // a terminal has nothing to wait on
+	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "after-43"); time.Sleep(3 * time.Second) { // a terminal has nothing to wait on
 		if time.Now().After(end) {
 			t.Fatalf("no reconnection; the screen:\n%s", screen())
 		}
@@ -71,12 +72,12 @@ func attach(t *testing.T, b *box, name string) {
 		t.Errorf("no local session after detaching: %s", out.all())
 	}
 	// prefix D asks before it destroys
-	typed("clear; "+os.Getenv(envBinary)+" open "+name, "Enter")
+	typed("clear; "+realvm.Binary()+" open "+name, "Enter")
 	sees("after-43")
 	typed("C-b", "D")
 	sees("It would lose")
 	typed("n", "Enter")
-	time.Sleep(time.Second)
+	waitFor(t, "the end of the question", func() bool { return !strings.Contains(screen(), "It would lose") })
 	if l := b.list(); len(l) != 1 || l[0].State != "ready" {
 		t.Errorf("after refusing: %+v", l)
 	}

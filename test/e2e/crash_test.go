@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
 // TestCrash kills what a real VM consists of. The same command again must lead
@@ -19,7 +21,7 @@ func TestCrash(t *testing.T) {
 	// The command is interrupted and the keeper killed while the VM boots; two
 	// commands at once then find the same VM and finish it.
 	open := exec.Command("agent-sessionizer", append([]string{"open", "-d"}, append(strings.Fields(small), "./project")...)...)
-	open.Path, open.Err = binary(), nil
+	open.Path, open.Err = realvm.Binary(), nil
 	open.Env, open.Dir = b.env, b.home
 	var said strings.Builder
 	open.Stderr = &said
@@ -85,7 +87,7 @@ func TestDestroyWhileCreating(t *testing.T) {
 	b := newBox(t)
 	b.repo("project")
 	open := exec.Command("agent-sessionizer", append([]string{"open", "-d"}, append(strings.Fields(small), "./project")...)...)
-	open.Path, open.Err = binary(), nil
+	open.Path, open.Err = realvm.Binary(), nil
 	open.Env, open.Dir = b.env, b.home
 	if err := open.Start(); err != nil {
 		t.Fatal(err)
@@ -105,7 +107,7 @@ func TestDestroyWhileCreating(t *testing.T) {
 
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // other processes have nothing to wait on
+	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // other processes have nothing to wait on
 		if ok() {
 			return
 		}

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
 // box is a user's account: a home directory of its own, and nothing shared with
@@ -32,9 +34,9 @@ func newBox(t *testing.T) *box {
 	}
 	b := &box{t: t, home: home}
 	b.env = append(os.Environ(),
-		"HOME="+home, "XDG_CONFIG_HOME=", "XDG_STATE_HOME=", "XDG_CACHE_HOME=", "XDG_DATA_HOME="+os.Getenv(envData),
+		"HOME="+home, "XDG_CONFIG_HOME=", "XDG_STATE_HOME=", "XDG_CACHE_HOME=", "XDG_DATA_HOME="+realvm.DataHome(),
 		"AGENT_SESSIONIZER_IMAGE=debian", "TMUX=", "TMUX_TMPDIR="+home, "TERM=xterm-256color",
-		"PATH="+filepath.Dir(os.Getenv(envBinary))+":"+os.Getenv("PATH"),
+		"PATH="+filepath.Dir(realvm.Binary())+":"+os.Getenv("PATH"),
 		"GIT_CONFIG_GLOBAL="+filepath.Join(home, "gitconfig"),
 	)
 	b.write("gitconfig", "[user]\n\tname = Tester\n\temail = tester@example.invalid\n[init]\n\tdefaultBranch = main\n")
@@ -82,7 +84,7 @@ func (b *box) runIn(dir string, argv ...string) result {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if argv[0] == "agent-sessionizer" {
-		cmd.Path, cmd.Err = os.Getenv(envBinary), nil
+		cmd.Path, cmd.Err = realvm.Binary(), nil
 	}
 	cmd.Env, cmd.Dir = b.env, dir
 	var out, errs bytes.Buffer
@@ -250,5 +252,3 @@ func (b *box) open(args ...string) string {
 	b.t.Helper()
 	return strings.TrimSpace(b.asz(append(append([]string{"open", "-d"}, strings.Fields(small)...), args...)...))
 }
-
-func binary() string { return os.Getenv(envBinary) }

@@ -57,7 +57,6 @@ func hitCount(what string) int64 {
 func pretendInternet() error {
 	var script []string
 	for _, args := range []string{
-		"link set lo up",
 		"addr add 203.0.113.1/32 dev lo",
 		"addr add " + resolverAddr + "/32 dev lo", "addr add " + allowedAddr + "/32 dev lo",
 		"addr add " + foreignAddr + "/32 dev lo", "addr add 203.0.113.20/32 dev lo", "addr add 203.0.113.30/32 dev lo",
