@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/docker/go-units"
+	"github.com/lima-vm/go-qcow2reader"
 	"github.com/lima-vm/lima/pkg/downloader"
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store"
@@ -74,7 +76,11 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 		if img.Arch != inst.Arch {
 			continue
 		}
-		if err := d.place(ctx, img.File, filepath.Join(inst.Dir, filenames.BaseDisk), p); err != nil {
+		base := filepath.Join(inst.Dir, filenames.BaseDisk)
+		if err := d.place(ctx, img.File, base, p); err != nil {
+			return err
+		}
+		if err := fits(base, inst.Disk); err != nil {
 			return err
 		}
 		if img.Kernel != nil {
@@ -91,6 +97,25 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 		return nil
 	}
 	return fail.New(fail.Usage, "VM %s has no image for %s", inst.Name, inst.Arch)
+}
+
+// fits refuses a disk smaller than the image: its guest would find half a file
+// system and reboot for ever.
+func fits(base string, disk int64) error {
+	f, err := os.Open(base)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	img, err := qcow2reader.Open(f)
+	if err != nil {
+		return fail.New(fail.Failure, "read the image's size: %w", err)
+	}
+	if size := img.Size(); disk < size {
+		return fail.New(fail.Usage, "a disk of %s is smaller than the image, which has %s", units.BytesSize(float64(disk)), units.BytesSize(float64(size))).
+			WithHint("agent-sessionizer destroy the session, and open it with --disk %s", units.BytesSize(float64(size)))
+	}
+	return nil
 }
 
 // place makes dest the file f. A local one is linked, not copied: images are

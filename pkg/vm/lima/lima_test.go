@@ -290,3 +290,19 @@ func TestCheckNamesWhatIsMissing(t *testing.T) {
 		}
 	}
 }
+
+func TestDiskSmallerThanTheImage(t *testing.T) {
+	base := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(base, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(base, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := fits(base, 1<<20); err != nil {
+		t.Errorf("just as large: %v", err)
+	}
+	if err := fits(base, 1<<20-1); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
+		t.Errorf("a byte short: %v", err)
+	}
+}

@@ -66,22 +66,17 @@ func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context
 	}()
 	defer func() { cancel(); <-asked }()
 
-	m, err := readMeta(dir)
-	if err != nil {
-		return nil // broken; killing needs no meta
-	}
-	until := look(dir, m)
-	for until.driver && sleep(bounded, processPoll) == nil {
-		until = look(dir, m)
-	}
-	if until.driver {
-		return ctx.Err()
+	// Not by pid files: a QEMU that has just started has none yet.
+	until, err := d.survivors(dir)
+	for err == nil && until.driver && sleep(bounded, processPoll) == nil {
+		until, err = d.survivors(dir)
 	}
 	lingering, cancelLingering := context.WithTimeout(ctx, agentGrace)
 	defer cancelLingering()
-	for look(dir, m).agent && sleep(lingering, processPoll) == nil {
+	for err == nil && !until.driver && until.agent && sleep(lingering, processPoll) == nil {
+		until, err = d.survivors(dir)
 	}
-	return ctx.Err()
+	return errors.Join(err, ctx.Err())
 }
 
 // pressPowerButton asks QEMU for an ACPI power button event, over its machine
