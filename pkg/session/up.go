@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -157,8 +158,8 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		return nil, err
 	}
 	var conn *ssh.Client
-	err = w.step(ctx, s.ID, "log in", func(ctx context.Context, _ vm.Progress) error {
-		conn, err = w.Dial(ctx, *s)
+	err = w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {
+		conn, err = w.firstDial(ctx, *s, p)
 		return err
 	})
 	return conn, err
@@ -218,6 +219,25 @@ func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
 		return nil, fail.New(fail.NotFound, "read the session's SSH key: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
 	return ssh.Dial(ctx, ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey})
+}
+
+// firstDial logs in to a guest that has just said that its sshd listens: its
+// network may come up after that.
+func (w *Worker) firstDial(ctx context.Context, s Session, p vm.Progress) (*ssh.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, loginTimeout)
+	defer cancel()
+	for {
+		conn, err := w.Dial(ctx, s)
+		if !errors.Is(err, ssh.ErrUnreachable) {
+			return conn, err
+		}
+		p("waiting for the guest's network")
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(loginEvery):
+		}
+	}
 }
 
 // guard installs the guest program: from here on the guest reaches what the
