@@ -8,16 +8,18 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
 	"github.com/miekg/dns"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// Addresses of the pretend internet and LAN; all are this namespace's own.
+// Addresses of the pretend internet and LAN, behind a cable.
 const (
 	resolverAddr = "203.0.113.53"
 	allowedAddr  = "203.0.113.10" // github.com
@@ -53,19 +55,32 @@ func hitCount(what string) int64 {
 	return n.(*atomic.Int64).Load()
 }
 
-// pretendInternet furnishes the namespace this process was started in.
+// pretendInternet furnishes the namespace this process was started in, and
+// another one behind a cable: to the gateway an address of the host's own is no
+// place of the internet.
 func pretendInternet() error {
-	var script []string
-	for _, args := range []string{
-		"addr add 203.0.113.1/32 dev lo",
-		"addr add " + resolverAddr + "/32 dev lo", "addr add " + allowedAddr + "/32 dev lo",
-		"addr add " + foreignAddr + "/32 dev lo", "addr add 203.0.113.20/32 dev lo", "addr add 203.0.113.30/32 dev lo",
-		"addr add " + lanAddr + "/32 dev lo", "addr add " + metadataAddr + "/32 dev lo",
-	} {
-		script = append(script, "ip "+args)
+	far, err := realvm.NewNamespace()
+	if err != nil {
+		return err
 	}
-	if out, err := exec.Command("sh", "-ec", strings.Join(script, "\n")).CombinedOutput(); err != nil {
-		return fmt.Errorf("furnish the namespace: %w: %s", err, out)
+	if err := realvm.IP(
+		"link add name uplink type veth peer name downlink netns "+strconv.Itoa(far.TID),
+		"addr add 198.51.100.2/24 dev uplink", "link set uplink up",
+	); err != nil {
+		return err
+	}
+	err = far.Do(func() error {
+		lines := []string{"link set lo up", "addr add 198.51.100.1/24 dev downlink", "link set downlink up"}
+		for _, a := range []string{resolverAddr, allowedAddr, foreignAddr, "203.0.113.20", "203.0.113.30", lanAddr, metadataAddr} {
+			lines = append(lines, "addr add "+a+"/32 dev lo")
+		}
+		return realvm.IP(lines...)
+	})
+	if err == nil {
+		err = realvm.IP("route add default via 198.51.100.1")
+	}
+	if err != nil {
+		return err
 	}
 	// The guest's network takes its resolver from the host's resolv.conf.
 	if err := syscall.Mount("none", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
@@ -86,21 +101,33 @@ func pretendInternet() error {
 	}
 	for _, network := range []string{"udp", "tcp"} {
 		s := &dns.Server{Addr: resolverAddr + ":53", Net: network, Handler: dns.HandlerFunc(resolve)}
-		started := make(chan struct{})
-		s.NotifyStartedFunc = func() { close(started) }
-		failed := make(chan error, 1)
-		go func() { failed <- s.ListenAndServe() }()
-		select {
-		case <-started:
-		case err := <-failed:
+		err := far.Do(func() (err error) {
+			if network == "udp" {
+				s.PacketConn, err = net.ListenPacket(network, s.Addr)
+			} else {
+				s.Listener, err = net.Listen(network, s.Addr)
+			}
+			return err
+		})
+		if err != nil {
 			return fmt.Errorf("resolver: %w", err)
 		}
+		go s.ActivateAndServe()
 	}
 	for _, addr := range []string{
 		allowedAddr + ":80", allowedAddr + ":22", allowedAddr + ":25", allowedAddr + ":8080", allowedAddr + ":853",
 		foreignAddr + ":80", "203.0.113.20:80", lanAddr + ":80", metadataAddr + ":80", "127.0.0.1:80",
 	} {
-		ln, err := net.Listen("tcp", addr)
+		var ln net.Listener
+		listen := func() (err error) {
+			ln, err = net.Listen("tcp", addr)
+			return err
+		}
+		if strings.HasPrefix(addr, "127.") {
+			err = listen() // a service of the host's own
+		} else {
+			err = far.Do(listen)
+		}
 		if err != nil {
 			return err
 		}

@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -77,6 +79,7 @@ secrets:
 	})
 	t.Run("names", func(t *testing.T) { names(t, b, name) })
 	t.Run("addresses and ports", func(t *testing.T) { addresses(t, b, name) })
+	t.Run("ports and host services", func(t *testing.T) { services(t, b, name) })
 	t.Run("the guard survives docker", func(t *testing.T) {
 		b.mustIn(name, "sudo systemctl restart docker && sleep 6")
 		addresses(t, b, name)
@@ -174,10 +177,14 @@ secrets:
 	searchHome(t, b, sentinel, "secret-file")
 }
 
-func names(t *testing.T, b *box, name string) {
+func names(t *testing.T, b *box, session string) {
 	t.Helper()
-	if got := b.mustIn(name, "getent ahostsv4 github.com | head -n1 | cut -d' ' -f1"); got != allowedAddr {
-		t.Errorf("github.com is %q", got)
+	name := session
+	if got := b.mustIn(name, "getent ahostsv4 github.com | head -n1 | cut -d' ' -f1"); !strings.HasPrefix(got, "198.18.") && !strings.HasPrefix(got, "198.19.") {
+		t.Errorf("github.com is %q, which is no address of the gateway's making", got)
+	}
+	if got := b.mustIn(name, "curl -sS http://github.com/"); got != "this is "+allowedAddr+":80" {
+		t.Errorf("http://github.com/: %q", got)
 	}
 	before := hitCount("dns evil.example.")
 	for _, line := range []string{
@@ -216,15 +223,32 @@ EOF`)
 	}
 	b.asz("net", "allow", name, "files.example", "rebind.example", "alias.example")
 	hit("allowed files.example")
-	if got := b.mustIn(name, "getent ahostsv4 files.example | head -n1 | cut -d' ' -f1"); got != "203.0.113.20" {
-		t.Errorf("files.example after net allow: %q", got)
+	for _, name := range []string{"files.example", "rebind.example"} { // the latter has a LAN address too
+		if got := b.mustIn(session, "curl -sS http://"+name+"/"); got != "this is 203.0.113.20:80" {
+			t.Errorf("%s after net allow: %q", name, got)
+		}
 	}
-	if got := b.in(name, "getent ahostsv4 rebind.example"); strings.Contains(got.stdout, lanAddr) {
-		t.Errorf("an allowed name leads to the LAN: %s", got.stdout)
+	if r := b.in(session, "curl -sS -m 20 http://alias.example/"); r.stdout != "this is "+foreignAddr+":80\n" {
+		t.Errorf("an allowed alias: %s", r.all()) // the name's owner decides where it leads
 	}
-	if log := b.asz("net", "log", name, "--json"); !strings.Contains(log, `"files.example"`) {
-		t.Error("net log does not show files.example")
+	log := b.asz("net", "log", session, "--json")
+	type entry struct {
+		Name    string
+		End     bool
+		BytesIn int64 `json:"bytes_in"`
 	}
+	var entries []entry
+	if err := json.Unmarshal([]byte(log), &entries); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(entries, func(e entry) bool { return e.Name == "files.example" && e.End && e.BytesIn > 0 }) {
+		t.Errorf("net log does not show the bytes of files.example: %s", log)
+	}
+	b.asz("net", "deny", session, "files.example")
+	if r := b.in(session, "curl -sS -m 20 http://files.example/"); r.code == 0 {
+		t.Errorf("files.example after net deny: %s", r.stdout)
+	}
+	b.asz("net", "allow", session, "files.example")
 	b.fails(2, "203.0.113.9", "net", "allow", name, "203.0.113.9")
 }
 
@@ -240,24 +264,51 @@ if timeout 8 bash -c 'exec 3<>"/dev/tcp/$0/80"' "$gw" 2>/dev/null; then echo "op
 	b.asz("cp", "probe.sh", name+":/tmp/probe.sh")
 	for _, sudo := range []string{"", "sudo "} {
 		got := b.mustIn(name, sudo+"bash /tmp/probe.sh '"+strings.Join([]string{
-			allowedAddr + ":80", allowedAddr + ":22", allowedAddr + ":25", allowedAddr + ":8080", allowedAddr + ":853",
-			lanAddr + ":80", metadataAddr + ":80",
+			"github.com:80", "github.com:22", "github.com:25", "github.com:8080", "github.com:853",
+			allowedAddr + ":80", allowedAddr + ":25", lanAddr + ":80", metadataAddr + ":80",
 		}, " ")+"'")
 		want := strings.Join([]string{
-			"open " + allowedAddr + ":80", "open " + allowedAddr + ":22", "shut " + allowedAddr + ":25", "shut " + allowedAddr + ":8080", "shut " + allowedAddr + ":853",
-			"shut " + lanAddr + ":80", "shut " + metadataAddr + ":80", "shut gateway:80",
+			"open github.com:80", "open github.com:22", "shut github.com:25", "shut github.com:8080", "shut github.com:853",
+			"shut " + allowedAddr + ":80", "shut " + allowedAddr + ":25", "shut " + lanAddr + ":80", "shut " + metadataAddr + ":80", "shut gateway:80",
 		}, "\n")
 		if got != want {
 			t.Errorf("%sconnections:\n%s\nwant:\n%s", sudo, got, want)
 		}
 	}
-	for _, addr := range []string{lanAddr + ":80", metadataAddr + ":80", "127.0.0.1:80", allowedAddr + ":25"} {
+	for _, addr := range []string{lanAddr + ":80", metadataAddr + ":80", allowedAddr + ":25"} {
 		if n := hitCount(addr); n != 0 {
 			t.Errorf("%s was reached %d times", addr, n)
 		}
 	}
 	if r := b.in(name, "ip -6 route get 2001:db8::1 && ping -6 -c1 -W2 2001:db8::1"); r.code == 0 {
 		t.Errorf("IPv6: %s", r.stdout)
+	}
+}
+
+// services publishes a port of the guest here, and opens one of here to the guest.
+func services(t *testing.T, b *box, name string) {
+	b.mustIn(name, "mkdir -p /tmp/site && echo from the guest >/tmp/site/index.html && "+
+		"systemd-run --user --quiet --unit=site python3 -m http.server --directory /tmp/site --bind 127.0.0.1 3000 || "+
+		"(cd /tmp/site && setsid -f python3 -m http.server --bind 127.0.0.1 3000 >/dev/null 2>&1)")
+	b.mustIn(name, "for i in $(seq 100); do curl -sf http://127.0.0.1:3000/ && break; sleep 0.3; done")
+	url := strings.Fields(b.asz("ports", name, "3000"))[1]
+	if r := b.run("", "curl", "-sS", "-m", "60", url); r.stdout != "from the guest\n" {
+		t.Errorf("%s: %s", url, r.all())
+	}
+	b.asz("ports", name, "3000", "--close")
+	if r := b.run("", "curl", "-sS", "-m", "60", url); r.code == 0 {
+		t.Errorf("a closed port answers: %s", r.all())
+	}
+
+	if r := b.in(name, "curl -sS -m 20 http://host.lima.internal/"); r.code == 0 {
+		t.Errorf("the host's loopback: %s", r.all())
+	}
+	b.asz("open", "-d", "--host-service", "localhost:80", name)
+	if got := b.mustIn(name, "curl -sS -m 60 http://host.lima.internal/"); got != "this is 127.0.0.1:80" {
+		t.Errorf("a host service: %q", got)
+	}
+	if r := b.in(name, "curl -sS -m 20 http://host.lima.internal:22/"); r.code == 0 {
+		t.Errorf("another port of the host: %s", r.all())
 	}
 }
 

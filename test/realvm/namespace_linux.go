@@ -1,0 +1,51 @@
+package realvm
+
+import (
+	"fmt"
+	"os/exec"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Namespace is another network namespace of this process, for what must not be
+// an address of the host's own. It lives on a thread of its own; sockets that
+// are made there stay there.
+type Namespace struct {
+	TID  int // of its thread, for `ip link … netns TID`
+	work chan func()
+}
+
+// NewNamespace makes an empty one.
+func NewNamespace() (*Namespace, error) {
+	n := &Namespace{work: make(chan func())}
+	ready := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread is no other goroutine's any more
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		n.TID = unix.Gettid()
+		ready <- err
+		for f := range n.work {
+			f()
+		}
+	}()
+	return n, <-ready
+}
+
+// Do runs f in the namespace.
+func (n *Namespace) Do(f func() error) error {
+	done := make(chan error)
+	n.work <- func() { done <- f() }
+	return <-done
+}
+
+// IP runs ip(8) with each line of arguments, in the calling thread's namespace.
+func IP(lines ...string) error {
+	for _, line := range lines {
+		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", line, err, out)
+		}
+	}
+	return nil
+}
