@@ -302,10 +302,10 @@ func TestNamesAreReclaimed(t *testing.T) {
 	if n.len() != maxNames {
 		t.Errorf("%d names, bound %d", n.len(), maxNames)
 	}
-	if name, _ := n.name(busy); name != "busy.example" {
+	if name := n.name(busy); name != "busy.example" {
 		t.Errorf("the address of a live connection went to %q", name)
 	}
-	if name, _ := n.name(first); name != "first.example" {
+	if name := n.name(first); name != "first.example" {
 		t.Errorf("the address of a name in use went to %q", name)
 	}
 	release()

@@ -205,7 +205,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Connection", "close")
 		http.Error(rw, "agent-sessionizer: "+clean(d.Reason), status)
 	}
-	if d := c.ask(question{Name: c.name, Port: c.to.Port()}); !d.Allowed {
+	if d := c.g.decide(question{Name: c.name, Port: c.to.Port()}); !d.Allowed {
 		refuse(http.StatusForbidden, d)
 		return
 	}

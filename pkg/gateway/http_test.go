@@ -50,7 +50,7 @@ func TestHTTPIsPassedOnAsItIs(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		requests <- got{r.Method, r.RequestURI, r.Host, string(b), r.Header}
 		rw.Header()["Date"], rw.Header()["Content-Type"] = nil, nil
-		rw.WriteHeader(418)
+		rw.WriteHeader(http.StatusTeapot)
 		io.WriteString(rw, "short and stout")
 	}))
 	_, r := w.raw("example.org", 80, "POST /a%2fb//c?x=1;y=%zz HTTP/1.1\r\nHost: EXAMPLE.org:80\r\nContent-Length: 3\r\nX-Thing: 1\r\n"+
@@ -60,7 +60,7 @@ func TestHTTPIsPassedOnAsItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	b, _ := io.ReadAll(a.Body)
-	if a.StatusCode != 418 || string(b) != "short and stout" || len(a.Header) != 1 {
+	if a.StatusCode != http.StatusTeapot || string(b) != "short and stout" || len(a.Header) != 1 {
 		t.Errorf("the answer became %d %v %q", a.StatusCode, a.Header, b)
 	}
 	q := <-requests
@@ -183,7 +183,7 @@ func TestHTTPUpgrade(t *testing.T) {
 	})
 	c, r := w.raw("example.org", 80, "GET /chat HTTP/1.1\r\nHost: example.org\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 	a, err := http.ReadResponse(r, nil)
-	if err != nil || a.StatusCode != 101 || a.Header.Get("Upgrade") != "websocket" {
+	if err != nil || a.StatusCode != http.StatusSwitchingProtocols || a.Header.Get("Upgrade") != "websocket" {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	expectRead(t, r, "first")

@@ -108,14 +108,14 @@ func (n *names) touch(e *named) {
 	n.recent.MoveToFront(e.place)
 }
 
-// name returns what an address stands for.
-func (n *names) name(addr netip.Addr) (string, bool) {
+// name returns what an address stands for, "" when it is no name's.
+func (n *names) name(addr netip.Addr) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if e := n.byAddr[addr]; e != nil {
-		return e.name, true
+		return e.name
 	}
-	return "", false
+	return ""
 }
 
 // acquire is name for a connection, which keeps the name until release.

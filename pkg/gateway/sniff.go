@@ -63,25 +63,34 @@ const (
 )
 
 // sniff says what the first bytes of a client are. HTTP is what has its version
-// in the first line, whatever the method: servers take any. A line stays
-// undecided until it ends or has a byte in it that no server of HTTP accepts.
+// in the first line, whatever the method: servers take any. The line stays
+// undecided until it ends, or has a byte that no server takes: a control
+// character where the method would be, or a NUL. More bytes never change what
+// was decided.
 func sniff(b []byte) spoken {
 	if len(b) > 0 && b[0] == 0x16 { // a TLS handshake; as text it would be a control character
 		return speaksTLS
 	}
 	line := bytes.TrimLeft(b, "\r\n") // which servers of HTTP skip
-	end := bytes.IndexByte(line, '\n')
+	end := bytes.IndexAny(line, "\n\x00")
 	if end >= 0 {
 		line = line[:end]
 	}
-	if strings.Contains(strings.ToUpper(string(line)), "HTTP/") {
-		return speaksHTTP
+	method := line
+	if space := bytes.IndexAny(line, " \t"); space >= 0 {
+		method = line[:space]
 	}
-	control := func(r rune) bool { return r < ' ' && r != '\t' && r != '\r' && r != '\n' || r == 0x7f }
-	if end >= 0 || bytes.ContainsFunc(line, control) {
+	control := func(r rune) bool { return r < ' ' && r != '\r' || r == 0x7f }
+	switch {
+	case bytes.ContainsFunc(method, control):
 		return speaksOther
+	case strings.Contains(strings.ToUpper(string(line)), "HTTP/"):
+		return speaksHTTP
+	case end >= 0:
+		return speaksOther
+	default:
+		return undecided
 	}
-	return undecided
 }
 
 // serveUnknown serves a port that a rule opened and that has no protocol of its

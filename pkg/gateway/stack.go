@@ -40,8 +40,9 @@ func newStack(l *link, subnet netip.Prefix, host, guest netip.Addr, mac net.Hard
 	// our last word is lost, the answer to the client's is a reset of what is over.
 	timeWait := tcpip.TCPTimeWaitTimeoutOption(5 * time.Millisecond)
 	autotune := tcpip.TCPModerateReceiveBufferOption(false) // the upstream is the bottleneck, not this cable
+	retries := tcpip.TCPSynRetriesOption(4)                 // a handshake nobody ends holds a place for half a minute
 	for _, o := range []tcpip.SettableTransportProtocolOption{
-		&sack, &control, &timeWait, &autotune,
+		&sack, &control, &timeWait, &autotune, &retries,
 		&tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: largeBuffer, Max: largeBuffer},
 		&tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: largeBuffer, Max: largeBuffer},
 	} {
@@ -89,8 +90,7 @@ func (g *Gateway) handlePackets() {
 		}
 		to := netip.AddrPortFrom(netip.AddrFrom4(id.LocalAddress.As4()), id.LocalPort)
 		if g.quiet.ok("udp " + to.String()) {
-			name, _ := g.names.name(to.Addr())
-			g.report(Record{Kind: KindUDP, Name: name, Addr: to.Addr(), Port: to.Port(), Reason: "UDP is not forwarded"})
+			g.report(Record{Kind: KindUDP, Name: g.names.name(to.Addr()), Addr: to.Addr(), Port: to.Port(), Reason: "UDP is not forwarded"})
 		}
 		return false
 	})

@@ -141,7 +141,7 @@ func newWorld(t *testing.T, c config) *world {
 func expectGoroutines(t *testing.T, most int) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
-	for stacks := ""; ; {
+	for {
 		buf := make([]byte, 4<<20)
 		all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
 		ours := slices.DeleteFunc(all, func(s string) bool {
@@ -150,12 +150,10 @@ func expectGoroutines(t *testing.T, most int) {
 		if len(ours) == 0 || len(all) <= most {
 			return
 		}
-		stacks = strings.Join(ours, "\n\n")
 		if time.Now().After(deadline) {
-			t.Errorf("goroutines are left:\n%s", stacks)
+			t.Errorf("goroutines are left:\n%s", strings.Join(ours, "\n\n"))
 			return
 		}
-		runtime.Gosched()
 		time.Sleep(time.Millisecond)
 	}
 }

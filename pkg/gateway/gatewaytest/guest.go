@@ -61,7 +61,7 @@ func New(conn net.Conn, stream bool, o Options) (*Guest, error) {
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
 	sack := tcpip.TCPSACKEnabled(true)
-	timeWait := tcpip.TCPTimeWaitReuseOption(tcpip.TCPTimeWaitReuseGlobal) // thousands of connections, one after the other
+	timeWait := tcpip.TCPTimeWaitReuseGlobal // thousands of connections, one after the other
 	for _, option := range []tcpip.SettableTransportProtocolOption{
 		&sack, &timeWait,
 		&tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: 2 << 20, Max: 4 << 20},
@@ -191,7 +191,7 @@ func (g *Guest) Transport() *http.Transport {
 			if err != nil {
 				return nil, err
 			}
-			port, err := net.LookupPort("tcp", service)
+			port, err := net.DefaultResolver.LookupPort(ctx, "tcp", service)
 			if err != nil {
 				return nil, err
 			}
@@ -276,7 +276,7 @@ func (l *link) read() {
 	frame := make([]byte, maxFrame)
 	r := bufio.NewReaderSize(l.conn, 256<<10)
 	for {
-		n := 0
+		var n int
 		if l.stream {
 			var prefix [4]byte
 			if _, err := io.ReadFull(r, prefix[:]); err != nil {

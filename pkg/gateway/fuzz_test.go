@@ -1,0 +1,243 @@
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/miekg/dns"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+)
+
+// What passes the filter is whole, from the one guest, and for one receiver.
+func FuzzFrame(f *testing.F) {
+	for _, seed := range frames() {
+		f.Add(seed.frame)
+	}
+	g := quietGateway(f, allow("example.org"))
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		why := g.link.filter.check(frame)
+		g.link.input(frame)
+		if g.stats.panics.Load() > 0 {
+			t.Fatal("a panic")
+		}
+		if why != accepted {
+			return
+		}
+		if !bytes.Equal(frame[6:12], g.mac) {
+			t.Error("another card")
+		}
+		if header.Ethernet(frame).Type() != header.IPv4ProtocolNumber {
+			return
+		}
+		ip := header.IPv4(frame[header.EthernetMinimumSize:])
+		if ip.More() || ip.FragmentOffset() != 0 || len(ip.Options()) > 0 || header.IsV4MulticastAddress(ip.DestinationAddress()) {
+			t.Errorf("passed: % x", frame)
+		}
+		if from := ip.SourceAddress(); from != g.link.filter.guest && header.UDP(ip.Payload()).DestinationPort() != 67 {
+			t.Errorf("from %s", from)
+		}
+	})
+}
+
+func FuzzDHCP(f *testing.F) {
+	for _, kind := range []dhcpv4.MessageType{dhcpv4.MessageTypeDiscover, dhcpv4.MessageTypeRequest, dhcpv4.MessageTypeInform} {
+		f.Add(dhcpPacket(f, kind))
+	}
+	g := quietGateway(f, nil)
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		reply := g.dhcp(packet)
+		if g.stats.panics.Load() > 0 {
+			t.Fatal("a panic")
+		}
+		if reply == nil {
+			return
+		}
+		m, err := dhcpv4.FromBytes(reply)
+		if err != nil || !bytes.Equal(m.ClientHWAddr, g.mac) || len(reply) > 1400 {
+			t.Errorf("%d bytes, %v", len(reply), err)
+		}
+		if a := m.YourIPAddr.String(); a != "192.168.5.15" && a != "0.0.0.0" {
+			t.Errorf("gave %s", a)
+		}
+	})
+}
+
+func FuzzDNS(f *testing.F) {
+	for _, kind := range []uint16{dns.TypeA, dns.TypeHTTPS, dns.TypeNULL} {
+		for _, name := range []string{"example.org", "other.example", "a.zone.example"} {
+			m := ask(name, kind)
+			m.SetEdns0(1232, true)
+			b, err := m.Pack()
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(b)
+		}
+	}
+	p := allow("example.org", "*.zone.example")
+	g := quietGateway(f, p)
+	f.Fuzz(func(t *testing.T, message []byte) {
+		reply := g.dns(message, maxUDPReply)
+		if g.stats.panics.Load() > 0 {
+			t.Fatal("a panic")
+		}
+		if reply == nil {
+			return
+		}
+		var m dns.Msg
+		if err := m.Unpack(reply); err != nil || len(reply) > maxUDPReply || !m.Response {
+			t.Fatalf("%d bytes, %v", len(reply), err)
+		}
+		for _, rr := range m.Answer {
+			a, ok := rr.(*dns.A)
+			name, err := policy.Canonical(rr.Header().Name)
+			if !ok || err != nil || name != "host.lima.internal" && !p.Decide(policy.Question{Name: name}).Allowed {
+				t.Errorf("answered %s", rr)
+			} else if !strings.HasPrefix(a.A.String(), "198.1") && a.A.String() != "192.168.5.2" {
+				t.Errorf("answered %s", rr)
+			}
+		}
+	})
+}
+
+// said is a connection on which everything is said already.
+type said struct {
+	net.Conn
+	io.Reader
+}
+
+func (s said) Read(b []byte) (int, error)      { return s.Reader.Read(b) }
+func (s said) Write(b []byte) (int, error)     { return 0, errors.New("an answer to a ClientHello") }
+func (s said) Close() error                    { return errors.New("closed") }
+func (s said) SetReadDeadline(time.Time) error { return nil }
+func (s said) SetDeadline(time.Time) error     { return nil }
+
+// What is passed on as a ClientHello to a name is one to a real server.
+func FuzzClientHello(f *testing.F) {
+	f.Add(clientHelloFor(f, "example.org"))
+	f.Add(clientHelloFor(f, "other.example"))
+	f.Add(clientHello(f, &tls.Config{ServerName: "other.example", EncryptedClientHelloConfigList: echConfigs(f, "example.org")}))
+	f.Add(twoNames(clientHelloFor(f, "example.org")))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := readHello(t.Context(), said{Reader: bytes.NewReader(b)})
+		if len(h.bytes) > maxHello || !bytes.HasPrefix(b, h.bytes) {
+			t.Fatal("other bytes than were said")
+		}
+		if err != nil || h.check("example.org") != nil {
+			return
+		}
+		name := ""
+		tls.Server(quiet{said{Reader: bytes.NewReader(h.bytes)}}, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
+			name = i.ServerName
+			return nil, errSeen
+		}}).Handshake()
+		if !strings.EqualFold(name, "example.org") {
+			t.Errorf("the server sees %q", name)
+		}
+	})
+}
+
+type quiet struct{ said }
+
+func (quiet) Write(b []byte) (int, error) { return len(b), nil }
+
+// Whatever is said on the web port, the server sees whole requests to the name.
+func FuzzHTTP(f *testing.F) {
+	for _, seed := range []string{
+		"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
+		"GET http://example.org/ HTTP/1.1\r\nHost: other.example\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: example.org\r\nContent-Length: 3\r\n\r\nabcGET / HTTP/1.1\r\nHost: other.example\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: example.org\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: y\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: example.org\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: AAAA\r\n\r\n",
+		"CONNECT example.org:80 HTTP/1.1\r\nHost: example.org\r\n\r\n",
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+		"OPTIONS * HTTP/1.1\r\nHost: example.org\r\n\r\n",
+	} {
+		f.Add([]byte(seed))
+	}
+	g := quietGateway(f, allow("example.org"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := &conn{g: g, name: "example.org", to: netip.AddrPortFrom(fakeAddr(9), portHTTP)}
+		c.ctx, c.cancel = context.WithCancelCause(t.Context())
+		near, far := net.Pipe()
+		toServer, server := net.Pipe()
+		seen := make(chan error, 1)
+		go func() { seen <- serveStrictly(server) }()
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			c.serveHTTP(far, &dialled{conn: &upstream{Conn: toServer}})
+		}()
+		go func() {
+			near.Write(b)
+			near.Close()
+		}()
+		io.Copy(io.Discard, near)
+		<-served
+		toServer.Close()
+		if err := <-seen; err != nil {
+			t.Error(err)
+		}
+		c.cancel(nil)
+	})
+}
+
+// serveStrictly reads requests and says which is not one to example.org.
+func serveStrictly(c net.Conn) error {
+	defer c.Close()
+	r := bufio.NewReader(c)
+	for {
+		q, err := http.ReadRequest(r)
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.ErrClosedPipe):
+			return nil
+		case err != nil:
+			return err
+		case q.Host != "example.org" || q.ProtoMajor != 1 || q.Method == http.MethodConnect || q.Header.Get("Upgrade") != "" && !isWebSocket(q):
+			return errors.New("the server was asked for " + q.Host + " by " + q.Method)
+		}
+		if _, err := io.Copy(io.Discard, q.Body); err != nil {
+			return nil
+		}
+		if _, err := io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"); err != nil {
+			return nil
+		}
+	}
+}
+
+func FuzzSniff(f *testing.F) {
+	f.Add([]byte("GET / HTTP/1.1\r\n"))
+	f.Add([]byte("EHLO me\r\n"))
+	f.Add([]byte{0x16, 3, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > 1000 {
+			return
+		}
+		// Once decided, more of the same does not change it; and what a server
+		// takes for a request is seen as one.
+		for i := range b {
+			if was := sniff(b[:i]); was == speaksTLS || was == speaksOther {
+				if now := sniff(b); now != was {
+					t.Errorf("%q was %d, and is %d", b, was, now)
+				}
+				break
+			}
+		}
+		if _, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(b))); err == nil && sniff(b) != speaksHTTP {
+			t.Errorf("%q is a request", b)
+		}
+	})
+}
