@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	maxPending  = 8 << 20  // bytes waiting for the guest's side to read
-	keepPending = 64 << 10 // of a buffer that was needed once
+	maxPending  = 8 << 20 // bytes waiting for the guest's side to read
+	keepPending = 1 << 20 // of a buffer that was needed once
 )
 
 var errFull = errors.New("the guest's side does not keep up")

@@ -112,7 +112,7 @@ func (g *Gateway) connection(r *tcp.ForwarderRequest) {
 	switch {
 	case !g.conns.add(c):
 		c.deny("", decision{Reason: "too many connections"})
-	case heapLive() > maxHeap:
+	case g.heap() > maxHeap:
 		c.deny("", decision{Reason: "the gateway's memory is full"})
 	default:
 		c.serve()

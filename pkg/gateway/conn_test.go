@@ -419,6 +419,14 @@ func TestConnectionsAreBounded(t *testing.T) {
 	w.g.conns.mu.Lock()
 	w.g.conns.m = nil
 	w.g.conns.mu.Unlock()
+	var heap atomic.Uint64
+	heap.Store(maxHeap + 1)
+	w.g.heap = heap.Load
+	if _, err := w.guest.DialName(w.ctx(), "example.org", 7777); err == nil {
+		t.Error("connected while the memory is full")
+	}
+	w.waitDenied("memory is full")
+	heap.Store(heapLive())
 	c := w.dial("example.org", 7777)
 	io.WriteString(c, "hi\n")
 	expectRead(t, c, "hi\n")

@@ -73,6 +73,7 @@ type Gateway struct {
 	// connect is the last step of a dial to an address that was allowed. Tests
 	// lead it to loopback; everything before it they cannot change.
 	connect func(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error)
+	heap    func() uint64 // heapLive, but for tests
 
 	subnet netip.Prefix
 	host   netip.Addr // the gateway's own address
@@ -124,7 +125,7 @@ func New(o Options) (*Gateway, error) {
 		return nil, fmt.Errorf("MTU %d: not within 1500 and 65520", o.MTU)
 	}
 	g := &Gateway{
-		log: o.Log, resolve: o.Resolve, proxy: o.Proxy, hostAddrs: o.HostAddrs, connect: connect,
+		log: o.Log, resolve: o.Resolve, proxy: o.Proxy, hostAddrs: o.HostAddrs, connect: connect, heap: heapLive,
 		subnet: subnet, host: offset(subnet, 2), guest: offset(subnet, 15), mac: mac, mtu: o.MTU,
 		names: newNames(time.Now), asking: semaphore.NewWeighted(maxLookups),
 		open: map[closer]struct{}{},
