@@ -1,7 +1,10 @@
 package realvm
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -43,9 +46,29 @@ func (n *Namespace) Do(f func() error) error {
 // IP runs ip(8) with each line of arguments, in the calling thread's namespace.
 func IP(lines ...string) error {
 	for _, line := range lines {
-		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(context.Background(), "ip", strings.Fields(line)...).CombinedOutput(); err != nil {
 			return fmt.Errorf("ip %s: %w: %s", line, err, out)
 		}
+	}
+	return nil
+}
+
+// Resolver makes addr the host's resolver, for this mount namespace.
+func Resolver(addr string) error {
+	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	f, err := os.CreateTemp("", "asz-resolv")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // the mount keeps the inode
+	_, err = fmt.Fprintln(f, "nameserver "+addr)
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	if err := unix.Mount(f.Name(), "/etc/resolv.conf", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("replace resolv.conf: %w", err)
 	}
 	return nil
 }

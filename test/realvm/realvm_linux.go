@@ -128,6 +128,16 @@ func aptLists() (string, error) {
 	return strings.Join(names, "\n"), err
 }
 
+// Build makes a static program for this machine, and so for its guests.
+func Build(ctx context.Context, to, pkg string, flags ...string) error {
+	cmd := exec.CommandContext(ctx, "go", append(append([]string{"build", "-trimpath", "-o", to}, flags...), pkg)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	return nil
+}
+
 func inside(ctx context.Context, binary, data string) (int, error) {
 	inner := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
 	inner.Env = append(os.Environ(), envBinary+"="+binary, envData+"="+data)

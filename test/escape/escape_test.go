@@ -1,0 +1,383 @@
+//go:build escape
+
+package escape
+
+import (
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+// arrivalTime is how long a technique without a wall in its way may take to be
+// seen. It is spent only on one that does not work.
+const arrivalTime = 5 * time.Second
+
+// guest is one VM with its guard taken down.
+type guest struct {
+	*suite
+	name  string
+	stock bool
+	port  int // of another VM's SSH server, on the host's loopback
+}
+
+type suite struct {
+	*realvm.Box
+	*world
+	t      *testing.T
+	attack string
+	random string
+}
+
+// TestEscape is the whole suite: its parts share the VMs and follow each other.
+func TestEscape(t *testing.T) {
+	began := time.Now()
+	s := &suite{Box: realvm.NewBox(t), world: theWorld, t: t, random: random()}
+	s.attack = filepath.Join(s.Home, "attack")
+	if err := realvm.Build(t.Context(), s.attack, "./attack", "-tags=escape"); err != nil {
+		t.Fatal(err)
+	}
+	s.Write(".config/agent-sessionizer/network-allowlist.txt", strings.Join(plan.AllowedNames(), "\n")+"\n")
+
+	all, _ := selected(t)
+	walled := s.open(true)
+	walled.port = s.sshPort(walled.name)
+	var stock *guest
+	if !testing.Short() {
+		stock = s.open(false)
+		stock.port, walled.port = walled.port, s.sshPort(stock.name)
+		for _, n := range all {
+			stock.show(n)
+		}
+		stock.settle()
+	}
+	before, err := listeners()
+	if err != nil {
+		t.Fatal(err)
+	}
+	escapes := map[int][]string{}
+	start := s.mark()
+	for _, n := range all {
+		if by := walled.try(n, before); len(by) > 0 {
+			escapes[n] = by
+		}
+	}
+	s.late(start, escapes)
+	if stock != nil {
+		for _, token := range tokens.FindAllString(s.MustIn(stock.name, "cat /tmp/heard"), -1) {
+			if n, ok := s.whose(token, false); ok {
+				escapes[n] = append(escapes[n], "another VM's network card")
+			}
+		}
+	}
+	if n, err := s.missed(); err != nil || n > 0 {
+		t.Errorf("%d packets went by unseen: %v", n, err)
+	}
+	count := 0
+	for _, n := range all {
+		if plan.Techniques[n-1].Limit == "" {
+			count++
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(escapes)) {
+		t.Errorf("technique %d escapes: %s: %v", n, plan.Techniques[n-1].What, escapes[n])
+	}
+	s.say("%d limits shown, in %v", len(all)-count, time.Since(began).Round(time.Second))
+	s.say("%d techniques, %d escapes", count, len(escapes))
+}
+
+// selected are the numbers of the techniques to try: all, or those of
+// ESCAPE_ONLY, numbers or names, while writing one.
+func selected(t *testing.T) (numbers []int, some bool) {
+	only := strings.FieldsFunc(os.Getenv("ESCAPE_ONLY"), func(r rune) bool { return r == ',' || r == ' ' })
+	for i, technique := range plan.Techniques {
+		if len(only) == 0 || slices.ContainsFunc(only, func(o string) bool {
+			return o == technique.Name || o == strconv.Itoa(i+1) || strings.HasSuffix(o, "*") && strings.HasPrefix(technique.Name, o[:len(o)-1])
+		}) {
+			numbers = append(numbers, i+1)
+		}
+	}
+	if len(numbers) == 0 {
+		t.Fatalf("ESCAPE_ONLY=%v selects nothing", only)
+	}
+	return numbers, len(only) > 0
+}
+
+// say is for who watches: the test's own output comes with file names.
+func (s *suite) say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+
+// open makes a session, takes its guard down and brings the attack in.
+func (s *suite) open(wall bool) *guest {
+	s.t.Helper()
+	s.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf("network:\n  wall: %v\n", wall))
+	g := &guest{suite: s, stock: !wall}
+	repo := map[bool]string{true: "walled", false: "stock"}[wall]
+	s.Repo(repo)
+	g.name = strings.TrimSpace(s.Asz("open", "-d", "--cpus=1", "--memory=1GiB", "--disk=6GiB", "./"+repo))
+	s.MustIn(g.name, tearDown(!wall))
+	s.Asz("cp", s.attack, g.name+":/tmp/attack")
+	s.MustIn(g.name, "chmod 755 /tmp/attack")
+	return g
+}
+
+// tearDown is what root does first: no guard, no filter, the network's own resolver.
+func tearDown(stock bool) string {
+	resolver := plan.Gateway
+	if stock {
+		resolver = plan.StockDNS
+	}
+	return `sudo sh -ec '
+systemctl disable --now --quiet agent-guest.service
+systemctl stop --quiet docker.socket docker.service containerd.service || true
+if systemctl is-active --quiet agent-guest.service; then exit 1; fi
+for tables in iptables ip6tables iptables-legacy ip6tables-legacy; do
+	command -v $tables >/dev/null || continue
+	for table in filter nat mangle raw; do $tables -t $table -F; $tables -t $table -X; done 2>/dev/null || true
+	for chain in INPUT OUTPUT FORWARD; do $tables -P $chain ACCEPT || true; done
+done
+if command -v nft >/dev/null; then nft flush ruleset; fi
+rm -f /etc/resolv.conf
+echo nameserver ` + resolver + ` >/etc/resolv.conf
+for key in all default; do
+	sysctl -qw net.ipv4.conf.$key.rp_filter=0 net.ipv4.conf.$key.route_localnet=1
+	sysctl -qw net.ipv6.conf.$key.disable_ipv6=0 net.ipv6.conf.$key.accept_ra=2 || true
+done
+for dev in /sys/class/net/e*; do
+	sysctl -qw net.ipv6.conf.${dev##*/}.disable_ipv6=0 net.ipv6.conf.${dev##*/}.accept_ra=2 || true
+	# up again, so that the kernel looks for routers
+	ip -6 addr show dev ${dev##*/} | grep -q fe80 || sysctl -qw net.ipv6.conf.${dev##*/}.disable_ipv6=1 net.ipv6.conf.${dev##*/}.disable_ipv6=0 || true
+done'`
+}
+
+// sshPort is the port on the host's loopback where a session's SSH server is.
+func (s *suite) sshPort(name string) int {
+	s.t.Helper()
+	for line := range strings.Lines(s.Asz("ssh-config", name)) {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == "Port" {
+			if port, err := strconv.Atoi(f[1]); err == nil {
+				return port
+			}
+		}
+	}
+	s.t.Fatalf("%s has no SSH port", name)
+	return 0
+}
+
+// run tries a technique in the guest, and returns what it printed and where in
+// the sights it began.
+func (g *guest) run(n int) (token, output string, mark int, err error) {
+	token = plan.Token(n, g.stock, g.random)
+	g.issue(token)
+	mark = g.mark()
+	args := []string{"agent-sessionizer", "exec", g.name, "--", "sudo", "/tmp/attack", "-ech", hex.EncodeToString(g.tls.ech), "-port", strconv.Itoa(g.port)}
+	if g.stock {
+		args = append(args, "-stock")
+	}
+	r := g.Run(append(args, strconv.Itoa(n), token)...)
+	if r.Code != 0 || !strings.Contains(r.Stdout, "fence passed") {
+		err = fmt.Errorf("exit %d", r.Code)
+	}
+	return token, r.All(), mark, err
+}
+
+// canaries are the forbidden places that an output shows.
+func (g *guest) canaries(output string) (places []string) {
+	output = strings.ReplaceAll(output, `\n`, "\n") // quoted
+	for line := range strings.Lines(output) {
+		if _, place, ok := strings.Cut(line, g.canary); ok {
+			places = append(places, "the guest shows the canary"+strings.TrimSpace(place))
+		}
+	}
+	return places
+}
+
+// show tries a technique where there is no wall. It must work there, or the
+// plan must say why it cannot.
+func (g *guest) show(n int) {
+	technique := plan.Techniques[n-1]
+	if technique.Limit != "" {
+		return
+	}
+	token, output, mark, err := g.run(n)
+	if err != nil {
+		g.t.Errorf("technique %d without a wall: %v\n%s", n, err, output)
+		return
+	}
+	works := func() (place string, more <-chan struct{}) {
+		if c := g.canaries(output); len(c) > 0 {
+			return c[0], nil
+		}
+		sights, more := g.since(mark)
+		for _, s := range sights {
+			if s.token == token && !s.allowed {
+				return s.place, nil
+			}
+		}
+		return "", more
+	}
+	place, more := works()
+	for end := time.After(arrivalTime); place == "" && technique.NoStock == "" && more != nil; {
+		select {
+		case <-more:
+			place, more = works()
+		case <-end:
+			more = nil
+		}
+	}
+	switch {
+	case place == "" && technique.NoStock != "":
+		g.say("%3d  no wall: cannot (%s)  %s", n, technique.NoStock, technique.What)
+	case place == "":
+		g.t.Errorf("technique %d does not work without a wall, so it shows nothing: %s\n%s", n, technique.What, output)
+	case technique.NoStock != "":
+		g.t.Errorf("technique %d works without a wall, at %s; the plan says that it cannot: %s", n, place, technique.NoStock)
+	default:
+		g.say("%3d  no wall: out, at %s  %s", n, place, technique.What)
+	}
+}
+
+// settle makes the VM without a wall one that only listens: the second VM.
+func (g *guest) settle() {
+	g.MustIn(g.name, `sudo sh -ec '
+CANARY="`+g.reply("the second VM", false)+`" setsid /tmp/attack listen >/tmp/heard 2>&1 </dev/null &
+until grep -q listening /tmp/heard; do sleep 0.2; done
+for tables in iptables ip6tables; do
+	$tables -A OUTPUT -o lo -j ACCEPT
+	$tables -A OUTPUT -p tcp -m multiport --sports 22,`+strconv.Itoa(plan.GuestPort)+` -j ACCEPT
+	$tables -P OUTPUT DROP
+done'`)
+}
+
+// try tries a technique against the wall, and returns where it got to that it
+// must not.
+func (g *guest) try(n int, before map[string]bool) (escapes []string) {
+	technique := plan.Techniques[n-1]
+	token, output, mark, err := g.run(n)
+	if err != nil {
+		g.t.Errorf("technique %d: the network did not outlive it: %v\n%s", n, err, output)
+	}
+	limit := func(place string) bool { return technique.Limit != "" && strings.Contains(place, technique.Reach) }
+	for _, place := range g.canaries(output) {
+		if !limit(place) {
+			escapes = append(escapes, place)
+		}
+	}
+	sights, _ := g.since(mark)
+	shown := ""
+	for _, s := range sights {
+		switch {
+		case s.token == token && limit(s.place):
+			shown = s.place
+		case !s.allowed && (s.token == token || s.token == "") && !limit(s.place):
+			escapes = append(escapes, s.String())
+		}
+	}
+	after, err := listeners()
+	if err != nil {
+		g.t.Error(err)
+	}
+	for port := range after {
+		if !before[port] {
+			escapes = append(escapes, "the host listens at "+port)
+		}
+	}
+	switch {
+	case len(escapes) > 0:
+		g.say("%3d  ESCAPE %v  %s", n, escapes, technique.What)
+		g.t.Logf("technique %d said:\n%s", n, output)
+	case technique.Limit != "" && shown == "":
+		g.t.Errorf("technique %d: a limit that does not show, so the security model is wrong: %s\n%s\n%v", n, technique.What, output, sights)
+	case technique.Limit != "":
+		g.say("%3d  wall: limit (%s), seen at %s  %s", n, technique.Limit, shown, technique.What)
+	default:
+		g.say("%3d  wall: blocked  %s", n, technique.What)
+		if testing.Verbose() && os.Getenv("ESCAPE_ONLY") != "" {
+			g.t.Logf("technique %d said:\n%s\n%v", n, output, sights)
+		}
+	}
+	return escapes
+}
+
+// late adds what arrived when its technique was over.
+func (s *suite) late(start int, escapes map[int][]string) {
+	sights, _ := s.since(start)
+	for _, sight := range sights {
+		n, ok := s.whose(sight.token, false)
+		if !ok || sight.allowed || len(escapes[n]) > 0 {
+			continue
+		}
+		if t := plan.Techniques[n-1]; t.Limit == "" || !strings.Contains(sight.place, t.Reach) {
+			escapes[n] = append(escapes[n], "late: "+sight.String())
+		}
+	}
+}
+
+// whose returns the number of the technique that a token is of.
+func (s *suite) whose(token string, stock bool) (int, bool) {
+	if len(token) < 6 {
+		return 0, false
+	}
+	n, err := strconv.Atoi(token[2:5])
+	return n, err == nil && n >= 1 && n <= len(plan.Techniques) && token == plan.Token(n, stock, s.random)
+}
+
+// TestPlan holds what the suite promises of itself.
+func TestPlan(t *testing.T) {
+	names := map[string]bool{}
+	counted := 0
+	for i, technique := range plan.Techniques {
+		if technique.Name == "" || technique.What == "" || names[technique.Name] || (technique.Limit == "") != (technique.Reach == "") {
+			t.Errorf("technique %d: %+v", i+1, technique)
+		}
+		names[technique.Name] = true
+		if technique.Limit == "" {
+			counted++
+		}
+	}
+	if counted < 40 {
+		t.Errorf("%d techniques; 40 are promised", counted)
+	}
+}
+
+// TestWorld holds that the world is where it seems to be: a test whose world is
+// out of reach would find every technique blocked.
+func TestWorld(t *testing.T) {
+	for _, addr := range []string{
+		plan.Evil, plan.CDN, plan.LAN, "172.16.3.4", "192.168.77.1", "100.64.1.1", "169.254.169.254", "168.63.129.16", "192.0.0.192",
+		"198.18.7.7", "240.1.2.3", plan.Evil6, "fd00::5", "64:ff9b::a63:5", "2002:a63:5::1",
+	} {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(addr, "80"), time.Minute)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		token := plan.Token(1, true, random())
+		mark := theWorld.mark()
+		if _, err := fmt.Fprintf(c, "GET /%s HTTP/1.1\r\nHost: nobody\r\n\r\n", token); err != nil {
+			t.Error(err)
+		}
+		b := make([]byte, 1024)
+		n, err := c.Read(b)
+		c.Close()
+		if !strings.Contains(string(b[:n]), theWorld.canary) {
+			t.Errorf("%s says %q %v", addr, b[:n], err)
+		}
+		sights, _ := theWorld.since(mark)
+		if !slices.ContainsFunc(sights, func(s sight) bool { return s.token == token && !s.allowed }) {
+			t.Errorf("the judge did not see %s: %v", addr, sights)
+		}
+	}
+	if addrs, err := net.LookupHost(plan.Allowed); err != nil || !slices.Equal(addrs, []string{plan.CDN}) {
+		t.Errorf("%s is %v %v", plan.Allowed, addrs, err)
+	}
+}

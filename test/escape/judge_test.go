@@ -1,0 +1,123 @@
+//go:build escape
+
+package escape
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
+)
+
+// sight is something that arrived somewhere.
+type sight struct {
+	place   string // in words, with the address
+	token   string // whose it is, "" when nothing tells
+	allowed bool   // the policy lets it be there
+}
+
+func (s sight) String() string { return fmt.Sprintf("%s (%s)", s.place, s.token) }
+
+// judge collects what arrived. It is asked once a technique is over, and once
+// more at the end, for what came late.
+type judge struct {
+	canary string // what forbidden places say
+
+	mu      sync.Mutex
+	changed chan struct{} // closed at the next sight
+	sights  []sight
+	spelled map[string]string // by the spelling of an allowed name: whose that is
+}
+
+func newJudge() *judge {
+	return &judge{canary: "canary-" + random(), changed: make(chan struct{}), spelled: map[string]string{}}
+}
+
+var tokens = regexp.MustCompile(`tk[0-9]{3}[ws][0-9a-f]{8}`)
+
+// saw records that data arrived at a place. Several tokens are several sights.
+func (j *judge) saw(place string, allowed bool, data string) {
+	j.sawTokens(place, allowed, tokens.FindAllString(strings.ToLower(data), -1))
+}
+
+func (j *judge) sawTokens(place string, allowed bool, found []string) {
+	if len(found) == 0 {
+		found = []string{""}
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, token := range found {
+		if s := (sight{place, token, allowed}); len(j.sights) == 0 || j.sights[len(j.sights)-1] != s {
+			j.sights = append(j.sights, s)
+		}
+	}
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// mark is a moment between sights.
+func (j *judge) mark() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.sights)
+}
+
+// since returns what arrived after a mark, and a channel for more.
+func (j *judge) since(mark int) ([]sight, <-chan struct{}) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Clone(j.sights[mark:]), j.changed
+}
+
+// reply is what a place answers.
+func (j *judge) reply(place string, allowed bool) string {
+	if allowed {
+		return "welcome to " + place + "\n"
+	}
+	return j.canary + " of " + place + "\n"
+}
+
+// The policy of the world, as the judge reads it: what may arrive where.
+
+func webAllowed(addr, host string) bool {
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	switch addr {
+	case plan.CDN, plan.CDN2, plan.Wild:
+		return plan.IsAllowed(host)
+	case plan.Evil: // for those whose name's owner points there
+		return host == plan.Owner
+	}
+	return false
+}
+
+// openPorts are the endpoints that an allowed name leads to.
+var openPorts = map[string][]int{
+	plan.CDN:      {80, 443, plan.AltHTTP, plan.AltTLS, 22},
+	plan.CDN2:     {80, 443, 22},
+	plan.Wild:     {80, 443, 22},
+	plan.SSH:      {80, 443, 22},
+	plan.DB:       {plan.DBPort},
+	plan.Resolver: {53},
+}
+
+func endpointAllowed(addr string, port int) bool { return slices.Contains(openPorts[addr], port) }
+
+// issue makes the token of a technique known, in every form that it takes.
+func (j *judge) issue(token string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.spelled[plan.CasedName(token)+"."] = token
+}
+
+// cased returns whose message the spelling of an allowed name is.
+func (j *judge) cased(name string) []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if token := j.spelled[name]; token != "" {
+		return []string{token}
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+// Package plan is what the escape suite's two halves agree on: the pretend
+// world, and the numbered techniques. The attack client in the guest tries
+// them, the test on the host judges them. It holds no code that does either.
+package plan
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Addresses of the pretend world. Every address that is not the host's own is
+// answered there, so the lists name only those that mean something.
+const (
+	Resolver = "203.0.113.53" // the host's own
+	CDN      = "203.0.113.10" // serves allowed and forbidden names alike; where framing is ambiguous it takes Content-Length
+	CDN2     = "203.0.113.14" // likewise, but takes Transfer-Encoding
+	Wild     = "203.0.113.11" // *.wild.example.org
+	SSH      = "203.0.113.22" // ssh.example.com
+	DB       = "203.0.113.12" // db.example.com
+	Evil     = "203.0.113.66"
+	Foreign  = "203.0.113.88" // a resolver of somebody else's
+	Evil6    = "2001:db8:66::66"
+
+	HostPublic  = "198.51.100.7" // the host's address toward the world
+	HostLAN     = "10.99.0.2"
+	HostPublic6 = "2001:db8:1::7"
+	LAN         = "10.99.0.5"
+
+	Guest    = "192.168.5.15"
+	Gateway  = "192.168.5.2"
+	StockDNS = "192.168.5.3" // of slirp; the wall has its DNS at the gateway
+)
+
+// Names. Those of Evil* are on no list.
+const (
+	Allowed    = "allowed.example.com" // at CDN
+	Allowed2   = "te.example.com"      // at CDN2
+	AllowedSSH = "ssh.example.com"
+	AllowedDB  = "db.example.com" // on port DBPort only
+	WildZone   = "wild.example.org"
+	Alt        = "alt.example.com"   // at CDN, on AltHTTP and AltTLS only
+	Owner      = "owner.example.com" // its owner points it at Evil
+	FlipZone   = "flip.example.com"  // answers turn from public to LAN and back
+	EvilName   = "evil.example.net"
+	EvilCDN    = "evil-cdn.example.net" // at CDN and CDN2
+	EvilSSH    = "evil-ssh.example.net" // at SSH
+	DBPort     = 5432
+	AltHTTP    = 8080
+	AltTLS     = 8443
+)
+
+// Services of the host's loopback that no session may see, and one of the second VM.
+const (
+	HostPort    = 8000
+	DockerPort  = 2375
+	HostUDPPort = 9999
+	GuestPort   = 8099
+)
+
+// Fence is the path asked of Allowed after every technique: when the request
+// has arrived, so has everything that the guest sent before it.
+const Fence = "/fence/"
+
+// A Rebind is an allowed name whose answer leads where nobody may go.
+type Rebind struct{ Label, Addr string }
+
+// Name is what the guest asks for.
+func (r Rebind) Name() string { return "rb-" + r.Label + ".example.com" }
+
+// Rebinds are every range that is not the public internet, plain and in each
+// form that carries an IPv4 address inside an IPv6 one.
+var Rebinds = []Rebind{
+	{"loopback", "127.0.0.1"},
+	{"loopback2", "127.8.9.1"},
+	{"this-host", "0.0.0.0"},
+	{"10", LAN},
+	{"172", "172.16.3.4"},
+	{"192", "192.168.77.1"},
+	{"cgnat", "100.64.1.1"},
+	{"metadata", "169.254.169.254"},
+	{"azure", "168.63.129.16"},
+	{"oracle", "192.0.0.192"},
+	{"class-e", "240.1.2.3"},
+	{"multicast", "224.0.0.251"},
+	{"broadcast", "255.255.255.255"},
+	{"host", HostPublic},
+	{"gateway", Gateway},
+	{"v6-loopback", "::1"},
+	{"v6-any", "::"},
+	{"v6-host", HostPublic6},
+	{"v6-ula", "fd00::5"},
+	{"v6-link", "fe80::5"},
+	{"v6-site", "fec0::5"},
+	{"v6-multicast", "ff02::1"},
+	{"mapped", "::ffff:10.99.0.5"},
+	{"mapped-lo", "::ffff:127.0.0.1"},
+	{"compatible", "::10.99.0.5"},
+	{"translated", "::ffff:0:10.99.0.5"},
+	{"nat64", "64:ff9b::10.99.0.5"},
+	{"nat64-meta", "64:ff9b::169.254.169.254"},
+	{"nat64-local", "64:ff9b:1::10.99.0.5"},
+	{"6to4", "2002:a63:5::1"},
+	{"teredo", "2001:0:a63:5::1"},
+}
+
+// AllowedNames are the rules of the session's allowlist.
+func AllowedNames() []string {
+	names := []string{
+		Allowed, Allowed2, AllowedSSH, fmt.Sprintf("%s:%d", AllowedDB, DBPort),
+		fmt.Sprintf("%s:%d,%d", Alt, AltHTTP, AltTLS), Owner,
+		"*." + WildZone, "*." + FlipZone, "cdn.example.com", "mixed.example.com", "chain-lan.example.com",
+	}
+	for _, r := range Rebinds {
+		names = append(names, r.Name())
+	}
+	return names
+}
+
+// IsAllowed says whether a name is one of a rule.
+func IsAllowed(name string) bool {
+	for _, rule := range AllowedNames() {
+		rule, _, _ = strings.Cut(rule, ":")
+		if rest, wild := strings.CutPrefix(rule, "*"); name == rule || wild && strings.HasSuffix(name, rest) {
+			return true
+		}
+	}
+	return false
+}
+
+// A Technique is one way out that is tried. Its number is its place in
+// Techniques, from one.
+type Technique struct {
+	Name string // of the attack client's function
+	What string
+
+	// NoStock says why the technique cannot succeed in a VM without a wall.
+	NoStock string
+	// Limit is set for what no wall can stop: it must work as the words say,
+	// and reach nothing but Reach, a part of the judge's name of a place.
+	Limit, Reach string
+}
+
+// Token is what a technique carries out: found in a forbidden place, it tells
+// whose it is. A label of DNS, and in lower case, as everything else that is
+// spelled may be folded.
+func Token(number int, stock bool, random string) string {
+	side := 'w'
+	if stock {
+		side = 's'
+	}
+	return fmt.Sprintf("tk%03d%c%s", number, side, random)
+}
+
+// CasedName spells an allowed name such that its letters carry a token's bits.
+func CasedName(token string) string {
+	name := []byte(Allowed)
+	h := uint32(2166136261)
+	for _, c := range []byte(token) {
+		h = (h ^ uint32(c)) * 16777619
+	}
+	for i, c := range name {
+		if c >= 'a' && c <= 'z' && (i == 0 || h>>(i%32)&1 == 1) {
+			name[i] = c - 'a' + 'A'
+		}
+	}
+	return string(name)
+}
