@@ -27,6 +27,7 @@ type PublishedPort struct {
 	Guest uint16 `json:"guest"`
 	Host  uint16 `json:"host,omitempty"` // 0 until the keeper listens; then kept over restarts
 	Error string `json:"error,omitempty"`
+	Close bool   `json:"close,omitempty"` // asked to; the keeper forgets the port when it has
 }
 
 // URL is where a browser on the host finds the port: every name below localhost
@@ -47,7 +48,7 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 			i := slices.IndexFunc(f.Ports, func(p PublishedPort) bool { return p.Guest == port })
 			switch {
 			case i >= 0:
-				f.Ports[i].Error = "" // try again
+				f.Ports[i].Error, f.Ports[i].Close = "", false // try again
 			case len(f.Ports) >= maxPorts:
 				full = true
 			default:
@@ -61,24 +62,33 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 	if full {
 		return s, fail.New(fail.Usage, "session %s has %d published ports already", s.Name, maxPorts).WithHint("agent-sessionizer ports %s", s.Name)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, fail.New(fail.Timeout, "the keeper of session %s does not publish the port", s.Name).
+	return m.awaitPorts(ctx, s, func(p PublishedPort) (bool, error) {
+		if slices.Contains(ports, p.Guest) && p.Error != "" {
+			return false, fail.New(fail.Host, "publish port %d: %s", p.Guest, p.Error)
+		}
+		return p.Host != 0 || !slices.Contains(ports, p.Guest), nil
+	})
+}
+
+// awaitPorts waits until done says so of every port.
+func (m *Manager) awaitPorts(ctx context.Context, s Session, done func(PublishedPort) (bool, error)) (Session, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, fail.New(fail.Timeout, "the keeper of session %s does not see to its ports", s.Name).
 		WithHint("agent-sessionizer logs %s", s.Name))
 	defer cancel()
 	for {
+		var err error
 		if s, err = m.Get(ctx, s.ID); err != nil {
 			return s, errors.Join(err, context.Cause(ctx))
 		}
-		done := true
+		all := true
 		for _, p := range s.Facts.Ports {
-			if !slices.Contains(ports, p.Guest) {
-				continue
+			ok, err := done(p)
+			if err != nil {
+				return s, err
 			}
-			if p.Error != "" {
-				return s, fail.New(fail.Host, "publish port %d: %s", p.Guest, p.Error)
-			}
-			done = done && p.Host != 0
+			all = all && ok
 		}
-		if done {
+		if all {
 			return s, nil
 		}
 		select {
@@ -89,11 +99,23 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 	}
 }
 
-// Unpublish takes ports back; connections over them end.
+// Unpublish takes ports back and returns once they are closed, and the
+// connections over them.
 func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
-	return m.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
-		f.Ports = slices.DeleteFunc(f.Ports, func(p PublishedPort) bool { return slices.Contains(ports, p.Guest) })
+	of := func(p PublishedPort) bool { return slices.Contains(ports, p.Guest) }
+	watched := s.Phase == Ready
+	s, err := m.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
+		if !watched {
+			f.Ports = slices.DeleteFunc(f.Ports, of)
+		}
+		for i := range f.Ports {
+			f.Ports[i].Close = f.Ports[i].Close || of(f.Ports[i])
+		}
 	})
+	if err != nil || !watched {
+		return s, err
+	}
+	return m.awaitPorts(ctx, s, func(p PublishedPort) (bool, error) { return !of(p), nil })
 }
 
 // publisher listens on the host's loopback for what the row says. It belongs to
@@ -133,9 +155,11 @@ func (p *publisher) unlisten(port uint16) {
 	delete(p.open, port)
 }
 
-// sync makes the listeners those of want, and returns want with what became of
-// it and whether that is news.
-func (p *publisher) sync(ctx context.Context, want []PublishedPort) (is []PublishedPort, news bool) {
+// sync makes the listeners those of want, and returns what became of it and
+// whether that is news.
+func (p *publisher) sync(ctx context.Context, asked []PublishedPort) (is []PublishedPort, news bool) {
+	want := slices.DeleteFunc(slices.Clone(asked), func(p PublishedPort) bool { return p.Close })
+	news = len(want) < len(asked)
 	for port := range p.open {
 		if !slices.ContainsFunc(want, func(w PublishedPort) bool { return w.Guest == port }) {
 			p.unlisten(port)

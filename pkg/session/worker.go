@@ -243,9 +243,13 @@ func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 	_, err = w.facts(ctx, id, store.Event{}, func(f *Facts) {
 		for i, now := range f.Ports { // somebody may have asked for others meanwhile
 			if j := slices.IndexFunc(is, func(p PublishedPort) bool { return p.Guest == now.Guest }); j >= 0 {
+				is[j].Close = now.Close
 				f.Ports[i] = is[j]
 			}
 		}
+		f.Ports = slices.DeleteFunc(f.Ports, func(p PublishedPort) bool {
+			return p.Close && slices.ContainsFunc(s.Facts.Ports, func(was PublishedPort) bool { return was.Guest == p.Guest && was.Close })
+		})
 	})
 	return err
 }
