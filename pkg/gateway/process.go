@@ -174,7 +174,9 @@ func (s *server) serve(ctx context.Context, w vm.Wire) error {
 	}
 	err = errors.Join(err, api.Close())
 	for range running {
-		_ = <-ended // the closing itself
+		if e := <-ended; !errors.Is(e, net.ErrClosed) && !errors.Is(e, http.ErrServerClosed) {
+			err = errors.Join(err, e)
+		}
 	}
 	return err
 }
