@@ -300,14 +300,14 @@ func services(t *testing.T, b *box, name string) {
 		t.Errorf("a closed port answers: %s", r.all())
 	}
 
-	if r := b.in(name, "curl -sS -m 20 http://host.lima.internal/"); r.code == 0 {
+	if r := b.in(name, "curl -sS -m 20 http://host.lima.internal:8088/"); r.code == 0 {
 		t.Errorf("the host's loopback: %s", r.all())
 	}
-	b.asz("open", "-d", "--host-service", "localhost:80", name)
-	if got := b.mustIn(name, "curl -sS -m 60 http://host.lima.internal/"); got != "this is 127.0.0.1:80" {
+	b.asz("open", "-d", "--host-service", "localhost:8088", name)
+	if got := b.mustIn(name, "curl -sS -m 60 http://host.lima.internal:8088/"); got != "this is 127.0.0.1:8088" {
 		t.Errorf("a host service: %q", got)
 	}
-	if r := b.in(name, "curl -sS -m 20 http://host.lima.internal:22/"); r.code == 0 {
+	if r := b.in(name, "curl -sS -m 20 http://host.lima.internal:80/"); r.code == 0 {
 		t.Errorf("another port of the host: %s", r.all())
 	}
 }
