@@ -24,11 +24,14 @@ const (
 	resolverAddr = "203.0.113.53"
 	allowedAddr  = "203.0.113.10" // github.com
 	foreignAddr  = "203.0.113.66" // evil.example
+	forgeAddr    = "203.0.113.40" // github.com, while TestClients runs
+	sixAddr      = "2001:db8::10" // six.example
 	lanAddr      = "10.9.9.9"
 	metadataAddr = "169.254.169.254"
 )
 
-// zone is what the pretend internet's resolver knows.
+// zone is what the pretend internet's resolver knows. No session lives while it
+// is changed.
 var zone = map[string][]string{
 	"github.com.":        {allowedAddr},
 	"evil.example.":      {foreignAddr},
@@ -37,7 +40,11 @@ var zone = map[string][]string{
 	"rebind.example.":    {lanAddr, "203.0.113.20"},
 	"pkg.npmjs.org.":     {"203.0.113.30"},
 	"alias.example.":     nil, // a CNAME to evil.example
+	"six.example.":       {sixAddr},
 }
+
+// far is the namespace in which the pretend internet is.
+var far *realvm.Namespace
 
 // hits counts what reached the pretend internet, by "ADDRESS:PORT" and "dns NAME".
 var hits sync.Map
@@ -59,25 +66,28 @@ func hitCount(what string) int64 {
 // another one behind a cable: to the gateway an address of the host's own is no
 // place of the internet.
 func pretendInternet() error {
-	far, err := realvm.NewNamespace()
-	if err != nil {
+	var err error
+	if far, err = realvm.NewNamespace(); err != nil {
 		return err
 	}
 	if err := realvm.IP(
 		"link add name uplink type veth peer name downlink netns "+strconv.Itoa(far.TID),
-		"addr add 198.51.100.2/24 dev uplink", "link set uplink up",
+		"addr add 198.51.100.2/24 dev uplink", "addr add 2001:db8:1::2/64 dev uplink nodad", "link set uplink up",
 	); err != nil {
 		return err
 	}
 	err = far.Do(func() error {
-		lines := []string{"link set lo up", "addr add 198.51.100.1/24 dev downlink", "link set downlink up"}
-		for _, a := range []string{resolverAddr, allowedAddr, foreignAddr, "203.0.113.20", "203.0.113.30", lanAddr, metadataAddr} {
+		lines := []string{
+			"link set lo up", "addr add 198.51.100.1/24 dev downlink", "addr add 2001:db8:1::1/64 dev downlink nodad", "link set downlink up",
+			"addr add " + sixAddr + "/128 dev lo nodad",
+		}
+		for _, a := range []string{resolverAddr, allowedAddr, forgeAddr, foreignAddr, "203.0.113.20", "203.0.113.30", lanAddr, metadataAddr} {
 			lines = append(lines, "addr add "+a+"/32 dev lo")
 		}
 		return realvm.IP(lines...)
 	})
 	if err == nil {
-		err = realvm.IP("route add default via 198.51.100.1")
+		err = realvm.IP("route add default via 198.51.100.1", "-6 route add default via 2001:db8:1::1")
 	}
 	if err != nil {
 		return err
@@ -116,7 +126,7 @@ func pretendInternet() error {
 	}
 	for _, addr := range []string{
 		allowedAddr + ":80", allowedAddr + ":22", allowedAddr + ":25", allowedAddr + ":8080", allowedAddr + ":853",
-		foreignAddr + ":80", "203.0.113.20:80", lanAddr + ":80", metadataAddr + ":80", "127.0.0.1:80",
+		foreignAddr + ":80", "203.0.113.20:80", lanAddr + ":80", metadataAddr + ":80", "127.0.0.1:80", "127.0.0.1:8088",
 	} {
 		var ln net.Listener
 		listen := func() (err error) {
@@ -152,9 +162,13 @@ func resolve(w dns.ResponseWriter, q *dns.Msg) {
 		m.Answer = append(m.Answer, &dns.CNAME{Hdr: dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypeCNAME, Class: dns.ClassINET, Ttl: 60}, Target: "evil.example."})
 		addrs = []string{foreignAddr}
 	}
-	if q.Question[0].Qtype == dns.TypeA {
-		for _, a := range addrs {
-			m.Answer = append(m.Answer, &dns.A{Hdr: dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(a)})
+	for _, a := range addrs {
+		hdr := dns.RR_Header{Name: q.Question[0].Name, Rrtype: q.Question[0].Qtype, Class: dns.ClassINET, Ttl: 60}
+		switch six := strings.Contains(a, ":"); {
+		case hdr.Rrtype == dns.TypeA && !six:
+			m.Answer = append(m.Answer, &dns.A{Hdr: hdr, A: net.ParseIP(a)})
+		case hdr.Rrtype == dns.TypeAAAA && six:
+			m.Answer = append(m.Answer, &dns.AAAA{Hdr: hdr, AAAA: net.ParseIP(a)})
 		}
 	}
 	_ = w.WriteMsg(m)

@@ -6,7 +6,8 @@
 // Everything but the building of the image runs in a network namespace that
 // the test makes for itself. In it stand a pretend internet (203.0.113.0/24,
 // with a resolver), a LAN and services on loopback, so that whatever a guest
-// tries to reach ends in this process.
+// tries to reach ends in this process. The one thing that leads out is the relay
+// of relay_test.go, to the package registries, for TestClients.
 package e2e
 
 import (
@@ -16,4 +17,4 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-func TestMain(m *testing.M) { os.Exit(realvm.Main(m, pretendInternet)) }
+func TestMain(m *testing.M) { os.Exit(realvm.Main(m, pretendInternet, relayRegistries)) }

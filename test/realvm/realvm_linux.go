@@ -45,10 +45,15 @@ func Image(t *testing.T) vm.Image {
 	return img
 }
 
+// Outside is what a test needs of the real network. It is started there, before
+// the tests are in their namespace, and returns what it adds to their
+// environment. It may keep files in dir, and ends with ctx.
+type Outside func(ctx context.Context, dir string) (env []string, err error)
+
 // Main runs the tests and returns the exit status, for TestMain. furnish
 // prepares the namespace beyond its loopback; it may be nil.
-func Main(m *testing.M, furnish func() error) int {
-	run := outer
+func Main(m *testing.M, furnish func() error, outside ...Outside) int {
+	run := func() (int, error) { return outer(outside) }
 	if Binary() != "" {
 		run = func() (int, error) {
 			if err := loopback(furnish); err != nil {
@@ -77,7 +82,7 @@ func loopback(furnish func() error) error {
 
 // outer builds the program and the image, which takes the real network, and
 // runs this test binary again in namespaces of its own.
-func outer() (int, error) {
+func outer(outside []Outside) (int, error) {
 	// Interrupted, it ends what it started and cleans up.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -101,7 +106,15 @@ func outer() (int, error) {
 			return 1, err
 		}
 	}
-	return inside(ctx, binary, data)
+	env := []string{envBinary + "=" + binary, envData + "=" + data}
+	for _, start := range outside {
+		more, err := start(ctx, dir)
+		if err != nil {
+			return 1, err
+		}
+		env = append(env, more...)
+	}
+	return inside(ctx, env)
 }
 
 func build(ctx context.Context, binary, data string) error {
@@ -138,9 +151,9 @@ func Build(ctx context.Context, to, pkg string, flags ...string) error {
 	return nil
 }
 
-func inside(ctx context.Context, binary, data string) (int, error) {
+func inside(ctx context.Context, env []string) (int, error) {
 	inner := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
-	inner.Env = append(os.Environ(), envBinary+"="+binary, envData+"="+data)
+	inner.Env = append(os.Environ(), env...)
 	inner.Stdin, inner.Stdout, inner.Stderr = nil, os.Stdout, os.Stderr
 	inner.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() != 0 {

@@ -1,0 +1,241 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// TestClients is what people use a network for, through the wall: real programs
+// in one real guest. The host stands behind a company's proxy, but for the names
+// of the forge.
+func TestClients(t *testing.T) {
+	zone["github.com."] = []string{forgeAddr}
+	t.Cleanup(func() { zone["github.com."] = []string{allowedAddr} })
+	b := newBox(t)
+	token := "ghp_" + random()
+	forge := newForge(t, filepath.Join(b.home, "forge"), token, "github.com", "six.example", "proxied.example")
+	proxy := newProxy(t)
+	proxy.leads("proxied.example", forgeAddr) // a name that only the proxy knows
+	proxy.leads("evil.example", foreignAddr)
+
+	b.env = append(b.env,
+		"HTTP_PROXY="+proxy.url, "HTTPS_PROXY="+proxy.url, "http_proxy=", "https_proxy=",
+		"NO_PROXY=github.com,six.example", "no_proxy=",
+	)
+	b.write(".config/agent-sessionizer/config.yaml", "secrets:\n  GITHUB_TOKEN: cmd:printf "+token+"\n")
+	b.repo("project")
+	name := b.open("./project")
+	b.asz("net", "allow", name, "github.com:22,80,443,7000", "six.example", "proxied.example")
+
+	b.write("pretend.crt", string(forge.ca))
+	clients, err := filepath.Abs("testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.asz("cp", clients, name+":/tmp/clients")
+	b.asz("cp", "pretend.crt", name+":/tmp/pretend.crt")
+	b.mustIn(name, "sudo install -m 644 /tmp/pretend.crt /usr/local/share/ca-certificates/ && sudo update-ca-certificates")
+
+	t.Run("git over HTTPS", func(t *testing.T) {
+		gitClient(t, b, forge, name, "https", "https://github.com/"+repository)
+	})
+	t.Run("git over SSH", func(t *testing.T) {
+		key := b.mustIn(name, "ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519 && cat ~/.ssh/id_ed25519.pub")
+		public, _, _, _, err := ssh.ParseAuthorizedKey([]byte(key))
+		if err != nil {
+			t.Fatalf("%v: %s", err, key)
+		}
+		wire := public.Marshal()
+		forge.login.Store(&wire)
+		host := strings.TrimSpace(string(ssh.MarshalAuthorizedKey(forge.hostKey.PublicKey())))
+		b.mustIn(name, "echo 'github.com "+host+"' >>~/.ssh/known_hosts")
+		gitClient(t, b, forge, name, "ssh", "git@github.com:"+repository)
+	})
+	t.Run("HTTP/2", func(t *testing.T) {
+		got := b.mustIn(name, "curl -sS --http2 -m 120 -w '%{http_version} ' https://github.com/hello https://github.com/hello")
+		hello := regexp.QuoteMeta("github.com at " + forgeAddr + ":443 over HTTP/2.0 from ")
+		if m := regexp.MustCompile("^" + hello + "(.*)\n2 " + hello + "(.*)\n2$").FindStringSubmatch(got); m == nil || m[1] != m[2] {
+			t.Errorf("twice over one connection: %q", got)
+		}
+	})
+	t.Run("keep-alive", func(t *testing.T) {
+		for _, base := range []string{"http://github.com", "https://github.com"} {
+			got := b.mustIn(name, strings.ReplaceAll("curl -sS --http1.1 -m 120 -w '%{num_connects}\\n' URL URL URL", "URL", base+"/hello"))
+			from := regexp.MustCompile(`HTTP/1\.1 from (\S+)\n([01])`).FindAllStringSubmatch(got, -1)
+			if len(from) != 3 || from[0][1] != from[2][1] || from[0][2]+from[1][2]+from[2][2] != "100" {
+				t.Errorf("%s: three requests on one connection: %q", base, got)
+			}
+		}
+	})
+	t.Run("WebSocket", func(t *testing.T) {
+		for _, base := range []string{"ws://github.com", "wss://github.com"} {
+			if got := node(b, name, "websocket.mjs", base+"/socket"); got != "4 answers" {
+				t.Errorf("%s: %s", base, got)
+			}
+		}
+	})
+	t.Run("event stream", func(t *testing.T) {
+		for _, base := range []string{"http://github.com", "https://github.com"} {
+			if got := node(b, name, "events.mjs", base, random()); got != "0 1 2 3 4 5 end" {
+				t.Errorf("%s: %s", base, got)
+			}
+		}
+	})
+	t.Run("chunked upload", func(t *testing.T) {
+		for _, base := range []string{"http://github.com", "https://github.com"} {
+			got := b.mustIn(name, "seq 200000 >/tmp/numbers; curl -sS --http1.1 -m 120 -T - "+base+"/upload </tmp/numbers; wc -c </tmp/numbers; sha256sum </tmp/numbers")
+			f := strings.Fields(got)
+			if len(f) != 8 || f[0] != "HTTP/1.1" || f[2] != "[chunked]" || f[3] != "<nil>" || f[1] != f[5] || f[4] != f[6] {
+				t.Errorf("%s: %q", base, got)
+			}
+		}
+	})
+	t.Run("half-close", func(t *testing.T) {
+		b.mustIn(name, "yes 'many lines' | head -n 50000 >/tmp/lines")
+		want := b.mustIn(name, "printf 'half a line' | sha256sum; sha256sum </tmp/lines")
+		sums := strings.Fields(want)
+		if got := node(b, name, "halfclose.mjs", "github.com", "7000"); got != fmt.Sprintf("11 <nil> %s\n550000 <nil> %s", sums[0], sums[2]) {
+			t.Errorf("%s\nwant %s", got, sums)
+		}
+	})
+	t.Run("a gigabyte", func(t *testing.T) {
+		got := b.mustIn(name, "curl -sS -m 900 http://github.com/big | sha256sum")
+		if sum := <-forge.sent; !strings.HasPrefix(got, sum+" ") {
+			t.Errorf("the guest has %q, sent was %q", got, sum)
+		}
+	})
+	t.Run("IPv6 upstream", func(t *testing.T) {
+		got := b.mustIn(name, "curl -sS -m 120 http://six.example/hello https://six.example/hello")
+		for _, want := range []string{":80 over HTTP/1.1", ":443 over HTTP/2.0"} {
+			if !strings.Contains(got, "six.example at ["+sixAddr+"]"+want) {
+				t.Errorf("not %q: %s", want, got)
+			}
+		}
+	})
+	t.Run("the host's proxy", func(t *testing.T) {
+		got := b.mustIn(name, "env | grep -i _proxy=; curl -sS -m 120 http://proxied.example/hello https://proxied.example/hello")
+		for port, proto := range map[string]string{"80": "HTTP/1.1", "443": "HTTP/2.0"} {
+			if !strings.Contains(got, "proxied.example at "+forgeAddr+":"+port+" over "+proto) || hitCount("proxy proxied.example:"+port) != 1 {
+				t.Errorf("port %s, through the proxy %d times: %s", port, hitCount("proxy proxied.example:"+port), got)
+			}
+		}
+		if strings.Contains(strings.ToLower(got), "_proxy=") {
+			t.Errorf("the guest knows of it: %s", got)
+		}
+		if r := b.in(name, "curl -sS -m 60 http://evil.example/ || curl -sS -m 60 https://evil.example/"); r.code == 0 {
+			t.Errorf("a denied name through the proxy: %s", r.stdout)
+		}
+		for what, want := range map[string]int64{"dns proxied.example.": 0, "proxy evil.example:80": 0, "proxy evil.example:443": 0, "proxy github.com:443": 0, "proxy six.example:80": 0} {
+			if n := hitCount(what); n != want {
+				t.Errorf("%s: %d times, want %d", what, n, want)
+			}
+		}
+	})
+
+	// From here on it is the real registries, with whatever CA the host trusts.
+	bundle := "/etc/ssl/certs/ca-certificates.crt"
+	if own := os.Getenv("SSL_CERT_FILE"); own != "" {
+		bundle = own
+	}
+	b.asz("cp", bundle, name+":/tmp/host.crt")
+	t.Run("apt", func(t *testing.T) {
+		sources := b.mustIn(name, "apt-get update --print-uris | cut -d\\' -f2")
+		for _, uri := range strings.Fields(sources) {
+			u, err := url.Parse(uri)
+			if err != nil || u.Hostname() == "" {
+				t.Fatalf("apt's source %q: %v", uri, err)
+			}
+			proxy.leadsOut(t, u.Hostname(), portOf(u))
+		}
+		b.mustIn(name, "command -v busybox && exit 1; set -e; o='-o Acquire::https::CaInfo=/tmp/host.crt -o APT::Update::Error-Mode=any'; sudo apt-get $o -qq update; sudo apt-get $o -qq install -y busybox-static; busybox true")
+	})
+	t.Run("npm", func(t *testing.T) {
+		registry := npmRegistry(t)
+		target := registry.Hostname() + ":" + portOf(registry)
+		proxy.leadsOut(t, registry.Hostname(), portOf(registry))
+		// The usual one is on the allowlist as it is shipped.
+		if usual := b.mustIn(name, "npm config get registry"); usual != registry.String() {
+			b.asz("net", "allow", name, target)
+		}
+		got := b.mustIn(name, "mkdir -p /tmp/npm && cd /tmp/npm && NODE_EXTRA_CA_CERTS=/tmp/host.crt npm install --no-audit --no-fund --cafile=/tmp/host.crt --registry="+
+			registry.String()+" is-number >&2 && node -p 'require(\"is-number\")(\"5\")'")
+		if got != "true" || hitCount("proxy "+target) == 0 {
+			t.Errorf("is-number says %q, and the proxy had %d connections", got, hitCount("proxy "+target))
+		}
+	})
+	t.Run("docker", func(t *testing.T) {
+		before := hitCount("dns evil.example.") + hitCount(foreignAddr+":80")
+		got := b.mustIn(name, "sh /tmp/clients/docker.sh https://github.com/hello http://evil.example/ http://"+foreignAddr+"/")
+		for _, where := range []string{"built", "host network"} {
+			if !strings.Contains(got, where+": github.com at "+forgeAddr+":443 over ") {
+				t.Errorf("%s: %s", where, got)
+			}
+		}
+		if after := hitCount("dns evil.example.") + hitCount(foreignAddr+":80"); after != before {
+			t.Error("a container reached what is denied")
+		}
+	})
+}
+
+// node runs a program of testdata in the guest.
+func node(b *box, session, program string, args ...string) string {
+	r := b.in(session, "NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt timeout 300 node /tmp/clients/"+program+" "+strings.Join(args, " "))
+	return strings.TrimSpace(r.all())
+}
+
+// gitClient clones, commits and pushes.
+func gitClient(t *testing.T, b *box, f *forge, session, branch, from string) {
+	t.Helper()
+	dir := filepath.Join(f.root, repository)
+	if _, err := os.Stat(dir); err != nil {
+		b.repo("forged")
+		if r := b.runIn(filepath.Join(b.home, "forged"), "sh", "-c", "head -c 4194304 /dev/urandom >blob && git add . && git commit -qm blob && git clone -q --bare . '"+dir+"' && git -C '"+dir+"' config http.receivepack true"); r.code != 0 {
+			t.Fatal(r.all())
+		}
+	}
+	main := strings.TrimSpace(b.run("", "git", "-C", dir, "rev-parse", "main").stdout)
+	got := b.mustIn(session, fmt.Sprintf(`set -e; export GIT_TERMINAL_PROMPT=0; git clone -q %[1]s /tmp/%[2]s; cd /tmp/%[2]s; git fsck --strict; git rev-parse HEAD
+		echo %[2]s >pushed; git add pushed; git commit -qm %[2]s; git push -q origin HEAD:refs/heads/%[2]s; git rev-parse HEAD`, from, branch))
+	commits := strings.Fields(got)
+	pushed := b.run("", "git", "-C", dir, "rev-parse", branch)
+	if len(commits) != 2 || commits[0] != main || commits[1]+"\n" != pushed.stdout {
+		t.Errorf("cloned and pushed %q; the forge had %s and has %s", got, main, pushed.all())
+	}
+}
+
+// npmRegistry is where this host's npm has its packages from.
+func npmRegistry(t *testing.T) *url.URL {
+	t.Helper()
+	cmd := exec.Command("npm", "config", "get", "registry")
+	cmd.Dir = t.TempDir() // no project's
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("npm's registry: %v", err)
+	}
+	u, err := url.Parse(strings.TrimSpace(string(out)))
+	if err != nil || u.Hostname() == "" {
+		t.Fatalf("npm's registry is %q: %v", out, err)
+	}
+	return u
+}
+
+func portOf(u *url.URL) string {
+	switch {
+	case u.Port() != "":
+		return u.Port()
+	case u.Scheme == "https":
+		return "443"
+	default:
+		return "80"
+	}
+}
