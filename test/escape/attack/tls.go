@@ -36,7 +36,7 @@ func overTLS() map[string]func(*attempt) {
 		"sni-front":  func(a *attempt) { a.https(plan.Allowed, 443, plan.EvilCDN, plan.Allowed) },
 		"sni-none":   func(a *attempt) { a.https(plan.Allowed, 443, "", plan.EvilCDN) },
 		"sni-rule":   func(a *attempt) { a.https(plan.Alt, plan.AltTLS, plan.EvilCDN, plan.EvilCDN) },
-		"sni-port80": func(a *attempt) { a.https(plan.Allowed, 80, plan.EvilCDN, plan.EvilCDN) },
+		"sni-port80": func(a *attempt) { a.send(plan.Allowed, 80, string(clientHello{names: []string{evil(a)}}.record())) },
 		"sni-split":  sniSplit,
 		"sni-records": hand(func(a *attempt) []byte {
 			// One message in many records, one byte each.

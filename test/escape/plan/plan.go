@@ -57,6 +57,9 @@ const (
 	GuestPort   = 8099
 )
 
+// HighPorts are ports that nobody has a rule for.
+var HighPorts = []int{1337, 10443, 31337, 49152, 61001}
+
 // Fence is the path asked of Allowed after every technique: when the request
 // has arrived, so has everything that the guest sent before it.
 const Fence = "/fence/"
@@ -90,7 +93,7 @@ var Rebinds = []Rebind{
 	{"v6-host", HostPublic6},
 	{"v6-ula", "fd00::5"},
 	{"v6-link", "fe80::5"},
-	{"v6-site", "fec0::5"},
+	{"v6-site", "fec0:5::5"},
 	{"v6-multicast", "ff02::1"},
 	{"mapped", "::ffff:10.99.0.5"},
 	{"mapped-lo", "::ffff:127.0.0.1"},
@@ -135,6 +138,8 @@ type Technique struct {
 
 	// NoStock says why the technique cannot succeed in a VM without a wall.
 	NoStock string
+	// Kills says that trying it there ends the VM, so it is not tried.
+	Kills bool
 	// Limit is set for what no wall can stop: it must work as the words say,
 	// and reach nothing but Reach, a part of the judge's name of a place.
 	Limit, Reach string
