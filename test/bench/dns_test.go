@@ -1,0 +1,199 @@
+//go:build bench
+
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/test/bench/load"
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+const (
+	listed     = 10_000 // names on the list
+	unlisted   = 1_000
+	dnsRounds  = 5
+	dnsTime    = 2 * time.Second
+	dnsWorkers = 32
+
+	guestProxy   = "agent-guest"
+	dnsmasq      = "dnsmasq"
+	dnsmasqCache = "dnsmasq, cache for all"
+
+	rowListed      = "listed names, answers/s"
+	rowListedP99   = "listed names, p99 in ms"
+	rowUnlisted    = "other names, answers/s"
+	rowUnlistedP99 = "other names, p99 in ms"
+)
+
+// TestGuestDNS measures the guest's own DNS proxy, the daemon as it runs in a
+// guest, beside dnsmasq with the same list and the same resolver behind it.
+func TestGuestDNS(t *testing.T) {
+	if _, err := exec.LookPath(dnsmasq); err != nil {
+		t.Fatal("dnsmasq is missing: make bench installs it; or: sudo apt-get install dnsmasq-base")
+	}
+	upstream, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go serveDNS(upstream)
+	t.Cleanup(func() { upstream.Close() })
+	var on, off []string
+	for i := range listed {
+		on = append(on, fmt.Sprintf("host%d.%s", i, strings.TrimSuffix(load.Zone, ".")))
+	}
+	for i := range unlisted {
+		off = append(off, fmt.Sprintf("host%d.elsewhere.example", i))
+	}
+	behind := netip.MustParseAddrPort(upstream.LocalAddr().String())
+	contenders := []string{guestProxy, dnsmasq, dnsmasqCache}
+	at := map[string]netip.AddrPort{
+		guestProxy:   guestDNS(t, on, behind),
+		dnsmasq:      theirDNS(t, on, behind, 150), // dnsmasq's own default
+		dnsmasqCache: theirDNS(t, on, behind, listed),
+	}
+	table := results.table("The guest's DNS proxy, with 10,000 names on the list", contenders, dnsFigures())
+	for range dnsRounds {
+		for _, c := range contenders {
+			t.Run(c, func(t *testing.T) {
+				s := sample{}
+				question(t, s, load.Asking{Names: on, Rcode: dns.RcodeSuccess}, at[c], rowListed, rowListedP99)
+				question(t, s, load.Asking{Names: off, Rcode: dns.RcodeNameError}, at[c], rowUnlisted, rowUnlistedP99)
+				t.Log(c, s)
+				table.add(c, s)
+			})
+		}
+	}
+	table.done(t, dnsRounds)
+}
+
+func dnsFigures() []row {
+	least := func(of func(string) float64) (float64, bool) {
+		ratio := of(guestProxy) / of(dnsmasq)
+		return ratio, ratio >= 1
+	}
+	most := func(of func(string) float64) (float64, bool) {
+		ratio := of(guestProxy) / of(dnsmasq)
+		return ratio, ratio <= 1
+	}
+	return []row{
+		{rowListed, true, "≥ dnsmasq", least},
+		{rowListedP99, false, "≤ dnsmasq", most},
+		{rowUnlisted, true, "≥ dnsmasq", least},
+		{rowUnlistedP99, false, "≤ dnsmasq", most},
+	}
+}
+
+// question asks from many sources, for the guest's proxy gives each but its
+// share of its time.
+func question(t *testing.T, s sample, a load.Asking, at netip.AddrPort, rate, p99 string) {
+	t.Helper()
+	a.Workers, a.Time = dnsWorkers, dnsTime
+	a.Dial = func(worker int) (net.Conn, error) {
+		return net.DialUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 1, byte(worker))}, net.UDPAddrFromAddrPort(at))
+	}
+	got, err := load.Ask(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Lost > 0 {
+		t.Logf("%d questions were not answered", got.Lost)
+	}
+	slices.Sort(got.Took)
+	s[rate] = got.Rate
+	s[p99] = got.Took[len(got.Took)*99/100].Seconds() * 1000
+}
+
+// guestDNS runs the daemon as it runs in a guest, but for the packet filter.
+func guestDNS(t *testing.T, names []string, behind netip.AddrPort) netip.AddrPort {
+	t.Helper()
+	root := t.TempDir()
+	p := policy.Default()
+	for _, n := range names {
+		p.Names = append(p.Names, policy.Rule{Pattern: n, Source: "bench"})
+	}
+	b, err := policy.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"policy.json": b, "upstream": []byte(behind.String() + "\n")} {
+		path := filepath.Join(root, "etc", "agent-guest", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	program := filepath.Join(root, "agent-guest")
+	if err := realvm.Build(t.Context(), program, "../../cmd/agent-guest", "-ldflags=-s -w"); err != nil {
+		t.Fatal(err)
+	}
+	guest := func(args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
+		cmd.Env = append(os.Environ(), "AGENT_GUEST_ROOT="+root)
+		return cmd
+	}
+	daemon := guest("daemon")
+	daemon.Stdout, daemon.Stderr = os.Stdout, os.Stderr
+	daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	start(t, daemon)
+	var at netip.AddrPort
+	waitFor(t, "the guest's daemon", func() bool {
+		var st wire.Status
+		out, err := guest("status").Output()
+		if err != nil || json.Unmarshal(out, &st) != nil {
+			return false
+		}
+		at, err = netip.ParseAddrPort(st.DNS.Listen)
+		return err == nil && st.Policy.Names == len(names)
+	})
+	return at
+}
+
+// theirDNS runs dnsmasq: listed names are asked for, others do not exist.
+func theirDNS(t *testing.T, names []string, behind netip.AddrPort, cache int) netip.AddrPort {
+	t.Helper()
+	free, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(free.LocalAddr().String())
+	free.Close()
+	var b strings.Builder
+	fmt.Fprintf(&b, "port=%d\nlisten-address=%s\nbind-interfaces\nno-resolv\nno-hosts\ncache-size=%d\naddress=/#/\n", at.Port(), at.Addr(), cache)
+	for _, n := range names {
+		fmt.Fprintf(&b, "server=/%s/%s#%d\n", n, behind.Addr(), behind.Port())
+	}
+	file := filepath.Join(t.TempDir(), "dnsmasq.conf")
+	if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), dnsmasq, "--keep-in-foreground", "--pid-file=", "--user=root", "--conf-file="+file, "--log-facility=-")
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	start(t, cmd)
+	waitFor(t, dnsmasq, func() bool {
+		m := new(dns.Msg)
+		m.SetQuestion(names[0]+".", dns.TypeA)
+		reply, err := dns.Exchange(m, at.String())
+		return err == nil && reply.Rcode == dns.RcodeSuccess
+	})
+	return at
+}

@@ -1,0 +1,55 @@
+//go:build bench
+
+// Package bench measures the gateway beside what it replaces, in one run:
+// Lima's stock user-v2 network (gvisor-tap-vsock) and QEMU's slirp, without a
+// VM and with one; and the guest's DNS proxy beside dnsmasq.
+//
+// A slow machine or a missed aim fails nothing, for what counts is the ratio;
+// a lost connection of ours or a wrong byte does. The servers are behind a cable
+// in a network namespace of their own, as for every test on real VMs: a gateway
+// refuses the host's own addresses.
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/lima-vm/lima/pkg/networks/usernet"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+const (
+	stockCommand = "stock-network"
+	tables       = 3 // of a whole run
+)
+
+// TestMain makes this binary the stock network when it is started as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 7 && os.Args[1] == stockCommand {
+		if err := stockNetwork(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	code := realvm.Main(m, newWorld)
+	if len(results.tables) > 0 {
+		if err := results.publish(tables); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}
+	os.Exit(code)
+}
+
+// stockNetwork is what `limactl usernet` does, by Lima's own code: the daemon of
+// a network of mode user-v2, with Lima's MTU and Lima's lease for the VM.
+func stockNetwork(args []string) error {
+	return usernet.StartGVisorNetstack(context.Background(), &usernet.GVisorNetstackOpts{
+		MTU: 1500, QemuSocket: args[0], FdSocket: args[1], Endpoint: args[2], Subnet: args[3],
+		DefaultLeases: map[string]string{"192.168.5.15": args[4]},
+	})
+}

@@ -1,0 +1,199 @@
+//go:build bench
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/bench/load"
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+// patience is how long a process may take to come up or to go, on any machine.
+const patience = 60 * time.Second
+
+// ourNetwork is a session's gateway as it ships: the product's own binary as a
+// process of its own. It returns the process.
+func ourNetwork(t *testing.T, dir string, w vm.Wire) (pid int) {
+	t.Helper()
+	p := gateway.Process{Dir: filepath.Join(dir, "gateway"), Self: realvm.Binary()}
+	t.Cleanup(func() {
+		if err := p.Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := p.Start(t.Context(), w, allowed(t)); err != nil {
+		t.Fatal(err)
+	}
+	st, err := p.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.PID
+}
+
+func allowed(t *testing.T) *policy.Policy {
+	t.Helper()
+	p := policy.Default()
+	rule, err := policy.ParseRule("*." + strings.TrimSuffix(load.Zone, ".") + ":" + strconv.Itoa(load.Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule.Source = "bench"
+	p.Names = append(p.Names, rule)
+	return p
+}
+
+// theStockNetwork is Lima's user-v2 daemon as a process of its own.
+func theStockNetwork(t *testing.T, dir string, w vm.Wire) (pid int) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{w.Stream, w.Datagram, w.API} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log, err := os.Create(filepath.Join(dir, "stock.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self, stockCommand, w.Stream, w.Datagram, w.API, w.Subnet.String(), w.MAC)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	start(t, cmd)
+	waitFor(t, "the stock network", func() bool {
+		for _, path := range []string{w.Stream, w.Datagram, w.API} {
+			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+				return false
+			}
+		}
+		return true
+	})
+	return cmd.Process.Pid
+}
+
+// start starts a process that is killed at the test's end.
+func start(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()         // it was killed
+	})
+}
+
+// waitFor polls for what has no event of its own.
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}
+
+// memory of a process, in MB.
+type memory struct {
+	anon float64 // its own: heap and stacks
+	pss  float64 // with its share of the program file
+}
+
+func memoryOf(pid int) (memory, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return memory{}, err
+	}
+	var m memory
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) < 2 {
+			continue
+		}
+		kb, _ := strconv.ParseFloat(f[1], 64) // the first line has none, and is none of these
+		switch f[0] {
+		case "Pss_Anon:":
+			m.anon = kb / 1000
+		case "Pss:":
+			m.pss = kb / 1000
+		}
+	}
+	return m, nil
+}
+
+// watch returns what a process has now, and, once stopped, the most it had.
+func watch(t *testing.T, pid int) (idle memory, stop func() memory) {
+	t.Helper()
+	idle, err := memoryOf(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, done := make(chan struct{}), make(chan memory)
+	go func() {
+		most := idle
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-end:
+				done <- most
+				return
+			case <-tick.C:
+			}
+			if m, err := memoryOf(pid); err == nil { // else it is gone, and the load says so
+				most.anon, most.pss = max(most.anon, m.anon), max(most.pss, m.pss)
+			}
+		}
+	}()
+	return idle, func() memory {
+		close(end)
+		return <-done
+	}
+}
+
+// resolver is a network's own, which Lima's guests are told of.
+func resolver(w vm.Wire) netip.AddrPort {
+	a := w.Subnet.Masked().Addr().As4()
+	a[3] += 2
+	return netip.AddrPortFrom(netip.AddrFrom4(a), 53)
+}
+
+// giveUp is how long a contender's connection is waited for: of ours one that
+// is lost fails the test, of others it is but a figure.
+func giveUp(contender string) time.Duration {
+	if strings.HasPrefix(contender, ours) {
+		return patience
+	}
+	return load.Late
+}
+
+// judge fails when a network of ours lost a connection. What others lose, and
+// questions over UDP, are figures.
+func judge(t *testing.T, contender string, r load.Result) {
+	t.Helper()
+	t.Logf("%-16s up %5.0f  down %5.0f  connections %5.0f (%d late, %d lost of %d %s)  answers %6.0f (%d lost)",
+		contender, r.Up, r.Down, r.Connections, r.Late, r.Lost, r.Made+r.Lost, r.Why, r.Answers, r.Unanswered)
+	if r.Lost > 0 && strings.HasPrefix(contender, ours) {
+		t.Errorf("%s lost %d connections: %s", contender, r.Lost, r.Why)
+	}
+}
