@@ -68,8 +68,8 @@ const (
 // character where the method would be, or a NUL. More bytes never change what
 // was decided.
 func sniff(b []byte) spoken {
-	if len(b) > 0 && b[0] == 0x16 { // a TLS handshake; as text it would be a control character
-		return speaksTLS
+	if speaks, sure := sniffTLS(b); sure {
+		return speaks
 	}
 	line := bytes.TrimLeft(b, "\r\n") // which servers of HTTP skip
 	end := bytes.IndexAny(line, "\n\x00")
@@ -91,6 +91,30 @@ func sniff(b []byte) spoken {
 	default:
 		return undecided
 	}
+}
+
+// sniffTLS recognises what a server of TLS takes, also before a hello and
+// instead of one: a record of any type, since servers pass over alerts, and a
+// hello of SSL 2, which has no server name. sure is false for anything else.
+func sniffTLS(b []byte) (speaks spoken, sure bool) {
+	const handshake, changeCipherSpec, heartbeat = 0x16, 0x14, 0x18
+	switch {
+	case len(b) == 0:
+		return undecided, false
+	case b[0] == handshake: // as text it would be a control character
+		return speaksTLS, true
+	case b[0] >= changeCipherSpec && b[0] <= heartbeat: // then the version, 3.x
+		if len(b) < 2 {
+			return undecided, true
+		}
+		return speaksTLS, b[1] == 3
+	case b[0]&0x80 != 0: // two bytes of length, then a hello
+		if len(b) < 3 {
+			return undecided, true
+		}
+		return speaksTLS, b[2] == 1
+	}
+	return undecided, false
 }
 
 // serveUnknown serves a port that a rule opened and that has no protocol of its
