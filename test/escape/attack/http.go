@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,15 +19,15 @@ import (
 // overHTTP are techniques that speak to an allowed server and mean another one
 // behind it.
 func overHTTP() map[string]func(*attempt) {
-	// parts is sent to each of the two servers, which disagree about framing, and
-	// to a port that a rule opened. $T is the token, $A the name that was
-	// dialled, $E the forbidden one.
-	parts := func(replies int, parts ...string) func(*attempt) {
+	type server struct {
+		name string
+		port int
+	}
+	// sent goes to servers as one conversation. $T is the token, $A the name that
+	// was dialled, $E the forbidden one; lengths fills in the rest.
+	sent := func(servers []server, replies int, parts []string) func(*attempt) {
 		return func(a *attempt) {
-			for _, at := range []struct {
-				name string
-				port int
-			}{{plan.Allowed, 80}, {plan.Allowed2, 80}, {plan.Alt, plan.AltHTTP}} {
+			for _, at := range servers {
 				host := at.name
 				if at.port != 80 {
 					host = fmt.Sprintf("%s:%d", at.name, at.port)
@@ -40,6 +41,10 @@ func overHTTP() map[string]func(*attempt) {
 			}
 		}
 	}
+	// web are two that disagree about framing; all have a port that a rule opened, too.
+	web := []server{{plan.Allowed, 80}, {plan.Allowed2, 80}}
+	all := append(slices.Clone(web), server{plan.Alt, plan.AltHTTP})
+	parts := func(replies int, parts ...string) func(*attempt) { return sent(all, replies, parts) }
 	first := "GET /first HTTP/1.1\r\nHost: $A\r\n\r\n"
 	evil := "GET /$T HTTP/1.1\r\nHost: $E\r\n\r\n"
 	return map[string]func(*attempt){
@@ -62,7 +67,7 @@ func overHTTP() map[string]func(*attempt) {
 		"http-barelf":   parts(1, "GET /$T HTTP/1.1\nHost: $A\nX: y\rHost: $E\n\n", "GET /$T HTTP/1.1\r\nHost: $A\r\nX: y\nHost: $E\r\n\r\n"),
 		"http-forward":  parts(1, "GET /$T HTTP/1.1\r\nHost: $E\r\nX-Forwarded-Host: $A\r\nForwarded: host=$A\r\n\r\n"),
 		"http-leading":  parts(1, "\r\n\r\n\n"+evil),
-		"http-garbage":  parts(1, "hello\r\n"+evil),
+		"http-garbage":  sent(web, 1, []string{"hello\r\n" + evil}),
 		"http-lower":    parts(1, "get /$T http/1.1\r\nhost: $E\r\n\r\n"),
 		"http-method":   parts(1, "XYZZY /$T HTTP/1.1\r\nHost: $E\r\n\r\n"),
 		"http-version":  parts(1, "GET /$T HTTP/1.2\r\nHost: $E\r\n\r\n", ""),
