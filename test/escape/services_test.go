@@ -187,7 +187,10 @@ func (w *world) serveHTTP(c net.Conn) {
 			ok = ok && webAllowed(addr, host) && (found && p == strconv.Itoa(port) || !found && port == 80)
 		}
 		place := fmt.Sprintf("HTTP at %s:%d for %q", addr, port, req.hosts) + origin(c)
-		if ok {
+		switch {
+		case ok && strings.HasPrefix(req.target, plan.Fence):
+			place = "the fence" // which is no technique's merit
+		case ok:
 			place += " @allowed"
 		}
 		w.saw(place, ok, req.head+req.upload)

@@ -213,6 +213,6 @@ var Techniques = []Technique{
 	{Name: "limit-wild", What: "labels under an allowed wildcard reach the zone owner's DNS, on connecting", Limit: "a wildcard's owner is asked for every name under it", Reach: "resolver"},
 	{Name: "limit-fetch", What: "a fetch that an allowed host makes for the guest", Limit: "what an allowed host does for its users is its own", Reach: "by an allowed host"},
 	{Name: "limit-owner", What: "an allowed name whose owner points it at any public address", Limit: "a name is its owner's, also when it is an alias", Reach: "203.0.113.66:80"},
-	{Name: "limit-ssh", What: "anything behind an SSH banner to an allowed host", Limit: "what is said inside SSH is opaque", Reach: "@allowed"},
-	{Name: "limit-rule", What: "anything on a port that a rule opened, if it is not TLS or HTTP", Limit: "what is not TLS or HTTP cannot be checked", Reach: "@allowed"},
+	{Name: "limit-ssh", What: "anything behind an SSH banner to an allowed host", Limit: "what is said inside SSH is opaque", Reach: "SSH at 203.0.113.22:22 @allowed"},
+	{Name: "limit-rule", What: "anything on a port that a rule opened, if it is not TLS or HTTP", Limit: "what is not TLS or HTTP cannot be checked", Reach: "service at 203.0.113.12:5432 @allowed"},
 }
