@@ -50,3 +50,12 @@ func (l *limiter) allow(from netip.Addr) bool {
 	b.tokens--
 	return true
 }
+
+// giveBack undoes an allow, for a question that is asked again.
+func (l *limiter) giveBack(from netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b := l.sources[from]; b != nil {
+		b.tokens = min(burst, b.tokens+1)
+	}
+}

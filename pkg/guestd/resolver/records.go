@@ -160,7 +160,12 @@ func texts(records []dns.RR) []string {
 		if len(list) == 16 {
 			return append(list, "…")
 		}
-		list = append(list, strings.TrimPrefix(rr.String(), rr.Header().String()))
+		switch v := rr.(type) {
+		case *dns.A: // nearly all are, and this is quick
+			list = append(list, v.A.String())
+		default:
+			list = append(list, strings.TrimPrefix(rr.String(), rr.Header().String()))
+		}
 	}
 	return list
 }

@@ -121,6 +121,11 @@ type setup struct {
 
 func start(t *testing.T, p *policy.Policy, chase bool) *setup {
 	t.Helper()
+	return startWith(t, func() *policy.Policy { return p }, chase)
+}
+
+func startWith(t *testing.T, p func() *policy.Policy, chase bool) *setup {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	up := &upstream{chase: chase}
 	pc, err := resolver.Bind(ctx, "4", "127.0.0.1:0")
@@ -132,7 +137,7 @@ func start(t *testing.T, p *policy.Policy, chase bool) *setup {
 	var mu sync.Mutex
 	var log []wire.Query
 	proxy := &resolver.Proxy{
-		Policy:   func() *policy.Policy { return p },
+		Policy:   p,
 		Upstream: &resolver.Upstream{Servers: func() []netip.AddrPort { return []netip.AddrPort{server} }},
 		Log: func(q wire.Query) {
 			mu.Lock()
@@ -140,6 +145,7 @@ func start(t *testing.T, p *policy.Policy, chase bool) *setup {
 			log = append(log, q)
 		},
 	}
+	proxy.StopClock()
 	done := make(chan error, 1)
 	go func() { done <- pc.Serve(ctx, proxy) }()
 	t.Cleanup(func() {
@@ -337,6 +343,66 @@ func TestWhoAskedForDenied(t *testing.T) {
 	}
 	if len(entries) != 3 || entries[0].Process != "127.0.0.1:4321 evil.example" || entries[1].Process != "" || entries[2].Process != "" || entries[1].Source != "test" {
 		t.Errorf("%+v", entries)
+	}
+}
+
+// A program is looked for until it is found, and then known.
+func TestWhoIsKnownOnceFound(t *testing.T) {
+	var looks int
+	var entries []wire.Query
+	pol := list("ok.example")
+	p := &resolver.Proxy{
+		Policy: func() *policy.Policy { return pol }, Upstream: scripted(nil), Log: func(q wire.Query) { entries = append(entries, q) },
+		Who: func(netip.AddrPort, string) string {
+			looks++
+			return []string{"", "curl", "another"}[looks-1]
+		},
+	}
+	for range 4 {
+		m := new(dns.Msg)
+		m.SetQuestion("evil.example.", dns.TypeA)
+		p.Answer(t.Context(), m, netip.MustParseAddrPort("127.0.0.1:4321"))
+	}
+	if len(entries) != 4 || entries[0].Process != "" || entries[1].Process != "curl" || entries[3].Process != "curl" || looks != 2 {
+		t.Errorf("%d looks: %+v", looks, entries)
+	}
+}
+
+// What the network said is remembered, what was decided is not.
+func TestAnswersAreRememberedAndDecidedAnew(t *testing.T) {
+	var pol atomic.Pointer[policy.Policy]
+	pol.Store(list("ok.example", "*.ok.example"))
+	s := startWith(t, pol.Load, true)
+	want := func(network, question, answer string) {
+		t.Helper()
+		if got := show(s.ask(t, network, question, dns.TypeA)); got != answer {
+			t.Errorf("%s over %s: %q, want %q", question, network, got, answer)
+		}
+	}
+	for range 3 {
+		want("udp", "ok.example", "ok.example. 300 IN A 203.0.113.1")
+		want("tcp", "OK.example", "OK.example. 300 IN A 203.0.113.1")
+		want("udp", "missing.ok.example", "NXDOMAIN")
+	}
+	if got := s.names(); len(got) != 4 {
+		t.Errorf("the network was asked for %v; only a name that does not exist is asked for again", got)
+	}
+	want("udp", "rebind.ok.example", "NXDOMAIN") // only private addresses
+	open := list("ok.example", "*.ok.example")
+	open.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:80")}
+	pol.Store(open)
+	want("udp", "rebind.ok.example", "rebind.ok.example. 60 IN A 192.168.5.2")
+	pol.Store(list("*.ok.example"))
+	want("udp", "ok.example", "NXDOMAIN")
+	want("tcp", "rebind.ok.example", "NXDOMAIN")
+	pol.Store(nil)
+	want("udp", "ok.example", "NXDOMAIN")
+	if got := s.names(); len(got) != 5 {
+		t.Errorf("the network was asked for %v", got)
+	}
+	log := s.log()
+	if n := len(log); n != 9+5 || !log[0].Allowed || log[n-1].Allowed || log[6].Name != "ok.example" || !slices.Equal(log[6].Answer, []string{"203.0.113.1"}) {
+		t.Errorf("the log has %d entries: %+v", n, log)
 	}
 }
 

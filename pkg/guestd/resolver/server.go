@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,12 @@ func (b *Bound) Addr() string { return b.tcp.Addr().String() }
 // Serve answers until ctx ends, and returns once nothing of it runs.
 func (b *Bound) Serve(ctx context.Context, p *Proxy) error {
 	servers := []*dns.Server{
-		{PacketConn: b.udp, Handler: p, UDPSize: 4096},
+		{
+			PacketConn: b.udp, Handler: p, UDPSize: maxDatagram,
+			DecorateReader: func(r dns.Reader) dns.Reader {
+				return &reader{Reader: r, proxy: p, datagram: make([]byte, maxDatagram)}
+			},
+		},
 		{
 			Listener: b.tcp, Handler: p, MaxTCPQueries: 128, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second,
 			IdleTimeout: func() time.Duration { return 10 * time.Second },
@@ -76,6 +82,32 @@ func (b *Bound) Serve(ctx context.Context, p *Proxy) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+const maxDatagram = 4096
+
+// reader answers what needs nobody else as soon as it is read: to start a
+// goroutine for it would take longer. It hands the server the rest.
+type reader struct {
+	dns.Reader
+	proxy    *Proxy
+	datagram []byte
+}
+
+// ReadUDP is called by one goroutine. The server ends it by a deadline on conn.
+func (r *reader) ReadUDP(conn *net.UDPConn, _ time.Duration) ([]byte, *dns.SessionUDP, error) {
+	for {
+		n, session, err := dns.ReadFromSessionUDP(conn, r.datagram)
+		if err != nil {
+			return nil, nil, err
+		}
+		reply := r.proxy.atOnce(r.datagram[:n], source(session.RemoteAddr()))
+		if reply == nil {
+			return bytes.Clone(r.datagram[:n]), session, nil
+		}
+		// As in ServeDNS, there is nobody else to tell.
+		_, _ = dns.WriteToSessionUDP(conn, reply, session)
+	}
 }
 
 // bounded holds back connections over a number, so that they cost nothing.

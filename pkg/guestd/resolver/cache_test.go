@@ -1,0 +1,87 @@
+package resolver
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+func found(ttl uint32, records int) answer {
+	a := answer{ttl: ttl}
+	for range records {
+		a.records = append(a.records, &dns.A{A: netip.MustParseAddr("203.0.113.1").AsSlice()})
+	}
+	return a
+}
+
+func TestCacheKeepsAnAnswerForItsTime(t *testing.T) {
+	now := time.Now()
+	c := newCache(func() time.Time { return now })
+	c.put("ok.example", dns.TypeA, found(60, 1))
+	for after, ttl := range map[time.Duration]uint32{0: 60, 500 * time.Millisecond: 60, 59 * time.Second: 1, 59*time.Second + 900*time.Millisecond: 1} {
+		began := now
+		now = now.Add(after)
+		if a, ok := c.get("ok.example", dns.TypeA); !ok || a.ttl != ttl || len(a.records) != 1 {
+			t.Errorf("after %v: %+v, %v; want a TTL of %d", after, a, ok, ttl)
+		}
+		now = began
+	}
+	if _, ok := c.get("ok.example", dns.TypeAAAA); ok {
+		t.Error("another type is kept")
+	}
+	now = now.Add(time.Minute)
+	if _, ok := c.get("ok.example", dns.TypeA); ok || len(c.answers) > 0 {
+		t.Error("it is kept too long")
+	}
+	c.put("ok.example", dns.TypeA, found(1<<31, 1))
+	if now = now.Add(maxTTL * time.Second); len(c.answers) != 1 {
+		t.Fatal("it is not kept")
+	} else if _, ok := c.get("ok.example", dns.TypeA); ok {
+		t.Error("its time has no bound")
+	}
+}
+
+func TestCacheKeepsOnlyGoodAnswersAndFew(t *testing.T) {
+	c := newCache(time.Now)
+	for what, a := range map[string]answer{
+		"a name that does not exist": {rcode: dns.RcodeNameError, ttl: 60}, "nothing of this type": {ttl: 60},
+		"no time": found(0, 1), "many records": found(60, maxCachedRecords+1),
+	} {
+		c.put("ok.example", dns.TypeA, a)
+		if len(c.answers) > 0 {
+			t.Errorf("%s is kept", what)
+		}
+	}
+	for i := range maxCached + 10 {
+		c.put(fmt.Sprint(i), dns.TypeA, found(60, 1))
+	}
+	if _, ok := c.get(fmt.Sprint(maxCached+9), dns.TypeA); !ok || len(c.answers) != maxCached {
+		t.Errorf("%d answers are kept, the last of them: %v", len(c.answers), ok)
+	}
+}
+
+func TestLimiterGivesBack(t *testing.T) {
+	now := time.Now()
+	l := newLimiter(func() time.Time { return now })
+	from := netip.MustParseAddr("127.0.0.1")
+	for l.allow(from) {
+	}
+	l.giveBack(from)
+	if !l.allow(from) || l.allow(from) {
+		t.Error("one that was given back is not one")
+	}
+	l.giveBack(netip.MustParseAddr("127.0.0.2")) // was never here
+	for range 3 * int(burst) {
+		l.giveBack(from)
+	}
+	n := 0
+	for l.allow(from) {
+		n++
+	}
+	if n != int(burst) {
+		t.Errorf("%d questions at once, after many were given back", n)
+	}
+}
