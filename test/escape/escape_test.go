@@ -223,7 +223,9 @@ func (g *guest) show(n int) {
 		}
 		sights, more := g.since(mark)
 		for _, s := range sights {
-			if s.token == token && !s.allowed {
+			// A SYN has no room for a token; nobody else means that address.
+			bare := s.token == "" && strings.HasPrefix(s.place, "packet: TCP to "+plan.Evil+":")
+			if (s.token == token || bare) && !s.allowed {
 				return s.place, nil
 			}
 		}

