@@ -262,7 +262,7 @@ func Ask(ctx context.Context, a Asking) (Answers, error) {
 				if !start.Before(end) {
 					return
 				}
-				q := append(question[:0], packed[int(next.Add(1))%len(packed)]...)
+				q := question[:copy(question, packed[int(next.Add(1))%len(packed)])]
 				binary.BigEndian.PutUint16(q, id)
 				ok, err := exchange(c, q, reply, a.Rcode)
 				switch {
