@@ -55,7 +55,7 @@ func overHTTP() map[string]func(*attempt) {
 		"http-absolute2": parts(1, "GET http://$A/$T HTTP/1.1\r\nHost: $E\r\n\r\n"),
 		"http-10":        parts(1, "GET http://$E/$T HTTP/1.0\r\n\r\n", ""),
 		"http-nohost":    parts(1, "GET /$T HTTP/1.0\r\n\r\n"),
-		"http-09":        parts(1, "GET /$T\r\n\r\n", evil),
+		"http-09":        sent(web, 1, []string{"GET /$T\r\n\r\n", evil}),
 		"http-twohosts":  parts(1, "GET /$T HTTP/1.1\r\nHost: $A\r\nHost: $E\r\n\r\n"),
 		"http-fold":      parts(1, "GET /$T HTTP/1.1\r\nHost: $A\r\nX-A: b\r\n Host: $E\r\nHost:\r\n $E\r\n\r\n"),
 		"http-space":     parts(1, "GET /$T HTTP/1.1\r\nHost : $E\r\nHost: $A\r\n\r\n"),
