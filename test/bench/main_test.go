@@ -16,15 +16,12 @@ import (
 	"os"
 	"testing"
 
-	"github.com/lima-vm/lima/pkg/networks/usernet"
+	"github.com/lima-vm/lima/pkg/networks/usernet" //nolint:depguard // it is what is compared with
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-const (
-	stockCommand = "stock-network"
-	tables       = 3 // of a whole run
-)
+const stockCommand = "stock-network"
 
 // TestMain makes this binary the stock network when it is started as one.
 func TestMain(m *testing.M) {
@@ -37,7 +34,7 @@ func TestMain(m *testing.M) {
 	}
 	code := realvm.Main(m, newWorld)
 	if len(results.tables) > 0 {
-		if err := results.publish(tables); err != nil {
+		if err := results.publish(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = max(code, 1)
 		}

@@ -25,7 +25,7 @@ const (
 // that QEMU would hold.
 func TestWithoutVM(t *testing.T) {
 	contenders := []string{ours1500, ours65520, stock}
-	table := results.table("Without QEMU: a user-space guest on the cable", contenders, figures(contenders[:2], contenders[2:]))
+	table := results.table(titleStack, contenders, figures(contenders[:2], contenders[2:]))
 	for range stackRounds {
 		for _, contender := range contenders {
 			t.Run(contender, func(t *testing.T) { table.add(contender, onStack(t, contender)) })

@@ -3,7 +3,6 @@
 package bench
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -30,6 +29,14 @@ const document = "../../docs/benchmarks.md"
 const (
 	markBegin = "<!-- begin of what make bench measured -->\n"
 	markEnd   = "<!-- end of what make bench measured -->\n"
+	heading   = "### "
+)
+
+// The tables.
+const (
+	titleStack = "Without QEMU: a user-space guest on the cable"
+	titleVM    = "With QEMU: from a Debian guest"
+	titleDNS   = "The guest's DNS proxy, with 10,000 names on the list"
 )
 
 // results is what this run measured.
@@ -63,7 +70,9 @@ func (r *report) table(title string, columns []string, rows []row) *table {
 	return t
 }
 
-func (t *table) add(contender string, s sample) { t.samples[contender] = append(t.samples[contender], s) }
+func (t *table) add(contender string, s sample) {
+	t.samples[contender] = append(t.samples[contender], s)
+}
 
 // done checks that nothing is missing: a contender whose turn failed has no
 // figures to compare.
@@ -125,7 +134,7 @@ func (t *table) markdown() string {
 		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "### %s\n\n", t.title)
+	b.WriteString(heading + t.title + "\n\n")
 	for n, l := range lines {
 		for i, cell := range l {
 			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell))
@@ -151,31 +160,34 @@ func (t *table) markdown() string {
 	return b.String()
 }
 
-// publish prints the tables. Those of a whole run go into the document.
-func (r *report) publish(want int) error {
-	var all []string
-	whole := len(r.tables) == want
-	for _, t := range r.tables {
-		if t.whole {
-			all = append(all, t.markdown())
-		}
-		whole = whole && t.whole
-	}
-	text := strings.Join(all, "\n")
-	fmt.Println("\n" + text)
-	if !whole {
-		return nil
-	}
-	old, err := os.ReadFile(document)
+// publish prints the tables. In the document each replaces the one of its title,
+// so that a run of one part leaves the others as they were.
+func (r *report) publish() error {
+	doc, err := os.ReadFile(document)
 	if err != nil {
 		return err
 	}
-	before, rest, ok := bytes.Cut(old, []byte(markBegin))
-	_, after, ok2 := bytes.Cut(rest, []byte(markEnd))
+	before, rest, ok := strings.Cut(string(doc), markBegin)
+	old, after, ok2 := strings.Cut(rest, markEnd)
 	if !ok || !ok2 {
 		return errors.New(document + " has no place for the tables")
 	}
-	return os.WriteFile(document, slices.Concat(before, []byte(markBegin+"\n"+text+"\n"+markEnd), after), 0o644)
+	parts := map[string]string{}
+	for _, part := range strings.Split(old, heading)[1:] {
+		title, _, _ := strings.Cut(part, "\n")
+		parts[title] = heading + part
+	}
+	for _, t := range r.tables {
+		if t.whole {
+			parts[t.title] = t.markdown() + "\n"
+			fmt.Print("\n" + parts[t.title])
+		}
+	}
+	text := before + markBegin + "\n"
+	for _, title := range []string{titleStack, titleVM, titleDNS} {
+		text += parts[title]
+	}
+	return os.WriteFile(document, []byte(text+markEnd+after), 0o644)
 }
 
 // Figures of a network.

@@ -1,0 +1,172 @@
+//go:build bench
+
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
+	"github.com/agent-sessionizer/agent-sessionizer/test/bench/load"
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+const (
+	vmRounds = 3
+	vmTime   = 3 * time.Second  // for each figure
+	boot     = 15 * time.Minute // of a guest that is emulated on a busy machine
+)
+
+// slirpResolver is slirp's, in the network that Lima gives it.
+var slirpResolver = netip.MustParseAddrPort("192.168.5.3:53")
+
+// ready prints the marker that the driver waits for, once sshd offers its key.
+const ready = `#!/bin/bash
+systemd-run --no-block --unit=marker --property=DefaultDependencies=no bash -c '
+  until [ -e /run/cloud-init/result.json ] || [ -e /var/lib/cloud/instance/sem/config_ssh ] && (exec 3<>/dev/tcp/127.0.0.1/22) 2>/dev/null; do sleep 0.2; done
+  echo "agent-sessionizer-ready $(cut -d" " -f1,2 /etc/ssh/ssh_host_ed25519_key.pub)" >/dev/ttyS0'
+`
+
+// guest is a VM under one of the contenders.
+type guest struct {
+	client   *ssh.Client
+	resolver netip.AddrPort
+	pid      int // of its network's process, 0 when that is QEMU
+	idle     memory
+}
+
+// TestWithVM measures from real guests, one under each network. They run at the
+// same time, so that each has its turn in the same minute; who has no turn idles.
+func TestWithVM(t *testing.T) {
+	contenders := []string{ours, stock, slirp}
+	table := results.table(titleVM, contenders, vmFigures())
+	home, err := os.MkdirTemp("", "b") // short, for the sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(home) })
+	driver, err := lima.New(lima.Options{Home: filepath.Join(home, "l"), Self: realvm.Binary(), CacheDir: filepath.Join(home, "c")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(home, "client")
+	if err := realvm.Build(t.Context(), program, "./client", "-ldflags=-s -w"); err != nil {
+		t.Fatal(err)
+	}
+	guests := map[string]*guest{}
+	for _, c := range contenders { // one after the other: a boot is hard work
+		guests[c] = bootGuest(t, driver, filepath.Join(home, c[:2]), program, c)
+	}
+	for range vmRounds {
+		for _, c := range contenders {
+			t.Run(c, func(t *testing.T) { table.add(c, guests[c].measure(t, c)) })
+		}
+	}
+	table.done(t, vmRounds)
+}
+
+func bootGuest(t *testing.T, d vm.Driver, dir, program, contender string) *guest {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g := &guest{resolver: slirpResolver}
+	name := "bench-" + contender[:2]
+	key, public, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Delete(context.WithoutCancel(t.Context()), name); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := d.Create(t.Context(), vm.Spec{
+		Name: name, CPUs: 1, Memory: 1 << 30, Disk: 8 << 30, User: "agent", AuthorizedKey: public,
+		Image: realvm.Image(t), Boot: ready, Wired: contender != slirp,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if contender != slirp {
+		w, err := d.Wire(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		network := ourNetwork
+		if contender == stock {
+			network = theStockNetwork
+		}
+		g.pid, g.resolver = network(t, dir, w), resolver(w)
+		if g.idle, err = memoryOf(g.pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), boot)
+	defer cancel()
+	began := time.Now()
+	at, err := d.Start(ctx, name, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s booted in %v", contender, time.Since(began).Round(time.Second))
+	if g.client, err = ssh.Dial(ctx, ssh.Target{Addr: at.Addr, User: at.User, Key: key, HostKey: at.HostKey}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = g.client.Close() }) // the guest may have closed it
+	// What the boot leaves to do would be measured, too.
+	g.run(t, "cloud-init status --wait >/dev/null; sudo systemctl stop agent-guest.service docker.socket docker.service containerd.service 2>/dev/null; true")
+	if err := g.client.CopyTo(ctx, program, "/tmp/client", nil); err != nil {
+		t.Fatal(err)
+	}
+	g.run(t, "chmod 755 /tmp/client")
+	return g
+}
+
+func (g *guest) run(t *testing.T, command string) []byte {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), boot)
+	defer cancel()
+	out, err := g.client.Output(ctx, command, nil, 1<<20)
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	return out
+}
+
+func (g *guest) measure(t *testing.T, contender string) sample {
+	t.Helper()
+	stop := func() memory { return memory{} }
+	if g.pid != 0 {
+		_, stop = watch(t, g.pid)
+	}
+	out := g.run(t, strings.Join([]string{"/tmp/client", g.resolver.String(), vmTime.String(), giveUp(contender).String()}, " "))
+	peak := stop()
+	var r load.Result
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatal(err)
+	}
+	judge(t, contender, r)
+	if g.pid == 0 {
+		return networkSample(r, nil, nil)
+	}
+	return networkSample(r, &g.idle, &peak)
+}
+
+// vmFigures are those of a network, and what a large MTU is for.
+func vmFigures() []row {
+	rows := figures([]string{ours}, []string{stock, slirp})
+	twice := row{name: rowDown, whole: true, aim: "≥ 2 × slirp", met: func(of func(string) float64) (float64, bool) {
+		ratio := of(ours) / of(slirp)
+		return ratio, ratio >= 2
+	}}
+	return slices.Insert(rows, 2, twice)
+}
