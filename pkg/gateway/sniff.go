@@ -86,6 +86,8 @@ func sniff(b []byte) spoken {
 		return speaksOther
 	case strings.Contains(strings.ToUpper(string(line)), "HTTP/"):
 		return speaksHTTP
+	case end >= 0 && bytes.HasPrefix(line, []byte("GET /")): // HTTP/0.9; a second request may follow
+		return speaksHTTP
 	case end >= 0:
 		return speaksOther
 	default:

@@ -21,6 +21,8 @@ func TestSniff(t *testing.T) {
 		"GET / HTTP/1.1\r\n":               speaksHTTP,
 		"\r\nfoo / hTTp/1.0":               speaksHTTP,
 		"GET / HT":                         undecided,
+		"GET /\r\n":                        speaksHTTP,  // HTTP/0.9
+		"get key\r\n":                      speaksOther, // memcached
 		"hello\n":                          speaksOther,
 		"\x00\x00\x00\x08\x04\xd2\x16\x2f": speaksOther, // PostgreSQL asks for TLS
 	} {
