@@ -86,7 +86,8 @@ func (t *table) done(tt *testing.T, rounds int) {
 	t.whole = true
 }
 
-// median of the turns of a contender; one that has no such figure has none.
+// median of the turns of a contender, or the mean of what is rare; one that has
+// no such figure has none.
 func (t *table) median(row, contender string) (float64, bool) {
 	var values []float64
 	for _, s := range t.samples[contender] {
@@ -96,6 +97,13 @@ func (t *table) median(row, contender string) (float64, bool) {
 	}
 	if len(values) == 0 {
 		return 0, false
+	}
+	if row == rowLate { // a median would not show what befell few turns
+		sum := 0.0
+		for _, v := range values {
+			sum += v
+		}
+		return sum / float64(len(values)), true
 	}
 	slices.Sort(values)
 	return (values[len(values)/2] + values[(len(values)-1)/2]) / 2, true
