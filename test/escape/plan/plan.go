@@ -140,6 +140,8 @@ type Technique struct {
 	NoStock string
 	// Kills says that trying it there ends the VM, so it is not tried.
 	Kills bool
+	// Found says that it got out once: the short form tries it, too.
+	Found bool
 	// Limit is set for what no wall can stop: it must work as the words say,
 	// and reach nothing but Reach, a part of the judge's name of a place.
 	Limit, Reach string
