@@ -467,7 +467,7 @@ func TestShippedAllowlist(t *testing.T) {
 	for _, name := range []string{
 		"github.com", "api.github.com", "raw.githubusercontent.com", "objects.githubusercontent.com", "pkg.npmjs.org",
 		"hub.docker.com", "registry-1.docker.io", "auth.docker.io", "production.cloudflare.docker.com", "api.anthropic.com", "claude.ai",
-		"archive.ubuntu.com", "security.ubuntu.com", "nodejs.org", "deb.nodesource.com", "any.debian.org", "any.golang.org",
+		"archive.ubuntu.com", "security.ubuntu.com", "nodejs.org", "any.nodesource.com", "any.debian.org", "any.golang.org",
 	} {
 		if d := p.Decide(policy.Question{Name: name}); !d.Allowed {
 			t.Errorf("%s: %s", name, d.Reason)

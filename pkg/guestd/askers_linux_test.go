@@ -12,7 +12,7 @@ import (
 func TestWhoAsks(t *testing.T) {
 	comm, err := os.ReadFile("/proc/self/comm")
 	if err != nil {
-		t.Skip("no /proc: ", err)
+		t.Fatal(err)
 	}
 	us := strings.TrimSpace(string(comm))
 	target, err := net.Listen("tcp4", "127.0.0.1:0")
