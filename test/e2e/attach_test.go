@@ -15,8 +15,8 @@ import (
 func attach(t *testing.T, b *box, name string) {
 	term := "terminal"
 	tm := func(args ...string) string {
-		r := b.run("", append([]string{"tmux", "-f", "/dev/null", "-L", term}, args...)...)
-		return r.all()
+		r := b.Run(append([]string{"tmux", "-f", "/dev/null", "-L", term}, args...)...)
+		return r.All()
 	}
 	if out := tm("new-session", "-d", "-s", "t", "-x", "120", "-y", "30", "sh"); strings.TrimSpace(out) != "" {
 		t.Fatal(out)
@@ -45,13 +45,13 @@ func attach(t *testing.T, b *box, name string) {
 	typed("clear", "Enter")
 
 	// the connection dies; it comes back by itself, to the same windows
-	pids := b.processes("attach-session")
+	pids := b.Processes("attach-session")
 	if len(pids) != 1 {
 		t.Fatalf("attach processes: %v", pids)
 	}
 	typed("echo before-$((40+2))", "Enter")
 	sees("before-42")
-	b.in(name, `sudo pkill -o -f 'sshd.*agent@pts|sshd-session.*agent@pts'`)
+	b.In(name, `sudo pkill -o -f 'sshd.*agent@pts|sshd-session.*agent@pts'`)
 	// What is typed while there is no connection is not kept, so type until it is there.
 	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "after-43"); time.Sleep(3 * time.Second) { // a terminal has nothing to wait on
 		if time.Now().After(end) {
@@ -59,7 +59,7 @@ func attach(t *testing.T, b *box, name string) {
 		}
 		typed("echo after-$((40+3))", "Enter")
 	}
-	for pid := range b.processes("attach-session") {
+	for pid := range b.Processes("attach-session") {
 		if pids[pid] == "" {
 			t.Error("the attach process was replaced; it should reconnect")
 		}
@@ -68,8 +68,8 @@ func attach(t *testing.T, b *box, name string) {
 	// prefix d leaves the local session; it stays
 	typed("C-b", "d")
 	sees("detached")
-	if out := b.run("", "tmux", "list-sessions", "-F", "#S"); !strings.Contains(out.stdout, "project") {
-		t.Errorf("no local session after detaching: %s", out.all())
+	if out := b.Run("tmux", "list-sessions", "-F", "#S"); !strings.Contains(out.Stdout, "project") {
+		t.Errorf("no local session after detaching: %s", out.All())
 	}
 	// prefix D asks before it destroys
 	typed("clear; "+realvm.Binary()+" open "+name, "Enter")
@@ -78,7 +78,7 @@ func attach(t *testing.T, b *box, name string) {
 	sees("It would lose")
 	typed("n", "Enter")
 	waitFor(t, "the end of the question", func() bool { return !strings.Contains(screen(), "It would lose") })
-	if l := b.list(); len(l) != 1 || l[0].State != "ready" {
+	if l := b.List(); len(l) != 1 || l[0].State != "ready" {
 		t.Errorf("after refusing: %+v", l)
 	}
 	typed("C-b", "d")

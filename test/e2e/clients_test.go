@@ -24,19 +24,19 @@ func TestClients(t *testing.T) {
 	t.Cleanup(func() { zone["github.com."] = []string{allowedAddr} })
 	b := newBox(t)
 	token := "ghp_" + random()
-	forge := newForge(t, filepath.Join(b.home, "forge"), token, "github.com", "six.example", "proxied.example")
+	forge := newForge(t, filepath.Join(b.Home, "forge"), token, "github.com", "six.example", "proxied.example")
 	proxy := newProxy(t)
 	proxy.leads("proxied.example", forgeAddr) // a name that only the proxy knows
 	proxy.leads("evil.example", foreignAddr)
 
-	b.env = append(b.env,
+	b.Env = append(b.Env,
 		"HTTP_PROXY="+proxy.url, "HTTPS_PROXY="+proxy.url, "http_proxy=", "https_proxy=",
 		"NO_PROXY=github.com,six.example", "no_proxy=",
 	)
-	b.write(".config/agent-sessionizer/config.yaml", "secrets:\n  GITHUB_TOKEN: cmd:printf "+token+"\n")
-	b.repo("project")
+	b.Write(".config/agent-sessionizer/config.yaml", "secrets:\n  GITHUB_TOKEN: cmd:printf "+token+"\n")
+	b.Repo("project")
 	name := b.open("./project")
-	b.asz("net", "allow", name, "github.com:22,80,443,7000", "six.example", "proxied.example")
+	b.Asz("net", "allow", name, "github.com:22,80,443,7000", "six.example", "proxied.example")
 
 	// What the guest needs: the clients, the forge's CA, and for the real registries
 	// whatever CA this host trusts.
@@ -48,19 +48,19 @@ func TestClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.CopyFS(filepath.Join(b.home, "clients"), os.DirFS("testdata")); err != nil {
+	if err := os.CopyFS(filepath.Join(b.Home, "clients"), os.DirFS("testdata")); err != nil {
 		t.Fatal(err)
 	}
-	b.write("clients/host.crt", string(bundle))
-	b.write("clients/pretend.crt", string(forge.ca))
-	b.asz("cp", "clients", name+":/tmp/clients")
-	b.mustIn(name, "sudo install -m 644 /tmp/clients/pretend.crt /usr/local/share/ca-certificates/ && sudo update-ca-certificates")
+	b.Write("clients/host.crt", string(bundle))
+	b.Write("clients/pretend.crt", string(forge.ca))
+	b.Asz("cp", "clients", name+":/tmp/clients")
+	b.MustIn(name, "sudo install -m 644 /tmp/clients/pretend.crt /usr/local/share/ca-certificates/ && sudo update-ca-certificates")
 
 	t.Run("git over HTTPS", func(t *testing.T) {
 		gitClient(t, b, forge, name, "https", "https://github.com/"+repository)
 	})
 	t.Run("git over SSH", func(t *testing.T) {
-		key := b.mustIn(name, "ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519 && cat ~/.ssh/id_ed25519.pub")
+		key := b.MustIn(name, "ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519 && cat ~/.ssh/id_ed25519.pub")
 		public, _, _, _, err := ssh.ParseAuthorizedKey([]byte(key))
 		if err != nil {
 			t.Fatalf("%v: %s", err, key)
@@ -68,11 +68,11 @@ func TestClients(t *testing.T) {
 		wire := public.Marshal()
 		forge.login.Store(&wire)
 		host := strings.TrimSpace(string(ssh.MarshalAuthorizedKey(forge.hostKey.PublicKey())))
-		b.mustIn(name, "echo 'github.com "+host+"' >>~/.ssh/known_hosts")
+		b.MustIn(name, "echo 'github.com "+host+"' >>~/.ssh/known_hosts")
 		gitClient(t, b, forge, name, "ssh", "git@github.com:"+repository)
 	})
 	t.Run("HTTP/2", func(t *testing.T) {
-		got := b.mustIn(name, "curl -sS --http2 -m 120 -w '%{http_version} ' https://github.com/hello https://github.com/hello")
+		got := b.MustIn(name, "curl -sS --http2 -m 120 -w '%{http_version} ' https://github.com/hello https://github.com/hello")
 		hello := regexp.QuoteMeta("github.com at " + forgeAddr + ":443 over HTTP/2.0 from ")
 		if m := regexp.MustCompile("^" + hello + "(.*)\n2 " + hello + "(.*)\n2$").FindStringSubmatch(got); m == nil || m[1] != m[2] {
 			t.Errorf("twice over one connection: %q", got)
@@ -80,7 +80,7 @@ func TestClients(t *testing.T) {
 	})
 	t.Run("keep-alive", func(t *testing.T) {
 		for _, base := range []string{"http://github.com", "https://github.com"} {
-			got := b.mustIn(name, strings.ReplaceAll("curl -sS --http1.1 -m 120 -w '%{num_connects}\\n' URL URL URL", "URL", base+"/hello"))
+			got := b.MustIn(name, strings.ReplaceAll("curl -sS --http1.1 -m 120 -w '%{num_connects}\\n' URL URL URL", "URL", base+"/hello"))
 			from := regexp.MustCompile(`HTTP/1\.1 from (\S+)\n([01])`).FindAllStringSubmatch(got, -1)
 			if len(from) != 3 || from[0][1] != from[2][1] || from[0][2]+from[1][2]+from[2][2] != "100" {
 				t.Errorf("%s: three requests on one connection: %q", base, got)
@@ -103,7 +103,7 @@ func TestClients(t *testing.T) {
 	})
 	t.Run("chunked upload", func(t *testing.T) {
 		for _, base := range []string{"http://github.com", "https://github.com"} {
-			got := b.mustIn(name, "seq 200000 >/tmp/numbers; curl -sS --http1.1 -m 120 -T - "+base+"/upload </tmp/numbers; wc -c </tmp/numbers; sha256sum </tmp/numbers")
+			got := b.MustIn(name, "seq 200000 >/tmp/numbers; curl -sS --http1.1 -m 120 -T - "+base+"/upload </tmp/numbers; wc -c </tmp/numbers; sha256sum </tmp/numbers")
 			f := strings.Fields(got)
 			if len(f) != 8 || f[0] != "HTTP/1.1" || f[2] != "[chunked]" || f[3] != "<nil>" || f[1] != f[5] || f[4] != f[6] {
 				t.Errorf("%s: %q", base, got)
@@ -111,15 +111,15 @@ func TestClients(t *testing.T) {
 		}
 	})
 	t.Run("half-close", func(t *testing.T) {
-		b.mustIn(name, "yes 'many lines' | head -n 50000 >/tmp/lines")
-		want := b.mustIn(name, "printf 'half a line' | sha256sum; sha256sum </tmp/lines")
+		b.MustIn(name, "yes 'many lines' | head -n 50000 >/tmp/lines")
+		want := b.MustIn(name, "printf 'half a line' | sha256sum; sha256sum </tmp/lines")
 		sums := strings.Fields(want)
 		if got := node(b, name, "halfclose.mjs", "github.com", "7000"); got != fmt.Sprintf("11 <nil> %s\n550000 <nil> %s", sums[0], sums[2]) {
 			t.Errorf("%s\nwant %s", got, sums)
 		}
 	})
 	t.Run("a gigabyte", func(t *testing.T) {
-		got := b.mustIn(name, "curl -sS -m 900 http://github.com/big | md5sum")
+		got := b.MustIn(name, "curl -sS -m 900 http://github.com/big | md5sum")
 		select {
 		case sum := <-forge.sent:
 			if !strings.HasPrefix(got, sum+" ") {
@@ -130,7 +130,7 @@ func TestClients(t *testing.T) {
 		}
 	})
 	t.Run("IPv6 upstream", func(t *testing.T) {
-		got := b.mustIn(name, "curl -sS -m 120 http://six.example/hello https://six.example/hello")
+		got := b.MustIn(name, "curl -sS -m 120 http://six.example/hello https://six.example/hello")
 		for _, want := range []string{":80 over HTTP/1.1", ":443 over HTTP/2.0"} {
 			if !strings.Contains(got, "six.example at ["+sixAddr+"]"+want) {
 				t.Errorf("not %q: %s", want, got)
@@ -138,7 +138,7 @@ func TestClients(t *testing.T) {
 		}
 	})
 	t.Run("the host's proxy", func(t *testing.T) {
-		got := b.mustIn(name, "env | grep -i _proxy=; curl -sS -m 120 http://proxied.example/hello https://proxied.example/hello")
+		got := b.MustIn(name, "env | grep -i _proxy=; curl -sS -m 120 http://proxied.example/hello https://proxied.example/hello")
 		for port, proto := range map[string]string{"80": "HTTP/1.1", "443": "HTTP/2.0"} {
 			if !strings.Contains(got, "proxied.example at "+forgeAddr+":"+port+" over "+proto) || hitCount("proxy proxied.example:"+port) != 1 {
 				t.Errorf("port %s, through the proxy %d times: %s", port, hitCount("proxy proxied.example:"+port), got)
@@ -147,8 +147,8 @@ func TestClients(t *testing.T) {
 		if strings.Contains(strings.ToLower(got), "_proxy=") {
 			t.Errorf("the guest knows of it: %s", got)
 		}
-		if r := b.in(name, "curl -sS -m 60 http://evil.example/ || curl -sS -m 60 https://evil.example/"); r.code == 0 {
-			t.Errorf("a denied name through the proxy: %s", r.stdout)
+		if r := b.In(name, "curl -sS -m 60 http://evil.example/ || curl -sS -m 60 https://evil.example/"); r.Code == 0 {
+			t.Errorf("a denied name through the proxy: %s", r.Stdout)
 		}
 		for what, want := range map[string]int64{"dns proxied.example.": 0, "proxy evil.example:80": 0, "proxy evil.example:443": 0, "proxy github.com:443": 0, "proxy six.example:80": 0} {
 			if n := hitCount(what); n != want {
@@ -159,7 +159,7 @@ func TestClients(t *testing.T) {
 
 	// The real registries.
 	t.Run("apt", func(t *testing.T) {
-		sources := b.mustIn(name, "apt-get update --print-uris | cut -d\\' -f2")
+		sources := b.MustIn(name, "apt-get update --print-uris | cut -d\\' -f2")
 		for _, uri := range strings.Fields(sources) {
 			u, err := url.Parse(uri)
 			if err != nil || u.Hostname() == "" {
@@ -168,7 +168,7 @@ func TestClients(t *testing.T) {
 			proxy.leadsOut(t, u.Hostname(), portOf(u))
 		}
 		// A package that triggers nothing: an initramfs takes an emulated guest minutes.
-		b.mustIn(name, `set -e; if command -v bash-static; then exit 1; fi
+		b.MustIn(name, `set -e; if command -v bash-static; then exit 1; fi
 			get="sudo apt-get -qq -o Acquire::https::CaInfo=/tmp/clients/host.crt -o APT::Update::Error-Mode=any"
 			$get update; $get install -y bash-static; bash-static -c true`)
 	})
@@ -177,10 +177,10 @@ func TestClients(t *testing.T) {
 		target := registry.Hostname() + ":" + portOf(registry)
 		proxy.leadsOut(t, registry.Hostname(), portOf(registry))
 		// The usual one is on the allowlist as it is shipped.
-		if usual := b.mustIn(name, "npm config get registry"); usual != registry.String() {
-			b.asz("net", "allow", name, target)
+		if usual := b.MustIn(name, "npm config get registry"); usual != registry.String() {
+			b.Asz("net", "allow", name, target)
 		}
-		got := b.mustIn(name, "mkdir -p /tmp/npm && cd /tmp/npm && NODE_EXTRA_CA_CERTS=/tmp/clients/host.crt npm install --no-audit --no-fund --cafile=/tmp/clients/host.crt --registry="+
+		got := b.MustIn(name, "mkdir -p /tmp/npm && cd /tmp/npm && NODE_EXTRA_CA_CERTS=/tmp/clients/host.crt npm install --no-audit --no-fund --cafile=/tmp/clients/host.crt --registry="+
 			registry.String()+" is-number >&2 && node -p 'require(\"is-number\")(\"5\")'")
 		if got != "true" || hitCount("proxy "+target) == 0 {
 			t.Errorf("is-number says %q, and the proxy had %d connections", got, hitCount("proxy "+target))
@@ -188,7 +188,7 @@ func TestClients(t *testing.T) {
 	})
 	t.Run("docker", func(t *testing.T) {
 		before := hitCount("dns evil.example.") + hitCount(foreignAddr+":80")
-		got := b.mustIn(name, "sh /tmp/clients/docker.sh https://github.com/hello http://evil.example/ http://"+foreignAddr+"/")
+		got := b.MustIn(name, "sh /tmp/clients/docker.sh https://github.com/hello http://evil.example/ http://"+foreignAddr+"/")
 		for _, where := range []string{"built", "host network"} {
 			if !strings.Contains(got, where+": github.com at "+forgeAddr+":443 over ") {
 				t.Errorf("%s: %s", where, got)
@@ -202,8 +202,8 @@ func TestClients(t *testing.T) {
 
 // node runs a program of testdata in the guest.
 func node(b *box, session, program string, args ...string) string {
-	r := b.in(session, "NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt timeout 300 node /tmp/clients/"+program+" "+strings.Join(args, " "))
-	return strings.TrimSpace(r.all())
+	r := b.In(session, "NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt timeout 300 node /tmp/clients/"+program+" "+strings.Join(args, " "))
+	return strings.TrimSpace(r.All())
 }
 
 // gitClient clones, commits and pushes.
@@ -211,18 +211,18 @@ func gitClient(t *testing.T, b *box, f *forge, session, branch, from string) {
 	t.Helper()
 	dir := filepath.Join(f.root, repository)
 	if _, err := os.Stat(dir); err != nil {
-		b.repo("forged")
-		if r := b.runIn(filepath.Join(b.home, "forged"), "sh", "-c", "head -c 4194304 /dev/urandom >blob && git add . && git commit -qm blob && git clone -q --bare . '"+dir+"' && git -C '"+dir+"' config http.receivepack true"); r.code != 0 {
-			t.Fatal(r.all())
+		b.Repo("forged")
+		if r := b.RunIn(filepath.Join(b.Home, "forged"), "sh", "-c", "head -c 4194304 /dev/urandom >blob && git add . && git commit -qm blob && git clone -q --bare . '"+dir+"' && git -C '"+dir+"' config http.receivepack true"); r.Code != 0 {
+			t.Fatal(r.All())
 		}
 	}
-	main := strings.TrimSpace(b.run("", "git", "-C", dir, "rev-parse", "main").stdout)
-	got := b.mustIn(session, fmt.Sprintf(`set -e; export GIT_TERMINAL_PROMPT=0; git clone -q %[1]s /tmp/%[2]s; cd /tmp/%[2]s; git fsck --strict; git rev-parse HEAD
+	main := strings.TrimSpace(b.Run("git", "-C", dir, "rev-parse", "main").Stdout)
+	got := b.MustIn(session, fmt.Sprintf(`set -e; export GIT_TERMINAL_PROMPT=0; git clone -q %[1]s /tmp/%[2]s; cd /tmp/%[2]s; git fsck --strict; git rev-parse HEAD
 		echo %[2]s >pushed; git add pushed; git commit -qm %[2]s; git push -q origin HEAD:refs/heads/%[2]s; git rev-parse HEAD`, from, branch))
 	commits := strings.Fields(got)
-	pushed := b.run("", "git", "-C", dir, "rev-parse", branch)
-	if len(commits) != 2 || commits[0] != main || commits[1]+"\n" != pushed.stdout {
-		t.Errorf("cloned and pushed %q; the forge had %s and has %s", got, main, pushed.all())
+	pushed := b.Run("git", "-C", dir, "rev-parse", branch)
+	if len(commits) != 2 || commits[0] != main || commits[1]+"\n" != pushed.Stdout {
+		t.Errorf("cloned and pushed %q; the forge had %s and has %s", got, main, pushed.All())
 	}
 }
 

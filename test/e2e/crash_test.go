@@ -16,19 +16,19 @@ import (
 // to the same end; the disk and the work on it stay.
 func TestCrash(t *testing.T) {
 	b := newBox(t)
-	b.repo("project")
+	b.Repo("project")
 
 	// The command is interrupted and the keeper killed while the VM boots; two
 	// commands at once then find the same VM and finish it.
 	open := exec.Command("agent-sessionizer", append([]string{"open", "-d"}, append(strings.Fields(small), "./project")...)...)
 	open.Path, open.Err = realvm.Binary(), nil
-	open.Env, open.Dir = b.env, b.home
+	open.Env, open.Dir = b.Env, b.Home
 	var said strings.Builder
 	open.Stderr = &said
 	if err := open.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "QEMU", func() bool { return len(b.processes("qemu-system")) > 0 })
+	waitFor(t, "QEMU", func() bool { return len(b.Processes("qemu-system")) > 0 })
 	if err := open.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -39,34 +39,34 @@ func TestCrash(t *testing.T) {
 	b.kill("keeper")
 	names := make(chan string, 2)
 	for range 2 {
-		go func() { names <- strings.TrimSpace(b.run("", "agent-sessionizer", "open", "-d", "./project").stdout) }()
+		go func() { names <- strings.TrimSpace(b.Run("agent-sessionizer", "open", "-d", "./project").Stdout) }()
 	}
 	name := <-names
-	if other := <-names; name == "" || name != other || len(b.list()) != 1 {
-		t.Fatalf("two opens at once: %q and %q, sessions %+v\n%s", name, other, b.list(), b.logs())
+	if other := <-names; name == "" || name != other || len(b.List()) != 1 {
+		t.Fatalf("two opens at once: %q and %q, sessions %+v\n%s", name, other, b.List(), b.Logs())
 	}
-	b.mustIn(name, "echo precious >precious.txt && sync")
+	b.MustIn(name, "echo precious >precious.txt && sync")
 
 	// The keeper dies: the VM does not notice, the next command starts another.
 	b.kill("keeper")
-	b.mustIn(name, "cat precious.txt")
-	waitFor(t, "a new keeper", func() bool { return len(b.processes("keeper")) > 0 })
+	b.MustIn(name, "cat precious.txt")
+	waitFor(t, "a new keeper", func() bool { return len(b.Processes("keeper")) > 0 })
 
 	// The host agent dies: the VM still runs and can be used and stopped.
 	b.kill("hostagent")
-	b.mustIn(name, "cat precious.txt")
+	b.MustIn(name, "cat precious.txt")
 
 	// The gateway dies, and with it the VM's network, for good: the session says
 	// so. start shuts the guest down by its power button, so that what it had
 	// not written yet is not lost, and brings up both.
-	b.mustIn(name, "echo unwritten >unwritten.txt")
+	b.MustIn(name, "echo unwritten >unwritten.txt")
 	b.kill("gateway")
-	b.waitState("broken")
-	if out := b.asz("list"); !strings.Contains(out, "gateway has ended") {
+	b.WaitState("broken")
+	if out := b.Asz("list"); !strings.Contains(out, "gateway has ended") {
 		t.Errorf("list does not say why: %s", out)
 	}
-	b.asz("start", name)
-	if got := b.mustIn(name, "cat precious.txt unwritten.txt; curl -sS http://github.com/"); got != "precious\nunwritten\nthis is "+allowedAddr+":80" {
+	b.Asz("start", name)
+	if got := b.MustIn(name, "cat precious.txt unwritten.txt; curl -sS http://github.com/"); got != "precious\nunwritten\nthis is "+allowedAddr+":80" {
 		t.Errorf("after a new gateway: %q", got)
 	}
 
@@ -74,16 +74,16 @@ func TestCrash(t *testing.T) {
 	for _, what := range []string{"keeper", "hostagent", "gateway", "qemu-system"} {
 		b.kill(what)
 	}
-	b.waitState("stopped")
-	if out := b.asz("list"); !strings.Contains(out, "ended by itself") {
+	b.WaitState("stopped")
+	if out := b.Asz("list"); !strings.Contains(out, "ended by itself") {
 		t.Errorf("list does not say why: %s", out)
 	}
-	b.asz("open", "-d", "./project")
-	if got := b.mustIn(name, "cat precious.txt"); got != "precious" {
+	b.Asz("open", "-d", "./project")
+	if got := b.MustIn(name, "cat precious.txt"); got != "precious" {
 		t.Errorf("the work is %q", got)
 	}
-	b.asz("destroy", "--force", name)
-	if left := b.leftovers(); len(left) > 0 {
+	b.Asz("destroy", "--force", name)
+	if left := b.Leftovers(); len(left) > 0 {
 		t.Errorf("processes are left: %v", left)
 	}
 }
@@ -91,22 +91,22 @@ func TestCrash(t *testing.T) {
 // TestDestroyWhileCreating calls the work off in the middle of a boot.
 func TestDestroyWhileCreating(t *testing.T) {
 	b := newBox(t)
-	b.repo("project")
+	b.Repo("project")
 	open := exec.Command("agent-sessionizer", append([]string{"open", "-d"}, append(strings.Fields(small), "./project")...)...)
 	open.Path, open.Err = realvm.Binary(), nil
-	open.Env, open.Dir = b.env, b.home
+	open.Env, open.Dir = b.Env, b.Home
 	if err := open.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "QEMU", func() bool { return len(b.processes("qemu-system")) > 0 })
-	b.asz("destroy", "project")
+	waitFor(t, "QEMU", func() bool { return len(b.Processes("qemu-system")) > 0 })
+	b.Asz("destroy", "project")
 	if err := open.Wait(); err == nil {
 		t.Error("open succeeded on a session that was destroyed under it")
 	}
-	if left := b.leftovers(); len(left) > 0 {
+	if left := b.Leftovers(); len(left) > 0 {
 		t.Errorf("processes are left: %v", left)
 	}
-	if l := b.list(); len(l) != 0 {
+	if l := b.List(); len(l) != 0 {
 		t.Errorf("sessions are left: %+v", l)
 	}
 }

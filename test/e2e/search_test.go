@@ -22,9 +22,9 @@ import (
 // every file of the VM's and the product's directories.
 func searchDisk(t *testing.T, b *box, name, secret string) {
 	t.Helper()
-	raw := filepath.Join(b.home, "raw")
+	raw := filepath.Join(b.Home, "raw")
 	defer os.Remove(raw)
-	disk := filepath.Join(b.home, ".agent-vms", name, "diffdisk")
+	disk := filepath.Join(b.Home, ".agent-vms", name, "diffdisk")
 	if out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-O", "raw", disk, raw).CombinedOutput(); err != nil {
 		t.Fatalf("unpack the disk: %v\n%s", err, out)
 	}

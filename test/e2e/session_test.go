@@ -19,61 +19,61 @@ import (
 // emulation costs half a minute.
 func TestSession(t *testing.T) {
 	b := newBox(t)
-	clone := b.repo("project")
-	b.write("project/draft.txt", "not committed\n")
+	clone := b.Repo("project")
+	b.Write("project/draft.txt", "not committed\n")
 	sentinel := "sentinel-" + random() + "-end"
-	b.write("secret-file", sentinel)
+	b.Write("secret-file", sentinel)
 	multi := "line one " + random() + "\nline 'two' \"$x\"\n"
-	b.write("multi-file", multi)
-	b.write(".config/agent-sessionizer/config.yaml", `
+	b.Write("multi-file", multi)
+	b.Write(".config/agent-sessionizer/config.yaml", `
 secrets:
-  SENTINEL: file:`+b.home+`/secret-file
-  MULTI: file:`+b.home+`/multi-file
+  SENTINEL: file:`+b.Home+`/secret-file
+  MULTI: file:`+b.Home+`/multi-file
   GITHUB_TOKEN: "cmd:printf ghp_%s `+random()+`"
 `)
 	watch := watchCmdlines(t, sentinel)
 	name := b.open("--with-changes", "./project")
 
 	t.Run("a VM of its own", func(t *testing.T) {
-		if host, guest := kernel(t), b.mustIn(name, "uname -r"); host == guest {
+		if host, guest := kernel(t), b.MustIn(name, "uname -r"); host == guest {
 			t.Errorf("the guest runs the host's kernel %s", host)
 		}
-		if m := b.in(name, "findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs"); m.stdout != "" {
-			t.Errorf("the host is mounted: %s", m.stdout)
+		if m := b.In(name, "findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs"); m.Stdout != "" {
+			t.Errorf("the host is mounted: %s", m.Stdout)
 		}
-		if env := b.mustIn(name, "env"); strings.Contains(env, "SSH_AUTH_SOCK") {
+		if env := b.MustIn(name, "env"); strings.Contains(env, "SSH_AUTH_SOCK") {
 			t.Error("the host's SSH agent is forwarded")
 		}
-		if cpus := b.mustIn(name, "nproc"); cpus != "2" {
+		if cpus := b.MustIn(name, "nproc"); cpus != "2" {
 			t.Errorf("%s CPUs, want 2", cpus)
 		}
-		if ports := b.mustIn(name, "cat /etc/machine-id; hostname"); !strings.Contains(ports, name) {
+		if ports := b.MustIn(name, "cat /etc/machine-id; hostname"); !strings.Contains(ports, name) {
 			t.Errorf("hostname: %s", ports)
 		}
 	})
 	t.Run("tools", func(t *testing.T) {
 		for _, tool := range []string{"git", "vim", "tmux", "zsh", "docker", "node", "npm", "gh", "claude", "jq"} {
-			if r := b.in(name, "command -v "+tool); r.code != 0 {
+			if r := b.In(name, "command -v "+tool); r.Code != 0 {
 				t.Errorf("%s is missing", tool)
 			}
 		}
-		if r := b.in(name, "claude --version"); r.code != 0 || !strings.Contains(r.stdout, "Claude Code") {
-			t.Errorf("claude --version: %s", r.all())
+		if r := b.In(name, "claude --version"); r.Code != 0 || !strings.Contains(r.Stdout, "Claude Code") {
+			t.Errorf("claude --version: %s", r.All())
 		}
-		if r := b.in(name, "docker compose version || docker-compose version"); r.code != 0 {
-			t.Errorf("compose: %s", r.all())
+		if r := b.In(name, "docker compose version || docker-compose version"); r.Code != 0 {
+			t.Errorf("compose: %s", r.All())
 		}
 	})
 	t.Run("repository", func(t *testing.T) {
-		if got := b.mustIn(name, "git log --format=%s | tr '\\n' ' '; git branch --show-current"); got != "hello first main" {
+		if got := b.MustIn(name, "git log --format=%s | tr '\\n' ' '; git branch --show-current"); got != "hello first main" {
 			t.Errorf("history: %q", got)
 		}
-		if got := b.mustIn(name, "cat hello.txt draft.txt; git status --porcelain"); got != "hello\nnot committed\n?? draft.txt" {
+		if got := b.MustIn(name, "cat hello.txt draft.txt; git status --porcelain"); got != "hello\nnot committed\n?? draft.txt" {
 			t.Errorf("work tree: %q", got)
 		}
 	})
 	t.Run("tmux windows", func(t *testing.T) {
-		if got := b.mustIn(name, "tmux list-windows -t agent -F '#W' | paste -sd' '"); got != "vim server claude git scratch" {
+		if got := b.MustIn(name, "tmux list-windows -t agent -F '#W' | paste -sd' '"); got != "vim server claude git scratch" {
 			t.Errorf("windows: %q", got)
 		}
 	})
@@ -81,97 +81,97 @@ secrets:
 	t.Run("addresses and ports", func(t *testing.T) { addresses(t, b, name) })
 	t.Run("ports and host services", func(t *testing.T) { services(t, b, name) })
 	t.Run("the guard survives docker", func(t *testing.T) {
-		b.mustIn(name, "sudo systemctl restart docker && sleep 6")
+		b.MustIn(name, "sudo systemctl restart docker && sleep 6")
 		addresses(t, b, name)
 	})
 	t.Run("secrets", func(t *testing.T) {
-		if got := b.mustIn(name, `printf %s "$SENTINEL"`); got != sentinel {
+		if got := b.MustIn(name, `printf %s "$SENTINEL"`); got != sentinel {
 			t.Error("the secret is not in the agent's environment")
 		}
-		if got := b.in(name, `printf '%s' "$MULTI"`); got.stdout != multi {
-			t.Errorf("the multi-line secret is %q, want %q", got.stdout, multi)
+		if got := b.In(name, `printf '%s' "$MULTI"`); got.Stdout != multi {
+			t.Errorf("the multi-line secret is %q, want %q", got.Stdout, multi)
 		}
 		for _, shell := range []string{"zsh -c", "zsh -ic", "bash -lc", "bash -ic"} {
-			if r := b.in(name, shell+` 'printf %s "$SENTINEL"'`); !strings.Contains(r.stdout, sentinel) {
-				t.Errorf("%s does not have the secret: %q", shell, r.all())
+			if r := b.In(name, shell+` 'printf %s "$SENTINEL"'`); !strings.Contains(r.Stdout, sentinel) {
+				t.Errorf("%s does not have the secret: %q", shell, r.All())
 			}
 		}
-		if got := b.mustIn(name, "stat -L -c '%a %U' /run/agent /run/agent/env; stat -f -c %T /run/agent"); got != "700 agent\n600 agent\ntmpfs" {
+		if got := b.MustIn(name, "stat -L -c '%a %U' /run/agent /run/agent/env; stat -f -c %T /run/agent"); got != "700 agent\n600 agent\ntmpfs" {
 			t.Errorf("secrets lie in %q", got)
 		}
-		cred := b.mustIn(name, `printf 'protocol=https\nhost=github.com\n\n' | git credential fill`)
+		cred := b.MustIn(name, `printf 'protocol=https\nhost=github.com\n\n' | git credential fill`)
 		if !strings.Contains(cred, "password=ghp_") {
 			t.Errorf("credential helper: %q", cred)
 		}
-		if other := b.in(name, `printf 'protocol=https\nhost=evil.example\n\n' | GIT_TERMINAL_PROMPT=0 git credential fill`); strings.Contains(other.all(), "ghp_") {
+		if other := b.In(name, `printf 'protocol=https\nhost=evil.example\n\n' | GIT_TERMINAL_PROMPT=0 git credential fill`); strings.Contains(other.All(), "ghp_") {
 			t.Error("the GitHub token is offered to another host")
 		}
-		if out := b.asz("secrets", "list", "--json") + b.asz("config", "show") + b.asz("logs", name); strings.Contains(out, sentinel) {
+		if out := b.Asz("secrets", "list", "--json") + b.Asz("config", "show") + b.Asz("logs", name); strings.Contains(out, sentinel) {
 			t.Error("the secret is shown")
 		}
 	})
 	t.Run("copy", func(t *testing.T) {
-		b.write("in.txt", "copied\n")
-		b.asz("cp", "in.txt", name+":sub-in.txt")
-		if got := b.mustIn(name, "cat sub-in.txt; rm sub-in.txt"); got != "copied" {
+		b.Write("in.txt", "copied\n")
+		b.Asz("cp", "in.txt", name+":sub-in.txt")
+		if got := b.MustIn(name, "cat sub-in.txt; rm sub-in.txt"); got != "copied" {
 			t.Errorf("copied in: %q", got)
 		}
-		b.mustIn(name, "mkdir -p /tmp/out/deep && echo result >/tmp/out/deep/r.txt && ln -s /etc/passwd /tmp/out/link")
-		b.run("", "agent-sessionizer", "cp", name+":/tmp/out", "out")
-		if text, err := os.ReadFile(filepath.Join(b.home, "out/deep/r.txt")); err != nil || string(text) != "result\n" {
+		b.MustIn(name, "mkdir -p /tmp/out/deep && echo result >/tmp/out/deep/r.txt && ln -s /etc/passwd /tmp/out/link")
+		b.Run("agent-sessionizer", "cp", name+":/tmp/out", "out")
+		if text, err := os.ReadFile(filepath.Join(b.Home, "out/deep/r.txt")); err != nil || string(text) != "result\n" {
 			t.Errorf("copied out: %q %v", text, err)
 		}
-		if _, err := os.Lstat(filepath.Join(b.home, "out/link")); err == nil {
+		if _, err := os.Lstat(filepath.Join(b.Home, "out/link")); err == nil {
 			t.Error("a link came out of the guest")
 		}
 	})
 	t.Run("OpenSSH", func(t *testing.T) {
-		b.write("ssh.config", b.asz("ssh-config", name))
-		r := b.run("", "ssh", "-F", filepath.Join(b.home, "ssh.config"), name, "echo", "hello from", "$USER")
-		if r.stdout != "hello from agent\n" {
-			t.Errorf("ssh: %s", r.all())
+		b.Write("ssh.config", b.Asz("ssh-config", name))
+		r := b.Run("ssh", "-F", filepath.Join(b.Home, "ssh.config"), name, "echo", "hello from", "$USER")
+		if r.Stdout != "hello from agent\n" {
+			t.Errorf("ssh: %s", r.All())
 		}
 	})
 	t.Run("attach", func(t *testing.T) { attach(t, b, name) })
 	t.Run("work comes home", func(t *testing.T) { work(t, b, name, clone) })
 	t.Run("stop and start", func(t *testing.T) {
-		before := b.mustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2")
-		b.asz("stop", name)
-		if got := b.list()[0].State; got != "stopped" {
+		before := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2")
+		b.Asz("stop", name)
+		if got := b.List()[0].State; got != "stopped" {
 			t.Errorf("state %q", got)
 		}
-		if left := b.processes("qemu"); len(left) > 0 {
+		if left := b.Processes("qemu"); len(left) > 0 {
 			t.Errorf("QEMU still runs: %v", left)
 		}
 		watch.check(t)
 		searchDisk(t, b, name, sentinel)
-		b.asz("start", name)
-		if after := b.mustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2"); after != before {
+		b.Asz("start", name)
+		if after := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2"); after != before {
 			t.Errorf("identity changed over a restart:\n%s\n%s", before, after)
 		}
-		if got := b.mustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
+		if got := b.MustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
 			t.Error("the secret is gone after a restart")
 		}
 		names(t, b, name)
 	})
 	t.Run("destroy", func(t *testing.T) {
-		b.mustIn(name, "echo precious >precious.txt")
-		b.fails(4, "would lose work", "destroy", name)
-		b.asz("destroy", "--force", name)
-		b.asz("destroy", name)
-		if l := b.list(); len(l) != 0 {
+		b.MustIn(name, "echo precious >precious.txt")
+		b.Fails(4, "would lose work", "destroy", name)
+		b.Asz("destroy", "--force", name)
+		b.Asz("destroy", name)
+		if l := b.List(); len(l) != 0 {
 			t.Errorf("sessions are left: %+v", l)
 		}
-		if left := b.leftovers(); len(left) > 0 {
+		if left := b.Leftovers(); len(left) > 0 {
 			t.Errorf("processes are left: %v", left)
 		}
 		for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
-			if left, _ := filepath.Glob(filepath.Join(b.home, glob)); len(left) > 0 {
+			if left, _ := filepath.Glob(filepath.Join(b.Home, glob)); len(left) > 0 {
 				t.Errorf("left: %v", left)
 			}
 		}
-		if r := b.run("", "tmux", "list-sessions"); strings.Contains(r.stdout, "project") {
-			t.Errorf("the local tmux session is left: %s", r.stdout)
+		if r := b.Run("tmux", "list-sessions"); strings.Contains(r.Stdout, "project") {
+			t.Errorf("the local tmux session is left: %s", r.Stdout)
 		}
 	})
 	searchHome(t, b, sentinel, "secret-file")
@@ -180,10 +180,10 @@ secrets:
 func names(t *testing.T, b *box, session string) {
 	t.Helper()
 	name := session
-	if got := b.mustIn(name, "getent ahostsv4 github.com | head -n1 | cut -d' ' -f1"); !strings.HasPrefix(got, "198.18.") && !strings.HasPrefix(got, "198.19.") {
+	if got := b.MustIn(name, "getent ahostsv4 github.com | head -n1 | cut -d' ' -f1"); !strings.HasPrefix(got, "198.18.") && !strings.HasPrefix(got, "198.19.") {
 		t.Errorf("github.com is %q, which is no address of the gateway's making", got)
 	}
-	if got := b.mustIn(name, "curl -sS http://github.com/"); got != "this is "+allowedAddr+":80" {
+	if got := b.MustIn(name, "curl -sS http://github.com/"); got != "this is "+allowedAddr+":80" {
 		t.Errorf("http://github.com/: %q", got)
 	}
 	before := hitCount("dns evil.example.")
@@ -192,15 +192,15 @@ func names(t *testing.T, b *box, session string) {
 		"getent ahostsv4 github.com.evil.example",
 		"sudo getent ahostsv4 evil.example",
 	} {
-		if r := b.in(name, line); r.code == 0 {
-			t.Errorf("%s: %s", line, r.stdout)
+		if r := b.In(name, line); r.Code == 0 {
+			t.Errorf("%s: %s", line, r.Stdout)
 		}
 	}
 	if after := hitCount("dns evil.example."); after != before {
 		t.Error("a denied name was asked upstream")
 	}
 	// A resolver of one's own choice is the proxy all the same.
-	r := b.in(name, `command -v dig >/dev/null && dig +short +tries=1 +time=3 @`+resolverAddr+` evil.example || python3 - <<'EOF'
+	r := b.In(name, `command -v dig >/dev/null && dig +short +tries=1 +time=3 @`+resolverAddr+` evil.example || python3 - <<'EOF'
 import socket
 q=b'\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04evil\x07example\x00\x00\x01\x00\x01'
 s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); s.settimeout(3)
@@ -208,30 +208,30 @@ s.sendto(q,('`+resolverAddr+`',53))
 d=s.recv(512)
 print('rcode',d[3]&15,'answers',d[7])
 EOF`)
-	if !strings.Contains(r.stdout, "rcode 3 answers 0") && strings.TrimSpace(r.stdout) != "" {
-		t.Errorf("asking a foreign resolver: %s", r.all())
+	if !strings.Contains(r.Stdout, "rcode 3 answers 0") && strings.TrimSpace(r.Stdout) != "" {
+		t.Errorf("asking a foreign resolver: %s", r.All())
 	}
-	if got := b.in(name, "getent ahostsv4 rebind.github.com"); strings.Contains(got.stdout, lanAddr) {
-		t.Errorf("rebinding: %s", got.stdout)
+	if got := b.In(name, "getent ahostsv4 rebind.github.com"); strings.Contains(got.Stdout, lanAddr) {
+		t.Errorf("rebinding: %s", got.Stdout)
 	}
 	// allowed at once, and seen in the log
-	if r := b.in(name, "getent ahostsv4 files.example"); r.code == 0 && hitCount("allowed files.example") == 0 {
-		t.Errorf("files.example resolves before it is allowed: %s", r.stdout)
+	if r := b.In(name, "getent ahostsv4 files.example"); r.Code == 0 && hitCount("allowed files.example") == 0 {
+		t.Errorf("files.example resolves before it is allowed: %s", r.Stdout)
 	}
-	if denied := b.asz("net", "denied", name, "--json"); !strings.Contains(denied, `"evil.example"`) {
+	if denied := b.Asz("net", "denied", name, "--json"); !strings.Contains(denied, `"evil.example"`) {
 		t.Errorf("net denied does not show evil.example: %s", denied)
 	}
-	b.asz("net", "allow", name, "files.example", "rebind.example", "alias.example")
+	b.Asz("net", "allow", name, "files.example", "rebind.example", "alias.example")
 	hit("allowed files.example")
 	for _, name := range []string{"files.example", "rebind.example"} { // the latter has a LAN address too
-		if got := b.mustIn(session, "curl -sS http://"+name+"/"); got != "this is 203.0.113.20:80" {
+		if got := b.MustIn(session, "curl -sS http://"+name+"/"); got != "this is 203.0.113.20:80" {
 			t.Errorf("%s after net allow: %q", name, got)
 		}
 	}
-	if r := b.in(session, "curl -sS -m 20 http://alias.example/"); r.stdout != "this is "+foreignAddr+":80\n" {
-		t.Errorf("an allowed alias: %s", r.all()) // the name's owner decides where it leads
+	if r := b.In(session, "curl -sS -m 20 http://alias.example/"); r.Stdout != "this is "+foreignAddr+":80\n" {
+		t.Errorf("an allowed alias: %s", r.All()) // the name's owner decides where it leads
 	}
-	log := b.asz("net", "log", session, "--json")
+	log := b.Asz("net", "log", session, "--json")
 	type entry struct {
 		Name    string
 		End     bool
@@ -244,12 +244,12 @@ EOF`)
 	if !slices.ContainsFunc(entries, func(e entry) bool { return e.Name == "files.example" && e.End && e.BytesIn > 0 }) {
 		t.Errorf("net log does not show the bytes of files.example: %s", log)
 	}
-	b.asz("net", "deny", session, "files.example")
-	if r := b.in(session, "curl -sS -m 20 http://files.example/"); r.code == 0 {
-		t.Errorf("files.example after net deny: %s", r.stdout)
+	b.Asz("net", "deny", session, "files.example")
+	if r := b.In(session, "curl -sS -m 20 http://files.example/"); r.Code == 0 {
+		t.Errorf("files.example after net deny: %s", r.Stdout)
 	}
-	b.asz("net", "allow", session, "files.example")
-	b.fails(2, "203.0.113.9", "net", "allow", name, "203.0.113.9")
+	b.Asz("net", "allow", session, "files.example")
+	b.Fails(2, "203.0.113.9", "net", "allow", name, "203.0.113.9")
 }
 
 // addresses tries what may and what may not be connected to, as root too.
@@ -260,10 +260,10 @@ func addresses(t *testing.T, b *box, name string) {
 done
 gw=$(ip -4 route show default | cut -d' ' -f3)
 if timeout 8 bash -c 'exec 3<>"/dev/tcp/$0/80"' "$gw" 2>/dev/null; then echo "open gateway:80"; else echo "shut gateway:80"; fi`
-	b.write("probe.sh", script)
-	b.asz("cp", "probe.sh", name+":/tmp/probe.sh")
+	b.Write("probe.sh", script)
+	b.Asz("cp", "probe.sh", name+":/tmp/probe.sh")
 	for _, sudo := range []string{"", "sudo "} {
-		got := b.mustIn(name, sudo+"bash /tmp/probe.sh '"+strings.Join([]string{
+		got := b.MustIn(name, sudo+"bash /tmp/probe.sh '"+strings.Join([]string{
 			"github.com:80", "github.com:22", "github.com:25", "github.com:8080", "github.com:853",
 			allowedAddr + ":80", allowedAddr + ":25", lanAddr + ":80", metadataAddr + ":80",
 		}, " ")+"'")
@@ -280,60 +280,60 @@ if timeout 8 bash -c 'exec 3<>"/dev/tcp/$0/80"' "$gw" 2>/dev/null; then echo "op
 			t.Errorf("%s was reached %d times", addr, n)
 		}
 	}
-	if r := b.in(name, "ip -6 route get 2001:db8::1 && ping -6 -c1 -W2 2001:db8::1"); r.code == 0 {
-		t.Errorf("IPv6: %s", r.stdout)
+	if r := b.In(name, "ip -6 route get 2001:db8::1 && ping -6 -c1 -W2 2001:db8::1"); r.Code == 0 {
+		t.Errorf("IPv6: %s", r.Stdout)
 	}
 }
 
 // services publishes a port of the guest here, and opens one of here to the guest.
 func services(t *testing.T, b *box, name string) {
-	b.mustIn(name, "mkdir -p /tmp/site && echo from the guest >/tmp/site/index.html && "+
+	b.MustIn(name, "mkdir -p /tmp/site && echo from the guest >/tmp/site/index.html && "+
 		"systemd-run --user --quiet --unit=site python3 -m http.server --directory /tmp/site --bind 127.0.0.1 3000 || "+
 		"(cd /tmp/site && setsid -f python3 -m http.server --bind 127.0.0.1 3000 >/dev/null 2>&1)")
-	b.mustIn(name, "for i in $(seq 100); do curl -sf http://127.0.0.1:3000/ && break; sleep 0.3; done")
-	url := strings.Fields(b.asz("ports", name, "3000"))[1]
-	if r := b.run("", "curl", "-sS", "-m", "60", url); r.stdout != "from the guest\n" {
-		t.Errorf("%s: %s", url, r.all())
+	b.MustIn(name, "for i in $(seq 100); do curl -sf http://127.0.0.1:3000/ && break; sleep 0.3; done")
+	url := strings.Fields(b.Asz("ports", name, "3000"))[1]
+	if r := b.Run("curl", "-sS", "-m", "60", url); r.Stdout != "from the guest\n" {
+		t.Errorf("%s: %s", url, r.All())
 	}
-	b.asz("ports", name, "3000", "--close")
-	if r := b.run("", "curl", "-sS", "-m", "60", url); r.code == 0 {
-		t.Errorf("a closed port answers: %s", r.all())
+	b.Asz("ports", name, "3000", "--close")
+	if r := b.Run("curl", "-sS", "-m", "60", url); r.Code == 0 {
+		t.Errorf("a closed port answers: %s", r.All())
 	}
 
-	if r := b.in(name, "curl -sS -m 20 http://host.lima.internal:8088/"); r.code == 0 {
-		t.Errorf("the host's loopback: %s", r.all())
+	if r := b.In(name, "curl -sS -m 20 http://host.lima.internal:8088/"); r.Code == 0 {
+		t.Errorf("the host's loopback: %s", r.All())
 	}
-	b.asz("open", "-d", "--host-service", "localhost:8088", name)
-	if got := b.mustIn(name, "curl -sS -m 60 http://host.lima.internal:8088/"); got != "this is 127.0.0.1:8088" {
+	b.Asz("open", "-d", "--host-service", "localhost:8088", name)
+	if got := b.MustIn(name, "curl -sS -m 60 http://host.lima.internal:8088/"); got != "this is 127.0.0.1:8088" {
 		t.Errorf("a host service: %q", got)
 	}
-	if r := b.in(name, "curl -sS -m 20 http://host.lima.internal:80/"); r.code == 0 {
-		t.Errorf("another port of the host: %s", r.all())
+	if r := b.In(name, "curl -sS -m 20 http://host.lima.internal:80/"); r.Code == 0 {
+		t.Errorf("another port of the host: %s", r.All())
 	}
 }
 
 func work(t *testing.T, b *box, name, clone string) {
-	b.mustIn(name, `git switch -qc feature && git config user.name agent && git config user.email a@example.invalid &&
+	b.MustIn(name, `git switch -qc feature && git config user.name agent && git config user.email a@example.invalid &&
 		echo agent >>hello.txt && git add hello.txt && git commit -qm 'by the agent' && echo loose >loose.txt`)
-	b.fails(4, "would lose work", "destroy", name)
-	diff := b.asz("diff", name)
+	b.Fails(4, "would lose work", "destroy", name)
+	diff := b.Asz("diff", name)
 	for _, want := range []string{"+agent", "+loose"} {
 		if !strings.Contains(diff, want) {
 			t.Errorf("diff lacks %q:\n%s", want, diff)
 		}
 	}
-	out := b.asz("fetch", name)
+	out := b.Asz("fetch", name)
 	ref := "refs/agents/" + name + "/heads/feature"
 	if !strings.Contains(out, ref) {
 		t.Errorf("fetch: %s", out)
 	}
-	if got := b.runIn(clone, "git", "log", "-1", "--format=%an %s", ref); got.stdout != "agent by the agent\n" {
-		t.Errorf("fetched: %s", got.all())
+	if got := b.RunIn(clone, "git", "log", "-1", "--format=%an %s", ref); got.Stdout != "agent by the agent\n" {
+		t.Errorf("fetched: %s", got.All())
 	}
-	if got := b.runIn(clone, "git", "status", "--porcelain", "--branch"); got.stdout != "## main\n?? draft.txt\n" {
-		t.Errorf("the local clone was touched: %q", got.stdout)
+	if got := b.RunIn(clone, "git", "status", "--porcelain", "--branch"); got.Stdout != "## main\n?? draft.txt\n" {
+		t.Errorf("the local clone was touched: %q", got.Stdout)
 	}
-	b.mustIn(name, "rm loose.txt")
+	b.MustIn(name, "rm loose.txt")
 }
 
 func random() string {
@@ -356,8 +356,8 @@ func kernel(t *testing.T) string {
 func searchHome(t *testing.T, b *box, secret, but string) {
 	t.Helper()
 	files := 0
-	err := filepath.WalkDir(b.home, func(path string, d os.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() || path == filepath.Join(b.home, but) {
+	err := filepath.WalkDir(b.Home, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || path == filepath.Join(b.Home, but) {
 			return nil //nolint:nilerr // sockets and files that go while we walk
 		}
 		text, err := os.ReadFile(path)
