@@ -11,6 +11,8 @@ import (
 	"errors"
 	"net/netip"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // ErrNotFound is returned, wrapped, when no VM of that name exists.
@@ -20,7 +22,7 @@ var ErrNotFound = errors.New("no such VM")
 // once sshd accepts logins: the marker, a space, and the host's public key in
 // authorized_keys form ("ssh-ed25519 AAAA…"). The serial console is the one
 // channel that only this VM can write, so the key needs no trust on first use.
-const ReadyMarker = "agent-sessionizer-ready"
+const ReadyMarker = wire.ReadyMarker
 
 // State of a VM as seen from the host.
 type State string

@@ -1,0 +1,79 @@
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+)
+
+// What a guest prints at the start of a line of a console that only it can write.
+const (
+	// ReadyMarker says that sshd takes logins; a space and sshd's public key in
+	// authorized_keys form follow.
+	ReadyMarker = "agent-sessionizer-ready"
+
+	// AsleepMarker says that a guest, which is to be saved and forked, has
+	// stopped short of what makes it a machine of its own and waits for an
+	// Identity on its virtio console.
+	AsleepMarker = "agent-sessionizer-asleep"
+)
+
+// MaxIdentity bounds the line of an Identity, in bytes.
+const MaxIdentity = 16 << 10
+
+// Identity is what makes a guest that was forked from a saved one a machine of
+// its own. It travels as one line of JSON on the guest's virtio console, to
+// nobody else, and is never written to a disk of the host's: the host key is
+// the private one. It prints as [redacted].
+type Identity struct {
+	Version       int       `json:"version"`
+	Hostname      string    `json:"hostname"`
+	MachineID     string    `json:"machine_id"`     // 32 hexadecimal digits, machine-id(5)
+	BootID        string    `json:"boot_id"`        // a random UUID
+	User          string    `json:"user"`           // who may log in
+	AuthorizedKey string    `json:"authorized_key"` // with this key only, authorized_keys form
+	HostKey       string    `json:"host_key"`       // sshd's, ed25519, OpenSSH's private key format
+	MAC           string    `json:"mac"`            // of the only network card
+	Time          time.Time `json:"time"`           // when the line was sent
+	Seed          []byte    `json:"seed"`           // randomness of the host, at least 32 bytes
+}
+
+// String never shows the host key.
+func (Identity) String() string { return redacted }
+
+// GoString never shows the host key.
+func (Identity) GoString() string { return redacted }
+
+// LogValue never shows the host key.
+func (Identity) LogValue() slog.Value { return slog.StringValue(redacted) }
+
+// plainIdentity is an Identity that encoding/json may write.
+type plainIdentity Identity
+
+// MarshalJSON never shows the host key; Encode is the one way to it.
+func (Identity) MarshalJSON() ([]byte, error) { return []byte(`"` + redacted + `"`), nil }
+
+// Encode writes the line.
+func (i Identity) Encode(w io.Writer) error {
+	i.Version = Version
+	if err := json.NewEncoder(w).Encode(plainIdentity(i)); err != nil {
+		return fmt.Errorf("send the identity: %w", err)
+	}
+	return nil
+}
+
+// DecodeIdentity reads one line. Its errors quote nothing of it.
+func DecodeIdentity(r io.Reader) (Identity, error) {
+	i, err := decode[plainIdentity](r, MaxIdentity)
+	switch {
+	case err != nil:
+		return Identity{}, fmt.Errorf("identity: not a message of this version, or over the bound")
+	case i.Version != Version:
+		return Identity{}, fmt.Errorf("identity: version %d, want %d", i.Version, Version)
+	case len(i.Seed) < 32:
+		return Identity{}, fmt.Errorf("identity: %d bytes of randomness, want at least 32", len(i.Seed))
+	}
+	return Identity(i), nil
+}
