@@ -1,10 +1,11 @@
 // Package image owns the disk images that sessions start from: it finds the
-// pinned Ubuntu cloud image in the VM template, and builds, lists and removes
-// images made from Debian packages.
+// pinned Ubuntu cloud image in the VM template, builds images from Debian
+// packages, keeps golden images and saved states that others make, and lists and
+// removes them all.
 //
 // It never starts a VM and never downloads a cloud image; the driver does both.
 // A published image is complete and never changes: a newer build is a new one
-// beside it.
+// beside it. Only saved states are added to it, and removed.
 package image
 
 import (
@@ -20,6 +21,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -30,16 +33,59 @@ const (
 	Debian = "debian" // built here by Build
 )
 
+// Golden is the name of the image that is made from the image source by booting
+// and provisioning it once, so that its clones need not.
+func Golden(source string) string { return source + ".golden" }
+
 // Info describes one image.
 type Info struct {
 	Name      string    `json:"name"`
 	Arch      string    `json:"arch"`
-	Source    string    `json:"source"` // "debian/trixie", or the URL of a cloud image
+	Source    string    `json:"source"` // "debian/trixie", the URL of a cloud image, or the image that a golden one was made from
 	Key       string    `json:"key"`    // hash of everything that goes in; a cloud image's digest
-	Size      int64     `json:"size"`   // bytes on disk; 0 for a cloud image
+	Size      int64     `json:"size"`   // bytes on disk, saved states included; 0 for a cloud image
 	CreatedAt time.Time `json:"created_at,omitzero"`
 	Path      string    `json:"path,omitempty"` // directory; "" for a cloud image
 	Ready     bool      `json:"ready"`          // this is the one that Lookup returns
+	Files     []string  `json:"files,omitempty"`
+	Warm      []Warm    `json:"warm,omitempty"`
+}
+
+// Warm is the state of a VM that was booted from an image and saved: sessions of
+// its CPUs and memory go on from there.
+type Warm struct {
+	Key       string    `json:"key"` // vm.Saver.StateKey
+	CPUs      int       `json:"cpus"`
+	Memory    int64     `json:"memory"` // bytes
+	Size      int64     `json:"size"`   // bytes on disk
+	CreatedAt time.Time `json:"created_at"`
+	Path      string    `json:"path"` // directory
+}
+
+// Image is i, ready for a driver's Spec.
+func (i Info) Image() (vm.Image, error) {
+	img := vm.Image{Arch: i.Arch, Location: filepath.Join(i.Path, diskFile)}
+	if slices.Contains(i.Files, kernelFile) { // else it brings its own boot loader
+		img.Kernel = filepath.Join(i.Path, kernelFile)
+	}
+	if slices.Contains(i.Files, initrdFile) {
+		img.Initrd = filepath.Join(i.Path, initrdFile)
+	}
+	if slices.Contains(i.Files, cmdlineFile) {
+		text, err := os.ReadFile(filepath.Join(i.Path, cmdlineFile))
+		if err != nil {
+			return vm.Image{}, fmt.Errorf("read image %s: %w", i.Name, err)
+		}
+		img.Cmdline = strings.TrimSpace(string(text))
+	}
+	return img, nil
+}
+
+// Resumed is i's image as the VM that was saved in w left it.
+func (i Info) Resumed(w Warm) (vm.Image, error) {
+	img, err := i.Image()
+	img.Location, img.State = filepath.Join(w.Path, vm.DiskFile), filepath.Join(w.Path, vm.StateFile)
+	return img, err
 }
 
 // Store is a directory of images. Its methods may be called at once from
@@ -48,12 +94,12 @@ type Store struct {
 	Dir      string // made when needed
 	Template []byte // the VM template, whose images are the source "ubuntu"; may be nil
 
-	make maker // nil: makeDebian
+	make builder // nil: makeDebian
 }
 
 // The files of an image's directory.
 const (
-	diskFile    = "disk.qcow2"
+	diskFile    = vm.DiskFile
 	kernelFile  = "kernel"
 	initrdFile  = "initrd"
 	cmdlineFile = "cmdline"
@@ -62,7 +108,7 @@ const (
 
 // A published directory is NAME-ARCH-KEY-TIME; anything that begins with a dot
 // is a lock, or work that is in progress or was cut short.
-var published = regexp.MustCompile(`^[a-z0-9]+-(x86_64|aarch64)-[0-9a-f]{12}-[0-9]+$`)
+var published = regexp.MustCompile(`^[a-z0-9.]+-(x86_64|aarch64)-[0-9a-f]{12}-[0-9]+$`)
 
 // List returns the cloud images of the template and every built image, newest
 // first within a name. A damaged directory is left out: Prune removes it.
@@ -92,17 +138,7 @@ func (s *Store) Lookup(name, arch string) (vm.Image, error) {
 		if i.Name != name || i.Arch != arch || !i.Ready {
 			continue
 		}
-		cmdline, err := os.ReadFile(filepath.Join(i.Path, cmdlineFile))
-		if err != nil {
-			return vm.Image{}, fmt.Errorf("read image %s: %w", name, err)
-		}
-		return vm.Image{
-			Arch:     arch,
-			Location: filepath.Join(i.Path, diskFile),
-			Kernel:   filepath.Join(i.Path, kernelFile),
-			Initrd:   filepath.Join(i.Path, initrdFile),
-			Cmdline:  strings.TrimSpace(string(cmdline)),
-		}, nil
+		return i.Image()
 	}
 	e := fail.New(fail.NotFound, "no image %q for %s", name, arch)
 	if name == Debian {
@@ -117,6 +153,11 @@ func (s *Store) Remove(name string, inUse func(dir string) bool) error {
 	if name == Ubuntu {
 		return fail.New(fail.Usage, "the cloud image %q belongs to the VM template and cannot be removed", name)
 	}
+	unlock, err := s.alone()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	built, err := s.built()
 	if err != nil {
 		return err
@@ -128,7 +169,7 @@ func (s *Store) Remove(name string, inUse func(dir string) bool) error {
 	}
 	for _, i := range built {
 		if i.Name == name {
-			if err := s.discard(i.Path); err != nil {
+			if err := s.discard(name, i.Path); err != nil {
 				return err
 			}
 		}
@@ -141,6 +182,11 @@ func (s *Store) Remove(name string, inUse func(dir string) bool) error {
 // whose disks refer to an image's files keep it: inUse is asked with its
 // directory and may be nil. A build that runs is left alone.
 func (s *Store) Prune(inUse func(dir string) bool) (int64, error) {
+	unlock, err := s.alone()
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
 	entries, err := readDir(s.Dir)
 	if err != nil {
 		return 0, err
@@ -153,14 +199,18 @@ func (s *Store) Prune(inUse func(dir string) bool) (int64, error) {
 	for _, i := range built {
 		keep[i.Path] = i.Ready
 	}
-	var freed int64
+	freed, err := s.pruneWarm(built, inUse)
+	if err != nil {
+		return freed, err
+	}
 	for _, e := range entries {
 		dir := filepath.Join(s.Dir, e.Name())
 		if !e.IsDir() || !published.MatchString(e.Name()) || keep[dir] || (inUse != nil && inUse(dir)) {
 			continue
 		}
 		n := diskUsage(dir)
-		if err := s.discard(dir); err != nil {
+		name, _, _ := strings.Cut(e.Name(), "-")
+		if err := s.discard(name, dir); err != nil {
 			return freed, err
 		}
 		freed += n
@@ -179,7 +229,7 @@ func (s *Store) sweep(entries []fs.DirEntry) (int64, error) {
 			continue
 		}
 		name, _, _ = strings.Cut(name, "-")
-		lock, err := tryLock(s.lockPath(name))
+		lock, err := tryLock(filepath.Join(s.Dir, lockPrefix+name), unix.LOCK_EX)
 		if errors.Is(err, errLocked) {
 			continue
 		}
@@ -233,19 +283,31 @@ func readInfo(dir string) (Info, error) {
 	if err := json.Unmarshal(b, &i); err != nil {
 		return Info{}, fmt.Errorf("%s: %w", metaFile, err)
 	}
-	for _, f := range []string{diskFile, kernelFile, initrdFile, cmdlineFile} {
+	if !slices.Contains(i.Files, diskFile) {
+		return Info{}, errors.New("image lacks a disk")
+	}
+	for _, f := range i.Files {
 		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Size() == 0 {
 			return Info{}, fmt.Errorf("image lacks %s", f)
 		}
 	}
 	i.Path, i.Size = dir, diskUsage(dir)
+	states, err := filepath.Glob(filepath.Join(dir, warmPrefix+"*"))
+	if err != nil {
+		return Info{}, err
+	}
+	i.Warm = nil
+	for _, state := range states {
+		if w, err := readWarm(state); err == nil {
+			i.Warm = append(i.Warm, w)
+		}
+	}
 	return i, nil
 }
 
-// discard takes an image out of sight in one step, then deletes it. It is named
+// discard takes an image of a name, or a part of it, out of sight in one step, then deletes it. It is named
 // like a dead build's work, which the next build or Prune finishes deleting.
-func (s *Store) discard(dir string) error {
-	name, _, _ := strings.Cut(filepath.Base(dir), "-")
+func (s *Store) discard(name, dir string) error {
 	gone := filepath.Join(s.Dir, fmt.Sprintf("%s%s-gone-%d", workPrefix, name, time.Now().UnixNano()))
 	if err := os.Rename(dir, gone); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {

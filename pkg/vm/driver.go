@@ -43,6 +43,10 @@ type Image struct {
 	Kernel   string `json:"kernel,omitempty"`
 	Initrd   string `json:"initrd,omitempty"`
 	Cmdline  string `json:"cmdline,omitempty"`
+
+	// State is a file that Saver.Save made together with the disk at Location: a
+	// VM's first start resumes it instead of booting.
+	State string `json:"state,omitempty"`
 }
 
 // Spec says what VM to make.
@@ -130,6 +134,10 @@ type Driver interface {
 	// is a success.
 	Delete(ctx context.Context, name string) error
 
+	// Export writes the disk of a stopped VM to the file dest as an image that
+	// depends on no other file. It flushes dest to the disk.
+	Export(ctx context.Context, name, dest string, p Progress) error
+
 	// Inspect reads files and sockets with a bound of a second; it returns
 	// ErrNotFound, or a Broken machine with the reason.
 	Inspect(ctx context.Context, name string) (Machine, error)
@@ -147,3 +155,29 @@ type Driver interface {
 	// Check returns what the host lacks to run VMs, each with a hint; nil when nothing.
 	Check(ctx context.Context) []error
 }
+
+// Saver is a Driver whose running VMs can be saved and forked. A fork is a VM
+// made from an Image with a State: it goes on where the saved one stood, until
+// its guest has got an identity of its own.
+type Saver interface {
+	// StateKey names everything on this host but the image that a saved state
+	// depends on: it can be resumed where the key is the same. An error says why
+	// VMs cannot be saved here.
+	StateKey(ctx context.Context, arch string, cpus int, memory int64) (string, error)
+
+	// Save boots a VM whose Spec.Boot makes the guest print wire.AsleepMarker,
+	// waits for that, and moves the VM's memory, devices and disk into the
+	// directory dir, as the files StateFile and DiskFile, which are flushed to
+	// the disk. The VM is gone then. It may be repeated.
+	Save(ctx context.Context, name, dir string, p Progress) error
+}
+
+// The files of a saved VM.
+const (
+	StateFile = "state"
+	DiskFile  = "disk"
+)
+
+// ErrNotWoken is returned, wrapped, by the first Start of a fork when the saved
+// state could not be resumed. Delete the VM and make it without the state.
+var ErrNotWoken = errors.New("the saved VM could not be woken")

@@ -26,7 +26,8 @@
 //	 "exec": {"match": "git", "drop_after": 1000},
 //	 "kill_self_at": "start:before"}
 //
-// The operations are create, start, stop, delete, inspect, list and check, each
+// The operations are create, start, stop, delete, inspect, list, check, export,
+// save and wake (the first start of a fork), each
 // with error, code, hint, stall, match (part of the VM's name) and count (only
 // the first N times since the file changed); ready, with never and panic; and
 // exec, where match is part of the command and drop_after (bytes, after which
@@ -155,6 +156,11 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 		if err := furnish(m, s.User); err != nil {
 			return fmt.Errorf("create %s: %w", s.Name, err)
 		}
+		if s.Image.State != "" {
+			if err := os.WriteFile(m.file(forkFile), nil, 0o600); err != nil {
+				return fmt.Errorf("create %s: %w", s.Name, err)
+			}
+		}
 		if err := errors.Join(
 			os.WriteFile(m.file("host_key"), key, 0o600),
 			os.WriteFile(m.file("boot.sh"), []byte(s.Boot), 0o600),
@@ -170,12 +176,15 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endpoint, error) {
 	var ep vm.Endpoint
 	err := d.faults.around(ctx, "start", name, func() error {
-		m, _, err := d.existing(name)
+		m, s, err := d.existing(name)
 		if err != nil {
 			return err
 		}
 		if p != nil {
 			p("starting the fake VM")
+		}
+		if err := d.wake(ctx, m, s); err != nil {
+			return fmt.Errorf("start %s: %w", name, err)
 		}
 		ep, err = d.boot(ctx, m)
 		if err != nil {

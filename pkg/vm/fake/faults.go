@@ -43,6 +43,9 @@ type script struct {
 	Accel      fault  `json:"accel"`
 	Ready      fault  `json:"ready"`
 	Exec       fault  `json:"exec"`
+	Export     fault  `json:"export"`
+	Save       fault  `json:"save"`
+	Wake       fault  `json:"wake"`
 	KillSelfAt string `json:"kill_self_at"`
 }
 
@@ -50,6 +53,7 @@ func (s script) op(name string) fault {
 	return map[string]fault{
 		"create": s.Create, "start": s.Start, "stop": s.Stop, "delete": s.Delete, "inspect": s.Inspect,
 		"list": s.List, "check": s.Check, "accel": s.Accel, "ready": s.Ready, "exec": s.Exec,
+		"export": s.Export, "save": s.Save, "wake": s.Wake,
 	}[name]
 }
 

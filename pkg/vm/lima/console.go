@@ -13,6 +13,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 const (
@@ -30,6 +31,7 @@ var consoles = []string{filenames.SerialLog, filenames.SerialPCILog, filenames.S
 type watcher struct {
 	logs    []*follower
 	hostKey string   // set once the marker was seen
+	asleep  bool     // whether the guest waits to be saved
 	panic   string   // the line in which the guest's kernel gave up
 	last    []string // the most recent lines, cleaned
 }
@@ -60,6 +62,7 @@ func (w *watcher) line(s string) {
 	if w.hostKey == "" {
 		w.hostKey = parseMarker(s)
 	}
+	w.asleep = w.asleep || strings.TrimSpace(s) == wire.AsleepMarker
 	if w.panic == "" && strings.Contains(s, "Kernel panic - not syncing") {
 		w.panic = clean(s)
 	}

@@ -10,8 +10,10 @@ import (
 	"path/filepath"
 	"time"
 
+	continuity "github.com/containerd/continuity/fs"
 	"github.com/docker/go-units"
 	"github.com/lima-vm/go-qcow2reader"
+	"github.com/lima-vm/go-qcow2reader/image/raw"
 	"github.com/lima-vm/lima/pkg/downloader"
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store"
@@ -83,6 +85,11 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 		if err := fits(base, inst.Disk); err != nil {
 			return err
 		}
+		if inst.VMType == limayaml.VZ {
+			if err := share(base, filepath.Join(inst.Dir, filenames.DiffDisk), inst.Disk); err != nil {
+				return err
+			}
+		}
 		if img.Kernel != nil {
 			if err := d.place(ctx, img.Kernel.File, filepath.Join(inst.Dir, filenames.Kernel), p); err != nil {
 				return err
@@ -114,6 +121,44 @@ func fits(base string, disk int64) error {
 	if size := img.Size(); disk < size {
 		return fail.New(fail.Usage, "a disk of %s is smaller than the image, which has %s", units.BytesSize(float64(disk)), units.BytesSize(float64(size))).
 			WithHint("agent-sessionizer destroy the session, and open it with --disk %s", units.BytesSize(float64(size)))
+	}
+	return nil
+}
+
+// share makes disk a copy of the raw image base, of the given size, that shares
+// its blocks with it. Another format is left to Lima, which converts it.
+func share(base, disk string, size int64) error {
+	f, err := os.Open(base)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	img, err := qcow2reader.Open(f)
+	if err != nil {
+		return fail.New(fail.Failure, "read the image: %w", err)
+	}
+	if img.Type() != raw.Type {
+		return nil
+	}
+	base, err = filepath.EvalSymlinks(base)
+	if err != nil {
+		return err
+	}
+	tmp := disk + ".tmp" // what Lima finds it takes for whole
+	if err := clone(base, tmp); err != nil {
+		return err
+	}
+	if err := os.Truncate(tmp, size); err != nil {
+		return err
+	}
+	return os.Rename(tmp, disk)
+}
+
+// clone copies a file, with its blocks shared where the file system can do that
+// (APFS, Btrfs, XFS).
+func clone(from, to string) error {
+	if err := continuity.CopyFile(to, from); err != nil {
+		return fmt.Errorf("copy a disk: %w", err)
 	}
 	return nil
 }

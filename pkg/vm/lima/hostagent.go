@@ -3,6 +3,7 @@
 package lima
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -139,9 +141,14 @@ func freshLogs(dir, socket string) (*os.File, error) {
 
 // serve runs the VM, with Lima's API beside it.
 func serve(ctx context.Context, name, dir string, events *os.File, stop chan os.Signal, socket string) error {
-	if err := wire(name, dir); err != nil {
+	if err := plugIn(name, dir); err != nil {
 		return err
 	}
+	woken, err := wake(ctx, name, dir)
+	if err != nil {
+		return err
+	}
+	defer woken()
 	ha, err := hostagent.New(name, events, stop)
 	if err != nil {
 		return fmt.Errorf("set up the host agent: %w", err)
@@ -157,6 +164,43 @@ func serve(ctx context.Context, name, dir string, events *os.File, stop chan os.
 	go func() { served <- srv.Serve(l) }()
 	err = ha.Run(ctx)
 	return errors.Join(err, srv.Close(), ignoreClosed(<-served))
+}
+
+// wake sees to it that the VM in dir is resumed rather than booted, if it is a
+// fork that has not woken. The returned function waits for the end of that.
+func wake(ctx context.Context, name, dir string) (wait func(), err error) {
+	f, err := readFork(dir)
+	if f == nil || err != nil {
+		return func() {}, err
+	}
+	m, err := readMeta(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.overlay(ctx, dir); err != nil {
+		return nil, err
+	}
+	variable := "QEMU_SYSTEM_" + strings.ToUpper(m.Arch)
+	if err := os.Setenv(variable, cmp.Or(os.Getenv(variable), "qemu-system-"+m.Arch)+" -incoming defer"); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := f.wake(ctx, name, dir); err != nil && ctx.Err() == nil {
+			logrus.WithError(err).Error("cannot wake the saved VM")
+			// It would wait for ever. Whoever started it sees it end.
+			if found, err := family(dir); err == nil {
+				for pid, is := range found {
+					if is == driver {
+						killVerified(pid, driver, dir)
+					}
+				}
+			}
+		}
+	}()
+	return func() { cancel(); <-done }, nil
 }
 
 func ignoreClosed(err error) error {

@@ -87,7 +87,11 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 		return err
 	}
 	m := meta{Arch: s.Image.Arch, VMType: vmType(s.Image.Arch), CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User, Wired: s.Wired}
-	if err := d.make(s.Name, dir, y, m); err != nil {
+	var f *fork
+	if s.Image.State != "" {
+		f = &fork{State: s.Image.State, Disk: s.Disk, User: s.User, AuthorizedKey: s.AuthorizedKey}
+	}
+	if err := d.make(s.Name, dir, y, m, f); err != nil {
 		return fmt.Errorf("create VM %s: %w", s.Name, explainOS(err))
 	}
 	return nil
@@ -109,25 +113,23 @@ func validate(yaml []byte, path, label string) error {
 
 // make does what Lima's instance.Create does, but atomically: a directory
 // beside the final one, renamed when it is on disk.
-func (d *Driver) make(name, dir string, yaml []byte, m meta) error {
+func (d *Driver) make(name, dir string, yaml []byte, m meta, f *fork) error {
 	tmp, err := os.MkdirTemp(d.home, asidePrefix(name)+"new-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp) // gone by then if all went well
-	b, err := json.Marshal(m)
-	if err != nil {
+	files := map[string][]byte{filenames.LimaYAML: yaml, filenames.LimaVersion: []byte(limaVersion)}
+	if files[metaFile], err = json.Marshal(m); err != nil {
 		return err
 	}
-	for _, f := range []struct {
-		name string
-		data []byte
-	}{
-		{filenames.LimaYAML, yaml},
-		{filenames.LimaVersion, []byte(limaVersion)},
-		{metaFile, b},
-	} {
-		if err := writeFile(filepath.Join(tmp, f.name), f.data); err != nil {
+	if f != nil {
+		if files[forkFile], err = json.Marshal(f); err != nil {
+			return err
+		}
+	}
+	for file, data := range files {
+		if err := writeFile(filepath.Join(tmp, file), data); err != nil {
 			return err
 		}
 	}

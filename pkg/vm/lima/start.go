@@ -25,6 +25,9 @@ import (
 )
 
 const (
+	// consolePoll is two stats and a read or two: what waits is a person.
+	consolePoll = 10 * time.Millisecond
+
 	// processPoll is rarer than poll because it costs a ps on macOS.
 	processPoll = 5 * poll
 
@@ -68,32 +71,42 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 		return vm.Endpoint{}, err
 	case r.driver && old == nil:
 		return e, nil
+	case r.driver && !r.agent && isFork(dir):
+		// Only a host agent can wake it, and it has died.
 	case r.driver, r.agent && old != nil:
 		// Whoever started it died or gave up waiting.
 		tell(p, "the VM is booting already, waiting for it")
-		return d.await(ctx, dir, m, nil)
+		return d.endpoint(ctx, dir, m, nil)
 	}
-	// What is left was ready once and has lost its QEMU, or is a stale pid
-	// file, socket or lock.
-	if err := d.kill(ctx, dir); err != nil {
+	exited, err := d.launch(ctx, name, dir, m, p)
+	if err != nil {
 		return vm.Endpoint{}, err
+	}
+	return d.endpoint(ctx, dir, m, exited)
+}
+
+// launch starts the VM anew. What is left of it was ready once and has lost its
+// QEMU, or is a stale pid file, socket or lock.
+func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Progress) (exited <-chan struct{}, err error) {
+	if err := d.kill(ctx, dir); err != nil {
+		return nil, err
 	}
 	if err := d.prepare(ctx, name, dir, m, p); err != nil {
-		return vm.Endpoint{}, err
+		return nil, err
 	}
 	if err := d.served(ctx, name, m); err != nil {
-		return vm.Endpoint{}, err
+		return nil, err
 	}
 	accel, err := d.accelFor(ctx, m.Arch)
 	if err != nil {
-		return vm.Endpoint{}, err
+		return nil, err
 	}
-	tell(p, "starting the VM (%s)", accel.Name)
-	exited, err := d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
-	if err != nil {
-		return vm.Endpoint{}, err
+	verb := "starting"
+	if isFork(dir) {
+		verb = "waking"
 	}
-	return d.await(ctx, dir, m, exited)
+	tell(p, "%s the VM (%s)", verb, accel.Name)
+	return d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
 }
 
 // survivors says what runs for the VM, also what its pid files do not know.
@@ -160,14 +173,37 @@ func closeOnExec() error {
 	return nil
 }
 
-// await waits for the marker of the run that is going on. exited is the
-// channel of spawn when that run is ours, nil otherwise.
-func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan struct{}) (vm.Endpoint, error) {
+// endpoint waits until the run that is going on is ready for logins. exited is
+// the channel of spawn when that run is ours, nil otherwise.
+func (d *Driver) endpoint(ctx context.Context, dir string, m meta, exited <-chan struct{}) (vm.Endpoint, error) {
+	var e vm.Endpoint
+	err := d.await(ctx, dir, m, exited, func(w *watcher) (bool, error) {
+		// A fork has woken when its host agent says so, by removing the file.
+		if w.hostKey == "" || isFork(dir) {
+			return false, nil
+		}
+		port, err := sshPort(dir)
+		if err != nil || port == 0 { // the event follows QEMU's start at once
+			return false, err
+		}
+		e = vm.Endpoint{Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), User: m.User, HostKey: w.hostKey}
+		b, err := json.Marshal(e)
+		if err != nil {
+			return false, err
+		}
+		return true, writeFile(filepath.Join(dir, endpointFile), b)
+	})
+	return e, err
+}
+
+// await waits until the run that is going on has come as far as done says by
+// its console. exited is the channel of spawn when that run is ours.
+func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan struct{}, done func(*watcher) (bool, error)) error {
 	var (
 		w       = newWatcher(dir)
 		seen    running // at any time of this run
 		ours    = exited != nil
-		console = time.NewTicker(poll)
+		console = time.NewTicker(consolePoll)
 		procs   = time.NewTicker(processPoll)
 	)
 	defer console.Stop()
@@ -175,7 +211,7 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 	for {
 		select {
 		case <-ctx.Done():
-			return vm.Endpoint{}, ctx.Err()
+			return ctx.Err()
 		case <-exited:
 			exited, ours = nil, false // decide at the next look: somebody else may have been faster
 		case <-procs.C:
@@ -185,40 +221,32 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 			if !alive { // perhaps one that has no pid file yet
 				all, err := d.survivors(dir)
 				if err != nil {
-					return vm.Endpoint{}, err
+					return err
 				}
 				alive = all.any()
 			}
 			// A QEMU that is gone ends the run even if its agent lingers.
 			if !alive || seen.driver && !now.driver {
-				return vm.Endpoint{}, d.ended(ctx, dir, w)
+				return d.ended(ctx, dir, w)
 			}
 		case <-console.C:
 			if !seen.agent && !seen.driver {
-				continue // until the host agent has its pid file the logs are those of the run before
+				// Until the host agent has its pid file the logs are those of the
+				// run before. launch leaves no old one.
+				if _, err := os.Stat(filepath.Join(dir, filenames.HostAgentPID)); err != nil || !ours {
+					continue
+				}
+				seen.agent = true
 			}
 			if err := w.look(); err != nil {
-				return vm.Endpoint{}, err
+				return err
 			}
 			if w.panic != "" && w.hostKey == "" {
-				return vm.Endpoint{}, d.ended(ctx, dir, w)
+				return d.ended(ctx, dir, w)
 			}
-			if w.hostKey == "" {
-				continue
+			if ok, err := done(w); ok || err != nil {
+				return err
 			}
-			port, err := sshPort(dir)
-			if err != nil {
-				return vm.Endpoint{}, err
-			}
-			if port == 0 {
-				continue // the event follows QEMU's start at once
-			}
-			e := vm.Endpoint{Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), User: m.User, HostKey: w.hostKey}
-			b, err := json.Marshal(e)
-			if err != nil {
-				return vm.Endpoint{}, err
-			}
-			return e, writeFile(filepath.Join(dir, endpointFile), b)
 		}
 	}
 }
@@ -240,6 +268,9 @@ func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
 	said := ""
 	if len(w.last) > 0 {
 		said = "\n  " + strings.Join(w.last, "\n  ")
+	}
+	if isFork(dir) {
+		return fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(agentLog(dir)), said)
 	}
 	if w.panic != "" {
 		return fail.New(fail.Failure, "the guest's kernel panicked: %s%s", w.panic, said)

@@ -2,24 +2,22 @@ package lima
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
-	"path/filepath"
 	"time"
 
-	"github.com/lima-vm/lima/pkg/store/filenames"
 	"github.com/sirupsen/logrus"
 )
 
 // agentGrace is how long a host agent may take to notice that its VM is gone.
 const agentGrace = 5 * time.Second
 
-// qmpTimeout bounds the talk with QEMU's monitor.
-const qmpTimeout = 5 * time.Second
+const (
+	qmpTimeout = 5 * time.Second // for a word with QEMU's monitor
+	qmpPoll    = 5 * time.Millisecond
+)
 
 // Stop implements vm.Driver. Lima's own way, an ACPI power button, is lost
 // when the guest is not listening yet and then takes three minutes. It is what
@@ -79,42 +77,16 @@ func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context
 	return errors.Join(err, ctx.Err())
 }
 
-// pressPowerButton asks QEMU for an ACPI power button event, over its machine
-// protocol: https://www.qemu.org/docs/master/interop/qmp-spec.html. There may be
-// no QEMU, or one that is stuck: the plug is pulled then.
+// pressPowerButton asks QEMU for an ACPI power button event. There may be no
+// QEMU, or one that is stuck: the plug is pulled then.
 func pressPowerButton(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
 	defer cancel()
-	c, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, filenames.QMPSock))
+	m, err := dialMonitor(ctx, dir)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	deadline, _ := ctx.Deadline()
-	if err := c.SetDeadline(deadline); err != nil {
-		return err
-	}
-	in, out := json.NewDecoder(c), json.NewEncoder(c)
-	var greeting struct{ QMP json.RawMessage }
-	if err := in.Decode(&greeting); err != nil {
-		return err
-	}
-	for _, command := range []string{"qmp_capabilities", "system_powerdown"} {
-		if err := out.Encode(map[string]string{"execute": command}); err != nil {
-			return err
-		}
-		for answered := false; !answered; {
-			var reply struct {
-				Return, Error, Event json.RawMessage
-			}
-			if err := in.Decode(&reply); err != nil {
-				return err
-			}
-			if reply.Error != nil {
-				return fmt.Errorf("%s: %s", command, reply.Error)
-			}
-			answered = reply.Return != nil
-		}
-	}
-	return nil
+	defer m.Close()
+	_, err = m.do("system_powerdown", nil)
+	return err
 }

@@ -94,9 +94,9 @@ func checkWired(inst *store.Instance, wired bool) error {
 		WithHint("rm %s/override.yaml %s/default.yaml # in _config of the VM directory; and undo edits of %s/%s", filenames.ConfigDir, filenames.ConfigDir, inst.Dir, filenames.LimaYAML)
 }
 
-// wire makes sure that the VM's card goes where the VM was made to have it.
+// plugIn makes sure that the VM's card goes where the VM was made to have it.
 // It is here, in the process that runs QEMU, that Lima's view decides.
-func wire(name, dir string) error {
+func plugIn(name, dir string) error {
 	m, err := readMeta(dir)
 	if err != nil {
 		return err

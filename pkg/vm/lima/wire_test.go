@@ -58,7 +58,7 @@ func TestWiredVM(t *testing.T) {
 	}
 
 	dir := filepath.Join(d.home, s.Name)
-	if err := wire(s.Name, dir); err != nil {
+	if err := plugIn(s.Name, dir); err != nil {
 		t.Errorf("as it was made: %v", err)
 	}
 	// However Lima's view is bent, the host agent notices.
@@ -96,7 +96,7 @@ func TestWiredVM(t *testing.T) {
 		if err := os.WriteFile(path, []byte(edit), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := wire(s.Name, dir); fail.CodeOf(err) != fail.Policy {
+		if err := plugIn(s.Name, dir); fail.CodeOf(err) != fail.Policy {
 			t.Errorf("%s in lima.yaml: %v", what, err)
 		}
 	}

@@ -1,0 +1,430 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+const (
+	workPrefix = ".work-"     // a directory in which an image of that name is made
+	lockPrefix = ".lock-"     // held meanwhile
+	sayPrefix  = ".progress-" // the last thing that its maker said
+	warmPrefix = "warm-"      // a saved state, in an image's directory
+	useLock    = ".lock"      // shared while an image is looked up and built on, exclusive to remove any
+
+	lockPoll = 200 * time.Millisecond
+	sayEvery = 200 * time.Millisecond
+)
+
+// MakeOptions say how an image, or a saved state, is made.
+type MakeOptions struct {
+	Space    int64                   // bytes that must be free to begin with
+	Again    bool                    // also when there is one with the same key
+	Sweep    func(work string) error // undoes what a maker that died has left elsewhere, before its directory goes; may be nil
+	Progress func(line string)       // one short line at a time; may be nil
+}
+
+// Make publishes the image i, which fill makes in a directory, and returns it;
+// or one with the same name, architecture and key that is there. fill returns
+// the names of the files that are the image. Of several callers one makes it,
+// the others wait and get its result. What a maker that died has left is removed
+// by the next one; until then Lookup goes on returning the image before.
+func (s *Store) Make(ctx context.Context, i Info, o MakeOptions, fill func(ctx context.Context, dir string) ([]string, error)) (Info, error) {
+	asked := time.Now()
+	m, err := s.begin(ctx, i.Name, o)
+	if err != nil {
+		return Info{}, err
+	}
+	defer m.end()
+	built, err := s.built()
+	if err != nil {
+		return Info{}, err
+	}
+	for _, have := range built {
+		// One made while we waited is as new as another could be.
+		if have.Name == i.Name && have.Arch == i.Arch && have.Key == i.Key && (!o.Again || have.CreatedAt.After(asked)) {
+			m.say("image is up to date")
+			return have, nil
+		}
+	}
+	if i.Files, err = m.fill(ctx, fill); err != nil {
+		return Info{}, fmt.Errorf("build image %s: %w", i.Name, err)
+	}
+	i.CreatedAt = time.Now().UTC()
+	final := filepath.Join(s.Dir, fmt.Sprintf("%s-%s-%.12s-%d", i.Name, i.Arch, i.Key, i.CreatedAt.UnixNano()))
+	if err := m.publish(final, i.Files, i); err != nil {
+		return Info{}, err
+	}
+	if i, err = readInfo(final); err != nil {
+		return Info{}, fmt.Errorf("publish image: %w", err)
+	}
+	i.Ready = true
+	return i, nil
+}
+
+// Warmed returns the saved state with a key.
+func (i Info) Warmed(key string) (Warm, bool) {
+	n := slices.IndexFunc(i.Warm, func(w Warm) bool { return w.Key == key })
+	if n < 0 {
+		return Warm{}, false
+	}
+	return i.Warm[n], true
+}
+
+// MakeWarm adds a saved state to the image i, which fill makes in a directory
+// (vm.Saver.Save). It goes about it as Make does, and one maker at a time works
+// on an image.
+func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fill func(ctx context.Context, dir string) error) (Warm, error) {
+	m, err := s.begin(ctx, i.Name, o)
+	if err != nil {
+		return Warm{}, err
+	}
+	defer m.end()
+	if i, err = readInfo(i.Path); err != nil {
+		return Warm{}, fail.New(fail.NotFound, "image %s is gone: %w", i.Name, err).WithHint("agent-sessionizer image list")
+	}
+	if have, ok := i.Warmed(w.Key); ok && !o.Again {
+		m.say("saved state is up to date")
+		return have, nil
+	}
+	files := []string{vm.StateFile, vm.DiskFile}
+	_, err = m.fill(ctx, func(ctx context.Context, dir string) ([]string, error) { return files, fill(ctx, dir) })
+	if err != nil {
+		return Warm{}, fmt.Errorf("warm up image %s: %w", i.Name, err)
+	}
+	w.CreatedAt = time.Now().UTC()
+	final := filepath.Join(i.Path, fmt.Sprintf("%s%.12s-%d", warmPrefix, w.Key, w.CreatedAt.UnixNano()))
+	if err := m.publish(final, files, w); err != nil {
+		return Warm{}, err
+	}
+	return readWarm(final)
+}
+
+// Cool removes a saved state, as one that cannot be resumed. VMs that build on
+// it go on without the files that a first start needs.
+func (s *Store) Cool(w Warm) error {
+	unlock, err := s.alone()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// Only what a fork needs goes: the disk may be under some that have woken.
+	if err := os.Remove(filepath.Join(w.Path, metaFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove a saved state: %w", err)
+	}
+	return nil
+}
+
+func readWarm(dir string) (Warm, error) {
+	b, err := os.ReadFile(filepath.Join(dir, metaFile))
+	if err != nil {
+		return Warm{}, err
+	}
+	var w Warm
+	if err := json.Unmarshal(b, &w); err != nil {
+		return Warm{}, fmt.Errorf("%s: %w", metaFile, err)
+	}
+	for _, f := range []string{vm.StateFile, vm.DiskFile} {
+		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Size() == 0 {
+			return Warm{}, fmt.Errorf("saved state lacks %s", f)
+		}
+	}
+	w.Path, w.Size = dir, diskUsage(dir)
+	return w, nil
+}
+
+// pruneWarm removes damaged saved states and those that a newer one of the same
+// size replaced, where no VM builds on them.
+func (s *Store) pruneWarm(images []Info, inUse func(dir string) bool) (int64, error) {
+	var freed int64
+	for _, i := range images {
+		newest := map[[2]int64]Warm{}
+		for _, w := range i.Warm {
+			size := [2]int64{int64(w.CPUs), w.Memory}
+			if w.CreatedAt.After(newest[size].CreatedAt) {
+				newest[size] = w
+			}
+		}
+		keep := map[string]bool{}
+		for _, w := range newest {
+			keep[w.Path] = true
+		}
+		states, err := filepath.Glob(filepath.Join(i.Path, warmPrefix+"*"))
+		if err != nil {
+			return freed, err
+		}
+		for _, dir := range states {
+			if keep[dir] || inUse != nil && inUse(dir) {
+				continue
+			}
+			n := diskUsage(dir)
+			if err := s.discard(i.Name, dir); err != nil {
+				return freed, err
+			}
+			freed += n
+		}
+	}
+	return freed, nil
+}
+
+// Making is an image that somebody makes now.
+type Making struct {
+	Name  string    `json:"name"`
+	Since time.Time `json:"since"`
+	Doing string    `json:"doing"`
+}
+
+// Underway lists what is being made.
+func (s *Store) Underway() ([]Making, error) {
+	entries, err := readDir(s.Dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []Making
+	for _, e := range entries {
+		name, ok := strings.CutPrefix(e.Name(), lockPrefix)
+		if !ok {
+			continue
+		}
+		lock, err := tryLock(filepath.Join(s.Dir, e.Name()), unix.LOCK_SH)
+		if err == nil {
+			lock.Close()
+			continue
+		}
+		if !errors.Is(err, errLocked) {
+			return nil, err
+		}
+		m := Making{Name: name}
+		if b, err := os.ReadFile(filepath.Join(s.Dir, sayPrefix+name)); err == nil {
+			_ = json.Unmarshal(b, &m) // half a line says nothing, which is what m says then
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// maker is one who makes an image of a name; there is one at a time.
+type maker struct {
+	store *Store
+	name  string
+	o     MakeOptions
+	lock  *os.File
+	dir   string // "" before fill
+	began time.Time
+	said  time.Time
+}
+
+// begin waits for the lock, and clears away what dead makers have left.
+func (s *Store) begin(ctx context.Context, name string, o MakeOptions) (*maker, error) {
+	if o.Progress == nil {
+		o.Progress = func(string) {}
+	}
+	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make image directory: %w", err)
+	}
+	m := &maker{store: s, name: name, o: o, began: time.Now()}
+	var err error
+	if m.lock, err = s.lock(ctx, name, o.Progress); err != nil {
+		return nil, err
+	}
+	if err := s.clearWork(name, o.Sweep); err != nil {
+		return nil, errors.Join(err, m.lock.Close())
+	}
+	return m, nil
+}
+
+func (m *maker) end() {
+	// What cannot be removed now, the next maker removes.
+	_ = os.Remove(filepath.Join(m.store.Dir, sayPrefix+m.name))
+	if m.dir != "" {
+		_ = os.RemoveAll(m.dir)
+	}
+	m.lock.Close()
+}
+
+// say tells the caller, and whoever asks what is underway.
+func (m *maker) say(line string) {
+	m.o.Progress(line)
+	if time.Since(m.said) < sayEvery {
+		return
+	}
+	m.said = time.Now()
+	b, err := json.Marshal(Making{Name: m.name, Since: m.began, Doing: line})
+	if err == nil {
+		_ = os.WriteFile(filepath.Join(m.store.Dir, sayPrefix+m.name), b, 0o644) // only told
+	}
+}
+
+// fill makes the work directory and has it filled.
+func (m *maker) fill(ctx context.Context, fill func(ctx context.Context, dir string) ([]string, error)) ([]string, error) {
+	if err := m.store.checkSpace(m.o.Space); err != nil {
+		return nil, err
+	}
+	var err error
+	if m.dir, err = os.MkdirTemp(m.store.Dir, workPrefix+m.name+"-"); err != nil {
+		return nil, fmt.Errorf("make build directory: %w", err)
+	}
+	m.say("begin")
+	return fill(ctx, m.dir)
+}
+
+// publish moves the finished files into a directory of their own, with what is
+// to be known of them, makes them durable, and renames it into sight.
+func (m *maker) publish(final string, files []string, meta any) error {
+	out := filepath.Join(m.dir, "out")
+	if err := os.Mkdir(out, 0o755); err != nil {
+		return fmt.Errorf("publish image: %w", err)
+	}
+	for _, f := range files {
+		if err := os.Rename(filepath.Join(m.dir, f), filepath.Join(out, f)); err != nil {
+			return fmt.Errorf("publish image: %w", err)
+		}
+	}
+	b, err := json.MarshalIndent(meta, "", "  ")
+	if err != nil {
+		return fmt.Errorf("publish image: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(out, metaFile), append(b, '\n'), 0o644); err != nil {
+		return fmt.Errorf("publish image: %w", err)
+	}
+	for _, f := range append(slices.Clone(files), metaFile, ".") {
+		if err := syncPath(filepath.Join(out, f)); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(out, final); err != nil {
+		return fmt.Errorf("publish image: %w", err)
+	}
+	return syncPath(filepath.Dir(final))
+}
+
+// clearWork removes what dead makers of a name left; the caller holds its lock.
+func (s *Store) clearWork(name string, sweep func(work string) error) error {
+	entries, err := readDir(s.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), workPrefix+name+"-") {
+			continue
+		}
+		dir := filepath.Join(s.Dir, e.Name())
+		if sweep != nil {
+			if err := sweep(dir); err != nil {
+				return err
+			}
+		}
+		if err := removeTree(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) checkSpace(need int64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.Dir, &st); err != nil {
+		return fmt.Errorf("look at free disk space: %w", err)
+	}
+	if free := int64(st.Bavail) * int64(st.Bsize); free < need { //nolint:unconvert // not int64 on darwin
+		return fail.New(fail.Host, "this needs %.1f GiB free in %s, there are %.1f GiB",
+			float64(need)/(1<<30), s.Dir, float64(free)/(1<<30)).WithHint("agent-sessionizer image prune")
+	}
+	return nil
+}
+
+// Use keeps every image where it is until release is called: from looking one
+// up until a VM's directory says that it builds on it.
+func (s *Store) Use() (release func(), err error) {
+	return s.guard(unix.LOCK_SH)
+}
+
+// alone is for those who remove images.
+func (s *Store) alone() (release func(), err error) {
+	return s.guard(unix.LOCK_EX)
+}
+
+func (s *Store) guard(how int) (release func(), err error) {
+	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make image directory: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(s.Dir, useLock), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open the images' lock: %w", err)
+	}
+	// Held for moments only, so waiting needs no bound.
+	for {
+		err := unix.Flock(int(f.Fd()), how)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(fmt.Errorf("take the images' lock: %w", err), f.Close())
+		}
+	}
+}
+
+var errLocked = errors.New("locked by another build")
+
+// lock waits for the maker's lock. The file is never unlinked: another process
+// may hold a lock on the unlinked one.
+func (s *Store) lock(ctx context.Context, name string, say func(string)) (*os.File, error) {
+	tick := time.NewTicker(lockPoll)
+	defer tick.Stop()
+	for first := true; ; first = false {
+		f, err := tryLock(filepath.Join(s.Dir, lockPrefix+name), unix.LOCK_EX)
+		if !errors.Is(err, errLocked) {
+			return f, err
+		}
+		if first {
+			say("another process builds this image, waiting for it")
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another build: %w", ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// tryLock returns errLocked when another holds the lock. Closing the file
+// releases it, and so does the end of the process.
+func tryLock(path string, how int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open build lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errLocked
+		}
+		return nil, fmt.Errorf("take build lock: %w", err)
+	}
+	return f, nil
+}
+
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("sync image: %w", err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("sync image: %w", err)
+	}
+	return nil
+}

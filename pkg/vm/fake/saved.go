@@ -1,0 +1,75 @@
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+var _ vm.Saver = (*Driver)(nil)
+
+// forkFile says that the VM's first start resumes a saved state. As in a real
+// driver it goes before anybody can log in.
+const forkFile = "fork"
+
+// StateKey implements vm.Saver.
+func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int64) (string, error) {
+	if err := d.faults.around(ctx, "save", "", func() error { return nil }); err != nil {
+		return "", err
+	}
+	return fmt.Sprint("fake-", arch, "-", cpus, "-", memory), nil
+}
+
+// Save implements vm.Saver. Nothing is booted: a fake guest has no memory.
+func (d *Driver) Save(ctx context.Context, name, dir string, p vm.Progress) error {
+	err := d.faults.around(ctx, "save", name, func() error {
+		m, _, err := d.existing(name)
+		if err != nil {
+			return err
+		}
+		if m.running() {
+			return fmt.Errorf("save %s: it runs", name)
+		}
+		return errors.Join(
+			writeAtomic(filepath.Join(dir, vm.StateFile), []byte("state of "+name+"\n")),
+			writeAtomic(filepath.Join(dir, vm.DiskFile), []byte("disk of "+name+"\n")),
+		)
+	})
+	if err != nil {
+		return err
+	}
+	return d.Delete(ctx, name)
+}
+
+// Export implements vm.Driver.
+func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) error {
+	return d.faults.around(ctx, "export", name, func() error {
+		m, _, err := d.existing(name)
+		if err != nil {
+			return err
+		}
+		if m.running() {
+			return fmt.Errorf("export %s: it runs", name)
+		}
+		return writeAtomic(dest, []byte("disk of "+name+"\n"))
+	})
+}
+
+// wake is what the first start of a fork does before it boots.
+func (d *Driver) wake(ctx context.Context, m machine, s vm.Spec) error {
+	if _, err := os.Stat(m.file(forkFile)); err != nil {
+		return nil //nolint:nilerr // no fork, or it has woken
+	}
+	err := d.faults.around(ctx, "wake", m.name, func() error {
+		_, err := os.Stat(s.Image.State)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", vm.ErrNotWoken, err)
+	}
+	return os.Remove(m.file(forkFile))
+}

@@ -1,0 +1,389 @@
+package lima
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/instance/hostname"
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"github.com/lima-vm/lima/pkg/store/filenames"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// A saved VM is QEMU's migration stream, with the VM's disk as it was at that
+// moment. A fork is a VM whose first start reads the stream in instead of
+// booting: QEMU waits for it (-incoming defer), the host agent feeds it, lets
+// the guest go on, and writes the guest's new identity to its virtio console,
+// at which it waits. From then on it is a VM like all others, and boots.
+
+const (
+	// forkFile holds what the first start of a fork needs. Once the guest has
+	// woken it is removed, before anybody can log in: what a fork has written to
+	// its disk since would not fit the saved memory any more.
+	forkFile = "agent-sessionizer-fork"
+
+	// wakeTimeout bounds reading the state and the guest's change of identity.
+	wakeTimeout = 3 * time.Minute
+
+	// saveTimeout bounds writing the state of a guest that sleeps.
+	saveTimeout = 5 * time.Minute
+)
+
+// fork is the content of forkFile.
+type fork struct {
+	State         string `json:"state"`
+	Disk          int64  `json:"disk"` // bytes, what the guest's disk grows to
+	User          string `json:"user"`
+	AuthorizedKey string `json:"authorized_key"`
+}
+
+// isFork reports whether the VM in dir has not woken yet.
+func isFork(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, forkFile))
+	return err == nil
+}
+
+func readFork(dir string) (*fork, error) {
+	b, err := os.ReadFile(filepath.Join(dir, forkFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	f := new(fork)
+	if err := json.Unmarshal(b, f); err != nil {
+		return nil, fmt.Errorf("%s: %w", forkFile, err)
+	}
+	return f, nil
+}
+
+// overlay makes the fork's disk anew: the saved memory fits no other content.
+// It keeps the size that the saved VM had; wake lets it grow.
+func (f *fork) overlay(ctx context.Context, dir string) error {
+	disk := filepath.Join(dir, filenames.DiffDisk)
+	if err := os.Remove(disk); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return qemuImg(ctx, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", filepath.Join(dir, filenames.BaseDisk), disk)
+}
+
+// wake resumes the QEMU that waits in dir, gives the guest its identity, and
+// returns once it is a VM like all others.
+func (f *fork) wake(ctx context.Context, name, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)
+	defer cancel()
+	identity, public, err := f.identity(name, dir)
+	if err != nil {
+		return err
+	}
+	if err := f.resume(ctx, dir); err != nil {
+		return err
+	}
+	console, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, filenames.SerialVirtioSock))
+	if err != nil {
+		return fmt.Errorf("the guest's console: %w", err)
+	}
+	defer console.Close()
+	deadline, _ := ctx.Deadline()
+	if err := console.SetWriteDeadline(deadline); err != nil {
+		return err
+	}
+	identity.Time = time.Now()
+	if err := identity.Encode(console); err != nil {
+		return err
+	}
+	for w := newWatcher(dir); ; {
+		if err := w.look(); err != nil {
+			return err
+		}
+		switch {
+		case w.panic != "":
+			return fmt.Errorf("the guest's kernel panicked: %s", w.panic)
+		case w.hostKey != "" && w.hostKey != public:
+			return errors.New("the guest has another host key than the one it was given")
+		case w.hostKey != "":
+			return settle(filepath.Join(dir, forkFile))
+		}
+		if err := sleep(ctx, consolePoll); err != nil {
+			return fmt.Errorf("the guest did not take its identity in time: %w", err)
+		}
+	}
+}
+
+// resume feeds the state to QEMU and lets the guest go on.
+func (f *fork) resume(ctx context.Context, dir string) error {
+	m, err := dialMonitor(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	// Through a program: QEMU before 8.2 cannot read a file by itself.
+	if _, err := m.do("migrate-incoming", map[string]any{"uri": "exec:cat " + ssh.Quote(f.State)}); err != nil {
+		return err
+	}
+	err = until(ctx, m, "query-status", func(s struct{ Status string }) (bool, error) {
+		return s.Status != "inmigrate", nil
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := m.do("block_resize", map[string]any{"device": "virtio0", "size": f.Disk}); err != nil {
+		return err
+	}
+	_, err = m.do("cont", nil)
+	return err
+}
+
+// identity is a new one, with the public half of its host key.
+func (f *fork) identity(name, dir string) (wire.Identity, string, error) {
+	private, public, err := ssh.NewKey()
+	if err != nil {
+		return wire.Identity{}, "", err
+	}
+	id := make([]byte, 16+16+64)
+	_, _ = rand.Read(id) // never fails, says crypto/rand
+	machine, boot, seed := uuid(id[:16]), uuid(id[16:32]), id[32:]
+	return wire.Identity{
+		Hostname: hostname.FromInstName(name), MachineID: strings.ReplaceAll(machine, "-", ""), BootID: boot,
+		User: f.User, AuthorizedKey: f.AuthorizedKey, HostKey: string(private), MAC: limayaml.MACAddress(dir), Seed: seed,
+	}, public, nil
+}
+
+// uuid makes random bytes a version 4 UUID, RFC 9562.
+func uuid(b []byte) string {
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// settle removes a file for good.
+func settle(path string) error {
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	d, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// StateKey implements vm.Saver.
+func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int64) (string, error) {
+	if vmType(arch) != limayaml.QEMU {
+		return "", fail.New(fail.Host, "VMs of %s cannot be saved while they run", vmType(arch))
+	}
+	accel, err := d.accelFor(ctx, arch)
+	if err != nil {
+		return "", err
+	}
+	exe, err := exec.LookPath("qemu-system-" + arch)
+	if err != nil {
+		return "", fail.New(fail.Host, "%w", err).WithHint("agent-sessionizer doctor")
+	}
+	st, err := os.Stat(exe)
+	if err != nil {
+		return "", err
+	}
+	// QEMU is told by its file, as asking it takes longer than a fork. The
+	// processor is the host's own under KVM.
+	parts := []string{"1", limaVersion, arch, accel.Name, fmt.Sprint(cpus, memory), fmt.Sprint(exe, st.Size(), st.ModTime().UnixNano())}
+	if accel.Name != "tcg" {
+		parts = append(parts, kernelRelease(), processor())
+	}
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\n")))
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// processor is what the first of the host's says of itself and does not change
+// from moment to moment.
+func processor() string {
+	first, _, _ := strings.Cut(read("/proc/cpuinfo"), "\n\n")
+	var keep []string
+	for line := range strings.Lines(first) {
+		if !strings.Contains(line, "MHz") && !strings.Contains(line, "bogomips") {
+			keep = append(keep, line)
+		}
+	}
+	return strings.Join(keep, "")
+}
+
+// Save implements vm.Saver.
+func (d *Driver) Save(ctx context.Context, name, dest string, p vm.Progress) error {
+	dir, err := d.dir(name)
+	if err != nil {
+		return err
+	}
+	m, err := readMeta(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return notFound(name)
+	}
+	if err == nil {
+		err = d.save(ctx, name, dir, dest, m, p)
+	}
+	if err != nil {
+		return fmt.Errorf("save VM %s: %w", name, err)
+	}
+	return d.Delete(ctx, name)
+}
+
+func (d *Driver) save(ctx context.Context, name, dir, dest string, m meta, p vm.Progress) error {
+	// What an earlier call has left may have lost its disk.
+	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	exited, err := d.launch(ctx, name, dir, m, p)
+	if err != nil {
+		return err
+	}
+	err = d.await(ctx, dir, m, exited, func(w *watcher) (bool, error) { return w.asleep, nil })
+	if err != nil {
+		return err
+	}
+	tell(p, "saving the VM")
+	state := filepath.Join(dest, vm.StateFile)
+	if err := writeState(ctx, dir, state); err != nil {
+		return err
+	}
+	if err := d.kill(ctx, dir); err != nil {
+		return err
+	}
+	// The disk's own backing file is a link in the directory that goes now.
+	disk := filepath.Join(dir, filenames.DiffDisk)
+	base, err := filepath.EvalSymlinks(filepath.Join(dir, filenames.BaseDisk))
+	if err != nil {
+		return err
+	}
+	if err := qemuImg(ctx, "rebase", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base, disk); err != nil {
+		return err
+	}
+	if err := move(ctx, disk, filepath.Join(dest, vm.DiskFile)); err != nil {
+		return err
+	}
+	return errors.Join(flush(state), flush(filepath.Join(dest, vm.DiskFile)))
+}
+
+// writeState pauses the VM and writes its memory and devices to a file. QEMU is
+// asked to end then; whether it does is the caller's to see.
+func writeState(ctx context.Context, dir, state string) error {
+	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
+	defer cancel()
+	m, err := dialMonitor(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	for _, c := range []struct {
+		command string
+		args    map[string]any
+	}{
+		{"stop", nil},
+		{"migrate-set-parameters", map[string]any{"max-bandwidth": int64(1) << 40}}, // bytes/s; the default is a network's
+		{"migrate", map[string]any{"uri": "exec:cat >" + ssh.Quote(state)}},
+	} {
+		if _, err := m.do(c.command, c.args); err != nil {
+			return err
+		}
+	}
+	err = until(ctx, m, "query-migrate", func(s struct {
+		Status string
+		Desc   string `json:"error-desc"`
+	},
+	) (bool, error) {
+		if s.Status == "failed" || s.Status == "cancelled" {
+			return false, fail.New(fail.Host, "QEMU could not write the state: %s", clean(s.Desc)).WithHint("df -h %s", filepath.Dir(state))
+		}
+		return s.Status == "completed", nil
+	})
+	if err != nil {
+		return err
+	}
+	_, err = m.do("quit", nil)
+	return err
+}
+
+// Export implements vm.Driver.
+func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) error {
+	dir, err := d.dir(name)
+	if err != nil {
+		return err
+	}
+	m, err := readMeta(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return notFound(name)
+	}
+	if err != nil {
+		return fmt.Errorf("export the disk of VM %s: %w", name, err)
+	}
+	if r, err := d.survivors(dir); err != nil || r.any() {
+		return errors.Join(err, fail.New(fail.Conflict, "VM %s runs, its disk cannot be exported", name).WithHint("agent-sessionizer stop %s", name))
+	}
+	tell(p, "writing the disk")
+	disk := filepath.Join(dir, filenames.DiffDisk)
+	export := func() error { return qemuImg(ctx, "convert", "-q", "-W", "-m", "4", "-O", "qcow2", disk, dest) }
+	if m.VMType == limayaml.VZ { // raw, and complete
+		export = func() error { return clone(disk, dest) }
+	}
+	if err := export(); err != nil {
+		return fmt.Errorf("export the disk of VM %s: %w", name, explainOS(err))
+	}
+	return flush(dest)
+}
+
+// qemuImg runs the program of that name.
+func qemuImg(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, "qemu-img", args...).CombinedOutput()
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		first, _, _ := strings.Cut(string(out), "\n")
+		return fail.New(fail.Host, "qemu-img %s: %w: %s", args[0], err, clean(first))
+	}
+	return nil
+}
+
+// move renames a file, or copies it where the two places are different disks.
+func move(ctx context.Context, from, to string) error {
+	err := os.Rename(from, to)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err := clone(from, to); err != nil {
+		return err
+	}
+	return os.Remove(from)
+}
+
+// flush makes a file, and its name, durable.
+func flush(path string) error {
+	for _, p := range []string{path, filepath.Dir(path)} {
+		f, err := os.Open(p)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			return fmt.Errorf("flush %s: %w", p, err)
+		}
+	}
+	return nil
+}
