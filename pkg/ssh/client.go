@@ -12,6 +12,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -39,6 +41,9 @@ type Target struct {
 	User    string
 	Key     []byte // private key, PEM
 	HostKey string // the only key accepted, authorized_keys form
+
+	// Relay is the socket of a relay, which is asked first; "" asks none.
+	Relay string
 }
 
 // Client is one connection. Its methods may be called concurrently.
@@ -50,11 +55,20 @@ type Client struct {
 
 	mu     sync.Mutex
 	closed bool
+	opened *ssh.Session // by the dial, for the first that needs one
 	tasks  sync.WaitGroup
 }
 
-// Dial connects and logs in within ten seconds.
+// Dial connects and logs in within ten seconds, or joins a connection that
+// stands already when there is a relay.
 func Dial(ctx context.Context, t Target) (*Client, error) {
+	if t.Relay != "" {
+		c, err := dialRelay(ctx, t)
+		if err == nil || ctx.Err() != nil {
+			return c, err
+		}
+		slog.Debug("no relay", "error", err) // there need not be one
+	}
 	signer, err := ssh.ParsePrivateKey(t.Key)
 	if err != nil {
 		return nil, errors.New("read the login key: not an unencrypted private key in PEM form")
@@ -108,12 +122,44 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 		_ = c.Close()
 		return nil, dialError(ctx, t.Addr, ctx.Err())
 	}
+	return newClient(t, conn, c, chans, reqs), nil
+}
+
+func newClient(t Target, conn net.Conn, c ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) *Client {
 	cl := &Client{target: t, conn: conn, ssh: ssh.NewClient(c, chans, reqs), done: make(chan struct{})}
 	cl.tasks.Go(func() {
 		_ = cl.ssh.Wait()
 		close(cl.done)
 	})
-	return cl, nil
+	return cl
+}
+
+// session opens one, or hands out the one that the dial has opened.
+func (c *Client) session() (*ssh.Session, error) {
+	c.mu.Lock()
+	s := c.opened
+	c.opened = nil
+	c.mu.Unlock()
+	if s != nil {
+		return s, nil
+	}
+	type result struct {
+		s   *ssh.Session
+		err error
+	}
+	done := make(chan result, 1)
+	// Nobody waits for it: asked just as the connection ends, the library
+	// sometimes never returns.
+	go func() {
+		s, err := c.ssh.NewSession()
+		done <- result{s, err}
+	}()
+	select {
+	case r := <-done:
+		return r.s, r.err
+	case <-c.done:
+		return nil, io.EOF
+	}
 }
 
 // Connect opens a TCP connection from inside the guest to an address as the

@@ -88,7 +88,7 @@ func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) err
 	})
 	defer stall.Stop()
 
-	session, err := own.ssh.NewSession()
+	session, err := own.session()
 	if err != nil {
 		return own.lost(err)
 	}

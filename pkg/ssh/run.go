@@ -165,7 +165,7 @@ func (c *Client) run(ctx context.Context, cmd string, st IO, prepare func(*ssh.S
 
 // execute runs the command to its end.
 func (r *command) execute(c *Client) error {
-	s, err := c.ssh.NewSession()
+	s, err := c.session()
 	if err != nil {
 		return c.lost(err)
 	}

@@ -53,44 +53,46 @@ func guest(c channel) {
 }
 
 func TestRun(t *testing.T) {
-	c := serve(t, guest, nil).dial(t)
-	var out bytes.Buffer
-	if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != "in" {
-		t.Errorf("cat: %q %v", out.String(), err)
-	}
-	// A megabyte of input that nobody reads is not an error.
-	if err := c.Run(t.Context(), "true", ssh.IO{Stdin: strings.NewReader(strings.Repeat("x", 8<<20))}); err != nil {
-		t.Errorf("true: %v", err)
-	}
-	for cmd, want := range map[string]ssh.ExitError{
-		"fail":      {Code: 3},
-		"huge exit": {Code: 255},
-		"signal":    {Code: 128, Signal: "SEGV"},
-	} {
-		exit, ok := errors.AsType[*ssh.ExitError](c.Run(t.Context(), cmd, ssh.IO{}))
-		if !ok || *exit != want {
-			t.Errorf("%s: %+v", cmd, exit)
+	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
+		var out bytes.Buffer
+		if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != "in" {
+			t.Errorf("cat: %q %v", out.String(), err)
 		}
-	}
-	if err := c.Run(t.Context(), "vanish", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("vanish: %v", err)
-	}
+		// A megabyte of input that nobody reads is not an error.
+		if err := c.Run(t.Context(), "true", ssh.IO{Stdin: strings.NewReader(strings.Repeat("x", 8<<20))}); err != nil {
+			t.Errorf("true: %v", err)
+		}
+		for cmd, want := range map[string]ssh.ExitError{
+			"fail":      {Code: 3},
+			"huge exit": {Code: 255},
+			"signal":    {Code: 128, Signal: "SEGV"},
+		} {
+			exit, ok := errors.AsType[*ssh.ExitError](c.Run(t.Context(), cmd, ssh.IO{}))
+			if !ok || *exit != want {
+				t.Errorf("%s: %+v", cmd, exit)
+			}
+		}
+		if err := c.Run(t.Context(), "vanish", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
+			t.Errorf("vanish: %v", err)
+		}
+	})
 }
 
 func TestRunEndsWithItsContext(t *testing.T) {
-	c := serve(t, guest, nil).dial(t)
-	for _, cmd := range []string{"hang", "stubborn", "flood"} {
-		t.Run(cmd, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			defer cancel()
-			if err := c.Run(ctx, cmd, ssh.IO{Stdout: io.Discard}); !errors.Is(err, context.DeadlineExceeded) {
-				t.Fatal(err)
-			}
-			if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil {
-				t.Fatalf("the connection is not usable afterwards: %v", err)
-			}
-		})
-	}
+	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
+		for _, cmd := range []string{"hang", "stubborn", "flood"} {
+			t.Run(cmd, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				if err := c.Run(ctx, cmd, ssh.IO{Stdout: io.Discard}); !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatal(err)
+				}
+				if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil {
+					t.Fatalf("the connection is not usable afterwards: %v", err)
+				}
+			})
+		}
+	})
 }
 
 // An sshd that never answers a request must not hold the caller.
@@ -109,51 +111,54 @@ func TestRunOnAGuestThatNeverAnswers(t *testing.T) {
 }
 
 func TestRunTellsATruncatedInput(t *testing.T) {
-	c := serve(t, guest, nil).dial(t)
-	half := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(errors.New("disk on fire")))
-	if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: half}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
-		t.Fatal(err)
-	}
+	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
+		half := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(errors.New("disk on fire")))
+		if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: half}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
+			t.Fatal(err)
+		}
+	})
 }
 
 // A command that has ended must not eat the next key that is pressed.
 func TestRunLeavesTheTerminalsNextKey(t *testing.T) {
-	c := serve(t, guest, nil).dial(t)
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	if err := c.Run(t.Context(), "true", ssh.IO{Stdin: r}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.WriteString(w, "key"); err != nil {
-		t.Fatal(err)
-	}
-	_ = w.Close()
-	if b, err := io.ReadAll(r); err != nil || string(b) != "key" {
-		t.Fatalf("%q %v", b, err)
-	}
+	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		if err := c.Run(t.Context(), "true", ssh.IO{Stdin: r}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, "key"); err != nil {
+			t.Fatal(err)
+		}
+		_ = w.Close()
+		if b, err := io.ReadAll(r); err != nil || string(b) != "key" {
+			t.Fatalf("%q %v", b, err)
+		}
+	})
 }
 
 func TestOutput(t *testing.T) {
-	c := serve(t, guest, nil).dial(t)
-	if b, err := c.Output(t.Context(), "cat", strings.NewReader("12345"), 5); err != nil || string(b) != "12345" {
-		t.Errorf("at the limit: %q %v", b, err)
-	}
-	if b, err := c.Output(t.Context(), "cat", strings.NewReader("123456"), 5); err == nil || b != nil {
-		t.Errorf("past the limit: %q %v", b, err)
-	}
-	if _, err := c.Output(t.Context(), "flood", nil, 1<<20); err == nil || !strings.Contains(err.Error(), "more than") {
-		t.Errorf("flood: %v", err)
-	}
-	_, err := c.Output(t.Context(), "fail", nil, 10)
-	if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 3 {
-		t.Errorf("fail: %v", err)
-	}
-	if text := err.Error(); !strings.HasPrefix(text, "exit status 3: no such thing xxx") || len(text) > 5<<10 {
-		t.Errorf("fail: %.80q, %d bytes", text, len(text))
-	}
+	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
+		if b, err := c.Output(t.Context(), "cat", strings.NewReader("12345"), 5); err != nil || string(b) != "12345" {
+			t.Errorf("at the limit: %q %v", b, err)
+		}
+		if b, err := c.Output(t.Context(), "cat", strings.NewReader("123456"), 5); err == nil || b != nil {
+			t.Errorf("past the limit: %q %v", b, err)
+		}
+		if _, err := c.Output(t.Context(), "flood", nil, 1<<20); err == nil || !strings.Contains(err.Error(), "more than") {
+			t.Errorf("flood: %v", err)
+		}
+		_, err := c.Output(t.Context(), "fail", nil, 10)
+		if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 3 {
+			t.Errorf("fail: %v", err)
+		}
+		if text := err.Error(); !strings.HasPrefix(text, "exit status 3: no such thing xxx") || len(text) > 5<<10 {
+			t.Errorf("fail: %.80q, %d bytes", text, len(text))
+		}
+	})
 }
 
 func TestTerminal(t *testing.T) {
@@ -162,14 +167,15 @@ func TestTerminal(t *testing.T) {
 		_, _ = io.WriteString(c, c.cmd)
 		c.exit(size.Width)
 	}, nil)
-	c := s.dial(t)
-	resize := make(chan ssh.Size, 1)
-	resize <- ssh.Size{Width: 132, Height: 50}
-	var out bytes.Buffer
-	err := c.Terminal(t.Context(), "tmux attach", ssh.Terminal{Out: &out, Resize: resize})
-	if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 132 || out.String() != "tmux attach" {
-		t.Fatalf("%v %q", err, out.String())
-	}
+	s.ways(t, func(t *testing.T, c *ssh.Client) {
+		resize := make(chan ssh.Size, 1)
+		resize <- ssh.Size{Width: 132, Height: 50}
+		var out bytes.Buffer
+		err := c.Terminal(t.Context(), "tmux attach", ssh.Terminal{Out: &out, Resize: resize})
+		if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 132 || out.String() != "tmux attach" {
+			t.Fatalf("%v %q", err, out.String())
+		}
+	})
 }
 
 // The user's own terminal is raw while the remote one lasts, and as it was,

@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -20,8 +21,18 @@ type server struct {
 	ln     net.Listener
 	conns  sync.WaitGroup
 
-	mu   sync.Mutex
-	open []net.Conn
+	manners
+
+	mu    sync.Mutex
+	open  []net.Conn
+	deafs []*deafened
+}
+
+// manners are bad ones.
+type manners struct {
+	greet func(xssh.Conn) // once logged in
+	mute  bool            // never answers a channel
+	deaf  chan struct{}   // hears nothing more once it is closed
 }
 
 // channel is one session: its requests have been read up to "exec".
@@ -47,7 +58,7 @@ func (c channel) died(signal string) {
 }
 
 // serve starts a server whose sessions are handled by exec; subsystem may be nil.
-func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel)) *server {
+func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel), m ...manners) *server {
 	t.Helper()
 	private, authorized, err := ssh.NewKey()
 	if err != nil {
@@ -76,6 +87,8 @@ func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel)) *serv
 		Addr: ln.Addr().String(), User: "agent", Key: private,
 		HostKey: string(xssh.MarshalAuthorizedKey(host.PublicKey())),
 	}}
+	for _, s.manners = range m {
+	}
 	s.conns.Go(func() {
 		for {
 			conn, err := ln.Accept()
@@ -103,16 +116,33 @@ func (s *server) cut() {
 	for _, c := range s.open {
 		_ = c.Close()
 	}
+	for _, d := range s.deafs {
+		_ = d.Close()
+	}
 }
 
 func (s *server) handle(conn net.Conn, cfg *xssh.ServerConfig, exec func(channel), subsystem func(xssh.Channel)) {
 	defer conn.Close()
-	_, chans, reqs, err := xssh.NewServerConn(conn, cfg)
+	if s.deaf != nil {
+		d := &deafened{Conn: conn, deaf: s.deaf, closed: make(chan struct{})}
+		defer d.Close()
+		conn = d
+		s.mu.Lock()
+		s.deafs = append(s.deafs, d)
+		s.mu.Unlock()
+	}
+	c, chans, reqs, err := xssh.NewServerConn(conn, cfg)
 	if err != nil {
 		return
 	}
 	s.conns.Go(func() { xssh.DiscardRequests(reqs) })
+	if s.greet != nil {
+		s.conns.Go(func() { s.greet(c) })
+	}
 	for n := range chans {
+		if s.mute {
+			continue
+		}
 		switch n.ChannelType() {
 		case "session":
 			ch, reqs, err := n.Accept()
@@ -120,6 +150,17 @@ func (s *server) handle(conn net.Conn, cfg *xssh.ServerConfig, exec func(channel
 				return
 			}
 			s.conns.Go(func() { s.session(ch, reqs, exec, subsystem) })
+		case "direct-tcpip": // to a program that answers once it has heard everything
+			ch, reqs, err := n.Accept()
+			if err != nil {
+				return
+			}
+			s.conns.Go(func() { xssh.DiscardRequests(reqs) })
+			s.conns.Go(func() {
+				heard, _ := io.ReadAll(ch)
+				_, _ = ch.Write(heard)
+				_ = ch.Close()
+			})
 		default:
 			_ = n.Reject(xssh.UnknownChannelType, "no")
 		}
@@ -166,4 +207,50 @@ func (s *server) dial(t *testing.T) *ssh.Client {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+// deafened is a connection that is not read once deaf is closed.
+type deafened struct {
+	net.Conn
+	deaf   <-chan struct{}
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (d *deafened) Read(p []byte) (int, error) {
+	n, err := d.Conn.Read(p)
+	select {
+	case <-d.deaf:
+		if err == nil {
+			<-d.closed
+			return 0, net.ErrClosed
+		}
+	default:
+	}
+	return n, err
+}
+
+func (d *deafened) Close() error {
+	d.once.Do(func() { close(d.closed) })
+	return d.Conn.Close()
+}
+
+// connections counts all that were ever made.
+func (s *server) connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.open)
+}
+
+// ways runs f over a connection of its own, and over a relay.
+func (s *server) ways(t *testing.T, f func(*testing.T, *ssh.Client)) {
+	t.Run("direct", func(t *testing.T) { f(t, s.dial(t)) })
+	t.Run("relayed", func(t *testing.T) {
+		c := s.relay(t).dial(t)
+		was := s.connections()
+		f(t, c)
+		if n := s.connections(); n != was {
+			t.Errorf("%d more connections to the guest: it was not relayed", n-was)
+		}
+	})
 }
