@@ -12,6 +12,9 @@ import (
 //go:embed boot.sh
 var bootScript string
 
+//go:embed sleep.sh
+var sleepScript string
+
 // BootScript is what every VM runs as root at every boot before its network is
 // up (vm.Spec.Boot). It closes the network until the guest program opens what
 // the policy allows, and announces sshd's host key on the
@@ -23,3 +26,8 @@ func BootScript() string {
 		"@MARKER@", ssh.Quote(vm.ReadyMarker),
 	).Replace(bootScript)
 }
+
+// SleepScript is the boot script of a clone of a golden image that is to be
+// saved (vm.Driver.Save): it prints wire.AsleepMarker and waits for a
+// wire.Identity on its virtio console, with its network down.
+func SleepScript() string { return sleepScript }

@@ -1,4 +1,8 @@
 #!/bin/sh
+# A clone of a golden image has closed its network before this runs, turns it on
+# itself, and announces itself.
+[ "${AGENT_SEED-}" != 1 ] || exit 0
+
 # Close the network before it is up. A guest whose network cannot be closed does
 # not run: better no session than an open one.
 if ! sh <<'AGENT_DOOR'

@@ -26,6 +26,9 @@ const usage = `usage: agent-guest COMMAND
   credential get|store|erase             git's credential helper
   daemon                                 what the service runs
   door                                   close the network
+  seed                                   make a clone of a golden image a machine of its own
+  sleep                                  wait to be saved, and become the machine that the host says
+  unit                                   print the daemon's systemd unit
   stop                                   end the daemon of a fake guest
   version
 `
@@ -34,6 +37,9 @@ const usage = `usage: agent-guest COMMAND
 func Main(version string, args []string, in io.Reader, out, errs io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if isInitrd() {
+		return int(fail.CodeOf(Initrd()))
+	}
 	err := FromEnv().run(ctx, version, args, in, out)
 	if err == nil {
 		return 0
@@ -94,6 +100,13 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 		return g.Daemon(ctx, version, reload, sync.OnceFunc(func() { notifySystemd(ctx) }))
 	case "door":
 		return g.Door(ctx)
+	case "seed":
+		return g.Seed(ctx, sync.OnceFunc(func() { notifySystemd(ctx) }))
+	case "sleep":
+		return g.Sleep(ctx)
+	case "unit":
+		_, err := io.WriteString(out, unit)
+		return err
 	case "version":
 		_, err := fmt.Fprintln(out, version)
 		return err

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"regexp"
+	"strings"
 	"time"
 )
 
@@ -72,8 +75,39 @@ func DecodeIdentity(r io.Reader) (Identity, error) {
 		return Identity{}, fmt.Errorf("identity: not a message of this version, or over the bound")
 	case i.Version != Version:
 		return Identity{}, fmt.Errorf("identity: version %d, want %d", i.Version, Version)
-	case len(i.Seed) < 32:
-		return Identity{}, fmt.Errorf("identity: %d bytes of randomness, want at least 32", len(i.Seed))
+	}
+	if err := Identity(i).check(); err != nil {
+		return Identity{}, fmt.Errorf("identity: %w", err)
 	}
 	return Identity(i), nil
+}
+
+var (
+	hostLabel = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
+	hex32     = regexp.MustCompile(`^[0-9a-f]{32}$`)
+	uuid      = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	userName  = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+)
+
+// check looks at the form of every part. Its errors name the part only.
+func (i Identity) check() error {
+	mac, errMAC := net.ParseMAC(i.MAC)
+	zero := strings.Repeat("0", 32)
+	for part, ok := range map[string]bool{
+		"hostname":       hostLabel.MatchString(i.Hostname),
+		"machine_id":     hex32.MatchString(i.MachineID) && i.MachineID != zero,
+		"boot_id":        uuid.MatchString(i.BootID) && strings.ReplaceAll(i.BootID, "-", "") != zero,
+		"user":           userName.MatchString(i.User) && i.User != "root",
+		"authorized_key": i.AuthorizedKey != "" && !strings.ContainsAny(strings.TrimSuffix(i.AuthorizedKey, "\n"), "\r\n\x00"),
+		"host_key":       strings.HasPrefix(i.HostKey, "-----BEGIN OPENSSH PRIVATE KEY-----\n"),
+		// Of a single card; a group's address is nobody's.
+		"mac":  errMAC == nil && len(mac) == 6 && mac[0]&1 == 0,
+		"time": i.Time.Year() >= 2020 && i.Time.Year() < 2200,
+		"seed": len(i.Seed) >= 32,
+	} {
+		if !ok {
+			return fmt.Errorf("bad or missing %s", part)
+		}
+	}
+	return nil
 }

@@ -1,0 +1,237 @@
+package guestd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+)
+
+// cidata is what the VM manager's seed disk says, in the form that cloud-init
+// reads: of its many features those that the manager uses.
+type cidata struct {
+	hostname string
+	users    []cidataUser
+	bootcmd  string // a script for /bin/sh
+	timezone string
+	trusted  []string // certificates, PEM
+}
+
+type cidataUser struct {
+	Name string   `yaml:"name"`
+	Keys []string `yaml:"ssh-authorized-keys"`
+}
+
+const (
+	cidataMount = "/mnt/lima-cidata"
+	maxCidata   = 1 << 20 // bytes of user-data, more than any manager writes
+)
+
+var (
+	// hostLabel is a host name as RFC 1123 has it, without dots.
+	hostLabel = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
+	zoneName  = regexp.MustCompile(`^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$`)
+)
+
+// readCidata reads the seed disk that is mounted at dir.
+func readCidata(dir string) (cidata, error) {
+	var c cidata
+	meta, err := readSmall(filepath.Join(dir, "meta-data"))
+	if err != nil {
+		return c, err
+	}
+	if c.hostname, err = parseMetaData(meta); err != nil {
+		return c, err
+	}
+	user, err := readSmall(filepath.Join(dir, "user-data"))
+	if err != nil {
+		return c, err
+	}
+	return c, c.parseUserData(user)
+}
+
+func readSmall(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxCidata+1))
+	if err == nil && len(data) > maxCidata {
+		err = fmt.Errorf("%s: over %d bytes", path, maxCidata)
+	}
+	return data, err
+}
+
+func parseMetaData(data []byte) (string, error) {
+	var m struct {
+		Hostname string `yaml:"local-hostname"`
+	}
+	if err := yaml.Unmarshal(data, &m); err != nil {
+		return "", errors.New("meta-data is not YAML")
+	}
+	if !hostLabel.MatchString(m.Hostname) {
+		return "", errors.New("meta-data has no host name")
+	}
+	return m.Hostname, nil
+}
+
+// parseUserData refuses what it does not know: a machine that silently lacks
+// something of its configuration is worse than one that does not start.
+func (c *cidata) parseUserData(data []byte) error {
+	if first, _, _ := bytes.Cut(data, []byte("\n")); strings.TrimSpace(string(first)) != "#cloud-config" {
+		return errors.New("user-data is not #cloud-config")
+	}
+	var u struct {
+		Users    []cidataUser `yaml:"users"`
+		Bootcmd  []any        `yaml:"bootcmd"`
+		Timezone string       `yaml:"timezone"`
+		CACerts  struct {
+			RemoveDefaults bool     `yaml:"remove_defaults"`
+			Trusted        []string `yaml:"trusted"`
+		} `yaml:"ca_certs"`
+	}
+	var all map[string]any
+	if err := errors.Join(yaml.Unmarshal(data, &u), yaml.Unmarshal(data, &all)); err != nil {
+		return errors.New("user-data is not what a VM manager writes") // the cause quotes it
+	}
+	known := []string{
+		"users", "bootcmd", "timezone", "ca_certs",
+		// What these ask for is done in any case, or by the guest program.
+		"growpart", "write_files", "manage_resolv_conf", "resolv_conf",
+	}
+	for key := range all {
+		if !slices.Contains(known, key) {
+			return fmt.Errorf("user-data asks for %.40q, which only a guest with cloud-init does", key)
+		}
+	}
+	switch {
+	case u.CACerts.RemoveDefaults:
+		return errors.New("user-data asks for ca_certs.remove_defaults, which only a guest with cloud-init does")
+	case u.Timezone != "" && !zoneName.MatchString(u.Timezone):
+		return errors.New("user-data: bad timezone")
+	}
+	c.users, c.timezone, c.trusted = u.Users, u.Timezone, u.CACerts.Trusted
+	var err error
+	c.bootcmd, err = shellify(u.Bootcmd)
+	return err
+}
+
+// shellify makes one script of bootcmd's items as cloud-init does: a text is
+// shell, a list is one command whose words are quoted.
+func shellify(items []any) (string, error) {
+	if len(items) == 0 {
+		return "", nil
+	}
+	b := strings.Builder{}
+	b.WriteString("#!/bin/sh\n")
+	for i, item := range items {
+		switch item := item.(type) {
+		case string:
+			b.WriteString(item)
+		case []any:
+			for n, word := range item {
+				if n > 0 {
+					b.WriteByte(' ')
+				}
+				b.WriteString("'" + strings.ReplaceAll(fmt.Sprint(word), "'", `'\''`) + "'")
+			}
+		default:
+			return "", fmt.Errorf("user-data: bootcmd[%d] is neither text nor list", i)
+		}
+		b.WriteByte('\n')
+	}
+	if s := b.String(); !strings.ContainsRune(s, 0) {
+		return s, nil
+	}
+	return "", errors.New("user-data: a zero byte in bootcmd")
+}
+
+// provisions reports whether the VM manager's own boot script has work to do.
+func provisions(dir string) bool {
+	found, err := filepath.Glob(filepath.Join(dir, "provision.*"))
+	return err == nil && len(found) > 0
+}
+
+// hostsFile is /etc/hosts with the machine's own name in it, which must not be
+// asked for in the network, and without the name it had before.
+func hostsFile(old, name string) string {
+	var b strings.Builder
+	for line := range strings.Lines(old) {
+		if f := strings.Fields(line); len(f) == 0 || f[0] != "127.0.1.1" {
+			b.WriteString(strings.TrimRight(line, "\n") + "\n")
+		}
+	}
+	b.WriteString("127.0.1.1 " + name + "\n")
+	return b.String()
+}
+
+// keysFile is an authorized_keys file; one key a line, nothing else.
+func keysFile(keys []string) (string, error) {
+	var b strings.Builder
+	for _, k := range keys {
+		if k = strings.TrimSpace(k); strings.ContainsAny(k, "\r\n\x00") {
+			return "", errors.New("an authorized key of several lines")
+		}
+		b.WriteString(k + "\n")
+	}
+	return b.String(), nil
+}
+
+// account is a user of /etc/passwd.
+type account struct {
+	uid, gid int
+	home     string
+}
+
+// account looks a user up without the C library's machinery.
+func (g Guest) account(name string) (account, error) {
+	for line := range strings.Lines(g.text("/etc/passwd")) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) != 7 || f[0] != name {
+			continue
+		}
+		var a account
+		if _, err := fmt.Sscan(f[2]+" "+f[3], &a.uid, &a.gid); err != nil || !filepath.IsAbs(f[5]) {
+			break
+		}
+		a.home = f[5]
+		return a, nil
+	}
+	return account{}, fmt.Errorf("no user %.40q", name)
+}
+
+// place writes a file unless it holds the data already: by rename, so that
+// readers see the old or the new one. It does not wait for the disk; whoever
+// places several files syncs once, when all are there.
+func (g Guest) place(path, data string, mode os.FileMode) (err error) {
+	path = g.path(path)
+	if old, err := os.ReadFile(path); err == nil && string(old) == data {
+		return nil
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write %s: %w", path, err)
+		}
+	}()
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".agent-*")
+	if err != nil {
+		return err
+	}
+	_, errWrite := f.WriteString(data)
+	if err := errors.Join(errWrite, f.Chmod(mode), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return os.Rename(f.Name(), path)
+}

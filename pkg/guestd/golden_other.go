@@ -1,0 +1,18 @@
+//go:build !linux
+
+package guestd
+
+import (
+	"context"
+	"errors"
+)
+
+// Only a real guest is made of a golden image.
+
+func (g Guest) Seed(context.Context, func()) error { return errors.ErrUnsupported }
+
+func (g Guest) Sleep(context.Context) error { return errors.ErrUnsupported }
+
+func isInitrd() bool { return false }
+
+func Initrd() error { return errors.ErrUnsupported }

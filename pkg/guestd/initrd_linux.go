@@ -1,0 +1,105 @@
+package guestd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// initrdModules lists, in a golden image's initrd, the modules to load, in order.
+const initrdModules = "/agent/modules"
+
+// isInitrd reports whether the program is the first of a golden image's initrd.
+func isInitrd() bool {
+	_, err := os.Stat(initrdModules)
+	return err == nil && os.Getpid() == 1
+}
+
+// Initrd mounts the root file system and becomes its init: one process, where a
+// shell would start a dozen, each of which costs time under emulation. It never
+// returns but with an error, on which the kernel panics and the machine ends.
+func Initrd() error {
+	err := bootRoot(context.Background())
+	fmt.Fprintf(os.Stderr, "agent-sessionizer: cannot boot: %v\n", err)
+	return err
+}
+
+func bootRoot(ctx context.Context) error {
+	// /dev/null and /dev/console were in the initrd; this has the disks.
+	if err := unix.Mount("dev", "/dev", "devtmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("mount /dev: %w", err)
+	}
+	if err := os.MkdirAll("/proc", 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	words, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return err
+	}
+	device, options := rootOf(string(words))
+	if device == "" {
+		return errors.New("the kernel's command line names no root=/dev/…")
+	}
+	list, err := os.ReadFile(initrdModules)
+	if err != nil {
+		return err
+	}
+	for name := range strings.FieldsSeq(string(list)) {
+		if err := loadModule("/agent/" + name); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll("/root", 0o755); err != nil {
+		return err
+	}
+	err = await(ctx, deviceTime, time.Millisecond, func() error {
+		return unix.Mount(device, "/root", "ext4", unix.MS_NOATIME, options)
+	})
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", device, err)
+	}
+	// Give its memory back, then make the root file system the root.
+	if err := errors.Join(os.RemoveAll("/agent"), os.Remove("/init"), unix.Unmount("/proc", 0)); err != nil {
+		return err
+	}
+	if err := unix.Mount("/dev", "/root/dev", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("move /dev: %w", err)
+	}
+	if err := errors.Join(os.Chdir("/root"), unix.Mount(".", "/", "", unix.MS_MOVE, ""), unix.Chroot("."), os.Chdir("/")); err != nil {
+		return fmt.Errorf("change the root: %w", err)
+	}
+	return unix.Exec("/sbin/init", []string{"/sbin/init"}, []string{"HOME=/", "TERM=linux"})
+}
+
+// rootOf reads the root device and its mount options off the command line.
+func rootOf(cmdline string) (device, options string) {
+	for word := range strings.FieldsSeq(cmdline) {
+		if v, ok := strings.CutPrefix(word, "root="); ok && strings.HasPrefix(v, "/dev/") {
+			device = v
+		}
+		if v, ok := strings.CutPrefix(word, "rootflags="); ok {
+			options = v
+		}
+	}
+	return device, options
+}
+
+func loadModule(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.FinitModule(int(f.Fd()), "", 0); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("load %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,388 @@
+package guestd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
+)
+
+// Places of a golden image, whose clones have no cloud-init.
+const (
+	seedDir   = "/run/agent-seed"
+	sleepFlag = seedDir + "/sleep" // the boot script asks for a machine to save
+	lateUnit  = "agent-late.target"
+	sleepUnit = "agent-sleep.service"
+)
+
+const (
+	deviceTime = 60 * time.Second     // for a disk or card to show up
+	deviceLook = 2 * time.Millisecond // in between
+	scriptTime = 5 * time.Minute      // for bootcmd
+	loginTime  = 60 * time.Second     // for sshd and the network to answer
+	loginLook  = 5 * time.Millisecond // in between
+	lateTime   = 2 * time.Hour        // for provisioning scripts of a template
+)
+
+// Seed makes a clone of a golden image a machine of its own and lets it into
+// the network: what cloud-init does elsewhere, in the order in which a login
+// becomes possible. ready is called when sshd may start. A clone for which any
+// of it fails powers off, since it would be open, or somebody else.
+func (g Guest) Seed(ctx context.Context, ready func()) error {
+	if err := g.needRoot("seed"); err != nil {
+		return err
+	}
+	if _, err := os.Stat(seedDir + "/done"); err == nil {
+		return nil // once a boot
+	}
+	s := seeder{guest: g, began: time.Now()}
+	if err := s.run(ctx, ready); err != nil {
+		return die("the machine could not be set up", err)
+	}
+	return nil
+}
+
+// seeder is one run of Seed.
+type seeder struct {
+	guest Guest
+	began time.Time
+	card  string // the network card's name
+	key   string // sshd's public key
+	said  cidata
+}
+
+func (s *seeder) run(ctx context.Context, ready func()) error {
+	if err := os.MkdirAll(seedDir, 0o755); err != nil {
+		return err
+	}
+	door := async(func() error { return s.guest.shut(ctx) })
+	key := async(func() (err error) { s.key, err = s.guest.ensureHostKey(); return err })
+	card := async(func() (err error) { s.card, err = findCard(ctx); return err })
+
+	if err := mountCidata(ctx); err != nil {
+		return fmt.Errorf("seed disk: %w", err)
+	}
+	s.mark("seed disk")
+	var err error
+	if s.said, err = readCidata(cidataMount); err != nil {
+		return err
+	}
+	if err := s.apply(ctx); err != nil {
+		return err
+	}
+	s.mark("boot scripts")
+	if err := <-key; err != nil {
+		return err
+	}
+	if err := <-card; err != nil {
+		return err
+	}
+	if err := <-door; err != nil {
+		return fmt.Errorf("the network could not be closed: %w", err)
+	}
+	s.mark("door")
+	if err := os.WriteFile(seedDir+"/done", nil, 0o644); err != nil {
+		return err
+	}
+	if _, err := os.Stat(sleepFlag); err == nil {
+		ready()
+		return start(ctx, sleepUnit)
+	}
+	// Only now, and by nobody else: networkd leaves the card down.
+	if err := bringUp(s.card, nil); err != nil {
+		return err
+	}
+	ready()
+	if err := awaitLogins(ctx); err != nil {
+		return err
+	}
+	announce(s.key)
+	s.mark("ready")
+	s.late(ctx)
+	return nil
+}
+
+// apply does what the seed disk says.
+func (s *seeder) apply(ctx context.Context) error {
+	g := s.guest
+	if err := g.setHostname(s.said.hostname); err != nil {
+		return err
+	}
+	for _, u := range s.said.users {
+		if err := g.addKeys(u); err != nil {
+			return err
+		}
+	}
+	if err := g.setTimezone(s.said.timezone); err != nil {
+		return err
+	}
+	if err := g.trust(ctx, s.said.trusted); err != nil {
+		return err
+	}
+	return runBootcmd(ctx, s.said.bootcmd)
+}
+
+// late is what no login waits for. Its failures are told and no more: the
+// machine works.
+func (s *seeder) late(ctx context.Context) {
+	for what, err := range map[string]error{
+		"start the rest": start(ctx, lateUnit),
+		"grow the disk":  growRoot(ctx),
+		"provision":      provision(ctx),
+	} {
+		if err != nil {
+			slog.Error(what, "err", err)
+		}
+	}
+	s.mark("late")
+}
+
+func (s *seeder) mark(what string) {
+	slog.Info("seed", "done", what, "ms", time.Since(s.began).Milliseconds())
+}
+
+func async(do func() error) <-chan error {
+	c := make(chan error, 1)
+	go func() { c <- do() }()
+	return c
+}
+
+// die says on the consoles why the machine ends, and ends it.
+func die(what string, err error) error {
+	console("agent-sessionizer: " + what + ", powering off: " + oneLine(err))
+	unix.Sync()
+	return errors.Join(err, unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
+}
+
+// shut closes the door on a machine that has no rules yet, with one command a
+// family: each costs a tenth of a second under emulation.
+func (g Guest) shut(ctx context.Context) error {
+	builtin := map[string]int{"INPUT": 0, "OUTPUT": 0, "FORWARD": 0, "PREROUTING": 0}
+	for _, f := range rules.Compile(nil, rules.Network{}) {
+		if f.IPv6 && !kernelIPv6() {
+			continue
+		}
+		var text string
+		for _, t := range f.Tables {
+			text += t.Restore(builtin)
+		}
+		if _, err := run(ctx, text, command(f.IPv6, "restore"), "--wait", "10", "--noflush"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountCidata mounts the seed disk where the VM manager's scripts look for it.
+func mountCidata(ctx context.Context) error {
+	if err := os.MkdirAll(cidataMount, 0o700); err != nil {
+		return err
+	}
+	return await(ctx, deviceTime, deviceLook, func() error {
+		err := unix.Mount("/dev/sr0", cidataMount, "iso9660", unix.MS_RDONLY, "mode=0700,dmode=0700,overriderockperm,uid=0")
+		if errors.Is(err, unix.EBUSY) {
+			return nil // it is mounted already
+		}
+		return err
+	})
+}
+
+// await calls do until it succeeds, and returns its last error otherwise.
+func await(ctx context.Context, most, pause time.Duration, do func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for {
+		err := do()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}
+
+// setHostname names the machine, for this boot and the next ones.
+func (g Guest) setHostname(name string) error {
+	if !hostLabel.MatchString(name) {
+		return errors.New("bad host name")
+	}
+	return errors.Join(
+		unix.Sethostname([]byte(name)),
+		g.place("/etc/hostname", name+"\n", 0o644),
+		g.place("/etc/hosts", hostsFile(g.text("/etc/hosts"), name), 0o644),
+	)
+}
+
+// addKeys allows the VM manager's own keys, which it asks whether the guest
+// answers with.
+func (g Guest) addKeys(u cidataUser) error {
+	if len(u.Keys) == 0 {
+		return nil
+	}
+	text, err := keysFile(u.Keys)
+	if err != nil {
+		return err
+	}
+	a, err := g.account(u.Name)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(a.home, ".ssh")
+	// The home belongs to the user, who could have put a link there.
+	root, err := os.OpenRoot(g.path(a.home))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := root.Mkdir(".ssh", 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if old, err := root.ReadFile(".ssh/authorized_keys"); err == nil && string(old) == text {
+		return nil
+	}
+	const fresh = ".ssh/.authorized_keys.agent-seed"
+	if err := root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := errors.Join(
+		root.WriteFile(fresh, []byte(text), 0o600),
+		root.Lchown(".ssh", a.uid, a.gid),
+		root.Lchown(fresh, a.uid, a.gid),
+		root.Rename(fresh, ".ssh/authorized_keys"),
+	); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	return nil
+}
+
+func (g Guest) setTimezone(name string) error {
+	if name == "" {
+		return nil
+	}
+	zone := "/usr/share/zoneinfo/" + name
+	if info, _ := os.Stat(g.path(zone)); info == nil {
+		slog.Warn("no such timezone here", "name", name) // as on a guest with cloud-init
+		return nil
+	}
+	if old, err := os.Readlink(g.path("/etc/localtime")); err == nil && old == zone {
+		return nil
+	}
+	const fresh = "/etc/.localtime.agent-seed"
+	if err := os.Remove(g.path(fresh)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return errors.Join(
+		os.Symlink(zone, g.path(fresh)),
+		os.Rename(g.path(fresh), g.path("/etc/localtime")),
+		g.place("/etc/timezone", name+"\n", 0o644),
+	)
+}
+
+// trust adds certificates to the system's, if they are not there yet.
+func (g Guest) trust(ctx context.Context, certificates []string) error {
+	fresh := false
+	for i, c := range certificates {
+		path := fmt.Sprintf("/usr/local/share/ca-certificates/cloud-init-ca-cert-%d.crt", i+1)
+		if g.text(path) == c {
+			continue
+		}
+		fresh = true
+		if err := g.place(path, c, 0o644); err != nil {
+			return err
+		}
+	}
+	if !fresh {
+		return nil
+	}
+	_, err := run(ctx, "", "update-ca-certificates")
+	return err
+}
+
+// runBootcmd runs the boot scripts. As with cloud-init their exit status ends
+// nothing.
+func runBootcmd(ctx context.Context, script string) error {
+	if script == "" {
+		return nil
+	}
+	path := seedDir + "/bootcmd"
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, scriptTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/sh", path)
+	cmd.Env = []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root",
+		"AGENT_SEED=1", // what runs here need not close the door, nor announce
+	}
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	if _, exited := errors.AsType[*exec.ExitError](err); exited && ctx.Err() == nil {
+		slog.Error("boot scripts", "err", err)
+		return nil
+	}
+	return err
+}
+
+// awaitLogins waits until sshd listens and the network is there, so that the
+// host's first packet is not one that gets lost. A network that does not come
+// is the host's to notice.
+func awaitLogins(ctx context.Context) error {
+	err := await(ctx, loginTime, loginLook, func() error {
+		if !listens(22) {
+			return errors.New("sshd does not listen")
+		}
+		if len(gateways()) == 0 {
+			return errNoRoute
+		}
+		return nil
+	})
+	if errors.Is(err, errNoRoute) && ctx.Err() == nil {
+		slog.Warn("no network", "err", err)
+		return nil
+	}
+	return err
+}
+
+var errNoRoute = errors.New("no route")
+
+// provision runs the VM manager's own boot script when it has anything to do
+// but say that it was there.
+func provision(ctx context.Context) error {
+	if !provisions(cidataMount) {
+		meta, err := readSmall(cidataMount + "/meta-data")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile("/run/lima-boot-done", meta, 0o644)
+	}
+	ctx, cancel := context.WithTimeout(ctx, lateTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, cidataMount+"/boot.sh")
+	cmd.Env = []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root",
+		"LIMA_CIDATA_MNT=" + cidataMount,
+	}
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.WaitDelay = time.Second
+	return cmd.Run()
+}
+
+// start asks systemd for a unit and does not wait for it.
+func start(ctx context.Context, unit string) error {
+	_, err := run(ctx, "", "systemctl", "start", "--no-block", unit)
+	return err
+}

@@ -1,0 +1,54 @@
+//go:build netns
+
+package guestd
+
+import (
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
+)
+
+// The seed closes the network with fewer commands than the daemon, and must
+// leave the same rules.
+func TestTheSeedClosesTheNetworkAsTheDaemonDoes(t *testing.T) {
+	runtime.LockOSThread() // for good: the thread ends with its namespace
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Skip("no namespaces here:", err)
+	}
+	state := func() map[string]rules.State {
+		t.Helper()
+		found := map[string]rules.State{}
+		f := firewall{want: rules.Compile(nil, rules.Network{})}
+		if err := f.each(func(six bool, table rules.Table) error {
+			now, err := f.save(t.Context(), six, table)
+			found[key(six, table)] = now
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	g := Guest{}
+	if err := g.shut(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	seed := state()
+	if err := g.Door(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	daemon := state()
+	for _, family := range rules.Compile(nil, rules.Network{}) {
+		if family.IPv6 && !kernelIPv6() {
+			continue
+		}
+		for _, table := range family.Tables {
+			k := key(family.IPv6, table)
+			if !seed[k].Stands(table) || !seed[k].SameChains(daemon[k], table) {
+				t.Errorf("table %s, IPv6 %v: the seed's rules are not the daemon's", table.Name, family.IPv6)
+			}
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package guestd
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+)
+
+func TestReadLineIsBounded(t *testing.T) {
+	for what, c := range map[string]struct {
+		in, want string
+		ok       bool
+	}{
+		"a line":         {"{}\n", "{}", true},
+		"more behind it": {"{}\nsecret", "{}", true},
+		"empty":          {"\n", "", true},
+		"cut":            {"{", "", false},
+		"as long as may": {"1234567\n", "1234567", true},
+		"too long":       {"12345678\n", "", false},
+	} {
+		for how, r := range map[string]io.Reader{
+			"at once": strings.NewReader(c.in), "byte by byte": iotest.OneByteReader(strings.NewReader(c.in)),
+			"with the end": iotest.DataErrReader(strings.NewReader(c.in)),
+		} {
+			got, err := readLine(r, 8)
+			if (err == nil) != c.ok || string(got) != c.want {
+				t.Errorf("%s, %s: %q, %v", what, how, got, err)
+			}
+		}
+	}
+}
+
+// The private key that comes in must not go out again: the host logs what does.
+func TestTheIdentityPortNeitherEchoesNorWaitsForLines(t *testing.T) {
+	host, guest, err := pty.Open()
+	if err != nil {
+		t.Skip("no terminals here:", err)
+	}
+	defer host.Close()
+	port, err := openRaw(guest.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer port.Close()
+	guest.Close()
+	// Longer than a terminal takes of one line, with what a terminal acts on.
+	sent := strings.Repeat("secret\x03\x04\x7f\r", 800) + "\n"
+	read := async(func() error {
+		got, err := readLine(port, len(sent))
+		if err == nil && string(got)+"\n" != sent {
+			err = errors.New("it was changed on the way")
+		}
+		return err
+	})
+	if _, err := io.WriteString(host, sent); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-read; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := port.WriteString("end\n"); err != nil {
+		t.Fatal(err)
+	}
+	back := make([]byte, len(sent)+100)
+	n, err := host.Read(back)
+	if err != nil || string(back[:n]) != "end\n" {
+		t.Fatalf("came back: %q, %v", back[:n], err)
+	}
+}
+
+func TestTheRootDeviceIsReadOffTheCommandLine(t *testing.T) {
+	device, options := rootOf("console=ttyS0 root=/dev/vda rw rootflags=discard quiet\n")
+	if device != "/dev/vda" || options != "discard" {
+		t.Fatal(device, options)
+	}
+	if device, _ := rootOf("root=LABEL=cloudimg-rootfs"); device != "" {
+		t.Fatal("a label is no device:", device)
+	}
+}
+
+func TestKeysOfTheManagerStayInTheHome(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	g := Guest{Root: dir, Fake: true}
+	home := filepath.Join(dir, "home/agent")
+	for path, text := range map[string]string{"etc/passwd": "agent:x:1000:1000::/home/agent:/bin/sh\n", "victim/x": "", "home/agent/x": ""} {
+		path = filepath.Join(dir, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	user := cidataUser{Name: "agent", Keys: []string{"ssh-ed25519 AAAA"}}
+	if err := g.addKeys(user); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	file := filepath.Join(home, ".ssh/authorized_keys")
+	if err := unix.Stat(file, &st); err != nil || st.Uid != 1000 || st.Mode&0o777 != 0o600 {
+		t.Fatalf("%v: %+v", err, st)
+	}
+	// The user may have made .ssh a link to somewhere that is root's.
+	if err := errors.Join(os.RemoveAll(filepath.Join(home, ".ssh")), os.Symlink("../../victim", filepath.Join(home, ".ssh"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.addKeys(user); err == nil {
+		t.Fatal("it followed a link out of the home")
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "victim")); err != nil || len(left) != 1 {
+		t.Fatal(left, err)
+	}
+}

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Turns a provisioned, running guest into what a golden image is made of: run as
+# root, then shut the guest down cleanly. Its clones boot in a fraction of the
+# time, without cloud-init, and each becomes a machine of its own:
+# "agent-guest seed" does that, see pkg/guestd.
+#
+# Needs no network and may be repeated. Logins go on working until the shutdown,
+# which removes what identifies the guest. What is left out of the boot is there
+# all the same: nothing is uninstalled.
+#
+# Environment as for run.sh. AGENT_SOURCE=debian is an image whose kernel the host
+# loads; it gets an initrd for that, /boot/agent-sessionizer/initrd.
+. "${PROVISION_DIR:=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}/lib.sh"
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+etc=/etc/systemd/system
+guest=/usr/local/bin/agent-guest
+[ -x "$guest" ] || {
+	say "there is no $guest"
+	exit 1
+}
+
+# never UNIT… keeps units from starting at all, if there are any of the name.
+never() {
+	local u
+	for u in "$@"; do
+		[ ! -e "/usr/lib/systemd/system/$u" ] || ln -sfn /dev/null "$etc/$u"
+	done
+}
+
+# own UNIT SED… replaces a packaged unit by its text, edited.
+own() {
+	local u=$1
+	shift
+	sed "$@" "/usr/lib/systemd/system/$u" | put 644 "$etc/$u"
+}
+
+say "cloud-init: off"
+if [ -d /etc/cloud ]; then
+	: >/etc/cloud/cloud-init.disabled
+	never cloud-init-local.service cloud-init-main.service cloud-init-network.service cloud-init.service \
+		cloud-config.service cloud-final.service cloud-init-hotplugd.service cloud-init-hotplugd.socket
+	# What it made of the seed disk of this guest.
+	rm -rf /var/lib/cloud /etc/netplan/50-cloud-init.yaml /etc/systemd/network/10-cloud-init-*.network \
+		/etc/ssh/sshd_config.d/50-cloud-init.conf /etc/udev/rules.d/70-persistent-net.rules \
+		/etc/network/interfaces.d/50-cloud-init "$etc"/sshd-keygen@.service.d
+fi
+
+say "boot: a seed of our own"
+for f in "$here"/units/*; do
+	put 644 "$etc/${f##*/}" <"$f"
+done
+put 644 /etc/systemd/network/05-agent.network <"$here/card.network"
+"$guest" unit | put 644 "$etc/agent-guest.service"
+mkdir -p "$etc/sysinit.target.wants" "$etc/agent-guest.service.d"
+ln -sfn "$etc/agent-seed.service" "$etc/sysinit.target.wants/agent-seed.service"
+ln -sfn "$etc/agent-guest.service" "$etc/sysinit.target.wants/agent-guest.service"
+
+say "boot: what a login waits for comes first"
+# The seed has closed the network and made the key before sshd starts.
+if [ -e "$etc/multi-user.target.wants/ssh.service" ]; then
+	own ssh.service -e '/^After=/s/=.*/=agent-seed.service\nDefaultDependencies=no\nConflicts=shutdown.target\nBefore=shutdown.target/' \
+		-e '/^ExecStartPre=/d'
+	never sshd-keygen.service
+fi
+# The rules that the seed has loaded stand; the daemon's own may come after the
+# first login, and the network card is down until the seed turns it on.
+put 644 "$etc/agent-guest.service.d/golden.conf" <<'X'
+[Unit]
+After=agent-seed.service ssh.service
+X
+own systemd-networkd.service -e '/^After=/s/ network-pre.target//'
+# The card's device is triggered by the seed, the others' come later.
+own systemd-udev-trigger.service -e '/^Before=/d'
+ln -sfn /dev/null "$etc/sysinit.target.wants/systemd-udev-trigger.service"
+# A login before the last unit of the boot is as good as one after it.
+ln -sfn /dev/null /etc/tmpfiles.d/systemd-nologin.conf
+
+say "boot: without what has nothing to do"
+never systemd-random-seed.service systemd-journal-flush.service systemd-hibernate-clear.service \
+	systemd-fsck-root.service ldconfig.service
+mkdir -p /etc/systemd/system-generators
+for g in cloud-init-generator systemd-bless-boot-generator systemd-cryptsetup-generator systemd-debug-generator \
+	systemd-factory-reset-generator systemd-getty-generator systemd-gpt-auto-generator \
+	systemd-hibernate-resume-generator systemd-import-generator systemd-integritysetup-generator \
+	systemd-rc-local-generator systemd-run-generator systemd-ssh-generator systemd-system-update-generator \
+	systemd-tpm2-generator systemd-veritysetup-generator; do
+	[ ! -e "/usr/lib/systemd/system-generators/$g" ] || ln -sfn /dev/null "/etc/systemd/system-generators/$g"
+done
+if [ "$AGENT_SOURCE" = debian ]; then
+	# The kernel mounts it with these; a second file system check waits for a
+	# device that udev has not seen yet.
+	echo '/dev/vda / ext4 rw,noatime,discard,errors=remount-ro 0 0' | put 644 /etc/fstab
+	say "initrd"
+	bash "$here/initrd.sh" /boot/agent-sessionizer/initrd
+fi
+
+say "identity: gone at shutdown"
+put 755 /run/agent-forget <"$here/forget.sh"
+mkdir -p /run/systemd/system
+# In /run: no clone has it. Stopped last, since others save their state then.
+put 644 /run/systemd/system/agent-forget.service <<'X'
+[Unit]
+Description=Forget who this guest is
+Before=systemd-random-seed.service systemd-journald.service
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/true
+ExecStop=/bin/bash /run/agent-forget
+TimeoutStopSec=5min
+X
+quiet systemctl daemon-reload
+quiet systemctl start agent-forget.service
+
+say "disk: trim"
+apt-get clean
+rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /tmp/* /var/tmp/*
+# Newer than /usr: otherwise a boot rebuilds caches that are up to date.
+touch /etc/.updated /var/.updated
+sync
+fstrim / || true

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# initrd.sh FILE: an initrd of one program and the modules that it takes to
+# mount the root file system and to let the host in. "agent-guest", as its init,
+# loads them in this order; it needs no shell, and nothing is compressed.
+set -euo pipefail
+out=$1
+d=$(mktemp -d)
+trap 'rm -rf "$d"' EXIT
+mkdir -p "$d/dev" "$d/agent"
+mknod -m 600 "$d/dev/console" c 5 1
+mknod -m 666 "$d/dev/null" c 1 3
+install -m 755 /usr/local/bin/agent-guest "$d/init"
+
+# A module that is built into the kernel is none here.
+for m in virtio_pci virtio_blk virtio_scsi sr_mod isofs virtio_net ext4; do
+	modprobe --show-depends "$m"
+done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' | while read -r file; do
+	name=${file##*/}
+	name=${name%%.ko*}.ko
+	case $file in
+	*.xz) xz -dc "$file" >"$d/agent/$name" ;;
+	*.zst) zstd -qdc "$file" >"$d/agent/$name" ;;
+	*.gz) gzip -dc "$file" >"$d/agent/$name" ;;
+	*) cp "$file" "$d/agent/$name" ;;
+	esac
+	echo "$name" >>"$d/agent/modules"
+done
+mkdir -p "${out%/*}"
+(cd "$d" && find . -mindepth 1 | LC_ALL=C sort | cpio -o -H newc -R 0:0 --quiet) >"$out.new"
+chmod 644 "$out.new"
+mv -f "$out.new" "$out"
