@@ -49,15 +49,45 @@ func TestBootScriptIsValidShell(t *testing.T) {
 }
 
 // The door comes first: before it there is nothing that needs or opens a network.
+// Only a seed, which closes it before it lets the network up, skips the script.
 func TestDoorComesFirst(t *testing.T) {
+	seeded := false
 	for _, line := range strings.Split(BootScript(), "\n") {
 		switch {
 		case line == "" || strings.HasPrefix(line, "#"):
+			continue
+		case line == `[ "${AGENT_SEED-}" != 1 ] || exit 0` && !seeded:
+			seeded = true
 			continue
 		case line != "if ! sh <<'AGENT_DOOR'":
 			t.Fatalf("the first command is %q", line)
 		}
 		return
+	}
+}
+
+// Only a clone of a golden image can stop short of its identity; any other guest
+// that is told to sleep would come up open, or as somebody.
+func TestOnlyAGoldenCloneSleeps(t *testing.T) {
+	dir := t.TempDir()
+	log, flag := filepath.Join(dir, "log"), filepath.Join(dir, "sleep")
+	script := "systemctl() { echo \"systemctl $*\" >>'" + log + "'; }\n" +
+		strings.NewReplacer("/dev/console", "/dev/null", "/run/agent-seed/sleep", flag).Replace(SleepScript())
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	if err := cmd.Run(); err == nil {
+		t.Error("it sleeps without a seed")
+	}
+	if got, err := os.ReadFile(log); err != nil || string(got) != "systemctl poweroff --force --no-wall\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	cmd = exec.CommandContext(t.Context(), "sh", "-c", script)
+	cmd.Env = append(cmd.Environ(), "AGENT_SEED=1")
+	if err := cmd.Run(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(flag); err != nil {
+		t.Error(err)
 	}
 }
 
