@@ -26,9 +26,10 @@ var layers = map[string]int{
 	"guest":   2,
 	"image":   2,
 	"attach":  2,
-	"session": 3,
-	"keeper":  5,
-	"cli":     6,
+	"golden":  3,
+	"session": 4,
+	"keeper":  6, // 5 is for tasks
+	"cli":     7,
 }
 
 // sideways are the imports within a layer that are meant.

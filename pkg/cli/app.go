@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -96,16 +97,12 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 	if err != nil {
 		return nil, err
 	}
-	scripts, err := fs.Sub(sessionizer.Provision, "provision")
-	if err != nil {
-		return nil, err
-	}
-	images, err := a.images()
+	maker, err := a.golden(driver, log)
 	if err != nil {
 		return nil, err
 	}
 	return &session.Worker{
-		Manager: m, Driver: driver, Images: images, Scripts: scripts,
+		Manager: m, Driver: driver, Golden: maker,
 		Mirrors: &repo.Mirrors{Dir: m.Config.Paths.Mirrors()}, Log: log, Redact: a.redact,
 		KillLocal: func(ctx context.Context, s session.Session) error {
 			if s.Facts.Tmux == "" {
@@ -114,6 +111,37 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 			return tmux.Client{Socket: s.Facts.Tmux}.Kill(ctx, tmux.SlugName(s.Repo, s.ID))
 		},
 	}, nil
+}
+
+// golden makes and finds what sessions start from.
+func (a *app) golden(driver vm.Driver, log *slog.Logger) (*golden.Maker, error) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, err
+	}
+	scripts, err := fs.Sub(sessionizer.Provision, "provision")
+	if err != nil {
+		return nil, err
+	}
+	images, err := a.images()
+	if err != nil {
+		return nil, err
+	}
+	self, err := self()
+	if err != nil {
+		return nil, err
+	}
+	// What a session without a profile may reach.
+	set, err := cfg.For("", "")
+	if err != nil {
+		return nil, err
+	}
+	reach, err := cfg.Policy(set, config.Additions{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	reach.Walled = true
+	return &golden.Maker{Images: images, Driver: driver, Scripts: scripts, Template: images.Template, Policy: reach, Self: self, Log: log}, nil
 }
 
 func (a *app) driver(log *slog.Logger) (vm.Driver, error) {

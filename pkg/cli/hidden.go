@@ -8,10 +8,13 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
@@ -63,6 +66,10 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			},
 		},
 		{
+			Use: session.AheadCommand + " IMAGE CPUS MEMORY", Args: usage(cobra.ExactArgs(3)),
+			RunE: func(cmd *cobra.Command, args []string) error { return runAhead(cmd.Context(), a, args) },
+		},
+		{
 			Use: "fake-vm", DisableFlagParsing: true,
 			RunE: func(cmd *cobra.Command, args []string) error { return fakeMain(cmd.Context(), args) },
 		},
@@ -71,6 +78,24 @@ func newHiddenCmds(a *app) []*cobra.Command {
 		c.Hidden = true
 	}
 	return cmds
+}
+
+// runAhead makes in the background what lets the next session start faster. It
+// and all that it starts give way to what people wait for.
+func runAhead(ctx context.Context, a *app, args []string) error {
+	cpus, err1 := strconv.Atoi(args[1])
+	memory, err2 := strconv.ParseInt(args[2], 10, 64)
+	if err := errors.Join(err1, err2); err != nil {
+		return fail.New(fail.Usage, "%w", err)
+	}
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
+		return err
+	}
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	return prepareImage(ctx, a, cfg.Prepare, args[0], config.Resources{CPUs: cpus, Memory: config.Size(memory)})
 }
 
 // sessionID takes one session's whole id: it becomes part of paths.

@@ -2,9 +2,11 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,12 +19,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
 
 func newImageCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "image", Short: "Guest images: list, build, remove, prune",
+		Use: "image", Short: "Guest images: list, build, inspect, remove, prune",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -34,28 +37,44 @@ func newImageCmd(a *app) *cobra.Command {
 	list.Flags().BoolVar(&asJSON, "json", false, "print an array of images")
 	var o imageBuildOptions
 	build := &cobra.Command{
-		Use: "build", Short: "Build a guest image from Debian packages (Linux only)",
-		Long: `Build a guest image from Debian packages, without downloading any image. It needs
-mmdebstrap, qemu-img and mkfs.ext4, and root or unprivileged user namespaces.`,
+		Use: "build", Short: "Build a guest image, and what sessions are cloned and forked from",
+		Long: `Build a guest image, and make of it what lets sessions start fast: a golden image,
+which has been booted and provisioned once, and the saved state of a VM that was
+booted from that (see "prepare" in config.yaml). All of it happens by itself, in the
+background, after the first session; this command does it now.
+
+--from debian makes the image from Debian packages, without downloading any image
+(Linux only). It needs mmdebstrap, qemu-img and mkfs.ext4, and root or unprivileged
+user namespaces. --from ubuntu starts from the cloud image that the VM template names.`,
 		Example: `  agent-sessionizer image build --from debian
   agent-sessionizer open owner/repo --image debian`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImageBuild(cmd.Context(), a, o) },
 	}
-	build.Flags().StringVar(&o.from, "from", "debian", "source of the image: debian")
+	build.Flags().StringVar(&o.from, "from", image.Debian, "source of the image: debian or ubuntu")
 	build.Flags().StringVar(&o.suite, "suite", "", "Debian release, "+image.DefaultSuite+" unless told")
 	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build it also when nothing changed, for newer packages")
 	build.Flags().BoolVar(&o.browser, "browser", false, "with the libraries of Playwright's browsers (250 MB)")
+	build.Flags().StringVar(&o.prepare, "prepare", "", "what to make of it: none, golden or warm; as configured unless told")
+	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "CPUs of the VM that is saved; as configured unless told")
+	build.Flags().Var(&o.resources.Memory, "memory", "its memory, such as 8GiB; as configured unless told")
+	inspect := &cobra.Command{
+		Use: "inspect NAME", Short: "Show one image: files, saved states, who uses it", Args: usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) { return a.imageNames() },
+		RunE:              func(cmd *cobra.Command, args []string) error { return runImageInspect(a, args[0], asJSON) },
+	}
+	inspect.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	remove := &cobra.Command{
 		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a built image", Args: usage(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) { return a.imageNames() },
+		RunE:              func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },
 	}
 	prune := &cobra.Command{
 		Use: "prune", Short: "Remove what newer images replaced and what builds left, except where a session builds on it",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImagePrune(a) },
 	}
-	cmd.AddCommand(list, build, remove, prune)
+	cmd.AddCommand(list, build, inspect, remove, prune)
 	return cmd
 }
 
@@ -68,6 +87,12 @@ func (a *app) images() (*image.Store, error) {
 	return &image.Store{Dir: cfg.Paths.Images(), Template: template}, err
 }
 
+// imageList is what `image list --json` prints.
+type imageList struct {
+	Images []image.Info   `json:"images"`
+	Making []image.Making `json:"making"` // what is built now
+}
+
 func runImageList(a *app, asJSON bool) error {
 	images, err := a.images()
 	if err != nil {
@@ -77,10 +102,14 @@ func runImageList(a *app, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	if asJSON {
-		return a.con.JSON(all)
+	making, err := images.Underway()
+	if err != nil {
+		return err
 	}
-	header, rows := []string{"NAME", "ARCH", "SOURCE", "SIZE", "MADE", "READY"}, [][]string{}
+	if asJSON {
+		return a.con.JSON(imageList{Images: all, Making: append([]image.Making{}, making...)})
+	}
+	header, rows := []string{"NAME", "ARCH", "FROM", "SIZE", "WARM", "MADE", "READY"}, [][]string{}
 	for _, i := range all {
 		made, size, ready := "", "", "no"
 		if !i.CreatedAt.IsZero() {
@@ -92,61 +121,187 @@ func runImageList(a *app, asJSON bool) error {
 		if i.Ready {
 			ready = "yes"
 		}
-		rows = append(rows, []string{i.Name, i.Arch, i.Source, size, made, ready})
+		var warm []string
+		for _, w := range i.Warm {
+			warm = append(warm, fmt.Sprintf("%d CPUs, %v: %v", w.CPUs, config.Size(w.Memory), config.Size(w.Size)))
+		}
+		rows = append(rows, []string{i.Name, i.Arch, i.Source, size, strings.Join(warm, "; "), made, ready})
 	}
 	a.con.Table(header, rows)
+	for _, m := range making {
+		a.printf("%s is being made, for %s: %s\n", m.Name, ago(m.Since), m.Doing)
+	}
+	for _, name := range []string{image.Golden(image.Ubuntu), image.Golden(image.Debian)} {
+		if f, ok := images.Failure(name); ok {
+			a.printf("%s could not be made, %s ago: %s\n", name, ago(f.At), f.Error)
+		}
+	}
+	return nil
+}
+
+// imageNames completes.
+func (a *app) imageNames() ([]string, cobra.ShellCompDirective) {
+	var names []string
+	if images, err := a.images(); err == nil {
+		all, _ := images.List() // nothing to offer, then
+		for _, i := range all {
+			if i.Path != "" && !slices.Contains(names, i.Name) {
+				names = append(names, i.Name)
+			}
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// imageView is what `image inspect` shows.
+type imageView struct {
+	image.Info
+	UsedBy []string `json:"used_by"` // VMs whose disks build on it
+}
+
+func runImageInspect(a *app, name string, asJSON bool) error {
+	images, err := a.images()
+	if err != nil {
+		return err
+	}
+	i, err := images.Find(name, session.Arch())
+	if err != nil {
+		return err
+	}
+	v := imageView{Info: i, UsedBy: []string{}}
+	if i.Path != "" {
+		cfg, err := a.settings()
+		if err != nil {
+			return err
+		}
+		users, err := lima.ImageUsers(cfg.Paths.LimaHome, i.Path)
+		if err != nil {
+			return err
+		}
+		v.UsedBy = append(v.UsedBy, users...)
+	}
+	if asJSON {
+		return a.con.JSON(v)
+	}
+	text, err := config.Text(v)
+	if err != nil {
+		return err
+	}
+	a.printf("%s", text)
 	return nil
 }
 
 type imageBuildOptions struct {
-	from    string
-	suite   string
-	rebuild bool
-	browser bool
+	from      string
+	suite     string
+	rebuild   bool
+	browser   bool
+	prepare   string
+	resources config.Resources
 }
 
 func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
-	if o.from != "debian" {
-		return fail.New(fail.Usage, "images are built --from debian; %q is not a source (ubuntu is downloaded when a session needs it)", o.from)
+	if o.from != image.Debian && o.from != image.Ubuntu {
+		return fail.New(fail.Usage, "images are built --from debian or --from ubuntu; %q is not a source", o.from)
+	}
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	prepare := cfg.Prepare
+	if o.prepare != "" {
+		if prepare, err = config.ParsePrepare(o.prepare); err != nil {
+			return err
+		}
 	}
 	images, err := a.images()
 	if err != nil {
 		return err
 	}
-	scripts, err := fs.Sub(sessionizer.Provision, "provision")
+	if o.from == image.Debian {
+		scripts, err := fs.Sub(sessionizer.Provision, "provision")
+		if err != nil {
+			return err
+		}
+		program, err := guest.Program(session.Arch())
+		if err != nil {
+			return err
+		}
+		info, err := makeImage(ctx, a, "build image debian", func(ctx context.Context, say func(string)) (image.Info, error) {
+			return images.Build(ctx, image.BuildOptions{
+				Name: image.Debian, Suite: o.suite, Arch: session.Arch(), Provision: scripts, GuestProgram: program, Rebuild: o.rebuild,
+				Browser: o.browser, Environ: os.Environ(), Progress: say,
+			})
+		})
+		if err != nil {
+			return err
+		}
+		a.printf("%s %s %v\n", info.Name, info.Path, config.Size(info.Size))
+	}
+	if prepare == config.PrepareNone {
+		return nil
+	}
+	return prepareImage(ctx, a, prepare, o.from, o.resources)
+}
+
+// prepareImage makes the golden image of source and, if it is wanted, the saved
+// state for VMs of a size; zero fields are as configured.
+func prepareImage(ctx context.Context, a *app, prepare config.Prepare, source string, size config.Resources) error {
+	driver, err := a.driver(quietLog())
 	if err != nil {
 		return err
 	}
-	program, err := guest.Program(session.Arch())
+	maker, err := a.golden(driver, quietLog())
 	if err != nil {
 		return err
 	}
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return err
+	}
+	if size, err = m.Size(size); err != nil {
+		return err
+	}
+	made, err := makeImage(ctx, a, "make golden image "+image.Golden(source), func(ctx context.Context, say func(string)) (image.Info, error) {
+		return maker.Image(ctx, source, session.Arch(), say)
+	})
+	if err != nil {
+		return err
+	}
+	a.printf("%s %s %v\n", made.Name, made.Path, config.Size(made.Size))
+	if _, ok := driver.(vm.Saver); !ok || prepare != config.PrepareWarm {
+		return nil
+	}
+	warm, err := makeImage(ctx, a, fmt.Sprintf("save a VM of %d CPUs and %v", size.CPUs, size.Memory), func(ctx context.Context, say func(string)) (image.Warm, error) {
+		return maker.Warm(ctx, made, size.CPUs, int64(size.Memory), say)
+	})
+	if err != nil {
+		return err
+	}
+	a.printf("%s %v\n", warm.Path, config.Size(warm.Size))
+	return nil
+}
+
+// makeImage runs f as a step that is shown, with its lines.
+func makeImage[T any](ctx context.Context, a *app, name string, f func(ctx context.Context, say func(string)) (T, error)) (T, error) {
 	began := time.Now()
 	view := a.con.Steps()
 	defer view.Close()
-	step := console.Step{Name: "build image debian", State: "start"}
+	step := console.Step{Name: name, State: "start"}
 	view.Update(step)
-	info, err := images.Build(ctx, image.BuildOptions{
-		Name: image.Debian, Suite: o.suite, Arch: session.Arch(), Provision: scripts, GuestProgram: program, Rebuild: o.rebuild,
-		Browser: o.browser, Environ: os.Environ(),
-		Progress: func(msg string) {
-			if !a.con.Live() && strings.HasPrefix(msg, "step ") { // of provision/run.sh: one line each is kept
-				view.Say("%s", msg)
-			}
-			step.State, step.Detail, step.Elapsed = "progress", msg, time.Since(began)
-			view.Update(step)
-		},
+	made, err := f(ctx, func(msg string) {
+		if !a.con.Live() && strings.HasPrefix(msg, "step ") { // of provision/run.sh: one line each is kept
+			view.Say("%s", msg)
+		}
+		step.State, step.Detail, step.Elapsed = "progress", msg, time.Since(began)
+		view.Update(step)
 	})
 	step.State, step.Detail, step.Elapsed = "done", "", time.Since(began)
 	if err != nil {
 		step.State = "failed"
 	}
 	view.Update(step)
-	if err != nil {
-		return err
-	}
-	a.printf("%s %s %v\n", info.Name, info.Path, config.Size(info.Size))
-	return nil
+	return made, err
 }
 
 // runImageRemove refuses while a session's disk is backed by the image's, or is

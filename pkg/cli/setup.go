@@ -286,6 +286,7 @@ func newConfigCmd(a *app) *cobra.Command {
 // configView is what config show prints.
 type configView struct {
 	Image    string          `json:"image"`
+	Prepare  config.Prepare  `json:"prepare"`
 	Limits   config.Limits   `json:"limits"`
 	Settings config.Settings `json:"settings"`
 	Files    []string        `json:"files"`
@@ -296,7 +297,7 @@ func runConfigShow(a *app, o settingsOptions) error {
 	if err != nil {
 		return err
 	}
-	v := configView{Image: cfg.Image, Limits: cfg.Limits, Settings: set, Files: append([]string{}, cfg.Files...)}
+	v := configView{Image: cfg.Image, Prepare: cfg.Prepare, Limits: cfg.Limits, Settings: set, Files: append([]string{}, cfg.Files...)}
 	if o.json {
 		return a.con.JSON(v)
 	}

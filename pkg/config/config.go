@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,10 +22,11 @@ import (
 
 // Config is the settings of one invocation.
 type Config struct {
-	Paths  Paths
-	Image  string // name of the guest image
-	Limits Limits
-	Files  []string // what was read, in order
+	Paths   Paths
+	Image   string  // name of the guest image
+	Prepare Prepare // what is made in advance
+	Limits  Limits
+	Files   []string // what was read, in order
 
 	defaults fs.FS
 
@@ -37,9 +39,29 @@ type Config struct {
 	allowlist []policy.Rule
 }
 
+// Prepare says how much is made in advance, so that sessions start faster.
+type Prepare string
+
+// The kinds of preparation; each includes those before it.
+const (
+	PrepareNone   Prepare = "none"   // sessions boot the image, and provision it
+	PrepareGolden Prepare = "golden" // they clone a disk on which that was done
+	PrepareWarm   Prepare = "warm"   // they go on from the memory of a VM that was booted from it
+)
+
+// ParsePrepare reads one.
+func ParsePrepare(s string) (Prepare, error) {
+	p := Prepare(s)
+	if !slices.Contains([]Prepare{PrepareNone, PrepareGolden, PrepareWarm}, p) {
+		return "", fail.New(fail.Usage, "prepare is %q; it is %s, %s or %s", s, PrepareNone, PrepareGolden, PrepareWarm)
+	}
+	return p, nil
+}
+
 // env binds the scalars that an environment variable may set.
 var env = map[string]string{
 	"image":                 "AGENT_SESSIONIZER_IMAGE",
+	"prepare":               "AGENT_SESSIONIZER_PREPARE",
 	"profile":               "AGENT_SESSIONIZER_PROFILE",
 	"lima_home":             "AGENT_SESSIONIZER_LIMA_HOME",
 	"limits.running":        "AGENT_SESSIONIZER_LIMITS_RUNNING",
@@ -80,7 +102,7 @@ func Load(paths Paths, defaults fs.FS) (*Config, error) {
 		if err := decode(file, text, &r); err != nil {
 			return err
 		}
-		c.base.Resources = r.Defaults.over(c.base.Resources)
+		c.base.Resources = r.Defaults.Over(c.base.Resources)
 		maps.Copy(c.overrides, r.Overrides)
 		return nil
 	})
@@ -164,6 +186,7 @@ func (d document) scalars() map[string]any {
 		}
 	}
 	put(m, "image", d.Image)
+	put(m, "prepare", d.Prepare)
 	put(m, "profile", d.Profile)
 	put(m, "lima_home", d.LimaHome)
 	limits := map[string]any{}
@@ -181,6 +204,10 @@ func (c *Config) setScalars(v *viper.Viper) error {
 			return fail.New(fail.Usage, "lima_home %q is not an absolute path", home)
 		}
 		c.Paths.LimaHome = filepath.Clean(home)
+	}
+	var err error
+	if c.Prepare, err = ParsePrepare(cmp.Or(v.GetString("prepare"), string(PrepareNone))); err != nil {
+		return err
 	}
 	c.Limits.Running = v.GetInt("limits.running")
 	if c.Limits.Running < 1 {
@@ -216,7 +243,7 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 		}
 	}
 	p := c.base
-	p.Resources = c.overrides[repo].over(p.Resources)
+	p.Resources = c.overrides[repo].Over(p.Resources)
 	if profile != "" {
 		named, ok := c.profiles[profile]
 		if !ok {

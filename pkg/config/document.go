@@ -20,7 +20,8 @@ type Resources struct {
 	Disk   Size `yaml:"disk,omitempty" json:"disk"`     // bytes
 }
 
-func (r Resources) over(base Resources) Resources {
+// Over is r with base's values where r has none.
+func (r Resources) Over(base Resources) Resources {
 	if r.CPUs == 0 {
 		r.CPUs = base.CPUs
 	}
@@ -77,7 +78,7 @@ func (p Profile) over(base Profile) Profile {
 			secrets[name] = ref
 		}
 	}
-	return Profile{Resources: p.Resources.over(base.Resources), Network: p.Network.over(base.Network), Secrets: secrets}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.over(base.Network), Secrets: secrets}
 }
 
 // Repo is a repository's entry in the user's file.
@@ -96,6 +97,7 @@ type Limits struct {
 // document is config.yaml.
 type document struct {
 	Image    string             `yaml:"image,omitempty"`
+	Prepare  string             `yaml:"prepare,omitempty"`
 	Profile  string             `yaml:"profile,omitempty"`
 	LimaHome string             `yaml:"lima_home,omitempty"`
 	Limits   Limits             `yaml:"limits,omitempty"`

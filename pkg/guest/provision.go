@@ -23,23 +23,55 @@ const provisionPath = "/usr/local/lib/agent-sessionizer/provision"
 // yet; in an image that was built with them it finds nothing to do. source
 // names the distribution ("ubuntu", "debian"). report gets the steps' lines.
 func (g Guest) Provision(ctx context.Context, scripts fs.FS, source string, report func(string)) error {
-	var archive bytes.Buffer
-	if err := pack(scripts, &archive); err != nil {
-		return fmt.Errorf("pack the provision scripts: %w", err)
+	dir, err := g.unpack(ctx, scripts)
+	if err != nil {
+		return err
 	}
-	sum := sha256.Sum256(archive.Bytes())
+	if err := g.script(ctx, dir, "run.sh", source, report); err != nil {
+		return fail.New(fail.Failure, "provision the guest: %w", err).
+			WithHint("agent-sessionizer ssh SESSION -- sudo tail -n 50 /var/log/agent-provision.log")
+	}
+	return nil
+}
+
+// ScriptsKey changes when scripts do.
+func ScriptsKey(scripts fs.FS) (string, error) {
+	_, key, err := archive(scripts)
+	return key, err
+}
+
+func archive(scripts fs.FS) (*bytes.Buffer, string, error) {
+	out := new(bytes.Buffer)
+	if err := pack(scripts, out); err != nil {
+		return nil, "", fmt.Errorf("pack the provision scripts: %w", err)
+	}
+	sum := sha256.Sum256(out.Bytes())
+	return out, hex.EncodeToString(sum[:6]), nil
+}
+
+// unpack puts scripts into the guest, unless they are there, and returns where.
+func (g Guest) unpack(ctx context.Context, scripts fs.FS) (dir string, err error) {
+	packed, key, err := archive(scripts)
+	if err != nil {
+		return "", err
+	}
 	// A folder per content: a run that was cut off, or an older version's, is never mixed with this one.
-	dir := provisionPath + "-" + hex.EncodeToString(sum[:6])
+	dir = provisionPath + "-" + key
 	unpack := `set -e; [ -d "$1" ] && { cat >/dev/null; exit 0; }; rm -rf "$1.new"; mkdir -p "$1.new"; tar -xzf - -C "$1.new"; mv "$1.new" "$1"`
-	if _, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", unpack, "sh", dir), &archive, maxReply); err != nil {
-		return fmt.Errorf("copy the provision scripts: %w", err)
+	if _, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", unpack, "sh", dir), packed, maxReply); err != nil {
+		return "", fmt.Errorf("copy the provision scripts: %w", err)
 	}
+	return dir, nil
+}
+
+// script runs one of the scripts in dir as root; its error quotes the last lines.
+func (g Guest) script(ctx context.Context, dir, name, source string, report func(string)) error {
 	out := &progress{report: report}
-	err := g.SSH.Run(ctx, ssh.Quote("sudo", "env", "AGENT_USER="+User, "AGENT_SOURCE="+source, "bash", dir+"/run.sh"), ssh.IO{Stdout: out, Stderr: out})
+	err := g.SSH.Run(ctx, ssh.Quote("sudo", "env", "AGENT_USER="+User, "AGENT_SOURCE="+source, "IN_CHROOT=0",
+		"PROVISION_DIR="+dir, "PROVISION_LOG=/var/log/agent-provision.log", "bash", dir+"/"+name), ssh.IO{Stdout: out, Stderr: out})
 	out.end()
 	if err != nil {
-		return fail.New(fail.Failure, "provision the guest: %w; its last words: %s", err, strings.Join(out.tail, " | ")).
-			WithHint("agent-sessionizer ssh SESSION -- sudo tail -n 50 /var/log/agent-provision.log")
+		return fmt.Errorf("%w; its last words: %s", err, strings.Join(out.tail, " | "))
 	}
 	return nil
 }

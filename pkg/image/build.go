@@ -55,7 +55,7 @@ func (s *Store) Build(ctx context.Context, o BuildOptions) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	i := Info{Name: o.Name, Arch: o.Arch, Source: "debian/" + o.Suite, Key: key, Files: []string{diskFile, kernelFile, initrdFile, cmdlineFile}}
+	i := Info{Name: o.Name, Arch: o.Arch, Source: "debian/" + o.Suite, Key: key, Files: []string{diskFile, KernelFile, InitrdFile, CmdlineFile}}
 	return s.Make(ctx, i, MakeOptions{Space: needBytes, Again: o.Rebuild, Progress: o.Progress}, func(ctx context.Context, dir string) ([]string, error) {
 		return i.Files, s.builder()(ctx, dir, o)
 	})
@@ -90,7 +90,7 @@ func (o BuildOptions) withDefaults() (BuildOptions, error) {
 // key hashes everything that decides what is in the image, except the packages'
 // versions, which Rebuild is for.
 func (o BuildOptions) key() (string, error) {
-	tree, err := hashTree(o.Provision)
+	tree, err := hashTree(o.Provision, "golden") // which is for guests that run
 	if err != nil {
 		return "", err
 	}

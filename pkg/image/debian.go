@@ -270,7 +270,7 @@ const diskSize = 6 << 30
 func (b *debianBuild) kernel(ctx context.Context) error {
 	quiet := *b // debugfs prints its version each time
 	quiet.opts.Progress = func(string) {}
-	for link, name := range map[string]string{"vmlinuz": kernelFile, "initrd.img": initrdFile} {
+	for link, name := range map[string]string{"vmlinuz": KernelFile, "initrd.img": InitrdFile} {
 		target, err := os.Readlink(filepath.Join(b.path("root"), link))
 		if err != nil {
 			return err
@@ -283,7 +283,7 @@ func (b *debianBuild) kernel(ctx context.Context) error {
 			return fmt.Errorf("no %s in the image", name)
 		}
 	}
-	return os.WriteFile(filepath.Join(b.out, cmdlineFile), []byte(cmdline+"\n"), 0o644)
+	return os.WriteFile(filepath.Join(b.out, CmdlineFile), []byte(cmdline+"\n"), 0o644)
 }
 
 // convert writes the qcow2. zlib, the default compression, would take minutes.

@@ -65,14 +65,14 @@ type Warm struct {
 // Image is i, ready for a driver's Spec.
 func (i Info) Image() (vm.Image, error) {
 	img := vm.Image{Arch: i.Arch, Location: filepath.Join(i.Path, diskFile)}
-	if slices.Contains(i.Files, kernelFile) { // else it brings its own boot loader
-		img.Kernel = filepath.Join(i.Path, kernelFile)
+	if slices.Contains(i.Files, KernelFile) { // else it brings its own boot loader
+		img.Kernel = filepath.Join(i.Path, KernelFile)
 	}
-	if slices.Contains(i.Files, initrdFile) {
-		img.Initrd = filepath.Join(i.Path, initrdFile)
+	if slices.Contains(i.Files, InitrdFile) {
+		img.Initrd = filepath.Join(i.Path, InitrdFile)
 	}
-	if slices.Contains(i.Files, cmdlineFile) {
-		text, err := os.ReadFile(filepath.Join(i.Path, cmdlineFile))
+	if slices.Contains(i.Files, CmdlineFile) {
+		text, err := os.ReadFile(filepath.Join(i.Path, CmdlineFile))
 		if err != nil {
 			return vm.Image{}, fmt.Errorf("read image %s: %w", i.Name, err)
 		}
@@ -97,12 +97,12 @@ type Store struct {
 	make builder // nil: makeDebian
 }
 
-// The files of an image's directory.
+// The files of an image's directory, besides vm.DiskFile.
 const (
 	diskFile    = vm.DiskFile
-	kernelFile  = "kernel"
-	initrdFile  = "initrd"
-	cmdlineFile = "cmdline"
+	KernelFile  = "kernel"
+	InitrdFile  = "initrd"
+	CmdlineFile = "cmdline"
 	metaFile    = "meta.json" // written last: its presence means complete
 )
 
@@ -124,27 +124,39 @@ func (s *Store) List() ([]Info, error) {
 	return append(infos, built...), nil
 }
 
+// Find returns what is known of the newest image of a name and architecture.
+func (s *Store) Find(name, arch string) (Info, error) {
+	all, err := s.List()
+	if err != nil {
+		return Info{}, err
+	}
+	for _, i := range all {
+		if i.Name == name && i.Arch == arch && i.Ready {
+			return i, nil
+		}
+	}
+	return Info{}, notFound(name, arch)
+}
+
+func notFound(name, arch string) error {
+	e := fail.New(fail.NotFound, "no image %q for %s", name, arch)
+	if name == Debian {
+		return e.WithHint("agent-sessionizer image build --from debian")
+	}
+	return e.WithHint("agent-sessionizer image list")
+}
+
 // Lookup returns the newest image of a name and architecture, ready for a
 // driver's Spec.
 func (s *Store) Lookup(name, arch string) (vm.Image, error) {
 	if name == Ubuntu {
 		return cloudImage(s.Template, arch)
 	}
-	built, err := s.built()
+	i, err := s.Find(name, arch)
 	if err != nil {
 		return vm.Image{}, err
 	}
-	for _, i := range built {
-		if i.Name != name || i.Arch != arch || !i.Ready {
-			continue
-		}
-		return i.Image()
-	}
-	e := fail.New(fail.NotFound, "no image %q for %s", name, arch)
-	if name == Debian {
-		return vm.Image{}, e.WithHint("agent-sessionizer image build --from debian")
-	}
-	return vm.Image{}, e.WithHint("agent-sessionizer image list")
+	return i.Image()
 }
 
 // Remove deletes every built image of a name. None is a success; one that VMs'

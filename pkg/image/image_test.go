@@ -19,7 +19,7 @@ import (
 )
 
 // imageFiles is what a maker must leave.
-var imageFiles = []string{diskFile, kernelFile, initrdFile, cmdlineFile}
+var imageFiles = []string{diskFile, KernelFile, InitrdFile, CmdlineFile}
 
 func fakeMaker(_ context.Context, dir string, o BuildOptions) error {
 	for _, f := range imageFiles {
@@ -153,7 +153,7 @@ func TestDamagedImageIsNotFoundAndPruned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(i.Path, kernelFile)); err != nil {
+	if err := os.Remove(filepath.Join(i.Path, KernelFile)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Lookup(Debian, hostArch()); fail.CodeOf(err) != fail.NotFound {

@@ -22,6 +22,7 @@ const (
 	workPrefix = ".work-"     // a directory in which an image of that name is made
 	lockPrefix = ".lock-"     // held meanwhile
 	sayPrefix  = ".progress-" // the last thing that its maker said
+	failPrefix = ".failed-"   // why the last maker did not make it
 	warmPrefix = "warm-"      // a saved state, in an image's directory
 	useLock    = ".lock"      // shared while an image is looked up and built on, exclusive to remove any
 
@@ -61,7 +62,7 @@ func (s *Store) Make(ctx context.Context, i Info, o MakeOptions, fill func(ctx c
 		}
 	}
 	if i.Files, err = m.fill(ctx, fill); err != nil {
-		return Info{}, fmt.Errorf("build image %s: %w", i.Name, err)
+		return Info{}, m.failed(ctx, fmt.Errorf("build image %s: %w", i.Name, err))
 	}
 	i.CreatedAt = time.Now().UTC()
 	final := filepath.Join(s.Dir, fmt.Sprintf("%s-%s-%.12s-%d", i.Name, i.Arch, i.Key, i.CreatedAt.UnixNano()))
@@ -103,7 +104,7 @@ func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fil
 	files := []string{vm.StateFile, vm.DiskFile}
 	_, err = m.fill(ctx, func(ctx context.Context, dir string) ([]string, error) { return files, fill(ctx, dir) })
 	if err != nil {
-		return Warm{}, fmt.Errorf("warm up image %s: %w", i.Name, err)
+		return Warm{}, m.failed(ctx, fmt.Errorf("warm up image %s: %w", i.Name, err))
 	}
 	w.CreatedAt = time.Now().UTC()
 	final := filepath.Join(i.Path, fmt.Sprintf("%s%.12s-%d", warmPrefix, w.Key, w.CreatedAt.UnixNano()))
@@ -113,16 +114,18 @@ func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fil
 	return readWarm(final)
 }
 
-// Cool removes a saved state, as one that cannot be resumed. VMs that build on
-// it go on without the files that a first start needs.
-func (s *Store) Cool(w Warm) error {
+// Cool ends the use of the saved state in a directory; Prune removes it once no
+// VM builds on its disk.
+func (s *Store) Cool(dir string) error {
+	if dir == "" {
+		return nil
+	}
 	unlock, err := s.alone()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	// Only what a fork needs goes: the disk may be under some that have woken.
-	if err := os.Remove(filepath.Join(w.Path, metaFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(filepath.Join(dir, metaFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove a saved state: %w", err)
 	}
 	return nil
@@ -281,6 +284,31 @@ func (m *maker) fill(ctx context.Context, fill func(ctx context.Context, dir str
 	return fill(ctx, m.dir)
 }
 
+// Failure is why the last try to make an image of a name has failed.
+type Failure struct {
+	At    time.Time `json:"at"`
+	Error string    `json:"error"`
+}
+
+// Failure returns it, until an image of that name is made.
+func (s *Store) Failure(name string) (Failure, bool) {
+	var f Failure
+	b, err := os.ReadFile(filepath.Join(s.Dir, failPrefix+name))
+	return f, err == nil && json.Unmarshal(b, &f) == nil
+}
+
+// failed keeps err for Failure, unless somebody has called the work off.
+func (m *maker) failed(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return err
+	}
+	b, jerr := json.Marshal(Failure{At: time.Now().UTC(), Error: err.Error()})
+	if jerr == nil {
+		_ = os.WriteFile(filepath.Join(m.store.Dir, failPrefix+m.name), b, 0o644) // only told
+	}
+	return err
+}
+
 // publish moves the finished files into a directory of their own, with what is
 // to be known of them, makes them durable, and renames it into sight.
 func (m *maker) publish(final string, files []string, meta any) error {
@@ -308,6 +336,7 @@ func (m *maker) publish(final string, files []string, meta any) error {
 	if err := os.Rename(out, final); err != nil {
 		return fmt.Errorf("publish image: %w", err)
 	}
+	_ = os.Remove(filepath.Join(m.store.Dir, failPrefix+m.name)) // only told
 	return syncPath(filepath.Dir(final))
 }
 

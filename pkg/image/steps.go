@@ -71,14 +71,20 @@ func hashFiles(fsys fs.FS, paths []string) (string, error) {
 	return hex.EncodeToString(all.Sum(nil)), nil
 }
 
-// hashTree is the hash of every regular file of fsys, names included.
-func hashTree(fsys fs.FS) (string, error) {
+// hashTree is the hash of every regular file of fsys, names included, outside
+// the directory but.
+func hashTree(fsys fs.FS, but string) (string, error) {
 	var paths []string
 	err := fs.WalkDir(fsys, ".", func(p string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
+		switch {
+		case err != nil:
+			return err
+		case p == but:
+			return fs.SkipDir
+		case d.Type().IsRegular():
 			paths = append(paths, path.Clean(p))
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return "", fmt.Errorf("hash provision files: %w", err)

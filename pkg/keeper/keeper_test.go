@@ -69,6 +69,8 @@ func (*driver) Create(context.Context, vm.Spec) error        { return errors.New
 func (*driver) Start(context.Context, string, vm.Progress) (vm.Endpoint, error) {
 	return vm.Endpoint{}, errors.New("no VM")
 }
+func (*driver) Export(context.Context, string, string, vm.Progress) error { return nil }
+
 func (*driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
 func (*driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
 func (*driver) Check(context.Context) []error              { return nil }

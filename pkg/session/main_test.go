@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -23,7 +24,7 @@ import (
 // ends at once: what a Manager does is seen in the store.
 func newManager(t *testing.T) *Manager {
 	t.Helper()
-	for _, name := range []string{"IMAGE", "PROFILE", "LIMA_HOME", "LIMITS_RUNNING", "LIMITS_MEMORY_RESERVE", "LIMITS_DISK_RESERVE"} {
+	for _, name := range []string{"IMAGE", "PREPARE", "PROFILE", "LIMA_HOME", "LIMITS_RUNNING", "LIMITS_MEMORY_RESERVE", "LIMITS_DISK_RESERVE"} {
 		t.Setenv("AGENT_SESSIONIZER_"+name, "")
 	}
 	// Not t.TempDir: its length is the test's name's, and that of lima_home counts.
@@ -35,7 +36,7 @@ func newManager(t *testing.T) *Manager {
 	c, err := config.Load(config.Paths{
 		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"), LimaHome: filepath.Join(dir, "vms"),
 	}, fstest.MapFS{
-		"config.yaml":           {Data: []byte("image: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
+		"config.yaml":           {Data: []byte("image: none\nprepare: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
 		"network-allowlist.txt": {},
 	})
@@ -140,6 +141,8 @@ func (driver) Create(context.Context, vm.Spec) error { return errBoom }
 func (driver) Start(context.Context, string, vm.Progress) (vm.Endpoint, error) {
 	return vm.Endpoint{}, errBoom
 }
+func (driver) Export(context.Context, string, string, vm.Progress) error { return errBoom }
+
 func (driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
 func (driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
 func (driver) Check(context.Context) []error              { return nil }
@@ -149,8 +152,9 @@ func newWorker(t *testing.T, d driver) *Worker {
 	t.Helper()
 	m := newManager(t)
 	return &Worker{
-		Manager: m, Driver: d, Images: &image.Store{Dir: filepath.Join(m.Config.Paths.State, "images")},
-		Log: slog.New(slog.DiscardHandler), KillLocal: func(context.Context, Session) error { return nil },
+		Manager: m, Driver: d,
+		Golden: &golden.Maker{Images: &image.Store{Dir: filepath.Join(m.Config.Paths.State, "images")}, Driver: d, Scripts: fstest.MapFS{}},
+		Log:    slog.New(slog.DiscardHandler), KillLocal: func(context.Context, Session) error { return nil },
 	}
 }
 

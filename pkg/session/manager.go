@@ -93,16 +93,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	if _, err := m.Config.Policy(settings, config.Additions{HostServices: r.HostServices}, nil); err != nil {
 		return Spec{}, nil, err
 	}
-	res := settings.Resources
-	for _, f := range []struct{ set, into *config.Size }{{&r.Resources.Memory, &res.Memory}, {&r.Resources.Disk, &res.Disk}} {
-		if *f.set != 0 {
-			*f.into = *f.set
-		}
-	}
-	if r.Resources.CPUs != 0 {
-		res.CPUs = r.Resources.CPUs
-	}
-	res, notices, err := clamp(res)
+	res, notices, err := clamp(r.Resources.Over(settings.Resources))
 	if err != nil {
 		return Spec{}, nil, err
 	}
@@ -115,6 +106,17 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
 		HostServices: r.HostServices, Walled: settings.Network.Walled(),
 	}, append(notices, warnings...), nil
+}
+
+// Size is the size of a session that no file mentions, with the fields of asked
+// that are not zero.
+func (m *Manager) Size(asked config.Resources) (config.Resources, error) {
+	settings, err := m.Config.For("", "")
+	if err != nil {
+		return config.Resources{}, err
+	}
+	size, _, err := clamp(asked.Over(settings.Resources))
+	return size, err
 }
 
 // Want records what the session should become and sees to a keeper.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -102,11 +103,15 @@ type Facts struct {
 	Endpoint vm.Endpoint      `json:"endpoint,omitzero"`   // of the running VM
 	Root     string           `json:"root,omitempty"`      // vm.Machine.Root
 	Accel    string           `json:"accel,omitempty"`
-	Target   repo.Target      `json:"target,omitzero"`   // where fetched work is kept on this host
-	Work     *repo.WorkState  `json:"work,omitempty"`    // what was in the guest at the last clean stop
-	Tmux     string           `json:"tmux,omitempty"`    // socket of the local tmux server that shows the session
-	Ports    []PublishedPort  `json:"ports,omitempty"`   // asked for with `ports`
-	Attached time.Time        `json:"attached,omitzero"` // when somebody last came; what was denied since is told
+	From     golden.From      `json:"from,omitempty"` // what the VM was made from
+	Warm     string           `json:"warm,omitempty"` // directory of the saved state that it goes on from
+	// Key of the provision scripts that have run in the guest, or in its image.
+	Provisioned string          `json:"provisioned,omitempty"`
+	Target      repo.Target     `json:"target,omitzero"`   // where fetched work is kept on this host
+	Work        *repo.WorkState `json:"work,omitempty"`    // what was in the guest at the last clean stop
+	Tmux        string          `json:"tmux,omitempty"`    // socket of the local tmux server that shows the session
+	Ports       []PublishedPort `json:"ports,omitempty"`   // asked for with `ports`
+	Attached    time.Time       `json:"attached,omitzero"` // when somebody last came; what was denied since is told
 }
 
 // Session is a row with its JSON read.
@@ -157,6 +162,7 @@ type View struct {
 	Dir            string           `json:"dir,omitempty"`
 	SSH            string           `json:"ssh,omitempty"` // address while the VM runs
 	Accel          string           `json:"accel,omitempty"`
+	From           golden.From      `json:"from,omitempty"` // what the VM was made from: generic, golden, warm
 	Walled         bool             `json:"walled"`
 	Ports          []PublishedPort  `json:"ports,omitempty"`
 }
@@ -174,7 +180,7 @@ func (s Session) View() View {
 		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, State: s.Phase, Want: s.Want,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
 		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
-		Dir: s.Facts.Dir, Accel: s.Facts.Accel, Walled: s.Spec.Walled, Ports: s.Facts.Ports,
+		Dir: s.Facts.Dir, Accel: s.Facts.Accel, From: s.Facts.From, Walled: s.Spec.Walled, Ports: s.Facts.Ports,
 	}
 	if s.ErrorCode != "" {
 		v.Error = &ViewError{s.ErrorCode, s.ErrorMessage, s.ErrorHint}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -121,11 +122,6 @@ func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
 
 // boot makes and starts the VM and logs in.
 func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
-	if !s.Facts.WasReady { // then it is there, and needs no image any more
-		if err := w.create(ctx, s); err != nil {
-			return nil, err
-		}
-	}
 	accel, err := w.Driver.Accel(ctx)
 	if err != nil {
 		return nil, err
@@ -133,10 +129,39 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	if accel.Name == "tcg" {
 		w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
 	}
-	if err := w.raise(ctx, *s); err != nil {
-		return nil, err
+	for prepared := w.Config.Prepare; ; prepared = config.PrepareGolden {
+		if !s.Facts.WasReady { // then it is there, and needs no image any more
+			if err := w.create(ctx, s, prepared); err != nil {
+				return nil, err
+			}
+		}
+		if err := w.raise(ctx, *s); err != nil {
+			return nil, err
+		}
+		err := w.start(ctx, s, accel)
+		if !errors.Is(err, vm.ErrNotWoken) {
+			if err != nil {
+				return nil, err
+			}
+			break
+		}
+		// Nobody has been in it yet, so a VM of another beginning is as good.
+		w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
+		if err := w.startOver(ctx, *s); err != nil {
+			return nil, err
+		}
 	}
-	err = w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
+	var conn *ssh.Client
+	err = w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {
+		conn, err = w.firstDial(ctx, *s, p)
+		return err
+	})
+	return conn, err
+}
+
+// start starts the VM and waits until it can be logged in to.
+func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
+	return w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
 			fail.New(fail.Timeout, "the guest did not come up within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
 		defer cancel()
@@ -154,34 +179,55 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	var conn *ssh.Client
-	err = w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {
-		conn, err = w.firstDial(ctx, *s, p)
-		return err
-	})
-	return conn, err
 }
 
-// create makes the VM's files from the image.
-func (w *Worker) create(ctx context.Context, s *Session) error {
+// create makes the VM's files from what makes it start fastest.
+func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare) error {
 	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
+		// One that is there stays; from what it was made, the facts say.
+		if m, err := w.Driver.Inspect(ctx, s.Name); err == nil && m.State != vm.Broken {
+			return nil
+		}
 		authorized, err := w.key(s.ID)
 		if err != nil {
 			return err
 		}
-		img, err := w.Images.Lookup(s.Spec.Image, Arch())
+		release, err := w.Golden.Images.Use()
+		if err != nil {
+			return err
+		}
+		defer release()
+		r := s.Spec.Resources
+		start, err := w.Golden.Best(ctx, prepared, s.Spec.Image, Arch(), r.CPUs, int64(r.Memory))
+		if err != nil {
+			return err
+		}
+		provisioned := ""
+		if start.From != golden.FromGeneric {
+			if provisioned, err = guest.ScriptsKey(w.Golden.Scripts); err != nil {
+				return err
+			}
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.From, f.Provisioned, f.Warm = start.From, provisioned, start.Warm.Path })
 		if err != nil {
 			return err
 		}
 		return w.Driver.Create(ctx, vm.Spec{
-			Name: s.Name, CPUs: s.Spec.Resources.CPUs, Memory: int64(s.Spec.Resources.Memory), Disk: int64(s.Spec.Resources.Disk),
-			Image: img, User: guest.User, AuthorizedKey: authorized, Boot: guest.BootScript(),
+			Name: s.Name, CPUs: r.CPUs, Memory: int64(r.Memory), Disk: int64(r.Disk),
+			Image: start.Image, User: guest.User, AuthorizedKey: authorized, Boot: guest.BootScript(),
 			Wired: s.Spec.Walled,
 		})
 	})
+}
+
+// startOver removes a VM that could not be woken, and the state that it should
+// have gone on from.
+func (w *Worker) startOver(ctx context.Context, s Session) error {
+	return errors.Join(
+		w.Driver.Delete(ctx, s.Name),
+		w.Gateway(s).Stop(ctx),
+		w.Golden.Distrust(s.Facts.Warm),
+	)
 }
 
 // key makes the session's own SSH key once and returns its public half.
@@ -209,8 +255,19 @@ func (m *Manager) keyFile(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "ssh_key")
 }
 
-// Dial logs in to a session's running VM.
+// Dial connects to a session's running VM: over its keeper's connection if that
+// stands, else over one of its own.
 func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
+	return m.dial(ctx, s, m.relaySocket(s.ID))
+}
+
+// DialOwn logs in to a session's running VM. The connection depends on no other
+// process, and no other process waits for it.
+func (m *Manager) DialOwn(ctx context.Context, s Session) (*ssh.Client, error) {
+	return m.dial(ctx, s, "")
+}
+
+func (m *Manager) dial(ctx context.Context, s Session, relay string) (*ssh.Client, error) {
 	if s.Facts.Endpoint.Addr == "" {
 		return nil, fail.New(fail.Conflict, "session %s is %s, it has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
@@ -218,7 +275,7 @@ func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
 	if err != nil {
 		return nil, fail.New(fail.NotFound, "read the session's SSH key: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
-	return ssh.Dial(ctx, ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey})
+	return ssh.Dial(ctx, ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey, Relay: relay})
 }
 
 // firstDial logs in to a guest that has just said that its sshd listens: its
@@ -227,7 +284,7 @@ func (w *Worker) firstDial(ctx context.Context, s Session, p vm.Progress) (*ssh.
 	ctx, cancel := context.WithTimeout(ctx, loginTimeout)
 	defer cancel()
 	for {
-		conn, err := w.Dial(ctx, s)
+		conn, err := w.DialOwn(ctx, s)
 		if !errors.Is(err, ssh.ErrUnreachable) {
 			return conn, err
 		}
@@ -293,13 +350,21 @@ func (w *Worker) windows(ctx context.Context, s *Session, g guest.Guest) error {
 }
 
 func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error {
-	if !ownTools(s) {
+	key, err := guest.ScriptsKey(w.Golden.Scripts)
+	if err != nil {
+		return err
+	}
+	if !ownTools(s) || s.Facts.Provisioned == key {
 		return nil
 	}
 	return w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeout(ctx, provisionTimeout)
 		defer cancel()
-		return g.Provision(ctx, w.Scripts, s.Spec.Image, p)
+		if err := g.Provision(ctx, w.Golden.Scripts, s.Spec.Image, p); err != nil {
+			return err
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Provisioned = key })
+		return err
 	})
 }
 

@@ -5,13 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -24,9 +23,8 @@ import (
 type Worker struct {
 	*Manager
 	Driver  vm.Driver
-	Images  *image.Store
+	Golden  *golden.Maker
 	Mirrors *repo.Mirrors
-	Scripts fs.FS // provision steps
 	Log     *slog.Logger
 
 	// Redact takes secrets out of what the session's row, its events and Log
@@ -169,6 +167,7 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		case err != nil:
 			return w.broke(keep, s, err)
 		}
+		w.ahead(keep, s)
 		return w.advance(keep, s, Ready, func(row *store.Session) { row.SetError("", "", "") })
 	case s.Want == Ready && s.Phase == Stopping:
 		// Finish stopping, then start: half a shutdown cannot be called back.
@@ -185,13 +184,15 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	stamp := w.Config.Stamp()
-	ports := publisher{log: w.Log, dial: func(ctx context.Context) (*ssh.Client, error) {
+	conn := connection{log: w.Log, socket: w.relaySocket(s.ID), dial: func(ctx context.Context) (*ssh.Client, error) {
 		cur, err := w.Get(ctx, s.ID)
 		if err != nil {
 			return nil, err
 		}
-		return w.Dial(ctx, cur)
+		return w.DialOwn(ctx, cur)
 	}}
+	defer conn.start(ctx)()
+	ports := publisher{log: w.Log, guest: conn.get}
 	defer ports.close()
 	var wall wallWatch
 	for {

@@ -71,6 +71,7 @@ func setup(env *testscript.Env) error {
 	env.Setenv("TMUX_TMPDIR", home)
 	env.Setenv("PATH", filepath.Dir(binary)+string(os.PathListSeparator)+os.Getenv("PATH"))
 	env.Setenv("AGENT_SESSIONIZER_FAULTS", filepath.Join(home, "faults.json"))
+	env.Setenv("AGENT_SESSIONIZER_PREPARE", "none") // golden.txtar says otherwise
 	env.Setenv("AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "1MiB")
 	env.Setenv("AGENT_SESSIONIZER_LIMITS_DISK_RESERVE", "1MiB")
 	env.Setenv("CONFIG", filepath.Join(home, ".config", "agent-sessionizer"))

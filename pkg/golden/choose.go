@@ -1,0 +1,91 @@
+package golden
+
+import (
+	"context"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// From is what a session's VM was made from.
+type From string
+
+// The kinds of beginnings.
+const (
+	FromGeneric From = "generic"
+	FromGolden  From = "golden"
+	FromWarm    From = "warm"
+)
+
+// Start is what a new session's VM is best made from.
+type Start struct {
+	Image  vm.Image
+	From   From
+	Golden image.Info // unless From is FromGeneric
+	Warm   image.Warm // if From is FromWarm
+	Lacks  bool       // whether making something would make the next one faster
+}
+
+// Best returns the fastest beginning there is for a VM of that size.
+func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch string, cpus int, memory int64) (Start, error) {
+	generic := Start{From: FromGeneric, Lacks: want != config.PrepareNone}
+	from, err := m.Images.Find(source, arch)
+	if err != nil {
+		return Start{}, err
+	}
+	if generic.Image, err = m.Images.Lookup(source, arch); err != nil || want == config.PrepareNone {
+		return generic, err
+	}
+	key, err := m.Key(from)
+	if err != nil {
+		return Start{}, err
+	}
+	made, err := m.Images.Find(image.Golden(source), arch)
+	if err != nil || made.Key != key {
+		return generic, nil //nolint:nilerr // there is none
+	}
+	golden := Start{From: FromGolden, Golden: made}
+	if golden.Image, err = made.Image(); err != nil {
+		return generic, nil //nolint:nilerr // it is damaged, and made anew
+	}
+	saver, ok := m.Driver.(vm.Saver)
+	if !ok || want != config.PrepareWarm {
+		return golden, nil
+	}
+	state, err := saver.StateKey(ctx, arch, cpus, memory)
+	if err != nil {
+		return golden, nil //nolint:nilerr // VMs cannot be saved here
+	}
+	golden.Lacks = true
+	w, ok := made.Warmed(state)
+	if !ok {
+		return golden, nil
+	}
+	img, err := made.Resumed(w)
+	if err != nil {
+		return golden, nil //nolint:nilerr // it is damaged, and made anew
+	}
+	return Start{Image: img, From: FromWarm, Golden: made, Warm: w}, nil
+}
+
+// Distrust removes the saved state in a directory, which could not be resumed.
+// The next session that wants one has it made anew.
+func (m *Maker) Distrust(dir string) error { return m.Images.Cool(dir) }
+
+// Ahead makes what would make the next session of that size start faster, as far
+// as want goes.
+func (m *Maker) Ahead(ctx context.Context, want config.Prepare, source, arch string, cpus int, memory int64, p vm.Progress) error {
+	if want == config.PrepareNone {
+		return nil
+	}
+	i, err := m.Image(ctx, source, arch, p)
+	if err != nil || want != config.PrepareWarm {
+		return err
+	}
+	if _, ok := m.Driver.(vm.Saver); !ok {
+		return nil
+	}
+	_, err = m.Warm(ctx, i, cpus, memory, p)
+	return err
+}

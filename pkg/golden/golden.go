@@ -1,0 +1,390 @@
+// Package golden makes sessions start fast: it boots and provisions an image
+// once, makes a golden image of its disk when that has proved to work, and saves
+// a VM that was booted from the golden image, so that a session is a clone of
+// the disk, or a fork of the running VM.
+//
+// It decides which of them a new session can start from. It never touches a
+// session; what it boots lives in VMs of its own, which have a gateway like a
+// session's and hold no secret.
+package golden
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// Maker makes golden images and saved states of one image store. Several, in
+// several processes, wait for each other.
+type Maker struct {
+	Images   *image.Store
+	Driver   vm.Driver
+	Scripts  fs.FS          // provision/
+	Template []byte         // of VMs
+	Policy   *policy.Policy // what provisioning may reach, of a walled VM
+	Self     string         // our own binary, which the gateway is
+	Log      *slog.Logger
+}
+
+// cmdline boots a golden image whose kernel we load. Its initial RAM disk knows
+// the one disk there is.
+const cmdline = "root=/dev/vda rw console=ttyS0 no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0"
+
+const (
+	bootTimeout   = 10 * time.Minute // emulated, from the generic image
+	loginTimeout  = 3 * time.Minute
+	loginEvery    = 100 * time.Millisecond
+	bakeTimeout   = 60 * time.Minute // with provisioning from the network
+	haltTimeout   = 3 * time.Minute
+	statePoll     = 100 * time.Millisecond
+	bakeMemory    = 2 << 30
+	needForImage  = 8 << 30
+	debianDisk    = 6 << 30  // what image.Build makes
+	downloadDisk  = 12 << 30 // a cloud image grows to this; sessions' disks are larger
+	gatewayFolder = "gateway"
+)
+
+// vmName is the VM in which things for an image are made. Whoever holds the
+// image's lock owns it.
+func vmName(source string) string { return "golden-" + source }
+
+// Key changes when anything does that goes into the golden image of source.
+func (m *Maker) Key(source image.Info) (string, error) {
+	scripts, err := guest.ScriptsKey(m.Scripts)
+	if err != nil {
+		return "", err
+	}
+	program, err := guest.Program(source.Arch)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	for _, part := range []string{"1", source.Name, source.Arch, source.Key, scripts, cmdline, string(m.Template), string(program), guest.BootScript()} {
+		fmt.Fprintf(h, "%d:%s\n", len(part), part)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)), nil
+}
+
+// Image makes the golden image of the image source, unless it is there, and
+// returns it.
+func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (image.Info, error) {
+	from, err := m.Images.Find(source, arch)
+	if err != nil {
+		return image.Info{}, err
+	}
+	key, err := m.Key(from)
+	if err != nil {
+		return image.Info{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, bakeTimeout)
+	defer cancel()
+	i := image.Info{Name: image.Golden(source), Arch: arch, Source: source, Key: key}
+	return m.Images.Make(ctx, i, m.options(source, needForImage, p), func(ctx context.Context, dir string) ([]string, error) {
+		return m.bake(ctx, from, dir, p)
+	})
+}
+
+func (m *Maker) options(source string, space int64, p vm.Progress) image.MakeOptions {
+	return image.MakeOptions{
+		Space: space, Progress: p,
+		Sweep: func(work string) error { return m.clear(context.Background(), source, work) },
+	}
+}
+
+// clear removes the VM and the gateway that work in a directory is done with.
+func (m *Maker) clear(ctx context.Context, source, work string) error {
+	return errors.Join(m.Driver.Delete(ctx, vmName(source)), m.gateway(work).Stop(ctx))
+}
+
+func (m *Maker) gateway(work string) gateway.Process {
+	return gateway.Process{Dir: filepath.Join(work, gatewayFolder), Self: m.Self}
+}
+
+// bake boots the image, provisions and generalises it, takes its disk, and
+// proves that a clone of the disk works.
+func (m *Maker) bake(ctx context.Context, from image.Info, dir string, p vm.Progress) (files []string, err error) {
+	// Also what a failed try leaves running goes, and what was left by one that
+	// died in another way than clear knows of.
+	defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), from.Name, dir)) }()
+	img, err := m.Images.Lookup(from.Name, from.Arch)
+	if err != nil {
+		return nil, err
+	}
+	say(p, "booting %s", from.Name)
+	b, err := m.boot(ctx, from.Name, img, dir, m.Policy, p)
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+	var before guest.Identity
+	var initrd []byte
+	if b.guest.Root == "" { // else it is a directory of this host, whose tools are not ours
+		if before, err = b.guest.Identity(ctx); err != nil {
+			return nil, err
+		}
+		if err := b.guest.Provision(ctx, m.Scripts, from.Name, p); err != nil {
+			return nil, err
+		}
+		say(p, "taking its identity away")
+		if initrd, err = b.guest.Generalise(ctx, m.Scripts, from.Name, p); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.halt(ctx); err != nil {
+		return nil, err
+	}
+	if err := m.Driver.Export(ctx, b.name, filepath.Join(dir, vm.DiskFile), p); err != nil {
+		return nil, err
+	}
+	made := image.Info{Path: dir, Arch: from.Arch}
+	if made.Files, err = bootFiles(dir, img, initrd); err != nil {
+		return nil, err
+	}
+	if err := m.clear(ctx, from.Name, dir); err != nil {
+		return nil, err
+	}
+	say(p, "trying it")
+	if err := m.prove(ctx, from.Name, made, before, b.endpoint.HostKey, p); err != nil {
+		return nil, fmt.Errorf("the image does not work: %w", err)
+	}
+	return made.Files, nil
+}
+
+// bootFiles puts beside the disk what it boots with, and returns all names.
+func bootFiles(dir string, img vm.Image, initrd []byte) ([]string, error) {
+	files := []string{vm.DiskFile}
+	if img.Kernel == "" {
+		return files, nil
+	}
+	kernel, err := os.ReadFile(img.Kernel)
+	if err != nil {
+		return nil, err
+	}
+	args := cmdline
+	if len(initrd) == 0 {
+		args = img.Cmdline
+		if initrd, err = os.ReadFile(img.Initrd); err != nil {
+			return nil, err
+		}
+	}
+	for name, content := range map[string][]byte{image.KernelFile: kernel, image.InitrdFile: initrd, image.CmdlineFile: []byte(args + "\n")} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return append(files, image.KernelFile, image.InitrdFile, image.CmdlineFile), nil
+}
+
+// prove boots a clone of what is to be published and asks everything of it that
+// a session needs. Nothing of the machine that it was made of may be in it.
+func (m *Maker) prove(ctx context.Context, source string, made image.Info, before guest.Identity, hostKey string, p vm.Progress) error {
+	img, err := made.Image()
+	if err != nil {
+		return err
+	}
+	b, err := m.boot(ctx, source, img, made.Path, nowhere(), p)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	if b.guest.Root == "" {
+		now, err := b.guest.Identity(ctx)
+		if err != nil {
+			return err
+		}
+		if now.MachineID == before.MachineID || now.BootID == before.BootID || b.endpoint.HostKey == hostKey {
+			return fail.New(fail.Failure, "its clones would share an identity")
+		}
+		if err := b.guest.Verify(ctx, m.Scripts, source, p); err != nil {
+			return err
+		}
+	}
+	if err := b.halt(ctx); err != nil {
+		return err
+	}
+	return m.clear(ctx, source, made.Path)
+}
+
+// Warm makes a saved state of a VM of that size, booted from the golden image
+// i, unless it is there. Drivers that cannot save VMs say why.
+func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, p vm.Progress) (image.Warm, error) {
+	saver, ok := m.Driver.(vm.Saver)
+	if !ok {
+		return image.Warm{}, fail.New(fail.Host, "VMs cannot be saved here")
+	}
+	key, err := saver.StateKey(ctx, i.Arch, cpus, memory)
+	if err != nil {
+		return image.Warm{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, bakeTimeout)
+	defer cancel()
+	w := image.Warm{Key: key, CPUs: cpus, Memory: memory}
+	return m.Images.MakeWarm(ctx, i, w, m.options(i.Source, 2*memory, p), func(ctx context.Context, dir string) (err error) {
+		defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), i.Source, dir)) }()
+		img, err := i.Image()
+		if err != nil {
+			return err
+		}
+		name := vmName(i.Source)
+		if err := m.Driver.Delete(ctx, name); err != nil {
+			return err
+		}
+		err = m.Driver.Create(ctx, vm.Spec{
+			Name: name, CPUs: cpus, Memory: memory, Disk: disk(i.Source), Image: img, User: guest.User, Boot: guest.SleepScript(), Wired: true,
+		})
+		if err != nil {
+			return err
+		}
+		// Its card must find somebody, and stays down.
+		if err := m.raise(ctx, name, dir, nowhere()); err != nil {
+			return err
+		}
+		say(p, "booting a VM of %d CPUs and %d MiB to save", cpus, memory>>20)
+		return saver.Save(ctx, name, dir, p)
+	})
+}
+
+// nowhere is a policy that allows nothing.
+func nowhere() *policy.Policy {
+	p := policy.Default()
+	p.Mode, p.Walled = policy.Isolated, true
+	return p
+}
+
+func disk(source string) int64 {
+	if source == image.Debian {
+		return debianDisk
+	}
+	return downloadDisk
+}
+
+// booted is a VM of ours that runs, logged in to.
+type booted struct {
+	maker    *Maker
+	name     string
+	endpoint vm.Endpoint
+	guest    guest.Guest
+}
+
+// boot makes a VM from an image and logs in to it, behind a gateway with a policy.
+func (m *Maker) boot(ctx context.Context, source string, img vm.Image, work string, pol *policy.Policy, p vm.Progress) (*booted, error) {
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
+	private, authorized, err := ssh.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	b := &booted{maker: m, name: vmName(source)}
+	if err := m.Driver.Delete(ctx, b.name); err != nil {
+		return nil, err
+	}
+	err = m.Driver.Create(ctx, vm.Spec{
+		Name: b.name, CPUs: min(2, runtime.NumCPU()), Memory: bakeMemory, Disk: disk(source), Image: img,
+		User: guest.User, AuthorizedKey: authorized, Boot: guest.BootScript(), Wired: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := m.raise(ctx, b.name, work, pol); err != nil {
+		return nil, err
+	}
+	if b.endpoint, err = m.Driver.Start(ctx, b.name, p); err != nil {
+		return nil, err
+	}
+	machine, err := m.Driver.Inspect(ctx, b.name)
+	if err != nil {
+		return nil, err
+	}
+	b.guest.Root = machine.Root
+	if b.guest.SSH, err = b.login(ctx, private); err != nil {
+		return nil, err
+	}
+	st, err := b.guest.Install(ctx, img.Arch, pol)
+	if err == nil && !st.Ready() {
+		err = fail.New(fail.Policy, "the guest's network guard does not stand: %s %s", st.Firewall.Error, st.DNS.Error)
+	}
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (m *Maker) raise(ctx context.Context, name, work string, pol *policy.Policy) error {
+	wire, err := m.Driver.Wire(name)
+	if err != nil {
+		return err
+	}
+	g := m.gateway(work)
+	if err := g.Stop(ctx); err != nil { // that of the VM before
+		return err
+	}
+	return g.Start(ctx, wire, pol)
+}
+
+func (b *booted) login(ctx context.Context, key []byte) (*ssh.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, loginTimeout)
+	defer cancel()
+	for {
+		c, err := ssh.Dial(ctx, ssh.Target{Addr: b.endpoint.Addr, User: b.endpoint.User, Key: key, HostKey: b.endpoint.HostKey})
+		if !errors.Is(err, ssh.ErrUnreachable) {
+			return c, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(loginEvery):
+		}
+	}
+}
+
+// halt shuts the guest down by itself; one that has to be killed is no image.
+func (b *booted) halt(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, haltTimeout, fail.New(fail.Timeout, "the guest did not power off within %v", haltTimeout))
+	defer cancel()
+	_ = b.guest.Poweroff(ctx) // the connection dies with it
+	b.close()
+	for {
+		machine, err := b.maker.Driver.Inspect(ctx, b.name)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			return err
+		case machine.State == vm.Stopped:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(statePoll):
+		}
+	}
+}
+
+func (b *booted) close() {
+	if b.guest.SSH != nil {
+		_ = b.guest.SSH.Close() // closed twice, or by the guest's end
+	}
+}
+
+func say(p vm.Progress, format string, args ...any) {
+	if p != nil {
+		p(strings.TrimSpace(fmt.Sprintf(format, args...)))
+	}
+}

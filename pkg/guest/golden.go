@@ -1,0 +1,77 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// initrdPath is where the script that generalises a guest leaves the initial
+// RAM disk that its clones boot with, if it makes one.
+const initrdPath = "/boot/agent-sessionizer/initrd"
+
+// maxInitrd bounds what is read of it; a generic one has some 10 MB, unpacked 40.
+const maxInitrd = 96 << 20
+
+// Generalise takes from a provisioned guest what makes it this machine, so that
+// its disk can become a golden image, and returns the initial RAM disk for the
+// clones, nil where they bring their own. The guest is fit for nothing then but
+// to be powered off.
+func (g Guest) Generalise(ctx context.Context, scripts fs.FS, source string, report func(string)) (initrd []byte, err error) {
+	dir, err := g.unpack(ctx, scripts)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.script(ctx, dir, "golden/generalise.sh", source, report); err != nil {
+		return nil, fail.New(fail.Failure, "generalise the guest: %w", err)
+	}
+	initrd, err = g.SSH.Output(ctx, "sudo cat "+initrdPath+" 2>/dev/null || true", nil, maxInitrd)
+	if err != nil {
+		return nil, fmt.Errorf("fetch the initial RAM disk: %w", err)
+	}
+	return initrd, nil
+}
+
+// Verify tries every tool, and looks for services that failed.
+func (g Guest) Verify(ctx context.Context, scripts fs.FS, source string, report func(string)) error {
+	dir, err := g.unpack(ctx, scripts)
+	if err != nil {
+		return err
+	}
+	if err := g.script(ctx, dir, "90-verify.sh", source, report); err != nil {
+		return fail.New(fail.Failure, "a tool is missing: %w", err)
+	}
+	out, err := g.SSH.Output(ctx, "systemctl list-units --failed --plain --no-legend", nil, maxReply)
+	if err != nil {
+		return fmt.Errorf("look for failed services: %w", err)
+	}
+	if failed := strings.TrimSpace(ssh.Clean(string(out))); failed != "" {
+		return fail.New(fail.Failure, "services failed: %s", failed)
+	}
+	return nil
+}
+
+// Identity is what no two machines share.
+type Identity struct {
+	MachineID, Hostname, BootID string
+}
+
+var hex32 = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// Identity reads it.
+func (g Guest) Identity(ctx context.Context) (Identity, error) {
+	out, err := g.SSH.Output(ctx, "cat /etc/machine-id /proc/sys/kernel/hostname /proc/sys/kernel/random/boot_id", nil, 4096)
+	if err != nil {
+		return Identity{}, fmt.Errorf("read the guest's identity: %w", err)
+	}
+	lines := strings.Split(strings.TrimSpace(ssh.Clean(string(out))), "\n")
+	if len(lines) != 3 || !hex32.MatchString(lines[0]) {
+		return Identity{}, fail.New(fail.Failure, "the guest has no machine-id")
+	}
+	return Identity{MachineID: lines[0], Hostname: lines[1], BootID: lines[2]}, nil
+}

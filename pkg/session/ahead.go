@@ -1,0 +1,82 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+)
+
+// AheadCommand is the hidden command that makes in the background what lets the
+// next session start faster: AheadCommand IMAGE CPUS MEMORY (bytes).
+const AheadCommand = "prepare"
+
+const (
+	aheadLog     = "prepare.log" // in the state directory; the last run's
+	aheadMemory  = 2 << 30       // what its VM takes at most, besides the reserve
+	aheadAgainIn = 6 * time.Hour // after a failure
+)
+
+// ahead starts the command, unless there is nothing to make, somebody makes it
+// already, it has just failed, or the host has no room. A session does not wait
+// for it, nor fail with it.
+func (w *Worker) ahead(ctx context.Context, s Session) {
+	if why, err := w.startAhead(ctx, s); err != nil {
+		w.Log.Error("prepare in the background", "error", err)
+	} else if why != "" {
+		w.Log.Info("nothing is prepared in the background", "why", why)
+	}
+}
+
+func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err error) {
+	r := s.Spec.Resources
+	best, err := w.Golden.Best(ctx, w.Config.Prepare, s.Spec.Image, Arch(), r.CPUs, int64(r.Memory))
+	if err != nil || !best.Lacks {
+		return "nothing is lacking", err
+	}
+	name := image.Golden(s.Spec.Image)
+	underway, err := w.Golden.Images.Underway()
+	if err != nil {
+		return "", err
+	}
+	if slices.ContainsFunc(underway, func(m image.Making) bool { return m.Name == name }) {
+		return "it is being made", nil
+	}
+	if f, ok := w.Golden.Images.Failure(name); ok && time.Since(f.At) < aheadAgainIn {
+		return "it failed at " + f.At.Format(time.TimeOnly), nil
+	}
+	host, err := measureHost(w.Config.Paths.Data)
+	if err != nil {
+		return "", err
+	}
+	if need := aheadMemory + w.Config.Limits.MemoryReserve; host.FreeMemory < need {
+		return fmt.Sprintf("%v of memory are free, it takes %v", host.FreeMemory, need), nil
+	}
+	if host.FreeDisk < w.Config.Limits.DiskReserve {
+		return fmt.Sprintf("%v are free on the disk", host.FreeDisk), nil
+	}
+	return "", w.spawnAhead(s.Spec.Image, r)
+}
+
+func (w *Worker) spawnAhead(source string, r config.Resources) error {
+	log, err := os.OpenFile(filepath.Join(w.Config.Paths.State, aheadLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(w.Self, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)))
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() { _ = cmd.Wait() }() // only reaps; its log says how it went
+	return nil
+}
