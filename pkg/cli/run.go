@@ -129,7 +129,7 @@ func (a *app) terminal(ctx context.Context, m *session.Manager, s session.Sessio
 			if err != nil {
 				return nil, err
 			}
-			return m.Dial(ctx, s)
+			return m.DialOwn(ctx, s) // a terminal must outlive the keeper
 		},
 		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.Repo,
 		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.Repo, s.ID)),

@@ -47,7 +47,7 @@ func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context)
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	s.Facts.Work = nil // unknown, unless the guest says otherwise now
-	conn, err := w.Dial(ctx, *s)
+	conn, err := w.DialOwn(ctx, *s)
 	if err != nil {
 		w.Log.Warn("no farewell", "error", err)
 		return func(context.Context) error { return err }

@@ -121,14 +121,11 @@ func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Se
 // publisher listens on the host's loopback for what the row says. It belongs to
 // a watching keeper, and reaches the guest as everything does: over SSH.
 type publisher struct {
-	dial func(context.Context) (*ssh.Client, error)
-	log  *slog.Logger
+	guest func(context.Context) (*ssh.Client, error) // the keeper's connection
+	log   *slog.Logger
 
 	open  map[uint16]*publication
 	tasks sync.WaitGroup
-
-	mu     sync.Mutex
-	client *ssh.Client // nil until somebody connects, and after the connection was lost
 }
 
 type publication struct {
@@ -141,12 +138,6 @@ func (p *publisher) close() {
 		p.unlisten(port)
 	}
 	p.tasks.Wait()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.client != nil {
-		_ = p.client.Close()
-		p.client = nil
-	}
 }
 
 func (p *publisher) unlisten(port uint16) {
@@ -238,23 +229,9 @@ func (p *publisher) carry(ctx context.Context, port uint16, local net.Conn) {
 	both.Wait()
 }
 
+// connected is the connection to the guest, for which a browser need not wait for ever.
 func (p *publisher) connected(ctx context.Context) (*ssh.Client, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.client != nil {
-		select {
-		case <-p.client.Done():
-			_ = p.client.Close()
-			p.client = nil
-		default:
-			return p.client, nil
-		}
-	}
-	c, err := p.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c.KeepAlive(ctx, 15*time.Second, 30*time.Second)
-	p.client = c
-	return c, nil
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	return p.guest(ctx)
 }

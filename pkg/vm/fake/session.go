@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 
@@ -139,6 +140,8 @@ func (s *session) environment() []string {
 		"TMUX_TMPDIR=" + filepath.Join(s.root(), "tmp"),
 		"AGENT_FAKE_VM=" + strconv.Itoa(os.Getpid()),
 		rootVariable + "=" + s.root(),
+		// As sshd has it: which connection this is.
+		"SSH_CONNECTION=" + strings.ReplaceAll(s.conn.RemoteAddr().String()+" "+s.conn.LocalAddr().String(), ":", " "),
 	}
 	if s.term != "" {
 		env = append(env, "TERM="+s.term)

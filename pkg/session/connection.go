@@ -1,0 +1,129 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// relaySocket is where a ready session's keeper lets other commands share its
+// connection to the guest.
+func (m *Manager) relaySocket(id string) string {
+	return filepath.Join(m.Config.Paths.SessionDir(id), "ssh.sock")
+}
+
+const (
+	aliveEvery = 15 * time.Second
+	aliveWait  = 30 * time.Second
+
+	redialMin = 250 * time.Millisecond
+	redialMax = 15 * time.Second
+	steady    = time.Minute // a connection that lasted so long resets the wait
+)
+
+// connection is the one that a watching keeper holds to its guest, and shares
+// over a socket. A lost one is made anew, for as long as the keeper watches.
+type connection struct {
+	dial   func(context.Context) (*ssh.Client, error)
+	socket string
+	log    *slog.Logger
+
+	mu     sync.Mutex
+	client *ssh.Client
+	change chan struct{} // closed, and made anew, when client changes
+}
+
+// start keeps the connection until stop, which waits for its end.
+func (c *connection) start(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	c.change = make(chan struct{})
+	var tasks sync.WaitGroup
+	tasks.Go(func() { c.keep(ctx) })
+	return func() {
+		cancel()
+		tasks.Wait()
+	}
+}
+
+func (c *connection) keep(ctx context.Context) {
+	wait, told := redialMin, ""
+	for {
+		began := time.Now()
+		err := c.once(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > steady {
+			wait, told = redialMin, ""
+		}
+		if text := err.Error(); text != told { // once, not for as long as the guest is silent
+			c.log.Warn("the connection to the guest", "error", err)
+			told = text
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		wait = min(2*wait, redialMax)
+	}
+}
+
+// once is one connection, until it is lost.
+func (c *connection) once(ctx context.Context) error {
+	client, err := c.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	client.KeepAlive(ctx, aliveEvery, aliveWait)
+	c.set(client)
+	defer c.set(nil)
+	l, err := ssh.ListenRelay(c.socket)
+	if err != nil {
+		// The keeper's own use of the connection does not need the socket, and
+		// commands do without.
+		c.log.Warn("the connection to the guest is not shared", "error", err)
+		select {
+		case <-client.Done():
+			return ssh.ErrUnreachable
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return client.Relay(ctx, l)
+}
+
+func (c *connection) set(client *ssh.Client) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.client = client
+	close(c.change)
+	c.change = make(chan struct{})
+}
+
+// get waits until there is a connection. It is the keeper's, and not to be closed.
+func (c *connection) get(ctx context.Context) (*ssh.Client, error) {
+	for {
+		c.mu.Lock()
+		client, change := c.client, c.change
+		c.mu.Unlock()
+		if client != nil {
+			select {
+			case <-client.Done(): // keep will notice
+			default:
+				return client, nil
+			}
+		}
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return nil, errors.Join(ssh.ErrUnreachable, context.Cause(ctx))
+		}
+	}
+}
