@@ -42,7 +42,7 @@ func (b *box) kill(what string) {
 	})
 }
 
-const small = "--cpus=2 --memory=1536MiB --disk=8GiB"
+const small = "--cpus=" + realvm.CPUs + " --memory=" + realvm.Memory + " --disk=8GiB"
 
 func (b *box) open(args ...string) string {
 	b.t.Helper()

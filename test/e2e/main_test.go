@@ -11,10 +11,18 @@
 package e2e
 
 import (
+	"context"
 	"os"
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-func TestMain(m *testing.M) { os.Exit(realvm.Main(m, pretendInternet, relayRegistries)) }
+func TestMain(m *testing.M) {
+	os.Exit(realvm.Main(m, func() error {
+		if err := pretendInternet(); err != nil {
+			return err
+		}
+		return realvm.Prepare(context.Background())
+	}, relayRegistries))
+}

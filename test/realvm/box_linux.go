@@ -2,6 +2,7 @@ package realvm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +35,7 @@ func NewBox(t *testing.T) *Box {
 	b := &Box{t: t, Home: home}
 	b.Env = append(os.Environ(),
 		"HOME="+home, "XDG_CONFIG_HOME=", "XDG_STATE_HOME=", "XDG_CACHE_HOME=", "XDG_DATA_HOME="+DataHome(),
-		"AGENT_SESSIONIZER_IMAGE=debian", "TMUX=", "TMUX_TMPDIR="+home, "TERM=xterm-256color",
+		"AGENT_SESSIONIZER_IMAGE=debian", "AGENT_SESSIONIZER_PREPARE="+cmp.Or(os.Getenv(envPrepare), "none"), "TMUX=", "TMUX_TMPDIR="+home, "TERM=xterm-256color",
 		"PATH="+filepath.Dir(Binary())+":"+os.Getenv("PATH"),
 		"GIT_CONFIG_GLOBAL="+filepath.Join(home, "gitconfig"),
 	)
@@ -144,6 +145,7 @@ type View struct {
 	Name  string `json:"name"`
 	Repo  string `json:"repo"`
 	State string `json:"state"`
+	From  string `json:"from"`
 	SSH   string `json:"ssh"`
 }
 

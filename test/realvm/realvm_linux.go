@@ -24,8 +24,15 @@ const module = "github.com/agent-sessionizer/agent-sessionizer"
 
 // Passed from the outer process to the one in the namespace.
 const (
-	envBinary = "REALVM_BINARY"
-	envData   = "REALVM_DATA"
+	envBinary  = "REALVM_BINARY"
+	envData    = "REALVM_DATA"
+	envPrepare = "REALVM_PREPARE" // what sessions of a Box start from; set by Prepare
+)
+
+// The size of the VMs that Prepare saves one of: that of most tests' sessions.
+const (
+	CPUs   = "2"
+	Memory = "1536MiB"
 )
 
 // Binary is the program under test.
@@ -43,6 +50,24 @@ func Image(t *testing.T) vm.Image {
 		t.Fatal(err)
 	}
 	return img
+}
+
+// Prepare makes, in the namespace, what sessions start from as users' do: the
+// golden image, and the saved state of a VM of CPUs and Memory. Without it the
+// sessions of a Box boot the generic image.
+func Prepare(ctx context.Context) error {
+	home, err := os.MkdirTemp("", "e")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(home)
+	cmd := exec.CommandContext(ctx, Binary(), "image", "build", "--from", "debian", "--cpus", CPUs, "--memory", Memory, "--prepare", "warm")
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME=", "XDG_STATE_HOME=", "XDG_CACHE_HOME=", "XDG_DATA_HOME="+DataHome())
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("prepare the image: %w", err)
+	}
+	return os.Setenv(envPrepare, "warm")
 }
 
 // Outside is what a test needs of the real network. It is started there, before
@@ -122,7 +147,7 @@ func build(ctx context.Context, binary, data string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, binary, "image", "build", "--from", "debian")
+	cmd := exec.CommandContext(ctx, binary, "image", "build", "--from", "debian", "--prepare", "none")
 	cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+data)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {

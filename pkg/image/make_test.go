@@ -1,0 +1,252 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+var golden = Info{Name: Golden(Debian), Arch: "x86_64", Source: Debian, Key: strings.Repeat("a", 64)}
+
+// write fills a directory with files.
+func write(t *testing.T, dir string, files ...string) []string {
+	t.Helper()
+	for _, f := range files {
+		if err := os.WriteFile(filepath.Join(dir, f), []byte(f), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+	return files
+}
+
+func makeGolden(t *testing.T, s *Store) Info {
+	t.Helper()
+	i, err := s.Make(t.Context(), golden, MakeOptions{}, func(_ context.Context, dir string) ([]string, error) {
+		return write(t, dir, diskFile, KernelFile, CmdlineFile), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+func warm(t *testing.T, s *Store, i Info, key string, cpus int) Warm {
+	t.Helper()
+	w, err := s.MakeWarm(t.Context(), i, Warm{Key: key, CPUs: cpus, Memory: 1 << 30}, MakeOptions{}, func(_ context.Context, dir string) error {
+		write(t, dir, vm.StateFile, vm.DiskFile)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestMakeGoldenWithFewerFiles(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	i := makeGolden(t, s)
+	img, err := s.Lookup(golden.Name, golden.Arch)
+	want := vm.Image{Arch: "x86_64", Location: filepath.Join(i.Path, diskFile), Kernel: filepath.Join(i.Path, KernelFile), Cmdline: CmdlineFile}
+	if err != nil || img != want {
+		t.Fatalf("%+v, %v; want %+v", img, err, want)
+	}
+	if _, err := s.Lookup(Debian, golden.Arch); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("the golden image passes for its source: %v", err)
+	}
+	if err := os.Remove(filepath.Join(i.Path, KernelFile)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Lookup(golden.Name, golden.Arch); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("without its kernel: %v", err)
+	}
+}
+
+func TestWarmStatesOfAnImage(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	i := makeGolden(t, s)
+	old := warm(t, s, i, "qemu7", 2)
+	once := warm(t, s, i, "qemu7", 2)
+	if once.Path != old.Path {
+		t.Errorf("made twice: %s and %s", old.Path, once.Path)
+	}
+	other := warm(t, s, i, "other", 4)
+	i, err := s.Find(golden.Name, golden.Arch)
+	if err != nil || len(i.Warm) != 2 {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	w, ok := i.Warmed("qemu7")
+	img, err := i.Resumed(w)
+	if !ok || err != nil || img.State != filepath.Join(old.Path, vm.StateFile) || img.Location != filepath.Join(old.Path, vm.DiskFile) || img.Kernel == "" {
+		t.Fatalf("%+v, %v, %v", img, ok, err)
+	}
+	// Another QEMU makes a new one, of which the old keeps what a VM builds on.
+	next := warm(t, s, i, "qemu8", 2)
+	used := func(dir string) bool { return dir == old.Path }
+	if _, err := s.Prune(used); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readWarm(old.Path); err != nil {
+		t.Errorf("pruned although a VM builds on it: %v", err)
+	}
+	if freed, err := s.Prune(nil); err != nil || freed == 0 {
+		t.Errorf("freed %d, %v", freed, err)
+	}
+	for _, path := range []string{next.Path, other.Path} {
+		if _, err := readWarm(path); err != nil {
+			t.Errorf("the newest of its size went: %v", err)
+		}
+	}
+	if _, err := os.Stat(old.Path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("stayed: %v", err)
+	}
+	// One that cannot be resumed is used no more, and makes room for another.
+	if err := s.Cool(next.Path); err != nil {
+		t.Fatal(err)
+	}
+	if i, err = s.Find(golden.Name, golden.Arch); err != nil || len(i.Warm) != 1 {
+		t.Errorf("%+v, %v", i.Warm, err)
+	}
+	if again := warm(t, s, i, "qemu8", 2); again.Path == next.Path {
+		t.Error("it came back")
+	}
+	if _, err := s.Prune(nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(next.Path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("stayed: %v", err)
+	}
+}
+
+func TestWarmStateOfAnImageThatWent(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	i := makeGolden(t, s)
+	_, err := s.MakeWarm(t.Context(), i, Warm{Key: "k", CPUs: 1, Memory: 1}, MakeOptions{}, func(_ context.Context, dir string) error {
+		write(t, dir, vm.StateFile, vm.DiskFile)
+		return s.Remove(golden.Name, nil)
+	})
+	if err == nil {
+		t.Error("published into nothing")
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.Dir, workPrefix+"*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestMakersOfOneImageWaitForEachOther(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	var fills atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			_, err := s.Make(t.Context(), golden, MakeOptions{}, func(_ context.Context, dir string) ([]string, error) {
+				fills.Add(1)
+				if making, err := s.Underway(); err != nil || len(making) != 1 || making[0].Name != golden.Name || making[0].Since.IsZero() {
+					t.Errorf("underway: %+v, %v", making, err)
+				}
+				return write(t, dir, diskFile), nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if fills.Load() != 1 {
+		t.Errorf("made %d times", fills.Load())
+	}
+	if making, err := s.Underway(); err != nil || len(making) != 0 {
+		t.Errorf("still underway: %+v, %v", making, err)
+	}
+}
+
+func TestFailureIsKeptUntilItIsMade(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	broken := func(context.Context, string) ([]string, error) { return nil, errors.New("no space left") }
+	if _, err := s.Make(t.Context(), golden, MakeOptions{}, broken); err == nil {
+		t.Fatal("published")
+	}
+	if f, ok := s.Failure(golden.Name); !ok || !strings.Contains(f.Error, "no space left") || time.Since(f.At) > time.Minute {
+		t.Errorf("%+v, %v", f, ok)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, err := s.Make(ctx, Info{Name: "other", Arch: "x86_64", Key: golden.Key}, MakeOptions{}, func(context.Context, string) ([]string, error) {
+		cancel()
+		return nil, ctx.Err()
+	}); err == nil {
+		t.Fatal("published")
+	}
+	if f, ok := s.Failure("other"); ok {
+		t.Errorf("what was called off counts as failed: %+v", f)
+	}
+	makeGolden(t, s)
+	if f, ok := s.Failure(golden.Name); ok {
+		t.Errorf("still: %+v", f)
+	}
+}
+
+func TestMakeSweepsAfterTheDead(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	dead := filepath.Join(s.Dir, workPrefix+golden.Name+"-1")
+	if err := os.Mkdir(dead, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var swept []string
+	o := MakeOptions{Sweep: func(work string) error { swept = append(swept, work); return nil }}
+	_, err := s.Make(t.Context(), golden, o, func(_ context.Context, dir string) ([]string, error) { return write(t, dir, diskFile), nil })
+	if err != nil || len(swept) != 1 || swept[0] != dead {
+		t.Errorf("swept %v, %v", swept, err)
+	}
+	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("stayed: %v", err)
+	}
+}
+
+func TestMakeWithoutSpace(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	_, err := s.Make(t.Context(), golden, MakeOptions{Space: 1 << 60}, func(context.Context, string) ([]string, error) {
+		t.Error("began")
+		return nil, nil
+	})
+	if fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
+		t.Errorf("%v", err)
+	}
+}
+
+// Nothing is removed between looking an image up and building a VM on it.
+func TestUseHoldsOffPrune(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	i := makeGolden(t, s)
+	release, err := s.Use()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := s.Use() // two may look at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	again()
+	removed := make(chan error, 1)
+	go func() { removed <- s.Remove(golden.Name, nil) }()
+	// It waits for the lock: another who asks for it alone does not get it either.
+	if _, err := tryLock(filepath.Join(s.Dir, useLock), unix.LOCK_EX); !errors.Is(err, errLocked) {
+		t.Errorf("not held: %v", err)
+	}
+	if _, err := readInfo(i.Path); err != nil {
+		t.Errorf("gone under our hands: %v", err)
+	}
+	release()
+	if err := <-removed; err != nil {
+		t.Error(err)
+	}
+}
