@@ -353,7 +353,7 @@ func TestSequentialConnections(t *testing.T) {
 // Many names at once, each of whose connections reaches its own server.
 func TestManyNames(t *testing.T) {
 	const names = 24
-	rounds := 40
+	rounds := 1000
 	if testing.Short() || raceEnabled {
 		rounds = 5
 	}
