@@ -69,9 +69,9 @@ func (g Guest) Identity(ctx context.Context) (Identity, error) {
 	if err != nil {
 		return Identity{}, fmt.Errorf("read the guest's identity: %w", err)
 	}
-	lines := strings.Split(strings.TrimSpace(ssh.Clean(string(out))), "\n")
-	if len(lines) != 3 || !hex32.MatchString(lines[0]) {
+	f := strings.Fields(string(out))
+	if len(f) != 3 || !hex32.MatchString(f[0]) {
 		return Identity{}, fail.New(fail.Failure, "the guest has no machine-id")
 	}
-	return Identity{MachineID: lines[0], Hostname: lines[1], BootID: lines[2]}, nil
+	return Identity{MachineID: f[0], Hostname: ssh.Clean(f[1]), BootID: ssh.Clean(f[2])}, nil
 }
