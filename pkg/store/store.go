@@ -129,6 +129,11 @@ func (s *Store) prepare(ctx context.Context) error {
 }
 
 func (s *Store) migrate(ctx context.Context) error {
+	var have int
+	err := s.db.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&have)
+	if err != nil || have == len(schema) {
+		return s.explain(ctx, err) // without the lock of writers, one of whom may be stopped
+	}
 	return s.tx(ctx, func(tx *sql.Tx) error {
 		var have int
 		if err := tx.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&have); err != nil {

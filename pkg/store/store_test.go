@@ -313,6 +313,22 @@ func raw(t *testing.T, path, stmt string) {
 	}
 }
 
+// A process that is stopped within a transaction holds up writers only.
+func TestReadersNeedNoWriter(t *testing.T) {
+	s, path := withSession(t)
+	_, err := s.Update(t.Context(), "one", func(row *store.Session) (store.Event, error) {
+		row.Want = "changed"
+		seen, err := reopen(t, path).Session(t.Context(), "one")
+		if err != nil || seen.Want == "changed" {
+			t.Errorf("%q %v", seen.Want, err)
+		}
+		return store.Event{}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestNewerSchema(t *testing.T) {
 	s, path := withSession(t)
 	raw(t, path, "PRAGMA user_version = 99")
