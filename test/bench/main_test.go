@@ -1,8 +1,10 @@
 //go:build bench
 
-// Package bench measures the gateway beside what it replaces, in one run:
-// Lima's stock user-v2 network (gvisor-tap-vsock) and QEMU's slirp, without a
-// VM and with one; and the guest's DNS proxy beside dnsmasq.
+// Package bench measures sessions beside what they replace, in one run: how
+// long until one is there, by every way to one, and what its commands and
+// processes cost, beside limactl; the gateway beside Lima's stock user-v2 network
+// (gvisor-tap-vsock) and QEMU's slirp, without a VM and with one; and the
+// guest's DNS proxy beside dnsmasq.
 //
 // A slow machine or a missed aim fails nothing, for what counts is the ratio;
 // a lost connection of ours or a wrong byte does. The servers are behind a cable
@@ -12,8 +14,10 @@ package bench
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/lima-vm/lima/pkg/networks/usernet" //nolint:depguard // it is what is compared with
@@ -32,14 +36,30 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	code := realvm.Main(m, newWorld)
+	if err := choose(os.Getenv("BENCH")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	code := realvm.Main(m, newWorld, buildLimactl)
 	if len(results.tables) > 0 {
-		if err := results.publish(); err != nil {
+		if err := results.publish(docs); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = max(code, 1)
 		}
 	}
 	os.Exit(code)
+}
+
+// choose limits the run to one part; "" is all of them, and -run is finer.
+func choose(part string) error {
+	flag.Parse()
+	if part == "" || flag.Lookup("test.run").Value.String() != "" {
+		return nil
+	}
+	if parts := []string{partLifecycle, partNetwork, partDNS}; !slices.Contains(parts, part) {
+		return fmt.Errorf("BENCH is %q; it is one of %v, or nothing for all", part, parts)
+	}
+	return flag.Set("test.run", "(?i)^Test(Report$|"+part+")")
 }
 
 // stockNetwork is what `limactl usernet` does, by Lima's own code: the daemon of

@@ -24,6 +24,90 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
+// The contenders.
+const (
+	ours      = "ours"
+	ours1500  = "ours, MTU 1500"
+	ours65520 = "ours, MTU 65520"
+	stock     = "stock user-v2"
+	slirp     = "slirp"
+)
+
+// Their places in the names of benchmarks.json.
+var short = map[string]string{ours: "", ours1500: "_mtu1500", ours65520: "_mtu65520", stock: "user_v2", slirp: "slirp"}
+
+// Figures of a network.
+const (
+	rowUp          = "upload, Mbit/s"
+	rowDown        = "download, Mbit/s"
+	rowConnections = "new connections/s"
+	rowAnswers     = "DNS answers/s"
+	rowLate        = "late or lost, of 10,000 connections"
+	rowIdle        = "memory idle, MB"
+	rowPeak        = "memory peak, MB"
+	rowIdlePSS     = "… with the program's own pages"
+	rowPeakPSS     = "… at the peak"
+)
+
+// maxAdded is what a session may add, in MB.
+const maxAdded = 30
+
+// figures are the rows of a network: each of mine is to be no worse than the
+// best of the others.
+func figures(prefix string, mine, others []string) []row {
+	than := "≥ " + strings.Join(others, " and ")
+	added := fmt.Sprintf("≤ %d", maxAdded)
+	rows := []row{
+		{name: rowUp, unit: "Mbit/s", whole: true, hope: than},
+		{name: rowDown, unit: "Mbit/s", whole: true, hope: than},
+		{name: rowConnections, unit: "1/s", whole: true, hope: than},
+		{name: rowAnswers, unit: "1/s", whole: true, hope: than},
+		{name: rowLate, unit: "of 10,000", whole: true, mean: true, hope: "0"},
+		{name: rowIdle, unit: "MB", hope: added},
+		{name: rowPeak, unit: "MB", hope: added},
+		{name: rowIdlePSS, unit: "MB"},
+		{name: rowPeakPSS, unit: "MB"},
+	}
+	keys := []string{"upload", "download", "connections", "dns_answers", "late_or_lost", "memory_idle", "memory_peak", "pss_idle", "pss_peak"}
+	for i := range rows {
+		goal, against := aim{atLeast, 1}, others
+		switch {
+		case rows[i].name == rowLate:
+			goal = aim{absolute, 0}
+		case rows[i].hope == added:
+			goal = aim{absolute, maxAdded}
+		case rows[i].hope == "":
+			goal = aim{}
+		}
+		if rows[i].unit == "MB" {
+			against = []string{stock} // slirp is a part of QEMU
+		}
+		for _, m := range mine {
+			for _, o := range against {
+				key := prefix + "_" + keys[i] + short[m]
+				if len(others) > 1 {
+					key += "_vs_" + short[o]
+				}
+				rows[i].comparisons = append(rows[i].comparisons, comparison{key: key, mine: m, other: o, aim: goal})
+			}
+		}
+	}
+	return rows
+}
+
+// networkSample is one turn of a network; one within QEMU has no process, and
+// so no memory, of its own.
+func networkSample(r load.Result, idle, peak *memory) sample {
+	s := sample{
+		rowUp: r.Up, rowDown: r.Down, rowConnections: r.Connections, rowAnswers: r.Answers,
+		rowLate: 1e4 * float64(r.Late) / float64(max(1, r.Made+r.Lost)),
+	}
+	if idle != nil {
+		s[rowIdle], s[rowIdlePSS], s[rowPeak], s[rowPeakPSS] = idle.anon, idle.pss, peak.anon, peak.pss
+	}
+	return s
+}
+
 // patience is how long a process may take to come up or to go, on any machine.
 const patience = 60 * time.Second
 
@@ -106,17 +190,23 @@ func start(t *testing.T, cmd *exec.Cmd) {
 // waitFor polls for what has no event of its own.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
+	waitLong(t, patience, what, done)
+}
+
+func waitLong(t *testing.T, long time.Duration, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(long); !done(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
+			t.Fatalf("%s: not within %v", what, long)
 		}
 	}
 }
 
 // memory of a process, in MB.
 type memory struct {
-	anon float64 // its own: heap and stacks
-	pss  float64 // with its share of the program file
+	anon    float64 // its own: heap and stacks
+	pss     float64 // with its share of the program file
+	private float64 // what no other process has
 }
 
 func memoryOf(pid int) (memory, error) {
@@ -136,6 +226,8 @@ func memoryOf(pid int) (memory, error) {
 			m.anon = kb / 1000
 		case "Pss:":
 			m.pss = kb / 1000
+		case "Private_Clean:", "Private_Dirty:":
+			m.private += kb / 1000
 		}
 	}
 	return m, nil

@@ -16,22 +16,19 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/bench/load"
 )
 
-const (
-	stackRounds = 5
-	stackTime   = 1500 * time.Millisecond // for each figure
-)
+const stackTime = 1500 * time.Millisecond // for each figure
 
-// TestWithoutVM measures with a user-space guest in this process, on the cable
+// TestNetworkWithoutVM measures with a user-space guest in this process, on the cable
 // that QEMU would hold.
-func TestWithoutVM(t *testing.T) {
+func TestNetworkWithoutVM(t *testing.T) {
 	contenders := []string{ours1500, ours65520, stock}
-	table := results.table(titleStack, contenders, figures(contenders[:2], contenders[2:]))
-	for range stackRounds {
+	table := results.table(table{title: titleStack, columns: contenders, rows: figures("stack", contenders[:2], contenders[2:])})
+	for range runs() {
 		for _, contender := range contenders {
 			t.Run(contender, func(t *testing.T) { table.add(contender, onStack(t, contender)) })
 		}
 	}
-	table.done(t, stackRounds)
+	table.done(t, runs(), contenders...)
 }
 
 func onStack(t *testing.T, contender string) sample {

@@ -3,150 +3,309 @@
 package bench
 
 import (
-	"errors"
 	"fmt"
-	"os"
+	"math"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
-
-	"github.com/agent-sessionizer/agent-sessionizer/test/bench/load"
 )
 
-// The contenders.
-const (
-	ours      = "ours"
-	ours1500  = "ours, MTU 1500"
-	ours65520 = "ours, MTU 65520"
-	stock     = "stock user-v2"
-	slirp     = "slirp"
-)
-
-// document gets the tables, between two comments of its own.
-const document = "../../docs/benchmarks.md"
-
-const (
-	markBegin = "<!-- begin of what make bench measured -->\n"
-	markEnd   = "<!-- end of what make bench measured -->\n"
-	heading   = "### "
-)
-
-// The tables.
-const (
-	titleStack = "Without QEMU: a user-space guest on the cable"
-	titleVM    = "With QEMU: from a Debian guest"
-	titleDNS   = "The guest's DNS proxy, with 10,000 names on the list"
-)
-
-// results is what this run measured.
-var results report
-
-type report struct{ tables []*table }
-
-// table has a row for every figure, and a column for every contender.
+// table is what some contenders were measured at.
 type table struct {
-	title   string
+	title string
+	// columns are the contenders of a table with a column for each, in which a
+	// cell is the median. Without, it has a line for each comparison, with the
+	// least and the most too.
 	columns []string
 	rows    []row
+	notes   []string            // of who is absent, and why
 	samples map[string][]sample // by contender
 	whole   bool                // every contender had every turn
 }
 
-// sample is one turn of one contender: a value for every row, by its name.
+// sample is one turn of one contender: values by the rows' names.
 type sample map[string]float64
 
+// row is a figure that contenders are measured at.
 type row struct {
-	name  string
-	whole bool // without decimals
-	aim   string
-	met   func(of func(contender string) float64) (ratio float64, ok bool)
+	name        string // with its unit
+	unit        string
+	whole       bool   // shown without decimals
+	mean        bool   // shown as a mean: a median would not show what befell few turns
+	hope        string // the comparisons' aims in words
+	comparisons []comparison
+}
+
+// comparison is one row of benchmarks.json: one contender's figure, perhaps
+// beside another's.
+type comparison struct {
+	key         string // its name there
+	mine, other string // contenders; other is "" for a figure that stands for itself
+	aim         aim
+}
+
+// aim is what a comparison is hoped to show.
+type aim struct {
+	kind  aimKind
+	limit float64
+}
+
+type aimKind int
+
+const (
+	noAim    aimKind = iota
+	atLeast          // times the other's
+	atMost           // times the other's
+	below            // times the other's, and not equal to it
+	absolute         // at most, by itself
+)
+
+func (a aim) String() string {
+	switch a.kind {
+	case atLeast:
+		return fmt.Sprintf("≥ %g×", a.limit)
+	case atMost:
+		return fmt.Sprintf("≤ %g×", a.limit)
+	case below:
+		return fmt.Sprintf("< %g×", a.limit)
+	case absolute:
+		return fmt.Sprintf("≤ %g", a.limit)
+	}
+	return ""
+}
+
+func (a aim) met(figure, ratio float64) bool {
+	switch a.kind {
+	case atLeast:
+		return ratio >= a.limit
+	case atMost:
+		return ratio <= a.limit
+	case below:
+		return ratio < a.limit
+	case absolute:
+		return figure <= a.limit
+	}
+	return true
 }
 
 // table begins a table.
-func (r *report) table(title string, columns []string, rows []row) *table {
-	t := &table{title: title, columns: columns, rows: rows, samples: map[string][]sample{}}
-	r.tables = append(r.tables, t)
-	return t
+func (r *report) table(t table) *table {
+	t.samples = map[string][]sample{}
+	r.tables = append(r.tables, &t)
+	return &t
 }
 
 func (t *table) add(contender string, s sample) {
 	t.samples[contender] = append(t.samples[contender], s)
 }
 
+// absent notes a contender that does not exist.
+func (t *table) absent(contender, why string) {
+	t.note("Absent: " + contender + ". " + why)
+}
+
+// note says something below the table, once.
+func (t *table) note(text string) {
+	if !slices.Contains(t.notes, text) {
+		t.notes = append(t.notes, text)
+	}
+}
+
 // done checks that nothing is missing: a contender whose turn failed has no
 // figures to compare.
-func (t *table) done(tt *testing.T, rounds int) {
+func (t *table) done(tt *testing.T, turns int, contenders ...string) {
 	tt.Helper()
-	for _, c := range t.columns {
-		if len(t.samples[c]) != rounds {
-			tt.Fatalf("%s had %d turns of %d", c, len(t.samples[c]), rounds)
+	for _, c := range contenders {
+		if len(t.samples[c]) < turns {
+			tt.Fatalf("%s had %d turns of %d", c, len(t.samples[c]), turns)
 		}
 	}
 	t.whole = true
 }
 
-// median of the turns of a contender, or the mean of what is rare; one that has
-// no such figure has none.
-func (t *table) median(row, contender string) (float64, bool) {
-	var values []float64
+// series is every turn's value of one figure, in order.
+type series []float64
+
+// of are a contender's values; one that has no such figure has none.
+func (t *table) of(row, contender string) series {
+	var values series
 	for _, s := range t.samples[contender] {
 		if v, ok := s[row]; ok {
 			values = append(values, v)
 		}
 	}
-	if len(values) == 0 {
-		return 0, false
-	}
-	if row == rowLate { // a median would not show what befell few turns
-		sum := 0.0
-		for _, v := range values {
-			sum += v
-		}
-		return sum / float64(len(values)), true
-	}
 	slices.Sort(values)
-	return (values[len(values)/2] + values[(len(values)-1)/2]) / 2, true
+	return values
 }
 
-// markdown is the table with its aims.
+func (s series) median() float64 { return (s[len(s)/2] + s[(len(s)-1)/2]) / 2 }
+
+func (s series) mean() float64 {
+	sum := 0.0
+	for _, v := range s {
+		sum += v
+	}
+	return sum / float64(len(s))
+}
+
+// figure is what a row shows for a series.
+func (r row) figure(s series) float64 {
+	if r.mean {
+		return s.mean()
+	}
+	return s.median()
+}
+
+func (r row) format(v float64) string {
+	switch {
+	case r.whole:
+		return fmt.Sprintf("%.0f", v)
+	case v != 0 && math.Abs(v) < 0.1:
+		return fmt.Sprintf("%.4f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// result is a comparison with its figures.
+type result struct {
+	row
+	comparison
+	ours, theirs series  // theirs is empty when there is nothing to compare with
+	ratio        float64 // of the figures, 0 then
+}
+
+// results are those comparisons of a row whose contender was there.
+func (t *table) results(r row) []result {
+	var out []result
+	for _, c := range r.comparisons {
+		res := result{row: r, comparison: c, ours: t.of(r.name, c.mine)}
+		if len(res.ours) == 0 {
+			continue
+		}
+		if c.other != "" {
+			res.theirs = t.of(r.name, c.other)
+		}
+		if len(res.theirs) > 0 && r.figure(res.theirs) != 0 {
+			res.ratio = r.figure(res.ours) / r.figure(res.theirs)
+		}
+		out = append(out, res)
+	}
+	return out
+}
+
+// judged says whether the aim can be judged, and whether it is met.
+func (r result) judged() (met, ok bool) {
+	if r.aim.kind == noAim || r.aim.kind != absolute && r.ratio == 0 {
+		return false, false
+	}
+	return r.aim.met(r.figure(r.ours), r.ratio), true
+}
+
+// met is the verdict on several comparisons: the worst of them.
+func met(results []result) string {
+	verdict, worst := "", 0.0
+	for _, r := range results {
+		ok, judged := r.judged()
+		if !judged {
+			continue
+		}
+		share := r.ratio
+		if r.aim.kind == absolute {
+			share = 0
+			if r.aim.limit > 0 {
+				share = r.figure(r.ours) / r.aim.limit
+			}
+		}
+		switch {
+		case verdict == "", r.aim.kind == atLeast && share < worst, r.aim.kind != atLeast && share > worst:
+			worst = share
+		}
+		if verdict != "**no**" {
+			verdict = map[bool]string{true: "yes", false: "**no**"}[ok]
+		}
+	}
+	if worst > 0 {
+		return fmt.Sprintf("%s, %.2f×", verdict, worst)
+	}
+	return verdict
+}
+
+// markdown is the table with its title, its aims and its notes.
 func (t *table) markdown() string {
-	lines := [][]string{append(append([]string{""}, t.columns...), "aim", "met")}
+	lines, numbers := t.lines(), 5
+	if t.columns != nil {
+		lines, numbers = t.grid(), len(t.columns)
+	}
+	var b strings.Builder
+	b.WriteString(heading + t.title + "\n\n")
+	layOut(&b, lines, numbers)
+	for _, n := range t.notes {
+		b.WriteString("\n" + n + "\n")
+	}
+	return b.String()
+}
+
+// grid has a column for every contender that was there.
+func (t *table) grid() [][]string {
+	aims := slices.ContainsFunc(t.rows, func(r row) bool { return r.hope != "" })
+	head := append([]string{""}, t.columns...)
+	if aims {
+		head = append(head, "aim", "met")
+	}
+	lines := [][]string{head}
 	for _, r := range t.rows {
 		line := []string{r.name}
 		for _, c := range t.columns {
-			v, ok := t.median(r.name, c)
-			switch {
-			case !ok:
-				line = append(line, "–")
-			case r.whole:
-				line = append(line, fmt.Sprintf("%.0f", v))
-			default:
-				line = append(line, fmt.Sprintf("%.2f", v))
+			cell := "–"
+			if values := t.of(r.name, c); len(values) > 0 {
+				cell = r.format(r.figure(values))
 			}
+			line = append(line, cell)
 		}
-		met := ""
-		if r.met != nil {
-			ratio, ok := r.met(func(c string) float64 { v, _ := t.median(r.name, c); return v })
-			met = map[bool]string{true: "yes", false: "**no**"}[ok]
-			if ratio > 0 {
-				met += fmt.Sprintf(", %.2f×", ratio)
-			}
+		if aims {
+			line = append(line, r.hope, met(t.results(r)))
 		}
-		lines = append(lines, append(line, r.aim, met))
+		lines = append(lines, line)
 	}
+	return lines
+}
+
+// lines has a line for every comparison.
+func (t *table) lines() [][]string {
+	lines := [][]string{{"", "ours", "range", "the other", "range", "ratio", "against", "aim", "met"}}
+	for _, r := range t.rows {
+		for _, res := range t.results(r) {
+			line := []string{res.mine + ": " + r.name, r.format(r.figure(res.ours)), r.span(res.ours), "–", "", "", "", res.aim.String(), ""}
+			if len(res.theirs) > 0 {
+				line[3], line[4], line[6] = r.format(r.figure(res.theirs)), r.span(res.theirs), res.other
+			}
+			if res.ratio > 0 {
+				line[5] = fmt.Sprintf("%.2f×", res.ratio)
+			}
+			if ok, judged := res.judged(); judged {
+				line[8] = map[bool]string{true: "yes", false: "**no**"}[ok]
+			}
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func (r row) span(s series) string { return r.format(s[0]) + "–" + r.format(s[len(s)-1]) }
+
+// layOut writes lines as a table; so many columns after the first are numbers.
+func layOut(b *strings.Builder, lines [][]string, numbers int) {
 	width := make([]int, len(lines[0]))
 	for _, l := range lines {
 		for i, cell := range l {
 			width[i] = max(width[i], utf8.RuneCountInString(cell))
 		}
 	}
-	var b strings.Builder
-	b.WriteString(heading + t.title + "\n\n")
 	for n, l := range lines {
 		for i, cell := range l {
 			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell))
-			if i > 0 && i <= len(t.columns) {
+			if i > 0 && i <= numbers {
 				cell = pad + cell
 			} else {
 				cell += pad
@@ -157,7 +316,7 @@ func (t *table) markdown() string {
 		if n == 0 {
 			for i, w := range width {
 				rule := strings.Repeat("-", w+2)
-				if i > 0 && i <= len(t.columns) {
+				if i > 0 && i <= numbers {
 					rule = rule[:w+1] + ":"
 				}
 				b.WriteString("|" + rule)
@@ -165,101 +324,4 @@ func (t *table) markdown() string {
 			b.WriteString("|\n")
 		}
 	}
-	return b.String()
-}
-
-// publish prints the tables. In the document each replaces the one of its title,
-// so that a run of one part leaves the others as they were.
-func (r *report) publish() error {
-	doc, err := os.ReadFile(document)
-	if err != nil {
-		return err
-	}
-	before, rest, ok := strings.Cut(string(doc), markBegin)
-	old, after, ok2 := strings.Cut(rest, markEnd)
-	if !ok || !ok2 {
-		return errors.New(document + " has no place for the tables")
-	}
-	parts := map[string]string{}
-	for _, part := range strings.Split(old, heading)[1:] {
-		title, _, _ := strings.Cut(part, "\n")
-		parts[title] = heading + part
-	}
-	for _, t := range r.tables {
-		if t.whole {
-			parts[t.title] = t.markdown() + "\n"
-			fmt.Print("\n" + parts[t.title])
-		}
-	}
-	text := before + markBegin + "\n"
-	for _, title := range []string{titleStack, titleVM, titleDNS} {
-		text += parts[title]
-	}
-	return os.WriteFile(document, []byte(text+markEnd+after), 0o644)
-}
-
-// Figures of a network.
-const (
-	rowUp          = "upload, Mbit/s"
-	rowDown        = "download, Mbit/s"
-	rowConnections = "new connections/s"
-	rowAnswers     = "DNS answers/s"
-	rowLate        = "late or lost, of 10,000 connections"
-	rowIdle        = "memory idle, MB"
-	rowPeak        = "memory peak, MB"
-	rowIdlePSS     = "… with the program's own pages"
-	rowPeakPSS     = "… at the peak"
-)
-
-// maxAdded is what a session may add, in MB.
-const maxAdded = 30
-
-// figures are the rows of a network: each of mine is to be no worse than the
-// best of the others.
-func figures(mine, others []string) []row {
-	least := func(of func(string) float64) (float64, bool) {
-		ratio := slices.Min(each(mine, of)) / slices.Max(each(others, of))
-		return ratio, ratio >= 1
-	}
-	most := func(of func(string) float64) (float64, bool) {
-		most := slices.Max(each(mine, of))
-		return most / maxAdded, most <= maxAdded
-	}
-	none := func(of func(string) float64) (float64, bool) {
-		late := slices.Max(each(mine, of))
-		return late, late == 0
-	}
-	than := "≥ " + strings.Join(others, " and ")
-	added := fmt.Sprintf("≤ %d", maxAdded)
-	return []row{
-		{rowUp, true, than, least},
-		{rowDown, true, than, least},
-		{rowConnections, true, than, least},
-		{rowAnswers, true, than, least},
-		{rowLate, true, "0", none},
-		{rowIdle, false, added, most},
-		{rowPeak, false, added, most},
-		{rowIdlePSS, false, "", nil},
-		{rowPeakPSS, false, "", nil},
-	}
-}
-
-func each(contenders []string, of func(string) float64) (values []float64) {
-	for _, c := range contenders {
-		values = append(values, of(c))
-	}
-	return values
-}
-
-// networkSample is one turn of a network; one within QEMU has no process, and
-// so no memory, of its own.
-func networkSample(r load.Result, idle, peak *memory) sample {
-	s := sample{
-		rowUp: r.Up, rowDown: r.Down, rowConnections: r.Connections, rowAnswers: r.Answers,
-		rowLate: 1e4 * float64(r.Late) / float64(max(1, r.Made+r.Lost)),
-	}
-	if idle != nil {
-		s[rowIdle], s[rowIdlePSS], s[rowPeak], s[rowPeakPSS] = idle.anon, idle.pss, peak.anon, peak.pss
-	}
-	return s
 }

@@ -23,9 +23,8 @@ import (
 )
 
 const (
-	vmRounds = 5
-	vmTime   = 2 * time.Second  // for each figure
-	boot     = 15 * time.Minute // of a guest that is emulated on a busy machine
+	vmTime = 2 * time.Second  // for each figure
+	boot   = 15 * time.Minute // of a guest that is emulated on a busy machine
 )
 
 // slirpResolver is slirp's, in the network that Lima gives it.
@@ -50,11 +49,11 @@ type guest struct {
 	idle     memory
 }
 
-// TestWithVM measures from real guests, one under each network. They run at the
+// TestNetworkWithVM measures from real guests, one under each network. They run at the
 // same time, so that each has its turn in the same minute; who has no turn idles.
-func TestWithVM(t *testing.T) {
+func TestNetworkWithVM(t *testing.T) {
 	contenders := []string{ours, stock, slirp}
-	table := results.table(titleVM, contenders, vmFigures())
+	table := results.table(table{title: titleVM, columns: contenders, rows: vmFigures()})
 	home, err := os.MkdirTemp("", "b") // short, for the sockets
 	if err != nil {
 		t.Fatal(err)
@@ -72,12 +71,12 @@ func TestWithVM(t *testing.T) {
 	for _, c := range contenders { // one after the other: a boot is hard work
 		guests[c] = bootGuest(t, driver, filepath.Join(home, c[:2]), program, c)
 	}
-	for range vmRounds {
+	for range runs() {
 		for _, c := range contenders {
 			t.Run(c, func(t *testing.T) { table.add(c, guests[c].measure(t, c)) })
 		}
 	}
-	table.done(t, vmRounds)
+	table.done(t, runs(), contenders...)
 }
 
 func bootGuest(t *testing.T, d vm.Driver, dir, program, contender string) *guest {
@@ -168,10 +167,10 @@ func (g *guest) measure(t *testing.T, contender string) sample {
 
 // vmFigures are those of a network, and what a large MTU is for.
 func vmFigures() []row {
-	rows := figures([]string{ours}, []string{stock, slirp})
-	twice := row{name: rowDown, whole: true, aim: "≥ 2 × slirp", met: func(of func(string) float64) (float64, bool) {
-		ratio := of(ours) / of(slirp)
-		return ratio, ratio >= 2
-	}}
+	rows := figures("vm", []string{ours}, []string{stock, slirp})
+	twice := row{
+		name: rowDown, unit: "Mbit/s", whole: true, hope: "≥ 2 × slirp",
+		comparisons: []comparison{{key: "vm_download_twice_slirp", mine: ours, other: slirp, aim: aim{atLeast, 2}}},
+	}
 	return slices.Insert(rows, 2, twice)
 }

@@ -1,0 +1,490 @@
+//go:build bench
+
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+// The VM, for every contender.
+const (
+	cpus       = 2
+	memorySize = "1536MiB"
+	diskSize   = "8GiB"
+)
+
+// The ways to a running VM.
+const (
+	generic       = "generic image"
+	golden        = "golden clone"
+	warm          = "warm fork"
+	restart       = "restart"
+	restartGolden = "restart of a golden clone"
+	limaCreate    = "limactl start, new"
+	limaRestart   = "limactl start, stopped"
+	threeAtOnce   = "three at once"
+	threeTimesOne = "three times one"
+)
+
+// What they cost while they run.
+const (
+	firstExec  = "first exec"
+	laterExec  = "repeated exec"
+	freshSSH   = "fresh ssh"
+	limaShell  = "limactl shell"
+	oneSession = "a session"
+	limaAgent  = "limactl's host agent"
+)
+
+// Figures of a VM.
+const (
+	rowSSH     = "to SSH ready, s"
+	rowLima    = "to SSH ready, and limactl to its READY, s"
+	rowPrompt  = "to a prompt in the clone, s"
+	rowReady   = "until open returned, s"
+	rowTrue    = "of true, ms"
+	rowPSS     = "memory on the host (PSS), MB"
+	rowPrivate = "memory on the host (private), MB"
+)
+
+// prepare is the setting that makes open go a way; the product calls a
+// session's origin by the same word, but for none.
+var prepare = map[string]string{generic: "none", golden: "golden", warm: "warm"}
+
+const (
+	preparing       = 3         // sessions that may be opened before one comes prepared
+	baking          = time.Hour // of what they are prepared from, on an emulated machine
+	commandsPerTurn = 5
+)
+
+func readyRows() []row {
+	return []row{
+		{name: rowSSH, unit: "s", comparisons: []comparison{
+			{"golden_clone_ssh_ready", golden, generic, aim{atMost, 0.3}},
+			{"warm_fork_ssh_ready", warm, generic, aim{atMost, 0.1}},
+			{"generic_create_ssh_ready", generic, limaCreate, aim{}},
+			{"golden_clone_ssh_ready_vs_limactl", golden, limaCreate, aim{}},
+			{"warm_fork_ssh_ready_vs_limactl", warm, limaCreate, aim{}},
+			{"restart_ssh_ready", restart, limaRestart, aim{}},
+			{"restart_golden_ssh_ready", restartGolden, limaRestart, aim{}},
+		}},
+		{name: rowLima, unit: "s", comparisons: []comparison{
+			{"generic_create_vs_limactl_ready", generic, limaCreate, aim{}},
+			{"restart_vs_limactl_ready", restart, limaRestart, aim{}},
+		}},
+		{name: rowPrompt, unit: "s", comparisons: []comparison{
+			{"generic_create_prompt", generic, "", aim{}},
+			{"golden_clone_prompt", golden, generic, aim{}},
+			{"warm_fork_prompt", warm, generic, aim{atMost, 0.15}},
+			{"restart_prompt", restart, generic, aim{}},
+			{"restart_golden_prompt", restartGolden, generic, aim{}},
+		}},
+		{name: rowReady, unit: "s", comparisons: []comparison{
+			{"three_at_once", threeAtOnce, threeTimesOne, aim{}},
+		}},
+	}
+}
+
+func commandRows() []row {
+	return []row{
+		{name: rowTrue, unit: "ms", comparisons: []comparison{
+			{"exec_first", firstExec, freshSSH, aim{}},
+			{"exec_repeated", laterExec, freshSSH, aim{atMost, 0.1}},
+			{"exec_first_vs_limactl_shell", firstExec, limaShell, aim{}},
+			{"exec_repeated_vs_limactl_shell", laterExec, limaShell, aim{}},
+		}},
+		{name: rowPSS, unit: "MB", comparisons: []comparison{
+			{"host_memory_per_session", oneSession, limaAgent, aim{below, 1}},
+		}},
+		{name: rowPrivate, unit: "MB", comparisons: []comparison{
+			{"host_memory_per_session_private", oneSession, limaAgent, aim{below, 1}},
+		}},
+	}
+}
+
+// lifecycle is a user who opens sessions of one repository, again and again.
+type lifecycle struct {
+	t        *testing.T
+	box      *realvm.Box
+	accel    string
+	ids      map[string]string  // machine ids and host keys, and who had them
+	one      map[string]float64 // how long this turn's open took, by its way
+	ready    *table
+	steps    *table
+	commands *table
+}
+
+// TestLifecycle goes every way to a running VM in turn, with one VM at a time
+// but for the three at once, and measures what a VM costs while it runs.
+func TestLifecycle(t *testing.T) {
+	b := realvm.NewBox(t)
+	l := &lifecycle{
+		t: t, box: b, ids: map[string]string{}, one: map[string]float64{},
+		ready:    results.table(table{title: titleReady, rows: readyRows()}),
+		steps:    results.table(table{title: titleSteps}),
+		commands: results.table(table{title: titleCommand, rows: commandRows()}),
+	}
+	for _, name := range []string{"project", "one", "two", "three"} {
+		b.Repo(name)
+	}
+	ways := []string{generic}
+	// The first is not measured: it looks whether KVM works, and warms the cache.
+	told := l.look(l.open(generic, "project"))
+	l.accel = told.Accel
+	b.Asz("destroy", "--force", told.Name)
+	for _, way := range []string{golden, warm} {
+		if why := l.cannot(way, told.From != nil); why != "" {
+			t.Logf("%s is absent: %s", way, why)
+			l.ready.absent(way, why)
+			continue
+		}
+		ways = append(ways, way)
+	}
+	theirs := newLimactl(t, l.accel)
+	for range runs() {
+		for _, way := range ways {
+			l.session(way)
+		}
+		l.stock(theirs)
+		l.three()
+	}
+	l.steps.columns = slices.DeleteFunc([]string{generic, golden, warm, restart, restartGolden}, func(way string) bool {
+		return len(l.steps.samples[way]) == 0
+	})
+	l.ready.done(t, runs(), append(ways, restart, limaCreate, limaRestart, threeAtOnce)...)
+	l.steps.done(t, runs(), l.steps.columns...)
+	l.commands.done(t, runs(), firstExec, laterExec, freshSSH, limaShell, oneSession, limaAgent)
+}
+
+// asking is the box with the setting of a way; "" is as the product comes.
+func (l *lifecycle) asking(way string) *realvm.Box {
+	b := *l.box
+	if way != "" {
+		b.Env = append(slices.Clone(b.Env), "AGENT_SESSIONIZER_PREPARE="+prepare[way])
+	}
+	return &b
+}
+
+// open opens the session of a repository and returns its name.
+func (l *lifecycle) open(way, repo string) string {
+	l.t.Helper()
+	return strings.TrimSpace(l.asking(way).Asz(openArgs(repo)...))
+}
+
+func openArgs(repo string) []string {
+	return []string{"open", "-d", fmt.Sprintf("--cpus=%d", cpus), "--memory=" + memorySize, "--disk=" + diskSize, "./" + repo}
+}
+
+// view is what the product tells of a session.
+type view struct {
+	session.View
+	From *string `json:"from"` // nil: it does not say
+}
+
+func (l *lifecycle) look(name string) view {
+	l.t.Helper()
+	var all []view
+	if err := json.Unmarshal([]byte(l.box.Asz("list", "--json")), &all); err != nil {
+		l.t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(v view) bool { return v.Name == name })
+	if i < 0 {
+		l.t.Fatalf("no session %s in %v", name, all)
+	}
+	return all[i]
+}
+
+// origin is the way that a session came by, as far as the product says.
+func (v view) origin() string {
+	if v.From == nil {
+		return generic // a product that does not say has no other way
+	}
+	for way, setting := range prepare {
+		if *v.From == setting {
+			return way
+		}
+	}
+	if *v.From == "generic" {
+		return generic
+	}
+	return fmt.Sprintf("%q", *v.From)
+}
+
+// cannot says why the product cannot go a way. The first sessions asked for may
+// be those that what others are made of is made from.
+func (l *lifecycle) cannot(way string, says bool) (why string) {
+	if !says {
+		return "The product does not say where sessions come from."
+	}
+	var came []string
+	for range preparing {
+		r := l.asking(way).Run(append([]string{"agent-sessionizer"}, openArgs("project")...)...)
+		if r.Code != 0 {
+			return fmt.Sprintf("With `prepare: %s`, `open` fails: %s.", prepare[way], strings.TrimSpace(r.Stderr))
+		}
+		v := l.look(strings.TrimSpace(r.Stdout))
+		l.settle()
+		l.box.Asz("destroy", "--force", v.Name)
+		if v.origin() == way {
+			return ""
+		}
+		came = append(came, v.origin())
+	}
+	return fmt.Sprintf("With `prepare: %s`, sessions came from: %s.", prepare[way], strings.Join(came, ", "))
+}
+
+// settle waits until nothing is prepared in the background any more, which a
+// session may have started.
+func (l *lifecycle) settle() {
+	l.t.Helper()
+	waitLong(l.t, baking, "what is prepared in the background", func() bool { return len(l.box.Processes("agent-sessionizer prepare ")) == 0 })
+}
+
+// session is a turn of one way: a session from its making to its end.
+func (l *lifecycle) session(way string) {
+	l.t.Helper()
+	name := l.measure(way, way)
+	if got := l.look(name).origin(); got != way {
+		l.t.Fatalf("asked for a %s, and it came from: %s", way, got)
+	}
+	if way == generic {
+		l.use(name)
+	}
+	l.identity(name)
+	if again, ok := map[string]string{generic: restart, golden: restartGolden}[way]; ok {
+		l.box.Asz("stop", name)
+		l.measure(again, way)
+	}
+	l.box.Asz("destroy", "--force", name)
+}
+
+// measure opens the session and measures how long that takes.
+func (l *lifecycle) measure(contender, way string) (name string) {
+	l.t.Helper()
+	began := time.Now()
+	name = l.open(way, "project")
+	ready := time.Since(began).Seconds()
+	l.prompt(name)
+	prompt := time.Since(began).Seconds()
+
+	steps, ssh := l.events(name, began, prompt)
+	l.one[contender] = ready
+	s := sample{rowSSH: ssh, rowLima: ssh, rowReady: ready, rowPrompt: prompt}
+	l.t.Logf("%s: %v %v", contender, s, steps)
+	l.ready.add(contender, s)
+	l.steps.add(contender, steps)
+	return name
+}
+
+// prompt waits until a shell in the checkout has its prompt on the screen: what
+// somebody sees who attaches, and by a login of its own, as attaching is.
+func (l *lifecycle) prompt(name string) {
+	l.t.Helper()
+	b := l.box
+	b.Write("ssh.config", b.Asz("ssh-config", name))
+	dir := "/home/agent/" + path.Base("project")
+	r := b.Run("ssh", "-F", filepath.Join(b.Home, "ssh.config"), name, `sh -c '
+n=0
+until [ "$(tmux display-message -p -t agent:scratch "#{pane_current_path}" 2>/dev/null)" = "`+dir+`" ] &&
+	tmux capture-pane -p -t agent:scratch | grep -q "[%#\$] *\$"; do
+	n=$((n + 1))
+	[ $n -lt 1200 ] || { tmux capture-pane -p -t agent:scratch; exit 1; }
+	sleep 0.1
+done'`)
+	if r.Code != 0 {
+		l.t.Fatalf("no prompt in %s: exit %d\n%s", dir, r.Code, r.All())
+	}
+}
+
+// events reads what the product told since: how long each step took, what was
+// before the first and after the last, and when SSH was ready.
+func (l *lifecycle) events(name string, since time.Time, until float64) (steps sample, ssh float64) {
+	l.t.Helper()
+	steps = sample{}
+	after := func(t time.Time) float64 { return t.Sub(since).Seconds() }
+	first, last := 0.0, 0.0
+	dec := json.NewDecoder(strings.NewReader(l.box.Asz("logs", "--json", name)))
+	for dec.More() {
+		var ev store.Event
+		if err := dec.Decode(&ev); err != nil {
+			l.t.Fatal(err)
+		}
+		if ev.Kind != session.EventStep || ev.At.Before(since.Truncate(time.Millisecond)) {
+			continue
+		}
+		var st session.Step
+		if err := json.Unmarshal(ev.Data, &st); err != nil {
+			l.t.Fatal(err)
+		}
+		switch st.State {
+		case "start":
+			if first == 0 {
+				first = after(ev.At)
+			}
+		case "done":
+			l.stepRow(st.Name)
+			steps[st.Name] = st.Elapsed().Seconds()
+			last = after(ev.At)
+			if st.Name == "log in" {
+				ssh = last
+			}
+		}
+	}
+	if ssh == 0 {
+		l.t.Fatalf("%s never logged in, by its events", name)
+	}
+	l.stepRow(stepBefore)
+	l.stepRow(stepAfter)
+	steps[stepBefore], steps[stepAfter] = first, until-last
+	return steps, ssh
+}
+
+const (
+	stepBefore = "(before the first)"
+	stepAfter  = "(from the last to the prompt seen)"
+)
+
+// stepRow makes the row of a step that is seen for the first time.
+func (l *lifecycle) stepRow(name string) {
+	if slices.ContainsFunc(l.steps.rows, func(r row) bool { return r.name == name }) {
+		return
+	}
+	r := row{name: name, unit: "s"}
+	for _, way := range []string{generic, golden, warm, restart, restartGolden} {
+		r.comparisons = append(r.comparisons, comparison{key: "step_" + slug(way) + "_" + slug(name), mine: way})
+	}
+	l.steps.rows = append(l.steps.rows, r)
+}
+
+// slug is words as they stand in a name.
+func slug(s string) string {
+	return strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return r < 'a' || r > 'z' }), "_")
+}
+
+// identity checks that no two machines have the same id or host key: a clone or
+// a fork that kept its parent's would be ready before it is itself.
+func (l *lifecycle) identity(name string) {
+	l.t.Helper()
+	out := strings.Fields(l.box.MustIn(name, "cat /etc/machine-id; cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub; cat /etc/hostname"))
+	if len(out) != 3 || !strings.HasSuffix(out[2], name) { // Lima puts its own word before it
+		l.t.Fatalf("the identity of %s is %q", name, out)
+	}
+	for _, id := range out[:2] {
+		if other, ok := l.ids[id]; ok {
+			l.t.Errorf("%s and %s are both %s", other, name, id)
+		}
+		l.ids[id] = name
+	}
+}
+
+// use measures commands in a session, in turn with what others have, and then
+// the processes that it has on the host.
+func (l *lifecycle) use(name string) {
+	l.t.Helper()
+	b := l.box
+	ours := func() sample { return l.timed("agent-sessionizer", "exec", name, "--", "true") }
+	l.commands.add(firstExec, ours())
+	for range commandsPerTurn {
+		l.commands.add(laterExec, ours())
+		l.commands.add(freshSSH, l.timed("ssh", "-F", filepath.Join(b.Home, "ssh.config"), name, "true"))
+	}
+	var sum memory
+	for pid, line := range b.Processes("") {
+		if strings.Contains(line, "qemu-system-") {
+			continue
+		}
+		m, err := memoryOf(pid)
+		if err != nil {
+			l.t.Fatalf("%s: %v", line, err)
+		}
+		l.t.Logf("%.1f MB, %.1f private: %.60s", m.pss, m.private, line)
+		sum.pss, sum.private = sum.pss+m.pss, sum.private+m.private
+	}
+	l.commands.add(oneSession, sample{rowPSS: sum.pss, rowPrivate: sum.private})
+}
+
+func (l *lifecycle) timed(argv ...string) sample {
+	l.t.Helper()
+	began := time.Now()
+	r := l.box.Run(argv...)
+	took := time.Since(began)
+	if r.Code != 0 {
+		l.t.Fatalf("%s: exit %d\n%s", strings.Join(argv, " "), r.Code, r.All())
+	}
+	return sample{rowTrue: took.Seconds() * 1000}
+}
+
+// stock is limactl's turn: a new instance, and the same once more after it was
+// shut down.
+func (l *lifecycle) stock(theirs *limactl) {
+	l.t.Helper()
+	begin := func(contender string, args ...string) {
+		ssh, ready := theirs.start(args...)
+		s := sample{rowSSH: ssh, rowLima: ready}
+		l.t.Logf("%s: %v", contender, s)
+		l.ready.add(contender, s)
+	}
+	begin(limaCreate, "--name="+instance, "bench.yaml")
+	for range commandsPerTurn {
+		l.commands.add(limaShell, sample{rowTrue: theirs.run("shell", instance, "true") * 1000})
+	}
+	m, err := memoryOf(theirs.hostAgent())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.commands.add(limaAgent, sample{rowPSS: m.pss, rowPrivate: m.private})
+	theirs.powerOff()
+	begin(limaRestart, instance)
+	theirs.run("delete", "--force", instance)
+}
+
+// three opens three sessions at once, as the product comes.
+func (l *lifecycle) three() {
+	l.t.Helper()
+	repos := []string{"one", "two", "three"}
+	opened := make([]realvm.Result, len(repos))
+	b := l.asking("")
+	var all sync.WaitGroup
+	began := time.Now()
+	for i, repo := range repos {
+		all.Go(func() { opened[i] = b.Run(append([]string{"agent-sessionizer"}, openArgs(repo)...)...) })
+	}
+	all.Wait()
+	took := time.Since(began).Seconds()
+	var names, from []string
+	for _, r := range opened {
+		if r.Code != 0 {
+			l.t.Fatalf("three at once: exit %d\n%s%s", r.Code, r.All(), l.box.Logs())
+		}
+		name := strings.TrimSpace(r.Stdout)
+		names, from = append(names, name), append(from, l.look(name).origin())
+	}
+	l.t.Logf("three at once, from %v: %.1f s", from, took)
+	for _, name := range names {
+		l.identity(name)
+	}
+	l.ready.add(threeAtOnce, sample{rowReady: took})
+	sum, known := 0.0, true
+	for _, way := range from {
+		one, ok := l.one[way]
+		sum, known = sum+one, known && ok
+	}
+	if known {
+		l.ready.add(threeTimesOne, sample{rowReady: sum})
+	}
+	l.ready.note("Of the three at once: " + strings.Join(from, ", ") + ".")
+	l.settle()
+	l.box.Asz(append([]string{"destroy", "--force"}, names...)...)
+}
