@@ -149,7 +149,7 @@ func redactURLs(s string) string { return urlCredentials.ReplaceAllString(s, ":/
 
 // kept are the caller's GIT_* variables that say how to reach a remote. All
 // others could point git at another repository, index, or program.
-var kept = regexp.MustCompile(`^GIT_(SSH|SSH_COMMAND|SSH_VARIANT|SSL_[A-Z_]+|HTTP_[A-Z_]+|PROXY_[A-Z_]+|EXEC_PATH|` +
+var kept = lazily(`^GIT_(SSH|SSH_COMMAND|SSH_VARIANT|SSL_[A-Z_]+|HTTP_[A-Z_]+|PROXY_[A-Z_]+|EXEC_PATH|` +
 	`CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_[0-9]+|VALUE_[0-9]+))$`)
 
 func (g hostGit) environ() []string {

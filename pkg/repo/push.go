@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -133,7 +132,7 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) 
 	return Base{Commit: o.commit, Branch: o.branch}, nil
 }
 
-var plainRemote = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+var plainRemote = lazily(`^[A-Za-z0-9_-]+$`)
 
 // examine finds out what to send and what to check out.
 func examine(ctx context.Context, src Source) (origin, error) {

@@ -5,7 +5,6 @@ import (
 	"net/url"
 	"path"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -28,13 +27,13 @@ const (
 )
 
 var (
-	hostName  = regexp.MustCompile(`^[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
-	ownerName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,38}$`)
-	repoName  = regexp.MustCompile(`^[A-Za-z0-9._][A-Za-z0-9._-]{0,99}$`)
-	urlPart   = regexp.MustCompile(`^[A-Za-z0-9._~+][A-Za-z0-9._~+-]{0,99}$`)
-	filePath  = regexp.MustCompile(`^/[A-Za-z0-9._~+@,=/-]*$`)
-	userName  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
-	portNum   = regexp.MustCompile(`^[1-9][0-9]{0,4}$`)
+	hostName  = lazily(`^[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
+	ownerName = lazily(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,38}$`)
+	repoName  = lazily(`^[A-Za-z0-9._][A-Za-z0-9._-]{0,99}$`)
+	urlPart   = lazily(`^[A-Za-z0-9._~+][A-Za-z0-9._~+-]{0,99}$`)
+	filePath  = lazily(`^/[A-Za-z0-9._~+@,=/-]*$`)
+	userName  = lazily(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
+	portNum   = lazily(`^[1-9][0-9]{0,4}$`)
 )
 
 // Parse reads what a user wrote: owner/repo[@branch], an https, ssh, git or

@@ -14,7 +14,6 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -114,9 +113,9 @@ func (t *tail) Write(p []byte) (int, error) {
 func (t *tail) String() string { return string(t.buf) }
 
 // objectID matches the name of an object in a SHA-1 or SHA-256 repository.
-var objectID = regexp.MustCompile(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)
+var objectID = lazily(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)
 
-var sessionName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+var sessionName = lazily(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 
 // checkDir refuses a guest directory that a script could mistake for an option
 // or that names a place relative to somewhere unknown.

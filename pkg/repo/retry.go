@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/url"
-	"regexp"
 	"strings"
 	"time"
 
@@ -72,13 +71,13 @@ func (r Retry) sleep(ctx context.Context, d time.Duration) error {
 // What git, curl and ssh say, in the order in which it is looked for: a refused
 // login also ends in "Could not read from remote repository".
 var (
-	saysHostKey = regexp.MustCompile(`Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED`)
-	saysLogin   = regexp.MustCompile(`(?i)Authentication failed|could not read (Username|Password)|terminal prompts disabled|` +
+	saysHostKey = lazily(`Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED`)
+	saysLogin   = lazily(`(?i)Authentication failed|could not read (Username|Password)|terminal prompts disabled|` +
 		`Permission denied \(|Invalid username or|HTTP Basic: Access denied|returned error: 40[13]|Permission to .* denied`)
-	saysMissing = regexp.MustCompile(`(?i)repository .*not found|returned error: 404|not found: did you run git update-server-info|` +
+	saysMissing = lazily(`(?i)repository .*not found|returned error: 404|not found: did you run git update-server-info|` +
 		`does not appear to be a git repository|does not exist|access denied or repository not exported|could not be found|no such (repository|project)`)
-	saysFull  = regexp.MustCompile(`(?i)no space left|disk quota exceeded`)
-	saysAgain = regexp.MustCompile(`(?i)could not resolve|name resolution|connection (refused|reset|timed out|closed|was reset)|timed out|timeout|` +
+	saysFull  = lazily(`(?i)no space left|disk quota exceeded`)
+	saysAgain = lazily(`(?i)could not resolve|name resolution|connection (refused|reset|timed out|closed|was reset)|timed out|timeout|` +
 		`unreachable|no route to host|early EOF|RPC failed|unexpected disconnect|hung up|returned error: (5[0-9][0-9]|429|408)|` +
 		`gnutls|SSL_|TLS|kex_exchange|curl [0-9]+|Empty reply|broken pipe|the remote end|Failed to connect|unable to connect|invalid index-pack output`)
 )
