@@ -107,8 +107,8 @@ func (c *cidata) parseUserData(data []byte) error {
 		// What these ask for is done in any case, or by the guest program.
 		"growpart", "write_files", "manage_resolv_conf", "resolv_conf",
 	}
-	for key := range all {
-		if !slices.Contains(known, key) {
+	for key, value := range all {
+		if value != nil && !slices.Contains(known, key) { // Lima writes an empty "mounts"
 			return fmt.Errorf("user-data asks for %.40q, which only a guest with cloud-init does", key)
 		}
 	}

@@ -15,6 +15,7 @@ const limaUserData = `#cloud-config
 growpart:
   mode: auto
   devices: ['/']
+mounts:
 timezone: Europe/Berlin
 
 users:
