@@ -315,7 +315,7 @@ func (m *Maker) boot(ctx context.Context, source string, img vm.Image, work stri
 	if b.guest.SSH, err = b.login(ctx, private); err != nil {
 		return nil, err
 	}
-	st, err := b.guest.Install(ctx, img.Arch, pol)
+	st, err := b.guest.Install(ctx, img.Arch, "", pol)
 	if err == nil && !st.Ready() {
 		err = fail.New(fail.Policy, "the guest's network guard does not stand: %s %s", st.Firewall.Error, st.DNS.Error)
 	}

@@ -70,21 +70,42 @@ func (g Guest) program(args ...string) string {
 	return ssh.Quote(append([]string{g.Root + programPath}, args...)...)
 }
 
+// ProgramKey changes when the guest program for arch does.
+func ProgramKey(arch string) (string, error) {
+	program, err := Program(arch)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(program)
+	return hex.EncodeToString(sum[:]), nil
+}
+
 // Install puts the guest program for arch in place, unless this very one is
 // there, starts it with the policy, and returns its first status. From then on
-// the guest's network is what the policy says.
-func (g Guest) Install(ctx context.Context, arch string, p *policy.Policy) (wire.Status, error) {
-	program, err := Program(arch)
+// the guest's network is what the policy says. there is the key of the program
+// that the guest is known to have; looking takes longer than asking it, and the
+// answer is a guest's.
+func (g Guest) Install(ctx context.Context, arch, there string, p *policy.Policy) (wire.Status, error) {
+	key, err := ProgramKey(arch)
 	if err != nil {
 		return wire.Status{}, err
 	}
-	sum := sha256.Sum256(program)
 	path := g.Root + programPath
+	if there == key {
+		st, err := g.send(ctx, p, "install")
+		if _, ran := errors.AsType[*ssh.ExitError](err); !ran {
+			return st, err
+		}
+	}
 	have, err := g.SSH.Output(ctx, "sha256sum "+ssh.Quote(path)+" 2>/dev/null || true", nil, 4096)
 	if err != nil {
 		return wire.Status{}, fmt.Errorf("look for the guest program: %w", err)
 	}
-	if !strings.HasPrefix(string(have), hex.EncodeToString(sum[:])+" ") {
+	if !strings.HasPrefix(string(have), key+" ") {
+		program, err := Program(arch)
+		if err != nil {
+			return wire.Status{}, err
+		}
 		if err := g.upload(ctx, program, path); err != nil {
 			return wire.Status{}, fmt.Errorf("install the guest program: %w", err)
 		}

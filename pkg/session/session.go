@@ -105,8 +105,10 @@ type Facts struct {
 	Accel    string           `json:"accel,omitempty"`
 	From     golden.From      `json:"from,omitempty"` // what the VM was made from
 	Warm     string           `json:"warm,omitempty"` // directory of the saved state that it goes on from
-	// Key of the provision scripts that have run in the guest, or in its image.
+	// Keys of the provision scripts that have run in the guest, or in its image,
+	// and of the guest program that is there.
 	Provisioned string          `json:"provisioned,omitempty"`
+	Program     string          `json:"program,omitempty"`
 	Target      repo.Target     `json:"target,omitzero"`   // where fetched work is kept on this host
 	Work        *repo.WorkState `json:"work,omitempty"`    // what was in the guest at the last clean stop
 	Tmux        string          `json:"tmux,omitempty"`    // socket of the local tmux server that shows the session

@@ -202,13 +202,18 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 		if err != nil {
 			return err
 		}
-		provisioned := ""
-		if start.From != golden.FromGeneric {
-			if provisioned, err = guest.ScriptsKey(w.Golden.Scripts); err != nil {
+		provisioned, program := "", ""
+		if start.From != golden.FromGeneric { // both went into it
+			var err1, err2 error
+			provisioned, err1 = guest.ScriptsKey(w.Golden.Scripts)
+			program, err2 = guest.ProgramKey(Arch())
+			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.From, f.Provisioned, f.Warm = start.From, provisioned, start.Warm.Path })
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
+			f.From, f.Warm, f.Provisioned, f.Program = start.From, start.Warm.Path, provisioned, program
+		})
 		if err != nil {
 			return err
 		}
@@ -310,9 +315,18 @@ func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest, src repo.
 		if err != nil {
 			return err
 		}
-		st, err := g.Install(ctx, Arch(), p)
+		st, err := g.Install(ctx, Arch(), s.Facts.Program, p)
 		if err != nil {
 			return err
+		}
+		key, err := guest.ProgramKey(Arch())
+		if err != nil {
+			return err
+		}
+		if key != s.Facts.Program {
+			if *s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Program = key }); err != nil {
+				return err
+			}
 		}
 		if !st.Ready() {
 			return fail.New(fail.Policy, "the guest's network guard does not stand: %s %s", st.Firewall.Error, st.DNS.Error).
