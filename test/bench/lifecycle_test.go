@@ -18,12 +18,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// The VM, for every contender.
-const (
-	cpus       = 2
-	memorySize = "1536MiB"
-	diskSize   = "8GiB"
-)
+// diskSize is every contender's; realvm has the other sizes.
+const diskSize = "8GiB"
 
 // The ways to a running VM.
 const (
@@ -64,8 +60,7 @@ const (
 var prepare = map[string]string{generic: "none", golden: "golden", warm: "warm"}
 
 const (
-	preparing       = 3         // sessions that may be opened before one comes prepared
-	baking          = time.Hour // of what they are prepared from, on an emulated machine
+	baking          = time.Hour // of what sessions are prepared from, on an emulated machine
 	commandsPerTurn = 5
 )
 
@@ -129,6 +124,7 @@ type lifecycle struct {
 // TestLifecycle goes every way to a running VM in turn, with one VM at a time
 // but for the three at once, and measures what a VM costs while it runs.
 func TestLifecycle(t *testing.T) {
+	unprepared := realvm.Prepare(t.Context()) // what golden clones and warm forks are made from
 	b := realvm.NewBox(t)
 	l := &lifecycle{
 		t: t, box: b, ids: map[string]string{}, one: map[string]float64{},
@@ -145,7 +141,7 @@ func TestLifecycle(t *testing.T) {
 	l.accel = told.Accel
 	b.Asz("destroy", "--force", told.Name)
 	for _, way := range []string{golden, warm} {
-		if why := l.cannot(way, told.From != nil); why != "" {
+		if why := l.cannot(way, told.From != nil, unprepared); why != "" {
 			t.Logf("%s is absent: %s", way, why)
 			l.ready.absent(way, why)
 			continue
@@ -168,12 +164,10 @@ func TestLifecycle(t *testing.T) {
 	l.commands.done(t, runs(), firstExec, laterExec, freshSSH, limaShell, oneSession, limaAgent)
 }
 
-// asking is the box with the setting of a way; "" is as the product comes.
+// asking is the box with the setting of a way.
 func (l *lifecycle) asking(way string) *realvm.Box {
 	b := *l.box
-	if way != "" {
-		b.Env = append(slices.Clone(b.Env), "AGENT_SESSIONIZER_PREPARE="+prepare[way])
-	}
+	b.Env = append(slices.Clone(b.Env), "AGENT_SESSIONIZER_PREPARE="+prepare[way])
 	return &b
 }
 
@@ -184,7 +178,7 @@ func (l *lifecycle) open(way, repo string) string {
 }
 
 func openArgs(repo string) []string {
-	return []string{"open", "-d", fmt.Sprintf("--cpus=%d", cpus), "--memory=" + memorySize, "--disk=" + diskSize, "./" + repo}
+	return []string{"open", "-d", "--cpus=" + realvm.CPUs, "--memory=" + realvm.Memory, "--disk=" + diskSize, "./" + repo}
 }
 
 // view is what the product tells of a session.
@@ -222,27 +216,23 @@ func (v view) origin() string {
 	return fmt.Sprintf("%q", *v.From)
 }
 
-// cannot says why the product cannot go a way. The first sessions asked for may
-// be those that what others are made of is made from.
-func (l *lifecycle) cannot(way string, says bool) (why string) {
+// cannot says why the product cannot go a way: what one session says that asked
+// for it, which is not measured.
+func (l *lifecycle) cannot(way string, says bool, unprepared error) (why string) {
 	if !says {
 		return "The product does not say where sessions come from."
 	}
-	var came []string
-	for range preparing {
-		r := l.asking(way).Run(append([]string{"agent-sessionizer"}, openArgs("project")...)...)
-		if r.Code != 0 {
-			return fmt.Sprintf("With `prepare: %s`, `open` fails: %s.", prepare[way], strings.TrimSpace(r.Stderr))
-		}
-		v := l.look(strings.TrimSpace(r.Stdout))
-		l.settle()
-		l.box.Asz("destroy", "--force", v.Name)
-		if v.origin() == way {
-			return ""
-		}
-		came = append(came, v.origin())
+	name := l.open(way, "project")
+	came := l.look(name).origin()
+	l.box.Asz("destroy", "--force", name)
+	if came == way {
+		return ""
 	}
-	return fmt.Sprintf("With `prepare: %s`, sessions came from: %s.", prepare[way], strings.Join(came, ", "))
+	why = fmt.Sprintf("With `prepare: %s`, a session came from: %s.", prepare[way], came)
+	if unprepared != nil {
+		why += " " + strings.ReplaceAll(unprepared.Error(), "\n", " ")
+	}
+	return why
 }
 
 // settle waits until nothing is prepared in the background any more, which a
@@ -450,12 +440,13 @@ func (l *lifecycle) stock(theirs *limactl) {
 	theirs.run("delete", "--force", instance)
 }
 
-// three opens three sessions at once, as the product comes.
+// three opens three sessions at once, by the quickest way, which is the product's
+// own choice.
 func (l *lifecycle) three() {
 	l.t.Helper()
 	repos := []string{"one", "two", "three"}
 	opened := make([]realvm.Result, len(repos))
-	b := l.asking("")
+	b := l.asking(warm)
 	var all sync.WaitGroup
 	began := time.Now()
 	for i, repo := range repos {

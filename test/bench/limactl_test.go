@@ -37,7 +37,7 @@ const (
 
 // buildLimactl builds it from its module, outside, where modules can be had.
 func buildLimactl(ctx context.Context, dir string) ([]string, error) {
-	if part := os.Getenv("BENCH"); part != "" && part != partLifecycle {
+	if os.Getenv("BENCH") == partDNS {
 		return nil, nil
 	}
 	src := filepath.Join(dir, "limactl-src")
@@ -136,7 +136,7 @@ func (l *limactl) template(img vm.Image) string {
 		"  kernel: {location: " + quote(img.Kernel) + ", cmdline: " + quote(img.Cmdline) + "}",
 		"  initrd: {location: " + quote(img.Initrd) + "}",
 		"firmware: {legacyBIOS: true}",
-		fmt.Sprintf("cpus: %d", cpus), "memory: " + memorySize, "disk: " + diskSize,
+		"cpus: " + realvm.CPUs, "memory: " + realvm.Memory, "disk: " + diskSize,
 		"plain: true",
 		"user: {name: agent, comment: agent, uid: 1000, home: /home/agent}", "",
 	}, "\n")
@@ -149,17 +149,23 @@ func (l *limactl) write(name, text string) {
 	}
 }
 
-// command runs limactl as a user that is not root.
-func (l *limactl) command(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, os.Getenv(envLimactl), args...)
-	cmd.Env, cmd.Dir = l.env, l.home
-	cmd.WaitDelay = 5 * time.Second // what it started keeps its output open
+// notRoot makes a command's process a user that is not root, and kills it when
+// this one dies.
+func notRoot(cmd *exec.Cmd) *exec.Cmd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: limaUID, HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: limaUID, HostID: os.Getegid(), Size: 1}},
+		Pdeathsig:   syscall.SIGKILL,
 	}
 	return cmd
+}
+
+func (l *limactl) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Getenv(envLimactl), args...)
+	cmd.Env, cmd.Dir = l.env, l.home
+	cmd.WaitDelay = 5 * time.Second // what it started keeps its output open
+	return notRoot(cmd)
 }
 
 func (l *limactl) try(args ...string) (string, error) {

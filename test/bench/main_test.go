@@ -13,29 +13,16 @@
 package bench
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"os"
 	"slices"
 	"testing"
 
-	"github.com/lima-vm/lima/pkg/networks/usernet" //nolint:depguard // it is what is compared with
-
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-const stockCommand = "stock-network"
-
-// TestMain makes this binary the stock network when it is started as one.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 7 && os.Args[1] == stockCommand {
-		if err := stockNetwork(os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
 	if err := choose(os.Getenv("BENCH")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
@@ -60,13 +47,4 @@ func choose(part string) error {
 		return fmt.Errorf("BENCH is %q; it is one of %v, or nothing for all", part, parts)
 	}
 	return flag.Set("test.run", "(?i)^Test(Report$|"+part+")")
-}
-
-// stockNetwork is what `limactl usernet` does, by Lima's own code: the daemon of
-// a network of mode user-v2, with Lima's MTU and Lima's lease for the VM.
-func stockNetwork(args []string) error {
-	return usernet.StartGVisorNetstack(context.Background(), &usernet.GVisorNetstackOpts{
-		MTU: 1500, QemuSocket: args[0], FdSocket: args[1], Endpoint: args[2], Subnet: args[3],
-		DefaultLeases: map[string]string{"192.168.5.15": args[4]},
-	})
 }

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -143,13 +142,10 @@ func allowed(t *testing.T) *policy.Policy {
 	return p
 }
 
-// theStockNetwork is Lima's user-v2 daemon as a process of its own.
+// theStockNetwork is the daemon of Lima's networks of mode user-v2, started as
+// Lima starts it, with Lima's lease for the VM.
 func theStockNetwork(t *testing.T, dir string, w vm.Wire) (pid int) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, path := range []string{w.Stream, w.Datagram, w.API} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
@@ -160,10 +156,11 @@ func theStockNetwork(t *testing.T, dir string, w vm.Wire) (pid int) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self, stockCommand, w.Stream, w.Datagram, w.API, w.Subnet.String(), w.MAC)
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Getenv(envLimactl), "usernet", "--pidfile", filepath.Join(dir, "stock.pid"),
+		"--endpoint", w.API, "--listen-qemu", w.Stream, "--listen", w.Datagram, "--subnet", w.Subnet.String(), "--leases", "192.168.5.15="+w.MAC)
+	cmd.Env = append(os.Environ(), "LIMA_HOME="+dir)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	start(t, cmd)
+	start(t, notRoot(cmd))
 	waitFor(t, "the stock network", func() bool {
 		for _, path := range []string{w.Stream, w.Datagram, w.API} {
 			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
