@@ -3,6 +3,8 @@ package vmtest
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,6 +36,9 @@ func (h Harness) life(t *testing.T) {
 	}
 	h.cancelledStart(t, d)
 	ep := h.startWhileInspected(t, d, spec)
+	if err := d.Export(t.Context(), alive, filepath.Join(t.TempDir(), "disk"), nil); err == nil {
+		t.Error("the disk of a running VM was exported")
+	}
 	if again := h.start(t, d); again != ep {
 		t.Errorf("Start of a VM that runs: %+v, want %+v", again, ep)
 	}
@@ -67,6 +72,12 @@ func (h Harness) life(t *testing.T) {
 	}
 	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
 		t.Error("a stopped VM still answers")
+	}
+	disk := filepath.Join(t.TempDir(), "disk")
+	if err := d.Export(t.Context(), alive, disk, nil); err != nil {
+		t.Errorf("Export: %v", err)
+	} else if st, err := os.Stat(disk); err != nil || st.Size() == 0 {
+		t.Errorf("Export wrote nothing: %v", err)
 	}
 
 	// Second run: the disk is what it was; then the host takes the VM away.

@@ -10,6 +10,7 @@ package vmtest
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +74,9 @@ func (h Harness) nothingThere(t *testing.T) {
 	}
 	if _, err := d.Start(t.Context(), alive, nil); !errors.Is(err, vm.ErrNotFound) {
 		t.Errorf("Start: %v", err)
+	}
+	if err := d.Export(t.Context(), alive, filepath.Join(t.TempDir(), "disk"), nil); !errors.Is(err, vm.ErrNotFound) {
+		t.Errorf("Export: %v", err)
 	}
 	// Stop has no VM to stop; whether that is said or not is the driver's choice.
 	if err := d.Stop(t.Context(), alive, nil, time.Second); err != nil && !errors.Is(err, vm.ErrNotFound) {

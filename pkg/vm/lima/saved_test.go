@@ -1,0 +1,179 @@
+package lima
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/store/filenames"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+func TestForksDifferInEveryRespect(t *testing.T) {
+	f := &fork{User: "agent", AuthorizedKey: "ssh-ed25519 AAAA"}
+	a, keyA, err := f.identity("agent-a", "/vms/agent-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, keyB, err := f.identity("agent-b", "/vms/agent-b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Hostname == b.Hostname || a.MachineID == b.MachineID || a.BootID == b.BootID || a.HostKey == b.HostKey || keyA == keyB ||
+		a.MAC == b.MAC || string(a.Seed) == string(b.Seed) {
+		t.Errorf("two forks share something:\n%+v\n%+v", a.Hostname, b.Hostname)
+	}
+	if !regexp.MustCompile(`^[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}$`).MatchString(a.MachineID) || len(a.Seed) < 32 {
+		t.Errorf("machine-id %q, %d bytes of seed", a.MachineID, len(a.Seed))
+	}
+	if text := fmt.Sprintf("%v %+v %#v", a, a, a); strings.Contains(text, "PRIVATE") {
+		t.Error("it prints its host key")
+	}
+}
+
+func TestStateKey(t *testing.T) {
+	t.Setenv(accelEnv, "tcg")
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	d := newDriver(t)
+	if _, err := d.StateKey(t.Context(), hostArch(), 2, 1<<30); err == nil {
+		t.Error("a key without QEMU")
+	}
+	qemu := filepath.Join(bin, "qemu-system-"+hostArch())
+	put := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(qemu, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key := func(cpus int, memory int64) string {
+		t.Helper()
+		k, err := d.StateKey(t.Context(), hostArch(), cpus, memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	put("seven")
+	first := key(2, 1<<30)
+	if first != key(2, 1<<30) {
+		t.Error("the same is another")
+	}
+	put("seven.two")
+	for what, other := range map[string]string{"CPUs": key(1, 1<<30), "memory": key(2, 2<<30), "QEMU": key(2, 1<<30)} {
+		if other == first {
+			t.Errorf("other %s, same key", what)
+		}
+	}
+}
+
+// A fork that has not woken is one until the host agent says otherwise.
+func TestForkIsMadeWithItsMark(t *testing.T) {
+	d := newDriver(t)
+	s := testSpec("agent-fork-012345")
+	s.Image.State = "/images/warm/state"
+	if err := d.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(d.home, s.Name)
+	f, err := readFork(dir)
+	if err != nil || f == nil || f.State != s.Image.State || f.Disk != s.Disk || f.User != s.User || f.AuthorizedKey != s.AuthorizedKey {
+		t.Fatalf("%+v, %v", f, err)
+	}
+	if !isFork(dir) {
+		t.Error("it is none")
+	}
+	if err := settle(filepath.Join(dir, forkFile)); err != nil || isFork(dir) {
+		t.Errorf("it still is one: %v", err)
+	}
+	if f, err := readFork(dir); f != nil || err != nil {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// qemu answers one connection as the machine protocol does.
+func qemu(t *testing.T, dir string, answer func(command string) string) {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(dir, filenames.QMPSock))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprintln(c, `{"QMP": {"version": {}}}`)
+			for sc := bufio.NewScanner(c); sc.Scan(); {
+				var request struct{ Execute string }
+				if json.Unmarshal(sc.Bytes(), &request) != nil {
+					break
+				}
+				fmt.Fprintln(c, `{"event": "RESUME", "data": {}}`)
+				if a := answer(request.Execute); a != "" {
+					fmt.Fprintln(c, a)
+				}
+			}
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() { l.Close(); <-done })
+}
+
+func TestMonitor(t *testing.T) {
+	dir, err := os.MkdirTemp("", "q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	asked := 0
+	qemu(t, dir, func(command string) string {
+		switch command {
+		case "query-status":
+			if asked++; asked < 3 {
+				return `{"return": {"status": "inmigrate"}}`
+			}
+			return `{"return": {"status": "paused"}}`
+		case "block_resize":
+			return `{"error": {"class": "GenericError", "desc": "no such\u001b[31m device"}}`
+		case "query-migrate":
+			return "" // hangs
+		}
+		return `{"return": {}}`
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	m, err := dialMonitor(ctx, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	err = until(ctx, m, "query-status", func(s struct{ Status string }) (bool, error) { return s.Status == "paused", nil })
+	if err != nil || asked != 3 {
+		t.Errorf("asked %d times: %v", asked, err)
+	}
+	if _, err := m.do("block_resize", nil); err == nil || strings.Contains(err.Error(), "\x1b") || !strings.Contains(err.Error(), "no such") {
+		t.Errorf("%q", err)
+	}
+	time.AfterFunc(10*time.Millisecond, cancel)
+	if _, err := m.do("query-migrate", nil); err == nil {
+		t.Error("a hung QEMU answered")
+	}
+	bounded, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer stop()
+	if _, err := dialMonitor(bounded, t.TempDir()); err == nil || errors.Is(err, vm.ErrNotFound) {
+		t.Errorf("no QEMU: %v", err)
+	}
+}
