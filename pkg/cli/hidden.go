@@ -8,8 +8,10 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -56,7 +58,12 @@ func newHiddenCmds(a *app) []*cobra.Command {
 		{
 			// Lima's host agent: Lima's arguments, parsed by our copy of its command.
 			Use: "hostagent", DisableFlagParsing: true,
-			RunE: func(cmd *cobra.Command, args []string) error { return lima.HostAgent(cmd.Context(), args) },
+			RunE: func(cmd *cobra.Command, args []string) error {
+				// Once the VM runs it only waits, for as long as the session does.
+				debug.SetGCPercent(50)
+				defer time.AfterFunc(time.Minute, debug.FreeOSMemory).Stop()
+				return lima.HostAgent(cmd.Context(), args)
+			},
 		},
 		{
 			Use: gateway.Command + " DIR", Args: usage(cobra.ExactArgs(1)),

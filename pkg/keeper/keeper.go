@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -56,6 +57,9 @@ func work(ctx context.Context, w *session.Worker, id string) error {
 			return nil
 		}
 		w.Log.Info("working", "phase", s.Phase, "want", s.Want)
+		if s.Phase == session.Ready {
+			settle()
+		}
 		_, err = untilWantChanges(ctx, w, s)
 		switch {
 		case ctx.Err() != nil:
@@ -77,6 +81,14 @@ func work(ctx context.Context, w *session.Worker, id string) error {
 			return fmt.Errorf("give up for now, the next command tries again: %w", err)
 		}
 	}
+}
+
+// settle gives back what making a session took, which is many times what
+// watching it takes: there is a keeper for every session, and most of its life
+// it watches. From then on it collects often: there is little to collect.
+func settle() {
+	debug.SetGCPercent(50)
+	debug.FreeOSMemory()
 }
 
 // takeLock returns nil when the session came to rest without us.
