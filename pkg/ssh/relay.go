@@ -27,9 +27,9 @@ const (
 	relayClients  = 15
 	relayChannels = 4 // of one client
 
-	relayOpen  = 5 * time.Second // for the guest to answer that it opens a channel
-	relayHello = 3 * time.Second // for a relay to answer; then one dials the guest
-	relayDrain = 5 * time.Second // for the guest to take what a client that left had sent
+	relayOpen  = 10 * time.Second // for the guest to answer that it opens a channel: a login would take longer
+	relayHello = 5 * time.Second  // for a relay to answer; then one dials the guest
+	relayDrain = 5 * time.Second  // for the guest to take what a client that left had sent
 
 	requestBound = 4 << 10 // of what a guest says about how a command ended
 
