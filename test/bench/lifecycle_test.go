@@ -272,7 +272,7 @@ func (l *lifecycle) measure(contender, way string) (name string) {
 	steps, ssh := l.events(name, began, prompt)
 	l.one[contender] = ready
 	s := sample{rowSSH: ssh, rowLima: ssh, rowReady: ready, rowPrompt: prompt}
-	l.t.Logf("%s: %v %v", contender, s, steps)
+	l.t.Logf("%s: %.1f s to SSH ready, %.1f until open returned, %.1f to a prompt", contender, ssh, ready, prompt)
 	l.ready.add(contender, s)
 	l.steps.add(contender, steps)
 	return name
@@ -290,7 +290,7 @@ n=0
 until [ "$(tmux display-message -p -t agent:scratch "#{pane_current_path}" 2>/dev/null)" = "`+dir+`" ] &&
 	tmux capture-pane -p -t agent:scratch | grep -q "[%#\$] *\$"; do
 	n=$((n + 1))
-	[ $n -lt 1200 ] || { tmux capture-pane -p -t agent:scratch; exit 1; }
+	[ $n -lt 6000 ] || { tmux capture-pane -p -t agent:scratch; exit 1; }
 	sleep 0.1
 done'`)
 	if r.Code != 0 {
@@ -367,7 +367,12 @@ func slug(s string) string {
 // a fork that kept its parent's would be ready before it is itself.
 func (l *lifecycle) identity(name string) {
 	l.t.Helper()
-	out := strings.Fields(l.box.MustIn(name, "cat /etc/machine-id; cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub; cat /etc/hostname"))
+	var r realvm.Result
+	waitLong(l.t, boot, "the identity of "+name, func() bool { // three emulated guests at once may be deaf for a while
+		r = l.box.In(name, "cat /etc/machine-id && cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub && cat /etc/hostname")
+		return r.Code == 0
+	})
+	out := strings.Fields(r.Stdout)
 	if len(out) != 3 || !strings.HasSuffix(out[2], name) { // Lima puts its own word before it
 		l.t.Fatalf("the identity of %s is %q", name, out)
 	}
@@ -423,7 +428,7 @@ func (l *lifecycle) stock(theirs *limactl) {
 	begin := func(contender string, args ...string) {
 		ssh, ready := theirs.start(args...)
 		s := sample{rowSSH: ssh, rowLima: ready}
-		l.t.Logf("%s: %v", contender, s)
+		l.t.Logf("%s: %.1f s to SSH ready, %.1f to READY", contender, ssh, ready)
 		l.ready.add(contender, s)
 	}
 	begin(limaCreate, "--name="+instance, "bench.yaml")
