@@ -134,13 +134,16 @@ func (s *seeder) apply(ctx context.Context) error {
 // late is what no login waits for. Its failures are told and no more: the
 // machine works.
 func (s *seeder) late(ctx context.Context) {
-	for what, err := range map[string]error{
-		"start the rest": start(ctx, lateUnit),
-		"grow the disk":  growRoot(ctx),
-		"provision":      provision(ctx),
+	awaitIdle(ctx)
+	s.mark("idle")
+	for _, step := range []struct {
+		what string
+		do   func(context.Context) error
+	}{
+		{"grow the disk", growRoot}, {"start the rest", func(ctx context.Context) error { return start(ctx, lateUnit) }}, {"provision", provision},
 	} {
-		if err != nil {
-			slog.Error(what, "err", err)
+		if err := step.do(ctx); err != nil {
+			slog.Error(step.what, "err", err)
 		}
 	}
 	s.mark("late")

@@ -54,6 +54,7 @@ type sleeper struct {
 	card  string
 	disk  scsiDisk // the seed disk, taken out while asleep
 	woke  time.Time
+	steps []any // what was done since, and after how many milliseconds
 }
 
 // prepare does what need not be done in every fork: it waits for the machine to
@@ -109,7 +110,7 @@ func (s *sleeper) wake(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.mark("identity")
+	s.mark("identity_ms")
 	mac, err := net.ParseMAC(id.MAC)
 	if err != nil {
 		return errors.New("bad address of the network card")
@@ -121,16 +122,16 @@ func (s *sleeper) wake(ctx context.Context) error {
 	if err := syncRoot(); err != nil {
 		return err
 	}
-	s.mark("on disk")
+	s.mark("disk_ms")
 	if err := <-sshd; err != nil {
 		return fmt.Errorf("sshd: %w", err)
 	}
-	s.mark("sshd")
+	s.mark("sshd_ms")
 	if err := awaitLogins(ctx); err != nil {
 		return err
 	}
 	announce(public)
-	s.mark("ready")
+	s.mark("ready_ms")
 	return nil
 }
 
@@ -161,6 +162,8 @@ func (s *sleeper) late(ctx context.Context) {
 	if err := s.port.Close(); err != nil {
 		slog.Error("close the port", "err", err)
 	}
+	awaitIdle(ctx)
+	s.mark("idle_ms")
 	for _, step := range []struct {
 		what string
 		do   func() error
@@ -174,7 +177,8 @@ func (s *sleeper) late(ctx context.Context) {
 			slog.Error(step.what, "err", err)
 		}
 	}
-	s.mark("late")
+	s.mark("late_ms")
+	slog.Info("woke", s.steps...) // only now: before, it would be in the old journal
 }
 
 // insert makes the kernel see the fork's own seed disk and takes the VM
@@ -199,7 +203,7 @@ func (s *sleeper) insert(ctx context.Context) error {
 }
 
 func (s *sleeper) mark(what string) {
-	slog.Info("woke", "done", what, "ms", time.Since(s.woke).Milliseconds())
+	s.steps = append(s.steps, what, time.Since(s.woke).Milliseconds())
 }
 
 // openRaw opens a terminal that neither echoes nor interprets: what comes in is

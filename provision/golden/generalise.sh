@@ -35,6 +35,14 @@ own() {
 	sed "$@" "/usr/lib/systemd/system/$u" | put 644 "$etc/$u"
 }
 
+# later UNIT… keeps units waiting until sshd takes logins.
+later() {
+	local u
+	for u in "$@"; do
+		[ ! -e "/usr/lib/systemd/system/$u" ] || printf '[Unit]\nAfter=ssh.service\n' | put 644 "$etc/$u.d/golden.conf"
+	done
+}
+
 say "cloud-init: off"
 if [ -d /etc/cloud ]; then
 	: >/etc/cloud/cloud-init.disabled
@@ -73,11 +81,19 @@ own systemd-networkd.service -e '/^After=/s/ network-pre.target//'
 # The card's device is triggered by the seed, the others' come later.
 own systemd-udev-trigger.service -e '/^Before=/d'
 ln -sfn /dev/null "$etc/sysinit.target.wants/systemd-udev-trigger.service"
+# Nodes of devices whose driver is not loaded yet are for later, too.
+for u in systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service; do
+	own "$u" -e '/^Before=/s/ systemd-udevd.service//'
+done
+later kmod-static-nodes.service systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service \
+	systemd-tmpfiles-setup.service systemd-remount-fs.service systemd-resolved.service systemd-logind.service \
+	systemd-user-sessions.service dbus.service
 # A login before the last unit of the boot is as good as one after it.
 ln -sfn /dev/null /etc/tmpfiles.d/systemd-nologin.conf
 
 say "boot: without what has nothing to do"
-never systemd-random-seed.service systemd-journal-flush.service systemd-hibernate-clear.service \
+never systemd-random-seed.service systemd-udev-load-credentials.service \
+	systemd-networkd-persistent-storage.service systemd-journal-flush.service systemd-hibernate-clear.service \
 	systemd-fsck-root.service ldconfig.service
 mkdir -p /etc/systemd/system-generators
 for g in cloud-init-generator systemd-bless-boot-generator systemd-cryptsetup-generator systemd-debug-generator \
