@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
 )
 
 // DefaultSuite is the Debian release that images are built from: the first one
@@ -88,7 +89,8 @@ func (o BuildOptions) withDefaults() (BuildOptions, error) {
 }
 
 // key hashes everything that decides what is in the image, except the packages'
-// versions, which Rebuild is for.
+// versions, which Rebuild is for, and the guest program, which every session and
+// every golden image gets anew; of it only the rules count that it boots with.
 func (o BuildOptions) key() (string, error) {
 	tree, err := hashTree(o.Provision, "golden") // which is for guests that run
 	if err != nil {
@@ -97,7 +99,7 @@ func (o BuildOptions) key() (string, error) {
 	h := sha256.New()
 	for _, part := range []string{
 		"1", o.Suite, o.Arch, fmt.Sprint(o.Browser), tree, strings.Join(packages(o.Arch), ","),
-		cmdline, customizeScript, initramfsHook, string(o.GuestProgram),
+		cmdline, customizeScript, initramfsHook, rules.DoorScript(),
 	} {
 		fmt.Fprintf(h, "%d:%s\n", len(part), part)
 	}

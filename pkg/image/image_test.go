@@ -30,10 +30,10 @@ func fakeMaker(_ context.Context, dir string, o BuildOptions) error {
 	return nil
 }
 
-func options(guest string) BuildOptions {
+func options(script string) BuildOptions {
 	return BuildOptions{
-		Provision:    fstest.MapFS{"10-a.sh": {Data: []byte("true")}},
-		GuestProgram: []byte(guest),
+		Provision:    fstest.MapFS{"10-a.sh": {Data: []byte(script)}},
+		GuestProgram: []byte("program"),
 	}
 }
 
@@ -59,9 +59,9 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	s.make = fakeMaker
 	second, err := s.Build(t.Context(), options("two"))
 	if err != nil || second.Key == first.Key {
-		t.Fatalf("other guest program: %+v, %v", second, err)
+		t.Fatalf("another script: %+v, %v", second, err)
 	}
-	third, err := s.Build(t.Context(), BuildOptions{Provision: options("").Provision, GuestProgram: []byte("two"), Rebuild: true})
+	third, err := s.Build(t.Context(), BuildOptions{Provision: options("two").Provision, GuestProgram: []byte("another"), Rebuild: true})
 	if err != nil || third.Key != second.Key || third.Path == second.Path {
 		t.Fatalf("rebuild: %+v, %v", third, err)
 	}
