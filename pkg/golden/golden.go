@@ -70,12 +70,12 @@ func (m *Maker) Key(source image.Info) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	program, err := guest.Program(source.Arch)
+	program, err := guest.ProgramKey(source.Arch)
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
-	for _, part := range []string{"1", source.Name, source.Arch, source.Key, scripts, cmdline, string(m.Template), string(program), guest.BootScript()} {
+	for _, part := range []string{"1", source.Name, source.Arch, source.Key, scripts, cmdline, string(m.Template), program, guest.BootScript()} {
 		fmt.Fprintf(h, "%d:%s\n", len(part), part)
 	}
 	return fmt.Sprintf("%x", h.Sum(nil)), nil

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -70,15 +71,21 @@ func (g Guest) program(args ...string) string {
 	return ssh.Quote(append([]string{g.Root + programPath}, args...)...)
 }
 
-// ProgramKey changes when the guest program for arch does.
+// ProgramKey is the SHA-256 of the guest program for arch, hexadecimal.
 func ProgramKey(arch string) (string, error) {
-	program, err := Program(arch)
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(program)
-	return hex.EncodeToString(sum[:]), nil
+	key, _ := programKeys.LoadOrStore(arch, sync.OnceValues(func() (string, error) {
+		program, err := Program(arch)
+		if err != nil {
+			return "", err
+		}
+		sum := sha256.Sum256(program)
+		return hex.EncodeToString(sum[:]), nil
+	}))
+	return key.(func() (string, error))()
 }
+
+// programKeys are by architecture: unpacking takes a tenth of a second.
+var programKeys sync.Map
 
 // Install puts the guest program for arch in place, unless this very one is
 // there, starts it with the policy, and returns its first status. From then on

@@ -99,7 +99,16 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 			}
 		}
 		if img.Initrd != nil {
-			return d.place(ctx, *img.Initrd, filepath.Join(inst.Dir, filenames.Initrd), p)
+			if err := d.place(ctx, *img.Initrd, filepath.Join(inst.Dir, filenames.Initrd), p); err != nil {
+				return err
+			}
+		}
+		// Lima takes no base that has one itself, unless the disk is there already.
+		if f, err := readFork(inst.Dir); f != nil || err != nil {
+			if err == nil {
+				err = f.overlay(ctx, inst.Dir)
+			}
+			return err
 		}
 		return nil
 	}
