@@ -79,7 +79,7 @@ func newHome(t *testing.T) *home {
 		}
 	}
 	h.env = append(h.env, "HOME="+dir, "AGENT_SESSIONIZER_FAULTS="+filepath.Join(dir, "faults.json"),
-		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE=1MiB",
+		"AGENT_SESSIONIZER_PREPARE=none", "AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE=1MiB",
 		"GIT_AUTHOR_NAME=t", "GIT_AUTHOR_EMAIL=t@example.invalid", "GIT_COMMITTER_NAME=t", "GIT_COMMITTER_EMAIL=t@example.invalid")
 	for _, args := range [][]string{{"init", "-q", "repo"}, {"-C", "repo", "commit", "-q", "--allow-empty", "-m", "first"}} {
 		cmd := exec.CommandContext(t.Context(), "git", args...)

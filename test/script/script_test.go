@@ -112,7 +112,7 @@ func waitFor(ts *testscript.TestScript, neg bool, args []string) {
 
 func envOf(ts *testscript.TestScript) []string {
 	var env []string
-	for _, k := range []string{"HOME", "PATH", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "TMUX_TMPDIR", "AGENT_SESSIONIZER_FAULTS", "GIT_CONFIG_GLOBAL", "AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE"} {
+	for _, k := range []string{"HOME", "PATH", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "TMUX_TMPDIR", "AGENT_SESSIONIZER_FAULTS", "GIT_CONFIG_GLOBAL", "AGENT_SESSIONIZER_PREPARE", "AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE"} {
 		env = append(env, k+"="+ts.Getenv(k))
 	}
 	return env
