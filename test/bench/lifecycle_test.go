@@ -290,8 +290,8 @@ n=0
 until [ "$(tmux display-message -p -t agent:scratch "#{pane_current_path}" 2>/dev/null)" = "`+dir+`" ] &&
 	tmux capture-pane -p -t agent:scratch | grep -q "[%#\$] *\$"; do
 	n=$((n + 1))
-	[ $n -lt 6000 ] || { tmux capture-pane -p -t agent:scratch; exit 1; }
-	sleep 0.1
+	[ $n -lt 2400 ] || { tmux capture-pane -p -t agent:scratch; exit 1; }
+	sleep 0.25
 done'`)
 	if r.Code != 0 {
 		l.t.Fatalf("no prompt in %s: exit %d\n%s", dir, r.Code, r.All())

@@ -79,6 +79,7 @@ func newLimactl(t *testing.T, accel string) *limactl {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(home) })
 	l := &limactl{t: t, home: home, lima: filepath.Join(home, "l")}
 	l.env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "USER=limactl", "LIMA_HOME=" + l.lima, "TERM=dumb"}
 	if accel == "tcg" {
@@ -87,9 +88,8 @@ func newLimactl(t *testing.T, accel string) *limactl {
 	addUser(t, home)
 	l.write("bench.yaml", l.template(realvm.Image(t)))
 	t.Cleanup(func() {
-		l.try("delete", "--force", instance)
+		_, _ = l.try("delete", "--force", instance) // it is gone if all went well
 		l.sweep()
-		os.RemoveAll(home)
 	})
 	return l
 }
