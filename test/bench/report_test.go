@@ -32,7 +32,7 @@ const (
 	partDNS       = "dns"
 
 	titleReady   = "A session: how long until it is there"
-	titleSteps   = "A session: where the time goes"
+	titleSteps   = "A session: where the time goes, in seconds"
 	titleCommand = "A session: commands and memory"
 	titleList    = "The list of sessions"
 	titleStack   = "The network without QEMU: a user-space guest on the cable"
