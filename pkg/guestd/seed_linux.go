@@ -25,10 +25,10 @@ const (
 )
 
 const (
-	deviceTime = 60 * time.Second     // for a disk or card to show up
+	deviceTime = 2 * time.Minute      // for a disk or card to show up
 	deviceLook = 2 * time.Millisecond // in between
 	scriptTime = 5 * time.Minute      // for bootcmd
-	loginTime  = 60 * time.Second     // for sshd and the network to answer
+	loginTime  = 5 * time.Minute      // for sshd and the network to answer
 	loginLook  = 5 * time.Millisecond // in between
 	lateTime   = 2 * time.Hour        // for provisioning scripts of a template
 )

@@ -78,16 +78,23 @@ put 644 "$etc/agent-guest.service.d/golden.conf" <<'X'
 After=agent-seed.service ssh.service
 X
 own systemd-networkd.service -e '/^After=/s/ network-pre.target//'
-# The card's device is triggered by the seed, the others' come later.
-own systemd-udev-trigger.service -e '/^Before=/d'
-ln -sfn /dev/null "$etc/sysinit.target.wants/systemd-udev-trigger.service"
-# Nodes of devices whose driver is not loaded yet are for later, too.
-for u in systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service; do
-	own "$u" -e '/^Before=/s/ systemd-udevd.service//'
-done
-later kmod-static-nodes.service systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service \
-	systemd-tmpfiles-setup.service systemd-remount-fs.service systemd-resolved.service systemd-logind.service \
-	systemd-user-sessions.service dbus.service
+later systemd-tmpfiles-setup.service systemd-resolved.service systemd-logind.service systemd-user-sessions.service dbus.service
+if [ "$AGENT_SOURCE" = debian ]; then
+	# Our initrd has mounted the root file system for writing and has loaded what
+	# the seed needs: udev sees the card by itself, the other devices later, and
+	# nodes of devices whose driver is not loaded yet are for later, too.
+	own systemd-udev-trigger.service -e '/^Before=/d'
+	ln -sfn /dev/null "$etc/sysinit.target.wants/systemd-udev-trigger.service"
+	for u in systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service; do
+		own "$u" -e '/^Before=/s/ systemd-udevd.service//'
+	done
+	later kmod-static-nodes.service systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service systemd-remount-fs.service
+else
+	put 644 "$etc/agent-seed.service.d/golden.conf" <<'X'
+[Unit]
+After=systemd-remount-fs.service
+X
+fi
 # A login before the last unit of the boot is as good as one after it.
 ln -sfn /dev/null /etc/tmpfiles.d/systemd-nologin.conf
 
