@@ -108,6 +108,30 @@ func (d *daemon) control(ctx context.Context, c net.Conn, stop func()) {
 	_ = json.NewEncoder(c).Encode(reply)
 }
 
+// dialControl connects to the daemon.
+func (g Guest) dialControl(ctx context.Context) (*net.UnixConn, error) {
+	dir, err := os.Open(g.path(stateDir))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", viaDir(dir, socketIn))
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
+}
+
+// daemonPID is the process that listens on the daemon's socket.
+func (g Guest) daemonPID(ctx context.Context) (int, error) {
+	c, err := g.dialControl(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	return peerPID(c)
+}
+
 // ask sends one word to the daemon.
 func (g Guest) ask(ctx context.Context, word string) (wire.Status, error) {
 	down := func(err error) error {
@@ -116,12 +140,7 @@ func (g Guest) ask(ctx context.Context, word string) (wire.Status, error) {
 		}
 		return fmt.Errorf("ask the daemon: %w", err)
 	}
-	dir, err := os.Open(g.path(stateDir))
-	if err != nil {
-		return wire.Status{}, down(err)
-	}
-	defer dir.Close()
-	c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", viaDir(dir, socketIn))
+	c, err := g.dialControl(ctx)
 	if err != nil {
 		return wire.Status{}, down(err)
 	}

@@ -2,6 +2,7 @@ package guestd
 
 import (
 	"errors"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -42,4 +43,22 @@ func inMemory(dir string) error {
 // socket's address, however long the directory's own path is.
 func viaDir(dir *os.File, name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
+}
+
+// peerPID is the process at the other end of a connection; of a listening
+// socket it is the one that made it listen.
+func peerPID(c *net.UnixConn) (int, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var errCred error
+	err = raw.Control(func(fd uintptr) {
+		cred, errCred = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err := errors.Join(err, errCred); err != nil {
+		return 0, err
+	}
+	return int(cred.Pid), nil
 }

@@ -4,6 +4,7 @@ package guestd
 
 import (
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -16,3 +17,5 @@ func mark(_, _ string, _ syscall.RawConn) error { return errors.ErrUnsupported }
 func inMemory(string) error { return errors.ErrUnsupported }
 
 func viaDir(dir *os.File, name string) string { return filepath.Join(dir.Name(), name) }
+
+func peerPID(*net.UnixConn) (int, error) { return 0, errors.ErrUnsupported }

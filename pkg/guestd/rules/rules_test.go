@@ -2,6 +2,7 @@ package rules_test
 
 import (
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -112,5 +113,18 @@ func TestState(t *testing.T) {
 	}
 	if text = table.Restore(map[string]int{}); !strings.Contains(text, ":DOCKER-USER - ") {
 		t.Errorf("restore of an empty table:\n%s", text)
+	}
+}
+
+// One command shows all tables; each must be what it would be by itself.
+func TestParseStatesOfAllTables(t *testing.T) {
+	nat := "*nat\n:OUTPUT ACCEPT [1:60]\n:AGENT-NAT - [0:0]\n[1:60] -A OUTPUT -j AGENT-NAT\nCOMMIT\n"
+	mine := "*filter\n:INPUT DROP [0:0]\n:AGENT-IN - [0:0]\n[0:0] -A INPUT -j AGENT-IN\n[7:420] -A AGENT-IN -j DROP\nCOMMIT\n"
+	states := rules.ParseStates("# Generated\n" + nat + "# Completed\n# Generated\n" + mine)
+	if len(states) != 2 || !reflect.DeepEqual(states["nat"], rules.ParseState(nat)) || !reflect.DeepEqual(states["filter"], rules.ParseState(mine)) {
+		t.Errorf("%+v", states)
+	}
+	if got := rules.ParseStates(""); len(got) != 0 {
+		t.Errorf("nothing is %+v", got)
 	}
 }

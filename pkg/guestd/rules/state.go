@@ -13,6 +13,18 @@ type State struct {
 	packets  map[string]int64    // chain → packets that its rules refused
 }
 
+// ParseStates reads the output of iptables-save --counters, by table.
+func ParseStates(text string) map[string]State {
+	states := map[string]State{}
+	for section := range strings.SplitSeq("\n"+text, "\n*") {
+		name, rest, ok := strings.Cut(section, "\n")
+		if name = strings.TrimSpace(name); ok && name != "" {
+			states[name] = ParseState(rest)
+		}
+	}
+	return states
+}
+
 // ParseState reads the output of iptables-save --counters for one table.
 func ParseState(text string) State {
 	s := State{policies: map[string]string{}, rules: map[string][]string{}, packets: map[string]int64{}}
