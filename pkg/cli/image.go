@@ -19,7 +19,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
 
@@ -269,7 +268,11 @@ func prepareImage(ctx context.Context, a *app, prepare config.Prepare, source st
 		return err
 	}
 	a.printf("%s %s %v\n", made.Name, made.Path, config.Size(made.Size))
-	if _, ok := driver.(vm.Saver); !ok || prepare != config.PrepareWarm {
+	if prepare != config.PrepareWarm {
+		return nil
+	}
+	if err := maker.CanWarm(ctx, session.Arch()); err != nil {
+		a.con.Say("%v: sessions are clones", err)
 		return nil
 	}
 	warm, err := makeImage(ctx, a, fmt.Sprintf("save a VM of %d CPUs and %v", size.CPUs, size.Memory), func(ctx context.Context, say func(string)) (image.Warm, error) {

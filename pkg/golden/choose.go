@@ -49,11 +49,10 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	if golden.Image, err = made.Image(); err != nil {
 		return generic, nil //nolint:nilerr // it is damaged, and made anew
 	}
-	saver, ok := m.Driver.(vm.Saver)
-	if !ok || want != config.PrepareWarm {
+	if want != config.PrepareWarm {
 		return golden, nil
 	}
-	state, err := saver.StateKey(ctx, arch, cpus, memory)
+	_, state, err := m.saver(ctx, arch, cpus, memory)
 	if err != nil {
 		return golden, nil //nolint:nilerr // VMs cannot be saved here
 	}
@@ -72,20 +71,3 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 // Distrust removes the saved state in a directory, which could not be resumed.
 // The next session that wants one has it made anew.
 func (m *Maker) Distrust(dir string) error { return m.Images.Cool(dir) }
-
-// Ahead makes what would make the next session of that size start faster, as far
-// as want goes.
-func (m *Maker) Ahead(ctx context.Context, want config.Prepare, source, arch string, cpus int, memory int64, p vm.Progress) error {
-	if want == config.PrepareNone {
-		return nil
-	}
-	i, err := m.Image(ctx, source, arch, p)
-	if err != nil || want != config.PrepareWarm {
-		return err
-	}
-	if _, ok := m.Driver.(vm.Saver); !ok {
-		return nil
-	}
-	_, err = m.Warm(ctx, i, cpus, memory, p)
-	return err
-}

@@ -221,14 +221,27 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, befor
 	return m.clear(ctx, source, made.Path)
 }
 
-// Warm makes a saved state of a VM of that size, booted from the golden image
-// i, unless it is there. Drivers that cannot save VMs say why.
-func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, p vm.Progress) (image.Warm, error) {
-	saver, ok := m.Driver.(vm.Saver)
+// saver is the driver as one that saves VMs, with the key of a VM's state. An
+// error says why VMs cannot be saved here.
+func (m *Maker) saver(ctx context.Context, arch string, cpus int, memory int64) (vm.Saver, string, error) {
+	s, ok := m.Driver.(vm.Saver)
 	if !ok {
-		return image.Warm{}, fail.New(fail.Host, "VMs cannot be saved here")
+		return nil, "", fail.New(fail.Host, "VMs cannot be saved here")
 	}
-	key, err := saver.StateKey(ctx, i.Arch, cpus, memory)
+	key, err := s.StateKey(ctx, arch, cpus, memory)
+	return s, key, err
+}
+
+// CanWarm returns why Warm would not work on this host, nil when it would.
+func (m *Maker) CanWarm(ctx context.Context, arch string) error {
+	_, _, err := m.saver(ctx, arch, 1, 1)
+	return err
+}
+
+// Warm makes a saved state of a VM of that size, booted from the golden image
+// i, unless it is there.
+func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, p vm.Progress) (image.Warm, error) {
+	saver, key, err := m.saver(ctx, i.Arch, cpus, memory)
 	if err != nil {
 		return image.Warm{}, err
 	}
