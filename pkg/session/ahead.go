@@ -62,16 +62,16 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 	if host.FreeDisk < w.Config.Limits.DiskReserve {
 		return fmt.Sprintf("%v are free on the disk", host.FreeDisk), nil
 	}
-	return "", w.spawnAhead(s.Spec.Image, r)
+	return "", w.spawnAhead(ctx, s.Spec.Image, r)
 }
 
-func (w *Worker) spawnAhead(source string, r config.Resources) error {
+func (w *Worker) spawnAhead(ctx context.Context, source string, r config.Resources) error {
 	log, err := os.OpenFile(filepath.Join(w.Config.Paths.State, aheadLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(w.Self, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)))
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), w.Self, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)))
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
