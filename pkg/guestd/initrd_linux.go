@@ -54,7 +54,8 @@ func bootRoot(ctx context.Context) error {
 	}
 	for name := range strings.FieldsSeq(string(list)) {
 		if err := loadModule("/agent/" + name); err != nil {
-			return err
+			// If it was needed to mount the root, that says so.
+			fmt.Fprintf(os.Stderr, "agent-sessionizer: %v\n", err)
 		}
 	}
 	if err := os.MkdirAll("/root", 0o755); err != nil {

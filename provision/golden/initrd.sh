@@ -11,9 +11,12 @@ mknod -m 600 "$d/dev/console" c 5 1
 mknod -m 666 "$d/dev/null" c 1 3
 install -m 755 /usr/local/bin/agent-guest "$d/init"
 
-# A module that is built into the kernel is none here.
-for m in virtio_pci virtio_blk virtio_scsi sr_mod isofs virtio_net ext4; do
-	modprobe --show-depends "$m"
+# The root file system, the seed disk, the card; then what the packet filter
+# would load one by one, each by a process of its own and unpacked by the guest.
+# A module that is built into the kernel, or unknown to it, is none here.
+for m in virtio_pci virtio_blk virtio_scsi sr_mod isofs virtio_net ext4 \
+	nf_tables nft_compat nft_chain_nat xt_conntrack xt_tcpudp xt_mark xt_REDIRECT ipt_REJECT ip6t_REJECT; do
+	modprobe --show-depends "$m" || true
 done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' | while read -r file; do
 	name=${file##*/}
 	name=${name%%.ko*}.ko
