@@ -11,7 +11,6 @@ require (
 	github.com/docker/go-units v0.5.0
 	github.com/goccy/go-yaml v1.19.2
 	github.com/insomniacslk/dhcp v0.0.0-20240710054256-ddd8a41251c9
-	github.com/klauspost/compress v1.17.4
 	github.com/lima-vm/go-qcow2reader v0.6.0
 	github.com/lima-vm/lima v1.2.2
 	github.com/miekg/dns v1.1.73

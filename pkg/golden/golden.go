@@ -48,7 +48,8 @@ const cmdline = "root=/dev/vda rw console=ttyS0 no_timer_check panic=1 net.ifnam
 
 const (
 	bootTimeout   = 10 * time.Minute // emulated, from the generic image
-	loginTimeout  = 3 * time.Minute
+	loginTimeout  = 5 * time.Minute
+	loginTry      = time.Minute
 	loginEvery    = 100 * time.Millisecond
 	bakeTimeout   = 60 * time.Minute // with provisioning from the network
 	haltTimeout   = 3 * time.Minute
@@ -355,7 +356,7 @@ func (b *booted) login(ctx context.Context, key []byte) (*ssh.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, loginTimeout)
 	defer cancel()
 	for {
-		c, err := ssh.Dial(ctx, ssh.Target{Addr: b.endpoint.Addr, User: b.endpoint.User, Key: key, HostKey: b.endpoint.HostKey})
+		c, err := ssh.Dial(ctx, ssh.Target{Addr: b.endpoint.Addr, User: b.endpoint.User, Key: key, HostKey: b.endpoint.HostKey, Patience: loginTry})
 		if !errors.Is(err, ssh.ErrUnreachable) {
 			return c, err
 		}

@@ -196,7 +196,7 @@ func run(ctx context.Context, stdin, name string, args ...string) (string, error
 	cmd.Stdin = strings.NewReader(stdin)
 	var out, errs capped
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = commandTime // a loaded host takes its time to end a process, too
 	if err := cmd.Run(); err != nil {
 		first, _, _ := strings.Cut(strings.TrimSpace(errs.String()), "\n")
 		return "", fmt.Errorf("%s: %w: %s", name, err, wire.Clean(first))

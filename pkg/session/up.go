@@ -263,16 +263,16 @@ func (m *Manager) keyFile(id string) string {
 // Dial connects to a session's running VM: over its keeper's connection if that
 // stands, else over one of its own.
 func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
-	return m.dial(ctx, s, m.relaySocket(s.ID))
+	return m.dial(ctx, s, m.relaySocket(s.ID), 0)
 }
 
 // DialOwn logs in to a session's running VM. The connection depends on no other
 // process, and no other process waits for it.
 func (m *Manager) DialOwn(ctx context.Context, s Session) (*ssh.Client, error) {
-	return m.dial(ctx, s, "")
+	return m.dial(ctx, s, "", 0)
 }
 
-func (m *Manager) dial(ctx context.Context, s Session, relay string) (*ssh.Client, error) {
+func (m *Manager) dial(ctx context.Context, s Session, relay string, patience time.Duration) (*ssh.Client, error) {
 	if s.Facts.Endpoint.Addr == "" {
 		return nil, fail.New(fail.Conflict, "session %s is %s, it has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
@@ -280,7 +280,7 @@ func (m *Manager) dial(ctx context.Context, s Session, relay string) (*ssh.Clien
 	if err != nil {
 		return nil, fail.New(fail.NotFound, "read the session's SSH key: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
-	return ssh.Dial(ctx, ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey, Relay: relay})
+	return ssh.Dial(ctx, ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey, Relay: relay, Patience: patience})
 }
 
 // firstDial logs in to a guest that has just said that its sshd listens: its
@@ -289,7 +289,8 @@ func (w *Worker) firstDial(ctx context.Context, s Session, p vm.Progress) (*ssh.
 	ctx, cancel := context.WithTimeout(ctx, loginTimeout)
 	defer cancel()
 	for {
-		conn, err := w.DialOwn(ctx, s)
+		// One long try: short ones that are broken off cost a loaded host the most.
+		conn, err := w.dial(ctx, s, "", loginTry)
 		if !errors.Is(err, ssh.ErrUnreachable) {
 			return conn, err
 		}

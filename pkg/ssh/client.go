@@ -9,6 +9,7 @@
 package ssh
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,10 @@ type Target struct {
 
 	// Relay is the socket of a relay, which is asked first; "" asks none.
 	Relay string
+
+	// Patience is how long a login may take, 10 s if it is 0. A guest that has
+	// just booted, among others that do, is slow.
+	Patience time.Duration
 }
 
 // Client is one connection. Its methods may be called concurrently.
@@ -59,8 +64,8 @@ type Client struct {
 	tasks  sync.WaitGroup
 }
 
-// Dial connects and logs in within ten seconds, or joins a connection that
-// stands already when there is a relay.
+// Dial connects and logs in within ten seconds, or t.Patience, or joins a
+// connection that stands already when there is a relay.
 func Dial(ctx context.Context, t Target) (*Client, error) {
 	if t.Relay != "" {
 		c, err := dialRelay(ctx, t)
@@ -77,11 +82,12 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialBound)
+	bound := cmp.Or(t.Patience, dialBound)
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", t.Addr)
 	if err != nil {
-		return nil, dialError(ctx, t.Addr, err)
+		return nil, dialError(ctx, t.Addr, bound, err)
 	}
 	// The handshake knows no context: closing the connection is what ends it.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -116,11 +122,11 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 			// The library has no type for it; a test holds the text.
 			return nil, fmt.Errorf("log in at %s as %s: the VM refuses our key", t.Addr, t.User)
 		}
-		return nil, dialError(ctx, t.Addr, err)
+		return nil, dialError(ctx, t.Addr, bound, err)
 	}
 	if !stop() { // the context ended between the login and here
 		_ = c.Close()
-		return nil, dialError(ctx, t.Addr, ctx.Err())
+		return nil, dialError(ctx, t.Addr, bound, ctx.Err())
 	}
 	return newClient(t, conn, c, chans, reqs), nil
 }
@@ -186,12 +192,12 @@ func parsePinned(line string) (ssh.PublicKey, error) {
 }
 
 // dialError keeps the caller's cancellation apart from a guest that is silent.
-func dialError(ctx context.Context, addr string, err error) error {
+func dialError(ctx context.Context, addr string, bound time.Duration, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return fmt.Errorf("connect to %s: %w", addr, cause)
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("connect to %s: %w within %s", addr, ErrUnreachable, dialBound)
+		return fmt.Errorf("connect to %s: %w within %s", addr, ErrUnreachable, bound)
 	}
 	return fmt.Errorf("connect to %s: %w: %s", addr, ErrUnreachable, brief(err.Error()))
 }
