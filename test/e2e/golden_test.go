@@ -1,0 +1,205 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+// identity is what no two guests may share; each line is one thing.
+const identity = `
+echo "machine-id $(cat /etc/machine-id)"
+echo "boot-id $(cat /proc/sys/kernel/random/boot_id)"
+echo "hostname $(hostname) $(cat /etc/hostname)"
+echo "host-key $(cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub)"
+echo "mac $(cat /sys/class/net/e*/address)"
+echo "random $(head -c 24 /dev/urandom | base64)"
+echo "uuid $(cat /proc/sys/kernel/random/uuid)"
+echo "login-key $(cat /etc/ssh/agent-sessionizer/agent)"
+`
+
+// who asks a session who it is, and wants its clock to be right.
+func who(t *testing.T, b *box, name string) map[string]string {
+	t.Helper()
+	id := map[string]string{}
+	for line := range strings.Lines(b.MustIn(name, identity)) {
+		what, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		id[what] = value
+	}
+	if len(id) != 8 {
+		t.Fatalf("%s: %v", name, id)
+	}
+	var now int64
+	before := time.Now().Unix()
+	if _, err := fmt.Sscan(b.MustIn(name, "date +%s"), &now); err != nil || now < before-2 || now > time.Now().Unix()+2 {
+		t.Errorf("%s: the clock is %d s off, %v", name, now-before, err)
+	}
+	if !strings.HasSuffix(id["hostname"], name) {
+		t.Errorf("%s is called %s", name, id["hostname"])
+	}
+	return id
+}
+
+func from(t *testing.T, b *box, name, want string) {
+	t.Helper()
+	for _, v := range b.List() {
+		if v.Name == name && v.From != want {
+			t.Errorf("%s is from %s, want %s\n%s", name, v.From, want, b.Asz("logs", name))
+		}
+	}
+}
+
+func differ(t *testing.T, all map[string]map[string]string) {
+	t.Helper()
+	names := slices.Sorted(maps.Keys(all))
+	for i, a := range names {
+		for _, b := range names[i+1:] {
+			for what, value := range all[a] {
+				if value == all[b][what] {
+					t.Errorf("%s and %s have the same %s: %s", a, b, what, value)
+				}
+			}
+		}
+	}
+}
+
+// TestGolden has sessions start from a golden image and from a saved VM.
+func TestGolden(t *testing.T) {
+	b := newBox(t)
+	for _, repo := range []string{"one", "two", "three"} {
+		b.Repo(repo)
+	}
+	one := b.open("./one")
+	two := b.open("./two")
+	from(t, b, one, "warm")
+	from(t, b, two, "warm")
+	ids := map[string]map[string]string{one: who(t, b, one), two: who(t, b, two)}
+
+	t.Run("a fork is an ordinary guest", func(t *testing.T) {
+		waitFor(t, "the end of the boot", func() bool { return b.In(one, "test -e /run/lima-boot-done").Code == 0 })
+		for what, line := range map[string]string{
+			"its own seed disk": "sudo grep -q " + one + " /mnt/lima-cidata/meta-data",
+			"the whole disk":    `[ $(df -BM --output=size / | tail -1 | tr -dc 0-9) -gt 7000 ]`,
+			"a lease":           "ip -4 addr show | grep -q 192.168.5.15 && ip route | grep -q ^default",
+			"names":             "getent hosts github.com",
+			"a journal":         "sudo journalctl -b | grep -q . && ls -d /run/log/journal/$(cat /etc/machine-id)",
+			"running services":  "systemctl is-active ssh dbus systemd-logind systemd-networkd agent-guest docker.socket",
+			"no failed ones":    `[ -z "$(systemctl list-units --failed --no-legend)" ]`,
+			"docker":            "docker info >/dev/null",
+			"sudo and a shell":  "sudo -n true && zsh -lic true",
+		} {
+			waitFor(t, what, func() bool { return b.In(one, line).Code == 0 })
+		}
+	})
+	t.Run("the host key stays off the host's disk", func(t *testing.T) {
+		secret := strings.Split(b.MustIn(one, "sudo cat /etc/ssh/ssh_host_ed25519_key"), "\n")[2]
+		files, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", one, "*"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(files, err)
+		}
+		logs, _ := filepath.Glob(filepath.Join(b.Home, ".local/state/agent-sessionizer/sessions/*/*"))
+		for _, file := range append(files, logs...) {
+			if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() || strings.HasSuffix(file, "diffdisk") {
+				continue // the guest's own disk has it
+			}
+			if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), secret) {
+				t.Errorf("%s has the guest's private key", file)
+			}
+		}
+	})
+	t.Run("it keeps who it is", func(t *testing.T) {
+		b.MustIn(one, "echo work >work.txt && sync")
+		b.Asz("stop", one)
+		b.Asz("image", "prune") // a stopped session's image stays
+		b.Asz("start", one)
+		again := who(t, b, one)
+		for _, what := range []string{"machine-id", "hostname", "host-key", "mac", "login-key"} {
+			if again[what] != ids[one][what] {
+				t.Errorf("after a restart, %s is %s, was %s", what, again[what], ids[one][what])
+			}
+		}
+		if got := b.MustIn(one, "cat work.txt"); got != "work" {
+			t.Errorf("the work is %q", got)
+		}
+		if again["boot-id"] == ids[one]["boot-id"] {
+			t.Error("the boot id is that of the boot before")
+		}
+	})
+	t.Run("a clone", func(t *testing.T) {
+		b.Env = append(b.Env, "AGENT_SESSIONIZER_PREPARE=golden")
+		three := b.open("./three")
+		from(t, b, three, "golden")
+		ids[three] = who(t, b, three)
+	})
+	differ(t, ids)
+}
+
+// TestTenForks forks ten sessions at once.
+func TestTenForks(t *testing.T) {
+	b := newBox(t)
+	b.Write(".config/agent-sessionizer/config.yaml", "limits: {running: 12}\n")
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	ids := map[string]map[string]string{}
+	for i := range 10 {
+		repo := fmt.Sprintf("r%d", i)
+		b.Repo(repo)
+		wg.Go(func() {
+			r := b.Run(append(append([]string{"agent-sessionizer", "open", "-d"}, strings.Fields(small)...), "./"+repo)...)
+			if r.Code != 0 {
+				t.Errorf("%s: %s", repo, r.All())
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ids[strings.TrimSpace(r.Stdout)] = nil
+		})
+	}
+	wg.Wait()
+	for name := range ids {
+		from(t, b, name, "warm")
+		ids[name] = who(t, b, name)
+	}
+	if len(ids) != 10 {
+		t.Errorf("%d sessions: %v", len(ids), ids)
+	}
+	differ(t, ids)
+}
+
+// TestForkKilled kills what a fork consists of while it wakes: the same command
+// again leads to the same end.
+func TestForkKilled(t *testing.T) {
+	for _, what := range []string{"keeper", "hostagent", "qemu-system", "gateway"} {
+		t.Run(what, func(t *testing.T) {
+			b := newBox(t)
+			b.Repo("project")
+			done := make(chan realvm.Result, 1)
+			go func() {
+				done <- b.Run(append(append([]string{"agent-sessionizer", "open", "-d"}, strings.Fields(small)...), "./project")...)
+			}()
+			waitFor(t, "QEMU", func() bool { return len(b.Processes("qemu-system")) > 0 })
+			b.kill(what)
+			r := <-done // it may have been fast enough, or have failed
+			name := b.open("./project")
+			who(t, b, name)
+			b.MustIn(name, "git status")
+			var views []struct {
+				Error any `json:"error"`
+			}
+			if err := json.Unmarshal([]byte(b.Asz("list", "--json")), &views); err != nil || len(views) != 1 || views[0].Error != nil {
+				t.Errorf("%+v, %v; the first open: %+v", views, err, r)
+			}
+		})
+	}
+}
