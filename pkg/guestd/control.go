@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	controlTime  = 2 * time.Minute // of one request; a reload runs a dozen commands
+	controlTime  = 10 * time.Minute // of one request; a reload runs a dozen commands
 	controlConns = 16
 )
 

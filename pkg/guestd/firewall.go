@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	commandTime  = 20 * time.Second // of one iptables command; emulated guests are slow
+	commandTime  = 2 * time.Minute // of one command; an emulated guest among others on a loaded host is slow
 	commandBytes = 4 << 20
 )
 

@@ -18,7 +18,7 @@ import (
 )
 
 // installTime bounds the wait for the guard to stand.
-const installTime = 2 * time.Minute
+const installTime = 10 * time.Minute
 
 // unit starts the daemon before the network is up. It may do little more than
 // change packet filters and write to /etc and /run.
