@@ -76,7 +76,8 @@ func (m *Maker) Key(source image.Info) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	for _, part := range []string{"1", source.Name, source.Arch, source.Key, scripts, cmdline, string(m.Template), program, guest.BootScript()} {
+	// The directory, too: a rebuilt image has the same key, and newer packages.
+	for _, part := range []string{"1", source.Name, source.Arch, source.Key, filepath.Base(source.Path), scripts, cmdline, string(m.Template), program, guest.BootScript()} {
 		fmt.Fprintf(h, "%d:%s\n", len(part), part)
 	}
 	return fmt.Sprintf("%x", h.Sum(nil)), nil

@@ -288,22 +288,26 @@ func carry(client, guest half) {
 		streams.Wait()
 		_ = client.CloseWrite()
 	})
-	tasks.Go(func() { requests(client, guest, sent) })
-	outcome(client, guest, said)
+	// A command may end before it was said that it began.
+	var answering sync.Mutex
+	tasks.Go(func() { requests(client, guest, sent, &answering) })
+	outcome(client, guest, said, &answering)
 }
 
 // requests passes on what the client asks for, in order, and closes the
 // guest's end once the client has closed its own. It never waits for the guest
 // while it listens to the client, whose leaving must not go unheard.
-func requests(client, guest half, sent <-chan struct{}) {
+func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) {
 	queue, passed := make(chan *ssh.Request, 64), make(chan struct{})
 	go func() {
 		defer close(passed)
 		for req := range queue {
+			answering.Lock() // a closed channel ends SendRequest, so not for long after that
 			ok, err := guest.SendRequest(req.Type, req.WantReply, req.Payload)
 			if req.WantReply {
 				_ = req.Reply(ok && err == nil, nil)
 			}
+			answering.Unlock()
 		}
 	}()
 	for req := range client.reqs {
@@ -337,7 +341,7 @@ func requests(client, guest half, sent <-chan struct{}) {
 // tells the client how it ended, after all that it wrote. It never waits for
 // the client while it listens to the guest: the library would stop reading the
 // connection for everybody.
-func outcome(client, guest half, said <-chan struct{}) {
+func outcome(client, guest half, said <-chan struct{}, answering *sync.Mutex) {
 	var last []*ssh.Request
 	for req := range guest.reqs {
 		if slices.Contains(relayedOutcomes, req.Type) && len(req.Payload) <= requestBound && len(last) < len(relayedOutcomes) {
@@ -348,6 +352,8 @@ func outcome(client, guest half, said <-chan struct{}) {
 		}
 	}
 	<-said
+	answering.Lock()
+	defer answering.Unlock()
 	for _, req := range last {
 		_, _ = client.SendRequest(req.Type, false, req.Payload)
 	}
