@@ -150,6 +150,25 @@ func (l *last) Write(p []byte) (int, error) {
 }
 
 // Both directions of a forwarded connection end by themselves.
+// A command that ends at once is said to have begun before it is said to have
+// ended, each time.
+func TestRelayWithShortCommands(t *testing.T) {
+	r := serve(t, func(c channel) { c.exit(0) }, nil).relay(t)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			c := r.dial(t)
+			for range 250 {
+				if err := c.Run(t.Context(), "", ssh.IO{}); err != nil {
+					t.Errorf("a command that does nothing: %v", err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
 func TestRelayHalfCloses(t *testing.T) {
 	r := serve(t, guest, nil).relay(t)
 	conn, err := r.dial(t).Connect(t.Context(), "localhost:7")
