@@ -14,8 +14,10 @@ import (
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store"
 	"github.com/lima-vm/lima/pkg/store/filenames"
+	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -225,6 +227,40 @@ func writeFile(path string, data []byte) (err error) {
 		return err
 	}
 	return f.Close()
+}
+
+// ensureUserKey makes the key pair that Lima puts into every VM. Lima looks for
+// it before it takes a lock and not after, so of several VMs that are the first
+// of a home all but one would fail.
+func (d *Driver) ensureUserKey() error {
+	dir := filepath.Join(d.home, filenames.ConfigDir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	private := filepath.Join(dir, filenames.UserPrivateKey)
+	if _, err := os.Stat(private); err == nil {
+		return nil
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "."+filenames.UserPrivateKey+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	if _, err := os.Stat(private); err == nil {
+		return nil
+	}
+	key, authorized, err := ssh.NewKey()
+	if err != nil {
+		return err
+	}
+	// The private half last: its presence says that both are there.
+	if err := writeFile(filepath.Join(dir, filenames.UserPublicKey), []byte(authorized+" lima\n")); err != nil {
+		return err
+	}
+	return writeFile(private, key)
 }
 
 // releaseDisks drops the VM's locks on shared disks. Lima forgets them when a

@@ -11,10 +11,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/lima-vm/lima/pkg/store/filenames"
+	xssh "golang.org/x/crypto/ssh"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -175,5 +177,35 @@ func TestMonitor(t *testing.T) {
 	defer stop()
 	if _, err := dialMonitor(bounded, t.TempDir()); err == nil || errors.Is(err, vm.ErrNotFound) {
 		t.Errorf("no QEMU: %v", err)
+	}
+}
+
+// VMs that are the first of a home, started at once, find one key.
+func TestTheFirstVMsMakeOneKey(t *testing.T) {
+	d := newDriver(t)
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			if err := d.ensureUserKey(); err != nil {
+				t.Error(err)
+			}
+			dir := filepath.Join(d.home, filenames.ConfigDir)
+			private, err1 := os.ReadFile(filepath.Join(dir, filenames.UserPrivateKey))
+			public, err2 := os.ReadFile(filepath.Join(dir, filenames.UserPublicKey))
+			key, err3 := xssh.ParsePrivateKey(private)
+			if err := errors.Join(err1, err2, err3); err != nil {
+				t.Error(err)
+				return
+			}
+			if want := strings.TrimSpace(string(xssh.MarshalAuthorizedKey(key.PublicKey()))) + " lima\n"; string(public) != want {
+				t.Errorf("the public half is %q, want %q", public, want)
+			}
+		})
+	}
+	all.Wait()
+	for _, f := range []string{filenames.UserPrivateKey, filenames.UserPublicKey} {
+		if st, err := os.Stat(filepath.Join(d.home, filenames.ConfigDir, f)); err != nil || st.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v %v", f, st.Mode(), err)
+		}
 	}
 }

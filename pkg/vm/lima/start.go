@@ -94,6 +94,12 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	if err := d.prepare(ctx, name, dir, m, p); err != nil {
 		return nil, err
 	}
+	if _, err := exec.LookPath("ssh"); err != nil { // Lima's host agent logs in with it
+		return nil, explain(err.Error(), err)
+	}
+	if err := d.ensureUserKey(); err != nil {
+		return nil, fmt.Errorf("make Lima's key: %w", explainOS(err))
+	}
 	if err := d.served(ctx, name, m); err != nil {
 		return nil, err
 	}
