@@ -372,7 +372,7 @@ func TestManyNames(t *testing.T) {
 			for range rounds {
 				status, body, err := w.get(client, "http://"+name+"/")
 				if err != nil || status != 200 || body != name+" "+name {
-					t.Errorf("%s: %d %q %v", name, status, body, err)
+					t.Errorf("%s: %d %q %v; denied: %v", name, status, body, err, w.all(func(r Record) bool { return !r.Allowed }))
 					failed.Add(1)
 					return
 				}

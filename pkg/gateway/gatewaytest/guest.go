@@ -15,7 +15,9 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/miekg/dns"
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -50,6 +52,7 @@ type Guest struct {
 	stack   *stack.Stack
 	link    *link
 	tasks   sync.WaitGroup
+	ports   atomic.Uint32 // taken so far
 }
 
 // New starts a guest on its end of a cable: a stream of frames with their
@@ -109,9 +112,18 @@ func (g *Guest) Close() {
 // Send puts a frame on the cable as it is.
 func (g *Guest) Send(frame []byte) error { return g.link.send(frame) }
 
-// Dial connects to an address.
+// Dial connects to an address. Its ports follow each other as those of a Linux
+// guest do: the stack would draw them by lot, and among thousands of connections
+// soon draw one that the other side has not yet forgotten.
 func (g *Guest) Dial(ctx context.Context, to netip.AddrPort) (*gonet.TCPConn, error) {
-	return gonet.DialContextTCP(ctx, g.stack, full(to), ipv4.ProtocolNumber)
+	const first, count = 32768, 28232 // net.ipv4.ip_local_port_range
+	for {
+		from := netip.AddrPortFrom(g.options.Addr, uint16(first+g.ports.Add(1)%count))
+		conn, err := gonet.DialTCPWithBind(ctx, g.stack, full(from), full(to), ipv4.ProtocolNumber)
+		if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), (&tcpip.ErrPortInUse{}).String()) {
+			return conn, err
+		}
+	}
 }
 
 // DialUDP makes a socket to an address.
