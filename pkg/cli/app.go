@@ -97,7 +97,7 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 	if err != nil {
 		return nil, err
 	}
-	maker, err := a.golden(driver, log)
+	maker, err := a.golden(driver)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 }
 
 // golden makes and finds what sessions start from.
-func (a *app) golden(driver vm.Driver, log *slog.Logger) (*golden.Maker, error) {
+func (a *app) golden(driver vm.Driver) (*golden.Maker, error) {
 	cfg, err := a.settings()
 	if err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func (a *app) golden(driver vm.Driver, log *slog.Logger) (*golden.Maker, error) 
 		return nil, err
 	}
 	reach.Walled = true
-	return &golden.Maker{Images: images, Driver: driver, Scripts: scripts, Template: images.Template, Policy: reach, Self: self, Log: log}, nil
+	return &golden.Maker{Images: images, Driver: driver, Scripts: scripts, Template: images.Template, Policy: reach, Self: self}, nil
 }
 
 func (a *app) driver(log *slog.Logger) (vm.Driver, error) {

@@ -250,7 +250,7 @@ func prepareImage(ctx context.Context, a *app, prepare config.Prepare, source st
 	if err != nil {
 		return err
 	}
-	maker, err := a.golden(driver, quietLog())
+	maker, err := a.golden(driver)
 	if err != nil {
 		return err
 	}

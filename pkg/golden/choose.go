@@ -20,11 +20,10 @@ const (
 
 // Start is what a new session's VM is best made from.
 type Start struct {
-	Image  vm.Image
-	From   From
-	Golden image.Info // unless From is FromGeneric
-	Warm   image.Warm // if From is FromWarm
-	Lacks  bool       // whether making something would make the next one faster
+	Image vm.Image
+	From  From
+	Warm  image.Warm // if From is FromWarm
+	Lacks bool       // whether making something would make the next one faster
 }
 
 // Best returns the fastest beginning there is for a VM of that size.
@@ -45,7 +44,7 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	if err != nil || made.Key != key {
 		return generic, nil //nolint:nilerr // there is none
 	}
-	golden := Start{From: FromGolden, Golden: made}
+	golden := Start{From: FromGolden}
 	if golden.Image, err = made.Image(); err != nil {
 		return generic, nil //nolint:nilerr // it is damaged, and made anew
 	}
@@ -65,7 +64,7 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	if err != nil {
 		return golden, nil //nolint:nilerr // it is damaged, and made anew
 	}
-	return Start{Image: img, From: FromWarm, Golden: made, Warm: w}, nil
+	return Start{Image: img, From: FromWarm, Warm: w}, nil
 }
 
 // Distrust removes the saved state in a directory, which could not be resumed.

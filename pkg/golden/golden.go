@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -39,7 +38,6 @@ type Maker struct {
 	Template []byte         // of VMs
 	Policy   *policy.Policy // what provisioning may reach, of a walled VM
 	Self     string         // our own binary, which the gateway is
-	Log      *slog.Logger
 }
 
 // cmdline boots a golden image whose kernel we load. Its initial RAM disk knows
@@ -48,9 +46,6 @@ const cmdline = "root=/dev/vda rw console=ttyS0 no_timer_check panic=1 net.ifnam
 
 const (
 	bootTimeout   = 10 * time.Minute // emulated, from the generic image
-	loginTimeout  = 5 * time.Minute
-	loginTry      = time.Minute
-	loginEvery    = 100 * time.Millisecond
 	bakeTimeout   = 60 * time.Minute // with provisioning from the network
 	haltTimeout   = 3 * time.Minute
 	statePoll     = 100 * time.Millisecond
@@ -250,7 +245,7 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 	ctx, cancel := context.WithTimeout(ctx, bakeTimeout)
 	defer cancel()
 	w := image.Warm{Key: key, CPUs: cpus, Memory: memory}
-	return m.Images.MakeWarm(ctx, i, w, m.options(i.Source, 2*memory, p), func(ctx context.Context, dir string) (err error) {
+	return m.Images.MakeWarm(ctx, i, w, m.options(i.Source, memory, p), func(ctx context.Context, dir string) (err error) {
 		defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), i.Source, dir)) }()
 		img, err := i.Image()
 		if err != nil {
@@ -327,7 +322,9 @@ func (m *Maker) boot(ctx context.Context, source string, img vm.Image, work stri
 		return nil, err
 	}
 	b.guest.Root = machine.Root
-	if b.guest.SSH, err = b.login(ctx, private); err != nil {
+	b.guest.SSH, err = ssh.DialBooted(ctx, ssh.Target{Addr: b.endpoint.Addr, User: b.endpoint.User, Key: private, HostKey: b.endpoint.HostKey},
+		func() { say(p, "waiting for the guest's network") })
+	if err != nil {
 		return nil, err
 	}
 	st, err := b.guest.Install(ctx, img.Arch, "", pol)
@@ -351,22 +348,6 @@ func (m *Maker) raise(ctx context.Context, name, work string, pol *policy.Policy
 		return err
 	}
 	return g.Start(ctx, wire, pol)
-}
-
-func (b *booted) login(ctx context.Context, key []byte) (*ssh.Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, loginTimeout)
-	defer cancel()
-	for {
-		c, err := ssh.Dial(ctx, ssh.Target{Addr: b.endpoint.Addr, User: b.endpoint.User, Key: key, HostKey: b.endpoint.HostKey, Patience: loginTry})
-		if !errors.Is(err, ssh.ErrUnreachable) {
-			return c, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(loginEvery):
-		}
-	}
 }
 
 // halt shuts the guest down by itself; one that has to be killed is no image.

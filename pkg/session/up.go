@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -153,7 +152,11 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	}
 	var conn *ssh.Client
 	err = w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {
-		conn, err = w.firstDial(ctx, *s, p)
+		t, err := w.target(*s, "")
+		if err != nil {
+			return err
+		}
+		conn, err = ssh.DialBooted(ctx, t, func() { p("waiting for the guest's network") })
 		return err
 	})
 	return conn, err
@@ -263,44 +266,32 @@ func (m *Manager) keyFile(id string) string {
 // Dial connects to a session's running VM: over its keeper's connection if that
 // stands, else over one of its own.
 func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
-	return m.dial(ctx, s, m.relaySocket(s.ID), 0)
+	return m.dial(ctx, s, m.relaySocket(s.ID))
 }
 
 // DialOwn logs in to a session's running VM. The connection depends on no other
 // process, and no other process waits for it.
 func (m *Manager) DialOwn(ctx context.Context, s Session) (*ssh.Client, error) {
-	return m.dial(ctx, s, "", 0)
+	return m.dial(ctx, s, "")
 }
 
-func (m *Manager) dial(ctx context.Context, s Session, relay string, patience time.Duration) (*ssh.Client, error) {
+func (m *Manager) dial(ctx context.Context, s Session, relay string) (*ssh.Client, error) {
+	t, err := m.target(s, relay)
+	if err != nil {
+		return nil, err
+	}
+	return ssh.Dial(ctx, t)
+}
+
+func (m *Manager) target(s Session, relay string) (ssh.Target, error) {
 	if s.Facts.Endpoint.Addr == "" {
-		return nil, fail.New(fail.Conflict, "session %s is %s, it has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s, it has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	key, err := os.ReadFile(m.keyFile(s.ID))
 	if err != nil {
-		return nil, fail.New(fail.NotFound, "read the session's SSH key: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
+		return ssh.Target{}, fail.New(fail.NotFound, "read the session's SSH key: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
-	return ssh.Dial(ctx, ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey, Relay: relay, Patience: patience})
-}
-
-// firstDial logs in to a guest that has just said that its sshd listens: its
-// network may come up after that.
-func (w *Worker) firstDial(ctx context.Context, s Session, p vm.Progress) (*ssh.Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, loginTimeout)
-	defer cancel()
-	for {
-		// One long try: short ones that are broken off cost a loaded host the most.
-		conn, err := w.dial(ctx, s, "", loginTry)
-		if !errors.Is(err, ssh.ErrUnreachable) {
-			return conn, err
-		}
-		p("waiting for the guest's network")
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(loginEvery):
-		}
-	}
+	return ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey, Relay: relay}, nil
 }
 
 // guard installs the guest program: from here on the guest reaches what the

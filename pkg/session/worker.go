@@ -39,9 +39,6 @@ type Worker struct {
 // a minute under KVM takes some under TCG.
 const (
 	bootTimeout      = 10 * time.Minute
-	loginTimeout     = 5 * time.Minute
-	loginTry         = time.Minute
-	loginEvery       = 250 * time.Millisecond
 	provisionTimeout = 40 * time.Minute
 	stopGrace        = 30 * time.Second
 )

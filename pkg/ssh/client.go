@@ -36,6 +36,15 @@ var (
 // dialBound is how long a dial may take, handshake and login included.
 const dialBound = 10 * time.Second
 
+// The same for the first login after a boot: all tries, one of them, and the
+// pause between two. One long try: short ones that are broken off cost a loaded
+// host the most.
+const (
+	bootedBound = 5 * time.Minute
+	bootedTry   = time.Minute
+	bootedPause = 100 * time.Millisecond
+)
+
 // Target says where to log in, as whom, and who must answer.
 type Target struct {
 	Addr    string // "127.0.0.1:PORT"
@@ -62,6 +71,27 @@ type Client struct {
 	closed bool
 	opened *ssh.Session // by the dial, for the first that needs one
 	tasks  sync.WaitGroup
+}
+
+// DialBooted dials a guest that has just said that its sshd listens, for up to
+// five minutes: its network may come up after that. Whenever it does not answer,
+// waiting is called.
+func DialBooted(ctx context.Context, t Target, waiting func()) (*Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, bootedBound)
+	defer cancel()
+	t.Patience = bootedTry
+	for {
+		c, err := Dial(ctx, t)
+		if !errors.Is(err, ErrUnreachable) {
+			return c, err
+		}
+		waiting()
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(bootedPause):
+		}
+	}
 }
 
 // Dial connects and logs in within ten seconds, or t.Patience, or joins a
