@@ -37,6 +37,10 @@ for f in .zshenv .zshrc .bashrc .tmux.conf .gitconfig .vimrc .claude/settings.js
 # Not a dotfile: Claude Code keeps its state in it. Only the first run is ours.
 [ -e "$home/.claude.json" ] || runuser -u "$AGENT_USER" -- sh -c 'umask 077; cat >"$1"' sh "$home/.claude.json" <"$files/claude-state.json"
 
+say "completions"
+# The first shell would take seconds to find them all.
+runuser -u "$AGENT_USER" -- env -C / HOME="$home" sh -c 'rm -f ~/.zcompdump && zsh -ic exit && test -s ~/.zcompdump' </dev/null
+
 say "shell environment"
 put 644 /etc/profile.d/agent.sh <"$files/profile.sh"
 put 755 /usr/local/bin/ready-tmux <"$files/ready-tmux"

@@ -30,7 +30,8 @@ import (
 // Where things are in the guest.
 const (
 	programPath = "/usr/local/bin/agent-guest"
-	User        = "agent" // the login user
+	seedDir     = "/run/agent-seed" // what a clone or fork was told it is
+	User        = "agent"           // the login user
 	Home        = "/home/agent"
 	ReadyTmux   = "/usr/local/bin/ready-tmux" // makes the tmux session with its windows
 )
@@ -226,6 +227,18 @@ func (g Guest) Queries(ctx context.Context, since int64, limit int, follow bool,
 // error says nothing.
 func (g Guest) Poweroff(ctx context.Context) error {
 	return g.SSH.Run(ctx, "sudo systemctl poweroff --no-wall --ignore-inhibitors", ssh.IO{})
+}
+
+// Own waits until a clone or fork is wholly its own: seed disk, size of the
+// disk, journal. trouble is what of it failed, in the guest's words. Other
+// guests are from the start.
+func (g Guest) Own(ctx context.Context) (trouble string, err error) {
+	seed := ssh.Quote(g.Root + seedDir)
+	out, err := g.SSH.Output(ctx, "cd "+seed+" 2>/dev/null || exit 0; until [ -e own ]; do sleep 0.05; done; cat own", nil, maxReply)
+	if err != nil {
+		return "", fmt.Errorf("wait for the guest's own disks and journal: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
 }
 
 // Tmux sees to the guest's tmux session with its windows, in dir. It may be

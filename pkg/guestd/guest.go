@@ -21,16 +21,18 @@ import (
 
 // Places in a guest. They are the contract with whoever installs the program.
 const (
-	Binary    = "/usr/local/bin/agent-guest"
-	UnitFile  = "/etc/systemd/system/agent-guest.service"
-	unitName  = "agent-guest.service"
-	etcDir    = "/etc/agent-guest"
-	stateDir  = "/run/agent-guest"
-	policyIn  = etcDir + "/policy.json"
-	upstreams = etcDir + "/upstream" // resolvers, one address[:port] per line; overrides what DHCP said
-	resolvOld = etcDir + "/resolv.conf.orig"
-	socketIn  = "control.sock"
-	SecretDir = "/run/agent"
+	Binary   = "/usr/local/bin/agent-guest"
+	UnitFile = "/etc/systemd/system/agent-guest.service"
+	unitName = "agent-guest.service"
+
+	unitWanted = "/etc/systemd/system/sysinit.target.wants/" + unitName // it is enabled
+	etcDir     = "/etc/agent-guest"
+	stateDir   = "/run/agent-guest"
+	policyIn   = etcDir + "/policy.json"
+	upstreams  = etcDir + "/upstream" // resolvers, one address[:port] per line; overrides what DHCP said
+	resolvOld  = etcDir + "/resolv.conf.orig"
+	socketIn   = "control.sock"
+	SecretDir  = "/run/agent"
 
 	// AgentUID is the user that agents run as in every guest.
 	AgentUID = 1000

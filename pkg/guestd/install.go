@@ -25,7 +25,8 @@ const installTime = 10 * time.Minute
 const unit = `[Unit]
 Description=Network policy of this agent's VM
 DefaultDependencies=no
-After=local-fs.target systemd-sysctl.service systemd-modules-load.service
+RequiresMountsFor=/usr/local/bin /etc
+After=systemd-remount-fs.service systemd-sysctl.service systemd-modules-load.service
 Wants=network-pre.target
 Before=network-pre.target docker.service containerd.service shutdown.target
 Conflicts=shutdown.target
@@ -110,19 +111,28 @@ func (g Guest) writePolicy(in io.Reader) error {
 }
 
 // unitRuns reports whether the daemon that answers is this very program, as this
-// unit starts it.
+// unit starts it. It sees to it that the unit has started: the boot may not have
+// come to that yet.
 func (g Guest) unitRuns(ctx context.Context) bool {
-	if readBounded(g.path(UnitFile)) != unit {
+	if _, err := os.Lstat(g.path(unitWanted)); err != nil || readBounded(g.path(UnitFile)) != unit {
+		return false
+	}
+	ours, err1 := os.Stat("/proc/self/exe")
+	kept, err2 := os.Stat(g.path(Binary))
+	if errors.Join(err1, err2) != nil || !os.SameFile(ours, kept) {
 		return false
 	}
 	pid, err := g.daemonPID(ctx)
 	if err != nil {
-		return false
+		if _, err := run(ctx, "", "systemctl", "start", unitName); err != nil {
+			return false
+		}
+		if pid, err = g.daemonPID(ctx); err != nil {
+			return false
+		}
 	}
-	ours, err1 := os.Stat("/proc/self/exe")
-	theirs, err2 := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
-	kept, err3 := os.Stat(g.path(Binary))
-	return errors.Join(err1, err2, err3) == nil && os.SameFile(ours, theirs) && os.SameFile(ours, kept)
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	return err == nil && os.SameFile(ours, theirs)
 }
 
 func (g Guest) startUnit(ctx context.Context) error {
@@ -142,7 +152,8 @@ func (g Guest) startUnit(ctx context.Context) error {
 	if err := writeFile(g.path(UnitFile), []byte(unit), 0o644); err != nil {
 		return err
 	}
-	for _, args := range [][]string{{"daemon-reload"}, {"enable", "--quiet", unitName}, {"restart", unitName}} {
+	// enable reloads systemd's units, as daemon-reload does.
+	for _, args := range [][]string{{"enable", "--quiet", unitName}, {"restart", unitName}} {
 		if _, err := run(ctx, "", "systemctl", args...); err != nil {
 			return fail.New(fail.Failure, "start the guest program: %w", err).WithHint("journalctl -u agent-guest")
 		}

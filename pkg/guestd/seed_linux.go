@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,8 @@ import (
 const (
 	seedDir   = "/run/agent-seed"
 	sleepFlag = seedDir + "/sleep" // the boot script asks for a machine to save
+	ownFile   = seedDir + "/own"   // is there once the machine is wholly its own; what failed stands in it
+	loginFIFO = seedDir + "/login" // agent-login.service reads it
 	lateUnit  = "agent-late.target"
 	sleepUnit = "agent-sleep.service"
 )
@@ -30,7 +33,9 @@ const (
 	scriptTime = 5 * time.Minute      // for bootcmd
 	loginTime  = 5 * time.Minute      // for sshd and the network to answer
 	loginLook  = 5 * time.Millisecond // in between
-	lateTime   = 2 * time.Hour        // for provisioning scripts of a template
+	holdTime   = 3 * time.Second      // for somebody to log in
+	holdLook   = 20 * time.Millisecond
+	lateTime   = 2 * time.Hour // for provisioning scripts of a template
 )
 
 // Seed makes a clone of a golden image a machine of its own and lets it into
@@ -64,6 +69,9 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	if err := os.MkdirAll(seedDir, 0o755); err != nil {
 		return err
 	}
+	if err := unix.Mkfifo(loginFIFO, 0o600); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
 	door := async(func() error { return s.guest.shut(ctx) })
 	key := async(func() (err error) { s.key, err = s.guest.ensureHostKey(); return err })
 	card := async(func() (err error) { s.card, err = findCard(ctx); return err })
@@ -95,6 +103,7 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	}
 	if _, err := os.Stat(sleepFlag); err == nil {
 		ready()
+		goOn(ctx)
 		return start(ctx, sleepUnit)
 	}
 	// Only now, and by nobody else: networkd leaves the card down.
@@ -107,6 +116,10 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	}
 	announce(s.key)
 	s.mark("ready")
+	hold(ctx)
+	if err := s.guest.own(ctx, []chore{{"say that it has booted", sayBooted}}); err != nil { // it never was another's
+		return err
+	}
 	s.late(ctx)
 	return nil
 }
@@ -131,22 +144,83 @@ func (s *seeder) apply(ctx context.Context) error {
 	return runBootcmd(ctx, s.said.bootcmd)
 }
 
-// late is what no login waits for. Its failures are told and no more: the
-// machine works.
+// late is what no session waits for.
 func (s *seeder) late(ctx context.Context) {
 	awaitIdle(ctx)
 	s.mark("idle")
-	for _, step := range []struct {
-		what string
-		do   func(context.Context) error
-	}{
-		{"grow the disk", growRoot}, {"start the rest", func(ctx context.Context) error { return start(ctx, lateUnit) }}, {"provision", provision},
-	} {
-		if err := step.do(ctx); err != nil {
-			slog.Error(step.what, "err", err)
+	_ = do(ctx, []chore{ // the machine works without
+		{"grow the disk", growRoot},
+		{"start the rest", func(ctx context.Context) error { return start(ctx, lateUnit) }},
+		{"provision", provision},
+	})
+	s.mark("late")
+}
+
+// hold keeps the boot from going on, which would take as much time as the first
+// login does, until somebody has logged in, or nobody seems to.
+func hold(ctx context.Context) {
+	_ = await(ctx, holdTime, holdLook, func() error {
+		if !runs(AgentUID) {
+			return errors.New("nobody has logged in")
+		}
+		return nil
+	})
+	goOn(ctx)
+}
+
+// goOn ends the wait of agent-login.service, which may not have begun yet. If it
+// never does, the service ends by itself.
+func goOn(ctx context.Context) {
+	err := await(ctx, holdTime, holdLook, func() error {
+		f, err := os.OpenFile(loginFIFO, os.O_WRONLY|unix.O_NONBLOCK, 0) // fails while nobody reads
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	})
+	if err != nil {
+		slog.Warn("the rest of the boot", "err", err)
+	}
+}
+
+// runs reports whether a user has a process.
+func runs(uid uint32) bool {
+	found, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(found, func(dir string) bool {
+		var st unix.Stat_t
+		return unix.Stat(dir, &st) == nil && st.Uid == uid
+	})
+}
+
+// chore is work that the machine also runs without.
+type chore struct {
+	what string
+	do   func(context.Context) error
+}
+
+// do does all of it and logs and returns what failed.
+func do(ctx context.Context, chores []chore) error {
+	var failed []error
+	for _, c := range chores {
+		if err := c.do(ctx); err != nil {
+			slog.Error(c.what, "err", err)
+			failed = append(failed, fmt.Errorf("%s: %w", c.what, err))
 		}
 	}
-	s.mark("late")
+	return errors.Join(failed...)
+}
+
+// own does what the first login need not wait for, and a session does before it
+// counts as ready, and says that it is done.
+func (g Guest) own(ctx context.Context, chores []chore) error {
+	failed := ""
+	if err := do(ctx, chores); err != nil {
+		failed = err.Error() + "\n"
+	}
+	return g.place(ownFile, failed, 0o644)
 }
 
 func (s *seeder) mark(what string) {
@@ -372,15 +446,24 @@ func awaitLogins(ctx context.Context) error {
 
 var errNoRoute = errors.New("no route")
 
+// sayBooted tells Lima's host agent, which keeps logging in until it is told,
+// unless that is for a script on the seed disk to do.
+func sayBooted(context.Context) error {
+	if provisions(cidataMount) {
+		return nil
+	}
+	meta, err := readSmall(cidataMount + "/meta-data")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile("/run/lima-boot-done", meta, 0o644)
+}
+
 // provision runs the VM manager's own boot script when it has anything to do
 // but say that it was there.
 func provision(ctx context.Context) error {
 	if !provisions(cidataMount) {
-		meta, err := readSmall(cidataMount + "/meta-data")
-		if err != nil {
-			return err
-		}
-		return os.WriteFile("/run/lima-boot-done", meta, 0o644)
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lateTime)
 	defer cancel()

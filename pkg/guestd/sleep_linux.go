@@ -43,7 +43,16 @@ func (g Guest) Sleep(ctx context.Context) error {
 	if err != nil {
 		return die("the machine could not be renewed", err)
 	}
-	s.late(ctx)
+	if err := s.port.Close(); err != nil {
+		slog.Error("close the port", "err", err)
+	}
+	if err := g.own(ctx, []chore{{"put the seed disk in", s.insert}, {"say that it has booted", sayBooted}, {"grow the disk", growRoot}, {"start a new journal", newJournal}}); err != nil {
+		return err
+	}
+	s.mark("own_ms")
+	slog.Info("woke", s.steps...) // only now: before, it would be in the old journal
+	awaitIdle(ctx)
+	_ = do(ctx, []chore{{"provision", provision}}) // the machine works without
 	return nil
 }
 
@@ -155,30 +164,6 @@ func (g Guest) become(id wire.Identity) (public string, err error) {
 		g.writeHostKey(id.HostKey, public),
 		g.allow(id.User, login),
 	)
-}
-
-// late is what no login waits for.
-func (s *sleeper) late(ctx context.Context) {
-	if err := s.port.Close(); err != nil {
-		slog.Error("close the port", "err", err)
-	}
-	awaitIdle(ctx)
-	s.mark("idle_ms")
-	for _, step := range []struct {
-		what string
-		do   func() error
-	}{
-		{"put the seed disk in", func() error { return s.insert(ctx) }},
-		{"provision", func() error { return provision(ctx) }},
-		{"grow the disk", func() error { return growRoot(ctx) }},
-		{"start a new journal", func() error { return newJournal(ctx) }},
-	} {
-		if err := step.do(); err != nil {
-			slog.Error(step.what, "err", err)
-		}
-	}
-	s.mark("late_ms")
-	slog.Info("woke", s.steps...) // only now: before, it would be in the old journal
 }
 
 // insert makes the kernel see the fork's own seed disk and takes the VM

@@ -84,24 +84,62 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 		return err
 	}
 	gst := guest.Guest{SSH: conn, Root: s.Facts.Root}
-	if err := w.guard(ctx, s, gst, source); err != nil {
-		return err
-	}
-	if err := w.provision(ctx, s, gst); err != nil {
-		return err
-	}
 	if s.Facts.Base == nil {
-		if err := w.clone(ctx, s, gst, source, target); err != nil {
+		if err := w.readProject(ctx, s, source); err != nil {
 			return err
 		}
 	}
-	if err := w.deliver(ctx, s, gst, secrets); err != nil {
+	if err := w.fill(ctx, s, gst, source, target, secrets); err != nil {
 		return err
 	}
-	if err := w.windows(ctx, s, gst); err != nil {
+	last, lctx := errgroup.WithContext(ctx)
+	last.Go(func() error { return w.windows(lctx, s, gst) })
+	last.Go(func() error { return w.own(lctx, *s, gst) })
+	if err := last.Wait(); err != nil {
 		return err
 	}
 	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.WasReady, f.Work = true, nil })
+	return err
+}
+
+// fill gives a guest that runs everything a session has. The repository comes
+// over SSH, so that it needs no network, but it needs the tools.
+func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
+	tools, err := w.hasTools(s)
+	if err != nil {
+		return err
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	provisioned := make(chan struct{})
+	one, other := *s, *s
+	g.Go(func() error {
+		if err := w.guard(gctx, &one, gst); err != nil {
+			return err
+		}
+		if !tools {
+			if err := w.provision(gctx, &one, gst); err != nil {
+				return err
+			}
+		}
+		close(provisioned)
+		return w.deliver(gctx, &one, gst, secrets)
+	})
+	if s.Facts.Base == nil {
+		g.Go(func() error {
+			if !tools {
+				select {
+				case <-provisioned:
+				case <-gctx.Done():
+					return gctx.Err()
+				}
+			}
+			return w.clone(gctx, &other, gst, source, target)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	*s, err = w.Get(ctx, s.ID)
 	return err
 }
 
@@ -128,7 +166,8 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	if accel.Name == "tcg" {
 		w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
 	}
-	for prepared := w.Config.Prepare; ; prepared = config.PrepareGolden {
+	prepared, again := w.Config.Prepare, false
+	for {
 		if !s.Facts.WasReady { // then it is there, and needs no image any more
 			if err := w.create(ctx, s, prepared); err != nil {
 				return nil, err
@@ -144,9 +183,19 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			}
 			break
 		}
-		// Nobody has been in it yet, so a VM of another beginning is as good.
-		w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
-		if err := w.startOver(ctx, *s); err != nil {
+		// Nobody has been in it yet, so another VM is as good. The first time it
+		// need not be the saved state's fault: somebody may have killed QEMU.
+		if !again {
+			w.warn(ctx, s.ID, "", "%v; waking another", err)
+		} else {
+			w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
+			if err := w.Golden.Distrust(s.Facts.Warm); err != nil {
+				return nil, err
+			}
+			prepared = config.PrepareGolden
+		}
+		again = true
+		if err := errors.Join(w.Driver.Delete(ctx, s.Name), w.Gateway(*s).Stop(ctx)); err != nil {
 			return nil, err
 		}
 	}
@@ -228,16 +277,6 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 	})
 }
 
-// startOver removes a VM that could not be woken, and the state that it should
-// have gone on from.
-func (w *Worker) startOver(ctx context.Context, s Session) error {
-	return errors.Join(
-		w.Driver.Delete(ctx, s.Name),
-		w.Gateway(s).Stop(ctx),
-		w.Golden.Distrust(s.Facts.Warm),
-	)
-}
-
 // key makes the session's own SSH key once and returns its public half.
 func (w *Worker) key(id string) (authorized string, err error) {
 	file := w.keyFile(id)
@@ -296,16 +335,18 @@ func (m *Manager) target(s Session, relay string) (ssh.Target, error) {
 
 // guard installs the guest program: from here on the guest reaches what the
 // policy allows, which until now was nothing.
-func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest, src repo.Source) error {
+func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
 	return w.step(ctx, s.ID, "guard the network", func(ctx context.Context, _ vm.Progress) error {
-		if s.Facts.Base == nil {
-			if err := w.readProject(ctx, s, src); err != nil {
-				return err
-			}
-		}
 		p, err := w.Policy(*s)
 		if err != nil {
 			return err
+		}
+		// First the wall's, which counts: when it was raised, the repository's own
+		// file, which may narrow it, had not been read.
+		if s.Spec.Walled {
+			if err := w.Gateway(*s).SetPolicy(ctx, p); err != nil {
+				return err
+			}
 		}
 		st, err := g.Install(ctx, Arch(), s.Facts.Program, p)
 		if err != nil {
@@ -355,18 +396,37 @@ func (w *Worker) windows(ctx context.Context, s *Session, g guest.Guest) error {
 	})
 }
 
-func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error {
-	key, err := guest.ScriptsKey(w.Golden.Scripts)
-	if err != nil {
-		return err
-	}
-	if !ownTools(s) || s.Facts.Provisioned == key {
+// own waits until the guest shares nothing with what its VM was made from.
+func (w *Worker) own(ctx context.Context, s Session, g guest.Guest) error {
+	if s.Facts.From == golden.FromGeneric {
 		return nil
 	}
+	return w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not finish its disks and journal within %v", ownTimeout))
+		defer cancel()
+		trouble, err := g.Own(ctx)
+		if err == nil && trouble != "" {
+			w.warn(ctx, s.ID, "", "in the guest: %s", trouble)
+		}
+		return err
+	})
+}
+
+// hasTools reports whether the guest is provisioned as this program does it.
+func (w *Worker) hasTools(s *Session) (bool, error) {
+	key, err := guest.ScriptsKey(w.Golden.Scripts)
+	return !ownTools(s) || s.Facts.Provisioned == key, err
+}
+
+func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error {
 	return w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeout(ctx, provisionTimeout)
 		defer cancel()
 		if err := g.Provision(ctx, w.Golden.Scripts, s.Spec.Image, p); err != nil {
+			return err
+		}
+		key, err := guest.ScriptsKey(w.Golden.Scripts)
+		if err != nil {
 			return err
 		}
 		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Provisioned = key })

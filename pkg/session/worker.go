@@ -40,6 +40,7 @@ type Worker struct {
 const (
 	bootTimeout      = 10 * time.Minute
 	provisionTimeout = 40 * time.Minute
+	ownTimeout       = 5 * time.Minute
 	stopGrace        = 30 * time.Second
 )
 

@@ -10,7 +10,7 @@ echo golden >/etc/hostname
 sed -i '/^127\.0\.1\.1[[:space:]]/d' /etc/hosts
 for home in /root /home/*; do
 	rm -f "$home"/.ssh/authorized_keys "$home"/.ssh/known_hosts "$home"/.*_history "$home"/.lesshst \
-		"$home"/.wget-hsts "$home"/.zcompdump* "$home"/.lima-user-script "$home"/.sudo_as_admin_successful
+		"$home"/.wget-hsts "$home"/.zcompdump-* "$home"/.lima-user-script "$home"/.sudo_as_admin_successful
 	rm -rf "$home"/.npm "$home"/.cache/pip
 done
 find /var/log -xdev -type f -delete

@@ -35,11 +35,12 @@ own() {
 	sed "$@" "/usr/lib/systemd/system/$u" | put 644 "$etc/$u"
 }
 
-# later UNIT… keeps units waiting until sshd takes logins.
-later() {
-	local u
+# after EVENT UNIT… keeps units waiting for a service.
+after() {
+	local event=$1 u
+	shift
 	for u in "$@"; do
-		[ ! -e "/usr/lib/systemd/system/$u" ] || printf '[Unit]\nAfter=ssh.service\n' | put 644 "$etc/$u.d/golden.conf"
+		[ ! -e "/usr/lib/systemd/system/$u" ] || printf '[Unit]\nAfter=%s\n' "$event" | put 644 "$etc/$u.d/golden.conf"
 	done
 }
 
@@ -62,6 +63,7 @@ put 644 /etc/systemd/network/05-agent.network <"$here/card.network"
 "$guest" unit | put 644 "$etc/agent-guest.service"
 mkdir -p "$etc/sysinit.target.wants" "$etc/agent-guest.service.d"
 ln -sfn "$etc/agent-seed.service" "$etc/sysinit.target.wants/agent-seed.service"
+ln -sfn "$etc/agent-login.service" "$etc/sysinit.target.wants/agent-login.service"
 ln -sfn "$etc/agent-guest.service" "$etc/sysinit.target.wants/agent-guest.service"
 
 say "boot: what a login waits for comes first"
@@ -78,7 +80,8 @@ put 644 "$etc/agent-guest.service.d/golden.conf" <<'X'
 After=agent-seed.service ssh.service
 X
 own systemd-networkd.service -e '/^After=/s/ network-pre.target//'
-later systemd-tmpfiles-setup.service systemd-resolved.service systemd-logind.service systemd-user-sessions.service dbus.service
+# The rest would make the first login wait, so it waits for that.
+after agent-login.service systemd-tmpfiles-setup.service systemd-resolved.service systemd-logind.service systemd-user-sessions.service dbus.service
 if [ "$AGENT_SOURCE" = debian ]; then
 	# Our initrd has mounted the root file system for writing and has loaded what
 	# the seed needs: udev sees the card by itself, the other devices later, and
@@ -88,7 +91,8 @@ if [ "$AGENT_SOURCE" = debian ]; then
 	for u in systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service; do
 		own "$u" -e '/^Before=/s/ systemd-udevd.service//'
 	done
-	later kmod-static-nodes.service systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service systemd-remount-fs.service
+	after agent-login.service kmod-static-nodes.service systemd-tmpfiles-setup-dev-early.service systemd-tmpfiles-setup-dev.service
+	after ssh.service systemd-remount-fs.service # the daemon comes after it
 else
 	put 644 "$etc/agent-seed.service.d/golden.conf" <<'X'
 [Unit]

@@ -87,18 +87,21 @@ func TestGolden(t *testing.T) {
 	from(t, b, two, "warm")
 	ids := map[string]map[string]string{one: who(t, b, one), two: who(t, b, two)}
 
+	t.Run("a fork is its own when it is ready", func(t *testing.T) {
+		b.MustIn(one, "test -e /run/agent-seed/own && ! test -s /run/agent-seed/own")
+		b.MustIn(one, "sudo grep -q "+one+" /mnt/lima-cidata/meta-data")
+		b.MustIn(one, `[ $(df -BM --output=size / | tail -1 | tr -dc 0-9) -gt 7000 ]`)
+		b.MustIn(one, "sudo journalctl -b | grep -q . && ls -d /run/log/journal/$(cat /etc/machine-id)")
+	})
 	t.Run("a fork is an ordinary guest", func(t *testing.T) {
 		waitFor(t, "the end of the boot", func() bool { return b.In(one, "test -e /run/lima-boot-done").Code == 0 })
 		for what, line := range map[string]string{
-			"its own seed disk": "sudo grep -q " + one + " /mnt/lima-cidata/meta-data",
-			"the whole disk":    `[ $(df -BM --output=size / | tail -1 | tr -dc 0-9) -gt 7000 ]`,
-			"a lease":           "ip -4 addr show | grep -q 192.168.5.15 && ip route | grep -q ^default",
-			"names":             "getent hosts github.com",
-			"a journal":         "sudo journalctl -b | grep -q . && ls -d /run/log/journal/$(cat /etc/machine-id)",
-			"running services":  "systemctl is-active ssh dbus systemd-logind systemd-networkd agent-guest docker.socket",
-			"no failed ones":    `[ -z "$(systemctl list-units --failed --no-legend)" ]`,
-			"docker":            "docker info >/dev/null",
-			"sudo and a shell":  "sudo -n true && zsh -lic true",
+			"a lease":          "ip -4 addr show | grep -q 192.168.5.15 && ip route | grep -q ^default",
+			"names":            "getent hosts github.com",
+			"running services": "systemctl is-active ssh dbus systemd-logind systemd-networkd agent-guest docker.socket",
+			"no failed ones":   `[ -z "$(systemctl list-units --failed --no-legend)" ]`,
+			"docker":           "docker info >/dev/null",
+			"sudo and a shell": "sudo -n true && zsh -lic true",
 		} {
 			waitFor(t, what, func() bool { return b.In(one, line).Code == 0 })
 		}
@@ -196,6 +199,7 @@ func TestForkKilled(t *testing.T) {
 			r := <-done // it may have been fast enough, or have failed
 			name := b.open("./project")
 			who(t, b, name)
+			from(t, b, name, "warm") // it was not the saved state's fault
 			b.MustIn(name, "git status")
 			var views []struct {
 				Error any `json:"error"`
