@@ -141,7 +141,7 @@ func (a *app) golden(driver vm.Driver) (*golden.Maker, error) {
 		return nil, err
 	}
 	reach.Walled = true
-	return &golden.Maker{Images: images, Driver: driver, Scripts: scripts, Template: images.Template, Policy: reach, Self: self}, nil
+	return &golden.Maker{Images: images, Driver: driver, Scripts: scripts, Template: images.Template, Policy: reach, Self: self, Pool: cfg.Paths.Pool(), Waiting: cfg.Pool}, nil
 }
 
 func (a *app) driver(log *slog.Logger) (vm.Driver, error) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -69,12 +70,20 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			Use: gateway.Command + " DIR", Args: usage(cobra.ExactArgs(1)),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				log := a.con.Logger(slog.LevelInfo, true, a.redact).With("pid", os.Getpid())
-				return gateway.Main(cmd.Context(), args[0], log)
+				// A gateway's directory may be moved while it runs.
+				if err := os.Chdir(args[0]); err != nil {
+					return fail.New(fail.Host, "the gateway's directory: %w", err)
+				}
+				return gateway.Main(cmd.Context(), ".", log)
 			},
 		},
 		{
-			Use: session.AheadCommand + " IMAGE CPUS MEMORY", Args: usage(cobra.ExactArgs(3)),
+			Use: session.AheadCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
 			RunE: func(cmd *cobra.Command, args []string) error { return runAhead(cmd.Context(), a, args) },
+		},
+		{
+			Use: aheadImageCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
+			RunE: func(cmd *cobra.Command, args []string) error { return runAheadImage(cmd.Context(), a, args) },
 		},
 		{
 			Use: "fake-vm", DisableFlagParsing: true,
@@ -87,13 +96,37 @@ func newHiddenCmds(a *app) []*cobra.Command {
 	return cmds
 }
 
-// runAhead makes in the background what lets the next session start faster. It
-// and all that it starts give way to what people wait for.
+// aheadImageCommand is the part of session.AheadCommand that makes files.
+const aheadImageCommand = "prepare-image"
+
+// runAhead makes in the background what lets the next session start faster.
 func runAhead(ctx context.Context, a *app, args []string) error {
-	cpus, err1 := strconv.Atoi(args[1])
-	memory, err2 := strconv.ParseInt(args[2], 10, 64)
-	if err := errors.Join(err1, err2); err != nil {
-		return fail.New(fail.Usage, "%w", err)
+	self, err := self()
+	if err != nil {
+		return err
+	}
+	files := exec.CommandContext(ctx, self, append([]string{aheadImageCommand}, args...)...)
+	files.Stdout, files.Stderr = os.Stdout, os.Stderr
+	if err := files.Run(); err != nil {
+		return fail.New(fail.Failure, "%s: %w", aheadImageCommand, err)
+	}
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	size, err := parseSize(args)
+	if err != nil {
+		return err
+	}
+	// What waits becomes somebody's VM, at the priority of one.
+	return prepareImage(ctx, a, cfg.Prepare, args[0], size, true)
+}
+
+// runAheadImage, and all that it starts, gives way to what people wait for.
+func runAheadImage(ctx context.Context, a *app, args []string) error {
+	size, err := parseSize(args)
+	if err != nil {
+		return err
 	}
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
 		return err
@@ -102,7 +135,18 @@ func runAhead(ctx context.Context, a *app, args []string) error {
 	if err != nil {
 		return err
 	}
-	return prepareImage(ctx, a, cfg.Prepare, args[0], config.Resources{CPUs: cpus, Memory: config.Size(memory)})
+	return prepareImage(ctx, a, cfg.Prepare, args[0], size, false)
+}
+
+// parseSize reads the arguments of session.AheadCommand.
+func parseSize(args []string) (config.Resources, error) {
+	cpus, err1 := strconv.Atoi(args[1])
+	memory, err2 := strconv.ParseInt(args[2], 10, 64)
+	disk, err3 := strconv.ParseInt(args[3], 10, 64)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return config.Resources{}, fail.New(fail.Usage, "%w", err)
+	}
+	return config.Resources{CPUs: cpus, Memory: config.Size(memory), Disk: config.Size(disk)}, nil
 }
 
 // sessionID takes one session's whole id: it becomes part of paths.

@@ -16,6 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -54,7 +55,7 @@ user namespaces. --from ubuntu starts from the cloud image that the VM template 
 	build.Flags().StringVar(&o.suite, "suite", "", "Debian release, "+image.DefaultSuite+" unless told")
 	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build it also when nothing changed, for newer packages")
 	build.Flags().BoolVar(&o.browser, "browser", false, "with the libraries of Playwright's browsers (250 MB)")
-	build.Flags().StringVar(&o.prepare, "prepare", "", "what to make of it: none, golden or warm; as configured unless told")
+	build.Flags().StringVar(&o.prepare, "prepare", "", "what to make of it: none, golden, warm or pool; as configured unless told")
 	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "CPUs of the VM that is saved; as configured unless told")
 	build.Flags().Var(&o.resources.Memory, "memory", "its memory, such as 8GiB; as configured unless told")
 	inspect := &cobra.Command{
@@ -71,7 +72,7 @@ user namespaces. --from ubuntu starts from the cloud image that the VM template 
 	prune := &cobra.Command{
 		Use: "prune", Short: "Remove what newer images replaced and what builds left, except where a session builds on it",
 		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runImagePrune(a) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return runImagePrune(cmd.Context(), a) },
 	}
 	cmd.AddCommand(list, build, inspect, remove, prune)
 	return cmd
@@ -90,6 +91,7 @@ func (a *app) images() (*image.Store, error) {
 type imageList struct {
 	Images []image.Info   `json:"images"`
 	Making []image.Making `json:"making"` // what is built now
+	Pool   []golden.Spare `json:"pool"`   // VMs that wait for a session
 }
 
 func runImageList(a *app, asJSON bool) error {
@@ -105,8 +107,16 @@ func runImageList(a *app, asJSON bool) error {
 	if err != nil {
 		return err
 	}
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	spares, err := golden.Spares(cfg.Paths.Pool())
+	if err != nil {
+		return err
+	}
 	if asJSON {
-		return a.con.JSON(imageList{Images: all, Making: append([]image.Making{}, making...)})
+		return a.con.JSON(imageList{Images: all, Making: append([]image.Making{}, making...), Pool: spares})
 	}
 	header, rows := []string{"NAME", "ARCH", "FROM", "SIZE", "WARM", "MADE", "READY"}, [][]string{}
 	for _, i := range all {
@@ -127,6 +137,9 @@ func runImageList(a *app, asJSON bool) error {
 		rows = append(rows, []string{i.Name, i.Arch, i.Source, size, strings.Join(warm, "; "), made, ready})
 	}
 	a.con.Table(header, rows)
+	for _, s := range spares {
+		a.printf("%s waits for a session: %d CPUs, %v of memory, since %s ago\n", s.VM, s.CPUs, config.Size(s.Memory), ago(s.CreatedAt))
+	}
 	for _, m := range making {
 		a.printf("%s is being made, for %s: %s\n", m.Name, ago(m.Since), m.Doing)
 	}
@@ -240,12 +253,13 @@ func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
 	if prepare == config.PrepareNone {
 		return nil
 	}
-	return prepareImage(ctx, a, prepare, o.from, o.resources)
+	return prepareImage(ctx, a, prepare, o.from, o.resources, true)
 }
 
 // prepareImage makes the golden image of source and, if it is wanted, the saved
-// state for VMs of a size; zero fields are as configured.
-func prepareImage(ctx context.Context, a *app, prepare config.Prepare, source string, size config.Resources) error {
+// state for VMs of a size; zero fields are as configured. With waiting it also
+// boots the VMs that are to wait.
+func prepareImage(ctx context.Context, a *app, prepare config.Prepare, source string, size config.Resources, waiting bool) error {
 	driver, err := a.driver(quietLog())
 	if err != nil {
 		return err
@@ -268,12 +282,20 @@ func prepareImage(ctx context.Context, a *app, prepare config.Prepare, source st
 		return err
 	}
 	a.printf("%s %s %v\n", made.Name, made.Path, config.Size(made.Size))
-	if prepare != config.PrepareWarm {
+	if prepare == config.PrepareGolden {
 		return nil
 	}
-	if err := maker.CanWarm(ctx, session.Arch()); err != nil {
-		a.con.Say("%v: sessions are clones", err)
-		return nil
+	if err := maker.CanWarm(ctx, session.Arch()); err != nil || prepare == config.PreparePool {
+		if !waiting || maker.Waiting == 0 {
+			return nil
+		}
+		if err != nil {
+			a.con.Say("%v: VMs wait instead", err)
+		}
+		_, err := makeImage(ctx, a, fmt.Sprintf("boot VMs that wait: %d", maker.Waiting), func(ctx context.Context, say func(string)) (struct{}, error) {
+			return struct{}{}, maker.Fill(ctx, made, golden.Size{CPUs: size.CPUs, Memory: int64(size.Memory), Disk: int64(size.Disk)}, say)
+		})
+		return err
 	}
 	warm, err := makeImage(ctx, a, fmt.Sprintf("save a VM of %d CPUs and %v", size.CPUs, size.Memory), func(ctx context.Context, say func(string)) (image.Warm, error) {
 		return maker.Warm(ctx, made, size.CPUs, int64(size.Memory), say)
@@ -334,7 +356,7 @@ func runImageRemove(ctx context.Context, a *app, name string) error {
 	return images.Remove(name, inUse)
 }
 
-func runImagePrune(a *app) error {
+func runImagePrune(ctx context.Context, a *app) error {
 	images, err := a.images()
 	if err != nil {
 		return err
@@ -343,12 +365,35 @@ func runImagePrune(a *app) error {
 	if err != nil {
 		return err
 	}
+	if err := drainPool(ctx, a, images); err != nil {
+		return err
+	}
 	freed, err := images.Prune(inUse)
 	if err != nil {
 		return err
 	}
 	a.printf("%v freed\n", config.Size(freed))
 	return nil
+}
+
+// drainPool removes the VMs that wait and are clones of what newer images
+// replaced, or all when none are to wait.
+func drainPool(ctx context.Context, a *app, images *image.Store) error {
+	driver, err := a.driver(quietLog())
+	if err != nil {
+		return err
+	}
+	maker, err := a.golden(driver)
+	if err != nil {
+		return err
+	}
+	return maker.Drain(ctx, true, func(s golden.Spare) bool {
+		current := func(source string) bool {
+			i, err := images.Find(image.Golden(source), session.Arch())
+			return err == nil && i.Path == s.Image
+		}
+		return maker.Waiting > 0 && (current(image.Ubuntu) || current(image.Debian))
+	})
 }
 
 // imageInUse says of an image's directory whether disks of VMs are backed by it.

@@ -207,7 +207,7 @@ func runLogs(ctx context.Context, a *app, o logsOptions, what string) error {
 
 // logFile prints a log that is a file; the guest writes part of them.
 func (a *app) logFile(m *session.Manager, s session.Session, which string) error {
-	dir := filepath.Join(m.Config.Paths.LimaHome, s.Name)
+	dir := filepath.Join(m.Config.Paths.LimaHome, s.VM())
 	var names []string
 	switch which {
 	case "keeper":

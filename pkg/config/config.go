@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -25,6 +26,7 @@ type Config struct {
 	Paths   Paths
 	Image   string  // name of the guest image
 	Prepare Prepare // what is made in advance
+	Pool    int     // how many VMs wait, where they cannot be saved
 	Limits  Limits
 	Files   []string // what was read, in order
 
@@ -46,14 +48,18 @@ type Prepare string
 const (
 	PrepareNone   Prepare = "none"   // sessions boot the image, and provision it
 	PrepareGolden Prepare = "golden" // they clone a disk on which that was done
-	PrepareWarm   Prepare = "warm"   // they go on from the memory of a VM that was booted from it
+	PrepareWarm   Prepare = "warm"   // they go on from the memory of a VM that was booted from it, or get one that waits
+	PreparePool   Prepare = "pool"   // they get one that waits, also where VMs can be saved
 )
+
+// maxPool is how many VMs may wait: each has memory.
+const maxPool = 8
 
 // ParsePrepare reads one.
 func ParsePrepare(s string) (Prepare, error) {
 	p := Prepare(s)
-	if !slices.Contains([]Prepare{PrepareNone, PrepareGolden, PrepareWarm}, p) {
-		return "", fail.New(fail.Usage, "prepare is %q; it is %s, %s or %s", s, PrepareNone, PrepareGolden, PrepareWarm)
+	if !slices.Contains([]Prepare{PrepareNone, PrepareGolden, PrepareWarm, PreparePool}, p) {
+		return "", fail.New(fail.Usage, "prepare is %q; it is %s, %s, %s or %s", s, PrepareNone, PrepareGolden, PrepareWarm, PreparePool)
 	}
 	return p, nil
 }
@@ -62,6 +68,7 @@ func ParsePrepare(s string) (Prepare, error) {
 var env = map[string]string{
 	"image":                 "AGENT_SESSIONIZER_IMAGE",
 	"prepare":               "AGENT_SESSIONIZER_PREPARE",
+	"pool":                  "AGENT_SESSIONIZER_POOL",
 	"profile":               "AGENT_SESSIONIZER_PROFILE",
 	"lima_home":             "AGENT_SESSIONIZER_LIMA_HOME",
 	"limits.running":        "AGENT_SESSIONIZER_LIMITS_RUNNING",
@@ -187,6 +194,9 @@ func (d document) scalars() map[string]any {
 	}
 	put(m, "image", d.Image)
 	put(m, "prepare", d.Prepare)
+	if d.Pool != nil {
+		m["pool"] = *d.Pool
+	}
 	put(m, "profile", d.Profile)
 	put(m, "lima_home", d.LimaHome)
 	limits := map[string]any{}
@@ -208,6 +218,9 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	var err error
 	if c.Prepare, err = ParsePrepare(cmp.Or(v.GetString("prepare"), string(PrepareNone))); err != nil {
 		return err
+	}
+	if c.Pool, err = strconv.Atoi(cmp.Or(v.GetString("pool"), "0")); err != nil || c.Pool < 0 || c.Pool > maxPool {
+		return fail.New(fail.Usage, "pool is %q; it is a number from 0 to %d", v.GetString("pool"), maxPool)
 	}
 	c.Limits.Running = v.GetInt("limits.running")
 	if c.Limits.Running < 1 {

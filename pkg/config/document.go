@@ -98,6 +98,7 @@ type Limits struct {
 type document struct {
 	Image    string             `yaml:"image,omitempty"`
 	Prepare  string             `yaml:"prepare,omitempty"`
+	Pool     *int               `yaml:"pool,omitempty"`
 	Profile  string             `yaml:"profile,omitempty"`
 	LimaHome string             `yaml:"lima_home,omitempty"`
 	Limits   Limits             `yaml:"limits,omitempty"`

@@ -57,6 +57,9 @@ func (p Paths) SessionLock(id string) string { return filepath.Join(p.State, "lo
 // SessionDir holds what belongs to one session and goes with it: keys, keeper log.
 func (p Paths) SessionDir(id string) string { return filepath.Join(p.State, "sessions", id) }
 
+// Pool holds the VMs that wait for a session.
+func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }
+
 // Images holds locally built guest images.
 func (p Paths) Images() string { return filepath.Join(p.Data, "images") }
 

@@ -16,6 +16,7 @@ const (
 	FromGeneric From = "generic"
 	FromGolden  From = "golden"
 	FromWarm    From = "warm"
+	FromPool    From = "pool"
 )
 
 // Start is what a new session's VM is best made from.
@@ -23,11 +24,14 @@ type Start struct {
 	Image vm.Image
 	From  From
 	Warm  image.Warm // if From is FromWarm
-	Lacks bool       // whether making something would make the next one faster
+	// The golden image whose spares are faster, if there are any (Take); one
+	// without a name otherwise.
+	Spares image.Info
+	Lacks  bool // whether making something would make the next one faster
 }
 
 // Best returns the fastest beginning there is for a VM of that size.
-func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch string, cpus int, memory int64) (Start, error) {
+func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch string, size Size) (Start, error) {
 	generic := Start{From: FromGeneric, Lacks: want != config.PrepareNone}
 	from, err := m.Images.Find(source, arch)
 	if err != nil {
@@ -48,12 +52,14 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	if golden.Image, err = made.Image(); err != nil {
 		return generic, nil //nolint:nilerr // it is damaged, and made anew
 	}
-	if want != config.PrepareWarm {
+	if want == config.PrepareGolden {
 		return golden, nil
 	}
-	_, state, err := m.saver(ctx, arch, cpus, memory)
-	if err != nil {
-		return golden, nil //nolint:nilerr // VMs cannot be saved here
+	_, state, err := m.saver(ctx, arch, size.CPUs, size.Memory)
+	if want == config.PreparePool || err != nil { // VMs cannot be saved here
+		golden.Spares = made
+		golden.Lacks, err = m.lacksSpares(made, size)
+		return golden, err
 	}
 	golden.Lacks = true
 	w, ok := made.Warmed(state)

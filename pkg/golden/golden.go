@@ -38,6 +38,8 @@ type Maker struct {
 	Template []byte         // of VMs
 	Policy   *policy.Policy // what provisioning may reach, of a walled VM
 	Self     string         // our own binary, which the gateway is
+	Pool     string         // directory of the VMs that wait
+	Waiting  int            // how many of a size are to wait
 }
 
 // cmdline boots a golden image whose kernel we load. Its initial RAM disk knows
@@ -51,15 +53,14 @@ const cmdline = "root=/dev/vda rw console=ttyS0 no_timer_check panic=1 net.ifnam
 	" lsm=lockdown,capability,landlock,yama,apparmor"
 
 const (
-	bootTimeout   = 10 * time.Minute // emulated, from the generic image
-	bakeTimeout   = 60 * time.Minute // with provisioning from the network
-	haltTimeout   = 3 * time.Minute
-	statePoll     = 100 * time.Millisecond
-	bakeMemory    = 2 << 30
-	needForImage  = 8 << 30
-	debianDisk    = 6 << 30  // what image.Build makes
-	downloadDisk  = 12 << 30 // a cloud image grows to this; sessions' disks are larger
-	gatewayFolder = "gateway"
+	bootTimeout  = 10 * time.Minute // emulated, from the generic image
+	bakeTimeout  = 60 * time.Minute // with provisioning from the network
+	haltTimeout  = 3 * time.Minute
+	statePoll    = 100 * time.Millisecond
+	bakeMemory   = 2 << 30
+	needForImage = 8 << 30
+	debianDisk   = 6 << 30  // what image.Build makes
+	downloadDisk = 12 << 30 // a cloud image grows to this; sessions' disks are larger
 )
 
 // vmName is the VM in which things for an image are made. Whoever holds the
@@ -106,17 +107,17 @@ func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (
 func (m *Maker) options(source string, space int64, p vm.Progress) image.MakeOptions {
 	return image.MakeOptions{
 		Space: space, Progress: p,
-		Sweep: func(work string) error { return m.clear(context.Background(), source, work) },
+		Sweep: func(work string) error { return m.clear(context.Background(), vmName(source), work) },
 	}
 }
 
 // clear removes the VM and the gateway that work in a directory is done with.
-func (m *Maker) clear(ctx context.Context, source, work string) error {
-	return errors.Join(m.Driver.Delete(ctx, vmName(source)), m.gateway(work).Stop(ctx))
+func (m *Maker) clear(ctx context.Context, name, work string) error {
+	return errors.Join(m.Driver.Delete(ctx, name), m.gateway(work).Stop(ctx))
 }
 
 func (m *Maker) gateway(work string) gateway.Process {
-	return gateway.Process{Dir: filepath.Join(work, gatewayFolder), Self: m.Self}
+	return gateway.Process{Dir: filepath.Join(work, GatewayFolder), Self: m.Self}
 }
 
 // bake boots the image, provisions and generalises it, takes its disk, and
@@ -124,13 +125,13 @@ func (m *Maker) gateway(work string) gateway.Process {
 func (m *Maker) bake(ctx context.Context, from image.Info, dir string, p vm.Progress) (files []string, err error) {
 	// Also what a failed try leaves running goes, and what was left by one that
 	// died in another way than clear knows of.
-	defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), from.Name, dir)) }()
+	defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)) }()
 	img, err := m.Images.Lookup(from.Name, from.Arch)
 	if err != nil {
 		return nil, err
 	}
 	say(p, "booting %s", from.Name)
-	b, err := m.boot(ctx, from.Name, img, dir, m.Policy, p)
+	b, err := m.boot(ctx, ours(from.Name, img), dir, m.Policy, p)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +160,7 @@ func (m *Maker) bake(ctx context.Context, from image.Info, dir string, p vm.Prog
 	if made.Files, err = bootFiles(dir, img, initrd); err != nil {
 		return nil, err
 	}
-	if err := m.clear(ctx, from.Name, dir); err != nil {
+	if err := m.clear(ctx, vmName(from.Name), dir); err != nil {
 		return nil, err
 	}
 	say(p, "trying it")
@@ -201,7 +202,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, befor
 	if err != nil {
 		return err
 	}
-	b, err := m.boot(ctx, source, img, made.Path, nowhere(), p)
+	b, err := m.boot(ctx, ours(source, img), made.Path, nowhere(), p)
 	if err != nil {
 		return err
 	}
@@ -221,7 +222,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, befor
 	if err := b.halt(ctx); err != nil {
 		return err
 	}
-	return m.clear(ctx, source, made.Path)
+	return m.clear(ctx, vmName(source), made.Path)
 }
 
 // saver is the driver as one that saves VMs, with the key of a VM's state. An
@@ -252,7 +253,7 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 	defer cancel()
 	w := image.Warm{Key: key, CPUs: cpus, Memory: memory}
 	return m.Images.MakeWarm(ctx, i, w, m.options(i.Source, memory, p), func(ctx context.Context, dir string) (err error) {
-		defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), i.Source, dir)) }()
+		defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(i.Source), dir)) }()
 		img, err := i.Image()
 		if err != nil {
 			return err
@@ -292,29 +293,34 @@ func disk(source string) int64 {
 
 // booted is a VM of ours that runs, logged in to.
 type booted struct {
-	maker    *Maker
-	name     string
-	endpoint vm.Endpoint
-	guest    guest.Guest
+	maker      *Maker
+	name       string
+	private    []byte // key of its login
+	authorized string // the public half
+	endpoint   vm.Endpoint
+	guest      guest.Guest
 }
 
-// boot makes a VM from an image and logs in to it, behind a gateway with a policy.
-func (m *Maker) boot(ctx context.Context, source string, img vm.Image, work string, pol *policy.Policy, p vm.Progress) (*booted, error) {
+// ours is the VM in which things are made of an image.
+func ours(source string, img vm.Image) vm.Spec {
+	return vm.Spec{Name: vmName(source), CPUs: min(2, runtime.NumCPU()), Memory: bakeMemory, Disk: disk(source), Image: img}
+}
+
+// boot makes a VM of a name, size and image and logs in to it, behind a gateway
+// with a policy.
+func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy.Policy, p vm.Progress) (*booted, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
 	private, authorized, err := ssh.NewKey()
 	if err != nil {
 		return nil, err
 	}
-	b := &booted{maker: m, name: vmName(source)}
+	b := &booted{maker: m, name: spec.Name, private: private, authorized: authorized}
 	if err := m.Driver.Delete(ctx, b.name); err != nil {
 		return nil, err
 	}
-	err = m.Driver.Create(ctx, vm.Spec{
-		Name: b.name, CPUs: min(2, runtime.NumCPU()), Memory: bakeMemory, Disk: disk(source), Image: img,
-		User: guest.User, AuthorizedKey: authorized, Boot: guest.BootScript(), Wired: true,
-	})
-	if err != nil {
+	spec.User, spec.AuthorizedKey, spec.Boot, spec.Wired = guest.User, authorized, guest.BootScript(), true
+	if err := m.Driver.Create(ctx, spec); err != nil {
 		return nil, err
 	}
 	if err := m.raise(ctx, b.name, work, pol); err != nil {
@@ -333,7 +339,7 @@ func (m *Maker) boot(ctx context.Context, source string, img vm.Image, work stri
 	if err != nil {
 		return nil, err
 	}
-	st, err := b.guest.Install(ctx, img.Arch, "", pol)
+	st, err := b.guest.Install(ctx, spec.Image.Arch, "", pol)
 	if err == nil && !st.Ready() {
 		err = fail.New(fail.Policy, "the guest's network guard does not stand: %s %s", st.Firewall.Error, st.DNS.Error)
 	}

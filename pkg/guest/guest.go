@@ -241,6 +241,15 @@ func (g Guest) Own(ctx context.Context) (trouble string, err error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// SetHostname calls the guest as a VM of that name is called.
+func (g Guest) SetHostname(ctx context.Context, name string) error {
+	_, err := g.SSH.Output(ctx, "sudo "+g.program("hostname", "lima-"+name), nil, maxReply)
+	if err != nil {
+		return fmt.Errorf("give the guest its name: %w", err)
+	}
+	return nil
+}
+
 // Tmux sees to the guest's tmux session with its windows, in dir. It may be
 // repeated; windows are never made twice.
 func (g Guest) Tmux(ctx context.Context, dir string) error {

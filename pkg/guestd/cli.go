@@ -28,6 +28,7 @@ const usage = `usage: agent-guest COMMAND
   door                                   close the network
   seed                                   make a clone of a golden image a machine of its own
   sleep                                  wait to be saved, and become the machine that the host says
+  hostname NAME                          call the machine that, until it boots again
   unit                                   print the daemon's systemd unit
   stop                                   end the daemon of a fake guest
   version
@@ -71,7 +72,7 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 	if err := flags.Parse(rest); err != nil {
 		return fail.New(fail.Usage, "%s: %w\n%s", name, err, usage)
 	}
-	if want := map[string]int{"credential": 1}[name]; flags.NArg() != want {
+	if want := map[string]int{"credential": 1, "hostname": 1}[name]; flags.NArg() != want {
 		return fail.New(fail.Usage, "%s: takes %d arguments\n%s", name, want, usage)
 	}
 	switch name {
@@ -91,6 +92,8 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 			return g.WipeSecrets()
 		}
 		return g.SetSecrets(in)
+	case "hostname":
+		return g.SetHostname(flags.Arg(0))
 	case "credential":
 		return g.Credential(flags.Arg(0), in, out)
 	case "daemon":

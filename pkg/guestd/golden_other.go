@@ -13,6 +13,8 @@ func (g Guest) Seed(context.Context, func()) error { return errors.ErrUnsupporte
 
 func (g Guest) Sleep(context.Context) error { return errors.ErrUnsupported }
 
+func (g Guest) SetHostname(string) error { return errors.ErrUnsupported }
+
 func isInitrd() bool { return false }
 
 func Initrd() error { return errors.ErrUnsupported }

@@ -300,6 +300,18 @@ func await(ctx context.Context, most, pause time.Duration, do func() error) erro
 	}
 }
 
+// SetHostname calls the machine something else than its seed disk does, which
+// comes first again at the next boot.
+func (g Guest) SetHostname(name string) error {
+	if err := g.needRoot("hostname"); err != nil {
+		return err
+	}
+	if g.Fake {
+		return nil // it is the host's
+	}
+	return g.setHostname(name)
+}
+
 // setHostname names the machine, for this boot and the next ones.
 func (g Guest) setHostname(name string) error {
 	if !hostLabel.MatchString(name) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -36,6 +37,20 @@ func measureHost(dir string) (Host, error) {
 		}
 		dir = filepath.Dir(dir)
 	}
+}
+
+// measure counts the memory of the VMs that wait as free, of each what a new VM
+// is taken to need: they become sessions, or make room for them.
+func (m *Manager) measure() (Host, error) {
+	h, err := measureHost(m.Config.Paths.LimaHome)
+	if err != nil || h.FreeMemory == 0 {
+		return h, err
+	}
+	spares, err := golden.Spares(m.Config.Paths.Pool())
+	for _, s := range spares {
+		h.FreeMemory += config.Size(s.Memory) / 2
+	}
+	return h, err
 }
 
 // freeMemory counts what the system would give up (page cache) as free where

@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -15,7 +17,7 @@ import (
 )
 
 // AheadCommand is the hidden command that makes in the background what lets the
-// next session start faster: AheadCommand IMAGE CPUS MEMORY (bytes).
+// next session start faster: AheadCommand IMAGE CPUS MEMORY DISK (bytes).
 const AheadCommand = "prepare"
 
 const (
@@ -37,7 +39,7 @@ func (w *Worker) ahead(ctx context.Context, s Session) {
 
 func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err error) {
 	r := s.Spec.Resources
-	best, err := w.Golden.Best(ctx, w.Config.Prepare, s.Spec.Image, Arch(), r.CPUs, int64(r.Memory))
+	best, err := w.Golden.Best(ctx, w.Config.Prepare, s.Spec.Image, Arch(), sizeOf(r))
 	if err != nil || !best.Lacks {
 		return "nothing is lacking", err
 	}
@@ -56,7 +58,14 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 	if err != nil {
 		return "", err
 	}
-	if need := aheadMemory + w.Config.Limits.MemoryReserve; host.FreeMemory < need {
+	need := aheadMemory + w.Config.Limits.MemoryReserve
+	if best.Spares.Name != "" { // it stays
+		need = r.Memory + w.Config.Limits.MemoryReserve
+		if onBattery(ctx) {
+			return "the host runs on its battery", nil
+		}
+	}
+	if host.FreeMemory < need {
 		return fmt.Sprintf("%v of memory are free, it takes %v", host.FreeMemory, need), nil
 	}
 	if host.FreeDisk < w.Config.Limits.DiskReserve {
@@ -71,7 +80,7 @@ func (w *Worker) spawnAhead(ctx context.Context, source string, r config.Resourc
 		return err
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), w.Self, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)))
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), w.Self, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -79,4 +88,32 @@ func (w *Worker) spawnAhead(ctx context.Context, source string, r config.Resourc
 	}
 	go func() { _ = cmd.Wait() }() // only reaps; its log says how it went
 	return nil
+}
+
+// onBattery reports whether the host is known to run on its battery.
+func onBattery(ctx context.Context) bool {
+	if runtime.GOOS == "darwin" {
+		out, err := exec.CommandContext(ctx, "pmset", "-g", "batt").Output()
+		return err == nil && strings.Contains(string(out), "'Battery Power'")
+	}
+	return batteryOf("/sys/class/power_supply")
+}
+
+// batteryOf reads Linux's own account: there are mains, and none is plugged in.
+func batteryOf(dir string) bool {
+	found, err := filepath.Glob(filepath.Join(dir, "*", "online"))
+	if err != nil {
+		return false
+	}
+	mains := 0
+	for _, file := range found {
+		if kind, err := os.ReadFile(filepath.Join(filepath.Dir(file), "type")); err != nil || strings.TrimSpace(string(kind)) != "Mains" {
+			continue
+		}
+		if online, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(online)) != "0" {
+			return false
+		}
+		mains++
+	}
+	return mains > 0
 }

@@ -24,7 +24,7 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	}
 	err := w.step(ctx, s.ID, "stop the VM", func(ctx context.Context, p vm.Progress) error {
 		poweroff := w.farewell(ctx, &s)
-		err := w.Driver.Stop(ctx, s.Name, poweroff, stopGrace)
+		err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace)
 		if errors.Is(err, vm.ErrNotFound) && !s.Facts.WasReady {
 			err = nil // called off before there was a VM
 		}
@@ -82,7 +82,8 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 	err := w.step(ctx, s.ID, "remove VM, disks and keys", func(ctx context.Context, p vm.Progress) error {
 		return errors.Join(
 			w.KillLocal(ctx, s),
-			w.Driver.Delete(ctx, s.Name),
+			w.forsake(ctx, s.ID),
+			w.Driver.Delete(ctx, s.VM()),
 			w.Gateway(s).Stop(ctx),
 		)
 	})

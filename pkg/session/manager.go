@@ -49,7 +49,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	host, err := measureHost(m.Config.Paths.LimaHome)
+	host, err := m.measure()
 	if err != nil {
 		return Session{}, false, nil, err
 	}
@@ -124,7 +124,7 @@ func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, err
 	var host Host
 	if want == Ready && (s.Phase == Stopped || s.Phase == Broken) {
 		var err error
-		if host, err = measureHost(m.Config.Paths.LimaHome); err != nil {
+		if host, err = m.measure(); err != nil {
 			return s, err
 		}
 		others, err := m.Store.Sessions(ctx, false)

@@ -7,6 +7,7 @@
 package session
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -104,6 +105,7 @@ type Facts struct {
 	Root     string           `json:"root,omitempty"`      // vm.Machine.Root
 	Accel    string           `json:"accel,omitempty"`
 	From     golden.From      `json:"from,omitempty"` // what the VM was made from
+	VM       string           `json:"vm,omitempty"`   // its VM's name, unless that is the session's
 	Warm     string           `json:"warm,omitempty"` // directory of the saved state that it goes on from
 	// Keys of the provision scripts that have run in the guest, or in its image,
 	// and of the guest program that is there.
@@ -136,6 +138,9 @@ func read(row store.Session) (Session, error) {
 	return s, nil
 }
 
+// VM is the name of its VM: one that waited for a session keeps its own.
+func (s Session) VM() string { return cmp.Or(s.Facts.VM, s.Name) }
+
 // Called is the repository as a person names it: a directory's name, owner/repo,
 // or with its host where that is not github.com.
 func (s Session) Called() string {
@@ -164,7 +169,7 @@ type View struct {
 	Dir            string           `json:"dir,omitempty"`
 	SSH            string           `json:"ssh,omitempty"` // address while the VM runs
 	Accel          string           `json:"accel,omitempty"`
-	From           golden.From      `json:"from,omitempty"` // what the VM was made from: generic, golden, warm
+	From           golden.From      `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
 	Walled         bool             `json:"walled"`
 	Ports          []PublishedPort  `json:"ports,omitempty"`
 }

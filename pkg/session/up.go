@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -122,6 +123,11 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 			}
 		}
 		close(provisioned)
+		if one.Facts.VM != "" && ownTools(&one) {
+			if err := gst.SetHostname(gctx, one.Name); err != nil {
+				return err
+			}
+		}
 		return w.deliver(gctx, &one, gst, secrets)
 	})
 	if s.Facts.Base == nil {
@@ -149,7 +155,7 @@ func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
 	if !s.Facts.WasReady {
 		return nil
 	}
-	_, err := w.Driver.Inspect(ctx, s.Name)
+	_, err := w.Driver.Inspect(ctx, s.VM())
 	if errors.Is(err, vm.ErrNotFound) {
 		return fail.New(fail.NotFound, "the VM of session %s is missing; it is not made anew because its work would be lost unseen", s.Name).
 			WithHint("agent-sessionizer destroy --force %s", s.Name)
@@ -195,7 +201,7 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			prepared = config.PrepareGolden
 		}
 		again = true
-		if err := errors.Join(w.Driver.Delete(ctx, s.Name), w.Gateway(*s).Stop(ctx)); err != nil {
+		if err := errors.Join(w.Driver.Delete(ctx, s.VM()), w.Gateway(*s).Stop(ctx)); err != nil {
 			return nil, err
 		}
 	}
@@ -217,14 +223,14 @@ func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
 			fail.New(fail.Timeout, "the guest did not come up within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
 		defer cancel()
-		ep, err := w.Driver.Start(ctx, s.Name, p)
+		ep, err := w.Driver.Start(ctx, s.VM(), p)
 		if err != nil {
 			if cause := context.Cause(ctx); errors.Is(err, context.DeadlineExceeded) && cause != nil {
 				return cause
 			}
 			return err
 		}
-		m, err := w.Driver.Inspect(ctx, s.Name)
+		m, err := w.Driver.Inspect(ctx, s.VM())
 		if err != nil {
 			return err
 		}
@@ -236,9 +242,22 @@ func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
 // create makes the VM's files from what makes it start fastest.
 func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare) error {
 	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
+		// One that waited, and was taken before an interruption.
+		spare, err := golden.ReadSpare(w.spareDir(s.ID))
+		if err == nil {
+			*s, err = w.adopt(ctx, s.ID, spare)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 		// One that is there stays; from what it was made, the facts say.
-		if m, err := w.Driver.Inspect(ctx, s.Name); err == nil && m.State != vm.Broken {
+		if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
 			return nil
+		}
+		if s.Facts.VM != "" { // one that had waited, and is lost
+			if err := w.Driver.Delete(ctx, s.Facts.VM); err != nil {
+				return err
+			}
 		}
 		authorized, err := w.key(s.ID)
 		if err != nil {
@@ -250,8 +269,22 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 		}
 		defer release()
 		r := s.Spec.Resources
-		start, err := w.Golden.Best(ctx, prepared, s.Spec.Image, Arch(), r.CPUs, int64(r.Memory))
+		size := sizeOf(r)
+		start, err := w.Golden.Best(ctx, prepared, s.Spec.Image, Arch(), size)
 		if err != nil {
+			return err
+		}
+		if start.Spares.Name != "" && s.Spec.Walled { // they all have a wall
+			spare, ok, err := w.Golden.Take(ctx, start.Spares, size, w.spareDir(s.ID))
+			if err != nil {
+				return err
+			}
+			if ok {
+				*s, err = w.adopt(ctx, s.ID, spare)
+				return err
+			}
+		}
+		if err := w.makeRoom(ctx, r.Memory); err != nil {
 			return err
 		}
 		provisioned, program := "", ""
@@ -264,7 +297,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 			}
 		}
 		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
-			f.From, f.Warm, f.Provisioned, f.Program = start.From, start.Warm.Path, provisioned, program
+			f.From, f.VM, f.Warm, f.Provisioned, f.Program = start.From, "", start.Warm.Path, provisioned, program
 		})
 		if err != nil {
 			return err

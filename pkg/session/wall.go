@@ -24,7 +24,11 @@ const (
 
 // Gateway is the session's gateway as a process; only walled sessions have one.
 func (m *Manager) Gateway(s Session) gateway.Process {
-	return gateway.Process{Dir: filepath.Join(m.Config.Paths.SessionDir(s.ID), "gateway"), Self: m.Self}
+	return gateway.Process{Dir: m.gatewayDir(s.ID), Self: m.Self}
+}
+
+func (m *Manager) gatewayDir(id string) string {
+	return filepath.Join(m.Config.Paths.SessionDir(id), "gateway")
 }
 
 // raise makes the wall stand before the VM starts. A VM that runs without a
@@ -35,7 +39,7 @@ func (w *Worker) raise(ctx context.Context, s Session) error {
 		return nil
 	}
 	return w.step(ctx, s.ID, "raise the wall", func(ctx context.Context, p vm.Progress) error {
-		wire, err := w.Driver.Wire(s.Name)
+		wire, err := w.Driver.Wire(s.VM())
 		if err != nil {
 			return err
 		}
@@ -44,7 +48,7 @@ func (w *Worker) raise(ctx context.Context, s Session) error {
 			return err
 		}
 		g := w.Gateway(s)
-		m, err := w.Driver.Inspect(ctx, s.Name)
+		m, err := w.Driver.Inspect(ctx, s.VM())
 		if err != nil && !errors.Is(err, vm.ErrNotFound) {
 			return err
 		}
@@ -54,7 +58,7 @@ func (w *Worker) raise(ctx context.Context, s Session) error {
 				return g.SetPolicy(ctx, pol)
 			}
 			p("the VM has lost its network, shutting it down first")
-			if err := w.Driver.Stop(ctx, s.Name, w.farewell(ctx, &s), stopGrace); err != nil {
+			if err := w.Driver.Stop(ctx, s.VM(), w.farewell(ctx, &s), stopGrace); err != nil {
 				return err
 			}
 		}
@@ -89,7 +93,7 @@ func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
 	}
 	if !g.Running() {
 		// It ends with its VM, of which the driver knows the cause.
-		if m, err := w.Driver.Inspect(ctx, s.Name); err != nil || m.State != vm.Running {
+		if m, err := w.Driver.Inspect(ctx, s.VM()); err != nil || m.State != vm.Running {
 			return nil //nolint:nilerr // the watcher inspects it too
 		}
 		return fallen("the session's gateway has ended")

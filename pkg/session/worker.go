@@ -199,7 +199,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 			stamp = now
 			w.reload(ctx, s.ID)
 		}
-		m, err := w.Driver.Inspect(ctx, s.Name)
+		m, err := w.Driver.Inspect(ctx, s.VM())
 		switch {
 		case ctx.Err() != nil:
 			return s, nil

@@ -149,6 +149,50 @@ func TestGolden(t *testing.T) {
 	differ(t, ids)
 }
 
+// TestPool has a session get a VM that waited, as where VMs cannot be saved.
+func TestPool(t *testing.T) {
+	b := newBox(t)
+	b.Env = append(b.Env, "AGENT_SESSIONIZER_PREPARE=pool")
+	for _, repo := range []string{"one", "two"} {
+		b.Repo(repo)
+	}
+	b.Write("two/.agent-sessionizer.yaml", "network: {deny: [github.com]}\n")
+	if r := b.Run("sh", "-c", "cd two && git add . && git commit -q -m narrow"); r.Code != 0 {
+		t.Fatal(r.All())
+	}
+	one := b.open("./one")
+	from(t, b, one, "golden")
+	waitFor(t, "a VM that waits", func() bool { return strings.Contains(b.Asz("image", "list"), "waits for a session") })
+	two := b.open("./two")
+	from(t, b, two, "pool")
+	ids := map[string]map[string]string{one: who(t, b, one), two: who(t, b, two)}
+	differ(t, ids)
+	b.MustIn(two, "git log --oneline | grep -q narrow")
+	// What a gateway lets out that stood before there was a session.
+	if out := b.Asz("net", "explain", two, "github.com"); !strings.Contains(out, "denied") {
+		t.Error(out)
+	}
+	b.MustIn(two, "echo work >work.txt && sync")
+	b.Asz("stop", two)
+	b.Asz("start", two)
+	again := who(t, b, two)
+	for _, what := range []string{"machine-id", "hostname", "host-key", "mac", "login-key"} {
+		if again[what] != ids[two][what] {
+			t.Errorf("after a restart, %s is %s, was %s", what, again[what], ids[two][what])
+		}
+	}
+	if got := b.MustIn(two, "cat work.txt"); got != "work" {
+		t.Errorf("the work is %q", got)
+	}
+	b.Asz("destroy", "--force", two)
+	waitFor(t, "another VM that waits", func() bool { return strings.Contains(b.Asz("image", "list"), "waits for a session") })
+	b.Env = append(b.Env, "AGENT_SESSIONIZER_POOL=0")
+	b.Asz("image", "prune")
+	if left, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", "spare-*")); err != nil || len(left) > 0 {
+		t.Error(left, err)
+	}
+}
+
 // TestForksAtOnce forks ten sessions at once, or as many as two for each of the
 // host's processors: emulated ones starve each other.
 func TestForksAtOnce(t *testing.T) {

@@ -1,0 +1,76 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// spareDir is where a VM that waited comes to a session (golden.Maker.Take).
+// While it is there, what came with it has not all found its place.
+func (m *Manager) spareDir(id string) string {
+	return filepath.Join(m.Config.Paths.SessionDir(id), "spare")
+}
+
+func sizeOf(r config.Resources) golden.Size {
+	return golden.Size{CPUs: r.CPUs, Memory: int64(r.Memory), Disk: int64(r.Disk)}
+}
+
+// adopt makes a VM that waited a session's own. It may be repeated.
+func (w *Worker) adopt(ctx context.Context, id string, spare golden.Spare) (Session, error) {
+	provisioned, err1 := guest.ScriptsKey(w.Golden.Scripts)
+	program, err2 := guest.ProgramKey(Arch())
+	if err := errors.Join(err1, err2); err != nil {
+		return Session{}, err
+	}
+	for _, part := range []struct{ from, to string }{
+		{golden.GatewayFolder, w.gatewayDir(id)},
+		{golden.KeyFile, w.keyFile(id)},
+		{golden.KeyFile + ".pub", w.keyFile(id) + ".pub"}, // last: it says that the private one is whole
+	} {
+		from := filepath.Join(spare.Dir, part.from)
+		if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
+			continue // it has come before
+		}
+		// What an earlier VM of the session had.
+		if err := errors.Join(os.RemoveAll(part.to), os.Rename(from, part.to)); err != nil {
+			return Session{}, err
+		}
+	}
+	s, err := w.facts(ctx, id, store.Event{}, func(f *Facts) {
+		f.From, f.VM, f.Warm, f.Provisioned, f.Program = golden.FromPool, spare.VM, "", provisioned, program
+	})
+	if err != nil {
+		return s, err
+	}
+	return s, os.RemoveAll(spare.Dir)
+}
+
+// forsake removes a VM that was taken and never became the session's.
+func (w *Worker) forsake(ctx context.Context, id string) error {
+	spare, err := golden.ReadSpare(w.spareDir(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return w.Golden.Discard(ctx, spare)
+}
+
+// makeRoom removes the VMs that wait when a session of another size needs their
+// memory.
+func (w *Worker) makeRoom(ctx context.Context, memory config.Size) error {
+	host, err := measureHost(w.Config.Paths.State)
+	if err != nil || host.FreeMemory == 0 || host.FreeMemory >= memory/2+w.Config.Limits.MemoryReserve {
+		return err
+	}
+	return w.Golden.Drain(ctx, false, nil)
+}

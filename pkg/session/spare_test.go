@@ -1,0 +1,108 @@
+package session
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+)
+
+// Whoever takes a VM that waited may die between any two of its renames.
+func TestAdoptGoesOn(t *testing.T) {
+	parts := []string{"gateway/policy.json", "ssh_key", "ssh_key.pub"}
+	for moved := range len(parts) + 1 {
+		w := newWorker(t, driver{})
+		s := put(t, w.Manager, "0a1b2c3d4e5f", "one", Creating, Ready, Facts{})
+		dir := w.Config.Paths.SessionDir(s.ID)
+		write := func(path, text string) {
+			t.Helper()
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// What an earlier VM of the session had, and what came with this one.
+		write(filepath.Join(dir, "gateway/old"), "")
+		write(filepath.Join(dir, "ssh_key"), "old")
+		write(filepath.Join(dir, "spare/spare.json"), `{"vm": "spare-123456", "image": "/x"}`)
+		for i, part := range parts {
+			if i < moved {
+				if i == 0 {
+					if err := os.RemoveAll(filepath.Join(dir, "gateway")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				write(filepath.Join(dir, part), "new "+part)
+			} else {
+				write(filepath.Join(dir, "spare", part), "new "+part)
+			}
+		}
+		spare, err := golden.ReadSpare(w.spareDir(s.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err = w.adopt(t.Context(), s.ID, spare); err != nil {
+			t.Fatalf("%d moved: %v", moved, err)
+		}
+		if s.VM() != "spare-123456" || s.Facts.From != golden.FromPool {
+			t.Errorf("%d moved: %+v", moved, s.Facts)
+		}
+		for _, part := range parts {
+			if text, err := os.ReadFile(filepath.Join(dir, part)); err != nil || string(text) != "new "+part {
+				t.Errorf("%d moved: %s is %q, %v", moved, part, text, err)
+			}
+		}
+		for _, gone := range []string{"spare", "gateway/old"} {
+			if _, err := os.Stat(filepath.Join(dir, gone)); err == nil {
+				t.Errorf("%d moved: %s is left", moved, gone)
+			}
+		}
+	}
+}
+
+// What the pool's directory holds is ours, but a name goes into paths and must
+// not be another VM's.
+func TestASpareHasTheNameOfOne(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"", "agent-project", "spare-../x", "spare-A"} {
+		if err := os.WriteFile(filepath.Join(dir, "spare.json"), []byte(`{"vm": "`+name+`"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := golden.ReadSpare(dir); err == nil || !strings.Contains(err.Error(), "no name") {
+			t.Errorf("%q: %+v, %v", name, s, err)
+		}
+	}
+}
+
+func TestOnBattery(t *testing.T) {
+	for what, c := range map[string]struct {
+		supplies map[string]string // name: type and online
+		want     bool
+	}{
+		"a server":         {map[string]string{}, false},
+		"plugged in":       {map[string]string{"AC": "Mains 1"}, false},
+		"on its battery":   {map[string]string{"AC": "Mains 0", "ucsi": "USB 0"}, true},
+		"one of two plugs": {map[string]string{"AC": "Mains 0", "AC2": "Mains 1"}, false},
+		"a mouse":          {map[string]string{"hid": "Battery 0"}, false},
+	} {
+		dir := t.TempDir()
+		for name, text := range c.supplies {
+			kind, online, _ := strings.Cut(text, " ")
+			if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for file, text := range map[string]string{"type": kind, "online": online} {
+				if err := os.WriteFile(filepath.Join(dir, name, file), []byte(text+"\n"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if got := batteryOf(dir); got != c.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}
