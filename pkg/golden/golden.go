@@ -335,7 +335,13 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 	}
 	b.guest.Root = machine.Root
 	b.guest.SSH, err = ssh.DialBooted(ctx, ssh.Target{Addr: b.endpoint.Addr, User: b.endpoint.User, Key: private, HostKey: b.endpoint.HostKey},
-		func() { say(p, "waiting for the guest's network") })
+		func() error {
+			say(p, "waiting for the guest's network")
+			if machine, err := m.Driver.Inspect(ctx, b.name); err == nil && machine.State != vm.Running {
+				return fail.New(fail.Failure, "the VM ended before anybody could log in")
+			}
+			return nil
+		})
 	if err != nil {
 		return nil, err
 	}

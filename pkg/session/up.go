@@ -211,7 +211,13 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		if err != nil {
 			return err
 		}
-		conn, err = ssh.DialBooted(ctx, t, func() { p("waiting for the guest's network") })
+		conn, err = ssh.DialBooted(ctx, t, func() error {
+			p("waiting for the guest's network")
+			if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Running {
+				return fail.New(fail.Failure, "the VM ended before anybody could log in")
+			}
+			return nil
+		})
 		return err
 	})
 	return conn, err

@@ -42,7 +42,7 @@ const dialBound = 10 * time.Second
 const (
 	bootedBound = 5 * time.Minute
 	bootedTry   = time.Minute
-	bootedPause = 100 * time.Millisecond
+	bootedPause = 200 * time.Millisecond
 )
 
 // Target says where to log in, as whom, and who must answer.
@@ -75,8 +75,8 @@ type Client struct {
 
 // DialBooted dials a guest that has just said that its sshd listens, for up to
 // five minutes: its network may come up after that. Whenever it does not answer,
-// waiting is called.
-func DialBooted(ctx context.Context, t Target, waiting func()) (*Client, error) {
+// waiting is called, and may end it with an error.
+func DialBooted(ctx context.Context, t Target, waiting func() error) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootedBound)
 	defer cancel()
 	t.Patience = bootedTry
@@ -85,7 +85,9 @@ func DialBooted(ctx context.Context, t Target, waiting func()) (*Client, error) 
 		if !errors.Is(err, ErrUnreachable) {
 			return c, err
 		}
-		waiting()
+		if err := waiting(); err != nil {
+			return nil, err
+		}
 		select {
 		case <-ctx.Done():
 			return nil, err
