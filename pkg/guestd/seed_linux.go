@@ -117,7 +117,7 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	announce(s.key)
 	s.mark("ready")
 	hold(ctx)
-	if err := s.guest.own(ctx, []chore{{"say that it has booted", sayBooted}}); err != nil { // it never was another's
+	if err := s.guest.own(ctx, []chore{{"say that it has booted", sayBooted}, {"grow the disk", growRoot}}); err != nil {
 		return err
 	}
 	s.late(ctx)
@@ -149,7 +149,6 @@ func (s *seeder) late(ctx context.Context) {
 	awaitIdle(ctx)
 	s.mark("idle")
 	_ = do(ctx, []chore{ // the machine works without
-		{"grow the disk", growRoot},
 		{"start the rest", func(ctx context.Context) error { return start(ctx, lateUnit) }},
 		{"provision", provision},
 	})

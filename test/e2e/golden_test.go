@@ -30,6 +30,8 @@ echo "uuid $(cat /proc/sys/kernel/random/uuid)"
 echo "login-key $(cat /etc/ssh/agent-sessionizer/agent)"
 `
 
+const wholeDisk = `[ $(df -BM --output=size / | tail -1 | tr -dc 0-9) -gt 7000 ]`
+
 // who asks a session who it is, and wants its clock to be right.
 func who(t *testing.T, b *box, name string) map[string]string {
 	t.Helper()
@@ -50,6 +52,23 @@ func who(t *testing.T, b *box, name string) map[string]string {
 		t.Errorf("%s is called %s", name, id["hostname"])
 	}
 	return id
+}
+
+// same wants a session to be who it was, with what was left in it.
+func same(t *testing.T, b *box, name string, was map[string]string) {
+	t.Helper()
+	now := who(t, b, name)
+	for _, what := range []string{"machine-id", "hostname", "host-key", "mac", "login-key"} {
+		if now[what] != was[what] {
+			t.Errorf("after a restart, %s is %s, was %s", what, now[what], was[what])
+		}
+	}
+	if now["boot-id"] == was["boot-id"] {
+		t.Error("the boot id is that of the boot before")
+	}
+	if got := b.MustIn(name, "cat work.txt"); got != "work" {
+		t.Errorf("the work is %q", got)
+	}
 }
 
 func from(t *testing.T, b *box, name, want string) {
@@ -90,7 +109,7 @@ func TestGolden(t *testing.T) {
 	t.Run("a fork is its own when it is ready", func(t *testing.T) {
 		b.MustIn(one, "test -e /run/agent-seed/own && ! test -s /run/agent-seed/own")
 		b.MustIn(one, "sudo grep -q "+one+" /mnt/lima-cidata/meta-data")
-		b.MustIn(one, `[ $(df -BM --output=size / | tail -1 | tr -dc 0-9) -gt 7000 ]`)
+		b.MustIn(one, wholeDisk)
 		b.MustIn(one, "sudo journalctl -b | grep -q . && ls -d /run/log/journal/$(cat /etc/machine-id)")
 	})
 	t.Run("a fork is an ordinary guest", func(t *testing.T) {
@@ -127,23 +146,13 @@ func TestGolden(t *testing.T) {
 		b.Asz("stop", one)
 		b.Asz("image", "prune") // a stopped session's image stays
 		b.Asz("start", one)
-		again := who(t, b, one)
-		for _, what := range []string{"machine-id", "hostname", "host-key", "mac", "login-key"} {
-			if again[what] != ids[one][what] {
-				t.Errorf("after a restart, %s is %s, was %s", what, again[what], ids[one][what])
-			}
-		}
-		if got := b.MustIn(one, "cat work.txt"); got != "work" {
-			t.Errorf("the work is %q", got)
-		}
-		if again["boot-id"] == ids[one]["boot-id"] {
-			t.Error("the boot id is that of the boot before")
-		}
+		same(t, b, one, ids[one])
 	})
 	t.Run("a clone", func(t *testing.T) {
 		b.Env = append(b.Env, "AGENT_SESSIONIZER_PREPARE=golden")
 		three := b.open("./three")
 		from(t, b, three, "golden")
+		b.MustIn(three, wholeDisk)
 		ids[three] = who(t, b, three)
 	})
 	differ(t, ids)
@@ -175,15 +184,7 @@ func TestPool(t *testing.T) {
 	b.MustIn(two, "echo work >work.txt && sync")
 	b.Asz("stop", two)
 	b.Asz("start", two)
-	again := who(t, b, two)
-	for _, what := range []string{"machine-id", "hostname", "host-key", "mac", "login-key"} {
-		if again[what] != ids[two][what] {
-			t.Errorf("after a restart, %s is %s, was %s", what, again[what], ids[two][what])
-		}
-	}
-	if got := b.MustIn(two, "cat work.txt"); got != "work" {
-		t.Errorf("the work is %q", got)
-	}
+	same(t, b, two, ids[two])
 	b.Asz("destroy", "--force", two)
 	waitFor(t, "another VM that waits", func() bool { return strings.Contains(b.Asz("image", "list"), "waits for a session") })
 	b.Env = append(b.Env, "AGENT_SESSIONIZER_POOL=0")
