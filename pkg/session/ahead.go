@@ -39,7 +39,7 @@ func (w *Worker) ahead(ctx context.Context, s Session) {
 
 func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err error) {
 	r := s.Spec.Resources
-	best, err := w.Golden.Best(ctx, w.Config.Prepare, s.Spec.Image, Arch(), sizeOf(r))
+	best, err := w.Golden.Best(ctx, w.Config.Prepare, s.Spec.Image, Arch(), SizeOf(r))
 	if err != nil || !best.Lacks {
 		return "nothing is lacking", err
 	}

@@ -19,21 +19,22 @@ func (m *Manager) spareDir(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "spare")
 }
 
-func sizeOf(r config.Resources) golden.Size {
+// SizeOf is the size of a VM with those resources.
+func SizeOf(r config.Resources) golden.Size {
 	return golden.Size{CPUs: r.CPUs, Memory: int64(r.Memory), Disk: int64(r.Disk)}
 }
 
 // adopt makes a VM that waited a session's own. It may be repeated.
-func (w *Worker) adopt(ctx context.Context, id string, spare golden.Spare) (Session, error) {
+func (w *Worker) adopt(ctx context.Context, s *Session, spare golden.Spare) error {
 	provisioned, err1 := guest.ScriptsKey(w.Golden.Scripts)
 	program, err2 := guest.ProgramKey(Arch())
 	if err := errors.Join(err1, err2); err != nil {
-		return Session{}, err
+		return err
 	}
 	for _, part := range []struct{ from, to string }{
-		{golden.GatewayFolder, w.gatewayDir(id)},
-		{golden.KeyFile, w.keyFile(id)},
-		{golden.KeyFile + ".pub", w.keyFile(id) + ".pub"}, // last: it says that the private one is whole
+		{golden.GatewayFolder, w.gatewayDir(s.ID)},
+		{golden.KeyFile, w.keyFile(s.ID)},
+		{golden.KeyFile + ".pub", w.keyFile(s.ID) + ".pub"}, // last: it says that the private one is whole
 	} {
 		from := filepath.Join(spare.Dir, part.from)
 		if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
@@ -41,16 +42,17 @@ func (w *Worker) adopt(ctx context.Context, id string, spare golden.Spare) (Sess
 		}
 		// What an earlier VM of the session had.
 		if err := errors.Join(os.RemoveAll(part.to), os.Rename(from, part.to)); err != nil {
-			return Session{}, err
+			return err
 		}
 	}
-	s, err := w.facts(ctx, id, store.Event{}, func(f *Facts) {
+	now, err := w.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
 		f.From, f.VM, f.Warm, f.Provisioned, f.Program = golden.FromPool, spare.VM, "", provisioned, program
 	})
 	if err != nil {
-		return s, err
+		return err
 	}
-	return s, os.RemoveAll(spare.Dir)
+	*s = now
+	return os.RemoveAll(spare.Dir)
 }
 
 // forsake removes a VM that was taken and never became the session's.

@@ -45,7 +45,7 @@ func TestAdoptGoesOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s, err = w.adopt(t.Context(), s.ID, spare); err != nil {
+		if err := w.adopt(t.Context(), &s, spare); err != nil {
 			t.Fatalf("%d moved: %v", moved, err)
 		}
 		if s.VM() != "spare-123456" || s.Facts.From != golden.FromPool {

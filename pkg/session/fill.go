@@ -1,0 +1,206 @@
+package session
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"path"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// fill gives a guest that runs everything a session has. The repository comes
+// over SSH, so that it needs no network, but it needs the tools.
+func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
+	tools, err := w.hasTools(s)
+	if err != nil {
+		return err
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	provisioned := make(chan struct{})
+	one, other := *s, *s
+	g.Go(func() error {
+		if err := w.guard(gctx, &one, gst); err != nil {
+			return err
+		}
+		if !tools {
+			if err := w.provision(gctx, &one, gst); err != nil {
+				return err
+			}
+		}
+		close(provisioned)
+		if one.Facts.VM != "" && ownTools(&one) {
+			if err := gst.SetHostname(gctx, one.Name); err != nil {
+				return err
+			}
+		}
+		return w.deliver(gctx, &one, gst, secrets)
+	})
+	if s.Facts.Base == nil {
+		g.Go(func() error {
+			if !tools {
+				select {
+				case <-provisioned:
+				case <-gctx.Done():
+					return gctx.Err()
+				}
+			}
+			return w.clone(gctx, &other, gst, source, target)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	*s, err = w.Get(ctx, s.ID)
+	return err
+}
+
+// guard installs the guest program: from here on the guest reaches what the
+// policy allows, which until now was nothing.
+func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
+	return w.step(ctx, s.ID, "guard the network", func(ctx context.Context, _ vm.Progress) error {
+		p, err := w.Policy(*s)
+		if err != nil {
+			return err
+		}
+		// First the wall's, which counts: when it was raised, the repository's own
+		// file, which may narrow it, had not been read.
+		if s.Spec.Walled {
+			if err := w.Gateway(*s).SetPolicy(ctx, p); err != nil {
+				return err
+			}
+		}
+		st, err := g.Install(ctx, Arch(), s.Facts.Program, p)
+		if err != nil {
+			return err
+		}
+		key, err := guest.ProgramKey(Arch())
+		if err != nil {
+			return err
+		}
+		if key != s.Facts.Program {
+			if *s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Program = key }); err != nil {
+				return err
+			}
+		}
+		if !st.Ready() {
+			return fail.New(fail.Policy, "the guest's network guard does not stand: %s %s", st.Firewall.Error, st.DNS.Error).
+				WithHint("agent-sessionizer logs --of serial %s", s.Name)
+		}
+		return nil
+	})
+}
+
+// readProject takes over the repository's own file, which may only narrow.
+func (w *Worker) readProject(ctx context.Context, s *Session, src repo.Source) error {
+	text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)
+	if err != nil || !ok {
+		return err
+	}
+	project, err := config.ParseProject(s.Repo+":"+config.ProjectFile, text)
+	if err != nil {
+		return err
+	}
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Project = &project })
+	return err
+}
+
+// A machine with a root prefix is a directory of this host, not a machine of
+// its own: it has the host's tools and must not get others.
+func ownTools(s *Session) bool { return s.Facts.Root == "" }
+
+func (w *Worker) windows(ctx context.Context, s *Session, g guest.Guest) error {
+	if !ownTools(s) {
+		return nil
+	}
+	return w.step(ctx, s.ID, "open tmux windows", func(ctx context.Context, _ vm.Progress) error {
+		return g.Tmux(ctx, s.Facts.Dir)
+	})
+}
+
+// own waits until the guest shares nothing with what its VM was made from.
+func (w *Worker) own(ctx context.Context, s Session, g guest.Guest) error {
+	if s.Facts.From == golden.FromGeneric {
+		return nil
+	}
+	return w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not finish its disks and journal within %v", ownTimeout))
+		defer cancel()
+		trouble, err := g.Own(ctx)
+		if err == nil && trouble != "" {
+			w.warn(ctx, s.ID, "", "in the guest: %s", trouble)
+		}
+		return err
+	})
+}
+
+// hasTools reports whether the guest is provisioned as this program does it.
+func (w *Worker) hasTools(s *Session) (bool, error) {
+	key, err := guest.ScriptsKey(w.Golden.Scripts)
+	return !ownTools(s) || s.Facts.Provisioned == key, err
+}
+
+func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error {
+	return w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
+		ctx, cancel := context.WithTimeout(ctx, provisionTimeout)
+		defer cancel()
+		if err := g.Provision(ctx, w.Golden.Scripts, s.Spec.Image, p); err != nil {
+			return err
+		}
+		key, err := guest.ScriptsKey(w.Golden.Scripts)
+		if err != nil {
+			return err
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Provisioned = key })
+		return err
+	})
+}
+
+func (w *Worker) clone(ctx context.Context, s *Session, g guest.Guest, src repo.Source, target repo.Target) error {
+	return w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
+		dir := path.Join(s.Facts.Root+guest.Home, path.Base(s.Repo))
+		base, err := repo.Push(ctx, g.SSH, src, repo.Checkout{Dir: dir}, repo.Progress(p))
+		if err != nil {
+			return err
+		}
+		for _, warning := range base.Warnings {
+			w.warn(ctx, s.ID, "", "%s", warning)
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Dir, f.Base, f.Target = dir, &base, target })
+		return err
+	})
+}
+
+// deliver mints the session's token and puts it and the secrets into the
+// guest's memory. The host keeps the token's hash only, so each start has a new one.
+func (w *Worker) deliver(ctx context.Context, s *Session, g guest.Guest, secrets map[string]secret.Value) error {
+	return w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
+		token := randomHex(32)
+		w.hide(secret.NewValue(token))
+		sum := sha256.Sum256([]byte(token))
+		_, err := w.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+			row.TokenSHA256 = hex.EncodeToString(sum[:])
+			return store.Event{}, nil
+		})
+		if err != nil {
+			return err
+		}
+		return g.SetSecrets(ctx, secrets, token)
+	})
+}
+
+// hide keeps values out of everything that is told from now on.
+func (w *Worker) hide(values ...secret.Value) {
+	if w.Redact != nil {
+		w.Redact.Add(values...)
+	}
+}
