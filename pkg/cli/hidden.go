@@ -20,7 +20,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret/onepassword"
@@ -99,7 +101,9 @@ func newHiddenCmds(a *app) []*cobra.Command {
 // aheadImageCommand is the part of session.AheadCommand that makes files.
 const aheadImageCommand = "prepare-image"
 
-// runAhead makes in the background what lets the next session start faster.
+// runAhead makes in the background what lets the next session start faster. What
+// waits becomes somebody's VM, at the priority of one, so a process of its own
+// makes the files.
 func runAhead(ctx context.Context, a *app, args []string) error {
 	self, err := self()
 	if err != nil {
@@ -110,32 +114,36 @@ func runAhead(ctx context.Context, a *app, args []string) error {
 	if err := files.Run(); err != nil {
 		return fail.New(fail.Failure, "%s: %w", aheadImageCommand, err)
 	}
-	cfg, err := a.settings()
+	cfg, maker, size, err := a.ahead(args)
 	if err != nil {
 		return err
 	}
-	size, err := parseSize(args)
+	made, err := maker.Images.Find(image.Golden(args[0]), session.Arch())
 	if err != nil {
 		return err
 	}
-	// What waits becomes somebody's VM, at the priority of one.
-	return prepareImage(ctx, a, cfg.Prepare, args[0], size, true)
+	return fillPool(ctx, a, maker, cfg.Prepare, made, size)
 }
 
 // runAheadImage, and all that it starts, gives way to what people wait for.
 func runAheadImage(ctx context.Context, a *app, args []string) error {
-	size, err := parseSize(args)
-	if err != nil {
-		return err
-	}
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
 		return err
 	}
-	cfg, err := a.settings()
+	cfg, maker, size, err := a.ahead(args)
 	if err != nil {
 		return err
 	}
-	return prepareImage(ctx, a, cfg.Prepare, args[0], size, false)
+	_, err = prepareImage(ctx, a, maker, cfg.Prepare, args[0], size)
+	return err
+}
+
+// ahead is what session.AheadCommand works with.
+func (a *app) ahead(args []string) (*config.Config, *golden.Maker, config.Resources, error) {
+	cfg, err1 := a.settings()
+	maker, err2 := a.maker()
+	size, err3 := parseSize(args)
+	return cfg, maker, size, errors.Join(err1, err2, err3)
 }
 
 // parseSize reads the arguments of session.AheadCommand.

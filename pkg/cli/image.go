@@ -34,7 +34,7 @@ func newImageCmd(a *app) *cobra.Command {
 		Use: "list", Short: "List guest images", Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImageList(a, asJSON) },
 	}
-	list.Flags().BoolVar(&asJSON, "json", false, "print an array of images")
+	list.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	var o imageBuildOptions
 	build := &cobra.Command{
 		Use: "build", Short: "Build a guest image, and what sessions are cloned and forked from",
@@ -56,7 +56,7 @@ user namespaces. --from ubuntu starts from the cloud image that the VM template 
 	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build it also when nothing changed, for newer packages")
 	build.Flags().BoolVar(&o.browser, "browser", false, "with the libraries of Playwright's browsers (250 MB)")
 	build.Flags().StringVar(&o.prepare, "prepare", "", "what to make of it: none, golden, warm or pool; as configured unless told")
-	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "CPUs of the VM that is saved; as configured unless told")
+	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "CPUs of the VM that is saved, or waits; as configured unless told")
 	build.Flags().Var(&o.resources.Memory, "memory", "its memory, such as 8GiB; as configured unless told")
 	inspect := &cobra.Command{
 		Use: "inspect NAME", Short: "Show one image: files, saved states, who uses it", Args: usage(cobra.ExactArgs(1)),
@@ -70,7 +70,7 @@ user namespaces. --from ubuntu starts from the cloud image that the VM template 
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },
 	}
 	prune := &cobra.Command{
-		Use: "prune", Short: "Remove what newer images replaced and what builds left, except where a session builds on it",
+		Use: "prune", Short: "Remove what newer images replaced, what builds left, and VMs that wait in vain, except where a session builds on it",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImagePrune(cmd.Context(), a) },
 	}
@@ -253,58 +253,75 @@ func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
 	if prepare == config.PrepareNone {
 		return nil
 	}
-	return prepareImage(ctx, a, prepare, o.from, o.resources, true)
+	maker, err := a.maker()
+	if err != nil {
+		return err
+	}
+	size, err := a.size(ctx, o.resources)
+	if err != nil {
+		return err
+	}
+	made, err := prepareImage(ctx, a, maker, prepare, o.from, size)
+	if err != nil {
+		return err
+	}
+	return fillPool(ctx, a, maker, prepare, made, size)
 }
 
-// prepareImage makes the golden image of source and, if it is wanted, the saved
-// state for VMs of a size; zero fields are as configured. With waiting it also
-// boots the VMs that are to wait.
-func prepareImage(ctx context.Context, a *app, prepare config.Prepare, source string, size config.Resources, waiting bool) error {
+// maker makes golden images and what comes of them.
+func (a *app) maker() (*golden.Maker, error) {
 	driver, err := a.driver(quietLog())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	maker, err := a.golden(driver)
-	if err != nil {
-		return err
-	}
+	return a.golden(driver)
+}
+
+// size is that of a session's VM; zero fields are as configured.
+func (a *app) size(ctx context.Context, asked config.Resources) (config.Resources, error) {
 	m, err := a.plainManager(ctx)
 	if err != nil {
-		return err
+		return config.Resources{}, err
 	}
-	if size, err = m.Size(size); err != nil {
-		return err
-	}
+	return m.Size(asked)
+}
+
+// prepareImage makes the golden image of source and, where it is wanted and VMs
+// can be saved, the saved state for VMs of a size.
+func prepareImage(ctx context.Context, a *app, maker *golden.Maker, prepare config.Prepare, source string, size config.Resources) (image.Info, error) {
 	made, err := makeImage(ctx, a, "make golden image "+image.Golden(source), func(ctx context.Context, say func(string)) (image.Info, error) {
 		return maker.Image(ctx, source, session.Arch(), say)
 	})
 	if err != nil {
-		return err
+		return made, err
 	}
 	a.printf("%s %s %v\n", made.Name, made.Path, config.Size(made.Size))
-	if prepare == config.PrepareGolden {
-		return nil
+	if prepare != config.PrepareWarm {
+		return made, nil
 	}
-	if err := maker.CanWarm(ctx, session.Arch()); err != nil || prepare == config.PreparePool {
-		if !waiting || maker.Waiting == 0 {
-			return nil
-		}
-		if err != nil {
-			a.con.Say("%v: VMs wait instead", err)
-		}
-		_, err := makeImage(ctx, a, fmt.Sprintf("boot VMs that wait: %d", maker.Waiting), func(ctx context.Context, say func(string)) (struct{}, error) {
-			return struct{}{}, maker.Fill(ctx, made, golden.Size{CPUs: size.CPUs, Memory: int64(size.Memory), Disk: int64(size.Disk)}, say)
-		})
-		return err
+	if err := maker.CanWarm(ctx, session.Arch()); err != nil {
+		a.con.Say("%v: sessions are clones", err)
+		return made, nil
 	}
 	warm, err := makeImage(ctx, a, fmt.Sprintf("save a VM of %d CPUs and %v", size.CPUs, size.Memory), func(ctx context.Context, say func(string)) (image.Warm, error) {
 		return maker.Warm(ctx, made, size.CPUs, int64(size.Memory), say)
 	})
 	if err != nil {
-		return err
+		return made, err
 	}
 	a.printf("%s %v\n", warm.Path, config.Size(warm.Size))
-	return nil
+	return made, nil
+}
+
+// fillPool boots the VMs that are to wait, if any are.
+func fillPool(ctx context.Context, a *app, maker *golden.Maker, prepare config.Prepare, made image.Info, size config.Resources) error {
+	if !maker.Pools(ctx, prepare, session.Arch()) {
+		return nil
+	}
+	_, err := makeImage(ctx, a, fmt.Sprintf("boot VMs that wait: %d", maker.Waiting), func(ctx context.Context, say func(string)) (struct{}, error) {
+		return struct{}{}, maker.Fill(ctx, made, session.SizeOf(size), say)
+	})
+	return err
 }
 
 // makeImage runs f as a step that is shown, with its lines.
@@ -376,23 +393,23 @@ func runImagePrune(ctx context.Context, a *app) error {
 	return nil
 }
 
-// drainPool removes the VMs that wait and are clones of what newer images
-// replaced, or all when none are to wait.
+// drainPool removes the VMs that wait and that no session will be given: clones
+// of what newer images replaced, or all.
 func drainPool(ctx context.Context, a *app, images *image.Store) error {
-	driver, err := a.driver(quietLog())
+	cfg, err := a.settings()
 	if err != nil {
 		return err
 	}
-	maker, err := a.golden(driver)
+	maker, err := a.maker()
 	if err != nil {
 		return err
 	}
+	pools := maker.Pools(ctx, cfg.Prepare, session.Arch())
 	return maker.Drain(ctx, true, func(s golden.Spare) bool {
-		current := func(source string) bool {
+		return pools && slices.ContainsFunc([]string{image.Ubuntu, image.Debian}, func(source string) bool {
 			i, err := images.Find(image.Golden(source), session.Arch())
 			return err == nil && i.Path == s.Image
-		}
-		return maker.Waiting > 0 && (current(image.Ubuntu) || current(image.Debian))
+		})
 	})
 }
 

@@ -56,10 +56,13 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 		return golden, nil
 	}
 	_, state, err := m.saver(ctx, arch, size.CPUs, size.Memory)
-	if want == config.PreparePool || err != nil { // VMs cannot be saved here
+	switch {
+	case m.pools(want, err):
 		golden.Spares = made
 		golden.Lacks, err = m.lacksSpares(made, size)
 		return golden, err
+	case want != config.PrepareWarm || err != nil:
+		return golden, nil //nolint:nilerr // VMs cannot be saved here, and none are to wait
 	}
 	golden.Lacks = true
 	w, ok := made.Warmed(state)

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
@@ -240,6 +241,15 @@ func (m *Maker) saver(ctx context.Context, arch string, cpus int, memory int64) 
 func (m *Maker) CanWarm(ctx context.Context, arch string) error {
 	_, _, err := m.saver(ctx, arch, 1, 1)
 	return err
+}
+
+// Pools reports whether sessions are given VMs that wait.
+func (m *Maker) Pools(ctx context.Context, want config.Prepare, arch string) bool {
+	return m.pools(want, m.CanWarm(ctx, arch))
+}
+
+func (m *Maker) pools(want config.Prepare, cannotSave error) bool {
+	return m.Waiting > 0 && (want == config.PreparePool || want == config.PrepareWarm && cannotSave != nil)
 }
 
 // Warm makes a saved state of a VM of that size, booted from the golden image
