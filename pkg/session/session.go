@@ -20,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // Phase is where a session is. What a person calls its state.
@@ -116,6 +117,16 @@ type Facts struct {
 	Tmux        string          `json:"tmux,omitempty"`    // socket of the local tmux server that shows the session
 	Ports       []PublishedPort `json:"ports,omitempty"`   // asked for with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when somebody last came; what was denied since is told
+	Attention   *Attention      `json:"attention,omitempty"`
+}
+
+// Attention is how the most urgent agent of a session is. The words are the
+// guest's: harmless to print, and not to be believed.
+type Attention struct {
+	State wire.AgentState `json:"state"`
+	Agent string          `json:"agent,omitempty"`
+	On    string          `json:"on,omitempty"` // what it waits for, or the error
+	Since time.Time       `json:"since"`        // by the host's clock
 }
 
 // Session is a row with its JSON read.
@@ -172,6 +183,7 @@ type View struct {
 	From           golden.From      `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
 	Walled         bool             `json:"walled"`
 	Ports          []PublishedPort  `json:"ports,omitempty"`
+	Attention      *Attention       `json:"attention,omitempty"` // while the VM runs
 }
 
 // ViewError is the last failure.
@@ -197,6 +209,9 @@ func (s Session) View() View {
 	}
 	if s.Phase == Ready || s.Phase == Starting || s.Phase == Creating {
 		v.SSH = s.Facts.Endpoint.Addr
+	}
+	if s.Phase == Ready {
+		v.Attention = s.Facts.Attention
 	}
 	return v
 }

@@ -1,0 +1,41 @@
+package session
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+func (m *Manager) glanceFile(id string) string {
+	return filepath.Join(m.Config.Paths.SessionDir(id), "glance.json")
+}
+
+// Glance is what the keeper last saw in the guest, and when. It reads a file,
+// and asks nobody. fail.NotFound when it never saw anything.
+func (m *Manager) Glance(s Session) (wire.Glance, time.Time, error) {
+	f, err := os.Open(m.glanceFile(s.ID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return wire.Glance{}, time.Time{}, fail.New(fail.NotFound, "session %s was never looked at", s.Name)
+	}
+	if err != nil {
+		return wire.Glance{}, time.Time{}, fail.New(fail.Host, "read what was seen of session %s: %w", s.Name, err)
+	}
+	defer f.Close()
+	var g wire.Glance
+	fi, err := f.Stat()
+	if err == nil {
+		err = json.NewDecoder(f).Decode(&g)
+	}
+	if err != nil {
+		return wire.Glance{}, time.Time{}, fmt.Errorf("read what was seen of session %s: %w", s.Name, err)
+	}
+	return g, fi.ModTime(), nil
+}
+
