@@ -11,6 +11,7 @@ import (
 var layers = map[string]int{
 	"":        0, // the embedded files
 	"fail":    0,
+	"home":    0,
 	"policy":  0,
 	"wire":    0,
 	"config":  1,
@@ -21,6 +22,7 @@ var layers = map[string]int{
 	"repo":    2, // talks to a guest over ssh
 	"tmux":    1,
 	"console": 1,
+	"notify":  1,
 	"guestd":  1,
 	"gateway": 2,
 	"guest":   2,
@@ -28,7 +30,8 @@ var layers = map[string]int{
 	"attach":  2,
 	"golden":  3,
 	"session": 4,
-	"keeper":  6, // 5 is for tasks
+	"picker":  5,
+	"keeper":  6, // 5 is for tasks, too
 	"cli":     7,
 }
 

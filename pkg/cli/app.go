@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/spf13/cobra"
-
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
@@ -104,6 +102,11 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 	return &session.Worker{
 		Manager: m, Driver: driver, Golden: maker,
 		Mirrors: &repo.Mirrors{Dir: m.Config.Paths.Mirrors()}, Log: log, Redact: a.redact,
+		Phase: func(ctx context.Context, _ session.Session) { a.pushStatus(ctx, m) },
+		Attention: func(ctx context.Context, s session.Session) {
+			a.pushStatus(ctx, m)
+			a.notify(ctx, m, s)
+		},
 		KillLocal: func(ctx context.Context, s session.Session) error {
 			if s.Facts.Tmux == "" {
 				return nil // never shown
@@ -179,31 +182,4 @@ func self() (string, error) {
 	}
 	// An upgrade replaces the file while we run; Linux then says "(deleted)".
 	return strings.TrimSuffix(path, " (deleted)"), nil
-}
-
-// completeSessions offers sessions' names and repositories; it starts nothing.
-func (a *app) completeSessions(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	m, err := a.plainManager(cmd.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	all, err := m.List(cmd.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var out []string
-	for _, s := range all {
-		out = append(out, s.Name+"\t"+string(s.Phase), s.Called()+"\t"+string(s.Phase))
-	}
-	return out, cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeRepos offers sessions and the repositories of repos.txt.
-func (a *app) completeRepos(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-	out, _ := a.completeSessions(cmd, args, typed)
-	repos, err := a.repos()
-	if err == nil {
-		out = append(out, repos...)
-	}
-	return out, cobra.ShellCompDirectiveDefault // paths are repositories too
 }

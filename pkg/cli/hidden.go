@@ -168,32 +168,54 @@ func sessionID(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// runAttach is what runs in the local tmux session: the guest's tmux on this terminal.
-// An end that is no detaching stays on the screen: with the pane would go the reason.
+// runAttach is what runs in the local tmux session: what is done for the session
+// until it is ready, then the guest's tmux on this terminal. An end that is no
+// detaching stays on the screen: with the pane would go the reason.
 func runAttach(ctx context.Context, a *app, id string) error {
-	err := a.attachGuest(ctx, id)
-	if err == nil || ctx.Err() != nil {
-		return err
-	}
-	if code, ok := errors.AsType[remoteExit](err); ok {
-		a.con.Say("the guest's tmux ended with %v", code)
-	} else {
-		a.con.Fail(err)
-	}
-	if _, aerr := a.ask("Enter closes this window. "); aerr != nil {
-		return errors.Join(err, aerr)
-	}
-	return err
-}
-
-func (a *app) attachGuest(ctx context.Context, id string) error {
 	m, err := a.plainManager(ctx)
 	if err != nil {
 		return err
 	}
+	for {
+		err := a.attachGuest(ctx, m, id)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if code, ok := errors.AsType[remoteExit](err); ok {
+			a.con.Say("the guest's tmux ended with %v", code)
+		} else {
+			a.con.Fail(err)
+		}
+		key, kerr := a.key("r tries again, Enter closes this window. ", "r\rq")
+		if kerr != nil || key != 'r' {
+			return errors.Join(err, kerr)
+		}
+		s, gerr := m.Get(ctx, id)
+		if gerr == nil {
+			_, gerr = m.Want(ctx, s, session.Ready)
+		}
+		if gerr != nil {
+			a.con.Fail(gerr)
+		}
+	}
+}
+
+func (a *app) attachGuest(ctx context.Context, m *session.Manager, id string) error {
 	s, err := m.Get(ctx, id)
 	if err != nil {
 		return err
+	}
+	if s.Phase != session.Ready {
+		if s.Want != session.Ready {
+			return fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer open %s", s.Name)
+		}
+		if s.Phase == session.Broken {
+			return broken(s)
+		}
+		a.con.Say("%s of %s", s.Name, s.Called())
+		if s, err = a.follow(ctx, m, s, session.Ready); err != nil {
+			return err
+		}
 	}
 	// The login shell is zsh, to which a bare =agent is a command's path.
 	return a.terminal(ctx, m, s, ssh.Quote(s.Facts.Root+guest.ReadyTmux, "-d", s.Facts.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")

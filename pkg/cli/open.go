@@ -1,24 +1,19 @@
 package cli
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -34,7 +29,9 @@ type openOptions struct {
 	resources   config.Resources
 	withChanges bool
 	services    []string
-	detach      bool
+	detach      bool   // wait until it is ready, and do not attach
+	noWait      bool   // make it and its local tmux session, and do not go there
+	client      string // the tmux client to switch; "" is the one that this process runs in
 	json        bool
 }
 
@@ -94,6 +91,16 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 	if err != nil {
 		return err
 	}
+	if o.noWait {
+		if err := a.show(ctx, m, s); err != nil {
+			return err
+		}
+		a.pushStatus(ctx, m)
+		return nil
+	}
+	if !o.detach && !o.json {
+		return a.attach(ctx, m, s, o.client) // there it is followed
+	}
 	s, err = a.follow(ctx, m, s, session.Ready)
 	if err != nil {
 		return err
@@ -101,11 +108,8 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 	if o.json {
 		return a.con.JSON(s.View())
 	}
-	if o.detach {
-		a.printf("%s\n", s.Name)
-		return nil
-	}
-	return a.attach(ctx, m, s)
+	a.printf("%s\n", s.Name)
+	return nil
 }
 
 // openSession finds the session that what names, or asks for a new one. What
@@ -241,13 +245,11 @@ func (a *app) preflight(ctx context.Context) error {
 	return nil
 }
 
-// attach jumps to the session's local tmux session. Inside tmux the client is
-// switched; outside, this process becomes tmux.
-func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session) error {
+// show sees to the session's local tmux session.
+func (a *app) show(ctx context.Context, m *session.Manager, s session.Session) error {
 	t := tmux.Client{}
-	name := tmux.SlugName(s.Repo, s.ID)
 	err := t.New(ctx, tmux.Session{
-		Name: name, Key: s.ID,
+		Name: tmux.SlugName(s.Repo, s.ID), Key: s.ID,
 		Command: []string{m.Self, "attach-session", s.ID},
 		Destroy: []string{m.Self, "destroy", "--confirm", s.ID},
 	})
@@ -258,14 +260,38 @@ func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session)
 	if err != nil {
 		return err
 	}
-	if err := m.Shown(ctx, s, socket); err != nil {
+	return m.Shown(ctx, s, socket)
+}
+
+// attach jumps to the session's local tmux session. Inside tmux the client is
+// switched; outside, this process becomes tmux.
+func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session, client string) error {
+	if err := a.show(ctx, m, s); err != nil {
 		return err
 	}
-	argv, err := t.SwitchOrAttach(ctx, name, a.deniedNote(ctx, m, s))
+	t := tmux.Client{}
+	// Whoever goes away from a session has seen what is there until now.
+	if from, err := t.Current(ctx, client); err == nil && from != "" && from != s.ID {
+		if left, err := m.Get(ctx, from); err == nil {
+			a.came(ctx, m, left)
+		}
+	}
+	note := a.deniedNote(ctx, m, s)
+	a.came(ctx, m, s)
+	a.pushStatus(ctx, m)
+	argv, err := t.SwitchOrAttach(ctx, client, tmux.SlugName(s.Repo, s.ID), note)
 	if err != nil || argv == nil {
 		return err
 	}
 	return syscall.Exec(argv[0], argv, os.Environ())
+}
+
+// came records that somebody is in the session now; what keeps it from being
+// recorded keeps nobody from attaching.
+func (a *app) came(ctx context.Context, m *session.Manager, s session.Session) {
+	if err := m.Came(ctx, s); err != nil {
+		slog.WarnContext(ctx, "record the visit", "session", s.Name, "error", err)
+	}
 }
 
 // deniedNote says how much was denied since somebody last came. It names no
@@ -273,11 +299,8 @@ func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session)
 // attaching.
 func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Session) string {
 	denials, err := m.DeniedSince(ctx, s, s.Facts.Attached)
-	if err == nil {
-		err = m.Came(ctx, s)
-	}
 	if err != nil {
-		slog.Warn("what was denied", "error", err)
+		slog.WarnContext(ctx, "what was denied", "error", err)
 	}
 	if len(denials) == 0 {
 		return ""
@@ -289,74 +312,4 @@ func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Sess
 	note += "; see and allow: agent-sessionizer net denied " + s.Name
 	a.con.Say("%s", note) // tmux takes the screen now, and gives it back later
 	return note
-}
-
-// repos are the repositories of repos.txt: the user's, else the shipped one's.
-func (a *app) repos() ([]string, error) {
-	cfg, err := a.settings()
-	if err != nil {
-		return nil, err
-	}
-	text, err := os.ReadFile(filepath.Join(cfg.Paths.Config, "repos.txt"))
-	if errors.Is(err, fs.ErrNotExist) {
-		text, err = sessionizer.Config.ReadFile("config/repos.txt")
-	}
-	if err != nil {
-		return nil, fail.New(fail.Usage, "read repos.txt: %w", err)
-	}
-	var out []string
-	sc := bufio.NewScanner(bytes.NewReader(text))
-	for sc.Scan() {
-		line, _, _ := strings.Cut(sc.Text(), "#")
-		if line = strings.TrimSpace(line); line != "" {
-			out = append(out, line)
-		}
-	}
-	return out, sc.Err()
-}
-
-// runPick is the plain list: sessions first, then repositories.
-func runPick(ctx context.Context, a *app, o openOptions) error {
-	if !interactive() {
-		return fail.New(fail.Usage, "there is no terminal to pick on").WithHint("agent-sessionizer list --json, agent-sessionizer open REPO")
-	}
-	m, err := a.manager(ctx)
-	if err != nil {
-		return err
-	}
-	all, err := m.List(ctx)
-	if err != nil {
-		return err
-	}
-	repos, err := a.repos()
-	if err != nil {
-		return err
-	}
-	var choices []string
-	seen := map[string]bool{}
-	for _, s := range all {
-		choices = append(choices, s.Name)
-		seen[s.RepoKey] = true
-		a.con.Say("%3d  %-9s %s", len(choices), s.Phase, s.Called())
-	}
-	for _, r := range repos {
-		if !seen[repo.KeyOf(r)] {
-			choices = append(choices, r)
-			a.con.Say("%3d  %-9s %s", len(choices), "", r)
-		}
-	}
-	answer, err := a.ask(fmt.Sprintf("Open which (1-%d, or a repository): ", len(choices)))
-	if err != nil {
-		return err
-	}
-	if n, err := strconv.Atoi(answer); err == nil {
-		if n < 1 || n > len(choices) {
-			return fail.New(fail.Usage, "%d is not on the list", n)
-		}
-		answer = choices[n-1]
-	}
-	if answer == "" {
-		return fail.New(fail.Interrupted, "nothing picked")
-	}
-	return runOpen(ctx, a, o, answer)
 }

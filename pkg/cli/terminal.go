@@ -57,6 +57,36 @@ func (a *app) ask(question string) (string, error) {
 	return strings.TrimSpace(line), nil
 }
 
+// key waits until one of the keys is pressed; Ctrl-C is the last of them.
+func (a *app) key(question, keys string) (byte, error) {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return 0, fail.New(fail.Usage, "there is no terminal to ask on: %w", err)
+	}
+	defer tty.Close()
+	fmt.Fprint(tty, question)
+	before, err := term.MakeRaw(int(tty.Fd()))
+	if err != nil {
+		return 0, fail.New(fail.Host, "read a key: %w", err)
+	}
+	defer func() {
+		_ = term.Restore(int(tty.Fd()), before)
+		fmt.Fprintln(tty)
+	}()
+	var pressed [1]byte
+	for {
+		if _, err := tty.Read(pressed[:]); err != nil {
+			return 0, fail.New(fail.Interrupted, "no answer: %w", err)
+		}
+		if pressed[0] == 3 { // Ctrl-C, which is a key here
+			return keys[len(keys)-1], nil
+		}
+		if strings.IndexByte(keys, pressed[0]) >= 0 {
+			return pressed[0], nil
+		}
+	}
+}
+
 // transfer shows how a copy goes, on a terminal.
 func (a *app) transfer() (ssh.Progress, func()) {
 	if !term.IsTerminal(int(os.Stderr.Fd())) {

@@ -30,7 +30,15 @@ type Config struct {
 	Limits  Limits
 	Files   []string // what was read, in order
 
+	Dotfiles string // the user's, a directory of the host; "" for none
+
+	Attention Attention // how the user learns that an agent waits
+	Roots     []string  // below which the picker looks for local clones
+
 	defaults fs.FS
+	sources  []source          // the YAML files that were read
+	listed   map[string]Origin // where the lists of names come from, by name
+	instead  map[string][]byte // what Check takes for a file, by path
 
 	profile   string // the default profile's name
 	base      Profile
@@ -76,9 +84,24 @@ var env = map[string]string{
 	"limits.disk_reserve":   "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE",
 }
 
+// Variables are the names of the environment variables that are settings.
+func Variables() []string { return slices.Sorted(maps.Values(env)) }
+
 // Load reads everything. defaults is the shipped config directory.
-func Load(paths Paths, defaults fs.FS) (*Config, error) {
-	c := &Config{Paths: paths, defaults: defaults, profiles: map[string]Profile{}, repos: map[RepoKey]Repo{}, overrides: map[RepoKey]Resources{}}
+func Load(paths Paths, defaults fs.FS) (*Config, error) { return load(paths, defaults, nil) }
+
+// Check reads everything as it would be if the user's file of that name, which
+// may be one of a group, had that text.
+func Check(paths Paths, defaults fs.FS, name string, text []byte) error {
+	_, err := load(paths, defaults, map[string][]byte{filepath.Join(paths.Config, name): text})
+	return err
+}
+
+func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, error) {
+	c := &Config{
+		Paths: paths, defaults: defaults, instead: instead, listed: map[string]Origin{},
+		profiles: map[string]Profile{}, repos: map[RepoKey]Repo{}, overrides: map[RepoKey]Resources{},
+	}
 	scalars := viper.New()
 	for key, name := range env {
 		if err := scalars.BindEnv(key, name); err != nil {
@@ -96,7 +119,19 @@ func Load(paths Paths, defaults fs.FS) (*Config, error) {
 		if err := c.checkGroups(file, d); err != nil {
 			return err
 		}
-		c.base = Profile{Network: d.Network, Secrets: d.Secrets}.over(c.base)
+		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Keep: d.Keep}.over(c.base)
+		if err := c.setDotfiles(file, d.Dotfiles); err != nil {
+			return err
+		}
+		c.Attention = d.Attention.over(c.Attention)
+		if d.Roots != nil { // a later list replaces an earlier one, so that there can be none
+			c.Roots = nil
+			for _, r := range d.Roots {
+				if r != "" {
+					c.Roots = append(c.Roots, string(r))
+				}
+			}
+		}
 		maps.Copy(c.profiles, d.Profiles)
 		maps.Copy(c.repos, d.Repos)
 		return scalars.MergeConfigMap(d.scalars())
@@ -121,13 +156,15 @@ func Load(paths Paths, defaults fs.FS) (*Config, error) {
 	err = c.eachFile(defaults, "network-allowlist.txt", func(file string, text []byte) error {
 		c.allowlist, err = policy.Parse(bytes.NewReader(text), file, c.groups)
 		if err != nil {
-			return fail.New(fail.Usage, "%w", err).WithHint("edit %s", file)
+			return fail.New(fail.Usage, "%w", err)
 		}
+		c.listed["network-allowlist.txt"] = Origin{Layer: c.layerOf(file), File: file}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
+	c.findDotfiles()
 	return c, c.setScalars(scalars)
 }
 
@@ -167,9 +204,10 @@ func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text 
 	if err := f(shipped(name), text); err != nil {
 		return err
 	}
+	c.sources = append(c.sources, source{layerDefault, name, shipped(name), text})
 	for _, dir := range []string{c.Paths.System, c.Paths.Config} {
 		file := filepath.Join(dir, name)
-		text, err := os.ReadFile(file)
+		text, err := c.read(file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -177,11 +215,42 @@ func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text 
 			return fail.New(fail.Usage, "read the settings: %w", err)
 		}
 		if err := f(file, text); err != nil {
-			return err
+			return c.hinted(file, err)
 		}
 		c.Files = append(c.Files, file)
+		c.sources = append(c.sources, source{c.layerOf(file), name, file, text})
 	}
 	return nil
+}
+
+func (c *Config) read(file string) ([]byte, error) {
+	if text, ok := c.instead[file]; ok {
+		return text, nil
+	}
+	return os.ReadFile(file)
+}
+
+func (c *Config) layerOf(file string) string {
+	switch {
+	case strings.HasPrefix(file, c.Paths.Config+string(filepath.Separator)):
+		return layerUser
+	case strings.HasPrefix(file, c.Paths.System+string(filepath.Separator)):
+		return layerSystem
+	}
+	return layerDefault
+}
+
+// hinted says how to mend a file.
+func (c *Config) hinted(file string, err error) error {
+	e := fail.New(fail.Usage, "%w", err)
+	switch c.layerOf(file) {
+	case layerUser:
+		name, _ := filepath.Rel(c.Paths.Config, file)
+		return e.WithHint("agent-sessionizer config edit %s", name)
+	case layerSystem:
+		return e.WithHint("sudoedit %s", file)
+	}
+	return e
 }
 
 // scalars are the set single values of d, as viper wants them.
@@ -203,6 +272,7 @@ func (d document) scalars() map[string]any {
 	put(limits, "running", fmt.Sprint(d.Limits.Running))
 	put(limits, "memory_reserve", fmt.Sprint(int64(d.Limits.MemoryReserve)))
 	put(limits, "disk_reserve", fmt.Sprint(int64(d.Limits.DiskReserve)))
+	put(limits, "kept", fmt.Sprint(int64(d.Limits.Kept)))
 	m["limits"] = limits
 	return m
 }
@@ -211,27 +281,43 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	c.Image, c.profile = v.GetString("image"), v.GetString("profile")
 	if home := v.GetString("lima_home"); home != "" {
 		if !filepath.IsAbs(home) {
-			return fail.New(fail.Usage, "lima_home %q is not an absolute path", home)
+			return c.wrong("lima_home", "lima_home %q is not an absolute path", home)
 		}
 		c.Paths.LimaHome = filepath.Clean(home)
 	}
 	var err error
 	if c.Prepare, err = ParsePrepare(cmp.Or(v.GetString("prepare"), string(PrepareNone))); err != nil {
-		return err
+		return c.wrong("prepare", "%w", err)
 	}
 	if c.Pool, err = strconv.Atoi(cmp.Or(v.GetString("pool"), "0")); err != nil || c.Pool < 0 || c.Pool > maxPool {
-		return fail.New(fail.Usage, "pool is %q; it is a number from 0 to %d", v.GetString("pool"), maxPool)
+		return c.wrong("pool", "pool is %q; it is a number from 0 to %d", v.GetString("pool"), maxPool)
 	}
 	c.Limits.Running = v.GetInt("limits.running")
 	if c.Limits.Running < 1 {
-		return fail.New(fail.Usage, "limits.running is %q; it is a number from 1", v.GetString("limits.running"))
+		return c.wrong("limits.running", "limits.running is %q; it is a number from 1", v.GetString("limits.running"))
 	}
 	for key, into := range map[string]*Size{"limits.memory_reserve": &c.Limits.MemoryReserve, "limits.disk_reserve": &c.Limits.DiskReserve} {
 		if err := into.Set(v.GetString(key)); err != nil {
-			return fail.New(fail.Usage, "%s: %w", key, err)
+			return c.wrong(key, "%s: %w", key, err)
 		}
 	}
+	if err := c.Limits.Kept.Set(cmp.Or(v.GetString("limits.kept"), "256MiB")); err != nil {
+		return c.wrong("limits.kept", "limits.kept: %w", err)
+	}
 	return nil
+}
+
+// wrong is the error of a value that a file or the environment has for a key.
+func (c *Config) wrong(key, format string, args ...any) error {
+	err := fail.New(fail.Usage, format, args...)
+	from := origin(c.places("", ""), strings.ReplaceAll(key, ".", step))
+	switch {
+	case from.Name != "":
+		return fail.New(fail.Usage, "%v: %w", from, err).WithHint("unset %s", from.Name)
+	case from.File != "":
+		return c.hinted(from.File, fail.New(fail.Usage, "%v: %w", from, err))
+	}
+	return err
 }
 
 // Text writes settings as YAML, for people.
@@ -243,6 +329,7 @@ type Settings struct {
 	Resources Resources         `json:"resources"`
 	Network   Network           `json:"network"`
 	Secrets   map[string]string `json:"secrets,omitempty"` // name → reference
+	Keep      Keep              `json:"keep,omitempty"`
 }
 
 // For works out the settings of a repository, by its key; "" is one that no file
@@ -269,7 +356,19 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	if p.Resources.CPUs < 1 {
 		return Settings{}, fail.New(fail.Usage, "cpus is %d for %s; it is a number from 1", p.Resources.CPUs, repo)
 	}
-	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets}, nil
+	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Keep: p.Keep}, nil
+}
+
+// Profiles are the names of the profiles, in order.
+func (c *Config) Profiles() []string { return slices.Sorted(maps.Keys(c.profiles)) }
+
+// Repos are the repositories that have settings of their own, in order.
+func (c *Config) Repos() []RepoKey {
+	all := maps.Clone(c.repos)
+	for key := range c.overrides {
+		all[key] = Repo{}
+	}
+	return slices.Sorted(maps.Keys(all))
 }
 
 // Additions are what the user said of one session only, with `net allow`, `net

@@ -69,6 +69,7 @@ type Profile struct {
 	Resources Resources         `yaml:"resources,omitempty" json:"resources"`
 	Network   Network           `yaml:"network,omitempty" json:"network"`
 	Secrets   map[string]string `yaml:"secrets,omitempty" json:"secrets,omitempty"` // name → reference, never a value
+	Keep      Keep              `yaml:"keep,omitempty" json:"keep,omitempty"`
 }
 
 func (p Profile) over(base Profile) Profile {
@@ -78,7 +79,10 @@ func (p Profile) over(base Profile) Profile {
 			secrets[name] = ref
 		}
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.over(base.Network), Secrets: secrets}
+	if p.Keep == nil {
+		p.Keep = base.Keep
+	}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.over(base.Network), Secrets: secrets, Keep: p.Keep}
 }
 
 // Repo is a repository's entry in the user's file.
@@ -92,6 +96,7 @@ type Limits struct {
 	Running       int  `yaml:"running,omitempty" json:"running"`               // VMs at once
 	MemoryReserve Size `yaml:"memory_reserve,omitempty" json:"memory_reserve"` // bytes
 	DiskReserve   Size `yaml:"disk_reserve,omitempty" json:"disk_reserve"`     // bytes
+	Kept          Size `yaml:"kept,omitempty" json:"kept"`                     // bytes, of one repository
 }
 
 // document is config.yaml.
@@ -103,7 +108,11 @@ type document struct {
 	LimaHome string             `yaml:"lima_home,omitempty"`
 	Limits   Limits             `yaml:"limits,omitempty"`
 	Network  Network            `yaml:"network,omitempty"`
+	Attention Attention `yaml:"attention,omitempty"`
 	Secrets  map[string]string  `yaml:"secrets,omitempty"`
+	Dotfiles Dir                `yaml:"dotfiles,omitempty"`
+	Keep     Keep               `yaml:"keep,omitempty"`
+	Roots    []Dir              `yaml:"roots,omitempty"`
 	Profiles map[string]Profile `yaml:"profiles,omitempty"`
 	Repos    map[RepoKey]Repo   `yaml:"repos,omitempty"`
 }

@@ -31,6 +31,7 @@ import (
 const (
 	programPath = "/usr/local/bin/agent-guest"
 	seedDir     = "/run/agent-seed" // what a clone or fork was told it is
+	secretDir   = "/run/agent"      // what SetSecrets delivered
 	User        = "agent"           // the login user
 	Home        = "/home/agent"
 	ReadyTmux   = "/usr/local/bin/ready-tmux" // makes the tmux session with its windows
@@ -183,6 +184,24 @@ func (g Guest) SetSecrets(ctx context.Context, values map[string]secret.Value, t
 func (g Guest) WipeSecrets(ctx context.Context) error {
 	_, err := g.SSH.Output(ctx, g.program("secrets", "--wipe"), nil, maxReply)
 	return err
+}
+
+// Secrets are the values that the guest has of SetSecrets, the token among them.
+// It is the guest's word: good for keeping them out of what is told of it.
+func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
+	const most = (wire.MaxSecrets + 1) * (wire.MaxSecretBytes + 1)
+	script := `cd "$1" 2>/dev/null || exit 0; for f in token secrets/*; do [ -f "$f" ] || continue; cat -- "$f"; printf '\0'; done`
+	out, err := g.SSH.Output(ctx, ssh.Quote("sh", "-c", script, "sh", g.Root+secretDir), nil, most)
+	if err != nil {
+		return nil, errors.New("ask the guest which secrets it has") // the error could quote one
+	}
+	var values []secret.Value
+	for value := range strings.SplitSeq(string(out), "\x00") {
+		if value = strings.TrimSuffix(value, "\n"); value != "" && len(values) <= wire.MaxSecrets {
+			values = append(values, secret.NewValue(value))
+		}
+	}
+	return values, nil
 }
 
 // Queries calls f with the DNS decisions after since, oldest first; with

@@ -48,10 +48,15 @@ func Run(ctx context.Context, w *session.Worker, id string) error {
 // work does what the row wants until it is at rest.
 func work(ctx context.Context, w *session.Worker, id string) error {
 	retry := time.Second
+	var told session.Phase
 	for {
 		s, err := w.Get(ctx, id)
 		if err != nil {
 			return err
+		}
+		if w.Phase != nil && s.Phase != told {
+			w.Phase(ctx, s)
+			told = s.Phase
 		}
 		if session.AtRest(s.Phase, s.Want) {
 			return nil

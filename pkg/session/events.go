@@ -6,11 +6,12 @@ import (
 
 // The kinds of events and the type of each one's data.
 const (
-	EventPhase   = "phase"   // PhaseChange
-	EventStep    = "step"    // Step
-	EventWarning = "warning" // Warning
-	EventNet     = "net"     // NetChange
-	EventFetch   = "fetch"   // FetchDone
+	EventPhase     = "phase"     // PhaseChange
+	EventStep      = "step"      // Step
+	EventWarning   = "warning"   // Warning
+	EventNet       = "net"       // NetChange
+	EventFetch     = "fetch"     // FetchDone
+	EventAttention = "attention" // *Attention; not every change of a guest that changes all the time
 )
 
 // PhaseChange tells that the phase or the wanted phase changed.

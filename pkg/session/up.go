@@ -96,7 +96,7 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.WasReady, f.Work = true, nil })
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.WasReady, f.Work, f.Attention = true, nil, nil })
 	return err
 }
 
@@ -331,14 +331,21 @@ func Arch() string {
 }
 
 // writeFile replaces a private file whole or not at all.
-func writeFile(name string, content []byte) error {
+func writeFile(name string, content []byte) error { return replaceFile(name, content, true) }
+
+// replaceFile is writeFile; one that is not flushed may be lost, or be empty,
+// after a power cut.
+func replaceFile(name string, content []byte, flush bool) error {
 	tmp, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".tmp*") // mode 0600
 	if err != nil {
 		return fail.New(fail.Host, "write %s: %w", name, err)
 	}
 	defer os.Remove(tmp.Name())
 	_, err = tmp.Write(content)
-	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+	if flush {
+		err = errors.Join(err, tmp.Sync())
+	}
+	if err := errors.Join(err, tmp.Close()); err != nil {
 		return fail.New(fail.Host, "write %s: %w", name, err)
 	}
 	if err := os.Rename(tmp.Name(), name); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -31,8 +32,15 @@ type Worker struct {
 	// tell. What a start resolves is added to it; it may be nil.
 	Redact *secret.Redactor
 
+	// Attention is called after an agent's state changed in the row, Phase after a
+	// phase did. They may be nil, and should not take long.
+	Attention func(ctx context.Context, s Session)
+	Phase     func(ctx context.Context, s Session)
+
 	// KillLocal removes the session's local tmux session; a missing one is a success.
 	KillLocal func(ctx context.Context, s Session) error
+
+	delivered bool // Redact knows what secrets the guest has
 }
 
 // How long the parts may take. Emulation is slow: a first boot that takes half
@@ -191,6 +199,10 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		return w.DialOwn(ctx, cur)
 	}}
 	defer conn.start(ctx)()
+	var looking sync.WaitGroup
+	lctx, stopLooking := context.WithCancel(ctx)
+	defer func() { stopLooking(); looking.Wait() }()
+	looking.Go(func() { w.lookIn(lctx, s, conn.get) })
 	ports := publisher{log: w.Log, guest: conn.get}
 	defer ports.close()
 	var wall wallWatch

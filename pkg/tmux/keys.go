@@ -11,7 +11,8 @@ import (
 // our own in place of the user's root and prefix tables.
 //
 //	agent-sessionizer          every key goes to the guest, except the user's
-//	                           prefix key, which is held until the next key
+//	                           prefix key, which is held until the next key,
+//	                           and those of Bind
 //	agent-sessionizer-prefix   D  destroys, after a confirmation in a popup
 //	                           d  detaches, as everywhere
 //	                           any other key: the prefix and it go to the guest
@@ -30,7 +31,10 @@ func (c Client) configure(ctx context.Context, s Session) error {
 		return err
 	}
 	set := func(name, value string) []string { return []string{"set-option", "-t", target(s.Name), name, value} }
+	window := func(name, value string) []string { return []string{"set-option", "-w", "-t", target(s.Name), name, value} }
 	cmds := [][]string{
+		// The window is called as the guest calls its own.
+		window("automatic-rename", "on"), window("automatic-rename-format", "#{pane_title}"),
 		set("status", "off"), set("prefix", "None"), set("prefix2", "None"), set("key-table", table),
 		set(destroyOption, destroyCommand(s)),
 		// Emptied first, for the user's prefix may be another one since; the new
@@ -39,6 +43,7 @@ func (c Client) configure(ctx context.Context, s Session) error {
 		{"bind-key", "-T", table, "F12", "send-keys"},
 		{"unbind-key", "-a", "-T", table},
 	}
+	cmds = append(cmds, passKeys()...)
 	for _, p := range prefixes {
 		// One table per prefix, because Any must know which one it holds back.
 		sub := prefixTable

@@ -157,17 +157,31 @@ const noteTime = 8 * time.Second
 
 var wordRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
 
-// SwitchOrAttach brings the user to a session. Inside tmux it switches the
-// client there and returns nil; outside it returns the command line with which
-// this process is to be replaced (syscall.Exec), its path first. A note that is
-// not "" is shown there for some seconds.
-func (c Client) SwitchOrAttach(ctx context.Context, name, note string) ([]string, error) {
-	var show []string
-	if note != "" {
-		// tmux expands formats in what it displays, and #() runs a command.
-		show = []string{"display-message", "-d", strconv.Itoa(int(noteTime.Milliseconds())), strings.ReplaceAll(note, "#", "##")}
+// note is the command that shows a text to a client. tmux expands formats in
+// what it displays, and #() runs a command.
+func note(client, text string) []string {
+	return append(to(client, "display-message", "-d", strconv.Itoa(int(noteTime.Milliseconds()))), strings.ReplaceAll(text, "#", "##"))
+}
+
+// to is a command for a client; "" is tmux's own choice.
+func to(client string, command ...string) []string {
+	if client != "" {
+		command = append(command, "-c", client)
 	}
-	inside := os.Getenv("TMUX") != ""
+	return command
+}
+
+// SwitchOrAttach brings the user to a session. Inside tmux it switches the
+// client, "" for the one that this process runs in, and returns nil; outside it
+// returns the command line with which this process is to be replaced
+// (syscall.Exec), its path first. A text that is not "" is shown there for some
+// seconds.
+func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) ([]string, error) {
+	var show []string
+	if text != "" {
+		show = note(client, text)
+	}
+	inside := client != "" || os.Getenv("TMUX") != ""
 	// When the session ends, a client that was switched here goes back to
 	// another session; one that was attached from a shell goes back to the shell.
 	onEnd := "on"
@@ -176,7 +190,7 @@ func (c Client) SwitchOrAttach(ctx context.Context, name, note string) ([]string
 	}
 	cmds := [][]string{{"set-option", "-t", target(name), "detach-on-destroy", onEnd}}
 	if inside {
-		cmds = append(cmds, []string{"switch-client", "-t", target(name)})
+		cmds = append(cmds, to(client, "switch-client", "-t", target(name)))
 		if show != nil {
 			cmds = append(cmds, show)
 		}

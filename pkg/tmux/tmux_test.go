@@ -155,7 +155,7 @@ func TestUsersSettingsAreUntouched(t *testing.T) {
 	if err := s.Client.New(t.Context(), tmux.Session{Name: "a-1", Key: "k", Command: []string{"cat"}, Destroy: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Client.SwitchOrAttach(t.Context(), "a-1", ""); err != nil {
+	if _, err := s.Client.SwitchOrAttach(t.Context(), "", "a-1", ""); err != nil {
 		t.Fatal(err)
 	}
 	if after := look(); after != before {
@@ -193,7 +193,7 @@ func TestTrouble(t *testing.T) {
 	if err := none.Kill(t.Context(), "a"); err != nil {
 		t.Errorf("Kill without a server: %v", err)
 	}
-	if _, err := none.SwitchOrAttach(t.Context(), "a", ""); err == nil {
+	if _, err := none.SwitchOrAttach(t.Context(), "", "a", ""); err == nil {
 		t.Error("SwitchOrAttach without a server succeeded")
 	}
 	for _, bad := range []tmux.Session{{}, {Name: "a:b", Key: "k", Command: []string{"x"}}, {Name: "a", Key: "k x", Command: []string{"x"}}, {Name: "a", Key: "k"}} {
@@ -223,7 +223,7 @@ type screen struct{ *server }
 
 func (s *server) attach(name string) screen {
 	s.t.Helper()
-	argv, err := s.Client.SwitchOrAttach(s.t.Context(), name, "")
+	argv, err := s.Client.SwitchOrAttach(s.t.Context(), "", name, "")
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -314,7 +314,7 @@ func TestSwitch(t *testing.T) {
 	t.Setenv("TMUX", env)
 	t.Setenv("TMUX_PANE", paneID)
 	ran := filepath.Join(t.TempDir(), "ran")
-	argv, err := s.Client.SwitchOrAttach(t.Context(), "guest-1", "a note #(touch "+ran+") #S")
+	argv, err := s.Client.SwitchOrAttach(t.Context(), "", "guest-1", "a note #(touch "+ran+") #S")
 	if err != nil || argv != nil {
 		t.Fatalf("SwitchOrAttach = %q, %v", argv, err)
 	}
@@ -327,4 +327,59 @@ func TestSwitch(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "back", "1", func() string { return s.tmux("display-message", "-p", "-t", "=users-own:", "#{session_attached}") })
+}
+
+// What is pushed is on the status line at once, and nobody is asked again and
+// again to draw what has not changed.
+func TestStatus(t *testing.T) {
+	s := newServer(t, "set -s escape-time 0\nset -g status-interval 0\nset -g status-right '<#{@agent_status}>'\nset -g status-right-length 80\n")
+	if changed, err := (tmux.Client{Socket: filepath.Join(t.TempDir(), "none")}).SetStatus(t.Context(), "x"); err != nil || changed {
+		t.Errorf("without a server: %v, %v", changed, err)
+	}
+	term := s.attach("users-own")
+	eventually(t, "no status", "<>", term.show)
+	text := "#[fg=yellow]1 blocked (" + tmux.Plain("#(touch x)#{pid};") + ")#[default] · 2 done;"
+	for i, want := range []bool{true, false} {
+		if changed, err := s.Client.SetStatus(t.Context(), text); err != nil || changed != want {
+			t.Errorf("push %d: %v, %v", i, changed, err)
+		}
+	}
+	eventually(t, "the status", "<1 blocked ((touch x){pid};) · 2 done;>", term.show)
+}
+
+// A key's command acts on the client in which the key was pressed.
+func TestCurrentClient(t *testing.T) {
+	s := newServer(t, "set -s escape-time 0\n")
+	for _, name := range []string{"guest-1", "guest-2"} {
+		if err := s.Client.New(t.Context(), tmux.Session{Name: name, Key: "key-" + name, Command: showKeys()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.attach("guest-1")
+	two := s.attach("users-own")
+	client := map[string]string{} // by session
+	for line := range strings.Lines(s.tmux("list-clients", "-F", "#{session_name} #{client_name}")) {
+		name, of, _ := strings.Cut(strings.TrimSpace(line), " ")
+		client[name] = of
+	}
+	for name, want := range map[string]string{"guest-1": "key-guest-1", "users-own": ""} {
+		if key, err := s.Client.Current(t.Context(), client[name]); err != nil || key != want {
+			t.Errorf("%s shows %q, %v", name, key, err)
+		}
+	}
+	if key, err := s.Client.Current(t.Context(), "/dev/no-such"); err != nil || key != "" {
+		t.Errorf("a client that is gone: %q, %v", key, err)
+	}
+	if argv, err := s.Client.SwitchOrAttach(t.Context(), client["users-own"], "guest-2", "a note"); err != nil || argv != nil {
+		t.Fatal(argv, err)
+	}
+	eventually(t, "switched", "ready", two.show)
+	eventually(t, "the note", "a note", two.show)
+	if key, err := s.Client.Current(t.Context(), client["guest-1"]); err != nil || key != "key-guest-1" {
+		t.Errorf("the other client shows %q, %v", key, err)
+	}
+	if err := s.Client.Tell(t.Context(), client["users-own"], "nobody #(touch x) waits"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the message", "nobody #(touch x) waits", two.show)
 }

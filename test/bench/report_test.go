@@ -28,6 +28,7 @@ const (
 // The parts, as BENCH names them, and the tables, in the document's order.
 const (
 	partLifecycle = "lifecycle"
+	partPicker    = "picker"
 	partNetwork   = "network"
 	partDNS       = "dns"
 
@@ -35,12 +36,13 @@ const (
 	titleSteps   = "A session: where the time goes, in seconds"
 	titleCommand = "A session: commands and memory"
 	titleList    = "The list of sessions"
+	titlePicker  = "The picker and the switch"
 	titleStack   = "The network without QEMU: a user-space guest on the cable"
 	titleVM      = "The network with QEMU: from a Debian guest"
 	titleDNS     = "The guest's DNS proxy, with 10,000 names on the list"
 )
 
-var titles = []string{titleReady, titleSteps, titleCommand, titleList, titleStack, titleVM, titleDNS}
+var titles = []string{titleReady, titleSteps, titleCommand, titleList, titlePicker, titleStack, titleVM, titleDNS}
 
 // runs is how many turns each contender has.
 func runs() int {

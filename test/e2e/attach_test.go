@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -65,15 +66,48 @@ func attach(t *testing.T, b *box, name string) {
 		}
 	}
 
+	// frozen for longer than a connection may be silent, as by the host's sleep, it goes on
+	for pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	typed("echo thawed-$((40+4))", "Enter")
+	time.Sleep(10 * time.Second) // a sleep of the host is what is meant
+	for pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "thawed-44"); time.Sleep(3 * time.Second) { // as above
+		if time.Now().After(end) {
+			t.Fatalf("frozen for good; the screen:\n%s", screen())
+		}
+		typed("echo thawed-$((40+4))", "Enter")
+	}
+
+	// what the guest copies is on the host's clipboard
+	typed("clear; printf '\\033]52;c;%s\\007' $(printf from-the-guest | base64)", "Enter")
+	waitFor(t, "the copied text", func() bool { return b.Run("tmux", "show-buffer").Stdout == "from-the-guest" })
+	// the window has the name of the guest's
+	waitFor(t, "the window's name", func() bool {
+		return strings.Contains(b.Run("tmux", "list-windows", "-a", "-F", "#W").Stdout, "scratch")
+	})
+
 	// prefix d leaves the local session; it stays
 	typed("C-b", "d")
 	sees("detached")
+	// the guest's bell rings there
+	b.In(name, "tmux send-keys -t =agent:scratch \"printf '\\a'\" Enter")
+	waitFor(t, "the bell", func() bool {
+		return strings.Contains(b.Run("tmux", "list-windows", "-a", "-F", "bell=#{window_bell_flag}").Stdout, "bell=1")
+	})
 	if out := b.Run("tmux", "list-sessions", "-F", "#S"); !strings.Contains(out.Stdout, "project") {
 		t.Errorf("no local session after detaching: %s", out.All())
 	}
 	// prefix D asks before it destroys
 	typed("clear; "+realvm.Binary()+" open "+name, "Enter")
-	sees("after-43")
+	sees("scratch")
 	typed("C-b", "D")
 	sees("It would lose")
 	typed("n", "Enter")
@@ -82,4 +116,18 @@ func attach(t *testing.T, b *box, name string) {
 		t.Errorf("after refusing: %+v", l)
 	}
 	typed("C-b", "d")
+	sees("detached")
+
+	// the guest asks for the host's clipboard, and gets nothing; a program of the
+	// host, on the same terminal, does
+	tm("set-option", "-s", "set-clipboard", "on")
+	tm("set-buffer", "of-the-host")
+	const ask = `clear; stty -echo -icanon min 0 time 30; printf '\033]52;c;?\007'; echo "got<$(head -c 64 | tr -dc 'A-Za-z0-9+/=;')>"; stty sane`
+	typed(ask, "Enter")
+	sees("got<52;c;b2YtdGhlLWhvc3Q=")
+	typed("clear; "+realvm.Binary()+" ssh "+name, "Enter")
+	sees("lima-" + name)
+	typed(ask, "Enter")
+	sees("got<>")
+	typed("exit", "Enter")
 }

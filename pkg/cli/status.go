@@ -1,0 +1,296 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/notify"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// summary counts sessions by how much they need somebody.
+type summary struct {
+	Blocked int      `json:"blocked"`
+	Error   int      `json:"error"`  // agents whose turn failed, and broken sessions
+	Done    int      `json:"done"`   // since somebody last came
+	Working int      `json:"working"`
+	Ready   int      `json:"ready"`   // the rest of those that run
+	Waiting []string `json:"waiting"` // whose agents ask, longest first
+}
+
+func summarise(all []session.Session) summary {
+	sum := summary{Waiting: []string{}}
+	for _, s := range queue(all) {
+		if s.Facts.Attention.State == wire.AgentBlocked {
+			sum.Waiting = append(sum.Waiting, s.Called())
+		}
+	}
+	for _, s := range all {
+		switch {
+		case s.Phase == session.Broken:
+			sum.Error++
+		case s.Phase != session.Ready:
+		case s.Facts.Attention == nil:
+			sum.Ready++
+		case s.Facts.Attention.State == wire.AgentBlocked:
+			sum.Blocked++
+		case s.Facts.Attention.State == wire.AgentError:
+			sum.Error++
+		case s.Facts.Attention.State == wire.AgentWorking:
+			sum.Working++
+		case s.Needs():
+			sum.Done++
+		default:
+			sum.Ready++
+		}
+	}
+	return sum
+}
+
+// queue is the sessions that need somebody, in the order to go to them.
+func queue(all []session.Session) []session.Session {
+	var waiting []session.Session
+	for _, s := range all {
+		if s.Needs() {
+			waiting = append(waiting, s)
+		}
+	}
+	slices.SortStableFunc(waiting, func(a, b session.Session) int {
+		x, y := a.Facts.Attention, b.Facts.Attention
+		return cmp.Or(x.State.Urgency()-y.State.Urgency(), x.Since.Compare(y.Since))
+	})
+	return waiting
+}
+
+// text is the summary on one line. style wraps words in a colour: "red",
+// "yellow", "green" or "" for none.
+func (sum summary) text(style func(color, text string) string) string {
+	var parts []string
+	add := func(n int, color, word string) {
+		if n > 0 {
+			parts = append(parts, style(color, fmt.Sprintf("%d %s", n, word)))
+		}
+	}
+	word := "blocked"
+	if len(sum.Waiting) > 0 {
+		word += " (" + sum.Waiting[0]
+		if len(sum.Waiting) > 1 {
+			word += ", …"
+		}
+		word += ")"
+	}
+	add(sum.Blocked, "yellow", word)
+	add(sum.Error, "red", "failed")
+	add(sum.Done, "green", "done")
+	add(sum.Working, "", "working")
+	add(sum.Ready, "", "ready")
+	return strings.Join(parts, " · ")
+}
+
+// tmuxStyle is text in tmux's format.
+func tmuxStyle(color, text string) string {
+	if text = tmux.Plain(text); color == "" {
+		return text
+	}
+	return "#[fg=" + color + "]" + text + "#[default]"
+}
+
+type statusOptions struct{ tmux, json bool }
+
+func newStatusCmd(a *app) *cobra.Command {
+	var o statusOptions
+	cmd := &cobra.Command{
+		Use: "status", Short: "Say on one line who needs you",
+		Long: `Say on one line how many agents are blocked, failed, done and working.
+
+In tmux the line is pushed whenever something changes. Show it in yours with
+    set -ag status-right ' #{` + tmux.StatusOption + `}'`,
+		Example: `  agent-sessionizer status
+  agent-sessionizer status --tmux    # with tmux's styles, for a #(…) of your own`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runStatus(cmd.Context(), a, o) },
+	}
+	cmd.Flags().BoolVar(&o.tmux, "tmux", false, "print it with tmux's styles")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print the counts as JSON")
+	cmd.MarkFlagsMutuallyExclusive("tmux", "json")
+	return cmd
+}
+
+func runStatus(ctx context.Context, a *app, o statusOptions) error {
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := m.List(ctx)
+	if err != nil {
+		return err
+	}
+	sum := summarise(all)
+	if o.json {
+		return a.con.JSON(sum)
+	}
+	style := func(_, text string) string { return text }
+	if o.tmux {
+		style = tmuxStyle
+	}
+	text := sum.text(style)
+	if text == "" && !o.tmux {
+		text = "no session runs"
+	}
+	a.printf("%s\n", text)
+	return nil
+}
+
+// pushStatus brings the status lines of all tmux servers that show a session to
+// what the store says.
+func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
+	for range 3 { // another keeper may push what it read before our change
+		all, err := m.List(ctx)
+		if err != nil {
+			slog.WarnContext(ctx, "push the status", "error", err)
+			return
+		}
+		text := summarise(all).text(tmuxStyle)
+		var sockets []string
+		for _, s := range all {
+			if s.Facts.Tmux != "" && !slices.Contains(sockets, s.Facts.Tmux) {
+				sockets = append(sockets, s.Facts.Tmux)
+			}
+		}
+		changed := false
+		for _, socket := range sockets {
+			set, err := (tmux.Client{Socket: socket}).SetStatus(ctx, text)
+			if err != nil {
+				slog.WarnContext(ctx, "push the status", "error", err)
+			}
+			changed = changed || set
+		}
+		if !changed {
+			return
+		}
+	}
+}
+
+// notify tells the user, who may look elsewhere, of an agent's new state.
+func (a *app) notify(ctx context.Context, m *session.Manager, s session.Session) {
+	at := s.Facts.Attention
+	if at == nil {
+		return
+	}
+	set := m.Config.Attention
+	if set.Command != "" {
+		err := notify.Command(ctx, set.Command, map[string]string{
+			"AGENT_SESSION": s.Name, "AGENT_REPO": s.Called(), "AGENT_STATE": string(at.State), "AGENT_NAME": at.Agent, "AGENT_ON": at.On,
+		})
+		if err != nil {
+			slog.WarnContext(ctx, "attention.command", "error", err)
+		}
+	}
+	switch at.State {
+	case wire.AgentBlocked, wire.AgentError, wire.AgentDone:
+	default:
+		return
+	}
+	if set.Desktop == config.DesktopOff || set.Desktop == config.DesktopAuto && !notify.HasDesktop(os.Getenv) {
+		return
+	}
+	body := at.Agent + " is " + string(at.State)
+	if at.On != "" {
+		body += ": " + at.On
+	}
+	if err := notify.Desktop(ctx, s.Called(), body); err != nil {
+		slog.WarnContext(ctx, "notify the desktop", "error", err)
+	}
+}
+
+func newNextCmd(a *app) *cobra.Command {
+	var client string
+	cmd := &cobra.Command{
+		Use: "next", Short: "Go to the next agent that waits for you",
+		Long: `Go to the next session whose agent is blocked, failed or is done since you were
+last there, in this order, the longest waiting first. When you are in one of them,
+to the one after it.`,
+		Example: `  agent-sessionizer next`,
+		Args:    usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.goTo(cmd.Context(), client, "no agent waits for you", func(all []session.Session, current string) (session.Session, bool) {
+				waiting := queue(all)
+				i := slices.IndexFunc(waiting, func(s session.Session) bool { return s.ID == current })
+				if len(waiting) == 0 || i >= 0 && len(waiting) == 1 {
+					return session.Session{}, false
+				}
+				return waiting[(i+1)%len(waiting)], true
+			})
+		},
+	}
+	addClient(cmd, &client)
+	return cmd
+}
+
+func newLastCmd(a *app) *cobra.Command {
+	var client string
+	cmd := &cobra.Command{
+		Use: "last", Short: "Go back to the session where you were before",
+		Example: `  agent-sessionizer last`,
+		Args:    usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.goTo(cmd.Context(), client, "there is no session where you were before", func(all []session.Session, current string) (session.Session, bool) {
+				var last session.Session
+				for _, s := range all {
+					if s.ID != current && s.Phase == session.Ready && s.Facts.Attached.After(last.Facts.Attached) {
+						last = s
+					}
+				}
+				return last, last.ID != ""
+			})
+		},
+	}
+	addClient(cmd, &client)
+	return cmd
+}
+
+// addClient lets a key binding say which tmux client it was pressed in.
+func addClient(cmd *cobra.Command, client *string) {
+	cmd.Flags().StringVar(client, "client", "", "tmux client to switch")
+	if err := cmd.Flags().MarkHidden("client"); err != nil {
+		panic(err) // it was added a line ago
+	}
+}
+
+// goTo goes to the session that pick chooses, given the one that is shown now.
+func (a *app) goTo(ctx context.Context, client, none string, pick func(all []session.Session, current string) (session.Session, bool)) error {
+	if client == "" && !interactive() {
+		return fail.New(fail.Usage, "there is no terminal to switch").WithHint("agent-sessionizer status --json")
+	}
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := m.List(ctx)
+	if err != nil {
+		return err
+	}
+	current, err := (tmux.Client{}).Current(ctx, client)
+	if err != nil {
+		return err
+	}
+	s, ok := pick(all, current)
+	if ok {
+		return a.attach(ctx, m, s, client)
+	}
+	if client == "" {
+		return fail.New(fail.NotFound, "%s", none).WithHint("agent-sessionizer list")
+	}
+	return (tmux.Client{}).Tell(ctx, client, none) // a key's error would fill the screen
+}

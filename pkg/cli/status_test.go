@@ -1,0 +1,51 @@
+package cli
+
+import (
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+func TestSummary(t *testing.T) {
+	now := time.Now()
+	s := func(repo string, phase session.Phase, state wire.AgentState, since, visited time.Duration) session.Session {
+		s := session.Session{Session: store.Session{ID: repo, Repo: repo, RepoKey: "github.com/" + repo}, Phase: phase}
+		s.Facts.Attached = now.Add(-visited)
+		if state != "" {
+			s.Facts.Attention = &session.Attention{State: state, Since: now.Add(-since)}
+		}
+		return s
+	}
+	all := []session.Session{
+		s("o/old-done", session.Ready, wire.AgentDone, time.Hour, time.Minute), // seen since
+		s("o/done", session.Ready, wire.AgentDone, time.Minute, time.Hour),
+		s("o/late", session.Ready, wire.AgentBlocked, time.Minute, 0),
+		s("o/early#(x)", session.Ready, wire.AgentBlocked, time.Hour, 0),
+		s("o/failed", session.Ready, wire.AgentError, time.Second, 0),
+		s("o/broken", session.Broken, wire.AgentBlocked, time.Hour, 0), // its agent is no more
+		s("o/working", session.Ready, wire.AgentWorking, 0, 0),
+		s("o/plain", session.Ready, "", 0, 0),
+		s("o/stopped", session.Stopped, wire.AgentBlocked, time.Hour, 0),
+	}
+	sum := summarise(all)
+	plain := sum.text(func(_, text string) string { return text })
+	if want := "2 blocked (o/early#(x), …) · 2 failed · 1 done · 1 working · 2 ready"; plain != want {
+		t.Errorf("%q, want %q", plain, want)
+	}
+	if got, want := sum.text(tmuxStyle), "#[fg=yellow]2 blocked (o/early(x), …)#[default] · #[fg=red]2 failed#[default] · #[fg=green]1 done#[default] · 1 working · 2 ready"; got != want {
+		t.Errorf("in tmux %q, want %q", got, want)
+	}
+	var order string
+	for _, s := range queue(all) {
+		order += s.ID + " "
+	}
+	if want := "o/early#(x) o/late o/failed o/done "; order != want {
+		t.Errorf("the queue is %q, want %q", order, want)
+	}
+	if got := summarise(nil).text(tmuxStyle); got != "" {
+		t.Errorf("of nothing: %q", got)
+	}
+}

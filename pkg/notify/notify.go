@@ -1,0 +1,76 @@
+// Package notify tells a user who looks elsewhere: by a notification of the
+// desktop, or by a command of theirs.
+//
+// What it tells may be a hostile guest's words: they are arguments or variables,
+// never part of a command line or of markup. When to tell is others' business.
+package notify
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"html"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// timeout is how long one notification may take.
+const timeout = 10 * time.Second
+
+// HasDesktop guesses from the environment whether the user sits at a desktop of
+// this machine.
+func HasDesktop(env func(string) string) bool {
+	if env("SSH_CONNECTION") != "" || env("SSH_TTY") != "" {
+		return false
+	}
+	return runtime.GOOS == "darwin" || env("DISPLAY") != "" || env("WAYLAND_DISPLAY") != ""
+}
+
+// Desktop shows a notification: notify-send on Linux, osascript on macOS.
+func Desktop(ctx context.Context, title, body string) error {
+	// Desktops read some HTML in the body.
+	argv := []string{"notify-send", "--app-name=agent-sessionizer", "--", title, html.EscapeString(body)}
+	if runtime.GOOS == "darwin" {
+		argv = []string{
+			"osascript", "-e", "on run argv", "-e", "display notification (item 2 of argv) with title (item 1 of argv)", "-e", "end run",
+			"agent-sessionizer: " + title, body, // no option begins like this
+		}
+	}
+	if _, err := exec.LookPath(argv[0]); err != nil {
+		return fail.New(fail.Host, "desktop notifications: %w", err).WithHint("apt-get install libnotify-bin, or set attention.desktop to off")
+	}
+	return run(ctx, argv, nil)
+}
+
+// Command runs a line of the user's settings with sh, with more in its environment.
+func Command(ctx context.Context, line string, env map[string]string) error {
+	more := os.Environ()
+	for name, value := range env {
+		more = append(more, name+"="+strings.ReplaceAll(value, "\x00", ""))
+	}
+	return run(ctx, []string{"sh", "-c", line}, more)
+}
+
+// run runs a program to its end, or to the end of its time.
+func run(ctx context.Context, argv, env []string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done within %v", timeout))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env, cmd.WaitDelay = env, time.Second
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(said.String()), "\n")
+	return fmt.Errorf("%s: %w: %.200q", argv[0], err, first)
+}

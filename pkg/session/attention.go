@@ -1,0 +1,196 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// A ready session's keeper looks in on its guest: what the agents there do goes
+// into the row, for whoever waits for them, and the rest of the glance into a
+// file, for previews. All of it is a guest's word, and comes as fast as a guest
+// likes.
+
+const (
+	lookMin = time.Second
+	lookMax = 30 * time.Second
+)
+
+// lookout takes what a guest shows.
+type lookout struct {
+	w    *Worker
+	id   string
+	last []byte        // of the file
+	pace *rate.Limiter // of all that is done for a glance
+	told *rate.Limiter // of events, which stay for good
+}
+
+// lookIn watches the guest until ctx ends. conn waits for a connection.
+func (w *Worker) lookIn(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) {
+	l := lookout{
+		w: w, id: s.ID,
+		pace: rate.NewLimiter(rate.Every(time.Second), 10), told: rate.NewLimiter(rate.Every(30*time.Second), 100),
+	}
+	wait, said := lookMin, ""
+	for {
+		began := time.Now()
+		err := l.look(ctx, s, conn)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > steady {
+			wait, said = lookMin, ""
+		}
+		if text := err.Error(); text != said { // once, not for as long as it lasts
+			w.Log.Warn("look in on the guest", "error", err)
+			said = text
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		wait = min(2*wait, lookMax)
+	}
+}
+
+// look is one stream of glances, until it ends.
+func (l *lookout) look(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) error {
+	client, err := conn(ctx)
+	if err != nil {
+		return err
+	}
+	g := guest.Guest{SSH: client, Root: s.Facts.Root}
+	if !l.w.delivered {
+		// Another keeper delivered the secrets, and they may be on the screen.
+		values, err := g.Secrets(ctx)
+		if err != nil {
+			return err
+		}
+		l.w.hide(values...)
+		l.w.delivered = true
+	}
+	// Only the latest glance counts, however fast they come.
+	news := make(chan wire.Glance, 1)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		defer close(news)
+		return g.Watch(ctx, s.Facts.Dir, s.Facts.Base.Commit, func(g wire.Glance) error {
+			select {
+			case <-news:
+			default:
+			}
+			news <- g
+			return nil
+		})
+	})
+	group.Go(func() error {
+		for g := range news {
+			if err := l.pace.Wait(ctx); err != nil {
+				return err
+			}
+			if err := l.take(ctx, g); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return group.Wait()
+}
+
+// take keeps one glance.
+func (l *lookout) take(ctx context.Context, g wire.Glance) error {
+	for i := range g.Agents {
+		g.Agents[i].Name, g.Agents[i].On = l.w.text(g.Agents[i].Name), l.w.text(g.Agents[i].On)
+	}
+	g.Window, g.Screen = l.w.text(g.Window), l.screen(g.Screen)
+	text, err := json.Marshal(g)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(text, l.last) {
+		// Not worth a flush: the next glance replaces it.
+		if err := replaceFile(l.w.glanceFile(l.id), text, false); err != nil {
+			return err
+		}
+		l.last = text
+	}
+	now := attention(g)
+	s, err := l.w.Get(ctx, l.id)
+	if err != nil || now.same(s.Facts.Attention) {
+		return err
+	}
+	var ev store.Event
+	if l.told.Allow() {
+		ev = event(EventAttention, now)
+	}
+	if s, err = l.w.facts(ctx, l.id, ev, func(f *Facts) { f.Attention = now }); err != nil {
+		return err
+	}
+	if l.w.Attention != nil {
+		l.w.Attention(ctx, s)
+	}
+	return nil
+}
+
+// screen is what may be kept of one. A program that draws its own lines may have
+// broken a secret in two, which then is on no line.
+func (l *lookout) screen(lines []string) []string {
+	var whole strings.Builder
+	kept := make([]string, len(lines))
+	for i, line := range lines {
+		kept[i] = l.w.text(line)
+		whole.WriteString(strings.TrimSpace(kept[i]))
+	}
+	if text := whole.String(); l.w.Redact.String(text) != text {
+		return []string{"[redacted]"}
+	}
+	return kept
+}
+
+// attention is how the most urgent agent is; nil when there is none.
+func attention(g wire.Glance) *Attention {
+	if len(g.Agents) == 0 {
+		return nil
+	}
+	first := g.Agents[0]
+	for _, a := range g.Agents[1:] {
+		if a.State.Urgency() < first.State.Urgency() {
+			first = a
+		}
+	}
+	return &Attention{State: first.State, Agent: first.Name, On: first.On, Since: time.Now().UTC()}
+}
+
+func (a *Attention) same(b *Attention) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.State == b.State && a.Agent == b.Agent && a.On == b.On
+}
+
+// Needs reports whether a person is waited for: an agent that asks, or one that
+// finished since somebody last came.
+func (s Session) Needs() bool {
+	a := s.Facts.Attention
+	if s.Phase != Ready || a == nil {
+		return false
+	}
+	switch a.State {
+	case wire.AgentBlocked, wire.AgentError:
+		return true
+	case wire.AgentDone:
+		return a.Since.After(s.Facts.Attached)
+	}
+	return false
+}

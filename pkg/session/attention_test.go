@@ -1,0 +1,126 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+func newLookout(t *testing.T) (*lookout, Session, *[]Attention) {
+	t.Helper()
+	w := newWorker(t, driver{})
+	w.Redact = secret.NewRedactor(secret.NewValue("sw0rdfish-0123456789"))
+	s := put(t, w.Manager, "0a1b2c3d4e5f", "acme/app", Ready, Ready, Facts{})
+	if err := os.MkdirAll(w.Config.Paths.SessionDir(s.ID), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var told []Attention
+	w.Attention = func(_ context.Context, s Session) {
+		if s.Facts.Attention != nil {
+			told = append(told, *s.Facts.Attention)
+		}
+	}
+	return &lookout{w: w, id: s.ID, pace: rate.NewLimiter(rate.Inf, 1), told: rate.NewLimiter(0, 3)}, s, &told
+}
+
+func agents(of ...wire.Agent) wire.Glance { return wire.Glance{Version: wire.Version, Agents: of} }
+
+func TestTheMostUrgentAgentCounts(t *testing.T) {
+	l, s, told := newLookout(t)
+	for _, g := range []wire.Glance{
+		agents(wire.Agent{Name: "claude", State: wire.AgentWorking}),
+		agents(wire.Agent{Name: "claude", State: wire.AgentWorking}, wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}),
+		agents(wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}), // nothing new
+		agents(wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "another"}),
+		agents(),
+		agents(wire.Agent{Name: "claude", State: wire.AgentDone}),
+	} {
+		if err := l.take(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for _, a := range *told {
+		got = append(got, strings.Join([]string{a.Agent, string(a.State), a.On}, " "))
+	}
+	want := "claude working |codex blocked a question|codex blocked another|claude done "
+	if strings.Join(got, "|") != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+	now, err := l.w.Get(t.Context(), s.ID)
+	if err != nil || !now.Needs() || now.View().Attention.State != wire.AgentDone {
+		t.Fatalf("%+v, %v", now.Facts.Attention, err)
+	}
+	if err := l.w.Came(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	if now, err = l.w.Get(t.Context(), s.ID); err != nil || now.Needs() {
+		t.Errorf("done, seen, and still waiting: %+v, %v", now.Facts, err)
+	}
+	evs, err := l.w.Store.Events(t.Context(), s.ID, 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for _, ev := range evs {
+		if ev.Kind == EventAttention {
+			kept++
+		}
+	}
+	if kept != 3 { // as many as the limiter lets through
+		t.Errorf("%d events are kept", kept)
+	}
+}
+
+// A screen is kept on the disk, so no secret may be on it, in one piece or in two.
+func TestGlancesHoldNoSecret(t *testing.T) {
+	l, s, told := newLookout(t)
+	g := agents(wire.Agent{Name: "claude", State: wire.AgentBlocked, On: "permission: Bash: echo sw0rdfish-0123456789"})
+	g.Window, g.Screen = "claude", []string{"$ env", "TOKEN=sw0rdfish-0123456789", "\x1b[31mred\x1b[0m"}
+	if err := l.take(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	got, at, err := l.w.Glance(s)
+	if err != nil || time.Since(at) > time.Hour {
+		t.Fatal(err, at)
+	}
+	text, err := json.Marshal(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(text)+(*told)[0].On, "sw0rdfish") {
+		t.Errorf("a secret was kept: %s %+v", text, *told)
+	}
+	if len(got.Screen) != 3 || strings.Contains(got.Screen[2], "\x1b") {
+		t.Errorf("the screen: %q", got.Screen)
+	}
+	g.Screen = []string{"  TOKEN=sw0rdfish-  ", "  0123456789 and more"}
+	if err := l.take(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	if got, _, err = l.w.Glance(s); err != nil || strings.Join(got.Screen, "") != "[redacted]" {
+		t.Errorf("a secret on two lines: %q, %v", got.Screen, err)
+	}
+}
+
+func TestGlanceOfNothing(t *testing.T) {
+	l, s, _ := newLookout(t)
+	if _, _, err := l.w.Glance(s); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("never looked at: %v", err)
+	}
+	if err := os.WriteFile(l.w.glanceFile(s.ID), nil, 0o600); err != nil { // as after a power cut
+		t.Fatal(err)
+	}
+	if _, _, err := l.w.Glance(s); err == nil {
+		t.Error("an empty file is a glance")
+	}
+}

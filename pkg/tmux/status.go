@@ -1,0 +1,69 @@
+package tmux
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// StatusOption is the server option that holds what SetStatus was given: a
+// user's status line shows it as #{@agent_status}.
+const StatusOption = "@agent_status"
+
+// SetStatus changes what status lines show, at once, and reports whether it was
+// another text before. text may hold styles (#[fg=red]) and no other format; see
+// Plain. Without a server there is nothing to change.
+func (c Client) SetStatus(ctx context.Context, text string) (changed bool, err error) {
+	now, err := c.run(ctx, nil, []string{"show-options", "-gqv", StatusOption})
+	if err == nil {
+		// Setting it draws every client anew.
+		if changed = strings.TrimSuffix(now, "\n") != text; changed {
+			_, err = c.run(ctx, nil, []string{"set-option", "-g", StatusOption, text})
+		}
+	}
+	if err != nil {
+		if noServer(err) {
+			return false, nil
+		}
+		return false, fmt.Errorf("set the tmux status: %w", err)
+	}
+	return changed, nil
+}
+
+// Plain is text that means nothing to tmux's formats.
+func Plain(text string) string { return strings.ReplaceAll(text, "#", "") }
+
+// Current is the key of the session that a client shows, "" when it is none of
+// ours. The client "" is the one that this process runs in; outside tmux there
+// is none.
+func (c Client) Current(ctx context.Context, client string) (key string, err error) {
+	if client == "" {
+		if os.Getenv("TMUX") == "" {
+			return "", nil
+		}
+		out, err := c.run(ctx, nil, []string{"display-message", "-p", "#{" + ownerOption + "}"})
+		if err != nil {
+			return "", fmt.Errorf("find the current tmux session: %w", err)
+		}
+		return strings.TrimSpace(out), nil
+	}
+	out, err := c.run(ctx, nil, []string{"list-clients", "-F", "#{client_name} #{" + ownerOption + "}"})
+	if err != nil {
+		return "", fmt.Errorf("find the current tmux session: %w", err)
+	}
+	for line := range strings.Lines(out) {
+		if name, key, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " "); name == client {
+			return key, nil
+		}
+	}
+	return "", nil
+}
+
+// Tell shows a line to one client for some seconds; "" is tmux's own choice.
+func (c Client) Tell(ctx context.Context, client, text string) error {
+	if _, err := c.run(ctx, nil, note(client, text)); err != nil {
+		return fmt.Errorf("show a message in tmux: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+//go:build bench
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+const (
+	thePicker  = "the picker"
+	plainFzf   = "tmux list-sessions, piped to fzf"
+	theSwitch  = "open of a session that is ready, inside tmux"
+	plainTmux  = "tmux switch-client"
+	rowPaint   = "first paint, ms"
+	rowSwitch  = "until the client shows it, ms"
+	pickable   = 20 // sessions
+	perTurn    = 5
+	fzfVersion = "v0.74.3" // as in go.mod
+)
+
+// TestPicker measures what a person waits for at the hotkey: until the rows are
+// there, and until the terminal shows what was picked. The VMs are fake, the
+// program that is measured is the shipped one, and tmux is real.
+func TestPicker(t *testing.T) {
+	table := results.table(table{title: titlePicker, rows: []row{
+		{name: rowPaint, unit: "ms", comparisons: []comparison{{key: "picker_first_paint", mine: thePicker, other: plainFzf}}},
+		{name: rowSwitch, unit: "ms", comparisons: []comparison{{key: "switch_session", mine: theSwitch, other: plainTmux}}},
+	}})
+	b := realvm.NewBox(t)
+	b.Env = append(b.Env, "AGENT_SESSIONIZER_PREPARE=none")
+	fake, fzf := filepath.Join(b.Home, "fake"), filepath.Join(b.Home, "fzf")
+	if err := realvm.Build(t.Context(), fake, "../../cmd/agent-sessionizer", "-tags=fakevm"); err != nil {
+		t.Fatal(err)
+	}
+	if err := realvm.Build(t.Context(), fzf, "github.com/junegunn/fzf"); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	t.Cleanup(func() {
+		if len(names) > 0 {
+			b.Run(append([]string{fake, "destroy", "--force"}, names...)...)
+		}
+		b.Run("tmux", "kill-server")
+	})
+	for i := range pickable {
+		repo := fmt.Sprintf("repo%02d", i)
+		b.Repo(repo)
+		r := b.Run(fake, "open", "-d", "--cpus=1", "--memory=512MiB", "--disk=4GiB", "./"+repo)
+		if r.Code != 0 {
+			t.Fatal(r.All())
+		}
+		names = append(names, strings.TrimSpace(r.Stdout))
+		if i >= atOnce {
+			b.Run(fake, "stop", names[i])
+		}
+		// For fzf, and to switch between: they do nothing.
+		if r := b.Run("tmux", "-f", "/dev/null", "new-session", "-d", "-s", "plain-"+repo, "sleep infinity"); r.Code != 0 {
+			t.Fatal(r.All())
+		}
+	}
+	last := fmt.Sprintf("repo%02d", pickable-1)
+	for range runs() * perTurn {
+		table.add(thePicker, sample{rowPaint: paints(t, b, last, realvm.Binary())})
+		table.add(plainFzf, sample{rowPaint: paints(t, b, last, "sh", "-c", "tmux list-sessions -F '#S' | "+fzf)})
+	}
+
+	// A terminal on the first session, from which the second is gone to and back.
+	term := terminal(t, b, "tmux", "attach-session", "-t", "=plain-repo00:")
+	sees(t, term, "plain-repo00")
+	client := strings.TrimSpace(b.Run("tmux", "list-clients", "-F", "#{client_name}").Stdout)
+	shows := func() string { return b.Run("tmux", "list-clients", "-F", "#{session_name}").Stdout }
+	home := func() { b.Run("tmux", "switch-client", "-c", client, "-t", "=plain-repo00:") }
+	for i := range runs()*perTurn + 1 {
+		ours := took(func() { b.Run(realvm.Binary(), "--client", client, "open", names[0]) })[rowTook]
+		if now := shows(); !strings.HasPrefix(now, "repo00") {
+			t.Fatalf("the terminal shows %q", now)
+		}
+		home()
+		theirs := took(func() { b.Run("tmux", "switch-client", "-c", client, "-t", "=plain-repo01:") })[rowTook]
+		if now := shows(); !strings.HasPrefix(now, "plain-repo01") {
+			t.Fatalf("the terminal shows %q", now)
+		}
+		home()
+		if i > 0 { // the first makes the local session, which a switch finds
+			table.add(theSwitch, sample{rowSwitch: ours})
+			table.add(plainTmux, sample{rowSwitch: theirs})
+		}
+	}
+	table.done(t, runs(), thePicker, plainFzf, theSwitch, plainTmux)
+}
+
+// terminal runs a program on one, of 120 columns and 40 lines, until the test ends.
+func terminal(t *testing.T, b *realvm.Box, argv ...string) *os.File {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env, cmd.Dir = append(b.Env, "TERM=xterm-256color"), b.Home
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 120})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait()
+		_ = tty.Close()
+	})
+	return tty
+}
+
+// paints is how many milliseconds a program takes until text is on its terminal.
+func paints(t *testing.T, b *realvm.Box, text string, argv ...string) float64 {
+	t.Helper()
+	var ms float64
+	t.Run("", func(t *testing.T) { // so that it ends before the next begins
+		began := time.Now()
+		sees(t, terminal(t, b, argv...), text)
+		ms = time.Since(began).Seconds() * 1000
+	})
+	return ms
+}
+
+// sees reads a terminal until text is there.
+func sees(t *testing.T, tty *os.File, text string) {
+	t.Helper()
+	if err := tty.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	var seen []byte
+	buf := make([]byte, 64<<10)
+	for !bytes.Contains(seen, []byte(text)) {
+		n, err := tty.Read(buf)
+		if err != nil {
+			t.Fatalf("%q does not come: %v\n%q", text, err, seen)
+		}
+		seen = append(seen, buf[:n]...)
+	}
+}
