@@ -1,0 +1,269 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/picker"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+// runPick lets a person choose what to open.
+func runPick(ctx context.Context, a *app, o openOptions) error {
+	if !interactive() {
+		return fail.New(fail.Usage, "there is no terminal to pick on").WithHint("agent-sessionizer list --json")
+	}
+	err := pick(ctx, a, o)
+	_, said := errors.AsType[remoteExit](err)
+	if err == nil || said || o.client == "" {
+		return err
+	}
+	// A popup closes with this process, and the reason with it.
+	a.con.Fail(err)
+	if _, aerr := a.ask("Enter closes this window. "); aerr != nil {
+		return errors.Join(err, aerr)
+	}
+	return remoteExit(fail.CodeOf(err))
+}
+
+func pick(ctx context.Context, a *app, o openOptions) error {
+	// fzf takes this process's signals. Ctrl-C in a screen that a key opened is
+	// for that screen, though it comes here, too.
+	ctx = context.WithoutCancel(ctx)
+	p, err := a.picker(ctx, a.manager)
+	if err != nil {
+		return err
+	}
+	p.Client = o.client
+	picked, err := p.Run(ctx)
+	if err != nil {
+		return err
+	}
+	if len(picked.Open) == 0 {
+		return remoteExit(picked.Exit)
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// The first comes last: with it this process may become tmux.
+	for _, t := range picked.Open[1:] {
+		if err := a.openAside(ctx, o, t); err != nil {
+			return err
+		}
+	}
+	return runOpen(ctx, a, o, picked.Open[0].Open())
+}
+
+// openAside opens without going there.
+func (a *app) openAside(ctx context.Context, o openOptions, t picker.Target) error {
+	o.noWait, o.detach = true, true // nobody has to sit here
+	return runOpen(ctx, a, o, t.Open())
+}
+
+func (a *app) picker(ctx context.Context, manager func(context.Context) (*session.Manager, error)) (*picker.Picker, error) {
+	m, err := manager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	repos, err := a.repos()
+	if err != nil {
+		return nil, err
+	}
+	return picker.New(m, a.con, repos), nil
+}
+
+// repos are the repositories of repos.txt: the user's, else the shipped one's.
+func (a *app) repos() ([]string, error) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(cfg.Paths.Config, "repos.txt"))
+	if errors.Is(err, fs.ErrNotExist) {
+		text, err = sessionizer.Config.ReadFile("config/repos.txt")
+	}
+	if err != nil {
+		return nil, fail.New(fail.Usage, "read repos.txt: %w", err)
+	}
+	var out []string
+	sc := bufio.NewScanner(bytes.NewReader(text))
+	for sc.Scan() {
+		line, _, _ := strings.Cut(sc.Text(), "#")
+		if line = strings.TrimSpace(line); line != "" {
+			out = append(out, line)
+		}
+	}
+	return out, sc.Err()
+}
+
+// newPickerCmds are what fzf runs for the picker, and what finds clones for it.
+func newPickerCmds(a *app) []*cobra.Command {
+	return []*cobra.Command{
+		{
+			Use: picker.Command + " ACTION [KEY…]", Hidden: true, Args: usage(cobra.MinimumNArgs(1)),
+			RunE: func(cmd *cobra.Command, args []string) error { return runPicker(cmd.Context(), a, args[0], args[1:]) },
+		},
+		{
+			Use: picker.FindCommand, Hidden: true, Args: usage(cobra.NoArgs),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				cfg, err := a.settings()
+				if err != nil {
+					return err
+				}
+				return picker.FindClones(cmd.Context(), cfg)
+			},
+		},
+	}
+}
+
+// runPicker carries out a key of the picker. What it prints are fzf's actions,
+// but for the preview and for the screen that asks before it destroys.
+func runPicker(ctx context.Context, a *app, action string, keys []string) error {
+	var targets []picker.Target
+	for _, key := range keys {
+		if t, ok := picker.ParseKey(key); ok {
+			targets = append(targets, t)
+		}
+	}
+	var say string
+	var err error
+	switch action {
+	case picker.ActionPreview:
+		p, err := a.picker(ctx, a.plainManager)
+		if err != nil || len(keys) == 0 {
+			return err
+		}
+		columns, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_COLUMNS"))
+		lines, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_LINES"))
+		return p.Preview(ctx, a.con.Out, keys[0], columns, lines)
+	case picker.ActionDestroy:
+		return destroyPicked(ctx, a, targets)
+	case picker.ActionTyped:
+		say = picker.SaySo
+		if _, ok := picker.Typed(os.Getenv("FZF_QUERY")); ok {
+			say = picker.Accept
+		}
+	case picker.ActionOpen:
+		say, err = openPicked(ctx, a, targets)
+	case picker.ActionStop:
+		err = stopPicked(ctx, a, targets)
+	case picker.ActionCopy:
+		say, err = copyPicked(ctx, a, targets)
+	default:
+		return fail.New(fail.Usage, "the picker has no action %q", action)
+	}
+	if err != nil {
+		text := "error: " + err.Error()
+		if hint := fail.HintOf(err); hint != "" {
+			text += " (" + hint + ")"
+		}
+		say = picker.Say(a.redact.String(text))
+	}
+	if say != "" {
+		a.printf("%s\n", say)
+	}
+	return nil
+}
+
+func openPicked(ctx context.Context, a *app, targets []picker.Target) (say string, err error) {
+	if len(targets) == 0 { // no row fits what is typed
+		open, ok := picker.Typed(os.Getenv("FZF_QUERY"))
+		if !ok {
+			return picker.SaySo, nil
+		}
+		targets = []picker.Target{{Repo: open}}
+	}
+	for _, t := range targets {
+		if err := a.openAside(ctx, openOptions{}, t); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
+	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
+		_, err := m.Want(ctx, s, session.Stopped)
+		return err
+	})
+}
+
+// destroyPicked lists what would be lost, asks, and leaves the work to the keeper.
+func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
+	// While it asks, Ctrl-C ends this process and with it the question.
+	signal.Reset(os.Interrupt)
+	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
+		a.con.Say("looking for work in %s that is nowhere else", s.Name)
+		err := a.guardWork(ctx, m, s, true)
+		if fail.CodeOf(err) == fail.Interrupted {
+			return nil // it stays
+		}
+		if err == nil {
+			_, err = m.Want(ctx, s, session.Gone)
+		}
+		if err != nil {
+			a.con.Fail(err)
+			_, err = a.ask("Enter goes back. ")
+		}
+		return err
+	})
+}
+
+func copyPicked(ctx context.Context, a *app, targets []picker.Target) (say string, err error) {
+	err = a.eachSession(ctx, targets, func(_ *session.Manager, s session.Session) error {
+		command := "agent-sessionizer ssh " + s.Name
+		say = picker.Say("copied: " + command)
+		if os.Getenv("TMUX") != "" {
+			return tmux.Client{}.SetClipboard(ctx, picker.Client(), []byte(command))
+		}
+		return terminalClipboard(command)
+	})
+	return say, err
+}
+
+// terminalClipboard puts text on the clipboard of the terminal, if that lets programs.
+func terminalClipboard(text string) error {
+	tty, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
+	if err != nil {
+		return fail.New(fail.Host, "copy: %w", err)
+	}
+	defer tty.Close()
+	_, err = fmt.Fprintf(tty, "\x1b]52;c;%s\a", base64.StdEncoding.EncodeToString([]byte(text)))
+	return err
+}
+
+// eachSession calls f with those of the targets that are sessions.
+func (a *app) eachSession(ctx context.Context, targets []picker.Target, f func(*session.Manager, session.Session) error) error {
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	for _, t := range targets {
+		if t.Session == "" {
+			continue
+		}
+		s, err := m.Get(ctx, t.Session)
+		if err == nil {
+			err = f(m, s)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

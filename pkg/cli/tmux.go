@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+type tmuxBindOptions struct{ print, force bool }
+
+func newTmuxCmd(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "tmux", Short: "Bind keys of your tmux to the picker",
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newTmuxBindCmd(a), newTmuxUnbindCmd(a))
+	return cmd
+}
+
+func newTmuxBindCmd(a *app) *cobra.Command {
+	var o tmuxBindOptions
+	cmd := &cobra.Command{
+		Use: "bind", Short: "Bind Alt+Shift+P and Alt+P to the picker, Alt+N to the next agent that waits",
+		Long: `Bind keys on the running tmux server, until it ends: Alt+Shift+P and Alt+P open the
+picker in a popup, Alt+N goes to the next agent that waits. They work in sessions of
+agents too, where every other key goes to the guest.`,
+		Example: `  agent-sessionizer tmux bind
+  agent-sessionizer tmux bind --print >>~/.tmux.conf   # for good`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runTmuxBind(cmd.Context(), a, o) },
+	}
+	cmd.Flags().BoolVar(&o.print, "print", false, "print the lines for a tmux.conf, and bind nothing")
+	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "replace what you have bound these keys to")
+	cmd.MarkFlagsMutuallyExclusive("print", "force")
+	return cmd
+}
+
+func runTmuxBind(ctx context.Context, a *app, o tmuxBindOptions) error {
+	self, err := self()
+	if err != nil {
+		return err
+	}
+	b := tmux.Bindings{Pick: []string{self}, Next: []string{self, "next"}}
+	if o.print {
+		a.printf("# agent-sessionizer: Alt+Shift+P and Alt+P pick, Alt+N goes to the next agent that waits\n")
+		for _, line := range b.Lines() {
+			a.printf("%s\n", line)
+		}
+		return nil
+	}
+	t := tmux.Client{}
+	if err := t.Check(ctx); err != nil {
+		return err
+	}
+	if err := t.Bind(ctx, b, o.force); err != nil {
+		return err
+	}
+	a.con.Say("Alt+Shift+P and Alt+P pick, Alt+N goes to the next agent that waits, until this tmux ends; for good: agent-sessionizer tmux bind --print >>~/.tmux.conf")
+	return nil
+}
+
+func newTmuxUnbindCmd(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "unbind", Short: "Take back what tmux bind did",
+		Long: `Take back what "tmux bind" did on the running tmux server. What --force replaced does not
+come back before your tmux.conf is read again.`,
+		Example: `  agent-sessionizer tmux unbind`,
+		Args:    usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return tmux.Client{}.Unbind(cmd.Context())
+		},
+	}
+}

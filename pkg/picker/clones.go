@@ -1,0 +1,236 @@
+package picker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Local clones are looked for by a process of its own, which leaves what it
+// found in the cache: a directory on a network file system that does not answer
+// holds up that process, and nobody else. While it hangs no other one starts.
+
+// FindCommand is the hidden command that is that process.
+const FindCommand = "find-clones"
+
+const (
+	maxDepth   = 4      // below a root
+	maxEntries = 10_000 // of one directory
+	maxDirs    = 50_000 // looked into, of one root
+	maxClones  = 1000
+	findTime   = 20 * time.Second
+	findAgain  = time.Minute
+)
+
+// Clone is a local clone below one of the user's roots.
+type Clone struct {
+	Path  string `json:"path"`
+	Key   string `json:"key"` // repo.Ref's
+	Slug  string `json:"slug"`
+	Stamp string `json:"stamp"` // of its git configuration, which names its remote
+}
+
+// cloneFile is the cache.
+type cloneFile struct {
+	Roots  []string `json:"roots"`
+	Clones []Clone  `json:"clones"`
+}
+
+func cloneCache(p config.Paths) string { return filepath.Join(p.Cache, "clones.json") }
+func cloneLock(p config.Paths) string  { return filepath.Join(p.Cache, "clones.lock") }
+
+// cloneCacheReader reads the cache again when it has changed.
+type cloneCacheReader struct {
+	file  string
+	roots []string
+	at    time.Time
+	last  []Clone
+}
+
+func (r *cloneCacheReader) read() []Clone {
+	if len(r.roots) == 0 {
+		return nil
+	}
+	// A cache that is missing or damaged is an empty one; it is made anew.
+	if fi, err := os.Stat(r.file); err == nil && !fi.ModTime().Equal(r.at) {
+		r.at, r.last = fi.ModTime(), loadClones(r.file, r.roots)
+	}
+	return r.last
+}
+
+func loadClones(file string, roots []string) []Clone {
+	var cached cloneFile
+	text, err := os.ReadFile(file)
+	if err != nil || json.Unmarshal(text, &cached) != nil || !slices.Equal(cached.Roots, roots) {
+		return nil
+	}
+	return cached.Clones
+}
+
+// find starts the process, unless what the cache holds is new.
+func (p *Picker) find() error {
+	cfg := p.Manager.Config
+	if len(cfg.Roots) == 0 {
+		return nil
+	}
+	fi, err := os.Stat(cloneCache(cfg.Paths))
+	if err == nil && time.Since(fi.ModTime()) < findAgain && loadClones(cloneCache(cfg.Paths), cfg.Roots) != nil {
+		return nil
+	}
+	if store.Held(cloneLock(cfg.Paths)) {
+		return nil
+	}
+	cmd := exec.CommandContext(context.Background(), p.Manager.Self, FindCommand) // it outlives the picker
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("look for local clones: %w", err)
+	}
+	go func() { _ = cmd.Wait() }() // only reaps
+	return nil
+}
+
+// FindClones is what FindCommand does: it looks for clones below the roots of
+// the settings and writes the cache. What it did not get to in time is missing.
+func FindClones(ctx context.Context, cfg *config.Config) error {
+	lock, free, err := store.TryLock(cloneLock(cfg.Paths))
+	if err != nil || !free {
+		return err
+	}
+	defer lock.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, findTime)
+	defer cancel()
+
+	known := map[string]Clone{}
+	for _, c := range loadClones(cloneCache(cfg.Paths), cfg.Roots) {
+		known[c.Path] = c
+	}
+	// One walker a root: the others go on when one hangs in a system call. Such a
+	// one ends with the process.
+	found := make(chan string)
+	var walkers sync.WaitGroup
+	for _, root := range cfg.Roots {
+		walkers.Go(func() { walk(ctx, root, found) })
+	}
+	go func() { walkers.Wait(); close(found) }()
+	all := cloneFile{Roots: cfg.Roots, Clones: []Clone{}}
+collect:
+	for len(all.Clones) < maxClones {
+		select {
+		case path, more := <-found:
+			if !more {
+				break collect
+			}
+			if c, ok := identify(path, known); ok {
+				all.Clones = append(all.Clones, c)
+			}
+		case <-ctx.Done():
+			break collect
+		}
+	}
+	slices.SortFunc(all.Clones, func(a, b Clone) int { return strings.Compare(a.Path, b.Path) })
+	text, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return replace(cloneCache(cfg.Paths), text)
+}
+
+// walk reports the clones below root, those near it first. It follows no
+// symbolic link but root itself, and looks into no clone.
+func walk(ctx context.Context, root string, found chan<- string) {
+	type place struct {
+		dir   string
+		depth int
+	}
+	if real, err := filepath.EvalSymlinks(root); err == nil {
+		root = real
+	}
+	next := []place{{root, 0}}
+	for looked := 0; len(next) > 0 && looked < maxDirs && ctx.Err() == nil; looked++ {
+		at := next[0]
+		next = next[1:]
+		if fi, err := os.Lstat(filepath.Join(at.dir, ".git")); err == nil && fi.IsDir() {
+			select {
+			case found <- at.dir:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if at.depth == maxDepth {
+			continue
+		}
+		for _, name := range directories(at.dir) {
+			next = append(next, place{filepath.Join(at.dir, name), at.depth + 1})
+		}
+	}
+}
+
+// directories are those in dir that may hold clones, in order; none when dir
+// cannot be read.
+func directories(dir string) []string {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	entries, _ := f.ReadDir(maxEntries) // what was read before an error counts
+	var names []string
+	for _, e := range entries {
+		// Hidden ones hold caches and settings; node_modules is thousands of others'.
+		if e.Type()&fs.ModeType == fs.ModeDir && e.Name()[0] != '.' && e.Name() != "node_modules" {
+			names = append(names, e.Name())
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// identify asks git which repository a clone is of, unless that is known.
+func identify(path string, known map[string]Clone) (Clone, bool) {
+	fi, err := os.Stat(filepath.Join(path, ".git", "config"))
+	if err != nil {
+		return Clone{}, false
+	}
+	stamp := fmt.Sprintf("%d %d", fi.Size(), fi.ModTime().UnixNano())
+	if c, ok := known[path]; ok && c.Stamp == stamp {
+		return c, true
+	}
+	ref, err := repo.Parse(path, "/")
+	if err != nil || ref.Path != path {
+		return Clone{}, false
+	}
+	return Clone{Path: path, Key: ref.Key, Slug: ref.Slug, Stamp: stamp}, true
+}
+
+// replace gives a file a new content at once. Nothing is lost when the host
+// dies meanwhile, so it does not wait for the disk.
+func replace(file string, text []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(file), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), file)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}

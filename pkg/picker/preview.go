@@ -1,0 +1,254 @@
+package picker
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// journalTime is how long a preview reads what was denied.
+const journalTime = 200 * time.Millisecond
+
+// maxPreview bounds what fzf says of its window.
+const maxPreview = 1000
+
+// Preview draws the row of a key for a window of that size. Of a session, its
+// agent's screen takes what the rest leaves.
+func (p *Picker) Preview(ctx context.Context, w io.Writer, key string, width, height int) error {
+	page := page{p: p, width: min(max(width, 10), maxPreview), height: min(max(height, 3), maxPreview)}
+	t, ok := ParseKey(key)
+	if !ok {
+		return nil
+	}
+	var err error
+	if t.Session != "" {
+		err = page.session(ctx, t.Session)
+	} else {
+		err = page.repository(ctx, t.Repo)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, strings.Join(page.lines, "\n")+"\n")
+	return err
+}
+
+// page is a preview that is being drawn.
+type page struct {
+	p             *Picker
+	width, height int
+	lines         []string
+}
+
+// add puts a line of anybody's text on the page.
+func (g *page) add(tone console.Tone, format string, args ...any) {
+	g.raw(tone, g.p.fit(fmt.Sprintf(format, args...), g.width))
+}
+
+func (g *page) raw(tone console.Tone, line string) {
+	if len(g.lines) < g.height {
+		g.lines = append(g.lines, g.p.Console.Paint(tone, line))
+	}
+}
+
+func (g *page) session(ctx context.Context, id string) error {
+	s, err := g.p.Manager.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	dot, now := " · ", time.Now()
+	if !g.p.Unicode {
+		dot = ", "
+	}
+	st, since := stateOf(s)
+	g.add(console.Plain, "%s", s.Called())
+	g.add(console.Faint, "%s", s.Name)
+	how := st.word + " " + age(now.Sub(since))
+	if a := s.View().Attention; a != nil {
+		how += dot + a.Agent
+	}
+	g.add(st.tone, "%s", how)
+	if on := waitsFor(s, st); on != "" {
+		g.wrap(st.tone, on, 3)
+	}
+	if st != broken && s.ErrorMessage != "" {
+		g.wrap(console.Bad, s.ErrorMessage, 3)
+	}
+	if s.ErrorHint != "" {
+		g.add(console.Faint, "hint: %s", s.ErrorHint)
+	}
+	if step := g.p.step(ctx, s); step != "" && st == moving(st.word) {
+		g.add(console.Notice, "%s", step)
+	}
+
+	glance, at, glanceErr := g.p.Manager.Glance(s) // none, when its keeper never saw the guest
+	switch c := glance.Changes; {
+	case s.Phase != session.Ready && s.Facts.Work != nil:
+		g.add(console.Plain, "%s%swould lose: %s", s.Facts.Work.Branch, dot, s.Facts.Work.Summary())
+	case c != nil:
+		g.add(console.Plain, "%s", strings.Join([]string{
+			cmp.Or(c.Branch, "no branch"), count(c.Commits, "commit") + " not pushed",
+			fmt.Sprintf("%s +%d -%d", count(c.Files, "file"), c.Insertions, c.Deletions),
+		}, dot))
+	case s.Facts.Base != nil:
+		g.add(console.Plain, "%s", s.Facts.Base.Branch)
+	}
+	g.add(console.Faint, "%s", strings.Join(machine(s, glance.Machine), dot))
+	for _, port := range s.Facts.Ports {
+		switch {
+		case port.Close:
+		case port.Host == 0 || port.Error != "":
+			g.add(console.Notice, "port %d: %s", port.Guest, cmp.Or(port.Error, "not published yet"))
+		default:
+			g.add(console.Plain, "port %d: %s", port.Guest, port.URL(s.Name))
+		}
+	}
+	if denied := g.p.denied(ctx, s); denied != "" {
+		g.add(console.Notice, "denied: %s", denied)
+	}
+	if glanceErr == nil && len(glance.Screen) > 0 && s.Phase == session.Ready {
+		g.screen(glance, at, now)
+	}
+	return nil
+}
+
+// machine is what a VM has and uses.
+func machine(s session.Session, m *wire.Machine) []string {
+	r := s.Spec.Resources
+	parts := []string{fmt.Sprintf("%d CPU", r.CPUs), r.Memory.String(), r.Disk.String() + " disk"}
+	if m != nil && s.Phase == session.Ready {
+		parts = []string{
+			fmt.Sprintf("%d CPU, load %.1f", r.CPUs, m.Load),
+			fmt.Sprintf("memory %v of %v", config.Size(m.MemUsed), r.Memory),
+			fmt.Sprintf("disk %v of %v", config.Size(m.DiskUsed), r.Disk),
+		}
+	}
+	parts = append(parts, s.Spec.Image)
+	if s.Facts.From != "" {
+		parts = append(parts, string(s.Facts.From))
+	}
+	if !s.Spec.Walled {
+		parts = append(parts, "no wall")
+	}
+	return parts
+}
+
+// step is what its keeper works on.
+func (p *Picker) step(ctx context.Context, s session.Session) string {
+	seq, err := p.Manager.LastPhaseSeq(ctx, s.ID)
+	if err != nil {
+		return ""
+	}
+	last := ""
+	events, err := p.Manager.Store.Events(ctx, s.ID, seq, 1000)
+	if err != nil {
+		return ""
+	}
+	for _, ev := range events {
+		var step session.Step
+		if ev.Kind == session.EventStep && json.Unmarshal(ev.Data, &step) == nil {
+			last = strings.TrimSpace(step.Name + "  " + step.Detail)
+		}
+	}
+	return last
+}
+
+// denied is what the wall denied since somebody last came, the most frequent first.
+func (p *Picker) denied(ctx context.Context, s session.Session) string {
+	ctx, cancel := context.WithTimeout(ctx, journalTime)
+	defer cancel()
+	all, err := p.Manager.DeniedSince(ctx, s, s.Facts.Attached)
+	if err != nil || len(all) == 0 {
+		return ""
+	}
+	const most = 4
+	var names []string
+	for _, d := range all[:min(len(all), most)] {
+		names = append(names, d.Target())
+	}
+	text := strings.Join(names, ", ")
+	if more := len(all) - len(names); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// screen shows the end of the agent's screen: that is where it asks.
+func (g *page) screen(glance wire.Glance, at, now time.Time) {
+	lines := glance.Screen
+	for len(lines) > 0 && strings.TrimSpace(lines[len(lines)-1]) == "" {
+		lines = lines[:len(lines)-1]
+	}
+	room := g.height - len(g.lines) - 1
+	if room < 1 || len(lines) == 0 {
+		return
+	}
+	g.add(console.Faint, "-- %s, %s ago --", cmp.Or(glance.Window, "screen"), age(now.Sub(at)))
+	for _, l := range lines[max(0, len(lines)-room):] {
+		g.raw(console.Plain, ansi.Truncate(layout(l), g.width, ""))
+	}
+}
+
+// layout is a line of a screen, harmless, with its blanks where they were.
+func layout(line string) string {
+	line = ansi.Strip(strings.ToValidUTF8(line[:min(len(line), maxText)], ""))
+	words := strings.Split(strings.ReplaceAll(line, "\t", "    "), " ")
+	for i, word := range words {
+		words[i] = console.Clean(word)
+	}
+	return strings.TrimRight(strings.Join(words, " "), " ")
+}
+
+// wrap puts a long text on several lines.
+func (g *page) wrap(tone console.Tone, text string, most int) {
+	text = g.p.fit(text, most*g.width)
+	for l := range strings.SplitSeq(ansi.Wrap(text, g.width, ""), "\n") {
+		if most--; most < 0 {
+			return
+		}
+		g.raw(tone, ansi.Truncate(l, g.width, ""))
+	}
+}
+
+func (g *page) repository(ctx context.Context, open string) error {
+	_, repos, err := g.p.read(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range repos {
+		if r.open != open {
+			continue
+		}
+		g.add(console.Plain, "%s", r.name)
+		g.add(console.Faint, "no session; Enter makes one from %s", tilde(r.open))
+		if r.path != "" {
+			g.add(console.Plain, "local clone: %s", tilde(r.path))
+		}
+		if r.listed {
+			g.add(console.Plain, "stands in repos.txt")
+		}
+		if !r.used.IsZero() {
+			g.add(console.Plain, "last session ended %s ago", age(time.Since(r.used)))
+		}
+		return nil
+	}
+	return nil // it has a session now
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,114 @@
+package picker
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+func preview(t *testing.T, p *Picker, key string, width, height int) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := p.Preview(t.Context(), &b, key, width, height); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func wants(t *testing.T, text string, all ...string) {
+	t.Helper()
+	for _, want := range all {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in:\n%s", want, text)
+		}
+	}
+}
+
+func TestPreview(t *testing.T) {
+	p := newPicker(t)
+	facts := attention(wire.AgentBlocked, "Bash: rm -rf build", time.Now().Add(-3*time.Minute))
+	facts.Ports = []session.PublishedPort{{Guest: 3000, Host: 40000}, {Guest: 1, Error: "in use"}, {Guest: 2, Close: true}}
+	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/r", phase: session.Ready, facts: facts})
+	p.glance(t, "aaaaaaaaaaaa", wire.Glance{
+		Window: "claude", Screen: []string{"first", "  indented   twice", "Do you want to proceed?", "", ""},
+		Changes: &wire.Changes{Branch: "fix", Commits: 1, Files: 2, Insertions: 30, Deletions: 4},
+		Machine: &wire.Machine{Load: 1.25, MemUsed: 512 << 20, MemTotal: 1 << 30, DiskUsed: 2 << 30, DiskTotal: 4 << 30},
+	})
+	text := preview(t, p, "s:aaaaaaaaaaaa", 80, 40)
+	wants(
+		t, text, "o/r\n", "agent-aaaaaaaaaaaa\n", "blocked 3m · claude\n", "Bash: rm -rf build\n", "fix · 1 commit not pushed · 2 files +30 -4",
+		"2 CPU, load 1.2", "memory 512MiB of 1GiB", "disk 2GiB of 4GiB", "no wall", "port 3000: http://3000.agent-aaaaaaaaaaaa.localhost:40000", "port 1: in use",
+		"-- claude, <1m ago --\nfirst\n  indented   twice\nDo you want to proceed?\n",
+	)
+	if strings.Contains(text, "port 2") {
+		t.Errorf("a port that was given up:\n%s", text)
+	}
+	// In a small window the end of the screen is what stays.
+	small := preview(t, p, "s:aaaaaaaaaaaa", 80, 11)
+	if !strings.Contains(small, "proceed?") || strings.Contains(small, "first") || strings.Count(small, "\n") > 11 {
+		t.Errorf("small:\n%s", small)
+	}
+
+	p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/b", phase: session.Broken, err: "no space left on device", hint: "df -h"})
+	wants(t, preview(t, p, "s:bbbbbbbbbbbb", 80, 40), "broken", "no space left on device\n", "hint: df -h\n")
+
+	work := session.Facts{Work: &repo.WorkState{Branch: "main", Ahead: 2, Dirty: 1}, Attention: facts.Attention}
+	p.put(t, row{id: "cccccccccccc", slug: "o/c", phase: session.Stopped, facts: work})
+	stopped := preview(t, p, "s:cccccccccccc", 80, 40)
+	wants(t, stopped, "stopped", "would lose: 2 commits neither pushed nor fetched, 1 changed file")
+	if strings.Contains(stopped, "claude") {
+		t.Errorf("the agent of a session that is stopped:\n%s", stopped)
+	}
+
+	p.Listed = []string{"o/listed"}
+	wants(t, preview(t, p, repositoryKey("o/listed"), 80, 40), "o/listed\n", "no session", "stands in repos.txt")
+	for _, key := range []string{lineKey, "", "x", repositoryKey("o/unknown")} {
+		if text := preview(t, p, key, 80, 40); strings.TrimSpace(text) != "" {
+			t.Errorf("%q shows %q", key, text)
+		}
+	}
+	if err := p.Preview(t.Context(), &bytes.Buffer{}, "s:nobody", 80, 40); err == nil {
+		t.Error("a session that is not there has a preview")
+	}
+}
+
+// Of what a guest says nothing reaches the terminal but letters, no more of them
+// than the window has room for.
+func TestPreviewIsHarmless(t *testing.T) {
+	p := newPicker(t)
+	long := strings.Repeat(hostile, 300)
+	facts := attention(wire.AgentBlocked, long, time.Now())
+	facts.Attention.Agent = long
+	p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/x", slug: hostile, phase: session.Ready, facts: facts, err: long, hint: long})
+	g := wire.Glance{Window: long, Changes: &wire.Changes{Branch: long, Commits: -1 << 60, Insertions: 1 << 60}, Machine: &wire.Machine{Load: 1e300, MemUsed: -1}}
+	for range 1200 {
+		g.Screen = append(g.Screen, long[:2*maxText])
+	}
+	p.glance(t, "aaaaaaaaaaaa", g)
+	p.Listed = []string{hostile}
+	for _, key := range []string{"s:aaaaaaaaaaaa", repositoryKey(hostile)} {
+		for _, size := range [][2]int{{80, 24}, {20, 5}, {0, 0}, {1 << 30, 1 << 30}, {-1, -1}} {
+			text := preview(t, p, key, size[0], size[1])
+			lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+			if len(lines) > max(size[1], 3) || len(lines) > maxPreview {
+				t.Errorf("%d lines in a window of %d", len(lines), size[1])
+			}
+			for _, l := range lines {
+				if strings.IndexFunc(l, func(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) }) >= 0 {
+					t.Fatalf("%q", l)
+				}
+				if w := ansi.StringWidth(l); w > max(size[0], 10) || len(l) > 8*maxText {
+					t.Errorf("%d cells, %d bytes in a window of %d", w, len(l), size[0])
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package picker
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+// recently is how many repositories are offered because they had a session.
+const recently = 20
+
+// repository is a row below the line, and what its preview tells.
+type repository struct {
+	key    string // repo.Ref.Key
+	open   string // what `open` is given
+	name   string
+	listed bool      // in repos.txt
+	used   time.Time // when its last session ended
+	path   string    // of a local clone of it
+}
+
+// repositories are those without a session: first the user's own list, then what
+// was used last, then what lies on the disk; each once.
+func repositories(all, ended []session.Session, listed []string, clones []Clone) []repository {
+	var rows []*repository
+	byKey := map[string]*repository{}
+	for _, s := range all {
+		byKey[s.RepoKey] = nil // has a session
+	}
+	// A path in repos.txt is known by whoever has asked git about it.
+	keyOf := map[string]string{}
+	for _, s := range append(ended, all...) {
+		if path := s.Spec.Repo.Path; path != "" {
+			keyOf[path] = s.RepoKey
+		}
+	}
+	for _, c := range clones {
+		keyOf[c.Path] = c.Key
+	}
+	add := func(r repository) *repository {
+		known, ok := byKey[r.key]
+		if !ok {
+			known = &r
+			byKey[r.key] = known
+			rows = append(rows, known)
+		}
+		return known
+	}
+	for _, line := range listed {
+		r := repository{key: repo.KeyOf(line), open: line, name: line}
+		if path := localPath(line); path != "" {
+			r = repository{key: keyOf[path], open: path, name: tilde(path), path: path}
+			if r.key == "" {
+				r.key = "local:" + path
+			}
+		} else if ref, err := repo.Parse(line, "/"); err == nil {
+			if r.name = called(ref.Key, ref.Slug); ref.Branch != "" {
+				r.name += "@" + ref.Branch
+			}
+		} else {
+			r.key = "text:" + line // `open` says what is wrong with it
+		}
+		if known := add(r); known != nil {
+			known.listed = true
+		}
+	}
+	for _, s := range ended {
+		r := repository{key: s.RepoKey, open: s.Spec.Repo.URL, name: s.Called()}
+		if path := s.Spec.Repo.Path; path != "" {
+			r.open, r.path = path, path
+		}
+		if r.open == "" {
+			continue
+		}
+		if known := add(r); known != nil && known.used.IsZero() {
+			known.used = s.StateChangedAt
+		}
+	}
+	for _, c := range clones {
+		known := add(repository{key: c.Key, open: c.Path, name: called(c.Key, c.Slug), path: c.Path})
+		if known != nil && known.path == "" {
+			known.path = c.Path
+		}
+	}
+	out := make([]repository, len(rows))
+	for i, r := range rows {
+		out[i] = *r
+	}
+	return out
+}
+
+// called is session.Called for a repository without one.
+func called(key, slug string) string {
+	s := session.Session{}
+	s.RepoKey, s.Repo = key, slug
+	return s.Called()
+}
+
+// localPath is the absolute path that a line of repos.txt is, "" for others.
+func localPath(line string) string {
+	if rest, ok := strings.CutPrefix(line, "~/"); ok {
+		if home, err := os.UserHomeDir(); err == nil {
+			return filepath.Join(home, rest)
+		}
+	}
+	if filepath.IsAbs(line) {
+		return filepath.Clean(line)
+	}
+	return ""
+}
+
+// tilde shortens a path below the home directory.
+func tilde(path string) string {
+	home, err := os.UserHomeDir()
+	if rest, ok := strings.CutPrefix(path, home+string(filepath.Separator)); err == nil && ok {
+		return filepath.Join("~", rest)
+	}
+	return path
+}
+
+// sight is a session with what its keeper last saw of its work.
+type sight struct {
+	session.Session
+	branch string
+	ahead  int       // commits that are nowhere else
+	seen   time.Time // by the keeper
+}
+
+// look reads what is known of a session's work: files and the row only.
+func (p *Picker) look(s session.Session) sight {
+	seen := sight{Session: s}
+	if s.Facts.Base != nil {
+		seen.branch = s.Facts.Base.Branch
+	}
+	if w := s.Facts.Work; w != nil && s.Phase != session.Ready { // at the last clean stop
+		seen.branch, seen.ahead = w.Branch, w.Ahead
+		return seen
+	}
+	// None, or one that cannot be read, is a row without it.
+	if g, at, err := p.Manager.Glance(s); err == nil {
+		seen.seen = at
+		if g.Changes != nil {
+			seen.branch, seen.ahead = g.Changes.Branch, g.Changes.Commits
+		}
+	}
+	return seen
+}
+
+// read is everything that there is to show.
+func (p *Picker) read(ctx context.Context) ([]sight, []repository, error) {
+	all, err := p.Manager.List(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	ended, err := p.ended(ctx, all)
+	if err != nil {
+		return nil, nil, err
+	}
+	order(all)
+	sights := make([]sight, len(all))
+	for i, s := range all {
+		sights[i] = p.look(s)
+	}
+	return sights, repositories(all, ended, p.Listed, p.clones.read()), nil
+}
+
+// ended are the repositories of sessions that are gone; they are read again when
+// one has gone.
+func (p *Picker) ended(ctx context.Context, all []session.Session) ([]session.Session, error) {
+	var ids strings.Builder
+	for _, s := range all {
+		ids.WriteString(s.ID)
+	}
+	if p.endedKnown && p.endedFor == ids.String() {
+		return p.endedLast, nil
+	}
+	ended, err := p.Manager.Recent(ctx, recently)
+	if err == nil {
+		p.endedLast, p.endedFor, p.endedKnown = ended, ids.String(), true
+	}
+	return ended, err
+}

@@ -1,0 +1,158 @@
+package picker
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Repositories stand once, and not at all when they have a session: those that
+// are listed, those that had a session last, those on the disk.
+func TestRepositories(t *testing.T) {
+	p := newPicker(t)
+	home := os.Getenv("HOME")
+	for _, r := range []row{
+		{id: "000000000001", slug: "o/live", url: "https://github.com/o/live.git", phase: session.Stopped},
+		{id: "000000000002", slug: "o/first", url: "https://github.com/o/first.git", phase: session.Gone},
+		{id: "000000000003", key: "git.example.org/t/other", slug: "t/other", url: "https://git.example.org/t/other", phase: session.Gone},
+		{id: "000000000004", key: "local:/srv/app", slug: "app", path: "/srv/app", phase: session.Gone},
+		{id: "000000000005", slug: "o/listed", url: "https://github.com/o/listed.git", phase: session.Gone},
+		{id: "000000000006", slug: "o/first", url: "https://github.com/o/first.git", phase: session.Gone},
+	} {
+		p.put(t, r)
+	}
+	p.Listed = []string{"o/new", "O/Listed@dev", "o/live", "https://github.com/o/new.git", "~/src/clone", "/srv/none", "what is this"}
+	p.clones = cloneCacheReader{roots: []string{"/x"}, last: []Clone{
+		{Path: filepath.Join(home, "src/clone"), Key: "github.com/o/clone", Slug: "o/clone"},
+		{Path: "/src/live", Key: "github.com/o/live", Slug: "o/live"},
+		{Path: "/src/first", Key: "github.com/o/first", Slug: "o/first"},
+		{Path: "/src/fork", Key: "local:/src/fork", Slug: "fork"},
+	}}
+	_, repos, err := p.read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range repos {
+		got = append(got, r.name+" = "+r.open)
+	}
+	want := []string{
+		"o/new = o/new", "O/Listed@dev = O/Listed@dev", "~/src/clone = " + home + "/src/clone", "/srv/none = /srv/none", "what is this = what is this",
+		"o/first = https://github.com/o/first.git", "app = /srv/app", "git.example.org/t/other = https://git.example.org/t/other",
+		"fork = /src/fork",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, r := range repos {
+		switch r.name {
+		case "O/Listed@dev":
+			if !r.listed || r.used.IsZero() {
+				t.Errorf("what is known of a listed one that was used: %+v", r)
+			}
+		case "o/first":
+			if r.path != "/src/first" || r.listed {
+				t.Errorf("what is known of a used one on the disk: %+v", r)
+			}
+		}
+	}
+
+	// One whose session ends is among them at once.
+	if len(repos) > 0 {
+		if _, err := p.Manager.Store.Update(t.Context(), "000000000001", gone); err != nil {
+			t.Fatal(err)
+		}
+		if _, repos, err = p.read(t.Context()); err != nil || !slices.ContainsFunc(repos, func(r repository) bool { return r.open == "o/live" && !r.used.IsZero() }) {
+			t.Errorf("the repository of a session that ended: %+v, %v", repos, err)
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	for _, want := range []Target{{Session: "0123456789ab"}, {Repo: "o/r"}, {Repo: "/tmp/x'$(y)`\n\tü"}} {
+		key := sessionKey(want.Session)
+		if want.Repo != "" {
+			key = repositoryKey(want.Repo)
+		}
+		if got, ok := ParseKey(key); !ok || got != want || !keyRE.MatchString(key) {
+			t.Errorf("%q: %+v, %v", key, got, ok)
+		}
+	}
+	for _, bad := range []string{"", "-", "s:", "r:", "r:*", "x:y", "s"} {
+		if got, ok := ParseKey(bad); ok {
+			t.Errorf("%q is %+v", bad, got)
+		}
+	}
+}
+
+func TestTyped(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	clone := filepath.Join(home, "clone")
+	git(t, home, "init", "-q", clone)
+	for text, want := range map[string]string{
+		"o/r": "o/r", " o/r@dev ": "o/r@dev", "https://git.example.org/t/p.git": "https://git.example.org/t/p.git",
+		"git@github.com:o/r": "git@github.com:o/r", "~/clone": clone, clone: clone,
+		"": "", "word": "", "two words": "", "-x/y": "", "~/nothing": "", "o/r; rm": "", "$(id)/x": "",
+	} {
+		open, ok := Typed(text)
+		if ok != (want != "") || ok && open != want {
+			t.Errorf("Typed(%q) = %q, %v", text, open, ok)
+		}
+	}
+}
+
+func TestPicked(t *testing.T) {
+	a, b := sessionKey("0123456789ab"), repositoryKey("o/r")
+	for _, c := range []struct {
+		code int
+		out  []string
+		want []Target
+	}{
+		{0, []string{"", a}, []Target{{Session: "0123456789ab"}}},
+		{0, []string{"x", b, a}, []Target{{Repo: "o/r"}, {Session: "0123456789ab"}}},
+		{1, []string{"o/new@dev", "typed"}, []Target{{Repo: "o/new@dev"}}},
+		{0, []string{"o/new", "typed", a}, []Target{{Repo: "o/new"}}}, // asked for in spite of the row
+		{0, []string{"", "-"}, nil},
+		{130, nil, nil},
+		{1, []string{""}, nil},
+	} {
+		got, err := picked(c.code, c.out)
+		if err != nil || !slices.Equal(got.Open, c.want) || len(c.want) == 0 && got.Exit == 0 {
+			t.Errorf("%d %q: %+v, %v", c.code, c.out, got, err)
+		}
+	}
+	if _, err := picked(0, []string{"no such thing", "typed"}); err == nil {
+		t.Error("nonsense is opened")
+	}
+}
+
+// fzf reads what is said as an action of its own.
+func TestSayIsOneAction(t *testing.T) {
+	for _, text := range []string{"a]+abort", "x\n+execute(touch y)", "](abort)+", ""} {
+		got := Say(text)
+		if strings.Count(got, "]") != 1 || !strings.HasSuffix(got, "]") || strings.Contains(got, "\n") {
+			t.Errorf("Say(%q) = %q", text, got)
+		}
+	}
+}
+
+func git(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("git", args...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("git %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
+
+func gone(row *store.Session) (store.Event, error) {
+	row.Phase, row.Want = string(session.Gone), string(session.Gone)
+	return store.Event{Kind: "phase", Data: []byte("{}")}, nil
+}

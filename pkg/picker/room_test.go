@@ -1,0 +1,74 @@
+package picker
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A picker that was killed leaves its directory; the next one removes it, and
+// none of those who live.
+func TestRooms(t *testing.T) {
+	parent, err := os.MkdirTemp("", "rooms") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(parent) })
+	t.Setenv("TMPDIR", parent)
+	living, err := enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed, err := enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(killed.rows(), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := killed.lock.Unlock(); err != nil { // as the kernel does
+		t.Fatal(err)
+	}
+	if err := os.Symlink(living.dir, filepath.Join(parent, roomPrefix+"link")); err != nil {
+		t.Fatal(err)
+	}
+	next, err := enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(killed.dir); err == nil {
+		t.Error("the room of a picker that was killed is left")
+	}
+	for _, r := range []*room{living, next} {
+		fi, err := os.Stat(r.dir)
+		if err != nil || fi.Mode().Perm() != 0o700 {
+			t.Errorf("%s: %v, %v", r.dir, fi, err)
+		}
+		if len(r.socket()) > maxSocket {
+			t.Errorf("%d bytes: %s", len(r.socket()), r.socket())
+		}
+		if err := r.leave(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(r.dir); err == nil {
+			t.Error("left, and still there")
+		}
+	}
+
+	long := filepath.Join(parent, strings.Repeat("x", 90))
+	if err := os.Mkdir(long, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", long)
+	r, err := enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.socket()) > maxSocket {
+		t.Errorf("%d bytes: %s", len(r.socket()), r.socket())
+	}
+	if err := r.leave(); err != nil {
+		t.Error(err)
+	}
+}

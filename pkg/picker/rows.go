@@ -1,0 +1,247 @@
+package picker
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// state is how a session is, in a word.
+type state struct {
+	rank        int
+	word        string
+	mark, ascii string // one cell each
+	tone        console.Tone
+}
+
+// The states in the order of their rows. Broken sessions stand with failed
+// agents, above those that are done: nothing in them goes on until somebody
+// acts, and whoever has just asked for one looks near the top.
+var (
+	blocked = state{0, "blocked", "◆", "!", console.Notice}
+	failed  = state{1, "error", "✗", "x", console.Bad}
+	broken  = state{1, "broken", "✗", "x", console.Bad}
+	done    = state{2, "done", "✓", "+", console.Good}
+	working = state{3, "working", "●", "*", console.Plain}
+	idle    = state{4, "idle", "○", "o", console.Plain}
+	ready   = state{4, "ready", "○", "o", console.Plain}
+	stopped = state{6, "stopped", "·", ".", console.Faint}
+)
+
+func moving(word string) state { return state{5, word, "◌", "~", console.Plain} }
+
+// waits reports whether it is a person's turn.
+func (st state) waits() bool { return st.rank <= done.rank }
+
+// stateOf is how s is, and since when. What is wanted counts before what is: a
+// key that was pressed shows at once.
+func stateOf(s session.Session) (state, time.Time) {
+	switch {
+	case s.Want == session.Gone || s.Phase == session.Destroying:
+		return moving("destroying"), s.StateChangedAt
+	case s.Phase == session.Broken:
+		return broken, s.StateChangedAt
+	case s.Phase == session.Stopped && s.Want == session.Stopped:
+		return stopped, s.StateChangedAt
+	case s.Want == session.Stopped:
+		return moving("stopping"), s.StateChangedAt
+	case s.Phase == session.Stopped:
+		return moving("starting"), s.StateChangedAt
+	case s.Phase != session.Ready:
+		return moving(string(s.Phase)), s.StateChangedAt
+	}
+	a := s.Facts.Attention
+	if a == nil {
+		return ready, s.StateChangedAt
+	}
+	switch a.State {
+	case wire.AgentBlocked:
+		return blocked, a.Since
+	case wire.AgentError:
+		return failed, a.Since
+	case wire.AgentWorking:
+		return working, a.Since
+	case wire.AgentDone:
+		if s.Needs() {
+			return done, a.Since
+		}
+		return idle, a.Since // somebody has seen it
+	case wire.AgentIdle:
+		return idle, a.Since
+	}
+	return ready, a.Since
+}
+
+// waitsFor is what a session's agent waits for, or what failed.
+func waitsFor(s session.Session, st state) string {
+	switch st {
+	case blocked, failed:
+		return s.Facts.Attention.On
+	case broken:
+		return s.ErrorMessage
+	}
+	return ""
+}
+
+// order puts those first who need somebody, and of these who waits longest. The
+// others keep their places, whatever they do: a row that moves is missed.
+func order(all []session.Session) {
+	slices.SortFunc(all, func(a, b session.Session) int {
+		x, since := stateOf(a)
+		y, until := stateOf(b)
+		if x.rank != y.rank {
+			return x.rank - y.rank
+		}
+		if x.waits() && !since.Equal(until) {
+			return since.Compare(until)
+		}
+		return cmp.Or(strings.Compare(a.Called(), b.Called()), strings.Compare(a.ID, b.ID))
+	})
+}
+
+// The widths of a row's columns at most, in cells.
+const (
+	nameWidth   = 40
+	onWidth     = 48
+	branchWidth = 28
+	lineWidth   = 24
+)
+
+// cell is one column of a row.
+type cell struct {
+	text string
+	tone console.Tone
+}
+
+// lines are the rows as fzf reads them: key, tab, what is shown.
+func (p *Picker) lines(all []sight, repos []repository, now time.Time) []string {
+	// In whole minutes: what is shown changes once a minute, not whenever one of
+	// many ages does. Rows that are read anew take a key press with them.
+	now = now.Truncate(time.Minute)
+	var keys []string
+	var cells [][]cell
+	for _, s := range all {
+		keys, cells = append(keys, sessionKey(s.ID)), append(cells, p.sessionCells(s, now))
+	}
+	lines := p.columns(keys, cells)
+	if len(all) > 0 && len(repos) > 0 {
+		rule := "─"
+		if !p.Unicode {
+			rule = "-"
+		}
+		lines = append(lines, lineKey+"\t"+p.Console.Paint(console.Faint, strings.Repeat(rule, lineWidth)))
+	}
+	keys, cells = nil, nil
+	for _, r := range repos {
+		keys, cells = append(keys, repositoryKey(r.open)), append(cells, p.repositoryCells(r, now))
+	}
+	return append(lines, p.columns(keys, cells)...)
+}
+
+func (p *Picker) sessionCells(s sight, now time.Time) []cell {
+	st, since := stateOf(s.Session)
+	mark, ahead := st.mark, "↑"
+	if !p.Unicode {
+		mark, ahead = st.ascii, "^"
+	}
+	row := []cell{
+		{mark, st.tone},
+		{p.fit(s.Called(), nameWidth), console.Plain},
+		{st.word, st.tone},
+		{age(now.Sub(since)), console.Faint},
+		{p.fit(waitsFor(s.Session, st), onWidth), st.tone},
+		{p.fit(s.branch, branchWidth), console.Faint},
+		{"", console.Notice},
+	}
+	if s.ahead > 0 {
+		row[len(row)-1].text = fmt.Sprintf("%s%d", ahead, s.ahead)
+	}
+	return row
+}
+
+func (p *Picker) repositoryCells(r repository, now time.Time) []cell {
+	note := ""
+	switch {
+	case r.path != "" && r.path == r.open:
+		note = tilde(r.path)
+	case !r.used.IsZero():
+		note = age(now.Sub(r.used)) + " ago"
+	}
+	return []cell{
+		{" ", console.Plain}, // below the marks of sessions
+		{p.fit(r.name, nameWidth), console.Plain},
+		{p.fit(note, onWidth), console.Faint},
+	}
+}
+
+// columns aligns rows; a column that is empty everywhere takes no room.
+func (p *Picker) columns(keys []string, rows [][]cell) []string {
+	var widths []int
+	for _, row := range rows {
+		for i, c := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], ansi.StringWidth(c.text))
+		}
+	}
+	lines := make([]string, len(rows))
+	for i, row := range rows {
+		var b strings.Builder
+		for j, c := range row {
+			if widths[j] == 0 {
+				continue
+			}
+			gap := "  "
+			if j == 0 {
+				gap = " " // the mark belongs to the name
+			}
+			b.WriteString(p.Console.Paint(c.tone, c.text) + strings.Repeat(" ", widths[j]-ansi.StringWidth(c.text)) + gap)
+		}
+		lines[i] = keys[i] + "\t" + strings.TrimRight(b.String(), " ")
+	}
+	return lines
+}
+
+// maxText is how much of a text is looked at, in bytes.
+const maxText = 1024
+
+// fit makes one harmless line of anybody's text, of at most width cells.
+func (p *Picker) fit(s string, width int) string {
+	tail := "…"
+	if !p.Unicode {
+		tail = "."
+	}
+	s = ansi.Truncate(console.Clean(s[:min(len(s), maxText)]), width, tail)
+	// Marks that pile up on one letter have no width.
+	for i, n := 0, 0; i < len(s); n++ {
+		if n == 4*width {
+			return s[:i]
+		}
+		_, size := utf8.DecodeRuneInString(s[i:])
+		i += size
+	}
+	return s
+}
+
+// age is how long something is, in minutes at the finest.
+func age(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return "<1m"
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}

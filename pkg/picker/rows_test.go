@@ -1,0 +1,196 @@
+package picker
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// Sessions stand by how much they need somebody; of those that do, who waits
+// longest comes first, the others by name.
+func TestOrder(t *testing.T) {
+	p := newPicker(t)
+	now := time.Now()
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	seen := attention(wire.AgentDone, "", ago(9*time.Hour))
+	seen.Attached = ago(time.Hour)
+	for i, r := range []row{
+		{slug: "o/stopped", phase: session.Stopped},
+		{slug: "o/zz-idle", phase: session.Ready, facts: attention(wire.AgentIdle, "", ago(time.Hour))},
+		{slug: "o/creating", phase: session.Creating, want: session.Ready},
+		{slug: "o/working-b", phase: session.Ready, facts: attention(wire.AgentWorking, "", ago(9*time.Hour))},
+		{slug: "o/working-a", phase: session.Ready, facts: attention(wire.AgentWorking, "", ago(time.Hour))},
+		{slug: "o/done", phase: session.Ready, facts: attention(wire.AgentDone, "", ago(3*time.Hour))},
+		{slug: "o/seen", phase: session.Ready, facts: seen},
+		{slug: "o/blocked-short", phase: session.Ready, facts: attention(wire.AgentBlocked, "Bash", ago(time.Minute))},
+		{slug: "o/blocked-long", phase: session.Ready, facts: attention(wire.AgentBlocked, "Bash", ago(2*time.Hour+time.Minute))},
+		{slug: "o/broken", phase: session.Broken, err: "no space"},
+		{slug: "o/error", phase: session.Ready, facts: attention(wire.AgentError, "API", ago(5*time.Hour))},
+		{slug: "o/plain", phase: session.Ready},
+		{slug: "o/stopping", phase: session.Ready, want: session.Stopped},
+		{slug: "o/going", phase: session.Stopped, want: session.Gone},
+		{slug: "o/waking", phase: session.Stopped, want: session.Ready},
+		// What an agent did before its VM was stopped is no news.
+		{slug: "o/asleep", phase: session.Stopped, facts: attention(wire.AgentBlocked, "Bash", ago(time.Hour))},
+		{slug: "o/exited", phase: session.Ready, facts: attention(wire.AgentGone, "", ago(time.Hour))},
+	} {
+		r.id = fmt.Sprintf("%012x", i)
+		p.put(t, r)
+	}
+	lines, _, err := p.now(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, l := range lines {
+		got = append(got, strings.Join(strings.Fields(l)[2:4], " "))
+	}
+	want := []string{
+		"o/blocked-long blocked", "o/blocked-short blocked", "o/error error", "o/broken broken", "o/done done",
+		"o/working-a working", "o/working-b working", "o/exited ready", "o/plain ready", "o/seen idle", "o/zz-idle idle",
+		"o/creating creating", "o/going destroying", "o/stopping stopping", "o/waking starting", "o/asleep stopped", "o/stopped stopped",
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	words := func(i int) string { return strings.Join(strings.Fields(lines[i]), " ") }
+	if !strings.HasSuffix(words(0), "blocked 2h Bash") || !strings.HasSuffix(words(3), "broken <1m no space") {
+		t.Errorf("what they wait for, and how long: %q, %q", lines[0], lines[3])
+	}
+}
+
+var keyRE = regexp.MustCompile(`^([sr]:[A-Za-z0-9_-]+|-)$`)
+
+// Whatever a row is called, it is one line of bounded width in its column, and
+// its key is harmless to a shell.
+func TestRowsAreHarmless(t *testing.T) {
+	for _, env := range [][]string{{"NO_COLOR=1"}, {"CLICOLOR_FORCE=1"}} {
+		p := newPicker(t, env...)
+		facts := attention(wire.AgentBlocked, strings.Repeat(hostile, 50), time.Now())
+		p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/a", slug: strings.Repeat(hostile, 50), phase: session.Ready, facts: facts})
+		p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/short", phase: session.Ready, facts: attention(wire.AgentBlocked, "x", time.Now())})
+		p.put(t, row{id: "cccccccccccc", key: "local:/c", slug: "piled" + strings.Repeat("\u0301", 900), phase: session.Broken, err: hostile})
+		p.glance(t, "aaaaaaaaaaaa", wire.Glance{Changes: &wire.Changes{Branch: strings.Repeat(hostile, 9), Commits: 3}})
+		p.Listed = []string{"o/r", "/tmp/x'$(touch y)'", "https://x.example/`id`", hostile}
+		lines, _, err := p.now(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(lines) != 3+1+4 {
+			t.Fatalf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+		}
+		for _, l := range lines {
+			key, text, ok := strings.Cut(l, "\t")
+			if !ok || !keyRE.MatchString(key) {
+				t.Errorf("key %q of %q", key, l)
+			}
+			plain := ansi.Strip(text)
+			if env[0] == "NO_COLOR=1" && plain != text {
+				t.Errorf("colours in %q", l)
+			}
+			if strings.IndexFunc(plain, func(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) }) >= 0 || !utf8.ValidString(plain) {
+				t.Errorf("something of %q is not for printing", plain)
+			}
+			if w := ansi.StringWidth(plain); w > 2+nameWidth+2+10+2+4+2+onWidth+2+branchWidth+8 {
+				t.Errorf("%d cells: %q", w, plain)
+			}
+			if len(text) > 4*maxText {
+				t.Errorf("%d bytes in a row", len(text))
+			}
+		}
+		if p.Console.Color() && !strings.Contains(strings.Join(lines, ""), "\x1b[3") {
+			t.Error("no colours")
+		}
+	}
+}
+
+// Columns stand below each other, wide letters or not.
+func TestColumns(t *testing.T) {
+	p := newPicker(t)
+	for i, slug := range []string{"o/日本語", "o/ascii", "o/e\u0301te\u0301"} {
+		p.put(t, row{id: fmt.Sprintf("%012x", i), slug: slug, phase: session.Stopped})
+	}
+	lines, _, err := p.now(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := map[int]bool{}
+	for _, l := range lines {
+		_, text, _ := strings.Cut(l, "\t")
+		before, _, found := strings.Cut(text, "stopped")
+		if !found {
+			t.Fatalf("%q", l)
+		}
+		at[ansi.StringWidth(before)] = true
+	}
+	if len(at) != 1 {
+		t.Errorf("the second column begins at %v:\n%s", at, strings.Join(lines, "\n"))
+	}
+}
+
+func TestASCII(t *testing.T) {
+	p := newPicker(t)
+	p.Unicode = false
+	p.Listed = []string{"o/" + strings.Repeat("long", 20)}
+	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/r", phase: session.Ready})
+	p.glance(t, "aaaaaaaaaaaa", wire.Glance{Changes: &wire.Changes{Branch: "main", Commits: 2}})
+	lines, _, err := p.now(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(lines, "\n")
+	if strings.IndexFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) >= 0 {
+		t.Errorf("more than ASCII:\n%s", text)
+	}
+	if !strings.Contains(text, "main  ^2") {
+		t.Errorf("no unpushed commits:\n%s", text)
+	}
+	for env, want := range map[string]bool{"C.UTF-8": true, "de_DE.utf8": true, "C": false, "en_US.ISO-8859-1": false, "": false} {
+		if Unicode(func(name string) string { return map[string]string{"LANG": "C.UTF-8", "LC_ALL": env}[name] }) != (want || env == "") {
+			t.Errorf("LC_ALL=%q", env)
+		}
+	}
+}
+
+// Rows that are read again take keys with them, so the time alone changes them
+// once a minute.
+func TestRowsChangeOnceAMinute(t *testing.T) {
+	p := newPicker(t)
+	start := time.Now().Truncate(time.Minute)
+	var all []sight
+	for i := range 20 {
+		s := sight{}
+		s.Phase, s.Want = session.Stopped, session.Stopped
+		s.ID, s.RepoKey, s.Repo = fmt.Sprint(i), "github.com/o/r", fmt.Sprint("o/r", i)
+		s.StateChangedAt = start.Add(-time.Duration(i*7) * time.Second)
+		all = append(all, s)
+	}
+	first := strings.Join(p.lines(all, nil, start), "\n")
+	for s := range 60 {
+		if strings.Join(p.lines(all, nil, start.Add(time.Duration(s)*time.Second)), "\n") != first {
+			t.Fatalf("other rows after %d s", s)
+		}
+	}
+	if strings.Join(p.lines(all, nil, start.Add(time.Minute)), "\n") == first {
+		t.Error("the same rows after a minute")
+	}
+}
+
+func TestAge(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Hour: "<1m", 59 * time.Second: "<1m", time.Minute: "1m", 90 * time.Minute: "1h", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
+	} {
+		if got := age(d); got != want {
+			t.Errorf("age(%v) = %q", d, got)
+		}
+	}
+}

@@ -1,0 +1,36 @@
+package session
+
+import (
+	"context"
+	"slices"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Recent are the last sessions that are gone, at most n, one for each
+// repository, the last first.
+func (m *Manager) Recent(ctx context.Context, n int) ([]Session, error) {
+	rows, err := m.Store.Sessions(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	slices.Reverse(rows) // they come in the order of their making
+	slices.SortStableFunc(rows, func(a, b store.Session) int { return b.StateChangedAt.Compare(a.StateChangedAt) })
+	var out []Session
+	seen := map[string]bool{}
+	for _, row := range rows {
+		if len(out) == n {
+			break
+		}
+		if Phase(row.Phase) != Gone || seen[row.RepoKey] {
+			continue
+		}
+		s, err := read(row)
+		if err != nil {
+			return nil, err
+		}
+		seen[row.RepoKey] = true
+		out = append(out, s)
+	}
+	return out, nil
+}

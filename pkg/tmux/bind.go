@@ -1,0 +1,208 @@
+package tmux
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// Keys of the user's own tmux, bound because the user asked for it: in the root
+// table, and in that of our sessions, which has none of the root's. What a key
+// does stands in an option of the server, so that one place says it, our
+// sessions have the keys from the moment they are bound, and without the option
+// the guest gets them.
+
+const (
+	pickOption = "@agent_pick" // holds the tmux command that opens the picker
+	nextOption = "@agent_next" // holds the one that goes to the next agent that waits
+)
+
+// boundKeys are the keys of each option. Alt+Shift+P comes in three ways,
+// depending on the terminal.
+var boundKeys = []struct {
+	option string
+	keys   []string
+}{
+	{pickOption, []string{"M-P", "M-S-P", "M-S-p", "M-p"}},
+	{nextOption, []string{"M-n"}},
+}
+
+// Bindings are the command lines that keys run. Each is also given --client and
+// the name of the tmux client in which the key was pressed.
+type Bindings struct {
+	Pick []string // runs in a popup
+	Next []string // runs in the background
+}
+
+// Lines are b for the user's tmux.conf.
+func (b Bindings) Lines() []string {
+	var lines []string
+	for _, cmd := range b.commands() {
+		words := make([]string, len(cmd))
+		for i, w := range cmd {
+			if words[i] = w; !plainWord(w) {
+				words[i] = quote(w)
+			}
+		}
+		lines = append(lines, strings.Join(words, " "))
+	}
+	return lines
+}
+
+func plainWord(word string) bool {
+	return word != "" && strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") == ""
+}
+
+func (b Bindings) commands() [][]string {
+	cmds := [][]string{
+		{"set-option", "-g", pickOption, popup(b.Pick)},
+		{"set-option", "-g", nextOption, background(b.Next)},
+	}
+	for _, bound := range boundKeys {
+		for _, key := range bound.keys {
+			cmds = append(cmds, append([]string{"bind-key", "-n", key}, press(bound.option)...))
+		}
+	}
+	return cmds
+}
+
+// press is what a key is bound to. The option's formats are expanded when it is
+// pressed, for the client in which it was.
+func press(option string) []string { return []string{"run-shell", "-C", "#{E:" + option + "}"} }
+
+// popup is the tmux command that runs argv in a popup. The directory is left to
+// display-popup to expand: its name may be anybody's, and is no part of a command
+// line that is parsed.
+func popup(argv []string) string {
+	words := []string{"display-popup -E -w 90% -h 85% -c #{client_name} -d '##{pane_current_path}'", "--"}
+	for _, a := range argv {
+		words = append(words, quote(literal(a)))
+	}
+	return strings.Join(append(words, "--client #{client_name}"), " ")
+}
+
+// background is the tmux command that runs argv by a shell, without a terminal.
+// run-shell expands formats once more.
+func background(argv []string) string {
+	var words []string
+	for _, a := range argv {
+		words = append(words, quote(literal(literal(a))))
+	}
+	return "run-shell -b " + quote(strings.Join(append(words, "--client #{client_name}"), " "))
+}
+
+// literal is s in a format.
+func literal(s string) string { return strings.ReplaceAll(s, "#", "##") }
+
+// passKeys bind the keys in our sessions' table, where they are the guest's
+// unless the user has had them bound.
+func passKeys() [][]string {
+	var cmds [][]string
+	for _, bound := range boundKeys {
+		bind := strings.Join([]string{"run-shell", "-C", quote("#{E:" + bound.option + "}")}, " ")
+		for _, key := range bound.keys {
+			cmds = append(cmds, []string{"bind-key", "-T", table, key, "if-shell", "-F", "#{" + bound.option + "}", bind, "send-keys"})
+		}
+	}
+	return cmds
+}
+
+// Bind binds the keys on the running server, until it ends. Keys that the user
+// has bound to something else are a Conflict, unless force is set; then they
+// are replaced.
+func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
+	others, err := c.others(ctx)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 && !force {
+		return fail.New(fail.Conflict, "your tmux has these keys bound: %s", strings.Join(others, "; ")).
+			WithHint("agent-sessionizer tmux bind --force, or --print and choose other keys")
+	}
+	if _, err := c.run(ctx, nil, b.commands()...); err != nil {
+		return fmt.Errorf("bind keys in tmux: %w", err)
+	}
+	return nil
+}
+
+// Unbind takes back what Bind did. Keys that are bound to something else by now
+// stay.
+func (c Client) Unbind(ctx context.Context) error {
+	bound, err := c.rootKeys(ctx)
+	if err != nil {
+		return err
+	}
+	var cmds [][]string
+	for _, b := range boundKeys {
+		cmds = append(cmds, []string{"set-option", "-gqu", b.option})
+		for _, key := range b.keys {
+			if strings.Contains(bound[key], b.option) {
+				cmds = append(cmds, []string{"unbind-key", "-n", key})
+			}
+		}
+	}
+	if _, err := c.run(ctx, nil, cmds...); err != nil {
+		return fmt.Errorf("unbind keys in tmux: %w", err)
+	}
+	return nil
+}
+
+// others are those of our keys that are bound to something else, with what.
+func (c Client) others(ctx context.Context) ([]string, error) {
+	bound, err := c.rootKeys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var others []string
+	for _, b := range boundKeys {
+		for _, key := range b.keys {
+			if command := bound[key]; command != "" && !strings.Contains(command, b.option) {
+				others = append(others, key+" "+clip(command))
+			}
+		}
+	}
+	return others, nil
+}
+
+// rootKeys are the keys of the root table with their commands.
+func (c Client) rootKeys(ctx context.Context) (map[string]string, error) {
+	// list-keys would start a server, and read the user's tmux.conf.
+	_, err := c.run(ctx, nil, []string{"list-sessions"})
+	if noServer(err) {
+		return nil, fail.New(fail.NotFound, "no tmux server runs whose keys could be bound").
+			WithHint("tmux new-session, or for good: agent-sessionizer tmux bind --print >>~/.tmux.conf")
+	}
+	var out string
+	if err == nil {
+		out, err = c.run(ctx, nil, []string{"list-keys", "-T", "root"})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list tmux keys: %w", err)
+	}
+	keys := map[string]string{}
+	for line := range strings.Lines(out) {
+		// bind-key [-r] -T root KEY COMMAND
+		words := strings.Fields(line)
+		if i := slices.Index(words, "root"); i >= 0 && i+2 < len(words) {
+			keys[words[i+1]] = strings.Join(words[i+2:], " ")
+		}
+	}
+	return keys, nil
+}
+
+// SetClipboard puts data into a tmux buffer and on the clipboard of a client's
+// terminal; "" is tmux's own choice.
+func (c Client) SetClipboard(ctx context.Context, client string, data []byte) error {
+	cmd := []string{"load-buffer", "-w"}
+	if client != "" {
+		cmd = append(cmd, "-t", client)
+	}
+	if _, err := c.run(ctx, bytes.NewReader(data), append(cmd, "-")); err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	return nil
+}

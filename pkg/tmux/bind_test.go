@@ -1,0 +1,167 @@
+package tmux_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+// tool is a program in a directory whose name means something to tmux and to
+// shells. It writes its arguments to a file, and its directory when it has one.
+func tool(t *testing.T) (path, told string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), `it's; 100% #{pid} #S "$HOME"`)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path, told = filepath.Join(dir, "tool"), filepath.Join(t.TempDir(), "told")
+	script := "#!/bin/sh\n{ echo \"$@\"; pwd; } >'" + told + ".new'; mv '" + told + ".new' '" + told + "'; [ \"$1\" = next ] || { echo popup of \"$2\"; read x; }\n"
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path, told
+}
+
+func (s *server) client(session string) string {
+	s.t.Helper()
+	return strings.TrimSpace(s.tmux("list-clients", "-t", session, "-F", "#{client_name}"))
+}
+
+// The keys work in the user's sessions and in ours, for the client in which they
+// are pressed, whatever the program and the directory are called.
+func TestBind(t *testing.T) {
+	s := newServer(t, "set -s escape-time 0\nset -g assume-paste-time 0\n")
+	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
+		t.Fatal(err)
+	}
+	mine, guest := s.attach("users-own"), s.attach("guest-1")
+	eventually(t, "guest", "ready", guest.show)
+
+	// Not bound, they are the guest's.
+	guest.keys("M-p", "M-n", "M-P", "x")
+	eventually(t, "keys that are not bound", "^[p^[n^[Px", guest.show)
+
+	path, told := tool(t)
+	b := tmux.Bindings{Pick: []string{path}, Next: []string{path, "next"}}
+	for range 2 { // idempotent
+		if err := s.Client.Bind(t.Context(), b, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Attaching sets our keys up anew.
+	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
+		t.Fatal(err)
+	}
+	// A directory's name is anybody's, and no command.
+	where := filepath.Join(t.TempDir(), "x\nrun-shell 'touch pwned' #(touch pwned)")
+	if err := os.Mkdir(where, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.tmux("respawn-pane", "-k", "-c", strings.ReplaceAll(where, "#", "##"), "-t", "users-own", "sh")
+	eventually(t, "the pane's directory", filepath.Base(where), func() string {
+		return s.tmux("display-message", "-p", "-t", "users-own", "#{pane_current_path}")
+	})
+	for _, c := range []struct {
+		term   screen
+		client string
+	}{{mine, s.client("users-own")}, {guest, s.client("guest-1")}} {
+		for _, key := range []string{"M-p", "M-P"} {
+			c.term.keys(key)
+			eventually(t, "popup", "popup of "+c.client, c.term.show)
+			b, _ := os.ReadFile(told)
+			if !strings.HasPrefix(string(b), "--client "+c.client+"\n") {
+				t.Errorf("told %q", b)
+			}
+			if c.term == mine && !strings.HasSuffix(string(b), "\n"+where+"\n") {
+				t.Errorf("not in the pane's directory: %q", b)
+			}
+			if err := os.Remove(told); err != nil {
+				t.Fatal(err)
+			}
+			c.term.keys("Enter") // the popup closes with the program
+			eventually(t, "no popup", "gone", func() string {
+				if strings.Contains(c.term.show(), "popup of") {
+					return ""
+				}
+				return "gone"
+			})
+		}
+		c.term.keys("M-n")
+		eventually(t, "next", "next --client "+c.client, func() string { b, _ := os.ReadFile(told); return string(b) })
+		if err := os.Remove(told); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if err := s.Client.Unbind(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	guest.keys("M-p", "M-n", "y")
+	eventually(t, "keys that are unbound", "x^[p^[ny", guest.show)
+	if keys := s.tmux("list-keys", "-T", "root"); strings.Contains(keys, "@agent") {
+		t.Errorf("left:\n%s", keys)
+	}
+	if left := s.tmux("show-options", "-g"); strings.Contains(left, path) {
+		t.Errorf("left:\n%s", left)
+	}
+	if err := s.Client.Unbind(t.Context()); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// What the user has bound is replaced only when that is asked for, and never
+// taken away by unbinding.
+func TestBindAsks(t *testing.T) {
+	s := newServer(t, "bind -n M-p display-message 'my own; key'\nbind -n M-n next-window\nbind -n M-x display-message other\n")
+	b := tmux.Bindings{Pick: []string{"/bin/echo"}, Next: []string{"/bin/echo", "next"}}
+	before := s.tmux("list-keys", "-T", "root")
+	err := s.Client.Bind(t.Context(), b, false)
+	if fail.CodeOf(err) != fail.Conflict || !strings.Contains(err.Error(), "M-p display-message") || !strings.Contains(err.Error(), "M-n next-window") ||
+		!strings.Contains(fail.HintOf(err), "--force") {
+		t.Errorf("Bind over the user's keys: %v (%s)", err, fail.HintOf(err))
+	}
+	if err := s.Client.Unbind(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if now := s.tmux("list-keys", "-T", "root"); now != before {
+		t.Errorf("the user's keys became\n%s", now)
+	}
+	if err := s.Client.Bind(t.Context(), b, true); err != nil {
+		t.Fatal(err)
+	}
+	if now := s.tmux("list-keys", "-T", "root"); strings.Contains(now, "my own") || !strings.Contains(now, "M-x") {
+		t.Errorf("with force:\n%s", now)
+	}
+	none := tmux.Client{Socket: filepath.Join(t.TempDir(), "none")}
+	for _, err := range []error{none.Bind(t.Context(), b, false), none.Unbind(t.Context())} {
+		if fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
+			t.Errorf("without a server: %v", err)
+		}
+	}
+}
+
+// The lines for a tmux.conf do what Bind does.
+func TestBindLines(t *testing.T) {
+	path, told := tool(t)
+	b := tmux.Bindings{Pick: []string{path}, Next: []string{path, "next"}}
+	s := newServer(t, "set -s escape-time 0\nset -g assume-paste-time 0\n"+strings.Join(b.Lines(), "\n")+"\n")
+	look := func() string {
+		return s.tmux("list-keys", "-T", "root") + s.tmux("show-options", "-g")
+	}
+	sourced := look()
+	if err := s.Client.Bind(t.Context(), b, false); err != nil {
+		t.Fatal(err)
+	}
+	if bound := look(); bound != sourced {
+		t.Errorf("the lines make\n%s\nBind makes\n%s", sourced, bound)
+	}
+	term := s.attach("users-own")
+	term.keys("M-P")
+	eventually(t, "popup", "popup of "+s.client("users-own"), term.show)
+	term.keys("Enter")
+	eventually(t, "arguments", "--client", func() string { b, _ := os.ReadFile(told); return string(b) })
+}

@@ -1,0 +1,617 @@
+package script
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// These tests sit at a terminal: a pane of a tmux server of their own, whose keys
+// they press and whose screen they read.
+
+// world is a home with the user's tmux, without VMs.
+type world struct {
+	t     *testing.T
+	home  string
+	env   []string
+	terms int
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if _, err := exec.LookPath("tmux"); err != nil {
+		t.Fatal("tmux is needed: apt install tmux")
+	}
+	home, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, home: home}
+	t.Cleanup(func() {
+		sockets, _ := filepath.Glob(filepath.Join(home, "terminal-*"))
+		servers, _ := filepath.Glob(filepath.Join(home, "tmux-*", "*"))
+		for _, socket := range append(sockets, servers...) {
+			_ = exec.Command("tmux", "-S", socket, "kill-server").Run()
+		}
+		endProcesses(home, syscall.SIGKILL)
+		_ = os.RemoveAll(home)
+	})
+	for name, value := range map[string]string{
+		"HOME": home, "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": "", "XDG_DATA_HOME": "", "XDG_CACHE_HOME": "", "TMUX": "", "TMUX_PANE": "",
+		"TMUX_TMPDIR": home, "TMPDIR": w.path("tmp"), "SHELL": "/bin/sh", "TERM": "xterm-256color", "NO_COLOR": "",
+		"PATH":                     filepath.Dir(binary) + string(os.PathListSeparator) + os.Getenv("PATH"),
+		"AGENT_SESSIONIZER_FAULTS": w.path("faults.json"), "AGENT_SESSIONIZER_PREPARE": "none",
+		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE": "1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE": "1MiB",
+		"GIT_CONFIG_GLOBAL": w.path("gitconfig"), "GITHUB_TOKEN": "",
+		"LC_ALL": "C", // where the cursor is ">" and marks too
+		// What somebody wants of their own fzf is no reason for the picker to do otherwise.
+		"FZF_DEFAULT_OPTS": "--bind=enter:abort,ctrl-s:abort --color=fg:1 --filter=x", "FZF_DEFAULT_COMMAND": "touch " + w.path("pwned"),
+	} {
+		w.env = append(w.env, name+"="+value)
+	}
+	for _, dir := range []string{"tmp", ".config/agent-sessionizer", ".cache/agent-sessionizer"} {
+		if err := os.MkdirAll(w.path(dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.write("gitconfig", "[user]\n\tname = Test\n\temail = test@example.invalid\n[init]\n\tdefaultBranch = main\n")
+	return w
+}
+
+func (w *world) path(name string) string { return filepath.Join(w.home, name) }
+
+func (w *world) write(name, text string) {
+	w.t.Helper()
+	if err := os.WriteFile(w.path(name), []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) listed(repos ...string) {
+	w.t.Helper()
+	w.write(".config/agent-sessionizer/repos.txt", strings.Join(repos, "\n")+"\n")
+}
+
+// try runs a command and returns what it says.
+func (w *world) try(argv ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	if argv[0] == "agent-sessionizer" {
+		cmd.Path, cmd.Err = binary, nil
+	}
+	cmd.Dir, cmd.Env = w.home, append(os.Environ(), w.env...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (w *world) run(argv ...string) string {
+	w.t.Helper()
+	out, err := w.try(argv...)
+	if err != nil {
+		w.t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+	}
+	return out
+}
+
+// clone makes a repository in the home directory.
+func (w *world) clone(name string) string {
+	w.t.Helper()
+	w.run("git", "init", "-q", name)
+	w.run("git", "-C", name, "commit", "-q", "--allow-empty", "-m", "first")
+	return w.path(name)
+}
+
+// states are the sessions' repositories with their states.
+func (w *world) states() map[string]session.Phase {
+	w.t.Helper()
+	var views []session.View
+	if err := json.Unmarshal([]byte(w.run("agent-sessionizer", "list", "--json")), &views); err != nil {
+		w.t.Fatal(err)
+	}
+	all := map[string]session.Phase{}
+	for _, v := range views {
+		all[v.Repo] = v.State
+	}
+	return all
+}
+
+func (w *world) until(what string, f func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(50 * time.Millisecond) { // others' processes: nothing to wait on
+		if time.Now().After(end) {
+			w.t.Fatalf("%s: not within two minutes", what)
+		}
+	}
+}
+
+// put makes the row of a session that has no VM. One that is not at rest is held
+// by this process, as if its keeper were alive.
+func (w *world) put(id, slug string, phase session.Phase, facts session.Facts) {
+	w.t.Helper()
+	state := w.path(".local/state/agent-sessionizer")
+	if !session.AtRest(phase, phase) {
+		lock, free, err := store.TryLock(filepath.Join(state, "locks", "session-"+id))
+		if err != nil || !free {
+			w.t.Fatal(free, err)
+		}
+		w.t.Cleanup(func() { _ = lock.Unlock() })
+	}
+	st, err := store.Open(w.t.Context(), filepath.Join(state, "store.db"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer st.Close()
+	spec, err := json.Marshal(session.Spec{
+		Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}, Image: "none",
+		Resources: config.Resources{CPUs: 1, Memory: 512 << 20, Disk: 4 << 30},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	raw, err := json.Marshal(facts)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	event := store.Event{Kind: session.EventPhase, Data: []byte("{}")}
+	// Made at rest: other processes look at rows at any moment.
+	_, _, err = st.Create(w.t.Context(), store.Session{
+		ID: id, Name: "agent-" + id, RepoKey: "github.com/" + slug, Repo: slug, Phase: string(session.Stopped), Want: string(session.Stopped), Spec: spec,
+	}, event, func([]store.Session) error { return nil })
+	if err == nil {
+		_, err = st.Update(w.t.Context(), id, func(row *store.Session) (store.Event, error) {
+			row.Phase, row.Want, row.Facts = string(phase), string(phase), raw
+			return event, nil
+		})
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// remove makes a session's row one of those that are gone.
+func (w *world) remove(id string) {
+	w.t.Helper()
+	st, err := store.Open(w.t.Context(), w.path(".local/state/agent-sessionizer/store.db"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer st.Close()
+	_, err = st.Update(w.t.Context(), id, func(row *store.Session) (store.Event, error) {
+		row.Phase, row.Want = string(session.Gone), string(session.Gone)
+		return store.Event{Kind: session.EventPhase, Data: []byte("{}")}, nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// term is a terminal in which a command runs.
+type term struct {
+	w      *world
+	socket string
+}
+
+func (w *world) term(command string) *term {
+	w.t.Helper()
+	w.terms++
+	s := &term{w: w, socket: w.path(fmt.Sprintf("terminal-%d", w.terms))}
+	w.write("terminal.conf", "set -g prefix None\nset -g status off\nset -s escape-time 0\nset -s set-clipboard on\nset -g default-terminal screen-256color\n")
+	w.run(
+		"tmux", "-S", s.socket, "-f", w.path("terminal.conf"), "new-session", "-d", "-x", "150", "-y", "40", "-s", "t",
+		"unset TMUX TMUX_PANE; trap : INT; "+command+"; echo left with $?; exec cat",
+	)
+	return s
+}
+
+func (s *term) keys(keys ...string) {
+	s.w.t.Helper()
+	s.w.run(append([]string{"tmux", "-S", s.socket, "send-keys", "-t", "t"}, keys...)...)
+}
+
+func (s *term) typed(text string) {
+	s.w.t.Helper()
+	s.w.run("tmux", "-S", s.socket, "send-keys", "-l", "-t", "t", text)
+}
+
+func (s *term) show() string {
+	out, err := s.w.try("tmux", "-S", s.socket, "capture-pane", "-p", "-t", "t")
+	if err != nil {
+		s.w.t.Fatalf("%v: %s", err, out)
+	}
+	return out
+}
+
+// sees waits until the screen fits a pattern, line by line.
+func (s *term) sees(pattern string) {
+	s.w.t.Helper()
+	re := regexp.MustCompile("(?m)" + pattern)
+	var last string
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // a terminal tells nobody that it changed
+		if last = s.show(); re.MatchString(last) {
+			return
+		}
+		if time.Now().After(end) {
+			s.w.t.Fatalf("no %s within two minutes on\n%s", pattern, last)
+		}
+	}
+}
+
+func (s *term) misses(pattern string) {
+	s.w.t.Helper()
+	re := regexp.MustCompile("(?m)" + pattern)
+	s.w.until("gone from the screen: "+pattern, func() bool { return !re.MatchString(s.show()) })
+}
+
+// The cursor and the marks stay on their sessions when rows come and go above
+// them, and the line between sessions and repositories is never under the cursor.
+func TestPickerKeepsItsPlace(t *testing.T) {
+	w := newWorld(t)
+	for i, name := range []string{"aaa", "bbb", "ccc"} {
+		w.put(fmt.Sprintf("%012x", i), "o/"+name, session.Stopped, session.Facts{})
+	}
+	w.listed("o/listed", "o/last")
+	s := w.term("agent-sessionizer")
+	s.sees(`^> +\. o/aaa +stopped`)
+	s.sees(`agent-000000000000`) // the preview
+	s.keys("Tab")                // marks aaa, and goes on to bbb
+	s.sees(`^> +\. o/bbb`)
+	s.sees(`^ > *\. o/aaa`)
+
+	since := time.Now()
+	blocked := session.Facts{Attention: &session.Attention{State: wire.AgentBlocked, Agent: "claude", On: "Bash: make", Since: since}}
+	w.put("00000000000a", "o/new", session.Ready, blocked)
+	s.sees(`^ +! o/new +blocked +<1m +Bash: make`)
+	s.sees(`^> +\. o/bbb`)
+	s.sees(`^ > *\. o/aaa`)
+	w.put("00000000000b", "o/newer", session.Ready, session.Facts{Attention: &session.Attention{State: wire.AgentDone, Agent: "claude", Since: since}})
+	s.sees(`^ +\+ o/newer +done`)
+	s.sees(`^> +\. o/bbb`)
+	s.sees(`agent-000000000001`) // the preview is the cursor's still
+	w.remove("00000000000a")
+	s.misses(`! o/new `)
+	s.sees(`^> +\. o/bbb`)
+	s.sees(`^ > *\. o/aaa`)
+
+	s.keys("Down")
+	s.sees(`^> +\. o/ccc`)
+	s.keys("Down")
+	s.sees(`^> +o/listed`)
+	s.keys("Down", "Up", "Up")
+	s.sees(`^> +\. o/ccc`)
+
+	// With a query the cursor goes to what fits best, wherever it was.
+	s.typed("aaa")
+	s.sees(`^>> *\. o/aaa`)
+	s.misses(`o/ccc`)
+	w.put("00000000000c", "o/aaab", session.Stopped, session.Facts{})
+	s.sees(`\. o/aaab`)
+	s.sees(`^>> *\. o/aaa `)
+	s.keys("Escape")
+	s.sees(`left with 130`)
+}
+
+// Enter opens: a repository that has no session, several, what is typed.
+func TestPickerOpens(t *testing.T) {
+	w := newWorld(t)
+	w.listed(w.clone("one"), w.clone("two"), w.clone("another-one"), "what is this")
+	typed := w.clone("another")
+	s := w.term("agent-sessionizer")
+	s.sees(`^> +~/one`)
+	s.typed("tw")
+	s.sees(`^> +~/two`)
+	s.keys("Enter")
+	w.until("ready", func() bool { return w.states()["two"] == session.Ready })
+	s.sees(`Enter closes`) // a fake VM has no tmux to show
+	s.keys("Enter")
+	s.sees(`left with 0`)
+
+	// Without leaving the picker: it is there, and so is its local tmux session.
+	s = w.term("agent-sessionizer")
+	s.sees(`o two +ready`)
+	s.typed("~/one")
+	s.sees(`^> +~/one`)
+	s.keys("C-o")
+	w.until("ready", func() bool { return w.states()["one"] == session.Ready })
+	s.keys("C-u")
+	s.sees(`o one +ready`)
+	if n := strings.Count(w.run("tmux", "list-sessions"), "one-"); n != 1 {
+		t.Errorf("%d local sessions of it", n)
+	}
+
+	// What is no repository is answered; what is one is opened, though a row fits.
+	s.typed("no such thing")
+	s.keys("Enter")
+	s.sees(`nothing is called that`)
+	s.typed("x")
+	s.misses(`nothing is called that`)
+	s.keys("C-u")
+	s.typed("~/another")
+	s.sees(`^> +~/another-one`)
+	s.keys("M-Enter")
+	s.sees(`Enter closes`)
+	if got := w.states()["another"]; got != session.Ready {
+		t.Errorf("%s is %s", typed, got)
+	}
+	s.keys("Enter")
+	s.sees(`left with 0`)
+
+	// Free text without a row.
+	w.run("git", "init", "-q", "-b", "main", "zzz")
+	w.run("git", "-C", "zzz", "commit", "-q", "--allow-empty", "-m", "first")
+	s = w.term("agent-sessionizer")
+	s.sees(`o one +ready`)
+	s.typed("~/zzz")
+	s.keys("Enter")
+	s.sees(`Enter closes`)
+	if got := w.states()["zzz"]; got != session.Ready {
+		t.Errorf("zzz is %s", got)
+	}
+	s.keys("Enter")
+	s.sees(`left with 0`)
+
+	// Several: all are opened, the first that was marked is gone to.
+	w.run("agent-sessionizer", "stop", "one", "two")
+	s = w.term("agent-sessionizer")
+	s.sees(`\. two +stopped`)
+	s.typed("two")
+	s.sees(`^> +\. two`)
+	s.keys("Tab", "C-u")
+	s.typed("one")
+	s.sees(`^> +\. one`)
+	s.keys("Tab", "Enter")
+	w.until("both ready", func() bool {
+		all := w.states()
+		return all["one"] == session.Ready && all["two"] == session.Ready
+	})
+	w.until("the terminal shows the first", func() bool {
+		return strings.HasPrefix(w.run("tmux", "list-clients", "-F", "#{session_name}"), "two-")
+	})
+}
+
+// ctrl-s stops and ctrl-x destroys, after it listed what would be lost. The picker
+// waits for neither.
+func TestPickerStopsAndDestroys(t *testing.T) {
+	w := newWorld(t)
+	w.listed("o/listed")
+	w.clone("one")
+	w.run("agent-sessionizer", "open", "-d", "./one")
+	w.run("agent-sessionizer", "exec", "one", "--", "sh", "-c", "echo x >untracked")
+	s := w.term("agent-sessionizer")
+	s.sees(`^> +o one +ready`)
+	s.keys("C-x")
+	s.sees(`would lose: 1 untracked file`)
+	s.keys("n", "Enter")
+	s.sees(`^> +o one +ready`)
+	s.keys("C-x")
+	s.sees(`would lose: 1 untracked file`)
+	s.keys("C-c")
+	s.sees(`^> +o one +ready`)
+	s.keys("C-s")
+	s.sees(`^> +\. one +stopped`)
+	s.sees(`would lose: 1 untracked file`) // the preview, from the row
+	s.keys("C-x")
+	s.sees(`Destroy agent-one-`)
+	s.keys("y", "Enter")
+	s.sees(`^> +o/listed`)
+	w.until("destroyed", func() bool { return len(w.states()) == 0 })
+	s.sees(`  one +~/one`) // its repository is one of those that were used
+	s.keys("Escape")
+	s.sees(`left with 130`)
+}
+
+func TestPickerCopies(t *testing.T) {
+	w := newWorld(t)
+	w.put("00000000000a", "o/r", session.Stopped, session.Facts{})
+	s := w.term("agent-sessionizer")
+	s.sees(`^> +\. o/r`)
+	s.keys("C-y")
+	s.sees(`copied: agent-sessionizer ssh agent-00000000000a`)
+	w.until("the clipboard", func() bool {
+		out, _ := w.try("tmux", "-S", s.socket, "show-buffer")
+		return out == "agent-sessionizer ssh agent-00000000000a"
+	})
+	s.sees(`no wall`)
+	s.keys("?")
+	s.misses(`no wall`)
+}
+
+// A key of tmux opens the picker in a popup, and what is picked there comes to
+// the client in which the key was pressed. Errors stay to be read.
+func TestPickerPopup(t *testing.T) {
+	w := newWorld(t)
+	w.listed("what is this")
+	w.clone("one")
+	w.run("agent-sessionizer", "open", "-d", "./one")
+	w.write("tmux.conf", "set -s escape-time 0\nset -g assume-paste-time 0\n")
+	w.run("tmux", "-f", w.path("tmux.conf"), "new-session", "-d", "-s", "first", "cat")
+	w.run("tmux", "new-session", "-d", "-s", "second", "cat")
+	w.run("agent-sessionizer", "tmux", "bind")
+	first, second := w.term("tmux attach -t first"), w.term("tmux attach -t second")
+	shown := func() string { return w.run("tmux", "list-clients", "-F", "#{session_name}") }
+	w.until("two clients", func() bool { return strings.Count(shown(), "\n") == 2 })
+
+	for _, s := range []*term{first, second} { // the other was the last to be used
+		s.keys("M-p")
+		s.sees(`> +o one +ready`)
+		s.keys("Escape")
+		s.misses(`one +ready`)
+	}
+	first.keys("M-P")
+	first.sees(`> +o one +ready`)
+	second.keys("x") // now tmux would take this one for the current client
+	first.keys("Enter")
+	first.sees(`ended with`) // a fake VM has no tmux to show
+	if got := shown(); !strings.Contains(got, "one-") || !strings.Contains(got, "second") || strings.Contains(got, "first") {
+		t.Errorf("the clients show\n%s", got)
+	}
+
+	// From a session of ours it opens, too; and there is more than success.
+	first.keys("M-p")
+	first.sees(`> +o one +ready`)
+	first.typed("what")
+	first.sees(`> +what is this`)
+	first.keys("Enter")
+	first.sees(`what is this.*is neither owner/repo`)
+	first.keys("Enter")
+	first.misses(`is neither owner/repo`)
+}
+
+// A picker that is killed leaves nothing that the next one does not remove.
+func TestPickerIsKilled(t *testing.T) {
+	w := newWorld(t)
+	w.put("00000000000a", "o/r", session.Stopped, session.Facts{})
+	rooms := func() []string {
+		found, err := filepath.Glob(w.path("tmp/*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGKILL} {
+		s := w.term("agent-sessionizer")
+		s.sees(`^> +\. o/r`)
+		if len(rooms()) != 1 {
+			t.Fatalf("while it runs: %q", rooms())
+		}
+		var pids []int // without those of the preview, which end by themselves
+		w.until("one process", func() bool { pids = processes(w.home, ""); return len(pids) == 1 })
+		if err := syscall.Kill(pids[0], sig); err != nil {
+			t.Fatal(err)
+		}
+		s.sees(`left with`)
+		w.until("no process", func() bool { return len(processes(w.home, "")) == 0 })
+		if sig != syscall.SIGKILL && len(rooms()) != 0 {
+			t.Errorf("%v leaves %q", sig, rooms())
+		}
+	}
+	if len(rooms()) != 1 {
+		t.Fatalf("a kill cannot be seen: %q", rooms())
+	}
+	s := w.term("agent-sessionizer")
+	s.sees(`^> +\. o/r`)
+	if len(rooms()) != 1 {
+		t.Errorf("the next one has %q", rooms())
+	}
+	s.keys("Escape")
+	s.sees(`left with 130`)
+	if len(rooms()) != 0 {
+		t.Errorf("left: %q", rooms())
+	}
+}
+
+// Names of repositories and what guests say are text, for the terminal, for fzf
+// and for the shells that it starts.
+func TestPickerHostileNames(t *testing.T) {
+	w := newWorld(t)
+	evil := []string{
+		"'; touch $HOME/pwned; '", "$(touch $HOME/pwned)", "`touch $HOME/pwned`", "{1} {q} {+f}", "a\tb", "reload(touch $HOME/pwned)", "\x1b]52;c;cHduZWQ=\a\x1b[2J",
+	}
+	w.listed(append([]string{"/tmp/'$(touch $HOME/pwned)'", "https://x.example/;touch${IFS}$HOME/pwned"}, evil...)...)
+	for i, name := range evil {
+		w.put(fmt.Sprintf("%012x", i), name, session.Ready, session.Facts{
+			Attention: &session.Attention{State: wire.AgentBlocked, Agent: name, On: name, Since: time.Now().Add(-time.Duration(i) * time.Hour)},
+		})
+	}
+	s := w.term("agent-sessionizer")
+	s.sees(`^> +!`)
+	for range 2*len(evil) + 2 {
+		s.keys("C-y", "Tab")
+	}
+	s.sees(`copied: agent-sessionizer ssh agent-0`)
+	s.keys("C-s") // all that are marked
+	w.until("they are wanted stopped", func() bool {
+		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
+	})
+	s.typed("'; touch $HOME/pwned; $(touch $HOME/pwned) zzz")
+	s.keys("Enter")
+	s.sees(`nothing is called that`)
+	s.keys("M-Enter", "C-o", "C-u")
+	s.keys("Escape")
+	s.sees(`left with 130`)
+	if _, err := os.Stat(w.path("pwned")); err == nil {
+		t.Error("a name was run")
+	}
+	if out, err := w.try("tmux", "-S", s.socket, "show-buffer"); err != nil || !strings.HasPrefix(out, "agent-sessionizer ssh agent-0") {
+		t.Errorf("on the clipboard: %q, %v", out, err)
+	}
+}
+
+// Local clones are found while the picker is open, by a process of its own, and
+// known at once the next time.
+func TestPickerFindsClones(t *testing.T) {
+	w := newWorld(t)
+	w.clone("src/deep/app")
+	w.write(".config/agent-sessionizer/config.yaml", "roots: [~/src]\n")
+	for _, command := range []string{"agent-sessionizer", "agent-sessionizer"} {
+		s := w.term(command)
+		s.sees(`^> +app +~/src/deep/app`)
+		s.keys("Escape")
+		s.sees(`left with 130`)
+	}
+}
+
+// The rows are on the screen without anything being waited for. How long that
+// takes is the benchmark's to judge; -v tells it.
+func TestPickerFirstPaint(t *testing.T) {
+	w := newWorld(t)
+	for i := range 30 {
+		w.put(fmt.Sprintf("%012x", i), fmt.Sprintf("o/repo%02d", i), session.Stopped, session.Facts{})
+	}
+	cmd := exec.CommandContext(t.Context(), binary)
+	cmd.Dir, cmd.Env = w.home, append(os.Environ(), w.env...)
+	began := time.Now()
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 150})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	painted := make(chan time.Duration, 1)
+	go func() {
+		var seen bytes.Buffer
+		buf := make([]byte, 32<<10)
+		for {
+			n, err := tty.Read(buf)
+			seen.Write(buf[:n])
+			if bytes.Contains(buf[:n], []byte("\x1b[6n")) { // where the cursor is; terminals answer at once
+				_, _ = tty.WriteString("\x1b[1;1R\x1b[?2004;2$y\x1b[1;1R")
+			}
+			if bytes.Contains(seen.Bytes(), []byte("repo29")) {
+				painted <- time.Since(began)
+				return
+			}
+			if err != nil {
+				painted <- 0
+				return
+			}
+		}
+	}()
+	select {
+	case took := <-painted:
+		if took == 0 {
+			t.Fatal("it ended without a row")
+		}
+		t.Logf("30 rows after %v", took.Round(time.Millisecond))
+	case <-time.After(time.Minute):
+		t.Fatal("no row within a minute")
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+}
