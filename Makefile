@@ -10,7 +10,7 @@ TOOLS   := $(CURDIR)/.tools
 GOLANGCI := $(TOOLS)/golangci-lint-v2.15.0
 GOFUMPT  := $(TOOLS)/gofumpt-v0.12.0
 GUEST   := pkg/guest/bin/agent-guest-linux-amd64.gz pkg/guest/bin/agent-guest-linux-arm64.gz
-GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/policy pkg/wire -name '*.go' ! -name '*_test.go') go.mod
+GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/home pkg/policy pkg/wire -name '*.go' ! -name '*_test.go') go.mod
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 

@@ -43,6 +43,10 @@ runuser -u "$AGENT_USER" -- env -C / HOME="$home" sh -c 'rm -f ~/.zcompdump && z
 
 say "shell environment"
 put 644 /etc/profile.d/agent.sh <"$files/profile.sh"
+# Also for everybody: the user's own dotfiles may replace each of those above.
+grep -qsF profile.d/agent.sh /etc/zsh/zshenv || echo "emulate sh -c '. /etc/profile.d/agent.sh'" >>/etc/zsh/zshenv
+grep -qsF profile.d/agent.sh /etc/bash.bashrc || echo ". /etc/profile.d/agent.sh" >>/etc/bash.bashrc
+put 644 /etc/tmux.conf <"$files/.tmux.conf"
 put 755 /usr/local/bin/ready-tmux <"$files/ready-tmux"
 put 644 /etc/default/locale <<X2
 LANG=C.UTF-8
@@ -53,4 +57,6 @@ put 644 /etc/gitconfig <<X2
 [user]
 	name = agent
 	email = agent@localhost.invalid
+[credential "https://github.com"]
+	helper = !/usr/local/bin/agent-guest credential
 X2

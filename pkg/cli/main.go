@@ -108,7 +108,7 @@ the start of its id, or its repository.`),
 	o.open.flags(f)
 	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
 	for group, cmds := range map[string][]*cobra.Command{
-		"session": {newOpenCmd(a), newListCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a)},
+		"session": {newOpenCmd(a), newListCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
 		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newDoctorCmd(a), newCompletionCmd(), newVersionCmd(a)},
 		"":        newHiddenCmds(a),

@@ -132,7 +132,7 @@ func TestShippedDefaults(t *testing.T) {
 		}
 	}
 	s := settings(t, c, "github.com/o/r", "")
-	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30}) ||
+	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30, Kept: 256 << 20}) ||
 		s.Resources != (config.Resources{CPUs: 4, Memory: 8 << 30, Disk: 50 << 30}) || len(s.Secrets) != 0 {
 		t.Error(c.Image, c.Limits, s)
 	}

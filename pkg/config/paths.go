@@ -60,6 +60,9 @@ func (p Paths) SessionDir(id string) string { return filepath.Join(p.State, "ses
 // Pool holds the VMs that wait for a session.
 func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }
 
+// Kept holds what is kept of sessions for the next ones of their repositories.
+func (p Paths) Kept() string { return filepath.Join(p.State, "kept") }
+
 // Images holds locally built guest images.
 func (p Paths) Images() string { return filepath.Join(p.Data, "images") }
 

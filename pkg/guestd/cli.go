@@ -24,6 +24,7 @@ const usage = `usage: agent-guest COMMAND
   log [--since SEQ] [--limit N] [--follow]   print the query log
   secrets [--wipe]                       replace the secrets (stdin), or remove them
   credential get|store|erase             git's credential helper
+  home bring|save|restore                dotfiles (stdin), what is kept (stdout), the same again (stdin)
   daemon                                 what the service runs
   door                                   close the network
   seed                                   make a clone of a golden image a machine of its own
@@ -57,6 +58,9 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 		return fail.New(fail.Usage, "no command\n%s", usage)
 	}
 	name, rest := args[0], args[1:]
+	if name == "home" { // has options of its own
+		return g.Home(rest, in, out, os.Stderr)
+	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	var l logOptions

@@ -68,6 +68,10 @@ func (r *Redactor) String(s string) string {
 // Close lets it go. Close does not close w.
 func (r *Redactor) Writer(w io.Writer) *Writer { return &Writer{r: r, w: w} }
 
+// Mask is Writer for a stream whose length counts: it writes a "*" for each byte
+// of a secret.
+func (r *Redactor) Mask(w io.Writer) *Writer { return &Writer{r: r, w: w, st: stream{mask: true}} }
+
 // Writer is a redacted stream. Safe for concurrent use.
 type Writer struct {
 	r *Redactor
@@ -107,6 +111,7 @@ type stream struct {
 	held    []byte // not decided yet: the start of a pattern, perhaps
 	covered int    // how many of the bytes to come a match covers already
 	hiding  bool   // the byte before was hidden: its marker is written
+	mask    bool   // each byte has a marker of its own
 }
 
 func (s *stream) feed(out *bytes.Buffer, set patterns, p []byte, last bool) {
@@ -134,7 +139,10 @@ func (s *stream) feed(out *bytes.Buffer, set patterns, p []byte, last bool) {
 			out.WriteByte(data[i])
 			continue
 		}
-		if !s.hiding {
+		switch {
+		case s.mask:
+			out.WriteByte('*')
+		case !s.hiding:
 			s.hiding = true
 			out.WriteString(redacted)
 		}

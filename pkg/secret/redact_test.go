@@ -179,6 +179,43 @@ func TestRedactorRandomChunks(t *testing.T) {
 	}
 }
 
+// Mask changes no length, and hides what Writer hides.
+func TestMask(t *testing.T) {
+	r := NewRedactor(NewValue("abcdef"), NewValue("defghi"), NewValue("two\nlines of it"))
+	for in, want := range map[string]string{
+		"": "", "plain": "plain", "abcdef": "******", "abcdefghi.": "*********.", "-abcdefabcdef-": "-************-",
+		"abcabcdef": "abc******", "a two\nlines of it": "a " + strings.Repeat("*", 15),
+		`"two\nlines of it"`: `"` + strings.Repeat("*", 16) + `"`,
+		"abcde":              "abcde", "YWJjZGVm": "********",
+	} {
+		for size := 1; size <= len(in)+1; size++ {
+			var out bytes.Buffer
+			w := r.Mask(&out)
+			for rest := in; rest != ""; {
+				n := min(size, len(rest))
+				if _, err := w.Write([]byte(rest[:n])); err != nil {
+					t.Fatal(err)
+				}
+				rest = rest[n:]
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != want {
+				t.Errorf("%q by %d: %q, want %q", in, size, out.String(), want)
+			}
+		}
+	}
+	var none *Redactor
+	var out bytes.Buffer
+	if w := none.Mask(&out); w != nil {
+		_, err := w.Write([]byte("abcdef"))
+		if err := errors.Join(err, w.Close()); err != nil || out.String() != "abcdef" {
+			t.Errorf("without secrets: %q %v", out.String(), err)
+		}
+	}
+}
+
 // randomText has two letters only, so that secrets overlap each other.
 func randomText(rnd *rand.Rand, n int) string {
 	b := make([]byte, n)

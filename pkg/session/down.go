@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -44,6 +45,7 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 // one. It returns the function that powers it off, which fails when it does not
 // answer: what it has not written to its disk is then worth the power button.
 func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context) error {
+	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	s.Facts.Work = nil // unknown, unless the guest says otherwise now
@@ -53,6 +55,9 @@ func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context)
 		return func(context.Context) error { return err }
 	}
 	g := guest.Guest{SSH: conn, Root: s.Facts.Root}
+	var saving sync.WaitGroup
+	was := *s
+	saving.Go(func() { w.saveHome(whole, was, g) })
 	if s.Facts.Base != nil {
 		work, err := w.Work(ctx, *s, conn)
 		if err != nil {
@@ -61,6 +66,9 @@ func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context)
 			s.Facts.Work = &work
 		}
 	}
+	saving.Wait() // it asks for the secrets, and may take long
+	ctx, cancelWipe := context.WithTimeout(whole, 20*time.Second)
+	defer cancelWipe()
 	if err := g.WipeSecrets(ctx); err != nil {
 		w.Log.Warn("wipe secrets", "error", err) // they are in memory, which goes with the VM
 	}
@@ -79,6 +87,7 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 			return s, err
 		}
 	}
+	w.lastWords(ctx, s)
 	err := w.step(ctx, s.ID, "remove VM, disks and keys", func(ctx context.Context, p vm.Progress) error {
 		return errors.Join(
 			w.KillLocal(ctx, s),

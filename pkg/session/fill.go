@@ -27,7 +27,7 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	provisioned := make(chan struct{})
-	one, other := *s, *s
+	one, other, third := *s, *s, *s
 	g.Go(func() error {
 		if err := w.guard(gctx, &one, gst); err != nil {
 			return err
@@ -57,6 +57,14 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 			return w.clone(gctx, &other, gst, source, target)
 		})
 	}
+	g.Go(func() error { // over what was provisioned
+		select {
+		case <-provisioned:
+		case <-gctx.Done():
+			return gctx.Err()
+		}
+		return w.furnish(gctx, third, gst)
+	})
 	if err := g.Wait(); err != nil {
 		return err
 	}
@@ -194,6 +202,7 @@ func (w *Worker) deliver(ctx context.Context, s *Session, g guest.Guest, secrets
 		if err != nil {
 			return err
 		}
+		w.delivered = true
 		return g.SetSecrets(ctx, secrets, token)
 	})
 }

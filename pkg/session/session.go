@@ -118,6 +118,7 @@ type Facts struct {
 	Ports       []PublishedPort `json:"ports,omitempty"`   // asked for with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when somebody last came; what was denied since is told
 	Attention   *Attention      `json:"attention,omitempty"`
+	Kept        bool            `json:"kept,omitempty"` // what was kept of the repository is in it, so it may be kept anew
 }
 
 // Attention is how the most urgent agent of a session is. The words are the

@@ -25,7 +25,11 @@ func TestSession(t *testing.T) {
 	b.Write("secret-file", sentinel)
 	multi := "line one " + random() + "\nline 'two' \"$x\"\n"
 	b.Write("multi-file", multi)
+	for name, text := range ownFiles {
+		b.dotfile(name, text)
+	}
 	b.Write(".config/agent-sessionizer/config.yaml", `
+keep: [agent, .zsh_history]
 secrets:
   SENTINEL: file:`+b.Home+`/secret-file
   MULTI: file:`+b.Home+`/multi-file
@@ -110,6 +114,7 @@ secrets:
 			t.Error("the secret is shown")
 		}
 	})
+	t.Run("dotfiles", func(t *testing.T) { dotfiles(t, b, name) })
 	t.Run("copy", func(t *testing.T) {
 		b.Write("in.txt", "copied\n")
 		b.Asz("cp", "in.txt", name+":sub-in.txt")
@@ -152,9 +157,11 @@ secrets:
 		if got := b.MustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
 			t.Error("the secret is gone after a restart")
 		}
+		dotfilesAfterRestart(t, b, name)
 		names(t, b, name)
 	})
 	t.Run("destroy", func(t *testing.T) {
+		keep(b, name)
 		b.MustIn(name, "echo precious >precious.txt")
 		b.Fails(4, "would lose work", "destroy", name)
 		b.Asz("destroy", "--force", name)
@@ -165,6 +172,7 @@ secrets:
 		if left := b.Leftovers(); len(left) > 0 {
 			t.Errorf("processes are left: %v", left)
 		}
+		keptAfterDestroy(t, b, sentinel, clone)
 		for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
 			if left, _ := filepath.Glob(filepath.Join(b.Home, glob)); len(left) > 0 {
 				t.Errorf("left: %v", left)

@@ -1,0 +1,130 @@
+package config_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
+)
+
+func TestDotfiles(t *testing.T) {
+	f := newFiles(t)
+	if got := f.load().Dotfiles; got != "" {
+		t.Errorf("without any: %q", got)
+	}
+	f.user("dotfiles", "a file")
+	if got := f.load().Dotfiles; got != "" {
+		t.Errorf("with a file of that name: %q", got)
+	}
+	if err := os.Remove(filepath.Join(f.paths.Config, "dotfiles")); err != nil {
+		t.Fatal(err)
+	}
+	f.user("dotfiles/.zshrc", "")
+	if got := f.load().Dotfiles; got != filepath.Join(f.paths.Config, "dotfiles") {
+		t.Errorf("by default: %q", got)
+	}
+	dir, err := os.UserHomeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		"~/dot/": filepath.Join(dir, "dot"), "~/": dir, "/else/../where": "/where", `""`: filepath.Join(f.paths.Config, "dotfiles"), "": filepath.Join(f.paths.Config, "dotfiles"),
+	} {
+		f.user("config.yaml", "dotfiles: "+text+"\n")
+		if got := f.load().Dotfiles; got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestOriginsOfHome(t *testing.T) {
+	f := newFiles(t)
+	f.user("config.yaml", "dotfiles: /mine\nlimits: {kept: 1GiB}\nkeep: [.a]\nrepos:\n  o/r:\n    keep: [.b]\n")
+	got := said(t, f, "github.com/o/r", "")
+	for _, want := range []string{
+		"dotfiles=/mine  user ~/config.yaml:1", "limits.kept=1GiB  user ~/config.yaml:2", "keep=[.b]  user ~/config.yaml:6",
+	} {
+		if !strings.Contains(got, want+"\n") {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+}
+
+// They go into every session: neither the machine's settings nor a repository's
+// name them, and no profile does.
+func TestDotfilesAreTheUsers(t *testing.T) {
+	for text, want := range map[string]string{
+		"dotfiles: dot": "absolute", "dotfiles: ~other/x": "absolute", "dotfiles: [a]": "a directory is wanted here",
+		"profiles: {p: {dotfiles: /x}}": "dotfiles", "repos: {o/r: {dotfiles: /x}}": "dotfiles",
+	} {
+		f := newFiles(t)
+		f.user("config.yaml", text)
+		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	f := newFiles(t)
+	f.system("config.yaml", "dotfiles: /root\n")
+	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), filepath.Join(f.paths.Config, "config.yaml")) {
+		t.Errorf("the system's: %v", err)
+	}
+	for _, text := range []string{"dotfiles: /home/me", "keep: [.zsh_history]", "keep: agent"} {
+		if _, err := config.ParseProject("o/r:"+config.ProjectFile, []byte(text)); fail.CodeOf(err) != fail.Usage {
+			t.Errorf("a repository's own %q: %v", text, err)
+		}
+	}
+}
+
+func TestKeep(t *testing.T) {
+	f := newFiles(t)
+	if set := settings(t, f.load(), "github.com/o/r", ""); set.Keep != nil || f.load().Limits.Kept != 256<<20 {
+		t.Errorf("by default: %v, %v", set.Keep, f.load().Limits.Kept)
+	}
+	f.system("config.yaml", "keep: [.system]\n")
+	f.user("config.yaml", `keep: agent
+limits: {kept: 1GiB}
+profiles:
+  some: {keep: [.zsh_history, '.config/*/x', agent]}
+  none: {keep: []}
+repos:
+  o/own: {keep: .own}
+  o/profile: {profile: some}
+  o/both: {profile: some, keep: []}
+`)
+	c := f.load()
+	if c.Limits.Kept != 1<<30 {
+		t.Error(c.Limits.Kept)
+	}
+	for _, x := range []struct {
+		repo    config.RepoKey
+		profile string
+		want    []string
+	}{
+		{"github.com/o/r", "", home.Agents()},
+		{"github.com/o/r", "some", append([]string{".zsh_history", ".config/*/x"}, home.Agents()...)},
+		{"github.com/o/r", "none", nil},
+		{"github.com/o/own", "", []string{".own"}},
+		{"github.com/o/own", "some", []string{".own"}},
+		{"github.com/o/profile", "", append([]string{".zsh_history", ".config/*/x"}, home.Agents()...)},
+		{"github.com/o/both", "", nil},
+	} {
+		if got := settings(t, c, x.repo, x.profile).Keep; !slices.Equal([]string(got), x.want) {
+			t.Errorf("%s %s: %q, want %q", x.repo, x.profile, got, x.want)
+		}
+	}
+	for text, want := range map[string]string{
+		"keep: [.zsh_history,\n  /etc/passwd]": "config.yaml:2: ", "keep: [../x]": "below", "keep: .": "below", "keep: [.netrc]": "never kept",
+		"keep: [.ssh/id_ed25519]": "never kept", "keep: [[a]]": "is wanted here", "keep: {a: b}": "is wanted here", "keep: ['[a']": "without its ]",
+		"keep: [" + strings.Repeat("a,", 65) + "]": "at most 64", "limits: {kept: a lot}": "8GiB",
+	} {
+		f.user("config.yaml", text)
+		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.60s: %v", text, err)
+		}
+	}
+}

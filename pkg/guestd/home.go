@@ -1,0 +1,76 @@
+package guestd
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// shippedDotfiles has what the provision scripts put into the home directory
+// last, under the same names.
+const shippedDotfiles = "/var/lib/agent-sessionizer/dotfiles"
+
+// Home works on the home directory of whoever runs it, which is the agent: it
+// brings dotfiles, saves what is kept, and restores it. What it leaves out it
+// tells in lines on errs.
+func (g Guest) Home(args []string, in io.Reader, out, errs io.Writer) error {
+	flags := flag.NewFlagSet("home", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	first := flags.Bool("first", false, "")
+	not := flags.String("not", "", "")
+	limit := flags.Int64("max", 0, "")
+	verb := ""
+	if len(args) > 0 {
+		verb, args = args[0], args[1:]
+	}
+	if err := flags.Parse(args); err != nil {
+		return fail.New(fail.Usage, "home: %w\n%s", err, usage)
+	}
+	dir, err := os.UserHomeDir()
+	if err != nil {
+		return fail.New(fail.Host, "home: %w", err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return fail.New(fail.Host, "home: %w", err)
+	}
+	defer root.Close()
+	var left []home.Left
+	switch verb {
+	case "bring":
+		left, err = home.Bring(root, in, home.BringOptions{First: *first, Shipped: g.shipped})
+	case "restore":
+		left, err = home.Restore(root, in, home.RestoreOptions{First: *first, Patterns: flags.Args(), Not: *not, Bounds: home.KeepBounds(*limit)})
+	case "save":
+		brought := home.Brought(root)
+		left, err = home.Keep(out, root, home.KeepOptions{
+			Patterns: flags.Args(), Not: *not, Bounds: home.KeepBounds(*limit),
+			Ours: func(name string, mode fs.FileMode, content []byte) bool {
+				return brought(name, mode, content) || g.shipped(name, content)
+			},
+		})
+	default:
+		return fail.New(fail.Usage, "home: it is bring, save or restore\n%s", usage)
+	}
+	for _, l := range left {
+		fmt.Fprintln(errs, wire.Clean(l.String()))
+	}
+	if err != nil {
+		return fail.New(fail.Failure, "home %s: %w", verb, err)
+	}
+	return nil
+}
+
+// shipped reports whether a file of the home directory is as provisioned.
+func (g Guest) shipped(name string, content []byte) bool {
+	text, err := os.ReadFile(filepath.Join(g.path(shippedDotfiles), name))
+	return err == nil && bytes.Equal(text, content)
+}

@@ -1,0 +1,231 @@
+// Package home is what of a home directory goes between host and guest: the
+// user's dotfiles into a guest, and what is kept of a session into the next one
+// of its repository. It owns the stream they travel in, its bounds, and the
+// knowledge of which files are credentials, which do not travel.
+//
+// Both programs use it. Neither reads or writes outside of the directory that it
+// was given, writes through a link, or believes a name, size or mode of the
+// other's.
+package home
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"time"
+)
+
+// Entry is a directory, a file or a symbolic link.
+type Entry struct {
+	Name    string      // below the home directory; any bytes but NUL
+	Mode    fs.FileMode // its type and permissions, and nothing else
+	Time    time.Time   // when a file was changed last, in seconds
+	Content []byte      // of a file; of a link its target
+}
+
+// Bounds are the most that an archive may hold.
+type Bounds struct {
+	Entries int
+	File    int64 // bytes of one file
+	Total   int64 // bytes of the archive
+}
+
+// An archive is a sequence of entries between magic and an end. It is no tar,
+// because what is kept passes a filter on the host that writes over secrets in
+// place (secret.Redactor.Mask) and knows nothing of the format: a changed name
+// would break the checksum of a tar's header, and a secret of digits its sizes.
+// Here a header has a zero byte at least every six bytes, which no secret has,
+// and a shorter secret is not looked for: it comes through whatever is masked.
+const (
+	magic = "\x00home1\x00"
+
+	// zero, kind, zero, permissions (2), zero, time (5), zero, length of the name
+	// (2), zero, length of the content (4), zero; then name, zero, content.
+	headerLen = 20
+	maxName   = 4096
+	maxDepth  = 64
+)
+
+const (
+	kindDir  = 'd'
+	kindFile = 'f'
+	kindLink = 'l'
+	kindEnd  = 'e' // a header of zeros else; what ends without it was cut off
+)
+
+// EmptySize is the size of an archive without entries.
+const EmptySize = int64(len(magic) + headerLen)
+
+// IsArchive reports whether b is how an archive begins.
+func IsArchive(b []byte) bool { return bytes.HasPrefix(b, []byte(magic)) }
+
+// writer makes an archive. It does not close what it writes to.
+type writer struct {
+	w       io.Writer
+	bounds  Bounds
+	entries int
+	written int64
+}
+
+func newWriter(w io.Writer, b Bounds) (*writer, error) {
+	out := &writer{w: w, bounds: b}
+	return out, out.write([]byte(magic))
+}
+
+// frame is what an entry takes besides its content.
+func frame(name string) int64 { return headerLen + int64(len(name)) + 1 }
+
+// fits reports whether an entry may still follow, with its end.
+func (w *writer) fits(name string, size int64) bool {
+	return w.entries < w.bounds.Entries && w.written+frame(name)+size+headerLen <= w.bounds.Total
+}
+
+func (w *writer) add(e Entry) error {
+	kind, err := kindOf(e.Mode)
+	if err != nil || !validName(e.Name) {
+		return fmt.Errorf("%q: not to be archived", e.Name)
+	}
+	if int64(len(e.Content)) > w.bounds.File {
+		return fmt.Errorf("%q is larger than %d bytes", e.Name, w.bounds.File)
+	}
+	if !w.fits(e.Name, int64(len(e.Content))) {
+		return fmt.Errorf("%q is more than fits: %d files, %d bytes", e.Name, w.bounds.Entries, w.bounds.Total)
+	}
+	w.entries++
+	return errors.Join(w.write(header(kind, e)), w.write([]byte(e.Name+"\x00")), w.write(e.Content))
+}
+
+// close writes the end.
+func (w *writer) close() error { return w.write(header(kindEnd, Entry{})) }
+
+func (w *writer) write(b []byte) error {
+	n, err := w.w.Write(b)
+	w.written += int64(n)
+	return err
+}
+
+func kindOf(m fs.FileMode) (byte, error) {
+	switch m.Type() {
+	case 0:
+		return kindFile, nil
+	case fs.ModeDir:
+		return kindDir, nil
+	case fs.ModeSymlink:
+		return kindLink, nil
+	}
+	return 0, errors.New("neither file, directory nor link")
+}
+
+func header(kind byte, e Entry) []byte {
+	b := make([]byte, headerLen)
+	b[1] = kind
+	binary.BigEndian.PutUint16(b[3:], uint16(e.Mode.Perm()))
+	var sec [8]byte
+	binary.BigEndian.PutUint64(sec[:], uint64(max(e.Time.Unix(), 0)))
+	copy(b[6:11], sec[3:])
+	binary.BigEndian.PutUint16(b[12:], uint16(len(e.Name)))
+	binary.BigEndian.PutUint32(b[15:], uint32(len(e.Content)))
+	return b
+}
+
+// reader takes an archive apart. What it reads is somebody else's.
+type reader struct {
+	r       *bufio.Reader
+	bounds  Bounds
+	entries int
+	read    int64
+}
+
+func newReader(r io.Reader, b Bounds) (*reader, error) {
+	in := &reader{r: bufio.NewReader(r), bounds: b}
+	start, err := in.take(int64(len(magic)))
+	if err == nil && !IsArchive(start) {
+		err = errors.New("what came is not an archive")
+	}
+	return in, err
+}
+
+// next returns the next entry, io.EOF after the end, and any other error for what
+// is not a whole archive within the bounds.
+func (r *reader) next() (Entry, error) {
+	h, err := r.take(headerLen)
+	if err != nil {
+		return Entry{}, err
+	}
+	for _, i := range []int{0, 2, 5, 11, 14, 19} {
+		if h[i] != 0 {
+			return Entry{}, errors.New("the archive is damaged")
+		}
+	}
+	if h[1] == kindEnd {
+		if _, err := r.r.ReadByte(); !errors.Is(err, io.EOF) {
+			return Entry{}, errors.New("something follows the archive's end")
+		}
+		return Entry{}, io.EOF
+	}
+	mode := fs.FileMode(binary.BigEndian.Uint16(h[3:]))
+	e := Entry{Mode: mode.Perm(), Time: time.Unix(int64(binary.BigEndian.Uint64(append([]byte{0, 0, 0}, h[6:11]...))), 0)}
+	switch h[1] {
+	case kindDir:
+		e.Mode |= fs.ModeDir
+	case kindLink:
+		e.Mode |= fs.ModeSymlink
+	case kindFile:
+	default:
+		return Entry{}, errors.New("the archive is damaged")
+	}
+	if mode != mode.Perm() {
+		return Entry{}, errors.New("the archive has a mode of more than permissions")
+	}
+	if r.entries++; r.entries > r.bounds.Entries {
+		return Entry{}, fmt.Errorf("the archive has more than %d entries", r.bounds.Entries)
+	}
+	size := int64(binary.BigEndian.Uint32(h[15:]))
+	if size > r.bounds.File {
+		return Entry{}, fmt.Errorf("the archive has a file of %d bytes, more than %d", size, r.bounds.File)
+	}
+	name, err := r.take(int64(binary.BigEndian.Uint16(h[12:])) + 1)
+	if err != nil {
+		return Entry{}, err
+	}
+	e.Name = string(name[:len(name)-1])
+	if !validName(e.Name) || name[len(name)-1] != 0 {
+		return Entry{}, errors.New("the archive has a name that is none")
+	}
+	e.Content, err = r.take(size)
+	return e, err
+}
+
+// take reads n bytes. It takes no more memory than what comes needs.
+func (r *reader) take(n int64) ([]byte, error) {
+	if r.read += n; r.read > r.bounds.Total {
+		return nil, fmt.Errorf("the archive is larger than %d bytes", r.bounds.Total)
+	}
+	var b bytes.Buffer
+	if _, err := io.CopyN(&b, r.r, n); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = errors.New("the archive was cut off")
+		}
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+// validName reports whether a name stays below where it is put. Unlike
+// fs.ValidPath it takes bytes that are not UTF-8, as file systems do.
+func validName(name string) bool {
+	if len(name) > maxName || strings.Contains(name, "\x00") || strings.Count(name, "/") >= maxDepth {
+		return false
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if part == "" || part == "." || part == ".." || len(part) > 255 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,106 @@
+package home
+
+import (
+	"path"
+	"regexp"
+	"strings"
+	"sync"
+)
+
+// place is where a program keeps its credentials. A pattern is held against the
+// end of a name, part by part, so that it is found below any directory.
+type place struct {
+	pattern string
+	except  string         // patterns' counterpart: what is none after all
+	holds   *regexp.Regexp // nil: whatever is in it
+	why     string
+}
+
+var places = sync.OnceValue(func() []place {
+	holds := regexp.MustCompile
+	const login = "it holds a login"
+	return []place{
+		{pattern: ".ssh/authorized_keys*", why: "it says who may log in"},
+		{pattern: ".ssh/id_*", except: "*.pub", why: "it is a private key"},
+		{pattern: ".ssh/identity", why: "it is a private key"},
+		{pattern: ".gnupg/private-keys-v1.d/*", why: "it is a private key"},
+		{pattern: ".gnupg/secring.gpg", why: "it is a private key"},
+		{pattern: ".aws/credentials", why: login},
+		{pattern: ".aws/*/cache/*", why: login},
+		{pattern: ".azure/*token*", why: login},
+		{pattern: ".config/gcloud/*credentials*", why: login},
+		{pattern: ".config/gcloud/access_tokens.db", why: login},
+		{pattern: ".netrc", why: login},
+		{pattern: "_netrc", why: login},
+		{pattern: ".git-credentials", why: login},
+		{pattern: ".config/git/credentials", why: login},
+		{pattern: ".config/gh/hosts.yml", why: login},
+		{pattern: ".config/glab-cli/config.yml", why: login},
+		{pattern: ".config/hub", why: login},
+		{pattern: ".config/op/config", why: login},
+		{pattern: ".config/github-copilot/*.json", why: login},
+		{pattern: ".config/containers/auth.json", why: login},
+		{pattern: ".cargo/credentials", why: login},
+		{pattern: ".cargo/credentials.toml", why: login},
+		{pattern: ".gem/credentials", why: login},
+		{pattern: ".pgpass", why: login},
+		{pattern: ".vault-token", why: login},
+		{pattern: ".terraform.d/credentials.tfrc.json", why: login},
+		{pattern: ".claude/.credentials.json", why: login},
+		{pattern: ".codex/auth.json", why: login},
+		{pattern: ".gemini/oauth_creds.json", why: login},
+		{pattern: ".local/share/opencode/auth.json", why: login},
+		// Of these only what has a value, not what refers to one: "${TOKEN}" is right.
+		{pattern: ".docker/config.json", holds: holds(`"(auth|identitytoken|registrytoken|password)"\s*:\s*"[^"]`), why: login},
+		{pattern: ".npmrc", holds: holds(`(?m)^[^#;\n]*(_authToken|_auth|_password)\s*=\s*["']?[^\s"'$]`), why: login},
+		{pattern: ".yarnrc.yml", holds: holds(`npmAuth(Token|Ident)["']?\s*:\s*["']?[^\s"'$]`), why: login},
+		{pattern: ".pypirc", holds: holds(`(?m)^\s*password\s*[=:]\s*\S`), why: login},
+		{pattern: ".my.cnf", holds: holds(`(?m)^\s*password\s*=\s*\S`), why: login},
+		{pattern: ".kube/config", holds: holds(`client-key-data|(?m)^\s*-?\s*(token|password)\s*:\s*\S`), why: login},
+		{pattern: ".gitconfig", holds: gitLogin, why: login},
+		{pattern: ".config/git/config", holds: gitLogin, why: login},
+		{pattern: ".claude.json", holds: holds(`"(primaryApiKey|accessToken|refreshToken)"\s*:\s*"[^"]`), why: login},
+		{pattern: ".claude/settings*.json", holds: holds(`"ANTHROPIC_(API_KEY|AUTH_TOKEN)"\s*:\s*"[^"$]`), why: login},
+		{pattern: ".codex/config.toml", holds: holds(`bearer_token\s*=\s*["'][^"']`), why: login},
+	}
+})
+
+var (
+	gitLogin = regexp.MustCompile(`://[^/\s:@"]*:[^/\s@"$]+@|(?i)extraheader\s*=\s*"?\s*authorization`)
+	// At a line's start: where text is quoted, in a transcript, it is none.
+	privateKey = regexp.MustCompile(`(?m)^\s*(-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-|AGE-SECRET-KEY-1)`)
+	// What the issuers have made to be found.
+	token = regexp.MustCompile(`\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40}|glpat-[A-Za-z0-9_-]{20}|npm_[A-Za-z0-9]{36}|` +
+		`sk-ant-[A-Za-z0-9_-]{24}|sk-proj-[A-Za-z0-9_-]{24}|xox[abprs]-[A-Za-z0-9-]{24}|hv[sb]\.[A-Za-z0-9_-]{24}|AIza[A-Za-z0-9_-]{35}|dop_v1_[a-f0-9]{64})`)
+)
+
+// Credential says why a file is taken for a credential, "" when it is not. It
+// knows where the usual programs keep theirs, and what private keys look like. It
+// catches accidents: whoever means to hide one does.
+func Credential(name string, content []byte) (why string) {
+	for _, p := range places() {
+		if matchesEnd(p.pattern, name) && (p.holds == nil || p.holds.Match(content)) &&
+			(p.except == "" || !matchesEnd(p.except, name)) {
+			return p.why
+		}
+	}
+	if privateKey.Match(content) {
+		return "it holds a private key"
+	}
+	return ""
+}
+
+// Token says whether a file of settings holds a token. Transcripts may speak of
+// tokens without one.
+func Token(content []byte) bool { return token.Match(content) }
+
+// matchesEnd holds a pattern against as many parts of name's end as it has.
+func matchesEnd(pattern, name string) bool {
+	parts := strings.Split(name, "/")
+	n := strings.Count(pattern, "/") + 1
+	if len(parts) < n {
+		return false
+	}
+	ok, err := path.Match(pattern, strings.Join(parts[len(parts)-n:], "/"))
+	return ok && err == nil
+}

@@ -1,0 +1,291 @@
+package home
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Left is what was left out, and why.
+type Left struct {
+	Name       string // "" for several
+	Why        string
+	Credential bool // which may be given to a session as a secret
+}
+
+func (l Left) String() string {
+	if l.Name == "" {
+		return l.Why
+	}
+	return l.Name + ": " + l.Why
+}
+
+// manyLeft is how many of them are told one by one.
+const manyLeft = 20
+
+// leftOut collects them.
+type leftOut struct {
+	some []Left
+	more int
+}
+
+func (o *leftOut) add(l Left) {
+	if len(o.some) == manyLeft {
+		o.more++
+		return
+	}
+	o.some = append(o.some, l)
+}
+
+func (o *leftOut) all() []Left {
+	if o.more > 0 {
+		return append(o.some, Left{Why: fmt.Sprintf("and %d more", o.more)})
+	}
+	return o.some
+}
+
+// DotfileBounds are those of the user's dotfiles.
+func DotfileBounds() Bounds { return Bounds{Entries: 10_000, File: 4 << 20, Total: 32 << 20} }
+
+// Dotfiles writes an archive of all that is in dir, but for the directories .git
+// of repositories. Links come as links when they lead to inside of dir. What leads
+// out, is no file, is called not, where the guest has something else, or looks like
+// a credential is left out; what is over the bounds is an error.
+func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
+	bounds := DotfileBounds()
+	out, err := newWriter(w, bounds)
+	if err != nil {
+		return nil, err
+	}
+	var left leftOut
+	err = walk(dir, "", func(name string, info fs.FileInfo, err error) error {
+		if err != nil {
+			return err
+		}
+		e := Entry{Name: name, Mode: info.Mode().Type() | info.Mode().Perm(), Time: info.ModTime()}
+		switch {
+		case path.Base(name) == ".git":
+			return fs.SkipDir
+		case name == not:
+			left.add(Left{Name: name, Why: "the repository is there"})
+			return fs.SkipDir
+		case info.Mode()&fs.ModeSymlink != 0:
+			target, ok, err := inside(dir, name)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				left.add(Left{Name: name, Why: fmt.Sprintf("it is a link to %q, which is not among the dotfiles", target)})
+				return nil
+			}
+			e.Content, e.Mode = []byte(target), fs.ModeSymlink|0o777
+		case info.Mode().IsRegular():
+			if info.Size() > bounds.File {
+				return tooLarge(name, bounds.File)
+			}
+			content, err := read(dir, name, bounds.File)
+			if err != nil {
+				return err
+			}
+			e.Content = content
+		case !info.IsDir():
+			left.add(Left{Name: name, Why: "it is neither file, directory nor link"})
+			return nil
+		}
+		if !info.IsDir() {
+			why := Credential(name, e.Content)
+			if why == "" && Token(e.Content) {
+				why = "it holds a token"
+			}
+			if why != "" {
+				left.add(Left{Name: name, Why: why, Credential: true})
+				return nil
+			}
+		}
+		if !out.fits(name, int64(len(e.Content))) {
+			return fmt.Errorf("with %q they are more than %d files or %d MiB", name, bounds.Entries, bounds.Total>>20)
+		}
+		return out.add(e)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return left.all(), out.close()
+}
+
+// inside returns the target of a link, and whether it may be made elsewhere:
+// relative, and not to outside of dir. The target is cleaned, so that its ".." go
+// up from the link, never from where another link leads.
+func inside(dir *os.Root, name string) (target string, ok bool, err error) {
+	if target, err = dir.Readlink(name); err != nil {
+		return "", false, err
+	}
+	target = path.Clean(target)
+	to := path.Join(path.Dir(name), target)
+	return target, !path.IsAbs(target) && to != ".." && !strings.HasPrefix(to, "../"), nil
+}
+
+// KeepOptions say what is kept of a home directory.
+type KeepOptions struct {
+	Patterns Patterns
+	Not      string // an entry of the home directory that is none of it: the checkout
+	Bounds   Bounds
+
+	// Ours reports whether a file is as it was brought into the guest, which it will
+	// be again.
+	Ours func(name string, mode fs.FileMode, content []byte) bool
+}
+
+// KeepBounds are those of what is kept, which take total bytes.
+func KeepBounds(total int64) Bounds { return Bounds{Entries: 20_000, File: 64 << 20, Total: total} }
+
+// manyFiles is how many files are looked at, for the newest among them.
+const manyFiles = 200_000
+
+// Keep writes an archive of the files that the patterns name, the newest first,
+// as far as the bounds allow. Links and credentials are not kept.
+func Keep(w io.Writer, home *os.Root, o KeepOptions) ([]Left, error) {
+	out, err := newWriter(w, o.Bounds)
+	if err != nil {
+		return nil, err
+	}
+	type file struct {
+		name string
+		info fs.FileInfo
+	}
+	var files []file
+	err = walk(home, "", func(name string, info fs.FileInfo, err error) error {
+		if err != nil {
+			if name == "" {
+				return err
+			}
+			return nil // what the agent cannot read is none of its files
+		}
+		meant, below := o.Patterns.match(name)
+		switch {
+		case name == o.Not, !below:
+			return fs.SkipDir
+		case meant && info.Mode().IsRegular():
+			files = append(files, file{name, info})
+		}
+		if len(files) > manyFiles {
+			return fmt.Errorf("more than %d files", manyFiles)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(files, func(a, b file) int {
+		return cmp.Or(b.info.ModTime().Compare(a.info.ModTime()), cmp.Compare(a.name, b.name))
+	})
+	var left leftOut
+	old := 0
+	for _, f := range files {
+		if f.info.Size() > o.Bounds.File {
+			left.add(Left{Name: f.name, Why: fmt.Sprintf("larger than %d MiB", o.Bounds.File>>20)})
+			continue
+		}
+		if !out.fits(f.name, f.info.Size()) {
+			old++
+			continue
+		}
+		content, err := read(home, f.name, o.Bounds.File)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			left.add(Left{Name: f.name, Why: err.Error()})
+			continue
+		case !out.fits(f.name, int64(len(content))): // it grew
+			old++
+			continue
+		}
+		mode := f.info.Mode().Perm()
+		if why := Credential(f.name, content); why != "" {
+			left.add(Left{Name: f.name, Why: why, Credential: true})
+			continue
+		}
+		if o.Ours != nil && o.Ours(f.name, mode, content) {
+			continue
+		}
+		if err := out.add(Entry{Name: f.name, Mode: mode, Time: f.info.ModTime(), Content: content}); err != nil {
+			return nil, err
+		}
+	}
+	if old > 0 {
+		left.add(Left{Why: fmt.Sprintf("%d older files: with them it would be more than %d MiB", old, o.Bounds.Total>>20)})
+	}
+	return left.all(), out.close()
+}
+
+func tooLarge(name string, most int64) error {
+	return fmt.Errorf("%q is larger than %d MiB", name, most>>20)
+}
+
+// walk calls visit for all that is below dir, in order. As with fs.WalkDir,
+// fs.SkipDir leaves out what is below a directory, and one that cannot be listed
+// is visited a second time, with the error. It takes names that are not UTF-8,
+// which an fs.FS does not.
+func walk(root *os.Root, dir string, visit func(name string, info fs.FileInfo, err error) error) error {
+	names, err := list(root, cmp.Or(dir, "."))
+	if err != nil {
+		return visit(dir, nil, err)
+	}
+	for _, name := range names {
+		if dir != "" {
+			name = dir + "/" + name
+		}
+		info, err := root.Lstat(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // gone meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		if err = visit(name, info, nil); err == nil && info.IsDir() {
+			err = walk(root, name, visit)
+		}
+		if err != nil && !errors.Is(err, fs.SkipDir) {
+			return err
+		}
+	}
+	return nil
+}
+
+func list(root *os.Root, dir string) ([]string, error) {
+	f, err := root.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+// read returns a file's content; a pipe that took its place does not stop it.
+func read(root *os.Root, name string, most int64) ([]byte, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, cmp.Or(err, errNoFile)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(b)) > most {
+		err = tooLarge(name, most)
+	}
+	return b, err
+}
+
+var errNoFile = errors.New("no file any more")

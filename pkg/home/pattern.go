@@ -1,0 +1,68 @@
+package home
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+)
+
+// Patterns name what is kept: paths below the home directory, whose parts may
+// have *, ? and […]. One that names a directory means all that is in it.
+type Patterns []string
+
+// Bounds of patterns.
+const (
+	MaxPatterns = 64
+	maxPattern  = 256
+)
+
+// Agents are the transcripts and settings of Claude Code and Codex. Neither's
+// login is among them, nor the state that Claude Code has beside them.
+func Agents() Patterns {
+	return Patterns{
+		".claude/projects", ".claude/history.jsonl", ".claude/todos", ".claude/plans",
+		".claude/settings.json", ".claude/CLAUDE.md", ".claude/agents", ".claude/commands", ".claude/skills",
+		".codex/sessions", ".codex/history.jsonl", ".codex/config.toml", ".codex/AGENTS.md", ".codex/prompts",
+	}
+}
+
+// CheckPattern says what is wrong with a pattern.
+func CheckPattern(p string) error {
+	_, err := path.Match(p, "")
+	switch {
+	case len(p) > maxPattern:
+		return fmt.Errorf("longer than %d bytes", maxPattern)
+	case err != nil:
+		return errors.New("a [ without its ]")
+	case path.IsAbs(p) || strings.HasPrefix(p, "~"):
+		return errors.New("paths are relative to the guest's home directory, like .claude/projects")
+	case !validName(p) || strings.ContainsAny(p, "\r\n"):
+		return errors.New("not a path below the guest's home directory, like .claude/projects")
+	}
+	for _, place := range places() {
+		if place.holds == nil && matchesEnd(place.pattern, p) && (place.except == "" || !matchesEnd(place.except, p)) {
+			return fmt.Errorf("%s, which is never kept", place.why)
+		}
+	}
+	return nil
+}
+
+// match reports whether name is meant by a pattern, and whether something below
+// name is or may be.
+func (ps Patterns) match(name string) (meant, below bool) {
+	parts := strings.Split(name, "/")
+	for _, p := range ps {
+		want := strings.Split(p, "/")
+		n := min(len(parts), len(want))
+		ok, err := path.Match(strings.Join(want[:n], "/"), strings.Join(parts[:n], "/"))
+		if !ok || err != nil {
+			continue
+		}
+		if len(want) <= len(parts) {
+			return true, true
+		}
+		below = true
+	}
+	return false, below
+}

@@ -1,0 +1,217 @@
+package session
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+)
+
+// Kept is what is kept of a repository's last session, for its next one.
+type Kept struct {
+	RepoKey string    `json:"repo_key"`
+	Repo    string    `json:"repo"`
+	Session string    `json:"session"` // the last one
+	SavedAt time.Time `json:"saved_at"`
+	Size    int64     `json:"size"` // bytes
+}
+
+// A repository's file is a line of JSON, which is Kept without its size, and then
+// an archive of package home as a guest wrote it, which the host never reads. They
+// are one file, so that one rename replaces both: nothing that was half written is
+// ever used, and no archive gets to another repository than its line names.
+const (
+	keptSuffix = ".kept"
+	keptLine   = 8 << 10 // bytes of the line
+)
+
+func (m *Manager) keptFile(repoKey string) string {
+	sum := sha256.Sum256([]byte(repoKey))
+	return filepath.Join(m.Config.Paths.Kept(), hex.EncodeToString(sum[:16])+keptSuffix)
+}
+
+// saveKept replaces what is kept of k.RepoKey by what from writes, if that is
+// whole and has at most so many bytes; an empty archive leaves nothing. redact's
+// secrets are written over, without a change of length. It is called by the keeper
+// of the repository's one session only.
+func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) (err error) {
+	line, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	file := m.keptFile(k.RepoKey)
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return fail.New(fail.Host, "make the directory of what is kept: %w", err)
+	}
+	part := file + ".new" // always the same: what a crash left is replaced
+	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fail.New(fail.Host, "write what is kept: %w", err)
+	}
+	defer os.Remove(part)
+	defer f.Close()
+	if _, err := f.Write(append(line, '\n')); err != nil {
+		return fail.New(fail.Host, "write what is kept: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	sink := &sink{w: f, left: most, fail: cancel}
+	mask := redact.Mask(sink)
+	if err := from(ctx, mask); err != nil {
+		return cmp.Or(sink.err, err)
+	}
+	if err := errors.Join(mask.Close(), sink.err, f.Sync(), f.Close()); err != nil {
+		return fail.New(fail.Host, "write what is kept: %w", err)
+	}
+	if !home.IsArchive(sink.start) {
+		return errors.New("what the guest sent is not an archive; does a file of its shell print something?")
+	}
+	if most-sink.left <= home.EmptySize {
+		err = os.Remove(file) // nothing is kept
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	} else {
+		err = os.Rename(part, file)
+	}
+	if err != nil {
+		return fail.New(fail.Host, "write what is kept: %w", err)
+	}
+	return nil
+}
+
+// sink takes what a guest sends, up to a limit. After an error it swallows the
+// rest, so that nobody waits for a guest that waits for us, and calls fail.
+type sink struct {
+	w     io.Writer
+	left  int64
+	fail  context.CancelCauseFunc
+	start []byte // the first bytes
+	err   error
+}
+
+func (s *sink) Write(p []byte) (int, error) {
+	if s.err != nil {
+		return len(p), nil
+	}
+	s.start = append(s.start, p[:min(len(p), 16-min(len(s.start), 16))]...)
+	if s.left -= int64(len(p)); s.left < 0 {
+		s.err = errors.New("the guest sent more than limits.kept")
+	} else if _, err := s.w.Write(p); err != nil {
+		s.err = fail.New(fail.Host, "write what is kept: %w", err)
+	}
+	if s.err != nil {
+		s.fail(s.err)
+	}
+	return len(p), nil
+}
+
+// openKept returns what is kept of a repository, nil when there is nothing.
+func (m *Manager) openKept(repoKey string) (*os.File, io.Reader, error) {
+	f, err := os.Open(m.keptFile(repoKey))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fail.New(fail.Host, "read what is kept: %w", err)
+	}
+	k, archive, err := readKept(f)
+	if err == nil && k.RepoKey != repoKey {
+		err = fmt.Errorf("%s is of another repository", f.Name())
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, archive, nil
+}
+
+func readKept(f *os.File) (Kept, io.Reader, error) {
+	r := bufio.NewReaderSize(f, keptLine)
+	line, err := r.ReadSlice('\n')
+	var k Kept
+	if err == nil {
+		err = json.Unmarshal(line, &k)
+	}
+	info, serr := f.Stat()
+	if err := errors.Join(err, serr); err != nil {
+		return Kept{}, nil, fmt.Errorf("%s is damaged: %w", f.Name(), err)
+	}
+	k.Size = info.Size() - int64(len(line))
+	return k, r, nil
+}
+
+// Kept returns what is kept, by repository.
+func (m *Manager) Kept() ([]Kept, error) {
+	files, err := filepath.Glob(filepath.Join(m.Config.Paths.Kept(), "*"+keptSuffix))
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Kept, 0, len(files))
+	for _, name := range files {
+		f, err := os.Open(name)
+		if errors.Is(err, fs.ErrNotExist) { // dropped meanwhile
+			continue
+		}
+		if err != nil {
+			return nil, fail.New(fail.Host, "read what is kept: %w", err)
+		}
+		k, _, err := readKept(f)
+		f.Close()
+		if err != nil {
+			return nil, fail.New(fail.Host, "%w", err).WithHint("rm %s", name)
+		}
+		all = append(all, k)
+	}
+	slices.SortFunc(all, func(a, b Kept) int { return cmp.Compare(a.RepoKey, b.RepoKey) })
+	return all, nil
+}
+
+// DropKept removes what is kept of a repository, which is named by its key or its
+// short name, and returns its key. A session that lives saves anew when it stops.
+func (m *Manager) DropKept(what string) (key string, err error) {
+	all, err := m.Kept()
+	if err != nil {
+		return "", err
+	}
+	for _, match := range []func(Kept) bool{
+		func(k Kept) bool { return k.RepoKey == what },
+		func(k Kept) bool { return strings.EqualFold(filepath.Base(k.Repo), what) },
+	} {
+		var found []Kept
+		for _, k := range all {
+			if match(k) {
+				found = append(found, k)
+			}
+		}
+		switch {
+		case len(found) == 1:
+			err := os.Remove(m.keptFile(found[0].RepoKey))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return "", fail.New(fail.Host, "remove what is kept: %w", err)
+			}
+			return found[0].RepoKey, nil
+		case len(found) > 1:
+			return "", fail.New(fail.Usage, "%q could be any of %d repositories", what, len(found)).WithHint("agent-sessionizer kept")
+		}
+	}
+	return "", fail.New(fail.NotFound, "nothing is kept of %q", what).WithHint("agent-sessionizer kept")
+}

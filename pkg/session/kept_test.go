@@ -1,0 +1,254 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+)
+
+// archive is what a guest sends of a home directory with one transcript.
+func archive(t *testing.T, transcript string) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "transcript"), []byte(transcript), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	var b bytes.Buffer
+	if _, err := home.Keep(&b, root, home.KeepOptions{Patterns: home.Patterns{"transcript"}, Bounds: home.KeepBounds(1 << 20)}); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// sends is a guest that sends b in small pieces, as a connection has them.
+func sends(b []byte) func(context.Context, io.Writer) error {
+	return func(_ context.Context, w io.Writer) error {
+		_, err := io.Copy(w, iotest.OneByteReader(bytes.NewReader(b)))
+		return err
+	}
+}
+
+// kept is the archive of a repository, "" when nothing is kept.
+func kept(t *testing.T, m *Manager, key string) string {
+	t.Helper()
+	f, r, err := m.openKept(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f == nil {
+		return ""
+	}
+	defer f.Close()
+	b, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestKept(t *testing.T) {
+	m := newManager(t)
+	a, b := Kept{RepoKey: "github.com/o/a", Repo: "o/a", Session: "agent-o-a-1", SavedAt: time.Unix(1, 0).UTC()}, Kept{RepoKey: "local:/o/a", Repo: "a"}
+	if all, err := m.Kept(); err != nil || all == nil || len(all) != 0 {
+		t.Error(all, err)
+	}
+	if got := kept(t, m, a.RepoKey); got != "" {
+		t.Errorf("%q", got)
+	}
+	for _, k := range []Kept{b, a, a} {
+		text := archive(t, "of "+k.RepoKey)
+		if err := m.saveKept(t.Context(), k, 2000, nil, sends(text)); err != nil {
+			t.Fatal(err)
+		}
+		if got := kept(t, m, k.RepoKey); got != string(text) {
+			t.Errorf("%q, want %q", got, text)
+		}
+	}
+	all, err := m.Kept()
+	if err != nil || len(all) != 2 || all[1].RepoKey != b.RepoKey {
+		t.Fatal(all, err)
+	}
+	a.Size = int64(len(archive(t, "of "+a.RepoKey)))
+	if all[0] != a {
+		t.Errorf("%+v, want %+v", all[0], a)
+	}
+	for _, dir := range []string{m.Config.Paths.Kept(), m.keptFile(a.RepoKey)} {
+		if st, err := os.Stat(dir); err != nil || st.Mode().Perm()&0o077 != 0 {
+			t.Errorf("others can read %s: %v %v", dir, st, err)
+		}
+	}
+	// "a" is what both are called for short; o/a is nobody's key.
+	for what, code := range map[string]fail.Code{"a": fail.Usage, "o/a": fail.NotFound, "nobody/nothing": fail.NotFound} {
+		if _, err := m.DropKept(what); fail.CodeOf(err) != code {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if key, err := m.DropKept(b.RepoKey); err != nil || key != b.RepoKey {
+		t.Error(key, err)
+	}
+	if key, err := m.DropKept("A"); err != nil || key != a.RepoKey {
+		t.Error(key, err)
+	}
+	if left, err := os.ReadDir(m.Config.Paths.Kept()); err != nil || len(left) > 0 {
+		t.Error(left, err)
+	}
+}
+
+// What is kept of one repository is no other's, whatever file it is in.
+func TestKeptOfAnotherRepository(t *testing.T) {
+	m := newManager(t)
+	if err := m.saveKept(t.Context(), Kept{RepoKey: "github.com/o/a"}, 2000, nil, sends(archive(t, "of a"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(m.keptFile("github.com/o/a"), m.keptFile("github.com/o/b")); err != nil {
+		t.Fatal(err)
+	}
+	if f, _, err := m.openKept("github.com/o/b"); err == nil || f != nil {
+		t.Error("it got the other one's")
+	}
+}
+
+// However saving ends but well, what was saved before stays, and nothing else.
+func TestSaveKeptIsWholeOrNothing(t *testing.T) {
+	m := newManager(t)
+	k := Kept{RepoKey: "github.com/o/a"}
+	old := archive(t, "the old one")
+	if err := m.saveKept(t.Context(), k, 2000, nil, sends(old)); err != nil {
+		t.Fatal(err)
+	}
+	// What a keeper that was killed left.
+	if err := os.WriteFile(m.keptFile(k.RepoKey)+".new", []byte("half"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	large := archive(t, strings.Repeat("x", 2001))
+	for what, from := range map[string]func(context.Context, io.Writer) error{
+		"the guest fails": func(ctx context.Context, w io.Writer) error {
+			return errors.Join(sends(archive(t, "new")[:50])(ctx, w), errBoom)
+		},
+		"nothing comes":       sends(nil),
+		"a shell that prints": sends(append([]byte("welcome\n"), archive(t, "new")...)),
+		"too much":            sends(large),
+		// Swallowed, so that the guest does not wait, and called off.
+		"without end": func(ctx context.Context, w io.Writer) error {
+			for ctx.Err() == nil {
+				if _, err := w.Write(large); err != nil {
+					return err
+				}
+			}
+			return context.Cause(ctx)
+		},
+	} {
+		err := m.saveKept(t.Context(), k, 2000, nil, from)
+		if err == nil {
+			t.Errorf("%s: saved", what)
+		}
+		if (what == "too much" || what == "without end") && !strings.Contains(err.Error(), "limits.kept") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got := kept(t, m, k.RepoKey); got != string(old) {
+			t.Errorf("%s: %q is kept", what, got)
+		}
+		if left, err := os.ReadDir(m.Config.Paths.Kept()); err != nil || len(left) != 1 {
+			t.Errorf("%s: %v %v", what, left, err)
+		}
+	}
+	// While it is being written, the old one is what there is.
+	err := m.saveKept(t.Context(), k, 2000, nil, func(ctx context.Context, w io.Writer) error {
+		if err := sends(archive(t, "new"))(ctx, w); err != nil {
+			return err
+		}
+		if got := kept(t, m, k.RepoKey); got != string(old) {
+			t.Errorf("in the middle: %q", got)
+		}
+		return nil
+	})
+	if err != nil || kept(t, m, k.RepoKey) != string(archive(t, "new")) {
+		t.Error(err)
+	}
+}
+
+// A session with nothing to keep leaves nothing.
+func TestNothingIsKept(t *testing.T) {
+	m := newManager(t)
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	var empty bytes.Buffer
+	if _, err := home.Keep(&empty, root, home.KeepOptions{Bounds: home.KeepBounds(1000)}); err != nil {
+		t.Fatal(err)
+	}
+	k := Kept{RepoKey: "github.com/o/a"}
+	for _, sent := range [][]byte{empty.Bytes(), archive(t, "something"), empty.Bytes()} {
+		if err := m.saveKept(t.Context(), k, 2000, nil, sends(sent)); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := m.Kept(); err != nil || (len(all) == 1) != (len(sent) > empty.Len()) {
+			t.Errorf("after %d bytes: %v %v", len(sent), all, err)
+		}
+	}
+}
+
+func TestKeptHasNoSecrets(t *testing.T) {
+	m := newManager(t)
+	k := Kept{RepoKey: "github.com/o/a"}
+	const token = "tok-0123456789-\"quoted\""
+	sent := archive(t, "the token is "+token+", in JSON tok-0123456789-\\\"quoted\\\", and in hex 746f6b2d303132333435363738392d2271756f74656422")
+	if err := m.saveKept(t.Context(), k, 2000, secret.NewRedactor(secret.NewValue(token)), sends(sent)); err != nil {
+		t.Fatal(err)
+	}
+	got := kept(t, m, k.RepoKey)
+	if len(got) != len(sent) || strings.Contains(got, "0123456789") || strings.Contains(got, "746f6b2d30") {
+		t.Errorf("%q", got)
+	}
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	o := home.RestoreOptions{First: true, Patterns: home.Patterns{"transcript"}, Bounds: home.KeepBounds(1 << 20)}
+	if _, err := home.Restore(root, strings.NewReader(got), o); err != nil {
+		t.Fatal(err)
+	}
+	text, err := root.ReadFile("transcript")
+	want := "the token is " + strings.Repeat("*", len(token)) + ", in JSON "
+	if err != nil || !strings.HasPrefix(string(text), want) {
+		t.Errorf("%q %v", text, err)
+	}
+}
+
+// A damaged file is told, not used, and no obstacle to the others' start.
+func TestDamagedKept(t *testing.T) {
+	m := newManager(t)
+	if err := os.MkdirAll(m.Config.Paths.Kept(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"", "{}", "no JSON\n", strings.Repeat("x", 3*keptLine) + "\n"} {
+		if err := os.WriteFile(m.keptFile("github.com/o/a"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if f, _, err := m.openKept("github.com/o/a"); err == nil || f != nil {
+			t.Errorf("%.20q is fine", text)
+		}
+		if _, err := m.Kept(); !strings.HasPrefix(fail.HintOf(err), "rm ") {
+			t.Errorf("%.20q: %v", text, err)
+		}
+	}
+}
