@@ -15,15 +15,19 @@ const (
 	AgentGone    AgentState = "gone" // its program ended
 )
 
+var byUrgency = []AgentState{AgentBlocked, AgentError, AgentDone, AgentWorking, AgentIdle, AgentGone}
+
 // Urgency orders states: 0 is the most urgent, an unknown state the least.
 func (s AgentState) Urgency() int {
-	for i, known := range []AgentState{AgentBlocked, AgentError, AgentDone, AgentWorking, AgentIdle, AgentGone} {
+	for i, known := range byUrgency {
 		if s == known {
 			return i
 		}
 	}
-	return int(^uint(0) >> 1)
+	return len(byUrgency)
 }
+
+func (s AgentState) known() bool { return s.Urgency() < len(byUrgency) }
 
 // Agent is one coding agent that runs, or ran, in a guest.
 type Agent struct {

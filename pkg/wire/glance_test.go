@@ -1,0 +1,199 @@
+package wire_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// glances reads everything there is, up to the error.
+func glances(r io.Reader) (all []wire.Glance, err error) {
+	for g, err := range wire.Glances(r) {
+		if err != nil {
+			return all, err
+		}
+		all = append(all, g)
+	}
+	return all, nil
+}
+
+func TestGlancesRoundTrip(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+	sent := []wire.Glance{
+		{Version: wire.Version},
+		{
+			Version: wire.Version,
+			Agents: []wire.Agent{
+				{Name: "claude", PID: 7, State: wire.AgentBlocked, On: "permission: Bash: rm -rf <x> & 'y'", Since: at},
+				{Name: "codex", PID: 8, State: wire.AgentGone, Since: at},
+			},
+			Window:  "claude",
+			Screen:  []string{"", "  ❯ indented, 日本語, é", "last"},
+			Changes: &wire.Changes{Branch: "main", Commits: 1, Files: 2, Insertions: 3, Deletions: 4},
+			Machine: &wire.Machine{Load: 0.5, MemUsed: 1, MemTotal: 2, DiskUsed: 3, DiskTotal: 4},
+		},
+	}
+	var stream bytes.Buffer
+	for _, g := range sent {
+		if err := g.Encode(&stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if lines := strings.Count(stream.String(), "\n"); lines != len(sent) {
+		t.Errorf("%d lines for %d glances", lines, len(sent))
+	}
+	got, err := glances(&stream)
+	if err != nil || !reflect.DeepEqual(got, sent) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+// Whatever the sender has on its screen fits a line.
+func TestAGlanceFits(t *testing.T) {
+	g := wire.Glance{Machine: &wire.Machine{Load: 1}}
+	for range 100 {
+		g.Agents = append(g.Agents, wire.Agent{Name: strings.Repeat("𝔘", 500), On: strings.Repeat("𝔘", 5000), State: wire.AgentIdle})
+		g.Screen = append(g.Screen, strings.Repeat("𝔘", 5000))
+	}
+	g.Agents = append(g.Agents, wire.Agent{Name: "one", State: wire.AgentBlocked})
+	var line bytes.Buffer
+	if err := g.Encode(&line); err != nil || line.Len() > wire.MaxGlance {
+		t.Fatal(line.Len(), err)
+	}
+	got, err := glances(&line)
+	if err != nil || len(got) != 1 || len(got[0].Agents) != wire.MaxAgents || got[0].Agents[0].Name != "one" {
+		t.Fatalf("%d glances, %v", len(got), err)
+	}
+	if n := len(got[0].Screen); n == 0 || n > wire.MaxScreen || utf8.RuneCountInString(got[0].Screen[0]) != wire.MaxScreenWidth {
+		t.Errorf("%d lines of the screen are left", n)
+	}
+}
+
+func TestGlancesAreTextForPeople(t *testing.T) {
+	line := `{"version":1,"agents":[
+		{"name":"a\u001b[2J","pid":-4,"state":"idle","on":"x\ny\u202e","since":"9999-12-31T23:59:59-10:00"},
+		{"name":"` + strings.Repeat("n", 500) + `","state":"blocked","since":"0000-01-01T00:00:00Z"}],
+		"window":"w\u0007","screen":["\u001b]52;c;aGk=\u0007","` + strings.Repeat("w", 900) + `  ","tail   "],
+		"changes":{"branch":"b\u009b","commits":-1,"files":-2,"insertions":-3,"deletions":-4},
+		"machine":{"load":1e300,"mem_used":50,"mem_total":40,"disk_used":-1,"disk_total":-9}}`
+	got, err := glances(strings.NewReader(strings.ReplaceAll(line, "\n", " ") + "\n"))
+	if err != nil || len(got) != 1 {
+		t.Fatal(got, err)
+	}
+	want := wire.Glance{
+		Version: 1,
+		Agents: []wire.Agent{
+			{Name: strings.Repeat("n", 80), State: wire.AgentBlocked},
+			{Name: "a\ufffd[2J", State: wire.AgentIdle, On: "x\ufffdy\ufffd"},
+		},
+		Window: "w\ufffd", Screen: []string{"\ufffd]52;c;aGk=\ufffd", strings.Repeat("w", 200), "tail"},
+		Changes: &wire.Changes{Branch: "b\ufffd"},
+		Machine: &wire.Machine{Load: 9999, MemUsed: 40, MemTotal: 40},
+	}
+	if !reflect.DeepEqual(got[0], want) {
+		t.Errorf("got  %+v %+v %+v\nwant %+v", got[0], got[0].Changes, got[0].Machine, want)
+	}
+}
+
+func TestGlancesRefused(t *testing.T) {
+	good := `{"version":1}` + "\n"
+	for name, bad := range map[string]string{
+		"another version": `{"version":2}`,
+		"none":            `{}`,
+		"null":            `null`,
+		"two values":      good[:13] + good[:13],
+		"unknown field":   `{"version":1,"run":"rm"}`,
+		"unknown state":   `{"version":1,"agents":[{"name":"a","state":"\u001b[31mhappy","since":"2026-01-01T00:00:00Z"}]}`,
+		"no state":        `{"version":1,"agents":[{"name":"a","since":"2026-01-01T00:00:00Z"}]}`,
+		"a number's text": `{"version":1,"machine":{"load":"NaN"}}`,
+		"huge number":     `{"version":1,"changes":{"commits":99999999999999999999}}`,
+		"an empty line":   ``,
+		"not JSON":        "\x1b]0;evil\x07",
+		"endless":         strings.Repeat("x", wire.MaxGlance+1),
+	} {
+		got, err := glances(strings.NewReader(good + bad + "\n" + good))
+		if err == nil || len(got) != 1 {
+			t.Errorf("%s: %d glances, %v", name, len(got), err)
+			continue
+		}
+		if strings.ContainsAny(err.Error(), "\x1b\x07") {
+			t.Errorf("%s: the error is %q", name, err)
+		}
+	}
+	broken := errors.New("broken")
+	if _, err := glances(io.MultiReader(strings.NewReader(good), brokenReader{broken})); !errors.Is(err, broken) {
+		t.Errorf("a reader that fails: %v", err)
+	}
+}
+
+type brokenReader struct{ err error }
+
+func (b brokenReader) Read([]byte) (int, error) { return 0, b.err }
+
+// Who does not want more gets no more.
+func TestGlancesStop(t *testing.T) {
+	n := 0
+	for range wire.Glances(strings.NewReader(strings.Repeat(`{"version":1}`+"\n", 5))) {
+		if n++; n == 2 {
+			break
+		}
+	}
+	if n != 2 {
+		t.Error(n)
+	}
+}
+
+func FuzzGlances(f *testing.F) {
+	f.Add(`{"version":1}`)
+	f.Add(`{"version":1,"agents":[{"name":"claude","pid":3,"state":"blocked","on":"permission: Bash: ls","since":"2026-01-02T03:04:05Z"},{"name":"b","state":"gone","since":"9999-12-31T23:59:59-10:00"}],"window":"claude","screen":["a\u001b[2J","` + "\x7f\u202e" + `"]}`)
+	f.Add(`{"version":1,"changes":{"branch":"main","commits":-1,"files":2,"insertions":3,"deletions":4},"machine":{"load":-0.1,"mem_used":5,"mem_total":4,"disk_used":3,"disk_total":9}}` + "\n{\"version\":1}")
+	f.Fuzz(func(t *testing.T, stream string) {
+		got, _ := glances(strings.NewReader(stream))
+		for _, g := range got {
+			texts := append([]string{g.Window}, g.Screen...)
+			for i, a := range g.Agents {
+				texts = append(texts, a.Name, a.On)
+				if a.PID < 0 || i > 0 && a.State.Urgency() < g.Agents[i-1].State.Urgency() {
+					t.Fatalf("agents %+v", g.Agents)
+				}
+			}
+			if c := g.Changes; c != nil {
+				texts = append(texts, c.Branch)
+				if min(c.Commits, c.Files, c.Insertions, c.Deletions) < 0 {
+					t.Fatalf("changes %+v", c)
+				}
+			}
+			if m := g.Machine; m != nil && (m.Load < 0 || min(m.MemUsed, m.DiskUsed) < 0 || m.MemUsed > m.MemTotal || m.DiskUsed > m.DiskTotal) {
+				t.Fatalf("machine %+v", m)
+			}
+			for _, text := range texts {
+				if !utf8.ValidString(text) || utf8.RuneCountInString(text) > wire.MaxScreenWidth || strings.ContainsAny(text, "\x1b\n\r\x00\u202e\u009b") {
+					t.Fatalf("text %q", text)
+				}
+			}
+			if len(g.Agents) > wire.MaxAgents || len(g.Screen) > wire.MaxScreen {
+				t.Fatalf("%d agents, %d lines", len(g.Agents), len(g.Screen))
+			}
+			// It can be written again, as a keeper does, and is then the same.
+			var once, twice bytes.Buffer
+			if err := g.Encode(&once); err != nil {
+				t.Fatal(err)
+			}
+			again, err := glances(bytes.NewReader(once.Bytes()))
+			if err != nil || len(again) != 1 {
+				t.Fatal(fmt.Errorf("%d, %w, from %q", len(again), err, once.String()))
+			}
+			if err := again[0].Encode(&twice); err != nil || once.String() != twice.String() {
+				t.Fatalf("%q became %q, %v", once.String(), twice.String(), err)
+			}
+		}
+	})
+}
