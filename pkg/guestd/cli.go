@@ -24,6 +24,9 @@ const usage = `usage: agent-guest COMMAND
   log [--since SEQ] [--limit N] [--follow]   print the query log
   secrets [--wipe]                       replace the secrets (stdin), or remove them
   credential get|store|erase             git's credential helper
+  hook AGENT [JSON]                      note what an agent's hook reports (stdin)
+  bell WINDOW                            note that a window of tmux rang
+  watch [--dir DIR --base COMMIT]        print what is to be seen at each change, until stdin ends
   home bring|save|restore                dotfiles (stdin), what is kept (stdout), the same again (stdin)
   daemon                                 what the service runs
   door                                   close the network
@@ -42,7 +45,16 @@ func Main(version string, args []string, in io.Reader, out, errs io.Writer) int 
 	if isInitrd() {
 		return int(fail.CodeOf(Initrd()))
 	}
-	err := FromEnv().run(ctx, version, args, in, out)
+	g := FromEnv()
+	if len(args) > 0 && args[0] == "hook" {
+		g.Hook(args[1:], in)
+		return 0
+	}
+	if len(args) == 2 && args[0] == "bell" {
+		g.Bell(args[1])
+		return 0
+	}
+	err := g.run(ctx, version, args, in, out)
 	if err == nil {
 		return 0
 	}
@@ -65,6 +77,7 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 	flags.SetOutput(io.Discard)
 	var l logOptions
 	var wipe bool
+	var watched watchOptions
 	switch name {
 	case "log":
 		flags.Int64Var(&l.since, "since", -1, "")
@@ -72,6 +85,9 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 		flags.BoolVar(&l.follow, "follow", false, "")
 	case "secrets":
 		flags.BoolVar(&wipe, "wipe", false, "")
+	case "watch":
+		flags.StringVar(&watched.dir, "dir", "", "")
+		flags.StringVar(&watched.base, "base", "", "")
 	}
 	if err := flags.Parse(rest); err != nil {
 		return fail.New(fail.Usage, "%s: %w\n%s", name, err, usage)
@@ -100,6 +116,9 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 		return g.SetHostname(flags.Arg(0))
 	case "credential":
 		return g.Credential(flags.Arg(0), in, out)
+	case "watch":
+		frugal()
+		return g.Watch(ctx, watched, in, out)
 	case "daemon":
 		reload := make(chan os.Signal, 1)
 		signal.Notify(reload, syscall.SIGHUP)

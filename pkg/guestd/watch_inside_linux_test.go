@@ -1,0 +1,235 @@
+package guestd
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// A guest in which nothing happens says nothing, but for a sign of life.
+func TestWatchIsSilent(t *testing.T) {
+	g := Guest{Root: t.TempDir(), Fake: true}
+	var out bytes.Buffer
+	w := newWatcher(g, watchOptions{}, &out)
+	now := time.Now()
+	w.look(now)
+	lines := func(at time.Time) int {
+		t.Helper()
+		if err := w.say(at); err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Count(out.Bytes(), []byte("\n"))
+	}
+	if n := lines(now); n != 1 {
+		t.Fatalf("%d lines at first", n)
+	}
+	if n := lines(now.Add(sayEvery - 1)); n != 1 {
+		t.Errorf("%d lines though nothing changed", n)
+	}
+	if n := lines(now.Add(sayEvery)); n != 2 {
+		t.Errorf("%d lines after a minute", n)
+	}
+	w.view.screen = []string{"new"}
+	if n := lines(now.Add(sayEvery + 1)); n != 3 {
+		t.Errorf("%d lines after a change", n)
+	}
+	for seen, err := range wire.Glances(&out) {
+		if err != nil || seen.Machine == nil {
+			t.Errorf("%+v, %v", seen, err)
+		}
+	}
+}
+
+func TestMachine(t *testing.T) {
+	first := measure(nil)
+	if first.MemTotal <= first.MemUsed || first.MemUsed <= 0 || first.DiskTotal < first.DiskUsed || first.DiskUsed <= 0 || first.Load < 0 {
+		t.Errorf("%+v", first)
+	}
+	for name, c := range map[string]struct {
+		change func(*wire.Machine)
+		alike  bool
+	}{
+		"nothing":       {func(*wire.Machine) {}, true},
+		"a little":      {func(m *wire.Machine) { m.Load += 0.2; m.MemUsed -= 20 << 20; m.DiskUsed += 10 << 20 }, true},
+		"load":          {func(m *wire.Machine) { m.Load += 0.3 }, false},
+		"less memory":   {func(m *wire.Machine) { m.MemUsed -= 32 << 20 }, false},
+		"more disk":     {func(m *wire.Machine) { m.DiskUsed += 16 << 20 }, false},
+		"a larger disk": {func(m *wire.Machine) { m.DiskTotal++ }, false},
+	} {
+		now := *first
+		c.change(&now)
+		if alike(*first, now) != c.alike || alike(now, *first) != c.alike {
+			t.Error(name)
+		}
+	}
+}
+
+func TestGoneAgentsAreForgotten(t *testing.T) {
+	g := Guest{Root: t.TempDir(), Fake: true}
+	if err := os.MkdirAll(g.path(attentionDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	me, _ := processAt(os.Getpid())
+	for _, n := range []news{
+		{Agent: "claude", PID: me.pid, Start: me.start, State: wire.AgentDone, Since: now.UTC(), At: now.UTC()},
+		{Agent: "codex", PID: me.pid, Start: "1", State: wire.AgentWorking, Since: now.UTC(), At: now.UTC()}, // its pid is another's now
+		{Agent: "third", PID: 1 << 30, Start: "1", State: wire.AgentBlocked, On: "x", Since: now.UTC(), At: now.UTC()},
+	} {
+		if err := g.writeNews(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{
+		"broken-1.json": `{"agent":`, "other-2.json": `{"agent":"claude","pid":2,"state":"idle"}`,
+		"odd-3.json": `{"agent":"odd","pid":3,"state":"happy"}`, "bell-x": "", "notes": "",
+	} {
+		if err := os.WriteFile(filepath.Join(g.path(attentionDir), name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := newWatcher(g, watchOptions{}, &bytes.Buffer{})
+	states := func() string {
+		var all []string
+		for _, e := range w.list() {
+			all = append(all, fmt.Sprint(e.Name, " ", e.State, e.On))
+		}
+		slices.Sort(all)
+		return strings.Join(all, ", ")
+	}
+	w.look(now)
+	if got := states(); got != "claude done, codex gone, third gone" {
+		t.Errorf("got %s", got)
+	}
+	w.look(now.Add(keepGone))
+	if got := states(); got != "claude done, codex gone, third gone" {
+		t.Errorf("after a while %s", got)
+	}
+	w.look(now.Add(keepGone + 2*time.Second))
+	w.look(now.Add(keepGone + 3*time.Second))
+	if got := states(); got != "claude done" {
+		t.Errorf("later %s", got)
+	}
+	if left, _ := filepath.Glob(filepath.Join(g.path(attentionDir), "codex*")); len(left) > 0 {
+		t.Error(left)
+	}
+}
+
+func TestWorkDue(t *testing.T) {
+	began := time.Now()
+	for _, c := range []struct {
+		name  string
+		work  work
+		since time.Duration
+		due   bool
+	}{
+		{"at first", work{}, 1000 * time.Hour, true},
+		{"nothing happened", work{}, time.Minute, false},
+		{"nothing for long", work{}, workQuiet, true},
+		{"it runs", work{running: true, turned: true}, time.Hour, false},
+		{"a turn ended", work{turned: true}, turnEvery, true},
+		{"a turn ended just after a look", work{turned: true}, turnEvery - 1, false},
+		{"a turn ended, and a look takes long", work{turned: true, took: 4 * time.Second}, 10 * time.Second, false},
+		{"something happened", work{stirred: true}, roundEvery, true},
+		{"something happened just after a look", work{stirred: true}, roundEvery - 1, false},
+		{"something happened, and a look takes long", work{stirred: true, took: 2 * time.Second}, 30 * time.Second, false},
+	} {
+		c.work.began = began
+		w := &watcher{options: watchOptions{dir: t.TempDir()}, work: c.work}
+		if w.workDue(began.Add(c.since)) != c.due {
+			t.Error(c.name)
+		}
+	}
+	if (&watcher{}).workDue(began) {
+		t.Error("there is no checkout")
+	}
+}
+
+func TestPanes(t *testing.T) {
+	panes := panesOf("@1 %1 /dev/pts/1 11 100 0 1 vim\n@2 %2 /dev/pts/2 22 200 1 0 my\x1b agent \ngarbage\n@x %3 /dev/pts/3 33 1 1 1 x\n@4 %4 /dev/pts/4 pid 1 1 1 x\n")
+	want := []pane{
+		{window: "@1", id: "%1", tty: "/dev/pts/1", pid: 11, activity: 100, active: true, name: "vim"},
+		{window: "@2", id: "%2", tty: "/dev/pts/2", pid: 22, activity: 200, rang: true, name: "my\ufffd agent "},
+	}
+	if !slices.Equal(panes, want) {
+		t.Errorf("%+v", panes)
+	}
+}
+
+func TestScreenLines(t *testing.T) {
+	if got := lines("a  \n\n b\u00a0c \n\n  \n"); !slices.Equal(got, []string{"a", "", " b c"}) {
+		t.Errorf("%q", got)
+	}
+	got := lines(strings.Repeat("x\n", 10) + strings.Repeat(strings.Repeat("é", 300)+"\n", wire.MaxScreen-1) + "last\n\n")
+	if len(got) != wire.MaxScreen || got[len(got)-1] != "last" || got[0] != strings.Repeat("é", wire.MaxScreenWidth) {
+		t.Errorf("%d lines, %q", len(got), got[0])
+	}
+	if got := lines("\n\n"); len(got) != 0 {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestEntries(t *testing.T) {
+	if _, err := (&entries{use: func(string) {}}).Write(make([]byte, 200000)); err != nil {
+		t.Error(err)
+	}
+	if _, err := (&entries{use: func(string) {}}).Write(bytes.Repeat([]byte("x"), 200000)); err == nil {
+		t.Error("an endless entry")
+	}
+	var seen []string
+	out := &entries{use: func(s string) { seen = append(seen, s) }}
+	if err := runAside(t.Context(), out, "printf", `a\0\nb\0c`); err != nil {
+		t.Fatal(err)
+	}
+	out.end()
+	if !slices.Equal(seen, []string{"a", "\nb", "c"}) {
+		t.Errorf("%q", seen)
+	}
+}
+
+// A command that is ended takes along what it started.
+func TestRunAsideLeavesNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	child := 0
+	out := &entries{use: func(s string) {
+		child, _ = strconv.Atoi(s)
+		cancel()
+	}}
+	if err := runAside(ctx, out, "sh", "-c", `sleep 1000 & printf '%d\0' $!; wait`); err == nil {
+		t.Error("it ended well")
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // another's child tells nobody here
+		p, ok := processAt(child)
+		if !ok || p.ended {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v is left", p)
+		}
+	}
+	if child == 0 {
+		t.Error("there was no child")
+	}
+}
+
+func TestProcessAt(t *testing.T) {
+	p, ok := processAt(os.Getpid())
+	if !ok || p.parent != os.Getppid() || p.start == "" || p.ended {
+		t.Errorf("%+v, %t", p, ok)
+	}
+	if line := lineage(os.Getpid()); len(line) < 2 || line[0] != p || line[1].pid != os.Getppid() {
+		t.Errorf("%+v", line)
+	}
+	if _, ok := processAt(1 << 30); ok {
+		t.Error("a process that cannot be")
+	}
+}
