@@ -1,0 +1,93 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const aGlance = `{"version":1,"window":"claude"}` + "\n"
+
+func TestGlancesFromAGuest(t *testing.T) {
+	enough := errors.New("enough")
+	for name, c := range map[string]struct {
+		stream string
+		stop   int // after so many
+		seen   int
+		want   string
+	}{
+		"ends":             {strings.Repeat(aGlance, 2), 0, 2, errEnded.Error()},
+		"says nothing":     {"", 0, 0, errEnded.Error()},
+		"talks nonsense":   {aGlance + "\x1b]52;c;x\x07\n" + aGlance, 0, 1, "watch the guest: glance: "},
+		"has no line ends": {aGlance + strings.Repeat("a", wire.MaxGlance+1), 0, 1, "token too long"},
+		"is not wanted":    {strings.Repeat(aGlance, 5), 3, 3, enough.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := 0
+				err := glances(strings.NewReader(c.stream), func(error) {}, func(g wire.Glance) error {
+					if n++; n == c.stop {
+						return enough
+					}
+					if g.Window != "claude" {
+						t.Errorf("%+v", g)
+					}
+					return nil
+				})
+				if n != c.seen || err == nil || !strings.Contains(err.Error(), c.want) || strings.ContainsAny(err.Error(), "\x1b\x07") {
+					t.Errorf("%d glances, %v", n, err)
+				}
+			})
+		})
+	}
+}
+
+// A guest that sends without end is read at our pace.
+func TestAFloodOfGlances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, n := time.Now(), 0
+		done := errors.New("done")
+		err := glances(strings.NewReader(strings.Repeat(aGlance, 1000)), func(error) {}, func(wire.Glance) error {
+			if n++; n == 600 {
+				return done
+			}
+			return nil
+		})
+		if took := time.Since(began); !errors.Is(err, done) || took < 599*glancePace-glancePace {
+			t.Errorf("%d glances within %s, %v", n, took, err)
+		}
+	})
+}
+
+// A stream that falls silent ends; time that is spent on a glance is not silence.
+func TestASilentGuest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, w := io.Pipe()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		context.AfterFunc(ctx, func() { w.CloseWithError(context.Cause(ctx)) })
+		go func() {
+			for range 3 {
+				if _, err := io.WriteString(w, aGlance); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(glanceSilence / 2)
+			}
+		}()
+		n := 0
+		err := glances(r, cancel, func(wire.Glance) error {
+			if n++; n == 2 {
+				time.Sleep(2 * glanceSilence)
+			}
+			return nil
+		})
+		if n != 3 || !errors.Is(err, errSilent) {
+			t.Errorf("%d glances, %v", n, err)
+		}
+	})
+}
