@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
@@ -19,8 +20,10 @@ func newListCmd(a *app) *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List sessions",
-		Args:    usage(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return runList(cmd.Context(), a, o) },
+		Example: `  agent-sessionizer list
+  agent-sessionizer list --json | jq -r '.[] | select(.state == "broken").name'`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runList(cmd.Context(), a, o) },
 	}
 	cmd.Flags().BoolVar(&o.json, "json", false, "print an array of sessions")
 	return cmd
@@ -49,6 +52,9 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 	header, rows := []string{"NAME", "STATE", "FOR", "REPO", "SIZE", "NOTE"}, [][]string{}
 	for _, s := range all {
 		note := s.ErrorMessage
+		if at := s.View().Attention; at != nil && note == "" {
+			note = strings.TrimSpace(fmt.Sprintf("%s %s  %s", at.Agent, at.State, at.On))
+		}
 		if note == "" && s.Phase != s.Want {
 			note = "→ " + string(s.Want)
 		}
@@ -61,8 +67,23 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 			fmt.Sprintf("%d CPU %v %v", r.CPUs, r.Memory, r.Disk), note,
 		})
 	}
-	a.con.Table(header, rows)
+	a.con.Table(header, rows, console.Tint{Column: "STATE", Of: func(cell string) console.Tone { return toneOf(session.Phase(cell)) }})
 	return nil
+}
+
+// toneOf is how a session's state is coloured.
+func toneOf(p session.Phase) console.Tone {
+	switch p {
+	case session.Ready:
+		return console.Good
+	case session.Broken:
+		return console.Bad
+	case session.Creating, session.Starting, session.Stopping, session.Destroying:
+		return console.Notice
+	case session.Stopped, session.Gone:
+		return console.Faint
+	}
+	return console.Plain
 }
 
 // ago is how long something is, in one unit.

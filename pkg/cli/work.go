@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -24,8 +23,11 @@ func newDiffCmd(a *app) *cobra.Command {
 	var o diffOptions
 	cmd := &cobra.Command{
 		Use:   "diff SESSION",
-		Short: "What the agent changed since the clone, uncommitted and untracked files included",
-		Args:  usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		Short: "Show what the agent changed since the clone, uncommitted and untracked files included",
+		Example: `  agent-sessionizer diff repo
+  agent-sessionizer diff --stat repo
+  agent-sessionizer diff repo | git apply --stat`,
+		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runDiff(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().BoolVar(&o.Stat, "stat", false, "only counts per file")
@@ -57,7 +59,7 @@ func runDiff(ctx context.Context, a *app, o diffOptions, what string) error {
 		}
 		return a.con.JSON(changes)
 	}
-	o.Color = term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("NO_COLOR") == ""
+	o.Color = a.con.Color()
 	return repo.Diff(ctx, conn, s.Facts.Dir, *s.Facts.Base, o.DiffOptions, os.Stdout)
 }
 
@@ -81,13 +83,14 @@ func newFetchCmd(a *app) *cobra.Command {
 clone: the one the session was made from, the one you stand in, or --into. Without
 one they go to the repository's mirror only. Objects are checked, no hook runs, and
 branches, index and files of the clone are not touched.`,
-		Example: `  agent-sessionizer fetch repo && git log --oneline refs/agents/NAME/main`,
-		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		Example: `  agent-sessionizer fetch repo && git log --oneline refs/agents/NAME/main
+  agent-sessionizer fetch --into ~/src/repo repo`,
+		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runFetch(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().StringVar(&o.into, "into", "", "local clone `DIR`")
-	cmd.Flags().Var(&o.maxSize, "max-size", "the most that the guest may send, 4GiB unless told")
-	cmd.Flags().IntVar(&o.maxRefs, "max-refs", 0, "the most references that may change, 5000 unless told")
+	cmd.Flags().Var(&o.maxSize, "max-size", "the most that the guest may send, such as 1GiB; 4GiB unless told")
+	cmd.Flags().IntVar(&o.maxRefs, "max-refs", 0, "at most `N` references may change, 5000 unless told")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print what was fetched as JSON")
 	return cmd
 }
@@ -157,13 +160,16 @@ func newLogsCmd(a *app) *cobra.Command {
 	var o logsOptions
 	cmd := &cobra.Command{
 		Use:   "logs SESSION",
-		Short: "What happened to a session: phases, steps, warnings",
-		Args:  usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		Short: "Show what happened to a session: phases, steps, warnings",
+		Example: `  agent-sessionizer logs repo
+  agent-sessionizer logs -f repo
+  agent-sessionizer logs --of serial repo`,
+		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runLogs(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on as things happen")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print events as JSON, one per line")
-	cmd.Flags().StringVar(&o.file, "of", "", "another log: keeper, serial (the VM's console) or hostagent")
+	cmd.Flags().StringVar(&o.file, "of", "", "another log, `NAME`: keeper, serial (the VM's console) or hostagent")
 	return cmd
 }
 

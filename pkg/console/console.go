@@ -32,8 +32,9 @@ type Console struct {
 	color struct{ out, err bool }
 }
 
-// New decides about colours: NO_COLOR turns them off, CLICOLOR_FORCE on, else
-// each stream has them when it is a terminal that is not "dumb".
+// New decides about colours, for the whole program: NO_COLOR turns them off,
+// CLICOLOR_FORCE and FORCE_COLOR on, else each stream has them when it is a
+// terminal that is not "dumb" and CLICOLOR is not 0.
 func New(out, err io.Writer, env func(string) string) *Console {
 	c := &Console{Out: out, Err: err, env: env}
 	c.color.out = colored(out, env)
@@ -59,8 +60,10 @@ func colored(w io.Writer, env func(string) string) bool {
 	if env("NO_COLOR") != "" {
 		return false
 	}
-	if force := env("CLICOLOR_FORCE"); force != "" && force != "0" {
-		return true
+	for _, name := range []string{"CLICOLOR_FORCE", "FORCE_COLOR"} {
+		if force := env(name); force != "" && force != "0" && force != "false" {
+			return true
+		}
 	}
 	_, tty := terminal(w)
 	return tty && env("TERM") != "dumb" && env("CLICOLOR") != "0"
@@ -69,19 +72,30 @@ func colored(w io.Writer, env func(string) string) bool {
 // Live reports whether running steps are redrawn in place.
 func (c *Console) Live() bool { return c.width != nil }
 
-// The few colours there are. All come from the terminal's own sixteen.
+// Color reports whether the result may have colours, for those who have them
+// made elsewhere, such as git.
+func (c *Console) Color() bool { return c.color.out }
+
+// Tone is what a colour says. All come from the terminal's own sixteen.
+type Tone string
+
+// The few there are.
 const (
-	green  = "2"
-	red    = "1"
-	yellow = "3"
-	faint  = "8"
+	Plain  Tone = ""
+	Good   Tone = "2" // green
+	Bad    Tone = "1" // red
+	Notice Tone = "3" // yellow
+	Faint  Tone = "8" // grey
 )
 
-func paint(on bool, color, s string) string {
-	if !on || s == "" {
+// Paint colours a part of the result, where results have colours.
+func (c *Console) Paint(t Tone, s string) string { return paint(c.color.out, t, s) }
+
+func paint(on bool, t Tone, s string) string {
+	if !on || s == "" || t == Plain {
 		return s
 	}
-	return lipgloss.NewStyle().Foreground(lipgloss.Color(color)).Render(s)
+	return lipgloss.NewStyle().Foreground(lipgloss.Color(string(t))).Render(s)
 }
 
 // Say writes a line of the conversation.
@@ -91,14 +105,14 @@ func (c *Console) Say(format string, args ...any) {
 
 // Warn writes a line that should be seen.
 func (c *Console) Warn(format string, args ...any) {
-	c.line(c.Err, paint(c.color.err, yellow, "warning:")+" "+Clean(fmt.Sprintf(format, args...)))
+	c.line(c.Err, paint(c.color.err, Notice, "warning:")+" "+Clean(fmt.Sprintf(format, args...)))
 }
 
 // Fail shows an error and, where it has one, its hint.
 func (c *Console) Fail(err error) {
-	c.line(c.Err, paint(c.color.err, red, "error:")+" "+Clean(err.Error()))
+	c.line(c.Err, paint(c.color.err, Bad, "error:")+" "+Clean(err.Error()))
 	if hint := fail.HintOf(err); hint != "" {
-		c.line(c.Err, paint(c.color.err, faint, " hint:")+" "+Clean(hint))
+		c.line(c.Err, paint(c.color.err, Faint, " hint:")+" "+Clean(hint))
 	}
 }
 

@@ -164,6 +164,10 @@ func TestColours(t *testing.T) {
 		{[]string{"NO_COLOR=1", "CLICOLOR_FORCE=1"}, true, false},
 		{[]string{"CLICOLOR_FORCE=1"}, false, true},
 		{[]string{"CLICOLOR_FORCE=0"}, false, false},
+		{[]string{"CLICOLOR_FORCE=1", "TERM=dumb", "CLICOLOR=0"}, false, true},
+		{[]string{"FORCE_COLOR=1"}, false, true},
+		{[]string{"FORCE_COLOR=0"}, false, false},
+		{[]string{"NO_COLOR=1", "FORCE_COLOR=3"}, true, false},
 		{[]string{"TERM=dumb"}, true, false},
 		{[]string{"CLICOLOR=0"}, true, false},
 	} {
@@ -179,6 +183,32 @@ func TestColours(t *testing.T) {
 	con.Warn("x")
 	if got := conv.String(); !strings.Contains(got, "\x1b[") || !strings.HasSuffix(got, "\x1b[m x\n") {
 		t.Errorf("forced colour: %q", got)
+	}
+}
+
+// Each stream has its own answer: a pipe gets none while the terminal beside it does.
+func TestColoursOfAResult(t *testing.T) {
+	_, tty := openPTY(t)
+	var out bytes.Buffer
+	if c := New(&out, tty, env()); c.Color() || c.Paint(Bad, "x") != "x" || !c.color.err {
+		t.Error("a result in a pipe has colours, or the terminal has none")
+	}
+	tint := Tint{Column: "STATE", Of: func(cell string) Tone {
+		if cell == "ready" {
+			return Good
+		}
+		return Plain
+	}}
+	rows := func() [][]string { return [][]string{{"ready", "ready"}, {"b", "stopped"}} }
+	New(&out, &out, env()).Table([]string{"NAME", "STATE"}, rows(), tint)
+	if want := "NAME   STATE\nready  ready\nb      stopped\n"; out.String() != want {
+		t.Errorf("plain: %q", out.String())
+	}
+	out.Reset()
+	New(&out, &out, env("FORCE_COLOR=1")).Table([]string{"NAME", "STATE"}, rows(), tint)
+	lines := strings.Split(out.String(), "\n")
+	if lines[1] != "ready  \x1b[32mready\x1b[m" || lines[2] != "b      stopped" {
+		t.Errorf("coloured: %q", lines)
 	}
 }
 

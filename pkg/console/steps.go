@@ -139,16 +139,16 @@ func (v *StepView) find(name string) int {
 // end is the line that stays of a step.
 func (v *StepView) end(s Step) string {
 	on := v.c.color.err
-	mark := paint(on, green, "✓")
+	mark := paint(on, Good, "✓")
 	switch s.State {
 	case Failed:
-		mark = paint(on, red, "✗")
+		mark = paint(on, Bad, "✗")
 	case Skip:
-		mark = paint(on, faint, "–")
+		mark = paint(on, Faint, "–")
 	}
 	line := mark + " " + s.Name
 	if s.State != Skip {
-		line += "  " + paint(on, faint, seconds(s.Elapsed))
+		line += "  " + paint(on, Faint, seconds(s.Elapsed))
 	}
 	if s.Detail != "" && s.State != Done {
 		line += "  " + s.Detail

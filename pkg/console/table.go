@@ -4,9 +4,15 @@ import (
 	"strings"
 )
 
+// Tint colours the cells of a column by what is in them.
+type Tint struct {
+	Column string // its header
+	Of     func(cell string) Tone
+}
+
 // Table writes rows in columns as the result. Cells are cleaned; an empty cell
 // is a dash, so that every row has the same number of fields for a script.
-func (c *Console) Table(header []string, rows [][]string) {
+func (c *Console) Table(header []string, rows [][]string, tints ...Tint) {
 	widths := make([]int, len(header))
 	all := append([][]string{header}, rows...)
 	for i, row := range all {
@@ -25,14 +31,20 @@ func (c *Console) Table(header []string, rows [][]string) {
 	for i, row := range all {
 		var b strings.Builder
 		for j, cell := range row {
-			b.WriteString(cell)
+			painted := cell
+			for _, t := range tints {
+				if i > 0 && t.Column == header[j] {
+					painted = c.Paint(t.Of(cell), cell)
+				}
+			}
+			b.WriteString(painted)
 			if j < len(row)-1 {
 				b.WriteString(strings.Repeat(" ", widths[j]-cells(cell)+2))
 			}
 		}
 		line := b.String()
 		if i == 0 {
-			line = paint(c.color.out, faint, line)
+			line = c.Paint(Faint, line)
 		}
 		c.line(c.Out, line)
 	}
