@@ -230,8 +230,10 @@ func TestBadFiles(t *testing.T) {
 		{"group of groups", "network-groups/mine.txt", "a.org\n@git\n", 2, "write names"},
 		{"bad name in a group", "network-groups/mine.txt", "10.0.0.1\n", 1, "IP address"},
 		{"bad size", conf, "limits:\n  disk_reserve: a lot\n", 2, "8GiB"},
-		{"relative lima_home", conf, "lima_home: vms\n", -1, "absolute"},
-		{"no VM at all", conf, "limits: {running: -1}\n", -1, "running"},
+		{"relative lima_home", conf, "image: x\nlima_home: vms\n", 2, "absolute"},
+		{"no VM at all", conf, "limits: {running: -1}\n", 1, "running"},
+		{"pool of too many", conf, "limits:\n  running: 3\npool: 99\n", 3, "0 to 8"},
+		{"prepared in no way", conf, "prepare: hot\n", 1, "golden"},
 		{"bad size of a VM", res, "defaults:\n  memory: 8 elephants\n", 2, "elephants"},
 		{"negative size", res, "defaults:\n  memory: -8GiB\n", 2, "-8GiB"},
 		{"zero size", res, "defaults:\n  disk: 0\n", 2, "0"},
@@ -255,7 +257,7 @@ func TestBadFiles(t *testing.T) {
 			if c.line > 0 {
 				at = fmt.Sprintf("%s:%d", file, c.line)
 			}
-			if c.line >= 0 && (!strings.Contains(err.Error(), at) || fail.HintOf(err) != "edit "+file) {
+			if c.line >= 0 && (!strings.Contains(err.Error(), at) || fail.HintOf(err) != "agent-sessionizer config edit "+c.file) {
 				t.Errorf("no %s or hint in: %v (%s)", at, err, fail.HintOf(err))
 			}
 			if !strings.Contains(err.Error(), c.want) {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -44,20 +45,29 @@ func (c *Config) groupsOf(layer fs.FS, shown string) (files []string, err error)
 	if err != nil {
 		return nil, fail.New(fail.Usage, "read the settings: %w", err)
 	}
+	for file := range c.instead {
+		if name := filepath.Base(file); filepath.Dir(file) == shown && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
 	for _, name := range names {
 		file, group := filepath.Join(shown, name), strings.TrimSuffix(name, ".txt")
 		if !policy.GroupName(group) {
 			return nil, fail.New(fail.Usage, "%s: a group cannot be called so; name the file with small letters, digits and hyphens", file)
 		}
-		text, err := fs.ReadFile(layer, groupsDir+"/"+name)
+		text, changed := c.instead[file]
+		if !changed {
+			text, err = fs.ReadFile(layer, groupsDir+"/"+name)
+		}
 		if err != nil {
 			return nil, fail.New(fail.Usage, "read the settings: %w", err)
 		}
 		rules, err := policy.Parse(bytes.NewReader(text), file, nil)
 		if err != nil {
-			return nil, fail.New(fail.Usage, "%w", err).WithHint("edit %s", file)
+			return nil, c.hinted(file, err)
 		}
 		c.groups[group] = rules
+		c.listed[groupsDir+"/"+name] = Origin{Layer: c.layerOf(file), File: file}
 		files = append(files, file)
 	}
 	return files, nil
@@ -110,7 +120,7 @@ func (c *Config) checkGroups(file string, d document) error {
 	for at, n := range networks {
 		for key, entries := range map[string][]Name{"allow": n.Allow, "deny": n.Deny} {
 			if _, err := c.expand(entries, fmt.Sprintf("%s: %s.%s", file, at, key)); err != nil {
-				return fail.New(fail.Usage, "%w", err).WithHint("edit %s", file)
+				return fail.New(fail.Usage, "%w", err)
 			}
 		}
 	}

@@ -35,7 +35,7 @@ func decode(file string, text []byte, into any) error {
 	if pe, ok := errors.AsType[*positionError](err); ok {
 		at, what = fmt.Sprintf("%s:%d", file, pe.line), pe.what
 	}
-	return fail.New(fail.Usage, "%s: %s", at, what).WithHint("edit %s", file)
+	return fail.New(fail.Usage, "%s: %s", at, what)
 }
 
 func decodeNode(text []byte, into any) (err error) {

@@ -1,0 +1,322 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// Origin is where a value that is in force was said.
+type Origin struct {
+	Layer string `json:"layer"`          // default, system, user, environment or flag
+	File  string `json:"file,omitempty"` // of a shipped one: "(shipped) config/NAME"
+	Line  int    `json:"line,omitempty"`
+	Name  string `json:"name,omitempty"` // of the variable or the flag
+}
+
+// The layers, least first.
+const (
+	layerDefault     = "default"
+	layerSystem      = "system"
+	layerUser        = "user"
+	layerEnvironment = "environment"
+	layerFlag        = "flag"
+)
+
+// String is FILE:LINE, the variable, the flag, or "default" where nobody said it.
+func (o Origin) String() string {
+	switch {
+	case o.File != "" && o.Line > 0:
+		return fmt.Sprintf("%s:%d", o.File, o.Line)
+	case o.File != "":
+		return o.File
+	case o.Name != "":
+		return o.Name
+	}
+	return o.Layer
+}
+
+// Value is one setting that is in force. A list that files add to is one Value
+// for each item.
+type Value struct {
+	Key    string `json:"key"` // as in config.yaml; what resources.yaml says is resources.*
+	Value  any    `json:"value"`
+	Origin Origin `json:"origin"`
+}
+
+// source is a YAML file as it was read.
+type source struct {
+	layer string
+	name  string // config.yaml or resources.yaml
+	file  string
+	text  []byte
+}
+
+// step joins the parts of a key: a repository's has dots and slashes.
+const step = "\x00"
+
+// said is what a file has at a key.
+type said struct {
+	line  int
+	text  string // of a scalar
+	items []said // of a list
+	kind  ast.NodeType
+}
+
+// set reports whether it counts: an empty value is inherited.
+func (s said) set(key string) bool {
+	switch s.kind {
+	case ast.NullType, ast.MappingType:
+		return false
+	case ast.SequenceType:
+		return true
+	}
+	return s.text != "" && (s.text != "0" || key == "pool")
+}
+
+// keys are all that a file says, by key.
+func (s source) keys() map[string]said {
+	found := map[string]said{}
+	f, err := parser.ParseBytes(bytes.TrimPrefix(s.text, []byte("\ufeff")), 0)
+	if err != nil {
+		return found // decode has said so
+	}
+	r := reader{found: found, anchors: map[string]ast.Node{}}
+	for _, doc := range f.Docs {
+		if doc.Body != nil {
+			r.read("", doc.Body)
+		}
+	}
+	return found
+}
+
+type reader struct {
+	found   map[string]said
+	anchors map[string]ast.Node
+	depth   int
+}
+
+// deepest ends what a cycle of aliases would go on with.
+const deepest = 100
+
+func (r *reader) read(key string, n ast.Node) {
+	if r.depth++; r.depth > deepest {
+		return
+	}
+	defer func() { r.depth-- }()
+	switch n := n.(type) {
+	case *ast.AnchorNode:
+		r.anchors[n.Name.GetToken().Value] = n.Value
+		r.read(key, n.Value)
+	case *ast.AliasNode:
+		if to, ok := r.anchors[n.Value.GetToken().Value]; ok {
+			r.read(key, to)
+		}
+	case *ast.MappingNode:
+		r.found[key] = said{line: lineOf(n), kind: ast.MappingType}
+		for _, merged := range []bool{true, false} { // what is merged in is less than what is written
+			for _, kv := range n.Values {
+				if kv.Key.IsMergeKey() == merged {
+					r.pair(key, kv)
+				}
+			}
+		}
+	case *ast.MappingValueNode:
+		r.found[key] = said{line: lineOf(n), kind: ast.MappingType}
+		r.pair(key, n)
+	case *ast.SequenceNode:
+		s := said{line: lineOf(n), kind: ast.SequenceType}
+		for _, item := range n.Values {
+			if alias, ok := item.(*ast.AliasNode); ok {
+				item = r.anchors[alias.Value.GetToken().Value]
+			}
+			if anchor, ok := item.(*ast.AnchorNode); ok {
+				item = anchor.Value
+			}
+			if item == nil {
+				continue
+			}
+			text, _ := scalar(item)
+			s.items = append(s.items, said{line: lineOf(item), text: text, kind: item.Type()})
+		}
+		r.found[key] = s
+	default:
+		text, _ := scalar(n)
+		r.found[key] = said{line: lineOf(n), text: text, kind: n.Type()}
+	}
+}
+
+func (r *reader) pair(key string, kv *ast.MappingValueNode) {
+	if kv.Key.IsMergeKey() {
+		r.read(key, kv.Value)
+		return
+	}
+	name := kv.Key.GetToken().Value
+	if key == "repos" || key == "overrides" { // there are several ways to write one
+		if repo, ok := ParseRepoKey(name); ok {
+			name = string(repo)
+		}
+	}
+	r.read(join(key, name), kv.Value)
+	// An entry that stands there without a value stands there.
+	if s, ok := r.found[join(key, name)]; ok && s.kind == ast.NullType {
+		s.line = lineOf(kv.Key)
+		r.found[join(key, name)] = s
+	}
+}
+
+func lineOf(n ast.Node) int {
+	if tok := n.GetToken(); tok != nil && tok.Position != nil {
+		return tok.Position.Line
+	}
+	return 0
+}
+
+func join(key, part string) string {
+	if key == "" {
+		return part
+	}
+	return key + step + part
+}
+
+// place is a part of a file that has a say.
+type place struct {
+	source
+	keys map[string]said
+	at   string // key of the part; "" is the file
+}
+
+// find looks for one of document's keys, or resources.*.
+func (p place) find(key string) (said, bool) {
+	if p.name == "resources.yaml" {
+		part, ok := strings.CutPrefix(key, "resources"+step)
+		if !ok {
+			return said{}, false
+		}
+		key = part
+	}
+	s, ok := p.keys[join(p.at, key)]
+	return s, ok && s.set(key)
+}
+
+// places are the parts of files that For and setScalars look at, least first.
+func (c *Config) places(repo RepoKey, profile string) []place {
+	var all, entries []place
+	whole := map[string]string{"config.yaml": "", "resources.yaml": "defaults"}
+	for _, s := range c.sources {
+		all = append(all, place{s, s.keys(), whole[s.name]})
+	}
+	// Of entries that several files have by one name, the last file's counts.
+	for _, e := range []struct{ name, at string }{
+		{"resources.yaml", join("overrides", string(repo))},
+		{"config.yaml", join("profiles", profile)},
+		{"config.yaml", join("repos", string(repo))},
+	} {
+		for _, p := range slices.Backward(all) {
+			if _, ok := p.keys[e.at]; ok && p.name == e.name {
+				entries = append(entries, place{p.source, p.keys, e.at})
+				break
+			}
+		}
+	}
+	return append(all, entries...)
+}
+
+// origin is where the value of a key was said last.
+func origin(places []place, key string) Origin {
+	if name := env[strings.ReplaceAll(key, step, ".")]; name != "" && os.Getenv(name) != "" {
+		return Origin{Layer: layerEnvironment, Name: name}
+	}
+	for _, p := range slices.Backward(places) {
+		if s, ok := p.find(key); ok {
+			return Origin{Layer: p.layer, File: p.file, Line: s.line}
+		}
+	}
+	return Origin{Layer: layerDefault}
+}
+
+// origins are where the items of a list were said that places add to.
+func origins(places []place, key string) []Origin {
+	var all []Origin
+	for _, p := range places {
+		s, _ := p.find(key)
+		for _, item := range s.items {
+			all = append(all, Origin{Layer: p.layer, File: p.file, Line: item.line})
+		}
+	}
+	return all
+}
+
+// Values are the settings that For returns, and those of every session, with
+// where each comes from. profile is what --profile says.
+func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
+	set, err := c.For(repo, profile)
+	if err != nil {
+		return nil, err
+	}
+	places := c.places(repo, set.Profile)
+	var all []Value
+	add := func(v any, path ...string) {
+		all = append(all, Value{strings.Join(path, "."), v, origin(places, strings.Join(path, step))})
+	}
+	add(c.Image, "image")
+	add(c.Prepare, "prepare")
+	add(c.Pool, "pool")
+	add(set.Profile, "profile")
+	if profile != "" {
+		all[len(all)-1].Origin = Origin{Layer: layerFlag, Name: "--profile"}
+	}
+	add(c.Paths.LimaHome, "lima_home")
+	add(c.Limits.Running, "limits", "running")
+	add(c.Limits.MemoryReserve, "limits", "memory_reserve")
+	add(c.Limits.DiskReserve, "limits", "disk_reserve")
+	add(c.Limits.Kept, "limits", "kept")
+	add(c.Limits.Kept, "limits", "kept")
+	add(c.Attention.Desktop, "attention", "desktop")
+	add(c.Attention.Command, "attention", "command")
+	add(c.Dotfiles, "dotfiles")
+	add(c.Roots, "roots")
+	add(set.Keep, "keep")
+	add(c.Dotfiles, "dotfiles")
+	add(set.Keep, "keep")
+	add(set.Resources.CPUs, "resources", "cpus")
+	add(set.Resources.Memory, "resources", "memory")
+	add(set.Resources.Disk, "resources", "disk")
+	add(set.Network.Mode, "network", "mode")
+	add(set.Network.Ports, "network", "ports")
+	add(set.Network.Walled(), "network", "wall")
+	each := func(n int, item func(int) any, path ...string) {
+		from := origins(places, strings.Join(path, step))
+		for i := range n {
+			v := Value{strings.Join(path, "."), item(i), Origin{Layer: layerDefault}}
+			if i < len(from) {
+				v.Origin = from[i]
+			}
+			all = append(all, v)
+		}
+	}
+	each(len(set.Network.Allow), func(i int) any { return set.Network.Allow[i] }, "network", "allow")
+	each(len(set.Network.Deny), func(i int) any { return set.Network.Deny[i] }, "network", "deny")
+	each(len(set.Network.HostServices), func(i int) any { return netip.AddrPort(set.Network.HostServices[i]) }, "network", "host_services")
+	for _, name := range slices.Sorted(maps.Keys(set.Secrets)) {
+		add(set.Secrets[name], "secrets", name)
+	}
+	return append(all, c.lists()...), nil
+}
+
+// lists are the files of names, as one value each.
+func (c *Config) lists() []Value {
+	all := []Value{{"network-allowlist.txt", fmt.Sprintf("%d names", len(c.allowlist)), c.listed["network-allowlist.txt"]}}
+	for _, name := range slices.Sorted(maps.Keys(c.groups)) {
+		file := groupsDir + "/" + name + ".txt"
+		all = append(all, Value{file, fmt.Sprintf("%d names", len(c.groups[name])), c.listed[file]})
+	}
+	return all
+}

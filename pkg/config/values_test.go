@@ -1,0 +1,65 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// Whatever config.yaml has a key for, config show --origin tells of.
+func TestValuesOfEveryKey(t *testing.T) {
+	dir := t.TempDir()
+	ship := fstest.MapFS{
+		"config.yaml": {Data: []byte(`image: x
+limits: {running: 1, memory_reserve: 1GiB, disk_reserve: 1GiB}
+network: {mode: open, ports: [443], allow: [a.org], deny: [b.org], host_services: ['localhost:1'], wall: true}
+secrets: {A: env:A}
+`)},
+		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 1GiB, disk: 9GiB}\n")},
+		"network-allowlist.txt": {Data: []byte("c.org\n")},
+	}
+	c, err := Load(Paths{System: dir + "/etc", Config: dir + "/home", LimaHome: dir}, ship)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := c.Values("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := map[string]bool{}
+	for _, v := range values {
+		has[v.Key] = true
+	}
+	for _, key := range leaves(reflect.TypeFor[document](), "") {
+		if !has[key] {
+			t.Errorf("no value of %s", key)
+		}
+	}
+	for _, key := range leaves(reflect.TypeFor[Resources](), "resources") {
+		if !has[key] {
+			t.Errorf("no value of %s", key)
+		}
+	}
+}
+
+// leaves are the keys of a document that are no maps, but for those by name.
+func leaves(typ reflect.Type, at string) (keys []string) {
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if at != "" {
+			name = at + "." + name
+		}
+		switch {
+		case name == "profiles" || name == "repos": // whose own are all of the same
+		case name == "secrets":
+			keys = append(keys, "secrets.A")
+		case f.Type.Kind() == reflect.Struct:
+			keys = append(keys, leaves(f.Type, name)...)
+		default:
+			keys = append(keys, name)
+		}
+	}
+	return keys
+}
