@@ -64,9 +64,12 @@ const (
 	downloadDisk = 12 << 30 // a cloud image grows to this; sessions' disks are larger
 )
 
+// VMPrefix starts the names of the VMs in which images are made.
+const VMPrefix = "golden-"
+
 // vmName is the VM in which things for an image are made. Whoever holds the
 // image's lock owns it.
-func vmName(source string) string { return "golden-" + source }
+func vmName(source string) string { return VMPrefix + source }
 
 // Key changes when anything does that goes into the golden image of source.
 func (m *Maker) Key(source image.Info) (string, error) {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -160,62 +159,89 @@ func (m *Maker) Drain(ctx context.Context, wait bool, keep func(Spare) bool) err
 // tend runs f while no other process makes or removes spares, and first removes
 // what one that died has left. When there is another it waits for it, or returns.
 func (m *Maker) tend(ctx context.Context, wait bool, f func() error) error {
-	var lock *store.Lock
-	for {
-		var ok bool
-		var err error
-		if lock, ok, err = store.TryLock(filepath.Join(m.Pool, poolLock)); err != nil {
-			return err
-		}
-		if ok {
-			break
-		}
-		if !wait {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for another maker of VMs that wait: %w", ctx.Err())
-		case <-time.After(statePoll):
-		}
+	lock, err := m.lock(ctx, wait)
+	if err != nil || lock == nil {
+		return err
 	}
 	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
-	for _, prefix := range []string{making, removing} {
-		left, err := filepath.Glob(filepath.Join(m.Pool, prefix+sparePrefix+"*"))
-		if err != nil {
+	left, err := m.unfinished()
+	if err != nil {
+		return err
+	}
+	for name, dir := range left {
+		if err := m.scrap(ctx, name, dir); err != nil {
 			return err
-		}
-		for _, dir := range left {
-			if err := m.scrap(ctx, strings.TrimPrefix(filepath.Base(dir), prefix), dir); err != nil {
-				return err
-			}
 		}
 	}
 	return f()
 }
 
+// lock takes the pool's lock, for which it waits if told, else it returns nil.
+func (m *Maker) lock(ctx context.Context, wait bool) (*store.Lock, error) {
+	for {
+		lock, ok, err := store.TryLock(filepath.Join(m.Pool, poolLock))
+		if err != nil || ok || !wait {
+			return lock, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another maker of VMs that wait: %w", ctx.Err())
+		case <-time.After(statePoll):
+		}
+	}
+}
+
+// unfinished are the directories of VMs that their maker, or remover, has left
+// when it died, by the VM's name. The caller holds the lock.
+func (m *Maker) unfinished() (map[string]string, error) {
+	left := map[string]string{}
+	for _, prefix := range []string{making, removing} {
+		found, err := filepath.Glob(filepath.Join(m.Pool, prefix+sparePrefix+"*"))
+		if err != nil {
+			return nil, err
+		}
+		for _, dir := range found {
+			left[VMOf(dir)] = dir
+		}
+	}
+	return left, nil
+}
+
 func (m *Maker) drain(ctx context.Context, keep func(Spare) bool) error {
-	found, err := filepath.Glob(filepath.Join(m.Pool, sparePrefix+"*"))
+	unwanted, err := m.unwanted(keep)
 	if err != nil {
 		return err
 	}
-	for _, dir := range found {
-		s, err := ReadSpare(dir)
-		if err == nil && keep != nil && keep(s) {
-			continue
-		}
-		name := filepath.Base(dir)
-		gone := filepath.Join(m.Pool, removing+name)
-		if err := os.Rename(dir, gone); errors.Is(err, fs.ErrNotExist) {
-			continue // a session was faster
-		} else if err != nil {
-			return err
-		}
-		if err := m.scrap(ctx, name, gone); err != nil {
+	for _, dir := range unwanted {
+		if _, err := m.retire(ctx, dir); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// unwanted are the directories of the spares that keep does not want.
+func (m *Maker) unwanted(keep func(Spare) bool) ([]string, error) {
+	found, err := filepath.Glob(filepath.Join(m.Pool, sparePrefix+"*"))
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(found, func(dir string) bool {
+		s, err := ReadSpare(dir)
+		return err == nil && keep != nil && keep(s)
+	}), nil
+}
+
+// retire removes a spare, unless a session is faster.
+func (m *Maker) retire(ctx context.Context, dir string) (removed bool, err error) {
+	name := filepath.Base(dir)
+	gone := filepath.Join(m.Pool, removing+name)
+	if err := os.Rename(dir, gone); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	return true, m.scrap(ctx, name, gone)
 }
 
 // Discard removes a spare that was taken.

@@ -113,8 +113,9 @@ func (s *Store) builder() builder {
 	return makeDebian
 }
 
-// diskUsage is what the files of a tree occupy; sparse files count what they hold.
-func diskUsage(dir string) int64 {
+// DiskUsage is what a file, or a tree of them, occupies in bytes; sparse files
+// count what they hold.
+func DiskUsage(dir string) int64 {
 	var sum int64
 	_ = filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
 		var st unix.Stat_t

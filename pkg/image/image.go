@@ -21,8 +21,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -189,77 +187,6 @@ func (s *Store) Remove(name string, inUse func(dir string) bool) error {
 	return nil
 }
 
-// Prune deletes images that a newer one of the same name replaced, damaged
-// ones, and what dead builds left, and returns how many bytes that freed. VMs
-// whose disks refer to an image's files keep it: inUse is asked with its
-// directory and may be nil. A build that runs is left alone.
-func (s *Store) Prune(inUse func(dir string) bool) (int64, error) {
-	unlock, err := s.alone()
-	if err != nil {
-		return 0, err
-	}
-	defer unlock()
-	entries, err := readDir(s.Dir)
-	if err != nil {
-		return 0, err
-	}
-	keep := map[string]bool{}
-	built, err := s.built()
-	if err != nil {
-		return 0, err
-	}
-	for _, i := range built {
-		keep[i.Path] = i.Ready
-	}
-	freed, err := s.pruneWarm(built, inUse)
-	if err != nil {
-		return freed, err
-	}
-	for _, e := range entries {
-		dir := filepath.Join(s.Dir, e.Name())
-		if !e.IsDir() || !published.MatchString(e.Name()) || keep[dir] || (inUse != nil && inUse(dir)) {
-			continue
-		}
-		n := diskUsage(dir)
-		name, _, _ := strings.Cut(e.Name(), "-")
-		if err := s.discard(name, dir); err != nil {
-			return freed, err
-		}
-		freed += n
-	}
-	n, err := s.sweep(entries)
-	return freed + n, err
-}
-
-// sweep removes work of builders that died: whoever gets a builder's lock knows
-// that none is alive.
-func (s *Store) sweep(entries []fs.DirEntry) (int64, error) {
-	var freed int64
-	for _, e := range entries {
-		name, isWork := strings.CutPrefix(e.Name(), workPrefix)
-		if !e.IsDir() || !isWork {
-			continue
-		}
-		name, _, _ = strings.Cut(name, "-")
-		lock, err := tryLock(filepath.Join(s.Dir, lockPrefix+name), unix.LOCK_EX)
-		if errors.Is(err, errLocked) {
-			continue
-		}
-		if err != nil {
-			return freed, err
-		}
-		dir := filepath.Join(s.Dir, e.Name())
-		n := diskUsage(dir)
-		err = removeTree(dir)
-		lock.Close()
-		if err != nil {
-			return freed, err
-		}
-		freed += n
-	}
-	return freed, nil
-}
-
 // built lists complete images, newest first within name and architecture; the
 // first of each is Ready.
 func (s *Store) built() ([]Info, error) {
@@ -303,7 +230,7 @@ func readInfo(dir string) (Info, error) {
 			return Info{}, fmt.Errorf("image lacks %s", f)
 		}
 	}
-	i.Path, i.Size = dir, diskUsage(dir)
+	i.Path, i.Size = dir, DiskUsage(dir)
 	states, err := filepath.Glob(filepath.Join(dir, warmPrefix+"*"))
 	if err != nil {
 		return Info{}, err

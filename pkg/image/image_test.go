@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -69,9 +70,17 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	if err != nil || len(infos) != 3 || infos[0].Path != third.Path || !infos[0].Ready || infos[1].Ready {
 		t.Fatalf("list: %+v, %v", infos, err)
 	}
-	freed, err := s.Prune(func(dir string) bool { return dir == first.Path })
-	if err != nil || freed == 0 {
-		t.Fatalf("prune freed %d, %v", freed, err)
+	used := func(dir string) bool { return dir == first.Path }
+	would, err := s.Prune(PruneOptions{InUse: used, DryRun: true})
+	if err != nil || len(would) != 1 || Freed(would) == 0 {
+		t.Fatalf("would prune %+v, %v", would, err)
+	}
+	if infos, _ = s.List(); len(infos) != 3 {
+		t.Fatalf("a dry run took some: %+v", infos)
+	}
+	did, err := s.Prune(PruneOptions{InUse: used})
+	if err != nil || !slices.Equal(did, would) {
+		t.Fatalf("pruned %+v, not %+v, %v", did, would, err)
 	}
 	if infos, _ = s.List(); len(infos) != 2 || infos[1].Path != first.Path {
 		t.Fatalf("prune kept %+v, want the newest and the one in use", infos)
@@ -159,7 +168,7 @@ func TestDamagedImageIsNotFoundAndPruned(t *testing.T) {
 	if _, err := s.Lookup(Debian, hostArch()); fail.CodeOf(err) != fail.NotFound {
 		t.Fatalf("lookup of a damaged image: %v", err)
 	}
-	if _, err := s.Prune(nil); err != nil {
+	if _, err := s.Prune(PruneOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(i.Path); !errors.Is(err, fs.ErrNotExist) {
@@ -201,7 +210,7 @@ func TestConcurrentBuildersShareOneBuild(t *testing.T) {
 		<-waiting
 	}
 	// A build that runs is nobody's leftover.
-	if _, err := (&Store{Dir: dir}).Prune(nil); err != nil {
+	if _, err := (&Store{Dir: dir}).Prune(PruneOptions{}); err != nil {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -145,42 +145,8 @@ func readWarm(dir string) (Warm, error) {
 			return Warm{}, fmt.Errorf("saved state lacks %s", f)
 		}
 	}
-	w.Path, w.Size = dir, diskUsage(dir)
+	w.Path, w.Size = dir, DiskUsage(dir)
 	return w, nil
-}
-
-// pruneWarm removes damaged saved states and those that a newer one of the same
-// size replaced, where no VM builds on them.
-func (s *Store) pruneWarm(images []Info, inUse func(dir string) bool) (int64, error) {
-	var freed int64
-	for _, i := range images {
-		newest := map[[2]int64]Warm{}
-		for _, w := range i.Warm {
-			size := [2]int64{int64(w.CPUs), w.Memory}
-			if w.CreatedAt.After(newest[size].CreatedAt) {
-				newest[size] = w
-			}
-		}
-		keep := map[string]bool{}
-		for _, w := range newest {
-			keep[w.Path] = true
-		}
-		states, err := filepath.Glob(filepath.Join(i.Path, warmPrefix+"*"))
-		if err != nil {
-			return freed, err
-		}
-		for _, dir := range states {
-			if keep[dir] || inUse != nil && inUse(dir) {
-				continue
-			}
-			n := diskUsage(dir)
-			if err := s.discard(i.Name, dir); err != nil {
-				return freed, err
-			}
-			freed += n
-		}
-	}
-	return freed, nil
 }
 
 // Making is an image that somebody makes now.

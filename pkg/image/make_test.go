@@ -93,14 +93,14 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 	// Another QEMU makes a new one, of which the old keeps what a VM builds on.
 	next := warm(t, s, i, "qemu8", 2)
 	used := func(dir string) bool { return dir == old.Path }
-	if _, err := s.Prune(used); err != nil {
+	if _, err := s.Prune(PruneOptions{InUse: used}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := readWarm(old.Path); err != nil {
 		t.Errorf("pruned although a VM builds on it: %v", err)
 	}
-	if freed, err := s.Prune(nil); err != nil || freed == 0 {
-		t.Errorf("freed %d, %v", freed, err)
+	if freed, err := s.Prune(PruneOptions{}); err != nil || Freed(freed) == 0 {
+		t.Errorf("freed %+v, %v", freed, err)
 	}
 	for _, path := range []string{next.Path, other.Path} {
 		if _, err := readWarm(path); err != nil {
@@ -120,7 +120,7 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 	if again := warm(t, s, i, "qemu8", 2); again.Path == next.Path {
 		t.Error("it came back")
 	}
-	if _, err := s.Prune(nil); err != nil {
+	if _, err := s.Prune(PruneOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(next.Path); !errors.Is(err, os.ErrNotExist) {
@@ -209,6 +209,44 @@ func TestMakeSweepsAfterTheDead(t *testing.T) {
 	}
 	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("stayed: %v", err)
+	}
+}
+
+// Prune does the same for makers that are not coming back, but for nobody alive.
+func TestPruneSweepsAfterTheDead(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	dead, alive := filepath.Join(s.Dir, workPrefix+"dead-1"), filepath.Join(s.Dir, workPrefix+"alive-1")
+	for _, dir := range []string{dead, alive} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock, err := tryLock(filepath.Join(s.Dir, lockPrefix+"alive"), unix.LOCK_EX)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	var swept []string
+	o := PruneOptions{DryRun: true, Sweep: func(name, work string) error { swept = append(swept, name+" "+work); return nil }}
+	found, err := s.Prune(o)
+	if err != nil || len(found) != 1 || found[0].Path != dead || found[0].Why == "" || len(swept) != 0 {
+		t.Fatalf("%+v, %v, swept %v", found, err, swept)
+	}
+	if entries, _ := os.ReadDir(s.Dir); len(entries) != 3 {
+		t.Errorf("a dry run has made or removed something: %v", entries)
+	}
+	o.DryRun = false
+	if found, err = s.Prune(o); err != nil || len(found) != 1 || len(swept) != 1 || swept[0] != "dead "+dead {
+		t.Errorf("%+v, %v, swept %v", found, err, swept)
+	}
+	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("stayed: %v", err)
+	}
+	if _, err := os.Stat(alive); err != nil {
+		t.Errorf("of one who lives: %v", err)
+	}
+	if found, err = s.Prune(o); err != nil || len(found) != 0 {
+		t.Errorf("again: %+v, %v", found, err)
 	}
 }
 

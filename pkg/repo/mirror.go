@@ -33,6 +33,9 @@ type Mirror struct {
 }
 
 const (
+	tmpDir  = ".tmp"   // clones that are being made, and mirrors that are being removed
+	lockDir = ".locks" // one file for each mirror
+
 	lockPoll     = 100 * time.Millisecond
 	maxPacks     = 40   // more of them than this are made one
 	refreshTries = 1    // of a mirror that exists: stale is better than slow
@@ -184,8 +187,10 @@ func tidy(ctx context.Context, dir string) error {
 }
 
 func (m *Mirrors) temporary(ref Ref) string {
-	return filepath.Join(m.Dir, ".tmp", digest(ref.Key))
+	return filepath.Join(m.Dir, tmpDir, digest(ref.Key))
 }
+
+func (m *Mirrors) lockFile(ref Ref) string { return filepath.Join(m.Dir, lockDir, digest(ref.Key)) }
 
 // sweep removes what a process that died while cloning left behind. The caller
 // holds the lock.
@@ -194,13 +199,14 @@ func (m *Mirrors) sweep(ref Ref) {
 }
 
 // lock waits for the repository's lock. Lock files stay: removing one would
-// let two processes hold different files of the same name.
+// let two processes hold different files of the same name. A file's time is when
+// the mirror was last used, for Prune.
 func (m *Mirrors) lock(ctx context.Context, ref Ref, p Progress) (func(), error) {
-	dir := filepath.Join(m.Dir, ".locks")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	path := m.lockFile(ref)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, digest(ref.Key)), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err)
 	}
@@ -209,6 +215,10 @@ func (m *Mirrors) lock(ctx context.Context, ref Ref, p Progress) (func(), error)
 	for first := true; ; first = false {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
+			now := time.Now()
+			if err := os.Chtimes(path, now, now); err != nil {
+				return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), f.Close())
+			}
 			return func() { _ = f.Close() }, nil // closing unlocks
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {

@@ -101,3 +101,19 @@ func (s *Store) Follow(ctx context.Context, id string, after int64) iter.Seq2[Ev
 		}
 	}
 }
+
+// PruneEvents removes the events of sessions that have been gone since a moment,
+// and returns how many and how large they were. Their rows stay: names are never
+// used twice. A dry run only counts.
+func (s *Store) PruneEvents(ctx context.Context, before time.Time, dry bool) (events int, bytes int64, err error) {
+	const old = ` FROM events WHERE session IN (SELECT id FROM sessions WHERE phase = 'gone' AND state_changed_at < ?)`
+	err = s.tx(ctx, func(tx *sql.Tx) error {
+		row := tx.QueryRowContext(ctx, `SELECT count(*), coalesce(sum(length(data)), 0)`+old, before.UnixMilli())
+		if err := row.Scan(&events, &bytes); err != nil || dry || events == 0 {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, `DELETE`+old, before.UnixMilli())
+		return err
+	})
+	return events, bytes, err
+}

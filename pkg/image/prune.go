@@ -1,0 +1,178 @@
+package image
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Leftover is something that nobody needs any more.
+type Leftover struct {
+	Path string // a directory or a file, which is gone unless it was a dry run
+	Size int64  // bytes on disk
+	Why  string
+}
+
+// PruneOptions say how to prune.
+type PruneOptions struct {
+	DryRun bool
+	// InUse reports whether VMs' disks refer to files in an image's, or a saved
+	// state's, directory. It may be nil.
+	InUse func(dir string) bool
+	// Sweep is MakeOptions.Sweep, for the work directory of an image's maker.
+	Sweep func(name, work string) error
+}
+
+// Prune deletes images that a newer one of the same name replaced, damaged
+// ones, and what dead builds left, and returns what that was. VMs whose disks
+// refer to an image's files keep it. A build that runs is left alone. A dry run
+// changes nothing, and may be overtaken by what others do.
+func (s *Store) Prune(o PruneOptions) ([]Leftover, error) {
+	entries, err := readDir(s.Dir)
+	if err != nil || len(entries) == 0 {
+		return nil, err
+	}
+	if !o.DryRun {
+		unlock, err := s.alone()
+		if err != nil {
+			return nil, err
+		}
+		defer unlock()
+		if entries, err = readDir(s.Dir); err != nil {
+			return nil, err
+		}
+	}
+	built, err := s.built()
+	if err != nil {
+		return nil, err
+	}
+	keep := map[string]bool{}
+	for _, i := range built {
+		keep[i.Path] = i.Ready
+	}
+	found, err := s.pruneWarm(built, o)
+	if err != nil {
+		return found, err
+	}
+	for _, e := range entries {
+		dir := filepath.Join(s.Dir, e.Name())
+		if !e.IsDir() || !published.MatchString(e.Name()) || keep[dir] || o.inUse(dir) {
+			continue
+		}
+		why := "a newer one replaced it"
+		if _, err := readInfo(dir); err != nil {
+			why = err.Error()
+		}
+		name, _, _ := strings.Cut(e.Name(), "-")
+		if found, err = s.drop(found, name, dir, why, o); err != nil {
+			return found, err
+		}
+	}
+	swept, err := s.sweep(entries, o)
+	return append(found, swept...), err
+}
+
+func (o PruneOptions) inUse(dir string) bool { return o.InUse != nil && o.InUse(dir) }
+
+// drop discards an image of a name, or a part of it.
+func (s *Store) drop(found []Leftover, name, dir, why string, o PruneOptions) ([]Leftover, error) {
+	l := Leftover{Path: dir, Size: DiskUsage(dir), Why: why}
+	if !o.DryRun {
+		if err := s.discard(name, dir); err != nil {
+			return found, err
+		}
+	}
+	return append(found, l), nil
+}
+
+// pruneWarm removes damaged saved states and those that a newer one of the same
+// size replaced, where no VM builds on them.
+func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err error) {
+	for _, i := range images {
+		newest := map[[2]int64]Warm{}
+		for _, w := range i.Warm {
+			size := [2]int64{int64(w.CPUs), w.Memory}
+			if w.CreatedAt.After(newest[size].CreatedAt) {
+				newest[size] = w
+			}
+		}
+		keep := map[string]bool{}
+		for _, w := range newest {
+			keep[w.Path] = true
+		}
+		states, err := filepath.Glob(filepath.Join(i.Path, warmPrefix+"*"))
+		if err != nil {
+			return found, err
+		}
+		for _, dir := range states {
+			if keep[dir] || o.inUse(dir) {
+				continue
+			}
+			why := "a newer saved state replaced it"
+			if _, err := readWarm(dir); err != nil {
+				why = "a saved state that cannot be used"
+			}
+			if found, err = s.drop(found, i.Name, dir, why, o); err != nil {
+				return found, err
+			}
+		}
+	}
+	return found, nil
+}
+
+// sweep removes work of builders that died: whoever gets a builder's lock knows
+// that none is alive.
+func (s *Store) sweep(entries []fs.DirEntry, o PruneOptions) (found []Leftover, err error) {
+	for _, e := range entries {
+		name, isWork := strings.CutPrefix(e.Name(), workPrefix)
+		if !e.IsDir() || !isWork {
+			continue
+		}
+		name, _, _ = strings.Cut(name, "-")
+		lock, err := s.ifDead(name, o.DryRun)
+		if errors.Is(err, errLocked) {
+			continue
+		}
+		if err != nil {
+			return found, err
+		}
+		l := Leftover{Path: filepath.Join(s.Dir, e.Name()), Why: "left by a build of " + name + " that was cut short"}
+		l.Size = DiskUsage(l.Path)
+		if !o.DryRun {
+			if o.Sweep != nil {
+				err = o.Sweep(name, l.Path)
+			}
+			if err == nil {
+				err = removeTree(l.Path)
+			}
+		}
+		lock.Close()
+		if err != nil {
+			return found, err
+		}
+		found = append(found, l)
+	}
+	return found, nil
+}
+
+// ifDead takes the lock of the makers of a name. A dry run makes no file for it:
+// nobody holds a lock that is not there, and closing a nil file does nothing.
+func (s *Store) ifDead(name string, dry bool) (*os.File, error) {
+	path := filepath.Join(s.Dir, lockPrefix+name)
+	if _, err := os.Lstat(path); dry && errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return tryLock(path, unix.LOCK_EX)
+}
+
+// Freed sums up sizes.
+func Freed(found []Leftover) (sum int64) {
+	for _, l := range found {
+		sum += l.Size
+	}
+	return sum
+}

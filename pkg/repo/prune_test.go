@@ -1,0 +1,115 @@
+package repo
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func prune(t *testing.T, m *Mirrors, o PruneOptions) map[string]Unused {
+	t.Helper()
+	if o.Before.IsZero() {
+		o.Before = time.Now().Add(time.Minute)
+	}
+	if o.InUse == nil {
+		o.InUse = func(string) (bool, error) { return false, nil }
+	}
+	all, err := m.Prune(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]Unused{}
+	for _, u := range all {
+		found[u.Dir] = u
+	}
+	return found
+}
+
+func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
+	isolate(t)
+	m := mirrors(t)
+	equal(t, "of a directory that is not there", len(prune(t, m, PruneOptions{})), 0)
+	ref, bare := upstream(t)
+	mirror := ensure(t, m, ref)
+
+	equal(t, "used just now", len(prune(t, m, PruneOptions{Before: time.Now().Add(-time.Hour)})), 0)
+	inUse := PruneOptions{InUse: func(key string) (bool, error) { return key == ref.Key, nil }}
+	equal(t, "has a session", len(prune(t, m, inUse)), 0)
+	unlock, err := m.lock(t.Context(), ref, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "somebody fetches", len(prune(t, m, PruneOptions{})), 0)
+	unlock()
+	broken := errors.New("nobody knows")
+	if _, err := m.Prune(t.Context(), PruneOptions{Before: time.Now().Add(time.Minute), InUse: func(string) (bool, error) { return false, broken }}); !errors.Is(err, broken) {
+		t.Errorf("who uses it is not known, and: %v", err)
+	}
+
+	// Agents' commits that are nowhere else keep it, those that were merged do not.
+	host(t, mirror.Dir, `git update-ref refs/agents/s/heads/main "$(git commit-tree -p main -m agent main^{tree})"`)
+	if u := prune(t, m, PruneOptions{})[mirror.Dir]; u.Stays == "" || u.Repo != ref.Key || u.Size == 0 {
+		t.Errorf("agents' work would go: %+v", u)
+	}
+	host(t, bare, "git fetch -q '"+mirror.Dir+"' refs/agents/s/heads/main:refs/heads/merged")
+	ensure(t, m, ref)
+	if u, ok := prune(t, m, PruneOptions{DryRun: true})[mirror.Dir]; !ok || u.Stays != "" {
+		t.Errorf("merged work keeps it: %+v", u)
+	}
+	if _, err := os.Stat(filepath.Join(mirror.Dir, "HEAD")); err != nil {
+		t.Fatalf("a dry run has removed it: %v", err)
+	}
+
+	// What is damaged, or another's, is not taken for ours.
+	host(t, m.Dir, "git init -q --bare other/strange.git && git -C other/strange.git config remote.origin.url https://example.org/o/r")
+	host(t, mirror.Dir, "echo broken >packed-refs && mkdir -p refs/agents/s && echo broken >refs/agents/s/x")
+	found := prune(t, m, PruneOptions{})
+	if u := found[mirror.Dir]; u.Stays == "" || len(found) != 1 {
+		t.Errorf("%+v", found)
+	}
+}
+
+func TestPruneRemoves(t *testing.T) {
+	isolate(t)
+	m := mirrors(t)
+	ref, _ := upstream(t)
+	mirror := ensure(t, m, ref)
+	cut := filepath.Join(m.Dir, tmpDir, "0123456789abcdef")
+	if err := os.MkdirAll(filepath.Join(cut, "half"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "found by a dry run", len(prune(t, m, PruneOptions{DryRun: true})), 2)
+	found := prune(t, m, PruneOptions{})
+	equal(t, "removed", len(found), 2)
+	for _, dir := range []string{mirror.Dir, cut} {
+		if u, ok := found[dir]; !ok || u.Stays != "" {
+			t.Errorf("%s: %+v", dir, u)
+		}
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	}
+	equal(t, "again", len(prune(t, m, PruneOptions{})), 0)
+
+	// Killed between moving it away and deleting it: the next one finishes.
+	mirror = ensure(t, m, ref)
+	if err := os.MkdirAll(m.temporary(ref), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(mirror.Dir, filepath.Join(m.temporary(ref), "gone")); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := prune(t, m, PruneOptions{})[m.temporary(ref)]; !ok {
+		t.Error("what a killed prune has left is not found")
+	}
+	ensure(t, m, ref) // it is cloned anew
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := m.Prune(ctx, PruneOptions{Before: time.Now().Add(time.Minute), InUse: func(string) (bool, error) { return false, nil }}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
