@@ -35,7 +35,7 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 				return s, err
 			}
 			return s, fail.New(fail.Interrupted, "%s goes on without you: %w", s.Name, ctx.Err()).
-				WithHint("agent-sessionizer open %s to see it again, agent-sessionizer destroy %s to call it off", s.Name, s.Name)
+				WithHint("agent-sessionizer open %s, or to call it off: agent-sessionizer destroy %s", s.Name, s.Name)
 		}
 		switch ev.Kind {
 		case session.EventStep:

@@ -261,6 +261,7 @@ func newVersionCmd(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "version", Short: "Print the version", Args: usage(cobra.NoArgs),
+		Example: `  agent-sessionizer version`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON {
 				return a.con.JSON(map[string]string{"version": version})

@@ -25,14 +25,17 @@ import (
 
 func newImageCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "image", Short: "Guest images: list, build, inspect, remove, prune",
+		Use: "image", Short: "List, build, inspect, remove and prune guest images",
+		Example: `  agent-sessionizer image list
+  agent-sessionizer image build --from debian`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var asJSON bool
 	list := &cobra.Command{
-		Use: "list", Short: "List guest images", Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runImageList(a, asJSON) },
+		Use: "list", Short: "List guest images, VMs that wait, and what is being made", Args: usage(cobra.NoArgs),
+		Example: `  agent-sessionizer image list`,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runImageList(a, asJSON) },
 	}
 	list.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	var o imageBuildOptions
@@ -47,33 +50,41 @@ background, after the first session; this command does it now.
 (Linux only). It needs mmdebstrap, qemu-img and mkfs.ext4, and root or unprivileged
 user namespaces. --from ubuntu starts from the cloud image that the VM template names.`,
 		Example: `  agent-sessionizer image build --from debian
+  agent-sessionizer image build --from ubuntu --prepare warm --cpus 4 --memory 8GiB
   agent-sessionizer open owner/repo --image debian`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImageBuild(cmd.Context(), a, o) },
 	}
-	build.Flags().StringVar(&o.from, "from", image.Debian, "source of the image: debian or ubuntu")
-	build.Flags().StringVar(&o.suite, "suite", "", "Debian release, "+image.DefaultSuite+" unless told")
+	build.Flags().StringVar(&o.from, "from", image.Debian, "`SOURCE` of the image: debian or ubuntu")
+	build.Flags().StringVar(&o.suite, "suite", "", "`RELEASE` of Debian, "+image.DefaultSuite+" unless told")
 	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build it also when nothing changed, for newer packages")
 	build.Flags().BoolVar(&o.browser, "browser", false, "with the libraries of Playwright's browsers (250 MB)")
-	build.Flags().StringVar(&o.prepare, "prepare", "", "what to make of it: none, golden, warm or pool; as configured unless told")
-	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "CPUs of the VM that is saved, or waits; as configured unless told")
-	build.Flags().Var(&o.resources.Memory, "memory", "its memory, such as 8GiB; as configured unless told")
+	build.Flags().StringVar(&o.prepare, "prepare", "", "`WHAT` to make of it: none, golden, warm or pool; as configured unless told")
+	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "`N` CPUs for the VM that is saved, or waits; as configured unless told")
+	build.Flags().Var(&o.resources.Memory, "memory", "memory of that VM, such as 8GiB; as configured unless told")
 	inspect := &cobra.Command{
 		Use: "inspect NAME", Short: "Show one image: files, saved states, who uses it", Args: usage(cobra.ExactArgs(1)),
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) { return a.imageNames() },
+		Example:           `  agent-sessionizer image inspect debian.golden`,
+		ValidArgsFunction: a.completeArgs(a.builtImages),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageInspect(a, args[0], asJSON) },
 	}
 	inspect.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	remove := &cobra.Command{
 		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a built image", Args: usage(cobra.ExactArgs(1)),
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) { return a.imageNames() },
+		Example:           `  agent-sessionizer image remove debian.golden`,
+		ValidArgsFunction: a.completeArgs(a.builtImages),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },
 	}
+	var p pruneOptions
 	prune := &cobra.Command{
-		Use: "prune", Short: "Remove what newer images replaced, what builds left, and VMs that wait in vain, except where a session builds on it",
-		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runImagePrune(cmd.Context(), a) },
+		Use: "prune", Short: "Remove what newer images replaced, what builds left, and VMs that wait in vain",
+		Long: `Remove what newer images replaced, what builds left, and VMs that wait in vain,
+except where a session's disk builds on it. "agent-sessionizer prune" does this and more.`,
+		Example: `  agent-sessionizer image prune --dry-run`,
+		Args:    usage(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runPrune(cmd.Context(), a, p, (*pruning).images) },
 	}
+	p.flags(prune)
 	cmd.AddCommand(list, build, inspect, remove, prune)
 	return cmd
 }
@@ -149,20 +160,6 @@ func runImageList(a *app, asJSON bool) error {
 		}
 	}
 	return nil
-}
-
-// imageNames completes.
-func (a *app) imageNames() ([]string, cobra.ShellCompDirective) {
-	var names []string
-	if images, err := a.images(); err == nil {
-		all, _ := images.List() // nothing to offer, then
-		for _, i := range all {
-			if i.Path != "" && !slices.Contains(names, i.Name) {
-				names = append(names, i.Name)
-			}
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // imageView is what `image inspect` shows.
@@ -373,55 +370,17 @@ func runImageRemove(ctx context.Context, a *app, name string) error {
 	return images.Remove(name, inUse)
 }
 
-func runImagePrune(ctx context.Context, a *app) error {
-	images, err := a.images()
-	if err != nil {
-		return err
-	}
-	inUse, err := a.imageInUse()
-	if err != nil {
-		return err
-	}
-	if err := drainPool(ctx, a, images); err != nil {
-		return err
-	}
-	freed, err := images.Prune(inUse)
-	if err != nil {
-		return err
-	}
-	a.printf("%v freed\n", config.Size(freed))
-	return nil
-}
-
-// drainPool removes the VMs that wait and that no session will be given: clones
-// of what newer images replaced, or all.
-func drainPool(ctx context.Context, a *app, images *image.Store) error {
-	cfg, err := a.settings()
-	if err != nil {
-		return err
-	}
-	maker, err := a.maker()
-	if err != nil {
-		return err
-	}
-	pools := maker.Pools(ctx, cfg.Prepare, session.Arch())
-	return maker.Drain(ctx, true, func(s golden.Spare) bool {
-		return pools && slices.ContainsFunc([]string{image.Ubuntu, image.Debian}, func(source string) bool {
-			i, err := images.Find(image.Golden(source), session.Arch())
-			return err == nil && i.Path == s.Image
-		})
-	})
-}
-
-// imageInUse says of an image's directory whether disks of VMs are backed by it.
-// It cannot be asked twice whether a disk still has its image, so doubt is use.
-func (a *app) imageInUse() (func(dir string) bool, error) {
+// imageInUse says of an image's directory whether disks of VMs are backed by it,
+// of others than those that are doomed. It cannot be asked twice whether a disk
+// still has its image, so doubt is use.
+func (a *app) imageInUse(doomed ...string) (func(dir string) bool, error) {
 	cfg, err := a.settings()
 	if err != nil {
 		return nil, err
 	}
 	return func(dir string) bool {
 		users, err := lima.ImageUsers(cfg.Paths.LimaHome, dir)
+		users = slices.DeleteFunc(users, func(name string) bool { return slices.Contains(doomed, name) })
 		for _, name := range users {
 			a.con.Say("%s builds on %s", name, filepath.Base(dir))
 		}

@@ -24,7 +24,8 @@ when a session of the same repository is made anew.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array")
 	cmd.AddCommand(&cobra.Command{
 		Use: "rm REPO…", Short: "Forget what is kept of repositories; a session that lives saves anew when it stops",
-		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeKept,
+		Example: `  agent-sessionizer kept rm owner/repo`,
+		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeKept,
 		RunE: func(cmd *cobra.Command, args []string) error { return runKeptRm(cmd.Context(), a, args) },
 	})
 	return cmd

@@ -18,7 +18,8 @@ func newStartCmd(a *app) *cobra.Command {
 	var o startOptions
 	cmd := &cobra.Command{
 		Use: "start SESSION", Short: "Start a stopped or broken session without attaching",
-		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		Example: `  agent-sessionizer start repo`,
+		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeArgs(a.sessions(session.Stopped, session.Stopping, session.Broken)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			m, err := a.manager(ctx)
@@ -51,8 +52,13 @@ func newStopCmd(a *app) *cobra.Command {
 	var o stopOptions
 	return &cobra.Command{
 		Use: "stop SESSION…", Short: "Shut sessions down and keep their disks",
-		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSessions,
-		RunE: func(cmd *cobra.Command, args []string) error { return runStop(cmd.Context(), a, o, args) },
+		Long: `Shut sessions down and keep their disks. Their memory is free again; "start" or
+"open" goes on with what is on the disk.`,
+		Example: `  agent-sessionizer stop repo
+  agent-sessionizer stop owner/repo owner/other`,
+		Args:              usage(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: a.completeMany(a.sessions(session.Ready, session.Creating, session.Starting, session.Broken)),
+		RunE:              func(cmd *cobra.Command, args []string) error { return runStop(cmd.Context(), a, o, args) },
 	}
 }
 
@@ -89,7 +95,10 @@ func newDestroyCmd(a *app) *cobra.Command {
 		Long: `Remove sessions: VM, disks, keys, locks and the local tmux session.
 It refuses while commits in the guest are neither pushed nor fetched, while files
 are uncommitted, and while what is in a guest cannot be known.`,
-		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSessions,
+		Example: `  agent-sessionizer destroy repo
+  agent-sessionizer destroy --confirm repo    lists what would be lost, and asks
+  agent-sessionizer destroy --force repo`,
+		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeMany(a.sessions()),
 		RunE: func(cmd *cobra.Command, args []string) error { return runDestroy(cmd.Context(), a, o, args) },
 	}
 	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "destroy unsaved work too")

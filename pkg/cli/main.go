@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -80,7 +81,8 @@ A virtual machine of its own for every coding agent, and a tmux session to jump 
 
 REPO is owner/repo, a git URL, a local path or "."; its session is opened, or made
 when there is none. Without REPO you pick from a list. SESSION is a session's name,
-the start of its id, or its repository.`),
+the start of its id, or its repository. Results go to the standard output, all else to
+the standard error; commands that read have --json.`),
 		Example: `  agent-sessionizer owner/repo            open or make the session of a GitHub repository
   agent-sessionizer .                     of the repository you stand in
   agent-sessionizer exec repo -- make     run a command in it
@@ -106,12 +108,13 @@ the start of its id, or its repository.`),
 	f.BoolVar(&o.open.json, "json", false, "print JSON, with --list or REPO")
 	cmd.MarkFlagsMutuallyExclusive("list", "stop", "destroy")
 	o.open.flags(f)
+	addClient(cmd, &o.open.client)
 	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
 	for group, cmds := range map[string][]*cobra.Command{
-		"session": {newOpenCmd(a), newListCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
+		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
-		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newDoctorCmd(a), newCompletionCmd(), newVersionCmd(a)},
-		"":        newHiddenCmds(a),
+		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newDoctorCmd(a), newPruneCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
+		"":        slices.Concat(newHiddenCmds(a), newPickerCmds(a), newTopics()),
 	} {
 		for _, c := range cmds {
 			c.GroupID = group
@@ -119,6 +122,7 @@ the start of its id, or its repository.`),
 		}
 	}
 	cmd.SetHelpCommandGroupID("setup")
+	completeFlags(cmd, a.flagValues())
 	return cmd
 }
 

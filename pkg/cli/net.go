@@ -29,27 +29,33 @@ func newNetCmd(a *app) *cobra.Command {
 The decisions are those of the session's gateway, a process on this host that root in
 the guest cannot get round. A session without a wall has only its guest's word for them;
 docs/security-model.md says what is a wall and what a guard rail.`,
+		Example: `  agent-sessionizer net denied repo
+  agent-sessionizer net allow repo files.example.org
+  agent-sessionizer net explain repo github.com`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var o netOptions
 	log := &cobra.Command{
-		Use: "log SESSION", Short: "The decisions: names, connections, bytes",
+		Use: "log SESSION", Short: "Show the decisions: names, connections, bytes",
+		Example: `  agent-sessionizer net log -f repo
+  agent-sessionizer net log --json -n 100 repo`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetLog(cmd.Context(), a, o, args[0]) },
 	}
 	log.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on as decisions are made")
 	log.Flags().IntVarP(&o.last, "last", "n", 0, "only the last `N`")
 	denied := &cobra.Command{
-		Use: "denied SESSION", Short: "What was denied, how often, and how to allow it",
-		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		Use: "denied SESSION", Short: "Show what was denied, how often, and how to allow it",
+		Example: `  agent-sessionizer net denied repo`,
+		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetDenied(cmd.Context(), a, o, args[0]) },
 	}
 	allow := &cobra.Command{
 		Use: "allow SESSION NAME[:PORT]…", Short: "Allow names, or @groups of them, on this session, at once",
 		Example: `  agent-sessionizer net allow repo files.example.org '*.example.net' db.example.org:5432
   agent-sessionizer net allow repo @pypi`,
-		Args: usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeSessions,
+		Args: usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeMany(a.sessions(), a.deniedNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetChange(cmd.Context(), a, args[0], args[1:], (*session.Manager).Allow)
 		},
@@ -57,23 +63,24 @@ docs/security-model.md says what is a wall and what a guard rail.`,
 	deny := &cobra.Command{
 		Use: "deny SESSION NAME[:PORT]…", Short: "Deny names on this session, at once, whatever else allows them",
 		Example: `  agent-sessionizer net deny repo gist.github.com`,
-		Args:    usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeSessions,
+		Args:    usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeMany(a.sessions(), a.allowedNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetChange(cmd.Context(), a, args[0], args[1:], (*session.Manager).Deny)
 		},
 	}
 	explain := &cobra.Command{
-		Use: "explain SESSION HOST[:PORT]", Short: "Whether a name or an address may be reached, and why",
+		Use: "explain SESSION HOST[:PORT]", Short: "Say whether a name or an address may be reached, and why",
 		Example: `  agent-sessionizer net explain repo github.com
   agent-sessionizer net explain repo 192.168.1.10:5432`,
-		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeSessions,
+		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeArgs(a.sessions(), a.askedNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetExplain(cmd.Context(), a, o, args[0], args[1])
 		},
 	}
 	reload := &cobra.Command{
 		Use: "reload SESSION", Short: "Bring a running session to what the settings files say now",
-		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		Example: `  agent-sessionizer config edit network-allowlist.txt && agent-sessionizer net reload repo`,
+		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeArgs(a.sessions(session.Ready)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m, s, err := a.running(cmd.Context(), args[0])
 			if err != nil {
@@ -83,8 +90,9 @@ docs/security-model.md says what is a wall and what a guard rail.`,
 		},
 	}
 	status := &cobra.Command{
-		Use: "status SESSION", Short: "How the wall and the guest's own guard are",
-		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
+		Use: "status SESSION", Short: "Show how the wall and the guest's own guard are",
+		Example: `  agent-sessionizer net status repo`,
+		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeArgs(a.sessions(session.Ready)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetStatus(cmd.Context(), a, o, args[0]) },
 	}
 	for _, c := range []*cobra.Command{log, denied, explain, status} {

@@ -37,7 +37,7 @@ type openOptions struct {
 
 func (o *openOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.profile, "profile", "", "settings profile `NAME`")
-	f.StringVar(&o.image, "image", "", "guest image: ubuntu or debian")
+	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu or debian")
 	f.StringVar(&o.network, "network", "", "network `MODE`: isolated, allowlist or open")
 	f.IntVar(&o.resources.CPUs, "cpus", 0, "CPUs of the VM")
 	f.Var(&o.resources.Memory, "memory", "memory of the VM, like 8GiB")

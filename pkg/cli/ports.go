@@ -27,7 +27,7 @@ possible, until it is closed or the session is destroyed.`,
 		Example: `  agent-sessionizer ports repo 3000          http://3000.NAME.localhost:PORT
   agent-sessionizer ports repo               what is published
   agent-sessionizer ports repo 3000 --close`,
-		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSessions,
+		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeMany(a.sessions(), a.publishedPorts),
 		RunE: func(cmd *cobra.Command, args []string) error { return runPorts(cmd.Context(), a, o, args[0], args[1:]) },
 	}
 	cmd.Flags().BoolVar(&o.close, "close", false, "take the ports back; all of them when none is named")

@@ -44,7 +44,8 @@ func newExecCmd(a *app) *cobra.Command {
 		Short: "Run a command in a session, in the repository's directory",
 		Long: `Run a command as the agent, in the repository's directory, with the session's
 secrets in its environment. Standard streams and the exit status are the command's.`,
-		Example:           `  agent-sessionizer exec repo -- sh -c 'make && ./run'`,
+		Example: `  agent-sessionizer exec repo -- make test
+  agent-sessionizer exec repo -- sh -c 'make && ./run'`,
 		Args:              usage(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -97,8 +98,12 @@ func remote(err error) error {
 
 func newSSHCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:               "ssh SESSION [-- COMMAND [ARG…]]",
-		Short:             "A plain shell in a session, without tmux",
+		Use:   "ssh SESSION [-- COMMAND [ARG…]]",
+		Short: "Open a plain shell in a session, without tmux",
+		Long: `Open a plain shell in a session, without tmux. It lasts: when the connection is
+lost it comes back by itself. With a command it is "exec".`,
+		Example: `  agent-sessionizer ssh repo
+  agent-sessionizer ssh repo -- git log --oneline`,
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -150,7 +155,7 @@ func newSSHConfigCmd(a *app) *cobra.Command {
 		Short: "Print OpenSSH client configuration for sessions, for editors and scp",
 		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
   (or put "Include ~/.ssh/agents" on top of ~/.ssh/config)`,
-		ValidArgsFunction: a.completeSessions,
+		ValidArgsFunction: a.completeMany(a.sessions()),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runSSHConfig(cmd.Context(), a, args, asJSON)
 		},
@@ -207,7 +212,7 @@ repository's directory. What comes out of a guest is treated as hostile: links a
 not followed, devices are refused, nothing lands outside the destination.`,
 		Example: `  agent-sessionizer cp notes.md repo:docs/
   agent-sessionizer cp repo:build/report.html .`,
-		Args: usage(cobra.ExactArgs(2)),
+		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeCopy,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runCp(cmd.Context(), a, args[0], args[1])
 		},

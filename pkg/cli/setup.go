@@ -2,16 +2,13 @@ package cli
 
 import (
 	"context"
-	"embed"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -51,17 +48,21 @@ func (a *app) settingsFor(o settingsOptions) (*config.Config, config.Settings, e
 func newSecretsCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "secrets", Short: "Secrets' references: list and check them; values are never shown",
+		Example: `  agent-sessionizer secrets list
+  agent-sessionizer secrets check --repo owner/repo`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var o settingsOptions
 	list := &cobra.Command{
 		Use: "list", Short: "The names and references a session would get", Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, false) },
+		Example: `  agent-sessionizer secrets list --repo owner/repo --profile work`,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, false) },
 	}
 	check := &cobra.Command{
 		Use: "check", Short: "Resolve every reference and throw the values away", Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, true) },
+		Example: `  agent-sessionizer secrets check`,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, true) },
 	}
 	for _, c := range []*cobra.Command{list, check} {
 		o.flags(c, "print an array")
@@ -168,6 +169,11 @@ func newDoctorCmd(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check what this host has and lacks for sessions",
+		Long: `Check what this host has and lacks for sessions: settings, acceleration, programs,
+the guest image, the network's wall, tmux. Each thing that is missing comes with the
+command that helps. The exit status is 5 when sessions cannot be made.`,
+		Example: `  agent-sessionizer doctor
+  agent-sessionizer doctor --json | jq '.[] | select(.ok | not)'`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDoctor(cmd.Context(), a, asJSON) },
 	}
@@ -225,7 +231,7 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		tolerable := err == nil && !set.Network.Walled()
 		if tolerable {
 			err = fail.New(fail.Policy, "network.wall is false: root in the guest decides what it reaches, this host included").
-				WithHint("agent-sessionizer config path # and take network.wall out")
+				WithHint("agent-sessionizer config edit # and take network.wall out")
 		}
 		add("network", "mode "+string(set.Network.Mode)+", enforced on this host", err)
 		out[len(out)-1].tolerable = tolerable
@@ -239,9 +245,9 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		}
 	} else {
 		for _, f := range out {
-			mark := "✓"
+			mark := a.con.Paint(console.Good, "✓")
 			if !f.OK {
-				mark = "✗"
+				mark = a.con.Paint(console.Bad, "✗")
 			}
 			a.printf("%s %-13s %s\n", mark, f.Check, console.Clean(f.Detail))
 			if f.Hint != "" {
@@ -253,132 +259,6 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		if !f.OK && !f.tolerable {
 			return fail.New(fail.Host, "something is missing")
 		}
-	}
-	return nil
-}
-
-func newConfigCmd(a *app) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "config", Short: "Show the settings and where they come from",
-		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	var o settingsOptions
-	show := &cobra.Command{
-		Use: "show", Short: "The settings in force", Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigShow(a, o) },
-	}
-	o.flags(show, "print JSON")
-	var pathJSON bool
-	path := &cobra.Command{
-		Use: "path", Short: "The directories", Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigPath(a, pathJSON) },
-	}
-	path.Flags().BoolVar(&pathJSON, "json", false, "print an object")
-	init := &cobra.Command{
-		Use: "init", Short: "Write the shipped settings files, for editing; existing ones stay", Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigInit(a) },
-	}
-	cmd.AddCommand(show, path, init)
-	return cmd
-}
-
-// configView is what config show prints.
-type configView struct {
-	Image    string          `json:"image"`
-	Prepare  config.Prepare  `json:"prepare"`
-	Limits   config.Limits   `json:"limits"`
-	Settings config.Settings `json:"settings"`
-	Files    []string        `json:"files"`
-}
-
-func runConfigShow(a *app, o settingsOptions) error {
-	cfg, set, err := a.settingsFor(o)
-	if err != nil {
-		return err
-	}
-	v := configView{Image: cfg.Image, Prepare: cfg.Prepare, Limits: cfg.Limits, Settings: set, Files: append([]string{}, cfg.Files...)}
-	if o.json {
-		return a.con.JSON(v)
-	}
-	text, err := config.Text(v)
-	if err != nil {
-		return err
-	}
-	a.printf("%s", text)
-	return nil
-}
-
-// pathsView is what config path prints.
-type pathsView struct {
-	Settings string `json:"settings"`
-	System   string `json:"system"`
-	State    string `json:"state"`
-	Images   string `json:"images"`
-	Mirrors  string `json:"mirrors"`
-	LimaHome string `json:"lima_home"`
-}
-
-func runConfigPath(a *app, asJSON bool) error {
-	cfg, err := a.settings()
-	if err != nil {
-		return err
-	}
-	p := cfg.Paths
-	v := pathsView{p.Config, p.System, p.State, p.Images(), p.Mirrors(), p.LimaHome}
-	if asJSON {
-		return a.con.JSON(v)
-	}
-	a.pairs([][2]string{
-		{"settings", v.Settings},
-		{"system", v.System},
-		{"state", v.State},
-		{"images", v.Images},
-		{"mirrors", v.Mirrors},
-		{"LIMA_HOME", v.LimaHome},
-	})
-	return nil
-}
-
-func runConfigInit(a *app) error {
-	cfg, err := a.settings()
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(cfg.Paths.Config, 0o700); err != nil {
-		return fail.New(fail.Host, "make the settings directory: %w", err)
-	}
-	for _, file := range []struct {
-		from embed.FS
-		name string
-	}{
-		{sessionizer.Config, "config/config.yaml"},
-		{sessionizer.Config, "config/resources.yaml"},
-		{sessionizer.Config, "config/network-allowlist.txt"},
-		{sessionizer.Config, "config/repos.txt"},
-		{sessionizer.Lima, "lima/" + templateName},
-	} {
-		text, err := file.from.ReadFile(file.name)
-		if err != nil {
-			return err
-		}
-		path := filepath.Join(cfg.Paths.Config, filepath.Base(file.name))
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-		if os.IsExist(err) {
-			a.con.Say("%s", path+" is there already and stays")
-			continue
-		}
-		if err != nil {
-			return fail.New(fail.Host, "write the settings: %w", err)
-		}
-		_, err = f.Write(text)
-		if cerr := f.Close(); err == nil {
-			err = cerr
-		}
-		if err != nil {
-			return fail.New(fail.Host, "write %s: %w", path, err)
-		}
-		a.con.Say("%s", "wrote "+path)
 	}
 	return nil
 }

@@ -13,8 +13,9 @@ type tmuxBindOptions struct{ print, force bool }
 func newTmuxCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "tmux", Short: "Bind keys of your tmux to the picker",
-		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Example: `  agent-sessionizer tmux bind`,
+		Args:    usage(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newTmuxBindCmd(a), newTmuxUnbindCmd(a))
 	return cmd

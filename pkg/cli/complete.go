@@ -1,0 +1,374 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+// Completion reads files and the store. It starts nothing, makes nothing, asks no
+// VM, and what goes wrong offers nothing: somebody is in the middle of a line.
+
+// completionTime bounds it: a prompt that hangs is worse than one without offers.
+const completionTime = time.Second
+
+// A lister offers values, each with "\t" and a description if it has one.
+type lister func(cmd *cobra.Command, args []string) []string
+
+// completeArgs completes the arguments in their order, and nothing after them.
+func (a *app) completeArgs(each ...lister) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= len(each) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return each[len(args)](cmd, args), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeMany is completeArgs whose last argument may be repeated, with others.
+func (a *app) completeMany(each ...lister) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		var left []string
+		for _, v := range each[min(len(args), len(each)-1)](cmd, args) {
+			if value, _, _ := strings.Cut(v, "\t"); !slices.Contains(args, value) {
+				left = append(left, v)
+			}
+		}
+		return left, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeSessions completes one session.
+func (a *app) completeSessions(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	return a.completeArgs(a.sessions())(cmd, args, typed)
+}
+
+// completeRepos completes one session or repository; a path is one, too.
+func (a *app) completeRepos(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	offer := a.sessions()(cmd, args)
+	repos, _ := a.repos() // none to offer, then
+	for _, r := range repos {
+		if !slices.ContainsFunc(offer, func(o string) bool { return strings.HasPrefix(o, r+"\t") }) {
+			offer = append(offer, r+"\tno session yet")
+		}
+	}
+	return offer, cobra.ShellCompDirectiveDefault
+}
+
+// completeCopy completes a path here, or SESSION: and a path in its guest.
+func (a *app) completeCopy(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 1 || strings.Contains(typed, ":") {
+		return nil, cobra.ShellCompDirectiveNoFileComp // what is in a guest, only the guest knows
+	}
+	if _, _, inGuest := guestPath(append(args, "")[0]); inGuest || strings.ContainsAny(typed, "./") {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	var offer []string
+	for _, s := range a.inStore(cmd) {
+		if strings.HasPrefix(s.Name, typed) {
+			offer = append(offer, s.Name+":\t"+string(s.Phase)+" "+s.Called())
+		}
+	}
+	if len(offer) == 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return offer, cobra.ShellCompDirectiveNoSpace
+}
+
+// completeFlags gives every flag below cmd that takes a value its completion: by
+// its name, which means the same wherever it stands. A flag without one in values
+// takes what nobody can list.
+func completeFlags(cmd *cobra.Command, values map[string]cobra.CompletionFunc) {
+	for _, sub := range cmd.Commands() {
+		completeFlags(sub, values)
+	}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if _, has := cmd.GetFlagCompletionFunc(f.Name); has || f.NoOptDefVal != "" {
+			return
+		}
+		complete, ok := values[f.Name]
+		if !ok {
+			complete = cobra.NoFileCompletions
+		}
+		// It fails only for a flag that is not there, or that has one.
+		_ = cmd.RegisterFlagCompletionFunc(f.Name, complete)
+	})
+}
+
+func (a *app) flagValues() map[string]cobra.CompletionFunc {
+	one := func(l lister) cobra.CompletionFunc {
+		return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return l(cmd, args), cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+	these := func(words ...string) cobra.CompletionFunc {
+		return cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveKeepOrder)
+	}
+	return map[string]cobra.CompletionFunc{
+		"profile": one(a.profileNames),
+		"repo":    one(a.repoKeys),
+		"image":   one(a.sourceImages),
+		"network": these(
+			string(policy.Isolated)+"\tnothing",
+			string(policy.Allowlist)+"\tthe names that are listed",
+			string(policy.Open)+"\tthe internet, no LAN",
+		),
+		"prepare": these(
+			string(config.PrepareNone)+"\tsessions boot the image",
+			string(config.PrepareGolden)+"\tthey clone a provisioned disk",
+			string(config.PrepareWarm)+"\tthey go on from a saved VM",
+			string(config.PreparePool)+"\tthey get a VM that waits",
+		),
+		"from":    these(image.Debian+"\tbuilt from Debian packages", image.Ubuntu+"\tthe cloud image of the VM template"),
+		"suite":   these(image.DefaultSuite),
+		"of":      these("keeper\twhat the session's keeper did", "serial\tthe VM's console", "hostagent\tLima's host agent"),
+		"stop":    one(a.sessions(session.Ready, session.Creating, session.Starting, session.Broken)),
+		"destroy": one(a.sessions()),
+		"into": func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+		"cpus": one(func(*cobra.Command, []string) []string {
+			var counts []string
+			for n := 1; n <= runtime.NumCPU(); n *= 2 {
+				counts = append(counts, strconv.Itoa(n))
+			}
+			return counts
+		}),
+		"memory":       these("2GiB", "4GiB", "8GiB", "16GiB", "32GiB"),
+		"disk":         these("20GiB", "50GiB", "100GiB", "200GiB"),
+		"max-size":     these("1GiB", "4GiB", "16GiB"),
+		"unused-for":   these("30d", "90d", "365d"),
+		"host-service": cobra.FixedCompletions([]string{"localhost:"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
+		"max-refs":     cobra.NoFileCompletions,
+		"last":         cobra.NoFileCompletions,
+	}
+}
+
+// inStore are the sessions, if there is a store to ask.
+func (a *app) inStore(cmd *cobra.Command) []session.Session {
+	m, all := a.peek(cmd)
+	if m == nil {
+		return nil
+	}
+	return all
+}
+
+// peek is the manager and the sessions; nil where nothing was ever made.
+func (a *app) peek(cmd *cobra.Command) (*session.Manager, []session.Session) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, nil
+	}
+	if _, err := os.Stat(cfg.Paths.Store()); err != nil {
+		return nil, nil // opening it would make it
+	}
+	ctx, cancel := context.WithTimeout(contextOf(cmd), completionTime)
+	defer cancel()
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return nil, nil
+	}
+	all, err := m.List(ctx)
+	if err != nil {
+		return nil, nil
+	}
+	return m, all
+}
+
+func contextOf(cmd *cobra.Command) context.Context {
+	if ctx := cmd.Context(); ctx != nil {
+		return ctx
+	}
+	return cmd.Root().Context()
+}
+
+// sessions offers those in one of the phases, or all: by name and by repository.
+func (a *app) sessions(phases ...session.Phase) lister {
+	return func(cmd *cobra.Command, _ []string) []string {
+		all := a.inStore(cmd)
+		called := map[string]int{}
+		for _, s := range all {
+			called[s.Called()]++
+		}
+		var offer []string
+		for _, s := range all {
+			if len(phases) > 0 && !slices.Contains(phases, s.Phase) {
+				continue
+			}
+			if called[s.Called()] == 1 {
+				offer = append(offer, s.Called()+"\t"+string(s.Phase))
+			}
+			offer = append(offer, s.Name+"\t"+string(s.Phase)+" "+s.Called())
+		}
+		return offer
+	}
+}
+
+func (a *app) profileNames(*cobra.Command, []string) []string {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil
+	}
+	return cfg.Profiles()
+}
+
+// repoKeys offers the repositories that settings or sessions are about.
+func (a *app) repoKeys(cmd *cobra.Command, _ []string) []string {
+	found := map[string]string{}
+	if cfg, err := a.settings(); err == nil {
+		for _, key := range cfg.Repos() {
+			found[shortKey(string(key))] = "has settings of its own"
+		}
+	}
+	for _, s := range a.inStore(cmd) {
+		key := shortKey(s.RepoKey)
+		found[key] = cmp.Or(found[key], "has a session")
+	}
+	var offer []string
+	for _, key := range slices.Sorted(maps.Keys(found)) {
+		offer = append(offer, key+"\t"+found[key])
+	}
+	return offer
+}
+
+// shortKey is a key as one writes it: owner/repo is github.com's.
+func shortKey(key string) string { return strings.TrimPrefix(key, "github.com/") }
+
+// sourceImages offers the images that sessions are asked for with.
+func (a *app) sourceImages(*cobra.Command, []string) []string {
+	offer := []string{image.Ubuntu + "\tthe cloud image of the VM template"}
+	images, err := a.images()
+	if err != nil {
+		return offer
+	}
+	built, err := images.Find(image.Debian, session.Arch())
+	if err != nil {
+		return append(offer, image.Debian+"\tnot built yet")
+	}
+	return append(offer, image.Debian+"\tbuilt "+ago(built.CreatedAt)+" ago")
+}
+
+// builtImages offers those that are files of ours.
+func (a *app) builtImages(*cobra.Command, []string) []string {
+	images, err := a.images()
+	if err != nil {
+		return nil
+	}
+	all, err := images.List()
+	if err != nil {
+		return nil
+	}
+	var offer []string
+	for _, i := range all {
+		if i.Path != "" && i.Ready {
+			offer = append(offer, fmt.Sprintf("%s\t%v, made %s ago", i.Name, config.Size(i.Size), ago(i.CreatedAt)))
+		}
+	}
+	return offer
+}
+
+// deniedNames offers what the session's gateway denied, and the groups.
+func (a *app) deniedNames(cmd *cobra.Command, args []string) []string {
+	return append(a.asked(cmd, args, func(e gateway.Entry) bool { return !e.Allowed }, "denied"), a.groupNames()...)
+}
+
+// allowedNames offers what the session's gateway let out, and the groups.
+func (a *app) allowedNames(cmd *cobra.Command, args []string) []string {
+	return append(a.asked(cmd, args, func(e gateway.Entry) bool { return e.Allowed }, "was reached"), a.groupNames()...)
+}
+
+// askedNames offers whatever the session asked for.
+func (a *app) askedNames(cmd *cobra.Command, args []string) []string {
+	return a.asked(cmd, args, func(gateway.Entry) bool { return true }, "was asked for")
+}
+
+// asked are names of a session's journal, the last ones first. They are the
+// guest's choice: what is no proper name is not offered to a shell.
+func (a *app) asked(cmd *cobra.Command, args []string, match func(gateway.Entry) bool, what string) []string {
+	m, s, ok := a.first(cmd, args)
+	if !ok || !s.Spec.Walled {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(contextOf(cmd), completionTime)
+	defer cancel()
+	var names []string
+	last := map[string]int{}
+	for e, err := range gateway.Journal(ctx, m.Gateway(s).Dir, false) {
+		if err != nil || ctx.Err() != nil {
+			break
+		}
+		name, err := policy.Canonical(e.Name)
+		if err != nil || !match(e) {
+			continue
+		}
+		if e.Kind != gateway.KindDNS && e.Port != 0 && e.Port != 443 {
+			name += ":" + strconv.Itoa(int(e.Port))
+		}
+		if _, seen := last[name]; !seen {
+			names = append(names, name)
+		}
+		last[name] = int(e.Seq)
+	}
+	slices.SortFunc(names, func(x, y string) int { return last[y] - last[x] })
+	for i, name := range names {
+		names[i] = name + "\t" + what
+	}
+	return names
+}
+
+func (a *app) groupNames() []string {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil
+	}
+	var offer []string
+	groups := cfg.Groups()
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		offer = append(offer, fmt.Sprintf("@%s\t%d names", name, len(groups[name])))
+	}
+	return offer
+}
+
+// publishedPorts offers the ports that can be taken back.
+func (a *app) publishedPorts(cmd *cobra.Command, args []string) []string {
+	_, s, ok := a.first(cmd, args)
+	if taking, _ := cmd.Flags().GetBool("close"); !ok || !taking {
+		return nil // which others are listened on, only the guest knows
+	}
+	var offer []string
+	for _, p := range s.Facts.Ports {
+		offer = append(offer, strconv.Itoa(int(p.Guest)))
+	}
+	return offer
+}
+
+// first is the session that the first argument names.
+func (a *app) first(cmd *cobra.Command, args []string) (*session.Manager, session.Session, bool) {
+	m, all := a.peek(cmd)
+	if m == nil || len(all) == 0 || len(args) == 0 {
+		return nil, session.Session{}, false
+	}
+	ctx, cancel := context.WithTimeout(contextOf(cmd), completionTime)
+	defer cancel()
+	s, err := find(ctx, m, args[0])
+	return m, s, err == nil
+}

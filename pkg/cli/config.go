@@ -1,0 +1,209 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+func newConfigCmd(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "config", Short: "Show and edit the settings",
+		Long: `Show and edit the settings. Nothing has to be configured; what is, comes in this
+order, the later winning: shipped defaults, /etc/agent-sessionizer, the user's files,
+the repository's own (which can only narrow the network), the environment, flags.`,
+		Example: `  agent-sessionizer config show --origin
+  agent-sessionizer config edit`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	var o configShowOptions
+	show := &cobra.Command{
+		Use: "show", Short: "The settings in force", Args: usage(cobra.NoArgs),
+		Example: `  agent-sessionizer config show
+  agent-sessionizer config show --origin --repo owner/repo
+  agent-sessionizer config show --json | jq .settings.resources`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigShow(a, o) },
+	}
+	o.flags(show, "print JSON")
+	show.Flags().BoolVar(&o.origin, "origin", false, "each value with the file and line, variable or flag it comes from")
+	var pathJSON bool
+	path := &cobra.Command{
+		Use: "path", Short: "The directories", Args: usage(cobra.NoArgs),
+		Example: `  agent-sessionizer config path
+  cd "$(agent-sessionizer config path --json | jq -r .settings)"`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigPath(a, pathJSON) },
+	}
+	path.Flags().BoolVar(&pathJSON, "json", false, "print an object")
+	init := &cobra.Command{
+		Use: "init", Short: "Write the shipped settings files, for editing; existing ones stay", Args: usage(cobra.NoArgs),
+		Example: `  agent-sessionizer config init`,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runConfigInit(a) },
+	}
+	cmd.AddCommand(show, newConfigEditCmd(a), path, init)
+	return cmd
+}
+
+type configShowOptions struct {
+	settingsOptions
+	origin bool
+}
+
+// configView is what config show prints.
+type configView struct {
+	Image     string           `json:"image"`
+	Prepare   config.Prepare   `json:"prepare"`
+	Pool      int              `json:"pool"`
+	Limits    config.Limits    `json:"limits"`
+	Attention config.Attention `json:"attention"`
+	Dotfiles  string           `json:"dotfiles,omitempty"`
+	Roots     []string         `json:"roots,omitempty"`
+	Settings  config.Settings  `json:"settings"`
+	Files     []string         `json:"files"`
+}
+
+func runConfigShow(a *app, o configShowOptions) error {
+	cfg, set, err := a.settingsFor(o.settingsOptions)
+	if err != nil {
+		return err
+	}
+	if o.origin {
+		return runConfigOrigin(a, cfg, o)
+	}
+	v := configView{
+		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Attention: cfg.Attention,
+		Dotfiles: cfg.Dotfiles, Roots: cfg.Roots, Settings: set, Files: append([]string{}, cfg.Files...),
+	}
+	if o.json {
+		return a.con.JSON(v)
+	}
+	text, err := config.Text(v)
+	if err != nil {
+		return err
+	}
+	a.printf("%s", text)
+	return nil
+}
+
+func runConfigOrigin(a *app, cfg *config.Config, o configShowOptions) error {
+	key, err := repoKey(o.repo)
+	if err != nil {
+		return err
+	}
+	values, err := cfg.Values(key, o.profile)
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return a.con.JSON(values)
+	}
+	var rows [][]string
+	for _, v := range values {
+		rows = append(rows, []string{v.Key, plainValue(v.Value), v.Origin.String()})
+	}
+	a.con.Table([]string{"KEY", "VALUE", "ORIGIN"}, rows)
+	return nil
+}
+
+// plainValue is a setting on one line.
+func plainValue(v any) string {
+	list := reflect.ValueOf(v)
+	if list.Kind() != reflect.Slice {
+		return fmt.Sprint(v)
+	}
+	var items []string
+	for i := range list.Len() {
+		items = append(items, fmt.Sprint(list.Index(i)))
+	}
+	return strings.Join(items, ", ")
+}
+
+// pathsView is what config path prints.
+type pathsView struct {
+	Settings string `json:"settings"`
+	System   string `json:"system"`
+	State    string `json:"state"`
+	Images   string `json:"images"`
+	Mirrors  string `json:"mirrors"`
+	LimaHome string `json:"lima_home"`
+}
+
+func runConfigPath(a *app, asJSON bool) error {
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	p := cfg.Paths
+	v := pathsView{p.Config, p.System, p.State, p.Images(), p.Mirrors(), p.LimaHome}
+	if asJSON {
+		return a.con.JSON(v)
+	}
+	a.pairs([][2]string{
+		{"settings", v.Settings},
+		{"system", v.System},
+		{"state", v.State},
+		{"images", v.Images},
+		{"mirrors", v.Mirrors},
+		{"LIMA_HOME", v.LimaHome},
+	})
+	return nil
+}
+
+// groupsFolder holds the groups of names, below the settings.
+const groupsFolder = "network-groups"
+
+// settingsFiles are the files that config edit knows, besides those of groups.
+var settingsFiles = []string{"config.yaml", "resources.yaml", "network-allowlist.txt", "repos.txt"}
+
+func runConfigInit(a *app) error {
+	paths, err := config.DefaultPaths()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(paths.Config, 0o700); err != nil {
+		return fail.New(fail.Host, "make the settings directory: %w", err)
+	}
+	for _, name := range append(slices.Clone(settingsFiles), templateName) {
+		text, err := shippedText(name)
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(paths.Config, name)
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if os.IsExist(err) {
+			a.con.Say("%s", path+" is there already and stays")
+			continue
+		}
+		if err != nil {
+			return fail.New(fail.Host, "write the settings: %w", err)
+		}
+		_, err = f.Write(text)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return fail.New(fail.Host, "write %s: %w", path, err)
+		}
+		a.con.Say("%s", "wrote "+path)
+	}
+	return nil
+}
+
+// shippedText is the default of a settings file.
+func shippedText(name string) ([]byte, error) {
+	if name == templateName {
+		return sessionizer.Lima.ReadFile("lima/" + name)
+	}
+	return sessionizer.Config.ReadFile("config/" + name)
+}
+
+// shippedSettings is the directory of the defaults.
+func shippedSettings() (fs.FS, error) { return fs.Sub(sessionizer.Config, "config") }

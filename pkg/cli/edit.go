@@ -1,0 +1,301 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+func newConfigEditCmd(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "edit [FILE]", Short: "Edit a settings file, checked before it counts",
+		Long: `Edit one of your settings files: config.yaml unless told, resources.yaml,
+network-allowlist.txt, repos.txt or network-groups/NAME.txt. One that you do not have
+yet begins as the shipped one.
+
+$VISUAL or $EDITOR edits a copy, which replaces the file only if it is without errors.
+What is not is kept, and the next "config edit" goes on with it.`,
+		Example: `  agent-sessionizer config edit
+  agent-sessionizer config edit network-allowlist.txt
+  EDITOR='code --wait' agent-sessionizer config edit network-groups/internal.txt`,
+		Args: usage(cobra.MaximumNArgs(1)), ValidArgsFunction: a.completeArgs(a.settingsNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runConfigEdit(cmd.Context(), a, append(args, settingsFiles[0])[0])
+		},
+	}
+}
+
+// edit is one settings file on its way through an editor.
+type edit struct {
+	app   *app
+	paths config.Paths
+	ship  fs.FS
+	name  string // below the settings' directory
+	path  string // of the file; what a symbolic link leads to
+	draft string // of the copy, which has no other name while it exists
+}
+
+func runConfigEdit(ctx context.Context, a *app, name string) error {
+	name = filepath.Clean(name)
+	group, isGroup := strings.CutPrefix(name, groupsFolder+"/")
+	group, isGroup = strings.TrimSuffix(group, ".txt"), isGroup && strings.HasSuffix(group, ".txt")
+	if known := slices.Contains(settingsFiles, name) || isGroup && policy.GroupName(group); !known {
+		return fail.New(fail.Usage, "no settings file %q; there are %s and %s/NAME.txt", name, strings.Join(settingsFiles, ", "), groupsFolder).
+			WithHint("agent-sessionizer config edit --help")
+	}
+	paths, err := config.DefaultPaths()
+	if err != nil {
+		return err
+	}
+	ship, err := shippedSettings()
+	if err != nil {
+		return err
+	}
+	lock, free, err := store.TryLock(filepath.Join(paths.State, "locks", "config-edit"))
+	if err != nil {
+		return err
+	}
+	if !free {
+		return fail.New(fail.Conflict, "the settings are being edited already")
+	}
+	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
+	e := &edit{app: a, paths: paths, ship: ship, name: name, path: filepath.Join(paths.Config, name)}
+	e.draft = filepath.Join(filepath.Dir(e.path), ".edit-"+filepath.Base(e.path))
+	if to, err := filepath.EvalSymlinks(e.path); err == nil {
+		e.path = to
+	}
+	return e.run(ctx)
+}
+
+func (e *edit) run(ctx context.Context) error {
+	was, err := os.ReadFile(e.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fail.New(fail.Usage, "read the settings: %w", err)
+	}
+	begin := was
+	if err != nil {
+		begin = e.blank()
+	}
+	if err := e.open(begin); err != nil {
+		return err
+	}
+	for {
+		if err := e.visit(ctx); err != nil {
+			return e.leave(begin, err)
+		}
+		text, err := os.ReadFile(e.draft)
+		if err != nil {
+			return fail.New(fail.Host, "read what was edited: %w", err)
+		}
+		if bytes.Equal(text, begin) {
+			e.app.con.Say("%s", "nothing was changed")
+			return os.Remove(e.draft)
+		}
+		if err := e.check(text); err != nil {
+			if e.again(err) {
+				continue
+			}
+			return e.leave(begin, err)
+		}
+		if now, err := os.ReadFile(e.path); err == nil && !bytes.Equal(now, was) || errors.Is(err, fs.ErrNotExist) && was != nil {
+			return e.leave(begin, fail.New(fail.Conflict, "%s was changed meanwhile", e.path).WithHint("diff %s %s", e.path, e.draft))
+		}
+		if err := replaceFile(e.path, text); err != nil {
+			return e.leave(begin, err)
+		}
+		e.app.con.Say("%s", "wrote "+e.path)
+		return os.Remove(e.draft)
+	}
+}
+
+// blank is what a file begins as that the user does not have.
+func (e *edit) blank() []byte {
+	text, err := fs.ReadFile(e.ship, filepath.ToSlash(e.name))
+	if err != nil {
+		return []byte("# Entries as in network-allowlist.txt; @" + strings.TrimSuffix(filepath.Base(e.name), ".txt") + " stands for them.\n")
+	}
+	return text
+}
+
+// open makes the copy, or finds the one that was kept.
+func (e *edit) open(begin []byte) error {
+	if err := os.MkdirAll(filepath.Dir(e.draft), 0o700); err != nil {
+		return fail.New(fail.Host, "make the settings directory: %w", err)
+	}
+	f, err := os.OpenFile(e.draft, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		e.app.con.Say("going on with what was kept in %s; remove that to begin anew", e.draft)
+		kept, kerr := os.Stat(e.draft)
+		file, ferr := os.Stat(e.path)
+		if kerr == nil && ferr == nil && file.ModTime().After(kept.ModTime()) {
+			e.app.con.Warn("%s is newer than that; compare: diff %s %s", e.path, e.path, e.draft)
+		}
+		return kerr
+	}
+	if err != nil {
+		return fail.New(fail.Host, "make a copy to edit: %w", err)
+	}
+	_, err = f.Write(begin)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fail.New(fail.Host, "make a copy to edit: %w", errors.Join(err, os.Remove(e.draft)))
+	}
+	return nil
+}
+
+// visit runs the editor on the copy. It may be a command line, as for git.
+func (e *edit) visit(ctx context.Context) error {
+	editor, err := chooseEditor(os.Getenv, interactive(), exec.LookPath)
+	if err != nil {
+		return err
+	}
+	// Ctrl-C is the editor's: it must not end it with the user's text in it.
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "sh", "-c", editor+` "$@"`, editor, e.draft)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fail.New(fail.Failure, "the editor (%s): %w", editor, err)
+	}
+	return nil
+}
+
+// editors are tried in this order when the user has named none.
+var editors = []string{"sensible-editor", "editor", "nano", "vim", "vi"}
+
+func chooseEditor(env func(string) string, terminal bool, look func(string) (string, error)) (string, error) {
+	for _, name := range []string{"VISUAL", "EDITOR"} {
+		if editor := strings.TrimSpace(env(name)); editor != "" {
+			return editor, nil
+		}
+	}
+	if !terminal {
+		return "", fail.New(fail.Usage, "there is no terminal to edit on, and neither VISUAL nor EDITOR is set").WithHint("agent-sessionizer config path")
+	}
+	for _, editor := range editors {
+		if _, err := look(editor); err == nil {
+			return editor, nil
+		}
+	}
+	return "", fail.New(fail.Host, "there is no editor: none of %s", strings.Join(editors, ", ")).WithHint("export EDITOR=/path/of/an/editor")
+}
+
+// check says what is wrong with the text as the file. What is wrong elsewhere,
+// and was before, is only told of.
+func (e *edit) check(text []byte) error {
+	if e.name == "repos.txt" {
+		return checkRepos(e.path, text)
+	}
+	err := config.Check(e.paths, e.ship, e.name, text)
+	if err == nil || strings.HasPrefix(err.Error(), filepath.Join(e.paths.Config, e.name)) {
+		return err
+	}
+	if _, before := config.Load(e.paths, e.ship); before != nil && before.Error() == err.Error() {
+		e.app.con.Warn("%v", err)
+		return nil
+	}
+	return err
+}
+
+func checkRepos(file string, text []byte) error {
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		line, _, _ = strings.Cut(line, "#")
+		line = strings.TrimSpace(line)
+		local := strings.HasPrefix(line, ".") || strings.HasPrefix(line, "/") || strings.HasPrefix(line, "~")
+		if line != "" && !local && repo.KeyOf(line) == "" {
+			return fail.New(fail.Usage, "%s:%d: %q is none of owner/repo, a git URL and a path", file, n, line)
+		}
+	}
+	return nil
+}
+
+// again asks whether to go back to the editor with an error, where somebody is
+// there to ask.
+func (e *edit) again(err error) bool {
+	tty, terr := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if terr != nil {
+		return false
+	}
+	tty.Close()
+	e.app.con.Fail(fail.New(fail.CodeOf(err), "%s", err)) // its hint is to edit
+	answer, err := e.app.ask("Edit it again? [Y/n] ")
+	return err == nil && !strings.HasPrefix(strings.ToLower(answer), "n")
+}
+
+// leave ends without a change. What the user wrote stays in the copy.
+func (e *edit) leave(begin []byte, cause error) error {
+	text, err := os.ReadFile(e.draft)
+	if err == nil && bytes.Equal(text, begin) {
+		return errors.Join(cause, os.Remove(e.draft))
+	}
+	kept := fail.New(fail.CodeOf(cause), "%w; %s is as it was, and what you wrote is in %s", cause, filepath.Base(e.path), e.draft)
+	if fail.CodeOf(cause) == fail.Conflict {
+		return kept
+	}
+	return kept.WithHint("agent-sessionizer config edit %s", e.name)
+}
+
+// replaceFile writes a file as a whole: whoever reads it, also after a crash,
+// has the old text or the new one. Its mode stays.
+func replaceFile(path string, text []byte) (err error) {
+	defer func() {
+		if err != nil {
+			err = fail.New(fail.Host, "write %s: %w", path, err)
+		}
+	}()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+		}
+	}()
+	if st, err := os.Stat(path); err == nil {
+		if err := f.Chmod(st.Mode().Perm()); err != nil {
+			return err
+		}
+	}
+	if _, err := f.Write(text); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// settingsNames completes.
+func (a *app) settingsNames(*cobra.Command, []string) []string {
+	names := slices.Clone(settingsFiles)
+	cfg, err := a.settings()
+	if err != nil {
+		return names // which may be why somebody wants to edit
+	}
+	for name, rules := range cfg.Groups() {
+		names = append(names, fmt.Sprintf("%s/%s.txt\t%d names", groupsFolder, name, len(rules)))
+	}
+	slices.Sort(names[len(settingsFiles):])
+	return names
+}

@@ -1,0 +1,413 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+type pruneOptions struct {
+	dryRun bool
+	json   bool
+	unused age
+}
+
+func (o *pruneOptions) flags(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would go; change nothing")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print an object: removed and kept, with sizes and reasons")
+}
+
+func newPruneCmd(a *app) *cobra.Command {
+	o := pruneOptions{unused: 90 * day}
+	cmd := &cobra.Command{
+		Use: "prune", Short: "Remove what nobody needs any more, and say what and why",
+		Long: `Remove what nobody needs any more, and say what and why:
+
+  - images and saved VMs that newer ones replaced, VMs that wait in vain, and what
+    builds left that were cut short ("image prune" does only this);
+  - what is left of sessions that are gone: VMs, directories, logs;
+  - mirrors of repositories that have no session and were not used for 90 days;
+  - files that commands have left that were killed.
+
+Nothing of a session that exists is touched, nor what somebody works with just now.
+What looks abandoned and may not be is kept, and named: mirrors with commits of agents
+that no branch has, and VMs and directories of which no session is known.`,
+		Example: `  agent-sessionizer prune --dry-run
+  agent-sessionizer prune --unused-for 30d
+  agent-sessionizer prune --dry-run --json | jq .size`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runPrune(cmd.Context(), a, o, (*pruning).sessions, (*pruning).machines, (*pruning).images, (*pruning).mirrors, (*pruning).files)
+		},
+	}
+	o.flags(cmd)
+	cmd.Flags().Var(&o.unused, "unused-for", "mirrors go that were not used for a `TIME` such as 30d or 12h")
+	return cmd
+}
+
+const day = age(24 * time.Hour)
+
+// age is a duration that may be in days, as a flag.
+type age time.Duration
+
+func (d *age) Set(text string) error {
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		n, err := strconv.ParseUint(days, 10, 16)
+		*d = age(n) * day
+		if err == nil {
+			return nil
+		}
+	}
+	n, err := time.ParseDuration(text)
+	if err != nil || n < 0 {
+		return fmt.Errorf("%q is not a time; write it like 30d or 12h", text)
+	}
+	*d = age(n)
+	return nil
+}
+
+func (d *age) String() string {
+	if *d%day == 0 {
+		return fmt.Sprintf("%dd", *d/day)
+	}
+	return time.Duration(*d).String()
+}
+
+func (*age) Type() string { return "time" }
+
+// litter is a thing that prune has found.
+type litter struct {
+	Kind string `json:"kind"`
+	Name string `json:"name"`
+	Path string `json:"path,omitempty"`
+	Size int64  `json:"size"` // bytes
+	Why  string `json:"why"`  // it goes, or stays
+}
+
+// pruneView is what prune prints.
+type pruneView struct {
+	DryRun  bool     `json:"dry_run"`
+	Removed []litter `json:"removed"` // or would be, in a dry run
+	Kept    []litter `json:"kept"`    // looks abandoned, and may not be
+	Size    int64    `json:"size"`    // of what is removed, bytes
+}
+
+// pruning is one run of prune. Its parts compose what the owners of things do to
+// their own, under their own locks; each may be repeated after a kill -9.
+type pruning struct {
+	app  *app
+	o    pruneOptions
+	cfg  *config.Config
+	all  *session.Manager // nil before manager
+	view pruneView
+}
+
+func runPrune(ctx context.Context, a *app, o pruneOptions, parts ...func(*pruning, context.Context) error) error {
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	p := &pruning{app: a, o: o, cfg: cfg, view: pruneView{DryRun: o.dryRun, Removed: []litter{}, Kept: []litter{}}}
+	var errs []error
+	for _, part := range parts {
+		if ctx.Err() != nil {
+			break
+		}
+		errs = append(errs, part(p, ctx)) // what one finds in its way does not keep the others
+	}
+	if err := p.print(); err != nil {
+		return err
+	}
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+func (p *pruning) gone(l litter) {
+	p.view.Removed = append(p.view.Removed, l)
+	p.view.Size += l.Size
+}
+
+func (p *pruning) kept(l litter) { p.view.Kept = append(p.view.Kept, l) }
+
+func (p *pruning) print() error {
+	if p.o.json {
+		return p.app.con.JSON(p.view)
+	}
+	for _, l := range p.view.Kept {
+		p.app.con.Say("kept: %s %s (%v): %s", l.Kind, l.Name, config.Size(l.Size), l.Why)
+	}
+	if len(p.view.Removed) > 0 {
+		header, rows := []string{"WHAT", "NAME", "SIZE", "WHY"}, [][]string{}
+		for _, l := range p.view.Removed {
+			rows = append(rows, []string{l.Kind, l.Name, config.Size(l.Size).String(), l.Why})
+		}
+		p.app.con.Table(header, rows)
+	}
+	word := "freed"
+	if p.o.dryRun {
+		word = "would be freed"
+	}
+	p.app.printf("%v %s\n", config.Size(p.view.Size), word)
+	return nil
+}
+
+// manager is nil where there is no store yet: a dry run does not make one.
+func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
+	if _, serr := os.Stat(p.cfg.Paths.Store()); p.all != nil || serr != nil && p.o.dryRun {
+		return p.all, nil
+	}
+	if p.o.dryRun {
+		p.all, err = p.app.plainManager(ctx) // no keepers are started
+	} else {
+		p.all, err = p.app.manager(ctx)
+	}
+	return p.all, err
+}
+
+// alone calls f while nobody works on a session; in a dry run it only looks
+// whether somebody does.
+func (p *pruning) alone(s session.Session, f func() error) (bool, error) {
+	path := p.cfg.Paths.SessionLock(s.ID)
+	if p.o.dryRun {
+		return !store.Held(path), nil
+	}
+	lock, free, err := store.TryLock(path)
+	if err != nil || !free {
+		return false, err
+	}
+	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
+	return true, f()
+}
+
+// sessions removes what is left of those that are gone: directories and events.
+func (p *pruning) sessions(ctx context.Context) error {
+	m, err := p.manager(ctx)
+	if m == nil || err != nil {
+		return err
+	}
+	all := filepath.Dir(p.cfg.Paths.SessionDir("x"))
+	entries, err := os.ReadDir(all)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fail.New(fail.Host, "look for what sessions have left: %w", err)
+	}
+	for _, e := range entries {
+		dir := filepath.Join(all, e.Name())
+		s, err := m.Get(ctx, e.Name())
+		l := litter{Kind: "directory of a session", Name: e.Name(), Path: dir, Size: image.DiskUsage(dir)}
+		switch {
+		case fail.CodeOf(err) == fail.NotFound:
+			l.Why = "no session of this id is known; the key of a VM may be in it"
+			p.kept(l)
+			continue
+		case err != nil:
+			return err
+		case s.Phase != session.Gone: // for good: no session comes back from there
+			continue
+		}
+		l.Name, l.Why = s.Name, "the session is gone"
+		removed, err := p.alone(s, func() error { return errors.Join(m.Gateway(s).Stop(ctx), os.RemoveAll(dir)) })
+		if err != nil {
+			return err
+		}
+		if removed {
+			p.gone(l)
+		}
+	}
+	// Whoever follows the end of a session has seen it by then.
+	n, bytes, err := m.Store.PruneEvents(ctx, time.Now().Add(-time.Duration(day)), p.o.dryRun)
+	if n > 0 {
+		p.gone(litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: "their sessions have been gone for a day"})
+	}
+	return err
+}
+
+// machines removes VMs of sessions that are gone. Those that wait, and those that
+// images are made in, are the maker's.
+func (p *pruning) machines(ctx context.Context) error {
+	if _, err := os.Stat(p.cfg.Paths.LimaHome); err != nil {
+		return nil //nolint:nilerr // there are none
+	}
+	m, err := p.manager(ctx)
+	if m == nil || err != nil {
+		return err
+	}
+	driver, err := p.app.driver(quietLog())
+	if err != nil {
+		return err
+	}
+	machines, err := driver.List(ctx)
+	if err != nil {
+		return err
+	}
+	owners, err := p.owners(ctx, m)
+	if err != nil {
+		return err
+	}
+	for _, machine := range machines {
+		s, known := owners[machine.Name]
+		l := litter{Kind: "VM", Name: machine.Name, Path: machine.Dir, Size: machine.DiskUsed}
+		switch {
+		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix):
+			continue
+		case !known:
+			l.Why = "no session is known that it is of"
+			p.kept(l)
+			continue
+		}
+		l.Why = "the session is gone"
+		removed, err := p.alone(s, func() error { return driver.Delete(ctx, machine.Name) })
+		if err != nil {
+			return err
+		}
+		if removed {
+			p.gone(l)
+		}
+	}
+	return nil
+}
+
+// owners are the sessions by their VMs' names; those that wait have one that is
+// not gone. It looks in the order in which a VM comes from the pool to a session.
+func (p *pruning) owners(ctx context.Context, m *session.Manager) (map[string]session.Session, error) {
+	owners := map[string]session.Session{}
+	waiting, err := golden.PoolVMs(p.cfg.Paths.Pool())
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range waiting {
+		owners[name] = session.Session{}
+	}
+	for _, gone := range []bool{true, false} { // who is not gone has the last word
+		rows, err := m.Store.Sessions(ctx, true)
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range rows {
+			s, err := m.Get(ctx, row.ID)
+			if err != nil {
+				return nil, err
+			}
+			if (s.Phase == session.Gone) != gone {
+				continue
+			}
+			owners[s.Name], owners[s.VM()] = s, s
+			if taken, err := golden.ReadSpare(filepath.Join(p.cfg.Paths.SessionDir(s.ID), "spare")); err == nil && !gone {
+				owners[taken.VM] = s
+			}
+		}
+	}
+	return owners, nil
+}
+
+// images removes what newer images replaced, what dead makers left, and VMs that
+// wait and that no session will be given: clones of such images, or all.
+func (p *pruning) images(ctx context.Context) error {
+	_, noImages := os.Stat(p.cfg.Paths.Images())
+	if _, noPool := os.Stat(p.cfg.Paths.Pool()); noImages != nil && noPool != nil {
+		return nil // and nothing is made to see that
+	}
+	images, err := p.app.images()
+	if err != nil {
+		return err
+	}
+	maker, err := p.app.maker()
+	if err != nil {
+		return err
+	}
+	pools := maker.Pools(ctx, p.cfg.Prepare, session.Arch())
+	spares, err := maker.PruneSpares(ctx, p.o.dryRun, func(s golden.Spare) bool {
+		return pools && slices.ContainsFunc([]string{image.Ubuntu, image.Debian}, func(source string) bool {
+			i, err := images.Find(image.Golden(source), session.Arch())
+			return err == nil && i.Path == s.Image
+		})
+	})
+	var doomed []string
+	for _, l := range spares {
+		name := golden.VMOf(l.Path)
+		doomed = append(doomed, name)
+		p.gone(litter{Kind: "VM that waits", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
+	}
+	if err != nil {
+		return err
+	}
+	inUse, err := p.app.imageInUse(doomed...)
+	if err != nil {
+		return err
+	}
+	found, err := maker.PruneImages(ctx, image.PruneOptions{DryRun: p.o.dryRun, InUse: inUse})
+	for _, l := range found {
+		name, err := filepath.Rel(p.cfg.Paths.Images(), l.Path)
+		if err != nil {
+			return err
+		}
+		p.gone(litter{Kind: "image", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
+	}
+	return err
+}
+
+// mirrors removes those that have no session and were not used for long.
+func (p *pruning) mirrors(ctx context.Context) error {
+	m, err := p.manager(ctx)
+	if m == nil || err != nil {
+		return err // without a store there was no session, and no mirror
+	}
+	found, err := (&repo.Mirrors{Dir: p.cfg.Paths.Mirrors()}).Prune(ctx, repo.PruneOptions{
+		DryRun: p.o.dryRun, Before: time.Now().Add(-time.Duration(p.o.unused)),
+		InUse: func(key string) (bool, error) {
+			all, err := m.List(ctx)
+			return slices.ContainsFunc(all, func(s session.Session) bool { return s.RepoKey == key }), err
+		},
+	})
+	for _, u := range found {
+		l := litter{Kind: "mirror", Name: shortKey(u.Repo), Path: u.Dir, Size: u.Size, Why: u.Stays}
+		switch {
+		case u.Stays != "":
+			p.kept(l)
+			continue
+		case u.Repo == "":
+			l.Name, l.Why = filepath.Base(u.Dir), "a clone that was cut short"
+		default:
+			l.Why = "not used for " + ago(u.Used)
+		}
+		p.gone(l)
+	}
+	return err
+}
+
+// files removes what a command that was killed has left of its own. They are
+// written to while they are used, and never for a day.
+func (p *pruning) files(context.Context) error {
+	left, err := filepath.Glob(filepath.Join(p.cfg.Paths.Cache, "agent-sessionizer-*.pack"))
+	if err != nil {
+		return err
+	}
+	for _, path := range left {
+		st, err := os.Lstat(path)
+		if err != nil || !st.Mode().IsRegular() || time.Since(st.ModTime()) < time.Duration(day) {
+			continue
+		}
+		l := litter{Kind: "file", Name: filepath.Base(path), Path: path, Size: image.DiskUsage(path), Why: "left by a fetch that was killed"}
+		if !p.o.dryRun {
+			if err := os.Remove(path); err != nil {
+				return fail.New(fail.Host, "remove what a fetch has left: %w", err)
+			}
+		}
+		p.gone(l)
+	}
+	return nil
+}

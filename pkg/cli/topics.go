@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// What is no command and has to be looked up now and then: help topics, and
+// sections of the manual page.
+
+type entry struct{ name, text string }
+
+// exitCodes are those of docs/architecture.md.
+func exitCodes() []entry {
+	all := []entry{{"0", "done"}}
+	for _, c := range []struct {
+		code fail.Code
+		text string
+	}{
+		{fail.Failure, "something that no other code names"},
+		{fail.Usage, "the command line or a settings file is wrong"},
+		{fail.NotFound, "no such session, repository, image, file"},
+		{fail.Conflict, "exists, in use, would lose work, over a limit"},
+		{fail.Host, "the host lacks something: QEMU, tmux, disk space"},
+		{fail.Secret, "a secret or a login is missing or refused"},
+		{fail.Policy, "a policy does not allow it"},
+		{fail.Preserved, "reserved: a task failed and its VM was kept"},
+		{fail.Timeout, "a deadline passed"},
+		{fail.Interrupted, "the user interrupted, or said no"},
+	} {
+		all = append(all, entry{fmt.Sprint(int(c.code)), c.text + " (" + c.code.String() + ")"})
+	}
+	return all
+}
+
+// environment is every variable that the program reads for itself.
+var environment = []entry{
+	{"AGENT_SESSIONIZER_IMAGE", "guest image; image in config.yaml"},
+	{"AGENT_SESSIONIZER_PREPARE", "what is made in advance; prepare"},
+	{"AGENT_SESSIONIZER_POOL", "how many VMs wait; pool"},
+	{"AGENT_SESSIONIZER_PROFILE", "default profile; profile"},
+	{"AGENT_SESSIONIZER_LIMA_HOME", "where VMs live; lima_home"},
+	{"AGENT_SESSIONIZER_LIMITS_RUNNING", "VMs at once; limits.running"},
+	{"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "limits.memory_reserve"},
+	{"AGENT_SESSIONIZER_LIMITS_DISK_RESERVE", "limits.disk_reserve"},
+	{"AGENT_SESSIONIZER_ACCEL", "kvm or tcg: skip the detection"},
+	{"XDG_CONFIG_HOME, XDG_STATE_HOME, XDG_DATA_HOME, XDG_CACHE_HOME", "where settings, the store, images and mirrors are; absolute, or ignored"},
+	{"NO_COLOR, CLICOLOR, CLICOLOR_FORCE, FORCE_COLOR", "colours: the first turns them off, CLICOLOR=0 too, the others on when there is no terminal"},
+	{"VISUAL, EDITOR", "the editor of config edit"},
+	{"OP_SERVICE_ACCOUNT_TOKEN, OP_ACCOUNT", "1Password, for secrets op://…"},
+	{"TMUX, TMUX_TMPDIR", "the local tmux, as for tmux itself"},
+	{"TERM", "handed to the guest, or xterm-256color where a guest would not know it"},
+}
+
+// files are where things are, as the XDG variables leave it; see config path.
+var files = []entry{
+	{"~/.config/agent-sessionizer/config.yaml", "settings; config show --origin says which value comes from where"},
+	{"~/.config/agent-sessionizer/resources.yaml", "CPUs, memory and disk of VMs"},
+	{"~/.config/agent-sessionizer/network-allowlist.txt", "names that sessions may reach; groups of them are in network-groups/"},
+	{"~/.config/agent-sessionizer/repos.txt", "repositories that are offered without a session"},
+	{"~/.config/agent-sessionizer/agent-sandbox.yaml", "a VM template in place of the shipped one"},
+	{"/etc/agent-sessionizer/", "the same for all users of the host; the user's files win"},
+	{".agent-sessionizer.yaml", "in a repository: narrows its sessions' network"},
+	{"~/.local/state/agent-sessionizer/", "store, keys, logs"},
+	{"~/.local/share/agent-sessionizer/images/", "images that were built"},
+	{"~/.cache/agent-sessionizer/mirrors/", "mirrors of repositories"},
+	{"~/.agent-vms/", "VMs; a LIMA_HOME"},
+}
+
+// newTopics are what "help NAME" explains besides commands.
+func newTopics() []*cobra.Command {
+	return []*cobra.Command{
+		{
+			Use: "exit-codes", Short: "What the exit status of a command says",
+			Long: "The exit status of a command, and the name that --json shows for it:\n\n" + columns(exitCodes()) +
+				"\nexec and ssh pass the status of the guest's command through; one that a signal\nended is 128.",
+		},
+		{
+			Use: "environment", Short: "Environment variables that are read",
+			Long: "Environment variables that are read. Those of settings win over files, flags over\nthem.\n\n" + lines(environment),
+		},
+	}
+}
+
+// columns are entries one a line.
+func columns(all []entry) string {
+	width := 0
+	for _, e := range all {
+		width = max(width, len(e.name))
+	}
+	var b strings.Builder
+	for _, e := range all {
+		fmt.Fprintf(&b, "  %-*s  %s\n", width, e.name, e.text)
+	}
+	return b.String()
+}
+
+// lines are entries with the text below the name.
+func lines(all []entry) string {
+	var b strings.Builder
+	for _, e := range all {
+		fmt.Fprintf(&b, "  %s\n      %s\n", e.name, e.text)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}

@@ -1,0 +1,201 @@
+package script
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+)
+
+// The scripts in completions/ are what the program prints.
+func TestCompletionScriptsAreUpToDate(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		want, err := exec.CommandContext(t.Context(), binary, "completion", shell).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile("../../completions/agent-sessionizer." + shell)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("completions/agent-sessionizer.%s is old; run: make completions", shell)
+		}
+	}
+}
+
+// tabs are lines that are typed up to a Tab, and what they are then.
+var tabs = []struct{ typed, want string }{
+	{"agent-sessionizer dest", "agent-sessionizer destroy"},
+	{"agent-sessionizer stop al", "agent-sessionizer stop alpha"},
+	{"agent-sessionizer destroy alpha be", "agent-sessionizer destroy alpha beta"},
+	{"agent-sessionizer open --network al", "agent-sessionizer open --network allowlist"},
+	{"agent-sessionizer logs --of=ser", "agent-sessionizer logs --of=serial"},
+	{"agent-sessionizer logs alpha --fol", "agent-sessionizer logs alpha --follow"},
+	{"agent-sessionizer config edit net", "agent-sessionizer config edit network-"},
+	{"agent-sessionizer net explain beta x.exa", "agent-sessionizer net explain beta x.exa"}, // nothing, and no file
+	{"agent-sessionizer open ./alp", "agent-sessionizer open ./alpha/"},
+}
+
+// Each shell that people have completes as they would see it. They are there
+// after make setup.
+func TestCompletionInShells(t *testing.T) {
+	h := newHome(t)
+	for _, name := range []string{"alpha", "beta"} {
+		if err := os.CopyFS(filepath.Join(h.dir, name), os.DirFS(filepath.Join(h.dir, "repo"))); err != nil {
+			t.Fatal(err)
+		}
+		h.must(t, "open", "-d", "./"+name)
+	}
+	if err := os.WriteFile(filepath.Join(h.dir, "x.example"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	scripts, err := filepath.Abs("../../completions")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []struct {
+		name string
+		argv []string
+		init string
+	}{
+		{"bash", []string{"bash", "--norc", "--noprofile", "-i"}, "source /usr/share/bash-completion/bash_completion; source SCRIPT"},
+		{"zsh", []string{"zsh", "-f", "-i"}, "autoload -Uz compinit; compinit -D -u; source SCRIPT; bindkey -e; PROMPT_EOL_MARK="},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			if _, err := exec.LookPath(s.name); err != nil {
+				t.Fatalf("%v; run: make setup", err)
+			}
+			sh := startShell(t, h, s.argv)
+			sh.send(strings.ReplaceAll(s.init, "SCRIPT", filepath.Join(scripts, "agent-sessionizer."+s.name)) + "\r")
+			for _, c := range tabs {
+				// Ctrl-A and echo: the shell itself says what the line has become.
+				sh.send(c.typed + "\t\x01echo \"<\"\x05\">\"\r")
+				if got := sh.answer(t); strings.TrimRight(got, " >") != "<"+c.want {
+					t.Errorf("%s⇥ is %q, not %q", c.typed, got, c.want)
+				}
+			}
+		})
+	}
+	t.Run("fish", func(t *testing.T) {
+		if _, err := exec.LookPath("fish"); err != nil {
+			t.Fatalf("%v; run: make setup", err)
+		}
+		for _, c := range tabs {
+			cmd := exec.CommandContext(t.Context(), "fish", "--no-config", "-c", "source "+filepath.Join(scripts, "agent-sessionizer.fish")+"; complete -C \""+c.typed+"\"")
+			cmd.Dir, cmd.Env = h.dir, h.shellEnv()
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			// fish lists what the last word may become.
+			last := c.want[strings.LastIndex(c.want, " ")+1:]
+			found := false
+			for line := range strings.Lines(string(out)) {
+				word, _, _ := strings.Cut(strings.TrimSpace(line), "\t")
+				found = found || strings.HasPrefix(word, last)
+			}
+			if offers := c.typed != c.want; found != offers {
+				t.Errorf("%s⇥ offers %q, not %s", c.typed, out, last)
+			}
+		}
+	})
+}
+
+// Nothing is made, and no VM manager is asked, by one who presses Tab.
+func TestCompletionMakesNothing(t *testing.T) {
+	h := newHome(t)
+	for _, args := range [][]string{{"open", ""}, {"stop", ""}, {"net", "allow", "x", ""}, {"cp", ""}, {"open", "--image", ""}, {"image", "remove", ""}, {"config", "show", "--repo", ""}} {
+		if out, err := h.run(append([]string{"__complete"}, args...)...); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(h.dir, ".*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("made: %v %v", left, err)
+	}
+}
+
+// shellEnv is what a shell needs to find the program.
+func (h *home) shellEnv() []string {
+	return append(slices.Clone(h.env), "PATH="+filepath.Dir(binary)+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+// shell is one on a terminal of its own.
+type shell struct {
+	tty *os.File
+	mu  sync.Mutex
+	out []byte
+	at  int // how much was read of out
+	new chan struct{}
+}
+
+func startShell(t *testing.T, h *home, argv []string) *shell {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+	cmd.Dir, cmd.Env = h.dir, append(h.shellEnv(), "PS1=$ ", "TERM=xterm", "INPUTRC=/dev/null")
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 50, Cols: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &shell{tty: tty, new: make(chan struct{}, 1)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 4096)
+		for {
+			n, err := tty.Read(buf)
+			s.mu.Lock()
+			s.out = append(s.out, buf[:n]...)
+			s.mu.Unlock()
+			select {
+			case s.new <- struct{}{}:
+			default:
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = tty.Close()
+		<-done
+	})
+	return s
+}
+
+func (s *shell) send(text string) { _, _ = io.WriteString(s.tty, text) }
+
+// answer is the next line that begins with "<".
+func (s *shell) answer(t *testing.T) string {
+	t.Helper()
+	end := time.After(2 * time.Minute)
+	for {
+		s.mu.Lock()
+		rest := string(s.out[s.at:])
+		s.mu.Unlock()
+		if i := strings.Index(rest, "\n<"); i >= 0 {
+			if line, _, whole := strings.Cut(rest[i+1:], "\r\n"); whole {
+				s.mu.Lock()
+				s.at += i + 1 + len(line)
+				s.mu.Unlock()
+				return line
+			}
+		}
+		select {
+		case <-s.new:
+		case <-end:
+			t.Fatalf("no answer:\n%q", rest)
+		}
+	}
+}
