@@ -14,7 +14,7 @@ GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/home pkg/policy pkg/wir
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest check test unit script vm e2e escape escape-short bench demo lint fmt vet-darwin setup clean install completions
+.PHONY: build guest check test unit script vm e2e escape escape-short bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -26,8 +26,15 @@ pkg/guest/bin/agent-guest-linux-%.gz: $(GUEST_SRC)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(@:.gz=) ./cmd/agent-guest
 	gzip -9nf $(@:.gz=)
 
-install: build
-	install -m 755 bin/agent-sessionizer $(or $(PREFIX),$(HOME)/.local)/bin/agent-sessionizer
+# Each shell, and man, looks for these below a prefix that its bin is in PATH of.
+install: PREFIX := $(or $(PREFIX),$(HOME)/.local)
+install: build man ## binary, manual pages and completions; PREFIX=/usr/local for all users
+	install -d $(PREFIX)/bin $(PREFIX)/share/man/man1 $(PREFIX)/share/bash-completion/completions $(PREFIX)/share/zsh/site-functions $(PREFIX)/share/fish/vendor_completions.d
+	install -m 755 bin/agent-sessionizer $(PREFIX)/bin/agent-sessionizer
+	install -m 644 man/*.1 $(PREFIX)/share/man/man1/
+	install -m 644 completions/agent-sessionizer.bash $(PREFIX)/share/bash-completion/completions/agent-sessionizer
+	install -m 644 completions/agent-sessionizer.zsh $(PREFIX)/share/zsh/site-functions/_agent-sessionizer
+	install -m 644 completions/agent-sessionizer.fish $(PREFIX)/share/fish/vendor_completions.d/agent-sessionizer.fish
 
 setup: ## what tests and demo need of the system; asks for sudo only when something is missing
 	scripts/setup.sh
@@ -79,6 +86,10 @@ completions: build
 	mkdir -p completions
 	for s in bash zsh fish; do bin/agent-sessionizer completion $$s >completions/agent-sessionizer.$$s; done
 
+man: build ## man/*.1; made of the commands' help, so not kept in the repository
+	rm -rf man
+	bin/agent-sessionizer man man
+
 $(GOLANGCI):
 	mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -90,4 +101,4 @@ $(GOFUMPT):
 	mv $(TOOLS)/gofumpt $@
 
 clean:
-	rm -rf bin $(GUEST)
+	rm -rf bin man $(GUEST)

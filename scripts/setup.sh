@@ -19,12 +19,13 @@ Linux)
   *) say "unsupported architecture $arch"; exit 5 ;;
   esac
   want="$qemu:$qemu_package qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs tmux:tmux git:git ssh:openssh-client
-    ip:iproute2 iptables:iptables make:make jq:jq curl:curl"
+    ip:iproute2 iptables:iptables make:make jq:jq curl:curl zsh:zsh fish:fish mandoc:mandoc"
   missing=()
   for pair in $want; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
   done
   [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+  [ -e /usr/share/bash-completion/bash_completion ] || missing+=(bash-completion)
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   command -v go >/dev/null || missing+=(golang-go)
   # Images are built in a user namespace when not root.
