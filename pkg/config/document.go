@@ -101,20 +101,20 @@ type Limits struct {
 
 // document is config.yaml.
 type document struct {
-	Image    string             `yaml:"image,omitempty"`
-	Prepare  string             `yaml:"prepare,omitempty"`
-	Pool     *int               `yaml:"pool,omitempty"`
-	Profile  string             `yaml:"profile,omitempty"`
-	LimaHome string             `yaml:"lima_home,omitempty"`
-	Limits   Limits             `yaml:"limits,omitempty"`
-	Network  Network            `yaml:"network,omitempty"`
-	Attention Attention `yaml:"attention,omitempty"`
-	Secrets  map[string]string  `yaml:"secrets,omitempty"`
-	Dotfiles Dir                `yaml:"dotfiles,omitempty"`
-	Keep     Keep               `yaml:"keep,omitempty"`
-	Roots    []Dir              `yaml:"roots,omitempty"`
-	Profiles map[string]Profile `yaml:"profiles,omitempty"`
-	Repos    map[RepoKey]Repo   `yaml:"repos,omitempty"`
+	Image     string             `yaml:"image,omitempty"`
+	Prepare   string             `yaml:"prepare,omitempty"`
+	Pool      *int               `yaml:"pool,omitempty"`
+	Profile   string             `yaml:"profile,omitempty"`
+	LimaHome  string             `yaml:"lima_home,omitempty"`
+	Limits    Limits             `yaml:"limits,omitempty"`
+	Network   Network            `yaml:"network,omitempty"`
+	Attention Attention          `yaml:"attention,omitempty"`
+	Secrets   map[string]string  `yaml:"secrets,omitempty"`
+	Dotfiles  Dir                `yaml:"dotfiles,omitempty"`
+	Keep      Keep               `yaml:"keep,omitempty"`
+	Roots     []Dir              `yaml:"roots,omitempty"`
+	Profiles  map[string]Profile `yaml:"profiles,omitempty"`
+	Repos     map[RepoKey]Repo   `yaml:"repos,omitempty"`
 }
 
 // resourcesFile is resources.yaml.

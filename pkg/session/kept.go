@@ -115,8 +115,8 @@ func (s *sink) Write(p []byte) (int, error) {
 	s.start = append(s.start, p[:min(len(p), 16-min(len(s.start), 16))]...)
 	if s.left -= int64(len(p)); s.left < 0 {
 		s.err = errors.New("the guest sent more than limits.kept")
-	} else if _, err := s.w.Write(p); err != nil {
-		s.err = fail.New(fail.Host, "write what is kept: %w", err)
+	} else if _, s.err = s.w.Write(p); s.err != nil {
+		s.err = fail.New(fail.Host, "write what is kept: %w", s.err)
 	}
 	if s.err != nil {
 		s.fail(s.err)
