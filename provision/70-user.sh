@@ -33,7 +33,7 @@ dotfile() {
 	put 644 "$last" <"$from"
 }
 say "dotfiles"
-for f in .zshenv .zshrc .bashrc .tmux.conf .gitconfig .vimrc .claude/settings.json; do dotfile "$f"; done
+for f in .zshenv .zshrc .bashrc .tmux.conf .gitconfig .vimrc .claude/settings.json .codex/config.toml; do dotfile "$f"; done
 # Not a dotfile: Claude Code keeps its state in it. Only the first run is ours.
 [ -e "$home/.claude.json" ] || runuser -u "$AGENT_USER" -- sh -c 'umask 077; cat >"$1"' sh "$home/.claude.json" <"$files/claude-state.json"
 
