@@ -33,8 +33,9 @@ var (
 	ErrUnreachable = errors.New("the VM does not answer over SSH")
 )
 
-// dialBound is how long a dial may take, handshake and login included.
-const dialBound = 10 * time.Second
+// dialBound is how long a dial may take, handshake and login included: a login
+// is a second's work for an emulated guest, and it may be one of ten.
+const dialBound = 30 * time.Second
 
 // The same for the first login after a boot: all tries, one of them, and the
 // pause between two. One long try: short ones that are broken off cost a loaded
@@ -55,7 +56,7 @@ type Target struct {
 	// Relay is the socket of a relay, which is asked first; "" asks none.
 	Relay string
 
-	// Patience is how long a login may take, 10 s if it is 0. A guest that has
+	// Patience is how long a login may take, 30 s if it is 0. A guest that has
 	// just booted, among others that do, is slow.
 	Patience time.Duration
 }
@@ -96,7 +97,7 @@ func DialBooted(ctx context.Context, t Target, waiting func() error) (*Client, e
 	}
 }
 
-// Dial connects and logs in within ten seconds, or t.Patience, or joins a
+// Dial connects and logs in within half a minute, or t.Patience, or joins a
 // connection that stands already when there is a relay.
 func Dial(ctx context.Context, t Target) (*Client, error) {
 	if t.Relay != "" {
