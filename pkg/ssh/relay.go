@@ -179,13 +179,17 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	}
 }
 
+// greetBound is how long a client, which is a process of this host, may take to
+// say who it is.
+const greetBound = 10 * time.Second
+
 // serve is one client. It returns when all that the client opened is closed in
 // the guest too, which is when its place is free again.
 func (r *relay) serve(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	_ = conn.SetDeadline(time.Now().Add(dialBound))
+	_ = conn.SetDeadline(time.Now().Add(greetBound))
 	_, chans, reqs, err := ssh.NewServerConn(conn, r.config)
 	if err != nil {
 		return
