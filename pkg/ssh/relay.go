@@ -29,6 +29,7 @@ const (
 
 	relayOpen  = 10 * time.Second // for the guest to answer that it opens a channel: a login would take longer
 	relayHello = 5 * time.Second  // for a relay to answer; then one dials the guest
+	relayGreet = 10 * time.Second // for a client to say who it is
 	relayDrain = 5 * time.Second  // for the guest to take what a client that left had sent
 
 	requestBound = 4 << 10 // of what a guest says about how a command ended
@@ -179,17 +180,13 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	}
 }
 
-// greetBound is how long a client, which is a process of this host, may take to
-// say who it is.
-const greetBound = 10 * time.Second
-
 // serve is one client. It returns when all that the client opened is closed in
 // the guest too, which is when its place is free again.
 func (r *relay) serve(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	_ = conn.SetDeadline(time.Now().Add(greetBound))
+	_ = conn.SetDeadline(time.Now().Add(relayGreet))
 	_, chans, reqs, err := ssh.NewServerConn(conn, r.config)
 	if err != nil {
 		return
