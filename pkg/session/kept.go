@@ -49,7 +49,7 @@ func (m *Manager) keptFile(repoKey string) string {
 // whole and has at most so many bytes; an empty archive leaves nothing. redact's
 // secrets are written over, without a change of length. It is called by the keeper
 // of the repository's one session only.
-func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) (err error) {
+func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) error {
 	line, err := json.Marshal(k)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secr
 	}
 	part := file + ".new" // always the same: what a crash left is replaced
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return fail.New(fail.Host, "write what is kept: %w", err)
 	}
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
