@@ -137,6 +137,11 @@ func runPrune(ctx context.Context, a *app, o pruneOptions, parts ...func(*prunin
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 func (p *pruning) gone(l litter) {
 	p.view.Removed = append(p.view.Removed, l)
 	p.view.Size += l.Size
@@ -168,7 +173,7 @@ func (p *pruning) print() error {
 
 // manager is nil where there is no store yet: a dry run does not make one.
 func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
-	if _, serr := os.Stat(p.cfg.Paths.Store()); p.all != nil || serr != nil && p.o.dryRun {
+	if p.all != nil || p.o.dryRun && !exists(p.cfg.Paths.Store()) {
 		return p.all, nil
 	}
 	if p.o.dryRun {
@@ -239,8 +244,8 @@ func (p *pruning) sessions(ctx context.Context) error {
 // machines removes VMs of sessions that are gone. Those that wait, and those that
 // images are made in, are the maker's.
 func (p *pruning) machines(ctx context.Context) error {
-	if _, err := os.Stat(p.cfg.Paths.LimaHome); err != nil {
-		return nil //nolint:nilerr // there are none
+	if !exists(p.cfg.Paths.LimaHome) {
+		return nil
 	}
 	m, err := p.manager(ctx)
 	if m == nil || err != nil {
@@ -317,8 +322,7 @@ func (p *pruning) owners(ctx context.Context, m *session.Manager) (map[string]se
 // images removes what newer images replaced, what dead makers left, and VMs that
 // wait and that no session will be given: clones of such images, or all.
 func (p *pruning) images(ctx context.Context) error {
-	_, noImages := os.Stat(p.cfg.Paths.Images())
-	if _, noPool := os.Stat(p.cfg.Paths.Pool()); noImages != nil && noPool != nil {
+	if !exists(p.cfg.Paths.Images()) && !exists(p.cfg.Paths.Pool()) {
 		return nil // and nothing is made to see that
 	}
 	images, err := p.app.images()

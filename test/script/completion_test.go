@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -68,7 +69,7 @@ func TestCompletionInShells(t *testing.T) {
 		init string
 	}{
 		{"bash", []string{"bash", "--norc", "--noprofile", "-i"}, "source /usr/share/bash-completion/bash_completion; source SCRIPT"},
-		{"zsh", []string{"zsh", "-f", "-i"}, "autoload -Uz compinit; compinit -D -u; source SCRIPT; bindkey -e; PROMPT_EOL_MARK="},
+		{"zsh", []string{"zsh", "-f", "-i"}, "autoload -Uz compinit; compinit -D -u; source SCRIPT; bindkey -e; PROMPT_EOL_MARK=; setopt no_auto_remove_slash"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			if _, err := exec.LookPath(s.name); err != nil {
@@ -176,6 +177,8 @@ func startShell(t *testing.T, h *home, argv []string) *shell {
 
 func (s *shell) send(text string) { _, _ = io.WriteString(s.tty, text) }
 
+var answer = regexp.MustCompile(`[\r\n](<[^\r\n]*)\r\n`)
+
 // answer is the next line that begins with "<".
 func (s *shell) answer(t *testing.T) string {
 	t.Helper()
@@ -184,13 +187,11 @@ func (s *shell) answer(t *testing.T) string {
 		s.mu.Lock()
 		rest := string(s.out[s.at:])
 		s.mu.Unlock()
-		if i := strings.Index(rest, "\n<"); i >= 0 {
-			if line, _, whole := strings.Cut(rest[i+1:], "\r\n"); whole {
-				s.mu.Lock()
-				s.at += i + 1 + len(line)
-				s.mu.Unlock()
-				return line
-			}
+		if at := answer.FindStringSubmatchIndex(rest); at != nil {
+			s.mu.Lock()
+			s.at += at[3]
+			s.mu.Unlock()
+			return rest[at[2]:at[3]]
 		}
 		select {
 		case <-s.new:
