@@ -94,14 +94,17 @@ func (a *app) completeCopy(cmd *cobra.Command, args []string, typed string) ([]s
 	return offer, cobra.ShellCompDirectiveNoSpace
 }
 
-// completeFlags gives every flag below cmd that takes a value its completion: by
+// finishFlags gives every flag below cmd that takes a value its completion: by
 // its name, which means the same wherever it stands. A flag without one in values
 // takes what nobody can list.
-func completeFlags(cmd *cobra.Command, values map[string]cobra.CompletionFunc) {
+func finishFlags(cmd *cobra.Command, values map[string]cobra.CompletionFunc) {
 	for _, sub := range cmd.Commands() {
-		completeFlags(sub, values)
+		finishFlags(sub, values)
 	}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.DefValue == config.Size(0).String() { // help would call it the default
+			f.DefValue = ""
+		}
 		if _, has := cmd.GetFlagCompletionFunc(f.Name); has || f.NoOptDefVal != "" {
 			return
 		}

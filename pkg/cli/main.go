@@ -122,7 +122,7 @@ the standard error; commands that read have --json.`),
 		}
 	}
 	cmd.SetHelpCommandGroupID("setup")
-	completeFlags(cmd, a.flagValues())
+	finishFlags(cmd, a.flagValues())
 	return cmd
 }
 
