@@ -3,7 +3,6 @@ package home
 import (
 	"bufio"
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -211,7 +210,12 @@ func (t *target) place(e Entry) error {
 	if info, err := t.home.Lstat(e.Name); err == nil && info.IsDir() {
 		return errInTheWay
 	}
-	part := path.Join(path.Dir(e.Name), ".brought-"+rand.Text())
+	// Always the same for a name: what was cut off leaves nothing for long.
+	unique := sha256.Sum256([]byte(e.Name))
+	part := path.Join(path.Dir(e.Name), ".brought-"+hex.EncodeToString(unique[:8]))
+	if err := t.home.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	err := t.write(part, e)
 	if err == nil {
 		err = t.home.Rename(part, e.Name)
