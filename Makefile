@@ -14,7 +14,7 @@ GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/home pkg/policy pkg/wir
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest check test unit script vm e2e escape escape-short bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest check test unit script vm e2e pictures escape escape-short bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -64,6 +64,9 @@ vm: guest ## the driver's suite and the built image, on real VMs
 e2e: guest
 	go test -tags netns -count=1 ./pkg/guestd/...
 	go test -tags e2e -count=1 -timeout 35m -v ./test/e2e/...
+
+pictures: guest ## the pictures of the README anew, from a real session
+	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 35m -run '^TestPicker$$' ./test/e2e
 
 # Run by itself, not by go test: its last line is the result.
 escape escape-short: guest ## root in a guest tries to get out; escape first shows each technique to work without a wall

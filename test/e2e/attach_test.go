@@ -14,27 +14,8 @@ import (
 // attach drives a real tmux: a terminal (a second tmux server's pane) in which
 // the user types, the local tmux session, and the guest's tmux in it.
 func attach(t *testing.T, b *box, name string) {
-	term := "terminal"
-	tm := func(args ...string) string {
-		r := b.Run(append([]string{"tmux", "-f", "/dev/null", "-L", term}, args...)...)
-		return r.All()
-	}
-	if out := tm("new-session", "-d", "-s", "t", "-x", "120", "-y", "30", "sh"); strings.TrimSpace(out) != "" {
-		t.Fatal(out)
-	}
-	defer tm("kill-server")
-	screen := func() string { return tm("capture-pane", "-p", "-t", "t") }
-	sees := func(what string) {
-		t.Helper()
-		deadline := time.Now().Add(3 * time.Minute)
-		for !strings.Contains(screen(), what) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%q does not appear; the screen:\n%s", what, screen())
-			}
-			time.Sleep(200 * time.Millisecond) // a terminal has nothing to wait on
-		}
-	}
-	typed := func(keys ...string) { tm(append([]string{"send-keys", "-t", "t"}, keys...)...) }
+	u := newTerminal(t, b)
+	tm, screen, sees, typed := u.tmux, u.screen, u.sees, u.typed
 
 	typed("unset TMUX; "+realvm.Binary()+" open "+name, "Enter")
 	sees("scratch") // the guest's status line

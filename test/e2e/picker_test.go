@@ -1,0 +1,87 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+// TestPicker is a day at the hotkey: two sessions made and gone between, one
+// that rings, one that is done with. make pictures keeps what is on the screen.
+func TestPicker(t *testing.T) {
+	b := newBox(t)
+	b.Repo("api")
+	b.Repo("web")
+	b.Write(".config/agent-sessionizer/resources.yaml", "defaults: {cpus: "+realvm.CPUs+", memory: "+realvm.Memory+", disk: 8GiB}\n")
+	b.Write(".config/agent-sessionizer/repos.txt", b.Home+"/web\n")
+	u := newTerminal(t, b)
+	state := func(repo string) string {
+		for _, s := range b.List() {
+			if s.Repo == repo {
+				return s.State
+			}
+		}
+		return ""
+	}
+	u.typed("unset TMUX; exec tmux -f /dev/null new-session -s mine sh", "Enter")
+	waitFor(t, "the user's tmux", func() bool { return b.Run("tmux", "has-session", "-t", "=mine").Code == 0 })
+	b.Run("tmux", "set-option", "-g", "status-right", "<#{@agent_status}>")
+	b.Asz("tmux", "bind")
+
+	// what is typed and on no row is a repository; the popup closes at once
+	u.typed("M-p")
+	u.sees("owner/repo, a git URL")
+	u.typed("./api", "Enter")
+	u.sees("✓ boot the VM")
+	u.sees("guard the network")
+	u.picture("creating")
+	u.until("the picker's end", func(screen string) bool { return !strings.Contains(screen, "a git URL") })
+	u.sees("scratch") // the guest's windows
+	api := b.List()[0].Name
+	// from there, a row of the list
+	u.typed("M-p")
+	u.sees("api")
+	u.sees("web")
+	u.typed("web")
+	u.until("the row of web only", func(screen string) bool { return !strings.Contains(screen, "api") })
+	u.typed("Enter")
+	waitFor(t, "the second session", func() bool { return state("web") == "ready" })
+	u.sees("scratch")
+	web := b.List()[1].Name
+	u.typed("C-b", "5")
+	u.typed("clear; echo in-$(hostname)", "Enter")
+	u.sees("in-lima-" + web)
+
+	// back by the picker; meanwhile the other one rings
+	u.typed("M-p")
+	u.sees("api")
+	u.typed("api", "Enter")
+	u.sees(api[:20])
+	b.In(web, "tmux send-keys -t =agent:server \"printf '\\a'\" Enter")
+	waitFor(t, "the bell in the list", func() bool {
+		return strings.Contains(b.Asz("list"), "bell in window server")
+	})
+	waitFor(t, "the bell on the status line", func() bool {
+		return strings.Contains(b.Run("tmux", "show-options", "-gv", "@agent_status").Stdout, "1 blocked (web)")
+	})
+	u.typed("M-p")
+	u.sees("bell in window")
+	u.picture("picker")
+	u.typed("Escape")
+	u.typed("M-n")
+	u.sees("in-lima-" + web)
+
+	// the first is done with
+	u.typed("M-p")
+	u.sees("api")
+	u.typed("api", "C-x")
+	u.sees("Destroy " + api)
+	u.typed("y", "Enter")
+	waitFor(t, "the end of it", func() bool { return state("api") == "" })
+	u.typed("Escape")
+	u.sees("in-lima-" + web)
+	b.Asz("destroy", "--force", web)
+}

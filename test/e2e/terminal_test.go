@@ -1,0 +1,69 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/picture"
+)
+
+// terminal is a person's: a pane of a tmux server of its own, in which they type.
+type terminal struct {
+	t *testing.T
+	b *box
+}
+
+func newTerminal(t *testing.T, b *box) terminal {
+	t.Helper()
+	u := terminal{t, b}
+	t.Cleanup(func() { u.tmux("kill-server") })
+	if out := u.tmux("new-session", "-d", "-s", "t", "-x", "120", "-y", "30", "sh"); strings.TrimSpace(out) != "" {
+		t.Fatal(out)
+	}
+	return u
+}
+
+func (u terminal) tmux(args ...string) string {
+	return u.b.Run(append([]string{"tmux", "-f", "/dev/null", "-L", "terminal"}, args...)...).All()
+}
+
+func (u terminal) screen() string { return u.tmux("capture-pane", "-p", "-t", "t") }
+
+func (u terminal) typed(keys ...string) {
+	u.tmux(append([]string{"send-keys", "-t", "t"}, keys...)...)
+}
+
+// picture keeps the screen as a picture in the directory PICTURES, if that is set.
+func (u terminal) picture(name string) {
+	u.t.Helper()
+	dir := os.Getenv("PICTURES")
+	if dir == "" {
+		return
+	}
+	svg := picture.SVG(name, u.tmux("capture-pane", "-p", "-e", "-t", "t"), 120)
+	if err := os.WriteFile(filepath.Join(dir, name+".svg"), []byte(svg), 0o644); err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+// sees waits until what is on the screen.
+func (u terminal) sees(what string) {
+	u.t.Helper()
+	u.until(what, func(screen string) bool { return strings.Contains(screen, what) })
+}
+
+func (u terminal) until(what string, f func(screen string) bool) {
+	u.t.Helper()
+	deadline := time.Now().Add(5 * time.Minute)
+	for !f(u.screen()) {
+		if time.Now().After(deadline) {
+			u.t.Fatalf("%q does not appear; the screen:\n%s", what, u.screen())
+		}
+		time.Sleep(200 * time.Millisecond) // a terminal has nothing to wait on
+	}
+}
