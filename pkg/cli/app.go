@@ -47,7 +47,7 @@ func (a *app) settings() (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	defaults, err := fs.Sub(sessionizer.Config, "config")
+	defaults, err := shippedSettings()
 	if err != nil {
 		return nil, err
 	}

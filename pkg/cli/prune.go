@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -115,6 +116,7 @@ type pruning struct {
 	o    pruneOptions
 	cfg  *config.Config
 	all  *session.Manager // nil before manager
+	lost bool             // manager has failed, and has said so
 	view pruneView
 }
 
@@ -171,9 +173,10 @@ func (p *pruning) print() error {
 	return nil
 }
 
-// manager is nil where there is no store yet: a dry run does not make one.
+// manager is nil where there is no store yet, since a dry run does not make one,
+// and where one part was told already why it cannot be read.
 func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
-	if p.all != nil || p.o.dryRun && !exists(p.cfg.Paths.Store()) {
+	if p.all != nil || p.lost || p.o.dryRun && !exists(p.cfg.Paths.Store()) {
 		return p.all, nil
 	}
 	if p.o.dryRun {
@@ -181,6 +184,7 @@ func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
 	} else {
 		p.all, err = p.app.manager(ctx)
 	}
+	p.lost = err != nil
 	return p.all, err
 }
 
@@ -286,36 +290,37 @@ func (p *pruning) machines(ctx context.Context) error {
 	return nil
 }
 
-// owners are the sessions by their VMs' names; those that wait have one that is
-// not gone. It looks in the order in which a VM comes from the pool to a session.
+// owners are the sessions by their VMs' names. Those that are not gone have the
+// last word, and before them the VMs that wait: they have one that is not gone.
+// It looks in the order in which a VM comes from the pool to a session.
 func (p *pruning) owners(ctx context.Context, m *session.Manager) (map[string]session.Session, error) {
-	owners := map[string]session.Session{}
 	waiting, err := golden.PoolVMs(p.cfg.Paths.Pool())
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range waiting {
-		owners[name] = session.Session{}
+	rows, err := m.Store.Sessions(ctx, true)
+	if err != nil {
+		return nil, err
 	}
-	for _, gone := range []bool{true, false} { // who is not gone has the last word
-		rows, err := m.Store.Sessions(ctx, true)
+	owners, living := map[string]session.Session{}, map[string]session.Session{}
+	for _, row := range rows {
+		s, err := m.Get(ctx, row.ID)
 		if err != nil {
 			return nil, err
 		}
-		for _, row := range rows {
-			s, err := m.Get(ctx, row.ID)
-			if err != nil {
-				return nil, err
-			}
-			if (s.Phase == session.Gone) != gone {
-				continue
-			}
+		if s.Phase == session.Gone {
 			owners[s.Name], owners[s.VM()] = s, s
-			if taken, err := golden.ReadSpare(filepath.Join(p.cfg.Paths.SessionDir(s.ID), "spare")); err == nil && !gone {
-				owners[taken.VM] = s
-			}
+			continue
+		}
+		living[s.Name], living[s.VM()] = s, s
+		if taken, err := golden.ReadSpare(filepath.Join(p.cfg.Paths.SessionDir(s.ID), "spare")); err == nil {
+			living[taken.VM] = s
 		}
 	}
+	for _, name := range waiting {
+		owners[name] = session.Session{}
+	}
+	maps.Copy(owners, living)
 	return owners, nil
 }
 

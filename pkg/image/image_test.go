@@ -72,7 +72,7 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	}
 	used := func(dir string) bool { return dir == first.Path }
 	would, err := s.Prune(PruneOptions{InUse: used, DryRun: true})
-	if err != nil || len(would) != 1 || Freed(would) == 0 {
+	if err != nil || len(would) != 1 || would[0].Size == 0 {
 		t.Fatalf("would prune %+v, %v", would, err)
 	}
 	if infos, _ = s.List(); len(infos) != 3 {

@@ -99,7 +99,7 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 	if _, err := readWarm(old.Path); err != nil {
 		t.Errorf("pruned although a VM builds on it: %v", err)
 	}
-	if freed, err := s.Prune(PruneOptions{}); err != nil || Freed(freed) == 0 {
+	if freed, err := s.Prune(PruneOptions{}); err != nil || len(freed) != 1 || freed[0].Size == 0 {
 		t.Errorf("freed %+v, %v", freed, err)
 	}
 	for _, path := range []string{next.Path, other.Path} {

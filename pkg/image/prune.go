@@ -168,11 +168,3 @@ func (s *Store) ifDead(name string, dry bool) (*os.File, error) {
 	}
 	return tryLock(path, unix.LOCK_EX)
 }
-
-// Freed sums up sizes.
-func Freed(found []Leftover) (sum int64) {
-	for _, l := range found {
-		sum += l.Size
-	}
-	return sum
-}
