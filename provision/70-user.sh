@@ -37,6 +37,8 @@ for f in .zshenv .zshrc .bashrc .tmux.conf .gitconfig .vimrc .claude/settings.js
 # Not a dotfile: Claude Code keeps its state in it. Only the first run is ours.
 [ -e "$home/.claude.json" ] || runuser -u "$AGENT_USER" -- sh -c 'umask 077; cat >"$1"' sh "$home/.claude.json" <"$files/claude-state.json"
 
+put 644 /etc/codex/requirements.toml <"$files/codex-requirements.toml"
+
 say "completions"
 # The first shell would take seconds to find them all.
 runuser -u "$AGENT_USER" -- env -C / HOME="$home" sh -c 'rm -f ~/.zcompdump && zsh -ic exit && test -s ~/.zcompdump' </dev/null

@@ -134,9 +134,6 @@ func (g Guest) Hook(args []string, in io.Reader) {
 	if next == n || next.State == "" {
 		return
 	}
-	if session := e.text("session_id"); session != "" {
-		next.Session = gist(session)
-	}
 	_ = g.writeNews(next) // nobody here could do anything about it
 }
 
@@ -179,6 +176,9 @@ func (g Guest) lockAttention() (unlock func(), err error) {
 // after is the news once an event happened.
 func (n news) after(e event, now time.Time) news {
 	subagent := e.text("agent_id")
+	if session := e.text("session_id"); session != "" && subagent == "" {
+		n.Session = gist(session)
+	}
 	blocked := n.State == wire.AgentBlocked
 	next := func(state wire.AgentState, on string) news {
 		if state != n.State || on != n.On {
@@ -219,6 +219,8 @@ func (n news) after(e event, now time.Time) news {
 		if subagent == "" {
 			return next(wire.AgentError, gist(strings.TrimSpace(e.text("error")+" "+e.text("error_details"))))
 		}
+	case "Interrupt": // Codex tells of Esc, Claude Code does not
+		return next(wire.AgentIdle, "")
 	case "SessionEnd":
 		if reason := e.text("reason"); reason == "clear" || reason == "resume" {
 			return next(wire.AgentIdle, "") // the program goes on with another session
@@ -227,7 +229,10 @@ func (n news) after(e event, now time.Time) news {
 	}
 	switch e.text("type") { // Codex's notify
 	case "agent-turn-complete":
-		return next(wire.AgentDone, "")
+		// Codex asks the model for other things in the middle of a turn, as for a title.
+		if n.Session == "" || n.Session == gist(e.text("thread-id")) {
+			return next(wire.AgentDone, "")
+		}
 	case "approval-requested":
 		return next(wire.AgentBlocked, gist("permission: "+e.text("message")))
 	}

@@ -94,10 +94,20 @@ func TestNews(t *testing.T) {
 			{hook("SessionStart", `"source":"resume"`), wire.AgentIdle, ""},
 		},
 		"Codex": {
-			{`{"type":"approval-requested","thread-id":"t","message":"run make?"}`, wire.AgentBlocked, "permission: run make?"},
-			{`{"type":"agent-turn-complete","thread-id":"t","turn-id":"1","cwd":"/c","input-messages":["x"],"last-assistant-message":"done"}`, wire.AgentDone, ""},
+			{hook("SessionStart", `"turn_id":"1"`), wire.AgentIdle, ""},
+			{hook("UserPromptSubmit", `"turn_id":"1"`), wire.AgentWorking, ""},
+			{hook("PermissionRequest", bash), wire.AgentBlocked, "permission: Bash: touch x && rm y"},
+			{`{"type":"agent-turn-complete","thread-id":"a title's","turn-id":"1","last-assistant-message":"Make a file"}`, wire.AgentBlocked, "permission: Bash: touch x && rm y"},
+			{hook("Interrupt"), wire.AgentIdle, ""},
+			{hook("UserPromptSubmit", `"turn_id":"2"`), wire.AgentWorking, ""},
+			{`{"type":"agent-turn-complete","thread-id":"s","turn-id":"2","cwd":"/c","input-messages":["x"],"last-assistant-message":"done"}`, wire.AgentDone, ""},
 			{`{"type":"something-new"}`, wire.AgentDone, ""},
-			{hook("PermissionRequest", `"turn_id":"1","tool_name":"Bash","tool_input":{"command":["bash","-lc","ls"]}`), wire.AgentBlocked, "permission: Bash: bash -lc ls"},
+			{hook("PermissionRequest", `"tool_name":"Bash","tool_input":{"command":["bash","-lc","ls"]}`), wire.AgentBlocked, "permission: Bash: bash -lc ls"},
+			{hook("SessionEnd", `"reason":"other"`), wire.AgentGone, ""},
+		},
+		"Codex without hooks": {
+			{`{"type":"approval-requested","thread-id":"t","message":"run make?"}`, wire.AgentBlocked, "permission: run make?"},
+			{`{"type":"agent-turn-complete","thread-id":"t"}`, wire.AgentDone, ""},
 		},
 		"what is new or broken": {
 			{hook("Stop"), wire.AgentDone, ""},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -23,7 +25,8 @@ import (
 // How often what is looked at. A guest may be one emulated processor, which the
 // agent wants for itself.
 const (
-	lookEvery   = 250 * time.Millisecond // files and processes: a few system calls
+	lookEvery   = 250 * time.Millisecond // a handful of system calls
+	sureEvery   = time.Second            // some more, for what the handful may miss
 	screenEvery = 2 * time.Second        // a process; when the terminal was written to
 	bellEvery   = 3 * time.Second        // a process; while a window has rung
 	roundEvery  = 15 * time.Second       // tmux's windows, the machine
@@ -78,6 +81,7 @@ func (g Guest) Watch(ctx context.Context, o watchOptions, in io.Reader, out io.W
 			return nil
 		case learned := <-w.results:
 			learned()
+			w.news = true
 		case <-tick.C:
 		}
 	}
@@ -92,15 +96,19 @@ type watcher struct {
 	results chan func()
 	tasks   sync.WaitGroup
 
-	agents map[string]*noted    // by file
-	bells  map[string]time.Time // since when, by window
-	view   view
-	work   work
-	round  time.Time // the machine was looked at
-
+	agents  map[string]*noted    // by file
+	bells   map[string]time.Time // since when, by window
+	dir     stamp                // of the directory that these are in
+	sure    time.Time            // that was read
+	round   time.Time            // the machine was looked at
 	machine *wire.Machine
-	said    wire.Glance
-	saidAt  time.Time
+	view    view
+	work    work
+
+	news   bool // there may be, since list was made
+	list   []entry
+	said   wire.Glance
+	saidAt time.Time
 }
 
 // noted is what is known of one agent.
@@ -137,38 +145,46 @@ func newWatcher(g Guest, o watchOptions, out io.Writer) *watcher {
 
 // look reads what costs next to nothing.
 func (w *watcher) look(now time.Time) {
-	dir := w.guest.path(attentionDir)
-	there := map[string]bool{}
-	for _, name := range listing(dir, maxNotes) {
-		path := filepath.Join(dir, name)
-		if number, ok := strings.CutPrefix(name, bellPrefix); ok && windowID.MatchString("@"+number) {
-			if s, ok := stampOf(path); ok {
-				there["@"+number] = true
-				w.bells["@"+number] = s.changed.UTC()
-			}
-			continue
-		}
-		if s, ok := stampOf(path); ok && strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".") {
-			there[name] = true
-			w.note(name, path, s)
-		}
+	dir, _ := stampOf(w.guest.path(attentionDir))
+	sure := now.Sub(w.sure) >= sureEvery
+	if sure || !dir.same(w.dir) {
+		w.dir = dir
+		w.read()
+	}
+	if sure {
+		w.sure = now
 	}
 	for name, a := range w.agents {
-		if !there[name] {
-			delete(w.agents, name)
-			continue
-		}
-		w.follow(name, a, now)
-	}
-	for window := range w.bells {
-		if !there[window] {
-			delete(w.bells, window)
-		}
+		w.follow(name, a, now, sure)
 	}
 	if now.Sub(w.round) >= roundEvery {
 		w.round = now
 		w.machine = measure(w.machine)
+		w.news = true
 	}
+}
+
+// read reads what hooks and bells left.
+func (w *watcher) read() {
+	dir := w.guest.path(attentionDir)
+	there := map[string]bool{}
+	for _, name := range listing(dir, maxNotes) {
+		path := filepath.Join(dir, name)
+		s, ok := stampOf(path)
+		if !ok {
+			continue
+		}
+		if number, ok := strings.CutPrefix(name, bellPrefix); ok && windowID.MatchString("@"+number) {
+			there["@"+number] = true
+			w.bells["@"+number] = s.changed.UTC()
+		} else if strings.HasSuffix(name, ".json") {
+			there[name] = true
+			w.note(name, path, s)
+		}
+	}
+	maps.DeleteFunc(w.agents, func(name string, _ *noted) bool { return !there[name] })
+	maps.DeleteFunc(w.bells, func(window string, _ time.Time) bool { return !there[window] })
+	w.news = true
 }
 
 // note reads a hook's file, if it is another than before.
@@ -188,13 +204,16 @@ func (w *watcher) note(name, path string, s stamp) {
 	a.news, a.stamp = n, s
 }
 
-// follow compares what an agent's hooks said with the agent.
-func (w *watcher) follow(name string, a *noted, now time.Time) {
-	before := a.now.State
-	switch p, ok := processAt(a.PID); {
-	case a.State == wire.AgentGone && now.Sub(a.Since) > keepGone:
-		_ = os.Remove(filepath.Join(w.guest.path(attentionDir), name)) // the next look tries again
-	case a.State != wire.AgentGone && (!ok || p.ended || p.start != a.Start):
+// follow compares what an agent's hooks said with the agent. It is sure at times
+// that the process is still the same one.
+func (w *watcher) follow(name string, a *noted, now time.Time, sure bool) {
+	before := a.now
+	switch {
+	case a.State == wire.AgentGone:
+		if now.Sub(a.Since) > keepGone {
+			_ = os.Remove(filepath.Join(w.guest.path(attentionDir), name)) // the next look tries again
+		}
+	case (sure || syscall.Kill(a.PID, 0) != nil) && !a.lives():
 		// Written down, so that it is as old to the next who watches.
 		at := now.UTC().Round(0)
 		a.State, a.On, a.Since, a.At = wire.AgentGone, "", at, at
@@ -211,19 +230,31 @@ func (w *watcher) follow(name string, a *noted, now time.Time) {
 		}
 	}
 	a.now = a.with(a.claude, now)
-	if a.now.State != before {
+	if a.now != before {
+		w.news = true
 		w.work.stirred = true
 		// The end of a turn is when somebody wants to see what came of it.
-		w.work.turned = w.work.turned || before == wire.AgentWorking
+		w.work.turned = w.work.turned || before.State == wire.AgentWorking && a.now.State != before.State
 	}
+}
+
+// lives reports whether the agent's process runs.
+func (n news) lives() bool {
+	p, ok := processAt(n.PID)
+	return ok && !p.ended && p.start == n.Start
 }
 
 // say prints the glance if it is another than the last, or that one is old.
 func (w *watcher) say(now time.Time) error {
+	if now.Sub(w.saidAt) < sayEvery && !w.news {
+		return nil
+	}
+	w.news = false
+	w.list = w.entries()
 	g := wire.Glance{
 		Version: wire.Version, Window: w.view.shown.name, Screen: w.view.screen, Changes: w.work.changes, Machine: w.machine,
 	}
-	for _, e := range w.list() {
+	for _, e := range w.list {
 		g.Agents = append(g.Agents, e.Agent)
 	}
 	if now.Sub(w.saidAt) < sayEvery && reflect.DeepEqual(g, w.said) {
@@ -239,9 +270,9 @@ type entry struct {
 	window string // that rang, of an agent that says nothing itself
 }
 
-// list are the agents as they are shown, the most urgent and then the one that
+// entries are the agents as they are shown, the most urgent and then the one that
 // is so for longest first.
-func (w *watcher) list() []entry {
+func (w *watcher) entries() []entry {
 	var list []entry
 	for _, a := range w.agents {
 		list = append(list, entry{Agent: wire.Agent{Name: a.Agent, PID: a.PID, State: a.now.State, On: a.now.On, Since: a.now.Since}})

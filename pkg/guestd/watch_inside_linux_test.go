@@ -38,7 +38,7 @@ func TestWatchIsSilent(t *testing.T) {
 	if n := lines(now.Add(sayEvery)); n != 2 {
 		t.Errorf("%d lines after a minute", n)
 	}
-	w.view.screen = []string{"new"}
+	w.view.screen, w.news = []string{"new"}, true
 	if n := lines(now.Add(sayEvery + 1)); n != 3 {
 		t.Errorf("%d lines after a change", n)
 	}
@@ -100,7 +100,7 @@ func TestGoneAgentsAreForgotten(t *testing.T) {
 	w := newWatcher(g, watchOptions{}, &bytes.Buffer{})
 	states := func() string {
 		var all []string
-		for _, e := range w.list() {
+		for _, e := range w.entries() {
 			all = append(all, fmt.Sprint(e.Name, " ", e.State, e.On))
 		}
 		slices.Sort(all)

@@ -95,7 +95,7 @@ func paneOf(panes []pane, pid int) (pane, bool) {
 
 // who are the agents that there is a screen of, in the order of the list.
 func (w *watcher) who() (who []whose) {
-	for _, e := range w.list() {
+	for _, e := range w.list {
 		if e.State != wire.AgentGone {
 			who = append(who, whose{e.PID, e.window})
 		}

@@ -35,6 +35,7 @@ const (
 type work struct {
 	running bool
 	began   time.Time
+	asked   time.Time // whether anything was touched
 	took    time.Duration
 	stirred bool // something happened since
 	turned  bool // a turn ended since
@@ -53,8 +54,13 @@ func (w *watcher) workDue(now time.Time) bool {
 		return true
 	case since < roundEvery || since < workShare*k.took:
 		return false
+	case k.stirred:
+		return true
+	case now.Sub(k.asked) < screenEvery:
+		return false
 	}
-	return k.stirred || w.touched(k.began)
+	k.asked = now
+	return w.touched(k.began)
 }
 
 // touched reports whether somebody may have worked since a time: something was
