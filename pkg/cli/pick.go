@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -150,7 +151,7 @@ func runPicker(ctx context.Context, a *app, action string, keys []string) error 
 		}
 		columns, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_COLUMNS"))
 		lines, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_LINES"))
-		return p.Preview(ctx, a.con.Out, keys[0], columns, lines)
+		return p.Preview(ctx, a.con.Out, keys[0], cmp.Or(columns, 80), cmp.Or(lines, 24))
 	case picker.ActionDestroy:
 		return destroyPicked(ctx, a, targets)
 	case picker.ActionTyped:

@@ -17,7 +17,7 @@ func newTmuxCmd(a *app) *cobra.Command {
 		Args:    usage(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newTmuxBindCmd(a), newTmuxUnbindCmd(a))
+	cmd.AddCommand(newTmuxBindCmd(a), newTmuxUnbindCmd())
 	return cmd
 }
 
@@ -63,7 +63,7 @@ func runTmuxBind(ctx context.Context, a *app, o tmuxBindOptions) error {
 	return nil
 }
 
-func newTmuxUnbindCmd(a *app) *cobra.Command {
+func newTmuxUnbindCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "unbind", Short: "Take back what tmux bind did",
 		Long: `Take back what "tmux bind" did on the running tmux server. What --force replaced does not

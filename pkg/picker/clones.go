@@ -111,7 +111,7 @@ func FindClones(ctx context.Context, cfg *config.Config) error {
 	if err != nil || !free {
 		return err
 	}
-	defer lock.Unlock()
+	defer lock.Unlock() //nolint:errcheck // the process ends, and with it the lock
 	ctx, cancel := context.WithTimeout(ctx, findTime)
 	defer cancel()
 

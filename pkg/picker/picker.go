@@ -187,7 +187,7 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 		// Of a row, the key is for us and the rest for people.
 		"--delimiter=\t", "--with-nth=2", "--accept-nth=1", "--id-nth=1", "--print-query",
 		// Without a query the order is ours; with one, what fits better comes first.
-		"--scheme=default", "--tiebreak=begin,index",
+		"--scheme=default", "--tiebreak=index",
 		"--preview=" + self + ActionPreview + " {1}",
 		"--preview-window=right,50%,border-left,<50(down,50%,border-top)",
 
@@ -316,8 +316,8 @@ func Say(text string) string {
 	return "change-header[" + strings.ReplaceAll(text, "]", ")") + "]"
 }
 
-// SaySo is what a text that is on no row and no repository is answered with.
-var SaySo = Say("nothing is called that; a repository is OWNER/REPO[@BRANCH], a git URL, or a path that starts with ./ or /")
+// SaySo is the answer to a text that is on no row and no repository.
+var SaySo = Say("nothing is called that; type OWNER/REPO, a git URL or ./path")
 
 // Accept ends fzf with what is typed.
 const Accept = "print(" + ActionTyped + ")+accept"

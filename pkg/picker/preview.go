@@ -74,7 +74,7 @@ func (g *page) session(ctx context.Context, id string) error {
 	st, since := stateOf(s)
 	g.add(console.Plain, "%s", s.Called())
 	g.add(console.Faint, "%s", s.Name)
-	how := st.word + " " + age(now.Sub(since))
+	how := st.word + " " + age(since, now)
 	if a := s.View().Attention; a != nil {
 		how += dot + a.Agent
 	}
@@ -104,7 +104,12 @@ func (g *page) session(ctx context.Context, id string) error {
 	case s.Facts.Base != nil:
 		g.add(console.Plain, "%s", s.Facts.Base.Branch)
 	}
-	g.add(console.Faint, "%s", strings.Join(machine(s, glance.Machine), dot))
+	for _, parts := range machine(s, glance.Machine) {
+		g.add(console.Faint, "%s", strings.Join(parts, dot))
+	}
+	if !s.Spec.Walled {
+		g.add(console.Notice, "no wall: root in the guest gets round the network policy")
+	}
 	for _, port := range s.Facts.Ports {
 		switch {
 		case port.Close:
@@ -123,25 +128,22 @@ func (g *page) session(ctx context.Context, id string) error {
 	return nil
 }
 
-// machine is what a VM has and uses.
-func machine(s session.Session, m *wire.Machine) []string {
+// machine is what a VM has and uses, and what it was made from, each on a line.
+func machine(s session.Session, m *wire.Machine) [][]string {
 	r := s.Spec.Resources
-	parts := []string{fmt.Sprintf("%d CPU", r.CPUs), r.Memory.String(), r.Disk.String() + " disk"}
+	has := []string{fmt.Sprintf("%d CPU", r.CPUs), r.Memory.String(), r.Disk.String() + " disk"}
 	if m != nil && s.Phase == session.Ready {
-		parts = []string{
+		has = []string{
 			fmt.Sprintf("%d CPU, load %.1f", r.CPUs, m.Load),
 			fmt.Sprintf("memory %v of %v", config.Size(m.MemUsed), r.Memory),
 			fmt.Sprintf("disk %v of %v", config.Size(m.DiskUsed), r.Disk),
 		}
 	}
-	parts = append(parts, s.Spec.Image)
+	made := []string{"image " + s.Spec.Image}
 	if s.Facts.From != "" {
-		parts = append(parts, string(s.Facts.From))
+		made = append(made, "from "+string(s.Facts.From))
 	}
-	if !s.Spec.Walled {
-		parts = append(parts, "no wall")
-	}
-	return parts
+	return [][]string{has, made}
 }
 
 // step is what its keeper works on.
@@ -194,7 +196,7 @@ func (g *page) screen(glance wire.Glance, at, now time.Time) {
 	if room < 1 || len(lines) == 0 {
 		return
 	}
-	g.add(console.Faint, "-- %s, %s ago --", cmp.Or(glance.Window, "screen"), age(now.Sub(at)))
+	g.add(console.Faint, "-- %s, %s ago --", cmp.Or(glance.Window, "screen"), age(at, now))
 	for _, l := range lines[max(0, len(lines)-room):] {
 		g.raw(console.Plain, ansi.Truncate(layout(l), g.width, ""))
 	}
@@ -239,7 +241,7 @@ func (g *page) repository(ctx context.Context, open string) error {
 			g.add(console.Plain, "stands in repos.txt")
 		}
 		if !r.used.IsZero() {
-			g.add(console.Plain, "last session ended %s ago", age(time.Since(r.used)))
+			g.add(console.Plain, "last session ended %s ago", age(r.used, time.Now()))
 		}
 		return nil
 	}

@@ -44,16 +44,16 @@ func TestPreview(t *testing.T) {
 	})
 	text := preview(t, p, "s:aaaaaaaaaaaa", 80, 40)
 	wants(
-		t, text, "o/r\n", "agent-aaaaaaaaaaaa\n", "blocked 3m · claude\n", "Bash: rm -rf build\n", "fix · 1 commit not pushed · 2 files +30 -4",
+		t, text, "o/r\n", "agent-aaaaaaaaaaaa\n", "\nblocked ", "m · claude\n", "image none\n", "Bash: rm -rf build\n", "fix · 1 commit not pushed · 2 files +30 -4",
 		"2 CPU, load 1.2", "memory 512MiB of 1GiB", "disk 2GiB of 4GiB", "no wall", "port 3000: http://3000.agent-aaaaaaaaaaaa.localhost:40000", "port 1: in use",
-		"-- claude, <1m ago --\nfirst\n  indented   twice\nDo you want to proceed?\n",
+		"m ago --\nfirst\n  indented   twice\nDo you want to proceed?\n",
 	)
 	if strings.Contains(text, "port 2") {
 		t.Errorf("a port that was given up:\n%s", text)
 	}
 	// In a small window the end of the screen is what stays.
-	small := preview(t, p, "s:aaaaaaaaaaaa", 80, 11)
-	if !strings.Contains(small, "proceed?") || strings.Contains(small, "first") || strings.Count(small, "\n") > 11 {
+	small := preview(t, p, "s:aaaaaaaaaaaa", 80, 13)
+	if !strings.Contains(small, "proceed?") || strings.Contains(small, "first") || strings.Count(small, "\n") > 13 {
 		t.Errorf("small:\n%s", small)
 	}
 

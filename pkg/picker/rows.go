@@ -124,9 +124,6 @@ type cell struct {
 
 // lines are the rows as fzf reads them: key, tab, what is shown.
 func (p *Picker) lines(all []sight, repos []repository, now time.Time) []string {
-	// In whole minutes: what is shown changes once a minute, not whenever one of
-	// many ages does. Rows that are read anew take a key press with them.
-	now = now.Truncate(time.Minute)
 	var keys []string
 	var cells [][]cell
 	for _, s := range all {
@@ -157,7 +154,7 @@ func (p *Picker) sessionCells(s sight, now time.Time) []cell {
 		{mark, st.tone},
 		{p.fit(s.Called(), nameWidth), console.Plain},
 		{st.word, st.tone},
-		{age(now.Sub(since)), console.Faint},
+		{age(since, now), console.Faint},
 		{p.fit(waitsFor(s.Session, st), onWidth), st.tone},
 		{p.fit(s.branch, branchWidth), console.Faint},
 		{"", console.Notice},
@@ -172,9 +169,11 @@ func (p *Picker) repositoryCells(r repository, now time.Time) []cell {
 	note := ""
 	switch {
 	case r.path != "" && r.path == r.open:
-		note = tilde(r.path)
+		if note = tilde(r.path); note == r.name {
+			note = ""
+		}
 	case !r.used.IsZero():
-		note = age(now.Sub(r.used)) + " ago"
+		note = age(r.used, now) + " ago"
 	}
 	return []cell{
 		{" ", console.Plain}, // below the marks of sessions
@@ -233,8 +232,11 @@ func (p *Picker) fit(s string, width int) string {
 	return s
 }
 
-// age is how long something is, in minutes at the finest.
-func age(d time.Duration) string {
+// age is how long something is, by the minutes of the clock: all ages on the
+// screen change at once, once a minute, and rows are read anew no more often. A
+// key that is pressed just then may be lost.
+func age(since, now time.Time) string {
+	d := now.Truncate(time.Minute).Sub(since.Truncate(time.Minute))
 	switch {
 	case d < time.Minute:
 		return "<1m"

@@ -32,7 +32,7 @@ func TestOrder(t *testing.T) {
 		{slug: "o/done", phase: session.Ready, facts: attention(wire.AgentDone, "", ago(3*time.Hour))},
 		{slug: "o/seen", phase: session.Ready, facts: seen},
 		{slug: "o/blocked-short", phase: session.Ready, facts: attention(wire.AgentBlocked, "Bash", ago(time.Minute))},
-		{slug: "o/blocked-long", phase: session.Ready, facts: attention(wire.AgentBlocked, "Bash", ago(2*time.Hour+time.Minute))},
+		{slug: "o/blocked-long", phase: session.Ready, facts: attention(wire.AgentBlocked, "Bash", ago(2*time.Hour))},
 		{slug: "o/broken", phase: session.Broken, err: "no space"},
 		{slug: "o/error", phase: session.Ready, facts: attention(wire.AgentError, "API", ago(5*time.Hour))},
 		{slug: "o/plain", phase: session.Ready},
@@ -63,7 +63,7 @@ func TestOrder(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	words := func(i int) string { return strings.Join(strings.Fields(lines[i]), " ") }
-	if !strings.HasSuffix(words(0), "blocked 2h Bash") || !strings.HasSuffix(words(3), "broken <1m no space") {
+	if !strings.HasSuffix(words(0), "blocked 2h Bash") || !regexp.MustCompile(`broken <?1m no space$`).MatchString(words(3)) {
 		t.Errorf("what they wait for, and how long: %q, %q", lines[0], lines[3])
 	}
 }
@@ -186,11 +186,12 @@ func TestRowsChangeOnceAMinute(t *testing.T) {
 }
 
 func TestAge(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for d, want := range map[time.Duration]string{
-		-time.Hour: "<1m", 59 * time.Second: "<1m", time.Minute: "1m", 90 * time.Minute: "1h", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
+		-time.Hour: "<1m", 5 * time.Second: "<1m", time.Minute: "1m", 59 * time.Minute: "59m", 90 * time.Minute: "1h", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
 	} {
-		if got := age(d); got != want {
-			t.Errorf("age(%v) = %q", d, got)
+		if got := age(now.Add(-d), now); got != want {
+			t.Errorf("age of %v = %q", d, got)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestBind(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A directory's name is anybody's, and no command.
-	where := filepath.Join(t.TempDir(), "x\nrun-shell 'touch pwned' #(touch pwned)")
+	where := filepath.Join(t.TempDir(), "x\nrun-shell 'touch pwned' #(touch pwned) ; run-shell 'touch pwned'")
 	if err := os.Mkdir(where, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +95,11 @@ func TestBind(t *testing.T) {
 		if err := os.Remove(told); err != nil {
 			t.Fatal(err)
 		}
+	}
+
+	if found, _ := filepath.Glob("pwned"); len(found) > 0 {
+		_ = os.Remove("pwned")
+		t.Error("a directory's name was run") // where the server was started
 	}
 
 	if err := s.Client.Unbind(t.Context()); err != nil {

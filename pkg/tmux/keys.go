@@ -31,7 +31,9 @@ func (c Client) configure(ctx context.Context, s Session) error {
 		return err
 	}
 	set := func(name, value string) []string { return []string{"set-option", "-t", target(s.Name), name, value} }
-	window := func(name, value string) []string { return []string{"set-option", "-w", "-t", target(s.Name), name, value} }
+	window := func(name, value string) []string {
+		return []string{"set-option", "-w", "-t", target(s.Name), name, value}
+	}
 	cmds := [][]string{
 		// The window is called as the guest calls its own.
 		window("automatic-rename", "on"), window("automatic-rename-format", "#{pane_title}"),

@@ -278,7 +278,7 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	since := time.Now()
 	blocked := session.Facts{Attention: &session.Attention{State: wire.AgentBlocked, Agent: "claude", On: "Bash: make", Since: since}}
 	w.put("00000000000a", "o/new", session.Ready, blocked)
-	s.sees(`^ +! o/new +blocked +<1m +Bash: make`)
+	s.sees(`^ +! o/new +blocked +(<1m|1m) +Bash: make`)
 	s.sees(`^> +\. o/bbb`)
 	s.sees(`^ > *\. o/aaa`)
 	w.put("00000000000b", "o/newer", session.Ready, session.Facts{Attention: &session.Attention{State: wire.AgentDone, Agent: "claude", Since: since}})
@@ -304,6 +304,13 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	w.put("00000000000c", "o/aaab", session.Stopped, session.Facts{})
 	s.sees(`\. o/aaab`)
 	s.sees(`^>> *\. o/aaa `)
+	// What fits as well stands in our order: sessions come first.
+	s.keys("C-u")
+	w.put("00000000000d", "o/live", session.Stopped, session.Facts{})
+	s.sees(`\. o/live`)
+	s.typed("o/l")
+	s.sees(`^> +\. o/live +stopped`)
+	s.sees(`^ +o/listed`)
 	s.keys("Escape")
 	s.sees(`left with 130`)
 }
