@@ -65,7 +65,7 @@ type event map[string]json.RawMessage
 // eventFields are those that are looked at; the others can be large.
 var eventFields = map[string]bool{
 	"hook_event_name": true, "session_id": true, "agent_id": true, "tool_name": true, "tool_input": true, "source": true, "reason": true,
-	"notification_type": true, "message": true, "error": true, "error_details": true, "type": true, "thread-id": true,
+	"notification_type": true, "message": true, "error": true, "error_details": true, "background_tasks": true, "type": true, "thread-id": true,
 }
 
 // readEvent reads field by field, so that one that is cut off still says what
@@ -212,7 +212,11 @@ func (n news) after(e event, now time.Time) news {
 	case "Notification":
 		return n.noticed(e, next)
 	case "Stop":
-		if subagent == "" && (!blocked || n.Asker == "") { // a subagent in the background may still ask
+		switch {
+		case subagent != "", blocked && n.Asker != "": // a subagent in the background may still ask
+		case e.goesOn():
+			return next(wire.AgentWorking, "")
+		default:
 			return next(wire.AgentDone, "")
 		}
 	case "StopFailure":
@@ -253,6 +257,22 @@ func (n news) noticed(e event, next func(wire.AgentState, string) news) news {
 		}
 	}
 	return n
+}
+
+// goesOn reports whether subagents run in the background, whose end will wake the
+// agent. Other things there, as a server, run until somebody ends them.
+func (e event) goesOn() bool {
+	var tasks []struct {
+		Type   string `json:"type"`
+		Status string `json:"status"`
+	}
+	_ = json.Unmarshal(e["background_tasks"], &tasks) // none, where they are something else
+	for _, t := range tasks {
+		if t.Type == "subagent" && t.Status == "running" {
+			return true
+		}
+	}
+	return false
 }
 
 // asks says what a tool's permission is asked for, or which question a tool asks.

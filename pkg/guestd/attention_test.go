@@ -84,6 +84,15 @@ func TestNews(t *testing.T) {
 			{hook("Stop"), wire.AgentDone, ""},
 			{hook("PostToolUse", sub, otherOne), wire.AgentDone, ""},
 		},
+		"subagents in the background": {
+			{hook("UserPromptSubmit"), wire.AgentWorking, ""},
+			{hook("PostToolUse", `"tool_name":"Agent","tool_input":{"description":"go"},"tool_response":{"isAsync":true}`), wire.AgentWorking, ""},
+			{hook("Stop", `"background_tasks":[{"id":"b","type":"shell","status":"running"},{"id":"sub1","type":"subagent","status":"running"}]`), wire.AgentWorking, ""},
+			{hook("SubagentStop", sub), wire.AgentWorking, ""},
+			{hook("UserPromptSubmit", `"prompt":"<task-notification>"`), wire.AgentWorking, ""},
+			{hook("Stop", `"background_tasks":[{"id":"b","type":"shell","status":"running"},{"id":"sub1","type":"subagent","status":"completed"}]`), wire.AgentDone, ""},
+			{hook("Stop", `"background_tasks":{"new":"form"}`), wire.AgentDone, ""},
+		},
 		"sessions of one program": {
 			{hook("UserPromptSubmit"), wire.AgentWorking, ""},
 			{hook("SessionStart", `"source":"compact"`), wire.AgentWorking, ""},
