@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+func TestChooseEditor(t *testing.T) {
+	for _, c := range []struct {
+		name, visual, editor string
+		terminal             bool
+		there                string
+		want                 string
+		code                 fail.Code
+	}{
+		{name: "the user's word", visual: "code --wait", editor: "vi", want: "code --wait"},
+		{name: "the older variable", visual: " ", editor: "ed", want: "ed"},
+		{name: "what there is", terminal: true, there: "vi", want: "vi"},
+		{name: "the system's choice before it", terminal: true, there: "editor", want: "editor"},
+		{name: "nothing at all", terminal: true, code: fail.Host},
+		{name: "nobody there to edit", there: "vi", code: fail.Usage},
+	} {
+		env := map[string]string{"VISUAL": c.visual, "EDITOR": c.editor}
+		got, err := chooseEditor(func(name string) string { return env[name] }, c.terminal, func(name string) (string, error) {
+			if name == c.there {
+				return "/usr/bin/" + name, nil
+			}
+			return "", errors.New("not found")
+		})
+		if got != c.want || (err == nil) != (c.code == 0) || err != nil && (fail.CodeOf(err) != c.code || fail.HintOf(err) == "") {
+			t.Errorf("%s: %q, %v", c.name, got, err)
+		}
+	}
+}
+
+// What cannot be written leaves the old file, and nothing beside it.
+func TestReplaceFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "new", "config.yaml")
+	for _, text := range []string{"first", "second"} {
+		if err := replaceFile(path, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != text {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+	taken := filepath.Join(dir, "taken")
+	if err := os.MkdirAll(filepath.Join(taken, "by a directory"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := replaceFile(taken, []byte("x")); fail.CodeOf(err) != fail.Host {
+		t.Errorf("over a directory: %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestAge(t *testing.T) {
+	for text, want := range map[string]time.Duration{"30d": 30 * 24 * time.Hour, "0d": 0, "12h": 12 * time.Hour, "1h30m": 90 * time.Minute, "0s": 0} {
+		var d age
+		if err := d.Set(text); err != nil || time.Duration(d) != want {
+			t.Errorf("%s is %v, %v", text, time.Duration(d), err)
+		}
+	}
+	for _, text := range []string{"", "d", "-1d", "-1h", "30", "1.5d", "99999999d", "long"} {
+		var d age
+		if err := d.Set(text); err == nil {
+			t.Errorf("%q is %v", text, time.Duration(d))
+		}
+	}
+	if d := 90 * day; d.String() != "90d" {
+		t.Error(d.String())
+	}
+}
