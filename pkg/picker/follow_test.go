@@ -1,0 +1,110 @@
+package picker
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// pretend is fzf's end of the socket: somebody types all the time, or nobody.
+type pretend struct {
+	mu     sync.Mutex
+	typing bool
+	asked  int
+	posts  []string
+	at     []int // how often it was asked before each post
+}
+
+func (f *pretend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.Method == http.MethodGet {
+		f.asked++
+		query := 0
+		if f.typing {
+			query = f.asked
+		}
+		fmt.Fprintf(w, `{"query": "%d", "position": 0}`, query)
+		return
+	}
+	body, _ := io.ReadAll(r.Body)
+	f.posts, f.at = append(f.posts, string(body)), append(f.at, f.asked)
+}
+
+// Rows that changed are brought to fzf, not while somebody types, but not never;
+// a preview is drawn again when only that changed; and nothing is sent when
+// nothing did.
+func TestFollow(t *testing.T) {
+	t.Setenv("FZF_API_KEY", "")
+	parent, err := os.MkdirTemp("", "follow") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(parent) })
+	p := newPicker(t)
+	t.Setenv("TMPDIR", parent)
+	r, err := enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", r.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake := &pretend{typing: true}
+	server := http.Server{Handler: fake}
+	var tasks sync.WaitGroup
+	tasks.Go(func() { _ = server.Serve(l) })
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(func() {
+		cancel()
+		_ = server.Close()
+		tasks.Wait()
+		_ = r.leave()
+	})
+
+	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/first", phase: session.Ready})
+	lines, glances, err := p.now(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := *p // the store is for many; a Picker is for one goroutine
+	tasks.Go(func() { p.follow(ctx, r, strings.Join(lines, "\n"), glances) })
+	seen := func() (posts []string, at []int, asked int) {
+		fake.mu.Lock()
+		defer fake.mu.Unlock()
+		return fake.posts, fake.at, fake.asked
+	}
+	until(t, "the first look", func() bool { _, _, asked := seen(); return asked >= 3 })
+	if posts, _, _ := seen(); len(posts) != 0 {
+		t.Errorf("nothing changed, and fzf was told %q", posts)
+	}
+
+	_, _, before := seen()
+	other.put(t, row{id: "bbbbbbbbbbbb", slug: "o/second", phase: session.Stopped})
+	until(t, "the new row", func() bool { posts, _, _ := seen(); return len(posts) > 0 })
+	posts, at, _ := seen()
+	if !strings.HasPrefix(posts[0], "track-current+reload-sync(") || strings.Contains(posts[0], parent) {
+		t.Errorf("told %q", posts[0])
+	}
+	if waited := at[0] - before; waited < maxPatience {
+		t.Errorf("somebody types, and it waits for %d looks", waited)
+	}
+	text, err := os.ReadFile(r.rows())
+	if err != nil || !strings.Contains(string(text), "o/second") || !strings.HasSuffix(string(text), "\n") {
+		t.Errorf("the rows that fzf reads: %q, %v", text, err)
+	}
+
+	// A row of an agent's screen is no row of the picker.
+	other.glance(t, "aaaaaaaaaaaa", wire.Glance{Screen: []string{"new"}})
+	until(t, "the new preview", func() bool { posts, _, _ := seen(); return len(posts) > 1 && posts[len(posts)-1] == "refresh-preview" })
+}
