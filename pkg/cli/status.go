@@ -22,8 +22,8 @@ import (
 // summary counts sessions by how much they need somebody.
 type summary struct {
 	Blocked int      `json:"blocked"`
-	Error   int      `json:"error"`  // agents whose turn failed, and broken sessions
-	Done    int      `json:"done"`   // since somebody last came
+	Error   int      `json:"error"` // agents whose turn failed, and broken sessions
+	Done    int      `json:"done"`  // since somebody last came
 	Working int      `json:"working"`
 	Ready   int      `json:"ready"`   // the rest of those that run
 	Waiting []string `json:"waiting"` // whose agents ask, longest first

@@ -24,7 +24,7 @@ func TestRoots(t *testing.T) {
 	if got := f.load().Roots; !slices.Equal(got, []string{"/srv/src"}) {
 		t.Errorf("the system's: %q", got)
 	}
-	f.user("config.yaml", "roots: [~/src, /work/../code/, \"\"]\n")
+	f.user("config.yaml", "roots: [~/src, /srv/../code/, \"\"]\n")
 	if got := f.load().Roots; !slices.Equal(got, []string{filepath.Join(home, "src"), "/code"}) {
 		t.Errorf("the user's: %q", got)
 	}

@@ -40,7 +40,7 @@ func recorder(t *testing.T, name string) (file string) {
 
 // A guest's words are one argument, and no markup.
 func TestDesktop(t *testing.T) {
-	name, want := "notify-send", `[--app-name=agent-sessionizer][--][api][-x &lt;b&gt;&amp; "$(id)" ` + "`id`" + `]`
+	name, want := "notify-send", `[--app-name=agent-sessionizer][--][api][-x &lt;b&gt;&amp; "$(id)" `+"`id`"+`]`
 	body := `-x <b>& "$(id)" ` + "`id`"
 	if runtime.GOOS == "darwin" {
 		name, want = "osascript", "[agent-sessionizer: api]["+body+"]"

@@ -38,4 +38,3 @@ func (m *Manager) Glance(s Session) (wire.Glance, time.Time, error) {
 	}
 	return g, fi.ModTime(), nil
 }
-

@@ -117,10 +117,10 @@ func drawLine(line string, now *style, row int) string {
 
 // apply takes a sequence, if it is SGR (ECMA-48, 8.3.117).
 func (s *style) apply(seq string) {
-	body, ok := strings.CutPrefix(seq, "\x1b[")
-	if body, ok = strings.CutSuffix(body, "m"); !ok {
+	if !strings.HasPrefix(seq, "\x1b[") || !strings.HasSuffix(seq, "m") {
 		return
 	}
+	body := seq[2 : len(seq)-1]
 	var codes []int
 	for _, p := range strings.FieldsFunc(body, func(r rune) bool { return r == ';' || r == ':' }) {
 		n, err := strconv.Atoi(p)

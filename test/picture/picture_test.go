@@ -2,6 +2,7 @@ package picture
 
 import (
 	"encoding/xml"
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -22,7 +23,7 @@ func TestSVG(t *testing.T) {
 	}
 	d := xml.NewDecoder(strings.NewReader(svg))
 	for {
-		if _, err := d.Token(); err == io.EOF {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatal(err)
