@@ -2,6 +2,7 @@ package guestd
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,7 +66,7 @@ type event map[string]json.RawMessage
 // eventFields are those that are looked at; the others can be large.
 var eventFields = map[string]bool{
 	"hook_event_name": true, "session_id": true, "agent_id": true, "tool_name": true, "tool_input": true, "source": true, "reason": true,
-	"notification_type": true, "message": true, "error": true, "error_details": true, "background_tasks": true, "type": true, "thread-id": true,
+	"notification_type": true, "message": true, "error": true, "error_details": true, "last_assistant_message": true, "background_tasks": true, "type": true, "thread-id": true,
 }
 
 // readEvent reads field by field, so that one that is cut off still says what
@@ -221,7 +222,8 @@ func (n news) after(e event, now time.Time) news {
 		}
 	case "StopFailure":
 		if subagent == "" {
-			return next(wire.AgentError, gist(strings.TrimSpace(e.text("error")+" "+e.text("error_details"))))
+			what := cmp.Or(e.text("last_assistant_message"), e.text("error_details"), e.text("error"))
+			return next(wire.AgentError, gist(what))
 		}
 	case "Interrupt": // Codex tells of Esc, Claude Code does not
 		return next(wire.AgentIdle, "")

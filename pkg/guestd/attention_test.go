@@ -42,7 +42,9 @@ func TestNews(t *testing.T) {
 			{hook("Stop", `"stop_hook_active":false`), wire.AgentDone, ""},
 			{hook("Notification", `"notification_type":"idle_prompt","message":"Claude is waiting for your input"`), wire.AgentDone, ""},
 			{hook("UserPromptSubmit"), wire.AgentWorking, ""},
-			{hook("StopFailure", `"error":"rate_limit","error_details":"429\nslow down"`), wire.AgentError, "rate_limit 429 slow down"},
+			{hook("StopFailure", `"error":"unknown","last_assistant_message":"API Error: 400\n prompt is odd"`), wire.AgentError, "API Error: 400 prompt is odd"},
+			{hook("UserPromptSubmit"), wire.AgentWorking, ""},
+			{hook("StopFailure", `"error":"rate_limit"`), wire.AgentError, "rate_limit"},
 			{hook("SessionEnd", `"reason":"prompt_input_exit"`), wire.AgentGone, ""},
 		},
 		"a permission": {
