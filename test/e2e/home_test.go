@@ -12,7 +12,7 @@ import (
 // ownFiles are dotfiles that take the place of all that the image has: what the
 // other parts of the test look for must work with them.
 var ownFiles = map[string]string{
-	".zshenv": "export OWN_ZSHENV=1\n", ".zshrc": "PROMPT='own> '\n", ".bashrc": "export OWN_BASHRC=1\n", ".vimrc": "set number\n",
+	".zshenv": "export OWN_ZSHENV=1\n", ".zshrc": "PROMPT='own %m> '\n", ".bashrc": "export OWN_BASHRC=1\n", ".vimrc": "set number\n",
 	".gitconfig": "[user]\n\tname = Me\n\temail = me@example.invalid\n", ".tmux.conf": "set -g status-right own\n",
 	".config/tool/conf": "one\n", "odd \xff\nname": "odd\n", ".netrc": "machine example.org password hunter2\n",
 }
@@ -34,7 +34,7 @@ func dotfiles(t *testing.T, b *box, name string) {
 		t.Errorf("nothing is said of the credential: %s", log)
 	}
 	b.MustIn(name, "cd; echo changed in the guest >.vimrc; rm .config/tool/conf")
-	b.dotfile(".zshrc", "PROMPT='newer> '\n")
+	b.dotfile(".zshrc", "PROMPT='newer %m> '\n")
 	b.dotfile(".vimrc", "set nonumber\n")
 	b.dotfile(".config/tool/conf", "two\n")
 	b.dotfile(".config/tool/new", "new\n")
@@ -44,7 +44,7 @@ func dotfiles(t *testing.T, b *box, name string) {
 func dotfilesAfterRestart(t *testing.T, b *box, name string) {
 	t.Helper()
 	got := b.MustIn(name, "cd; cat .zshrc .vimrc .config/tool/new; ls .config/tool")
-	if want := "PROMPT='newer> '\nchanged in the guest\nnew\nnew"; got != want {
+	if want := "PROMPT='newer %m> '\nchanged in the guest\nnew\nnew"; got != want {
 		t.Errorf("after a restart: %q, want %q", got, want)
 	}
 }
@@ -71,7 +71,7 @@ func keptAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
 	if got != want {
 		t.Errorf("in the next session: %q, want %q", got, want)
 	}
-	if got := b.MustIn(name, "cd; cat .zshrc"); got != "PROMPT='newer> '" {
+	if got := b.MustIn(name, "cd; cat .zshrc"); got != "PROMPT='newer %m> '" {
 		t.Errorf("the next session's dotfiles: %q", got)
 	}
 	other := b.Repo("other")
@@ -80,8 +80,7 @@ func keptAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
 		t.Errorf("another repository's session has %q", got)
 	}
 	b.Asz("destroy", "--force", name, elsewhere)
-	b.Asz("kept", "rm", clone)
-	b.Asz("kept", "rm", other)
+	b.Asz("kept", "rm", clone) // nothing is kept of the other
 	if got := b.Asz("kept", "--json"); strings.TrimSpace(got) != "[]" {
 		t.Errorf("still kept: %s", got)
 	}
