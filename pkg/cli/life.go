@@ -153,10 +153,7 @@ func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Sessi
 		return fail.New(fail.Conflict, "destroying %s would lose work: %s", s.Name, loss).
 			WithHint("agent-sessionizer fetch %s, or: agent-sessionizer destroy --force %s", s.Name, s.Name)
 	}
-	if loss == "" {
-		loss = "nothing; everything is pushed or fetched"
-	}
-	ok, err := a.con.Confirm(fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.Called(), loss), "--force")
+	ok, err := a.con.Confirm(destroyQuestion(s, loss), "--force")
 	if err != nil {
 		return err
 	}
@@ -164,6 +161,14 @@ func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Sessi
 		return fail.New(fail.Interrupted, "%s stays", s.Name)
 	}
 	return nil
+}
+
+// destroyQuestion says what destroying s would lose.
+func destroyQuestion(s session.Session, loss string) string {
+	if loss == "" {
+		loss = "nothing; everything is pushed or fetched"
+	}
+	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.Called(), loss)
 }
 
 // loss says what work only exists in the guest; "" means none.

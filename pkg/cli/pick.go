@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -19,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/picker"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -206,23 +208,39 @@ func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
 
 // destroyPicked lists what would be lost, asks, and leaves the work to the keeper.
 func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
-	// While it asks, Ctrl-C ends this process and with it the question.
-	signal.Reset(os.Interrupt)
 	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
 		a.con.Say("looking for work in %s that is nowhere else", s.Name)
-		err := a.guardWork(ctx, m, s, true)
-		if fail.CodeOf(err) == fail.Interrupted {
-			return nil // it stays
+		ok, err := answered(console.Clean(destroyQuestion(s, a.loss(ctx, m, s))) + " [y/N] ")
+		if err != nil || !ok {
+			return err // it stays
 		}
-		if err == nil {
-			_, err = m.Want(ctx, s, session.Gone)
-		}
-		if err != nil {
+		if _, err = m.Want(ctx, s, session.Gone); err != nil {
 			a.con.Fail(err)
-			_, err = a.ask("Enter goes back. ")
+			_, err = answered("Enter goes back. ")
 		}
 		return err
 	})
+}
+
+// answered asks on a terminal on which Ctrl-C is a key that ends the line, and
+// means no, whatever stands before it.
+func answered(question string) (yes bool, err error) {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return false, fail.New(fail.Usage, "there is no terminal to ask on: %w", err)
+	}
+	defer tty.Close()
+	fmt.Fprint(tty, question)
+	line := make([]byte, 256)
+	n, err := tty.Read(line) // a line, in the mode in which the terminal is
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, fail.New(fail.Interrupted, "no answer: %w", err)
+	}
+	switch strings.ToLower(strings.TrimSpace(string(line[:n]))) {
+	case "y", "yes":
+		return true, nil
+	}
+	return false, nil
 }
 
 func copyPicked(ctx context.Context, a *app, targets []picker.Target) (say string, err error) {

@@ -200,7 +200,7 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 		"--bind=alt-enter:transform(" + self + ActionTyped + ")",
 		"--bind=ctrl-o:bg-transform(" + self + ActionOpen + " {+1})+clear-multi",
 		"--bind=ctrl-s:bg-transform(" + self + ActionStop + " {+1})+clear-multi",
-		"--bind=ctrl-x:execute(" + self + ActionDestroy + " {+1})+clear-multi",
+		"--bind=ctrl-x:execute(" + destroyKey + ")+clear-multi",
 		"--bind=ctrl-y:bg-transform(" + self + ActionCopy + " {1})",
 		"--bind=?:toggle-preview",
 	}
@@ -226,7 +226,11 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 const (
 	// skipLine moves the cursor on, in the direction in which it came.
 	skipLine = `[ x{1} != x- ] || case "$FZF_ACTION" in *up*|*prev*) echo up;; *) echo down;; esac`
-	enterKey = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo accept; fi`
+	// On the screen that asks, Ctrl-C ends the line, as Enter does: as a signal it
+	// would also come to fzf, which ends when the command is quicker to do so than
+	// it is to look.
+	destroyKey = `s=$(stty -g); stty -isig eol ^C; ` + self + ActionDestroy + ` {+1}; stty "$s"`
+	enterKey   = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo accept; fi`
 )
 
 // setenv prepares the environment of what fzf runs; restore takes it back.

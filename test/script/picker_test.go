@@ -45,9 +45,9 @@ func newWorld(t *testing.T) *world {
 	}
 	w := &world{t: t, home: home}
 	t.Cleanup(func() {
+		endTmux(home)
 		sockets, _ := filepath.Glob(filepath.Join(home, "terminal-*"))
-		servers, _ := filepath.Glob(filepath.Join(home, "tmux-*", "*"))
-		for _, socket := range append(sockets, servers...) {
+		for _, socket := range sockets {
 			_ = exec.Command("tmux", "-S", socket, "kill-server").Run()
 		}
 		endProcesses(home, syscall.SIGKILL)
@@ -404,18 +404,19 @@ func TestPickerStopsAndDestroys(t *testing.T) {
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +o one +ready`)
 	s.keys("C-x")
-	s.sees(`would lose: 1 untracked file`)
+	s.sees(`would lose: 1 untracked file\. \[y/N\]`)
 	s.keys("n", "Enter")
 	s.sees(`^> +o one +ready`)
+	w.run("agent-sessionizer", "exec", "one", "--", "sh", "-c", "echo x >another")
 	s.keys("C-x")
-	s.sees(`would lose: 1 untracked file`)
-	s.keys("C-c")
+	s.sees(`would lose: 2 untracked files\. \[y/N\]`)
+	s.keys("y", "C-c") // thought better of it
 	s.sees(`^> +o one +ready`)
 	s.keys("C-s")
 	s.sees(`^> +\. one +stopped`)
-	s.sees(`would lose: 1 untracked file`) // the preview, from the row
+	s.sees(`would lose: 2 untracked files$`) // the preview, from the row
 	s.keys("C-x")
-	s.sees(`Destroy agent-one-`)
+	s.sees(`Destroy agent-one-.*2 untracked files\. \[y/N\] *$`)
 	s.keys("y", "Enter")
 	s.sees(`^> +o/listed`)
 	w.until("destroyed", func() bool { return len(w.states()) == 0 })
