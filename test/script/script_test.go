@@ -61,6 +61,7 @@ func setup(env *testscript.Env) error {
 		return err
 	}
 	env.Defer(func() {
+		endTmux(home)
 		endProcesses(home, syscall.SIGKILL)
 		os.RemoveAll(home)
 	})
@@ -80,6 +81,14 @@ func setup(env *testscript.Env) error {
 		return err
 	}
 	return os.MkdirAll(filepath.Join(home, ".config", "agent-sessionizer"), 0o700)
+}
+
+// endTmux ends the tmux servers whose sockets are in home, where TMUX_TMPDIR is.
+func endTmux(home string) {
+	sockets, _ := filepath.Glob(filepath.Join(home, "tmux-*", "*"))
+	for _, socket := range sockets {
+		_ = exec.Command("tmux", "-S", socket, "kill-server").Run() // it may have ended
+	}
 }
 
 // waitFor repeats a command until its output has the text: waitfor TEXT CMD ARG…
