@@ -25,8 +25,8 @@ import (
 // How often what is looked at. A guest may be one emulated processor, which the
 // agent wants for itself.
 const (
-	lookEvery   = 250 * time.Millisecond // a handful of system calls
-	sureEvery   = time.Second            // some more, for what the handful may miss
+	lookEvery   = 250 * time.Millisecond // while an agent works or waits: a handful of system calls
+	sureEvery   = time.Second            // some more, for what the handful may miss; enough for agents at rest
 	screenEvery = 2 * time.Second        // a process; when the terminal was written to
 	bellEvery   = 3 * time.Second        // a process; while a window has rung
 	roundEvery  = 15 * time.Second       // tmux's windows, the machine
@@ -67,8 +67,6 @@ func (g Guest) Watch(ctx context.Context, o watchOptions, in io.Reader, out io.W
 	w := newWatcher(g, o, out)
 	defer w.tasks.Wait()
 	defer cancel()
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
 	for {
 		now := time.Now()
 		w.look(now)
@@ -82,7 +80,7 @@ func (g Guest) Watch(ctx context.Context, o watchOptions, in io.Reader, out io.W
 		case learned := <-w.results:
 			learned()
 			w.news = true
-		case <-tick.C:
+		case <-time.After(w.pace()):
 		}
 	}
 }
@@ -298,6 +296,17 @@ func (w *watcher) begin(ctx context.Context, now time.Time) {
 		w.work.running = true
 		w.aside(ctx, w.worker(now))
 	}
+}
+
+// pace is how soon to look again. Before it asks for something, an agent at rest
+// is given work.
+func (w *watcher) pace() time.Duration {
+	for _, e := range w.list {
+		if e.State == wire.AgentWorking || e.State == wire.AgentBlocked && e.window == "" {
+			return lookEvery
+		}
+	}
+	return sureEvery
 }
 
 // aside runs a task, and has the watcher learn what came of it.
