@@ -83,7 +83,7 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 		if err := (tmux.Client{}).Check(ctx); err != nil {
 			return err
 		}
-		if !interactive() {
+		if o.client == "" && !interactive() {
 			return fail.New(fail.Usage, "there is no terminal to attach to").WithHint("agent-sessionizer open -d %s", what)
 		}
 	}
