@@ -29,7 +29,7 @@ func TestPicker(t *testing.T) {
 	t.Cleanup(func() { b.Run("tmux", "kill-server") })
 	u.typed("unset TMUX; exec tmux -f /dev/null new-session -s mine sh", "Enter")
 	waitFor(t, "the user's tmux", func() bool { return b.Run("tmux", "has-session", "-t", "=mine").Code == 0 })
-	b.Run("tmux", "set-option", "-g", "status-right", "<#{@agent_status}>")
+	b.Run("tmux", "set-option", "-g", "status-right", "#{@agent_status} ")
 	b.Asz("tmux", "bind")
 
 	// what is typed and on no row is a repository; the popup closes at once
@@ -39,7 +39,8 @@ func TestPicker(t *testing.T) {
 	u.sees("✓ boot the VM")
 	u.sees("guard the network")
 	u.picture("creating")
-	u.until("the picker's end", func(screen string) bool { return !strings.Contains(screen, "a git URL") })
+	closed := func(screen string) bool { return !strings.Contains(screen, "a git URL") }
+	u.until("the picker's end", closed)
 	u.sees("scratch") // the guest's windows
 	api := b.List()[0].Name
 	// from there, a row of the list
@@ -68,10 +69,15 @@ func TestPicker(t *testing.T) {
 	waitFor(t, "the bell on the status line", func() bool {
 		return strings.Contains(b.Run("tmux", "show-options", "-gv", "@agent_status").Stdout, "1 blocked (web)")
 	})
+	client := strings.TrimSpace(b.Run("tmux", "list-clients", "-F", "#{client_name}").Stdout)
+	b.Run("tmux", "switch-client", "-c", client, "-t", "=mine:")
+	u.sees("1 blocked (web) · 1 ready")
+	u.picture("status")
 	u.typed("M-p")
 	u.sees("bell in window")
 	u.picture("picker")
 	u.typed("Escape")
+	u.until("the picker's end", closed) // an Escape and a key are another key
 	u.typed("M-n")
 	u.sees("in-lima-" + web)
 
