@@ -195,13 +195,15 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 		// while a query is typed, so --track is not on all the time: see follow.
 		"--bind=change:untrack-current+first+change-header[" + header + "]",
 		"--bind=focus:transform(" + skipLine + ")",
+		// A key is for the row that fits what was typed before it, which may not be
+		// on the screen yet.
 		"--bind=enter:wait+transform(" + enterKey + ")",
 		"--bind=double-click:wait+transform(" + enterKey + ")",
 		"--bind=alt-enter:transform(" + self + ActionTyped + ")",
-		"--bind=ctrl-o:bg-transform(" + self + ActionOpen + " {+1})+clear-multi",
-		"--bind=ctrl-s:bg-transform(" + self + ActionStop + " {+1})+clear-multi",
-		"--bind=ctrl-x:execute(" + destroyKey + ")+clear-multi",
-		"--bind=ctrl-y:bg-transform(" + self + ActionCopy + " {1})",
+		"--bind=ctrl-o:wait+bg-transform(" + self + ActionOpen + " {+1})+clear-multi",
+		"--bind=ctrl-s:wait+bg-transform(" + self + ActionStop + " {+1})+clear-multi",
+		"--bind=ctrl-x:wait+execute(" + destroyKey + ")+clear-multi",
+		"--bind=ctrl-y:wait+bg-transform(" + self + ActionCopy + " {1})",
 		"--bind=?:toggle-preview",
 	}
 	if !p.Unicode {

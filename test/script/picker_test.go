@@ -254,6 +254,21 @@ func (s *term) sees(pattern string) {
 	}
 }
 
+// presses a key until it had its effect: fzf drops those that come while it
+// reads the rows anew.
+func (s *term) presses(key, pattern string) {
+	s.w.t.Helper()
+	re := regexp.MustCompile("(?m)" + pattern)
+	tries := 0
+	s.w.until(pattern+" after "+key, func() bool {
+		if tries%20 == 0 { // that is once a second
+			s.keys(key)
+		}
+		tries++
+		return re.MatchString(s.show())
+	})
+}
+
 func (s *term) misses(pattern string) {
 	s.w.t.Helper()
 	re := regexp.MustCompile("(?m)" + pattern)
@@ -337,8 +352,7 @@ func TestPickerOpens(t *testing.T) {
 	s.sees(`^> +~/one`)
 	s.keys("C-o")
 	w.until("ready", func() bool { return w.states()["one"] == session.Ready })
-	s.keys("C-u")
-	s.sees(`o one +ready`)
+	s.presses("C-u", `o one +ready`)
 	if n := strings.Count(w.run("tmux", "list-sessions"), "one-"); n != 1 {
 		t.Errorf("%d local sessions of it", n)
 	}
