@@ -59,7 +59,8 @@ func TestCrash(t *testing.T) {
 	// The gateway dies, and with it the VM's network, for good: the session says
 	// so. start shuts the guest down by its power button, so that what it had
 	// not written yet is not lost, and brings up both.
-	b.MustIn(name, "echo unwritten >unwritten.txt")
+	// In memory it stays until somebody asks for it to be written.
+	b.MustIn(name, "sudo sysctl -qw vm.dirty_writeback_centisecs=0 vm.dirty_expire_centisecs=360000 && echo unwritten >unwritten.txt")
 	b.kill("gateway")
 	b.WaitState("broken")
 	if out := b.Asz("list"); !strings.Contains(out, "gateway has ended") {

@@ -58,8 +58,16 @@ func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context
 		if poweroff(bounded) == nil {
 			return
 		}
-		if err := pressPowerButton(bounded, dir); err != nil {
-			logrus.WithError(err).Warn("cannot press the power button")
+		// Again and again: a guest that has just booted, or gone on from a saved
+		// state, has nobody yet who watches the button.
+		for first := true; ; first = false {
+			err := pressPowerButton(bounded, dir)
+			if err != nil && first {
+				logrus.WithError(err).Warn("cannot press the power button")
+			}
+			if err != nil || sleep(bounded, buttonEvery) != nil {
+				return
+			}
 		}
 	}()
 	defer func() { cancel(); <-asked }()
@@ -76,6 +84,9 @@ func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context
 	}
 	return errors.Join(err, ctx.Err())
 }
+
+// buttonEvery is how often the power button is pressed until the guest ends.
+const buttonEvery = 2 * time.Second
 
 // pressPowerButton asks QEMU for an ACPI power button event. There may be no
 // QEMU, or one that is stuck: the plug is pulled then.
