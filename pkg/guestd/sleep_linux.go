@@ -77,7 +77,15 @@ func (s *sleeper) prepare(ctx context.Context) error {
 	if s.card, err = findCard(ctx); err != nil {
 		return err
 	}
+	// A clone leaves it for when nobody waits; a fork has it from the start, and
+	// with it somebody who watches the power button.
+	if err := start(ctx, lateUnit); err != nil {
+		return err
+	}
 	if err := settle(ctx); err != nil {
+		return err
+	}
+	if err := perform(ctx, "", "udevadm", "settle", "--timeout=120"); err != nil {
 		return err
 	}
 	if s.disk, err = removeSeedDisk(); err != nil {
