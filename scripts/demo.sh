@@ -13,6 +13,8 @@ keep=
 [ -z "${KEEP:-}" ] || { [ -t 0 ] && [ -t 1 ] && keep=yes; }
 if [ -z "$keep" ]; then
   export XDG_STATE_HOME=$demo/state XDG_CACHE_HOME=$demo/cache AGENT_SESSIONIZER_LIMA_HOME=$demo/vms
+  # The next session, for which something would be made in the background, is none of the demo's.
+  export AGENT_SESSIONIZER_PREPARE=none
 fi
 session=
 
