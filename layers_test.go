@@ -9,30 +9,31 @@ import (
 // layers is the table of docs/architecture.md: a package imports only packages
 // of lower layers, or those listed beside it in its own layer.
 var layers = map[string]int{
-	"":        0, // the embedded files
-	"fail":    0,
-	"home":    0,
-	"policy":  0,
-	"wire":    0,
-	"config":  1,
-	"store":   1,
-	"vm":      1,
-	"ssh":     1,
-	"secret":  1,
-	"repo":    2, // talks to a guest over ssh
-	"tmux":    1,
-	"console": 1,
-	"notify":  1,
-	"guestd":  1,
-	"gateway": 2,
-	"guest":   2,
-	"image":   2,
-	"attach":  2,
-	"golden":  3,
-	"session": 4,
-	"picker":  5,
-	"keeper":  6, // 5 is for tasks, too
-	"cli":     7,
+	"":           0, // the embedded files
+	"atomicfile": 0,
+	"fail":       0,
+	"home":       0,
+	"policy":     0,
+	"wire":       0,
+	"config":     1,
+	"store":      1,
+	"vm":         1,
+	"ssh":        1,
+	"secret":     1,
+	"repo":       2, // talks to a guest over ssh
+	"tmux":       1,
+	"console":    1,
+	"notify":     1,
+	"guestd":     1,
+	"gateway":    2,
+	"guest":      2,
+	"image":      2,
+	"attach":     2,
+	"golden":     3,
+	"session":    4,
+	"picker":     5,
+	"keeper":     6, // 5 is for tasks, too
+	"cli":        7,
 }
 
 // sideways are the imports within a layer that are meant.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -251,39 +252,19 @@ func (e *edit) leave(begin []byte, cause error) error {
 
 // replaceFile writes a file as a whole: whoever reads it, also after a crash,
 // has the old text or the new one. Its mode stays.
-func replaceFile(path string, text []byte) (err error) {
-	defer func() {
-		if err != nil {
-			err = fail.New(fail.Host, "write %s: %w", path, err)
-		}
-	}()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
-		}
-	}()
+func replaceFile(path string, text []byte) error {
+	mode := os.FileMode(0o600)
 	if st, err := os.Stat(path); err == nil {
-		if err := f.Chmod(st.Mode().Perm()); err != nil {
-			return err
-		}
+		mode = st.Mode().Perm()
 	}
-	if _, err := f.Write(text); err != nil {
-		return err
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	if err == nil {
+		err = atomicfile.Write(path, text, mode)
 	}
-	if err := f.Sync(); err != nil {
-		return err
+	if err != nil {
+		return fail.New(fail.Host, "write %s: %w", path, err)
 	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return f.Close()
+	return nil
 }
 
 // settingsNames completes.

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -245,16 +246,8 @@ func (p Process) writePolicy(pol *policy.Policy) error {
 
 // write replaces a file such that a reader sees the old one or the new one.
 func (p Process) write(name string, b []byte) error {
-	f, err := os.CreateTemp(p.Dir, "."+name+"-*")
-	if err != nil {
+	if err := atomicfile.Write(filepath.Join(p.Dir, name), b, 0o600); err != nil {
 		return fail.New(fail.Host, "write the gateway's %s: %w", name, err)
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(p.Dir, name))
-	}
-	if err != nil {
-		return fail.New(fail.Host, "write the gateway's %s: %w", name, errors.Join(err, os.Remove(f.Name())))
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ func TestCredential(t *testing.T) {
 	const key = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl\n-----END OPENSSH PRIVATE KEY-----\n"
 	for name, content := range map[string]string{
 		".ssh/id_ed25519": "", ".ssh/id_rsa_work": "", ".ssh/authorized_keys": "", ".ssh/authorized_keys2": "", "stow/ssh/.ssh/id_rsa": "",
-		".ssh/work": key, "anywhere": "comment\n" + key, "ec": "-----BEGIN EC PRIVATE KEY-----", "pkcs8": "  -----BEGIN PRIVATE KEY-----\r\n",
+		".ssh/deploy": key, "anywhere": "comment\n" + key, "ec": "-----BEGIN EC PRIVATE KEY-----", "pkcs8": "  -----BEGIN PRIVATE KEY-----\r\n",
 		"pgp.asc": "-----BEGIN PGP PRIVATE KEY BLOCK-----\n", "age": "# created\nAGE-SECRET-KEY-1QQQ\n", "putty.ppk": "PuTTY-User-Key-File-3: ssh-ed25519",
 		".aws/credentials": "", ".aws/sso/cache/0123.json": "", ".netrc": "", ".git-credentials": "", ".config/gh/hosts.yml": "",
 		".docker/config.json": `{"auths": {"ghcr.io": {"auth": "dXNlcjpwYXNz"}}}`, ".npmrc": "//registry.example.org/:_authToken=npm_x\n",

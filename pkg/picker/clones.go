@@ -3,7 +3,6 @@ package picker
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -147,7 +147,7 @@ collect:
 	if err != nil {
 		return err
 	}
-	return replace(cloneCache(cfg.Paths), text)
+	return atomicfile.WriteUnflushed(cloneCache(cfg.Paths), text, 0o600)
 }
 
 // walk reports the clones below root, those near it first. It follows no
@@ -215,22 +215,4 @@ func identify(path string, known map[string]Clone) (Clone, bool) {
 		return Clone{}, false
 	}
 	return Clone{Path: path, Key: ref.Key, Slug: ref.Slug, Stamp: stamp}, true
-}
-
-// replace gives a file a new content at once. Nothing is lost when the host
-// dies meanwhile, so it does not wait for the disk.
-func replace(file string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(file), ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }

@@ -20,6 +20,7 @@ import (
 
 	fzf "github.com/junegunn/fzf/src"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -305,7 +306,7 @@ func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
 		default:
 			// track-current is for this reload: it keeps the cursor and the marks on
 			// their rows by --id-nth. The next change of the query takes it back.
-			err := replace(r.rows(), []byte(text+"\n"))
+			err := atomicfile.WriteUnflushed(r.rows(), []byte(text+"\n"), 0o600)
 			if err == nil {
 				err = r.post(ctx, `track-current+reload-sync(cat "$`+rowsVar+`")`)
 			}

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -120,8 +122,8 @@ func (l *lookout) take(ctx context.Context, g wire.Glance) error {
 	}
 	if !bytes.Equal(text, l.last) {
 		// Not worth a flush: the next glance replaces it.
-		if err := replaceFile(l.w.glanceFile(l.id), text, false); err != nil {
-			return err
+		if err := atomicfile.WriteUnflushed(l.w.glanceFile(l.id), text, 0o600); err != nil {
+			return fail.New(fail.Host, "keep what was seen of the guest: %w", err)
 		}
 		l.last = text
 	}

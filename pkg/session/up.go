@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
@@ -331,24 +332,8 @@ func Arch() string {
 }
 
 // writeFile replaces a private file whole or not at all.
-func writeFile(name string, content []byte) error { return replaceFile(name, content, true) }
-
-// replaceFile is writeFile; one that is not flushed may be lost, or be empty,
-// after a power cut.
-func replaceFile(name string, content []byte, flush bool) error {
-	tmp, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".tmp*") // mode 0600
-	if err != nil {
-		return fail.New(fail.Host, "write %s: %w", name, err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(content)
-	if flush {
-		err = errors.Join(err, tmp.Sync())
-	}
-	if err := errors.Join(err, tmp.Close()); err != nil {
-		return fail.New(fail.Host, "write %s: %w", name, err)
-	}
-	if err := os.Rename(tmp.Name(), name); err != nil {
+func writeFile(name string, content []byte) error {
+	if err := atomicfile.Write(name, content, 0o600); err != nil {
 		return fail.New(fail.Host, "write %s: %w", name, err)
 	}
 	return nil

@@ -269,8 +269,8 @@ func (c Client) Copy(ctx context.Context, name string, data []byte) error {
 		return fmt.Errorf("copy: %w", err)
 	}
 	for client := range strings.Lines(out) {
-		if _, err := c.run(ctx, bytes.NewReader(data), []string{"load-buffer", "-w", "-t", strings.TrimSpace(client), "-"}); err != nil {
-			return fmt.Errorf("copy: %w", err)
+		if err := c.SetClipboard(ctx, strings.TrimSpace(client), data); err != nil {
+			return err
 		}
 	}
 	return nil

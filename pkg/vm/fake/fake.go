@@ -52,6 +52,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -164,7 +165,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 		if err := errors.Join(
 			os.WriteFile(m.file("host_key"), key, 0o600),
 			os.WriteFile(m.file("boot.sh"), []byte(s.Boot), 0o600),
-			writeAtomic(m.file("spec.json"), spec),
+			atomicfile.Write(m.file("spec.json"), spec, 0o600),
 		); err != nil {
 			return fmt.Errorf("create %s: %w", s.Name, err)
 		}
@@ -364,22 +365,6 @@ func removeAll(dir string) error {
 	})
 	if err := os.RemoveAll(dir); err != nil {
 		return errors.Join(err, walkErr)
-	}
-	return nil
-}
-
-// writeAtomic replaces a file such that readers see the old or the new one.
-func writeAtomic(name string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
 }

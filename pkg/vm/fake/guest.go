@@ -18,6 +18,7 @@ import (
 
 	xssh "golang.org/x/crypto/ssh"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -60,7 +61,7 @@ func (g *guest) run(ctx context.Context) (err error) {
 	if g.spec, err = readSpec(g.machine); err != nil {
 		return err
 	}
-	if err := writeAtomic(g.file("pid"), []byte(strconv.Itoa(os.Getpid())+"\n")); err != nil {
+	if err := atomicfile.Write(g.file("pid"), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		return fmt.Errorf("write pid: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.Remove(g.file("pid"))) }()
@@ -97,7 +98,7 @@ func (g *guest) run(ctx context.Context) (err error) {
 		return errors.Join(err, ln.Close())
 	}
 	fmt.Println(vm.ReadyMarker, hostKey)
-	if err := writeAtomic(g.file("endpoint.json"), ready); err != nil {
+	if err := atomicfile.Write(g.file("endpoint.json"), ready, 0o600); err != nil {
 		return errors.Join(fmt.Errorf("write endpoint: %w", err), ln.Close())
 	}
 	g.serve(ctx, ln, cfg)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -35,8 +36,8 @@ func (d *Driver) Save(ctx context.Context, name, dir string, p vm.Progress) erro
 			return fmt.Errorf("save %s: it runs", name)
 		}
 		return errors.Join(
-			writeAtomic(filepath.Join(dir, vm.StateFile), []byte("state of "+name+"\n")),
-			writeAtomic(filepath.Join(dir, vm.DiskFile), []byte("disk of "+name+"\n")),
+			atomicfile.Write(filepath.Join(dir, vm.StateFile), []byte("state of "+name+"\n"), 0o600),
+			atomicfile.Write(filepath.Join(dir, vm.DiskFile), []byte("disk of "+name+"\n"), 0o600),
 		)
 	})
 	if err != nil {
@@ -55,7 +56,7 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 		if m.running() {
 			return fmt.Errorf("export %s: it runs", name)
 		}
-		return writeAtomic(dest, []byte("disk of "+name+"\n"))
+		return atomicfile.Write(dest, []byte("disk of "+name+"\n"), 0o600)
 	})
 }
 

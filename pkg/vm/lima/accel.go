@@ -16,6 +16,7 @@ import (
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -88,7 +89,7 @@ func (d *Driver) probe(ctx context.Context, arch limayaml.Arch) (vm.Accel, error
 	if err != nil {
 		return vm.Accel{}, err
 	}
-	if err := writeFile(path, b); err != nil {
+	if err := atomicfile.Write(path, b, 0o600); err != nil {
 		return vm.Accel{}, fmt.Errorf("keep the accelerator verdict: %w", explainOS(err))
 	}
 	a := v.accel()

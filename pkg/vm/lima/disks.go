@@ -20,6 +20,7 @@ import (
 	"github.com/lima-vm/lima/pkg/store/filenames"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -63,7 +64,7 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 		}
 		return explain(err.Error(), err)
 	}
-	return writeFile(done, nil)
+	return atomicfile.Write(done, nil, 0o600)
 }
 
 // materialise puts the image where Lima looks for it, so that Lima has nothing
@@ -94,7 +95,7 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 			if err := d.place(ctx, img.Kernel.File, filepath.Join(inst.Dir, filenames.Kernel), p); err != nil {
 				return err
 			}
-			if err := writeFile(filepath.Join(inst.Dir, filenames.KernelCmdline), []byte(img.Kernel.Cmdline)); err != nil {
+			if err := atomicfile.Write(filepath.Join(inst.Dir, filenames.KernelCmdline), []byte(img.Kernel.Cmdline), 0o600); err != nil {
 				return err
 			}
 		}

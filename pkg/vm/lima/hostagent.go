@@ -29,6 +29,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
@@ -70,7 +71,7 @@ func HostAgent(ctx context.Context, args []string) error {
 	}
 	defer events.Close()
 	// From here on whoever waits may believe the logs, see Driver.await.
-	if err := writeFile(*pidFile, []byte(strconv.Itoa(os.Getpid())+"\n")); err != nil {
+	if err := atomicfile.Write(*pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		return err
 	}
 	defer os.Remove(*pidFile)

@@ -16,6 +16,7 @@ import (
 	"github.com/lima-vm/lima/pkg/store/filenames"
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -131,7 +132,7 @@ func (d *Driver) make(name, dir string, yaml []byte, m meta, f *fork) error {
 		}
 	}
 	for file, data := range files {
-		if err := writeFile(filepath.Join(tmp, file), data); err != nil {
+		if err := atomicfile.Write(filepath.Join(tmp, file), data, 0o600); err != nil {
 			return err
 		}
 	}
@@ -205,30 +206,6 @@ func readEndpoint(dir string) (vm.Endpoint, error) {
 	return e, err
 }
 
-// writeFile replaces path so that a reader, or the next boot after a power
-// cut, sees the old content or the new one.
-func writeFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*.tmp")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
-		}
-	}()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return f.Close()
-}
-
 // ensureUserKey makes the key pair that Lima puts into every VM. Lima looks for
 // it before it takes a lock and not after, so of several VMs that are the first
 // of a home all but one would fail.
@@ -257,10 +234,10 @@ func (d *Driver) ensureUserKey() error {
 		return err
 	}
 	// The private half last: its presence says that both are there.
-	if err := writeFile(filepath.Join(dir, filenames.UserPublicKey), []byte(authorized+" lima\n")); err != nil {
+	if err := atomicfile.Write(filepath.Join(dir, filenames.UserPublicKey), []byte(authorized+" lima\n"), 0o600); err != nil {
 		return err
 	}
-	return writeFile(private, key)
+	return atomicfile.Write(private, key, 0o600)
 }
 
 // releaseDisks drops the VM's locks on shared disks. Lima forgets them when a

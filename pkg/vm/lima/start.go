@@ -20,6 +20,7 @@ import (
 	"github.com/lima-vm/lima/pkg/store/filenames"
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -197,7 +198,7 @@ func (d *Driver) endpoint(ctx context.Context, dir string, m meta, exited <-chan
 		if err != nil {
 			return false, err
 		}
-		return true, writeFile(filepath.Join(dir, endpointFile), b)
+		return true, atomicfile.Write(filepath.Join(dir, endpointFile), b, 0o600)
 	})
 	return e, err
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/lima-vm/lima/pkg/store/filenames"
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -166,7 +167,7 @@ func (d *Driver) publish() error {
 	if err != nil {
 		return err
 	}
-	return writeFile(path, b)
+	return atomicfile.Write(path, b, 0o600)
 }
 
 // served refuses to start a VM whose network nobody serves, with a better
