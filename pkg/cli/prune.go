@@ -237,8 +237,16 @@ func (p *pruning) sessions(ctx context.Context) error {
 			p.gone(l)
 		}
 	}
+	rows, err := m.Store.Sessions(ctx, true)
+	if err != nil {
+		return err
+	}
 	// Whoever follows the end of a session has seen it by then.
-	n, bytes, err := m.Store.PruneEvents(ctx, time.Now().Add(-time.Duration(day)), p.o.dryRun)
+	before, over := time.Now().Add(-time.Duration(day)), map[string]bool{}
+	for _, row := range rows {
+		over[row.ID] = session.Phase(row.Phase) == session.Gone && row.StateChangedAt.Before(before)
+	}
+	n, bytes, err := m.Store.PruneEvents(ctx, before, func(id string) bool { return !over[id] }, p.o.dryRun)
 	if n > 0 {
 		p.gone(litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: "their sessions have been gone for a day"})
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 type diffOptions struct {
@@ -186,7 +187,7 @@ func runLogs(ctx context.Context, a *app, o logsOptions, what string) error {
 		return a.logFile(m, s, o.file)
 	}
 	if o.follow {
-		for ev, err := range m.Store.Follow(ctx, s.ID, 0) {
+		for ev, err := range m.Store.Follow(ctx, s.ID, store.Oldest) {
 			if err != nil {
 				return err
 			}
@@ -196,7 +197,7 @@ func runLogs(ctx context.Context, a *app, o logsOptions, what string) error {
 		}
 		return nil
 	}
-	var after int64
+	after := store.Oldest
 	for {
 		evs, err := m.Store.Events(ctx, s.ID, after, 1000)
 		if err != nil || len(evs) == 0 {

@@ -4,14 +4,18 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Event is one thing that happened to a session. Seq starts at 1 and has no gaps.
+// Event is one thing that happened to a session or a task, its subject. Seq
+// starts at 1, has no gaps and is never used twice; At may go back, since clocks do.
 type Event struct {
-	Session string          `json:"session"`
+	Subject string          `json:"subject"`
 	Seq     int64           `json:"seq"`
 	At      time.Time       `json:"at"`
 	Kind    string          `json:"kind"`
@@ -21,64 +25,165 @@ type Event struct {
 // maxEvent bounds one event's data; bulk output goes to files, not here.
 const maxEvent = 64 << 10
 
-// followEvery is how often Follow looks for new events; one indexed read.
-const followEvery = 50 * time.Millisecond
+// Oldest as the sequence to read after means: from the oldest event that is kept.
+// 0 is the beginning, and expired when the beginning is.
+const Oldest int64 = -1
 
-func appendEvent(ctx context.Context, tx *sql.Tx, id string, ev Event) error {
-	if len(ev.Data) == 0 {
-		ev.Data = json.RawMessage("{}")
+// What can be wrong with the sequence to read after; an *AnchorError wraps them.
+var (
+	ErrExpired = errors.New("events after it are not kept any more")
+	ErrFuture  = errors.New("there is no such event yet")
+)
+
+// AnchorError tells that events cannot be read after a sequence, and which can.
+type AnchorError struct {
+	Subject        string
+	After          int64
+	Oldest, Newest int64 // that there are; 0 and 0 when there is none
+	err            error // ErrExpired or ErrFuture
+}
+
+func (e *AnchorError) Error() string {
+	return fmt.Sprintf("read the events of %s after %d, of which there are %d to %d: %v", e.Subject, e.After, e.Oldest, e.Newest, e.err)
+}
+
+func (e *AnchorError) Unwrap() error { return e.err }
+
+func appendEvents(ctx context.Context, tx *sql.Tx, subject string, evs []Event) error {
+	if len(evs) == 0 {
+		return nil
 	}
-	if len(ev.Data) > maxEvent {
-		return fmt.Errorf("event %s of session %s has %d bytes, over the limit of %d", ev.Kind, id, len(ev.Data), maxEvent)
-	}
-	_, err := tx.ExecContext(ctx, `INSERT INTO events (session, seq, at, kind, data)
-		VALUES (?1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE session = ?1), ?2, ?3, ?4)`,
-		id, time.Now().UnixMilli(), ev.Kind, string(ev.Data))
+	_, seq, err := eventRange(ctx, tx, subject)
 	if err != nil {
-		return fmt.Errorf("append event %s of session %s: %w", ev.Kind, id, err)
+		return err
+	}
+	at := now().UnixMilli()
+	for _, ev := range evs {
+		if len(ev.Data) == 0 {
+			ev.Data = json.RawMessage("{}")
+		}
+		if len(ev.Data) > maxEvent {
+			return fmt.Errorf("event %s of %s has %d bytes, over the limit of %d", ev.Kind, subject, len(ev.Data), maxEvent)
+		}
+		seq++
+		if _, err := tx.ExecContext(ctx, `INSERT INTO events (subject, seq, at, kind, data) VALUES (?, ?, ?, ?, ?)`,
+			subject, seq, at, ev.Kind, string(ev.Data)); err != nil {
+			return fmt.Errorf("append event %s of %s: %w", ev.Kind, subject, err)
+		}
 	}
 	return nil
 }
 
 // Append adds an event that changes nothing in the row.
-func (s *Store) Append(ctx context.Context, id string, ev Event) error {
-	return s.tx(ctx, func(tx *sql.Tx) error { return appendEvent(ctx, tx, id, ev) })
+func (s *Store) Append(ctx context.Context, subject string, ev Event) error {
+	return s.AppendAll(ctx, subject, []Event{ev})
 }
 
-// Events returns up to limit events with a sequence over after, in order.
-func (s *Store) Events(ctx context.Context, id string, after int64, limit int) ([]Event, error) {
-	evs, err := s.events(ctx, id, after, limit)
-	return evs, s.explain(ctx, err)
+// AppendAll adds events in their order, all of them or none.
+func (s *Store) AppendAll(ctx context.Context, subject string, evs []Event) error {
+	return s.tx(ctx, func(tx *sql.Tx) error {
+		is, err := known(ctx, tx, subject)
+		if err == nil && !is {
+			err = fail.New(fail.NotFound, "no session or task %s", subject)
+		}
+		if err != nil {
+			return err
+		}
+		return appendEvents(ctx, tx, subject, evs)
+	})
 }
 
-func (s *Store) events(ctx context.Context, id string, after int64, limit int) ([]Event, error) {
-	rows, err := s.db.QueryContext(ctx, `SELECT session, seq, at, kind, data FROM events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?`, id, after, limit)
+// EventRange returns the sequences of the oldest and the newest event that there
+// are; 0 and 0 when there is none.
+func (s *Store) EventRange(ctx context.Context, subject string) (oldest, newest int64, err error) {
+	err = s.patiently(ctx, func() error {
+		oldest, newest, err = eventRange(ctx, s.db, subject)
+		return err
+	})
+	return oldest, newest, err
+}
+
+func eventRange(ctx context.Context, q queryer, subject string) (oldest, newest int64, err error) {
+	// Two looks at the ends of the index; one query for both would read all between.
+	err = q.QueryRowContext(ctx, `SELECT coalesce((SELECT min(seq) FROM events WHERE subject = ?1), 0), coalesce((SELECT max(seq) FROM events WHERE subject = ?1), 0)`,
+		subject).Scan(&oldest, &newest)
+	return oldest, newest, err
+}
+
+// Events returns up to limit events with a sequence over after, in order; none is
+// not an error. After a sequence of which the next is not kept any more, or which
+// no event has had yet, there are none to be had: an *AnchorError.
+func (s *Store) Events(ctx context.Context, subject string, after int64, limit int) ([]Event, error) {
+	return s.events(ctx, subject, after, limit, -1)
+}
+
+// events is Events, that stops when it has so many bytes of data, unless negative.
+func (s *Store) events(ctx context.Context, subject string, after int64, limit, bytes int) (evs []Event, err error) {
+	err = s.patiently(ctx, func() error {
+		if evs, err = readEvents(ctx, s.db, subject, after, limit, bytes); err != nil {
+			return err
+		}
+		if after < 0 || len(evs) > 0 && evs[0].Seq == after+1 {
+			return nil
+		}
+		// Nothing, or not the next. Events that came since then show in the range,
+		// and are had the next time.
+		oldest, newest, err := eventRange(ctx, s.db, subject)
+		switch {
+		case err != nil:
+			return err
+		case after > newest:
+			return &AnchorError{subject, after, oldest, newest, ErrFuture}
+		case after < oldest-1:
+			return &AnchorError{subject, after, oldest, newest, ErrExpired}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return evs, nil
+}
+
+func readEvents(ctx context.Context, q queryer, subject string, after int64, limit, bytes int) ([]Event, error) {
+	rows, err := q.QueryContext(ctx, `SELECT subject, seq, at, kind, data FROM events WHERE subject = ? AND seq > ? ORDER BY seq LIMIT ?`, subject, after, limit)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var out []Event
-	for rows.Next() {
+	var evs []Event
+	size := 0
+	for (bytes < 0 || size < bytes) && rows.Next() {
 		var ev Event
 		var at int64
 		var data string
-		if err := rows.Scan(&ev.Session, &ev.Seq, &at, &ev.Kind, &data); err != nil {
+		if err := rows.Scan(&ev.Subject, &ev.Seq, &at, &ev.Kind, &data); err != nil {
 			return nil, err
 		}
-		ev.At, ev.Data = time.UnixMilli(at).UTC(), json.RawMessage(data)
-		out = append(out, ev)
+		ev.At, ev.Data = moment(at), json.RawMessage(data)
+		evs = append(evs, ev)
+		size += len(data)
 	}
-	return out, rows.Err()
+	return evs, rows.Err()
 }
 
-// Follow yields every event over after, then waits for new ones until ctx ends.
-// An error is yielded once, last.
-func (s *Store) Follow(ctx context.Context, id string, after int64) iter.Seq2[Event, error] {
+// What one follower holds in memory at a time.
+const (
+	followEvents = 256
+	followBytes  = 256 << 10
+)
+
+// Follow yields every event over after, in order and each once, then waits for
+// new ones until ctx ends. An error is yielded once, last; an *AnchorError also
+// to one who is so slow that what is next was pruned meanwhile. Many may follow:
+// none waits for another, and those who have nothing to read cost nothing.
+func (s *Store) Follow(ctx context.Context, subject string, after int64) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		tick := time.NewTicker(followEvery)
-		defer tick.Stop()
+		var t *topic
+		defer func() { s.feed.leave(t) }()
 		for {
-			evs, err := s.Events(ctx, id, after, 256)
+			news := s.feed.news(t) // before the look: what comes after that shows there
+			evs, err := s.events(ctx, subject, after, followEvents, followBytes)
 			if err != nil {
 				yield(Event{}, err)
 				return
@@ -92,8 +197,12 @@ func (s *Store) Follow(ctx context.Context, id string, after int64) iter.Seq2[Ev
 			if len(evs) > 0 {
 				continue
 			}
+			if t == nil {
+				t = s.feed.join(s.db, subject)
+				continue
+			}
 			select {
-			case <-tick.C:
+			case <-news:
 			case <-ctx.Done():
 				yield(Event{}, ctx.Err())
 				return
@@ -102,17 +211,60 @@ func (s *Store) Follow(ctx context.Context, id string, after int64) iter.Seq2[Ev
 	}
 }
 
-// PruneEvents removes the events of sessions that have been gone since a moment,
-// and returns how many and how large they were. Their rows stay: names are never
-// used twice. A dry run only counts.
-func (s *Store) PruneEvents(ctx context.Context, before time.Time, dry bool) (events int, bytes int64, err error) {
-	const old = ` FROM events WHERE session IN (SELECT id FROM sessions WHERE phase = 'gone' AND state_changed_at < ?)`
+// pruneStep is how many events one transaction removes: others write in between.
+const pruneStep = 1000
+
+// PruneEvents removes the events that happened before a moment, and returns how
+// many and how large they were. What stays of a subject has no gap, and its newest
+// event always stays: no sequence is used again. Subjects that are active are left
+// alone. A dry run only counts.
+func (s *Store) PruneEvents(ctx context.Context, before time.Time, active func(subject string) bool, dry bool) (events int, bytes int64, err error) {
+	// Up to the first that is young: an older one may follow it, where the clock
+	// went back.
+	type old struct {
+		subject      string
+		oldest, keep int64 // sequences: of the first that there is, and of the first that stays
+	}
+	var all []old
+	err = s.patiently(ctx, func() error {
+		all, err = collect(ctx, s.db, func(row scanner) (o old, err error) {
+			err = row.Scan(&o.subject, &o.oldest, &o.keep)
+			return o, err
+		}, `SELECT subject, min(seq) AS oldest, coalesce(min(seq) FILTER (WHERE at >= ?), max(seq)) AS keep FROM events GROUP BY subject HAVING oldest < keep`, before.UnixMilli())
+		return err
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, o := range all {
+		if active(o.subject) {
+			continue
+		}
+		for from := o.oldest; from < o.keep; from += pruneStep {
+			n, size, err := s.pruneRange(ctx, o.subject, from, min(from+pruneStep, o.keep), dry)
+			if err != nil {
+				return events, bytes, err
+			}
+			events, bytes = events+n, bytes+size
+		}
+	}
+	return events, bytes, nil
+}
+
+func (s *Store) pruneRange(ctx context.Context, subject string, from, to int64, dry bool) (events int, bytes int64, err error) {
+	const which = ` FROM events WHERE subject = ? AND seq >= ? AND seq < ?`
+	count := func(q queryer) error {
+		return q.QueryRowContext(ctx, `SELECT count(*), coalesce(sum(octet_length(data)), 0)`+which, subject, from, to).Scan(&events, &bytes)
+	}
+	if dry {
+		err = s.patiently(ctx, func() error { return count(s.db) })
+		return events, bytes, err
+	}
 	err = s.tx(ctx, func(tx *sql.Tx) error {
-		row := tx.QueryRowContext(ctx, `SELECT count(*), coalesce(sum(length(data)), 0)`+old, before.UnixMilli())
-		if err := row.Scan(&events, &bytes); err != nil || dry || events == 0 {
+		if err := count(tx); err != nil || events == 0 { // another process was here
 			return err
 		}
-		_, err := tx.ExecContext(ctx, `DELETE`+old, before.UnixMilli())
+		_, err := tx.ExecContext(ctx, `DELETE`+which, subject, from, to)
 		return err
 	})
 	return events, bytes, err

@@ -11,12 +11,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+
+	sqlite "modernc.org/sqlite"
 )
 
 // TestMain makes this test binary a second process of the store's: what it is
@@ -27,13 +30,36 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	ctx := context.Background()
-	verb, n, _ := strings.Cut(what, " ")
-	count, _ := strconv.Atoi(n)
+	var verb string
+	var count, last int // how often, and the step before which to die
+	_, _ = fmt.Sscan(what, &verb, &count, &last)
+	dieBefore(last)
 	if err := child(ctx, verb, os.Getenv("STORE_TEST_PATH"), count); err != nil {
 		fmt.Println("error", int(fail.CodeOf(err)), strconv.Quote(fail.HintOf(err)), err)
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// dieBefore makes this process kill itself before its nth step, from 1: a row
+// that a statement changes, or a commit.
+func dieBefore(nth int) {
+	if nth == 0 {
+		return
+	}
+	var steps atomic.Int64
+	step := func() {
+		if steps.Add(1) == int64(nth) {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {} // nothing is done any more
+		}
+	}
+	sqlite.RegisterConnectionHook(func(c sqlite.ExecQuerierContext, _ string) error {
+		hooks := c.(sqlite.HookRegisterer)
+		hooks.RegisterPreUpdateHook(func(sqlite.SQLitePreUpdateData) { step() })
+		hooks.RegisterCommitHook(func() int32 { step(); return 0 })
+		return nil
+	})
 }
 
 func child(ctx context.Context, verb, path string, count int) error {
@@ -52,7 +78,7 @@ func child(ctx context.Context, verb, path string, count int) error {
 				return err
 			}
 		}
-	case "small-files": // a disk that ends after so many bytes of a file
+	case "small-files", "small-files-of-tasks": // a disk that ends after so many bytes of a file
 		lim := syscall.Rlimit{Cur: uint64(count), Max: uint64(count)}
 		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &lim); err != nil {
 			return err
@@ -85,6 +111,24 @@ func child(ctx context.Context, verb, path string, count int) error {
 			}
 			fmt.Println("n", n)
 		}
+	case "small-files-of-tasks":
+		for i := range count {
+			if err := fill(ctx, s, i); err != nil {
+				return err
+			}
+			fmt.Println("n", i)
+		}
+	case "timed":
+		return timed(ctx, s, count)
+	case "life":
+		return life(ctx, s)
+	case "admit":
+		return admitAndRun(ctx, s)
+	case "ingest":
+		return ingest(ctx, s, count)
+	case "prune":
+		_, _, err := s.PruneEvents(ctx, time.Now().Add(time.Hour), func(string) bool { return false }, false)
+		return err
 	}
 	return nil
 }
@@ -109,6 +153,7 @@ func counter(r store.Session) int {
 	return f.N
 }
 
+// event is one whose data has a number.
 func event(kind string, n int) store.Event {
 	return store.Event{Kind: kind, Data: fmt.Appendf(nil, `{"n":%d}`, n)}
 }
@@ -127,7 +172,7 @@ type process struct {
 	out *bufio.Scanner
 }
 
-func spawn(t *testing.T, what, path string) *process {
+func spawn(t testing.TB, what, path string) *process {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -155,14 +200,14 @@ func spawn(t *testing.T, what, path string) *process {
 	return p
 }
 
-func (p *process) expect(t *testing.T, line string) {
+func (p *process) expect(t testing.TB, line string) {
 	t.Helper()
 	if !p.out.Scan() || p.out.Text() != line {
 		t.Fatalf("the child said %q, not %q", p.out.Text(), line)
 	}
 }
 
-func (p *process) shoot(t *testing.T) {
+func (p *process) shoot(t testing.TB) {
 	t.Helper()
 	if _, err := io.WriteString(p.in, "go\n"); err != nil {
 		t.Fatal(err)
@@ -177,13 +222,13 @@ func (p *process) finish() (lines []string, err error) {
 	return lines, p.Wait()
 }
 
-func newStore(t *testing.T) (*store.Store, string) {
+func newStore(t testing.TB) (*store.Store, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "state", "store.db")
 	return reopen(t, path), path
 }
 
-func reopen(t *testing.T, path string) *store.Store {
+func reopen(t testing.TB, path string) *store.Store {
 	t.Helper()
 	s, err := store.Open(t.Context(), path)
 	if err != nil {
@@ -198,7 +243,7 @@ func reopen(t *testing.T, path string) *store.Store {
 }
 
 // withSession is a store with the session "one".
-func withSession(t *testing.T) (*store.Store, string) {
+func withSession(t testing.TB) (*store.Store, string) {
 	t.Helper()
 	s, path := newStore(t)
 	if _, created, err := s.Create(t.Context(), row("one"), event("made", 0), admitAll); err != nil || !created {

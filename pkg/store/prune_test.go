@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -8,40 +9,91 @@ import (
 )
 
 func TestPruneEvents(t *testing.T) {
-	s, _ := withSession(t)
-	two := row("two")
-	two.RepoKey = "github.com/o/two"
-	if _, created, err := s.Create(t.Context(), two, event("made", 0), admitAll); err != nil || !created {
-		t.Fatal(created, err)
+	s, path := numbered(t, 5, 0)
+	for _, id := range []string{"busy", "over", "new"} {
+		mustTask(t, s, task(id))
+		if err := s.AppendAll(t.Context(), id, []store.Event{event("x", 1), event("x", 2)}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	gone, err := s.Update(t.Context(), "two", func(r *store.Session) (store.Event, error) {
-		r.Phase = "gone"
-		return event("gone", 1), nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	later := time.Now().Add(time.Hour)
+	raw(t, path, `UPDATE events SET at = 1000 WHERE subject <> 'new'`)
+	busy := func(id string) bool { return id == "busy" }
 	for _, c := range []struct {
 		what   string
-		before time.Time
+		before int64
 		dry    bool
 		events int
 	}{
-		{"gone since then", gone.StateChangedAt, false, 0},
-		{"a dry run", later, true, 2},
-		{"gone before", later, false, 2},
-		{"again", later, false, 0},
+		{"none so old", 1000, false, 0},
+		{"a dry run", 1001, true, 6},
+		{"old ones, but the newest", 1001, false, 6},
+		{"again", 1001, false, 0},
 	} {
-		n, bytes, err := s.PruneEvents(t.Context(), c.before, c.dry)
+		n, bytes, err := s.PruneEvents(t.Context(), time.UnixMilli(c.before), busy, c.dry)
 		if err != nil || n != c.events || (bytes > 0) != (n > 0) {
 			t.Errorf("%s: %d events, %d bytes, %v", c.what, n, bytes, err)
 		}
 	}
-	if evs, err := s.Events(t.Context(), "one", 0, 10); err != nil || len(evs) != 1 {
-		t.Errorf("of the session that exists: %v, %v", evs, err)
+	for id, want := range map[string][2]int64{"one": {5, 5}, "over": {3, 3}, "busy": {1, 3}, "new": {1, 3}} {
+		if oldest, newest, err := s.EventRange(t.Context(), id); err != nil || [2]int64{oldest, newest} != want {
+			t.Errorf("%s: %d to %d, %v", id, oldest, newest, err)
+		}
 	}
-	if r, err := s.Session(t.Context(), "two"); err != nil || r.Name == "" {
+	// No number is used again.
+	if err := s.Append(t.Context(), "over", event("x", 3)); err != nil {
+		t.Fatal(err)
+	}
+	if evs, err := s.Events(t.Context(), "over", 3, 10); err != nil || len(evs) != 1 || evs[0].Seq != 4 {
+		t.Error(evs, err)
+	}
+	if r, err := s.Session(t.Context(), "one"); err != nil || r.Name == "" {
 		t.Errorf("the row, whose name is never used again: %v", err)
+	}
+}
+
+// Where the clock went back, old events follow young ones. What stays has no gap.
+func TestPruneAfterTheClockWentBack(t *testing.T) {
+	s, path := numbered(t, 8, 0)
+	raw(t, path, `UPDATE events SET at = CASE WHEN seq IN (4, 7) THEN 5000 ELSE 1000 END`)
+	if n, _, err := s.PruneEvents(t.Context(), time.UnixMilli(2000), never, false); err != nil || n != 3 {
+		t.Fatal(n, err)
+	}
+	evs, err := s.Events(t.Context(), "one", store.Oldest, 10)
+	if err != nil || len(evs) != 5 {
+		t.Fatal(evs, err)
+	}
+	for i, ev := range evs {
+		if ev.Seq != int64(4+i) {
+			t.Error(ev.Seq)
+		}
+	}
+	if !evs[1].At.Before(evs[0].At) {
+		t.Error("the times are not those that were told:", evs)
+	}
+}
+
+// Killed anywhere, what is left has no gap, and the next goes on.
+func TestKillWhilePruning(t *testing.T) {
+	const n = 2500 // of which 2499 go, in three parts
+	for _, step := range []int{1, 500, 1000, 1001, 1002, 2001, 2002, 2003, 2502} {
+		s, path := numbered(t, n, 0)
+		p := spawn(t, fmt.Sprint("prune 0 ", step), path)
+		p.shoot(t)
+		if out, err := p.finish(); err == nil {
+			t.Fatal(step, "it was not killed", out)
+		}
+		evs, err := s.Events(t.Context(), "one", store.Oldest, n)
+		if err != nil || len(evs) == 0 || evs[len(evs)-1].Seq != n || evs[len(evs)-1].Seq-evs[0].Seq != int64(len(evs)-1) {
+			t.Fatal(step, len(evs), err)
+		}
+		if gone := n - len(evs); gone != (step-1)/1001*1000 {
+			t.Errorf("killed before step %d: %d are gone", step, gone)
+		}
+		if _, _, err := s.PruneEvents(t.Context(), time.Now().Add(time.Hour), never, false); err != nil {
+			t.Fatal(err)
+		}
+		if evs, err := s.Events(t.Context(), "one", store.Oldest, n); err != nil || len(evs) != 1 || evs[0].Seq != n {
+			t.Fatal(evs, err)
+		}
 	}
 }

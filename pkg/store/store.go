@@ -1,14 +1,15 @@
-// Package store is the truth: sessions and their events in one SQLite file,
-// and the advisory locks that say which session has a living keeper.
+// Package store is the truth: sessions, tasks and their events in one SQLite
+// file, and the advisory locks that say which of them has a living keeper.
 //
 // It knows rows, not meaning: what a phase is and which one may follow which
-// belongs to the package session. It never holds a transaction across work.
+// belongs to the packages session and task. It never holds a transaction across
+// work. The clock may jump: times are told, and order nothing. Events are in the
+// order of their sequence, tasks in that of their making.
 package store
 
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -22,66 +23,48 @@ import (
 	sqlitelib "modernc.org/sqlite/lib"
 )
 
-// ErrStale is returned, wrapped, by Advance when the row is no longer in the
-// phase that the caller saw.
-var ErrStale = errors.New("session changed meanwhile")
-
 // Store is safe for concurrent use by goroutines and by processes.
 type Store struct {
 	db   *sql.DB
 	path string
+	busy time.Duration // how long a writer waits for others
+	turn chan struct{} // held by the goroutine that writes
+	feed feed
 }
 
-// The schema only ever grows: a statement here must not change once released,
-// a new version appends one. The pragma user_version counts those applied.
-var schema = []string{
-	`CREATE TABLE sessions (
-		id               TEXT PRIMARY KEY,
-		name             TEXT NOT NULL UNIQUE,
-		repo_key         TEXT NOT NULL,
-		repo             TEXT NOT NULL,
-		phase            TEXT NOT NULL,
-		want             TEXT NOT NULL,
-		created_at       INTEGER NOT NULL,
-		state_changed_at INTEGER NOT NULL,
-		error_code       TEXT NOT NULL DEFAULT '',
-		error_message    TEXT NOT NULL DEFAULT '',
-		error_hint       TEXT NOT NULL DEFAULT '',
-		spec             TEXT NOT NULL,
-		facts            TEXT NOT NULL DEFAULT '{}',
-		token_sha256     TEXT NOT NULL DEFAULT ''
-	) STRICT;
-	CREATE UNIQUE INDEX one_session_per_repo ON sessions(repo_key) WHERE phase <> 'gone';
-	CREATE TABLE events (
-		session TEXT NOT NULL REFERENCES sessions(id),
-		seq     INTEGER NOT NULL,
-		at      INTEGER NOT NULL,
-		kind    TEXT NOT NULL,
-		data    TEXT NOT NULL,
-		PRIMARY KEY (session, seq)
-	) STRICT, WITHOUT ROWID;`,
-}
+const (
+	// busyTimeout is how long one writer waits for another's transaction.
+	busyTimeout = 20 * time.Second
+	// busyStep is the part of it that SQLite waits by itself. It does not see that
+	// a context ends, so it waits in steps.
+	busyStep = 500 * time.Millisecond
+	// connections bounds what many readers cost in one process: a page cache each.
+	connections = 8
+)
 
-// busyTimeout is how long one process waits for another's transaction.
-const busyTimeout = 20 * time.Second
+// Open opens the database at path, makes it when it is missing, and brings its
+// schema up to date.
+func Open(ctx context.Context, path string) (*Store, error) { return open(ctx, path, busyTimeout) }
 
-// Open opens the database at path and makes it when it is missing.
-func Open(ctx context.Context, path string) (*Store, error) {
+func open(ctx context.Context, path string, busy time.Duration) (*Store, error) {
 	if err := privateDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
 	// FULL: an intent that was acknowledged survives a power cut. immediate:
 	// a transaction that reads and then writes must not find itself locked out.
 	q := url.Values{
-		"_pragma": {fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)"},
+		"_pragma": {fmt.Sprintf("busy_timeout(%d)", min(busy, busyStep).Milliseconds()), "journal_mode(WAL)", "synchronous(FULL)"},
 		"_txlock": {"immediate"},
 	}
 	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}).String())
 	if err != nil {
 		return nil, fmt.Errorf("open the store %s: %w", path, err)
 	}
-	s := &Store{db: db, path: path}
-	if err := s.prepare(ctx); err != nil {
+	db.SetMaxOpenConns(connections)
+	db.SetMaxIdleConns(connections) // to open one costs more than most of what it is for
+	db.SetConnMaxIdleTime(time.Minute)
+	s := &Store{db: db, path: path, busy: busy, turn: make(chan struct{}, 1)}
+	if err := s.migrate(ctx); err != nil {
 		_ = db.Close()
 		return nil, err
 	}
@@ -111,32 +94,17 @@ func privateDir(dir string) error {
 // Close releases the database.
 func (s *Store) Close() error { return s.db.Close() }
 
-// prepare is migrate, again while the file is busy: the change to WAL that the
-// very first openers make does not wait for the others as transactions do.
-func (s *Store) prepare(ctx context.Context) error {
-	for end := time.Now().Add(busyTimeout); ; {
-		err := s.migrate(ctx)
-		e, ok := errors.AsType[*sqlite.Error](err)
-		if !ok || e.Code()&0xff != sqlitelib.SQLITE_BUSY || time.Now().After(end) {
-			return err
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
+// migrate brings the schema up to date: all that is missing, or nothing. Those
+// who open the file meanwhile wait.
 func (s *Store) migrate(ctx context.Context) error {
 	var have int
-	err := s.db.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&have)
-	if err != nil || have == len(schema) {
-		return s.explain(ctx, err) // without the lock of writers, one of whom may be stopped
+	version := func(q queryer) error { return q.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&have) }
+	// Without the lock of writers first, one of whom may be stopped.
+	if err := s.patiently(ctx, func() error { return version(s.db) }); err != nil || have == len(schema) {
+		return err
 	}
 	return s.tx(ctx, func(tx *sql.Tx) error {
-		var have int
-		if err := tx.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&have); err != nil {
+		if err := version(tx); err != nil {
 			return err
 		}
 		if have > len(schema) {
@@ -156,16 +124,49 @@ func (s *Store) migrate(ctx context.Context) error {
 	})
 }
 
+// tx runs f in a transaction that writes. It may run it more than once.
 func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return s.explain(ctx, err)
+	// Writers of one process queue here, each for its turn. With SQLite's lock,
+	// where those of several processes meet, the luckiest is next.
+	late := time.NewTimer(s.busy)
+	defer late.Stop()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-late.C:
+		return s.taken(errors.New("it is one of this process"))
+	case <-ctx.Done():
+		return fmt.Errorf("store %s: %w", s.path, ctx.Err())
 	}
-	if err := f(tx); err != nil {
-		_ = tx.Rollback() // the error that matters is f's
-		return s.explain(ctx, err)
+	return s.patiently(ctx, func() error {
+		tx, err := s.db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if err := f(tx); err != nil {
+			_ = tx.Rollback() // the error that matters is f's
+			return err
+		}
+		return tx.Commit()
+	})
+}
+
+// patiently calls f, and again while the file is busy: for writers that is while
+// another process writes, for readers a moment after a crash. The change to WAL
+// by the very first openers does not wait for the others as transactions do.
+func (s *Store) patiently(ctx context.Context, f func() error) error {
+	for end := time.Now().Add(s.busy); ; {
+		err := f()
+		e, ok := errors.AsType[*sqlite.Error](err)
+		if !ok || e.Code()&0xff != sqlitelib.SQLITE_BUSY || time.Now().After(end) {
+			return s.explain(ctx, err)
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("store %s: %w", s.path, ctx.Err())
+		}
 	}
-	return s.explain(ctx, tx.Commit())
 }
 
 // explain turns the file-level errors a user can do something about into hints,
@@ -194,165 +195,11 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	case sqlitelib.SQLITE_READONLY, sqlitelib.SQLITE_CANTOPEN, sqlitelib.SQLITE_PERM:
 		return fail.New(fail.Host, "the store %s cannot be written: %w", s.path, err).WithHint("ls -la %s", dir)
 	case sqlitelib.SQLITE_BUSY, sqlitelib.SQLITE_LOCKED:
-		return fail.New(fail.Conflict, "the store %s is held by another process: %w", s.path, err).WithHint("fuser -v %s", s.path)
+		return s.taken(err)
 	}
 	return fmt.Errorf("store %s: %w", s.path, err)
 }
 
-// Session is a row. Times are UTC with millisecond resolution.
-type Session struct {
-	ID             string
-	Name           string // the VM's name, unique for ever
-	RepoKey        string // identity of the repository; unique among sessions that are not gone
-	Repo           string // as shown to people
-	Phase          string
-	Want           string // the phase that was last asked for
-	CreatedAt      time.Time
-	StateChangedAt time.Time
-	ErrorCode      string // of the last failure, "" when the last thing succeeded
-	ErrorMessage   string
-	ErrorHint      string
-	Spec           json.RawMessage // what was asked for; never changes
-	Facts          json.RawMessage // what became of it; written by the keeper and by intents
-	TokenSHA256    string          // hex; "" once revoked
-}
-
-const sessionColumns = `id, name, repo_key, repo, phase, want, created_at, state_changed_at, error_code, error_message, error_hint, spec, facts, token_sha256`
-
-func scanSession(row interface{ Scan(...any) error }) (Session, error) {
-	var s Session
-	var created, changed int64
-	var spec, facts string
-	err := row.Scan(&s.ID, &s.Name, &s.RepoKey, &s.Repo, &s.Phase, &s.Want, &created, &changed,
-		&s.ErrorCode, &s.ErrorMessage, &s.ErrorHint, &spec, &facts, &s.TokenSHA256)
-	s.CreatedAt, s.StateChangedAt = time.UnixMilli(created).UTC(), time.UnixMilli(changed).UTC()
-	s.Spec, s.Facts = json.RawMessage(spec), json.RawMessage(facts)
-	return s, err
-}
-
-// Session returns one row; fail.NotFound when there is none.
-func (s *Store) Session(ctx context.Context, id string) (Session, error) {
-	row, err := session(ctx, s.db, id)
-	return row, s.explain(ctx, err)
-}
-
-type queryer interface {
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
-func session(ctx context.Context, q queryer, id string) (Session, error) {
-	row, err := scanSession(q.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE id = ?`, id))
-	if errors.Is(err, sql.ErrNoRows) {
-		return Session{}, fail.New(fail.NotFound, "no session %s", id)
-	}
-	return row, err
-}
-
-// Sessions returns the rows whose phase is not gone, oldest first; with gone, all rows.
-func (s *Store) Sessions(ctx context.Context, gone bool) ([]Session, error) {
-	rows, err := sessions(ctx, s.db, gone)
-	return rows, s.explain(ctx, err)
-}
-
-func sessions(ctx context.Context, q queryer, gone bool) ([]Session, error) {
-	rows, err := q.QueryContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE ? OR phase <> 'gone' ORDER BY created_at, id`, gone)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	out := []Session{}
-	for rows.Next() {
-		row, err := scanSession(rows)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, row)
-	}
-	return out, rows.Err()
-}
-
-// Create inserts n, with ev as its first event, unless a session that is not
-// gone has the same RepoKey, which is then returned instead. admit sees the
-// other sessions in the same transaction and may refuse; it must be quick and
-// must not use the store.
-func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(others []Session) error) (row Session, created bool, err error) {
-	err = s.tx(ctx, func(tx *sql.Tx) error {
-		row, err = scanSession(tx.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE repo_key = ? AND phase <> 'gone'`, n.RepoKey))
-		if !errors.Is(err, sql.ErrNoRows) {
-			return err
-		}
-		others, err := sessions(ctx, tx, false)
-		if err != nil {
-			return err
-		}
-		if err := admit(others); err != nil {
-			return err
-		}
-		now := time.Now().UnixMilli()
-		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, repo, phase, want, created_at, state_changed_at, spec, token_sha256)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			n.ID, n.Name, n.RepoKey, n.Repo, n.Phase, n.Want, now, now, string(n.Spec), n.TokenSHA256); err != nil {
-			return fmt.Errorf("insert session %s: %w", n.ID, err)
-		}
-		if err := appendEvent(ctx, tx, n.ID, ev); err != nil {
-			return err
-		}
-		created = true
-		row, err = session(ctx, tx, n.ID)
-		return err
-	})
-	return row, created && err == nil, err
-}
-
-// SetError records err's parts on the row; empty strings clear it.
-func (s *Session) SetError(code, message, hint string) {
-	s.ErrorCode, s.ErrorMessage, s.ErrorHint = code, message, hint
-}
-
-// Update is the one way a row changes: f gets the current row, changes what may
-// change (Phase, Want, error, Facts, TokenSHA256) and returns the event that
-// tells of it, all in one transaction. A zero Event is not appended. f must be
-// quick, must not use the store, and may run more than once.
-func (s *Store) Update(ctx context.Context, id string, f func(*Session) (Event, error)) (Session, error) {
-	var row Session
-	err := s.tx(ctx, func(tx *sql.Tx) error {
-		var err error
-		if row, err = session(ctx, tx, id); err != nil {
-			return err
-		}
-		phase := row.Phase
-		ev, err := f(&row)
-		if err != nil {
-			return err
-		}
-		if row.Phase != phase {
-			row.StateChangedAt = time.Now().UTC()
-		}
-		if _, err := tx.ExecContext(ctx, `UPDATE sessions SET phase = ?, want = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, facts = ?, token_sha256 = ? WHERE id = ?`,
-			row.Phase, row.Want, row.StateChangedAt.UnixMilli(), row.ErrorCode, row.ErrorMessage, row.ErrorHint, string(row.Facts), row.TokenSHA256, id); err != nil {
-			return fmt.Errorf("update session %s: %w", id, err)
-		}
-		if ev.Kind == "" {
-			return nil
-		}
-		return appendEvent(ctx, tx, id, ev)
-	})
-	return row, err
-}
-
-// Advance moves a session from one phase to another and appends the event:
-// compare, set and append in one transaction. change may adjust the row
-// further and may be nil. ErrStale when the session is no longer in from.
-func (s *Store) Advance(ctx context.Context, id, from, to string, ev Event, change func(*Session)) (Session, error) {
-	return s.Update(ctx, id, func(row *Session) (Event, error) {
-		if row.Phase != from {
-			return Event{}, fmt.Errorf("session %s is %s, not %s: %w", row.Name, row.Phase, from, ErrStale)
-		}
-		row.Phase = to
-		if change != nil {
-			change(row)
-		}
-		return ev, nil
-	})
+func (s *Store) taken(err error) error {
+	return fail.New(fail.Conflict, "the store %s is held by another writer: %w", s.path, err).WithHint("fuser -v %s", s.path)
 }

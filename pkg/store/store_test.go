@@ -296,12 +296,12 @@ func TestStoreDamagedInside(t *testing.T) {
 }
 
 // checkpoint brings everything from the log into the file.
-func checkpoint(t *testing.T, path string) {
+func checkpoint(t testing.TB, path string) {
 	t.Helper()
 	raw(t, path, "PRAGMA wal_checkpoint(TRUNCATE)")
 }
 
-func raw(t *testing.T, path, stmt string) {
+func raw(t testing.TB, path, stmt string) {
 	t.Helper()
 	db, err := sql.Open("sqlite", path)
 	if err != nil {
@@ -387,7 +387,7 @@ func TestFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := spawn(t, "small-files 400000", path)
+	p := spawn(t, "small-files 600000", path)
 	p.shoot(t)
 	out, err := p.finish()
 	if err == nil || len(out) < 2 {

@@ -1,0 +1,125 @@
+package store_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+func openBusy(t *testing.T, path string, busy time.Duration) *store.Store {
+	t.Helper()
+	s, err := store.OpenBusy(t.Context(), path, busy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// heldUp holds the lock of writers, as a process does that is stopped in the
+// middle of a transaction, until release.
+func heldUp(t *testing.T, path string) (release func()) {
+	t.Helper()
+	db, err := sql.Open("sqlite", path+"?_txlock=immediate")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func isBusy(t *testing.T, err error) {
+	t.Helper()
+	if fail.CodeOf(err) != fail.Conflict || !strings.HasPrefix(fail.HintOf(err), "fuser ") {
+		t.Errorf("%v (%v, %q)", err, fail.CodeOf(err), fail.HintOf(err))
+	}
+}
+
+func TestBusyForTooLong(t *testing.T) {
+	_, path := withSession(t)
+	s := openBusy(t, path, 30*time.Millisecond)
+	mustTask(t, s, task("t"))
+	release := heldUp(t, path)
+	for range 2 {
+		_, err := increment(t.Context(), s, "one")
+		isBusy(t, err)
+		isBusy(t, s.AppendAll(t.Context(), "t", []store.Event{event("x", 1), event("x", 2)}))
+		_, err = s.CreateTask(t.Context(), task("t2"), phase("", "PENDING"))
+		isBusy(t, err)
+		_, err = s.Admit(t.Context(), testQueue, slots(1))
+		isBusy(t, err)
+	}
+	// Readers do not care, and those who open neither.
+	if rows, err := openBusy(t, path, 0).Tasks(t.Context(), store.TaskFilter{}); err != nil || len(rows) != 1 || lastSeq(t, s, "t") != 1 {
+		t.Fatal(rows, err)
+	}
+	release()
+	whole(t, s)
+	if _, err := s.Admit(t.Context(), testQueue, slots(1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Who waits for another process need not wait to the end.
+func TestCancelWhileBusy(t *testing.T) {
+	_, path := withSession(t)
+	s := openBusy(t, path, 24*time.Hour)
+	release := heldUp(t, path)
+	ctx, cancel := context.WithCancel(t.Context())
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- s.Append(ctx, "one", event("x", 1)) }()
+	go func() { second <- s.Append(ctx, "one", event("x", 2)) }() // one of them waits for the other
+	cancel()
+	for _, err := range []error{<-first, <-second} {
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+	release()
+	whole(t, s)
+}
+
+// A writer that hangs in this process is as one in another.
+func TestBusyWithinOneProcess(t *testing.T) {
+	_, path := withSession(t)
+	s := openBusy(t, path, 30*time.Millisecond)
+	in, out, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := s.Update(context.Background(), "one", func(*store.Session) (store.Event, error) {
+			close(in)
+			<-out
+			return store.Event{}, nil
+		})
+		done <- err
+	}()
+	<-in
+	isBusy(t, s.Append(t.Context(), "one", event("x", 1)))
+	whole(t, s)
+	close(out)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := increment(t.Context(), s, "one"); err != nil {
+		t.Fatal(err)
+	}
+	whole(t, s)
+}

@@ -1,0 +1,66 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Schema is what the versions have appended.
+var Schema = schema
+
+// The statements whose cost must not grow with the store.
+var (
+	ActiveQuery   = activeQuery
+	QueueQuery    = queueQuery
+	SessionsQuery = sessionsQuery(false)
+)
+
+// What a follower holds at a time, at most: of the last event a bit more.
+const FollowBytes = followBytes + maxEvent
+
+// OpenBusy is Open with another patience.
+func OpenBusy(ctx context.Context, path string, busy time.Duration) (*Store, error) {
+	return open(ctx, path, busy)
+}
+
+// Plan is how SQLite goes about a query, one step a line.
+func (s *Store) Plan(ctx context.Context, query string, args ...any) (string, error) {
+	steps, err := collect(ctx, s.db, func(row scanner) (string, error) {
+		var id, parent, unused int
+		var detail string
+		err := row.Scan(&id, &parent, &unused, &detail)
+		return detail, err
+	}, `EXPLAIN QUERY PLAN `+query, args...)
+	return strings.Join(steps, "\n"), err
+}
+
+// PlanTasks is the plan of Tasks.
+func (s *Store) PlanTasks(ctx context.Context, f TaskFilter) (string, error) {
+	query, args := f.query(5000)
+	plan, err := s.Plan(ctx, query, args...)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", query, err)
+	}
+	return plan, err
+}
+
+// Batch is what a follower reads at a time.
+func (s *Store) Batch(ctx context.Context, subject string, after int64) ([]Event, error) {
+	return s.events(ctx, subject, after, followEvents, followBytes)
+}
+
+// Watched is how many subjects are watched, and whether somebody watches.
+func (s *Store) Watched() (subjects int, running bool) {
+	s.feed.mu.Lock()
+	defer s.feed.mu.Unlock()
+	if s.feed.done != nil {
+		select {
+		case <-s.feed.done:
+		default:
+			running = true
+		}
+	}
+	return len(s.feed.topics), running
+}

@@ -1,0 +1,139 @@
+package store_test
+
+import (
+	"database/sql"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// version1 is a store as the first version left it: session a, which exists, and
+// b, which is gone, with events from 1 to n of each.
+func version1(t *testing.T, n int) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "store.db")
+	raw(t, path, `PRAGMA journal_mode = WAL; PRAGMA foreign_keys = 1; `+store.Schema[0]+`; PRAGMA user_version = 1;
+		INSERT INTO sessions (id, name, repo_key, repo, phase, want, created_at, state_changed_at, error_code, error_message, error_hint, spec, facts, token_sha256) VALUES
+			('a', 'agent-a', 'github.com/o/r', 'o/r', 'ready', 'ready', 1000, 2000, '', '', '', '{"s":1}', '{"n":1}', 'token'),
+			('b', 'agent-b', 'github.com/o/r', 'o/r', 'gone', 'gone', 500, 600, 'HOST', 'message', 'hint', '{"s":2}', '{"n":2}', '');`+
+		fmt.Sprintf(`WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %d)
+			INSERT INTO events (session, seq, at, kind, data) SELECT id, i, 1000 + i, 'step', json_object('of', id, 'n', i) FROM n, sessions`, n))
+	return path
+}
+
+func isVersion2(t *testing.T, path string, n int) {
+	t.Helper()
+	s := reopen(t, path)
+	rows, err := s.Sessions(t.Context(), true)
+	if err != nil || len(rows) != 2 {
+		t.Fatal(rows, err)
+	}
+	b, a := rows[0], rows[1]
+	if a.ID != "a" || a.Name != "agent-a" || a.Phase != "ready" || a.CreatedAt.UnixMilli() != 1000 || string(a.Spec) != `{"s":1}` || string(a.Facts) != `{"n":1}` || a.TokenSHA256 != "token" || a.Task != "" {
+		t.Error(a)
+	}
+	if b.ID != "b" || b.Phase != "gone" || b.StateChangedAt.UnixMilli() != 600 || b.ErrorCode != "HOST" || b.ErrorMessage != "message" || b.ErrorHint != "hint" {
+		t.Error(b)
+	}
+	for _, id := range []string{"a", "b"} {
+		evs, err := s.Events(t.Context(), id, 0, n+1)
+		if err != nil || len(evs) != n {
+			t.Fatal(id, len(evs), err)
+		}
+		for i, ev := range evs {
+			if ev.Seq != int64(i+1) || ev.Subject != id || ev.At.UnixMilli() != int64(1001+i) || ev.Kind != "step" || string(ev.Data) != fmt.Sprintf(`{"of":%q,"n":%d}`, id, i+1) {
+				t.Fatal(ev)
+			}
+		}
+	}
+	if got, created, err := s.Create(t.Context(), row("c"), event("made", 0), admitAll); err != nil || created || got.ID != "a" {
+		t.Fatal("the repository has a session:", got, created, err)
+	}
+}
+
+func TestStoreOfVersion1(t *testing.T) {
+	path := version1(t, 100)
+	isVersion2(t, path, 100)
+	// The schema is that of a store which is new.
+	_, fresh := newStore(t)
+	if got, want := schemaOf(t, path), schemaOf(t, fresh); !slices.Equal(got, want) {
+		t.Errorf("%s\n\nnot\n\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	s := reopen(t, path)
+	if err := s.Append(t.Context(), "b", event("more", 1)); err != nil || lastSeq(t, s, "b") != 101 {
+		t.Fatal(err)
+	}
+	if row := mustTask(t, s, task("t")); row.Phase != "PENDING" {
+		t.Fatal(row)
+	}
+}
+
+func schemaOf(t *testing.T, path string) (all []string) {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	rows, err := db.QueryContext(t.Context(), `SELECT coalesce(sql, name) FROM sqlite_schema ORDER BY type, name`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, line)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestMigratedByManyAtOnce(t *testing.T) {
+	for range 3 {
+		path := version1(t, 200)
+		var ps []*process
+		for range 3 {
+			ps = append(ps, spawn(t, "open", path))
+		}
+		for _, p := range ps {
+			p.shoot(t)
+		}
+		for _, p := range ps {
+			if out, err := p.finish(); err != nil {
+				t.Fatal(err, out)
+			}
+		}
+		isVersion2(t, path, 200)
+	}
+}
+
+// Who is killed while it migrates leaves the old version behind, and all in it.
+func TestKillWhileMigrating(t *testing.T) {
+	const n = 100 // events of each session, carried over one by one; then the commit
+	for _, step := range []int{1, 2, n, 2*n - 1, 2 * n, 2*n + 1} {
+		path := version1(t, n)
+		p := spawn(t, fmt.Sprint("open 0 ", step), path)
+		p.shoot(t)
+		out, err := p.finish()
+		if status, ok := p.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+			t.Fatalf("not killed before step %d: %v %q", step, err, out)
+		}
+		raw(t, path, `SELECT max(session) FROM events`) // of version 1, or this fails
+		isVersion2(t, path, n)
+	}
+	p := spawn(t, fmt.Sprint("open 0 ", 2*n+2), version1(t, n))
+	p.shoot(t)
+	if out, err := p.finish(); err != nil {
+		t.Fatal("there are more steps than were tried:", err, out)
+	}
+}

@@ -1,0 +1,84 @@
+package store
+
+// The schema only ever grows: a statement here must not change once released,
+// a new version appends one. The pragma user_version counts those applied.
+var schema = []string{
+	`CREATE TABLE sessions (
+		id               TEXT PRIMARY KEY,
+		name             TEXT NOT NULL UNIQUE,
+		repo_key         TEXT NOT NULL,
+		repo             TEXT NOT NULL,
+		phase            TEXT NOT NULL,
+		want             TEXT NOT NULL,
+		created_at       INTEGER NOT NULL,
+		state_changed_at INTEGER NOT NULL,
+		error_code       TEXT NOT NULL DEFAULT '',
+		error_message    TEXT NOT NULL DEFAULT '',
+		error_hint       TEXT NOT NULL DEFAULT '',
+		spec             TEXT NOT NULL,
+		facts            TEXT NOT NULL DEFAULT '{}',
+		token_sha256     TEXT NOT NULL DEFAULT ''
+	) STRICT;
+	CREATE UNIQUE INDEX one_session_per_repo ON sessions(repo_key) WHERE phase <> 'gone';
+	CREATE TABLE events (
+		session TEXT NOT NULL REFERENCES sessions(id),
+		seq     INTEGER NOT NULL,
+		at      INTEGER NOT NULL,
+		kind    TEXT NOT NULL,
+		data    TEXT NOT NULL,
+		PRIMARY KEY (session, seq)
+	) STRICT, WITHOUT ROWID;`,
+
+	// Tasks, and sessions of their own. An event is now of either: its subject is
+	// an id, and ids of both are random, so that no two are equal.
+	//
+	// num is the order in which tasks were made, whatever the clock said. It is at
+	// the end of every index of a table with a rowid, which is why each of these
+	// answers "the newest 50 of" without sorting. The manifest, the one column that
+	// may be large, is the last: what is before it is read without it.
+	`ALTER TABLE sessions ADD COLUMN task TEXT NOT NULL DEFAULT '';
+	DROP INDEX one_session_per_repo;
+	CREATE UNIQUE INDEX one_session_per_repo ON sessions(repo_key) WHERE task = '' AND phase <> 'gone';
+	CREATE UNIQUE INDEX one_session_per_task ON sessions(task) WHERE task <> '' AND phase <> 'gone';
+	CREATE INDEX sessions_that_exist ON sessions(created_at, id) WHERE phase <> 'gone';
+
+	ALTER TABLE events RENAME TO events_of_sessions;
+	CREATE TABLE events (
+		subject TEXT NOT NULL,
+		seq     INTEGER NOT NULL,
+		at      INTEGER NOT NULL,
+		kind    TEXT NOT NULL,
+		data    TEXT NOT NULL,
+		PRIMARY KEY (subject, seq)
+	) STRICT, WITHOUT ROWID;
+	INSERT INTO events (subject, seq, at, kind, data) SELECT session, seq, at, kind, data FROM events_of_sessions;
+	DROP TABLE events_of_sessions;
+
+	CREATE TABLE tasks (
+		num              INTEGER PRIMARY KEY,
+		id               TEXT NOT NULL,
+		name             TEXT NOT NULL,
+		phase            TEXT NOT NULL,
+		want             TEXT NOT NULL,
+		priority         INTEGER NOT NULL,
+		session          TEXT NOT NULL,
+		created_at       INTEGER NOT NULL,
+		state_changed_at INTEGER NOT NULL,
+		error_code       TEXT NOT NULL DEFAULT '',
+		error_message    TEXT NOT NULL DEFAULT '',
+		error_hint       TEXT NOT NULL DEFAULT '',
+		labels           TEXT NOT NULL,
+		facts            TEXT NOT NULL,
+		manifest         TEXT NOT NULL
+	) STRICT;
+	CREATE UNIQUE INDEX tasks_by_id ON tasks(id);
+	CREATE INDEX tasks_by_phase ON tasks(phase);
+	CREATE INDEX tasks_by_name ON tasks(name);
+	CREATE INDEX task_queue ON tasks(phase, priority DESC);
+	CREATE TABLE task_labels (
+		key   TEXT NOT NULL,
+		value TEXT NOT NULL,
+		task  INTEGER NOT NULL,
+		PRIMARY KEY (key, value, task)
+	) STRICT, WITHOUT ROWID;`,
+}

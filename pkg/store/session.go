@@ -1,0 +1,154 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// Session is a row. Times are UTC with millisecond resolution.
+type Session struct {
+	ID             string
+	Name           string // the VM's name, unique for ever
+	RepoKey        string // identity of the repository; unique among sessions that are not gone and of no task
+	Repo           string // as shown to people
+	Task           string // id of the task whose own session it is, "" for a person's; never changes
+	Phase          string
+	Want           string // the phase that was last asked for
+	CreatedAt      time.Time
+	StateChangedAt time.Time
+	ErrorCode      string // of the last failure, "" when the last thing succeeded
+	ErrorMessage   string
+	ErrorHint      string
+	Spec           json.RawMessage // what was asked for; never changes
+	Facts          json.RawMessage // what became of it; written by the keeper and by intents
+	TokenSHA256    string          // hex; "" once revoked
+}
+
+// SetError records err's parts on the row; empty strings clear it.
+func (s *Session) SetError(code, message, hint string) {
+	s.ErrorCode, s.ErrorMessage, s.ErrorHint = code, message, hint
+}
+
+func (s *Session) title() string                { return "session " + s.Name }
+func (s *Session) state() (*string, *time.Time) { return &s.Phase, &s.StateChangedAt }
+
+const sessionColumns = `id, name, repo_key, repo, task, phase, want, created_at, state_changed_at, error_code, error_message, error_hint, spec, facts, token_sha256`
+
+func scanSession(row scanner) (Session, error) {
+	var s Session
+	var created, changed int64
+	var spec, facts string
+	err := row.Scan(&s.ID, &s.Name, &s.RepoKey, &s.Repo, &s.Task, &s.Phase, &s.Want, &created, &changed,
+		&s.ErrorCode, &s.ErrorMessage, &s.ErrorHint, &spec, &facts, &s.TokenSHA256)
+	s.CreatedAt, s.StateChangedAt = moment(created), moment(changed)
+	s.Spec, s.Facts = json.RawMessage(spec), json.RawMessage(facts)
+	return s, err
+}
+
+func (s *Session) load(ctx context.Context, q queryer, id string) (err error) {
+	*s, err = scanSession(q.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE id = ?`, id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return fail.New(fail.NotFound, "no session %s", id)
+	}
+	return err
+}
+
+func (s *Session) save(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, `UPDATE sessions SET phase = ?, want = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, facts = ?, token_sha256 = ? WHERE id = ?`,
+		s.Phase, s.Want, s.StateChangedAt.UnixMilli(), s.ErrorCode, s.ErrorMessage, s.ErrorHint, string(s.Facts), s.TokenSHA256, s.ID)
+	return err
+}
+
+// Session returns one row; fail.NotFound when there is none.
+func (s *Store) Session(ctx context.Context, id string) (row Session, err error) {
+	err = s.patiently(ctx, func() error { return row.load(ctx, s.db, id) })
+	return row, err
+}
+
+// Sessions returns the rows whose phase is not gone, oldest first; with gone, all rows.
+func (s *Store) Sessions(ctx context.Context, gone bool) (rows []Session, err error) {
+	err = s.patiently(ctx, func() error {
+		rows, err = sessions(ctx, s.db, gone)
+		return err
+	})
+	return rows, err
+}
+
+func sessions(ctx context.Context, q queryer, gone bool) ([]Session, error) {
+	return collect(ctx, q, scanSession, sessionsQuery(gone))
+}
+
+// sessionsQuery reads those that exist by their index: there are few, and every
+// task and every repository has left a row that is gone.
+func sessionsQuery(gone bool) string {
+	where := ` WHERE phase <> 'gone'`
+	if gone {
+		where = ``
+	}
+	return `SELECT ` + sessionColumns + ` FROM sessions` + where + ` ORDER BY created_at, id`
+}
+
+// Create inserts n, with ev as its first event, unless there is such a session
+// that is not gone, which is then returned instead: of n's task, or without one
+// the session of the same RepoKey that is of no task. admit sees the other
+// sessions in the same transaction and may refuse; it must be quick and must not
+// use the store.
+func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(others []Session) error) (row Session, created bool, err error) {
+	same, of := `task = '' AND repo_key = ?`, n.RepoKey
+	if n.Task != "" {
+		same, of = `task <> '' AND task = ?`, n.Task // says so, that the index be used
+	}
+	err = s.tx(ctx, func(tx *sql.Tx) error {
+		created = false // should this run a second time
+		row, err = scanSession(tx.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE phase <> 'gone' AND `+same, of))
+		if !errors.Is(err, sql.ErrNoRows) {
+			return err
+		}
+		if err := unused(ctx, tx, n.ID); err != nil {
+			return err
+		}
+		others, err := sessions(ctx, tx, false)
+		if err != nil {
+			return err
+		}
+		if err := admit(others); err != nil {
+			return err
+		}
+		made := now().UnixMilli()
+		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, repo, task, phase, want, created_at, state_changed_at, spec, token_sha256)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			n.ID, n.Name, n.RepoKey, n.Repo, n.Task, n.Phase, n.Want, made, made, string(n.Spec), n.TokenSHA256); err != nil {
+			return fmt.Errorf("insert session %s: %w", n.ID, err)
+		}
+		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {
+			return err
+		}
+		created = true
+		return row.load(ctx, tx, n.ID)
+	})
+	return row, created && err == nil, err
+}
+
+// Update is the one way a row changes: f gets the current row, changes what may
+// change (Phase, Want, error, Facts, TokenSHA256) and returns the event that
+// tells of it, all in one transaction. A zero Event is not appended. f must be
+// quick, must not use the store, and may run more than once.
+func (s *Store) Update(ctx context.Context, id string, f func(*Session) (Event, error)) (Session, error) {
+	return update(ctx, s, id, func(row *Session) ([]Event, error) {
+		ev, err := f(row)
+		return some(ev), err
+	})
+}
+
+// Advance moves a session from one phase to another and appends the event:
+// compare, set and append in one transaction. change may adjust the row
+// further and may be nil. ErrStale when the session is no longer in from.
+func (s *Store) Advance(ctx context.Context, id, from, to string, ev Event, change func(*Session)) (Session, error) {
+	return update(ctx, s, id, advance(from, to, ev, change))
+}

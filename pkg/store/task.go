@@ -1,0 +1,327 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// Task is a row. Times are UTC with millisecond resolution.
+type Task struct {
+	ID             string
+	Name           string // as its manifest calls it; others may be called so too
+	Phase          string
+	Want           string // what was last asked for
+	Priority       int    // in the queue, the highest first; never changes
+	SessionID      string // the session it has, "" before there is one
+	CreatedAt      time.Time
+	StateChangedAt time.Time
+	ErrorCode      string // "" when nothing failed
+	ErrorMessage   string
+	ErrorHint      string
+	Labels         map[string]string // never change
+	Facts          json.RawMessage   // what became of it
+	Manifest       json.RawMessage   // what was asked for; never changes
+}
+
+// SetError records err's parts on the row; empty strings clear it.
+func (t *Task) SetError(code, message, hint string) {
+	t.ErrorCode, t.ErrorMessage, t.ErrorHint = code, message, hint
+}
+
+func (t *Task) title() string                { return "task " + t.ID }
+func (t *Task) state() (*string, *time.Time) { return &t.Phase, &t.StateChangedAt }
+
+const taskColumns = `num, id, name, phase, want, priority, session, created_at, state_changed_at, error_code, error_message, error_hint, labels, facts, manifest`
+
+func scanTask(row scanner) (Task, error) {
+	var t Task
+	var num, created, changed int64
+	var labels, facts, manifest string
+	err := row.Scan(&num, &t.ID, &t.Name, &t.Phase, &t.Want, &t.Priority, &t.SessionID, &created, &changed,
+		&t.ErrorCode, &t.ErrorMessage, &t.ErrorHint, &labels, &facts, &manifest)
+	if err != nil {
+		return Task{}, err
+	}
+	t.CreatedAt, t.StateChangedAt = moment(created), moment(changed)
+	t.Facts, t.Manifest = json.RawMessage(facts), json.RawMessage(manifest)
+	if err := json.Unmarshal([]byte(labels), &t.Labels); err != nil {
+		return Task{}, fmt.Errorf("read the labels of task %s: %w", t.ID, err)
+	}
+	return t, nil
+}
+
+func (t *Task) load(ctx context.Context, q queryer, id string) (err error) {
+	*t, err = scanTask(q.QueryRowContext(ctx, `SELECT `+taskColumns+` FROM tasks WHERE id = ?`, id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return fail.New(fail.NotFound, "no task %s", id)
+	}
+	return err
+}
+
+func (t *Task) save(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, `UPDATE tasks SET phase = ?, want = ?, session = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, facts = ? WHERE id = ?`,
+		t.Phase, t.Want, t.SessionID, t.StateChangedAt.UnixMilli(), t.ErrorCode, t.ErrorMessage, t.ErrorHint, string(t.Facts), t.ID)
+	return err
+}
+
+// CreateTask inserts n, with ev as its first event. The times are the store's.
+func (s *Store) CreateTask(ctx context.Context, n Task, ev Event) (row Task, err error) {
+	labels, err := json.Marshal(n.Labels)
+	if err != nil {
+		return Task{}, err
+	}
+	if n.Facts == nil {
+		n.Facts = json.RawMessage("{}")
+	}
+	err = s.tx(ctx, func(tx *sql.Tx) error {
+		if err := unused(ctx, tx, n.ID); err != nil {
+			return err
+		}
+		made := now().UnixMilli()
+		res, err := tx.ExecContext(ctx, `INSERT INTO tasks (`+taskColumns+`) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			n.ID, n.Name, n.Phase, n.Want, n.Priority, n.SessionID, made, made,
+			n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Facts), string(n.Manifest))
+		if err != nil {
+			return fmt.Errorf("insert task %s: %w", n.ID, err)
+		}
+		num, err := res.LastInsertId()
+		if err != nil {
+			return err
+		}
+		for key, value := range n.Labels {
+			if _, err := tx.ExecContext(ctx, `INSERT INTO task_labels (key, value, task) VALUES (?, ?, ?)`, key, value, num); err != nil {
+				return fmt.Errorf("label task %s: %w", n.ID, err)
+			}
+		}
+		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {
+			return err
+		}
+		return row.load(ctx, tx, n.ID)
+	})
+	return row, err
+}
+
+// Task returns one row; fail.NotFound when there is none.
+func (s *Store) Task(ctx context.Context, id string) (row Task, err error) {
+	err = s.patiently(ctx, func() error { return row.load(ctx, s.db, id) })
+	return row, err
+}
+
+// UpdateTask is for tasks what Update is for sessions: f may change Phase, Want,
+// SessionID, error and Facts. It returns any number of events.
+func (s *Store) UpdateTask(ctx context.Context, id string, f func(*Task) ([]Event, error)) (Task, error) {
+	return update(ctx, s, id, f)
+}
+
+// AdvanceTask is for tasks what Advance is for sessions.
+func (s *Store) AdvanceTask(ctx context.Context, id, from, to string, ev Event, change func(*Task)) (Task, error) {
+	return update(ctx, s, id, advance(from, to, ev, change))
+}
+
+// TaskFilter says which tasks; of what is not zero, all must be true.
+type TaskFilter struct {
+	Phases      []string // one of them
+	Name        string
+	IDPrefix    string
+	Label       Label
+	OldestFirst bool   // in place of the newest first
+	After       string // id of a task: only those that come after it, for the next page
+	Limit       int    // 0 means all
+}
+
+// Label is one of a task's labels; without a key, none.
+type Label struct{ Key, Value string }
+
+// Tasks returns the tasks that the filter lets pass, in the order of their making.
+func (s *Store) Tasks(ctx context.Context, f TaskFilter) (rows []Task, err error) {
+	err = s.patiently(ctx, func() error {
+		after := int64(math.MaxInt64)
+		if f.OldestFirst {
+			after = 0
+		}
+		if f.After != "" {
+			err := s.db.QueryRowContext(ctx, `SELECT num FROM tasks WHERE id = ?`, f.After).Scan(&after)
+			if errors.Is(err, sql.ErrNoRows) {
+				return fail.New(fail.NotFound, "no task %s", f.After)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		query, args := f.query(after)
+		rows, err = collect(ctx, s.db, scanTask, query, args...)
+		return err
+	})
+	return rows, err
+}
+
+// query is the statement for the tasks that come after the one of that num. It
+// names the index to be used: SQLite keeps no statistics here, and may think that
+// sorting all is cheaper. So it reads as many rows as it returns, and such as pass
+// its first condition but not another.
+func (f TaskFilter) query(after int64) (query string, args []any) {
+	type condition struct {
+		from, num string // where to read when this is the first
+		where     string
+		args      []any
+	}
+	var all []condition
+	if f.Label.Key != "" {
+		all = append(all, condition{`task_labels CROSS JOIN tasks ON num = task`, `task`, `key = ? AND value = ?`, []any{f.Label.Key, f.Label.Value}})
+	}
+	if f.IDPrefix != "" {
+		all = append(all, condition{`tasks INDEXED BY tasks_by_id`, `num`, `id >= ? AND id < ?`, []any{f.IDPrefix, f.IDPrefix + "\U0010ffff"}})
+	}
+	if f.Name != "" {
+		all = append(all, condition{`tasks INDEXED BY tasks_by_name`, `num`, `name = ?`, []any{f.Name}})
+	}
+	var ways []condition // that are merged
+	phases := slices.Compact(slices.Sorted(slices.Values(f.Phases)))
+	switch {
+	case len(all) > 0:
+		if len(phases) > 0 {
+			all = append(all, condition{where: `phase IN (SELECT value FROM json_each(?))`, args: []any{list(phases)}})
+		}
+		ways, all = all[:1], all[1:]
+	case len(phases) > 0:
+		for _, phase := range phases {
+			ways = append(ways, condition{`tasks INDEXED BY tasks_by_phase`, `num`, `phase = ?`, []any{phase}})
+		}
+	default:
+		ways = []condition{{`tasks NOT INDEXED`, `num`, `true`, nil}}
+	}
+
+	beyond, order := ` < ?`, ` DESC`
+	if f.OldestFirst {
+		beyond, order = ` > ?`, ` ASC`
+	}
+	var arms []string
+	for _, w := range ways {
+		arm := `SELECT ` + taskColumns + ` FROM ` + w.from + ` WHERE ` + w.where + ` AND ` + w.num + beyond
+		args = append(append(args, w.args...), after)
+		for _, c := range all {
+			arm, args = arm+` AND `+c.where, append(args, c.args...)
+		}
+		arms = append(arms, arm)
+	}
+	limit := f.Limit
+	if limit <= 0 {
+		limit = -1
+	}
+	return strings.Join(arms, ` UNION ALL `) + ` ORDER BY ` + ways[0].num + order + ` LIMIT ?`, append(args, limit)
+}
+
+// list is a JSON list, as json_each reads it.
+func list(all []string) string {
+	b, err := json.Marshal(all)
+	if err != nil {
+		panic(err) // strings always can
+	}
+	return string(b)
+}
+
+// TaskCounts returns how many tasks are in each phase that has any.
+func (s *Store) TaskCounts(ctx context.Context) (counts map[string]int, err error) {
+	type count struct {
+		phase string
+		n     int
+	}
+	err = s.patiently(ctx, func() error {
+		all, err := collect(ctx, s.db, func(row scanner) (c count, err error) {
+			err = row.Scan(&c.phase, &c.n)
+			return c, err
+		}, `SELECT phase, count(*) FROM tasks INDEXED BY tasks_by_phase GROUP BY phase`)
+		counts = make(map[string]int, len(all))
+		for _, c := range all {
+			counts[c.phase] = c.n
+		}
+		return err
+	})
+	return counts, err
+}
+
+// Queue says which tasks wait, and which hold what these wait for.
+type Queue struct {
+	Waiting string   // the phase
+	Active  []string // the phases
+}
+
+// Admission is a task that need not wait any longer.
+type Admission struct {
+	ID    string
+	To    string // the phase that it goes to
+	Event Event  // that tells of it
+}
+
+// Admit lets decide say which of the tasks that wait go on, and moves them, in one
+// transaction: no other process can admit on the strength of the same free place.
+// active are those that hold one, oldest first; waiting comes with the highest
+// priority first, of equal ones with the oldest, and is read as far as decide
+// looks. decide must be quick, must not use the store, and may run more than once.
+// The ids are those of the admitted.
+func (s *Store) Admit(ctx context.Context, q Queue, decide func(active []Task, waiting iter.Seq[Task]) ([]Admission, error)) (admitted []string, err error) {
+	err = s.tx(ctx, func(tx *sql.Tx) error {
+		admitted = nil
+		active, err := collect(ctx, tx, scanTask, activeQuery, list(q.Active))
+		if err != nil {
+			return err
+		}
+		var trouble error
+		next, err := decide(active, func(yield func(Task) bool) { trouble = walkQueue(ctx, tx, q.Waiting, yield) })
+		if trouble != nil {
+			return trouble
+		}
+		if err != nil {
+			return err
+		}
+		for _, a := range next {
+			var t Task
+			if err := t.load(ctx, tx, a.ID); err != nil {
+				return err
+			}
+			if err := change(ctx, tx, a.ID, &t, advance[Task](q.Waiting, a.To, a.Event, nil)); err != nil {
+				return err
+			}
+			admitted = append(admitted, a.ID)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return admitted, nil
+}
+
+const (
+	activeQuery = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY tasks_by_phase WHERE phase IN (SELECT value FROM json_each(?)) ORDER BY num`
+	queueQuery  = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY task_queue WHERE phase = ? ORDER BY priority DESC, num`
+)
+
+// walkQueue yields the tasks that wait in phase, in the queue's order.
+func walkQueue(ctx context.Context, q queryer, phase string, yield func(Task) bool) error {
+	rows, err := q.QueryContext(ctx, queueQuery, phase)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		t, err := scanTask(rows)
+		if err != nil {
+			return err
+		}
+		if !yield(t) {
+			return nil
+		}
+	}
+	return rows.Err()
+}

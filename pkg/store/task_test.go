@@ -1,0 +1,678 @@
+package store_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+func task(id string) store.Task {
+	return store.Task{
+		ID: id, Name: "nightly", Phase: "PENDING", Want: "run",
+		Labels: map[string]string{"team": "a", "id": id}, Manifest: json.RawMessage(`{"version":"1"}`),
+	}
+}
+
+func mustTask(t *testing.T, s *store.Store, n store.Task) store.Task {
+	t.Helper()
+	row, err := s.CreateTask(t.Context(), n, phase("", n.Phase))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return row
+}
+
+func phase(from, to string) store.Event {
+	return store.Event{Kind: "phase", Data: fmt.Appendf(nil, `{"from":%q,"to":%q}`, from, to)}
+}
+
+func ids(tasks []store.Task) (all []string) {
+	for _, t := range tasks {
+		all = append(all, t.ID)
+	}
+	return all
+}
+
+func TestTaskRow(t *testing.T) {
+	s, path := newStore(t)
+	made := mustTask(t, s, store.Task{
+		ID: "t", Name: "fix", Phase: "PENDING", Want: "run", Priority: -3, SessionID: "x",
+		Labels: map[string]string{"a": "1", "b": `"é`}, Facts: json.RawMessage(`{"f":1}`), Manifest: json.RawMessage(`{"m":1}`),
+	})
+	got, err := reopen(t, path).Task(t.Context(), "t")
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(made) {
+		t.Fatalf("%v\n%v\n%v", got, made, err)
+	}
+	if got.Priority != -3 || got.Labels["b"] != `"é` || string(got.Facts) != `{"f":1}` || string(got.Manifest) != `{"m":1}` || got.CreatedAt.IsZero() {
+		t.Fatal(got)
+	}
+	changed, err := s.UpdateTask(t.Context(), "t", func(row *store.Task) ([]store.Event, error) {
+		row.Phase, row.Want, row.SessionID, row.Facts = "STAGING", "cancel", "s", json.RawMessage(`{"f":2}`)
+		row.Name, row.Priority, row.Labels, row.Manifest = "other", 9, nil, nil // stay
+		row.SetError("HOST", "m", "h")
+		return []store.Event{event("one", 1), event("two", 2)}, nil
+	})
+	if err != nil || changed.StateChangedAt.Before(made.StateChangedAt) {
+		t.Fatal(changed, err)
+	}
+	got, err = s.Task(t.Context(), "t")
+	if err != nil || got.Phase != "STAGING" || got.Want != "cancel" || got.SessionID != "s" || string(got.Facts) != `{"f":2}` || got.ErrorHint != "h" ||
+		got.Name != "fix" || got.Priority != -3 || len(got.Labels) != 2 || string(got.Manifest) != `{"m":1}` || !got.CreatedAt.Equal(made.CreatedAt) {
+		t.Fatal(got, err)
+	}
+	evs, err := s.Events(t.Context(), "t", 0, 10)
+	if err != nil || len(evs) != 3 || evs[1].Kind != "one" || evs[2].Kind != "two" || evs[2].Seq != 3 || evs[0].Subject != "t" {
+		t.Fatal(evs, err)
+	}
+
+	// No facts and no labels are facts and labels too.
+	bare := mustTask(t, s, store.Task{ID: "bare", Phase: "PENDING", Manifest: json.RawMessage(`{}`)})
+	if string(bare.Facts) != `{}` || len(bare.Labels) != 0 {
+		t.Fatal(bare)
+	}
+}
+
+func TestTaskRefusals(t *testing.T) {
+	s, _ := withSession(t)
+	mustTask(t, s, task("t"))
+	for what, err := range map[string]error{
+		"no such task":         second(s.Task(t.Context(), "no")),
+		"update none":          second(s.UpdateTask(t.Context(), "no", func(*store.Task) ([]store.Event, error) { return nil, nil })),
+		"page of none":         second(s.Tasks(t.Context(), store.TaskFilter{After: "no"})),
+		"event of none":        s.AppendAll(t.Context(), "no", []store.Event{event("x", 1)}),
+		"a session is no task": second(s.AdvanceTask(t.Context(), "one", "creating", "ready", event("x", 1), nil)),
+	} {
+		if fail.CodeOf(err) != fail.NotFound {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	// Were an id both a session's and a task's, their events would mix.
+	for _, id := range []string{"t", "one"} {
+		if _, err := s.CreateTask(t.Context(), task(id), phase("", "PENDING")); fail.CodeOf(err) != fail.Conflict {
+			t.Error(id, err)
+		}
+		n := row(id)
+		n.RepoKey, n.Name = "github.com/o/another", "another"
+		if _, created, err := s.Create(t.Context(), n, event("made", 0), admitAll); created || fail.CodeOf(err) != fail.Conflict {
+			t.Error(id, created, err)
+		}
+	}
+	if n := lastSeq(t, s, "t"); n != 1 {
+		t.Error(n)
+	}
+	// An event that is refused takes its row, and the row its labels, with it.
+	if _, err := s.CreateTask(t.Context(), task("big"), store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}); err == nil {
+		t.Error("accepted")
+	}
+	if got, err := s.Tasks(t.Context(), store.TaskFilter{Label: store.Label{Key: "id", Value: "big"}}); err != nil || len(got) != 0 {
+		t.Error(got, err)
+	}
+	mustTask(t, s, task("big"))
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestAdvanceTask(t *testing.T) {
+	s, _ := newStore(t)
+	mustTask(t, s, task("t"))
+	got, err := s.AdvanceTask(t.Context(), "t", "PENDING", "STAGING", phase("PENDING", "STAGING"), func(row *store.Task) { row.SessionID = "s" })
+	if err != nil || got.Phase != "STAGING" || got.SessionID != "s" {
+		t.Fatal(got, err)
+	}
+	_, err = s.AdvanceTask(t.Context(), "t", "PENDING", "CANCELLED", event("x", 1), func(*store.Task) { t.Error("asked to change a stale row") })
+	if !errors.Is(err, store.ErrStale) || !strings.Contains(err.Error(), "task t is STAGING, not PENDING") {
+		t.Fatal(err)
+	}
+	if n := lastSeq(t, s, "t"); n != 2 {
+		t.Fatal(n)
+	}
+}
+
+// A task has a session of its own, whoever else works on the same repository.
+func TestSessionOfTask(t *testing.T) {
+	s, _ := withSession(t)
+	of := func(id, task string) store.Session {
+		n := row(id)
+		n.Task = task
+		return n
+	}
+	for _, c := range []struct {
+		ask     store.Session
+		want    string
+		created bool
+	}{
+		{of("s1", "t1"), "s1", true},
+		{of("s2", "t2"), "s2", true},
+		{of("s3", "t1"), "s1", false}, // the keeper died, and asks again
+		{of("s4", ""), "one", false},
+	} {
+		got, created, err := s.Create(t.Context(), c.ask, event("made", 0), admitAll)
+		if err != nil || got.ID != c.want || created != c.created {
+			t.Fatal(c.ask.ID, got, created, err)
+		}
+	}
+	// Once it is gone the task may have another, as a repository may.
+	if _, err := s.Advance(t.Context(), "s1", "creating", "gone", event("gone", 1), nil); err != nil {
+		t.Fatal(err)
+	}
+	got, created, err := s.Create(t.Context(), of("s5", "t1"), event("made", 0), admitAll)
+	if err != nil || !created || got.ID != "s5" || got.Task != "t1" {
+		t.Fatal(got, created, err)
+	}
+	rows, err := s.Sessions(t.Context(), false)
+	if err != nil || len(rows) != 3 {
+		t.Fatal(rows, err)
+	}
+}
+
+// tenThousand makes tasks in no time: the store's own way takes a flush for each.
+// Task i has id i in twelve digits, priority i%3, and is COMPLETED but for every
+// tenth, which is PENDING, and every thousandth, which is RUNNING.
+func tenThousand(t testing.TB) (*store.Store, string) {
+	t.Helper()
+	s, path := newStore(t)
+	raw(t, path, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000)
+		INSERT INTO tasks (num, id, name, phase, want, priority, session, created_at, state_changed_at, labels, facts, manifest)
+		SELECT i, printf('%012d', i), 'name' || (i % 7), iif(i % 1000 = 0, 'RUNNING', iif(i % 10 = 0, 'PENDING', 'COMPLETED')), 'run', i % 3, '', i, i,
+			json_object('team', 'team' || (i % 5), 'all', 'yes'), '{}', '{}' FROM n;
+		INSERT INTO task_labels (key, value, task) SELECT 'team', 'team' || (num % 5), num FROM tasks;
+		INSERT INTO task_labels (key, value, task) SELECT 'all', 'yes', num FROM tasks`)
+	return s, path
+}
+
+func TestListOfTenThousand(t *testing.T) {
+	s, _ := tenThousand(t)
+	any := func(int) bool { return true }
+	team0 := func(i int) bool { return i%5 == 0 }
+	name0 := func(i int) bool { return i%7 == 0 }
+	pending := func(i int) bool { return i%10 == 0 && i%1000 != 0 }
+	both := func(a, b func(int) bool) func(int) bool { return func(i int) bool { return a(i) && b(i) } }
+	label := store.Label{Key: "team", Value: "team0"}
+	for _, c := range []struct {
+		name  string
+		f     store.TaskFilter
+		after int
+		want  func(int) bool
+	}{
+		{"newest", store.TaskFilter{}, 0, any},
+		{"oldest", store.TaskFilter{OldestFirst: true}, 0, any},
+		{"next page", store.TaskFilter{}, 9951, any},
+		{"next page of the oldest", store.TaskFilter{OldestFirst: true}, 50, any},
+		{"phase", store.TaskFilter{Phases: []string{"PENDING"}}, 0, pending},
+		{"phase, next page", store.TaskFilter{Phases: []string{"COMPLETED"}}, 5000, func(i int) bool { return i%10 != 0 }},
+		{"phases", store.TaskFilter{Phases: []string{"RUNNING", "PENDING", "STAGING", "RUNNING"}}, 0, func(i int) bool { return i%10 == 0 }},
+		{"phases, oldest", store.TaskFilter{Phases: []string{"COMPLETED", "RUNNING", "PENDING", "FAILED"}, OldestFirst: true}, 0, any},
+		{"label", store.TaskFilter{Label: label}, 0, team0},
+		{"label, next page", store.TaskFilter{Label: label, OldestFirst: true}, 5000, team0},
+		{"label and phases", store.TaskFilter{Label: store.Label{Key: "all", Value: "yes"}, Phases: []string{"PENDING", "RUNNING"}}, 0, func(i int) bool { return i%10 == 0 }},
+		{"name", store.TaskFilter{Name: "name0"}, 0, name0},
+		{"name and phase", store.TaskFilter{Name: "name0", Phases: []string{"PENDING"}}, 0, both(name0, pending)},
+		{"label and name", store.TaskFilter{Label: label, Name: "name0"}, 0, both(team0, name0)},
+		{"id", store.TaskFilter{IDPrefix: "0000000012"}, 0, func(i int) bool { return i/100 == 12 }},
+		{
+			"all",
+			store.TaskFilter{IDPrefix: "00000000", Label: label, Name: "name0", Phases: []string{"COMPLETED", "PENDING"}},
+			0,
+			both(both(team0, name0), func(i int) bool { return i%1000 != 0 }),
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var want []string
+			for i := 1; i <= 10000 && (!c.f.OldestFirst || len(want) < 50); i++ {
+				if c.want(i) && (c.after == 0 || (i > c.after) == c.f.OldestFirst && i != c.after) {
+					want = append(want, fmt.Sprintf("%012d", i))
+				}
+			}
+			if !c.f.OldestFirst {
+				slices.Reverse(want)
+				want = want[:50]
+			}
+			c.f.Limit = 50
+			if c.after > 0 {
+				c.f.After = fmt.Sprintf("%012d", c.after)
+			}
+			got, err := s.Tasks(t.Context(), c.f)
+			if err != nil || !slices.Equal(ids(got), want) {
+				t.Fatalf("%v\nnot %v\n%v", ids(got), want, err)
+			}
+			plan, err := s.PlanTasks(t.Context(), c.f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Tasks whose ids begin alike are few, and sorted.
+			if strings.Contains(plan, "SCAN tasks") || strings.Contains(plan, "TEMP B-TREE") && c.name != "id" {
+				t.Error(plan)
+			}
+		})
+	}
+	all, err := s.Tasks(t.Context(), store.TaskFilter{Phases: []string{"RUNNING"}})
+	if err != nil || len(all) != 10 {
+		t.Error("without a limit:", len(all), err)
+	}
+	counts, err := s.TaskCounts(t.Context())
+	if want := map[string]int{"COMPLETED": 9000, "PENDING": 990, "RUNNING": 10}; err != nil || !maps.Equal(counts, want) {
+		t.Error(counts, err)
+	}
+}
+
+// Going through all pages while tasks are made shows each once.
+func TestPages(t *testing.T) {
+	s, _ := newStore(t)
+	for i := range 20 {
+		mustTask(t, s, task(fmt.Sprintf("old%02d", i)))
+	}
+	var seen []string
+	after := ""
+	for {
+		page, err := s.Tasks(t.Context(), store.TaskFilter{Limit: 7, After: after})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page) == 0 {
+			break
+		}
+		mustTask(t, s, task(fmt.Sprintf("new%d", len(seen))))
+		seen = append(seen, ids(page)...)
+		after = page[len(page)-1].ID
+	}
+	slices.Reverse(seen)
+	if len(seen) != 20 || !slices.IsSorted(seen) || seen[0] != "old00" {
+		t.Fatal(seen)
+	}
+}
+
+var testQueue = store.Queue{Waiting: "PENDING", Active: []string{"STAGING", "RUNNING"}}
+
+// slots admits as many as there are free slots.
+func slots(n int) func([]store.Task, iter.Seq[store.Task]) ([]store.Admission, error) {
+	return func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
+		if len(active) > n {
+			return nil, fmt.Errorf("%d active, and %d slots", len(active), n)
+		}
+		for t := range waiting {
+			if len(active)+len(next) == n {
+				break
+			}
+			next = append(next, store.Admission{ID: t.ID, To: "STAGING", Event: phase("PENDING", "STAGING")})
+		}
+		return next, nil
+	}
+}
+
+func TestAdmitInOrder(t *testing.T) {
+	s, path := newStore(t)
+	for i, priority := range []int{0, 5, -5, 5, 0} {
+		n := task(fmt.Sprint(i))
+		n.Priority = priority
+		mustTask(t, s, n)
+	}
+	// The clock was ahead when the first were made.
+	raw(t, path, `UPDATE tasks SET created_at = created_at + 1000000000 WHERE num < 3`)
+	if got, err := s.Tasks(t.Context(), store.TaskFilter{}); err != nil || !slices.Equal(ids(got), []string{"4", "3", "2", "1", "0"}) {
+		t.Fatal(ids(got), err)
+	}
+	for _, c := range []struct {
+		slots int
+		want  []string
+	}{
+		{3, []string{"1", "3", "0"}},
+		{3, nil},
+		{5, []string{"4", "2"}},
+		{9, nil},
+	} {
+		got, err := s.Admit(t.Context(), testQueue, slots(c.slots))
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Fatal(c, got, err)
+		}
+	}
+	for _, id := range []string{"0", "1", "2", "3", "4"} {
+		if r, err := s.Task(t.Context(), id); err != nil || r.Phase != "STAGING" || lastSeq(t, s, id) != 2 {
+			t.Error(r, err)
+		}
+	}
+}
+
+func TestAdmitRefusals(t *testing.T) {
+	s, _ := newStore(t)
+	for _, id := range []string{"a", "b", "c"} {
+		mustTask(t, s, task(id))
+	}
+	if _, err := s.AdvanceTask(t.Context(), "c", "PENDING", "CANCELLED", phase("PENDING", "CANCELLED"), nil); err != nil {
+		t.Fatal(err)
+	}
+	no := errors.New("no")
+	for _, c := range []struct {
+		name string
+		next []string
+		err  error
+		want func(error) bool
+	}{
+		{"decide fails", []string{"a"}, no, func(err error) bool { return errors.Is(err, no) }},
+		{"one does not wait", []string{"a", "c"}, nil, func(err error) bool { return errors.Is(err, store.ErrStale) }},
+		{"one twice", []string{"a", "a"}, nil, func(err error) bool { return errors.Is(err, store.ErrStale) }},
+		{"one is none", []string{"a", "x"}, nil, func(err error) bool { return fail.CodeOf(err) == fail.NotFound }},
+	} {
+		got, err := s.Admit(t.Context(), testQueue, func([]store.Task, iter.Seq[store.Task]) (next []store.Admission, _ error) {
+			for _, id := range c.next {
+				next = append(next, store.Admission{ID: id, To: "STAGING", Event: event("x", 1)})
+			}
+			return next, c.err
+		})
+		if len(got) != 0 || !c.want(err) {
+			t.Errorf("%s: %v %v", c.name, got, err)
+		}
+	}
+	// Nothing of what was refused is left, and one may look at the queue twice.
+	got, err := s.Admit(t.Context(), testQueue, func(active []store.Task, waiting iter.Seq[store.Task]) ([]store.Admission, error) {
+		for range 2 {
+			if w := ids(slices.Collect(waiting)); len(active) != 0 || !slices.Equal(w, []string{"a", "b"}) {
+				t.Error(active, w)
+			}
+		}
+		return nil, nil
+	})
+	if err != nil || got != nil {
+		t.Error(got, err)
+	}
+}
+
+func TestQueueOfAThousand(t *testing.T) {
+	s, _ := tenThousand(t)
+	looked := 0
+	got, err := s.Admit(t.Context(), testQueue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
+		if len(active) != 10 {
+			t.Errorf("%d active", len(active))
+		}
+		for n := range waiting {
+			if looked++; looked > 5 {
+				break
+			}
+			next = append(next, store.Admission{ID: n.ID, To: "STAGING", Event: event("x", 1)})
+		}
+		return next, nil
+	})
+	want := []string{"000000000020", "000000000050", "000000000080", "000000000110", "000000000140"} // of priority 2
+	if err != nil || !slices.Equal(got, want) || looked != 6 {
+		t.Fatal(got, looked, err)
+	}
+	for query, args := range map[string][]any{
+		store.QueueQuery:    {"PENDING"},
+		store.SessionsQuery: nil,
+		store.ActiveQuery:   {`["RUNNING","STAGING"]`},
+		`SELECT id FROM sessions WHERE phase <> 'gone' AND task = '' AND repo_key = ?`:        {"x"},
+		`SELECT id FROM sessions WHERE phase <> 'gone' AND task <> '' AND task = ?`:           {"x"},
+		`SELECT seq FROM events WHERE subject = ? AND seq > ? ORDER BY seq LIMIT 10`:          {"x", 1},
+		`SELECT value, (SELECT max(seq) FROM events WHERE subject = value) FROM json_each(?)`: {`["x"]`},
+	} {
+		plan, err := s.Plan(t.Context(), query, args...)
+		if err != nil {
+			t.Fatal(query, err)
+		}
+		sorts := strings.Contains(plan, "TEMP B-TREE") && query != store.ActiveQuery // those in slots are few
+		scans := strings.Contains(strings.ReplaceAll(plan, "SCAN sessions USING INDEX sessions_that_exist", ""), "SCAN sessions") ||
+			strings.Contains(plan, "SCAN tasks") || strings.Contains(plan, "SCAN events")
+		if sorts || scans {
+			t.Errorf("%s\n%s", query, plan)
+		}
+	}
+}
+
+const testSlots = 3
+
+// admitAndRun is one of several processes that empty the queue.
+func admitAndRun(ctx context.Context, s *store.Store) error {
+	for {
+		mine, err := s.Admit(ctx, testQueue, slots(testSlots))
+		if err != nil {
+			return err
+		}
+		for _, id := range mine {
+			for _, step := range [][2]string{{"STAGING", "RUNNING"}, {"RUNNING", "COMPLETED"}} {
+				if _, err := s.AdvanceTask(ctx, id, step[0], step[1], phase(step[0], step[1]), nil); err != nil {
+					return err
+				}
+			}
+			fmt.Println("ran", id)
+		}
+		left, err := s.Tasks(ctx, store.TaskFilter{Phases: []string{"PENDING"}, Limit: 1})
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		runtime.Gosched() // the slots are others'
+	}
+}
+
+func TestManyProcessesAdmit(t *testing.T) {
+	s, path := newStore(t)
+	const tasks = 40
+	for i := range tasks {
+		mustTask(t, s, task(fmt.Sprintf("t%02d", i)))
+	}
+	var ps []*process
+	for range 4 {
+		ps = append(ps, spawn(t, "admit", path))
+	}
+	for _, p := range ps {
+		p.shoot(t)
+	}
+	ran := 0
+	for _, p := range ps {
+		out, err := p.finish()
+		if err != nil {
+			t.Error(err, out)
+		}
+		ran += len(out)
+	}
+	if counts, err := s.TaskCounts(t.Context()); err != nil || counts["COMPLETED"] != tasks || ran != tasks {
+		t.Fatal(counts, ran, err)
+	}
+	for i := range tasks { // once each
+		if n := lastSeq(t, s, fmt.Sprintf("t%02d", i)); n != 4 {
+			t.Fatal(i, n)
+		}
+	}
+}
+
+// life is all that a task's keepers, one after the other, do to its rows: it goes
+// on from whatever is there.
+func life(ctx context.Context, s *store.Store) error {
+	if _, err := s.Task(ctx, "t"); fail.CodeOf(err) == fail.NotFound {
+		if _, err := s.CreateTask(ctx, task("t"), phase("", "PENDING")); err != nil {
+			return err
+		}
+	}
+	if _, err := s.Admit(ctx, testQueue, slots(1)); err != nil {
+		return err
+	}
+	next := map[string]string{"STAGING": "PROVISIONING", "PROVISIONING": "RUNNING", "RUNNING": "COMPLETED"}
+	for {
+		t, err := s.Task(ctx, "t")
+		if err != nil || t.Phase == "COMPLETED" {
+			return err
+		}
+		switch t.Phase {
+		case "PROVISIONING":
+			n := row("s")
+			n.Task = t.ID
+			vm, _, err := s.Create(ctx, n, event("made", 0), admitAll)
+			if err != nil {
+				return err
+			}
+			if _, err := s.UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
+				row.SessionID = vm.ID
+				return nil, nil
+			}); err != nil {
+				return err
+			}
+		case "RUNNING":
+			evs, err := s.Events(ctx, t.ID, 0, 100)
+			if err != nil {
+				return err
+			}
+			if evs[len(evs)-1].Kind != "tool" {
+				if err := s.AppendAll(ctx, t.ID, []store.Event{event("tool", 0), event("tool", 1), event("tool", 2)}); err != nil {
+					return err
+				}
+			}
+		}
+		if _, err := s.AdvanceTask(ctx, t.ID, t.Phase, next[t.Phase], phase(t.Phase, next[t.Phase]), nil); err != nil {
+			return err
+		}
+	}
+}
+
+// story is what the events of "t" tell; it fails when they and the rows disagree.
+func story(t *testing.T, s *store.Store) (all []string) {
+	t.Helper()
+	evs, err := s.Events(t.Context(), "t", 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, tools := "", 0
+	for i, ev := range evs {
+		if ev.Seq != int64(i+1) {
+			t.Fatalf("event %d is %d", i, ev.Seq)
+		}
+		all = append(all, ev.Kind+string(ev.Data))
+		if ev.Kind == "tool" {
+			tools++
+			continue
+		}
+		var change struct{ From, To string }
+		if err := json.Unmarshal(ev.Data, &change); err != nil || change.From != at {
+			t.Fatalf("%s is told where it was %s: %v", ev.Data, at, err)
+		}
+		at = change.To
+	}
+	row, err := s.Task(t.Context(), "t")
+	if at == "" && fail.CodeOf(err) == fail.NotFound {
+		return nil
+	}
+	if err != nil || row.Phase != at || tools%3 != 0 {
+		t.Fatalf("the row says %s, the events %s and %d tools: %v", row.Phase, at, tools, err)
+	}
+	if labelled, err := s.Tasks(t.Context(), store.TaskFilter{Label: store.Label{Key: "team", Value: "a"}}); err != nil || len(labelled) != 1 {
+		t.Fatal(labelled, err)
+	}
+	return all
+}
+
+// A process that ends before any row that it changes, or any commit, has done all
+// of a step or nothing, and another goes on to the same end.
+func TestKillAtEveryStepOfATask(t *testing.T) {
+	undisturbed, _ := newStore(t)
+	if err := life(t.Context(), undisturbed); err != nil {
+		t.Fatal(err)
+	}
+	want := story(t, undisturbed)
+	killed := 0
+	for {
+		s, path := newStore(t)
+		p := spawn(t, fmt.Sprintf("life 0 %d", killed+1), path)
+		p.shoot(t)
+		out, err := p.finish()
+		if err == nil {
+			break
+		}
+		if status, ok := p.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+			t.Fatal(err, out)
+		}
+		killed++
+		if told := story(t, s); !slices.Equal(told, want[:len(told)]) {
+			t.Fatalf("killed before step %d: %q", killed, told)
+		}
+		if err := life(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		vms, err := s.Sessions(t.Context(), true)
+		if row, err2 := s.Task(t.Context(), "t"); err != nil || err2 != nil || len(vms) != 1 || row.SessionID != vms[0].ID {
+			t.Fatal(vms, row, err, err2)
+		}
+		if got := story(t, s); !slices.Equal(got, want) {
+			t.Fatalf("killed before step %d: %q", killed, got)
+		}
+	}
+	if killed < 20 { // a row and an event and a commit for each of what life does
+		t.Fatalf("only %d steps", killed)
+	}
+}
+
+// fill makes a task and twenty events of it.
+func fill(ctx context.Context, s *store.Store, i int) error {
+	id := fmt.Sprintf("t%04d", i)
+	if _, err := s.CreateTask(ctx, task(id), phase("", "PENDING")); err != nil {
+		return err
+	}
+	evs := make([]store.Event, 20)
+	for i := range evs {
+		evs[i] = store.Event{Kind: "tool", Data: fmt.Appendf(nil, "%q", strings.Repeat("x", 300))}
+	}
+	return s.AppendAll(ctx, id, evs)
+}
+
+func TestFullDiskOfTasks(t *testing.T) {
+	s, path := newStore(t)
+	p := spawn(t, "small-files-of-tasks 600000", path)
+	p.shoot(t)
+	out, err := p.finish()
+	if err == nil || len(out) < 2 {
+		t.Fatal("the disk was never full:", len(out), err)
+	}
+	if last := out[len(out)-1]; !strings.HasPrefix(last, "error 5 \"df -h ") {
+		t.Fatal(last)
+	}
+	told := len(out) - 1
+	rows, err := s.Tasks(t.Context(), store.TaskFilter{OldestFirst: true})
+	if err != nil || len(rows) != told && len(rows) != told+1 {
+		t.Fatal(len(rows), told, err)
+	}
+	for i, row := range rows {
+		n := lastSeq(t, s, row.ID)
+		if n != 21 && (i < told || n != 1) {
+			t.Errorf("%s has %d events", row.ID, n)
+		}
+		if l, err := s.Tasks(t.Context(), store.TaskFilter{Label: store.Label{Key: "id", Value: row.ID}}); err != nil || len(l) != 1 {
+			t.Error(row.ID, l, err)
+		}
+	}
+	if err := fill(t.Context(), s, len(rows)); err != nil { // with room again, work goes on
+		t.Fatal(err)
+	}
+}
+
+// A follower sees what a task's life tells while others write it.
+func TestFollowATask(t *testing.T) {
+	s, path := newStore(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	p := spawn(t, "life", path)
+	p.shoot(t)
+	n := int64(0)
+	for ev, err := range s.Follow(ctx, "t", 0) { // before there is such a task
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n++; ev.Seq != n {
+			t.Fatal(ev)
+		}
+		if strings.Contains(string(ev.Data), `"to":"COMPLETED"`) {
+			break
+		}
+	}
+	if out, err := p.finish(); err != nil {
+		t.Fatal(err, out)
+	}
+	story(t, s)
+}
