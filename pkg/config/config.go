@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/spf13/viper"
@@ -28,6 +29,7 @@ type Config struct {
 	Prepare Prepare // what is made in advance
 	Pool    int     // how many VMs wait, where they cannot be saved
 	Limits  Limits
+	Tasks   Tasks
 	Files   []string // what was read, in order
 
 	Dotfiles string // the user's, a directory of the host; "" for none
@@ -82,6 +84,7 @@ var env = map[string]string{
 	"limits.running":        "AGENT_SESSIONIZER_LIMITS_RUNNING",
 	"limits.memory_reserve": "AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE",
 	"limits.disk_reserve":   "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE",
+	"tasks.slots":           "AGENT_SESSIONIZER_TASKS_SLOTS",
 }
 
 // Variables are the names of the environment variables that are settings.
@@ -274,6 +277,10 @@ func (d document) scalars() map[string]any {
 	put(limits, "disk_reserve", fmt.Sprint(int64(d.Limits.DiskReserve)))
 	put(limits, "kept", fmt.Sprint(int64(d.Limits.Kept)))
 	m["limits"] = limits
+	tasks := map[string]any{}
+	put(tasks, "slots", fmt.Sprint(d.Tasks.Slots))
+	put(tasks, "cleanup_ttl", fmt.Sprint(int64(d.Tasks.CleanupTTL)))
+	m["tasks"] = tasks
 	return m
 }
 
@@ -303,6 +310,17 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	}
 	if err := c.Limits.Kept.Set(cmp.Or(v.GetString("limits.kept"), "256MiB")); err != nil {
 		return c.wrong("limits.kept", "limits.kept: %w", err)
+	}
+	c.Tasks = Tasks{Slots: 2, CleanupTTL: 360 * time.Hour}
+	if v.IsSet("tasks.slots") {
+		if c.Tasks.Slots = v.GetInt("tasks.slots"); c.Tasks.Slots < 1 {
+			return c.wrong("tasks.slots", "tasks.slots is %q; it is a number from 1", v.GetString("tasks.slots"))
+		}
+	}
+	if v.IsSet("tasks.cleanup_ttl") {
+		if c.Tasks.CleanupTTL = v.GetDuration("tasks.cleanup_ttl"); c.Tasks.CleanupTTL < time.Hour {
+			return c.wrong("tasks.cleanup_ttl", "tasks.cleanup_ttl is %v; it is at least 1h", c.Tasks.CleanupTTL)
+		}
 	}
 	return nil
 }

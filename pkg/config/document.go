@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml/ast"
 
@@ -99,6 +100,12 @@ type Limits struct {
 	Kept          Size `yaml:"kept,omitempty" json:"kept"`                     // bytes, of one repository
 }
 
+// Tasks are the settings of unattended runs.
+type Tasks struct {
+	Slots      int           `yaml:"slots,omitempty" json:"slots"`             // how many run at once
+	CleanupTTL time.Duration `yaml:"cleanup_ttl,omitempty" json:"cleanup_ttl"` // how long events, and what a task left, are kept
+}
+
 // document is config.yaml.
 type document struct {
 	Image     string             `yaml:"image,omitempty"`
@@ -107,6 +114,7 @@ type document struct {
 	Profile   string             `yaml:"profile,omitempty"`
 	LimaHome  string             `yaml:"lima_home,omitempty"`
 	Limits    Limits             `yaml:"limits,omitempty"`
+	Tasks     Tasks              `yaml:"tasks,omitempty"`
 	Network   Network            `yaml:"network,omitempty"`
 	Attention Attention          `yaml:"attention,omitempty"`
 	Secrets   map[string]string  `yaml:"secrets,omitempty"`

@@ -278,6 +278,8 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(c.Limits.MemoryReserve, "limits", "memory_reserve")
 	add(c.Limits.DiskReserve, "limits", "disk_reserve")
 	add(c.Limits.Kept, "limits", "kept")
+	add(c.Tasks.Slots, "tasks", "slots")
+	add(c.Tasks.CleanupTTL.String(), "tasks", "cleanup_ttl")
 	add(c.Attention.Desktop, "attention", "desktop")
 	add(c.Attention.Command, "attention", "command")
 	add(c.Dotfiles, "dotfiles")

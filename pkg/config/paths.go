@@ -57,6 +57,12 @@ func (p Paths) SessionLock(id string) string { return filepath.Join(p.State, "lo
 // SessionDir holds what belongs to one session and goes with it: keys, keeper log.
 func (p Paths) SessionDir(id string) string { return filepath.Join(p.State, "sessions", id) }
 
+// TaskLock is the lock that a task's keeper holds while it lives.
+func (p Paths) TaskLock(id string) string { return filepath.Join(p.State, "locks", "task-"+id) }
+
+// TaskDir is what is kept of a task: what was asked, its logs, what it brought home.
+func (p Paths) TaskDir(id string) string { return filepath.Join(p.Data, "tasks", id) }
+
 // Pool holds the VMs that wait for a session.
 func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }
 

@@ -1,7 +1,7 @@
-// Package keeper runs one session to rest: the detached process behind every
-// session that is being made, runs, or is being removed.
+// Package keeper runs one session or one task to rest: the detached process behind
+// each that is being made, runs, or is being removed.
 //
-// It takes the session's lock, which is what tells everyone that it lives, and
+// It takes its charge's lock, which is what tells everyone that it lives, and
 // then does what the row in the store wants, until nothing is left to do. It
 // may be killed at any line; any next command starts another.
 package keeper
@@ -11,61 +11,68 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"runtime/debug"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 // poll is how often the row is read for a changed want: one read by primary key.
 const poll = 100 * time.Millisecond
 
-// Run keeps session id until it is at rest. If another keeper holds the lock,
-// Run stands by, in case that one dies before the intent is served.
-func Run(ctx context.Context, w *session.Worker, id string) error {
-	lock, err := takeLock(ctx, w, id)
+// A Charge is what a keeper keeps: a session or a task.
+type Charge interface {
+	// Lock is the path of its lock, which its keeper holds.
+	Lock() string
+	// Look reads how it is.
+	Look(ctx context.Context) (State, error)
+	// Next does what brings it one phase nearer to what is wanted. It returns when
+	// ctx is cancelled because that changed, and may be called again after any error.
+	Next(ctx context.Context) error
+	// Left is called when the keeper is done with it, with the lock or without.
+	Left(ctx context.Context) error
+}
+
+// State is how a Charge is, as far as a keeper must know.
+type State struct {
+	Phase, Want string
+	Rest        bool // nothing runs and nothing is to be done
+	Served      bool // it is as wanted, and stays so while its keeper lives
+	Quiet       bool // all that is left is to watch
+}
+
+// Run keeps c until it is at rest. If another keeper holds the lock, Run stands
+// by, in case that one dies before the intent is served.
+func Run(ctx context.Context, log *slog.Logger, c Charge) error {
+	lock, err := takeLock(ctx, log, c)
 	if err != nil {
 		return err
 	}
 	if lock != nil {
-		defer func() {
-			if err := lock.Unlock(); err != nil {
-				w.Log.Error("unlock", "error", err)
-			}
-		}()
-		err = work(ctx, w, id)
+		err = work(ctx, log, c)
+		if uerr := lock.Unlock(); uerr != nil {
+			log.Error("unlock", "error", uerr)
+		}
 	}
-	if s, gerr := w.Get(context.WithoutCancel(ctx), id); gerr == nil && s.Phase == session.Gone {
-		// Whoever started us made the directory for our log, perhaps after the
-		// keeper before us had removed it.
-		err = errors.Join(err, os.RemoveAll(w.Config.Paths.SessionDir(id)))
-	}
-	return err
+	return errors.Join(err, c.Left(context.WithoutCancel(ctx)))
 }
 
-// work does what the row wants until it is at rest.
-func work(ctx context.Context, w *session.Worker, id string) error {
+// work does what is wanted of c until it is at rest.
+func work(ctx context.Context, log *slog.Logger, c Charge) error {
 	retry := time.Second
-	var told session.Phase
 	for {
-		s, err := w.Get(ctx, id)
+		s, err := c.Look(ctx)
 		if err != nil {
 			return err
 		}
-		if w.Phase != nil && s.Phase != told {
-			w.Phase(ctx, s)
-			told = s.Phase
-		}
-		if session.AtRest(s.Phase, s.Want) {
+		if s.Rest {
 			return nil
 		}
-		w.Log.Info("working", "phase", s.Phase, "want", s.Want)
-		if s.Phase == session.Ready {
+		log.Info("working", "phase", s.Phase, "want", s.Want)
+		if s.Quiet {
 			settle()
 		}
-		_, err = untilWantChanges(ctx, w, s)
+		err = untilWantChanges(ctx, log, c, s.Want)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -76,7 +83,7 @@ func work(ctx context.Context, w *session.Worker, id string) error {
 		// Not a failed step (that is a phase of its own) but something that
 		// keeps it from being done or recorded: a full disk, a VM that cannot be
 		// removed just now. The row says what is wanted; try again, ever more slowly.
-		w.Log.Error("will try again", "phase", s.Phase, "want", s.Want, "in", retry, "error", err)
+		log.Error("will try again", "phase", s.Phase, "want", s.Want, "in", retry, "error", err)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
@@ -96,27 +103,26 @@ func settle() {
 	debug.FreeOSMemory()
 }
 
-// takeLock returns nil when the session came to rest without us.
-func takeLock(ctx context.Context, w *session.Worker, id string) (*store.Lock, error) {
-	path := w.Config.Paths.SessionLock(id)
+// takeLock returns nil when c came to rest without us.
+func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, error) {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for tries := 0; ; tries++ {
-		lock, ok, err := store.TryLock(path)
+		lock, ok, err := store.TryLock(c.Lock())
 		if err != nil || ok {
 			return lock, err
 		}
-		s, err := w.Get(ctx, id)
+		s, err := c.Look(ctx)
 		if err != nil {
 			return nil, err
 		}
 		// Served, and its keeper lives: a ready session keeps its keeper. Not at
 		// the first try, which store.Held of some command may have disturbed.
-		if session.AtRest(s.Phase, s.Want) || tries > 0 && s.Phase == s.Want {
+		if s.Rest || tries > 0 && s.Served {
 			return nil, nil
 		}
 		if tries == 0 {
-			w.Log.Info("standing by", "phase", s.Phase, "want", s.Want)
+			log.Info("standing by", "phase", s.Phase, "want", s.Want)
 		}
 		select {
 		case <-tick.C:
@@ -126,9 +132,9 @@ func takeLock(ctx context.Context, w *session.Worker, id string) (*store.Lock, e
 	}
 }
 
-// untilWantChanges calls Next with a context that ends when the row wants
-// something else than s did.
-func untilWantChanges(ctx context.Context, w *session.Worker, s session.Session) (session.Session, error) {
+// untilWantChanges calls Next with a context that ends when something else than
+// want is wanted.
+func untilWantChanges(ctx context.Context, log *slog.Logger, c Charge, want string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -141,19 +147,19 @@ func untilWantChanges(ctx context.Context, w *session.Worker, s session.Session)
 				return
 			case <-tick.C:
 			}
-			row, err := w.Store.Session(ctx, s.ID)
+			s, err := c.Look(ctx)
 			if err != nil {
 				if ctx.Err() == nil {
-					w.Log.Warn("read the session", slog.Any("error", err))
+					log.Warn("read what is wanted", slog.Any("error", err))
 				}
 				continue
 			}
-			if row.Want != string(s.Want) {
+			if s.Want != want {
 				cancel()
 				return
 			}
 		}
 	}()
 	defer func() { cancel(); <-done }()
-	return w.Next(ctx, s)
+	return c.Next(ctx)
 }

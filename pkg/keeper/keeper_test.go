@@ -47,10 +47,14 @@ func TestMain(m *testing.M) {
 			return nil
 		}}
 		fmt.Println("up")
-		err = keeper.Run(ctx, w, id)
+		err = run(ctx, w)
 	}
 	fmt.Println("end", err)
 	os.Exit(0)
+}
+
+func run(ctx context.Context, w *session.Worker) error {
+	return keeper.Run(ctx, w.Log, &keeper.Session{Worker: w, ID: id})
 }
 
 // driver has no VM; its calls do what the test says.
@@ -154,7 +158,7 @@ func (w *world) want(t *testing.T, phase session.Phase) {
 // run starts a keeper in this process and returns how it ends.
 func (w *world) run(ctx context.Context) <-chan error {
 	end := make(chan error, 1)
-	go func() { end <- keeper.Run(ctx, w.Worker, id) }()
+	go func() { end <- run(ctx, w.Worker) }()
 	return end
 }
 
@@ -178,7 +182,7 @@ func TestNothingToDo(t *testing.T) {
 	} {
 		w := newWorld(t, c.phase, c.want, session.Facts{})
 		before := lastSeq(t, w.Store, id)
-		if err := keeper.Run(t.Context(), w.Worker, id); err != nil {
+		if err := run(t.Context(), w.Worker); err != nil {
 			t.Error(c, err)
 		}
 		if after := lastSeq(t, w.Store, id); after != before {
@@ -188,7 +192,7 @@ func TestNothingToDo(t *testing.T) {
 			t.Error(c, "the lock is still held")
 		}
 	}
-	if err := keeper.Run(t.Context(), newWorld(t, session.Ready, session.Ready, session.Facts{}).Worker, "nobody"); err == nil {
+	if err := keeper.Run(t.Context(), slog.New(slog.DiscardHandler), &keeper.Session{Worker: newWorld(t, session.Ready, session.Ready, session.Facts{}).Worker, ID: "nobody"}); err == nil {
 		t.Error("a keeper of no session")
 	}
 }
@@ -394,7 +398,7 @@ func TestLateKeeperLeavesNothing(t *testing.T) {
 	if err := os.WriteFile(log, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := keeper.Run(t.Context(), w.Worker, id); err != nil {
+	if err := run(t.Context(), w.Worker); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Dir(log)); !errors.Is(err, fs.ErrNotExist) {

@@ -20,12 +20,13 @@ type Source struct {
 	Local  bool   // Dir is the user's own clone: its branches are not the remote's
 	URL    string // becomes the guest's origin; "" for none
 	Branch string // to check out; "" for the source's HEAD
+	Commit string // that the branch shall be at; "" for where it is
 	Dirty  bool   // bring a local clone's uncommitted and untracked files too
 }
 
 // Source is the mirror as the source of a push.
 func (m Mirror) Source(dirty bool) Source {
-	return Source{Dir: m.Dir, Local: m.Local, URL: m.Ref.URL, Branch: m.Ref.Branch, Dirty: dirty}
+	return Source{Dir: m.Dir, Local: m.Local, URL: m.Ref.URL, Branch: m.Ref.Branch, Commit: m.Ref.Commit, Dirty: dirty}
 }
 
 // Checkout is where a push goes to.
@@ -132,7 +133,10 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) 
 	return Base{Commit: o.commit, Branch: o.branch}, nil
 }
 
-var plainRemote = lazily(`^[A-Za-z0-9_-]+$`)
+var (
+	plainRemote = lazily(`^[A-Za-z0-9_-]+$`)
+	abbreviated = lazily(`^[0-9a-f]{7,64}$`)
+)
 
 // examine finds out what to send and what to check out.
 func examine(ctx context.Context, src Source) (origin, error) {
@@ -183,7 +187,29 @@ func examine(ctx context.Context, src Source) (origin, error) {
 			return o, err
 		}
 	}
+	if src.Commit != "" {
+		if o.commit, err = pinned(ctx, g, src.Commit); err != nil {
+			return o, err
+		}
+	}
 	return o, nil
+}
+
+// pinned is the commit of that name, if the history that is sent has it.
+func pinned(ctx context.Context, g hostGit, name string) (string, error) {
+	unknown := fail.New(fail.NotFound, "there is no commit %q in the history of a branch or tag", clip(name)).WithHint("git -C %s log --all --oneline", g.dir)
+	if !abbreviated.MatchString(name) {
+		return "", unknown
+	}
+	out, err := g.output(ctx, "rev-parse", "-q", "--verify", name+"^{commit}")
+	if err != nil {
+		return "", unknown
+	}
+	commit := strings.TrimSpace(out)
+	if refs, err := g.output(ctx, "for-each-ref", "--count=1", "--contains", commit, "refs/heads", "refs/tags", "refs/remotes"); err != nil || refs == "" {
+		return "", errors.Join(unknown, err)
+	}
+	return commit, nil
 }
 
 // resolve is the commit to check out, "" when there is none yet.

@@ -19,6 +19,7 @@ type Ref struct {
 	URL    string `json:"url,omitempty"`    // the real remote, "" when a local repository has none
 	Path   string `json:"path,omitempty"`   // the local clone, "" when there is none
 	Branch string `json:"branch,omitempty"` // the branch that was asked for, "" for the default
+	Commit string `json:"commit,omitempty"` // to start from, whole or abbreviated; "" for the branch's last
 }
 
 const (

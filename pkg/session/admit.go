@@ -1,10 +1,12 @@
 package session
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/pbnjay/memory"
@@ -85,6 +87,42 @@ func clamp(r config.Resources) (config.Resources, []string, error) {
 			WithHint("agent-sessionizer config show")
 	}
 	return r, notices, nil
+}
+
+// Room is what the host has free for VMs, as it was when somebody looked.
+type Room struct {
+	m      *Manager
+	others []store.Session
+	host   Host
+}
+
+// Room looks.
+func (m *Manager) Room(ctx context.Context) (Room, error) {
+	host, err := m.measure()
+	if err != nil {
+		return Room{}, err
+	}
+	others, err := m.Store.Sessions(ctx, false)
+	return Room{m, others, host}, err
+}
+
+// Take takes the room of one more session, or says why there is none. Copies of
+// a Room are independent.
+func (r *Room) Take(asked Request) error {
+	settings, err := r.m.Config.For(config.RepoKey(asked.Repo.Key), asked.Profile)
+	if err != nil {
+		return err
+	}
+	size, _, err := clamp(asked.Resources.Over(settings.Resources))
+	if err != nil {
+		return err
+	}
+	if err := admit(r.others, size, r.m.Config.Limits, r.host); err != nil {
+		return err
+	}
+	r.others = append(slices.Clip(r.others), store.Session{Name: asked.Repo.Slug, Phase: string(Creating)})
+	r.host.FreeMemory -= min(r.host.FreeMemory, size.Memory/2)
+	return nil
 }
 
 // admit refuses a VM for which the host has no room, and names what could go.

@@ -38,11 +38,13 @@ type Request struct {
 	Resources    config.Resources // zero fields are as configured
 	NetworkMode  policy.Mode      // "" means as configured
 	WithChanges  bool
-	HostServices []netip.AddrPort // opened to this session only
+	HostServices []netip.AddrPort  // opened to this session only
+	Secrets      map[string]string // references of more secrets, by variable
+	Task         string            // whose own session it shall be; "" for a person's
 }
 
-// Open returns the session of the repository and makes one if there is none.
-// An existing one is wanted ready again, whatever it was. The notices say what
+// Open returns the session of the repository and makes one if there is none; of
+// a task, the task's. An existing one is wanted ready again, whatever it was. The notices say what
 // was not done as asked.
 func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool, notices []string, err error) {
 	spec, notices, err := m.spec(r)
@@ -64,7 +66,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	id := randomHex(6)
 	row, created, err := m.Store.Create(ctx, store.Session{
 		ID: id, Name: Name(r.Repo.Slug, id[:6], budget),
-		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Phase: string(Creating), Want: string(Ready), Spec: raw,
+		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Want: string(Ready), Spec: raw,
 	}, phaseEvent("", Creating, Ready), func(others []store.Session) error {
 		return admit(others, spec.Resources, m.Config.Limits, host)
 	})
@@ -81,12 +83,19 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	return s, false, nil, err
 }
 
+// Check says whether a session could be made of the request, as far as that can
+// be known without making one, and what of it would not be as asked.
+func (m *Manager) Check(r Request) (notices []string, err error) {
+	_, notices, err = m.spec(r)
+	return notices, err
+}
+
 func (m *Manager) spec(r Request) (Spec, []string, error) {
 	settings, err := m.Config.For(config.RepoKey(r.Repo.Key), r.Profile)
 	if err != nil {
 		return Spec{}, nil, err
 	}
-	warnings, err := checkSecrets(settings.Secrets)
+	warnings, err := checkSecrets(withSecrets(settings.Secrets, r.Secrets))
 	if err != nil {
 		return Spec{}, nil, err
 	}
@@ -104,7 +113,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	return Spec{
 		Repo: r.Repo, Image: image, Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
-		HostServices: r.HostServices, Walled: settings.Network.Walled(),
+		HostServices: r.HostServices, Walled: settings.Network.Walled(), Secrets: r.Secrets,
 	}, append(notices, warnings...), nil
 }
 
@@ -202,12 +211,19 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	}
 	var errs []error
 	for _, row := range rows {
-		if AtRest(Phase(row.Phase), Phase(row.Want)) || store.Held(m.Config.Paths.SessionLock(row.ID)) {
-			continue
-		}
-		errs = append(errs, m.wake(row.ID))
+		errs = append(errs, m.tend(row))
 	}
 	return errors.Join(errs...)
+}
+
+// Tend sees to a keeper for one session, as Reconcile does for all.
+func (m *Manager) Tend(s Session) error { return m.tend(s.Session) }
+
+func (m *Manager) tend(row store.Session) error {
+	if AtRest(Phase(row.Phase), Phase(row.Want)) || store.Held(m.Config.Paths.SessionLock(row.ID)) {
+		return nil
+	}
+	return m.wake(row.ID)
 }
 
 // List returns the sessions that are not gone, oldest first.
@@ -244,7 +260,7 @@ func (m *Manager) OfRepo(ctx context.Context, key string) (Session, error) {
 		return Session{}, err
 	}
 	for _, s := range all {
-		if s.RepoKey == key {
+		if s.RepoKey == key && s.Task == "" {
 			return s, nil
 		}
 	}
@@ -263,12 +279,13 @@ func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
 	key := repo.KeyOf(what)
 	for _, match := range []func(Session) bool{
 		func(s Session) bool { return s.Name == what || s.ID == what },
-		func(s Session) bool { return s.RepoKey == what || key != "" && s.RepoKey == key },
+		// A repository's session is a person's, not one of its tasks'.
+		func(s Session) bool { return s.Task == "" && (s.RepoKey == what || key != "" && s.RepoKey == key) },
 		// One rule, not two: the repository "cafe" and the id cafe01… are ambiguous,
 		// and what is found may be destroyed.
 		func(s Session) bool {
 			return len(what) >= 4 && (strings.HasPrefix(s.ID, what) || strings.HasSuffix(s.Name, "-"+what)) ||
-				strings.EqualFold(filepath.Base(s.Repo), what)
+				s.Task == "" && strings.EqualFold(filepath.Base(s.Repo), what)
 		},
 	} {
 		var found []Session
@@ -340,8 +357,7 @@ func event(kind string, data any) store.Event {
 // LastPhaseSeq is the sequence before the last change of what is wanted: the
 // point from which a viewer sees all of the work that is going on.
 func (m *Manager) LastPhaseSeq(ctx context.Context, id string) (int64, error) {
-	var before int64
-	var after int64
+	before, after := store.Oldest, store.Oldest
 	for {
 		evs, err := m.Store.Events(ctx, id, after, 1000)
 		if err != nil || len(evs) == 0 {

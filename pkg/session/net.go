@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -24,7 +25,19 @@ func (m *Manager) settings(s Session) (config.Settings, error) {
 	if s.Spec.NetworkMode != "" {
 		set.Network.Mode = config.Mode(s.Spec.NetworkMode)
 	}
+	set.Secrets = withSecrets(set.Secrets, s.Spec.Secrets)
 	return set, nil
+}
+
+// withSecrets are the settings' references and, over them, the session's own.
+func withSecrets(settings, own map[string]string) map[string]string {
+	if len(own) == 0 {
+		return settings
+	}
+	all := make(map[string]string, len(settings)+len(own))
+	maps.Copy(all, settings)
+	maps.Copy(all, own)
+	return all
 }
 
 // Policy is the compiled network policy of a session.

@@ -93,6 +93,8 @@ type Spec struct {
 	// Of the host and its network, opened to this session only; `open` may add to it later.
 	HostServices []netip.AddrPort `json:"host_services,omitempty"`
 	Walled       bool             `json:"walled"` // the VM's network ends in a gateway of ours
+	// References of secrets beside the settings', by variable; they win over those.
+	Secrets map[string]string `json:"secrets,omitempty"`
 }
 
 // Facts are what became of it, as far as the next keeper has to know.
@@ -174,6 +176,7 @@ type View struct {
 	CreatedAt      time.Time        `json:"created_at"`
 	StateChangedAt time.Time        `json:"state_changed_at"`
 	Error          *ViewError       `json:"error,omitempty"`
+	Task           string           `json:"task,omitempty"` // the task whose session it is
 	Image          string           `json:"image"`
 	Profile        string           `json:"profile,omitempty"`
 	Resources      config.Resources `json:"resources"`
@@ -197,7 +200,7 @@ type ViewError struct {
 // View of s.
 func (s Session) View() View {
 	v := View{
-		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, State: s.Phase, Want: s.Want,
+		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Task: s.Task, State: s.Phase, Want: s.Want,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
 		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
 		Dir: s.Facts.Dir, Accel: s.Facts.Accel, From: s.Facts.From, Walled: s.Spec.Walled, Ports: s.Facts.Ports,

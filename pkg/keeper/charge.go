@@ -1,0 +1,113 @@
+package keeper
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// Session is a session as a Charge.
+type Session struct {
+	Worker *session.Worker
+	ID     string
+
+	told session.Phase
+}
+
+// Lock is the session's.
+func (c *Session) Lock() string { return c.Worker.Config.Paths.SessionLock(c.ID) }
+
+// Look reads the session's row.
+func (c *Session) Look(ctx context.Context) (State, error) {
+	s, err := c.Worker.Get(ctx, c.ID)
+	return State{
+		Phase: string(s.Phase), Want: string(s.Want), Rest: session.AtRest(s.Phase, s.Want),
+		Served: s.Phase == s.Want, Quiet: s.Phase == session.Ready,
+	}, err
+}
+
+// Next does the work of the session's phase.
+func (c *Session) Next(ctx context.Context) error {
+	s, err := c.Worker.Get(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	c.tell(ctx, s)
+	s, err = c.Worker.Next(ctx, s)
+	c.tell(context.WithoutCancel(ctx), s)
+	return err
+}
+
+func (c *Session) tell(ctx context.Context, s session.Session) {
+	if c.Worker.Phase != nil && s.Phase != c.told {
+		c.Worker.Phase(ctx, s)
+		c.told = s.Phase
+	}
+}
+
+// Left removes the directory of a session that is gone. Whoever started us made
+// it for our log, perhaps after the keeper before us had removed it.
+func (c *Session) Left(ctx context.Context) error {
+	if s, err := c.Worker.Get(ctx, c.ID); err == nil && s.Phase == session.Gone {
+		return os.RemoveAll(c.Worker.Config.Paths.SessionDir(c.ID))
+	}
+	return nil
+}
+
+// Task is a task as a Charge.
+type Task struct {
+	Worker *task.Worker
+	ID     string
+}
+
+// Lock is the task's.
+func (c *Task) Lock() string { return c.Worker.Lock(c.ID) }
+
+// Look reads the task's row.
+func (c *Task) Look(ctx context.Context) (State, error) {
+	t, err := c.Worker.Get(ctx, c.ID)
+	return State{
+		Phase: string(t.Phase), Want: string(t.Want), Rest: task.AtRest(t.Phase),
+		Served: t.Want == task.Run, Quiet: t.Phase == task.Running || t.Phase == task.FailedPreserved,
+	}, err
+}
+
+// scheduleEvery is how often the keepers of tasks look whether another can start:
+// the host may have room that it had not when the last one ended.
+const scheduleEvery = 15 * time.Second
+
+// Next does the work of the task's phase, and sees to the queue meanwhile.
+func (c *Task) Next(ctx context.Context) error {
+	t, err := c.Worker.Get(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	sctx, cancel := context.WithCancel(ctx)
+	var scheduling sync.WaitGroup
+	scheduling.Go(func() { c.schedule(sctx) })
+	defer func() { cancel(); scheduling.Wait() }()
+	_, err = c.Worker.Next(ctx, t)
+	return err
+}
+
+func (c *Task) schedule(ctx context.Context) {
+	tick := time.NewTicker(scheduleEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := c.Worker.Schedule(ctx); err != nil && ctx.Err() == nil {
+			c.Worker.Log.Warn("start what waits", "error", err)
+		}
+	}
+}
+
+// Left gives the slot to the next task that waits.
+func (c *Task) Left(ctx context.Context) error { return c.Worker.Schedule(ctx) }

@@ -1,0 +1,282 @@
+package task
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Dir is the directory of a task on the host:
+//
+//	manifest.yaml                 as it was submitted
+//	state.json                    View, for people and scripts; the store is the truth
+//	keeper.log
+//	inbox/TASK.md                 what the agent is told
+//	outbox/metadata.json          Metadata
+//	outbox/progress/stdout.log    the agent's, byte for byte but for secrets
+//	outbox/progress/stderr.log
+//	outbox/progress/events.jsonl  what the store has, one event per line
+//	outbox/artifacts/             what was brought home
+//	ID.tar.gz                     outbox, when the task has ended
+type Dir string
+
+func (d Dir) path(parts ...string) string {
+	return filepath.Join(append([]string{string(d)}, parts...)...)
+}
+
+func (d Dir) artifacts() string { return d.path("outbox", "artifacts") }
+func (d Dir) progress(name string) string {
+	return d.path("outbox", "progress", name)
+}
+
+// Stdout is the log of the agent's output; its length is how much has come.
+func (d Dir) Stdout() string { return d.progress("stdout.log") }
+
+// Stderr is the log of the agent's errors.
+func (d Dir) Stderr() string { return d.progress("stderr.log") }
+
+func (d Dir) events() string   { return d.progress("events.jsonl") }
+func (d Dir) metadata() string { return d.path("outbox", "metadata.json") }
+
+// Bundle is the file with all of outbox; it is there when the task has ended.
+func (d Dir) Bundle() string { return d.path(filepath.Base(string(d)) + ".tar.gz") }
+
+// KeeperLog is the log of the task's keeper.
+func (d Dir) KeeperLog() string { return d.path("keeper.log") }
+
+// create makes the directory of a task, with the manifest as it was written, or,
+// if nobody has that, as it was understood.
+func (d Dir) create(text, normal []byte) error {
+	for _, dir := range []string{d.path("inbox"), d.progress(""), d.artifacts()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fail.New(fail.Host, "make the task's directory: %w", err)
+		}
+	}
+	switch _, err := os.Stat(d.path("manifest.yaml")); {
+	case text != nil:
+		return d.write("manifest.yaml", text)
+	case errors.Is(err, fs.ErrNotExist):
+		return d.write("manifest.yaml", append(slices.Clip(normal), '\n')) // JSON is YAML
+	}
+	return nil
+}
+
+// write replaces a file that can be made again from the store.
+func (d Dir) write(name string, content []byte) error {
+	if err := atomicfile.WriteUnflushed(d.path(name), content, 0o600); err != nil {
+		return fail.New(fail.Host, "write %s of the task: %w", name, err)
+	}
+	return nil
+}
+
+func (d Dir) manifest() ([]byte, error) { return os.ReadFile(d.path("manifest.yaml")) }
+
+func (d Dir) writeState(t Task) error {
+	text, err := json.MarshalIndent(t.View(), "", "  ")
+	if err != nil {
+		return err
+	}
+	return d.write("state.json", append(text, '\n'))
+}
+
+func (d Dir) keeperLog() (*os.File, error) {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return nil, fail.New(fail.Host, "make the task's directory: %w", err)
+	}
+	f, err := os.OpenFile(d.KeeperLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fail.New(fail.Host, "open the log of the task's keeper: %w", err)
+	}
+	return f, nil
+}
+
+// Brief is what the agent finds in TASK.md.
+func Brief(t Task) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s\n\n", t.Name)
+	if p := t.Manifest.Agent.Prompt; p != "" {
+		fmt.Fprintf(&b, "%s\n\n", strings.TrimSpace(p))
+	} else {
+		fmt.Fprintf(&b, "Run: %s\n\n", strings.Join(t.Manifest.Agent.Command, " "))
+	}
+	fmt.Fprintf(&b, `## How this run works
+
+- You are alone in a virtual machine of your own, with sudo, and nobody answers questions. Decide, and go on.
+- The checkout is the current directory. Commit or not, as the task says: what differs from the commit that
+  was checked out is brought home as a patch, committed or not, and untracked files that no .gitignore names, too.
+- Only listed places on the network can be reached. What is refused stays refused; do without it.
+- The run ends after %v, or when nothing was printed for %v.
+`, time.Duration(t.Manifest.Lifecycle.Timeout), time.Duration(t.Manifest.Lifecycle.HangTimeout))
+	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {
+		fmt.Fprintf(&b, "- Files that match these patterns are brought home besides: %s\n", strings.Join(ps, ", "))
+	}
+	return b.String()
+}
+
+func (d Dir) writeBrief(t Task) error {
+	return d.write(filepath.Join("inbox", "TASK.md"), []byte(Brief(t)))
+}
+
+// appendEvents brings events.jsonl up to what the store has. A line that a crash
+// cut short is replaced.
+func (d Dir) appendEvents(after func(seq int64, limit int) ([]store.Event, error)) (err error) {
+	f, err := os.OpenFile(d.events(), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fail.New(fail.Host, "open events.jsonl of the task: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	seq, end, err := lastEvent(f)
+	if err != nil {
+		return err
+	}
+	if err := f.Truncate(end); err != nil {
+		return err
+	}
+	if _, err := f.Seek(end, io.SeekStart); err != nil {
+		return err
+	}
+	w := bufio.NewWriter(f)
+	lines := json.NewEncoder(w)
+	for {
+		evs, err := after(seq, 1000)
+		if err != nil {
+			return err
+		}
+		if len(evs) == 0 {
+			return w.Flush()
+		}
+		for _, ev := range evs {
+			if err := lines.Encode(ev); err != nil {
+				return err
+			}
+			seq = ev.Seq
+		}
+	}
+}
+
+// lastEvent is the number of the last whole line's event, and where that line ends.
+func lastEvent(f *os.File) (seq, end int64, err error) {
+	const most = 128 << 10 // twice the longest event
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, 0, err
+	}
+	from := max(0, size-most)
+	tail := make([]byte, size-from)
+	if _, err := f.ReadAt(tail, from); err != nil && !errors.Is(err, io.EOF) {
+		return 0, 0, err
+	}
+	text := string(tail)
+	whole := strings.LastIndexByte(text, '\n') + 1
+	if whole == 0 {
+		return 0, 0, nil
+	}
+	line := text[strings.LastIndexByte(text[:whole-1], '\n')+1 : whole]
+	var ev store.Event
+	if json.Unmarshal([]byte(line), &ev) != nil {
+		return 0, 0, nil // written anew, from the store
+	}
+	return ev.Seq, from + int64(whole), nil
+}
+
+// Metadata is what metadata.json says of a task that has ended.
+type Metadata struct {
+	Version    int               `json:"version"`
+	ID         string            `json:"id"`
+	Name       string            `json:"name"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Repository struct {
+		manifest.Repository
+		Base string `json:"base,omitempty"` // the commit that was checked out
+	} `json:"repository"`
+	Agent       manifest.Agent `json:"agent"`
+	Outcome     *Outcome       `json:"outcome"`
+	SubmittedAt time.Time      `json:"submitted_at"`
+	StartedAt   *time.Time     `json:"started_at,omitempty"`
+	EndedAt     *time.Time     `json:"ended_at,omitempty"`
+	DurationMS  int64          `json:"duration_ms"` // of the agent
+	Attempts    int            `json:"attempts"`
+	Restarts    int            `json:"restarts,omitempty"`
+	Rebuilds    int            `json:"rebuilds,omitempty"`
+	Progress    agent.Progress `json:"progress"`
+	Stdout      int64          `json:"stdout_bytes"`
+	Stderr      int64          `json:"stderr_bytes"`
+	Artifacts   []Artifact     `json:"artifacts"`
+	Skipped     []Skipped      `json:"skipped,omitempty"`
+	TraceID     string         `json:"trace_id,omitempty"`
+}
+
+const metadataVersion = 1
+
+func (d Dir) writeMetadata(t Task, base string) error {
+	md := Metadata{
+		Version: metadataVersion, ID: t.ID, Name: t.Name, Labels: t.Labels, Agent: t.Manifest.Agent, Outcome: t.Facts.Outcome,
+		SubmittedAt: t.CreatedAt, StartedAt: optional(t.Facts.Started), EndedAt: optional(t.Facts.Ended),
+		Attempts: t.Facts.Attempt, Restarts: len(t.Facts.Restarts), Rebuilds: t.Facts.Rebuilds, Progress: t.Facts.Progress,
+		Stdout: size(d.Stdout()), Stderr: size(d.Stderr()), Artifacts: t.Facts.Artifacts, Skipped: t.Facts.Skipped, TraceID: t.Facts.Trace,
+	}
+	md.Repository.Repository, md.Repository.Base = t.Manifest.Repository, base
+	if !t.Facts.Started.IsZero() && !t.Facts.Ended.IsZero() {
+		md.DurationMS = max(0, t.Facts.Ended.Sub(t.Facts.Started).Milliseconds())
+	}
+	if md.Artifacts == nil {
+		md.Artifacts = []Artifact{}
+	}
+	text, err := json.MarshalIndent(md, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.Write(d.metadata(), append(text, '\n'), 0o600); err != nil {
+		return fail.New(fail.Host, "write metadata.json of the task: %w", err)
+	}
+	return nil
+}
+
+func size(path string) int64 {
+	st, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}
+
+// remove removes the directory.
+func (d Dir) remove() error {
+	if err := os.RemoveAll(string(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fail.New(fail.Host, "remove the task's directory: %w", err)
+	}
+	return nil
+}
+
+// endLine sees to it that a log ends with a line's end, if it has anything.
+func endLine(path string) (err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fail.New(fail.Host, "open the task's log: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil || end == 0 {
+		return err
+	}
+	var last [1]byte
+	if _, err := f.ReadAt(last[:], end-1); err != nil || last[0] == '\n' {
+		return err
+	}
+	_, err = f.Write([]byte{'\n'})
+	return err
+}

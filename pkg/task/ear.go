@@ -1,0 +1,283 @@
+package task
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const (
+	// maxLog bounds each log on the host; what an agent prints besides stays in
+	// its VM, and goes with it.
+	maxLog = 1 << 30
+
+	// saveEvery is how often at most what was heard is written to the store.
+	saveEvery = time.Second
+
+	// eventRate and eventBurst bound the events that an agent's output makes.
+	eventRate, eventBurst = 20, 2000
+
+	heartbeatEvery = 30 * time.Second
+)
+
+// ear is what hears a running agent: the logs, the parser, and how long ago it
+// gave which sign of life.
+type ear struct {
+	w      *Worker
+	dir    Dir
+	from   Offsets // where this attempt's output begins in the logs
+	result wire.TaskResult
+
+	mu       sync.Mutex
+	task     Task
+	logs     [2]*os.File
+	lengths  [2]int64
+	parser   *agent.Parser
+	vital    *vital
+	news     []store.Event
+	rate     *rate.Limiter
+	left     int   // events that the rate left out
+	cpu      int64 // milliseconds
+	memory   int64 // bytes
+	beatTold time.Time
+	saved    time.Time
+}
+
+// listen opens the logs, and reads again what the keeper before us had written to
+// them and not counted.
+func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
+	d := w.Dir(t.ID)
+	now := time.Now()
+	r := &ear{
+		w: w, dir: d, from: t.Facts.LogBase, task: *t, parser: agent.NewParser(t.Manifest.Agent.Kind, t.Facts.Progress),
+		vital: newVital(t.Manifest.Lifecycle, t.Facts.Output, now), rate: rate.NewLimiter(eventRate, eventBurst), saved: now, beatTold: now,
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.closeLogs())
+		}
+	}()
+	for i, path := range []string{d.Stdout(), d.Stderr()} {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, fail.New(fail.Host, "open the task's log: %w", err)
+		}
+		r.logs[i] = f
+		if r.lengths[i], err = f.Seek(0, io.SeekEnd); err != nil {
+			return nil, fail.New(fail.Host, "open the task's log: %w", err)
+		}
+	}
+	parsed := t.Facts.Progress.Offset
+	if r.lengths[0] < parsed {
+		return r, nil // the host lost the end of the log with its power; it comes again, and is counted already
+	}
+	if _, err := r.logs[0].Seek(parsed, io.SeekStart); err != nil {
+		return nil, err
+	}
+	again := bufio.NewReaderSize(io.LimitReader(r.logs[0], r.lengths[0]-parsed), 64<<10)
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := again.Read(buf)
+		r.parse(buf[:n])
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := r.save(ctx, false); err != nil {
+			return nil, err
+		}
+	}
+	_, err = r.logs[0].Seek(0, io.SeekEnd)
+	return r, err
+}
+
+// hear is one connection to the guest, until the agent's end.
+func (r *ear) hear(ctx context.Context, s session.Session, g guest.Guest) error {
+	values, err := g.Secrets(ctx)
+	if err != nil {
+		return err
+	}
+	r.w.Redact.Add(values...)
+	var masks [2]*secret.Writer
+	for i := range masks {
+		masks[i] = r.w.Redact.Mask(logWriter{r, i})
+	}
+	r.mu.Lock()
+	task, out, errs := r.task, r.lengths[0], r.lengths[1]
+	r.mu.Unlock()
+	from := guest.TaskOffsets{Stdout: max(0, out-r.from.Stdout), Stderr: max(0, errs-r.from.Stderr), Max: maxLog}
+	err = g.Task(task.ID, task.Facts.Attempt).Watch(ctx, from, func(f guest.TaskFrame) error {
+		if f.Status != nil {
+			return r.stands(ctx, *f.Status)
+		}
+		i := 0
+		if f.Stderr {
+			i = 1
+		}
+		_, err := masks[i].Write(f.Data)
+		return err
+	})
+	if err != nil {
+		return err // what the masks hold back may begin a secret; it is asked for again
+	}
+	return errors.Join(masks[0].Close(), masks[1].Close())
+}
+
+// logWriter is one of the logs.
+type logWriter struct {
+	r *ear
+	i int
+}
+
+func (l logWriter) Write(p []byte) (int, error) {
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	return len(p), l.r.heard(l.i, p)
+}
+
+// heard writes output to its log and counts it.
+func (r *ear) heard(i int, p []byte) error {
+	now := time.Now()
+	r.vital.printed(now)
+	r.task.Facts.Output = now.UTC()
+	n, err := r.logs[i].WriteAt(p, r.lengths[i])
+	r.lengths[i] += int64(n)
+	if err != nil {
+		return fail.New(fail.Host, "write the task's log: %w", err)
+	}
+	if i == 0 {
+		r.parse(p)
+	}
+	return r.saveLocked(context.Background(), false)
+}
+
+// parse feeds stdout to the parser, and makes events of what that tells.
+func (r *ear) parse(p []byte) {
+	for _, c := range r.parser.Feed(p) {
+		r.vital.moved(time.Now())
+		if !r.rate.Allow() {
+			r.left++
+			continue
+		}
+		c.Name, c.Text = r.w.text(c.Name), r.w.text(c.Text)
+		r.news = append(r.news, event(c.Kind, c))
+	}
+}
+
+// stands notes how the guest says that it stands with the agent.
+func (r *ear) stands(ctx context.Context, s wire.TaskStatus) error {
+	switch s.State {
+	case wire.TaskLost, wire.TaskNone:
+		return errAgentLost
+	case wire.TaskExited:
+		r.result = *s.Result
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cpu, r.memory = s.CPU, s.Memory
+	r.vital.used(time.Now(), s.CPU)
+	return r.saveLocked(ctx, false)
+}
+
+// attend looks for signs that the agent is stuck, and ends the listening when it
+// counts as hung.
+func (r *ear) attend(ctx context.Context, cancel context.CancelCauseFunc, life manifest.Lifecycle) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		r.mu.Lock()
+		news, hung := r.vital.check(time.Now())
+		for _, h := range news {
+			if h.Sign == signTimeout {
+				h.Action = life.HangAction
+			}
+			r.news = append(r.news, event(EventHang, h))
+		}
+		err := r.saveLocked(ctx, len(news) > 0)
+		r.mu.Unlock()
+		if err != nil && ctx.Err() == nil {
+			r.w.Log.Error("note the agent's progress", "error", err) // the next save has it all, or fails loudly
+		}
+		if hung && life.HangAction != "notify" {
+			cancel(fail.New(fail.Timeout, "%w for %v", errHung, time.Duration(life.HangTimeout)))
+			return
+		}
+	}
+}
+
+func (r *ear) save(ctx context.Context, now bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.saveLocked(ctx, now)
+}
+
+// saveLocked writes what is new to the store: events and how far they go in one
+// transaction, so that a keeper after us tells nothing twice and leaves nothing out.
+func (r *ear) saveLocked(ctx context.Context, now bool) error {
+	at := time.Now()
+	if !now && at.Sub(r.saved) < saveEvery && len(r.news) < 500 {
+		return nil
+	}
+	if at.Sub(r.beatTold) >= heartbeatEvery {
+		r.beatTold = at
+		r.news = append(r.news, event(EventHeartbeat, Heartbeat{
+			Stdout: r.lengths[0], Stderr: r.lengths[1], CPUMillis: r.cpu, MemoryBytes: r.memory, Usage: r.parser.Progress().Usage,
+		}))
+	}
+	if r.left > 0 {
+		r.news = append(r.news, event(EventWarning, session.Warning{Message: fmt.Sprintf("%d events left out: the agent makes too many", r.left)}))
+	}
+	progress := r.parser.Progress()
+	if len(r.news) == 0 && progress.Offset == r.task.Facts.Progress.Offset && at.Sub(r.saved) < heartbeatEvery {
+		return nil
+	}
+	progress.Result, progress.Error = r.w.text(progress.Result), r.w.text(progress.Error)
+	news, output := r.news, r.task.Facts.Output
+	err := r.w.update(ctx, &r.task, func(_ *store.Task, facts *Facts) []store.Event {
+		facts.Progress, facts.Output = progress, output
+		return news
+	})
+	if err != nil {
+		return err
+	}
+	r.news, r.left, r.saved = nil, 0, at
+	return r.w.tell(ctx, r.task)
+}
+
+// close writes the rest.
+func (r *ear) close(ctx context.Context) error {
+	return errors.Join(r.save(ctx, true), r.closeLogs())
+}
+
+func (r *ear) closeLogs() (err error) {
+	for _, f := range r.logs {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	return err
+}

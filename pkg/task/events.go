@@ -1,0 +1,86 @@
+package task
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// The kinds of events and the type of each one's data.
+const (
+	EventPhase     = "phase"    // PhaseChange
+	EventStep      = "step"     // session.Step, of the task's own steps
+	EventRetry     = "retry"    // Retrying
+	EventWarning   = "warning"  // session.Warning
+	EventTool      = agent.Tool // agent.Change, as are the three below
+	EventMessage   = agent.Message
+	EventResult    = agent.Result
+	EventError     = agent.Failure
+	EventOutcome   = "outcome"   // Outcome
+	EventHeartbeat = "heartbeat" // Heartbeat
+	EventHang      = "hang"      // Hang
+	EventRestart   = "restart"   // Restart
+	EventArtifacts = "artifacts" // Gathered
+)
+
+// PhaseChange tells that the phase or what is wanted changed.
+type PhaseChange struct {
+	From    Phase    `json:"from,omitempty"`
+	To      Phase    `json:"to"`
+	Want    Want     `json:"want,omitempty"`
+	Session string   `json:"session,omitempty"`
+	Outcome *Outcome `json:"outcome,omitempty"`
+	Reason  string   `json:"reason,omitempty"`
+}
+
+// Retrying tells that a step failed and will be tried again.
+type Retrying struct {
+	Phase   Phase  `json:"phase"`
+	Try     int    `json:"try"` // that comes, from 2
+	Most    int    `json:"most"`
+	DelayMS int64  `json:"delay_ms"`
+	Error   string `json:"error"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+// Heartbeat is how a running agent is. What is of the guest is the guest's word.
+type Heartbeat struct {
+	Stdout      int64       `json:"stdout_bytes"`
+	Stderr      int64       `json:"stderr_bytes"`
+	CPUMillis   int64       `json:"cpu_ms"` // of the agent and all it started
+	MemoryBytes int64       `json:"memory_bytes"`
+	Usage       agent.Usage `json:"usage"`
+}
+
+// Hang tells that a running agent shows a sign of being stuck.
+type Hang struct {
+	Sign    string `json:"sign"`   // no_output, low_cpu, no_progress, timeout
+	Action  string `json:"action"` // "" for the signs that only tell
+	SinceMS int64  `json:"since_ms"`
+}
+
+// Restart tells that the agent, its VM, or a new VM is started.
+type Restart struct {
+	What    string `json:"what"` // agent, vm, rebuild
+	Attempt int    `json:"attempt"`
+	Reason  string `json:"reason"`
+}
+
+// Gathered tells what was brought home.
+type Gathered struct {
+	Files   int   `json:"files"`
+	Bytes   int64 `json:"bytes"`
+	Skipped int   `json:"skipped,omitempty"`
+	Commits int   `json:"commits,omitempty"` // that are in the repository's mirror now
+}
+
+// event makes a store event; data is of one of the types above.
+func event(kind string, data any) store.Event {
+	raw, err := json.Marshal(data)
+	if err != nil {
+		panic(fmt.Sprintf("task: event %s cannot be JSON: %v", kind, err)) // our own types always can
+	}
+	return store.Event{Kind: kind, Data: raw}
+}

@@ -1,0 +1,302 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// killWait is how long a group of processes may take to die of SIGKILL.
+const killWait = 30 * time.Second
+
+// end does what is left of a task whose outcome is decided: one phase nearer to
+// its last.
+func (w *Worker) end(ctx context.Context, t Task) (Task, error) {
+	switch {
+	case t.Phase == Running:
+		err := w.advance(ctx, &t, Completing, PhaseChange{Outcome: t.Facts.Outcome}, func(_ *store.Task, facts *Facts) {
+			facts.Ended = time.Now().UTC()
+		})
+		return t, err
+	case t.Phase == Completing && !t.Facts.Collected:
+		return t, w.collect(ctx, &t)
+	}
+	return t, w.finish(ctx, &t)
+}
+
+// last is the phase that an outcome leads to.
+func (t Task) last() Phase {
+	o := t.Facts.Outcome
+	switch {
+	case o.Result == CalledOff:
+		return Cancelled
+	case o.Result == Success:
+		return Completed
+	case t.Want == Destroyed || t.SessionID == "" || !Phase.canGo(t.Phase, FailedPreserved):
+		return Failed
+	case o.Preserve || t.Manifest.Lifecycle.FailureAction == "preserve":
+		return FailedPreserved
+	}
+	return Failed
+}
+
+// collect brings home what the agent did: its logs to the end, the artifacts, its
+// commits. What cannot be had stays in the VM, which is kept then.
+func (w *Worker) collect(ctx context.Context, t *Task) error {
+	err := w.step(ctx, *t, "collect what it did", func(ctx context.Context) error {
+		if err := w.revive(ctx, *t); err != nil {
+			return err
+		}
+		return w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+			if err := w.kill(ctx, *t, s, g); err != nil {
+				return err
+			}
+			return w.gather(ctx, t, s, g)
+		})
+	})
+	var trouble *storeTrouble
+	if errors.As(err, &trouble) {
+		return err
+	}
+	return w.update(ctx, t, func(row *store.Task, facts *Facts) []store.Event {
+		facts.Collected = true
+		if err == nil {
+			return []store.Event{event(EventArtifacts, gathered(*facts))}
+		}
+		reason := w.text(fmt.Sprintf("what the agent did could not be brought home: %v", err))
+		facts.Outcome.Preserve = true
+		if facts.Outcome.Result == Success {
+			facts.Outcome.Result, facts.Outcome.Code = Failure, fail.CodeOf(err).String()
+			facts.Outcome.Reason, facts.Outcome.Hint = reason, w.text(fail.HintOf(err))
+			row.SetError(facts.Outcome.Code, reason, facts.Outcome.Hint)
+		}
+		return []store.Event{event(EventWarning, session.Warning{Message: reason, Hint: w.text(fail.HintOf(err))})}
+	})
+}
+
+func gathered(f Facts) Gathered {
+	g := Gathered{Files: len(f.Artifacts), Skipped: len(f.Skipped)}
+	for _, a := range f.Artifacts {
+		g.Bytes += a.Size
+	}
+	return g
+}
+
+// revive starts a VM that went away once more: its disk has what the agent did.
+func (w *Worker) revive(ctx context.Context, t Task) error {
+	s, err := w.Sessions.Get(ctx, t.SessionID)
+	if err != nil || s.Phase == session.Ready {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(t.Manifest.Lifecycle.ProvisionTimeout))
+	defer cancel()
+	if s.Phase == session.Gone || s.Want == session.Gone {
+		return notReady(s)
+	}
+	if _, err := w.Sessions.Want(ctx, s, session.Ready); err != nil {
+		return err
+	}
+	_, err = w.await(ctx, s.ID, session.Ready)
+	return err
+}
+
+// kill ends an agent that still runs, and what it started: politely, then not.
+func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Guest) error {
+	at := g.Task(t.ID, t.Facts.Attempt)
+	for _, try := range []struct {
+		signal guest.Signal
+		wait   time.Duration
+	}{{guest.Terminate, time.Duration(t.Manifest.Lifecycle.CancelGrace)}, {guest.Kill, killWait}} {
+		st, err := at.Signal(ctx, try.signal)
+		if err != nil || st.State != wire.TaskRunning {
+			return err
+		}
+		err = over(ctx, at, try.wait)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
+	return fail.New(fail.Failure, "the agent does not die of SIGKILL").WithHint("agent-sessionizer exec %s -- ps -ef", s.Name)
+}
+
+// over waits until the agent does not run any more.
+func over(ctx context.Context, at guest.Task, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(followEvery)
+	defer tick.Stop()
+	for {
+		st, err := at.Status(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil || st.State != wire.TaskRunning:
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// gather receives the rest of the logs, the artifacts and the commits.
+func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
+	if err := w.drain(ctx, t, s, g); err != nil {
+		return err
+	}
+	if s.Facts.Base == nil {
+		return nil // there never was a checkout
+	}
+	list, err := w.receive(ctx, *t, s, g.Task(t.ID, t.Facts.Attempt))
+	if err != nil {
+		return err
+	}
+	res, err := w.Sessions.Fetch(ctx, s, g.SSH, "", repo.FetchOptions{})
+	if err != nil {
+		// The patch has them, too; of a repository that the agent broke, more is not to be had.
+		w.warn(ctx, *t, fail.HintOf(err), "the agent's commits were not fetched: %v", err)
+	} else if res.Commits > 0 {
+		w.Log.Info("commits fetched", "commits", res.Commits, "refs", len(res.Refs))
+	}
+	return w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event {
+		facts.Artifacts, facts.Skipped = nil, nil
+		for _, a := range list {
+			if a.Skipped != "" {
+				facts.Skipped = append(facts.Skipped, Skipped{Name: a.Name, Reason: w.text(a.Skipped)})
+			} else {
+				facts.Artifacts = append(facts.Artifacts, Artifact{Name: a.Name, Size: a.Size, SHA256: a.SHA256})
+			}
+		}
+		return nil
+	})
+}
+
+// receive has the guest collect what the agent did, and brings it here.
+func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at guest.Task) ([]wire.Artifact, error) {
+	dir := w.Dir(t.ID).artifacts()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fail.New(fail.Host, "make the directory of the artifacts: %w", err)
+	}
+	into, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fail.New(fail.Host, "open the directory of the artifacts: %w", err)
+	}
+	defer into.Close()
+	life := t.Manifest.Lifecycle
+	for try := 0; ; try++ {
+		made, err := at.Collect(ctx, wire.TaskCollect{
+			Dir: s.Facts.Dir, Base: s.Facts.Base.Commit, Patterns: life.ArtifactPatterns,
+			MaxFiles: wire.MaxArtifacts, MaxBytes: int64(life.MaxArtifactBytes),
+		})
+		if err != nil {
+			return nil, err
+		}
+		list, err := at.Receive(ctx, into, made)
+		if !errors.Is(err, guest.ErrNoCollection) || try == 2 {
+			return list, err
+		}
+	}
+}
+
+// drain hears the logs to their end: the agent printed until it was ended.
+func (w *Worker) drain(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
+	if t.Facts.Attempt == 0 || t.Facts.Started.IsZero() {
+		return nil
+	}
+	r, err := w.listen(ctx, t)
+	if err != nil {
+		return err
+	}
+	err = r.hear(ctx, s, g)
+	if errors.Is(err, errAgentLost) {
+		err = nil
+	}
+	err = errors.Join(err, r.close(ctx))
+	*t = r.task
+	return err
+}
+
+// finish writes what is told of a task that has ended, removes its VM unless that
+// is to be kept, and takes the last step.
+func (w *Worker) finish(ctx context.Context, t *Task) error {
+	last := t.last()
+	d := w.Dir(t.ID)
+	base := ""
+	if t.SessionID != "" {
+		s, err := w.Sessions.Get(ctx, t.SessionID)
+		if err != nil {
+			return err
+		}
+		if s.Facts.Base != nil {
+			base = s.Facts.Base.Commit
+		}
+	}
+	if err := w.tell(ctx, *t); err != nil {
+		return err
+	}
+	if err := d.writeMetadata(*t, base); err != nil {
+		return err
+	}
+	if err := d.writeBundle(); err != nil {
+		return err
+	}
+	if last != FailedPreserved {
+		if err := w.discard(ctx, t); err != nil {
+			return err
+		}
+	}
+	return w.advance(ctx, t, last, PhaseChange{Outcome: t.Facts.Outcome}, func(_ *store.Task, facts *Facts) {
+		if last == FailedPreserved {
+			facts.Until = time.Now().UTC().Add(time.Duration(t.Manifest.Lifecycle.PreserveFor))
+		}
+	})
+}
+
+// discard destroys the task's session, if it has one, and waits until nothing is
+// left of it.
+func (w *Worker) discard(ctx context.Context, t *Task) error {
+	if t.SessionID == "" {
+		return nil
+	}
+	s, err := w.Sessions.Get(ctx, t.SessionID)
+	if err != nil || s.Phase == session.Gone {
+		return err
+	}
+	return w.step(ctx, *t, "remove the VM", func(ctx context.Context) error {
+		if _, err := w.Sessions.Want(ctx, s, session.Gone); err != nil {
+			return err
+		}
+		_, err := w.await(ctx, s.ID, session.Gone)
+		return err
+	})
+}
+
+// preserve keeps the VM of a failed task until its time is over, or somebody
+// wants it gone.
+func (w *Worker) preserve(ctx context.Context, t Task) (Task, error) {
+	if t.Want != Destroyed {
+		if err := sleep(ctx, time.Until(t.Facts.Until)); err != nil {
+			return t, nil //nolint:nilerr // the want says what is next
+		}
+	}
+	keep := context.WithoutCancel(ctx)
+	if err := w.discard(keep, &t); err != nil {
+		return t, err
+	}
+	reason := "nothing is kept any more: its time was over"
+	if t.Want == Destroyed {
+		reason = "nothing is kept any more: somebody wanted it gone"
+	}
+	return t, w.advance(keep, &t, Failed, PhaseChange{Reason: reason}, nil)
+}

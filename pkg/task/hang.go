@@ -1,0 +1,129 @@
+package task
+
+import (
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+)
+
+// The signs of an agent that is stuck.
+const (
+	signNoOutput   = "no_output"
+	signLowCPU     = "low_cpu"
+	signNoProgress = "no_progress"
+	signTimeout    = "timeout"
+)
+
+// stall is the time between two checks over which nobody was there to see: this
+// process was stopped, or the host slept.
+const stall = 10 * time.Second
+
+// vital is when a running agent last gave each sign of life.
+type vital struct {
+	limits  manifest.Hang
+	timeout time.Duration // without output until it counts as hung; 0 for never
+
+	output, progress, busy time.Time
+	checked                time.Time
+	beat                   time.Time
+	cpu                    int64
+	told                   map[string]bool
+}
+
+func newVital(l manifest.Lifecycle, output, now time.Time) *vital {
+	if output.IsZero() || output.After(now) {
+		output = now
+	}
+	return &vital{
+		limits: l.Hang, timeout: time.Duration(l.HangTimeout),
+		output: output, progress: now, busy: now, checked: now, told: map[string]bool{},
+	}
+}
+
+// printed notes output.
+func (v *vital) printed(now time.Time) {
+	v.output = now
+	delete(v.told, signNoOutput)
+	delete(v.told, signTimeout)
+}
+
+// moved notes progress: a tool, a message.
+func (v *vital) moved(now time.Time) {
+	v.progress = now
+	delete(v.told, signNoProgress)
+}
+
+// used notes how much of a processor the agent has used in all.
+func (v *vital) used(now time.Time, cpuMillis int64) {
+	if !v.beat.IsZero() {
+		passed := now.Sub(v.beat)
+		if passed < time.Second {
+			return // says little, and is not lost: the next one counts from the same beat
+		}
+		if share := time.Duration(cpuMillis-v.cpu) * time.Millisecond * 100 / passed; int(share) >= v.limits.LowCPUPercent {
+			v.busy = now
+			delete(v.told, signLowCPU)
+		}
+	}
+	v.beat, v.cpu = now, cpuMillis
+}
+
+// check returns the signs that are new, and whether the agent counts as hung.
+func (v *vital) check(now time.Time) (news []Hang, hung bool) {
+	if gap := now.Sub(v.checked); gap > stall {
+		for _, at := range []*time.Time{&v.output, &v.progress, &v.busy} {
+			*at = at.Add(gap)
+		}
+		v.beat = time.Time{}
+	}
+	v.checked = now
+	for _, s := range []struct {
+		sign  string
+		since time.Time
+		limit time.Duration
+	}{
+		{signNoOutput, v.output, time.Duration(v.limits.NoOutput)},
+		{signLowCPU, v.busy, time.Duration(v.limits.LowCPU)},
+		{signNoProgress, v.progress, time.Duration(v.limits.NoProgress)},
+		{signTimeout, v.output, v.timeout},
+	} {
+		age := now.Sub(s.since)
+		if s.limit <= 0 || age < s.limit || v.told[s.sign] {
+			continue
+		}
+		v.told[s.sign] = true
+		news = append(news, Hang{Sign: s.sign, SinceMS: age.Milliseconds()})
+		hung = hung || s.sign == signTimeout
+	}
+	return news, hung
+}
+
+// remedy is what is done about a VM that went away under a running agent.
+type remedy int
+
+const (
+	startAgain remedy = iota
+	rebuild
+	giveUp
+)
+
+// afterCrash says what to do about a crash at now, of a VM whose agent ran for
+// uptime, and returns the restarts that count from then on.
+func afterCrash(c manifest.CrashLoop, restarts []time.Time, rebuilds int, uptime time.Duration, now time.Time) (remedy, []time.Time) {
+	if uptime >= time.Duration(c.HealthyAfter) {
+		restarts = nil // it was well in between
+	}
+	var recent []time.Time
+	for _, at := range restarts {
+		if age := now.Sub(at); age >= 0 && age < time.Duration(c.Window) {
+			recent = append(recent, at)
+		}
+	}
+	switch {
+	case len(recent) < c.Restarts:
+		return startAgain, append(recent, now)
+	case rebuilds < c.Rebuilds:
+		return rebuild, nil
+	}
+	return giveUp, recent
+}

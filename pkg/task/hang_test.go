@@ -1,0 +1,175 @@
+package task
+
+import (
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+)
+
+func d(text string) manifest.Duration {
+	v, err := time.ParseDuration(text)
+	if err != nil {
+		panic(err)
+	}
+	return manifest.Duration(v)
+}
+
+func lifecycle() manifest.Lifecycle {
+	return manifest.Lifecycle{
+		HangTimeout: d("30m"), Hang: manifest.Hang{NoOutput: d("10m"), LowCPUPercent: 5, LowCPU: d("15m"), NoProgress: d("20m")},
+		CrashLoop: manifest.CrashLoop{Restarts: 5, Window: d("10m"), HealthyAfter: d("60s"), Rebuilds: 3},
+	}
+}
+
+// live lets time pass second by second, as the keeper does, and returns the signs
+// by the minute at which they came.
+func live(v *vital, from time.Time, minutes int, each func(minute, second int, now time.Time)) (signs map[string]int, hungAt int) {
+	signs = map[string]int{}
+	for s := range minutes * 60 {
+		now := from.Add(time.Duration(s) * time.Second)
+		if each != nil {
+			each(s/60, s%60, now)
+		}
+		news, hung := v.check(now)
+		for _, n := range news {
+			signs[n.Sign] = s / 60
+		}
+		if hung && hungAt == 0 {
+			hungAt = s / 60
+		}
+	}
+	return signs, hungAt
+}
+
+var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func TestSilenceIsTold(t *testing.T) {
+	v := newVital(lifecycle(), time.Time{}, epoch)
+	signs, hung := live(v, epoch, 45, nil)
+	want := map[string]int{signNoOutput: 10, signLowCPU: 15, signNoProgress: 20, signTimeout: 30}
+	for sign, at := range want {
+		if signs[sign] != at {
+			t.Errorf("%s after %d minutes, want %d", sign, signs[sign], at)
+		}
+	}
+	if hung != 30 {
+		t.Errorf("hung after %d minutes", hung)
+	}
+}
+
+func TestLifeIsNotHang(t *testing.T) {
+	v := newVital(lifecycle(), time.Time{}, epoch)
+	var cpu int64
+	signs, hung := live(v, epoch, 120, func(minute, second int, now time.Time) {
+		if second == 0 {
+			cpu += 4000 // some 7 % of a processor
+			v.used(now, cpu)
+		}
+		if second == 0 && minute%9 == 0 {
+			v.printed(now)
+			v.moved(now)
+		}
+	})
+	if len(signs) != 0 || hung != 0 {
+		t.Errorf("signs %v, hung at %d", signs, hung)
+	}
+}
+
+func TestAnIdleProcessorIsTold(t *testing.T) {
+	v := newVital(lifecycle(), time.Time{}, epoch)
+	signs, _ := live(v, epoch, 20, func(_, second int, now time.Time) {
+		if second%30 == 0 {
+			v.printed(now)
+			v.moved(now)
+			v.used(now, now.Sub(epoch).Milliseconds()*4/100)
+		}
+	})
+	if len(signs) != 1 || signs[signLowCPU] != 15 {
+		t.Errorf("signs %v", signs)
+	}
+}
+
+// A keeper that was stopped, or a host that slept, has not seen the agent be silent.
+func TestNobodySawIt(t *testing.T) {
+	v := newVital(lifecycle(), time.Time{}, epoch)
+	v.check(epoch)
+	later := epoch.Add(8 * time.Hour)
+	if news, hung := v.check(later); len(news) != 0 || hung {
+		t.Errorf("after a stall: %v, %v", news, hung)
+	}
+	if signs, hung := live(v, later, 31, nil); hung == 0 || signs[signNoOutput] != 10 {
+		t.Errorf("later: %v, hung at %d", signs, hung)
+	}
+}
+
+// The keeper before us has seen when the last output came; its clock may be wrong.
+func TestOutputOfBefore(t *testing.T) {
+	if v := newVital(lifecycle(), epoch.Add(-29*time.Minute), epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
+		t.Error(v.output)
+	}
+	if v := newVital(lifecycle(), epoch.Add(time.Hour), epoch); !v.output.Equal(epoch) {
+		t.Error("output in the future", v.output)
+	}
+}
+
+func TestCrashLoop(t *testing.T) {
+	c := lifecycle().CrashLoop
+	var restarts []time.Time
+	rebuilds := 0
+	var did []remedy
+	now := epoch
+	for range 30 {
+		now = now.Add(20 * time.Second)
+		var what remedy
+		what, restarts = afterCrash(c, restarts, rebuilds, 10*time.Second, now)
+		did = append(did, what)
+		if what == rebuild {
+			rebuilds++
+		}
+		if what == giveUp {
+			break
+		}
+	}
+	want := 0
+	for try := range 4 {
+		for range 5 {
+			if did[want] != startAgain {
+				t.Fatalf("try %d: %v", want, did)
+			}
+			want++
+		}
+		last := rebuild
+		if try == 3 {
+			last = giveUp
+		}
+		if did[want] != last {
+			t.Fatalf("try %d: %v", want, did)
+		}
+		want++
+	}
+	if len(did) != want {
+		t.Errorf("%d crashes, want %d: %v", len(did), want, did)
+	}
+}
+
+func TestAWellRunForgives(t *testing.T) {
+	c := lifecycle().CrashLoop
+	var restarts []time.Time
+	now := epoch
+	for i := range 50 {
+		now = now.Add(90 * time.Second)
+		var what remedy
+		if what, restarts = afterCrash(c, restarts, 0, time.Minute, now); what != startAgain {
+			t.Fatalf("crash %d: %v", i, what)
+		}
+	}
+	// And those that are long ago.
+	for i := range 50 {
+		now = now.Add(150 * time.Second)
+		var what remedy
+		if what, restarts = afterCrash(c, restarts, 0, time.Second, now); what != startAgain {
+			t.Fatalf("crash %d in hours: %v", i, what)
+		}
+	}
+}

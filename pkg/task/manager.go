@@ -1,0 +1,338 @@
+package task
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"iter"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// KeeperCommand is the hidden command that keeps a task.
+const KeeperCommand = "task-keeper"
+
+// Manager writes intents and reads state; it does none of the work itself.
+type Manager struct {
+	Sessions *session.Manager
+}
+
+func (m *Manager) store() *store.Store    { return m.Sessions.Store }
+func (m *Manager) paths() config.Paths    { return m.Sessions.Config.Paths }
+func (m *Manager) Lock(id string) string  { return m.paths().TaskLock(id) }
+func (m *Manager) Dir(id string) Dir      { return Dir(m.paths().TaskDir(id)) }
+func (m *Manager) settings() config.Tasks { return m.Sessions.Config.Tasks }
+
+// Submission says who asks for a task, and why.
+type Submission struct {
+	Text    []byte // the manifest as it was written; nil for none
+	Actor   string
+	TraceID string
+	RetryOf string // the id of the task of which this is another try
+}
+
+// Submit puts a task into the queue. The notices say what is not as asked.
+// Its secrets are looked for, and not resolved.
+func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission) (Task, []string, error) {
+	r, err := request(asked)
+	if err != nil {
+		return Task{}, nil, err
+	}
+	notices, err := m.Sessions.Check(r)
+	if err != nil {
+		return Task{}, nil, err
+	}
+	normal, err := asked.Encode()
+	if err != nil {
+		return Task{}, nil, err
+	}
+	facts, err := json.Marshal(Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, randomHex(16))})
+	if err != nil {
+		return Task{}, nil, err
+	}
+	id := randomHex(6)
+	// The directory first: a row without one would be a task that lacks what was
+	// submitted; a directory without a row is litter, which prune knows.
+	if err := m.Dir(id).create(o.Text, normal); err != nil {
+		return Task{}, nil, err
+	}
+	row, err := m.store().CreateTask(ctx, store.Task{
+		ID: id, Name: cmp.Or(asked.Metadata.Name, r.Repo.Slug), Phase: string(Pending), Want: string(Run),
+		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Facts: facts,
+	}, event(EventPhase, PhaseChange{To: Pending, Want: Run}))
+	if err != nil {
+		return Task{}, nil, errors.Join(err, os.RemoveAll(string(m.Dir(id))))
+	}
+	t, err := read(row)
+	return t, notices, err
+}
+
+// request is the session that a task asks for.
+func request(t *manifest.Task) (session.Request, error) {
+	ref, err := repo.Parse(t.Repository.URL, "/")
+	if err != nil {
+		return session.Request{}, err
+	}
+	ref.Branch, ref.Commit = cmp.Or(t.Repository.Branch, ref.Branch), t.Repository.Commit
+	r := session.Request{
+		Repo: ref, Profile: t.VM.Profile, NetworkMode: policy.Mode(t.VM.Network()),
+		Resources: config.Resources{CPUs: t.VM.CPUs, Memory: config.Size(t.VM.Memory), Disk: config.Size(t.VM.Disk)},
+		Secrets:   map[string]string{},
+	}
+	for _, s := range t.Secrets {
+		r.Secrets[s.Name] = s.Ref()
+	}
+	return r, nil
+}
+
+// Get reads one task by its whole id.
+func (m *Manager) Get(ctx context.Context, id string) (Task, error) {
+	row, err := m.store().Task(ctx, id)
+	if err != nil {
+		return Task{}, err
+	}
+	return read(row)
+}
+
+// Find resolves what a person typed: an id, the start of one of at least four
+// digits, or the name of one task only.
+func (m *Manager) Find(ctx context.Context, what string) (Task, error) {
+	if isID(what) {
+		return m.Get(ctx, what)
+	}
+	found, err := m.List(ctx, store.TaskFilter{Name: what, Limit: 10})
+	if err != nil {
+		return Task{}, err
+	}
+	if len(found) == 0 && len(what) >= 4 && len(what) < 12 && hexadecimal(what) {
+		if found, err = m.List(ctx, store.TaskFilter{IDPrefix: what, Limit: 10}); err != nil {
+			return Task{}, err
+		}
+	}
+	switch len(found) {
+	case 0:
+		return Task{}, fail.New(fail.NotFound, "no task %q", what).WithHint("agent-sessionizer task list --all")
+	case 1:
+		return found[0], nil
+	}
+	var ids []string
+	for _, t := range found {
+		ids = append(ids, t.ID)
+	}
+	return Task{}, fail.New(fail.Usage, "%q could be any of %s", what, strings.Join(ids, ", ")).WithHint("agent-sessionizer task list --all")
+}
+
+func isID(s string) bool { return len(s) == 12 && hexadecimal(s) }
+
+func hexadecimal(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
+
+// List returns tasks as the filter wants them.
+func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) {
+	rows, err := m.store().Tasks(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Task, 0, len(rows))
+	for _, row := range rows {
+		t, err := read(row)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, t)
+	}
+	return all, nil
+}
+
+// Want records what the task should come to, and sees to a keeper. What is
+// stronger stays: a task that is to be destroyed cannot be merely cancelled.
+func (m *Manager) Want(ctx context.Context, t Task, want Want) (Task, error) {
+	row, err := m.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
+		cur, err := read(*row)
+		if err != nil {
+			return nil, err
+		}
+		done := cur.Phase.Over() && (want == Cancel || cur.Phase != FailedPreserved)
+		if done || cur.Want == want || cur.Want == Destroyed {
+			return nil, nil
+		}
+		row.Want = string(want)
+		change := PhaseChange{From: cur.Phase, To: cur.Phase, Want: want}
+		if cur.Phase == Pending { // nobody works on it, and there is nothing to be undone
+			cur.Facts.Outcome = &Outcome{Result: CalledOff, At: time.Now().UTC()}
+			row.Phase, change.To, change.Outcome = string(Cancelled), Cancelled, cur.Facts.Outcome
+			if row.Facts, err = json.Marshal(cur.Facts); err != nil {
+				return nil, err
+			}
+		}
+		return []store.Event{event(EventPhase, change)}, nil
+	})
+	if err != nil {
+		return t, err
+	}
+	if t, err = read(row); err != nil {
+		return t, err
+	}
+	if AtRest(t.Phase) {
+		return t, m.Dir(t.ID).writeState(t)
+	}
+	return t, m.wake(t.ID)
+}
+
+// Retry submits the same manifest again.
+func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []string, error) {
+	if !t.Phase.Over() {
+		return Task{}, nil, fail.New(fail.Conflict, "task %s is %s; it can be tried again when it has ended", t.ID, t.Phase).
+			WithHint("agent-sessionizer task cancel %s", t.ID)
+	}
+	text, err := m.Dir(t.ID).manifest()
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return Task{}, nil, err
+	}
+	o.Text, o.RetryOf = text, t.ID
+	return m.Submit(ctx, t.Manifest, o)
+}
+
+// Schedule gives free slots to the tasks that wait: those of the highest priority
+// first, of these the oldest. One for whose VM the host has no room just now holds
+// up those behind it: small ones would else keep a large one waiting for ever.
+func (m *Manager) Schedule(ctx context.Context) error {
+	waiting, err := m.store().Tasks(ctx, store.TaskFilter{Phases: []string{string(Pending)}, Limit: 1})
+	if err != nil || len(waiting) == 0 {
+		return err
+	}
+	room, err := m.Sessions.Room(ctx)
+	if err != nil {
+		return err
+	}
+	queue := store.Queue{Waiting: string(Pending)}
+	for _, p := range Phases() {
+		if p.Active() {
+			queue.Active = append(queue.Active, string(p))
+		}
+	}
+	admitted, err := m.store().Admit(ctx, queue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
+		room := room // the transaction may be run again
+		for _, row := range active {
+			if row.SessionID == "" && take(&room, row) != nil { // its VM is not among those that were counted
+				return nil, nil // there is no room for what has a slot already
+			}
+		}
+		for row := range waiting {
+			if len(active)+len(next) >= m.settings().Slots || take(&room, row) != nil {
+				break
+			}
+			next = append(next, store.Admission{ID: row.ID, To: string(Staging), Event: event(EventPhase, PhaseChange{From: Pending, To: Staging, Want: Run})})
+		}
+		return next, nil
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, id := range admitted {
+		errs = append(errs, m.wake(id))
+	}
+	return errors.Join(errs...)
+}
+
+func take(room *session.Room, row store.Task) error {
+	t, err := read(row)
+	if err != nil {
+		return err
+	}
+	r, err := request(t.Manifest)
+	if err != nil {
+		return err
+	}
+	return room.Take(r)
+}
+
+// Reconcile sees to a keeper for every task that needs one and has none, and
+// starts what waits. Every command calls it, and serve now and then.
+func (m *Manager) Reconcile(ctx context.Context) error {
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: unrested()})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, row := range rows {
+		if !store.Held(m.Lock(row.ID)) {
+			errs = append(errs, m.wake(row.ID))
+		}
+	}
+	return errors.Join(append(errs, m.Schedule(ctx))...)
+}
+
+// unrested are the phases in which a task has a keeper.
+func unrested() (all []string) {
+	for _, p := range Phases() {
+		if !AtRest(p) {
+			all = append(all, string(p))
+		}
+	}
+	return all
+}
+
+// wake starts a keeper for the task. If one lives already, the new one ends.
+func (m *Manager) wake(id string) error {
+	log, err := m.Dir(id).keeperLog()
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(context.Background(), m.Sessions.Self, KeeperCommand, id) // it must outlive whatever ends us
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fail.New(fail.Host, "start the task's keeper: %w", err)
+	}
+	// Reap it should it end before we do; errors are in its log and in the store.
+	go func() { _ = cmd.Wait() }()
+	return nil
+}
+
+// Artifacts are what a task brought home, with its metadata.
+func (m *Manager) Artifacts(t Task) []Artifact { return t.Facts.Artifacts }
+
+// OpenArtifact opens one of them by its name, which may be a stranger's: only
+// names of the list are opened, and below the task's directory only.
+func (m *Manager) OpenArtifact(t Task, name string) (*os.File, error) {
+	for _, a := range t.Facts.Artifacts {
+		if a.Name != name {
+			continue
+		}
+		root, err := os.OpenRoot(m.Dir(t.ID).artifacts())
+		if err != nil {
+			return nil, fail.New(fail.NotFound, "the artifacts of task %s are not there any more", t.ID)
+		}
+		defer root.Close()
+		f, err := root.Open(filepath.FromSlash(name))
+		if err != nil {
+			return nil, fail.New(fail.NotFound, "artifact %q of task %s: %w", name, t.ID, err)
+		}
+		return f, nil
+	}
+	return nil, fail.New(fail.NotFound, "task %s has no artifact %q", t.ID, name).WithHint("agent-sessionizer task artifacts %s", t.ID)
+}
+
+func randomHex(bytes int) string {
+	b := make([]byte, bytes)
+	_, _ = rand.Read(b) // never fails, says crypto/rand
+	return hex.EncodeToString(b)
+}

@@ -1,0 +1,285 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+const (
+	// followEvery is how often a task's keeper looks at its session's row.
+	followEvery = 200 * time.Millisecond
+
+	// connectEvery is how often a guest that does not answer is called again.
+	connectEvery = 2 * time.Second
+
+	// roomEvery is how often a host without room for the VM is asked again.
+	roomEvery = 10 * time.Second
+)
+
+// timely runs f, the work of a phase, within the phase's limit.
+func (w *Worker) timely(ctx context.Context, t *Task, limit time.Duration, what string, f func(context.Context) error) error {
+	whole := ctx
+	ctx, cancel := within(ctx, *t, limit, what)
+	defer cancel()
+	if t.Facts.Spent.At.IsZero() { // for the keepers after us
+		err := w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event {
+			facts.Spent.At = time.Now().UTC()
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := t.rest(ctx); err != nil {
+		return err
+	}
+	err := f(ctx)
+	if err != nil && ctx.Err() != nil && whole.Err() == nil {
+		return context.Cause(ctx) // the limit, and not what it broke
+	}
+	return err
+}
+
+// stage makes ready on the host what the task needs: its directory, and the
+// repository's mirror.
+func (w *Worker) stage(ctx context.Context, t *Task) error {
+	d := w.Dir(t.ID)
+	if err := d.create(nil, t.Task.Manifest); err != nil {
+		return err
+	}
+	if err := d.writeBrief(*t); err != nil {
+		return err
+	}
+	r, err := request(t.Manifest)
+	if err != nil {
+		return err
+	}
+	err = w.timely(ctx, t, time.Duration(t.Manifest.Lifecycle.StageTimeout), "fetching the repository", func(ctx context.Context) error {
+		return w.step(ctx, *t, "fetch the repository", func(ctx context.Context) error {
+			mirrors := *w.Mirrors
+			mirrors.Retry.Times = t.Manifest.Lifecycle.Retries.Clone
+			m, err := mirrors.Ensure(ctx, r.Repo, func(string) {})
+			if err == nil && m.Warning != "" {
+				w.warn(ctx, *t, "", "%s", m.Warning)
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return w.advance(ctx, t, Provisioning, PhaseChange{}, nil)
+}
+
+// provision has a session made for the task, or made ready again.
+func (w *Worker) provision(ctx context.Context, t *Task) error {
+	life := t.Manifest.Lifecycle
+	err := w.timely(ctx, t, time.Duration(life.ProvisionTimeout), "making the VM", func(ctx context.Context) error {
+		for {
+			err := w.session(ctx, t)
+			if err == nil || ctx.Err() != nil {
+				return err
+			}
+			var trouble *storeTrouble
+			if errors.As(err, &trouble) {
+				return err
+			}
+			if err := w.again(ctx, t, err, life.Retries.Provision, 10*time.Second, 30*time.Second); err != nil {
+				return err
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return w.advance(ctx, t, Ready, PhaseChange{}, func(_ *store.Task, facts *Facts) { facts.Attempt++ })
+}
+
+// session sees to the task's session, which one and the same task never has two of.
+func (w *Worker) session(ctx context.Context, t *Task) error {
+	r, err := request(t.Manifest)
+	if err != nil {
+		return err
+	}
+	r.Task = t.ID
+	told := false
+	for {
+		s, _, notices, err := w.Sessions.Open(ctx, r)
+		if fail.CodeOf(err) == fail.Conflict { // somebody took the room that was there
+			if !told {
+				w.warn(ctx, *t, fail.HintOf(err), "waiting for room on the host: %v", err)
+				told = true
+			}
+			if err := sleep(ctx, roomEvery); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, n := range notices {
+			w.warn(ctx, *t, "", "%s", n)
+		}
+		if t.SessionID != s.ID {
+			if err := w.update(ctx, t, func(row *store.Task, _ *Facts) []store.Event { row.SessionID = s.ID; return nil }); err != nil {
+				return err
+			}
+		}
+		return w.step(ctx, *t, "make the VM ready", func(ctx context.Context) error {
+			_, err := w.await(ctx, s.ID, session.Ready)
+			return err
+		})
+	}
+}
+
+// await follows a session until it is in that phase, or cannot get there.
+func (w *Worker) await(ctx context.Context, id string, phase session.Phase) (session.Session, error) {
+	tick := time.NewTicker(followEvery)
+	defer tick.Stop()
+	for {
+		s, err := w.Sessions.Get(ctx, id)
+		if err != nil {
+			return s, err
+		}
+		switch {
+		case s.Phase == phase:
+			return s, nil
+		case s.Phase == session.Broken && phase != session.Gone:
+			return s, broken(s)
+		case s.Phase == session.Gone:
+			return s, fail.New(fail.NotFound, "session %s of the task is gone; somebody destroyed it", s.Name)
+		case s.Phase == session.Stopped && s.Want != session.Ready && phase == session.Ready:
+			return s, fail.New(fail.Conflict, "session %s of the task was stopped", s.Name)
+		}
+		// Its keeper may have died, and nobody else may be there to see that.
+		if err := w.Sessions.Tend(s); err != nil {
+			w.Log.Warn("see to the session's keeper", "error", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return s, context.Cause(ctx)
+		}
+	}
+}
+
+// broken is the error in a session's row.
+func broken(s session.Session) error {
+	e := fail.New(fail.ParseCode(s.ErrorCode), "session %s: %s", s.Name, s.ErrorMessage)
+	if s.ErrorHint != "" {
+		return e.WithHint("%s", s.ErrorHint)
+	}
+	return e
+}
+
+// launch starts the agent, once: a guest that runs it already says so.
+func (w *Worker) launch(ctx context.Context, t *Task) error {
+	err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+		return w.start(ctx, t, s, g)
+	})
+	if away(err) {
+		return w.crashed(ctx, t, err)
+	}
+	if err != nil {
+		return err
+	}
+	d := w.Dir(t.ID)
+	// The first line of this attempt is not the end of another's last.
+	if err := endLine(d.Stdout()); err != nil {
+		return err
+	}
+	return w.advance(ctx, t, Running, PhaseChange{}, func(_ *store.Task, facts *Facts) {
+		now := time.Now().UTC()
+		if facts.Started.IsZero() {
+			facts.Started = now
+		}
+		facts.Output = now
+		// What an attempt before this one printed stays in the logs, before its own.
+		facts.LogBase = Offsets{Stdout: size(d.Stdout()), Stderr: size(d.Stderr())}
+	})
+}
+
+// reach calls f with the guest, again while the guest does not answer, for as long
+// as the manifest says. A session that is not ready any more ends it.
+func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, session.Session, guest.Guest) error) error {
+	patience := time.Duration(t.Manifest.Lifecycle.Retries.Connect)
+	heard := time.Now()
+	for {
+		s, err := w.Sessions.Get(ctx, t.SessionID)
+		if err != nil {
+			return err
+		}
+		if s.Phase != session.Ready {
+			return notReady(s)
+		}
+		if err := w.Sessions.Tend(s); err != nil {
+			w.Log.Warn("see to the session's keeper", "error", err)
+		}
+		conn, err := w.Sessions.Dial(ctx, s)
+		if err == nil {
+			err = f(ctx, s, guest.Guest{SSH: conn, Root: s.Facts.Root})
+			_ = conn.Close() // it ends with the process at the latest
+			if !lost(err) {
+				return err
+			}
+			heard = time.Now()
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if time.Since(heard) > patience {
+			return fail.New(fail.Host, "%w for %v: %w", errSilent, patience, err).
+				WithHint("agent-sessionizer logs --of serial %s", s.Name)
+		}
+		w.Log.Warn("the connection to the guest", "error", err)
+		if err := sleep(ctx, connectEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// lost reports whether err is a connection's end, after which another may be tried.
+func lost(err error) bool { return errors.Is(err, ssh.ErrUnreachable) }
+
+// Why the guest of a task that was ready cannot be reached; they come wrapped.
+var (
+	errNotReady = errors.New("its session is not ready any more")
+	errSilent   = errors.New("the guest did not answer")
+)
+
+// away reports whether the VM of a task went away.
+func away(err error) bool {
+	return errors.Is(err, errNotReady) || errors.Is(err, errSilent) || errors.Is(err, errAgentLost)
+}
+
+// halt stops a VM that is not reached any more: an agent that runs in it must not
+// be there when another is started.
+func (w *Worker) halt(ctx context.Context, t Task) error {
+	s, err := w.Sessions.Get(ctx, t.SessionID)
+	if err != nil || s.Phase != session.Ready {
+		return err
+	}
+	return w.step(ctx, t, "stop the VM", func(ctx context.Context) error {
+		if _, err := w.Sessions.Want(ctx, s, session.Stopped); err != nil {
+			return err
+		}
+		_, err := w.await(ctx, s.ID, session.Stopped)
+		return err
+	})
+}
+
+func notReady(s session.Session) error {
+	reason := s.ErrorMessage
+	if reason == "" {
+		reason = "it is " + string(s.Phase)
+	}
+	return fail.New(fail.Failure, "%w: %s: %s", errNotReady, s.Name, reason).WithHint("agent-sessionizer logs %s", s.Name)
+}

@@ -1,0 +1,157 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// start asks the guest to run the agent; asked again, it does not run it again.
+func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
+	cwd := s.Facts.Dir
+	if sub := t.Manifest.Repository.Subpath; sub != "" {
+		cwd += "/" + sub
+	}
+	env := map[string]string{"AGENT_TASK_ID": t.ID, "AGENT_TRACE_ID": t.Facts.Trace}
+	maps.Copy(env, t.Manifest.Agent.Env)
+	_, err := g.Task(t.ID, t.Facts.Attempt).Start(ctx, wire.TaskStart{
+		Argv: agent.Command(t.Manifest.Agent), Env: env, Dir: cwd, Brief: Brief(*t),
+	})
+	return err
+}
+
+// run watches the agent until it ends, or is to be ended.
+func (w *Worker) run(ctx context.Context, t *Task) error {
+	r, err := w.listen(ctx, t)
+	if err != nil {
+		return err
+	}
+	limit := time.Duration(t.Manifest.Lifecycle.Timeout) - t.Facts.Ran
+	err = w.timely(ctx, t, limit, "the agent", func(ctx context.Context) error {
+		ctx, cancel := context.WithCancelCause(ctx)
+		var watching sync.WaitGroup
+		life := t.Manifest.Lifecycle
+		watching.Go(func() { r.attend(ctx, cancel, life) })
+		defer func() { cancel(nil); watching.Wait() }()
+		err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error { return r.hear(ctx, s, g) })
+		if cause := context.Cause(ctx); errors.Is(cause, errHung) {
+			return cause
+		}
+		return err
+	})
+	if cerr := r.close(context.WithoutCancel(ctx)); cerr != nil {
+		return cerr
+	}
+	*t = r.task
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err == nil:
+		return w.ended(ctx, t, r.result)
+	case errors.Is(err, errHung):
+		return w.hung(ctx, t, err)
+	case away(err):
+		return w.crashed(ctx, t, err)
+	}
+	return err
+}
+
+// Why an agent is not waited for any longer.
+var (
+	errHung      = errors.New("the agent printed nothing")
+	errAgentLost = errors.New("the agent is gone without a result: its VM was started anew, or it was killed")
+)
+
+// ended decides by how the agent ended.
+func (w *Worker) ended(ctx context.Context, t *Task, r wire.TaskResult) error {
+	code := r.ExitCode
+	o := Outcome{Result: Success, ExitCode: &code, Signal: r.Signal}
+	if !slices.Contains(t.Manifest.Lifecycle.SuccessCodes, code) || r.Signal != "" {
+		o.Result, o.Code = Failure, fail.Failure.String()
+		o.Reason = fmt.Sprintf("the agent ended with exit code %d", code)
+		switch {
+		case r.Signal != "":
+			o.ExitCode, o.Reason = nil, "the agent was ended by signal "+r.Signal
+		case r.Error != "":
+			o.Reason += ": " + r.Error
+		}
+		o.Hint = "agent-sessionizer task logs " + t.ID
+	}
+	next, err := w.decide(ctx, *t, o)
+	*t = next
+	return err
+}
+
+// hung does what the manifest says about an agent that is stuck.
+func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
+	o := Outcome{Result: Hung, Code: fail.Timeout.String(), Reason: cause.Error(), Hint: "agent-sessionizer task logs " + t.ID}
+	switch t.Manifest.Lifecycle.HangAction {
+	case "restart":
+		what, restarts := afterCrash(t.Manifest.Lifecycle.CrashLoop, t.Facts.Restarts, t.Facts.Rebuilds, 0, time.Now())
+		if what != startAgain {
+			break
+		}
+		// First the end of this one: two of them in one checkout would be worse.
+		if err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+			return errors.Join(w.kill(ctx, *t, s, g), w.drain(ctx, t, s, g))
+		}); err != nil {
+			return err
+		}
+		return w.advance(ctx, t, Ready, PhaseChange{Reason: cause.Error()}, func(_ *store.Task, facts *Facts) {
+			facts.Restarts = restarts
+			facts.Attempt++
+		})
+	case "preserve":
+		o.Preserve = true
+	}
+	next, err := w.decide(ctx, *t, o)
+	*t = next
+	return err
+}
+
+// crashed does what the manifest says about a VM that went away.
+func (w *Worker) crashed(ctx context.Context, t *Task, cause error) error {
+	uptime := time.Duration(0)
+	if t.Phase == Running {
+		uptime = t.Facts.Spent.until(time.Now())
+	}
+	what, restarts := afterCrash(t.Manifest.Lifecycle.CrashLoop, t.Facts.Restarts, t.Facts.Rebuilds, uptime, time.Now())
+	tell := Restart{What: "vm", Attempt: t.Facts.Attempt + 1, Reason: w.text(cause.Error())}
+	switch what {
+	case giveUp:
+		next, err := w.decide(ctx, *t, Outcome{
+			Result: CrashLoop, Code: fail.Failure.String(), Hint: fail.HintOf(cause),
+			Reason: fmt.Sprintf("the VM crashed %d times and was rebuilt %d times: %v", len(t.Facts.Restarts)+1, t.Facts.Rebuilds, cause),
+		})
+		*t = next
+		return err
+	case rebuild:
+		tell.What = "rebuild"
+		if err := w.discard(ctx, t); err != nil {
+			return err
+		}
+	case startAgain:
+		if err := w.halt(ctx, *t); err != nil {
+			return err
+		}
+	}
+	w.say(ctx, *t, EventRestart, tell)
+	return w.advance(ctx, t, Provisioning, PhaseChange{Reason: tell.Reason}, func(row *store.Task, facts *Facts) {
+		facts.Restarts = restarts
+		if what == rebuild {
+			facts.Rebuilds++
+			row.SessionID = ""
+		}
+	})
+}

@@ -1,0 +1,259 @@
+package task
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Worker does the work of a task's phases. One keeper uses one Worker, and holds
+// the task's lock while it does.
+type Worker struct {
+	*Manager
+	Mirrors *repo.Mirrors
+	Log     *slog.Logger
+
+	// Redact takes secrets out of what the task's row, its events, its logs and Log
+	// tell. What the guest says that it was given is added to it.
+	Redact *secret.Redactor
+}
+
+// Next does what brings the task one phase nearer to its end and returns it as it
+// is then. It returns when ctx is cancelled because the want changed, with the
+// phase it had; the keeper then calls it again.
+func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
+	keep := context.WithoutCancel(ctx) // for what must be written even when the work is called off
+	if t.Facts.Outcome == nil && t.Want != Run {
+		return w.decide(keep, t, Outcome{Result: CalledOff})
+	}
+	if t.Facts.Outcome != nil && !t.Phase.Over() {
+		return w.end(keep, t)
+	}
+	var err error
+	switch t.Phase {
+	case Staging:
+		err = w.stage(ctx, &t)
+	case Provisioning:
+		err = w.provision(ctx, &t)
+	case Ready:
+		err = w.launch(ctx, &t)
+	case Running:
+		err = w.run(ctx, &t)
+	case FailedPreserved:
+		return w.preserve(ctx, t)
+	default:
+		return t, fmt.Errorf("task %s is %s and has no work", t.ID, t.Phase)
+	}
+	switch {
+	case err == nil, errors.Is(err, store.ErrStale):
+		return t, err
+	case ctx.Err() != nil:
+		return t, nil //nolint:nilerr // called off; the want says what is next
+	}
+	var trouble *storeTrouble
+	if errors.As(err, &trouble) { // not the task's fault: the keeper tries again
+		return t, err
+	}
+	return w.decide(keep, t, failure(err))
+}
+
+// failure is the outcome of a step that failed for good.
+func failure(err error) Outcome {
+	o := Outcome{Result: Failure, Code: fail.CodeOf(err).String(), Reason: err.Error(), Hint: fail.HintOf(err)}
+	if fail.CodeOf(err) == fail.Timeout {
+		o.Result = TimedOut
+	}
+	return o
+}
+
+// storeTrouble marks errors of the store, which decide nothing about a task.
+type storeTrouble struct{ error }
+
+func (e *storeTrouble) Unwrap() error { return e.error }
+
+// update changes the task's row, and t. evs may be empty.
+func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, facts *Facts) []store.Event) error {
+	row, err := w.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
+		if Phase(row.Phase) != t.Phase {
+			return nil, fmt.Errorf("task %s is %s, not %s: %w", row.ID, row.Phase, t.Phase, store.ErrStale)
+		}
+		cur, err := read(*row)
+		if err != nil {
+			return nil, err
+		}
+		evs := f(row, &cur.Facts)
+		row.Facts, err = json.Marshal(cur.Facts)
+		return evs, err
+	})
+	if err != nil {
+		return &storeTrouble{err}
+	}
+	*t, err = read(row)
+	return err
+}
+
+// advance moves t along the table of transitions, and forgets what was of the
+// phase before.
+func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseChange, f func(*store.Task, *Facts)) error {
+	if !t.Phase.canGo(to) {
+		return fmt.Errorf("task %s cannot go from %s to %s", t.ID, t.Phase, to)
+	}
+	from := t.Phase
+	change.From, change.To = from, to
+	err := w.update(ctx, t, func(row *store.Task, facts *Facts) []store.Event {
+		row.Phase = string(to)
+		if from == Running {
+			facts.Ran += facts.Spent.until(time.Now())
+		}
+		facts.Tries, facts.NextTry, facts.Spent = 0, time.Time{}, Spent{}
+		if f != nil {
+			f(row, facts)
+		}
+		change.Session, change.Want = row.SessionID, Want(row.Want)
+		return []store.Event{event(EventPhase, change)}
+	})
+	if err != nil {
+		return err
+	}
+	w.Log.Info("task state transition", "task", t.ID, "trace_id", t.Facts.Trace, "from", from, "to", to)
+	return w.tell(ctx, *t)
+}
+
+// tell brings the files that follow the store up to it.
+func (w *Worker) tell(ctx context.Context, t Task) error {
+	err := w.Dir(t.ID).appendEvents(func(seq int64, limit int) ([]store.Event, error) {
+		return w.store().Events(ctx, t.ID, seq, limit)
+	})
+	return errors.Join(err, w.Dir(t.ID).writeState(t))
+}
+
+// decide writes how the task ends. The first to do so is right.
+func (w *Worker) decide(ctx context.Context, t Task, o Outcome) (Task, error) {
+	o.At = time.Now().UTC()
+	o.Reason, o.Hint = w.text(o.Reason), w.text(o.Hint)
+	err := w.update(ctx, &t, func(row *store.Task, facts *Facts) []store.Event {
+		if facts.Outcome != nil {
+			return nil
+		}
+		facts.Outcome = &o
+		if o.Result != Success && o.Result != CalledOff {
+			row.SetError(cmp.Or(o.Code, fail.Failure.String()), o.Reason, o.Hint)
+		}
+		return []store.Event{event(EventOutcome, o)}
+	})
+	return t, err
+}
+
+// text is s as rows and events may hold it: without secrets, harmless, short.
+func (w *Worker) text(s string) string {
+	s = ssh.Clean(w.Redact.String(s))
+	const most = 2000
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return s
+}
+
+// say appends an event that changes nothing in the row.
+func (w *Worker) say(ctx context.Context, t Task, kind string, data any) {
+	// What cannot be told must not stop the work; the phase change that follows
+	// goes through the same store and will fail loudly.
+	if err := w.store().Append(ctx, t.ID, event(kind, data)); err != nil {
+		w.Log.Error("append event", "kind", kind, "error", err)
+	}
+}
+
+func (w *Worker) warn(ctx context.Context, t Task, hint, format string, args ...any) {
+	w.say(ctx, t, EventWarning, session.Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint})
+}
+
+// step runs f as a named step and tells about it in events.
+func (w *Worker) step(ctx context.Context, t Task, name string, f func(context.Context) error) error {
+	began := time.Now()
+	keep := context.WithoutCancel(ctx)
+	tell := func(state, detail string) {
+		w.say(keep, t, EventStep, session.Step{Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds()})
+	}
+	tell("start", "")
+	err := f(ctx)
+	switch {
+	case err == nil:
+		tell("done", "")
+		return nil
+	case ctx.Err() == nil:
+		tell("failed", err.Error())
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// again counts a failed try of what the phase does, and waits until the next one;
+// it returns cause when there were enough. How often is in the row: a keeper that
+// dies does not start the counting anew, nor cut the waiting short.
+func (w *Worker) again(ctx context.Context, t *Task, cause error, most int, delays ...time.Duration) error {
+	if t.Facts.Tries >= most {
+		return cause
+	}
+	delay := delays[min(t.Facts.Tries, len(delays)-1)]
+	delay = time.Duration(float64(delay) * (1 + jitter*(2*rand.Float64()-1)))
+	err := w.update(context.WithoutCancel(ctx), t, func(_ *store.Task, facts *Facts) []store.Event {
+		facts.Tries++
+		facts.NextTry = time.Now().Add(delay)
+		return []store.Event{event(EventRetry, Retrying{
+			Phase: t.Phase, Try: facts.Tries + 1, Most: most + 1, DelayMS: delay.Milliseconds(),
+			Error: w.text(cause.Error()), Hint: w.text(fail.HintOf(cause)),
+		})}
+	})
+	if err != nil {
+		return err
+	}
+	return sleep(ctx, delay)
+}
+
+// jitter is the part of a delay by which it is longer or shorter, by chance.
+const jitter = 0.15
+
+// rest waits for what is left of the delay that a keeper before us began.
+func (t *Task) rest(ctx context.Context) error {
+	left := time.Until(t.Facts.NextTry)
+	if left <= 0 || left > time.Minute { // a clock that was set back must not hold us up
+		return nil
+	}
+	return sleep(ctx, left)
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// within is ctx with the limit of a phase, of which the keepers before us may have
+// used a part.
+func within(ctx context.Context, t Task, limit time.Duration, what string) (context.Context, context.CancelFunc) {
+	left := max(limit-t.Facts.Spent.until(time.Now()), time.Millisecond)
+	return context.WithTimeoutCause(ctx, left, fail.New(fail.Timeout, "%s took longer than %v", what, limit).
+		WithHint("agent-sessionizer task logs %s", t.ID))
+}
+
+// until is how much was spent before now.
+func (s Spent) until(now time.Time) time.Duration {
+	if s.At.IsZero() {
+		return s.For
+	}
+	return s.For + max(0, now.Sub(s.At))
+}

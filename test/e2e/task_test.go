@@ -1,0 +1,270 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// taskView is of a task what these tests look at.
+type taskView struct {
+	ID       string
+	State    string
+	Session  string
+	Attempt  int
+	Progress struct {
+		ToolCalls int `json:"tool_calls"`
+	}
+	Outcome struct {
+		Result   string
+		ExitCode *int `json:"exit_code"`
+		Reason   string
+	}
+}
+
+func (b *box) task(id string) (v taskView) {
+	b.t.Helper()
+	if err := json.Unmarshal([]byte(b.Asz("task", "show", "--json", id)), &v); err != nil {
+		b.t.Fatal(err)
+	}
+	return v
+}
+
+// submit submits a task for the repository project.
+func (b *box) submit(agent, lifecycle string) string {
+	b.t.Helper()
+	b.manifest(agent, lifecycle)
+	return strings.TrimSpace(b.Asz("task", "submit", "-f", "task.yaml"))
+}
+
+// manifest writes task.yaml.
+func (b *box) manifest(agent, lifecycle string) {
+	b.Write("task.yaml", fmt.Sprintf(`
+version: "1"
+kind: Task
+metadata: {name: "a task"}
+repository: {url: ./project}
+vm: {cpus: 2, memory: 1G, disk: 8G}
+agent: %s
+lifecycle: {%s}
+`, agent, lifecycle))
+}
+
+// shell is an agent that is a script.
+func shell(script string) string {
+	text, _ := json.Marshal(script)
+	return fmt.Sprintf(`{kind: command, command: [bash, -c, %s]}`, text)
+}
+
+// until waits until the task is in that state, or has ended in another.
+func (b *box) until(id, state string) taskView {
+	b.t.Helper()
+	over := map[string]bool{"COMPLETED": true, "FAILED": true, "FAILED_PRESERVED": true, "CANCELLED": true}
+	var v taskView
+	waitFor(b.t, "task "+id+" in "+state, func() bool { v = b.task(id); return v.State == state || over[v.State] })
+	if v.State != state {
+		b.t.Fatalf("task %s is %s, not %s: %+v\n%s\n%s", id, v.State, state, v, b.Asz("task", "logs", "--of", "events", id), b.Logs())
+	}
+	return v
+}
+
+// printed waits until the agent's output has it.
+func (b *box) printed(id, what string) {
+	b.t.Helper()
+	waitFor(b.t, fmt.Sprintf("%q of task %s", what, id), func() bool { return strings.Contains(b.Asz("task", "logs", id), what) })
+}
+
+func (b *box) taskDir(id string) string {
+	return filepath.Join(b.Home, ".local", "share", "agent-sessionizer", "tasks", id)
+}
+
+// nothingLeft wants no session and no process of the box to be there.
+func (b *box) nothingLeft() {
+	b.t.Helper()
+	waitFor(b.t, "the end of all processes", func() bool { return len(b.Leftovers()) == 0 })
+	if l := b.List(); len(l) != 0 {
+		b.t.Errorf("sessions are left: %+v", l)
+	}
+}
+
+// TestTask runs tasks in real VMs: what people do with them, what goes wrong, and
+// what is killed under them.
+func TestTask(t *testing.T) {
+	b := newBox(t)
+	clone := b.Repo("project")
+	secret := "pretend-" + random()
+	m := newModel(t)
+	b.Write("token", secret)
+	b.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf(`
+network: {host_services: ["localhost:%d"]}
+secrets:
+  ANTHROPIC_BASE_URL: "cmd:printf http://host.lima.internal:%d"
+  ANTHROPIC_AUTH_TOKEN: "file:%s/token"
+`, m.port, m.port, b.Home))
+
+	t.Run("a script", func(t *testing.T) {
+		id := b.submit(shell(`set -e
+echo "the token has ${#ANTHROPIC_AUTH_TOKEN} letters: $ANTHROPIC_AUTH_TOKEN"
+git config user.email a@example.invalid; git config user.name a
+echo committed >>hello.txt; git commit -qam work
+echo staged >staged.txt; git add staged.txt
+printf 'a\0b' >binary; git add binary
+echo untracked >"new
+file.txt"
+mkdir -p out; echo '{}' >out/report.json; head -c 50000000 /dev/urandom >out/large.bin
+echo out >>.git/info/exclude
+cat /proc/self/cgroup`), `artifact_patterns: ["out/**"]`)
+		v := b.until(id, "COMPLETED")
+		if v.Outcome.Result != "success" || v.Outcome.ExitCode == nil || *v.Outcome.ExitCode != 0 {
+			t.Errorf("%+v", v)
+		}
+		log := b.Asz("task", "logs", id)
+		if !strings.Contains(log, fmt.Sprintf("has %d letters: %s", len(secret), strings.Repeat("*", len(secret)))) || !strings.Contains(log, "agent-task-"+id) {
+			t.Errorf("the log is %q", log)
+		}
+		var md struct {
+			Artifacts []struct {
+				Name   string
+				Size   int64
+				SHA256 string
+			}
+		}
+		text, err := os.ReadFile(filepath.Join(b.taskDir(id), "outbox", "metadata.json"))
+		if err != nil || json.Unmarshal(text, &md) != nil || len(md.Artifacts) < 5 {
+			t.Fatalf("metadata %s, %v", text, err)
+		}
+		for _, a := range md.Artifacts {
+			out, err := exec.Command("sha256sum", filepath.Join(b.taskDir(id), "outbox", "artifacts", a.Name)).Output()
+			if err != nil || !strings.Contains(string(out), a.SHA256) {
+				t.Errorf("%s: %s, %v", a.Name, out, err)
+			}
+		}
+		patch := filepath.Join(b.taskDir(id), "outbox", "artifacts", id+".patch")
+		if out, err := exec.Command("git", "-C", clone, "apply", "--index", patch).CombinedOutput(); err != nil {
+			t.Errorf("the patch does not fit: %v\n%s", err, out)
+		}
+		for name, want := range map[string]string{"staged.txt": "staged\n", "binary": "a\x00b"} {
+			if got, err := os.ReadFile(filepath.Join(clone, name)); err != nil || string(got) != want {
+				t.Errorf("%s is %q, %v", name, got, err)
+			}
+		}
+		if out, err := exec.Command("git", "-C", clone, "reset", "-q", "--hard").CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if out, err := exec.Command("git", "-C", clone, "for-each-ref", "--format=%(subject)", "refs/agents").Output(); err != nil || !strings.Contains(string(out), "work") {
+			t.Errorf("the agent's commit is not here: %q, %v", out, err)
+		}
+		if out, err := exec.Command("tar", "-tzf", filepath.Join(b.taskDir(id), id+".tar.gz")).Output(); err != nil || !strings.Contains(string(out), "artifacts/"+id+".patch") {
+			t.Errorf("the bundle has %s, %v", out, err)
+		}
+		searchHome(t, b, secret, "token")
+		b.nothingLeft()
+	})
+	t.Run("Claude Code", func(t *testing.T) {
+		b.Write("claude.yaml", `
+version: "1"
+kind: Task
+metadata: {name: "with a model"}
+repository: {url: ./project}
+vm: {cpus: 2, memory: 1G, disk: 8G}
+claude: {prompt: "RUNBASH please"}
+`)
+		r := b.Run("agent-sessionizer", "task", "run", "-f", "claude.yaml")
+		if r.Code != 0 || !strings.Contains(r.Stderr, "Bash") || !strings.Contains(r.Stderr, "All done.") {
+			t.Fatalf("%d\n%s\n%s", r.Code, r.Stdout, r.Stderr)
+		}
+		var all []taskView
+		if err := json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all); err != nil || len(all) == 0 {
+			t.Fatal(all, err)
+		}
+		if all[0].Progress.ToolCalls != 1 {
+			t.Errorf("%+v", all[0])
+		}
+		if !strings.Contains(b.Asz("task", "artifacts", all[0].ID), "untracked/made-by-the-agent") {
+			t.Error(b.Asz("task", "artifacts", all[0].ID))
+		}
+		b.nothingLeft()
+	})
+	t.Run("failure is kept", func(t *testing.T) {
+		b.manifest(shell("exit 3"), "failure_action: preserve")
+		r := b.Run("agent-sessionizer", "task", "run", "-f", "task.yaml")
+		if r.Code != 8 || !strings.Contains(r.Stderr, "exit code 3") {
+			t.Fatalf("%d %s", r.Code, r.Stderr)
+		}
+		b.MustIn(b.List()[0].Name, "test -d /var/lib/agent-task")
+		var all []taskView
+		if err := json.Unmarshal([]byte(b.Asz("task", "list", "--json", "--state", "FAILED_PRESERVED")), &all); err != nil || len(all) != 1 {
+			t.Fatal(all, err)
+		}
+		b.Asz("task", "destroy", "--wait", all[0].ID)
+		b.nothingLeft()
+	})
+	t.Run("cancel, timeout and hang", func(t *testing.T) {
+		id := b.submit(shell(`trap 'echo polite >left.txt; exit 9' TERM; echo up; sleep 600 & wait`), "cancel_grace: 20s")
+		b.until(id, "RUNNING")
+		b.printed(id, "up")
+		b.Asz("task", "cancel", "--wait", id)
+		if v := b.task(id); v.State != "CANCELLED" || !strings.Contains(b.Asz("task", "artifacts", id), "untracked/left.txt") {
+			t.Errorf("%+v\n%s", v, b.Asz("task", "artifacts", id))
+		}
+		id = b.submit(shell(`trap '' TERM; echo up; while :; do echo more; sleep 1; done`), "timeout: 5s, cancel_grace: 2s")
+		if v := b.until(id, "FAILED"); v.Outcome.Result != "timeout" {
+			t.Errorf("%+v", v)
+		}
+		id = b.submit(shell(`echo up; sleep 600`), "hang_timeout: 5s, cancel_grace: 2s")
+		if v := b.until(id, "FAILED"); v.Outcome.Result != "hung" {
+			t.Errorf("%+v", v)
+		}
+		b.nothingLeft()
+	})
+	t.Run("killed and stopped", func(t *testing.T) {
+		// What is on the disk says how often it ran; each run prints for as long as
+		// it takes to be disturbed.
+		script := `echo run >>runs.txt; sync; echo up $(wc -l <runs.txt); until [ -e /tmp/go ]; do echo .; sleep 0.2; done; echo over`
+		id := b.submit(shell(script), "")
+		b.until(id, "RUNNING")
+		b.printed(id, "up 1")
+		name := b.List()[0].Name
+		for _, what := range []string{"task-keeper", "keeper", "hostagent"} {
+			b.kill(" " + what + " ")
+			if got := b.MustIn(name, "wc -l <runs.txt"); got != "1" {
+				t.Errorf("%s killed: the agent ran %s times", what, got)
+			}
+		}
+		for _, what := range []string{" task-keeper ", " keeper ", " gateway ", "qemu-system"} {
+			for pid := range b.Processes(what) {
+				_ = syscall.Kill(pid, syscall.SIGSTOP)
+				time.AfterFunc(3*time.Second, func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+			}
+			before := len(b.Asz("task", "logs", id))
+			waitFor(t, "more output after "+what, func() bool { return len(b.Asz("task", "logs", id)) > before+20 })
+		}
+		if v := b.task(id); v.Attempt != 1 || v.State != "RUNNING" {
+			t.Errorf("%+v", v)
+		}
+		// The machine goes down under it: it is started again, on the same disk.
+		b.kill("qemu-system")
+		b.printed(id, "up 2")
+		if v := b.until(id, "RUNNING"); v.Attempt != 2 {
+			t.Errorf("%+v", v)
+		}
+		b.MustIn(b.List()[0].Name, "touch /tmp/go")
+		b.until(id, "COMPLETED")
+		log := b.Asz("task", "logs", id)
+		if strings.Count(log, "up ") != 2 || !strings.HasSuffix(strings.TrimSpace(log), "over") {
+			t.Errorf("the log is %q", log)
+		}
+		if out := b.Asz("task", "artifacts", id, "--get", "untracked/runs.txt"); out != "run\nrun\n" {
+			t.Errorf("runs.txt is %q", out)
+		}
+		b.nothingLeft()
+	})
+}
