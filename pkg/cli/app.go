@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -61,7 +63,8 @@ func (a *app) manager(ctx context.Context) (*session.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m, m.Reconcile(ctx)
+	// What needs a keeper and has none gets one, sessions and tasks.
+	return m, errors.Join(m.Reconcile(ctx), (&task.Manager{Sessions: m}).Reconcile(ctx))
 }
 
 // plainManager is manager without the reconciling.

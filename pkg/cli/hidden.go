@@ -29,6 +29,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
@@ -45,7 +46,18 @@ func newHiddenCmds(a *app) []*cobra.Command {
 				if err != nil {
 					return err
 				}
-				return keeper.Run(cmd.Context(), w, args[0])
+				return keeper.Run(cmd.Context(), log, &keeper.Session{Worker: w, ID: args[0]})
+			},
+		},
+		{
+			Use: task.KeeperCommand + " TASK-ID", Args: usage(sessionID), // ids are alike
+			RunE: func(cmd *cobra.Command, args []string) error {
+				log := a.con.Logger(slog.LevelInfo, true, a.redact).With("task_id", args[0], "pid", os.Getpid())
+				w, err := a.taskWorker(cmd.Context(), task.Worker{Log: log})
+				if err != nil {
+					return err
+				}
+				return keeper.Run(cmd.Context(), log, &keeper.Task{Worker: w, ID: args[0]})
 			},
 		},
 		{

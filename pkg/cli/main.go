@@ -109,10 +109,11 @@ the standard error; commands that read have --json.`),
 	cmd.MarkFlagsMutuallyExclusive("list", "stop", "destroy")
 	o.open.flags(f)
 	addClient(cmd, &o.open.client)
-	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
+	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "tasks", Title: "Unattended runs:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
 	for group, cmds := range map[string][]*cobra.Command{
 		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
+		"tasks":   {newTaskCmd(a)},
 		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newDoctorCmd(a), newPruneCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
 		"":        slices.Concat(newHiddenCmds(a), newPickerCmds(a), newTopics()),
 	} {
