@@ -1,0 +1,410 @@
+package agent_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+)
+
+func TestCommand(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		a    manifest.Agent
+		want []string
+	}{
+		{
+			"claude",
+			manifest.Agent{Kind: manifest.Claude, Prompt: "Fix it.", MaxTurns: 100},
+			[]string{"claude", "--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose", "--max-turns", "100", "--print", "--", "Fix it."},
+		},
+		{
+			"claude with everything",
+			manifest.Agent{Kind: manifest.Claude, Prompt: "- one\n- two", Model: "sonnet", MaxTurns: 3, AllowedTools: []string{"Read", "Edit"}},
+			[]string{"claude", "--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose", "--model", "sonnet", "--max-turns", "3", "--tools", "Read,Edit", "--print", "--", "- one\n- two"},
+		},
+		{
+			"codex",
+			manifest.Agent{Kind: manifest.Codex, Prompt: "resume"},
+			[]string{"codex", "exec", "--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--", "resume"},
+		},
+		{
+			"codex with a model",
+			manifest.Agent{Kind: manifest.Codex, Prompt: "--help", Model: "gpt-5"},
+			[]string{"codex", "exec", "--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--model", "gpt-5", "--", "--help"},
+		},
+		{
+			"command",
+			manifest.Agent{Kind: manifest.Command, Prompt: "not an argument", Command: []string{"make", "-j2", ""}},
+			[]string{"make", "-j2", ""},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := agent.Command(c.a); !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got  %q\nwant %q", got, c.want)
+			}
+		})
+	}
+}
+
+// transcript is what an agent of the kind wrote, from testdata.
+func transcript(t testing.TB, name string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// told is changes on lines, for comparing.
+func told(changes []agent.Change) string {
+	var b strings.Builder
+	for _, c := range changes {
+		fmt.Fprintf(&b, "%s|%s|%s\n", c.Kind, c.Name, c.Text)
+	}
+	return b.String()
+}
+
+func TestClaude(t *testing.T) {
+	text := transcript(t, "claude.jsonl")
+	r := agent.NewParser(manifest.Claude, agent.Progress{})
+	changes := r.Feed(text)
+	want := `message||I'll look at the test first.
+tool|Bash|go test ./...
+tool|Read|/work/repo/sum.go
+tool|Edit|/work/repo/sum.go
+tool|Agent|Find callers of Sum
+tool|Grep|Sum\(
+message||Fixed.
+result||Fixed: the loop began at 1.
+
+Both tests pass.
+`
+	if got := told(changes); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+	p := r.Progress()
+	if p.Offset != int64(len(text)) || p.Skipped != 1 { // the line that is no JSON
+		t.Errorf("at %d of %d, %d skipped", p.Offset, len(text), p.Skipped)
+	}
+	got := agent.Progress{
+		Usage: p.Usage, ToolCalls: p.ToolCalls, CurrentTool: p.CurrentTool, Model: p.Model, Thread: p.Thread, Result: p.Result, Error: p.Error,
+	}
+	if want := (agent.Progress{
+		Usage:     agent.Usage{Turns: 6, InputTokens: 31, OutputTokens: 640, CacheReadTokens: 60100, CacheWriteTokens: 15200, CostUSD: 0.0841},
+		ToolCalls: 5, Model: "claude-sonnet-4-5-20250929", Thread: "6d5c1a52-53b4-4f0c-9a1e-0c8f6f9f0a11",
+		Result: "Fixed: the loop began at 1.\n\nBoth tests pass.",
+	}); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// While it runs: the tool at work is the latest without a result, and each
+// message is counted once though it has several lines.
+func TestClaudeLive(t *testing.T) {
+	r := agent.NewParser(manifest.Claude, agent.Progress{})
+	message := func(id, block string) string {
+		return fmt.Sprintf(`{"type":"assistant","message":{"id":%q,"content":[%s],"usage":{"input_tokens":3,"output_tokens":5,"cache_read_input_tokens":7,"cache_creation_input_tokens":11}},"parent_tool_use_id":null}`, id, block)
+	}
+	result := func(call string) string {
+		return fmt.Sprintf(`{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":%q}]}}`, call)
+	}
+	for _, step := range []struct {
+		line    string
+		current string
+		calls   int
+		turns   int64
+	}{
+		{message("m1", `{"type":"thinking","thinking":"hm"}`), "", 0, 1},
+		{message("m1", `{"type":"tool_use","id":"t1","name":"Bash","input":{"command":"ls"}}`), "Bash", 1, 1},
+		{message("m1", `{"type":"tool_use","id":"t2","name":"Read","input":{"file_path":"/x"}}`), "Read", 2, 1},
+		{result("t1"), "Read", 2, 1},
+		{result("t1"), "Read", 2, 1},
+		{result("unknown"), "Read", 2, 1},
+		{result("t2"), "", 2, 1},
+		{`{"type":"user","message":{"content":"only text"}}`, "", 2, 1},
+		{message("m2", `{"type":"server_tool_use","id":"t3","name":"web_search","input":{"query":"q"}}`), "web_search", 3, 2},
+		{message("m2", `{"type":"web_search_tool_result","tool_use_id":"t3","content":[]}`), "", 3, 2},
+	} {
+		r.Line([]byte(step.line))
+		if p := r.Progress(); p.CurrentTool != step.current || p.ToolCalls != step.calls || p.Turns != step.turns || p.Skipped != 0 {
+			t.Fatalf("after %s: %+v", step.line, p)
+		}
+	}
+	if p := r.Progress(); p.Usage != (agent.Usage{Turns: 2, InputTokens: 6, OutputTokens: 10, CacheReadTokens: 14, CacheWriteTokens: 22}) {
+		t.Errorf("%+v", p.Usage)
+	}
+}
+
+func TestClaudeFails(t *testing.T) {
+	for _, c := range []struct{ name, line, why string }{
+		{"turns", `{"type":"result","subtype":"error_max_turns","is_error":false,"num_turns":101,"total_cost_usd":1.5}`, "error_max_turns"},
+		{"reasons", `{"type":"result","subtype":"error_during_execution","is_error":true,"errors":["one","two"]}`, "one\ntwo"},
+		{"login", `{"type":"result","subtype":"success","is_error":true,"result":"Invalid API key · Please run /login"}`, "Invalid API key · Please run /login"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := agent.NewParser(manifest.Claude, agent.Progress{Result: "of before"})
+			changes := r.Line([]byte(c.line))
+			if p := r.Progress(); p.Error != c.why || p.Result != "of before" || len(changes) != 1 || changes[0].Kind != agent.Failure || changes[0].Text != c.why {
+				t.Errorf("%+v %+v", p, changes)
+			}
+		})
+	}
+	r := agent.NewParser(manifest.Claude, agent.Progress{})
+	if got := told(r.Line([]byte(`{"type":"assistant","error":"rate_limit","message":{"id":"m","content":[{"type":"text","text":"Limit reached"}]}}`))); got != "message||Limit reached\nerror||rate_limit\n" {
+		t.Error(got)
+	}
+}
+
+// An agent that was started again is another conversation: what it uses comes on
+// top. One that tells of itself again is not.
+func TestRunsAddUp(t *testing.T) {
+	r := agent.NewParser(manifest.Claude, agent.Progress{})
+	run := func(session string, in, turns int64, cost float64) {
+		r.Line(fmt.Appendf(nil, `{"type":"system","subtype":"init","session_id":%q,"model":"m"}`, session))
+		r.Line(fmt.Appendf(nil, `{"type":"result","subtype":"success","num_turns":%d,"total_cost_usd":%g,"usage":{"input_tokens":%d}}`, turns, cost, in))
+	}
+	check := func(in, turns int64, cost float64) {
+		t.Helper()
+		if p := r.Progress(); p.InputTokens != in || p.Turns != turns || p.CostUSD != cost {
+			t.Fatalf("%+v", p.Usage)
+		}
+	}
+	run("a", 100, 4, 0.5)
+	check(100, 4, 0.5)
+	run("a", 150, 6, 0.75) // the same one, further
+	check(150, 6, 0.75)
+	run("b", 10, 1, 0.25)
+	check(160, 7, 1)
+	run("b", 5, 1, 0.125) // less than it said before
+	check(160, 7, 1)
+}
+
+func TestCodex(t *testing.T) {
+	text := transcript(t, "codex.jsonl")
+	r := agent.NewParser(manifest.Codex, agent.Progress{})
+	changes := r.Feed(text)
+	want := `tool|shell|bash -lc 'go test ./...'
+tool|file_change|sum.go sum_test.go
+tool|docs.search|
+tool|web_search|go range loop
+error||stream disconnected; retrying 1/5
+error||one file was too long
+message||The loop began at 1; it begins at 0 now.
+result||The loop began at 1; it begins at 0 now.
+`
+	if got := told(changes); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+	p := r.Progress()
+	if want := (agent.Progress{
+		Usage:     agent.Usage{Turns: 1, InputTokens: 315, OutputTokens: 122, CacheReadTokens: 24448},
+		ToolCalls: 4, Thread: "0199a213-81c0-7800-8aa1-bbab2a035a53", Result: "The loop began at 1; it begins at 0 now.",
+		Offset: int64(len(text)),
+		Run:    agent.Usage{Turns: 1, InputTokens: 315, OutputTokens: 122, CacheReadTokens: 24448},
+	}); !reflect.DeepEqual(p, want) {
+		t.Errorf("got  %+v\nwant %+v", p, want)
+	}
+}
+
+func TestCodexFails(t *testing.T) {
+	r := agent.NewParser(manifest.Codex, agent.Progress{})
+	r.Line([]byte(`{"type":"item.started","item":{"id":"i","type":"command_execution","command":"sleep 9"}}`))
+	if p := r.Progress(); p.CurrentTool != "shell" {
+		t.Errorf("%+v", p)
+	}
+	got := told(r.Line([]byte(`{"type":"turn.failed","error":{"message":"no credit\u001b[2J"}}`)))
+	if p := r.Progress(); p.Error != "no credit\ufffd[2J" || p.CurrentTool != "" || got != "error||no credit\ufffd[2J\n" {
+		t.Errorf("%+v %q", p, got)
+	}
+	r.Line([]byte(`{"type":"turn.completed","usage":{}}`))
+	if p := r.Progress(); p.Error != "" {
+		t.Errorf("%+v", p)
+	}
+}
+
+// The output of any other program is its own affair.
+func TestCommandHasNoStructure(t *testing.T) {
+	r := agent.NewParser(manifest.Command, agent.Progress{})
+	text := "building\n{\"type\":\"result\"}\n\nhalf a line"
+	if changes := r.Feed([]byte(text)); changes != nil {
+		t.Error(changes)
+	}
+	if p := r.Progress(); !reflect.DeepEqual(p, agent.Progress{Offset: int64(strings.LastIndex(text, "\n") + 1)}) {
+		t.Errorf("%+v", p)
+	}
+}
+
+// Wherever the output is cut, and whether or not the reader was another before,
+// the end is the same, and so is what was told on the way.
+func TestResume(t *testing.T) {
+	for name, kind := range map[string]manifest.Kind{"claude.jsonl": manifest.Claude, "codex.jsonl": manifest.Codex} {
+		text := transcript(t, name)
+		whole := agent.NewParser(kind, agent.Progress{})
+		want := told(whole.Feed(text))
+		for cut := range len(text) + 1 {
+			first := agent.NewParser(kind, agent.Progress{})
+			got := told(first.Feed(text[:cut]))
+			stored, err := json.Marshal(first.Progress())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var from agent.Progress
+			if err := json.Unmarshal(stored, &from); err != nil {
+				t.Fatal(err)
+			}
+			second := agent.NewParser(kind, from)
+			got += told(second.Feed(text[from.Offset:]))
+			if got != want || !reflect.DeepEqual(second.Progress(), whole.Progress()) {
+				t.Fatalf("%s cut at %d: %+v\n%s", name, cut, second.Progress(), got)
+			}
+		}
+		r := agent.NewParser(kind, agent.Progress{})
+		var got string
+		random := rand.New(rand.NewPCG(1, 2))
+		for rest := text; len(rest) > 0; {
+			n := min(1+random.IntN(50), len(rest))
+			got += told(r.Feed(rest[:n]))
+			rest = rest[n:]
+		}
+		if got != want || !reflect.DeepEqual(r.Progress(), whole.Progress()) {
+			t.Errorf("%s in small pieces: %+v", name, r.Progress())
+		}
+	}
+}
+
+// A Progress that was handed out does not change with the parser.
+func TestProgressIsACopy(t *testing.T) {
+	r := agent.NewParser(manifest.Claude, agent.Progress{})
+	use := func(id string) {
+		r.Line(fmt.Appendf(nil, `{"type":"assistant","message":{"id":%q,"content":[{"type":"tool_use","id":%q,"name":%q}]}}`, id, id, id))
+	}
+	use("a")
+	use("b")
+	before := r.Progress()
+	other := agent.NewParser(manifest.Claude, before)
+	r.Line([]byte(`{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"a"}]}}`))
+	use("c")
+	if !slices.Equal(before.Calls, []agent.Call{{ID: "a", Name: "a"}, {ID: "b", Name: "b"}}) || !slices.Equal(before.Seen, []string{"a", "b"}) {
+		t.Errorf("%+v", before)
+	}
+	if !reflect.DeepEqual(other.Progress(), before) {
+		t.Errorf("%+v", other.Progress())
+	}
+}
+
+// A guest can write what it likes.
+func TestHostile(t *testing.T) {
+	long := strings.Repeat("x", agent.MaxLine+1)
+	many := `{"type":"assistant","message":{"id":"m","content":[` + strings.Repeat(`{"type":"tool_use","id":"i","name":"n"},`, 9999) + `{"type":"text","text":"t"}]}}`
+	for _, c := range []struct {
+		name, text string
+		skipped    int64
+		check      func(agent.Progress, []agent.Change) bool
+	}{
+		{"no JSON", "\x1b]0;evil\x07\n\x00\xff\n", 2, nil},
+		{"other JSON", "null\n5\n\"x\"\n[]\n{}\n", 5, nil},
+		{"too long", long + "\n", 1, nil},
+		{"too long, and the next", long + "\n" + `{"type":"system","subtype":"init","model":"m"}` + "\n", 1, func(p agent.Progress, _ []agent.Change) bool { return p.Model == "m" }},
+		{"nested", `{"type":"assistant","message":{"content":` + strings.Repeat("[", 100_000) + "\n", 1, nil},
+		{"unknown", `{"type":"from_the_future","x":1}` + "\n", 0, nil},
+		{"of other types", `{"type":"assistant","message":{"id":7,"content":[{"type":"tool_use","id":"i","name":"Bash","input":[]}],"usage":"much"}}` + "\n", 0, func(p agent.Progress, c []agent.Change) bool {
+			return p.ToolCalls == 1 && p.CurrentTool == "Bash"
+		}},
+		{"many calls", many + "\n", 0, func(p agent.Progress, c []agent.Change) bool {
+			return p.ToolCalls == 9999 && len(p.Calls) == 64 && len(c) == 32
+		}},
+		{"numbers", `{"type":"result","subtype":"success","num_turns":-5,"total_cost_usd":-1,"usage":{"input_tokens":9223372036854775807,"output_tokens":-9223372036854775808}}` + "\n", 0, func(p agent.Progress, _ []agent.Change) bool {
+			return p.Usage == agent.Usage{InputTokens: 1 << 53}
+		}},
+		{"overflow", strings.Repeat(`{"type":"result","subtype":"success","total_cost_usd":1e300,"modelUsage":{"a":{"inputTokens":9223372036854775807},"b":{"inputTokens":9223372036854775807}}}`+"\n", 3), 0, func(p agent.Progress, _ []agent.Change) bool {
+			return p.Usage == agent.Usage{InputTokens: 1 << 53, CostUSD: 1e9}
+		}},
+		{"escapes", `{"type":"assistant","message":{"content":[{"type":"text","text":"a\u001b[2J\u202e\r\n\tb"},{"type":"tool_use","id":"\u0007","name":"B\u001b","input":{"command":"x\u009b\ny"}}]}}` + "\n", 0, func(p agent.Progress, c []agent.Change) bool {
+			return told(c) == "message||a\ufffd[2J\ufffd\n    b\ntool|B\ufffd|x\ufffd y\n" && p.Calls[0] == agent.Call{ID: "\ufffd", Name: "B\ufffd"}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := agent.NewParser(manifest.Claude, agent.Progress{})
+			changes := r.Feed([]byte(c.text))
+			p := r.Progress()
+			if p.Skipped != c.skipped || p.Offset != int64(len(c.text)) || c.check != nil && !c.check(p, changes) {
+				t.Errorf("%+v\n%+v", p, changes)
+			}
+		})
+	}
+	// A line without end takes no more memory than one of the longest length.
+	r := agent.NewParser(manifest.Claude, agent.Progress{})
+	block := []byte(strings.Repeat("y", 64<<10))
+	for range 1000 {
+		r.Feed(block)
+	}
+	r.Feed([]byte("\n"))
+	if p := r.Progress(); p.Skipped != 1 || p.Offset != 1000*64<<10+1 {
+		t.Errorf("%+v", p)
+	}
+}
+
+func FuzzParser(f *testing.F) {
+	f.Add(string(transcript(f, "claude.jsonl")), true, 100)
+	f.Add(string(transcript(f, "codex.jsonl")), false, 1000)
+	f.Add(`{"type":"result","subtype":"success","usage":{"input_tokens":-1},"modelUsage":{"m":{"outputTokens":1e3}}}`+"\n", true, 3)
+	f.Add("{\"type\":\"assistant\",\"message\":{\"content\":[{\"type\":\"text\",\"text\":\"\\ud800\\u202e\xff\"}]}}\n\n\r\n", true, 8)
+	f.Fuzz(func(t *testing.T, text string, claude bool, cut int) {
+		kind := manifest.Codex
+		if claude {
+			kind = manifest.Claude
+		}
+		whole := agent.NewParser(kind, agent.Progress{})
+		changes := whole.Feed([]byte(text))
+		p := whole.Progress()
+		if p.Offset != int64(strings.LastIndexByte(text, '\n')+1) {
+			t.Fatalf("at %d", p.Offset)
+		}
+		texts := []string{p.CurrentTool, p.Model, p.Thread, p.Result, p.Error}
+		for _, c := range p.Calls {
+			texts = append(texts, c.ID, c.Name)
+		}
+		for _, c := range changes {
+			texts = append(texts, c.Kind, c.Name, c.Text)
+		}
+		for _, text := range append(texts, p.Seen...) {
+			shown := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }
+			if len(text) > 4*4096 || !utf8.ValidString(text) || strings.ContainsFunc(text, shown) {
+				t.Fatalf("text %q", text)
+			}
+		}
+		if u := p.Usage; min(u.Turns, u.InputTokens, u.OutputTokens, u.CacheReadTokens, u.CacheWriteTokens) < 0 || u.CostUSD < 0 || p.ToolCalls < 0 {
+			t.Fatalf("usage %+v", u)
+		}
+		if len(p.Calls) > 64 || len(p.Seen) > 64 {
+			t.Fatalf("%d calls, %d seen", len(p.Calls), len(p.Seen))
+		}
+		first := agent.NewParser(kind, agent.Progress{})
+		got := told(first.Feed([]byte(text)[:max(0, min(cut, len(text)))]))
+		stored, err := json.Marshal(first.Progress())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var from agent.Progress
+		if err := json.Unmarshal(stored, &from); err != nil {
+			t.Fatal(err)
+		}
+		second := agent.NewParser(kind, from)
+		got += told(second.Feed([]byte(text)[from.Offset:]))
+		if got != told(changes) || !reflect.DeepEqual(second.Progress(), p) {
+			t.Fatalf("cut at %d: %+v, not %+v", cut, second.Progress(), p)
+		}
+	})
+}

@@ -1,0 +1,155 @@
+package agent
+
+import (
+	"cmp"
+	"encoding/json"
+	"strings"
+)
+
+// claudeLine is one line of Claude Code's stream-json, as far as it matters.
+// What it calls a message has as many lines as parts, all with the same usage.
+type claudeLine struct {
+	Type    string  `json:"type"`
+	Subtype string  `json:"subtype"`
+	Session string  `json:"session_id"`
+	Model   string  `json:"model"`              // of system
+	Parent  *string `json:"parent_tool_use_id"` // the call that started this helper of the agent
+	Message struct {
+		ID      string          `json:"id"`
+		Content json.RawMessage `json:"content"` // of user it may be a text
+		Usage   claudeUsage     `json:"usage"`
+	} `json:"message"`
+	Error string `json:"error"` // of assistant
+
+	Failed  bool                        `json:"is_error"` // this and the rest are of result
+	Turns   int64                       `json:"num_turns"`
+	Cost    float64                     `json:"total_cost_usd"`
+	Usage   claudeUsage                 `json:"usage"`
+	Models  map[string]claudeModelUsage `json:"modelUsage"`
+	Result  string                      `json:"result"`
+	Reasons []string                    `json:"errors"`
+}
+
+type claudeUsage struct {
+	Input      int64 `json:"input_tokens"`
+	Output     int64 `json:"output_tokens"`
+	CacheRead  int64 `json:"cache_read_input_tokens"`
+	CacheWrite int64 `json:"cache_creation_input_tokens"`
+}
+
+func (u claudeUsage) usage() Usage {
+	return Usage{InputTokens: u.Input, OutputTokens: u.Output, CacheReadTokens: u.CacheRead, CacheWriteTokens: u.CacheWrite}
+}
+
+// claudeModelUsage is the same of one model, its helpers' use included.
+type claudeModelUsage struct {
+	Input      int64 `json:"inputTokens"`
+	Output     int64 `json:"outputTokens"`
+	CacheRead  int64 `json:"cacheReadInputTokens"`
+	CacheWrite int64 `json:"cacheCreationInputTokens"`
+}
+
+// claudeBlock is a part of a message.
+type claudeBlock struct {
+	Type  string `json:"type"`
+	ID    string `json:"id"`
+	Name  string `json:"name"`
+	Text  string `json:"text"`
+	Of    string `json:"tool_use_id"`
+	Input struct {
+		Command     string `json:"command"`
+		File        string `json:"file_path"`
+		Notebook    string `json:"notebook_path"`
+		Path        string `json:"path"`
+		Pattern     string `json:"pattern"`
+		URL         string `json:"url"`
+		Query       string `json:"query"`
+		Description string `json:"description"`
+		Prompt      string `json:"prompt"`
+	} `json:"input"`
+}
+
+// with is what a tool is called with, in a few words.
+func (b claudeBlock) with() string {
+	in := b.Input
+	return cmp.Or(in.Command, in.File, in.Notebook, in.Pattern, in.Path, in.URL, in.Query, in.Description, in.Prompt)
+}
+
+// claude reads one line, and reports whether something could be made of it.
+func (r *Parser) claude(data []byte) bool {
+	var l claudeLine
+	if !decode(data, &l) || l.Type == "" {
+		return false
+	}
+	switch l.Type {
+	case "system":
+		if l.Subtype == "init" {
+			r.thread(l.Session)
+			r.p.Model = word(l.Model)
+		}
+	case "assistant":
+		r.claudeMessage(l)
+	case "user":
+		for _, b := range l.blocks() {
+			if strings.HasSuffix(b.Type, "tool_result") {
+				r.returned(b.Of)
+			}
+		}
+	case "result":
+		r.claudeResult(l)
+	}
+	return true
+}
+
+func (l claudeLine) blocks() []claudeBlock {
+	var blocks []claudeBlock
+	if len(l.Message.Content) > 0 {
+		decode(l.Message.Content, &blocks)
+	}
+	return blocks
+}
+
+func (r *Parser) claudeMessage(l claudeLine) {
+	if id := l.Message.ID; id != "" && !r.counted(id) {
+		used := l.Message.Usage.usage()
+		if l.Parent == nil { // a helper's turns are not the agent's
+			used.Turns = 1
+		}
+		r.grow(r.p.Run.plus(used))
+	}
+	for _, b := range l.blocks() {
+		switch {
+		case b.Type == "text" && strings.TrimSpace(b.Text) != "":
+			r.tell(Message, "", lines(b.Text))
+		case strings.HasSuffix(b.Type, "tool_use"):
+			r.call(b.ID, b.Name, b.with())
+		case strings.HasSuffix(b.Type, "tool_result"): // of tools that run at the model's
+			r.returned(b.Of)
+		}
+	}
+	if l.Error != "" {
+		r.tell(Failure, "", line(l.Error))
+	}
+}
+
+func (r *Parser) claudeResult(l claudeLine) {
+	used := l.Usage.usage()
+	if len(l.Models) > 0 {
+		used = Usage{}
+		for _, m := range l.Models {
+			used = used.plus(Usage{
+				InputTokens: m.Input, OutputTokens: m.Output, CacheReadTokens: m.CacheRead, CacheWriteTokens: m.CacheWrite,
+			})
+		}
+	}
+	used.Turns, used.CostUSD = l.Turns, l.Cost
+	r.grow(used)
+	r.p.Calls = nil
+	if l.Failed || l.Subtype != "success" {
+		r.p.Error = lines(cmp.Or(l.Result, strings.Join(l.Reasons, "\n"), l.Subtype))
+		r.tell(Failure, l.Subtype, r.p.Error)
+		return
+	}
+	r.p.Result, r.p.Error = lines(l.Result), ""
+	r.tell(Result, "", r.p.Result)
+}

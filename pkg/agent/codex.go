@@ -1,0 +1,108 @@
+package agent
+
+import (
+	"cmp"
+	"strings"
+)
+
+// codexLine is one line of `codex exec --json`, as far as it matters.
+type codexLine struct {
+	Type   string `json:"type"`
+	Thread string `json:"thread_id"`
+	Usage  struct {
+		Input  int64 `json:"input_tokens"` // with those from the cache
+		Cached int64 `json:"cached_input_tokens"`
+		Output int64 `json:"output_tokens"`
+	} `json:"usage"` // of the whole thread
+	Error struct {
+		Message string `json:"message"`
+	} `json:"error"` // of turn.failed
+	Message string    `json:"message"` // of error
+	Item    codexItem `json:"item"`
+}
+
+// codexItem is something that the agent does or says.
+type codexItem struct {
+	ID      string `json:"id"`
+	Type    string `json:"type"`
+	Text    string `json:"text"`
+	Command string `json:"command"`
+	Server  string `json:"server"`
+	Tool    string `json:"tool"`
+	Query   string `json:"query"`
+	Prompt  string `json:"prompt"`
+	Message string `json:"message"`
+	Changes []struct {
+		Path string `json:"path"`
+	} `json:"changes"`
+}
+
+// tool is the name of the tool that the item is a call of, "" when it is none,
+// and what it is called with.
+func (i codexItem) tool() (name, with string) {
+	switch i.Type {
+	case "command_execution":
+		return "shell", i.Command
+	case "file_change":
+		var paths []string
+		for _, c := range i.Changes[:min(len(i.Changes), 10)] {
+			paths = append(paths, c.Path)
+		}
+		return "file_change", strings.Join(paths, " ")
+	case "mcp_tool_call":
+		return word(i.Server) + "." + word(i.Tool), ""
+	case "collab_tool_call":
+		return cmp.Or(i.Tool, i.Type), i.Prompt
+	case "web_search":
+		return "web_search", i.Query
+	}
+	return "", ""
+}
+
+// codex reads one line, and reports whether something could be made of it.
+func (r *Parser) codex(data []byte) bool {
+	var l codexLine
+	if !decode(data, &l) || l.Type == "" {
+		return false
+	}
+	switch l.Type {
+	case "thread.started":
+		r.thread(l.Thread)
+	case "turn.started":
+		r.grow(r.p.Run.plus(Usage{Turns: 1}))
+	case "item.started":
+		if name, with := l.Item.tool(); name != "" {
+			r.call(l.Item.ID, name, with)
+		}
+	case "item.completed":
+		r.codexItem(l.Item)
+	case "turn.completed":
+		u := l.Usage
+		r.grow(Usage{InputTokens: count(u.Input) - count(u.Cached), CacheReadTokens: u.Cached, OutputTokens: u.Output})
+		r.p.Calls, r.p.Error = nil, ""
+		r.tell(Result, "", r.p.Result)
+	case "turn.failed", "error": // an error is told of, too, when the agent tries again
+		r.p.Error = lines(cmp.Or(l.Error.Message, l.Message, l.Type))
+		r.tell(Failure, "", r.p.Error)
+		if l.Type == "turn.failed" {
+			r.p.Calls = nil
+		}
+	}
+	return true
+}
+
+func (r *Parser) codexItem(i codexItem) {
+	name, with := i.tool()
+	switch {
+	case name != "":
+		if !r.returned(i.ID) { // of some only the end is told
+			r.call(i.ID, name, with)
+			r.returned(i.ID)
+		}
+	case i.Type == "agent_message":
+		r.p.Result = lines(i.Text)
+		r.tell(Message, "", r.p.Result)
+	case i.Type == "error":
+		r.tell(Failure, "", line(i.Message))
+	}
+}

@@ -1,0 +1,323 @@
+package manifest_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+)
+
+// minimal is the shortest manifest there is; what a test adds is in line 7.
+const minimal = `version: "1"
+kind: Task
+repository:
+  url: owner/repo
+claude:
+  prompt: Do it.
+`
+
+// unmanned lacks an agent, which a test adds in line 5.
+const unmanned = `version: "1"
+kind: Task
+repository:
+  url: owner/repo
+`
+
+// bad is a manifest that Parse refuses.
+type bad struct {
+	name, text string
+	at         string // line:column of the first problem
+	says       string // a part of what it says
+	beyond     bool   // a schema cannot know it
+}
+
+// with is minimal and one more line, about a key that stands in it.
+func with(name, line, at, says string) bad {
+	return bad{name: name, text: minimal + line + "\n", at: "7:" + at, says: says}
+}
+
+// agentOf is unmanned and an agent, on one line.
+func agentOf(name, agent, at, says string) bad {
+	return bad{name: name, text: unmanned + "agent: " + agent + "\n", at: "5:" + at, says: says}
+}
+
+// beyondSchema marks what only Parse can know.
+func beyondSchema(b bad) bad {
+	b.beyond = true
+	return b
+}
+
+var bads = []bad{
+	// No manifest at all.
+	{name: "nothing", text: "", at: "1:1", says: "the manifest is empty"},
+	{name: "blank", text: " \n\n", at: "1:1", says: "the manifest is empty"},
+	{name: "a comment", text: "# nothing\n", at: "1:1", says: "the manifest is empty"},
+	{name: "null", text: "null\n", at: "1:1", says: "the manifest is empty"},
+	{name: "a text", text: "do it\n", at: "1:1", says: "the manifest is a text where an object belongs"},
+	{name: "a number", text: "42\n", at: "1:1", says: "is a number where an object belongs"},
+	{name: "a list", text: "- version: \"1\"\n", at: "1:1", says: "is a list where an object belongs"},
+	{name: "an empty object", text: "{}\n", at: "1:1", says: "version is missing"},
+	{name: "too large", text: minimal + "# " + strings.Repeat("x", manifest.MaxBytes), at: "1:1", says: "more than 1 MiB", beyond: true},
+	{name: "latin-1", text: "version: \"1\"\nkind: T\xe4sk\n", at: "2:8", says: "not UTF-8"},
+	{name: "utf-16", text: "\xff\xfev\x00e\x00r\x00", at: "1:1", says: "not UTF-8"},
+	{name: "nul", text: "version: \"1\"\n\x00", at: "2:1", says: "U+0000"},
+	{name: "escape", text: "version: \"1\" # \x1b[2J\n", at: "1:16", says: "U+001B"},
+	{name: "delete", text: "kind: Task\x7f\n", at: "1:11", says: "U+007F"},
+	{name: "C1 control", text: "kind: Täsk\u0085\n", at: "1:11", says: "U+0085"},
+	{name: "a byte order mark inside", text: "kind: \ufeffTask\n", at: "1:7", says: "U+FEFF"},
+
+	// No YAML.
+	{name: "unclosed quote", text: "version: \"1\nkind: Task\n", says: "this is not YAML"},
+	{name: "unclosed bracket", text: minimal + "secrets: [\n", says: "this is not YAML"},
+	{name: "tab for indentation", text: "version: \"1\"\nrepository:\n\turl: x\n", at: "3:1", says: "this is not YAML"},
+	{name: "two keys on a line", text: "version: kind: Task\n", says: "this is not YAML"},
+	{name: "wrong indentation", text: "version: \"1\"\n  kind: Task\n", says: "this is not YAML"},
+	{name: "unknown escape", text: "version: \"\\q\"\n", says: "this is not YAML"},
+	{name: "reserved character", text: "version: @1\n", says: "this is not YAML"},
+	{name: "JSON cut short", text: `{"version": "1", "kind": "Task"`, says: "this is not YAML"},
+
+	// YAML that manifests do without.
+	{name: "two documents", text: minimal + "---\n" + minimal, at: "7:1", says: "a second document", beyond: true},
+	{name: "two documents, one empty", text: minimal + "---\n", at: "7:1", says: "a second document", beyond: true},
+	{name: "an anchor", text: "version: &v \"1\"\nkind: Task\n", at: "1:10", says: "anchors"},
+	{name: "an alias", text: minimal + "metadata: {name: &n x, labels: {a: *n}}\n", at: "7:18", says: "anchors", beyond: true},
+	{name: "a star without quotes", text: minimal + "lifecycle:\n  artifact_patterns:\n    - *.patch\n", at: "9:7", says: "begins with * "},
+	{name: "a merge key", text: minimal + "metadata:\n  <<: {name: x}\n", at: "8:3", says: "merge keys", beyond: true},
+	{name: "a tag", text: "version: !!str 1\n", at: "1:10", says: "tags"},
+	{name: "a local tag", text: "version: !env VERSION\n", at: "1:10", says: "tags"},
+	{name: "a bomb", text: "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", at: "1:4", says: "anchors"},
+	{name: "a list for a key", text: "? [a, b]\n: c\n", at: "1:3", says: "this key is not a word"},
+	{name: "an object for a key", text: "{a: 1}: b\n", at: "1:1", says: "this key is not a word"},
+	{name: "an empty key", text: minimal + ": x\n", at: "7:1", says: "this key is not a word"},
+	{name: "nested", text: minimal + "metadata: " + strings.Repeat("[", 30) + strings.Repeat("]", 30) + "\n", at: "7:31", says: "more than 20 deep"},
+	{name: "nested JSON", text: `{"metadata":` + strings.Repeat("[", 30) + strings.Repeat("]", 30) + "}", at: "1:33", says: "more than 20 deep"},
+	{name: "nested very deep", text: strings.Repeat("[", 200_000), says: "not YAML"},
+	{name: "nested very deep in blocks", text: strings.Repeat("- ", 200_000), says: ""},
+	{name: "very many values", text: "[" + strings.Repeat("a,", 20_000) + "a]", says: "more than 10,000 values"},
+	{name: "very many values in JSON", text: "[" + strings.Repeat("1,", 20_000) + "1]", says: "more than 10,000 values"},
+
+	// Keys.
+	with("unknown key", "promt: x", "1", `the manifest has no key "promt"; there are version, kind,`),
+	with("unknown key, near one", "secret: []", "1", `is secrets meant?`),
+	with("unknown key of elsewhere", "timeout: 1h", "1", `it belongs into lifecycle`),
+	with("unknown key, quite", "zzzzzzzz: 1", "1", `there are version, kind,`),
+	with("unknown key within", "vm: {cpu: 4}", "6", `vm has no key "cpu"; is cpus meant?`),
+	with("unknown key deep within", "lifecycle: {retries: {clones: 3}}", "23", `is clone meant?`),
+	with("a long unknown key", strings.Repeat("k", 200)+": 1", "1", strings.Repeat("k", 40)+"…"),
+	beyondSchema(with("key twice", "kind: Task", "1", `has the key "kind" twice; the first is in line 2`)),
+	{name: "key twice in JSON", text: `{"version":"1","kind":"Task","repository":{"url":"a/b","url":"c/d"},"claude":{"prompt":"x"}}`, at: "1:56", says: `"url" twice`, beyond: true},
+	beyondSchema(with("label twice", "metadata: {labels: {a: b, a: c}}", "27", `"a" twice`)),
+	with("a number for a key", "1: x", "1", `no key "1"`),
+
+	// What is missing.
+	{name: "no version", text: "kind: Task\nrepository: {url: a/b}\nclaude: {prompt: x}\n", at: "1:1", says: "version is missing"},
+	{name: "no kind", text: "version: \"1\"\nrepository: {url: a/b}\nclaude: {prompt: x}\n", at: "1:1", says: "kind is missing"},
+	{name: "no repository", text: "version: \"1\"\nkind: Task\nclaude: {prompt: x}\n", at: "1:1", says: "repository is missing"},
+	{name: "no URL", text: "version: \"1\"\nkind: Task\nrepository: {branch: main}\nclaude: {prompt: x}\n", at: "3:13", says: "repository.url is missing"},
+	{name: "no agent", text: unmanned, at: "1:1", says: "says nothing of an agent"},
+	{name: "no prompt", text: unmanned + "claude: {model: sonnet}\n", at: "5:9", says: "claude.prompt is missing"},
+	with("no name of a secret", "secrets: [{source: env, key: X}]", "11", "secrets[0].name is missing"),
+	with("no key of a secret", "secrets: [{name: X, source: env}]", "11", "secrets[0].key is missing"),
+	with("no source of a secret", "secrets: [{name: X, key: X}]", "11", "secrets[0].source is missing"),
+
+	// Version and kind.
+	{name: "version as a number", text: strings.Replace(minimal, `"1"`, "1", 1), at: "1:10", says: "is a number where a text belongs; put it in quotes"},
+	{name: "another version", text: strings.Replace(minimal, `"1"`, `"2"`, 1), at: "1:10", says: `is "2", and none of 1`},
+	{name: "another kind", text: strings.Replace(minimal, "Task", "Pod", 1), at: "2:7", says: `is "Pod", and none of Task`},
+
+	// Metadata.
+	with("metadata as a text", "metadata: x", "11", "is a text where an object belongs"),
+	with("metadata empty", "metadata:", "10", "is empty; give it a value, or take the line out"),
+	with("name as a number", "metadata: {name: 7}", "18", "put it in quotes"),
+	with("name as a boolean", "metadata: {name: true}", "18", "is true or false where a text belongs; put it in quotes"),
+	with("empty name", `metadata: {name: ""}`, "18", "is not a name"),
+	beyondSchema(with("name on two lines", `metadata: {name: "a\nb"}`, "18", "U+000A")),
+	beyondSchema(with("name that turns letters", `metadata: {name: "a\u202Eb"}`, "18", "U+202E")),
+	with("long name", "metadata: {name: "+strings.Repeat("n", 201)+"}", "18", "has 201 bytes; 200 are allowed"),
+	with("labels as a list", "metadata: {labels: [a]}", "20", "is a list where an object belongs"),
+	with("label with a space", "metadata: {labels: {a b: c}}", "21", "is not a label's name"),
+	with("label that begins with a dash", "metadata: {labels: {-a: b}}", "21", "is not a label's name"),
+	with("label's value with =", "metadata: {labels: {a: b=c}}", "24", "is not a label's value"),
+	with("label's value is a number", "metadata: {labels: {a: 1}}", "24", "put it in quotes"),
+	with("long label", "metadata: {labels: {"+strings.Repeat("l", 64)+": x}}", "21", "is not a label's name"),
+	with("many labels", "metadata: {labels: {"+entries(33, "l%d: x")+"}}", "20", "has 33 entries; 32 are allowed"),
+	with("priority as a text", `metadata: {priority: "5"}`, "22", `is "5"; a whole number belongs here, in decimal and without quotes`),
+	with("priority as a fraction", "metadata: {priority: 0.5}", "22", "a whole number belongs here"),
+	beyondSchema(with("priority in octal", "metadata: {priority: 010}", "22", "a whole number belongs here, in decimal")),
+	with("priority too high", "metadata: {priority: 101}", "22", "is 101; it can be from -100 to 100"),
+	with("priority too low", "metadata: {priority: -101}", "22", "it can be from -100 to 100"),
+	with("priority far too high", "metadata: {priority: 99999999999999999999}", "22", "it can be from -100 to 100"),
+
+	// Repository.
+	repository("no object", "owner/repo", "13", "is a text where an object belongs"),
+	repository("empty URL", `{url: ""}`, "19", "is not a repository"),
+	repository("option", "{url: --upload-pack=x}", "19", "is not a repository"),
+	repository("long URL", "{url: "+strings.Repeat("u", 1025)+"}", "19", "1024 are allowed"),
+	beyondSchema(repository("password", `{url: "https://me:hunter2@example.org/a/b"}`, "19", "has a password in it")),
+	beyondSchema(repository("home", "{url: ~/code}", "19", "begins with ~")),
+	beyondSchema(repository("invisible", `{url: "a/b\u200b"}`, "19", "U+200B")),
+	repository("branch as an option", "{url: a/b, branch: --x}", "32", "is not a branch's name"),
+	beyondSchema(repository("branch with ..", "{url: a/b, branch: a..b}", "32", "is not a branch's name")),
+	beyondSchema(repository("branch with a space", "{url: a/b, branch: a b}", "32", "is not a branch's name")),
+	beyondSchema(repository("branch with a colon", "{url: a/b, branch: 'a:b'}", "32", "is not a branch's name")),
+	beyondSchema(repository("branch with a shell in it", "{url: a/b, branch: 'a$(id)'}", "32", "is not a branch's name")),
+	beyondSchema(repository("branch .lock", "{url: a/b, branch: a/b.lock}", "32", "is not a branch's name")),
+	beyondSchema(repository("branch HEAD", "{url: a/b, branch: HEAD}", "32", "is not a branch's name")),
+	beyondSchema(repository("whole ref", "{url: a/b, branch: refs/heads/x}", "32", "without refs/heads/")),
+	repository("long branch", "{url: a/b, branch: "+strings.Repeat("b", 201)+"}", "32", "200 are allowed"),
+	repository("commit", "{url: a/b, commit: HEAD~1}", "32", "hexadecimal"),
+	repository("short commit", "{url: a/b, commit: abc}", "32", "hexadecimal"),
+	repository("commit of digits", "{url: a/b, commit: 1234567}", "32", "put it in quotes"),
+	beyondSchema(repository("absolute subpath", "{url: a/b, subpath: /etc}", "33", "begins with /")),
+	beyondSchema(repository("subpath out", "{url: a/b, subpath: a/../../b}", "33", "has .. in it")),
+	beyondSchema(repository("subpath of git", "{url: a/b, subpath: ./.git/hooks}", "33", "git's own")),
+	repository("empty subpath", "{url: a/b, subpath: ' '}", "33", "is not a directory"),
+
+	// Agents.
+	{name: "two agents", text: minimal + "agent: {kind: codex, prompt: x}\n", at: "6:3", says: "claude stands beside agent"},
+	{name: "claude as a text", text: unmanned + "claude: Do it.\n", at: "5:9", says: "is a text where an object belongs"},
+	{name: "claude empty", text: unmanned + "claude:\n", at: "5:8", says: "is empty"},
+	{name: "empty prompt", text: unmanned + "claude: {prompt: ''}\n", at: "5:18", says: "it says nothing"},
+	{name: "blank prompt", text: unmanned + "claude: {prompt: \" \\n\\t\"}\n", at: "5:18", says: "it says nothing"},
+	{name: "prompt as a list", text: unmanned + "claude: {prompt: [a]}\n", at: "5:18", says: "is a list where a text belongs"},
+	{name: "long prompt", text: unmanned + "claude: {prompt: " + strings.Repeat("p", 100<<10+1) + "}\n", at: "5:18", says: "has 102401 bytes; 102400 are allowed"},
+	{name: "long prompt in few letters", text: unmanned + "claude: {prompt: " + strings.Repeat("€", 50<<10) + "}\n", at: "5:18", says: "102400 are allowed", beyond: true},
+	{name: "prompt with an escape", text: unmanned + "claude: {prompt: \"a\\e[2J\"}\n", at: "5:18", says: "U+001B", beyond: true},
+	{name: "prompt with a nul", text: strings.ReplaceAll(`{"version":"1","kind":"Task","repository":{"url":"a/b"},"claude":{"prompt":"a~"}}`, "~", `\u0000`), at: "1:76", says: "U+0000", beyond: true},
+	{name: "command of claude", text: unmanned + "claude: {prompt: x, command: [y]}\n", at: "5:21", says: `no key "command"`},
+	{name: "model as an option", text: unmanned + "claude: {prompt: x, model: --help}\n", at: "5:28", says: "is not a model's name"},
+	{name: "no turns", text: unmanned + "claude: {prompt: x, max_turns: 0}\n", at: "5:32", says: "it can be from 1 to 10000"},
+	{name: "tools as a text", text: unmanned + "claude: {prompt: x, allowed_tools: Bash}\n", at: "5:36", says: "write it as [one, another]"},
+	{name: "two tools in one", text: unmanned + "claude: {prompt: x, allowed_tools: ['Bash,Edit']}\n", at: "5:37", says: "is not a tool's name"},
+	{name: "tool as an option", text: unmanned + "claude: {prompt: x, allowed_tools: [--print]}\n", at: "5:37", says: "is not a tool's name"},
+	{name: "an empty tool", text: unmanned + "claude: {prompt: x, allowed_tools: [~]}\n", at: "5:37", says: "is empty"},
+	{name: "many tools", text: unmanned + "claude: {prompt: x, allowed_tools: [" + entries(101, "T%d") + "]}\n", at: "5:36", says: "has 101 entries"},
+	agentOf("no kind", "{prompt: x}", "8", "agent.kind is missing"),
+	agentOf("other kind", "{kind: gemini, prompt: x}", "15", `is "gemini", and none of claude, codex, command`),
+	agentOf("claude without a prompt", "{kind: claude}", "8", "agent.prompt is missing; an agent of kind claude needs one"),
+	agentOf("codex without a prompt", "{kind: codex}", "8", "agent of kind codex needs one"),
+	agentOf("command without a command", "{kind: command, prompt: x}", "8", "agent.command is missing"),
+	agentOf("turns of codex", "{kind: codex, prompt: x, max_turns: 5}", "44", "agent.max_turns is only for claude"),
+	agentOf("tools of codex", "{kind: codex, prompt: x, allowed_tools: []}", "48", "is only for claude"),
+	agentOf("command of codex", "{kind: codex, prompt: x, command: [a]}", "42", "is only for command"),
+	agentOf("command of claude", "{kind: claude, prompt: x, command: [a]}", "43", "is only for command"),
+	agentOf("model of a command", "{kind: command, command: [a], model: b}", "45", "is only for claude and codex"),
+	agentOf("command as a text", "{kind: command, command: make all}", "33", "write it as [one, another]"),
+	beyondSchema(agentOf("empty command", "{kind: command, command: []}", "33", "names no program")),
+	beyondSchema(agentOf("no program", "{kind: command, command: ['', x]}", "33", "names no program")),
+	agentOf("number in a command", "{kind: command, command: [sleep, 5]}", "41", "agent.command[1] is a number where a text belongs; put it in quotes"),
+	agentOf("many arguments", "{kind: command, command: ["+entries(257, "a%d")+"]}", "33", "256 are allowed"),
+	agentOf("env as a list", "{kind: command, command: [a], env: [A=b]}", "43", "is a list where an object belongs"),
+	agentOf("variable", "{kind: command, command: [a], env: {a-b: c}}", "44", "is not an environment variable's name"),
+	agentOf("value", "{kind: command, command: [a], env: {A: 5}}", "47", "put it in quotes"),
+	agentOf("long value", "{kind: command, command: [a], env: {A: "+strings.Repeat("v", 32<<10+1)+"}}", "47", "32768 are allowed"),
+
+	// VM.
+	with("no CPUs", "vm: {cpus: 0}", "12", "it can be from 1 to 1024"),
+	with("half a CPU", "vm: {cpus: 0.5}", "12", "a whole number belongs here"),
+	with("CPUs as a text", "vm: {cpus: four}", "12", "a whole number belongs here"),
+	with("memory without a unit", "vm: {memory: 8}", "14", "is \"8\" without a unit; write it like 8G"),
+	with("memory as a word", "vm: {memory: much}", "14", "which is not a size"),
+	with("memory with a blank", "vm: {memory: 8 G}", "14", "which is not a size"),
+	with("negative memory", "vm: {memory: -8G}", "14", "which is not a size"),
+	beyondSchema(with("little memory", "vm: {memory: 1M}", "14", "it can be from 128M to 64T")),
+	beyondSchema(with("much memory", "vm: {memory: 65T}", "14", "it can be from 128M to 64T")),
+	beyondSchema(with("overflowing memory", "vm: {memory: 9999999999999999T}", "14", "more than a size can be")),
+	beyondSchema(with("little disk", "vm: {disk: 1K}", "12", "it can be from 1G to 1024T")),
+	with("network", "vm: {network_mode: everything}", "20", `is "everything", and none of isolated, allowlist, open, outbound, full`),
+	with("profile", "vm: {profile: []}", "15", "is a list where a text belongs"),
+	with("vm as a list", "vm: [big]", "5", "is a list where an object belongs"),
+
+	// Secrets.
+	with("secrets as an object", "secrets: {A: b}", "10", "is an object where a list belongs"),
+	with("secret as a text", "secrets: [A=b]", "11", "is a text where an object belongs"),
+	with("unknown key of a secret", "secrets: [{nam: A}]", "11", "has no such key; there are name, source, key"),
+	with("small letters", "secrets: [{name: token, source: env, key: X}]", "18", "capital letters"),
+	with("vault", "secrets: [{name: X, source: vault, key: a/b:c}]", "29", "is none of env, file, op, cmd"),
+	with("empty key of a secret", "secrets: [{name: X, source: env, key: ''}]", "39", "is not a key"),
+	with("long key of a secret", "secrets: [{name: X, source: cmd, key: "+strings.Repeat("k", 4097)+"}]", "39", "4096 are allowed"),
+	beyondSchema(with("no variable", "secrets: [{name: X, source: env, key: a-b}]", "39", "is not an environment variable's name")),
+	beyondSchema(with("relative file", "secrets: [{name: X, source: file, key: a/b}]", "40", "begins with / or ~/")),
+	beyondSchema(with("no field", "secrets: [{name: X, source: op, key: op://vault/item}]", "38", "vault/item/field")),
+	beyondSchema(with("secret twice", "secrets: [{name: X, source: env, key: A}, {name: X, source: env, key: B}]", "50", "is the name of another secret, too")),
+	beyondSchema(agentOf("secret and variable", "{kind: command, command: [a], env: {X: y}}\nsecrets: [{name: X, source: env, key: X}]", "", "is also in agent.env")),
+	with("many secrets", "secrets: ["+entries(65, "{name: X%d, source: env, key: X}")+"]", "10", "64 are allowed"),
+
+	// Lifecycle.
+	with("duration without a unit", "lifecycle: {timeout: 30}", "22", "without a unit; write it like 30m"),
+	with("duration as a word", "lifecycle: {timeout: long}", "22", "which is not a duration"),
+	with("duration of another language", "lifecycle: {timeout: 1 hour}", "22", "which is not a duration"),
+	with("negative duration", "lifecycle: {timeout: -1h}", "22", "which is not a duration"),
+	beyondSchema(with("no time", "lifecycle: {timeout: 0s}", "22", "it can be from 1s to 90d")),
+	beyondSchema(with("a moment", "lifecycle: {timeout: 1ms}", "22", "it can be from 1s to 90d")),
+	beyondSchema(with("less than a moment", "lifecycle: {timeout: 1000.5ms}", "22", "finer than a millisecond")),
+	beyondSchema(with("a long time", "lifecycle: {timeout: 91d}", "22", "it can be from 1s to 90d")),
+	beyondSchema(with("eternity", "lifecycle: {timeout: 999999999d}", "22", "more than a duration can be")),
+	beyondSchema(with("stage", "lifecycle: {stage_timeout: 25h}", "28", "it can be from 1s to 1d")),
+	beyondSchema(with("provision", "lifecycle: {provision_timeout: 0s}", "32", "it can be from 1s to 1d")),
+	with("hang action", "lifecycle: {hang_action: panic}", "26", "none of notify, terminate, restart, preserve"),
+	with("failure action", "lifecycle: {failure_action: Preserve}", "29", "none of destroy, preserve"),
+	with("no success", "lifecycle: {success_codes: []}", "28", "at least 1 is needed"),
+	with("success as a number", "lifecycle: {success_codes: 0}", "28", "is a number where a list belongs"),
+	with("success as a text", "lifecycle: {success_codes: ['0']}", "29", "a whole number belongs here"),
+	with("exit code", "lifecycle: {success_codes: [256]}", "29", "it can be from 0 to 255"),
+	with("negative exit code", "lifecycle: {success_codes: [-1]}", "29", "it can be from 0 to 255"),
+	with("absolute pattern", "lifecycle: {artifact_patterns: [/etc/passwd]}", "33", "is relative to the checkout"),
+	beyondSchema(with("pattern out", "lifecycle: {artifact_patterns: [a/../../b]}", "33", "has .. in it")),
+	beyondSchema(with("broken pattern", "lifecycle: {artifact_patterns: ['a[']}", "33", "nothing ends")),
+	with("many patterns", "lifecycle: {artifact_patterns: ["+entries(101, "p%d")+"]}", "32", "100 are allowed"),
+	beyondSchema(with("no artifacts", "lifecycle: {max_artifact_bytes: 0B}", "33", "it can be from 1K to 1T")),
+	beyondSchema(with("no grace", "lifecycle: {cancel_grace: 0s}", "27", "it can be from 1s to 1h")),
+	with("retries", "lifecycle: {retries: {clone: 11}}", "30", "it can be from 0 to 10"),
+	with("crash loop", "lifecycle: {crash_loop: {restarts: -1}}", "36", "it can be from 0 to 100"),
+	with("CPU", "lifecycle: {hang: {low_cpu_percent: 101}}", "37", "it can be from 0 to 100"),
+	beyondSchema(with("lease", "lifecycle: {preserve_for: 1s}", "27", "it can be from 1m to 30d")),
+}
+
+// repository is a manifest whose line 3 is of the repository.
+func repository(name, repo, at, says string) bad {
+	return bad{name: "repository " + name, text: "version: \"1\"\nkind: Task\nrepository: " + repo + "\nclaude: {prompt: x}\n", at: "3:" + at, says: says}
+}
+
+// entries are n of something, with commas between them.
+func entries(n int, format string) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = strings.ReplaceAll(format, "%d", fmt.Sprint(i))
+	}
+	return strings.Join(all, ", ")
+}
+
+func TestBad(t *testing.T) {
+	if len(bads) < 120 {
+		t.Errorf("%d bad manifests", len(bads))
+	}
+	for _, b := range bads {
+		t.Run(b.name, func(t *testing.T) {
+			task, _, err := manifest.Parse("task.yaml", []byte(b.text), t.TempDir())
+			e, ok := errors.AsType[*manifest.Error](err)
+			if !ok || task != nil {
+				t.Fatalf("%+v, %v", task, err)
+			}
+			if fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
+				t.Errorf("code %v, hint %q", fail.CodeOf(err), fail.HintOf(err))
+			}
+			if len(e.Problems) == 0 || len(e.Problems) > 20 {
+				t.Fatalf("%d problems", len(e.Problems))
+			}
+			if at := fmt.Sprintf("%d:%d", e.Problems[0].Line, e.Problems[0].Column); b.at != "" && !strings.HasSuffix(b.at, ":") && at != b.at {
+				t.Errorf("at %s, not %s", at, b.at)
+			}
+			first, _, _ := strings.Cut(err.Error(), "\n")
+			if !strings.HasPrefix(first, fmt.Sprintf("task.yaml:%d:%d: ", e.Problems[0].Line, e.Problems[0].Column)) || !strings.Contains(err.Error(), b.says) {
+				t.Errorf("it says: %v", err)
+			}
+			if len(err.Error()) > 20*500 {
+				t.Errorf("an error of %d bytes", len(err.Error()))
+			}
+		})
+	}
+}

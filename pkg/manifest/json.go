@@ -1,0 +1,91 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"regexp"
+	"strings"
+)
+
+// readJSON is the text as nodes if it is JSON; YAML's parser would not
+// understand all of it, such as pairs of escapes for one character.
+func readJSON(data []byte, p *problems) (*node, bool) {
+	if !json.Valid(data) {
+		return nil, false
+	}
+	r := jsonReader{decoder: json.NewDecoder(bytes.NewReader(data)), at: cursor{data: data}, problems: p}
+	r.decoder.UseNumber()
+	n := r.read(0)
+	if r.failed {
+		n = nil
+	}
+	return n, true
+}
+
+// jsonReader makes nodes of the tokens of valid JSON.
+type jsonReader struct {
+	decoder  *json.Decoder
+	at       cursor
+	problems *problems
+	nodes    int
+	failed   bool
+}
+
+// read reads the next value. After a failure it reads no more.
+func (r *jsonReader) read(depth int) *node {
+	data, offset := r.at.data, int(r.decoder.InputOffset())
+	for offset < len(data) && strings.IndexByte(" \t\r\n,:", data[offset]) >= 0 {
+		offset++
+	}
+	n := r.at.node(offset)
+	token, err := r.decoder.Token()
+	if r.nodes++; err != nil || r.nodes > maxNodes || depth > maxDepth {
+		r.failed = true
+		r.problems.add(n, "", "%s", tooMuch(depth))
+		return n
+	}
+	switch token := token.(type) {
+	case json.Delim:
+		n.kind = list
+		if token == '{' {
+			n.kind = object
+		}
+		for !r.failed && r.decoder.More() {
+			if n.kind == object {
+				n.keys = append(n.keys, r.read(depth+1))
+			}
+			if !r.failed {
+				n.items = append(n.items, r.read(depth+1))
+			}
+		}
+		if !r.failed {
+			_, err = r.decoder.Token() // the closing one
+			r.failed = err != nil
+		}
+	case string:
+		n.kind, n.text = text, token
+	case json.Number:
+		n.kind, n.text = numberKind(token.String()), token.String()
+	case bool:
+		n.kind = boolean
+	}
+	return n
+}
+
+// tooMuch says why reading ended.
+func tooMuch(depth int) string {
+	if depth > maxDepth {
+		return "lists and objects are nested more than 20 deep; a manifest needs three"
+	}
+	return "there are more than 10,000 values; a manifest needs some dozens"
+}
+
+var wholeRE = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
+
+// numberKind is the kind of a number as it was written.
+func numberKind(s string) kind {
+	if wholeRE.MatchString(s) {
+		return integer
+	}
+	return fraction
+}

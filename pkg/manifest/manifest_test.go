@@ -1,0 +1,669 @@
+package manifest_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+)
+
+// parse parses what has to be right.
+func parse(t testing.TB, text string) *manifest.Task {
+	t.Helper()
+	task, notices, err := manifest.Parse("task.yaml", []byte(text), "/work/project")
+	if err != nil || len(notices) > 0 {
+		t.Fatal(err, notices)
+	}
+	return task
+}
+
+// day is a day, as people count them.
+const day = 24 * time.Hour
+
+// defaults is what the shortest manifest means: every default there is.
+func defaults() *manifest.Task {
+	return &manifest.Task{
+		Version: "1", Kind: "Task",
+		Repository: manifest.Repository{URL: "owner/repo"},
+		Agent:      manifest.Agent{Kind: manifest.Claude, Prompt: "Do it.", MaxTurns: 100},
+		VM:         manifest.VM{CPUs: 4, Memory: 8 << 30, Disk: 40 << 30},
+		Lifecycle: manifest.Lifecycle{
+			Timeout:          manifest.Duration(day),
+			StageTimeout:     manifest.Duration(15 * time.Minute),
+			ProvisionTimeout: manifest.Duration(10 * time.Minute),
+			HangTimeout:      manifest.Duration(30 * time.Minute),
+			HangAction:       "terminate",
+			FailureAction:    "destroy",
+			PreserveFor:      manifest.Duration(2 * time.Hour),
+			SuccessCodes:     []int{0},
+			MaxArtifactBytes: 4 << 30,
+			CancelGrace:      manifest.Duration(30 * time.Second),
+			Retries:          manifest.Retries{Clone: 3, Provision: 2, Connect: manifest.Duration(5 * time.Minute)},
+			Hang: manifest.Hang{
+				NoOutput: manifest.Duration(10 * time.Minute), LowCPUPercent: 5, LowCPU: manifest.Duration(15 * time.Minute),
+				NoProgress: manifest.Duration(20 * time.Minute),
+			},
+			CrashLoop: manifest.CrashLoop{
+				Restarts: 5, Window: manifest.Duration(10 * time.Minute), HealthyAfter: manifest.Duration(time.Minute), Rebuilds: 3,
+			},
+		},
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	if got, want := parse(t, minimal), defaults(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	// What is there and empty is as good as what is not there.
+	for _, more := range []string{
+		"metadata: {}", "vm: {}", "secrets: []", "lifecycle: {}", "lifecycle: {retries: {}, hang: {}, crash_loop: {}, artifact_patterns: []}",
+		"metadata: {labels: {}}", "# nothing", "---\n", "...",
+	} {
+		text := minimal + more + "\n"
+		if more == "---\n" {
+			text = more + minimal
+		}
+		if got := parse(t, text); !reflect.DeepEqual(got, defaults()) {
+			t.Errorf("%q: %+v", more, got)
+		}
+	}
+	// Every agent has the defaults that make sense for it.
+	for text, want := range map[string]manifest.Agent{
+		"agent: {kind: claude, prompt: x}":                {Kind: manifest.Claude, Prompt: "x", MaxTurns: 100},
+		"agent: {kind: codex, prompt: x}":                 {Kind: manifest.Codex, Prompt: "x"},
+		"agent: {kind: command, command: [a]}":            {Kind: manifest.Command, Command: []string{"a"}},
+		"agent: {kind: command, command: [a], prompt: x}": {Kind: manifest.Command, Command: []string{"a"}, Prompt: "x"},
+		"claude: {prompt: x}":                             {Kind: manifest.Claude, Prompt: "x", MaxTurns: 100},
+	} {
+		if got := parse(t, unmanned+text).Agent; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v", text, got)
+		}
+	}
+	// A profile says what its VMs have.
+	if got, want := parse(t, minimal+"vm: {profile: big, cpus: 2}").VM, (manifest.VM{Profile: "big", CPUs: 2}); got != want {
+		t.Errorf("%+v", got)
+	}
+}
+
+// everything is a manifest with every key.
+const everything = `# a comment
+version: "1"
+kind: Task
+metadata:
+  name: Refactor authentication module
+  labels:
+    team: platform
+    priority: high
+  priority: -7
+repository:
+  url: https://github.com/org/repo
+  branch: feature/x
+  commit: abc123
+  subpath: packages/auth
+agent:
+  kind: claude
+  prompt: |
+    Refactor the authentication module.
+
+    - Use OAuth 2.0: "quotes", 'others', \ and # are fine.
+  model: claude-sonnet-4-5-20250929
+  max_turns: 7
+  allowed_tools: [Read, Edit, mcp__docs__search]
+  env:
+    CI: "true"
+    EMPTY: ""
+vm:
+  profile: agentic-dev
+  cpus: 8
+  memory: 16G
+  disk: 1.5T
+  network_mode: isolated
+secrets:
+  - name: ANTHROPIC_API_KEY
+    source: env
+    key: ANTHROPIC_API_KEY
+  - {name: TOKEN, source: file, key: ~/.config/token}
+  - {name: OTHER, source: op, key: op://Private/GitHub PAT/token}
+  - {name: FOURTH, source: cmd, key: pass show x}
+lifecycle:
+  timeout: 2d12h
+  stage_timeout: 90s
+  provision_timeout: 1.5h
+  hang_timeout: 5m
+  hang_action: restart
+  failure_action: preserve
+  preserve_for: 1d
+  success_codes: [0, 3]
+  artifact_patterns:
+    - "*.patch"
+    - "coverage/**/*"
+  max_artifact_bytes: 512MiB
+  cancel_grace: 5s
+  retries: {clone: 0, provision: 1, connect: 10s}
+  hang: {no_output: 1m, low_cpu_percent: 0, low_cpu: 2m, no_progress: 3m}
+  crash_loop: {restarts: 0, window: 1m, healthy_after: 2s, rebuilds: 0}
+`
+
+func TestEverything(t *testing.T) {
+	want := &manifest.Task{
+		Version: "1", Kind: "Task",
+		Metadata: manifest.Metadata{
+			Name: "Refactor authentication module", Labels: map[string]string{"team": "platform", "priority": "high"}, Priority: -7,
+		},
+		Repository: manifest.Repository{URL: "https://github.com/org/repo", Branch: "feature/x", Commit: "abc123", Subpath: "packages/auth"},
+		Agent: manifest.Agent{
+			Kind: manifest.Claude, Prompt: "Refactor the authentication module.\n\n- Use OAuth 2.0: \"quotes\", 'others', \\ and # are fine.\n",
+			Model: "claude-sonnet-4-5-20250929", MaxTurns: 7, AllowedTools: []string{"Read", "Edit", "mcp__docs__search"},
+			Env: map[string]string{"CI": "true", "EMPTY": ""},
+		},
+		VM: manifest.VM{Profile: "agentic-dev", CPUs: 8, Memory: 16 << 30, Disk: 3 << 39, NetworkMode: "isolated"},
+		Secrets: []manifest.Secret{
+			{Name: "ANTHROPIC_API_KEY", Source: "env", Key: "ANTHROPIC_API_KEY"},
+			{Name: "TOKEN", Source: "file", Key: "~/.config/token"},
+			{Name: "OTHER", Source: "op", Key: "op://Private/GitHub PAT/token"},
+			{Name: "FOURTH", Source: "cmd", Key: "pass show x"},
+		},
+		Lifecycle: manifest.Lifecycle{
+			Timeout: manifest.Duration(60 * time.Hour), StageTimeout: manifest.Duration(90 * time.Second),
+			ProvisionTimeout: manifest.Duration(90 * time.Minute), HangTimeout: manifest.Duration(5 * time.Minute),
+			HangAction: "restart", FailureAction: "preserve", PreserveFor: manifest.Duration(day), SuccessCodes: []int{0, 3},
+			ArtifactPatterns: []string{"*.patch", "coverage/**/*"}, MaxArtifactBytes: 512 << 20, CancelGrace: manifest.Duration(5 * time.Second),
+			Retries: manifest.Retries{Clone: 0, Provision: 1, Connect: manifest.Duration(10 * time.Second)},
+			Hang: manifest.Hang{
+				NoOutput: manifest.Duration(time.Minute), LowCPU: manifest.Duration(2 * time.Minute), NoProgress: manifest.Duration(3 * time.Minute),
+			},
+			CrashLoop: manifest.CrashLoop{Window: manifest.Duration(time.Minute), HealthyAfter: manifest.Duration(2 * time.Second)},
+		},
+	}
+	got := parse(t, everything)
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	var refs []string
+	for _, s := range got.Secrets {
+		refs = append(refs, s.Ref())
+	}
+	if want := []string{"env:ANTHROPIC_API_KEY", "file:~/.config/token", "op://Private/GitHub PAT/token", "cmd:pass show x"}; !slices.Equal(refs, want) {
+		t.Errorf("%q", refs)
+	}
+	if ref := (manifest.Secret{Source: "op", Key: "vault/item/field"}).Ref(); ref != "op://vault/item/field" {
+		t.Error(ref)
+	}
+}
+
+// The document that this format comes from, as it stands there.
+func TestReference(t *testing.T) {
+	task := parse(t, `version: "1"
+kind: Task
+metadata:
+  name: "Refactor authentication module"
+  labels:
+    team: platform
+    priority: high
+repository:
+  url: https://github.com/org/repo
+  branch: main
+  # commit: abc123 # Optional: pin to commit
+claude:
+  prompt: |
+    Refactor the authentication module to use OAuth 2.0.
+    Update all tests and documentation.
+  model: claude-sonnet-4-5-20250929
+  max_turns: 100
+  # allowed_tools: [Read, Write, Edit, Bash, Glob, Grep] # Optional whitelist
+vm:
+  profile: agentic-dev
+  cpus: 4
+  memory: 8G
+  disk: 40G
+  # network_mode: outbound # isolated | outbound | full
+secrets:
+  - name: ANTHROPIC_API_KEY
+    source: env
+    key: ANTHROPIC_API_KEY
+lifecycle:
+  timeout: 24h
+  failure_action: preserve # destroy | preserve
+  artifact_patterns:
+    - "*.patch"
+    - "coverage/**/*"
+    - "reports/*.json"
+`)
+	if task.Metadata.Priority != 50 || task.Agent.Kind != manifest.Claude || task.VM.Disk != 40<<30 || len(task.Lifecycle.ArtifactPatterns) != 3 {
+		t.Errorf("%+v", task)
+	}
+}
+
+func TestNetworkMode(t *testing.T) {
+	for mode, want := range map[string]string{"isolated": "isolated", "allowlist": "allowlist", "open": "open", "outbound": "open", "full": "open"} {
+		task, notices, err := manifest.Parse("m", []byte(minimal+"vm: {network_mode: "+mode+"}"), "")
+		if err != nil || task.VM.Network() != want {
+			t.Errorf("%s: %+v, %v", mode, task, err)
+		}
+		if full := mode == "full"; full != (len(notices) == 1) || full && !strings.HasPrefix(notices[0], "m:7:20: vm.network_mode is full, which is the same as open") {
+			t.Errorf("%s: %q", mode, notices)
+		}
+	}
+	if mode := parse(t, minimal).VM.Network(); mode != "" {
+		t.Error(mode)
+	}
+}
+
+func TestPriority(t *testing.T) {
+	for text, want := range map[string]int{
+		"{}":                                      0,
+		"{priority: 100}":                         100,
+		"{priority: -100}":                        -100,
+		"{labels: {priority: high}}":              50,
+		"{labels: {priority: normal}}":            0,
+		"{labels: {priority: low}}":               -50,
+		"{labels: {priority: high}, priority: 0}": 0,
+	} {
+		if got := parse(t, minimal+"metadata: "+text).Metadata.Priority; got != want {
+			t.Errorf("%s: %d", text, got)
+		}
+	}
+	task, notices, err := manifest.Parse("m", []byte(minimal+"metadata: {labels: {priority: urgent}}"), "")
+	if err != nil || task.Metadata.Priority != 0 || len(notices) != 1 || !strings.Contains(notices[0], "none of high, normal, low") {
+		t.Errorf("%+v, %q, %v", task, notices, err)
+	}
+}
+
+// A path that begins with a dot is relative to the manifest's directory; what
+// else a URL can be is not touched.
+func TestRelativeRepository(t *testing.T) {
+	for url, want := range map[string]string{
+		".": "/work/project", "./": "/work/project", "..": "/work", "../other": "/work/other", "./a/../b c": "/work/project/b c",
+		"/abs": "/abs", "owner/repo": "owner/repo", "git@example.org:a/b.git": "git@example.org:a/b.git", "file:///srv/x": "file:///srv/x",
+	} {
+		text := strings.Replace(minimal, "owner/repo", `"`+url+`"`, 1)
+		if got := parse(t, text).Repository.URL; got != want {
+			t.Errorf("%s: %s", url, got)
+		}
+		_, _, err := manifest.Parse("m", []byte(text), "")
+		if relative := strings.HasPrefix(url, "."); relative != (err != nil) || relative && !strings.Contains(err.Error(), "m:4:8: repository.url is relative") {
+			t.Errorf("%s from nowhere: %v", url, err)
+		}
+	}
+	t.Chdir(t.TempDir())
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := []byte(strings.Replace(minimal, "owner/repo", ".", 1))
+	if task, _, err := manifest.Parse("m", text, "."); err != nil || task.Repository.URL != here {
+		t.Errorf("%+v, %v", task, err)
+	}
+	if _, _, err := manifest.Parse("m", text, "/"+strings.Repeat("d", 1100)); err == nil || !strings.Contains(err.Error(), "1024 are allowed") {
+		t.Error(err)
+	}
+}
+
+// JSON is read as JSON: tabs, escapes and all.
+func TestJSON(t *testing.T) {
+	task := parse(t, "\ufeff{\n\t\"version\": \"1\", \"kind\": \"Task\",\n\t\"repository\": {\"url\": \"a\\/b\"},\r\n"+
+		`"claude": {"prompt": "\ud83d\ude00 \u00e9\r\n\tdone", "max_turns": 5}, "lifecycle": {"success_codes": [0, 1]}}`)
+	if task.Agent.Prompt != "😀 é\n\tdone" || task.Agent.MaxTurns != 5 || task.Repository.URL != "a/b" || !slices.Equal(task.Lifecycle.SuccessCodes, []int{0, 1}) {
+		t.Errorf("%+v", task)
+	}
+	_, _, err := manifest.Parse("m", []byte("{\n\t\"é\": 1, \"versio\": 2}"), "")
+	e, _ := errors.AsType[*manifest.Error](err)
+	if e == nil || len(e.Problems) != 6 { // two keys; version, kind, repository and an agent are missing
+		t.Fatal(err)
+	}
+	var at []manifest.Problem
+	for _, p := range e.Problems {
+		if strings.Contains(p.Text, "no key") {
+			at = append(at, p)
+		}
+	}
+	if len(at) != 2 || at[0].Line != 2 || at[0].Column != 2 || at[1].Line != 2 || at[1].Column != 10 {
+		t.Errorf("%+v", at)
+	}
+}
+
+// What YAML has for long texts is read as YAML says, by one line or another.
+func TestPrompts(t *testing.T) {
+	for text, want := range map[string]string{
+		"|\n    a\n      b\n\n    c\n":    "a\n  b\n\nc\n",
+		"|-\n    a\n    b\n":              "a\nb",
+		">\n    a\n    b\n\n    c\n":      "a b\nc\n",
+		"a\n    b\n":                      "a b",
+		`"a\n\tb \u00e9 \x41 \U0001F600"`: "a\n\tb é A 😀",
+		`'it''s'`:                         "it's",
+		"2026-01-02":                      "2026-01-02", // looks like a date
+		"no":                              "no",
+		"~/x":                             "~/x",
+		"|\r\n    a\r\n    b\r\n":         "a\nb\n",
+		"${HOME} `id` $(id)":              "${HOME} `id` $(id)",
+	} {
+		if got := parse(t, unmanned+"claude:\n  prompt: "+text).Agent.Prompt; got != want {
+			t.Errorf("%q: %q, not %q", text, got, want)
+		}
+	}
+	if got := parse(t, unmanned+"claude: {prompt: "+strings.Repeat("p", 100<<10)+"}").Agent.Prompt; len(got) != 100<<10 {
+		t.Error(len(got))
+	}
+}
+
+// All that is wrong is said at once, in the order of the lines, up to 20.
+func TestManyProblems(t *testing.T) {
+	_, _, err := manifest.Parse("dir/m.yaml", []byte(`version: "2"
+kind: Task
+metadata:
+  nam: x
+repository:
+  url: ""
+claude:
+  prompt: x
+  max_turns: many
+vm:
+  memory: 8
+lifecycle:
+  timeout: 1y
+  success_codes: [0, 999]
+`), "")
+	want := `dir/m.yaml:1:10: version is "2", and none of 1
+dir/m.yaml:4:3: metadata has no key "nam"; is name meant?
+dir/m.yaml:6:8: repository.url is not a repository: owner/repo, a git URL, or a path
+dir/m.yaml:9:14: claude.max_turns is "many"; a whole number belongs here, in decimal and without quotes
+dir/m.yaml:11:11: vm.memory is "8" without a unit; write it like 8G
+dir/m.yaml:13:12: lifecycle.timeout is "1y", which is not a duration; write it like 90s, 30m, 24h or 2d
+dir/m.yaml:14:22: lifecycle.success_codes[1] is 999; it can be from 0 to 255`
+	if err == nil || err.Error() != want {
+		t.Errorf("got:\n%v\nwant:\n%s", err, want)
+	}
+	_, _, err = manifest.Parse("m", []byte(minimal+"secrets: ["+entries(50, "5")+"]\n"), "")
+	e, ok := errors.AsType[*manifest.Error](err)
+	if !ok || len(e.Problems) != 20 || e.More != 30 || !strings.HasSuffix(err.Error(), "\nand 30 more") {
+		t.Error(err)
+	}
+}
+
+// Whoever pastes a secret where its reference belongs must not find it in a log.
+func TestErrorsKeepSecrets(t *testing.T) {
+	const secret = "sk-ant-hunter2"
+	for _, text := range []string{
+		"secrets: SECRET", "secrets: [SECRET]", "secrets: {SECRET: x}", "secrets: {TOKEN: SECRET}", "secrets: [{SECRET: x}]",
+		"secrets: [{name: SECRET, source: env, key: X}]", "secrets: [{name: X, source: SECRET, key: X}]",
+		"secrets: [{name: X, source: env, key: SECRET}]", "secrets: [{name: X, source: file, key: SECRET}]",
+		"secrets: [{name: X, source: op, key: SECRET}]", "secrets: [{name: X, source: op, key: op://SECRET}]",
+		"secrets: [{name: X, name: SECRET, source: env, key: Y}]", "secrets: [{SECRET: x, SECRET: y}]",
+		"secrets: [{name: X, source: env, key: \"SECRET\\e\"}]", "secrets: [{name: X, source: env, key: *SECRET}]",
+		"secrets: [{name: X, source: env, key: &SECRET x}]", "secrets: [{name: X, source: env, key: !SECRET x}]",
+		"secrets: [{name: X, source: env, key: @SECRET}]", "secrets: [{name: X, source: env, key: 'SECRET]",
+		"secrets: [{name: X, source: env, key: SECRET: x}", "secrets: [{name: X, source: env, key: \"SECRET\\q\"}]", "secrets: %SECRET",
+		"env: &SECRET x\nsecrets: SECRET",
+	} {
+		_, _, err := manifest.Parse("m", []byte(minimal+strings.ReplaceAll(text, "SECRET", secret)), "/")
+		if err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	for _, text := range []string{
+		"{SECRET: x}", "{A: [SECRET]}", "{A: x, A: SECRET}", "[SECRET]", "SECRET", "{A-B: SECRET}", "{A: \"SECRET\\e\"}", "{SECRET: x, SECRET: y}",
+	} {
+		_, _, err := manifest.Parse("m", []byte(unmanned+"agent: {kind: command, command: [x], env: "+strings.ReplaceAll(text, "SECRET", secret)+"}"), "/")
+		if err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("env %s: %v", text, err)
+		}
+	}
+	_, _, err := manifest.Parse("m", []byte(strings.Replace(minimal, "owner/repo", "https://x:"+secret+"@example.org/a/b", 1)), "/")
+	if err == nil || strings.Contains(err.Error(), "hunter2") {
+		t.Error(err)
+	}
+}
+
+// What the store holds is the task to the last bit, and a manifest itself.
+func TestEncode(t *testing.T) {
+	for _, text := range []string{
+		minimal, everything, unmanned + "agent: {kind: codex, prompt: x}", unmanned + "agent: {kind: command, command: [sh, -c, \"a\\nb\"]}",
+		minimal + "vm: {profile: big}", minimal + "metadata: {labels: {priority: low}}", minimal + "lifecycle: {timeout: 1h1ms, max_artifact_bytes: 1025B}",
+	} {
+		task := parse(t, text)
+		data, err := task.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := manifest.Decode(data)
+		if err != nil || !reflect.DeepEqual(got, task) {
+			t.Errorf("decoded:\n%+v\n%+v\n%v", got, task, err)
+		}
+		if again := parse(t, string(data)); !reflect.DeepEqual(again, task) {
+			t.Errorf("parsed again:\n%+v\n%+v", again, task)
+		}
+		if err := task.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := manifest.Decode([]byte(`{"version": 1}`)); fail.CodeOf(err) != fail.Failure || err == nil {
+		t.Error(err)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	task := parse(t, minimal)
+	task.VM.CPUs, task.Agent.Prompt, task.Lifecycle.Timeout = 2000, "", manifest.Duration(-time.Hour)
+	err := task.Validate()
+	if fail.CodeOf(err) != fail.Usage {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"vm.cpus is 2000; it can be from 1 to 1024", "agent.prompt is missing", "lifecycle.timeout is"} {
+		if !strings.Contains("\n"+err.Error(), "\n"+want) {
+			t.Errorf("%q is not in:\n%v", want, err)
+		}
+	}
+}
+
+// Every example is right, and says nothing that it does not mean.
+func TestExamples(t *testing.T) {
+	files := examples(t)
+	if len(files) < 3 {
+		t.Errorf("%d examples", len(files))
+	}
+	for name, text := range files {
+		task, notices, err := manifest.Parse(name, text, "/work/project")
+		if err != nil || len(notices) > 0 {
+			t.Errorf("%v %q", err, notices)
+			continue
+		}
+		if task.Metadata.Name == "" {
+			t.Errorf("%s has no name", name)
+		}
+	}
+}
+
+// examples are the files of the directory examples.
+func examples(t testing.TB) map[string][]byte {
+	t.Helper()
+	paths, err := filepath.Glob("../../examples/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string][]byte{}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[filepath.Base(path)] = text
+	}
+	return files
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]manifest.Size{
+		"0B": 0, "1B": 1, "1b": 1, "1K": 1 << 10, "1k": 1 << 10, "1KB": 1 << 10, "1KiB": 1 << 10, "512MiB": 512 << 20, "8G": 8 << 30,
+		"8gb": 8 << 30, "1.5T": 3 << 39, "0.5G": 1 << 29, "1.001K": 1025, "1024T": 1 << 50, "1125899906842624B": 1 << 50,
+	} {
+		got, err := manifest.ParseSize(text)
+		if err != nil || got != want {
+			t.Errorf("%s: %d, %v", text, got, err)
+		}
+		if back, err := manifest.ParseSize(got.String()); err != nil || back != got {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{
+		"", "8", "8 G", "-8G", "+8G", "8P", "8GiBs", "G", ".5G", "5.G", "1e3K", "0x8G", "8iB", "1025T", "9999999999999999T", "1.0001K", "８G", "8G\n",
+	} {
+		if got, err := manifest.ParseSize(text); err == nil {
+			t.Errorf("%q: %d", text, got)
+		}
+	}
+	for size, want := range map[manifest.Size]string{0: "0B", 1023: "1023B", 1 << 10: "1KiB", 3 << 29: "1536MiB", 8 << 30: "8GiB", 1 << 50: "1024TiB"} {
+		if got := size.String(); got != want {
+			t.Errorf("%d: %s", int64(size), got)
+		}
+	}
+}
+
+func TestDurations(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"0s": 0, "1ms": time.Millisecond, "90s": 90 * time.Second, "30m": 30 * time.Minute, "24h": day, "2d": 2 * day, "2d12h": 60 * time.Hour,
+		"1.5h": 90 * time.Minute, "0.001s": time.Millisecond, "1h30m15s5ms": 90*time.Minute + 15005*time.Millisecond, "10000d": 10000 * day,
+		"1s1s": 2 * time.Second, "1m5ms": time.Minute + 5*time.Millisecond,
+	} {
+		got, err := manifest.ParseDuration(text)
+		if err != nil || time.Duration(got) != want {
+			t.Errorf("%s: %v, %v", text, time.Duration(got), err)
+		}
+		if back, err := manifest.ParseDuration(got.String()); err != nil || back != got {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{
+		"", "5", "-5s", "+5s", "5 s", "5S", "1w", "1y", "s", ".5s", "5.s", "1us", "0.5ms", "1h 5m", "10001d", "999999999d", "9999d9999d", "1s1s1s1s1s1s", "1.0001s",
+	} {
+		if got, err := manifest.ParseDuration(text); err == nil {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+	for d, want := range map[time.Duration]string{day: "24h", 90 * time.Second: "1m30s", 61*time.Minute + time.Millisecond: "1h1m1ms"} {
+		if got := manifest.Duration(d).String(); got != want {
+			t.Errorf("%v: %s", d, got)
+		}
+	}
+}
+
+// bombs are texts that cost much to read, for who is careless.
+func bombs() map[string]string {
+	fill := func(unit string) string { return strings.Repeat(unit, manifest.MaxBytes/len(unit)) }
+	all := map[string]string{
+		"brackets":       fill("["),
+		"braces":         fill("{"),
+		"pairs":          fill("{a: "),
+		"dashes":         fill("- "),
+		"keys":           fill("? "),
+		"colons":         fill(": "),
+		"plain colons":   fill("a:"),
+		"commas":         "[" + fill("a,")[2:],
+		"anchors":        fill("&a "),
+		"anchored":       "[" + fill("&a x,")[2:],
+		"aliases":        "a: &a b\nc: [" + fill("*a,")[20:],
+		"tags":           fill("!a "),
+		"exclamations":   fill("!"),
+		"quotes":         fill("'"),
+		"double quotes":  fill(`"`),
+		"tabs in quotes": `a: "` + fill("\t")[6:] + `"`,
+		"lines":          fill("a\n"),
+		"blank lines":    fill("\n"),
+		"spaces":         fill(" "),
+		"comments":       fill("#\n"),
+		"a comment":      fill("#"),
+		"keys on lines":  fill("a: b\n"),
+		"folded":         "a: >\n" + fill(" b\n")[10:],
+		"literal":        "a: |\n" + fill(" b\n")[10:],
+		"indented":       staircase(1400),
+		"documents":      fill("---\n"),
+		"directives":     fill("%A b\n"),
+		"escapes":        `a: "` + fill(`\x41`)[8:] + `"`,
+		"a long key":     fill("k") + ": v",
+		"JSON":           `{"a":` + fill("[]")[:100] + "}",
+		"JSON keys":      "{" + fill(`"a":1,`)[12:] + `"a":1}`,
+		"JSON list":      "[" + fill("1,")[4:] + "1]",
+		"JSON escapes":   `{"a":"` + fill(`\u0041`)[16:] + `"}`,
+	}
+	for name, text := range all {
+		all[name] = text[:min(len(text), manifest.MaxBytes)]
+	}
+	return all
+}
+
+// They are refused in about the time that any other megabyte takes.
+func TestBombs(t *testing.T) {
+	for name, text := range bombs() {
+		done := make(chan error, 1)
+		go func() {
+			_, _, err := manifest.Parse("m", []byte(text), "/")
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err == nil || len(err.Error()) > 20*500 {
+				t.Errorf("%s: %.200v", name, err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: it reads for more than a minute", name)
+		}
+	}
+}
+
+// staircase has every line one deeper than the one before.
+func staircase(n int) string {
+	var b strings.Builder
+	for i := range n {
+		b.WriteString(strings.Repeat(" ", i) + "a:\n")
+	}
+	return b.String()
+}
+
+func FuzzParse(f *testing.F) {
+	for _, b := range bads {
+		if len(b.text) < 4096 {
+			f.Add(b.text)
+		}
+	}
+	f.Add(minimal)
+	f.Add(everything)
+	for _, text := range examples(f) {
+		f.Add(string(text))
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		task, notices, err := manifest.Parse("m", []byte(text), "/dir")
+		if err != nil {
+			e, ok := errors.AsType[*manifest.Error](err)
+			if !ok || task != nil || len(e.Problems) == 0 || len(e.Problems) > 20 || fail.CodeOf(err) != fail.Usage {
+				t.Fatalf("%+v, %v", task, err)
+			}
+			for _, p := range e.Problems {
+				if p.Line < 1 || p.Column < 1 || p.Text == "" || strings.ContainsAny(p.Field+p.Text, "\n\x1b\u202e") {
+					t.Fatalf("%+v", p)
+				}
+			}
+			return
+		}
+		if len(notices) > 2 {
+			t.Fatal(notices)
+		}
+		data, err := task.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		decoded, err := manifest.Decode(data)
+		if err != nil || !reflect.DeepEqual(decoded, task) {
+			t.Fatalf("%+v decodes to %+v, %v", task, decoded, err)
+		}
+		again, _, err := manifest.Parse("again", data, "")
+		if err != nil || !reflect.DeepEqual(again, task) {
+			t.Fatalf("%+v parses to %+v, %v", task, again, err)
+		}
+	})
+}

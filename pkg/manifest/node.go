@@ -1,0 +1,173 @@
+package manifest
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// Bounds of what is read, far over what a manifest needs.
+const (
+	maxDepth    = 20
+	maxNodes    = 10_000
+	maxProblems = 20
+)
+
+// Problem is one thing that is wrong with a manifest.
+type Problem struct {
+	Line   int    `json:"line"`            // from 1
+	Column int    `json:"column"`          // from 1, in characters
+	Field  string `json:"field,omitempty"` // lifecycle.timeout, secrets[0].name; "" where it is no field's
+	Text   string `json:"text"`            // what is wrong, and what to do
+}
+
+// Error is everything that is wrong with a manifest. Parse's errors wrap one.
+type Error struct {
+	Name     string // of the manifest; "" where lines mean nothing
+	Problems []Problem
+	More     int // problems that are not listed
+}
+
+func (e *Error) Error() string {
+	lines := make([]string, len(e.Problems), len(e.Problems)+1)
+	for i, p := range e.Problems {
+		lines[i] = p.at(e.Name)
+	}
+	if e.More > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", e.More))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// at is the problem on one line, with its place in the manifest of that name.
+func (p Problem) at(name string) string {
+	line := p.Text
+	if p.Field != "" {
+		line = p.Field + " " + line
+	}
+	if name != "" {
+		line = fmt.Sprintf("%s:%d:%d: %s", name, p.Line, p.Column, line)
+	}
+	return line
+}
+
+// problems collects what is wrong, up to a bound.
+type problems struct {
+	list []Problem
+	more int
+}
+
+func (p *problems) full() bool { return len(p.list) >= maxProblems }
+
+func (p *problems) add(n *node, field, format string, args ...any) {
+	if p.full() {
+		p.more++
+		return
+	}
+	p.list = append(p.list, Problem{Line: n.line, Column: n.col, Field: field, Text: fmt.Sprintf(format, args...)})
+}
+
+// err is all of it as an error, in the order of the lines, or nil.
+func (p *problems) err(name string) error {
+	if len(p.list) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(p.list, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return fail.New(fail.Usage, "%w", &Error{Name: name, Problems: p.list, More: p.more}).
+		WithHint("agent-sessionizer task schema # every key, its default and its bounds")
+}
+
+// kind is what a node is.
+type kind int
+
+const (
+	null kind = iota
+	boolean
+	integer
+	fraction
+	text
+	list
+	object
+)
+
+func (k kind) String() string {
+	return [...]string{"nothing", "true or false", "a number", "a fraction", "a text", "a list", "an object"}[k]
+}
+
+// node is a value of a manifest and where it stands, whether that was written
+// as YAML or as JSON.
+type node struct {
+	line, col int
+	kind      kind
+	text      string  // of what is no list and no object: as it was written, without quotes
+	items     []*node // of a list, and the values of an object
+	keys      []*node // of an object, one for each of items
+}
+
+// readNodes is the text as nodes, nil when it is not even that.
+func readNodes(data []byte, p *problems) *node {
+	if len(data) > MaxBytes {
+		p.add(&node{line: 1, col: 1}, "", "the manifest has more than 1 MiB; what is long belongs into a file of the repository")
+		return nil
+	}
+	data = bytes.TrimPrefix(data, []byte("\ufeff")) // some editors' byte order mark
+	if !readable(data, p) {
+		return nil
+	}
+	n, ok := readJSON(data, p)
+	if !ok {
+		n = readYAML(data, p)
+	}
+	if n != nil && n.kind == null {
+		p.add(n, "", "the manifest is empty")
+		return nil
+	}
+	return n
+}
+
+// readable refuses bytes that no manifest needs and that a terminal or an editor
+// would not show: what is seen is what is read.
+func readable(data []byte, p *problems) bool {
+	at := cursor{data: data}
+	for i := 0; i < len(data); {
+		r, size := utf8.DecodeRune(data[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			p.add(at.node(i), "", "there is a byte that is not UTF-8; save the file as UTF-8")
+			return false
+		case r == '\ufeff' || isControl(r) && r != '\n' && r != '\t' && r != '\r':
+			p.add(at.node(i), "", "there is an invisible character, U+%04X; take it out", r)
+			return false
+		}
+		i += size
+	}
+	return true
+}
+
+func isControl(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 }
+
+// cursor knows line and column of ever later offsets.
+type cursor struct {
+	data      []byte
+	offset    int
+	line, col int // of offset, from 0
+}
+
+// node is an empty node that stands at the offset.
+func (c *cursor) node(offset int) *node {
+	passed := c.data[c.offset:offset]
+	if i := bytes.LastIndexByte(passed, '\n'); i >= 0 {
+		c.line += bytes.Count(passed, []byte{'\n'})
+		c.col, passed = 0, passed[i+1:]
+	}
+	c.col += utf8.RuneCount(passed)
+	c.offset = offset
+	return &node{line: c.line + 1, col: c.col + 1}
+}

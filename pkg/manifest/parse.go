@@ -1,0 +1,189 @@
+package manifest
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+)
+
+// document is a manifest as it may be written: a Task, or one with the short
+// form of its agent.
+type document struct {
+	Task
+	Claude *claude `json:"claude,omitempty" doc:"Short for an agent of kind claude. Either this or agent."`
+}
+
+// Parse reads a manifest, YAML or JSON. The name is for errors, which are all
+// that are wrong, at most 20, each as NAME:LINE:COLUMN: what, and what to do;
+// they wrap an *Error. Paths of the repository that begin with . are relative to
+// the directory dir; without one they are refused. The notices, in the same
+// form, are about what is right and perhaps not meant.
+func Parse(name string, data []byte, dir string) (*Task, []string, error) {
+	var p problems
+	root := readNodes(data, &p)
+	if root == nil {
+		return nil, nil, p.err(name)
+	}
+	doc := &document{}
+	setDefaults(reflect.ValueOf(&doc.Task).Elem())
+	d := &decoder{problems: &p, given: map[string]*node{"": root}}
+	d.object(root, "", reflect.ValueOf(doc).Elem())
+	if root.kind == object {
+		d.agent(doc)
+		d.secrets(&doc.Task)
+		d.repository(&doc.Task, dir)
+	}
+	if err := p.err(name); err != nil {
+		return nil, nil, err
+	}
+	t := &doc.Task
+	if t.VM.Profile == "" {
+		t.VM.fill()
+	}
+	return t, append(d.priority(name, t), d.network(name, t)...), nil
+}
+
+// agent makes the one agent of the two ways to write it, and checks what each
+// kind needs.
+func (d *decoder) agent(doc *document) {
+	long, short := d.given["agent"], d.given["claude"]
+	switch {
+	case long != nil && short != nil:
+		d.bad(short, "claude", "stands beside agent; one of the two says who works")
+		return
+	case long == nil && short == nil:
+		d.bad(d.given[""], "", "says nothing of an agent; add claude with a prompt, or agent with a kind")
+		return
+	case doc.Claude != nil:
+		c := doc.Claude
+		doc.Agent = Agent{Kind: Claude, Prompt: c.Prompt, Model: c.Model, MaxTurns: c.MaxTurns, AllowedTools: c.AllowedTools}
+		return
+	}
+	a := &doc.Agent
+	only := func(whose string, keys ...string) {
+		for _, key := range keys {
+			if n := d.given["agent."+key]; n != nil {
+				d.bad(n, "agent."+key, "is only for %s", whose)
+			}
+		}
+	}
+	needs := func(key string) {
+		if d.given["agent."+key] == nil {
+			d.bad(long, "agent."+key, "is missing; an agent of kind %s needs one", a.Kind)
+		}
+	}
+	switch a.Kind {
+	case Claude:
+		needs("prompt")
+		only("command", "command")
+		if a.MaxTurns == 0 {
+			a.MaxTurns = defaultTurns
+		}
+	case Codex:
+		needs("prompt")
+		only("command", "command")
+		only("claude", "max_turns", "allowed_tools")
+	case Command:
+		needs("command")
+		only("claude and codex", "model")
+		only("claude", "max_turns", "allowed_tools")
+		if n := d.given["agent.command"]; n != nil && n.kind == list && (len(a.Command) == 0 || a.Command[0] == "") {
+			d.bad(n, "agent.command", "names no program")
+		}
+	}
+}
+
+var variable = regexp.MustCompile(variableRE)
+
+// secrets checks the shape of the references; package secret knows the rest.
+func (d *decoder) secrets(t *Task) {
+	seen := map[string]bool{}
+	for i, s := range t.Secrets {
+		at := fmt.Sprintf("secrets[%d].", i)
+		name, key := d.given[at+"name"], d.given[at+"key"]
+		if name != nil && s.Name != "" {
+			if seen[s.Name] {
+				d.bad(name, at+"name", "is the name of another secret, too")
+			}
+			if _, ok := t.Agent.Env[s.Name]; ok {
+				d.bad(name, at+"name", "is also in agent.env; one of the two says what it is")
+			}
+			seen[s.Name] = true
+		}
+		if key == nil || s.Key == "" {
+			continue
+		}
+		switch {
+		case s.Source == "env" && !variable.MatchString(s.Key):
+			d.bad(key, at+"key", "is not an environment variable's name")
+		case s.Source == "file" && !strings.HasPrefix(s.Key, "/") && !strings.HasPrefix(s.Key, "~/"):
+			d.bad(key, at+"key", "is not a file's path; it begins with / or ~/")
+		case s.Source == "op" && strings.Count(strings.TrimPrefix(s.Key, "op://"), "/") < 2:
+			d.bad(key, at+"key", "is not vault/item/field; copy the secret reference in 1Password")
+		}
+	}
+}
+
+// repository makes a relative path whole.
+func (d *decoder) repository(t *Task, dir string) {
+	n, url := d.given["repository.url"], t.Repository.URL
+	relative := url == "." || url == ".." || strings.HasPrefix(url, "./") || strings.HasPrefix(url, "../")
+	switch {
+	case n == nil || !relative:
+		return
+	case dir == "":
+		d.bad(n, "repository.url", "is relative, but this manifest is in no directory; write the whole path")
+		return
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		d.bad(n, "repository.url", "is relative to a directory that is gone; write the whole path")
+		return
+	}
+	t.Repository.URL = filepath.Join(dir, url)
+	if why := rules["url"].broken(t.Repository.URL); why != "" {
+		d.bad(n, "repository.url", "is relative to the manifest's directory, and so %s", why)
+	}
+}
+
+// fill fills in what a profile would say.
+func (v *VM) fill() {
+	if v.CPUs == 0 {
+		v.CPUs = defaultCPUs
+	}
+	if v.Memory == 0 {
+		v.Memory = defaultMemory
+	}
+	if v.Disk == 0 {
+		v.Disk = defaultDisk
+	}
+}
+
+// priorities are the words of labels.priority that count.
+var priorities = map[string]int{"high": 50, "normal": 0, "low": -50}
+
+func (d *decoder) priority(name string, t *Task) []string {
+	word, ok := t.Metadata.Labels["priority"]
+	if !ok || d.given["metadata.priority"] != nil {
+		return nil
+	}
+	if t.Metadata.Priority, ok = priorities[word]; ok {
+		return nil
+	}
+	return d.notice(name, "metadata.labels", "has a priority that is none of high, normal, low, so it is only a label")
+}
+
+func (d *decoder) network(name string, t *Task) []string {
+	if t.VM.NetworkMode != "full" {
+		return nil
+	}
+	return d.notice(name, "vm.network_mode", "is full, which is the same as open: nothing comes in to a VM but SSH from this host")
+}
+
+func (d *decoder) notice(name, field, text string) []string {
+	var p problems
+	p.add(d.given[field], field, "%s", text)
+	return []string{p.list[0].at(name)}
+}

@@ -1,0 +1,153 @@
+package manifest
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+	"unicode"
+
+	"github.com/bmatcuk/doublestar/v4"
+)
+
+// rule is what a text must be like.
+type rule struct {
+	pattern string              // a regular expression, the same to Go and to JSON Schema
+	max     int                 // bytes; 0 where the pattern says
+	lines   bool                // it may have several lines, and tabs
+	is      string              // what it is, for the error
+	wrong   func(string) string // what else is wrong with it, beyond what a schema can say
+
+	re *regexp.Regexp
+}
+
+const (
+	maxPrompt   = 100 << 10 // one argument; Linux takes 128 KiB
+	maxValue    = 32 << 10  // of an environment variable
+	maxURL      = 1024
+	maxBranch   = 200
+	maxPath     = 1024
+	maxGlob     = 512
+	maxKey      = 4096
+	variableRE  = `^[A-Za-z_][A-Za-z0-9_]{0,127}$`
+	notBlankRE  = `\S`
+	hexOfCommit = `^[0-9A-Fa-f]{4,64}$`
+)
+
+// rules are the rules that the tags name.
+var rules = compiled(map[string]*rule{
+	"name":        {pattern: notBlankRE, max: 200, is: "a name: a few words"},
+	"label":       {pattern: `^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$`, is: "a label's name: letters, digits and . _ - / between them, at most 63"},
+	"label value": {pattern: `^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`, is: "a label's value: letters, digits and . _ - between them, at most 63"},
+	"url":         {pattern: `^[^\s-]`, max: maxURL, is: "a repository: owner/repo, a git URL, or a path", wrong: wrongURL},
+	"branch":      {pattern: `^[^\s./-]`, max: maxBranch, is: "a branch's name", wrong: wrongBranch},
+	"commit":      {pattern: hexOfCommit, is: "a commit's hash: 4 to 64 hexadecimal digits"},
+	"subpath":     {pattern: notBlankRE, max: maxPath, is: "a directory of the repository", wrong: wrongSubpath},
+	"prompt":      {pattern: notBlankRE, max: maxPrompt, lines: true, is: "a prompt: it says nothing"},
+	"model":       {pattern: `^[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,127}$`, is: "a model's name"},
+	"tool":        {pattern: `^[A-Za-z][A-Za-z0-9_-]{0,127}$`, is: "a tool's name, such as Bash or mcp__server__tool"},
+	"argument":    {max: maxPrompt, lines: true},
+	"variable":    {pattern: variableRE, is: "an environment variable's name: letters, digits and _, at most 128"},
+	"value":       {max: maxValue, lines: true},
+	"word":        {pattern: notBlankRE, max: 100, is: "a name"},
+	"secret name": {pattern: `^[A-Z_][A-Z0-9_]{0,127}$`, is: "an environment variable's name: capital letters, digits and _, at most 128"},
+	"key":         {pattern: notBlankRE, max: maxKey, is: "a key"},
+	"pattern":     {pattern: `^[^\s/]`, max: maxGlob, is: "a pattern: it is relative to the checkout, such as reports/**/*.json", wrong: wrongPattern},
+})
+
+func compiled(rules map[string]*rule) map[string]*rule {
+	for _, r := range rules {
+		r.re = regexp.MustCompile(r.pattern)
+	}
+	return rules
+}
+
+// normal is the text as it is kept: a line ends with LF.
+func (r *rule) normal(s string) string {
+	if r.lines {
+		return strings.ReplaceAll(s, "\r\n", "\n")
+	}
+	return s
+}
+
+// broken says what is wrong with a text, "" when nothing is. It never repeats it.
+func (r *rule) broken(s string) string {
+	if r.max > 0 && len(s) > r.max {
+		return fmt.Sprintf("has %d bytes; %d are allowed", len(s), r.max)
+	}
+	hidden := func(c rune) bool {
+		if r.lines { // what people write in many languages, but nothing that moves a cursor
+			return unicode.IsControl(c) && c != '\n' && c != '\t'
+		}
+		return !unicode.IsPrint(c)
+	}
+	if i := strings.IndexFunc(s, hidden); i >= 0 {
+		for _, c := range s[i:] {
+			return fmt.Sprintf("has an invisible character, U+%04X; take it out", c)
+		}
+	}
+	if !r.re.MatchString(s) {
+		return "is not " + r.is
+	}
+	if r.wrong != nil {
+		return r.wrong(s)
+	}
+	return ""
+}
+
+var passwordRE = regexp.MustCompile(`^[A-Za-z0-9+.-]+://[^/?#@]*:[^/?#]*@`)
+
+func wrongURL(s string) string {
+	switch {
+	case passwordRE.MatchString(s):
+		return "has a password in it, which would be written to disk; keep it in git's credential helper"
+	case strings.HasPrefix(s, "~"):
+		return "begins with ~, which only a shell knows; write the whole path"
+	}
+	return ""
+}
+
+// wrongBranch is git's check-ref-format, and stricter: nothing that a shell or
+// an option parser takes to mean something.
+func wrongBranch(s string) string {
+	ok := s != "HEAD" && s != "@" && !strings.HasPrefix(s, "refs/") && !strings.HasSuffix(s, ".") &&
+		!strings.Contains(s, "..") && !strings.Contains(s, "@{") && !strings.ContainsAny(s, " ~^:?*[\\$`;|&<>\"'!")
+	for part := range strings.SplitSeq(s, "/") {
+		ok = ok && part != "" && part[0] != '.' && part[0] != '-' && !strings.HasSuffix(part, ".lock")
+	}
+	if ok {
+		return ""
+	}
+	return "is not a branch's name as git allows them, without refs/heads/"
+}
+
+func wrongSubpath(s string) string {
+	switch {
+	case strings.HasPrefix(s, "/"):
+		return "begins with /; it is relative to the root of the repository"
+	case hasDots(s):
+		return "has .. in it; it cannot leave the repository"
+	case path.Clean(s) == ".git" || strings.HasPrefix(path.Clean(s), ".git/"):
+		return "is git's own directory"
+	}
+	return ""
+}
+
+func wrongPattern(s string) string {
+	if hasDots(s) {
+		return "has .. in it; it cannot leave the checkout"
+	}
+	if !doublestar.ValidatePattern(s) {
+		return "is a pattern with a [, { or \\ that nothing ends"
+	}
+	return ""
+}
+
+func hasDots(s string) bool {
+	for part := range strings.SplitSeq(s, "/") {
+		if part == ".." {
+			return true
+		}
+	}
+	return false
+}

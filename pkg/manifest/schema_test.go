@@ -1,0 +1,151 @@
+package manifest_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+)
+
+// compiled is the schema, as another program understands it.
+func compiled(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(manifest.Schema()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("task.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile("task.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// value is what another program makes of a manifest; an error is of its syntax.
+func value(text string) (any, error) {
+	var v any
+	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(words(v))
+	if err != nil {
+		return nil, err
+	}
+	return jsonschema.UnmarshalJSON(bytes.NewReader(data))
+}
+
+// words makes words of the keys that are none, as JSON has to.
+func words(v any) any {
+	switch v := v.(type) {
+	case map[any]any:
+		object := map[string]any{}
+		for key, value := range v {
+			object[fmt.Sprint(key)] = words(value)
+		}
+		return object
+	case map[string]any:
+		for key, value := range v {
+			v[key] = words(value)
+		}
+	case []any:
+		for i, value := range v {
+			v[i] = words(value)
+		}
+	}
+	return v
+}
+
+// The schema takes what Parse takes, and refuses what Parse refuses, but for
+// what a schema cannot know: the table says which that is.
+func TestSchemaAgrees(t *testing.T) {
+	s := compiled(t)
+	good := map[string]string{"minimal": minimal, "everything": everything}
+	for name, text := range examples(t) {
+		good[name] = string(text)
+	}
+	for i, more := range []string{
+		"{kind: codex, prompt: x, model: gpt-5}", "{kind: command, command: [a, '']}", "{kind: claude, prompt: x, env: {A: ''}}",
+	} {
+		good[fmt.Sprint("agent ", i)] = unmanned + "agent: " + more
+	}
+	for name, text := range good {
+		task := parse(t, text)
+		encoded, err := task.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range []string{text, string(encoded)} {
+			v, err := value(text)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if err := s.Validate(v); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	seen := 0
+	for _, b := range bads {
+		v, err := value(b.text)
+		if err != nil {
+			continue // no schema sees it
+		}
+		seen++
+		if accepted := s.Validate(v) == nil; accepted != b.beyond {
+			t.Errorf("%s: the schema accepts it: %v", b.name, accepted)
+		}
+	}
+	if seen < 100 {
+		t.Errorf("the schema saw only %d", seen)
+	}
+}
+
+// Editors show what the schema says: every key has a description, nothing is
+// open, and what has a default names it.
+func TestSchemaSaysAll(t *testing.T) {
+	var root map[string]any
+	if err := json.Unmarshal(manifest.Schema(), &root); err != nil {
+		t.Fatal(err)
+	}
+	if root["$schema"] != "https://json-schema.org/draft/2020-12/schema" {
+		t.Error(root["$schema"])
+	}
+	defaults := 0
+	var walk func(path string, s map[string]any)
+	walk = func(path string, s map[string]any) {
+		if s["type"] == "object" && s["additionalProperties"] == nil {
+			t.Errorf("%s takes any key", path)
+		}
+		if items, ok := s["items"].(map[string]any); ok {
+			walk(path+"[]", items)
+		}
+		of, _ := s["properties"].(map[string]any)
+		for name, p := range of {
+			p, ok := p.(map[string]any)
+			if text, _ := p["description"].(string); !ok || !strings.HasSuffix(text, ".") || p["type"] == nil {
+				t.Errorf("%s.%s is described as %q, of type %v", path, name, text, p["type"])
+			}
+			if p["default"] != nil {
+				defaults++
+			}
+			walk(path+"."+name, p)
+		}
+	}
+	walk("", root)
+	if defaults != 23 {
+		t.Errorf("%d defaults", defaults)
+	}
+	if !bytes.Equal(manifest.Schema(), manifest.Schema()) {
+		t.Error("it is another one each time")
+	}
+}

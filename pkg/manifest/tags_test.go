@@ -1,0 +1,114 @@
+package manifest
+
+import (
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// The tags are read while a manifest is, and must be right then.
+func TestTags(t *testing.T) {
+	used := map[string]bool{}
+	var walk func(path string, of reflect.Type)
+	walk = func(path string, of reflect.Type) {
+		for _, f := range fieldsOf(of) {
+			sf := of.FieldByIndex(f.index)
+			at := join(path, f.name)
+			for _, key := range []string{"like", "keys"} {
+				name := sf.Tag.Get(key)
+				if name != "" && rules[name] == nil {
+					t.Errorf("%s: no rule %q", at, name)
+				}
+				used[name] = true
+			}
+			switch ft := sf.Type; {
+			case ft.Kind() == reflect.Pointer:
+				walk(at, ft.Elem())
+			case ft.Kind() == reflect.Struct:
+				walk(at, ft)
+			case ft == sizeType || ft == durationType || ft.Kind() == reflect.Int:
+				for _, tag := range []string{f.byDef, f.min, f.max} {
+					if !reads(ft, tag) && (tag != "" || ft.Kind() != reflect.Int && tag == f.min) {
+						t.Errorf("%s: %q is no %v", at, tag, ft)
+					}
+				}
+				if d := scale(ft, f.byDef); f.byDef != "" && (d < scale(ft, f.min) || d > scale(ft, f.max)) || scale(ft, f.min) >= scale(ft, f.max) {
+					t.Errorf("%s: %s is not from %s to %s", at, f.byDef, f.min, f.max)
+				}
+			case ft.Kind() == reflect.Slice:
+				if ft.Elem().Kind() == reflect.Struct {
+					walk(at+"[]", ft.Elem())
+				} else if f.like == nil && ft.Elem().Kind() != reflect.Int {
+					t.Errorf("%s has no rule for its entries", at)
+				}
+				if number(f.max) < 1 {
+					t.Errorf("%s has no bound", at)
+				}
+			case ft.Kind() == reflect.Map:
+				if f.like == nil || f.keys == nil || number(f.max) < 1 {
+					t.Errorf("%s has no rules or no bound", at)
+				}
+			case f.like == nil && f.enum == nil:
+				t.Errorf("%s has no rule", at)
+			}
+		}
+	}
+	walk("", reflect.TypeFor[document]())
+	for name := range rules {
+		if !used[name] {
+			t.Errorf("rule %q is nobody's", name)
+		}
+	}
+}
+
+// reads reports whether a tag's text is a value of the type.
+func reads(t reflect.Type, s string) bool {
+	var err error
+	switch t {
+	case sizeType:
+		_, err = ParseSize(s)
+	case durationType:
+		_, err = ParseDuration(s)
+	default:
+		return wholeRE.MatchString(s)
+	}
+	return err == nil
+}
+
+// The table of keys for people has every key, its default and its bounds.
+func TestDocs(t *testing.T) {
+	text, err := os.ReadFile("../../docs/tasks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var walk func(path string, of reflect.Type)
+	walk = func(path string, of reflect.Type) {
+		for _, f := range fieldsOf(of) {
+			ft := of.FieldByIndex(f.index).Type
+			at := join(path, f.name)
+			if ft.Kind() == reflect.Pointer || ft.Kind() == reflect.Struct {
+				if ft.Kind() == reflect.Struct {
+					walk(at, ft)
+				}
+				continue
+			}
+			if ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Struct {
+				walk(at+"[]", ft.Elem())
+				continue
+			}
+			_, row, ok := strings.Cut(string(text), "| `"+at+"` |")
+			if !ok {
+				t.Errorf("docs/tasks.md has no row for %s", at)
+				continue
+			}
+			row, _, _ = strings.Cut(row, "\n")
+			for _, want := range append([]string{f.byDef, f.min, f.max}, f.enum...) {
+				if want != "" && !strings.Contains(row, want) {
+					t.Errorf("docs/tasks.md says of %s:%s; %q is not in it", at, row, want)
+				}
+			}
+		}
+	}
+	walk("", reflect.TypeFor[document]())
+}

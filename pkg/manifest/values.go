@@ -1,0 +1,136 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Size is a number of bytes, written as 512MiB or 8G: K, M, G and T are powers
+// of 1024, with or without i and B.
+type Size int64
+
+const (
+	gib     Size = 1 << 30
+	tib     Size = 1 << 40
+	maxSize      = 1024 * tib
+)
+
+const sizePattern = `^[0-9]{1,16}(\.[0-9]{1,3})?([KMGTkmgt](i?[Bb])?|[Bb])$`
+
+var sizeRE = regexp.MustCompile(`^([0-9]{1,16})(?:\.([0-9]{1,3}))?(?:([KMGTkmgt])(?:i?[Bb])?|[Bb])$`)
+
+var sizeUnits = map[string]Size{"": 1, "K": 1 << 10, "M": 1 << 20, "G": gib, "T": tib}
+
+// ParseSize reads a size. It needs a unit: a bare number is more often a
+// mistake than a number of bytes.
+func ParseSize(s string) (Size, error) {
+	part := sizeRE.FindStringSubmatch(s)
+	if part == nil {
+		return 0, errors.New("is not a size; write it like 512MiB or 8G")
+	}
+	n, unit := Size(number(part[1])), sizeUnits[strings.ToUpper(part[3])]
+	if n > maxSize/unit {
+		return 0, errors.New("is more than a size can be, 1024T")
+	}
+	return n*unit + Size(thousandths(part[2]))*unit/1000, nil
+}
+
+// number is what digits mean. There are never so many that they do not fit.
+func number(digits string) int64 {
+	n, _ := strconv.ParseInt(digits, 10, 64)
+	return n
+}
+
+// thousandths is what up to three digits after a point mean.
+func thousandths(digits string) int64 { return number((digits + "000")[:3]) }
+
+// String is the size in the largest unit that is exact: ParseSize reads it back
+// as the same number.
+func (s Size) String() string {
+	for _, unit := range []string{"T", "G", "M", "K"} {
+		if size := sizeUnits[unit]; s != 0 && s%size == 0 {
+			return fmt.Sprintf("%d%siB", s/size, unit)
+		}
+	}
+	return fmt.Sprintf("%dB", int64(s))
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Size) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseSize(string(text))
+	return err
+}
+
+// Duration is a time written as 90s, 30m, 24h, 1.5h or 2d12h. It is a whole
+// number of milliseconds.
+type Duration time.Duration
+
+const (
+	maxDuration     = 10_000 * 24 * time.Hour
+	durationPattern = `^([0-9]{1,9}(\.[0-9]{1,3})?(d|h|ms|m|s)){1,5}$`
+)
+
+var (
+	durationRE     = regexp.MustCompile(durationPattern)
+	durationPartRE = regexp.MustCompile(`([0-9]+)(?:\.([0-9]+))?(d|h|ms|m|s)`)
+)
+
+var durationUnits = map[string]time.Duration{
+	"d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second, "ms": time.Millisecond,
+}
+
+// ParseDuration reads a duration. It needs a unit.
+func ParseDuration(s string) (Duration, error) {
+	if !durationRE.MatchString(s) {
+		return 0, errors.New("is not a duration; write it like 90s, 30m, 24h or 2d")
+	}
+	var sum time.Duration
+	for _, part := range durationPartRE.FindAllStringSubmatch(s, -1) {
+		n, unit := time.Duration(number(part[1])), durationUnits[part[3]]
+		if n > maxDuration/unit {
+			sum = maxDuration + 1
+			break
+		}
+		sum += n*unit + time.Duration(thousandths(part[2]))*(unit/1000)
+	}
+	switch {
+	case sum > maxDuration:
+		return 0, errors.New("is more than a duration can be, 10000d")
+	case sum%time.Millisecond != 0:
+		return 0, errors.New("is finer than a millisecond")
+	}
+	return Duration(sum), nil
+}
+
+// String is the duration in the units of which it has some: ParseDuration reads
+// it back as the same.
+func (d Duration) String() string {
+	if d == 0 {
+		return "0s"
+	}
+	var b strings.Builder
+	rest := time.Duration(d)
+	for _, name := range []string{"h", "m", "s", "ms"} {
+		if n := rest / durationUnits[name]; n != 0 {
+			fmt.Fprintf(&b, "%d%s", n, name)
+			rest -= n * durationUnits[name]
+		}
+	}
+	return b.String()
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(text []byte) (err error) {
+	*d, err = ParseDuration(string(text))
+	return err
+}
