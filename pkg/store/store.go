@@ -147,7 +147,10 @@ func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 			_ = tx.Rollback() // the error that matters is f's
 			return err
 		}
-		return tx.Commit()
+		killHere("before")
+		err = tx.Commit()
+		killHere("after")
+		return err
 	})
 }
 
