@@ -61,7 +61,7 @@ func (p Paths) SessionDir(id string) string { return filepath.Join(p.State, "ses
 func (p Paths) TaskLock(id string) string { return filepath.Join(p.State, "locks", "task-"+id) }
 
 // TaskDir is what is kept of a task: what was asked, its logs, what it brought home.
-func (p Paths) TaskDir(id string) string { return filepath.Join(p.Data, "tasks", id) }
+func (p Paths) TaskDir(id string) string { return filepath.Join(p.State, "tasks", id) }
 
 // Pool holds the VMs that wait for a session.
 func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }

@@ -83,7 +83,7 @@ func (b *box) printed(id, what string) {
 }
 
 func (b *box) taskDir(id string) string {
-	return filepath.Join(b.Home, ".local", "share", "agent-sessionizer", "tasks", id)
+	return filepath.Join(b.Home, ".local", "state", "agent-sessionizer", "tasks", id)
 }
 
 // nothingLeft wants no session and no process of the box to be there.
