@@ -82,8 +82,8 @@ func TestClaude(t *testing.T) {
 	changes := r.Feed(text)
 	want := `message||I'll look at the test first.
 tool|Bash|go test ./...
-tool|Read|/work/repo/sum.go
-tool|Edit|/work/repo/sum.go
+tool|Read|/home/agent/repo/sum.go
+tool|Edit|/home/agent/repo/sum.go
 tool|Agent|Find callers of Sum
 tool|Grep|Sum\(
 message||Fixed.
@@ -107,6 +107,68 @@ Both tests pass.
 		Result: "Fixed: the loop began at 1.\n\nBoth tests pass.",
 	}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// What the agents that the guests have really wrote, of a made-up conversation.
+func TestReal(t *testing.T) {
+	for _, c := range []struct {
+		file string
+		kind manifest.Kind
+		told string
+		want agent.Progress
+	}{
+		{
+			"claude-2.1.329.jsonl", manifest.Claude,
+			"message||I run two things.\ntool|Bash|echo hi > made.txt\ntool|Bash|ls\nmessage||All done.\n\nTwo lines.\nresult||All done.\n\nTwo lines.\n",
+			agent.Progress{
+				Usage:     agent.Usage{Turns: 3, InputTokens: 20, OutputTokens: 84, CacheReadTokens: 6, CacheWriteTokens: 14, CostUSD: 0.0013742999999999997},
+				ToolCalls: 2, Model: "claude-sonnet-4-5", Thread: "1ef1ff52-368d-4659-8fc7-84b48717d375", Result: "All done.\n\nTwo lines.",
+			},
+		},
+		{
+			"claude-2.1.329-turns.jsonl", manifest.Claude,
+			"error|error_max_turns|Reached maximum number of turns (1)\n",
+			agent.Progress{
+				Usage: agent.Usage{Turns: 2, InputTokens: 10, OutputTokens: 42, CacheReadTokens: 3, CacheWriteTokens: 7, CostUSD: 0.0006871499999999999},
+				Error: "Reached maximum number of turns (1)",
+			},
+		},
+		{
+			"claude-2.1.329-retry.jsonl", manifest.Claude,
+			"error|api|authentication_failed (401), try 1 of 10\n",
+			agent.Progress{},
+		},
+		{
+			"codex-0.169.0.jsonl", manifest.Codex,
+			"error||Model metadata for `gpt-5` not found. Defaulting to fallback metadata; this can degrade performance and cause issues.\n" +
+				"tool|shell|/bin/bash -lc 'echo hi > made.txt; ls'\nmessage||All done.\n\nTwo lines.\nresult||All done.\n\nTwo lines.\n",
+			agent.Progress{
+				Usage:     agent.Usage{Turns: 1, InputTokens: 80, OutputTokens: 40, CacheReadTokens: 120},
+				ToolCalls: 1, Thread: "01a20002-c1d0-7e91-879e-4974f8238e13", Result: "All done.\n\nTwo lines.",
+			},
+		},
+		{
+			"codex-0.169.0-failed.jsonl", manifest.Codex,
+			"error||Model metadata for `gpt-5` not found. Defaulting to fallback metadata; this can degrade performance and cause issues.\n" +
+				"error||{\"error\": {\"message\": \"no such model\", \"type\": \"invalid_request_error\", \"code\": \"x\"}}\n",
+			agent.Progress{
+				Usage: agent.Usage{Turns: 1}, Thread: "01a20003-316c-7ba1-8760-b7f5844f508c",
+				Error: "{\"error\": {\"message\": \"no such model\", \"type\": \"invalid_request_error\", \"code\": \"x\"}}",
+			},
+		},
+	} {
+		t.Run(c.file, func(t *testing.T) {
+			r := agent.NewParser(c.kind, agent.Progress{})
+			if got := told(r.Feed(transcript(t, c.file))); got != c.told {
+				t.Errorf("got:\n%s\nwant:\n%s", got, c.told)
+			}
+			got := r.Progress()
+			c.want.Run, c.want.Offset, c.want.Seen = c.want.Usage, got.Offset, got.Seen
+			if !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got  %+v\nwant %+v", got, c.want)
+			}
+		})
 	}
 }
 

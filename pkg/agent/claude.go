@@ -3,11 +3,13 @@ package agent
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"strings"
 )
 
 // claudeLine is one line of Claude Code's stream-json, as far as it matters.
-// What it calls a message has as many lines as parts, all with the same usage.
+// What it calls a message has as many lines as parts, all with the same usage;
+// and there can be several results, each with the usage of all until then.
 type claudeLine struct {
 	Type    string  `json:"type"`
 	Subtype string  `json:"subtype"`
@@ -19,7 +21,10 @@ type claudeLine struct {
 		Content json.RawMessage `json:"content"` // of user it may be a text
 		Usage   claudeUsage     `json:"usage"`
 	} `json:"message"`
-	Error string `json:"error"` // of assistant
+	Error   string `json:"error"`   // of assistant and api_retry
+	Attempt int64  `json:"attempt"` // this and the next two are of api_retry
+	Most    int64  `json:"max_retries"`
+	Status  int64  `json:"error_status"`
 
 	Failed  bool                        `json:"is_error"` // this and the rest are of result
 	Turns   int64                       `json:"num_turns"`
@@ -83,9 +88,12 @@ func (r *Parser) claude(data []byte) bool {
 	}
 	switch l.Type {
 	case "system":
-		if l.Subtype == "init" {
+		switch l.Subtype {
+		case "init":
 			r.thread(l.Session)
 			r.p.Model = word(l.Model)
+		case "api_retry":
+			r.tell(Failure, "api", fmt.Sprintf("%s (%d), try %d of %d", word(l.Error), l.Status, l.Attempt, l.Most))
 		}
 	case "assistant":
 		r.claudeMessage(l)
@@ -147,7 +155,7 @@ func (r *Parser) claudeResult(l claudeLine) {
 	r.p.Calls = nil
 	if l.Failed || l.Subtype != "success" {
 		r.p.Error = lines(cmp.Or(l.Result, strings.Join(l.Reasons, "\n"), l.Subtype))
-		r.tell(Failure, l.Subtype, r.p.Error)
+		r.tell(Failure, word(l.Subtype), r.p.Error)
 		return
 	}
 	r.p.Result, r.p.Error = lines(l.Result), ""

@@ -10,8 +10,9 @@ type codexLine struct {
 	Type   string `json:"type"`
 	Thread string `json:"thread_id"`
 	Usage  struct {
-		Input  int64 `json:"input_tokens"` // with those from the cache
-		Cached int64 `json:"cached_input_tokens"`
+		Input  int64 `json:"input_tokens"` // with those that came from or went to the cache
+		Read   int64 `json:"cached_input_tokens"`
+		Write  int64 `json:"cache_write_input_tokens"`
 		Output int64 `json:"output_tokens"`
 	} `json:"usage"` // of the whole thread
 	Error struct {
@@ -78,17 +79,26 @@ func (r *Parser) codex(data []byte) bool {
 		r.codexItem(l.Item)
 	case "turn.completed":
 		u := l.Usage
-		r.grow(Usage{InputTokens: count(u.Input) - count(u.Cached), CacheReadTokens: u.Cached, OutputTokens: u.Output})
+		r.grow(Usage{
+			InputTokens: count(u.Input) - count(u.Read) - count(u.Write), OutputTokens: u.Output, CacheReadTokens: u.Read, CacheWriteTokens: u.Write,
+		})
 		r.p.Calls, r.p.Error = nil, ""
 		r.tell(Result, "", r.p.Result)
-	case "turn.failed", "error": // an error is told of, too, when the agent tries again
-		r.p.Error = lines(cmp.Or(l.Error.Message, l.Message, l.Type))
-		r.tell(Failure, "", r.p.Error)
-		if l.Type == "turn.failed" {
-			r.p.Calls = nil
-		}
+	case "error": // it may try again
+		r.codexError(l.Message)
+	case "turn.failed":
+		r.p.Calls = nil
+		r.codexError(l.Error.Message)
 	}
 	return true
+}
+
+// codexError notes an error. The one that ends it all is told of twice.
+func (r *Parser) codexError(why string) {
+	if why = lines(cmp.Or(why, "no reason given")); why != r.p.Error {
+		r.p.Error = why
+		r.tell(Failure, "", why)
+	}
 }
 
 func (r *Parser) codexItem(i codexItem) {

@@ -17,7 +17,7 @@ import (
 // parse parses what has to be right.
 func parse(t testing.TB, text string) *manifest.Task {
 	t.Helper()
-	task, notices, err := manifest.Parse("task.yaml", []byte(text), "/work/project")
+	task, notices, err := manifest.Parse("task.yaml", []byte(text), "/srv/project")
 	if err != nil || len(notices) > 0 {
 		t.Fatal(err, notices)
 	}
@@ -280,7 +280,7 @@ func TestPriority(t *testing.T) {
 // else a URL can be is not touched.
 func TestRelativeRepository(t *testing.T) {
 	for url, want := range map[string]string{
-		".": "/work/project", "./": "/work/project", "..": "/work", "../other": "/work/other", "./a/../b c": "/work/project/b c",
+		".": "/srv/project", "./": "/srv/project", "..": "/srv", "../other": "/srv/other", "./a/../b c": "/srv/project/b c",
 		"/abs": "/abs", "owner/repo": "owner/repo", "git@example.org:a/b.git": "git@example.org:a/b.git", "file:///srv/x": "file:///srv/x",
 	} {
 		text := strings.Replace(minimal, "owner/repo", `"`+url+`"`, 1)
@@ -469,7 +469,7 @@ func TestExamples(t *testing.T) {
 		t.Errorf("%d examples", len(files))
 	}
 	for name, text := range files {
-		task, notices, err := manifest.Parse(name, text, "/work/project")
+		task, notices, err := manifest.Parse(name, text, "/srv/project")
 		if err != nil || len(notices) > 0 {
 			t.Errorf("%v %q", err, notices)
 			continue
