@@ -55,6 +55,9 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 		if at := s.View().Attention; at != nil && note == "" {
 			note = strings.TrimSpace(fmt.Sprintf("%s %s  %s", at.Agent, at.State, at.On))
 		}
+		if s.Task != "" {
+			note = strings.TrimSpace("task " + s.Task + "  " + note)
+		}
 		if note == "" && s.Phase != s.Want {
 			note = "→ " + string(s.Want)
 		}

@@ -132,7 +132,7 @@ func runStatus(ctx context.Context, a *app, o statusOptions) error {
 	if err != nil {
 		return err
 	}
-	all, err := m.List(ctx)
+	all, err := m.Interactive(ctx)
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func runStatus(ctx context.Context, a *app, o statusOptions) error {
 // what the store says.
 func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
 	for range 3 { // another keeper may push what it read before our change
-		all, err := m.List(ctx)
+		all, err := m.Interactive(ctx)
 		if err != nil {
 			slog.WarnContext(ctx, "push the status", "error", err)
 			return
@@ -277,7 +277,7 @@ func (a *app) goTo(ctx context.Context, client, none string, pick func(all []ses
 	if err != nil {
 		return err
 	}
-	all, err := m.List(ctx)
+	all, err := m.Interactive(ctx)
 	if err != nil {
 		return err
 	}

@@ -153,7 +153,7 @@ func (p *Picker) look(s session.Session) sight {
 
 // read is everything that there is to show.
 func (p *Picker) read(ctx context.Context) ([]sight, []repository, error) {
-	all, err := p.Manager.List(ctx)
+	all, err := p.Manager.Interactive(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -144,6 +144,9 @@ func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep
 // saveHome saves what is kept of s. What goes wrong is a warning: whoever stops a
 // session wants it stopped, and what was saved last stays.
 func (w *Worker) saveHome(ctx context.Context, s Session, g guest.Guest) {
+	if s.Task != "" {
+		return // tasks of a repository run beside each other, and beside its session
+	}
 	keep, err := w.keepNow(s)
 	if err == nil && (len(keep.Patterns) == 0 || !s.Facts.WasReady) {
 		return

@@ -62,7 +62,7 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 		return err
 	}
 	err = w.timely(ctx, t, time.Duration(t.Manifest.Lifecycle.StageTimeout), "fetching the repository", func(ctx context.Context) error {
-		return w.step(ctx, *t, "fetch the repository", func(ctx context.Context) error {
+		return w.step(ctx, *t, "refresh the mirror", func(ctx context.Context) error {
 			mirrors := *w.Mirrors
 			mirrors.Retry.Times = t.Manifest.Lifecycle.Retries.Clone
 			m, err := mirrors.Ensure(ctx, r.Repo, func(string) {})
@@ -111,7 +111,7 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 	r.Task = t.ID
 	told := false
 	for {
-		s, _, notices, err := w.Sessions.Open(ctx, r)
+		s, _, _, err := w.Sessions.Open(ctx, r) // who submitted the task has seen the notices
 		if fail.CodeOf(err) == fail.Conflict { // somebody took the room that was there
 			if !told {
 				w.warn(ctx, *t, fail.HintOf(err), "waiting for room on the host: %v", err)
@@ -124,9 +124,6 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 		}
 		if err != nil {
 			return err
-		}
-		for _, n := range notices {
-			w.warn(ctx, *t, "", "%s", n)
 		}
 		if t.SessionID != s.ID {
 			if err := w.update(ctx, t, func(row *store.Task, _ *Facts) []store.Event { row.SessionID = s.ID; return nil }); err != nil {
