@@ -21,6 +21,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
 type pruneOptions struct {
@@ -43,6 +44,7 @@ func newPruneCmd(a *app) *cobra.Command {
   - images and saved VMs that newer ones replaced, VMs that wait in vain, and what
     builds left that were cut short ("image prune" does only this);
   - what is left of sessions that are gone: VMs, directories, logs;
+  - logs, artifacts and events of tasks that ended long ago (tasks.cleanup_ttl);
   - mirrors of repositories that have no session and were not used for 90 days;
   - files that commands have left that were killed.
 
@@ -54,7 +56,7 @@ that no branch has, and VMs and directories of which no session is known.`,
   agent-sessionizer prune --dry-run --json | jq .size`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runPrune(cmd.Context(), a, o, (*pruning).sessions, (*pruning).machines, (*pruning).images, (*pruning).mirrors, (*pruning).files)
+			return runPrune(cmd.Context(), a, o, (*pruning).sessions, (*pruning).tasks, (*pruning).machines, (*pruning).images, (*pruning).mirrors, (*pruning).files)
 		},
 	}
 	o.flags(cmd)
@@ -191,7 +193,11 @@ func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
 // alone calls f while nobody works on a session; in a dry run it only looks
 // whether somebody does.
 func (p *pruning) alone(s session.Session, f func() error) (bool, error) {
-	path := p.cfg.Paths.SessionLock(s.ID)
+	return p.unlocked(p.cfg.Paths.SessionLock(s.ID), f)
+}
+
+// unlocked calls f with a lock that nobody else holds.
+func (p *pruning) unlocked(path string, f func() error) (bool, error) {
 	if p.o.dryRun {
 		return !store.Held(path), nil
 	}
@@ -249,6 +255,63 @@ func (p *pruning) sessions(ctx context.Context) error {
 	n, bytes, err := m.Store.PruneEvents(ctx, before, func(id string) bool { return !over[id] }, p.o.dryRun)
 	if n > 0 {
 		p.gone(litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: "their sessions have been gone for a day"})
+	}
+	return err
+}
+
+// tasks removes the directories and the events of those that ended long ago, and
+// directories that a submission has left that was cut short. Rows stay: ids are
+// never used twice.
+func (p *pruning) tasks(ctx context.Context) error {
+	m, err := p.manager(ctx)
+	if m == nil || err != nil {
+		return err
+	}
+	tm := &task.Manager{Sessions: m}
+	ttl := p.cfg.Tasks.CleanupTTL
+	all := filepath.Dir(p.cfg.Paths.TaskDir("x"))
+	entries, err := os.ReadDir(all)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fail.New(fail.Host, "look for what tasks have left: %w", err)
+	}
+	for _, e := range entries {
+		dir := filepath.Join(all, e.Name())
+		l := litter{Kind: "task", Name: e.Name(), Path: dir}
+		t, err := tm.Get(ctx, e.Name())
+		switch {
+		case fail.CodeOf(err) == fail.NotFound:
+			st, err := e.Info()
+			if err != nil || time.Since(st.ModTime()) < time.Duration(day) {
+				continue // its row may come yet
+			}
+			l.Why = "a submission that was cut short"
+		case err != nil:
+			return err
+		case !task.AtRest(t.Phase) || !t.Phase.Over() || time.Since(t.StateChangedAt) < ttl:
+			continue
+		default:
+			l.Why = "ended " + ago(t.StateChangedAt) + " ago"
+		}
+		l.Size = image.DiskUsage(dir)
+		removed, err := p.unlocked(tm.Lock(e.Name()), func() error { return os.RemoveAll(dir) })
+		if err != nil {
+			return err
+		}
+		if removed {
+			p.gone(l)
+		}
+	}
+	over := map[string]bool{}
+	rows, err := tm.List(ctx, store.TaskFilter{})
+	if err != nil {
+		return err
+	}
+	for _, t := range rows {
+		over[t.ID] = task.AtRest(t.Phase) && t.Phase.Over() && time.Since(t.StateChangedAt) > ttl
+	}
+	n, bytes, err := m.Store.PruneEvents(ctx, time.Now().Add(-ttl), func(id string) bool { return !over[id] }, p.o.dryRun)
+	if n > 0 {
+		p.gone(litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended over %v ago", ttl)})
 	}
 	return err
 }
