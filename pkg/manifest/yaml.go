@@ -12,7 +12,14 @@ import (
 // readYAML is the text as nodes, nil when it is not YAML, or has what manifests
 // do without: anchors, aliases and merge keys, which make much of little; tags;
 // a second document.
-func readYAML(data []byte, p *problems) *node {
+func readYAML(data []byte, p *problems) (n *node) {
+	// The parser has no known way to panic; who writes manifests may know one.
+	defer func() {
+		if r := recover(); r != nil {
+			p.add(&node{line: 1, col: 1}, "", "this YAML cannot be read; write it in another way, such as JSON")
+			n = nil
+		}
+	}()
 	if marks(data) > maxMarks {
 		p.add(&node{line: 1, col: 1}, "", "%s", tooMuch(0))
 		return nil
@@ -32,7 +39,7 @@ func readYAML(data []byte, p *problems) *node {
 		return nil
 	}
 	r := yamlReader{problems: p}
-	n := r.read(first.Content[0], 0)
+	n = r.read(first.Content[0], 0)
 	switch err := documents.Load(&second); {
 	case err == nil:
 		r.refuse(&second, "there is a second document; a manifest is one, so take it out with its ---")
