@@ -14,8 +14,10 @@ var layers = map[string]int{
 	"atomicfile": 0,
 	"fail":       0,
 	"home":       0,
+	"logfile":    0,
 	"manifest":   0,
 	"policy":     0,
+	"trace":      0,
 	"wire":       0,
 	"config":     1,
 	"store":      1,
@@ -26,6 +28,7 @@ var layers = map[string]int{
 	"tmux":       1,
 	"console":    1,
 	"notify":     1,
+	"audit":      2, // cleans its text with console
 	"guestd":     1,
 	"gateway":    2,
 	"guest":      2,
@@ -34,7 +37,8 @@ var layers = map[string]int{
 	"golden":     3,
 	"session":    4,
 	"picker":     5,
-	"keeper":     6, // 5 is for tasks, too
+	"task":       5,
+	"keeper":     6,
 	"cli":        7,
 }
 

@@ -1,0 +1,257 @@
+package audit
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+)
+
+// TestMain makes this test binary a process that writes records until it is
+// killed, and tells of each.
+func TestMain(m *testing.M) {
+	path := os.Getenv("AUDIT_TEST_PATH")
+	if path == "" {
+		os.Exit(m.Run())
+	}
+	who := os.Args[1]
+	for n := 0; ; n++ {
+		err := Log{Path: path}.Write(context.Background(), Record{
+			Type: TaskSubmitted, Actor: who, Resource: "task:" + strconv.Itoa(n), Outcome: Success,
+			Details: map[string]any{"pad": []string{strings.Repeat("x", 900), strings.Repeat("y", 900), strings.Repeat("z", 900)}},
+		})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println(n)
+	}
+}
+
+func newLog(t *testing.T) Log {
+	t.Helper()
+	return Log{Path: filepath.Join(t.TempDir(), "audit.jsonl")}
+}
+
+func all(t *testing.T, l Log) []Record {
+	t.Helper()
+	var found []Record
+	for r, err := range l.Records() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, r)
+	}
+	return found
+}
+
+func TestRecord(t *testing.T) {
+	l := newLog(t)
+	if got := all(t, l); len(got) != 0 {
+		t.Errorf("a log that is not there has %v", got)
+	}
+	id := trace.New()
+	ctx, cancel := context.WithCancel(trace.With(t.Context(), id))
+	cancel() // what happened is written all the same
+	before := time.Now().Truncate(time.Millisecond)
+	err := l.Write(ctx, Record{
+		Type: VMProvisioned, Actor: "user:me", Resource: "vm:agent-o-r-aaaa11", Outcome: OutcomeOf(errors.New("no")),
+		Details: map[string]any{"session": "aaaa11112222", "seconds": 1.5, "count": uint64(1) << 60, "error": errors.New("no <disk>"), "secrets": []string{"A", "B"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(l.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), `",`)
+	want := `"type":"vm_provisioned","actor":"user:me","resource":"vm:agent-o-r-aaaa11","outcome":"failure","trace_id":"` + id +
+		`","details":{"count":1152921504606846976,"error":"no <disk>","seconds":1.5,"secrets":["A","B"],"session":"aaaa11112222"}}` + "\n"
+	if rest != want {
+		t.Errorf("got\n%swant\n%s", rest, want)
+	}
+	got := all(t, l)
+	if len(got) != 1 || got[0].Time.Before(before) || time.Since(got[0].Time) > time.Hour || got[0].Details["error"] != "no <disk>" {
+		t.Errorf("%+v", got)
+	}
+	if st, err := os.Stat(l.Path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Error(st.Mode(), err)
+	}
+	for _, wrong := range []Record{
+		{Type: "vm_moved", Outcome: Success},
+		{Type: VMDestroyed},
+		{Type: VMDestroyed, Outcome: "maybe"},
+		{Type: VMDestroyed, Outcome: Success, Details: map[string]any{"f": func() {}}},
+	} {
+		if err := l.Write(t.Context(), wrong); err == nil {
+			t.Errorf("written: %+v", wrong)
+		}
+	}
+	if n := len(all(t, l)); n != 1 {
+		t.Errorf("%d records", n)
+	}
+}
+
+// Whatever the details are: one bounded line, harmless, without secrets.
+func TestHostileDetails(t *testing.T) {
+	const value = "tok-12345"
+	l := newLog(t)
+	l.Redact = secret.NewRedactor(secret.NewValue(value)).String
+	hostile := "a\x1b[2J\r\n{\u202e\x00 " + value + " tok\x1b[0m-123\x0045 " + strings.Repeat("ü", 1<<20)
+	deep := any(hostile)
+	for range 50 {
+		deep = map[string]any{"k": deep}
+	}
+	var many []string
+	for range 5000 {
+		many = append(many, hostile[:100])
+	}
+	for _, d := range []map[string]any{{"text": hostile, hostile: []any{hostile}}, {"deep": deep}, {"many": many}, {"big": make([]string, 1<<16)}} {
+		if err := l.Write(t.Context(), Record{Type: ExecStarted, Actor: hostile, Resource: hostile, Outcome: Success, Details: d}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(l.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+	if len(lines) != 4 || len(all(t, l)) != 4 {
+		t.Fatalf("%d lines, %d records", len(lines), len(all(t, l)))
+	}
+	for _, line := range lines {
+		if strings.Contains(line, value) || len(line) > maxRecord || !json.Valid([]byte(line)) {
+			t.Errorf("%d bytes: %.300q", len(line), line)
+		}
+		for _, r := range line {
+			if r < ' ' || r == 0x7f || r == 0x202e {
+				t.Fatalf("%q is in the log", r)
+			}
+		}
+	}
+	if n := len(all(t, l)[2].Details["many"].([]any)); n != maxList+1 {
+		t.Errorf("a list of %d", n)
+	}
+}
+
+// Lines that are no records are passed over, and a record that was cut short makes
+// room for the next one.
+func TestDamagedLog(t *testing.T) {
+	l := newLog(t)
+	write := func(resource string) {
+		t.Helper()
+		if err := l.Write(t.Context(), Record{Type: TokenAdded, Actor: "user:me", Resource: resource, Outcome: Success}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add := func(text string) {
+		t.Helper()
+		f, err := os.OpenFile(l.Path, os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("token:1")
+	add("not JSON\n\n{}\n" + strings.Repeat("x", 3*maxRecord) + "\n[1]\n")
+	write("token:2")
+	add(`{"timestamp":"2026-01-01T00:00:00Z","type":"token_ad`)
+	if n := len(all(t, l)); n != 2 {
+		t.Errorf("%d records while one is being written", n)
+	}
+	write("token:3")
+	var resources []string
+	for _, r := range all(t, l) {
+		resources = append(resources, r.Resource)
+	}
+	if got := strings.Join(resources, " "); got != "token:1 token:2 token:3" {
+		t.Error(got)
+	}
+	text, err := os.ReadFile(l.Path)
+	if err != nil || strings.Contains(string(text), "token_ad{") || strings.Contains(string(text), "token_ad\n") {
+		t.Errorf("%v: %.500s", err, text)
+	}
+}
+
+// Processes that write at the same time are killed at any instant: what they were
+// told is written is there, whole, and in their order.
+func TestKilledWriters(t *testing.T) {
+	l := newLog(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	told := map[string]int{}
+	for round := range 6 {
+		var writers sync.WaitGroup
+		for w := range 3 {
+			who := fmt.Sprintf("user:%d-%d", round, w)
+			cmd := exec.CommandContext(t.Context(), self, who)
+			cmd.Env = append(os.Environ(), "AUDIT_TEST_PATH="+l.Path)
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			writers.Go(func() {
+				n := 0
+				lines := bufio.NewScanner(out)
+				for lines.Scan() {
+					if n++; n == 2+w {
+						_ = cmd.Process.Kill() // it ends only so
+					}
+				}
+				_ = cmd.Wait() // killed
+				mu.Lock()
+				defer mu.Unlock()
+				told[who] = n
+			})
+		}
+		writers.Wait()
+	}
+	if err := l.Write(t.Context(), Record{Type: TaskCompleted, Resource: "task:last", Outcome: Success}); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(l.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		var r Record
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Fatalf("%v: %.200q", err, line)
+		}
+		if r.Type == TaskSubmitted && r.Resource != "task:"+strconv.Itoa(found[r.Actor]) {
+			t.Fatalf("%s of %s comes after %d others", r.Resource, r.Actor, found[r.Actor])
+		}
+		found[r.Actor]++
+	}
+	for who, n := range told {
+		if n < 2 || found[who] < n || found[who] > n+1 { // one may be there that nobody was told of
+			t.Errorf("%d records of %s, which was told of %d", found[who], who, n)
+		}
+	}
+	if len(told) != 18 {
+		t.Errorf("%d writers", len(told))
+	}
+}

@@ -1,0 +1,12 @@
+//go:build !linux
+
+package logfile
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// replace makes the descriptor of old another one of f.
+func replace(f, old *os.File) error { return unix.Dup2(int(f.Fd()), int(old.Fd())) }
