@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -30,6 +31,7 @@ type app struct {
 	redact *secret.Redactor // of all that this process says of its own accord
 	config *config.Config
 	store  *store.Store
+	log    *logfile.File // of the settings, nil before it is used
 }
 
 func (a *app) close() {
@@ -53,8 +55,13 @@ func (a *app) settings() (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.config, err = config.Load(paths, defaults)
-	return a.config, err
+	cfg, err := config.Load(paths, defaults)
+	if err != nil {
+		return nil, err
+	}
+	slog.SetDefault(a.logger(cfg.Log, slog.LevelWarn))
+	a.config = cfg
+	return cfg, nil
 }
 
 // manager opens the store and sees to keepers that died.
@@ -85,7 +92,7 @@ func (a *app) plainManager(ctx context.Context) (*session.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &session.Manager{Store: a.store, Config: cfg, Self: self}, nil
+	return &session.Manager{Store: a.store, Config: cfg, Self: self, Actor: actor(), Audit: a.auditTo(cfg)}, nil
 }
 
 // worker is a manager that can also do the work.

@@ -41,7 +41,12 @@ func newHiddenCmds(a *app) []*cobra.Command {
 		{
 			Use: "keeper SESSION-ID", Args: usage(sessionID),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				log := a.con.Logger(slog.LevelInfo, true, a.redact).With("session", args[0], "pid", os.Getpid())
+				cfg, err := a.settings()
+				if err != nil {
+					return err
+				}
+				log, stop := a.ownLog(cmd.Context(), cfg.Paths.KeeperLog(args[0]), cfg.Log, "session", args[0])
+				defer stop()
 				w, err := a.worker(cmd.Context(), log)
 				if err != nil {
 					return err
@@ -52,7 +57,12 @@ func newHiddenCmds(a *app) []*cobra.Command {
 		{
 			Use: task.KeeperCommand + " TASK-ID", Args: usage(sessionID), // ids are alike
 			RunE: func(cmd *cobra.Command, args []string) error {
-				log := a.con.Logger(slog.LevelInfo, true, a.redact).With("task_id", args[0], "pid", os.Getpid())
+				cfg, err := a.settings()
+				if err != nil {
+					return err
+				}
+				log, stop := a.ownLog(cmd.Context(), task.Dir(cfg.Paths.TaskDir(args[0])).KeeperLog(), cfg.Log, "task_id", args[0])
+				defer stop()
 				w, err := a.taskWorker(cmd.Context(), task.Worker{Log: log})
 				if err != nil {
 					return err
@@ -83,11 +93,13 @@ func newHiddenCmds(a *app) []*cobra.Command {
 		{
 			Use: gateway.Command + " DIR", Args: usage(cobra.ExactArgs(1)),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				log := a.con.Logger(slog.LevelInfo, true, a.redact).With("pid", os.Getpid())
 				// A gateway's directory may be moved while it runs.
 				if err := os.Chdir(args[0]); err != nil {
 					return fail.New(fail.Host, "the gateway's directory: %w", err)
 				}
+				// It reads no settings: what it is to do is in its directory.
+				log, stop := a.ownLog(cmd.Context(), gateway.LogFile("."), config.Log{})
+				defer stop()
 				return gateway.Main(cmd.Context(), ".", log)
 			},
 		},

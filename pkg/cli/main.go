@@ -31,9 +31,9 @@ func Main() int {
 	defer stop()
 	a := &app{con: console.New(os.Stdout, os.Stderr, os.Getenv), redact: secret.NewRedactor()}
 	defer a.close()
-	slog.SetDefault(a.con.Logger(slog.LevelWarn, false, a.redact))
+	slog.SetDefault(a.con.Logger(console.Log{Level: slog.LevelWarn, Redact: a.redact})) // until the settings are read
 	root := newRootCmd(a)
-	err := root.ExecuteContext(ctx)
+	err := root.ExecuteContext(withTrace(ctx))
 	return a.exitCode(ctx, err)
 }
 
@@ -114,7 +114,7 @@ the standard error; commands that read have --json.`),
 		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
 		"tasks":   {newTaskCmd(a)},
-		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newDoctorCmd(a), newPruneCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
+		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newDoctorCmd(a), newPruneCmd(a), newAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
 		"":        slices.Concat(newHiddenCmds(a), newPickerCmds(a), newTopics()),
 	} {
 		for _, c := range cmds {

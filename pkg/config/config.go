@@ -30,6 +30,8 @@ type Config struct {
 	Pool    int     // how many VMs wait, where they cannot be saved
 	Limits  Limits
 	Tasks   Tasks
+	Log     Log
+	Audit   Audit
 	Files   []string // what was read, in order
 
 	Dotfiles string // the user's, a directory of the host; "" for none
@@ -85,10 +87,16 @@ var env = map[string]string{
 	"limits.memory_reserve": "AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE",
 	"limits.disk_reserve":   "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE",
 	"tasks.slots":           "AGENT_SESSIONIZER_TASKS_SLOTS",
+	"log.level":             "AGENT_SESSIONIZER_LOG_LEVEL",
+	"log.format":            "AGENT_SESSIONIZER_LOG_FORMAT",
+	"log.file":              "AGENT_SESSIONIZER_LOG_FILE",
+	"log.rotation":          "AGENT_SESSIONIZER_LOG_FILE_ROTATION",
 }
 
 // Variables are the names of the environment variables that are settings.
-func Variables() []string { return slices.Sorted(maps.Values(env)) }
+func Variables() []string {
+	return slices.Concat(slices.Sorted(maps.Values(env)), slices.Sorted(maps.Values(bare)))
+}
 
 // Load reads everything. defaults is the shipped config directory.
 func Load(paths Paths, defaults fs.FS) (*Config, error) { return load(paths, defaults, nil) }
@@ -107,7 +115,11 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 	}
 	scalars := viper.New()
 	for key, name := range env {
-		if err := scalars.BindEnv(key, name); err != nil {
+		names := []string{key, name}
+		if also, ok := bare[key]; ok {
+			names = append(names, also) // the first that is set counts
+		}
+		if err := scalars.BindEnv(names...); err != nil {
 			return nil, err
 		}
 	}
@@ -281,6 +293,7 @@ func (d document) scalars() map[string]any {
 	put(tasks, "slots", fmt.Sprint(d.Tasks.Slots))
 	put(tasks, "cleanup_ttl", fmt.Sprint(int64(d.Tasks.CleanupTTL)))
 	m["tasks"] = tasks
+	m["log"], m["audit"] = d.Log.scalars(put), d.Audit.scalars(put)
 	return m
 }
 
@@ -322,7 +335,7 @@ func (c *Config) setScalars(v *viper.Viper) error {
 			return c.wrong("tasks.cleanup_ttl", "tasks.cleanup_ttl is %v; it is at least 1h", c.Tasks.CleanupTTL)
 		}
 	}
-	return nil
+	return c.setLog(v)
 }
 
 // wrong is the error of a value that a file or the environment has for a key.

@@ -115,6 +115,8 @@ type document struct {
 	LimaHome  string             `yaml:"lima_home,omitempty"`
 	Limits    Limits             `yaml:"limits,omitempty"`
 	Tasks     Tasks              `yaml:"tasks,omitempty"`
+	Log       Log                `yaml:"log,omitempty"`
+	Audit     Audit              `yaml:"audit,omitempty"`
 	Network   Network            `yaml:"network,omitempty"`
 	Attention Attention          `yaml:"attention,omitempty"`
 	Secrets   map[string]string  `yaml:"secrets,omitempty"`

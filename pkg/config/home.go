@@ -45,7 +45,7 @@ func (k *Keep) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// Dir is a directory of this host: an absolute path, or one that starts with ~/.
+// Dir is a directory, or a file, of this host: an absolute path, or one that starts with ~/.
 type Dir string
 
 // UnmarshalYAML reads one; "" is none.
@@ -54,20 +54,30 @@ func (d *Dir) UnmarshalYAML(n ast.Node) error {
 	if !ok {
 		return at(n, "a directory is wanted here")
 	}
-	if rest, ok := strings.CutPrefix(text, "~"); ok && (rest == "" || rest[0] == '/') {
-		dir, err := os.UserHomeDir()
-		if err != nil {
-			return at(n, "~ is unknown: HOME is not set")
-		}
-		text = dir + rest
+	text, err := expandHome(text)
+	if err != nil {
+		return at(n, "~ is unknown: HOME is not set")
 	}
 	if text != "" && !filepath.IsAbs(text) {
 		return at(n, "%q is neither an absolute path nor one that starts with ~/", text)
 	}
-	if *d = Dir(text); text != "" {
-		*d = Dir(filepath.Clean(text))
-	}
+	*d = Dir(text)
 	return nil
+}
+
+// expandHome is path with ~ as the home directory, without needless parts.
+func expandHome(path string) (string, error) {
+	if rest, ok := strings.CutPrefix(path, "~"); ok && (rest == "" || rest[0] == '/') {
+		dir, err := os.UserHomeDir()
+		if err != nil {
+			return "", err
+		}
+		path = dir + rest
+	}
+	if path == "" {
+		return "", nil
+	}
+	return filepath.Clean(path), nil
 }
 
 // setDotfiles takes what a file says of them. They go into every session, so only

@@ -231,8 +231,11 @@ func (c *Config) places(repo RepoKey, profile string) []place {
 
 // origin is where the value of a key was said last.
 func origin(places []place, key string) Origin {
-	if name := env[strings.ReplaceAll(key, step, ".")]; name != "" && os.Getenv(name) != "" {
-		return Origin{Layer: layerEnvironment, Name: name}
+	dotted := strings.ReplaceAll(key, step, ".")
+	for _, name := range []string{env[dotted], bare[dotted]} {
+		if name != "" && os.Getenv(name) != "" {
+			return Origin{Layer: layerEnvironment, Name: name}
+		}
 	}
 	for _, p := range slices.Backward(places) {
 		if s, ok := p.find(key); ok {
@@ -280,6 +283,13 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(c.Limits.Kept, "limits", "kept")
 	add(c.Tasks.Slots, "tasks", "slots")
 	add(c.Tasks.CleanupTTL.String(), "tasks", "cleanup_ttl")
+	add(c.Log.Level, "log", "level")
+	add(c.Log.Format, "log", "format")
+	add(c.Log.File, "log", "file")
+	add(c.Log.Rotation, "log", "rotation")
+	add(c.Log.MaxSize, "log", "max_size")
+	add(c.Log.Keep, "log", "keep")
+	add(c.Audit.Retention, "audit", "retention")
 	add(c.Attention.Desktop, "attention", "desktop")
 	add(c.Attention.Command, "attention", "command")
 	add(c.Dotfiles, "dotfiles")

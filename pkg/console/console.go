@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"strings"
 
@@ -154,22 +153,4 @@ func ask(tty io.ReadWriter, question string) (bool, error) {
 		return true, nil
 	}
 	return false, nil
-}
-
-// Redactor takes secrets out of a log.
-type Redactor interface {
-	Handler(slog.Handler) slog.Handler
-}
-
-// Logger is the log, on stderr: text for people or JSON, without secrets. r may be nil.
-func (c *Console) Logger(level slog.Level, asJSON bool, r Redactor) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: level}
-	var h slog.Handler = slog.NewTextHandler(c.Err, opts)
-	if asJSON {
-		h = slog.NewJSONHandler(c.Err, opts)
-	}
-	if r != nil {
-		h = r.Handler(h)
-	}
-	return slog.New(h)
 }

@@ -31,9 +31,9 @@ const (
 // for it, nor fail with it.
 func (w *Worker) ahead(ctx context.Context, s Session) {
 	if why, err := w.startAhead(ctx, s); err != nil {
-		w.Log.Error("prepare in the background", "error", err)
+		w.Log.ErrorContext(ctx, "prepare in the background", "error", err)
 	} else if why != "" {
-		w.Log.Info("nothing is prepared in the background", "why", why)
+		w.Log.InfoContext(ctx, "nothing is prepared in the background", "why", why)
 	}
 }
 

@@ -54,7 +54,7 @@ func (w *Worker) lookIn(ctx context.Context, s Session, conn func(context.Contex
 			wait, said = lookMin, ""
 		}
 		if text := err.Error(); text != said { // once, not for as long as it lasts
-			w.Log.Warn("look in on the guest", "error", err)
+			w.Log.WarnContext(ctx, "look in on the guest", "error", err)
 			said = text
 		}
 		select {

@@ -62,7 +62,7 @@ func (c *connection) keep(ctx context.Context) {
 			wait, told = redialMin, ""
 		}
 		if text := err.Error(); text != told { // once, not for as long as the guest is silent
-			c.log.Warn("the connection to the guest", "error", err)
+			c.log.WarnContext(ctx, "the connection to the guest", "error", err)
 			told = text
 		}
 		select {
@@ -88,7 +88,7 @@ func (c *connection) once(ctx context.Context) error {
 	if err != nil {
 		// The keeper's own use of the connection does not need the socket, and
 		// commands do without.
-		c.log.Warn("the connection to the guest is not shared", "error", err)
+		c.log.WarnContext(ctx, "the connection to the guest is not shared", "error", err)
 		select {
 		case <-client.Done():
 			return ssh.ErrUnreachable

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -51,7 +52,7 @@ func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context)
 	s.Facts.Work = nil // unknown, unless the guest says otherwise now
 	conn, err := w.DialOwn(ctx, *s)
 	if err != nil {
-		w.Log.Warn("no farewell", "error", err)
+		w.Log.WarnContext(ctx, "no farewell", "error", err)
 		return func(context.Context) error { return err }
 	}
 	g := guest.Guest{SSH: conn, Root: s.Facts.Root}
@@ -70,7 +71,7 @@ func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context)
 	ctx, cancelWipe := context.WithTimeout(whole, 20*time.Second)
 	defer cancelWipe()
 	if err := g.WipeSecrets(ctx); err != nil {
-		w.Log.Warn("wipe secrets", "error", err) // they are in memory, which goes with the VM
+		w.Log.WarnContext(ctx, "wipe secrets", "error", err) // they are in memory, which goes with the VM
 	}
 	return func(ctx context.Context) error {
 		defer conn.Close()
@@ -96,6 +97,7 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 			w.Gateway(s).Stop(ctx),
 		)
 	})
+	w.auditVM(ctx, audit.VMDestroyed, s, err)
 	if err != nil {
 		code, hint := fail.CodeOf(err).String(), fail.HintOf(err)
 		_, serr := w.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {

@@ -16,11 +16,13 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
 // Manager writes intents and reads state; it does none of the work itself.
@@ -28,6 +30,10 @@ type Manager struct {
 	Store  *store.Store
 	Config *config.Config
 	Self   string // our own executable, started as the keeper
+
+	// Actor is who asks, and Audit is told what was done; both may be left out.
+	Actor string
+	Audit func(context.Context, audit.Record)
 }
 
 // Request asks for a session.
@@ -63,10 +69,14 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
+	facts, err := json.Marshal(Facts{Asked: m.asked(ctx)})
+	if err != nil {
+		return Session{}, false, nil, err
+	}
 	id := randomHex(6)
 	row, created, err := m.Store.Create(ctx, store.Session{
 		ID: id, Name: Name(r.Repo.Slug, id[:6], budget),
-		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Want: string(Ready), Spec: raw,
+		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Want: string(Ready), Spec: raw, Facts: facts,
 	}, phaseEvent("", Creating, Ready), func(others []store.Session) error {
 		return admit(others, spec.Resources, m.Config.Limits, host)
 	})
@@ -77,7 +87,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 		return s, false, nil, err
 	}
 	if created {
-		return s, true, notices, m.wake(s.ID)
+		return s, true, notices, m.wake(ctx, s.ID)
 	}
 	s, err = m.Want(ctx, s, Ready)
 	return s, false, nil, err
@@ -167,7 +177,7 @@ func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, err
 			return store.Event{}, nil
 		}
 		row.Phase, row.Want = string(to), string(want)
-		return phaseEvent(from, to, want), nil
+		return phaseEvent(from, to, want), change(row, func(f *Facts) { f.Asked = m.asked(ctx) })
 	})
 	if err != nil {
 		return s, err
@@ -175,23 +185,23 @@ func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, err
 	if s, err = read(row); err != nil {
 		return s, err
 	}
-	return s, m.wake(s.ID)
+	return s, m.wake(ctx, s.ID)
 }
 
 // wake starts a keeper for the session. If one lives already, the new one
 // stands by until the intent is served, and takes over if the other dies first.
-func (m *Manager) wake(id string) error {
+func (m *Manager) wake(ctx context.Context, id string) error {
 	dir := m.Config.Paths.SessionDir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fail.New(fail.Host, "make the session's directory: %w", err)
 	}
-	log, err := os.OpenFile(filepath.Join(dir, "keeper.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(m.Config.Paths.KeeperLog(id), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fail.New(fail.Host, "open the keeper's log: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(context.Background(), m.Self, "keeper", id) // it must outlive whatever ends us
-	cmd.Dir = "/"
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), m.Self, "keeper", id) // it must outlive whatever ends us
+	cmd.Dir, cmd.Env = "/", trace.Environ(ctx, os.Environ())
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -211,19 +221,26 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	}
 	var errs []error
 	for _, row := range rows {
-		errs = append(errs, m.tend(row))
+		errs = append(errs, m.tend(ctx, row))
 	}
 	return errors.Join(errs...)
 }
 
 // Tend sees to a keeper for one session, as Reconcile does for all.
-func (m *Manager) Tend(s Session) error { return m.tend(s.Session) }
+func (m *Manager) Tend(s Session) error { return m.tend(context.Background(), s.Session) }
 
-func (m *Manager) tend(row store.Session) error {
-	if AtRest(Phase(row.Phase), Phase(row.Want)) || store.Held(m.Config.Paths.SessionLock(row.ID)) {
+func (m *Manager) tend(ctx context.Context, row store.Session) error {
+	lock := m.Config.Paths.SessionLock(row.ID)
+	if AtRest(Phase(row.Phase), Phase(row.Want)) || store.Held(lock) {
 		return nil
 	}
-	return m.wake(row.ID)
+	died, err := store.Died(lock) // else it is about to take the lock, or gave up
+	if err = errors.Join(err, m.wake(ctx, row.ID)); died {
+		m.audit(ctx, audit.SessionReconciled, m.Actor, "session:"+row.ID, err, map[string]any{
+			"name": row.Name, "state": row.Phase, "want": row.Want, "reason": "its keeper died",
+		})
+	}
+	return err
 }
 
 // List returns the sessions that are not gone, oldest first.

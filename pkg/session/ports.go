@@ -206,12 +206,12 @@ func (p *publisher) carry(ctx context.Context, port uint16, local net.Conn) {
 	defer local.Close()
 	client, err := p.connected(ctx)
 	if err != nil {
-		p.log.Warn("publish a port", "port", port, "error", err)
+		p.log.WarnContext(ctx, "publish a port", "port", port, "error", err)
 		return
 	}
 	remote, err := client.Connect(ctx, net.JoinHostPort("localhost", strconv.Itoa(int(port))))
 	if err != nil {
-		p.log.Info("nothing answers on a published port", "port", port, "error", err)
+		p.log.InfoContext(ctx, "nothing answers on a published port", "port", port, "error", err)
 		return
 	}
 	defer remote.Close()

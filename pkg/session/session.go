@@ -121,6 +121,13 @@ type Facts struct {
 	Attached    time.Time       `json:"attached,omitzero"` // when somebody last came; what was denied since is told
 	Attention   *Attention      `json:"attention,omitempty"`
 	Kept        bool            `json:"kept,omitempty"` // what was kept of the repository is in it, so it may be kept anew
+	Asked       Asked           `json:"asked,omitzero"` // for what is wanted
+}
+
+// Asked is who asked for something, for those who read logs.
+type Asked struct {
+	Actor string `json:"actor,omitempty"`
+	Trace string `json:"trace_id,omitempty"`
 }
 
 // Attention is how the most urgent agent of a session is. The words are the

@@ -70,6 +70,7 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 					return err
 				}
 				secrets, err = secret.ResolveInChild(ctx, w.Self, refs)
+				w.auditSecrets(ctx, was, refs, err)
 				w.hide(slices.Collect(maps.Values(secrets))...)
 				return err
 			})

@@ -10,12 +10,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -62,7 +64,7 @@ func (w *Worker) step(ctx context.Context, id, name string, f func(context.Conte
 			Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds(),
 		}))
 		if err != nil {
-			w.Log.Error("append event", "step", name, "state", state, "error", err)
+			w.Log.ErrorContext(ctx, "append event", "step", name, "state", state, "error", err)
 		}
 	}
 	tell("start", "")
@@ -99,7 +101,7 @@ func (w *Worker) text(s string) string {
 func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any) {
 	err := w.Store.Append(ctx, id, event(EventWarning, Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint}))
 	if err != nil {
-		w.Log.Error("append warning", "error", err)
+		w.Log.ErrorContext(ctx, "append warning", "error", err)
 	}
 }
 
@@ -135,6 +137,7 @@ func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*
 	if err != nil {
 		return s, err
 	}
+	w.Log.InfoContext(ctx, "session state transition", "from", s.Phase, "to", to, "want", s.Want)
 	return read(row)
 }
 
@@ -151,6 +154,7 @@ func (w *Worker) broke(ctx context.Context, s Session, cause error) (Session, er
 	if err != nil {
 		return s, errors.Join(cause, err)
 	}
+	w.Log.WarnContext(ctx, "session state transition", "from", s.Phase, "to", Broken, "want", s.Want, "code", code, "error", msg)
 	return read(row)
 }
 
@@ -158,6 +162,7 @@ func (w *Worker) broke(ctx context.Context, s Session, cause error) (Session, er
 // returns it as it is then. It returns when ctx is cancelled because the want
 // changed, with the phase it had; the keeper then calls it again.
 func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
+	ctx = trace.With(ctx, s.Facts.Asked.Trace)
 	keep := context.WithoutCancel(ctx) // for what must be written even when the work is called off
 	switch {
 	case s.Want == Gone:
@@ -171,7 +176,10 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		switch {
 		case ctx.Err() != nil:
 			return s, nil //nolint:nilerr // called off; the want says what is next
-		case err != nil:
+		case s.Phase == Creating: // not one that is started again
+			w.auditVM(keep, audit.VMProvisioned, s, err)
+		}
+		if err != nil {
 			return w.broke(keep, s, err)
 		}
 		w.ahead(keep, s)
@@ -222,7 +230,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 			return w.broke(context.WithoutCancel(ctx), s, fail.New(fail.NotFound, "the VM of session %s is gone, removed by something else", s.Name).
 				WithHint("agent-sessionizer destroy --force %s", s.Name))
 		case err != nil:
-			w.Log.Warn("inspect the VM", "error", err)
+			w.Log.WarnContext(ctx, "inspect the VM", "error", err)
 		case m.State == vm.Broken:
 			return w.broke(context.WithoutCancel(ctx), s, fail.New(fail.Failure, "the VM is broken: %s", m.Reason))
 		case m.State == vm.Stopped:
@@ -232,7 +240,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 			return w.broke(context.WithoutCancel(ctx), s, err)
 		}
 		if err := w.publish(ctx, &ports, s.ID); err != nil && ctx.Err() == nil {
-			w.Log.Warn("publish ports", "error", err)
+			w.Log.WarnContext(ctx, "publish ports", "error", err)
 		}
 		select {
 		case <-tick.C:

@@ -3,8 +3,10 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,6 +14,9 @@ import (
 // Lock is a held flock(2). The kernel drops it when the process dies, however
 // it dies, which is why it and not a pid file says who is alive. Lock files are
 // never unlinked: two processes could otherwise hold "the" lock on two inodes.
+//
+// While it is held the file has the holder's pid in it. One that is there though
+// nobody holds the lock is of a process that died, see Died.
 type Lock struct {
 	f *os.File
 }
@@ -33,6 +38,9 @@ func TryLock(path string) (l *Lock, ok bool, err error) {
 		}
 	}
 	if err == nil {
+		// That it cannot be written, as on a full disk, takes the lock from nobody.
+		_ = f.Truncate(0)
+		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 		return &Lock{f}, true, nil
 	}
 	_ = f.Close()
@@ -53,5 +61,33 @@ func Held(path string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
+// Died reports whether the last one who held the lock on path died with it. It
+// says so once: whoever is told sees to what was left.
+func Died(path string) (bool, error) {
+	st, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() == 0 {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at the lock: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return false, fmt.Errorf("open the lock: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return false, nil //nolint:nilerr // somebody lives
+	}
+	// While we waited for nothing somebody else may have been told.
+	if st, err = f.Stat(); err != nil || st.Size() == 0 {
+		return false, err
+	}
+	return true, f.Truncate(0)
+}
+
 // Unlock lets the lock go.
-func (l *Lock) Unlock() error { return l.f.Close() }
+func (l *Lock) Unlock() error {
+	_ = l.f.Truncate(0) // while it is ours; else it looks as if we had died
+	return l.f.Close()
+}

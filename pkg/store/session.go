@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -121,9 +122,9 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 			return err
 		}
 		made := now().UnixMilli()
-		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, repo, task, phase, want, created_at, state_changed_at, spec, token_sha256)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			n.ID, n.Name, n.RepoKey, n.Repo, n.Task, n.Phase, n.Want, made, made, string(n.Spec), n.TokenSHA256); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, repo, task, phase, want, created_at, state_changed_at, spec, facts, token_sha256)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			n.ID, n.Name, n.RepoKey, n.Repo, n.Task, n.Phase, n.Want, made, made, string(n.Spec), cmp.Or(string(n.Facts), "{}"), n.TokenSHA256); err != nil {
 			return fmt.Errorf("insert session %s: %w", n.ID, err)
 		}
 		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {

@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+)
+
+type auditOptions struct {
+	since moment
+	types auditTypes
+	json  bool
+}
+
+func newAuditCmd(a *app) *cobra.Command {
+	var o auditOptions
+	cmd := &cobra.Command{
+		Use: "audit", Short: "Show who did what to sessions and tasks",
+		Long: `Show who did what to sessions and tasks: VMs made and removed, secrets resolved (by
+name), tasks submitted and ended, keepers that took the place of dead ones. Records
+are kept for as long as audit.retention says; a crash may have left one twice.`,
+		Example: `  agent-sessionizer audit --since 24h
+  agent-sessionizer audit --type secret_accessed --type vm_destroyed
+  agent-sessionizer audit --since 2026-01-31 --json | jq -r 'select(.outcome == "failure")'`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runAudit(cmd.Context(), a, o) },
+	}
+	cmd.Flags().Var(&o.since, "since", "only after a `TIME`: 24h or 7d ago, 2026-01-31, 2026-01-31T12:00:00Z")
+	cmd.Flags().Var(&o.types, "type", "only of this `TYPE`, as they are printed; may be repeated")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON, one record a line")
+	return cmd
+}
+
+func runAudit(ctx context.Context, a *app, o auditOptions) error {
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	header, rows := []string{"TIME", "TYPE", "ACTOR", "RESOURCE", "OUTCOME", "DETAILS"}, [][]string{}
+	for r, err := range a.auditLog(cfg).Records() {
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if r.Time.Before(time.Time(o.since)) || len(o.types) > 0 && !slices.Contains(o.types, r.Type) {
+			continue
+		}
+		if o.json {
+			if err := a.jsonLine(r); err != nil {
+				return err
+			}
+			continue
+		}
+		details := ""
+		if len(r.Details) > 0 {
+			text, err := json.Marshal(r.Details)
+			if err != nil {
+				return err
+			}
+			details = string(text)
+		}
+		rows = append(rows, []string{r.Time.Local().Format(time.DateTime), string(r.Type), r.Actor, r.Resource, string(r.Outcome), details})
+	}
+	switch {
+	case o.json:
+	case len(rows) == 0:
+		a.con.Say("%s", "no records")
+	default:
+		a.con.Table(header, rows, console.Tint{Column: "OUTCOME", Of: func(cell string) console.Tone {
+			if cell == string(audit.Failure) {
+				return console.Bad
+			}
+			return console.Plain
+		}})
+	}
+	return nil
+}
+
+// moment is a point in time as a flag.
+type moment time.Time
+
+func (m *moment) Set(text string) error {
+	var ago age
+	if err := ago.Set(text); err == nil {
+		*m = moment(time.Now().Add(-time.Duration(ago)))
+		return nil
+	}
+	for _, layout := range []string{time.RFC3339, time.DateTime, time.DateOnly} {
+		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			*m = moment(t)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is not a time; write it like 24h, 7d, 2026-01-31 or 2026-01-31T12:00:00Z", text)
+}
+
+func (m *moment) String() string {
+	if t := time.Time(*m); !t.IsZero() {
+		return t.Format(time.RFC3339)
+	}
+	return ""
+}
+
+func (*moment) Type() string { return "time" }
+
+// auditTypes are types of records as a flag.
+type auditTypes []audit.Type
+
+func (l *auditTypes) Set(text string) error {
+	if !slices.Contains(audit.Types(), audit.Type(text)) {
+		var all []string
+		for _, t := range audit.Types() {
+			all = append(all, string(t))
+		}
+		return fmt.Errorf("no type %q; there are %s", text, strings.Join(all, ", "))
+	}
+	*l = append(*l, audit.Type(text))
+	return nil
+}
+
+func (l *auditTypes) String() string {
+	var all []string
+	for _, t := range *l {
+		all = append(all, string(t))
+	}
+	return strings.Join(all, ",")
+}
+
+func (*auditTypes) Type() string { return "type" }

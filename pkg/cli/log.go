@@ -1,0 +1,94 @@
+package cli
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+)
+
+// withTrace gives what this process does the trace id of who started it, or a new one.
+func withTrace(ctx context.Context) context.Context {
+	id, ok := trace.FromParent(os.Getenv(trace.Variable))
+	if !ok {
+		id = trace.New()
+	}
+	return trace.With(ctx, id)
+}
+
+// logger is a log as the settings want it; auto is its level where they leave it.
+func (a *app) logger(l config.Log, auto slog.Level) *slog.Logger {
+	to := console.Log{Level: levelOf(l, auto), Format: console.Format(l.Format), Redact: a.redact}
+	if f := a.sharedLog(l); f != nil {
+		to.To = f
+	}
+	return a.con.Logger(to)
+}
+
+func levelOf(l config.Log, auto slog.Level) slog.Level {
+	if level, ok := console.ParseLevel(l.Level); ok {
+		return level
+	}
+	return auto
+}
+
+// sharedLog is the file that all processes log to, nil for none. One that cannot be
+// written to stops no work.
+func (a *app) sharedLog(l config.Log) *logfile.File {
+	if l.File == "" {
+		return nil
+	}
+	if a.log == nil {
+		a.log = &logfile.File{Path: string(l.File), Limits: logfile.Limits{Max: int64(l.MaxSize), Every: l.Rotation, Keep: l.Keep}}
+		if _, err := a.log.Write(nil); err != nil {
+			a.con.Warn("log.file: %v; the log is on the standard error", err)
+			a.log = nil
+		}
+	}
+	return a.log
+}
+
+// ownLimits are those of the log that a process in the background has for itself.
+var ownLimits = logfile.Limits{Max: 1 << 20, Keep: 1}
+
+// ownLog is the log of a process in the background, whose starter has made the
+// file at path its standard error: that file, and the settings' one besides. The
+// attributes say which process it is. stop ends the bounding of the file.
+func (a *app) ownLog(ctx context.Context, path string, l config.Log, attrs ...any) (log *slog.Logger, stop func()) {
+	own := logfile.NewStandard(path, ownLimits)
+	level := levelOf(l, slog.LevelInfo)
+	h := a.con.Logger(console.Log{Level: level, Format: console.FormatJSON, To: own, Redact: a.redact}).Handler()
+	if f := a.sharedLog(l); f != nil {
+		h = slog.NewMultiHandler(h, a.con.Logger(console.Log{Level: level, Format: console.Format(l.Format), To: f, Redact: a.redact}).Handler())
+	}
+	log = slog.New(h).With(append(attrs, "pid", os.Getpid())...)
+	slog.SetDefault(log)
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() { own.Watch(ctx) })
+	return log, func() { cancel(); watching.Wait() }
+}
+
+// auditLog is the audit log of the settings.
+func (a *app) auditLog(cfg *config.Config) audit.Log {
+	return audit.Log{Path: cfg.Paths.Audit(), Retention: time.Duration(cfg.Audit.Retention), Redact: a.redact.String}
+}
+
+// auditTo writes what was done into the audit log. That it cannot be written must
+// not undo what was done; the log then has the record.
+func (a *app) auditTo(cfg *config.Config) func(context.Context, audit.Record) {
+	log := a.auditLog(cfg)
+	return func(ctx context.Context, r audit.Record) {
+		if err := log.Write(ctx, r); err != nil {
+			slog.ErrorContext(ctx, "write the audit log", "type", r.Type, "actor", r.Actor, "resource", r.Resource,
+				"outcome", r.Outcome, "details", r.Details, "error", err)
+		}
+	}
+}

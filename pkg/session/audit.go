@@ -1,0 +1,54 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+)
+
+func (m *Manager) asked(ctx context.Context) Asked {
+	return Asked{Actor: m.Actor, Trace: trace.ID(ctx)}
+}
+
+// audit tells what was done, or was not because of err.
+func (m *Manager) audit(ctx context.Context, what audit.Type, actor, resource string, err error, details map[string]any) {
+	if m.Audit == nil {
+		return
+	}
+	if err != nil {
+		details["code"], details["error"] = fail.CodeOf(err).String(), err
+	}
+	m.Audit(ctx, audit.Record{Type: what, Actor: cmp.Or(actor, "keeper"), Resource: resource, Outcome: audit.OutcomeOf(err), Details: details})
+}
+
+// auditSecrets tells that the secrets of s were resolved for its guest, by name.
+func (w *Worker) auditSecrets(ctx context.Context, s Session, refs []secret.Ref, err error) {
+	var names []string
+	for _, r := range refs {
+		names = append(names, r.Name)
+	}
+	slices.Sort(names)
+	w.audit(ctx, audit.SecretAccessed, s.Facts.Asked.Actor, "session:"+s.ID, err, s.details(map[string]any{"secrets": names}))
+}
+
+// auditVM tells what became of the VM of s.
+func (w *Worker) auditVM(ctx context.Context, what audit.Type, s Session, err error) {
+	w.audit(ctx, what, s.Facts.Asked.Actor, "vm:"+s.VM(), err, s.details(map[string]any{"from": s.Facts.From, "accel": s.Facts.Accel}))
+}
+
+// details says which session it is, besides more.
+func (s Session) details(more map[string]any) map[string]any {
+	d := map[string]any{"session": s.ID, "repo": s.RepoKey}
+	if s.Task != "" {
+		d["task"] = s.Task
+	}
+	maps.Copy(d, more)
+	maps.DeleteFunc(d, func(_ string, v any) bool { return v == "" })
+	return d
+}
