@@ -6,6 +6,7 @@
 package fault
 
 import (
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -19,6 +20,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	_ "modernc.org/sqlite"
 )
 
 var binary string
@@ -67,16 +70,19 @@ func newWorld(t *testing.T) *world {
 		"GIT_CONFIG_GLOBAL=" + filepath.Join(home, "gitconfig"),
 		"GIT_AUTHOR_DATE=2026-01-02T03:04:05Z", "GIT_COMMITTER_DATE=2026-01-02T03:04:05Z",
 	}}
-	t.Cleanup(func() {
-		w.endProcesses()
-		os.RemoveAll(home)
-	})
+	t.Cleanup(w.remove)
 	w.write("gitconfig", "[user]\n\tname = Test\n\temail = test@example.invalid\n[init]\n\tdefaultBranch = main\n")
 	w.write("repo/input.txt", "as it was\n")
 	w.must("git", "init", "-q", "repo")
 	w.must("git", "-C", "repo", "add", "-A")
 	w.must("git", "-C", "repo", "commit", "-qm", "first")
 	return w
+}
+
+// remove ends what is left of the world. It may be called twice.
+func (w *world) remove() {
+	w.endProcesses()
+	os.RemoveAll(w.home)
 }
 
 func (w *world) write(name, text string) {
@@ -144,24 +150,46 @@ func (w *world) endProcesses() {
 	}
 }
 
-// A case is one kind of task and how it ends.
+// A kase is one kind of task and how it ends.
 type kase struct {
 	name      string
 	agent     string // a shell script; each of its runs adds a line to RUNS
 	lifecycle string
-	cancel    bool // once it runs
+	running   func(w *world, id string) error // done once, while it runs
 	end       string
+	runs      int
 }
 
+// crash ends the VM as a broken host or a panic would.
+func crash(w *world, _ string) error {
+	for pid, line := range w.processes() {
+		if strings.Contains(line, " fake-vm ") {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	return nil
+}
+
+func cancel(w *world, id string) error {
+	_, err := w.run(nil, "agent-sessionizer", "task", "cancel", id)
+	return err
+}
+
+const commit = `git commit -qam "by the agent"`
+
 var cases = []kase{
-	{"success", `echo work >>input.txt; git commit -qam "by the agent"; echo more >new.txt; echo done`, "", false, "COMPLETED"},
-	{"failure", `echo work >>input.txt; exit 3`, "", false, "FAILED"},
-	{"cancel", `echo up; sleep 600`, "cancel_grace: 1s", true, "CANCELLED"},
+	{"success", "echo work >>input.txt; " + commit + "; echo more >new.txt; echo done", "", nil, "COMPLETED", 1},
+	{"failure", "echo work >>input.txt; exit 3", "", nil, "FAILED", 1},
+	{"preserved", "echo work >>input.txt; exit 3", "failure_action: preserve", nil, "FAILED_PRESERVED", 1},
+	{"cancel", "echo up; sleep 600", "cancel_grace: 1s", cancel, "CANCELLED", 1},
+	{"timeout", "echo up; sleep 600", "timeout: 2s", nil, "FAILED", 1},
+	// The VM goes away under the first run; the second is on the same disk.
+	{"crash", `echo work >input.txt; [ $(wc -l <"$RUNS") -gt 1 ] || sleep 600; ` + commit, "", crash, "COMPLETED", 2},
 }
 
 // manifest is the case's.
 func (k kase) manifest(home string) string {
-	script, _ := json.Marshal("echo run >>" + home + "/RUNS; " + k.agent)
+	script, _ := json.Marshal("RUNS=" + home + `/RUNS; echo run >>"$RUNS"; ` + k.agent)
 	return fmt.Sprintf(`{"version": "1", "kind": "Task", "metadata": {"name": %q}, "repository": {"url": "./repo"},
 "agent": {"kind": "command", "command": ["sh", "-c", %s]}, "lifecycle": {%s}}`, k.name, script, jsonFields(k.lifecycle))
 }
@@ -232,20 +260,25 @@ func (w *world) play(k kase, kill ...string) (ending, error) {
 			return ending{}, fmt.Errorf("one submission made %d tasks", len(all))
 		}
 	}
-	cancelled := false
+	done := k.running == nil
 	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(30 * time.Millisecond) {
 		v, err := w.view(id)
 		if err != nil {
 			return ending{}, err
 		}
-		if k.cancel && !cancelled && v.State == "RUNNING" {
-			if _, err := w.run(nil, "agent-sessionizer", "task", "cancel", id); err != nil {
+		// Once the agent has run, not merely been told to: what it did counts.
+		if !done && v.State == "RUNNING" && w.runs() > 0 {
+			if err := k.running(w, id); err != nil {
 				return ending{}, err
 			}
-			cancelled = true
+			done = true
 		}
 		if v.State == "COMPLETED" || v.State == "FAILED" || v.State == "CANCELLED" || v.State == "FAILED_PRESERVED" {
-			return w.ending(id, v)
+			e, err := w.ending(id, v)
+			if err == nil && v.State == "FAILED_PRESERVED" {
+				_, err = w.run(nil, "agent-sessionizer", "task", "destroy", "--wait", id)
+			}
+			return e, err
 		}
 		if time.Now().After(deadline) {
 			return ending{}, fmt.Errorf("task %s is still %s\n%s", id, v.State, w.logs(id))
@@ -265,8 +298,7 @@ func (w *world) ending(id string, v view) (ending, error) {
 	if v.Outcome != nil {
 		e.Result, e.ExitCode = v.Outcome.Result, v.Outcome.ExitCode
 	}
-	runs, _ := os.ReadFile(filepath.Join(w.home, "RUNS"))
-	e.Runs = strings.Count(string(runs), "\n")
+	e.Runs = w.runs()
 	var arts []struct{ Name, SHA256 string }
 	out, err := w.run(nil, "agent-sessionizer", "task", "artifacts", "--json", id)
 	if err == nil {
@@ -282,6 +314,12 @@ func (w *world) ending(id string, v view) (ending, error) {
 	sort.Strings(names)
 	e.Artifacts = strings.Join(names, "\n")
 	return e, w.events(id)
+}
+
+// runs is how often the agent was started.
+func (w *world) runs() int {
+	text, _ := os.ReadFile(filepath.Join(w.home, "RUNS"))
+	return strings.Count(string(text), "\n")
 }
 
 // events wants them numbered without a gap, and phases that follow each other.
@@ -333,61 +371,166 @@ func (w *world) leftovers() (left []string) {
 	return left
 }
 
+// calmly is how a case ends when nobody disturbs it, and how long that takes.
+func calmly(t *testing.T, k kase) (ending, time.Duration) {
+	t.Helper()
+	w := newWorld(t)
+	began := time.Now()
+	e, err := w.play(k)
+	if err != nil || e.State != k.end || e.Runs != k.runs {
+		t.Fatalf("%s, undisturbed: %+v, %v", k.name, e, err)
+	}
+	took := time.Since(began)
+	if left := w.leftovers(); len(left) > 0 {
+		t.Fatalf("%s, undisturbed, leaves %v", k.name, left)
+	}
+	return e, took
+}
+
+// disturbed is one run that was disturbed; it must end as if it had not been.
+func disturbed(t *testing.T, w *world, what string, got, want ending, err error) {
+	injected.Add(1)
+	if err != nil || got != want {
+		lost.Add(1)
+		t.Errorf("%s: %v\ngot  %+v\nwant %+v", what, err, got, want)
+	}
+	if left := w.leftovers(); len(left) > 0 {
+		leaked.Add(1)
+		t.Errorf("%s leaves %v", what, left)
+	}
+}
+
+// atOnce is how many worlds live at the same time.
+const atOnce = 4
+
 // TestKilledAtEveryWrite kills each kind of process before and after each of its
 // writes to the store, in each case; the first process of its kind that gets there.
 func TestKilledAtEveryWrite(t *testing.T) {
-	slots := make(chan struct{}, 3)
 	for _, k := range cases {
-		calm := newWorld(t)
-		want, err := calm.play(k)
-		if err != nil || want.State != k.end || want.Runs != 1 {
-			t.Fatalf("%s, undisturbed: %+v, %v", k.name, want, err)
-		}
-		if left := calm.leftovers(); len(left) > 0 {
-			t.Fatalf("%s, undisturbed, leaves %v", k.name, left)
-		}
+		want, _ := calmly(t, k)
 		for _, process := range []string{"task", "task-keeper", "keeper"} {
 			for _, when := range []string{"before", "after"} {
 				t.Run(strings.Join([]string{k.name, process, when}, "/"), func(t *testing.T) {
 					var over atomic.Bool
-					var running sync.WaitGroup
-					for n := 1; n < 500 && !over.Load(); n++ {
-						slots <- struct{}{}
-						running.Go(func() {
-							defer func() { <-slots }()
-							if !w1(t, k, want, process, when, n) {
-								over.Store(true)
-							}
-						})
-					}
-					running.Wait()
+					eachAtOnce(500, over.Load, func(n int) {
+						w := newWorld(t)
+						defer w.remove()
+						marker := filepath.Join(w.home, "killed")
+						got, err := w.play(k, fmt.Sprintf("AGENT_SESSIONIZER_KILL=%s:%s:%d:%s", process, when, n+1, marker))
+						if _, none := os.Stat(marker); none != nil {
+							over.Store(true) // it never writes so often
+							return
+						}
+						disturbed(t, w, fmt.Sprintf("%s: %s killed %s its write %d", k.name, process, when, n+1), got, want, err)
+					})
 				})
 			}
 		}
 	}
 }
 
-// w1 is one run with one kill; false when the process never got so far.
-func w1(t *testing.T, k kase, want ending, process, when string, n int) bool {
-	w := newWorld(t)
-	defer func() { w.endProcesses(); os.RemoveAll(w.home) }()
-	marker := filepath.Join(w.home, "killed")
-	got, err := w.play(k, fmt.Sprintf("AGENT_SESSIONIZER_KILL=%s:%s:%d:%s", process, when, n, marker))
-	if _, none := os.Stat(marker); none != nil {
-		return false
+// eachAtOnce calls f with 0 to n-1, atOnce at a time, until over.
+func eachAtOnce(n int, over func() bool, f func(int)) {
+	slots := make(chan struct{}, atOnce)
+	var running sync.WaitGroup
+	for i := 0; i < n && !over(); i++ {
+		slots <- struct{}{}
+		running.Go(func() {
+			defer func() { <-slots }()
+			f(i)
+		})
 	}
-	injected.Add(1)
-	name := fmt.Sprintf("%s: %s killed %s its write %d", k.name, process, when, n)
-	if k.cancel && want.Runs >= got.Runs { // it may be called off before it runs, by none but us
-		want.Runs = got.Runs
+	running.Wait()
+}
+
+func never() bool { return false }
+
+// stand is a task that takes its time, and comes to the same whenever it is begun
+// anew.
+var stand = kase{"stand", "echo work >input.txt; sleep 1; echo more >new.txt; sleep 1; echo done", "", nil, "COMPLETED", 1}
+
+// TestPowerLoss ends everything at once, at moments all over a task's life. The
+// agent may run again, since its VM was gone; the end is the same.
+func TestPowerLoss(t *testing.T) {
+	want, took := calmly(t, stand)
+	const moments = 60
+	eachAtOnce(moments, never, func(i int) {
+		w := newWorld(t)
+		defer w.remove()
+		at := took * time.Duration(i) / moments
+		cut := time.AfterFunc(at, func() {
+			for range 3 { // those that are being started meanwhile, too
+				for pid, line := range w.processes() {
+					if !strings.Contains(line, "agent-sessionizer task ") { // ours, which look on
+						_ = syscall.Kill(pid, syscall.SIGKILL)
+					}
+				}
+			}
+		})
+		got, err := w.play(stand)
+		cut.Stop()
+		if got.Runs > 1 {
+			got.Runs = want.Runs
+		}
+		disturbed(t, w, fmt.Sprintf("power lost after %v", at), got, want, err)
+	})
+}
+
+// TestStopped stops each kind of process for a while, at moments all over a task's
+// life: a host that swaps, a debugger, a laptop whose lid is closed.
+func TestStopped(t *testing.T) {
+	want, took := calmly(t, stand)
+	kinds := []string{" task-keeper ", " keeper ", " fake-vm ", " gateway ", "agent-guest task run"}
+	const each = 8
+	eachAtOnce(len(kinds)*each, never, func(i int) {
+		kind, at := kinds[i%len(kinds)], took*time.Duration(i/len(kinds)+1)/(each+1)
+		w := newWorld(t)
+		defer w.remove()
+		stop := time.AfterFunc(at, func() {
+			for pid, line := range w.processes() {
+				if strings.Contains(line, kind) {
+					_ = syscall.Kill(pid, syscall.SIGSTOP)
+					time.AfterFunc(2*time.Second, func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+				}
+			}
+		})
+		got, err := w.play(stand)
+		stop.Stop()
+		disturbed(t, w, fmt.Sprintf("%s stopped after %v", kind, at), got, want, err)
+	})
+}
+
+// TestBusyStore holds the store's lock for seconds, at moments all over a task's life.
+func TestBusyStore(t *testing.T) {
+	want, took := calmly(t, stand)
+	const moments = 20
+	eachAtOnce(moments, never, func(i int) {
+		w := newWorld(t)
+		defer w.remove()
+		at := took * time.Duration(i) / moments
+		held := make(chan error, 1)
+		hold := time.AfterFunc(at, func() { held <- w.holdStore(3 * time.Second) })
+		got, err := w.play(stand)
+		if !hold.Stop() {
+			if herr := <-held; herr != nil {
+				t.Log(herr)
+			}
+		}
+		disturbed(t, w, fmt.Sprintf("store held after %v", at), got, want, err)
+	})
+}
+
+// holdStore keeps everybody else from writing.
+func (w *world) holdStore(d time.Duration) error {
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(w.home, ".local/state/agent-sessionizer/store.db")+"?_txlock=immediate&_pragma=busy_timeout(20000)&mode=rw")
+	if err != nil {
+		return err
 	}
-	if err != nil || got != want {
-		lost.Add(1)
-		t.Errorf("%s: %v\ngot  %+v\nwant %+v", name, err, got, want)
+	defer db.Close()
+	tx, err := db.Begin()
+	if err != nil {
+		return err
 	}
-	if left := w.leftovers(); len(left) > 0 {
-		leaked.Add(1)
-		t.Errorf("%s leaves %v", name, left)
-	}
-	return true
+	time.Sleep(d) // that is what is tested
+	return tx.Rollback()
 }
