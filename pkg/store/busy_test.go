@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -122,4 +123,35 @@ func TestBusyWithinOneProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	whole(t, s)
+}
+
+// However many writers of a process wait, there is room for its readers.
+func TestManyWritersWait(t *testing.T) {
+	_, path := withSession(t)
+	s := openBusy(t, path, 24*time.Hour)
+	release := heldUp(t, path)
+	const writers = 30
+	var begun, done sync.WaitGroup
+	begun.Add(writers)
+	for i := range writers {
+		done.Go(func() {
+			begun.Done()
+			if err := s.Append(t.Context(), "one", event("x", i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	begun.Wait()
+	for range 200 {
+		whole(t, s)
+		if n := s.Connections(); n > 1 {
+			t.Error("connections that wait:", n)
+			break
+		}
+	}
+	release()
+	done.Wait()
+	if n := lastSeq(t, s, "one"); n != 1+writers {
+		t.Error(n)
+	}
 }

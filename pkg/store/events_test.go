@@ -263,18 +263,34 @@ func TestOneWatcher(t *testing.T) {
 	if n, running := s.Watched(); n != 0 || running {
 		t.Error(n, running)
 	}
-	// And again, for the next.
+	// And again for the next, who is woken for every single event: each is written
+	// when the one before it was seen.
 	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for ev, err := range s.Follow(ctx, "one", 2) {
-		if err != nil {
-			t.Fatal(err)
+	seen := make(chan int64)
+	wait.Go(func() {
+		for ev, err := range s.Follow(ctx, "one", 2) {
+			if err != nil {
+				t.Error(err)
+				close(seen)
+				return
+			}
+			seen <- ev.Seq
+			if ev.Seq == 20 {
+				return
+			}
 		}
-		if ev.Seq == 6 {
+	})
+	for want := int64(3); ; want++ {
+		if got := <-seen; got != want {
+			t.Fatal(got, want)
+		}
+		if want == 20 {
 			break
 		}
 		if err := s.Append(t.Context(), "one", event("more", 0)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	wait.Wait()
 }

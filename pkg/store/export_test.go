@@ -64,3 +64,6 @@ func (s *Store) Watched() (subjects int, running bool) {
 	}
 	return len(s.feed.topics), running
 }
+
+// Connections is how many are in use.
+func (s *Store) Connections() int { return s.db.Stats().InUse }
