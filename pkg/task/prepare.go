@@ -141,6 +141,7 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 func (w *Worker) await(ctx context.Context, id string, phase session.Phase) (session.Session, error) {
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
+	seen := time.Now()
 	for {
 		s, err := w.Sessions.Get(ctx, id)
 		if err != nil {
@@ -156,15 +157,31 @@ func (w *Worker) await(ctx context.Context, id string, phase session.Phase) (ses
 		case s.Phase == session.Stopped && s.Want != session.Ready && phase == session.Ready:
 			return s, fail.New(fail.Conflict, "session %s of the task was stopped", s.Name)
 		}
-		// Its keeper may have died, and nobody else may be there to see that.
-		if err := w.Sessions.Tend(s); err != nil {
-			w.Log.Warn("see to the session's keeper", "error", err)
-		}
+		w.tend(s, &seen)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return s, context.Cause(ctx)
 		}
+	}
+}
+
+// keeperless is how long a session may be without a keeper until it gets one: far
+// longer than one takes to start.
+const keeperless = 3 * time.Second
+
+// tend sees to a session whose keeper has died, where nobody else may be there to
+// do so. seen is when it had one last.
+func (w *Worker) tend(s session.Session, seen *time.Time) {
+	if store.Held(w.paths().SessionLock(s.ID)) {
+		*seen = time.Now()
+	}
+	if time.Since(*seen) < keeperless {
+		return
+	}
+	*seen = time.Now()
+	if err := w.Sessions.Tend(s); err != nil {
+		w.Log.Warn("see to the session's keeper", "error", err)
 	}
 }
 
@@ -208,7 +225,7 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 // as the manifest says. A session that is not ready any more ends it.
 func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, session.Session, guest.Guest) error) error {
 	patience := time.Duration(t.Manifest.Lifecycle.Retries.Connect)
-	heard := time.Now()
+	heard, kept := time.Now(), time.Now()
 	for {
 		s, err := w.Sessions.Get(ctx, t.SessionID)
 		if err != nil {
@@ -217,9 +234,7 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 		if s.Phase != session.Ready {
 			return notReady(s)
 		}
-		if err := w.Sessions.Tend(s); err != nil {
-			w.Log.Warn("see to the session's keeper", "error", err)
-		}
+		w.tend(s, &kept)
 		conn, err := w.Sessions.Dial(ctx, s)
 		if err == nil {
 			err = f(ctx, s, guest.Guest{SSH: conn, Root: s.Facts.Root})
