@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
@@ -22,6 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
 // KeeperCommand is the hidden command that keeps a task.
@@ -61,7 +63,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	if err != nil {
 		return Task{}, nil, err
 	}
-	facts, err := json.Marshal(Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, randomHex(16))})
+	facts, err := json.Marshal(Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())})
 	if err != nil {
 		return Task{}, nil, err
 	}
@@ -79,6 +81,9 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 		return Task{}, nil, errors.Join(err, os.RemoveAll(string(m.Dir(id))))
 	}
 	t, err := read(row)
+	if err == nil {
+		m.audit(ctx, audit.TaskSubmitted, t)
+	}
 	return t, notices, err
 }
 
@@ -184,8 +189,12 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want) (Task, error) {
 	if err != nil {
 		return t, err
 	}
+	was := t.Phase
 	if t, err = read(row); err != nil {
 		return t, err
+	}
+	if was != t.Phase && t.Phase == Cancelled {
+		m.audit(ctx, audit.TaskCancelled, t)
 	}
 	if AtRest(t.Phase) {
 		return t, m.Dir(t.ID).writeState(t)

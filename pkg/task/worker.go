@@ -16,6 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
 // Worker does the work of a task's phases. One keeper uses one Worker, and holds
@@ -34,6 +35,8 @@ type Worker struct {
 // is then. It returns when ctx is cancelled because the want changed, with the
 // phase it had; the keeper then calls it again.
 func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
+	ctx = trace.With(ctx, t.Facts.Trace)
+	w.Sessions.Actor = t.Facts.Actor   // what is done to the session is done for whoever asked for the task
 	keep := context.WithoutCancel(ctx) // for what must be written even when the work is called off
 	if t.Facts.Outcome == nil && t.Want != Run {
 		return w.decide(keep, t, Outcome{Result: CalledOff})
@@ -112,6 +115,9 @@ func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseCha
 	}
 	from := t.Phase
 	change.From, change.To = from, to
+	if what := ends[to]; what != "" && !from.Over() {
+		w.audit(ctx, what, *t) // before it is so: after a crash it may be told twice, and is never missing
+	}
 	err := w.update(ctx, t, func(row *store.Task, facts *Facts) []store.Event {
 		row.Phase = string(to)
 		if from == Running {
@@ -127,7 +133,7 @@ func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseCha
 	if err != nil {
 		return err
 	}
-	w.Log.Info("task state transition", "task", t.ID, "trace_id", t.Facts.Trace, "from", from, "to", to)
+	w.Log.InfoContext(ctx, "task state transition", "from", from, "to", to)
 	return w.tell(ctx, *t)
 }
 
