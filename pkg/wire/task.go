@@ -1,0 +1,414 @@
+package wire
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Bounds of what a task is started with.
+const (
+	MaxTaskStart   = 8 << 20     // bytes of the message
+	MaxTaskArgs    = 4096        // of the command
+	MaxTaskArg     = 128<<10 - 1 // bytes of one argument or variable: Linux takes no longer ones
+	MaxTaskCommand = 1 << 20     // bytes of all arguments and variables
+	MaxTaskBrief   = 1 << 20     // bytes
+)
+
+// TaskName is how an attempt at a task is called in a guest: the task's id and
+// the attempt's number, counted from 1.
+func TaskName(id string, attempt int) string { return fmt.Sprintf("%s/%d", id, attempt) }
+
+var taskName = regexp.MustCompile(`^[0-9a-f]{12}/[1-9][0-9]{0,5}$`)
+
+// CheckTaskName says whether a guest may be asked about an attempt of that name.
+func CheckTaskName(name string) error {
+	if !taskName.MatchString(name) {
+		return fmt.Errorf("%q is not the name of an attempt at a task", short(name, maxName))
+	}
+	return nil
+}
+
+// TaskStart is what a guest runs for a task.
+type TaskStart struct {
+	Version int               `json:"version"`
+	Argv    []string          `json:"argv"`
+	Env     map[string]string `json:"env,omitempty"`   // over what a login shell has; no secrets: it is kept on the guest's disk
+	Dir     string            `json:"dir"`             // to run in
+	Brief   string            `json:"brief,omitempty"` // the content of the file that AGENT_TASK_BRIEF names
+}
+
+// Encode writes the message.
+func (s TaskStart) Encode(w io.Writer) error {
+	s.Version = Version
+	if err := s.check(); err != nil {
+		return fmt.Errorf("start a task: %w", err)
+	}
+	return encodeTask(w, s)
+}
+
+// DecodeTaskStart reads the message.
+func DecodeTaskStart(r io.Reader) (TaskStart, error) {
+	s, err := decode[TaskStart](r, MaxTaskStart)
+	if err == nil && s.Version != Version {
+		err = fmt.Errorf("version %d, want %d", s.Version, Version)
+	}
+	if err == nil {
+		err = s.check()
+	}
+	if err != nil {
+		return TaskStart{}, fmt.Errorf("start a task: %w", err)
+	}
+	return s, nil
+}
+
+var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+func (s TaskStart) check() error {
+	if len(s.Argv) == 0 || s.Argv[0] == "" {
+		return errors.New("no command")
+	}
+	if len(s.Argv) > MaxTaskArgs {
+		return fmt.Errorf("a command of %d arguments; at most %d are taken", len(s.Argv), MaxTaskArgs)
+	}
+	if !path.IsAbs(s.Dir) {
+		return fmt.Errorf("directory %q is not absolute", short(s.Dir, maxName))
+	}
+	if len(s.Brief) > MaxTaskBrief {
+		return fmt.Errorf("a brief of %d bytes; at most %d are taken", len(s.Brief), MaxTaskBrief)
+	}
+	all := 0
+	text := func(what, s string) error {
+		all += len(s) + 1
+		switch {
+		case len(s) > MaxTaskArg:
+			return fmt.Errorf("%s has %d bytes; Linux takes at most %d", what, len(s), MaxTaskArg)
+		case strings.IndexByte(s, 0) >= 0:
+			return fmt.Errorf("%s holds a zero byte", what)
+		case !utf8.ValidString(s):
+			return fmt.Errorf("%s is not UTF-8", what)
+		}
+		return nil
+	}
+	for i, arg := range s.Argv {
+		if err := text(fmt.Sprintf("argument %d of the command", i), arg); err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
+		if !variableName.MatchString(name) {
+			return fmt.Errorf("%q is not a name of an environment variable", short(name, maxName))
+		}
+		if err := text("variable "+name, name+"="+s.Env[name]); err != nil {
+			return err
+		}
+	}
+	if err := text("the directory", s.Dir); err != nil {
+		return err
+	}
+	if all > MaxTaskCommand {
+		return fmt.Errorf("a command and variables of %d bytes; at most %d are taken", all, MaxTaskCommand)
+	}
+	return nil
+}
+
+// TaskState is how it stands with an attempt at a task in a guest.
+type TaskState string
+
+// The states.
+const (
+	TaskNone    TaskState = "none"    // it never began
+	TaskRunning TaskState = "running" // it runs
+	TaskExited  TaskState = "exited"  // it ended, and Result says how
+	TaskLost    TaskState = "lost"    // it began, does not run, and how it ended is not known: the machine went down
+)
+
+// TaskStatus is what a guest says of an attempt at a task.
+type TaskStatus struct {
+	Version int         `json:"version"`
+	State   TaskState   `json:"state"`
+	Time    time.Time   `json:"time"`             // by the guest's clock
+	CPU     int64       `json:"cpu_ms,omitempty"` // used until now by all that the agent started, milliseconds
+	Memory  int64       `json:"memory,omitempty"` // in use by it, bytes
+	Stdout  int64       `json:"stdout"`           // bytes that the agent has printed
+	Stderr  int64       `json:"stderr"`
+	Result  *TaskResult `json:"result,omitempty"`
+}
+
+// TaskResult is how an agent ended.
+type TaskResult struct {
+	ExitCode int       `json:"exit_code"`        // 128 and the signal's number when a signal ended it; 126 or 127 when it could not be started
+	Signal   string    `json:"signal,omitempty"` // "KILL", "TERM", …
+	Error    string    `json:"error,omitempty"`  // why it could not be started
+	Started  time.Time `json:"started"`          // by the guest's clock
+	Ended    time.Time `json:"ended"`
+	User     int64     `json:"user_ms"` // processor time of the agent and of those children that it waited for
+	System   int64     `json:"system_ms"`
+	MaxRSS   int64     `json:"max_rss"` // bytes, of the largest process among them
+	Stdout   int64     `json:"stdout"`  // bytes it printed, all told
+	Stderr   int64     `json:"stderr"`
+}
+
+const maxTaskStatus = 16 << 10
+
+// Encode writes the message.
+func (s TaskStatus) Encode(w io.Writer) error {
+	s.Version = Version
+	return encodeTask(w, s.within())
+}
+
+// DecodeTaskStatus reads one status.
+func DecodeTaskStatus(r io.Reader) (TaskStatus, error) {
+	s, err := decode[TaskStatus](r, maxTaskStatus)
+	switch {
+	case err != nil:
+	case s.Version != Version:
+		err = fmt.Errorf("version %d, want %d", s.Version, Version)
+	case !slices.Contains([]TaskState{TaskNone, TaskRunning, TaskExited, TaskLost}, s.State):
+		err = fmt.Errorf("unknown state %q", short(string(s.State), maxName))
+	case (s.Result != nil) != (s.State == TaskExited):
+		err = fmt.Errorf("a result in state %q, or none", s.State)
+	}
+	if err != nil {
+		return TaskStatus{}, fmt.Errorf("state of a task: %w", err)
+	}
+	return s.within(), nil
+}
+
+// DecodeTaskResult reads what the guest program wrote down for itself.
+func DecodeTaskResult(r io.Reader) (TaskResult, error) {
+	t, err := decode[TaskResult](r, maxTaskStatus)
+	if err != nil {
+		return TaskResult{}, fmt.Errorf("result of a task: %w", err)
+	}
+	return t.within(), nil
+}
+
+func (s TaskStatus) within() TaskStatus {
+	s.Time = possible(s.Time)
+	for _, n := range []*int64{&s.CPU, &s.Memory, &s.Stdout, &s.Stderr} {
+		*n = max(*n, 0)
+	}
+	if s.Result != nil {
+		r := s.Result.within()
+		s.Result = &r
+	}
+	return s
+}
+
+var signalName = regexp.MustCompile(`^[A-Z][A-Z0-9]{0,15}$`)
+
+func (r TaskResult) within() TaskResult {
+	r.ExitCode = min(max(r.ExitCode, 0), 255)
+	if r.Signal != "" {
+		if !signalName.MatchString(r.Signal) {
+			r.Signal = "UNKNOWN"
+		}
+		r.ExitCode = max(r.ExitCode, 1) // or it would count as a success
+	}
+	r.Error = Clean(r.Error)
+	r.Started, r.Ended = possible(r.Started), possible(r.Ended)
+	for _, n := range []*int64{&r.User, &r.System, &r.MaxRSS, &r.Stdout, &r.Stderr} {
+		*n = max(*n, 0)
+	}
+	return r
+}
+
+// Bounds of what is collected of a task.
+const (
+	MaxArtifacts    = 100_000 // files
+	MaxTaskSkipped  = 1000    // that are told one by one
+	MaxTaskPatterns = 256
+	maxPattern      = 1024 // bytes
+	maxCollect      = 1 << 20
+	MaxTaskManifest = 64 << 20 // bytes, of all artifacts' descriptions
+)
+
+// TaskCollect says what to collect of a task's checkout.
+type TaskCollect struct {
+	Version  int      `json:"version"`
+	Dir      string   `json:"dir"`                // the checkout
+	Base     string   `json:"base,omitempty"`     // the commit it began with, "" for none
+	Patterns []string `json:"patterns,omitempty"` // of files, below Dir; with ** for directories
+	MaxFiles int      `json:"max_files"`
+	MaxBytes int64    `json:"max_bytes"`
+}
+
+// Encode writes the message.
+func (c TaskCollect) Encode(w io.Writer) error {
+	c.Version = Version
+	if err := c.check(); err != nil {
+		return fmt.Errorf("collect a task's artifacts: %w", err)
+	}
+	return encodeTask(w, c)
+}
+
+// DecodeTaskCollect reads the message.
+func DecodeTaskCollect(r io.Reader) (TaskCollect, error) {
+	c, err := decode[TaskCollect](r, maxCollect)
+	if err == nil && c.Version != Version {
+		err = fmt.Errorf("version %d, want %d", c.Version, Version)
+	}
+	if err == nil {
+		err = c.check()
+	}
+	if err != nil {
+		return TaskCollect{}, fmt.Errorf("collect a task's artifacts: %w", err)
+	}
+	return c, nil
+}
+
+var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
+
+func (c TaskCollect) check() error {
+	switch {
+	case !path.IsAbs(c.Dir) || strings.IndexByte(c.Dir, 0) >= 0:
+		return fmt.Errorf("directory %q is not absolute", short(c.Dir, maxName))
+	case !commitID.MatchString(c.Base):
+		return fmt.Errorf("%q is not the id of a commit", short(c.Base, maxName))
+	case len(c.Patterns) > MaxTaskPatterns:
+		return fmt.Errorf("%d patterns; at most %d are taken", len(c.Patterns), MaxTaskPatterns)
+	case c.MaxFiles < 0 || c.MaxFiles > MaxArtifacts:
+		return fmt.Errorf("%d files; at most %d are collected", c.MaxFiles, MaxArtifacts)
+	case c.MaxBytes < 0:
+		return fmt.Errorf("a bound of %d bytes", c.MaxBytes)
+	}
+	for _, p := range c.Patterns {
+		if p == "" || len(p) > maxPattern || strings.IndexByte(p, 0) >= 0 || path.IsAbs(p) || !utf8.ValidString(p) ||
+			slices.Contains(strings.Split(p, "/"), "..") {
+			return fmt.Errorf("pattern %q is not of paths below the checkout", short(p, maxName))
+		}
+	}
+	return nil
+}
+
+// Artifact is a file that a task leaves, or one that it cannot leave: Skipped
+// says why not.
+type Artifact struct {
+	// Name is where the file goes below the directory of the artifacts:
+	// ID.patch, ID-untracked.txt, untracked/PATH or files/PATH. The name of one
+	// that is skipped is for people.
+	Name       string `json:"name"`
+	Size       int64  `json:"size"`
+	SHA256     string `json:"sha256,omitempty"` // hexadecimal
+	Executable bool   `json:"executable,omitempty"`
+	Skipped    string `json:"skipped,omitempty"`
+}
+
+// Collection is all that was collected at one time. The files stay where they
+// are in the guest until they are sent.
+type Collection struct {
+	ID        string     `json:"id"`
+	Artifacts []Artifact `json:"artifacts"`
+	More      int        `json:"more,omitempty"` // that were skipped and are not listed
+}
+
+var collectionID = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
+// CheckCollectionID says whether a guest may be asked for a collection of that id.
+func CheckCollectionID(id string) error {
+	if !collectionID.MatchString(id) {
+		return fmt.Errorf("%q is not the id of a collection", short(id, maxName))
+	}
+	return nil
+}
+
+// TaskSend asks for files of a collection.
+type TaskSend struct {
+	Version    int        `json:"version"`
+	Collection string     `json:"collection"`
+	Items      []SendItem `json:"items"`
+}
+
+// SendItem is a file by its place in the collection, from an offset on.
+type SendItem struct {
+	Index  int   `json:"index"`
+	Offset int64 `json:"offset"`
+}
+
+// Encode writes the message.
+func (s TaskSend) Encode(w io.Writer) error {
+	s.Version = Version
+	return encodeTask(w, s)
+}
+
+// DecodeTaskSend reads the message.
+func DecodeTaskSend(r io.Reader) (TaskSend, error) {
+	const each = 64 // bytes
+	s, err := decode[TaskSend](r, (MaxArtifacts+MaxTaskSkipped)*each)
+	if err == nil && s.Version != Version {
+		err = fmt.Errorf("version %d, want %d", s.Version, Version)
+	}
+	if err == nil {
+		err = CheckCollectionID(s.Collection)
+	}
+	if err != nil {
+		return TaskSend{}, fmt.Errorf("send a task's artifacts: %w", err)
+	}
+	return s, nil
+}
+
+// DecodeArtifact reads the description of one artifact of the task with that id.
+func DecodeArtifact(text []byte, id string) (Artifact, error) {
+	a, err := decode[Artifact](strings.NewReader(string(text)), MaxFrame)
+	if err == nil {
+		err = a.check(id)
+	}
+	if err != nil {
+		return Artifact{}, fmt.Errorf("artifact: %w", err)
+	}
+	if a.Skipped != "" {
+		a = Artifact{Name: Clean(a.Name), Size: max(a.Size, 0), Skipped: Clean(a.Skipped)}
+	}
+	return a, nil
+}
+
+func (a Artifact) check(id string) error {
+	if a.Skipped != "" {
+		return nil
+	}
+	if err := CheckArtifactName(a.Name); err != nil {
+		return err
+	}
+	top, _, below := strings.Cut(a.Name, "/")
+	if below != (top == UntrackedDir || top == FilesDir) || !below && a.Name != PatchName(id) && a.Name != UntrackedName(id) {
+		return fmt.Errorf("%q is none of this task's", short(a.Name, maxName))
+	}
+	if sum, err := hex.DecodeString(a.SHA256); err != nil || len(sum) != 32 || strings.ToLower(a.SHA256) != a.SHA256 {
+		return fmt.Errorf("%q has no checksum", short(a.Name, maxName))
+	}
+	if a.Size < 0 {
+		return fmt.Errorf("%q has a size of %d", short(a.Name, maxName), a.Size)
+	}
+	return nil
+}
+
+// Where artifacts go.
+const (
+	UntrackedDir = "untracked"
+	FilesDir     = "files"
+)
+
+// PatchName is the name of a task's patch among its artifacts.
+func PatchName(id string) string { return id + ".patch" }
+
+// UntrackedName is the name of the list of a task's untracked files.
+func UntrackedName(id string) string { return id + "-untracked.txt" }
+
+func encodeTask(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false) // six bytes for one, of which a prompt may be full
+	if err := e.Encode(v); err != nil {
+		return fmt.Errorf("send to the guest program: %w", err)
+	}
+	return nil
+}
