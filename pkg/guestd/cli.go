@@ -28,6 +28,7 @@ const usage = `usage: agent-guest COMMAND
   bell WINDOW                            note that a window of tmux rang
   watch [--dir DIR --base COMMIT]        print what is to be seen at each change, until stdin ends
   home bring|save|restore                dotfiles (stdin), what is kept (stdout), the same again (stdin)
+  task start|run|status|watch|signal|artifacts|send ID/ATTEMPT   an unattended agent and what it leaves
   daemon                                 what the service runs
   door                                   close the network
   seed                                   make a clone of a golden image a machine of its own
@@ -72,6 +73,9 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 	name, rest := args[0], args[1:]
 	if name == "home" { // has options of its own
 		return g.Home(rest, in, out, os.Stderr)
+	}
+	if name == "task" { // so have these
+		return g.Task(ctx, rest, in, out)
 	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)

@@ -1,0 +1,462 @@
+package guestd
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// What is in the directory of a collection.
+const (
+	outPatch    = "patch"
+	outList     = "untracked"
+	outCheckout = "checkout" // its path
+	outManifest = "manifest.jsonl"
+)
+
+const (
+	beatEvery = 10 * time.Second // a sign of life, while a large file is read
+	lowDisk   = 256 << 20        // bytes; with less a collection is kept in memory
+	maxLook   = 5_000_000        // names that are compared with patterns
+)
+
+// collected is one line of a collection's own manifest.
+type collected struct {
+	wire.Artifact
+	Path []byte `json:"path,omitempty"` // below the checkout; names may be any bytes
+	Own  string `json:"own,omitempty"`  // or a file of the collection
+}
+
+// collector makes one collection.
+type collector struct {
+	task
+	ask  wire.TaskCollect
+	dir  string   // of the collection
+	tree *os.Root // the checkout
+	out  io.Writer
+	list *bufio.Writer // the manifest
+
+	patterns []string
+	files    int
+	bytes    int64
+	skipped  int // all told
+	taken    map[string]bool
+}
+
+// collect makes a collection of what the agent has done to its checkout, and
+// says what is in it. It changes nothing there.
+func (t task) collect(ctx context.Context, in io.Reader, out io.Writer) error {
+	ask, err := wire.DecodeTaskCollect(in)
+	if err != nil {
+		return fail.New(fail.Usage, "%w", err)
+	}
+	var random [8]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return err
+	}
+	id := hex.EncodeToString(random[:])
+	// Nobody asks for those before any more. If somebody does, who began to
+	// collect before us, that is told and begins anew.
+	places := t.outPlaces()
+	for _, place := range places {
+		if err := os.RemoveAll(place); err != nil {
+			return fmt.Errorf("remove the last collection: %w", err)
+		}
+	}
+	place := places[0]
+	if len(places) > 1 && freeBytes(filepath.Dir(t.dir)) < lowDisk {
+		place = places[1] // the disk is what the agent has filled
+	}
+	beating := &beating{out: out}
+	defer beating.begin()()
+	c := &collector{task: t, ask: ask, dir: filepath.Join(place, id), out: beating, taken: map[string]bool{}}
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return fmt.Errorf("make a collection: %w", err)
+	}
+	if err := c.run(ctx); err != nil {
+		return fmt.Errorf("make a collection: %w", err)
+	}
+	return sendJSON(c.out, wire.FrameEnd, func(w io.Writer) error {
+		return json.NewEncoder(w).Encode(wire.Collection{ID: id, More: max(0, c.skipped-wire.MaxTaskSkipped)})
+	})
+}
+
+// outPlaces are where a collection may be.
+func (t task) outPlaces() []string {
+	places := []string{t.path(taskOut)}
+	if !t.guest.Fake {
+		places = append(places, "/dev/shm/agent-task-"+strings.ReplaceAll(t.name, "/", "-"))
+	}
+	return places
+}
+
+func freeBytes(dir string) int64 {
+	var st syscall.Statfs_t
+	if syscall.Statfs(dir, &st) != nil {
+		return 0
+	}
+	return int64(st.Bavail * uint64(st.Bsize))
+}
+
+func (c *collector) run(ctx context.Context) (err error) {
+	if err := os.WriteFile(filepath.Join(c.dir, outCheckout), []byte(c.ask.Dir), 0o600); err != nil {
+		return err
+	}
+	manifest, err := os.OpenFile(filepath.Join(c.dir, outManifest), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, manifest.Close()) }()
+	c.list = bufio.NewWriter(manifest)
+	if c.tree, err = os.OpenRoot(c.ask.Dir); err != nil {
+		if err := c.skip(c.ask.Dir, reason(err)); err != nil {
+			return err
+		}
+		return c.list.Flush()
+	}
+	defer c.tree.Close()
+	untracked, err := c.work(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.named(ctx); err != nil {
+		return err
+	}
+	for _, name := range untracked {
+		if err := c.take(ctx, name, wire.UntrackedDir); err != nil {
+			return err
+		}
+	}
+	return c.list.Flush()
+}
+
+// work takes the patch and the list of untracked files, which it returns. Where
+// there is no patch they are all files that are not ignored: what the agent did
+// must be among them.
+func (c *collector) work(ctx context.Context) (untracked []string, err error) {
+	git := taskGit{dir: c.ask.Dir, scratch: c.dir}
+	errPatch := git.patch(ctx, c.ask.Base, filepath.Join(c.dir, outPatch), c.ask.MaxBytes)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if errPatch != nil {
+		err = c.skip(wire.PatchName(c.id()), reason(errPatch))
+	} else {
+		err = c.takeOwn(ctx, outPatch, wire.PatchName(c.id()))
+	}
+	if err != nil {
+		return nil, err
+	}
+	names, more, err := git.untracked(ctx, errPatch != nil, c.ask.MaxFiles)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, c.skip(wire.UntrackedName(c.id()), reason(err))
+	}
+	slices.Sort(names)
+	c.skipped += more
+	var text bytes.Buffer
+	for _, name := range names {
+		fmt.Fprintln(&text, wire.EscapeName(name))
+	}
+	if err := os.WriteFile(filepath.Join(c.dir, outList), text.Bytes(), 0o600); err != nil {
+		return nil, err
+	}
+	return names, c.takeOwn(ctx, outList, wire.UntrackedName(c.id()))
+}
+
+// named takes the files that match the patterns.
+func (c *collector) named(ctx context.Context) error {
+	for _, p := range c.ask.Patterns {
+		if p = path.Clean(p); p == "." {
+			p = "**"
+		}
+		if !doublestar.ValidatePattern(p) {
+			if err := c.skip(p, "it is not a pattern"); err != nil {
+				return err
+			}
+			continue
+		}
+		c.patterns = append(c.patterns, p)
+	}
+	if len(c.patterns) == 0 {
+		return nil
+	}
+	looked := 0
+	dirs := []string{""}
+	for len(dirs) > 0 {
+		dir := dirs[len(dirs)-1]
+		dirs = dirs[:len(dirs)-1]
+		entries, err := c.entries(dir)
+		if err != nil && dir != "" {
+			err = c.skip(dir, reason(err))
+		}
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if looked++; looked > maxLook {
+				return c.skip(dir, fmt.Sprintf("more than %d files were compared with the patterns", maxLook))
+			}
+			name := path.Join(dir, e.Name())
+			switch {
+			case e.Name() == ".git":
+			case e.IsDir():
+				if slices.ContainsFunc(c.patterns, func(p string) bool { return mayBeBelow(p, name) }) {
+					dirs = append(dirs, name)
+				}
+			case slices.ContainsFunc(c.patterns, func(p string) bool { return means(p, name) }):
+				if err := c.take(ctx, name, wire.FilesDir); err != nil {
+					return err
+				}
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// entries is what is in a directory of the checkout.
+func (c *collector) entries(dir string) ([]fs.DirEntry, error) {
+	if dir == "" {
+		dir = "."
+	}
+	d, err := c.tree.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := d.ReadDir(maxLook)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, errors.Join(err, d.Close())
+}
+
+// means reports whether a pattern names a file, or a directory that it is in.
+func means(pattern, name string) bool {
+	return doublestar.MatchUnvalidated(pattern, name) || doublestar.MatchUnvalidated(pattern+"/**", name)
+}
+
+// mayBeBelow reports whether a pattern may name something in a directory.
+func mayBeBelow(pattern, dir string) bool {
+	if strings.Contains(pattern, "{") { // which may hold slashes
+		return true
+	}
+	want, have := strings.Split(pattern, "/"), strings.Split(dir, "/")
+	for i := range min(len(want), len(have)) {
+		if strings.Contains(want[i], "**") {
+			return true
+		}
+		if !doublestar.MatchUnvalidated(want[i], have[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// take takes a file of the checkout, or says why not.
+func (c *collector) take(ctx context.Context, name, into string) error {
+	if c.taken[name] {
+		return nil
+	}
+	c.taken[name] = true
+	a := wire.Artifact{Name: into + "/" + wire.EscapeName(name)}
+	if err := wire.CheckArtifactName(a.Name); err != nil {
+		return c.skip(a.Name, "its path is too long")
+	}
+	f, err := openRegular(c.tree, name)
+	if err != nil {
+		return c.skip(a.Name, reason(err))
+	}
+	defer f.Close()
+	return c.add(ctx, collected{Artifact: a, Path: []byte(name)}, f)
+}
+
+// takeOwn takes a file of the collection.
+func (c *collector) takeOwn(ctx context.Context, file, name string) error {
+	f, err := os.Open(filepath.Join(c.dir, file))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return c.add(ctx, collected{Artifact: wire.Artifact{Name: name}, Own: file}, f)
+}
+
+// add reads a file, notes it and tells of it.
+func (c *collector) add(ctx context.Context, a collected, f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return c.skip(a.Name, reason(err))
+	}
+	left := c.ask.MaxBytes - c.bytes
+	if c.files >= c.ask.MaxFiles {
+		return c.skip(a.Name, fmt.Sprintf("there are more than %d files", c.ask.MaxFiles))
+	}
+	tooLarge := func() error {
+		return c.skip(a.Name, fmt.Sprintf("with it there are more than %d bytes in all", c.ask.MaxBytes))
+	}
+	if info.Size() > left {
+		return tooLarge()
+	}
+	sum := sha256.New()
+	n, err := io.Copy(sum, io.LimitReader(during{ctx, f}, left+1))
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return c.skip(a.Name, reason(err))
+	case n > left: // it grows
+		return tooLarge()
+	}
+	c.files++
+	c.bytes += n
+	a.Size, a.SHA256, a.Executable = n, hex.EncodeToString(sum.Sum(nil)), a.Own == "" && info.Mode()&0o100 != 0
+	return c.tell(a)
+}
+
+// skip notes what is not taken.
+func (c *collector) skip(name, why string) error {
+	if c.skipped++; c.skipped > wire.MaxTaskSkipped {
+		return nil
+	}
+	return c.tell(collected{Artifact: wire.Artifact{Name: wire.Clean(name), Skipped: wire.Clean(why)}})
+}
+
+func (c *collector) tell(a collected) error {
+	line, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	if _, err := c.list.Write(append(line, '\n')); err != nil {
+		return err
+	}
+	text, err := json.Marshal(a.Artifact)
+	if err != nil {
+		return err
+	}
+	return wire.WriteFrame(c.out, wire.FrameArtifact, text)
+}
+
+// notRegular is why what is no ordinary file is not taken.
+type notRegular string
+
+func (n notRegular) Error() string { return string(n) }
+
+// openRegular opens an ordinary file, and nothing that a link leads to. It waits
+// for nobody, as the opening of a pipe would.
+func openRegular(tree *os.Root, name string) (*os.File, error) {
+	info, err := tree.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	switch kind := info.Mode().Type(); {
+	case kind&fs.ModeSymlink != 0:
+		target, err := tree.Readlink(name)
+		if err != nil {
+			return nil, err
+		}
+		return nil, notRegular(fmt.Sprintf("it is a symbolic link to %q", wire.Clean(target)))
+	case kind&fs.ModeDir != 0:
+		return nil, notRegular("it is a directory")
+	case kind != 0:
+		return nil, notRegular("it is a pipe, socket or device")
+	}
+	f, err := tree.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := f.Stat()
+	if err == nil && !os.SameFile(info, opened) {
+		err = notRegular("it changed while it was opened")
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// reason is an error without the path that it is about.
+func reason(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "it is not there any more"
+	case errors.Is(err, fs.ErrPermission):
+		return "the agent may not read it"
+	}
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err
+	}
+	return oneLine(err)
+}
+
+// during reads until ctx ends.
+type during struct {
+	ctx context.Context //nolint:containedctx // that is what it is
+	r   io.Reader
+}
+
+func (d during) Read(p []byte) (int, error) {
+	if err := d.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return d.r.Read(p)
+}
+
+// beating is a stream of frames with one now and then at the least.
+type beating struct {
+	mu  sync.Mutex
+	out io.Writer
+}
+
+// Write writes one whole frame.
+func (b *beating) Write(frame []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.out.Write(frame)
+}
+
+// begin beats until the returned function is called.
+func (b *beating) begin() (end func()) {
+	done := make(chan struct{})
+	var beats sync.WaitGroup
+	beats.Go(func() {
+		tick := time.NewTicker(beatEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				if wire.WriteFrame(b, wire.FrameBeat, nil) != nil {
+					return // whoever reads is gone, which the next frame tells, too
+				}
+			case <-done:
+				return
+			}
+		}
+	})
+	return func() { close(done); beats.Wait() }
+}

@@ -1,0 +1,45 @@
+package guestd
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// notice says when something was written in the directory of an attempt, or when
+// what runs the agent let go of its lock, by inotify: an agent at rest costs
+// nothing. One that is not there is never noticed.
+func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("inotify_init1", err)
+	}
+	events := os.NewFile(uintptr(fd), "inotify")
+	_, err = unix.InotifyAddWatch(fd, t.dir, unix.IN_MODIFY|unix.IN_MOVED_TO|unix.IN_CLOSE_WRITE|unix.IN_ONLYDIR)
+	if err != nil && !errors.Is(err, syscall.ENOENT) {
+		return nil, nil, errors.Join(os.NewSyscallError("inotify_add_watch", err), events.Close())
+	}
+	said, done := make(chan struct{}), make(chan struct{})
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		buf := make([]byte, 4096)
+		for {
+			if _, err := events.Read(buf); err != nil {
+				return
+			}
+			select {
+			case said <- struct{}{}: // until then the kernel gathers what is alike
+			case <-done:
+				return
+			}
+		}
+	})
+	return said, func() {
+		close(done)
+		_ = events.Close() // ends the Read
+		reading.Wait()
+	}, nil
+}

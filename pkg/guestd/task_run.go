@@ -1,0 +1,309 @@
+package guestd
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const (
+	loginShellTime = 2 * time.Minute  // for a login shell to have its environment
+	stragglerTime  = 30 * time.Second // for those that the agent left to be gone after KILL
+	spareBytes     = 64 << 10
+
+	// As shells have it.
+	codeNotStarted = 126
+	codeNotFound   = 127
+	codeSignal     = 128
+)
+
+// run runs the agent to its end and writes down how that was. It is the one
+// place that decides that an agent is not started twice.
+func (t task) run(ctx context.Context) error {
+	release, err := t.hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	t.wrapper = os.Getpid()
+	switch _, err := os.Lstat(t.path(taskBegun)); {
+	case err == nil:
+		return fail.New(fail.Conflict, "task %s has begun before; it does not a second time", t.name)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	text, err := os.ReadFile(t.path(taskSpec))
+	if err != nil {
+		return err
+	}
+	spec, err := wire.DecodeTaskStart(bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	if err := t.reserve(); err != nil {
+		return err
+	}
+	if err := t.writeForGood(taskBegun, bootOf()); err != nil {
+		return err
+	}
+	r := t.execute(ctx, spec)
+	if ctx.Err() != nil && t.wanted() == 0 {
+		// systemd ends all units of a machine that goes down, and does not ask how
+		// far the agent is: it did not end by itself, and may be started again.
+		return errors.New("the machine goes down; the agent's end says nothing")
+	}
+	return t.finish(r)
+}
+
+// reserve takes room on the disk for the result, which an agent may fill.
+func (t task) reserve() error {
+	spare := make([]byte, spareBytes)
+	if _, err := rand.Read(spare); err != nil { // zeros may take no room
+		return err
+	}
+	return t.write(taskSpare, string(spare))
+}
+
+func (t task) finish(r wire.TaskResult) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := t.writeForGood(taskResult, string(text)); err != nil {
+		return errors.Join(os.Remove(t.path(taskSpare)), t.writeForGood(taskResult, string(text)))
+	}
+	return nil
+}
+
+// execute runs the agent. An agent that cannot be started has a result, too.
+func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResult) {
+	r.Started = time.Now().UTC()
+	defer func() {
+		r.Ended = time.Now().UTC()
+		r.Stdout, r.Stderr = sizeOf(t.path(taskStdout)), sizeOf(t.path(taskStderr))
+	}()
+	refuse := func(code int, err error) wire.TaskResult {
+		r.ExitCode, r.Error = code, oneLine(err)
+		if sig := t.wanted(); sig != 0 { // it is what ended whatever failed
+			r.ExitCode, r.Signal = codeSignal+int(sig), signalName(sig)
+		}
+		return r
+	}
+	out, err := t.openOutput(taskStdout)
+	if err != nil {
+		return refuse(codeNotStarted, err)
+	}
+	defer out.Close()
+	errs, err := t.openOutput(taskStderr)
+	if err != nil {
+		return refuse(codeNotStarted, err)
+	}
+	defer errs.Close()
+	group, err := t.makeGroup()
+	if err != nil {
+		return refuse(codeNotStarted, fmt.Errorf("make a group of processes: %w", err))
+	}
+	defer group.close()
+	env, err := t.login(ctx, spec, group)
+	if err != nil {
+		return refuse(codeNotStarted, fmt.Errorf("a login shell: %w", err))
+	}
+	program, err := findProgram(spec.Argv[0], spec.Dir, env)
+	if err != nil {
+		return refuse(codeNotFound, err)
+	}
+	// Not ctx: whoever ends us ends the agent, too, and leaves it time.
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program)
+	cmd.Args, cmd.Dir, cmd.Env = spec.Argv, spec.Dir, env
+	cmd.Stdout, cmd.Stderr = out, errs // files, so that Wait waits for the agent alone
+	cmd.SysProcAttr = group.attributes()
+	if t.wanted() != 0 {
+		return refuse(codeNotStarted, errors.New("it was ended before it began"))
+	}
+	if err := cmd.Start(); err != nil {
+		return refuse(codeNotStarted, err)
+	}
+	errNote := t.write(taskAgent, strconv.Itoa(cmd.Process.Pid))
+	if sig := t.wanted(); sig != 0 { // it came while nobody was there
+		_ = syscall.Kill(-cmd.Process.Pid, sig) // gone is what is wanted
+	}
+	err = cmd.Wait()
+	if cmd.ProcessState == nil {
+		return refuse(codeNotStarted, errors.Join(err, errNote))
+	}
+	accountFor(&r, cmd.ProcessState)
+	// What it left would write to its files, and to the checkout while that is
+	// collected.
+	if err := t.clear(); err != nil {
+		r.Error = oneLine(err)
+	}
+	// The order to end comes to us before it comes to the agent, but through a
+	// goroutine that may be slower than our Wait.
+	select {
+	case <-ctx.Done():
+	case <-time.After(100 * time.Millisecond):
+	}
+	return r
+}
+
+// accountFor fills in how a process ended, and what it used.
+func accountFor(r *wire.TaskResult, p *os.ProcessState) {
+	r.ExitCode = p.ExitCode()
+	if status, ok := p.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		r.ExitCode, r.Signal = codeSignal+int(status.Signal()), signalName(status.Signal())
+	}
+	r.User, r.System = p.UserTime().Milliseconds(), p.SystemTime().Milliseconds()
+	if usage, ok := p.SysUsage().(*syscall.Rusage); ok {
+		r.MaxRSS = usage.Maxrss
+		if runtime.GOOS == "linux" {
+			r.MaxRSS <<= 10
+		}
+	}
+}
+
+func signalName(s syscall.Signal) string {
+	name := strings.TrimPrefix(unix.SignalName(s), "SIG")
+	if name == "" { // a real-time signal
+		name = "RT" + strconv.Itoa(int(s))
+	}
+	return name
+}
+
+// openOutput opens a file that only grows, unless the agent cuts it.
+func (t task) openOutput(name string) (*os.File, error) {
+	return os.OpenFile(t.path(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+}
+
+// clear ends what the agent left.
+func (t task) clear() error {
+	deadline := time.Now().Add(stragglerTime)
+	for {
+		if err := t.kill(syscall.SIGKILL); err != nil {
+			return fmt.Errorf("end what the agent left: %w", err)
+		}
+		if !t.populated() {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return errors.New("processes that the agent left do not end")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// loginScript prints its environment after a mark, since what shells read first
+// may print, too. The secrets are read by the agent's dotfiles, unless those
+// were changed.
+const loginScript = `if [ -r "$1" ]; then . "$1"; fi; printf '\n%s\n' "$2"; exec env -0`
+
+// notInherited is what the shell has of the unit, or for itself.
+var notInherited = []string{
+	"_", "SHLVL", "OLDPWD", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE",
+	"SSH_CONNECTION", "SSH_CLIENT",
+}
+
+// login is the environment that the agent runs in: of a login shell of its user,
+// with the session's secrets, and what spec and we add.
+func (t task) login(ctx context.Context, spec wire.TaskStart, group *taskGroup) ([]string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, loginShellTime, fmt.Errorf("it took longer than %v", loginShellTime))
+	defer cancel()
+	shell, option := loginShell(), "-lc"
+	if t.guest.Fake { // the host's profile is not the guest's
+		shell, option = "/bin/sh", "-c"
+	}
+	nonce := make([]byte, 16)
+	if _, err := rand.Read(nonce); err != nil {
+		return nil, err
+	}
+	mark := hex.EncodeToString(nonce)
+	var out, errs capped
+	cmd := exec.CommandContext(ctx, shell, option, loginScript, "login", filepath.Join(t.guest.path(SecretDir), "env"), mark)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.SysProcAttr = group.attributes()
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second // what it left in the background may hold its output
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		// Not what it printed: that may be a secret.
+		return nil, err
+	}
+	_, text, ok := strings.Cut(out.String(), "\n"+mark+"\n")
+	if !ok || out.Len() >= commandBytes {
+		return nil, errors.New("its environment was not understood")
+	}
+	set := map[string]string{}
+	for entry := range strings.SplitSeq(strings.TrimSuffix(text, "\x00"), "\x00") {
+		if name, value, ok := strings.Cut(entry, "="); ok && !slices.Contains(notInherited, name) {
+			set[name] = value
+		}
+	}
+	for name, value := range spec.Env {
+		set[name] = value
+	}
+	id, attempt, _ := strings.Cut(t.name, "/")
+	set["PWD"], set["AGENT_TASK"], set["AGENT_TASK_ATTEMPT"] = spec.Dir, id, attempt
+	if spec.Brief != "" {
+		set["AGENT_TASK_BRIEF"] = t.path(taskBrief)
+	}
+	env := make([]string, 0, len(set))
+	for name, value := range set {
+		env = append(env, name+"="+value)
+	}
+	slices.Sort(env)
+	return env, nil
+}
+
+// loginShell is that of the agent, as systemd says, if it is one that understands
+// our script.
+func loginShell() string {
+	shell := os.Getenv("SHELL")
+	if slices.Contains([]string{"sh", "bash", "dash", "ksh", "zsh"}, filepath.Base(shell)) && filepath.IsAbs(shell) {
+		return shell
+	}
+	return "/bin/sh"
+}
+
+// findProgram looks a program up as a shell in dir would.
+func findProgram(name, dir string, env []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil // in dir, says exec.Cmd
+	}
+	var search string
+	for _, entry := range env {
+		if value, ok := strings.CutPrefix(entry, "PATH="); ok {
+			search = value
+		}
+	}
+	for _, place := range filepath.SplitList(search) {
+		if !filepath.IsAbs(place) {
+			place = filepath.Join(dir, place)
+		}
+		path := filepath.Join(place, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fail.New(fail.NotFound, "%s: command not found", wire.Clean(name))
+}

@@ -1,0 +1,138 @@
+package guestd
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// send sends files of a collection from offsets on. One that cannot be sent, or
+// not to its end, is told, and the others follow.
+func (t task) send(ctx context.Context, in io.Reader, out io.Writer) error {
+	ask, err := wire.DecodeTaskSend(in)
+	if err != nil {
+		return fail.New(fail.Usage, "%w", err)
+	}
+	var dir string
+	for _, place := range t.outPlaces() {
+		if _, err := os.Lstat(filepath.Join(place, ask.Collection, outManifest)); err == nil {
+			dir = filepath.Join(place, ask.Collection)
+		}
+	}
+	if dir == "" {
+		return sendFailure(out, wire.FailureNoCollection, errors.New("this collection is not there any more"))
+	}
+	list, err := readCollected(filepath.Join(dir, outManifest))
+	if err != nil {
+		return err
+	}
+	checkout, err := os.ReadFile(filepath.Join(dir, outCheckout))
+	if err != nil {
+		return err
+	}
+	own, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	// Without a checkout the files of the collection are there all the same.
+	tree, errTree := os.OpenRoot(string(checkout))
+	if errTree == nil {
+		defer tree.Close()
+	}
+	buf := make([]byte, wire.MaxFrame)
+	for _, item := range ask.Items {
+		if item.Index < 0 || item.Index >= len(list) || list[item.Index].Skipped != "" {
+			return fail.New(fail.Usage, "there is no file %d in the collection", item.Index)
+		}
+		text, err := json.Marshal(item)
+		if err != nil {
+			return err
+		}
+		if err := wire.WriteFrame(out, wire.FrameItem, text); err != nil {
+			return err
+		}
+		a := list[item.Index]
+		root, name, err := own, a.Own, error(nil)
+		if a.Own == "" {
+			root, name, err = tree, string(a.Path), errTree
+		}
+		if err == nil {
+			err = sendFile(ctx, root, name, item.Offset, a.Size, out, buf)
+		}
+		if broken, ok := errors.AsType[*streamError](err); ok || ctx.Err() != nil {
+			return errors.Join(broken, context.Cause(ctx))
+		}
+		if err != nil {
+			err = sendFailure(out, wire.FailureItem, errors.New(reason(err)))
+		} else {
+			err = wire.WriteFrame(out, wire.FrameEnd, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// streamError is one of those that wait for the files, and not of a file.
+type streamError struct{ error }
+
+func (e *streamError) Unwrap() error { return e.error }
+
+// sendFile sends a file from an offset on, as long as it was when it was collected.
+func sendFile(ctx context.Context, root *os.Root, name string, offset, size int64, out io.Writer, buf []byte) error {
+	f, err := openRegular(root, name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if offset < 0 || offset > size {
+		return fmt.Errorf("it has no byte %d", offset)
+	}
+	for offset < size {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		n, err := f.ReadAt(buf[:min(int64(len(buf)), size-offset)], offset)
+		if n == 0 && errors.Is(err, io.EOF) {
+			return errors.New("it is shorter than it was")
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if err := wire.WriteFrame(out, wire.FrameData, buf[:n]); err != nil {
+			return &streamError{err}
+		}
+		offset += int64(n)
+	}
+	return nil
+}
+
+// readCollected reads a collection's manifest.
+func readCollected(path string) ([]collected, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var list []collected
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var a collected
+		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
+			return nil, fmt.Errorf("read the collection: %w", err)
+		}
+		list = append(list, a)
+	}
+	return list, lines.Err()
+}

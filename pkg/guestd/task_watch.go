@@ -1,0 +1,175 @@
+package guestd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const (
+	taskPace = 50 * time.Millisecond // between two looks: what came in between is one frame
+	taskSure = 5 * time.Second       // a look though nothing was noticed
+	taskBeat = 20 * time.Second      // a status though nothing changed
+	burst    = 4                     // frames of one file before it is the other's turn
+)
+
+// taskOffsets is from where on to send, and up to where.
+type taskOffsets struct {
+	stdout, stderr, most int64
+}
+
+// watch sends what the agent prints, from offsets on, and how it stands with it,
+// each time that changes and now and then. It ends when the agent has, or when
+// in does: whoever reads is gone then.
+func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.Writer) error {
+	if from.stdout < 0 || from.stderr < 0 || from.most < 0 {
+		return fail.New(fail.Usage, "task watch: offsets are not negative")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// Nobody waits for it: a read ends when its sender likes.
+	go func() {
+		_, _ = io.Copy(io.Discard, in)
+		cancel()
+	}()
+	stirred, stop, err := t.notice()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	files := []*tail{
+		{kind: wire.FrameStdout, path: t.path(taskStdout), at: from.stdout, most: from.most},
+		{kind: wire.FrameStderr, path: t.path(taskStderr), at: from.stderr, most: from.most},
+	}
+	var said wire.TaskState
+	var saidAt time.Time
+	for {
+		// Before the files are read: those of an agent that has ended are whole.
+		state, _ := t.state()
+		more := false
+		for _, f := range files {
+			again, err := f.send(out)
+			if errors.Is(err, errTruncated) {
+				return sendFailure(out, wire.FailureTruncated, err)
+			}
+			if err != nil {
+				return err
+			}
+			more = more || again
+		}
+		over := state != wire.TaskRunning && !more
+		if over || state != said && state == wire.TaskRunning || time.Since(saidAt) >= taskBeat {
+			s := t.status()
+			if s.State != state && over { // it has moved on since, and so have its files
+				continue
+			}
+			if err := sendJSON(out, wire.FrameStatus, s.Encode); err != nil || over {
+				return err
+			}
+			said, saidAt = s.State, time.Now()
+		}
+		if more {
+			if ctx.Err() != nil {
+				return nil
+			}
+			continue
+		}
+		select {
+		case <-stirred:
+			select { // let it gather
+			case <-time.After(taskPace):
+			case <-ctx.Done():
+				return nil
+			}
+		case <-time.After(taskSure):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// errTruncated is a file with less in it than was sent already.
+var errTruncated = errors.New("the agent's output is shorter than it was")
+
+// tail is a file that grows.
+type tail struct {
+	kind wire.FrameKind
+	path string
+	at   int64 // sent so far
+	most int64 // to send, 0 for all
+	buf  []byte
+}
+
+// send sends some of what is new, and says whether there is more.
+func (f *tail) send(out io.Writer) (more bool, err error) {
+	file, err := os.OpenFile(f.path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) && f.at == 0 {
+		return false, nil
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, errTruncated
+	}
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return false, err
+	}
+	if !info.Mode().IsRegular() {
+		return false, errors.New("the agent's output is not in a file any more")
+	}
+	end := info.Size()
+	if end < f.at {
+		return false, errTruncated
+	}
+	if f.most > 0 {
+		end = min(end, f.most)
+	}
+	if f.buf == nil {
+		f.buf = make([]byte, wire.MaxFrame)
+	}
+	for range burst {
+		if f.at >= end {
+			return false, nil
+		}
+		n, err := file.ReadAt(f.buf[:min(int64(len(f.buf)), end-f.at)], f.at)
+		if n == 0 && errors.Is(err, io.EOF) {
+			return false, errTruncated
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return false, err
+		}
+		if err := wire.WriteFrame(out, f.kind, f.buf[:n]); err != nil {
+			return false, err
+		}
+		f.at += int64(n)
+	}
+	return f.at < end, nil
+}
+
+// sendJSON sends what a message's Encode writes as a frame.
+func sendJSON(out io.Writer, kind wire.FrameKind, encode func(io.Writer) error) error {
+	var text bytes.Buffer
+	if err := encode(&text); err != nil {
+		return err
+	}
+	return wire.WriteFrame(out, kind, text.Bytes())
+}
+
+func sendFailure(out io.Writer, kind string, why error) error {
+	return sendJSON(out, wire.FrameFailure, func(w io.Writer) error {
+		return json.NewEncoder(w).Encode(wire.Failure{Kind: kind, Text: fmt.Sprintf("%.1000s", oneLine(why))})
+	})
+}
