@@ -1,0 +1,359 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const (
+	// partDir has the files that are on their way, called by their checksums: what
+	// is there is the beginning of a file that has that one, or nonsense.
+	partDir = ".part"
+
+	// fewFiles are flushed to the disk one by one, more of them all at once.
+	fewFiles = 256
+)
+
+// Receive brings the files of a collection into a directory, where each appears
+// under its name when it is whole, its checksum is right, and not before. Those
+// that are there are not asked for again, and half ones are continued: after an
+// error it may be called again, with the same collection or another. What comes
+// back is the collection's list; files that the guest cannot send as they were
+// collected are Skipped in it now.
+func (t Task) Receive(ctx context.Context, into *os.Root, c wire.Collection) ([]wire.Artifact, error) {
+	list, err := t.receive(ctx, into, c)
+	if err != nil {
+		return nil, fmt.Errorf("receive the artifacts: %w", err)
+	}
+	return list, nil
+}
+
+func (t Task) receive(ctx context.Context, into *os.Root, c wire.Collection) ([]wire.Artifact, error) {
+	r := &receiver{into: into, list: slices.Clone(c.Artifacts), twice: map[int]bool{}}
+	err := into.MkdirAll(partDir, 0o700)
+	if err == nil {
+		err = r.prune(t.ID)
+	}
+	if err != nil {
+		return nil, fail.New(fail.Host, "%w", err)
+	}
+	var missing []int
+	for i, a := range r.list {
+		if a.Skipped != "" {
+			continue
+		}
+		if err := wire.CheckArtifactName(a.Name); err != nil {
+			return nil, err
+		}
+		if !r.have(ctx, a) {
+			missing = append(missing, i)
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+	r.flush = len(missing) <= fewFiles
+	// A second time for those that were continued and came out wrong: perhaps what
+	// was here of them was.
+	for len(missing) > 0 {
+		if err := t.fetch(ctx, r, c.ID, missing); err != nil {
+			return nil, err
+		}
+		missing, r.again = r.again, nil
+	}
+	if err := into.RemoveAll(partDir); err != nil {
+		return nil, fail.New(fail.Host, "%w", err)
+	}
+	if err := r.flushed(); err != nil {
+		return nil, fail.New(fail.Host, "flush the artifacts to the disk: %w", err)
+	}
+	return r.list, nil
+}
+
+// fetch has the guest send files, or what is missing of them.
+func (t Task) fetch(ctx context.Context, r *receiver, collection string, files []int) error {
+	ask := wire.TaskSend{Collection: collection}
+	parts := map[string]bool{} // of two files with the same content only the first has begun
+	for _, i := range files {
+		item := wire.SendItem{Index: i}
+		if sum := r.list[i].SHA256; !parts[sum] {
+			parts[sum] = true
+			item.Offset = r.begun(r.list[i])
+		}
+		ask.Items = append(ask.Items, item)
+	}
+	var text bytes.Buffer
+	if err := ask.Encode(&text); err != nil {
+		return err
+	}
+	r.expect = ask.Items
+	err := t.frames(ctx, t.command("send"), &text, r.frame)
+	if r.part != nil {
+		err = errors.Join(err, r.part.Close())
+		r.part = nil
+	}
+	if err == nil && len(r.expect) > 0 {
+		err = errEnded
+	}
+	return err
+}
+
+// receiver takes files as they come, one after the other.
+type receiver struct {
+	into  *os.Root
+	list  []wire.Artifact
+	flush bool // each file
+
+	expect []wire.SendItem // those to come
+	again  []int           // those to ask for again
+	twice  map[int]bool    // those that were
+	part   *os.File        // of the one that comes, nil for none
+	item   wire.SendItem
+	sum    hash.Hash
+	at     int64
+	dirs   []string // that have files of ours
+}
+
+func partName(a wire.Artifact) string { return partDir + "/" + a.SHA256 }
+
+// prune removes what is there of another collection.
+func (r *receiver) prune(id string) error {
+	files, dirs := map[string]bool{}, map[string]bool{}
+	for _, a := range r.list {
+		if a.Skipped == "" {
+			files[a.Name] = true
+			for dir := path.Dir(a.Name); dir != "." && !dirs[dir]; dir = path.Dir(dir) {
+				dirs[dir] = true
+			}
+		}
+	}
+	for _, top := range []string{wire.PatchName(id), wire.UntrackedName(id), wire.UntrackedDir, wire.FilesDir} {
+		err := fs.WalkDir(r.into.FS(), top, func(name string, e fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			if err != nil || e.IsDir() && dirs[name] || !e.IsDir() && files[name] {
+				return err
+			}
+			if err := r.into.RemoveAll(name); err != nil || !e.IsDir() {
+				return err
+			}
+			return fs.SkipDir
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// have reports whether a file is there as it shall be.
+func (r *receiver) have(ctx context.Context, a wire.Artifact) bool {
+	info, err := r.into.Lstat(a.Name)
+	if err != nil || !info.Mode().IsRegular() || info.Size() != a.Size {
+		return false
+	}
+	f, err := r.into.Open(a.Name)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	sum := sha256.New()
+	buf := make([]byte, wire.MaxFrame)
+	for ctx.Err() == nil {
+		n, err := f.Read(buf)
+		sum.Write(buf[:n])
+		if errors.Is(err, io.EOF) {
+			return hex.EncodeToString(sum.Sum(nil)) == a.SHA256
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+// begun is how much there is of a file.
+func (r *receiver) begun(a wire.Artifact) int64 {
+	info, err := r.into.Lstat(partName(a))
+	if err != nil || !info.Mode().IsRegular() || info.Size() > a.Size {
+		return 0
+	}
+	return info.Size()
+}
+
+func (r *receiver) frame(f wire.Frame) error {
+	if r.part == nil {
+		if f.Kind != wire.FrameItem {
+			return unexpected(f)
+		}
+		var item wire.SendItem
+		if err := json.Unmarshal(f.Data, &item); err != nil || len(r.expect) == 0 || item != r.expect[0] {
+			return errors.New("it sends another file than the one that is its turn")
+		}
+		r.item, r.expect = item, r.expect[1:]
+		return r.begin()
+	}
+	a := &r.list[r.item.Index]
+	switch f.Kind {
+	case wire.FrameData:
+		if len(f.Data) == 0 || int64(len(f.Data)) > a.Size-r.at {
+			return fmt.Errorf("it sends more of %q than there is", wire.Clean(a.Name))
+		}
+		return r.write(f.Data)
+	case wire.FrameEnd:
+		return r.end(a)
+	case wire.FrameFailure:
+		failure, err := wire.DecodeFailure(f.Data)
+		if err != nil || failure.Kind != wire.FailureItem {
+			return unexpected(f)
+		}
+		return r.drop(a, failure.Text)
+	}
+	return unexpected(f)
+}
+
+// begin opens the file that comes, and reads what is there of it.
+func (r *receiver) begin() error {
+	a := r.list[r.item.Index]
+	part, err := r.into.OpenFile(partName(a), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fail.New(fail.Host, "%w", err)
+	}
+	r.part, r.sum, r.at = part, sha256.New(), r.item.Offset
+	err = part.Truncate(r.at)
+	if err == nil {
+		_, err = io.CopyBuffer(struct{ io.Writer }{r.sum}, struct{ io.Reader }{io.NewSectionReader(part, 0, r.at)}, make([]byte, wire.MaxFrame))
+	}
+	if err != nil {
+		return fail.New(fail.Host, "%w", err)
+	}
+	return nil
+}
+
+// zeros are what a sparse file has most of.
+var zeros [wire.MaxFrame]byte
+
+func (r *receiver) write(p []byte) error {
+	r.sum.Write(p)
+	var err error
+	if bytes.Equal(p, zeros[:len(p)]) {
+		err = r.part.Truncate(r.at + int64(len(p)))
+	} else {
+		_, err = r.part.WriteAt(p, r.at)
+	}
+	if err != nil {
+		return fail.New(fail.Host, "%w", err)
+	}
+	r.at += int64(len(p))
+	return nil
+}
+
+// end gives a whole file its name.
+func (r *receiver) end(a *wire.Artifact) error {
+	if r.at != a.Size {
+		return fmt.Errorf("it sends %d of %d bytes of %q", r.at, a.Size, wire.Clean(a.Name))
+	}
+	if hex.EncodeToString(r.sum.Sum(nil)) != a.SHA256 {
+		if r.item.Offset > 0 && !r.twice[r.item.Index] {
+			r.twice[r.item.Index] = true
+			r.again = append(r.again, r.item.Index)
+			return r.forget(*a)
+		}
+		return r.drop(a, "it changed while it was brought here")
+	}
+	mode := fs.FileMode(0o600)
+	if a.Executable {
+		mode = 0o700
+	}
+	err := r.part.Chmod(mode)
+	if r.flush {
+		err = errors.Join(err, r.part.Sync())
+	}
+	err = errors.Join(err, r.part.Close())
+	r.part = nil
+	if err != nil {
+		return fail.New(fail.Host, "%w", err)
+	}
+	dir := path.Dir(a.Name)
+	if err := r.into.MkdirAll(dir, 0o700); err != nil {
+		return r.obstructed(a, err)
+	}
+	if err := r.into.Rename(partName(*a), a.Name); err != nil {
+		return r.obstructed(a, err)
+	}
+	if r.flush && !slices.Contains(r.dirs, dir) {
+		r.dirs = append(r.dirs, dir)
+	}
+	return nil
+}
+
+// obstructed tells a disk that fails from a guest that has files below files.
+func (r *receiver) obstructed(a *wire.Artifact, err error) error {
+	for name := a.Name; name != "."; name = path.Dir(name) {
+		if info, errStat := r.into.Lstat(name); errStat == nil && info.IsDir() == (name == a.Name) {
+			return r.drop(a, "another artifact is in its way")
+		}
+	}
+	return fail.New(fail.Host, "%w", err)
+}
+
+// drop gives up a file.
+func (r *receiver) drop(a *wire.Artifact, why string) error {
+	err := r.forget(*a)
+	*a = wire.Artifact{Name: a.Name, Size: a.Size, Skipped: why}
+	return err
+}
+
+// forget removes what came of a file.
+func (r *receiver) forget(a wire.Artifact) error {
+	var err error
+	if r.part != nil {
+		err = r.part.Close()
+		r.part = nil
+	}
+	if errRemove := r.into.Remove(partName(a)); !errors.Is(errRemove, fs.ErrNotExist) {
+		err = errors.Join(err, errRemove)
+	}
+	if err != nil {
+		return fail.New(fail.Host, "%w", err)
+	}
+	return nil
+}
+
+// flushed is when all that was received outlives a power cut.
+func (r *receiver) flushed() error {
+	if !r.flush {
+		return syncAll(r.into)
+	}
+	// A directory that was made is an entry of the one above.
+	for _, dir := range r.dirs {
+		for ; !slices.Contains(r.dirs, path.Dir(dir)); dir = path.Dir(dir) {
+			r.dirs = append(r.dirs, path.Dir(dir))
+		}
+	}
+	for _, dir := range append(r.dirs, ".") {
+		d, err := r.into.Open(dir)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(d.Sync(), d.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
