@@ -1,9 +1,9 @@
 // Package audit is the log of who did what to sessions and tasks, for those who
 // have to answer for it: lines of JSON that are only ever added.
 //
-// A record is on the disk before Write returns, and it is written where the thing
-// was done, before its end is told: after a crash one may be there twice, none is
-// missing. Records have names of secrets, never values.
+// A record is on the disk before Write returns. Whoever does a thing writes it before
+// telling anybody that it is done: after a crash there may be two, and not none.
+// Records have names of secrets, never values.
 package audit
 
 import (

@@ -66,6 +66,8 @@ type configView struct {
 	Prepare   config.Prepare   `json:"prepare"`
 	Pool      int              `json:"pool"`
 	Limits    config.Limits    `json:"limits"`
+	Log       config.Log       `json:"log"`
+	Audit     config.Audit     `json:"audit"`
 	Attention config.Attention `json:"attention"`
 	Dotfiles  string           `json:"dotfiles,omitempty"`
 	Roots     []string         `json:"roots,omitempty"`
@@ -82,7 +84,7 @@ func runConfigShow(a *app, o configShowOptions) error {
 		return runConfigOrigin(a, cfg, o)
 	}
 	v := configView{
-		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Attention: cfg.Attention,
+		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Log: cfg.Log, Audit: cfg.Audit, Attention: cfg.Attention,
 		Dotfiles: cfg.Dotfiles, Roots: cfg.Roots, Settings: set, Files: append([]string{}, cfg.Files...),
 	}
 	if o.json {

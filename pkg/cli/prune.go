@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
@@ -190,10 +191,17 @@ func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
 	return p.all, err
 }
 
-// alone calls f while nobody works on a session; in a dry run it only looks
-// whether somebody does.
-func (p *pruning) alone(s session.Session, f func() error) (bool, error) {
-	return p.unlocked(p.cfg.Paths.SessionLock(s.ID), f)
+// alone calls f, which removes what a session has left, while nobody works on the
+// session, and notes it; in a dry run it only looks whether somebody does.
+func (p *pruning) alone(ctx context.Context, s session.Session, left, why string, f func() error) (bool, error) {
+	return p.unlocked(p.cfg.Paths.SessionLock(s.ID), func() error {
+		err := f()
+		p.app.auditTo(p.cfg)(ctx, audit.Record{
+			Type: audit.OrphanRemoved, Actor: actor(), Resource: left, Outcome: audit.OutcomeOf(err),
+			Details: map[string]any{"reason": why, "session": s.ID},
+		})
+		return err
+	})
 }
 
 // unlocked calls f with a lock that nobody else holds.
@@ -235,7 +243,7 @@ func (p *pruning) sessions(ctx context.Context) error {
 			continue
 		}
 		l.Name, l.Why = s.Name, "the session is gone"
-		removed, err := p.alone(s, func() error { return errors.Join(m.Gateway(s).Stop(ctx), os.RemoveAll(dir)) })
+		removed, err := p.alone(ctx, s, "session:"+s.ID, l.Why, func() error { return errors.Join(m.Gateway(s).Stop(ctx), os.RemoveAll(dir)) })
 		if err != nil {
 			return err
 		}
@@ -350,7 +358,7 @@ func (p *pruning) machines(ctx context.Context) error {
 			continue
 		}
 		l.Why = "the session is gone"
-		removed, err := p.alone(s, func() error { return driver.Delete(ctx, machine.Name) })
+		removed, err := p.alone(ctx, s, "vm:"+machine.Name, l.Why, func() error { return driver.Delete(ctx, machine.Name) })
 		if err != nil {
 			return err
 		}

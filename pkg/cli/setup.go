@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -82,9 +83,14 @@ type secretView struct {
 }
 
 func runSecrets(ctx context.Context, a *app, o settingsOptions, check bool) error {
-	_, set, err := a.settingsFor(o)
+	cfg, set, err := a.settingsFor(o)
 	if err != nil {
 		return err
+	}
+	if check { // which the audit log tells of
+		if err := cfg.Paths.Make(); err != nil {
+			return err
+		}
 	}
 	self, err := self()
 	if err != nil {
@@ -99,6 +105,10 @@ func runSecrets(ctx context.Context, a *app, o settingsOptions, check bool) erro
 			var values map[string]secret.Value
 			values, err = secret.ResolveInChild(ctx, self, []secret.Ref{ref})
 			a.redact.Add(slices.Collect(maps.Values(values))...)
+			a.auditTo(cfg)(ctx, audit.Record{
+				Type: audit.SecretAccessed, Actor: actor(), Resource: "secret:" + name, Outcome: audit.OutcomeOf(err),
+				Details: map[string]any{"for": "secrets check"},
+			})
 			v.Warning = strings.Join(secret.Warnings([]secret.Ref{ref}), "; ")
 		}
 		if err != nil {

@@ -49,9 +49,12 @@ func Run(ctx context.Context, log *slog.Logger, c Charge) error {
 		return err
 	}
 	if lock != nil {
+		if merr := lock.Mark(); merr != nil { // as on a full disk; it is for the audit log only
+			log.WarnContext(ctx, "should the keeper die, nobody is told", "error", merr)
+		}
 		err = work(ctx, log, c)
 		if uerr := lock.Unlock(); uerr != nil {
-			log.Error("unlock", "error", uerr)
+			log.ErrorContext(ctx, "unlock", "error", uerr)
 		}
 	}
 	return errors.Join(err, c.Left(context.WithoutCancel(ctx)))
@@ -68,7 +71,7 @@ func work(ctx context.Context, log *slog.Logger, c Charge) error {
 		if s.Rest {
 			return nil
 		}
-		log.Info("working", "phase", s.Phase, "want", s.Want)
+		log.InfoContext(ctx, "working", "phase", s.Phase, "want", s.Want)
 		if s.Quiet {
 			settle()
 		}
@@ -83,7 +86,7 @@ func work(ctx context.Context, log *slog.Logger, c Charge) error {
 		// Not a failed step (that is a phase of its own) but something that
 		// keeps it from being done or recorded: a full disk, a VM that cannot be
 		// removed just now. The row says what is wanted; try again, ever more slowly.
-		log.Error("will try again", "phase", s.Phase, "want", s.Want, "in", retry, "error", err)
+		log.ErrorContext(ctx, "will try again", "phase", s.Phase, "want", s.Want, "in", retry, "error", err)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
@@ -122,7 +125,7 @@ func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, err
 			return nil, nil
 		}
 		if tries == 0 {
-			log.Info("standing by", "phase", s.Phase, "want", s.Want)
+			log.InfoContext(ctx, "standing by", "phase", s.Phase, "want", s.Want)
 		}
 		select {
 		case <-tick.C:
@@ -150,7 +153,7 @@ func untilWantChanges(ctx context.Context, log *slog.Logger, c Charge, want stri
 			s, err := c.Look(ctx)
 			if err != nil {
 				if ctx.Err() == nil {
-					log.Warn("read what is wanted", slog.Any("error", err))
+					log.WarnContext(ctx, "read what is wanted", slog.Any("error", err))
 				}
 				continue
 			}

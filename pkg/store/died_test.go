@@ -15,33 +15,37 @@ func TestDied(t *testing.T) {
 		}
 	}
 	is(false, "before there is a lock")
-	l, ok, err := TryLock(path)
-	if err != nil || !ok {
-		t.Fatal(ok, err)
+	take := func(mark bool) *Lock {
+		t.Helper()
+		l, ok, err := TryLock(path)
+		if err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		if mark {
+			if err := l.Mark(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return l
 	}
+	let := func(l *Lock) {
+		t.Helper()
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	die := func(l *Lock) { _ = l.f.Close() } // as the kernel does for one that was killed
+	l := take(true)
 	is(false, "while it is held")
-	if err := l.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	let(l)
 	is(false, "after it was let go")
-	if l, ok, err = TryLock(path); err != nil || !ok {
-		t.Fatal(ok, err)
-	}
-	if err := l.f.Close(); err != nil { // as the kernel does for one that was killed
-		t.Fatal(err)
-	}
+	die(take(true))
 	is(true, "after its holder died")
 	is(false, "the second time")
-	// Somebody takes it before anyone asks: whoever has it now lives.
-	if l, ok, err = TryLock(path); err != nil || !ok {
-		t.Fatal(ok, err)
-	}
-	_ = l.f.Close()
-	if l, ok, err = TryLock(path); err != nil || !ok {
-		t.Fatal(ok, err)
-	}
-	if err := l.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	die(take(false))
+	is(false, "after one died who had not marked it")
+	// Somebody marks it anew before anyone asks: that one lives, and lets it go.
+	die(take(true))
+	let(take(true))
 	is(false, "after the next one let it go")
 }

@@ -14,11 +14,9 @@ import (
 // Lock is a held flock(2). The kernel drops it when the process dies, however
 // it dies, which is why it and not a pid file says who is alive. Lock files are
 // never unlinked: two processes could otherwise hold "the" lock on two inodes.
-//
-// While it is held the file has the holder's pid in it. One that is there though
-// nobody holds the lock is of a process that died, see Died.
 type Lock struct {
-	f *os.File
+	f      *os.File
+	marked bool
 }
 
 // TryLock takes the lock on path if it is free; ok is false when it is held.
@@ -38,10 +36,7 @@ func TryLock(path string) (l *Lock, ok bool, err error) {
 		}
 	}
 	if err == nil {
-		// That it cannot be written, as on a full disk, takes the lock from nobody.
-		_ = f.Truncate(0)
-		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-		return &Lock{f}, true, nil
+		return &Lock{f: f}, true, nil
 	}
 	_ = f.Close()
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -61,7 +56,20 @@ func Held(path string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Died reports whether the last one who held the lock on path died with it. It
+// Mark writes our pid into the lock's file until Unlock. If it is there though
+// nobody holds the lock, we have died.
+func (l *Lock) Mark() error {
+	l.marked = true
+	if err := l.f.Truncate(0); err != nil {
+		return fmt.Errorf("mark the lock: %w", err)
+	}
+	if _, err := l.f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
+		return fmt.Errorf("mark the lock: %w", err)
+	}
+	return nil
+}
+
+// Died reports whether the last one who marked the lock on path died with it. It
 // says so once: whoever is told sees to what was left.
 func Died(path string) (bool, error) {
 	st, err := os.Stat(path)
@@ -88,6 +96,9 @@ func Died(path string) (bool, error) {
 
 // Unlock lets the lock go.
 func (l *Lock) Unlock() error {
-	_ = l.f.Truncate(0) // while it is ours; else it looks as if we had died
-	return l.f.Close()
+	var err error
+	if l.marked { // while it is ours; later it may be another's mark
+		err = l.f.Truncate(0)
+	}
+	return errors.Join(err, l.f.Close())
 }
