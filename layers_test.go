@@ -39,6 +39,7 @@ var layers = map[string]int{
 	"picker":     5,
 	"task":       5,
 	"keeper":     6,
+	"server":     6,
 	"cli":        7,
 }
 

@@ -1,0 +1,259 @@
+package cli
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+type serveOptions struct {
+	listen            string
+	expose            bool
+	certFile, keyFile string
+	agentic           bool
+}
+
+func (o *serveOptions) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", "", "listen on this `ADDRESS` of the loopback too, for clients with tokens, such as 127.0.0.1:8122")
+	f.BoolVar(&o.expose, "expose-to-network", false, "let --listen be an address that others on the network reach; needs a certificate")
+	f.StringVar(&o.certFile, "tls-cert", "", "certificate `FILE` for --listen, PEM")
+	f.StringVar(&o.keyFile, "tls-key", "", "key `FILE` of the certificate, PEM")
+	f.BoolVar(&o.agentic, "agentic-metrics", false, "give the metrics the names agentic_* too")
+}
+
+func newServeCmd(a *app) *cobra.Command {
+	var o serveOptions
+	cmd := &cobra.Command{
+		Use: "serve", Short: "Serve the HTTP API: tasks, sessions, events, artifacts, metrics",
+		Long: `Serve the HTTP API, on a socket in the state directory that only you can use, and with
+--listen on an address for clients with tokens. It owns nothing: end it or kill it, and
+tasks go on; commands work with it and without it. docs/api.md describes the API, and so
+does /openapi.json.`,
+		Example: `  agent-sessionizer serve
+  agent-sessionizer serve token add ci --scope submit && agent-sessionizer serve --listen 127.0.0.1:8122
+  curl --unix-socket ~/.local/state/agent-sessionizer/serve.sock http://localhost/api/v1/tasks`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runServe(cmd.Context(), a, o) },
+	}
+	o.flags(cmd)
+	cmd.AddCommand(newServeTokenCmd(a), newServeUnitCmd(a))
+	return cmd
+}
+
+func runServe(ctx context.Context, a *app, o serveOptions) error {
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return err
+	}
+	m.Actor = "serve" // for what nobody asked for; who asks for something is known by the token
+	s, err := server.New(server.Options{
+		Tasks: &task.Manager{Sessions: m}, Log: a.logger(m.Config.Log, slog.LevelInfo), Version: version,
+		Agentic: o.agentic, Listen: o.listen, Expose: o.expose, CertFile: o.certFile, KeyFile: o.keyFile,
+	})
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx, func(addr string) {
+		where := server.Socket(m.Config.Paths.State)
+		if addr != "" {
+			where += " and " + addr
+		}
+		a.con.Say("serving on %s", where)
+	})
+}
+
+func newServeTokenCmd(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "token", Short: "Tokens for clients that come to --listen",
+		Example: `  agent-sessionizer serve token add ci --scope submit
+  agent-sessionizer serve token remove ci`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newServeTokenAddCmd(a), newServeTokenListCmd(a), newServeTokenRemoveCmd(a))
+	return cmd
+}
+
+// tokens is the file of them. A serve that runs sees what changes.
+func (a *app) tokens() (*server.Tokens, error) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, err
+	}
+	return server.TokensIn(cfg.Paths.State), cfg.Paths.Make()
+}
+
+// tokenChanged notes it in the audit log.
+func (a *app) tokenChanged(ctx context.Context, what audit.Type, name string, details map[string]any) {
+	a.auditTo(a.config)(ctx, audit.Record{Type: what, Actor: actor(), Resource: "token:" + name, Outcome: audit.Success, Details: details})
+}
+
+func newServeTokenAddCmd(a *app) *cobra.Command {
+	var scope string
+	cmd := &cobra.Command{
+		Use: "add NAME --scope SCOPE", Short: "Make a token and print it, once",
+		Long: `Make a token and print it. It is not kept: only its SHA-256 is.
+
+The scope read is for looking, submit for submitting, cancelling, retrying and
+destroying tasks too. admin may besides run commands in sessions, and submit manifests
+that name secrets or repositories on this host's disk: it can do what you can.`,
+		Example: `  TOKEN=$(agent-sessionizer serve token add ci --scope submit)
+  curl -H "Authorization: Bearer $TOKEN" http://127.0.0.1:8122/api/v1/tasks`,
+		Args: usage(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			all, err := a.tokens()
+			if err != nil {
+				return err
+			}
+			token, err := all.Add(args[0], server.Scope(scope))
+			if err != nil {
+				return err
+			}
+			a.tokenChanged(cmd.Context(), audit.TokenAdded, args[0], map[string]any{"scope": scope})
+			a.printf("%s\n", token)
+			a.con.Say("this is the only time that token %s is shown", args[0])
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&scope, "scope", "", "what it may do: read, submit or admin")
+	if err := cmd.MarkFlagRequired("scope"); err != nil {
+		panic(err)
+	}
+	return cmd
+}
+
+func newServeTokenListCmd(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List tokens: names and scopes, never the tokens",
+		Example: `  agent-sessionizer serve token list --json | jq -r '.[].name'`,
+		Args:    usage(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			tokens, err := a.tokens()
+			if err != nil {
+				return err
+			}
+			all, err := tokens.List()
+			if err != nil {
+				return err
+			}
+			type row struct {
+				Name      string       `json:"name"`
+				Scope     server.Scope `json:"scope"`
+				CreatedAt time.Time    `json:"created_at"`
+			}
+			rows, cells := []row{}, [][]string{}
+			for _, t := range all {
+				rows = append(rows, row{t.Name, t.Scope, t.CreatedAt})
+				cells = append(cells, []string{t.Name, string(t.Scope), ago(t.CreatedAt)})
+			}
+			switch {
+			case asJSON:
+				return a.con.JSON(rows)
+			case len(rows) == 0:
+				a.con.Say("%s", "no tokens; make one with: agent-sessionizer serve token add NAME --scope submit")
+			default:
+				a.con.Table([]string{"NAME", "SCOPE", "AGE"}, cells)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array")
+	return cmd
+}
+
+func newServeTokenRemoveCmd(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "remove NAME...", Aliases: []string{"rm"}, Short: "Make tokens worthless, at once",
+		Example: `  agent-sessionizer serve token remove ci`,
+		Args:    usage(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			tokens, err := a.tokens()
+			if err != nil {
+				return err
+			}
+			for _, name := range args {
+				if err := tokens.Remove(name); err != nil {
+					return err
+				}
+				a.tokenChanged(cmd.Context(), audit.TokenRemoved, name, nil)
+			}
+			return nil
+		},
+	}
+}
+
+func newServeUnitCmd(a *app) *cobra.Command {
+	var o serveOptions
+	var launchd bool
+	cmd := &cobra.Command{
+		Use: "unit", Short: "Print a systemd unit, or a launchd agent, that runs serve",
+		Long: `Print a unit for your own systemd, or with --launchd an agent for your own launchd,
+that runs serve with the flags that are given here. On its top stands how to install it.`,
+		Example: `  agent-sessionizer serve unit >~/.config/systemd/user/agent-sessionizer.service
+  agent-sessionizer serve unit --launchd --listen 127.0.0.1:8122`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			argv, err := o.argv()
+			if err != nil {
+				return err
+			}
+			var text []byte
+			if launchd {
+				cfg, err := a.settings()
+				if err != nil {
+					return err
+				}
+				text, err = server.LaunchdAgent(argv, filepath.Join(cfg.Paths.State, "serve.log"))
+				if err != nil {
+					return err
+				}
+			} else if text, err = server.SystemdUnit(argv); err != nil {
+				return err
+			}
+			a.printf("%s", strings.TrimRight(string(text), "\n")+"\n")
+			return nil
+		},
+	}
+	o.flags(cmd)
+	cmd.Flags().BoolVar(&launchd, "launchd", false, "for macOS")
+	return cmd
+}
+
+// argv is the command that runs serve with these flags.
+func (o serveOptions) argv() ([]string, error) {
+	program, err := self()
+	if err != nil {
+		return nil, err
+	}
+	argv := []string{program, "serve"}
+	if o.listen != "" {
+		argv = append(argv, "--listen", o.listen)
+	}
+	if o.expose {
+		argv = append(argv, "--expose-to-network")
+	}
+	for _, file := range []struct{ flag, name string }{{"--tls-cert", o.certFile}, {"--tls-key", o.keyFile}} {
+		if file.name == "" {
+			continue
+		}
+		path, err := filepath.Abs(file.name) // a unit has a directory of its own
+		if err != nil {
+			return nil, err
+		}
+		argv = append(argv, file.flag, path)
+	}
+	if o.agentic {
+		argv = append(argv, "--agentic-metrics")
+	}
+	return argv, nil
+}

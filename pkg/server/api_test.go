@@ -1,0 +1,276 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+const traceID = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+// An id that is none is passed over, and never comes back or into the log.
+func TestTraceIDs(t *testing.T) {
+	r := newRig(t, Limits{})
+	for in, taken := range map[string]bool{
+		traceID: true, strings.ToUpper(traceID): true, "": false, "a b": false, strings.Repeat("a", 65): false, `","level":"ERROR`: false, strings.Repeat("0", 32): false,
+	} {
+		c := call{path: tasksPath}
+		if in != "" {
+			c.header = []string{"X-Trace-Id", in}
+		}
+		resp, _ := r.do(c)
+		if got := resp.Header.Get("X-Trace-Id"); (got == traceID) != taken || len(got) != 32 {
+			t.Errorf("%q: %q", in, got)
+		}
+	}
+	resp, _ := r.do(call{path: tasksPath, header: []string{"Traceparent", "00-" + traceID + "-00f067aa0ba902b7-01"}})
+	if resp.Header.Get("X-Trace-Id") != traceID {
+		t.Error(resp.Header)
+	}
+}
+
+func TestATaskOverTheAPI(t *testing.T) {
+	r := newRig(t, Limits{})
+	quoted, err := json.Marshal(manifestYAML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for kind, body := range map[string]string{
+		"application/yaml":                manifestYAML,
+		"text/yaml; charset=utf-8":        manifestYAML,
+		"application/json":                `{"version":"1","kind":"Task","repository":{"url":"acme/app"},"claude":{"prompt":"do it"}}`,
+		"application/json; charset=UTF-8": `{"manifest_yaml":` + string(quoted) + `}`,
+	} {
+		var made TaskAnswer
+		resp := r.get(call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", kind, "X-Trace-Id", traceID}, as: Submit}, &made)
+		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != tasksPath+"/"+made.ID || resp.Header.Get("X-Trace-Id") != traceID {
+			t.Fatal(kind, resp.Status, resp.Header)
+		}
+		if made.TraceID != traceID || made.Actor != "token:submit" || made.Want != task.Run {
+			t.Errorf("%s: %+v", kind, made)
+		}
+		var shown task.View
+		r.get(call{path: tasksPath + "/" + made.ID, as: Read}, &shown)
+		if shown.ID != made.ID || shown.Repository != "acme/app" {
+			t.Errorf("%+v", shown)
+		}
+		ids = append(ids, made.ID)
+	}
+	text, err := os.ReadFile(filepath.Join(string(r.tasks.Dir(ids[0])), "manifest.yaml"))
+	if err != nil || len(text) == 0 {
+		t.Fatal(err)
+	}
+
+	// Pages: every task once, the newest first, whatever the size.
+	for _, size := range []int{1, 3, 4, 50} {
+		var seen []string
+		for after := ""; ; {
+			path := fmt.Sprintf("%s?limit=%d", tasksPath, size)
+			if after != "" {
+				path += "&after=" + after
+			}
+			var p TaskPage
+			r.get(call{path: path, as: Read}, &p)
+			for _, v := range p.Tasks {
+				seen = append(seen, v.ID)
+			}
+			if after = p.Next; after == "" {
+				break
+			}
+		}
+		slices.Reverse(seen)
+		if !slices.Equal(seen, ids) {
+			t.Errorf("pages of %d: %v, not %v", size, seen, ids)
+		}
+	}
+	count := func(query string, want int) {
+		t.Helper()
+		var p TaskPage
+		r.get(call{path: tasksPath + "?" + query}, &p)
+		if len(p.Tasks) != want {
+			t.Errorf("%s: %d tasks, not %d", query, len(p.Tasks), want)
+		}
+	}
+	count("label=team=platform", 3)
+	count("label=team=other", 0)
+	count("state=PENDING,running", 4)
+	count("state=COMPLETED", 0)
+	count("state=PENDING&label=team=platform", 3)
+
+	// Cancelling is idempotent, of what waits takes effect at once, and what has
+	// ended can be tried again.
+	for range 2 {
+		var v task.View
+		resp := r.get(call{method: http.MethodDelete, path: tasksPath + "/" + ids[0], as: Submit}, &v)
+		if resp.StatusCode != http.StatusAccepted || v.State != task.Cancelled {
+			t.Fatal(resp.Status, v.State)
+		}
+	}
+	var again TaskAnswer
+	resp := r.get(call{method: http.MethodPost, path: tasksPath + "/" + ids[0] + "/retry", as: Submit}, &again)
+	if again.RetryOf != ids[0] || resp.Header.Get("Location") != tasksPath+"/"+again.ID {
+		t.Errorf("%+v", again)
+	}
+	if resp, _ := r.do(call{method: http.MethodPost, path: tasksPath + "/" + ids[1] + "/retry"}); resp.StatusCode != http.StatusConflict {
+		t.Error("one that waits was tried again:", resp.Status)
+	}
+	var v task.View
+	r.get(call{method: http.MethodPost, path: tasksPath + "/" + ids[1] + "/destroy"}, &v)
+	if v.State != task.Cancelled {
+		t.Error(v.State)
+	}
+}
+
+// Whoever may only submit gets nothing of this host into a VM that does what he
+// says.
+func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
+	r := newRig(t, Limits{})
+	dir := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "git", "init", "-q", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	local := strings.Replace(manifestYAML, "acme/app", dir, 1)
+	secret := manifestYAML + "secrets: [{name: KEY, source: env, key: HOME}]\n"
+	for name, text := range map[string]string{"a path": local, "a secret": secret} {
+		c := call{method: http.MethodPost, path: tasksPath, body: text, header: []string{"Content-Type", "application/yaml"}, as: Submit}
+		resp, body := r.do(c)
+		if resp.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "scope admin") {
+			t.Errorf("%s: %s %s", name, resp.Status, body)
+		}
+		c.as = Admin
+		resp, body = r.do(c)
+		if resp.StatusCode != http.StatusAccepted {
+			t.Fatalf("%s as admin: %s %s", name, resp.Status, body)
+		}
+		// Nor by asking for the same again.
+		var made TaskAnswer
+		if err := json.Unmarshal(body, &made); err != nil {
+			t.Fatal(err)
+		}
+		r.do(call{method: http.MethodDelete, path: tasksPath + "/" + made.ID})
+		if resp, _ := r.do(call{method: http.MethodPost, path: tasksPath + "/" + made.ID + "/retry", as: Submit}); resp.StatusCode != http.StatusForbidden {
+			t.Errorf("%s again: %s", name, resp.Status)
+		}
+	}
+}
+
+func TestScopes(t *testing.T) {
+	r := newRig(t, Limits{})
+	id := r.submit().ID
+	s := r.schemas()
+	rank := map[Scope]int{"-": 0, Read: 1, Submit: 2, Admin: 3}
+	seen := 0
+	for template, item := range s.doc["paths"].(map[string]any) {
+		for method, op := range item.(map[string]any) {
+			var need Scope = "-"
+			for _, scope := range Scopes() {
+				if about, _ := op.(map[string]any)["description"].(string); strings.Contains(about, "Needs the scope `"+string(scope)+"`") {
+					need = scope
+				}
+			}
+			path := strings.NewReplacer("{id}", id, "{name}", "x", "{exec}", "0123456789ab").Replace(template)
+			for as := range rank {
+				if template == "/api/v1/sessions/{id}/events" || rank[as] >= rank[need] && strings.HasPrefix(template, "/ws/") {
+					continue
+				}
+				seen++
+				resp, body := r.do(call{method: strings.ToUpper(method), path: path, as: as})
+				refused := resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden || resp.StatusCode == http.StatusTooManyRequests
+				if refused != (rank[as] < rank[need]) {
+					t.Errorf("%s %s as %s, which needs %s: %s %s", method, path, as, need, resp.Status, body)
+				}
+			}
+		}
+	}
+	if seen < 50 {
+		t.Fatal("only", seen)
+	}
+}
+
+// The document is the router's list: what is served is in it, in both forms.
+func TestDocument(t *testing.T) {
+	r := newRig(t, Limits{})
+	var doc struct {
+		OpenAPI string
+		Paths   map[string]map[string]struct{ OperationID string }
+	}
+	r.get(call{path: "/openapi.json"}, &doc)
+	if doc.OpenAPI != "3.1.0" {
+		t.Error(doc.OpenAPI)
+	}
+	ids := map[string]bool{}
+	for path, item := range doc.Paths {
+		if strings.Contains(path, "...") {
+			t.Error(path)
+		}
+		for _, op := range item {
+			if op.OperationID == "" || ids[op.OperationID] {
+				t.Errorf("%s: the id %q", path, op.OperationID)
+			}
+			ids[op.OperationID] = true
+		}
+	}
+	for _, path := range []string{
+		"/api/v1/tasks", "/api/v1/tasks/{id}", "/api/v1/tasks/{id}/logs", "/api/v1/tasks/{id}/artifacts", "/api/v1/tasks/{id}/artifacts/{name}",
+		"/api/v1/tasks/{id}/events", "/api/v1/tasks/{id}/bundle", "/api/v1/tasks/{id}/retry", "/api/v1/tasks/{id}/destroy", "/ws/tasks/{id}/stream",
+		"/api/v1/sessions", "/api/v1/sessions/{id}", "/api/v1/sessions/{id}/exec", "/api/health", "/metrics", "/openapi.json", "/openapi.yaml", "/api/v1/manifest/schema",
+	} {
+		if doc.Paths[path] == nil {
+			t.Error("not documented:", path)
+		}
+	}
+	_, asJSON := r.do(call{path: "/openapi.json"})
+	_, asYAML := r.do(call{path: "/openapi.yaml"})
+	var a, b any
+	if err := json.Unmarshal(asJSON, &a); err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(asYAML, &b); err != nil {
+		t.Fatal(err)
+	}
+	x, err1 := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	if err1 != nil || err2 != nil || string(x) != string(y) {
+		t.Error("the two forms differ", err1, err2)
+	}
+	// Every schema of the document can be compiled, and so can be used.
+	s := r.schemas()
+	for name := range s.doc["components"].(map[string]any)["schemas"].(map[string]any) {
+		if _, err := s.compiler.Compile(docURL + "#/components/schemas/" + name); err != nil {
+			t.Error(err)
+		}
+	}
+	var schema map[string]any
+	r.get(call{path: "/api/v1/manifest/schema", as: Read}, &schema)
+	if schema["$schema"] == nil {
+		t.Error(schema)
+	}
+}
+
+func TestHealthSaysNothingElse(t *testing.T) {
+	r := newRig(t, Limits{})
+	for _, socket := range []bool{false, true} {
+		resp, body := r.do(call{path: healthPath, as: "-", socket: socket})
+		if resp.StatusCode != http.StatusOK || strings.TrimSpace(string(body)) != `{"status":"ok"}` {
+			t.Error(resp.Status, string(body))
+		}
+	}
+	if err := r.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	resp, body := r.do(call{path: healthPath, as: "-"})
+	if resp.StatusCode != http.StatusServiceUnavailable || strings.Contains(string(body), "sql") || strings.Contains(string(body), "/") && !strings.Contains(string(body), "about:blank") {
+		t.Error(resp.Status, string(body))
+	}
+}

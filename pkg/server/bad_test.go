@@ -1,0 +1,460 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// bad is a request that is to be refused.
+type bad struct {
+	name string
+	call
+	want int
+	code string // "" for any
+}
+
+func badCalls(id, session, gone string) []bad {
+	yaml := func(name, body string, want int, code string) bad {
+		return bad{"manifest: " + name, call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/yaml"}}, want, code}
+	}
+	jsn := func(name, body string, want int, code string) bad {
+		return bad{"JSON: " + name, call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/json"}}, want, code}
+	}
+	get := func(name, path string, want int, code string, header ...string) bad {
+		return bad{name, call{path: path, header: header}, want, code}
+	}
+	do := func(name, method, path, body string, want int, code string, header ...string) bad {
+		return bad{name, call{method: method, path: path, body: body, header: header}, want, code}
+	}
+	bombs := "a: &a [x,x,x,x,x,x,x,x,x]\n"
+	for c := 'b'; c <= 'i'; c++ {
+		bombs += fmt.Sprintf("%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n", c, c, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
+	}
+	one := tasksPath + "/" + id
+	events, artifacts := one+"/events", one+"/artifacts"
+	exec := sessionsPath + "/" + session + "/exec"
+	with := func(more string) string { return manifestYAML + more }
+	all := []bad{
+		yaml("nothing but a comment", "# nothing", 400, "USAGE"),
+		yaml("a list", "- a\n- b", 400, "USAGE"),
+		yaml("a number", "42", 400, "USAGE"),
+		yaml("a text", "hello", 400, "USAGE"),
+		yaml("not YAML", "a: [", 400, "USAGE"),
+		yaml("tabs", "a:\n\t- b", 400, "USAGE"),
+		yaml("another version", strings.Replace(manifestYAML, `"1"`, `"2"`, 1), 400, "USAGE"),
+		yaml("another kind", strings.Replace(manifestYAML, "kind: Task", "kind: Pod", 1), 400, "USAGE"),
+		yaml("an unknown key", with("colour: blue\n"), 400, "USAGE"),
+		yaml("a key twice", with("kind: Task\n"), 400, "USAGE"),
+		yaml("two documents", with("---\n")+manifestYAML, 400, "USAGE"),
+		yaml("no repository", strings.Replace(manifestYAML, "repository: {url: acme/app}\n", "", 1), 400, "USAGE"),
+		yaml("no agent", strings.Replace(manifestYAML, "agent: {kind: command, command: [make, test]}\n", "", 1), 400, "USAGE"),
+		yaml("two agents", with("claude: {prompt: x}\n"), 400, "USAGE"),
+		yaml("a list as name", strings.Replace(manifestYAML, "name: try", "name: [a]", 1), 400, "USAGE"),
+		yaml("a text as CPUs", with("vm: {cpus: many}\n"), 400, "USAGE"),
+		yaml("CPUs below zero", with("vm: {cpus: -1}\n"), 400, "USAGE"),
+		yaml("memory without end", with("vm: {memory: 99999999T}\n"), 400, "USAGE"),
+		yaml("a timeout of nothing", with("lifecycle: {timeout: 0s}\n"), 400, "USAGE"),
+		yaml("a timeout that is no time", with("lifecycle: {timeout: soon}\n"), 400, "USAGE"),
+		yaml("a network mode of its own", with("vm: {network_mode: everything}\n"), 400, "USAGE"),
+		yaml("a secret without a source", with("secrets: [{name: A, key: B}]\n"), 400, "USAGE"),
+		yaml("a secret's source of its own", with("secrets: [{name: A, source: http, key: B}]\n"), 400, "USAGE"),
+		yaml("a path with dots", strings.Replace(manifestYAML, "acme/app", "../../etc", 1), 400, "USAGE"),
+		yaml("a subpath with dots", strings.Replace(manifestYAML, "{url: acme/app}", "{url: acme/app, subpath: ../..}", 1), 400, "USAGE"),
+		yaml("an option as URL", strings.Replace(manifestYAML, "acme/app", "--upload-pack=touch /tmp/x", 1), 400, "USAGE"),
+		yaml("a program as URL", strings.Replace(manifestYAML, "acme/app", "ext::sh -c id", 1), 400, "USAGE"),
+		yaml("an option as branch", strings.Replace(manifestYAML, "{url: acme/app}", "{url: acme/app, branch: --force}", 1), 400, "USAGE"),
+		yaml("a NUL", strings.Replace(manifestYAML, "name: try", "name: \"a\\0b\"", 1), 400, "USAGE"),
+		yaml("an escape sequence", strings.Replace(manifestYAML, "name: try", "name: \"\\e[2J\"", 1), 400, "USAGE"),
+		yaml("bytes that are no UTF-8", strings.Replace(manifestYAML, "try", "\xff\xfe", 1), 400, "USAGE"),
+		yaml("aliases of aliases", bombs, 400, "USAGE"),
+		yaml("an anchor", with("x: &a 1\n"), 400, "USAGE"),
+		yaml("a merge key", with("<<: {a: b}\n"), 400, "USAGE"),
+		yaml("a tag", with("x: !!binary aGVsbG8=\n"), 400, "USAGE"),
+		yaml("depth", strings.Repeat("[", 5000), 400, "USAGE"),
+		yaml("depth, closed", "a: "+strings.Repeat("[", 2000)+strings.Repeat("]", 2000), 400, "USAGE"),
+		yaml("depth by indentation", func() string {
+			var b strings.Builder
+			for i := range 600 {
+				fmt.Fprintf(&b, "%sa:\n", strings.Repeat(" ", i))
+			}
+			return b.String()
+		}(), 400, "USAGE"),
+		yaml("ten thousand keys", func() string {
+			var b strings.Builder
+			for i := range 20_000 {
+				fmt.Fprintf(&b, "k%d: 1\n", i)
+			}
+			return b.String()
+		}(), 400, "USAGE"),
+		yaml("a label of 100 kB", strings.Replace(manifestYAML, "platform", strings.Repeat("x", 100_000), 1), 400, "USAGE"),
+		yaml("over 1 MiB, in the body's bounds", manifestYAML+"# "+strings.Repeat("x", 1<<20), 400, "USAGE"),
+		yaml("over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxBody), 413, codeTooLarge),
+		yaml("a profile that is not there", with("vm: {profile: nobody}\n"), 0, ""),
+		jsn("not JSON and not YAML", `{"version":`, 400, "USAGE"),
+		jsn("null", `null`, 400, "USAGE"),
+		jsn("a number", `1`, 400, "USAGE"),
+		jsn("depth", strings.Repeat(`{"a":`, 20_000)+"1"+strings.Repeat("}", 20_000), 400, "USAGE"),
+		jsn("a key twice", `{"version":"1","version":"1","kind":"Task","repository":{"url":"a/b"},"claude":{"prompt":"x"}}`, 400, "USAGE"),
+		jsn("wrapped number", `{"manifest_yaml": 5}`, 400, "USAGE"),
+		jsn("wrapped null", `{"manifest_yaml": null}`, 400, "USAGE"),
+		jsn("wrapped object", `{"manifest_yaml": {"version": "1"}}`, 400, "USAGE"),
+		jsn("wrapped with company", `{"manifest_yaml": "a: b", "force": true}`, 400, "USAGE"),
+		jsn("wrapped twice", `{"manifest_yaml": "a: b", "manifest_yaml": "c: d"}`, 400, "USAGE"),
+		jsn("wrapped and more", `{"manifest_yaml": "a: b"} {}`, 400, "USAGE"),
+		jsn("wrapped nothing", `{"manifest_yaml": ""}`, 400, "USAGE"),
+		jsn("wrapped bomb", `{"manifest_yaml": "a: &a [1]\nb: [*a,*a]"}`, 400, "USAGE"),
+
+		do("no body", "POST", tasksPath, "", 400, codeInvalid, "Content-Type", "application/yaml"),
+		do("no Content-Type", "POST", tasksPath, manifestYAML, 415, codeMediaType),
+		do("a form", "POST", tasksPath, "a=b", 415, codeMediaType, "Content-Type", "application/x-www-form-urlencoded"),
+		do("a page's plain text", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "text/plain"),
+		do("a Content-Type that is none", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "yaml;;;"),
+		do("another charset", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml; charset=utf-16"),
+		do("a packed body", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml", "Content-Encoding", "gzip"),
+		do("two Content-Types", "POST", tasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Content-Type", "application/json"),
+		do("a body for GET", "GET", tasksPath, "x", 400, codeInvalid),
+		do("a body for DELETE", "DELETE", one, "x", 400, codeInvalid),
+		do("a body for retry", "POST", one+"/retry", "x", 400, codeInvalid, "Content-Type", "application/json"),
+		do("PUT", "PUT", one, "", 405, codeMethod),
+		do("PATCH", "PATCH", one, "", 405, codeMethod),
+		do("TRACE", "TRACE", one, "", 405, codeMethod),
+		do("OPTIONS", "OPTIONS", one, "", 405, codeMethod),
+		do("a method of its own", "EXPLODE", one, "", 405, codeMethod),
+		do("DELETE of all", "DELETE", tasksPath, "", 405, codeMethod),
+		do("POST of one", "POST", one, "", 405, codeMethod),
+		do("HEAD of a list", "HEAD", tasksPath, "", 405, ""),
+
+		get("no such path", "/nothing", 404, "NOT_FOUND"),
+		get("another version of the API", "/api/v2/tasks", 404, "NOT_FOUND"),
+		get("a slash at the end", tasksPath+"/", 404, "NOT_FOUND"),
+		get("two slashes", "//api/v1/tasks", 404, "NOT_FOUND"),
+		get("dots", "/api/v1/x/../tasks", 404, "NOT_FOUND"),
+		get("dots at the end", tasksPath+"/..", 404, "NOT_FOUND"),
+		get("a path of 9 kB", "/api/v1/"+strings.Repeat("x", 9000), 414, codeTooLarge),
+		get("an id that is a path", tasksPath+"/..%2f..%2fetc%2fpasswd", 404, "NOT_FOUND"),
+		get("an id that is a path, escaped twice", tasksPath+"/..%252f..%252fetc", 404, "NOT_FOUND"),
+		get("an id with backslashes", tasksPath+"/..%5c..%5cetc", 404, "NOT_FOUND"),
+		get("an id with a NUL", tasksPath+"/4f2a%00", 404, "NOT_FOUND"),
+		get("an id with line ends", tasksPath+"/4f2a%0d%0aX:1", 404, "NOT_FOUND"),
+		get("an id in capitals", tasksPath+"/"+strings.ToUpper("abcdef012345"), 404, "NOT_FOUND"),
+		get("part of an id", tasksPath+"/"+id[:8], 404, "NOT_FOUND"),
+		get("an id of nobody", tasksPath+"/000000000000", 404, "NOT_FOUND"),
+		get("an id with full-width digits", tasksPath+"/%EF%BC%91%EF%BC%92%EF%BC%93%EF%BC%94", 404, "NOT_FOUND"),
+		get("an id as SQL", tasksPath+"/'%20OR%201=1--", 404, "NOT_FOUND"),
+		get("an id of 4 kB", tasksPath+"/"+strings.Repeat("a", 4096), 404, "NOT_FOUND"),
+		get("a session's id as a task's", tasksPath+"/"+session, 404, "NOT_FOUND"),
+		get("a task's id as a session's", sessionsPath+"/"+id, 404, "NOT_FOUND"),
+		get("a session's id that is a path", sessionsPath+"/..%2f"+session, 404, "NOT_FOUND"),
+		get("the bundle of what has not ended", one+"/bundle", 404, "NOT_FOUND"),
+
+		get("an artifact that is not there", artifacts+"/none", 404, "NOT_FOUND"),
+		get("an artifact without a name", artifacts+"/", 404, "NOT_FOUND"),
+		get("an artifact above", artifacts+"/../metadata.json", 404, "NOT_FOUND"),
+		get("an artifact above, escaped", artifacts+"/%2e%2e/metadata.json", 404, "NOT_FOUND"),
+		get("an artifact above, all escaped", artifacts+"/%2e%2e%2fmetadata.json", 404, "NOT_FOUND"),
+		get("an artifact above, escaped twice", artifacts+"/%252e%252e%252fmetadata.json", 404, "NOT_FOUND"),
+		get("an artifact above, with backslashes", artifacts+"/..%5cmetadata.json", 404, "NOT_FOUND"),
+		get("an artifact above, overlong", artifacts+"/%c0%ae%c0%ae/metadata.json", 404, "NOT_FOUND"),
+		get("an artifact at the root", artifacts+"/%2fetc%2fpasswd", 404, "NOT_FOUND"),
+		get("an artifact below a name", artifacts+"/a/%2e%2e/%2e%2e/%2e%2e/etc/passwd", 404, "NOT_FOUND"),
+		get("an artifact with a NUL", artifacts+"/a%00.patch", 404, "NOT_FOUND"),
+		get("an artifact with line ends", artifacts+"/a%0d%0aSet-Cookie:x", 404, "NOT_FOUND"),
+		get("an artifact of 4 kB", artifacts+"/"+strings.Repeat("a/", 2000)+"b", 404, "NOT_FOUND"),
+		get("half received artifacts", artifacts+"/.part/x", 404, "NOT_FOUND"),
+		get("a link out of the artifacts", artifacts+"/link", 404, "NOT_FOUND"),
+
+		get("an unknown parameter", tasksPath+"?colour=blue", 422, codeInvalid),
+		get("a parameter twice", tasksPath+"?limit=1&limit=2", 400, codeInvalid),
+		get("a parameter without a value", tasksPath+"?limit=", 400, codeInvalid),
+		get("a query that is none", tasksPath+"?a=%zz", 400, ""),
+		get("a query with semicolons", tasksPath+"?limit=1;state=x", 400, codeInvalid),
+		get("a limit of 0", tasksPath+"?limit=0", 422, codeInvalid),
+		get("a limit below 0", tasksPath+"?limit=-1", 422, codeInvalid),
+		get("a limit over all", tasksPath+"?limit=1000000", 422, codeInvalid),
+		get("a limit over 64 bits", tasksPath+"?limit=99999999999999999999", 422, codeInvalid),
+		get("a limit in words", tasksPath+"?limit=many", 422, codeInvalid),
+		get("a limit in hex", tasksPath+"?limit=0x10", 422, codeInvalid),
+		get("a state that is none", tasksPath+"?state=DONE", 400, "USAGE"),
+		get("a state and nothing", tasksPath+"?state=RUNNING,", 400, "USAGE"),
+		get("a label without a key", tasksPath+"?label==x", 400, "USAGE"),
+		get("a label without a value", tasksPath+"?label=x", 400, "USAGE"),
+		get("a page after nobody", tasksPath+"?after=000000000000", 404, "NOT_FOUND"),
+		get("a page after what is no id", tasksPath+"?after=../..", 400, "USAGE"),
+
+		get("an anchor in words", events+"?after=now", 400, codeAnchor),
+		get("an anchor below 0", events+"?after=-1", 400, codeAnchor),
+		get("an anchor with a sign", events+"?after=%2b1", 400, codeAnchor),
+		get("an anchor with zeros", events+"?after=01", 400, codeAnchor),
+		get("an anchor over 64 bits", events+"?after=9223372036854775808", 400, codeAnchor),
+		get("an anchor with a fraction", events+"?after=1.5", 400, codeAnchor),
+		get("an anchor with a space", events+"?after=1%20", 400, codeAnchor),
+		get("an anchor from the future", events+"?after=999", 400, codeAnchorFuture),
+		get("an anchor from the far future", events+"?after=999999999999999999", 400, codeAnchorFuture),
+		get("an anchor of another task", events+"?after=000000000000/1", 400, codeAnchorForeign),
+		get("an anchor of a session", events+"?after="+session+"/1", 400, codeAnchorForeign),
+		get("an anchor of a path", events+"?after=../1", 400, codeAnchor),
+		get("an anchor without a sequence", events+"?after="+id+"/", 400, codeAnchor),
+		get("an anchor with two", events+"?after="+id+"/1/2", 400, codeAnchor),
+		get("an anchor that expired", tasksPath+"/"+gone+"/events?after=1", 410, codeExpired),
+		get("the beginning, which expired", tasksPath+"/"+gone+"/events", 410, codeExpired),
+		get("a stream after what expired", tasksPath+"/"+gone+"/events", 410, codeExpired, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
+		get("a stream after the future", events, 400, codeAnchorFuture, "Accept", "text/event-stream", "Last-Event-ID", id+"/77"),
+		get("a stream after another's", events, 400, codeAnchorForeign, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
+		get("two anchors in headers", events, 400, codeInvalid, "Last-Event-ID", "1", "Last-Event-ID", "2"),
+		get("events of nobody", tasksPath+"/000000000000/events", 404, "NOT_FOUND"),
+		get("a page of too many events", events+"?limit=5000", 422, codeInvalid),
+
+		get("a log that is none", one+"/logs?stream=keeper", 422, codeInvalid),
+		get("a log's path", one+"/logs?stream=../keeper.log", 422, codeInvalid),
+		get("an offset below 0", one+"/logs?offset=-1", 422, codeInvalid),
+		get("an offset behind the end", one+"/logs?offset=1000", 416, codeRange),
+		get("a range behind the end", one+"/logs", 416, codeRange, "Range", "bytes=1000-"),
+		get("a range that is none", one+"/logs", 416, codeRange, "Range", "bytes=x-y"),
+		get("follow, perhaps", one+"/logs?follow=perhaps", 422, codeInvalid),
+		get("a range of what is followed", one+"/logs?follow=true", 400, "USAGE", "Range", "bytes=0-1"),
+
+		get("a WebSocket without one", "/ws/tasks/"+id+"/stream", 426, codeUpgrade),
+		get("a WebSocket of another version", "/ws/tasks/"+id+"/stream", 400, "", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "12", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+		get("a WebSocket without a key", "/ws/tasks/"+id+"/stream", 400, "", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13"),
+		get("a WebSocket of nobody", "/ws/tasks/000000000000/stream", 404, "NOT_FOUND"),
+		get("a WebSocket after the future", "/ws/tasks/"+id+"/stream?after=99", 400, codeAnchorFuture),
+		get("a WebSocket behind the log", "/ws/tasks/"+id+"/stream?stdout=99", 416, codeRange),
+		get("a WebSocket of a page", "/ws/tasks/"+id+"/stream", 403, codeForbidden, "Origin", "https://evil.example", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+
+		get("another name for us", tasksPath, 403, codeForbidden, "Host", "evil.example"),
+		get("another name for us, with the port", tasksPath, 403, codeForbidden, "Host", "evil.example:80"),
+		get("the right name, another port", tasksPath, 403, codeForbidden, "Host", "localhost:1"),
+		get("a name that begins like ours", tasksPath, 403, codeForbidden, "Host", "127.0.0.1.evil.example"),
+		get("another site's page", tasksPath, 403, codeForbidden, "Origin", "https://evil.example"),
+		get("a page of a file", tasksPath, 403, codeForbidden, "Origin", "null"),
+		get("a page of another port", tasksPath, 403, codeForbidden, "Origin", "http://127.0.0.1:1"),
+		get("two origins", tasksPath, 400, codeInvalid, "Origin", "null", "Origin", "null"),
+		get("what a browser says of a page", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "cross-site"),
+		get("what a browser says of a neighbour", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "same-site"),
+		get("two trace ids", tasksPath, 400, codeInvalid, "X-Trace-Id", "a", "X-Trace-Id", "b"),
+
+		{"no token", call{path: tasksPath, as: "-"}, 401, codeUnauthorized},
+		{"a token of nobody", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer asz_nobody"}}, 401, codeUnauthorized},
+		{"a token of another kind", call{path: tasksPath, as: "-", header: []string{"Authorization", "Basic YTpi"}}, 401, codeUnauthorized},
+		{"a token of nothing", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer "}}, 401, codeUnauthorized},
+		{"a token of 10 kB", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer " + strings.Repeat("a", 10_000)}}, 401, codeUnauthorized},
+		{"two tokens", call{path: tasksPath, header: []string{"Authorization", "Bearer asz_nobody", "Authorization", "Bearer asz_nobody"}, as: "-"}, 400, codeInvalid},
+		{"a token in the query", call{path: tasksPath + "?access_token=x", as: "-"}, 401, codeUnauthorized},
+		{"a token in a cookie", call{path: tasksPath, as: "-", header: []string{"Cookie", "token=x"}}, 401, codeUnauthorized},
+		{"submit with read", call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: Read}, 403, codeForbidden},
+		{"cancel with read", call{method: http.MethodDelete, path: one, as: Read}, 403, codeForbidden},
+		{"exec with submit", call{method: http.MethodPost, path: exec, body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}, as: Submit}, 403, codeForbidden},
+	}
+	for name, body := range map[string]string{
+		"nothing": `{}`, "both": `{"argv":["a"],"command":"b"}`, "a text as argv": `{"argv":"id"}`, "no argv": `{"argv":[]}`, "an empty program": `{"argv":[""]}`,
+		"numbers as argv": `{"argv":[1]}`, "a NUL": `{"argv":["a\u0000b"]}`, "an unknown key": `{"argv":["a"],"sudo":true}`, "a time that is none": `{"argv":["a"],"timeout":"soon"}`,
+		"a time below 0": `{"argv":["a"],"timeout":"-1s"}`, "a week": `{"argv":["a"],"timeout":"168h"}`, "a variable with a command": `{"argv":["a"],"env":{"A;id;B":"x"}}`,
+		"a variable of nothing": `{"argv":["a"],"env":{"":"x"}}`, "a number as a variable": `{"argv":["a"],"env":{"A":1}}`, "not JSON": `{"argv":`, "a list": `["id"]`,
+		"300 arguments": `{"argv":["a"` + strings.Repeat(`,"a"`, 300) + `]}`, "70 variables": `{"argv":["a"],"env":{` + strings.TrimSuffix(func() (s string) {
+			for i := range 70 {
+				s += fmt.Sprintf(`"A%d":"",`, i)
+			}
+			return s
+		}(), ",") + `}}`,
+		"depth": `{"argv":` + strings.Repeat("[", 30_000) + strings.Repeat("]", 30_000) + `}`,
+	} {
+		all = append(all, do("exec: "+name, "POST", exec, body, 0, "", "Content-Type", "application/json"))
+	}
+	all = append(all,
+		do("exec: YAML", "POST", exec, "argv: [id]", 415, codeMediaType, "Content-Type", "application/yaml"),
+		do("exec: of nobody", "POST", sessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
+		get("exec: another's id", exec+"/..%2f..%2f", 404, "NOT_FOUND"),
+		get("exec: no such", exec+"/000000000000", 404, "NOT_FOUND"),
+		get("exec: logs of no such", exec+"/000000000000/logs", 404, "NOT_FOUND"),
+	)
+	return all
+}
+
+// Each is refused with the right status, as a problem with a hint, and leaves
+// nothing behind: not in the store, not on the disk.
+func TestBadCalls(t *testing.T) {
+	r := newRig(t, Limits{Failures: 1000})
+	id, session, gone := r.submit().ID, r.session("aaaa11112222"), r.submit().ID
+	r.append(gone, 50)
+	r.expire(gone)
+	outside := t.TempDir() + "/outside"
+	if err := errors.Join(
+		os.WriteFile(outside, []byte("not yours"), 0o600),
+		os.Symlink(outside, string(r.tasks.Dir(id))+"/outbox/artifacts/link"),
+		os.WriteFile(r.tasks.Dir(id).Stdout(), []byte("hello"), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	r.move(id, task.Staging, func(f *task.Facts) {
+		f.Artifacts = []task.Artifact{{Name: "link", Size: 9, SHA256: "x"}} // as if a guest had got that far
+	})
+	before := r.snapshot()
+	calls := badCalls(id, session, gone)
+	if len(calls) < 150 {
+		t.Fatal("only", len(calls))
+	}
+	for _, c := range calls {
+		t.Run(c.name, func(t *testing.T) {
+			resp, body := (&rig{Server: r.Server, t: t, addr: r.addr, socket: r.socket, token: r.token}).do(c.call)
+			if c.want != 0 && resp.StatusCode != c.want || resp.StatusCode < 400 || resp.StatusCode >= 500 {
+				t.Fatalf("%s, not %d: %s", resp.Status, c.want, body)
+			}
+			if c.method == http.MethodHead {
+				return
+			}
+			var p Problem
+			if err := json.Unmarshal(body, &p); err != nil {
+				t.Fatal(err)
+			}
+			if resp.Header.Get("Content-Type") != problemType || p.Status != resp.StatusCode || p.Hint == "" || p.Detail == "" || p.Title == "" || p.TraceID != resp.Header.Get("X-Trace-Id") {
+				t.Errorf("%s", body)
+			}
+			if c.code != "" && p.Code != c.code {
+				t.Errorf("code %s, not %s: %s", p.Code, c.code, p.Detail)
+			}
+			if strings.ContainsAny(string(body), "\x1b\x00") || len(body) > 4*maxDetail {
+				t.Errorf("an answer with control characters, or of %d bytes", len(body))
+			}
+			for name := range resp.Header {
+				if name == "Set-Cookie" || strings.HasPrefix(name, "Access-Control-") {
+					t.Error(name)
+				}
+			}
+		})
+	}
+	if after := r.snapshot(); after != before {
+		t.Errorf("something is left:\n%s\nwas\n%s", after, before)
+	}
+	for line := range strings.Lines(r.log.String()) {
+		if strings.Contains(line, "panicked") {
+			t.Error(line)
+		}
+	}
+}
+
+// snapshot is what there is of tasks and commands.
+func (r *rig) snapshot() string {
+	r.t.Helper()
+	rows, err1 := r.store.Tasks(r.t.Context(), store.TaskFilter{})
+	dirs, err2 := os.ReadDir(filepath.Dir(r.tasks.Sessions.Config.Paths.TaskDir("x")))
+	if err := errors.Join(err1, err2); err != nil {
+		r.t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, t := range rows {
+		_, newest, err := r.store.EventRange(r.t.Context(), t.ID)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		fmt.Fprintln(&b, t.ID, t.Phase, t.Want, newest)
+	}
+	for _, d := range dirs {
+		fmt.Fprintln(&b, d.Name())
+	}
+	execs, err := os.ReadDir(r.execs.all("aaaa11112222"))
+	return b.String() + fmt.Sprint(execs, err)
+}
+
+// expire lets all events of a subject but the newest expire.
+func (r *rig) expire(subject string) {
+	r.t.Helper()
+	if _, _, err := r.store.PruneEvents(r.t.Context(), time.Now().Add(time.Hour), func(s string) bool { return s != subject }, false); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// Requests that no client library would send.
+func TestBadBytes(t *testing.T) {
+	r := newRig(t, Limits{Header: 2 * time.Second, Body: 2 * time.Second, Failures: 1000})
+	r.submit()
+	before := r.snapshot()
+	auth := "Host: " + r.addr + "\r\nAuthorization: Bearer " + r.token[Admin] + "\r\n"
+	post := "POST " + tasksPath + " HTTP/1.1\r\n" + auth + "Content-Type: application/yaml\r\n"
+	for _, c := range []struct {
+		name, bytes string
+		want        []int // 0 is a connection that is closed without an answer
+	}{
+		{"not HTTP", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", []int{400}},
+		{"an empty line and no end", "\r\n", []int{0, 400}},
+		{"a version of its own", "GET / HTTP/9.9\r\n" + auth + "\r\n", []int{505}},
+		{"no Host", "GET " + tasksPath + " HTTP/1.1\r\n\r\n", []int{400}},
+		{"two Hosts", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "Host: evil.example\r\n\r\n", []int{400}},
+		{"a proxy's request", "GET http://evil.example/api/v1/tasks HTTP/1.1\r\n" + auth + "\r\n", []int{400}},
+		{"CONNECT", "CONNECT evil.example:443 HTTP/1.1\r\n" + auth + "\r\n", []int{400, 403}},
+		{"a star", "OPTIONS * HTTP/1.1\r\n" + auth + "\r\n", []int{200, 400, 405}},
+		{"a header with a space in its name", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X Y: z\r\n\r\n", []int{400}},
+		{"a header over lines", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: z\r\n continued\r\n\r\n", []int{200, 400}},
+		{"a header with a NUL", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: a\x00b\r\n\r\n", []int{400}},
+		{"a header with a bare CR", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: a\rSet-Cookie: b\r\n\r\n", []int{400}},
+		{"a huge header", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: " + strings.Repeat("a", 64<<10) + "\r\n\r\n", []int{431}},
+		{"a thousand headers", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + strings.Repeat("X-Y: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n", 1000) + "\r\n", []int{431}},
+		{"two lengths", post + "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", []int{400}},
+		{"a length below 0", post + "Content-Length: -1\r\n\r\n", []int{400}},
+		{"a length in words", post + "Content-Length: many\r\n\r\n", []int{400}},
+		{"a length over all", post + "Content-Length: 99999999999\r\n\r\n", []int{413}},
+		{"a length and chunks", post + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", []int{400}},
+		{"another transfer coding", post + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", []int{400, 501}},
+		{"chunks twice", post + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", []int{400, 501}},
+		{"a chunk that is none", post + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n\r\n", []int{400}},
+		{"a chunk of 2^64", post + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nabc\r\n", []int{400, 408}},
+		{"a chunk longer than it says", post + "Transfer-Encoding: chunked\r\n\r\n1\r\nabcdef\r\n0\r\n\r\n", []int{400}},
+		{"a chunk with a long extension", post + "Transfer-Encoding: chunked\r\n\r\n1;" + strings.Repeat("x", 64<<10) + "\r\na\r\n0\r\n\r\n", []int{400}},
+		{"chunks over the bounds", post + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("10000\r\n"+strings.Repeat("#", 0x10000)+"\r\n", 20) + "0\r\n\r\n", []int{413}},
+		{"one-byte chunks", post + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1\r\n#\r\n", 20_000) + "0\r\n\r\n", []int{400}},
+		{"a slow header", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: ", []int{0, 408}},
+		{"a slow body", post + "Content-Length: 100\r\n\r\nversion:", []int{408}},
+		{"a slow chunk", post + "Transfer-Encoding: chunked\r\n\r\n5\r\nabc", []int{408}},
+		{"what is expected and is none", post + "Content-Length: 4\r\nExpect: the-unexpected\r\n\r\nabcd", []int{417}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if err := conn.SetDeadline(time.Now().Add(deadline)); err != nil {
+				t.Fatal(err)
+			}
+			go func() { _, _ = io.WriteString(conn, c.bytes) }() // the server need not read it all
+			status := 0
+			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err == nil {
+				status = resp.StatusCode
+				_ = resp.Body.Close()
+			} else if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+				t.Fatal("it hangs")
+			}
+			for _, want := range c.want {
+				if status == want {
+					return
+				}
+			}
+			t.Errorf("%d, not one of %v", status, c.want)
+		})
+	}
+	if after := r.snapshot(); after != before {
+		t.Errorf("something is left:\n%s\nwas\n%s", after, before)
+	}
+	// And it still works.
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	resp, err := r.client(call{}).Do(r.request(ctx, call{path: tasksPath}))
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatal(resp, err)
+	}
+	_ = resp.Body.Close()
+}

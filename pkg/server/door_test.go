@@ -1,0 +1,546 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+func TestTokens(t *testing.T) {
+	file := &Tokens{Path: filepath.Join(t.TempDir(), "tokens.json")}
+	token, err := file.Add("ci", Submit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := os.Stat(file.Path)
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Fatal(st.Mode(), err)
+	}
+	if text, err := os.ReadFile(file.Path); err != nil || bytes.Contains(text, []byte(token)) || bytes.Contains(text, []byte(strings.TrimPrefix(token, tokenPrefix))) {
+		t.Fatal("the token is in the file", err)
+	}
+	for _, c := range []struct {
+		name  string
+		scope Scope
+		code  fail.Code
+	}{
+		{"ci", Read, fail.Conflict},
+		{"", Read, fail.Usage},
+		{"../x", Read, fail.Usage},
+		{"CI", Read, fail.Usage},
+		{strings.Repeat("a", 65), Read, fail.Usage},
+		{"x", "root", fail.Usage},
+		{"x", "", fail.Usage},
+	} {
+		if _, err := file.Add(c.name, c.scope); fail.CodeOf(err) != c.code || fail.HintOf(err) == "" {
+			t.Errorf("%q %q: %v", c.name, c.scope, err)
+		}
+	}
+	// Another process's view: what it changes counts here, too.
+	other := &Tokens{Path: file.Path}
+	if got, ok, err := other.find(token); !ok || err != nil || got.Scope != Submit {
+		t.Fatal(got, ok, err)
+	}
+	for _, wrong := range []string{"", "x", token + "x", token[:len(token)-1], strings.ToUpper(token), digest(token), strings.Repeat("a", 1<<16)} {
+		if _, ok, err := other.find(wrong); ok || err != nil {
+			t.Errorf("%.20q is a token: %v", wrong, err)
+		}
+	}
+	if err := other.Remove("ci"); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err := file.find(token); ok || err != nil {
+		t.Error("a removed token is known", err)
+	}
+	if err := file.Remove("ci"); fail.CodeOf(err) != fail.NotFound {
+		t.Error(err)
+	}
+
+	// A file that others may have read or written is nobody's word.
+	token, err = file.Add("two", Admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []fs.FileMode{0o644, 0o660, 0o602} {
+		again := &Tokens{Path: file.Path}
+		if err := os.Chmod(file.Path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok, err := again.find(token); ok || fail.CodeOf(err) != fail.Host {
+			t.Errorf("mode %v: %v %v", mode, ok, err)
+		}
+	}
+	if err := errors.Join(os.Chmod(file.Path, 0o600), os.WriteFile(file.Path, []byte("[{"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err := (&Tokens{Path: file.Path}).find(token); ok || err == nil {
+		t.Error("a damaged file:", ok, err)
+	}
+}
+
+// None is lost, however many are made at once.
+func TestTokensAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.json")
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			file := &Tokens{Path: path} // as another process
+			for {
+				_, err := file.Add(fmt.Sprintf("t%d", i), Read)
+				if err == nil {
+					return
+				}
+				if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) != "try again" {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if list, err := (&Tokens{Path: path}).List(); err != nil || len(list) != 8 {
+		t.Error(list, err)
+	}
+}
+
+// Wrong tokens are soon answered with 429, a right one never is.
+func TestWrongTokensAreLimited(t *testing.T) {
+	r := newRig(t, Limits{Failures: 3})
+	for i := range 6 {
+		resp, _ := r.do(call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer guess"}})
+		want := http.StatusUnauthorized
+		if i >= 3 {
+			want = http.StatusTooManyRequests
+		}
+		if resp.StatusCode != want || resp.Header.Get("Retry-After") == "" && i >= 3 {
+			t.Errorf("guess %d: %s", i, resp.Status)
+		}
+		if resp, _ := r.do(call{path: tasksPath, as: Read}); resp.StatusCode != http.StatusOK {
+			t.Error("locked out:", resp.Status)
+		}
+	}
+	if strings.Contains(r.log.String(), "guess") || strings.Contains(r.log.String(), r.token[Read]) {
+		t.Error("a token is in the log")
+	}
+	now := time.Now()
+	th := throttle{most: 1, per: time.Minute}
+	for i := range 3 * maxAddresses {
+		th.allow(fmt.Sprint(i), now)
+	}
+	if len(th.who) > maxAddresses {
+		t.Error(len(th.who))
+	}
+	if ok, _ := th.allow("again", now); !ok {
+		t.Error("the first is refused")
+	}
+	if ok, wait := th.allow("again", now.Add(time.Second)); ok || wait != 59*time.Second {
+		t.Error(ok, wait)
+	}
+	if ok, _ := th.allow("again", now.Add(time.Minute)); !ok {
+		t.Error("a minute later")
+	}
+}
+
+func TestListenAddr(t *testing.T) {
+	for text, ok := range map[string]bool{
+		"127.0.0.1:0": true, "127.0.0.2:80": true, "[::1]:8122": true, "localhost:8122": true,
+		"0.0.0.0:8122": false, ":8122": false, "[::]:8122": false, "192.168.1.4:80": false, "example.com:80": false, "127.0.0.1": false, "": false, "[::ffff:10.0.0.1]:1": false,
+	} {
+		_, err := listenAddr(text, false)
+		if (err == nil) != ok {
+			t.Errorf("%s: %v", text, err)
+		}
+		if err != nil && (fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "") {
+			t.Error(err)
+		}
+	}
+	// Over a network only with a certificate, however it was asked for.
+	m := newManager(t)
+	for _, o := range []Options{{Listen: "0.0.0.0:0", Expose: true}, {Listen: "127.0.0.1:0", CertFile: "x"}, {Listen: "127.0.0.1:0", CertFile: "x", KeyFile: "y"}} {
+		o.Tasks, o.Log = m, slog.New(slog.DiscardHandler)
+		s, err := New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l, _, err := s.listenTCP(t.Context()); fail.CodeOf(err) != fail.Usage {
+			t.Error(l, err)
+		}
+	}
+}
+
+func TestListenUnix(t *testing.T) {
+	dir, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "serve.sock")
+	log := slog.New(slog.DiscardHandler)
+	l, err := listenUnix(t.Context(), path, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]fs.FileMode{path: 0o600, dir: 0o700} {
+		if st, err := os.Stat(name); err != nil || st.Mode().Perm() != want {
+			t.Error(name, st.Mode(), err)
+		}
+	}
+	// A living one stays.
+	if _, err := listenUnix(t.Context(), path, log); fail.CodeOf(err) != fail.Conflict {
+		t.Error(err)
+	}
+	// A dead one goes: as kill -9 leaves it.
+	l.(ownOnly).Listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = listenUnix(t.Context(), path, log); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// What is no socket is somebody's.
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listenUnix(t.Context(), path, log); fail.CodeOf(err) != fail.Conflict {
+		t.Error(err)
+	}
+	if _, err := listenUnix(t.Context(), filepath.Join(dir, strings.Repeat("x", 100)), log); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
+		t.Error(err)
+	}
+}
+
+// A process of another user is turned away at the socket, also where the mode of
+// the file would let it in.
+func TestAnotherUserAtTheSocket(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	curl, err := exec.LookPath("curl")
+	if err != nil {
+		t.Skip("no curl")
+	}
+	r := newRig(t, Limits{})
+	if err := errors.Join(os.Chmod(r.socket, 0o666), os.Chmod(filepath.Dir(r.socket), 0o755), os.Chmod(filepath.Dir(filepath.Dir(r.socket)), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(uid uint32) ([]byte, error) {
+		cmd := exec.CommandContext(t.Context(), curl, "-s", "--max-time", "60", "--unix-socket", r.socket, "http://localhost"+tasksPath)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		return cmd.Output()
+	}
+	if out, err := ask(65534); err == nil || len(out) > 0 {
+		t.Errorf("%s %v", out, err)
+	}
+	if out, err := ask(0); err != nil || !bytes.Contains(out, []byte(`"tasks"`)) {
+		t.Errorf("%s %v", out, err)
+	}
+	if !strings.Contains(r.log.String(), "a process of user 65534") {
+		t.Error(r.log.String())
+	}
+}
+
+// A certificate's names are ours, and others are not.
+func TestTLS(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		DNSNames: []string{"agents.example"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pk8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
+	if err := errors.Join(
+		os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
+		os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pk8}), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	run := start(t, Options{Listen: "127.0.0.1:0", CertFile: certFile, KeyFile: keyFile})
+	token, err := TokensIn(run.state).Add("a", Read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(must(t, der))
+	_, port, err := net.SplitHostPort(run.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
+	for host, want := range map[string]int{run.addr: 200, "agents.example:" + port: 200, "localhost:" + port: 200, "evil.example:" + port: 403, "agents.example": 403} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+run.addr+tasksPath, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%s: %s", host, resp.Status)
+		}
+	}
+	resp, err := http.Get("http://" + run.addr + tasksPath) //nolint:noctx // a test
+	if err == nil {
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusBadRequest {
+			t.Error("in the clear:", resp.Status)
+		}
+	}
+}
+
+func must(t *testing.T, der []byte) *x509.Certificate {
+	t.Helper()
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+// running is a server that Run runs.
+type running struct {
+	addr, state string
+	m           *task.Manager
+	log         *safeBuffer
+	stop        func() error // and wait
+}
+
+func start(t *testing.T, o Options) running {
+	t.Helper()
+	if o.Tasks == nil {
+		o.Tasks = newManager(t)
+	}
+	r := running{state: o.Tasks.Sessions.Config.Paths.State, m: o.Tasks, log: &safeBuffer{}}
+	o.Log = slog.New(slog.NewJSONHandler(r.log, nil))
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, ended := make(chan string, 1), make(chan error, 1)
+	go func() { ended <- s.Run(ctx, func(addr string) { ready <- addr }) }()
+	r.stop = sync.OnceValue(func() error {
+		cancel()
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(deadline):
+			return errors.New("it does not end")
+		}
+	})
+	t.Cleanup(func() {
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case r.addr = <-ready:
+	case err := <-ended:
+		t.Fatal(err)
+	case <-time.After(deadline):
+		t.Fatal("it does not start")
+	}
+	return r
+}
+
+func (r running) client() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", Socket(r.state))
+	}}}
+}
+
+// systemd is what systemd is to a service: a socket that it tells its state.
+func systemd(t *testing.T) (said func() []string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "notify")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	t.Setenv("NOTIFY_SOCKET", path)
+	t.Setenv("WATCHDOG_USEC", "3000000")
+	t.Setenv("WATCHDOG_PID", fmt.Sprint(os.Getpid()))
+	var mu sync.Mutex
+	var all []string
+	go func() {
+		b := make([]byte, 100)
+		for {
+			n, err := l.Read(b)
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			all = append(all, string(b[:n]))
+			mu.Unlock()
+		}
+	}()
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return append([]string{}, all...)
+	}
+}
+
+func TestRun(t *testing.T) {
+	said := systemd(t)
+	run := start(t, Options{Listen: "127.0.0.1:0", Limits: Limits{Shutdown: 30 * time.Second}})
+	if !strings.HasPrefix(run.addr, "127.0.0.1:") {
+		t.Error(run.addr)
+	}
+	// There is one at a time.
+	s, err := New(Options{Tasks: run.m, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(t.Context(), func(string) { t.Error("a second one serves") }); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" {
+		t.Error(err)
+	}
+	heard := func(what string) func() bool {
+		return func() bool { return strings.Contains(strings.Join(said(), " "), what) }
+	}
+	eventually(t, "READY", heard("READY=1"))
+	eventually(t, "a ping of the watchdog", heard("WATCHDOG=1"))
+
+	// A task that is submitted goes on: somebody schedules it.
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+tasksPath, strings.NewReader(manifestYAML))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/yaml")
+	resp, err := run.client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var made TaskAnswer
+	err = json.NewDecoder(resp.Body).Decode(&made)
+	_ = resp.Body.Close()
+	if err != nil || resp.StatusCode != http.StatusAccepted {
+		t.Fatal(resp.Status, err)
+	}
+	eventually(t, "the task is admitted", func() bool {
+		got, err := run.m.Get(t.Context(), made.ID)
+		return err == nil && got.Phase == task.Staging
+	})
+
+	// A stream that is open when it ends is told so.
+	stream, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+tasksPath+"/"+made.ID+"/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream.Header.Set("Accept", "text/event-stream")
+	resp, err = run.client().Do(stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := run.stop(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || !bytes.Contains(text, []byte("event: problem")) || !bytes.Contains(text, []byte(codeShutdown)) {
+		t.Errorf("%s %v", text, err)
+	}
+	eventually(t, "STOPPING", heard("STOPPING=1"))
+	if _, err := os.Stat(Socket(run.state)); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("the socket is left:", err)
+	}
+	// And it can be started again.
+	again := start(t, Options{Tasks: run.m})
+	if err := probe(t.Context(), again.client()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The watchdog hears nothing from a server that answers nobody.
+func TestWatchdogNeedsAnAnswer(t *testing.T) {
+	said := systemd(t)
+	m := newManager(t)
+	s, err := New(Options{Tasks: m, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", Socket(m.Sessions.Config.Paths.State)) //nolint:noctx // a test
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	asked := make(chan struct{})
+	go func() { // takes connections, and answers none
+		for n := 0; ; n++ {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			if n == 1 {
+				close(asked)
+			}
+		}
+	}()
+	done := make(chan struct{})
+	go func() { s.watchdog(ctx, Socket(m.Sessions.Config.Paths.State)); close(done) }()
+	select {
+	case <-asked: // for the second time: the first was in vain
+	case <-time.After(deadline):
+		t.Fatal("it does not ask")
+	}
+	cancel()
+	<-done
+	if all := said(); len(all) > 0 {
+		t.Error(all)
+	}
+}

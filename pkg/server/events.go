@@ -1,0 +1,234 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// Event is a store's event with the anchor to read on after it.
+type Event struct {
+	ID string `json:"id" doc:"SUBJECT/SEQ: the after, or Last-Event-ID, to read on from here."`
+	store.Event
+}
+
+// EventPage is some of the events of a task or a session, in order.
+type EventPage struct {
+	Events []Event `json:"events" nullable:"false"`
+	Next   string  `json:"next" doc:"The after of the next page, also when that is empty today."`
+	Oldest int64   `json:"oldest" doc:"Sequence of the oldest event that is kept."`
+	Newest int64   `json:"newest"`
+}
+
+func anchor(subject string, seq int64) string { return subject + "/" + strconv.FormatInt(seq, 10) }
+
+// parseAnchor reads where to go on from: a sequence, SUBJECT/SEQ, or one of the
+// words oldest and newest; nothing is the beginning. It is exact: an anchor of
+// another subject, or one that could be read in two ways, is refused.
+func parseAnchor(subject, text string) (seq int64, newest bool, err error) {
+	const hint = "after is a sequence, SUBJECT/SEQ as an event's id, oldest or newest"
+	switch text {
+	case "":
+		return 0, false, nil
+	case "oldest":
+		return store.Oldest, false, nil
+	case "newest":
+		return 0, true, nil
+	}
+	if of, number, ok := strings.Cut(text, "/"); ok {
+		if !isID(of) {
+			return 0, false, problem(http.StatusBadRequest, codeAnchor, hint, "the anchor is not of the form SUBJECT/SEQ")
+		}
+		if of != subject {
+			return 0, false, problem(http.StatusBadRequest, codeAnchorForeign, "use the id of an event of "+subject, "the anchor is of %s, and these are the events of %s", of, subject)
+		}
+		text = number
+	}
+	if len(text) == 0 || len(text) > 18 || strings.Trim(text, "0123456789") != "" || len(text) > 1 && text[0] == '0' {
+		return 0, false, problem(http.StatusBadRequest, codeAnchor, hint, "the anchor's sequence is not a whole number")
+	}
+	seq, err = strconv.ParseInt(text, 10, 64)
+	return seq, false, err
+}
+
+// subject is whose events are read: a task or a session.
+type subject struct {
+	id   string
+	over func(context.Context) (bool, error) // nothing more will happen
+}
+
+func (s *Server) taskSubject(ctx context.Context, id string) (subject, error) {
+	over := func(ctx context.Context) (bool, error) {
+		t, err := s.task(ctx, id)
+		return t.Phase.Over() && task.AtRest(t.Phase), err
+	}
+	_, err := over(ctx)
+	return subject{id, over}, err
+}
+
+func (s *Server) sessionSubject(ctx context.Context, id string) (subject, error) {
+	over := func(ctx context.Context) (bool, error) {
+		v, err := s.session(ctx, id)
+		return v.Phase == session.Gone, err
+	}
+	_, err := over(ctx)
+	return subject{id, over}, err
+}
+
+// start is the sequence that reading begins after; it is checked, so that what
+// is wrong with it is an answer and not the first thing on a stream.
+func (s *Server) start(ctx context.Context, of subject, text string) (int64, error) {
+	seq, newest, err := parseAnchor(of.id, text)
+	if err != nil {
+		return 0, err
+	}
+	oldest, last, err := s.store.EventRange(ctx, of.id)
+	switch {
+	case err != nil:
+		return 0, err
+	case newest:
+		return last, nil
+	case seq == store.Oldest:
+		return max(oldest-1, 0), nil
+	}
+	_, err = s.store.Events(ctx, of.id, seq, 1)
+	return seq, err
+}
+
+type (
+	eventsInput struct {
+		TaskPath
+		After  string `query:"after" doc:"Read on after this: a sequence, an event's id, oldest or newest. Without it, from the beginning."`
+		Last   string `header:"Last-Event-ID" doc:"As after, which wins; what an EventSource sends when it comes back."`
+		Limit  int    `query:"limit" default:"100" minimum:"1" maximum:"1000" doc:"Of a page; a stream has none."`
+		Accept string `header:"Accept" doc:"text/event-stream makes it a stream."`
+	}
+	bodyOutput struct{ Body func(huma.Context) }
+)
+
+func (s *Server) eventRoutes(api huma.API) {
+	const about = "A page, or with `Accept: text/event-stream` a stream of server-sent events: history, then what happens, without a gap. " +
+		"An event's `id` is where to go on after it. Expired anchors are answered with 410, foreign and future ones with 400. " +
+		"A stream ends with an event `end`, or with an event `problem`, whose `last` is the last sequence that was sent; " +
+		"who comes back to a stream that has ended gets 204."
+	for _, r := range []struct {
+		route
+		of func(context.Context, string) (subject, error)
+	}{
+		{route{id: "getTaskEvents", path: tasksPath + "/{id}/events", tag: "tasks", summary: "Events of a task"}, s.taskSubject},
+		{route{id: "getSessionEvents", path: sessionsPath + "/{id}/events", tag: "sessions", summary: "Events of a session"}, s.sessionSubject},
+	} {
+		r.method, r.need, r.about, r.more = http.MethodGet, Read, about, []int{204, 404, 410}
+		register(s, api, r.route, func(ctx context.Context, in *eventsInput) (*bodyOutput, error) {
+			return s.events(ctx, in, r.of)
+		})
+		resp := api.OpenAPI().Paths[r.path].Get.Responses["200"]
+		resp.Content = map[string]*huma.MediaType{
+			"application/json":  {Schema: schemaOf[EventPage](api)},
+			"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}},
+		}
+	}
+	register(s, api, route{
+		id: "streamTask", method: http.MethodGet, path: "/ws/tasks/{id}/stream", tag: "tasks", need: Read, ok: http.StatusSwitchingProtocols, more: []int{404, 405, 410, 416, 426},
+		summary: "Events and output of a task over WebSocket",
+		about: "Each message is one JSON object, a StreamMessage: history, then what happens, without a gap. Output comes as it is in the logs, in base64, " +
+			"with its offset. The last message is `end` or `problem`.",
+	}, s.webSocket)
+	schemaOf[StreamMessage](api)
+}
+
+func (s *Server) events(ctx context.Context, in *eventsInput, of func(context.Context, string) (subject, error)) (*bodyOutput, error) {
+	sub, err := of(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	text := in.After
+	if text == "" {
+		text = in.Last
+	}
+	after, err := s.start(ctx, sub, text)
+	if err != nil {
+		return nil, err
+	}
+	if wantsStream(in.Accept) {
+		return s.serverSent(ctx, sub, after, text != "")
+	}
+	evs, err := s.store.Events(ctx, sub.id, after, in.Limit)
+	if err != nil {
+		return nil, err
+	}
+	page := EventPage{Events: []Event{}, Next: anchor(sub.id, after)}
+	for _, ev := range evs {
+		page.Events = append(page.Events, Event{anchor(sub.id, ev.Seq), ev})
+		page.Next = anchor(sub.id, ev.Seq)
+	}
+	if page.Oldest, page.Newest, err = s.store.EventRange(ctx, sub.id); err != nil {
+		return nil, err
+	}
+	return &bodyOutput{func(ctx huma.Context) {
+		ctx.SetHeader("Content-Type", "application/json")
+		ctx.SetStatus(http.StatusOK)
+		_ = huma.DefaultJSONFormat.Marshal(ctx.BodyWriter(), page) // nobody is left to be told
+	}}, nil
+}
+
+// wantsStream reports whether the first thing that a client accepts is a stream.
+func wantsStream(accept string) bool {
+	first, _, _ := strings.Cut(accept, ",")
+	kind, _, _ := strings.Cut(first, ";")
+	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
+}
+
+// serverSent answers with a stream of server-sent events.
+func (s *Server) serverSent(ctx context.Context, sub subject, after int64, back bool) (*bodyOutput, error) {
+	if back {
+		// 204 is the only answer that makes an EventSource stop coming back.
+		over, err := s.ended(ctx, sub, after)
+		if err != nil {
+			return nil, err
+		}
+		if over {
+			return &bodyOutput{func(ctx huma.Context) { ctx.SetStatus(http.StatusNoContent) }}, nil
+		}
+	}
+	req := requestOf(ctx)
+	st, err := s.newStream(req, "sse", sub, after)
+	if err != nil {
+		return nil, err
+	}
+	return &bodyOutput{func(huma.Context) {
+		defer st.close()
+		h := req.w.Header()
+		h.Set("Content-Type", "text/event-stream")
+		h.Set("X-Accel-Buffering", "no") // a proxy's
+		req.w.WriteHeader(http.StatusOK)
+		if req.w.Flush() != nil {
+			return
+		}
+		st.run(ctx, func(m StreamMessage) error {
+			var err error
+			switch m.Type {
+			case messageEvent:
+				err = sendEvent(req.w, m.Event.ID, "", m.Event)
+			case messageBeat:
+				_, err = fmt.Fprint(req.w, ": \n\n")
+			case messageProblem:
+				err = sendEvent(req.w, "", m.Type, m.Problem)
+			default:
+				err = sendEvent(req.w, "", m.Type, m)
+			}
+			if err != nil {
+				return err
+			}
+			return req.w.Flush()
+		})
+	}}, nil
+}

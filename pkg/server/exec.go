@@ -1,0 +1,462 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// ExecRequest asks for a command in a session.
+type ExecRequest struct {
+	Argv    []string          `json:"argv,omitempty" minItems:"1" maxItems:"256" nullable:"false" doc:"Program and arguments, no shell. Either this or command."`
+	Command string            `json:"command,omitempty" minLength:"1" maxLength:"65536" doc:"A line for sh. Either this or argv."`
+	Cwd     string            `json:"cwd,omitempty" maxLength:"4096" doc:"Relative to the repository's directory, which it is when left out."`
+	Env     map[string]string `json:"env,omitempty" doc:"More environment variables, at most 64. They are on a command line in the guest, and not kept here."`
+	Timeout string            `json:"timeout,omitempty" default:"10m" example:"90s" doc:"After which the command is ended; at most 24h."`
+}
+
+// ExecState is where a command is.
+type ExecState string
+
+// The states.
+const (
+	ExecRunning   ExecState = "running"
+	ExecExited    ExecState = "exited" // exit_code or signal says how
+	ExecTimeout   ExecState = "timeout"
+	ExecCancelled ExecState = "cancelled"
+	ExecFailed    ExecState = "failed" // it could not be run, or the connection was lost; error says why
+	ExecLost      ExecState = "lost"   // the server that ran it was killed
+)
+
+// Exec is a command in a session.
+type Exec struct {
+	ID        string          `json:"id"`
+	Session   string          `json:"session"`
+	State     ExecState       `json:"state" enum:"running,exited,timeout,cancelled,failed,lost"`
+	Argv      []string        `json:"argv,omitempty"`
+	Command   string          `json:"command,omitempty"`
+	Cwd       string          `json:"cwd,omitempty"`
+	Env       []string        `json:"env,omitempty" doc:"The names only."`
+	ExitCode  *int            `json:"exit_code,omitempty"`
+	Signal    string          `json:"signal,omitempty" doc:"That ended it."`
+	Error     *task.ViewError `json:"error,omitempty"`
+	StartedAt time.Time       `json:"started_at"`
+	EndedAt   *time.Time      `json:"ended_at,omitempty"`
+	Stdout    ExecOutput      `json:"stdout"`
+	Stderr    ExecOutput      `json:"stderr"`
+	LastEvent string          `json:"last_event" doc:"An id of the session's events: what happens to the command from now on comes after it."`
+	Actor     string          `json:"actor"`
+	TraceID   string          `json:"trace_id"`
+}
+
+// ExecOutput is one of a command's two outputs.
+type ExecOutput struct {
+	Bytes     int64 `json:"bytes" doc:"That are in the log."`
+	Truncated bool  `json:"truncated" doc:"There were more, which were not kept."`
+}
+
+// execRecord is an Exec in its file.
+type execRecord struct {
+	Exec
+	Server string `json:"server"` // the one that runs it
+}
+
+// EventExec is the kind of a session's events of commands; the data is ExecChange.
+const EventExec = "exec"
+
+// ExecChange tells that a command was started or has ended.
+type ExecChange struct {
+	Exec     string    `json:"exec"`
+	State    ExecState `json:"state"`
+	ExitCode *int      `json:"exit_code,omitempty"`
+	Signal   string    `json:"signal,omitempty"`
+	Actor    string    `json:"actor"`
+	TraceID  string    `json:"trace_id"`
+}
+
+const (
+	defaultExecTimeout = 10 * time.Minute
+	maxExecTimeout     = 24 * time.Hour
+	maxExecs           = 200 // that are kept of a session
+	maxExecEnv         = 64
+)
+
+// execs runs commands in guests, over SSH. Of each there is a directory,
+// sessions/SESSION/exec/ID, which goes when its session goes:
+//
+//	ID.json                     execRecord
+//	ID.stdout.log, ID.stderr.log
+type execs struct {
+	*Server
+	self string // of this process, of which there is never another
+
+	mu      sync.Mutex
+	running map[string]context.CancelCauseFunc // by the id
+	group   sync.WaitGroup
+}
+
+func newExecs(s *Server, self string) *execs {
+	return &execs{Server: s, self: self, running: map[string]context.CancelCauseFunc{}}
+}
+
+type execDir struct{ dir, id string }
+
+func (d execDir) file(suffix string) string { return filepath.Join(d.dir, d.id+suffix) }
+func (d execDir) stdout() string            { return d.file(".stdout.log") }
+func (d execDir) stderr() string            { return d.file(".stderr.log") }
+
+func (x *execs) all(session string) string {
+	return filepath.Join(x.tasks.Sessions.Config.Paths.SessionDir(session), "exec")
+}
+
+func (x *execs) dir(session, id string) execDir {
+	return execDir{filepath.Join(x.all(session), id), id}
+}
+
+func execPath(e Exec) string { return path.Join(sessionsPath, e.Session, "exec", e.ID) }
+
+var (
+	errCancelled = errors.New("cancelled")
+	errTimeout   = errors.New("timeout")
+	variable     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// line is the request as a command line for the guest's login shell.
+func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration, err error) {
+	bad := func(hint, format string, args ...any) error {
+		return fail.New(fail.Usage, format, args...).WithHint("%s", hint)
+	}
+	argv := r.Argv
+	switch {
+	case len(r.Argv) > 0 && r.Command != "":
+		return "", 0, bad("send one of the two", "there is argv, and command too")
+	case r.Command != "":
+		argv = []string{"sh", "-c", r.Command}
+	case len(r.Argv) == 0 || r.Argv[0] == "":
+		return "", 0, bad(`send argv, as ["make", "test"], or command`, "there is no command")
+	}
+	timeout = defaultExecTimeout
+	if r.Timeout != "" {
+		if timeout, err = time.ParseDuration(r.Timeout); err != nil || timeout <= 0 || timeout > maxExecTimeout {
+			return "", 0, bad("write it like 90s or 1h30m, at most 24h", "the timeout cannot be used")
+		}
+	}
+	if len(r.Env) > maxExecEnv {
+		return "", 0, bad("send fewer", "there are %d environment variables; %d are possible", len(r.Env), maxExecEnv)
+	}
+	var b strings.Builder
+	cd := func(dir string) { fmt.Fprintf(&b, "cd %s && ", ssh.Quote(dir)) }
+	if s.Facts.Dir != "" {
+		cd(s.Facts.Dir)
+	}
+	if strings.HasPrefix(r.Cwd, "/") {
+		cd(s.Facts.Root + r.Cwd)
+	} else if r.Cwd != "" {
+		cd("./" + r.Cwd)
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
+		if !variable.MatchString(name) {
+			return "", 0, bad("use letters, digits and _", "%q is not an environment variable's name", short(name))
+		}
+		fmt.Fprintf(&b, "export %s=%s && ", name, ssh.Quote(r.Env[name]))
+	}
+	b.WriteString("exec " + ssh.Quote(argv...))
+	if line = b.String(); strings.Contains(line, "\x00") {
+		return "", 0, bad("leave it out", "there is a NUL in it, which no command line can have")
+	}
+	return line, timeout, nil
+}
+
+// start starts a command, and returns when it is known that it was asked for.
+func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, req *request) (e Exec, err error) {
+	line, timeout, err := r.line(s)
+	if err != nil {
+		return Exec{}, err
+	}
+	if s.Phase != session.Ready {
+		return Exec{}, fail.New(fail.Conflict, "session %s is %s", s.ID, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	id := randomHex(6)
+	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it outlives the request, not this server
+	if err := x.enter(id, cancel); err != nil {
+		cancel(nil)
+		return Exec{}, err
+	}
+	rec := execRecord{Server: x.self, Exec: Exec{
+		ID: id, Session: s.ID, State: ExecRunning, Argv: r.Argv, Command: r.Command, Cwd: r.Cwd, Env: slices.Sorted(maps.Keys(r.Env)),
+		StartedAt: time.Now().UTC(), Actor: req.who.Name, TraceID: req.trace,
+	}}
+	stdout, stderr, err := x.prepare(ctx, &rec)
+	if err != nil {
+		x.leave(id)
+		return Exec{}, err
+	}
+	if audited := x.tasks.Sessions.Audit; audited != nil {
+		audited(ctx, audit.Record{
+			Type: audit.ExecStarted, Actor: rec.Actor, Resource: "session:" + rec.Session, Outcome: audit.Success,
+			Details: map[string]any{"exec": rec.ID, "argv": rec.Argv, "command": rec.Command},
+		})
+	}
+	e = rec.Exec
+	go x.run(runCtx, s, rec, line, timeout, stdout, stderr)
+	return e, nil
+}
+
+// enter makes room for one more.
+func (x *execs) enter(id string, cancel context.CancelCauseFunc) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	select {
+	case <-x.closing:
+		return fail.New(fail.Interrupted, "serve is ending").WithHint("try again")
+	default:
+	}
+	if len(x.running) >= x.limits.Execs {
+		return problem(http.StatusTooManyRequests, codeTooMany, "wait for one of them, or cancel it", "%d commands run already", len(x.running)).with("Retry-After", "5")
+	}
+	x.running[id] = cancel
+	x.group.Add(1)
+	return nil
+}
+
+func (x *execs) leave(id string) {
+	x.mu.Lock()
+	x.running[id](nil)
+	delete(x.running, id)
+	x.mu.Unlock()
+	x.group.Done()
+}
+
+// wait ends all that runs, and waits for it.
+func (x *execs) wait(ctx context.Context) {
+	x.mu.Lock()
+	for _, cancel := range x.running {
+		cancel(errCancelled)
+	}
+	x.mu.Unlock()
+	waitFor(ctx, &x.group)
+}
+
+// prepare makes the directory and tells of the start.
+func (x *execs) prepare(ctx context.Context, rec *execRecord) (stdout, stderr *os.File, err error) {
+	x.prune(rec.Session)
+	dir := x.dir(rec.Session, rec.ID)
+	if err := os.MkdirAll(dir.dir, 0o700); err != nil {
+		return nil, nil, fail.New(fail.Host, "make the directory of the command: %w", err)
+	}
+	create := func(name string) (*os.File, error) {
+		f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err != nil {
+			return nil, fail.New(fail.Host, "make a log of the command: %w", err)
+		}
+		return f, nil
+	}
+	if stdout, err = create(dir.stdout()); err == nil {
+		stderr, err = create(dir.stderr())
+	}
+	if err == nil {
+		err = x.announce(ctx, rec)
+	}
+	if err == nil {
+		err = x.write(*rec)
+	}
+	if err != nil {
+		_, _ = stdout.Close(), stderr.Close() // nothing was written; of one that is nil it is an error that says so
+		return nil, nil, errors.Join(err, os.RemoveAll(dir.dir))
+	}
+	return stdout, stderr, nil
+}
+
+// announce appends an event of the session, and notes where its events are then.
+func (x *execs) announce(ctx context.Context, rec *execRecord) error {
+	data, err := json.Marshal(ExecChange{Exec: rec.ID, State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Actor: rec.Actor, TraceID: rec.TraceID})
+	if err != nil {
+		return err
+	}
+	if err := x.store.Append(ctx, rec.Session, store.Event{Kind: EventExec, Data: data}); err != nil {
+		return err
+	}
+	_, newest, err := x.store.EventRange(ctx, rec.Session)
+	rec.LastEvent = anchor(rec.Session, newest)
+	return err
+}
+
+func (x *execs) write(rec execRecord) error {
+	text, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(x.dir(rec.Session, rec.ID).file(".json"), append(text, '\n'), 0o600)
+}
+
+// run runs the command to its end and tells of that.
+func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line string, timeout time.Duration, stdout, stderr *os.File) {
+	defer x.leave(rec.ID)
+	out := &cut{w: stdout, left: x.limits.ExecBytes}
+	errOut := &cut{w: stderr, left: x.limits.ExecBytes}
+	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
+	err := x.inGuest(limited, s, line, ssh.IO{Stdout: out, Stderr: errOut})
+	cause := context.Cause(limited)
+	cancel()
+	err = errors.Join(err, out.failed, errOut.failed) // a log that cannot be written is not the command's fault
+	closed := errors.Join(stdout.Close(), stderr.Close())
+
+	ended := time.Now().UTC()
+	rec.EndedAt = &ended
+	rec.Stdout, rec.Stderr = ExecOutput{out.written, out.over}, ExecOutput{errOut.written, errOut.over}
+	exit, exited := errors.AsType[*ssh.ExitError](err)
+	switch {
+	case errors.Is(cause, errTimeout) && err != nil:
+		rec.State = ExecTimeout
+	case errors.Is(cause, errCancelled) && err != nil:
+		rec.State = ExecCancelled
+	case errors.Join(out.failed, errOut.failed, closed) != nil:
+		rec.State, rec.Error = ExecFailed, &task.ViewError{Code: fail.Host.String(), Message: "its output could not be written", Hint: "df -h"}
+	case err == nil:
+		zero := 0
+		rec.State, rec.ExitCode = ExecExited, &zero
+	case exited && exit.Signal != "":
+		rec.State, rec.Signal = ExecExited, exit.Signal
+	case exited:
+		rec.State, rec.ExitCode = ExecExited, &exit.Code
+	default:
+		rec.State, rec.Error = ExecFailed, &task.ViewError{Code: fail.CodeOf(err).String(), Message: bounded(err.Error()), Hint: fail.HintOf(err)}
+	}
+	// Its end is worth telling whatever became of the request or the server.
+	keep, cancelKeep := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancelKeep()
+	if err := errors.Join(x.announce(keep, &rec), x.write(rec)); err != nil {
+		x.log.ErrorContext(ctx, "tell of a command's end", "session", rec.Session, "exec", rec.ID, "error", err)
+	}
+	x.metrics.command(rec.Exec)
+	x.log.InfoContext(ctx, "exec", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
+}
+
+func (x *execs) inGuest(ctx context.Context, s session.Session, line string, st ssh.IO) error {
+	conn, err := x.tasks.Sessions.Dial(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return conn.Run(ctx, line, st)
+}
+
+// cut keeps the first bytes and swallows the rest: the command goes on.
+type cut struct {
+	w       io.Writer
+	left    int64
+	written int64
+	over    bool
+	failed  error
+}
+
+func (c *cut) Write(p []byte) (int, error) {
+	keep := p[:min(int64(len(p)), c.left)]
+	c.over = c.over || len(keep) < len(p)
+	if c.failed == nil && len(keep) > 0 {
+		n, err := c.w.Write(keep)
+		c.left, c.written, c.failed = c.left-int64(n), c.written+int64(n), err
+	}
+	return len(p), nil
+}
+
+// get reads a command. One that runs under a server that is not this one does not
+// run under any: there is one at a time.
+func (x *execs) get(session, id string) (Exec, error) {
+	rec, err := x.read(session, id)
+	if err != nil {
+		return Exec{}, err
+	}
+	if rec.State == ExecRunning {
+		x.mu.Lock()
+		_, ours := x.running[id]
+		x.mu.Unlock()
+		dir := x.dir(session, id)
+		rec.Stdout.Bytes, rec.Stderr.Bytes = length(dir.stdout()), length(dir.stderr())
+		if !ours {
+			// It may have ended between the two looks.
+			if again, err := x.read(session, id); err != nil || again.State != ExecRunning {
+				return again.Exec, err
+			}
+			rec.State = ExecLost
+		}
+	}
+	return rec.Exec, nil
+}
+
+func (x *execs) read(session, id string) (rec execRecord, err error) {
+	if !isID(session) || !isID(id) {
+		return rec, noSuch("session", session)
+	}
+	text, err := os.ReadFile(x.dir(session, id).file(".json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return rec, fail.New(fail.NotFound, "session %s has no command %s", session, id).WithHint("POST %s/%s/exec starts one", sessionsPath, session)
+	}
+	if err != nil {
+		return rec, err
+	}
+	return rec, json.Unmarshal(text, &rec)
+}
+
+func length(name string) int64 {
+	st, err := os.Stat(name)
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}
+
+// cancel ends a command; one that has ended stays as it is.
+func (x *execs) cancel(session, id string) (Exec, error) {
+	e, err := x.get(session, id)
+	if err != nil || e.State != ExecRunning {
+		return e, err
+	}
+	x.mu.Lock()
+	if cancel := x.running[id]; cancel != nil {
+		cancel(errCancelled)
+	}
+	x.mu.Unlock()
+	return e, nil
+}
+
+// prune makes room among what is kept of a session: the oldest that have ended go.
+func (x *execs) prune(session string) {
+	entries, err := os.ReadDir(x.all(session))
+	if err != nil || len(entries) < maxExecs {
+		return
+	}
+	var ended []Exec
+	for _, e := range entries {
+		if got, err := x.get(session, e.Name()); err == nil && got.State != ExecRunning {
+			ended = append(ended, got)
+		}
+	}
+	slices.SortFunc(ended, func(a, b Exec) int { return a.StartedAt.Compare(b.StartedAt) })
+	for _, e := range ended[:min(len(ended), len(entries)-maxExecs+1)] {
+		if err := os.RemoveAll(x.dir(session, e.ID).dir); err != nil {
+			x.log.Warn("remove an old command", "session", session, "exec", e.ID, "error", err)
+		}
+	}
+}

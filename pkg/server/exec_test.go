@@ -1,0 +1,273 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
+)
+
+// vm makes a session's VM: one that runs commands for real, on this host.
+func (r *rig) vm(id string) (checkout string) {
+	t := r.t
+	t.Helper()
+	key, authorized, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	d, err := fake.New(fake.Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := "agent-acme-app-" + id[:6]
+	if err := d.Create(t.Context(), vm.Spec{
+		Name: name, CPUs: 1, Memory: 1 << 30, Disk: 4 << 30, User: "agent", AuthorizedKey: authorized, Image: vm.Image{Arch: "x86_64", Location: "/dev/null"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ep, err := d.Start(t.Context(), name, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Delete(t.Context(), name); err != nil && t.Context().Err() == nil {
+			t.Error(err)
+		}
+	})
+	m, err := d.Inspect(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkout = filepath.Join(m.Root, "home", "agent", "app")
+	paths := r.tasks.Sessions.Config.Paths
+	for _, dir := range []string{checkout, filepath.Join(checkout, "sub"), paths.SessionDir(id)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(paths.SessionDir(id), "ssh_key"), key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	facts, err := json.Marshal(session.Facts{Dir: checkout, Root: m.Root, Endpoint: ep})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+		row.Facts = facts
+		return store.Event{}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return checkout
+}
+
+// run starts a command and waits for its end.
+func (r *rig) run(id, body string) Exec {
+	r.t.Helper()
+	e := r.startExec(id, body)
+	return r.awaitExec(e)
+}
+
+func (r *rig) startExec(id, body string) (e Exec) {
+	r.t.Helper()
+	resp := r.get(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: body, header: []string{"Content-Type", "application/json"}}, &e)
+	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != execPath(e) {
+		r.t.Fatal(resp.Status, resp.Header)
+	}
+	return e
+}
+
+func (r *rig) awaitExec(e Exec) Exec {
+	r.t.Helper()
+	eventually(r.t, "the command ends", func() bool {
+		r.get(call{path: execPath(e), as: Read}, &e)
+		return e.State != ExecRunning
+	})
+	return e
+}
+
+func (r *rig) execLog(e Exec, stream string) string {
+	r.t.Helper()
+	_, body := r.do(call{path: execPath(e) + "/logs?stream=" + stream, as: Read})
+	return string(body)
+}
+
+func TestExec(t *testing.T) {
+	const id = "aaaa11112222"
+	r := newRig(t, Limits{ExecBytes: 1000})
+	r.session(id)
+	checkout := r.vm(id)
+	var audited []audit.Record
+	r.tasks.Sessions.Audit = func(_ context.Context, a audit.Record) { audited = append(audited, a) }
+
+	for _, c := range []struct {
+		name, body     string
+		state          ExecState
+		code           int
+		stdout, stderr string
+	}{
+		{"argv", `{"argv":["sh","-c","echo out; echo err >&2; exit 3"]}`, ExecExited, 3, "out\n", "err\n"},
+		{"a command line", `{"command":"printf '%s' \"$A$B\"; pwd","env":{"A":"it's $HOME;","B":"\n"}}`, ExecExited, 0, "it's $HOME;\n" + checkout + "\n", ""},
+		{"arguments stay arguments", `{"argv":["printf","%s|","a b","$HOME","; id","'"]}`, ExecExited, 0, "a b|$HOME|; id|'|", ""},
+		{"a directory", `{"argv":["pwd"],"cwd":"sub"}`, ExecExited, 0, checkout + "/sub\n", ""},
+		{"a directory that looks like an option", `{"argv":["pwd"],"cwd":"-"}`, ExecExited, 0, "", "*"},
+		{"too much output", `{"command":"head -c 100000 /dev/zero | tr '\\0' x"}`, ExecExited, 0, strings.Repeat("x", 1000), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := r.run(id, c.body)
+			if c.stderr == "*" { // the shell's own words and code
+				if e.ExitCode == nil || *e.ExitCode == 0 || r.execLog(e, "stderr") == "" {
+					t.Errorf("%+v", e)
+				}
+				return
+			}
+			if e.State != c.state || e.ExitCode == nil || *e.ExitCode != c.code || e.EndedAt == nil || e.Actor != "token:admin" || e.TraceID == "" {
+				t.Fatalf("%+v %s", e, r.execLog(e, "stderr"))
+			}
+			if out := r.execLog(e, "stdout"); out != c.stdout || e.Stdout.Bytes != int64(len(c.stdout)) || e.Stdout.Truncated != (len(c.stdout) == 1000) {
+				t.Errorf("stdout %q, %+v", out, e.Stdout)
+			}
+			if out := r.execLog(e, "stderr"); out != c.stderr {
+				t.Errorf("stderr %q", out)
+			}
+		})
+	}
+
+	// What was in its environment is nowhere kept; the two logs are files of their own.
+	e := r.run(id, `{"command":"true","env":{"TOKEN":"s3cret-value"}}`)
+	dir := r.execs.dir(id, e.ID)
+	for _, name := range []string{dir.stdout(), dir.stderr(), dir.file(".json")} {
+		text, err := os.ReadFile(name)
+		st, err2 := os.Stat(name)
+		if err != nil || err2 != nil || st.Mode().Perm() != 0o600 || strings.Contains(string(text), "s3cret") {
+			t.Errorf("%s: %v %v %s", name, err, err2, text)
+		}
+	}
+	if !strings.HasSuffix(dir.stdout(), e.ID+".stdout.log") || !strings.HasSuffix(dir.stderr(), e.ID+".stderr.log") {
+		t.Error(dir)
+	}
+	if strings.Contains(r.log.String(), "s3cret") {
+		t.Error("a value is in the log")
+	}
+
+	if a := audited[len(audited)-1]; a.Type != audit.ExecStarted || a.Actor != "token:admin" || a.Resource != "session:"+id || strings.Contains(fmt.Sprint(a.Details), "s3cret") {
+		t.Errorf("%+v", a)
+	}
+
+	// Its events are the session's, and last_event says where to read on.
+	slow := r.startExec(id, `{"command":"echo begun; exec sleep 600"}`)
+	eventually(t, "it has begun", func() bool { return r.execLog(slow, "stdout") == "begun\n" })
+	var p EventPage
+	r.get(call{path: sessionsPath + "/" + id + "/events?after=" + slow.LastEvent, as: Read}, &p)
+	if len(p.Events) != 0 {
+		t.Errorf("%+v", p)
+	}
+	var got Exec
+	resp := r.get(call{method: http.MethodDelete, path: execPath(slow)}, &got)
+	if resp.StatusCode != http.StatusAccepted {
+		t.Error(resp.Status)
+	}
+	if ended := r.awaitExec(slow); ended.State != ExecCancelled || ended.ExitCode != nil {
+		t.Errorf("%+v", ended)
+	}
+	r.get(call{path: sessionsPath + "/" + id + "/events?after=" + slow.LastEvent}, &p)
+	var change ExecChange
+	if len(p.Events) != 1 || p.Events[0].Kind != EventExec || json.Unmarshal(p.Events[0].Data, &change) != nil || change.Exec != slow.ID || change.State != ExecCancelled {
+		t.Errorf("%+v", p)
+	}
+	if resp, _ := r.do(call{method: http.MethodDelete, path: execPath(slow)}); resp.StatusCode != http.StatusAccepted {
+		t.Error("a second time:", resp.Status)
+	}
+
+	if e := r.run(id, `{"command":"exec sleep 600","timeout":"100ms"}`); e.State != ExecTimeout {
+		t.Errorf("%+v", e)
+	}
+
+	// When serve is killed, the next one knows that it is lost; when it ends, the
+	// command is ended.
+	left := r.startExec(id, `{"command":"exec sleep 600"}`)
+	other := newExecs(r.Server, "another")
+	if e, err := other.get(id, left.ID); err != nil || e.State != ExecLost {
+		t.Errorf("%+v %v", e, err)
+	}
+	r.end()
+	r.execs.wait(t.Context())
+	if e, err := r.execs.get(id, left.ID); err != nil || e.State != ExecCancelled {
+		t.Errorf("%+v %v", e, err)
+	}
+	if resp, _ := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}); resp.StatusCode != http.StatusServiceUnavailable {
+		t.Error("a command of a server that ends:", resp.Status)
+	}
+}
+
+// A VM that is not there, is told as such; a session that does not run is a conflict.
+func TestExecWithoutAVM(t *testing.T) {
+	r := newRig(t, Limits{Execs: 1})
+	const id = "bbbb11112222"
+	r.session(id)
+	if e := r.run(id, `{"argv":["id"]}`); e.State != ExecFailed || e.Error == nil || e.Error.Message == "" {
+		t.Errorf("%+v", e)
+	}
+	if _, err := r.store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+		row.Phase = "stopped"
+		return store.Event{}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c := call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}
+	if resp, body := r.do(c); resp.StatusCode != http.StatusConflict || !strings.Contains(string(body), "agent-sessionizer start") {
+		t.Error(resp.Status, string(body))
+	}
+	if err := r.execs.enter("x", func(error) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.execs.enter("y", func(error) {}); problemOf(err).Status != http.StatusTooManyRequests {
+		t.Error(err)
+	}
+	r.execs.leave("x")
+}
+
+// Of a session the newest commands are kept.
+func TestExecsArePruned(t *testing.T) {
+	r := newRig(t, Limits{})
+	const id = "cccc11112222"
+	r.session(id)
+	var first Exec
+	for i := range maxExecs + 3 {
+		rec := execRecord{Exec: Exec{ID: randomHex(6), Session: id, State: ExecExited}}
+		rec.StartedAt = rec.StartedAt.AddDate(0, 0, i)
+		if i == 0 {
+			first = rec.Exec
+		}
+		if err := os.MkdirAll(r.execs.dir(id, rec.ID).dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.execs.write(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.execs.prune(id)
+	entries, err := os.ReadDir(r.execs.all(id))
+	if err != nil || len(entries) != maxExecs-1 {
+		t.Error(len(entries), err)
+	}
+	if resp, _ := r.do(call{path: execPath(first)}); resp.StatusCode != http.StatusNotFound {
+		t.Error("the oldest is kept:", resp.Status)
+	}
+}

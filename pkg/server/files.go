@@ -1,0 +1,259 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"mime"
+	"net/http"
+	"os"
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// ArtifactList is what a task brought home, and what it did not.
+type ArtifactList struct {
+	Artifacts []task.Artifact `json:"artifacts" nullable:"false"`
+	Skipped   []task.Skipped  `json:"skipped" nullable:"false" doc:"What was left in the guest, and why."`
+}
+
+// LogQuery is what is wanted of a pair of logs.
+type LogQuery struct {
+	Stream string `query:"stream" default:"stdout" enum:"stdout,stderr"`
+	Offset int64  `query:"offset" default:"0" minimum:"0" doc:"Bytes to leave out at the beginning. Range counts from here."`
+	Follow bool   `query:"follow" default:"false" doc:"Go on until the end, as it is written."`
+}
+
+type (
+	taskLogsInput struct {
+		TaskPath
+		LogQuery
+	}
+	artifactInput struct {
+		TaskPath
+		Name string `path:"name" doc:"As in the list, escaped; slashes may be as they are." example:"files/report.html"`
+	}
+	artifactsOutput struct{ Body ArtifactList }
+)
+
+const textType = "text/plain; charset=utf-8"
+
+func (s *Server) fileRoutes(api huma.API) {
+	register(s, api, route{
+		id: "getTaskLogs", method: http.MethodGet, path: tasksPath + "/{id}/logs", tag: "tasks", need: Read, more: []int{404, 416}, ranges: true, content: "text/plain",
+		summary: "What the agent printed",
+		about:   "Byte for byte as it came, but for secrets. `X-Log-Size` is how much there is: the offset to go on from.",
+	}, func(ctx context.Context, in *taskLogsInput) (*bodyOutput, error) {
+		sub, err := s.taskSubject(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		dir := s.tasks.Dir(in.ID)
+		return s.logs(ctx, sub, in.LogQuery, dir.Stdout(), dir.Stderr())
+	})
+	register(s, api, route{
+		id: "listArtifacts", method: http.MethodGet, path: tasksPath + "/{id}/artifacts", tag: "tasks", need: Read, more: []int{404},
+		summary: "What a task brought home",
+	}, func(ctx context.Context, in *TaskPath) (*artifactsOutput, error) {
+		t, err := s.task(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		return &artifactsOutput{ArtifactList{
+			append([]task.Artifact{}, s.tasks.Artifacts(t)...), append([]task.Skipped{}, t.Facts.Skipped...),
+		}}, nil
+	})
+	register(s, api, route{
+		id: "getArtifact", method: http.MethodGet, path: tasksPath + "/{id}/artifacts/{name...}", tag: "tasks", need: Read, more: []int{404}, ranges: true, content: "application/octet-stream",
+		summary: "One artifact",
+		about:   "Only names of the list are found. The ETag is the SHA-256 of the whole. It comes from a guest: do not let a browser run it.",
+	}, func(ctx context.Context, in *artifactInput) (*bodyOutput, error) {
+		t, err := s.task(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		f, err := s.tasks.OpenArtifact(t, in.Name)
+		if err != nil {
+			return nil, fail.New(fail.NotFound, "%w", err).WithHint("GET %s/%s/artifacts lists them", tasksPath, t.ID)
+		}
+		tag := ""
+		for _, a := range s.tasks.Artifacts(t) {
+			if a.Name == in.Name {
+				tag = a.SHA256
+			}
+		}
+		return s.file(ctx, f, path.Base(in.Name), tag)
+	})
+	register(s, api, route{
+		id: "getBundle", method: http.MethodGet, path: tasksPath + "/{id}/bundle", tag: "tasks", need: Read, more: []int{404}, ranges: true, content: "application/octet-stream",
+		summary: "All of a task's outbox in one file, when it has ended",
+	}, func(ctx context.Context, in *TaskPath) (*bodyOutput, error) {
+		t, err := s.task(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		f, err := os.Open(s.tasks.Dir(t.ID).Bundle())
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fail.New(fail.NotFound, "task %s is %s and has no bundle", t.ID, t.Phase).WithHint("wait for its end: GET %s/%s", tasksPath, t.ID)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return s.file(ctx, f, t.ID+".tar.gz", "")
+	})
+}
+
+// file answers with a file that a guest may have made, as one to be saved under
+// that name. It closes it.
+func (s *Server) file(ctx context.Context, f *os.File, name, sha256 string) (*bodyOutput, error) {
+	req := requestOf(ctx)
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fail.New(fail.NotFound, "%q is no file", name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &bodyOutput{func(huma.Context) {
+		defer f.Close()
+		h := req.w.Header()
+		h.Set("Content-Type", "application/octet-stream")
+		h.Set("Content-Disposition", disposition(name))
+		modified := st.ModTime()
+		if sha256 != "" {
+			h.Set("ETag", strconv.Quote(sha256))
+			modified = time.Time{} // its content is a better witness
+		}
+		http.ServeContent(req.w, req.r, "", modified, f)
+	}}, nil
+}
+
+// disposition makes a browser save what it gets, under a name that is a file's
+// on every system, in the form that RFC 6266 has for any characters.
+func disposition(name string) string {
+	if text := mime.FormatMediaType("attachment", map[string]string{"filename": name}); text != "" {
+		return text
+	}
+	return "attachment"
+}
+
+// sizeFrom is the size of a log; an offset behind its end is an error, since who
+// has one knows of bytes that are not there.
+func sizeFrom(path string, offset int64) (int64, error) {
+	st, err := os.Stat(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	size := int64(0)
+	if err == nil {
+		size = st.Size()
+	}
+	if offset > size {
+		return 0, problem(http.StatusRequestedRangeNotSatisfiable, codeRange, fmt.Sprintf("go on with offset=%d", size), "the log has %d bytes, and %d is behind its end", size, offset)
+	}
+	return size, nil
+}
+
+// logs answers with one of two logs of a subject.
+func (s *Server) logs(ctx context.Context, sub subject, in LogQuery, stdout, stderr string) (*bodyOutput, error) {
+	req := requestOf(ctx)
+	name := stdout
+	if in.Stream == "stderr" {
+		name = stderr
+	}
+	size, err := sizeFrom(name, in.Offset)
+	if err != nil {
+		return nil, err
+	}
+	h := req.w.Header()
+	if in.Follow {
+		if req.r.Header.Get("Range") != "" || req.r.Method == http.MethodHead {
+			return nil, fail.New(fail.Usage, "what is followed has no ranges and is not for HEAD").WithHint("use offset, or leave follow out")
+		}
+		st, err := s.newStream(req, "log", sub, 0)
+		if err != nil {
+			return nil, err
+		}
+		return &bodyOutput{func(huma.Context) {
+			defer st.close()
+			h.Set("Content-Type", textType)
+			req.w.WriteHeader(http.StatusOK)
+			if req.w.Flush() == nil {
+				st.followLog(ctx, req.w, name, in.Offset)
+			}
+		}}, nil
+	}
+	var content io.ReadSeeker = io.NewSectionReader(nothing{}, 0, 0)
+	var f *os.File
+	if size > 0 {
+		if f, err = os.Open(name); err != nil {
+			return nil, err
+		}
+		content = io.NewSectionReader(f, in.Offset, size-in.Offset) // as it is now: it may grow
+	}
+	return &bodyOutput{func(huma.Context) {
+		if f != nil {
+			defer f.Close()
+		}
+		h.Set("Content-Type", textType)
+		h.Set("X-Log-Size", strconv.FormatInt(size, 10))
+		http.ServeContent(req.w, req.r, "", time.Time{}, content)
+	}}, nil
+}
+
+type nothing struct{}
+
+func (nothing) ReadAt([]byte, int64) (int, error) { return 0, io.EOF }
+
+// followLog writes a log as it grows, until its subject is over. A connection
+// that breaks off sooner is seen by its missing last chunk.
+func (st *stream) followLog(ctx context.Context, w *response, name string, offset int64) {
+	ctx, cancel := context.WithCancel(ctx)
+	over, watched := make(chan struct{}), make(chan struct{})
+	broken := false
+	go func() {
+		defer close(watched)
+		tick := time.NewTicker(min(time.Second, st.limits.Beat))
+		defer tick.Stop()
+		for {
+			done, err := st.of.over(ctx)
+			if done {
+				close(over)
+				return
+			}
+			if err != nil || !st.still(st.who, Read) {
+				broken = true
+				cancel()
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-st.closing:
+				broken = true
+				cancel()
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	err := tail(ctx, name, offset, over, func(_ int64, data []byte) error {
+		if _, err := w.Write(data); err != nil {
+			return err
+		}
+		return w.Flush()
+	})
+	cancel()
+	<-watched
+	if broken || err != nil {
+		panic(http.ErrAbortHandler) // so that nobody takes it for the whole
+	}
+}

@@ -1,0 +1,324 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"path"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+)
+
+// guard stands before every route: it knows who asks, refuses what is no decent
+// request, bounds what is read and how long a write may take, and sees to it
+// that every error is a Problem.
+type guard struct {
+	*Server
+	door
+}
+
+// principal is who asks.
+type principal struct {
+	Name  string // for the audit: "user:me", "token:ci"
+	Scope Scope
+	token string // digest; "" at the socket
+}
+
+// request is what a handler may need of the HTTP beneath it.
+type request struct {
+	w     *response
+	r     *http.Request
+	who   principal
+	trace string
+}
+
+type requestKey struct{}
+
+// requestOf is the request that ctx belongs to.
+func requestOf(ctx context.Context) *request {
+	return ctx.Value(requestKey{}).(*request) // guard has put it there
+}
+
+const healthPath = "/api/health"
+
+func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	began := time.Now()
+	id := trace.FromHeader(r.Header.Get)
+	req := &request{w: &response{ResponseWriter: w, control: http.NewResponseController(w), patience: g.limits.Write, trace: id}, trace: id}
+	req.r = r.WithContext(trace.With(context.WithValue(r.Context(), requestKey{}, req), id))
+	defer func() {
+		err := recover()
+		if err != nil && err != http.ErrAbortHandler { //nolint:errorlint // net/http's own value, by identity
+			g.log.ErrorContext(req.r.Context(), "a handler panicked", "panic", fmt.Sprint(err), "stack", string(debug.Stack()))
+			req.w.fail(problem(http.StatusInternalServerError, codeInternal, "the log of serve has the error, under trace_id", "something went wrong inside serve"))
+		}
+		g.done(req, time.Since(began))
+		if err == http.ErrAbortHandler { //nolint:errorlint // as above
+			panic(err)
+		}
+	}()
+	if p := g.admit(req); p != nil {
+		req.w.fail(p)
+		return
+	}
+	g.mux.ServeHTTP(req.w, req.r)
+}
+
+// admit checks a request before anybody acts on it.
+func (g *guard) admit(req *request) *Problem {
+	h := req.w.Header()
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'; sandbox")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set(trace.Header, req.trace)
+	for _, check := range []func(*request) *Problem{g.form, g.origin, g.login, g.body} {
+		if p := check(req); p != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+// once are headers of which a second one would be read by one reader of the
+// request, and not by another.
+var once = []string{"Authorization", "Content-Type", "Content-Length", "Content-Encoding", "Origin", "Range", "If-Range", "Last-Event-Id", trace.Header, "Accept", "Sec-Websocket-Key", "Sec-Websocket-Version"}
+
+// form is about what the request looks like.
+func (g *guard) form(req *request) *Problem {
+	r := req.r
+	bad := func(hint, format string, args ...any) *Problem {
+		return problem(http.StatusBadRequest, codeInvalid, hint, format, args...)
+	}
+	for _, name := range once {
+		if len(r.Header.Values(name)) > 1 {
+			return bad("send it once", "the header %s is there more than once", name)
+		}
+	}
+	if r.URL.IsAbs() || r.URL.Host != "" || r.URL.Opaque != "" || !strings.HasPrefix(r.URL.Path, "/") {
+		return bad("ask for a path", "this is no proxy")
+	}
+	if len(r.RequestURI) > maxURI {
+		return problem(http.StatusRequestURITooLong, codeTooLarge, "ask for less at once", "the request's path has more than %d bytes", maxURI)
+	}
+	if r.Header.Get("Content-Encoding") != "" {
+		return problem(http.StatusUnsupportedMediaType, codeMediaType, "send the body as it is", "no content encoding is taken")
+	}
+	if _, err := url.ParseQuery(r.URL.RawQuery); err != nil {
+		return bad("escape what is not a letter or a digit, as %20", "the query cannot be read: %v", err)
+	}
+	// Neither the router nor a handler is to clean a path: it is clean, or it is
+	// no path of ours. Dots that are escaped are a name's, which is looked up.
+	if p := r.URL.EscapedPath(); p != "/" && path.Clean(p) != p || strings.Contains(r.URL.Path, "\x00") {
+		return problem(http.StatusNotFound, "NOT_FOUND", seeDocs, "there is no such path")
+	}
+	return nil
+}
+
+// origin is about pages in browsers: none may use what its user may, whether it
+// comes under another name for this host or says where it comes from.
+func (g *guard) origin(req *request) *Problem {
+	r := req.r
+	if !g.known(r.Host) {
+		return problem(http.StatusForbidden, codeForbidden, "use the address that serve listens on", "the Host header is not one of this server's names").with("Connection", "close")
+	}
+	scheme := "http://"
+	if g.tls {
+		scheme = "https://"
+	}
+	if o := r.Header.Get("Origin"); o != "" && (g.own || o != scheme+r.Host) || len(r.Header.Values("Origin")) > 0 && o == "" {
+		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a page", "requests of other sites' pages are refused")
+	}
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
+		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a page", "requests of other sites' pages are refused")
+	}
+	return nil
+}
+
+// login finds out who asks.
+func (g *guard) login(req *request) *Problem {
+	if g.own {
+		req.who = principal{Name: g.user, Scope: Admin}
+		return nil
+	}
+	if req.r.URL.Path == healthPath {
+		req.who = principal{Name: "anonymous"}
+		return nil
+	}
+	const hint = "send Authorization: Bearer TOKEN; agent-sessionizer serve token add NAME --scope read makes one"
+	denied := func(why string) *Problem {
+		addr, _, err := net.SplitHostPort(req.r.RemoteAddr)
+		if err != nil {
+			addr = req.r.RemoteAddr
+		}
+		// A right token is let in however many wrong ones came before: on a loopback
+		// all users of this host are one address, and none shall lock out the others.
+		g.metrics.wrong.Inc()
+		ok, wait := g.wrong.allow(addr, time.Now())
+		if !ok {
+			return problem(http.StatusTooManyRequests, codeTooMany, "wait, and "+hint, "too many requests without a token that is known").
+				with("Retry-After", fmt.Sprint(int(wait/time.Second)+1)).with("Connection", "close")
+		}
+		g.log.WarnContext(req.r.Context(), "refused", "address", addr, "reason", why)
+		return problem(http.StatusUnauthorized, codeUnauthorized, hint, "%s", why).with("WWW-Authenticate", `Bearer realm="agent-sessionizer"`)
+	}
+	header := req.r.Header.Get("Authorization")
+	if header == "" {
+		return denied("there is no token")
+	}
+	token, err := bearer(header)
+	if err != nil {
+		return denied(err.Error())
+	}
+	t, ok, err := g.tokens.find(token)
+	if err != nil {
+		g.log.ErrorContext(req.r.Context(), "read the tokens", "error", err)
+		return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer serve token list, on the host", "tokens cannot be checked at the moment").with("Retry-After", "5")
+	}
+	if !ok {
+		return denied("the token is not known")
+	}
+	req.who = principal{Name: "token:" + t.Name, Scope: t.Scope, token: t.SHA256}
+	return nil
+}
+
+// still reports whether who may still do what needs that scope: tokens are removed.
+func (s *Server) still(who principal, need Scope) bool {
+	if who.token == "" {
+		return who.Scope.allows(need)
+	}
+	all, err := s.tokens.List()
+	return err == nil && slices.ContainsFunc(all, func(t Token) bool { return t.SHA256 == who.token && t.Scope.allows(need) })
+}
+
+// body reads the body, which is in memory from here on: handlers have no client
+// to wait for.
+func (g *guard) body(req *request) *Problem {
+	r := req.r
+	if r.ContentLength == 0 {
+		r.Body = http.NoBody
+		return nil
+	}
+	if r.Method != http.MethodPost {
+		return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "a %s request has no body here", short(r.Method)).with("Connection", "close")
+	}
+	if r.ContentLength > maxBody {
+		return tooLarge()
+	}
+	if err := req.w.control.SetReadDeadline(time.Now().Add(g.limits.Body)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return problemOf(err)
+	}
+	text, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+		return problem(http.StatusRequestTimeout, codeSlow, "send the body at once", "the body did not come within %v", g.limits.Body).with("Connection", "close")
+	}
+	if err != nil {
+		return problem(http.StatusBadRequest, codeInvalid, "send as many bytes as Content-Length says, or whole chunks", "the body cannot be read").with("Connection", "close")
+	}
+	if len(text) > maxBody {
+		return tooLarge()
+	}
+	if err := req.w.control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return problemOf(err)
+	}
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+	return nil
+}
+
+func tooLarge() *Problem {
+	return problem(http.StatusRequestEntityTooLarge, codeTooLarge, "send less: a manifest has at most 1 MiB", "the body has more than %d bytes", maxBody).with("Connection", "close")
+}
+
+func short(s string) string { return s[:min(len(s), 20)] }
+
+// done tells of a request that was answered.
+func (g *guard) done(req *request, took time.Duration) {
+	route := req.r.Pattern
+	if route == "" {
+		route = "none"
+	}
+	g.metrics.request(req.r.Method, route, req.w.status, took)
+	level := slog.LevelDebug
+	if req.r.Method != http.MethodGet && req.r.Method != http.MethodHead || req.w.status >= http.StatusInternalServerError {
+		level = slog.LevelInfo // what changes something, and what went wrong
+	}
+	g.log.Log(req.r.Context(), level, "request", "actor", req.who.Name, "route", route,
+		"status", req.w.status, "bytes", req.w.bytes, "ms", took.Milliseconds())
+}
+
+// response is a ResponseWriter that gives the client a bounded time for each
+// write, and makes a Problem of any error that is not one.
+type response struct {
+	http.ResponseWriter
+	control  *http.ResponseController
+	patience time.Duration
+	trace    string
+	status   int
+	bytes    int64
+	mute     bool // the body that comes is another's words for the problem that was sent
+}
+
+// Unwrap is for http.ResponseController.
+func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *response) WriteHeader(status int) {
+	if w.status != 0 || w.mute {
+		return
+	}
+	if status >= http.StatusBadRequest && w.Header().Get("Content-Type") != problemType {
+		p := plain(status)
+		if w.Header().Get("Allow") != "" {
+			p.Hint = "the methods are in the Allow header"
+		}
+		w.fail(p)
+		w.mute = true
+		return
+	}
+	w.status = status
+	w.deadline()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *response) Write(b []byte) (int, error) {
+	if w.mute {
+		return len(b), nil
+	}
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	w.deadline()
+	n, err := w.ResponseWriter.Write(b)
+	w.bytes += int64(n)
+	return n, err
+}
+
+// Flush sends what was written.
+func (w *response) Flush() error {
+	w.deadline()
+	return w.control.Flush()
+}
+
+func (w *response) deadline() {
+	// One that cannot be set is that of a connection which is gone, as the write will tell.
+	_ = w.control.SetWriteDeadline(time.Now().Add(w.patience))
+}
+
+// fail answers with a problem, if nothing was answered yet.
+func (w *response) fail(p *Problem) {
+	if w.status != 0 {
+		return
+	}
+	p.TraceID = w.trace
+	p.write(w)
+}

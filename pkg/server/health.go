@@ -1,0 +1,113 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+)
+
+// Health is how this server is. Anybody may know it.
+type Health struct {
+	Status string `json:"status" enum:"ok"`
+}
+
+type healthOutput struct{ Body Health }
+
+// healthTimeout is how long the store may take to answer; less than half of what
+// the units give the watchdog.
+const healthTimeout = 5 * time.Second
+
+func (s *Server) serverRoutes(api huma.API) {
+	register(s, api, route{
+		id: "getHealth", method: http.MethodGet, path: healthPath, tag: "server",
+		summary: "Whether the server works",
+		about:   "It reads the store; 503 says that this failed. Needs no token.",
+	}, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
+		ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+		defer cancel()
+		if _, err := s.store.TaskCounts(ctx); err != nil {
+			s.log.ErrorContext(ctx, "read the store", "error", err)
+			return nil, problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer doctor", "the store cannot be read").with("Retry-After", "5")
+		}
+		return &healthOutput{Health{"ok"}}, nil
+	})
+	register(s, api, route{
+		id: "getMetrics", method: http.MethodGet, path: "/metrics", tag: "server", need: Read, content: "text/plain",
+		summary: "Metrics for Prometheus",
+	}, func(ctx context.Context, _ *struct{}) (*bodyOutput, error) {
+		req := requestOf(ctx)
+		return &bodyOutput{func(huma.Context) { s.metrics.handler.ServeHTTP(req.w, req.r) }}, nil
+	})
+	static := func(id, path, kind, summary string, text func() []byte) {
+		register(s, api, route{id: id, method: http.MethodGet, path: path, tag: "server", need: Read, content: kind, summary: summary},
+			func(context.Context, *struct{}) (*bodyOutput, error) {
+				return &bodyOutput{func(ctx huma.Context) {
+					ctx.SetHeader("Content-Type", kind)
+					ctx.SetStatus(http.StatusOK)
+					_, _ = ctx.BodyWriter().Write(text()) // nobody is left to be told
+				}}, nil
+			})
+	}
+	static("getManifestSchema", "/api/v1/manifest/schema", "application/schema+json", "JSON Schema of manifests", manifest.Schema)
+	static("getDocument", "/openapi.json", "application/vnd.oai.openapi+json", "This document", func() []byte { return s.doc.json })
+	static("getDocumentYAML", "/openapi.yaml", "application/vnd.oai.openapi", "This document as YAML", func() []byte { return s.doc.yaml })
+}
+
+// notify tells systemd, if it started us and wants to know.
+func (s *Server) notify(state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		s.log.Warn("notify systemd", "state", state, "error", err)
+	}
+}
+
+// watchdog tells systemd that we live for as long as we do: only when a request
+// comes through the socket, the guard and the router to the store and back.
+func (s *Server) watchdog(ctx context.Context, socket string) {
+	every, err := daemon.SdWatchdogEnabled(false)
+	if err != nil || every == 0 {
+		return
+	}
+	tick := time.NewTicker(every / 3)
+	defer tick.Stop()
+	client := &http.Client{
+		Timeout: every / 3,
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}},
+	}
+	for {
+		if err := probe(ctx, client); err == nil {
+			s.notify("WATCHDOG=1")
+		} else if ctx.Err() == nil {
+			s.log.Error("the watchdog's probe", "error", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func probe(ctx context.Context, client *http.Client) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+healthPath, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("health is %s", resp.Status)
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// maxSocketPath is macOS's; Linux has four bytes more.
+const maxSocketPath = 103
+
+// listenUnix makes the socket, in place of what a serve that was killed has left
+// there. The caller holds the lock of which there is one.
+func listenUnix(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
+	if len(path) > maxSocketPath {
+		return nil, fail.New(fail.Host, "the path of the socket, %s, has %d bytes; a socket's path has at most %d", path, len(path), maxSocketPath).
+			WithHint("export XDG_STATE_HOME=/a/shorter/directory")
+	}
+	dir := filepath.Dir(path)
+	st, err := os.Stat(dir)
+	if err == nil && st.Mode().Perm()&0o077 != 0 {
+		err = os.Chmod(dir, 0o700)
+	}
+	if err != nil {
+		return nil, fail.New(fail.Host, "protect the directory of the socket: %w", err).WithHint("ls -ld %s", dir)
+	}
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode()&fs.ModeSocket == 0 {
+			return nil, fail.New(fail.Conflict, "%s is there and is no socket", path).WithHint("ls -l %s", path)
+		}
+		if c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path); err == nil {
+			_ = c.Close()
+			return nil, fail.New(fail.Conflict, "another program listens on %s", path).WithHint("ls -l %s", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fail.New(fail.Host, "remove the old socket: %w", err)
+		}
+	}
+	// Until the next line but one the directory alone keeps others out.
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fail.New(fail.Host, "listen on the socket: %w", err).WithHint("ls -ld %s", dir)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, fail.New(fail.Host, "protect the socket: %w", errors.Join(err, l.Close()))
+	}
+	return ownOnly{l, log}, nil
+}
+
+// ownOnly accepts connections of this user's processes.
+type ownOnly struct {
+	net.Listener
+	log *slog.Logger
+}
+
+func (l ownOnly) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if err = ownPeer(c); err == nil {
+			return c, nil
+		}
+		l.log.Warn("refused at the socket", "error", err)
+		_ = c.Close()
+	}
+}
+
+// ownPeer returns an error unless a process of this user is at the other end.
+func ownPeer(c net.Conn) error {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return errors.New("not a UNIX socket")
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var uid int
+	var peerErr error
+	err = raw.Control(func(fd uintptr) { uid, peerErr = peerUID(int(fd)) })
+	if err := errors.Join(err, peerErr); err != nil {
+		return err
+	}
+	if uid != os.Geteuid() {
+		return fmt.Errorf("a process of user %d", uid)
+	}
+	return nil
+}
+
+// listenTCP listens where Options say, if that is safe.
+func (s *Server) listenTCP(ctx context.Context) (net.Listener, door, error) {
+	addr, err := listenAddr(s.o.Listen, s.o.Expose)
+	if err != nil {
+		return nil, door{}, err
+	}
+	var d door
+	var conf *tls.Config
+	switch {
+	case s.o.CertFile != "" && s.o.KeyFile != "":
+		cert, err := tls.LoadX509KeyPair(s.o.CertFile, s.o.KeyFile)
+		if err != nil {
+			return nil, door{}, fail.New(fail.Usage, "read the certificate and its key: %w", err).WithHint("agent-sessionizer serve --help")
+		}
+		d.cert, d.tls = cert.Leaf, true
+		conf = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}}
+	case s.o.CertFile != "" || s.o.KeyFile != "":
+		return nil, door{}, fail.New(fail.Usage, "a certificate needs its key, and the other way round").WithHint("agent-sessionizer serve --help")
+	case !addr.Addr().IsLoopback():
+		return nil, door{}, fail.New(fail.Usage, "%s is not on this host's loopback, so tokens would cross a network in the clear", s.o.Listen).
+			WithHint("agent-sessionizer serve --listen %s --expose-to-network --tls-cert FILE --tls-key FILE", s.o.Listen)
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr.String())
+	if err != nil {
+		return nil, door{}, fail.New(fail.Host, "listen: %w", err).WithHint("ss -ltnp")
+	}
+	real, err := netip.ParseAddrPort(l.Addr().String())
+	if err != nil {
+		return nil, door{}, errors.Join(err, l.Close())
+	}
+	d.ip, d.port = real.Addr().Unmap(), fmt.Sprint(real.Port())
+	if conf != nil {
+		l = tls.NewListener(l, conf)
+	}
+	return l, d, nil
+}
+
+func listenAddr(text string, expose bool) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(text)
+	if err == nil && host == "localhost" {
+		text = net.JoinHostPort("127.0.0.1", port)
+	}
+	addr, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return netip.AddrPort{}, fail.New(fail.Usage, "%q is not an address with a port", text).WithHint("agent-sessionizer serve --listen 127.0.0.1:8122")
+	}
+	if !addr.Addr().IsLoopback() && !expose {
+		return netip.AddrPort{}, fail.New(fail.Usage, "%s can be reached from the network, where whoever has a token runs agents on this host", text).
+			WithHint("agent-sessionizer serve --listen 127.0.0.1:%d", addr.Port())
+	}
+	return addr, nil
+}
+
+// known reports whether a Host header names us. A page that was loaded from
+// another name, which somebody let point here, must find nobody.
+func (d door) known(host string) bool {
+	if d.own {
+		return true // a browser cannot come this way
+	}
+	name, port, err := net.SplitHostPort(host)
+	if err != nil {
+		name, port = host, "80"
+		if d.tls {
+			port = "443"
+		}
+	}
+	if port != d.port {
+		return false
+	}
+	if d.ip.IsLoopback() && name == "localhost" {
+		return true
+	}
+	if ip, err := netip.ParseAddr(name); err == nil && ip.Zone() == "" && ip == d.ip {
+		return true
+	}
+	return d.cert != nil && name != "" && d.cert.VerifyHostname(name) == nil
+}

@@ -1,0 +1,424 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
+)
+
+// TestMain makes this test binary a fake VM's process too.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
+		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// deadline is for what must happen: a slow machine may take its time.
+const deadline = 2 * time.Minute
+
+const manifestYAML = `version: "1"
+kind: Task
+metadata: {name: try, labels: {team: platform}}
+repository: {url: acme/app}
+agent: {kind: command, command: [make, test]}
+`
+
+// newManager has a store of its own and keepers that end at once: what happens
+// to a task is what the test does to it.
+func newManager(t *testing.T) *task.Manager {
+	t.Helper()
+	// Not t.TempDir: its length is the test's name's, and a socket's path is short.
+	dir, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c, err := config.Load(config.Paths{
+		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"),
+		Data: filepath.Join(dir, "data"), Cache: filepath.Join(dir, "cache"), LimaHome: filepath.Join(dir, "vms"),
+	}, fstest.MapFS{
+		"config.yaml":           {Data: []byte("image: none\nprepare: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\ntasks: {slots: 4, cleanup_ttl: 360h}\nnetwork: {mode: allowlist, ports: [443]}\n")},
+		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
+		"network-allowlist.txt": {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Paths.Make(); err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.Open(t.Context(), c.Paths.Store())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	return &task.Manager{Sessions: &session.Manager{Store: st, Config: c, Self: "true"}}
+}
+
+// rig is a server with both of its ways in, and a token of each scope.
+type rig struct {
+	*Server
+	t      *testing.T
+	addr   string // of the one for tokens
+	socket string
+	token  map[Scope]string
+	log    *safeBuffer
+}
+
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func newRig(t *testing.T, limits Limits) *rig {
+	t.Helper()
+	log := &safeBuffer{}
+	m := newManager(t)
+	s, err := New(Options{Tasks: m, Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test", Limits: limits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{Server: s, t: t, token: map[Scope]string{}, socket: Socket(m.Sessions.Config.Paths.State), log: log}
+	for _, scope := range Scopes() {
+		if r.token[scope], err = s.tokens.Add(string(scope), scope); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tcp, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.addr = tcp.Addr().String()
+	own, err := listenUnix(t.Context(), r.socket, s.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(r.addr)
+	for l, d := range map[net.Listener]door{tcp: {ip: at.Addr(), port: fmt.Sprint(at.Port())}, own: {own: true}} {
+		srv := s.server(context.Background(), d)
+		go func() { _ = srv.Serve(l) }() // ends with Close
+		t.Cleanup(func() { _ = srv.Close() })
+	}
+	t.Cleanup(func() {
+		r.end()
+		ctx, cancel := context.WithTimeout(context.Background(), deadline)
+		defer cancel()
+		s.execs.wait(ctx)
+		waitFor(ctx, &s.open)
+	})
+	return r
+}
+
+// end is what Run does first when it ends.
+func (r *rig) end() {
+	select {
+	case <-r.closing:
+	default:
+		close(r.closing)
+	}
+}
+
+// submit makes a task, past the API.
+func (r *rig) submit() task.Task {
+	r.t.Helper()
+	asked, _, err := manifest.Parse("test", []byte(manifestYAML), "")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	t, _, err := r.tasks.Submit(r.t.Context(), asked, task.Submission{Text: []byte(manifestYAML), Actor: "test"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return t
+}
+
+// move puts a task into a phase, as its keeper would.
+func (r *rig) move(id string, to task.Phase, change func(*task.Facts)) {
+	r.t.Helper()
+	_, err := r.store.UpdateTask(r.t.Context(), id, func(row *store.Task) ([]store.Event, error) {
+		var f task.Facts
+		if err := json.Unmarshal(row.Facts, &f); err != nil {
+			return nil, err
+		}
+		if change != nil {
+			change(&f)
+		}
+		var err error
+		if row.Facts, err = json.Marshal(f); err != nil {
+			return nil, err
+		}
+		data, err := json.Marshal(task.PhaseChange{From: task.Phase(row.Phase), To: to})
+		row.Phase = string(to)
+		return []store.Event{{Kind: task.EventPhase, Data: data}}, err
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// append adds n events.
+func (r *rig) append(subject string, n int) {
+	r.t.Helper()
+	evs := make([]store.Event, n)
+	for i := range evs {
+		evs[i] = store.Event{Kind: "message", Data: json.RawMessage(fmt.Sprintf(`{"n":%d}`, i))}
+	}
+	if err := r.store.AppendAll(r.t.Context(), subject, evs); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// call is a request of a client with a token.
+type call struct {
+	method, path, body string
+	header             []string // names and values
+	as                 Scope    // Admin when ""; "-" for no token
+	socket             bool
+}
+
+func (r *rig) request(ctx context.Context, c call) *http.Request {
+	r.t.Helper()
+	if c.method == "" {
+		c.method = http.MethodGet
+	}
+	var body io.Reader
+	if c.body != "" {
+		body = strings.NewReader(c.body)
+	}
+	req, err := http.NewRequestWithContext(ctx, c.method, "http://"+r.addr+c.path, body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for i := 0; i < len(c.header); i += 2 {
+		if c.header[i] == "Host" {
+			req.Host = c.header[i+1]
+			continue
+		}
+		req.Header.Add(c.header[i], c.header[i+1])
+	}
+	if c.as == "" {
+		c.as = Admin
+	}
+	if c.as != "-" && !c.socket {
+		req.Header.Set("Authorization", "Bearer "+r.token[c.as])
+	}
+	return req
+}
+
+func (r *rig) client(c call) *http.Client {
+	tr := &http.Transport{DisableKeepAlives: true, DisableCompression: true}
+	if c.socket {
+		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", r.socket)
+		}
+	}
+	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// do makes a call, reads the answer, and holds both against the document.
+func (r *rig) do(c call) (*http.Response, []byte) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), deadline)
+	defer cancel()
+	req := r.request(ctx, c)
+	resp, err := r.client(c).Do(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.documented(req.Method, req.URL.EscapedPath(), resp, body)
+	return resp, body
+}
+
+// get is do for an answer that must be a success, and JSON.
+func (r *rig) get(c call, into any) *http.Response {
+	r.t.Helper()
+	resp, body := r.do(c)
+	if resp.StatusCode >= 300 {
+		r.t.Fatalf("%s %s: %s: %s", c.method, c.path, resp.Status, body)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		r.t.Fatalf("%s %s: %v: %s", c.method, c.path, err, body)
+	}
+	return resp
+}
+
+// schemas compiles schemas of the document by their pointers.
+type schemas struct {
+	compiler *jsonschema.Compiler
+	doc      map[string]any
+	done     map[string]*jsonschema.Schema
+}
+
+const docURL = "http://test.invalid/openapi.json"
+
+func (r *rig) schemas() *schemas {
+	r.t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(r.doc.json))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	c.DefaultDraft(jsonschema.Draft2020)
+	if err := c.AddResource(docURL, doc); err != nil {
+		r.t.Fatal(err)
+	}
+	return &schemas{c, doc.(map[string]any), map[string]*jsonschema.Schema{}}
+}
+
+func (s *schemas) check(t *testing.T, pointer string, body []byte) {
+	t.Helper()
+	sch := s.done[pointer]
+	if sch == nil {
+		var err error
+		if sch, err = s.compiler.Compile(docURL + "#" + pointer); err != nil {
+			t.Fatal(err)
+		}
+		s.done[pointer] = sch
+	}
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
+	if err != nil {
+		t.Fatalf("%v: %s", err, body)
+	}
+	if err := sch.Validate(v); err != nil {
+		t.Errorf("not as documented: %v\n%s", err, body)
+	}
+}
+
+// documented fails the test when an answer is not one that the document has.
+func (r *rig) documented(method, path string, resp *http.Response, body []byte) {
+	r.t.Helper()
+	s := r.schemas()
+	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
+	if resp.Header.Get("X-Trace-Id") == "" || resp.Header.Get("X-Content-Type-Options") != "nosniff" {
+		r.t.Errorf("%s %s: headers %v", method, path, resp.Header)
+	}
+	if method == http.MethodHead {
+		method = http.MethodGet
+		body = nil
+	}
+	op, at := s.operation(method, path)
+	if op == nil { // there is no such route: an error, in the form of all others
+		if resp.StatusCode < 400 || kind != problemType {
+			r.t.Errorf("%s %s is not documented, and answered with %s, %s", method, path, resp.Status, kind)
+			return
+		}
+		if body != nil {
+			s.check(r.t, "/components/schemas/Problem", body)
+		}
+		return
+	}
+	responses := op["responses"].(map[string]any)
+	answer, ok := responses[fmt.Sprint(resp.StatusCode)].(map[string]any)
+	if !ok {
+		r.t.Errorf("%s %s: the status %s is not documented; %s", method, path, resp.Status, body)
+		return
+	}
+	content, _ := answer["content"].(map[string]any)
+	if len(content) == 0 || body == nil {
+		if len(body) > 0 {
+			r.t.Errorf("%s %s: %s has a body, which is not documented: %s", method, path, resp.Status, body)
+		}
+		return
+	}
+	if _, ok := content[kind]; !ok {
+		if kind != "multipart/byteranges" || resp.StatusCode != http.StatusPartialContent {
+			r.t.Errorf("%s %s: %s comes as %q, which is not documented", method, path, resp.Status, kind)
+		}
+		return
+	}
+	if kind == "application/json" || kind == problemType {
+		s.check(r.t, at+"/responses/"+fmt.Sprint(resp.StatusCode)+"/content/"+strings.ReplaceAll(kind, "/", "~1")+"/schema", body)
+	}
+}
+
+var parameter = regexp.MustCompile(`\\\{[a-z]+\\\}`)
+
+// operation finds the operation of a path, and the pointer to it.
+func (s *schemas) operation(method, path string) (op map[string]any, pointer string) {
+	for template, item := range s.doc["paths"].(map[string]any) {
+		one := `[^/]+`
+		if strings.HasSuffix(template, "/artifacts/{name}") {
+			one = `.+`
+		}
+		re := regexp.MustCompile("^" + parameter.ReplaceAllString(regexp.QuoteMeta(template), one) + "$")
+		found, ok := item.(map[string]any)[strings.ToLower(method)].(map[string]any)
+		if ok && re.MatchString(path) {
+			return found, "/paths/" + strings.NewReplacer("~", "~0", "/", "~1", "{", "%7B", "}", "%7D").Replace(template) + "/" + strings.ToLower(method)
+		}
+	}
+	return nil, ""
+}
+
+// eventually waits until ok, by looking.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatal("not within the deadline: " + what)
+		}
+	}
+}
+
+// session makes a session that is ready, without a VM.
+func (r *rig) session(id string) string {
+	r.t.Helper()
+	_, _, err := r.store.Create(r.t.Context(), store.Session{
+		ID: id, Name: "agent-acme-app-" + id[:6], RepoKey: "github.com/acme/" + id, Repo: "acme/app", Phase: "ready", Want: "ready",
+		Spec: json.RawMessage(`{"repo":{"key":"github.com/acme/app","slug":"acme/app"},"image":"none","resources":{"cpus":1,"memory":536870912,"disk":4294967296},"walled":false}`),
+	}, store.Event{Kind: "phase"}, func([]store.Session) error { return nil })
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return id
+}

@@ -1,0 +1,415 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// metrics is what Prometheus is told. What the store knows is read from it when
+// somebody asks, so that a new serve says the same as the one before; what has
+// to be watched counts from this server's start.
+type metrics struct {
+	*Server
+	registry *prometheus.Registry
+	handler  http.Handler
+
+	requests       *prometheus.CounterVec
+	requestSeconds *prometheus.HistogramVec
+	wrong          prometheus.Counter
+	open           *prometheus.GaugeVec
+	opened         *prometheus.CounterVec
+	commands       *prometheus.CounterVec
+	commandSeconds prometheus.Histogram
+	taskSeconds    *prometheus.HistogramVec
+	vmSeconds      prometheus.Histogram
+	decisions      *prometheus.CounterVec
+	outcomes       *prometheus.CounterVec
+
+	// Of observe only.
+	cursor   string              // the newest task that was seen
+	pending  map[string]struct{} // tasks that were seen and have not ended
+	gateways map[string]gateway.Status
+}
+
+const namespace = "agent_sessionizer"
+
+func newMetrics(s *Server, agentic bool) (*metrics, error) {
+	opts := func(name, help string) prometheus.Opts {
+		return prometheus.Opts{Namespace: namespace, Name: name, Help: help}
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts(opts(name, help)), labels)
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}, labels)
+	}
+	runs := []float64{10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400}
+	boots := []float64{.5, 1, 2, 5, 10, 20, 30, 60, 120, 180, 300, 600}
+	m := &metrics{
+		Server: s, registry: prometheus.NewRegistry(),
+		requests:       counter("http_requests_total", "Requests that were answered.", "method", "route", "status"),
+		requestSeconds: histogram("http_request_duration_seconds", "Time from a request's header to the end of its answer; streams are long.", []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30}, "route"),
+		wrong:          counter("login_failures_total", "Requests without a token that is known.").WithLabelValues(),
+		open:           prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("stream_connections", "Streams that are open: ws is WebSocket, sse is server-sent events, log is a log that is followed.")), []string{"kind"}),
+		opened:         counter("stream_connections_opened_total", "Streams that were opened.", "kind"),
+		commands:       counter("commands_total", "Commands that were run in sessions over the API and have ended.", "result"),
+		commandSeconds: histogram("command_duration_seconds", "How long those commands ran.", []float64{.1, .5, 1, 5, 10, 30, 60, 300, 600, 3600}).WithLabelValues().(prometheus.Histogram),
+		taskSeconds:    histogram("task_duration_seconds", "How long the agents of tasks that ended ran.", runs, "state"),
+		vmSeconds:      histogram("vm_provision_duration_seconds", "How long it took to make the VMs of tasks that ended.", boots).WithLabelValues().(prometheus.Histogram),
+		decisions:      counter("gateway_decisions_total", "What the walls around VMs decided.", "decision"),
+		outcomes:       counter("task_outcomes_total", "Tasks that ended.", "outcome"),
+		pending:        map[string]struct{}{}, gateways: map[string]gateway.Status{},
+	}
+	all := []prometheus.Collector{
+		m.requests, m.requestSeconds, m.wrong, m.open, m.opened, m.commands, m.commandSeconds, m.taskSeconds, m.vmSeconds, m.decisions, m.outcomes,
+		stored{m},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": s.o.Version},
+		}, func() float64 { return 1 }),
+	}
+	var errs []error
+	for _, c := range all {
+		errs = append(errs, m.registry.Register(c))
+	}
+	// What can be foreseen is there from the start, as zero.
+	for _, kind := range []string{"ws", "sse", "log"} {
+		m.open.WithLabelValues(kind)
+		m.opened.WithLabelValues(kind)
+	}
+	for _, decision := range []string{"allow", "deny"} {
+		m.decisions.WithLabelValues(decision)
+	}
+	for _, result := range []string{"success", "failure", "timeout", "cancelled"} {
+		m.commands.WithLabelValues(result)
+	}
+	var g prometheus.Gatherer = m.registry
+	if agentic {
+		g = agenticToo(g)
+	}
+	m.handler = promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, DisableCompression: true})
+	return m, errors.Join(errs...)
+}
+
+// methods are those that are told apart: a client can invent others.
+var methods = map[string]bool{http.MethodGet: true, http.MethodHead: true, http.MethodPost: true, http.MethodDelete: true}
+
+func (m *metrics) request(method, route string, status int, took time.Duration) {
+	if !methods[method] {
+		method = "other"
+	}
+	m.requests.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
+	m.requestSeconds.WithLabelValues(route).Observe(took.Seconds())
+}
+
+// stream counts one, until its end.
+func (m *metrics) stream(kind string) (gone func()) {
+	m.opened.WithLabelValues(kind).Inc()
+	m.open.WithLabelValues(kind).Inc()
+	return m.open.WithLabelValues(kind).Dec
+}
+
+func (m *metrics) command(e Exec) {
+	result := "failure"
+	switch {
+	case e.State == ExecExited && e.ExitCode != nil && *e.ExitCode == 0:
+		result = "success"
+	case e.State == ExecTimeout, e.State == ExecCancelled:
+		result = string(e.State)
+	}
+	m.commands.WithLabelValues(result).Inc()
+	if e.EndedAt != nil {
+		m.commandSeconds.Observe(e.EndedAt.Sub(e.StartedAt).Seconds())
+	}
+}
+
+const observeEvery = 5 * time.Second
+
+// observe watches what shows only while it happens: tasks that end, and what
+// gateways decide.
+func (m *metrics) observe(ctx context.Context) {
+	tick := time.NewTicker(observeEvery)
+	defer tick.Stop()
+	begun := false
+	for {
+		var err error
+		if !begun {
+			err = m.begin(ctx)
+			begun = err == nil
+		} else {
+			err = m.look(ctx)
+		}
+		if err == nil {
+			err = m.askGateways(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			m.log.Warn("watch tasks for the metrics", "error", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// begin notes which tasks have not ended.
+func (m *metrics) begin(ctx context.Context) error {
+	newest, err := m.store.Tasks(ctx, store.TaskFilter{Limit: 1})
+	if err != nil {
+		return err
+	}
+	if len(newest) > 0 {
+		m.cursor = newest[0].ID
+	}
+	m.pending, err = m.unended(ctx)
+	return err
+}
+
+// page is how many tasks are in memory at a time: a manifest may be large.
+const page = 100
+
+// unended are the ids of tasks that have not ended.
+func (m *metrics) unended(ctx context.Context) (map[string]struct{}, error) {
+	var phases []string
+	for _, p := range task.Phases() {
+		if !p.Over() {
+			phases = append(phases, string(p))
+		}
+	}
+	ids := map[string]struct{}{}
+	return ids, m.pages(ctx, store.TaskFilter{Phases: phases}, func(t store.Task) { ids[t.ID] = struct{}{} })
+}
+
+func (m *metrics) pages(ctx context.Context, f store.TaskFilter, each func(store.Task)) error {
+	for f.Limit = page; ; {
+		rows, err := m.store.Tasks(ctx, f)
+		if err != nil {
+			return err
+		}
+		for _, t := range rows {
+			each(t)
+			f.After = t.ID
+		}
+		if len(rows) < page {
+			return nil
+		}
+	}
+}
+
+// look counts the tasks that ended since the last look, also those that were
+// not there then.
+func (m *metrics) look(ctx context.Context) error {
+	if err := m.pages(ctx, store.TaskFilter{OldestFirst: true, After: m.cursor}, func(t store.Task) {
+		m.pending[t.ID] = struct{}{}
+		m.cursor = t.ID
+	}); err != nil {
+		if fail.CodeOf(err) == fail.NotFound { // the newest that there was is gone
+			m.cursor = ""
+			return m.begin(ctx)
+		}
+		return err
+	}
+	if len(m.pending) == 0 {
+		return nil
+	}
+	left, err := m.unended(ctx)
+	if err != nil {
+		return err
+	}
+	for id := range m.pending {
+		if _, ok := left[id]; ok {
+			continue
+		}
+		t, err := m.tasks.Get(ctx, id)
+		if err != nil && fail.CodeOf(err) != fail.NotFound {
+			return err
+		}
+		delete(m.pending, id)
+		if err == nil {
+			if err := m.count(ctx, t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// count counts a task that has ended.
+func (m *metrics) count(ctx context.Context, t task.Task) error {
+	if t.Facts.Outcome != nil {
+		m.outcomes.WithLabelValues(string(t.Facts.Outcome.Result)).Inc()
+	}
+	if !t.Facts.Started.IsZero() && t.Facts.Ended.After(t.Facts.Started) {
+		m.taskSeconds.WithLabelValues(string(t.Phase)).Observe(t.Facts.Ended.Sub(t.Facts.Started).Seconds())
+	}
+	// The first events tell of the VM; what an agent did comes behind.
+	evs, err := m.store.Events(ctx, t.ID, store.Oldest, 1000)
+	if err != nil {
+		return err
+	}
+	var since time.Time
+	for _, ev := range evs {
+		var p task.PhaseChange
+		if ev.Kind != task.EventPhase || json.Unmarshal(ev.Data, &p) != nil || p.From == p.To {
+			continue
+		}
+		switch {
+		case p.To == task.Provisioning:
+			since = ev.At
+		case p.To == task.Ready && !since.IsZero():
+			m.vmSeconds.Observe(max(0, ev.At.Sub(since).Seconds()))
+		}
+	}
+	return nil
+}
+
+// askGateways adds what was decided since the last time. One that was started
+// anew counts from zero again.
+func (m *metrics) askGateways(ctx context.Context) error {
+	all, err := m.tasks.Sessions.List(ctx)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	now := map[string]gateway.Status{}
+	var asking errgroup.Group
+	asking.SetLimit(8)
+	for _, s := range all {
+		if !s.Spec.Walled || s.Phase != session.Ready {
+			continue
+		}
+		asking.Go(func() error {
+			st, err := m.tasks.Sessions.Gateway(s).Status(ctx)
+			if err == nil { // one that does not answer is its keeper's business
+				mu.Lock()
+				now[s.ID] = st
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	_ = asking.Wait() // none returns an error
+	for id, st := range now {
+		before, ok := m.gateways[id]
+		if !ok || !before.Started.Equal(st.Started) || before.Stats.Allowed > st.Stats.Allowed || before.Stats.Denied > st.Stats.Denied {
+			before = gateway.Status{}
+		}
+		m.decisions.WithLabelValues("allow").Add(float64(st.Stats.Allowed - before.Stats.Allowed))
+		m.decisions.WithLabelValues("deny").Add(float64(st.Stats.Denied - before.Stats.Denied))
+	}
+	m.gateways = now
+	return nil
+}
+
+// stored are the metrics that are read from the store.
+type stored struct{ *metrics }
+
+var (
+	tasksTotal    = prometheus.NewDesc(namespace+"_tasks_total", "Tasks that were submitted, and are not forgotten yet.", nil, nil)
+	tasksByState  = prometheus.NewDesc(namespace+"_tasks", "Tasks by state.", []string{"state"}, nil)
+	tasksActive   = prometheus.NewDesc(namespace+"_tasks_active", "Tasks that hold a slot.", nil, nil)
+	agents        = prometheus.NewDesc(namespace+"_agents_connected", "Agents of tasks that run.", nil, nil)
+	sessionsState = prometheus.NewDesc(namespace+"_sessions", "Sessions by state.", []string{"state"}, nil)
+	storeUp       = prometheus.NewDesc(namespace+"_store_up", "Whether the store could be read.", nil, nil)
+)
+
+// Describe is prometheus.Collector's. The set is fixed, but for the states.
+func (c stored) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{tasksTotal, tasksByState, tasksActive, agents, sessionsState, storeUp} {
+		ch <- d
+	}
+}
+
+const collectTimeout = 5 * time.Second
+
+// Collect is prometheus.Collector's.
+func (c stored) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout) // the interface has none
+	defer cancel()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counts, err1 := c.store.TaskCounts(ctx)
+	sessions, err2 := c.store.Sessions(ctx, false)
+	if err := errors.Join(err1, err2); err != nil {
+		c.log.Warn("read the store for the metrics", "error", err)
+		gauge(storeUp, 0)
+		return
+	}
+	gauge(storeUp, 1)
+	total, active := 0, 0
+	for _, p := range task.Phases() {
+		n := counts[string(p)]
+		total += n
+		if p.Active() {
+			active += n
+		}
+		gauge(tasksByState, float64(n), string(p))
+	}
+	ch <- prometheus.MustNewConstMetric(tasksTotal, prometheus.CounterValue, float64(total))
+	gauge(tasksActive, float64(active))
+	gauge(agents, float64(counts[string(task.Running)]))
+	states := map[string]int{}
+	for _, s := range sessions {
+		states[s.Phase]++
+	}
+	for state, n := range states {
+		gauge(sessionsState, float64(n), state)
+	}
+}
+
+// agenticNames are the names that dashboards made for the reference know. Where
+// there is a label's value, only the series with that are meant.
+var agenticNames = []struct{ from, label, to string }{
+	{namespace + "_tasks_total", "", "agentic_tasks_total"},
+	{namespace + "_tasks", "", "agentic_tasks_by_state"},
+	{namespace + "_task_outcomes_total", "", "agentic_task_outcomes_total"},
+	{namespace + "_agents_connected", "", "agentic_agents_connected"},
+	{namespace + "_commands_total", "", "agentic_commands_by_result"},
+	{namespace + "_command_duration_seconds", "", "agentic_command_latency_seconds"},
+	{namespace + "_stream_connections", "ws", "agentic_ws_connections_current"},
+	{namespace + "_stream_connections_opened_total", "ws", "agentic_ws_connections_total"},
+}
+
+// agenticToo is what g gathers, and part of it again under the other names.
+func agenticToo(g prometheus.Gatherer) prometheus.Gatherer {
+	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		all, err := g.Gather()
+		for _, alias := range agenticNames {
+			for _, f := range all {
+				if f.GetName() != alias.from {
+					continue
+				}
+				again := &dto.MetricFamily{Name: &alias.to, Help: f.Help, Type: f.Type}
+				for _, m := range f.GetMetric() {
+					if alias.label == "" {
+						again.Metric = append(again.Metric, m)
+					} else if len(m.GetLabel()) == 1 && m.GetLabel()[0].GetValue() == alias.label {
+						again.Metric = append(again.Metric, &dto.Metric{Gauge: m.Gauge, Counter: m.Counter})
+					}
+				}
+				all = append(all, again)
+				break
+			}
+		}
+		return all, err
+	})
+}

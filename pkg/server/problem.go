@@ -1,0 +1,206 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Problem is how every error is answered: RFC 9457, with the product's code and
+// its hint. It is an error, so that what fails can be one from where it failed.
+type Problem struct {
+	Type    string   `json:"type" enum:"about:blank" doc:"Always about:blank: code says which problem it is."`
+	Title   string   `json:"title" doc:"The status in words."`
+	Status  int      `json:"status" minimum:"400" maximum:"599"`
+	Detail  string   `json:"detail" doc:"What was wrong this time."`
+	Code    string   `json:"code" doc:"Stable, for programs: USAGE, NOT_FOUND, EVENT_SEQUENCE_EXPIRED …"`
+	Hint    string   `json:"hint" doc:"What to do about it."`
+	TraceID string   `json:"trace_id,omitempty" doc:"Of the request, as in the log."`
+	Errors  []string `json:"errors,omitempty" doc:"Each thing that is wrong, where there are several."`
+
+	// Of events only.
+	Oldest *int64 `json:"oldest,omitempty" doc:"Sequence of the oldest event that is left."`
+	Newest *int64 `json:"newest,omitempty" doc:"Sequence of the newest event."`
+	Last   *int64 `json:"last,omitempty" doc:"Sequence of the last event that a stream sent before it ended."`
+
+	header http.Header // to be answered besides
+}
+
+// The codes that are not package fail's.
+const (
+	codeInternal      = "INTERNAL"
+	codeUnauthorized  = "UNAUTHORIZED"
+	codeForbidden     = "FORBIDDEN"
+	codeMethod        = "METHOD_NOT_ALLOWED"
+	codeTooLarge      = "TOO_LARGE"
+	codeSlow          = "TOO_SLOW"
+	codeMediaType     = "UNSUPPORTED_MEDIA_TYPE"
+	codeInvalid       = "INVALID"
+	codeTooMany       = "TOO_MANY"
+	codeRange         = "RANGE_NOT_SATISFIABLE"
+	codeShutdown      = "SHUTTING_DOWN"
+	codeUnavailable   = "UNAVAILABLE"
+	codeUpgrade       = "UPGRADE_REQUIRED"
+	codeAnchor        = "EVENT_ANCHOR_MALFORMED"
+	codeAnchorForeign = "EVENT_ANCHOR_FOREIGN"
+	codeAnchorFuture  = "EVENT_ANCHOR_FUTURE"
+	codeExpired       = "EVENT_SEQUENCE_EXPIRED"
+)
+
+const (
+	maxDetail = 8 << 10
+	seeDocs   = "GET /openapi.json says what there is and what it takes"
+)
+
+func problem(status int, code, hint, format string, args ...any) *Problem {
+	return &Problem{
+		Type: "about:blank", Title: http.StatusText(status), Status: status,
+		Detail: bounded(fmt.Sprintf(format, args...)), Code: code, Hint: bounded(hint),
+	}
+}
+
+// bounded is text that may hold a stranger's, made harmless to print.
+func bounded(text string) string {
+	text = ssh.CleanText(text)
+	if len(text) <= maxDetail {
+		return text
+	}
+	end := maxDetail
+	for end > 0 && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + "…"
+}
+
+// Error is the detail.
+func (p *Problem) Error() string { return p.Detail }
+
+// GetStatus is for huma, which answers with it.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// GetHeaders is for huma, which answers with them.
+func (p *Problem) GetHeaders() http.Header { return p.header }
+
+// ContentType is for huma.
+func (p *Problem) ContentType(string) string { return problemType }
+
+const problemType = "application/problem+json"
+
+func (p *Problem) with(key, value string) *Problem {
+	if p.header == nil {
+		p.header = http.Header{}
+	}
+	p.header.Set(key, value)
+	return p
+}
+
+// statuses are what package fail's codes are over HTTP. What has no place here
+// is ours to mend, not the client's: 500.
+var statuses = map[fail.Code]int{
+	fail.Usage:       http.StatusBadRequest,
+	fail.NotFound:    http.StatusNotFound,
+	fail.Conflict:    http.StatusConflict,
+	fail.Host:        http.StatusServiceUnavailable,
+	fail.Secret:      http.StatusUnprocessableEntity,
+	fail.Policy:      http.StatusUnprocessableEntity,
+	fail.Preserved:   http.StatusConflict,
+	fail.Timeout:     http.StatusGatewayTimeout,
+	fail.Interrupted: http.StatusServiceUnavailable,
+}
+
+// problemOf makes a problem of any error. Of one that nobody foresaw the client
+// learns where to look only: its words may be anything.
+func problemOf(err error) *Problem {
+	if p, ok := errors.AsType[*Problem](err); ok {
+		return p
+	}
+	if a, ok := errors.AsType[*store.AnchorError](err); ok {
+		return anchorProblem(a)
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return problem(http.StatusServiceUnavailable, codeShutdown, "try again", "the request was broken off")
+	case errors.Is(err, context.DeadlineExceeded):
+		return problem(http.StatusGatewayTimeout, fail.Timeout.String(), "try again", "it took too long")
+	case errors.Is(err, ssh.ErrUnreachable):
+		return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer list", "%v", err)
+	}
+	code := fail.CodeOf(err)
+	status, ok := statuses[code]
+	if !ok {
+		return problem(http.StatusInternalServerError, codeInternal, "the log of serve has the error, under trace_id", "something went wrong inside serve")
+	}
+	hint := fail.HintOf(err)
+	if hint == "" {
+		hint = seeDocs
+	}
+	p := problem(status, code.String(), hint, "%v", err)
+	if lines := strings.Split(p.Detail, "\n"); len(lines) > 1 {
+		p.Errors = lines // a manifest has all its errors told at once
+	}
+	if status == http.StatusServiceUnavailable {
+		return p.with("Retry-After", "5")
+	}
+	return p
+}
+
+func anchorProblem(a *store.AnchorError) *Problem {
+	var p *Problem
+	if errors.Is(a, store.ErrExpired) {
+		p = problem(http.StatusGone, codeExpired, fmt.Sprintf("go on with after=%d, or after=oldest, and know that what was before it is lost", max(a.Oldest-1, 0)),
+			"events after %d are not kept any more; the oldest that is left is %d", a.After, a.Oldest)
+	} else {
+		p = problem(http.StatusBadRequest, codeAnchorFuture, "go on with after=newest", "there is no event %d yet; the newest is %d", a.After, a.Newest)
+	}
+	p.Oldest, p.Newest = &a.Oldest, &a.Newest
+	return p
+}
+
+// plain is the problem for a status that somebody else answered with: net/http
+// or a library of ours.
+func plain(status int) *Problem {
+	code, hint := codeInvalid, seeDocs
+	switch status {
+	case http.StatusNotFound:
+		code = fail.NotFound.String()
+	case http.StatusMethodNotAllowed:
+		code = codeMethod
+	case http.StatusRequestedRangeNotSatisfiable:
+		code, hint = codeRange, "ask for bytes that are there; Content-Range says how many"
+	case http.StatusUpgradeRequired:
+		code, hint = codeUpgrade, "speak WebSocket (RFC 6455, version 13) to this path"
+	case http.StatusPreconditionFailed:
+		code, hint = fail.Conflict.String(), "leave out If-Match, or send the ETag that is there now"
+	}
+	if status >= http.StatusInternalServerError {
+		code, hint = codeInternal, "the log of serve has the error, under trace_id"
+	}
+	return problem(status, code, hint, "%s", strings.ToLower(http.StatusText(status)))
+}
+
+// write answers with the problem.
+func (p *Problem) write(w http.ResponseWriter) {
+	body, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // strings and numbers always can
+	}
+	h := w.Header()
+	for key, values := range p.header {
+		h[key] = values
+	}
+	h.Set("Content-Type", problemType)
+	h.Del("Content-Length")
+	h.Del("Content-Encoding")
+	h.Del("Content-Disposition")
+	h.Del("ETag")
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(append(body, '\n')) // nobody is left to be told
+}

@@ -1,0 +1,245 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"path"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// route is an operation, as the document has it and as it is served.
+type route struct {
+	id, method, path string
+	summary, about   string
+	tag              string
+	need             Scope // "" for nobody in particular
+
+	ok      int    // the status of success; 200 when 0
+	more    []int  // other statuses than those that every route may answer with
+	content string // of what is answered, where that is not JSON
+	ranges  bool   // HEAD, Range and If-None-Match are understood
+	accepts []string
+}
+
+// document is the description of the API, in both of its forms.
+type document struct {
+	api        huma.API
+	json, yaml []byte
+}
+
+// everywhere are the statuses with which any route may answer: of the guard, of
+// parameters, of a host that is in trouble.
+var everywhere = []int{400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504}
+
+// routes makes the mux, and the document from the same list.
+func (s *Server) routes() (*http.ServeMux, document, error) {
+	mux := http.NewServeMux()
+	formats := map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat}
+	api := humago.New(mux, huma.Config{
+		OpenAPI: &huma.OpenAPI{
+			OpenAPI: "3.1.0",
+			Info: &huma.Info{
+				Title: "agent-sessionizer", Version: "1", License: &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
+				Description: "Tasks and sessions of coding agents, each in a virtual machine of its own.",
+			},
+			Servers: []*huma.Server{{URL: "/", Description: "This server: a UNIX socket, or an address with bearer tokens."}},
+			Tags: []*huma.Tag{
+				{Name: "tasks", Description: "Unattended runs."},
+				{Name: "sessions", Description: "Virtual machines of repositories."},
+				{Name: "server", Description: "The server itself."},
+			},
+			Components: &huma.Components{
+				Schemas: huma.NewMapRegistry("#/components/schemas/", schemaName),
+				SecuritySchemes: map[string]*huma.SecurityScheme{"token": {
+					Type: "http", Scheme: "bearer", Description: "On an address. At the socket whoever can connect is this user, and admin.",
+				}},
+			},
+		},
+		Formats: formats, DefaultFormat: "application/json", RejectUnknownQueryParameters: true,
+		Transformers: []huma.Transformer{translate},
+	})
+	api.UseMiddleware(s.strict)
+	s.taskRoutes(api)
+	s.eventRoutes(api)
+	s.fileRoutes(api)
+	s.sessionRoutes(api)
+	s.serverRoutes(api)
+
+	doc := api.OpenAPI()
+	for _, unused := range []string{"ErrorModel", "ErrorDetail"} {
+		delete(doc.Components.Schemas.Map(), unused)
+	}
+	for at, item := range doc.Paths {
+		if clean := strings.ReplaceAll(at, "...}", "}"); clean != at { // the router's wildcard
+			delete(doc.Paths, at)
+			doc.Paths[clean] = item
+		}
+	}
+	d := document{api: api}
+	var err1, err2 error
+	d.json, err1 = doc.MarshalJSON()
+	d.yaml, err2 = doc.YAML()
+	return mux, d, errors.Join(err1, err2)
+}
+
+// schemaName keeps apart types that are called alike in different packages.
+func schemaName(t reflect.Type, hint string) string {
+	name := huma.DefaultSchemaNamer(t, hint)
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	pkg := path.Base(t.PkgPath())
+	if t.Name() == "" || pkg == "server" || pkg == "." {
+		return name
+	}
+	return strings.ToUpper(pkg[:1]) + pkg[1:] + name
+}
+
+// register adds a route. What its handler returns as an error becomes a Problem.
+func register[I, O any](s *Server, api huma.API, r route, handler func(context.Context, *I) (*O, error)) {
+	op := huma.Operation{
+		OperationID: r.id, Method: r.method, Path: r.path, Summary: r.summary, Description: r.about, Tags: []string{r.tag},
+		DefaultStatus: r.ok, MaxBodyBytes: -1, BodyReadTimeout: -1, // guard has read the body
+		Responses: map[string]*huma.Response{}, Metadata: map[string]any{"route": r},
+	}
+	if r.need != "" {
+		op.Security = []map[string][]string{{"token": {}}}
+		op.Description = strings.TrimSpace(op.Description + fmt.Sprintf("\n\nNeeds the scope `%s`.", r.need))
+	}
+	errorBody := map[string]*huma.MediaType{problemType: {Schema: api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "")}}
+	if r.method == http.MethodGet && !r.ranges {
+		r.more = append(slices.Clone(r.more), http.StatusMethodNotAllowed) // HEAD finds the same route
+	}
+	for _, status := range slices.Concat(everywhere, r.more) {
+		resp := &huma.Response{Description: http.StatusText(status)}
+		if status >= http.StatusBadRequest {
+			resp.Content = errorBody
+		}
+		op.Responses[strconv.Itoa(status)] = resp
+	}
+	if r.content != "" {
+		ok := r.ok
+		if ok == 0 {
+			ok = http.StatusOK
+		}
+		binary := map[string]*huma.MediaType{r.content: {Schema: &huma.Schema{Type: "string"}}}
+		op.Responses[strconv.Itoa(ok)] = &huma.Response{Description: http.StatusText(ok), Content: binary}
+		if r.ranges {
+			op.Responses["206"] = &huma.Response{Description: http.StatusText(http.StatusPartialContent), Content: binary}
+		}
+	}
+	if r.ranges {
+		op.Responses["304"] = &huma.Response{Description: http.StatusText(http.StatusNotModified)}
+		for _, status := range []int{412, 416} {
+			op.Responses[strconv.Itoa(status)] = &huma.Response{Description: http.StatusText(status), Content: errorBody}
+		}
+	}
+	huma.Register(api, op, func(ctx context.Context, in *I) (*O, error) {
+		out, err := handler(ctx, in)
+		if err == nil {
+			return out, nil
+		}
+		return nil, s.tell(ctx, err)
+	})
+}
+
+// tell makes a problem of an error, and logs what the client is not told.
+func (s *Server) tell(ctx context.Context, err error) *Problem {
+	p := problemOf(err)
+	if p.Status >= http.StatusInternalServerError && ctx.Err() == nil {
+		s.log.ErrorContext(ctx, "a request failed", "error", err)
+	}
+	return p
+}
+
+// translate makes problems of what huma finds wrong by itself. It drops the
+// values that were wrong: they could be secrets, or a megabyte.
+func translate(ctx huma.Context, _ string, body any) (any, error) {
+	switch body := body.(type) {
+	case *Problem:
+		p := *body
+		p.TraceID = requestOf(ctx.Context()).trace
+		return &p, nil
+	case *huma.ErrorModel:
+		p := problem(body.Status, codeInvalid, seeDocs, "%s", body.Detail)
+		switch body.Status {
+		case http.StatusUnsupportedMediaType:
+			p.Code = codeMediaType
+		case http.StatusInternalServerError:
+			p.Code, p.Detail = codeInternal, "something went wrong inside serve"
+		}
+		for _, e := range body.Errors {
+			if e != nil && len(p.Errors) < 20 {
+				p.Errors = append(p.Errors, bounded(strings.TrimPrefix(e.Location+": "+e.Message, ": ")))
+			}
+		}
+		p.TraceID = requestOf(ctx.Context()).trace
+		return p, nil
+	}
+	return body, nil
+}
+
+// strict checks what the document says of a route and huma does not check: the
+// scope, the method, that each parameter is there once, whether there is a body
+// and of which kind.
+func (s *Server) strict(ctx huma.Context, next func(huma.Context)) {
+	req := requestOf(ctx.Context())
+	if p := req.check(ctx.Operation().Metadata["route"].(route)); p != nil {
+		req.w.fail(p)
+		return
+	}
+	next(ctx)
+}
+
+func (req *request) check(r route) *Problem {
+	if r.need != "" && !req.who.Scope.allows(r.need) {
+		return problem(http.StatusForbidden, codeForbidden, fmt.Sprintf("use a token with the scope %s", r.need),
+			"%s needs the scope %s, and the token has %s", r.id, r.need, req.who.Scope)
+	}
+	if req.r.Method == http.MethodHead && !r.ranges {
+		return problem(http.StatusMethodNotAllowed, codeMethod, "use "+r.method, "HEAD is not a method of this path").with("Allow", r.method)
+	}
+	for name, values := range req.r.URL.Query() {
+		if len(values) > 1 {
+			return problem(http.StatusBadRequest, codeInvalid, "send it once, with commas between values", "the parameter %s is there more than once", name)
+		}
+		if slices.Contains(values, "") {
+			return problem(http.StatusBadRequest, codeInvalid, "leave it out, or give it a value", "the parameter %s is empty", name)
+		}
+	}
+	if len(r.accepts) == 0 {
+		if req.r.ContentLength != 0 {
+			return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "%s takes no body", r.id)
+		}
+		return nil
+	}
+	kind, params, err := mime.ParseMediaType(req.r.Header.Get("Content-Type"))
+	charset := strings.ToLower(params["charset"])
+	if err != nil || !slices.Contains(r.accepts, kind) || charset != "" && charset != "utf-8" {
+		return problem(http.StatusUnsupportedMediaType, codeMediaType, "send Content-Type: "+strings.Join(r.accepts, " or "), "the body's Content-Type is none that is taken here, as UTF-8")
+	}
+	if req.r.ContentLength == 0 {
+		return problem(http.StatusBadRequest, codeInvalid, seeDocs, "there is no body")
+	}
+	return nil
+}
+
+// isID reports whether text can be an id of a task or a session.
+func isID(text string) bool {
+	return len(text) == 12 && strings.Trim(text, "0123456789abcdef") == ""
+}
+
+func noSuch(what, id string) error {
+	return fail.New(fail.NotFound, "there is no %s %q", what, short(id)).WithHint("GET /api/v1/%ss lists them", what)
+}

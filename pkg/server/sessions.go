@@ -1,0 +1,126 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+const sessionsPath = "/api/v1/sessions"
+
+// SessionList is the sessions that exist, the oldest first.
+type SessionList struct {
+	Sessions []session.View `json:"sessions" nullable:"false"`
+}
+
+// SessionPath is the part of a path that says which session.
+type SessionPath struct {
+	ID string `path:"id" doc:"The session's whole id." example:"7be1c04d55aa"`
+}
+
+// ExecPath is the part of a path that says which command of which session.
+type ExecPath struct {
+	SessionPath
+	Exec string `path:"exec" doc:"The id in the answer of startExec."`
+}
+
+type (
+	sessionOutput  struct{ Body session.View }
+	sessionsOutput struct{ Body SessionList }
+
+	execInput struct {
+		SessionPath
+		Body ExecRequest
+	}
+	execLogsInput struct {
+		ExecPath
+		LogQuery
+	}
+	execOutput     struct{ Body Exec }
+	execMadeOutput struct {
+		Location string `header:"Location"`
+		Body     Exec
+	}
+)
+
+func (s *Server) sessionRoutes(api huma.API) {
+	register(s, api, route{
+		id: "listSessions", method: http.MethodGet, path: sessionsPath, tag: "sessions", need: Read,
+		summary: "Sessions that exist, the oldest first",
+	}, func(ctx context.Context, _ *struct{}) (*sessionsOutput, error) {
+		all, err := s.tasks.Sessions.List(ctx)
+		if err != nil {
+			return nil, err
+		}
+		list := SessionList{Sessions: []session.View{}}
+		for _, v := range all {
+			list.Sessions = append(list.Sessions, v.View())
+		}
+		return &sessionsOutput{list}, nil
+	})
+	register(s, api, route{
+		id: "getSession", method: http.MethodGet, path: sessionsPath + "/{id}", tag: "sessions", need: Read, more: []int{404},
+		summary: "One session, also one that is gone",
+	}, func(ctx context.Context, in *SessionPath) (*sessionOutput, error) {
+		v, err := s.session(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		return &sessionOutput{v.View()}, nil
+	})
+	register(s, api, route{
+		id: "startExec", method: http.MethodPost, path: sessionsPath + "/{id}/exec", tag: "sessions", need: Admin, ok: http.StatusAccepted, more: []int{404, 409},
+		summary: "Run a command in a session",
+		about: "As the agent, with the session's secrets in its environment. It is this server's: when the server ends, the command is ended; " +
+			"when the server is killed, the command may go on in the guest, and its state here is `lost`. `last_event` is where to read the session's events on from.",
+		accepts: []string{"application/json"},
+	}, func(ctx context.Context, in *execInput) (*execMadeOutput, error) {
+		v, err := s.session(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		e, err := s.execs.start(ctx, v, in.Body, requestOf(ctx))
+		if err != nil {
+			return nil, err
+		}
+		return &execMadeOutput{execPath(e), e}, nil
+	})
+	register(s, api, route{
+		id: "getExec", method: http.MethodGet, path: sessionsPath + "/{id}/exec/{exec}", tag: "sessions", need: Read, more: []int{404},
+		summary: "A command that was run, or runs",
+	}, func(_ context.Context, in *ExecPath) (*execOutput, error) {
+		e, err := s.execs.get(in.ID, in.Exec)
+		return &execOutput{e}, err
+	})
+	register(s, api, route{
+		id: "cancelExec", method: http.MethodDelete, path: sessionsPath + "/{id}/exec/{exec}", tag: "sessions", need: Admin, ok: http.StatusAccepted, more: []int{404},
+		summary: "End a command: SIGTERM, then SIGKILL",
+	}, func(_ context.Context, in *ExecPath) (*execOutput, error) {
+		e, err := s.execs.cancel(in.ID, in.Exec)
+		return &execOutput{e}, err
+	})
+	register(s, api, route{
+		id: "getExecLogs", method: http.MethodGet, path: sessionsPath + "/{id}/exec/{exec}/logs", tag: "sessions", need: Read, more: []int{404, 416}, ranges: true, content: "text/plain",
+		summary: "What a command printed",
+	}, func(ctx context.Context, in *execLogsInput) (*bodyOutput, error) {
+		if _, err := s.execs.get(in.ID, in.Exec); err != nil {
+			return nil, err
+		}
+		over := func(context.Context) (bool, error) {
+			e, err := s.execs.get(in.ID, in.Exec)
+			return e.State != ExecRunning, err
+		}
+		dir := s.execs.dir(in.ID, in.Exec)
+		return s.logs(ctx, subject{in.ID, over}, in.LogQuery, dir.stdout(), dir.stderr())
+	})
+}
+
+func (s *Server) session(ctx context.Context, id string) (session.Session, error) {
+	if !isID(id) {
+		return session.Session{}, noSuch("session", id)
+	}
+	return s.tasks.Sessions.Get(ctx, id)
+}

@@ -1,0 +1,354 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// The types of a StreamMessage.
+const (
+	messageEvent   = "event"
+	messageOutput  = "output"
+	messageBeat    = "heartbeat"
+	messageEnd     = "end"
+	messageProblem = "problem"
+)
+
+// StreamMessage is one message of a stream.
+type StreamMessage struct {
+	Type   string `json:"type" enum:"event,output,heartbeat,end,problem"`
+	Event  *Event `json:"event,omitempty"`
+	Stream string `json:"stream,omitempty" enum:"stdout,stderr" doc:"Of output."`
+	Offset *int64 `json:"offset,omitempty" doc:"Of output: where in the log its first byte is."`
+	Data   []byte `json:"data,omitempty" doc:"Of output: the bytes, in base64."`
+	Last   *int64 `json:"last,omitempty" doc:"Sequence of the last event that was sent."`
+
+	Problem *Problem `json:"problem,omitempty"`
+}
+
+// stream sends what happens to a subject to one client. Nothing is kept for the
+// client: events are read from the store, and output from the logs, when it has
+// taken what came before. One that is slow gets everything, late; one that takes
+// nothing for a while is cut off, and may come back with the last anchor it saw.
+type stream struct {
+	*Server
+	of   subject
+	last int64 // sequence of the last event that was sent
+	logs []logTail
+	who  principal
+	back func()
+}
+
+// logTail is a log that a stream follows from an offset on.
+type logTail struct {
+	name, path string
+	offset     int64
+}
+
+// newStream takes a place among the streams; close gives it back.
+func (s *Server) newStream(req *request, kind string, of subject, after int64) (*stream, error) {
+	free, ok := s.streams.take(req.who.Name)
+	if !ok {
+		return nil, problem(http.StatusTooManyRequests, codeTooMany, "close a stream, or read pages", "there are too many streams").with("Retry-After", "5")
+	}
+	select {
+	case <-s.closing:
+		free()
+		return nil, problem(http.StatusServiceUnavailable, codeShutdown, "try again", "serve is ending").with("Retry-After", "5")
+	default:
+	}
+	s.open.Add(1)
+	gone := s.metrics.stream(kind)
+	return &stream{Server: s, of: of, last: after, who: req.who, back: sync.OnceFunc(func() { gone(); free(); s.open.Done() })}, nil
+}
+
+func (st *stream) close() { st.back() }
+
+type news struct {
+	ev  store.Event
+	err error
+}
+
+type chunk struct {
+	name   string
+	offset int64
+	data   []byte
+	err    error
+}
+
+// run sends until the subject has come to its end, the client is gone, or
+// something is wrong; all but the second are told with a last message.
+func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var sources sync.WaitGroup
+	defer sources.Wait()
+	defer cancel()
+
+	events, chunks := make(chan news), make(chan chunk)
+	sources.Go(func() {
+		for ev, err := range st.store.Follow(ctx, st.of.id, st.last) {
+			select {
+			case events <- news{ev, err}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	over, drained := make(chan struct{}), make(chan struct{})
+	var tails sync.WaitGroup
+	for _, l := range st.logs {
+		tails.Go(func() {
+			err := tail(ctx, l.path, l.offset, over, func(offset int64, data []byte) error {
+				select {
+				case chunks <- chunk{name: l.name, offset: offset, data: data}:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+			if err != nil {
+				select {
+				case chunks <- chunk{err: err}:
+				case <-ctx.Done():
+				}
+			}
+		})
+	}
+	sources.Go(func() { tails.Wait(); close(drained) })
+
+	var ending, ended bool
+	var end <-chan struct{} // drained, once nothing but output can come
+	look := func() error {
+		if end != nil {
+			return nil
+		}
+		var err error
+		if !ending {
+			if ending, err = st.of.over(ctx); err != nil || !ending {
+				return err
+			}
+		}
+		if ended, err = st.ended(ctx, st.of, st.last); err == nil && ended {
+			close(over)
+			end = drained
+		}
+		return err
+	}
+	fail := func(err error) {
+		p := *st.tell(ctx, err)
+		p.Last = &st.last
+		_ = send(StreamMessage{Type: messageProblem, Last: &st.last, Problem: &p}) // the last one, heard or not
+	}
+	beat := time.NewTicker(st.limits.Beat)
+	defer beat.Stop()
+	if err := look(); err != nil {
+		fail(err)
+		return
+	}
+	for {
+		var err, sent error
+		select {
+		case n := <-events:
+			if err = n.err; err != nil {
+				break
+			}
+			sent = send(StreamMessage{Type: messageEvent, Event: &Event{anchor(st.of.id, n.ev.Seq), n.ev}})
+			st.last = n.ev.Seq
+			if sent == nil && (ending || n.ev.Kind == "phase") {
+				err = look()
+			}
+		case c := <-chunks:
+			if err = c.err; err == nil {
+				sent = send(StreamMessage{Type: messageOutput, Stream: c.name, Offset: &c.offset, Data: c.data})
+			}
+		case <-end:
+			_ = send(StreamMessage{Type: messageEnd, Last: &st.last}) // the last one, heard or not
+			return
+		case <-beat.C:
+			if !st.still(st.who, Read) {
+				err = problem(http.StatusUnauthorized, codeUnauthorized, "use another token", "the token was removed")
+				break
+			}
+			if err = look(); err == nil {
+				sent = send(StreamMessage{Type: messageBeat, Last: &st.last})
+			}
+		case <-st.closing:
+			err = problem(http.StatusServiceUnavailable, codeShutdown, "come back with after=the last event's id", "serve is ending")
+		case <-ctx.Done():
+			return
+		}
+		if sent != nil || ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			fail(err)
+			return
+		}
+	}
+}
+
+// ended reports whether nothing will come after that sequence.
+func (s *Server) ended(ctx context.Context, of subject, after int64) (bool, error) {
+	over, err := of.over(ctx) // before the range: its last event comes with it
+	if err != nil || !over {
+		return false, err
+	}
+	_, newest, err := s.store.EventRange(ctx, of.id)
+	return newest <= after, err
+}
+
+const (
+	tailPoll  = 200 * time.Millisecond
+	tailChunk = 32 << 10
+)
+
+// tail reads a file that grows from offset on, until its end when over is closed:
+// by then all of it is there.
+func tail(ctx context.Context, path string, offset int64, over <-chan struct{}, f func(offset int64, data []byte) error) error {
+	var file *os.File
+	defer func() {
+		if file != nil {
+			_ = file.Close() // only read
+		}
+	}()
+	buf := make([]byte, tailChunk)
+	tick := time.NewTicker(tailPoll)
+	defer tick.Stop()
+	for {
+		last := false
+		select {
+		case <-over: // before the look: what was written before shows
+			last = true
+		default:
+		}
+		if file == nil {
+			var err error
+			if file, err = os.Open(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			if err != nil {
+				file = nil
+			}
+		}
+		n := 0
+		if file != nil {
+			var err error
+			if n, err = file.ReadAt(buf, offset); err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+		}
+		if n > 0 {
+			if err := f(offset, bytes.Clone(buf[:n])); err != nil {
+				return err
+			}
+			offset += int64(n)
+			continue
+		}
+		if last {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-over:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// sendEvent writes one server-sent event. JSON has no line ends of its own.
+func sendEvent(w io.Writer, id, name string, data any) error {
+	text, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	if id != "" {
+		fmt.Fprintf(&b, "id: %s\n", id)
+	}
+	if name != "" {
+		fmt.Fprintf(&b, "event: %s\n", name)
+	}
+	fmt.Fprintf(&b, "data: %s\n\n", text)
+	_, err = w.Write(b.Bytes())
+	return err
+}
+
+type socketInput struct {
+	TaskPath
+	After  string `query:"after" doc:"As of getTaskEvents."`
+	Stdout int64  `query:"stdout" default:"0" minimum:"-1" doc:"Offset from which the output is wanted; -1 for none of it."`
+	Stderr int64  `query:"stderr" default:"0" minimum:"-1"`
+}
+
+func (s *Server) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, error) {
+	sub, err := s.taskSubject(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	after, err := s.start(ctx, sub, in.After)
+	if err != nil {
+		return nil, err
+	}
+	req := requestOf(ctx)
+	dir := s.tasks.Dir(in.ID)
+	var logs []logTail
+	for _, l := range []logTail{{"stdout", dir.Stdout(), in.Stdout}, {"stderr", dir.Stderr(), in.Stderr}} {
+		if l.offset < 0 {
+			continue
+		}
+		if _, err := sizeFrom(l.path, l.offset); err != nil {
+			return nil, err
+		}
+		logs = append(logs, l)
+	}
+	st, err := s.newStream(req, "ws", sub, after)
+	if err != nil {
+		return nil, err
+	}
+	st.logs = logs
+	return &bodyOutput{func(huma.Context) {
+		defer st.close()
+		c, err := websocket.Accept(req.w, req.r, nil)
+		if err != nil {
+			return // and it was answered
+		}
+		req.w.status = http.StatusSwitchingProtocols
+		defer func() { _ = c.CloseNow() }() // of what is left
+		c.SetReadLimit(1 << 10)
+		ctx := c.CloseRead(ctx) // clients have nothing to say; one who does is cut off
+		code, why := websocket.StatusNormalClosure, ""
+		st.run(ctx, func(m StreamMessage) error {
+			text, err := json.Marshal(m)
+			if err != nil {
+				return err
+			}
+			if m.Type == messageProblem {
+				code, why = websocket.StatusGoingAway, m.Problem.Code
+			}
+			ctx, cancel := context.WithTimeout(ctx, s.limits.Write)
+			defer cancel()
+			return c.Write(ctx, websocket.MessageText, text)
+		})
+		_ = c.Close(code, why) // waits a little for the client's
+	}}, nil
+}
+
+func schemaOf[T any](api huma.API) *huma.Schema {
+	return api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
+}

@@ -1,0 +1,666 @@
+package server
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// sent is a server-sent event.
+type sent struct{ id, name, data string }
+
+// sse opens a stream; next returns its events, and false after the last.
+func (r *rig) sse(ctx context.Context, c call) (resp *http.Response, next func() (sent, bool)) {
+	r.t.Helper()
+	c.header = append(c.header, "Accept", "text/event-stream")
+	resp, err := r.client(c).Do(r.request(ctx, c))
+	if err != nil {
+		r.t.Error(err)
+		return nil, func() (sent, bool) { return sent{}, false }
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+	return resp, func() (ev sent, ok bool) {
+		for lines.Scan() {
+			key, value, _ := strings.Cut(lines.Text(), ": ")
+			switch key {
+			case "id":
+				ev.id = value
+			case "event":
+				ev.name = value
+			case "data":
+				ev.data = value
+			case "":
+				if ev != (sent{}) {
+					return ev, true
+				}
+			}
+		}
+		return ev, false
+	}
+}
+
+func TestEventPages(t *testing.T) {
+	r := newRig(t, Limits{})
+	id := r.submit().ID
+	r.append(id, 249)
+	var seen []int64
+	for after := ""; ; {
+		path := tasksPath + "/" + id + "/events?limit=70"
+		if after != "" {
+			path += "&after=" + strings.ReplaceAll(after, "/", "%2F")
+		}
+		var p EventPage
+		r.get(call{path: path, as: Read}, &p)
+		if p.Oldest != 1 || p.Newest != 250 {
+			t.Fatal(p.Oldest, p.Newest)
+		}
+		for _, ev := range p.Events {
+			if ev.ID != anchor(id, ev.Seq) || ev.Subject != id {
+				t.Error(ev)
+			}
+			seen = append(seen, ev.Seq)
+		}
+		if after = p.Next; len(p.Events) == 0 {
+			break
+		}
+	}
+	if !gapless(seen, 1, 250) {
+		t.Error(seen)
+	}
+
+	// What is left can be read, what expired is told, and nothing between is.
+	r.expire(id)
+	r.append(id, 3)
+	for after, want := range map[string]int{"oldest": 4, "newest": 0, "249": 4, "250": 3, id + "/252": 1, "253": 0} {
+		var p EventPage
+		r.get(call{path: tasksPath + "/" + id + "/events?after=" + after}, &p)
+		if len(p.Events) != want {
+			t.Errorf("after %s: %d events, not %d", after, len(p.Events), want)
+		}
+	}
+	_, body := r.do(call{path: tasksPath + "/" + id + "/events?after=248"})
+	var p Problem
+	if err := json.Unmarshal(body, &p); err != nil || p.Code != codeExpired || p.Oldest == nil || *p.Oldest != 250 || *p.Newest != 253 || !strings.Contains(p.Hint, "after=249") {
+		t.Errorf("%v %s", err, body)
+	}
+}
+
+func gapless(seen []int64, first, last int64) bool {
+	if int64(len(seen)) != last-first+1 {
+		return false
+	}
+	for i, seq := range seen {
+		if seq != first+int64(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// Fifty readers begin at any time while events are written by several writers at
+// once, some slow, some that break off and come back: each sees each event once.
+func TestStreamsHaveNoGap(t *testing.T) {
+	const readers, writers, each = 50, 4, 250
+	r := newRig(t, Limits{Streams: 60, Each: 60})
+	id := r.submit().ID
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	var all sync.WaitGroup
+	for w := range writers {
+		all.Go(func() {
+			for i := range each {
+				if err := r.store.Append(ctx, id, store.Event{Kind: "message", Data: json.RawMessage(fmt.Sprintf(`{"writer":%d,"n":%d}`, w, i))}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	newest := func() int64 {
+		_, n, err := r.store.EventRange(ctx, id)
+		if err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	var readersDone sync.WaitGroup
+	for i := range readers {
+		readersDone.Go(func() {
+			// Each begins when it sees that so much is written.
+			for newest() < int64(i*writers*each/readers) && ctx.Err() == nil {
+				select {
+				case <-time.After(5 * time.Millisecond):
+				case <-ctx.Done():
+				}
+			}
+			var seen []int64
+			if i%2 == 0 {
+				seen = r.readSSE(ctx, id, i)
+			} else {
+				seen = r.readWS(ctx, id, i)
+			}
+			if !gapless(seen, 1, writers*each+2) {
+				t.Errorf("reader %d saw %d events: %v", i, len(seen), seen[:min(len(seen), 20)])
+			}
+		})
+	}
+	all.Wait()
+	r.move(id, task.Cancelled, nil) // which ends the streams
+	readersDone.Wait()
+	if n := newest(); n != writers*each+2 {
+		t.Error(n)
+	}
+	waitFor(ctx, &r.open)
+	r.streams.mu.Lock()
+	defer r.streams.mu.Unlock()
+	if r.streams.sum != 0 || len(r.streams.taken) != 0 {
+		t.Error("places are left taken:", r.streams.taken)
+	}
+}
+
+// readSSE reads to the end; one in three is slow, one in five breaks off now and
+// then, and comes back with the last id it saw.
+func (r *rig) readSSE(ctx context.Context, id string, i int) (seen []int64) {
+	last := ""
+	for ctx.Err() == nil {
+		some, cancel := context.WithCancel(ctx)
+		c := call{path: tasksPath + "/" + id + "/events", as: Read}
+		if last != "" {
+			c.header = []string{"Last-Event-ID", last}
+		}
+		resp, next := r.sse(some, c)
+		if resp == nil || resp.StatusCode == http.StatusNoContent {
+			cancel()
+			return seen
+		}
+		for n := 0; ; n++ {
+			ev, ok := next()
+			if !ok {
+				break
+			}
+			if ev.name == messageEnd {
+				cancel()
+				return seen
+			}
+			var e Event
+			if err := json.Unmarshal([]byte(ev.data), &e); err != nil || ev.name != "" || e.ID != ev.id {
+				r.t.Errorf("%+v %v", ev, err)
+				cancel()
+				return seen
+			}
+			seen, last = append(seen, e.Seq), ev.id
+			if i%3 == 0 && n%50 == 0 {
+				select { // not to wait for anything: to be slow
+				case <-time.After(10 * time.Millisecond):
+				case <-ctx.Done():
+				}
+			}
+			if i%5 == 0 && rand.IntN(100) == 0 {
+				break
+			}
+		}
+		cancel()
+		_ = resp.Body.Close()
+	}
+	return seen
+}
+
+func (r *rig) dial(ctx context.Context, path string, as Scope) (*websocket.Conn, *http.Response, error) {
+	c, resp, err := websocket.Dial(ctx, "ws://"+r.addr+path, &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + r.token[as]}}})
+	if c != nil {
+		c.SetReadLimit(1 << 20)
+	}
+	return c, resp, err
+}
+
+func (r *rig) readWS(ctx context.Context, id string, i int) (seen []int64) {
+	c, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", Read)
+	if err != nil {
+		r.t.Error(err)
+		return nil
+	}
+	defer func() { _ = c.CloseNow() }()
+	for n := 0; ; n++ {
+		m, err := nextMessage(ctx, c)
+		if err != nil {
+			r.t.Error(err)
+			return seen
+		}
+		switch m.Type {
+		case messageEvent:
+			seen = append(seen, m.Event.Seq)
+		case messageEnd:
+			if _, _, err := c.Read(ctx); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+				r.t.Error(err)
+			}
+			return seen
+		case messageProblem:
+			r.t.Error(m.Problem)
+			return seen
+		}
+		if i%3 == 0 && n%50 == 0 {
+			select { // not to wait for anything: to be slow
+			case <-time.After(10 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func nextMessage(ctx context.Context, c *websocket.Conn) (m StreamMessage, err error) {
+	kind, text, err := c.Read(ctx)
+	if err == nil && kind != websocket.MessageText {
+		err = errors.New("not a text")
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	return m, err
+}
+
+// Output comes whole, in order and once, whatever was written before and while
+// somebody reads, bytes that are no text included.
+func TestWebSocketOutput(t *testing.T) {
+	r := newRig(t, Limits{})
+	id := r.submit().ID
+	r.move(id, task.Running, nil)
+	want := map[string][]byte{}
+	random := rand.NewChaCha8([32]byte{7})
+	write := func(name, path string, n int) {
+		b := make([]byte, n)
+		_, _ = random.Read(b)
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err == nil {
+			_, err = f.Write(b)
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			t.Error(err)
+		}
+		want[name] = append(want[name], b...)
+	}
+	dir := r.tasks.Dir(id)
+	write("stdout", dir.Stdout(), 100_000)
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	from := 12_345
+	c, _, err := r.dial(ctx, fmt.Sprintf("/ws/tasks/%s/stream?stdout=%d&after=newest", id, from), Read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.CloseNow() }()
+	got := map[string][]byte{"stdout": make([]byte, from)}
+	s := r.schemas()
+	read := func(until func(StreamMessage) bool) {
+		t.Helper()
+		for {
+			_, text, err := c.Read(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.check(t, "/components/schemas/StreamMessage", text)
+			var m StreamMessage
+			if err := json.Unmarshal(text, &m); err != nil {
+				t.Fatal(err)
+			}
+			if m.Type == messageOutput {
+				if *m.Offset != int64(len(got[m.Stream])) {
+					t.Fatalf("%s at %d, not %d", m.Stream, *m.Offset, len(got[m.Stream]))
+				}
+				got[m.Stream] = append(got[m.Stream], m.Data...)
+			}
+			if until(m) {
+				return
+			}
+		}
+	}
+	read(func(StreamMessage) bool { return len(got["stdout"]) == len(want["stdout"]) })
+	for range 5 {
+		write("stderr", dir.Stderr(), 40_000)
+		write("stdout", dir.Stdout(), 3)
+		read(func(StreamMessage) bool {
+			return len(got["stdout"]) == len(want["stdout"]) && len(got["stderr"]) == len(want["stderr"])
+		})
+	}
+	write("stdout", dir.Stdout(), 70_000) // and the end right after it
+	r.move(id, task.Completed, nil)
+	read(func(m StreamMessage) bool { return m.Type == messageEnd })
+	copy(got["stdout"], want["stdout"][:from])
+	for name := range want {
+		if !bytes.Equal(got[name], want[name]) {
+			t.Errorf("%s: %d bytes are not the %d that were written", name, len(got[name]), len(want[name]))
+		}
+	}
+}
+
+// A client that takes nothing is cut off after a while, costs no memory
+// meanwhile, and gets everything when it comes back.
+func TestAReaderThatDoesNotRead(t *testing.T) {
+	r := newRig(t, Limits{Write: 500 * time.Millisecond})
+	id := r.submit().ID
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	resp, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events"})
+	defer resp.Body.Close()
+	first, _ := next()
+	filler := json.RawMessage(`{"x":"` + strings.Repeat("x", 60_000) + `"}`)
+	evs := make([]store.Event, 20)
+	for i := range evs {
+		evs[i] = store.Event{Kind: "message", Data: filler}
+	}
+	for range 100 { // 120 MB are more than fits into the buffers of both ends
+		if err := r.store.AppendAll(ctx, id, evs); err != nil {
+			t.Fatal(err)
+		}
+		if r.cutOff() {
+			break
+		}
+	}
+	eventually(t, "it is cut off", r.cutOff)
+	_, newest, err := r.store.EventRange(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.move(id, task.Cancelled, nil)
+	last, seen := first.id, []int64{1}
+	for { // what did arrive
+		ev, ok := next()
+		if !ok {
+			break
+		}
+		var e Event
+		if json.Unmarshal([]byte(ev.data), &e) != nil {
+			break
+		}
+		last, seen = ev.id, append(seen, e.Seq)
+	}
+	if int64(len(seen)) >= newest {
+		t.Fatal("it got everything in spite of not reading")
+	}
+	again, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events", header: []string{"Last-Event-ID", last}})
+	defer again.Body.Close()
+	for {
+		ev, ok := next()
+		if !ok || ev.name == messageEnd {
+			break
+		}
+		var e Event
+		if err := json.Unmarshal([]byte(ev.data), &e); err != nil {
+			t.Fatal(err)
+		}
+		seen = append(seen, e.Seq)
+	}
+	if !gapless(seen, 1, newest+1) {
+		t.Errorf("%d events of %d", len(seen), newest+1)
+	}
+}
+
+// cutOff reports whether no stream is open any more.
+func (r *rig) cutOff() bool {
+	r.streams.mu.Lock()
+	defer r.streams.mu.Unlock()
+	return r.streams.sum == 0
+}
+
+// One who is so slow that what is next expired is told so, with the last
+// sequence that it got.
+func TestAStreamThatIsOvertaken(t *testing.T) {
+	r := newRig(t, Limits{})
+	id := r.submit().ID
+	r.append(id, 10)
+	st, err := r.newStream(&request{who: principal{Name: "x", Scope: Read}}, "sse", subject{id, func(context.Context) (bool, error) { return false, nil }}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.close()
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), requestKey{}, &request{}), deadline)
+	defer cancel()
+	var seen []int64
+	var end *Problem
+	st.run(ctx, func(m StreamMessage) error {
+		switch m.Type {
+		case messageEvent:
+			seen = append(seen, m.Event.Seq)
+			if m.Event.Seq == 3 {
+				r.append(id, 1000) // more than one read brings
+				r.expire(id)
+			}
+		case messageProblem:
+			end = m.Problem
+		}
+		return nil
+	})
+	if end == nil || end.Code != codeExpired || end.Last == nil || *end.Last != seen[len(seen)-1] || *end.Oldest != 1011 {
+		t.Fatalf("%+v after %v", end, seen)
+	}
+	if !gapless(seen, 1, *end.Last) {
+		t.Error(seen)
+	}
+}
+
+func TestStreamEnds(t *testing.T) {
+	r := newRig(t, Limits{Beat: 20 * time.Millisecond, Each: 2})
+	id := r.submit().ID
+	path := tasksPath + "/" + id + "/events"
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+
+	// When its token is removed.
+	resp, next := r.sse(ctx, call{path: path, as: Submit})
+	defer resp.Body.Close()
+	if ev, ok := next(); !ok || ev.id != anchor(id, 1) {
+		t.Fatal(ev, ok)
+	}
+	if err := r.tokens.Remove(string(Submit)); err != nil {
+		t.Fatal(err)
+	}
+	problemCode := func(next func() (sent, bool)) string {
+		t.Helper()
+		ev, ok := next()
+		var p Problem
+		if err := json.Unmarshal([]byte(ev.data), &p); !ok || err != nil || ev.name != messageProblem || p.Last == nil || *p.Last != 1 {
+			t.Fatal(ev, ok, err)
+		}
+		return p.Code
+	}
+	if code := problemCode(next); code != codeUnauthorized {
+		t.Error(code)
+	}
+	if resp, _ := r.do(call{path: path, as: Submit}); resp.StatusCode != http.StatusUnauthorized {
+		t.Error("a removed token:", resp.Status)
+	}
+
+	// There is room for two of a client's.
+	first, next1 := r.sse(ctx, call{path: path, as: Read})
+	defer first.Body.Close()
+	second, next2 := r.sse(ctx, call{path: path, as: Read})
+	defer second.Body.Close()
+	_, _ = next1()
+	_, _ = next2()
+	third, body := r.do(call{path: path, as: Read, header: []string{"Accept", "text/event-stream"}})
+	if third.StatusCode != http.StatusTooManyRequests || third.Header.Get("Retry-After") == "" {
+		t.Error(third.Status, string(body))
+	}
+	other, _ := r.sse(ctx, call{path: path, as: Admin})
+	_ = other.Body.Close()
+	if other.StatusCode != http.StatusOK {
+		t.Error("one client takes another's places:", other.Status)
+	}
+
+	// When serve ends.
+	ws, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", Admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ws.CloseNow() }()
+	if m, err := nextMessage(ctx, ws); err != nil || m.Type != messageEvent {
+		t.Fatal(m, err)
+	}
+	r.end()
+	for _, next := range []func() (sent, bool){next1, next2} {
+		if code := problemCode(next); code != codeShutdown {
+			t.Error(code)
+		}
+	}
+	for {
+		m, err := nextMessage(ctx, ws)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Type == messageProblem {
+			if m.Problem.Code != codeShutdown || *m.Last != 1 {
+				t.Errorf("%+v", m.Problem)
+			}
+			break
+		}
+	}
+	if _, _, err := ws.Read(ctx); websocket.CloseStatus(err) != websocket.StatusGoingAway {
+		t.Error(err)
+	}
+	waitFor(ctx, &r.open)
+}
+
+// A task that has ended is told of and closed, and an EventSource that comes back
+// is sent away.
+func TestStreamOfAnEndedTask(t *testing.T) {
+	r := newRig(t, Limits{})
+	id := r.submit().ID
+	r.move(id, task.Failed, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	resp, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events"})
+	defer resp.Body.Close()
+	var names []string
+	for {
+		ev, ok := next()
+		if !ok {
+			break
+		}
+		names = append(names, ev.id+ev.name)
+	}
+	if !slices.Equal(names, []string{anchor(id, 1), anchor(id, 2), messageEnd}) {
+		t.Error(names)
+	}
+	again, _ := r.do(call{path: tasksPath + "/" + id + "/events", header: []string{"Accept", "text/event-stream", "Last-Event-ID", anchor(id, 2)}})
+	if again.StatusCode != http.StatusNoContent {
+		t.Error(again.Status)
+	}
+}
+
+// Of the log of a running task that is followed nothing is missing, and its end
+// is the task's.
+func TestFollowLog(t *testing.T) {
+	r := newRig(t, Limits{})
+	id := r.submit().ID
+	r.move(id, task.Running, nil)
+	path := r.tasks.Dir(id).Stdout()
+	if err := os.WriteFile(path, []byte("one\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	c := call{path: tasksPath + "/" + id + "/logs?follow=true&offset=2", as: Read}
+	resp, err := r.client(c).Do(r.request(ctx, c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	in := bufio.NewReader(resp.Body)
+	if line, err := in.ReadString('\n'); err != nil || line != "e\n" {
+		t.Fatal(line, err)
+	}
+	if err := os.WriteFile(path, []byte("one\ntwo\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := in.ReadString('\n'); err != nil || line != "two\n" {
+		t.Fatal(line, err)
+	}
+	r.move(id, task.Completed, nil)
+	if rest, err := io.ReadAll(in); err != nil || len(rest) > 0 {
+		t.Fatal(string(rest), err)
+	}
+
+	// One that is broken off does not look whole.
+	running := r.submit().ID
+	r.move(running, task.Running, nil)
+	c.path = tasksPath + "/" + running + "/logs?follow=true"
+	resp, err = r.client(c).Do(r.request(ctx, c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	r.end()
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("half a log that looks whole")
+	}
+}
+
+// FuzzAnchor: whatever is read as an anchor is exact, and what is not is a
+// problem with a code of its own.
+func FuzzAnchor(f *testing.F) {
+	const subject = "4f2a81c0d9e3"
+	for _, seed := range []string{"", "0", "1", "17", "00", "01", "-1", "+1", " 1", "1 ", "1e3", "0x1", "١", "9223372036854775807", "9223372036854775808", "oldest", "newest", "OLDEST", "/", "/1", subject + "/1", subject + "/", subject + "//1", "000000000000/1", subject + "/1/2", "\x00", "1\n", subject + "/0"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		seq, newest, err := parseAnchor(subject, text)
+		if err != nil {
+			p, ok := errors.AsType[*Problem](err)
+			if !ok || p.Status != http.StatusBadRequest || p.Code != codeAnchor && p.Code != codeAnchorForeign || p.Hint == "" {
+				t.Fatalf("%q: %v", text, err)
+			}
+			if seq != 0 || newest {
+				t.Fatalf("%q: an error and %d", text, seq)
+			}
+			return
+		}
+		switch text {
+		case "":
+			if seq != 0 || newest {
+				t.Fatal(seq, newest)
+			}
+		case "oldest":
+			if seq != store.Oldest {
+				t.Fatal(seq)
+			}
+		case "newest":
+			if !newest {
+				t.Fatal(seq)
+			}
+		default: // there is one way to write each
+			if newest || seq < 0 || text != fmt.Sprint(seq) && text != anchor(subject, seq) {
+				t.Fatalf("%q was read as %d", text, seq)
+			}
+		}
+	})
+}
+
+func TestProblemOfErrors(t *testing.T) {
+	for code := range statuses {
+		p := problemOf(fail.New(code, "x").WithHint("do it"))
+		if p.Code != code.String() || p.Hint != "do it" || p.Status != statuses[code] {
+			t.Errorf("%v: %+v", code, p)
+		}
+	}
+	if p := problemOf(errors.New("/secret/path: token=123")); p.Status != 500 || strings.Contains(p.Detail, "secret") {
+		t.Errorf("%+v", p)
+	}
+}

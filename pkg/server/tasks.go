@@ -1,0 +1,259 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"mime"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+const tasksPath = "/api/v1/tasks"
+
+// TaskAnswer is a task, and what is to be said of how it was asked for.
+type TaskAnswer struct {
+	task.View
+	Notices []string `json:"notices,omitempty" doc:"What is not quite as asked."`
+}
+
+// TaskPage is some of the tasks.
+type TaskPage struct {
+	Tasks []task.View `json:"tasks" nullable:"false"`
+	Next  string      `json:"next,omitempty" doc:"The after of the next page; absent on the last."`
+}
+
+// TaskPath is the part of a path that says which task. It is exported, as are
+// the like of it, for huma: that does not see what is embedded and is not.
+type TaskPath struct {
+	ID string `path:"id" doc:"The task's whole id." example:"4f2a81c0d9e3"`
+}
+
+type (
+	submitInput struct {
+		RawBody []byte
+	}
+	listInput struct {
+		State string `query:"state" doc:"Only tasks in these states, with commas between." example:"RUNNING,PENDING"`
+		Label string `query:"label" doc:"Only tasks with this KEY=VALUE." example:"team=platform"`
+		Limit int    `query:"limit" default:"50" minimum:"1" maximum:"500"`
+		After string `query:"after" doc:"Only tasks older than the one of this id: next of the page before."`
+	}
+	listOutput struct{ Body TaskPage }
+	taskOutput struct{ Body task.View }
+	madeOutput struct {
+		Location string `header:"Location"`
+		Body     TaskAnswer
+	}
+)
+
+func (s *Server) taskRoutes(api huma.API) {
+	submit := route{
+		id: "submitTask", method: http.MethodPost, path: tasksPath, tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{409},
+		summary: "Submit a task",
+		about: "The body is a manifest: YAML, JSON, or JSON with the YAML in `manifest_yaml`. 202 says that it was accepted and will not be lost; " +
+			"it waits in the queue. Secrets, and repositories by a path of the host, need the scope `admin`.",
+		accepts: []string{"application/yaml", "application/x-yaml", "text/yaml", "application/json"},
+	}
+	register(s, api, submit, s.submit)
+	register(s, api, route{
+		id: "listTasks", method: http.MethodGet, path: tasksPath, tag: "tasks", need: Read, more: []int{404},
+		summary: "List tasks, the newest first",
+	}, s.list)
+	register(s, api, route{
+		id: "getTask", method: http.MethodGet, path: tasksPath + "/{id}", tag: "tasks", need: Read, more: []int{404},
+		summary: "One task",
+	}, func(ctx context.Context, in *TaskPath) (*taskOutput, error) {
+		t, err := s.task(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		return &taskOutput{t.View()}, nil
+	})
+	register(s, api, route{
+		id: "cancelTask", method: http.MethodDelete, path: tasksPath + "/{id}", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
+		summary: "Cancel a task",
+		about:   "The agent is asked to end and then made to, what it did so far is brought home, and the VM is removed. Asking again, or of a task that has ended, changes nothing.",
+	}, s.want(task.Cancel))
+	register(s, api, route{
+		id: "destroyTask", method: http.MethodPost, path: tasksPath + "/{id}/destroy", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
+		summary: "Cancel a task, and remove a VM that was kept",
+	}, s.want(task.Destroyed))
+	register(s, api, route{
+		id: "retryTask", method: http.MethodPost, path: tasksPath + "/{id}/retry", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
+		summary: "Submit the manifest of a task that has ended again",
+	}, s.retry)
+
+	// The request body of submitTask in all its forms; huma knows the raw one only.
+	op := api.OpenAPI().Paths[tasksPath].Post
+	text := &huma.MediaType{Schema: &huma.Schema{Type: huma.TypeString, Description: "A manifest; GET /api/v1/manifest/schema describes it."}}
+	op.RequestBody.Content = map[string]*huma.MediaType{
+		"application/yaml": text, "application/x-yaml": text, "text/yaml": text,
+		"application/json": {Schema: &huma.Schema{OneOf: []*huma.Schema{
+			{Type: huma.TypeObject, Description: "A manifest; GET /api/v1/manifest/schema describes it.", Required: []string{"version", "kind"}},
+			{
+				Type: huma.TypeObject, Description: "A manifest's YAML.", Required: []string{"manifest_yaml"}, AdditionalProperties: false,
+				Properties: map[string]*huma.Schema{"manifest_yaml": {Type: huma.TypeString}},
+			},
+		}}},
+	}
+}
+
+// task finds a task by its whole id: programs have it, and a prefix that fits
+// today may fit two tomorrow.
+func (s *Server) task(ctx context.Context, id string) (task.Task, error) {
+	if !isID(id) {
+		return task.Task{}, noSuch("task", id)
+	}
+	return s.tasks.Get(ctx, id)
+}
+
+func (s *Server) submit(ctx context.Context, in *submitInput) (*madeOutput, error) {
+	req := requestOf(ctx)
+	text := bytes.Clone(in.RawBody) // huma uses its memory again
+	kind, _, err := mime.ParseMediaType(req.r.Header.Get("Content-Type"))
+	if err == nil && kind == "application/json" {
+		text, err = unwrap(text)
+	}
+	if err != nil {
+		return nil, err
+	}
+	asked, notices, err := manifest.Parse("manifest", text, "")
+	if err != nil {
+		return nil, err
+	}
+	if err := permitted(asked, req.who); err != nil {
+		return nil, err
+	}
+	t, more, err := s.tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: req.who.Name, TraceID: req.trace})
+	return s.made(t, slices.Concat(notices, more), err)
+}
+
+func (s *Server) made(t task.Task, notices []string, err error) (*madeOutput, error) {
+	if fail.CodeOf(err) == fail.NotFound { // what the manifest names; the path that was asked for is there
+		p := *problemOf(err)
+		p.Status, p.Title = http.StatusUnprocessableEntity, http.StatusText(http.StatusUnprocessableEntity)
+		return nil, &p
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.submitted()
+	return &madeOutput{tasksPath + "/" + t.ID, TaskAnswer{t.View(), notices}}, nil
+}
+
+// permitted says whether who may submit this. A secret's reference reads a
+// variable, a file, a vault of this user's, or runs a command as this user, for
+// an agent that does what the manifest says; a path reads this host's disk.
+func permitted(t *manifest.Task, who principal) error {
+	if who.Scope.allows(Admin) {
+		return nil
+	}
+	refuse := func(what, instead string) error {
+		return problem(http.StatusForbidden, codeForbidden, "use a token with the scope admin, or "+instead, "the manifest has %s, which needs the scope admin", what)
+	}
+	if len(t.Secrets) > 0 {
+		return refuse("secrets", "have them in the configuration of this host")
+	}
+	if url := t.Repository.URL; strings.HasPrefix(url, "/") || strings.HasPrefix(url, "~") || strings.HasPrefix(strings.ToLower(url), "file:") {
+		return refuse("a repository on this host's disk", "name a repository by owner/repo or its URL")
+	}
+	return nil
+}
+
+// unwrap returns the YAML of {"manifest_yaml": "…"}, and any other JSON as it is:
+// the parser of manifests says what is wrong with that, and where.
+func unwrap(text []byte) ([]byte, error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	token := func() any {
+		t, err := d.Token()
+		if err != nil {
+			return err // which is none of what is wanted
+		}
+		return t
+	}
+	if token() != json.Delim('{') || token() != "manifest_yaml" {
+		return text, nil
+	}
+	yaml, ok := token().(string)
+	if !ok || token() != json.Delim('}') || token() != io.EOF {
+		return nil, fail.New(fail.Usage, `manifest_yaml stands alone, and is a text: {"manifest_yaml": "version: ..."}`).WithHint(seeDocs)
+	}
+	return []byte(yaml), nil
+}
+
+func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
+	f := store.TaskFilter{Limit: in.Limit + 1}
+	if in.State != "" {
+		for name := range strings.SplitSeq(in.State, ",") {
+			p := task.Phase(strings.ToUpper(name))
+			if !slices.Contains(task.Phases(), p) {
+				return nil, fail.New(fail.Usage, "there is no state %q; there are %v", short(name), task.Phases()).WithHint(seeDocs)
+			}
+			f.Phases = append(f.Phases, string(p))
+		}
+	}
+	if in.Label != "" {
+		key, value, ok := strings.Cut(in.Label, "=")
+		if !ok || key == "" {
+			return nil, fail.New(fail.Usage, "label is not of the form KEY=VALUE").WithHint("label=team=platform, with the second = escaped or not")
+		}
+		f.Label = store.Label{Key: key, Value: value}
+	}
+	if in.After != "" {
+		if !isID(in.After) {
+			return nil, fail.New(fail.Usage, "after is not a task's id").WithHint("use next of the page before, or leave it out")
+		}
+		f.After = in.After
+	}
+	all, err := s.tasks.List(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	page := TaskPage{Tasks: []task.View{}}
+	if len(all) > in.Limit {
+		all = all[:in.Limit]
+		page.Next = all[in.Limit-1].ID
+	}
+	for _, t := range all {
+		page.Tasks = append(page.Tasks, t.View())
+	}
+	return &listOutput{page}, nil
+}
+
+func (s *Server) want(want task.Want) func(context.Context, *TaskPath) (*taskOutput, error) {
+	return func(ctx context.Context, in *TaskPath) (*taskOutput, error) {
+		t, err := s.task(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		if t, err = s.tasks.Want(ctx, t, want); err != nil {
+			return nil, err
+		}
+		s.submitted() // a slot may be free
+		return &taskOutput{t.View()}, nil
+	}
+}
+
+func (s *Server) retry(ctx context.Context, in *TaskPath) (*madeOutput, error) {
+	t, err := s.task(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	req := requestOf(ctx)
+	if err := permitted(t.Manifest, req.who); err != nil {
+		return nil, err
+	}
+	again, notices, err := s.tasks.Retry(ctx, t, task.Submission{Actor: req.who.Name, TraceID: req.trace})
+	return s.made(again, notices, err)
+}
