@@ -188,7 +188,7 @@ func lastEvent(f *os.File) (seq, end int64, err error) {
 	line := text[strings.LastIndexByte(text[:whole-1], '\n')+1 : whole]
 	var ev store.Event
 	if json.Unmarshal([]byte(line), &ev) != nil {
-		return 0, 0, nil // written anew, from the store
+		return 0, 0, nil //nolint:nilerr // written anew, from the store
 	}
 	return ev.Seq, from + int64(whole), nil
 }
@@ -252,14 +252,6 @@ func size(path string) int64 {
 		return 0
 	}
 	return st.Size()
-}
-
-// remove removes the directory.
-func (d Dir) remove() error {
-	if err := os.RemoveAll(string(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fail.New(fail.Host, "remove the task's directory: %w", err)
-	}
-	return nil
 }
 
 // endLine sees to it that a log ends with a line's end, if it has anything.

@@ -110,7 +110,7 @@ func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 }
 
 // hear is one connection to the guest, until the agent's end.
-func (r *ear) hear(ctx context.Context, s session.Session, g guest.Guest) error {
+func (r *ear) hear(ctx context.Context, g guest.Guest) error {
 	values, err := g.Secrets(ctx)
 	if err != nil {
 		return err

@@ -105,8 +105,7 @@ func (w *Worker) revive(ctx context.Context, t Task) error {
 	if _, err := w.Sessions.Want(ctx, s, session.Ready); err != nil {
 		return err
 	}
-	_, err = w.await(ctx, s.ID, session.Ready)
-	return err
+	return w.await(ctx, s.ID, session.Ready)
 }
 
 // kill ends an agent that still runs, and what it started: politely, then not.
@@ -152,7 +151,7 @@ func over(ctx context.Context, at guest.Task, limit time.Duration) error {
 
 // gather receives the rest of the logs, the artifacts and the commits.
 func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
-	if err := w.drain(ctx, t, s, g); err != nil {
+	if err := w.drain(ctx, t, g); err != nil {
 		return err
 	}
 	if s.Facts.Base == nil {
@@ -210,7 +209,7 @@ func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at gues
 }
 
 // drain hears the logs to their end: the agent printed until it was ended.
-func (w *Worker) drain(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
+func (w *Worker) drain(ctx context.Context, t *Task, g guest.Guest) error {
 	if t.Facts.Attempt == 0 || t.Facts.Started.IsZero() {
 		return nil
 	}
@@ -218,7 +217,7 @@ func (w *Worker) drain(ctx context.Context, t *Task, s session.Session, g guest.
 	if err != nil {
 		return err
 	}
-	err = r.hear(ctx, s, g)
+	err = r.hear(ctx, g)
 	if errors.Is(err, errAgentLost) {
 		err = nil
 	}
@@ -277,8 +276,7 @@ func (w *Worker) discard(ctx context.Context, t *Task) error {
 		if _, err := w.Sessions.Want(ctx, s, session.Gone); err != nil {
 			return err
 		}
-		_, err := w.await(ctx, s.ID, session.Gone)
-		return err
+		return w.await(ctx, s.ID, session.Gone)
 	})
 }
 

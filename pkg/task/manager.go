@@ -238,7 +238,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 		room := room // the transaction may be run again
 		for _, row := range active {
 			if row.SessionID == "" && take(&room, row) != nil { // its VM is not among those that were counted
-				return nil, nil // there is no room for what has a slot already
+				return nil, nil //nolint:nilerr // there is no room for what has a slot already
 			}
 		}
 		for row := range waiting {

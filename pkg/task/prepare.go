@@ -112,7 +112,7 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 	told := false
 	for {
 		s, _, _, err := w.Sessions.Open(ctx, r) // who submitted the task has seen the notices
-		if fail.CodeOf(err) == fail.Conflict { // somebody took the room that was there
+		if fail.CodeOf(err) == fail.Conflict {  // somebody took the room that was there
 			if !told {
 				w.warn(ctx, *t, fail.HintOf(err), "waiting for room on the host: %v", err)
 				told = true
@@ -131,37 +131,36 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 			}
 		}
 		return w.step(ctx, *t, "make the VM ready", func(ctx context.Context) error {
-			_, err := w.await(ctx, s.ID, session.Ready)
-			return err
+			return w.await(ctx, s.ID, session.Ready)
 		})
 	}
 }
 
 // await follows a session until it is in that phase, or cannot get there.
-func (w *Worker) await(ctx context.Context, id string, phase session.Phase) (session.Session, error) {
+func (w *Worker) await(ctx context.Context, id string, phase session.Phase) error {
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	seen := time.Now()
 	for {
 		s, err := w.Sessions.Get(ctx, id)
 		if err != nil {
-			return s, err
+			return err
 		}
 		switch {
 		case s.Phase == phase:
-			return s, nil
+			return nil
 		case s.Phase == session.Broken && phase != session.Gone:
-			return s, broken(s)
+			return broken(s)
 		case s.Phase == session.Gone:
-			return s, fail.New(fail.NotFound, "session %s of the task is gone; somebody destroyed it", s.Name)
+			return fail.New(fail.NotFound, "session %s of the task is gone; somebody destroyed it", s.Name)
 		case s.Phase == session.Stopped && s.Want != session.Ready && phase == session.Ready:
-			return s, fail.New(fail.Conflict, "session %s of the task was stopped", s.Name)
+			return fail.New(fail.Conflict, "session %s of the task was stopped", s.Name)
 		}
 		w.tend(s, &seen)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return s, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -283,8 +282,7 @@ func (w *Worker) halt(ctx context.Context, t Task) error {
 		if _, err := w.Sessions.Want(ctx, s, session.Stopped); err != nil {
 			return err
 		}
-		_, err := w.await(ctx, s.ID, session.Stopped)
-		return err
+		return w.await(ctx, s.ID, session.Stopped)
 	})
 }
 

@@ -44,7 +44,7 @@ func (w *Worker) run(ctx context.Context, t *Task) error {
 		life := t.Manifest.Lifecycle
 		watching.Go(func() { r.attend(ctx, cancel, life) })
 		defer func() { cancel(nil); watching.Wait() }()
-		err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error { return r.hear(ctx, s, g) })
+		err := w.reach(ctx, *t, func(ctx context.Context, _ session.Session, g guest.Guest) error { return r.hear(ctx, g) })
 		if cause := context.Cause(ctx); errors.Is(cause, errHung) {
 			return cause
 		}
@@ -104,7 +104,7 @@ func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 		}
 		// First the end of this one: two of them in one checkout would be worse.
 		if err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
-			return errors.Join(w.kill(ctx, *t, s, g), w.drain(ctx, t, s, g))
+			return errors.Join(w.kill(ctx, *t, s, g), w.drain(ctx, t, g))
 		}); err != nil {
 			return err
 		}
