@@ -113,7 +113,7 @@ the standard error; commands that read have --json.`),
 	for group, cmds := range map[string][]*cobra.Command{
 		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
-		"tasks":   {newTaskCmd(a)},
+		"tasks":   {newTaskCmd(a), newServeCmd(a)},
 		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newDoctorCmd(a), newPruneCmd(a), newAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
 		"":        slices.Concat(newHiddenCmds(a), newPickerCmds(a), newTopics()),
 	} {
