@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
@@ -45,7 +46,7 @@ func newHiddenCmds(a *app) []*cobra.Command {
 				if err != nil {
 					return err
 				}
-				log, stop := a.ownLog(cmd.Context(), cfg.Paths.KeeperLog(args[0]), cfg.Log, "session", args[0])
+				log, stop := a.ownLog(cmd.Context(), cfg.Paths.KeeperLog(args[0]), cfg.Log, console.FormatJSON, "session", args[0])
 				defer stop()
 				w, err := a.worker(cmd.Context(), log)
 				if err != nil {
@@ -61,7 +62,7 @@ func newHiddenCmds(a *app) []*cobra.Command {
 				if err != nil {
 					return err
 				}
-				log, stop := a.ownLog(cmd.Context(), task.Dir(cfg.Paths.TaskDir(args[0])).KeeperLog(), cfg.Log, "task_id", args[0])
+				log, stop := a.ownLog(cmd.Context(), task.Dir(cfg.Paths.TaskDir(args[0])).KeeperLog(), cfg.Log, console.FormatJSON, "task_id", args[0])
 				defer stop()
 				w, err := a.taskWorker(cmd.Context(), task.Worker{Log: log})
 				if err != nil {
@@ -98,7 +99,7 @@ func newHiddenCmds(a *app) []*cobra.Command {
 					return fail.New(fail.Host, "the gateway's directory: %w", err)
 				}
 				// It reads no settings: what it is to do is in its directory.
-				log, stop := a.ownLog(cmd.Context(), gateway.LogFile("."), config.Log{})
+				log, stop := a.ownLog(cmd.Context(), gateway.LogFile("."), config.Log{}, console.FormatJSON)
 				defer stop()
 				return gateway.Main(cmd.Context(), ".", log)
 			},

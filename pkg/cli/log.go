@@ -58,13 +58,13 @@ func (a *app) sharedLog(l config.Log) *logfile.File {
 // ownLimits are those of the log that a process in the background has for itself.
 var ownLimits = logfile.Limits{Max: 1 << 20, Keep: 1}
 
-// ownLog is the log of a process in the background, whose starter has made the
-// file at path its standard error: that file, and the settings' one besides. The
-// attributes say which process it is. stop ends the bounding of the file.
-func (a *app) ownLog(ctx context.Context, path string, l config.Log, attrs ...any) (log *slog.Logger, stop func()) {
+// ownLog is the log of a process in the background: its standard error, which is
+// bounded where its starter has made it the file at path, and the settings' file
+// besides. The attributes say which process it is. stop ends the bounding.
+func (a *app) ownLog(ctx context.Context, path string, l config.Log, format console.Format, attrs ...any) (log *slog.Logger, stop func()) {
 	own := logfile.NewStandard(path, ownLimits)
 	level := levelOf(l, slog.LevelInfo)
-	h := a.con.Logger(console.Log{Level: level, Format: console.FormatJSON, To: own, Redact: a.redact}).Handler()
+	h := a.con.Logger(console.Log{Level: level, Format: format, To: own, Redact: a.redact}).Handler()
 	if f := a.sharedLog(l); f != nil {
 		h = slog.NewMultiHandler(h, a.con.Logger(console.Log{Level: level, Format: console.Format(l.Format), To: f, Redact: a.redact}).Handler())
 	}

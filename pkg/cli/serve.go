@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"log/slog"
 	"path/filepath"
 	"strings"
 	"time"
@@ -10,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
@@ -55,8 +56,11 @@ func runServe(ctx context.Context, a *app, o serveOptions) error {
 		return err
 	}
 	m.Actor = "serve" // for what nobody asked for; who asks for something is known by the token
+	settings := m.Config.Log
+	log, stop := a.ownLog(ctx, serveLog(m.Config), settings, console.Format(settings.Format))
+	defer stop()
 	s, err := server.New(server.Options{
-		Tasks: &task.Manager{Sessions: m}, Log: a.logger(m.Config.Log, slog.LevelInfo), Version: version,
+		Tasks: &task.Manager{Sessions: m}, Log: log, Version: version,
 		Agentic: o.agentic, Listen: o.listen, Expose: o.expose, CertFile: o.certFile, KeyFile: o.keyFile,
 	})
 	if err != nil {
@@ -70,6 +74,9 @@ func runServe(ctx context.Context, a *app, o serveOptions) error {
 		a.con.Say("serving on %s", where)
 	})
 }
+
+// serveLog is where launchd puts what serve has to say; systemd has a journal.
+func serveLog(cfg *config.Config) string { return filepath.Join(cfg.Paths.State, "serve.log") }
 
 func newServeTokenCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
@@ -213,7 +220,7 @@ that runs serve with the flags that are given here. On its top stands how to ins
 				if err != nil {
 					return err
 				}
-				text, err = server.LaunchdAgent(argv, filepath.Join(cfg.Paths.State, "serve.log"))
+				text, err = server.LaunchdAgent(argv, serveLog(cfg))
 				if err != nil {
 					return err
 				}
