@@ -47,6 +47,7 @@ var environment = []entry{
 	{"AGENT_SESSIONIZER_LIMITS_RUNNING", "VMs at once; limits.running"},
 	{"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "limits.memory_reserve"},
 	{"AGENT_SESSIONIZER_LIMITS_DISK_RESERVE", "limits.disk_reserve"},
+	{"AGENT_SESSIONIZER_TASKS_SLOTS", "tasks.slots"},
 	{"AGENT_SESSIONIZER_LOG_LEVEL, AGENT_SESSIONIZER_LOG_FORMAT, AGENT_SESSIONIZER_LOG_FILE, AGENT_SESSIONIZER_LOG_FILE_ROTATION", "the program's own log; log.level, log.format, log.file, log.rotation"},
 	{"LOG_LEVEL, LOG_FORMAT, LOG_FILE, LOG_FILE_ROTATION", "the same, where those are not set"},
 	{"TRACEPARENT", "the trace id of what is logged, as in W3C's trace context"},

@@ -192,7 +192,10 @@ func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
 	const most = (wire.MaxSecrets + 1) * (wire.MaxSecretBytes + 1)
 	script := `cd "$1" 2>/dev/null || exit 0; for f in token secrets/*; do [ -f "$f" ] || continue; cat -- "$f"; printf '\0'; done`
 	out, err := g.SSH.Output(ctx, ssh.Quote("sh", "-c", script, "sh", g.Root+secretDir), nil, most)
-	if err != nil {
+	switch {
+	case errors.Is(err, ssh.ErrUnreachable):
+		return nil, fmt.Errorf("ask the guest which secrets it has: %w", ssh.ErrUnreachable)
+	case err != nil:
 		return nil, errors.New("ask the guest which secrets it has") // the error could quote one
 	}
 	var values []secret.Value

@@ -119,7 +119,7 @@ func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Gu
 		if err != nil || st.State != wire.TaskRunning {
 			return err
 		}
-		err = over(ctx, at, try.wait)
+		err = ended(ctx, at, try.wait)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
@@ -127,8 +127,8 @@ func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Gu
 	return fail.New(fail.Failure, "the agent does not die of SIGKILL").WithHint("agent-sessionizer exec %s -- ps -ef", s.Name)
 }
 
-// over waits until the agent does not run any more.
-func over(ctx context.Context, at guest.Task, limit time.Duration) error {
+// ended waits until the agent does not run any more.
+func ended(ctx context.Context, at guest.Task, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	tick := time.NewTicker(followEvery)

@@ -237,8 +237,10 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 		conn, err := w.Sessions.Dial(ctx, s)
 		if err == nil {
 			err = f(ctx, s, guest.Guest{SSH: conn, Root: s.Facts.Root})
+			// Whatever f says of it: with the connection gone, it may not know better.
+			again := err != nil && (errors.Is(err, ssh.ErrUnreachable) || over(conn.Done()))
 			_ = conn.Close() // it ends with the process at the latest
-			if !lost(err) {
+			if !again {
 				return err
 			}
 			heard = time.Now()
@@ -257,8 +259,15 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 	}
 }
 
-// lost reports whether err is a connection's end, after which another may be tried.
-func lost(err error) bool { return errors.Is(err, ssh.ErrUnreachable) }
+// over reports whether a channel is closed.
+func over(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
 
 // Why the guest of a task that was ready cannot be reached; they come wrapped.
 var (

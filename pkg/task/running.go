@@ -58,7 +58,7 @@ func (w *Worker) run(ctx context.Context, t *Task) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err == nil:
-		return w.ended(ctx, t, r.result)
+		return w.judge(ctx, t, r.result)
 	case errors.Is(err, errHung):
 		return w.hung(ctx, t, err)
 	case away(err):
@@ -73,8 +73,8 @@ var (
 	errAgentLost = errors.New("the agent is gone without a result: its VM was started anew, or it was killed")
 )
 
-// ended decides by how the agent ended.
-func (w *Worker) ended(ctx context.Context, t *Task, r wire.TaskResult) error {
+// judge decides by how the agent ended.
+func (w *Worker) judge(ctx context.Context, t *Task, r wire.TaskResult) error {
 	code := r.ExitCode
 	o := Outcome{Result: Success, ExitCode: &code, Signal: r.Signal}
 	if !slices.Contains(t.Manifest.Lifecycle.SuccessCodes, code) || r.Signal != "" {

@@ -476,6 +476,32 @@ func TestPowerLoss(t *testing.T) {
 	})
 }
 
+// TestKilledAtMoments kills each kind of process at moments all over a task's life,
+// also at those at which it writes nothing.
+func TestKilledAtMoments(t *testing.T) {
+	want, took := calmly(t, stand)
+	kinds := []string{" task-keeper ", " keeper ", " gateway "}
+	const each = 16
+	eachAtOnce(len(kinds)*each, never, func(i int) {
+		kind, at := kinds[i%len(kinds)], took*time.Duration(i/len(kinds)+1)/(each+1)
+		w := newWorld(t)
+		defer w.remove()
+		kill := time.AfterFunc(at, func() {
+			for pid, line := range w.processes() {
+				if strings.Contains(line, kind) {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+		})
+		got, err := w.play(stand)
+		kill.Stop()
+		if kind == " gateway " && got.Runs == 2 {
+			got.Runs = want.Runs // its VM had to be started anew
+		}
+		disturbed(t, w, fmt.Sprintf("%s killed after %v", kind, at), got, want, err)
+	})
+}
+
 // TestStopped stops each kind of process for a while, at moments all over a task's
 // life: a host that swaps, a debugger, a laptop whose lid is closed.
 func TestStopped(t *testing.T) {
