@@ -70,8 +70,8 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 					return err
 				}
 				secrets, err = secret.ResolveInChild(ctx, w.Self, refs)
-				w.auditSecrets(ctx, was, refs, err)
 				w.hide(slices.Collect(maps.Values(secrets))...)
+				w.auditSecrets(ctx, was, refs, err)
 				return err
 			})
 		})
