@@ -149,15 +149,6 @@ func newRig(t *testing.T, limits Limits) *rig {
 	return r
 }
 
-// end is what Run does first when it ends.
-func (r *rig) end() {
-	select {
-	case <-r.closing:
-	default:
-		close(r.closing)
-	}
-}
-
 // submit makes a task, past the API.
 func (r *rig) submit() task.Task {
 	r.t.Helper()

@@ -120,6 +120,7 @@ type Server struct {
 	streams places
 	kick    chan struct{} // somebody submitted
 
+	ending  sync.Mutex     // held while a stream begins, and while closing is closed
 	closing chan struct{}  // closed when serve ends
 	open    sync.WaitGroup // streams, whose connections net/http may know no more
 }
@@ -243,7 +244,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 		err = fail.New(fail.Host, "serve: %w", err)
 	}
 	s.notify("STOPPING=1")
-	close(s.closing)
+	s.end()
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.Shutdown)
 	defer cancel()
 	for _, srv := range servers {
@@ -263,6 +264,17 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	background.Wait()
 	s.log.Info("served")
 	return err
+}
+
+// end makes streams and commands end, and no more of them begin.
+func (s *Server) end() {
+	s.ending.Lock()
+	defer s.ending.Unlock()
+	select {
+	case <-s.closing:
+	default:
+		close(s.closing)
+	}
 }
 
 // waitFor waits for the group, or until ctx ends.

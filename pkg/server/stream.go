@@ -66,6 +66,8 @@ func (s *Server) newStream(req *request, kind string, of subject, after int64) (
 	if !ok {
 		return nil, problem(http.StatusTooManyRequests, codeTooMany, "close a stream, or read pages", "there are too many streams").with("Retry-After", "5")
 	}
+	s.ending.Lock()
+	defer s.ending.Unlock()
 	select {
 	case <-s.closing:
 		free()

@@ -186,7 +186,7 @@ func unwrap(text []byte) ([]byte, error) {
 		return text, nil
 	}
 	yaml, ok := token().(string)
-	if !ok || token() != json.Delim('}') || token() != io.EOF {
+	if !ok || token() != json.Delim('}') || token() != io.EOF { //nolint:errorlint // the decoder's own value
 		return nil, fail.New(fail.Usage, `manifest_yaml stands alone, and is a text: {"manifest_yaml": "version: ..."}`).WithHint(seeDocs)
 	}
 	return []byte(yaml), nil
