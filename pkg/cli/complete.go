@@ -143,7 +143,12 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 		),
 		"from":    these(image.Debian+"\tbuilt from Debian packages", image.Ubuntu+"\tthe cloud image of the VM template"),
 		"suite":   these(image.DefaultSuite),
-		"of":      these("keeper\twhat the session's keeper did", "serial\tthe VM's console", "hostagent\tLima's host agent"),
+		"of": one(func(cmd *cobra.Command, _ []string) []string {
+			if cmd.Parent().Name() == "task" {
+				return []string{"stdout\twhat the agent printed", "stderr\tits errors", "events\twhat happened to the task", "keeper\twhat its keeper did"}
+			}
+			return []string{"keeper\twhat the session's keeper did", "serial\tthe VM's console", "hostagent\tLima's host agent"}
+		}),
 		"stop":    one(a.sessions(session.Ready, session.Creating, session.Starting, session.Broken)),
 		"destroy": one(a.sessions()),
 		"into": func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -162,6 +167,8 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 		"unused-for":   these("30d", "90d", "365d"),
 		"host-service": cobra.FixedCompletions([]string{"localhost:"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
 		"max-refs":     cobra.NoFileCompletions,
+		"scope":        these("read\tlook", "submit\tand submit, cancel, destroy tasks", "admin\tand run commands, use secrets and local paths"),
+		"state":        one(func(*cobra.Command, []string) []string { return taskStates() }),
 		"last":         cobra.NoFileCompletions,
 	}
 }

@@ -115,7 +115,7 @@ destroying tasks too. admin may besides run commands in sessions, and submit man
 that name secrets or repositories on this host's disk: it can do what you can.`,
 		Example: `  TOKEN=$(agent-sessionizer serve token add ci --scope submit)
   curl -H "Authorization: Bearer $TOKEN" http://127.0.0.1:8122/api/v1/tasks`,
-		Args: usage(cobra.ExactArgs(1)),
+		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			all, err := a.tokens()
 			if err != nil {
@@ -131,7 +131,7 @@ that name secrets or repositories on this host's disk: it can do what you can.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&scope, "scope", "", "what it may do: read, submit or admin")
+	cmd.Flags().StringVar(&scope, "scope", "", "what it may do, a `SCOPE`: read, submit or admin")
 	if err := cmd.MarkFlagRequired("scope"); err != nil {
 		panic(err)
 	}
@@ -178,11 +178,25 @@ func newServeTokenListCmd(a *app) *cobra.Command {
 	return cmd
 }
 
+// completeTokens proposes the names of the tokens that there are.
+func (a *app) completeTokens(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	all, _ := server.TokensIn(cfg.Paths.State).List() // where there is none, there is nothing to offer
+	var names []string
+	for _, t := range all {
+		names = append(names, t.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
 func newServeTokenRemoveCmd(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "remove NAME...", Aliases: []string{"rm"}, Short: "Make tokens worthless, at once",
 		Example: `  agent-sessionizer serve token remove ci`,
-		Args:    usage(cobra.MinimumNArgs(1)),
+		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeTokens,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			tokens, err := a.tokens()
 			if err != nil {

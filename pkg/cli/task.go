@@ -59,7 +59,7 @@ type taskFile struct {
 }
 
 func (o *taskFile) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&o.name, "file", "f", "", "the manifest, YAML or JSON; - is the standard input")
+	cmd.Flags().StringVarP(&o.name, "file", "f", "", "the manifest, a `FILE` of YAML or JSON; - is the standard input")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON")
 	if err := cmd.MarkFlagRequired("file"); err != nil {
 		panic(err)
@@ -133,7 +133,7 @@ func actor() string {
 func newTaskSubmitCmd(a *app) *cobra.Command {
 	var o taskFile
 	cmd := &cobra.Command{
-		Use: "submit -f FILE", Short: "Put a task into the queue and print its id",
+		Use: "submit", Short: "Put a task into the queue and print its id",
 		Example: `  id=$(agent-sessionizer task submit -f task.yaml)`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -159,14 +159,14 @@ func newTaskSubmitCmd(a *app) *cobra.Command {
 func newTaskRunCmd(a *app) *cobra.Command {
 	var o taskFile
 	cmd := &cobra.Command{
-		Use: "run -f FILE", Short: "Run a task and wait for its end",
+		Use: "run", Short: "Run a task and wait for its end",
 		Long: `Run a task and wait for its end. What the agent prints is shown as it comes; of Claude
 Code and Codex it is what they say and which tools they use.
 
 The exit code is 0 when the task succeeded, 8 when it failed and its VM was kept,
 124 when it ran out of time, and 1 otherwise. Ctrl-C ends the waiting, not the task.`,
 		Example: `  agent-sessionizer task run -f task.yaml
-  agent-sessionizer task run -f - --json <task.json | jq .outcome`,
+  jq . task.json | agent-sessionizer task run -f - --json`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := a.tasks(cmd.Context())
@@ -546,7 +546,7 @@ func newTaskRetryCmd(a *app) *cobra.Command {
 func newTaskValidateCmd(a *app) *cobra.Command {
 	var o taskFile
 	cmd := &cobra.Command{
-		Use: "validate -f FILE", Short: "Check a manifest, and run nothing",
+		Use: "validate", Short: "Check a manifest, and run nothing",
 		Example: `  agent-sessionizer task validate -f task.yaml
   agent-sessionizer task validate -f task.yaml --json   with all defaults`,
 		Args: usage(cobra.NoArgs),
@@ -580,11 +580,13 @@ func newTaskSchemaCmd() *cobra.Command {
 
 // completeTasks proposes the tasks that are there.
 func (a *app) completeTasks(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	m, err := a.plainManager(cmd.Context())
-	if err != nil {
+	m, _ := a.peek(cmd)
+	if m == nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	all, err := (&task.Manager{Sessions: m}).List(cmd.Context(), store.TaskFilter{Limit: 100})
+	ctx, cancel := context.WithTimeout(contextOf(cmd), completionTime)
+	defer cancel()
+	all, err := (&task.Manager{Sessions: m}).List(ctx, store.TaskFilter{Limit: 100})
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -607,4 +609,11 @@ func (a *app) taskWorker(ctx context.Context, w task.Worker) (*task.Worker, erro
 	w.Mirrors = &repo.Mirrors{Dir: m.Config.Paths.Mirrors()}
 	w.Redact = a.redact
 	return &w, nil
+}
+
+func taskStates() (all []string) {
+	for _, p := range task.Phases() {
+		all = append(all, string(p))
+	}
+	return all
 }
