@@ -141,8 +141,8 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 			string(config.PrepareWarm)+"\tthey go on from a saved VM",
 			string(config.PreparePool)+"\tthey get a VM that waits",
 		),
-		"from":    these(image.Debian+"\tbuilt from Debian packages", image.Ubuntu+"\tthe cloud image of the VM template"),
-		"suite":   these(image.DefaultSuite),
+		"from":  these(image.Debian+"\tbuilt from Debian packages", image.Ubuntu+"\tthe cloud image of the VM template"),
+		"suite": these(image.DefaultSuite),
 		"of": one(func(cmd *cobra.Command, _ []string) []string {
 			if cmd.Parent().Name() == "task" {
 				return []string{"stdout\twhat the agent printed", "stderr\tits errors", "events\twhat happened to the task", "keeper\twhat its keeper did"}
