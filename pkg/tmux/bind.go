@@ -116,6 +116,10 @@ func passKeys() [][]string {
 // are replaced.
 func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
 	others, err := c.others(ctx)
+	if noServer(err) {
+		return fail.New(fail.NotFound, "no tmux server runs whose keys could be bound").
+			WithHint("tmux new-session, or for good: agent-sessionizer tmux bind --print >>~/.tmux.conf")
+	}
 	if err != nil {
 		return err
 	}
@@ -130,9 +134,12 @@ func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
 }
 
 // Unbind takes back what Bind did. Keys that are bound to something else by now
-// stay.
+// stay. Without a server nothing is bound, which is a success.
 func (c Client) Unbind(ctx context.Context) error {
 	bound, err := c.rootKeys(ctx)
+	if noServer(err) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -172,10 +179,6 @@ func (c Client) others(ctx context.Context) ([]string, error) {
 func (c Client) rootKeys(ctx context.Context) (map[string]string, error) {
 	// list-keys would start a server, and read the user's tmux.conf.
 	_, err := c.run(ctx, nil, []string{"list-sessions"})
-	if noServer(err) {
-		return nil, fail.New(fail.NotFound, "no tmux server runs whose keys could be bound").
-			WithHint("tmux new-session, or for good: agent-sessionizer tmux bind --print >>~/.tmux.conf")
-	}
 	var out string
 	if err == nil {
 		out, err = c.run(ctx, nil, []string{"list-keys", "-T", "root"})

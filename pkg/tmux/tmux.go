@@ -182,18 +182,25 @@ func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) (
 		show = note(client, text)
 	}
 	inside := client != "" || os.Getenv("TMUX") != ""
-	// When the session ends, a client that was switched here goes back to
-	// another session; one that was attached from a shell goes back to the shell.
-	onEnd := "on"
+	// When the session ends, a client that was switched here goes back to another
+	// session, and one that was attached from a shell to the shell. Where there are
+	// both, none is thrown out of its tmux: only who comes first from a shell
+	// decides for that.
+	var cmds [][]string
 	if inside {
-		onEnd = "off"
-	}
-	cmds := [][]string{{"set-option", "-t", target(name), "detach-on-destroy", onEnd}}
-	if inside {
-		cmds = append(cmds, to(client, "switch-client", "-t", target(name)))
+		cmds = append(
+			cmds,
+			[]string{"set-option", "-t", target(name), "detach-on-destroy", "off"},
+			to(client, "switch-client", "-t", target(name)),
+		)
 		if show != nil {
 			cmds = append(cmds, show)
 		}
+	} else {
+		cmds = append(cmds, []string{
+			"if-shell", "-F", "-t", target(name), "#{==:#{session_attached},0}",
+			"set-option -t " + quote(target(name)) + " detach-on-destroy on",
+		})
 	}
 	if _, err := c.run(ctx, nil, cmds...); err != nil {
 		return nil, fmt.Errorf("go to tmux session %s: %w", name, err)

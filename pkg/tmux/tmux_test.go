@@ -227,12 +227,12 @@ func (s *server) attach(name string) screen {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	clients := func() int { return strings.Count(s.tmux("list-clients", "-t", "="+name), "\n") }
+	before := clients()
 	term := newServer(s.t, "set -g prefix None\nset -g status off\nset -s escape-time 0\n")
 	args := []string{"respawn-pane", "-k", "-t", "users-own", "--", "env", "-u", "TMUX"}
 	term.tmux(append(args, argv...)...)
-	eventually(s.t, "attach", "1", func() string {
-		return s.tmux("display-message", "-p", "-t", "="+name+":", "#{session_attached}")
-	})
+	eventually(s.t, "attach", fmt.Sprint(before+1), func() string { return fmt.Sprint(clients()) })
 	return screen{term}
 }
 
@@ -302,7 +302,9 @@ func TestGuestTmux(t *testing.T) {
 	}
 }
 
-// Inside tmux the client switches, and comes back when the session ends.
+// Inside tmux the client switches, and comes back when the session ends, whoever
+// has attached from a shell meanwhile. Where nobody came from inside, the client
+// goes back to its shell.
 func TestSwitch(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\n")
 	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
@@ -323,10 +325,28 @@ func TestSwitch(t *testing.T) {
 	if _, err := os.Stat(ran); err == nil {
 		t.Error("tmux ran what a note said")
 	}
+	switched := s.client("guest-1")
+	t.Setenv("TMUX", "")
+	s.attach("guest-1")
 	if err := s.Client.Kill(t.Context(), "guest-1"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "back", "1", func() string { return s.tmux("display-message", "-p", "-t", "=users-own:", "#{session_attached}") })
+	eventually(t, "back", switched+"\n", func() string { return s.tmux("list-clients", "-t", "users-own", "-F", "#{client_name}") })
+
+	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-2", Key: "k", Command: showKeys()}); err != nil {
+		t.Fatal(err)
+	}
+	s.attach("guest-2")
+	outside := s.client("guest-2")
+	if err := s.Client.Kill(t.Context(), "guest-2"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "detached", "gone", func() string {
+		if strings.Contains(s.tmux("list-clients", "-F", "#{client_name}"), outside+"\n") {
+			return ""
+		}
+		return "gone"
+	})
 }
 
 // What is pushed is on the status line at once, and nobody is asked again and
