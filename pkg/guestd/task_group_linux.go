@@ -91,7 +91,8 @@ func (t task) kill(sig syscall.Signal) error {
 // populated reports whether any of the agent's processes is left.
 func (t task) populated() bool {
 	if t.guest.Fake {
-		return len(t.members()) > 0
+		// A second look finds one whose parent was gone while we looked.
+		return len(t.members()) > 0 || len(t.members()) > 0
 	}
 	return strings.Contains(readBounded(filepath.Join(t.cgroup(), "cgroup.events")), "populated 1")
 }
@@ -141,10 +142,13 @@ func (t task) members() []member {
 			continue
 		}
 		p, ok := processAt(pid)
-		if !ok || p.ended {
+		if !ok {
 			continue
 		}
-		parent[pid] = p.parent
+		parent[pid] = p.parent // also of one that has ended since we asked its child
+		if p.ended {
+			continue
+		}
 		ours[pid] = t.marked(pid)
 		text := readBounded(file)
 		stats[pid] = strings.Fields(text[strings.LastIndexByte(text, ')')+1:])

@@ -168,6 +168,7 @@ func TestTask(t *testing.T) {
 		if _, _, code := a.run("", "task", "run", a.name); code == 0 {
 			t.Error("a second one runs beside the first")
 		}
+		a.there("ran")
 		a.signal("KILL")
 		if s := a.end(); s.Result == nil || s.Result.Signal != "KILL" || s.Result.ExitCode != 137 {
 			t.Errorf("%+v", s)
@@ -351,9 +352,10 @@ func TestTask(t *testing.T) {
 		}
 		a.signal("KILL")
 		text, err := os.ReadFile(filepath.Join(g.work, "p6"))
-		if err != nil || alive(string(text)) {
-			t.Errorf("%s lives, %v", text, err)
+		if err != nil {
+			t.Fatal(err)
 		}
+		waitFor(t, func() bool { return !alive(string(text)) })
 		if _, err := os.Stat(filepath.Join(g.work, "again")); err == nil {
 			t.Error("it ran")
 		}
@@ -533,8 +535,13 @@ func TestTaskWatch(t *testing.T) {
 		a.start("sh", "-c", `while read -r line <tell && [ "$line" != end ]; do printf '%s' "$line"; printf '%s' "$line" >&2; done; exit 4`)
 		w := a.watch()
 		w.until(func() bool { return len(w.status) == 1 })
+		pipe, err := os.OpenFile(filepath.Join(g.work, "tell"), os.O_RDWR, 0) // for both, so that nobody finds its end
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pipe.Close()
 		tell := func(line string) {
-			if err := os.WriteFile(filepath.Join(g.work, "tell"), []byte(line+"\n"), 0o600); err != nil {
+			if _, err := pipe.WriteString(line + "\n"); err != nil {
 				t.Fatal(err)
 			}
 		}
