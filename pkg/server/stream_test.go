@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -119,38 +120,40 @@ func gapless(seen []int64, first, last int64) bool {
 // Fifty readers begin at any time while events are written by several writers at
 // once, some slow, some that break off and come back: each sees each event once.
 func TestStreamsHaveNoGap(t *testing.T) {
-	const readers, writers, each = 50, 4, 250
+	const readers, writers, each = 50, 4, 100
+	const all = writers * each
 	r := newRig(t, Limits{Streams: 60, Each: 60})
 	id := r.submit().ID
-	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*deadline)
 	defer cancel()
-	var all sync.WaitGroup
+	var written atomic.Int64
+	var begin [readers]chan struct{} // each reader's, when so much is written
+	for i := range begin {
+		begin[i] = make(chan struct{})
+	}
+	close(begin[0])
+	var writing sync.WaitGroup
 	for w := range writers {
-		all.Go(func() {
+		writing.Go(func() {
 			for i := range each {
 				if err := r.store.Append(ctx, id, store.Event{Kind: "message", Data: json.RawMessage(fmt.Sprintf(`{"writer":%d,"n":%d}`, w, i))}); err != nil {
 					t.Error(err)
 					return
 				}
+				if n := written.Add(1); n%(all/readers) == 0 && n < all {
+					close(begin[n/(all/readers)])
+				}
 			}
 		})
 	}
-	newest := func() int64 {
-		_, n, err := r.store.EventRange(ctx, id)
-		if err != nil {
-			t.Error(err)
-		}
-		return n
-	}
-	var readersDone sync.WaitGroup
+	var reading sync.WaitGroup
 	for i := range readers {
-		readersDone.Go(func() {
-			// Each begins when it sees that so much is written.
-			for newest() < int64(i*writers*each/readers) && ctx.Err() == nil {
-				select {
-				case <-time.After(5 * time.Millisecond):
-				case <-ctx.Done():
-				}
+		reading.Go(func() {
+			select {
+			case <-begin[i]:
+			case <-ctx.Done():
+				t.Error("nobody writes")
+				return
 			}
 			var seen []int64
 			if i%2 == 0 {
@@ -158,16 +161,16 @@ func TestStreamsHaveNoGap(t *testing.T) {
 			} else {
 				seen = r.readWS(ctx, id, i)
 			}
-			if !gapless(seen, 1, writers*each+2) {
+			if !gapless(seen, 1, all+2) {
 				t.Errorf("reader %d saw %d events: %v", i, len(seen), seen[:min(len(seen), 20)])
 			}
 		})
 	}
-	all.Wait()
+	writing.Wait()
 	r.move(id, task.Cancelled, nil) // which ends the streams
-	readersDone.Wait()
-	if n := newest(); n != writers*each+2 {
-		t.Error(n)
+	reading.Wait()
+	if _, newest, err := r.store.EventRange(t.Context(), id); err != nil || newest != all+2 {
+		t.Error(newest, err)
 	}
 	waitFor(ctx, &r.open)
 	r.streams.mu.Lock()
@@ -511,8 +514,10 @@ func TestStreamEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = ws.CloseNow() }()
-	if m, err := nextMessage(ctx, ws); err != nil || m.Type != messageEvent {
-		t.Fatal(m, err)
+	for m := (StreamMessage{}); m.Type != messageEvent; {
+		if m, err = nextMessage(ctx, ws); err != nil {
+			t.Fatal(err)
+		}
 	}
 	r.end()
 	for _, next := range []func() (sent, bool){next1, next2} {
