@@ -369,6 +369,7 @@ func TestTask(t *testing.T) {
 		if err := syscall.Kill(a.wrapper(), syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
+		waitFor(t, func() bool { return a.read("agent") != "" })
 		agent, err := strconv.Atoi(a.read("agent"))
 		if err != nil {
 			t.Fatal(err)
