@@ -70,7 +70,7 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 		over := state != wire.TaskRunning && !more
 		if over || state != said && state == wire.TaskRunning || time.Since(saidAt) >= taskBeat {
 			s := t.status()
-			if s.State != state && over { // it has moved on since, and so have its files
+			if s.State != state { // it has moved on since, and so have its files: an end is told after them
 				continue
 			}
 			if err := sendJSON(out, wire.FrameStatus, s.Encode); err != nil || over {
