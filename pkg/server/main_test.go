@@ -65,7 +65,7 @@ func newManager(t *testing.T) *task.Manager {
 		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"),
 		Data: filepath.Join(dir, "data"), Cache: filepath.Join(dir, "cache"), LimaHome: filepath.Join(dir, "vms"),
 	}, fstest.MapFS{
-		"config.yaml":           {Data: []byte("image: none\nprepare: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\ntasks: {slots: 4, cleanup_ttl: 360h}\nnetwork: {mode: allowlist, ports: [443]}\n")},
+		"config.yaml":           {Data: []byte("image: ubuntu\nprepare: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\ntasks: {slots: 4, cleanup_ttl: 360h}\nnetwork: {mode: allowlist, ports: [443]}\n")},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
 		"network-allowlist.txt": {},
 	})
