@@ -116,7 +116,15 @@ func (g hostGit) run(ctx context.Context, args ...string) error {
 	if err != nil {
 		return err
 	}
-	return finished(ctx, cmd.Run(), args[0], stderr)
+	return finished(ctx, cmd.Run(), subcommand(args), stderr)
+}
+
+// subcommand is what args run: the first word that is no setting.
+func subcommand(args []string) string {
+	for len(args) > 2 && args[0] == "-c" {
+		args = args[2:]
+	}
+	return args[0]
 }
 
 // output is run with what git printed, of which too much is an error.

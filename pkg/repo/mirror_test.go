@@ -246,6 +246,9 @@ func TestErrorsHideCredentials(t *testing.T) {
 	if err == nil || strings.Contains(err.Error()+said.String(), "s3cret") {
 		t.Errorf("%v\n%s", err, said.String())
 	}
+	if err == nil || !strings.Contains(err.Error(), "git ls-remote: ") { // not its settings
+		t.Errorf("which git: %v", err)
+	}
 }
 
 func TestEnsureCanBeCancelled(t *testing.T) {

@@ -282,7 +282,7 @@ func send(ctx context.Context, g Guest, src Source, o origin, line string, p Pro
 func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string) error {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("git %s: %w", args[0], err)
+		return fmt.Errorf("git %s: %w", subcommand(args), err)
 	}
 	gitCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -301,7 +301,7 @@ func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string)
 	if runErr != nil {
 		cancel()
 	}
-	gitErr := finished(gitCtx, cmd.Wait(), args[0], stderr)
+	gitErr := finished(gitCtx, cmd.Wait(), subcommand(args), stderr)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
