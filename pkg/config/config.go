@@ -378,7 +378,11 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	if profile != "" {
 		named, ok := c.profiles[profile]
 		if !ok {
-			return Settings{}, fail.New(fail.Usage, "no profile %q; there are: %s", profile, strings.Join(slices.Sorted(maps.Keys(c.profiles)), ", ")).
+			if len(c.profiles) == 0 {
+				return Settings{}, fail.New(fail.Usage, "no profile %q, and none at all; write one below profiles: in config.yaml", profile).
+					WithHint("agent-sessionizer config edit config.yaml")
+			}
+			return Settings{}, fail.New(fail.Usage, "no profile %q; there are: %s", profile, strings.Join(c.Profiles(), ", ")).
 				WithHint("agent-sessionizer config show")
 		}
 		p = named.over(p)

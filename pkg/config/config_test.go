@@ -515,3 +515,24 @@ repos:
 		}
 	}
 }
+
+// A value of the wrong kind is told of in words of the file.
+func TestWrongKind(t *testing.T) {
+	for text, want := range map[string]string{
+		"image: x\nlimits: {running: ten}":         ":2: limits.running: a number is wanted here",
+		"limits:\n  running: 99999999999999999999": ":2: limits.running: a smaller number is wanted here",
+		"limits: 5":               ":1: limits: a mapping (key: value) is wanted here",
+		"image: [a]":              ":1: image: a text is wanted here",
+		"network: {wall: maybe}":  ":1: network.wall: true or false is wanted here",
+		"network: {allow: x}":     ":1: network.allow: a list is wanted here",
+		"tasks: {cleanup_ttl: 5}": ":1: tasks.cleanup_ttl: a time like 360h is wanted here",
+		"repos:\n  o/r:\n    secrets: {A: [secret]}": ":3: repos.o/r.secrets.A: a text is wanted here",
+		"- a": ":1: the file: a mapping (key: value) is wanted here",
+	} {
+		f := newFiles(t)
+		f.user("config.yaml", text)
+		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "/config.yaml"+want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

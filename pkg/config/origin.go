@@ -322,10 +322,17 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 
 // lists are the files of names, as one value each.
 func (c *Config) lists() []Value {
-	all := []Value{{"network-allowlist.txt", fmt.Sprintf("%d names", len(c.allowlist)), c.listed["network-allowlist.txt"]}}
+	all := []Value{{"network-allowlist.txt", names(len(c.allowlist)), c.listed["network-allowlist.txt"]}}
 	for _, name := range slices.Sorted(maps.Keys(c.groups)) {
 		file := groupsDir + "/" + name + ".txt"
-		all = append(all, Value{file, fmt.Sprintf("%d names", len(c.groups[name])), c.listed[file]})
+		all = append(all, Value{file, names(len(c.groups[name])), c.listed[file]})
 	}
 	return all
+}
+
+func names(n int) string {
+	if n == 1 {
+		return "1 name"
+	}
+	return fmt.Sprintf("%d names", n)
 }

@@ -89,7 +89,7 @@ repos:
 		"secrets.OTHER=env:PATH  user ~/config.yaml:11",
 		"secrets.TOKEN=file:/x  user ~/config.yaml:25",
 		"network-allowlist.txt=2 names  default (shipped) config/network-allowlist.txt",
-		"network-groups/git.txt=1 names  user ~/network-groups/git.txt",
+		"network-groups/git.txt=1 name  user ~/network-groups/git.txt",
 	} {
 		if !strings.Contains(got, want+"\n") {
 			t.Errorf("no %q", want)

@@ -4,11 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
+	"strings"
+	"time"
 
 	"github.com/docker/go-units"
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
@@ -69,7 +73,70 @@ func decodeNode(text []byte, into any) (err error) {
 	if check.err != nil {
 		return check.err
 	}
-	return yaml.NewDecoder(bytes.NewReader(nil), yaml.DisallowUnknownField()).DecodeFromNode(body, into)
+	err = yaml.NewDecoder(bytes.NewReader(nil), yaml.DisallowUnknownField()).DecodeFromNode(body, into)
+	return inOurWords(err, body)
+}
+
+// inOurWords says of a value of the wrong kind which key has it and what is
+// wanted there; the library speaks of this program's types.
+func inOurWords(err error, body ast.Node) error {
+	var wanted string
+	var tok *token.Token
+	if e, ok := errors.AsType[*yaml.TypeError](err); ok {
+		wanted, tok = wantedFor(e.DstType), e.Token
+	} else if e, ok := errors.AsType[*yaml.OverflowError](err); ok {
+		wanted, tok = "a smaller number", e.Token
+	} else if e, ok := errors.AsType[*yaml.UnexpectedNodeTypeError](err); ok {
+		wanted, tok = map[ast.NodeType]string{ast.MappingType: "a mapping (key: value)", ast.SequenceType: "a list"}[e.Expected], e.Token
+	}
+	f := finder{token: tok}
+	if wanted != "" {
+		ast.Walk(&f, body)
+	}
+	if f.found == nil {
+		return err
+	}
+	key, ok := strings.CutPrefix(f.found.GetPath(), "$.")
+	if !ok {
+		key = "the file"
+	}
+	return at(f.found, "%s: %s is wanted here", key, wanted)
+}
+
+// wantedFor is what a file may say for a value of type t.
+func wantedFor(t reflect.Type) string {
+	switch {
+	case t == reflect.TypeFor[time.Duration]():
+		return "a time like 360h"
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	case t.Kind() == reflect.String:
+		return "a text"
+	case t.Kind() >= reflect.Int && t.Kind() <= reflect.Float64:
+		return "a number"
+	case t.Kind() == reflect.Slice:
+		return "a list"
+	case t.Kind() == reflect.Map, t.Kind() == reflect.Struct:
+		return "a mapping (key: value)"
+	}
+	return ""
+}
+
+// finder finds the outermost node that has a token.
+type finder struct {
+	token *token.Token
+	found ast.Node
+}
+
+// Visit implements ast.Visitor.
+func (v *finder) Visit(n ast.Node) ast.Visitor {
+	if v.found == nil && n.GetToken() == v.token {
+		v.found = n
+	}
+	if v.found != nil {
+		return nil
+	}
+	return v
 }
 
 // checker refuses YAML that the decoder reads in ways nobody means.
