@@ -175,8 +175,8 @@ func (p *Picker) now(ctx context.Context) (lines []string, glances string, err e
 }
 
 const (
-	header = "enter open  tab mark  ^o open and stay  ^s stop  ^x destroy\n" +
-		"^y copy ssh command  ? preview  alt-enter open what is typed"
+	header = "enter open  tab mark  ^o stay  ^s stop  ^x destroy\n" +
+		"^y copy ssh  ? preview  alt-enter open as typed"
 	self = `"$` + selfVar + `" ` + Command + ` `
 )
 
@@ -324,7 +324,7 @@ func Say(text string) string {
 }
 
 // SaySo is the answer to a text that is on no row and no repository.
-var SaySo = Say("nothing is called that; type OWNER/REPO, a git URL or ./path")
+var SaySo = Say("nothing is called that; type OWNER/REPO or ./path")
 
 // Accept ends fzf with what is typed.
 const Accept = "print(" + ActionTyped + ")+accept"

@@ -15,6 +15,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
+// What is said above the rows fits beside the preview, in a popup on a terminal
+// of 130 columns: 90 % of it, half of that, and fzf's margins.
+func TestHeaderFits(t *testing.T) {
+	said, _ := strings.CutPrefix(SaySo, "change-header[")
+	for _, line := range append(strings.Split(header, "\n"), strings.TrimSuffix(said, "]")) {
+		if w := ansi.StringWidth(line); w > 50 {
+			t.Errorf("%d cells: %s", w, line)
+		}
+	}
+}
+
 // Sessions stand by how much they need somebody; of those that do, who waits
 // longest comes first, the others by name.
 func TestOrder(t *testing.T) {
