@@ -14,7 +14,7 @@ GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/home pkg/policy pkg/wir
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest check test unit script vm e2e pictures escape escape-short bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest check test unit script vm e2e pictures escape escape-short fault fault-short bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -73,6 +73,11 @@ escape escape-short: guest ## root in a guest tries to get out; escape first sho
 	go test -c -tags escape -o bin/escape.test ./test/escape
 	cd test/escape && ../../bin/escape.test -test.v -test.timeout 150m -test.short=$(if $(filter escape-short,$@),true,false)
 
+# As the escapes: its last line is the result.
+fault fault-short: guest ## everything of a task is killed, stopped, cut off at every point; on fake VMs
+	go test -c -tags fault -o bin/fault.test ./test/fault
+	cd test/fault && ../../bin/fault.test -test.v -test.timeout 60m -test.short=$(if $(filter fault-short,$@),true,false)
+
 # What counts are the ratios; a missed aim fails nothing. BENCH=lifecycle, network or dns
 # is one part of it; fewer BENCH_RUNS than five are shown and not written.
 bench: setup guest ## sessions and their network beside what they replace, into docs/benchmarks.* (up to an hour on 2 cores)
@@ -80,7 +85,7 @@ bench: setup guest ## sessions and their network beside what they replace, into 
 	cd test/bench && PATH=$$PATH:/usr/sbin go test -tags bench -count=1 -timeout 4h -v .
 
 test: setup
-	$(MAKE) check vm e2e escape-short
+	$(MAKE) check fault-short vm e2e escape-short
 
 demo: setup build
 	scripts/demo.sh

@@ -220,7 +220,7 @@ func (r *ear) attend(ctx context.Context, cancel context.CancelCauseFunc, life m
 		err := r.saveLocked(ctx, len(news) > 0)
 		r.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
-			r.w.Log.Error("note the agent's progress", "error", err) // the next save has it all, or fails loudly
+			r.w.Log.ErrorContext(ctx, "note the agent's progress", "error", err) // the next save has it all, or fails loudly
 		}
 		if hung && life.HangAction != "notify" {
 			cancel(fail.New(fail.Timeout, "%w for %v", errHung, time.Duration(life.HangTimeout)))

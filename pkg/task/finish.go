@@ -166,7 +166,7 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 		// The patch has them, too; of a repository that the agent broke, more is not to be had.
 		w.warn(ctx, *t, fail.HintOf(err), "the agent's commits were not fetched: %v", err)
 	} else if res.Commits > 0 {
-		w.Log.Info("commits fetched", "commits", res.Commits, "refs", len(res.Refs))
+		w.Log.InfoContext(ctx, "commits fetched", "commits", res.Commits, "refs", len(res.Refs))
 	}
 	return w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event {
 		facts.Artifacts, facts.Skipped = nil, nil

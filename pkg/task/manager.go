@@ -199,7 +199,7 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want) (Task, error) {
 	if AtRest(t.Phase) {
 		return t, m.Dir(t.ID).writeState(t)
 	}
-	return t, m.wake(t.ID)
+	return t, m.wake(ctx, t.ID)
 }
 
 // Retry submits the same manifest again.
@@ -254,7 +254,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	}
 	var errs []error
 	for _, id := range admitted {
-		errs = append(errs, m.wake(id))
+		errs = append(errs, m.wake(ctx, id))
 	}
 	return errors.Join(errs...)
 }
@@ -280,9 +280,15 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	}
 	var errs []error
 	for _, row := range rows {
-		if !store.Held(m.Lock(row.ID)) {
-			errs = append(errs, m.wake(row.ID))
+		if store.Held(m.Lock(row.ID)) {
+			continue
 		}
+		if died, err := store.Died(m.Lock(row.ID)); err == nil && died {
+			if t, err := read(row); err == nil {
+				m.audit(ctx, audit.SessionReconciled, t)
+			}
+		}
+		errs = append(errs, m.wake(ctx, row.ID))
 	}
 	return errors.Join(append(errs, m.Schedule(ctx))...)
 }
@@ -298,14 +304,14 @@ func unrested() (all []string) {
 }
 
 // wake starts a keeper for the task. If one lives already, the new one ends.
-func (m *Manager) wake(id string) error {
+func (m *Manager) wake(ctx context.Context, id string) error {
 	log, err := m.Dir(id).keeperLog()
 	if err != nil {
 		return err
 	}
 	defer log.Close()
 	cmd := exec.CommandContext(context.Background(), m.Sessions.Self, KeeperCommand, id) // it must outlive whatever ends us
-	cmd.Dir = "/"
+	cmd.Dir, cmd.Env = "/", trace.Environ(ctx, os.Environ())
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
