@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -141,49 +142,60 @@ func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
 		return runGuestLog(ctx, a, o, what)
 	}
 	dir := m.Gateway(s).Dir
-	var past []gateway.Entry // the last o.last, or all for a JSON array
-	keep := o.last > 0 || o.json && !o.follow
+	var past []gateway.Entry
 	var seen int64
-	if keep {
-		for e, err := range gateway.Journal(ctx, dir, false) {
-			if err != nil {
-				return err
-			}
-			seen = e.Seq
-			if past = append(past, e); o.last > 0 && len(past) > o.last {
-				past = past[1:]
-			}
+	for e, err := range gateway.Journal(ctx, dir, false) {
+		if err != nil {
+			return err
 		}
-		if o.json && !o.follow {
-			return a.con.JSON(append([]gateway.Entry{}, past...))
+		past, seen = append(past, e), e.Seq
+	}
+	if !o.json {
+		// What was counted stands in the journal after what was decided meanwhile.
+		slices.SortStableFunc(past, func(a, b gateway.Entry) int { return a.Time.Compare(b.Time) })
+	}
+	if o.last > 0 {
+		past = past[max(0, len(past)-o.last):]
+	}
+	if o.json && !o.follow {
+		return a.con.JSON(append([]gateway.Entry{}, past...))
+	}
+	var shown time.Time
+	show := func(e gateway.Entry) error {
+		if o.json {
+			return a.jsonLine(e)
 		}
-		for _, e := range past {
-			if err := a.printEntry(e, o.json); err != nil {
-				return err
-			}
+		if e.Time.Before(shown) { // counted until now
+			e.Time = shown
 		}
-		if !o.follow {
-			return nil
+		shown = e.Time
+		a.printf("%s\n", entryLine(e))
+		return nil
+	}
+	for _, e := range past {
+		if err := show(e); err != nil {
+			return err
 		}
 	}
-	for e, err := range gateway.Journal(ctx, dir, o.follow) {
+	if !o.follow {
+		return nil
+	}
+	for e, err := range gateway.Journal(ctx, dir, true) {
 		if err != nil {
 			return err
 		}
 		if e.Seq <= seen {
 			continue
 		}
-		if err := a.printEntry(e, o.json); err != nil {
+		if err := show(e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *app) printEntry(e gateway.Entry, asJSON bool) error {
-	if asJSON {
-		return a.jsonLine(e)
-	}
+// entryLine is a decision for people.
+func entryLine(e gateway.Entry) string {
 	verdict := "allowed"
 	switch {
 	case !e.Allowed:
@@ -199,22 +211,24 @@ func (a *app) printEntry(e gateway.Entry, asJSON bool) error {
 	if e.Kind == gateway.KindDNS {
 		asked.Port = 0 // the resolver's
 	}
-	what := asked.Target()
 	why := e.Reason
-	if e.Allowed && e.Rule != "" {
+	switch {
+	case e.End && e.Kind != gateway.KindLink && (why == "" || e.BytesOut+e.BytesIn > 0):
+		// Of one that came to nothing, only why.
+		why = fmt.Sprintf("%s out, %s in, %v", units.BytesSize(float64(e.BytesOut)), units.BytesSize(float64(e.BytesIn)), e.Elapsed.Round(time.Millisecond))
+		if e.Reason != "" {
+			why += ": " + e.Reason
+		}
+	case !e.End && e.Allowed && e.Rule != "":
 		why = e.Rule
 		if e.Source != "" {
 			why += " (" + e.Source + ")"
 		}
 	}
-	if e.End {
-		why = fmt.Sprintf("%s out, %s in, %v", units.BytesSize(float64(e.BytesOut)), units.BytesSize(float64(e.BytesIn)), e.Elapsed.Round(time.Millisecond))
-	}
 	if n := e.Times(); n > 1 {
 		why += fmt.Sprintf(" ×%d", n)
 	}
-	a.printf("%s  %-7s  %-5s %s  %s\n", e.Time.Local().Format("15:04:05"), verdict, kind, ssh.Clean(what), ssh.Clean(why))
-	return nil
+	return fmt.Sprintf("%s  %-7s  %-5s %s  %s", e.Time.Local().Format("15:04:05"), verdict, kind, ssh.Clean(asked.Target()), ssh.Clean(why))
 }
 
 // runGuestLog is the guest's own word, all there is without a wall.
@@ -421,6 +435,9 @@ func question(target string) (policy.Question, error) {
 	}
 	if addr, err := netip.ParseAddr(target); err == nil {
 		return policy.Question{Addr: addr, Port: 443}, nil
+	}
+	if strings.Contains(target, "://") {
+		return policy.Question{}, fail.New(fail.Usage, "%q is a URL; write only its host name", target)
 	}
 	name, portText, hasPort := strings.Cut(target, ":")
 	canonical, err := policy.Canonical(name)
