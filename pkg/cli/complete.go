@@ -353,7 +353,7 @@ func (a *app) groupNames() []string {
 	var offer []string
 	groups := cfg.Groups()
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
-		offer = append(offer, fmt.Sprintf("@%s\t%d names", name, len(groups[name])))
+		offer = append(offer, fmt.Sprintf("@%s\t%s", name, count(len(groups[name]), "name")))
 	}
 	return offer
 }
@@ -381,4 +381,12 @@ func (a *app) first(cmd *cobra.Command, args []string) (*session.Manager, sessio
 	defer cancel()
 	s, err := find(ctx, m, args[0])
 	return m, s, err == nil
+}
+
+// count is a number of things.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }

@@ -112,23 +112,32 @@ func runConfigOrigin(a *app, cfg *config.Config, o configShowOptions) error {
 	}
 	var rows [][]string
 	for _, v := range values {
-		rows = append(rows, []string{v.Key, plainValue(v.Value), v.Origin.String()})
+		for _, line := range plainValue(v.Value) {
+			rows = append(rows, []string{v.Key, line, v.Origin.String()})
+		}
 	}
 	a.con.Table([]string{"KEY", "VALUE", "ORIGIN"}, rows)
 	return nil
 }
 
-// plainValue is a setting on one line.
-func plainValue(v any) string {
+// maxList is how wide a list may be that stands on one line.
+const maxList = 60
+
+// plainValue is a setting on one line, or a long list on one for each item, so
+// that it does not push the other columns off the screen.
+func plainValue(v any) []string {
 	list := reflect.ValueOf(v)
 	if list.Kind() != reflect.Slice {
-		return fmt.Sprint(v)
+		return []string{fmt.Sprint(v)}
 	}
 	var items []string
 	for i := range list.Len() {
 		items = append(items, fmt.Sprint(list.Index(i)))
 	}
-	return strings.Join(items, ", ")
+	if line := strings.Join(items, ", "); len(line) <= maxList {
+		return []string{line}
+	}
+	return items
 }
 
 // pathsView is what config path prints.

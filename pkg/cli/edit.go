@@ -49,6 +49,7 @@ type edit struct {
 	name  string // below the settings' directory
 	path  string // of the file; what a symbolic link leads to
 	draft string // of the copy, which has no other name while it exists
+	made  bool   // its directory was
 }
 
 func runConfigEdit(ctx context.Context, a *app, name string) error {
@@ -95,6 +96,9 @@ func (e *edit) run(ctx context.Context) error {
 	if err := e.open(begin); err != nil {
 		return err
 	}
+	if e.made {
+		defer os.Remove(filepath.Dir(e.draft)) //nolint:errcheck // it is not empty when anything was written
+	}
 	for {
 		if err := e.visit(ctx); err != nil {
 			return e.leave(begin, err)
@@ -135,6 +139,8 @@ func (e *edit) blank() []byte {
 
 // open makes the copy, or finds the one that was kept.
 func (e *edit) open(begin []byte) error {
+	_, err := os.Stat(filepath.Dir(e.draft))
+	e.made = errors.Is(err, fs.ErrNotExist)
 	if err := os.MkdirAll(filepath.Dir(e.draft), 0o700); err != nil {
 		return fail.New(fail.Host, "make the settings directory: %w", err)
 	}
@@ -197,7 +203,8 @@ func chooseEditor(env func(string) string, terminal bool, look func(string) (str
 // and was before, is only told of.
 func (e *edit) check(text []byte) error {
 	if e.name == "repos.txt" {
-		return checkRepos(e.path, text)
+		_, err := parseRepos(e.path, text)
+		return err
 	}
 	err := config.Check(e.paths, e.ship, e.name, text)
 	if err == nil || strings.HasPrefix(err.Error(), filepath.Join(e.paths.Config, e.name)) {
@@ -210,18 +217,30 @@ func (e *edit) check(text []byte) error {
 	return err
 }
 
-func checkRepos(file string, text []byte) error {
+// parseRepos reads repos.txt. A line means the same wherever the picker is
+// opened, so a path in it is absolute.
+func parseRepos(file string, text []byte) ([]string, error) {
+	var all []string
 	n := 0
 	for line := range strings.Lines(string(text)) {
 		n++
 		line, _, _ = strings.Cut(line, "#")
 		line = strings.TrimSpace(line)
-		local := strings.HasPrefix(line, ".") || strings.HasPrefix(line, "/") || strings.HasPrefix(line, "~")
-		if line != "" && !local && repo.KeyOf(line) == "" {
-			return fail.New(fail.Usage, "%s:%d: %q is none of owner/repo, a git URL and a path", file, n, line)
+		var wrong string
+		switch absolute := filepath.IsAbs(line) || strings.HasPrefix(line, "~/"); {
+		case line == "":
+			continue
+		case strings.HasPrefix(line, "."):
+			wrong = "is a relative path; write an absolute one, or ~/…"
+		case !absolute && repo.KeyOf(line) == "":
+			wrong = "is none of owner/repo, a git URL and an absolute path"
 		}
+		if wrong != "" {
+			return nil, fail.New(fail.Usage, "%s:%d: %q %s", file, n, line, wrong).WithHint("agent-sessionizer config edit repos.txt")
+		}
+		all = append(all, line)
 	}
-	return nil
+	return all, nil
 }
 
 // again asks whether to go back to the editor with an error, where somebody is
@@ -275,7 +294,7 @@ func (a *app) settingsNames(*cobra.Command, []string) []string {
 		return names // which may be why somebody wants to edit
 	}
 	for name, rules := range cfg.Groups() {
-		names = append(names, fmt.Sprintf("%s/%s.txt\t%d names", groupsFolder, name, len(rules)))
+		names = append(names, fmt.Sprintf("%s/%s.txt\t%s", groupsFolder, name, count(len(rules), "name")))
 	}
 	slices.Sort(names[len(settingsFiles):])
 	return names

@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/base64"
@@ -96,22 +94,15 @@ func (a *app) repos() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(cfg.Paths.Config, "repos.txt"))
+	file := filepath.Join(cfg.Paths.Config, "repos.txt")
+	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		text, err = sessionizer.Config.ReadFile("config/repos.txt")
 	}
 	if err != nil {
 		return nil, fail.New(fail.Usage, "read repos.txt: %w", err)
 	}
-	var out []string
-	sc := bufio.NewScanner(bytes.NewReader(text))
-	for sc.Scan() {
-		line, _, _ := strings.Cut(sc.Text(), "#")
-		if line = strings.TrimSpace(line); line != "" {
-			out = append(out, line)
-		}
-	}
-	return out, sc.Err()
+	return parseRepos(file, text)
 }
 
 // newPickerCmds are what fzf runs for the picker, and what finds clones for it.
