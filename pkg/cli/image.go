@@ -138,7 +138,10 @@ func runImageList(a *app, asJSON bool) error {
 		if i.Size > 0 {
 			size = config.Size(i.Size).String()
 		}
-		if i.Ready {
+		switch {
+		case i.Ready && i.Path == "": // a cloud image, which is downloaded
+			ready = "on first use"
+		case i.Ready:
 			ready = "yes"
 		}
 		var warm []string
@@ -156,7 +159,7 @@ func runImageList(a *app, asJSON bool) error {
 	}
 	for _, name := range []string{image.Golden(image.Ubuntu), image.Golden(image.Debian)} {
 		if f, ok := images.Failure(name); ok {
-			a.printf("%s could not be made, %s ago: %s\n", name, ago(f.At), f.Error)
+			a.printf("failed %s ago: %s\n", ago(f.At), f.Error) // which says whether the image, or what comes of it
 		}
 	}
 	return nil

@@ -143,6 +143,19 @@ func TestWarmStateOfAnImageThatWent(t *testing.T) {
 	}
 }
 
+// The image is there; what failed is the saved state of one size.
+func TestFailureOfAWarmState(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	i := makeGolden(t, s)
+	_, err := s.MakeWarm(t.Context(), i, Warm{Key: "k", CPUs: 2, Memory: 4 << 30}, MakeOptions{}, func(context.Context, string) error {
+		return errors.New("disk full")
+	})
+	want := "save a VM of 2 CPUs and 4GiB, booted from image " + golden.Name + ": disk full"
+	if f, ok := s.Failure(golden.Name); err == nil || err.Error() != want || !ok || f.Error != want {
+		t.Errorf("%v, %+v", err, f)
+	}
+}
+
 func TestMakersOfOneImageWaitForEachOther(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	var fills atomic.Int32
