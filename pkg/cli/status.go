@@ -224,18 +224,24 @@ to the one after it.`,
 		Example: `  agent-sessionizer next`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.goTo(cmd.Context(), client, "no agent waits for you", func(all []session.Session, current string) (session.Session, bool) {
-				waiting := queue(all)
-				i := slices.IndexFunc(waiting, func(s session.Session) bool { return s.ID == current })
-				if len(waiting) == 0 || i >= 0 && len(waiting) == 1 {
-					return session.Session{}, false
-				}
-				return waiting[(i+1)%len(waiting)], true
-			})
+			return a.goTo(cmd.Context(), client, next)
 		},
 	}
 	addClient(cmd, &client)
 	return cmd
+}
+
+// next is the session to go to from the current one, or why there is none.
+func next(all []session.Session, current string) (s session.Session, none string) {
+	waiting := queue(all)
+	i := slices.IndexFunc(waiting, func(s session.Session) bool { return s.ID == current })
+	switch {
+	case len(waiting) == 0:
+		return session.Session{}, "no agent waits for you"
+	case i >= 0 && len(waiting) == 1:
+		return session.Session{}, "no other agent waits for you"
+	}
+	return waiting[(i+1)%len(waiting)], ""
 }
 
 func newLastCmd(a *app) *cobra.Command {
@@ -245,14 +251,17 @@ func newLastCmd(a *app) *cobra.Command {
 		Example: `  agent-sessionizer last`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.goTo(cmd.Context(), client, "there is no session where you were before", func(all []session.Session, current string) (session.Session, bool) {
+			return a.goTo(cmd.Context(), client, func(all []session.Session, current string) (session.Session, string) {
 				var last session.Session
 				for _, s := range all {
 					if s.ID != current && s.Phase == session.Ready && s.Facts.Attached.After(last.Facts.Attached) {
 						last = s
 					}
 				}
-				return last, last.ID != ""
+				if last.ID == "" {
+					return last, "there is no session where you were before"
+				}
+				return last, ""
 			})
 		},
 	}
@@ -268,8 +277,9 @@ func addClient(cmd *cobra.Command, client *string) {
 	}
 }
 
-// goTo goes to the session that pick chooses, given the one that is shown now.
-func (a *app) goTo(ctx context.Context, client, none string, pick func(all []session.Session, current string) (session.Session, bool)) error {
+// goTo goes to the session that pick chooses, given the one that is shown now, or
+// says why there is none.
+func (a *app) goTo(ctx context.Context, client string, pick func(all []session.Session, current string) (s session.Session, none string)) error {
 	if client == "" && !interactive() {
 		return fail.New(fail.Usage, "there is no terminal to switch").WithHint("agent-sessionizer status --json")
 	}
@@ -285,8 +295,8 @@ func (a *app) goTo(ctx context.Context, client, none string, pick func(all []ses
 	if err != nil {
 		return err
 	}
-	s, ok := pick(all, current)
-	if ok {
+	s, none := pick(all, current)
+	if none == "" {
 		return a.attach(ctx, m, s, client)
 	}
 	if client == "" {

@@ -49,3 +49,29 @@ func TestSummary(t *testing.T) {
 		t.Errorf("of nothing: %q", got)
 	}
 }
+
+// Whoever is in the only session that waits is told of the others.
+func TestNext(t *testing.T) {
+	s := func(id string, state wire.AgentState) session.Session {
+		s := session.Session{Session: store.Session{ID: id}, Phase: session.Ready}
+		s.Facts.Attention = &session.Attention{State: state, Since: time.Unix(int64(id[0]), 0)}
+		return s
+	}
+	a, b, idle := s("a", wire.AgentBlocked), s("b", wire.AgentBlocked), s("c", wire.AgentIdle)
+	for _, c := range []struct {
+		all           []session.Session
+		current       string
+		want, sayNone string
+	}{
+		{[]session.Session{b, a, idle}, "", "a", ""},
+		{[]session.Session{b, a, idle}, "a", "b", ""},
+		{[]session.Session{b, a, idle}, "b", "a", ""},
+		{[]session.Session{a, idle}, "c", "a", ""},
+		{[]session.Session{a, idle}, "a", "", "no other agent waits for you"},
+		{[]session.Session{idle}, "c", "", "no agent waits for you"},
+	} {
+		if got, none := next(c.all, c.current); got.ID != c.want || none != c.sayNone {
+			t.Errorf("from %q: %q, %q", c.current, got.ID, none)
+		}
+	}
+}

@@ -138,7 +138,7 @@ func admit(others []store.Session, r config.Resources, l config.Limits, h Host) 
 		hint = "agent-sessionizer stop " + running[0] // the oldest
 	}
 	if len(running) >= l.Running {
-		return fail.New(fail.Conflict, "%d VMs run already, the limit is %d; stop one of %s, or raise limits.running", len(running), l.Running, strings.Join(running, ", ")).
+		return fail.New(fail.Conflict, "no more VMs may run, the limit is %d; stop one of %s, or raise limits.running", l.Running, strings.Join(running, ", ")).
 			WithHint("%s", hint)
 	}
 	// QEMU and vz take guest memory as the guest touches it; a fresh guest
