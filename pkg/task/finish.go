@@ -18,6 +18,10 @@ import (
 // killWait is how long a group of processes may take to die of SIGKILL.
 const killWait = 30 * time.Second
 
+// collectLimit is for a guest that goes on sending for ever. Gigabytes from an
+// emulated one take an hour.
+const collectLimit = 3 * time.Hour
+
 // end does what is left of a task whose outcome is decided: one phase nearer to
 // its last.
 func (w *Worker) end(ctx context.Context, t Task) (Task, error) {
@@ -53,6 +57,8 @@ func (t Task) last() Phase {
 // commits. What cannot be had stays in the VM, which is kept then.
 func (w *Worker) collect(ctx context.Context, t *Task) error {
 	err := w.step(ctx, *t, "collect what it did", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, collectLimit, fail.New(fail.Timeout, "collecting took longer than %v", collectLimit))
+		defer cancel()
 		if err := w.revive(ctx, *t); err != nil {
 			return err
 		}
