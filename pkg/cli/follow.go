@@ -34,8 +34,7 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 				}
 				return s, err
 			}
-			return s, fail.New(fail.Interrupted, "%s goes on without you: %w", s.Name, ctx.Err()).
-				WithHint("agent-sessionizer open %s, or to call it off: agent-sessionizer destroy %s", s.Name, s.Name)
+			return s, goesOn(s)
 		}
 		switch ev.Kind {
 		case session.EventStep:
@@ -69,10 +68,20 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 	return s, nil
 }
 
-// broken is the error a session's row tells of.
+// goesOn is the error of who goes away from work that does not need them.
+func goesOn(s session.Session) error {
+	return fail.New(fail.Interrupted, "%s goes on without you", s.Name).
+		WithHint("agent-sessionizer open %s, or to call it off: agent-sessionizer destroy %s", s.Name, s.Name)
+}
+
+// broken is the error a session's row tells of. One that was never ready may
+// have been asked for wrongly, which only another one can mend.
 func broken(s session.Session) error {
 	e := fail.New(fail.ParseCode(s.ErrorCode), "%s: %s", s.Name, s.ErrorMessage)
 	e.Hint = s.ErrorHint
+	if !s.Facts.WasReady {
+		e.Hint += ", or to make it anew: agent-sessionizer destroy " + s.Name
+	}
 	return e
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -145,15 +146,15 @@ func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) e
 
 // guardWork refuses, or asks, when destroying s would lose work.
 func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Session, confirm bool) error {
-	loss := a.loss(ctx, m, s)
-	if loss == "" && !confirm {
+	lost := a.loss(ctx, m, s)
+	if lost.what == "" && !confirm {
 		return nil
 	}
 	if !confirm {
-		return fail.New(fail.Conflict, "destroying %s would lose work: %s", s.Name, loss).
-			WithHint("agent-sessionizer fetch %s, or: agent-sessionizer destroy --force %s", s.Name, s.Name)
+		return fail.New(fail.Conflict, "destroying %s would lose work: %s", s.Name, lost.what).
+			WithHint("%s, or: agent-sessionizer destroy --force %s", lost.hint, s.Name)
 	}
-	ok, err := a.con.Confirm(destroyQuestion(s, loss), "--force")
+	ok, err := a.con.Confirm(destroyQuestion(s, lost), "--force")
 	if err != nil {
 		return err
 	}
@@ -164,18 +165,22 @@ func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Sessi
 }
 
 // destroyQuestion says what destroying s would lose.
-func destroyQuestion(s session.Session, loss string) string {
-	if loss == "" {
-		loss = "nothing; everything is pushed or fetched"
-	}
-	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.Called(), loss)
+func destroyQuestion(s session.Session, lost loss) string {
+	what := cmp.Or(lost.what, "nothing; everything is pushed or fetched")
+	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.Called(), what)
 }
 
-// loss says what work only exists in the guest; "" means none.
-func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) string {
+// loss is what work only exists in a guest.
+type loss struct {
+	what string // "" when there is none
+	hint string // the command that saves it, or finds out
+}
+
+func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) loss {
 	if s.Facts.Base == nil {
-		return "" // nothing was ever cloned into it
+		return loss{} // nothing was ever cloned into it
 	}
+	start := "agent-sessionizer start " + s.Name
 	work := s.Facts.Work
 	switch s.Phase {
 	case session.Ready, session.Broken, session.Starting, session.Creating:
@@ -183,20 +188,39 @@ func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) s
 		defer cancel()
 		w, err := a.work(ctx, m, s)
 		if err != nil {
-			return fmt.Sprintf("what is in it cannot be known (%v)", err)
+			hint := "once it answers: agent-sessionizer destroy " + s.Name
+			if s.Phase == session.Broken {
+				hint = start
+			}
+			return loss{fmt.Sprintf("what is in it cannot be known (%v)", err), hint}
 		}
 		work = &w
 	}
 	switch {
 	case work == nil && s.Phase == session.Stopping:
-		return "what is in it cannot be known while it is being stopped"
+		return loss{"what is in it cannot be known while it is being stopped", "agent-sessionizer stop " + s.Name}
 	case work == nil:
-		return "what is in it cannot be known: it did not stop cleanly"
+		return loss{"what is in it cannot be known: it did not stop cleanly", start}
+	case work.Clean():
+		return loss{}
 	}
-	if work.Clean() {
-		return ""
+	hint := saving(s.Name, *work)
+	if s.Phase == session.Stopped {
+		hint = start + " && " + hint
 	}
-	return work.Summary()
+	return loss{work.Summary(), hint}
+}
+
+// saving is the command that brings a guest's work to this host.
+func saving(name string, w repo.WorkState) string {
+	fetch := "agent-sessionizer fetch " + name
+	switch {
+	case len(w.InProgress) > 0 || w.Submodules > 0: // to finish and to push, which needs somebody
+		return "agent-sessionizer ssh " + name
+	case w.Dirty > 0 || w.Untracked > 0: // stashes are fetched, files are not
+		return "agent-sessionizer exec " + name + " -- git stash -u && " + fetch
+	}
+	return fetch
 }
 
 func (a *app) work(ctx context.Context, m *session.Manager, s session.Session) (repo.WorkState, error) {

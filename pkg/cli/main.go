@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -88,18 +90,29 @@ the standard error; commands that read have --json.`),
   agent-sessionizer exec repo -- make     run a command in it
   agent-sessionizer fetch repo            bring the agent's commits home
   agent-sessionizer destroy repo          remove it; refuses while work would be lost`,
-		Args:              usage(cobra.MaximumNArgs(1)),
+		Args:              oneRepo,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		Version:           version,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		ValidArgsFunction: a.completeRepos,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runRoot(cmd.Context(), a, o, args)
+			o.open.given = given(cmd)
+			err := runRoot(cmd.Context(), a, o, args)
+			if _, ok := errors.AsType[notRepo](err); ok {
+				if hint := meant(cmd, args, o.open.given...); hint != "" {
+					return fail.New(fail.CodeOf(err), "%w", err).WithHint("%s", hint)
+				}
+			}
+			return err
 		},
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fail.New(fail.Usage, "%w", err).WithHint("%s --help", cmd.CommandPath())
+		hint := cmd.CommandPath() + " --help"
+		if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 { // read before what is wrong
+			hint = cmp.Or(meant(cmd, args[:1], "--help"), hint)
+		}
+		return fail.New(fail.Usage, "%w", err).WithHint("%s", hint)
 	})
 	f := cmd.Flags()
 	f.BoolVar(&o.list, "list", false, "list sessions, as the list command does")
@@ -146,6 +159,52 @@ func runRoot(ctx context.Context, a *app, o rootOptions, args []string) error {
 		return runOpen(ctx, a, o.open, args[0])
 	}
 	return runPick(ctx, a, o.open)
+}
+
+// oneRepo takes at most one argument: of more, the first was meant to be a command.
+func oneRepo(cmd *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		if hint := meant(cmd, args, given(cmd)...); hint != "" {
+			return fail.New(fail.Usage, "there is no command %q", args[0]).WithHint("%s", hint)
+		}
+	}
+	return usage(cobra.MaximumNArgs(1))(cmd, args)
+}
+
+// meant is what was likely meant by args, whose first is nearly a command of
+// root's; "" when it is not.
+func meant(root *cobra.Command, args []string, flags ...string) string {
+	if len(args[0]) < 2 { // which begins many
+		return ""
+	}
+	root.SuggestionsMinimumDistance = min(2, len(args[0])/2) // a short word is near to many
+	var hints []string
+	for _, name := range root.SuggestionsFor(args[0]) {
+		hints = append(hints, ssh.Quote(slices.Concat([]string{root.Name(), name}, flags, args[1:])...))
+	}
+	return strings.Join(hints, ", or: ")
+}
+
+// given are the flags that cmd was given.
+func given(cmd *cobra.Command) []string {
+	var args []string
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, v := range values {
+			switch f.NoOptDefVal {
+			case "":
+				args = append(args, "--"+f.Name, v)
+			case v:
+				args = append(args, "--"+f.Name)
+			default:
+				args = append(args, "--"+f.Name+"="+v)
+			}
+		}
+	})
+	return args
 }
 
 // usage gives cobra's complaints about arguments the exit code of a usage error.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
@@ -33,18 +35,34 @@ type openOptions struct {
 	noWait      bool   // make it and its local tmux session, and do not go there
 	client      string // the tmux client to switch; "" is the one that this process runs in
 	json        bool
+	given       []string // the flags, as a hint is to repeat them
 }
 
 func (o *openOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.profile, "profile", "", "settings profile `NAME`")
 	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu or debian")
 	f.StringVar(&o.network, "network", "", "network `MODE`: isolated, allowlist or open")
-	f.IntVar(&o.resources.CPUs, "cpus", 0, "CPUs of the VM")
+	f.Var((*cpus)(&o.resources.CPUs), "cpus", "CPUs of the VM")
 	f.Var(&o.resources.Memory, "memory", "memory of the VM, like 8GiB")
 	f.Var(&o.resources.Disk, "disk", "disk of the VM, like 50GiB")
 	f.BoolVar(&o.withChanges, "with-changes", false, "bring the local clone's uncommitted changes along")
 	f.StringArrayVar(&o.services, "host-service", nil, "let the guest reach `HOST:PORT`, as localhost:5432 (this host, host.lima.internal in the guest) or an address of the LAN; may be repeated")
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when it is ready")
+}
+
+// cpus is a number of CPUs on the command line; 0 means that none was given.
+type cpus int
+
+func (c *cpus) String() string { return strconv.Itoa(int(*c)) }
+func (*cpus) Type() string     { return "int" }
+
+func (c *cpus) Set(text string) error {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return errors.New("a number of CPUs, at least 1, is wanted")
+	}
+	*c = cpus(n)
+	return nil
 }
 
 func newOpenCmd(a *app) *cobra.Command {
@@ -59,6 +77,7 @@ func newOpenCmd(a *app) *cobra.Command {
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRepos,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			o.given = given(cmd)
 			return runOpen(cmd.Context(), a, o, args[0])
 		},
 	}
@@ -79,16 +98,20 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 			return fail.New(fail.Usage, "network mode %q; it is one of isolated, allowlist, open", o.network)
 		}
 	}
+	s, r, err := a.resolve(ctx, m, o, what)
+	if err != nil {
+		return err
+	}
 	if !o.detach && !o.json {
 		if err := (tmux.Client{}).Check(ctx); err != nil {
 			return err
 		}
 		if o.client == "" && !interactive() {
-			return fail.New(fail.Usage, "there is no terminal to attach to").WithHint("agent-sessionizer open -d %s", what)
+			return fail.New(fail.Usage, "there is no terminal to attach to").
+				WithHint("agent-sessionizer open %s", ssh.Quote(append(o.given, "-d", what)...))
 		}
 	}
-	s, err := a.openSession(ctx, m, o, what)
-	if err != nil {
+	if s, err = a.openSession(ctx, m, o, s, r); err != nil {
 		return err
 	}
 	if o.noWait {
@@ -112,36 +135,39 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 	return nil
 }
 
-// openSession finds the session that what names, or asks for a new one. What
-// the settings, the host or the shell's environment lack must not keep anybody
-// from a session that exists.
-func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions, what string) (session.Session, error) {
-	services, err := o.hostServices()
-	if err != nil {
-		return session.Session{}, err
+// resolve finds the session that what names, and what is asked for. Without a
+// session it is a new one, of which it is certain that it may be asked for; what
+// the settings lack must not keep anybody from a session that exists.
+func (a *app) resolve(ctx context.Context, m *session.Manager, o openOptions, what string) (s session.Session, r session.Request, err error) {
+	r = session.Request{
+		Profile: o.profile, Image: o.image, Resources: o.resources,
+		NetworkMode: policy.Mode(o.network), WithChanges: o.withChanges,
 	}
-	s, ref, err := lookUp(ctx, m, what)
-	if err == nil {
-		a.unused(s, o, ref)
-		if s, err = m.OpenHostServices(ctx, s, services); err != nil {
+	if r.HostServices, err = o.hostServices(); err != nil {
+		return s, r, err
+	}
+	s, r.Repo, err = lookUp(ctx, m, what)
+	if fail.CodeOf(err) == fail.NotFound && r.Repo.Key != "" {
+		_, err = m.Check(r)
+	}
+	return s, r, err
+}
+
+// openSession wants the session s ready, or makes the one that r asks for when
+// there is none.
+func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions, s session.Session, r session.Request) (session.Session, error) {
+	if s.ID != "" {
+		a.unused(s, o, r.Repo)
+		s, err := m.OpenHostServices(ctx, s, r.HostServices)
+		if err != nil || s.Phase == session.Ready && s.Want == session.Ready {
 			return s, err
 		}
-		if s.Phase == session.Ready && s.Want == session.Ready {
-			return s, nil
-		}
 		return m.Want(ctx, s, session.Ready)
-	}
-	if fail.CodeOf(err) != fail.NotFound || ref.Key == "" {
-		return s, err
 	}
 	if err := a.preflight(ctx); err != nil {
 		return s, err
 	}
-	s, created, notices, err := m.Open(ctx, session.Request{
-		Repo: ref, Profile: o.profile, Image: o.image, Resources: o.resources,
-		NetworkMode: policy.Mode(o.network), WithChanges: o.withChanges,
-		HostServices: services,
-	})
+	s, created, notices, err := m.Open(ctx, r)
 	if err != nil {
 		return s, err
 	}
@@ -149,7 +175,7 @@ func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions
 		a.con.Say("%s", n)
 	}
 	if !created { // somebody else made it meanwhile
-		a.unused(s, o, ref)
+		a.unused(s, o, r.Repo)
 	}
 	return s, nil
 }
@@ -166,6 +192,11 @@ func (o openOptions) hostServices() ([]netip.AddrPort, error) {
 	return services, nil
 }
 
+// notRepo is the error of a word that is neither a session nor a repository.
+type notRepo struct{ error }
+
+func (e notRepo) Unwrap() error { return e.error }
+
 // lookUp finds a session by its name, its id or its repository. What is no
 // session but a repository comes back as ref, with the fail.NotFound error.
 func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Session, ref repo.Ref, err error) {
@@ -179,7 +210,7 @@ func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Ses
 		return s, ref, fail.New(fail.Host, "the current directory: %w", err)
 	}
 	if ref, err = repo.Parse(what, cwd); err != nil {
-		return s, repo.Ref{}, err
+		return s, repo.Ref{}, notRepo{err}
 	}
 	s, err = m.OfRepo(ctx, ref.Key)
 	return s, ref, err
@@ -264,7 +295,8 @@ func (a *app) show(ctx context.Context, m *session.Manager, s session.Session) e
 }
 
 // attach jumps to the session's local tmux session. Inside tmux the client is
-// switched; outside, this process becomes tmux.
+// switched; outside, this process becomes tmux, but for a session that is being
+// made: whoever goes away from that is told what happens to it.
 func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session, client string) error {
 	if err := a.show(ctx, m, s); err != nil {
 		return err
@@ -283,7 +315,52 @@ func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session,
 	if err != nil || argv == nil {
 		return err
 	}
-	return syscall.Exec(argv[0], argv, os.Environ())
+	if s.Phase == session.Ready {
+		return syscall.Exec(argv[0], argv, os.Environ())
+	}
+	if err := runJob(ctx, argv); err != nil {
+		return err
+	}
+	s, err = m.Get(context.WithoutCancel(ctx), s.ID) // whatever ended it
+	if err != nil {
+		return err
+	}
+	switch s.Phase {
+	case session.Creating, session.Starting, session.Stopping:
+		if s.Want == session.Ready {
+			return goesOn(s)
+		}
+	}
+	return nil
+}
+
+// runJob runs a command that has the terminal. When it stops itself, as tmux
+// does on its user's word, this process has to: the shell knows only of it, and
+// makes both go on.
+func runJob(ctx context.Context, argv []string) error {
+	p, err := os.StartProcess(argv[0], argv, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	if err != nil {
+		return fail.New(fail.Host, "start %s: %w", argv[0], err)
+	}
+	defer func() { _ = p.Release() }()
+	defer context.AfterFunc(ctx, func() { _ = p.Signal(syscall.SIGTERM) })()
+	for {
+		var status syscall.WaitStatus
+		_, err := syscall.Wait4(p.Pid, &status, syscall.WUNTRACED, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return fail.New(fail.Host, "wait for %s: %w", argv[0], err)
+		case status.Stopped():
+			if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
+				return fail.New(fail.Host, "stop with %s: %w", argv[0], err)
+			}
+		case status.Exited() && status.ExitStatus() != 0:
+			return remoteExit(status.ExitStatus()) // it has said why
+		default:
+			return nil
+		}
+	}
 }
 
 // came records that somebody is in the session now; what keeps it from being

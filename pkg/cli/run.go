@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -208,8 +209,9 @@ func newCpCmd(a *app) *cobra.Command {
 		Use:   "cp SOURCE DESTINATION",
 		Short: "Copy files into or out of a session; SESSION:PATH is in the guest",
 		Long: `Copy a file or a directory. A path in the guest is SESSION:PATH, relative to the
-repository's directory. What comes out of a guest is treated as hostile: links are
-not followed, devices are refused, nothing lands outside the destination.`,
+repository's directory, or SESSION:~/PATH in the agent's home. What comes out of a
+guest is treated as hostile: links are not followed, devices are refused, nothing
+lands outside the destination.`,
 		Example: `  agent-sessionizer cp notes.md repo:docs/
   agent-sessionizer cp repo:build/report.html .`,
 		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeCopy,
@@ -235,7 +237,10 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 	}
 	defer conn.Close()
 	inGuest := func(p string) string {
-		if strings.HasPrefix(p, "/") {
+		switch {
+		case p == "~", strings.HasPrefix(p, "~/"):
+			return p // which conn knows
+		case strings.HasPrefix(p, "/"):
 			return s.Facts.Root + p
 		}
 		return s.Facts.Dir + "/" + p
@@ -243,9 +248,14 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 	progress, done := a.transfer()
 	defer done()
 	if toGuest {
-		return conn.CopyTo(ctx, from, inGuest(toPath), progress)
+		err = conn.CopyTo(ctx, from, inGuest(toPath), progress)
+	} else {
+		err = conn.CopyFrom(ctx, inGuest(fromPath), to, progress)
 	}
-	return conn.CopyFrom(ctx, inGuest(fromPath), to, progress)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fail.New(fail.NotFound, "%w", err)
+	}
+	return err
 }
 
 // guestPath splits SESSION:PATH. A local path with a colon is written with a

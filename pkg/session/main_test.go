@@ -36,7 +36,7 @@ func newManager(t *testing.T) *Manager {
 	c, err := config.Load(config.Paths{
 		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"), LimaHome: filepath.Join(dir, "vms"),
 	}, fstest.MapFS{
-		"config.yaml":           {Data: []byte("image: none\nprepare: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
+		"config.yaml":           {Data: []byte("image: ubuntu\nprepare: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
 		"network-allowlist.txt": {},
 	})
@@ -55,7 +55,7 @@ func newManager(t *testing.T) *Manager {
 func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Facts) Session {
 	t.Helper()
 	spec, err := json.Marshal(Spec{
-		Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}, Image: "none",
+		Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}, Image: image.Ubuntu,
 		Resources: config.Resources{CPUs: 1, Memory: 512 << 20, Disk: 4 << 30},
 	})
 	if err != nil {

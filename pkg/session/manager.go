@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -19,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -116,12 +118,14 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	if err != nil {
 		return Spec{}, nil, err
 	}
-	image := m.Config.Image
-	if r.Image != "" {
-		image = r.Image
+	from := cmp.Or(r.Image, m.Config.Image)
+	if from != image.Ubuntu { // which the VM template names, and the driver downloads
+		if _, err := (&image.Store{Dir: m.Config.Paths.Images()}).Find(from, Arch()); err != nil {
+			return Spec{}, nil, err
+		}
 	}
 	return Spec{
-		Repo: r.Repo, Image: image, Profile: r.Profile, Resources: res,
+		Repo: r.Repo, Image: from, Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
 		HostServices: r.HostServices, Walled: settings.Network.Walled(), Secrets: r.Secrets,
 	}, append(notices, warnings...), nil
