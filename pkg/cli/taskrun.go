@@ -130,7 +130,7 @@ func interrupted(ctx context.Context, t task.Task, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	return fail.New(fail.Interrupted, "task %s goes on without you: %w", t.ID, ctx.Err()).
+	return fail.New(fail.Interrupted, "task %s goes on without you", t.ID).
 		WithHint("agent-sessionizer task logs -f %[1]s, or to call it off: agent-sessionizer task cancel %[1]s", t.ID)
 }
 
