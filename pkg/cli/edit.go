@@ -203,7 +203,7 @@ func chooseEditor(env func(string) string, terminal bool, look func(string) (str
 // and was before, is only told of.
 func (e *edit) check(text []byte) error {
 	if e.name == "repos.txt" {
-		_, err := parseRepos(e.path, text)
+		_, err := parseRepos(e.path, text, true)
 		return err
 	}
 	err := config.Check(e.paths, e.ship, e.name, text)
@@ -218,8 +218,9 @@ func (e *edit) check(text []byte) error {
 }
 
 // parseRepos reads repos.txt. A line means the same wherever the picker is
-// opened, so a path in it is absolute.
-func parseRepos(file string, text []byte) ([]string, error) {
+// opened, so a path in it is absolute. What is no repository at all is refused
+// only where it is strict: the picker shows it, and open says what is wrong.
+func parseRepos(file string, text []byte, strict bool) ([]string, error) {
 	var all []string
 	n := 0
 	for line := range strings.Lines(string(text)) {
@@ -232,7 +233,7 @@ func parseRepos(file string, text []byte) ([]string, error) {
 			continue
 		case strings.HasPrefix(line, "."):
 			wrong = "is a relative path; write an absolute one, or ~/…"
-		case !absolute && repo.KeyOf(line) == "":
+		case strict && !absolute && repo.KeyOf(line) == "":
 			wrong = "is none of owner/repo, a git URL and an absolute path"
 		}
 		if wrong != "" {

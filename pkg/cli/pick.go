@@ -102,7 +102,7 @@ func (a *app) repos() ([]string, error) {
 	if err != nil {
 		return nil, fail.New(fail.Usage, "read repos.txt: %w", err)
 	}
-	return parseRepos(file, text)
+	return parseRepos(file, text, false)
 }
 
 // newPickerCmds are what fzf runs for the picker, and what finds clones for it.
