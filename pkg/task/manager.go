@@ -237,12 +237,12 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	admitted, err := m.store().Admit(ctx, queue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
 		room := room // the transaction may be run again
 		for _, row := range active {
-			if row.SessionID == "" && take(&room, row) != nil { // its VM is not among those that were counted
-				return nil, nil //nolint:nilerr // there is no room for what has a slot already
+			if row.SessionID == "" && full(take(&room, row)) { // its VM is not among those that were counted
+				return nil, nil // there is no room for what has a slot already
 			}
 		}
 		for row := range waiting {
-			if len(active)+len(next) >= m.settings().Slots || take(&room, row) != nil {
+			if len(active)+len(next) >= m.settings().Slots || full(take(&room, row)) {
 				break
 			}
 			next = append(next, store.Admission{ID: row.ID, To: string(Staging), Event: event(EventPhase, PhaseChange{From: Pending, To: Staging, Want: Run})})
@@ -257,6 +257,14 @@ func (m *Manager) Schedule(ctx context.Context) error {
 		errs = append(errs, m.wake(ctx, id))
 	}
 	return errors.Join(errs...)
+}
+
+// full reports whether err means that there is no room. A task for which another
+// thing is wrong now, its profile gone, may go on, and fail: to wait would not help
+// it, and hold up all others.
+func full(err error) bool {
+	code := fail.CodeOf(err)
+	return err != nil && (code == fail.Conflict || code == fail.Host)
 }
 
 func take(room *session.Room, row store.Task) error {
