@@ -28,7 +28,7 @@ func TestCrash(t *testing.T) {
 	if err := open.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "QEMU", func() bool { return len(b.Processes("qemu-system")) > 0 })
+	waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 	if err := open.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func TestCrash(t *testing.T) {
 	}
 
 	// The host loses power: everything dies at once, pid files and locks stay.
-	for _, what := range []string{"keeper", "hostagent", "gateway", "qemu-system"} {
+	for _, what := range []string{"keeper", "hostagent", "gateway", qemu} {
 		b.kill(what)
 	}
 	b.WaitState("stopped")
@@ -99,7 +99,7 @@ func TestDestroyWhileCreating(t *testing.T) {
 	if err := open.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "QEMU", func() bool { return len(b.Processes("qemu-system")) > 0 })
+	waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 	b.Asz("destroy", "project")
 	if err := open.Wait(); err == nil {
 		t.Error("open succeeded on a session that was destroyed under it")

@@ -231,15 +231,15 @@ func TestForksAtOnce(t *testing.T) {
 // TestForkKilled kills what a fork consists of while it wakes: the same command
 // again leads to the same end.
 func TestForkKilled(t *testing.T) {
-	for _, what := range []string{"keeper", "hostagent", "qemu-system", "gateway"} {
-		t.Run(what, func(t *testing.T) {
+	for name, what := range map[string]string{"keeper": "keeper", "host agent": "hostagent", "QEMU": qemu, "gateway": "gateway"} {
+		t.Run(name, func(t *testing.T) {
 			b := newBox(t)
 			b.Repo("project")
 			done := make(chan realvm.Result, 1)
 			go func() {
 				done <- b.Run(append(append([]string{"agent-sessionizer", "open", "-d"}, strings.Fields(small)...), "./project")...)
 			}()
-			waitFor(t, "QEMU", func() bool { return len(b.Processes("qemu-system")) > 0 })
+			waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 			b.kill(what)
 			r := <-done // it may have been fast enough, or have failed
 			name := b.open("./project")

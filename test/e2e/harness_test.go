@@ -21,6 +21,10 @@ func newBox(t *testing.T) *box {
 	return &box{Box: realvm.NewBox(t), t: t}
 }
 
+// qemu is in the command line of a VM, and not of a QEMU that Lima asks for its
+// version or for what it can do.
+const qemu = " -pidfile "
+
 // kill sends SIGKILL to the box's processes of one kind and wants there to be one.
 func (b *box) kill(what string) {
 	b.t.Helper()

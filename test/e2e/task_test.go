@@ -239,7 +239,7 @@ claude: {prompt: "RUNBASH please"}
 				t.Errorf("%s killed: the agent ran %s times", what, got)
 			}
 		}
-		for _, what := range []string{" task-keeper ", " keeper ", " gateway ", "qemu-system"} {
+		for _, what := range []string{" task-keeper ", " keeper ", " gateway ", qemu} {
 			for pid := range b.Processes(what) {
 				_ = syscall.Kill(pid, syscall.SIGSTOP)
 				time.AfterFunc(3*time.Second, func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
@@ -251,7 +251,7 @@ claude: {prompt: "RUNBASH please"}
 			t.Errorf("%+v", v)
 		}
 		// The machine goes down under it: it is started again, on the same disk.
-		b.kill("qemu-system")
+		b.kill(qemu)
 		b.printed(id, "up 2")
 		if v := b.until(id, "RUNNING"); v.Attempt != 2 {
 			t.Errorf("%+v", v)
