@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
@@ -82,7 +80,7 @@ func loadClones(file string, roots []string) []Clone {
 }
 
 // find starts the process, unless what the cache holds is new.
-func (p *Picker) find() error {
+func (p *Picker) find(ctx context.Context) error {
 	cfg := p.Manager.Config
 	if len(cfg.Roots) == 0 {
 		return nil
@@ -94,14 +92,7 @@ func (p *Picker) find() error {
 	if store.Held(cloneLock(cfg.Paths)) {
 		return nil
 	}
-	cmd := exec.CommandContext(context.Background(), p.Manager.Self, FindCommand) // it outlives the picker
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("look for local clones: %w", err)
-	}
-	go func() { _ = cmd.Wait() }() // only reaps
-	return nil
+	return p.Manager.Detach(ctx, nil, FindCommand)
 }
 
 // FindClones is what FindCommand does: it looks for clones below the roots of

@@ -100,7 +100,7 @@ func TestOneLooksForClones(t *testing.T) {
 	if err != nil || !free {
 		t.Fatal(free, err)
 	}
-	if err := p.find(); err != nil {
+	if err := p.find(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := FindClones(t.Context(), cfg); err != nil {
@@ -110,21 +110,21 @@ func TestOneLooksForClones(t *testing.T) {
 		t.Error("two looked at once")
 	}
 	_ = lock.Unlock()
-	if err := p.find(); err != nil {
+	if err := p.find(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the process that looks", func() bool { b, _ := os.ReadFile(mark); return string(b) == FindCommand+"\n" })
 	if err := FindClones(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.find(); err != nil { // it was looked a moment ago
+	if err := p.find(t.Context()); err != nil { // it was looked a moment ago
 		t.Fatal(err)
 	}
 	old := time.Now().Add(-2 * findAgain)
 	if err := os.Chtimes(cloneCache(cfg.Paths), old, old); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.find(); err != nil {
+	if err := p.find(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the next look", func() bool { b, _ := os.ReadFile(mark); return string(b) == strings.Repeat(FindCommand+"\n", 2) })

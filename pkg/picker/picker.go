@@ -271,7 +271,7 @@ const (
 
 // follow keeps the rows that fzf shows to what there is, until ctx ends.
 func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
-	_ = p.find() // without clones the list is shorter
+	_ = p.find(ctx) // without clones the list is shorter
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	var at hands

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
@@ -80,14 +79,7 @@ func (w *Worker) spawnAhead(ctx context.Context, source string, r config.Resourc
 		return err
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), w.Self, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
-	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	go func() { _ = cmd.Wait() }() // only reaps; its log says how it went
-	return nil
+	return w.Detach(ctx, log, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
 }
 
 // onBattery reports whether the host is known to run on its battery.

@@ -10,12 +10,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
@@ -24,7 +22,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
 // Manager writes intents and reads state; it does none of the work itself.
@@ -204,16 +201,7 @@ func (m *Manager) wake(ctx context.Context, id string) error {
 		return fail.New(fail.Host, "open the keeper's log: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), m.Self, "keeper", id) // it must outlive whatever ends us
-	cmd.Dir, cmd.Env = "/", trace.Environ(ctx, os.Environ())
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return fail.New(fail.Host, "start the keeper: %w", err)
-	}
-	// Reap it should it end before we do; errors are in its log and in the store.
-	go func() { _ = cmd.Wait() }()
-	return nil
+	return m.Detach(ctx, log, "keeper", id)
 }
 
 // Reconcile sees to a keeper for every session that needs one and has none:
@@ -231,7 +219,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 }
 
 // Tend sees to a keeper for one session, as Reconcile does for all.
-func (m *Manager) Tend(s Session) error { return m.tend(context.Background(), s.Session) }
+func (m *Manager) Tend(ctx context.Context, s Session) error { return m.tend(ctx, s.Session) }
 
 func (m *Manager) tend(ctx context.Context, row store.Session) error {
 	lock := m.Config.Paths.SessionLock(row.ID)

@@ -9,10 +9,8 @@ import (
 	"errors"
 	"iter"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
@@ -318,16 +316,7 @@ func (m *Manager) wake(ctx context.Context, id string) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(context.Background(), m.Sessions.Self, KeeperCommand, id) // it must outlive whatever ends us
-	cmd.Dir, cmd.Env = "/", trace.Environ(ctx, os.Environ())
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return fail.New(fail.Host, "start the task's keeper: %w", err)
-	}
-	// Reap it should it end before we do; errors are in its log and in the store.
-	go func() { _ = cmd.Wait() }()
-	return nil
+	return m.Sessions.Detach(ctx, log, KeeperCommand, id)
 }
 
 // Artifacts are what a task brought home, with its metadata.

@@ -156,7 +156,7 @@ func (w *Worker) await(ctx context.Context, id string, phase session.Phase) erro
 		case s.Phase == session.Stopped && s.Want != session.Ready && phase == session.Ready:
 			return fail.New(fail.Conflict, "session %s of the task was stopped", s.Name)
 		}
-		w.tend(s, &seen)
+		w.tend(ctx, s, &seen)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -171,7 +171,7 @@ const keeperless = 3 * time.Second
 
 // tend sees to a session whose keeper has died, where nobody else may be there to
 // do so. seen is when it had one last.
-func (w *Worker) tend(s session.Session, seen *time.Time) {
+func (w *Worker) tend(ctx context.Context, s session.Session, seen *time.Time) {
 	if store.Held(w.paths().SessionLock(s.ID)) {
 		*seen = time.Now()
 	}
@@ -179,7 +179,7 @@ func (w *Worker) tend(s session.Session, seen *time.Time) {
 		return
 	}
 	*seen = time.Now()
-	if err := w.Sessions.Tend(s); err != nil {
+	if err := w.Sessions.Tend(ctx, s); err != nil {
 		w.Log.Warn("see to the session's keeper", "error", err)
 	}
 }
@@ -233,7 +233,7 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 		if s.Phase != session.Ready {
 			return notReady(s)
 		}
-		w.tend(s, &kept)
+		w.tend(ctx, s, &kept)
 		conn, err := w.Sessions.Dial(ctx, s)
 		if err == nil {
 			err = f(ctx, s, guest.Guest{SSH: conn, Root: s.Facts.Root})

@@ -1,0 +1,27 @@
+package session
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+)
+
+// Detach starts ourselves with args as a process that outlives us, and that writes
+// into log, if there is one. What becomes of it is for that, or for the store, to tell.
+func (m *Manager) Detach(ctx context.Context, log *os.File, args ...string) error {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), m.Self, args...)
+	cmd.Dir, cmd.Env = "/", trace.Environ(ctx, os.Environ())
+	if log != nil {
+		cmd.Stdout, cmd.Stderr = log, log
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fail.New(fail.Host, "start agent-sessionizer %s: %w", args[0], err)
+	}
+	go func() { _ = cmd.Wait() }() // only reaps, should it end before we do
+	return nil
+}
