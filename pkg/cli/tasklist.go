@@ -1,0 +1,236 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+type taskListOptions struct {
+	all   bool
+	json  bool
+	state []string
+	label string
+	limit int
+	watch bool
+}
+
+func newTaskListCmd(a *app) *cobra.Command {
+	o := taskListOptions{limit: 50}
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List tasks",
+		Long: `List tasks: those that wait or run, and those that ended within the last day. With
+--all, --state or --label, ended ones of any age.`,
+		Example: `  agent-sessionizer task list --watch
+  agent-sessionizer task list --state FAILED,FAILED_PRESERVED
+  agent-sessionizer task list --all --json | jq -r '.[] | select(.outcome.exit_code == 2).id'`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runTaskList(cmd.Context(), a, o) },
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&o.all, "all", "a", false, "tasks that ended long ago, too")
+	f.BoolVar(&o.json, "json", false, "print an array of tasks")
+	f.StringSliceVar(&o.state, "state", nil, "only tasks in these `STATES`, with commas between")
+	f.StringVar(&o.label, "label", "", "only tasks with this `KEY=VALUE`")
+	f.IntVarP(&o.limit, "limit", "n", o.limit, "at most so many, the newest; 0 for all")
+	f.BoolVarP(&o.watch, "watch", "w", false, "show it again as things happen, until Ctrl-C")
+	return cmd
+}
+
+func (o taskListOptions) filter() (store.TaskFilter, error) {
+	f := store.TaskFilter{Limit: o.limit}
+	for _, s := range o.state {
+		p := task.Phase(strings.ToUpper(s))
+		if !slices.Contains(task.Phases(), p) {
+			return f, fail.New(fail.Usage, "no state %q; there are %v", s, task.Phases()).WithHint("agent-sessionizer task list --help")
+		}
+		f.Phases = append(f.Phases, string(p))
+	}
+	if o.label != "" {
+		key, value, ok := strings.Cut(o.label, "=")
+		if !ok || key == "" {
+			return f, fail.New(fail.Usage, "%q is not a label; write it like team=platform", o.label).WithHint("agent-sessionizer task list --help")
+		}
+		f.Label = store.Label{Key: key, Value: value}
+	}
+	return f, nil
+}
+
+func runTaskList(ctx context.Context, a *app, o taskListOptions) error {
+	f, err := o.filter()
+	if err != nil {
+		return err
+	}
+	m, err := a.tasks(ctx)
+	if err != nil {
+		return err
+	}
+	show := func() error {
+		all, err := m.List(ctx, f)
+		if err != nil {
+			return err
+		}
+		if !o.all && o.label == "" && len(o.state) == 0 {
+			all = slices.DeleteFunc(all, func(t task.Task) bool {
+				return task.AtRest(t.Phase) && t.Phase.Over() && time.Since(t.StateChangedAt) > 24*time.Hour
+			})
+		}
+		return a.showTasks(all, o.json)
+	}
+	if !o.watch {
+		return show()
+	}
+	return a.repaint(ctx, m, show)
+}
+
+func (a *app) showTasks(all []task.Task, asJSON bool) error {
+	if asJSON {
+		views := make([]task.View, 0, len(all))
+		for _, t := range all {
+			views = append(views, t.View())
+		}
+		return a.con.JSON(views)
+	}
+	if len(all) == 0 {
+		a.con.Say("%s", "no tasks; run one with: agent-sessionizer task run -f FILE")
+		return nil
+	}
+	header, rows := []string{"ID", "STATE", "FOR", "NAME", "AGENT", "DOES", "COST"}, [][]string{}
+	for _, t := range all {
+		v := t.View()
+		does, cost := "", ""
+		switch {
+		case v.Outcome != nil && v.Outcome.Reason != "":
+			does = v.Outcome.Reason
+		case v.Error != nil:
+			does = v.Error.Message
+		}
+		if p := v.Progress; p != nil {
+			if does == "" {
+				does = strings.TrimSpace(fmt.Sprintf("%d tools  %s", p.ToolCalls, p.CurrentTool))
+			}
+			if p.CostUSD > 0 {
+				cost = fmt.Sprintf("$%.2f", p.CostUSD)
+			}
+		}
+		rows = append(rows, []string{t.ID, string(t.Phase), ago(t.StateChangedAt), t.Name, cmp.Or(v.Model, v.Agent), does, cost})
+	}
+	a.con.Table(header, rows, console.Tint{Column: "STATE", Of: func(cell string) console.Tone { return toneOfTask(task.Phase(cell)) }})
+	return nil
+}
+
+// toneOfTask is how a task's state is coloured.
+func toneOfTask(p task.Phase) console.Tone {
+	switch p {
+	case task.Completed:
+		return console.Good
+	case task.Failed, task.FailedPreserved:
+		return console.Bad
+	case task.Cancelled, task.Pending:
+		return console.Faint
+	}
+	return console.Notice
+}
+
+// repaint shows again when something changed, at most once a second.
+func (a *app) repaint(ctx context.Context, m *task.Manager, show func() error) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		if a.con.Live() {
+			a.printf("\x1b[H\x1b[2J")
+		}
+		if err := show(); err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		if err := m.Reconcile(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+}
+
+func newTaskShowCmd(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "show TASK", Short: "Show one task",
+		Example: `  agent-sessionizer task show 4f2a --json | jq .progress`,
+		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeTasks,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m, t, err := a.findTask(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.con.JSON(t.View())
+			}
+			return a.showTask(m, t)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func (a *app) findTask(ctx context.Context, what string) (*task.Manager, task.Task, error) {
+	m, err := a.tasks(ctx)
+	if err != nil {
+		return nil, task.Task{}, err
+	}
+	t, err := m.Find(ctx, what)
+	return m, t, err
+}
+
+func (a *app) showTask(m *task.Manager, t task.Task) error {
+	v := t.View()
+	line := func(key, format string, args ...any) {
+		if text := fmt.Sprintf(format, args...); strings.TrimSpace(text) != "" {
+			a.printf("%-12s %s\n", key, console.Clean(text))
+		}
+	}
+	line("id", "%s", v.ID)
+	line("name", "%s", v.Name)
+	line("state", "%s for %s", v.State, ago(v.StateChangedAt))
+	line("repository", "%s", v.Repository)
+	line("agent", "%s %s", v.Agent, v.Model)
+	line("session", "%s", v.Session)
+	if v.StartedAt != nil {
+		line("started", "%s ago", ago(*v.StartedAt))
+	}
+	if p := v.Progress; p != nil {
+		line("progress", "%d tools, %d turns, %d tokens in, %d out, $%.4f  %s", p.ToolCalls, p.Turns, p.InputTokens, p.OutputTokens, p.CostUSD, p.CurrentTool)
+	}
+	if o := v.Outcome; o != nil {
+		line("outcome", "%s  %s", o.Result, o.Reason)
+		if o.ExitCode != nil {
+			line("exit code", "%d", *o.ExitCode)
+		}
+		line("hint", "%s", o.Hint)
+	}
+	if v.State == task.FailedPreserved {
+		line("kept until", "%s; look inside: agent-sessionizer ssh %s", v.PreservedUntil.Local().Format(time.DateTime), v.Session)
+	}
+	line("artifacts", "%d", v.Artifacts)
+	line("directory", "%s", string(m.Dir(t.ID)))
+	return nil
+}
+
+func taskStates() (all []string) {
+	for _, p := range task.Phases() {
+		all = append(all, string(p))
+	}
+	return all
+}

@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// taskFile is a flag of the commands that take a manifest.
+type taskFile struct {
+	name string
+	json bool
+}
+
+func (o *taskFile) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&o.name, "file", "f", "", "the manifest, a `FILE` of YAML or JSON; - is the standard input")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON")
+	if err := cmd.MarkFlagRequired("file"); err != nil {
+		panic(err)
+	}
+}
+
+// read returns the manifest and its text, and tells its notices.
+func (o *taskFile) read(a *app) (*manifest.Task, []byte, error) {
+	var text []byte
+	var err error
+	name, dir := o.name, "."
+	if name == "-" {
+		name = "standard input"
+		text, err = io.ReadAll(io.LimitReader(os.Stdin, manifest.MaxBytes+1))
+	} else {
+		dir = filepath.Dir(name)
+		text, err = readBounded(name, manifest.MaxBytes+1)
+	}
+	if err != nil {
+		return nil, nil, fail.New(fail.NotFound, "read the manifest: %w", err)
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return nil, nil, err
+	}
+	t, notices, err := manifest.Parse(name, text, dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, n := range notices {
+		a.con.Warn("%s", n)
+	}
+	return t, text, nil
+}
+
+func readBounded(name string, most int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, most))
+}
+
+// accepted tells the notices of a task that was submitted, and starts it if there
+// is a slot.
+func (a *app) accepted(ctx context.Context, m *task.Manager, notices []string) {
+	for _, n := range notices {
+		a.con.Warn("%s", n)
+	}
+	if err := m.Schedule(ctx); err != nil { // it is in the queue, and every command looks there
+		a.con.Warn("the task waits: %v", err)
+	}
+}
+
+// submits makes cmd one that submits a manifest, and then does what then does.
+func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, m *task.Manager, t task.Task, asJSON bool) error) *cobra.Command {
+	var o taskFile
+	cmd.Args = usage(cobra.NoArgs)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx := cmd.Context()
+		m, err := a.tasks(ctx)
+		if err != nil {
+			return err
+		}
+		asked, text, err := o.read(a)
+		if err != nil {
+			return err
+		}
+		t, notices, err := m.Submit(ctx, asked, task.Submission{Text: text, Actor: actor()})
+		if err != nil {
+			return err
+		}
+		a.accepted(ctx, m, notices)
+		return then(ctx, m, t, o.json)
+	}
+	o.flags(cmd)
+	return cmd
+}
+
+// printID prints a task that was submitted.
+func (a *app) printID(_ context.Context, _ *task.Manager, t task.Task, asJSON bool) error {
+	if asJSON {
+		return a.con.JSON(t.View())
+	}
+	a.printf("%s\n", t.ID)
+	return nil
+}
+
+func newTaskSubmitCmd(a *app) *cobra.Command {
+	return a.submits(&cobra.Command{
+		Use: "submit", Short: "Put a task into the queue and print its id",
+		Example: `  id=$(agent-sessionizer task submit -f task.yaml)`,
+	}, a.printID)
+}
+
+func newTaskRunCmd(a *app) *cobra.Command {
+	return a.submits(&cobra.Command{
+		Use: "run", Short: "Run a task and wait for its end",
+		Long: `Run a task and wait for its end. What the agent prints is shown as it comes; of Claude
+Code and Codex it is what they say and which tools they use.
+
+The exit code is 0 when the task succeeded, 8 when it failed and its VM was kept,
+124 when it ran out of time, and 1 otherwise. Ctrl-C ends the waiting, not the task.`,
+		Example: `  agent-sessionizer task run -f task.yaml
+  jq . task.json | agent-sessionizer task run -f - --json`,
+	}, a.runTask)
+}
+
+func newTaskRetryCmd(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "retry TASK", Short: "Submit a task's manifest again, and print the new task's id",
+		Example: `  agent-sessionizer task retry 4f2a`,
+		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeTasks,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			m, t, err := a.findTask(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			again, notices, err := m.Retry(ctx, t, task.Submission{Actor: actor()})
+			if err != nil {
+				return err
+			}
+			a.accepted(ctx, m, notices)
+			return a.printID(ctx, m, again, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func newTaskValidateCmd(a *app) *cobra.Command {
+	var o taskFile
+	cmd := &cobra.Command{
+		Use: "validate", Short: "Check a manifest, and run nothing",
+		Example: `  agent-sessionizer task validate -f task.yaml
+  agent-sessionizer task validate -f task.yaml --json   with all defaults`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			t, _, err := o.read(a)
+			if err != nil {
+				return err
+			}
+			if o.json {
+				return a.con.JSON(t)
+			}
+			a.con.Say("%s is a manifest of a task for %s", o.name, console.Clean(t.Repository.URL))
+			return nil
+		},
+	}
+	o.flags(cmd)
+	return cmd
+}
+
+func newTaskSchemaCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "schema", Short: "Print the JSON Schema of manifests, for editors",
+		Example: `  agent-sessionizer task schema >task.schema.json`,
+		Args:    usage(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			_, err := os.Stdout.Write(manifest.Schema())
+			return err
+		},
+	}
+}
