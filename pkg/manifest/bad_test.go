@@ -231,6 +231,24 @@ var bads = []bad{
 	with("profile", "vm: {profile: []}", "15", "is a list where a text belongs"),
 	with("vm as a list", "vm: [big]", "5", "is a list where an object belongs"),
 
+	// A session that is there.
+	given("empty", "vm: {session: ''}", "3:15", "is not a session"),
+	given("as a number", "vm: {session: 123456}", "3:15", "put it in quotes"),
+	given("as an option", "vm: {session: --force}", "3:15", "is not a session"),
+	given("of a path", "vm: {session: ./repo}", "3:15", "is not a session"),
+	given("with a profile", "vm: {profile: p, session: s}", "3:15", "vm.profile does not go with vm.session"),
+	given("with CPUs", "vm: {session: s, cpus: 2}", "3:24", "vm.cpus does not go with vm.session"),
+	given("with memory", "vm: {session: s, memory: 8G}", "3:26", "vm.memory does not go with vm.session"),
+	given("with a disk", "vm: {session: s, disk: 8G}", "3:24", "vm.disk does not go with vm.session"),
+	given("with a network", "vm: {session: s, network_mode: open}", "3:32", "vm.network_mode does not go with vm.session"),
+	given("with secrets", "vm: {session: s}\nsecrets: [{name: X, source: env, key: X}]", "4:10", "secrets does not go with vm.session"),
+	given("with no secrets", "vm: {session: s}\nsecrets: []", "4:10", "secrets does not go with vm.session"),
+	given("with a branch", "vm: {session: s}\nrepository: {branch: main}", "4:22", "repository.branch does not go with vm.session"),
+	given("with a commit", "vm: {session: s}\nrepository: {url: a/b, commit: abc123}", "4:32", "repository.commit does not go with vm.session"),
+	given("that is to be kept", "vm: {session: s}\nlifecycle: {failure_action: preserve}", "4:29", `lifecycle.failure_action is "preserve", which does not go with vm.session`),
+	given("that is to be kept when it hangs", "vm: {session: s}\nlifecycle: {hang_action: preserve}", "4:26", `lifecycle.hang_action is "preserve", which does not go with vm.session`),
+	{name: "a session without its own place", text: minimal + "session: s\n", at: "7:1", says: "it belongs into vm"},
+
 	// Secrets.
 	with("secrets as an object", "secrets: {A: b}", "10", "is an object where a list belongs"),
 	with("secret as a text", "secrets: [A=b]", "11", "is a text where an object belongs"),
@@ -280,6 +298,11 @@ var bads = []bad{
 // repository is a manifest whose line 3 is of the repository.
 func repository(name, repo, at, says string) bad {
 	return bad{name: "repository " + name, text: "version: \"1\"\nkind: Task\nrepository: " + repo + "\nclaude: {prompt: x}\n", at: "3:" + at, says: says}
+}
+
+// given is a manifest without a repository whose lines from 3 on are these.
+func given(name, lines, at, says string) bad {
+	return bad{name: "session " + name, text: "version: \"1\"\nkind: Task\n" + lines + "\nclaude: {prompt: x}\n", at: at, says: says}
 }
 
 // entries are n of something, with commas between them.

@@ -15,8 +15,9 @@ type field struct {
 	name     string
 	doc      string
 	byDef    string // its default
-	required bool
+	required string
 	quiet    bool
+	own      string
 	enum     []string
 	orElse   string
 	min, max string
@@ -34,7 +35,7 @@ func fieldsOf(t reflect.Type) []field {
 		}
 		all = append(all, field{
 			index: f.Index, name: name, doc: f.Tag.Get("doc"), byDef: f.Tag.Get("default"),
-			required: f.Tag.Get("required") != "", quiet: f.Tag.Get("quiet") != "",
+			required: f.Tag.Get("required"), quiet: f.Tag.Get("quiet") != "", own: f.Tag.Get("own"),
 			enum: split(f.Tag.Get("enum")), orElse: f.Tag.Get("else"), min: f.Tag.Get("min"), max: f.Tag.Get("max"),
 			like: rules[f.Tag.Get("like")], keys: rules[f.Tag.Get("keys")],
 		})
@@ -140,12 +141,40 @@ func (d *decoder) object(n *node, path string, v reflect.Value) {
 		d.value(n.items[i], join(path, f.name), f, v.FieldByIndex(f.index))
 	}
 	for _, f := range fields {
+		if f.required == "true" && first[f.name] == nil {
+			d.missing(n, path, f)
+		}
+	}
+}
+
+func (d *decoder) missing(n *node, path string, f field) {
+	if len(f.enum) == 1 {
+		d.bad(n, join(path, f.name), "is missing; add %s: %q", f.name, f.enum[0])
+		return
+	}
+	d.bad(n, join(path, f.name), "is missing: %s", f.doc)
+}
+
+// own checks what a task needs, or may not ask for, as it has a session of its own
+// or not.
+func (d *decoder) own(path string, t reflect.Type) {
+	given := d.given["vm.session"] != nil
+	for _, f := range fieldsOf(t) {
+		at := join(path, f.name)
+		n := d.given[at]
 		switch {
-		case !f.required || first[f.name] != nil:
-		case len(f.enum) == 1:
-			d.bad(n, join(path, f.name), "is missing; add %s: %q", f.name, f.enum[0])
-		default:
-			d.bad(n, join(path, f.name), "is missing: %s", f.doc)
+		case n == nil:
+			if f.required == "own" && !given {
+				d.missing(d.given[path], path, f)
+			}
+		case !given || f.own == "":
+		case f.own == "*":
+			d.bad(n, at, "does not go with vm.session: that session is used as it is; take one of the two out")
+		case n.text == f.own:
+			d.bad(n, at, "is %s, which does not go with vm.session: that session stays in any case", quote(f.own))
+		}
+		if sub := t.FieldByIndex(f.index).Type; sub.Kind() == reflect.Struct && n != nil && n.kind == object {
+			d.own(at, sub)
 		}
 	}
 }
@@ -179,12 +208,12 @@ func (d *decoder) unknown(key *node, path string, fields []field) {
 		d.bad(key, path, "has no such key; there are %s", strings.Join(names, ", "))
 		return
 	}
-	if i := slices.IndexFunc(names, func(name string) bool { return near(name, key.text) }); i >= 0 {
-		d.bad(key, path, "has no key %s; is %s meant?", quote(key.text), names[i])
-		return
-	}
 	if homes := homesOf(key.text); len(homes) > 0 && path == "" {
 		d.bad(key, path, "has no key %s; it belongs into %s", quote(key.text), strings.Join(homes, " or "))
+		return
+	}
+	if i := slices.IndexFunc(names, func(name string) bool { return near(name, key.text) }); i >= 0 {
+		d.bad(key, path, "has no key %s; is %s meant?", quote(key.text), names[i])
 		return
 	}
 	d.bad(key, path, "has no key %s; there are %s", quote(key.text), strings.Join(names, ", "))

@@ -13,7 +13,7 @@
 //	json      the key
 //	doc       what it is, for people
 //	default   what it is when it is left out
-//	required  it cannot be left out
+//	required  it cannot be left out; with own, it can beside vm.session
 //	enum      the words it may be, with | between them
 //	else      what to do who needs another word
 //	min, max  bounds: of a number, a size or a duration itself, of a list or a
@@ -21,6 +21,8 @@
 //	like      the name of a rule for a text, or for every text of a list or map
 //	keys      the name of a rule for the keys of a map
 //	quiet     no error repeats what was written there: it could be a credential
+//	own       it is for a session of the task's own, and not beside vm.session:
+//	          the key when it is *, else this word
 package manifest
 
 import (
@@ -40,10 +42,10 @@ type Task struct {
 	Version    string     `json:"version" required:"true" enum:"1" doc:"The version of this format."`
 	Kind       string     `json:"kind" required:"true" enum:"Task" doc:"What the manifest describes."`
 	Metadata   Metadata   `json:"metadata" doc:"How the task is found again, and how urgent it is."`
-	Repository Repository `json:"repository" required:"true" doc:"What the agent works on."`
+	Repository Repository `json:"repository,omitzero" required:"own" doc:"What the agent works on."`
 	Agent      Agent      `json:"agent" doc:"Who works, and on what. Either this or claude."`
-	VM         VM         `json:"vm" doc:"The VM that the task gets for itself."`
-	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" doc:"Environment variables of the agent, by reference. They are resolved while the VM boots, and are never written to a disk."`
+	VM         VM         `json:"vm" doc:"The VM that the task gets for itself, or the session that it runs in."`
+	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, by reference. They are resolved while the VM boots, and are never written to a disk."`
 	Lifecycle  Lifecycle  `json:"lifecycle" doc:"How long things may take, what happens when they fail, and what is kept."`
 }
 
@@ -56,9 +58,9 @@ type Metadata struct {
 
 // Repository is what the agent works on.
 type Repository struct {
-	URL     string `json:"url" required:"true" like:"url" doc:"What open takes: owner/repo on github.com, a git URL, a path. Paths that begin with . are relative to the manifest's directory."`
-	Branch  string `json:"branch,omitempty" like:"branch" doc:"To start from; the default branch when left out."`
-	Commit  string `json:"commit,omitempty" like:"commit" doc:"To start from, whole or abbreviated; the branch's last when left out."`
+	URL     string `json:"url,omitempty" required:"own" like:"url" doc:"What open takes: owner/repo on github.com, a git URL, a path. Paths that begin with . are relative to the manifest's directory."`
+	Branch  string `json:"branch,omitempty" own:"*" like:"branch" doc:"To start from; the default branch when left out."`
+	Commit  string `json:"commit,omitempty" own:"*" like:"commit" doc:"To start from, whole or abbreviated; the branch's last when left out."`
 	Subpath string `json:"subpath,omitempty" like:"subpath" doc:"The directory of the repository in which the agent starts; its root when left out."`
 }
 
@@ -94,14 +96,15 @@ type claude struct {
 // defaultTurns is the default of max_turns.
 const defaultTurns = 100
 
-// VM is the VM that a task gets for itself. CPUs, Memory and Disk are 0 where
-// the profile says.
+// VM is the VM that a task gets for itself, or the session that it runs in. CPUs,
+// Memory and Disk are 0 where the profile or the session says.
 type VM struct {
-	Profile     string `json:"profile,omitempty" like:"word" doc:"A profile of the configuration. What it says of resources is the default here."`
-	CPUs        int    `json:"cpus,omitempty" min:"1" max:"1024" doc:"4 when there is no profile."`
-	Memory      Size   `json:"memory,omitempty" min:"128M" max:"64T" doc:"8G when there is no profile."`
-	Disk        Size   `json:"disk,omitempty" min:"1G" max:"1024T" doc:"40G when there is no profile."`
-	NetworkMode string `json:"network_mode,omitempty" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: nothing. allowlist: the names of the configuration. open: the internet, without the local network; outbound and full are other words for it. As configured when left out."`
+	Session     string `json:"session,omitempty" like:"session" doc:"A session that is there, by its name, its id or the start of that. The task runs in it, and leaves it as it found it but for what the agent did."`
+	Profile     string `json:"profile,omitempty" own:"*" like:"word" doc:"A profile of the configuration. What it says of resources is the default here."`
+	CPUs        int    `json:"cpus,omitempty" own:"*" min:"1" max:"1024" doc:"4 when there is no profile."`
+	Memory      Size   `json:"memory,omitempty" own:"*" min:"128M" max:"64T" doc:"8G when there is no profile."`
+	Disk        Size   `json:"disk,omitempty" own:"*" min:"1G" max:"1024T" doc:"40G when there is no profile."`
+	NetworkMode string `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: nothing. allowlist: the names of the configuration. open: the internet, without the local network; outbound and full are other words for it. As configured when left out."`
 }
 
 // Defaults of a VM that has no profile.
@@ -144,8 +147,8 @@ type Lifecycle struct {
 	StageTimeout     Duration  `json:"stage_timeout" default:"15m" min:"1s" max:"1d" doc:"For fetching the repository."`
 	ProvisionTimeout Duration  `json:"provision_timeout" default:"10m" min:"1s" max:"1d" doc:"For making the VM."`
 	HangTimeout      Duration  `json:"hang_timeout" default:"30m" min:"1s" max:"90d" doc:"An agent that shows no life for so long hangs."`
-	HangAction       string    `json:"hang_action" default:"terminate" enum:"notify|terminate|restart|preserve" doc:"What happens to one that hangs: an event only; it is ended and the task fails; it is started again; the task fails and the VM is kept."`
-	FailureAction    string    `json:"failure_action" default:"destroy" enum:"destroy|preserve" doc:"What happens to the VM of a task that failed."`
+	HangAction       string    `json:"hang_action" default:"terminate" enum:"notify|terminate|restart|preserve" own:"preserve" doc:"What happens to one that hangs: an event only; it is ended and the task fails; it is started again; the task fails and the VM is kept."`
+	FailureAction    string    `json:"failure_action" default:"destroy" enum:"destroy|preserve" own:"preserve" doc:"What happens to the VM of a task that failed."`
 	PreserveFor      Duration  `json:"preserve_for" default:"2h" min:"1m" max:"30d" doc:"How long a VM is kept then."`
 	SuccessCodes     []int     `json:"success_codes" default:"0" min:"1" max:"64" doc:"The agent's exit codes that mean success."`
 	ArtifactPatterns []string  `json:"artifact_patterns,omitempty" max:"100" like:"pattern" doc:"Files of the checkout that are brought home, besides what changed. * and ? do not cross a /, ** does."`

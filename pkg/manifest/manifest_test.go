@@ -241,6 +241,29 @@ lifecycle:
 	}
 }
 
+// In a session that is there, nothing is asked of a VM; whoever submits may name
+// the session, and then the manifest need not, and may not ask for one either.
+func TestSession(t *testing.T) {
+	const rest = "version: \"1\"\nkind: Task\nclaude: {prompt: x}\n"
+	want := manifest.VM{Session: "s1"}
+	for _, text := range []string{rest, rest + "vm: {session: other}\n"} {
+		task, _, err := manifest.ParseIn("s1", "m", []byte(text), "")
+		if err != nil || task.VM != want || task.Repository != (manifest.Repository{}) {
+			t.Errorf("%+v, %v", task, err)
+		}
+	}
+	if task := parse(t, rest+"vm: {session: s1}\n"); task.VM != want {
+		t.Errorf("%+v", task.VM)
+	}
+	_, _, err := manifest.ParseIn("s1", "m", []byte(rest+"vm: {cpus: 2}\n"), "")
+	if err == nil || !strings.Contains(err.Error(), "m:4:12: vm.cpus does not go with vm.session") {
+		t.Errorf("it says: %v", err)
+	}
+	if _, _, err := manifest.Parse("m", []byte(rest), ""); err == nil || !strings.Contains(err.Error(), "repository is missing") {
+		t.Errorf("it says: %v", err)
+	}
+}
+
 func TestNetworkMode(t *testing.T) {
 	for mode, want := range map[string]string{"isolated": "isolated", "allowlist": "allowlist", "open": "open", "outbound": "open", "full": "open"} {
 		task, notices, err := manifest.Parse("m", []byte(minimal+"vm: {network_mode: "+mode+"}"), "")

@@ -21,6 +21,12 @@ type document struct {
 // the directory dir; without one they are refused. The notices, in the same
 // form, are about what is right and perhaps not meant.
 func Parse(name string, data []byte, dir string) (*Task, []string, error) {
+	return ParseIn("", name, data, dir)
+}
+
+// ParseIn is Parse for a task that is to run in that session, whatever its
+// manifest says of one; "" leaves it at what that says.
+func ParseIn(session, name string, data []byte, dir string) (*Task, []string, error) {
 	var p problems
 	root := readNodes(data, &p)
 	if root == nil {
@@ -31,6 +37,10 @@ func Parse(name string, data []byte, dir string) (*Task, []string, error) {
 	d := &decoder{problems: &p, given: map[string]*node{"": root}}
 	d.object(root, "", reflect.ValueOf(doc).Elem())
 	if root.kind == object {
+		if session != "" {
+			d.given["vm.session"], doc.VM.Session = root, session
+		}
+		d.own("", reflect.TypeFor[Task]())
 		d.agent(doc)
 		d.secrets(&doc.Task)
 		d.repository(&doc.Task, dir)
@@ -39,7 +49,7 @@ func Parse(name string, data []byte, dir string) (*Task, []string, error) {
 		return nil, nil, err
 	}
 	t := &doc.Task
-	if t.VM.Profile == "" {
+	if t.VM.Profile == "" && t.VM.Session == "" {
 		t.VM.fill()
 	}
 	return t, append(d.priority(name, t), d.network(name, t)...), nil

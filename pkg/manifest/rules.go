@@ -50,6 +50,7 @@ var rules = compiled(map[string]*rule{
 	"variable":    {pattern: variableRE, is: "an environment variable's name: letters, digits and _, at most 128"},
 	"value":       {max: maxValue, lines: true},
 	"word":        {pattern: notBlankRE, max: 100, is: "a name"},
+	"session":     {pattern: `^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$`, is: "a session: its name, its id, or the start of that"},
 	"secret name": {pattern: `^[A-Z_][A-Z0-9_]{0,127}$`, is: "an environment variable's name: capital letters, digits and _, at most 128"},
 	"key":         {pattern: notBlankRE, max: maxKey, is: "a key"},
 	"pattern":     {pattern: `^[^\s/]`, max: maxGlob, is: "a pattern: it is relative to the checkout, such as reports/**/*.json", wrong: wrongPattern},

@@ -36,6 +36,7 @@ type schema struct {
 	AllOf       []*schema  `json:"allOf,omitempty"`
 	If          *schema    `json:"if,omitempty"`
 	Then        *schema    `json:"then,omitempty"`
+	Else        *schema    `json:"else,omitempty"`
 }
 
 // properties keep the order of the fields: it is the order in which people
@@ -78,6 +79,8 @@ func Schema() []byte {
 		whenKind(Codex, []string{"prompt"}, "command", "max_turns", "allowed_tools"),
 		whenKind(Command, []string{"command"}, "model", "max_turns", "allowed_tools"),
 	}
+	s.If = &schema{Properties: properties{{"vm", &schema{Required: []string{"session"}}}}, Required: []string{"vm"}}
+	s.Then, s.Else = given(reflect.TypeFor[Task]()), owned(reflect.TypeFor[Task]())
 	out, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		panic(err) // a type of this package cannot be written; every test would say so
@@ -95,6 +98,49 @@ func whenKind(k Kind, needs []string, not ...string) *schema {
 	return &schema{If: is, Then: then}
 }
 
+// given is what a manifest may not say that names a session, nil for nothing.
+func given(t reflect.Type) *schema {
+	s := &schema{}
+	for _, f := range fieldsOf(t) {
+		switch sub := t.FieldByIndex(f.index).Type; {
+		case f.own == "*":
+			if s.Not == nil {
+				s.Not = &schema{}
+			}
+			s.Not.AnyOf = append(s.Not.AnyOf, &schema{Required: []string{f.name}})
+		case f.own != "":
+			s.Properties = append(s.Properties, property{f.name, &schema{Not: &schema{Const: f.own}}})
+		case sub.Kind() == reflect.Struct:
+			if in := given(sub); in != nil {
+				s.Properties = append(s.Properties, property{f.name, in})
+			}
+		}
+	}
+	if s.Not == nil && s.Properties == nil {
+		return nil
+	}
+	return s
+}
+
+// owned is what a manifest must say that names no session, nil for nothing.
+func owned(t reflect.Type) *schema {
+	s := &schema{}
+	for _, f := range fieldsOf(t) {
+		if f.required == "own" {
+			s.Required = append(s.Required, f.name)
+		}
+		if sub := t.FieldByIndex(f.index).Type; sub.Kind() == reflect.Struct {
+			if in := owned(sub); in != nil {
+				s.Properties = append(s.Properties, property{f.name, in})
+			}
+		}
+	}
+	if s.Required == nil && s.Properties == nil {
+		return nil
+	}
+	return s
+}
+
 // schemaOf is the schema of a struct.
 func schemaOf(t reflect.Type) *schema {
 	s := &schema{Type: "object", Additional: false}
@@ -105,7 +151,7 @@ func schemaOf(t reflect.Type) *schema {
 			of.Description += fmt.Sprintf(" From %s to %s.", f.min, f.max) // which a schema cannot check
 		}
 		s.Properties = append(s.Properties, property{f.name, of})
-		if f.required {
+		if f.required == "true" {
 			s.Required = append(s.Required, f.name)
 		}
 	}

@@ -78,6 +78,12 @@ func TestSchemaAgrees(t *testing.T) {
 	} {
 		good[fmt.Sprint("agent ", i)] = unmanned + "agent: " + more
 	}
+	for i, more := range []string{
+		"vm: {session: agent-acme-app-4f2a81}", "vm: {session: '4f2a81c0d9e3'}\nrepository: {subpath: a}\nlifecycle: {failure_action: destroy, hang_action: restart}",
+		"vm: {session: acme/app}\nrepository: {url: acme/app}",
+	} {
+		good[fmt.Sprint("session ", i)] = "version: \"1\"\nkind: Task\nclaude: {prompt: x}\n" + more
+	}
 	for name, text := range good {
 		task := parse(t, text)
 		encoded, err := task.Encode()
