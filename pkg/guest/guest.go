@@ -48,6 +48,19 @@ var programs embed.FS
 
 // Program returns the guest program for arch ("x86_64", "aarch64"), unpacked.
 func Program(arch string) ([]byte, error) {
+	packed, err := packedProgram(arch)
+	if err != nil {
+		return nil, err
+	}
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, fmt.Errorf("unpack the guest program: %w", err)
+	}
+	return io.ReadAll(z)
+}
+
+// packedProgram is the guest program as gzip made it.
+func packedProgram(arch string) ([]byte, error) {
 	goarch, ok := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch]
 	if !ok {
 		return nil, fail.New(fail.Host, "no guest program for %q", arch)
@@ -56,11 +69,7 @@ func Program(arch string) ([]byte, error) {
 	if err != nil {
 		return nil, fail.New(fail.Host, "this binary was built without the guest program for %s", arch).WithHint("make build")
 	}
-	z, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		return nil, fmt.Errorf("unpack the guest program: %w", err)
-	}
-	return io.ReadAll(z)
+	return packed, nil
 }
 
 // Guest is a VM that can be logged in to.
@@ -111,29 +120,22 @@ func (g Guest) Install(ctx context.Context, arch, there string, p *policy.Policy
 		return wire.Status{}, fmt.Errorf("look for the guest program: %w", err)
 	}
 	if !strings.HasPrefix(string(have), key+" ") {
-		program, err := Program(arch)
+		packed, err := packedProgram(arch)
 		if err != nil {
 			return wire.Status{}, err
 		}
-		if err := g.upload(ctx, program, path); err != nil {
+		if err := g.upload(ctx, packed, path); err != nil {
 			return wire.Status{}, fmt.Errorf("install the guest program: %w", err)
 		}
 	}
 	return g.send(ctx, p, "install")
 }
 
-// upload writes an executable owned by root; a connection that dies half way leaves the old one.
-func (g Guest) upload(ctx context.Context, content []byte, path string) error {
-	var packed bytes.Buffer
-	z := gzip.NewWriter(&packed)
-	if _, err := z.Write(content); err != nil {
-		return err
-	}
-	if err := z.Close(); err != nil {
-		return err
-	}
+// upload writes an executable, which comes packed, owned by root; a connection that
+// dies half way leaves the old one.
+func (g Guest) upload(ctx context.Context, packed []byte, path string) error {
 	script := `set -e; umask 022; mkdir -p "${1%/*}"; gzip -dc >"$1.new"; chmod 755 "$1.new"; mv -f "$1.new" "$1"`
-	_, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", script, "sh", path), &packed, maxReply)
+	_, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", script, "sh", path), bytes.NewReader(packed), maxReply)
 	return err
 }
 
