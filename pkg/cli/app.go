@@ -64,8 +64,17 @@ func (a *app) settings() (*config.Config, error) {
 	return cfg, nil
 }
 
-// manager opens the store and sees to keepers that died.
+// manager opens the store, sees to keepers that died, and has orphans looked for.
 func (a *app) manager(ctx context.Context) (*session.Manager, error) {
+	m, err := a.reconciled(ctx)
+	if m != nil {
+		a.sweep(ctx, m)
+	}
+	return m, err
+}
+
+// reconciled opens the store and sees to keepers that died.
+func (a *app) reconciled(ctx context.Context) (*session.Manager, error) {
 	m, err := a.plainManager(ctx)
 	if err != nil {
 		return nil, err

@@ -109,6 +109,10 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			RunE: func(cmd *cobra.Command, args []string) error { return runAhead(cmd.Context(), a, args) },
 		},
 		{
+			Use: sweepCommand, Args: usage(cobra.NoArgs),
+			RunE: func(cmd *cobra.Command, _ []string) error { return runSweep(cmd.Context(), a) },
+		},
+		{
 			Use: aheadImageCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
 			RunE: func(cmd *cobra.Command, args []string) error { return runAheadImage(cmd.Context(), a, args) },
 		},

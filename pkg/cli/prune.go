@@ -49,7 +49,8 @@ func newPruneCmd(a *app) *cobra.Command {
   - mirrors of repositories that have no session and were not used for 90 days;
   - files that commands have left that were killed.
 
-Nothing of a session that exists is touched, nor what somebody works with just now.
+Leftovers go by themselves too: at most once an hour, a command looks for them in the
+background. Nothing of a session that exists is touched, nor what somebody works with just now.
 What looks abandoned and may not be is kept, and named: mirrors with commits of agents
 that no branch has, and VMs and directories of which no session is known.`,
 		Example: `  agent-sessionizer prune --dry-run
@@ -57,7 +58,7 @@ that no branch has, and VMs and directories of which no session is known.`,
   agent-sessionizer prune --dry-run --json | jq .size`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runPrune(cmd.Context(), a, o, (*pruning).sessions, (*pruning).tasks, (*pruning).machines, (*pruning).images, (*pruning).mirrors, (*pruning).files)
+			return runPrune(cmd.Context(), a, o, append(orphans, (*pruning).images, (*pruning).mirrors)...)
 		},
 	}
 	o.flags(cmd)
@@ -116,6 +117,7 @@ type pruneView struct {
 // their own, under their own locks; each may be repeated after a kill -9.
 type pruning struct {
 	app  *app
+	by   string // for the audit log
 	o    pruneOptions
 	cfg  *config.Config
 	all  *session.Manager // nil before manager
@@ -123,23 +125,36 @@ type pruning struct {
 	view pruneView
 }
 
-func runPrune(ctx context.Context, a *app, o pruneOptions, parts ...func(*pruning, context.Context) error) error {
-	cfg, err := a.settings()
-	if err != nil {
+// part is a part of prune.
+type part = func(*pruning, context.Context) error
+
+// orphans are the parts that remove what has lost its owner, and that nobody has to
+// ask for.
+var orphans = []part{(*pruning).sessions, (*pruning).tasks, (*pruning).machines, (*pruning).clones, (*pruning).files}
+
+func runPrune(ctx context.Context, a *app, o pruneOptions, parts ...part) error {
+	p, err := a.prune(ctx, actor(), o, parts)
+	if p == nil {
 		return err
 	}
-	p := &pruning{app: a, o: o, cfg: cfg, view: pruneView{DryRun: o.dryRun, Removed: []litter{}, Kept: []litter{}}}
+	return errors.Join(p.print(), err)
+}
+
+// prune returns nil when it could not begin.
+func (a *app) prune(ctx context.Context, by string, o pruneOptions, parts []part) (*pruning, error) {
+	cfg, err := a.settings()
+	if err != nil {
+		return nil, err
+	}
+	p := &pruning{app: a, by: by, o: o, cfg: cfg, view: pruneView{DryRun: o.dryRun, Removed: []litter{}, Kept: []litter{}}}
 	var errs []error
-	for _, part := range parts {
+	for _, f := range parts {
 		if ctx.Err() != nil {
 			break
 		}
-		errs = append(errs, part(p, ctx)) // what one finds in its way does not keep the others
+		errs = append(errs, f(p, ctx)) // what one finds in its way does not keep the others
 	}
-	if err := p.print(); err != nil {
-		return err
-	}
-	return errors.Join(append(errs, ctx.Err())...)
+	return p, errors.Join(append(errs, ctx.Err())...)
 }
 
 func exists(path string) bool {
@@ -147,9 +162,16 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func (p *pruning) gone(l litter) {
+// gone notes what was removed, and tells the audit log of the resource that it was.
+func (p *pruning) gone(ctx context.Context, resource string, l litter) {
 	p.view.Removed = append(p.view.Removed, l)
 	p.view.Size += l.Size
+	if !p.o.dryRun {
+		p.app.auditTo(p.cfg)(ctx, audit.Record{
+			Type: audit.OrphanRemoved, Actor: p.by, Resource: resource, Outcome: audit.Success,
+			Details: map[string]any{"kind": l.Kind, "name": l.Name, "bytes": l.Size, "reason": l.Why},
+		})
+	}
 }
 
 func (p *pruning) kept(l litter) { p.view.Kept = append(p.view.Kept, l) }
@@ -185,26 +207,14 @@ func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
 	if p.o.dryRun {
 		p.all, err = p.app.plainManager(ctx) // no keepers are started
 	} else {
-		p.all, err = p.app.manager(ctx)
+		p.all, err = p.app.reconciled(ctx)
 	}
 	p.lost = err != nil
 	return p.all, err
 }
 
-// alone calls f, which removes what a session has left, while nobody works on the
-// session, and notes it; in a dry run it only looks whether somebody does.
-func (p *pruning) alone(ctx context.Context, s session.Session, left, why string, f func() error) (bool, error) {
-	return p.unlocked(p.cfg.Paths.SessionLock(s.ID), func() error {
-		err := f()
-		p.app.auditTo(p.cfg)(ctx, audit.Record{
-			Type: audit.OrphanRemoved, Actor: actor(), Resource: left, Outcome: audit.OutcomeOf(err),
-			Details: map[string]any{"reason": why, "session": s.ID},
-		})
-		return err
-	})
-}
-
-// unlocked calls f with a lock that nobody else holds.
+// unlocked calls f, which removes something, with a lock that nobody else holds; in
+// a dry run it only looks whether somebody does.
 func (p *pruning) unlocked(path string, f func() error) (bool, error) {
 	if p.o.dryRun {
 		return !store.Held(path), nil
@@ -243,12 +253,12 @@ func (p *pruning) sessions(ctx context.Context) error {
 			continue
 		}
 		l.Name, l.Why = s.Name, "the session is gone"
-		removed, err := p.alone(ctx, s, "session:"+s.ID, l.Why, func() error { return errors.Join(m.Gateway(s).Stop(ctx), os.RemoveAll(dir)) })
+		removed, err := p.unlocked(p.cfg.Paths.SessionLock(s.ID), func() error { return errors.Join(m.Gateway(s).Stop(ctx), os.RemoveAll(dir)) })
 		if err != nil {
 			return err
 		}
 		if removed {
-			p.gone(l)
+			p.gone(ctx, "session:"+e.Name(), l)
 		}
 	}
 	rows, err := m.Store.Sessions(ctx, true)
@@ -262,7 +272,7 @@ func (p *pruning) sessions(ctx context.Context) error {
 	}
 	n, bytes, err := m.Store.PruneEvents(ctx, before, func(id string) bool { return !over[id] }, p.o.dryRun)
 	if n > 0 {
-		p.gone(litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: "their sessions have been gone for a day"})
+		p.gone(ctx, "events", litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: "their sessions have been gone for a day"})
 	}
 	return err
 }
@@ -306,7 +316,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 			return err
 		}
 		if removed {
-			p.gone(l)
+			p.gone(ctx, "task:"+e.Name(), l)
 		}
 	}
 	over := map[string]bool{}
@@ -319,7 +329,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 	}
 	n, bytes, err := m.Store.PruneEvents(ctx, time.Now().Add(-ttl), func(id string) bool { return !over[id] }, p.o.dryRun)
 	if n > 0 {
-		p.gone(litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended over %v ago", ttl)})
+		p.gone(ctx, "events", litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended over %v ago", ttl)})
 	}
 	return err
 }
@@ -358,12 +368,12 @@ func (p *pruning) machines(ctx context.Context) error {
 			continue
 		}
 		l.Why = "the session is gone"
-		removed, err := p.alone(ctx, s, "vm:"+machine.Name, l.Why, func() error { return driver.Delete(ctx, machine.Name) })
+		removed, err := p.unlocked(p.cfg.Paths.SessionLock(s.ID), func() error { return driver.Delete(ctx, machine.Name) })
 		if err != nil {
 			return err
 		}
 		if removed {
-			p.gone(l)
+			p.gone(ctx, "vm:"+machine.Name, l)
 		}
 	}
 	return nil
@@ -428,7 +438,7 @@ func (p *pruning) images(ctx context.Context) error {
 	for _, l := range spares {
 		name := golden.VMOf(l.Path)
 		doomed = append(doomed, name)
-		p.gone(litter{Kind: "VM that waits", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
+		p.gone(ctx, "vm:"+name, litter{Kind: "VM that waits", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
 	}
 	if err != nil {
 		return err
@@ -443,7 +453,7 @@ func (p *pruning) images(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p.gone(litter{Kind: "image", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
+		p.gone(ctx, "image:"+name, litter{Kind: "image", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
 	}
 	return err
 }
@@ -463,23 +473,29 @@ func (p *pruning) mirrors(ctx context.Context) error {
 	})
 	for _, u := range found {
 		l := litter{Kind: "mirror", Name: shortKey(u.Repo), Path: u.Dir, Size: u.Size, Why: u.Stays}
-		switch {
-		case u.Stays != "":
+		if u.Stays != "" {
 			p.kept(l)
 			continue
-		case u.Repo == "":
-			l.Name, l.Why = filepath.Base(u.Dir), "a clone that was cut short"
-		default:
-			l.Why = "not used for " + ago(u.Used)
 		}
-		p.gone(l)
+		l.Why = "not used for " + ago(u.Used)
+		p.gone(ctx, "mirror:"+l.Name, l)
+	}
+	return err
+}
+
+// clones removes what is left of mirrors that never came to be.
+func (p *pruning) clones(ctx context.Context) error {
+	found, err := (&repo.Mirrors{Dir: p.cfg.Paths.Mirrors()}).Sweep(p.o.dryRun)
+	for _, u := range found {
+		name := filepath.Base(u.Dir)
+		p.gone(ctx, "mirror:"+name, litter{Kind: "mirror", Name: name, Path: u.Dir, Size: u.Size, Why: "a clone that was cut short"})
 	}
 	return err
 }
 
 // files removes what a command that was killed has left of its own. They are
 // written to while they are used, and never for a day.
-func (p *pruning) files(context.Context) error {
+func (p *pruning) files(ctx context.Context) error {
 	left, err := filepath.Glob(filepath.Join(p.cfg.Paths.Cache, "agent-sessionizer-*.pack"))
 	if err != nil {
 		return err
@@ -495,7 +511,7 @@ func (p *pruning) files(context.Context) error {
 				return fail.New(fail.Host, "remove what a fetch has left: %w", err)
 			}
 		}
-		p.gone(l)
+		p.gone(ctx, "file:"+path, l)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -66,6 +67,10 @@ func runServe(ctx context.Context, a *app, o serveOptions) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	var sweeping sync.WaitGroup
+	sweeping.Go(func() { a.sweepNowAndThen(ctx, m) })
+	defer func() { cancel(); sweeping.Wait() }()
 	return s.Run(ctx, func(addr string) {
 		where := server.Socket(m.Config.Paths.State)
 		if addr != "" {

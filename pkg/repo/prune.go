@@ -16,7 +16,7 @@ import (
 // Unused is a mirror, or a part of one, that nobody has used for long.
 type Unused struct {
 	Dir   string
-	Repo  string // its Key; "" for what a clone that was cut short has left
+	Repo  string // its Key; "" for what Sweep has found
 	Size  int64  // bytes
 	Used  time.Time
 	Stays string // why it is not removed; "" when it is
@@ -29,11 +29,10 @@ type PruneOptions struct {
 	InUse  func(key string) (bool, error) // nor are those of which it says so
 }
 
-// Prune removes mirrors that nobody has used for long, and what clones that were
-// cut short have left, and returns what that was. A mirror that holds work of
-// agents which was never merged into a branch that it knows stays, and is
-// returned too: it may be the only place that has it. So does one that somebody
-// uses just now.
+// Prune removes mirrors that nobody has used for long, and returns which those were.
+// A mirror that holds work of agents which was never merged into a branch that it
+// knows stays, and is returned too: it may be the only place that has it. One that
+// somebody uses just now stays as well.
 func (m *Mirrors) Prune(ctx context.Context, o PruneOptions) (found []Unused, err error) {
 	dirs, err := m.all()
 	if err != nil {
@@ -48,8 +47,7 @@ func (m *Mirrors) Prune(ctx context.Context, o PruneOptions) (found []Unused, er
 			found = append(found, u)
 		}
 	}
-	swept, err := m.sweepAll(o.DryRun)
-	return append(found, swept...), err
+	return found, nil
 }
 
 // all are the directories of mirrors.
@@ -135,8 +133,9 @@ func (m *Mirrors) discard(ref Ref, dir string) error {
 	return os.RemoveAll(tmp)
 }
 
-// sweepAll removes what clones have left that died.
-func (m *Mirrors) sweepAll(dry bool) (found []Unused, err error) {
+// Sweep removes what clones that were cut short have left, and returns what that
+// was; if dry, it only does the latter.
+func (m *Mirrors) Sweep(dry bool) (found []Unused, err error) {
 	left, err := filepath.Glob(filepath.Join(m.Dir, tmpDir, "*"))
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"time"
 )
 
+// prune does all that "prune" does to mirrors.
 func prune(t *testing.T, m *Mirrors, o PruneOptions) map[string]Unused {
 	t.Helper()
 	if o.Before.IsZero() {
@@ -18,11 +19,12 @@ func prune(t *testing.T, m *Mirrors, o PruneOptions) map[string]Unused {
 		o.InUse = func(string) (bool, error) { return false, nil }
 	}
 	all, err := m.Prune(t.Context(), o)
-	if err != nil {
+	swept, serr := m.Sweep(o.DryRun)
+	if err = errors.Join(err, serr); err != nil {
 		t.Fatal(err)
 	}
 	found := map[string]Unused{}
-	for _, u := range all {
+	for _, u := range append(all, swept...) {
 		found[u.Dir] = u
 	}
 	return found

@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// sweepCommand is the hidden command that removes orphans.
+const sweepCommand = "sweep"
+
+// sweepEvery is how long orphans may lie about while commands are used or serve runs.
+const sweepEvery = time.Hour
+
+// sweepLog is what the last sweep has to say. It was last written to when that was.
+func sweepLog(p config.Paths) string { return filepath.Join(p.State, "sweep.log") }
+
+func sweepLock(p config.Paths) string { return filepath.Join(p.State, "locks", "sweep") }
+
+// sweep starts a sweep in the background, if the last was long enough ago. Where
+// there was none there is nothing to be swept yet. Nobody waits for it, and what
+// keeps it from being done keeps nobody from anything else.
+func (a *app) sweep(ctx context.Context, m *session.Manager) {
+	if err := startSweep(ctx, m); err != nil {
+		slog.DebugContext(ctx, "look for orphans", "error", err)
+	}
+}
+
+// sweepNowAndThen does so until ctx ends, where no commands may come that would.
+func (a *app) sweepNowAndThen(ctx context.Context, m *session.Manager) {
+	tick := time.NewTicker(sweepEvery / 6)
+	defer tick.Stop()
+	for {
+		a.sweep(ctx, m)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func startSweep(ctx context.Context, m *session.Manager) error {
+	path := sweepLog(m.Config.Paths)
+	st, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return os.WriteFile(path, nil, 0o600)
+	}
+	// The clock may have been set back.
+	if err != nil || time.Since(st.ModTime()).Abs() < sweepEvery || store.Held(sweepLock(m.Config.Paths)) {
+		return err
+	}
+	log, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	return m.Detach(ctx, log, sweepCommand)
+}
+
+// runSweep is what sweepCommand does. One at a time is enough.
+func runSweep(ctx context.Context, a *app) error {
+	cfg, err := a.settings()
+	if err != nil {
+		return err
+	}
+	lock, free, err := store.TryLock(sweepLock(cfg.Paths))
+	if err != nil || !free {
+		return err
+	}
+	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
+	// Before the work, which may fail: it is not tried again at every command.
+	if err := os.WriteFile(sweepLog(cfg.Paths), nil, 0o600); err != nil {
+		return fail.New(fail.Host, "begin the log of the sweep: %w", err)
+	}
+	now := time.Now() // nothing was written into an empty file
+	if err := os.Chtimes(sweepLog(cfg.Paths), now, now); err != nil {
+		return fail.New(fail.Host, "note that orphans were looked for: %w", err)
+	}
+	log, stop := a.ownLog(ctx, sweepLog(cfg.Paths), cfg.Log, console.FormatJSON)
+	defer stop()
+	p, err := a.prune(ctx, sweepCommand, pruneOptions{}, orphans)
+	if p == nil {
+		return err
+	}
+	for _, l := range p.view.Removed {
+		log.InfoContext(ctx, "removed", "kind", l.Kind, "name", l.Name, "bytes", l.Size, "reason", l.Why)
+	}
+	return err
+}
