@@ -18,6 +18,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -82,11 +83,23 @@ type Record struct {
 	Details  map[string]any `json:"details,omitempty"`
 }
 
-// Log is an audit log.
+// Log is an audit log. Safe for concurrent use: who comes while records are being
+// written waits, and is written with all others that do so, at once.
 type Log struct {
 	Path      string              // of the file; old ones are beside it
 	Retention time.Duration       // how long old ones are kept; 0 is for ever
 	Redact    func(string) string // takes secrets out; may be nil
+
+	turn sync.Mutex // held by who writes
+	mu   sync.Mutex
+	next *batch // of those who wait for the turn; the first of them writes it
+}
+
+// batch is records that are written at once.
+type batch struct {
+	lines   []byte
+	written chan struct{} // closed when they are, or cannot be
+	err     error
 }
 
 const (
@@ -105,7 +118,7 @@ const (
 
 // Write adds r. Processes may do so at the same time. What r tells of has
 // happened, so that it is written though ctx be cancelled.
-func (l Log) Write(ctx context.Context, r Record) error {
+func (l *Log) Write(ctx context.Context, r Record) error {
 	if !slices.Contains(Types(), r.Type) || r.Outcome != Success && r.Outcome != Failure {
 		return fmt.Errorf("audit: a record of type %q with outcome %q", r.Type, r.Outcome)
 	}
@@ -121,13 +134,37 @@ func (l Log) Write(ctx context.Context, r Record) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxWait)
-	defer cancel()
-	limits := logfile.Limits{Max: maxFile, For: l.Retention}
-	if err := logfile.Commit(ctx, l.Path, limits, line); err != nil {
+	if err := l.commit(context.WithoutCancel(ctx), line); err != nil {
 		return fail.New(fail.Host, "write the audit log: %w", err)
 	}
 	return nil
+}
+
+// commit puts a line on the disk, with those of others who wait meanwhile.
+func (l *Log) commit(ctx context.Context, line []byte) error {
+	l.mu.Lock()
+	b := l.next
+	first := b == nil
+	if first {
+		b = &batch{written: make(chan struct{})}
+		l.next = b
+	}
+	b.lines = append(b.lines, line...)
+	l.mu.Unlock()
+	if !first {
+		<-b.written // whoever is the first does not wait for ever
+		return b.err
+	}
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	l.mu.Lock()
+	l.next = nil
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
+	defer cancel()
+	b.err = logfile.Commit(ctx, l.Path, logfile.Limits{Max: maxFile, For: l.Retention}, b.lines)
+	close(b.written)
+	return b.err
 }
 
 // encode is v on one line, with its end.
@@ -140,7 +177,7 @@ func encode(v any) ([]byte, error) {
 }
 
 // text is one harmless, bounded line without secrets.
-func (l Log) text(s string) string {
+func (l *Log) text(s string) string {
 	if len(s) > 16*maxText {
 		s = s[:16*maxText]
 	}
@@ -161,7 +198,7 @@ func (l Log) text(s string) string {
 }
 
 // details is text of all text in d. Whatever else d has becomes what JSON has.
-func (l Log) details(d map[string]any) (map[string]any, error) {
+func (l *Log) details(d map[string]any) (map[string]any, error) {
 	if len(d) == 0 {
 		return nil, nil
 	}
@@ -189,7 +226,7 @@ func (l Log) details(d map[string]any) (map[string]any, error) {
 	return map[string]any{"truncated": true}, nil
 }
 
-func (l Log) clean(v any, depth int) any {
+func (l *Log) clean(v any, depth int) any {
 	if depth > maxDepth {
 		return "…"
 	}
@@ -216,7 +253,7 @@ func (l Log) clean(v any, depth int) any {
 
 // Records are those in the log, oldest first. A line that is none is left out: one
 // that is being written, or that somebody else has put there.
-func (l Log) Records() iter.Seq2[Record, error] {
+func (l *Log) Records() iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
 		files, err := logfile.Open(l.Path)
 		if err != nil {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	}
 	who := os.Args[1]
 	for n := 0; ; n++ {
-		err := Log{Path: path}.Write(context.Background(), Record{
+		err := (&Log{Path: path}).Write(context.Background(), Record{
 			Type: TaskSubmitted, Actor: who, Resource: "task:" + strconv.Itoa(n), Outcome: Success,
 			Details: map[string]any{"pad": []string{strings.Repeat("x", 900), strings.Repeat("y", 900), strings.Repeat("z", 900)}},
 		})
@@ -40,12 +40,12 @@ func TestMain(m *testing.M) {
 	}
 }
 
-func newLog(t *testing.T) Log {
+func newLog(t *testing.T) *Log {
 	t.Helper()
-	return Log{Path: filepath.Join(t.TempDir(), "audit.jsonl")}
+	return &Log{Path: filepath.Join(t.TempDir(), "audit.jsonl")}
 }
 
-func all(t *testing.T, l Log) []Record {
+func all(t *testing.T, l *Log) []Record {
 	t.Helper()
 	var found []Record
 	for r, err := range l.Records() {
@@ -186,6 +186,40 @@ func TestDamagedLog(t *testing.T) {
 	text, err := os.ReadFile(l.Path)
 	if err != nil || strings.Contains(string(text), "token_ad{") || strings.Contains(string(text), "token_ad\n") {
 		t.Errorf("%v: %.500s", err, text)
+	}
+}
+
+// Many of one process write at once: each record is in the log, once, when its
+// Write returns.
+func TestManyAtOnce(t *testing.T) {
+	const writers, each = 20, 10
+	l := newLog(t)
+	var writing sync.WaitGroup
+	for w := range writers {
+		writing.Go(func() {
+			for n := range each {
+				name := fmt.Sprintf("task:%d-%d", w, n)
+				if err := l.Write(t.Context(), Record{Type: TaskSubmitted, Actor: "test", Resource: name, Outcome: Success}); err != nil {
+					t.Error(err)
+				}
+				found := 0
+				for r, err := range l.Records() {
+					if err != nil {
+						t.Error(err)
+					}
+					if r.Resource == name {
+						found++
+					}
+				}
+				if found != 1 {
+					t.Errorf("%s is there %d times", name, found)
+				}
+			}
+		})
+	}
+	writing.Wait()
+	if n := len(all(t, l)); n != writers*each {
+		t.Errorf("%d records", n)
 	}
 }
 
