@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 )
 
 // Write replaces the file at path. It is on the disk when Write returns, so a
@@ -32,7 +34,9 @@ func replace(path string, content []byte, mode fs.FileMode, flush bool) error {
 		err = errors.Join(err, f.Sync())
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
+		crash.Here(crash.BeforeFile)
 		err = os.Rename(f.Name(), path)
+		crash.Here(crash.AfterFile)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))

@@ -15,6 +15,7 @@ import (
 	"path"
 	"slices"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
@@ -293,9 +294,11 @@ func (r *receiver) end(a *wire.Artifact) error {
 	if err := r.into.MkdirAll(dir, 0o700); err != nil {
 		return r.obstructed(a, err)
 	}
+	crash.Here(crash.BeforeFile)
 	if err := r.into.Rename(partName(*a), a.Name); err != nil {
 		return r.obstructed(a, err)
 	}
+	crash.Here(crash.AfterFile)
 	if r.flush && !slices.Contains(r.dirs, dir) {
 		r.dirs = append(r.dirs, dir)
 	}

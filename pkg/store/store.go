@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 
 	sqlite "modernc.org/sqlite"
@@ -147,9 +148,9 @@ func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 			_ = tx.Rollback() // the error that matters is f's
 			return err
 		}
-		killHere("before")
+		crash.Here(crash.BeforeCommit)
 		err = tx.Commit()
-		killHere("after")
+		crash.Here(crash.AfterCommit)
 		return err
 	})
 }
@@ -201,6 +202,12 @@ func (s *Store) explain(ctx context.Context, err error) error {
 		return s.taken(err)
 	}
 	return fmt.Errorf("store %s: %w", s.path, err)
+}
+
+// Full reports whether err is the store's, for want of room on its disk.
+func Full(err error) bool {
+	e, ok := errors.AsType[*sqlite.Error](err)
+	return ok && (e.Code()&0xff == sqlitelib.SQLITE_FULL || e.Code()&0xff == sqlitelib.SQLITE_IOERR)
 }
 
 func (s *Store) taken(err error) error {

@@ -27,7 +27,8 @@
 //	 "kill_self_at": "start:before"}
 //
 // The operations are create, start, stop, delete, inspect, list, check, export,
-// save and wake (the first start of a fork), each
+// save, wake (the first start of a fork) and connect (a connection to sshd, which
+// is taken, and then stalls or is closed), each
 // with error, code, hint, stall, match (part of the VM's name) and count (only
 // the first N times since the file changed); ready, with never and panic; and
 // exec, where match is part of the command and drop_after (bytes, after which

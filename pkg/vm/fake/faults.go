@@ -43,6 +43,7 @@ type script struct {
 	Accel      fault  `json:"accel"`
 	Ready      fault  `json:"ready"`
 	Exec       fault  `json:"exec"`
+	Connect    fault  `json:"connect"`
 	Export     fault  `json:"export"`
 	Save       fault  `json:"save"`
 	Wake       fault  `json:"wake"`
@@ -52,7 +53,7 @@ type script struct {
 func (s script) op(name string) fault {
 	return map[string]fault{
 		"create": s.Create, "start": s.Start, "stop": s.Stop, "delete": s.Delete, "inspect": s.Inspect,
-		"list": s.List, "check": s.Check, "accel": s.Accel, "ready": s.Ready, "exec": s.Exec,
+		"list": s.List, "check": s.Check, "accel": s.Accel, "ready": s.Ready, "exec": s.Exec, "connect": s.Connect,
 		"export": s.Export, "save": s.Save, "wake": s.Wake,
 	}[name]
 }

@@ -201,6 +201,10 @@ func (g *guest) connection(ctx context.Context, conn net.Conn, cfg *xssh.ServerC
 		return
 	}
 	defer g.forget(conn)
+	trouble, _, err := g.faults.at("connect", g.name)
+	if err != nil || trouble.happen(ctx) != nil {
+		return
+	}
 	_, chans, reqs, err := xssh.NewServerConn(conn, cfg)
 	if err != nil {
 		return

@@ -1,0 +1,57 @@
+//go:build fakevm
+
+package crash
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+)
+
+// plan is AGENT_SESSIONIZER_CRASH, COMMAND:MARK:N:HOW:FILE: the first process of that
+// command that gets to its Nth mark of that name makes the file and, if HOW is kill,
+// ends as by kill -9; if it is stop, it stops until somebody sends SIGCONT. If HOW is
+// tell, each process adds a line to the file at each of its marks.
+var plan = strings.SplitN(os.Getenv("AGENT_SESSIONIZER_CRASH"), ":", 5)
+
+var passed = map[Mark]*atomic.Int64{BeforeCommit: {}, AfterCommit: {}, BeforeFile: {}, AfterFile: {}}
+
+// Here is a mark. Those of one name are counted.
+func Here(m Mark) {
+	n := passed[m].Add(1)
+	if len(plan) < 5 || len(os.Args) < 2 {
+		return
+	}
+	if plan[3] == "tell" {
+		tell(m)
+		return
+	}
+	if os.Args[1] != plan[0] || string(m) != plan[1] || strconv.FormatInt(n, 10) != plan[2] {
+		return
+	}
+	f, err := os.OpenFile(plan[4], os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return // another was the first
+	}
+	_, _ = f.WriteString(strconv.Itoa(os.Getpid()))
+	_ = f.Close()
+	if plan[3] == "stop" {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		return
+	}
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {} // until it comes
+}
+
+func tell(m Mark) {
+	f, err := os.OpenFile(plan[4], os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(os.Args[1] + " " + string(m) + " " + strconv.Itoa(os.Getpid()) + "\n"); err != nil {
+		panic(err)
+	}
+}
