@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 )
 
 // writeBundle packs outbox into one file. What is half received stays out of it.
@@ -17,15 +17,17 @@ func (d Dir) writeBundle() (err error) {
 	part := d.path(".bundle.part") // always the same: what a crash left is replaced
 	f, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
-		return fail.New(fail.Host, "write the task's bundle: %w", err)
+		return d.trouble("write the task's bundle: %w", err)
 	}
 	defer func() {
 		err = errors.Join(err, f.Close())
 		if err == nil {
+			crash.Here(crash.BeforeFile)
 			err = os.Rename(part, d.Bundle())
+			crash.Here(crash.AfterFile)
 		}
 		if err != nil {
-			err = fail.New(fail.Host, "write the task's bundle: %w", errors.Join(err, os.Remove(part)))
+			err = d.trouble("write the task's bundle: %w", errors.Join(err, os.Remove(part)))
 		}
 	}()
 	// Artifacts are often packed already, and may be gigabytes: quick before small.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -58,12 +59,21 @@ func (d Dir) Bundle() string { return d.path(filepath.Base(string(d)) + ".tar.gz
 // KeeperLog is the log of the task's keeper.
 func (d Dir) KeeperLog() string { return d.path("keeper.log") }
 
+// trouble is an error of the host's disk.
+func (d Dir) trouble(format string, args ...any) error {
+	err := fail.New(fail.Host, format, args...)
+	if noRoom(err) {
+		return err.WithHint("df -h %s", filepath.Dir(string(d)))
+	}
+	return err
+}
+
 // create makes the directory of a task, with the manifest as it was written, or,
 // if nobody has that, as it was understood.
 func (d Dir) create(text, normal []byte) error {
 	for _, dir := range []string{d.path("inbox"), d.progress(""), d.artifacts()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fail.New(fail.Host, "make the task's directory: %w", err)
+			return d.trouble("make the task's directory: %w", err)
 		}
 	}
 	switch _, err := os.Stat(d.path("manifest.yaml")); {
@@ -78,7 +88,7 @@ func (d Dir) create(text, normal []byte) error {
 // write replaces a file that can be made again from the store.
 func (d Dir) write(name string, content []byte) error {
 	if err := atomicfile.WriteUnflushed(d.path(name), content, 0o600); err != nil {
-		return fail.New(fail.Host, "write %s of the task: %w", name, err)
+		return d.trouble("write %s of the task: %w", name, err)
 	}
 	return nil
 }
@@ -95,11 +105,11 @@ func (d Dir) writeState(t Task) error {
 
 func (d Dir) keeperLog() (*os.File, error) {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return nil, fail.New(fail.Host, "make the task's directory: %w", err)
+		return nil, d.trouble("make the task's directory: %w", err)
 	}
 	f, err := os.OpenFile(d.KeeperLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, fail.New(fail.Host, "open the log of the task's keeper: %w", err)
+		return nil, d.trouble("open the log of the task's keeper: %w", err)
 	}
 	return f, nil
 }
@@ -136,7 +146,7 @@ func (d Dir) writeBrief(t Task) error {
 func (d Dir) appendEvents(after func(seq int64, limit int) ([]store.Event, error)) (err error) {
 	f, err := os.OpenFile(d.events(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return fail.New(fail.Host, "open events.jsonl of the task: %w", err)
+		return d.trouble("open events.jsonl of the task: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	seq, end, err := lastEvent(f)
@@ -157,6 +167,8 @@ func (d Dir) appendEvents(after func(seq int64, limit int) ([]store.Event, error
 			return err
 		}
 		if len(evs) == 0 {
+			crash.Here(crash.BeforeFile)
+			defer crash.Here(crash.AfterFile)
 			return w.Flush()
 		}
 		for _, ev := range evs {
@@ -241,7 +253,23 @@ func (d Dir) writeMetadata(t Task, base string) error {
 		return err
 	}
 	if err := atomicfile.Write(d.metadata(), append(text, '\n'), 0o600); err != nil {
-		return fail.New(fail.Host, "write metadata.json of the task: %w", err)
+		return d.trouble("write metadata.json of the task: %w", err)
+	}
+	return nil
+}
+
+// sweep removes what a keeper left that died while it wrote a file.
+func (d Dir) sweep() error {
+	for _, dir := range []string{d.path(), d.path("inbox"), d.path("outbox")} {
+		left, err := filepath.Glob(filepath.Join(dir, ".*.tmp"))
+		if err != nil {
+			return err
+		}
+		for _, file := range left {
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return d.trouble("remove a file that was half written: %w", err)
+			}
+		}
 	}
 	return nil
 }

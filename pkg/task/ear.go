@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
@@ -66,7 +67,7 @@ func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 	now := time.Now()
 	r := &ear{
 		w: w, dir: d, from: t.Facts.LogBase, task: *t, parser: agent.NewParser(t.Manifest.Agent.Kind, t.Facts.Progress),
-		vital: newVital(t.Manifest.Lifecycle, t.Facts.Output, now), rate: rate.NewLimiter(eventRate, eventBurst), saved: now, beatTold: now,
+		vital: newVital(t.Manifest.Lifecycle, t.Facts.Quiet, now), rate: rate.NewLimiter(eventRate, eventBurst), saved: now, beatTold: now,
 	}
 	defer func() {
 		if err != nil {
@@ -157,8 +158,9 @@ func (l logWriter) Write(p []byte) (int, error) {
 func (r *ear) heard(i int, p []byte) error {
 	now := time.Now()
 	r.vital.printed(now)
-	r.task.Facts.Output = now.UTC()
+	crash.Here(crash.BeforeFile)
 	n, err := r.logs[i].WriteAt(p, r.lengths[i])
+	crash.Here(crash.AfterFile)
 	r.lengths[i] += int64(n)
 	if err != nil {
 		return fail.New(fail.Host, "write the task's log: %w", err)
@@ -256,14 +258,15 @@ func (r *ear) saveLocked(ctx context.Context, now bool) error {
 		return nil
 	}
 	progress.Result, progress.Error = r.w.text(progress.Result), r.w.text(progress.Error)
-	news, output := r.news, r.task.Facts.Output
+	news, spent, quiet := r.news, r.w.note(r.task.Facts, at), max(0, at.Sub(r.vital.output))
 	err := r.w.update(ctx, &r.task, func(_ *store.Task, facts *Facts) []store.Event {
-		facts.Progress, facts.Output = progress, output
+		facts.Progress, facts.Spent, facts.Quiet = progress, spent, quiet
 		return news
 	})
 	if err != nil {
 		return err
 	}
+	r.w.noted = at
 	r.news, r.left, r.saved = nil, 0, at
 	return r.w.tell(ctx, r.task)
 }

@@ -70,6 +70,12 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 		})
 	})
 	var trouble *storeTrouble
+	if noRoom(err) { // the VM is there, and so is what is in it
+		err = w.again(ctx, t, err, roomTries, roomDelays()...)
+		if err == nil {
+			return nil
+		}
+	}
 	if errors.As(err, &trouble) {
 		return err
 	}
@@ -248,6 +254,9 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 		}
 	}
 	if err := w.tell(ctx, *t); err != nil {
+		return err
+	}
+	if err := d.sweep(); err != nil {
 		return err
 	}
 	if err := d.writeMetadata(*t, base); err != nil {

@@ -30,13 +30,11 @@ type vital struct {
 	told                   map[string]bool
 }
 
-func newVital(l manifest.Lifecycle, output, now time.Time) *vital {
-	if output.IsZero() || output.After(now) {
-		output = now
-	}
+// newVital begins with an agent that had been quiet when somebody was there to see.
+func newVital(l manifest.Lifecycle, quiet time.Duration, now time.Time) *vital {
 	return &vital{
 		limits: l.Hang, timeout: time.Duration(l.HangTimeout),
-		output: output, progress: now, busy: now, checked: now, told: map[string]bool{},
+		output: now.Add(-quiet), progress: now, busy: now, checked: now, told: map[string]bool{},
 	}
 }
 

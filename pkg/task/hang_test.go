@@ -45,7 +45,7 @@ func live(v *vital, from time.Time, minutes int, each func(minute, second int, n
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func TestSilenceIsTold(t *testing.T) {
-	v := newVital(lifecycle(), time.Time{}, epoch)
+	v := newVital(lifecycle(), 0, epoch)
 	signs, hung := live(v, epoch, 45, nil)
 	want := map[string]int{signNoOutput: 10, signLowCPU: 15, signNoProgress: 20, signTimeout: 30}
 	for sign, at := range want {
@@ -59,7 +59,7 @@ func TestSilenceIsTold(t *testing.T) {
 }
 
 func TestLifeIsNotHang(t *testing.T) {
-	v := newVital(lifecycle(), time.Time{}, epoch)
+	v := newVital(lifecycle(), 0, epoch)
 	var cpu int64
 	signs, hung := live(v, epoch, 120, func(minute, second int, now time.Time) {
 		if second == 0 {
@@ -77,7 +77,7 @@ func TestLifeIsNotHang(t *testing.T) {
 }
 
 func TestAnIdleProcessorIsTold(t *testing.T) {
-	v := newVital(lifecycle(), time.Time{}, epoch)
+	v := newVital(lifecycle(), 0, epoch)
 	signs, _ := live(v, epoch, 20, func(_, second int, now time.Time) {
 		if second%30 == 0 {
 			v.printed(now)
@@ -92,7 +92,7 @@ func TestAnIdleProcessorIsTold(t *testing.T) {
 
 // A keeper that was stopped, or a host that slept, has not seen the agent be silent.
 func TestNobodySawIt(t *testing.T) {
-	v := newVital(lifecycle(), time.Time{}, epoch)
+	v := newVital(lifecycle(), 0, epoch)
 	v.check(epoch)
 	later := epoch.Add(8 * time.Hour)
 	if news, hung := v.check(later); len(news) != 0 || hung {
@@ -103,13 +103,43 @@ func TestNobodySawIt(t *testing.T) {
 	}
 }
 
-// The keeper before us has seen when the last output came; its clock may be wrong.
-func TestOutputOfBefore(t *testing.T) {
-	if v := newVital(lifecycle(), epoch.Add(-29*time.Minute), epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
+// What the keeper before us saw of the agent's silence counts; the time in which
+// nobody was there to see does not.
+func TestQuietBefore(t *testing.T) {
+	if v := newVital(lifecycle(), 29*time.Minute, epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
 		t.Error(v.output)
 	}
-	if v := newVital(lifecycle(), epoch.Add(time.Hour), epoch); !v.output.Equal(epoch) {
-		t.Error("output in the future", v.output)
+}
+
+// A limit counts what a keeper lives through, whatever the clock on the wall does;
+// between two keepers it goes by that clock, and never backwards.
+func TestSpent(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		at     time.Duration // before now, when the last note was taken
+		ours   bool
+		jumped time.Duration // of the clock on the wall, since
+		want   time.Duration
+	}{
+		{"lived through", time.Minute, true, 0, 2 * time.Minute},
+		{"the clock goes on by an hour", time.Minute, true, time.Hour, 2 * time.Minute},
+		{"the clock goes back by an hour", time.Minute, true, -time.Hour, 2 * time.Minute},
+		{"the keeper before", time.Minute, false, 0, 2 * time.Minute},
+		{"the keeper before, and the clock goes on", time.Minute, false, time.Hour, time.Hour + 2*time.Minute},
+		{"the keeper before, and the clock goes back", time.Minute, false, -time.Hour, time.Minute},
+	} {
+		// The clock that does not jump is that of a sum with a time that has it; what
+		// the row has was read from a clock that was to jump.
+		noted := time.Now().Add(-c.at)
+		row := Facts{Spent: Spent{For: time.Minute, At: noted.Add(-c.jumped).Round(0)}}
+		w := &Worker{}
+		if c.ours {
+			w.noted = noted
+			row.Spent.At = noted.Round(0)
+		}
+		if got := w.spent(row).Round(time.Second); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
 	}
 }
 

@@ -69,7 +69,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	// The directory first: a row without one would be a task that lacks what was
 	// submitted; a directory without a row is litter, which prune knows.
 	if err := m.Dir(id).create(o.Text, normal); err != nil {
-		return Task{}, nil, err
+		return Task{}, nil, errors.Join(err, os.RemoveAll(string(m.Dir(id))))
 	}
 	row, err := m.store().CreateTask(ctx, store.Task{
 		ID: id, Name: cmp.Or(asked.Metadata.Name, r.Repo.Slug), Phase: string(Pending), Want: string(Run),

@@ -26,21 +26,19 @@ const (
 // timely runs f, the work of a phase, within the phase's limit.
 func (w *Worker) timely(ctx context.Context, t *Task, limit time.Duration, what string, f func(context.Context) error) error {
 	whole := ctx
-	ctx, cancel := within(ctx, *t, limit, what)
-	defer cancel()
-	if t.Facts.Spent.At.IsZero() { // for the keepers after us
-		err := w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event {
-			facts.Spent.At = time.Now().UTC()
-			return nil
-		})
-		if err != nil {
-			return err
-		}
+	now := time.Now()
+	spent := w.note(t.Facts, now)
+	err := w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event { facts.Spent = spent; return nil })
+	if err != nil {
+		return err
 	}
+	w.noted = now
+	ctx, cancel := w.within(ctx, *t, limit, what)
+	defer cancel()
 	if err := t.rest(ctx); err != nil {
 		return err
 	}
-	err := f(ctx)
+	err = f(ctx)
 	if err != nil && ctx.Err() != nil && whole.Err() == nil {
 		return context.Cause(ctx) // the limit, and not what it broke
 	}
@@ -214,7 +212,7 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 		if facts.Started.IsZero() {
 			facts.Started = now
 		}
-		facts.Output = now
+		facts.Quiet = 0
 		// What an attempt before this one printed stays in the logs, before its own.
 		facts.LogBase = Offsets{Stdout: size(d.Stdout()), Stderr: size(d.Stderr())}
 	})

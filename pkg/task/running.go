@@ -124,7 +124,7 @@ func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 func (w *Worker) crashed(ctx context.Context, t *Task, cause error) error {
 	uptime := time.Duration(0)
 	if t.Phase == Running {
-		uptime = t.Facts.Spent.until(time.Now())
+		uptime = w.spent(t.Facts)
 	}
 	what, restarts := afterCrash(t.Manifest.Lifecycle.CrashLoop, t.Facts.Restarts, t.Facts.Rebuilds, uptime, time.Now())
 	tell := Restart{What: "vm", Attempt: t.Facts.Attempt + 1, Reason: w.text(cause.Error())}

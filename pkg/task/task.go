@@ -143,7 +143,7 @@ type Facts struct {
 
 	Started  time.Time      `json:"started_at,omitzero"` // the agent, the first time
 	Ended    time.Time      `json:"ended_at,omitzero"`   // the agent, the last time
-	Output   time.Time      `json:"output_at,omitzero"`  // when it printed something last
+	Quiet    time.Duration  `json:"quiet,omitempty"`     // nanoseconds since it printed something, when Spent was noted
 	Progress agent.Progress `json:"progress,omitzero"`
 	LogBase  Offsets        `json:"log_base,omitzero"` // lengths of the logs when this attempt began
 
@@ -160,8 +160,10 @@ type Offsets struct {
 	Stderr int64 `json:"stderr"`
 }
 
-// Spent is how long a phase has taken: measured by the clock that does not jump
-// while a keeper lives, and by the one on the wall only between two keepers.
+// Spent is how long a phase has taken: For, until At. A keeper notes it when it
+// takes the phase up, and every half a minute while the agent runs, and counts by
+// the clock that does not jump. What lies between its last note and the keeper after
+// it is counted by the clock on the wall, and as nothing if that went back.
 type Spent struct {
 	For time.Duration `json:"for,omitempty"` // nanoseconds
 	At  time.Time     `json:"at,omitzero"`

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"syscall"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -29,6 +30,8 @@ type Worker struct {
 	// Redact takes secrets out of what the task's row, its events, its logs and Log
 	// tell. What the guest says that it was given is added to it.
 	Redact *secret.Redactor
+
+	noted time.Time // when we noted Spent last, by the clock that does not jump, too
 }
 
 // Next does what brings the task one phase nearer to its end and returns it as it
@@ -69,7 +72,29 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	if errors.As(err, &trouble) { // not the task's fault: the keeper tries again
 		return t, err
 	}
+	if noRoom(err) {
+		err = w.again(ctx, &t, err, roomTries, roomDelays()...)
+		switch {
+		case err == nil, ctx.Err() != nil:
+			return t, nil
+		case errors.As(err, &trouble):
+			return t, err
+		}
+	}
 	return w.decide(keep, t, failure(err))
+}
+
+// roomTries is how often a step is tried again for which the disk of the host had no
+// room: for a quarter of an hour.
+const roomTries = 20
+
+func roomDelays() []time.Duration {
+	return []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 15 * time.Second, 30 * time.Second, time.Minute}
+}
+
+// noRoom reports whether err is that of a full disk, on which somebody may make room.
+func noRoom(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || store.Full(err)
 }
 
 // failure is the outcome of a step that failed for good.
@@ -121,7 +146,7 @@ func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseCha
 	err := w.update(ctx, t, func(row *store.Task, facts *Facts) []store.Event {
 		row.Phase = string(to)
 		if from == Running {
-			facts.Ran += facts.Spent.until(time.Now())
+			facts.Ran += w.spent(*facts)
 		}
 		facts.Tries, facts.NextTry, facts.Spent = 0, time.Time{}, Spent{}
 		if f != nil {
@@ -250,16 +275,25 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // within is ctx with the limit of a phase, of which the keepers before us may have
 // used a part.
-func within(ctx context.Context, t Task, limit time.Duration, what string) (context.Context, context.CancelFunc) {
-	left := max(limit-t.Facts.Spent.until(time.Now()), time.Millisecond)
+func (w *Worker) within(ctx context.Context, t Task, limit time.Duration, what string) (context.Context, context.CancelFunc) {
+	left := max(limit-w.spent(t.Facts), time.Millisecond)
 	return context.WithTimeoutCause(ctx, left, fail.New(fail.Timeout, "%s took longer than %v", what, limit).
 		WithHint("agent-sessionizer task logs %s", t.ID))
 }
 
-// until is how much was spent before now.
-func (s Spent) until(now time.Time) time.Duration {
-	if s.At.IsZero() {
+// spent is how long the phase has taken by now.
+func (w *Worker) spent(f Facts) time.Duration {
+	s := f.Spent
+	switch {
+	case s.At.IsZero():
 		return s.For
+	case s.At.Equal(w.noted):
+		return s.For + time.Since(w.noted)
 	}
-	return s.For + max(0, now.Sub(s.At))
+	return s.For + max(0, time.Since(s.At))
+}
+
+// note returns Spent as it is now. Once it is in the row, it is to be noted.
+func (w *Worker) note(f Facts, now time.Time) Spent {
+	return Spent{For: w.spent(f), At: now.UTC()}
 }
