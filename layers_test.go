@@ -17,6 +17,7 @@ var layers = map[string]int{
 	"home":       0,
 	"logfile":    0,
 	"manifest":   0,
+	"peer":       0,
 	"policy":     0,
 	"trace":      0,
 	"wire":       0,

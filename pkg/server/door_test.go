@@ -219,7 +219,7 @@ func TestListenUnix(t *testing.T) {
 		t.Error(err)
 	}
 	// A dead one goes: as kill -9 leaves it.
-	l.(ownOnly).Listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.(ownOnly).SetUnlinkOnClose(false)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestAnotherUserAtTheSocket(t *testing.T) {
 	if out, err := ask(0); err != nil || !bytes.Contains(out, []byte(`"tasks"`)) {
 		t.Errorf("%s %v", out, err)
 	}
-	if !strings.Contains(r.log.String(), "a process of user 65534") {
+	if !strings.Contains(r.log.String(), "belongs to user 65534") {
 		t.Error(r.log.String())
 	}
 }

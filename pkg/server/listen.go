@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/peer"
 )
 
 // maxSocketPath is macOS's; Linux has four bytes more.
@@ -47,56 +48,34 @@ func listenUnix(ctx context.Context, path string, log *slog.Logger) (net.Listene
 		}
 	}
 	// Until the next line but one the directory alone keeps others out.
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, fail.New(fail.Host, "listen on the socket: %w", err).WithHint("ls -ld %s", dir)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, fail.New(fail.Host, "protect the socket: %w", errors.Join(err, l.Close()))
 	}
-	return ownOnly{l, log}, nil
+	return ownOnly{l.(*net.UnixListener), log}, nil
 }
 
 // ownOnly accepts connections of this user's processes.
 type ownOnly struct {
-	net.Listener
+	*net.UnixListener
 	log *slog.Logger
 }
 
 func (l ownOnly) Accept() (net.Conn, error) {
 	for {
-		c, err := l.Listener.Accept()
+		c, err := l.AcceptUnix()
 		if err != nil {
 			return nil, err
 		}
-		if err = ownPeer(c); err == nil {
+		if err = peer.Own(c); err == nil {
 			return c, nil
 		}
 		l.log.Warn("refused at the socket", "error", err)
 		_ = c.Close()
 	}
-}
-
-// ownPeer returns an error unless a process of this user is at the other end.
-func ownPeer(c net.Conn) error {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return errors.New("not a UNIX socket")
-	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var uid int
-	var peerErr error
-	err = raw.Control(func(fd uintptr) { uid, peerErr = peerUID(int(fd)) })
-	if err := errors.Join(err, peerErr); err != nil {
-		return err
-	}
-	if uid != os.Geteuid() {
-		return fmt.Errorf("a process of user %d", uid)
-	}
-	return nil
 }
 
 // listenTCP listens where Options say, if that is safe.

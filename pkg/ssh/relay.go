@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/peer"
 )
 
 // A relay lets other processes of this user run commands over a connection that
@@ -78,14 +80,14 @@ func dialRelay(ctx context.Context, t Target) (*Client, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	if err := ownPeer(conn.(*net.UnixConn)); err != nil {
+	if err := peer.Own(conn.(*net.UnixConn)); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	// A relay that is stopped takes connections and says nothing.
 	_ = conn.SetDeadline(time.Now().Add(relayHello))
 	c, chans, reqs, err := ssh.NewClientConn(conn, t.Relay, &ssh.ClientConfig{
 		Config:            relayConfig(),
-		HostKeyCallback:   ssh.InsecureIgnoreHostKey(), // ownPeer knows who it is
+		HostKeyCallback:   ssh.InsecureIgnoreHostKey(), // peer.Own knows who it is
 		HostKeyAlgorithms: []string{ssh.KeyAlgoED25519},
 	})
 	if err != nil {
@@ -163,7 +165,7 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 			}
 			return err
 		}
-		if ownPeer(conn) != nil {
+		if peer.Own(conn) != nil {
 			_ = conn.Close()
 			continue
 		}

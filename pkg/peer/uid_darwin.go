@@ -1,8 +1,8 @@
-package ssh
+package peer
 
 import "golang.org/x/sys/unix"
 
-func peerUID(fd int) (int, error) {
+func uidOf(fd int) (int, error) {
 	cred, err := unix.GetsockoptXucred(fd, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
 	if err != nil {
 		return 0, err
