@@ -85,7 +85,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t, target: ssh.Target{Addr: ep.Addr, User: ep.User, Key: key, HostKey: ep.HostKey}, root: m.Root, work: filepath.Join(m.Root, "home/agent/work")}
+	w := &world{T: t, target: ssh.Target{Addr: ep.Addr, User: ep.User, Key: key, HostKey: ep.HostKey}, root: m.Root, work: filepath.Join(m.Root, "home/agent/checkout")}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
