@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"strings"
 	"time"
@@ -67,3 +68,13 @@ func (s *Store) Watched() (subjects int, running bool) {
 
 // Connections is how many are in use.
 func (s *Store) Connections() int { return s.db.Stats().InUse }
+
+// Waiting is how many writers of this process wait.
+func (s *Store) Waiting() int {
+	s.writes.mu.Lock()
+	defer s.writes.mu.Unlock()
+	return len(s.writes.waiting)
+}
+
+// Tx is a write.
+func (s *Store) Tx(ctx context.Context, f func(*sql.Tx) error) error { return s.tx(ctx, f) }

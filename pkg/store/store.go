@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 
 	sqlite "modernc.org/sqlite"
@@ -26,11 +25,11 @@ import (
 
 // Store is safe for concurrent use by goroutines and by processes.
 type Store struct {
-	db   *sql.DB
-	path string
-	busy time.Duration // how long a writer waits for others
-	turn chan struct{} // held by the goroutine that writes
-	feed feed
+	db     *sql.DB
+	path   string
+	busy   time.Duration // how long a writer waits for others
+	writes writes
+	feed   feed
 }
 
 const (
@@ -64,7 +63,7 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 	db.SetMaxOpenConns(connections)
 	db.SetMaxIdleConns(connections) // to open one costs more than most of what it is for
 	db.SetConnMaxIdleTime(time.Minute)
-	s := &Store{db: db, path: path, busy: busy, turn: make(chan struct{}, 1)}
+	s := &Store{db: db, path: path, busy: busy, writes: writes{turn: make(chan struct{}, 1)}}
 	if err := s.migrate(ctx); err != nil {
 		_ = db.Close()
 		return nil, err
@@ -121,36 +120,6 @@ func (s *Store) migrate(ctx context.Context) error {
 			return nil
 		}
 		_, err := tx.ExecContext(ctx, fmt.Sprintf(`PRAGMA user_version = %d`, len(schema)))
-		return err
-	})
-}
-
-// tx runs f in a transaction that writes. It may run it more than once.
-func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
-	// Writers of one process queue here, each for its turn. With SQLite's lock,
-	// where those of several processes meet, the luckiest is next.
-	late := time.NewTimer(s.busy)
-	defer late.Stop()
-	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
-	case <-late.C:
-		return s.taken(errors.New("it is one of this process"))
-	case <-ctx.Done():
-		return fmt.Errorf("store %s: %w", s.path, ctx.Err())
-	}
-	return s.patiently(ctx, func() error {
-		tx, err := s.db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		if err := f(tx); err != nil {
-			_ = tx.Rollback() // the error that matters is f's
-			return err
-		}
-		crash.Here(crash.BeforeCommit)
-		err = tx.Commit()
-		crash.Here(crash.AfterCommit)
 		return err
 	})
 }

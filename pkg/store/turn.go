@@ -1,0 +1,191 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
+)
+
+// writes are the writers of this process that wait. One has the turn; once it has
+// SQLite's lock too, where writers of several processes meet and the luckiest is
+// next, it takes all who wait by then: one transaction, and one wait for the disk,
+// does for them all.
+type writes struct {
+	turn    chan struct{} // held by the one that writes
+	mu      sync.Mutex
+	waiting []*write
+}
+
+// write is what one of them wants to be written.
+type write struct {
+	ctx  context.Context
+	f    func(*sql.Tx) error
+	err  error
+	done chan struct{} // closed when it is on the disk, or err says why not
+}
+
+func (one *write) end(err error) {
+	one.err = err
+	close(one.done)
+}
+
+// atOnce is how many may share a transaction: other processes write too.
+const atOnce = 64
+
+func (w *writes) join(one *write) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.waiting = append(w.waiting, one)
+}
+
+// leave reports whether one still waited. It does not any more.
+func (w *writes) leave(one *write) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.Index(w.waiting, one)
+	if i >= 0 {
+		w.waiting = slices.Delete(w.waiting, i, i+1)
+	}
+	return i >= 0
+}
+
+// take is those that have waited longest. They do not any more.
+func (w *writes) take() []*write {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := min(len(w.waiting), atOnce)
+	taken := slices.Clone(w.waiting[:n])
+	w.waiting = slices.Delete(w.waiting, 0, n)
+	return taken
+}
+
+// tx runs f in a transaction that writes, and that others may share: of f that fails
+// nothing is written, and of theirs that fails nothing matters to f. It may run f
+// more than once.
+func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
+	one := &write{ctx: ctx, f: f, done: make(chan struct{})}
+	s.writes.join(one)
+	late := time.NewTimer(s.busy)
+	defer late.Stop()
+	for {
+		var cause error
+		select {
+		case <-one.done:
+			return one.err
+		case s.writes.turn <- struct{}{}:
+			cause = s.lead(one)
+			<-s.writes.turn
+		case <-late.C:
+			cause = s.taken(errors.New("it is one of this process"))
+		case <-ctx.Done():
+			cause = fmt.Errorf("store %s: %w", s.path, ctx.Err())
+		}
+		if cause == nil {
+			continue // it is done, or of the next
+		}
+		if s.writes.leave(one) {
+			return cause
+		}
+		<-one.done // it is being written: what becomes of it is the answer
+		return one.err
+	}
+}
+
+// lead writes what waits. Its error is that nothing could be begun; one is of those
+// who wait, and for as long as it does.
+func (s *Store) lead(one *write) error {
+	select {
+	case <-one.done:
+		return nil
+	default:
+	}
+	tx, err := s.begin(one.ctx)
+	if err != nil {
+		return err
+	}
+	all := s.writes.take()
+	if len(all) == 1 {
+		all[0].end(s.explain(all[0].ctx, whole(tx, all[0].f)))
+		return nil
+	}
+	if s.together(tx, all) {
+		return nil
+	}
+	for _, each := range all {
+		each.end(s.alone(each))
+	}
+	return nil
+}
+
+// begin waits for other processes. The transaction outlives ctx: it may be others', too.
+func (s *Store) begin(ctx context.Context) (tx *sql.Tx, err error) {
+	err = s.patiently(ctx, func() error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		tx, err = s.db.BeginTx(context.WithoutCancel(ctx), nil)
+		return err
+	})
+	return tx, err
+}
+
+func (s *Store) alone(one *write) error {
+	tx, err := s.begin(one.ctx)
+	if err != nil {
+		return err
+	}
+	return s.explain(one.ctx, whole(tx, one.f))
+}
+
+// whole runs f and ends the transaction.
+func whole(tx *sql.Tx, f func(*sql.Tx) error) error {
+	if err := f(tx); err != nil {
+		_ = tx.Rollback() // the error that matters is f's
+		return err
+	}
+	return commit(tx)
+}
+
+func commit(tx *sql.Tx) error {
+	crash.Here(crash.BeforeCommit)
+	err := tx.Commit()
+	crash.Here(crash.AfterCommit)
+	return err
+}
+
+// together writes all in one transaction, each in a part of it that can be taken
+// back. It reports false, and has written nothing, when SQLite gave up the whole for
+// what befell one of them: a full disk, a context that ended within a statement.
+func (s *Store) together(tx *sql.Tx, all []*write) bool {
+	ctx := context.WithoutCancel(all[0].ctx)
+	errs := make([]error, len(all))
+	for i, one := range all {
+		_, err := tx.ExecContext(ctx, `SAVEPOINT one`)
+		if err == nil {
+			if errs[i] = one.f(tx); errs[i] != nil {
+				_, err = tx.ExecContext(ctx, `ROLLBACK TO one`)
+			}
+		}
+		if err == nil {
+			_, err = tx.ExecContext(ctx, `RELEASE one`)
+		}
+		if err != nil {
+			_ = tx.Rollback() // it is over already
+			return false
+		}
+	}
+	err := commit(tx)
+	for i, one := range all {
+		if errs[i] == nil {
+			errs[i] = err
+		}
+		one.end(s.explain(one.ctx, errs[i]))
+	}
+	return true
+}

@@ -1,0 +1,103 @@
+package store_test
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Writers that wait for another process are written at once when it is their turn:
+// those that fail, and those that do not wait any longer, are nobody else's trouble.
+func TestWritersShareTheirTurn(t *testing.T) {
+	errOwn := errors.New("its own")
+	for name, spoil := range map[string]func(ctx context.Context, s *store.Store) error{
+		"shared": nil,
+		"given up by SQLite": func(ctx context.Context, s *store.Store) error {
+			return s.Tx(ctx, func(tx *sql.Tx) error {
+				_, err := tx.Exec(`ROLLBACK`) // as it does by itself when the disk is full
+				return errors.Join(errOwn, err)
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const writers = 20
+			_, path := withSession(t)
+			s := openBusy(t, path, 24*time.Hour)
+			release := heldUp(t, path)
+			log, err := os.Stat(path + "-wal")
+			if err != nil {
+				t.Fatal(err)
+			}
+			waits := func(n int) {
+				t.Helper()
+				for end := time.Now().Add(2 * time.Minute); s.Waiting() != n; time.Sleep(time.Millisecond) {
+					if time.Now().After(end) {
+						t.Fatalf("%d wait, not %d", s.Waiting(), n)
+					}
+				}
+			}
+			var done sync.WaitGroup
+			add := func(want error, f func() error) {
+				done.Go(func() {
+					if err := f(); !errors.Is(err, want) {
+						t.Errorf("%v, not %v", err, want)
+					}
+				})
+			}
+			for i := range writers {
+				add(nil, func() error { return s.Append(t.Context(), "one", event("x", i)) })
+			}
+			waits(writers)
+			// The first is in the store when the second is refused, and taken back.
+			done.Go(func() {
+				long := json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)
+				if err := s.AppendAll(t.Context(), "one", []store.Event{event("half", 1), {Kind: "long", Data: long}}); err == nil || !strings.Contains(err.Error(), "over the limit") {
+					t.Error(err)
+				}
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			left := make(chan error, 1)
+			waits(writers + 1)
+			go func() { left <- s.Append(ctx, "one", event("left", 1)) }()
+			waits(writers + 2)
+			if spoil != nil {
+				add(errOwn, func() error { return spoil(t.Context(), s) })
+				waits(writers + 3)
+			}
+			cancel()
+			if err := <-left; !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			release()
+			done.Wait()
+			if n := lastSeq(t, s, "one"); n != 1+writers {
+				t.Error(n)
+			}
+			evs, err := s.Events(t.Context(), "one", 1, 100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ev := range evs {
+				if ev.Kind != "x" {
+					t.Error(ev.Kind)
+				}
+			}
+			// One transaction writes a page once, however many writers change it.
+			now, err := os.Stat(path + "-wal")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if pages := (now.Size() - log.Size()) / 4096; spoil == nil && pages >= writers {
+				t.Errorf("%d pages were written for %d writers", pages, writers)
+			}
+		})
+	}
+}
