@@ -68,19 +68,33 @@ func (d Dir) trouble(format string, args ...any) error {
 	return err
 }
 
-// create makes the directory of a task, with the manifest as it was written, or,
-// if nobody has that, as it was understood.
-func (d Dir) create(text, normal []byte) error {
-	for _, dir := range []string{d.path("inbox"), d.progress(""), d.artifacts()} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return d.trouble("make the task's directory: %w", err)
-		}
+// submit makes the directory of a task that waits: the manifest as it was written,
+// or, if nobody has that, as it was understood. What else is in it comes with the
+// keeper: directories take longer to make than a row to write.
+func (d Dir) submit(text, normal []byte) error {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return d.trouble("make the task's directory: %w", err)
 	}
 	switch _, err := os.Stat(d.path("manifest.yaml")); {
 	case text != nil:
 		return d.write("manifest.yaml", text)
 	case errors.Is(err, fs.ErrNotExist):
 		return d.write("manifest.yaml", append(slices.Clip(normal), '\n')) // JSON is YAML
+	}
+	return nil
+}
+
+// create makes all of the directory that is not there.
+func (d Dir) create(text, normal []byte) error {
+	return errors.Join(d.furnish(), d.submit(text, normal))
+}
+
+// furnish makes the directories of a task that is worked on.
+func (d Dir) furnish() error {
+	for _, dir := range []string{d.path("inbox"), d.progress(""), d.artifacts()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return d.trouble("make the task's directory: %w", err)
+		}
 	}
 	return nil
 }
@@ -104,8 +118,8 @@ func (d Dir) writeState(t Task) error {
 }
 
 func (d Dir) keeperLog() (*os.File, error) {
-	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return nil, d.trouble("make the task's directory: %w", err)
+	if err := d.furnish(); err != nil { // before its keeper writes anything
+		return nil, err
 	}
 	f, err := os.OpenFile(d.KeeperLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

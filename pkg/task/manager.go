@@ -68,7 +68,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	id := randomHex(6)
 	// The directory first: a row without one would be a task that lacks what was
 	// submitted; a directory without a row is litter, which prune knows.
-	if err := m.Dir(id).create(o.Text, normal); err != nil {
+	if err := m.Dir(id).submit(o.Text, normal); err != nil {
 		return Task{}, nil, errors.Join(err, os.RemoveAll(string(m.Dir(id))))
 	}
 	row, err := m.store().CreateTask(ctx, store.Task{
