@@ -142,7 +142,7 @@ func (r *receiver) prune(id string) error {
 			}
 		}
 	}
-	for _, top := range []string{wire.PatchName(id), wire.UntrackedName(id), wire.UntrackedDir, wire.FilesDir} {
+	for _, top := range []string{wire.PatchName(id), wire.UntrackedName(id), wire.UntrackedDir, wire.FilesDir, wire.SubmodulesDir} {
 		err := fs.WalkDir(r.into.FS(), top, func(name string, e fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil

@@ -12,10 +12,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,6 +32,7 @@ import (
 // What is in the directory of a collection.
 const (
 	outPatch    = "patch"
+	outSub      = "submodule" // and a number
 	outList     = "untracked"
 	outCheckout = "checkout" // its path
 	outManifest = "manifest.jsonl"
@@ -61,6 +64,7 @@ type collector struct {
 	files    int
 	bytes    int64
 	skipped  int // all told
+	subs     int // submodules that were looked at
 	taken    map[string]bool
 }
 
@@ -175,6 +179,13 @@ func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 	if err != nil {
 		return nil, c.skip(wire.UntrackedName(c.id()), reason(err))
 	}
+	if errPatch == nil {
+		below, err := c.submodules(ctx, "", c.ask.Base, 0)
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, below...)
+	}
 	slices.Sort(names)
 	c.skipped += more
 	var text bytes.Buffer
@@ -185,6 +196,68 @@ func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 		return nil, err
 	}
 	return names, c.takeOwn(ctx, outList, wire.UntrackedName(c.id()))
+}
+
+// submodules takes a patch of each submodule of the repository below the checkout
+// from the commit that was recorded at base, and returns what is untracked there.
+// The patch of the repository that they are in has no more than their commits' ids.
+func (c *collector) submodules(ctx context.Context, below, base string, depth int) (untracked []string, err error) {
+	found, err := taskGit{dir: filepath.Join(c.ask.Dir, below), scratch: c.dir}.submodules(ctx, base)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, c.skip(path.Join(wire.SubmodulesDir, below), reason(err))
+	}
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		base, name := found[name], path.Join(below, name)
+		git := taskGit{dir: filepath.Join(c.ask.Dir, name), scratch: c.dir}
+		patch, file := wire.SubmodulesDir+"/"+wire.EscapeName(name)+".patch", outSub+strconv.Itoa(c.subs)
+		c.subs++
+		errPatch := git.patch(ctx, base, filepath.Join(c.dir, file), c.ask.MaxBytes)
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case errPatch != nil:
+			err = c.skip(patch, reason(errPatch))
+		case wire.CheckArtifactName(patch) != nil:
+			err = c.skip(patch, "its path is too long")
+		default:
+			err = c.takeChanges(ctx, file, patch)
+		}
+		if err != nil {
+			return nil, err
+		}
+		names, more, err := git.untracked(ctx, errPatch != nil, c.ask.MaxFiles)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if err != nil {
+			if err := c.skip(path.Join(wire.UntrackedDir, name), reason(err)); err != nil {
+				return nil, err
+			}
+		}
+		c.skipped += more
+		if errPatch == nil && depth < maxNests {
+			inner, err := c.submodules(ctx, name, base, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			untracked = append(untracked, inner...)
+		}
+		for _, n := range names {
+			untracked = append(untracked, name+"/"+n)
+		}
+	}
+	return untracked, nil
+}
+
+// takeChanges is takeOwn for a patch that may be empty.
+func (c *collector) takeChanges(ctx context.Context, file, name string) error {
+	if info, err := os.Stat(filepath.Join(c.dir, file)); err != nil || info.Size() == 0 {
+		return err
+	}
+	return c.takeOwn(ctx, file, name)
 }
 
 // named takes the files that match the patterns.

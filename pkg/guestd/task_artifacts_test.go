@@ -387,6 +387,102 @@ func TestPatchOfSubmodules(t *testing.T) {
 	}
 }
 
+// What an agent does in submodules, and in theirs, comes home too: what it
+// committed there is nowhere else.
+func TestWorkInSubmodules(t *testing.T) {
+	inner := newCheckout(t, map[string]string{"inner.c": "1\n"})
+	lib := newCheckout(t, map[string]string{"lib.c": "1\n", ".gitignore": "*.o\n"})
+	file := []string{"-c", "protocol.file.allow=always"}
+	lib.git(append(file, "submodule", "--quiet", "add", inner.dir, "in ner")...)
+	lib.git("commit", "-qm", "with one")
+	c := newCheckout(t, someFiles)
+	for _, path := range []string{"a/lib", "calm", "gone"} {
+		c.git(append(file, "submodule", "--quiet", "add", lib.dir, path)...)
+	}
+	c.git(append(file, "submodule", "--quiet", "update", "--init", "--recursive")...)
+	c.git("commit", "-qm", "with submodules")
+	c.base = c.git("rev-parse", "HEAD")
+	c.ask.Base = c.base
+	fresh := t.TempDir()
+	c.git(append(file, "clone", "-q", "--recurse-submodules", c.dir, fresh)...)
+
+	sub := filepath.Join(c.dir, "a/lib")
+	agent := func(dir string, args ...string) {
+		t.Helper()
+		if out, err := c.gitIn(dir, nil, nil, append([]string{"-c", "user.name=a", "-c", "user.email=a@localhost.invalid"}, args...)...); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	c.put("a/lib/lib.c", "2\n")
+	agent(sub, "commit", "-qam", "by the agent")
+	c.put("a/lib/lib.c", "3\n") // and not committed
+	c.put("a/lib/new.c", "new\n")
+	c.put("a/lib/new.o", "ignored")
+	c.put("a/lib/in ner/inner.c", "\x00\xff")
+	c.put("a/lib/in ner/deep.c", "deep\n")
+	c.must(os.RemoveAll(filepath.Join(c.dir, "gone")))
+	c.git(append(file, "submodule", "--quiet", "add", inner.dir, "added")...)
+
+	got := c.collect()
+	for _, p := range []struct{ path, at string }{{"a/lib", "a/lib"}, {"a/lib/in ner", "a/lib/in ner"}} {
+		patch, failure := c.sent(got, "submodules/"+p.path+".patch", 0)
+		if failure != "" {
+			t.Fatal(failure)
+		}
+		if out, err := c.gitIn(filepath.Join(fresh, p.at), nil, strings.NewReader(patch), "apply"); err != nil {
+			t.Errorf("%s: %v: %s\n%s", p.path, err, out, patch)
+		}
+	}
+	for name, want := range map[string]string{"a/lib/lib.c": "3\n", "a/lib/in ner/inner.c": "\x00\xff"} {
+		if text, err := os.ReadFile(filepath.Join(fresh, name)); err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	for name, want := range map[string]string{"untracked/a/lib/new.c": "new\n", "untracked/a/lib/in ner/deep.c": "deep\n"} {
+		if text, failure := c.sent(got, name, 0); text != want {
+			t.Errorf("%s: %q, %s", name, text, failure)
+		}
+	}
+	if patch, failure := c.sent(got, "submodules/added.patch", 0); !strings.Contains(patch, "inner.c") {
+		t.Error("of a submodule that the agent added:", patch, failure)
+	}
+	for name := range got.files {
+		if strings.Contains(name, "calm") || strings.Contains(name, "new.o") || strings.Contains(name, "gone") {
+			t.Error(name)
+		}
+	}
+	if len(got.skipped) > 0 {
+		t.Error(got.skipped)
+	}
+}
+
+// A submodule whose commit is gone, or that is none, keeps nothing else from
+// coming; its files come as they are.
+func TestSubmodulesThatAreBroken(t *testing.T) {
+	lib := newCheckout(t, map[string]string{"lib.c": "1\n"})
+	c := newCheckout(t, someFiles)
+	for _, path := range []string{"one", "two"} {
+		c.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", lib.dir, path)
+	}
+	c.git("commit", "-qm", "with submodules")
+	c.base = c.git("rev-parse", "HEAD")
+	c.ask.Base = c.base
+	c.must(os.RemoveAll(filepath.Join(c.dir, "one")))
+	c.git("init", "-q", "one")
+	c.put("one/work.c", "work\n")
+	c.put("two/.git", "gitdir: /nowhere\n")
+	c.put("two/work.c", "work\n")
+	got := c.collect()
+	for _, name := range []string{"one", "two"} {
+		if text, failure := c.sent(got, "untracked/"+name+"/work.c", 0); text != "work\n" {
+			t.Errorf("%s: %q, %s", name, text, failure)
+		}
+		if got.skipped["submodules/"+name+".patch"] == "" {
+			t.Errorf("%s: nobody is told that there is no patch: %v", name, got.skipped)
+		}
+	}
+}
+
 // What random hands do to files, git can say and apply.
 func TestPatchOfRandomChanges(t *testing.T) {
 	for seed := range uint64(40) {

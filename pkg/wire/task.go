@@ -380,7 +380,7 @@ func (a Artifact) check(id string) error {
 		return err
 	}
 	top, _, below := strings.Cut(a.Name, "/")
-	if below != (top == UntrackedDir || top == FilesDir) || !below && a.Name != PatchName(id) && a.Name != UntrackedName(id) {
+	if below != (top == UntrackedDir || top == FilesDir || top == SubmodulesDir) || !below && a.Name != PatchName(id) && a.Name != UntrackedName(id) {
 		return fmt.Errorf("%q is none of this task's", short(a.Name, maxName))
 	}
 	if sum, err := hex.DecodeString(a.SHA256); err != nil || len(sum) != 32 || strings.ToLower(a.SHA256) != a.SHA256 {
@@ -394,8 +394,9 @@ func (a Artifact) check(id string) error {
 
 // Where artifacts go.
 const (
-	UntrackedDir = "untracked"
-	FilesDir     = "files"
+	UntrackedDir  = "untracked"
+	FilesDir      = "files"
+	SubmodulesDir = "submodules" // a patch of each
 )
 
 // PatchName is the name of a task's patch among its artifacts.
