@@ -59,15 +59,24 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 	err := w.step(ctx, *t, "collect what it did", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, collectLimit, fail.New(fail.Timeout, "collecting took longer than %v", collectLimit))
 		defer cancel()
-		if err := w.revive(ctx, *t); err != nil {
-			return err
-		}
-		return w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
-			if err := w.kill(ctx, *t, s, g); err != nil {
+		for again := false; ; again = true {
+			if err := w.revive(ctx, *t); err != nil {
 				return err
 			}
-			return w.gather(ctx, t, s, g)
-		})
+			err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+				if err := w.kill(ctx, *t, s, g); err != nil {
+					return err
+				}
+				return w.gather(ctx, t, s, g)
+			})
+			if !away(err) || again {
+				return err
+			}
+			// What the agent did is on the disk of the VM that went away.
+			if herr := w.halt(ctx, *t); herr != nil {
+				return errors.Join(err, herr)
+			}
+		}
 	})
 	var trouble *storeTrouble
 	if noRoom(err) { // the VM is there, and so is what is in it

@@ -1,0 +1,62 @@
+package task
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// A disk without room is told from one that fails, whatever was being written, with
+// a command that shows how full it is; what was half written is gone.
+func TestBundleOnAFullDisk(t *testing.T) {
+	d := Dir(t.TempDir())
+	if err := d.create(nil, []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	part := filepath.Join(string(d), ".bundle.part")
+	if err := os.Symlink("/dev/full", part); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(d.Stdout(), []byte(strings.Repeat("output\n", 100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := d.writeBundle()
+	if !noRoom(err) || fail.CodeOf(err) != fail.Host || fail.HintOf(err) != "df -h "+filepath.Dir(string(d)) {
+		t.Errorf("%v, code %v, hint %q", err, fail.CodeOf(err), fail.HintOf(err))
+	}
+	for _, file := range []string{part, d.Bundle()} {
+		if _, err := os.Lstat(file); !os.IsNotExist(err) {
+			t.Errorf("%s is there: %v", file, err)
+		}
+	}
+	if noRoom(os.Remove(part)) {
+		t.Error("a file that is not there is no full disk")
+	}
+}
+
+// What a keeper left that died while it wrote a file does not stay, nor go into the bundle.
+func TestSweep(t *testing.T) {
+	d := Dir(t.TempDir())
+	if err := d.create(nil, []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	left := d.path("outbox", ".metadata.json.123.tmp")
+	theirs := filepath.Join(d.artifacts(), ".notes.tmp")
+	for _, file := range []string{left, theirs} {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.sweep(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(left); !os.IsNotExist(err) {
+		t.Error("it stays:", err)
+	}
+	if _, err := os.Lstat(theirs); err != nil {
+		t.Error("the agent's file is gone:", err)
+	}
+}
