@@ -74,12 +74,12 @@ escape escape-short: guest ## root in a guest tries to get out; escape first sho
 	cd test/escape && ../../bin/escape.test -test.v -test.timeout 150m -test.short=$(if $(filter escape-short,$@),true,false)
 
 # As the escapes: its last line is the result.
-fault fault-short: guest ## everything of a task is killed, stopped, cut off at every point; on fake VMs
+fault fault-short: guest ## a task is killed, stopped, cut off at every point, its host and its guest fail it; on fake VMs
 	go test -c -tags fault -o bin/fault.test ./test/fault
 	cd test/fault && ../../bin/fault.test -test.v -test.timeout 60m -test.short=$(if $(filter fault-short,$@),true,false)
 
-# What counts are the ratios; a missed aim fails nothing. BENCH=lifecycle, network or dns
-# is one part of it; fewer BENCH_RUNS than five are shown and not written.
+# What counts are the ratios; a missed aim fails nothing. BENCH=lifecycle, picker, tasks,
+# network or dns is one part of it; fewer BENCH_RUNS than five are shown and not written.
 bench: setup guest ## sessions and their network beside what they replace, into docs/benchmarks.* (up to an hour on 2 cores)
 	PATH=$$PATH:/usr/sbin command -v dnsmasq >/dev/null || $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends dnsmasq-base
 	cd test/bench && PATH=$$PATH:/usr/sbin go test -tags bench -count=1 -timeout 4h -v .

@@ -1,8 +1,10 @@
 //go:build fault
 
 // Package fault kills what a task consists of, at every line that it writes to
-// the store, and looks whether anything is lost, leaked, or done twice. The VMs
-// are fake ones; everything else is the program as it is.
+// the store and to its files, and takes from it what it stands on: room on the disk,
+// the clock, its guest, the connections to it. Then it looks whether anything is
+// lost, leaked, or done twice. The VMs are fake ones; everything else is the program
+// as it is.
 package fault
 
 import (
@@ -10,145 +12,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sort"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	_ "modernc.org/sqlite"
 )
-
-var binary string
-
-// What is counted over all tests; the last line tells of it.
-var injected, lost, leaked atomic.Int64
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "asz-fault")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	binary = filepath.Join(dir, "agent-sessionizer")
-	code := 1
-	if out, err := exec.Command("go", "build", "-tags", "fakevm", "-o", binary, "../../cmd/agent-sessionizer").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build the test binary: %v\n%s", err, out)
-	} else {
-		code = m.Run()
-	}
-	os.RemoveAll(dir)
-	fmt.Printf("%d faults injected, %d lost, %d leaked\n", injected.Load(), lost.Load(), leaked.Load())
-	if lost.Load()+leaked.Load() > 0 {
-		code = 1
-	}
-	os.Exit(code)
-}
-
-// world is a user's account with a repository and fake VMs.
-type world struct {
-	t    *testing.T
-	home string
-	env  []string
-}
-
-func newWorld(t *testing.T) *world {
-	t.Helper()
-	home, err := os.MkdirTemp("", "f") // short: there are sockets below it
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{t: t, home: home, env: []string{
-		"HOME=" + home, "PATH=" + filepath.Dir(binary) + ":" + os.Getenv("PATH"), "TMUX_TMPDIR=" + home,
-		"AGENT_SESSIONIZER_FAULTS=" + filepath.Join(home, "faults.json"), "AGENT_SESSIONIZER_PREPARE=none",
-		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_RUNNING=100",
-		"GIT_CONFIG_GLOBAL=" + filepath.Join(home, "gitconfig"),
-		"GIT_AUTHOR_DATE=2026-01-02T03:04:05Z", "GIT_COMMITTER_DATE=2026-01-02T03:04:05Z",
-	}}
-	t.Cleanup(w.remove)
-	w.write("gitconfig", "[user]\n\tname = Test\n\temail = test@example.invalid\n[init]\n\tdefaultBranch = main\n")
-	w.write("repo/input.txt", "as it was\n")
-	w.must("git", "init", "-q", "repo")
-	w.must("git", "-C", "repo", "add", "-A")
-	w.must("git", "-C", "repo", "commit", "-qm", "first")
-	return w
-}
-
-// remove ends what is left of the world. It may be called twice.
-func (w *world) remove() {
-	w.endProcesses()
-	os.RemoveAll(w.home)
-}
-
-func (w *world) write(name, text string) {
-	w.t.Helper()
-	path := filepath.Join(w.home, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		w.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
-}
-
-func (w *world) run(env []string, argv ...string) (string, error) {
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Dir, cmd.Env = w.home, append(append([]string{}, w.env...), env...)
-	if argv[0] == "agent-sessionizer" {
-		cmd.Path, cmd.Err = binary, nil
-	}
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		err = fmt.Errorf("%v: %w\n%s", argv, err, stderr.String())
-	}
-	return string(out), err
-}
-
-func (w *world) must(argv ...string) string {
-	w.t.Helper()
-	out, err := w.run(nil, argv...)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return out
-}
-
-// processes are those of this world: its home is in their environment.
-func (w *world) processes() map[int]string {
-	found := map[int]string{}
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		env, _ := os.ReadFile(filepath.Join(dir, "environ"))
-		if !strings.Contains("\x00"+string(env), "\x00HOME="+w.home+"\x00") {
-			continue
-		}
-		args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil && len(args) > 0 {
-			found[pid] = strings.ReplaceAll(string(args), "\x00", " ")
-		}
-	}
-	return found
-}
-
-func (w *world) endProcesses() {
-	for range 50 {
-		left := w.processes()
-		if len(left) == 0 {
-			return
-		}
-		for pid := range left {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
 
 // A kase is one kind of task and how it ends.
 type kase struct {
@@ -162,11 +35,7 @@ type kase struct {
 
 // crash ends the VM as a broken host or a panic would.
 func crash(w *world, _ string) error {
-	for pid, line := range w.processes() {
-		if strings.Contains(line, " fake-vm ") {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-	}
+	w.signal(syscall.SIGKILL, isGuest)
 	return nil
 }
 
@@ -175,7 +44,8 @@ func cancel(w *world, id string) error {
 	return err
 }
 
-const commit = `git commit -qam "by the agent"`
+// As itself: what the host knows of its user is not in a fake guest.
+const commit = `git -c user.name=Agent -c user.email=agent@example.invalid commit -qam "by the agent"`
 
 var cases = []kase{
 	{"success", "echo work >>input.txt; " + commit + "; echo more >new.txt; echo done", "", nil, "COMPLETED", 1},
@@ -190,13 +60,13 @@ var cases = []kase{
 // manifest is the case's.
 func (k kase) manifest(home string) string {
 	script, _ := json.Marshal("RUNS=" + home + `/RUNS; echo run >>"$RUNS"; ` + k.agent)
-	return fmt.Sprintf(`{"version": "1", "kind": "Task", "metadata": {"name": %q}, "repository": {"url": "./repo"},
+	return fmt.Sprintf(`{"version": "1", "kind": "Task", "metadata": {"name": %q}, "repository": {"url": "./repo"}, "vm": {"cpus": 1, "memory": "256M", "disk": "1G"},
 "agent": {"kind": "command", "command": ["sh", "-c", %s]}, "lifecycle": {%s}}`, k.name, script, jsonFields(k.lifecycle))
 }
 
 func jsonFields(s string) string {
-	if s == "" {
-		return ""
+	if s == "" || s[0] == '"' { // it is JSON already
+		return s
 	}
 	key, value, _ := strings.Cut(s, ": ")
 	return fmt.Sprintf("%q: %q", key, value)
@@ -237,6 +107,11 @@ func (w *world) play(k kase, kill ...string) (ending, error) {
 	out, err := w.run(kill, "agent-sessionizer", "task", "submit", "-f", "task.json")
 	if err == nil {
 		id = strings.TrimSpace(out)
+	} else if ill := w.ill.Load(); ill > 0 {
+		if !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(err.Error(), "df -h") {
+			return ending{}, fmt.Errorf("on a full disk: %w", err)
+		}
+		w.wait("the host to be well", func() bool { return w.ill.Load()%2 == 0 })
 	}
 	if id == "" { // killed: either it is in the queue, and everything, or it is nowhere
 		var all []view
@@ -249,6 +124,9 @@ func (w *world) play(k kase, kill ...string) (ending, error) {
 		}
 		switch len(all) {
 		case 0:
+			if left, _ := os.ReadDir(filepath.Join(w.state(), "agent-sessionizer/tasks")); len(left) > 0 && w.full {
+				return ending{}, fmt.Errorf("a task that was refused left %v", left)
+			}
 			out, err := w.run(nil, "agent-sessionizer", "task", "submit", "-f", "task.json")
 			if err != nil {
 				return ending{}, err
@@ -260,10 +138,29 @@ func (w *world) play(k kase, kill ...string) (ending, error) {
 			return ending{}, fmt.Errorf("one submission made %d tasks", len(all))
 		}
 	}
+	return w.follow(k, id)
+}
+
+// follow looks at a task until its end; "" is the only one there is.
+func (w *world) follow(k kase, id string) (ending, error) {
+	if id == "" {
+		dirs, _ := os.ReadDir(filepath.Join(w.state(), "agent-sessionizer/tasks"))
+		if len(dirs) != 1 {
+			return ending{}, fmt.Errorf("there are %d tasks", len(dirs))
+		}
+		id = dirs[0].Name()
+	}
 	done := k.running == nil
-	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(30 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return ending{}, fmt.Errorf("task %s does not end\n%s", id, w.logs(id))
+		}
+		ill := w.ill.Load()
 		v, err := w.view(id)
 		if err != nil {
+			if now := w.ill.Load(); now%2 == 1 || now != ill {
+				continue
+			}
 			return ending{}, err
 		}
 		// Once the agent has run, not merely been told to: what it did counts.
@@ -279,9 +176,6 @@ func (w *world) play(k kase, kill ...string) (ending, error) {
 				_, err = w.run(nil, "agent-sessionizer", "task", "destroy", "--wait", id)
 			}
 			return e, err
-		}
-		if time.Now().After(deadline) {
-			return ending{}, fmt.Errorf("task %s is still %s\n%s", id, v.State, w.logs(id))
 		}
 	}
 }
@@ -353,7 +247,7 @@ func (w *world) events(id string) error {
 
 // leftovers are processes, VMs and files that should not be there any more.
 func (w *world) leftovers() (left []string) {
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if len(w.processes()) == 0 {
 			break
 		}
@@ -361,7 +255,7 @@ func (w *world) leftovers() (left []string) {
 	for pid, line := range w.processes() {
 		left = append(left, fmt.Sprintf("process %d %s", pid, line))
 	}
-	for _, pattern := range []string{".agent-vms/agent-*", ".local/state/agent-sessionizer/sessions/*", ".local/state/agent-sessionizer/tasks/*/outbox/artifacts/.part", ".cache/agent-sessionizer/mirrors/.tmp/*"} {
+	for _, pattern := range []string{".agent-vms/agent-*", ".local/state/agent-sessionizer/sessions/*", ".local/state/agent-sessionizer/tasks/*/outbox/artifacts/.part", ".local/state/agent-sessionizer/tasks/*/outbox/.*.tmp", ".cache/agent-sessionizer/mirrors/.tmp/*"} {
 		found, _ := filepath.Glob(filepath.Join(w.home, pattern))
 		left = append(left, found...)
 	}
@@ -371,20 +265,45 @@ func (w *world) leftovers() (left []string) {
 	return left
 }
 
-// calmly is how a case ends when nobody disturbs it, and how long that takes.
-func calmly(t *testing.T, k kase) (ending, time.Duration) {
+type calmRun struct {
+	ending ending
+	took   time.Duration
+	marks  map[string]int // how many a command's process comes to, of "COMMAND MARK"
+}
+
+var calm = map[string]calmRun{}
+
+// calmly is how a case goes when nobody disturbs it.
+func calmly(t *testing.T, k kase) calmRun {
 	t.Helper()
+	if c, ok := calm[k.name]; ok {
+		return c
+	}
 	w := newWorld(t)
+	defer w.remove()
 	began := time.Now()
+	told := filepath.Join(w.home, "marks")
+	w.env = append(w.env, "AGENT_SESSIONIZER_CRASH=:::tell:"+told)
 	e, err := w.play(k)
 	if err != nil || e.State != k.end || e.Runs != k.runs {
 		t.Fatalf("%s, undisturbed: %+v, %v", k.name, e, err)
 	}
-	took := time.Since(began)
+	c := calmRun{e, time.Since(began), map[string]int{}}
 	if left := w.leftovers(); len(left) > 0 {
 		t.Fatalf("%s, undisturbed, leaves %v", k.name, left)
 	}
-	return e, took
+	text, err := os.ReadFile(told)
+	if err != nil {
+		t.Fatal(err)
+	}
+	each := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		place := line[:strings.LastIndexByte(line, ' ')]
+		each[line]++
+		c.marks[place] = max(c.marks[place], each[line])
+	}
+	calm[k.name] = c
+	return c
 }
 
 // disturbed is one run that was disturbed; it must end as if it had not been.
@@ -402,49 +321,106 @@ func disturbed(t *testing.T, w *world, what string, got, want ending, err error)
 }
 
 // atOnce is how many worlds live at the same time.
-const atOnce = 4
+const atOnce = 6
 
-// TestKilledAtEveryWrite kills each kind of process before and after each of its
-// writes to the store, in each case; the first process of its kind that gets there.
-func TestKilledAtEveryWrite(t *testing.T) {
-	all := cases
-	if testing.Short() {
-		all = cases[:1]
-	}
-	for _, k := range all {
-		want, _ := calmly(t, k)
-		for _, process := range []string{"task", "task-keeper", "keeper"} {
-			for _, when := range []string{"before", "after"} {
-				t.Run(strings.Join([]string{k.name, process, when}, "/"), func(t *testing.T) {
-					// Three in a row that were not reached: it never writes so often. One may
-					// be missed when a command's look starts the keeper that does the work.
-					var missed atomic.Int64
-					eachAtOnce(500, func() bool { return missed.Load() >= 3 }, func(n int) {
-						w := newWorld(t)
-						defer w.remove()
-						marker := filepath.Join(w.home, "killed")
-						got, err := w.play(k, fmt.Sprintf("AGENT_SESSIONIZER_KILL=%s:%s:%d:%s", process, when, n+1, marker))
-						if _, none := os.Stat(marker); none != nil {
-							missed.Add(1)
-							if err != nil {
-								t.Errorf("%s, undisturbed: %v", k.name, err)
-							}
-							return
+// The marks at which a process can be killed or stopped; package crash has them.
+var (
+	commits = []string{"before-commit", "after-commit"}
+	files   = []string{"before-file", "after-file"}
+)
+
+// trouble is what happens at a place that a process comes to.
+type trouble struct {
+	name  string
+	kase  kase
+	who   []string       // the commands; the first process of each that gets there
+	marks []string       // where
+	step  int            // at each such place, at every second one, and so on,
+	from  int            // from this one on; 0 is the first
+	ready func(w *world) // before the task is submitted; nil for nothing
+	act   func(w *world) // while the process stands there; nil kills it
+	may   func(got *ending, want ending)
+}
+
+// everywhere plays a case once for each place that its processes come to, with
+// trouble there.
+func (x trouble) everywhere(t *testing.T) {
+	calm := calmly(t, x.kase)
+	want := calm.ending
+	for _, process := range x.who {
+		for _, mark := range x.marks {
+			t.Run(strings.Join([]string{x.name, x.kase.name, process, mark}, "/"), func(t *testing.T) {
+				places := calm.marks[process+" "+mark]
+				if places <= 0 {
+					t.Fatal("nothing is written there")
+				}
+				eachAtOnce((places-x.from+x.step-1)/x.step, func(i int) {
+					w := newWorld(t)
+					defer w.remove()
+					n := x.from + i*x.step + 1
+					if x.ready != nil {
+						x.ready(w)
+					}
+					stood := w.standAt(process, mark, n, x.act)
+					got, err := w.play(x.kase, stood.env)
+					// It may be missed: how often a keeper writes is a matter of time, too,
+					// and a command's look may have started the one that does the work.
+					if !stood.came() {
+						if err != nil {
+							t.Errorf("%s, undisturbed: %v", x.kase.name, err)
 						}
-						missed.Store(0)
-						disturbed(t, w, fmt.Sprintf("%s: %s killed %s its write %d", k.name, process, when, n+1), got, want, err)
-					})
+						return
+					}
+					if x.may != nil {
+						x.may(&got, want)
+					}
+					disturbed(t, w, fmt.Sprintf("%s: %s %s, %s %d", x.kase.name, x.name, process, mark, n), got, want, err)
 				})
-			}
+			})
 		}
 	}
 }
 
-// eachAtOnce calls f with 0 to n-1, atOnce at a time, until over.
-func eachAtOnce(n int, over func() bool, f func(int)) {
+// again allows that the agent ran a second time: its VM went away.
+func again(got *ending, want ending) {
+	if got.Runs == want.Runs+1 {
+		got.Runs = want.Runs
+	}
+}
+
+// every is n, or, in a short run, many more: some places of many.
+func every(n int) int {
+	if testing.Short() {
+		return n * 9
+	}
+	return n
+}
+
+// TestKilledAtEveryWrite kills each kind of process before and after each of its
+// writes to the store. The cases have most of them in common: after the first, each
+// has another third.
+func TestKilledAtEveryWrite(t *testing.T) {
+	x := trouble{name: "killed", kase: cases[0], who: []string{"task", "task-keeper", "keeper"}, marks: commits, step: every(1)}
+	x.everywhere(t)
+	if testing.Short() {
+		return
+	}
+	for i, k := range cases[1:] {
+		x.kase, x.step, x.from = k, 3, i%3
+		x.everywhere(t)
+	}
+}
+
+// TestKilledAtEveryFile does the same where files get their content or their name.
+func TestKilledAtEveryFile(t *testing.T) {
+	trouble{name: "killed", kase: cases[0], who: []string{"task", "task-keeper", "keeper"}, marks: files, step: every(2)}.everywhere(t)
+}
+
+// eachAtOnce calls f with 0 to n-1, atOnce at a time.
+func eachAtOnce(n int, f func(int)) {
 	slots := make(chan struct{}, atOnce)
 	var running sync.WaitGroup
-	for i := 0; i < n && !over(); i++ {
+	for i := range n {
 		slots <- struct{}{}
 		running.Go(func() {
 			defer func() { <-slots }()
@@ -454,8 +430,6 @@ func eachAtOnce(n int, over func() bool, f func(int)) {
 	running.Wait()
 }
 
-func never() bool { return false }
-
 // some is n, or, of a short run, a few.
 func some(n int) int {
 	if testing.Short() {
@@ -464,16 +438,17 @@ func some(n int) int {
 	return n
 }
 
-// stand is a task that takes its time, and comes to the same whenever it is begun
+// slow is a task that takes its time, and comes to the same whenever it is begun
 // anew.
-var stand = kase{"stand", "echo work >input.txt; sleep 1; echo more >new.txt; sleep 1; echo done", "", nil, "COMPLETED", 1}
+var slow = kase{"slow", "echo work >input.txt; sleep 1; echo more >new.txt; sleep 1; echo done", "", nil, "COMPLETED", 1}
 
 // TestPowerLoss ends everything at once, at moments all over a task's life. The
 // agent may run again, since its VM was gone; the end is the same.
 func TestPowerLoss(t *testing.T) {
-	want, took := calmly(t, stand)
-	moments := some(60)
-	eachAtOnce(moments, never, func(i int) {
+	calm := calmly(t, slow)
+	want, took := calm.ending, calm.took
+	moments := some(40)
+	eachAtOnce(moments, func(i int) {
 		w := newWorld(t)
 		defer w.remove()
 		at := took * time.Duration(i) / time.Duration(moments)
@@ -486,7 +461,7 @@ func TestPowerLoss(t *testing.T) {
 				}
 			}
 		})
-		got, err := w.play(stand)
+		got, err := w.play(slow)
 		cut.Stop()
 		if got.Runs > 1 {
 			got.Runs = want.Runs
@@ -498,10 +473,11 @@ func TestPowerLoss(t *testing.T) {
 // TestKilledAtMoments kills each kind of process at moments all over a task's life,
 // also at those at which it writes nothing.
 func TestKilledAtMoments(t *testing.T) {
-	want, took := calmly(t, stand)
+	calm := calmly(t, slow)
+	want, took := calm.ending, calm.took
 	kinds := []string{" task-keeper ", " keeper ", " gateway "}
-	each := some(16)
-	eachAtOnce(len(kinds)*each, never, func(i int) {
+	each := some(12)
+	eachAtOnce(len(kinds)*each, func(i int) {
 		kind, at := kinds[i%len(kinds)], took*time.Duration(i/len(kinds)+1)/time.Duration(each+1)
 		w := newWorld(t)
 		defer w.remove()
@@ -512,7 +488,7 @@ func TestKilledAtMoments(t *testing.T) {
 				}
 			}
 		})
-		got, err := w.play(stand)
+		got, err := w.play(slow)
 		kill.Stop()
 		if kind == " gateway " && got.Runs == 2 {
 			got.Runs = want.Runs // its VM had to be started anew
@@ -524,10 +500,11 @@ func TestKilledAtMoments(t *testing.T) {
 // TestStopped stops each kind of process for a while, at moments all over a task's
 // life: a host that swaps, a debugger, a laptop whose lid is closed.
 func TestStopped(t *testing.T) {
-	want, took := calmly(t, stand)
+	calm := calmly(t, slow)
+	want, took := calm.ending, calm.took
 	kinds := []string{" task-keeper ", " keeper ", " fake-vm ", " gateway ", "agent-guest task run"}
-	each := some(8)
-	eachAtOnce(len(kinds)*each, never, func(i int) {
+	each := some(5)
+	eachAtOnce(len(kinds)*each, func(i int) {
 		kind, at := kinds[i%len(kinds)], took*time.Duration(i/len(kinds)+1)/time.Duration(each+1)
 		w := newWorld(t)
 		defer w.remove()
@@ -539,7 +516,7 @@ func TestStopped(t *testing.T) {
 				}
 			}
 		})
-		got, err := w.play(stand)
+		got, err := w.play(slow)
 		stop.Stop()
 		disturbed(t, w, fmt.Sprintf("%s stopped after %v", kind, at), got, want, err)
 	})
@@ -547,15 +524,16 @@ func TestStopped(t *testing.T) {
 
 // TestBusyStore holds the store's lock for seconds, at moments all over a task's life.
 func TestBusyStore(t *testing.T) {
-	want, took := calmly(t, stand)
-	moments := some(20)
-	eachAtOnce(moments, never, func(i int) {
+	calm := calmly(t, slow)
+	want, took := calm.ending, calm.took
+	moments := some(12)
+	eachAtOnce(moments, func(i int) {
 		w := newWorld(t)
 		defer w.remove()
 		at := took * time.Duration(i) / time.Duration(moments)
 		held := make(chan error, 1)
 		hold := time.AfterFunc(at, func() { held <- w.holdStore(3 * time.Second) })
-		got, err := w.play(stand)
+		got, err := w.play(slow)
 		if !hold.Stop() {
 			if herr := <-held; herr != nil {
 				t.Log(herr)

@@ -1,0 +1,98 @@
+//go:build fault
+
+package fault
+
+import (
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestGuestVanishes kills the VM and all that is in it, wherever the keepers are.
+func TestGuestVanishes(t *testing.T) {
+	trouble{
+		name: "guest killed", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(3),
+		act: func(w *world) { w.signal(syscall.SIGKILL, isGuest) }, may: again,
+	}.everywhere(t)
+}
+
+// freeze stops the processes that f wants, until they go on after d.
+func freeze(f func(string) bool, d time.Duration) func(w *world) {
+	return func(w *world) {
+		w.signal(syscall.SIGSTOP, f)
+		time.AfterFunc(d, func() { w.signal(syscall.SIGCONT, f) })
+	}
+}
+
+// TestGuestFreezes has the whole guest stand still for some seconds.
+func TestGuestFreezes(t *testing.T) {
+	trouble{
+		name: "guest frozen", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(6),
+		act: freeze(isGuest, 3*time.Second),
+	}.everywhere(t)
+}
+
+// frozen is slow, with less patience for a guest that does not answer.
+var frozen = func() kase {
+	k := slow
+	k.name, k.lifecycle = "frozen", `"retries": {"connect": "10s"}`
+	return k
+}()
+
+// TestGuestStaysFrozen has it never answer again while its agent runs, or what that
+// did is collected: another VM is started on the disk.
+func TestGuestStaysFrozen(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a guest is given up after minutes; the whole run has it")
+	}
+	trouble{
+		name: "guest frozen for good", kase: frozen, who: []string{"task-keeper"}, marks: commits[1:], step: 5,
+		act: func(w *world) { w.signal(syscall.SIGSTOP, isGuest) }, may: again,
+	}.everywhere(t)
+}
+
+// TestStalls has what goes to the guest and comes from it hang, while the agent runs
+// on: for some seconds, and for longer than anybody waits for an answer.
+func TestStalls(t *testing.T) {
+	x := trouble{
+		name: "stalled", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(6),
+		act: freeze(isVM, 4*time.Second),
+	}
+	x.everywhere(t)
+	if !testing.Short() {
+		x.name, x.step, x.act = "stalled for long", 12, freeze(isVM, 80*time.Second)
+		x.everywhere(t)
+	}
+}
+
+// TestStallingLogins has new connections taken, and nothing said on them.
+func TestStallingLogins(t *testing.T) {
+	for name, fault := range map[string]string{
+		"each for a second":                `{"connect": {"stall": "1s"}}`,
+		"some for longer than a login may": `{"connect": {"stall": "70s", "count": 2}}`,
+	} {
+		if testing.Short() && name != "each for a second" {
+			continue
+		}
+		want := calmly(t, slow).ending
+		t.Run("booting/"+name, func(t *testing.T) {
+			w := newWorld(t)
+			defer w.remove()
+			w.write("faults.json", fault)
+			got, err := w.play(slow)
+			disturbed(t, w, t.Name(), got, want, err)
+		})
+		t.Run("running/"+name, func(t *testing.T) {
+			w := newWorld(t)
+			defer w.remove()
+			k := slow
+			k.running = func(w *world, _ string) error {
+				w.write("faults.json", fault)
+				w.signal(syscall.SIGKILL, isKeeper) // their connections, too
+				return nil
+			}
+			got, err := w.play(k)
+			disturbed(t, w, t.Name(), got, want, err)
+		})
+	}
+}

@@ -1,0 +1,191 @@
+//go:build fault
+
+package fault
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// ownDisk gives the world's state a disk of its own, which is small.
+func (w *world) ownDisk() {
+	if err := os.MkdirAll(w.state(), 0o700); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", w.state(), "tmpfs", 0, "size=32m,mode=700"); err != nil {
+		w.t.Fatalf("mount a small disk: %v", err)
+	}
+	w.full = true
+}
+
+func (w *world) filler() string { return filepath.Join(w.state(), "filler") }
+
+// fill leaves no byte on the world's disk. Commands may fail from then on.
+func (w *world) fill() {
+	w.ill.Add(1)
+	f, err := os.OpenFile(w.filler(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
+	defer f.Close()
+	block := make([]byte, 64<<10)
+	for len(block) > 0 {
+		if _, err := f.Write(block); errors.Is(err, syscall.ENOSPC) {
+			block = block[:len(block)/2]
+		} else if err != nil {
+			w.t.Error(err)
+			return
+		}
+	}
+}
+
+// free makes room again.
+func (w *world) free() {
+	if err := os.Remove(w.filler()); err != nil {
+		w.t.Error(err)
+	}
+	w.ill.Add(1)
+}
+
+// TestFullDisk fills the disk that has the program's state, at each place where
+// something is written to it, and makes room again two seconds later.
+func TestFullDisk(t *testing.T) {
+	x := trouble{
+		name: "full disk", kase: cases[0], who: []string{"task", "task-keeper"}, step: every(3), ready: (*world).ownDisk,
+		act: func(w *world) {
+			w.fill()
+			time.AfterFunc(2*time.Second, w.free)
+		},
+	}
+	x.marks = []string{"before-commit", "before-file"}
+	x.everywhere(t)
+	x.who, x.step = []string{"keeper"}, every(6)
+	x.everywhere(t)
+}
+
+// TestDiskThatStaysFull refuses a task for which there is no room; one that is there
+// waits for as long as it takes.
+func TestDiskThatStaysFull(t *testing.T) {
+	k := cases[0]
+	want := calmly(t, k).ending
+	t.Run("refused", func(t *testing.T) {
+		w := newWorld(t)
+		defer w.remove()
+		w.ownDisk()
+		w.must("agent-sessionizer", "list") // there is a store
+		w.write("task.json", k.manifest(w.home))
+		w.fill()
+		for range 3 {
+			_, err := w.run(nil, "agent-sessionizer", "task", "submit", "-f", "task.json")
+			if err == nil || !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(err.Error(), "df -h") {
+				t.Errorf("submitted to a full disk: %v", err)
+			}
+		}
+		w.free()
+		if left, _ := os.ReadDir(filepath.Join(w.state(), "agent-sessionizer/tasks")); len(left) > 0 {
+			t.Errorf("refused tasks left %v", left)
+		}
+		got, err := w.play(k)
+		disturbed(t, w, "refused by a full disk", got, want, err)
+	})
+	if testing.Short() {
+		return // the rest takes minutes
+	}
+	t.Run("given up", func(t *testing.T) {
+		w := newWorld(t)
+		defer w.remove()
+		w.ownDisk()
+		stood := w.standAt("task-keeper", "before-commit", 6, (*world).fill)
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			w.wait("the disk to be full", func() bool { return w.ill.Load() > 0 })
+			w.wait("the keeper to give up", func() bool {
+				return w.signal(0, func(line string) bool { return strings.Contains(line, " task-keeper ") }) == 0
+			})
+			w.free()
+		}()
+		w.write("task.json", k.manifest(w.home))
+		if _, err := w.run([]string{stood.env}, "agent-sessionizer", "task", "submit", "-f", "task.json"); err != nil {
+			t.Error(err)
+		}
+		<-over
+		got, err := w.follow(k, "")
+		if !stood.came() {
+			t.Error("the keeper of the task never wrote so often")
+		}
+		disturbed(t, w, "given up", got, want, err)
+	})
+}
+
+// clock makes the world's clock on the wall one that can be set.
+func (w *world) clock() {
+	if runtime.GOARCH != "amd64" {
+		w.t.Skip("the wrong clock is machine code, for amd64 only")
+	}
+	w.write("clock", strings.Repeat("\x00", 8))
+	w.env = append(w.env, "FAULT_CLOCK="+filepath.Join(w.home, "clock"))
+}
+
+// jump sets it: by d off the right time.
+func (w *world) jump(d time.Duration) {
+	f, err := os.OpenFile(filepath.Join(w.home, "clock"), os.O_WRONLY, 0)
+	if err == nil {
+		// In place: processes have it mapped.
+		_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(d/time.Second)), 0)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		w.t.Error(err)
+	}
+}
+
+// TestClockJumps sets the clock of the host an hour forwards or back while something
+// lives through it, and between two keepers.
+func TestClockJumps(t *testing.T) {
+	for _, d := range []time.Duration{time.Hour, -time.Hour} {
+		x := trouble{
+			name: fmt.Sprintf("clock %+v", d), kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(7),
+			ready: (*world).clock, act: func(w *world) { w.jump(d) },
+		}
+		x.everywhere(t)
+	}
+	x := trouble{
+		name: "clock there and back", kase: slow, who: []string{"task-keeper"}, marks: commits[1:], step: every(8),
+		ready: (*world).clock, act: func(w *world) { w.jump(time.Hour); time.AfterFunc(time.Second, func() { w.jump(0) }) },
+	}
+	x.everywhere(t)
+
+	// A keeper goes by the clock on the wall for the time in which there was none.
+	x.name, x.step = "clock back, keepers killed", every(6)
+	x.act = func(w *world) { w.jump(-time.Hour); w.signal(syscall.SIGKILL, isKeeper) }
+	x.everywhere(t)
+	for _, c := range []struct {
+		kase kase
+		d    time.Duration
+	}{{slow, time.Hour}, {cases[4], -time.Hour}, {cases[4], time.Hour}} {
+		t.Run(fmt.Sprintf("%s, while it runs, %+v", c.kase.name, c.d), func(t *testing.T) {
+			k := c.kase
+			want := calmly(t, k).ending
+			w := newWorld(t)
+			defer w.remove()
+			w.clock()
+			k.running = func(w *world, _ string) error {
+				w.jump(c.d)
+				w.signal(syscall.SIGKILL, isKeeper)
+				return nil
+			}
+			got, err := w.play(k)
+			disturbed(t, w, t.Name(), got, want, err)
+		})
+	}
+}

@@ -1,0 +1,287 @@
+//go:build fault
+
+package fault
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var program string
+
+// What is counted over all tests; the last line tells of it.
+var injected, lost, leaked atomic.Int64
+
+// inside says that this process has its mounts to itself.
+const inside = "FAULT_INSIDE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(inside) == "" {
+		os.Exit(alone())
+	}
+	dir, err := os.MkdirTemp("", "asz-fault")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := 1
+	if program, err = build(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else {
+		code = m.Run()
+	}
+	os.RemoveAll(dir)
+	fmt.Printf("%d faults injected, %d lost, %d leaked\n", injected.Load(), lost.Load(), leaked.Load())
+	if lost.Load()+leaked.Load() > 0 {
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// alone runs these tests again in a process whose mounts nobody else sees, and which
+// go with it, however it ends.
+func alone() int {
+	runtime.LockOSThread() // the child is told when the thread dies
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if uid := os.Getuid(); uid != 0 {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+	}
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return max(1, exit.ExitCode())
+	} else if err != nil {
+		fmt.Fprintf(os.Stderr, "the tests need a mount namespace of their own: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// build makes the program for fake VMs, with a clock that can be made wrong.
+func build(dir string) (string, error) {
+	over := map[string]string{}
+	for _, name := range []string{"clock_linux_amd64.go", "clock_linux_amd64.s"} {
+		from, err := filepath.Abs(filepath.Join("testdata", "clock", name))
+		if err != nil {
+			return "", err
+		}
+		over[filepath.Join(filepath.Dir(from), "../../../../cmd/agent-sessionizer", name)] = from
+	}
+	text, err := json.Marshal(map[string]any{"Replace": over})
+	if err != nil {
+		return "", err
+	}
+	overlay, out := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "agent-sessionizer")
+	if err := os.WriteFile(overlay, text, 0o600); err != nil {
+		return "", err
+	}
+	cmd := exec.Command("go", "build", "-tags", "fakevm", "-overlay", overlay, "-o", out, "../../cmd/agent-sessionizer")
+	if told, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the program: %w\n%s", err, told)
+	}
+	return out, nil
+}
+
+// world is a user's account with a repository and fake VMs.
+type world struct {
+	t    *testing.T
+	home string
+	env  []string
+	full bool         // its state has a disk of its own
+	ill  atomic.Int64 // odd while the host is in trouble, and commands may fail for it
+}
+
+// patience is for a task on a loaded machine: for nothing that is tested.
+const patience = 15 * time.Minute
+
+// wait polls until f, which must become true.
+func (w *world) wait(what string, f func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(patience); !f(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Errorf("waited %v for %s", patience, what)
+			return
+		}
+	}
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	home, err := os.MkdirTemp("", "f") // short: there are sockets below it
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, home: home, env: []string{
+		"HOME=" + home, "PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH"), "TMUX_TMPDIR=" + home,
+		"AGENT_SESSIONIZER_FAULTS=" + filepath.Join(home, "faults.json"), "AGENT_SESSIONIZER_PREPARE=none",
+		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_RUNNING=100",
+		"GIT_CONFIG_GLOBAL=" + filepath.Join(home, "gitconfig"),
+		"GIT_AUTHOR_DATE=2026-01-02T03:04:05Z", "GIT_COMMITTER_DATE=2026-01-02T03:04:05Z",
+	}}
+	t.Cleanup(w.remove)
+	w.write("gitconfig", "[user]\n\tname = Test\n\temail = test@example.invalid\n[init]\n\tdefaultBranch = main\n")
+	w.write("repo/input.txt", "as it was\n")
+	w.must("git", "init", "-q", "repo")
+	w.must("git", "-C", "repo", "add", "-A")
+	w.must("git", "-C", "repo", "commit", "-qm", "first")
+	return w
+}
+
+// remove ends what is left of the world. It may be called twice.
+func (w *world) remove() {
+	w.endProcesses()
+	if w.full {
+		_ = syscall.Unmount(w.state(), syscall.MNT_DETACH) // the second time it is no mount
+	}
+	os.RemoveAll(w.home)
+}
+
+// state is where the program keeps its state.
+func (w *world) state() string { return filepath.Join(w.home, ".local/state") }
+
+func (w *world) write(name, text string) {
+	w.t.Helper()
+	path := filepath.Join(w.home, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) run(env []string, argv ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir, cmd.Env = w.home, append(append([]string{}, w.env...), env...)
+	if argv[0] == "agent-sessionizer" {
+		cmd.Path, cmd.Err = program, nil
+	}
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%v: %w\n%s", argv, err, stderr.String())
+	}
+	return string(out), err
+}
+
+func (w *world) must(argv ...string) string {
+	w.t.Helper()
+	out, err := w.run(nil, argv...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// processes are those of this world: its home is in their environment, or in their
+// arguments. Those inside the guest are marked.
+func (w *world) processes() map[int]string {
+	found := map[int]string{}
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		env, _ := os.ReadFile(filepath.Join(dir, "environ"))
+		args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if !strings.Contains(string(env)+string(args), w.home+"/") {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil && len(args) > 0 {
+			found[pid] = strings.ReplaceAll(string(args), "\x00", " ")
+			if strings.Contains(string(env), "AGENT_GUEST_ROOT=") {
+				found[pid] = inGuest + found[pid]
+			}
+		}
+	}
+	return found
+}
+
+// A stand is a place in the program that a process stands at.
+type stand struct {
+	env  string
+	came func() bool // whether one did; called at the end
+}
+
+// standAt has a process stop at its nth mark of that name, and calls act while it
+// stands there; with nil it is killed.
+func (w *world) standAt(process, mark string, n int, act func(w *world)) stand {
+	file, how := filepath.Join(w.home, "stands"), "kill"
+	here := func() bool { _, none := os.Stat(file); return none == nil }
+	came := here
+	if act != nil {
+		how = "stop"
+		over, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			for !here() {
+				select {
+				case <-over:
+					return
+				case <-time.After(2 * time.Millisecond):
+				}
+			}
+			pid := 0
+			w.wait("a process to stand", func() bool {
+				text, _ := os.ReadFile(file)
+				pid, _ = strconv.Atoi(string(text))
+				stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+				return pid > 0 && strings.Contains(string(stat), ") T ")
+			})
+			act(w)
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}()
+		came = sync.OnceValue(func() bool { close(over); <-done; return here() })
+	}
+	return stand{env: fmt.Sprintf("AGENT_SESSIONIZER_CRASH=%s:%s:%d:%s:%s", process, mark, n, how, file), came: came}
+}
+
+const inGuest = "[guest] "
+
+// signal sends sig to the processes that f wants, and returns how many there were.
+func (w *world) signal(sig syscall.Signal, f func(line string) bool) (n int) {
+	for pid, line := range w.processes() {
+		if f(line) && syscall.Kill(pid, sig) == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func isVM(line string) bool { return strings.Contains(line, " fake-vm ") }
+
+func isGuest(line string) bool { return isVM(line) || strings.HasPrefix(line, inGuest) }
+
+func isKeeper(line string) bool {
+	return strings.Contains(line, " keeper ") || strings.Contains(line, " task-keeper ")
+}
+
+func (w *world) endProcesses() {
+	for range 50 {
+		left := w.processes()
+		if len(left) == 0 {
+			return
+		}
+		for pid := range left {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
