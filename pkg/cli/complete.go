@@ -168,6 +168,7 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 		"host-service": cobra.FixedCompletions([]string{"localhost:"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
 		"max-refs":     cobra.NoFileCompletions,
 		"scope":        these("read\tlook", "submit\tand submit, cancel, destroy tasks", "admin\tand run commands, use secrets and local paths"),
+		"session":      one(a.persons),
 		"state":        one(func(*cobra.Command, []string) []string { return taskStates() }),
 		"last":         cobra.NoFileCompletions,
 	}
@@ -214,23 +215,30 @@ func contextOf(cmd *cobra.Command) context.Context {
 // sessions offers those in one of the phases, or all: by name and by repository.
 func (a *app) sessions(phases ...session.Phase) lister {
 	return func(cmd *cobra.Command, _ []string) []string {
-		all := a.inStore(cmd)
-		called := map[string]int{}
-		for _, s := range all {
-			called[s.Called()]++
-		}
-		var offer []string
-		for _, s := range all {
-			if len(phases) > 0 && !slices.Contains(phases, s.Phase) {
-				continue
-			}
-			if called[s.Called()] == 1 {
-				offer = append(offer, s.Called()+"\t"+string(s.Phase))
-			}
-			offer = append(offer, s.Name+"\t"+string(s.Phase)+" "+s.Called())
-		}
-		return offer
+		return offered(a.inStore(cmd), phases...)
 	}
+}
+
+func offered(all []session.Session, phases ...session.Phase) (offer []string) {
+	called := map[string]int{}
+	for _, s := range all {
+		called[s.Called()]++
+	}
+	for _, s := range all {
+		if len(phases) > 0 && !slices.Contains(phases, s.Phase) {
+			continue
+		}
+		if called[s.Called()] == 1 {
+			offer = append(offer, s.Called()+"\t"+string(s.Phase))
+		}
+		offer = append(offer, s.Name+"\t"+string(s.Phase)+" "+s.Called())
+	}
+	return offer
+}
+
+// persons offers the sessions that are no task's.
+func (a *app) persons(cmd *cobra.Command, _ []string) []string {
+	return offered(slices.DeleteFunc(a.inStore(cmd), func(s session.Session) bool { return s.Task != "" }))
 }
 
 func (a *app) profileNames(*cobra.Command, []string) []string {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
 type startOptions struct{ json bool }
@@ -95,7 +97,8 @@ func newDestroyCmd(a *app) *cobra.Command {
 		Use: "destroy SESSION…", Aliases: []string{"rm"}, Short: "Remove sessions with everything in them",
 		Long: `Remove sessions: VM, disks, keys, locks and the local tmux session.
 It refuses while commits in the guest are neither pushed nor fetched, while files
-are uncommitted, and while what is in a guest cannot be known.`,
+are uncommitted, while what is in a guest cannot be known, and while a task that
+has not ended is in it.`,
 		Example: `  agent-sessionizer destroy repo
   agent-sessionizer destroy --confirm repo    lists what would be lost, and asks
   agent-sessionizer destroy --force repo`,
@@ -170,13 +173,37 @@ func destroyQuestion(s session.Session, lost loss) string {
 	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.Called(), what)
 }
 
-// loss is what work only exists in a guest.
+// loss is what destroying a session would end, or lose.
 type loss struct {
 	what string // "" when there is none
 	hint string // the command that saves it, or finds out
 }
 
 func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) loss {
+	tasks, err := (&task.Manager{Sessions: m}).In(ctx, s.ID)
+	if err != nil {
+		return loss{fmt.Sprintf("which tasks are in it cannot be known (%v)", err), "agent-sessionizer task list"}
+	}
+	work := a.workLost(ctx, m, s)
+	if len(tasks) == 0 {
+		return work
+	}
+	var ids []string
+	for _, t := range tasks {
+		ids = append(ids, t.ID)
+	}
+	what := "that of a task that has not ended, " + ids[0]
+	if len(ids) > 1 {
+		what = "that of tasks that have not ended, " + strings.Join(ids, ", ")
+	}
+	if work.what != "" {
+		what += "; and " + work.what
+	}
+	return loss{what, "agent-sessionizer task cancel --wait " + strings.Join(ids, " ")}
+}
+
+// workLost is the work that only exists in a guest.
+func (a *app) workLost(ctx context.Context, m *session.Manager, s session.Session) loss {
 	if s.Facts.Base == nil {
 		return loss{} // nothing was ever cloned into it
 	}

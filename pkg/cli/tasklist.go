@@ -105,7 +105,7 @@ func (a *app) showTasks(all []task.Task, asJSON bool) error {
 		a.con.Say("%s", "no tasks; run one with: agent-sessionizer task run -f FILE")
 		return nil
 	}
-	header, rows := []string{"ID", "STATE", "FOR", "NAME", "AGENT", "DOES", "COST"}, [][]string{}
+	header, rows := []string{"ID", "STATE", "FOR", "NAME", "SESSION", "AGENT", "DOES", "COST"}, [][]string{}
 	for _, t := range all {
 		v := t.View()
 		does, cost := "", ""
@@ -123,7 +123,11 @@ func (a *app) showTasks(all []task.Task, asJSON bool) error {
 				cost = fmt.Sprintf("$%.2f", p.CostUSD)
 			}
 		}
-		rows = append(rows, []string{t.ID, string(t.Phase), ago(t.StateChangedAt), t.Name, cmp.Or(v.Model, v.Agent), does, cost})
+		in := "" // its own is nobody else's business
+		if v.InSession {
+			in = v.Session
+		}
+		rows = append(rows, []string{t.ID, string(t.Phase), ago(t.StateChangedAt), t.Name, in, cmp.Or(v.Model, v.Agent), does, cost})
 	}
 	a.con.Table(header, rows, console.Tint{Column: "STATE", Of: func(cell string) console.Tone { return toneOfTask(task.Phase(cell)) }})
 	return nil
@@ -206,7 +210,11 @@ func (a *app) showTask(m *task.Manager, t task.Task) error {
 	line("state", "%s for %s", v.State, ago(v.StateChangedAt))
 	line("repository", "%s", v.Repository)
 	line("agent", "%s %s", v.Agent, v.Model)
-	line("session", "%s", v.Session)
+	stays := ""
+	if v.InSession {
+		stays = "which stays"
+	}
+	line("session", "%s  %s", v.Session, stays)
 	if v.StartedAt != nil {
 		line("started", "%s ago", ago(*v.StartedAt))
 	}

@@ -89,6 +89,12 @@ func (a *app) followTask(ctx context.Context, m *task.Manager, t task.Task, done
 	tick := time.NewTicker(tailEvery)
 	defer tick.Stop()
 	var seq, sessionSeq int64
+	if t.Given() { // what was done to its session before is not of the task
+		var err error
+		if _, sessionSeq, err = m.Sessions.Store.EventRange(ctx, t.SessionID); err != nil {
+			return t, interrupted(ctx, t, err)
+		}
+	}
 	looked := time.Now()
 	for {
 		cur, err := m.Get(ctx, t.ID) // before its events, which then tell all of it

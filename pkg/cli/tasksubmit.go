@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -16,8 +17,9 @@ import (
 
 // taskFile is a flag of the commands that take a manifest.
 type taskFile struct {
-	name string
-	json bool
+	name    string
+	json    bool
+	session string // of those that submit it
 }
 
 func (o *taskFile) flags(cmd *cobra.Command) {
@@ -46,12 +48,15 @@ func (o *taskFile) read(a *app) (*manifest.Task, []byte, error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, nil, err
 	}
-	t, notices, err := manifest.Parse(name, text, dir)
+	t, notices, err := manifest.ParseIn(o.session, name, text, dir)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, n := range notices {
 		a.con.Warn("%s", n)
+	}
+	if o.session != "" {
+		text = nil // what was written is not what is meant
 	}
 	return t, text, nil
 }
@@ -86,6 +91,13 @@ func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, m *task
 		if err != nil {
 			return err
 		}
+		if o.session != "" {
+			s, err := find(ctx, m.Sessions, o.session)
+			if err != nil {
+				return err
+			}
+			o.session = s.ID
+		}
 		asked, text, err := o.read(a)
 		if err != nil {
 			return err
@@ -98,6 +110,7 @@ func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, m *task
 		return then(ctx, m, t, o.json)
 	}
 	o.flags(cmd)
+	cmd.Flags().StringVar(&o.session, "session", "", "run in this `SESSION` that is there, and stays")
 	return cmd
 }
 
@@ -126,6 +139,7 @@ Code and Codex it is what they say and which tools they use.
 The exit code is 0 when the task succeeded, 8 when it failed and its VM was kept,
 124 when it ran out of time, and 1 otherwise. Ctrl-C ends the waiting, not the task.`,
 		Example: `  agent-sessionizer task run -f task.yaml
+  agent-sessionizer task run -f task.yaml --session repo   on what is checked out there
   jq . task.json | agent-sessionizer task run -f - --json`,
 	}, a.runTask)
 }
@@ -169,7 +183,7 @@ func newTaskValidateCmd(a *app) *cobra.Command {
 			if o.json {
 				return a.con.JSON(t)
 			}
-			a.con.Say("%s is a manifest of a task for %s", o.name, console.Clean(t.Repository.URL))
+			a.con.Say("%s is a manifest of a task for %s", o.name, console.Clean(cmp.Or(t.Repository.URL, "session "+t.VM.Session)))
 			return nil
 		},
 	}

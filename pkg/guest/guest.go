@@ -30,9 +30,10 @@ import (
 // Where things are in the guest.
 const (
 	programPath = "/usr/local/bin/agent-guest"
-	seedDir     = "/run/agent-seed" // what a clone or fork was told it is
-	secretDir   = "/run/agent"      // what SetSecrets delivered
-	User        = "agent"           // the login user
+	seedDir     = "/run/agent-seed"     // what a clone or fork was told it is
+	secretDir   = "/run/agent"          // what SetSecrets delivered
+	taskDir     = "/var/lib/agent-task" // what attempts at tasks keep
+	User        = "agent"               // the login user
 	Home        = "/home/agent"
 	ReadyTmux   = "/usr/local/bin/ready-tmux" // makes the tmux session with its windows
 )

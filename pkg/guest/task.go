@@ -63,6 +63,20 @@ func (t Task) Start(ctx context.Context, what wire.TaskStart) (wire.TaskStatus, 
 	return t.status(ctx, &text, t.command("start"))
 }
 
+// Remove takes away what the guest keeps of all attempts at the task, none of which
+// may run.
+func (t Task) Remove(ctx context.Context) error {
+	if err := t.check(); err != nil {
+		return err
+	}
+	// The second place is for what did not fit on a full disk.
+	line := ssh.Quote("sh", "-c", `rm -rf -- "$1" "/dev/shm/agent-task-$2-"*`, "sh", t.Guest.Root+taskDir+"/"+t.ID, t.ID)
+	if _, err := t.Guest.SSH.Output(ctx, line, nil, maxReply); err != nil {
+		return fmt.Errorf("remove what the task left in the guest: %w", err)
+	}
+	return nil
+}
+
 // Status says how it stands.
 func (t Task) Status(ctx context.Context) (wire.TaskStatus, error) {
 	return t.status(ctx, nil, t.command("status"))

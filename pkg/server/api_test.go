@@ -142,6 +142,14 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 	}
 	local := strings.Replace(manifestYAML, "acme/app", dir, 1)
 	secret := manifestYAML + "secrets: [{name: KEY, source: env, key: HOME}]\n"
+	inside := call{method: http.MethodPost, path: tasksPath, body: manifestYAML + "vm: {session: ffff00001111}\n", header: []string{"Content-Type", "application/yaml"}, as: Submit}
+	if resp, body := r.do(inside); resp.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "scope admin") {
+		t.Errorf("a session: %s %s", resp.Status, body)
+	}
+	inside.as = Admin
+	if resp, body := r.do(inside); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(string(body), "no session") {
+		t.Errorf("a session that is not there, as admin: %s %s", resp.Status, body)
+	}
 	for name, text := range map[string]string{"a path": local, "a secret": secret} {
 		c := call{method: http.MethodPost, path: tasksPath, body: text, header: []string{"Content-Type", "application/yaml"}, as: Submit}
 		resp, body := r.do(c)

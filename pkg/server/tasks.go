@@ -153,7 +153,8 @@ func (s *Server) made(t task.Task, notices []string, err error) (*madeOutput, er
 
 // permitted says whether who may submit this. A secret's reference reads a
 // variable, a file, a vault of this user's, or runs a command as this user, for
-// an agent that does what the manifest says; a path reads this host's disk.
+// an agent that does what the manifest says; a path reads this host's disk; in a
+// session that is there the agent has all that its owner gave to it.
 func permitted(t *manifest.Task, who principal) error {
 	if who.Scope.allows(Admin) {
 		return nil
@@ -163,6 +164,9 @@ func permitted(t *manifest.Task, who principal) error {
 	}
 	if len(t.Secrets) > 0 {
 		return refuse("secrets", "have them in the configuration of this host")
+	}
+	if t.VM.Session != "" {
+		return refuse("a session that is there", "leave vm.session out: the task gets a session of its own")
 	}
 	if url := t.Repository.URL; strings.HasPrefix(url, "/") || strings.HasPrefix(url, "~") || strings.HasPrefix(strings.ToLower(url), "file:") {
 		return refuse("a repository on this host's disk", "name a repository by owner/repo or its URL")

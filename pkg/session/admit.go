@@ -125,11 +125,34 @@ func (r *Room) Take(asked Request) error {
 	return nil
 }
 
+// Resume takes the room that a session needs to run: none when it runs already, or
+// is gone.
+func (r *Room) Resume(id string) error {
+	i := slices.IndexFunc(r.others, func(o store.Session) bool { return o.ID == id })
+	if i < 0 || runs(Phase(r.others[i].Phase)) {
+		return nil
+	}
+	s, err := read(r.others[i])
+	if err != nil {
+		return err
+	}
+	if err := admit(r.others, s.Spec.Resources, r.m.Config.Limits, r.host); err != nil {
+		return err
+	}
+	r.others = slices.Clone(r.others)
+	r.others[i].Phase = string(Starting)
+	r.host.FreeMemory -= min(r.host.FreeMemory, s.Spec.Resources.Memory/2)
+	return nil
+}
+
+// runs reports whether a session in phase p has a VM that takes memory.
+func runs(p Phase) bool { return p != Stopped && p != Gone && p != Broken }
+
 // admit refuses a VM for which the host has no room, and names what could go.
 func admit(others []store.Session, r config.Resources, l config.Limits, h Host) error {
 	var running []string
 	for _, o := range others {
-		if p := Phase(o.Phase); p != Stopped && p != Gone && p != Broken {
+		if runs(Phase(o.Phase)) {
 			running = append(running, o.Name)
 		}
 	}

@@ -12,7 +12,7 @@ func (m *Manager) audit(ctx context.Context, what audit.Type, t Task) {
 	if m.Sessions.Audit == nil {
 		return
 	}
-	details := map[string]any{"name": t.Name, "repository": t.Manifest.Repository.URL, "agent": t.Manifest.Agent.Kind}
+	details := map[string]any{"name": t.Name, "repository": t.repository(), "agent": t.Manifest.Agent.Kind}
 	r := audit.Record{Type: what, Actor: cmp.Or(t.Facts.Actor, "keeper"), Resource: "task:" + t.ID, Outcome: audit.Success, Details: details}
 	if o := t.Facts.Outcome; o != nil {
 		details["result"], details["reason"] = o.Result, o.Reason

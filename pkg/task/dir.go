@@ -137,14 +137,18 @@ func Brief(t Task) string {
 	} else {
 		fmt.Fprintf(&b, "Run: %s\n\n", strings.Join(t.Manifest.Agent.Command, " "))
 	}
+	where := "You are alone in a virtual machine of your own, with sudo, and nobody answers questions."
+	if t.Given() {
+		where = "You are in a virtual machine that people use, too, with sudo, and nobody answers questions."
+	}
 	fmt.Fprintf(&b, `## How this run works
 
-- You are alone in a virtual machine of your own, with sudo, and nobody answers questions. Decide, and go on.
+- %s Decide, and go on.
 - The checkout is the current directory. Commit or not, as the task says: what differs from the commit that
   was checked out is brought home as a patch, committed or not, and untracked files that no .gitignore names, too.
 - Only listed places on the network can be reached. What is refused stays refused; do without it.
 - The run ends after %v, or when nothing was printed for %v.
-`, time.Duration(t.Manifest.Lifecycle.Timeout), time.Duration(t.Manifest.Lifecycle.HangTimeout))
+`, where, time.Duration(t.Manifest.Lifecycle.Timeout), time.Duration(t.Manifest.Lifecycle.HangTimeout))
 	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {
 		fmt.Fprintf(&b, "- Files that match these patterns are brought home besides: %s\n", strings.Join(ps, ", "))
 	}
@@ -256,6 +260,7 @@ func (d Dir) writeMetadata(t Task, base string) error {
 		Stdout: size(d.Stdout()), Stderr: size(d.Stderr()), Artifacts: t.Facts.Artifacts, Skipped: t.Facts.Skipped, TraceID: t.Facts.Trace,
 	}
 	md.Repository.Repository, md.Repository.Base = t.Manifest.Repository, base
+	md.Repository.URL = t.repository()
 	if !t.Facts.Started.IsZero() && !t.Facts.Ended.IsZero() {
 		md.DurationMS = max(0, t.Facts.Ended.Sub(t.Facts.Started).Milliseconds())
 	}

@@ -45,7 +45,7 @@ func (t Task) last() Phase {
 		return Cancelled
 	case o.Result == Success:
 		return Completed
-	case t.Want == Destroyed || t.SessionID == "" || !Phase.canGo(t.Phase, FailedPreserved):
+	case t.Given() || t.Want == Destroyed || t.SessionID == "" || !Phase.canGo(t.Phase, FailedPreserved):
 		return Failed
 	case o.Preserve || t.Manifest.Lifecycle.FailureAction == "preserve":
 		return FailedPreserved
@@ -175,7 +175,7 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 	if err := w.drain(ctx, t, g); err != nil {
 		return err
 	}
-	if s.Facts.Base == nil {
+	if t.base(s) == nil {
 		return nil // there never was a checkout
 	}
 	list, err := w.receive(ctx, *t, s, g.Task(t.ID, t.Facts.Attempt))
@@ -216,7 +216,7 @@ func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at gues
 	life := t.Manifest.Lifecycle
 	for try := 0; ; try++ {
 		made, err := at.Collect(ctx, wire.TaskCollect{
-			Dir: s.Facts.Dir, Base: s.Facts.Base.Commit, Patterns: life.ArtifactPatterns,
+			Dir: s.Facts.Dir, Base: t.base(s).Commit, Patterns: life.ArtifactPatterns,
 			MaxFiles: wire.MaxArtifacts, MaxBytes: int64(life.MaxArtifactBytes),
 		})
 		if err != nil {
@@ -258,8 +258,8 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 		if err != nil {
 			return err
 		}
-		if s.Facts.Base != nil {
-			base = s.Facts.Base.Commit
+		if b := t.base(s); b != nil {
+			base = b.Commit
 		}
 	}
 	if err := w.tell(ctx, *t); err != nil {
@@ -287,8 +287,11 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 }
 
 // discard destroys the task's session, if it has one, and waits until nothing is
-// left of it.
+// left of it. One that was given stays.
 func (w *Worker) discard(ctx context.Context, t *Task) error {
+	if t.Given() {
+		return w.leave(ctx, *t)
+	}
 	if t.SessionID == "" {
 		return nil
 	}

@@ -49,19 +49,33 @@ type Submission struct {
 // Submit puts a task into the queue. The notices say what is not as asked.
 // Its secrets are looked for, and not resolved.
 func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission) (Task, []string, error) {
-	r, err := request(asked)
-	if err != nil {
-		return Task{}, nil, err
-	}
-	notices, err := m.Sessions.Check(r)
-	if err != nil {
-		return Task{}, nil, err
+	was := Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())}
+	var in, slug string
+	var notices []string
+	if asked.VM.Session != "" {
+		s, err := m.given(ctx, asked)
+		if err != nil {
+			return Task{}, nil, err
+		}
+		that := *asked
+		that.VM.Session = s.ID // another may be called so later
+		asked, in, slug = &that, s.ID, s.Session.Repo
+		was.Repository = cmp.Or(s.Spec.Repo.Path, s.Spec.Repo.URL)
+	} else {
+		r, err := request(asked)
+		if err != nil {
+			return Task{}, nil, err
+		}
+		if notices, err = m.Sessions.Check(r); err != nil {
+			return Task{}, nil, err
+		}
+		slug = r.Repo.Slug
 	}
 	normal, err := asked.Encode()
 	if err != nil {
 		return Task{}, nil, err
 	}
-	facts, err := json.Marshal(Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())})
+	facts, err := json.Marshal(was)
 	if err != nil {
 		return Task{}, nil, err
 	}
@@ -72,7 +86,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 		return Task{}, nil, errors.Join(err, os.RemoveAll(string(m.Dir(id))))
 	}
 	row, err := m.store().CreateTask(ctx, store.Task{
-		ID: id, Name: cmp.Or(asked.Metadata.Name, r.Repo.Slug), Phase: string(Pending), Want: string(Run),
+		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Want: string(Run),
 		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Facts: facts,
 	}, event(EventPhase, PhaseChange{To: Pending, Want: Run}))
 	if err != nil {
@@ -85,7 +99,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	return t, notices, err
 }
 
-// request is the session that a task asks for.
+// request is the session of its own that a task asks for.
 func request(t *manifest.Task) (session.Request, error) {
 	ref, err := repo.Parse(t.Repository.URL, "/")
 	if err != nil {
@@ -216,7 +230,8 @@ func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []stri
 
 // Schedule gives free slots to the tasks that wait: those of the highest priority
 // first, of these the oldest. One for whose VM the host has no room just now holds
-// up those behind it: small ones would else keep a large one waiting for ever.
+// up those behind it: small ones would else keep a large one waiting for ever. One
+// whose session another is in does not: its turn comes without a slot held for it.
 func (m *Manager) Schedule(ctx context.Context) error {
 	waiting, err := m.store().Tasks(ctx, store.TaskFilter{Phases: []string{string(Pending)}, Limit: 1})
 	if err != nil || len(waiting) == 0 {
@@ -234,15 +249,24 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	}
 	admitted, err := m.store().Admit(ctx, queue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
 		room := room // the transaction may be run again
+		taken := map[string]bool{}
 		for _, row := range active {
-			if row.SessionID == "" && full(take(&room, row)) { // its VM is not among those that were counted
+			taken[row.SessionID] = true
+			if full(take(&room, row)) {
 				return nil, nil // there is no room for what has a slot already
 			}
 		}
 		for row := range waiting {
-			if len(active)+len(next) >= m.settings().Slots || full(take(&room, row)) {
+			if len(active)+len(next) >= m.settings().Slots {
 				break
 			}
+			if row.SessionID != "" && taken[row.SessionID] {
+				continue
+			}
+			if full(take(&room, row)) {
+				break
+			}
+			taken[row.SessionID] = true
 			next = append(next, store.Admission{ID: row.ID, To: string(Staging), Event: event(EventPhase, PhaseChange{From: Pending, To: Staging, Want: Run})})
 		}
 		return next, nil
@@ -265,7 +289,11 @@ func full(err error) bool {
 	return err != nil && (code == fail.Conflict || code == fail.Host)
 }
 
+// take takes the room of a task's VM, unless that is among those that were counted.
 func take(room *session.Room, row store.Task) error {
+	if row.SessionID != "" {
+		return room.Resume(row.SessionID)
+	}
 	t, err := read(row)
 	if err != nil {
 		return err

@@ -55,6 +55,9 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 	if err := d.writeBrief(*t); err != nil {
 		return err
 	}
+	if t.Given() { // what its agent works on is in the session
+		return w.advance(ctx, t, Provisioning, PhaseChange{}, nil)
+	}
 	r, err := request(t.Manifest)
 	if err != nil {
 		return err
@@ -76,7 +79,7 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 	return w.advance(ctx, t, Provisioning, PhaseChange{}, nil)
 }
 
-// provision has a session made for the task, or made ready again.
+// provision has a session made for the task, or made ready again, its own or not.
 func (w *Worker) provision(ctx context.Context, t *Task) error {
 	life := t.Manifest.Lifecycle
 	err := w.timely(ctx, t, time.Duration(life.ProvisionTimeout), "making the VM", func(ctx context.Context) error {
@@ -86,7 +89,7 @@ func (w *Worker) provision(ctx context.Context, t *Task) error {
 				return err
 			}
 			var trouble *storeTrouble
-			if errors.As(err, &trouble) {
+			if errors.As(err, &trouble) || t.Given() && errors.Is(err, errGone) {
 				return err
 			}
 			if err := w.again(ctx, t, err, life.Retries.Provision, 10*time.Second, 30*time.Second); err != nil {
@@ -102,15 +105,10 @@ func (w *Worker) provision(ctx context.Context, t *Task) error {
 
 // session sees to the task's session, which one and the same task never has two of.
 func (w *Worker) session(ctx context.Context, t *Task) error {
-	r, err := request(t.Manifest)
-	if err != nil {
-		return err
-	}
-	r.Task = t.ID
 	told := false
 	for {
-		s, _, _, err := w.Sessions.Open(ctx, r) // who submitted the task has seen the notices
-		if fail.CodeOf(err) == fail.Conflict {  // somebody took the room that was there
+		s, err := w.open(ctx, *t)
+		if fail.CodeOf(err) == fail.Conflict { // somebody took the room that was there
 			if !told {
 				w.warn(ctx, *t, fail.HintOf(err), "waiting for room on the host: %v", err)
 				told = true
@@ -134,6 +132,26 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 	}
 }
 
+func (w *Worker) open(ctx context.Context, t Task) (session.Session, error) {
+	if t.Given() {
+		s, err := w.Sessions.Get(ctx, t.SessionID)
+		if err == nil {
+			err = gone(s)
+		}
+		if err != nil {
+			return s, err
+		}
+		return w.Sessions.Want(ctx, s, session.Ready)
+	}
+	r, err := request(t.Manifest)
+	if err != nil {
+		return session.Session{}, err
+	}
+	r.Task = t.ID
+	s, _, _, err := w.Sessions.Open(ctx, r) // who submitted the task has seen the notices
+	return s, err
+}
+
 // await follows a session until it is in that phase, or cannot get there.
 func (w *Worker) await(ctx context.Context, id string, phase session.Phase) error {
 	tick := time.NewTicker(followEvery)
@@ -150,7 +168,7 @@ func (w *Worker) await(ctx context.Context, id string, phase session.Phase) erro
 		case s.Phase == session.Broken && phase != session.Gone:
 			return broken(s)
 		case s.Phase == session.Gone:
-			return fail.New(fail.NotFound, "session %s of the task is gone; somebody destroyed it", s.Name)
+			return gone(s)
 		case s.Phase == session.Stopped && s.Want != session.Ready && phase == session.Ready:
 			return fail.New(fail.Conflict, "session %s of the task was stopped", s.Name)
 		}
@@ -279,8 +297,12 @@ func away(err error) bool {
 }
 
 // halt stops a VM that is not reached any more: an agent that runs in it must not
-// be there when another is started.
+// be there when another is started. That of a session that stays is not stopped;
+// lost sees to its agent.
 func (w *Worker) halt(ctx context.Context, t Task) error {
+	if t.Given() {
+		return nil
+	}
 	s, err := w.Sessions.Get(ctx, t.SessionID)
 	if err != nil || s.Phase != session.Ready {
 		return err

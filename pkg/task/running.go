@@ -19,6 +19,12 @@ import (
 
 // start asks the guest to run the agent; asked again, it does not run it again.
 func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
+	if err := w.noteBase(ctx, t, s, g); err != nil {
+		return err
+	}
+	if err := w.endLast(ctx, *t, s, g); err != nil {
+		return err
+	}
 	cwd := s.Facts.Dir
 	if sub := t.Manifest.Repository.Subpath; sub != "" {
 		cwd += "/" + sub
@@ -29,6 +35,19 @@ func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.
 		Argv: agent.Command(t.Manifest.Agent), Env: env, Dir: cwd, Brief: Brief(*t),
 	})
 	return err
+}
+
+// endLast ends the attempt before this one, should it run: a session that was
+// broken, or stopped and started by others, need not have had its VM down.
+func (w *Worker) endLast(ctx context.Context, t Task, s session.Session, g guest.Guest) error {
+	if t.Facts.Attempt--; t.Facts.Attempt < 1 {
+		return nil
+	}
+	st, err := g.Task(t.ID, t.Facts.Attempt).Status(ctx)
+	if err != nil || st.State != wire.TaskRunning {
+		return err
+	}
+	return w.kill(ctx, t, s, g)
 }
 
 // run watches the agent until it ends, or is to be ended.
@@ -127,6 +146,17 @@ func (w *Worker) crashed(ctx context.Context, t *Task, cause error) error {
 		uptime = w.spent(t.Facts)
 	}
 	what, restarts := afterCrash(t.Manifest.Lifecycle.CrashLoop, t.Facts.Restarts, t.Facts.Rebuilds, uptime, time.Now())
+	if t.Given() {
+		o, err := w.lost(ctx, *t, what, cause)
+		if err != nil {
+			return err
+		}
+		if o != nil {
+			next, err := w.decide(ctx, *t, *o)
+			*t = next
+			return err
+		}
+	}
 	tell := Restart{What: "vm", Attempt: t.Facts.Attempt + 1, Reason: w.text(cause.Error())}
 	switch what {
 	case giveUp:

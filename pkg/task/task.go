@@ -1,8 +1,8 @@
 // Package task is an unattended run of an agent: what was asked for (the
 // manifest), the queue, the phases it goes through, and the work of each phase.
 //
-// A task has a session of its own, whose engine does all that is done to a VM:
-// a task's keeper writes intents to the session and follows it, as a person's
+// A task has a session, its own or one that somebody opened, whose engine does all
+// that is done to a VM: a task's keeper writes intents to the session and follows it, as a person's
 // command does. Between the two stands the store only. Package session knows
 // nothing of tasks but the id of the one that a session belongs to.
 package task
@@ -16,6 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -131,6 +132,10 @@ type Facts struct {
 	Actor   string `json:"actor,omitempty"`    // who submitted it
 	Trace   string `json:"trace_id,omitempty"`
 
+	// Of a task in a session that was there.
+	Repository string     `json:"repository,omitempty"` // of the session
+	Base       *repo.Base `json:"base,omitempty"`       // what was checked out when the agent began
+
 	// Of the phase it is in; forgotten with it.
 	Tries   int       `json:"tries,omitempty"`
 	NextTry time.Time `json:"next_try,omitzero"`
@@ -214,7 +219,8 @@ type View struct {
 	Repository     string            `json:"repository"`
 	Agent          string            `json:"agent"`
 	Model          string            `json:"model,omitempty"`
-	Session        string            `json:"session,omitempty"` // the id of its session
+	Session        string            `json:"session,omitempty"`    // the id of its session
+	InSession      bool              `json:"in_session,omitempty"` // which was there before, and stays
 	CreatedAt      time.Time         `json:"created_at"`
 	StateChangedAt time.Time         `json:"state_changed_at"`
 	StartedAt      *time.Time        `json:"started_at,omitempty"` // the agent
@@ -241,8 +247,8 @@ type ViewError struct {
 func (t Task) View() View {
 	v := View{
 		ID: t.ID, Name: t.Name, State: t.Phase, Want: t.Want, Priority: t.Priority, Labels: t.Labels,
-		Repository: t.Manifest.Repository.URL, Agent: string(t.Manifest.Agent.Kind), Model: t.Manifest.Agent.Model,
-		Session: t.SessionID, CreatedAt: t.CreatedAt, StateChangedAt: t.StateChangedAt,
+		Repository: t.repository(), Agent: string(t.Manifest.Agent.Kind), Model: t.Manifest.Agent.Model,
+		Session: t.SessionID, InSession: t.Given(), CreatedAt: t.CreatedAt, StateChangedAt: t.StateChangedAt,
 		StartedAt: optional(t.Facts.Started), EndedAt: optional(t.Facts.Ended), Attempt: t.Facts.Attempt,
 		Outcome: t.Facts.Outcome, PreservedUntil: optional(t.Facts.Until), Artifacts: len(t.Facts.Artifacts),
 		RetryOf: t.Facts.RetryOf, Actor: t.Facts.Actor, TraceID: t.Facts.Trace,

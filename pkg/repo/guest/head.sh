@@ -1,0 +1,6 @@
+# The commit and the branch that are checked out, each on a line, which is empty
+# where there is none. Usage: head DIR
+cd -- "$1"
+git rev-parse --git-dir >/dev/null
+git rev-parse -q --verify 'HEAD^{commit}' || echo
+git symbolic-ref -q --short HEAD || echo

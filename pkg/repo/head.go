@@ -1,0 +1,29 @@
+package repo
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+//go:embed guest/head.sh
+var headScript string
+
+// Head is what is checked out in a guest now, as far as the guest says.
+func Head(ctx context.Context, g Guest, dir string) (Base, error) {
+	if err := checkDir(dir); err != nil {
+		return Base{}, err
+	}
+	out, err := g.Output(ctx, command(headScript, dir), nil, maxText)
+	if err != nil {
+		return Base{}, fmt.Errorf("ask the guest what is checked out: %w", err)
+	}
+	commit, branch, ok := strings.Cut(strings.TrimSuffix(string(out), "\n"), "\n")
+	if !ok || commit != "" && !objectID.MatchString(commit) {
+		return Base{}, fail.New(fail.Failure, "what is checked out in the guest was not understood: %q", clip(string(out)))
+	}
+	return Base{Commit: commit, Branch: clip(branch)}, nil
+}

@@ -1,0 +1,170 @@
+package task
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// A task may run in a session that somebody opened: it is started when it is
+// stopped, and is else what it was. Nothing here stops or destroys one.
+
+// Given reports whether the task's session was there before it, and stays.
+func (t Task) Given() bool { return t.Manifest.VM.Session != "" }
+
+// repository is what the task works on, for people.
+func (t Task) repository() string {
+	return cmp.Or(t.Manifest.Repository.URL, t.Facts.Repository)
+}
+
+// base is what the agent began with, nil when it never had a checkout.
+func (t Task) base(s session.Session) *repo.Base {
+	if t.Given() {
+		return t.Facts.Base
+	}
+	return s.Facts.Base
+}
+
+// given finds the session in which a task is to run.
+func (m *Manager) given(ctx context.Context, asked *manifest.Task) (session.Session, error) {
+	const list = "agent-sessionizer list"
+	what := asked.VM.Session
+	s, err := m.Sessions.Find(ctx, what)
+	if fail.CodeOf(err) == fail.NotFound {
+		if over, oerr := m.Sessions.Ended(ctx, what); oerr == nil && over {
+			return s, fail.New(fail.NotFound, "session %s is gone", what).WithHint(list)
+		}
+	}
+	switch {
+	case err != nil:
+		return s, err
+	case s.Task != "":
+		return s, fail.New(fail.Conflict, "session %s is that of task %s, and goes with it", s.Name, s.Task).WithHint(list)
+	case gone(s) != nil:
+		return s, fail.New(fail.Conflict, "session %s is being destroyed", s.Name).WithHint(list)
+	case asked.Repository.URL == "":
+		return s, nil
+	}
+	ref, err := repo.Parse(asked.Repository.URL, "/")
+	switch {
+	case err != nil:
+		return s, err
+	case ref.Key != s.RepoKey:
+		return s, fail.New(fail.Usage, "session %s is of %s, and the manifest's repository is %s", s.Name, s.RepoKey, ref.Key).
+			WithHint("leave repository.url out, or: agent-sessionizer list")
+	case ref.Branch != "":
+		return s, fail.New(fail.Usage, "repository.url names branch %s; in session %s the agent works on what is checked out there", ref.Branch, s.Name).
+			WithHint("leave repository.url out")
+	}
+	return s, nil
+}
+
+// In are the tasks that have not ended whose session it is, or that wait for it.
+func (m *Manager) In(ctx context.Context, session string) (all []Task, err error) {
+	var phases []string
+	for _, p := range Phases() {
+		if !p.Over() {
+			phases = append(phases, string(p))
+		}
+	}
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phases, OldestFirst: true})
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		if row.SessionID != session {
+			continue
+		}
+		t, err := read(row)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, t)
+	}
+	return all, nil
+}
+
+// errGone is a session that is, or soon will be, no more.
+var errGone = errors.New("somebody destroyed it")
+
+func gone(s session.Session) error {
+	if s.Phase != session.Gone && s.Phase != session.Destroying && s.Want != session.Gone {
+		return nil
+	}
+	return fail.New(fail.NotFound, "session %s of the task is gone: %w", s.Name, errGone).WithHint("agent-sessionizer list")
+}
+
+// lost is how a task ends whose session went away under it, nil when it may come
+// back: one that is somebody's is not made anew, and one that does not answer,
+// in which the agent may be running, is not stopped.
+func (w *Worker) lost(ctx context.Context, t Task, what remedy, cause error) (*Outcome, error) {
+	s, err := w.Sessions.Get(ctx, t.SessionID)
+	if err != nil {
+		return nil, err
+	}
+	if err := gone(s); err != nil {
+		o := failure(err)
+		return &o, nil
+	}
+	if errors.Is(cause, errSilent) {
+		o := failure(cause)
+		return &o, nil
+	}
+	if what == startAgain {
+		return nil, nil
+	}
+	return &Outcome{
+		Result: CrashLoop, Code: fail.Failure.String(), Hint: fail.HintOf(cause),
+		Reason: fmt.Sprintf("the VM of session %s crashed %d times: %v", s.Name, len(t.Facts.Restarts)+1, cause),
+	}, nil
+}
+
+// noteBase notes what is checked out before an agent begins for the first time.
+func (w *Worker) noteBase(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
+	if !t.Given() || t.Facts.Base != nil {
+		return nil
+	}
+	base, err := repo.Head(ctx, g.SSH, s.Facts.Dir)
+	if err != nil {
+		return err
+	}
+	return w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event { facts.Base = &base; return nil })
+}
+
+// leaveLimit is for a guest that does not answer any more, when all is home.
+const leaveLimit = 2 * time.Minute
+
+// leave ends what of the task may run in a session that stays, and takes away what
+// it kept there, but for what could not be brought home.
+func (w *Worker) leave(ctx context.Context, t Task) error {
+	if t.Facts.Attempt == 0 || t.Facts.Outcome.Preserve {
+		return nil
+	}
+	s, err := w.Sessions.Get(ctx, t.SessionID)
+	if err != nil || s.Phase != session.Ready {
+		return err // nothing runs in it
+	}
+	err = w.step(ctx, t, "leave the session", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, leaveLimit+time.Duration(t.Manifest.Lifecycle.CancelGrace)+killWait)
+		defer cancel()
+		return w.reach(ctx, t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+			if err := w.kill(ctx, t, s, g); err != nil { // not all roads here lead by collect
+				return err
+			}
+			return g.Task(t.ID, t.Facts.Attempt).Remove(ctx)
+		})
+	})
+	if err != nil && !errors.Is(err, errNotReady) {
+		w.warn(ctx, t, "agent-sessionizer exec "+s.Name+" -- ps -ef", "something of the task may be left in session %s: %v", s.Name, err)
+	}
+	return nil
+}

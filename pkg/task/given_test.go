@@ -1,0 +1,224 @@
+package task
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// opened adds a session of the repository acme/NAME, as it is then, to the store.
+func opened(t *testing.T, m *Manager, name, task string, phase, want session.Phase) string {
+	t.Helper()
+	id := randomHex(6)
+	spec, err := json.Marshal(session.Spec{
+		Repo:      repo.Ref{Key: "github.com/acme/" + name, Slug: "acme/" + name, URL: "https://github.com/acme/" + name},
+		Resources: config.Resources{CPUs: 1, Memory: 512 << 20, Disk: 4 << 30},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = m.store().Create(t.Context(), store.Session{
+		ID: id, Name: "agent-acme-" + name + "-" + id[:6], RepoKey: "github.com/acme/" + name, Repo: "acme/" + name, Task: task,
+		Phase: string(phase), Want: string(want), Spec: spec, Facts: json.RawMessage("{}"),
+	}, store.Event{Kind: "phase"}, func([]store.Session) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// become puts a session into another phase.
+func become(t *testing.T, m *Manager, id string, phase session.Phase) {
+	t.Helper()
+	_, err := m.store().Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+		row.Phase, row.Want = string(phase), string(phase)
+		return store.Event{}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func asked(t *testing.T, name, in, more string) *manifest.Task {
+	t.Helper()
+	got, _, err := manifest.Parse("m", fmt.Appendf(nil, `{"version": "1", "kind": "Task", "metadata": {"name": %q},
+		"agent": {"kind": "command", "command": ["true"]}, "vm": {"session": %q}%s}`, name, in, more), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func submitIn(t *testing.T, m *Manager, name, in string) Task {
+	t.Helper()
+	got, _, err := m.Submit(t.Context(), asked(t, name, in, ""), Submission{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// end has a task that was admitted be over.
+func end(t *testing.T, m *Manager, task Task) {
+	t.Helper()
+	_, err := m.store().AdvanceTask(t.Context(), task.ID, string(Staging), string(Failed), event(EventPhase, PhaseChange{From: Staging, To: Failed}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOneAtATimeInASession(t *testing.T) {
+	m := newManager(t, 3, 100)
+	opened(t, m, "app", "", session.Ready, session.Ready)
+	opened(t, m, "other", "", session.Ready, session.Ready)
+	first := submitIn(t, m, "first", "acme/app")
+	for _, name := range []string{"second", "third"} {
+		submitIn(t, m, name, "app")
+	}
+	submitIn(t, m, "elsewhere", "other")
+	submit(t, m, "own", "small", 0)
+	want := []string{"first", "elsewhere", "own"}
+	for range 2 {
+		if got := started(t, m); !slices.Equal(got, want) {
+			t.Errorf("started %v, want %v", got, want)
+		}
+	}
+	end(t, m, first)
+	if got := started(t, m); !slices.Equal(got, []string{"second", "elsewhere", "own"}) {
+		t.Errorf("then %v", got)
+	}
+}
+
+// A session that runs takes no more room for a task; a stopped one does, and what
+// waits for room holds up those behind it, as ever.
+func TestRoomForASession(t *testing.T) {
+	m := newManager(t, 10, 2)
+	opened(t, m, "a", "", session.Ready, session.Ready)
+	b := opened(t, m, "b", "", session.Ready, session.Ready)
+	stopped := opened(t, m, "c", "", session.Stopped, session.Stopped)
+	submitIn(t, m, "in a", "acme/a")
+	submitIn(t, m, "in b", "acme/b")
+	if got := started(t, m); len(got) != 2 {
+		t.Errorf("started %v", got)
+	}
+	submitIn(t, m, "in c", stopped)
+	submit(t, m, "own", "small", 0)
+	if got := started(t, m); len(got) != 2 {
+		t.Errorf("with a stopped one %v", got)
+	}
+	become(t, m, b, session.Gone)
+	if got := started(t, m); !slices.Equal(got, []string{"in a", "in b", "in c"}) {
+		t.Errorf("with room for one %v", got)
+	}
+}
+
+func TestSessionsThatTasksMayNotHave(t *testing.T) {
+	m := newManager(t, 1, 100)
+	id := opened(t, m, "app", "", session.Ready, session.Ready)
+	own := opened(t, m, "own", "aaaabbbbcccc", session.Ready, session.Ready)
+	going := opened(t, m, "going", "", session.Ready, session.Gone)
+	destroyed := opened(t, m, "gone", "", session.Ready, session.Ready)
+	become(t, m, destroyed, session.Gone)
+	for _, c := range []struct {
+		in, more string
+		code     fail.Code
+		says     string
+	}{
+		{"nobody", "", fail.NotFound, `no session "nobody"`},
+		{destroyed, "", fail.NotFound, "is gone"},
+		{own, "", fail.Conflict, "is that of task aaaabbbbcccc"},
+		{going, "", fail.Conflict, "is being destroyed"},
+		{id, `, "repository": {"url": "acme/other"}`, fail.Usage, "is of github.com/acme/app, and the manifest's repository is github.com/acme/other"},
+		{id, `, "repository": {"url": "acme/app@main"}`, fail.Usage, "names branch main"},
+	} {
+		_, _, err := m.Submit(t.Context(), asked(t, "x", c.in, c.more), Submission{})
+		if fail.CodeOf(err) != c.code || err == nil || !strings.Contains(err.Error(), c.says) || fail.HintOf(err) == "" {
+			t.Errorf("%s%s: %v (%s)", c.in, c.more, err, fail.HintOf(err))
+		}
+	}
+	if all, err := m.List(t.Context(), store.TaskFilter{}); err != nil || len(all) != 0 {
+		t.Errorf("%d tasks, %v", len(all), err)
+	}
+	// By any of its names, also with its repository; it is kept by its id.
+	for _, in := range []string{id, id[:5], "app", "acme/app"} {
+		got, _, err := m.Submit(t.Context(), asked(t, in, in, `, "repository": {"url": "https://github.com/acme/app.git", "subpath": "x"}`), Submission{})
+		if v := got.View(); err != nil || v.Session != id || !v.InSession || got.Manifest.VM.Session != id {
+			t.Errorf("%s: %+v, %v", in, v, err)
+		}
+	}
+}
+
+// What is tried again runs in the same session, and in no other of that name.
+func TestRetryInASession(t *testing.T) {
+	m := newManager(t, 10, 100)
+	id := opened(t, m, "app", "", session.Ready, session.Ready)
+	task := submitIn(t, m, "x", "app")
+	if v := task.View(); v.Repository != "https://github.com/acme/app" {
+		t.Error(v.Repository)
+	}
+	if in, err := m.In(t.Context(), id); err != nil || len(in) != 1 || in[0].ID != task.ID {
+		t.Errorf("in it: %v, %v", in, err)
+	}
+	started(t, m)
+	end(t, m, task)
+	if in, err := m.In(t.Context(), id); err != nil || len(in) != 0 {
+		t.Errorf("in it: %v, %v", in, err)
+	}
+	task, err := m.Get(t.Context(), task.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, _, err := m.Retry(t.Context(), task, Submission{})
+	if err != nil || again.SessionID != id || again.Facts.RetryOf != task.ID {
+		t.Fatalf("%+v, %v", again.View(), err)
+	}
+	become(t, m, id, session.Gone)
+	opened(t, m, "app", "", session.Ready, session.Ready)
+	if _, _, err := m.Retry(t.Context(), task, Submission{}); err == nil || !strings.Contains(err.Error(), "session "+id+" is gone") {
+		t.Errorf("it says: %v", err)
+	}
+}
+
+// A session that is somebody's is waited for, and else the task has failed.
+func TestLostSessions(t *testing.T) {
+	m := newManager(t, 1, 100)
+	w := &Worker{Manager: m, Log: slog.New(slog.DiscardHandler)}
+	id := opened(t, m, "app", "", session.Stopped, session.Stopped)
+	task := submitIn(t, m, "x", id)
+	down, silent := fmt.Errorf("x: %w", errNotReady), fmt.Errorf("x: %w", errSilent)
+	check := func(what remedy, cause error, result Result, says string) {
+		t.Helper()
+		o, err := w.lost(t.Context(), task, what, cause)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case result == "" && o != nil, result != "" && (o == nil || o.Result != result || !strings.Contains(o.Reason, says)):
+			t.Errorf("%v, %v: %+v", what, cause, o)
+		}
+	}
+	check(startAgain, down, "", "")
+	check(startAgain, errAgentLost, "", "")
+	check(startAgain, silent, Failure, "the guest did not answer")
+	check(rebuild, down, CrashLoop, "crashed 1 times")
+	check(giveUp, down, CrashLoop, "crashed 1 times")
+	become(t, m, id, session.Destroying)
+	check(startAgain, down, Failure, "somebody destroyed it")
+
+	task.Phase = Completing
+	for _, o := range []Outcome{{Result: Failure}, {Result: Failure, Preserve: true}, {Result: Hung}} {
+		task.Facts.Outcome = &o
+		if got := task.last(); got != Failed {
+			t.Errorf("%+v: %s", o, got)
+		}
+	}
+}
