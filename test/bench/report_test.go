@@ -29,6 +29,7 @@ const (
 const (
 	partLifecycle = "lifecycle"
 	partPicker    = "picker"
+	partTasks     = "tasks"
 	partNetwork   = "network"
 	partDNS       = "dns"
 
@@ -37,12 +38,14 @@ const (
 	titleCommand = "A session: commands and memory"
 	titleList    = "The list of sessions"
 	titlePicker  = "The picker and the switch"
+	titleServe   = "Tasks: submitted to serve, and followed"
+	titleTasks   = "Tasks: a thousand at once"
 	titleStack   = "The network without QEMU: a user-space guest on the cable"
 	titleVM      = "The network with QEMU: from a Debian guest"
 	titleDNS     = "The guest's DNS proxy, with 10,000 names on the list"
 )
 
-var titles = []string{titleReady, titleSteps, titleCommand, titleList, titlePicker, titleStack, titleVM, titleDNS}
+var titles = []string{titleReady, titleSteps, titleCommand, titleList, titlePicker, titleServe, titleTasks, titleStack, titleVM, titleDNS}
 
 // runs is how many turns each contender has.
 func runs() int {
