@@ -60,7 +60,7 @@ var cases = []kase{
 // manifest is the case's.
 func (k kase) manifest(home string) string {
 	script, _ := json.Marshal("RUNS=" + home + `/RUNS; echo run >>"$RUNS"; ` + k.agent)
-	return fmt.Sprintf(`{"version": "1", "kind": "Task", "metadata": {"name": %q}, "repository": {"url": "./repo"}, "vm": {"cpus": 1, "memory": "256M", "disk": "1G"},
+	return fmt.Sprintf(`{"version": "1", "kind": "Task", "metadata": {"name": %q}, "repository": {"url": "./repo"}, "vm": {"cpus": 1, "memory": "512M", "disk": "4G"},
 "agent": {"kind": "command", "command": ["sh", "-c", %s]}, "lifecycle": {%s}}`, k.name, script, jsonFields(k.lifecycle))
 }
 
