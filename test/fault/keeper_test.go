@@ -345,40 +345,47 @@ type trouble struct {
 // everywhere plays a case once for each place that its processes come to, with
 // trouble there.
 func (x trouble) everywhere(t *testing.T) {
-	calm := calmly(t, x.kase)
-	want := calm.ending
-	for _, process := range x.who {
-		for _, mark := range x.marks {
-			t.Run(strings.Join([]string{x.name, x.kase.name, process, mark}, "/"), func(t *testing.T) {
-				places := calm.marks[process+" "+mark]
-				if places <= 0 {
-					t.Fatal("nothing is written there")
-				}
-				eachAtOnce((places-x.from+x.step-1)/x.step, func(i int) {
-					w := newWorld(t)
-					defer w.remove()
-					n := x.from + i*x.step + 1
-					if x.ready != nil {
-						x.ready(w)
-					}
-					stood := w.standAt(process, mark, n, x.act)
-					got, err := w.play(x.kase, stood.env)
-					// It may be missed: how often a keeper writes is a matter of time, too,
-					// and a command's look may have started the one that does the work.
-					if !stood.came() {
-						if err != nil {
-							t.Errorf("%s, undisturbed: %v", x.kase.name, err)
-						}
-						return
-					}
-					if x.may != nil {
-						x.may(&got, want)
-					}
-					disturbed(t, w, fmt.Sprintf("%s: %s %s, %s %d", x.kase.name, x.name, process, mark, n), got, want, err)
-				})
-			})
+	t.Run(x.name+"/"+x.kase.name, func(t *testing.T) {
+		calm := calmly(t, x.kase)
+		type place struct {
+			process, mark string
+			n             int
 		}
-	}
+		var places []place
+		for _, process := range x.who {
+			for _, mark := range x.marks {
+				most := calm.marks[process+" "+mark]
+				if most == 0 {
+					t.Errorf("%s comes to %s %d times", process, mark, most)
+				}
+				for n := x.from + 1; n <= most; n += x.step {
+					places = append(places, place{process, mark, n})
+				}
+			}
+		}
+		eachAtOnce(len(places), func(i int) {
+			p := places[i]
+			w := newWorld(t)
+			defer w.remove()
+			if x.ready != nil {
+				x.ready(w)
+			}
+			stood := w.standAt(p.process, p.mark, p.n, x.act)
+			got, err := w.play(x.kase, stood.env)
+			// It may be missed: how often a keeper writes is a matter of time, too,
+			// and a command's look may have started the one that does the work.
+			if !stood.came() {
+				if err != nil {
+					t.Errorf("%s, undisturbed: %v", x.kase.name, err)
+				}
+				return
+			}
+			if x.may != nil {
+				x.may(&got, calm.ending)
+			}
+			disturbed(t, w, fmt.Sprintf("%s: %s %s, %s %d", x.kase.name, x.name, p.process, p.mark, p.n), got, calm.ending, err)
+		})
+	})
 }
 
 // again allows that the agent ran a second time: its VM went away.
@@ -398,7 +405,7 @@ func every(n int) int {
 
 // TestKilledAtEveryWrite kills each kind of process before and after each of its
 // writes to the store. The cases have most of them in common: after the first, each
-// has another third.
+// has another fifth.
 func TestKilledAtEveryWrite(t *testing.T) {
 	x := trouble{name: "killed", kase: cases[0], who: []string{"task", "task-keeper", "keeper"}, marks: commits, step: every(1)}
 	x.everywhere(t)
@@ -406,7 +413,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 		return
 	}
 	for i, k := range cases[1:] {
-		x.kase, x.step, x.from = k, 3, i%3
+		x.kase, x.step, x.from = k, 5, i
 		x.everywhere(t)
 	}
 }
@@ -447,7 +454,7 @@ var slow = kase{"slow", "echo work >input.txt; sleep 1; echo more >new.txt; slee
 func TestPowerLoss(t *testing.T) {
 	calm := calmly(t, slow)
 	want, took := calm.ending, calm.took
-	moments := some(40)
+	moments := some(30)
 	eachAtOnce(moments, func(i int) {
 		w := newWorld(t)
 		defer w.remove()
@@ -476,7 +483,7 @@ func TestKilledAtMoments(t *testing.T) {
 	calm := calmly(t, slow)
 	want, took := calm.ending, calm.took
 	kinds := []string{" task-keeper ", " keeper ", " gateway "}
-	each := some(12)
+	each := some(8)
 	eachAtOnce(len(kinds)*each, func(i int) {
 		kind, at := kinds[i%len(kinds)], took*time.Duration(i/len(kinds)+1)/time.Duration(each+1)
 		w := newWorld(t)
@@ -503,7 +510,7 @@ func TestStopped(t *testing.T) {
 	calm := calmly(t, slow)
 	want, took := calm.ending, calm.took
 	kinds := []string{" task-keeper ", " keeper ", " fake-vm ", " gateway ", "agent-guest task run"}
-	each := some(5)
+	each := some(4)
 	eachAtOnce(len(kinds)*each, func(i int) {
 		kind, at := kinds[i%len(kinds)], took*time.Duration(i/len(kinds)+1)/time.Duration(each+1)
 		w := newWorld(t)
@@ -526,7 +533,7 @@ func TestStopped(t *testing.T) {
 func TestBusyStore(t *testing.T) {
 	calm := calmly(t, slow)
 	want, took := calm.ending, calm.took
-	moments := some(12)
+	moments := some(10)
 	eachAtOnce(moments, func(i int) {
 		w := newWorld(t)
 		defer w.remove()
