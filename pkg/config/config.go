@@ -116,7 +116,7 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 	scalars := viper.New()
 	for key, name := range env {
 		names := []string{key, name}
-		if also, ok := bare[key]; ok {
+		if also := bareOf(key); also != "" {
 			names = append(names, also) // the first that is set counts
 		}
 		if err := scalars.BindEnv(names...); err != nil {

@@ -2,7 +2,9 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -64,10 +66,19 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil
 // LevelAuto is warn for what people wait for, and info for what runs by itself.
 const LevelAuto = "auto"
 
-var (
-	logLevels  = []string{LevelAuto, "trace", "debug", "info", "warn", "error"}
-	logFormats = []string{"pretty", "json", "compact"}
-)
+// logWords are the values of settings that are one of a few words.
+var logWords = map[string][]string{
+	"log.level":    {LevelAuto, "trace", "debug", "info", "warn", "error"},
+	"log.format":   {"pretty", "json", "compact"},
+	"log.rotation": periods(),
+}
+
+func periods() (words []string) {
+	for _, p := range logfile.Periods() {
+		words = append(words, string(p))
+	}
+	return words
+}
 
 // Audit is the audit log.
 func (p Paths) Audit() string { return filepath.Join(p.State, "audit.jsonl") }
@@ -82,6 +93,30 @@ var bare = map[string]string{
 	"log.format":   "LOG_FORMAT",
 	"log.file":     "LOG_FILE",
 	"log.rotation": "LOG_FILE_ROTATION",
+}
+
+// bareOf is the variable of bare that counts for a key, "" for none. Other programs
+// read it too: what means nothing to us is not meant for us.
+func bareOf(key string) string {
+	value := os.Getenv(bare[key])
+	ours := slices.Contains(logWords[key], strings.ToLower(value))
+	if key == "log.file" {
+		_, err := logPath(value)
+		ours = err == nil
+	}
+	if !ours {
+		return ""
+	}
+	return bare[key]
+}
+
+// logPath is the path of a log; keepers do not stand where their starters do.
+func logPath(value string) (string, error) {
+	path, err := expandHome(value)
+	if err == nil && path != "" && !filepath.IsAbs(path) {
+		err = errors.New("a relative path")
+	}
+	return path, err
 }
 
 // scalars are the set values, as viper wants them.
@@ -104,8 +139,8 @@ func (a Audit) scalars(put func(m map[string]any, key, v string)) map[string]any
 
 // setLog reads how the program logs. Words may be in capitals, as in LOG_LEVEL=INFO.
 func (c *Config) setLog(v *viper.Viper) error {
-	word := func(key, unset string, known []string) (string, error) {
-		w := strings.ToLower(cmp.Or(v.GetString(key), unset))
+	word := func(key, unset string) (string, error) {
+		w, known := strings.ToLower(cmp.Or(v.GetString(key), unset)), logWords[key]
 		if !slices.Contains(known, w) {
 			last := len(known) - 1
 			return "", c.wrong(key, "%s is %q; it is %s or %s", key, v.GetString(key), strings.Join(known[:last], ", "), known[last])
@@ -113,24 +148,19 @@ func (c *Config) setLog(v *viper.Viper) error {
 		return w, nil
 	}
 	var err error
-	if c.Log.Level, err = word("log.level", LevelAuto, logLevels); err != nil {
+	if c.Log.Level, err = word("log.level", LevelAuto); err != nil {
 		return err
 	}
-	if c.Log.Format, err = word("log.format", logFormats[0], logFormats); err != nil {
+	if c.Log.Format, err = word("log.format", "pretty"); err != nil {
 		return err
 	}
-	var periods []string
-	for _, p := range logfile.Periods() {
-		periods = append(periods, string(p))
-	}
-	rotation, err := word("log.rotation", string(logfile.Daily), periods)
+	rotation, err := word("log.rotation", string(logfile.Daily))
 	if err != nil {
 		return err
 	}
 	c.Log.Rotation = logfile.Period(rotation)
-	// Keepers do not stand where their starters do.
-	file, err := expandHome(v.GetString("log.file"))
-	if err != nil || file != "" && !filepath.IsAbs(file) {
+	file, err := logPath(v.GetString("log.file"))
+	if err != nil {
 		return c.wrong("log.file", "log.file is %q; it is an absolute path, or one that starts with ~/", v.GetString("log.file"))
 	}
 	c.Log.File = Dir(file)

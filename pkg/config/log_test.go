@@ -72,10 +72,6 @@ func TestLogSettings(t *testing.T) {
 // mend it.
 func TestBadLogSettings(t *testing.T) {
 	for env, hint := range map[string]string{
-		"LOG_LEVEL=loud":                           "unset LOG_LEVEL",
-		"LOG_FORMAT=xml":                           "unset LOG_FORMAT",
-		"LOG_FILE=log/here":                        "unset LOG_FILE",
-		"LOG_FILE_ROTATION=weekly":                 "unset LOG_FILE_ROTATION",
 		"AGENT_SESSIONIZER_LOG_LEVEL=5":            "unset AGENT_SESSIONIZER_LOG_LEVEL",
 		"AGENT_SESSIONIZER_LOG_FORMAT= json":       "unset AGENT_SESSIONIZER_LOG_FORMAT",
 		"AGENT_SESSIONIZER_LOG_FILE=~other/x":      "unset AGENT_SESSIONIZER_LOG_FILE",
@@ -99,5 +95,16 @@ func TestBadLogSettings(t *testing.T) {
 		if fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "config.yaml:2: ") || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
 			t.Errorf("%s: %v, hint %q", user, err, fail.HintOf(err))
 		}
+	}
+}
+
+// What other programs are told does not stop us.
+func TestVariablesOfOthers(t *testing.T) {
+	for name, value := range map[string]string{"LOG_LEVEL": "verbose", "LOG_FORMAT": "xml", "LOG_FILE": "log/here", "LOG_FILE_ROTATION": "weekly"} {
+		t.Setenv(name, value)
+	}
+	got, err := loadLog(t, "log: {level: debug}")
+	if err != nil || got.Log.Level != "debug" || got.Log.Format != "pretty" || got.Log.File != "" || got.Log.Rotation != logfile.Daily {
+		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -232,7 +232,7 @@ func (c *Config) places(repo RepoKey, profile string) []place {
 // origin is where the value of a key was said last.
 func origin(places []place, key string) Origin {
 	dotted := strings.ReplaceAll(key, step, ".")
-	for _, name := range []string{env[dotted], bare[dotted]} {
+	for _, name := range []string{env[dotted], bareOf(dotted)} {
 		if name != "" && os.Getenv(name) != "" {
 			return Origin{Layer: layerEnvironment, Name: name}
 		}
