@@ -85,7 +85,7 @@ func BenchmarkSubmit(b *testing.B) {
 	var all []float64
 	for b.Loop() {
 		began := time.Now()
-		if _, err := s.CreateTask(b.Context(), task(fmt.Sprint("t", len(all))), phase("", "PENDING")); err != nil {
+		if _, err := s.CreateTask(b.Context(), task(fmt.Sprint("t", len(all))), nil, phase("", "PENDING")); err != nil {
 			b.Fatal(err)
 		}
 		all = append(all, float64(time.Since(began).Microseconds()))

@@ -64,7 +64,7 @@ func TestBusyForTooLong(t *testing.T) {
 		_, err := increment(t.Context(), s, "one")
 		isBusy(t, err)
 		isBusy(t, s.AppendAll(t.Context(), "t", []store.Event{event("x", 1), event("x", 2)}))
-		_, err = s.CreateTask(t.Context(), task("t2"), phase("", "PENDING"))
+		_, err = s.CreateTask(t.Context(), task("t2"), nil, phase("", "PENDING"))
 		isBusy(t, err)
 		_, err = s.Admit(t.Context(), testQueue, slots(1))
 		isBusy(t, err)

@@ -81,4 +81,12 @@ var schema = []string{
 		task  INTEGER NOT NULL,
 		PRIMARY KEY (key, value, task)
 	) STRICT, WITHOUT ROWID;`,
+
+	// What was submitted as it was written, for people: nothing reads it but who asks
+	// for it. It is here, and not in a file at once, because what is accepted must
+	// survive a power cut, and one wait for the disk is enough.
+	`CREATE TABLE task_texts (
+		task TEXT PRIMARY KEY,
+		text BLOB NOT NULL
+	) STRICT, WITHOUT ROWID;`,
 }

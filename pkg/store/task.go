@@ -74,8 +74,9 @@ func (t *Task) save(ctx context.Context, tx *sql.Tx) error {
 	return err
 }
 
-// CreateTask inserts n, with ev as its first event. The times are the store's.
-func (s *Store) CreateTask(ctx context.Context, n Task, ev Event) (row Task, err error) {
+// CreateTask inserts n, with ev as its first event, and text as what was submitted;
+// nil is for none. The times are the store's.
+func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (row Task, err error) {
 	labels, err := json.Marshal(n.Labels)
 	if err != nil {
 		return Task{}, err
@@ -103,12 +104,29 @@ func (s *Store) CreateTask(ctx context.Context, n Task, ev Event) (row Task, err
 				return fmt.Errorf("label task %s: %w", n.ID, err)
 			}
 		}
+		if text != nil {
+			if _, err := tx.ExecContext(ctx, `INSERT INTO task_texts (task, text) VALUES (?, ?)`, n.ID, text); err != nil {
+				return fmt.Errorf("keep the text of task %s: %w", n.ID, err)
+			}
+		}
 		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {
 			return err
 		}
 		return row.load(ctx, tx, n.ID)
 	})
 	return row, err
+}
+
+// TaskText returns what was submitted as it was written, nil when nothing was.
+func (s *Store) TaskText(ctx context.Context, id string) (text []byte, err error) {
+	err = s.patiently(ctx, func() error {
+		err := s.db.QueryRowContext(ctx, `SELECT text FROM task_texts WHERE task = ?`, id).Scan(&text)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		return err
+	})
+	return text, err
 }
 
 // Task returns one row; fail.NotFound when there is none.

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,7 +28,7 @@ func task(id string) store.Task {
 
 func mustTask(t *testing.T, s *store.Store, n store.Task) store.Task {
 	t.Helper()
-	row, err := s.CreateTask(t.Context(), n, phase("", n.Phase))
+	row, err := s.CreateTask(t.Context(), n, nil, phase("", n.Phase))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,7 @@ func TestTaskRefusals(t *testing.T) {
 	}
 	// Were an id both a session's and a task's, their events would mix.
 	for _, id := range []string{"t", "one"} {
-		if _, err := s.CreateTask(t.Context(), task(id), phase("", "PENDING")); fail.CodeOf(err) != fail.Conflict {
+		if _, err := s.CreateTask(t.Context(), task(id), nil, phase("", "PENDING")); fail.CodeOf(err) != fail.Conflict {
 			t.Error(id, err)
 		}
 		n := row(id)
@@ -113,13 +114,23 @@ func TestTaskRefusals(t *testing.T) {
 		t.Error(n)
 	}
 	// An event that is refused takes its row, and the row its labels, with it.
-	if _, err := s.CreateTask(t.Context(), task("big"), store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}); err == nil {
+	if _, err := s.CreateTask(t.Context(), task("big"), nil, store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}); err == nil {
 		t.Error("accepted")
 	}
 	if got, err := s.Tasks(t.Context(), store.TaskFilter{Label: store.Label{Key: "id", Value: "big"}}); err != nil || len(got) != 0 {
 		t.Error(got, err)
 	}
 	mustTask(t, s, task("big"))
+	// What was submitted comes back byte for byte, and only where something was.
+	written := []byte("a: \x00\xff # as it was\n")
+	if _, err := s.CreateTask(t.Context(), task("written"), written, phase("", "PENDING")); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string][]byte{"written": written, "big": nil, "nobody": nil} {
+		if got, err := s.TaskText(t.Context(), id); err != nil || !bytes.Equal(got, want) || (got == nil) != (want == nil) {
+			t.Errorf("%s: %q, %v", id, got, err)
+		}
+	}
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -486,7 +497,7 @@ func TestManyProcessesAdmit(t *testing.T) {
 // on from whatever is there.
 func life(ctx context.Context, s *store.Store) error {
 	if _, err := s.Task(ctx, "t"); fail.CodeOf(err) == fail.NotFound {
-		if _, err := s.CreateTask(ctx, task("t"), phase("", "PENDING")); err != nil {
+		if _, err := s.CreateTask(ctx, task("t"), nil, phase("", "PENDING")); err != nil {
 			return err
 		}
 	}
@@ -609,7 +620,7 @@ func TestKillAtEveryStepOfATask(t *testing.T) {
 // fill makes a task and twenty events of it.
 func fill(ctx context.Context, s *store.Store, i int) error {
 	id := fmt.Sprintf("t%04d", i)
-	if _, err := s.CreateTask(ctx, task(id), phase("", "PENDING")); err != nil {
+	if _, err := s.CreateTask(ctx, task(id), nil, phase("", "PENDING")); err != nil {
 		return err
 	}
 	evs := make([]store.Event, 20)

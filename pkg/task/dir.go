@@ -21,7 +21,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Dir is the directory of a task on the host:
+// Dir is the directory of a task on the host. One that waits in the queue has none:
+// directories take longer to make than a row to write.
 //
 //	manifest.yaml                 as it was submitted
 //	state.json                    View, for people and scripts; the store is the truth
@@ -68,12 +69,11 @@ func (d Dir) trouble(format string, args ...any) error {
 	return err
 }
 
-// submit makes the directory of a task that waits: the manifest as it was written,
-// or, if nobody has that, as it was understood. What else is in it comes with the
-// keeper: directories take longer to make than a row to write.
-func (d Dir) submit(text, normal []byte) error {
-	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return d.trouble("make the task's directory: %w", err)
+// create makes the directory of a task, with the manifest as it was written, or,
+// if nobody has that, as it was understood.
+func (d Dir) create(text, normal []byte) error {
+	if err := d.furnish(); err != nil {
+		return err
 	}
 	switch _, err := os.Stat(d.path("manifest.yaml")); {
 	case text != nil:
@@ -84,12 +84,7 @@ func (d Dir) submit(text, normal []byte) error {
 	return nil
 }
 
-// create makes all of the directory that is not there.
-func (d Dir) create(text, normal []byte) error {
-	return errors.Join(d.furnish(), d.submit(text, normal))
-}
-
-// furnish makes the directories of a task that is worked on.
+// furnish makes the directories.
 func (d Dir) furnish() error {
 	for _, dir := range []string{d.path("inbox"), d.progress(""), d.artifacts()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -106,8 +101,6 @@ func (d Dir) write(name string, content []byte) error {
 	}
 	return nil
 }
-
-func (d Dir) manifest() ([]byte, error) { return os.ReadFile(d.path("manifest.yaml")) }
 
 func (d Dir) writeState(t Task) error {
 	text, err := json.MarshalIndent(t.View(), "", "  ")

@@ -80,17 +80,12 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 		return Task{}, nil, err
 	}
 	id := randomHex(6)
-	// The directory first: a row without one would be a task that lacks what was
-	// submitted; a directory without a row is litter, which prune knows.
-	if err := m.Dir(id).submit(o.Text, normal); err != nil {
-		return Task{}, nil, errors.Join(err, os.RemoveAll(string(m.Dir(id))))
-	}
 	row, err := m.store().CreateTask(ctx, store.Task{
 		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Want: string(Run),
 		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Facts: facts,
-	}, event(EventPhase, PhaseChange{To: Pending, Want: Run}))
+	}, o.Text, event(EventPhase, PhaseChange{To: Pending, Want: Run}))
 	if err != nil {
-		return Task{}, nil, errors.Join(err, os.RemoveAll(string(m.Dir(id))))
+		return Task{}, nil, err
 	}
 	t, err := read(row)
 	if err == nil {
@@ -209,9 +204,18 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want) (Task, error) {
 		m.audit(ctx, audit.TaskCancelled, t)
 	}
 	if AtRest(t.Phase) {
-		return t, m.Dir(t.ID).writeState(t)
+		return t, errors.Join(m.furnish(ctx, t), m.Dir(t.ID).writeState(t))
 	}
 	return t, m.wake(ctx, t.ID)
+}
+
+// furnish makes the directory of a task that does not wait any more.
+func (m *Manager) furnish(ctx context.Context, t Task) error {
+	text, err := m.store().TaskText(ctx, t.ID)
+	if err != nil {
+		return err
+	}
+	return m.Dir(t.ID).create(text, t.Task.Manifest)
 }
 
 // Retry submits the same manifest again.
@@ -220,8 +224,8 @@ func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []stri
 		return Task{}, nil, fail.New(fail.Conflict, "task %s is %s; it can be tried again when it has ended", t.ID, t.Phase).
 			WithHint("agent-sessionizer task cancel %s", t.ID)
 	}
-	text, err := m.Dir(t.ID).manifest()
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	text, err := m.store().TaskText(ctx, t.ID)
+	if err != nil {
 		return Task{}, nil, err
 	}
 	o.Text, o.RetryOf = text, t.ID

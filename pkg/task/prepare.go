@@ -49,7 +49,7 @@ func (w *Worker) timely(ctx context.Context, t *Task, limit time.Duration, what 
 // repository's mirror.
 func (w *Worker) stage(ctx context.Context, t *Task) error {
 	d := w.Dir(t.ID)
-	if err := d.create(nil, t.Task.Manifest); err != nil {
+	if err := w.furnish(ctx, *t); err != nil {
 		return err
 	}
 	if err := d.writeBrief(*t); err != nil {
