@@ -75,8 +75,10 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	if noRoom(err) {
 		err = w.again(ctx, &t, err, roomTries, roomDelays()...)
 		switch {
-		case err == nil, ctx.Err() != nil:
+		case err == nil:
 			return t, nil
+		case ctx.Err() != nil:
+			return t, nil //nolint:nilerr // called off; the want says what is next
 		case errors.As(err, &trouble):
 			return t, err
 		}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -216,13 +217,14 @@ func (w *world) runs() int {
 	return strings.Count(string(text), "\n")
 }
 
-// events wants them numbered without a gap, and phases that follow each other.
+// events wants them numbered without a gap, phases that follow each other, and none
+// in which the agent may run after it was decided how the task ends.
 func (w *world) events(id string) error {
 	out, err := w.run(nil, "agent-sessionizer", "task", "logs", "--of", "events", "--json", id)
 	if err != nil {
 		return err
 	}
-	seq, phase := int64(0), ""
+	seq, phase, decided := int64(0), "", false
 	for line := range strings.Lines(out) {
 		var ev struct {
 			Seq  int64
@@ -239,8 +241,11 @@ func (w *world) events(id string) error {
 			if ev.Data.From != phase {
 				return fmt.Errorf("event %d goes from %s, where it was %s", ev.Seq, ev.Data.From, phase)
 			}
-			phase = ev.Data.To
+			if phase = ev.Data.To; decided && slices.Contains([]string{"STAGING", "PROVISIONING", "READY", "RUNNING"}, phase) {
+				return fmt.Errorf("event %d: %s, after its outcome", ev.Seq, phase)
+			}
 		}
+		decided = decided || ev.Kind == "outcome"
 	}
 	return nil
 }
