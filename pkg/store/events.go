@@ -182,11 +182,13 @@ func (s *Store) Follow(ctx context.Context, subject string, after int64) iter.Se
 		var t *topic
 		defer func() { s.feed.leave(t) }()
 		for {
-			news := s.feed.news(t) // before the look: what comes after that shows there
-			evs, err := s.events(ctx, subject, after, followEvents, followBytes)
-			if err != nil {
-				yield(Event{}, err)
-				return
+			news, evs, look := s.feed.news(t, after) // before the look: what comes after that shows there
+			if look && len(evs) == 0 {
+				var err error
+				if evs, err = s.events(ctx, subject, after, followEvents, followBytes); err != nil {
+					yield(Event{}, err)
+					return
+				}
 			}
 			for _, ev := range evs {
 				if !yield(ev, nil) {
