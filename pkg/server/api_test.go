@@ -4,9 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -67,7 +65,7 @@ func TestATaskOverTheAPI(t *testing.T) {
 		}
 		ids = append(ids, made.ID)
 	}
-	text, err := os.ReadFile(filepath.Join(string(r.tasks.Dir(ids[0])), "manifest.yaml"))
+	text, err := r.store.TaskText(t.Context(), ids[0])
 	if err != nil || len(text) == 0 {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -158,6 +159,10 @@ func (r *rig) submit() task.Task {
 	}
 	t, _, err := r.tasks.Submit(r.t.Context(), asked, task.Submission{Text: []byte(manifestYAML), Actor: "test"})
 	if err != nil {
+		r.t.Fatal(err)
+	}
+	outbox := filepath.Join(string(r.tasks.Dir(t.ID)), "outbox") // as for its keeper
+	if err := errors.Join(os.MkdirAll(filepath.Join(outbox, "progress"), 0o700), os.MkdirAll(filepath.Join(outbox, "artifacts"), 0o700)); err != nil {
 		r.t.Fatal(err)
 	}
 	return t
