@@ -45,28 +45,37 @@ func TestGuestStaysFrozen(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a guest is given up after minutes; the whole run has it")
 	}
+	t.Parallel() // all it does is wait
 	trouble{
 		name: "guest frozen for good", kase: frozen, who: []string{"task-keeper"}, marks: commits[1:], step: 5,
 		act: func(w *world) { w.signal(syscall.SIGSTOP, isGuest) }, may: again,
 	}.everywhere(t)
 }
 
-// TestStalls has what goes to the guest and comes from it hang, while the agent runs
-// on: for some seconds, and for longer than anybody waits for an answer.
+// TestStalls has what goes to the guest and comes from it hang for some seconds,
+// while the agent runs on.
 func TestStalls(t *testing.T) {
-	x := trouble{
+	trouble{
 		name: "stalled", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(6),
 		act: freeze(isVM, 4*time.Second),
+	}.everywhere(t)
+}
+
+// TestLongStalls does so for longer than anybody waits for an answer.
+func TestLongStalls(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes minutes; the whole run has it")
 	}
-	x.everywhere(t)
-	if !testing.Short() {
-		x.name, x.step, x.act = "stalled for long", 12, freeze(isVM, 80*time.Second)
-		x.everywhere(t)
-	}
+	t.Parallel()
+	trouble{
+		name: "stalled for long", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: 12,
+		act: freeze(isVM, 80*time.Second),
+	}.everywhere(t)
 }
 
 // TestStallingLogins has new connections taken, and nothing said on them.
 func TestStallingLogins(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]string{
 		"each for a second":                `{"connect": {"stall": "1s"}}`,
 		"some for longer than a login may": `{"connect": {"stall": "70s", "count": 2}}`,
@@ -76,6 +85,7 @@ func TestStallingLogins(t *testing.T) {
 		}
 		want := calmly(t, slow).ending
 		t.Run("booting/"+name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			defer w.remove()
 			w.write("faults.json", fault)
@@ -83,6 +93,7 @@ func TestStallingLogins(t *testing.T) {
 			disturbed(t, w, t.Name(), got, want, err)
 		})
 		t.Run("running/"+name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			defer w.remove()
 			k := slow

@@ -75,6 +75,7 @@ func TestFullDisk(t *testing.T) {
 // TestDiskThatStaysFull refuses a task for which there is no room; one that is there
 // waits for as long as it takes.
 func TestDiskThatStaysFull(t *testing.T) {
+	t.Parallel()
 	k := cases[0]
 	want := calmly(t, k).ending
 	t.Run("refused", func(t *testing.T) {

@@ -276,11 +276,16 @@ type calmRun struct {
 	marks  map[string]int // how many a command's process comes to, of "COMMAND MARK"
 }
 
-var calm = map[string]calmRun{}
+var (
+	calmMu sync.Mutex
+	calm   = map[string]calmRun{}
+)
 
 // calmly is how a case goes when nobody disturbs it.
 func calmly(t *testing.T, k kase) calmRun {
 	t.Helper()
+	calmMu.Lock()
+	defer calmMu.Unlock()
 	if c, ok := calm[k.name]; ok {
 		return c
 	}
