@@ -4,6 +4,7 @@ package fault
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -150,13 +151,34 @@ func (w *world) jump(d time.Duration) {
 	}
 }
 
+// told wants the task's last event to have the time of a clock that is off by d.
+func (w *world) told(d time.Duration) error {
+	file, err := filepath.Glob(filepath.Join(w.state(), "agent-sessionizer/tasks/*/outbox/progress/events.jsonl"))
+	if err != nil || len(file) != 1 {
+		return fmt.Errorf("events of %d tasks: %w", len(file), err)
+	}
+	text, err := os.ReadFile(file[0])
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	var last struct{ At time.Time }
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil {
+		return err
+	}
+	if wrong := time.Until(last.At) - d; wrong.Abs() > patience {
+		return fmt.Errorf("the last event is of %v, by a clock that is off by %v", last.At, d)
+	}
+	return nil
+}
+
 // TestClockJumps sets the clock of the host an hour forwards or back while something
 // lives through it, and between two keepers.
 func TestClockJumps(t *testing.T) {
 	for _, d := range []time.Duration{time.Hour, -time.Hour} {
 		x := trouble{
 			name: fmt.Sprintf("clock %+v", d), kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(7),
-			ready: (*world).clock, act: func(w *world) { w.jump(d) },
+			ready: (*world).clock, act: func(w *world) { w.jump(d) }, told: func(w *world) error { return w.told(d) },
 		}
 		x.everywhere(t)
 	}
@@ -169,6 +191,7 @@ func TestClockJumps(t *testing.T) {
 	// A keeper goes by the clock on the wall for the time in which there was none.
 	x.name, x.step = "clock back, keepers killed", every(6)
 	x.act = func(w *world) { w.jump(-time.Hour); w.signal(syscall.SIGKILL, isKeeper) }
+	x.told = func(w *world) error { return w.told(-time.Hour) }
 	x.everywhere(t)
 	for _, c := range []struct {
 		kase kase
@@ -186,6 +209,9 @@ func TestClockJumps(t *testing.T) {
 				return nil
 			}
 			got, err := w.play(k)
+			if err == nil {
+				err = w.told(c.d)
+			}
 			disturbed(t, w, t.Name(), got, want, err)
 		})
 	}

@@ -350,6 +350,7 @@ type trouble struct {
 	ready func(w *world) // before the task is submitted; nil for nothing
 	act   func(w *world) // while the process stands there; nil kills it
 	may   func(got *ending, want ending)
+	told  func(w *world) error // after the task's end
 }
 
 // everywhere plays a case once for each place that its processes come to, with
@@ -389,6 +390,9 @@ func (x trouble) everywhere(t *testing.T) {
 					t.Errorf("%s, undisturbed: %v", x.kase.name, err)
 				}
 				return
+			}
+			if x.told != nil && err == nil {
+				err = x.told(w)
 			}
 			if x.may != nil {
 				x.may(&got, calm.ending)
