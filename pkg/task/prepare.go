@@ -82,7 +82,11 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 // provision has a session made for the task, or made ready again, its own or not.
 func (w *Worker) provision(ctx context.Context, t *Task) error {
 	life := t.Manifest.Lifecycle
-	err := w.timely(ctx, t, time.Duration(life.ProvisionTimeout), "making the VM", func(ctx context.Context) error {
+	what := "making the VM"
+	if t.Given() {
+		what = "starting the session"
+	}
+	err := w.timely(ctx, t, time.Duration(life.ProvisionTimeout), what, func(ctx context.Context) error {
 		for {
 			err := w.session(ctx, t)
 			if err == nil || ctx.Err() != nil {
