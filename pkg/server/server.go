@@ -289,8 +289,11 @@ func waitFor(ctx context.Context, g *sync.WaitGroup) {
 
 const (
 	reconcileEvery = 5 * time.Second
-	// submitPause lets the tasks that are submitted at once be admitted at once.
+	// The tasks that are submitted at once are admitted at once, when for submitPause
+	// no more came, or after submitMost: what a task starts takes the processors that
+	// accepting the others needs.
 	submitPause = 20 * time.Millisecond
+	submitMost  = time.Second
 )
 
 // reconcile sees to keepers, as every command does when it starts.
@@ -315,14 +318,28 @@ func (s *Server) reconcile(ctx context.Context) {
 			case <-tick.C:
 				waiting = false
 			case <-s.kick:
-				select {
-				case <-time.After(submitPause):
-				case <-ctx.Done():
-				}
+				s.settle(ctx)
 				err = s.tasks.Schedule(ctx)
 			case <-ctx.Done():
 				return
 			}
+		}
+	}
+}
+
+// settle waits until nobody submits for a while, or for long enough.
+func (s *Server) settle(ctx context.Context) {
+	most := time.NewTimer(submitMost)
+	defer most.Stop()
+	for {
+		select {
+		case <-s.kick:
+		case <-time.After(submitPause):
+			return
+		case <-most.C:
+			return
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -169,8 +169,8 @@ func readEvents(ctx context.Context, q queryer, subject string, after int64, lim
 
 // What one follower holds in memory at a time.
 const (
-	followEvents = 256
-	followBytes  = 256 << 10
+	followEvents = 128
+	followBytes  = 128 << 10
 )
 
 // Follow yields every event over after, in order and each once, then waits for
