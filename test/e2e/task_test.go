@@ -52,7 +52,7 @@ version: "1"
 kind: Task
 metadata: {name: "a task"}
 repository: {url: ./project}
-vm: {cpus: 2, memory: 1G, disk: 8G}
+vm: {cpus: 2, memory: 1536M, disk: 8G}
 agent: %s
 lifecycle: {%s}
 `, agent, lifecycle))
@@ -174,7 +174,7 @@ version: "1"
 kind: Task
 metadata: {name: "with a model"}
 repository: {url: ./project}
-vm: {cpus: 2, memory: 1G, disk: 8G}
+vm: {cpus: 2, memory: 1536M, disk: 8G}
 claude: {prompt: "RUNBASH please"}
 `)
 		r := b.Run("agent-sessionizer", "task", "run", "-f", "claude.yaml")

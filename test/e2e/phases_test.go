@@ -1,0 +1,181 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// path is the phases that a task went through.
+func (b *box) path(id string) (phases []string) {
+	b.t.Helper()
+	text, err := os.ReadFile(filepath.Join(b.taskDir(id), "outbox", "progress", "events.jsonl"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var ev struct {
+			Kind string
+			Data struct{ From, To string }
+		}
+		if err := json.Unmarshal([]byte(line), &ev); err != nil {
+			b.t.Fatalf("%v: %s", err, line)
+		}
+		if ev.Kind == "phase" && ev.Data.From != ev.Data.To {
+			phases = append(phases, ev.Data.To)
+		}
+	}
+	return phases
+}
+
+// cancel calls the task off, wants it to have come no further than to the phase
+// in which it was, and nothing to be left.
+func (b *box) cancel(id, phase string) {
+	b.t.Helper()
+	b.Asz("task", "cancel", "--wait", id)
+	if v := b.task(id); v.State != "CANCELLED" || v.Outcome.Result != "cancelled" {
+		b.t.Errorf("cancelled in %s: %+v", phase, v)
+	}
+	want := []string{"PENDING", "STAGING", "PROVISIONING", "READY"}
+	want = append(slices.Clone(want[:slices.Index(want, phase)+1]), "CANCELLED")
+	if got := b.path(id); !slices.Equal(got, want) {
+		b.t.Errorf("cancelled in %s, it went %v", phase, got)
+	}
+	b.nothingLeft()
+}
+
+// signal sends a signal to the box's processes of one kind.
+func (b *box) signal(what string, sig syscall.Signal) {
+	b.t.Helper()
+	pids := b.Processes(what)
+	if len(pids) == 0 {
+		b.t.Fatalf("no %q process; there are %v", what, b.Processes(""))
+	}
+	for pid := range pids {
+		if err := syscall.Kill(pid, sig); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// TestTaskPhases calls tasks off in each phase; RUNNING is TestTask's. There is one
+// slot: each task that runs shows besides that those before it gave theirs back.
+func TestTaskPhases(t *testing.T) {
+	b := newBox(t)
+	b.Repo("project")
+	b.Write(".config/agent-sessionizer/config.yaml", "tasks: {slots: 1}\n")
+
+	t.Run("PENDING and STAGING", func(t *testing.T) {
+		// A host that takes connections, and says nothing.
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		called := make(chan net.Conn, 10)
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				called <- c
+			}
+		}()
+		b.Write("silent.yaml", fmt.Sprintf(`
+version: "1"
+kind: Task
+repository: {url: "git://localhost:%d/team/project"}
+vm: {cpus: 2, memory: 1536M, disk: 8G}
+agent: {kind: command, command: ["true"]}
+`, ln.Addr().(*net.TCPAddr).Port))
+		id := strings.TrimSpace(b.Asz("task", "submit", "-f", "silent.yaml"))
+		conn := <-called
+		defer conn.Close()
+		b.until(id, "STAGING")
+
+		waits := b.submit(shell("true"), "")
+		b.Asz("task", "cancel", waits)
+		if v := b.task(waits); v.State != "CANCELLED" || v.Outcome.Result != "cancelled" {
+			t.Errorf("%+v", v)
+		}
+		b.cancel(id, "STAGING")
+	})
+	t.Run("PROVISIONING", func(t *testing.T) {
+		id := b.submit(shell("true"), "")
+		b.until(id, "PROVISIONING")
+		b.cancel(id, "PROVISIONING")
+
+		id = b.submit(shell("true"), "")
+		waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
+		b.cancel(id, "PROVISIONING")
+	})
+	t.Run("READY", func(t *testing.T) {
+		id := b.submit(shell("true"), "")
+		b.until(id, "PROVISIONING")
+		// The guest freezes before the agent is started in it.
+		b.signal(" task-keeper ", syscall.SIGSTOP)
+		waitFor(t, "a session that is ready", func() bool { l := b.List(); return len(l) == 1 && l[0].State == "ready" })
+		b.signal(qemu, syscall.SIGSTOP)
+		b.signal(" task-keeper ", syscall.SIGCONT)
+		b.until(id, "READY")
+		b.cancel(id, "READY")
+	})
+	t.Run("COMPLETING", func(t *testing.T) {
+		id := b.submit(shell(`mkdir out; head -c 40000000 /dev/urandom >out/large.bin; sha256sum <out/large.bin; echo out >>.git/info/exclude`), `artifact_patterns: ["out/**"]`)
+		received := func() (n int64) {
+			parts, _ := filepath.Glob(filepath.Join(b.taskDir(id), "outbox", "artifacts", ".part", "*"))
+			for _, part := range parts {
+				if st, err := os.Stat(part); err == nil { // it goes when it is whole
+					n = max(n, st.Size())
+				}
+			}
+			return n
+		}
+		var keepers map[int]string
+		waitFor(t, "the task's keeper", func() bool { keepers = b.Processes(" task-keeper "); return len(keepers) > 0 })
+		for end := time.Now().Add(5 * time.Minute); received() < 10e6; time.Sleep(time.Millisecond) { // a real machine sends all of it in a moment
+			if time.Now().After(end) {
+				t.Fatalf("no artifact comes\n%s", b.Logs())
+			}
+		}
+		for pid := range keepers {
+			_ = syscall.Kill(pid, syscall.SIGSTOP)
+		}
+		// How it ends is decided: to call it off changes nothing any more.
+		b.Asz("task", "cancel", id)
+		b.kill(" task-keeper ")
+		there := received()
+		if there < 10e6 || there >= 40e6 {
+			t.Fatalf("%d bytes are there: nothing can be continued", there)
+		}
+		b.Asz("task", "list") // sees to a keeper
+		waitFor(t, "the end of the task", func() bool {
+			if n := received(); n > 0 && n < there {
+				t.Errorf("of %d bytes %d are left: it was begun anew", there, n)
+				there = n
+			}
+			text, err := os.ReadFile(filepath.Join(b.taskDir(id), "state.json"))
+			return err == nil && strings.Contains(string(text), `"state": "COMPLETED"`)
+		})
+		want := []string{"PENDING", "STAGING", "PROVISIONING", "READY", "RUNNING", "COMPLETING", "COMPLETED"}
+		if got := b.path(id); !slices.Equal(got, want) {
+			t.Errorf("it went %v", got)
+		}
+		sum, _, _ := strings.Cut(b.Asz("task", "logs", id), " ")
+		out := b.RunIn(filepath.Join(b.taskDir(id), "outbox", "artifacts"), "sh", "-c", "find . -name large.bin -exec sha256sum {} +").Stdout
+		if !strings.HasPrefix(out, sum+" ") {
+			t.Errorf("in the guest it is %s, here %s", sum, out)
+		}
+		b.nothingLeft()
+	})
+}

@@ -1,0 +1,334 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+)
+
+// background is a command that goes on while the test does something else.
+type background struct {
+	*exec.Cmd
+	out, errs bytes.Buffer
+}
+
+func (b *box) start(args ...string) *background {
+	b.t.Helper()
+	c := &background{Cmd: exec.Command(realvm.Binary(), args...)}
+	c.Env, c.Dir, c.Stdout, c.Stderr = b.Env, b.Home, &c.out, &c.errs
+	if err := c.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	return c
+}
+
+// ends wants it to succeed.
+func (c *background) ends(t *testing.T) {
+	t.Helper()
+	if err := c.Wait(); err != nil {
+		t.Errorf("%v: %v\n%s%s", c.Args, err, c.out.String(), c.errs.String())
+	}
+}
+
+// api asks the box's serve.
+func (b *box) api(path string, header ...string) (*http.Response, error) {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(b.Home, ".local/state/agent-sessionizer/serve.sock"))
+	}}}
+	req, err := http.NewRequest(http.MethodGet, "http://localhost"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	return client.Do(req)
+}
+
+// serve starts serve, and waits until it answers.
+func (b *box) serve() *background {
+	b.t.Helper()
+	c := b.start("serve")
+	waitFor(b.t, "an answer of serve", func() bool {
+		resp, err := b.api("/api/health")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	return c
+}
+
+// reader is a client of two streams of a task, its events and its output. When
+// they break off, join goes on where they did.
+type reader struct {
+	b    *box
+	id   string
+	open sync.WaitGroup
+
+	mu     sync.Mutex
+	events []string // their ids
+	over   bool     // the last event was told to be the last
+	output []byte
+}
+
+func (r *reader) join() {
+	r.b.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	header := []string{"Accept", "text/event-stream"}
+	if n := len(r.events); n > 0 {
+		header = append(header, "Last-Event-ID", r.events[n-1])
+	}
+	events, err := r.b.api("/api/v1/tasks/"+r.id+"/events", header...)
+	if err != nil || events.StatusCode != http.StatusOK {
+		r.b.t.Fatalf("%+v, %v", events, err)
+	}
+	output, err := r.b.api(fmt.Sprintf("/api/v1/tasks/%s/logs?follow=true&offset=%d", r.id, len(r.output)))
+	if err != nil || output.StatusCode != http.StatusOK {
+		r.b.t.Fatalf("%+v, %v", output, err)
+	}
+	r.open.Go(func() {
+		defer events.Body.Close()
+		for lines := bufio.NewScanner(events.Body); lines.Scan(); {
+			r.mu.Lock()
+			if id, ok := strings.CutPrefix(lines.Text(), "id: "); ok {
+				r.events = append(r.events, id)
+			}
+			r.over = r.over || lines.Text() == "event: end"
+			r.mu.Unlock()
+		}
+	})
+	r.open.Go(func() {
+		defer output.Body.Close()
+		buf := make([]byte, 4096)
+		for {
+			n, err := output.Body.Read(buf)
+			r.mu.Lock()
+			r.output = append(r.output, buf[:n]...)
+			r.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	})
+}
+
+// has reports how many bytes of output came.
+func (r *reader) has() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.output)
+}
+
+// TestServe ends and stops serve, which must be nothing to the tasks.
+func TestServe(t *testing.T) {
+	b := newBox(t)
+	b.Repo("project")
+
+	t.Run("killed and stopped under a task", func(t *testing.T) {
+		b.manifest(shell(`until [ -e /tmp/go ]; do echo "line $((++n))"; sleep 0.2; done; echo over`), "")
+		run := b.start("task", "run", "-f", "task.yaml")
+		var all []taskView
+		waitFor(t, "a task", func() bool {
+			return json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all) == nil && len(all) == 1
+		})
+		id := all[0].ID
+		logs := b.start("task", "logs", "-f", id)
+		printed := func() int {
+			text, _ := os.ReadFile(filepath.Join(b.taskDir(id), "outbox", "progress", "stdout.log"))
+			return len(text)
+		}
+		grows := func(what string, size func() int) {
+			t.Helper()
+			waitFor(t, what, func(before int) func() bool { return func() bool { return size() > before } }(size()+20))
+		}
+
+		serve := b.serve()
+		r := &reader{b: b, id: id}
+		r.join()
+		b.until(id, "RUNNING")
+		grows("output in the stream", r.has)
+
+		// Killed: its streams break off, and go on at the one after it.
+		if err := serve.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = serve.Wait() // it was killed
+		r.open.Wait()
+		grows("output without serve", printed)
+		serve = b.serve()
+		r.join()
+		grows("output in the stream of another serve", r.has)
+
+		// Stopped: they stand still, and lose nothing.
+		if err := serve.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		grows("output while serve stands still", printed)
+		if err := serve.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		grows("output after serve stood still", r.has)
+
+		// Killed again, and the task ends before there is another.
+		if err := serve.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = serve.Wait() // it was killed
+		r.open.Wait()
+		b.MustIn(b.List()[0].Name, "touch /tmp/go")
+		run.ends(t)
+		logs.ends(t)
+		if v := b.task(id); v.State != "COMPLETED" || v.Attempt != 1 {
+			t.Errorf("%+v", v)
+		}
+		serve = b.serve()
+		r.join()
+		r.open.Wait()
+
+		var page struct{ Newest int }
+		resp, err := b.api("/api/v1/tasks/" + id + "/events?after=newest")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if err := json.NewDecoder(resp.Body).Decode(&page); err != nil || page.Newest != len(r.events) || !r.over {
+			t.Errorf("%d of %d events, %v; the end was told: %v", len(r.events), page.Newest, err, r.over)
+		}
+		for i, ev := range r.events {
+			if ev != fmt.Sprintf("%s/%d", id, i+1) {
+				t.Fatalf("event %d is %s", i+1, ev)
+			}
+		}
+		log := b.Asz("task", "logs", id)
+		if string(r.output) != log || logs.out.String() != log || !strings.HasSuffix(log, "over\n") {
+			t.Errorf("the log has %d bytes, the stream had %d, logs -f %d", len(log), len(r.output), logs.out.Len())
+		}
+		if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		serve.ends(t)
+		b.nothingLeft()
+	})
+
+	t.Run("a unit", func(t *testing.T) {
+		// There is a systemd in each guest. What runs there runs on VMs that are none,
+		// of which nothing is asked but that they outlive serve.
+		b.pack("agent-sessionizer.gz")
+		name := b.open("./project")
+		b.Asz("cp", "agent-sessionizer.gz", name+":/home/agent/")
+		const with = "export XDG_RUNTIME_DIR=/run/user/$(id -u); s=~/.local/state/agent-sessionizer; show() { systemctl --user show -P $1 agent-sessionizer; }; "
+		in := func(line string) string { t.Helper(); return b.MustIn(name, with+line) }
+		// Each question from here is a login, which an emulated guest feels.
+		until := func(what, ok string) {
+			t.Helper()
+			if r := b.In(name, with+"for i in $(seq 600); do if "+ok+"; then exit 0; fi; sleep 1; done; sudo journalctl --no-pager -n 50; exit 1"); r.Code != 0 {
+				t.Fatalf("%s did not come:\n%s", what, r.All())
+			}
+		}
+		// Logins in a guest have no manager of the user's units; and its room is not
+		// the host's.
+		in(`set -e
+gunzip <~/agent-sessionizer.gz >/tmp/program; sudo install /tmp/program /usr/local/bin/agent-sessionizer; rm /tmp/program
+mkdir -p ~/.config/systemd/user/agent-sessionizer.service.d
+cat >~/.config/systemd/user/agent-sessionizer.service.d/test.conf <<E
+[Service]
+WatchdogSec=10
+Environment=AGENT_SESSIONIZER_PREPARE=none AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE=1MiB AGENT_SESSIONIZER_LIMITS_DISK_RESERVE=1MiB
+E
+agent-sessionizer serve unit >~/.config/systemd/user/agent-sessionizer.service
+sudo mkdir -p /etc/systemd/system/user@.service.d
+printf '[Service]\nEnvironment=XDG_RUNTIME_DIR=/run/user/%%i\n' | sudo tee /etc/systemd/system/user@.service.d/test.conf
+sudo systemctl daemon-reload; sudo systemctl start user@$(id -u)`)
+
+		// It counts as started when it answers, not before.
+		const get = "curl -sS --fail-with-body --unix-socket $s/serve.sock http://localhost"
+		if got := in("systemctl --user enable --now agent-sessionizer 2>/dev/null; " + get + "/api/health | jq -r .status; show Type; show ActiveState"); got != "ok\nnotify\nactive" {
+			t.Errorf("after its start: %s", got)
+		}
+		// While it answers itself, systemd hears of it; when it does not, it is replaced.
+		until("word to the watchdog", "fed=${fed:-$(show WatchdogTimestampMonotonic)}; [ $fed != $(show WatchdogTimestampMonotonic) ]")
+		until("another serve", "if [ -z $pid ]; then pid=$(show MainPID); kill -STOP $pid; fi; [ $(show MainPID) != $pid ] && [ $(show ActiveState) = active ]")
+		if got := in("sudo journalctl --no-pager | grep 'Watchdog timeout'; show NRestarts"); !strings.Contains(got, "agent-sessionizer.service") || strings.HasSuffix(got, "\n0") {
+			t.Errorf("it was not the watchdog: %s", got)
+		}
+
+		id := in(`systemctl --user service-watchdogs no # a slow machine must not end what follows
+cat >/tmp/task.yaml <<E
+version: "1"
+kind: Task
+repository: {url: $PWD}
+vm: {cpus: 1, memory: 512M, disk: 4G}
+agent: {kind: command, command: [sh, -c, "echo up; until [ -e /tmp/go ]; do sleep 1; done; echo over"]}
+E
+` + get + `/api/v1/tasks -H 'Content-Type: application/yaml' --data-binary @/tmp/task.yaml | jq -r .id`)
+		state := "grep -qE '\"state\": \"(%s|FAILED)\"' $s/tasks/" + id + "/state.json"
+		until("the task", fmt.Sprintf(state, "RUNNING"))
+
+		// It ends without a word of complaint, and alone: the keepers are in its cgroup.
+		const keepers = "pgrep -f 'agent-sessionizer [a-z-]*keeper ' | xargs; " // not this command itself
+		before, after, _ := strings.Cut(in(keepers+"systemctl --user stop agent-sessionizer; "+keepers+"show ActiveState; show Result; show ExecMainStatus"), "\n")
+		if len(strings.Fields(before)) != 2 || after != before+"\ninactive\nsuccess\n0" {
+			t.Errorf("the keepers were %s; stopped it is %s", before, after)
+		}
+		in("touch /tmp/go")
+		until("the end of the task", fmt.Sprintf(state, "COMPLETED"))
+		var v taskView
+		if got := in("systemctl --user start agent-sessionizer; " + get + "/api/v1/tasks/" + id); json.Unmarshal([]byte(got), &v) != nil || v.State != "COMPLETED" || v.Attempt != 1 {
+			t.Errorf("another serve says %s", got)
+		}
+		if got := in(get + "/api/v1/tasks/" + id + "/logs"); got != "up\nover" {
+			t.Errorf("the log is %q", got)
+		}
+		b.Asz("destroy", "--force", name)
+		b.nothingLeft()
+	})
+}
+
+// pack makes the program whose VMs are none, small enough for an emulated network.
+func (b *box) pack(name string) {
+	b.t.Helper()
+	program := filepath.Join(b.Home, "program")
+	cmd := exec.Command("go", "build", "-tags", "fakevm", "-ldflags", "-s -w", "-o", program, "../../cmd/agent-sessionizer")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.t.Fatalf("%v\n%s", err, out)
+	}
+	defer os.Remove(program)
+	from, err := os.Open(program)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer from.Close()
+	to, err := os.Create(filepath.Join(b.Home, name))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer to.Close()
+	z := gzip.NewWriter(to)
+	if _, err := io.Copy(z, from); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		b.t.Fatal(err)
+	}
+}
