@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -37,6 +38,16 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-stop
+		stopping.Store(true)
+		worlds.Range(func(w, _ any) bool { w.(*world).remove(); return true })
+		os.RemoveAll(dir)
+		fmt.Printf("stopped after %s\n", sum())
+		os.Exit(1)
+	}()
 	code := 1
 	if program, err = build(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -44,12 +55,22 @@ func TestMain(m *testing.M) {
 		code = m.Run()
 	}
 	os.RemoveAll(dir)
-	fmt.Printf("%d faults injected, %d lost, %d leaked\n", injected.Load(), lost.Load(), leaked.Load())
+	fmt.Println(sum())
 	if lost.Load()+leaked.Load() > 0 {
 		code = 1
 	}
 	os.Exit(code)
 }
+
+func sum() string {
+	return fmt.Sprintf("%d faults injected, %d lost, %d leaked", injected.Load(), lost.Load(), leaked.Load())
+}
+
+// worlds are those that there are; they go when the tests are stopped.
+var (
+	worlds   sync.Map
+	stopping atomic.Bool
+)
 
 // alone runs these tests again in a process whose mounts nobody else sees, and which
 // go with it, however it ends.
@@ -64,7 +85,13 @@ func alone() int {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
-	err := cmd.Run()
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM) // a terminal's goes to the child, too
+	err := cmd.Start()
+	if err == nil {
+		go func() { <-stop; _ = cmd.Process.Signal(syscall.SIGTERM) }()
+		err = cmd.Wait()
+	}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return max(1, exit.ExitCode())
 	} else if err != nil {
@@ -135,6 +162,11 @@ func newWorld(t *testing.T) *world {
 		"GIT_CONFIG_GLOBAL=" + filepath.Join(home, "gitconfig"),
 		"GIT_AUTHOR_DATE=2026-01-02T03:04:05Z", "GIT_COMMITTER_DATE=2026-01-02T03:04:05Z",
 	}}
+	worlds.Store(w, nil)
+	if stopping.Load() {
+		os.RemoveAll(home)
+		select {} // until all is stopped
+	}
 	t.Cleanup(w.remove)
 	w.write("gitconfig", "[user]\n\tname = Test\n\temail = test@example.invalid\n[init]\n\tdefaultBranch = main\n")
 	w.write("repo/input.txt", "as it was\n")
@@ -151,6 +183,7 @@ func (w *world) remove() {
 		_ = syscall.Unmount(w.state(), syscall.MNT_DETACH) // the second time it is no mount
 	}
 	os.RemoveAll(w.home)
+	worlds.Delete(w)
 }
 
 // state is where the program keeps its state.
