@@ -50,9 +50,9 @@ func newPruneCmd(a *app) *cobra.Command {
   - files that commands have left that were killed.
 
 Leftovers go by themselves too: at most once an hour, a command looks for them in the
-background. Nothing of a session that exists is touched, nor what somebody works with just now.
-What looks abandoned and may not be is kept, and named: mirrors with commits of agents
-that no branch has, and VMs and directories of which no session is known.`,
+background. Nothing of a session that exists is touched, nor what somebody works with
+just now. What looks abandoned and may not be is kept, and named: mirrors with commits
+of agents that no branch has, and VMs and directories of which no session is known.`,
 		Example: `  agent-sessionizer prune --dry-run
   agent-sessionizer prune --unused-for 30d
   agent-sessionizer prune --dry-run --json | jq .size`,
