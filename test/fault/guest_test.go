@@ -12,7 +12,7 @@ import (
 func TestGuestVanishes(t *testing.T) {
 	trouble{
 		name: "guest killed", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(3),
-		act: func(w *world) { w.signal(syscall.SIGKILL, isGuest) }, may: again,
+		act: (*world).vanish, may: again,
 	}.everywhere(t)
 }
 

@@ -302,6 +302,13 @@ func isVM(line string) bool { return strings.Contains(line, " fake-vm ") }
 
 func isGuest(line string) bool { return isVM(line) || strings.HasPrefix(line, inGuest) }
 
+// vanish ends the VM and all that is in it at once: a shell whose command is killed
+// before it would go on.
+func (w *world) vanish() {
+	w.signal(syscall.SIGSTOP, isGuest)
+	w.signal(syscall.SIGKILL, isGuest)
+}
+
 func isKeeper(line string) bool {
 	return strings.Contains(line, " keeper ") || strings.Contains(line, " task-keeper ")
 }
