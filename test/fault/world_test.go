@@ -43,9 +43,10 @@ func TestMain(m *testing.M) {
 	go func() {
 		<-stop
 		stopping.Store(true)
+		far := sum() // what is cut off now is not lost
 		worlds.Range(func(w, _ any) bool { w.(*world).remove(); return true })
 		os.RemoveAll(dir)
-		fmt.Printf("stopped after %s\n", sum())
+		fmt.Printf("stopped after %s\n", far)
 		os.Exit(1)
 	}()
 	code := 1
