@@ -70,6 +70,7 @@ func (b *box) signal(what string, sig syscall.Signal) {
 // TestTaskPhases calls tasks off in each phase; RUNNING is TestTask's. There is one
 // slot: each task that runs shows besides that those before it gave theirs back.
 func TestTaskPhases(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.Repo("project")
 	b.Write(".config/agent-sessionizer/config.yaml", "tasks: {slots: 1}\n")
@@ -121,7 +122,7 @@ agent: {kind: command, command: ["true"]}
 	})
 	t.Run("READY", func(t *testing.T) {
 		id := b.submit(shell("true"), "")
-		b.until(id, "PROVISIONING")
+		waitFor(t, "a session", func() bool { return len(b.List()) == 1 })
 		// The guest freezes before the agent is started in it.
 		b.signal(" task-keeper ", syscall.SIGSTOP)
 		waitFor(t, "a session that is ready", func() bool { l := b.List(); return len(l) == 1 && l[0].State == "ready" })

@@ -141,6 +141,7 @@ func (r *reader) has() int {
 
 // TestServe ends and stops serve, which must be nothing to the tasks.
 func TestServe(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.Repo("project")
 

@@ -98,6 +98,7 @@ func (b *box) nothingLeft() {
 // TestTask runs tasks in real VMs: what people do with them, what goes wrong, and
 // what is killed under them.
 func TestTask(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	clone := b.Repo("project")
 	secret := "pretend-" + random()
@@ -205,6 +206,37 @@ claude: {prompt: "RUNBASH please"}
 			t.Fatal(all, err)
 		}
 		b.Asz("task", "destroy", "--wait", all[0].ID)
+		b.nothingLeft()
+	})
+	t.Run("in a session that is there", func(t *testing.T) {
+		name := b.open("./project")
+		b.MustIn(name, "echo mine >>hello.txt")
+		b.Write("given.yaml", `
+version: "1"
+kind: Task
+agent: `+shell(`echo theirs >>hello.txt; echo new >new.txt`)+`
+`)
+		if r := b.Run("agent-sessionizer", "task", "run", "-f", "given.yaml", "--session", name); r.Code != 0 {
+			t.Fatalf("%d %s\n%s", r.Code, r.All(), b.Logs())
+		}
+		var all []taskView
+		if err := json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all); err != nil || len(all) == 0 {
+			t.Fatal(all, err)
+		}
+		id := all[0].ID
+		if patch := b.Asz("task", "artifacts", id, "--get", id+".patch"); !strings.Contains(patch, "+mine\n+theirs\n") {
+			t.Errorf("the patch is %s", patch)
+		}
+		if got := b.Asz("task", "artifacts", id, "--get", "untracked/new.txt"); got != "new\n" {
+			t.Errorf("new.txt is %q", got)
+		}
+		if l := b.List(); len(l) != 1 || l[0].State != "ready" {
+			t.Errorf("the session: %+v", l)
+		}
+		if got := b.MustIn(name, "tail -n 2 hello.txt; sudo ls /var/lib/agent-task"); got != "mine\ntheirs" {
+			t.Errorf("in the session there is %q", got)
+		}
+		b.Asz("destroy", "--force", name)
 		b.nothingLeft()
 	})
 	t.Run("cancel, timeout and hang", func(t *testing.T) {
