@@ -55,7 +55,7 @@ unit: guest
 	go test $$(go list ./... | grep -v /test/)
 
 script: guest
-	go test -count=1 ./test/script/... # what it tests is a binary that go does not know of
+	go test -count=1 -parallel 4 ./test/script/... # of a binary that go does not know; most of them wait most of the time
 
 # One after the other: two VMs at once are too much for two cores.
 vm: guest ## the driver's suite and the built image, on real VMs

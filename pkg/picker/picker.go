@@ -233,7 +233,8 @@ const (
 	// would also come to fzf, which ends when the command is quicker to do so than
 	// it is to look.
 	destroyKey = `s=$(stty -g); stty -isig eol ^C; ` + self + ActionDestroy + ` {+1}; stty "$s"`
-	enterKey   = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo accept; fi`
+	// Rows may go between the look and the accepting, which would end fzf with nothing.
+	enterKey = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo accept-non-empty; fi`
 )
 
 // setenv prepares the environment of what fzf runs; restore takes it back.
