@@ -72,6 +72,10 @@ secrets:
 	t.Run("the end", func(t *testing.T) {
 		say("/exit")
 		w.agent(wire.AgentGone, "")
+		// As it goes it drops what was typed, and the shell comes after it.
+		w.until("the shell's prompt", func(g wire.Glance) bool {
+			return strings.HasSuffix(strings.TrimSpace(strings.Join(g.Screen, "\n")), "%")
+		})
 	})
 	t.Run("a permission", func(t *testing.T) {
 		typed("-l", "clear; claude --permission-mode default")

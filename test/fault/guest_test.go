@@ -20,7 +20,7 @@ func TestGuestVanishes(t *testing.T) {
 func freeze(f func(string) bool, d time.Duration) func(w *world) {
 	return func(w *world) {
 		w.signal(syscall.SIGSTOP, f)
-		time.AfterFunc(d, func() { w.signal(syscall.SIGCONT, f) })
+		w.later(d, func() { w.signal(syscall.SIGCONT, f) })
 	}
 }
 

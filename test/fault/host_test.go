@@ -64,7 +64,7 @@ func TestFullDisk(t *testing.T) {
 		name: "full disk", kase: cases[0], who: []string{"task", "task-keeper"}, step: every(3), ready: (*world).ownDisk,
 		act: func(w *world) {
 			w.fill()
-			time.AfterFunc(2*time.Second, w.free)
+			w.later(2*time.Second, w.free)
 		},
 	}
 	x.marks = []string{"before-commit", "before-file"}
@@ -184,7 +184,7 @@ func TestClockJumps(t *testing.T) {
 	}
 	x := trouble{
 		name: "clock there and back", kase: slow, who: []string{"task-keeper"}, marks: commits[1:], step: every(8),
-		ready: (*world).clock, act: func(w *world) { w.jump(time.Hour); time.AfterFunc(time.Second, func() { w.jump(0) }) },
+		ready: (*world).clock, act: func(w *world) { w.jump(time.Hour); w.later(time.Second, func() { w.jump(0) }) },
 	}
 	x.everywhere(t)
 

@@ -134,6 +134,20 @@ type world struct {
 	env  []string
 	full bool         // its state has a disk of its own
 	ill  atomic.Int64 // odd while the host is in trouble, and commands may fail for it
+
+	mu   sync.Mutex
+	gone bool
+}
+
+// later does something to the world, unless it is removed before.
+func (w *world) later(d time.Duration, f func()) {
+	time.AfterFunc(d, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !w.gone {
+			f()
+		}
+	})
 }
 
 // patience is for a task on a loaded machine: for nothing that is tested.
@@ -179,6 +193,9 @@ func newWorld(t *testing.T) *world {
 
 // remove ends what is left of the world. It may be called twice.
 func (w *world) remove() {
+	w.mu.Lock()
+	w.gone = true
+	w.mu.Unlock()
 	w.endProcesses()
 	if w.full {
 		_ = syscall.Unmount(w.state(), syscall.MNT_DETACH) // the second time it is no mount
