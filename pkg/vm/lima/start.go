@@ -67,13 +67,17 @@ func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endp
 
 func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progress) (vm.Endpoint, error) {
 	e, old := readEndpoint(dir)
+	told, err := agentTold(dir)
+	if err != nil {
+		return vm.Endpoint{}, err
+	}
 	switch r, err := d.survivors(dir); {
 	case err != nil:
 		return vm.Endpoint{}, err
 	case r.driver && old == nil:
 		return e, nil
-	case r.driver && !r.agent && isFork(dir):
-		// Only a host agent can wake it, and it has died.
+	case r.driver && !r.agent && !told:
+		// It waits for a host agent that has died.
 	case r.driver, r.agent && old != nil:
 		// Whoever started it died or gave up waiting.
 		tell(p, "the VM is booting already, waiting for it")
@@ -224,16 +228,23 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 		case <-procs.C:
 			now := look(dir, m)
 			seen.agent, seen.driver = seen.agent || now.agent, seen.driver || now.driver
-			alive := now.any() || ours
-			if !alive { // perhaps one that has no pid file yet
+			if ours {
+				now.agent = true
+			}
+			if !now.agent { // perhaps one that has no pid file yet
 				all, err := d.survivors(dir)
 				if err != nil {
 					return err
 				}
-				alive = all.any()
+				now.agent, now.driver = all.agent, now.driver || all.driver
 			}
-			// A QEMU that is gone ends the run even if its agent lingers.
-			if !alive || seen.driver && !now.driver {
+			told, err := agentTold(dir)
+			if err != nil {
+				return err
+			}
+			// A QEMU that is gone ends the run even if its agent lingers, and one whose
+			// agent is gone comes to nothing, unless that has told all already.
+			if !now.any() || seen.driver && !now.driver || !now.agent && !told {
 				return d.ended(ctx, dir, w)
 			}
 		case <-console.C:
@@ -285,6 +296,16 @@ func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
 	log := agentLog(dir)
 	cause := fail.New(fail.Failure, "the guest powered off, or QEMU ended, before it was ready%s%s", quote(log), said)
 	return explain(log, cause)
+}
+
+// agentTold reports whether the host agent has said what only it can: where SSH is,
+// and of a fork that it has woken.
+func agentTold(dir string) (bool, error) {
+	if isFork(dir) {
+		return false, nil
+	}
+	port, err := sshPort(dir)
+	return port != 0, err
 }
 
 // sshPort reads the port from the host agent's events, 0 before it is known.
