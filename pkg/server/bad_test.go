@@ -103,6 +103,7 @@ func badCalls(id, session, gone string) []bad {
 		yaml("a label of 100 kB", strings.Replace(manifestYAML, "platform", strings.Repeat("x", 100_000), 1), 400, "USAGE"),
 		yaml("over 1 MiB, in the body's bounds", manifestYAML+"# "+strings.Repeat("x", 1<<20), 400, "USAGE"),
 		yaml("over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxBody), 413, codeTooLarge),
+		yaml("far over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxSpill-1<<10), 413, codeTooLarge), // more than the sockets' buffers hold
 		yaml("a profile that is not there", with("vm: {profile: nobody}\n"), 0, ""),
 		jsn("not JSON and not YAML", `{"version":`, 400, "USAGE"),
 		jsn("null", `null`, 400, "USAGE"),

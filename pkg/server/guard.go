@@ -213,7 +213,8 @@ func (g *guard) body(req *request) *Problem {
 	if r.Method != http.MethodPost {
 		return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "a %s request has no body here", short(r.Method)).with("Connection", "close")
 	}
-	if r.ContentLength > maxBody {
+	// Who waits to be told to go on, or has no end in sight, is answered at once.
+	if r.ContentLength > maxSpill || r.ContentLength > maxBody && r.Header.Get("Expect") != "" {
 		return tooLarge()
 	}
 	if err := req.w.control.SetReadDeadline(time.Now().Add(g.limits.Body)); err != nil && !errors.Is(err, http.ErrNotSupported) {
@@ -227,6 +228,9 @@ func (g *guard) body(req *request) *Problem {
 		return problem(http.StatusBadRequest, codeInvalid, "send as many bytes as Content-Length says, or whole chunks", "the body cannot be read").with("Connection", "close")
 	}
 	if len(text) > maxBody {
+		// A connection that is closed with bytes unread is reset, and takes the
+		// answer along: the rest is read, as far as one may send in good faith.
+		_, _ = io.CopyN(io.Discard, r.Body, maxSpill)
 		return tooLarge()
 	}
 	if err := req.w.control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
