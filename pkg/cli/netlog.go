@@ -1,0 +1,230 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/docker/go-units"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
+	m, s, err := a.named(ctx, what)
+	if err != nil {
+		return err
+	}
+	if !s.Spec.Walled {
+		return runGuestLog(ctx, a, o, what)
+	}
+	dir := m.Gateway(s).Dir
+	var past []gateway.Entry
+	var seen int64
+	for e, err := range gateway.Journal(ctx, dir, false) {
+		if err != nil {
+			return err
+		}
+		past, seen = append(past, e), e.Seq
+	}
+	if !o.json {
+		// What was counted stands in the journal after what was decided meanwhile.
+		slices.SortStableFunc(past, func(a, b gateway.Entry) int { return a.Time.Compare(b.Time) })
+	}
+	if o.last > 0 {
+		past = past[max(0, len(past)-o.last):]
+	}
+	if o.json && !o.follow {
+		return a.con.JSON(append([]gateway.Entry{}, past...))
+	}
+	var shown time.Time
+	show := func(e gateway.Entry) error {
+		if o.json {
+			return a.jsonLine(e)
+		}
+		if e.Time.Before(shown) { // counted until now
+			e.Time = shown
+		}
+		shown = e.Time
+		a.printf("%s\n", entryLine(e))
+		return nil
+	}
+	for _, e := range past {
+		if err := show(e); err != nil {
+			return err
+		}
+	}
+	if !o.follow {
+		return nil
+	}
+	for e, err := range gateway.Journal(ctx, dir, true) {
+		if err != nil {
+			return err
+		}
+		if e.Seq <= seen {
+			continue
+		}
+		if err := show(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// entryLine is a decision for people.
+func entryLine(e gateway.Entry) string {
+	verdict := "allowed"
+	switch {
+	case !e.Allowed:
+		verdict = "denied"
+	case e.End:
+		verdict = "closed"
+	}
+	kind := e.Kind
+	if e.Proto != "" {
+		kind = e.Proto
+	}
+	asked := gateway.Denial{Name: e.Name, Addr: e.Addr, Port: e.Port}
+	if e.Kind == gateway.KindDNS {
+		asked.Port = 0 // the resolver's
+	}
+	why := e.Reason
+	switch {
+	case e.End && e.Kind != gateway.KindLink && (why == "" || e.BytesOut+e.BytesIn > 0):
+		// Of one that came to nothing, only why.
+		why = fmt.Sprintf("%s out, %s in, %v", units.BytesSize(float64(e.BytesOut)), units.BytesSize(float64(e.BytesIn)), e.Elapsed.Round(time.Millisecond))
+		if e.Reason != "" {
+			why += ": " + e.Reason
+		}
+	case !e.End && e.Allowed && e.Rule != "":
+		why = e.Rule
+		if e.Source != "" {
+			why += " (" + e.Source + ")"
+		}
+	}
+	if n := e.Times(); n > 1 {
+		why += fmt.Sprintf(" ×%d", n)
+	}
+	return fmt.Sprintf("%s  %-7s  %-5s %s  %s", e.Time.Local().Format("15:04:05"), verdict, kind, ssh.Clean(asked.Target()), ssh.Clean(why))
+}
+
+// runGuestLog is the guest's own word, all there is without a wall.
+func runGuestLog(ctx context.Context, a *app, o netOptions, what string) error {
+	return a.inGuest(ctx, what, func(g guest.Guest, _ session.Session) error {
+		all := []wire.Query{}
+		err := g.Queries(ctx, 0, o.last, o.follow, func(q wire.Query) error {
+			if o.json && !o.follow {
+				all = append(all, q)
+				return nil
+			}
+			if o.json {
+				return a.jsonLine(q)
+			}
+			verdict := "allowed"
+			if !q.Allowed {
+				verdict = "denied "
+			}
+			why := q.Reason
+			if q.Rule != "" {
+				why = q.Rule
+			}
+			a.printf("%s  %s  %-5s %s  %s\n", q.Time.Local().Format("15:04:05"), verdict, q.Type, q.Name, why)
+			return nil
+		})
+		if err == nil && o.json && !o.follow {
+			return a.con.JSON(all)
+		}
+		return err
+	})
+}
+
+// denial is what was denied, as net denied shows it.
+type denial struct {
+	gateway.Denial
+	Process string `json:"process,omitempty"` // that asked first, as the guest says
+}
+
+func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error {
+	m, s, err := a.named(ctx, what)
+	if err != nil {
+		return err
+	}
+	denials := []denial{}
+	heard, count, err := a.hearsay(ctx, m, s)
+	if s.Spec.Walled {
+		if err != nil {
+			a.con.Say("the guest does not say which program asked: %v", err)
+		}
+		found, err := gateway.Denials(ctx, m.Gateway(s).Dir, time.Time{})
+		if err != nil {
+			return err
+		}
+		for _, d := range found {
+			denials = append(denials, denial{Denial: d, Process: heard[d.Name].Process})
+		}
+	} else {
+		if err != nil {
+			return err
+		}
+		for name, q := range heard {
+			denials = append(denials, denial{Denial: gateway.Denial{Name: name, Reason: q.Reason, Count: count[name], Last: q.Time}, Process: q.Process})
+		}
+	}
+	if o.json {
+		return a.con.JSON(denials)
+	}
+	if len(denials) == 0 {
+		a.con.Say("%s", "nothing was denied")
+		return nil
+	}
+	header, rows := []string{"COUNT", "WHAT", "WHY", "FIRST ASKED BY (the guest says)"}, [][]string{}
+	allowable := ""
+	for _, d := range denials {
+		rows = append(rows, []string{strconv.FormatInt(d.Count, 10), ssh.Clean(d.Target()), ssh.Clean(d.Reason), d.Process})
+		if allowable == "" && d.Name != "" {
+			allowable = d.Target()
+		}
+	}
+	a.con.Table(header, rows)
+	if allowable != "" {
+		// The guest chooses the name, so what is offered for pasting is quoted.
+		a.con.Say("%s", "allow one: "+ssh.Quote("agent-sessionizer", "net", "allow", s.Name, allowable))
+	}
+	return nil
+}
+
+// hearsay is what a running guest says of the names it denied.
+func (a *app) hearsay(ctx context.Context, m *session.Manager, s session.Session) (first map[string]wire.Query, count map[string]int64, err error) {
+	first, count = map[string]wire.Query{}, map[string]int64{}
+	if s.Phase != session.Ready {
+		if s.Spec.Walled {
+			return first, count, nil
+		}
+		return first, count, fail.New(fail.Conflict, "session %s is %s; without a wall only its guest knows", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	conn, err := m.Dial(ctx, s)
+	if err != nil {
+		return first, count, err
+	}
+	defer conn.Close()
+	err = guest.Guest{SSH: conn, Root: s.Facts.Root}.Queries(ctx, 0, 0, false, func(q wire.Query) error {
+		if q.Allowed {
+			return nil
+		}
+		if f, ok := first[q.Name]; !ok || f.Process == "" && q.Process != "" {
+			first[q.Name] = q
+		}
+		count[q.Name]++
+		return nil
+	})
+	return first, count, err
+}
