@@ -12,12 +12,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,7 +30,6 @@ import (
 // What is in the directory of a collection.
 const (
 	outPatch    = "patch"
-	outSub      = "submodule" // and a number
 	outList     = "untracked"
 	outCheckout = "checkout" // its path
 	outManifest = "manifest.jsonl"
@@ -43,6 +40,8 @@ const (
 	lowDisk   = 256 << 20        // bytes; with less a collection is kept in memory
 	maxLook   = 5_000_000        // names that are compared with patterns
 )
+
+const longPath = "its path is too long" // why something is skipped
 
 // collected is one line of a collection's own manifest.
 type collected struct {
@@ -160,26 +159,18 @@ func (c *collector) run(ctx context.Context) (err error) {
 // must be among them.
 func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 	git := taskGit{dir: c.ask.Dir, scratch: c.dir}
-	errPatch := git.patch(ctx, c.ask.Base, filepath.Join(c.dir, outPatch), c.ask.MaxBytes)
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	if errPatch != nil {
-		err = c.skip(wire.PatchName(c.id()), reason(errPatch))
-	} else {
-		err = c.takeOwn(ctx, outPatch, wire.PatchName(c.id()))
-	}
+	patched, err := c.patch(ctx, git, c.ask.Base, outPatch, wire.PatchName(c.id()))
 	if err != nil {
 		return nil, err
 	}
-	names, more, err := git.untracked(ctx, errPatch != nil, c.ask.MaxFiles)
+	names, more, err := git.untracked(ctx, !patched, c.ask.MaxFiles)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
 		return nil, c.skip(wire.UntrackedName(c.id()), reason(err))
 	}
-	if errPatch == nil {
+	if patched {
 		below, err := c.submodules(ctx, "", c.ask.Base, 0)
 		if err != nil {
 			return nil, err
@@ -198,66 +189,23 @@ func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 	return names, c.takeOwn(ctx, outList, wire.UntrackedName(c.id()))
 }
 
-// submodules takes a patch of each submodule of the repository below the checkout
-// from the commit that was recorded at base, and returns what is untracked there.
-// The patch of the repository that they are in has no more than their commits' ids.
-func (c *collector) submodules(ctx context.Context, below, base string, depth int) (untracked []string, err error) {
-	found, err := taskGit{dir: filepath.Join(c.ask.Dir, below), scratch: c.dir}.submodules(ctx, base)
+// patch takes the patch of a repository from a commit, or says why there is none.
+// One that is empty is taken of the checkout only.
+func (c *collector) patch(ctx context.Context, git taskGit, base, file, name string) (taken bool, err error) {
+	failed := git.patch(ctx, base, filepath.Join(c.dir, file), c.ask.MaxBytes)
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return false, context.Cause(ctx)
 	}
-	if err != nil {
-		return nil, c.skip(path.Join(wire.SubmodulesDir, below), reason(err))
+	if failed != nil {
+		return false, c.skip(name, reason(failed))
 	}
-	for _, name := range slices.Sorted(maps.Keys(found)) {
-		base, name := found[name], path.Join(below, name)
-		git := taskGit{dir: filepath.Join(c.ask.Dir, name), scratch: c.dir}
-		patch, file := wire.SubmodulesDir+"/"+wire.EscapeName(name)+".patch", outSub+strconv.Itoa(c.subs)
-		c.subs++
-		errPatch := git.patch(ctx, base, filepath.Join(c.dir, file), c.ask.MaxBytes)
-		switch {
-		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
-		case errPatch != nil:
-			err = c.skip(patch, reason(errPatch))
-		case wire.CheckArtifactName(patch) != nil:
-			err = c.skip(patch, "its path is too long")
-		default:
-			err = c.takeChanges(ctx, file, patch)
-		}
-		if err != nil {
-			return nil, err
-		}
-		names, more, err := git.untracked(ctx, errPatch != nil, c.ask.MaxFiles)
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if err != nil {
-			if err := c.skip(path.Join(wire.UntrackedDir, name), reason(err)); err != nil {
-				return nil, err
-			}
-		}
-		c.skipped += more
-		if errPatch == nil && depth < maxNests {
-			inner, err := c.submodules(ctx, name, base, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			untracked = append(untracked, inner...)
-		}
-		for _, n := range names {
-			untracked = append(untracked, name+"/"+n)
-		}
+	if wire.CheckArtifactName(name) != nil {
+		return true, c.skip(name, longPath)
 	}
-	return untracked, nil
-}
-
-// takeChanges is takeOwn for a patch that may be empty.
-func (c *collector) takeChanges(ctx context.Context, file, name string) error {
-	if info, err := os.Stat(filepath.Join(c.dir, file)); err != nil || info.Size() == 0 {
-		return err
+	if info, err := os.Stat(filepath.Join(c.dir, file)); err != nil || info.Size() == 0 && file != outPatch {
+		return true, err
 	}
-	return c.takeOwn(ctx, file, name)
+	return true, c.takeOwn(ctx, file, name)
 }
 
 // named takes the files that match the patterns.
@@ -360,7 +308,7 @@ func (c *collector) take(ctx context.Context, name, into string) error {
 	c.taken[name] = true
 	a := wire.Artifact{Name: into + "/" + wire.EscapeName(name)}
 	if err := wire.CheckArtifactName(a.Name); err != nil {
-		return c.skip(a.Name, "its path is too long")
+		return c.skip(a.Name, longPath)
 	}
 	f, err := openRegular(c.tree, name)
 	if err != nil {

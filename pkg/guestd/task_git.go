@@ -187,34 +187,6 @@ func (g taskGit) untracked(ctx context.Context, whole bool, most int) (names []s
 	return names, more, err
 }
 
-// submodules are the repositories within g's that it records, now or at base, and
-// that are there, with the commit that it recorded at base: "" for none.
-func (g taskGit) submodules(ctx context.Context, base string) (map[string]string, error) {
-	found := map[string]string{}
-	record := func(entry string, known bool) {
-		facts, name, _ := strings.Cut(entry, "\t") // mode [type] commit [stage]
-		f := strings.Fields(facts)
-		if len(f) < 3 || f[0] != "160000" || !filepath.IsLocal(name) || len(found) > maxSubmodules {
-			return
-		}
-		if _, err := os.Lstat(filepath.Join(g.dir, name, ".git")); err != nil {
-			return
-		}
-		found[name] = ""
-		if known {
-			found[name] = f[2]
-		}
-	}
-	err := g.run(ctx, &entries{use: func(e string) { record(e, false) }}, "ls-files", "--stage", "-z")
-	if err == nil && base != "" {
-		err = g.run(ctx, &entries{use: func(e string) { record(e, true) }}, "ls-tree", "-r", "-z", base)
-	}
-	if err == nil && len(found) > maxSubmodules {
-		err = fmt.Errorf("there are more than %d submodules", maxSubmodules)
-	}
-	return found, err
-}
-
 // emptyRepository is one in which nothing is tracked.
 func (g taskGit) emptyRepository() (string, error) {
 	dir := filepath.Join(g.scratch, "empty.git")

@@ -1,0 +1,88 @@
+package guestd
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+const outSub = "submodule" // and a number: the patch of one, in the directory of a collection
+
+// submodules takes a patch of each submodule of the repository below the checkout
+// from the commit that was recorded at base, and returns what is untracked there.
+// The patch of the repository that they are in has no more than their commits' ids.
+func (c *collector) submodules(ctx context.Context, below, base string, depth int) (untracked []string, err error) {
+	found, err := taskGit{dir: filepath.Join(c.ask.Dir, below), scratch: c.dir}.submodules(ctx, base)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, c.skip(path.Join(wire.SubmodulesDir, below), reason(err))
+	}
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		base, name := found[name], path.Join(below, name)
+		git := taskGit{dir: filepath.Join(c.ask.Dir, name), scratch: c.dir}
+		patched, err := c.patch(ctx, git, base, outSub+strconv.Itoa(c.subs), wire.SubmodulesDir+"/"+wire.EscapeName(name)+".patch")
+		if err != nil {
+			return nil, err
+		}
+		c.subs++
+		names, more, err := git.untracked(ctx, !patched, c.ask.MaxFiles)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if err != nil {
+			if err := c.skip(path.Join(wire.UntrackedDir, name), reason(err)); err != nil {
+				return nil, err
+			}
+		}
+		c.skipped += more
+		if patched && depth < maxNests {
+			inner, err := c.submodules(ctx, name, base, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			untracked = append(untracked, inner...)
+		}
+		for _, n := range names {
+			untracked = append(untracked, name+"/"+n)
+		}
+	}
+	return untracked, nil
+}
+
+// submodules are the repositories within g's that it records, now or at base, and
+// that are there, with the commit that it recorded at base: "" for none.
+func (g taskGit) submodules(ctx context.Context, base string) (map[string]string, error) {
+	found := map[string]string{}
+	record := func(entry string, known bool) {
+		facts, name, _ := strings.Cut(entry, "\t") // mode [type] commit [stage]
+		f := strings.Fields(facts)
+		if len(f) < 3 || f[0] != "160000" || !filepath.IsLocal(name) || len(found) > maxSubmodules {
+			return
+		}
+		if _, err := os.Lstat(filepath.Join(g.dir, name, ".git")); err != nil {
+			return
+		}
+		found[name] = ""
+		if known {
+			found[name] = f[2]
+		}
+	}
+	err := g.run(ctx, &entries{use: func(e string) { record(e, false) }}, "ls-files", "--stage", "-z")
+	if err == nil && base != "" {
+		err = g.run(ctx, &entries{use: func(e string) { record(e, true) }}, "ls-tree", "-r", "-z", base)
+	}
+	if err == nil && len(found) > maxSubmodules {
+		err = fmt.Errorf("there are more than %d submodules", maxSubmodules)
+	}
+	return found, err
+}
