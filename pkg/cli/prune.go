@@ -66,36 +66,6 @@ of agents that no branch has, and VMs and directories of which no session is kno
 	return cmd
 }
 
-const day = age(24 * time.Hour)
-
-// age is a duration that may be in days, as a flag.
-type age time.Duration
-
-func (d *age) Set(text string) error {
-	if days, ok := strings.CutSuffix(text, "d"); ok {
-		n, err := strconv.ParseUint(days, 10, 16)
-		*d = age(n) * day
-		if err == nil {
-			return nil
-		}
-	}
-	n, err := time.ParseDuration(text)
-	if err != nil || n < 0 {
-		return fmt.Errorf("%q is not a time; write it like 30d or 12h", text)
-	}
-	*d = age(n)
-	return nil
-}
-
-func (d *age) String() string {
-	if *d%day == 0 {
-		return fmt.Sprintf("%dd", *d/day)
-	}
-	return time.Duration(*d).String()
-}
-
-func (*age) Type() string { return "time" }
-
 // litter is a thing that prune has found.
 type litter struct {
 	Kind string `json:"kind"`
@@ -166,12 +136,18 @@ func exists(path string) bool {
 func (p *pruning) gone(ctx context.Context, resource string, l litter) {
 	p.view.Removed = append(p.view.Removed, l)
 	p.view.Size += l.Size
-	if !p.o.dryRun {
-		p.app.auditTo(p.cfg)(ctx, audit.Record{
-			Type: audit.OrphanRemoved, Actor: p.by, Resource: resource, Outcome: audit.Success,
-			Details: map[string]any{"kind": l.Kind, "name": l.Name, "bytes": l.Size, "reason": l.Why},
-		})
+	p.tell(ctx, resource, l, nil)
+}
+
+// tell tells the audit log what became of the removal of a resource.
+func (p *pruning) tell(ctx context.Context, resource string, l litter, err error) {
+	if p.o.dryRun {
+		return
 	}
+	p.app.auditTo(p.cfg)(ctx, audit.Record{
+		Type: audit.OrphanRemoved, Actor: p.by, Resource: resource, Outcome: audit.OutcomeOf(err),
+		Details: map[string]any{"kind": l.Kind, "name": l.Name, "bytes": l.Size, "reason": l.Why},
+	})
 }
 
 func (p *pruning) kept(l litter) { p.view.Kept = append(p.view.Kept, l) }
@@ -213,18 +189,26 @@ func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
 	return p.all, err
 }
 
-// unlocked calls f, which removes something, with a lock that nobody else holds; in
-// a dry run it only looks whether somebody does.
-func (p *pruning) unlocked(path string, f func() error) (bool, error) {
+// remove removes a resource with f, under a lock that nobody else holds: what is
+// worked with stays. In a dry run it only looks whether somebody does.
+func (p *pruning) remove(ctx context.Context, resource string, l litter, path string, f func() error) error {
 	if p.o.dryRun {
-		return !store.Held(path), nil
+		if !store.Held(path) {
+			p.gone(ctx, resource, l)
+		}
+		return nil
 	}
 	lock, free, err := store.TryLock(path)
 	if err != nil || !free {
-		return false, err
+		return err
 	}
 	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
-	return true, f()
+	if err := f(); err != nil {
+		p.tell(ctx, resource, l, err)
+		return err
+	}
+	p.gone(ctx, resource, l)
+	return nil
 }
 
 // sessions removes what is left of those that are gone: directories and events.
@@ -253,12 +237,10 @@ func (p *pruning) sessions(ctx context.Context) error {
 			continue
 		}
 		l.Name, l.Why = s.Name, "the session is gone"
-		removed, err := p.unlocked(p.cfg.Paths.SessionLock(s.ID), func() error { return errors.Join(m.Gateway(s).Stop(ctx), os.RemoveAll(dir)) })
-		if err != nil {
+		if err := p.remove(ctx, "session:"+s.ID, l, p.cfg.Paths.SessionLock(s.ID), func() error {
+			return errors.Join(m.Gateway(s).Stop(ctx), os.RemoveAll(dir))
+		}); err != nil {
 			return err
-		}
-		if removed {
-			p.gone(ctx, "session:"+e.Name(), l)
 		}
 	}
 	rows, err := m.Store.Sessions(ctx, true)
@@ -311,12 +293,8 @@ func (p *pruning) tasks(ctx context.Context) error {
 			l.Why = "ended " + ago(t.StateChangedAt) + " ago"
 		}
 		l.Size = image.DiskUsage(dir)
-		removed, err := p.unlocked(tm.Lock(e.Name()), func() error { return os.RemoveAll(dir) })
-		if err != nil {
+		if err := p.remove(ctx, "task:"+e.Name(), l, tm.Lock(e.Name()), func() error { return os.RemoveAll(dir) }); err != nil {
 			return err
-		}
-		if removed {
-			p.gone(ctx, "task:"+e.Name(), l)
 		}
 	}
 	over := map[string]bool{}
@@ -368,12 +346,8 @@ func (p *pruning) machines(ctx context.Context) error {
 			continue
 		}
 		l.Why = "the session is gone"
-		removed, err := p.unlocked(p.cfg.Paths.SessionLock(s.ID), func() error { return driver.Delete(ctx, machine.Name) })
-		if err != nil {
+		if err := p.remove(ctx, "vm:"+machine.Name, l, p.cfg.Paths.SessionLock(s.ID), func() error { return driver.Delete(ctx, machine.Name) }); err != nil {
 			return err
-		}
-		if removed {
-			p.gone(ctx, "vm:"+machine.Name, l)
 		}
 	}
 	return nil
