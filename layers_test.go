@@ -18,6 +18,7 @@ var layers = map[string]int{
 	"logfile":    0,
 	"manifest":   0,
 	"peer":       0,
+	"plain":      0,
 	"policy":     0,
 	"trace":      0,
 	"wire":       0,
@@ -30,7 +31,7 @@ var layers = map[string]int{
 	"tmux":       1,
 	"console":    1,
 	"notify":     1,
-	"audit":      2, // cleans its text with console
+	"audit":      2, // takes secrets out
 	"guestd":     1,
 	"gateway":    2,
 	"guest":      2,
@@ -51,6 +52,8 @@ var sideways = map[string]bool{
 	"agent→manifest":   true, // whose Agent it calls
 	"agent→wire":       true, // cleans a guest's words
 	"atomicfile→crash": true, // where a test may end it
+	"agent→plain":      true, // cuts text
+	"wire→plain":       true,
 }
 
 func TestImportsPointDown(t *testing.T) {

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
@@ -251,29 +251,18 @@ func decode(data []byte, into any) bool {
 }
 
 // word is a short text of a guest: a name or an id.
-func word(s string) string { return wire.Clean(clip(s, maxWord)) }
+func word(s string) string { return wire.Clean(plain.Head(s, maxWord)) }
 
 // line is a text of a guest on one line.
 func line(s string) string {
-	return wire.Clean(strings.Join(strings.Fields(clip(s, maxText)), " "))
+	return wire.Clean(strings.Join(strings.Fields(plain.Head(s, maxText)), " "))
 }
 
 // lines is a text of a guest as it is, but for what is no text.
 func lines(s string) string {
-	all := strings.Split(strings.TrimSpace(clip(s, maxText)), "\n")
+	all := strings.Split(strings.TrimSpace(plain.Head(s, maxText)), "\n")
 	for i, one := range all {
 		all[i] = wire.Clean(strings.ReplaceAll(strings.TrimRight(one, " \t\r"), "\t", "    "))
 	}
 	return strings.Join(all, "\n")
-}
-
-// clip is as much of s as fits, without half a character at its end.
-func clip(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	for most > 0 && !utf8.RuneStart(s[most]) {
-		most--
-	}
-	return s[:most]
 }

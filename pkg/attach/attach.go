@@ -22,6 +22,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -105,7 +106,7 @@ func (o *Options) defaults() {
 	if o.Title == "" {
 		o.Title = "VM"
 	}
-	o.Title = ssh.Clean(o.Title)
+	o.Title = plain.Line(o.Title)
 }
 
 var errGaveUp = fail.New(fail.Interrupted, "gave up reconnecting; the session goes on in its VM")

@@ -20,11 +20,10 @@ import (
 	"slices"
 	"sync"
 	"time"
-	"unicode/utf8"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
@@ -86,9 +85,9 @@ type Record struct {
 // Log is an audit log. Safe for concurrent use: who comes while records are being
 // written waits, and is written with all others that do so, at once.
 type Log struct {
-	Path      string              // of the file; old ones are beside it
-	Retention time.Duration       // how long old ones are kept; 0 is for ever
-	Redact    func(string) string // takes secrets out; may be nil
+	Path      string           // of the file; old ones are beside it
+	Retention time.Duration    // how long old ones are kept; 0 is for ever
+	Redact    *secret.Redactor // may be nil
 
 	turn sync.Mutex // held by who writes
 	mu   sync.Mutex
@@ -177,25 +176,7 @@ func encode(v any) ([]byte, error) {
 }
 
 // text is one harmless, bounded line without secrets.
-func (l *Log) text(s string) string {
-	if len(s) > 16*maxText {
-		s = s[:16*maxText]
-	}
-	if l.Redact != nil {
-		s = l.Redact(s)
-	}
-	if s = console.Clean(s); l.Redact != nil {
-		s = l.Redact(s) // what was taken out may have been in the middle of one
-	}
-	if len(s) <= maxText {
-		return s
-	}
-	s = s[:maxText]
-	for !utf8.ValidString(s) { // cut within a character
-		s = s[:len(s)-1]
-	}
-	return s + "…"
-}
+func (l *Log) text(s string) string { return l.Redact.Line(s, maxText) }
 
 // details is text of all text in d. Whatever else d has becomes what JSON has.
 func (l *Log) details(d map[string]any) (map[string]any, error) {

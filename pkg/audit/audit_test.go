@@ -109,7 +109,7 @@ func TestRecord(t *testing.T) {
 func TestHostileDetails(t *testing.T) {
 	const value = "tok-12345"
 	l := newLog(t)
-	l.Redact = secret.NewRedactor(secret.NewValue(value)).String
+	l.Redact = secret.NewRedactor(secret.NewValue(value))
 	hostile := "a\x1b[2J\r\n{\u202e\x00 " + value + " tok\x1b[0m-123\x0045 " + strings.Repeat("ü", 1<<20)
 	deep := any(hostile)
 	for range 50 {

@@ -78,7 +78,7 @@ func (a *app) ownLog(ctx context.Context, path string, l config.Log, format cons
 
 // auditLog is the audit log of the settings.
 func (a *app) auditLog(cfg *config.Config) *audit.Log {
-	return &audit.Log{Path: cfg.Paths.Audit(), Retention: time.Duration(cfg.Audit.Retention), Redact: a.redact.String}
+	return &audit.Log{Path: cfg.Paths.Audit(), Retention: time.Duration(cfg.Audit.Retention), Redact: a.redact}
 }
 
 // auditTo writes what was done into the audit log. That it cannot be written must

@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
@@ -112,7 +113,7 @@ func entryLine(e gateway.Entry) string {
 	if n := e.Times(); n > 1 {
 		why += fmt.Sprintf(" ×%d", n)
 	}
-	return fmt.Sprintf("%s  %-7s  %-5s %s  %s", e.Time.Local().Format("15:04:05"), verdict, kind, ssh.Clean(asked.Target()), ssh.Clean(why))
+	return fmt.Sprintf("%s  %-7s  %-5s %s  %s", e.Time.Local().Format("15:04:05"), verdict, kind, plain.Line(asked.Target()), plain.Line(why))
 }
 
 // runGuestLog is the guest's own word, all there is without a wall.
@@ -187,7 +188,7 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 	header, rows := []string{"COUNT", "WHAT", "WHY", "FIRST ASKED BY (the guest says)"}, [][]string{}
 	allowable := ""
 	for _, d := range denials {
-		rows = append(rows, []string{strconv.FormatInt(d.Count, 10), ssh.Clean(d.Target()), ssh.Clean(d.Reason), d.Process})
+		rows = append(rows, []string{strconv.FormatInt(d.Count, 10), plain.Line(d.Target()), plain.Line(d.Reason), d.Process})
 		if allowable == "" && d.Name != "" {
 			allowable = d.Target()
 		}

@@ -18,9 +18,9 @@ import (
 	"github.com/spf13/cobra"
 
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/picker"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
@@ -201,7 +201,7 @@ func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
 func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
 	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
 		a.con.Say("looking for work in %s that is nowhere else", s.Name)
-		ok, err := answered(console.Clean(destroyQuestion(s, a.loss(ctx, m, s))) + " [y/N] ")
+		ok, err := answered(plain.Line(destroyQuestion(s, a.loss(ctx, m, s))) + " [y/N] ")
 		if err != nil || !ok {
 			return err // it stays
 		}

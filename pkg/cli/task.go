@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
@@ -184,7 +184,7 @@ func (a *app) completeTasks(cmd *cobra.Command, _ []string, prefix string) ([]st
 	var found []string
 	for _, t := range all {
 		if strings.HasPrefix(t.ID, prefix) {
-			found = append(found, cobra.CompletionWithDesc(t.ID, string(t.Phase)+"  "+console.Clean(t.Name)))
+			found = append(found, cobra.CompletionWithDesc(t.ID, string(t.Phase)+"  "+plain.Line(t.Name)))
 		}
 	}
 	return found, cobra.ShellCompDirectiveNoFileComp

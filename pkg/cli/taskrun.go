@@ -17,6 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
@@ -320,7 +321,7 @@ func (a *app) taskEvents(ctx context.Context, m *task.Manager, t task.Task, o ta
 			if o.json {
 				err = a.jsonLine(ev)
 			} else {
-				a.printf("%s  %-10s %s\n", ev.At.Local().Format("15:04:05.000"), ev.Kind, console.Clean(string(ev.Data)))
+				a.printf("%s  %-10s %s\n", ev.At.Local().Format("15:04:05.000"), ev.Kind, plain.Line(string(ev.Data)))
 			}
 			if err != nil {
 				return err

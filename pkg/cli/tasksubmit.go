@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
@@ -183,7 +183,7 @@ func newTaskValidateCmd(a *app) *cobra.Command {
 			if o.json {
 				return a.con.JSON(t)
 			}
-			a.con.Say("%s is a manifest of a task for %s", o.name, console.Clean(cmp.Or(t.Repository.URL, "session "+t.VM.Session)))
+			a.con.Say("%s is a manifest of a task for %s", o.name, plain.Line(cmp.Or(t.Repository.URL, "session "+t.VM.Session)))
 			return nil
 		},
 	}

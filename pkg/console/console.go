@@ -19,6 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // Console is the two streams and what they can show.
@@ -99,19 +100,19 @@ func paint(on bool, t Tone, s string) string {
 
 // Say writes a line of the conversation.
 func (c *Console) Say(format string, args ...any) {
-	c.line(c.Err, Clean(fmt.Sprintf(format, args...)))
+	c.line(c.Err, plain.Line(fmt.Sprintf(format, args...)))
 }
 
 // Warn writes a line that should be seen.
 func (c *Console) Warn(format string, args ...any) {
-	c.line(c.Err, paint(c.color.err, Notice, "warning:")+" "+Clean(fmt.Sprintf(format, args...)))
+	c.line(c.Err, paint(c.color.err, Notice, "warning:")+" "+plain.Line(fmt.Sprintf(format, args...)))
 }
 
 // Fail shows an error and, where it has one, its hint.
 func (c *Console) Fail(err error) {
-	c.line(c.Err, paint(c.color.err, Bad, "error:")+" "+Clean(err.Error()))
+	c.line(c.Err, paint(c.color.err, Bad, "error:")+" "+plain.Line(err.Error()))
 	if hint := fail.HintOf(err); hint != "" {
-		c.line(c.Err, paint(c.color.err, Faint, " hint:")+" "+Clean(hint))
+		c.line(c.Err, paint(c.color.err, Faint, " hint:")+" "+plain.Line(hint))
 	}
 }
 
@@ -134,7 +135,7 @@ func (c *Console) JSON(v any) error {
 func (c *Console) Confirm(question, flag string) (bool, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return false, fail.New(fail.Usage, "%s There is no terminal to ask on", Clean(question)).WithHint("repeat the command with %s", flag)
+		return false, fail.New(fail.Usage, "%s There is no terminal to ask on", plain.Line(question)).WithHint("repeat the command with %s", flag)
 	}
 	defer tty.Close()
 	return ask(tty, question)

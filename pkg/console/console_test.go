@@ -27,13 +27,13 @@ func env(kv ...string) func(string) string {
 	}
 }
 
-func plain(kv ...string) (*Console, *bytes.Buffer, *bytes.Buffer) {
+func bare(kv ...string) (*Console, *bytes.Buffer, *bytes.Buffer) {
 	var out, conv bytes.Buffer
 	return New(&out, &conv, env(kv...)), &out, &conv
 }
 
 func TestPlainSteps(t *testing.T) {
-	c, out, conv := plain()
+	c, out, conv := bare()
 	v := c.Steps()
 	for _, s := range []Step{
 		{Name: "clone the repository", State: Start},
@@ -64,7 +64,7 @@ a notice
 // Without a terminal a long step is told of now and then, with what it does.
 func TestPlainStepsThatTakeLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _, conv := plain()
+		c, _, conv := bare()
 		v := c.Steps()
 		v.Update(Step{Name: "quick", State: Start})
 		v.Update(Step{Name: "provision", State: Start})
@@ -99,7 +99,7 @@ func TestSeconds(t *testing.T) {
 }
 
 func TestTableJSONAndMessages(t *testing.T) {
-	c, out, conv := plain()
+	c, out, conv := bare()
 	c.Table([]string{"NAME", "STATE", "REPO"}, [][]string{{"a", "ready", "o/r"}, {"日本", "", "x\x1b[31m\ny"}, {"long-name"}})
 	if err := c.JSON(map[string]any{"b": "<&>", "a": []int{1}}); err != nil {
 		t.Fatal(err)
@@ -124,28 +124,6 @@ long-name  -      -
 	if got := conv.String(); got != "hello world\nwarning: slow\nerror: no tmux\n hint: apt install tmux\n" {
 		t.Errorf("conversation: %q", got)
 	}
-}
-
-func TestClean(t *testing.T) {
-	for in, want := range map[string]string{
-		"plain ünï ☃": "plain ünï ☃", "a\x1b[31mb\x1b[0m": "ab", "a\x1b]0;title\x07b": "ab", "a\x1bPq\x1b\\b": "ab",
-		"a\u009b31mb": "a31mb", "a\rb\n\tc": "a b c", "\xff\xfea": "a", "a\u202eb\u2066c": "abc", "a\x00b\x7f": "ab", "open \x1b]52;c;AAA": "open",
-	} {
-		if got := Clean(in); got != want {
-			t.Errorf("Clean(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
-func FuzzClean(f *testing.F) {
-	f.Add("a\x1b[31mb\u009bx\x1b")
-	f.Fuzz(func(t *testing.T, s string) {
-		for _, r := range Clean(s) {
-			if r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x202e {
-				t.Fatalf("%q became %q", s, Clean(s))
-			}
-		}
-	})
 }
 
 func TestColours(t *testing.T) {
@@ -177,7 +155,7 @@ func TestColours(t *testing.T) {
 			t.Errorf("colored(tty %v, %v) = %v", c.tty, c.env, got)
 		}
 	}
-	con, _, conv := plain("CLICOLOR_FORCE=1")
+	con, _, conv := bare("CLICOLOR_FORCE=1")
 	con.Warn("x")
 	if got := conv.String(); !strings.Contains(got, "\x1b[") || !strings.HasSuffix(got, "\x1b[m x\n") {
 		t.Errorf("forced colour: %q", got)
@@ -291,7 +269,7 @@ func TestConfirm(t *testing.T) {
 	if _, err := os.OpenFile("/dev/tty", os.O_RDWR, 0); !errors.Is(err, syscall.ENXIO) {
 		return // this test has a terminal; the case below is covered wherever it has none
 	}
-	c, _, _ := plain()
+	c, _, _ := bare()
 	if _, err := c.Confirm("Destroy?", "--yes"); fail.CodeOf(err) != fail.Usage || !strings.Contains(fail.HintOf(err), "--yes") {
 		t.Errorf("no terminal: %v, hint %q", err, fail.HintOf(err))
 	}

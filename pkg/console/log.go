@@ -13,8 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
@@ -163,21 +163,11 @@ func (h *logHandler) Handle(ctx context.Context, r slog.Record) error {
 // have redacted what s was; taking control characters out of it may have made
 // a secret of it.
 func (h *logHandler) clean(s string) string {
-	if len(s) > 16*maxLogText {
-		s = s[:16*maxLogText] // Clean takes its time
-	}
-	s = Clean(s)
+	s = plain.Line(plain.Head(s, 16*maxLogText)) // which takes its time
 	if h.Redact != nil {
 		s = h.Redact.String(s)
 	}
-	if len(s) <= maxLogText {
-		return s
-	}
-	s = s[:maxLogText]
-	for !utf8.ValidString(s) { // cut within a character
-		s = s[:len(s)-1]
-	}
-	return s + "…"
+	return plain.Brief(s, maxLogText)
 }
 
 // fields are the attributes of a record, in order, each key once: of several the

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // The states of a Step.
@@ -90,7 +92,7 @@ func (v *StepView) Update(s Step) {
 	if v.closed {
 		return
 	}
-	s.Name, s.Detail = Clean(s.Name), Clean(s.Detail)
+	s.Name, s.Detail = plain.Line(s.Name), plain.Line(s.Detail)
 	i := v.find(s.Name)
 	switch s.State {
 	case Start, Progress:
@@ -187,7 +189,7 @@ var spinner = []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 func (v *StepView) Say(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.redraw(Clean(fmt.Sprintf(format, args...)) + "\n")
+	v.redraw(plain.Line(fmt.Sprintf(format, args...)) + "\n")
 }
 
 // Close takes the running steps off the screen. Steps that have not ended

@@ -2,6 +2,8 @@ package console
 
 import (
 	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // Tint colours the cells of a column by what is in them.
@@ -19,7 +21,7 @@ func (c *Console) Table(header []string, rows [][]string, tints ...Tint) {
 		clean := make([]string, len(header))
 		for j := range header {
 			if j < len(row) {
-				clean[j] = Clean(row[j])
+				clean[j] = plain.Line(row[j])
 			}
 			if clean[j] == "" {
 				clean[j] = "-"

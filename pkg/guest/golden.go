@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // initrdPath is where the script that generalises a guest leaves the initial
@@ -50,7 +50,7 @@ func (g Guest) Verify(ctx context.Context, scripts fs.FS, source string, report 
 	if err != nil {
 		return fmt.Errorf("look for failed services: %w", err)
 	}
-	if failed := strings.TrimSpace(ssh.Clean(string(out))); failed != "" {
+	if failed := plain.Line(string(out)); failed != "" {
 		return fail.New(fail.Failure, "services failed: %s", failed)
 	}
 	return nil
@@ -73,5 +73,5 @@ func (g Guest) Identity(ctx context.Context) (Identity, error) {
 	if len(f) != 3 || !hex32.MatchString(f[0]) {
 		return Identity{}, fail.New(fail.Failure, "the guest has no machine-id")
 	}
-	return Identity{MachineID: f[0], Hostname: ssh.Clean(f[1]), BootID: ssh.Clean(f[2])}, nil
+	return Identity{MachineID: f[0], Hostname: plain.Line(f[1]), BootID: plain.Line(f[2])}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -113,7 +114,7 @@ func (p *progress) end() {
 }
 
 func (p *progress) flush() {
-	line := strings.TrimSpace(ssh.Clean(string(p.buf)))
+	line := plain.Line(string(p.buf))
 	p.buf = p.buf[:0]
 	if line == "" {
 		return

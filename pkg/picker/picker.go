@@ -23,6 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
@@ -320,7 +321,7 @@ func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
 
 // Say is the fzf action that shows a text above the rows until a key is typed.
 func Say(text string) string {
-	text = console.Clean(text)
+	text = plain.Line(text)
 	return "change-header[" + strings.ReplaceAll(text, "]", ")") + "]"
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
@@ -207,7 +208,7 @@ func layout(line string) string {
 	line = ansi.Strip(strings.ToValidUTF8(line[:min(len(line), maxText)], ""))
 	words := strings.Split(strings.ReplaceAll(line, "\t", "    "), " ")
 	for i, word := range words {
-		words[i] = console.Clean(word)
+		words[i] = plain.Line(word)
 	}
 	return strings.TrimRight(strings.Join(words, " "), " ")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
@@ -220,7 +221,7 @@ func (p *Picker) fit(s string, width int) string {
 	if !p.Unicode {
 		tail = "."
 	}
-	s = ansi.Truncate(console.Clean(s[:min(len(s), maxText)]), width, tail)
+	s = ansi.Truncate(plain.Line(s[:min(len(s), maxText)]), width, tail)
 	// Marks that pile up on one letter have no width.
 	for i, n := 0, 0; i < len(s); n++ {
 		if n == 4*width {

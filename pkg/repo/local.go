@@ -30,7 +30,7 @@ func parseLocal(dir string) (Ref, error) {
 	if err != nil {
 		return Ref{}, err
 	}
-	if err := plain(top); err != nil {
+	if err := printable(top); err != nil {
 		return Ref{}, err
 	}
 	ref := Ref{Key: "local:" + top, Slug: strings.TrimSuffix(filepath.Base(top), ".git"), Path: top}

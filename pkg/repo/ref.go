@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // Ref says which repository is meant.
@@ -42,7 +43,7 @@ var (
 // "/"; cwd is what relative paths start from. A local clone with a remote has
 // that remote's Key: they are the same repository.
 func Parse(s, cwd string) (Ref, error) {
-	if err := plain(s); err != nil {
+	if err := printable(s); err != nil {
 		return Ref{}, err
 	}
 	switch {
@@ -82,8 +83,8 @@ func KeyOf(s string) string {
 	return ref.Key
 }
 
-// plain refuses what no form of reference may contain.
-func plain(s string) error {
+// printable refuses what no form of reference may contain.
+func printable(s string) error {
 	if s == "" {
 		return refuse(s, "is empty")
 	}
@@ -289,8 +290,5 @@ func echo(s string) string {
 	if i := strings.LastIndex(s, "@"); i >= 0 && strings.ContainsAny(s[:i], ":") {
 		s = "…" + s[i:]
 	}
-	if len(s) > 80 {
-		s = strings.ToValidUTF8(s[:80], "") + "…"
-	}
-	return fmt.Sprintf("%q", s)
+	return fmt.Sprintf("%q", plain.Brief(s, 80))
 }

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -88,13 +89,7 @@ const (
 )
 
 // clip is a guest's text made fit for one line of an error.
-func clip(s string) string {
-	s = ssh.Clean(s)
-	if len(s) > 600 {
-		s = strings.ToValidUTF8(s[:600], "") + "…"
-	}
-	return s
-}
+func clip(s string) string { return plain.Brief(plain.Line(s), 600) }
 
 // tail keeps the end of what is written to it: git says why at the end.
 type tail struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -164,7 +163,7 @@ func firstLine(stderr, stdout string) string {
 				red.Add(NewValue(v))
 			}
 		}
-		return clip(red.String(msg), 200)
+		return red.Line(msg, 200)
 	}
 	return "op failed without an error message"
 }
@@ -216,5 +215,5 @@ func opFailure(r Ref, said string) error {
 	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
 	v := classify(line)
 	red := NewRedactor(NewValue(os.Getenv("OP_SERVICE_ACCOUNT_TOKEN")))
-	return fail.New(v.code, "secret %s (%s): %s", r.Name, r.Kind(), fmt.Sprint(clip(red.String(line), 200))).WithHint("%s", v.hint)
+	return fail.New(v.code, "secret %s (%s): %s", r.Name, r.Kind(), red.Line(line, 200)).WithHint("%s", v.hint)
 }

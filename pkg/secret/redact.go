@@ -7,6 +7,8 @@ import (
 	"sort"
 	"strings"
 	"sync"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // minRedact is the shortest value that is looked for: redacting shorter ones
@@ -61,6 +63,12 @@ func (r *Redactor) String(s string) string {
 	st := stream{}
 	st.feed(&out, set, []byte(s), true)
 	return out.String()
+}
+
+// Line is one harmless line of s without secrets, of at most a number of bytes.
+func (r *Redactor) Line(s string, most int) string {
+	s = plain.Line(r.String(plain.Head(s, 16*most)))
+	return plain.Brief(r.String(s), most) // what stood in the middle of a secret may be gone
 }
 
 // Writer redacts a stream, also where a secret is split over writes. It holds

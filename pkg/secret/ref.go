@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
@@ -76,7 +77,7 @@ var reservedNames = []string{
 // where its reference belongs must not find it in a log.
 func ParseRef(name, source string) (Ref, error) {
 	if len(name) > 128 || !nameRE.MatchString(name) {
-		return Ref{}, fail.New(fail.Usage, "secret %q: a name is an environment variable: capital letters, digits and _, at most 128", clip(name, 40)).
+		return Ref{}, fail.New(fail.Usage, "secret %q: a name is an environment variable: capital letters, digits and _, at most 128", plain.Brief(plain.Line(name), 40)).
 			WithHint("use a name such as GITHUB_TOKEN")
 	}
 	if slices.Contains(reservedNames, name) || strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "DYLD_") {
@@ -239,20 +240,3 @@ func unset(r Ref) error {
 }
 
 func isControl(c rune) bool { return c < 0x20 || c == 0x7f || (c >= 0x80 && c < 0xa0) }
-
-// clip bounds s and takes control characters out, for messages.
-func clip(s string, n int) string {
-	s = strings.Map(func(c rune) rune {
-		if isControl(c) || c == utf8.RuneError {
-			return -1
-		}
-		return c
-	}, s)
-	if len(s) <= n {
-		return s
-	}
-	for !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}

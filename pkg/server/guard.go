@@ -281,7 +281,7 @@ func (w *response) WriteHeader(status int) {
 		return
 	}
 	if status >= http.StatusBadRequest && w.Header().Get("Content-Type") != problemType {
-		p := plain(status)
+		p := problemFor(status)
 		if w.Header().Get("Allow") != "" {
 			p.Hint = "the methods are in the Allow header"
 		}

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -68,17 +68,7 @@ func problem(status int, code, hint, format string, args ...any) *Problem {
 }
 
 // bounded is text that may hold a stranger's, made harmless to print.
-func bounded(text string) string {
-	text = ssh.CleanText(text)
-	if len(text) <= maxDetail {
-		return text
-	}
-	end := maxDetail
-	for end > 0 && !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + "…"
-}
+func bounded(text string) string { return plain.Brief(plain.Lines(text), maxDetail) }
 
 // Error is the detail.
 func (p *Problem) Error() string { return p.Detail }
@@ -164,9 +154,9 @@ func anchorProblem(a *store.AnchorError) *Problem {
 	return p
 }
 
-// plain is the problem for a status that somebody else answered with: net/http
+// problemFor is the problem for a status that somebody else answered with: net/http
 // or a library of ours.
-func plain(status int) *Problem {
+func problemFor(status int) *Problem {
 	code, hint := codeInvalid, seeDocs
 	switch status {
 	case http.StatusNotFound:

@@ -89,14 +89,7 @@ func (w *Worker) step(ctx context.Context, id, name string, f func(context.Conte
 }
 
 // text is s as rows and events may hold it: without secrets, harmless, short.
-func (w *Worker) text(s string) string {
-	s = ssh.Clean(w.Redact.String(s))
-	const most = 2000
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return s
-}
+func (w *Worker) text(s string) string { return w.Redact.Line(s, 2000) }
 
 func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any) {
 	err := w.Store.Append(ctx, id, event(EventWarning, Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint}))

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/pkg/sftp"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // Bounds of one copy, whatever the guest claims.
@@ -147,7 +149,7 @@ func (t *transfer) step(depth int) error {
 
 func (t *transfer) copied(name string, size int64) {
 	if t.progress != nil {
-		t.progress(Item{Name: Clean(name), Size: size})
+		t.progress(Item{Name: plain.Line(name), Size: size})
 	}
 }
 

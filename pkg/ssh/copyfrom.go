@@ -15,6 +15,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 const (
@@ -83,10 +85,10 @@ func badName(name string) string {
 		strings.ContainsAny(name, "/\\"), !utf8.ValidString(name):
 		return "not a usable name"
 	}
-	for _, r := range name {
-		if hidden(r) {
-			return "not a printable name"
-		}
+	if strings.ContainsFunc(name, func(r rune) bool {
+		return unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp)
+	}) {
+		return "not a printable name"
 	}
 	// Compared as a file system would that folds case and ignores invisible
 	// characters, as macOS's do.
@@ -126,11 +128,11 @@ func (t *transfer) downloadDir(dir *os.Root, name, remote, shown string, mode fs
 		err = errors.New("a file or link of that name is in the way")
 	}
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", Clean(shown), err)
+		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	sub, err := dir.OpenRoot(name)
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", Clean(shown), err)
+		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	defer sub.Close()
 	t.answers.allow(listBudget)
@@ -158,10 +160,10 @@ func (t *transfer) downloadDir(dir *os.Root, name, remote, shown string, mode fs
 // is replaced, not followed, and a copy that breaks off leaves the old file.
 func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.FileInfo) (err error) {
 	if err := room(dir, st.Size()); err != nil {
-		return fmt.Errorf("copy to %s: %w", Clean(shown), err)
+		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	if here, err := dir.Lstat(name); err == nil && here.IsDir() {
-		return fmt.Errorf("copy to %s: a directory of that name is in the way", Clean(shown))
+		return fmt.Errorf("copy to %s: a directory of that name is in the way", plain.Line(shown))
 	}
 	src, err := t.sftp.Open(remote)
 	if err != nil {
@@ -171,7 +173,7 @@ func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.
 	part := ".copy-" + rand.Text()
 	dst, err := dir.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", Clean(shown), err)
+		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	done := false
 	defer func() { // a panic in the library's parsing comes this way too
@@ -185,7 +187,7 @@ func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.
 		return err
 	}
 	if err := errors.Join(dst.Chmod(0o600|st.Mode().Perm()&0o755), dst.Close(), dir.Rename(part, name)); err != nil {
-		return fmt.Errorf("copy to %s: %w", Clean(shown), err)
+		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	done = true
 	t.copied(shown, size)

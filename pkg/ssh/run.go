@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 const (
@@ -65,7 +67,7 @@ func (c *Client) Output(ctx context.Context, cmd string, stdin io.Reader, limit 
 	case err == nil:
 		return stdout.Bytes(), nil
 	}
-	if text := Clean(stderr.String()); text != "" {
+	if text := plain.Line(stderr.String()); text != "" {
 		return nil, fmt.Errorf("%w: %s", err, text)
 	}
 	return nil, err

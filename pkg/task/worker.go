@@ -15,7 +15,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
@@ -190,14 +189,7 @@ func (w *Worker) decide(ctx context.Context, t Task, o Outcome) (Task, error) {
 }
 
 // text is s as rows and events may hold it: without secrets, harmless, short.
-func (w *Worker) text(s string) string {
-	s = ssh.Clean(w.Redact.String(s))
-	const most = 2000
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return s
-}
+func (w *Worker) text(s string) string { return w.Redact.Line(s, 2000) }
 
 // say appends an event that changes nothing in the row.
 func (w *Worker) say(ctx context.Context, t Task, kind string, data any) {

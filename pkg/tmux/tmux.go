@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // minVersion is the first tmux with popups, new-session -e and run-shell -C.
@@ -381,15 +382,10 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// clip is the first line of what tmux says.
 func clip(s string) string {
 	s, _, _ = strings.Cut(s, "\n")
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return -1
-		}
-		return r
-	}, s)
-	return strings.ToValidUTF8(s[:min(len(s), 300)], "")
+	return plain.Brief(plain.Line(s), 300)
 }
 
 func sorted(m map[string]string) []string {

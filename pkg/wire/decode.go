@@ -10,6 +10,8 @@ import (
 	"iter"
 	"strings"
 	"unicode"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
 // Bounds of what is read.
@@ -134,10 +136,5 @@ func Clean(s string) string {
 		}
 		return r
 	}, s)
-	for i := range s {
-		if i >= maxText {
-			return s[:i]
-		}
-	}
-	return s
+	return plain.Head(s, maxText)
 }

@@ -54,6 +54,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -264,7 +265,7 @@ func (d *Driver) inspect(name string) (vm.Machine, error) {
 	}
 	out := vm.Machine{Name: name, State: vm.Stopped, Dir: m.dir, Root: m.root()}
 	if err != nil {
-		out.State, out.Reason = vm.Broken, ssh.Clean(err.Error())
+		out.State, out.Reason = vm.Broken, plain.Line(err.Error())
 		return out, nil
 	}
 	out.Arch, out.CPUs, out.Memory, out.Disk = s.Image.Arch, s.CPUs, s.Memory, s.Disk
@@ -295,7 +296,7 @@ func (d *Driver) List(ctx context.Context) ([]vm.Machine, error) {
 			case errors.Is(err, vm.ErrNotFound): // deleted meanwhile
 				continue
 			case err != nil:
-				m = vm.Machine{Name: e.Name(), State: vm.Broken, Reason: ssh.Clean(err.Error())}
+				m = vm.Machine{Name: e.Name(), State: vm.Broken, Reason: plain.Line(err.Error())}
 			}
 			out = append(out, m)
 		}

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -138,9 +138,9 @@ func (d *Driver) launch(m machine, exited chan<- error) error {
 func (m machine) console() string {
 	b, err := os.ReadFile(m.file("console.log"))
 	if err != nil {
-		return ssh.Clean(err.Error())
+		return plain.Line(err.Error())
 	}
-	lines := strings.Split(strings.TrimSpace(ssh.CleanText(string(b))), "\n")
+	lines := strings.Split(strings.TrimSpace(plain.Lines(string(b))), "\n")
 	return lines[len(lines)-1]
 }
 
