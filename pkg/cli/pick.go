@@ -146,6 +146,8 @@ func runPicker(ctx context.Context, a *app, action string, keys []string) error 
 		lines, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_LINES"))
 		return p.Preview(ctx, a.con.Out, keys[0], cmp.Or(columns, 80), cmp.Or(lines, 24))
 	case picker.ActionDestroy:
+		err = picker.Ask(ctx, targets)
+	case picker.ActionAsk:
 		return destroyPicked(ctx, a, targets)
 	case picker.ActionTyped:
 		say = picker.SaySo

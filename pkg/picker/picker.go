@@ -25,6 +25,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
 // Command is the hidden command that fzf runs for keys and the preview:
@@ -37,8 +38,9 @@ const (
 	ActionTyped   = "typed"   // Enter where no row fits
 	ActionOpen    = "open"    // and stay in the picker
 	ActionStop    = "stop"
-	ActionDestroy = "destroy"
-	ActionCopy    = "copy" // the ssh command
+	ActionDestroy = "destroy" // shows ActionAsk
+	ActionAsk     = "ask"     // whether to destroy
+	ActionCopy    = "copy"    // the ssh command
 )
 
 // The environment of Command, besides fzf's own: commands for a shell are
@@ -204,7 +206,7 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 		"--bind=alt-enter:transform(" + self + ActionTyped + ")",
 		"--bind=ctrl-o:wait+bg-transform(" + self + ActionOpen + " {+1})+clear-multi",
 		"--bind=ctrl-s:wait+bg-transform(" + self + ActionStop + " {+1})+clear-multi",
-		"--bind=ctrl-x:wait+execute(" + destroyKey + ")+clear-multi",
+		"--bind=ctrl-x:wait+bg-transform(" + self + ActionDestroy + " {+1})+clear-multi",
 		"--bind=ctrl-y:wait+bg-transform(" + self + ActionCopy + " {1})",
 		"--bind=?:toggle-preview",
 	}
@@ -230,10 +232,6 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 const (
 	// skipLine moves the cursor on, in the direction in which it came.
 	skipLine = `[ x{1} != x- ] || case "$FZF_ACTION" in *up*|*prev*) echo up;; *) echo down;; esac`
-	// On the screen that asks, Ctrl-C ends the line, as Enter does: as a signal it
-	// would also come to fzf, which ends when the command is quicker to do so than
-	// it is to look.
-	destroyKey = `s=$(stty -g); stty -isig eol ^C; ` + self + ActionDestroy + ` {+1}; stty "$s"`
 	// Rows may go between the look and the accepting, which would end fzf with nothing.
 	enterKey = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo accept-non-empty; fi`
 )
@@ -317,6 +315,24 @@ func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
 			}
 		}
 	}
+}
+
+// Ask has fzf, in whose picker this process was started, give its screen to
+// ActionAsk. It comes over fzf's socket, since only then fzf reads no keys meanwhile:
+// behind a wait that had to wait, execute and fzf share them by chance.
+func Ask(ctx context.Context, targets []Target) error {
+	var keys []string
+	for _, t := range targets {
+		if t.Session != "" {
+			keys = append(keys, sessionKey(t.Session))
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	// Ctrl-C ends the line there, as Enter does: as a signal it would also come to
+	// fzf, which ends when the command is quicker to do so than it is to look.
+	return inside().post(ctx, `execute:s=$(stty -g); stty -isig eol ^C; `+self+ActionAsk+` `+ssh.Quote(keys...)+`; stty "$s"`)
 }
 
 // Say is the fzf action that shows a text above the rows until a key is typed.

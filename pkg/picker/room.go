@@ -50,18 +50,25 @@ func enter() (*room, error) {
 		// Only now others may ask whether somebody is in it.
 		dir := filepath.Join(parent, roomPrefix+strings.TrimPrefix(filepath.Base(fresh), roomPrefix+newSuffix))
 		if err = os.Rename(fresh, dir); err == nil {
-			r := &room{dir: dir, lock: lock}
-			r.http = http.Client{Timeout: roomTimeout, Transport: &http.Transport{
-				DisableKeepAlives: true,
-				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-					return (&net.Dialer{}).DialContext(ctx, "unix", r.socket())
-				},
-			}}
-			return r, nil
+			return newRoom(dir, lock), nil
 		}
 	}
 	return nil, fail.New(fail.Host, "make the picker's directory: %w", errors.Join(err, os.RemoveAll(fresh)))
 }
+
+func newRoom(dir string, lock *store.Lock) *room {
+	r := &room{dir: dir, lock: lock}
+	r.http = http.Client{Timeout: roomTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", r.socket())
+		},
+	}}
+	return r
+}
+
+// inside is the room of the picker that started this process.
+func inside() *room { return newRoom(filepath.Dir(os.Getenv(rowsVar)), nil) }
 
 func sweep(parent string) {
 	dirs, _ := filepath.Glob(filepath.Join(parent, roomPrefix+"*"))

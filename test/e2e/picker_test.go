@@ -60,8 +60,7 @@ func TestPicker(t *testing.T) {
 	// back by the picker; meanwhile the other one rings
 	u.typed("M-p")
 	u.sees("api")
-	u.typed("api", "Enter")
-	u.sees("lima-" + api)
+	u.picks("lima-"+api, "api", "Enter")
 	b.In(web, "tmux send-keys -t =agent:server \"printf '\\a'\" Enter")
 	waitFor(t, "the bell in the list", func() bool {
 		return strings.Contains(b.Asz("list"), "bell in window server")
@@ -84,8 +83,7 @@ func TestPicker(t *testing.T) {
 	// the first is done with
 	u.typed("M-p")
 	u.sees("api")
-	u.typed("api", "C-x")
-	u.sees("Destroy " + api)
+	u.picks("Destroy "+api, "api", "C-x")
 	u.typed("y", "Enter")
 	waitFor(t, "the end of it", func() bool { return state("api") == "" })
 	u.typed("Escape")

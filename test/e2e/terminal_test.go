@@ -38,6 +38,22 @@ func (u terminal) typed(keys ...string) {
 	u.tmux(append([]string{"send-keys", "-t", "t"}, keys...)...)
 }
 
+// picks types keys into the picker until they had their effect: fzf drops those that
+// come while it reads the rows anew.
+func (u terminal) picks(what string, keys ...string) {
+	u.t.Helper()
+	for range 3 {
+		u.typed(keys...)
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+			if strings.Contains(u.screen(), what) {
+				return
+			}
+		}
+		u.typed("C-u")
+	}
+	u.sees(what)
+}
+
 // picture keeps the screen as a picture in the directory PICTURES, if that is set.
 func (u terminal) picture(name string) {
 	u.t.Helper()

@@ -254,15 +254,15 @@ func (s *term) sees(pattern string) {
 	}
 }
 
-// presses a key until it had its effect: fzf drops those that come while it
-// reads the rows anew.
-func (s *term) presses(key, pattern string) {
+// presses keys until they had their effect: fzf drops those that come while it
+// reads the rows anew. It is patient, since what has its effect late has it twice.
+func (s *term) presses(pattern string, keys ...string) {
 	s.w.t.Helper()
 	re := regexp.MustCompile("(?m)" + pattern)
 	tries := 0
-	s.w.until(pattern+" after "+key, func() bool {
-		if tries%20 == 0 { // that is once a second
-			s.keys(key)
+	s.w.until(fmt.Sprintf("%s after %v", pattern, keys), func() bool {
+		if tries%300 == 0 { // that is once in a quarter of a minute
+			s.keys(keys...)
 		}
 		tries++
 		return re.MatchString(s.show())
@@ -342,7 +342,7 @@ func TestPickerOpens(t *testing.T) {
 	s.keys("Enter")
 	w.until("ready", func() bool { return w.states()["two"] == session.Ready })
 	s.sees(`Enter closes`) // a fake VM has no tmux to show
-	s.presses("Enter", `left with 0`)
+	s.presses(`left with 0`, "Enter")
 
 	// Without leaving the picker: it is there, and so is its local tmux session.
 	s = w.term("agent-sessionizer")
@@ -351,14 +351,14 @@ func TestPickerOpens(t *testing.T) {
 	s.sees(`^> +~/one`)
 	s.keys("C-o")
 	w.until("ready", func() bool { return w.states()["one"] == session.Ready })
-	s.presses("C-u", `o one +ready`)
+	s.presses(`o one +ready`, "C-u")
 	if n := strings.Count(w.run("tmux", "list-sessions"), "one-"); n != 1 {
 		t.Errorf("%d local sessions of it", n)
 	}
 
 	// What is no repository is answered; what is one is opened, though a row fits.
 	s.typed("no such thing")
-	s.presses("Enter", `nothing is called that`)
+	s.presses(`nothing is called that`, "Enter")
 	s.typed("x")
 	s.misses(`nothing is called that`)
 	s.keys("C-u")
@@ -369,7 +369,7 @@ func TestPickerOpens(t *testing.T) {
 	if got := w.states()["another"]; got != session.Ready {
 		t.Errorf("%s is %s", typed, got)
 	}
-	s.presses("Enter", `left with 0`)
+	s.presses(`left with 0`, "Enter")
 
 	// Free text without a row.
 	w.run("git", "init", "-q", "-b", "main", "zzz")
@@ -382,7 +382,7 @@ func TestPickerOpens(t *testing.T) {
 	if got := w.states()["zzz"]; got != session.Ready {
 		t.Errorf("zzz is %s", got)
 	}
-	s.presses("Enter", `left with 0`)
+	s.presses(`left with 0`, "Enter")
 
 	// Several: all are opened, the first that was marked is gone to.
 	w.run("agent-sessionizer", "stop", "one", "two")
@@ -421,6 +421,16 @@ func TestPickerStopsAndDestroys(t *testing.T) {
 	s.keys("C-x")
 	s.sees(`would lose: 2 untracked files\. \[y/N\]`)
 	s.keys("y", "C-c") // thought better of it
+	s.sees(`^> +o one +ready`)
+	// right after the query, when fzf has not found the row yet: the answer is for
+	// the question all the same
+	for range 8 {
+		s.presses(`2 untracked files\. \[y/N\] *$`, "C-u", "o", "n", "e", "C-x")
+		s.keys("n", "Enter")
+		s.sees(`^> +o one +ready`)
+		s.sees(`^> one`)
+	}
+	s.keys("C-u")
 	s.sees(`^> +o one +ready`)
 	s.keys("C-s")
 	s.sees(`^> +\. one +stopped`)
@@ -562,7 +572,7 @@ func TestPickerHostileNames(t *testing.T) {
 		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
 	})
 	s.typed("'; touch $HOME/pwned; $(touch $HOME/pwned) zzz")
-	s.presses("Enter", `nothing is called that`)
+	s.presses(`nothing is called that`, "Enter")
 	s.keys("M-Enter", "C-o", "C-u")
 	s.keys("Escape")
 	s.sees(`left with 130`)
