@@ -19,12 +19,13 @@ import (
 type taskFile struct {
 	name    string
 	json    bool
-	session string // of those that submit it
+	session string
 }
 
 func (o *taskFile) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&o.name, "file", "f", "", "the manifest, a `FILE` of YAML or JSON; - is the standard input")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON")
+	cmd.Flags().StringVar(&o.session, "session", "", "run in this `SESSION` that is there, and stays")
 	if err := cmd.MarkFlagRequired("file"); err != nil {
 		panic(err)
 	}
@@ -110,7 +111,6 @@ func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, m *task
 		return then(ctx, m, t, o.json)
 	}
 	o.flags(cmd)
-	cmd.Flags().StringVar(&o.session, "session", "", "run in this `SESSION` that is there, and stays")
 	return cmd
 }
 
