@@ -13,7 +13,7 @@ import (
 
 // The seed closes the network with fewer commands than the daemon, and must
 // leave the same rules.
-func TestTheSeedClosesTheNetworkAsTheDaemonDoes(t *testing.T) {
+func TestSeedShutsAsTheDaemonDoesInNamespaces(t *testing.T) {
 	runtime.LockOSThread() // for good: the thread ends with its namespace
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal("make a network namespace: ", err, "; run as root, as make test does")

@@ -95,8 +95,7 @@ func (b *box) nothingLeft() {
 	}
 }
 
-// TestTask runs tasks in real VMs: what people do with them, what goes wrong, and
-// what is killed under them.
+// TestTask runs tasks in real VMs: what people do with them, and one that fails.
 func TestTask(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
@@ -208,6 +207,14 @@ claude: {prompt: "RUNBASH please"}
 		b.Asz("task", "destroy", "--wait", all[0].ID)
 		b.nothingLeft()
 	})
+}
+
+// TestTaskDisturbed is what is done to tasks meanwhile: their session is shared, they
+// are ended, or what runs them is killed.
+func TestTaskDisturbed(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	b.Repo("project")
 	t.Run("in a session that is there", func(t *testing.T) {
 		name := b.open("./project")
 		b.MustIn(name, "echo mine >>hello.txt")
