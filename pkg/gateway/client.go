@@ -75,7 +75,7 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	exited, err := p.spawn(ctx)
+	pid, exited, err := p.spawn(ctx)
 	if err != nil {
 		return fail.New(fail.Host, "start the gateway: %w", err)
 	}
@@ -84,11 +84,16 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 		if err == nil && st.PolicyError != "" {
 			return fail.New(fail.Failure, "the gateway refuses the policy: %s", st.PolicyError)
 		}
-		if err == nil {
+		if err == nil && (st.PID == pid || exited == nil) {
 			return nil
 		}
+		// Where another process was faster, ours is not left behind: it could come so
+		// late that the other one has ended, and would stand there for nobody.
 		select {
 		case <-ctx.Done():
+			if err == nil {
+				return nil
+			}
 			return fail.New(fail.Failure, "the gateway did not come up: %w%s", err, p.lastWords())
 		case <-exited:
 			if !p.Running() { // else another process was faster
@@ -100,12 +105,13 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 	}
 }
 
-// spawn executes ourselves as the gateway, in a session of its own: it must
-// outlive us. Of the environment it gets what says how to reach the internet.
-func (p Process) spawn(ctx context.Context) (<-chan struct{}, error) {
+// spawn executes ourselves as the gateway, in a session of its own: it must outlive
+// us. Of the environment it gets what says how to reach the internet. The channel is
+// closed when it has ended.
+func (p Process) spawn(ctx context.Context) (pid int, _ <-chan struct{}, _ error) {
 	log, err := os.OpenFile(filepath.Join(p.Dir, logFile), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer log.Close()
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), p.Self, Command, p.Dir)
@@ -119,14 +125,14 @@ func (p Process) spawn(ctx context.Context) (<-chan struct{}, error) {
 		}
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	exited := make(chan struct{})
 	go func() { // lives as long as the gateway or we do; it only reaps
 		defer close(exited)
 		_ = cmd.Wait()
 	}()
-	return exited, nil
+	return cmd.Process.Pid, exited, nil
 }
 
 // SetPolicy puts a policy in force at once. It is written first, so that a

@@ -135,6 +135,32 @@ func (r rig) ends() {
 	}
 }
 
+// Of several that are started at once, the slow ones are not left behind.
+func TestSlowStart(t *testing.T) {
+	r := newRig(t)
+	slow := filepath.Join(filepath.Dir(r.Dir), "slow")
+	script := fmt.Sprintf("#!/bin/sh\nmkdir %s.first 2>/dev/null || sleep 2\nexec %s \"$@\"\n", slow, r.Self)
+	if err := os.WriteFile(slow, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r.Self = slow
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			if err := r.Start(t.Context(), r.wire, allowing("a.example.org")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	r.guest().Close()
+	r.ends()
+	time.Sleep(3 * time.Second) // for those that were left behind
+	if r.Running() {
+		t.Error("one that came late stands for nobody")
+	}
+}
+
 func TestProcessLife(t *testing.T) {
 	r := newRig(t)
 	if _, err := r.Status(t.Context()); !errors.Is(err, gateway.ErrNotRunning) {
