@@ -284,8 +284,10 @@ func TestTask(t *testing.T) {
 				t.Errorf("%+v", s.Result)
 			}
 			waitFor(t, func() bool { return !slices.ContainsFunc(pids, alive) })
-			if err := os.Remove(filepath.Join(g.work, "up")); err != nil {
-				t.Fatal(err)
+			for _, file := range []string{"up", "p4"} { // which the next one waits for
+				if err := os.Remove(filepath.Join(g.work, file)); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 	})
