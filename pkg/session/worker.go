@@ -217,10 +217,12 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		case ctx.Err() != nil:
 			return s, nil
 		case errors.Is(err, vm.ErrNotFound):
-			if s, err = w.facts(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} }); err != nil {
+			// A variable of its own: lookIn still reads s.
+			gone, err := w.facts(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} })
+			if err != nil {
 				return s, err
 			}
-			return w.broke(context.WithoutCancel(ctx), s, fail.New(fail.NotFound, "the VM of session %s is gone, removed by something else", s.Name).
+			return w.broke(context.WithoutCancel(ctx), gone, fail.New(fail.NotFound, "the VM of session %s is gone, removed by something else", s.Name).
 				WithHint("agent-sessionizer destroy --force %s", s.Name))
 		case err != nil:
 			w.Log.WarnContext(ctx, "inspect the VM", "error", err)
