@@ -14,7 +14,7 @@ GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/home pkg/policy pkg/wir
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest check test unit script vm e2e pictures escape escape-short fault fault-short bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest check test unit script vm e2e pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -52,7 +52,7 @@ vet-darwin:
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet ./...
 
 unit: guest
-	go test $$(go list ./... | grep -v /test/)
+	go test $$(go list ./... | grep -v /test/) ./test/mutate
 
 script: guest
 	go test -count=1 -parallel 4 ./test/script/... # of a binary that go does not know; most of them wait most of the time
@@ -77,6 +77,12 @@ escape escape-short: guest ## root in a guest tries to get out; escape first sho
 fault fault-short: guest ## a task is killed, stopped, cut off at every point, its host and its guest fail it; on fake VMs
 	go test -c -tags fault -o bin/fault.test ./test/fault
 	cd test/fault && ../../bin/fault.test -test.v -test.timeout 60m -test.short=$(if $(filter fault-short,$@),true,false)
+
+# Not part of any other target: N mutants of each package take minutes to an hour.
+PKG ?= policy gateway repo store task session secret server home config ssh attach
+N ?= 40
+mutate: guest ## what the unit tests of PKG do not notice; N=40 mutants of each (0: all), SEED=1, JOBS=2
+	go run ./test/mutate -n $(N) -seed $(or $(SEED),1) -j $(or $(JOBS),2) $(addprefix pkg/,$(PKG))
 
 # What counts are the ratios; a missed aim fails nothing. BENCH=lifecycle, picker, tasks,
 # network or dns is one part of it; fewer BENCH_RUNS than five are shown and not written.

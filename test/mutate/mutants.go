@@ -1,0 +1,318 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"hash/fnv"
+	"slices"
+	"strings"
+)
+
+// Mutant is one small change of one file.
+type Mutant struct {
+	Func string // the function that it is in, with its receiver
+	Op   string // the operator, see operators
+	Text string // the source text that it replaces, on one line
+	Nth  int    // of the same function, operator and text, from 1
+
+	File       string // absolute path
+	Line       int
+	col        int
+	start, end int // bytes of the file
+	with       string
+	covered    bool
+}
+
+// Key identifies a mutant across edits elsewhere: it has no line number.
+func (m *Mutant) Key() string {
+	key := m.Func + " | " + m.Op + " | " + m.Text
+	if m.Nth > 1 {
+		key += fmt.Sprintf(" | %d", m.Nth)
+	}
+	return key
+}
+
+// rank orders the mutants of a package for sampling. It depends on the seed and
+// the key only, so that an edit of one function leaves the rest of a sample alone.
+func (m *Mutant) rank(seed, pkg string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(seed + "\x00" + pkg + "\x00" + m.Key())) // never fails
+	return h.Sum64()
+}
+
+// finder collects the mutants of one file.
+type finder struct {
+	path  string
+	src   []byte
+	fset  *token.FileSet
+	fn    string            // the function that is being read
+	errs  []bool            // whether the last result of each enclosing function is an error
+	count map[string]int    // mutants by key without its number
+	spans map[string]bool   // replacements seen, by place and text
+	conds map[ast.Node]bool // conditions, and what an if does before its own
+	found []*Mutant
+}
+
+// findMutants returns the mutants of the functions in a file.
+func findMutants(path string, src []byte) ([]*Mutant, error) {
+	f := &finder{path: path, src: src, fset: token.NewFileSet(), count: map[string]int{}, spans: map[string]bool{}, conds: map[ast.Node]bool{}}
+	file, err := parser.ParseFile(f.fset, path, src, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	for _, decl := range file.Decls {
+		if fn, ok := decl.(*ast.FuncDecl); ok && fn.Body != nil {
+			f.fn = fn.Name.Name
+			if fn.Recv != nil {
+				f.fn = "(" + f.text(fn.Recv.List[0].Type) + ")." + f.fn
+			}
+			f.errs = []bool{lastIsError(fn.Type)}
+			f.visit(fn.Body)
+		}
+	}
+	return f.found, nil
+}
+
+func lastIsError(t *ast.FuncType) bool {
+	if t.Results == nil {
+		return false
+	}
+	last, ok := t.Results.List[len(t.Results.List)-1].Type.(*ast.Ident)
+	return ok && last.Name == "error"
+}
+
+func (f *finder) offset(p token.Pos) int { return f.fset.Position(p).Offset }
+
+func (f *finder) text(n ast.Node) string { return string(f.src[f.offset(n.Pos()):f.offset(n.End())]) }
+
+// maxText bounds the text of a mutant's key, in characters.
+const maxText = 100
+
+// add records the mutant that has with in the place of n.
+func (f *finder) add(op string, n ast.Node, with string) {
+	f.addAt(op, n.Pos(), n.End(), f.text(n), with)
+}
+
+func (f *finder) addAt(op string, pos, end token.Pos, text, with string) {
+	span := fmt.Sprint(pos, end, with)
+	if f.spans[span] {
+		return
+	}
+	f.spans[span] = true
+	text = strings.Join(strings.Fields(text), " ")
+	if r := []rune(text); len(r) > maxText {
+		text = string(r[:maxText]) + "…"
+	}
+	m := &Mutant{
+		Func: f.fn, Op: op, Text: text,
+		File: f.path, Line: f.fset.Position(pos).Line, col: f.fset.Position(pos).Column, start: f.offset(pos), end: f.offset(end), with: with,
+	}
+	f.count[m.Key()]++
+	m.Nth = f.count[m.Key()]
+	f.found = append(f.found, m)
+}
+
+// visit finds the mutants below a node.
+func (f *finder) visit(n ast.Node) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncLit:
+			f.errs = append(f.errs, lastIsError(n.Type))
+			f.visit(n.Body)
+			f.errs = f.errs[:len(f.errs)-1]
+			return false
+		case *ast.CallExpr:
+			if isText(n) {
+				return false // what an error says is for the tests of that error
+			}
+			f.call(n)
+		case *ast.IfStmt:
+			f.conds[n.Init] = true
+			f.condition(n.Cond)
+		case *ast.SwitchStmt:
+			if n.Tag == nil {
+				for _, c := range n.Body.List {
+					for _, cond := range c.(*ast.CaseClause).List {
+						f.condition(cond)
+					}
+				}
+			}
+		case *ast.BlockStmt:
+			f.statements(n.List)
+		case *ast.CaseClause:
+			f.statements(n.Body)
+		case *ast.CommClause:
+			f.statements(n.Body)
+		case *ast.AssignStmt:
+			f.ignore(n)
+		case *ast.ReturnStmt:
+			f.success(n)
+		case *ast.BinaryExpr:
+			f.binary(n)
+		case *ast.BasicLit:
+			f.literal(n)
+		case *ast.Ident:
+			if n.Name == "true" || n.Name == "false" {
+				f.add("bool", n, map[string]string{"true": "false", "false": "true"}[n.Name])
+			}
+		case *ast.SliceExpr:
+			f.bounds(n)
+		}
+		return true
+	})
+}
+
+// condition finds what makes a branch never or always taken: the two halves of its
+// negation, of which a test may notice one only.
+func (f *finder) condition(c ast.Expr) {
+	f.conds[c] = true
+	f.add("never", c, "false && ("+f.text(c)+")")
+	f.add("always", c, "true || ("+f.text(c)+")")
+}
+
+// statements finds what takes a statement away. Its text stays in the file, so that
+// no variable and no import becomes unused.
+func (f *finder) statements(list []ast.Stmt) {
+	for _, s := range list {
+		op := ""
+		switch s := s.(type) {
+		case *ast.ExprStmt:
+			op = "drop call"
+		case *ast.DeferStmt:
+			op = "drop defer"
+		case *ast.SendStmt:
+			op = "drop send"
+		case *ast.IncDecStmt:
+			op = "drop assignment"
+		case *ast.AssignStmt:
+			if s.Tok != token.DEFINE {
+				op = "drop assignment"
+			}
+		case *ast.BranchStmt:
+			if s.Tok == token.CONTINUE || s.Tok == token.BREAK {
+				op = "drop " + s.Tok.String()
+			}
+		}
+		if op != "" {
+			f.add(op, s, "if false { "+f.text(s)+" }")
+		}
+	}
+}
+
+// ignore finds the call whose error is assigned: it is not made, or its error is lost.
+func (f *finder) ignore(a *ast.AssignStmt) {
+	if len(a.Lhs) != 1 || len(a.Rhs) != 1 {
+		return
+	}
+	to, ok := a.Lhs[0].(*ast.Ident)
+	call, isCall := a.Rhs[0].(*ast.CallExpr)
+	if !ok || !isCall || !strings.HasPrefix(strings.ToLower(to.Name), "err") {
+		return
+	}
+	f.add("skip call", call, noError("return "+f.text(call)))
+	if !f.conds[a] { // there it is the same as the condition never being true
+		f.add("ignore error", call, "func() error { _ = "+f.text(call)+"; return nil }()")
+	}
+}
+
+// success finds the error that is returned.
+func (f *finder) success(r *ast.ReturnStmt) {
+	if !f.errs[len(f.errs)-1] || len(r.Results) == 0 {
+		return
+	}
+	last := r.Results[len(r.Results)-1]
+	if id, ok := last.(*ast.Ident); !ok || id.Name != "nil" {
+		f.add("return nil", last, noError("return "+f.text(last)))
+	}
+}
+
+// noError is an expression without an error that holds a statement, never reached.
+func noError(s string) string { return "func() error { if false { " + s + " }; return nil }()" }
+
+var swaps = map[token.Token]struct{ op, with string }{
+	token.LSS: {"boundary", "<="},
+	token.LEQ: {"boundary", "<"},
+	token.GTR: {"boundary", ">="},
+	token.GEQ: {"boundary", ">"},
+	token.EQL: {"negate", "!="},
+	token.NEQ: {"negate", "=="},
+	token.ADD: {"arithmetic", "-"},
+	token.SUB: {"arithmetic", "+"},
+	token.MUL: {"arithmetic", "/"},
+	token.QUO: {"arithmetic", "*"},
+	token.REM: {"arithmetic", "*"},
+	token.AND: {"arithmetic", "|"},
+	token.OR:  {"arithmetic", "&"},
+}
+
+func (f *finder) binary(b *ast.BinaryExpr) {
+	if b.Op == token.LAND || b.Op == token.LOR {
+		neutral := map[token.Token]string{token.LAND: "true", token.LOR: "false"}[b.Op]
+		for _, side := range []ast.Expr{b.X, b.Y} {
+			op := map[token.Token]string{token.LAND: " || ", token.LOR: " && "}[b.Op]
+			f.add("drop operand", side, "("+neutral+op+"("+f.text(side)+"))")
+		}
+		return
+	}
+	swap, ok := swaps[b.Op]
+	if !ok || f.conds[b] && swap.op == "negate" || isString(b.X) || isString(b.Y) && b.Op == token.ADD {
+		return
+	}
+	f.addAt(swap.op, b.OpPos, b.OpPos+token.Pos(len(b.Op.String())), f.text(b), swap.with)
+}
+
+func (f *finder) call(c *ast.CallExpr) {
+	switch fn := f.text(c.Fun); fn {
+	case "min", "max":
+		f.addAt("bound", c.Fun.Pos(), c.Fun.End(), f.text(c), map[string]string{"min": "max", "max": "min"}[fn])
+	case "errors.Join":
+		for _, arg := range c.Args {
+			if _, ok := arg.(*ast.CallExpr); ok {
+				f.add("skip call", arg, noError("return "+f.text(arg)))
+			}
+		}
+	}
+}
+
+// literal finds what changes a number by one, opens a file's mode, or empties a text.
+func (f *finder) literal(l *ast.BasicLit) {
+	switch {
+	case l.Kind == token.INT && strings.HasPrefix(l.Value, "0o"):
+		f.add("open mode", l, "("+l.Value+" | 0o066)")
+	case l.Kind == token.INT:
+		f.add("plus one", l, "("+l.Value+" + 1)")
+	case l.Kind == token.STRING && len(l.Value) > 2:
+		f.add("empty text", l, `""`)
+	}
+}
+
+// bounds finds the slice expression without its upper or its lower bound.
+func (f *finder) bounds(s *ast.SliceExpr) {
+	if s.Slice3 {
+		return
+	}
+	for _, b := range []ast.Expr{s.Low, s.High} {
+		if b != nil {
+			f.addAt("drop bound", b.Pos(), b.End(), f.text(s), "")
+		}
+	}
+}
+
+func isString(e ast.Expr) bool {
+	l, ok := e.(*ast.BasicLit)
+	return ok && l.Kind == token.STRING
+}
+
+// textFuncs make what people read: errors, hints, lines of a log.
+var textFuncs = []string{"Errorf", "WithHint", "New", "Debug", "Info", "Warn", "Error", "DebugContext", "InfoContext", "WarnContext", "ErrorContext"}
+
+// isText reports whether a call is one of textFuncs with a text as its argument.
+func isText(c *ast.CallExpr) bool {
+	s, ok := c.Fun.(*ast.SelectorExpr)
+	if !ok || !slices.Contains(textFuncs, s.Sel.Name) {
+		return false
+	}
+	return slices.ContainsFunc(c.Args, isString)
+}
