@@ -232,6 +232,9 @@ func (a *app) showTask(m *task.Manager, t task.Task) error {
 	if v.State == task.FailedPreserved {
 		line("kept until", "%s; look inside: agent-sessionizer ssh %s", v.PreservedUntil.Local().Format(time.DateTime), v.Session)
 	}
+	if v.EventsDropped > 0 {
+		line("events", "%d of the agent were counted and not stored", v.EventsDropped)
+	}
 	line("artifacts", "%d", v.Artifacts)
 	line("directory", "%s", string(m.Dir(t.ID)))
 	return nil

@@ -574,6 +574,7 @@ func TestAGuestThatLies(t *testing.T) {
 	for name, stream := range map[string]string{
 		"nothing":          "",
 		"half":             first + frame('d', "ab"),
+		"half of the last": first + frame('d', "abc") + frame('z', "") + second + frame('d', "de"),
 		"one":              first + frame('d', "abc") + frame('z', ""),
 		"too little":       first + frame('d', "ab") + frame('z', ""),
 		"too much":         first + frame('d', "abcd") + frame('z', ""),
@@ -637,3 +638,21 @@ func TestAGuestThatLies(t *testing.T) {
 
 // diskUse is how much of the disk a file takes.
 func diskUse(info fs.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
+
+// What has begun of files that a guest does not list any more goes: one that lists
+// others after each connection that dies would else fill the disk.
+func TestBegunFilesDoNotPileUp(t *testing.T) {
+	w := newWorld(t)
+	root, dir := w.place()
+	for i := range 5 {
+		sum := sha256.Sum256([]byte{byte(i)})
+		c := wire.Collection{ID: "0123456789abcdef", Artifacts: []wire.Artifact{{Name: "files/x", Size: 1000, SHA256: hex.EncodeToString(sum[:])}}}
+		half := frame('i', `{"index":0,"offset":0}`) + frame('d', strings.Repeat("x", 900))
+		if _, err := w.says(half).Receive(t.Context(), root, c); err == nil {
+			t.Fatal("half a file is whole")
+		}
+		if parts := w.files(filepath.Join(dir, partDir)); len(parts) != 1 || len(parts[hex.EncodeToString(sum[:])]) != 900 {
+			t.Errorf("after collection %d %d files have begun", i, len(parts))
+		}
+	}
+}

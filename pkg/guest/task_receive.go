@@ -47,7 +47,7 @@ func (t Task) receive(ctx context.Context, into *os.Root, c wire.Collection) ([]
 	r := &receiver{into: into, list: slices.Clone(c.Artifacts), twice: map[int]bool{}}
 	err := into.MkdirAll(partDir, 0o700)
 	if err == nil {
-		err = r.prune(t.ID)
+		err = errors.Join(r.prune(t.ID), r.pruneParts())
 	}
 	if err != nil {
 		return nil, fail.New(fail.Host, "%w", err)
@@ -103,11 +103,12 @@ func (t Task) fetch(ctx context.Context, r *receiver, collection string, files [
 	}
 	r.expect = ask.Items
 	err := t.frames(ctx, t.command("send"), &text, r.frame)
-	if r.part != nil {
+	half := r.part != nil
+	if half {
 		err = errors.Join(err, r.part.Close())
 		r.part = nil
 	}
-	if err == nil && len(r.expect) > 0 {
+	if err == nil && (half || len(r.expect) > 0) {
 		err = errEnded
 	}
 	return err
@@ -157,6 +158,27 @@ func (r *receiver) prune(id string) error {
 		})
 		if err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// pruneParts removes what has begun of files that the collection does not list: a
+// guest that announces others each time would else fill the disk with them.
+func (r *receiver) pruneParts() error {
+	parts, err := fs.ReadDir(r.into.FS(), partDir)
+	if err != nil {
+		return err
+	}
+	listed := map[string]bool{}
+	for _, a := range r.list {
+		listed[a.SHA256] = a.Skipped == ""
+	}
+	for _, e := range parts {
+		if !listed[e.Name()] {
+			if err := r.into.RemoveAll(partDir + "/" + e.Name()); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

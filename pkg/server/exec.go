@@ -290,11 +290,8 @@ func (x *execs) prepare(ctx context.Context, rec *execRecord) (stdout, stderr *o
 
 // announce appends an event of the session, and notes where its events are then.
 func (x *execs) announce(ctx context.Context, rec *execRecord) error {
-	data, err := json.Marshal(ExecChange{Exec: rec.ID, State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Actor: rec.Actor, TraceID: rec.TraceID})
-	if err != nil {
-		return err
-	}
-	if err := x.store.Append(ctx, rec.Session, store.Event{Kind: EventExec, Data: data}); err != nil {
+	ev := store.NewEvent(EventExec, ExecChange{Exec: rec.ID, State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Actor: rec.Actor, TraceID: rec.TraceID})
+	if err := x.store.Append(ctx, rec.Session, ev); err != nil {
 		return err
 	}
 	_, newest, err := x.store.EventRange(ctx, rec.Session)

@@ -132,11 +132,13 @@ func (l *lookout) take(ctx context.Context, g wire.Glance) error {
 	if err != nil || now.same(s.Facts.Attention) {
 		return err
 	}
-	var ev store.Event
+	note := func(f *Facts) { f.Attention = now }
 	if l.told.Allow() {
-		ev = event(EventAttention, now)
+		s, err = l.w.appendFromGuest(ctx, l.id, event(EventAttention, now), note)
+	} else {
+		s, err = l.w.facts(ctx, l.id, store.Event{}, note)
 	}
-	if s, err = l.w.facts(ctx, l.id, ev, func(f *Facts) { f.Attention = now }); err != nil {
+	if err != nil {
 		return err
 	}
 	if l.w.Attention != nil {

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
@@ -122,5 +125,47 @@ func TestGlanceOfNothing(t *testing.T) {
 	}
 	if _, _, err := l.w.Glance(s); err == nil {
 		t.Error("an empty file is a glance")
+	}
+}
+
+// What a guest can add to the events of its session in all is bounded.
+func TestEventsOfAGuestInAll(t *testing.T) {
+	l, s, told := newLookout(t)
+	l.told = rate.NewLimiter(rate.Inf, 1)
+	_, err := l.w.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
+		row.Facts = fmt.Appendf(nil, `{"events": {"bytes": %d}}`, 64<<20-1000)
+		return store.Event{}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		if err := l.take(t.Context(), agents(wire.Agent{Name: "claude", State: wire.AgentBlocked, On: fmt.Sprintf("question %d", i)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = l.w.step(t.Context(), s.ID, "boot", func(_ context.Context, p vm.Progress) error {
+		p("words of the guest")
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	evs, err := l.w.Store.Events(t.Context(), s.ID, 0, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, ev := range evs {
+		count[ev.Kind]++
+	}
+	if count[EventAttention] == 0 || count[EventAttention] > 10 || count[EventWarning] != 1 {
+		t.Errorf("stored: %v", count)
+	}
+	if count[EventStep] != 2 { // its start and its end, which are the host's
+		t.Errorf("%d events of the step", count[EventStep])
+	}
+	if now, err := l.w.Get(t.Context(), s.ID); err != nil || now.Facts.Attention.On != "question 49" || len(*told) != 50 {
+		t.Errorf("the last is %+v, %d were told; %v", now.Facts.Attention, len(*told), err)
 	}
 }

@@ -24,6 +24,9 @@ type PhaseChange struct {
 	Hint   string `json:"hint,omitempty"`
 }
 
+// stepProgress is the state of a step whose detail is new; it may come from the guest.
+const stepProgress = "progress"
+
 // Step is one step of the work: State is start, progress, done, failed or skip.
 type Step struct {
 	Name      string `json:"name"`

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -355,13 +354,7 @@ func phaseEvent(from, to, want Phase) store.Event {
 }
 
 // event makes a store event; data is one of this package's event types.
-func event(kind string, data any) store.Event {
-	raw, err := json.Marshal(data)
-	if err != nil {
-		panic(fmt.Sprintf("session: event %s cannot be JSON: %v", kind, err)) // our own types always can
-	}
-	return store.Event{Kind: kind, Data: raw}
-}
+func event(kind string, data any) store.Event { return store.NewEvent(kind, data) }
 
 // LastPhaseSeq is the sequence before the last change of what is wanted: the
 // point from which a viewer sees all of the work that is going on.

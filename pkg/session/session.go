@@ -120,8 +120,9 @@ type Facts struct {
 	Ports       []PublishedPort `json:"ports,omitempty"`   // asked for with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when somebody last came; what was denied since is told
 	Attention   *Attention      `json:"attention,omitempty"`
-	Kept        bool            `json:"kept,omitempty"` // what was kept of the repository is in it, so it may be kept anew
-	Asked       Asked           `json:"asked,omitzero"` // for what is wanted
+	Kept        bool            `json:"kept,omitempty"`  // what was kept of the repository is in it, so it may be kept anew
+	Asked       Asked           `json:"asked,omitzero"`  // for what is wanted
+	Events      store.Budget    `json:"events,omitzero"` // that the guest caused
 }
 
 // Asked is who asked for something, for those who read logs.

@@ -60,9 +60,14 @@ func (w *Worker) step(ctx context.Context, id, name string, f func(context.Conte
 	tell := func(state, detail string) {
 		// What cannot be told must not stop the work; the phase change that
 		// follows goes through the same store and will fail loudly.
-		err := w.Store.Append(context.WithoutCancel(ctx), id, event(EventStep, Step{
-			Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds(),
-		}))
+		ctx := context.WithoutCancel(ctx)
+		ev := event(EventStep, Step{Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds()})
+		var err error
+		if state == stepProgress {
+			_, err = w.appendFromGuest(ctx, id, ev, func(*Facts) {})
+		} else {
+			err = w.Store.Append(ctx, id, ev)
+		}
 		if err != nil {
 			w.Log.ErrorContext(ctx, "append event", "step", name, "state", state, "error", err)
 		}
@@ -76,7 +81,7 @@ func (w *Worker) step(ctx context.Context, id, name string, f func(context.Conte
 			return
 		}
 		last, lastMsg = time.Now(), msg
-		tell("progress", msg)
+		tell(stepProgress, msg)
 	})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -101,6 +106,25 @@ func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any)
 // facts changes the session's facts in the store.
 func (m *Manager) facts(ctx context.Context, id string, ev store.Event, f func(*Facts)) (Session, error) {
 	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) { return ev, change(row, f) })
+	if err != nil {
+		return Session{}, err
+	}
+	return read(row)
+}
+
+// appendFromGuest is facts for an event that a guest causes, as often as it likes: it
+// is stored as far as the session's budget goes.
+func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event, f func(*Facts)) (Session, error) {
+	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) {
+		var admitted store.Event
+		err := change(row, func(facts *Facts) {
+			f(facts)
+			if all := facts.Events.Admit(ev); len(all) > 0 {
+				admitted = all[0]
+			}
+		})
+		return admitted, err
+	})
 	if err != nil {
 		return Session{}, err
 	}

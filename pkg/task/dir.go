@@ -172,6 +172,7 @@ func (d Dir) appendEvents(after func(seq int64, limit int) ([]store.Event, error
 	}
 	w := bufio.NewWriter(f)
 	lines := json.NewEncoder(w)
+	lines.SetEscapeHTML(false) // a line would be up to six times as long as its event
 	for {
 		evs, err := after(seq, 1000)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -24,8 +25,8 @@ import (
 )
 
 const (
-	// maxLog bounds each log on the host; what an agent prints besides stays in
-	// its VM, and goes with it.
+	// maxLog bounds each log on the host, over all attempts; what an agent prints
+	// besides stays in its VM, and goes with it.
 	maxLog = 1 << 30
 
 	// saveEvery is how often at most what was heard is written to the store.
@@ -43,12 +44,14 @@ type ear struct {
 	w      *Worker
 	dir    Dir
 	from   Offsets // where this attempt's output begins in the logs
+	most   int64   // bytes of each log
 	result wire.TaskResult
 
 	mu       sync.Mutex
 	task     Task
 	logs     [2]*os.File
 	lengths  [2]int64
+	full     [2]bool // logs that something did not fit into
 	parser   *agent.Parser
 	vital    *vital
 	news     []store.Event
@@ -66,7 +69,7 @@ func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 	d := w.Dir(t.ID)
 	now := time.Now()
 	r := &ear{
-		w: w, dir: d, from: t.Facts.LogBase, task: *t, parser: agent.NewParser(t.Manifest.Agent.Kind, t.Facts.Progress),
+		w: w, dir: d, from: t.Facts.LogBase, most: maxLog, task: *t, parser: agent.NewParser(t.Manifest.Agent.Kind, t.Facts.Progress),
 		vital: newVital(t.Manifest.Lifecycle, t.Facts.Quiet, now), rate: rate.NewLimiter(eventRate, eventBurst), saved: now, beatTold: now,
 	}
 	defer func() {
@@ -124,7 +127,8 @@ func (r *ear) hear(ctx context.Context, g guest.Guest) error {
 	r.mu.Lock()
 	task, out, errs := r.task, r.lengths[0], r.lengths[1]
 	r.mu.Unlock()
-	from := guest.TaskOffsets{Stdout: max(0, out-r.from.Stdout), Stderr: max(0, errs-r.from.Stderr), Max: maxLog}
+	from := guest.TaskOffsets{Stdout: max(0, out-r.from.Stdout), Stderr: max(0, errs-r.from.Stderr)}
+	from.Max = max(r.most-min(r.from.Stdout, r.from.Stderr), 1) // as the emptier log takes; heard cuts the other one
 	err = g.Task(task.ID, task.Facts.Attempt).Watch(ctx, from, func(f guest.TaskFrame) error {
 		if f.Status != nil {
 			return r.stands(ctx, *f.Status)
@@ -158,6 +162,16 @@ func (l logWriter) Write(p []byte) (int, error) {
 func (r *ear) heard(i int, p []byte) error {
 	now := time.Now()
 	r.vital.printed(now)
+	if room := max(r.most-r.lengths[i], 0); int64(len(p)) > room {
+		p = p[:room]
+		if !r.full[i] {
+			r.full[i] = true
+			name := filepath.Base([]string{r.dir.Stdout(), r.dir.Stderr()}[i])
+			r.news = append(r.news, event(EventWarning, session.Warning{
+				Message: fmt.Sprintf("%s has %d bytes, as many as are kept; what the agent prints besides stays in its VM", name, r.most),
+			}))
+		}
+	}
 	crash.Here(crash.BeforeFile)
 	n, err := r.logs[i].WriteAt(p, r.lengths[i])
 	crash.Here(crash.AfterFile)
@@ -261,7 +275,7 @@ func (r *ear) saveLocked(ctx context.Context, now bool) error {
 	news, spent, quiet := r.news, r.w.note(r.task.Facts, at), max(0, at.Sub(r.vital.output))
 	err := r.w.update(ctx, &r.task, func(_ *store.Task, facts *Facts) []store.Event {
 		facts.Progress, facts.Spent, facts.Quiet = progress, spent, quiet
-		return news
+		return facts.Events.Admit(news...)
 	})
 	if err != nil {
 		return err

@@ -1,9 +1,6 @@
 package task
 
 import (
-	"encoding/json"
-	"fmt"
-
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -77,10 +74,4 @@ type Gathered struct {
 }
 
 // event makes a store event; data is of one of the types above.
-func event(kind string, data any) store.Event {
-	raw, err := json.Marshal(data)
-	if err != nil {
-		panic(fmt.Sprintf("task: event %s cannot be JSON: %v", kind, err)) // our own types always can
-	}
-	return store.Event{Kind: kind, Data: raw}
-}
+func event(kind string, data any) store.Event { return store.NewEvent(kind, data) }

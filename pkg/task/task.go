@@ -152,6 +152,8 @@ type Facts struct {
 	Progress agent.Progress `json:"progress,omitzero"`
 	LogBase  Offsets        `json:"log_base,omitzero"` // lengths of the logs when this attempt began
 
+	Events store.Budget `json:"events,omitzero"` // that the running agent caused
+
 	Outcome   *Outcome   `json:"outcome,omitempty"`
 	Collected bool       `json:"collected,omitempty"`
 	Artifacts []Artifact `json:"artifacts,omitempty"`
@@ -230,7 +232,8 @@ type View struct {
 	Outcome        *Outcome          `json:"outcome,omitempty"`
 	Error          *ViewError        `json:"error,omitempty"`
 	PreservedUntil *time.Time        `json:"preserved_until,omitempty"`
-	Artifacts      int               `json:"artifacts,omitempty"` // how many
+	Artifacts      int               `json:"artifacts,omitempty"`      // how many
+	EventsDropped  int64             `json:"events_dropped,omitempty"` // of the agent's, that were counted and not stored
 	RetryOf        string            `json:"retry_of,omitempty"`
 	Actor          string            `json:"actor,omitempty"`
 	TraceID        string            `json:"trace_id,omitempty"`
@@ -251,7 +254,7 @@ func (t Task) View() View {
 		Session: t.SessionID, InSession: t.Given(), CreatedAt: t.CreatedAt, StateChangedAt: t.StateChangedAt,
 		StartedAt: optional(t.Facts.Started), EndedAt: optional(t.Facts.Ended), Attempt: t.Facts.Attempt,
 		Outcome: t.Facts.Outcome, PreservedUntil: optional(t.Facts.Until), Artifacts: len(t.Facts.Artifacts),
-		RetryOf: t.Facts.RetryOf, Actor: t.Facts.Actor, TraceID: t.Facts.Trace,
+		RetryOf: t.Facts.RetryOf, Actor: t.Facts.Actor, TraceID: t.Facts.Trace, EventsDropped: t.Facts.Events.Dropped,
 	}
 	if !t.Facts.Started.IsZero() {
 		p := t.Facts.Progress
