@@ -3,8 +3,7 @@ package image
 import (
 	"bufio"
 	"context"
-	_ "embed" // the two scripts
-	"errors"
+	_ "embed" // the scripts
 	"fmt"
 	"io"
 	"io/fs"
@@ -24,6 +23,9 @@ var customizeScript string
 
 //go:embed initramfs-hook.sh
 var initramfsHook string
+
+//go:embed disk.sh
+var diskScript string
 
 // cmdline boots our disks. The VM manager appends nothing to it.
 const cmdline = "root=LABEL=cloudimg-rootfs rw console=ttyS0 ds=nocloud no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0"
@@ -51,24 +53,26 @@ func makeDebian(ctx context.Context, dir string, o BuildOptions) error {
 	if err := checkHost(); err != nil {
 		return err
 	}
-	b := debianBuild{out: dir, opts: o, userns: os.Geteuid() != 0}
-	if !b.userns {
-		b.work = dir
-		if err := os.Chmod(dir, 0o711); err != nil {
-			return err
-		}
-	} else {
-		// The namespace's root is nobody to the host: it must be able to walk
-		// to the work, which a home directory rarely allows.
+	return buildDebian(ctx, dir, o)
+}
+
+// buildDebian is makeDebian on a host that has everything. Only the caller can
+// write to the work directory. Its subdirectory root belongs to the namespace's
+// root, who makes the disk in there, too.
+func buildDebian(ctx context.Context, dir string, o BuildOptions) error {
+	b := debianBuild{out: dir, work: dir, opts: o, userns: os.Geteuid() != 0}
+	if b.userns {
+		// The namespace's root is an unknown user to the host: it must be able to
+		// walk to the work, which a home directory rarely allows.
 		tmp, err := os.MkdirTemp("", "agent-image-")
 		if err != nil {
 			return fmt.Errorf("make build directory: %w", err)
 		}
 		b.work = tmp
 		defer b.removeWork()
-		if err := os.Chmod(tmp, 0o777); err != nil {
-			return err
-		}
+	}
+	if err := os.Chmod(b.work, 0o711); err != nil {
+		return fmt.Errorf("make build directory: %w", err)
 	}
 	steps := []struct {
 		name string
@@ -149,6 +153,7 @@ func (b *debianBuild) prepare(context.Context) error {
 	files := map[string][]byte{
 		"customize.sh":      []byte(customizeScript),
 		"initramfs-hook.sh": []byte(initramfsHook),
+		"disk.sh":           []byte(diskScript),
 		"agent-guest":       b.opts.GuestProgram,
 	}
 	if ca := b.caFile(); ca != "" {
@@ -199,8 +204,11 @@ func (b *debianBuild) environ() []string {
 	}
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root",
-		"TMPDIR=" + b.work, "DEBIAN_FRONTEND=noninteractive",
+		"DEBIAN_FRONTEND=noninteractive",
 		"SUITE=" + b.opts.Suite, "AGENT_USER=agent", "AGENT_SOURCE=debian", "IN_CHROOT=1", "AGENT_BROWSER=" + browser,
+	}
+	if !b.userns { // the namespace's root can write to none of ours, and takes /tmp
+		env = append(env, "TMPDIR="+b.work)
 	}
 	for _, name := range []string{"NPM_CONFIG_REGISTRY", "http_proxy", "https_proxy", "no_proxy"} {
 		if v := b.env(name); v != "" {
@@ -230,36 +238,21 @@ func (b *debianBuild) rootfs(ctx context.Context) error {
 	if b.opts.Mirror != "" {
 		args = append(args, b.opts.Mirror)
 	}
-	return b.run(ctx, nil, "mmdebstrap", args...)
+	return b.run(ctx, "mmdebstrap", args...)
 }
 
-// disk makes the file system from the directory. Without root it runs in a
-// user namespace again, where the files have their owners; the disk is handed in as
-// standard input, since the namespace cannot create files in out.
+// disk makes the file system from the directory. Without root it runs in a user
+// namespace again, where the files have their owners.
 func (b *debianBuild) disk(ctx context.Context) error {
-	f, err := os.OpenFile(b.path("disk.raw"), os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o666)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := errors.Join(f.Chmod(0o666), f.Truncate(diskSize)); err != nil {
-		return err
-	}
 	mkfs, err := tool("mkfs.ext4")
 	if err != nil {
 		return err
 	}
-	args := []string{
-		"-q", "-F", "-L", "cloudimg-rootfs", "-m", "1",
-		// Nothing is left to initialise in the guest's first minutes.
-		"-E", "lazy_itable_init=0,lazy_journal_init=0,discard", "-d", b.path("root"), "/proc/self/fd/0",
-	}
+	args := []string{"/bin/sh", b.path("in/disk.sh"), b.path("root"), fmt.Sprint(diskSize), mkfs}
 	if b.userns {
-		err = b.run(ctx, f, "mmdebstrap", append([]string{"--unshare-helper", mkfs}, args...)...)
-	} else {
-		err = b.run(ctx, f, mkfs, args...)
+		return b.run(ctx, "mmdebstrap", append([]string{"--unshare-helper"}, args...)...)
 	}
-	return err
+	return b.run(ctx, args[0], args[1:]...)
 }
 
 // diskSize is the file system's; guests grow it to their disk at first boot.
@@ -271,12 +264,12 @@ func (b *debianBuild) kernel(ctx context.Context) error {
 	quiet := *b // debugfs prints its version each time
 	quiet.opts.Progress = func(string) {}
 	for link, name := range map[string]string{"vmlinuz": KernelFile, "initrd.img": InitrdFile} {
-		target, err := os.Readlink(filepath.Join(b.path("root"), link))
+		target, err := os.Readlink(filepath.Join(b.path("root/fs"), link))
 		if err != nil {
 			return err
 		}
 		out := filepath.Join(b.out, name)
-		if err := quiet.run(ctx, nil, "debugfs", "-R", fmt.Sprintf("dump %q %q", "/"+strings.TrimPrefix(target, "/"), out), b.path("disk.raw")); err != nil {
+		if err := quiet.run(ctx, "debugfs", "-R", fmt.Sprintf("dump %q %q", "/"+strings.TrimPrefix(target, "/"), out), b.path("root/disk.raw")); err != nil {
 			return err
 		}
 		if st, err := os.Stat(out); err != nil || st.Size() < 1<<20 {
@@ -289,12 +282,12 @@ func (b *debianBuild) kernel(ctx context.Context) error {
 // convert writes the qcow2. zlib, the default compression, would take minutes.
 func (b *debianBuild) convert(ctx context.Context) error {
 	out := filepath.Join(b.out, diskFile)
-	err := b.run(ctx, nil, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", "-o", "compression_type=zstd", "-m", "4", "-W",
-		b.path("disk.raw"), out)
+	err := b.run(ctx, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", "-o", "compression_type=zstd", "-m", "4", "-W",
+		b.path("root/disk.raw"), out)
 	if err != nil {
 		return err
 	}
-	return b.run(ctx, nil, "qemu-img", "check", "-q", out)
+	return b.run(ctx, "qemu-img", "check", "-q", out)
 }
 
 // removeWork deletes the work outside the store; files of the namespace's users
@@ -303,14 +296,14 @@ func (b *debianBuild) removeWork() {
 	b.opts.Progress("removing build files")
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	_ = b.run(ctx, nil, "mmdebstrap", "--unshare-helper", "rm", "-rf", b.path("root"))
+	_ = b.run(ctx, "mmdebstrap", "--unshare-helper", "find", b.path("root"), "-mindepth", "1", "-delete")
 	_ = os.RemoveAll(b.work)
 }
 
 // run runs a program, passes its lines to Progress, and puts the last ones into
 // the error. A cancelled ctx ends its whole process group: mmdebstrap removes its
 // mounts on SIGTERM, what ignores that is killed.
-func (b *debianBuild) run(ctx context.Context, stdin *os.File, name string, args ...string) error {
+func (b *debianBuild) run(ctx context.Context, name string, args ...string) error {
 	path, err := tool(name)
 	if filepath.IsAbs(name) {
 		path, err = name, nil
@@ -321,9 +314,6 @@ func (b *debianBuild) run(ctx context.Context, stdin *os.File, name string, args
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = b.environ()
 	cmd.Dir = "/"
-	if stdin != nil {
-		cmd.Stdin = stdin
-	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second

@@ -300,7 +300,7 @@ func TestScriptsParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, script := range map[string]string{"customize.sh": customizeScript, "initramfs-hook.sh": initramfsHook} {
+	for name, script := range map[string]string{"customize.sh": customizeScript, "initramfs-hook.sh": initramfsHook, "disk.sh": diskScript} {
 		cmd := exec.CommandContext(t.Context(), "sh", "-n")
 		cmd.Stdin = strings.NewReader(script)
 		if out, err := cmd.CombinedOutput(); err != nil {
