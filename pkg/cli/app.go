@@ -15,7 +15,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -120,7 +119,7 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 	}
 	return &session.Worker{
 		Manager: m, Driver: driver, Golden: maker,
-		Mirrors: &repo.Mirrors{Dir: m.Config.Paths.Mirrors()}, Log: log, Redact: a.redact,
+		Mirrors: m.Mirrors(), Log: log, Redact: a.redact,
 		Phase: func(ctx context.Context, _ session.Session) { a.pushStatus(ctx, m) },
 		Attention: func(ctx context.Context, s session.Session) {
 			a.pushStatus(ctx, m)

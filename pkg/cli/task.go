@@ -13,7 +13,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
@@ -197,7 +196,7 @@ func (a *app) taskWorker(ctx context.Context, w task.Worker) (*task.Worker, erro
 		return nil, err
 	}
 	w.Manager = &task.Manager{Sessions: m}
-	w.Mirrors = &repo.Mirrors{Dir: m.Config.Paths.Mirrors()}
+	w.Mirrors = m.Mirrors()
 	w.Redact = a.redact
 	return &w, nil
 }

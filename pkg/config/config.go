@@ -288,6 +288,9 @@ func (d document) scalars() map[string]any {
 	put(limits, "memory_reserve", fmt.Sprint(int64(d.Limits.MemoryReserve)))
 	put(limits, "disk_reserve", fmt.Sprint(int64(d.Limits.DiskReserve)))
 	put(limits, "kept", fmt.Sprint(int64(d.Limits.Kept)))
+	put(limits, "mirror_size", fmt.Sprint(int64(d.Limits.MirrorSize)))
+	put(limits, "mirror_refs", fmt.Sprint(d.Limits.MirrorRefs))
+	put(limits, "mirror_time", fmt.Sprint(int64(d.Limits.MirrorTime)))
 	m["limits"] = limits
 	tasks := map[string]any{}
 	put(tasks, "slots", fmt.Sprint(d.Tasks.Slots))
@@ -324,6 +327,9 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	if err := c.Limits.Kept.Set(cmp.Or(v.GetString("limits.kept"), "256MiB")); err != nil {
 		return c.wrong("limits.kept", "limits.kept: %w", err)
 	}
+	if err := c.setMirrorLimits(v); err != nil {
+		return err
+	}
 	c.Tasks = Tasks{Slots: 2, CleanupTTL: 360 * time.Hour}
 	if v.IsSet("tasks.slots") {
 		if c.Tasks.Slots = v.GetInt("tasks.slots"); c.Tasks.Slots < 1 {
@@ -336,6 +342,26 @@ func (c *Config) setScalars(v *viper.Viper) error {
 		}
 	}
 	return c.setLog(v)
+}
+
+// setMirrorLimits reads the bounds on what a remote may make a mirror take.
+func (c *Config) setMirrorLimits(v *viper.Viper) error {
+	l := &c.Limits
+	l.MirrorRefs, l.MirrorTime = 50_000, 2*time.Hour
+	if err := l.MirrorSize.Set(cmp.Or(v.GetString("limits.mirror_size"), "20GiB")); err != nil {
+		return c.wrong("limits.mirror_size", "limits.mirror_size: %w", err)
+	}
+	if v.IsSet("limits.mirror_refs") {
+		if l.MirrorRefs = v.GetInt("limits.mirror_refs"); l.MirrorRefs < 1 {
+			return c.wrong("limits.mirror_refs", "limits.mirror_refs must be at least 1, got %q", v.GetString("limits.mirror_refs"))
+		}
+	}
+	if v.IsSet("limits.mirror_time") {
+		if l.MirrorTime = v.GetDuration("limits.mirror_time"); l.MirrorTime < time.Second {
+			return c.wrong("limits.mirror_time", "limits.mirror_time must be at least 1s, got %v", l.MirrorTime)
+		}
+	}
+	return nil
 }
 
 // wrong is the error of a value that a file or the environment has for a key.

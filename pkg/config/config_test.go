@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
@@ -132,7 +133,7 @@ func TestShippedDefaults(t *testing.T) {
 		}
 	}
 	s := settings(t, c, "github.com/o/r", "")
-	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30, Kept: 256 << 20}) ||
+	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30, Kept: 256 << 20, MirrorSize: 20 << 30, MirrorRefs: 50_000, MirrorTime: 2 * time.Hour}) ||
 		s.Resources != (config.Resources{CPUs: 4, Memory: 8 << 30, Disk: 50 << 30}) || len(s.Secrets) != 0 {
 		t.Error(c.Image, c.Limits, s)
 	}

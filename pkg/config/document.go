@@ -98,6 +98,11 @@ type Limits struct {
 	MemoryReserve Size `yaml:"memory_reserve,omitempty" json:"memory_reserve"` // bytes
 	DiskReserve   Size `yaml:"disk_reserve,omitempty" json:"disk_reserve"`     // bytes
 	Kept          Size `yaml:"kept,omitempty" json:"kept"`                     // bytes, of one repository
+
+	// Of one repository's mirror: bytes on disk, branches and tags, and the time of one fetch.
+	MirrorSize Size          `yaml:"mirror_size,omitempty" json:"mirror_size"`
+	MirrorRefs int           `yaml:"mirror_refs,omitempty" json:"mirror_refs"`
+	MirrorTime time.Duration `yaml:"mirror_time,omitempty" json:"mirror_time"`
 }
 
 // Tasks are the settings of unattended runs.

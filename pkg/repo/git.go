@@ -30,12 +30,13 @@ type hostGit struct {
 	cage     *cage     // nil: no resource limits
 }
 
-// cage bounds a git that reads what a guest made. Every bound is one that a
+// cage bounds a git that reads what a guest or a remote made. Every bound is one that a
 // plain shell can set, so that no helper program is needed.
 type cage struct {
 	fileBytes int64         // largest file it may write
 	cpu       time.Duration // processor time
 	memory    int64         // bytes of address space; not enforced by macOS
+	data      int64         // bytes of memory, where programs of the user's take much address space; likewise
 }
 
 // gitError is a git that ran and did not succeed.
@@ -106,9 +107,17 @@ func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, 
 
 // around runs argv under resource limits. The limits are numbers of ours.
 func (c *cage) around(argv []string) []string {
-	script := fmt.Sprintf(`ulimit -f %d && ulimit -t %d || exit 125; ulimit -v %d 2>/dev/null || :; exec "$@"`,
-		c.fileBytes/512+1, int(c.cpu.Seconds()), c.memory/1024)
-	return append([]string{"sh", "-c", script, "sh"}, argv...)
+	// Without signal 25, SIGXFSZ, git says that the file is too large.
+	script := fmt.Sprintf("trap '' 25; ulimit -f %d || exit 125; ", c.fileBytes/512+1)
+	if c.cpu > 0 {
+		script += fmt.Sprintf("ulimit -t %d || exit 125; ", int(c.cpu.Seconds()))
+	}
+	for option, bytes := range map[string]int64{"-v": c.memory, "-d": c.data} {
+		if bytes > 0 {
+			script += fmt.Sprintf("ulimit %s %d 2>/dev/null || :; ", option, bytes/1024)
+		}
+	}
+	return append([]string{"sh", "-c", script + `exec "$@"`, "sh"}, argv...)
 }
 
 func (g hostGit) run(ctx context.Context, args ...string) error {

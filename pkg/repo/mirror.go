@@ -20,8 +20,11 @@ import (
 // each, at Dir/HOST/OWNER/REPO.git. Its branches and tags are the remote's;
 // refs/agents/ in it holds the agents' work and is never pruned.
 type Mirrors struct {
-	Dir   string
-	Retry Retry
+	Dir    string
+	Retry  Retry
+	Bounds Bounds
+
+	folds func(dir string) bool // for tests: whether the disk folds case
 }
 
 // Mirror is where a repository's history can be read on this host.
@@ -29,7 +32,7 @@ type Mirror struct {
 	Dir     string // a bare mirror, or the local clone
 	Local   bool   // Dir is the user's own clone
 	Ref     Ref
-	Warning string // set when the remote could not be asked and Dir may be old
+	Warning string // set when Dir is not as the remote is now
 }
 
 const (
@@ -64,7 +67,9 @@ func (m *Mirrors) Ensure(ctx context.Context, ref Ref, p Progress) (Mirror, erro
 
 	mirror := Mirror{Dir: dir, Ref: ref}
 	if _, err := os.Stat(filepath.Join(dir, "HEAD")); err == nil {
-		if err := m.refresh(ctx, dir, ref, p); err != nil {
+		leftOut, err := m.refresh(ctx, dir, ref, p)
+		mirror.Warning = leftOutWarning(leftOut)
+		if err != nil {
 			if ctx.Err() != nil {
 				return Mirror{}, err
 			}
@@ -73,10 +78,21 @@ func (m *Mirrors) Ensure(ctx context.Context, ref Ref, p Progress) (Mirror, erro
 		}
 		return mirror, nil
 	}
-	if err := m.create(ctx, dir, ref, p); err != nil {
+	leftOut, err := m.create(ctx, dir, ref, p)
+	if err != nil {
 		return Mirror{}, explain(ref, err)
 	}
+	mirror.Warning = leftOutWarning(leftOut)
 	return mirror, nil
+}
+
+// leftOutWarning names branches and tags that a mirror lacks.
+func leftOutWarning(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	shown := strings.Join(names[:min(len(names), 5)], ", ")
+	return clip(fmt.Sprintf("%d branches and tags are left out because this disk cannot keep their names: %s", len(names), shown))
 }
 
 // place is the directory of ref's mirror.
@@ -94,86 +110,64 @@ func (m *Mirrors) place(ref Ref) (string, error) {
 
 // create clones into a directory of its own that becomes the mirror when it is
 // complete.
-func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (err error) {
+func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (leftOut []string, err error) {
 	tmp := filepath.Join(m.temporary(ref), token())
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
-		return fmt.Errorf("make a mirror: %w", err)
+		return nil, fmt.Errorf("make a mirror: %w", err)
 	}
 	defer func() {
 		err = errors.Join(err, os.RemoveAll(m.temporary(ref)))
 	}()
 	g := hostGit{dir: tmp}
 	if err := g.run(ctx, "init", "--quiet", "--bare", "--initial-branch=main", "--template=", "."); err != nil {
-		return err
+		return nil, err
 	}
 	if err := g.run(ctx, "config", "remote.origin.url", ref.URL); err != nil {
-		return err
+		return nil, err
 	}
 	p.say("cloning %s", ref.Slug)
 	times := m.Retry.Times
 	if times == 0 {
 		times = 3
 	}
-	if err := m.Retry.do(ctx, times, p, func() error { return update(ctx, tmp, ref, p) }); err != nil {
-		return err
+	if err := m.Retry.do(ctx, times, p, func() error { leftOut, err = m.update(ctx, tmp, ref, p); return err }); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return fmt.Errorf("make a mirror: %w", err)
+		return nil, fmt.Errorf("make a mirror: %w", err)
 	}
 	if err := os.RemoveAll(dir); err != nil { // something without a HEAD
-		return fmt.Errorf("make a mirror: %w", err)
+		return nil, fmt.Errorf("make a mirror: %w", err)
 	}
 	if err := os.Rename(tmp, dir); err != nil {
-		return fmt.Errorf("make a mirror: %w", err)
+		return nil, fmt.Errorf("make a mirror: %w", err)
 	}
-	return nil
+	return leftOut, nil
 }
 
 // refresh fetches into a mirror that exists.
-func (m *Mirrors) refresh(ctx context.Context, dir string, ref Ref, p Progress) error {
+func (m *Mirrors) refresh(ctx context.Context, dir string, ref Ref, p Progress) (leftOut []string, err error) {
 	g := hostGit{dir: dir}
 	was, err := g.output(ctx, "config", "--get", "remote.origin.url")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// https and ssh are two ways to one repository; on a file system that folds
 	// case, two repositories could be two ways to one directory.
 	if old, err := Parse(strings.TrimSpace(was), "/"); err != nil || old.Key != ref.Key {
-		return fail.New(fail.Conflict, "%s holds another repository", dir).WithHint("rm -r %s", dir)
+		return nil, fail.New(fail.Conflict, "%s holds another repository", dir).WithHint("rm -r %s", dir)
 	}
 	if strings.TrimSpace(was) != ref.URL {
 		if err := g.run(ctx, "config", "remote.origin.url", ref.URL); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	p.say("fetching %s", ref.Slug)
-	if err := m.Retry.do(ctx, refreshTries, p, func() error { return update(ctx, dir, ref, p) }); err != nil {
-		return err
-	}
-	return tidy(ctx, dir)
-}
-
-// update makes the branches, tags and HEAD of a bare repository the remote's.
-func update(ctx context.Context, dir string, ref Ref, p Progress) error {
-	g := hostGit{dir: dir, network: true, progress: p}
-	slow := []string{"-c", "http.lowSpeedLimit=" + slowBytes, "-c", "http.lowSpeedTime=" + slowTransfer}
-	head, err := g.output(ctx, append(slow, "ls-remote", "--symref", "--", ref.URL, "HEAD")...)
+	err = m.Retry.do(ctx, refreshTries, p, func() error { leftOut, err = m.update(ctx, dir, ref, p); return err })
 	if err != nil {
-		return err
+		return nil, err
 	}
-	err = g.run(ctx, append(slow, "fetch", "--progress", "--prune", "--no-auto-maintenance", "--no-recurse-submodules",
-		"--no-write-fetch-head", "--", ref.URL, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")...)
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(head) {
-		name, ok := strings.CutPrefix(line, "ref: refs/heads/")
-		if name, _, _ = strings.Cut(name, "\t"); ok && validRefName(name) {
-			g := hostGit{dir: dir}
-			return g.run(ctx, "symbolic-ref", "HEAD", "refs/heads/"+name)
-		}
-	}
-	return nil
+	return leftOut, tidy(ctx, dir)
 }
 
 // tidy keeps the number of packs of a mirror down. Objects that nothing points

@@ -76,10 +76,12 @@ var (
 		`Permission denied \(|Invalid username or|HTTP Basic: Access denied|returned error: 40[13]|Permission to .* denied`)
 	saysMissing = lazily(`(?i)repository .*not found|returned error: 404|not found: did you run git update-server-info|` +
 		`does not appear to be a git repository|does not exist|access denied or repository not exported|could not be found|no such (repository|project)`)
+	saysTooLarge = lazily(`(?i)file too large`) // EFBIG, from a cage
+
 	saysFull  = lazily(`(?i)no space left|disk quota exceeded`)
 	saysAgain = lazily(`(?i)could not resolve|name resolution|connection (refused|reset|timed out|closed|was reset)|timed out|timeout|` +
 		`unreachable|no route to host|early EOF|RPC failed|unexpected disconnect|hung up|returned error: (5[0-9][0-9]|429|408)|` +
-		`gnutls|SSL_|TLS|kex_exchange|curl [0-9]+|Empty reply|broken pipe|the remote end|Failed to connect|unable to connect|invalid index-pack output`)
+		`gnutls|SSL_|TLS|kex_exchange|curl [0-9]+|Empty reply|broken pipe|the remote end|Failed to connect|unable to connect|couldn't find remote ref|not our ref|unadvertised object|invalid index-pack output`)
 )
 
 // transient reports whether a failed git may succeed when it is repeated.

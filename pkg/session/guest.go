@@ -12,6 +12,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
+// Mirrors are the host's copies of remote repositories, within the settings' limits.
+func (m *Manager) Mirrors() *repo.Mirrors {
+	l := m.Config.Limits
+	return &repo.Mirrors{Dir: m.Config.Paths.Mirrors(), Bounds: repo.Bounds{Bytes: int64(l.MirrorSize), Refs: l.MirrorRefs, Time: l.MirrorTime}}
+}
+
 // Work asks the guest what destroying the session would lose.
 func (m *Manager) Work(ctx context.Context, s Session, g repo.Guest) (repo.WorkState, error) {
 	known, err := repo.Known(ctx, s.Name, s.Facts.Target)

@@ -1,0 +1,49 @@
+package repo
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/text/cases"
+	"golang.org/x/text/unicode/norm"
+)
+
+// foldName is equal for names that a disk such as macOS's takes for one: those
+// that differ in case, or in how an accent is encoded.
+func foldName(name string) string {
+	return norm.NFC.String(cases.Fold().String(norm.NFD.String(name)))
+}
+
+// foldsNames reports whether the disk of dir takes such names for one.
+func (m *Mirrors) foldsNames(dir string) bool {
+	if m.folds != nil {
+		return m.folds(dir)
+	}
+	probe := filepath.Join(dir, "tmp_case_"+token())
+	if err := os.WriteFile(probe, nil, 0o600); err != nil {
+		return true // it is not known, and this is the careful answer
+	}
+	defer os.Remove(probe)
+	_, err := os.Stat(filepath.Join(dir, strings.ToUpper(filepath.Base(probe))))
+	return err == nil
+}
+
+// fitsDisk reports whether a reference can be a file of that name, beside its
+// lock file, and be written as one line of what git reads.
+func fitsDisk(name string, folds bool) bool {
+	if len(name) > 1000 || strings.ContainsAny(name, " ~^:?*[\\\x7f") || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) ||
+		strings.Contains(name, "..") || strings.Contains(name, "@{") || strings.HasSuffix(name, ".") {
+		return false
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		lock := part
+		if folds {
+			lock = foldName(part)
+		}
+		if part == "" || len(part) > 250 || strings.HasPrefix(part, ".") || strings.HasSuffix(lock, ".lock") {
+			return false
+		}
+	}
+	return true
+}
