@@ -62,7 +62,7 @@ vm: guest ## the driver's suite and the built image, on real VMs
 	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
 
 e2e: guest
-	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestd
+	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestd ./pkg/hostnet
 	go test -tags e2e -count=1 -timeout 35m -v ./test/e2e/...
 
 pictures: guest ## the pictures of the README anew, from a real session

@@ -15,6 +15,7 @@ var layers = map[string]int{
 	"crash":      0,
 	"fail":       0,
 	"home":       0,
+	"hostnet":    0,
 	"logfile":    0,
 	"manifest":   0,
 	"peer":       0,

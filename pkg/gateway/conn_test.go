@@ -297,7 +297,7 @@ func TestHostServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The host's own address may be opted in as well.
-	w := newWorld(t, config{policy: p, own: []netip.Addr{netip.MustParseAddr("192.168.1.9")}})
+	w := newWorld(t, config{policy: p, host: []string{"192.168.1.9/24"}})
 	w.servers[at] = local
 	w.servers[netip.MustParseAddrPort("192.168.1.9:5432")] = local
 	for _, to := range []string{fmt.Sprintf("192.168.5.2:%d", at.Port()), "192.168.1.9:5432"} {

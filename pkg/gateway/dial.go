@@ -123,8 +123,10 @@ func (c *conn) keep(conn net.Conn) *upstream {
 // dialled without a name.
 func (c *conn) mayReach(to netip.AddrPort) error {
 	d := c.g.decide(question{Name: c.name, Addr: to.Addr(), Port: to.Port()})
-	if d.Allowed && c.g.isOwn(to.Addr()) && !slices.Contains(c.g.services(), to) {
-		d.Allowed, d.Reason = false, "an address of the host itself"
+	if d.Allowed && !slices.Contains(c.g.services(), to) {
+		if reason := c.g.findOnHost(to.Addr()); reason != "" {
+			d.Allowed, d.Reason = false, reason
+		}
 	}
 	if !d.Allowed {
 		return &deniedError{d, to.Addr()}

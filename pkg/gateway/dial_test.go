@@ -11,8 +11,11 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/hostnet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
@@ -20,7 +23,7 @@ import (
 func TestRebinding(t *testing.T) {
 	hello := clientHelloFor(t, "example.org")
 	own := netip.MustParseAddr("203.0.113.200")
-	w := newWorld(t, config{policy: allow("example.org"), own: []netip.Addr{own}})
+	w := newWorld(t, config{policy: allow("example.org"), host: []string{"203.0.113.200/32"}})
 	addrs := []netip.Addr{own, netip.MustParseAddr("64:ff9b::203.0.113.200")}
 	for _, p := range policy.Blocked() {
 		addrs = append(addrs, p.Addr(), last(p))
@@ -108,15 +111,98 @@ func TestConnectLooksAtTheAddress(t *testing.T) {
 	}
 }
 
-func TestHostAddressesUnknown(t *testing.T) {
-	g := quietGateway(t, allow("example.org"))
-	g.hostAddrs = func() ([]netip.Addr, error) { return nil, errors.New("no netlink") }
-	if !g.isOwn(netip.MustParseAddr("203.0.113.1")) {
-		t.Error("without the host's addresses, everything may be one")
+// A network of the host's with global addresses is its LAN, as one with private
+// addresses is: on the list, in mode open, and by address.
+func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
+	var routes []hostnet.Route
+	for to, hop := range map[string]string{
+		"0.0.0.0/0": "router", "198.51.100.0/24": "eth0", "192.0.2.0/25": "another router",
+		"::/0": "router6", "2001:db8:1::/64": "eth0", "2001:db8:2::/48": "another router6",
+	} {
+		routes = append(routes, hostnet.Route{To: prefix(to), Hop: hop})
 	}
-	addrs, err := interfaceAddrs()
-	if err != nil || len(addrs) == 0 || !addrs[0].IsValid() {
-		t.Errorf("interfaceAddrs: %v, %v", addrs, err)
+	near := []string{"198.51.100.9", "192.0.2.9", "2001:db8:1::9", "2001:db8:2:3::9", "64:ff9b::198.51.100.9", "203.0.113.254"}
+	hello := clientHelloFor(t, "example.org")
+	for _, mode := range []policy.Mode{policy.Allowlist, policy.Open} {
+		p := allow("example.org")
+		p.Mode = mode
+		p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.9:8443")}
+		p.Ports = append(p.Ports, 8443)
+		w := newWorld(t, config{policy: p, host: []string{"203.0.113.250/28", "2001:db8:1::7/64"}, routes: routes})
+		for _, a := range near {
+			addr := netip.MustParseAddr(a)
+			w.names["example.org"] = []netip.Addr{addr}
+			w.g.resolved = resolvedNames{}
+			if c, err := w.guest.DialName(w.ctx(), "example.org", 443); err == nil { // mode open refuses before
+				c.Write(hello)
+				expectReset(t, c)
+			}
+			if addr.Is4() {
+				if c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(addr, 443)); err == nil {
+					t.Errorf("mode %s: %s was reached by address", mode, a)
+					c.Close()
+				}
+			}
+		}
+		if got := w.dials(); len(got) > 0 {
+			t.Errorf("mode %s: dialled %s", mode, got)
+		}
+		if got := w.waitDenied("local network 198.51.100.0/24"); got.Addr != netip.MustParseAddr(near[0]) {
+			t.Errorf("mode %s: %+v", mode, got)
+		}
+		// What the user opened there is reached, by address and by an allowed name.
+		service := p.HostServices[0]
+		w.servers[service] = serveTCP(t, func(c net.Conn) { io.WriteString(c, "hi"); echo(c) })
+		c, err := w.guest.Dial(w.ctx(), service)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expectRead(t, c, "hi")
+		c.Close()
+		// Beside them is the internet.
+		w.internet("other.example.org", 443, w.servers[service])
+		p = allow("other.example.org")
+		p.Mode = mode
+		w.g.SetPolicy(p)
+		far := w.dial("other.example.org", 443)
+		far.Write(clientHelloFor(t, "other.example.org"))
+		expectRead(t, far, "hi")
+	}
+}
+
+// A host that joins another network has another LAN. The address is looked at
+// again when the kernel is about to connect.
+func TestNetworksAreReadAgain(t *testing.T) {
+	at := netip.MustParseAddrPort(serveTCP(t, echo))
+	to := netip.MustParseAddrPort("203.0.113.9:443")
+	g := quietGateway(t, allow("example.org"))
+	var now atomic.Pointer[hostnet.Networks]
+	now.Store(hostnet.New(nil, nil))
+	g.readNetworks = func() (*hostnet.Networks, error) { return now.Load(), nil }
+	g.connect = func(_ context.Context, _ netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error) {
+		now.Store(hostnet.New(prefixes("203.0.113.1/24"), nil)) // after the first look
+		g.networks.until = time.Time{}
+		if err := allowed(to); err != nil {
+			return nil, err
+		}
+		return net.Dial("tcp", at.String())
+	}
+	g.resolve = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{to.Addr()}, nil }
+	c := &conn{g: g, name: "example.org", ctx: t.Context(), to: netip.AddrPortFrom(fakeAddr(9), 443)}
+	var denied *deniedError
+	if _, _, _, err := c.dial(); !errors.As(err, &denied) || !strings.Contains(denied.Reason, "local network") {
+		t.Errorf("dial: %v", err)
+	}
+	if wait := time.Until(g.networks.until); wait <= 0 || wait > time.Second {
+		t.Errorf("the host's networks are believed for %s", wait)
+	}
+}
+
+func TestHostNetworksUnknown(t *testing.T) {
+	g := quietGateway(t, allow("example.org"))
+	g.readNetworks = func() (*hostnet.Networks, error) { return nil, errors.New("no netlink") }
+	if reason := g.findOnHost(netip.MustParseAddr("203.0.113.1")); !strings.Contains(reason, "no netlink") {
+		t.Errorf("without the host's networks, everything may be in one: %q", reason)
 	}
 }
 

@@ -31,6 +31,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/hostnet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
@@ -59,17 +60,18 @@ type Options struct {
 	// the one of the environment. Toward a proxy only the name can be checked:
 	// which address stands behind it is known to the proxy alone.
 	Proxy func(*url.URL) (*url.URL, error)
-	// HostAddrs are the host's own addresses; nil means those of its interfaces.
-	HostAddrs func() ([]netip.Addr, error)
+	// HostNetworks reads the host's own addresses and its local networks, where
+	// nothing leads but a host service; nil means hostnet.Read.
+	HostNetworks func() (*hostnet.Networks, error)
 }
 
 // Gateway is the network of one virtual machine. Its methods may be called by
 // any number of goroutines.
 type Gateway struct {
-	log       func(Record)
-	resolve   func(context.Context, string) ([]netip.Addr, error)
-	proxy     func(*url.URL) (*url.URL, error)
-	hostAddrs func() ([]netip.Addr, error)
+	log          func(Record)
+	resolve      func(context.Context, string) ([]netip.Addr, error)
+	proxy        func(*url.URL) (*url.URL, error)
+	readNetworks func() (*hostnet.Networks, error)
 	// connect is the last step of a dial to an address that was allowed. Tests
 	// lead it to loopback; everything before it they cannot change.
 	connect func(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error)
@@ -88,11 +90,11 @@ type Gateway struct {
 	hosts  hosts   // names of the gateway and the guest
 	conns  conns   // connections of the guest
 	ports  exposed // ports of the guest on the host's loopback
-	own    ownAddresses
 	web    *web
 	stats  counters
 	quiet  limiter // keeps repeated packets from flooding the log
 
+	networks hostNetworks
 	lookups  singleflight.Group
 	resolved resolvedNames
 	asking   *semaphore.Weighted
@@ -125,7 +127,7 @@ func New(o Options) (*Gateway, error) {
 		return nil, fmt.Errorf("MTU %d: not within 1500 and 65520", o.MTU)
 	}
 	g := &Gateway{
-		log: o.Log, resolve: o.Resolve, proxy: o.Proxy, hostAddrs: o.HostAddrs, connect: connect, heap: heapLive,
+		log: o.Log, resolve: o.Resolve, proxy: o.Proxy, readNetworks: o.HostNetworks, connect: connect, heap: heapLive,
 		subnet: subnet, host: offset(subnet, 2), guest: offset(subnet, 15), mac: mac, mtu: o.MTU,
 		names: newNames(time.Now), asking: semaphore.NewWeighted(maxLookups),
 		open: map[closer]struct{}{},
@@ -136,8 +138,8 @@ func New(o Options) (*Gateway, error) {
 	if g.proxy == nil {
 		g.proxy = httpproxy.FromEnvironment().ProxyFunc()
 	}
-	if g.hostAddrs == nil {
-		g.hostAddrs = interfaceAddrs
+	if g.readNetworks == nil {
+		g.readNetworks = hostnet.Read
 	}
 	g.hosts.set("host.lima.internal", g.host)
 	g.policy.Store(o.Policy)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/hostnet"
 )
 
 const (
@@ -16,7 +18,7 @@ const (
 	lookupTime   = 15 * time.Second
 	resolvedTime = 20 * time.Second // an answer is used again
 	maxResolved  = 1024
-	ownTime      = time.Second // the host's own addresses are believed
+	networksTime = time.Second // what the host's networks are is used again
 )
 
 func hostResolver(ctx context.Context, name string) ([]netip.Addr, error) {
@@ -114,52 +116,27 @@ func usable(addrs []netip.Addr) []netip.Addr {
 	return all[:min(len(all), maxAddresses)]
 }
 
-// ownAddresses are the host's, which no name may lead to.
-type ownAddresses struct {
+// hostNetworks keeps what the host's networks were a moment ago. To read them
+// again for every connection would let a guest keep the host busy.
+type hostNetworks struct {
 	mu    sync.Mutex
-	addrs []netip.Addr
+	now   *hostnet.Networks
 	err   error
 	until time.Time
 }
 
-// isOwn says whether an address is the host's own. If that cannot be found out,
-// every address is.
-func (g *Gateway) isOwn(addr netip.Addr) bool {
-	o := &g.own
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if now := time.Now(); !now.Before(o.until) {
-		o.addrs, o.err = g.hostAddrs()
-		o.until = now.Add(ownTime)
+// findOnHost returns why an address belongs to the host or to its local
+// networks, and "" when it does not. If that cannot be found out, every address does.
+func (g *Gateway) findOnHost(addr netip.Addr) string {
+	n := &g.networks
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if now := time.Now(); !now.Before(n.until) {
+		n.now, n.err = g.readNetworks()
+		n.until = time.Now().Add(networksTime)
 	}
-	addr = inner(addr)
-	return o.err != nil || slices.ContainsFunc(o.addrs, func(a netip.Addr) bool { return inner(a) == addr })
-}
-
-var nat64 = netip.MustParsePrefix("64:ff9b::/96")
-
-// inner is the address that an address leads to in the end.
-func inner(a netip.Addr) netip.Addr {
-	a = a.Unmap().WithZone("")
-	if nat64.Contains(a) {
-		b := a.As16()
-		return netip.AddrFrom4([4]byte(b[12:]))
+	if n.err != nil {
+		return "not known to be outside of the host's networks: " + n.err.Error()
 	}
-	return a
-}
-
-func interfaceAddrs() ([]netip.Addr, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, err
-	}
-	var addrs []netip.Addr
-	for _, a := range all {
-		if n, ok := a.(*net.IPNet); ok {
-			if addr, ok := netip.AddrFromSlice(n.IP); ok {
-				addrs = append(addrs, addr.Unmap())
-			}
-		}
-	}
-	return addrs, nil
+	return n.now.Find(addr)
 }

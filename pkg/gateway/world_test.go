@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/hostnet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
@@ -57,7 +58,8 @@ type config struct {
 	mtu      int
 	datagram bool
 	proxy    func(*url.URL) (*url.URL, error)
-	own      []netip.Addr
+	host     []string // the host's addresses, each with its prefix's length
+	routes   []hostnet.Route
 	tap      func([]byte)
 	resolve  func(context.Context, string) ([]netip.Addr, error)
 	unguest  bool // no stack on the cable: the test speaks for itself
@@ -77,6 +79,14 @@ func allow(rules ...string) *policy.Policy {
 	return p
 }
 
+func prefixes(text ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, s := range text {
+		all = append(all, prefix(s))
+	}
+	return all
+}
+
 func newWorld(t *testing.T, c config) *world {
 	t.Helper()
 	before := runtime.NumGoroutine()
@@ -93,7 +103,7 @@ func newWorld(t *testing.T, c config) *world {
 	g, err := New(Options{
 		Subnet: netip.MustParsePrefix("192.168.5.0/24"), MAC: guestMAC, MTU: c.mtu,
 		Policy: c.policy, Log: w.log, Resolve: c.resolve, Proxy: c.proxy,
-		HostAddrs: func() ([]netip.Addr, error) { return c.own, nil },
+		HostNetworks: func() (*hostnet.Networks, error) { return hostnet.New(prefixes(c.host...), c.routes), nil },
 	})
 	if err != nil {
 		t.Fatal(err)

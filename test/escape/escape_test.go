@@ -367,7 +367,7 @@ func TestPlan(t *testing.T) {
 // out of reach would find every technique blocked.
 func TestWorld(t *testing.T) {
 	for _, addr := range []string{
-		plan.Evil, plan.CDN, plan.LAN, "172.16.3.4", "192.168.77.1", "100.64.1.1", "169.254.169.254", "168.63.129.16", "192.0.0.192",
+		plan.Evil, plan.CDN, plan.LAN, plan.Neighbour, plan.Neighbour6, plan.Routed, "172.16.3.4", "192.168.77.1", "100.64.1.1", "169.254.169.254", "168.63.129.16", "192.0.0.192",
 		"198.18.7.7", "240.1.2.3", plan.Evil6, "fd00::5", "64:ff9b::a63:5", "2002:a63:5::1",
 	} {
 		c, err := net.DialTimeout("tcp", net.JoinHostPort(addr, "80"), time.Minute)

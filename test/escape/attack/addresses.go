@@ -42,6 +42,7 @@ func addresses() map[string]func(*attempt) {
 		"port-high":     highPorts,
 		"fake-range":    fakeRange,
 		"lan":           get(plan.LAN, 80),
+		"neighbour":     each(80, plan.Neighbour, plan.Neighbour6, plan.Routed),
 		"metadata":      each(80, "169.254.169.254", "168.63.129.16", "192.0.0.192", "100.100.100.200"),
 		"private":       each(80, "10.255.0.1", "172.16.3.4", "172.31.255.1", "192.168.77.1", "192.168.6.1", "100.64.1.1", "240.1.2.3"),
 		"host-public":   each(80, plan.HostPublic, plan.HostLAN),

@@ -25,6 +25,10 @@ const (
 	HostLAN     = "10.99.0.2"
 	HostPublic6 = "2001:db8:1::7"
 	LAN         = "10.99.0.5"
+	Neighbour   = "198.51.100.66" // in the host's own network, with global addresses
+	Neighbour6  = "2001:db8:1::66"
+	Routed      = "192.0.2.66" // in a network behind another router than the internet's
+	RoutedNet   = "192.0.2.0/24"
 
 	Guest    = "192.168.5.15"
 	Gateway  = "192.168.5.2"
@@ -87,6 +91,9 @@ var Rebinds = []Rebind{
 	{"multicast", "224.0.0.251"},
 	{"broadcast", "255.255.255.255"},
 	{"host", HostPublic},
+	{"neighbour", Neighbour},
+	{"neighbour-v6", Neighbour6},
+	{"routed", Routed},
 	{"gateway", Gateway},
 	{"v6-loopback", "::1"},
 	{"v6-any", "::"},
