@@ -117,9 +117,11 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 	if err != nil {
 		return nil, err
 	}
+	mirrors := m.Mirrors()
+	mirrors.Log = log
 	return &session.Worker{
 		Manager: m, Driver: driver, Golden: maker,
-		Mirrors: m.Mirrors(), Log: log, Redact: a.redact,
+		Mirrors: mirrors, Log: log, Redact: a.redact,
 		Phase: func(ctx context.Context, _ session.Session) { a.pushStatus(ctx, m) },
 		Attention: func(ctx context.Context, s session.Session) {
 			a.pushStatus(ctx, m)

@@ -25,6 +25,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret/onepassword"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -107,6 +108,12 @@ func newHiddenCmds(a *app) []*cobra.Command {
 		{
 			Use: session.AheadCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
 			RunE: func(cmd *cobra.Command, args []string) error { return runAhead(cmd.Context(), a, args) },
+		},
+		{
+			Use: repo.DialCommand + " HOST PORT", Args: usage(cobra.ExactArgs(2)),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return repo.DialMain(cmd.Context(), args[0], args[1], os.Stdin, os.Stdout)
+			},
 		},
 		{
 			Use: sweepCommand, Args: usage(cobra.NoArgs),

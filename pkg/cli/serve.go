@@ -41,7 +41,7 @@ func newServeCmd(a *app) *cobra.Command {
 tasks go on; commands work with it and without it. docs/api.md describes the API, and so
 does /openapi.json.`,
 		Example: `  agent-sessionizer serve
-  agent-sessionizer serve token add ci --scope submit && agent-sessionizer serve --listen 127.0.0.1:8122
+  agent-sessionizer serve token add ci --scope submit --repo acme/app && agent-sessionizer serve --listen 127.0.0.1:8122
   curl --unix-socket ~/.local/state/agent-sessionizer/serve.sock http://localhost/api/v1/tasks`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runServe(cmd.Context(), a, o) },
@@ -86,7 +86,7 @@ func serveLog(cfg *config.Config) string { return filepath.Join(cfg.Paths.State,
 func newServeTokenCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "token", Short: "Tokens for clients that come to --listen",
-		Example: `  agent-sessionizer serve token add ci --scope submit
+		Example: `  agent-sessionizer serve token add ci --scope submit --repo acme/app
   agent-sessionizer serve token remove ci`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -111,14 +111,20 @@ func (a *app) tokenChanged(ctx context.Context, what audit.Type, name string, de
 
 func newServeTokenAddCmd(a *app) *cobra.Command {
 	var scope string
+	var repositories, profiles []string
 	cmd := &cobra.Command{
 		Use: "add NAME --scope SCOPE", Short: "Make a token and print it, once",
 		Long: `Make a token and print it. It is not kept: only its SHA-256 is.
 
 The scope read is for looking, submit for submitting, cancelling, retrying and
 destroying tasks too. admin may besides run commands in sessions, and submit manifests
-that name secrets or repositories on this host's disk: it can do what you can.`,
-		Example: `  TOKEN=$(agent-sessionizer serve token add ci --scope submit)
+that name secrets or repositories on this host's disk: it can do what you can.
+
+A token with the scope submit may submit tasks for the repositories of --repo only, and
+without --repo for none. Your git credentials fetch them. A manifest may name a profile,
+with its secrets, only if --profile lists it.`,
+		Example: `  TOKEN=$(agent-sessionizer serve token add ci --scope submit --repo acme/app)
+  agent-sessionizer serve token add team --scope submit --repo 'acme/*' --profile small
   curl -H "Authorization: Bearer $TOKEN" http://127.0.0.1:8122/api/v1/tasks`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -126,16 +132,25 @@ that name secrets or repositories on this host's disk: it can do what you can.`,
 			if err != nil {
 				return err
 			}
-			token, err := all.Add(args[0], server.Scope(scope))
+			may, err := task.ParsePermission(repositories, profiles)
 			if err != nil {
 				return err
 			}
-			a.tokenChanged(cmd.Context(), audit.TokenAdded, args[0], map[string]any{"scope": scope})
+			token, err := all.Add(args[0], server.Scope(scope), may)
+			if err != nil {
+				return err
+			}
+			a.tokenChanged(cmd.Context(), audit.TokenAdded, args[0], map[string]any{"scope": scope, "repositories": may.Repositories, "profiles": may.Profiles})
 			a.printf("%s\n", token)
 			a.con.Say("this is the only time that token %s is shown", args[0])
+			if server.Scope(scope) == server.Submit && len(may.Repositories) == 0 {
+				a.con.Say("token %s may submit tasks for no repository; make one with --repo OWNER/REPO to allow some", args[0])
+			}
 			return nil
 		},
 	}
+	cmd.Flags().StringArrayVar(&repositories, "repo", nil, "a `REPOSITORY` that tasks of the token may use: OWNER/REPO, OWNER/*, HOST/OWNER/REPO or *, every public one; repeatable")
+	cmd.Flags().StringArrayVar(&profiles, "profile", nil, "a `PROFILE` that manifests of the token may name; repeatable")
 	cmd.Flags().StringVar(&scope, "scope", "", "what it may do, a `SCOPE`: read, submit or admin")
 	if err := cmd.MarkFlagRequired("scope"); err != nil {
 		panic(err)
@@ -162,19 +177,20 @@ func newServeTokenListCmd(a *app) *cobra.Command {
 				Name      string       `json:"name"`
 				Scope     server.Scope `json:"scope"`
 				CreatedAt time.Time    `json:"created_at"`
+				task.Permission
 			}
 			rows, cells := []row{}, [][]string{}
 			for _, t := range all {
-				rows = append(rows, row{t.Name, t.Scope, t.CreatedAt})
-				cells = append(cells, []string{t.Name, string(t.Scope), ago(t.CreatedAt)})
+				rows = append(rows, row{t.Name, t.Scope, t.CreatedAt, t.Permission})
+				cells = append(cells, []string{t.Name, string(t.Scope), ago(t.CreatedAt), strings.Join(t.Repositories, " "), strings.Join(t.Profiles, " ")})
 			}
 			switch {
 			case asJSON:
 				return a.con.JSON(rows)
 			case len(rows) == 0:
-				a.con.Say("%s", "no tokens; make one with: agent-sessionizer serve token add NAME --scope submit")
+				a.con.Say("%s", "no tokens; make one with: agent-sessionizer serve token add NAME --scope submit --repo OWNER/REPO")
 			default:
-				a.con.Table([]string{"NAME", "SCOPE", "AGE"}, cells)
+				a.con.Table([]string{"NAME", "SCOPE", "AGE", "REPOSITORIES", "PROFILES"}, cells)
 			}
 			return nil
 		},

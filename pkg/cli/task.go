@@ -197,6 +197,7 @@ func (a *app) taskWorker(ctx context.Context, w task.Worker) (*task.Worker, erro
 	}
 	w.Manager = &task.Manager{Sessions: m}
 	w.Mirrors = m.Mirrors()
+	w.Mirrors.Log = w.Log
 	w.Redact = a.redact
 	return &w, nil
 }

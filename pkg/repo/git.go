@@ -23,6 +23,7 @@ type hostGit struct {
 	dir      string
 	user     bool     // honour the user's and the system's configuration
 	network  bool     // may talk to remotes; implies user
+	settings []string // more options before the subcommand
 	env      []string // more of the environment
 	stdin    io.Reader
 	stdout   io.Writer // nil: output returns it, bounded
@@ -84,7 +85,7 @@ func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, 
 			argv = append(argv, "-c", "safe.directory="+d)
 		}
 	}
-	argv = append(argv, args...)
+	argv = append(append(argv, g.settings...), args...)
 	if g.cage != nil {
 		argv = g.cage.around(argv)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path"
 	"path/filepath"
@@ -24,7 +25,11 @@ type Mirrors struct {
 	Retry  Retry
 	Bounds Bounds
 
-	folds func(dir string) bool // for tests: whether the disk folds case
+	Self string       // this program, for a Ref that is PublicOnly
+	Log  *slog.Logger // of what clients do not learn; nil for none
+
+	public *dialer               // for tests
+	folds  func(dir string) bool // for tests: whether the disk folds case
 }
 
 // Mirror is where a repository's history can be read on this host.
@@ -33,6 +38,8 @@ type Mirror struct {
 	Local   bool   // Dir is the user's own clone
 	Ref     Ref
 	Warning string // set when Dir is not as the remote is now
+
+	stale error // why the remote could not be asked
 }
 
 const (
@@ -51,6 +58,13 @@ const (
 // remote cannot be reached but was before, the mirror as it is will do, with a
 // Warning. A local clone is its own mirror and nothing is asked of its remote.
 func (m *Mirrors) Ensure(ctx context.Context, ref Ref, p Progress) (Mirror, error) {
+	if ref.PublicOnly {
+		return m.ensurePublic(ctx, ref)
+	}
+	return m.ensure(ctx, ref, p)
+}
+
+func (m *Mirrors) ensure(ctx context.Context, ref Ref, p Progress) (Mirror, error) {
 	if ref.Path != "" {
 		return Mirror{Dir: ref.Path, Local: true, Ref: ref}, nil
 	}
@@ -73,7 +87,8 @@ func (m *Mirrors) Ensure(ctx context.Context, ref Ref, p Progress) (Mirror, erro
 			if ctx.Err() != nil {
 				return Mirror{}, err
 			}
-			mirror.Warning = fmt.Sprintf("using the history as it was last fetched: %v", explain(ref, err))
+			mirror.stale = explain(ref, err)
+			mirror.Warning = fmt.Sprintf("using the history as it was last fetched: %v", mirror.stale)
 			p.say("%s", mirror.Warning)
 		}
 		return mirror, nil

@@ -21,6 +21,10 @@ type Ref struct {
 	Path   string `json:"path,omitempty"`   // the local clone, "" when there is none
 	Branch string `json:"branch,omitempty"` // the branch that was asked for, "" for the default
 	Commit string `json:"commit,omitempty"` // to start from, whole or abbreviated; "" for the branch's last
+
+	// PublicOnly is set where a client of the API chose the repository: it is fetched
+	// from public addresses only, and what goes wrong is not reported in detail.
+	PublicOnly bool `json:"public_only,omitempty"`
 }
 
 const (

@@ -22,6 +22,8 @@ type Bounds struct {
 	Time    time.Duration // of one fetch; 2 h
 	Memory  int64         // bytes of one git process; 4 GiB; macOS does not enforce it
 	Reserve int64         // bytes that stay free on the disk; 512 MiB
+
+	route *publicRoute // for a Ref that is PublicOnly
 }
 
 func (b Bounds) filled() Bounds {
@@ -50,6 +52,12 @@ func (m *Mirrors) update(ctx context.Context, dir string, ref Ref, p Progress) (
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Time, fail.New(fail.Timeout, "%s did not finish within %v (limits.mirror_time)", remoteHost(ref.URL), b.Time).
 		WithHint("agent-sessionizer config edit # and raise limits.mirror_time"))
 	defer cancel()
+	if ref.PublicOnly {
+		if b.route, err = m.dialer().route(ctx, ref, m.Self); err != nil {
+			return nil, err
+		}
+		defer b.route.close()
+	}
 	list, err := listRemote(ctx, dir, ref, b)
 	if err != nil {
 		return nil, err
@@ -89,7 +97,11 @@ func (m *Mirrors) update(ctx context.Context, dir string, ref Ref, p Progress) (
 
 // network is a git that talks to the remote, within the bounds.
 func (b Bounds) network(dir string, memory, fileBytes int64, p Progress) hostGit {
-	return hostGit{dir: dir, network: true, progress: p, cage: &cage{fileBytes: fileBytes, data: memory}}
+	g := hostGit{dir: dir, network: true, progress: p, cage: &cage{fileBytes: fileBytes, data: memory}}
+	if b.route != nil {
+		g.settings, g.env = b.route.args, b.route.env
+	}
+	return g
 }
 
 func slowTransfers() []string {

@@ -1,9 +1,11 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
@@ -168,6 +171,106 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 		if resp, _ := r.do(call{method: http.MethodPost, path: tasksPath + "/" + made.ID + "/retry", as: Submit}); resp.StatusCode != http.StatusForbidden {
 			t.Errorf("%s again: %s", name, resp.Status)
 		}
+	}
+}
+
+// A token that may submit names only the repositories and profiles that it was made
+// for, and by default none; and never a host of this network.
+func TestSubmitPermission(t *testing.T) {
+	r := newRig(t, Limits{})
+	r.tasks.CheckPublic = nil // the real one; addresses need no resolver
+	add := func(name string, repositories, profiles []string) Scope {
+		t.Helper()
+		may, err := task.ParsePermission(repositories, profiles)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.token[Scope(name)], err = r.tokens.Add(name, Submit, may); err != nil {
+			t.Fatal(err)
+		}
+		return Scope(name)
+	}
+	none, all := add("none", nil, nil), add("all", []string{"*"}, nil)
+	one := add("one", []string{"https://198.51.100.7/team/app"}, []string{"small"})
+	text, err := os.ReadFile(r.tokens.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := r.token[Read]
+	if err := os.WriteFile(r.tokens.Path, bytes.Replace(text, []byte(`"scope": "read"`), []byte(`"scope": "submit"`), 1), 0o600); err != nil { // as a file from before Permission
+		t.Fatal(err)
+	}
+	r.token["old"] = old
+
+	submit := func(as Scope, url, more string) (int, string) {
+		t.Helper()
+		resp, body := r.do(call{
+			method: http.MethodPost, path: tasksPath, as: as, header: []string{"Content-Type", "application/yaml"},
+			body: strings.Replace(manifestYAML, "acme/app", url, 1) + more,
+		})
+		return resp.StatusCode, string(body)
+	}
+	for _, c := range []struct {
+		as   Scope
+		url  string
+		more string
+		want int
+	}{
+		{none, "https://198.51.100.7/team/app", "", 403},
+		{"old", "https://198.51.100.7/team/app", "", 403},
+		{one, "https://198.51.100.7/team/app", "", 202},
+		{one, "https://198.51.100.7/team/app", "vm: {profile: large}\n", 403},
+		{one, "https://198.51.100.7/team/app", "vm: {profile: small}\n", 400}, // allowed, and there is none
+		{one, "https://198.51.100.7/team/other", "", 403},
+		{one, "https://198.51.100.8/team/app", "", 403},
+		{all, "https://198.51.100.8/team/app", "", 202},
+		{all, "ssh://git@198.51.100.8/team/app", "", 202},
+		{all, "git@198.51.100.8.nip.invalid:team/app", "", 202}, // does not resolve: looked at again when it is fetched
+		{all, "git://198.51.100.8/team/app", "", 403},
+		{all, "https://198.51.100.8/team/app", "vm: {profile: small}\n", 403},
+		{all, "https://127.0.0.1/team/app", "", 403},
+		{all, "git://127.0.0.1/team/app", "", 403},
+		{all, "ssh://localhost/team/app", "", 403},
+		{all, "https://169.254.169.254/team/app", "", 403},
+		{all, "https://10.1.2.3/team/app", "", 403},
+		{all, "https://192.168.1.1:8443/team/app", "", 403},
+		{all, "file:///etc/team/app", "", 403},
+		{Admin, "https://127.0.0.1/team/app", "", 202},
+	} {
+		status, body := submit(c.as, c.url, c.more)
+		if status != c.want {
+			t.Errorf("%s as %s%s: %d, want %d: %s", c.url, c.as, c.more, status, c.want, body)
+		}
+	}
+
+	// What was admin's is not tried again by others, and what a client submitted stays
+	// restricted when the user tries it again.
+	rows, err := r.tasks.List(t.Context(), store.TaskFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restricted := 0
+	for _, row := range rows {
+		admins := row.Facts.Actor == "token:admin"
+		if row.Facts.Restricted == admins {
+			t.Errorf("a task of %s: restricted is %t", row.Facts.Actor, row.Facts.Restricted)
+		}
+		r.do(call{method: http.MethodDelete, path: tasksPath + "/" + row.ID})
+		if admins {
+			if resp, body := r.do(call{method: http.MethodPost, path: tasksPath + "/" + row.ID + "/retry", as: all}); resp.StatusCode != http.StatusForbidden {
+				t.Errorf("%s %s", resp.Status, body)
+			}
+			continue
+		}
+		restricted++
+		var again TaskAnswer
+		r.get(call{method: http.MethodPost, path: tasksPath + "/" + row.ID + "/retry"}, &again)
+		if got, err := r.tasks.Get(t.Context(), again.ID); err != nil || !got.Facts.Restricted {
+			t.Errorf("again: %+v %v", got.Facts, err)
+		}
+	}
+	if restricted != 4 {
+		t.Error(restricted)
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -34,7 +35,7 @@ import (
 
 func TestTokens(t *testing.T) {
 	file := &Tokens{Path: filepath.Join(t.TempDir(), "tokens.json")}
-	token, err := file.Add("ci", Submit)
+	token, err := file.Add("ci", Submit, task.Permission{Repositories: []string{"github.com/acme/*"}, Profiles: []string{"small"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,13 +59,13 @@ func TestTokens(t *testing.T) {
 		{"x", "root", fail.Usage},
 		{"x", "", fail.Usage},
 	} {
-		if _, err := file.Add(c.name, c.scope); fail.CodeOf(err) != c.code || fail.HintOf(err) == "" {
+		if _, err := file.Add(c.name, c.scope, task.Permission{}); fail.CodeOf(err) != c.code || fail.HintOf(err) == "" {
 			t.Errorf("%q %q: %v", c.name, c.scope, err)
 		}
 	}
 	// Another process's view: what it changes counts here, too.
 	other := &Tokens{Path: file.Path}
-	if got, ok, err := other.find(token); !ok || err != nil || got.Scope != Submit {
+	if got, ok, err := other.find(token); !ok || err != nil || got.Scope != Submit || !slices.Equal(got.Repositories, []string{"github.com/acme/*"}) || !slices.Equal(got.Profiles, []string{"small"}) {
 		t.Fatal(got, ok, err)
 	}
 	for _, wrong := range []string{"", "x", token + "x", token[:len(token)-1], strings.ToUpper(token), digest(token), strings.Repeat("a", 1<<16)} {
@@ -83,7 +84,7 @@ func TestTokens(t *testing.T) {
 	}
 
 	// A file that others may have read or written is nobody's word.
-	token, err = file.Add("two", Admin)
+	token, err = file.Add("two", Admin, task.Permission{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +113,7 @@ func TestTokensAtOnce(t *testing.T) {
 		all.Go(func() {
 			file := &Tokens{Path: path} // as another process
 			for {
-				_, err := file.Add(fmt.Sprintf("t%d", i), Read)
+				_, err := file.Add(fmt.Sprintf("t%d", i), Read, task.Permission{})
 				if err == nil {
 					return
 				}
@@ -298,7 +299,7 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := start(t, Options{Listen: "127.0.0.1:0", CertFile: certFile, KeyFile: keyFile})
-	token, err := TokensIn(run.state).Add("a", Read)
+	token, err := TokensIn(run.state).Add("a", Read, task.Permission{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
@@ -31,7 +32,8 @@ type guard struct {
 type principal struct {
 	Name  string // for the audit: "user:me", "token:ci"
 	Scope Scope
-	token string // digest; "" at the socket
+	token string           // digest; "" at the socket
+	may   *task.Permission // to submit; nil for everything
 }
 
 // request is what a handler may need of the HTTP beneath it.
@@ -190,6 +192,9 @@ func (g *guard) login(req *request) *Problem {
 		return denied("the token is not known")
 	}
 	req.who = principal{Name: "token:" + t.Name, Scope: t.Scope, token: t.SHA256}
+	if !t.Scope.allows(Admin) {
+		req.who.may = &t.Permission
+	}
 	return nil
 }
 

@@ -24,6 +24,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
@@ -81,7 +82,10 @@ func newManager(t *testing.T) *task.Manager {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Close() })
-	return &task.Manager{Sessions: &session.Manager{Store: st, Config: c, Self: "true"}}
+	return &task.Manager{
+		Sessions:    &session.Manager{Store: st, Config: c, Self: "true"},
+		CheckPublic: func(context.Context, repo.Ref) error { return nil }, // names need not resolve here
+	}
 }
 
 // rig is a server with both of its ways in, and a token of each scope.
@@ -121,7 +125,7 @@ func newRig(t *testing.T, limits Limits) *rig {
 	}
 	r := &rig{Server: s, t: t, token: map[Scope]string{}, socket: Socket(m.Sessions.Config.Paths.State), log: log}
 	for _, scope := range Scopes() {
-		if r.token[scope], err = s.tokens.Add(string(scope), scope); err != nil {
+		if r.token[scope], err = s.tokens.Add(string(scope), scope, task.Permission{Repositories: []string{"github.com/acme/app"}}); err != nil {
 			t.Fatal(err)
 		}
 	}

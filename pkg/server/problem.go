@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
 // Problem is how every error is answered: RFC 9457, with the product's code and
@@ -120,6 +121,8 @@ func problemOf(err error) *Problem {
 		return problem(http.StatusServiceUnavailable, codeShutdown, "try again", "the request was broken off")
 	case errors.Is(err, context.DeadlineExceeded):
 		return problem(http.StatusGatewayTimeout, fail.Timeout.String(), "try again", "it took too long")
+	case errors.Is(err, task.ErrNotPermitted):
+		return problem(http.StatusForbidden, codeForbidden, fail.HintOf(err), "%v", err)
 	case errors.Is(err, ssh.ErrUnreachable):
 		return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer list", "%v", err)
 	}

@@ -61,7 +61,8 @@ func (s *Server) taskRoutes(api huma.API) {
 		id: "submitTask", method: http.MethodPost, path: tasksPath, tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{409},
 		summary: "Submit a task",
 		about: "The body is a manifest: YAML, JSON, or JSON with the YAML in `manifest_yaml`. 202 says that it was accepted and will not be lost; " +
-			"it waits in the queue. Secrets, and repositories by a path of the host, need the scope `admin`.",
+			"it waits in the queue. Below the scope `admin`, the token says which repositories and profiles a manifest may name; " +
+			"secrets, sessions, and repositories by a path of the host need `admin`.",
 		accepts: []string{"application/yaml", "application/x-yaml", "text/yaml", "application/json"},
 	}
 	register(s, api, submit, s.submit)
@@ -131,10 +132,7 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*madeOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	if err := permitted(asked, req.who); err != nil {
-		return nil, err
-	}
-	t, more, err := s.tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: req.who.Name, TraceID: req.trace})
+	t, more, err := s.tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: req.who.Name, TraceID: req.trace, Permission: req.who.may})
 	return s.made(t, slices.Concat(notices, more), err)
 }
 
@@ -149,29 +147,6 @@ func (s *Server) made(t task.Task, notices []string, err error) (*madeOutput, er
 	}
 	s.submitted()
 	return &madeOutput{tasksPath + "/" + t.ID, TaskAnswer{t.View(), notices}}, nil
-}
-
-// permitted says whether who may submit this. A secret's reference reads a
-// variable, a file, a vault of this user's, or runs a command as this user, for
-// an agent that does what the manifest says; a path reads this host's disk; in a
-// session that is there the agent has all that its owner gave to it.
-func permitted(t *manifest.Task, who principal) error {
-	if who.Scope.allows(Admin) {
-		return nil
-	}
-	refuse := func(what, instead string) error {
-		return problem(http.StatusForbidden, codeForbidden, "use a token with the scope admin, or "+instead, "the manifest has %s, which needs the scope admin", what)
-	}
-	if len(t.Secrets) > 0 {
-		return refuse("secrets", "have them in the configuration of this host")
-	}
-	if t.VM.Session != "" {
-		return refuse("a session that is there", "leave vm.session out: the task gets a session of its own")
-	}
-	if url := t.Repository.URL; strings.HasPrefix(url, "/") || strings.HasPrefix(url, "~") || strings.HasPrefix(strings.ToLower(url), "file:") {
-		return refuse("a repository on this host's disk", "name a repository by owner/repo or its URL")
-	}
-	return nil
 }
 
 // unwrap returns the YAML of {"manifest_yaml": "…"}, and any other JSON as it is:
@@ -255,9 +230,6 @@ func (s *Server) retry(ctx context.Context, in *TaskPath) (*madeOutput, error) {
 		return nil, err
 	}
 	req := requestOf(ctx)
-	if err := permitted(t.Manifest, req.who); err != nil {
-		return nil, err
-	}
-	again, notices, err := s.tasks.Retry(ctx, t, task.Submission{Actor: req.who.Name, TraceID: req.trace})
+	again, notices, err := s.tasks.Retry(ctx, t, task.Submission{Actor: req.who.Name, TraceID: req.trace, Permission: req.who.may})
 	return s.made(again, notices, err)
 }

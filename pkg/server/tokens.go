@@ -22,6 +22,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
 // Scope is what a client may do. Each has what those before it have.
@@ -30,7 +31,7 @@ type Scope string
 // The scopes.
 const (
 	Read   Scope = "read"   // look at everything
-	Submit Scope = "submit" // submit, cancel, retry and destroy tasks
+	Submit Scope = "submit" // submit what the token's Permission allows; cancel, retry and destroy tasks
 	Admin  Scope = "admin"  // run commands in sessions; manifests with secrets and with paths of this host
 )
 
@@ -47,6 +48,8 @@ type Token struct {
 	Scope     Scope     `json:"scope"`
 	SHA256    string    `json:"sha256"`
 	CreatedAt time.Time `json:"created_at"`
+
+	task.Permission // to submit; of no meaning for the scope admin, which may submit everything
 }
 
 // Tokens is the file of them. Processes may change it while serve runs: what it
@@ -69,12 +72,12 @@ const (
 var tokenName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 
 // Add makes a token. It is returned once, and nowhere kept.
-func (t *Tokens) Add(name string, scope Scope) (token string, err error) {
+func (t *Tokens) Add(name string, scope Scope, may task.Permission) (token string, err error) {
 	if !tokenName.MatchString(name) {
-		return "", fail.New(fail.Usage, "%q is not a token's name: lower case letters, digits and . _ -, at most 64", name).WithHint("agent-sessionizer serve token add ci --scope submit")
+		return "", fail.New(fail.Usage, "%q is not a token's name: lower case letters, digits and . _ -, at most 64", name).WithHint("agent-sessionizer serve token add ci --scope submit --repo acme/app")
 	}
 	if !slices.Contains(Scopes(), scope) {
-		return "", fail.New(fail.Usage, "%q is not a scope; there are %v", scope, Scopes()).WithHint("agent-sessionizer serve token add %s --scope submit", name)
+		return "", fail.New(fail.Usage, "%q is not a scope; there are %v", scope, Scopes()).WithHint("agent-sessionizer serve token add %s --scope submit --repo acme/app", name)
 	}
 	secret := make([]byte, tokenBytes)
 	_, _ = rand.Read(secret) // never fails, says crypto/rand
@@ -86,7 +89,7 @@ func (t *Tokens) Add(name string, scope Scope) (token string, err error) {
 		case len(all) >= maxTokens:
 			return nil, fail.New(fail.Conflict, "there are %d tokens already", len(all)).WithHint("agent-sessionizer serve token list")
 		}
-		return append(all, Token{Name: name, Scope: scope, SHA256: digest(token), CreatedAt: time.Now().UTC().Truncate(time.Second)}), nil
+		return append(all, Token{Name: name, Scope: scope, SHA256: digest(token), CreatedAt: time.Now().UTC().Truncate(time.Second), Permission: may}), nil
 	})
 }
 

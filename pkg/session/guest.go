@@ -15,7 +15,7 @@ import (
 // Mirrors are the host's copies of remote repositories, within the settings' limits.
 func (m *Manager) Mirrors() *repo.Mirrors {
 	l := m.Config.Limits
-	return &repo.Mirrors{Dir: m.Config.Paths.Mirrors(), Bounds: repo.Bounds{Bytes: int64(l.MirrorSize), Refs: l.MirrorRefs, Time: l.MirrorTime}}
+	return &repo.Mirrors{Dir: m.Config.Paths.Mirrors(), Self: m.Self, Bounds: repo.Bounds{Bytes: int64(l.MirrorSize), Refs: l.MirrorRefs, Time: l.MirrorTime}}
 }
 
 // Work asks the guest what destroying the session would lose.

@@ -26,6 +26,9 @@ const homeTimeout = 2 * time.Minute
 // and over them what was kept of the repository's last session, in which they may
 // have been changed.
 func (w *Worker) furnish(ctx context.Context, s Session, g guest.Guest) error {
+	if s.Spec.Restricted {
+		return nil
+	}
 	if w.Config.Dotfiles != "" {
 		if err := w.bringDotfiles(ctx, s, g); err != nil {
 			return err

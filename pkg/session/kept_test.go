@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
@@ -250,5 +251,17 @@ func TestDamagedKept(t *testing.T) {
 		if _, err := m.Kept(); !strings.HasPrefix(fail.HintOf(err), "rm ") {
 			t.Errorf("%.20q: %v", text, err)
 		}
+	}
+}
+
+// A session that a client below admin asked for gets nothing of the user's.
+func TestRestrictedSessionGetsNoHomeFiles(t *testing.T) {
+	w := newWorker(t, driver{})
+	w.Config.Dotfiles = "/nowhere"
+	if err := w.furnish(t.Context(), Session{}, guest.Guest{}); err == nil {
+		t.Error("dotfiles were not looked for")
+	}
+	if err := w.furnish(t.Context(), Session{Spec: Spec{Restricted: true}}, guest.Guest{}); err != nil {
+		t.Error(err)
 	}
 }

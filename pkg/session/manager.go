@@ -45,6 +45,7 @@ type Request struct {
 	HostServices []netip.AddrPort  // opened to this session only
 	Secrets      map[string]string // references of more secrets, by variable
 	Task         string            // whose own session it shall be; "" for a person's
+	Restricted   bool              // a client below admin asked for it: nothing of the user's home directory is brought
 }
 
 // Open returns the session of the repository and makes one if there is none; of
@@ -124,6 +125,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 		Repo: r.Repo, Image: from, Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
 		HostServices: r.HostServices, Walled: settings.Network.Walled(), Secrets: r.Secrets,
+		Restricted: r.Restricted,
 	}, append(notices, warnings...), nil
 }
 

@@ -95,6 +95,8 @@ type Spec struct {
 	Walled       bool             `json:"walled"` // the VM's network ends in a gateway of ours
 	// References of secrets beside the settings', by variable; they win over those.
 	Secrets map[string]string `json:"secrets,omitempty"`
+	// A client below admin asked for it: no dotfiles, and nothing of what was kept.
+	Restricted bool `json:"restricted,omitempty"`
 }
 
 // Facts are what became of it, as far as the next keeper has to know.

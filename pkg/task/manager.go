@@ -30,6 +30,8 @@ const KeeperCommand = "task-keeper"
 // Manager writes intents and reads state; it does none of the work itself.
 type Manager struct {
 	Sessions *session.Manager
+
+	CheckPublic func(context.Context, repo.Ref) error // nil is repo.CheckPublic; for tests
 }
 
 func (m *Manager) store() *store.Store    { return m.Sessions.Store }
@@ -44,12 +46,21 @@ type Submission struct {
 	Actor   string
 	TraceID string
 	RetryOf string // the id of the task of which this is another try
+
+	Permission *Permission // of the client; nil for the user, who may do everything
+	Restricted bool        // restrict the task as if a client had submitted it
 }
 
 // Submit puts a task into the queue. The notices say what is not as asked.
 // Its secrets are looked for, and not resolved.
 func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission) (Task, []string, error) {
 	was := Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())}
+	if o.Permission != nil || o.Restricted {
+		if err := m.restrict(ctx, asked, o.Permission); err != nil {
+			return Task{}, nil, err
+		}
+		was.Restricted = true
+	}
 	var in, slug string
 	var notices []string
 	if asked.VM.Session != "" {
@@ -62,7 +73,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 		asked, in, slug = &that, s.ID, s.Session.Repo
 		was.Repository = cmp.Or(s.Spec.Repo.Path, s.Spec.Repo.URL)
 	} else {
-		r, err := request(asked)
+		r, err := request(asked, was.Restricted)
 		if err != nil {
 			return Task{}, nil, err
 		}
@@ -95,16 +106,17 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 }
 
 // request is the session of its own that a task asks for.
-func request(t *manifest.Task) (session.Request, error) {
+func request(t *manifest.Task, restricted bool) (session.Request, error) {
 	ref, err := repo.Parse(t.Repository.URL, "/")
 	if err != nil {
 		return session.Request{}, err
 	}
 	ref.Branch, ref.Commit = cmp.Or(t.Repository.Branch, ref.Branch), t.Repository.Commit
+	ref.PublicOnly = restricted
 	r := session.Request{
 		Repo: ref, Profile: t.VM.Profile, NetworkMode: policy.Mode(t.VM.Network()),
 		Resources: config.Resources{CPUs: t.VM.CPUs, Memory: config.Size(t.VM.Memory), Disk: config.Size(t.VM.Disk)},
-		Secrets:   map[string]string{},
+		Secrets:   map[string]string{}, Restricted: restricted,
 	}
 	for _, s := range t.Secrets {
 		r.Secrets[s.Name] = s.Ref()
@@ -228,7 +240,7 @@ func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []stri
 	if err != nil {
 		return Task{}, nil, err
 	}
-	o.Text, o.RetryOf = text, t.ID
+	o.Text, o.RetryOf, o.Restricted = text, t.ID, t.Facts.Restricted
 	return m.Submit(ctx, t.Manifest, o)
 }
 
@@ -302,7 +314,7 @@ func take(room *session.Room, row store.Task) error {
 	if err != nil {
 		return err
 	}
-	r, err := request(t.Manifest)
+	r, err := request(t.Manifest, t.Facts.Restricted)
 	if err != nil {
 		return err
 	}

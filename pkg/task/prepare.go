@@ -58,7 +58,7 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 	if t.Given() { // what its agent works on is in the session
 		return w.advance(ctx, t, Provisioning, PhaseChange{}, nil)
 	}
-	r, err := request(t.Manifest)
+	r, err := request(t.Manifest, t.Facts.Restricted)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (w *Worker) open(ctx context.Context, t Task) (session.Session, error) {
 		}
 		return w.Sessions.Want(ctx, s, session.Ready)
 	}
-	r, err := request(t.Manifest)
+	r, err := request(t.Manifest, t.Facts.Restricted)
 	if err != nil {
 		return session.Session{}, err
 	}

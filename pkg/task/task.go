@@ -132,6 +132,10 @@ type Facts struct {
 	Actor   string `json:"actor,omitempty"`    // who submitted it
 	Trace   string `json:"trace_id,omitempty"`
 
+	// Submitted by a client below admin: its repository must be on a public host, and
+	// its session gets nothing of the user's home directory.
+	Restricted bool `json:"restricted,omitempty"`
+
 	// Of a task in a session that was there.
 	Repository string     `json:"repository,omitempty"` // of the session
 	Base       *repo.Base `json:"base,omitempty"`       // what was checked out when the agent began

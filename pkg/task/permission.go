@@ -1,0 +1,106 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+)
+
+// Permission says which tasks a client that is not the user may submit. The zero
+// value permits none.
+type Permission struct {
+	// Repositories are keys, such as github.com/acme/app; all below one, such as
+	// github.com/acme/*; or "*", which is every repository on a public host.
+	Repositories []string `json:"repositories,omitempty"`
+	// Profiles that a manifest may name. It need not name one.
+	Profiles []string `json:"profiles,omitempty"`
+}
+
+// AnyRepository permits every repository on a public host.
+const AnyRepository = "*"
+
+// ErrNotPermitted is a task that the client's Permission does not allow. It comes
+// wrapped.
+var ErrNotPermitted = errors.New("not permitted")
+
+// ParsePermission reads repositories as users write them: acme/app, acme/*,
+// host/acme/app, a URL, or *.
+func ParsePermission(repositories, profiles []string) (p Permission, err error) {
+	for _, text := range repositories {
+		key := repo.KeyOf(text)
+		if below, ok := strings.CutSuffix(text, "/*"); ok {
+			if one := repo.KeyOf(below + "/x"); one != "" {
+				key = strings.TrimSuffix(one, "x") + "*"
+			}
+		}
+		if text == AnyRepository {
+			key = text
+		}
+		if key == "" || strings.HasPrefix(key, "local:") {
+			return Permission{}, fail.New(fail.Usage, "%q must be OWNER/REPO, OWNER/*, HOST/OWNER/REPO, a git URL or *", text).
+				WithHint("agent-sessionizer serve token add ci --scope submit --repo acme/app")
+		}
+		p.Repositories = append(p.Repositories, key)
+	}
+	p.Profiles = slices.Clone(profiles)
+	return p, nil
+}
+
+// allows reports whether a repository is permitted.
+func (p Permission) allows(key string) bool {
+	return slices.ContainsFunc(p.Repositories, func(pattern string) bool {
+		below, ok := strings.CutSuffix(pattern, "*")
+		return pattern == key || ok && strings.HasPrefix(key, below)
+	})
+}
+
+// restrict refuses what a client below admin must not have a task do. A secret's
+// reference reads a variable, a file or a vault of the user's, or runs a command as
+// the user; a path reads this host's disk; in a session of the user's the agent has
+// all that the user gave to it; and a fetch from this host's network, with the user's
+// credentials, shows the client what answers there. With no Permission the task was
+// permitted before, and its repository is checked only.
+func (m *Manager) restrict(ctx context.Context, asked *manifest.Task, p *Permission) error {
+	refuse := func(hint, format string, args ...any) error {
+		return fail.New(fail.Policy, "%w: "+format, append([]any{ErrNotPermitted}, args...)...).WithHint("%s", hint)
+	}
+	needsAdmin := func(what, instead string) error {
+		return refuse("use a token with the scope admin, or "+instead, "the manifest has %s, which needs the scope admin", what)
+	}
+	switch url := asked.Repository.URL; {
+	case len(asked.Secrets) > 0 && p != nil:
+		return needsAdmin("secrets", "have them in the configuration of this host")
+	case asked.VM.Session != "":
+		return needsAdmin("a session that exists", "leave vm.session out: the task gets a session of its own")
+	case path.IsAbs(url) || strings.HasPrefix(url, ".") || strings.HasPrefix(url, "~") || strings.HasPrefix(strings.ToLower(url), "file:"):
+		return needsAdmin("a repository on this host's disk", "name a repository by owner/repo or its URL")
+	}
+	ref, err := repo.Parse(asked.Repository.URL, "/")
+	if err != nil {
+		return err
+	}
+	if p != nil {
+		if !p.allows(ref.Key) {
+			return refuse("agent-sessionizer serve token add NAME --scope submit --repo "+ref.Key+" # on the host, makes a token that may",
+				"the token may not use the repository %s", ref.Key)
+		}
+		if profile := asked.VM.Profile; profile != "" && !slices.Contains(p.Profiles, profile) {
+			return refuse("leave vm.profile out, or on the host: agent-sessionizer serve token add NAME --scope submit --profile PROFILE",
+				"the token may not use the profile %s", profile)
+		}
+	}
+	check := m.CheckPublic
+	if check == nil {
+		check = repo.CheckPublic
+	}
+	if err := check(ctx, ref); err != nil {
+		return refuse("name a repository on a public host, by https or ssh", "%w", err)
+	}
+	return nil
+}

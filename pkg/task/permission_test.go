@@ -1,0 +1,78 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+)
+
+func TestParsePermission(t *testing.T) {
+	p, err := ParsePermission([]string{"Acme/App", "acme/*", "git.example.org/team/app", "https://git.example.org/team/*", "git@git.example.org:other/app.git", "*"}, []string{"small"})
+	want := []string{"github.com/acme/app", "github.com/acme/*", "git.example.org/team/app", "git.example.org/team/*", "git.example.org/other/app", "*"}
+	if err != nil || !slices.Equal(p.Repositories, want) || !slices.Equal(p.Profiles, []string{"small"}) {
+		t.Errorf("got %v %v", p, err)
+	}
+	for _, text := range []string{"", "acme", "/srv/app", "./app", "file:///srv/app", "acme/*/x", "*/app", "a*/b", "**", "/*", "acme/app/*/*"} {
+		if p, err := ParsePermission([]string{text}, nil); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
+			t.Errorf("%q: got %v %v", text, p, err)
+		}
+	}
+}
+
+func TestPermissionAllows(t *testing.T) {
+	for pattern, keys := range map[string]map[string]bool{
+		"github.com/acme/app": {"github.com/acme/app": true, "github.com/acme/app2": false, "github.com/acme": false, "evil.example/github.com/acme/app": false},
+		"github.com/acme/*":   {"github.com/acme/app": true, "github.com/acme2/app": false, "github.com/acme": false},
+		"*":                   {"evil.example/a/b": true},
+	} {
+		for key, want := range keys {
+			if got := (Permission{Repositories: []string{pattern}}).allows(key); got != want {
+				t.Errorf("%s allows %s: got %t, want %t", pattern, key, got, want)
+			}
+		}
+	}
+	if (Permission{}).allows("github.com/acme/app") {
+		t.Error("the zero value allows a repository")
+	}
+}
+
+// What a client submitted has a session that is restricted in every respect.
+func TestRestrictedTaskHasARestrictedSession(t *testing.T) {
+	m := newManager(t, 1, 10)
+	var checked []string
+	m.CheckPublic = func(_ context.Context, ref repo.Ref) error {
+		checked = append(checked, ref.Key)
+		return nil
+	}
+	asked, _, err := manifest.Parse("m", []byte(`{"version": "1", "kind": "Task", "repository": {"url": "acme/app"}, "agent": {"kind": "command", "command": ["true"]}}`), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	may := Permission{Repositories: []string{"github.com/acme/app"}}
+	for _, c := range []struct {
+		o    Submission
+		want bool
+	}{{Submission{Permission: &may}, true}, {Submission{}, false}} {
+		task, _, err := m.Submit(t.Context(), asked, c.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := (&Worker{Manager: m, Log: slog.New(slog.DiscardHandler)}).open(t.Context(), task)
+		if err != nil || s.Spec.Restricted != c.want || s.Spec.Repo.PublicOnly != c.want {
+			t.Errorf("restricted %t, public only %t, want %t: %v", s.Spec.Restricted, s.Spec.Repo.PublicOnly, c.want, err)
+		}
+	}
+	if !slices.Equal(checked, []string{"github.com/acme/app"}) {
+		t.Errorf("checked %v", checked)
+	}
+	m.CheckPublic = func(context.Context, repo.Ref) error { return errors.New("it is not") }
+	if _, _, err := m.Submit(t.Context(), asked, Submission{Permission: &may}); !errors.Is(err, ErrNotPermitted) || fail.CodeOf(err) != fail.Policy {
+		t.Errorf("got %v", err)
+	}
+}
