@@ -1,8 +1,13 @@
 package atomicfile
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -30,9 +35,146 @@ func TestWrite(t *testing.T) {
 			if err := write(filepath.Join(dir, "full"), nil, 0o600); err == nil {
 				t.Error("a directory was replaced")
 			}
-			if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
-				t.Errorf("%v, %v", entries, err)
+			if err := write(filepath.Join(dir, "missing", "file"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("a file in a missing directory: got %v", err)
+			}
+			if names := namesIn(t, dir); !slices.Equal(names, []string{"file", "full"}) {
+				t.Errorf("got %v in the directory", names)
 			}
 		})
 	}
+}
+
+// A disk that is full leaves the old content, and no part of the new one.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	if err := Write(path, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	limitFiles(t, 4096)
+	for name, write := range map[string]func(string, []byte, os.FileMode) error{"flushed": Write, "not flushed": WriteUnflushed} {
+		if err := write(path, []byte(strings.Repeat("x", 5000)), 0o600); !errors.Is(err, syscall.EFBIG) {
+			t.Errorf("%s: got %v, want that the disk is full", name, err)
+		}
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "old" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if names := namesIn(t, dir); len(names) != 1 {
+		t.Errorf("got %v in the directory", names)
+	}
+}
+
+// The content is on the disk before the file has its name, and the name is before
+// Write returns.
+func TestFlush(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	errDisk := errors.New("the disk is gone")
+	var temp string
+	var steps failing
+	create := func(path string) (file, error) {
+		f, err := createTemp(path)
+		temp = filepath.Base(f.Name())
+		return &spy{f, &steps}, err
+	}
+	err := replace(path, []byte("new"), 0o600, create, func(synced string) error {
+		if got, err := os.ReadFile(path); err != nil || string(got) != "new" || synced != dir {
+			t.Errorf("got %q, %v when %s was flushed", got, err, synced)
+		}
+		steps.steps = append(steps.steps, "sync directory")
+		return errDisk
+	})
+	if !errors.Is(err, errDisk) {
+		t.Errorf("got %v, want that of the directory", err)
+	}
+	if err := replace(path, []byte("new"), 0o600, create, nil); err != nil {
+		t.Error(err)
+	}
+	if got, want := steps.steps, []string{"sync", "sync directory"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q for one that is flushed and one that is not", got, want)
+	}
+	if ok, err := filepath.Match(".file.*.tmp", temp); err != nil || !ok {
+		t.Errorf("the temporary file was %q", temp)
+	}
+	if err := syncDir(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("flush a missing directory: got %v", err)
+	}
+}
+
+// spy is a file whose flushes are recorded.
+type spy struct {
+	file
+	steps *failing
+}
+
+func (s *spy) Sync() error { return errors.Join(s.steps.step("sync"), s.file.Sync()) }
+
+// failing is a file at one of whose steps the disk fails.
+type failing struct {
+	at    string
+	steps []string
+}
+
+var errStep = errors.New("input/output error")
+
+func (f *failing) step(name string) error {
+	f.steps = append(f.steps, name)
+	if name == f.at {
+		return errStep
+	}
+	return nil
+}
+
+func (f *failing) Name() string                { return "file" }
+func (f *failing) Write(p []byte) (int, error) { return len(p), f.step("write " + string(p)) }
+func (f *failing) Chmod(m fs.FileMode) error   { return f.step("chmod " + m.String()) }
+func (f *failing) Sync() error                 { return f.step("sync") }
+func (f *failing) Close() error                { return f.step("close") }
+
+// Whichever step fails, the file is closed and the error is returned.
+func TestFailedSteps(t *testing.T) {
+	all := []string{"write text", "chmod -rw-r-----", "sync", "close"}
+	for _, flush := range []bool{true, false} {
+		want := slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s == "sync" && !flush })
+		for _, at := range append([]string{""}, all...) {
+			f := &failing{at: at}
+			err := fill(f, []byte("text"), 0o640, flush)
+			if !slices.Equal(f.steps, want) {
+				t.Errorf("flush %t, failing at %q: got steps %q, want %q", flush, at, f.steps, want)
+			}
+			if errors.Is(err, errStep) != slices.Contains(want, at) {
+				t.Errorf("flush %t, failing at %q: got %v", flush, at, err)
+			}
+		}
+	}
+}
+
+func namesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// limitFiles bounds the files of this process as a full disk does, until the test ends.
+func limitFiles(t *testing.T, size uint64) {
+	t.Helper()
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	set := func(l syscall.Rlimit) {
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(syscall.Rlimit{Cur: size, Max: was.Max})
+	t.Cleanup(func() { set(was) })
 }
