@@ -78,3 +78,20 @@ func (s *Store) Waiting() int {
 
 // Tx is a write.
 func (s *Store) Tx(ctx context.Context, f func(*sql.Tx) error) error { return s.tx(ctx, f) }
+
+// Pragmas returns a pragma's value on each of the connections that a store has.
+func (s *Store) Pragmas(ctx context.Context, name string) (values []string, err error) {
+	for range connections {
+		c, err := s.db.Conn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		var value string
+		if err := c.QueryRowContext(ctx, `PRAGMA `+name).Scan(&value); err != nil {
+			return nil, err
+		}
+		values = append(values, value)
+	}
+	return values, nil
+}

@@ -12,8 +12,9 @@ import (
 )
 
 // Lock is a held flock(2). The kernel drops it when the process dies, however
-// it dies, which is why it and not a pid file says who is alive. Lock files are
-// never unlinked: two processes could otherwise hold "the" lock on two inodes.
+// it dies, which is why it and not a pid file says who is alive. A lock file may be
+// unlinked by its holder only: TryLock never returns the lock of a file that has
+// lost its name.
 type Lock struct {
 	f      *os.File
 	marked bool
@@ -24,10 +25,29 @@ func TryLock(path string) (l *Lock, ok bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, false, fmt.Errorf("make the lock directory: %w", err)
 	}
+	for {
+		f, err := openLocked(path)
+		if err != nil || f == nil {
+			return nil, false, err
+		}
+		own, err := f.Stat()
+		if err != nil {
+			_ = f.Close() // which unlocks
+			return nil, false, fmt.Errorf("look at the lock: %w", err)
+		}
+		if is, err := os.Stat(path); err == nil && os.SameFile(own, is) {
+			return &Lock{f: f}, true, nil
+		}
+		_ = f.Close() // its last holder has unlinked it
+	}
+}
+
+// openLocked opens the file at path and locks it; nil when another has the lock.
+func openLocked(path string) (*os.File, error) {
 	// O_CLOEXEC (Go's default) keeps the lock out of what we start.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, false, fmt.Errorf("open the lock: %w", err)
+		return nil, fmt.Errorf("open the lock: %w", err)
 	}
 	for {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -36,13 +56,13 @@ func TryLock(path string) (l *Lock, ok bool, err error) {
 		}
 	}
 	if err == nil {
-		return &Lock{f: f}, true, nil
+		return f, nil
 	}
 	_ = f.Close()
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, false, nil
+		return nil, nil
 	}
-	return nil, false, fmt.Errorf("lock %s: %w", path, err)
+	return nil, fmt.Errorf("lock %s: %w", path, err)
 }
 
 // Held reports whether some process holds the lock on path.

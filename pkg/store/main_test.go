@@ -27,6 +27,7 @@ import (
 func TestMain(m *testing.M) {
 	what := os.Getenv("STORE_TEST_CHILD")
 	if what == "" {
+		hookCommits()
 		os.Exit(m.Run())
 	}
 	ctx := context.Background()

@@ -1,0 +1,234 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+
+	sqlite "modernc.org/sqlite"
+)
+
+// failCommits makes every commit of this process fail, until the test ends.
+func failCommits(t *testing.T) (stop func()) {
+	t.Helper()
+	commitFails.Store(true)
+	stop = func() { commitFails.Store(false) }
+	t.Cleanup(stop)
+	return stop
+}
+
+var commitFails atomic.Bool
+
+// hookCommits prepares all connections of this process for failCommits.
+func hookCommits() {
+	sqlite.RegisterConnectionHook(func(c sqlite.ExecQuerierContext, _ string) error {
+		c.(sqlite.HookRegisterer).RegisterCommitHook(func() int32 {
+			if commitFails.Load() {
+				return 1
+			}
+			return 0
+		})
+		return nil
+	})
+}
+
+// A commit that fails is the failure of each write in it, and of none later.
+func TestFailedCommit(t *testing.T) {
+	for _, writers := range []int{1, 5} {
+		t.Run(fmt.Sprint(writers), func(t *testing.T) {
+			_, path := withSession(t)
+			s := openBusy(t, path, 24*time.Hour)
+			release := heldUp(t, path)
+			errs := make(chan error, writers)
+			for i := range writers {
+				go func() { errs <- s.Append(context.Background(), "one", event("x", i)) }()
+			}
+			for s.Waiting() != writers {
+				time.Sleep(time.Millisecond)
+			}
+			stop := failCommits(t)
+			release()
+			for range writers {
+				if err := <-errs; err == nil {
+					t.Error("got success, want the failure of the commit")
+				}
+			}
+			stop()
+			if n := lastSeq(t, s, "one"); n != 1 {
+				t.Errorf("got %d events, want 1", n)
+			}
+			if _, err := increment(t.Context(), s, "one"); err != nil {
+				t.Errorf("the next write: %v", err)
+			}
+			whole(t, s)
+		})
+	}
+}
+
+// Every operation that writes returns the failure of its commit.
+func TestFailedCommitOfEachOperation(t *testing.T) {
+	s, path := numbered(t, 5, 0)
+	mustTask(t, s, task("t"))
+	raw(t, path, `UPDATE events SET at = 0`)
+	before, err := s.Session(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := failCommits(t)
+	other := row("two")
+	other.RepoKey = "github.com/o/other"
+	for name, f := range map[string]func() error{
+		"Create":     func() error { _, _, err := s.Create(t.Context(), other, event("made", 0), admitAll); return err },
+		"CreateTask": func() error { _, err := s.CreateTask(t.Context(), task("u"), nil, phase("", "PENDING")); return err },
+		"Update":     func() error { _, err := increment(t.Context(), s, "one"); return err },
+		"Advance": func() error {
+			_, err := s.Advance(t.Context(), "one", "creating", "ready", event("x", 1), nil)
+			return err
+		},
+		"Append": func() error { return s.Append(t.Context(), "one", event("x", 1)) },
+		"Admit":  func() error { _, err := s.Admit(t.Context(), testQueue, slots(1)); return err },
+		"Prune": func() error {
+			n, bytes, err := s.PruneEvents(t.Context(), time.Now(), never, false)
+			if n != 0 || bytes != 0 {
+				t.Errorf("%d events of %d bytes were counted as pruned", n, bytes)
+			}
+			return err
+		},
+	} {
+		if err := f(); err == nil {
+			t.Errorf("%s: got success, want the failure of the commit", name)
+		}
+	}
+	stop()
+	if after, err := s.Session(t.Context(), "one"); err != nil || after.Phase != before.Phase || string(after.Facts) != string(before.Facts) {
+		t.Errorf("got %+v, %v; want %+v", after, err, before)
+	}
+	if _, err := s.Session(t.Context(), "two"); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("the session that was not created: %v", err)
+	}
+	if tasks, err := s.Tasks(t.Context(), store.TaskFilter{}); err != nil || len(tasks) != 1 || tasks[0].Phase != "PENDING" {
+		t.Errorf("got tasks %+v, %v", tasks, err)
+	}
+	if oldest, newest, err := s.EventRange(t.Context(), "one"); err != nil || oldest != 1 || newest != 5 {
+		t.Errorf("got events %d to %d, %v; want 1 to 5", oldest, newest, err)
+	}
+}
+
+// What was acknowledged survives a power cut: on each of the connections a commit
+// waits for the disk. No test can cut the power.
+func TestEveryConnectionIsDurable(t *testing.T) {
+	s, _ := withSession(t)
+	for name, want := range map[string]string{"synchronous": "2", "journal_mode": "wal"} {
+		got, err := s.Pragmas(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) < 2 || slices.ContainsFunc(got, func(v string) bool { return v != want }) {
+			t.Errorf("%s: got %q on the connections, want %s on each", name, got, want)
+		}
+	}
+}
+
+// A writer that waits lets its context end, however long the store may be busy:
+// SQLite itself never waits longer than a moment.
+func TestSQLiteWaitsInSteps(t *testing.T) {
+	_, path := withSession(t)
+	for busy, want := range map[time.Duration]string{24 * time.Hour: "500", 30 * time.Millisecond: "30"} {
+		got, err := openBusy(t, path, busy).Pragmas(t.Context(), "busy_timeout")
+		if err != nil || got[0] != want {
+			t.Errorf("busy for %s: got a timeout of %q, %v; want %s ms", busy, got, err, want)
+		}
+	}
+}
+
+// A lock file that was unlinked is no lock: its holder keeps the one that nobody can
+// find any more, and the next process locks the file that exists.
+func TestUnlinkedLock(t *testing.T) {
+	path := t.TempDir() + "/lock"
+	var wait sync.WaitGroup
+	var held, most atomic.Int32
+	for range 4 {
+		wait.Go(func() {
+			for taken := 0; taken < 200; {
+				l, ok, err := store.TryLock(path)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if !ok {
+					continue
+				}
+				taken++
+				if n := held.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				held.Add(-1)
+				if err := os.Remove(path); err != nil { // the last act of its holder
+					t.Error(err)
+				}
+				if err := l.Unlock(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	if most.Load() != 1 {
+		t.Errorf("%d held the lock at once", most.Load())
+	}
+}
+
+// A store that a newer version wrote is left as it is, and its hint says what to do.
+func TestNewerSchemaIsLeftAlone(t *testing.T) {
+	_, path := withSession(t)
+	raw(t, path, "PRAGMA user_version = 99")
+	checkpoint(t, path)
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Open(t.Context(), path); fail.CodeOf(err) != fail.Host || fail.HintOf(err) != "install the newer version" {
+		t.Errorf("got %v (%q)", err, fail.HintOf(err))
+	}
+	if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
+		t.Errorf("the file was changed: %v", err)
+	}
+}
+
+// A migration that fails leaves the old version, and says so.
+func TestFailedMigration(t *testing.T) {
+	path := version1(t, 3)
+	stop := failCommits(t)
+	if _, err := store.Open(t.Context(), path); err == nil {
+		t.Fatal("got success, want the failure of the commit")
+	}
+	stop()
+	raw(t, path, `SELECT max(session) FROM events`) // of version 1, or this fails
+	isVersion2(t, path, 3)
+}
+
+// A context that has ended ends each operation with its own error.
+func TestEndedContext(t *testing.T) {
+	s, _ := withSession(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, f := range map[string]func() error{
+		"read":  func() error { _, err := s.Session(ctx, "one"); return err },
+		"write": func() error { return s.Append(ctx, "one", event("x", 1)) },
+	} {
+		if err := f(); !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "interrupted") {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	whole(t, s)
+}
