@@ -1,5 +1,5 @@
 # make check   format, lint, unit and script tests; no VM (under 4 minutes on 2 cores)
-# make test    everything, VMs included; installs what it needs
+# make test    everything, VMs and the race detector included; installs what it needs
 # make demo    the main job, from nothing to an agent's commit fetched back
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
@@ -14,7 +14,7 @@ GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/home pkg/policy pkg/wir
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest check test unit script vm e2e pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest check test unit race script vm e2e pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -51,8 +51,13 @@ lint: $(GOLANGCI)
 vet-darwin:
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet ./...
 
+UNIT = $$(go list ./... | grep -v /test/) ./test/mutate
+
 unit: guest
-	go test $$(go list ./... | grep -v /test/) ./test/mutate
+	go test $(UNIT)
+
+race: guest ## the unit tests with the race detector, which needs a C compiler
+	CGO_ENABLED=1 go test -race -timeout 20m $(UNIT)
 
 script: guest
 	go test -count=1 -parallel 4 ./test/script/... # of a binary that go does not know; most of them wait most of the time
@@ -90,8 +95,9 @@ bench: setup guest ## sessions and their network beside what they replace, into 
 	PATH=$$PATH:/usr/sbin command -v dnsmasq >/dev/null || $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends dnsmasq-base
 	cd test/bench && PATH=$$PATH:/usr/sbin go test -tags bench -count=1 -timeout 4h -v .
 
+# The unit tests run once, with the race detector: what else they do is the same.
 test: setup
-	$(MAKE) check vm e2e escape-short
+	$(MAKE) guest fmt lint vet-darwin race script vm e2e escape-short
 
 demo: setup build
 	scripts/demo.sh

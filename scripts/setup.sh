@@ -19,13 +19,14 @@ Linux)
   *) say "unsupported architecture $arch"; exit 5 ;;
   esac
   want="$qemu:$qemu_package qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs tmux:tmux git:git ssh:openssh-client
-    ip:iproute2 iptables:iptables make:make jq:jq curl:curl zsh:zsh fish:fish mandoc:mandoc"
+    ip:iproute2 iptables:iptables make:make gcc:gcc jq:jq curl:curl zsh:zsh fish:fish mandoc:mandoc"
   missing=()
   for pair in $want; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
   done
   [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
   [ -e /usr/share/bash-completion/bash_completion ] || missing+=(bash-completion)
+  [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev) # the race detector links with C
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   command -v go >/dev/null || missing+=(golang-go)
   # Images are built in a user namespace when not root.
@@ -43,6 +44,7 @@ Linux)
   ;;
 Darwin)
   command -v brew >/dev/null || { say "Homebrew is missing: https://brew.sh"; exit 5; }
+  command -v cc >/dev/null || { say "the C compiler is missing: xcode-select --install"; exit 5; }
   for pair in tmux:tmux git:git jq:jq go:go; do
     command -v "${pair%%:*}" >/dev/null || { say "installing ${pair##*:}"; brew install "${pair##*:}" >&2; }
   done
