@@ -208,7 +208,7 @@ func (f *finder) ignore(a *ast.AssignStmt) {
 	}
 	to, ok := a.Lhs[0].(*ast.Ident)
 	call, isCall := a.Rhs[0].(*ast.CallExpr)
-	if !ok || !isCall || !strings.HasPrefix(strings.ToLower(to.Name), "err") {
+	if !ok || !isCall || to.Name != "err" && !strings.HasSuffix(to.Name, "Err") {
 		return
 	}
 	f.add("skip call", call, noError("return "+f.text(call)))
