@@ -3,8 +3,9 @@
 // connection, and connects again until the user has had enough.
 //
 // It stands between a hostile guest and the user's terminal: clipboard writes
-// are handed to the caller, clipboard reads never answered, and the terminal is
-// put back in order at the end. It does not know what a session is.
+// are handed to the caller, plain.Filter drops all else that would do more than
+// draw, and at the end the terminal is put back in order, with no answer or key
+// left for the user's shell. It does not know what a session is.
 package attach
 
 import (
@@ -42,7 +43,7 @@ type Options struct {
 	OnCopy func([]byte)
 
 	// Bounds that tests shorten; 0 means the usual.
-	keepEvery, keepWait, retryMin time.Duration
+	keepEvery, keepWait, retryMin, answerWait time.Duration
 }
 
 const (
@@ -51,6 +52,8 @@ const (
 	retryMin  = 250 * time.Millisecond
 	retryMax  = 5 * time.Second
 	steady    = 10 * time.Second // a connection that lasted so long resets the backoff
+
+	answerWait = time.Second // for a terminal to answer, also a distant one
 )
 
 // Run attaches until the command ends, and returns its exit code. It returns
@@ -67,11 +70,12 @@ func Run(ctx context.Context, o Options) (int, error) {
 
 	copies := newCopier(o.OnCopy)
 	defer copies.stop()
+	out.filter = plain.NewScreenFilter(out, copies.offer())
 
 	wait := o.retryMin
 	for attempt := 1; ; attempt++ { // since the last connection
 		began := time.Now()
-		connected, err := o.once(ctx, out, copies)
+		connected, err := o.once(ctx, out)
 		var exit *ssh.ExitError
 		switch {
 		case err == nil:
@@ -101,7 +105,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 
 func (o *Options) defaults() {
 	if o.keepEvery == 0 {
-		o.keepEvery, o.keepWait, o.retryMin = keepEvery, keepWait, retryMin
+		o.keepEvery, o.keepWait, o.retryMin, o.answerWait = keepEvery, keepWait, retryMin, answerWait
 	}
 	if o.Title == "" {
 		o.Title = "VM"
@@ -113,7 +117,7 @@ var errGaveUp = fail.New(fail.Interrupted, "gave up reconnecting; the session go
 
 // once is one connection; connected says whether it came about. Before it is
 // there the user's keys are ours, and may end the attempt.
-func (o *Options) once(ctx context.Context, out *screen, copies *copier) (connected bool, err error) {
+func (o *Options) once(ctx context.Context, out *screen) (connected bool, err error) {
 	var client *ssh.Client
 	err = o.listening(ctx, func(ctx context.Context) (dialErr error) {
 		client, dialErr = o.Dial(ctx)
@@ -134,8 +138,9 @@ func (o *Options) once(ctx context.Context, out *screen, copies *copier) (connec
 	sizes, stop := o.follow(out)
 	defer stop()
 	out.title(o.Title)
+	defer out.filter.Close() // a sequence that was cut off does not go on with the next connection
 	return true, client.Terminal(ctx, o.Command, ssh.Terminal{
-		In: o.In, Out: &filter{w: out, onCopy: copies.offer()}, Term: GuestTerm(o.Term), Width: width, Height: height, Resize: sizes,
+		In: o.In, Out: out.filter, Term: GuestTerm(o.Term), Width: width, Height: height, Resize: sizes,
 	})
 }
 
@@ -221,10 +226,13 @@ type screen struct {
 	tty   bool
 	in    *os.File
 	saved *term.State // nil when In is no terminal
+
+	filter     *plain.Filter // of what the guest writes
+	answerWait time.Duration
 }
 
 func prepare(o Options) (*screen, error) {
-	s := &screen{out: o.Out, tty: term.IsTerminal(int(o.Out.Fd())), in: o.In}
+	s := &screen{out: o.Out, tty: term.IsTerminal(int(o.Out.Fd())), in: o.In, answerWait: o.answerWait}
 	if term.IsTerminal(int(o.In.Fd())) {
 		// For the whole time, so that Ctrl-C is a key between connections too.
 		saved, err := term.MakeRaw(int(o.In.Fd()))
@@ -247,12 +255,15 @@ func (s *screen) size() (width, height int) {
 }
 
 const (
-	// modes turns off what full-screen programs turn on: mouse reports, focus
-	// reports, bracketed paste, application keys, kitty's and xterm's key
-	// protocols; and shows the cursor, plain, in the usual characters.
-	modes = "\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1004l\x1b[?2004l\x1b[?2026l" +
-		"\x1b[?1l\x1b>\x1b[<u\x1b[>4m\x1b[?7h\x1b[?25h\x1b[0m\x1b(B\x0f\x1b[r"
-	mainScreen = "\x1b[?1049l"
+	// modes turns off what full-screen programs turn on, all that plain.Filter
+	// passes: mouse and focus reports, bracketed paste, other reports, application
+	// keys, kitty's and xterm's key protocols, margins, inserting, reverse video;
+	// and shows the cursor, as it was, in the usual characters and colours.
+	modes = "\x1b[?9l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l\x1b[?1004l\x1b[?2004l" +
+		"\x1b[?2026l\x1b[?2031l\x1b[?2048l\x1b[?1l\x1b>" + keys + "\x1b[?5l\x1b[?6l\x1b[?69l\x1b[4l\x1b[?12l\x1b[?7h\x1b[?25h" +
+		"\x1b[0 q\x1b[0m\x1b(B\x1b)B\x0f\x1b[r"
+	keys       = "\x1b[<99u\x1b[>4m" // all that was pushed; each screen has a stack
+	mainScreen = "\x1b[?1049l\x1b[?47l"
 )
 
 // restore puts the terminal back in order. After a clean end the guest's tmux
@@ -260,15 +271,19 @@ const (
 func (s *screen) restore(clean bool) {
 	if s.tty {
 		reset := modes
-		if clean {
+		if clean && !s.filter.AltScreen() {
 			// Resetting the scroll region moves the cursor; put it back.
 			reset = "\x1b7" + modes + "\x1b8\x1b[0m"
 		} else {
-			reset += mainScreen + "\r\n"
+			reset += mainScreen + keys + "\r\n"
 		}
 		_, _ = io.WriteString(s.out, reset) // a terminal that is gone needs none
 	}
 	if s.saved != nil {
+		if s.tty && s.filter.Asked() {
+			s.drain()
+		}
+		discardInput(int(s.in.Fd()))
 		_ = term.Restore(int(s.in.Fd()), s.saved)
 	}
 }

@@ -2,6 +2,7 @@ package attach
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +23,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain/plaintest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -31,6 +34,8 @@ type guest struct {
 	target ssh.Target
 	ln     net.Listener
 	all    sync.WaitGroup
+
+	prints string // when P is typed
 
 	mu     sync.Mutex
 	conns  []net.Conn
@@ -160,6 +165,8 @@ func (g *guest) type1(ch xssh.Channel) {
 			return
 		case "C": // copy, and try to read
 			fmt.Fprint(ch, "\x1b]52;c;aGVsbG8=\x07\x1b]52;c;?\x07copied\r\n")
+		case "P":
+			fmt.Fprint(ch, g.prints)
 		case "D":
 			g.cut()
 			return
@@ -174,7 +181,7 @@ type user struct {
 	t           *testing.T
 	master, tty *os.File
 	mu          sync.Mutex
-	seen        bytes.Buffer
+	seen, all   bytes.Buffer
 	news        chan struct{}
 }
 
@@ -195,6 +202,7 @@ func newUser(t *testing.T) *user {
 			n, err := master.Read(buf)
 			u.mu.Lock()
 			u.seen.Write(buf[:n])
+			u.all.Write(buf[:n])
 			u.mu.Unlock()
 			select {
 			case u.news <- struct{}{}:
@@ -433,5 +441,148 @@ func TestCopierKeepsTheLast(t *testing.T) {
 	c.stop()
 	if strings.Join(got, " ") != "first 999" {
 		t.Errorf("copied %q", got)
+	}
+}
+
+// everything is all that was written to the terminal since it was opened.
+func (u *user) everything() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.all.String()
+}
+
+// unread is what a shell would find typed.
+func (u *user) unread() string {
+	u.t.Helper()
+	fd := int(u.tty.Fd())
+	saved, err := term.MakeRaw(fd) // also what is no whole line
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	defer func() { _ = term.Restore(fd, saved) }()
+	const end = "END"
+	u.types(end)
+	var all []byte
+	for buf := make([]byte, 256); !bytes.HasSuffix(all, []byte(end)); {
+		n, err := u.tty.Read(buf)
+		if err != nil {
+			u.t.Fatal(err)
+		}
+		all = append(all, buf[:n]...)
+	}
+	return strings.TrimSuffix(string(all), end)
+}
+
+// A hostile guest draws, and makes the terminal do nothing else.
+func TestHostileGuest(t *testing.T) {
+	g, u := newGuest(t), newUser(t)
+	g.prints = "drawn\x1b[21t\x1b[5i\x1bP$qm\x1b\\\x1b_Gf=100;AAAA\x1b\\\x1b]50;?\x07\x1b]11;red\x07\x1b[?2l\x1b%@\x05\u009b21t\x1b]0;cut off"
+	ended := start(t, u, Options{Dial: g.dial})
+	u.sees("command=")
+	u.types("P")
+	u.sees("drawn")
+	u.types("D")
+	u.sees("connection lost")
+	u.sees("command=") // is text, and not the end of a title
+	u.types("X")
+	ends(t, ended)
+	u.sees("\x1b[?2004l")
+	if got := plaintest.ScreenEffects(u.everything()); len(got) > 0 {
+		t.Errorf("the terminal did %q", got)
+	}
+}
+
+// What the terminal still answers, and what was typed and not read, does not reach
+// the user's shell.
+func TestNothingIsLeftTyped(t *testing.T) {
+	g, u := newGuest(t), newUser(t)
+	g.prints = "\x1b[c\x1b[>c\x1b]11;?\x07asked"
+	ended := start(t, u, Options{Dial: g.dial, answerWait: time.Minute})
+	u.sees("command=")
+	u.types("P")
+	u.sees("asked")
+	u.types("X")
+	u.sees(question) // a distant terminal answers in its own time, and in order
+	u.types("\x1b[?62;22c\x1b[>1;4402;0c")
+	u.types("\x1b]11;rgb:0000/0000/0000\x07typed\n" + answer)
+	if r := ends(t, ended); r.code != 7 || r.err != nil {
+		t.Errorf("Run = %d, %v", r.code, r.err)
+	}
+	if left := u.unread(); left != "" {
+		t.Errorf("the shell reads %q", left)
+	}
+}
+
+// A terminal that answers nothing, or is gone, keeps nobody waiting.
+func TestTerminalThatDoesNotAnswer(t *testing.T) {
+	g, u := newGuest(t), newUser(t)
+	g.prints = "\x1b[casked"
+	ended := start(t, u, Options{Dial: g.dial, answerWait: time.Millisecond})
+	u.sees("command=")
+	u.types("P")
+	u.sees("asked")
+	u.types("X")
+	u.sees(question)
+	if r := ends(t, ended); r.code != 7 || r.err != nil {
+		t.Errorf("Run = %d, %v", r.code, r.err)
+	}
+	if left := u.unread(); left != "" {
+		t.Errorf("the shell reads %q", left)
+	}
+}
+
+// Nothing that a guest can turn on stays on, however the attaching ends.
+func TestModesAreReset(t *testing.T) {
+	var modes []string
+	for mode := range 3000 {
+		modes = append(modes, fmt.Sprintf("\x1b[?%dh", mode), fmt.Sprintf("\x1b[%dh", mode))
+	}
+	on := "\x1b[?25l\x1b[?7l\x1b[>7u\x1b[=5;1u\x1b[>4;2m\x1b[2;5r\x1b[1;31;8m\x1b=\x1b(0\x1b)0\x0e\x1b[5 qon"
+	for name, key := range map[string]string{"exit": "X", "a lost connection": "D"} {
+		t.Run(name, func(t *testing.T) {
+			g, u := newGuest(t), newUser(t)
+			g.prints = strings.Join(modes, "") + on
+			ended := start(t, u, Options{Dial: g.dial})
+			u.sees("command=")
+			u.types("P")
+			u.sees("on")
+			if key == "D" {
+				_ = g.ln.Close()
+			}
+			u.types(key)
+			if key == "D" {
+				u.sees("connection lost")
+				u.types("q")
+			}
+			ends(t, ended)
+			u.sees("\x1b[?1049l")
+			u.types("end")
+			u.sees("end") // echoed after all else
+			state := map[string]string{}
+			for _, m := range regexp.MustCompile(`\x1b\[(\??)([0-9;]+)([hl])`).FindAllStringSubmatch(u.everything(), -1) {
+				for mode := range strings.SplitSeq(m[2], ";") {
+					state[m[1]+mode] = m[3]
+				}
+			}
+			normal := map[string]string{"?25": "h", "?7": "h", "34": "h", "?1048": "h"} // the last saved the cursor
+			// What turns the screen off turns off its other names.
+			if state["?47"] == "l" && state["?1049"] == "l" {
+				state["?1047"] = "l"
+			}
+			if len(state) < 20 {
+				t.Errorf("only %d modes: %v", len(state), state)
+			}
+			for mode, last := range state {
+				if want := cmp.Or(normal[mode], "l"); last != want {
+					t.Errorf("mode %s is %q at the end", mode, last)
+				}
+			}
+			rest := u.everything()[strings.LastIndex(u.everything(), "on"):]
+			for _, want := range []string{"\x1b[<99u", "\x1b[>4m", "\x1b[r", "\x1b[0m", "\x1b>", "\x1b(B", "\x1b)B", "\x0f", "\x1b[0 q"} {
+				if !strings.Contains(rest, want) {
+					t.Errorf("%q is not written", want)
+				}
+			}
+		})
 	}
 }

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
@@ -55,4 +57,45 @@ func watchKeys(in *os.File, giveUp func()) (stop func(), err error) {
 		done.Wait()
 		_ = wakeR.Close()
 	}, nil
+}
+
+const (
+	// A question that plain.Filter passes from no guest, and its answer.
+	question = "\x1b[5n"
+	answer   = "\x1b[0n"
+)
+
+// drain reads what the terminal still answers to the guest's questions: nobody
+// takes it any more, and the user's shell would find it typed. Terminals answer in
+// order, so after the answer to a question of our own no other comes.
+func (s *screen) drain() {
+	fd := int(s.in.Fd())
+	if _, err := io.WriteString(s.out, question); err != nil || fd >= unix.FD_SETSIZE {
+		return
+	}
+	var last []byte
+	buf := make([]byte, 4096)
+	for deadline := time.Now().Add(s.answerWait); !bytes.Contains(last, []byte(answer)); {
+		var set unix.FdSet
+		set.Set(fd)
+		left := unix.NsecToTimeval(max(time.Until(deadline), 0).Nanoseconds())
+		n, err := unix.Select(fd+1, &set, nil, nil, &left)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n == 0 {
+			return
+		}
+		if n, err = unix.Read(fd, buf); err != nil || n <= 0 {
+			return
+		}
+		last = append(last[max(0, len(last)-len(answer)):], buf[:n]...)
+	}
+}
+
+// discardInput drops what was typed and not read.
+func discardInput(fd int) {
+	if state, err := unix.IoctlGetTermios(fd, getTermios); err == nil {
+		_ = unix.IoctlSetTermios(fd, setTermiosFlush, state) // a terminal that is gone has no input
+	}
 }

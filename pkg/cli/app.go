@@ -34,6 +34,7 @@ type app struct {
 }
 
 func (a *app) close() {
+	a.con.Close()
 	if a.store != nil {
 		if err := a.store.Close(); err != nil {
 			slog.Warn("close the store", "error", err)

@@ -282,11 +282,11 @@ func newCompletionCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch args[0] {
 			case "bash":
-				return cmd.Root().GenBashCompletionV2(os.Stdout, true)
+				return cmd.Root().GenBashCompletionV2(cmd.OutOrStdout(), true)
 			case "zsh":
-				return cmd.Root().GenZshCompletion(os.Stdout)
+				return cmd.Root().GenZshCompletion(cmd.OutOrStdout())
 			case "fish":
-				return cmd.Root().GenFishCompletion(os.Stdout, true)
+				return cmd.Root().GenFishCompletion(cmd.OutOrStdout(), true)
 			}
 			return fail.New(fail.Usage, "no completion for %q; there are bash, zsh and fish", args[0])
 		},

@@ -137,6 +137,8 @@ the standard error; commands that read have --json.`),
 	}
 	cmd.SetHelpCommandGroupID("setup")
 	finishFlags(cmd, a.flagValues())
+	cmd.SetOut(a.con.Out)
+	cmd.SetErr(a.con.Err)
 	return cmd
 }
 

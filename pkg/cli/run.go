@@ -73,7 +73,7 @@ func runExec(ctx context.Context, a *app, what string, command []string) error {
 		return err
 	}
 	defer conn.Close()
-	err = conn.Run(ctx, inRepo(s, ssh.Quote(command...)), ssh.IO{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	err = conn.Run(ctx, inRepo(s, ssh.Quote(command...)), ssh.IO{Stdin: os.Stdin, Stdout: a.con.Out, Stderr: a.con.Err})
 	return remote(err)
 }
 

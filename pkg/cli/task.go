@@ -69,7 +69,7 @@ func newTaskArtifactsCmd(a *app) *cobra.Command {
 				return err
 			}
 			if get != "" {
-				return copyArtifact(m, t, get, out)
+				return a.copyArtifact(m, t, get, out)
 			}
 			if asJSON {
 				return a.con.JSON(m.Artifacts(t))
@@ -94,14 +94,14 @@ func newTaskArtifactsCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-func copyArtifact(m *task.Manager, t task.Task, name, out string) error {
+func (a *app) copyArtifact(m *task.Manager, t task.Task, name, out string) error {
 	f, err := m.OpenArtifact(t, name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	if out == "" || out == "-" {
-		_, err = io.Copy(os.Stdout, f)
+		_, err = io.Copy(a.con.Out, f)
 		return err
 	}
 	to, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)

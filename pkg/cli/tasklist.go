@@ -152,9 +152,7 @@ func (a *app) repaint(ctx context.Context, m *task.Manager, show func() error) e
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		if a.con.Live() {
-			a.printf("\x1b[H\x1b[2J")
-		}
+		a.con.Clear()
 		if err := show(); err != nil {
 			return err
 		}

@@ -36,8 +36,8 @@ func (a *app) runTask(ctx context.Context, m *task.Manager, t task.Task, asJSON 
 	defer func() { done(); tails.Wait() }()
 	if raw {
 		d := m.Dir(t.ID)
-		tails.Go(func() { a.tail(tctx, d.Stdout(), os.Stdout) })
-		tails.Go(func() { a.tail(tctx, d.Stderr(), os.Stderr) })
+		tails.Go(func() { a.tail(tctx, d.Stdout(), a.con.Out) })
+		tails.Go(func() { a.tail(tctx, d.Stderr(), a.con.Err) })
 	}
 	t, err := a.followTask(ctx, m, t, func(cur task.Task) bool { return cur.Phase.Over() }, !asJSON)
 	if err != nil {
@@ -285,11 +285,11 @@ func runTaskLogs(ctx context.Context, a *app, o taskLogsOptions, what string) er
 			return fail.New(fail.Host, "open the log: %w", err)
 		}
 		defer f.Close()
-		return copyClean(os.Stdout, f)
+		return copyClean(a.con.Out, f)
 	}
 	tctx, stop := context.WithCancel(ctx)
 	var tailing sync.WaitGroup
-	tailing.Go(func() { a.tail(tctx, path, os.Stdout) })
+	tailing.Go(func() { a.tail(tctx, path, a.con.Out) })
 	defer func() { stop(); tailing.Wait() }()
 	for !t.Phase.Over() {
 		select {

@@ -196,8 +196,8 @@ func newTaskSchemaCmd() *cobra.Command {
 		Use: "schema", Short: "Print the JSON Schema of manifests, for editors",
 		Example: `  agent-sessionizer task schema >task.schema.json`,
 		Args:    usage(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
-			_, err := os.Stdout.Write(manifest.Schema())
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := cmd.OutOrStdout().Write(manifest.Schema())
 			return err
 		},
 	}

@@ -61,7 +61,7 @@ func runDiff(ctx context.Context, a *app, o diffOptions, what string) error {
 		return a.con.JSON(changes)
 	}
 	o.Color = a.con.Color()
-	return repo.Diff(ctx, conn, s.Facts.Dir, *s.Facts.Base, o.DiffOptions, os.Stdout)
+	return repo.Diff(ctx, conn, s.Facts.Dir, *s.Facts.Base, o.DiffOptions, a.con.Out)
 }
 
 func notCloned(s session.Session) error {
@@ -235,7 +235,7 @@ func (a *app) logFile(m *session.Manager, s session.Session, which string) error
 			return fail.New(fail.Host, "open the log: %w", err)
 		}
 		defer f.Close()
-		return copyClean(os.Stdout, f)
+		return copyClean(a.con.Out, f)
 	}
 	return fail.New(fail.NotFound, "session %s has no %s log", s.Name, which)
 }

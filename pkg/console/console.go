@@ -3,7 +3,8 @@
 // the terminal, and the log.
 //
 // It decides nothing about the product and never prints a guest's text as it
-// came: control characters and escape sequences are taken out first.
+// came: control characters and escape sequences are taken out first, and what is
+// written to a stream that is a terminal passes plain.Filter.
 package console
 
 import (
@@ -22,10 +23,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// Console is the two streams and what they can show.
+// Console is the two streams and what they can show. A stream that is a terminal
+// shows text and colours only, whoever wrote them; any other passes everything.
 type Console struct {
 	Out io.Writer // results
 	Err io.Writer // conversation
+
+	screen struct{ out, err io.Writer } // the streams as they are, for what this package draws
 
 	env   func(string) string
 	width func() int // of Err; nil when Err is no terminal
@@ -36,7 +40,8 @@ type Console struct {
 // CLICOLOR_FORCE and FORCE_COLOR on, else each stream has them when it is a
 // terminal that is not "dumb" and CLICOLOR is not 0.
 func New(out, err io.Writer, env func(string) string) *Console {
-	c := &Console{Out: out, Err: err, env: env}
+	c := &Console{Out: forTerminal(out), Err: forTerminal(err), env: env}
+	c.screen.out, c.screen.err = out, err
 	c.color.out = colored(out, env)
 	c.color.err = colored(err, env)
 	if f, ok := terminal(err); ok && env("TERM") != "dumb" {
@@ -49,6 +54,30 @@ func New(out, err io.Writer, env func(string) string) *Console {
 		}
 	}
 	return c
+}
+
+// forTerminal returns w, or a filter before it where it is a terminal.
+func forTerminal(w io.Writer) io.Writer {
+	if _, ok := terminal(w); ok {
+		return plain.NewLineFilter(w)
+	}
+	return w
+}
+
+// Close puts back the colours of terminals where what was printed left others.
+func (c *Console) Close() {
+	for _, w := range []io.Writer{c.Out, c.Err} {
+		if f, ok := w.(*plain.Filter); ok {
+			_ = f.Close() // a terminal that is gone has no colours
+		}
+	}
+}
+
+// Clear empties the screen that results are written to, where steps are redrawn.
+func (c *Console) Clear() {
+	if c.Live() {
+		_, _ = io.WriteString(c.screen.out, "\x1b[H\x1b[2J")
+	}
 }
 
 func terminal(w io.Writer) (*os.File, bool) {

@@ -180,7 +180,7 @@ func (v *StepView) redraw(above string) {
 		b.WriteString(fit(line, width-1) + "\n")
 	}
 	v.drawn = len(v.running)
-	_, _ = io.WriteString(v.c.Err, b.String())
+	_, _ = io.WriteString(v.c.screen.err, b.String())
 }
 
 var spinner = []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")

@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What a command prints goes through the console, which filters it for a terminal.
+// The standard streams themselves are for child processes, for attach, which filters
+// on its own, and for pipes between processes of this program.
+func TestOnlyTheConsoleWritesToTheStandardStreams(t *testing.T) {
+	allowed := []string{
+		"main.go:Main",                                    // gives them to the console
+		"terminal.go:interactive", "terminal.go:transfer", // ask whether they are terminals
+		"run.go:terminal",                                      // attach.Run filters
+		"edit.go:visit", "hidden.go:runAhead", "open.go:runJob", // children of this host
+		"hidden.go:newHiddenCmds", // resolve-secrets answers on a pipe
+	}
+	files := token.NewFileSet()
+	pkgs, err := parser.ParseDir(files, ".", func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, 0) //nolint:staticcheck // of one directory
+	if err != nil {
+		t.Fatal(err)
+	}
+	var used []string
+	for name, file := range pkgs["cli"].Files {
+		for _, decl := range file.Decls {
+			ast.Inspect(decl, func(n ast.Node) bool {
+				where := ""
+				if sel, ok := n.(*ast.SelectorExpr); ok {
+					x, _ := sel.X.(*ast.Ident)
+					if x != nil && (x.Name == "os" && (sel.Sel.Name == "Stdout" || sel.Sel.Name == "Stderr") || x.Name == "fmt" && strings.HasPrefix(sel.Sel.Name, "Print")) {
+						where = fmt.Sprintf("%s:%s", name, nameOf(decl))
+					}
+				}
+				if where != "" && !slices.Contains(used, where) {
+					used = append(used, where)
+				}
+				return true
+			})
+		}
+	}
+	slices.Sort(used)
+	slices.Sort(allowed)
+	for _, where := range used {
+		if !slices.Contains(allowed, where) {
+			t.Errorf("%s writes to a standard stream itself; use the console's Out or Err, which are filtered", where)
+		}
+	}
+	for _, where := range allowed {
+		if !slices.Contains(used, where) {
+			t.Errorf("%s is allowed the standard streams and does not use them", where)
+		}
+	}
+}
+
+func nameOf(decl ast.Decl) string {
+	if f, ok := decl.(*ast.FuncDecl); ok {
+		return f.Name.Name
+	}
+	return "(top level)"
+}
