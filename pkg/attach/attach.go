@@ -260,7 +260,7 @@ const (
 	// keys, kitty's and xterm's key protocols, margins, inserting, reverse video;
 	// and shows the cursor, as it was, in the usual characters and colours.
 	modes = "\x1b[?9l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l\x1b[?1004l\x1b[?2004l" +
-		"\x1b[?2026l\x1b[?2031l\x1b[?2048l\x1b[?1l\x1b>" + keys + "\x1b[?5l\x1b[?6l\x1b[?69l\x1b[4l\x1b[?12l\x1b[?7h\x1b[?25h" +
+		"\x1b[?2026l\x1b[?2031l\x1b[?2048l\x1b[?7727l\x1b[?1l\x1b>" + keys + "\x1b[?5l\x1b[?6l\x1b[?69l\x1b[4l\x1b[?12l\x1b[?7h\x1b[?25h" +
 		"\x1b[0 q\x1b[0m\x1b(B\x1b)B\x0f\x1b[r"
 	keys       = "\x1b[<99u\x1b[>4m" // all that was pushed; each screen has a stack
 	mainScreen = "\x1b[?1049l\x1b[?47l"

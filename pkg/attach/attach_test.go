@@ -534,7 +534,7 @@ func TestTerminalThatDoesNotAnswer(t *testing.T) {
 // Nothing that a guest can turn on stays on, however the attaching ends.
 func TestModesAreReset(t *testing.T) {
 	var modes []string
-	for mode := range 3000 {
+	for mode := range 9000 {
 		modes = append(modes, fmt.Sprintf("\x1b[?%dh", mode), fmt.Sprintf("\x1b[%dh", mode))
 	}
 	on := "\x1b[?25l\x1b[?7l\x1b[>7u\x1b[=5;1u\x1b[>4;2m\x1b[2;5r\x1b[1;31;8m\x1b=\x1b(0\x1b)0\x0e\x1b[5 qon"

@@ -18,7 +18,7 @@ func TestOnlyTheConsoleWritesToTheStandardStreams(t *testing.T) {
 	allowed := []string{
 		"main.go:Main",                                    // gives them to the console
 		"terminal.go:interactive", "terminal.go:transfer", // ask whether they are terminals
-		"run.go:terminal",                                      // attach.Run filters
+		"run.go:terminal",                                       // attach.Run filters
 		"edit.go:visit", "hidden.go:runAhead", "open.go:runJob", // children of this host
 		"hidden.go:newHiddenCmds", // resolve-secrets answers on a pipe
 	}

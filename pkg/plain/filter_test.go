@@ -53,7 +53,7 @@ func TestScreenFilter(t *testing.T) {
 		"\x1b]0;title\x07a\x1b]2;t\x1b\\b", "\x1b]11;?\x07", "\x1b]10;?;?\x1b\\", "\x1b]4;1;?;2;?\x07", "\x1b]8;;http://x\x1b\\x\x1b]8;;\x1b\\",
 		// What tmux writes for xterm-256color, tmux-256color, screen, linux and rxvt-unicode.
 		"\x1b[?1049h\x1b[22;0;0t\x1b[?1h\x1b=\x1b[H\x1b[2J\x1b[?12l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1005l",
-		"\x1b[c\x1b[>c\x1b[>q\x1b[?2004h\x1b[?1004h\x1b[>4;2m\x1b[>4m\x1b[18t\x1b[14t\x1b[?996n\x1b[?2031h", "\x1b[?2026h\x1b[1;24r\x1b[?69h\x1b[1;40s\x1b[2 q",
+		"\x1b[c\x1b[>c\x1b[>q\x1b[?2004h\x1b[?1004h\x1b[>4;2m\x1b[>4m\x1b[18t\x1b[14t\x1b[?996n\x1b[?2031h", "\x1b[?2026h\x1b[1;24r\x1b[?69h\x1b[?7727h\x1b[1;40s\x1b[2 q",
 		"\x1b[32;1;1;2;2$x\x1b[3S\x1b[2T\x1b[5X\x1b[2L\x1b[2M\x1b[4P\x1b[3@\x1b[7b\x1b[10G\x1b[3d\x1bM\x1bg", "\x1b[23;0;0t\x1b[?1l\x1b>\x1b[?25l\x1b[?1c",
 		"\x1b[>1u\x1b[?u\x1b[=1;2u\x1b[<u\x1b[6n\x1b[?2026$p\x1b[!p\x1b[4h\x1b[4l\x1b[34h",
 	)...)

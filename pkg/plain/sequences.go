@@ -57,7 +57,7 @@ func isLink(body string) bool {
 // width), 18 and 19 (printing), 38 (Tektronix), 1001 (waits for an answer), 1007 and
 // 1034 (whose default differs).
 var screenModes = []int{
-	1, 5, 6, 7, 9, 12, 25, 47, 69, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1048, 1049, 2004, 2026, 2031, 2048,
+	1, 5, 6, 7, 9, 12, 25, 47, 69, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1048, 1049, 2004, 2026, 2031, 2048, 7727,
 }
 
 // altScreenModes are those that show another screen.
