@@ -91,12 +91,17 @@ func TestServerSpeaksFirst(t *testing.T) {
 	expectRead(t, c, "220 ready\r\n")
 	io.WriteString(c, "no newline")
 	expectRead(t, c, "no newline")
-	// A server of HTTP/2 is no such server.
+	// A server of HTTP/2 is no such server. It speaks once the guest has its
+	// connection: a reset may overtake the end of a handshake.
+	dialled := make(chan struct{})
 	w.server("h2.example", 25, func(c net.Conn) {
+		<-dialled
 		c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0})
 		echo(c)
 	})
-	expectReset(t, w.dial("h2.example", 25))
+	h2 := w.dial("h2.example", 25)
+	close(dialled)
+	expectReset(t, h2)
 	w.waitDenied("HTTP/2 without TLS")
 }
 

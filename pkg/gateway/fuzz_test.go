@@ -132,7 +132,7 @@ func FuzzClientHello(f *testing.F) {
 	f.Add(clientHello(f, &tls.Config{ServerName: "other.example", EncryptedClientHelloConfigList: echConfigs(f, "example.org")}))
 	f.Add(twoNames(clientHelloFor(f, "example.org")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		h, err := readHello(t.Context(), said{Reader: bytes.NewReader(b)})
+		h, err := readHello(t.Context(), said{Reader: bytes.NewReader(b)}, nil)
 		if len(h.bytes) > maxHello || !bytes.HasPrefix(b, h.bytes) {
 			t.Fatal("other bytes than were said")
 		}

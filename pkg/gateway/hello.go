@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -25,6 +26,7 @@ type hello struct {
 	name      string
 	encrypted bool // there is another one inside
 	bytes     []byte
+	rest      []byte // what came along after it
 }
 
 // check says why a hello is not one to name, nil if it is. An encrypted one
@@ -43,26 +45,32 @@ func (h hello) check(name string) error {
 
 var errSeen = errors.New("seen")
 
-// readHello reads a ClientHello and nothing after it but what came along.
-// crypto/tls puts it together and takes it apart; it refuses what is ambiguous.
-func readHello(ctx context.Context, c net.Conn) (hello, error) {
+// readHello reads a ClientHello, of which first was read already, and nothing
+// after it but what came along. crypto/tls puts it together and takes it apart;
+// it refuses what is ambiguous.
+func readHello(ctx context.Context, c net.Conn, first []byte) (hello, error) {
 	if err := c.SetReadDeadline(time.Now().Add(firstTime)); err != nil {
 		return hello{}, err
 	}
 	var h hello
 	seen := false
-	tape := &tape{Conn: c}
+	before := bytes.NewReader(first)
+	tape := &tape{Conn: &replayed{Conn: c, first: before}}
 	err := tls.Server(tape, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
 		h.name, h.encrypted, seen = i.ServerName, slices.Contains(i.Extensions, extensionECH), true
 		return nil, errSeen
 	}}).HandshakeContext(ctx)
-	h.bytes = tape.read
 	if !seen {
 		if err == nil || errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return h, fmt.Errorf("not a TLS ClientHello: %w", err)
 	}
+	end, err := helloEnd(tape.read)
+	if err != nil {
+		return h, err
+	}
+	h.bytes, h.rest = tape.read[:end:end], append(tape.read[end:], first[len(first)-before.Len():]...)
 	return h, c.SetReadDeadline(time.Time{})
 }
 

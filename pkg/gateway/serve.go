@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // The ports on which a protocol is demanded. Elsewhere it is recognised.
@@ -120,7 +121,7 @@ func (c *conn) serveTLS() {
 	if err != nil {
 		return
 	}
-	hello, err := readHello(c.ctx, guest)
+	hello, err := readHello(c.ctx, guest, nil)
 	if err == nil {
 		err = hello.check(c.name)
 	}
@@ -134,9 +135,23 @@ func (c *conn) serveTLS() {
 		return
 	}
 	c.open(protoTLS, d, addr)
-	if _, err := up.Write(hello.bytes); err == nil {
-		c.splice(guest, guest, up)
+	c.spliceTLS(hello, guest, up)
+}
+
+// spliceTLS passes everything after a ClientHello that was checked, but holds
+// another one to the same name.
+func (c *conn) spliceTLS(h hello, guest *guestEnd, up *upstream) {
+	if _, err := up.Write(h.bytes); err != nil {
+		return
 	}
+	if err := up.SetReadDeadline(time.Now().Add(firstTime)); err != nil {
+		return
+	}
+	retry, err := passServerHello(guest, up)
+	if err := errors.Join(err, up.SetReadDeadline(time.Time{})); err != nil {
+		return
+	}
+	c.splice(&afterHello{guestEnd: guest, name: c.name, rest: h.rest, retry: retry}, guest, up)
 }
 
 // serveSSH passes what the server says at once, and what the guest says when
@@ -190,7 +205,7 @@ func (c *conn) finish(guest *guestEnd, up *upstream, fromGuest, toGuest error) {
 	for _, err := range []error{fromGuest, toGuest} {
 		var no *deniedError
 		if errors.As(err, &no) {
-			c.deny(protoSSH, no.decision)
+			c.deny(c.record.Proto, no.decision)
 		}
 	}
 	if fromGuest == nil && toGuest == nil && c.ctx.Err() == nil {

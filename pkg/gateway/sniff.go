@@ -147,7 +147,7 @@ func (c *conn) serveUnknown() {
 	}
 	switch speaks {
 	case speaksTLS:
-		h, err := readHello(c.ctx, &replayed{Conn: guest, first: bytes.NewReader(first)})
+		h, err := readHello(c.ctx, guest, first)
 		if err == nil {
 			err = h.check(c.name)
 		}
@@ -156,7 +156,8 @@ func (c *conn) serveUnknown() {
 			return
 		}
 		c.open(protoTLS, d, addr)
-		first = h.bytes
+		c.spliceTLS(h, guest, up)
+		return
 	case speaksHTTP:
 		c.serveHTTP(&replayed{Conn: guest, first: bytes.NewReader(first)}, &dialled{up, d, addr})
 		return
