@@ -123,6 +123,7 @@ func (c *checkout) collect() collection {
 			var end wire.Collection
 			c.must(json.Unmarshal(f.Data, &end), wire.CheckCollectionID(end.ID))
 			got.id, got.more, got.dir = end.ID, end.More, filepath.Join(c.path(taskOut), end.ID)
+		case wire.FrameBeat: // it took a while
 		default:
 			c.Fatalf("a frame %q", rune(f.Kind))
 		}

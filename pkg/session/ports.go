@@ -32,8 +32,11 @@ type PublishedPort struct {
 
 // URL is where a browser on the host finds the port: every name below localhost
 // is the host's loopback (RFC 6761).
-func (p PublishedPort) URL(session string) string {
-	return fmt.Sprintf("http://%d.%s.localhost:%d", p.Guest, session, p.Host)
+func (p PublishedPort) URL(session string) string { return "http://" + p.host(session) }
+
+// host is the Host header of a browser that uses the URL.
+func (p PublishedPort) host(session string) string {
+	return fmt.Sprintf("%d.%s.localhost:%d", p.Guest, session, p.Host)
 }
 
 // Publish asks for guest ports on the host's loopback and returns once the
@@ -123,6 +126,7 @@ func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Se
 type publisher struct {
 	guest func(context.Context) (*ssh.Client, error) // the keeper's connection
 	log   *slog.Logger
+	name  string // of the session
 
 	open  map[uint16]*publication
 	tasks sync.WaitGroup
@@ -164,7 +168,7 @@ func (p *publisher) sync(ctx context.Context, asked []PublishedPort) (is []Publi
 				w.Error = err.Error()
 			} else {
 				w.Host = netip.MustParseAddrPort(l.Addr().String()).Port()
-				p.accept(ctx, w.Guest, l)
+				p.accept(ctx, w, l)
 			}
 			news = news || w != was
 		}
@@ -183,12 +187,12 @@ func listenNear(ctx context.Context, port uint16) (net.Listener, error) {
 	return l, err
 }
 
-func (p *publisher) accept(ctx context.Context, port uint16, l net.Listener) {
+func (p *publisher) accept(ctx context.Context, port PublishedPort, l net.Listener) {
 	ctx, cancel := context.WithCancel(ctx)
 	if p.open == nil {
 		p.open = map[uint16]*publication{}
 	}
-	p.open[port] = &publication{listener: l, end: cancel}
+	p.open[port.Guest] = &publication{listener: l, end: cancel}
 	p.tasks.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -202,8 +206,9 @@ func (p *publisher) accept(ctx context.Context, port uint16, l net.Listener) {
 
 // carry connects one connection of the host with the guest's port, on whatever
 // loopback address the guest's program listens.
-func (p *publisher) carry(ctx context.Context, port uint16, local net.Conn) {
+func (p *publisher) carry(ctx context.Context, published PublishedPort, local net.Conn) {
 	defer local.Close()
+	port := published.Guest
 	client, err := p.connected(ctx)
 	if err != nil {
 		p.log.WarnContext(ctx, "publish a port", "port", port, "error", err)
@@ -224,8 +229,9 @@ func (p *publisher) carry(ctx context.Context, port uint16, local net.Conn) {
 			_ = h.CloseWrite()
 		}
 	}
-	both.Go(func() { pipe(remote, local) })
-	both.Go(func() { pipe(local, remote) })
+	check := &browserCheck{Conn: local, guest: remote, session: p.name, port: published, decided: make(chan struct{})}
+	both.Go(func() { pipe(remote, check) })
+	both.Go(func() { pipe(local, &answerCheck{Conn: remote, request: check}) })
 	both.Wait()
 }
 

@@ -228,7 +228,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	lctx, stopLooking := context.WithCancel(ctx)
 	defer func() { stopLooking(); looking.Wait() }()
 	looking.Go(func() { w.lookIn(lctx, s, conn.get) })
-	ports := publisher{log: w.Log, guest: conn.get}
+	ports := publisher{log: w.Log, guest: conn.get, name: s.Name}
 	defer ports.close()
 	var wall wallWatch
 	for {

@@ -1,0 +1,119 @@
+package session
+
+import (
+	"io"
+	"net"
+	"strings"
+	"testing"
+)
+
+// tcpPair returns both ends of a connection.
+func tcpPair(t *testing.T) (*net.TCPConn, *net.TCPConn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a.(*net.TCPConn), b.(*net.TCPConn)
+}
+
+// What a browser may ask of a published port. Cookies of localhost are those of
+// all programs of the user, and a page of one session is not one of another's.
+func TestPublishedPortChecksBrowsers(t *testing.T) {
+	const name = "agent-Owner-repo-abcdef"
+	port := PublishedPort{Guest: 3000, Host: 40123}
+	const ours = "Host: 3000.agent-owner-repo-abcdef.localhost:40123\r\n"
+	for what, c := range map[string]struct {
+		said    string
+		refused string // "" when it passes
+	}{
+		"a browser":                    {"GET / HTTP/1.1\r\n" + ours + "Cookie: a=b\r\nSec-Fetch-Site: none\r\n\r\n", ""},
+		"with a body":                  {"POST /x HTTP/1.1\r\n" + ours + "Content-Length: 4\r\n\r\nbody", ""},
+		"a page of the same session":   {"POST / HTTP/1.1\r\n" + ours + "Origin: http://5173.agent-owner-repo-abcdef.localhost:40999\r\n\r\n", ""},
+		"a page of the user's":         {"POST / HTTP/1.1\r\n" + ours + "Origin: http://localhost:8080\r\n\r\n", ""},
+		"a page of the internet":       {"POST / HTTP/1.1\r\n" + ours + "Origin: https://login.example\r\n\r\n", ""},
+		"curl on localhost":            {"GET / HTTP/1.1\r\nHost: localhost:40123\r\nUser-Agent: curl/8\r\n\r\n", ""},
+		"curl on 127.0.0.1":            {"DELETE / HTTP/1.1\r\nHost: 127.0.0.1:40123\r\n\r\n", ""},
+		"curl on ::1":                  {"GET / HTTP/1.1\r\nHost: [::1]:40123\r\n\r\n", ""},
+		"not HTTP":                     {"\x00\x01binary", ""},
+		"a line that begins like HTTP": {"GET key\r\n", ""},
+		"HTTP of no browser":           {"GET / HTTP/1.1\nHost: x\n\n", ""},
+		"HTTP/1.0":                     {"GET / HTTP/1.0\r\n\r\n", ""},
+		"another method":               {"PING", ""},
+		"half a request":               {"GET / HT", ""},
+		"a browser on localhost":       {"GET / HTTP/1.1\r\nHost: localhost:40123\r\nSec-Fetch-Site: none\r\n\r\n", "use http://3000." + name + ".localhost:40123/"},
+		"cookies on localhost":         {"GET / HTTP/1.1\r\nHost: localhost:40123\r\ncookie: secret\r\n\r\n", "use http://"},
+		"cookies on 127.0.0.1":         {"GET / HTTP/1.1\r\nHost: 127.0.0.1:40123\r\nCookie: secret\r\n\r\n", "use http://"},
+		"a form on localhost":          {"POST / HTTP/1.1\r\nHost: localhost:40123\r\nOrigin: http://localhost:40123\r\n\r\n", "use http://"},
+		"from a page, on localhost":    {"GET / HTTP/1.1\r\nHost: localhost:40123\r\nReferer: http://x.example/\r\n\r\n", "use http://"},
+		"a name that points here":      {"GET / HTTP/1.1\r\nHost: evil.example:40123\r\n\r\n", "use http://"},
+		"another port's name":          {"GET / HTTP/1.1\r\nHost: 3001.agent-owner-repo-abcdef.localhost:40123\r\n\r\n", "use http://"},
+		"another session's name":       {"GET / HTTP/1.1\r\nHost: 3000.agent-owner-repo-fedcba.localhost:40123\r\n\r\n", "use http://"},
+		"no Host":                      {"GET / HTTP/1.1\r\n\r\n", "use http://"},
+		"a page of another session":    {"GET /ws HTTP/1.1\r\n" + ours + "Upgrade: websocket\r\nOrigin: http://3000.agent-owner-other-fedcba.localhost:40124\r\n\r\n", "a page of 3000.agent-owner-other-fedcba"},
+		"one whose name ends like it":  {"GET / HTTP/1.1\r\n" + ours + "Origin: http://xagent-owner-repo-abcdef.localhost:1\r\n\r\n", "a page of xagent"},
+		"a page without an origin":     {"POST / HTTP/1.1\r\n" + ours + "Origin: null\r\n\r\n", "without an origin"},
+		"two origins":                  {"POST / HTTP/1.1\r\n" + ours + "Origin: http://localhost\r\nOrigin: http://localhost\r\n\r\n", "without an origin"},
+		"a header that is none":        {"GET / HTTP/1.1\r\n" + ours + "broken\r\n\r\n", "cannot be read"},
+		"a head without an end":        {"GET /" + strings.Repeat("x", maxRequestHead) + " HTTP/1.1\r\nHost: evil.example\r\n\r\n", "longer than"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			browser, local := tcpPair(t)
+			remote, guest := tcpPair(t)
+			check := &browserCheck{Conn: local, guest: remote, session: name, port: port, decided: make(chan struct{})}
+			// What the guest says before it is asked waits for the check.
+			io.WriteString(guest, "\r\n\r\nHTTP/1.1 200 OK\r\n\r\n")
+			heard := make(chan string, 1)
+			go func() {
+				b, _ := io.ReadAll(&answerCheck{Conn: remote, request: check})
+				heard <- string(b)
+			}()
+			go func() {
+				for _, c := range []byte(c.said) {
+					browser.Write([]byte{c})
+				}
+				browser.CloseWrite()
+			}()
+			passed, err := io.ReadAll(check)
+			guest.Close()
+			early := <-heard
+			if c.refused == "" {
+				if err != nil || string(passed) != c.said || !strings.Contains(early, "200 OK") {
+					t.Errorf("%q %v; from the guest %q", passed, err, early)
+				}
+				return
+			}
+			if err == nil || len(passed) > 0 || early != "" {
+				t.Errorf("the guest got %q (%v), and the browser %q of it", passed, err, early)
+			}
+			local.CloseWrite()
+			answer, _ := io.ReadAll(browser)
+			if !strings.HasPrefix(string(answer), "HTTP/1.1 421 ") || !strings.Contains(string(answer), c.refused) {
+				t.Errorf("answered %q", answer)
+			}
+		})
+	}
+}
+
+// A server that speaks first is heard at once.
+func TestPublishedPortHearsTheServerFirst(t *testing.T) {
+	_, local := tcpPair(t)
+	remote, guest := tcpPair(t)
+	check := &browserCheck{Conn: local, guest: remote, decided: make(chan struct{})}
+	io.WriteString(guest, "220 ready\r\n")
+	b := make([]byte, len("220 ready\r\n"))
+	if _, err := io.ReadFull(&answerCheck{Conn: remote, request: check}, b); err != nil || string(b) != "220 ready\r\n" {
+		t.Errorf("%q %v", b, err)
+	}
+	guest.Close()
+}
