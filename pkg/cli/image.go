@@ -48,14 +48,15 @@ background, after the first session; this command does it now.
 
 --from debian makes the image from Debian packages, without downloading any image
 (Linux only). It needs mmdebstrap, qemu-img and mkfs.ext4, and root or unprivileged
-user namespaces. --from ubuntu starts from the cloud image that the VM template names.`,
+user namespaces. --from ubuntu starts from the cloud image that the VM template names,
+and a path or URL from one of your own: Debian's or Ubuntu's, with cloud-init.`,
 		Example: `  agent-sessionizer image build --from debian
   agent-sessionizer image build --from ubuntu --prepare warm --cpus 4 --memory 8GiB
   agent-sessionizer open owner/repo --image debian`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImageBuild(cmd.Context(), a, o) },
 	}
-	build.Flags().StringVar(&o.from, "from", image.Debian, "`SOURCE` of the image: debian or ubuntu")
+	build.Flags().StringVar(&o.from, "from", image.Debian, "`SOURCE` of the image: debian, ubuntu, PATH or URL#sha256:HEX of a cloud image")
 	build.Flags().StringVar(&o.suite, "suite", "", "`RELEASE` of Debian, "+image.DefaultSuite+" unless told")
 	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build it also when nothing changed, for newer packages")
 	build.Flags().BoolVar(&o.browser, "browser", false, "with the libraries of Playwright's browsers (250 MB)")
@@ -157,12 +158,11 @@ func runImageList(a *app, asJSON bool) error {
 	for _, m := range making {
 		a.printf("%s is being made, for %s: %s\n", m.Name, ago(m.Since), m.Doing)
 	}
-	for _, name := range []string{image.Golden(image.Ubuntu), image.Golden(image.Debian)} {
-		if f, ok := images.Failure(name); ok {
-			a.printf("failed %s ago: %s\n", ago(f.At), f.Error) // which says whether the image, or what comes of it
-		}
+	failures, err := images.Failures()
+	for _, f := range failures {
+		a.printf("failed %s ago: %s\n", ago(f.At), f.Error) // which says whether the image, or what comes of it
 	}
-	return nil
+	return err
 }
 
 // imageView is what `image inspect` shows.
@@ -213,8 +213,16 @@ type imageBuildOptions struct {
 }
 
 func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
-	if o.from != image.Debian && o.from != image.Ubuntu {
-		return fail.New(fail.Usage, "images are built --from debian or --from ubuntu; %q is not a source", o.from)
+	from, err := imageHere(o.from)
+	if err != nil {
+		return err
+	}
+	source, err := image.Resolve(from)
+	if err != nil {
+		return err
+	}
+	if o.from = source.String(); source.Location == "" && o.from != image.Debian && o.from != image.Ubuntu {
+		return fail.New(fail.Usage, "images are built --from debian, --from ubuntu, or from a cloud image's path or URL; %q is not a source", o.from)
 	}
 	cfg, err := a.settings()
 	if err != nil {
@@ -362,7 +370,7 @@ func runImageRemove(ctx context.Context, a *app, name string) error {
 		return err
 	}
 	for _, s := range all {
-		if s.Spec.Image == name && !s.Facts.WasReady {
+		if image.SourceName(s.Spec.Image) == name && !s.Facts.WasReady {
 			return fail.New(fail.Conflict, "session %s is being made from image %s", s.Name, name).WithHint("agent-sessionizer list")
 		}
 	}

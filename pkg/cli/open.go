@@ -40,7 +40,7 @@ type openOptions struct {
 
 func (o *openOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.profile, "profile", "", "settings profile `NAME`")
-	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu or debian")
+	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu, debian, PATH or URL#sha256:HEX of a cloud image")
 	f.StringVar(&o.network, "network", "", "network `MODE`: isolated, allowlist or open")
 	f.Var((*cpus)(&o.resources.CPUs), "cpus", "CPUs of the VM")
 	f.Var(&o.resources.Memory, "memory", "memory of the VM, like 8GiB")
@@ -48,6 +48,20 @@ func (o *openOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.withChanges, "with-changes", false, "bring the local clone's uncommitted changes along")
 	f.StringArrayVar(&o.services, "host-service", nil, "let the guest reach `HOST:PORT`, as localhost:5432 (this host, host.lima.internal in the guest) or an address of the LAN; may be repeated")
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when it is ready")
+}
+
+// imageHere is an image of the command line with a relative path made absolute;
+// none stays none.
+func imageHere(text string) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the working directory: %w", err)
+	}
+	ref, err := config.ParseImageRef(text, dir)
+	return ref.String(), err
 }
 
 // cpus is a number of CPUs on the command line; 0 means that none was given.
@@ -140,10 +154,13 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 // the settings lack must not keep anybody from a session that exists.
 func (a *app) resolve(ctx context.Context, m *session.Manager, o openOptions, what string) (s session.Session, r session.Request, err error) {
 	r = session.Request{
-		Profile: o.profile, Image: o.image, Resources: o.resources,
+		Profile: o.profile, Resources: o.resources,
 		NetworkMode: policy.Mode(o.network), WithChanges: o.withChanges,
 	}
 	if r.HostServices, err = o.hostServices(); err != nil {
+		return s, r, err
+	}
+	if r.Image, err = imageHere(o.image); err != nil {
 		return s, r, err
 	}
 	s, r.Repo, err = lookUp(ctx, m, what)
@@ -157,7 +174,7 @@ func (a *app) resolve(ctx context.Context, m *session.Manager, o openOptions, wh
 // there is none.
 func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions, s session.Session, r session.Request) (session.Session, error) {
 	if s.ID != "" {
-		a.unused(s, o, r.Repo)
+		a.unused(s, o, r)
 		s, err := m.OpenHostServices(ctx, s, r.HostServices)
 		if err != nil || s.Phase == session.Ready && s.Want == session.Ready {
 			return s, err
@@ -175,7 +192,7 @@ func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions
 		a.con.Say("%s", n)
 	}
 	if !created { // somebody else made it meanwhile
-		a.unused(s, o, r.Repo)
+		a.unused(s, o, r)
 	}
 	return s, nil
 }
@@ -237,15 +254,15 @@ func branchOf(what string) string {
 }
 
 // unused says which of the options count for a new session only.
-func (a *app) unused(s session.Session, o openOptions, ref repo.Ref) {
+func (a *app) unused(s session.Session, o openOptions, r session.Request) {
 	var names []string
 	for _, f := range []struct {
 		set  bool
 		name string
 	}{
-		{ref.Branch != "" && ref.Branch != s.Spec.Repo.Branch, "@" + ref.Branch},
+		{r.Repo.Branch != "" && r.Repo.Branch != s.Spec.Repo.Branch, "@" + r.Repo.Branch},
 		{o.profile != "" && o.profile != s.Spec.Profile, "--profile"},
-		{o.image != "" && o.image != s.Spec.Image, "--image"},
+		{r.Image != "" && r.Image != s.Spec.Image && !strings.HasPrefix(s.Spec.Image, r.Image+"#"), "--image"},
 		{o.network != "" && policy.Mode(o.network) != s.Spec.NetworkMode, "--network"},
 		{o.resources.CPUs != 0 && o.resources.CPUs != s.Spec.Resources.CPUs, "--cpus"},
 		{o.resources.Memory != 0 && o.resources.Memory != s.Spec.Resources.Memory, "--memory"},

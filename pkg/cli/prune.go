@@ -401,12 +401,13 @@ func (p *pruning) images(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	known, err := images.List()
+	if err != nil {
+		return err
+	}
 	pools := maker.Pools(ctx, p.cfg.Prepare, session.Arch())
 	spares, err := maker.PruneSpares(ctx, p.o.dryRun, func(s golden.Spare) bool {
-		return pools && slices.ContainsFunc([]string{image.Ubuntu, image.Debian}, func(source string) bool {
-			i, err := images.Find(image.Golden(source), session.Arch())
-			return err == nil && i.Path == s.Image
-		})
+		return pools && slices.ContainsFunc(known, func(i image.Info) bool { return i.Ready && i.Path == s.Image })
 	})
 	var doomed []string
 	for _, l := range spares {

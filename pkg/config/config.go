@@ -25,7 +25,7 @@ import (
 // Config is the settings of one invocation.
 type Config struct {
 	Paths   Paths
-	Image   string  // name of the guest image
+	Image   string  // the guest image, as ParseImageRef reads it
 	Prepare Prepare // what is made in advance
 	Pool    int     // how many VMs wait, where they cannot be saved
 	Limits  Limits
@@ -302,6 +302,13 @@ func (d document) scalars() map[string]any {
 
 func (c *Config) setScalars(v *viper.Viper) error {
 	c.Image, c.profile = v.GetString("image"), v.GetString("profile")
+	if c.Image != "" {
+		ref, err := ParseImageRef(c.Image, "")
+		if err != nil {
+			return c.wrong("image", "%w", err)
+		}
+		c.Image = ref.String()
+	}
 	if home := v.GetString("lima_home"); home != "" {
 		if !filepath.IsAbs(home) {
 			return c.wrong("lima_home", "lima_home %q is not an absolute path", home)

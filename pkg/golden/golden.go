@@ -103,8 +103,8 @@ func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (
 	ctx, cancel := context.WithTimeout(ctx, bakeTimeout)
 	defer cancel()
 	i := image.Info{Name: image.Golden(source), Arch: arch, Source: source, Key: key}
-	return m.Images.Make(ctx, i, m.options(source, needForImage, p), func(ctx context.Context, dir string) ([]string, error) {
-		return m.bake(ctx, from, dir, p)
+	return m.Images.Make(ctx, i, m.options(from.Name, needForImage, p), func(ctx context.Context, dir string) ([]string, error) {
+		return m.bake(ctx, source, from, dir, p)
 	})
 }
 
@@ -126,11 +126,11 @@ func (m *Maker) gateway(work string) gateway.Process {
 
 // bake boots the image, provisions and generalises it, takes its disk, and
 // proves that a clone of the disk works.
-func (m *Maker) bake(ctx context.Context, from image.Info, dir string, p vm.Progress) (files []string, err error) {
+func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir string, p vm.Progress) (files []string, err error) {
 	// Also what a failed try leaves running goes, and what was left by one that
 	// died in another way than clear knows of.
 	defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)) }()
-	img, err := m.Images.Lookup(from.Name, from.Arch)
+	img, err := m.Images.Lookup(source, from.Arch)
 	if err != nil {
 		return nil, err
 	}
@@ -146,11 +146,11 @@ func (m *Maker) bake(ctx context.Context, from image.Info, dir string, p vm.Prog
 		if before, err = b.guest.Identity(ctx); err != nil {
 			return nil, err
 		}
-		if err := b.guest.Provision(ctx, m.Scripts, from.Name, p); err != nil {
+		if err := b.guest.Provision(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
 			return nil, err
 		}
 		say(p, "taking its identity away")
-		if initrd, err = b.guest.Generalise(ctx, m.Scripts, from.Name, p); err != nil {
+		if initrd, err = b.guest.Generalise(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
 			return nil, err
 		}
 	}
@@ -219,7 +219,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, befor
 		if now.MachineID == before.MachineID || now.BootID == before.BootID || b.endpoint.HostKey == hostKey {
 			return fail.New(fail.Failure, "its clones would share an identity")
 		}
-		if err := b.guest.Verify(ctx, m.Scripts, source, p); err != nil {
+		if err := b.guest.Verify(ctx, m.Scripts, image.Distribution(source), p); err != nil {
 			return err
 		}
 	}
@@ -265,18 +265,19 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 	ctx, cancel := context.WithTimeout(ctx, bakeTimeout)
 	defer cancel()
 	w := image.Warm{Key: key, CPUs: cpus, Memory: memory}
-	return m.Images.MakeWarm(ctx, i, w, m.options(i.Source, memory, p), func(ctx context.Context, dir string) (err error) {
-		defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(i.Source), dir)) }()
+	source, _ := image.GoldenOf(i.Name)
+	return m.Images.MakeWarm(ctx, i, w, m.options(source, memory, p), func(ctx context.Context, dir string) (err error) {
+		defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(source), dir)) }()
 		img, err := i.Image()
 		if err != nil {
 			return err
 		}
-		name := vmName(i.Source)
+		name := vmName(source)
 		if err := m.Driver.Delete(ctx, name); err != nil {
 			return err
 		}
 		err = m.Driver.Create(ctx, vm.Spec{
-			Name: name, CPUs: cpus, Memory: memory, Disk: disk(i.Source), Image: img, User: guest.User, Boot: guest.SleepScript(), Wired: true,
+			Name: name, CPUs: cpus, Memory: memory, Disk: disk(source), Image: img, User: guest.User, Boot: guest.SleepScript(), Wired: true,
 		})
 		if err != nil {
 			return err

@@ -15,7 +15,7 @@ import (
 // PruneImages is image.Store.Prune, with what dead makers have left running.
 func (m *Maker) PruneImages(ctx context.Context, o image.PruneOptions) ([]image.Leftover, error) {
 	o.Sweep = func(name, work string) error {
-		source, golden := strings.CutSuffix(name, image.Golden(""))
+		source, golden := image.GoldenOf(name)
 		if !golden {
 			return nil
 		}

@@ -29,6 +29,10 @@ func (g Guest) Provision(ctx context.Context, scripts fs.FS, source string, repo
 		return err
 	}
 	if err := g.script(ctx, dir, "run.sh", source, report); err != nil {
+		if out, aerr := g.SSH.Output(ctx, "command -v apt-get || true", nil, maxReply); aerr == nil && len(out) == 0 {
+			return fail.New(fail.Usage, "provision the guest: its image has no apt-get; images must be Debian, Ubuntu or derived from them").
+				WithHint("agent-sessionizer config edit # or give another --image")
+		}
 		return fail.New(fail.Failure, "provision the guest: %w", err).
 			WithHint("agent-sessionizer ssh SESSION -- sudo tail -n 50 /var/log/agent-provision.log")
 	}

@@ -3,7 +3,8 @@
 // packages, keeps golden images and saved states that others make, and lists and
 // removes them all.
 //
-// It never starts a VM and never downloads a cloud image; the driver does both.
+// It never starts a VM and never downloads a cloud image; the driver does both. A
+// cloud image of the user's own is read here only for its digest.
 // A published image is complete and never changes: a newer build is a new one
 // beside it. Only saved states are added to it, and removed.
 package image
@@ -31,9 +32,15 @@ const (
 	Debian = "debian" // built here by Build
 )
 
+// goldenSuffix ends the names of golden images.
+const goldenSuffix = ".golden"
+
 // Golden is the name of the image that is made from the image source by booting
 // and provisioning it once, so that its clones need not.
-func Golden(source string) string { return source + ".golden" }
+func Golden(source string) string { return SourceName(source) + goldenSuffix }
+
+// GoldenOf is the name of the image that a golden one of a name was made from.
+func GoldenOf(name string) (source string, ok bool) { return strings.CutSuffix(name, goldenSuffix) }
 
 // Info describes one image.
 type Info struct {
@@ -122,8 +129,17 @@ func (s *Store) List() ([]Info, error) {
 	return append(infos, built...), nil
 }
 
-// Find returns what is known of the newest image of a name and architecture.
-func (s *Store) Find(name, arch string) (Info, error) {
+// Find returns what is known of the newest image of a source and architecture: one
+// of the store's, by its name, or a cloud image of the user's own.
+func (s *Store) Find(source, arch string) (Info, error) {
+	ref, err := Resolve(source)
+	if err != nil {
+		return Info{}, err
+	}
+	if ref.Location != "" {
+		return Info{Name: SourceName(ref.String()), Arch: arch, Source: ref.Location, Key: ref.Digest, Ready: true}, nil
+	}
+	name := ref.Name
 	all, err := s.List()
 	if err != nil {
 		return Info{}, err
@@ -144,15 +160,17 @@ func notFound(name, arch string) error {
 	return e.WithHint("agent-sessionizer image list")
 }
 
-// Lookup returns the newest image of a name and architecture, ready for a
-// driver's Spec.
-func (s *Store) Lookup(name, arch string) (vm.Image, error) {
-	if name == Ubuntu {
+// Lookup is Find's image, ready for a driver's Spec.
+func (s *Store) Lookup(source, arch string) (vm.Image, error) {
+	if source == Ubuntu {
 		return cloudImage(s.Template, arch)
 	}
-	i, err := s.Find(name, arch)
+	i, err := s.Find(source, arch)
 	if err != nil {
 		return vm.Image{}, err
+	}
+	if i.Path == "" {
+		return vm.Image{Arch: arch, Location: i.Source, Digest: i.Key}, nil
 	}
 	return i.Image()
 }

@@ -264,6 +264,22 @@ func (s *Store) Failure(name string) (Failure, bool) {
 	return f, err == nil && json.Unmarshal(b, &f) == nil
 }
 
+// Failures returns those of every name.
+func (s *Store) Failures() ([]Failure, error) {
+	entries, err := readDir(s.Dir)
+	var all []Failure
+	for _, e := range entries {
+		name, ok := strings.CutPrefix(e.Name(), failPrefix)
+		if !ok {
+			continue
+		}
+		if f, ok := s.Failure(name); ok {
+			all = append(all, f)
+		}
+	}
+	return all, err
+}
+
 // failed keeps err for Failure, unless somebody has called the work off.
 func (m *maker) failed(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {

@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -161,7 +162,7 @@ func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error
 	return w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeout(ctx, provisionTimeout)
 		defer cancel()
-		if err := g.Provision(ctx, w.Golden.Scripts, s.Spec.Image, p); err != nil {
+		if err := g.Provision(ctx, w.Golden.Scripts, image.Distribution(s.Spec.Image), p); err != nil {
 			return err
 		}
 		key, err := guest.ScriptsKey(w.Golden.Scripts)

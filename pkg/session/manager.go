@@ -115,14 +115,17 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	if err != nil {
 		return Spec{}, nil, err
 	}
-	from := cmp.Or(r.Image, m.Config.Image)
-	if from != image.Ubuntu { // which the VM template names, and the driver downloads
-		if _, err := (&image.Store{Dir: m.Config.Paths.Images()}).Find(from, Arch()); err != nil {
+	from, err := image.Resolve(cmp.Or(r.Image, m.Config.Image))
+	if err != nil {
+		return Spec{}, nil, err
+	}
+	if from.Name != image.Ubuntu { // which the VM template names
+		if _, err := (&image.Store{Dir: m.Config.Paths.Images()}).Find(from.String(), Arch()); err != nil {
 			return Spec{}, nil, err
 		}
 	}
 	return Spec{
-		Repo: r.Repo, Image: from, Profile: r.Profile, Resources: res,
+		Repo: r.Repo, Image: from.String(), Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
 		HostServices: r.HostServices, Walled: settings.Network.Walled(), Secrets: r.Secrets,
 		Restricted: r.Restricted,

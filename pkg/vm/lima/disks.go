@@ -8,13 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	continuity "github.com/containerd/continuity/fs"
 	"github.com/docker/go-units"
 	"github.com/lima-vm/go-qcow2reader"
 	"github.com/lima-vm/go-qcow2reader/image/raw"
-	"github.com/lima-vm/lima/pkg/downloader"
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store"
 	"github.com/lima-vm/lima/pkg/store/filenames"
@@ -173,9 +171,10 @@ func clone(from, to string) error {
 	return nil
 }
 
-// place makes dest the file f. A local one is linked, not copied: images are
-// read-only and outlive their VMs, which makes a clone a matter of
-// milliseconds. A download is copied out of the cache, which anyone may empty.
+// place makes dest the file f. One of ours, which has no digest, is linked, not
+// copied: images are read-only and outlive their VMs, which makes a clone a matter
+// of milliseconds. A download is copied out of the cache, and another file from
+// where it is: either may go, or change.
 func (d *Driver) place(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
 	if isURL(f.Location) {
 		return d.download(ctx, f, dest, p)
@@ -185,13 +184,22 @@ func (d *Driver) place(ctx context.Context, f limayaml.File, dest string, p vm.P
 		return fail.New(fail.NotFound, "open the image: %w", err).WithHint("agent-sessionizer image build --from debian")
 	}
 	defer r.Close()
-	if f.Digest != "" {
-		tell(p, "checking %s", filepath.Base(f.Location))
-		if err := verify(ctx, r, f.Digest); err != nil {
-			return fmt.Errorf("image %s: %w", f.Location, err)
-		}
+	if f.Digest == "" {
+		return os.Symlink(f.Location, dest)
 	}
-	return os.Symlink(f.Location, dest)
+	tell(p, "copying %s", filepath.Base(f.Location))
+	if err := clone(f.Location, dest); err != nil {
+		return err
+	}
+	copied, err := os.Open(dest)
+	if err != nil {
+		return err
+	}
+	defer copied.Close()
+	if err := verify(ctx, copied, f.Digest); err != nil {
+		return fmt.Errorf("image %s: %w", f.Location, err)
+	}
+	return nil
 }
 
 func verify(ctx context.Context, r io.Reader, want digest.Digest) error {
@@ -202,52 +210,13 @@ func verify(ctx context.Context, r io.Reader, want digest.Digest) error {
 			return ctx.Err()
 		case errors.Is(err, io.EOF):
 			if !v.Verified() {
-				return fail.New(fail.Failure, "its content is not %s", want).WithHint("agent-sessionizer image build --rebuild")
+				return fail.New(fail.Failure, "the content is not %s", want).WithHint("sha256sum FILE # and give --image with that digest, or the file that was meant")
 			}
 			return nil
 		case err != nil:
 			return err
 		}
 	}
-}
-
-func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
-	stop := d.watchDownload(ctx, f.Location, p)
-	defer stop()
-	err := guard("download the image", func() error {
-		_, err := downloader.Download(ctx, dest, f.Location,
-			downloader.WithCacheDir(d.cacheDir), downloader.WithDecompress(true), downloader.WithExpectedDigest(f.Digest))
-		return err
-	})
-	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
-}
-
-// watchDownload reports how far a download is, once a second, until the
-// returned function is called. Lima says so only by drawing on the terminal.
-func (d *Driver) watchDownload(ctx context.Context, url string, p vm.Progress) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		pattern := filepath.Join(d.cacheDir, "download", "by-url-sha256", downloader.CacheKey(url), "data.tmp.*")
-		tell(p, "downloading %s", url)
-		for sleep(ctx, time.Second) == nil {
-			parts, err := filepath.Glob(pattern)
-			if err != nil {
-				return
-			}
-			for _, part := range parts {
-				if st, err := os.Stat(part); err == nil && st.Size() > 0 {
-					tell(p, "downloading %s: %d MB", filepath.Base(url), st.Size()/1e6)
-					break
-				}
-			}
-		}
-	}()
-	return func() { cancel(); <-done }
 }
 
 func tell(p vm.Progress, format string, args ...any) {

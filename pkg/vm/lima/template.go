@@ -48,8 +48,8 @@ func checkSpec(s vm.Spec) error {
 	case s.Image.Kernel == "" && (s.Image.Initrd != "" || s.Image.Cmdline != ""):
 		return fail.New(fail.Usage, "VM %s: the image has an initrd or a command line but no kernel", s.Name)
 	}
-	if scheme, _, remote := strings.Cut(s.Image.Location, "://"); remote && scheme != "https" {
-		return fail.New(fail.Usage, "VM %s: image %q is neither a path nor an https URL", s.Name, s.Image.Location)
+	if scheme, _, remote := strings.Cut(s.Image.Location, "://"); remote && scheme != "https" && (scheme != "http" || s.Image.Digest == "") {
+		return fail.New(fail.Usage, "VM %s: image %q is neither a path nor an https URL, nor an http URL with a digest", s.Name, s.Image.Location)
 	}
 	if isURL(s.Image.Kernel) || isURL(s.Image.Initrd) {
 		return fail.New(fail.Usage, "VM %s: the kernel must be a file, there is no digest for it", s.Name)

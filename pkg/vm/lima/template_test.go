@@ -99,12 +99,15 @@ func TestRefusedSpecs(t *testing.T) {
 		"two keys":            {func(s *vm.Spec) { s.AuthorizedKey = testKey + "\n" + testKey }, "one public key"},
 		"key with options":    {func(s *vm.Spec) { s.AuthorizedKey = `command="x" ` + testKey }, "one public key"},
 		"plain http":          {func(s *vm.Spec) { s.Image.Location = "http://example.com/x" }, "https"},
-		"no digest":           {func(s *vm.Spec) { s.Image.Location = "https://example.com/x" }, "digest"},
-		"bad digest":          {func(s *vm.Spec) { s.Image.Digest = "sha256:12" }, "sha256:…"},
-		"remote kernel":       {func(s *vm.Spec) { s.Image.Kernel = "https://example.com/k" }, "kernel"},
-		"initrd alone":        {func(s *vm.Spec) { s.Image.Kernel = "" }, "no kernel"},
-		"name with a path":    {func(s *vm.Spec) { s.Name = "../x" }, "identifier"},
-		"Lima's own name":     {func(s *vm.Spec) { s.Name = "_config" }, "identifier"},
+		"other scheme": {func(s *vm.Spec) {
+			s.Image.Location, s.Image.Digest = "ftp://example.com/x", "sha256:"+strings.Repeat("0", 64)
+		}, "https"},
+		"no digest":        {func(s *vm.Spec) { s.Image.Location = "https://example.com/x" }, "digest"},
+		"bad digest":       {func(s *vm.Spec) { s.Image.Digest = "sha256:12" }, "sha256:…"},
+		"remote kernel":    {func(s *vm.Spec) { s.Image.Kernel = "https://example.com/k" }, "kernel"},
+		"initrd alone":     {func(s *vm.Spec) { s.Image.Kernel = "" }, "no kernel"},
+		"name with a path": {func(s *vm.Spec) { s.Name = "../x" }, "identifier"},
+		"Lima's own name":  {func(s *vm.Spec) { s.Name = "_config" }, "identifier"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := testSpec("refused")

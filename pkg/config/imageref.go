@@ -1,0 +1,93 @@
+package config
+
+import (
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// digestMark stands between a location and its digest.
+const digestMark = "#sha256:"
+
+const maxImageRef = 2000 // bytes
+
+var (
+	imageName = regexp.MustCompile(`^[a-z0-9][a-z0-9.]{0,63}$`)
+	hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
+)
+
+// ImageRef names the image that sessions start from: one of the store, or a cloud
+// image of the user's own.
+type ImageRef struct {
+	Name     string // "ubuntu", "debian"; "" for a cloud image of the user's own
+	Location string // an absolute path, or a URL
+	Digest   string // "sha256:…"; always there for a URL
+}
+
+// ParseImageRef reads NAME, PATH, PATH#sha256:HEX or URL#sha256:HEX. A path is one
+// that has a slash. A relative one counts from dir; without a dir it is an error.
+func ParseImageRef(text, dir string) (ImageRef, error) {
+	if len(text) > maxImageRef || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return ImageRef{}, fail.New(fail.Usage, "image: must be at most %d bytes without control characters", maxImageRef)
+	}
+	if !strings.Contains(text, "/") {
+		if !imageName.MatchString(text) {
+			return ImageRef{}, fail.New(fail.Usage, "image %q: must be a name like ubuntu, a path with a slash, or a URL with a digest", text).
+				WithHint("agent-sessionizer image list")
+		}
+		return ImageRef{Name: text}, nil
+	}
+	r := ImageRef{Location: text}
+	if at := strings.LastIndex(text, digestMark); at >= 0 {
+		hex := strings.ToLower(text[at+len(digestMark):])
+		if !hexSHA256.MatchString(hex) {
+			return ImageRef{}, fail.New(fail.Usage, "image: the digest must be %s and 64 hexadecimal digits, got %q", digestMark, text[at:])
+		}
+		r.Location, r.Digest = text[:at], "sha256:"+hex
+	}
+	if strings.Contains(r.Location, "://") {
+		return r, r.checkURL()
+	}
+	path, err := expandHome(r.Location)
+	if err != nil {
+		return ImageRef{}, fail.New(fail.Usage, "image %q: ~ is unknown: HOME is not set", text)
+	}
+	if !filepath.IsAbs(path) {
+		if dir == "" {
+			return ImageRef{}, fail.New(fail.Usage, "image %q: must be an absolute path, or one that starts with ~/", text)
+		}
+		path = filepath.Join(dir, path)
+	}
+	r.Location = path
+	return r, nil
+}
+
+// checkURL refuses a URL that could not be downloaded, or whose content nobody
+// vouches for.
+func (r ImageRef) checkURL() error {
+	u, err := url.Parse(r.Location)
+	switch {
+	case err != nil || u.Host == "" || u.Fragment != "" || u.Scheme != "https" && u.Scheme != "http":
+		return fail.New(fail.Usage, "image %q: must be an https:// or http:// URL, followed by %s and its digest", r.Location, digestMark)
+	case u.User != nil:
+		return fail.New(fail.Usage, "image: the URL on host %s must not have a user or password in it", u.Host)
+	case r.Digest == "":
+		return fail.New(fail.Usage, "image %q: a URL must end in %s and the image's digest", r.Location, digestMark).
+			WithHint("curl -fL '%s' | sha256sum", strings.ReplaceAll(r.Location, "'", "%27"))
+	}
+	return nil
+}
+
+// String is the text that ParseImageRef reads it from, wherever that is.
+func (r ImageRef) String() string {
+	if r.Name != "" || r.Digest == "" {
+		return r.Name + r.Location
+	}
+	return r.Location + "#" + r.Digest
+}
+
+// IsURL reports whether the image is downloaded.
+func (r ImageRef) IsURL() bool { return strings.Contains(r.Location, "://") }

@@ -1,0 +1,67 @@
+package image
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// cloudPrefix starts the names of cloud images of the user's own. The first
+// digits of the digest follow.
+const cloudPrefix = "cloud"
+
+// Resolve reads the name of an image, or the place of a cloud image of the user's
+// own as config.ParseImageRef takes it. A file without a digest gets that of its
+// content now; one with a digest is compared when it is copied.
+func Resolve(source string) (config.ImageRef, error) {
+	ref, err := config.ParseImageRef(source, "")
+	if err != nil || ref.Location == "" || ref.IsURL() {
+		return ref, err
+	}
+	f, err := os.Open(ref.Location)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ref, fail.New(fail.NotFound, "no image at %s", ref.Location).WithHint("agent-sessionizer image list")
+	}
+	if err != nil {
+		return ref, fail.New(fail.Usage, "open image: %w", err)
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return ref, fail.New(fail.Usage, "image %s: must be a file", ref.Location)
+	}
+	if ref.Digest != "" {
+		return ref, nil // the driver compares it where it copies the file
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return ref, fmt.Errorf("read image: %w", err)
+	}
+	ref.Digest = fmt.Sprintf("sha256:%x", h.Sum(nil))
+	return ref, nil
+}
+
+// SourceName is the name of what Find finds: short, and the same for the same
+// content wherever it lies.
+func SourceName(source string) string {
+	_, hex, ok := strings.Cut(source, "#sha256:")
+	if !ok || len(hex) < 12 {
+		return source
+	}
+	return cloudPrefix + hex[:12]
+}
+
+// Distribution is what the provision scripts are told of the image that a guest
+// was made from: "debian" for one that Build makes, "ubuntu" for every cloud image.
+func Distribution(source string) string {
+	if source == Debian {
+		return Debian
+	}
+	return Ubuntu
+}

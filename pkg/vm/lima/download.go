@@ -1,0 +1,316 @@
+package lima
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/downloader"
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+const (
+	maxDownload   = 64 << 30        // bytes; no server makes us fill the disk
+	downloadStall = time.Minute     // without a byte, until the connection is given up
+	downloadTries = 5               // that bring nothing, in a row
+	downloadPause = 2 * time.Second // between tries
+	downloadSay   = time.Second
+)
+
+// download copies the image at a URL to dest, out of the cache.
+func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
+	dl := download{
+		url: f.Location, digest: f.Digest, say: p, stall: downloadStall, pause: downloadPause,
+		dir: d.downloadDir(f.Location),
+	}
+	data, err := dl.run(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fmt.Errorf("download the image: %w", explainOS(err))
+	}
+	return guard("copy the image", func() error {
+		_, err := downloader.Download(ctx, dest, data, downloader.WithDecompress(true))
+		return err
+	})
+}
+
+// downloadDir is where the cache has the file of a URL. It is Lima's own place.
+func (d *Driver) downloadDir(url string) string {
+	return filepath.Join(d.cacheDir, "download", "by-url-sha256", downloader.CacheKey(url))
+}
+
+// download brings one file into the cache. What arrived before an interruption
+// stays there, and the next try asks for the rest.
+type download struct {
+	url    string
+	digest digest.Digest
+	dir    string
+	say    vm.Progress
+	stall  time.Duration
+	pause  time.Duration
+}
+
+func (dl download) file(name string) string { return filepath.Join(dl.dir, name) }
+
+// run returns the path of the whole file. One caller downloads, the others wait
+// for its result.
+func (dl download) run(ctx context.Context) (data string, err error) {
+	if err := os.MkdirAll(dl.dir, 0o700); err != nil {
+		return "", err
+	}
+	lock, err := dl.lock(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	data = dl.file("data")
+	known := dl.file(dl.digest.Algorithm().String() + ".digest")
+	if b, err := os.ReadFile(known); err == nil && strings.TrimSpace(string(b)) == dl.digest.String() {
+		if _, err := os.Stat(data); err == nil {
+			return data, nil
+		}
+	}
+	// Other files here are of another digest, or of a process that died.
+	part := dl.file("part-" + dl.digest.Encoded())
+	old, err := filepath.Glob(dl.file("part-*"))
+	if err != nil {
+		return "", err
+	}
+	for _, other := range append(old, known, data) {
+		if other != part {
+			err = errors.Join(err, remove(other))
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := dl.fetch(ctx, part); err != nil {
+		return "", err
+	}
+	if err := dl.check(ctx, part); err != nil {
+		return "", err
+	}
+	if err := os.Rename(part, data); err != nil {
+		return "", err
+	}
+	return data, atomicfile.Write(known, []byte(dl.digest.String()), 0o600)
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// lock waits until no other process downloads the URL.
+func (dl download) lock(ctx context.Context) (*os.File, error) {
+	f, err := os.OpenFile(dl.file("lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for first := true; ; first = false {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(err, f.Close())
+		}
+		if first {
+			tell(dl.say, "another process downloads %s, waiting for it", dl.url)
+		}
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+	}
+}
+
+// errFinal marks what another try would not change.
+type errFinal struct{ error }
+
+func (e errFinal) Unwrap() error { return e.error }
+
+// fetch brings all of the URL into part, in as many tries as bring something.
+func (dl download) fetch(ctx context.Context, part string) error {
+	f, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for failed := 0; ; {
+		before, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			return err
+		}
+		err = dl.try(ctx, f, before)
+		if err == nil {
+			return f.Sync()
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if final, ok := errors.AsType[errFinal](err); ok {
+			return final.error
+		}
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			return errors.Join(err, remove(part)) // or the disk stays full
+		}
+		after, serr := f.Seek(0, io.SeekEnd)
+		if serr != nil {
+			return serr
+		}
+		if failed++; after > before {
+			failed = 0
+		}
+		if failed >= downloadTries {
+			return fail.New(fail.Host, "%s: %w; %d MB are kept, and the next try goes on from there", dl.url, err, after/1e6)
+		}
+		tell(dl.say, "downloading %s: %v; trying again", filepath.Base(dl.url), err)
+		if err := sleep(ctx, dl.pause); err != nil {
+			return err
+		}
+	}
+}
+
+// try asks for what part lacks, of which have bytes are there.
+func (dl download) try(ctx context.Context, part *os.File, have int64) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watch := time.AfterFunc(dl.stall, func() { cancel(fmt.Errorf("no data for %v", dl.stall)) })
+	defer watch.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, dl.url, nil)
+	if err != nil {
+		return errFinal{err}
+	}
+	req.Header.Set("Accept-Encoding", "identity") // the digest is that of the file as it lies there
+	if have > 0 {
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", have))
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return because(ctx, err)
+	}
+	defer resp.Body.Close()
+	switch code := resp.StatusCode; {
+	case code == http.StatusPartialContent && strings.HasPrefix(resp.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", have)):
+	case code == http.StatusOK && have > 0:
+		if err := part.Truncate(0); err != nil {
+			return errFinal{err}
+		}
+		have = 0
+	case code == http.StatusOK:
+	case code == http.StatusRequestedRangeNotSatisfiable && have > 0:
+		if whole := resp.Header.Get("Content-Range"); whole == fmt.Sprintf("bytes */%d", have) {
+			return nil // it was complete already
+		}
+		return errors.Join(errors.New("the server's file is another one"), part.Truncate(0))
+	case code >= 500 || code == http.StatusTooManyRequests || code == http.StatusRequestTimeout:
+		return fmt.Errorf("the server answers %s", resp.Status)
+	default:
+		return errFinal{fail.New(fail.NotFound, "%s: the server answers %s", dl.url, resp.Status).WithHint("agent-sessionizer config edit # or give another --image")}
+	}
+	if err := dl.room(resp.ContentLength); err != nil {
+		return err
+	}
+	watched := &watchedReader{from: resp.Body, seen: func() { watch.Reset(dl.stall) }, total: have, whole: have + resp.ContentLength, dl: dl}
+	n, err := io.Copy(part, io.LimitReader(watched, maxDownload-have+1))
+	switch {
+	case err != nil:
+		return because(ctx, err)
+	case have+n > maxDownload:
+		return errFinal{errors.Join(fail.New(fail.Usage, "%s is larger than %d GiB", dl.url, maxDownload>>30), part.Truncate(0))}
+	}
+	return nil
+}
+
+// because is why a request ended: the cause of ctx's end, if it has ended.
+func because(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// room refuses at once what would not fit on the disk.
+func (dl download) room(need int64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dl.dir, &st); err != nil {
+		return errFinal{err}
+	}
+	free := int64(st.Bavail) * int64(st.Bsize) //nolint:unconvert // not int64 on darwin
+	if need > free {
+		return errFinal{fmt.Errorf("%s has %d MB, and %d MB are free in %s: %w", dl.url, need/1e6, free/1e6, dl.dir, syscall.ENOSPC)}
+	}
+	return nil
+}
+
+// watchedReader tells that bytes arrive, and how many there are.
+type watchedReader struct {
+	from         io.Reader
+	seen         func()
+	total, whole int64
+	dl           download
+	said         time.Time
+}
+
+func (w *watchedReader) Read(b []byte) (int, error) {
+	n, err := w.from.Read(b)
+	if n > 0 {
+		w.seen()
+	}
+	if w.total += int64(n); time.Since(w.said) >= downloadSay {
+		w.said = time.Now()
+		of := ""
+		if w.whole >= w.total {
+			of = " of " + strconv.FormatInt(w.whole/1e6, 10)
+		}
+		tell(w.dl.say, "downloading %s: %d%s MB", filepath.Base(w.dl.url), w.total/1e6, of)
+	}
+	return n, err
+}
+
+// check compares what arrived with the digest. What differs is thrown away.
+func (dl download) check(ctx context.Context, part string) error {
+	f, err := os.Open(part)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	tell(dl.say, "checking %s", filepath.Base(dl.url))
+	h := dl.digest.Algorithm().Digester()
+	for {
+		_, err := io.CopyN(h.Hash(), f, 64<<20)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if got := h.Digest(); got != dl.digest {
+		return errors.Join(fail.New(fail.Failure, "%s has the digest %s, want %s", dl.url, got, dl.digest).
+			WithHint("agent-sessionizer config edit # or give --image with the digest that its publisher names"), remove(part))
+	}
+	return nil
+}

@@ -1,0 +1,295 @@
+package lima
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lima-vm/lima/pkg/limayaml"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// content is the image that the tests' server has.
+var content = bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
+
+const half = 512 << 10
+
+// imageServer serves content. Its first answers are those of script, one each.
+type imageServer struct {
+	*httptest.Server
+	mu     sync.Mutex
+	script []http.HandlerFunc
+	ranges []string // the Range header of each request
+}
+
+func newImageServer(t *testing.T, script ...http.HandlerFunc) *imageServer {
+	s := &imageServer{script: script}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		s.ranges = append(s.ranges, r.Header.Get("Range"))
+		answer := serveContent
+		if len(s.script) > 0 {
+			answer, s.script = s.script[0], s.script[1:]
+		}
+		s.mu.Unlock()
+		answer(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func serveContent(w http.ResponseWriter, r *http.Request) {
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+}
+
+// cut sends the first half and breaks the connection.
+func cut(w http.ResponseWriter, _ *http.Request) {
+	sendHalf(w)
+	panic(http.ErrAbortHandler)
+}
+
+// hang sends the first half, and nothing more until the client gives up.
+func hang(w http.ResponseWriter, r *http.Request) {
+	sendHalf(w)
+	<-r.Context().Done()
+}
+
+func sendHalf(w http.ResponseWriter) {
+	w.Header().Set("Content-Length", fmt.Sprint(len(content)))
+	_, _ = w.Write(content[:half])
+	_ = http.NewResponseController(w).Flush()
+}
+
+func status(code int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+}
+
+func (s *imageServer) download(t *testing.T) download {
+	return download{url: s.URL + "/x.qcow2", digest: digest.FromBytes(content), dir: filepath.Join(t.TempDir(), "cache"), stall: time.Minute}
+}
+
+// requests are the Range headers of all that was asked for so far.
+func (s *imageServer) requests() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.ranges)
+}
+
+func checkDownloaded(t *testing.T, dl download, path string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("downloaded %d bytes, %v; want the server's %d", len(got), err, len(content))
+	}
+	if parts, _ := filepath.Glob(dl.file("part-*")); len(parts) > 0 {
+		t.Errorf("left behind: %v", parts)
+	}
+}
+
+func TestDownloadGoesOnAfterAnInterruption(t *testing.T) {
+	rest := fmt.Sprintf("bytes=%d-", half)
+	for name, c := range map[string]struct {
+		script []http.HandlerFunc
+		want   []string
+	}{
+		"nothing goes wrong":          {nil, []string{""}},
+		"the connection breaks":       {[]http.HandlerFunc{cut}, []string{"", rest}},
+		"it breaks, then errors":      {[]http.HandlerFunc{cut, status(503), status(429)}, []string{"", rest, rest, rest}},
+		"the server knows no ranges":  {[]http.HandlerFunc{cut, cut}, []string{"", rest, rest}},
+		"its file has become shorter": {[]http.HandlerFunc{cut, status(416)}, []string{"", rest, ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newImageServer(t, c.script...)
+			dl := s.download(t)
+			path, err := dl.run(t.Context())
+			checkDownloaded(t, dl, path, err)
+			if got := s.requests(); !slices.Equal(got, c.want) {
+				t.Errorf("ranges asked for: got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// A process that is killed leaves its part to the next one.
+func TestDownloadGoesOnInAnotherProcess(t *testing.T) {
+	s := newImageServer(t, hang)
+	dl := s.download(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	dl.say = func(string) {
+		if st, err := os.Stat(dl.file("part-" + dl.digest.Encoded())); err == nil && st.Size() > 0 {
+			cancel()
+		}
+	}
+	dl.stall = time.Second // by then half of it is there, and the next try says so
+	if _, err := dl.run(ctx); err == nil {
+		t.Fatal("a cancelled download succeeded")
+	}
+	dl.stall, dl.say = time.Minute, nil
+	path, err := dl.run(t.Context())
+	checkDownloaded(t, dl, path, err)
+	got := s.requests()
+	if last := got[len(got)-1]; last == "" || last == "bytes=0-" {
+		t.Errorf("ranges asked for: %q; want the rest last", got)
+	}
+	if _, err := dl.run(t.Context()); err != nil || len(s.requests()) != len(got) {
+		t.Errorf("once more: %v, %d requests; want it out of the cache", err, len(s.requests())-len(got))
+	}
+}
+
+func TestDownloadFromAServerThatHangs(t *testing.T) {
+	s := newImageServer(t, hang)
+	dl := s.download(t)
+	dl.stall = time.Second
+	path, err := dl.run(t.Context())
+	checkDownloaded(t, dl, path, err)
+	if got := s.requests(); len(got) < 2 || got[1] == "" {
+		t.Errorf("ranges asked for: %q; want the rest after the first", got)
+	}
+}
+
+func TestDownloadWithAnotherDigest(t *testing.T) {
+	s := newImageServer(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "another image") })
+	dl := s.download(t)
+	_, err := dl.run(t.Context())
+	if fail.CodeOf(err) != fail.Failure || fail.HintOf(err) == "" || !strings.Contains(err.Error(), dl.digest.String()) {
+		t.Errorf("wrong content: %v (hint %q); want a failure that names the digest", err, fail.HintOf(err))
+	}
+	path, err := dl.run(t.Context())
+	checkDownloaded(t, dl, path, err)
+
+	// What the cache has under the same URL is of no use for another digest.
+	other := dl
+	other.digest = digest.FromString("another image")
+	if _, err := other.run(t.Context()); fail.CodeOf(err) != fail.Failure {
+		t.Errorf("another digest for the same URL: %v; want a failure", err)
+	}
+}
+
+func TestDownloadThatIsRefused(t *testing.T) {
+	for _, code := range []int{http.StatusNotFound, http.StatusForbidden, http.StatusGone} {
+		s := newImageServer(t, status(code))
+		_, err := s.download(t).run(t.Context())
+		if fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" || !strings.Contains(err.Error(), fmt.Sprint(code)) || !strings.Contains(err.Error(), s.URL) {
+			t.Errorf("%d: %v (hint %q); want the URL and the status", code, err, fail.HintOf(err))
+		}
+		if n := len(s.requests()); n != 1 {
+			t.Errorf("%d: asked %d times, want once", code, n)
+		}
+	}
+	broken := slices.Repeat([]http.HandlerFunc{status(500)}, 2*downloadTries)
+	s := newImageServer(t, append([]http.HandlerFunc{cut}, broken...)...)
+	dl := s.download(t)
+	_, err := dl.run(t.Context())
+	if fail.CodeOf(err) != fail.Host || len(s.requests()) != 1+downloadTries {
+		t.Errorf("a broken server: %v after %d requests, want to give up after %d", err, len(s.requests()), 1+downloadTries)
+	}
+	if st, err := os.Stat(dl.file("part-" + dl.digest.Encoded())); err != nil || st.Size() != half {
+		t.Errorf("what arrived was not kept: %v", err)
+	}
+}
+
+func TestDownloadOntoAFullDisk(t *testing.T) {
+	const hint = "df -h # and: agent-sessionizer destroy SESSION, agent-sessionizer image prune"
+	for name, c := range map[string]struct {
+		script []http.HandlerFunc
+		full   bool
+	}{
+		"it gets full":   {nil, true},
+		"it will not do": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "4000000000000000") }}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newImageServer(t, c.script...)
+			d := newDriver(t)
+			dl := s.download(t)
+			dl.dir = d.downloadDir(dl.url)
+			part := dl.file("part-" + dl.digest.Encoded())
+			if err := os.MkdirAll(dl.dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if c.full {
+				if err := os.Symlink("/dev/full", part); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := d.place(t.Context(), limayaml.File{Location: dl.url, Digest: dl.digest}, filepath.Join(t.TempDir(), "disk"), nil)
+			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "disk is full") || fail.HintOf(err) != hint {
+				t.Errorf("got %v (hint %q), want a full disk and the hint %q", err, fail.HintOf(err), hint)
+			}
+			if st, err := os.Lstat(part); err == nil && (c.full || st.Size() > 0) {
+				t.Error("the part is still there, and the disk full")
+			}
+			if n := len(s.requests()); n != 1 {
+				t.Errorf("asked %d times, want once", n)
+			}
+		})
+	}
+}
+
+func TestDownloadTwiceAtOnce(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	s := newImageServer(t, func(w http.ResponseWriter, r *http.Request) {
+		close(begun)
+		<-release
+		serveContent(w, r)
+	})
+	dl := s.download(t)
+	var both sync.WaitGroup
+	run := func(dl download) {
+		both.Go(func() {
+			if path, err := dl.run(t.Context()); err != nil {
+				t.Error(err)
+			} else if st, err := os.Stat(path); err != nil || st.Size() != int64(len(content)) {
+				t.Error(path, err)
+			}
+		})
+	}
+	run(dl)
+	<-begun
+	second := dl
+	second.say = func(line string) {
+		if strings.Contains(line, "waiting") {
+			close(release)
+		}
+	}
+	run(second)
+	both.Wait()
+	if n := len(s.requests()); n != 1 {
+		t.Errorf("asked %d times, want once", n)
+	}
+}
+
+// An image of the user's own is copied: its file may change while VMs run.
+func TestPlaceCopiesWhatHasADigest(t *testing.T) {
+	s := newImageServer(t)
+	d := newDriver(t)
+	local := filepath.Join(t.TempDir(), "x.qcow2")
+	if err := os.WriteFile(local, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range []string{local, s.URL + "/x.qcow2"} {
+		dest := filepath.Join(t.TempDir(), "disk")
+		if err := d.place(t.Context(), limayaml.File{Location: from, Digest: digest.FromBytes(content)}, dest, nil); err != nil {
+			t.Fatal(err)
+		}
+		if st, err := os.Lstat(dest); err != nil || !st.Mode().IsRegular() || st.Size() != int64(len(content)) {
+			t.Errorf("%s: %v, %v; want a copy", from, st, err)
+		}
+		err := d.place(t.Context(), limayaml.File{Location: from, Digest: digest.FromString("x")}, dest+"2", nil)
+		if fail.CodeOf(err) != fail.Failure || fail.HintOf(err) == "" {
+			t.Errorf("%s with another digest: %v (hint %q); want a failure", from, err, fail.HintOf(err))
+		}
+	}
+}
