@@ -21,6 +21,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -54,7 +56,7 @@ type Exec struct {
 	ID        string          `json:"id"`
 	Session   string          `json:"session"`
 	State     ExecState       `json:"state" enum:"running,exited,timeout,cancelled,failed,lost"`
-	Argv      []string        `json:"argv,omitempty"`
+	Argv      []string        `json:"argv,omitempty" doc:"Shown to the scope admin only, as command, cwd and env are."`
 	Command   string          `json:"command,omitempty"`
 	Cwd       string          `json:"cwd,omitempty"`
 	Env       []string        `json:"env,omitempty" doc:"The names only."`
@@ -74,6 +76,14 @@ type Exec struct {
 type ExecOutput struct {
 	Bytes     int64 `json:"bytes" doc:"That are in the log."`
 	Truncated bool  `json:"truncated" doc:"There were more, which were not kept."`
+}
+
+// shownTo returns e as a client sees it: what a command line says is the admin's.
+func (e Exec) shownTo(who principal) Exec {
+	if !who.Scope.allows(Admin) {
+		e.Argv, e.Command, e.Cwd, e.Env = nil, "", "", nil
+	}
+	return e
 }
 
 // execRecord is an Exec in its file.
@@ -313,7 +323,7 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	out := &cut{w: stdout, left: x.limits.ExecBytes}
 	errOut := &cut{w: stderr, left: x.limits.ExecBytes}
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
-	err := x.inGuest(limited, s, line, ssh.IO{Stdout: out, Stderr: errOut})
+	err := x.inGuest(limited, s, line, out, errOut)
 	cause := context.Cause(limited)
 	cancel()
 	err = errors.Join(err, out.failed, errOut.failed) // a log that cannot be written is not the command's fault
@@ -350,13 +360,46 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	x.log.InfoContext(ctx, "exec", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
 }
 
-func (x *execs) inGuest(ctx context.Context, s session.Session, line string, st ssh.IO) error {
+// inGuest runs a command line. Secrets of the guest are masked in what it prints, as
+// they are in the logs of tasks: clients that may only read see it.
+func (x *execs) inGuest(ctx context.Context, s session.Session, line string, stdout, stderr io.Writer) error {
 	conn, err := x.tasks.Sessions.Dial(ctx, s)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return conn.Run(ctx, line, st)
+	values, err := guest.Guest{SSH: conn, Root: s.Facts.Root}.Secrets(ctx)
+	if err != nil {
+		return err
+	}
+	redact := secret.NewRedactor(values...)
+	out, errOut := redact.Mask(stdout), redact.Mask(stderr)
+	err = conn.Run(ctx, line, ssh.IO{Stdout: out, Stderr: errOut})
+	return errors.Join(err, out.Close(), errOut.Close())
+}
+
+// recordLost gives every command of a server that was killed its end: the state, and
+// the event that those who follow the session wait for. It is called before this
+// server starts any.
+func (x *execs) recordLost(ctx context.Context) error {
+	files, err := filepath.Glob(filepath.Join(x.all("*"), "*", "*.json"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, file := range files {
+		id := strings.TrimSuffix(filepath.Base(file), ".json")
+		rec, err := x.read(filepath.Base(filepath.Dir(filepath.Dir(filepath.Dir(file)))), id)
+		if err != nil || rec.State != ExecRunning || rec.Server == x.self {
+			continue // what cannot be read is reported to those who ask for it
+		}
+		ended := time.Now().UTC()
+		rec.State, rec.EndedAt = ExecLost, &ended
+		dir := x.dir(rec.Session, rec.ID)
+		rec.Stdout.Bytes, rec.Stderr.Bytes = length(dir.stdout()), length(dir.stderr())
+		errs = append(errs, errors.Join(x.announce(ctx, &rec), x.write(rec)))
+	}
+	return errors.Join(errs...)
 }
 
 // cut keeps the first bytes and swallows the rest: the command goes on.

@@ -3,7 +3,9 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -213,6 +215,87 @@ func TestExec(t *testing.T) {
 	}
 	if resp, _ := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}); resp.StatusCode != http.StatusServiceUnavailable {
 		t.Error("a command of a server that ends:", resp.Status)
+	}
+}
+
+// Who may only read sees neither the command lines of an admin nor the guest's secrets.
+func TestExecHidesSecretsFromReaders(t *testing.T) {
+	const id, value = "aaaa11112222", "hunter2-hunter2"
+	r := newRig(t, Limits{})
+	r.session(id)
+	checkout := r.vm(id)
+	root := strings.TrimSuffix(checkout, "/home/agent/app")
+	dir := filepath.Join(root, "run", "agent", "secrets")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "TOKEN"), []byte(value), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := r.run(id, `{"command":"printf 'out %s\\n' hunter2-; printf hunter2-; printf 'hunter2 %s' \"$A\"; echo err hunter2-hunter2 >&2","cwd":"sub","env":{"A":"b"}}`)
+	for stream, want := range map[string]string{"stdout": "out hunter2-\n*************** b", "stderr": "err ***************\n"} {
+		if got := r.execLog(e, stream); got != want {
+			t.Errorf("%s: got %q, want %q", stream, got, want)
+		}
+	}
+	for as, shown := range map[Scope]bool{Read: false, Submit: false, Admin: true} {
+		_, body := r.do(call{path: execPath(e), as: as})
+		for _, word := range []string{"printf", `"cwd"`, `"env"`} {
+			if strings.Contains(string(body), word) != shown {
+				t.Errorf("%s as %s: %s", word, as, body)
+			}
+		}
+	}
+	// The session's token is a secret, too.
+	if err := os.Rename(filepath.Join(dir, "TOKEN"), filepath.Join(dir, "..", "token")); err != nil {
+		t.Fatal(err)
+	}
+	if e := r.run(id, `{"command":"echo hunter2-hunter2"}`); r.execLog(e, "stdout") != "***************\n" {
+		t.Errorf("the token: got %q", r.execLog(e, "stdout"))
+	}
+}
+
+// A command that was lost with its server ends with an event, as any other does.
+func TestLostExecHasATerminalEvent(t *testing.T) {
+	const id = "aaaa11112222"
+	m := newManager(t)
+	r := &rig{Server: &Server{store: m.Sessions.Store}, t: t}
+	r.session(id)
+	killed, err := New(Options{Tasks: m, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := execRecord{Server: killed.execs.self, Exec: Exec{ID: "0123456789ab", Session: id, State: ExecRunning, Actor: "token:ci", TraceID: traceID}}
+	stdout, stderr, err := killed.execs.prepare(t.Context(), &rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stdout.WriteString("partial"); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(stdout.Close(), stderr.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // and once only
+		run := start(t, Options{Tasks: m})
+		resp, err := run.client().Get("http://localhost" + sessionsPath + "/" + id + "/events?after=" + rec.LastEvent) //nolint:noctx // a test
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p EventPage
+		err = json.NewDecoder(resp.Body).Decode(&p)
+		_ = resp.Body.Close()
+		var change ExecChange
+		if err != nil || len(p.Events) != 1 || json.Unmarshal(p.Events[0].Data, &change) != nil || change.State != ExecLost || change.Exec != rec.ID || change.Actor != "token:ci" {
+			t.Fatalf("%v %+v", err, p)
+		}
+		if err := run.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, err := killed.execs.get(id, rec.ID)
+	if err != nil || e.State != ExecLost || e.EndedAt == nil || e.Stdout.Bytes != int64(len("partial")) {
+		t.Errorf("%+v %v", e, err)
 	}
 }
 

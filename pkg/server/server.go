@@ -193,6 +193,10 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 
+	if err := s.execs.recordLost(ctx); err != nil {
+		s.log.Error("record commands that were lost", "error", err)
+	}
+
 	// Both before anything is served: an address in use must not cost a client its answer.
 	var doors []door
 	var listeners []net.Listener

@@ -91,9 +91,10 @@ func (s *Server) sessionRoutes(api huma.API) {
 	register(s, api, route{
 		id: "getExec", method: http.MethodGet, path: sessionsPath + "/{id}/exec/{exec}", tag: "sessions", need: Read, more: []int{404},
 		summary: "A command that was run, or runs",
-	}, func(_ context.Context, in *ExecPath) (*execOutput, error) {
+		about:   "Its command line is shown to the scope `admin` only.",
+	}, func(ctx context.Context, in *ExecPath) (*execOutput, error) {
 		e, err := s.execs.get(in.ID, in.Exec)
-		return &execOutput{e}, err
+		return &execOutput{e.shownTo(requestOf(ctx).who)}, err
 	})
 	register(s, api, route{
 		id: "cancelExec", method: http.MethodDelete, path: sessionsPath + "/{id}/exec/{exec}", tag: "sessions", need: Admin, ok: http.StatusAccepted, more: []int{404},
@@ -105,6 +106,7 @@ func (s *Server) sessionRoutes(api huma.API) {
 	register(s, api, route{
 		id: "getExecLogs", method: http.MethodGet, path: sessionsPath + "/{id}/exec/{exec}/logs", tag: "sessions", need: Read, more: []int{404, 416}, ranges: true, content: "text/plain",
 		summary: "What a command printed",
+		about:   "Byte for byte as it came, but for secrets of the guest.",
 	}, func(ctx context.Context, in *execLogsInput) (*bodyOutput, error) {
 		if _, err := s.execs.get(in.ID, in.Exec); err != nil {
 			return nil, err
