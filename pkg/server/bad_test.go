@@ -137,7 +137,7 @@ func badCalls(id, session, gone string) []bad {
 		do("a method of its own", "EXPLODE", one, "", 405, codeMethod),
 		do("DELETE of all", "DELETE", tasksPath, "", 405, codeMethod),
 		do("POST of one", "POST", one, "", 405, codeMethod),
-		do("HEAD of a list", "HEAD", tasksPath, "", 405, ""),
+		do("HEAD of what is posted", "HEAD", one+"/retry", "", 405, ""),
 
 		get("no such path", "/nothing", 404, "NOT_FOUND"),
 		get("another version of the API", "/api/v2/tasks", 404, "NOT_FOUND"),
@@ -246,6 +246,9 @@ func badCalls(id, session, gone string) []bad {
 		get("two origins", tasksPath, 400, codeInvalid, "Origin", "null", "Origin", "null"),
 		get("what a browser says of a page", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "cross-site"),
 		get("what a browser says of a neighbour", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "same-site"),
+		do("a key of 300 bytes", "POST", tasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", strings.Repeat("k", 300)),
+		do("a key with a space", "POST", tasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a b"),
+		do("two keys", "POST", tasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a", "Idempotency-Key", "b"),
 		get("two trace ids", tasksPath, 400, codeInvalid, "X-Trace-Id", "a", "X-Trace-Id", "b"),
 
 		{"no token", call{path: tasksPath, as: "-"}, 401, codeUnauthorized},

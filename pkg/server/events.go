@@ -158,7 +158,7 @@ func (s *Server) events(ctx context.Context, in *eventsInput, of func(context.Co
 	if err != nil {
 		return nil, err
 	}
-	if wantsStream(in.Accept) {
+	if wantsStream(in.Accept) && requestOf(ctx).r.Method != http.MethodHead { // which would never end
 		return s.serverSent(ctx, sub, after, text != "")
 	}
 	evs, err := s.store.Events(ctx, sub.id, after, in.Limit)

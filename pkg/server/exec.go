@@ -199,7 +199,16 @@ func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration
 }
 
 // start starts a command, and returns when it is known that it was asked for.
-func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, req *request) (e Exec, err error) {
+func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, once *task.Once, req *request) (e Exec, err error) {
+	if once != nil {
+		first, found, err := x.store.Request(ctx, req.who.Name, once.Key)
+		if err != nil {
+			return Exec{}, err
+		}
+		if found {
+			return x.repeated(s.ID, first, *once)
+		}
+	}
 	line, timeout, err := r.line(s)
 	if err != nil {
 		return Exec{}, err
@@ -208,6 +217,15 @@ func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, req
 		return Exec{}, fail.New(fail.Conflict, "session %s is %s", s.ID, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	id := randomHex(6)
+	if once != nil {
+		first, err := x.store.Reserve(ctx, store.Request{Actor: req.who.Name, Key: once.Key, Digest: once.Digest, Subject: id, Notes: json.RawMessage("null")})
+		if err != nil {
+			return Exec{}, err
+		}
+		if first.Subject != id { // the same request, at the same time
+			return x.repeated(s.ID, first, *once)
+		}
+	}
 	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it outlives the request, not this server
 	if err := x.enter(id, cancel); err != nil {
 		cancel(nil)
@@ -231,6 +249,20 @@ func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, req
 	e = rec.Exec
 	go x.run(runCtx, s, rec, line, timeout, stdout, stderr)
 	return e, nil
+}
+
+// repeated returns the command that was started for a request that comes again, as it
+// is now. Whether one was started of which nothing is kept is not known: it is not
+// started a second time.
+func (x *execs) repeated(session string, first store.Request, once task.Once) (Exec, error) {
+	if err := once.Check(first); err != nil {
+		return Exec{}, err
+	}
+	e, err := x.get(session, first.Subject)
+	if fail.CodeOf(err) == fail.NotFound {
+		return Exec{}, fail.New(fail.Conflict, "of the command of this key nothing is kept (yet)").WithHint("try again, or use another Idempotency-Key")
+	}
+	return e, err
 }
 
 // enter makes room for one more.

@@ -48,7 +48,7 @@ const textType = "text/plain; charset=utf-8"
 
 func (s *Server) fileRoutes(api huma.API) {
 	register(s, api, route{
-		id: "getTaskLogs", method: http.MethodGet, path: tasksPath + "/{id}/logs", tag: "tasks", need: Read, more: []int{404, 416}, ranges: true, content: "text/plain",
+		id: "getTaskLogs", method: http.MethodGet, path: tasksPath + "/{id}/logs", tag: "tasks", need: Read, more: []int{404, 410, 416}, ranges: true, content: "text/plain",
 		summary: "What the agent printed",
 		about:   "Byte for byte as it came, but for secrets. `X-Log-Size` is how much there is: the offset to go on from.",
 	}, func(ctx context.Context, in *taskLogsInput) (*bodyOutput, error) {
@@ -56,14 +56,17 @@ func (s *Server) fileRoutes(api huma.API) {
 		if err != nil {
 			return nil, err
 		}
+		if _, err := s.taskWithFiles(ctx, in.ID); err != nil {
+			return nil, err
+		}
 		dir := s.tasks.Dir(in.ID)
 		return s.logs(ctx, sub, in.LogQuery, dir.Stdout(), dir.Stderr())
 	})
 	register(s, api, route{
-		id: "listArtifacts", method: http.MethodGet, path: tasksPath + "/{id}/artifacts", tag: "tasks", need: Read, more: []int{404},
+		id: "listArtifacts", method: http.MethodGet, path: tasksPath + "/{id}/artifacts", tag: "tasks", need: Read, more: []int{404, 410},
 		summary: "What a task brought home",
 	}, func(ctx context.Context, in *TaskPath) (*artifactsOutput, error) {
-		t, err := s.task(ctx, in.ID)
+		t, err := s.taskWithFiles(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -72,11 +75,11 @@ func (s *Server) fileRoutes(api huma.API) {
 		}}, nil
 	})
 	register(s, api, route{
-		id: "getArtifact", method: http.MethodGet, path: tasksPath + "/{id}/artifacts/{name...}", tag: "tasks", need: Read, more: []int{404}, ranges: true, content: "application/octet-stream",
+		id: "getArtifact", method: http.MethodGet, path: tasksPath + "/{id}/artifacts/{name...}", tag: "tasks", need: Read, more: []int{404, 410}, ranges: true, content: "application/octet-stream",
 		summary: "One artifact",
 		about:   "Only names of the list are found. The ETag is the SHA-256 of the whole. It comes from a guest: do not let a browser run it.",
 	}, func(ctx context.Context, in *artifactInput) (*bodyOutput, error) {
-		t, err := s.task(ctx, in.ID)
+		t, err := s.taskWithFiles(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -93,10 +96,10 @@ func (s *Server) fileRoutes(api huma.API) {
 		return s.file(ctx, f, path.Base(in.Name), tag)
 	})
 	register(s, api, route{
-		id: "getBundle", method: http.MethodGet, path: tasksPath + "/{id}/bundle", tag: "tasks", need: Read, more: []int{404}, ranges: true, content: "application/octet-stream",
+		id: "getBundle", method: http.MethodGet, path: tasksPath + "/{id}/bundle", tag: "tasks", need: Read, more: []int{404, 410}, ranges: true, content: "application/octet-stream",
 		summary: "All of a task's outbox in one file, when it has ended",
 	}, func(ctx context.Context, in *TaskPath) (*bodyOutput, error) {
-		t, err := s.task(ctx, in.ID)
+		t, err := s.taskWithFiles(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -109,6 +112,15 @@ func (s *Server) fileRoutes(api huma.API) {
 		}
 		return s.file(ctx, f, t.ID+".tar.gz", "")
 	})
+}
+
+// taskWithFiles finds a task whose logs and artifacts were not removed.
+func (s *Server) taskWithFiles(ctx context.Context, id string) (task.Task, error) {
+	t, err := s.task(ctx, id)
+	if err != nil {
+		return t, err
+	}
+	return t, s.tasks.CheckFiles(t)
 }
 
 // file answers with a file that a guest may have made, as one to be saved under

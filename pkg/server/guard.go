@@ -70,7 +70,11 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	if p := g.admit(req); p != nil {
+		_ = req.w.control.EnableFullDuplex() // where it does not work, nothing is left to be read
 		req.w.fail(p)
+		if p.Status != http.StatusRequestTimeout {
+			g.drain(req)
+		}
 		return
 	}
 	g.mux.ServeHTTP(req.w, req.r)
@@ -95,7 +99,7 @@ func (g *guard) admit(req *request) *Problem {
 
 // once are headers of which a second one would be read by one reader of the
 // request, and not by another.
-var once = []string{"Authorization", "Content-Type", "Content-Length", "Content-Encoding", "Origin", "Range", "If-Range", "Last-Event-Id", trace.Header, "Accept", "Sec-Websocket-Key", "Sec-Websocket-Version"}
+var once = []string{"Authorization", "Content-Type", "Content-Length", "Content-Encoding", "Origin", "Range", "If-Range", "Last-Event-Id", trace.Header, "Accept", "Idempotency-Key", "Sec-Websocket-Key", "Sec-Websocket-Version"}
 
 // form is about what the request looks like.
 func (g *guard) form(req *request) *Problem {
@@ -218,8 +222,7 @@ func (g *guard) body(req *request) *Problem {
 	if r.Method != http.MethodPost {
 		return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "a %s request has no body here", short(r.Method)).with("Connection", "close")
 	}
-	// Who waits to be told to go on, or has no end in sight, is answered at once.
-	if r.ContentLength > maxSpill || r.ContentLength > maxBody && r.Header.Get("Expect") != "" {
+	if r.ContentLength > maxBody {
 		return tooLarge()
 	}
 	if err := req.w.control.SetReadDeadline(time.Now().Add(g.limits.Body)); err != nil && !errors.Is(err, http.ErrNotSupported) {
@@ -233,9 +236,6 @@ func (g *guard) body(req *request) *Problem {
 		return problem(http.StatusBadRequest, codeInvalid, "send as many bytes as Content-Length says, or whole chunks", "the body cannot be read").with("Connection", "close")
 	}
 	if len(text) > maxBody {
-		// A connection that is closed with bytes unread is reset, and takes the
-		// answer along: the rest is read, as far as one may send in good faith.
-		_, _ = io.CopyN(io.Discard, r.Body, maxSpill)
 		return tooLarge()
 	}
 	if err := req.w.control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
@@ -243,6 +243,23 @@ func (g *guard) body(req *request) *Problem {
 	}
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
 	return nil
+}
+
+// drain reads what a client still sends of a request that was answered. Many clients
+// write all of a body before they read, and a connection that is closed with bytes
+// unread is reset, which takes the answer along. A client that waits to be told to go
+// on has its answer.
+func (g *guard) drain(req *request) {
+	if req.r.ContentLength == 0 || req.r.Header.Get("Expect") != "" || req.w.Flush() != nil {
+		return
+	}
+	most := int64(maxBody)
+	if req.who.Scope != "" {
+		most = maxSpill
+	}
+	if req.w.control.SetReadDeadline(time.Now().Add(g.limits.Body)) == nil {
+		_, _ = io.CopyN(io.Discard, req.r.Body, most) // the client has its answer, whatever this says
+	}
 }
 
 func tooLarge() *Problem {

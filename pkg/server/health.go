@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -46,7 +47,7 @@ func (s *Server) serverRoutes(api huma.API) {
 		return &bodyOutput{func(huma.Context) { s.metrics.handler.ServeHTTP(req.w, req.r) }}, nil
 	})
 	static := func(id, path, kind, summary string, text func() []byte) {
-		register(s, api, route{id: id, method: http.MethodGet, path: path, tag: "server", need: Read, content: kind, summary: summary},
+		register(s, api, route{id: id, method: http.MethodGet, path: path, tag: "server", need: Read, content: kind, object: strings.HasSuffix(kind, "+json"), summary: summary},
 			func(context.Context, *struct{}) (*bodyOutput, error) {
 				return &bodyOutput{func(ctx huma.Context) {
 					ctx.SetHeader("Content-Type", kind)

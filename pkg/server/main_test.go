@@ -371,8 +371,8 @@ func (r *rig) documented(method, path string, resp *http.Response, body []byte) 
 		}
 		return
 	}
-	if kind == "application/json" || kind == problemType {
-		s.check(r.t, at+"/responses/"+fmt.Sprint(resp.StatusCode)+"/content/"+strings.ReplaceAll(kind, "/", "~1")+"/schema", body)
+	if strings.HasSuffix(kind, "json") {
+		s.check(r.t, at+"/responses/"+fmt.Sprint(resp.StatusCode)+"/content/"+strings.NewReplacer("/", "~1", "+", "%2B").Replace(kind)+"/schema", body)
 	}
 }
 

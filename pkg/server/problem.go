@@ -54,6 +54,8 @@ const (
 	codeAnchorForeign = "EVENT_ANCHOR_FOREIGN"
 	codeAnchorFuture  = "EVENT_ANCHOR_FUTURE"
 	codeExpired       = "EVENT_SEQUENCE_EXPIRED"
+	codePruned        = "FILES_REMOVED"
+	codeKeyReused     = "IDEMPOTENCY_KEY_REUSED"
 )
 
 const (
@@ -121,6 +123,10 @@ func problemOf(err error) *Problem {
 		return problem(http.StatusServiceUnavailable, codeShutdown, "try again", "the request was broken off")
 	case errors.Is(err, context.DeadlineExceeded):
 		return problem(http.StatusGatewayTimeout, fail.Timeout.String(), "try again", "it took too long")
+	case errors.Is(err, task.ErrPruned):
+		return problem(http.StatusGone, codePruned, "GET "+tasksPath+"/{id} still shows the task; POST "+tasksPath+"/{id}/retry runs it again", "%v", err)
+	case errors.Is(err, task.ErrKeyReused):
+		return problem(http.StatusUnprocessableEntity, codeKeyReused, fail.HintOf(err), "%v", err)
 	case errors.Is(err, task.ErrNotPermitted):
 		return problem(http.StatusForbidden, codeForbidden, fail.HintOf(err), "%v", err)
 	case errors.Is(err, ssh.ErrUnreachable):

@@ -28,7 +28,8 @@ type route struct {
 	ok      int    // the status of success; 200 when 0
 	more    []int  // other statuses than those that every route may answer with
 	content string // of what is answered, where that is not JSON
-	ranges  bool   // HEAD, Range and If-None-Match are understood
+	object  bool   // the content is a JSON object all the same
+	ranges  bool   // Range and If-None-Match are understood
 	accepts []string
 }
 
@@ -118,9 +119,6 @@ func register[I, O any](s *Server, api huma.API, r route, handler func(context.C
 		op.Description = strings.TrimSpace(op.Description + fmt.Sprintf("\n\nNeeds the scope `%s`.", r.need))
 	}
 	errorBody := map[string]*huma.MediaType{problemType: {Schema: api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "")}}
-	if r.method == http.MethodGet && !r.ranges {
-		r.more = append(slices.Clone(r.more), http.StatusMethodNotAllowed) // HEAD finds the same route
-	}
 	for _, status := range slices.Concat(everywhere, r.more) {
 		resp := &huma.Response{Description: http.StatusText(status)}
 		if status >= http.StatusBadRequest {
@@ -133,7 +131,11 @@ func register[I, O any](s *Server, api huma.API, r route, handler func(context.C
 		if ok == 0 {
 			ok = http.StatusOK
 		}
-		binary := map[string]*huma.MediaType{r.content: {Schema: &huma.Schema{Type: "string"}}}
+		schema := &huma.Schema{Type: huma.TypeString}
+		if r.object {
+			schema.Type = huma.TypeObject
+		}
+		binary := map[string]*huma.MediaType{r.content: {Schema: schema}}
 		op.Responses[strconv.Itoa(ok)] = &huma.Response{Description: http.StatusText(ok), Content: binary}
 		if r.ranges {
 			op.Responses["206"] = &huma.Response{Description: http.StatusText(http.StatusPartialContent), Content: binary}
@@ -206,9 +208,6 @@ func (req *request) check(r route) *Problem {
 	if r.need != "" && !req.who.Scope.allows(r.need) {
 		return problem(http.StatusForbidden, codeForbidden, fmt.Sprintf("use a token with the scope %s", r.need),
 			"%s needs the scope %s, and the token has %s", r.id, r.need, req.who.Scope)
-	}
-	if req.r.Method == http.MethodHead && !r.ranges {
-		return problem(http.StatusMethodNotAllowed, codeMethod, "use "+r.method, "HEAD is not a method of this path").with("Allow", r.method)
 	}
 	for name, values := range req.r.URL.Query() {
 		if len(values) > 1 {

@@ -71,7 +71,7 @@ type Limits struct {
 const (
 	maxHeader = 32 << 10
 	maxBody   = 1<<20 + 64<<10 // a manifest, and what wraps it
-	maxSpill  = 8 << 20        // of a body that is too large, to be read before the answer
+	maxSpill  = 256 << 20      // of a body that is too large, to be read after the answer
 	maxURI    = 8 << 10
 )
 

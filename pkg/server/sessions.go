@@ -33,7 +33,9 @@ type (
 
 	execInput struct {
 		SessionPath
-		Body ExecRequest
+		OnceInput
+		RawBody []byte
+		Body    ExecRequest
 	}
 	execLogsInput struct {
 		ExecPath
@@ -82,7 +84,8 @@ func (s *Server) sessionRoutes(api huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		e, err := s.execs.start(ctx, v, in.Body, requestOf(ctx))
+		req := requestOf(ctx)
+		e, err := s.execs.start(ctx, v, in.Body, req.once(in.OnceInput, in.RawBody), req)
 		if err != nil {
 			return nil, err
 		}

@@ -314,6 +314,9 @@ func (s *Server) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, e
 		if l.offset < 0 {
 			continue
 		}
+		if _, err := s.taskWithFiles(ctx, in.ID); err != nil {
+			return nil, err
+		}
 		if _, err := sizeFrom(l.path, l.offset); err != nil {
 			return nil, err
 		}

@@ -3,7 +3,10 @@ package server
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"mime"
 	"net/http"
@@ -20,10 +23,18 @@ import (
 
 const tasksPath = "/api/v1/tasks"
 
-// TaskAnswer is a task, and what is to be said of how it was asked for.
+// TaskAnswer is a task that was submitted, or asked to be destroyed.
 type TaskAnswer struct {
 	task.View
-	Notices []string `json:"notices,omitempty" doc:"What is not quite as asked."`
+	TaskID   string   `json:"task_id" doc:"The id once more."`
+	Accepted bool     `json:"accepted" doc:"Always true: what is not accepted is a Problem."`
+	Notices  []string `json:"notices,omitempty" doc:"What is not quite as asked."`
+}
+
+// CancelAnswer is a task that was asked to be cancelled.
+type CancelAnswer struct {
+	task.View
+	Success bool `json:"success" doc:"Always true: what is refused is a Problem."`
 }
 
 // TaskPage is some of the tasks.
@@ -39,8 +50,17 @@ type TaskPath struct {
 }
 
 type (
+	// OnceInput is what a client says of a request that it may repeat.
+	OnceInput struct {
+		Key string `header:"Idempotency-Key" minLength:"1" maxLength:"255" pattern:"^[!-~]+$" doc:"The client's name for this request. Of repetitions with the same key and body, within a day, the first counts, and all have its answer; another body is refused with 422."`
+	}
 	submitInput struct {
+		OnceInput
 		RawBody []byte
+	}
+	retryInput struct {
+		TaskPath
+		OnceInput
 	}
 	listInput struct {
 		State string `query:"state" doc:"Only tasks in these states, with commas between." example:"RUNNING,PENDING"`
@@ -48,9 +68,11 @@ type (
 		Limit int    `query:"limit" default:"50" minimum:"1" maximum:"500"`
 		After string `query:"after" doc:"Only tasks older than the one of this id: next of the page before."`
 	}
-	listOutput struct{ Body TaskPage }
-	taskOutput struct{ Body task.View }
-	madeOutput struct {
+	listOutput    struct{ Body TaskPage }
+	taskOutput    struct{ Body task.View }
+	cancelOutput  struct{ Body CancelAnswer }
+	destroyOutput struct{ Body TaskAnswer }
+	madeOutput    struct {
 		Location string `header:"Location"`
 		Body     TaskAnswer
 	}
@@ -84,11 +106,17 @@ func (s *Server) taskRoutes(api huma.API) {
 		id: "cancelTask", method: http.MethodDelete, path: tasksPath + "/{id}", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
 		summary: "Cancel a task",
 		about:   "The agent is asked to end and then made to, what it did so far is brought home, and the VM is removed. Asking again, or of a task that has ended, changes nothing.",
-	}, s.want(task.Cancel))
+	}, func(ctx context.Context, in *TaskPath) (*cancelOutput, error) {
+		t, err := s.want(ctx, in.ID, task.Cancel)
+		return &cancelOutput{CancelAnswer{t.View(), true}}, err
+	})
 	register(s, api, route{
 		id: "destroyTask", method: http.MethodPost, path: tasksPath + "/{id}/destroy", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
 		summary: "Cancel a task, and remove a VM that was kept",
-	}, s.want(task.Destroyed))
+	}, func(ctx context.Context, in *TaskPath) (*destroyOutput, error) {
+		t, err := s.want(ctx, in.ID, task.Destroyed)
+		return &destroyOutput{TaskAnswer{t.View(), t.ID, true, nil}}, err
+	})
 	register(s, api, route{
 		id: "retryTask", method: http.MethodPost, path: tasksPath + "/{id}/retry", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
 		summary: "Submit the manifest of a task that has ended again",
@@ -132,7 +160,7 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*madeOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	t, more, err := s.tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: req.who.Name, TraceID: req.trace, Permission: req.who.may})
+	t, more, err := s.tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: req.who.Name, TraceID: req.trace, Permission: req.who.may, Once: req.once(in.OnceInput, in.RawBody)})
 	return s.made(t, slices.Concat(notices, more), err)
 }
 
@@ -146,7 +174,7 @@ func (s *Server) made(t task.Task, notices []string, err error) (*madeOutput, er
 		return nil, err
 	}
 	s.submitted()
-	return &madeOutput{tasksPath + "/" + t.ID, TaskAnswer{t.View(), notices}}, nil
+	return &madeOutput{tasksPath + "/" + t.ID, TaskAnswer{t.View(), t.ID, true, notices}}, nil
 }
 
 // unwrap returns the YAML of {"manifest_yaml": "…"}, and any other JSON as it is:
@@ -210,26 +238,34 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	return &listOutput{page}, nil
 }
 
-func (s *Server) want(want task.Want) func(context.Context, *TaskPath) (*taskOutput, error) {
-	return func(ctx context.Context, in *TaskPath) (*taskOutput, error) {
-		t, err := s.task(ctx, in.ID)
-		if err != nil {
-			return nil, err
-		}
-		if t, err = s.tasks.Want(ctx, t, want); err != nil {
-			return nil, err
-		}
-		s.submitted() // a slot may be free
-		return &taskOutput{t.View()}, nil
+func (s *Server) want(ctx context.Context, id string, want task.Want) (task.Task, error) {
+	t, err := s.task(ctx, id)
+	if err != nil {
+		return task.Task{}, err
 	}
+	if t, err = s.tasks.Want(ctx, t, want); err != nil {
+		return task.Task{}, err
+	}
+	s.submitted() // a slot may be free
+	return t, nil
 }
 
-func (s *Server) retry(ctx context.Context, in *TaskPath) (*madeOutput, error) {
+func (s *Server) retry(ctx context.Context, in *retryInput) (*madeOutput, error) {
 	t, err := s.task(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
 	req := requestOf(ctx)
-	again, notices, err := s.tasks.Retry(ctx, t, task.Submission{Actor: req.who.Name, TraceID: req.trace, Permission: req.who.may})
+	again, notices, err := s.tasks.Retry(ctx, t, task.Submission{Actor: req.who.Name, TraceID: req.trace, Permission: req.who.may, Once: req.once(in.OnceInput, nil)})
 	return s.made(again, notices, err)
+}
+
+// once is the submission's key, nil when the client sent none. What was asked for is
+// the method, the path and the body.
+func (req *request) once(in OnceInput, body []byte) *task.Once {
+	if in.Key == "" {
+		return nil
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s\n%s", req.r.Method, req.r.URL.Path, body))
+	return &task.Once{Key: in.Key, Digest: hex.EncodeToString(sum[:])}
 }

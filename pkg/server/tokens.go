@@ -182,14 +182,16 @@ func (t *Tokens) load() error {
 	if err != nil {
 		return fail.New(fail.Host, "read the tokens: %w", err)
 	}
+	// A user who can write there is admin, and one who can read there knows at least
+	// names. A change of the mode leaves the file's time as it was: it is checked always.
+	if sys, ok := st.Sys().(*syscall.Stat_t); st.Mode().Perm()&0o077 != 0 || ok && int(sys.Uid) != os.Geteuid() {
+		t.seen, t.all = nil, nil
+		return fail.New(fail.Host, "the file of tokens is not this user's alone; no token is accepted").WithHint("chmod 600 %s", t.Path)
+	}
 	if t.seen != nil && os.SameFile(st, t.seen) && st.ModTime().Equal(t.seen.ModTime()) && st.Size() == t.seen.Size() {
 		return nil
 	}
 	t.seen, t.all = nil, nil
-	// Whoever can write there is admin; whoever can read there knows at least names.
-	if sys, ok := st.Sys().(*syscall.Stat_t); st.Mode().Perm()&0o077 != 0 || ok && int(sys.Uid) != os.Geteuid() {
-		return fail.New(fail.Host, "the file of tokens is not this user's alone; no token is accepted").WithHint("chmod 600 %s", t.Path)
-	}
 	text, err := io.ReadAll(io.LimitReader(f, 1<<20))
 	if err != nil {
 		return fail.New(fail.Host, "read the tokens: %w", err)

@@ -89,4 +89,18 @@ var schema = []string{
 		task TEXT PRIMARY KEY,
 		text BLOB NOT NULL
 	) STRICT, WITHOUT ROWID;`,
+
+	// Requests that a client may repeat. num is the order of their coming.
+	`CREATE TABLE requests (
+		num     INTEGER PRIMARY KEY,
+		actor   TEXT NOT NULL,
+		key     TEXT NOT NULL,
+		digest  TEXT NOT NULL,
+		subject TEXT NOT NULL,
+		notes   TEXT NOT NULL,
+		at      INTEGER NOT NULL
+	) STRICT;
+	CREATE UNIQUE INDEX requests_by_key ON requests(actor, key);
+	CREATE INDEX requests_of_actor ON requests(actor, num);
+	CREATE INDEX requests_by_time ON requests(at);`,
 }

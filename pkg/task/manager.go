@@ -8,8 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -49,12 +47,17 @@ type Submission struct {
 
 	Permission *Permission // of the client; nil for the user, who may do everything
 	Restricted bool        // restrict the task as if a client had submitted it
+
+	Once *Once // nil where a repetition is another task
 }
 
 // Submit puts a task into the queue. The notices say what is not as asked.
 // Its secrets are looked for, and not resolved.
 func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission) (Task, []string, error) {
 	was := Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())}
+	if t, notices, found, err := m.repeated(ctx, o); err != nil || found {
+		return t, notices, err
+	}
 	if o.Permission != nil || o.Restricted {
 		if err := m.restrict(ctx, asked, o.Permission); err != nil {
 			return Task{}, nil, err
@@ -90,11 +93,19 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	if err != nil {
 		return Task{}, nil, err
 	}
-	id := randomHex(6)
+	id, err := m.reserve(ctx, o, notices)
+	if err != nil {
+		return Task{}, nil, err
+	}
 	row, err := m.store().CreateTask(ctx, store.Task{
 		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Want: string(Run),
 		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Facts: facts,
 	}, o.Text, event(EventPhase, PhaseChange{To: Pending, Want: Run}))
+	if o.Once != nil && fail.CodeOf(err) == fail.Conflict { // the same request, at the same time
+		if t, notices, found, rerr := m.repeated(ctx, o); rerr != nil || found {
+			return t, notices, rerr
+		}
+	}
 	if err != nil {
 		return Task{}, nil, err
 	}
@@ -361,30 +372,6 @@ func (m *Manager) wake(ctx context.Context, id string) error {
 	}
 	defer log.Close()
 	return m.Sessions.Detach(ctx, log, KeeperCommand, id)
-}
-
-// Artifacts are what a task brought home, with its metadata.
-func (m *Manager) Artifacts(t Task) []Artifact { return t.Facts.Artifacts }
-
-// OpenArtifact opens one of them by its name, which may be a stranger's: only
-// names of the list are opened, and below the task's directory only.
-func (m *Manager) OpenArtifact(t Task, name string) (*os.File, error) {
-	for _, a := range t.Facts.Artifacts {
-		if a.Name != name {
-			continue
-		}
-		root, err := os.OpenRoot(m.Dir(t.ID).artifacts())
-		if err != nil {
-			return nil, fail.New(fail.NotFound, "the artifacts of task %s are not there any more", t.ID)
-		}
-		defer root.Close()
-		f, err := root.Open(filepath.FromSlash(name))
-		if err != nil {
-			return nil, fail.New(fail.NotFound, "artifact %q of task %s: %w", name, t.ID, err)
-		}
-		return f, nil
-	}
-	return nil, fail.New(fail.NotFound, "task %s has no artifact %q", t.ID, name).WithHint("agent-sessionizer task artifacts %s", t.ID)
 }
 
 func randomHex(bytes int) string {

@@ -232,7 +232,7 @@ type View struct {
 	StartedAt      *time.Time        `json:"started_at,omitempty"` // the agent
 	EndedAt        *time.Time        `json:"ended_at,omitempty"`   // the agent
 	Attempt        int               `json:"attempt,omitempty"`
-	Progress       *agent.Progress   `json:"progress,omitempty"`
+	Progress       *ViewProgress     `json:"progress,omitempty"`
 	Outcome        *Outcome          `json:"outcome,omitempty"`
 	Error          *ViewError        `json:"error,omitempty"`
 	PreservedUntil *time.Time        `json:"preserved_until,omitempty"`
@@ -241,6 +241,20 @@ type View struct {
 	RetryOf        string            `json:"retry_of,omitempty"`
 	Actor          string            `json:"actor,omitempty"`
 	TraceID        string            `json:"trace_id,omitempty"`
+}
+
+// ViewProgress is an agent.Progress without what only its parser needs.
+type ViewProgress struct {
+	agent.Usage
+
+	ToolCalls   int    `json:"tool_calls"`
+	CurrentTool string `json:"current_tool,omitempty"`
+	Model       string `json:"model,omitempty"`
+	Thread      string `json:"thread,omitempty"` // the agent's own id of its conversation
+	Result      string `json:"result,omitempty"` // its last answer
+	Error       string `json:"error,omitempty"`  // why it gave up
+	Offset      int64  `json:"offset"`           // bytes of the output that were read as whole lines
+	Skipped     int64  `json:"skipped,omitempty"`
 }
 
 // ViewError is the last failure.
@@ -262,8 +276,7 @@ func (t Task) View() View {
 	}
 	if !t.Facts.Started.IsZero() {
 		p := t.Facts.Progress
-		p.Calls, p.Seen, p.Run = nil, nil, agent.Usage{} // which only a parser needs
-		v.Progress = &p
+		v.Progress = &ViewProgress{p.Usage, p.ToolCalls, p.CurrentTool, p.Model, p.Thread, p.Result, p.Error, p.Offset, p.Skipped}
 	}
 	if t.ErrorCode != "" {
 		v.Error = &ViewError{t.ErrorCode, t.ErrorMessage, t.ErrorHint}

@@ -1,0 +1,240 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// A submission that is repeated with its key makes one task and has one answer, also
+// after a crash of serve; another body under the key is refused.
+func TestIdempotencyKey(t *testing.T) {
+	r := newRig(t, Limits{})
+	post := func(key, body string, as Scope) (*http.Response, []byte) {
+		t.Helper()
+		return r.do(call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/yaml", "Idempotency-Key", key}, as: as})
+	}
+	first, answer := post("one", manifestYAML, Submit)
+	var made TaskAnswer
+	if err := json.Unmarshal(answer, &made); err != nil || first.StatusCode != http.StatusAccepted || made.TaskID != made.ID || !made.Accepted {
+		t.Fatalf("%v %s %s", err, first.Status, answer)
+	}
+	r.move(made.ID, task.Failed, func(f *task.Facts) { f.Attempt = 3 }) // the answer is that of its acceptance
+	again, err := New(Options{Tasks: r.tasks, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*Server{r.Server, again} { // as after a restart: what is kept is in the store
+		r.Server = s
+		resp, body := post("one", manifestYAML, Submit)
+		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != first.Header.Get("Location") || !bytes.Equal(body, answer) {
+			t.Errorf("%s\n%s\nwant\n%s", resp.Status, body, answer)
+		}
+	}
+	resp, body := post("one", manifestYAML+"# other\n", Submit)
+	if resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(string(body), codeKeyReused) {
+		t.Errorf("another body: %s %s", resp.Status, body)
+	}
+	if resp, body := r.do(call{method: http.MethodPost, path: tasksPath + "/" + made.ID + "/retry", header: []string{"Idempotency-Key", "one"}, as: Submit}); resp.StatusCode != http.StatusUnprocessableEntity {
+		t.Errorf("another route: %s %s", resp.Status, body)
+	}
+	if _, body := post("one", manifestYAML, Admin); bytes.Contains(body, []byte(made.ID)) {
+		t.Errorf("another client's key: %s", body)
+	}
+	if resp, _ := post("bad", "nonsense", Submit); resp.StatusCode != http.StatusBadRequest {
+		t.Error(resp.Status)
+	}
+	if resp, body := post("bad", manifestYAML, Submit); resp.StatusCode != http.StatusAccepted {
+		t.Errorf("after a request that was refused: %s %s", resp.Status, body)
+	}
+
+	// At once: still one task.
+	var all sync.WaitGroup
+	locations := make([]string, 8)
+	for i := range locations {
+		all.Go(func() {
+			resp, _ := post("many", manifestYAML, Submit)
+			locations[i] = resp.Header.Get("Location")
+		})
+	}
+	all.Wait()
+	for _, l := range locations {
+		if l == "" || l != locations[0] {
+			t.Errorf("%v", locations)
+		}
+	}
+
+	// serve was killed between the key and the task: the repetition makes it.
+	_, lost := post("lost", manifestYAML, Submit)
+	if err := json.Unmarshal(lost, &made); err != nil {
+		t.Fatal(err)
+	}
+	kept, found, err := r.store.Request(t.Context(), "token:submit", "lost")
+	if err != nil || !found || kept.Subject != made.ID {
+		t.Fatal(kept, found, err)
+	}
+	kept.Key, kept.Subject = "reserved", "0123456789ab"
+	if _, err := r.store.Reserve(t.Context(), kept); err != nil {
+		t.Fatal(err)
+	}
+	resp, body = post("reserved", manifestYAML, Submit)
+	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != tasksPath+"/0123456789ab" {
+		t.Errorf("%s %s", resp.Status, body)
+	}
+
+	// A retry, too.
+	var ids []string
+	for range 2 {
+		var retried TaskAnswer
+		r.get(call{method: http.MethodPost, path: strings.TrimPrefix(first.Header.Get("Location"), "") + "/retry", header: []string{"Idempotency-Key", "retry"}, as: Submit}, &retried)
+		ids = append(ids, retried.TaskID)
+	}
+	if ids[0] == "" || ids[0] != ids[1] {
+		t.Error(ids)
+	}
+}
+
+func TestIdempotencyKeyOfExec(t *testing.T) {
+	const id = "aaaa11112222"
+	r := newRig(t, Limits{})
+	r.session(id)
+	r.vm(id)
+	post := func(key, body string) (*http.Response, Exec) {
+		t.Helper()
+		resp, text := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: body, header: []string{"Content-Type", "application/json", "Idempotency-Key", key}})
+		var e Exec
+		if err := json.Unmarshal(text, &e); err != nil {
+			t.Fatal(err)
+		}
+		return resp, e
+	}
+	const body = `{"command":"echo run >>../runs"}`
+	resp, e := post("one", body)
+	if resp.StatusCode != http.StatusAccepted {
+		t.Fatal(resp.Status)
+	}
+	r.awaitExec(e)
+	if resp, again := post("one", body); resp.StatusCode != http.StatusAccepted || again.ID != e.ID || resp.Header.Get("Location") != execPath(e) {
+		t.Errorf("%s %+v", resp.Status, again)
+	}
+	if resp, _ := post("one", `{"argv":["id"]}`); resp.StatusCode != http.StatusUnprocessableEntity {
+		t.Error(resp.Status)
+	}
+	if entries, err := os.ReadDir(r.execs.all(id)); err != nil || len(entries) != 1 {
+		t.Error(entries, err)
+	}
+	// What nothing is kept of is not started a second time.
+	if err := os.RemoveAll(r.execs.dir(id, e.ID).dir); err != nil {
+		t.Fatal(err)
+	}
+	if resp, _ := post("one", body); resp.StatusCode != http.StatusConflict {
+		t.Error(resp.Status)
+	}
+}
+
+// What POST and DELETE answer has the fields that other clients of such APIs look for.
+func TestAnswersOfTasks(t *testing.T) {
+	r := newRig(t, Limits{})
+	fields := func(c call) map[string]any {
+		t.Helper()
+		got := map[string]any{}
+		r.get(c, &got)
+		return got
+	}
+	made := fields(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}})
+	one := tasksPath + "/" + made["id"].(string)
+	if got := fields(call{method: http.MethodDelete, path: one}); got["success"] != true || got["state"] != "CANCELLED" {
+		t.Errorf("cancel: %v", got)
+	}
+	for what, got := range map[string]map[string]any{
+		"submit": made, "retry": fields(call{method: http.MethodPost, path: one + "/retry"}), "destroy": fields(call{method: http.MethodPost, path: one + "/destroy"}),
+	} {
+		if got["accepted"] != true || got["task_id"] != got["id"] || got["id"] == "" {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+	// Of the progress, a client gets what is a client's.
+	id := r.submit().ID
+	r.move(id, task.Running, func(f *task.Facts) {
+		f.Started = f.Started.AddDate(2026, 0, 0)
+		f.Progress.Turns, f.Progress.Run.Turns = 7, 3
+		f.Progress.Seen = []string{"x"}
+	})
+	progress := fields(call{path: tasksPath + "/" + id})["progress"].(map[string]any)
+	for _, name := range []string{"run", "seen", "calls"} {
+		if _, ok := progress[name]; ok {
+			t.Errorf("%s is the parser's: %v", name, progress)
+		}
+	}
+	if progress["turns"] != 7.0 {
+		t.Errorf("%v", progress)
+	}
+}
+
+// After its files were removed, a task says so wherever these are asked for.
+func TestRemovedFiles(t *testing.T) {
+	r := newRig(t, Limits{})
+	id := r.submit().ID
+	r.bring(id, map[string][]byte{"a": []byte("x")})
+	one := tasksPath + "/" + id
+	if resp, _ := r.do(call{path: one + "/artifacts/a"}); resp.StatusCode != http.StatusOK {
+		t.Fatal(resp.Status)
+	}
+	if err := os.RemoveAll(string(r.tasks.Dir(id))); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{one + "/artifacts", one + "/artifacts/a", one + "/artifacts/b", one + "/bundle", one + "/logs", one + "/logs?follow=true", "/ws/tasks/" + id + "/stream"} {
+		resp, body := r.do(call{path: path})
+		if resp.StatusCode != http.StatusGone || !strings.Contains(string(body), codePruned) || !strings.Contains(string(body), "cleanup_ttl") {
+			t.Errorf("%s: %s %s", path, resp.Status, body)
+		}
+	}
+	if resp, _ := r.do(call{path: one}); resp.StatusCode != http.StatusOK {
+		t.Error(resp.Status)
+	}
+}
+
+// HEAD is GET without the body, wherever there is a GET.
+func TestHead(t *testing.T) {
+	r := newRig(t, Limits{})
+	id := r.submit().ID
+	for _, path := range []string{
+		tasksPath, tasksPath + "/" + id, tasksPath + "/" + id + "/events", tasksPath + "/" + id + "/artifacts", tasksPath + "/" + id + "/logs",
+		sessionsPath, "/api/health", "/metrics", "/openapi.json", "/openapi.yaml", "/api/v1/manifest/schema",
+	} {
+		for _, header := range [][]string{nil, {"Accept", "text/event-stream"}} {
+			get, _ := r.do(call{path: path, header: nil})
+			resp, body := r.do(call{method: http.MethodHead, path: path, header: header})
+			if resp.StatusCode != http.StatusOK || len(body) != 0 || resp.Header.Get("Content-Type") != get.Header.Get("Content-Type") {
+				t.Errorf("%s: %s %v %q", path, resp.Status, resp.Header, body)
+			}
+		}
+	}
+}
+
+// A change of the mode alone, which leaves the file's time, is noticed.
+func TestTokensOfAnOpenFile(t *testing.T) {
+	r := newRig(t, Limits{})
+	for _, mode := range []os.FileMode{0o666, 0o640, 0o604} {
+		if resp, _ := r.do(call{path: tasksPath}); resp.StatusCode != http.StatusOK {
+			t.Fatal(resp.Status)
+		}
+		if err := os.Chmod(r.tokens.Path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if resp, _ := r.do(call{path: tasksPath}); resp.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("mode %v: %s", mode, resp.Status)
+		}
+		if err := os.Chmod(r.tokens.Path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+

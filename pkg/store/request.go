@@ -1,0 +1,69 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Request is a client's request that may come again: after a crash the client
+// cannot know whether it was carried out.
+type Request struct {
+	Actor   string          // who asks; keys of one are not those of another
+	Key     string          // the client's name for the request
+	Digest  string          // of what was asked for
+	Subject string          // the id of what came of it
+	Notes   json.RawMessage // what was answered besides
+}
+
+const (
+	requestAge = 24 * time.Hour
+	requestMax = 10_000 // of an actor
+)
+
+// Request returns the request of that key, if it was reserved within the last day.
+func (s *Store) Request(ctx context.Context, actor, key string) (r Request, found bool, err error) {
+	err = s.patiently(ctx, func() error {
+		r, found, err = request(ctx, s.db, actor, key)
+		return err
+	})
+	return r, found, err
+}
+
+func request(ctx context.Context, q queryer, actor, key string) (Request, bool, error) {
+	r := Request{Actor: actor, Key: key}
+	var notes string
+	err := q.QueryRowContext(ctx, `SELECT digest, subject, notes FROM requests WHERE actor = ? AND key = ? AND at >= ?`, actor, key, now().Add(-requestAge).UnixMilli()).
+		Scan(&r.Digest, &r.Subject, &notes)
+	if errors.Is(err, sql.ErrNoRows) {
+		return Request{}, false, nil
+	}
+	r.Notes = json.RawMessage(notes)
+	return r, err == nil, err
+}
+
+// Reserve keeps r, unless its actor has one of that key already: that one is
+// returned then. Keys are forgotten after a day, and the oldest of an actor when
+// there are too many.
+func (s *Store) Reserve(ctx context.Context, r Request) (kept Request, err error) {
+	err = s.tx(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM requests WHERE at < ?`, now().Add(-requestAge).UnixMilli()); err != nil {
+			return fmt.Errorf("forget old requests: %w", err)
+		}
+		var found bool
+		if kept, found, err = request(ctx, tx, r.Actor, r.Key); err != nil || found {
+			return err
+		}
+		kept = r
+		if _, err := tx.ExecContext(ctx, `INSERT INTO requests (actor, key, digest, subject, notes, at) VALUES (?, ?, ?, ?, ?, ?)`,
+			r.Actor, r.Key, r.Digest, r.Subject, string(r.Notes), now().UnixMilli()); err != nil {
+			return fmt.Errorf("keep a request: %w", err)
+		}
+		_, err := tx.ExecContext(ctx, `DELETE FROM requests WHERE actor = ?1 AND num <= (SELECT num FROM requests WHERE actor = ?1 ORDER BY num DESC LIMIT 1 OFFSET ?2)`, r.Actor, requestMax)
+		return err
+	})
+	return kept, err
+}

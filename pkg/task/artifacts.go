@@ -1,0 +1,58 @@
+package task
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// ErrPruned means that the logs and artifacts of a task were removed, some time
+// after its end. It comes wrapped.
+var ErrPruned = errors.New("its logs and artifacts were removed")
+
+// CheckFiles returns ErrPruned where a task has ended and its files are removed.
+func (m *Manager) CheckFiles(t Task) error {
+	if !t.Phase.Over() {
+		return nil
+	}
+	_, err := os.Stat(m.Dir(t.ID).path("outbox"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fail.New(fail.NotFound, "task %s: %w, as tasks.cleanup_ttl (%v) says", t.ID, ErrPruned, m.settings().CleanupTTL).
+			WithHint("agent-sessionizer task retry %s", t.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("look for the files of task %s: %w", t.ID, err)
+	}
+	return nil
+}
+
+// Artifacts are what a task brought home, with its metadata.
+func (m *Manager) Artifacts(t Task) []Artifact { return t.Facts.Artifacts }
+
+// OpenArtifact opens one of them by its name, which may be a stranger's: only
+// names of the list are opened, and below the task's directory only.
+func (m *Manager) OpenArtifact(t Task, name string) (*os.File, error) {
+	if err := m.CheckFiles(t); err != nil {
+		return nil, err
+	}
+	for _, a := range t.Facts.Artifacts {
+		if a.Name != name {
+			continue
+		}
+		root, err := os.OpenRoot(m.Dir(t.ID).artifacts())
+		if err != nil {
+			return nil, fail.New(fail.NotFound, "the artifacts of task %s are not there any more", t.ID)
+		}
+		defer root.Close()
+		f, err := root.Open(filepath.FromSlash(name))
+		if err != nil {
+			return nil, fail.New(fail.NotFound, "artifact %q of task %s: %w", name, t.ID, err)
+		}
+		return f, nil
+	}
+	return nil, fail.New(fail.NotFound, "task %s has no artifact %q", t.ID, name).WithHint("agent-sessionizer task artifacts %s", t.ID)
+}

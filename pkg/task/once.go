@@ -1,0 +1,80 @@
+package task
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Once names a submission that its client may repeat, not knowing whether it was
+// accepted: it makes one task. Keys are those of the Submission's Actor.
+type Once struct {
+	Key    string
+	Digest string // of what was asked for; another one under the same key is an error
+}
+
+// ErrKeyReused is a Once whose key the actor used for something else. It comes
+// wrapped.
+var ErrKeyReused = errors.New("the key was used for another request")
+
+// Check compares a repetition with what was asked for first.
+func (o Once) Check(first store.Request) error {
+	if first.Digest != o.Digest {
+		return fail.New(fail.Conflict, "%w", ErrKeyReused).WithHint("use another Idempotency-Key")
+	}
+	return nil
+}
+
+// repeated finds the task of a submission that came before, as it was when it was
+// accepted, and the notices.
+func (m *Manager) repeated(ctx context.Context, o Submission) (t Task, notices []string, found bool, err error) {
+	if o.Once == nil {
+		return Task{}, nil, false, nil
+	}
+	first, found, err := m.store().Request(ctx, o.Actor, o.Once.Key)
+	if err != nil || !found {
+		return Task{}, nil, false, err
+	}
+	if err := o.Once.Check(first); err != nil {
+		return Task{}, nil, false, err
+	}
+	t, err = m.Get(ctx, first.Subject)
+	if fail.CodeOf(err) == fail.NotFound { // it was not accepted
+		return Task{}, nil, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(first.Notes, &notices)
+	}
+	return t.accepted(), notices, err == nil, err
+}
+
+// reserve returns the id of the task that is to be made.
+func (m *Manager) reserve(ctx context.Context, o Submission, notices []string) (id string, err error) {
+	id = randomHex(6)
+	if o.Once == nil {
+		return id, nil
+	}
+	notes, err := json.Marshal(notices)
+	if err != nil {
+		return "", err
+	}
+	kept, err := m.store().Reserve(ctx, store.Request{Actor: o.Actor, Key: o.Once.Key, Digest: o.Once.Digest, Subject: id, Notes: notes})
+	if err != nil {
+		return "", err
+	}
+	return kept.Subject, o.Once.Check(kept)
+}
+
+// accepted returns t as it was when it was accepted.
+func (t Task) accepted() Task {
+	t.Phase, t.Want, t.StateChangedAt = Pending, Run, t.CreatedAt
+	t.Facts = Facts{RetryOf: t.Facts.RetryOf, Actor: t.Facts.Actor, Trace: t.Facts.Trace, Restricted: t.Facts.Restricted, Repository: t.Facts.Repository}
+	t.SetError("", "", "")
+	if !t.Given() {
+		t.SessionID = ""
+	}
+	return t
+}
