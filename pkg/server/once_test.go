@@ -237,4 +237,3 @@ func TestTokensOfAnOpenFile(t *testing.T) {
 		}
 	}
 }
-
