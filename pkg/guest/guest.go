@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -77,6 +78,8 @@ func packedProgram(arch string) ([]byte, error) {
 type Guest struct {
 	SSH  *ssh.Client
 	Root string // vm.Machine.Root
+
+	Delivered Delivered // by SetSecrets; the bound of Secrets
 }
 
 func (g Guest) program(args ...string) string {
@@ -189,12 +192,31 @@ func (g Guest) WipeSecrets(ctx context.Context) error {
 	return err
 }
 
+// Delivered is how much SetSecrets put into a guest, the token included.
+type Delivered struct {
+	Values int   `json:"values"`
+	Bytes  int64 `json:"bytes"`
+}
+
+// Measure returns what SetSecrets will deliver.
+func Measure(values map[string]secret.Value, token string) Delivered {
+	d := Delivered{Values: len(values) + 1, Bytes: int64(len(token))}
+	for _, v := range values {
+		d.Bytes += int64(v.Len())
+	}
+	return d
+}
+
 // Secrets are the values that the guest has of SetSecrets, the token among them.
-// It is the guest's word: good for keeping them out of what is told of it.
+// It is the guest's word, and no more of it than was delivered: good for keeping
+// them out of what is told of it.
 func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
-	const most = (wire.MaxSecrets + 1) * (wire.MaxSecretBytes + 1)
-	script := `cd "$1" 2>/dev/null || exit 0; for f in token secrets/*; do [ -f "$f" ] || continue; cat -- "$f"; printf '\0'; done`
-	out, err := g.SSH.Output(ctx, ssh.Quote("sh", "-c", script, "sh", g.Root+secretDir), nil, most)
+	if g.Delivered.Values == 0 {
+		return nil, nil
+	}
+	most := g.Delivered.Bytes + 2*int64(g.Delivered.Values) // each ends with a zero byte, and perhaps a newline
+	script := `cd "$1" 2>/dev/null || exit 0; for f in token secrets/*; do [ -f "$f" ] || continue; cat -- "$f"; printf '\0'; done | head -c "$2"`
+	out, err := g.SSH.Output(ctx, ssh.Quote("sh", "-c", script, "sh", g.Root+secretDir, strconv.FormatInt(most, 10)), nil, most)
 	switch {
 	case errors.Is(err, ssh.ErrUnreachable):
 		return nil, fmt.Errorf("ask the guest which secrets it has: %w", ssh.ErrUnreachable)
@@ -203,7 +225,7 @@ func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
 	}
 	var values []secret.Value
 	for value := range strings.SplitSeq(string(out), "\x00") {
-		if value = strings.TrimSuffix(value, "\n"); value != "" && len(values) <= wire.MaxSecrets {
+		if value = strings.TrimSuffix(value, "\n"); value != "" && len(values) < g.Delivered.Values {
 			values = append(values, secret.NewValue(value))
 		}
 	}

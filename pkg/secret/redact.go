@@ -22,8 +22,10 @@ const minRedact = 6
 //
 // A nil Redactor and the zero Redactor redact nothing. Safe for concurrent use.
 type Redactor struct {
-	mu  sync.RWMutex
-	set patterns
+	mu    sync.RWMutex
+	added []string // forms of what Add was given
+	guest []string // of what SetGuest was given last
+	set   patterns // of both
 }
 
 // NewRedactor looks for values.
@@ -37,11 +39,25 @@ func NewRedactor(values ...Value) *Redactor {
 func (r *Redactor) Add(values ...Value) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := slices.Clone(r.set.sorted)
+	r.added = compile(slices.Concat(r.added, formsOf(values))).sorted
+	r.set = compile(slices.Concat(r.added, r.guest))
+}
+
+// SetGuest looks for the values that a guest says it has, in place of those that it
+// said before: a guest that names others each time must not fill the memory.
+func (r *Redactor) SetGuest(values ...Value) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.guest = formsOf(values)
+	r.set = compile(slices.Concat(r.added, r.guest))
+}
+
+func formsOf(values []Value) []string {
+	var all []string
 	for _, v := range values {
 		all = append(all, forms(v.Reveal())...)
 	}
-	r.set = compile(all)
+	return all
 }
 
 func (r *Redactor) patterns() patterns {

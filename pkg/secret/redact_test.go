@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
@@ -252,5 +253,29 @@ func BenchmarkRedactor(b *testing.B) {
 	for b.Loop() {
 		out.Reset()
 		_, _ = w.Write(text)
+	}
+}
+
+// What a guest says its secrets are takes the place of what it said before.
+func TestRedactorReplacesWhatAGuestSays(t *testing.T) {
+	r := NewRedactor(NewValue("own-secret"))
+	size := 0
+	for i := range 100 {
+		r.SetGuest(NewValue(fmt.Sprintf("guest-secret-%03d", i)))
+		if size == 0 {
+			size = len(r.patterns().sorted)
+		}
+		if n := len(r.patterns().sorted); n != size {
+			t.Fatalf("%d patterns after %d answers, %d after the first", n, i+1, size)
+		}
+	}
+	r.Add(NewValue("late-secret"))
+	want := "[redacted] [redacted] guest-secret-098 [redacted]"
+	if got := r.String("own-secret guest-secret-099 guest-secret-098 late-secret"); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	r.SetGuest()
+	if got := r.String("own-secret guest-secret-099 late-secret"); got != "[redacted] guest-secret-099 [redacted]" {
+		t.Errorf("after the guest has none: %q", got)
 	}
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
@@ -72,15 +71,9 @@ func (l *lookout) look(ctx context.Context, s Session, conn func(context.Context
 	if err != nil {
 		return err
 	}
-	g := guest.Guest{SSH: client, Root: s.Facts.Root}
-	if !l.w.delivered {
-		// Another keeper delivered the secrets, and they may be on the screen.
-		values, err := g.Secrets(ctx)
-		if err != nil {
-			return err
-		}
-		l.w.hide(values...)
-		l.w.delivered = true
+	g := s.Guest(client)
+	if err := l.w.hideSecretsOf(ctx, g); err != nil { // they may be on the screen
+		return err
 	}
 	// Only the latest glance counts, however fast they come.
 	news := make(chan wire.Glance, 1)

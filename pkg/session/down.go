@@ -10,7 +10,6 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -55,7 +54,7 @@ func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context)
 		w.Log.WarnContext(ctx, "no farewell", "error", err)
 		return func(context.Context) error { return err }
 	}
-	g := guest.Guest{SSH: conn, Root: s.Facts.Root}
+	g := s.Guest(conn)
 	var saving sync.WaitGroup
 	was := *s
 	saving.Go(func() { w.saveHome(whole, was, g) })

@@ -200,6 +200,9 @@ func (w *Worker) deliver(ctx context.Context, s *Session, g guest.Guest, secrets
 			row.TokenSHA256 = hex.EncodeToString(sum[:])
 			return store.Event{}, nil
 		})
+		if err == nil {
+			*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Secrets = guest.Measure(secrets, token) })
+		}
 		if err != nil {
 			return err
 		}
@@ -213,4 +216,20 @@ func (w *Worker) hide(values ...secret.Value) {
 	if w.Redact != nil {
 		w.Redact.Add(values...)
 	}
+}
+
+// hideSecretsOf asks a guest, once, for secrets that another keeper delivered.
+func (w *Worker) hideSecretsOf(ctx context.Context, g guest.Guest) error {
+	if w.delivered {
+		return nil
+	}
+	values, err := g.Secrets(ctx)
+	if err != nil {
+		return err
+	}
+	if w.Redact != nil {
+		w.Redact.SetGuest(values...)
+	}
+	w.delivered = true
+	return nil
 }

@@ -180,14 +180,8 @@ func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep
 	return w.step(ctx, s.ID, "save what is kept", func(ctx context.Context, _ vm.Progress) error {
 		limited, cancel := limit(ctx)
 		defer cancel()
-		if !w.delivered {
-			// Another keeper delivered the secrets; they may be in the transcripts.
-			values, err := g.Secrets(limited)
-			if err != nil {
-				return err
-			}
-			w.hide(values...)
-			w.delivered = true
+		if err := w.hideSecretsOf(limited, g); err != nil { // they may be in the transcripts
+			return err
 		}
 		var notes []string
 		k := Kept{RepoKey: s.RepoKey, Repo: s.Session.Repo, Session: s.Name, SavedAt: time.Now().UTC().Truncate(time.Second)}
@@ -219,5 +213,5 @@ func (w *Worker) lastWords(ctx context.Context, s Session) {
 		return
 	}
 	defer conn.Close()
-	w.saveHome(ctx, s, guest.Guest{SSH: conn, Root: s.Facts.Root})
+	w.saveHome(ctx, s, s.Guest(conn))
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
@@ -159,7 +158,7 @@ func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 		return err
 	}
 	defer conn.Close()
-	_, err = guest.Guest{SSH: conn, Root: s.Facts.Root}.SetPolicy(ctx, p)
+	_, err = s.Guest(conn).SetPolicy(ctx, p)
 	return err
 }
 

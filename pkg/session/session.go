@@ -16,8 +16,10 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
@@ -108,6 +110,7 @@ type Facts struct {
 	Base     *repo.Base       `json:"base,omitempty"`      // what was cloned
 	Endpoint vm.Endpoint      `json:"endpoint,omitzero"`   // of the running VM
 	Root     string           `json:"root,omitempty"`      // vm.Machine.Root
+	Secrets  guest.Delivered  `json:"secrets,omitzero"`    // how much was put into the guest's memory, or is about to be
 	Accel    string           `json:"accel,omitempty"`
 	From     golden.From      `json:"from,omitempty"` // what the VM was made from
 	VM       string           `json:"vm,omitempty"`   // its VM's name, unless that is the session's
@@ -149,6 +152,11 @@ type Session struct {
 	Want  Phase
 	Spec  Spec
 	Facts Facts
+}
+
+// Guest returns the guest of s, through a connection to it.
+func (s Session) Guest(conn *ssh.Client) guest.Guest {
+	return guest.Guest{SSH: conn, Root: s.Facts.Root, Delivered: s.Facts.Secrets}
 }
 
 func read(row store.Session) (Session, error) {

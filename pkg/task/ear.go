@@ -119,7 +119,7 @@ func (r *ear) hear(ctx context.Context, g guest.Guest) error {
 	if err != nil {
 		return err
 	}
-	r.w.Redact.Add(values...)
+	r.w.Redact.SetGuest(values...)
 	var masks [2]*secret.Writer
 	for i := range masks {
 		masks[i] = r.w.Redact.Mask(logWriter{r, i})

@@ -256,7 +256,7 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 		w.tend(ctx, s, &kept)
 		conn, err := w.Sessions.Dial(ctx, s)
 		if err == nil {
-			err = f(ctx, s, guest.Guest{SSH: conn, Root: s.Facts.Root})
+			err = f(ctx, s, s.Guest(conn))
 			// Whatever f says of it: with the connection gone, it may not know better.
 			again := err != nil && (errors.Is(err, ssh.ErrUnreachable) || over(conn.Done()))
 			_ = conn.Close() // it ends with the process at the latest
