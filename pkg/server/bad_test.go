@@ -462,3 +462,85 @@ func TestBadBytes(t *testing.T) {
 	}
 	_ = resp.Body.Close()
 }
+
+// Clients that write all of a body before they read, as many do, get the answer to
+// one that is too long, or that comes with a token that is not known.
+func TestAnswerToABodyThatIsNotRead(t *testing.T) {
+	r := newRig(t, Limits{Failures: 1000})
+	head := func(token string) string {
+		return "POST " + tasksPath + " HTTP/1.1\r\nHost: " + r.addr + "\r\nAuthorization: Bearer " + token + "\r\nContent-Type: application/yaml\r\n"
+	}
+	const piece = 1 << 20
+	block := []byte(strings.Repeat("#", piece))
+	sized := func(n int, token string) func(io.Writer) error {
+		return func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "%sContent-Length: %d\r\n\r\n", head(token), n*piece)
+			for i := 0; i < n && err == nil; i++ {
+				_, err = w.Write(block)
+			}
+			return err
+		}
+	}
+	chunked := func(n int) func(io.Writer) error {
+		return func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "%sTransfer-Encoding: chunked\r\n\r\n", head(r.token[Submit]))
+			for i := 0; i < n && err == nil; i++ {
+				_, err = fmt.Fprintf(w, "%x\r\n%s\r\n", piece, block)
+			}
+			if err == nil {
+				_, err = io.WriteString(w, "0\r\n\r\n")
+			}
+			return err
+		}
+	}
+	for name, c := range map[string]struct {
+		write func(io.Writer) error
+		want  int
+	}{
+		"2 MiB": {sized(2, r.token[Submit]), 413}, "20 MiB": {sized(20, r.token[Submit]), 413}, "100 MiB": {sized(100, r.token[Submit]), 413},
+		"20 MiB in chunks": {chunked(20), 413}, "a wrong token": {sized(1, "nobody"), 401},
+	} {
+		for _, network := range []string{"tcp", "unix"} {
+			if network == "unix" && c.want == http.StatusUnauthorized {
+				continue // no token is asked for there
+			}
+			t.Run(name+", "+network, func(t *testing.T) {
+				addr := map[string]string{"tcp": r.addr, "unix": r.socket}[network]
+				conn, err := (&net.Dialer{}).DialContext(t.Context(), network, addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				if err := conn.SetDeadline(time.Now().Add(deadline)); err != nil {
+					t.Fatal(err)
+				}
+				if err := c.write(conn); err != nil {
+					t.Fatal("write:", err)
+				}
+				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					t.Fatal("read:", err)
+				}
+				defer resp.Body.Close()
+				var p Problem
+				if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != c.want || p.Status != c.want || p.Hint == "" {
+					t.Errorf("%s %v %+v", resp.Status, err, p)
+				}
+			})
+		}
+	}
+	// One that waits to be told to go on is answered at once, and sends nothing.
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := fmt.Fprintf(conn, "%sContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", head(r.token[Submit]), 20*piece); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || resp.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Fatal(resp, err)
+	}
+	_ = resp.Body.Close()
+}
