@@ -68,6 +68,9 @@ func newTaskArtifactsCmd(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := m.CheckFiles(t); err != nil {
+				return err
+			}
 			if get != "" {
 				return a.copyArtifact(m, t, get, out)
 			}

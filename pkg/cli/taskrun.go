@@ -89,8 +89,8 @@ func (a *app) followTask(ctx context.Context, m *task.Manager, t task.Task, done
 	show := taskShow{view: view, talk: talk && t.Manifest.Agent.Kind != manifest.Command}
 	tick := time.NewTicker(tailEvery)
 	defer tick.Stop()
-	var seq, sessionSeq int64
-	if t.Given() { // what was done to its session before is not of the task
+	seq, sessionSeq := store.Oldest, store.Oldest // prune removes old ones
+	if t.Given() {                                // what was done to its session before is not of the task
 		var err error
 		if _, sessionSeq, err = m.Sessions.Store.EventRange(ctx, t.SessionID); err != nil {
 			return t, interrupted(ctx, t, err)
@@ -275,6 +275,9 @@ func runTaskLogs(ctx context.Context, a *app, o taskLogsOptions, what string) er
 	default:
 		return fail.New(fail.Usage, "no log %q; there are stdout, stderr, events and keeper", o.of)
 	}
+	if err := m.CheckFiles(t); err != nil {
+		return err
+	}
 	if !o.follow {
 		f, err := os.Open(path)
 		if errors.Is(err, os.ErrNotExist) {
@@ -306,7 +309,7 @@ func runTaskLogs(ctx context.Context, a *app, o taskLogsOptions, what string) er
 
 // taskEvents prints the events of a task.
 func (a *app) taskEvents(ctx context.Context, m *task.Manager, t task.Task, o taskLogsOptions) error {
-	var seq int64
+	seq := store.Oldest // prune removes old ones
 	for {
 		cur, err := m.Get(ctx, t.ID)
 		if err != nil {

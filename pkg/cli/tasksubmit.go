@@ -32,7 +32,14 @@ func (o *taskFile) flags(cmd *cobra.Command) {
 }
 
 // read returns the manifest and its text, and tells its notices.
-func (o *taskFile) read(a *app) (*manifest.Task, []byte, error) {
+func (o *taskFile) read(ctx context.Context, a *app, m *task.Manager) (*manifest.Task, []byte, error) {
+	if o.session != "" {
+		s, err := find(ctx, m.Sessions, o.session)
+		if err != nil {
+			return nil, nil, err
+		}
+		o.session = s.ID
+	}
 	var text []byte
 	var err error
 	name, dir := o.name, "."
@@ -53,13 +60,17 @@ func (o *taskFile) read(a *app) (*manifest.Task, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, n := range notices {
-		a.con.Warn("%s", n)
-	}
+	a.warnAll(notices)
 	if o.session != "" {
 		text = nil // what was written is not what is meant
 	}
 	return t, text, nil
+}
+
+func (a *app) warnAll(notices []string) {
+	for _, n := range notices {
+		a.con.Warn("%s", n)
+	}
 }
 
 func readBounded(name string, most int64) ([]byte, error) {
@@ -74,9 +85,7 @@ func readBounded(name string, most int64) ([]byte, error) {
 // accepted tells the notices of a task that was submitted, and starts it if there
 // is a slot.
 func (a *app) accepted(ctx context.Context, m *task.Manager, notices []string) {
-	for _, n := range notices {
-		a.con.Warn("%s", n)
-	}
+	a.warnAll(notices)
 	if err := m.Schedule(ctx); err != nil { // it is in the queue, and every command looks there
 		a.con.Warn("the task waits: %v", err)
 	}
@@ -92,14 +101,7 @@ func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, m *task
 		if err != nil {
 			return err
 		}
-		if o.session != "" {
-			s, err := find(ctx, m.Sessions, o.session)
-			if err != nil {
-				return err
-			}
-			o.session = s.ID
-		}
-		asked, text, err := o.read(a)
+		asked, text, err := o.read(ctx, a, m)
 		if err != nil {
 			return err
 		}
@@ -171,19 +173,29 @@ func newTaskRetryCmd(a *app) *cobra.Command {
 func newTaskValidateCmd(a *app) *cobra.Command {
 	var o taskFile
 	cmd := &cobra.Command{
-		Use: "validate", Short: "Check a manifest, and run nothing",
+		Use: "validate", Short: "Check a manifest as submit does, and run nothing",
 		Example: `  agent-sessionizer task validate -f task.yaml
   agent-sessionizer task validate -f task.yaml --json   with all defaults`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			t, _, err := o.read(a)
+			sessions, err := a.plainManager(cmd.Context())
 			if err != nil {
 				return err
 			}
+			m, typed := &task.Manager{Sessions: sessions}, o.session
+			t, _, err := o.read(cmd.Context(), a, m)
+			if err != nil {
+				return err
+			}
+			notices, err := m.Check(cmd.Context(), t)
+			if err != nil {
+				return err
+			}
+			a.warnAll(notices)
 			if o.json {
 				return a.con.JSON(t)
 			}
-			a.con.Say("%s is a manifest of a task for %s", o.name, plain.Line(cmp.Or(t.Repository.URL, "session "+t.VM.Session)))
+			a.con.Say("%s is a manifest of a task for %s", o.name, plain.Line(cmp.Or(t.Repository.URL, "session "+cmp.Or(typed, t.VM.Session))))
 			return nil
 		},
 	}

@@ -21,6 +21,14 @@ type Resources struct {
 	Disk   Size `yaml:"disk,omitempty" json:"disk"`     // bytes
 }
 
+// The least that a VM can do with. The bounds of manifests and the docs agree with them,
+// which a test checks.
+const (
+	MinCPUs        = 1
+	MinMemory Size = 512 << 20
+	MinDisk   Size = 4 << 30
+)
+
 // Over is r with base's values where r has none.
 func (r Resources) Over(base Resources) Resources {
 	if r.CPUs == 0 {

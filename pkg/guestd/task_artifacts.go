@@ -163,12 +163,9 @@ func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	names, more, err := git.untracked(ctx, !patched, c.ask.MaxFiles)
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
+	names, more, err := c.untracked(ctx, git, !patched)
 	if err != nil {
-		return nil, c.skip(wire.UntrackedName(c.id()), reason(err))
+		return nil, err
 	}
 	if patched {
 		below, err := c.submodules(ctx, "", c.ask.Base, 0)
@@ -189,8 +186,25 @@ func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 	return names, c.takeOwn(ctx, outList, wire.UntrackedName(c.id()))
 }
 
+// untracked are the untracked files of a repository. Where git cannot tell them from
+// those that are tracked they are all files that are not ignored, as without a patch.
+// An error ends the collection: files that nothing names would be lost with the VM.
+func (c *collector) untracked(ctx context.Context, git taskGit, whole bool) (names []string, more int, err error) {
+	names, more, err = git.untracked(ctx, whole, c.ask.MaxFiles)
+	if err != nil && !whole && ctx.Err() == nil {
+		names, more, err = git.untracked(ctx, true, c.ask.MaxFiles)
+	}
+	if ctx.Err() != nil {
+		return nil, 0, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("list untracked files: %w", err)
+	}
+	return names, more, nil
+}
+
 // patch takes the patch of a repository from a commit, or says why there is none.
-// One that is empty is taken of the checkout only.
+// An empty one is not taken: git apply refuses it.
 func (c *collector) patch(ctx context.Context, git taskGit, base, file, name string) (taken bool, err error) {
 	failed := git.patch(ctx, base, filepath.Join(c.dir, file), c.ask.MaxBytes)
 	if ctx.Err() != nil {
@@ -202,7 +216,7 @@ func (c *collector) patch(ctx context.Context, git taskGit, base, file, name str
 	if wire.CheckArtifactName(name) != nil {
 		return true, c.skip(name, longPath)
 	}
-	if info, err := os.Stat(filepath.Join(c.dir, file)); err != nil || info.Size() == 0 && file != outPatch {
+	if info, err := os.Stat(filepath.Join(c.dir, file)); err != nil || info.Size() == 0 {
 		return true, err
 	}
 	return true, c.takeOwn(ctx, file, name)

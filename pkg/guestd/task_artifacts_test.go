@@ -210,9 +210,12 @@ func (c *checkout) checkPatch() collection {
 	if after, _ := os.ReadFile(filepath.Join(c.dir, ".git/index")); !bytes.Equal(before, after) {
 		c.Error("the agent's index was changed")
 	}
-	patch, failure := c.sent(got, c.id()+".patch", 0)
-	if failure != "" {
-		c.Fatal(failure)
+	patch := "" // where nothing differs there is none: git would refuse it
+	if _, has := got.files[c.id()+".patch"]; has || want != c.git("rev-parse", c.base+"^{tree}") {
+		var failure string
+		if patch, failure = c.sent(got, c.id()+".patch", 0); failure != "" || patch == "" {
+			c.Fatalf("a patch of %d bytes, %s", len(patch), failure)
+		}
 	}
 	if tree := c.applied(patch); tree != want {
 		out, _ := c.gitIn(c.dir, nil, nil, "diff", "--stat", tree, want)
@@ -635,6 +638,67 @@ func TestArtifactsWithoutAPatch(t *testing.T) {
 	})
 }
 
+// failGit makes a git command fail, after what it prints, whose arguments match a
+// pattern of the shell.
+func failGit(t *testing.T, pattern string) {
+	t.Helper()
+	git, err := exec.LookPath("git")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	script := "#!/bin/sh\ncase \" $* \" in " + pattern + ") '" + git + "' \"$@\"; exit 128;; esac\nexec '" + git + "' \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(dir, "git"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("REAL_GIT", git)
+	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+// Files that git does not list are not lost: they are found in another way, or the
+// collection fails and the VM is kept.
+func TestGitFailsWhileCollecting(t *testing.T) {
+	files := map[string]string{"a": "1", "dir/b": "2", ".gitignore": "*.o\n"}
+	for name, c := range map[string]struct {
+		fails string // the git commands
+		want  []string
+		err   string
+	}{
+		"list untracked files":                    {`*--others*`, nil, "list untracked files"},
+		"list untracked files beside the tracked": {`*--git-dir=*) exec "$REAL_GIT" "$@";; *--others*`, []string{".gitignore", "a", "dir/b", "new"}, ""},
+		"diff":                            {`*" diff "*`, []string{".gitignore", "a", "dir/b", "new"}, ""},
+		"list tracked files":              {`*--cached*`, []string{".gitignore", "a", "dir/b", "new"}, ""},
+		"look for the repository":         {`*--git-path*`, []string{".gitignore", "a", "dir/b", "new"}, ""},
+		"list submodules that are there":  {`*--stage*`, nil, "list the submodules"},
+		"list submodules that were there": {`*ls-tree*`, nil, "list the submodules"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newCheckout(t, files)
+			w.put("a", "changed")
+			w.put("new", "3")
+			failGit(t, c.fails)
+			var in, out bytes.Buffer
+			w.must(w.ask.Encode(&in))
+			err := w.task.collect(t.Context(), &in, &out)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("it says: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := w.collect()
+			for _, name := range c.want {
+				if _, failure := w.sent(got, "untracked/"+name, 0); failure != "" {
+					t.Error(failure)
+				}
+			}
+		})
+	}
+}
+
 func TestUntrackedFiles(t *testing.T) {
 	c := newCheckout(t, map[string]string{"a": "tracked", ".gitignore": "*.o\n/ignored/\n"})
 	deep := strings.Repeat("d/", 150) + "x"
@@ -672,7 +736,7 @@ func TestUntrackedFiles(t *testing.T) {
 			t.Errorf("%q is not in the list", name)
 		}
 	}
-	if len(got.files) != len(want)+2 {
+	if len(got.files) != len(want)+1 { // and their list; nothing that is tracked changed
 		t.Errorf("%q", slices.Sorted(maps.Keys(got.files)))
 	}
 	if !got.files["untracked/new"].Executable || got.files["untracked/-rf"].Executable {
@@ -764,7 +828,7 @@ func TestArtifactsAreBounded(t *testing.T) {
 		}
 		return n
 	}
-	if count("files/") != 50 || count("untracked/") != 8 || count("") != 60 || got.skipped["untracked/u/49"] != "there are more than 60 files" {
+	if count("files/") != 50 || count("untracked/") != 9 || count("") != 60 || got.skipped["untracked/u/49"] != "there are more than 60 files" {
 		t.Errorf("%d %d %d, %v", count("files/"), count("untracked/"), count(""), got.skipped)
 	}
 	c.ask.MaxFiles, c.ask.MaxBytes = wire.MaxArtifacts, 2000

@@ -25,7 +25,7 @@ func (c *collector) submodules(ctx context.Context, below, base string, depth in
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
-		return nil, c.skip(path.Join(wire.SubmodulesDir, below), reason(err))
+		return nil, fmt.Errorf("list the submodules of %q: %w", below, err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		base, name := found[name], path.Join(below, name)
@@ -35,14 +35,9 @@ func (c *collector) submodules(ctx context.Context, below, base string, depth in
 			return nil, err
 		}
 		c.subs++
-		names, more, err := git.untracked(ctx, !patched, c.ask.MaxFiles)
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
+		names, more, err := c.untracked(ctx, git, !patched)
 		if err != nil {
-			if err := c.skip(path.Join(wire.UntrackedDir, name), reason(err)); err != nil {
-				return nil, err
-			}
+			return nil, err
 		}
 		c.skipped += more
 		if patched && depth < maxNests {

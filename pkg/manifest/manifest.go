@@ -47,6 +47,8 @@ type Task struct {
 	VM         VM         `json:"vm" doc:"The VM that the task gets for itself, or the session that it runs in."`
 	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, by reference. They are resolved while the VM boots, and are never written to a disk."`
 	Lifecycle  Lifecycle  `json:"lifecycle" doc:"How long things may take, what happens when they fail, and what is kept."`
+
+	source *source // nil for one that was not parsed
 }
 
 // Metadata is how a task is found again, and how urgent it is.
@@ -102,8 +104,8 @@ type VM struct {
 	Session     string `json:"session,omitempty" like:"session" doc:"A session that is there, by its name, its id or the start of that. The task runs in it, and leaves it as it found it but for what the agent did."`
 	Profile     string `json:"profile,omitempty" own:"*" like:"word" doc:"A profile of the configuration. What it says of resources is the default here."`
 	CPUs        int    `json:"cpus,omitempty" own:"*" min:"1" max:"1024" doc:"4 when there is no profile."`
-	Memory      Size   `json:"memory,omitempty" own:"*" min:"128M" max:"64T" doc:"8G when there is no profile."`
-	Disk        Size   `json:"disk,omitempty" own:"*" min:"1G" max:"1024T" doc:"40G when there is no profile."`
+	Memory      Size   `json:"memory,omitempty" own:"*" min:"512M" max:"64T" doc:"8G when there is no profile."`
+	Disk        Size   `json:"disk,omitempty" own:"*" min:"4G" max:"1024T" doc:"40G when there is no profile."`
 	NetworkMode string `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: nothing. allowlist: the names of the configuration. open: the internet, without the local network; outbound and full are other words for it. As configured when left out."`
 }
 

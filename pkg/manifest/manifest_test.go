@@ -58,7 +58,7 @@ func defaults() *manifest.Task {
 }
 
 func TestDefaults(t *testing.T) {
-	if got, want := parse(t, minimal), defaults(); !reflect.DeepEqual(got, want) {
+	if got, want := parse(t, minimal), defaults(); !manifest.Same(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	// What is there and empty is as good as what is not there.
@@ -70,7 +70,7 @@ func TestDefaults(t *testing.T) {
 		if more == "---\n" {
 			text = more + minimal
 		}
-		if got := parse(t, text); !reflect.DeepEqual(got, defaults()) {
+		if got := parse(t, text); !manifest.Same(got, defaults()) {
 			t.Errorf("%q: %+v", more, got)
 		}
 	}
@@ -183,7 +183,7 @@ func TestEverything(t *testing.T) {
 		},
 	}
 	got := parse(t, everything)
-	if !reflect.DeepEqual(got, want) {
+	if !manifest.Same(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	var refs []string
@@ -456,10 +456,10 @@ func TestEncode(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := manifest.Decode(data)
-		if err != nil || !reflect.DeepEqual(got, task) {
+		if err != nil || !manifest.Same(got, task) {
 			t.Errorf("decoded:\n%+v\n%+v\n%v", got, task, err)
 		}
-		if again := parse(t, string(data)); !reflect.DeepEqual(again, task) {
+		if again := parse(t, string(data)); !manifest.Same(again, task) {
 			t.Errorf("parsed again:\n%+v\n%+v", again, task)
 		}
 		if err := task.Validate(); err != nil {
@@ -681,11 +681,11 @@ func FuzzParse(f *testing.F) {
 			t.Fatal(err)
 		}
 		decoded, err := manifest.Decode(data)
-		if err != nil || !reflect.DeepEqual(decoded, task) {
+		if err != nil || !manifest.Same(decoded, task) {
 			t.Fatalf("%+v decodes to %+v, %v", task, decoded, err)
 		}
 		again, _, err := manifest.Parse("again", data, "")
-		if err != nil || !reflect.DeepEqual(again, task) {
+		if err != nil || !manifest.Same(again, task) {
 			t.Fatalf("%+v parses to %+v, %v", task, again, err)
 		}
 	})

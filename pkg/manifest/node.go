@@ -56,6 +56,44 @@ func (p Problem) at(name string) string {
 	return line
 }
 
+// source is where the fields of a parsed manifest are.
+type source struct {
+	name   string
+	fields map[string]*node // "" is the whole manifest
+}
+
+// Fault is what is wrong with a field of a manifest that Parse cannot know: the host
+// has no such profile, a secret's file does not exist.
+type Fault struct {
+	Field string // as in Problem
+	Err   error
+}
+
+// Refuse returns faults as Parse returns what it finds itself, each with its line if
+// t was parsed; nil for none. Code and hint of the error are those of the first fault.
+func (t *Task) Refuse(faults ...Fault) error {
+	if len(faults) == 0 {
+		return nil
+	}
+	var p problems
+	from := source{fields: map[string]*node{"": {line: 1, col: 1}}}
+	if t.source != nil {
+		from = *t.source
+	}
+	for _, f := range faults {
+		at := f.Field
+		for from.fields[at] == nil { // the nearest that was written
+			at = at[:max(strings.LastIndexByte(at, '.'), 0)]
+		}
+		p.add(from.fields[at], f.Field, "is refused: %v", f.Err)
+	}
+	err := fail.New(fail.CodeOf(faults[0].Err), "%w", p.sorted(from.name))
+	if hint := fail.HintOf(faults[0].Err); hint != "" {
+		err = err.WithHint("%s", hint)
+	}
+	return err
+}
+
 // problems collects what is wrong, up to a bound.
 type problems struct {
 	list []Problem
@@ -72,16 +110,21 @@ func (p *problems) add(n *node, field, format string, args ...any) {
 	p.list = append(p.list, Problem{Line: n.line, Column: n.col, Field: field, Text: fmt.Sprintf(format, args...)})
 }
 
-// err is all of it as an error, in the order of the lines, or nil.
+// err is all of it as an error, or nil.
 func (p *problems) err(name string) error {
 	if len(p.list) == 0 {
 		return nil
 	}
+	return fail.New(fail.Usage, "%w", p.sorted(name)).
+		WithHint("agent-sessionizer task schema # every key, its default and its bounds")
+}
+
+// sorted is all of it, in the order of the lines.
+func (p *problems) sorted(name string) *Error {
 	slices.SortStableFunc(p.list, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
-	return fail.New(fail.Usage, "%w", &Error{Name: name, Problems: p.list, More: p.more}).
-		WithHint("agent-sessionizer task schema # every key, its default and its bounds")
+	return &Error{Name: name, Problems: p.list, More: p.more}
 }
 
 // kind is what a node is.

@@ -49,6 +49,7 @@ func ParseIn(session, name string, data []byte, dir string) (*Task, []string, er
 		return nil, nil, err
 	}
 	t := &doc.Task
+	t.source = &source{name, d.given}
 	if t.VM.Profile == "" && t.VM.Session == "" {
 		t.VM.fill()
 	}

@@ -141,8 +141,8 @@ func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (
 		return nil, err
 	}
 	p.say("cloning %s", ref.Slug)
-	times := m.Retry.Times
-	if times == 0 {
+	times := max(m.Retry.Times, 0)
+	if m.Retry.Times == 0 {
 		times = 3
 	}
 	if err := m.Retry.do(ctx, times, p, func() error { leftOut, err = m.update(ctx, tmp, ref, p); return err }); err != nil {

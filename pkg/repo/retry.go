@@ -14,7 +14,7 @@ import (
 // Retry says how often and when a failed clone is tried again. The zero value
 // is three times, after 5, 10 and 20 seconds, give or take 15 %.
 type Retry struct {
-	Times int                                              // 0 means 3
+	Times int                                              // 0 means 3, less than 0 never
 	First time.Duration                                    // 0 means 5 s; doubled each time
 	Cap   time.Duration                                    // 0 means 60 s
 	Sleep func(ctx context.Context, d time.Duration) error // nil waits
@@ -83,6 +83,9 @@ var (
 		`unreachable|no route to host|early EOF|RPC failed|unexpected disconnect|hung up|returned error: (5[0-9][0-9]|429|408)|` +
 		`gnutls|SSL_|TLS|kex_exchange|curl [0-9]+|Empty reply|broken pipe|the remote end|Failed to connect|unable to connect|couldn't find remote ref|not our ref|unadvertised object|invalid index-pack output`)
 )
+
+// Transient reports whether Ensure failed and may succeed when it is repeated.
+func Transient(err error) bool { return transient(err) }
 
 // transient reports whether a failed git may succeed when it is repeated.
 func transient(err error) bool {

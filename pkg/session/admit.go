@@ -82,8 +82,9 @@ func clamp(r config.Resources) (config.Resources, []string, error) {
 		notices = append(notices, fmt.Sprintf("%v of memory asked for, using %v: three quarters of the host's", r.Memory, most))
 		r.Memory = most
 	}
-	if r.CPUs < 1 || r.Memory < 512<<20 || r.Disk < 4<<30 {
-		return r, nil, fail.New(fail.Usage, "resources too small for a session: cpus %d, memory %v, disk %v; at least 1, 512MiB and 4GiB", r.CPUs, r.Memory, r.Disk).
+	if r.CPUs < config.MinCPUs || r.Memory < config.MinMemory || r.Disk < config.MinDisk {
+		return r, nil, fail.New(fail.Usage, "resources too small for a session: cpus %d, memory %v, disk %v; at least %d, %v and %v",
+			r.CPUs, r.Memory, r.Disk, config.MinCPUs, config.MinMemory, config.MinDisk).
 			WithHint("agent-sessionizer config show")
 	}
 	return r, notices, nil

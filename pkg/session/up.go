@@ -342,8 +342,8 @@ func writeFile(name string, content []byte) error {
 
 func secretRefs(m map[string]string) ([]secret.Ref, error) {
 	var refs []secret.Ref
-	for name, source := range m {
-		ref, err := secret.ParseRef(name, source)
+	for _, name := range slices.Sorted(maps.Keys(m)) { // so that errors come in one order
+		ref, err := secret.ParseRef(name, m[name])
 		if err != nil {
 			return nil, err
 		}

@@ -45,12 +45,12 @@ func (m *Manager) OpenArtifact(t Task, name string) (*os.File, error) {
 		}
 		root, err := os.OpenRoot(m.Dir(t.ID).artifacts())
 		if err != nil {
-			return nil, fail.New(fail.NotFound, "the artifacts of task %s are not there any more", t.ID)
+			return nil, fail.New(fail.NotFound, "open the artifacts of task %s: %w", t.ID, err).WithHint("agent-sessionizer task show %s", t.ID)
 		}
 		defer root.Close()
 		f, err := root.Open(filepath.FromSlash(name))
 		if err != nil {
-			return nil, fail.New(fail.NotFound, "artifact %q of task %s: %w", name, t.ID, err)
+			return nil, fail.New(fail.NotFound, "artifact %q of task %s: %w", name, t.ID, err).WithHint("agent-sessionizer task artifacts %s", t.ID)
 		}
 		return f, nil
 	}

@@ -34,8 +34,17 @@ func (t Task) base(s session.Session) *repo.Base {
 	return s.Facts.Base
 }
 
-// given finds the session in which a task is to run.
-func (m *Manager) given(ctx context.Context, asked *manifest.Task) (session.Session, error) {
+// given finds the session in which a task is to run. An error is that of the field.
+func (m *Manager) given(ctx context.Context, asked *manifest.Task) (s session.Session, field string, err error) {
+	s, err = m.inSession(ctx, asked)
+	if err != nil {
+		return s, "vm.session", err
+	}
+	return s, "repository.url", ofSession(s, asked)
+}
+
+// inSession finds the session that the manifest names, if tasks may run in it.
+func (m *Manager) inSession(ctx context.Context, asked *manifest.Task) (session.Session, error) {
 	const list = "agent-sessionizer list"
 	what := asked.VM.Session
 	s, err := m.Sessions.Find(ctx, what)
@@ -51,21 +60,27 @@ func (m *Manager) given(ctx context.Context, asked *manifest.Task) (session.Sess
 		return s, fail.New(fail.Conflict, "session %s is that of task %s, and goes with it", s.Name, s.Task).WithHint(list)
 	case gone(s) != nil:
 		return s, fail.New(fail.Conflict, "session %s is being destroyed", s.Name).WithHint(list)
-	case asked.Repository.URL == "":
-		return s, nil
+	}
+	return s, nil
+}
+
+// ofSession refuses a repository that is not the session's.
+func ofSession(s session.Session, asked *manifest.Task) error {
+	if asked.Repository.URL == "" {
+		return nil
 	}
 	ref, err := repo.Parse(asked.Repository.URL, "/")
 	switch {
 	case err != nil:
-		return s, err
+		return err
 	case ref.Key != s.RepoKey:
-		return s, fail.New(fail.Usage, "session %s is of %s, and the manifest's repository is %s", s.Name, s.RepoKey, ref.Key).
+		return fail.New(fail.Usage, "session %s is of %s, and the manifest's repository is %s", s.Name, s.RepoKey, ref.Key).
 			WithHint("leave repository.url out, or: agent-sessionizer list")
 	case ref.Branch != "":
-		return s, fail.New(fail.Usage, "repository.url names branch %s; in session %s the agent works on what is checked out there", ref.Branch, s.Name).
+		return fail.New(fail.Usage, "it names branch %s; in session %s the agent works on what is checked out there", ref.Branch, s.Name).
 			WithHint("leave repository.url out")
 	}
-	return s, nil
+	return nil
 }
 
 // In are the tasks that have not ended whose session it is, or that wait for it.

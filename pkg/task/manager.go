@@ -64,26 +64,16 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 		}
 		was.Restricted = true
 	}
-	var in, slug string
-	var notices []string
-	if asked.VM.Session != "" {
-		s, err := m.given(ctx, asked)
-		if err != nil {
-			return Task{}, nil, err
-		}
+	found, err := m.check(ctx, asked, was.Restricted)
+	if err != nil {
+		return Task{}, nil, err
+	}
+	in, slug, notices := found.session.ID, found.slug, found.notices
+	if in != "" {
 		that := *asked
-		that.VM.Session = s.ID // another may be called so later
-		asked, in, slug = &that, s.ID, s.Session.Repo
-		was.Repository = cmp.Or(s.Spec.Repo.Path, s.Spec.Repo.URL)
-	} else {
-		r, err := request(asked, was.Restricted)
-		if err != nil {
-			return Task{}, nil, err
-		}
-		if notices, err = m.Sessions.Check(r); err != nil {
-			return Task{}, nil, err
-		}
-		slug = r.Repo.Slug
+		that.VM.Session = in // another may be called so later
+		asked = &that
+		was.Repository = cmp.Or(found.session.Spec.Repo.Path, found.session.Spec.Repo.URL)
 	}
 	normal, err := asked.Encode()
 	if err != nil {

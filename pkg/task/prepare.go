@@ -7,6 +7,8 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -63,20 +65,61 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 		return err
 	}
 	err = w.timely(ctx, t, time.Duration(t.Manifest.Lifecycle.StageTimeout), "fetching the repository", func(ctx context.Context) error {
-		return w.step(ctx, *t, "refresh the mirror", func(ctx context.Context) error {
-			mirrors := *w.Mirrors
-			mirrors.Retry.Times = t.Manifest.Lifecycle.Retries.Clone
-			m, err := mirrors.Ensure(ctx, r.Repo, func(string) {})
-			if err == nil && m.Warning != "" {
-				w.warn(ctx, *t, "", "%s", m.Warning)
+		for {
+			err := w.refresh(ctx, *t, r.Repo)
+			if err == nil || ctx.Err() != nil || !repo.Transient(err) {
+				return err
 			}
-			return err
-		})
+			if err := w.again(ctx, t, err, t.Manifest.Lifecycle.Retries.Clone, cloneDelays()...); err != nil {
+				return err
+			}
+		}
 	})
 	if err != nil {
 		return err
 	}
 	return w.advance(ctx, t, Provisioning, PhaseChange{}, nil)
+}
+
+func cloneDelays() []time.Duration {
+	return []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, time.Minute}
+}
+
+// refresh brings the mirror up to date, and looks there for what the manifest names.
+func (w *Worker) refresh(ctx context.Context, t Task, ref repo.Ref) error {
+	return w.step(ctx, t, "refresh the mirror", func(ctx context.Context) error {
+		mirrors := *w.Mirrors
+		mirrors.Retry.Times = -1 // stage does that, and notes it
+		m, err := mirrors.Ensure(ctx, ref, func(string) {})
+		if err != nil {
+			return err
+		}
+		if m.Warning != "" {
+			w.warn(ctx, t, "", "%s", m.Warning)
+		}
+		sub := t.Manifest.Repository.Subpath
+		if sub == "" {
+			return nil
+		}
+		is, err := m.Source(false).MayHaveDir(ctx, sub)
+		if err == nil && !is {
+			err = w.located(ctx, t).Refuse(manifest.Fault{Field: "repository.subpath", Err: fail.New(fail.NotFound,
+				"the commit to be checked out has no directory %q", sub).WithHint("git -C %s ls-tree -d -r --name-only HEAD", m.Dir)})
+		}
+		return err
+	})
+}
+
+// located is the task's manifest, with its lines if it is there as it was written.
+func (w *Worker) located(ctx context.Context, t Task) *manifest.Task {
+	text, err := w.store().TaskText(ctx, t.ID)
+	if err != nil || text == nil {
+		return t.Manifest
+	}
+	if written, _, err := manifest.Parse("manifest.yaml", text, "/"); err == nil {
+		return written
+	}
+	return t.Manifest
 }
 
 // provision has a session made for the task, or made ready again, its own or not.

@@ -1,0 +1,63 @@
+package manifest
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// docs/tasks.md and the schema have the bounds that manifests are held to.
+func TestBoundsInDocsAndSchema(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "tasks.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "| `"); ok {
+			key, row, _ := strings.Cut(rest, "`")
+			rows[key] = row
+		}
+	}
+	var root struct {
+		Properties map[string]struct {
+			Properties map[string]struct {
+				Description      string
+				Minimum, Maximum *int64
+			}
+		}
+	}
+	if err := json.Unmarshal(Schema(), &root); err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	var walk func(path string, of reflect.Type)
+	walk = func(path string, of reflect.Type) {
+		for _, f := range fieldsOf(of) {
+			at := join(path, f.name)
+			switch ft := of.FieldByIndex(f.index).Type; {
+			case ft.Kind() == reflect.Struct:
+				walk(at, ft)
+			case ft == sizeType || ft == durationType || ft.Kind() == reflect.Int:
+				checked++
+				if want := "from " + f.min + " to " + f.max; !strings.Contains(rows[at], want) {
+					t.Errorf("%s: the docs do not say %q: %s", at, want, rows[at])
+				}
+				if parts := strings.Split(at, "."); len(parts) == 2 {
+					s := root.Properties[parts[0]].Properties[parts[1]]
+					numbers := s.Minimum != nil && *s.Minimum == number(f.min) && *s.Maximum == number(f.max)
+					if !numbers && !strings.HasSuffix(s.Description, " From "+f.min+" to "+f.max+".") {
+						t.Errorf("%s: the schema says %+v", at, s)
+					}
+				}
+			}
+		}
+	}
+	walk("", reflect.TypeFor[Task]())
+	if checked < 20 {
+		t.Errorf("only %d fields have bounds", checked)
+	}
+}

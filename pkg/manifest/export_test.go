@@ -1,0 +1,13 @@
+package manifest
+
+import "reflect"
+
+// Same reports whether two tasks are equal but for where they were read from.
+func Same(a, b *Task) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	x, y := *a, *b
+	x.source, y.source = nil, nil
+	return reflect.DeepEqual(x, y)
+}

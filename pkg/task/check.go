@@ -1,0 +1,79 @@
+package task
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+// Check refuses a manifest that Submit would refuse, and for the same reasons: what
+// this host lacks for it, as far as that can be known without making anything. The
+// notices are those of Submit.
+func (m *Manager) Check(ctx context.Context, asked *manifest.Task) (notices []string, err error) {
+	found, err := m.check(ctx, asked, false)
+	return found.notices, err
+}
+
+// checked is what a manifest refers to.
+type checked struct {
+	session session.Session // that the task runs in, the zero Session for one of its own
+	slug    string          // of the repository
+	notices []string
+}
+
+// check is Check, of a task that is restricted or not.
+func (m *Manager) check(ctx context.Context, asked *manifest.Task, restricted bool) (checked, error) {
+	if asked.VM.Session != "" {
+		s, field, err := m.given(ctx, asked)
+		if err != nil {
+			return checked{}, asked.Refuse(manifest.Fault{Field: field, Err: err})
+		}
+		return checked{session: s, slug: s.Session.Repo}, nil
+	}
+	if faults := m.faults(asked, restricted); len(faults) > 0 {
+		return checked{}, asked.Refuse(faults...)
+	}
+	r, err := request(asked, restricted)
+	if err != nil {
+		return checked{}, err
+	}
+	notices, err := m.Sessions.Check(r)
+	return checked{slug: r.Repo.Slug, notices: notices}, err
+}
+
+// faults are the fields that name something which this host does not have or take,
+// in the order of the manifest's format.
+func (m *Manager) faults(asked *manifest.Task, restricted bool) (faults []manifest.Fault) {
+	add := func(field string, err error) {
+		if err != nil {
+			faults = append(faults, manifest.Fault{Field: field, Err: err})
+		}
+	}
+	r, err := request(asked, restricted)
+	add("repository.url", err)
+	key := config.RepoKey(r.Repo.Key)
+	if _, err := m.Sessions.Config.For(key, ""); err == nil && asked.VM.Profile != "" { // otherwise it is not the profile
+		_, err := m.Sessions.Config.For(key, asked.VM.Profile)
+		add("vm.profile", err)
+	}
+	for i, s := range asked.Secrets {
+		at := func(name string) string { return fmt.Sprintf("secrets[%d].%s", i, name) }
+		ref, err := secret.ParseRef(s.Name, s.Ref())
+		if err == nil {
+			for _, err := range secret.Check([]secret.Ref{ref}) {
+				add(at("key"), err)
+			}
+			continue
+		}
+		if _, named := secret.ParseRef(s.Name, "env:X"); named != nil {
+			add(at("name"), named)
+			continue
+		}
+		add(at("key"), err)
+	}
+	return faults
+}

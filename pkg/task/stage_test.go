@@ -1,0 +1,120 @@
+package task
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+)
+
+// staging is a task in phase Staging of a repository that git cannot reach at first:
+// so many times. The remote is a directory of this host; nothing asks a network.
+func staging(t *testing.T, text string, unreachable int) (*Worker, Task) {
+	t.Helper()
+	m := newManager(t, 1, 100)
+	remote := filepath.Join(t.TempDir(), "remote.git")
+	git, err := exec.LookPath("git")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := "set -e; git init -q -b main $1; cd $1; mkdir -p dir/sub; echo 1 >dir/sub/file; ln -s dir link; git add -A; git -c user.name=a -c user.email=a@localhost.invalid commit -qm base"
+	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script, "sh", remote).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	bin := t.TempDir()
+	wrapper := fmt.Sprintf(`#!/bin/sh
+case " $* " in
+*" ls-remote "*)
+	echo x >>%[1]s/asked
+	[ $(wc -l <%[1]s/asked) -gt %[2]d ] || { echo "fatal: unable to access: Failed to connect to github.com" >&2; exit 128; } ;;
+esac
+exec %[3]s -c url.%[4]s.insteadOf=https://github.com/acme/app.git "$@"
+`, bin, unreachable, git, remote)
+	if err := os.WriteFile(filepath.Join(bin, "git"), []byte(wrapper), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	asked, _, err := manifest.Parse("m", []byte(text), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, _, err := m.Submit(t.Context(), asked, Submission{Text: []byte(text)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := started(t, m); len(got) != 1 {
+		t.Fatalf("started %v", got)
+	}
+	if task, err = m.Get(t.Context(), task.ID); err != nil {
+		t.Fatal(err)
+	}
+	w := &Worker{
+		Manager: m, Log: slog.New(slog.DiscardHandler), Redact: secret.NewRedactor(),
+		Mirrors: &repo.Mirrors{Dir: m.paths().Mirrors()},
+	}
+	return w, task
+}
+
+const stageManifest = "version: \"1\"\nkind: Task\nrepository:\n  url: acme/app\n  subpath: %s\nagent: {kind: command, command: [\"true\"]}\nlifecycle: {retries: {clone: %d}}\n"
+
+// Each retry of a clone is an event, and there are as many as the manifest says.
+func TestRetriesOfAClone(t *testing.T) {
+	for _, c := range []struct {
+		unreachable, retries, events int
+		ok                           bool
+	}{{0, 3, 0, true}, {2, 3, 2, true}, {9, 2, 2, false}, {1, 0, 0, false}} {
+		t.Run(fmt.Sprintf("%d of %d", c.unreachable, c.retries), func(t *testing.T) {
+			w, task := staging(t, fmt.Sprintf(stageManifest, "dir", c.retries), c.unreachable)
+			synctest.Test(t, func(t *testing.T) {
+				err := w.stage(t.Context(), &task)
+				if (err == nil) != c.ok || (task.Phase == Provisioning) != c.ok {
+					t.Errorf("it is %s: %v", task.Phase, err)
+				}
+			})
+			all := kinds(t, w.Manager, task.ID)[EventRetry]
+			if len(all) != c.events {
+				t.Errorf("%d events, want %d", len(all), c.events)
+			}
+			for i, ev := range all {
+				var r Retrying
+				if err := json.Unmarshal(ev.Data, &r); err != nil || r.Try != i+2 || r.Most != c.retries+1 || !strings.Contains(r.Error, "Failed to connect") {
+					t.Errorf("event %d: %s, %v", i, ev.Data, err)
+				}
+				if base := int64(5000) << i; r.DelayMS < base*84/100 || r.DelayMS > base*116/100 {
+					t.Errorf("event %d: waits %d ms", i, r.DelayMS)
+				}
+			}
+		})
+	}
+}
+
+// A directory that the commit lacks is found out before there is a VM, with its line.
+func TestSubpathThatIsNotThere(t *testing.T) {
+	for sub, is := range map[string]bool{
+		"dir": true, "dir/sub": true, "./dir//sub/": true, "link": true, "link/sub": true,
+		"nosuch": false, "dir/nosuch": false, "dir/sub/file": false, "d*": false, "dir/sub/file/x": false,
+	} {
+		t.Run(strings.ReplaceAll(sub, "/", "_"), func(t *testing.T) {
+			w, task := staging(t, fmt.Sprintf(stageManifest, sub, 0), 0)
+			err := w.stage(t.Context(), &task)
+			switch {
+			case is:
+				if err != nil || task.Phase != Provisioning {
+					t.Errorf("it is %s: %v", task.Phase, err)
+				}
+			case fail.CodeOf(err) != fail.NotFound || !strings.Contains(err.Error(), "manifest.yaml:5:12: repository.subpath is refused: ") || fail.HintOf(err) == "" || task.Phase != Staging:
+				t.Errorf("it is %s: %v (hint %q)", task.Phase, err, fail.HintOf(err))
+			}
+		})
+	}
+}
