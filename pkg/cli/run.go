@@ -150,22 +150,32 @@ func (a *app) terminal(ctx context.Context, m *session.Manager, s session.Sessio
 }
 
 func newSSHConfigCmd(a *app) *cobra.Command {
-	var asJSON bool
+	var o sshConfigOptions
 	cmd := &cobra.Command{
 		Use:   "ssh-config [SESSION…]",
 		Short: "Print OpenSSH client configuration for sessions, for editors and scp",
+		Long: `Print OpenSSH client configuration for sessions, for editors and scp. It turns off
+what would reach from the guest to this host: agents, X11, tunnels, forwarded ports,
+your keys and variables, commands, shared connections.
+
+With "ssh -F FILE" no other configuration is read. To use the sessions' names
+everywhere, put "Include FILE" on top of ~/.ssh/config and, since OpenSSH adds up
+SendEnv, once more at its end, after a line "Match all".`,
 		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
-  (or put "Include ~/.ssh/agents" on top of ~/.ssh/config)`,
+  agent-sessionizer ssh-config --forwards >~/.ssh/agents   # for editors that forward ports`,
 		ValidArgsFunction: a.completeMany(a.sessions()),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runSSHConfig(cmd.Context(), a, args, asJSON)
+			return runSSHConfig(cmd.Context(), a, o, args)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print an array")
+	cmd.Flags().BoolVar(&o.forwards, "forwards", false, "allow forwarded ports, those of your \"Host *\" too")
 	return cmd
 }
 
-func runSSHConfig(ctx context.Context, a *app, names []string, asJSON bool) error {
+type sshConfigOptions struct{ json, forwards bool }
+
+func runSSHConfig(ctx context.Context, a *app, o sshConfigOptions, names []string) error {
 	m, err := a.manager(ctx)
 	if err != nil {
 		return err
@@ -193,9 +203,10 @@ func runSSHConfig(ctx context.Context, a *app, names []string, asJSON bool) erro
 		if err != nil {
 			return err
 		}
+		h.Forwards = o.forwards
 		hosts = append(hosts, h)
 	}
-	if asJSON {
+	if o.json {
 		return a.con.JSON(hosts)
 	}
 	for _, h := range hosts {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -64,6 +65,8 @@ type SSHHost struct {
 	IdentityFile   string `json:"identity_file"`
 	HostKey        string `json:"host_key"`
 	KnownHostsFile string `json:"known_hosts_file"` // which names the host as Host
+
+	Forwards bool `json:"-"` // of the user's configuration and command line are allowed
 }
 
 // SSHConfig returns it, and writes the file of known hosts.
@@ -79,18 +82,41 @@ func (m *Manager) SSHConfig(s Session) (SSHHost, error) {
 	return h, writeFile(h.KnownHostsFile, []byte(h.Host+" "+h.HostKey+"\n"))
 }
 
-// String is the block of an OpenSSH configuration.
+// String is the block of an OpenSSH configuration. OpenSSH takes the first value of
+// most settings, so those of a later "Host *" do not reach the guest; what it adds up
+// instead (SendEnv) is removed again where the block comes last too. Forwards of the
+// user's are cleared unless Forwards is set.
 func (h SSHHost) String() string {
 	return fmt.Sprintf(`Host %s
   HostName %s
   Port %s
   User %s
   IdentityFile "%s"
-  IdentitiesOnly yes
   HostKeyAlias %s
   UserKnownHostsFile "%s"
-  StrictHostKeyChecking yes
-  ForwardAgent no
+%s
+`, h.Host, h.Hostname, h.Port, h.User, h.IdentityFile, h.Host, h.KnownHostsFile, sshSettings(h.Forwards))
+}
 
-`, h.Host, h.Hostname, h.Port, h.User, h.IdentityFile, h.Host, h.KnownHostsFile)
+// sshSettings are the settings that are the same for every guest.
+func sshSettings(forwards bool) string {
+	clearForwards := "yes"
+	if forwards {
+		clearForwards = "no"
+	}
+	var b strings.Builder
+	for _, setting := range []string{
+		"IgnoreUnknown *", // an older OpenSSH lacks some
+		"GlobalKnownHostsFile /dev/null", "KnownHostsCommand none", "StrictHostKeyChecking yes", "NoHostAuthenticationForLocalhost no",
+		"VerifyHostKeyDNS no", "UpdateHostKeys no", "CheckHostIP no", "CanonicalizeHostname no",
+		"IdentitiesOnly yes", "IdentityAgent none", "AddKeysToAgent no", "PKCS11Provider none", "PubkeyAuthentication yes", "PasswordAuthentication no",
+		"KbdInteractiveAuthentication no", "HostbasedAuthentication no", "GSSAPIAuthentication no", "GSSAPIDelegateCredentials no",
+		"ForwardAgent no", "ForwardX11 no", "ForwardX11Trusted no", "Tunnel no", "ClearAllForwardings " + clearForwards, "GatewayPorts no", "PermitRemoteOpen none",
+		"ProxyCommand none", "ProxyJump none", "ControlMaster no", "ControlPath none", "ControlPersist no",
+		"PermitLocalCommand no", "LocalCommand none", "RemoteCommand none", "SessionType default", "ForkAfterAuthentication no", "StdinNull no",
+		"EnableEscapeCommandline no", "SetEnv LC_AGENT=1", "SendEnv -*",
+	} {
+		b.WriteString("  " + setting + "\n")
+	}
+	return b.String()
 }
