@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -33,8 +34,17 @@ func Commit(ctx context.Context, path string, l Limits, record []byte) error {
 	}
 }
 
+// file is what commit needs of an *os.File. The disk may fail at each of these.
+type file interface {
+	io.ReaderAt
+	io.Writer
+	Stat() (fs.FileInfo, error)
+	Truncate(size int64) error
+	Sync() error
+}
+
 // commit returns again when the file was full, and there is another now.
-func commit(f *os.File, path string, l Limits, record []byte) (again bool, err error) {
+func commit(f file, path string, l Limits, record []byte) (again bool, err error) {
 	is, err := f.Stat()
 	if err != nil {
 		return false, err
