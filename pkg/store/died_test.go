@@ -1,7 +1,9 @@
 package store
 
 import (
+	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 )
 
@@ -48,4 +50,31 @@ func TestDied(t *testing.T) {
 	die(take(true))
 	let(take(true))
 	is(false, "after the next one let it go")
+}
+
+// A mark replaces the one before it, and errors of the file are returned.
+func TestMark(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	if err := os.WriteFile(path, []byte("1234567890\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, ok, err := TryLock(path)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if err := l.Mark(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != strconv.Itoa(os.Getpid())+"\n" {
+		t.Errorf("got the mark %q, %v", got, err)
+	}
+	if err := l.f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Mark(); err == nil {
+		t.Error("mark: no error for a closed file")
+	}
+	if err := l.Unlock(); err == nil {
+		t.Error("unlock: no error for a closed file")
+	}
 }

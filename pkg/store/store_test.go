@@ -303,14 +303,19 @@ func checkpoint(t testing.TB, path string) {
 
 func raw(t testing.TB, path, stmt string) {
 	t.Helper()
+	if err := execute(t.Context(), path, stmt); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func execute(ctx context.Context, path, stmt string) error {
 	db, err := sql.Open("sqlite", path)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer db.Close()
-	if _, err := db.ExecContext(t.Context(), stmt); err != nil {
-		t.Fatal(err)
-	}
+	_, err = db.ExecContext(ctx, stmt)
+	return err
 }
 
 // A process that is stopped within a transaction holds up writers only.

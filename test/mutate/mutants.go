@@ -7,6 +7,7 @@ import (
 	"go/token"
 	"hash/fnv"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -280,7 +281,9 @@ func (f *finder) call(c *ast.CallExpr) {
 func (f *finder) literal(l *ast.BasicLit) {
 	switch {
 	case l.Kind == token.INT && strings.HasPrefix(l.Value, "0o"):
-		f.add("open mode", l, "("+l.Value+" | 0o066)")
+		if mode, err := strconv.ParseUint(l.Value, 0, 32); err == nil && mode&0o066 != 0o066 {
+			f.add("open mode", l, "("+l.Value+" | 0o066)")
+		}
 	case l.Kind == token.INT:
 		f.add("plus one", l, "("+l.Value+" + 1)")
 	case l.Kind == token.STRING && len(l.Value) > 2:
