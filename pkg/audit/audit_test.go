@@ -17,6 +17,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 // TestMain makes this test binary a process that writes records until it is
@@ -24,7 +25,7 @@ import (
 func TestMain(m *testing.M) {
 	path := os.Getenv("AUDIT_TEST_PATH")
 	if path == "" {
-		os.Exit(m.Run())
+		os.Exit(reexec.Run(m))
 	}
 	who := os.Args[1]
 	for n := 0; ; n++ {

@@ -24,6 +24,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 // TestMain makes this test binary a gateway when it is started as one.
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(reexec.Run(m))
 }
 
 // rig is a gateway's directory and where its VM would be.

@@ -27,6 +27,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 // TestMain makes this test binary a VM's process, and the guest program in it.
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("GUEST_TEST_PROGRAM") != "" {
 		os.Exit(guestd.Main("test", os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(m.Run())
+	os.Exit(reexec.Run(m))
 }
 
 const taskID = "0123456789ab"

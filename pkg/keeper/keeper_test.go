@@ -21,6 +21,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 const id = "aaaa11112222"
@@ -30,7 +31,7 @@ const id = "aaaa11112222"
 func TestMain(m *testing.M) {
 	dir := os.Getenv("KEEPER_TEST_DIR")
 	if dir == "" {
-		os.Exit(m.Run())
+		os.Exit(reexec.Run(m))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { // no orphans: our parent holds our stdin

@@ -1,6 +1,7 @@
 package logfile
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // failing is a file whose disk fails at one kind of call.
@@ -64,6 +67,8 @@ func TestFailedCommit(t *testing.T) {
 	}{
 		{"", "one\n", "one\ntwo\n", nil},
 		{"", "one\nhal", "one\ntwo\n", nil},
+		{"", "x", "two\n", nil},
+		{"", "\n", "\ntwo\n", nil},
 		{"stat", "one\n", "one\n", errDisk},
 		{"read", "one\n", "one\n", errDisk},
 		{"truncate", "one\nhal", "one\nhal", errDisk},
@@ -139,8 +144,8 @@ func TestNoFile(t *testing.T) {
 		t.Errorf("commit: got %v", err)
 	}
 	f := &File{Path: missing}
-	if _, err := f.Write([]byte("x\n")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("write: got %v", err)
+	if n, err := f.Write([]byte("x\n")); n != 0 || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("write: got %d, %v", n, err)
 	}
 	if err := f.Close(); err != nil {
 		t.Errorf("close what was never opened: %v", err)
@@ -279,5 +284,69 @@ func TestOldFilesAreBounded(t *testing.T) {
 		if newest := content(t, files[len(files)-1].path); newest != "x\n" {
 			t.Errorf("%+v: the newest is %q", limits, newest)
 		}
+	}
+}
+
+// A record behind a part of one is on a line of its own, which its writer does not see.
+func TestWriteBehindAPart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("par"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := &File{Path: path}
+	defer f.Close()
+	for range 2 {
+		if n, err := f.Write([]byte("x\n")); n != 2 || err != nil {
+			t.Errorf("got %d, %v; want 2 bytes", n, err)
+		}
+	}
+	if got := content(t, path); got != "par\nx\nx\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// No file stays open, in a process that writes for months.
+func TestNoFileStaysOpen(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "log")
+	count := func() int {
+		t.Helper()
+		open, err := os.ReadDir("/dev/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(open)
+	}
+	before := count()
+	for range 10 {
+		if err := Commit(t.Context(), path, Limits{}, []byte("x\n")); err != nil { // into a new file
+			t.Fatal(err)
+		}
+		if err := os.Link(path, path+".20260103T000000.000Z"); err != nil {
+			t.Fatal(err)
+		}
+		files, err := Open(path)
+		if err != nil || len(files) != 1 {
+			t.Fatal(files, err)
+		}
+		if err := unix.Flock(int(files[0].Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*lockPoll)
+		if err := Commit(ctx, path, Limits{}, []byte("x\n")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v while another has the lock", err)
+		}
+		cancel()
+		files[0].Close()
+		f := &File{Path: path}
+		if _, err := f.Write([]byte("x\n")); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(f.Close(), os.Remove(path), os.Remove(path+".20260103T000000.000Z")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := count(); after != before {
+		t.Errorf("got %d open files, before %d", after, before)
 	}
 }

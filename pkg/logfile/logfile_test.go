@@ -14,13 +14,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 // The processes that this test binary can be: ROLE PATH ARGUMENT…
 func TestMain(m *testing.M) {
 	role := os.Getenv("LOGFILE_TEST_ROLE")
 	if role == "" {
-		os.Exit(m.Run())
+		os.Exit(reexec.Run(m))
 	}
 	path, who := os.Args[1], os.Args[2]
 	var err error

@@ -29,6 +29,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 // TestMain makes this test binary a fake VM's process too.
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(reexec.Run(m))
 }
 
 // deadline is for what must happen: a slow machine may take its time.

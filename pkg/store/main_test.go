@@ -18,6 +18,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 
 	sqlite "modernc.org/sqlite"
 )
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 	what := os.Getenv("STORE_TEST_CHILD")
 	if what == "" {
 		hookCommits()
-		os.Exit(m.Run())
+		os.Exit(reexec.Run(m))
 	}
 	ctx := context.Background()
 	var verb string

@@ -16,6 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/vmtest"
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 // TestMain makes this test binary a VM's process, as the product's is one.
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("survived:", err)
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(reexec.Run(m))
 }
 
 const name = "agent-o-r-012345"

@@ -122,7 +122,8 @@ func (d *Driver) launch(m machine, exited chan<- error) error {
 	// Not the caller's context: a cancelled Start must not end the VM.
 	cmd := exec.CommandContext(context.Background(), d.self, command, m.dir, d.faults.path)
 	cmd.Dir = m.dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	// The second is for tests with -cover, see test/reexec.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GOCOVERDIR=" + os.Getenv("GOCOVERDIR")}
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

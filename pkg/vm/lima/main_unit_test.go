@@ -2,6 +2,10 @@
 
 package lima
 
-import "testing"
+import (
+	"testing"
 
-func runTests(m *testing.M) int { return m.Run() }
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+)
+
+func runTests(m *testing.M) int { return reexec.Run(m) }
