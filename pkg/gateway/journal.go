@@ -58,6 +58,7 @@ type journal struct {
 	// Of the writer only.
 	file    *os.File
 	size    int64
+	torn    bool // the last line may have no end
 	seq     int64
 	pending map[Record]*pending
 	written int
@@ -97,7 +98,8 @@ func (j *journal) open() error {
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	j.file, j.size = f, st.Size()
+	// A line that was cut, by a crash or a full disk, must not swallow the next.
+	j.file, j.size, j.torn = f, st.Size(), st.Size() > 0
 	return nil
 }
 
@@ -187,7 +189,7 @@ func (j *journal) flush() {
 	if over := j.over; over > 0 {
 		j.over = 0
 		j.written = 0
-		j.line(Entry{Count: over, Record: Record{Time: time.Now(), Kind: "journal", Reason: "too many at once to note each"}})
+		j.line(Entry{Count: over, Record: Record{Time: time.Now(), Kind: "journal", Reason: "too many at once to note each, or no room for them"}})
 	}
 	j.written = 0
 }
@@ -202,6 +204,8 @@ func (j *journal) line(e Entry) {
 	err := j.append(e)
 	if err == nil {
 		j.seq = e.Seq
+	} else {
+		j.over += e.Times()
 	}
 	j.mu.Lock()
 	j.failed = err
@@ -213,16 +217,25 @@ func (j *journal) append(e Entry) error {
 	if err != nil {
 		return err
 	}
-	if j.size+int64(len(b)) >= maxJournal {
-		if err := os.Rename(j.path, j.path+oldSuffix); err != nil {
+	if j.size+int64(len(b))+2 > maxJournal { // with the ends of lines
+		// It is gone already if no new one could be opened the last time.
+		if err := os.Rename(j.path, j.path+oldSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err := errors.Join(j.file.Close(), j.open()); err != nil {
+		if err := j.file.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
+			return err
+		}
+		if err := j.open(); err != nil {
 			return err
 		}
 	}
-	n, err := j.file.Write(append(b, '\n'))
+	b = append(b, '\n')
+	if j.torn {
+		b = append([]byte{'\n'}, b...)
+	}
+	n, err := j.file.Write(b)
 	j.size += int64(n)
+	j.torn = err != nil
 	return err
 }
 

@@ -1,0 +1,232 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// idleJournal is a journal whose writer is the test.
+func idleJournal(t *testing.T) *journal {
+	t.Helper()
+	j := &journal{path: filepath.Join(t.TempDir(), journalFile), queue: make(chan Record, journalQueue), pending: map[Record]*pending{}}
+	if err := j.open(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.file.Close() })
+	return j
+}
+
+func (j *journal) entries(t *testing.T) []Entry {
+	t.Helper()
+	var all []Entry
+	for e, err := range Journal(context.Background(), filepath.Dir(j.path), false) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// times counts the decisions that entries stand for.
+func times(entries []Entry) (n int64) {
+	for _, e := range entries {
+		n += e.Times()
+	}
+	return n
+}
+
+func denial(i int) Record {
+	return Record{Kind: KindDNS, Name: fmt.Sprintf("n%d.example.org", i), Reason: "not on the allowlist"}
+}
+
+// In a window a guest gets so many lines and so much memory, whatever it does;
+// what is over is counted.
+func TestJournalWindow(t *testing.T) {
+	for name, record := range map[string]func(int) Record{
+		"denials": denial,
+		"connections": func(i int) Record {
+			return Record{Kind: KindTCP, Name: "example.org", Allowed: true, Conn: uint64(i)}
+		},
+	} {
+		j := idleJournal(t)
+		const made = 3 * maxCounted
+		for i := range made {
+			j.take(record(i))
+		}
+		if got := len(j.entries(t)); got != maxPerWindow {
+			t.Errorf("%s: %d lines in a window, want %d", name, got, maxPerWindow)
+		}
+		if len(j.pending) > maxCounted {
+			t.Errorf("%s: %d decisions are being counted", name, len(j.pending))
+		}
+		j.flush()
+		if got := j.entries(t); len(got) != maxPerWindow+1 || times(got) != made {
+			t.Errorf("%s: %d lines for %d decisions, want %d for %d", name, len(got), times(got), maxPerWindow+1, made)
+		}
+	}
+}
+
+// The same denial is a line, then a count, and in the next window a line again.
+func TestJournalCountsEqualDenials(t *testing.T) {
+	j := idleJournal(t)
+	for range 3 {
+		for i := range 5 {
+			r := denial(0)
+			r.Time, r.Conn, r.Elapsed, r.BytesIn, r.BytesOut = time.Unix(int64(i), 0), uint64(i), time.Duration(i), int64(i), int64(i)
+			j.take(r)
+		}
+		j.flush()
+	}
+	got := j.entries(t)
+	if len(got) != 6 || times(got) != 15 || got[1].Count != 4 || got[1].Time.Unix() != 4 || len(j.pending) != 0 {
+		t.Errorf("got %d lines for %d: %+v", len(got), times(got), got)
+	}
+}
+
+// The queue has an end; what finds it full is counted too.
+func TestJournalQueue(t *testing.T) {
+	j := idleJournal(t)
+	for i := range journalQueue + 7 {
+		j.add(denial(i))
+	}
+	j.flush()
+	if got := j.entries(t); len(got) != 1 || got[0].Count != 7 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A journal takes two files of its bound, over restarts as well.
+func TestJournalRotates(t *testing.T) {
+	j := idleJournal(t)
+	e := Entry{Record: Record{Kind: KindTCP, Source: strings.Repeat("x", 8000)}}
+	for i := range 3 * maxJournal / 8000 {
+		e.Seq++
+		if err := j.append(e); err != nil {
+			t.Fatal(err)
+		}
+		if i%100 == 0 { // another process goes on
+			if err := errors.Join(j.file.Close(), j.open()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	files, err := os.ReadDir(filepath.Dir(j.path))
+	if err != nil || len(files) != 2 {
+		t.Fatalf("%v %v", files, err)
+	}
+	for _, f := range files {
+		i, err := f.Info()
+		if err != nil || i.Size() > maxJournal || i.Mode() != 0o600 {
+			t.Errorf("%s: %d bytes, %v, %v", f.Name(), i.Size(), i.Mode(), err)
+		}
+	}
+	all := j.entries(t)
+	if last := all[len(all)-1]; last.Seq != e.Seq {
+		t.Errorf("the last is %d, want %d", last.Seq, e.Seq)
+	}
+	for i := range all[1:] {
+		if all[i+1].Seq != all[i].Seq+1 {
+			t.Fatalf("%d follows %d", all[i+1].Seq, all[i].Seq)
+		}
+	}
+}
+
+// While nothing can be written, the journal says so and counts; afterwards it
+// goes on, without a gap and with the count.
+func TestJournalOnAFullDisk(t *testing.T) {
+	j := idleJournal(t)
+	j.line(Entry{Record: denial(0)})
+	good := j.file
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { full.Close() })
+	j.file = full
+	for i := range 4 {
+		j.take(denial(1 + i))
+	}
+	j.flush()
+	if err := j.err(); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("on a full disk the journal says %v", err)
+	}
+	// The kernel took the beginning of a line.
+	if _, err := good.WriteString(`{"seq":2,"na`); err != nil {
+		t.Fatal(err)
+	}
+	j.file = good
+	j.take(denial(9))
+	j.flush()
+	got := j.entries(t)
+	if err := j.err(); err != nil || len(got) != 3 || got[1].Name != denial(9).Name || got[2].Seq != 3 || got[2].Kind != "journal" || got[2].Count != 4 {
+		t.Errorf("%v; %+v", j.err(), got)
+	}
+}
+
+// A new file that cannot be opened is tried again.
+func TestJournalCannotRotate(t *testing.T) {
+	j := idleJournal(t)
+	j.line(Entry{Record: denial(0)})
+	// Its name is taken as soon as it is free.
+	j.size = maxJournal
+	dir := j.path
+	j.path = filepath.Join(filepath.Dir(j.path), "missing", journalFile)
+	j.line(Entry{Record: denial(1)})
+	if err := j.err(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the journal says %v", err)
+	}
+	j.path = dir
+	j.line(Entry{Record: denial(2)})
+	j.flush()
+	got := j.entries(t)
+	if err := j.err(); err != nil || len(got) != 3 || got[1].Name != denial(2).Name || got[2].Count != 1 {
+		t.Errorf("%v; %+v", j.err(), got)
+	}
+}
+
+// What is queued or counted is written before the end; why it could not be is told.
+func TestJournalClose(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, journalFile), []byte(`{"seq":7,"time":"2026-01-01T00:00:00Z","kind":"dns","allowed":false}`+"\n"+`{"seq":8,"ti`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j, err := openJournal(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		j.add(denial(1))
+	}
+	if err := j.close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := j.entries(t); len(got) != 3 || times(got) != 4 || got[1].Seq != 8 {
+		t.Errorf("%+v", got)
+	}
+	if j, err = openJournal(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(j.path); err != nil {
+		t.Fatal(err)
+	}
+	j.file.Close()
+	j.add(denial(2))
+	if err := j.close(); !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("close: %v", err)
+	}
+	if err := os.Mkdir(j.path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openJournal(dir); err == nil {
+		t.Error("a directory was opened as a journal")
+	}
+}
