@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"os"
@@ -546,5 +547,124 @@ func TestWholeZone(t *testing.T) {
 		if _, err := (policy.Groups{}).Expand(bad, ""); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
+	}
+}
+
+// A denial stands against every allowance of the name, whoever made either and
+// however near it is; and ends where its own name and ports end.
+func TestDenialsBeatAllowances(t *testing.T) {
+	rule := func(s string) policy.Rule {
+		r, err := policy.ParseRule(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for _, c := range []struct{ allow, deny, name string }{
+		{"api.example.org", "api.example.org", "api.example.org"},
+		{"api.example.org", "*.example.org", "api.example.org"},
+		{"*.example.org", "api.example.org", "api.example.org"},
+		{"*.example.org", "*.api.example.org", "v1.api.example.org"},
+		{"*.api.example.org", "*.example.org", "v1.api.example.org"},
+		{"v1.api.example.org", "*.example.org", "v1.api.example.org"},
+		{"*.example.org", "*.example.org", "a.b.c.example.org"},
+		{"api.example.org:443", "api.example.org", "api.example.org"},
+		{"api.example.org", "api.example.org:443", "api.example.org"},
+		{"*.example.org:443", "api.example.org:443", "api.example.org"},
+	} {
+		for _, mode := range []policy.Mode{policy.Allowlist, policy.Open} {
+			for _, from := range []string{"user", "repository"} {
+				user := policy.Default()
+				user.Mode, user.Names = mode, []policy.Rule{rule(c.allow), rule("other.example.com")}
+				var repo *policy.Policy
+				if from == "user" {
+					user.Denied = []policy.Rule{rule(c.deny)}
+				} else {
+					repo = &policy.Policy{Denied: []policy.Rule{rule(c.deny)}}
+				}
+				p := policy.Tighten(user, repo)
+				d := p.Decide(policy.Question{Name: c.name, Port: 443})
+				if d.Allowed || d.Rule != c.deny {
+					t.Errorf("mode %s: %s allowed, %s denied by the %s: %s is %+v", mode, c.allow, c.deny, from, c.name, d)
+				}
+				if !p.Decide(policy.Question{Name: "other.example.com", Port: 443}).Allowed {
+					t.Errorf("mode %s: %s denied by the %s denies another name", mode, c.deny, from)
+				}
+				if only := rule(c.deny).Ports; only != nil && rule(c.allow).Ports == nil && !p.Decide(policy.Question{Name: c.name, Port: 80}).Allowed {
+					t.Errorf("mode %s: %s denies port 80", mode, c.deny)
+				}
+			}
+		}
+	}
+}
+
+// What is asked without the rest of a policy: any form of a blocked address is one.
+func TestBlockedReasonOfOtherForms(t *testing.T) {
+	for addr, want := range map[string]string{
+		"fe80::1%eth0": "link-local", "fd00::1%0": "private network", "::ffff:10.0.0.1": "private network",
+		"::ffff:203.0.113.1": "", "203.0.113.1": "", "2001:db8::1%eth0": "",
+	} {
+		if got := policy.BlockedReason(netip.MustParseAddr(addr)); !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("%s: %q, want %q", addr, got, want)
+		}
+	}
+	if policy.BlockedReason(netip.Addr{}) == "" {
+		t.Error("no address may be reached")
+	}
+}
+
+// The bounds of a policy are those of its files, too.
+func TestBounds(t *testing.T) {
+	ports := func(n int) (all []uint16) {
+		for i := range n {
+			all = append(all, uint16(1000+i))
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		change func(p *policy.Policy, n int)
+		most   int
+	}{
+		"ports":        {func(p *policy.Policy, n int) { p.Ports = ports(n) }, policy.MaxPorts},
+		"ports of one": {func(p *policy.Policy, n int) { p.Names = []policy.Rule{{Pattern: "a.org", Ports: ports(n)}} }, policy.MaxPorts},
+		"host services": {func(p *policy.Policy, n int) {
+			for _, port := range ports(n) {
+				p.HostServices = append(p.HostServices, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port))
+			}
+		}, policy.MaxHostServices},
+		"ports in all": {func(p *policy.Policy, n int) {
+			p.Ports = nil
+			for i, port := range ports(n) {
+				p.Names = append(p.Names, policy.Rule{Pattern: fmt.Sprintf("n%d.org", i), Ports: []uint16{port}})
+			}
+		}, policy.MaxPortsOut},
+		"names": {func(p *policy.Policy, n int) {
+			for i := range n {
+				p.Names = append(p.Names, policy.Rule{Pattern: fmt.Sprintf("n%d.org", i)})
+			}
+		}, policy.MaxRules},
+		"denied names": {func(p *policy.Policy, n int) {
+			for i := range n {
+				p.Denied = append(p.Denied, policy.Rule{Pattern: fmt.Sprintf("n%d.org", i)})
+			}
+		}, policy.MaxRules},
+	} {
+		for extra, ok := range []bool{true, false} {
+			p := policy.Default()
+			c.change(p, c.most+extra)
+			if err := p.Validate(); (err == nil) != ok {
+				t.Errorf("%d %s: %v", c.most+extra, name, err)
+			}
+			if data, err := policy.Marshal(p); (err == nil) != ok || (len(data) > 0) != ok {
+				t.Errorf("%d %s are encoded: %v", c.most+extra, name, err)
+			}
+		}
+	}
+	whole := []byte(`{"version":2,"mode":"open","names":[],"ports":[]}`)
+	if _, err := policy.Unmarshal(append(whole, bytes.Repeat([]byte(" "), policy.MaxBytes-len(whole))...)); err != nil {
+		t.Error(err)
+	}
+	if _, err := policy.Unmarshal(append(whole, bytes.Repeat([]byte(" "), policy.MaxBytes)...)); err == nil {
+		t.Error("a policy over the bound is read")
 	}
 }

@@ -63,7 +63,7 @@ func newWorld() (*world, error) {
 	}
 	if err := w.far.Do(func() error {
 		return realvm.IP(
-			"link set lo up", "addr add 198.51.100.1/24 dev downlink", "addr add 2001:db8:1::1/64 dev downlink nodad", "addr add "+plan.Neighbour6+"/128 dev downlink nodad", "link set downlink up",
+			"link set lo up", "addr add 198.51.100.1/24 dev downlink", "addr add 2001:db8:1::1/64 dev downlink nodad", "addr add "+plan.Neighbour+"/32 dev downlink", "addr add "+plan.Neighbour6+"/128 dev downlink nodad", "link set downlink up",
 			// Every address is local here, but the host's: the longest prefix wins.
 			"route add "+plan.HostPublic+"/32 dev downlink table local", "route add "+plan.HostLAN+"/32 dev downlink table local",
 			"route add local default dev lo table local",

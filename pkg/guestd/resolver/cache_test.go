@@ -85,3 +85,31 @@ func TestLimiterGivesBack(t *testing.T) {
 		t.Errorf("%d questions at once, after many were given back", n)
 	}
 }
+
+// A guest with many addresses, and a program that asks for many names, take no
+// more memory than a few.
+func TestMemoryOfClientsIsBounded(t *testing.T) {
+	l := newLimiter(time.Now)
+	for i := range 3 * maxSources {
+		l.allow(netip.AddrFrom4([4]byte{127, 0, byte(i >> 8), byte(i)}))
+	}
+	if n := len(l.sources); n > maxSources {
+		t.Errorf("%d sources are known, want at most %d", n, maxSources)
+	}
+	p := &Proxy{Who: func(netip.AddrPort, string) string { return "curl" }}
+	p.once.Do(p.setup)
+	for i := range 3 * maxAskers {
+		p.who(netip.AddrPort{}, fmt.Sprint(i), true)
+	}
+	if n := len(p.askers); n > maxAskers {
+		t.Errorf("the programs of %d names are known, want at most %d", n, maxAskers)
+	}
+	msg := new(dns.Msg)
+	for range 10 * maxRecords {
+		msg.Answer = append(msg.Answer, &dns.A{Hdr: dns.RR_Header{Name: "a.example.", Rrtype: dns.TypeA, Class: dns.ClassINET}})
+	}
+	var a answer
+	if _, err := a.walk(msg, "a.example", dns.TypeA); err != nil || len(a.records) != maxRecords {
+		t.Errorf("%d records of an answer are taken, %v", len(a.records), err)
+	}
+}

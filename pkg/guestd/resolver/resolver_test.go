@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -452,6 +453,12 @@ func TestOddMessages(t *testing.T) {
 	two.Question = append(two.Question, two.Question[0])
 	update := new(dns.Msg)
 	update.SetUpdate("ok.example.")
+	answer := new(dns.Msg) // of a server that would take ours for a question
+	answer.SetQuestion("ok.example.", dns.TypeA)
+	answer.Response = true
+	if reply, _, err := (&dns.Client{Net: "tcp", Timeout: time.Second}).ExchangeContext(t.Context(), answer, s.addr); err == nil && reply.Rcode == dns.RcodeSuccess {
+		t.Errorf("an answer was answered: %v", reply)
+	}
 	for name, c := range map[string]struct {
 		m     *dns.Msg
 		rcode int
@@ -569,5 +576,12 @@ func TestHostName(t *testing.T) {
 	}
 	if r := ask(dns.TypeAAAA); r.Rcode != dns.RcodeSuccess || len(r.Answer) != 0 {
 		t.Errorf("AAAA: %v", r)
+	}
+	// Where the policy has the name, its answer is the network's.
+	pol = list("*.lima.internal")
+	pol.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:5432")}
+	p.Upstream = &resolver.Upstream{Servers: func() []netip.AddrPort { return nil }}
+	if r := ask(dns.TypeA); r.Rcode != dns.RcodeServerFailure {
+		t.Errorf("the name is on the list: %v", r)
 	}
 }
