@@ -479,3 +479,44 @@ func TestJournalGoesOn(t *testing.T) {
 		last = e.Seq
 	}
 }
+
+// Without room on the disk decisions are made all the same, and it says that
+// they are not written.
+func TestDecisionsWithoutAJournal(t *testing.T) {
+	r := newRig(t)
+	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/full", filepath.Join(r.Dir, "decisions.jsonl")); err != nil {
+		t.Fatal(err)
+	}
+	r.start(allowing("a.example.org"))
+	g := r.guest()
+	if r.resolves(g, "evil.example.net") || !r.resolves(g, "a.example.org") {
+		t.Error("other decisions than with a journal")
+	}
+	st, err := r.Status(t.Context())
+	for end := time.Now().Add(time.Minute); err == nil && st.JournalErr == "" && time.Now().Before(end); {
+		st, err = r.Status(t.Context())
+	}
+	if err != nil || !strings.Contains(st.JournalErr, "no space") {
+		t.Errorf("%v; %+v", err, st)
+	}
+}
+
+// What the gateway makes is its user's, whatever the umask was.
+func TestFilesAreTheUsers(t *testing.T) {
+	old := syscall.Umask(0)
+	defer syscall.Umask(old)
+	r := newRig(t)
+	r.start(allowing("a.example.org"))
+	files, err := filepath.Glob(filepath.Join(r.Dir, "*"))
+	if err != nil || len(files) < 4 {
+		t.Fatal(files, err)
+	}
+	for _, path := range append(files, r.wire.Stream, r.wire.Datagram, r.wire.API) {
+		if st, err := os.Stat(path); err != nil || st.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s: %v, %v", path, st.Mode(), err)
+		}
+	}
+}

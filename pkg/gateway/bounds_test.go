@@ -1,0 +1,176 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The host's connections into the guest have a bound of their own.
+func TestExposedConnectionsAreBounded(t *testing.T) {
+	w := newWorld(t, config{policy: allow()})
+	l, err := w.guest.Listen(22)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	at := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	if err := w.g.Expose(at, "192.168.5.15:22"); err != nil {
+		t.Fatal(err)
+	}
+	w.g.ports.open.Add(maxExposed)
+	over, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer over.Close()
+	if b, err := io.ReadAll(over); len(b) > 0 {
+		t.Errorf("%q %v", b, err)
+	}
+	w.g.ports.open.Add(-1)
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(c, "first")
+	guest := <-accepted
+	expectRead(t, guest, "first")
+	c.Close()
+	guest.Close()
+	if len(accepted) > 0 {
+		t.Error("the connection over the bound came in")
+	}
+}
+
+// A request to the socket that Lima uses is read as far as its bound only.
+func TestAPIBodyIsBounded(t *testing.T) {
+	w := newWorld(t, config{policy: allow()})
+	for size, want := range map[int]int{0: http.StatusOK, maxAPIBody: http.StatusInternalServerError} {
+		body := `{"Name":"host.test.","DefaultIP":"192.168.5.2"` + strings.Repeat(" ", size) + "}"
+		r := httptest.NewRequest(http.MethodPost, "/services/dns/add", strings.NewReader(body))
+		answer := httptest.NewRecorder()
+		w.g.API().ServeHTTP(answer, r)
+		if answer.Code != want {
+			t.Errorf("a body of %d bytes: %d %s", len(body), answer.Code, answer.Body)
+		}
+	}
+}
+
+// What a guest can have the gateway remember has an end.
+func TestMemoryIsBounded(t *testing.T) {
+	var resolved resolvedNames
+	var known hosts
+	var quiet limiter
+	said := 0
+	for i := range 3 * maxResolved {
+		name := fmt.Sprintf("n%d.example.org", i)
+		resolved.put(name, nil)
+		known.set(name, netip.Addr{})
+		if quiet.ok(name) {
+			said++
+		}
+	}
+	if len(resolved.m) > maxResolved || len(known.m) != maxHosts || said != limiterSize || len(quiet.said) > limiterSize {
+		t.Errorf("%d answers, %d names of hosts, %d of %d things said", len(resolved.m), len(known.m), len(quiet.said), said)
+	}
+	if !known.set("n0.example.org", netip.Addr{}) {
+		t.Error("a known name of a host cannot change")
+	}
+	if got := clean(strings.Repeat("x", 1<<20)); len(got) > 1000 {
+		t.Errorf("a text of %d bytes is left", len(got))
+	}
+	big := filepath.Join(t.TempDir(), "policy.json")
+	if err := os.WriteFile(big, make([]byte, 11), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := readFile(big, 10); err == nil {
+		t.Errorf("%d bytes were read", len(b))
+	}
+	if b, err := readFile(big, 11); err != nil || len(b) != 11 {
+		t.Errorf("%d bytes were read, %v", len(b), err)
+	}
+}
+
+// Where the host's proxy refuses the web, the gateway does not go round it.
+func TestRefusedByTheProxy(t *testing.T) {
+	proxy := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusForbidden) }))
+	t.Cleanup(proxy.Close)
+	via, err := url.Parse(proxy.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, config{policy: allow("example.org"), proxy: func(*url.URL) (*url.URL, error) { return via, nil }})
+	w.server("example.org", 443, echo)
+	c := w.dial("example.org", 443)
+	c.Write(clientHelloFor(t, "example.org"))
+	expectReset(t, c)
+	w.wait(func(r Record) bool { return r.End && strings.Contains(r.Reason, "the host's proxy refused: 403") })
+	if got := w.dials(); len(got) > 0 {
+		t.Errorf("dialled %s", got)
+	}
+}
+
+// A policy that comes while the kernel connects is asked before a byte passes.
+func TestSetPolicyAtTheLastMoment(t *testing.T) {
+	w := newWorld(t, config{policy: allow("example.org:7777")})
+	w.server("example.org", 7777, func(c net.Conn) { io.WriteString(c, "hi") })
+	w.g.connect = func(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error) {
+		c, err := w.connect(ctx, to, allowed)
+		w.g.policy.Store(allow()) // without the review of SetPolicy, which may be over
+		return c, err
+	}
+	if c, err := w.guest.DialName(w.ctx(), "example.org", 7777); err == nil {
+		c.Close()
+		t.Error("connected under a policy that is gone")
+	}
+	w.waitDenied("not on the allowlist")
+}
+
+// What a connection opens after it was cut is closed at once.
+func TestClosingAfterACut(t *testing.T) {
+	g := quietGateway(t, allow())
+	c := &conn{g: g}
+	c.ctx, c.cancel = context.WithCancelCause(t.Context())
+	c.cut("the policy changed")
+	closed := false
+	c.closing(func() { closed = true })
+	if !closed {
+		t.Error("it stays open")
+	}
+}
+
+// The gateway's own address has the ports that were opened, and no others.
+func TestGatewayPorts(t *testing.T) {
+	at := netip.MustParseAddrPort(serveTCP(t, echo))
+	p := allow()
+	p.HostServices = []netip.AddrPort{at}
+	w := newWorld(t, config{policy: p})
+	w.servers[at] = at.String()
+	if c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(w.g.host, at.Port()-1)); err == nil {
+		c.Close()
+		t.Error("another port leads to the service")
+	}
+	w.waitDenied("the gateway offers nothing on this port")
+	if got := w.dials(); len(got) > 0 {
+		t.Errorf("dialled %s", got)
+	}
+}
