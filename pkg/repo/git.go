@@ -145,6 +145,16 @@ func (g hostGit) output(ctx context.Context, args ...string) (string, error) {
 	return buf.String(), err
 }
 
+// query is output for the commands that exit with 1 where there is nothing, which
+// is "". All other ends are errors: a git that fails has not said that.
+func (g hostGit) query(ctx context.Context, args ...string) (string, error) {
+	out, err := g.output(ctx, args...)
+	if ge, ok := errors.AsType[*gitError](err); ok && ge.code == 1 {
+		return "", nil
+	}
+	return out, err
+}
+
 // finished turns the end of a git process into an error.
 func finished(ctx context.Context, err error, what string, stderr *tail) error {
 	if err == nil {

@@ -34,7 +34,11 @@ func parseLocal(dir string) (Ref, error) {
 		return Ref{}, err
 	}
 	ref := Ref{Key: "local:" + top, Slug: strings.TrimSuffix(filepath.Base(top), ".git"), Path: top}
-	if name, found := localRemote(ctx, top); name != "" {
+	name, found, err := localRemote(ctx, top)
+	if err != nil {
+		return Ref{}, localError(top, err)
+	}
+	if name != "" {
 		ref.Key, ref.Slug, ref.URL = found.Key, found.Slug, found.URL
 	}
 	return ref, nil
@@ -80,11 +84,11 @@ func localError(dir string, err error) error {
 // localRemote is the name and address of a local clone's remote, "" when there
 // is none that a guest could reach too. Credentials that stand in the clone's
 // own configuration stay there.
-func localRemote(ctx context.Context, dir string) (string, Ref) {
+func localRemote(ctx context.Context, dir string) (string, Ref, error) {
 	g := hostGit{dir: dir}
 	out, err := g.output(ctx, "remote")
 	if err != nil {
-		return "", Ref{}
+		return "", Ref{}, err
 	}
 	names := strings.Fields(out)
 	name := ""
@@ -94,24 +98,24 @@ func localRemote(ctx context.Context, dir string) (string, Ref) {
 		}
 	}
 	if name == "" || !validRefName(name) {
-		return "", Ref{}
+		return "", Ref{}, nil
 	}
-	raw, err := g.output(ctx, "config", "--get", "remote."+name+".url")
-	if err != nil {
-		return "", Ref{}
+	raw, err := g.query(ctx, "config", "--get", "remote."+name+".url")
+	if err != nil || raw == "" {
+		return "", Ref{}, err
 	}
 	if ref, ok := remoteRef(raw); ok {
-		return name, ref
+		return name, ref, nil
 	}
 	// Perhaps an abbreviation of the user's own (url.*.insteadOf).
 	g.user = true
 	if raw, err = g.output(ctx, "remote", "get-url", name); err != nil {
-		return "", Ref{}
+		return "", Ref{}, err
 	}
 	if ref, ok := remoteRef(raw); ok {
-		return name, ref
+		return name, ref, nil
 	}
-	return "", Ref{}
+	return "", Ref{}, nil
 }
 
 func remoteRef(raw string) (Ref, bool) {

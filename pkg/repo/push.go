@@ -29,6 +29,15 @@ func (m Mirror) Source(dirty bool) Source {
 	return Source{Dir: m.Dir, Local: m.Local, URL: m.Ref.URL, Branch: m.Ref.Branch, Commit: m.Ref.Commit, Dirty: dirty}
 }
 
+// Resolve is s with the branch and the whole commit that would be checked out now.
+// Whatever is done with it later is done with that commit, wherever the branch is
+// by then. Commit stays "" for a repository without commits.
+func (s Source) Resolve(ctx context.Context) (Source, error) {
+	o, err := examine(ctx, s)
+	s.Branch, s.Commit = o.branch, o.commit
+	return s, err
+}
+
 // Checkout is where a push goes to.
 type Checkout struct {
 	Dir string // absolute, in the guest
@@ -44,15 +53,8 @@ const (
 // guest. It may be repeated: what an earlier attempt left half done is
 // replaced, and a finished checkout is left as it is, whatever is in it now.
 func Push(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (Base, error) {
-	if err := checkDir(dst.Dir); err != nil {
-		return Base{}, err
-	}
 	dir := path.Clean(dst.Dir)
-	out, err := g.Output(ctx, command(probeScript, dir), nil, maxProbe)
-	if err != nil {
-		return Base{}, fmt.Errorf("look for a checkout in the guest: %w", err)
-	}
-	found, err := parseProbe(dir, string(out))
+	found, err := probeCheckout(ctx, g, dst)
 	if err != nil {
 		return Base{}, err
 	}
@@ -66,6 +68,25 @@ func Push(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (B
 		base.Warnings = append(base.Warnings, extras(ctx, g, dir, p)...)
 	}
 	return base, context.Cause(ctx)
+}
+
+// Started is what the checkout in the guest started from; ok is false when a push
+// has not finished there.
+func Started(ctx context.Context, g Guest, dst Checkout) (base Base, ok bool, err error) {
+	found, err := probeCheckout(ctx, g, dst)
+	return found.base, found.done, err
+}
+
+func probeCheckout(ctx context.Context, g Guest, dst Checkout) (probe, error) {
+	if err := checkDir(dst.Dir); err != nil {
+		return probe{}, err
+	}
+	dir := path.Clean(dst.Dir)
+	out, err := g.Output(ctx, command(probeScript, dir), nil, maxProbe)
+	if err != nil {
+		return probe{}, fmt.Errorf("look for a checkout in the guest: %w", err)
+	}
+	return parseProbe(dir, string(out))
 }
 
 type probe struct {
@@ -149,10 +170,16 @@ func examine(ctx context.Context, src Source) (origin, error) {
 	o.format = strings.TrimSpace(format)
 	if src.Local {
 		o.kind = "clone"
-		if name, _ := localRemote(ctx, src.Dir); src.URL != "" && plainRemote.MatchString(name) {
+		name, _, err := localRemote(ctx, src.Dir)
+		if err != nil {
+			return o, err
+		}
+		if src.URL != "" && plainRemote.MatchString(name) {
 			o.remote = name
 		}
-		if out, err := g.output(ctx, "config", "--get-regexp", `^remote\..*\.promisor$|^extensions\.partialclone$`); err == nil && out != "" {
+		if out, err := g.query(ctx, "config", "--get-regexp", `^remote\..*\.promisor$|^extensions\.partialclone$`); err != nil {
+			return o, err
+		} else if out != "" {
 			return o, fail.New(fail.Conflict, "%s is a partial clone; what it lacks is not there to copy", src.Dir).
 				WithHint("git -C %s fetch --refetch --no-filter # or open the remote instead of the clone", src.Dir)
 		}
@@ -160,9 +187,11 @@ func examine(ctx context.Context, src Source) (origin, error) {
 			return o, err
 		}
 	}
-	if head, err := g.output(ctx, "symbolic-ref", "-q", "HEAD"); err == nil {
-		o.head = strings.TrimPrefix(strings.TrimSpace(head), "refs/heads/")
+	head, err := g.query(ctx, "symbolic-ref", "-q", "HEAD")
+	if err != nil {
+		return o, err
 	}
+	o.head = strings.TrimPrefix(strings.TrimSpace(head), "refs/heads/")
 	refs, err := g.output(ctx, "for-each-ref", "--count=1", "refs/heads", "refs/tags", "refs/remotes")
 	if err != nil {
 		return o, err
@@ -174,7 +203,9 @@ func examine(ctx context.Context, src Source) (origin, error) {
 	if o.branch != "" && !validRefName(o.branch) {
 		return o, fail.New(fail.Usage, "%q is not a branch's name", o.branch).WithHint("git -C %s branch -m NAME", src.Dir)
 	}
-	o.commit = o.resolve(ctx, g)
+	if err := o.resolve(ctx, g); err != nil {
+		return o, err
+	}
 	switch {
 	case o.commit != "":
 	case src.Branch != "" && (refs != "" || src.Branch != o.head):
@@ -187,7 +218,7 @@ func examine(ctx context.Context, src Source) (origin, error) {
 			return o, err
 		}
 	}
-	if src.Commit != "" {
+	if src.Commit != "" && src.Commit != o.commit {
 		if o.commit, err = pinned(ctx, g, src.Commit); err != nil {
 			return o, err
 		}
@@ -201,9 +232,9 @@ func pinned(ctx context.Context, g hostGit, name string) (string, error) {
 	if !abbreviated.MatchString(name) {
 		return "", unknown
 	}
-	out, err := g.output(ctx, "rev-parse", "-q", "--verify", name+"^{commit}")
-	if err != nil {
-		return "", unknown
+	out, err := g.query(ctx, "rev-parse", "-q", "--verify", name+"^{commit}")
+	if err != nil || out == "" {
+		return "", errors.Join(unknown, err)
 	}
 	commit := strings.TrimSpace(out)
 	if refs, err := g.output(ctx, "for-each-ref", "--count=1", "--contains", commit, "refs/heads", "refs/tags", "refs/remotes"); err != nil || refs == "" {
@@ -212,8 +243,8 @@ func pinned(ctx context.Context, g hostGit, name string) (string, error) {
 	return commit, nil
 }
 
-// resolve is the commit to check out, "" when there is none yet.
-func (o *origin) resolve(ctx context.Context, g hostGit) string {
+// resolve finds the commit to check out, "" when there is none yet.
+func (o *origin) resolve(ctx context.Context, g hostGit) error {
 	names := []string{"HEAD"}
 	if o.branch != "" {
 		names = []string{"refs/heads/" + o.branch}
@@ -222,11 +253,12 @@ func (o *origin) resolve(ctx context.Context, g hostGit) string {
 		}
 	}
 	for _, name := range names {
-		if out, err := g.output(ctx, "rev-parse", "-q", "--verify", name+"^{commit}"); err == nil {
-			return strings.TrimSpace(out)
+		out, err := g.query(ctx, "rev-parse", "-q", "--verify", name+"^{commit}")
+		if o.commit = strings.TrimSpace(out); err != nil || out != "" {
+			return err
 		}
 	}
-	return ""
+	return nil
 }
 
 func (o *origin) fallback(ctx context.Context, g hostGit) error {
@@ -238,8 +270,7 @@ func (o *origin) fallback(ctx context.Context, g hostGit) error {
 	if o.branch == "" || !validRefName(o.branch) {
 		return fail.New(fail.NotFound, "the repository has no branch to check out").WithHint("git -C %s for-each-ref", g.dir)
 	}
-	o.commit = o.resolve(ctx, g)
-	return nil
+	return o.resolve(ctx, g)
 }
 
 // shallowEnds lists the commits whose parents a shallow clone lacks.

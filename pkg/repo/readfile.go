@@ -10,16 +10,11 @@ import (
 // false when there is none, or when it is not a plain file. Over limit bytes is an error.
 func (s Source) ReadFile(ctx context.Context, name string, limit int) (text []byte, ok bool, err error) {
 	git := hostGit{dir: s.Dir}
-	at := "HEAD"
-	if s.Branch != "" {
-		at = "refs/heads/" + s.Branch
-	}
 	// The file may narrow a policy, so only its certain absence counts as absence.
-	commit, err := git.output(ctx, "for-each-ref", "--count=1", "--format=%(objectname)")
-	if err != nil || commit == "" {
+	if s, err = s.Resolve(ctx); err != nil || s.Commit == "" {
 		return nil, false, err // no commit yet
 	}
-	entry, err := git.output(ctx, "ls-tree", "-l", "--full-tree", at, "--", name)
+	entry, err := git.output(ctx, "ls-tree", "-l", "--full-tree", s.Commit, "--", name)
 	if err != nil {
 		return nil, false, fmt.Errorf("look for %s: %w", name, err)
 	}

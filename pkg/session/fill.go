@@ -109,18 +109,39 @@ func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
 	})
 }
 
-// readProject takes over the repository's own file, which may only narrow.
-func (w *Worker) readProject(ctx context.Context, s *Session, src repo.Source) error {
-	text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)
-	if err != nil || !ok {
-		return err
-	}
-	project, err := config.ParseProject(s.Repo+":"+config.ProjectFile, text)
+// readProject takes over the repository's own file, which may only narrow, as it
+// is in the commit that is checked out: src's, or that of a checkout which an
+// earlier keeper finished.
+func (w *Worker) readProject(ctx context.Context, s *Session, g repo.Guest, src repo.Source) error {
+	base, ok, err := repo.Started(ctx, g, checkout(*s))
 	if err != nil {
 		return err
 	}
-	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Project = &project })
+	if ok {
+		src.Branch, src.Commit = base.Branch, base.Commit
+	}
+	var project *config.Project
+	text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)
+	if err != nil {
+		return err
+	}
+	if ok {
+		parsed, err := config.ParseProject(s.Repo+":"+config.ProjectFile, text)
+		if err != nil {
+			return err
+		}
+		project = &parsed
+	}
+	if project == nil && s.Facts.Project == nil {
+		return nil
+	}
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Project = project })
 	return err
+}
+
+// checkout is where the repository is in the guest.
+func checkout(s Session) repo.Checkout {
+	return repo.Checkout{Dir: path.Join(s.Facts.Root+guest.Home, path.Base(s.Repo))}
 }
 
 // A machine with a root prefix is a directory of this host, not a machine of
@@ -176,15 +197,15 @@ func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error
 
 func (w *Worker) clone(ctx context.Context, s *Session, g guest.Guest, src repo.Source, target repo.Target) error {
 	return w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
-		dir := path.Join(s.Facts.Root+guest.Home, path.Base(s.Repo))
-		base, err := repo.Push(ctx, g.SSH, src, repo.Checkout{Dir: dir}, repo.Progress(p))
+		to := checkout(*s)
+		base, err := repo.Push(ctx, g.SSH, src, to, repo.Progress(p))
 		if err != nil {
 			return err
 		}
 		for _, warning := range base.Warnings {
 			w.warn(ctx, s.ID, "", "%s", warning)
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Dir, f.Base, f.Target = dir, &base, target })
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Dir, f.Base, f.Target = to.Dir, &base, target })
 		return err
 	})
 }

@@ -57,8 +57,9 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 				if m.Warning != "" {
 					w.warn(ctx, was.ID, "", "%s", m.Warning)
 				}
-				source, target = m.Source(was.Spec.WithChanges), m.Target()
-				return nil
+				source, err = m.Source(was.Spec.WithChanges).Resolve(ctx)
+				target = m.Target()
+				return err
 			})
 		})
 	}
@@ -85,7 +86,7 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 	}
 	gst := guest.Guest{SSH: conn, Root: s.Facts.Root}
 	if s.Facts.Base == nil {
-		if err := w.readProject(ctx, s, source); err != nil {
+		if err := w.readProject(ctx, s, conn, source); err != nil {
 			return err
 		}
 	}
