@@ -28,6 +28,10 @@ type Change struct {
 	Binary  bool   `json:"binary,omitempty"`
 }
 
+// maxChanges bounds what a guest sends for Changes. It is in memory a few times
+// over: as sent, spelled out, and as JSON.
+const maxChanges = 16 << 20
+
 // statuses are the letters of git diff --raw.
 var statuses = map[byte]string{
 	'A': "added", 'C': "copied", 'D': "deleted", 'M': "modified", 'R': "renamed", 'T': "type_changed", 'U': "unmerged",
@@ -35,6 +39,9 @@ var statuses = map[byte]string{
 
 // Compare returns what changed in the guest since base, as Diff does.
 func Compare(ctx context.Context, g Guest, dir string, base Base, opts DiffOptions) (Changes, error) {
+	if opts.MaxBytes <= 0 {
+		opts.MaxBytes = maxChanges
+	}
 	var out bytes.Buffer
 	if err := opts.compare(ctx, g, dir, base, []string{"-z", "--raw", "--numstat", "--patch"}, &out); err != nil {
 		return Changes{}, err

@@ -17,7 +17,7 @@ type DiffOptions struct {
 	NameOnly bool  // names of changed files
 	Width    int   // of --stat, 0 for 80
 	Color    bool  // colours of our own; the guest's never pass
-	MaxBytes int64 // that are shown; 0 for 256 MiB
+	MaxBytes int64 // that are shown; 0 for 256 MiB, for Compare 16 MiB
 }
 
 // Diff writes what changed in the guest since base, including uncommitted and

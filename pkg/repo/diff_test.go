@@ -2,6 +2,7 @@ package repo
 
 import (
 	"bytes"
+	"io"
 	"strings"
 	"testing"
 
@@ -157,4 +158,22 @@ func FuzzChanges(f *testing.F) {
 			t.Errorf("patch %q", c.Patch)
 		}
 	})
+}
+
+// A guest that sends without end is cut off after what fits into memory.
+func TestCompareIsBounded(t *testing.T) {
+	sent := 0
+	l := &liar{answer: map[string]func(io.Writer){diffScript: func(w io.Writer) {
+		_, _ = io.WriteString(w, ":100644 100644 a b M\x00a\x001\t1\ta\x00\x00")
+		for line := []byte(strings.Repeat("+\u200b", 4096) + "\n"); ; {
+			n, err := w.Write(line)
+			if sent += n; err != nil {
+				return
+			}
+		}
+	}}}
+	_, err := Compare(t.Context(), l, "/home/agent/repo", Base{}, DiffOptions{})
+	if fail.CodeOf(err) != fail.Conflict || !strings.Contains(err.Error(), "larger than 16777216 bytes") || sent > maxChanges {
+		t.Errorf("%d bytes were taken: %v", sent, err)
+	}
 }

@@ -62,6 +62,8 @@ type FetchOptions struct {
 	MaxRefs  int    // that a fetch may change; 5000
 	TempDir  string // where what the guest sends is kept meanwhile; the system's
 	Progress Progress
+
+	free func(dir string) (int64, error) // for tests: bytes free on a directory's disk
 }
 
 // FetchResult is what a fetch changed.
@@ -93,6 +95,9 @@ func (o FetchOptions) filled() FetchOptions {
 	}
 	if o.TempDir == "" {
 		o.TempDir = os.TempDir()
+	}
+	if o.free == nil {
+		o.free = freeSpace
 	}
 	return o
 }
@@ -214,8 +219,8 @@ func placeFor(name, id string) string {
 	return "unnamed/" + id
 }
 
-// settle moves aside what cannot stand next to each other ("a" and "a/b"), and
-// drops work trees whose commit is a branch's tip.
+// settle moves aside what cannot stand next to each other ("a" and "a/b"; on some
+// disks "a" and "A"), and drops work trees whose commit is a branch's tip.
 func settle(offered map[string]string) map[string]string {
 	tips := map[string]bool{}
 	for name, id := range offered {
@@ -223,18 +228,25 @@ func settle(offered map[string]string) map[string]string {
 			tips[id] = true
 		}
 	}
+	placed, above := map[string]bool{}, map[string]bool{} // by folded name
 	for _, name := range slices.Sorted(maps.Keys(offered)) {
 		id := offered[name]
 		if strings.HasPrefix(name, "worktrees/") && tips[id] {
 			delete(offered, name)
 			continue
 		}
-		for parent := range parents(name) {
-			if _, taken := offered[parent]; taken {
-				delete(offered, name)
-				offered["unnamed/"+id] = id
-				break
-			}
+		clash := placed[foldName(name)] || above[foldName(name)]
+		for parent := range parents(foldName(name)) {
+			clash = clash || placed[parent]
+		}
+		if clash {
+			delete(offered, name)
+			offered["unnamed/"+id] = id
+			continue
+		}
+		placed[foldName(name)] = true
+		for parent := range parents(foldName(name)) {
+			above[parent] = true
 		}
 	}
 	return offered
@@ -250,7 +262,7 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 		return res, err
 	}
 	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
-	room, err := freeSpace(opts.TempDir)
+	room, err := opts.free(opts.TempDir)
 	if err != nil {
 		return res, err
 	}

@@ -289,3 +289,65 @@ func TestFetchInterrupted(t *testing.T) {
 	s.fetch(t)
 	equal(t, "tip", host(t, s.into.Local, "git rev-parse refs/agents/s1/HEAD && find .git -name 'tmp_*'"), tip)
 }
+
+// A branch that is renamed to another case takes the place of the old name, of
+// which a disk may know only one; what the old one had is kept.
+func TestFetchOfABranchInAnotherCase(t *testing.T) {
+	s := start(t)
+	tip := s.agent(t, "git switch -qc topic/x && git commit -q --allow-empty -m old && git rev-parse HEAD")
+	s.fetch(t)
+	s.agent(t, "git switch -qc Topic/X main && git branch -qD topic/x && git commit -q --allow-empty -m new")
+	s.fetch(t)
+	for _, dir := range []string{s.into.Mirror, s.into.Local} {
+		equal(t, "references", refs(t, dir), "HEAD heads/Topic/X replaced/"+tip)
+	}
+	equal(t, "work", s.work(t).Summary(), "nothing")
+}
+
+// A fetch leaves the disk's reserve free: where the pack is kept, while it comes,
+// and where it goes.
+func TestFetchLeavesTheDisksReserve(t *testing.T) {
+	s := start(t)
+	s.agent(t, "head -c 300000 /dev/urandom >big && git add big && git commit -qm big")
+	tmp := t.TempDir()
+	const enough = 1 << 40
+	for name, c := range map[string]struct {
+		temp, target int64 // free at each
+		full         string
+	}{
+		"before":        {diskReserve, enough, tmp},
+		"in the middle": {diskReserve + 100_000, enough, tmp},
+		"at the target": {enough, diskReserve + 500_000, s.into.Mirror},
+		"room for both": {enough, diskReserve + 700_000, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			into := Target{Mirror: copyOf(t, s.into.Mirror)}
+			_, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", into, s.base, FetchOptions{TempDir: tmp, free: func(dir string) (int64, error) {
+				if dir == tmp {
+					return c.temp, nil
+				}
+				return c.target, nil
+			}})
+			if c.full == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "too little free space") || !strings.HasPrefix(fail.HintOf(err), "df -h ") {
+				t.Errorf("code %v, hint %q: %v", fail.CodeOf(err), fail.HintOf(err), err)
+			}
+			equal(t, "references", refs(t, into.Mirror), "")
+			if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+			if left, _ := filepath.Glob(filepath.Join(into.Mirror, "objects", "tmp_*")); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+	_, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{TempDir: tmp, free: func(string) (int64, error) { return 0, errors.New("unknown") }})
+	if err == nil || !strings.Contains(err.Error(), "unknown") {
+		t.Errorf("free space is unknown: %v", err)
+	}
+}

@@ -2,6 +2,7 @@ package repo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 // an environment of its own.
 type localGuest struct {
 	home string
+	path string                 // of its programs; "" is the host's
 	wrap func(st ssh.IO) ssh.IO // to break connections
 }
 
@@ -44,7 +46,7 @@ func (g *localGuest) Run(ctx context.Context, cmd string, st ssh.IO) error {
 	}
 	c := exec.CommandContext(ctx, "sh", "-c", cmd)
 	c.Dir = g.home
-	c.Env = []string{"HOME=" + g.home, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + g.home}
+	c.Env = []string{"HOME=" + g.home, "PATH=" + cmp.Or(g.path, os.Getenv("PATH")), "TMPDIR=" + g.home}
 	c.Stdin, c.Stdout, c.Stderr = st.Stdin, st.Stdout, st.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGTERM) }

@@ -26,7 +26,7 @@ type liar struct {
 
 func (l *liar) Run(ctx context.Context, cmd string, st ssh.IO) error {
 	for script, f := range l.answer {
-		if strings.Contains(cmd, ssh.Quote(script)) {
+		if strings.Contains(cmd, ssh.Quote(libScript+script)) {
 			w := &untilDone{ctx: ctx, w: st.Stdout}
 			f(w)
 			return ctx.Err()
@@ -168,6 +168,11 @@ func TestFetchFromALiar(t *testing.T) {
 		"control bytes":           {"ref " + id + " refs/heads/a\x00b\nref " + id + " refs/heads/\x1b[31m\nref " + id + " refs/heads/\xff\nend\n", "unnamed/" + id},
 		"too long":                {"ref " + id + " refs/heads/" + strings.Repeat("x", 250) + "\nend\n", "unnamed/" + id},
 		"in each other's way":     {"ref " + id + " refs/heads/a\nref " + id + " refs/heads/a/b\nend\n", "heads/a unnamed/" + id},
+		"one name but for case":   {"ref " + id + " refs/heads/Foo\nref " + id + " refs/heads/foo\nend\n", "heads/Foo unnamed/" + id},
+		"case of a directory":     {"ref " + id + " refs/heads/A/b\nref " + id + " refs/heads/a\nend\n", "heads/A/b unnamed/" + id},
+		"case of a parent":        {"ref " + id + " refs/heads/A\nref " + id + " refs/heads/a/b\nend\n", "heads/A unnamed/" + id},
+		"one name in two forms":   {"ref " + id + " refs/heads/e\u0301\nref " + id + " refs/heads/\u00e9\nend\n", "heads/e\u0301 unnamed/" + id},
+		"a lock file's name":      {"ref " + id + " refs/heads/x.LOCK\nref " + id + " refs/heads/y.Lock/z\nend\n", "unnamed/" + id},
 		"no end":                  {"ref " + id + " refs/heads/x\n", ""},
 		"after the end":           {"end\nref " + id + " refs/heads/x\nend\n", ""},
 		"not an object":           {"ref --all refs/heads/x\nend\n", ""},

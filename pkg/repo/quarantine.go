@@ -46,7 +46,7 @@ func (q *quarantine) remove() error { return os.RemoveAll(q.dir) }
 
 // take checks a pack of size bytes, and that it makes the tips whole.
 func (q *quarantine) take(ctx context.Context, pack io.ReadSeeker, size int64, tips []string, opts FetchOptions) (commits int, err error) {
-	if free, err := freeSpace(q.objects); err != nil {
+	if free, err := opts.free(q.objects); err != nil {
 		return 0, err
 	} else if free < 2*size+diskReserve {
 		return 0, fullDisk(q.objects)

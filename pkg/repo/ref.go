@@ -277,7 +277,7 @@ func validRefName(s string) bool {
 	}
 	for part := range strings.SplitSeq(s, "/") {
 		if part == "" || len(part) > 200 || strings.HasPrefix(part, ".") || strings.HasPrefix(part, "-") ||
-			strings.HasSuffix(part, ".lock") {
+			strings.HasSuffix(foldName(part), ".lock") {
 			return false
 		}
 	}

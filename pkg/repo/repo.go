@@ -51,6 +51,8 @@ type Base struct {
 
 // The scripts that run in the guest; each prints what its Go side parses.
 var (
+	//go:embed guest/lib.sh
+	libScript string
 	//go:embed guest/probe.sh
 	probeScript string
 	//go:embed guest/receive.sh
@@ -77,7 +79,7 @@ func command(script string, args ...string) string {
 	argv := []string{
 		"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE",
 		"LC_ALL=C", "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "GIT_OPTIONAL_LOCKS=0", "GIT_PAGER=cat",
-		"sh", "-euc", script, "agent-sessionizer",
+		"bash", "--posix", "-c", libScript + script, "agent-sessionizer",
 	}
 	return ssh.Quote(append(argv, args...)...)
 }

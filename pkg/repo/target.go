@@ -195,28 +195,7 @@ func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs i
 	if len(changes) == 0 {
 		return changes, nil
 	}
-	// What stands in the way: "a" where "a/b" has to go, or the reverse.
-	inWay := map[string]string{}
-	above := map[string]bool{} // what lies above a reference that there will be
-	for _, c := range changes {
-		for p := range parents(c.Name) {
-			above[p] = true
-			if id, ok := own[p]; ok {
-				inWay[p] = id
-			}
-		}
-	}
-	changed := map[string]bool{}
-	for _, c := range changes {
-		changed[c.Name] = true
-	}
-	for name, id := range own {
-		for p := range parents(name) {
-			if changed[p] {
-				inWay[name] = id
-			}
-		}
-	}
+	inWay := obstacles(own, changes)
 	keep, err := t.lost(ctx, own, changes, inWay)
 	if err != nil {
 		return nil, err
@@ -249,6 +228,31 @@ func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs i
 		}
 	}
 	return changes, nil
+}
+
+// obstacles are the references that stand in the way of changes: "a" where "a/b"
+// has to go, or the reverse, and "A" where "a" has to, since the disk may fold case.
+func obstacles(own map[string]string, changes []RefUpdate) map[string]string {
+	inWay := map[string]string{}
+	changed, above := map[string]string{}, map[string]bool{} // by folded name
+	for _, c := range changes {
+		changed[foldName(c.Name)] = c.Name
+		for p := range parents(foldName(c.Name)) {
+			above[p] = true
+		}
+	}
+	for name, id := range own {
+		folded := foldName(name)
+		if to, ok := changed[folded]; above[folded] || ok && to != name {
+			inWay[name] = id
+		}
+		for p := range parents(folded) {
+			if changed[p] != "" {
+				inWay[name] = id
+			}
+		}
+	}
+	return inWay
 }
 
 // changes compares what is offered with what is there. What the host has under

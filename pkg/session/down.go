@@ -10,6 +10,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -23,8 +24,10 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 			return s, err
 		}
 	}
+	var work *repo.WorkState
 	err := w.step(ctx, s.ID, "stop the VM", func(ctx context.Context, p vm.Progress) error {
-		poweroff := w.farewell(ctx, &s)
+		var poweroff func(context.Context) error
+		work, poweroff = w.farewell(ctx, s)
 		err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace)
 		if errors.Is(err, vm.ErrNotFound) && !s.Facts.WasReady {
 			err = nil // called off before there was a VM
@@ -34,36 +37,35 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	if err != nil {
 		return w.broke(ctx, s, err)
 	}
-	s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Endpoint, f.Work = vm.Endpoint{}, s.Facts.Work })
+	s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} })
 	if err != nil {
 		return s, err
 	}
-	return w.advance(ctx, s, Stopped, func(row *store.Session) { row.SetError("", "", "") })
+	return w.move(ctx, s, Stopped, work, func(row *store.Session) { row.SetError("", "", "") })
 }
 
 // farewell talks to the guest one last time, for as long as it takes a living
-// one. It returns the function that powers it off, which fails when it does not
+// one. It returns the work that would be lost with the guest, nil when that is not
+// known, and the function that powers it off, which fails when it does not
 // answer: what it has not written to its disk is then worth the power button.
-func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context) error {
+func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState, poweroff func(context.Context) error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	s.Facts.Work = nil // unknown, unless the guest says otherwise now
-	conn, err := w.DialOwn(ctx, *s)
+	conn, err := w.DialOwn(ctx, s)
 	if err != nil {
 		w.Log.WarnContext(ctx, "no farewell", "error", err)
-		return func(context.Context) error { return err }
+		return nil, func(context.Context) error { return err }
 	}
 	g := s.Guest(conn)
 	var saving sync.WaitGroup
-	was := *s
-	saving.Go(func() { w.saveHome(whole, was, g) })
+	saving.Go(func() { w.saveHome(whole, s, g) })
 	if s.Facts.Base != nil {
-		work, err := w.Work(ctx, *s, conn)
+		state, err := w.Work(ctx, s, conn)
 		if err != nil {
 			w.warn(ctx, s.ID, "", "what work is left in the guest is not known: %v", err)
 		} else {
-			s.Facts.Work = &work
+			work = &state
 		}
 	}
 	saving.Wait() // it asks for the secrets, and may take long
@@ -72,7 +74,7 @@ func (w *Worker) farewell(ctx context.Context, s *Session) func(context.Context)
 	if err := g.WipeSecrets(ctx); err != nil {
 		w.Log.WarnContext(ctx, "wipe secrets", "error", err) // they are in memory, which goes with the VM
 	}
-	return func(ctx context.Context) error {
+	return work, func(ctx context.Context) error {
 		defer conn.Close()
 		return g.Poweroff(ctx)
 	}

@@ -99,7 +99,7 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.WasReady, f.Work, f.Attention = true, nil, nil })
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.WasReady, f.Attention = true, nil })
 	return err
 }
 

@@ -58,7 +58,8 @@ func (w *Worker) raise(ctx context.Context, s Session) error {
 				return g.SetPolicy(ctx, pol)
 			}
 			p("the VM has lost its network, shutting it down first")
-			if err := w.Driver.Stop(ctx, s.VM(), w.farewell(ctx, &s), stopGrace); err != nil {
+			_, poweroff := w.farewell(ctx, s)
+			if err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace); err != nil {
 				return err
 			}
 		}

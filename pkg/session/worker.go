@@ -145,13 +145,28 @@ func change(row *store.Session, f func(*Facts)) error {
 	return err
 }
 
-// advance moves s along the table of transitions.
+// advance moves s along the table of transitions. The account of unsaved work is
+// as old as the stop that took it: a session that leaves Stopped, or comes there
+// without a word from its guest, has none.
 func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*store.Session)) (Session, error) {
 	if !s.Phase.canGo(to) {
 		return s, fmt.Errorf("session %s cannot go from %s to %s", s.Name, s.Phase, to)
 	}
-	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Want), change)
-	if err != nil {
+	return w.move(ctx, s, to, nil, change)
+}
+
+// move is advance, and keeps what the guest said of its work at a clean stop.
+func (w *Worker) move(ctx context.Context, s Session, to Phase, work *repo.WorkState, also func(*store.Session)) (Session, error) {
+	var factsErr error
+	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Want), func(row *store.Session) {
+		if also != nil {
+			also(row)
+		}
+		if to != Destroying {
+			factsErr = change(row, func(f *Facts) { f.Work = work })
+		}
+	})
+	if err = errors.Join(err, factsErr); err != nil {
 		return s, err
 	}
 	w.Log.InfoContext(ctx, "session state transition", "from", s.Phase, "to", to, "want", s.Want)
@@ -322,7 +337,7 @@ func (w *Worker) endedByItself(ctx context.Context, s Session) (Session, error) 
 				row.Want = string(Stopped)
 			}
 			row.SetError(fail.Failure.String(), msg, hint)
-			factsErr = change(row, func(f *Facts) { f.Endpoint = vm.Endpoint{} })
+			factsErr = change(row, func(f *Facts) { f.Endpoint, f.Work = vm.Endpoint{}, nil })
 		})
 	err = errors.Join(err, factsErr)
 	if err != nil {

@@ -1,7 +1,8 @@
 # The difference between BASE and the work tree with its untracked files, by
 # way of an index and objects of our own. Usage: diff DIR BASE OPTION...
 cd -- "$1"
-cd -- "$(git rev-parse --show-toplevel)"
+top=$(git rev-parse --show-toplevel)
+cd -- "$top"
 base=$2
 shift 2
 tmp=$(mktemp -d)

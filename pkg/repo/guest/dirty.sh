@@ -3,9 +3,10 @@
 cd -- "$1"
 changes=$2
 git index-pack --stdin --fix-thin >/dev/null
-if git rev-parse -q --verify HEAD >/dev/null; then
+head=$(checked_out)
+if [ -n "$head" ]; then
 	GIT_LFS_SKIP_SMUDGE=1 git read-tree -m -u HEAD "$changes"
-	git -c core.hooksPath=/dev/null reset -q --mixed || : # says 1 in old gits when files differ
+	optional git -c core.hooksPath=/dev/null reset -q --mixed # says 1 in old gits when files differ
 else
 	GIT_LFS_SKIP_SMUDGE=1 git read-tree -m -u "$changes"
 	git read-tree --empty

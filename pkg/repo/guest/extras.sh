@@ -7,7 +7,8 @@ if [ -f .gitmodules ]; then
 	timeout "$seconds" git submodule --quiet update --init --recursive >&2 </dev/null ||
 		echo "warning some submodules could not be fetched from inside the guest; when its network allows: git submodule update --init --recursive"
 fi
-if git ls-files -z -- .gitattributes '*/.gitattributes' | xargs -0 -r cat -- | grep -q filter=lfs; then
+lfs=$(optional git grep -h filter=lfs -- .gitattributes '*/.gitattributes')
+if [ -n "$lfs" ]; then
 	if ! git lfs version >/dev/null 2>&1; then
 		echo "warning this repository uses Git LFS, which the guest lacks; its large files are pointers"
 	else

@@ -2,5 +2,6 @@
 # where there is none. Usage: head DIR
 cd -- "$1"
 git rev-parse --git-dir >/dev/null
-git rev-parse -q --verify 'HEAD^{commit}' || echo
-git symbolic-ref -q --short HEAD || echo
+head=$(checked_out)
+branch=$(optional git symbolic-ref -q --short HEAD)
+printf '%s\n%s\n' "$head" "$branch"

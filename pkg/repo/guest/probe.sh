@@ -5,13 +5,18 @@ if [ -d "$dir/.git" ] || [ -f "$dir/.git" ]; then
 	if [ -f "$dir/.git/agent-sessionizer/base" ]; then
 		extras=no
 		[ ! -f "$dir/.git/agent-sessionizer/extras" ] || extras=yes
-		printf 'done %s %s\n' "$(head -n 1 "$dir/.git/agent-sessionizer/base")" "$extras"
+		base=$(head -n 1 "$dir/.git/agent-sessionizer/base")
+		printf 'done %s %s\n' "$base" "$extras"
 	else
-		commit=$(git -C "$dir" rev-parse -q --verify 'HEAD^{commit}' || echo -)
-		branch=$(git -C "$dir" symbolic-ref -q --short HEAD || echo -)
-		printf 'done %s %s yes\n' "$commit" "$branch"
+		cd -- "$dir"
+		commit=$(checked_out)
+		branch=$(optional git symbolic-ref -q --short HEAD)
+		printf 'done %s %s yes\n' "${commit:--}" "${branch:--}"
 	fi
-elif [ -e "$dir" ] && { [ ! -d "$dir" ] || [ -n "$(ls -A "$dir")" ]; }; then
+elif [ -d "$dir" ]; then
+	files=$(ls -A "$dir")
+	[ -n "$files" ] && echo foreign || echo absent
+elif [ -e "$dir" ]; then
 	echo foreign
 else
 	echo absent

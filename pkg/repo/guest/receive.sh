@@ -37,7 +37,9 @@ fi
 
 if [ -n "$url" ]; then
 	git remote add -- origin "$url"
-	if [ -n "$default" ] && git rev-parse -q --verify "refs/remotes/origin/$default" >/dev/null; then
+	there=
+	[ -z "$default" ] || there=$(git for-each-ref --count=1 "refs/remotes/origin/$default")
+	if [ -n "$there" ]; then
 		git symbolic-ref refs/remotes/origin/HEAD "refs/remotes/origin/$default"
 	fi
 fi

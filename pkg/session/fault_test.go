@@ -1,0 +1,194 @@
+package session
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// What a guest said of its work holds from the clean stop at which it said so
+// until the VM may run again, and no longer: destroy believes it.
+func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
+	off := driver{inspect: func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil }}
+	old := Facts{WasReady: true, Base: &repo.Base{}, Work: &repo.WorkState{}}
+	for name, c := range map[string]struct {
+		from, want Phase
+		driver     driver
+		to         Phase
+	}{
+		"it starts again":                       {Stopped, Ready, driver{}, Starting},
+		"it ended by itself":                    {Ready, Ready, off, Stopped},
+		"its guest does not answer at the stop": {Ready, Stopped, driver{}, Stopped},
+		"it is stopped while it starts":         {Starting, Stopped, driver{}, Stopped},
+		"it is being stopped":                   {Stopping, Stopped, driver{}, Stopped},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorker(t, c.driver)
+			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.want, old)
+			got, err := w.Next(t.Context(), s)
+			if err != nil || got.Phase != c.to || got.Facts.Work != nil {
+				t.Fatalf("%s, work %+v, %v", got.Phase, got.Facts.Work, err)
+			}
+		})
+	}
+	t.Run("said at the stop", func(t *testing.T) {
+		w := newWorker(t, driver{})
+		s := put(t, w.Manager, "aaaa11112222", "o/r", Stopping, Stopped, Facts{})
+		got, err := w.move(t.Context(), s, Stopped, &repo.WorkState{Dirty: 3}, nil)
+		if err != nil || got.Facts.Work == nil || got.Facts.Work.Dirty != 3 {
+			t.Fatalf("%+v, %v", got.Facts.Work, err)
+		}
+		if got, err = w.advance(t.Context(), got, Destroying, nil); err != nil || got.Facts.Work == nil {
+			t.Fatalf("%+v, %v", got.Facts.Work, err)
+		}
+	})
+}
+
+// failWrites makes every change of a session's row fail from the n-th on, until
+// the function that it returns is called.
+func failWrites(t *testing.T, m *Manager, n int) (restore func()) {
+	t.Helper()
+	db, err := sql.Open("sqlite", m.Config.Paths.Store())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	run := func(q string) {
+		t.Helper()
+		if _, err := db.ExecContext(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run("CREATE TABLE writes (left INTEGER)")
+	run(fmt.Sprintf("INSERT INTO writes VALUES (%d)", n))
+	run(`CREATE TRIGGER fails BEFORE UPDATE ON sessions BEGIN
+		UPDATE writes SET left = left - 1;
+		SELECT RAISE(ABORT, 'no space left on device') WHERE (SELECT left FROM writes) < 0; END`)
+	return func() { t.Helper(); run("DROP TRIGGER fails"); run("DROP TABLE writes") }
+}
+
+// A write of the row that fails is an error, leaves a phase that is true, touches
+// no VM of which the row does not say so, and is made good by the next try.
+func TestFailedWritesAreNeverSuccess(t *testing.T) {
+	whole := Facts{WasReady: true, Base: &repo.Base{}, Endpoint: vm.Endpoint{Addr: "127.0.0.1:1"}}
+	for name, c := range map[string]struct {
+		from, want, to Phase
+		gone           bool // the VM
+	}{
+		"destroy":            {Ready, Gone, Gone, false},
+		"destroy, continued": {Destroying, Gone, Gone, false},
+		"stop":               {Ready, Stopped, Stopped, false},
+		"stop, continued":    {Stopping, Stopped, Stopped, false},
+		"start":              {Stopped, Ready, Starting, false},
+		"ended by itself":    {Ready, Ready, Stopped, false},
+		"the VM is gone":     {Ready, Ready, Broken, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			failed := 0
+			for n := 0; ; n++ {
+				var stopped, removed bool
+				w := newWorker(t, driver{
+					inspect: func(context.Context) (vm.Machine, error) {
+						if c.gone {
+							return vm.Machine{}, vm.ErrNotFound
+						}
+						return vm.Machine{State: vm.Stopped}, nil
+					},
+					stop:   func(context.Context) error { stopped = true; return nil },
+					remove: func(context.Context) error { removed = true; return nil },
+				})
+				s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.want, whole)
+				restore := failWrites(t, w.Manager, n)
+				_, err := w.Next(t.Context(), s)
+				restore()
+				now, gerr := w.Get(t.Context(), s.ID)
+				if gerr != nil {
+					t.Fatal(gerr)
+				}
+				if stopped && now.Phase != Stopping && now.Phase != Stopped || removed && now.Phase != Destroying && now.Phase != Gone {
+					t.Errorf("write %d: stopped %t, removed %t, but it is %s", n, stopped, removed, now.Phase)
+				}
+				if err == nil {
+					if now.Phase != c.to {
+						t.Errorf("write %d: reported as done, and it is %s, want %s", n, now.Phase, c.to)
+					}
+					break
+				}
+				failed++
+				if now.Phase == c.to {
+					t.Errorf("write %d failed (%v), and it is %s", n, err, now.Phase)
+				}
+				for now.Phase != c.to {
+					if now, err = w.Next(t.Context(), now); err != nil {
+						t.Fatalf("after write %d failed, again: %v", n, err)
+					}
+				}
+			}
+			if failed == 0 {
+				t.Error("no write failed")
+			}
+		})
+	}
+}
+
+// Each part of removing a session that fails is reported, and leaves it there.
+func TestDestroyReportsWhatIsLeft(t *testing.T) {
+	for name, set := range map[string]func(t *testing.T, w *Worker, d *driver, s Session){
+		"the local tmux session": func(_ *testing.T, w *Worker, _ *driver, _ Session) {
+			w.KillLocal = func(context.Context, Session) error { return errBoom }
+		},
+		"the VM": func(_ *testing.T, w *Worker, d *driver, _ Session) {
+			d.remove = func(context.Context) error { return errBoom }
+			w.Driver = *d
+		},
+		"a VM that was taken": func(t *testing.T, w *Worker, _ *driver, s Session) {
+			if err := os.MkdirAll(w.spareDir(s.ID), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(w.spareDir(s.ID)+"/spare.json", []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := driver{}
+			w := newWorker(t, d)
+			s := put(t, w.Manager, "aaaa11112222", "o/r", Stopped, Gone, Facts{})
+			set(t, w, &d, s)
+			if _, err := w.Next(t.Context(), s); err == nil {
+				t.Fatal("it succeeded")
+			}
+			now, err := w.Get(t.Context(), s.ID)
+			if err != nil || now.Phase != Destroying || now.ErrorCode == "" {
+				t.Fatalf("%s, %q, %v", now.Phase, now.ErrorCode, err)
+			}
+		})
+	}
+}
+
+// Without its events a session goes on, without its row it does not.
+func TestEventsThatCannotBeWritten(t *testing.T) {
+	w := newWorker(t, driver{})
+	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Facts{})
+	if err := w.Store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ran := false
+	if err := w.step(t.Context(), s.ID, "x", func(context.Context, vm.Progress) error { ran = true; return nil }); err != nil || !ran {
+		t.Error(ran, err)
+	}
+	w.warn(t.Context(), s.ID, "", "x")
+	if _, err := w.facts(t.Context(), s.ID, store.Event{}, func(*Facts) {}); err == nil {
+		t.Error("facts were kept")
+	}
+	if _, err := w.broke(t.Context(), s, errBoom); !errors.Is(err, errBoom) {
+		t.Error(err) // the cause must not get lost
+	}
+}
