@@ -100,7 +100,7 @@ type part = func(*pruning, context.Context) error
 
 // orphans are the parts that remove what has lost its owner, and that nobody has to
 // ask for.
-var orphans = []part{(*pruning).sessions, (*pruning).tasks, (*pruning).machines, (*pruning).clones, (*pruning).files}
+var orphans = []part{(*pruning).sessions, (*pruning).tasks, (*pruning).machines, (*pruning).locks, (*pruning).clones, (*pruning).files}
 
 func runPrune(ctx context.Context, a *app, o pruneOptions, parts ...part) error {
 	p, err := a.prune(ctx, actor(), o, parts)
@@ -202,10 +202,12 @@ func (p *pruning) remove(ctx context.Context, resource string, l litter, path st
 	if err != nil || !free {
 		return err
 	}
-	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
 	if err := f(); err != nil {
 		p.tell(ctx, resource, l, err)
-		return err
+		return errors.Join(err, lock.Unlock())
+	}
+	if err := lock.Remove(); err != nil {
+		return fail.New(fail.Host, "remove a lock file: %w", err)
 	}
 	p.gone(ctx, resource, l)
 	return nil
@@ -310,6 +312,43 @@ func (p *pruning) tasks(ctx context.Context) error {
 		p.gone(ctx, "events", litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended over %v ago", ttl)})
 	}
 	return err
+}
+
+// locks removes the lock files of sessions that are gone and tasks that are at
+// rest, which a keeper that was killed has left.
+func (p *pruning) locks(ctx context.Context) error {
+	m, err := p.manager(ctx)
+	if m == nil || err != nil {
+		return err
+	}
+	tm := &task.Manager{Sessions: m}
+	files, err := filepath.Glob(p.cfg.Paths.SessionLock("*"))
+	if err != nil {
+		return err
+	}
+	tasks, err := filepath.Glob(tm.Lock("*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range append(files, tasks...) {
+		kind, id, _ := strings.Cut(filepath.Base(path), "-")
+		var over bool
+		if kind == "session" {
+			s, err := m.Get(ctx, id)
+			over = err == nil && s.Phase == session.Gone
+		} else {
+			t, err := tm.Get(ctx, id)
+			over = err == nil && task.AtRest(t.Phase)
+		}
+		if !over {
+			continue
+		}
+		l := litter{Kind: "lock file", Name: filepath.Base(path), Path: path, Why: "its " + kind + " has ended"}
+		if err := p.remove(ctx, "file:"+path, l, path, func() error { return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // machines removes VMs of sessions that are gone. Those that wait, and those that

@@ -60,8 +60,19 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
 		return fail.New(fail.Host, "make the gateway's directory: %w", err)
 	}
-	if p.Running() {
-		return p.SetPolicy(ctx, pol)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	// One that another process has just started may not listen yet.
+	for p.Running() {
+		err := p.SetPolicy(ctx, pol)
+		if !errors.Is(err, ErrNotRunning) && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(clientPoll):
+		}
 	}
 	b, err := json.Marshal(w)
 	if err != nil {
@@ -73,8 +84,6 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 	if err := p.writePolicy(pol); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	pid, exited, err := p.spawn(ctx)
 	if err != nil {
 		return fail.New(fail.Host, "start the gateway: %w", err)

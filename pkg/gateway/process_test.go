@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -159,6 +160,57 @@ func TestSlowStart(t *testing.T) {
 	time.Sleep(3 * time.Second) // for those that were left behind
 	if r.Running() {
 		t.Error("one that came late stands for nobody")
+	}
+}
+
+// A gateway that another process has just started holds the lock before it listens:
+// Start waits for it, however long that takes.
+func TestStartWhileAnotherComesUp(t *testing.T) {
+	r := newRig(t)
+	if err := os.MkdirAll(filepath.Dir(r.wire.API), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(r.wire)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(r.Dir, "wire.json"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.Create(filepath.Join(r.Dir, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan error, 1)
+	go func() { started <- r.Start(t.Context(), r.wire, allowing("a.example.org")) }()
+	for seen := false; !seen; { // it has been told the policy, and asks for the gateway
+		select {
+		case err := <-started:
+			t.Fatalf("Start did not wait: %v", err)
+		case <-time.After(time.Millisecond):
+			_, err := os.Stat(filepath.Join(r.Dir, "policy.json"))
+			seen = err == nil
+		}
+	}
+	l, err := net.Listen("unix", r.wire.API)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) })}
+	go func() { _ = srv.Serve(l) }()
+	defer srv.Close()
+	if err := <-started; err != nil {
+		t.Errorf("Start: %v", err)
+	}
+	if err := lock.Close(); err != nil { // so that the rig finds nothing to stop
+		t.Fatal(err)
 	}
 }
 

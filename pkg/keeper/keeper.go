@@ -53,7 +53,7 @@ func Run(ctx context.Context, log *slog.Logger, c Charge) error {
 			log.WarnContext(ctx, "should the keeper die, nobody is told", "error", merr)
 		}
 		err = work(ctx, log, c)
-		if uerr := lock.Unlock(); uerr != nil {
+		if uerr := lock.Remove(); uerr != nil {
 			log.ErrorContext(ctx, "unlock", "error", uerr)
 		}
 	}

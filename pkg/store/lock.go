@@ -114,6 +114,16 @@ func Died(path string) (bool, error) {
 	return true, f.Truncate(0)
 }
 
+// Remove lets the lock go for good, and unlinks its file first, so that no other
+// process holds the lock of another file of that name meanwhile.
+func (l *Lock) Remove() error {
+	err := os.Remove(l.f.Name())
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, l.Unlock())
+}
+
 // Unlock lets the lock go.
 func (l *Lock) Unlock() error {
 	var err error

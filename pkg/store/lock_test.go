@@ -83,6 +83,35 @@ func TestLockOfAnotherProcess(t *testing.T) {
 	}
 }
 
+func TestRemovedLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	l := mustLock(t, path)
+	waiting, err := os.OpenFile(path, os.O_RDWR, 0) // by another process, before the file goes
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waiting.Close()
+	if err := l.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) || store.Held(path) {
+		t.Fatal("the file is left", err)
+	}
+	if died, err := store.Died(path); died || err != nil {
+		t.Fatal(died, err)
+	}
+	again := mustLock(t, path)
+	if !store.Held(path) {
+		t.Fatal("not held")
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Remove(); err != nil {
+		t.Fatal("removed twice:", err)
+	}
+}
+
 // What a keeper starts (a host agent, a shell) outlives it; the lock must not.
 func TestLockIsNotInherited(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
