@@ -127,7 +127,7 @@ the standard error; commands that read have --json.`),
 		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
 		"tasks":   {newTaskCmd(a), newServeCmd(a)},
-		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newDoctorCmd(a), newPruneCmd(a), newAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
+		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newTrustCmd(a), newDoctorCmd(a), newPruneCmd(a), newAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
 		"":        slices.Concat(newHiddenCmds(a), newPickerCmds(a), newTopics()),
 	} {
 		for _, c := range cmds {

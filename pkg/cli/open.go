@@ -165,7 +165,9 @@ func (a *app) resolve(ctx context.Context, m *session.Manager, o openOptions, wh
 	}
 	s, r.Repo, err = lookUp(ctx, m, what)
 	if fail.CodeOf(err) == fail.NotFound && r.Repo.Key != "" {
-		_, err = m.Check(r)
+		if err = a.confirmClone(m, o, r.Repo); err == nil {
+			_, err = m.Check(r)
+		}
 	}
 	return s, r, err
 }

@@ -100,6 +100,9 @@ func (m *Manager) Check(r Request) (notices []string, err error) {
 }
 
 func (m *Manager) spec(r Request) (Spec, []string, error) {
+	if err := m.CheckClone(r.Repo); err != nil {
+		return Spec{}, nil, err
+	}
 	settings, err := m.Config.For(config.RepoKey(r.Repo.Key), r.Profile)
 	if err != nil {
 		return Spec{}, nil, err

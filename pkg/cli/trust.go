@@ -1,0 +1,71 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+func newTrustCmd(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "trust DIR", Short: "Confirm that a directory is a clone of the repository it names",
+		Long: `Confirm that a directory is a clone of the repository that its own settings name.
+Its sessions then get the secrets and kept files of that repository. "open" asks
+once for each clone; this command answers beforehand, where there is no terminal.`,
+		Example: `  agent-sessionizer trust .`,
+		Args:    usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return runTrust(cmd.Context(), a, args[0]) },
+	}
+}
+
+func runTrust(ctx context.Context, a *app, dir string) error {
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return err
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		return fail.New(fail.Host, "the current directory: %w", err)
+	}
+	ref, err := repo.Parse(dir, cwd)
+	if err != nil {
+		return err
+	}
+	if ref.Path == "" {
+		return fail.New(fail.Usage, "%q must be a directory, such as . or ./repo", dir).WithHint("agent-sessionizer trust --help")
+	}
+	if err := m.TrustClone(ref); err != nil {
+		return err
+	}
+	a.con.Say("%s", ref.Path+" is confirmed as a clone of "+ref.Key)
+	return nil
+}
+
+// confirmClone asks about a local clone on its first use, if there is a terminal
+// to ask on.
+func (a *app) confirmClone(m *session.Manager, o openOptions, ref repo.Ref) error {
+	err := m.CheckClone(ref)
+	if !errors.Is(err, session.ErrUntrusted) || o.noWait { // the picker has the terminal then
+		return err
+	}
+	ok, aerr := a.con.Confirm(fmt.Sprintf("%s says that it is a clone of %s. Give its sessions the secrets and kept files of that repository?", ref.Path, ref.Key), "-d")
+	switch {
+	case fail.CodeOf(aerr) == fail.Usage: // no terminal
+		return err
+	case aerr != nil:
+		return aerr
+	case !ok:
+		return fail.New(fail.Interrupted, "%s is not confirmed", ref.Path)
+	}
+	return m.TrustClone(ref)
+}

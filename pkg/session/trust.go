@@ -1,0 +1,97 @@
+package session
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+)
+
+// ErrUntrusted is wrapped by the error of a local clone that must be confirmed.
+var ErrUntrusted = errors.New("it gets the secrets and kept files of that repository only after you confirm it")
+
+// clone is a local clone whose own settings name a remote, as a person confirmed
+// it. Whoever writes a directory writes its settings, so its word is not enough
+// for what belongs to the remote repository. Another directory that takes the
+// same place has another inode, and must be confirmed too.
+type clone struct {
+	Path  string `json:"path"`
+	Key   string `json:"repo_key"`
+	UID   uint32 `json:"uid"`
+	Dev   uint64 `json:"dev"`
+	Inode uint64 `json:"inode"`
+}
+
+// claims reports whether a reference is a directory that names a remote.
+func claims(ref repo.Ref) bool { return ref.Path != "" && !strings.HasPrefix(ref.Key, "local:") }
+
+func identify(ref repo.Ref) (clone, error) {
+	info, err := os.Lstat(filepath.Join(ref.Path, ".git"))
+	if errors.Is(err, fs.ErrNotExist) { // a bare repository
+		info, err = os.Lstat(ref.Path)
+	}
+	if err != nil {
+		return clone{}, fail.New(fail.NotFound, "look at the clone: %w", err)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return clone{}, fail.New(fail.Host, "look at the clone %s: its owner is unknown", ref.Path)
+	}
+	return clone{Path: ref.Path, Key: ref.Key, UID: st.Uid, Dev: uint64(st.Dev), Inode: st.Ino}, nil //nolint:unconvert // other types elsewhere
+}
+
+func (m *Manager) trustFile(ref repo.Ref) string {
+	sum := sha256.Sum256([]byte(ref.Path + "\x00" + ref.Key))
+	return filepath.Join(m.Config.Paths.State, "trusted", hex.EncodeToString(sum[:16])+".json")
+}
+
+// CheckClone returns an error that wraps ErrUntrusted when a reference is a local
+// clone of a remote repository, and was not confirmed with TrustClone.
+func (m *Manager) CheckClone(ref repo.Ref) error {
+	if !claims(ref) {
+		return nil
+	}
+	is, err := identify(ref)
+	if err != nil {
+		return err
+	}
+	var was clone
+	text, err := os.ReadFile(m.trustFile(ref))
+	if err == nil {
+		err = json.Unmarshal(text, &was)
+	}
+	if err == nil && was == is {
+		return nil
+	}
+	return fail.New(fail.Policy, "%s says that it is a clone of %s; %w", ref.Path, ref.Key, ErrUntrusted).
+		WithHint("agent-sessionizer trust %s", ssh.Quote(ref.Path))
+}
+
+// TrustClone records that a local clone is what it says. It may be repeated.
+func (m *Manager) TrustClone(ref repo.Ref) error {
+	if !claims(ref) {
+		return nil
+	}
+	is, err := identify(ref)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(is)
+	if err != nil {
+		return err
+	}
+	file := m.trustFile(ref)
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return fail.New(fail.Host, "record the confirmed clone: %w", err)
+	}
+	return writeFile(file, text)
+}
