@@ -436,3 +436,15 @@ func TestKeepTakesTheNewest(t *testing.T) {
 		t.Error("something is kept that nobody asked for")
 	}
 }
+
+// The record of what was brought does not go through a link, nor in its place, in a
+// guest that somebody works in.
+func TestBringRecordsNothingThroughALink(t *testing.T) {
+	from := newTree(t, map[string]string{".vimrc": "mine"})
+	archive, _ := from.dotfiles()
+	to := newTree(t, map[string]string{".local": "→elsewhere", "elsewhere/file": "theirs"})
+	if _, err := Bring(to.Root, bytes.NewReader(archive), BringOptions{}); err == nil {
+		t.Error("no error")
+	}
+	to.want(map[string]string{".local": "→elsewhere", "elsewhere/file": "theirs", "elsewhere/state/agent-sessionizer/dotfiles": "(none)", ".vimrc": "mine"})
+}
