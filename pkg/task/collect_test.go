@@ -1,0 +1,375 @@
+package task
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+)
+
+// TestMain makes this test binary the process of a fake VM, too.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
+		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// guestOf is a guest whose program answers each verb with a file, or fails.
+type guestOf struct {
+	t    *testing.T
+	root string
+}
+
+// answer has the program answer a verb with those bytes, and then end with a code.
+func (g guestOf) answer(verb string, answer []byte, code int) {
+	g.t.Helper()
+	for name, text := range map[string][]byte{verb: answer, verb + ".code": fmt.Append(nil, code)} {
+		if err := os.WriteFile(filepath.Join(g.root, name), text, 0o600); err != nil {
+			g.t.Fatal(err)
+		}
+	}
+}
+
+func frames(t *testing.T, kindsAndData ...any) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	for i := 0; i < len(kindsAndData); i += 2 {
+		if err := wire.WriteFrame(&b, kindsAndData[i].(wire.FrameKind), []byte(kindsAndData[i+1].(string))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b.Bytes()
+}
+
+const collection = "0123456789abcdef"
+
+// completing is a task in phase Completing whose agent succeeded, in a session of its
+// own that is ready: a fake VM. Its guest sends a log and one file, and all is well.
+func completing(t *testing.T) (*Worker, Task, guestOf) {
+	t.Helper()
+	w, task := running(t, `, "outcome": {"result": "success", "exit_code": 0, "at": "2026-01-01T00:00:00Z"}`)
+	const name = "agent-acme-app-012345"
+	d, err := fake.New(fake.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Delete(context.WithoutCancel(t.Context()), name); err != nil {
+			t.Error(err)
+		}
+	})
+	key, authorized, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Create(t.Context(), vm.Spec{
+		Name: name, CPUs: 1, Memory: 1 << 30, Disk: 4 << 30, User: "agent", AuthorizedKey: authorized, Image: vm.Image{Arch: "x86_64", Location: "/dev/null"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ep, err := d.Start(t.Context(), name, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine, err := d.Inspect(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := guestOf{t, machine.Root}
+	program := filepath.Join(g.root, "usr/local/bin/agent-guest")
+	script := "#!/bin/sh\ncd " + ssh.Quote(g.root) + "\ncat >/dev/null &\ncat \"$2\"\nexit \"$(cat \"$2.code\")\"\n"
+	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var status bytes.Buffer
+	if err := (wire.TaskStatus{State: wire.TaskExited, Stdout: 3, Result: &wire.TaskResult{Stdout: 3}}).Encode(&status); err != nil {
+		t.Fatal(err)
+	}
+	text := strings.TrimSpace(status.String())
+	g.answer("status", []byte(text), 0)
+	g.answer("signal", []byte(text), 0)
+	g.answer("watch", frames(t, wire.FrameStdout, "out", wire.FrameStatus, text), 0)
+	sum := sha256.Sum256([]byte("made"))
+	g.answer("artifacts", frames(t, wire.FrameArtifact, fmt.Sprintf(`{"name":"untracked/new","size":4,"sha256":%q}`, hex.EncodeToString(sum[:])),
+		wire.FrameEnd, `{"id":"`+collection+`","artifacts":null}`), 0)
+	g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameData, "made", wire.FrameEnd, ""), 0)
+
+	id := opened(t, w.Manager, "app", task.ID, session.Ready, session.Ready)
+	if err := os.MkdirAll(w.paths().SessionDir(id), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.paths().SessionDir(id), "ssh_key"), key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	facts, err := json.Marshal(session.Facts{Endpoint: ep, Root: machine.Root, Dir: "/home/agent/app", Base: &repo.Base{Commit: strings.Repeat("a", 40)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.store().Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+		row.Facts = facts
+		return store.Event{}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
+		row.Phase, row.SessionID = string(Completing), id
+		return nil, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if task, err = read(row); err != nil {
+		t.Fatal(err)
+	}
+	return w, task, g
+}
+
+func (w *Worker) next(t *testing.T, task Task) (Task, error) {
+	t.Helper()
+	next, err := w.Next(t.Context(), task)
+	cur, gerr := w.Get(t.Context(), task.ID)
+	if gerr != nil {
+		t.Fatal(gerr)
+	}
+	if err == nil && next.Phase != cur.Phase {
+		t.Errorf("it returns %s, the store has %s", next.Phase, cur.Phase)
+	}
+	return cur, err
+}
+
+// wanted is what the task's session is to become.
+func (w *Worker) wanted(t *testing.T, task Task) session.Phase {
+	t.Helper()
+	s, err := w.Sessions.Get(t.Context(), task.SessionID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Want
+}
+
+func TestCollect(t *testing.T) {
+	w, task, _ := completing(t)
+	task, err := w.next(t, task)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := task.Facts; !f.Collected || f.Outcome.Result != Success || f.Outcome.Preserve || len(f.Artifacts) != 1 || f.Artifacts[0].Name != "untracked/new" || task.last() != Completed {
+		t.Errorf("%+v, %+v", f, f.Outcome)
+	}
+	for file, want := range map[string]string{w.Dir(task.ID).Stdout(): "out", filepath.Join(w.Dir(task.ID).artifacts(), "untracked/new"): "made"} {
+		if text, err := os.ReadFile(file); err != nil || string(text) != want {
+			t.Errorf("%s is %q, %v", file, text, err)
+		}
+	}
+}
+
+// What cannot be collected keeps the VM, whatever step of it failed, and a success is
+// none any more. What failed before stays the reason.
+func TestCollectFails(t *testing.T) {
+	sum := sha256.Sum256([]byte("other"))
+	for name, spoil := range map[string]func(*testing.T, *Worker, Task, guestOf){
+		"the agent cannot be asked": func(_ *testing.T, _ *Worker, _ Task, g guestOf) { g.answer("signal", nil, 1) },
+		"the status is nonsense":    func(_ *testing.T, _ *Worker, _ Task, g guestOf) { g.answer("signal", []byte("{"), 0) },
+		"the log ends early": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
+			g.answer("watch", frames(t, wire.FrameStdout, "out"), 0)
+		},
+		"the log was cut": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
+			g.answer("watch", frames(t, wire.FrameFailure, `{"kind":"truncated","text":""}`), 0)
+		},
+		"git fails in the guest": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
+			g.answer("artifacts", frames(t, wire.FrameFailure, `{"kind":"","text":"list untracked files: git ls-files: exit status 128"}`), 1)
+		},
+		"the collection has no end": func(_ *testing.T, _ *Worker, _ Task, g guestOf) { g.answer("artifacts", nil, 0) },
+		"the program is killed":     func(_ *testing.T, _ *Worker, _ Task, g guestOf) { g.answer("artifacts", nil, 137) },
+		"the transfer ends early": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
+			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameData, "ma"), 0)
+		},
+		"the collection is gone": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
+			g.answer("send", frames(t, wire.FrameFailure, `{"kind":"no_collection","text":""}`), 0)
+		},
+		"another file is sent": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
+			g.answer("send", frames(t, wire.FrameItem, `{"index":3,"offset":0}`), 0)
+		},
+		"the artifacts have no room": func(t *testing.T, w *Worker, task Task, _ guestOf) { obstruct(t, w.Dir(task.ID).artifacts()) },
+		"the log cannot be opened": func(t *testing.T, w *Worker, task Task, _ guestOf) {
+			if err := os.MkdirAll(w.Dir(task.ID).Stderr(), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a file that is begun cannot be written": func(t *testing.T, w *Worker, task Task, g guestOf) {
+			part := filepath.Join(w.Dir(task.ID).artifacts(), partDir, hex.EncodeToString(sum[:]), "x")
+			if err := os.MkdirAll(part, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			g.answer("artifacts", frames(t, wire.FrameArtifact, fmt.Sprintf(`{"name":"untracked/new","size":5,"sha256":%q}`, hex.EncodeToString(sum[:])),
+				wire.FrameEnd, `{"id":"`+collection+`","artifacts":null}`), 0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, task, g := completing(t)
+			spoil(t, w, task, g)
+			task, err := w.next(t, task)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := task.Facts.Outcome
+			if !task.Facts.Collected || !o.Preserve || o.Result != Failure || !strings.Contains(o.Reason, "could not be brought home") || task.ErrorMessage != o.Reason || o.Code == "" {
+				t.Errorf("%+v, the row says %q", o, task.ErrorMessage)
+			}
+			if got := task.last(); got != FailedPreserved {
+				t.Errorf("it goes to %s", got)
+			}
+			if len(kinds(t, w.Manager, task.ID)[EventWarning]) == 0 {
+				t.Error("no event says so")
+			}
+			if task, err = w.next(t, task); err != nil || task.Phase != FailedPreserved || w.wanted(t, task) != session.Ready {
+				t.Errorf("then it is %s, %v; its session is to be %s", task.Phase, err, w.wanted(t, task))
+			}
+			if task.Facts.Until.Before(time.Now().Add(time.Hour)) {
+				t.Errorf("it is kept until %v", task.Facts.Until)
+			}
+		})
+	}
+}
+
+// obstruct puts a file where a directory belongs.
+func obstruct(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The reason of a task that failed anyway is not that its work could not be collected.
+func TestCollectFailsAfterAFailure(t *testing.T) {
+	w, task, g := completing(t)
+	if err := w.update(t.Context(), &task, func(row *store.Task, facts *Facts) []store.Event {
+		facts.Outcome = &Outcome{Result: Hung, Code: "TIMEOUT", Reason: "the agent printed nothing"}
+		row.SetError("TIMEOUT", facts.Outcome.Reason, "")
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	g.answer("artifacts", nil, 1)
+	task, err := w.next(t, task)
+	if o := task.Facts.Outcome; err != nil || o.Result != Hung || o.Reason != "the agent printed nothing" || task.ErrorMessage != o.Reason || !o.Preserve {
+		t.Errorf("%+v, %q, %v", o, task.ErrorMessage, err)
+	}
+}
+
+// A full disk is waited for: nothing is decided, and the VM is not touched.
+func TestCollectOnAFullDisk(t *testing.T) {
+	w, task, _ := completing(t)
+	if err := os.Symlink("/dev/full", w.Dir(task.ID).Stdout()); err != nil {
+		t.Fatal(err)
+	}
+	task, err := w.next(t, task)
+	if err != nil || task.Facts.Collected || task.Facts.Outcome.Preserve || task.Facts.Tries != 1 || len(kinds(t, w.Manager, task.ID)[EventRetry]) != 1 {
+		t.Errorf("%+v, %+v, %v", task.Facts, task.Facts.Outcome, err)
+	}
+	if err := os.Remove(w.Dir(task.ID).Stdout()); err != nil {
+		t.Fatal(err)
+	}
+	if task, err = w.next(t, task); err != nil || !task.Facts.Collected || task.Facts.Outcome.Result != Success {
+		t.Errorf("with room: %+v, %v", task.Facts.Outcome, err)
+	}
+}
+
+// What cannot be written of a task that has ended keeps its VM, until it can.
+func TestFinishFails(t *testing.T) {
+	for name, file := range map[string]func(Dir) string{
+		"metadata": Dir.metadata, "bundle": Dir.Bundle, "events": Dir.events, "state": func(d Dir) string { return d.path("state.json") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, task, _ := completing(t)
+			task, err := w.next(t, task)
+			if err != nil || !task.Facts.Collected {
+				t.Fatal(err)
+			}
+			in := filepath.Join(file(w.Dir(task.ID)), "in the way") // no file can take the place of its directory
+			if err := os.RemoveAll(filepath.Dir(in)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.MkdirAll(in, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			task, err = w.next(t, task)
+			if err == nil || task.Phase != Completing || task.Facts.Outcome.Result != Success || w.wanted(t, task) != session.Ready {
+				t.Errorf("it is %s, %+v, %v; its session is to be %s", task.Phase, task.Facts.Outcome, err, w.wanted(t, task))
+			}
+			if name != "events" && name != "state" && fail.CodeOf(err) != fail.Host {
+				t.Errorf("code %v", fail.CodeOf(err))
+			}
+			if err := os.RemoveAll(filepath.Dir(in)); err != nil {
+				t.Fatal(err)
+			}
+			become(t, w.Manager, task.SessionID, session.Gone)
+			if task, err = w.next(t, task); err != nil || task.Phase != Completed {
+				t.Errorf("then it is %s, %v", task.Phase, err)
+			}
+			for _, file := range []string{w.Dir(task.ID).metadata(), w.Dir(task.ID).Bundle()} {
+				if size(file) == 0 {
+					t.Errorf("%s is missing", filepath.Base(file))
+				}
+			}
+		})
+	}
+}
+
+// The first outcome is the right one, also for a keeper that has not read it.
+func TestTheFirstOutcomeStays(t *testing.T) {
+	w, task := running(t, "")
+	code := 3
+	first, err := w.decide(t.Context(), task, Outcome{Result: Failure, ExitCode: &code, Reason: "the agent ended with exit code 3", Hint: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, late := range []Outcome{{Result: Success}, {Result: CalledOff}, {Result: TimedOut, Reason: "late", Preserve: true}} {
+		got, err := w.decide(t.Context(), task, late) // as it was before the first
+		if err != nil || got.Facts.Outcome.Result != Failure || got.Facts.Outcome.Preserve || *got.Facts.Outcome.ExitCode != 3 || got.ErrorMessage != first.ErrorMessage || got.ErrorMessage == "" {
+			t.Errorf("after %s: %+v, %q, %v", late.Result, got.Facts.Outcome, got.ErrorMessage, err)
+		}
+	}
+	if n := len(kinds(t, w.Manager, task.ID)[EventOutcome]); n != 1 {
+		t.Errorf("%d events", n)
+	}
+}
+
+// A store that fails decides nothing about a task.
+func TestTheStoreFails(t *testing.T) {
+	w, task, _ := completing(t)
+	if err := w.store().Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := w.Next(t.Context(), task)
+	if err == nil || got.Phase != Completing || got.Facts.Collected || got.Facts.Outcome.Result != Success {
+		t.Errorf("%+v, %v", got.Facts, err)
+	}
+}
