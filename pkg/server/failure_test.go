@@ -1,0 +1,252 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// A token that is removed ends what it opened: a log that is followed does not look
+// whole then, and a WebSocket says why.
+func TestRemovedTokenEndsFollowing(t *testing.T) {
+	r := newRig(t, Limits{Beat: 20 * time.Millisecond})
+	id := r.submit().ID
+	r.move(id, task.Running, nil)
+	if err := os.WriteFile(r.tasks.Dir(id).Stdout(), []byte("one\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	c := call{path: tasksPath + "/" + id + "/logs?follow=true", as: Read}
+	resp, err := r.client(c).Do(r.request(ctx, c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	in := bufio.NewReader(resp.Body)
+	if line, err := in.ReadString('\n'); err != nil || line != "one\n" {
+		t.Fatal(line, err)
+	}
+	ws, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", Read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ws.CloseNow() }()
+	if err := r.tokens.Remove(string(Read)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(in); err == nil {
+		t.Error("the log of a removed token looks whole")
+	}
+	for {
+		m, err := nextMessage(ctx, ws)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Type == messageProblem {
+			if m.Problem.Code != codeUnauthorized {
+				t.Errorf("%+v", m.Problem)
+			}
+			break
+		}
+	}
+	if _, _, err := ws.Read(ctx); websocket.CloseStatus(err) != websocket.StatusGoingAway {
+		t.Error(err)
+	}
+}
+
+// wordless fails the test unless an answer is a server's problem that tells nothing of
+// the host.
+func (r *rig) wordless(c call) {
+	r.t.Helper()
+	resp, body := r.do(c)
+	var p Problem
+	if err := json.Unmarshal(body, &p); err != nil || resp.StatusCode < 500 || p.Hint == "" {
+		r.t.Errorf("%s %s: %s %s", c.method, c.path, resp.Status, body)
+	}
+	for _, word := range []string{"sql", "database", r.tasks.Sessions.Config.Paths.State, "is a directory"} {
+		if strings.Contains(string(body), word) {
+			r.t.Errorf("%s %s: %q in %s", c.method, c.path, word, body)
+		}
+	}
+}
+
+// What cannot be read is an error, never an empty answer or a whole one.
+func TestFilesThatCannotBeRead(t *testing.T) {
+	r := newRig(t, Limits{Beat: 20 * time.Millisecond})
+	const session, exec = "aaaa11112222", "0123456789ab"
+	r.session(session)
+	id := r.submit().ID
+	r.bring(id, map[string][]byte{"a": []byte("x")})
+	dir := r.tasks.Dir(id)
+	artifact := filepath.Join(string(dir), "outbox", "artifacts", "a")
+	record := r.execs.dir(session, exec)
+	if err := errors.Join(
+		os.Remove(artifact), os.MkdirAll(artifact, 0o700), os.MkdirAll(filepath.Join(dir.Stdout(), "x"), 0o700), os.MkdirAll(dir.Bundle(), 0o700),
+		os.MkdirAll(record.dir, 0o700), os.WriteFile(record.file(".json"), []byte("{"), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	one := tasksPath + "/" + id
+	for _, path := range []string{one + "/artifacts/a", one + "/bundle"} {
+		if resp, body := r.do(call{path: path}); resp.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: %s %s", path, resp.Status, body)
+		}
+	}
+	c := call{path: one + "/logs?follow=true"}
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	for _, path := range []string{one + "/logs", one + "/logs?follow=true"} {
+		c.path = path
+		resp, err := r.client(c).Do(r.request(ctx, c))
+		if err != nil {
+			continue
+		}
+		if text, err := io.ReadAll(resp.Body); err == nil && resp.StatusCode == http.StatusOK {
+			t.Errorf("%s looks whole: %q", path, text)
+		}
+		_ = resp.Body.Close()
+	}
+	r.wordless(call{path: sessionsPath + "/" + session + "/exec/" + exec})
+	r.wordless(call{path: sessionsPath + "/" + session + "/exec/" + exec + "/logs"})
+	if err := r.execs.recordLost(t.Context()); err != nil { // the others count
+		t.Error(err)
+	}
+}
+
+func TestAStoreThatFails(t *testing.T) {
+	r := newRig(t, Limits{Beat: 20 * time.Millisecond})
+	const session = "aaaa11112222"
+	r.session(session)
+	id := r.submit().ID
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	resp, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events"})
+	defer resp.Body.Close()
+	if ev, ok := next(); !ok || ev.id != anchor(id, 1) {
+		t.Fatal(ev, ok)
+	}
+	if err := r.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ev, ok := next()
+	var p Problem
+	if err := json.Unmarshal([]byte(ev.data), &p); !ok || err != nil || ev.name != messageProblem || p.Status < 500 || p.Last == nil || *p.Last != 1 || strings.Contains(ev.data, "sql") {
+		t.Errorf("%v %v %v", ev, ok, err)
+	}
+	one := tasksPath + "/" + id
+	for _, path := range []string{
+		tasksPath, one, one + "/events", one + "/artifacts", one + "/logs", one + "/bundle", sessionsPath, sessionsPath + "/" + session, sessionsPath + "/" + session + "/events", healthPath,
+	} {
+		r.wordless(call{path: path})
+	}
+	yaml := []string{"Content-Type", "application/yaml"}
+	r.wordless(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: yaml})
+	r.wordless(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: append(yaml, "Idempotency-Key", "k")})
+	r.wordless(call{method: http.MethodDelete, path: one})
+	r.wordless(call{method: http.MethodPost, path: one + "/retry"})
+	r.wordless(call{method: http.MethodPost, path: one + "/destroy"})
+	r.wordless(call{method: http.MethodPost, path: sessionsPath + "/" + session + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
+	if entries, err := os.ReadDir(r.execs.all(session)); err == nil && len(entries) > 0 {
+		t.Error("a command that could not be announced is left:", entries)
+	}
+}
+
+// A command whose output cannot be written runs to its end, and says that it failed.
+func TestExecOnAFullDisk(t *testing.T) {
+	const id = "aaaa11112222"
+	r := newRig(t, Limits{})
+	r.session(id)
+	checkout := r.vm(id)
+	s, err := r.Server.session(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, full := range []string{"stdout", "stderr"} {
+		rec := execRecord{Server: r.execs.self, Exec: Exec{ID: randomHex(6), Session: id, State: ExecRunning}}
+		if err := r.execs.enter(rec.ID, func(error) {}); err != nil {
+			t.Fatal(err)
+		}
+		stdout, stderr, err := r.execs.prepare(t.Context(), &rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, f := range map[string]**os.File{"stdout": &stdout, "stderr": &stderr} {
+			if name != full {
+				continue
+			}
+			_ = (*f).Close()
+			if *f, err = os.OpenFile("/dev/full", os.O_WRONLY, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.execs.run(t.Context(), s, rec, "echo out; echo err >&2; touch "+checkout+"/"+full, time.Minute, stdout, stderr)
+		e, err := r.execs.get(id, rec.ID)
+		if err != nil || e.State != ExecFailed || e.Error == nil || e.Error.Code != fail.Host.String() || e.Error.Hint == "" || e.ExitCode != nil {
+			t.Errorf("%s: %+v %v", full, e, err)
+		}
+		if _, err := os.Stat(filepath.Join(checkout, full)); err != nil {
+			t.Error("the command was broken off:", err)
+		}
+	}
+
+	// One that cannot even begin takes no place, leaves nothing, and tells of nothing.
+	if err := errors.Join(os.RemoveAll(r.execs.all(id)), os.WriteFile(r.execs.all(id), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	_, before, err := r.store.EventRange(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range r.limits.Execs + 1 {
+		resp, body := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
+		if resp.StatusCode != http.StatusServiceUnavailable {
+			t.Fatalf("%s %s", resp.Status, body)
+		}
+	}
+	if _, after, err := r.store.EventRange(t.Context(), id); err != nil || after != before || len(r.execs.running) != 0 {
+		t.Errorf("%d events, then %d; %d commands run; %v", before, after, len(r.execs.running), err)
+	}
+}
+
+// A change of the tokens that cannot be written is an error, and changes nothing.
+func TestTokensThatCannotBeWritten(t *testing.T) {
+	dir := t.TempDir()
+	file := &Tokens{Path: filepath.Join(dir, "tokens.json")}
+	token, err := file.Add("one", Read, task.Permission{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(file.Path, "tokens.json")} { // below what is no directory
+		if token, err := (&Tokens{Path: path}).Add("two", Read, task.Permission{}); token != "" && err == nil || fail.CodeOf(err) != fail.Host {
+			t.Errorf("%s: %q %v", path, token, err)
+		}
+	}
+	lock, ok, err := store.TryLock(file.Path + ".lock")
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if err := file.Remove("one"); fail.CodeOf(err) != fail.Conflict {
+		t.Error(err)
+	}
+	if err := lock.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err := file.find(token); !ok || err != nil {
+		t.Error(ok, err)
+	}
+}
