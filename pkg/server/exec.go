@@ -21,7 +21,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -400,7 +399,7 @@ func (x *execs) inGuest(ctx context.Context, s session.Session, line string, std
 		return err
 	}
 	defer conn.Close()
-	values, err := guest.Guest{SSH: conn, Root: s.Facts.Root}.Secrets(ctx)
+	values, err := s.Guest(conn).Secrets(ctx)
 	if err != nil {
 		return err
 	}
