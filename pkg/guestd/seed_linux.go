@@ -22,7 +22,7 @@ const (
 	seedDir   = "/run/agent-seed"
 	sleepFlag = seedDir + "/sleep" // the boot script asks for a machine to save
 	ownFile   = seedDir + "/own"   // is there once the machine is wholly its own; what failed stands in it
-	loginFIFO = seedDir + "/login" // agent-login.service reads it
+	loginLock = seedDir + "/login" // agent-login.service waits until the seed releases it
 	lateUnit  = "agent-late.target"
 	sleepUnit = "agent-sleep.service"
 )
@@ -33,7 +33,7 @@ const (
 	scriptTime = 5 * time.Minute      // for bootcmd
 	loginTime  = 5 * time.Minute      // for sshd and the network to answer
 	loginLook  = 5 * time.Millisecond // in between
-	holdTime   = 3 * time.Second      // for somebody to log in
+	holdTime   = 3 * time.Second      // for the first login, before the boot goes on
 	holdLook   = 20 * time.Millisecond
 	lateTime   = 2 * time.Hour // for provisioning scripts of a template
 )
@@ -63,15 +63,18 @@ type seeder struct {
 	card  string // the network card's name
 	key   string // sshd's public key
 	said  cidata
+	login *os.File // holds loginLock
 }
 
 func (s *seeder) run(ctx context.Context, ready func()) error {
 	if err := os.MkdirAll(seedDir, 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mkfifo(loginFIFO, 0o600); err != nil && !errors.Is(err, fs.ErrExist) {
+	var err error
+	if s.login, err = holdBoot(loginLock); err != nil {
 		return err
 	}
+	defer s.login.Close()
 	door := async(func() error { return s.guest.shut(ctx) })
 	key := async(func() (err error) { s.key, err = s.guest.ensureHostKey(); return err })
 	card := async(func() (err error) { s.card, err = findCard(ctx); return err })
@@ -80,7 +83,6 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("seed disk: %w", err)
 	}
 	s.mark("seed disk")
-	var err error
 	if s.said, err = readCidata(cidataMount); err != nil {
 		return err
 	}
@@ -103,7 +105,9 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	}
 	if _, err := os.Stat(sleepFlag); err == nil {
 		ready()
-		goOn(ctx)
+		if err := s.login.Close(); err != nil {
+			return err
+		}
 		return start(ctx, sleepUnit)
 	}
 	// Only now, and by nobody else: networkd leaves the card down.
@@ -116,7 +120,10 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	}
 	announce(s.key)
 	s.mark("ready")
-	hold(ctx)
+	awaitLogin(ctx)
+	if err := s.login.Close(); err != nil {
+		return err
+	}
 	if err := s.guest.own(ctx, []chore{{"say that it has booted", sayBooted}, {"grow the disk", growRoot}}); err != nil {
 		return err
 	}
@@ -155,31 +162,28 @@ func (s *seeder) late(ctx context.Context) {
 	s.mark("late")
 }
 
-// hold keeps the boot from going on, which would take as much time as the first
-// login does, until somebody has logged in, or nobody seems to.
-func hold(ctx context.Context) {
+// holdBoot keeps the boot from going on past agent-login.service until the file is
+// closed, or this process ends: what comes then would take as much time as the
+// first login does. The service may start at any time before or after that.
+func holdBoot(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// awaitLogin waits until the agent's user has logged in, or does not seem to.
+func awaitLogin(ctx context.Context) {
 	_ = await(ctx, holdTime, holdLook, func() error {
 		if !runs(AgentUID) {
 			return errors.New("nobody has logged in")
 		}
 		return nil
 	})
-	goOn(ctx)
-}
-
-// goOn ends the wait of agent-login.service, which may not have begun yet. If it
-// never does, the service ends by itself.
-func goOn(ctx context.Context) {
-	err := await(ctx, holdTime, holdLook, func() error {
-		f, err := os.OpenFile(loginFIFO, os.O_WRONLY|unix.O_NONBLOCK, 0) // fails while nobody reads
-		if err != nil {
-			return err
-		}
-		return f.Close()
-	})
-	if err != nil {
-		slog.Warn("the rest of the boot", "err", err)
-	}
 }
 
 // runs reports whether a user has a process.
