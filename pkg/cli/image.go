@@ -160,7 +160,11 @@ func runImageList(a *app, asJSON bool) error {
 	}
 	failures, err := images.Failures()
 	for _, f := range failures {
-		a.printf("failed %s ago: %s\n", ago(f.At), f.Error) // which says whether the image, or what comes of it
+		kept := ""
+		if f.Kept {
+			kept = "; what was built is kept, and the next build only proves it"
+		}
+		a.printf("failed %s ago: %s%s\n", ago(f.At), f.Error, kept) // which says whether the image, or what comes of it
 	}
 	return err
 }

@@ -11,6 +11,7 @@ package golden
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -103,7 +104,16 @@ func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (
 	ctx, cancel := context.WithTimeout(ctx, bakeTimeout)
 	defer cancel()
 	i := image.Info{Name: image.Golden(source), Arch: arch, Source: source, Key: key}
-	return m.Images.Make(ctx, i, m.options(from.Name, needForImage, p), func(ctx context.Context, dir string) ([]string, error) {
+	o := m.options(from.Name, needForImage, p)
+	o.Prove = func(ctx context.Context, dir string, files []string) error {
+		say(p, "trying it")
+		err := m.prove(ctx, from.Name, image.Info{Path: dir, Arch: arch, Files: files}, p)
+		if err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)); err != nil {
+			return fmt.Errorf("the image does not work: %w", err)
+		}
+		return nil
+	}
+	return m.Images.Make(ctx, i, o, func(ctx context.Context, dir string) ([]string, error) {
 		return m.bake(ctx, source, from, dir, p)
 	})
 }
@@ -124,8 +134,17 @@ func (m *Maker) gateway(work string) gateway.Process {
 	return gateway.Process{Dir: filepath.Join(work, GatewayFolder), Self: m.Self}
 }
 
-// bake boots the image, provisions and generalises it, takes its disk, and
-// proves that a clone of the disk works.
+// originFile is beside a disk that is not proved yet, and says of which machine it
+// is.
+const originFile = "origin.json"
+
+// origin is the machine that a golden image was made of.
+type origin struct {
+	guest.Identity
+	HostKey string
+}
+
+// bake boots the image, provisions and generalises it, and takes its disk.
 func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir string, p vm.Progress) (files []string, err error) {
 	// Also what a failed try leaves running goes, and what was left by one that
 	// died in another way than clear knows of.
@@ -140,10 +159,10 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 		return nil, err
 	}
 	defer b.close()
-	var before guest.Identity
+	before := origin{HostKey: b.endpoint.HostKey}
 	var initrd []byte
 	if b.guest.Root == "" { // else it is a directory of this host, whose tools are not ours
-		if before, err = b.guest.Identity(ctx); err != nil {
+		if before.Identity, err = b.guest.Identity(ctx); err != nil {
 			return nil, err
 		}
 		if err := b.guest.Provision(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
@@ -160,18 +179,14 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 	if err := m.Driver.Export(ctx, b.name, filepath.Join(dir, vm.DiskFile), p); err != nil {
 		return nil, err
 	}
-	made := image.Info{Path: dir, Arch: from.Arch}
-	if made.Files, err = bootFiles(dir, img, initrd); err != nil {
+	text, err := json.Marshal(before)
+	if err != nil {
 		return nil, err
 	}
-	if err := m.clear(ctx, vmName(from.Name), dir); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, originFile), text, 0o600); err != nil {
 		return nil, err
 	}
-	say(p, "trying it")
-	if err := m.prove(ctx, from.Name, made, before, b.endpoint.HostKey, p); err != nil {
-		return nil, fmt.Errorf("the image does not work: %w", err)
-	}
-	return made.Files, nil
+	return bootFiles(dir, img, initrd)
 }
 
 // bootFiles puts beside the disk what it boots with, and returns all names.
@@ -201,7 +216,15 @@ func bootFiles(dir string, img vm.Image, initrd []byte) ([]string, error) {
 
 // prove boots a clone of what is to be published and asks everything of it that
 // a session needs. Nothing of the machine that it was made of may be in it.
-func (m *Maker) prove(ctx context.Context, source string, made image.Info, before guest.Identity, hostKey string, p vm.Progress) error {
+func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.Progress) error {
+	var before origin
+	text, err := os.ReadFile(filepath.Join(made.Path, originFile))
+	if err == nil {
+		err = json.Unmarshal(text, &before)
+	}
+	if err != nil {
+		return err
+	}
 	img, err := made.Image()
 	if err != nil {
 		return err
@@ -216,17 +239,14 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, befor
 		if err != nil {
 			return err
 		}
-		if now.MachineID == before.MachineID || now.BootID == before.BootID || b.endpoint.HostKey == hostKey {
+		if now.MachineID == before.MachineID || now.BootID == before.BootID || b.endpoint.HostKey == before.HostKey {
 			return fail.New(fail.Failure, "its clones would share an identity")
 		}
 		if err := b.guest.Verify(ctx, m.Scripts, image.Distribution(source), p); err != nil {
 			return err
 		}
 	}
-	if err := b.halt(ctx); err != nil {
-		return err
-	}
-	return m.clear(ctx, vmName(source), made.Path)
+	return b.halt(ctx)
 }
 
 // saver is the driver as one that saves VMs, with the key of a VM's state. An

@@ -24,6 +24,7 @@ const (
 	lockPrefix = ".lock-"     // held meanwhile
 	sayPrefix  = ".progress-" // the last thing that its maker said
 	failPrefix = ".failed-"   // why the last maker did not make it
+	keptPrefix = ".kept-"     // what a maker has made of an image of that name, and could not prove
 	warmPrefix = "warm-"      // a saved state, in an image's directory
 	useLock    = ".lock"      // shared while an image is looked up and built on, exclusive to remove any
 
@@ -33,7 +34,11 @@ const (
 
 // MakeOptions say how an image, or a saved state, is made.
 type MakeOptions struct {
-	Space    int64                   // bytes that must be free to begin with
+	Space int64 // bytes that must be free to begin with
+	// Prove shows that what fill has left in a directory works; it may be nil. What
+	// it refuses is kept, and the next maker of the same key proves it again
+	// instead of filling a directory, up to maxProofs times in all.
+	Prove    func(ctx context.Context, dir string, files []string) error
 	Again    bool                    // also when there is one with the same key
 	Sweep    func(work string) error // undoes what a maker that died has left elsewhere, before its directory goes; may be nil
 	Progress func(line string)       // one short line at a time; may be nil
@@ -62,7 +67,7 @@ func (s *Store) Make(ctx context.Context, i Info, o MakeOptions, fill func(ctx c
 			return have, nil
 		}
 	}
-	if i.Files, err = m.fill(ctx, fill); err != nil {
+	if i.Files, err = m.fillProved(ctx, i, fill); err != nil {
 		return Info{}, m.failed(ctx, fmt.Errorf("build image %s: %w", i.Name, err))
 	}
 	i.CreatedAt = time.Now().UTC()
@@ -193,6 +198,7 @@ type maker struct {
 	o     MakeOptions
 	lock  *os.File
 	dir   string // "" before fill
+	kept  bool   // what was made is left for the next proof
 	began time.Time
 	said  time.Time
 }
@@ -238,14 +244,20 @@ func (m *maker) say(line string) {
 	}
 }
 
+func (m *maker) makeDir() (err error) {
+	if m.dir, err = os.MkdirTemp(m.store.Dir, workPrefix+m.name+"-"); err != nil {
+		return fmt.Errorf("make build directory: %w", err)
+	}
+	return nil
+}
+
 // fill makes the work directory and has it filled.
 func (m *maker) fill(ctx context.Context, fill func(ctx context.Context, dir string) ([]string, error)) ([]string, error) {
 	if err := m.store.checkSpace(m.o.Space); err != nil {
 		return nil, err
 	}
-	var err error
-	if m.dir, err = os.MkdirTemp(m.store.Dir, workPrefix+m.name+"-"); err != nil {
-		return nil, fmt.Errorf("make build directory: %w", err)
+	if err := m.makeDir(); err != nil {
+		return nil, err
 	}
 	m.say("begin")
 	return fill(ctx, m.dir)
@@ -255,6 +267,7 @@ func (m *maker) fill(ctx context.Context, fill func(ctx context.Context, dir str
 type Failure struct {
 	At    time.Time `json:"at"`
 	Error string    `json:"error"`
+	Kept  bool      `json:"kept,omitempty"` // it was made, and only has to be proved
 }
 
 // Failure returns it, until an image of that name is made.
@@ -285,7 +298,7 @@ func (m *maker) failed(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return err
 	}
-	b, jerr := json.Marshal(Failure{At: time.Now().UTC(), Error: err.Error()})
+	b, jerr := json.Marshal(Failure{At: time.Now().UTC(), Error: err.Error(), Kept: m.kept})
 	if jerr == nil {
 		_ = os.WriteFile(filepath.Join(m.store.Dir, failPrefix+m.name), b, 0o644) // only told
 	}

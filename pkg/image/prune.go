@@ -2,6 +2,7 @@ package image
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -129,8 +130,13 @@ func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err 
 func (s *Store) sweep(entries []fs.DirEntry, o PruneOptions) (found []Leftover, err error) {
 	for _, e := range entries {
 		name, isWork := strings.CutPrefix(e.Name(), workPrefix)
-		if !e.IsDir() || !isWork {
+		kept, isKept := strings.CutPrefix(e.Name(), keptPrefix)
+		if !e.IsDir() || !isWork && !isKept {
 			continue
+		}
+		why := "left by a build of %s that was cut short"
+		if isKept {
+			name, why = kept, "a build of %s that could not be proved"
 		}
 		name, _, _ = strings.Cut(name, "-")
 		lock, err := s.ifDead(name, o.DryRun)
@@ -140,7 +146,7 @@ func (s *Store) sweep(entries []fs.DirEntry, o PruneOptions) (found []Leftover, 
 		if err != nil {
 			return found, err
 		}
-		l := Leftover{Path: filepath.Join(s.Dir, e.Name()), Why: "left by a build of " + name + " that was cut short"}
+		l := Leftover{Path: filepath.Join(s.Dir, e.Name()), Why: fmt.Sprintf(why, name)}
 		l.Size = DiskUsage(l.Path)
 		if !o.DryRun {
 			if o.Sweep != nil {

@@ -20,9 +20,10 @@ import (
 const AheadCommand = "prepare"
 
 const (
-	aheadLog     = "prepare.log" // in the state directory; the last run's
-	aheadMemory  = 2 << 30       // what its VM takes at most, besides the reserve
-	aheadAgainIn = 6 * time.Hour // after a failure
+	aheadLog     = "prepare.log"    // in the state directory; the last run's
+	aheadMemory  = 2 << 30          // what its VM takes at most, besides the reserve
+	aheadAgainIn = 6 * time.Hour    // after a failure
+	aheadProveIn = 10 * time.Minute // after one that has left an image to be proved
 )
 
 // ahead starts the command, unless there is nothing to make, somebody makes it
@@ -50,7 +51,7 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 	if slices.ContainsFunc(underway, func(m image.Making) bool { return m.Name == name }) {
 		return "it is being made", nil
 	}
-	if f, ok := w.Golden.Images.Failure(name); ok && time.Since(f.At) < aheadAgainIn {
+	if f, ok := w.Golden.Images.Failure(name); ok && time.Since(f.At) < againIn(f) {
 		return "it failed at " + f.At.Format(time.TimeOnly), nil
 	}
 	host, err := measureHost(w.Config.Paths.Data)
@@ -71,6 +72,14 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 		return fmt.Sprintf("%v are free on the disk", host.FreeDisk), nil
 	}
 	return "", w.spawnAhead(ctx, s.Spec.Image, r)
+}
+
+// againIn is how long nothing is made after a failure.
+func againIn(f image.Failure) time.Duration {
+	if f.Kept {
+		return aheadProveIn
+	}
+	return aheadAgainIn
 }
 
 func (w *Worker) spawnAhead(ctx context.Context, source string, r config.Resources) error {

@@ -29,8 +29,8 @@
 // The operations are create, start, stop, delete, inspect, list, check, export,
 // save, wake (the first start of a fork) and connect (a connection to sshd, which
 // is taken, and then stalls or is closed), each
-// with error, code, hint, stall, match (part of the VM's name) and count (only
-// the first N times since the file changed); ready, with never and panic; and
+// with error, code, hint, stall, match (part of the VM's name), after (not
+// the first N times since the file changed) and count (only N times); ready, with never and panic; and
 // exec, where match is part of the command and drop_after (bytes, after which
 // the connection breaks), die (the VM is gone) and freeze (it stops answering)
 // are possible too. kill_self_at sends SIGKILL to the process that calls the

@@ -24,6 +24,7 @@ type fault struct {
 	Stall     string    `json:"stall"`
 	Match     string    `json:"match"`
 	Count     int       `json:"count"`
+	After     int       `json:"after"`
 	Never     bool      `json:"never"`
 	Panic     bool      `json:"panic"`
 	DropAfter int64     `json:"drop_after"`
@@ -89,12 +90,12 @@ func (f faults) at(op, subject string) (fault, script, error) {
 	if x == (fault{}) || !strings.Contains(subject, x.Match) {
 		return fault{}, s, nil
 	}
-	if x.Count > 0 {
+	if x.Count > 0 || x.After > 0 {
 		n, err := f.times(sum, op)
 		if err != nil {
 			return fault{}, s, err
 		}
-		if n > x.Count {
+		if n <= x.After || x.Count > 0 && n > x.After+x.Count {
 			return fault{}, s, nil
 		}
 	}
