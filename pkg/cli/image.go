@@ -226,7 +226,7 @@ func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
 		return err
 	}
 	if o.from = source.String(); source.Location == "" && o.from != image.Debian && o.from != image.Ubuntu {
-		return fail.New(fail.Usage, "images are built --from debian, --from ubuntu, or from a cloud image's path or URL; %q is not a source", o.from)
+		return fail.New(fail.Usage, "images are built --from debian or --from ubuntu, or --from the path or URL of a cloud image; %q is not a source", o.from)
 	}
 	cfg, err := a.settings()
 	if err != nil {

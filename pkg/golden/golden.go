@@ -105,16 +105,17 @@ func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (
 	defer cancel()
 	i := image.Info{Name: image.Golden(source), Arch: arch, Source: source, Key: key}
 	o := m.options(from.Name, needForImage, p)
+	tell := m.Images.Reporter(i.Name, time.Now(), p)
 	o.Prove = func(ctx context.Context, dir string, files []string) error {
-		say(p, "trying it")
-		err := m.prove(ctx, from.Name, image.Info{Path: dir, Arch: arch, Files: files}, p)
+		say(tell, "trying it")
+		err := m.prove(ctx, from.Name, image.Info{Path: dir, Arch: arch, Files: files}, tell)
 		if err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)); err != nil {
 			return fmt.Errorf("the image does not work: %w", err)
 		}
 		return nil
 	}
 	return m.Images.Make(ctx, i, o, func(ctx context.Context, dir string) ([]string, error) {
-		return m.bake(ctx, source, from, dir, p)
+		return m.bake(ctx, source, from, dir, tell)
 	})
 }
 
@@ -306,8 +307,9 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 		if err := m.raise(ctx, name, dir, nowhere()); err != nil {
 			return err
 		}
-		say(p, "booting a VM of %d CPUs and %d MiB to save", cpus, memory>>20)
-		return saver.Save(ctx, name, dir, p)
+		tell := m.Images.Reporter(i.Name, time.Now(), p)
+		say(tell, "booting a VM of %d CPUs and %d MiB to save", cpus, memory>>20)
+		return saver.Save(ctx, name, dir, tell)
 	})
 }
 

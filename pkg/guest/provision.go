@@ -28,7 +28,11 @@ func (g Guest) Provision(ctx context.Context, scripts fs.FS, source string, repo
 	if err != nil {
 		return err
 	}
-	if err := g.script(ctx, dir, "run.sh", source, report); err != nil {
+	steps, err := newStepLines(scripts)
+	if err != nil {
+		return fmt.Errorf("read the provision scripts: %w", err)
+	}
+	if err := g.script(ctx, dir, "run.sh", source, func(line string) { report(steps.line(line)) }); err != nil {
 		if out, aerr := g.SSH.Output(ctx, "command -v apt-get || true", nil, maxReply); aerr == nil && len(out) == 0 {
 			return fail.New(fail.Usage, "provision the guest: its image has no apt-get; images must be Debian, Ubuntu or derived from them").
 				WithHint("agent-sessionizer config edit # or give another --image")

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -58,6 +59,7 @@ func (s *Store) Build(ctx context.Context, o BuildOptions) (Info, error) {
 	}
 	i := Info{Name: o.Name, Arch: o.Arch, Source: "debian/" + o.Suite, Key: key, Files: []string{diskFile, KernelFile, InitrdFile, CmdlineFile}}
 	return s.Make(ctx, i, MakeOptions{Space: needBytes, Again: o.Rebuild, Progress: o.Progress}, func(ctx context.Context, dir string) ([]string, error) {
+		o.Progress = s.Reporter(i.Name, time.Now(), o.Progress)
 		return i.Files, s.builder()(ctx, dir, o)
 	})
 }

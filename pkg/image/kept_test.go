@@ -86,3 +86,21 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	_, _ = build(t.Context(), three)
 	check("after a prune", "fill", prove(three))
 }
+
+// What Underway shows of a build is the maker's last line, however fast they come.
+func TestUnderwayShowsTheLastLine(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	s.make = func(ctx context.Context, dir string, o BuildOptions) error {
+		for n := range 9 {
+			o.Progress(fmt.Sprintf("step %d of 9", n+1))
+		}
+		making, err := s.Underway()
+		if err != nil || len(making) != 1 || making[0].Doing != "step 9 of 9" || making[0].Since.IsZero() {
+			t.Errorf("underway: %+v, %v; want the last line", making, err)
+		}
+		return errors.Join(err, fakeMaker(ctx, dir, o))
+	}
+	if _, err := s.Build(t.Context(), options("x")); err != nil {
+		t.Fatal(err)
+	}
+}

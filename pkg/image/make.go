@@ -29,7 +29,6 @@ const (
 	useLock    = ".lock"      // shared while an image is looked up and built on, exclusive to remove any
 
 	lockPoll = 200 * time.Millisecond
-	sayEvery = 200 * time.Millisecond
 )
 
 // MakeOptions say how an image, or a saved state, is made.
@@ -200,7 +199,6 @@ type maker struct {
 	dir   string // "" before fill
 	kept  bool   // what was made is left for the next proof
 	began time.Time
-	said  time.Time
 }
 
 // begin waits for the lock, and clears away what dead makers have left.
@@ -231,16 +229,20 @@ func (m *maker) end() {
 	m.lock.Close()
 }
 
-// say tells the caller, and whoever asks what is underway.
-func (m *maker) say(line string) {
-	m.o.Progress(line)
-	if time.Since(m.said) < sayEvery {
-		return
-	}
-	m.said = time.Now()
-	b, err := json.Marshal(Making{Name: m.name, Since: m.began, Doing: line})
-	if err == nil {
-		_ = os.WriteFile(filepath.Join(m.store.Dir, sayPrefix+m.name), b, 0o644) // only told
+// say tells the caller, and Underway.
+func (m *maker) say(line string) { m.store.Reporter(m.name, m.began, m.o.Progress)(line) }
+
+// Reporter returns a function that passes the lines of an image's maker to p, which
+// may be nil, and to Underway. Only the maker calls it, from within its fill.
+func (s *Store) Reporter(name string, began time.Time, p func(line string)) func(line string) {
+	return func(line string) {
+		if p != nil {
+			p(line)
+		}
+		b, err := json.Marshal(Making{Name: name, Since: began, Doing: line})
+		if err == nil {
+			_ = os.WriteFile(filepath.Join(s.Dir, sayPrefix+name), b, 0o644) // only told
+		}
 	}
 }
 
