@@ -130,6 +130,7 @@ func newHiddenCmds(a *app) []*cobra.Command {
 	}
 	for _, c := range cmds {
 		c.Hidden = true
+		c.PreRunE = func(*cobra.Command, []string) error { return forbidCoreDumps() }
 	}
 	return cmds
 }

@@ -43,8 +43,9 @@ does /openapi.json.`,
 		Example: `  agent-sessionizer serve
   agent-sessionizer serve token add ci --scope submit --repo acme/app && agent-sessionizer serve --listen 127.0.0.1:8122
   curl --unix-socket ~/.local/state/agent-sessionizer/serve.sock http://localhost/api/v1/tasks`,
-		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runServe(cmd.Context(), a, o) },
+		Args:    usage(cobra.NoArgs),
+		PreRunE: func(*cobra.Command, []string) error { return forbidCoreDumps() }, // tokens
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runServe(cmd.Context(), a, o) },
 	}
 	o.flags(cmd)
 	cmd.AddCommand(newServeTokenCmd(a), newServeUnitCmd(a))

@@ -98,12 +98,21 @@ func (sum summary) text(style func(color, text string) string) string {
 	return strings.Join(parts, " · ")
 }
 
+// tmuxStyles have a background of their own: tmux's bar is green by default, dark for
+// many users, and readable under neither with one foreground. The numbers are of the
+// part of the palette that no theme changes.
+var tmuxStyles = map[string]string{
+	"yellow": "fg=colour16,bg=colour220",
+	"red":    "fg=colour231,bg=colour160",
+	"green":  "fg=colour16,bg=colour40",
+}
+
 // tmuxStyle is text in tmux's format.
 func tmuxStyle(color, text string) string {
 	if text = tmux.Plain(text); color == "" {
 		return text
 	}
-	return "#[fg=" + color + "]" + text + "#[default]"
+	return "#[" + tmuxStyles[color] + "]" + text + "#[default]"
 }
 
 type statusOptions struct{ tmux, json bool }

@@ -1,6 +1,9 @@
 package cli
 
 import (
+	"math"
+	"regexp"
+	"strconv"
 	"testing"
 	"time"
 
@@ -35,7 +38,7 @@ func TestSummary(t *testing.T) {
 	if want := "2 blocked (o/early#(x), …) · 2 failed · 1 done · 1 working · 2 ready"; plain != want {
 		t.Errorf("%q, want %q", plain, want)
 	}
-	if got, want := sum.text(tmuxStyle), "#[fg=yellow]2 blocked (o/early(x), …)#[default] · #[fg=red]2 failed#[default] · #[fg=green]1 done#[default] · 1 working · 2 ready"; got != want {
+	if got, want := sum.text(tmuxStyle), "#[fg=colour16,bg=colour220]2 blocked (o/early(x), …)#[default] · #[fg=colour231,bg=colour160]2 failed#[default] · #[fg=colour16,bg=colour40]1 done#[default] · 1 working · 2 ready"; got != want {
 		t.Errorf("in tmux %q, want %q", got, want)
 	}
 	var order string
@@ -74,4 +77,43 @@ func TestNext(t *testing.T) {
 			t.Errorf("from %q: %q, %q", c.current, got.ID, none)
 		}
 	}
+}
+
+// Each part of the line can be read whatever the bar's colour: it has both its
+// colours, and enough contrast between them (WCAG AA).
+func TestStatusCanBeRead(t *testing.T) {
+	sum := summary{Blocked: 1, Error: 1, Done: 1}
+	parts := regexp.MustCompile(`#\[([^\]]*)\]\d`).FindAllStringSubmatch(sum.text(tmuxStyle), -1)
+	if len(parts) != 3 {
+		t.Fatalf("%q has %d coloured parts", sum.text(tmuxStyle), len(parts))
+	}
+	for _, p := range parts {
+		colors := regexp.MustCompile(`^fg=colour(\d+),bg=colour(\d+)$`).FindStringSubmatch(p[1])
+		if colors == nil {
+			t.Errorf("%q does not have both its colours, by number", p[1])
+			continue
+		}
+		a, b := luminance(t, colors[1]), luminance(t, colors[2])
+		if contrast := (max(a, b) + 0.05) / (min(a, b) + 0.05); contrast < 4.5 {
+			t.Errorf("%q has a contrast of %.1f, want 4.5", p[1], contrast)
+		}
+	}
+}
+
+// luminance is that of a colour of xterm's cube of 6×6×6, from 0 to 1.
+func luminance(t *testing.T, number string) float64 {
+	t.Helper()
+	n, err := strconv.Atoi(number)
+	if err != nil || n < 16 || n > 231 {
+		t.Fatalf("colour %s is not one of the cube, and themes change it", number)
+	}
+	linear := func(level int) float64 {
+		c := float64([]int{0, 95, 135, 175, 215, 255}[level]) / 255
+		if c <= 0.03928 {
+			return c / 12.92
+		}
+		return math.Pow((c+0.055)/1.055, 2.4)
+	}
+	n -= 16
+	return 0.2126*linear(n/36) + 0.7152*linear(n/6%6) + 0.0722*linear(n%6)
 }

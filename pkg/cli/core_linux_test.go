@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+)
+
+// TestMain is also a process of the product, started by TestNoCoreDumps.
+func TestMain(m *testing.M) {
+	if os.Getenv("TEST_HIDDEN_COMMAND") == "" {
+		os.Exit(m.Run())
+	}
+	a := &app{con: console.New(os.Stdout, os.Stderr, os.Getenv)}
+	cmd := newHiddenCmds(a)[0]
+	cmd.Args, cmd.SilenceUsage = nil, true
+	cmd.RunE = func(*cobra.Command, []string) error {
+		child := exec.Command("cat", "/proc/self/limits", "/proc/self/coredump_filter")
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		return child.Run()
+	}
+	cmd.SetArgs(nil)
+	if cmd.Execute() != nil {
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// The processes that hold secrets, and those that they start, leave no core file:
+// keepers, the gateway, the host agent, whose child is QEMU, and the resolver.
+func TestNoCoreDumps(t *testing.T) {
+	root, _ := testRoot(t)
+	for _, c := range append(newHiddenCmds(&app{}), commandNamed(t, root, "serve")) {
+		if c.PreRunE == nil {
+			t.Errorf("%s does not forbid core dumps", c.Name())
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), "TEST_HIDDEN_COMMAND=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{`(?m)^Max core file size +0 +0 +bytes`, `(?m)^0+$`} {
+		if !regexp.MustCompile(want).Match(out) {
+			t.Errorf("a child of such a process has no %q:\n%s", want, out)
+		}
+	}
+}
+
+func commandNamed(t *testing.T, root *cobra.Command, name string) *cobra.Command {
+	t.Helper()
+	cmd, _, err := root.Find([]string{name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
