@@ -279,3 +279,39 @@ func TestRedactorReplacesWhatAGuestSays(t *testing.T) {
 		t.Errorf("after the guest has none: %q", got)
 	}
 }
+
+// A long secret is hidden to its last byte, in each way to show it and at every
+// length at which its last piece is short.
+func TestLongSecretsAreHiddenToTheEnd(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(11, 12))
+	for _, length := range []int{pieceLen - 1, pieceLen, pieceLen + 1, pieceLen + minRedact - 1, pieceLen + minRedact, 2*pieceLen + 1, 3*pieceLen + 5, 3*pieceLen + 300} {
+		b := make([]byte, length)
+		for i := range b {
+			b[i] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"[rnd.IntN(62)]
+		}
+		value := string(b)
+		for name, v := range map[string]string{"one line": value, "among lines": "first line\n" + value + "\nlast line"} {
+			r := NewRedactor(NewValue(v))
+			if got := r.String("<" + value + ">"); got != "<[redacted]>" {
+				t.Errorf("%s of %d bytes: %q is left", name, length, got[:min(len(got), 80)])
+			}
+			for _, size := range []int{1, 7, pieceLen, pieceLen + 1, 4096} {
+				var out bytes.Buffer
+				w := r.Mask(&out)
+				for rest := []byte("<" + value + ">"); len(rest) > 0; {
+					n := min(size, len(rest))
+					if _, err := w.Write(rest[:n]); err != nil {
+						t.Fatal(err)
+					}
+					rest = rest[n:]
+				}
+				if err := w.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if want := "<" + strings.Repeat("*", length) + ">"; out.String() != want {
+					t.Errorf("%s of %d bytes in writes of %d: %d of its bytes are left", name, length, size, length-strings.Count(out.String(), "*"))
+				}
+			}
+		}
+	}
+}
