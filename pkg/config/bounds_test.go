@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -63,5 +64,51 @@ func TestSlotsOfTheEnvironment(t *testing.T) {
 	t.Setenv("AGENT_SESSIONIZER_TASKS_SLOTS", "3")
 	if got := f.load().Tasks.Slots; got != 3 {
 		t.Errorf("got %d slots, want 3", got)
+	}
+}
+
+func TestParseRepoKey(t *testing.T) {
+	for text, want := range map[string]config.RepoKey{
+		"o/r": "github.com/o/r", "O/R": "github.com/o/r", "Git.Example.org/O/R": "git.example.org/O/R", "local:/a/b": "local:/a/b",
+		"": "", "o": "", "/o/r": "", "o/": "", "o//r": "", "o/.": "", "o/..": "", "./r": "", "../r": "", "o /r": "", "me@o/r": "", `o\r/x`: "",
+	} {
+		if got, ok := config.ParseRepoKey(text); got != want || ok != (want != "") {
+			t.Errorf("%q: got %q, %t; want %q", text, got, ok, want)
+		}
+	}
+	for _, text := range []string{"local:a", "local:/a/../b", "local:/a/"} {
+		if got, ok := config.ParseRepoKey(text); ok {
+			t.Errorf("%q: got %q", text, got)
+		}
+	}
+}
+
+// Every entry of a long file has its line, also one that an alias brings.
+func TestOriginsOfALongFile(t *testing.T) {
+	f := newFiles(t)
+	var b strings.Builder
+	b.WriteString("profiles:\n  a: {network: &a {mode: open}}\n  b:\n    network:\n      <<: *a\nsecrets:\n")
+	for i := range 150 {
+		fmt.Fprintf(&b, "  S%03d: env:X\n", i)
+	}
+	f.user("config.yaml", b.String())
+	got := said(t, f, "github.com/o/r", "b")
+	for _, want := range []string{
+		"network.mode=open  user ~/config.yaml:2\n",
+		"secrets.S000=env:X  user ~/config.yaml:7\n",
+		"secrets.S149=env:X  user ~/config.yaml:156\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
+func TestDirectoryWithoutHome(t *testing.T) {
+	f := newFiles(t)
+	f.user("config.yaml", "log: {file: ~/log}\n")
+	t.Setenv("HOME", "")
+	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "HOME is not set") {
+		t.Errorf("got %v, want that HOME is not set", err)
 	}
 }

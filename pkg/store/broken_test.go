@@ -159,7 +159,7 @@ func TestLockErrors(t *testing.T) {
 			t.Errorf("%s is held", path)
 		}
 	}
-	if _, err := store.Died(filepath.Join(file, "below")); err == nil {
-		t.Error("died: no error for a path below a file")
+	if died, err := store.Died(filepath.Join(file, "below")); died || err == nil {
+		t.Errorf("died below a file: got %t, %v", died, err)
 	}
 }
