@@ -3,6 +3,7 @@ package plain
 import (
 	"encoding/base64"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -74,7 +75,7 @@ func (f *Filter) Write(p []byte) (int, error) {
 	defer f.mu.Unlock()
 	rest := p
 	if len(f.part) > 0 {
-		rest = append(f.part, p...)
+		rest = slices.Concat(f.part, p)
 		f.part = nil
 	}
 	for len(rest) > 0 {
