@@ -91,7 +91,7 @@ func TestBoundsOfDetails(t *testing.T) {
 	if err := l.Write(t.Context(), token("token:1", given)); err != nil {
 		t.Fatal(err)
 	}
-	if given["error"] != errOwn {
+	if got, ok := given["error"].(error); !ok || !errors.Is(got, errOwn) {
 		t.Errorf("the caller's details became %v", given)
 	}
 
