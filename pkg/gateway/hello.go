@@ -70,7 +70,7 @@ func readHello(ctx context.Context, c net.Conn, first []byte) (hello, error) {
 	if err != nil {
 		return h, err
 	}
-	h.bytes, h.rest = tape.read[:end:end], append(tape.read[end:], first[len(first)-before.Len():]...)
+	h.bytes, h.rest = tape.read[:end:end], slices.Concat(tape.read[end:], first[len(first)-before.Len():])
 	return h, c.SetReadDeadline(time.Time{})
 }
 

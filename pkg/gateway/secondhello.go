@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"slices"
 )
 
 // Of TLS as it is on the wire.
@@ -146,7 +147,7 @@ func (a *afterHello) next() error {
 	case isTLS && record[0] == handshake && record[recordHeader] == clientHelloType, a.retry && err == nil:
 		return a.second(record)
 	}
-	a.passed, a.rest, a.checked = append(record, a.rest...), nil, true
+	a.passed, a.rest, a.checked = slices.Concat(record, a.rest), nil, true
 	return nil
 }
 
@@ -158,13 +159,13 @@ func (a *afterHello) second(record []byte) error {
 	if !a.retry {
 		return no(errors.New("the server did not ask for it"))
 	}
-	h, err := readHello(a.c.ctx, a.guestEnd, append(record, a.rest...))
+	h, err := readHello(a.c.ctx, a.guestEnd, slices.Concat(record, a.rest))
 	if err == nil {
 		err = h.check(a.name)
 	}
 	if err != nil {
 		return no(err)
 	}
-	a.passed, a.rest, a.checked = append(h.bytes, h.rest...), nil, true
+	a.passed, a.rest, a.checked = slices.Concat(h.bytes, h.rest), nil, true
 	return nil
 }

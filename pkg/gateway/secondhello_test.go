@@ -88,8 +88,8 @@ func TestSecondHello(t *testing.T) {
 				})
 				c := w.dial("example.org", port)
 				c.Write(test.first)
-				switch {
-				case test.reason == "":
+				switch test.reason {
+				case "":
 					expectRead(t, c, string(test.server))
 					c.Write(test.second)
 					expectRead(t, c, "over")
