@@ -241,7 +241,7 @@ func TestCollectFails(t *testing.T) {
 				t.Errorf("%+v, the row says %q", o, task.ErrorMessage)
 			}
 			if got := task.last(); got != FailedPreserved {
-				t.Errorf("it goes to %s", got)
+				t.Fatalf("it goes to %s", got) // and would wait for the end of its session
 			}
 			if len(kinds(t, w.Manager, task.ID)[EventWarning]) == 0 {
 				t.Error("no event says so")

@@ -1,0 +1,141 @@
+package task
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// What is written of a task that has ended says what it began with and what came.
+func TestMetadata(t *testing.T) {
+	w, task := running(t, `, "ended_at": "2026-01-01T00:00:03Z", "repository": "https://example.com/r",
+		"artifacts": [{"name": "files/x", "size": 3, "sha256": "ab"}], "skipped": [{"name": "y", "reason": "z"}],
+		"outcome": {"result": "failure", "reason": "r", "at": "2026-01-01T00:00:03Z"}`)
+	if err := w.Dir(task.ID).writeMetadata(task, "cafe"); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(w.Dir(task.ID).metadata())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var md Metadata
+	if err := json.Unmarshal(text, &md); err != nil {
+		t.Fatal(err)
+	}
+	if md.ID != task.ID || md.Repository.URL != "acme/app" || md.Repository.Base != "cafe" || md.DurationMS != 3000 || md.Attempts != 1 ||
+		len(md.Artifacts) != 1 || md.Artifacts[0].SHA256 != "ab" || len(md.Skipped) != 1 || md.Outcome == nil || md.Outcome.Result != Failure {
+		t.Errorf("%s", text)
+	}
+	task.Manifest.Repository.URL = "" // as of one in a session
+	if err := w.Dir(task.ID).writeMetadata(task, ""); err != nil {
+		t.Fatal(err)
+	}
+	if text, err = os.ReadFile(w.Dir(task.ID).metadata()); err != nil || !strings.Contains(string(text), `"url": "https://example.com/r"`) {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// A change of phase forgets what was of the phase before, and adds up how long the
+// agent ran; one that the table does not have, or of an old row, changes nothing.
+func TestAdvance(t *testing.T) {
+	w, task := running(t, `, "tries": 3, "next_try": "2026-01-01T00:00:00Z", "ran": 1000000000, "spent": {"for": 5000000000, "at": "2999-01-01T00:00:00Z"}`)
+	old := task
+	if err := w.advance(t.Context(), &task, Completed, PhaseChange{}, nil); err == nil || task.Phase != Running {
+		t.Errorf("from Running to Completed: %v", err)
+	}
+	if err := w.advance(t.Context(), &task, Ready, PhaseChange{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if f := task.Facts; f.Tries != 0 || !f.NextTry.IsZero() || f.Spent != (Spent{}) || f.Ran != 6*time.Second {
+		t.Errorf("%+v", f)
+	}
+	if err := w.advance(t.Context(), &old, Completing, PhaseChange{}, nil); err == nil {
+		t.Error("an old row is advanced")
+	}
+	if cur, err := w.Get(t.Context(), task.ID); err != nil || cur.Phase != Ready {
+		t.Errorf("it is %s, %v", cur.Phase, err)
+	}
+}
+
+// Tries are counted in the row, and there are as many as are allowed.
+func TestAgain(t *testing.T) {
+	w, task := running(t, "")
+	cause := os.ErrDeadlineExceeded
+	for try := 1; try <= 2; try++ {
+		if err := w.again(t.Context(), &task, cause, 2, time.Millisecond); err != nil || task.Facts.Tries != try {
+			t.Fatalf("try %d: %v, %d are counted", try, err, task.Facts.Tries)
+		}
+	}
+	if err := w.again(t.Context(), &task, cause, 2, time.Millisecond); err != cause || task.Facts.Tries != 2 { //nolint:errorlint // the very one
+		t.Errorf("%v, %d are counted", err, task.Facts.Tries)
+	}
+}
+
+// A keeper after another goes on where that one's events end, in the log too.
+func TestEventsComeOnce(t *testing.T) {
+	w, task := running(t, "")
+	task = print(t, w, task, toolCall("one"), 0)
+	task = print(t, w, task, toolCall("two"), 0)
+	if n := len(kinds(t, w.Manager, task.ID)[EventTool]); n != 2 {
+		t.Errorf("%d events of two calls", n)
+	}
+	if text, err := os.ReadFile(w.Dir(task.ID).Stdout()); err != nil || string(text) != toolCall("one")+toolCall("two") {
+		t.Errorf("%q, %v", text, err)
+	}
+	// What a keeper wrote to the log and did not count is counted by the next.
+	f, err := os.OpenFile(w.Dir(task.ID).Stdout(), os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(toolCall("three")); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	task = print(t, w, task, "", 0)
+	if n := len(kinds(t, w.Manager, task.ID)[EventTool]); n != 3 || task.Facts.Progress.ToolCalls != 3 {
+		t.Errorf("%d events, %d calls", n, task.Facts.Progress.ToolCalls)
+	}
+}
+
+// No secret that an agent prints is in its events or its progress.
+func TestEventsAreRedacted(t *testing.T) {
+	w, task := running(t, "")
+	w.Redact = secret.NewRedactor(secret.NewValue("sw0rdfish-0123456789"))
+	task = print(t, w, task, toolCall("echo sw0rdfish-0123456789")+`{"type":"result","subtype":"success","result":"it is sw0rdfish-0123456789"}`+"\n", 0)
+	row, err := w.store().Task(t.Context(), task.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	evs, err := w.store().Events(t.Context(), task.ID, store.Oldest, 100)
+	if err != nil || len(evs) < 3 {
+		t.Fatal(evs, err)
+	}
+	text, err := json.Marshal(evs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := string(text) + string(row.Facts); strings.Contains(all, "sw0rdfish") || !strings.Contains(all, "it is [redacted]") {
+		t.Errorf("%s", all)
+	}
+}
+
+// Nothing weakens what is wanted, and what is tried again is what was submitted.
+func TestWantsOnlyGrow(t *testing.T) {
+	w, task := running(t, "")
+	for _, c := range []struct{ want, is Want }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {
+		got, err := w.Manager.Want(t.Context(), task, c.want)
+		if err != nil || got.Want != c.is {
+			t.Errorf("%s: it is %s, %v", c.want, got.Want, err)
+		}
+	}
+	if _, _, err := w.Retry(t.Context(), task, Submission{}); err == nil {
+		t.Error("one that runs is submitted again")
+	}
+}
