@@ -39,7 +39,7 @@ func (b *browserCheck) Read(p []byte) (int, error) {
 		end := requestEnd(b.head)
 		reason := ""
 		switch {
-		case end == 0 && len(b.head) >= maxRequestHead:
+		case end > maxRequestHead, end == 0 && len(b.head) >= maxRequestHead:
 			reason = fmt.Sprintf("the request's head is longer than %d bytes", maxRequestHead)
 		case end == 0 && err == nil:
 			continue
