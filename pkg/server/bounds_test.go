@@ -1,0 +1,104 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// A scope that does not exist allows nothing, itself included.
+func TestUnknownScopesAllowNothing(t *testing.T) {
+	for _, s := range []Scope{"", "root"} {
+		for _, need := range []Scope{"", "root", Read, Submit, Admin} {
+			if s.allows(need) {
+				t.Errorf("%q allows %q", s, need)
+			}
+		}
+	}
+}
+
+func TestTokensAreBounded(t *testing.T) {
+	r := newRig(t, Limits{})
+	all := make([]Token, maxTokens)
+	for i := range all {
+		all[i] = Token{Name: fmt.Sprint("t", i), Scope: Read, SHA256: digest(fmt.Sprint(i))}
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(r.tokens.Path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.tokens.Add("more", Read, task.Permission{}); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("got %v, want a conflict", err)
+	}
+}
+
+// What a stream asks now and then: whether its client may still read.
+func TestStillAllowed(t *testing.T) {
+	r := newRig(t, Limits{})
+	reader := principal{Scope: Read, token: digest(r.token[Read])}
+	still := func(who principal, need Scope, want bool) {
+		t.Helper()
+		if got := r.still(who, need); got != want {
+			t.Errorf("%+v, %s: got %t, want %t", who, need, got, want)
+		}
+	}
+	still(reader, Read, true)
+	still(reader, Admin, false)
+	still(principal{}, Read, false)
+	still(principal{Scope: Admin}, Admin, true)
+	if err := os.Chmod(r.tokens.Path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	still(reader, Read, false)
+}
+
+// Of a body that comes without a token that is known, little is read.
+func TestStrangersBodyIsNotRead(t *testing.T) {
+	r := newRig(t, Limits{})
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(deadline)); err != nil {
+		t.Fatal(err)
+	}
+	const pieces = 64
+	block := []byte(strings.Repeat("#", 1<<20))
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer nobody\r\nContent-Length: %d\r\n\r\n", tasksPath, r.addr, pieces<<20)
+	for i := 0; i < pieces && err == nil; i++ {
+		_, err = conn.Write(block)
+	}
+	if err == nil {
+		t.Errorf("%d MiB were read", pieces)
+	}
+}
+
+// A key names one request: not the same on another path.
+func TestIdempotencyKeyOnAnotherPath(t *testing.T) {
+	r := newRig(t, Limits{})
+	retry := func() *http.Response {
+		t.Helper()
+		id := r.submit().ID
+		r.move(id, task.Failed, nil)
+		resp, _ := r.do(call{method: http.MethodPost, path: tasksPath + "/" + id + "/retry", header: []string{"Idempotency-Key", "k"}})
+		return resp
+	}
+	if resp := retry(); resp.StatusCode != http.StatusAccepted {
+		t.Fatal(resp.Status)
+	}
+	if resp := retry(); resp.StatusCode != http.StatusUnprocessableEntity {
+		t.Errorf("got %s, want 422", resp.Status)
+	}
+}
