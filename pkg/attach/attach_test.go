@@ -513,7 +513,7 @@ func TestNothingIsLeftTyped(t *testing.T) {
 	}
 }
 
-// A terminal that answers nothing, or is gone, keeps nobody waiting.
+// A terminal that answers nothing, or is gone, does not delay the exit.
 func TestTerminalThatDoesNotAnswer(t *testing.T) {
 	g, u := newGuest(t), newUser(t)
 	g.prints = "\x1b[casked"

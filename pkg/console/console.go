@@ -24,7 +24,7 @@ import (
 )
 
 // Console is the two streams and what they can show. A stream that is a terminal
-// shows text and colours only, whoever wrote them; any other passes everything.
+// shows text and colours only; any other stream passes everything.
 type Console struct {
 	Out io.Writer // results
 	Err io.Writer // conversation

@@ -30,7 +30,7 @@ var helloRetryRequest = []byte("\xcf\x21\xad\x74\xe5\x9a\x61\x11\xbe\x1d\x8c\x02
 var errAfterHello = errors.New("not a TLS ClientHello: more in its record")
 
 // helloEnd returns where the records of a ClientHello end, which b starts with.
-// What shares a record with it could be another one, which nobody looks at.
+// What shares a record with it could be another ClientHello that no check sees.
 func helloEnd(b []byte) (int, error) {
 	var message []byte
 	for at := 0; len(b)-at >= recordHeader; {

@@ -76,7 +76,7 @@ mv in in.old && mkdir in && echo evil >in/customize.sh && chmod 755 in/customize
 
 // Another user of the host can plant or swap nothing in the directory of a build
 // without root. As root the test lets one try; run by another user it proves by
-// the modes, which both check, that nobody else can write there.
+// the modes, which both check, that no other user can write there.
 func TestBuildDirectoryIsTheUsersOwn(t *testing.T) {
 	isRoot := os.Geteuid() == 0
 	builder := os.Geteuid()
@@ -153,7 +153,7 @@ func TestBuildDirectoryIsTheUsersOwn(t *testing.T) {
 }
 
 // checkModes fails the test if anyone but the builder can write somewhere in the
-// work directory, or something in it belongs to somebody else.
+// work directory, or something in it belongs to another user.
 func checkModes(t *testing.T, step, work string, builder int) {
 	t.Helper()
 	if st, err := os.Stat(work); err != nil || st.Mode() != fs.ModeDir|0o711 {

@@ -125,7 +125,7 @@ type Facts struct {
 	Ports       []PublishedPort `json:"ports,omitempty"`   // asked for with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when somebody last came; what was denied since is told
 	Attention   *Attention      `json:"attention,omitempty"`
-	Kept        bool            `json:"kept,omitempty"`  // what was kept of the repository is in it, so it may be kept anew
+	Kept        bool            `json:"kept,omitempty"`  // what was kept of the repository is in it, so it may be kept again
 	Asked       Asked           `json:"asked,omitzero"`  // for what is wanted
 	Events      store.Budget    `json:"events,omitzero"` // that the guest caused
 }

@@ -20,7 +20,7 @@ import (
 var ErrUntrusted = errors.New("it gets the secrets and kept files of that repository only after you confirm it")
 
 // clone is a local clone whose own settings name a remote, as a person confirmed
-// it. Whoever writes a directory writes its settings, so its word is not enough
+// it. The author of a directory also writes its settings, so its word is not enough
 // for what belongs to the remote repository. Another directory that takes the
 // same place has another inode, and must be confirmed too.
 type clone struct {
