@@ -150,14 +150,14 @@ func TestState(t *testing.T) {
 	}
 	whole := strings.Replace(saved, "[0:0] -A FORWARD -j DOCKER\n", "", 1)
 	for what, c := range map[string][2]string{
-		"an open policy":                 {":OUTPUT DROP", ":OUTPUT ACCEPT"},
-		"an open policy of INPUT":        {":INPUT DROP", ":INPUT ACCEPT"},
-		"no jump":                        {"[9:9] -A OUTPUT -j AGENT-OUT\n", ""},
-		"two jumps":                      {"[9:9] -A OUTPUT -j AGENT-OUT\n", "[9:9] -A OUTPUT -j AGENT-OUT\n[9:9] -A OUTPUT -j AGENT-OUT\n"},
-		"a rule before the jump":         {"[9:9] -A OUTPUT", "[1:1] -A OUTPUT -j ACCEPT\n[9:9] -A OUTPUT"},
-		"no jump of DOCKER-USER":         {"[0:0] -A DOCKER-USER -j AGENT-FWD\n", ""},
-		"a rule that is missing":         {"[7:99] -A AGENT-IN -j DROP\n", ""},
-		"a rule that was added": {"[7:99] -A AGENT-IN", "[0:0] -A AGENT-IN -j ACCEPT\n[7:99] -A AGENT-IN"},
+		"an open policy":          {":OUTPUT DROP", ":OUTPUT ACCEPT"},
+		"an open policy of INPUT": {":INPUT DROP", ":INPUT ACCEPT"},
+		"no jump":                 {"[9:9] -A OUTPUT -j AGENT-OUT\n", ""},
+		"two jumps":               {"[9:9] -A OUTPUT -j AGENT-OUT\n", "[9:9] -A OUTPUT -j AGENT-OUT\n[9:9] -A OUTPUT -j AGENT-OUT\n"},
+		"a rule before the jump":  {"[9:9] -A OUTPUT", "[1:1] -A OUTPUT -j ACCEPT\n[9:9] -A OUTPUT"},
+		"no jump of DOCKER-USER":  {"[0:0] -A DOCKER-USER -j AGENT-FWD\n", ""},
+		"a rule that is missing":  {"[7:99] -A AGENT-IN -j DROP\n", ""},
+		"a rule that was added":   {"[7:99] -A AGENT-IN", "[0:0] -A AGENT-IN -j ACCEPT\n[7:99] -A AGENT-IN"},
 	} {
 		if rules.ParseState(strings.Replace(whole, c[0], c[1], 1)).Stands(table) {
 			t.Errorf("the table stands with %s", what)
