@@ -68,7 +68,7 @@ vm: guest ## the driver's suite and the built image, on real VMs
 
 e2e: guest
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestd ./pkg/hostnet
-	go test -tags e2e -count=1 -timeout 35m -v ./test/e2e/...
+	go test -tags e2e -count=1 -timeout 60m -v ./test/e2e/...
 
 pictures: guest ## the pictures of the README anew, from a real session
 	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 35m -run '^TestPicker$$' ./test/e2e
