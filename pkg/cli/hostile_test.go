@@ -6,9 +6,12 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 )
 
 // What a command prints goes through the console, which filters it for a terminal.
@@ -64,4 +67,45 @@ func nameOf(decl ast.Decl) string {
 		return f.Name.Name
 	}
 	return "(top level)"
+}
+
+// The table of the test that gives every command a terminal and a hostile guest,
+// TestCommandsOnATerminalWithAHostileGuest of test/script, has all commands.
+func TestEveryCommandMeetsAHostileGuest(t *testing.T) {
+	table, err := os.ReadFile("../../test/script/testdata/hostile/commands")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, _ := testRoot(t)
+	root.InitDefaultHelpCmd()
+	met := map[string]bool{}
+	for line := range strings.Lines(string(table)) {
+		verb, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if verb == "" || verb == "#" {
+			continue
+		}
+		words := strings.Fields(rest)
+		if verb == "skip" {
+			name, reason, _ := strings.Cut(rest, ":")
+			if words = strings.Fields(name); reason == "" {
+				t.Errorf("%s: no reason", line)
+			}
+		}
+		cmd, args, err := root.Find(words)
+		if err != nil || verb == "skip" && len(args) > 0 {
+			t.Errorf("%s: no such command: %v", line, err)
+			continue
+		}
+		met[cmd.CommandPath()] = true
+	}
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if !met[cmd.CommandPath()] {
+			t.Errorf("%s is not in the table", cmd.CommandPath())
+		}
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+	}
+	walk(root)
 }
