@@ -211,6 +211,12 @@ func TestCollectFails(t *testing.T) {
 		"the collection is gone": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
 			g.answer("send", frames(t, wire.FrameFailure, `{"kind":"no_collection","text":""}`), 0)
 		},
+		"a checksum is wrong": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
+			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameData, "fake", wire.FrameEnd, ""), 0)
+		},
+		"a file is shorter than it was": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
+			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameFailure, `{"kind":"item","text":"it is shorter than it was"}`), 0)
+		},
 		"another file is sent": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
 			g.answer("send", frames(t, wire.FrameItem, `{"index":3,"offset":0}`), 0)
 		},

@@ -178,7 +178,7 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 	if t.base(s) == nil {
 		return nil // there never was a checkout
 	}
-	list, err := w.receive(ctx, *t, s, g.Task(t.ID, t.Facts.Attempt))
+	list, lost, err := w.receive(ctx, *t, s, g.Task(t.ID, t.Facts.Attempt))
 	if err != nil {
 		return err
 	}
@@ -189,7 +189,7 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 	} else if res.Commits > 0 {
 		w.Log.InfoContext(ctx, "commits fetched", "commits", res.Commits, "refs", len(res.Refs))
 	}
-	return w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event {
+	err = w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event {
 		facts.Artifacts, facts.Skipped = nil, nil
 		for _, a := range list {
 			if a.Skipped != "" {
@@ -200,31 +200,46 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 		}
 		return nil
 	})
+	if err == nil && len(lost) > 0 {
+		err = fail.New(fail.Failure, "%d files did not arrive as they were collected, such as %q: %s", len(lost), lost[0].Name, lost[0].Skipped).
+			WithHint("agent-sessionizer task artifacts %s", t.ID)
+	}
+	return err
 }
 
-// receive has the guest collect what the agent did, and brings it here.
-func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at guest.Task) ([]wire.Artifact, error) {
+// collectTries is how often files are collected that change on their way.
+const collectTries = 3
+
+// receive has the guest collect what the agent did, and receives it. Files that were
+// collected and did not arrive, even from a collection made again, are lost.
+func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at guest.Task) (list, lost []wire.Artifact, err error) {
 	dir := w.Dir(t.ID).artifacts()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fail.New(fail.Host, "make the directory of the artifacts: %w", err)
+		return nil, nil, fail.New(fail.Host, "make the directory of the artifacts: %w", err)
 	}
 	into, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, fail.New(fail.Host, "open the directory of the artifacts: %w", err)
+		return nil, nil, fail.New(fail.Host, "open the directory of the artifacts: %w", err)
 	}
 	defer into.Close()
 	life := t.Manifest.Lifecycle
-	for try := 0; ; try++ {
+	for try := 1; ; try++ {
 		made, err := at.Collect(ctx, wire.TaskCollect{
 			Dir: s.Facts.Dir, Base: t.base(s).Commit, Patterns: life.ArtifactPatterns,
 			MaxFiles: wire.MaxArtifacts, MaxBytes: int64(life.MaxArtifactBytes),
 		})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		list, err := at.Receive(ctx, into, made)
-		if !errors.Is(err, guest.ErrNoCollection) || try == 2 {
-			return list, err
+		list, err = at.Receive(ctx, into, made)
+		lost = nil
+		for i, a := range list {
+			if a.Skipped != "" && made.Artifacts[i].Skipped == "" {
+				lost = append(lost, a)
+			}
+		}
+		if again := errors.Is(err, guest.ErrNoCollection) || len(lost) > 0; !again || try == collectTries {
+			return list, lost, err
 		}
 	}
 }
