@@ -1,7 +1,7 @@
-// Package fail is the one error type that crosses package borders: a stable
-// code that becomes the exit status, and a hint that is a command to run.
+// Package fail defines the one error type that crosses package boundaries. Its stable code
+// becomes the exit status, and its hint is a command to run.
 //
-// It never prints and never exits; that is the command line's business.
+// It never prints and never exits; package cli does both.
 package fail
 
 import (
@@ -9,25 +9,25 @@ import (
 	"fmt"
 )
 
-// Code classifies an error; its number is the process's exit status and is
-// part of the product's interface (docs/architecture.md, "Exit codes").
+// Code classifies an error. Its number is the process's exit status and part of the
+// product's interface (docs/architecture.md, "Exit codes").
 type Code int
 
-// The codes. 124 and 130 follow timeout(1) and the shell's 128+SIGINT.
+// The codes. Timeout follows timeout(1), and Interrupted follows the shell's 128+SIGINT.
 const (
-	Failure     Code = 1   // something went wrong that no other code names
+	Failure     Code = 1   // any error that no other code describes
 	Usage       Code = 2   // the command line or a configuration file is wrong
 	NotFound    Code = 3   // no such session, repository, image, file
-	Conflict    Code = 4   // exists already, is in use, would lose work, over a limit
+	Conflict    Code = 4   // already exists, is in use, would lose work, or exceeds a limit
 	Host        Code = 5   // the host lacks something: QEMU, tmux, disk space
 	Secret      Code = 6   // a secret or a login is missing or refused
-	Policy      Code = 7   // network policy does not allow it
+	Policy      Code = 7   // the network policy denies it
 	Preserved   Code = 8   // a task failed and its VM was kept
-	Timeout     Code = 124 // a deadline passed
+	Timeout     Code = 124 // a deadline expired
 	Interrupted Code = 130 // the user interrupted
 )
 
-// String is the code's stable name, used in --json output and in the store.
+// String returns the code's stable name, used in --json output and in the store.
 func (c Code) String() string {
 	switch c {
 	case Usage:
@@ -63,7 +63,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// New makes an error with a code; format and args are those of fmt.Errorf.
+// New returns an error with the given code; format and args are those of fmt.Errorf.
 func New(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
@@ -74,7 +74,7 @@ func (e *Error) WithHint(format string, args ...any) *Error {
 	return e
 }
 
-// CodeOf is the code of the first Error in err's chain, Failure when there is none.
+// CodeOf returns the code of the first Error in err's chain, or Failure if there is none.
 func CodeOf(err error) Code {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Code
@@ -82,8 +82,8 @@ func CodeOf(err error) Code {
 	return Failure
 }
 
-// HintOf is the first hint in err's tree, depth first: of joined errors, the
-// hint of the first that has one.
+// HintOf returns the first hint in err's tree, searched depth first. For joined errors, it
+// is the hint of the first error that has one.
 func HintOf(err error) string {
 	if e, ok := err.(*Error); ok && e.Hint != "" { //nolint:errorlint // the walk looks at each error by itself
 		return e.Hint
@@ -101,7 +101,7 @@ func HintOf(err error) string {
 	return ""
 }
 
-// ParseCode reads what String wrote; anything else is Failure.
+// ParseCode returns the code whose String is name, and Failure for any other name.
 func ParseCode(name string) Code {
 	for _, c := range []Code{Usage, NotFound, Conflict, Host, Secret, Policy, Preserved, Timeout, Interrupted} {
 		if c.String() == name {

@@ -42,7 +42,8 @@ func TestCodeAndHint(t *testing.T) {
 	}
 }
 
-// Names and numbers are the product's interface: none may change or be shared.
+// TestCodesAreStable pins the names and numbers, which are the product's interface: none
+// may change, and no two codes may share one.
 func TestCodesAreStable(t *testing.T) {
 	for code, name := range map[fail.Code]string{
 		1: "FAILURE", 2: "USAGE", 3: "NOT_FOUND", 4: "CONFLICT", 5: "HOST", 6: "SECRET",
