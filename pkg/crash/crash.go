@@ -1,9 +1,9 @@
 //go:build !fakevm
 
-// Package crash marks the lines between which a process may end without a loss. A
-// test ends it there, or stops it for a while, in the builds with fake VMs; in the
-// program that is shipped a mark does nothing.
+// Package crash marks the points between which a process may die without losing data. In
+// builds with fake VMs, a test can kill or stop the process at a mark. In the shipped
+// program a mark does nothing.
 package crash
 
-// Here is a mark. Those of one name are counted.
+// Here is a mark that does nothing in this build.
 func Here(Mark) {}

@@ -10,15 +10,15 @@ import (
 	"syscall"
 )
 
-// plan is AGENT_SESSIONIZER_CRASH, COMMAND:MARK:N:HOW:FILE: the first process of that
-// command that gets to its Nth mark of that name makes the file and, if HOW is kill,
-// ends as by kill -9; if it is stop, it stops until somebody sends SIGCONT. If HOW is
-// tell, each process adds a line to the file at each of its marks.
+// plan is AGENT_SESSIONIZER_CRASH in the form COMMAND:MARK:N:HOW:FILE. The first process of
+// that command to reach the Nth mark of that name creates the file and then acts on HOW.
+// With "kill" it dies as if by kill -9; with "stop" it stops until it receives SIGCONT.
+// With "tell", every process appends a line to the file at each of its marks.
 var plan = strings.SplitN(os.Getenv("AGENT_SESSIONIZER_CRASH"), ":", 5)
 
 var passed = map[Mark]*atomic.Int64{BeforeCommit: {}, AfterCommit: {}, BeforeFile: {}, AfterFile: {}}
 
-// Here is a mark. Those of one name are counted.
+// Here is a mark. Marks with the same name are counted together.
 func Here(m Mark) {
 	n := passed[m].Add(1)
 	if len(plan) < 5 || len(os.Args) < 2 {
@@ -33,7 +33,7 @@ func Here(m Mark) {
 	}
 	f, err := os.OpenFile(plan[4], os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return // another was the first
+		return // another process was first
 	}
 	_, _ = f.WriteString(strconv.Itoa(os.Getpid()))
 	_ = f.Close()
@@ -42,7 +42,7 @@ func Here(m Mark) {
 		return
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // until it comes
+	select {} // until the signal arrives
 }
 
 func tell(m Mark) {

@@ -1,10 +1,10 @@
 package crash
 
-// Mark is the name of a place that something is written at.
+// Mark is the name of a point at which data is written.
 type Mark string
 
-// The marks: before and after a transaction of the store is committed, and before
-// and after a file gets its content or its name.
+// The marks: before and after the store commits a transaction, and before and after a file
+// gets its content or its name.
 const (
 	BeforeCommit Mark = "before-commit"
 	AfterCommit  Mark = "after-commit"
