@@ -1,5 +1,5 @@
-// Package atomicfile replaces files: whoever reads one has the old content or
-// the new one, and never a part.
+// Package atomicfile replaces files atomically: a reader sees the old content or the new
+// content, never a mixture or a part.
 package atomicfile
 
 import (
@@ -11,19 +11,20 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 )
 
-// Write replaces the file at path. It is on the disk when Write returns, so a
-// power cut leaves the old content or the new one.
+// Write replaces the file at path. The new content is on disk when Write returns; a power
+// cut leaves either the old content or the new.
 func Write(path string, content []byte, mode fs.FileMode) error {
 	return replace(path, content, mode, createTemp, syncDir)
 }
 
-// WriteUnflushed replaces a file that is not worth waiting for the disk: after a
-// power cut it may be empty.
+// WriteUnflushed replaces the file at path without waiting for the disk. After a power cut
+// the file may be empty.
 func WriteUnflushed(path string, content []byte, mode fs.FileMode) error {
 	return replace(path, content, mode, createTemp, nil)
 }
 
-// replace flushes the file and, by sync, its directory, unless sync is nil.
+// replace writes the file under a temporary name and renames it to path. If sync is not
+// nil, replace flushes the file and calls sync on its directory.
 func replace(path string, content []byte, mode fs.FileMode, create func(path string) (file, error), sync func(dir string) error) error {
 	f, err := create(path)
 	if err != nil {
@@ -41,15 +42,17 @@ func replace(path string, content []byte, mode fs.FileMode, create func(path str
 	if sync == nil {
 		return nil
 	}
-	return sync(filepath.Dir(path)) // the name, too, must survive
+	return sync(filepath.Dir(path)) // the name must survive a power cut, too
 }
 
-// createTemp creates a file beside path, hidden from what lists the directory.
+// createTemp creates a temporary file beside path, with a leading dot that hides it from
+// directory listings.
 func createTemp(path string) (file, error) {
 	return os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
 }
 
-// file is what replace needs of an *os.File. The disk may fail at each of these.
+// file is the part of *os.File that replace uses. A disk failure can surface in each of
+// these methods but Name.
 type file interface {
 	Name() string
 	Write(p []byte) (int, error)
@@ -58,7 +61,7 @@ type file interface {
 	Close() error
 }
 
-// fill writes a new file and closes it.
+// fill writes and closes a new file.
 func fill(f file, content []byte, mode fs.FileMode, flush bool) error {
 	_, err := f.Write(content)
 	err = errors.Join(err, f.Chmod(mode))

@@ -28,7 +28,8 @@ func TestWrite(t *testing.T) {
 			if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o640 {
 				t.Errorf("mode %v, %v", st.Mode(), err)
 			}
-			// What cannot be replaced stays, and nothing is left beside it.
+			// A path that cannot be replaced stays as it was, and no temporary file is left
+			// beside it.
 			if err := os.MkdirAll(filepath.Join(dir, "full", "x"), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -45,7 +46,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// A disk that is full leaves the old content, and no part of the new one.
+// TestFullDisk checks that a full disk leaves the old content and no part of the new.
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
@@ -66,8 +67,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// The content is on the disk before the file has its name, and the name is before
-// Write returns.
+// TestFlush checks the order: the content is flushed before the file gets its name, and the
+// directory is flushed before Write returns.
 func TestFlush(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
@@ -103,7 +104,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// spy is a file whose flushes are recorded.
+// spy is a file that records its flushes.
 type spy struct {
 	file
 	steps *failing
@@ -111,7 +112,7 @@ type spy struct {
 
 func (s *spy) Sync() error { return errors.Join(s.steps.step("sync"), s.file.Sync()) }
 
-// failing is a file at one of whose steps the disk fails.
+// failing is a file whose disk fails at one step.
 type failing struct {
 	at    string
 	steps []string
@@ -133,7 +134,8 @@ func (f *failing) Chmod(m fs.FileMode) error   { return f.step("chmod " + m.Stri
 func (f *failing) Sync() error                 { return f.step("sync") }
 func (f *failing) Close() error                { return f.step("close") }
 
-// Whichever step fails, the file is closed and the error is returned.
+// TestFailedSteps checks that, whichever step fails, the file is closed and the error is
+// returned.
 func TestFailedSteps(t *testing.T) {
 	all := []string{"write text", "chmod -rw-r-----", "sync", "close"}
 	for _, flush := range []bool{true, false} {
@@ -163,7 +165,8 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// limitFiles bounds the files of this process as a full disk does, until the test ends.
+// limitFiles limits the file size of this process until the test ends, which has the effect
+// of a full disk.
 func limitFiles(t *testing.T, size uint64) {
 	t.Helper()
 	var was syscall.Rlimit
