@@ -1,9 +1,9 @@
-// Package audit is the log of who did what to sessions and tasks, for those who
-// have to answer for it: lines of JSON that are only ever added.
+// Package audit keeps the log of who did what to sessions and tasks. The log is append-only
+// lines of JSON.
 //
-// A record is on the disk before Write returns. Whoever does a thing writes it before
-// telling anybody that it is done: after a crash there may be two, and not none.
-// Records have names of secrets, never values.
+// A record is on disk before Write returns. The actor writes it before reporting the action
+// as done, so that after a crash a record may appear twice but is never missing. Records
+// contain the names of secrets, never their values.
 package audit
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-// Type is what was done.
+// Type is the kind of action that a record describes.
 type Type string
 
 // The types.
@@ -39,14 +39,14 @@ const (
 	VMProvisioned     Type = "vm_provisioned"
 	VMDestroyed       Type = "vm_destroyed"
 	SecretAccessed    Type = "secret_accessed"
-	SessionReconciled Type = "session_reconciled" // another keeper took the place of one that died
+	SessionReconciled Type = "session_reconciled" // a new keeper replaced one that died
 	OrphanRemoved     Type = "orphan_removed"
 	TokenAdded        Type = "token_added"
 	TokenRemoved      Type = "token_removed"
 	ExecStarted       Type = "exec_started"
 )
 
-// Types are all of them.
+// Types returns all types.
 func Types() []Type {
 	return []Type{
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
@@ -54,7 +54,7 @@ func Types() []Type {
 	}
 }
 
-// Outcome is how it went.
+// Outcome is whether the action succeeded.
 type Outcome string
 
 // The outcomes.
@@ -63,7 +63,7 @@ const (
 	Failure Outcome = "failure"
 )
 
-// OutcomeOf is that of what returned err.
+// OutcomeOf returns the outcome of an action that returned err.
 func OutcomeOf(err error) Outcome {
 	if err != nil {
 		return Failure
@@ -71,43 +71,44 @@ func OutcomeOf(err error) Outcome {
 	return Success
 }
 
-// Record is one thing that was done.
+// Record describes one action.
 type Record struct {
-	Time     time.Time      `json:"timestamp"` // Write sets it
+	Time     time.Time      `json:"timestamp"` // set by Write
 	Type     Type           `json:"type"`
 	Actor    string         `json:"actor"`    // user:NAME, token:NAME, keeper, serve
 	Resource string         `json:"resource"` // session:ID, task:ID, vm:NAME
 	Outcome  Outcome        `json:"outcome"`
-	TraceID  string         `json:"trace_id,omitempty"` // Write takes it from its context
+	TraceID  string         `json:"trace_id,omitempty"` // taken by Write from its context
 	Details  map[string]any `json:"details,omitempty"`
 }
 
-// Log is an audit log. Safe for concurrent use: who comes while records are being
-// written waits, and is written with all others that do so, at once.
+// Log is an audit log that is safe for concurrent use. It commits in groups: calls that
+// arrive while records are being written wait, and their records are then written together.
 type Log struct {
-	Path      string           // of the file; old ones are beside it
-	Retention time.Duration    // how long old ones are kept; 0 is for ever
+	Path      string           // of the current file; rotated files are beside it
+	Retention time.Duration    // how long rotated files are kept; 0 means forever
 	Redact    *secret.Redactor // may be nil
 
-	turn sync.Mutex // held by who writes
+	turn sync.Mutex // held by the call that is writing
 	mu   sync.Mutex
-	next *batch // of those who wait for the turn; the first of them writes it
+	next *batch // of the calls that wait for turn; the first of them writes it
 }
 
-// batch is records that are written at once.
+// batch is a group of records that are written together.
 type batch struct {
 	lines   []byte
-	written chan struct{} // closed when they are, or cannot be
+	written chan struct{} // closed when they were written, or could not be
 	err     error
 }
 
 const (
-	maxFile = 8 << 20 // of the file, then another is begun
+	maxFile = 8 << 20 // size at which the file is rotated
 
-	// A process may be stopped while it writes; nobody waits longer for it.
+	// A process can be stopped while it holds the file; others wait at most this long for
+	// it.
 	maxWait = 10 * time.Second
 
-	// What one record may take.
+	// Bounds of one record.
 	maxText    = 1 << 10 // bytes of one text
 	maxList    = 100     // items
 	maxDepth   = 4
@@ -115,8 +116,8 @@ const (
 	maxRecord  = 64 << 10
 )
 
-// Write adds r. Processes may do so at the same time. What r tells of has
-// happened, so that it is written though ctx be cancelled.
+// Write appends r to the log. Several processes may write at the same time. The action has
+// already happened, so r is written even if ctx is canceled.
 func (l *Log) Write(ctx context.Context, r Record) error {
 	if !slices.Contains(Types(), r.Type) || r.Outcome != Success && r.Outcome != Failure {
 		return fmt.Errorf("audit: a record of type %q with outcome %q", r.Type, r.Outcome)
@@ -139,7 +140,8 @@ func (l *Log) Write(ctx context.Context, r Record) error {
 	return nil
 }
 
-// commit puts a line on the disk, with those of others who wait meanwhile.
+// commit puts a line on disk, together with the lines of calls that arrive while it waits
+// its turn.
 func (l *Log) commit(ctx context.Context, line []byte) error {
 	l.mu.Lock()
 	b := l.next
@@ -151,7 +153,7 @@ func (l *Log) commit(ctx context.Context, line []byte) error {
 	b.lines = append(b.lines, line...)
 	l.mu.Unlock()
 	if !first {
-		<-b.written // whoever is the first does not wait for ever
+		<-b.written // the first does not wait forever
 		return b.err
 	}
 	l.turn.Lock()
@@ -166,7 +168,7 @@ func (l *Log) commit(ctx context.Context, line []byte) error {
 	return b.err
 }
 
-// encode is v on one line, with its end.
+// encode returns v as one line of JSON, including the newline.
 func encode(v any) ([]byte, error) {
 	var line bytes.Buffer
 	e := json.NewEncoder(&line)
@@ -175,17 +177,17 @@ func encode(v any) ([]byte, error) {
 	return line.Bytes(), err
 }
 
-// text is one harmless, bounded line without secrets.
+// text returns s as one harmless, bounded line without secrets.
 func (l *Log) text(s string) string { return l.Redact.Line(s, maxText) }
 
-// details is text of all text in d. Whatever else d has becomes what JSON has.
+// details returns d as JSON decodes it, with text applied to all its strings.
 func (l *Log) details(d map[string]any) (map[string]any, error) {
 	if len(d) == 0 {
 		return nil, nil
 	}
 	d = maps.Clone(d)
 	for key, v := range d {
-		if err, ok := v.(error); ok { // which would be {}
+		if err, ok := v.(error); ok { // which JSON would encode as {}
 			d[key] = err.Error()
 		}
 	}
@@ -232,8 +234,8 @@ func (l *Log) clean(v any, depth int) any {
 	return v
 }
 
-// Records are those in the log, oldest first. A line that is none is left out: one
-// that is being written, or that somebody else has put there.
+// Records yields the records of the log, oldest first. It skips lines that are not records:
+// one that is still being written, or one that another program added.
 func (l *Log) Records() iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
 		files, err := logfile.Open(l.Path)
@@ -259,13 +261,13 @@ func (l *Log) Records() iter.Seq2[Record, error] {
 	}
 }
 
-// read yields the records of one file, and reports whether more are wanted.
+// read yields the records of one file, and reports whether the caller wants more.
 func read(f *os.File, yield func(Record, error) bool) (more bool, err error) {
 	in := bufio.NewReaderSize(f, maxRecord)
 	for {
 		line, err := in.ReadSlice('\n')
 		whole := !errors.Is(err, bufio.ErrBufferFull)
-		for errors.Is(err, bufio.ErrBufferFull) { // none of ours; its rest is none either
+		for errors.Is(err, bufio.ErrBufferFull) { // too long to be a record, and so is its rest
 			_, err = in.ReadSlice('\n')
 		}
 		switch {

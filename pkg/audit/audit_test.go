@@ -20,8 +20,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
-// TestMain makes this test binary a process that writes records until it is
-// killed, and tells of each.
+// TestMain turns this test binary into a process that writes records until it is killed,
+// and prints the number of each.
 func TestMain(m *testing.M) {
 	path := os.Getenv("AUDIT_TEST_PATH")
 	if path == "" {
@@ -65,7 +65,7 @@ func TestRecord(t *testing.T) {
 	}
 	id := trace.New()
 	ctx, cancel := context.WithCancel(trace.With(t.Context(), id))
-	cancel() // what happened is written all the same
+	cancel() // the action has happened, so it is recorded regardless
 	before := time.Now().Truncate(time.Millisecond)
 	err := l.Write(ctx, Record{
 		Type: VMProvisioned, Actor: "user:me", Resource: "vm:agent-o-r-aaaa11", Outcome: OutcomeOf(errors.New("no")),
@@ -106,7 +106,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// Whatever the details are: one bounded line, harmless, without secrets.
+// TestHostileDetails checks that any details become one bounded, harmless line without
+// secrets.
 func TestHostileDetails(t *testing.T) {
 	const value = "tok-12345"
 	l := newLog(t)
@@ -148,8 +149,8 @@ func TestHostileDetails(t *testing.T) {
 	}
 }
 
-// Lines that are no records are passed over, and a record that was cut short makes
-// room for the next one.
+// TestDamagedLog checks that lines that are not records are skipped, and that a truncated
+// record does not swallow the next one.
 func TestDamagedLog(t *testing.T) {
 	l := newLog(t)
 	write := func(resource string) {
@@ -190,8 +191,8 @@ func TestDamagedLog(t *testing.T) {
 	}
 }
 
-// Many of one process write at once: each record is in the log, once, when its
-// Write returns.
+// TestManyAtOnce writes from many goroutines of one process, and checks that each record is
+// in the log exactly once when its Write returns.
 func TestManyAtOnce(t *testing.T) {
 	const writers, each = 20, 10
 	l := newLog(t)
@@ -224,8 +225,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// Processes that write at the same time are killed at any instant: what they were
-// told is written is there, whole, and in their order.
+// TestKilledWriters kills processes that write at the same time. It checks that every
+// record whose Write returned is in the log, whole and in its writer's order.
 func TestKilledWriters(t *testing.T) {
 	l := newLog(t)
 	self, err := os.Executable()
@@ -252,7 +253,7 @@ func TestKilledWriters(t *testing.T) {
 				lines := bufio.NewScanner(out)
 				for lines.Scan() {
 					if n++; n == 2+w {
-						_ = cmd.Process.Kill() // it ends only so
+						_ = cmd.Process.Kill() // the writer ends in no other way
 					}
 				}
 				_ = cmd.Wait() // killed
@@ -282,7 +283,7 @@ func TestKilledWriters(t *testing.T) {
 		found[r.Actor]++
 	}
 	for who, n := range told {
-		if n < 2 || found[who] < n || found[who] > n+1 { // one may be there that nobody was told of
+		if n < 2 || found[who] < n || found[who] > n+1 { // one record may be in the log before its writer learned of it
 			t.Errorf("%d records of %s, which was told of %d", found[who], who, n)
 		}
 	}

@@ -18,8 +18,8 @@ func token(resource string, details map[string]any) Record {
 	return Record{Type: TokenAdded, Actor: "user:me", Resource: resource, Outcome: Success, Details: details}
 }
 
-// A record that cannot be written is an error for its writer, and for those whose
-// records were to be written with it.
+// TestFailedAppend checks that a record that cannot be written is an error for its writer,
+// and for all writers of the same batch.
 func TestFailedAppend(t *testing.T) {
 	l := newLog(t)
 	if err := l.Write(t.Context(), token("token:1", nil)); err != nil {
@@ -55,10 +55,10 @@ func TestFailedAppend(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	go write() // waits for the file
+	go write() // waits for the file lock
 	wait(0)
 	for range writers - 1 {
-		go write() // one waits for the turn, the others for it
+		go write() // one waits for its turn, the others wait for that one
 	}
 	wait(writers - 1)
 	if err := os.Rename(l.Path, l.Path+".aside"); err != nil {
@@ -83,7 +83,8 @@ func TestOutcomeOf(t *testing.T) {
 	}
 }
 
-// Details are kept up to their bounds, and what the caller has stays as it is.
+// TestBoundsOfDetails checks that details are kept up to their bounds, and that the
+// caller's map does not change.
 func TestBoundsOfDetails(t *testing.T) {
 	l := newLog(t)
 	errOwn := errors.New("own")
@@ -95,7 +96,7 @@ func TestBoundsOfDetails(t *testing.T) {
 		t.Errorf("the caller's details became %v", given)
 	}
 
-	// The text at maxDepth is the last that is kept, in maps and in lists.
+	// A text at maxDepth is the deepest that is kept, in maps and in lists.
 	deep := func(levels int) (d map[string]any) {
 		v := any("text")
 		for i := range levels - 1 {
@@ -121,7 +122,7 @@ func TestBoundsOfDetails(t *testing.T) {
 		}
 	}
 
-	// A list of so many, and no more; details of so many bytes, and no more.
+	// Lists and details are kept at exactly their limit and truncated above it.
 	for n, want := range map[int]int{maxList: maxList, maxList + 1: maxList + 1, maxList + 2: maxList + 1} {
 		got, err := l.details(map[string]any{"list": make([]int, n)})
 		if err != nil || len(got["list"].([]any)) != want {
@@ -139,7 +140,7 @@ func TestBoundsOfDetails(t *testing.T) {
 			all = append(all, strings.Repeat("x", n-len(`"",`)))
 			size -= n
 		}
-		all[len(all)-1] += "x" // no comma behind it
+		all[len(all)-1] += "x" // no comma follows the last one
 		return map[string]any{"k": all}
 	}
 	for size, want := range map[int]bool{maxDetails: false, maxDetails + 1: true} {
@@ -153,7 +154,8 @@ func TestBoundsOfDetails(t *testing.T) {
 	}
 }
 
-// Old files are read first, and a reader may stop after any record.
+// TestRecordsOfSeveralFiles checks that rotated files are read first, and that a reader may
+// stop after any record.
 func TestRecordsOfSeveralFiles(t *testing.T) {
 	l := newLog(t)
 	for _, resource := range []string{"token:1", "token:2"} {
@@ -187,7 +189,8 @@ func TestRecordsOfSeveralFiles(t *testing.T) {
 	}
 }
 
-// The end of a line that is too long is no record, whatever it looks like.
+// TestTailOfALongLine checks that the end of an overlong line is not taken for a record,
+// even if it looks like one.
 func TestTailOfALongLine(t *testing.T) {
 	l := newLog(t)
 	if err := l.Write(t.Context(), token("token:1", nil)); err != nil {
@@ -207,7 +210,8 @@ func TestTailOfALongLine(t *testing.T) {
 	}
 }
 
-// Old files go when they are older than the retention, and stay without one.
+// TestRetention checks that rotated files are removed when they are older than the
+// retention, and kept when there is none.
 func TestRetention(t *testing.T) {
 	for retention, want := range map[time.Duration]int{0: 4, 24 * time.Hour: 3} {
 		l := newLog(t)
