@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Host is what the host has free, in bytes.
+// Host holds the host's free memory and disk space, in bytes.
 type Host struct {
 	FreeMemory config.Size
 	FreeDisk   config.Size
@@ -41,8 +41,9 @@ func measureHost(dir string) (Host, error) {
 	}
 }
 
-// measure counts the memory of the VMs that wait as free, of each what a new VM
-// is taken to need: they become sessions, or make room for them.
+// measure returns what the host has free. Standby VMs count as free memory, each with
+// the half of its memory that a new VM is assumed to need: they become sessions, or
+// are removed to make room for them.
 func (m *Manager) measure() (Host, error) {
 	h, err := measureHost(m.Config.Paths.LimaHome)
 	if err != nil || h.FreeMemory == 0 {
@@ -55,8 +56,9 @@ func (m *Manager) measure() (Host, error) {
 	return h, err
 }
 
-// freeMemory counts what the system would give up (page cache) as free where
-// it can be known: on Linux that is MemAvailable, not MemFree.
+// freeMemory returns the memory that new processes can get. On Linux that is
+// MemAvailable, not MemFree: it includes the page cache, which the kernel gives up
+// under pressure.
 func freeMemory() uint64 {
 	if text, err := os.ReadFile("/proc/meminfo"); err == nil {
 		for line := range strings.Lines(string(text)) {
@@ -69,14 +71,14 @@ func freeMemory() uint64 {
 	return memory.FreeMemory()
 }
 
-// clamp keeps a request within what the host has at all.
+// clamp limits a request to what the host has in total.
 func clamp(r config.Resources) (config.Resources, []string, error) {
 	var notices []string
 	if n := runtime.NumCPU(); r.CPUs > n {
 		notices = append(notices, fmt.Sprintf("%d CPUs asked for, the host has %d: using %d", r.CPUs, n, n))
 		r.CPUs = n
 	}
-	// A guest that is given all memory leaves none for QEMU and the host.
+	// A guest with all of the memory would leave none for QEMU and the host.
 	if most := config.Size(memory.TotalMemory() / 4 * 3); most > 0 && r.Memory > most {
 		most = most >> 20 << 20
 		notices = append(notices, fmt.Sprintf("%v of memory asked for, using %v: three quarters of the host's", r.Memory, most))
@@ -90,14 +92,14 @@ func clamp(r config.Resources) (config.Resources, []string, error) {
 	return r, notices, nil
 }
 
-// Room is what the host has free for VMs, as it was when somebody looked.
+// Room is a snapshot of what the host has free for VMs.
 type Room struct {
 	m      *Manager
 	others []store.Session
 	host   Host
 }
 
-// Room looks.
+// Room measures the host and lists the live sessions.
 func (m *Manager) Room(ctx context.Context) (Room, error) {
 	host, err := m.measure()
 	if err != nil {
@@ -107,8 +109,8 @@ func (m *Manager) Room(ctx context.Context) (Room, error) {
 	return Room{m, others, host}, err
 }
 
-// Take takes the room of one more session, or says why there is none. Copies of
-// a Room are independent.
+// Take reserves the capacity for one more session, or returns why none is left.
+// Copies of a Room are independent.
 func (r *Room) Take(asked Request) error {
 	settings, err := r.m.Config.For(config.RepoKey(asked.Repo.Key), asked.Profile)
 	if err != nil {
@@ -126,8 +128,8 @@ func (r *Room) Take(asked Request) error {
 	return nil
 }
 
-// Resume takes the room that a session needs to run: none when it runs already, or
-// is gone.
+// Resume reserves the capacity that a session needs to run. It reserves nothing for a
+// session that already runs or is gone.
 func (r *Room) Resume(id string) error {
 	i := slices.IndexFunc(r.others, func(o store.Session) bool { return o.ID == id })
 	if i < 0 || runs(Phase(r.others[i].Phase)) {
@@ -149,7 +151,8 @@ func (r *Room) Resume(id string) error {
 // runs reports whether a session in phase p has a VM that takes memory.
 func runs(p Phase) bool { return p != Stopped && p != Gone && p != Broken }
 
-// admit refuses a VM for which the host has no room, and names what could go.
+// admit refuses a VM for which the host has no capacity, and names the sessions that
+// could be stopped.
 func admit(others []store.Session, r config.Resources, l config.Limits, h Host) error {
 	var running []string
 	for _, o := range others {
@@ -165,7 +168,7 @@ func admit(others []store.Session, r config.Resources, l config.Limits, h Host) 
 		return fail.New(fail.Conflict, "no more VMs may run, the limit is %d; stop one of %s, or raise limits.running", l.Running, strings.Join(running, ", ")).
 			WithHint("%s", hint)
 	}
-	// QEMU and vz take guest memory as the guest touches it; a fresh guest
+	// QEMU and vz allocate guest memory as the guest touches it; a fresh guest
 	// touches far less than half.
 	if need := r.Memory/2 + l.MemoryReserve; h.FreeMemory > 0 && h.FreeMemory < need {
 		return fail.New(fail.Conflict, "%v of memory are free on the host, a VM of %v wants %v (half of it and the reserve of %v)", h.FreeMemory, r.Memory, need, l.MemoryReserve).

@@ -24,7 +24,7 @@ func TestAdmit(t *testing.T) {
 		name       string
 		others     []store.Session
 		host       Host
-		code       fail.Code // 0: admitted
+		code       fail.Code // 0 means admitted
 		text, hint string
 	}{
 		{"alone", nil, plenty, 0, "", ""},

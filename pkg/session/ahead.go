@@ -15,20 +15,21 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 )
 
-// AheadCommand is the hidden command that makes in the background what lets the
-// next session start faster: AheadCommand IMAGE CPUS MEMORY DISK (bytes).
+// AheadCommand is the hidden command that prepares in the background what lets the
+// next session start faster: AheadCommand IMAGE CPUS MEMORY DISK (memory and disk in
+// bytes).
 const AheadCommand = "prepare"
 
 const (
-	aheadLog     = "prepare.log"    // in the state directory; the last run's
-	aheadMemory  = 2 << 30          // what its VM takes at most, besides the reserve
-	aheadAgainIn = 6 * time.Hour    // after a failure
-	aheadProveIn = 10 * time.Minute // after one that has left an image to be proved
+	aheadLog     = "prepare.log"    // in the state directory; holds the log of the last run
+	aheadMemory  = 2 << 30          // the most memory its VM uses, in addition to the reserve
+	aheadAgainIn = 6 * time.Hour    // the pause after a failure
+	aheadProveIn = 10 * time.Minute // the pause after a failure that left an image still to be proved
 )
 
-// ahead starts the command, unless there is nothing to make, somebody makes it
-// already, it has just failed, or the host has no room. A session does not wait
-// for it, nor fail with it.
+// ahead starts the prepare command in the background. It does nothing when nothing is
+// missing, when another process is already making it, right after a failure, or when
+// the host lacks capacity. A session neither waits for the command nor fails with it.
 func (w *Worker) ahead(ctx context.Context, s Session) {
 	if why, err := w.startAhead(ctx, s); err != nil {
 		w.Log.ErrorContext(ctx, "prepare in the background", "error", err)
@@ -59,7 +60,7 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 		return "", err
 	}
 	need := aheadMemory + w.Config.Limits.MemoryReserve
-	if best.Spares.Name != "" { // it stays
+	if best.Spares.Name != "" { // a standby VM keeps its memory
 		need = r.Memory + w.Config.Limits.MemoryReserve
 		if onBattery(ctx) {
 			return "the host runs on its battery", nil
@@ -74,7 +75,7 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 	return "", w.spawnAhead(ctx, s.Spec.Image, r)
 }
 
-// againIn is how long nothing is made after a failure.
+// againIn returns how long to wait after a failure before trying again.
 func againIn(f image.Failure) time.Duration {
 	if f.Kept {
 		return aheadProveIn
@@ -91,7 +92,7 @@ func (w *Worker) spawnAhead(ctx context.Context, source string, r config.Resourc
 	return w.Detach(ctx, log, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
 }
 
-// onBattery reports whether the host is known to run on its battery.
+// onBattery reports whether the host is known to run on battery power.
 func onBattery(ctx context.Context) bool {
 	if runtime.GOOS == "darwin" {
 		out, err := exec.CommandContext(ctx, "pmset", "-g", "batt").Output()
@@ -100,7 +101,8 @@ func onBattery(ctx context.Context) bool {
 	return batteryOf("/sys/class/power_supply")
 }
 
-// batteryOf reads Linux's own account: there are mains, and none is plugged in.
+// batteryOf reads Linux's power supplies below dir. It reports true when mains
+// supplies exist and none of them is online.
 func batteryOf(dir string) bool {
 	found, err := filepath.Glob(filepath.Join(dir, "*", "online"))
 	if err != nil {

@@ -17,26 +17,26 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// A ready session's keeper looks in on its guest: what the agents there do goes
-// into the row, for whoever waits for them, and the rest of the glance into a
-// file, for previews. All of it is a guest's word, and comes as fast as a guest
-// likes.
+// The keeper of a ready session watches its guest. The state of the most urgent agent
+// goes into the session's row, for users who wait for it; the whole snapshot goes
+// into a file, for previews. All of it is the guest's claim, and arrives as fast as
+// the guest likes.
 
 const (
 	lookMin = time.Second
 	lookMax = 30 * time.Second
 )
 
-// lookout takes what a guest shows.
+// lookout processes the snapshots that a guest sends.
 type lookout struct {
 	w    *Worker
 	id   string
-	last []byte        // of the file
-	pace *rate.Limiter // of all that is done for a glance
-	told *rate.Limiter // of events, which stay for good
+	last []byte        // the file's last content
+	pace *rate.Limiter // limits all work done for snapshots
+	told *rate.Limiter // limits events, which are kept for good
 }
 
-// lookIn watches the guest until ctx ends. conn waits for a connection.
+// lookIn watches the guest until ctx ends. conn blocks until a connection exists.
 func (w *Worker) lookIn(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) {
 	l := lookout{
 		w: w, id: s.ID,
@@ -52,7 +52,7 @@ func (w *Worker) lookIn(ctx context.Context, s Session, conn func(context.Contex
 		if time.Since(began) > steady {
 			wait, said = lookMin, ""
 		}
-		if text := err.Error(); text != said { // once, not for as long as it lasts
+		if text := err.Error(); text != said { // logged once, not on every attempt
 			w.Log.WarnContext(ctx, "look in on the guest", "error", err)
 			said = text
 		}
@@ -65,17 +65,17 @@ func (w *Worker) lookIn(ctx context.Context, s Session, conn func(context.Contex
 	}
 }
 
-// look is one stream of glances, until it ends.
+// look processes one stream of snapshots until it ends.
 func (l *lookout) look(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) error {
 	client, err := conn(ctx)
 	if err != nil {
 		return err
 	}
 	g := s.Guest(client)
-	if err := l.w.hideSecretsOf(ctx, g); err != nil { // they may be on the screen
+	if err := l.w.hideSecretsOf(ctx, g); err != nil { // the screen may show them
 		return err
 	}
-	// Only the latest glance counts, however fast they come.
+	// Only the latest snapshot counts, however fast they arrive.
 	news := make(chan wire.Glance, 1)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
@@ -103,7 +103,7 @@ func (l *lookout) look(ctx context.Context, s Session, conn func(context.Context
 	return group.Wait()
 }
 
-// take keeps one glance.
+// take stores one snapshot.
 func (l *lookout) take(ctx context.Context, g wire.Glance) error {
 	for i := range g.Agents {
 		g.Agents[i].Name, g.Agents[i].On = l.w.text(g.Agents[i].Name), l.w.text(g.Agents[i].On)
@@ -114,7 +114,7 @@ func (l *lookout) take(ctx context.Context, g wire.Glance) error {
 		return err
 	}
 	if !bytes.Equal(text, l.last) {
-		// Not worth a flush: the next glance replaces it.
+		// A flush is not worth its cost: the next snapshot replaces this one.
 		if err := atomicfile.WriteUnflushed(l.w.glanceFile(l.id), text, 0o600); err != nil {
 			return fail.New(fail.Host, "keep what was seen of the guest: %w", err)
 		}
@@ -140,8 +140,9 @@ func (l *lookout) take(ctx context.Context, g wire.Glance) error {
 	return nil
 }
 
-// screen is what may be kept of one. A program that draws its own lines may have
-// broken a secret in two, which then is on no line.
+// screen returns the lines of a screen that may be stored. A program that wraps lines
+// itself may have split a secret over two of them; the secret is then on no single
+// line, so screen also checks all lines joined.
 func (l *lookout) screen(lines []string) []string {
 	var whole strings.Builder
 	kept := make([]string, len(lines))
@@ -155,7 +156,7 @@ func (l *lookout) screen(lines []string) []string {
 	return kept
 }
 
-// attention is how the most urgent agent is; nil when there is none.
+// attention returns the state of the most urgent agent, or nil when no agent runs.
 func attention(g wire.Glance) *Attention {
 	if len(g.Agents) == 0 {
 		return nil
@@ -176,8 +177,8 @@ func (a *Attention) same(b *Attention) bool {
 	return a.State == b.State && a.Agent == b.Agent && a.On == b.On
 }
 
-// Needs reports whether a person is waited for: an agent that asks, or one that
-// finished since somebody last came.
+// Needs reports whether an agent waits for a person: it asks something, it failed, or
+// it finished since the user last attached.
 func (s Session) Needs() bool {
 	a := s.Facts.Attention
 	if s.Phase != Ready || a == nil {

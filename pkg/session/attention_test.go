@@ -42,7 +42,7 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 	for _, g := range []wire.Glance{
 		agents(wire.Agent{Name: "claude", State: wire.AgentWorking}),
 		agents(wire.Agent{Name: "claude", State: wire.AgentWorking}, wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}),
-		agents(wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}), // nothing new
+		agents(wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}), // no change
 		agents(wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "another"}),
 		agents(),
 		agents(wire.Agent{Name: "claude", State: wire.AgentDone}),
@@ -79,12 +79,13 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 			kept++
 		}
 	}
-	if kept != 3 { // as many as the limiter lets through
+	if kept != 3 { // as many as the limiter allows
 		t.Errorf("%d events are kept", kept)
 	}
 }
 
-// A screen is kept on the disk, so no secret may be on it, in one piece or in two.
+// A snapshot is stored on disk, so its screen must not contain a secret, whole or
+// split over two lines.
 func TestGlancesHoldNoSecret(t *testing.T) {
 	l, s, told := newLookout(t)
 	g := agents(wire.Agent{Name: "claude", State: wire.AgentBlocked, On: "permission: Bash: echo sw0rdfish-0123456789"})
@@ -128,7 +129,7 @@ func TestGlanceOfNothing(t *testing.T) {
 	}
 }
 
-// What a guest can add to the events of its session in all is bounded.
+// The total size of the events that a guest can add to its session is limited.
 func TestEventsOfAGuestInAll(t *testing.T) {
 	l, s, told := newLookout(t)
 	l.told = rate.NewLimiter(rate.Inf, 1)
@@ -162,7 +163,7 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 	if count[EventAttention] == 0 || count[EventAttention] > 10 || count[EventWarning] != 1 {
 		t.Errorf("stored: %v", count)
 	}
-	if count[EventStep] != 2 { // its start and its end, which are the host's
+	if count[EventStep] != 2 { // its start and its end, which the host causes
 		t.Errorf("%d events of the step", count[EventStep])
 	}
 	if now, err := l.w.Get(t.Context(), s.ID); err != nil || now.Facts.Attention.On != "question 49" || len(*told) != 50 {

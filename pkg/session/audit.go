@@ -16,7 +16,7 @@ func (m *Manager) asked(ctx context.Context) Asked {
 	return Asked{Actor: m.Actor, Trace: trace.ID(ctx)}
 }
 
-// audit tells what was done, or was not because of err.
+// audit records what was done, or that err prevented it.
 func (m *Manager) audit(ctx context.Context, what audit.Type, actor, resource string, err error, details map[string]any) {
 	if m.Audit == nil {
 		return
@@ -27,7 +27,7 @@ func (m *Manager) audit(ctx context.Context, what audit.Type, actor, resource st
 	m.Audit(ctx, audit.Record{Type: what, Actor: cmp.Or(actor, "keeper"), Resource: resource, Outcome: audit.OutcomeOf(err), Details: details})
 }
 
-// auditSecrets tells that the secrets of s were resolved for its guest, by name.
+// auditSecrets records, by name, which secrets of s were resolved for its guest.
 func (w *Worker) auditSecrets(ctx context.Context, s Session, refs []secret.Ref, err error) {
 	var names []string
 	for _, r := range refs {
@@ -37,12 +37,12 @@ func (w *Worker) auditSecrets(ctx context.Context, s Session, refs []secret.Ref,
 	w.audit(ctx, audit.SecretAccessed, s.Facts.Asked.Actor, "session:"+s.ID, err, s.details(map[string]any{"secrets": names}))
 }
 
-// auditVM tells what became of the VM of s.
+// auditVM records a change to the VM of s.
 func (w *Worker) auditVM(ctx context.Context, what audit.Type, s Session, err error) {
 	w.audit(ctx, what, s.Facts.Asked.Actor, "vm:"+s.VM(), err, s.details(map[string]any{"from": s.Facts.From, "accel": s.Facts.Accel}))
 }
 
-// details says which session it is, besides more.
+// details returns the fields that identify the session, together with those in more.
 func (s Session) details(more map[string]any) map[string]any {
 	d := map[string]any{"session": s.ID, "repo": s.RepoKey}
 	if s.Task != "" {

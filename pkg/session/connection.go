@@ -11,8 +11,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// relaySocket is where a ready session's keeper lets other commands share its
-// connection to the guest.
+// relaySocket returns the socket on which a ready session's keeper shares its
+// connection to the guest with other commands.
 func (m *Manager) relaySocket(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "ssh.sock")
 }
@@ -23,11 +23,12 @@ const (
 
 	redialMin = 250 * time.Millisecond
 	redialMax = 15 * time.Second
-	steady    = time.Minute // a connection that lasted so long resets the wait
+	steady    = time.Minute // a connection that lasted this long resets the backoff
 )
 
-// connection is the one that a watching keeper holds to its guest, and shares
-// over a socket. A lost one is made anew, for as long as the keeper watches.
+// connection is the one connection that a watching keeper holds to its guest and
+// shares over a socket. After a loss it reconnects, for as long as the keeper
+// watches.
 type connection struct {
 	dial   func(context.Context) (*ssh.Client, error)
 	socket string
@@ -35,10 +36,10 @@ type connection struct {
 
 	mu     sync.Mutex
 	client *ssh.Client
-	change chan struct{} // closed, and made anew, when client changes
+	change chan struct{} // closed and replaced whenever client changes
 }
 
-// start keeps the connection until stop, which waits for its end.
+// start maintains the connection until stop is called; stop waits for its end.
 func (c *connection) start(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	c.change = make(chan struct{})
@@ -61,7 +62,7 @@ func (c *connection) keep(ctx context.Context) {
 		if time.Since(began) > steady {
 			wait, told = redialMin, ""
 		}
-		if text := err.Error(); text != told { // once, not for as long as the guest is silent
+		if text := err.Error(); text != told { // logged once, not on every attempt
 			c.log.WarnContext(ctx, "the connection to the guest", "error", err)
 			told = text
 		}
@@ -74,7 +75,7 @@ func (c *connection) keep(ctx context.Context) {
 	}
 }
 
-// once is one connection, until it is lost.
+// once makes one connection and serves it until it is lost.
 func (c *connection) once(ctx context.Context) error {
 	client, err := c.dial(ctx)
 	if err != nil {
@@ -87,7 +88,7 @@ func (c *connection) once(ctx context.Context) error {
 	l, err := ssh.ListenRelay(c.socket)
 	if err != nil {
 		// The keeper's own use of the connection does not need the socket, and
-		// commands do without.
+		// commands can log in to the guest themselves.
 		c.log.WarnContext(ctx, "the connection to the guest is not shared", "error", err)
 		select {
 		case <-client.Done():
@@ -107,7 +108,8 @@ func (c *connection) set(client *ssh.Client) {
 	c.change = make(chan struct{})
 }
 
-// get waits until there is a connection. It is the keeper's, and not to be closed.
+// get waits until a connection exists. The connection belongs to the keeper; callers
+// must not close it.
 func (c *connection) get(ctx context.Context) (*ssh.Client, error) {
 	for {
 		c.mu.Lock()

@@ -10,8 +10,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-// Detach starts ourselves with args as a process that outlives us, and that writes
-// into log, if there is one. What becomes of it is for that, or for the store, to tell.
+// Detach starts this program with args as a process that outlives this one. Its
+// output goes to log, unless log is nil. Its result appears only there or in the
+// store.
 func (m *Manager) Detach(ctx context.Context, log *os.File, args ...string) error {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), m.Self, args...)
 	cmd.Dir, cmd.Env = "/", trace.Environ(ctx, os.Environ())
@@ -22,6 +23,6 @@ func (m *Manager) Detach(ctx context.Context, log *os.File, args ...string) erro
 	if err := cmd.Start(); err != nil {
 		return fail.New(fail.Host, "start agent-sessionizer %s: %w", args[0], err)
 	}
-	go func() { _ = cmd.Wait() }() // only reaps, should it end before we do
+	go func() { _ = cmd.Wait() }() // only reaps the child if it ends before this process does
 	return nil
 }

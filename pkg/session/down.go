@@ -15,8 +15,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// stop shuts the VM down: note what work is in it, wipe the secrets, power
-// off, and pull the plug when the guest does not listen.
+// stop shuts the VM down: it records what work is in the guest, saves its home, wipes
+// the secrets and powers the guest off. If the guest does not respond, it cuts the
+// power.
 func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	if s.Phase != Stopping {
 		var err error
@@ -30,7 +31,7 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 		work, poweroff = w.farewell(ctx, s)
 		err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace)
 		if errors.Is(err, vm.ErrNotFound) && !s.Facts.WasReady {
-			err = nil // called off before there was a VM
+			err = nil // cancelled before the VM existed
 		}
 		return errors.Join(err, w.Gateway(s).Stop(ctx))
 	})
@@ -44,10 +45,11 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	return w.move(ctx, s, Stopped, work, func(row *store.Session) { row.SetError("", "", "") })
 }
 
-// farewell talks to the guest one last time, for as long as it takes a living
-// one. It returns the work that would be lost with the guest, nil when that is not
-// known, and the function that powers it off, which fails when it does not
-// answer: what it has not written to its disk is then worth the power button.
+// farewell prepares the guest for its shutdown, within the time that a working guest
+// needs. It returns the work that would be lost with the guest, nil when that is
+// unknown, and a function that powers the guest off. If the guest cannot be reached,
+// that function returns the error: data that the guest has not written to its disk
+// then justifies the power button.
 func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState, poweroff func(context.Context) error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -68,11 +70,11 @@ func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState,
 			work = &state
 		}
 	}
-	saving.Wait() // it asks for the secrets, and may take long
+	saving.Wait() // saving asks the guest for its secrets and may take long
 	ctx, cancelWipe := context.WithTimeout(whole, 20*time.Second)
 	defer cancelWipe()
 	if err := g.WipeSecrets(ctx); err != nil {
-		w.Log.WarnContext(ctx, "wipe secrets", "error", err) // they are in memory, which goes with the VM
+		w.Log.WarnContext(ctx, "wipe secrets", "error", err) // they are only in memory, which ends with the VM
 	}
 	return work, func(ctx context.Context) error {
 		defer conn.Close()
@@ -80,11 +82,11 @@ func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState,
 	}
 }
 
-// destroy removes everything but the row and its events.
+// destroy removes everything except the row and its events.
 func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 	if s.Phase != Destroying {
 		var err error
-		// The token is worth nothing from here on, whatever happens next.
+		// From here on the token is invalid, whatever happens next.
 		if s, err = w.advance(ctx, s, Destroying, func(row *store.Session) { row.TokenSHA256 = "" }); err != nil {
 			return s, err
 		}
@@ -107,7 +109,8 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 		})
 		return s, errors.Join(err, serr)
 	}
-	// The keeper's log is in there too, and open; that is fine, and the last of it.
+	// The keeper's own log is in this directory, and still open. That is harmless:
+	// this removes the log's last name.
 	if err := os.RemoveAll(w.Config.Paths.SessionDir(s.ID)); err != nil {
 		return s, fmt.Errorf("remove the session's directory: %w", err)
 	}

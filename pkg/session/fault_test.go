@@ -13,8 +13,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// What a guest said of its work holds from the clean stop at which it said so
-// until the VM may run again, and no longer: destroy believes it.
+// The guest's report of unsaved work is valid from the clean stop that recorded it
+// until the VM may run again, and no longer, because destroy relies on it.
 func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 	off := driver{inspect: func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil }}
 	old := Facts{WasReady: true, Base: &repo.Base{}, Work: &repo.WorkState{}}
@@ -51,8 +51,8 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 	})
 }
 
-// failWrites makes every change of a session's row fail from the n-th on, until
-// the function that it returns is called.
+// failWrites makes every change of a session's row fail from the n-th on, until the
+// returned function is called.
 func failWrites(t *testing.T, m *Manager, n int) (restore func()) {
 	t.Helper()
 	db, err := sql.Open("sqlite", m.Config.Paths.Store())
@@ -74,13 +74,13 @@ func failWrites(t *testing.T, m *Manager, n int) (restore func()) {
 	return func() { t.Helper(); run("DROP TRIGGER fails"); run("DROP TABLE writes") }
 }
 
-// A write of the row that fails is an error, leaves a phase that is true, touches
-// no VM of which the row does not say so, and is made good by the next try.
+// When a write of the row fails, the Worker returns an error, leaves a correct phase,
+// and touches no VM unless the row says so. The next attempt succeeds.
 func TestFailedWritesAreNeverSuccess(t *testing.T) {
 	whole := Facts{WasReady: true, Base: &repo.Base{}, Endpoint: vm.Endpoint{Addr: "127.0.0.1:1"}}
 	for name, c := range map[string]struct {
 		from, want, to Phase
-		gone           bool // the VM
+		gone           bool // the VM is gone
 	}{
 		"destroy":            {Ready, Gone, Gone, false},
 		"destroy, continued": {Destroying, Gone, Gone, false},
@@ -138,7 +138,7 @@ func TestFailedWritesAreNeverSuccess(t *testing.T) {
 	}
 }
 
-// Each part of removing a session that fails is reported, and leaves it there.
+// When a part of the removal fails, the error is reported and the session stays.
 func TestDestroyReportsWhatIsLeft(t *testing.T) {
 	for name, set := range map[string]func(t *testing.T, w *Worker, d *driver, s Session){
 		"the local tmux session": func(_ *testing.T, w *Worker, _ *driver, _ Session) {
@@ -173,7 +173,7 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 	}
 }
 
-// Without its events a session goes on, without its row it does not.
+// A session continues without its events, but not without its row.
 func TestEventsThatCannotBeWritten(t *testing.T) {
 	w := newWorker(t, driver{})
 	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Facts{})
@@ -189,6 +189,6 @@ func TestEventsThatCannotBeWritten(t *testing.T) {
 		t.Error("facts were kept")
 	}
 	if _, err := w.broke(t.Context(), s, errBoom); !errors.Is(err, errBoom) {
-		t.Error(err) // the cause must not get lost
+		t.Error(err) // the cause must be reported too
 	}
 }

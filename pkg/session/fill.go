@@ -19,8 +19,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// fill gives a guest that runs everything a session has. The repository comes
-// over SSH, so that it needs no network, but it needs the tools.
+// fill sets up a running guest: network rules, tools, repository, home files and
+// secrets. The repository arrives over SSH, so cloning needs no network, but it needs
+// the tools.
 func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
 	tools, err := w.hasTools(s)
 	if err != nil {
@@ -58,7 +59,7 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 			return w.clone(gctx, &other, gst, source, target)
 		})
 	}
-	g.Go(func() error { // over what was provisioned
+	g.Go(func() error { // after provisioning, so that home files replace provisioned ones
 		select {
 		case <-provisioned:
 		case <-gctx.Done():
@@ -73,16 +74,17 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 	return err
 }
 
-// guard installs the guest program: from here on the guest reaches what the
-// policy allows, which until now was nothing.
+// guard installs the guest program and the policy. From here on the guest reaches
+// what the policy allows; before, it reached nothing.
 func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
 	return w.step(ctx, s.ID, "guard the network", func(ctx context.Context, _ vm.Progress) error {
 		p, err := w.Policy(*s)
 		if err != nil {
 			return err
 		}
-		// First the wall's, which counts: when it was raised, the repository's own
-		// file, which may narrow it, had not been read.
+		// Update the gateway first, because its policy is the one that is enforced.
+		// When the gateway was started, the repository's own file, which may narrow
+		// the policy, had not been read.
 		if s.Spec.Walled {
 			if err := w.Gateway(*s).SetPolicy(ctx, p); err != nil {
 				return err
@@ -109,9 +111,9 @@ func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
 	})
 }
 
-// readProject takes over the repository's own file, which may only narrow, as it
-// is in the commit that is checked out: src's, or that of a checkout which an
-// earlier keeper finished.
+// readProject reads the repository's own settings file, which may only narrow the
+// policy. It reads the file of the commit that is checked out: the commit of src, or
+// that of a checkout which an earlier keeper finished.
 func (w *Worker) readProject(ctx context.Context, s *Session, g repo.Guest, src repo.Source) error {
 	base, ok, err := repo.Started(ctx, g, checkout(*s))
 	if err != nil {
@@ -139,13 +141,14 @@ func (w *Worker) readProject(ctx context.Context, s *Session, g repo.Guest, src 
 	return err
 }
 
-// checkout is where the repository is in the guest.
+// checkout returns where the repository is in the guest.
 func checkout(s Session) repo.Checkout {
 	return repo.Checkout{Dir: path.Join(s.Facts.Root+guest.Home, path.Base(s.Repo))}
 }
 
-// A machine with a root prefix is a directory of this host, not a machine of
-// its own: it has the host's tools and must not get others.
+// ownTools reports whether the guest is a machine of its own. A guest with a root
+// prefix is a directory of this host: it has the host's tools and must not get
+// others.
 func ownTools(s *Session) bool { return s.Facts.Root == "" }
 
 func (w *Worker) windows(ctx context.Context, s *Session, g guest.Guest) error {
@@ -157,7 +160,8 @@ func (w *Worker) windows(ctx context.Context, s *Session, g guest.Guest) error {
 	})
 }
 
-// own waits until the guest shares nothing with what its VM was made from.
+// own waits until the guest shares nothing with the image or snapshot that its VM was
+// made from: its seed disk, its disk size and its journal are its own.
 func (w *Worker) own(ctx context.Context, s Session, g guest.Guest) error {
 	if s.Facts.From == golden.FromGeneric {
 		return nil
@@ -173,7 +177,7 @@ func (w *Worker) own(ctx context.Context, s Session, g guest.Guest) error {
 	})
 }
 
-// hasTools reports whether the guest is provisioned as this program does it.
+// hasTools reports whether this version's provision scripts have run in the guest.
 func (w *Worker) hasTools(s *Session) (bool, error) {
 	key, err := guest.ScriptsKey(w.Golden.Scripts)
 	return !ownTools(s) || s.Facts.Provisioned == key, err
@@ -210,8 +214,8 @@ func (w *Worker) clone(ctx context.Context, s *Session, g guest.Guest, src repo.
 	})
 }
 
-// deliver mints the session's token and puts it and the secrets into the
-// guest's memory. The host keeps the token's hash only, so each start has a new one.
+// deliver creates the session's token and puts it and the secrets into the guest's
+// memory. The host keeps only the token's hash, so each start needs a new token.
 func (w *Worker) deliver(ctx context.Context, s *Session, g guest.Guest, secrets map[string]secret.Value) error {
 	return w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
 		token := randomHex(32)
@@ -232,14 +236,15 @@ func (w *Worker) deliver(ctx context.Context, s *Session, g guest.Guest, secrets
 	})
 }
 
-// hide keeps values out of everything that is told from now on.
+// hide makes Redact remove values from everything that is reported from now on.
 func (w *Worker) hide(values ...secret.Value) {
 	if w.Redact != nil {
 		w.Redact.Add(values...)
 	}
 }
 
-// hideSecretsOf asks a guest, once, for secrets that another keeper delivered.
+// hideSecretsOf asks a guest, once, for the secrets that another keeper delivered, so
+// that Redact knows them.
 func (w *Worker) hideSecretsOf(ctx context.Context, g guest.Guest) error {
 	if w.delivered {
 		return nil

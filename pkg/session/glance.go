@@ -17,8 +17,8 @@ func (m *Manager) glanceFile(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "glance.json")
 }
 
-// Glance is what the keeper last saw in the guest, and when. It reads a file,
-// and asks nobody. fail.NotFound when it never saw anything.
+// Glance returns the keeper's last snapshot of the guest, and its time. It only reads
+// a file. It returns fail.NotFound when the keeper has never taken a snapshot.
 func (m *Manager) Glance(s Session) (wire.Glance, time.Time, error) {
 	f, err := os.Open(m.glanceFile(s.ID))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -13,13 +13,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Mirrors are the host's copies of remote repositories, within the settings' limits.
+// Mirrors returns the host's copies of remote repositories, within the settings'
+// limits.
 func (m *Manager) Mirrors() *repo.Mirrors {
 	l := m.Config.Limits
 	return &repo.Mirrors{Dir: m.Config.Paths.Mirrors(), Self: m.Self, Bounds: repo.Bounds{Bytes: int64(l.MirrorSize), Refs: l.MirrorRefs, Time: l.MirrorTime}}
 }
 
-// Work asks the guest what destroying the session would lose.
+// Work asks the guest what work would be lost if the session were destroyed.
 func (m *Manager) Work(ctx context.Context, s Session, g repo.Guest) (repo.WorkState, error) {
 	known, err := repo.Known(ctx, s.Name, s.Facts.Target)
 	if err != nil {
@@ -28,8 +29,8 @@ func (m *Manager) Work(ctx context.Context, s Session, g repo.Guest) (repo.WorkS
 	return repo.Work(ctx, g, s.Facts.Dir, *s.Facts.Base, known...)
 }
 
-// Fetch brings the agent's commits to this host: to the repository's mirror,
-// and this time to the local clone too unless it is "".
+// Fetch copies the agent's commits to the repository's mirror on this host. It also
+// copies them to the local clone this time, unless clone is "".
 func (m *Manager) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, o repo.FetchOptions) (repo.FetchResult, error) {
 	into, keep := s.Facts.Target.With(clone)
 	res, err := repo.Fetch(ctx, g, s.Facts.Dir, s.Name, into, *s.Facts.Base, o)
@@ -40,7 +41,7 @@ func (m *Manager) Fetch(ctx context.Context, s Session, g repo.Guest, clone stri
 	return res, err
 }
 
-// Shown records which local tmux server shows the session, for destroy.
+// Shown records which local tmux server shows the session; destroy needs to know.
 func (m *Manager) Shown(ctx context.Context, s Session, socket string) error {
 	if s.Facts.Tmux == socket {
 		return nil
@@ -49,14 +50,14 @@ func (m *Manager) Shown(ctx context.Context, s Session, socket string) error {
 	return err
 }
 
-// Came records that somebody attaches now.
+// Came records that a user attaches now.
 func (m *Manager) Came(ctx context.Context, s Session) error {
 	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Attached = time.Now() })
 	return err
 }
 
-// SSHHost is how an OpenSSH client logs in to a running session: with the
-// session's own key, and trusting its pinned host key only.
+// SSHHost is how an OpenSSH client logs in to a running session: with the session's
+// own key, trusting only its pinned host key.
 type SSHHost struct {
 	Host           string `json:"host"` // the session's name
 	Hostname       string `json:"hostname"`
@@ -64,12 +65,12 @@ type SSHHost struct {
 	User           string `json:"user"`
 	IdentityFile   string `json:"identity_file"`
 	HostKey        string `json:"host_key"`
-	KnownHostsFile string `json:"known_hosts_file"` // which names the host as Host
+	KnownHostsFile string `json:"known_hosts_file"` // names the host as Host
 
-	Forwards bool `json:"-"` // of the user's configuration and command line are allowed
+	Forwards bool `json:"-"` // whether forwards from the user's configuration and command line are allowed
 }
 
-// SSHConfig returns it, and writes the file of known hosts.
+// SSHConfig returns the session's SSHHost and writes its file of known hosts.
 func (m *Manager) SSHConfig(s Session) (SSHHost, error) {
 	host, port, err := net.SplitHostPort(s.Facts.Endpoint.Addr)
 	if err != nil {
@@ -82,10 +83,10 @@ func (m *Manager) SSHConfig(s Session) (SSHHost, error) {
 	return h, writeFile(h.KnownHostsFile, []byte(h.Host+" "+h.HostKey+"\n"))
 }
 
-// String is the block of an OpenSSH configuration. OpenSSH takes the first value of
-// most settings, so those of a later "Host *" do not reach the guest; what it adds up
-// instead (SendEnv) is removed again where the block comes last too. Forwards of the
-// user's are cleared unless Forwards is set.
+// String returns the block for an OpenSSH configuration. OpenSSH uses the first value
+// of most settings, so the values of a later "Host *" do not apply to the guest.
+// SendEnv values add up instead; the block removes them again where it is also last.
+// The user's forwards are cleared unless Forwards is set.
 func (h SSHHost) String() string {
 	return fmt.Sprintf(`Host %s
   HostName %s
@@ -98,7 +99,7 @@ func (h SSHHost) String() string {
 `, h.Host, h.Hostname, h.Port, h.User, h.IdentityFile, h.Host, h.KnownHostsFile, sshSettings(h.Forwards))
 }
 
-// sshSettings are the settings that are the same for every guest.
+// sshSettings returns the settings that are the same for every guest.
 func sshSettings(forwards bool) string {
 	clearForwards := "yes"
 	if forwards {
@@ -106,7 +107,7 @@ func sshSettings(forwards bool) string {
 	}
 	var b strings.Builder
 	for _, setting := range []string{
-		"IgnoreUnknown *", // an older OpenSSH lacks some
+		"IgnoreUnknown *", // older versions of OpenSSH lack some of these
 		"GlobalKnownHostsFile /dev/null", "KnownHostsCommand none", "StrictHostKeyChecking yes", "NoHostAuthenticationForLocalhost no",
 		"VerifyHostKeyDNS no", "UpdateHostKeys no", "CheckHostIP no", "CanonicalizeHostname no",
 		"IdentitiesOnly yes", "IdentityAgent none", "AddKeysToAgent no", "PKCS11Provider none", "PubkeyAuthentication yes", "PasswordAuthentication no",

@@ -19,12 +19,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// homeTimeout bounds each way that the files of a home directory take.
+// homeTimeout limits each transfer of home directory files, in either direction.
 const homeTimeout = 2 * time.Minute
 
-// furnish gives the agent's home directory what is the user's own: the dotfiles,
-// and over them what was kept of the repository's last session, in which they may
-// have been changed.
+// furnish copies the user's files into the agent's home directory: first the
+// dotfiles, then the repository's saved home, in which the last session may have
+// changed dotfiles.
 func (w *Worker) furnish(ctx context.Context, s Session, g guest.Guest) error {
 	if s.Spec.Restricted {
 		return nil
@@ -41,8 +41,8 @@ func (w *Worker) furnish(ctx context.Context, s Session, g guest.Guest) error {
 	return w.restoreKept(ctx, s, g, keep)
 }
 
-// bringDotfiles copies them. What is wrong with them here ends the start, and can
-// be mended; what a guest makes of them is its own affair.
+// bringDotfiles copies the dotfiles. Errors in the files on the host fail the start,
+// because the user can fix them. Errors in the guest are only reported.
 func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guest.Guest) error {
 	return w.step(ctx, s.ID, "copy dotfiles", func(ctx context.Context, _ vm.Progress) error {
 		dir, err := os.OpenRoot(w.Config.Dotfiles)
@@ -76,31 +76,32 @@ func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guest.Guest) er
 	})
 }
 
-// limit is for what a guest takes its time with.
+// limit bounds an operation that depends on the guest's speed.
 func limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, homeTimeout, fail.New(fail.Timeout, "it took longer than %v", homeTimeout))
 }
 
-// guestsFault reports whether a guest that is there did not do what it was asked.
+// guestsFault reports whether err is the fault of a reachable guest.
 func guestsFault(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == nil && !errors.Is(err, ssh.ErrUnreachable)
 }
 
-// note tells what was left out.
+// note warns about files that were left out.
 func (w *Worker) note(ctx context.Context, id, hint, what string, notes []string) {
 	if len(notes) > 0 {
 		w.warn(ctx, id, hint, "%s: %s", what, strings.Join(notes, "; "))
 	}
 }
 
-// keepOf is what the settings say that is kept of s.
+// keepOf returns what the settings say about saving the home of s.
 func keepOf(c *config.Config, s Session) (guest.Keep, error) {
 	set, err := c.For(config.RepoKey(s.RepoKey), s.Spec.Profile)
 	return guest.Keep{Patterns: home.Patterns(set.Keep), Not: path.Base(s.Repo), Max: int64(c.Limits.Kept)}, err
 }
 
-// keepNow is keepOf by the settings as they are now: they may have changed a
-// moment ago. A file with an error changes nothing, here too.
+// keepNow calls keepOf with the settings as they are now: they may have changed a
+// moment ago. If the settings file has an error, the earlier settings apply, as
+// everywhere.
 func (w *Worker) keepNow(s Session) (guest.Keep, error) {
 	if now, err := w.Config.Reload(); err == nil {
 		return keepOf(now, s)
@@ -108,9 +109,10 @@ func (w *Worker) keepNow(s Session) (guest.Keep, error) {
 	return keepOf(w.Config, s)
 }
 
-// restoreKept brings into a guest what was kept of its repository. What is there
-// makes way only where nobody was yet. Until this has been done nothing is kept of
-// the session: it would replace what is not in it.
+// restoreKept restores the repository's saved home into a guest. It replaces existing
+// files only in a guest that no user has worked in yet. Until it has succeeded,
+// nothing of this session is saved: that would replace a saved home whose files this
+// session never had.
 func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep guest.Keep) error {
 	without := func(err error) {
 		w.warn(ctx, s.ID, "agent-sessionizer kept rm "+s.Called(), "it goes on without what was kept, which stays as it is: %v", err)
@@ -123,7 +125,7 @@ func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep
 	if f != nil {
 		defer f.Close()
 		if st, err := f.Stat(); err == nil {
-			keep.Max = max(keep.Max, st.Size()) // a limit that was lowered is for what comes
+			keep.Max = max(keep.Max, st.Size()) // a lowered limit applies only to later saves
 		}
 		err := w.step(ctx, s.ID, "bring back what was kept", func(ctx context.Context, _ vm.Progress) error {
 			limited, cancel := limit(ctx)
@@ -144,11 +146,11 @@ func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep
 	return err
 }
 
-// saveHome saves what is kept of s. What goes wrong is a warning: whoever stops a
-// session wants it stopped, and what was saved last stays.
+// saveHome saves the home of s. A failure is only a warning: the user asked to stop
+// the session, and the last saved home stays.
 func (w *Worker) saveHome(ctx context.Context, s Session, g guest.Guest) {
 	if s.Task != "" {
-		return // tasks of a repository run beside each other, and beside its session
+		return // a repository's tasks run concurrently with each other and with its session
 	}
 	keep, err := w.keepNow(s)
 	if err == nil && (len(keep.Patterns) == 0 || !s.Facts.WasReady) {
@@ -164,8 +166,8 @@ func (w *Worker) saveHome(ctx context.Context, s Session, g guest.Guest) {
 
 func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep guest.Keep) error {
 	if !s.Facts.Kept {
-		// Asked for since the session started. What an earlier session left must not
-		// be lost by it.
+		// The setting was turned on after the session started. What an earlier
+		// session saved must not be lost.
 		if err := w.restoreKept(ctx, s, g, keep); err != nil {
 			return err
 		}
@@ -174,13 +176,13 @@ func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep
 			return err
 		}
 		if !s.Facts.Kept {
-			return nil // and has been told
+			return nil // restoreKept has already warned
 		}
 	}
 	return w.step(ctx, s.ID, "save what is kept", func(ctx context.Context, _ vm.Progress) error {
 		limited, cancel := limit(ctx)
 		defer cancel()
-		if err := w.hideSecretsOf(limited, g); err != nil { // they may be in the transcripts
+		if err := w.hideSecretsOf(limited, g); err != nil { // the transcripts may contain them
 			return err
 		}
 		var notes []string
@@ -196,7 +198,8 @@ func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep
 	})
 }
 
-// lastWords saves what is kept of a session that is to be destroyed, if its VM runs.
+// lastWords saves the home of a session that is about to be destroyed, if its VM
+// runs.
 func (w *Worker) lastWords(ctx context.Context, s Session) {
 	keep, err := w.keepNow(s)
 	if err != nil || len(keep.Patterns) == 0 || !s.Facts.WasReady || s.Facts.Endpoint.Addr == "" {

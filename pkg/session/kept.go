@@ -22,22 +22,23 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
 
-// Kept is what is kept of a repository's last session, for its next one.
+// Kept describes a repository's saved home: what its last session left for its next
+// one.
 type Kept struct {
 	RepoKey string    `json:"repo_key"`
 	Repo    string    `json:"repo"`
-	Session string    `json:"session"` // the last one
+	Session string    `json:"session"` // the last session
 	SavedAt time.Time `json:"saved_at"`
 	Size    int64     `json:"size"` // bytes
 }
 
-// A repository's file is a line of JSON, which is Kept without its size, and then
-// an archive of package home as a guest wrote it, which the host never reads. They
-// are one file, so that one rename replaces both: nothing that was half written is
-// ever used, and no archive gets to another repository than its line names.
+// A saved home is one file: a line of JSON, which is Kept without its size, and then
+// an archive of package home as the guest wrote it. The host never reads the archive.
+// Because both are in one file, one rename replaces both: a half-written file is
+// never used, and no archive is restored for another repository than the line names.
 const (
 	keptSuffix = ".kept"
-	keptLine   = 8 << 10 // bytes of the line
+	keptLine   = 8 << 10 // maximum length of the line, in bytes
 )
 
 func (m *Manager) keptFile(repoKey string) string {
@@ -45,10 +46,10 @@ func (m *Manager) keptFile(repoKey string) string {
 	return filepath.Join(m.Config.Paths.Kept(), hex.EncodeToString(sum[:16])+keptSuffix)
 }
 
-// saveKept replaces what is kept of k.RepoKey by what from writes, if that is
-// whole and has at most so many bytes; an empty archive leaves nothing. redact's
-// secrets are written over, without a change of length. It is called by the keeper
-// of the repository's one session only.
+// saveKept replaces the saved home of k.RepoKey with what from writes, if that is
+// complete and at most this many bytes long. An empty archive removes the saved home.
+// The secrets of redact are overwritten without changing the length. Only the keeper
+// of the repository's one session calls saveKept.
 func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) error {
 	line, err := json.Marshal(k)
 	if err != nil {
@@ -58,7 +59,7 @@ func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secr
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fail.New(fail.Host, "make the directory of what is kept: %w", err)
 	}
-	part := file + ".new" // always the same: what a crash left is replaced
+	part := file + ".new" // always the same name, so leftovers of a crash are replaced
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fail.New(fail.Host, "write what is kept: %w", err)
 	}
@@ -85,7 +86,7 @@ func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secr
 		return errors.New("what the guest sent is not an archive; does a file of its shell print something?")
 	}
 	if most-sink.left <= home.EmptySize {
-		err = os.Remove(file) // nothing is kept
+		err = os.Remove(file) // the archive is empty: nothing to keep
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
@@ -98,8 +99,8 @@ func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secr
 	return nil
 }
 
-// sink takes what a guest sends, up to a limit. After an error it swallows the
-// rest, so that nobody waits for a guest that waits for us, and calls fail.
+// sink accepts what a guest sends, up to a limit. After an error it discards the
+// rest, so that guest and host cannot block each other, and calls fail.
 type sink struct {
 	w     io.Writer
 	left  int64
@@ -110,7 +111,7 @@ type sink struct {
 
 func (s *sink) Write(p []byte) (int, error) {
 	if s.err != nil {
-		return len(p), nil //nolint:nilerr // it is told at the end
+		return len(p), nil //nolint:nilerr // reported at the end
 	}
 	s.start = append(s.start, p[:min(len(p), 16-min(len(s.start), 16))]...)
 	if s.left -= int64(len(p)); s.left < 0 {
@@ -124,7 +125,7 @@ func (s *sink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// openKept returns what is kept of a repository, nil when there is nothing.
+// openKept opens a repository's saved home; it returns nil when none exists.
 func (m *Manager) openKept(repoKey string) (*os.File, io.Reader, error) {
 	f, err := os.Open(m.keptFile(repoKey))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -159,7 +160,7 @@ func readKept(f *os.File) (Kept, io.Reader, error) {
 	return k, r, nil
 }
 
-// Kept returns what is kept, by repository.
+// Kept returns all saved homes, sorted by repository.
 func (m *Manager) Kept() ([]Kept, error) {
 	files, err := filepath.Glob(filepath.Join(m.Config.Paths.Kept(), "*"+keptSuffix))
 	if err != nil {
@@ -168,7 +169,7 @@ func (m *Manager) Kept() ([]Kept, error) {
 	all := make([]Kept, 0, len(files))
 	for _, name := range files {
 		f, err := os.Open(name)
-		if errors.Is(err, fs.ErrNotExist) { // dropped meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
 			continue
 		}
 		if err != nil {
@@ -185,8 +186,9 @@ func (m *Manager) Kept() ([]Kept, error) {
 	return all, nil
 }
 
-// DropKept removes what is kept of a repository, which is named by its key or its
-// short name, and returns its key. A session that lives saves anew when it stops.
+// DropKept removes a repository's saved home and returns the repository's key. what
+// is that key or the repository's short name. A live session saves its home again
+// when it stops.
 func (m *Manager) DropKept(what string) (key string, err error) {
 	all, err := m.Kept()
 	if err != nil {

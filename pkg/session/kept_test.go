@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
 
-// archive is what a guest sends of a home directory with one transcript.
+// archive returns what a guest sends of a home directory with one transcript.
 func archive(t *testing.T, transcript string) []byte {
 	t.Helper()
 	dir := t.TempDir()
@@ -37,7 +37,7 @@ func archive(t *testing.T, transcript string) []byte {
 	return b.Bytes()
 }
 
-// sends is a guest that sends b in small pieces, as a connection has them.
+// sends returns a guest that sends b in small pieces, as a connection does.
 func sends(b []byte) func(context.Context, io.Writer) error {
 	return func(_ context.Context, w io.Writer) error {
 		_, err := io.Copy(w, iotest.OneByteReader(bytes.NewReader(b)))
@@ -45,7 +45,7 @@ func sends(b []byte) func(context.Context, io.Writer) error {
 	}
 }
 
-// kept is the archive of a repository, "" when nothing is kept.
+// kept returns the archive of a repository's saved home, or "" when none exists.
 func kept(t *testing.T, m *Manager, key string) string {
 	t.Helper()
 	f, r, err := m.openKept(key)
@@ -94,7 +94,7 @@ func TestKept(t *testing.T) {
 			t.Errorf("others can read %s: %v %v", dir, st, err)
 		}
 	}
-	// "a" is what both are called for short; o/a is nobody's key.
+	// "a" is the short name of both; no repository has the key o/a.
 	for what, code := range map[string]fail.Code{"a": fail.Usage, "o/a": fail.NotFound, "nobody/nothing": fail.NotFound} {
 		if _, err := m.DropKept(what); fail.CodeOf(err) != code {
 			t.Errorf("%s: %v", what, err)
@@ -111,7 +111,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// What is kept of one repository is no other's, whatever file it is in.
+// The saved home of one repository is never used for another, whatever file it is in.
 func TestKeptOfAnotherRepository(t *testing.T) {
 	m := newManager(t)
 	if err := m.saveKept(t.Context(), Kept{RepoKey: "github.com/o/a"}, 2000, nil, sends(archive(t, "of a"))); err != nil {
@@ -125,7 +125,8 @@ func TestKeptOfAnotherRepository(t *testing.T) {
 	}
 }
 
-// However saving ends but well, what was saved before stays, and nothing else.
+// If saving fails in any way, the previous saved home stays, and nothing else is
+// left.
 func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 	m := newManager(t)
 	k := Kept{RepoKey: "github.com/o/a"}
@@ -133,7 +134,7 @@ func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 	if err := m.saveKept(t.Context(), k, 2000, nil, sends(old)); err != nil {
 		t.Fatal(err)
 	}
-	// What a keeper that was killed left.
+	// A killed keeper leaves this behind.
 	if err := os.WriteFile(m.keptFile(k.RepoKey)+".new", []byte("half"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +146,8 @@ func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 		"nothing comes":       sends(nil),
 		"a shell that prints": sends(append([]byte("welcome\n"), archive(t, "new")...)),
 		"too much":            sends(large),
-		// Swallowed, so that the guest does not wait, and called off.
+		// The rest is discarded, so that the guest does not block, and the transfer
+		// is cancelled.
 		"without end": func(ctx context.Context, w io.Writer) error {
 			for ctx.Err() == nil {
 				if _, err := w.Write(large); err != nil {
@@ -169,7 +171,7 @@ func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 			t.Errorf("%s: %v %v", what, left, err)
 		}
 	}
-	// While it is being written, the old one is what there is.
+	// The old saved home stays in use while the new one is being written.
 	err := m.saveKept(t.Context(), k, 2000, nil, func(ctx context.Context, w io.Writer) error {
 		if err := sends(archive(t, "new"))(ctx, w); err != nil {
 			return err
@@ -184,7 +186,7 @@ func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 	}
 }
 
-// A session with nothing to keep leaves nothing.
+// A session whose archive is empty leaves no saved home.
 func TestNothingIsKept(t *testing.T) {
 	m := newManager(t)
 	root, err := os.OpenRoot(t.TempDir())
@@ -235,7 +237,8 @@ func TestKeptHasNoSecrets(t *testing.T) {
 	}
 }
 
-// A damaged file is told, not used, and no obstacle to the others' start.
+// A damaged file is reported and not used, and does not prevent other sessions from
+// starting.
 func TestDamagedKept(t *testing.T) {
 	m := newManager(t)
 	if err := os.MkdirAll(m.Config.Paths.Kept(), 0o700); err != nil {
@@ -254,7 +257,7 @@ func TestDamagedKept(t *testing.T) {
 	}
 }
 
-// A session that a client below admin asked for gets nothing of the user's.
+// A session requested by a client below admin gets none of the user's files.
 func TestRestrictedSessionGetsNoHomeFiles(t *testing.T) {
 	w := newWorker(t, driver{})
 	w.Config.Dotfiles = "/nowhere"

@@ -20,14 +20,15 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// newManager has a store of its own, room for everything, and a keeper that
-// ends at once: what a Manager does is seen in the store.
+// newManager returns a Manager with its own store, ample capacity, and a keeper that
+// ends immediately. The store shows what the Manager does.
 func newManager(t *testing.T) *Manager {
 	t.Helper()
 	for _, name := range []string{"IMAGE", "PREPARE", "PROFILE", "LIMA_HOME", "LIMITS_RUNNING", "LIMITS_MEMORY_RESERVE", "LIMITS_DISK_RESERVE"} {
 		t.Setenv("AGENT_SESSIONIZER_"+name, "")
 	}
-	// Not t.TempDir: its length is the test's name's, and that of lima_home counts.
+	// t.TempDir includes the test's name in the path, and the length of lima_home
+	// matters.
 	dir, err := os.MkdirTemp("", "s")
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +52,7 @@ func newManager(t *testing.T) *Manager {
 	return &Manager{Store: st, Config: c, Self: "true"}
 }
 
-// put makes a session that is in phase p, and wanted to be want.
+// put creates a session in phase p with desired phase want.
 func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Facts) Session {
 	t.Helper()
 	spec, err := json.Marshal(Spec{
@@ -88,7 +89,7 @@ func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Facts) 
 	return s
 }
 
-// changes are the phase changes that the events of s tell of, after seq.
+// changes returns the phase changes in the session's events after seq.
 func changes(t *testing.T, m *Manager, id string, seq int64) []PhaseChange {
 	t.Helper()
 	evs, err := m.Store.Events(t.Context(), id, seq, 1000)
@@ -108,7 +109,7 @@ func changes(t *testing.T, m *Manager, id string, seq int64) []PhaseChange {
 	return out
 }
 
-// driver has no VM at all; each call does what the test says, or succeeds.
+// driver has no VM; each call does what the test specifies, or succeeds.
 type driver struct {
 	inspect      func(context.Context) (vm.Machine, error)
 	stop, remove func(context.Context) error
@@ -158,7 +159,8 @@ func newWorker(t *testing.T, d driver) *Worker {
 	}
 }
 
-// lastSeq is the sequence of a session's newest event, 0 when there is none.
+// lastSeq returns the sequence number of a session's newest event, or 0 when it has
+// none.
 func lastSeq(t *testing.T, s *store.Store, id string) int64 {
 	t.Helper()
 	evs, err := s.Events(t.Context(), id, 0, 100_000)

@@ -29,12 +29,13 @@ type Manager struct {
 	Config *config.Config
 	Self   string // our own executable, started as the keeper
 
-	// Actor is who asks, and Audit is told what was done; both may be left out.
+	// Actor is the user or client who asks. Audit receives a record of every action.
+	// Both are optional.
 	Actor string
 	Audit func(context.Context, audit.Record)
 }
 
-// Request asks for a session.
+// Request describes the session that is asked for.
 type Request struct {
 	Repo         repo.Ref
 	Profile      string
@@ -43,14 +44,14 @@ type Request struct {
 	NetworkMode  policy.Mode      // "" means as configured
 	WithChanges  bool
 	HostServices []netip.AddrPort  // opened to this session only
-	Secrets      map[string]string // references of more secrets, by variable
-	Task         string            // whose own session it shall be; "" for a person's
-	Restricted   bool              // a client below admin asked for it: nothing of the user's home directory is brought
+	Secrets      map[string]string // references of additional secrets, by variable
+	Task         string            // the task that will own the session; "" for a person's session
+	Restricted   bool              // a client below admin asked: nothing from the user's home directory is copied
 }
 
-// Open returns the session of the repository and makes one if there is none; of
-// a task, the task's. An existing one is wanted ready again, whatever it was. The notices say what
-// was not done as asked.
+// Open returns the session of the repository, or of the task if r names one, and
+// creates it if none exists. It sets the desired phase of an existing one to Ready,
+// whatever it was before. The notices list what was not done as requested.
 func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool, notices []string, err error) {
 	spec, notices, err := m.spec(r)
 	if err != nil {
@@ -92,8 +93,8 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	return s, false, nil, err
 }
 
-// Check says whether a session could be made of the request, as far as that can
-// be known without making one, and what of it would not be as asked.
+// Check reports whether a session could be created from the request, as far as that
+// can be known without creating one. The notices list what would not be as requested.
 func (m *Manager) Check(r Request) (notices []string, err error) {
 	_, notices, err = m.spec(r)
 	return notices, err
@@ -122,7 +123,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	if err != nil {
 		return Spec{}, nil, err
 	}
-	if from.Name != image.Ubuntu { // which the VM template names
+	if from.Name != image.Ubuntu { // the VM template names the Ubuntu image itself
 		if _, err := (&image.Store{Dir: m.Config.Paths.Images()}).Find(from.String(), Arch()); err != nil {
 			return Spec{}, nil, err
 		}
@@ -135,8 +136,8 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	}, append(notices, warnings...), nil
 }
 
-// Size is the size of a session that no file mentions, with the fields of asked
-// that are not zero.
+// Size returns the size of a session that no settings file mentions, with the nonzero
+// fields of asked.
 func (m *Manager) Size(asked config.Resources) (config.Resources, error) {
 	settings, err := m.Config.For("", "")
 	if err != nil {
@@ -146,7 +147,7 @@ func (m *Manager) Size(asked config.Resources) (config.Resources, error) {
 	return size, err
 }
 
-// Want records what the session should become and sees to a keeper.
+// Want records the session's desired phase and starts a keeper for it.
 func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, error) {
 	var host Host
 	if want == Ready && (s.Phase == Stopped || s.Phase == Broken) {
@@ -168,7 +169,8 @@ func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, err
 		if from == Gone || (from == Destroying && want != Gone) {
 			return store.Event{}, fail.New(fail.Conflict, "session %s is %s", row.Name, row.Phase).WithHint("agent-sessionizer list")
 		}
-		// A retry of what failed is a transition; everything else is the keeper's.
+		// Retrying what failed is a transition; every other transition is the
+		// keeper's.
 		to := from
 		switch {
 		case from == Broken && want == Ready:
@@ -196,8 +198,8 @@ func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, err
 	return s, m.wake(ctx, s.ID)
 }
 
-// wake starts a keeper for the session. If one lives already, the new one
-// stands by until the intent is served, and takes over if the other dies first.
+// wake starts a keeper for the session. If another keeper is alive, the new one waits
+// until the desired phase is reached, and takes over if the other dies first.
 func (m *Manager) wake(ctx context.Context, id string) error {
 	dir := m.Config.Paths.SessionDir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -211,8 +213,8 @@ func (m *Manager) wake(ctx context.Context, id string) error {
 	return m.Detach(ctx, log, "keeper", id)
 }
 
-// Reconcile sees to a keeper for every session that needs one and has none:
-// after a crash, a reboot, a kill -9. Every command calls it.
+// Reconcile starts a keeper for every session that needs one and has none: after a
+// crash, a reboot or a kill -9. Every command calls it.
 func (m *Manager) Reconcile(ctx context.Context) error {
 	rows, err := m.Store.Sessions(ctx, false)
 	if err != nil {
@@ -225,7 +227,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Tend sees to a keeper for one session, as Reconcile does for all.
+// Tend starts a keeper for one session, as Reconcile does for all.
 func (m *Manager) Tend(ctx context.Context, s Session) error { return m.tend(ctx, s.Session) }
 
 func (m *Manager) tend(ctx context.Context, row store.Session) error {
@@ -233,7 +235,7 @@ func (m *Manager) tend(ctx context.Context, row store.Session) error {
 	if AtRest(Phase(row.Phase), Phase(row.Want)) || store.Held(lock) {
 		return nil
 	}
-	died, err := store.Died(lock) // else it is about to take the lock, or gave up
+	died, err := store.Died(lock) // otherwise the keeper is about to take the lock, or gave up
 	if err = errors.Join(err, m.wake(ctx, row.ID)); died {
 		m.audit(ctx, audit.SessionReconciled, m.Actor, "session:"+row.ID, err, map[string]any{
 			"name": row.Name, "state": row.Phase, "want": row.Want, "reason": "its keeper died",
@@ -268,8 +270,8 @@ func (m *Manager) Get(ctx context.Context, id string) (Session, error) {
 	return read(row)
 }
 
-// OfRepo returns the session of a repository by its key; fail.NotFound when
-// there is none.
+// OfRepo returns the session of a repository by the repository's key, or
+// fail.NotFound when it has none.
 func (m *Manager) OfRepo(ctx context.Context, key string) (Session, error) {
 	all, err := m.List(ctx)
 	if err != nil {
@@ -283,10 +285,10 @@ func (m *Manager) OfRepo(ctx context.Context, key string) (Session, error) {
 	return Session{}, fail.New(fail.NotFound, "no session of %s", key).WithHint("agent-sessionizer list")
 }
 
-// Find resolves what a person typed: a session's name, its id or the start of
-// it, the repository, or the repository's short name when only one fits.
-// owner/repo is github.com's: that another host has a repository of this name
-// is that host's word.
+// Find resolves what a person typed: a session's name, its id or the start of it, the
+// repository, or the repository's short name when only one matches. owner/repo means
+// github.com: only the other host itself can claim that it has a repository of this
+// name.
 func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
 	all, err := m.List(ctx)
 	if err != nil {
@@ -295,10 +297,10 @@ func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
 	key := repo.KeyOf(what)
 	for _, match := range []func(Session) bool{
 		func(s Session) bool { return s.Name == what || s.ID == what },
-		// A repository's session is a person's, not one of its tasks'.
+		// A repository's session is the person's, not one of its tasks'.
 		func(s Session) bool { return s.Task == "" && (s.RepoKey == what || key != "" && s.RepoKey == key) },
-		// One rule, not two: the repository "cafe" and the id cafe01… are ambiguous,
-		// and what is found may be destroyed.
+		// This is one rule, not two: the repository "cafe" and the id cafe01… are
+		// ambiguous, and the caller may destroy what Find returns.
 		func(s Session) bool {
 			return len(what) >= 4 && (strings.HasPrefix(s.ID, what) || strings.HasSuffix(s.Name, "-"+what)) ||
 				s.Task == "" && strings.EqualFold(filepath.Base(s.Repo), what)
@@ -326,7 +328,7 @@ func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
 
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// Name is agent-OWNER-REPO-xxxxxx, cut so that it has at most budget bytes.
+// Name returns agent-OWNER-REPO-xxxxxx, shortened to at most budget bytes.
 func Name(slug, suffix string, budget int) string {
 	slug = strings.Trim(notInName.ReplaceAllString(strings.ToLower(slug), "-"), "-")
 	if slug == "" {
@@ -338,9 +340,10 @@ func Name(slug, suffix string, budget int) string {
 	return "agent-" + slug + "-" + suffix
 }
 
-// nameBudget is how long a VM's name may be. Two limits meet: a UNIX socket's
-// path has at most 104 bytes on macOS, NUL included, and Lima's longest is
-// HOME/NAME/ssh.sock. and 16 digits; a hostname has 63 and Lima puts "lima-" before it.
+// nameBudget returns how long a VM's name may be. Two limits apply. A UNIX socket's
+// path has at most 104 bytes on macOS, including the NUL, and Lima's longest is
+// HOME/NAME/ssh.sock. followed by 16 digits. A hostname has at most 63, and Lima
+// prepends "lima-".
 func nameBudget(limaHome string) (int, error) {
 	const longestSocket = len("//ssh.sock.1234567890123456\x00")
 	budget := min(104-longestSocket-len(limaHome), 63-len("lima-"))
@@ -353,7 +356,7 @@ func nameBudget(limaHome string) (int, error) {
 
 func randomHex(bytes int) string {
 	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // never fails, says crypto/rand
+	_, _ = rand.Read(b) // crypto/rand documents that it never fails
 	return hex.EncodeToString(b)
 }
 
@@ -364,8 +367,8 @@ func phaseEvent(from, to, want Phase) store.Event {
 // event makes a store event; data is one of this package's event types.
 func event(kind string, data any) store.Event { return store.NewEvent(kind, data) }
 
-// LastPhaseSeq is the sequence before the last change of what is wanted: the
-// point from which a viewer sees all of the work that is going on.
+// LastPhaseSeq returns the sequence number before the last change of the desired
+// phase. A viewer that starts there sees all of the work in progress.
 func (m *Manager) LastPhaseSeq(ctx context.Context, id string) (int64, error) {
 	before, after := store.Oldest, store.Oldest
 	for {
@@ -383,7 +386,7 @@ func (m *Manager) LastPhaseSeq(ctx context.Context, id string) (int64, error) {
 	}
 }
 
-// Ended reports whether what names only sessions that are gone, if any.
+// Ended reports whether what names a session that is gone.
 func (m *Manager) Ended(ctx context.Context, what string) (bool, error) {
 	rows, err := m.Store.Sessions(ctx, true)
 	if err != nil {

@@ -19,7 +19,7 @@ func request(slug string) Request {
 	return Request{Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}}
 }
 
-// woken reports whether a keeper was started for the session, and forgets it.
+// woken reports whether a keeper was started for the session, and resets that.
 func woken(t *testing.T, m *Manager, id string) bool {
 	t.Helper()
 	err := os.Remove(filepath.Join(m.Config.Paths.SessionDir(id), "keeper.log"))
@@ -141,7 +141,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 	n := 0
 	for _, c := range []struct {
 		from                 Phase
-		ready, stopped, gone Phase // where the session is then
+		ready, stopped, gone Phase // the session's next phase
 	}{
 		{Creating, Creating, Creating, Creating},
 		{Ready, Ready, Ready, Ready},
@@ -158,7 +158,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 					n++
 					slug := "o/r" + string(rune('a'+n%26)) + string(rune('a'+n/26))
 					s := put(t, m, slug[2:]+"0123456789", slug, c.from, was, Facts{})
-					defer func() { // no other test case's admission
+					defer func() { // must not affect the admission of other test cases
 						if _, err := m.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
 							row.Phase = string(Gone)
 							return store.Event{}, nil
@@ -190,7 +190,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 					if changed != (len(told) == 1) || changed && told[0] != (PhaseChange{From: c.from, To: to, Want: want}) {
 						t.Error(told)
 					}
-					// The events that a viewer is shown begin with this one.
+					// A viewer's events begin with this one.
 					if seq, err := m.LastPhaseSeq(t.Context(), s.ID); err != nil || changed && seq != before {
 						t.Error(seq, before, err)
 					}
@@ -220,7 +220,7 @@ func TestWantIsAdmitted(t *testing.T) {
 		if got, err := m.Get(t.Context(), s.ID); err != nil || got.Phase != p || got.Want != Stopped || woken(t, m, s.ID) {
 			t.Error(p, got.Phase, got.Want, err)
 		}
-		if _, err := m.Want(t.Context(), s, Gone); err != nil { // there is always room for less
+		if _, err := m.Want(t.Context(), s, Gone); err != nil { // removing needs no capacity
 			t.Error(p, err)
 		}
 	}
@@ -260,7 +260,7 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// One session whose keeper cannot start does not leave the others alone.
+// If one session's keeper cannot start, the others' keepers still do.
 func TestReconcileGoesOn(t *testing.T) {
 	m := newManager(t)
 	put(t, m, "aaaa11112222", "o/bad", Ready, Ready, Facts{})
@@ -276,7 +276,7 @@ func TestReconcileGoesOn(t *testing.T) {
 	}
 }
 
-// owner/repo is github.com's, and a repository of the same name elsewhere gets
+// owner/repo means github.com. A repository of the same name on another host gets
 // neither its session nor its settings.
 func TestSameNameOnAnotherHost(t *testing.T) {
 	m := newManager(t)

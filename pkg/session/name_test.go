@@ -75,7 +75,7 @@ func TestNameBudget(t *testing.T) {
 	}
 }
 
-// A home that is too long is said so before anything is made.
+// A home path that is too long is reported before anything is created.
 func TestOpenInTooLongHome(t *testing.T) {
 	m := newManager(t)
 	m.Config.Paths.LimaHome += strings.Repeat("/long", 20)

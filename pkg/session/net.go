@@ -14,8 +14,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// settings are read anew at every start, so that a changed file counts; what
-// was fixed when the session was made (its resources) is not among them.
+// settings reads the settings again at every start, so that a changed file takes
+// effect. What was fixed when the session was created, such as its resources, is not
+// among them.
 func (m *Manager) settings(s Session) (config.Settings, error) {
 	set, err := m.Config.For(config.RepoKey(s.RepoKey), s.Spec.Profile)
 	if err != nil {
@@ -28,7 +29,8 @@ func (m *Manager) settings(s Session) (config.Settings, error) {
 	return set, nil
 }
 
-// withSecrets are the settings' references and, over them, the session's own.
+// withSecrets merges the settings' references with the session's own, which take
+// precedence.
 func withSecrets(settings, own map[string]string) map[string]string {
 	if len(own) == 0 {
 		return settings
@@ -39,7 +41,7 @@ func withSecrets(settings, own map[string]string) map[string]string {
 	return all
 }
 
-// Policy is the compiled network policy of a session.
+// Policy compiles the network policy of a session.
 func (m *Manager) Policy(s Session) (*policy.Policy, error) {
 	set, err := m.settings(s)
 	if err != nil {
@@ -51,12 +53,12 @@ func (m *Manager) Policy(s Session) (*policy.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Walled = s.Spec.Walled // as it was made, not as the settings would make it now
+	p.Walled = s.Spec.Walled // fixed when the session was created; later settings do not change it
 	return p, nil
 }
 
-// Allow adds names, or @groups of them, to what the session may reach, at once
-// when it runs. It takes back what Deny said of them.
+// Allow adds names, or @groups of them, to what the session may reach. If the session
+// runs, it takes effect immediately. It revokes what Deny recorded for these names.
 func (m *Manager) Allow(ctx context.Context, s Session, entries []string) (Session, error) {
 	rules, err := m.rules(entries, "net allow")
 	if err != nil {
@@ -67,8 +69,8 @@ func (m *Manager) Allow(ctx context.Context, s Session, entries []string) (Sessi
 	})
 }
 
-// Deny takes names from what the session may reach, whatever allows them, at
-// once when it runs.
+// Deny removes names from what the session may reach, whatever allows them. If the
+// session runs, it takes effect immediately.
 func (m *Manager) Deny(ctx context.Context, s Session, entries []string) (Session, error) {
 	rules, err := m.rules(entries, "net deny")
 	if err != nil {
@@ -79,8 +81,8 @@ func (m *Manager) Deny(ctx context.Context, s Session, entries []string) (Sessio
 	})
 }
 
-// OpenHostServices lets a session that exists reach services of the host and
-// its network, at once when it runs.
+// OpenHostServices lets an existing session reach services of the host and its
+// network. If the session runs, it takes effect immediately.
 func (m *Manager) OpenHostServices(ctx context.Context, s Session, services []netip.AddrPort) (Session, error) {
 	var said []string
 	for _, service := range services {
@@ -126,12 +128,12 @@ func without(rules, less []policy.Rule) []policy.Rule {
 	})
 }
 
-// changeNet changes what was said of this session only. It is written before it
-// is in force, and in force before it returns.
+// changeNet changes the rules of this session only. The change is written before it
+// is in force, and in force before changeNet returns.
 func (m *Manager) changeNet(ctx context.Context, s Session, change NetChange, f func(*config.Additions)) (Session, error) {
 	changed := s
 	f(&changed.Facts.Net)
-	if _, err := m.Policy(changed); err != nil { // too many rules, say: nothing is kept
+	if _, err := m.Policy(changed); err != nil { // for example too many rules; nothing is stored
 		return s, err
 	}
 	s, err := m.facts(ctx, s.ID, event(EventNet, change), func(facts *Facts) { f(&facts.Net) })
@@ -141,8 +143,9 @@ func (m *Manager) changeNet(ctx context.Context, s Session, change NetChange, f 
 	return s, m.ApplyPolicy(ctx, s)
 }
 
-// ApplyPolicy brings a running session's policy to what the settings say now:
-// first the wall's, which counts, then the guest's, which must not be in its way.
+// ApplyPolicy brings a running session's policy up to date with the settings. It
+// updates the gateway first, whose policy is enforced, and then the guest's, which
+// must not be stricter.
 func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 	p, err := m.Policy(s)
 	if err != nil {
@@ -162,7 +165,7 @@ func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 	return err
 }
 
-// DeniedSince counts the targets that the wall denied since a moment.
+// DeniedSince counts, by target, what the gateway has denied since the given time.
 func (m *Manager) DeniedSince(ctx context.Context, s Session, since time.Time) ([]gateway.Denial, error) {
 	if !s.Spec.Walled {
 		return nil, nil

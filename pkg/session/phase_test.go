@@ -18,7 +18,7 @@ func TestAtRest(t *testing.T) {
 	rest := map[Phase][]Phase{
 		Gone:    {Ready, Stopped, Gone},
 		Stopped: {Stopped},
-		Broken:  {Ready, Stopped}, // a failed stop is not repeated for ever
+		Broken:  {Ready, Stopped}, // a failed stop is not repeated forever
 	}
 	for _, p := range phases {
 		for _, want := range []Phase{Ready, Stopped, Gone} {
@@ -58,14 +58,15 @@ func TestTableOfTransitions(t *testing.T) {
 	}
 }
 
-// Every transition of the table happens in some story, and no other does.
+// Every transition of the table occurs in some case, and no other does.
 func TestEveryTransitionIsUsed(t *testing.T) {
 	seen := map[string]bool{}
 	gone := func(context.Context) (vm.Machine, error) { return vm.Machine{}, vm.ErrNotFound }
 	off := func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil }
 	fails := func(context.Context) error { return errBoom }
 	whole := Facts{Base: &repo.Base{}} // nothing to fetch
-	// Bringing a VM up needs one; what follows its success is this step.
+	// Starting a VM needs a real one; this does the step that follows a successful
+	// start.
 	ready := func(w *Worker, s Session) (Session, error) { return w.advance(t.Context(), s, Ready, nil) }
 	do := func(w *Worker, s Session) (Session, error) { return w.Next(t.Context(), s) }
 	want := func(p Phase) func(*Worker, Session) (Session, error) {
@@ -81,7 +82,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 		{Creating, Ready, whole, driver{}, ready, Ready},
 		{Creating, Ready, whole, driver{}, do, Broken}, // no such image
 		{Creating, Stopped, whole, driver{}, do, Stopped},
-		{Creating, Stopped, Facts{}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Stopped}, // before there was a VM
+		{Creating, Stopped, Facts{}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Stopped}, // before the VM existed
 		{Creating, Gone, whole, driver{}, do, Gone},
 		{Starting, Ready, whole, driver{}, ready, Ready},
 		{Starting, Ready, Facts{WasReady: true}, driver{inspect: gone}, do, Broken},
@@ -92,7 +93,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 		{Ready, Stopped, Facts{WasReady: true}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Broken},
 		{Ready, Gone, whole, driver{}, do, Gone},
 		{Stopping, Stopped, whole, driver{stop: fails}, do, Broken},
-		{Stopping, Ready, whole, driver{}, do, Stopped}, // cannot be called back
+		{Stopping, Ready, whole, driver{}, do, Stopped}, // cannot be undone
 		{Stopping, Gone, whole, driver{}, do, Gone},
 		{Stopped, Ready, whole, driver{}, do, Starting},
 		{Stopped, Gone, whole, driver{}, do, Gone},
@@ -154,7 +155,7 @@ func TestNoWayThere(t *testing.T) {
 	}
 }
 
-// The wish to be rid of a session survives that its VM ends at the same time.
+// A request to destroy a session holds even if its VM ends at the same time.
 func TestDestroyWinsOverVMThatEnded(t *testing.T) {
 	w := newWorker(t, driver{})
 	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Facts{})
@@ -184,7 +185,7 @@ func TestDestroyRevokesTheTokenFirst(t *testing.T) {
 	}
 }
 
-// A VM that ended or vanished has no address that anybody could still be sent to.
+// A VM that ended or vanished has no address that clients could still use.
 func TestEndedVMHasNoEndpoint(t *testing.T) {
 	for name, inspect := range map[string]func(context.Context) (vm.Machine, error){
 		"ended": func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil },

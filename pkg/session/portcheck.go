@@ -14,13 +14,14 @@ import (
 	"strings"
 )
 
-// maxRequestHead bounds what is held back of a client that begins as HTTP does.
+// maxRequestHead limits how much of a client's request is held back while it looks
+// like HTTP.
 const maxRequestHead = 64 << 10
 
-// browserCheck reads from a client of a published port. It refuses a connection
-// that a browser makes for a page it must not make it for. A browser has one
-// connection for each host and port, so the first request speaks for all.
-// Whatever is not HTTP passes.
+// browserCheck reads from a client of a published port. It refuses a connection that
+// a browser makes on behalf of a page that must not use the port. A browser uses
+// separate connections for each host and port, so checking the first request is
+// enough. Anything that is not HTTP passes.
 type browserCheck struct {
 	net.Conn
 	guest   io.Closer
@@ -46,10 +47,10 @@ func (b *browserCheck) Read(p []byte) (int, error) {
 		case end > 0:
 			reason = b.refuse(b.head[:end])
 		}
-		if reason != "" { // the answer first: the end of the other direction closes the connection
+		if reason != "" { // answer first: the end of the other direction closes the connection
 			fmt.Fprintf(b.Conn, "HTTP/1.1 421 Misdirected Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s\n", len(reason)+1, reason)
 			b.refused = errors.New(reason)
-			b.guest.Close() //nolint:errcheck // it has no part in this any more
+			b.guest.Close() //nolint:errcheck // the guest no longer takes part
 		}
 		b.checked = true
 		close(b.decided)
@@ -65,8 +66,9 @@ func (b *browserCheck) Read(p []byte) (int, error) {
 	return b.Conn.Read(p)
 }
 
-// answerCheck reads from the guest. What looks like an answer of HTTP waits for
-// the check of its request: a browser would take it also if it comes before.
+// answerCheck reads from the guest. What looks like an HTTP response waits for the
+// check of its request, because a browser would also accept a response that arrives
+// early.
 type answerCheck struct {
 	net.Conn
 	request *browserCheck
@@ -74,7 +76,7 @@ type answerCheck struct {
 	passed  bool
 }
 
-// maxSlop is how far into a stream a browser looks for an answer of HTTP.
+// maxSlop is how many bytes into a stream a browser looks for an HTTP response.
 const maxSlop = 8
 
 func (a *answerCheck) Read(p []byte) (int, error) {
@@ -98,11 +100,12 @@ func (a *answerCheck) Read(p []byte) (int, error) {
 	return a.Conn.Read(p)
 }
 
-// browserMethods are the methods that a page can use without asking first.
+// browserMethods are the methods that a page can use, some of them after a preflight
+// request.
 var browserMethods = []string{"GET ", "HEAD ", "POST ", "OPTIONS ", "PUT ", "DELETE ", "PATCH "}
 
-// requestEnd returns where the head of an HTTP request ends, 0 while that is not
-// known, and -1 when b does not begin a request of a browser.
+// requestEnd returns where the head of an HTTP request ends. It returns 0 while that
+// is unknown, and -1 when b does not begin a browser's request.
 func requestEnd(b []byte) int {
 	if !slices.ContainsFunc(browserMethods, func(m string) bool {
 		n := min(len(m), len(b))
@@ -121,13 +124,13 @@ func requestEnd(b []byte) int {
 	return len(before) + 4
 }
 
-// refuse returns why a request must not reach the guest, and "" when it may.
+// refuse returns why a request must not reach the guest, or "" when it may.
 //
-// Cookies do not tell ports apart: at "localhost" or 127.0.0.1 a browser would
-// send the guest those of the user's other programs. Only a client that shows
-// nothing of a browser may use such a name. Another name is one that its owner
-// let point here, to read the guest's pages as its own. And a page of one session
-// must not act on the ports of another.
+// Cookies do not distinguish ports: at "localhost" or 127.0.0.1 a browser would send
+// the guest the cookies of the user's other programs. Only a client that shows no
+// sign of a browser may use such a name. Any other name is one that its owner pointed
+// at this address, to read the guest's pages as if they were its own (DNS rebinding).
+// And a page of one session must not act on the ports of another.
 func (b *browserCheck) refuse(head []byte) string {
 	r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(head)))
 	if err != nil {
@@ -149,8 +152,8 @@ func (b *browserCheck) refuse(head []byte) string {
 	return ""
 }
 
-// isPlainClient reports whether a request for the loopback shows nothing that a
-// browser adds to its own.
+// isPlainClient reports whether a request for the loopback address has none of the
+// headers that a browser adds.
 func isPlainClient(r *http.Request) bool {
 	for name := range r.Header {
 		if name == "Cookie" || name == "Origin" || name == "Referer" || strings.HasPrefix(name, "Sec-Fetch-") {

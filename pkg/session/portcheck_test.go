@@ -27,15 +27,16 @@ func tcpPair(t *testing.T) (*net.TCPConn, *net.TCPConn) {
 	return a.(*net.TCPConn), b.(*net.TCPConn)
 }
 
-// What a browser may ask of a published port. Cookies of localhost are those of
-// all programs of the user, and a page of one session is not one of another's.
+// Browsers may use a published port only under its own name. Cookies of localhost
+// belong to all programs of the user, and a page of one session must not use
+// another's ports.
 func TestPublishedPortChecksBrowsers(t *testing.T) {
 	const name = "agent-Owner-repo-abcdef"
 	port := PublishedPort{Guest: 3000, Host: 40123}
 	const ours = "Host: 3000.agent-owner-repo-abcdef.localhost:40123\r\n"
 	for what, c := range map[string]struct {
 		said    string
-		refused string // "" when it passes
+		refused string // "" when the request passes
 	}{
 		"a browser":                    {"GET / HTTP/1.1\r\n" + ours + "Cookie: a=b\r\nSec-Fetch-Site: none\r\n\r\n", ""},
 		"with a body":                  {"POST /x HTTP/1.1\r\n" + ours + "Content-Length: 4\r\n\r\nbody", ""},
@@ -71,7 +72,7 @@ func TestPublishedPortChecksBrowsers(t *testing.T) {
 			browser, local := tcpPair(t)
 			remote, guest := tcpPair(t)
 			check := &browserCheck{Conn: local, guest: remote, session: name, port: port, decided: make(chan struct{})}
-			// What the guest says before it is asked waits for the check.
+			// What the guest sends before the request waits for the check.
 			io.WriteString(guest, "\r\n\r\nHTTP/1.1 200 OK\r\n\r\n")
 			heard := make(chan string, 1)
 			go func() {
@@ -105,7 +106,7 @@ func TestPublishedPortChecksBrowsers(t *testing.T) {
 	}
 }
 
-// A server that speaks first is heard at once.
+// A server that speaks first is heard immediately.
 func TestPublishedPortHearsTheServerFirst(t *testing.T) {
 	_, local := tcpPair(t)
 	remote, guest := tcpPair(t)

@@ -18,29 +18,29 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// maxPorts bounds the published ports of a session.
+// maxPorts limits the number of published ports of a session.
 const maxPorts = 64
 
-// PublishedPort is a port of the guest on the host's loopback. It is published
-// because somebody on the host asked for it, and by nothing else.
+// PublishedPort is a port of the guest on the host's loopback address. A port is
+// published only because a user on the host asked for it.
 type PublishedPort struct {
 	Guest uint16 `json:"guest"`
-	Host  uint16 `json:"host,omitempty"` // 0 until the keeper listens; then kept over restarts
+	Host  uint16 `json:"host,omitempty"` // 0 until the keeper listens; then kept across restarts
 	Error string `json:"error,omitempty"`
-	Close bool   `json:"close,omitempty"` // asked to; the keeper forgets the port when it has
+	Close bool   `json:"close,omitempty"` // requested by the user; the keeper removes the port once it is closed
 }
 
-// URL is where a browser on the host finds the port: every name below localhost
-// is the host's loopback (RFC 6761).
+// URL returns where a browser on the host finds the port: every name below localhost
+// resolves to the host's loopback address (RFC 6761).
 func (p PublishedPort) URL(session string) string { return "http://" + p.host(session) }
 
-// host is the Host header of a browser that uses the URL.
+// host returns the Host header of a browser that uses the URL.
 func (p PublishedPort) host(session string) string {
 	return fmt.Sprintf("%d.%s.localhost:%d", p.Guest, session, p.Host)
 }
 
-// Publish asks for guest ports on the host's loopback and returns once the
-// keeper listens on them, or cannot.
+// Publish requests guest ports on the host's loopback address. It returns once the
+// keeper listens on them or fails to.
 func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
 	if s.Phase != Ready {
 		return s, fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
@@ -73,7 +73,7 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 	})
 }
 
-// awaitPorts waits until done says so of every port.
+// awaitPorts waits until done returns true for every port.
 func (m *Manager) awaitPorts(ctx context.Context, s Session, done func(PublishedPort) (bool, error)) (Session, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, fail.New(fail.Timeout, "the keeper of session %s does not see to its ports", s.Name).
 		WithHint("agent-sessionizer logs %s", s.Name))
@@ -102,8 +102,8 @@ func (m *Manager) awaitPorts(ctx context.Context, s Session, done func(Published
 	}
 }
 
-// Unpublish takes ports back and returns once they are closed, and the
-// connections over them.
+// Unpublish withdraws ports. It returns once they and the connections over them are
+// closed.
 func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
 	of := func(p PublishedPort) bool { return slices.Contains(ports, p.Guest) }
 	watched := s.Phase == Ready
@@ -121,8 +121,9 @@ func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Se
 	return m.awaitPorts(ctx, s, func(p PublishedPort) (bool, error) { return !of(p), nil })
 }
 
-// publisher listens on the host's loopback for what the row says. It belongs to
-// a watching keeper, and reaches the guest as everything does: over SSH.
+// publisher listens on the host's loopback address for the ports in the row. It
+// belongs to a watching keeper, and reaches the guest over the keeper's SSH
+// connection.
 type publisher struct {
 	guest func(context.Context) (*ssh.Client, error) // the keeper's connection
 	log   *slog.Logger
@@ -150,8 +151,8 @@ func (p *publisher) unlisten(port uint16) {
 	delete(p.open, port)
 }
 
-// sync makes the listeners those of want, and returns what became of it and
-// whether that is news.
+// sync opens and closes listeners until they match asked. It returns their new state
+// and whether anything changed.
 func (p *publisher) sync(ctx context.Context, asked []PublishedPort) (is []PublishedPort, news bool) {
 	want := slices.DeleteFunc(slices.Clone(asked), func(p PublishedPort) bool { return p.Close })
 	news = len(want) < len(asked)
@@ -177,7 +178,8 @@ func (p *publisher) sync(ctx context.Context, asked []PublishedPort) (is []Publi
 	return is, news
 }
 
-// listenNear listens on the loopback port that was used before, or on any.
+// listenNear listens on the loopback port that was used before, or on any if that is
+// taken.
 func listenNear(ctx context.Context, port uint16) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
@@ -204,7 +206,7 @@ func (p *publisher) accept(ctx context.Context, port PublishedPort, l net.Listen
 	})
 }
 
-// carry connects one connection of the host with the guest's port, on whatever
+// carry connects one connection on the host with the guest's port, on whichever
 // loopback address the guest's program listens.
 func (p *publisher) carry(ctx context.Context, published PublishedPort, local net.Conn) {
 	defer local.Close()
@@ -224,7 +226,7 @@ func (p *publisher) carry(ctx context.Context, published PublishedPort, local ne
 	defer stop()
 	var both sync.WaitGroup
 	pipe := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from) // either end may go at any time
+		_, _ = io.Copy(to, from) // either end may close at any time
 		if h, ok := to.(interface{ CloseWrite() error }); ok {
 			_ = h.CloseWrite()
 		}
@@ -235,7 +237,8 @@ func (p *publisher) carry(ctx context.Context, published PublishedPort, local ne
 	both.Wait()
 }
 
-// connected is the connection to the guest, for which a browser need not wait for ever.
+// connected returns the connection to the guest. It gives up after a while, so that a
+// browser does not wait forever.
 func (p *publisher) connected(ctx context.Context) (*ssh.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()

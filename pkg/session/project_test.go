@@ -31,8 +31,8 @@ func sh(t *testing.T, dir, script string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// A repository narrows the policy with the file of the commit that is checked
-// out: a pinned one, or that of a checkout which an earlier keeper finished.
+// A repository narrows the policy with the file of the commit that is checked out: a
+// pinned one, or that of a checkout which an earlier keeper finished.
 func TestProjectFileOfTheCheckout(t *testing.T) {
 	t.Setenv("GIT_CONFIG_GLOBAL", "/dev/null")
 	dir := t.TempDir()

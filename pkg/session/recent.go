@@ -7,14 +7,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Recent are the last sessions that are gone, at most n, one for each
-// repository, the last first.
+// Recent returns at most n of the latest sessions that are gone, one for each
+// repository, the latest first.
 func (m *Manager) Recent(ctx context.Context, n int) ([]Session, error) {
 	rows, err := m.Store.Sessions(ctx, true)
 	if err != nil {
 		return nil, err
 	}
-	slices.Reverse(rows) // they come in the order of their making
+	slices.Reverse(rows) // the store returns them in the order of creation
 	slices.SortStableFunc(rows, func(a, b store.Session) int { return b.StateChangedAt.Compare(a.StateChangedAt) })
 	var out []Session
 	seen := map[string]bool{}

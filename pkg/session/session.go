@@ -1,9 +1,9 @@
-// Package session is a VM for one repository: what was asked for, the phases
-// it goes through, and the work of each phase.
+// Package session manages a VM for one repository: what was asked for, the phases it
+// goes through, and the work of each phase.
 //
-// Commands use a Manager to write intents and read state. The keeper, one
-// detached process per active session, uses a Worker to do the work. The two
-// meet in the store only. session never imports task.
+// Commands use a Manager to write intents and read state. The keeper, one detached
+// process per active session, uses a Worker to do the work. The two meet only in the
+// store. Package session never imports task.
 package session
 
 import (
@@ -25,31 +25,31 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// Phase is where a session is. What a person calls its state.
+// Phase is where a session is in its life. Users see it as the session's state.
 type Phase string
 
-// The phases. Ready, Stopped, Broken and Gone are also what can be wanted.
+// The phases. Ready, Stopped and Gone can also be desired phases.
 //
 //	creating ──────► ready ──► stopping ──► stopped ──► starting ──► ready
 //	   │  │            │          │                        │  │
 //	   │  └──► broken ◄┴──────────┴────────────────────────┘  │
 //	   │         │  ▲ a failed step; creating, starting or stopping again on request
 //	   │         ▼                                            │
-//	   └───► stopping (stop asked meanwhile) ◄────────────────┘
+//	   └───► stopping (stop requested meanwhile) ◄────────────┘
 //
 //	every phase but gone ──► destroying ──► gone
 const (
-	Creating   Phase = "creating"   // made for the first time
-	Ready      Phase = "ready"      // the VM runs, repository and tools are in it
+	Creating   Phase = "creating"   // created for the first time
+	Ready      Phase = "ready"      // the VM runs, with repository and tools
 	Stopping   Phase = "stopping"   // being shut down
 	Stopped    Phase = "stopped"    // the disk is kept, nothing runs
-	Starting   Phase = "starting"   // a stopped or broken one is brought up again
-	Broken     Phase = "broken"     // a step failed; the row says which and what helps
+	Starting   Phase = "starting"   // a stopped or broken session is started again
+	Broken     Phase = "broken"     // a step failed; the row records which, with a hint
 	Destroying Phase = "destroying" // being removed
 	Gone       Phase = "gone"       // nothing is left but the row and its events
 )
 
-// next is the one table of transitions; Worker and Manager move along it only.
+// next is the only table of transitions; Worker and Manager follow it.
 var next = map[Phase][]Phase{
 	Creating:   {Ready, Broken, Stopping, Destroying},
 	Ready:      {Stopping, Stopped, Broken, Destroying},
@@ -70,13 +70,13 @@ func (p Phase) canGo(to Phase) bool {
 	return false
 }
 
-// AtRest reports whether a session in phase p that is wanted to be want needs
-// no keeper: nothing runs and nothing is to be done.
+// AtRest reports whether a session in phase p with desired phase want needs no
+// keeper: nothing runs and nothing is left to do.
 func AtRest(p, want Phase) bool {
 	switch p {
 	case Gone:
 		return true
-	case Broken: // tried, and not tried again until somebody asks
+	case Broken: // not tried again until a user asks
 		return want != Gone
 	case Stopped:
 		return want == Stopped
@@ -84,26 +84,28 @@ func AtRest(p, want Phase) bool {
 	return false
 }
 
-// Spec is what was asked for when the session was made; it never changes.
+// Spec is what was asked for when the session was created; it never changes.
 type Spec struct {
 	Repo        repo.Ref         `json:"repo"`
 	Image       string           `json:"image"`
 	Profile     string           `json:"profile,omitempty"`
 	Resources   config.Resources `json:"resources"`              // as clamped to the host
 	NetworkMode policy.Mode      `json:"network_mode,omitempty"` // by flag; "" means as configured
-	WithChanges bool             `json:"with_changes,omitempty"` // bring uncommitted changes of the local clone
-	// Of the host and its network, opened to this session only; `open` may add to it later.
+	WithChanges bool             `json:"with_changes,omitempty"` // also copy the local clone's uncommitted changes
+	// Services of the host and its network, opened to this session only; `open` may
+	// add more later.
 	HostServices []netip.AddrPort `json:"host_services,omitempty"`
-	Walled       bool             `json:"walled"` // the VM's network ends in a gateway of ours
-	// References of secrets beside the settings', by variable; they win over those.
+	Walled       bool             `json:"walled"` // the VM's only network is our egress gateway
+	// References of secrets in addition to the settings', by variable; these take
+	// precedence.
 	Secrets map[string]string `json:"secrets,omitempty"`
-	// A client below admin asked for it: no dotfiles, and nothing of what was kept.
+	// A client below admin asked: no dotfiles and no saved home.
 	Restricted bool `json:"restricted,omitempty"`
 }
 
-// Facts are what became of it, as far as the next keeper has to know.
+// Facts is the state of the session that the next keeper has to know.
 type Facts struct {
-	WasReady bool             `json:"was_ready,omitempty"` // parts that are missing now were there
+	WasReady bool             `json:"was_ready,omitempty"` // parts that are missing now existed once
 	Net      config.Additions `json:"net,omitzero"`        // by `net allow`, `net deny` and --host-service
 	Project  *config.Project  `json:"project,omitempty"`   // the repository's own file, read at clone
 	Dir      string           `json:"dir,omitempty"`       // the checkout in the guest
@@ -113,31 +115,31 @@ type Facts struct {
 	Secrets  guest.Delivered  `json:"secrets,omitzero"`    // how much was put into the guest's memory, or is about to be
 	Accel    string           `json:"accel,omitempty"`
 	From     golden.From      `json:"from,omitempty"` // what the VM was made from
-	VM       string           `json:"vm,omitempty"`   // its VM's name, unless that is the session's
-	Warm     string           `json:"warm,omitempty"` // directory of the saved state that it goes on from
-	// Keys of the provision scripts that have run in the guest, or in its image,
-	// and of the guest program that is there.
+	VM       string           `json:"vm,omitempty"`   // the VM's name, unless it is the session's
+	Warm     string           `json:"warm,omitempty"` // directory of the snapshot that the VM resumes
+	// Provisioned is the key of the provision scripts that have run in the guest or
+	// its image. Program is the key of the guest program installed there.
 	Provisioned string          `json:"provisioned,omitempty"`
 	Program     string          `json:"program,omitempty"`
 	Target      repo.Target     `json:"target,omitzero"`   // where fetched work is kept on this host
 	Work        *repo.WorkState `json:"work,omitempty"`    // what was in the guest at the last clean stop
 	Tmux        string          `json:"tmux,omitempty"`    // socket of the local tmux server that shows the session
-	Ports       []PublishedPort `json:"ports,omitempty"`   // asked for with `ports`
-	Attached    time.Time       `json:"attached,omitzero"` // when somebody last came; what was denied since is told
+	Ports       []PublishedPort `json:"ports,omitempty"`   // requested with `ports`
+	Attached    time.Time       `json:"attached,omitzero"` // when a user last attached; later denials are shown at the next attach
 	Attention   *Attention      `json:"attention,omitempty"`
-	Kept        bool            `json:"kept,omitempty"`  // what was kept of the repository is in it, so it may be kept again
-	Asked       Asked           `json:"asked,omitzero"`  // for what is wanted
-	Events      store.Budget    `json:"events,omitzero"` // that the guest caused
+	Kept        bool            `json:"kept,omitempty"`  // the repository's saved home was restored, so it may be saved again
+	Asked       Asked           `json:"asked,omitzero"`  // who asked for the desired phase
+	Events      store.Budget    `json:"events,omitzero"` // the events that the guest caused
 }
 
-// Asked is who asked for something, for those who read logs.
+// Asked records who asked for something, for readers of the logs.
 type Asked struct {
 	Actor string `json:"actor,omitempty"`
 	Trace string `json:"trace_id,omitempty"`
 }
 
-// Attention is how the most urgent agent of a session is. The words are the
-// guest's: harmless to print, and not to be believed.
+// Attention is the state of a session's most urgent agent. The texts come from the
+// guest: they are safe to print, but must not be trusted.
 type Attention struct {
 	State wire.AgentState `json:"state"`
 	Agent string          `json:"agent,omitempty"`
@@ -145,7 +147,7 @@ type Attention struct {
 	Since time.Time       `json:"since"`        // by the host's clock
 }
 
-// Session is a row with its JSON read.
+// Session is a store row with its JSON decoded.
 type Session struct {
 	store.Session
 	Phase Phase
@@ -154,7 +156,7 @@ type Session struct {
 	Facts Facts
 }
 
-// Guest returns the guest of s, through a connection to it.
+// Guest returns the guest of s, reached over conn.
 func (s Session) Guest(conn *ssh.Client) guest.Guest {
 	return guest.Guest{SSH: conn, Root: s.Facts.Root, Delivered: s.Facts.Secrets}
 }
@@ -170,11 +172,12 @@ func read(row store.Session) (Session, error) {
 	return s, nil
 }
 
-// VM is the name of its VM: one that waited for a session keeps its own.
+// VM returns the name of the session's VM. A VM from the warm pool keeps its own
+// name.
 func (s Session) VM() string { return cmp.Or(s.Facts.VM, s.Name) }
 
-// Called is the repository as a person names it: a directory's name, owner/repo,
-// or with its host where that is not github.com.
+// Called returns the repository as a user names it: a directory's name, owner/repo,
+// or HOST/owner/repo where the host is not github.com.
 func (s Session) Called() string {
 	host, _, _ := strings.Cut(s.RepoKey, "/")
 	if host == "github.com" || strings.HasPrefix(s.RepoKey, "local:") {
@@ -194,7 +197,7 @@ type View struct {
 	CreatedAt      time.Time        `json:"created_at"`
 	StateChangedAt time.Time        `json:"state_changed_at"`
 	Error          *ViewError       `json:"error,omitempty"`
-	Task           string           `json:"task,omitempty"` // the task whose session it is
+	Task           string           `json:"task,omitempty"` // the task that owns the session
 	Image          string           `json:"image"`
 	Profile        string           `json:"profile,omitempty"`
 	Resources      config.Resources `json:"resources"`
@@ -215,7 +218,7 @@ type ViewError struct {
 	Hint    string `json:"hint,omitempty"`
 }
 
-// View of s.
+// View returns s as --json shows it.
 func (s Session) View() View {
 	v := View{
 		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Task: s.Task, State: s.Phase, Want: s.Want,

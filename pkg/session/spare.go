@@ -13,18 +13,19 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// spareDir is where a VM that waited comes to a session (golden.Maker.Take).
-// While it is there, what came with it has not all found its place.
+// spareDir returns the directory that a standby VM is moved to when a session takes
+// it (golden.Maker.Take). While it exists, adopt has not moved all of its content
+// yet.
 func (m *Manager) spareDir(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "spare")
 }
 
-// SizeOf is the size of a VM with those resources.
+// SizeOf returns the size of a VM with the given resources.
 func SizeOf(r config.Resources) golden.Size {
 	return golden.Size{CPUs: r.CPUs, Memory: int64(r.Memory), Disk: int64(r.Disk)}
 }
 
-// adopt makes a VM that waited a session's own. It may be repeated.
+// adopt turns a standby VM into the session's own VM. It may be repeated.
 func (w *Worker) adopt(ctx context.Context, s *Session, spare golden.Spare) error {
 	provisioned, err1 := guest.ScriptsKey(w.Golden.Scripts)
 	program, err2 := guest.ProgramKey(Arch())
@@ -34,13 +35,13 @@ func (w *Worker) adopt(ctx context.Context, s *Session, spare golden.Spare) erro
 	for _, part := range []struct{ from, to string }{
 		{golden.GatewayFolder, w.gatewayDir(s.ID)},
 		{golden.KeyFile, w.keyFile(s.ID)},
-		{golden.KeyFile + ".pub", w.keyFile(s.ID) + ".pub"}, // last: it says that the private one is whole
+		{golden.KeyFile + ".pub", w.keyFile(s.ID) + ".pub"}, // last: its presence means that the private key is complete
 	} {
 		from := filepath.Join(spare.Dir, part.from)
 		if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
-			continue // it has come before
+			continue // moved by an earlier attempt
 		}
-		// What an earlier VM of the session had.
+		// The target may exist from an earlier VM of the session.
 		if err := errors.Join(os.RemoveAll(part.to), os.Rename(from, part.to)); err != nil {
 			return err
 		}
@@ -55,7 +56,7 @@ func (w *Worker) adopt(ctx context.Context, s *Session, spare golden.Spare) erro
 	return os.RemoveAll(spare.Dir)
 }
 
-// forsake removes a VM that was taken and never became the session's.
+// forsake removes a standby VM that was taken and never became the session's.
 func (w *Worker) forsake(ctx context.Context, id string) error {
 	spare, err := golden.ReadSpare(w.spareDir(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,8 +68,7 @@ func (w *Worker) forsake(ctx context.Context, id string) error {
 	return w.Golden.Discard(ctx, spare)
 }
 
-// makeRoom removes the VMs that wait when a session of another size needs their
-// memory.
+// makeRoom removes the standby VMs when a session of another size needs their memory.
 func (w *Worker) makeRoom(ctx context.Context, memory config.Size) error {
 	host, err := measureHost(w.Config.Paths.State)
 	if err != nil || host.FreeMemory == 0 || host.FreeMemory >= memory/2+w.Config.Limits.MemoryReserve {

@@ -9,7 +9,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 )
 
-// Whoever takes a VM that waited may die between any two of its renames.
+// The process that takes a standby VM may die between any two of its renames.
 func TestAdoptGoesOn(t *testing.T) {
 	parts := []string{"gateway/policy.json", "ssh_key", "ssh_key.pub"}
 	for moved := range len(parts) + 1 {
@@ -64,8 +64,8 @@ func TestAdoptGoesOn(t *testing.T) {
 	}
 }
 
-// What the pool's directory holds is ours, but a name goes into paths and must
-// not be another VM's.
+// We own the pool's directory, but a standby VM's name goes into paths and must not
+// be that of another VM.
 func TestASpareHasTheNameOfOne(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"", "agent-project", "spare-../x", "spare-A"} {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// hostileSSH is what a user's own configuration may have for all hosts.
+// hostileSSH is what a user's own configuration may contain for all hosts.
 const hostileSSH = `Host *
   SendEnv SECRET_* GITHUB_TOKEN
   SetEnv SECRET=1
@@ -56,7 +56,8 @@ const hostileSSH = `Host *
   HostName elsewhere.invalid
 `
 
-// What a user's configuration turns on for all hosts does not reach a guest.
+// Settings that the user's configuration turns on for all hosts do not apply to a
+// guest.
 func TestSSHConfigTurnsEverythingOff(t *testing.T) {
 	dir := t.TempDir()
 	h := SSHHost{
@@ -106,7 +107,8 @@ func TestSSHConfigTurnsEverythingOff(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, v, value)
 		}
 	}
-	// With the block on top only, OpenSSH adds the user's variables and nothing else.
+	// With the block only at the top, OpenSSH adds the user's variables and nothing
+	// else.
 	top := settings(write("top", "Include "+own+"\n"+hostileSSH))
 	for name, values := range top {
 		if name != "sendenv" && !slices.Equal(values, alone[name]) {

@@ -16,13 +16,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// ErrUntrusted is wrapped by the error of a local clone that must be confirmed.
+// ErrUntrusted is wrapped by the error for a local clone that must be confirmed.
 var ErrUntrusted = errors.New("it gets the secrets and kept files of that repository only after you confirm it")
 
-// clone is a local clone whose own settings name a remote, as a person confirmed
-// it. The author of a directory also writes its settings, so its word is not enough
-// for what belongs to the remote repository. Another directory that takes the
-// same place has another inode, and must be confirmed too.
+// clone identifies a local clone whose own settings name a remote, as a person
+// confirmed it. The author of a directory also writes its settings, so the settings
+// alone must not give access to what belongs to the remote repository. A different
+// directory at the same path has another inode, and must be confirmed too.
 type clone struct {
 	Path  string `json:"path"`
 	Key   string `json:"repo_key"`
@@ -46,7 +46,7 @@ func identify(ref repo.Ref) (clone, error) {
 	if !ok {
 		return clone{}, fail.New(fail.Host, "look at the clone %s: its owner is unknown", ref.Path)
 	}
-	return clone{Path: ref.Path, Key: ref.Key, UID: st.Uid, Dev: uint64(st.Dev), Inode: st.Ino}, nil //nolint:unconvert // other types elsewhere
+	return clone{Path: ref.Path, Key: ref.Key, UID: st.Uid, Dev: uint64(st.Dev), Inode: st.Ino}, nil //nolint:unconvert // the field has other types on other systems
 }
 
 func (m *Manager) trustFile(ref repo.Ref) string {
@@ -55,7 +55,7 @@ func (m *Manager) trustFile(ref repo.Ref) string {
 }
 
 // CheckClone returns an error that wraps ErrUntrusted when a reference is a local
-// clone of a remote repository, and was not confirmed with TrustClone.
+// clone of a remote repository and was not confirmed with TrustClone.
 func (m *Manager) CheckClone(ref repo.Ref) error {
 	if !claims(ref) {
 		return nil
@@ -76,7 +76,8 @@ func (m *Manager) CheckClone(ref repo.Ref) error {
 		WithHint("agent-sessionizer trust %s", ssh.Quote(ref.Path))
 }
 
-// TrustClone records that a local clone is what it says. It may be repeated.
+// TrustClone records that a person confirmed the remote of a local clone. It may be
+// repeated.
 func (m *Manager) TrustClone(ref repo.Ref) error {
 	if !claims(ref) {
 		return nil

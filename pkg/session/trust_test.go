@@ -10,8 +10,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 )
 
-// A directory that names a repository gets what is that repository's only after a
-// person confirmed this directory for this repository.
+// A directory that names a repository gets what belongs to that repository only after
+// a person confirmed this directory for this repository.
 func TestLocalCloneMustBeConfirmed(t *testing.T) {
 	m := newManager(t)
 	dir := t.TempDir()
@@ -56,7 +56,7 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 	if err := m.CheckClone(ref("missing", key)); err == nil || m.TrustClone(ref("missing", key)) == nil {
 		t.Error("a clone that is gone:", err)
 	}
-	// What claims nothing needs no confirmation.
+	// A reference that claims no remote needs no confirmation.
 	for _, r := range []repo.Ref{{Key: "local:" + dir + "/b", Path: dir + "/b"}, {Key: key, URL: "https://" + key}} {
 		if err := m.CheckClone(r); err != nil {
 			t.Errorf("%+v: %v", r, err)

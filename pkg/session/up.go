@@ -25,9 +25,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// bringUp makes the session ready from whatever it is now. Every step finds
-// out what is done already, so that it can be repeated after any interruption.
-// While the VM boots, the host fetches the repository and resolves the secrets.
+// bringUp makes the session ready, whatever its phase is. Every step detects what is
+// already done, so bringUp can be repeated after any interruption. While the VM
+// boots, the host fetches the repository and resolves the secrets.
 func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 	if err := w.mustBeWhole(ctx, *s); err != nil {
 		return err
@@ -40,7 +40,7 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 	var target repo.Target
 	var secrets map[string]secret.Value
 	var conn *ssh.Client
-	was := *s // what runs beside boot must not read what boot writes
+	was := *s // the concurrent steps must not read what boot writes
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		var err error
@@ -103,8 +103,8 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 	return err
 }
 
-// mustBeWhole refuses to build a session anew whose parts have gone missing:
-// the work that was in them would seem to have never been.
+// mustBeWhole refuses to rebuild a session whose VM has gone missing: the work that
+// was in it would be lost without notice.
 func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
 	if !s.Facts.WasReady {
 		return nil
@@ -117,7 +117,7 @@ func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
 	return err
 }
 
-// boot makes and starts the VM and logs in.
+// boot creates and starts the VM and logs in.
 func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	accel, err := w.Driver.Accel(ctx)
 	if err != nil {
@@ -128,7 +128,7 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	}
 	prepared, again := w.Config.Prepare, false
 	for {
-		if !s.Facts.WasReady { // then it is there, and needs no image any more
+		if !s.Facts.WasReady { // otherwise the VM exists and needs no image any more
 			if err := w.create(ctx, s, prepared); err != nil {
 				return nil, err
 			}
@@ -143,8 +143,8 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			}
 			break
 		}
-		// Nobody has been in it yet, so another VM is as good. The first time it
-		// need not be the saved state's fault: somebody may have killed QEMU.
+		// No user has been in this VM yet, so another one is as good. The first
+		// failure need not be the snapshot's fault: QEMU may have been killed.
 		if !again {
 			w.warn(ctx, s.ID, "", "%v; waking another", err)
 		} else {
@@ -177,7 +177,7 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	return conn, err
 }
 
-// start starts the VM and waits until it can be logged in to.
+// start starts the VM and waits until it accepts logins.
 func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
 	return w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
@@ -199,10 +199,10 @@ func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
 	})
 }
 
-// create makes the VM's files from what makes it start fastest.
+// create makes the VM's files from whatever makes it start fastest.
 func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare) error {
 	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
-		// One that waited, and was taken before an interruption.
+		// A standby VM that was taken before an interruption.
 		spare, err := golden.ReadSpare(w.spareDir(s.ID))
 		if err == nil {
 			return w.adopt(ctx, s, spare)
@@ -210,11 +210,11 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		// One that is there stays; from what it was made, the facts say.
+		// Keep an existing VM; the facts record what it was made from.
 		if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
 			return nil
 		}
-		if s.Facts.VM != "" { // one that had waited, and is lost
+		if s.Facts.VM != "" { // a standby VM that was lost
 			if err := w.Driver.Delete(ctx, s.Facts.VM); err != nil {
 				return err
 			}
@@ -234,7 +234,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 		if err != nil {
 			return err
 		}
-		if start.Spares.Name != "" && s.Spec.Walled { // they all have a wall
+		if start.Spares.Name != "" && s.Spec.Walled { // every standby VM has a gateway
 			spare, ok, err := w.Golden.Take(ctx, start.Spares, size, w.spareDir(s.ID))
 			if err != nil {
 				return err
@@ -247,7 +247,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 			return err
 		}
 		provisioned, program := "", ""
-		if start.From != golden.FromGeneric { // both went into it
+		if start.From != golden.FromGeneric { // both are already in the image
 			var err1, err2 error
 			provisioned, err1 = guest.ScriptsKey(w.Golden.Scripts)
 			program, err2 = guest.ProgramKey(Arch())
@@ -269,7 +269,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 	})
 }
 
-// key makes the session's own SSH key once and returns its public half.
+// key creates the session's own SSH key once and returns its public half.
 func (w *Worker) key(id string) (authorized string, err error) {
 	file := w.keyFile(id)
 	pub, err := os.ReadFile(file + ".pub")
@@ -283,7 +283,8 @@ func (w *Worker) key(id string) (authorized string, err error) {
 	if err != nil {
 		return "", err
 	}
-	// The public half last: it says that the private one is whole.
+	// Write the public half last: its presence means that the private half is
+	// complete.
 	if err := writeFile(file, private); err != nil {
 		return "", err
 	}
@@ -294,8 +295,8 @@ func (m *Manager) keyFile(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "ssh_key")
 }
 
-// Dial connects to a session's running VM: over its keeper's connection if that
-// stands, else over one of its own.
+// Dial connects to a session's running VM: over its keeper's relay if that is
+// running, otherwise over a new connection.
 func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
 	return m.dial(ctx, s, m.relaySocket(s.ID))
 }
@@ -325,7 +326,7 @@ func (m *Manager) target(s Session, relay string) (ssh.Target, error) {
 	return ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey, Relay: relay}, nil
 }
 
-// Arch is the guests' architecture: the host's.
+// Arch returns the guests' architecture, which is the host's.
 func Arch() string {
 	if runtime.GOARCH == "arm64" {
 		return "aarch64"
@@ -333,7 +334,7 @@ func Arch() string {
 	return "x86_64"
 }
 
-// writeFile replaces a private file whole or not at all.
+// writeFile replaces a private file atomically.
 func writeFile(name string, content []byte) error {
 	if err := atomicfile.Write(name, content, 0o600); err != nil {
 		return fail.New(fail.Host, "write %s: %w", name, err)
@@ -343,7 +344,7 @@ func writeFile(name string, content []byte) error {
 
 func secretRefs(m map[string]string) ([]secret.Ref, error) {
 	var refs []secret.Ref
-	for _, name := range slices.Sorted(maps.Keys(m)) { // so that errors come in one order
+	for _, name := range slices.Sorted(maps.Keys(m)) { // sorted, so that errors have a stable order
 		ref, err := secret.ParseRef(name, m[name])
 		if err != nil {
 			return nil, err
@@ -353,7 +354,7 @@ func secretRefs(m map[string]string) ([]secret.Ref, error) {
 	return refs, nil
 }
 
-// checkSecrets is what can be known of references without resolving them.
+// checkSecrets checks references as far as that is possible without resolving them.
 func checkSecrets(m map[string]string) (warnings []string, err error) {
 	refs, err := secretRefs(m)
 	if err != nil {

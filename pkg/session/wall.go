@@ -11,18 +11,20 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// The wall is the session's gateway, a process on the host in which the VM's
-// only network card ends. It must stand before the VM starts, and outlives the
-// keeper: a VM that loses it has no network until it is started again.
+// The egress gateway is a process on the host in which the VM's only network card
+// ends. It must run before the VM starts, and it outlives the keeper. A VM that loses
+// its gateway has no network until it is started again.
 
 const (
-	// wallEvery is how often a watching keeper asks the gateway how it is.
+	// wallEvery is how often a watching keeper asks the gateway for its status.
 	wallEvery = 5 * time.Second
-	// wallPatience is how long it may not answer before it counts as frozen.
+	// wallPatience is how long the gateway may stay silent before it counts as
+	// frozen.
 	wallPatience = 20 * time.Second
 )
 
-// Gateway is the session's gateway as a process; only walled sessions have one.
+// Gateway returns the session's gateway process; only sessions with Spec.Walled have
+// one.
 func (m *Manager) Gateway(s Session) gateway.Process {
 	return gateway.Process{Dir: m.gatewayDir(s.ID), Self: m.Self}
 }
@@ -31,8 +33,8 @@ func (m *Manager) gatewayDir(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "gateway")
 }
 
-// raise makes the wall stand before the VM starts. A VM that runs without a
-// gateway that answers has lost its network card for good, and is shut down.
+// raise starts the gateway before the VM starts. A running VM whose gateway does not
+// answer has lost its network card for good; raise shuts it down.
 func (w *Worker) raise(ctx context.Context, s Session) error {
 	if !s.Spec.Walled {
 		w.warn(ctx, s.ID, "", "this session has no wall (network.wall was false when it was made): root in the guest decides what it reaches, this host included")
@@ -71,15 +73,15 @@ func (w *Worker) raise(ctx context.Context, s Session) error {
 	})
 }
 
-// wallWatch finds out that a gateway is gone or frozen.
+// wallWatch detects that a gateway has ended or is frozen.
 type wallWatch struct {
 	asked    time.Time
 	answered time.Time
-	told     string // the last complaint of the gateway that was passed on
+	told     string // the gateway's last complaint that was reported
 }
 
-// check returns why the wall has fallen, nil while it stands. Its process is
-// looked at every time, it is asked now and then.
+// check returns why the gateway is down, or nil while it is running. It checks the
+// gateway's process every time, and asks for its status only now and then.
 func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
 	if !s.Spec.Walled {
 		return nil
@@ -93,9 +95,9 @@ func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
 		return fail.New(fail.Failure, "%s: nothing gets in or out of the VM", what).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	if !g.Running() {
-		// It ends with its VM, of which the driver knows the cause.
+		// The gateway ends with its VM, and the driver knows why the VM ended.
 		if m, err := w.Driver.Inspect(ctx, s.VM()); err != nil || m.State != vm.Running {
-			return nil //nolint:nilerr // the watcher inspects it too
+			return nil //nolint:nilerr // watch inspects the VM too
 		}
 		return fallen("the session's gateway has ended")
 	}
@@ -108,7 +110,7 @@ func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
 	case err == nil:
 		c.answered = now
 	case ctx.Err() != nil:
-		return nil //nolint:nilerr // called off
+		return nil //nolint:nilerr // cancelled
 	case now.Sub(c.answered) > wallPatience:
 		return fallen("the session's gateway does not answer")
 	}

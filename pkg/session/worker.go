@@ -21,8 +21,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Worker does the work of a session's phases. One keeper uses one Worker, and
-// holds the session's lock while it does.
+// Worker does the work of a session's phases. One keeper uses one Worker, and holds
+// the session's lock meanwhile.
 type Worker struct {
 	*Manager
 	Driver  vm.Driver
@@ -30,23 +30,23 @@ type Worker struct {
 	Mirrors *repo.Mirrors
 	Log     *slog.Logger
 
-	// Redact takes secrets out of what the session's row, its events and Log
-	// tell. What a start resolves is added to it; it may be nil.
+	// Redact removes secrets from the session's row, its events and Log. The secrets
+	// that a start resolves are added to it. It may be nil.
 	Redact *secret.Redactor
 
 	// Attention is called after an agent's state changed in the row, Phase after a
-	// phase did. They may be nil, and should not take long.
+	// phase changed. Both may be nil, and should return quickly.
 	Attention func(ctx context.Context, s Session)
 	Phase     func(ctx context.Context, s Session)
 
 	// KillLocal removes the session's local tmux session; a missing one is a success.
 	KillLocal func(ctx context.Context, s Session) error
 
-	delivered bool // Redact knows what secrets the guest has
+	delivered bool // whether Redact knows the guest's secrets
 }
 
-// How long the parts may take. Emulation is slow: a first boot that takes half
-// a minute under KVM takes some under TCG.
+// These limit the durations of the parts. Emulation is slow: a first boot that takes
+// half a minute under KVM takes several minutes under TCG.
 const (
 	bootTimeout      = 10 * time.Minute
 	provisionTimeout = 40 * time.Minute
@@ -54,12 +54,12 @@ const (
 	stopGrace        = 30 * time.Second
 )
 
-// step runs f as a named step and tells about it in events.
+// step runs f as a named step and reports it in events.
 func (w *Worker) step(ctx context.Context, id, name string, f func(context.Context, vm.Progress) error) error {
 	began := time.Now()
 	tell := func(state, detail string) {
-		// What cannot be told must not stop the work; the phase change that
-		// follows goes through the same store and will fail loudly.
+		// An event that cannot be written must not stop the work: the phase change
+		// that follows uses the same store and will fail loudly.
 		ctx := context.WithoutCancel(ctx)
 		ev := event(EventStep, Step{Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds()})
 		var err error
@@ -76,7 +76,7 @@ func (w *Worker) step(ctx context.Context, id, name string, f func(context.Conte
 	var last time.Time
 	var lastMsg string
 	err := f(ctx, func(msg string) {
-		// A download reports often; a person reads a few lines a second.
+		// A download reports progress often; a person reads a few lines a second.
 		if msg == lastMsg || time.Since(last) < 200*time.Millisecond {
 			return
 		}
@@ -93,7 +93,8 @@ func (w *Worker) step(ctx context.Context, id, name string, f func(context.Conte
 	return nil
 }
 
-// text is s as rows and events may hold it: without secrets, harmless, short.
+// text returns s as rows and events may hold it: without secrets, safe to print, and
+// short.
 func (w *Worker) text(s string) string { return w.Redact.Line(s, 2000) }
 
 func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any) {
@@ -112,8 +113,8 @@ func (m *Manager) facts(ctx context.Context, id string, ev store.Event, f func(*
 	return read(row)
 }
 
-// appendFromGuest is facts for an event that a guest causes, as often as it likes: it
-// is stored as far as the session's budget goes.
+// appendFromGuest works like facts, for an event that a guest can cause as often as
+// it likes. The event is stored only within the session's budget.
 func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event, f func(*Facts)) (Session, error) {
 	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) {
 		var admitted store.Event
@@ -145,9 +146,9 @@ func change(row *store.Session, f func(*Facts)) error {
 	return err
 }
 
-// advance moves s along the table of transitions. The account of unsaved work is
-// as old as the stop that took it: a session that leaves Stopped, or comes there
-// without a word from its guest, has none.
+// advance moves s to another phase, as the transition table allows. It clears
+// Facts.Work, which is valid only for the stop that recorded it: a session that
+// leaves Stopped, or gets there without a report from its guest, has none.
 func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*store.Session)) (Session, error) {
 	if !s.Phase.canGo(to) {
 		return s, fmt.Errorf("session %s cannot go from %s to %s", s.Name, s.Phase, to)
@@ -155,7 +156,8 @@ func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*
 	return w.move(ctx, s, to, nil, change)
 }
 
-// move is advance, and keeps what the guest said of its work at a clean stop.
+// move does the work of advance, and records the unsaved work that the guest reported
+// at a clean stop.
 func (w *Worker) move(ctx context.Context, s Session, to Phase, work *repo.WorkState, also func(*store.Session)) (Session, error) {
 	var factsErr error
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Want), func(row *store.Session) {
@@ -190,12 +192,13 @@ func (w *Worker) broke(ctx context.Context, s Session, cause error) (Session, er
 	return read(row)
 }
 
-// Next does what brings the session one phase nearer to what is wanted and
-// returns it as it is then. It returns when ctx is cancelled because the want
-// changed, with the phase it had; the keeper then calls it again.
+// Next takes the step that brings the session one phase closer to its desired phase,
+// and returns the session as it is afterwards. When ctx is cancelled because the
+// desired phase changed, Next returns with the phase unchanged; the keeper then calls
+// it again.
 func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 	ctx = trace.With(ctx, s.Facts.Asked.Trace)
-	keep := context.WithoutCancel(ctx) // for what must be written even when the work is called off
+	keep := context.WithoutCancel(ctx) // for writes that must happen even when the work is cancelled
 	switch {
 	case s.Want == Gone:
 		return w.destroy(keep, s)
@@ -207,8 +210,8 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		err := w.bringUp(ctx, &s)
 		switch {
 		case ctx.Err() != nil:
-			return s, nil //nolint:nilerr // called off; the want says what is next
-		case s.Phase == Creating: // not one that is started again
+			return s, nil //nolint:nilerr // cancelled; the desired phase says what is next
+		case s.Phase == Creating: // not for a session that is started again
 			w.auditVM(keep, audit.VMProvisioned, s, err)
 		}
 		if err != nil {
@@ -217,7 +220,7 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		w.ahead(keep, s)
 		return w.advance(keep, s, Ready, func(row *store.Session) { row.SetError("", "", "") })
 	case s.Want == Ready && s.Phase == Stopping:
-		// Finish stopping, then start: half a shutdown cannot be called back.
+		// Finish stopping, then start: a shutdown in progress cannot be undone.
 		return w.stop(keep, s)
 	case s.Want == Ready && s.Phase == Ready:
 		return w.watch(ctx, s)
@@ -225,8 +228,8 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 	return s, fmt.Errorf("session %s is %s and wanted %s: nothing leads there", s.Name, s.Phase, s.Want)
 }
 
-// watch returns when the VM ended by itself or ctx is cancelled, and keeps the
-// guest's policy at what the settings say meanwhile.
+// watch returns when the VM ended by itself or ctx is cancelled. Meanwhile it keeps
+// the guest's policy up to date with the settings.
 func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -256,7 +259,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		case ctx.Err() != nil:
 			return s, nil
 		case errors.Is(err, vm.ErrNotFound):
-			// A variable of its own: lookIn still reads s.
+			// A separate variable, because lookIn still reads s.
 			gone, err := w.facts(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} })
 			if err != nil {
 				return s, err
@@ -284,7 +287,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	}
 }
 
-// publish brings the listeners to what the row says, and tells it of theirs.
+// publish makes the listeners match the row, and records their ports in it.
 func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 	s, err := w.Get(ctx, id)
 	if err != nil {
@@ -295,7 +298,7 @@ func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 		return nil
 	}
 	_, err = w.facts(ctx, id, store.Event{}, func(f *Facts) {
-		for i, now := range f.Ports { // somebody may have asked for others meanwhile
+		for i, now := range f.Ports { // a user may have requested others meanwhile
 			if j := slices.IndexFunc(is, func(p PublishedPort) bool { return p.Guest == now.Guest }); j >= 0 {
 				is[j].Close = now.Close
 				f.Ports[i] = is[j]
@@ -308,8 +311,8 @@ func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 	return err
 }
 
-// reload brings the running guest's policy to what the changed settings say. A
-// file with an error changes nothing: the policy before it stays in force.
+// reload brings the running guest's policy up to date with the changed settings. A
+// file with an error changes nothing: the previous policy stays in force.
 func (w *Worker) reload(ctx context.Context, id string) {
 	cfg, err := w.Config.Reload()
 	if err == nil {
@@ -324,8 +327,8 @@ func (w *Worker) reload(ctx context.Context, id string) {
 	}
 }
 
-// endedByItself: the guest powered off, or its process was killed. What the
-// agent has not saved to the disk is lost, the disk is not.
+// endedByItself records that the guest powered off, or that its process was killed.
+// What the agent has not written to the disk is lost; the disk is not.
 func (w *Worker) endedByItself(ctx context.Context, s Session) (Session, error) {
 	const msg = "the VM ended by itself (powered off from inside, or its process was killed)"
 	hint := "agent-sessionizer open " + s.Name
@@ -333,7 +336,7 @@ func (w *Worker) endedByItself(ctx context.Context, s Session) (Session, error) 
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),
 		event(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Want: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),
 		func(row *store.Session) {
-			if Phase(row.Want) == Ready { // who wants it gone meanwhile still does
+			if Phase(row.Want) == Ready { // a desired phase of Gone stays
 				row.Want = string(Stopped)
 			}
 			row.SetError(fail.Failure.String(), msg, hint)
