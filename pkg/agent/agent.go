@@ -1,9 +1,9 @@
-// Package agent is how a coding agent is called without anybody at the keyboard,
-// and what its output says of its progress.
+// Package agent knows how to call a coding agent unattended, and how to read progress from
+// its output.
 //
-// It runs nothing. What it reads comes from a guest and is hostile: it is bounded
-// and cleaned, and what cannot be read is passed over. It redacts nothing: a
-// prompt, an answer or a command may hold a secret, as all output of an agent.
+// It runs nothing. Its input comes from a guest and is hostile: it is bounded and cleaned,
+// and what cannot be parsed is skipped. It redacts nothing: a prompt, an answer or a
+// command may contain a secret, like any output of an agent.
 package agent
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 )
 
-// Command is the program and the arguments that run a. Its stdout is what a
-// Parser of the same kind reads.
+// Command returns the program and arguments that run a. A Parser of the same kind reads the
+// program's stdout.
 func Command(a manifest.Agent) []string {
 	switch a.Kind {
 	case manifest.Claude:
@@ -33,7 +33,7 @@ func Command(a manifest.Agent) []string {
 	return a.Command
 }
 
-// option adds an option that has a value.
+// option appends an option and its value, unless the value is empty.
 func option(argv []string, name, value string) []string {
 	if value == "" {
 		return argv

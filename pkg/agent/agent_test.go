@@ -57,7 +57,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// transcript is what an agent of the kind wrote, from testdata.
+// transcript reads a recorded output of an agent from testdata.
 func transcript(t testing.TB, name string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name))
@@ -67,7 +67,7 @@ func transcript(t testing.TB, name string) []byte {
 	return text
 }
 
-// told is changes on lines, for comparing.
+// told formats changes one per line, for comparison.
 func told(changes []agent.Change) string {
 	var b strings.Builder
 	for _, c := range changes {
@@ -95,7 +95,7 @@ Both tests pass.
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 	p := r.Progress()
-	if p.Offset != int64(len(text)) || p.Skipped != 1 { // the line that is no JSON
+	if p.Offset != int64(len(text)) || p.Skipped != 1 { // one line is not JSON
 		t.Errorf("at %d of %d, %d skipped", p.Offset, len(text), p.Skipped)
 	}
 	got := agent.Progress{
@@ -110,7 +110,8 @@ Both tests pass.
 	}
 }
 
-// What the agents that the guests have really wrote, of a made-up conversation.
+// TestReal parses what the agents installed in guests really wrote during a made-up
+// conversation.
 func TestReal(t *testing.T) {
 	for _, c := range []struct {
 		file string
@@ -172,8 +173,8 @@ func TestReal(t *testing.T) {
 	}
 }
 
-// While it runs: the tool at work is the latest without a result, and each
-// message is counted once though it has several lines.
+// TestClaudeLive checks the progress while the agent runs. The current tool is the latest
+// without a result, and a message of several lines is counted once.
 func TestClaudeLive(t *testing.T) {
 	r := agent.NewParser(manifest.Claude, agent.Progress{})
 	message := func(id, block string) string {
@@ -229,8 +230,8 @@ func TestClaudeFails(t *testing.T) {
 	}
 }
 
-// An agent that was started again is another conversation: what it uses comes on
-// top. One that tells of itself again is not.
+// TestRunsAddUp checks that a restarted agent is a new conversation, whose usage is added
+// to that of the earlier ones. A repeated report of the same conversation is not added.
 func TestRunsAddUp(t *testing.T) {
 	r := agent.NewParser(manifest.Claude, agent.Progress{})
 	run := func(session string, in, turns int64, cost float64) {
@@ -245,11 +246,11 @@ func TestRunsAddUp(t *testing.T) {
 	}
 	run("a", 100, 4, 0.5)
 	check(100, 4, 0.5)
-	run("a", 150, 6, 0.75) // the same one, further
+	run("a", 150, 6, 0.75) // the same conversation, further on
 	check(150, 6, 0.75)
 	run("b", 10, 1, 0.25)
 	check(160, 7, 1)
-	run("b", 5, 1, 0.125) // less than it said before
+	run("b", 5, 1, 0.125) // less than it reported before
 	check(160, 7, 1)
 }
 
@@ -296,7 +297,7 @@ func TestCodexFails(t *testing.T) {
 	}
 }
 
-// The output of any other program is its own affair.
+// TestCommandHasNoStructure checks that the output of any other program is not interpreted.
 func TestCommandHasNoStructure(t *testing.T) {
 	r := agent.NewParser(manifest.Command, agent.Progress{})
 	text := "building\n{\"type\":\"result\"}\n\nhalf a line"
@@ -308,8 +309,8 @@ func TestCommandHasNoStructure(t *testing.T) {
 	}
 }
 
-// Wherever the output is cut, and whether or not the reader was another before,
-// the end is the same, and so is what was told on the way.
+// TestResume cuts the output at every offset and continues with a new Parser. The final
+// progress and the reported changes must not depend on the cut.
 func TestResume(t *testing.T) {
 	for name, kind := range map[string]manifest.Kind{"claude.jsonl": manifest.Claude, "codex.jsonl": manifest.Codex} {
 		text := transcript(t, name)
@@ -346,7 +347,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// A Progress that was handed out does not change with the parser.
+// TestProgressIsACopy checks that a returned Progress does not change when the parser goes
+// on.
 func TestProgressIsACopy(t *testing.T) {
 	r := agent.NewParser(manifest.Claude, agent.Progress{})
 	use := func(id string) {
@@ -366,7 +368,7 @@ func TestProgressIsACopy(t *testing.T) {
 	}
 }
 
-// A guest can write what it likes.
+// TestHostile feeds input that a malicious guest could write.
 func TestHostile(t *testing.T) {
 	long := strings.Repeat("x", agent.MaxLine+1)
 	many := `{"type":"assistant","message":{"id":"m","content":[` + strings.Repeat(`{"type":"tool_use","id":"i","name":"n"},`, 9999) + `{"type":"text","text":"t"}]}}`
@@ -406,7 +408,7 @@ func TestHostile(t *testing.T) {
 			}
 		})
 	}
-	// A line without end takes no more memory than one of the longest length.
+	// An endless line takes no more memory than one of the maximum length.
 	r := agent.NewParser(manifest.Claude, agent.Progress{})
 	block := []byte(strings.Repeat("y", 64<<10))
 	for range 1000 {

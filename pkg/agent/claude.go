@@ -7,26 +7,26 @@ import (
 	"strings"
 )
 
-// claudeLine is one line of Claude Code's stream-json, as far as it matters.
-// What it calls a message has as many lines as parts, all with the same usage;
-// and there can be several results, each with the usage of all until then.
+// claudeLine is one line of Claude Code's stream-json, reduced to the fields that are used
+// here. A message spans as many lines as it has parts, and all of them repeat the same
+// usage. There can be several results, each with the total usage up to then.
 type claudeLine struct {
 	Type    string  `json:"type"`
 	Subtype string  `json:"subtype"`
 	Session string  `json:"session_id"`
-	Model   string  `json:"model"`              // of system
-	Parent  *string `json:"parent_tool_use_id"` // the call that started this helper of the agent
+	Model   string  `json:"model"`              // of type system
+	Parent  *string `json:"parent_tool_use_id"` // the tool call that started this subagent
 	Message struct {
 		ID      string          `json:"id"`
-		Content json.RawMessage `json:"content"` // of user it may be a text
+		Content json.RawMessage `json:"content"` // of type user, it may be plain text
 		Usage   claudeUsage     `json:"usage"`
 	} `json:"message"`
-	Error   string `json:"error"`   // of assistant and api_retry
-	Attempt int64  `json:"attempt"` // this and the next two are of api_retry
+	Error   string `json:"error"`   // of type assistant and subtype api_retry
+	Attempt int64  `json:"attempt"` // this and the next two are of subtype api_retry
 	Most    int64  `json:"max_retries"`
 	Status  int64  `json:"error_status"`
 
-	Failed  bool                        `json:"is_error"` // this and the rest are of result
+	Failed  bool                        `json:"is_error"` // this and the rest are of type result
 	Turns   int64                       `json:"num_turns"`
 	Cost    float64                     `json:"total_cost_usd"`
 	Usage   claudeUsage                 `json:"usage"`
@@ -46,7 +46,7 @@ func (u claudeUsage) usage() Usage {
 	return Usage{InputTokens: u.Input, OutputTokens: u.Output, CacheReadTokens: u.CacheRead, CacheWriteTokens: u.CacheWrite}
 }
 
-// claudeModelUsage is the same of one model, its helpers' use included.
+// claudeModelUsage is the usage of one model, including that of subagents.
 type claudeModelUsage struct {
 	Input      int64 `json:"inputTokens"`
 	Output     int64 `json:"outputTokens"`
@@ -54,7 +54,7 @@ type claudeModelUsage struct {
 	CacheWrite int64 `json:"cacheCreationInputTokens"`
 }
 
-// claudeBlock is a part of a message.
+// claudeBlock is one part of a message.
 type claudeBlock struct {
 	Type  string `json:"type"`
 	ID    string `json:"id"`
@@ -74,13 +74,13 @@ type claudeBlock struct {
 	} `json:"input"`
 }
 
-// with is what a tool is called with, in a few words.
+// with returns the tool's most telling argument.
 func (b claudeBlock) with() string {
 	in := b.Input
 	return cmp.Or(in.Command, in.File, in.Notebook, in.Pattern, in.Path, in.URL, in.Query, in.Description, in.Prompt)
 }
 
-// claude reads one line, and reports whether something could be made of it.
+// claude parses one line, and reports whether it was understood.
 func (r *Parser) claude(data []byte) bool {
 	var l claudeLine
 	if !decode(data, &l) || l.Type == "" {
@@ -120,7 +120,7 @@ func (l claudeLine) blocks() []claudeBlock {
 func (r *Parser) claudeMessage(l claudeLine) {
 	if id := l.Message.ID; id != "" && !r.counted(id) {
 		used := l.Message.Usage.usage()
-		if l.Parent == nil { // a helper's turns are not the agent's
+		if l.Parent == nil { // a subagent's turns do not count as the agent's
 			used.Turns = 1
 		}
 		r.grow(r.p.Run.plus(used))
@@ -131,7 +131,7 @@ func (r *Parser) claudeMessage(l claudeLine) {
 			r.tell(Message, "", lines(b.Text))
 		case strings.HasSuffix(b.Type, "tool_use"):
 			r.call(b.ID, b.Name, b.with())
-		case strings.HasSuffix(b.Type, "tool_result"): // of tools that run at the model's
+		case strings.HasSuffix(b.Type, "tool_result"): // of tools that run on the model's side
 			r.returned(b.Of)
 		}
 	}

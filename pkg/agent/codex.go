@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// codexLine is one line of `codex exec --json`, as far as it matters.
+// codexLine is one line of `codex exec --json`, reduced to the fields that are used here.
 type codexLine struct {
 	Type   string `json:"type"`
 	Thread string `json:"thread_id"`
 	Usage  struct {
-		Input  int64 `json:"input_tokens"` // with those that came from or went to the cache
+		Input  int64 `json:"input_tokens"` // includes tokens read from and written to the cache
 		Read   int64 `json:"cached_input_tokens"`
 		Write  int64 `json:"cache_write_input_tokens"`
 		Output int64 `json:"output_tokens"`
@@ -38,8 +38,8 @@ type codexItem struct {
 	} `json:"changes"`
 }
 
-// tool is the name of the tool that the item is a call of, "" when it is none,
-// and what it is called with.
+// tool returns the name of the tool that the item calls and its main argument; name is ""
+// if the item is not a tool call.
 func (i codexItem) tool() (name, with string) {
 	switch i.Type {
 	case "command_execution":
@@ -60,7 +60,7 @@ func (i codexItem) tool() (name, with string) {
 	return "", ""
 }
 
-// codex reads one line, and reports whether something could be made of it.
+// codex parses one line, and reports whether it was understood.
 func (r *Parser) codex(data []byte) bool {
 	var l codexLine
 	if !decode(data, &l) || l.Type == "" {
@@ -84,7 +84,7 @@ func (r *Parser) codex(data []byte) bool {
 		})
 		r.p.Calls, r.p.Error = nil, ""
 		r.tell(Result, "", r.p.Result)
-	case "error": // it may try again
+	case "error": // Codex may retry
 		r.codexError(l.Message)
 	case "turn.failed":
 		r.p.Calls = nil
@@ -93,7 +93,8 @@ func (r *Parser) codex(data []byte) bool {
 	return true
 }
 
-// codexError notes an error. The one that ends it all is told of twice.
+// codexError records an error. Codex reports a fatal error twice, so a repetition is
+// dropped.
 func (r *Parser) codexError(why string) {
 	if why = lines(cmp.Or(why, "no reason given")); why != r.p.Error {
 		r.p.Error = why
@@ -105,7 +106,7 @@ func (r *Parser) codexItem(i codexItem) {
 	name, with := i.tool()
 	switch {
 	case name != "":
-		if !r.returned(i.ID) { // of some only the end is told
+		if !r.returned(i.ID) { // Codex reports only the end of some items
 			r.call(i.ID, name, with)
 			r.returned(i.ID)
 		}

@@ -12,50 +12,50 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// Bounds of what an agent can make a Parser keep or tell.
+// Bounds on what an agent can make a Parser keep or report.
 const (
-	MaxLine    = 1 << 20 // bytes of a line; a longer one is passed over
-	maxCalls   = 64      // tool calls at once
-	maxSeen    = 64      // messages whose tokens are counted
-	maxChanges = 32      // of one line
+	MaxLine    = 1 << 20 // bytes of a line; a longer one is skipped
+	maxCalls   = 64      // tool calls at the same time
+	maxSeen    = 64      // ids of messages whose tokens are counted
+	maxChanges = 32      // changes reported for one line
 	maxWord    = 128     // bytes of a name or an id
 	maxText    = 4096    // bytes of a text
-	maxCount   = 1 << 53 // of anything; what all readers of JSON take for a whole number
+	maxCount   = 1 << 53 // any count; the largest integer that every JSON reader represents exactly
 	maxCost    = 1e9
 )
 
-// Usage is what an agent says it used, since it was first started.
+// Usage is what an agent reports to have used since it was first started.
 type Usage struct {
 	Turns            int64   `json:"turns"`
-	InputTokens      int64   `json:"input_tokens"` // without those that came from or went to the cache
+	InputTokens      int64   `json:"input_tokens"` // excluding tokens read from or written to the cache
 	OutputTokens     int64   `json:"output_tokens"`
 	CacheReadTokens  int64   `json:"cache_read_tokens"`
 	CacheWriteTokens int64   `json:"cache_write_tokens"`
-	CostUSD          float64 `json:"cost_usd"` // as the agent reckons it; Codex says nothing of it
+	CostUSD          float64 `json:"cost_usd"` // the agent's own estimate; Codex reports none
 }
 
-// Progress is how far an agent has come, by its own account: all its texts are
-// a guest's words, cleaned. It is stored with a task, and is all that a Parser
-// needs to go on.
+// Progress is how far an agent has come, by its own account. All its texts come from a
+// guest and are cleaned. It is stored with a task, and it is all that a new Parser needs to
+// continue.
 type Progress struct {
 	Usage
 
 	ToolCalls   int    `json:"tool_calls"`
-	CurrentTool string `json:"current_tool,omitempty"` // of the latest call that has no result yet
+	CurrentTool string `json:"current_tool,omitempty"` // name of the latest call without a result
 	Model       string `json:"model,omitempty"`
-	Thread      string `json:"thread,omitempty"` // the agent's own id of its conversation
-	Result      string `json:"result,omitempty"` // its last answer
-	Error       string `json:"error,omitempty"`  // why it gave up
+	Thread      string `json:"thread,omitempty"` // the agent's own id of the conversation
+	Result      string `json:"result,omitempty"` // the agent's last answer
+	Error       string `json:"error,omitempty"`  // why the agent gave up
 
-	Offset  int64 `json:"offset"`            // bytes of the output that Feed has read as whole lines
-	Skipped int64 `json:"skipped,omitempty"` // lines that nothing could be made of
+	Offset  int64 `json:"offset"`            // bytes of output that Feed has read as complete lines
+	Skipped int64 `json:"skipped,omitempty"` // lines that could not be parsed
 
-	Calls []Call   `json:"calls,omitempty"` // that have no result yet, oldest first
-	Seen  []string `json:"seen,omitempty"`  // messages that were counted, oldest first
-	Run   Usage    `json:"run"`             // of the conversation that Thread names
+	Calls []Call   `json:"calls,omitempty"` // calls without a result, oldest first
+	Seen  []string `json:"seen,omitempty"`  // ids of messages that were counted, oldest first
+	Run   Usage    `json:"run"`             // usage in the conversation that Thread names
 }
 
-// Call is a call of a tool.
+// Call is a tool call.
 type Call struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
@@ -65,45 +65,45 @@ type Call struct {
 const (
 	Tool    = "tool"    // the agent calls a tool
 	Message = "message" // the agent says something
-	Result  = "result"  // the agent is done
-	Failure = "error"   // something went wrong for the agent
+	Result  = "result"  // the agent has finished
+	Failure = "error"   // the agent ran into an error
 )
 
-// Change is something that an agent did and a person may want to know.
+// Change is something that an agent did and that a person may want to see.
 type Change struct {
 	Kind string `json:"kind"`
-	Name string `json:"name,omitempty"` // of the tool
-	Text string `json:"text,omitempty"` // what it was called with; what the agent said
+	Name string `json:"name,omitempty"` // of a tool
+	Text string `json:"text,omitempty"` // the tool's argument, or what the agent said
 }
 
-// Parser reads the output of an agent as it comes. The same bytes make the same
-// Progress, however they are cut up, and whether or not another Parser went on
-// in between. It is for one goroutine.
+// Parser reads the output of an agent as it arrives. The same bytes produce the same
+// Progress, however they are split, and even if another Parser continues in between. It is
+// not safe for concurrent use.
 type Parser struct {
 	kind    manifest.Kind
 	p       Progress
-	partial []byte // of a line that has no end yet, unless it is too long
-	pending int64  // bytes of that line
+	partial []byte // the incomplete last line; empty if it is too long
+	pending int64  // length of that line in bytes
 	changes []Change
 }
 
-// NewParser is a Parser for an agent of that kind which goes on from where from
-// was taken: what it is fed next is what stands at from.Offset.
+// NewParser returns a Parser for an agent of that kind that continues from a stored
+// Progress. Its first input must start at from.Offset.
 func NewParser(kind manifest.Kind, from Progress) *Parser {
 	from.Calls, from.Seen = slices.Clone(from.Calls), slices.Clone(from.Seen)
 	return &Parser{kind: kind, p: from}
 }
 
-// Progress is what was read so far.
+// Progress returns a copy of the progress so far.
 func (r *Parser) Progress() Progress {
 	p := r.p
 	p.Calls, p.Seen = slices.Clone(p.Calls), slices.Clone(p.Seen)
 	return p
 }
 
-// Feed reads the next bytes of the output, and says what they changed. What
-// comes after the last newline is kept until the rest of its line comes; until
-// then it is not in Progress, nor in its Offset.
+// Feed reads the next bytes of the output, and returns the changes. It keeps the bytes
+// after the last newline until their line is complete; until then neither Progress nor its
+// Offset includes them.
 func (r *Parser) Feed(chunk []byte) []Change {
 	var all []Change
 	for len(chunk) > 0 {
@@ -127,8 +127,8 @@ func (r *Parser) Feed(chunk []byte) []Change {
 	return all
 }
 
-// Line reads one line, without its newline, and says what it changed. Who splits
-// lines by himself has to remember where he was by himself, too.
+// Line reads one line, without its newline, and returns the changes. It does not advance
+// Offset: a caller that splits lines itself must also track its own position.
 func (r *Parser) Line(data []byte) []Change {
 	r.changes = nil
 	data = bytes.TrimSpace(data)
@@ -158,15 +158,15 @@ func (r *Parser) tell(kind, name, text string) {
 	}
 }
 
-// thread notes whose output this is. Another conversation is another run of the
-// agent: what it counts comes on top, and what was open is no more.
+// thread records which conversation the output belongs to. A different conversation is a
+// new run of the agent: its usage is added to the total, and open calls are dropped.
 func (r *Parser) thread(id string) {
 	if id = word(id); id != r.p.Thread {
 		r.p.Thread, r.p.Run, r.p.Calls, r.p.Seen = id, Usage{}, nil, nil
 	}
 }
 
-// call notes the beginning of a tool's call.
+// call records the start of a tool call.
 func (r *Parser) call(id, name, with string) {
 	name = word(name)
 	r.p.ToolCalls = min(r.p.ToolCalls+1, maxCount)
@@ -174,7 +174,7 @@ func (r *Parser) call(id, name, with string) {
 	r.tell(Tool, name, line(with))
 }
 
-// returned notes that a call has its result, and reports whether it was open.
+// returned records that a call has its result, and reports whether it was open.
 func (r *Parser) returned(id string) bool {
 	id = word(id)
 	i := slices.IndexFunc(r.p.Calls, func(c Call) bool { return c.ID == id })
@@ -182,12 +182,12 @@ func (r *Parser) returned(id string) bool {
 		return false
 	}
 	if r.p.Calls = slices.Delete(r.p.Calls, i, i+1); len(r.p.Calls) == 0 {
-		r.p.Calls = nil // as it is read back from JSON
+		r.p.Calls = nil // as decoded from JSON
 	}
 	return true
 }
 
-// counted reports whether a message was counted already, and notes that it is now.
+// counted reports whether a message was counted before, and records that it is counted now.
 func (r *Parser) counted(id string) bool {
 	if id = word(id); slices.Contains(r.p.Seen, id) {
 		return true
@@ -203,8 +203,8 @@ func latest[T any](list []T, most int) []T {
 	return list
 }
 
-// grow brings the usage of this run up to now, and the whole by as much. Nothing
-// ever shrinks: an agent's final account is of fewer things than it told live.
+// grow raises the usage of this run to now, and the total by the same amount. No number
+// ever shrinks, because an agent's final account may cover less than it reported live.
 func (r *Parser) grow(now Usage) {
 	all, run := &r.p.Usage, &r.p.Run
 	for _, n := range []struct{ all, run, now *int64 }{
@@ -225,7 +225,8 @@ func (r *Parser) grow(now Usage) {
 	}
 }
 
-// plus is u and more of it, which nobody has checked.
+// plus returns the sum of u and more, whose values are not trusted. It leaves the cost
+// alone.
 func (u Usage) plus(more Usage) Usage {
 	return Usage{
 		Turns: min(u.Turns+count(more.Turns), maxCount), InputTokens: min(u.InputTokens+count(more.InputTokens), maxCount),
@@ -236,11 +237,11 @@ func (u Usage) plus(more Usage) Usage {
 	}
 }
 
-// count is a number that counts something.
+// count clamps n to the range of a count.
 func count(n int64) int64 { return max(0, min(n, maxCount)) }
 
-// decode reads JSON. A part that is of another type than is known is left out,
-// so that a new version of an agent costs no more than that part.
+// decode parses JSON. It leaves out a value of an unexpected type, so that a new version of
+// an agent costs no more than that value.
 func decode(data []byte, into any) bool {
 	err := json.Unmarshal(data, into)
 	if err == nil {
@@ -250,15 +251,15 @@ func decode(data []byte, into any) bool {
 	return partly
 }
 
-// word is a short text of a guest: a name or an id.
+// word cleans a short text of a guest: a name or an id.
 func word(s string) string { return wire.Clean(plain.Head(s, maxWord)) }
 
-// line is a text of a guest on one line.
+// line cleans a guest's text and joins it into one line.
 func line(s string) string {
 	return wire.Clean(strings.Join(strings.Fields(plain.Head(s, maxText)), " "))
 }
 
-// lines is a text of a guest as it is, but for what is no text.
+// lines cleans a guest's text line by line and keeps its line breaks.
 func lines(s string) string {
 	all := strings.Split(strings.TrimSpace(plain.Head(s, maxText)), "\n")
 	for i, one := range all {
