@@ -8,8 +8,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// cleanLines is plain.Line for text of several lines; it keeps them and their
-// indentation.
+// cleanLines applies plain.Line to each line of s, and keeps the indentation.
 func cleanLines(s string) []string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {
@@ -19,8 +18,8 @@ func cleanLines(s string) []string {
 	return lines
 }
 
-// fit cuts s to a width in terminal cells.
+// fit truncates s to a width in terminal cells.
 func fit(s string, width int) string { return ansi.Truncate(s, max(width, 0), "…") }
 
-// cells is the width of s on a terminal.
+// cells returns the width of s in terminal cells.
 func cells(s string) int { return ansi.StringWidth(s) }

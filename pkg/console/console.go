@@ -1,10 +1,9 @@
-// Package console owns what a person or a script sees: stdout for results,
-// stderr for the conversation, colours, progress, tables, JSON, questions on
-// the terminal, and the log.
+// Package console owns what a person or a script sees: stdout for results, stderr for
+// messages, colours, progress, tables, JSON, questions on the terminal, and the log.
 //
-// It decides nothing about the product and never prints a guest's text as it
-// came: control characters and escape sequences are taken out first, and what is
-// written to a stream that is a terminal passes plain.Filter.
+// It decides nothing about the product, and it never prints a guest's text unchanged.
+// Control characters and escape sequences are removed first, and everything written to a
+// terminal passes through plain.Filter.
 package console
 
 import (
@@ -23,22 +22,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// Console is the two streams and what they can show. A stream that is a terminal
-// shows text and colours only; any other stream passes everything.
+// Console is the two output streams and their capabilities. A stream that is a terminal
+// receives text and colours only; any other stream receives every byte.
 type Console struct {
 	Out io.Writer // results
-	Err io.Writer // conversation
+	Err io.Writer // messages
 
-	screen struct{ out, err io.Writer } // the streams as they are, for what this package draws
+	screen struct{ out, err io.Writer } // the unfiltered streams, for this package's own drawing
 
 	env   func(string) string
-	width func() int // of Err; nil when Err is no terminal
+	width func() int // of Err; nil if Err is not a terminal
 	color struct{ out, err bool }
 }
 
-// New decides about colours, for the whole program: NO_COLOR turns them off,
-// CLICOLOR_FORCE and FORCE_COLOR on, else each stream has them when it is a
-// terminal that is not "dumb" and CLICOLOR is not 0.
+// New decides about colours for the whole program. NO_COLOR turns them off; CLICOLOR_FORCE
+// and FORCE_COLOR turn them on. Otherwise a stream has colours if it is a terminal, TERM is
+// not "dumb" and CLICOLOR is not 0.
 func New(out, err io.Writer, env func(string) string) *Console {
 	c := &Console{Out: forTerminal(out), Err: forTerminal(err), env: env}
 	c.screen.out, c.screen.err = out, err
@@ -56,7 +55,7 @@ func New(out, err io.Writer, env func(string) string) *Console {
 	return c
 }
 
-// forTerminal returns w, or a filter before it where it is a terminal.
+// forTerminal returns w, with a filter in front if w is a terminal.
 func forTerminal(w io.Writer) io.Writer {
 	if _, ok := terminal(w); ok {
 		return plain.NewLineFilter(w)
@@ -64,16 +63,16 @@ func forTerminal(w io.Writer) io.Writer {
 	return w
 }
 
-// Close puts back the colours of terminals where what was printed left others.
+// Close resets the colours of the terminals, in case the printed text changed them.
 func (c *Console) Close() {
 	for _, w := range []io.Writer{c.Out, c.Err} {
 		if f, ok := w.(*plain.Filter); ok {
-			_ = f.Close() // a terminal that is gone has no colours
+			_ = f.Close() // the terminal may be gone
 		}
 	}
 }
 
-// Clear empties the screen that results are written to, where steps are redrawn.
+// Clear clears the screen of the result stream, if running steps are redrawn in place.
 func (c *Console) Clear() {
 	if c.Live() {
 		_, _ = io.WriteString(c.screen.out, "\x1b[H\x1b[2J")
@@ -101,14 +100,14 @@ func colored(w io.Writer, env func(string) string) bool {
 // Live reports whether running steps are redrawn in place.
 func (c *Console) Live() bool { return c.width != nil }
 
-// Color reports whether the result may have colours, for those who have them
-// made elsewhere, such as git.
+// Color reports whether the result may have colours, for programs such as git that produce
+// a part of it.
 func (c *Console) Color() bool { return c.color.out }
 
-// Tone is what a colour says. All come from the terminal's own sixteen.
+// Tone is the meaning of a colour. All tones are among the terminal's own sixteen colours.
 type Tone string
 
-// The few there are.
+// The tones.
 const (
 	Plain  Tone = ""
 	Good   Tone = "2" // green
@@ -117,7 +116,7 @@ const (
 	Faint  Tone = "8" // grey
 )
 
-// Paint colours a part of the result, where results have colours.
+// Paint colours a part of the result, if results have colours.
 func (c *Console) Paint(t Tone, s string) string { return paint(c.color.out, t, s) }
 
 func paint(on bool, t Tone, s string) string {
@@ -127,17 +126,17 @@ func paint(on bool, t Tone, s string) string {
 	return lipgloss.NewStyle().Foreground(lipgloss.Color(string(t))).Render(s)
 }
 
-// Say writes a line of the conversation.
+// Say writes a line to the message stream.
 func (c *Console) Say(format string, args ...any) {
 	c.line(c.Err, plain.Line(fmt.Sprintf(format, args...)))
 }
 
-// Warn writes a line that should be seen.
+// Warn writes a warning to the message stream.
 func (c *Console) Warn(format string, args ...any) {
 	c.line(c.Err, paint(c.color.err, Notice, "warning:")+" "+plain.Line(fmt.Sprintf(format, args...)))
 }
 
-// Fail shows an error and, where it has one, its hint.
+// Fail writes an error and its hint, if any, to the message stream.
 func (c *Console) Fail(err error) {
 	c.line(c.Err, paint(c.color.err, Bad, "error:")+" "+plain.Line(err.Error()))
 	if hint := fail.HintOf(err); hint != "" {
@@ -145,10 +144,11 @@ func (c *Console) Fail(err error) {
 	}
 }
 
-// line writes one line; a stream that is gone has nobody to tell.
+// line writes one line. It ignores errors: if the stream is gone, there is nowhere to
+// report them.
 func (c *Console) line(w io.Writer, s string) { _, _ = io.WriteString(w, s+"\n") }
 
-// JSON writes v as the result: indented, without HTML escapes, one line end.
+// JSON writes v as the result: indented, without HTML escapes, and with a final newline.
 func (c *Console) JSON(v any) error {
 	e := json.NewEncoder(c.Out)
 	e.SetEscapeHTML(false)
@@ -159,8 +159,8 @@ func (c *Console) JSON(v any) error {
 	return nil
 }
 
-// Confirm asks on the terminal, not on stdin, and takes only y or yes for one.
-// Without a terminal it is a usage error that names the flag to give instead.
+// Confirm asks on the terminal, not on stdin, and accepts only y or yes. Without a terminal
+// it returns a usage error that names the flag to use instead.
 func (c *Console) Confirm(question, flag string) (bool, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {

@@ -61,7 +61,8 @@ a notice
 	}
 }
 
-// Without a terminal a long step is told of now and then, with what it does.
+// TestPlainStepsThatTakeLong checks that, without a terminal, a long step is reported now
+// and then with its current detail.
 func TestPlainStepsThatTakeLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _, conv := bare()
@@ -162,7 +163,8 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// Each stream has its own answer: a pipe gets none while the terminal beside it does.
+// TestColoursOfAResult checks that each stream is judged by itself: a pipe gets no colours
+// while the terminal beside it does.
 func TestColoursOfAResult(t *testing.T) {
 	_, tty := openPTY(t)
 	var out bytes.Buffer
@@ -207,7 +209,7 @@ func TestTerminalSteps(t *testing.T) {
 	v := c.Steps()
 	v.Update(Step{Name: "boot", State: Start, Detail: strings.Repeat("long ", 30)})
 	v.Update(Step{Name: "clone", State: Start})
-	seen := readUntil(t, master, "⠙ ", "0.1s") // the spinner moved by itself
+	seen := readUntil(t, master, "⠙ ", "0.1s") // the spinner advances on its own
 	if !strings.Contains(seen, "\x1b[2A\r\x1b[J") {
 		t.Errorf("two running steps were not redrawn in place: %q", seen)
 	}
@@ -229,7 +231,7 @@ func TestTerminalSteps(t *testing.T) {
 	}
 }
 
-// readUntil reads the terminal until all of want were there.
+// readUntil reads the terminal until all of want have appeared.
 func readUntil(t *testing.T, f *os.File, want ...string) string {
 	t.Helper()
 	if err := f.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
@@ -267,7 +269,7 @@ func TestConfirm(t *testing.T) {
 		}
 	}
 	if _, err := os.OpenFile("/dev/tty", os.O_RDWR, 0); !errors.Is(err, syscall.ENXIO) {
-		return // this test has a terminal; the case below is covered wherever it has none
+		return // this test has a terminal; runs without one cover the case below
 	}
 	c, _, _ := bare()
 	if _, err := c.Confirm("Destroy?", "--yes"); fail.CodeOf(err) != fail.Usage || !strings.Contains(fail.HintOf(err), "--yes") {

@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-// LevelTrace is below the levels that slog has.
+// LevelTrace is below the levels that slog defines.
 const LevelTrace = slog.LevelDebug - 4
 
 var levels = []struct {
@@ -32,7 +32,7 @@ var levels = []struct {
 	{slog.LevelError, "error"},
 }
 
-// ParseLevel reads the name of a level.
+// ParseLevel returns the level of that name.
 func ParseLevel(name string) (slog.Level, bool) {
 	for _, l := range levels {
 		if l.name == name {
@@ -51,23 +51,24 @@ func levelName(level slog.Level) string {
 	return levels[0].name
 }
 
-// Format is how a record of the log looks.
+// Format is the layout of a log record.
 type Format string
 
-// The formats. All have one line for a record.
+// The formats. All write one line per record.
 const (
 	FormatPretty  Format = "pretty"  // for people
-	FormatJSON    Format = "json"    // an object: timestamp, level, trace_id, task_id, session, message, and the rest
-	FormatCompact Format = "compact" // for people with narrow windows
+	FormatJSON    Format = "json"    // an object: timestamp, level, trace_id, task_id, session, message, then the other attributes
+	FormatCompact Format = "compact" // for people with narrow terminals
 )
 
-// Redactor takes secrets out of a log.
+// Redactor removes secrets from a log.
 type Redactor interface {
 	Handler(slog.Handler) slog.Handler
 	String(string) string
 }
 
-// Log says how a log is to be. The zero Log is of level info and pretty, on stderr.
+// Log configures a log. The zero Log writes level info and above to stderr in the pretty
+// format.
 type Log struct {
 	Level  slog.Level
 	Format Format
@@ -75,8 +76,8 @@ type Log struct {
 	Redact Redactor  // may be nil
 }
 
-// Logger makes a log without secrets and with harmless text, in which each record
-// has the trace id of its context.
+// Logger returns a logger that removes secrets and cleans all text. Each record carries the
+// trace id of its context.
 func (c *Console) Logger(l Log) *slog.Logger {
 	h := &logHandler{Log: l, mu: &sync.Mutex{}}
 	if h.To == nil {
@@ -88,23 +89,24 @@ func (c *Console) Logger(l Log) *slog.Logger {
 	return slog.New(l.Redact.Handler(h))
 }
 
-// What one record may take. What a guest says comes this far, and no further.
+// Bounds of one record. They limit how much of a guest's text reaches the log.
 const (
 	maxLogKey    = 64       // bytes
-	maxLogText   = 4 << 10  // of one text
-	maxLogValue  = 16 << 10 // of one value that is made of several, as JSON
+	maxLogText   = 4 << 10  // bytes of one text
+	maxLogValue  = 16 << 10 // bytes, as JSON, of one composite value
 	maxLogRecord = 64 << 10
 	maxLogDepth  = 8
 )
 
-// logHandler writes records. Attributes of groups have their names before theirs.
+// logHandler writes records. The keys of grouped attributes are prefixed with the names of
+// their groups.
 type logHandler struct {
 	Log
 	color bool
 
-	mu    *sync.Mutex // of To, for this handler and those made of it
-	attrs []grouped   // as they were given: what is a secret may be known later
-	group string      // names of the open groups, each with a dot
+	mu    *sync.Mutex // guards To, for this handler and those derived from it
+	attrs []grouped   // unprocessed, because a secret in them may become known later
+	group string      // the names of the open groups, each followed by a dot
 }
 
 type grouped struct {
@@ -159,19 +161,18 @@ func (h *logHandler) Handle(ctx context.Context, r slog.Record) error {
 	return err
 }
 
-// clean is one harmless line of s without secrets. The handlers before this one
-// have redacted what s was; taking control characters out of it may have made
-// a secret of it.
+// clean returns s as one harmless line without secrets. The handlers in front of this one
+// have already redacted s, but removing control characters may have reassembled a secret.
 func (h *logHandler) clean(s string) string {
-	s = plain.Line(plain.Head(s, 16*maxLogText)) // which takes its time
+	s = plain.Line(plain.Head(s, 16*maxLogText)) // the head bounds the time that Line takes
 	if h.Redact != nil {
 		s = h.Redact.String(s)
 	}
 	return plain.Brief(s, maxLogText)
 }
 
-// fields are the attributes of a record, in order, each key once: of several the
-// last value counts.
+// fields holds the attributes of a record in order. Each key appears once, with its last
+// value.
 type fields struct {
 	h   *logHandler
 	all []field
@@ -179,7 +180,7 @@ type fields struct {
 
 type field struct {
 	key   string
-	value any // what JSON knows
+	value any // encodable as JSON
 }
 
 func (f *fields) get(key string) any {
@@ -213,12 +214,12 @@ func (f *fields) add(group string, a slog.Attr) {
 		return
 	}
 	if a.Equal(slog.Attr{}) {
-		return // as slog wants it
+		return // the slog.Handler contract ignores empty attributes
 	}
 	f.set(logKey(group+a.Key), f.h.plain(v))
 }
 
-// The keys of a record that are not attributes, and those that come first.
+// The record's own keys, and the keys that are written first.
 const (
 	timeKey    = "timestamp"
 	levelKey   = "level"
@@ -228,7 +229,8 @@ const (
 
 var firstKeys = []string{traceKey, "task_id", "session"}
 
-// logKey is a key in snake case that is none of the record's own.
+// logKey returns key in snake case, changed if it would collide with one of the record's
+// own.
 func logKey(key string) string {
 	key = strings.Map(func(r rune) rune {
 		switch {
@@ -247,10 +249,10 @@ func logKey(key string) string {
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
 
-// plain is v as JSON knows it, its text clean.
+// plain converts v to a value that JSON can encode, with its text cleaned.
 func (h *logHandler) plain(v slog.Value) (plain any) {
 	defer func() {
-		if r := recover(); r != nil { // as with a nil pointer whose method is called
+		if r := recover(); r != nil { // e.g. a method called on a nil pointer
 			plain = h.clean(fmt.Sprintf("!PANIC: %v", r))
 		}
 	}()
@@ -293,7 +295,7 @@ func (h *logHandler) plain(v slog.Value) (plain any) {
 	return h.cleanAll(x, 0)
 }
 
-// cleanAll is clean of all text in what was JSON.
+// cleanAll applies clean to all text in a decoded JSON value.
 func (h *logHandler) cleanAll(x any, depth int) any {
 	if depth > maxLogDepth {
 		return "…"
@@ -342,19 +344,19 @@ func (f *fields) json(r slog.Record) []byte {
 	return append(b, '}')
 }
 
-// appendJSON appends v, which JSON knows, on one line and without HTML's escapes.
+// appendJSON appends v, which JSON can encode, on one line and without HTML escapes.
 func appendJSON(b []byte, v any) []byte {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil { // cannot be
+	if err := e.Encode(v); err != nil { // cannot happen
 		return strconv.AppendQuote(b, err.Error())
 	}
 	return append(b, bytes.TrimSuffix(out.Bytes(), []byte("\n"))...)
 }
 
-// text is a record for people, by their clock. The trace id comes last, if at all:
-// it is long, and says nothing to them.
+// text formats a record for people, in local time. The trace id comes last, and not at all
+// in the compact format, because it is long and tells people nothing.
 func (f *fields) text(r slog.Record, layout, level string) []byte {
 	tones := map[string]Tone{"warn": Notice, "error": Bad, "trace": Faint, "debug": Faint}
 	b := []byte(paint(f.h.color, Faint, r.Time.Local().Format(layout)) + " " +
@@ -380,7 +382,7 @@ func (f *fields) text(r slog.Record, layout, level string) []byte {
 	return b
 }
 
-// plainText is a value that cannot be taken for anything else of its line.
+// plainText formats a value so that it cannot be mistaken for another part of its line.
 func plainText(v any) string {
 	s, ok := v.(string)
 	if !ok {

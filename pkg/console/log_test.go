@@ -25,13 +25,13 @@ const (
 	password = "tok-12345"
 )
 
-// logTo is a log into a buffer that knows one secret.
+// logTo returns a log that knows one secret, and the buffer it writes to.
 func logTo(format Format, level slog.Level) (*slog.Logger, *bytes.Buffer) {
 	var to bytes.Buffer
 	return New(io.Discard, io.Discard, env()).Logger(Log{Level: level, Format: format, To: &to, Redact: secret.NewRedactor(secret.NewValue(password))}), &to
 }
 
-// members are the keys of a JSON object in their order, and the object.
+// members returns the keys of a JSON object in order, and the object.
 func members(t *testing.T, line string) (keys []string, object map[string]any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(line), &object); err != nil {
@@ -78,7 +78,7 @@ func TestJSONLog(t *testing.T) {
 	}
 }
 
-// panics is a value whose method does.
+// panics is an error whose Error method panics.
 type panics struct{}
 
 func (*panics) Error() string { panic("no such thing") }
@@ -156,8 +156,8 @@ func TestTextLog(t *testing.T) {
 	}
 }
 
-// Whatever a guest says and wherever it stands: one line, bounded, without
-// control characters, without secrets.
+// TestHostileLog checks that a guest's text in any position produces one bounded line
+// without control characters and secrets.
 func TestHostileLog(t *testing.T) {
 	hostile := "a\x1b[2J\r\n{\"level\":\"error\"}\u202e\u009b31m\x00 " + password + " tok\x1b[0m-123\x0045 " + strings.Repeat("ü", 1<<20)
 	many := make([]any, 0, 2000)
@@ -192,7 +192,8 @@ func TestHostileLog(t *testing.T) {
 	}
 }
 
-// A secret that becomes known later is hidden also in what the log was given before.
+// TestLaterSecret checks that a secret that becomes known later is also hidden in
+// attributes that the log received before.
 func TestLaterSecret(t *testing.T) {
 	var out bytes.Buffer
 	r := secret.NewRedactor()

@@ -19,18 +19,17 @@ const (
 	Skip     = "skip"
 )
 
-// Step is news of one step of long work.
+// Step is an update about one step of a long operation.
 type Step struct {
 	Name    string
-	State   string        // Start, Progress, Done, Failed, Skip
-	Detail  string        // what it is doing, or why it failed or was skipped
-	Elapsed time.Duration // 0: measured here, from Start
+	State   string        // Start, Progress, Done, Failed or Skip
+	Detail  string        // what the step is doing, or why it failed or was skipped
+	Elapsed time.Duration // 0 means measured here, from Start
 }
 
-// StepView shows steps: on a terminal each running step has a line with a
-// spinner and its time, redrawn in place; elsewhere there is one line per step
-// when it ends, and one now and then for those that take long. Safe for
-// concurrent use.
+// StepView shows steps. On a terminal, each running step has a line with a spinner and its
+// elapsed time, redrawn in place. Otherwise each step prints one line when it ends, and
+// long steps print one now and then. It is safe for concurrent use.
 type StepView struct {
 	c    *Console
 	now  func() time.Time
@@ -39,7 +38,7 @@ type StepView struct {
 
 	mu      sync.Mutex
 	running []*running // in the order they started
-	drawn   int        // lines on the screen that will be redrawn
+	drawn   int        // number of lines on the screen that will be redrawn
 	frame   int
 	closed  bool
 }
@@ -47,17 +46,18 @@ type StepView struct {
 type running struct {
 	name, detail string
 	began        time.Time
-	told         time.Time // when its last plain line was written
+	told         time.Time // when the last plain line about it was written
 }
 
 const (
 	frameTime = 100 * time.Millisecond
-	// Without a terminal: a step that runs this long is told of, and then this often.
+	// Without a terminal, a step is first reported after longStep, and then every
+	// tellEvery.
 	longStep  = 10 * time.Second
 	tellEvery = 15 * time.Second
 )
 
-// Steps starts a view on the conversation's stream. It must be closed.
+// Steps starts a view on the message stream. The caller must close it.
 func (c *Console) Steps() *StepView {
 	v := &StepView{c: c, now: time.Now, stop: make(chan struct{}), done: make(chan struct{})}
 	go v.spin()
@@ -85,7 +85,8 @@ func (v *StepView) spin() {
 	}
 }
 
-// Update takes news of a step. An end without a start is shown too.
+// Update shows an update about a step. A step that ends without having started is shown,
+// too.
 func (v *StepView) Update(s Step) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -113,7 +114,7 @@ func (v *StepView) Update(s Step) {
 	}
 }
 
-// tell writes a plain line for each step that has run for long without one.
+// tell writes a plain line for each long-running step that is due for one.
 func (v *StepView) tell() {
 	for _, r := range v.running {
 		now := v.now()
@@ -138,7 +139,7 @@ func (v *StepView) find(name string) int {
 	return -1
 }
 
-// end is the line that stays of a step.
+// end returns the final line of a step.
 func (v *StepView) end(s Step) string {
 	on := v.c.color.err
 	mark := paint(on, Good, "✓")
@@ -158,8 +159,8 @@ func (v *StepView) end(s Step) string {
 	return line
 }
 
-// redraw writes above for good and below it the running steps, over those
-// drawn before. Without a terminal only above is written.
+// redraw replaces the lines drawn before: it writes above, which stays, and the running
+// steps below it. Without a terminal it writes only above.
 func (v *StepView) redraw(above string) {
 	if v.c.width == nil {
 		_, _ = io.WriteString(v.c.Err, above)
@@ -176,7 +177,7 @@ func (v *StepView) redraw(above string) {
 		if r.detail != "" {
 			line += "  " + r.detail
 		}
-		// One line each, or the next redraw would go up too few lines.
+		// Each step must fit on one line, or the next redraw would move up too few lines.
 		b.WriteString(fit(line, width-1) + "\n")
 	}
 	v.drawn = len(v.running)
@@ -185,15 +186,15 @@ func (v *StepView) redraw(above string) {
 
 var spinner = []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 
-// Say writes a line of the conversation above the running steps.
+// Say writes a line to the message stream, above the running steps.
 func (v *StepView) Say(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.redraw(plain.Line(fmt.Sprintf(format, args...)) + "\n")
 }
 
-// Close takes the running steps off the screen. Steps that have not ended
-// leave no line: whoever stopped them says what became of them.
+// Close removes the running steps from the screen. Steps that have not ended leave no line;
+// the caller reports what became of them.
 func (v *StepView) Close() {
 	v.mu.Lock()
 	if v.closed {
@@ -210,7 +211,7 @@ func (v *StepView) Close() {
 	<-v.done
 }
 
-// seconds is a duration as people read it: 0.4s, 12.3s, 2m05s, 1h02m.
+// seconds formats a duration for people: 0.4s, 12.3s, 2m05s, 1h02m.
 func seconds(d time.Duration) string {
 	switch {
 	case d < time.Minute-50*time.Millisecond:

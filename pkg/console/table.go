@@ -6,14 +6,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// Tint colours the cells of a column by what is in them.
+// Tint colours the cells of a column by their content.
 type Tint struct {
-	Column string // its header
+	Column string // header of the column
 	Of     func(cell string) Tone
 }
 
-// Table writes rows in columns as the result. Cells are cleaned; an empty cell
-// is a dash, so that every row has the same number of fields for a script.
+// Table writes rows in columns as the result. Cells are cleaned. An empty cell becomes a
+// dash, so that scripts find the same number of fields in every row.
 func (c *Console) Table(header []string, rows [][]string, tints ...Tint) {
 	widths := make([]int, len(header))
 	all := append([][]string{header}, rows...)

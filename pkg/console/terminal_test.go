@@ -12,8 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain/plaintest"
 )
 
-// What a guest prints makes a terminal do nothing but show it, on both streams; a
-// pipe and a file get every byte.
+// TestStreamsAreFilteredForTerminals checks on both streams that a guest's output only
+// shows text on a terminal and has no other effect. A pipe gets every byte.
 func TestStreamsAreFilteredForTerminals(t *testing.T) {
 	hostile := "\x1b[21t\x1b[5i\x1bP$qm\x1b\\\x1b_G\x1b\\\x1b]52;c;?\x07\x1b]0;title\x07\u009b21t\x1b[?1000h\x1b[2J\x05\x1b[31mshown"
 	for name, stream := range map[string]func(*Console) io.Writer{
