@@ -22,13 +22,13 @@ import (
 
 const maxAPIBody = 1 << 20
 
-// api is the part of gvisor-tap-vsock's interface that Lima calls. It is for a
-// socket of the host; inside the machine's network nobody can reach it.
+// api serves the part of gvisor-tap-vsock's HTTP interface that Lima calls. It is meant for
+// a socket on the host; the guest's network cannot reach it.
 func (g *Gateway) api() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /services/dhcp/leases", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(g.lease()) // Lima asks again
+		_ = json.NewEncoder(w).Encode(g.lease()) // Lima asks again after an error
 	})
 	mux.HandleFunc("POST /services/dns/add", handle(g.addZone))
 	mux.HandleFunc("POST /services/forwarder/expose", handle(func(f forward) error { return g.Expose(f.Local, f.Remote) }))
@@ -49,8 +49,8 @@ func (f forward) check() error {
 	return nil
 }
 
-// zone is how Lima gives names: records within a zone, or one name that is a
-// zone with an address.
+// zone is the form in which Lima adds names: either records within a zone, or a single name
+// given as a zone with an address.
 type zone struct {
 	Name    string
 	Records []struct {
@@ -73,13 +73,13 @@ func handle[T interface{ check() error }](do func(T) error) http.HandlerFunc {
 			err = do(body)
 		}
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError) // Lima shows the body
+			http.Error(w, err.Error(), http.StatusInternalServerError) // Lima reports the body
 		}
 	}
 }
 
-// addZone takes the names that point at the gateway or the guest. To others a
-// guest could not connect by it, so they are left to the policy.
+// addZone adds the names that point at the gateway or at the guest. It ignores names for
+// other addresses: a guest could not connect through them, so they are left to the policy.
 func (g *Gateway) addZone(z zone) error {
 	add := func(name string, ip net.IP) error {
 		addr, ok := netip.AddrFromSlice(ip)
@@ -105,10 +105,10 @@ func (g *Gateway) addZone(z zone) error {
 	return errors.Join(errs...)
 }
 
-// exposed are the guest's ports that the host listens for.
+// exposed holds the guest's ports for which the host listens.
 type exposed struct {
 	mu   sync.Mutex
-	m    map[string]exposedPort // by local address as given
+	m    map[string]exposedPort // by local address, spelled as the caller did
 	open atomic.Int64
 }
 
@@ -117,8 +117,8 @@ type exposedPort struct {
 	remote   netip.AddrPort
 }
 
-// Expose makes a port of the guest reachable at an address on the host's
-// loopback. To expose the same again is no error.
+// Expose makes a port of the guest reachable at an address on the host's loopback. Exposing
+// the same pair again is not an error.
 func (g *Gateway) Expose(local, remote string) error {
 	to, err := netip.ParseAddrPort(remote)
 	if err != nil || to.Addr() != g.guest || to.Port() == 0 {
@@ -151,7 +151,7 @@ func (g *Gateway) Expose(local, remote string) error {
 	return nil
 }
 
-// Unexpose ends what Expose began; connections that are open stay.
+// Unexpose closes the listener that Expose opened. Open connections stay.
 func (g *Gateway) Unexpose(local string) error {
 	g.ports.mu.Lock()
 	defer g.ports.mu.Unlock()
@@ -163,7 +163,7 @@ func (g *Gateway) Unexpose(local string) error {
 	return p.listener.Close()
 }
 
-// intoGuest connects a client of the host to a port of the guest.
+// intoGuest connects a client on the host to a port of the guest.
 func (g *Gateway) intoGuest(client net.Conn, port uint16) {
 	defer g.ports.open.Add(-1)
 	if g.ports.open.Add(1) > maxExposed {

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// What Lima's hostagent does with the endpoint socket before the machine runs.
+// TestLimaAPI makes the requests that Lima's hostagent sends to the endpoint socket before
+// the VM runs.
 func TestLimaAPI(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org")})
 	api := httptest.NewServer(w.g.API())
@@ -74,7 +75,7 @@ func TestLimaAPI(t *testing.T) {
 	}()
 	port := freePort(t)
 	expose := fmt.Sprintf(`{"local":"127.0.0.1:%d","remote":"192.168.5.15:22","protocol":"tcp"}`, port)
-	for range 2 { // a hostagent that starts again asks again
+	for range 2 { // a restarted hostagent asks again
 		if status, text := post("/services/forwarder/expose", expose); status != 200 {
 			t.Fatalf("expose: %d %s", status, text)
 		}
@@ -117,7 +118,7 @@ func TestLimaAPI(t *testing.T) {
 	}
 }
 
-// None of it is to be had from inside.
+// TestAPIIsNotInside checks that the guest cannot reach the API.
 func TestAPIIsNotInside(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org")})
 	for _, port := range []uint16{80, 443, 8080, 1024} {

@@ -12,7 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
 )
 
-// benchWorld is a gateway and a guest without anything that watches.
+// benchWorld starts a gateway and a guest without any observers.
 func benchWorld(b *testing.B, mtu int, serve func(net.Conn)) (*gatewaytest.Guest, netip.AddrPort) {
 	b.Helper()
 	g, err := New(Options{

@@ -15,7 +15,8 @@ import (
 	"testing"
 )
 
-// The host's connections into the guest have a bound of their own.
+// TestExposedConnectionsAreBounded checks the separate limit on the host's connections into
+// the guest.
 func TestExposedConnectionsAreBounded(t *testing.T) {
 	w := newWorld(t, config{policy: allow()})
 	l, err := w.guest.Listen(22)
@@ -61,7 +62,7 @@ func TestExposedConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// A request to the socket that Lima uses is read as far as its bound only.
+// TestAPIBodyIsBounded checks that a request to Lima's socket is read only up to its limit.
 func TestAPIBodyIsBounded(t *testing.T) {
 	w := newWorld(t, config{policy: allow()})
 	for size, want := range map[int]int{0: http.StatusOK, maxAPIBody: http.StatusInternalServerError} {
@@ -75,7 +76,8 @@ func TestAPIBodyIsBounded(t *testing.T) {
 	}
 }
 
-// What a guest can have the gateway remember has an end.
+// TestMemoryIsBounded checks that everything the gateway remembers on a guest's behalf is
+// bounded.
 func TestMemoryIsBounded(t *testing.T) {
 	var resolved resolvedNames
 	var known hosts
@@ -110,7 +112,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// Where the host's proxy refuses the web, the gateway does not go round it.
+// TestRefusedByTheProxy checks that the gateway does not bypass a host proxy that refuses
+// web traffic.
 func TestRefusedByTheProxy(t *testing.T) {
 	proxy := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusForbidden) }))
 	t.Cleanup(proxy.Close)
@@ -129,13 +132,14 @@ func TestRefusedByTheProxy(t *testing.T) {
 	}
 }
 
-// A policy that comes while the kernel connects is asked before a byte passes.
+// TestSetPolicyAtTheLastMoment checks that a policy that changes while the kernel connects
+// is consulted before any byte passes.
 func TestSetPolicyAtTheLastMoment(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:7777")})
 	w.server("example.org", 7777, func(c net.Conn) { io.WriteString(c, "hi") })
 	w.g.connect = func(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error) {
 		c, err := w.connect(ctx, to, allowed)
-		w.g.policy.Store(allow()) // without the review of SetPolicy, which may be over
+		w.g.policy.Store(allow()) // skips the review that SetPolicy makes, as that may already be over
 		return c, err
 	}
 	if c, err := w.guest.DialName(w.ctx(), "example.org", 7777); err == nil {
@@ -145,7 +149,8 @@ func TestSetPolicyAtTheLastMoment(t *testing.T) {
 	w.waitDenied("not on the allowlist")
 }
 
-// What a connection opens after it was cut is closed at once.
+// TestClosingAfterACut checks that a resource registered after the connection was cut is
+// closed at once.
 func TestClosingAfterACut(t *testing.T) {
 	g := quietGateway(t, allow())
 	c := &conn{g: g}
@@ -158,7 +163,8 @@ func TestClosingAfterACut(t *testing.T) {
 	}
 }
 
-// The gateway's own address has the ports that were opened, and no others.
+// TestGatewayPorts checks that the gateway's own address serves only the ports that were
+// opened.
 func TestGatewayPorts(t *testing.T) {
 	at := netip.MustParseAddrPort(serveTCP(t, echo))
 	p := allow()

@@ -13,18 +13,18 @@ import (
 )
 
 const (
-	maxPending  = 8 << 20 // bytes waiting for the guest's side to read
-	keepPending = 1 << 20 // of a buffer that was needed once
+	maxPending  = 8 << 20 // bytes queued for the guest's side to read
+	keepPending = 1 << 20 // largest buffer that is kept for reuse
 )
 
 var errFull = errors.New("the guest's side does not keep up")
 
-// cable carries frames between the stack and a virtual machine's process:
-// length-prefixed on a stream (QEMU) or one a datagram (vz).
+// cable carries frames between the stack and the VM's process. Frames are length-prefixed
+// on a stream (QEMU), or one per datagram (vz).
 //
-// Sending never waits. A machine that is paused must hold up neither the stack,
-// whose reader sends too, nor a change of policy; what its socket does not take
-// waits here, up to a bound, and is lost beyond it as on any wire.
+// send never blocks. A paused VM must not hold up the stack, whose reader also sends, nor a
+// change of policy. Frames that the socket does not accept are queued up to maxPending
+// bytes; frames beyond that are dropped, as on any network.
 type cable struct {
 	conn   net.Conn
 	raw    syscall.RawConn
@@ -32,8 +32,8 @@ type cable struct {
 
 	mu      sync.Mutex
 	pending []byte // length-prefixed frames
-	spare   []byte // the writer's last buffer
-	writing bool   // the writer has the socket
+	spare   []byte // the writer's previous buffer, for reuse
+	writing bool   // the writer owns the socket
 	wake    chan struct{}
 	done    chan struct{}
 	once    sync.Once
@@ -42,7 +42,7 @@ type cable struct {
 func newCable(conn net.Conn, stream bool) *cable {
 	c := &cable{conn: conn, stream: stream, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if s, ok := conn.(syscall.Conn); ok {
-		c.raw, _ = s.SyscallConn() //nolint:errcheck // without it the writer does everything
+		c.raw, _ = s.SyscallConn() //nolint:errcheck // without it, write does all the work
 	}
 	return c
 }
@@ -52,7 +52,7 @@ func (c *cable) Close() error {
 	return c.conn.Close()
 }
 
-// send takes length-prefixed frames. The slice is the caller's again afterwards.
+// send queues or writes length-prefixed frames. The caller may reuse the slice afterwards.
 func (c *cable) send(frames []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,8 +77,8 @@ func (c *cable) send(frames []byte) error {
 	return nil
 }
 
-// try writes what the socket takes at once and returns the rest. In a stream
-// the rest may begin in the middle of a frame.
+// try writes as much as the socket accepts without blocking and returns the rest. On a
+// stream, the rest may begin in the middle of a frame.
 func (c *cable) try(frames []byte) (rest []byte, err error) {
 	failed := c.raw.Write(func(fd uintptr) bool {
 		for len(frames) > 0 {
@@ -106,13 +106,14 @@ func (c *cable) try(frames []byte) (rest []byte, err error) {
 	return frames, errors.Join(failed, err)
 }
 
-// firstFrame returns the first of length-prefixed frames and the length of both.
+// firstFrame returns the first of several length-prefixed frames, and its length including
+// the prefix.
 func firstFrame(frames []byte) (frame []byte, length int) {
 	length = 4 + int(binary.BigEndian.Uint32(frames))
 	return frames[4:length], length
 }
 
-// write sends what could not be sent at once, until the cable is closed.
+// write sends the frames that send could not write immediately, until the cable is closed.
 func (c *cable) write() {
 	for {
 		select {
@@ -153,7 +154,7 @@ func (c *cable) writeAll(frames []byte) error {
 		frame, length := firstFrame(frames)
 		_, err := c.conn.Write(frame)
 		switch {
-		case errors.Is(err, syscall.ENOBUFS): // macOS, when the other side's buffer is full
+		case errors.Is(err, syscall.ENOBUFS): // macOS returns this when the receiver's buffer is full
 			select {
 			case <-c.done:
 				return net.ErrClosed
@@ -168,7 +169,8 @@ func (c *cable) writeAll(frames []byte) error {
 	return nil
 }
 
-// read hands every frame to input until the cable ends, and says how.
+// read passes every frame to input until the cable ends, and returns the error that ended
+// it.
 func (c *cable) read(input func([]byte)) error {
 	frame := make([]byte, maxFrame+1)
 	if !c.stream {
@@ -199,7 +201,7 @@ func (c *cable) read(input func([]byte)) error {
 				return err
 			}
 		}
-		// A frame that was cut is longer than any allowed one still.
+		// A truncated frame still exceeds the maximum length, so the filter drops it.
 		input(frame[:kept])
 	}
 }

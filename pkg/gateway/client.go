@@ -24,27 +24,27 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Command is the hidden command that runs Main on a directory.
+// Command is the hidden command that runs Main for a directory.
 const Command = "gateway"
 
 // ErrNotRunning is returned, wrapped, when no gateway runs in the directory.
 var ErrNotRunning = errors.New("the session's gateway does not run")
 
 const (
-	startTimeout = 20 * time.Second // until a new process answers
-	askTimeout   = 2 * time.Second  // for an answer of a process that runs
-	quitTimeout  = 5 * time.Second  // until it is killed
+	startTimeout = 20 * time.Second // for a new process to answer
+	askTimeout   = 2 * time.Second  // for a running process to answer
+	quitTimeout  = 5 * time.Second  // before the process is killed
 	clientPoll   = 20 * time.Millisecond
 )
 
-// Process is the gateway of one session, as other processes see it. Its
-// methods may be called at once from several processes.
+// Process is another process's handle on the gateway of one session. Several processes may
+// call its methods at the same time.
 type Process struct {
-	Dir  string // its files
-	Self string // our own binary
+	Dir  string // holds the gateway's files
+	Self string // path of this program's binary
 }
 
-// Running reports whether the gateway's process lives; it may be frozen.
+// Running reports whether the gateway's process exists. The process may be frozen.
 func (p Process) Running() bool {
 	f, err := os.OpenFile(filepath.Join(p.Dir, lockFile), os.O_RDWR, 0)
 	if err != nil {
@@ -54,15 +54,15 @@ func (p Process) Running() bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Start makes a gateway serve the wire under the policy. One that runs already
-// is left alone but for the policy.
+// Start starts a gateway that serves the sockets in w under the policy. If a gateway
+// already runs, Start only changes its policy.
 func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error {
 	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
 		return fail.New(fail.Host, "make the gateway's directory: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	// One that another process has just started may not listen yet.
+	// A gateway that another process has just started may not listen yet.
 	for p.Running() {
 		err := p.SetPolicy(ctx, pol)
 		if !errors.Is(err, ErrNotRunning) && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.ECONNREFUSED) {
@@ -96,8 +96,9 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 		if err == nil && (st.PID == pid || exited == nil) {
 			return nil
 		}
-		// Where another process was faster, ours is not left behind: it could come so
-		// late that the other one has ended, and would stand there for nobody.
+		// If another process started its gateway first, keep waiting until ours has exited.
+		// Otherwise ours could start so late that the other one has ended, and would then
+		// run with no process to stop it.
 		select {
 		case <-ctx.Done():
 			if err == nil {
@@ -105,7 +106,7 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 			}
 			return fail.New(fail.Failure, "the gateway did not come up: %w%s", err, p.lastWords())
 		case <-exited:
-			if !p.Running() { // else another process was faster
+			if !p.Running() { // otherwise another process was faster
 				return fail.New(fail.Failure, "the gateway ended at once%s", p.lastWords())
 			}
 			exited = nil
@@ -114,9 +115,9 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 	}
 }
 
-// spawn executes ourselves as the gateway, in a session of its own: it must outlive
-// us. Of the environment it gets what says how to reach the internet. The channel is
-// closed when it has ended.
+// spawn executes this program as the gateway, in its own process session because it must
+// outlive the caller. It passes on only the environment variables that say how to reach the
+// internet. The returned channel is closed when the process has exited.
 func (p Process) spawn(ctx context.Context) (pid int, _ <-chan struct{}, _ error) {
 	log, err := os.OpenFile(filepath.Join(p.Dir, logFile), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -137,15 +138,15 @@ func (p Process) spawn(ctx context.Context) (pid int, _ <-chan struct{}, _ error
 		return 0, nil, err
 	}
 	exited := make(chan struct{})
-	go func() { // lives as long as the gateway or we do; it only reaps
+	go func() { // only reaps; runs until the gateway or this process exits
 		defer close(exited)
 		_ = cmd.Wait()
 	}()
 	return cmd.Process.Pid, exited, nil
 }
 
-// SetPolicy puts a policy in force at once. It is written first, so that a
-// gateway that is started next has it too.
+// SetPolicy applies a policy immediately. It writes the policy file first, so that a
+// gateway started later uses the same policy.
 func (p Process) SetPolicy(ctx context.Context, pol *policy.Policy) error {
 	if err := p.writePolicy(pol); err != nil {
 		return err
@@ -160,19 +161,20 @@ func (p Process) SetPolicy(ctx context.Context, pol *policy.Policy) error {
 	return nil
 }
 
-// Status asks the gateway; a frozen one does not answer within two seconds.
+// Status asks the gateway for its status. A frozen gateway does not answer within two
+// seconds.
 func (p Process) Status(ctx context.Context) (Status, error) {
 	var st Status
 	err := p.ask(ctx, http.MethodGet, "status", &st)
 	return st, err
 }
 
-// Stop ends the gateway, if need be the hard way, and waits for its end.
+// Stop ends the gateway, killing it if necessary, and waits until it has exited.
 func (p Process) Stop(ctx context.Context) error {
 	if !p.Running() {
 		return nil
 	}
-	// A frozen one does not hear this; the wait below finds out.
+	// A frozen gateway does not receive this; the wait below detects that.
 	_ = p.ask(ctx, http.MethodPost, "quit", nil)
 	if p.gone(ctx, quitTimeout) {
 		return nil
@@ -181,7 +183,8 @@ func (p Process) Stop(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stop the gateway: %w", err)
 	}
-	// The pid in the file is that of the lock's holder, so it is no other's.
+	// The file holds the pid of the process that holds the lock, so the pid cannot belong
+	// to another process.
 	if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && pid > 1 && p.Running() {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("kill the gateway: %w", err)
@@ -259,7 +262,7 @@ func (p Process) writePolicy(pol *policy.Policy) error {
 	return p.write(policyFile, b)
 }
 
-// write replaces a file such that a reader sees the old one or the new one.
+// write replaces a file atomically: a reader sees either the old content or the new.
 func (p Process) write(name string, b []byte) error {
 	if err := atomicfile.Write(filepath.Join(p.Dir, name), b, 0o600); err != nil {
 		return fail.New(fail.Host, "write the gateway's %s: %w", name, err)
@@ -267,7 +270,7 @@ func (p Process) write(name string, b []byte) error {
 	return nil
 }
 
-// lastWords is the end of the gateway's log, for an error.
+// lastWords returns the last line of the gateway's log, for use in an error.
 func (p Process) lastWords() string {
 	b, err := readFile(filepath.Join(p.Dir, logFile), 1<<20)
 	if err != nil || len(b) == 0 {
@@ -277,5 +280,5 @@ func (p Process) lastWords() string {
 	return ": " + lines[len(lines)-1]
 }
 
-// LogFile is where the gateway in dir writes what it has to say of itself.
+// LogFile returns the path of the log that the gateway in dir writes.
 func LogFile(dir string) string { return filepath.Join(dir, logFile) }

@@ -16,15 +16,15 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// conn is one connection of the guest, from its SYN to its end.
+// conn is one TCP connection of the guest, from its SYN to its end.
 type conn struct {
 	g       *Gateway
 	id      uint64
 	started time.Time
-	to      netip.AddrPort // what the guest dialled
-	name    string         // what that address stands for, "" when it is no name
+	to      netip.AddrPort // the address that the guest dialled
+	name    string         // the name behind that address, "" if it has none
 	request *tcp.ForwarderRequest
-	crowded bool // one of many: it gets small buffers
+	crowded bool // one of many connections, so it gets small buffers
 
 	ctx    context.Context // ends when the connection is cut
 	cancel context.CancelCauseFunc
@@ -32,15 +32,15 @@ type conn struct {
 	in     atomic.Int64
 
 	mu      sync.Mutex
-	asked   question // what was allowed; another policy is asked again
-	lax     bool     // nothing looked at what the guest said
+	asked   question // what the policy allowed; a new policy is asked the same
+	lax     bool     // the guest's traffic was not inspected
 	record  Record   // of the opening
 	opened  bool
-	over    bool // somebody said how it ended
+	over    bool // the connection's end was already reported
 	closers []func()
 }
 
-// conns are the connections of the guest.
+// conns holds the guest's connections.
 type conns struct {
 	mu   sync.Mutex
 	last uint64
@@ -53,7 +53,8 @@ func (s *conns) len() int {
 	return len(s.m)
 }
 
-// add gives a connection its number, and its place if there is one.
+// add assigns c a number and registers it. It reports false when there are already
+// maxConnections.
 func (s *conns) add(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +89,7 @@ func (s *conns) each(visit func(*conn)) {
 	}
 }
 
-// connection handles a SYN of the guest. It runs in a goroutine of its own.
+// connection handles a SYN of the guest. It runs in its own goroutine.
 func (g *Gateway) connection(r *tcp.ForwarderRequest) {
 	g.mu.Lock()
 	closed := g.closed
@@ -119,7 +120,7 @@ func (g *Gateway) connection(r *tcp.ForwarderRequest) {
 	}
 }
 
-// heapLive is what the last collection left.
+// heapLive returns the live heap size that the last garbage collection measured.
 func heapLive() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(sample)
@@ -129,8 +130,9 @@ func heapLive() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// ask puts a question to the policy and remembers it. It is remembered first:
-// a policy that comes in between is asked by review, or has been asked here.
+// ask stores a question and puts it to the policy. It stores the question first: if the
+// policy changes in between, either review asks the new policy, or the decision here
+// already does.
 func (c *conn) ask(q question) decision {
 	c.mu.Lock()
 	c.asked = q
@@ -138,13 +140,13 @@ func (c *conn) ask(q question) decision {
 	return c.g.decide(q)
 }
 
-// review asks a new policy what the old one allowed.
+// review asks a new policy about the connection that the old policy allowed.
 func (c *conn) review() {
 	c.mu.Lock()
 	asked, lax := c.asked, c.lax
 	c.mu.Unlock()
 	if asked == (question{}) {
-		return // it will ask the new one
+		return // serve will ask the new policy
 	}
 	if d := c.g.decide(asked); !d.Allowed {
 		c.cut("the policy changed: " + d.Reason)
@@ -153,14 +155,14 @@ func (c *conn) review() {
 	}
 }
 
-// cut ends the connection at once: both sides see a reset.
+// cut ends the connection immediately; both sides see a reset.
 func (c *conn) cut(reason string) {
 	c.cancel(errors.New(reason))
 	c.close()
 }
 
-// closing arranges for f when the connection is cut and at its end. It may be
-// called both times.
+// closing registers f to run when the connection is cut and when it ends. f may be called
+// both times.
 func (c *conn) closing(f func()) {
 	c.mu.Lock()
 	c.closers = append(c.closers, f)
@@ -206,7 +208,7 @@ type guestEnd struct {
 	*gonet.TCPConn
 	endpoint tcpip.Endpoint
 	c        *conn
-	finished atomic.Bool // closed in good order; a reset would lose the last bytes
+	finished atomic.Bool // closed normally; a reset would lose the last bytes
 }
 
 func (e *guestEnd) Read(b []byte) (int, error) {
@@ -221,13 +223,14 @@ func (e *guestEnd) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close closes in good order.
+// Close closes the connection normally.
 func (e *guestEnd) Close() error {
 	e.finished.Store(true)
 	return e.TCPConn.Close()
 }
 
-// abort resets the connection, unless it was closed.
+// abort resets the connection, unless Close was called before and the connection was not
+// cut.
 func (e *guestEnd) abort() {
 	if !e.finished.Load() || e.c.ctx.Err() != nil {
 		e.endpoint.Abort()
@@ -235,7 +238,7 @@ func (e *guestEnd) abort() {
 	e.TCPConn.Close() //nolint:errcheck // the endpoint is gone
 }
 
-// open reports that the connection is made.
+// open reports that the connection has been established.
 func (c *conn) open(proto string, d decision, addr netip.Addr) {
 	c.mu.Lock()
 	if c.opened {
@@ -252,7 +255,7 @@ func (c *conn) open(proto string, d decision, addr netip.Addr) {
 	c.g.report(r)
 }
 
-// deny reports that the connection, or what was said on it, is not allowed.
+// deny reports that the policy does not allow the connection or what the guest sent on it.
 func (c *conn) deny(proto string, d decision) { c.denyAddr(proto, d, c.to.Addr()) }
 
 func (c *conn) denyAddr(proto string, d decision, addr netip.Addr) {
@@ -265,7 +268,7 @@ func (c *conn) denyAddr(proto string, d decision, addr netip.Addr) {
 	})
 }
 
-// fail reports that a connection that is allowed could not be made.
+// fail reports that an allowed connection could not be established.
 func (c *conn) fail(proto string, err error) {
 	var no *deniedError
 	if errors.As(err, &no) {
@@ -288,7 +291,8 @@ func (c *conn) fail(proto string, err error) {
 	})
 }
 
-// end closes what is open and reports the end of what was opened.
+// end closes everything that is open. If the connection was opened, end reports that it is
+// over.
 func (c *conn) end() {
 	if c.request != nil {
 		c.request.Complete(true)
@@ -311,13 +315,13 @@ func (c *conn) end() {
 	c.g.report(r)
 }
 
-// upstream is our side of a connection to the world.
+// upstream is the gateway's side of a connection to the outside.
 type upstream struct {
 	net.Conn
 	finished atomic.Bool
 }
 
-// CloseWrite says that the guest has no more to say.
+// CloseWrite tells the server that the guest has finished sending.
 func (u *upstream) CloseWrite() error {
 	if h, ok := u.Conn.(interface{ CloseWrite() error }); ok {
 		return h.CloseWrite()
@@ -325,16 +329,16 @@ func (u *upstream) CloseWrite() error {
 	return nil
 }
 
-// Close closes in good order.
+// Close closes the connection normally.
 func (u *upstream) Close() error {
 	u.finished.Store(true)
 	return u.Conn.Close()
 }
 
-// abort resets the connection, unless it was closed.
+// abort resets the connection, unless Close was called.
 func (u *upstream) abort() {
 	if t, ok := u.Conn.(*net.TCPConn); ok && !u.finished.Load() {
-		_ = t.SetLinger(0) // an orderly end is the worst that can come of it
+		_ = t.SetLinger(0) // if this fails, the connection ends normally instead
 	}
 	u.Conn.Close()
 }

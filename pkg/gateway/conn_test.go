@@ -37,7 +37,7 @@ func TestSSH(t *testing.T) {
 		if said == "SSH-2.0" {
 			c.(interface{ CloseWrite() error }).CloseWrite()
 		}
-		// The server's greeting may come before the reset; an echo may not.
+		// The server's greeting may arrive before the reset; an echo must not.
 		b, err := io.ReadAll(c)
 		if echoed := bytes.TrimPrefix(b, []byte("SSH-2.0-server\r\n")); err == nil || strings.Contains(err.Error(), "timeout") || bytes.Contains(echoed, []byte(said)) {
 			t.Errorf("%q: read %q, %v; want a reset", said, b, err)
@@ -49,7 +49,7 @@ func TestSSH(t *testing.T) {
 func TestHalfClose(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:7777")})
 	w.server("example.org", 7777, func(c net.Conn) {
-		b, _ := io.ReadAll(c) // until the client has said everything
+		b, _ := io.ReadAll(c) // until the client has finished sending
 		c.Write(bytes.ToUpper(b))
 	})
 	c := w.dial("example.org", 7777)
@@ -62,7 +62,7 @@ func TestHalfClose(t *testing.T) {
 	if end.BytesOut != 11 || end.BytesIn != 11 || end.Elapsed <= 0 || end.Reason != "" || end.Proto != "raw" {
 		t.Errorf("the end was recorded as %+v", end)
 	}
-	// The other way: the server ends first, and still listens.
+	// The opposite case: the server ends first and still reads.
 	heard := make(chan string, 1)
 	w.server("example.org", 7777, func(c net.Conn) {
 		io.WriteString(c, "bye\n")
@@ -91,8 +91,8 @@ func TestServerSpeaksFirst(t *testing.T) {
 	expectRead(t, c, "220 ready\r\n")
 	io.WriteString(c, "no newline")
 	expectRead(t, c, "no newline")
-	// A server of HTTP/2 is no such server. It speaks once the guest has its
-	// connection: a reset may overtake the end of a handshake.
+	// A server of HTTP/2 does not count as one that speaks first. It sends only after the
+	// guest has its connection, because a reset may overtake the end of a handshake.
 	dialled := make(chan struct{})
 	w.server("h2.example", 25, func(c net.Conn) {
 		<-dialled
@@ -114,7 +114,8 @@ func TestResetsPass(t *testing.T) {
 	c := w.dial("example.org", 7777)
 	io.WriteString(c, "x\n")
 	expectReset(t, c)
-	// And from the guest to the server: its process ends with unread data.
+	// The opposite direction, from the guest to the server: the server's process ends with
+	// unread data.
 	seen := make(chan error, 1)
 	w.server("example.org", 7777, func(c net.Conn) {
 		io.WriteString(c, "unread")
@@ -127,7 +128,7 @@ func TestResetsPass(t *testing.T) {
 	if err := <-seen; !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the server saw %v", err)
 	}
-	// What nobody listens for is refused at once.
+	// A port without a listener is refused at once.
 	w.internet("example.org", 7777, "127.0.0.1:1")
 	if c, err := w.guest.DialName(w.ctx(), "example.org", 7777); err == nil {
 		c.Close()
@@ -150,7 +151,7 @@ func TestDenials(t *testing.T) {
 	for _, to := range []string{
 		addr.String() + ":8443", ports.String() + ":443", // another port
 		"203.0.113.1:443", "8.8.8.8:443", // a real address, even the right one
-		"198.18.255.254:443", "198.19.0.1:443", // one that stands for no name
+		"198.18.255.254:443", "198.19.0.1:443", // an address that stands for no name
 		"192.168.5.2:22", "192.168.5.2:443", "192.168.5.2:67", // the gateway
 		"192.168.1.1:80", "10.0.0.1:443", "172.16.0.1:443", "169.254.169.254:80", "100.64.0.1:443",
 	} {
@@ -184,7 +185,8 @@ func TestNoPolicyDeniesEverything(t *testing.T) {
 	}
 }
 
-// A new policy cuts what it does not allow, and nothing else.
+// TestSetPolicyIsLive checks that a new policy cuts the connections that it does not allow,
+// and no others.
 func TestSetPolicyIsLive(t *testing.T) {
 	w := newWorld(t, config{policy: allow("stays.example:7777", "goes.example:7777", "*.wild.example:7777")})
 	for _, name := range []string{"stays.example", "goes.example", "a.wild.example"} {
@@ -207,7 +209,7 @@ func TestSetPolicyIsLive(t *testing.T) {
 	if !strings.Contains(end.Reason, "policy changed") {
 		t.Errorf("the end was recorded as %+v", end)
 	}
-	// What is new works at once; the address of what is gone does not.
+	// A newly allowed name works at once; the address of a removed name does not.
 	w.server("new.example", 7777, echo)
 	c := w.dial("new.example", 7777)
 	io.WriteString(c, "new\n")
@@ -221,7 +223,8 @@ func TestSetPolicyIsLive(t *testing.T) {
 	}
 }
 
-// A policy that comes while a connection is being made is asked, too.
+// TestSetPolicyWhileConnecting checks that a policy that changes while a connection is
+// being established is consulted, too.
 func TestSetPolicyWhileConnecting(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, config{policy: allow("example.org:7777"), resolve: func(ctx context.Context, _ string) ([]netip.Addr, error) {
@@ -267,7 +270,7 @@ func TestModeOpen(t *testing.T) {
 		expectRead(t, c, "neither TLS nor HTTP\n")
 		open = append(open, c)
 	}
-	// An address without a name, too; but not the host's network.
+	// An address without a name works too, but not one on the host's network.
 	c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort("203.0.113.1:443"))
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +289,7 @@ func TestModeOpen(t *testing.T) {
 		c.Close()
 		t.Error("a name led to the host's network")
 	}
-	// What nobody looked at does not outlive the mode.
+	// Connections that were not inspected end with the mode.
 	w.g.SetPolicy(allow("example.org"))
 	for _, c := range append(open, c) {
 		expectReset(t, c)
@@ -327,7 +330,7 @@ func TestHostServices(t *testing.T) {
 	}
 }
 
-// Thousands of connections one after the other, none lost.
+// TestSequentialConnections checks that thousands of connections in sequence all succeed.
 func TestSequentialConnections(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:7777")})
 	w.server("example.org", 7777, func(c net.Conn) { io.WriteString(c, "ok") })
@@ -357,7 +360,8 @@ func TestSequentialConnections(t *testing.T) {
 	}
 }
 
-// Many names at once, each of whose connections reaches its own server.
+// TestManyNames connects to many names at once and checks that each connection reaches its
+// own server.
 func TestManyNames(t *testing.T) {
 	const names = 24
 	rounds := 1000
@@ -389,7 +393,8 @@ func TestManyNames(t *testing.T) {
 	wg.Wait()
 }
 
-// Hundreds of connections that wait cost little, and all still work.
+// TestIdleConnections checks that hundreds of idle connections cost little memory and all
+// still work.
 func TestIdleConnections(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:7777")})
 	w.server("example.org", 7777, echo)

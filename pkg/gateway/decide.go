@@ -11,16 +11,16 @@ type (
 	decision = policy.Decision
 )
 
-// decide asks the policy in force. No other place does.
+// decide asks the policy in force. All of the gateway's decisions go through it.
 func (g *Gateway) decide(q question) decision { return g.policy.Load().Decide(q) }
 
-// lax says whether names are allowed without a look at what is said to them.
+// lax reports whether names are allowed without inspecting the traffic to them.
 func (g *Gateway) lax() bool {
 	p := g.policy.Load()
 	return p != nil && p.Mode == policy.Open
 }
 
-// services are the opted-in services of the host and its network.
+// services returns the opted-in services of the host and its network.
 func (g *Gateway) services() []netip.AddrPort {
 	if p := g.policy.Load(); p != nil {
 		return p.HostServices

@@ -16,7 +16,7 @@ import (
 
 const leaseTime = 24 * time.Hour
 
-// startDHCP serves the one lease there is.
+// startDHCP serves the network's only lease.
 func (g *Gateway) startDHCP() error {
 	var queue waiter.Queue
 	endpoint, terr := g.stack.NewEndpoint(udp.ProtocolNumber, ipv4.ProtocolNumber, &queue)
@@ -47,7 +47,7 @@ func (g *Gateway) startDHCP() error {
 	return nil
 }
 
-// dhcp returns the answer to one packet, nil for none.
+// dhcp returns the reply to one packet, or nil if the packet gets no reply.
 func (g *Gateway) dhcp(packet []byte) []byte {
 	defer g.survive()
 	ask, err := dhcpv4.FromBytes(packet)
@@ -56,7 +56,7 @@ func (g *Gateway) dhcp(packet []byte) []byte {
 	}
 	host, guest := net.IP(g.host.AsSlice()), net.IP(g.guest.AsSlice())
 	if server := ask.ServerIdentifier(); server != nil && !server.Equal(host) {
-		return nil // it chose another server
+		return nil // the client chose another server
 	}
 	kind, address := dhcpv4.MessageTypeOffer, guest
 	switch ask.MessageType() {
@@ -95,7 +95,7 @@ func (g *Gateway) dhcp(packet []byte) []byte {
 	return reply.ToBytes()
 }
 
-// lease is the one lease as text.
+// lease returns the addresses of the gateway and the guest with their MAC addresses.
 func (g *Gateway) lease() map[string]string {
 	return map[string]string{
 		g.host.String():  fmt.Sprint(net.HardwareAddr(gatewayMAC)),

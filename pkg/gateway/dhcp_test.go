@@ -78,7 +78,7 @@ func TestDHCP(t *testing.T) {
 	}
 }
 
-// The answer goes to everybody, as the client has no address yet.
+// TestDHCPOnTheCable checks that the reply is broadcast, as the client has no address yet.
 func TestDHCPOnTheCable(t *testing.T) {
 	frames := make(chan []byte, 16)
 	w := newWorld(t, config{tap: func(f []byte) {
@@ -102,7 +102,7 @@ func TestDHCPOnTheCable(t *testing.T) {
 	}
 }
 
-// udpFrame is a frame of the guest's card.
+// udpFrame returns a frame from the guest's network card.
 func udpFrame(to tcpip.LinkAddress, src, dst string, sport, dport uint16, payload []byte) []byte {
 	b := make([]byte, header.UDPMinimumSize+len(payload))
 	header.UDP(b).Encode(&header.UDPFields{SrcPort: sport, DstPort: dport, Length: uint16(len(b))})

@@ -21,11 +21,11 @@ import (
 const (
 	dialTime  = 30 * time.Second       // for all addresses of a name
 	tryTime   = 15 * time.Second       // for one address
-	nextAfter = 250 * time.Millisecond // the next address is tried beside the last
+	nextAfter = 250 * time.Millisecond // delay before the next address is tried in parallel
 	keepAlive = 60 * time.Second
 )
 
-// deniedError is a connection that the policy or the wall does not allow.
+// deniedError reports a connection that the policy or the gateway does not allow.
 type deniedError struct {
 	decision
 	addr netip.Addr
@@ -33,8 +33,8 @@ type deniedError struct {
 
 func (e *deniedError) Error() string { return e.Reason }
 
-// connect opens a socket. The address was allowed before; it is looked at once
-// more when the kernel is told to connect to it.
+// connect opens a socket. The caller has already checked the address; allowed checks it
+// once more when the kernel is about to connect.
 func connect(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error) {
 	d := net.Dialer{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive},
@@ -49,8 +49,8 @@ func connect(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort
 	return d.DialContext(ctx, "tcp", to.String())
 }
 
-// dial connects to what the guest dialled: a name, through the host's proxy if
-// there is one for it, else to one of its addresses that are allowed.
+// dial connects to the name that the guest dialled. It goes through the host's proxy if one
+// applies to the name, and otherwise to one of the name's allowed addresses.
 func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, dialTime)
 	defer cancel()
@@ -65,8 +65,8 @@ func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 		if err == nil {
 			return c.keep(conn), c.g.decide(q), netip.Addr{}, nil
 		}
-		// Proxies of companies often let nothing but 443 through, and SSH goes
-		// round them, as it does on the host itself.
+		// Corporate proxies often allow only port 443. SSH then bypasses the proxy, as it
+		// does on the host itself.
 		if port == 443 || !errors.Is(err, errProxyRefused) {
 			return nil, decision{}, netip.Addr{}, err
 		}
@@ -94,14 +94,14 @@ func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 	}
 	up := c.keep(conn)
 	q.Addr = at.Addr()
-	d := c.ask(q) // from now on this address is what a new policy is asked about
+	d := c.ask(q) // from now on, a new policy is asked about this address
 	if !d.Allowed {
 		return nil, d, q.Addr, &deniedError{d, q.Addr}
 	}
 	return up, d, q.Addr, nil
 }
 
-// dialAddr connects to an address that is no name's.
+// dialAddr connects to an address that does not stand for a name.
 func (c *conn) dialAddr(to netip.AddrPort) (*upstream, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, dialTime)
 	defer cancel()
@@ -112,15 +112,15 @@ func (c *conn) dialAddr(to netip.AddrPort) (*upstream, error) {
 	return c.keep(conn), nil
 }
 
-// keep makes the connection end with c.
+// keep registers conn to be aborted when c is cut or ends.
 func (c *conn) keep(conn net.Conn) *upstream {
 	up := &upstream{Conn: conn}
 	c.closing(up.abort)
 	return up
 }
 
-// mayReach decides about an address that the name resolved to, or that is
-// dialled without a name.
+// mayReach decides about an address that the name resolved to, or that the guest dialled
+// without a name.
 func (c *conn) mayReach(to netip.AddrPort) error {
 	d := c.g.decide(question{Name: c.name, Addr: to.Addr(), Port: to.Port()})
 	if d.Allowed && !slices.Contains(c.g.services(), to) {
@@ -140,15 +140,15 @@ type attempt struct {
 	err  error
 }
 
-// race connects to the first of some addresses that answers. A dead one costs a
-// moment: the next is tried beside it.
+// race connects to the first address that answers. A dead address costs little time,
+// because the next one is tried in parallel.
 func (c *conn) race(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.AddrPort, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	results := make(chan attempt, len(to))
 	running := 0
 	defer func() {
 		cancel()
-		// Whoever loses is closed; nobody waits for it but Close.
+		// Close the connections that lose the race. Only Close waits for this.
 		if running > 0 {
 			left := running
 			c.g.tasks.Go(func() {
@@ -193,7 +193,7 @@ func (c *conn) race(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.A
 	}
 }
 
-// proxyFor returns the host's own proxy for a name, nil for none.
+// proxyFor returns the host's own proxy for a name, or nil if there is none.
 func (g *Gateway) proxyFor(scheme, name string, port uint16) (*url.URL, error) {
 	host := net.JoinHostPort(name, strconv.Itoa(int(port)))
 	if scheme == "http" && port == portHTTP || scheme == "https" && port == portHTTPS {
@@ -211,8 +211,8 @@ func (g *Gateway) proxyFor(scheme, name string, port uint16) (*url.URL, error) {
 
 var errProxyRefused = errors.New("the host's proxy refused")
 
-// dialProxy connects to the host's own proxy, wherever it is: that is the
-// host's configuration and no word of the guest's.
+// dialProxy connects to the host's own proxy, wherever the proxy is. Its address comes from
+// the host's configuration, not from the guest.
 func (g *Gateway) dialProxy(ctx context.Context, via *url.URL) (net.Conn, error) {
 	d := net.Dialer{Timeout: tryTime, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive}}
 	conn, err := d.DialContext(ctx, "tcp", proxyHost(via))
@@ -230,7 +230,7 @@ func (g *Gateway) dialProxy(ctx context.Context, via *url.URL) (net.Conn, error)
 	return conn, nil
 }
 
-// proxyHost is the proxy's address with its port.
+// proxyHost returns the proxy's address with its port.
 func proxyHost(via *url.URL) string {
 	switch {
 	case via.Port() != "":
@@ -242,8 +242,8 @@ func proxyHost(via *url.URL) string {
 	}
 }
 
-// tunnel asks the host's proxy for a connection. The address behind the name is
-// the proxy's choice and cannot be looked at.
+// tunnel asks the host's proxy for a connection. The proxy chooses the address behind the
+// name, so the gateway cannot check it.
 func (g *Gateway) tunnel(ctx context.Context, via *url.URL, to string) (net.Conn, error) {
 	conn, err := g.dialProxy(ctx, via)
 	if err != nil {
@@ -251,7 +251,7 @@ func (g *Gateway) tunnel(ctx context.Context, via *url.URL, to string) (net.Conn
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	ask := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to, Header: http.Header{}}
-	ask.Header.Set("User-Agent", "") // says nothing of who asks
+	ask.Header.Set("User-Agent", "") // reveals nothing about the client
 	if via.User != nil {
 		password, _ := via.User.Password()
 		token := base64.StdEncoding.EncodeToString([]byte(via.User.Username() + ":" + password))
@@ -278,7 +278,7 @@ func (g *Gateway) tunnel(ctx context.Context, via *url.URL, to string) (net.Conn
 	return &replayed{Conn: conn, first: io.LimitReader(r, int64(r.Buffered()))}, nil
 }
 
-// replayed gives bytes that were read already once more.
+// replayed is a connection that first returns bytes which were already read from it.
 type replayed struct {
 	net.Conn
 	first io.Reader
@@ -297,7 +297,7 @@ func (r *replayed) Read(b []byte) (int, error) {
 	return r.Conn.Read(b)
 }
 
-// CloseWrite passes on the end of what is said.
+// CloseWrite passes on the end of the stream.
 func (r *replayed) CloseWrite() error {
 	if h, ok := r.Conn.(interface{ CloseWrite() error }); ok {
 		return h.CloseWrite()

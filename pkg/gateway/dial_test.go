@@ -19,7 +19,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// A name of the list that leads to what is blocked leads nowhere.
+// TestRebinding checks that an allowed name that resolves to a blocked address cannot be
+// reached.
 func TestRebinding(t *testing.T) {
 	hello := clientHelloFor(t, "example.org")
 	own := netip.MustParseAddr("203.0.113.200")
@@ -54,7 +55,7 @@ func TestRebinding(t *testing.T) {
 	if len(denials) != len(addrs) {
 		t.Errorf("%d denials of %d", len(denials), len(addrs))
 	}
-	// Of a mixed answer only the good address is used.
+	// If an answer mixes blocked and allowed addresses, only the allowed one is used.
 	w.names["example.org"] = append(addrs[:5:5], netip.MustParseAddr("203.0.113.1"))
 	w.servers[netip.MustParseAddrPort("203.0.113.1:443")] = serveTCP(t, func(c net.Conn) { io.WriteString(c, "hi"); echo(c) })
 	w.g.resolved = resolvedNames{}
@@ -79,7 +80,8 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// The last look is at what the kernel is about to connect to.
+// TestConnectLooksAtTheAddress checks that the last check sees the address that the kernel
+// is about to connect to.
 func TestConnectLooksAtTheAddress(t *testing.T) {
 	reached := make(chan struct{}, 1)
 	at := netip.MustParseAddrPort(serveTCP(t, func(net.Conn) { reached <- struct{}{} }))
@@ -102,7 +104,7 @@ func TestConnectLooksAtTheAddress(t *testing.T) {
 	if len(reached) > 0 {
 		t.Error("the refused connection was made")
 	}
-	// With the real last step, loopback is out of reach, whoever names it.
+	// With the real last step, loopback is out of reach, whatever name is used.
 	g := quietGateway(t, allow("example.org"))
 	var denied *deniedError
 	conn := &conn{g: g, name: "example.org", ctx: t.Context(), to: netip.AddrPortFrom(fakeAddr(9), 443)}
@@ -111,8 +113,9 @@ func TestConnectLooksAtTheAddress(t *testing.T) {
 	}
 }
 
-// A network of the host's with global addresses is its LAN, as one with private
-// addresses is: on the list, in mode open, and by address.
+// TestLocalNetworksWithGlobalAddresses checks that a host network with global addresses
+// counts as its LAN, as one with private addresses does: for allowed names, in mode open,
+// and by address.
 func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
 	var routes []hostnet.Route
 	for to, hop := range map[string]string{
@@ -133,7 +136,7 @@ func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
 			addr := netip.MustParseAddr(a)
 			w.names["example.org"] = []netip.Addr{addr}
 			w.g.resolved = resolvedNames{}
-			if c, err := w.guest.DialName(w.ctx(), "example.org", 443); err == nil { // mode open refuses before
+			if c, err := w.guest.DialName(w.ctx(), "example.org", 443); err == nil { // mode open refuses earlier
 				c.Write(hello)
 				expectReset(t, c)
 			}
@@ -150,7 +153,8 @@ func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
 		if got := w.waitDenied("local network 198.51.100.0/24"); got.Addr != netip.MustParseAddr(near[0]) {
 			t.Errorf("mode %s: %+v", mode, got)
 		}
-		// What the user opened there is reached, by address and by an allowed name.
+		// A service that the user opened there can be reached by address and by an allowed
+		// name.
 		service := p.HostServices[0]
 		w.servers[service] = serveTCP(t, func(c net.Conn) { io.WriteString(c, "hi"); echo(c) })
 		c, err := w.guest.Dial(w.ctx(), service)
@@ -159,7 +163,7 @@ func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
 		}
 		expectRead(t, c, "hi")
 		c.Close()
-		// Beside them is the internet.
+		// Addresses next to these networks belong to the internet.
 		w.internet("other.example.org", 443, w.servers[service])
 		p = allow("other.example.org")
 		p.Mode = mode
@@ -170,8 +174,8 @@ func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
 	}
 }
 
-// A host that joins another network has another LAN. The address is looked at
-// again when the kernel is about to connect.
+// TestNetworksAreReadAgain checks that a host that joins another network has another LAN.
+// The address is checked again when the kernel is about to connect.
 func TestNetworksAreReadAgain(t *testing.T) {
 	at := netip.MustParseAddrPort(serveTCP(t, echo))
 	to := netip.MustParseAddrPort("203.0.113.9:443")
@@ -180,7 +184,7 @@ func TestNetworksAreReadAgain(t *testing.T) {
 	now.Store(hostnet.New(nil, nil))
 	g.readNetworks = func() (*hostnet.Networks, error) { return now.Load(), nil }
 	g.connect = func(_ context.Context, _ netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error) {
-		now.Store(hostnet.New(prefixes("203.0.113.1/24"), nil)) // after the first look
+		now.Store(hostnet.New(prefixes("203.0.113.1/24"), nil)) // after the first check
 		g.networks.until = time.Time{}
 		if err := allowed(to); err != nil {
 			return nil, err
@@ -206,11 +210,12 @@ func TestHostNetworksUnknown(t *testing.T) {
 	}
 }
 
-// Dead addresses and families that do not work cost a moment, not the connection.
+// TestDialTriesAllAddresses checks that dead addresses and address families that do not
+// work only delay the connection.
 func TestDialTriesAllAddresses(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:7777", "six.example:7777")})
 	at := serveTCP(t, echo)
-	for i := range 6 { // into the void
+	for i := range 6 { // these never answer
 		dead := netip.AddrFrom4([4]byte{203, 0, 113, byte(100 + i)})
 		w.names["example.org"] = append(w.names["example.org"], dead)
 		if i%2 == 0 {
@@ -252,7 +257,8 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-// The host is asked once for all that wait, and once for a while.
+// TestLookupsAreShared checks that concurrent lookups of a name ask the host once, and that
+// the answer is reused for a while.
 func TestLookupsAreShared(t *testing.T) {
 	asked := make(chan string, 100)
 	release := make(chan struct{})
@@ -288,7 +294,7 @@ func TestLookupsAreShared(t *testing.T) {
 	}
 }
 
-// proxy is a pretend proxy of the host.
+// proxy starts a simulated proxy of the host.
 func proxy(t *testing.T, ports string, to func(string) string) (string, chan string) {
 	asked := make(chan string, 100)
 	at := serveTCP(t, func(c net.Conn) {
@@ -355,16 +361,16 @@ func TestProxyOfTheHost(t *testing.T) {
 	if len(w.dials()) > 0 {
 		t.Errorf("dialled %v", w.dials())
 	}
-	// The proxy lets no SSH through, so it goes its own way.
+	// The proxy does not allow SSH, so SSH bypasses it.
 	expectRead(t, w.dial("example.org", 22), "SSH-2.0-direct\r\n")
 	c = w.dial("direct.example", 443)
 	c.Write(clientHelloFor(t, "direct.example"))
 	expectRead(t, c, "direct")
-	// The wall in front of the proxy stands.
+	// The gateway still checks connections that go through the proxy.
 	c = w.dial("example.org", 443)
 	c.Write(clientHelloFor(t, "other.example"))
 	expectReset(t, c)
-	// A proxy that is gone fails the connection, it is not gone round.
+	// If the proxy is down, the connection fails and does not bypass it.
 	via.Host = "127.0.0.1:1"
 	c = w.dial("example.org", 443)
 	c.Write(hello)

@@ -20,14 +20,14 @@ const (
 	dnsPort     = 53
 	dnsTTL      = 60 // seconds; well below nameMemory
 	maxUDPReply = 1232
-	maxQuestion = 4096 // bytes of a message that can hold but one question
-	dnsClients  = 64   // over TCP, at one time
+	maxQuestion = 4096 // bytes of a message; enough for one question
+	dnsClients  = 64   // concurrent clients over TCP
 	dnsIdle     = 30 * time.Second
 )
 
-// startDNS answers on the gateway's address. Every answer is made here, without
-// asking anybody, so one goroutine keeps up with any guest and a flood of
-// questions costs nothing but the guest's own time.
+// startDNS serves DNS on the gateway's address. Every answer is computed here, without
+// asking another server. One goroutine can therefore keep up with any guest, and a flood of
+// questions costs only the guest's own time.
 func (g *Gateway) startDNS() error {
 	at := tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(g.host.As4()), Port: dnsPort}
 	datagrams, err := gonet.DialUDP(g.stack, &at, nil, ipv4.ProtocolNumber)
@@ -97,13 +97,13 @@ func (g *Gateway) dnsStream(c net.Conn) {
 	}
 }
 
-// dns returns the reply to one message of at most size bytes, nil for none.
+// dns returns the reply to one message, of at most size bytes, or nil if there is none.
 func (g *Gateway) dns(message []byte, size int) (packed []byte) {
 	defer g.survive()
 	g.stats.questions.Add(1)
 	ask := new(dns.Msg)
-	// A message that is no question is not answered: two servers that answer
-	// each other's errors would never stop.
+	// Do not answer a message that is not a question: two servers that answered each
+	// other's errors would never stop.
 	if len(message) < 12 || message[2]&0x80 != 0 {
 		return nil
 	}
@@ -130,8 +130,8 @@ func (g *Gateway) dns(message []byte, size int) (packed []byte) {
 	return packed
 }
 
-// explain adds why a name was denied (RFC 8914), which resolvers such as
-// systemd-resolved show their user.
+// explain adds the reason why a name was denied (RFC 8914). Resolvers such as
+// systemd-resolved show it to their user.
 func explain(reply *dns.Msg, why string) {
 	opt := &dns.OPT{Hdr: dns.RR_Header{Name: ".", Rrtype: dns.TypeOPT}}
 	opt.SetUDPSize(maxUDPReply)
@@ -141,7 +141,7 @@ func explain(reply *dns.Msg, why string) {
 	reply.Extra = append(reply.Extra, opt)
 }
 
-// answer decides about the one question of a message.
+// answer decides about the only question of a message.
 func (g *Gateway) answer(ask *dns.Msg) (code int, answer []dns.RR, why string) {
 	if ask.Opcode != dns.OpcodeQuery {
 		return dns.RcodeNotImplemented, nil, ""
@@ -164,8 +164,8 @@ func (g *Gateway) answer(ask *dns.Msg) (code int, answer []dns.RR, why string) {
 	if !d.Allowed {
 		return g.denied(name, d)
 	}
-	// Other types do not exist: no IPv6 inside, no keys for an encrypted
-	// ClientHello, and nothing that could carry what the guest asked to anybody.
+	// Records of other types do not exist: there is no IPv6 inside, there are no keys for
+	// an encrypted ClientHello, and no answer can reveal to anyone what the guest asked.
 	if q.Qtype != dns.TypeA {
 		return dns.RcodeSuccess, nil, ""
 	}
@@ -192,7 +192,8 @@ func (g *Gateway) reportDNS(name string, addr netip.Addr, d decision) {
 	})
 }
 
-// addressRecord spells the name as the client did: some compare the case.
+// addressRecord spells the name exactly as the client did, because some clients compare the
+// case.
 func addressRecord(name string, addr netip.Addr) dns.RR {
 	return &dns.A{
 		Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: dnsTTL},

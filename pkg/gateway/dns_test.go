@@ -177,7 +177,7 @@ func TestDNSOddMessages(t *testing.T) {
 	}
 }
 
-// quietGateway has no machine: its parts are called directly.
+// quietGateway returns a gateway without a VM; tests call its parts directly.
 func quietGateway(t testing.TB, p *policy.Policy) *Gateway {
 	t.Helper()
 	g, err := New(Options{Subnet: testSubnet, MAC: guestMAC, MTU: 1500, Policy: p})
@@ -195,8 +195,8 @@ func quietGateway(t testing.TB, p *policy.Policy) *Gateway {
 	return g
 }
 
-// Many clients over TCP that say nothing must not keep others from an answer
-// for ever, nor the gateway from its end.
+// TestDNSSilentClients checks that many silent clients over TCP cannot block other clients
+// for ever, nor keep the gateway from closing.
 func TestDNSSilentClients(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org")})
 	to := netip.AddrPortFrom(w.g.host, dnsPort)
@@ -210,7 +210,7 @@ func TestDNSSilentClients(t *testing.T) {
 	if _, err := w.guest.Ask(w.ctx(), "tcp", ask("example.org", dns.TypeA)); err != nil {
 		t.Fatal(err)
 	}
-	// A length beyond any question ends the connection.
+	// A length that exceeds any question ends the connection.
 	c, err := w.guest.Dial(w.ctx(), to)
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +260,7 @@ func TestForeignResolversAreRefusedAtOnce(t *testing.T) {
 	if r.Name != "example.org" || r.Allowed {
 		t.Errorf("QUIC recorded as %+v", r)
 	}
-	// To another resolver over TCP and TLS.
+	// Connect to another resolver over TCP and TLS.
 	for _, to := range []string{"8.8.8.8:53", "8.8.8.8:853", "1.1.1.1:443"} {
 		if c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort(to)); err == nil {
 			c.Close()
@@ -294,7 +294,7 @@ func TestNamesAreReclaimed(t *testing.T) {
 		t.Errorf("a known name lost its address: %s", a)
 	}
 	now = now.Add(2 * time.Second)
-	for i := range 100 { // everything but first.example and busy.example may go
+	for i := range 100 { // everything but first.example and busy.example may be evicted
 		if _, ok := n.addr(fmt.Sprintf("late%d.example", i)); !ok {
 			t.Fatalf("no room for late name %d", i)
 		}
@@ -319,7 +319,7 @@ func TestNamesAreReclaimed(t *testing.T) {
 	}
 }
 
-// The address of a name is the same after a restart of the gateway.
+// TestNamesAreStable checks that a name keeps its address after a restart of the gateway.
 func TestNamesAreStable(t *testing.T) {
 	a, _ := newNames(time.Now).addr("example.org")
 	other := newNames(time.Now)

@@ -8,9 +8,9 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// Bounds of a frame. QEMU hands on what the guest's driver wrote, so the length
-// is the guest's word: what is longer than a packet can be is skipped, and what
-// no card can send means that the stream is not one of frames.
+// Bounds of a frame. QEMU forwards what the guest's driver wrote, so the guest controls
+// the length. A frame longer than any packet is skipped. A length that no network card
+// can send means that the stream does not consist of frames.
 const (
 	maxFrame   = header.EthernetMinimumSize + 65535
 	maxSkipped = 1 << 20
@@ -18,7 +18,7 @@ const (
 	dhcpClient = 68
 )
 
-// drop is why a frame went no further.
+// drop is the reason why a frame was dropped.
 type drop int
 
 const (
@@ -44,7 +44,7 @@ func (d drop) String() string {
 	}[d]
 }
 
-// filter is what is known of the one guest that may send.
+// filter holds the addresses of the only guest that may send.
 type filter struct {
 	guestMAC, hostMAC []byte
 	guest, host       tcpip.Address
@@ -65,10 +65,10 @@ func newFilter(subnet netip.Prefix, guest, host netip.Addr, mac []byte, mtu int)
 	}
 }
 
-// check is the part of the wall that needs no memory: one card, one address,
-// IPv4 without options and fragments, and nothing for more than one receiver
-// but the first words of ARP and DHCP. It looks at the headers as the stack
-// will, so that the stack never sees one that is not whole.
+// check applies the rules that need no state: one network card, one address, IPv4
+// without options or fragments, and no broadcast or multicast except the first messages
+// of ARP and DHCP. It examines the headers in the same way as the stack will, so the
+// stack never sees a truncated one.
 func (f *filter) check(frame []byte) drop {
 	switch {
 	case len(frame) < header.EthernetMinimumSize:
@@ -119,7 +119,7 @@ func (f *filter) checkIPv4(packet []byte, everybody bool) drop {
 	switch {
 	case !ip.IsValid(len(packet)):
 		return dropMalformed
-	case ip.HeaderLength() != header.IPv4MinimumSize: // source routes among them
+	case ip.HeaderLength() != header.IPv4MinimumSize: // such as source routes
 		return dropOptions
 	case ip.More() || ip.FragmentOffset() != 0:
 		return dropFragment
@@ -158,8 +158,8 @@ func (f *filter) checkIPv4(packet []byte, everybody bool) drop {
 		}
 		return accepted
 	case header.ICMPv4ProtocolNumber:
-		// An echo request is all a guest needs. Its errors would only change
-		// what the stack believes of a path that is one cable long.
+		// Echo requests are all that a guest needs. ICMP errors would only change what
+		// the stack assumes about a path with a single hop.
 		if len(payload) < header.ICMPv4MinimumSize || to != f.host || header.ICMPv4(payload).Type() != header.ICMPv4Echo {
 			return dropICMP
 		}
@@ -181,7 +181,8 @@ func wholeTCP(b []byte) bool {
 	return offset >= header.TCPMinimumSize && offset <= len(b)
 }
 
-// unicast excludes what is for nobody, this machine or many.
+// unicast reports whether an address is unicast: not unspecified, loopback, multicast
+// or reserved.
 func unicast(a tcpip.Address) bool {
 	b := a.As4()
 	return b[0] != 0 && b[0] != 127 && b[0] < 224

@@ -36,7 +36,7 @@ func arpFrame(op header.ARPOp, senderMAC, sender, target string) []byte {
 	return f
 }
 
-// changed returns a frame with one byte of it changed.
+// changed returns a copy of a frame with one byte changed.
 func changed(f []byte, at int, to byte) []byte {
 	f = bytes.Clone(f)
 	f[at] = to
@@ -166,8 +166,8 @@ func waitFor(t *testing.T, done func() bool) {
 	}
 }
 
-// Whatever is on the cable, the gateway lives, grows no further than its
-// bounds, and serves the guest afterwards.
+// TestHostileFrames checks that the gateway survives arbitrary frames, stays within its
+// memory bounds, and serves the guest afterwards.
 func TestHostileFrames(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:7777")})
 	w.server("example.org", 7777, echo)
@@ -186,16 +186,16 @@ func TestHostileFrames(t *testing.T) {
 	for i := range 20_000 {
 		f := bytes.Clone(seeds[random.IntN(len(seeds))])
 		switch i % 4 {
-		case 0: // noise
+		case 0: // random bytes
 			f = make([]byte, random.IntN(3000))
 			fill(f)
-		case 1: // noise in a good Ethernet header
+		case 1: // random bytes after a valid Ethernet header
 			f = make([]byte, 14+random.IntN(1500))
 			fill(f)
 			copy(f, gatewayMAC)
 			copy(f[6:], mac)
 			f[12], f[13] = 8, 0
-		default: // one thing changed, at the end of the link header or later
+		default: // a few bytes changed, at the end of the link header or later
 			for range 1 + random.IntN(4) {
 				if len(f) > 14 {
 					f[14+random.IntN(len(f)-14)] = byte(random.Uint32())
@@ -209,7 +209,7 @@ func TestHostileFrames(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A flood of SYNs that are never answered, from every port, to an allowed name.
+	// Flood an allowed name with SYNs from every port that are never answered.
 	fake, err := w.guest.Lookup(w.ctx(), "example.org")
 	if err != nil {
 		t.Fatal(err)
@@ -232,7 +232,7 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-// dialPatiently tries again while a flood takes all places.
+// dialPatiently retries while a flood takes all places.
 func (w *world) dialPatiently(name string, port uint16) net.Conn {
 	w.t.Helper()
 	for deadline := time.Now().Add(patience); ; {
@@ -255,7 +255,7 @@ func heapAfterGC() uint64 {
 	return m.HeapAlloc
 }
 
-// Lengths in the stream are the other side's word.
+// TestStreamLengths checks that the gateway does not trust the lengths in the stream.
 func TestStreamLengths(t *testing.T) {
 	w := newWorld(t, config{unguest: true})
 	send := func(n uint32, b []byte) {
@@ -266,20 +266,20 @@ func TestStreamLengths(t *testing.T) {
 	}
 	send(0, nil)
 	send(1, []byte{1})
-	send(70_000, make([]byte, 70_000)) // a frame no stack makes is skipped
+	send(70_000, make([]byte, 70_000)) // a frame that no stack produces is skipped
 	send(maxSkipped, make([]byte, maxSkipped))
 	send(5, []byte("after"))
 	waitFor(t, func() bool { return w.g.Stats().FramesIn == 5 })
 	if d := w.g.Stats().Dropped; d["too_long"] != 2 || d["malformed"] != 3 {
 		t.Errorf("dropped %v", d)
 	}
-	send(maxSkipped+1, nil) // this is no stream of frames
+	send(maxSkipped+1, nil) // this is not a stream of frames
 	<-w.g.Unplugged()
 	w.wait(func(r Record) bool { return r.Kind == KindLink && r.End })
 }
 
-// A machine that does not read holds up nobody: not what it says itself,
-// not a change of policy, not the end.
+// TestFrozenMachine checks that a VM that does not read blocks nothing: not its own
+// frames, not a change of policy, and not Close.
 func TestFrozenMachine(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org"), unguest: true})
 	ping := ipFrame(toGateway, "192.168.5.15", "192.168.5.2", 1, echoRequest(1400))
@@ -313,7 +313,7 @@ func echoRequest(size int) []byte {
 	return ping
 }
 
-// Only the gateway answers a ping.
+// TestPing checks that only the gateway answers a ping.
 func TestPing(t *testing.T) {
 	replies := make(chan string, 10)
 	w := newWorld(t, config{tap: func(f []byte) {

@@ -21,7 +21,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// What passes the filter is whole, from the one guest, and for one receiver.
+// FuzzFrame checks that frames that pass the filter are complete, come from the only
+// guest, and have a single receiver.
 func FuzzFrame(f *testing.F) {
 	for _, seed := range frames() {
 		f.Add(seed.frame)
@@ -113,7 +114,7 @@ func FuzzDNS(f *testing.F) {
 	})
 }
 
-// said is a connection on which everything is said already.
+// said is a connection whose whole input is given in advance.
 type said struct {
 	net.Conn
 	io.Reader
@@ -125,7 +126,8 @@ func (s said) Close() error                    { return errors.New("closed") }
 func (s said) SetReadDeadline(time.Time) error { return nil }
 func (s said) SetDeadline(time.Time) error     { return nil }
 
-// What is passed on as a ClientHello to a name is one to a real server.
+// FuzzClientHello checks that bytes that pass as a ClientHello to a name are one for a
+// real server, too.
 func FuzzClientHello(f *testing.F) {
 	f.Add(clientHelloFor(f, "example.org"))
 	f.Add(clientHelloFor(f, "other.example"))
@@ -154,7 +156,8 @@ type quiet struct{ said }
 
 func (quiet) Write(b []byte) (int, error) { return len(b), nil }
 
-// Whatever is said on the web port, the server sees whole requests to the name.
+// FuzzHTTP checks that the server sees only whole requests to the name, whatever the
+// guest sends on the web port.
 func FuzzHTTP(f *testing.F) {
 	for _, seed := range []string{
 		"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
@@ -195,7 +198,7 @@ func FuzzHTTP(f *testing.F) {
 	})
 }
 
-// serveStrictly reads requests and says which is not one to example.org.
+// serveStrictly reads requests and returns an error for one that is not to example.org.
 func serveStrictly(c net.Conn) error {
 	defer c.Close()
 	r := bufio.NewReader(c)
@@ -226,8 +229,8 @@ func FuzzSniff(f *testing.F) {
 		if len(b) > 1000 {
 			return
 		}
-		// Once decided, more of the same does not change it; and what a server
-		// takes for a request is seen as one.
+		// After a decision, more bytes of the same input do not change it; and bytes
+		// that a server takes for a request are recognised as one.
 		for i := range b {
 			if was := sniff(b[:i]); was == speaksTLS || was == speaksOther {
 				if now := sniff(b); now != was {

@@ -1,16 +1,16 @@
-// Package gateway is a user-space network for one virtual machine: the guest's
-// only network card ends in it, and only what the policy allows leaves.
+// Package gateway is a user-space network for one virtual machine: the guest's only
+// network card ends in it, and only traffic that the policy allows leaves.
 //
-// It owns the virtual cable, DHCP, DNS, and every connection of the guest. A
-// name is answered with an address that means nothing outside (198.18.0.0/15)
-// and is resolved by the host when the guest connects, so that what was decided
-// about a name cannot be turned on another address. There is no switch, hence
-// no other machine; no UDP but DHCP and DNS; no IPv6 inside. Nothing of a
-// guest's DNS question ever leaves the host.
+// It owns the virtual cable, DHCP, DNS, and every connection of the guest. It answers a
+// name with an address that means nothing outside (198.18.0.0/15), and the host
+// resolves the name when the guest connects. A decision about a name can therefore not
+// be redirected to another address. There is no switch, hence no other machine; no UDP
+// except DHCP and DNS; and no IPv6 inside. Nothing of a guest's DNS question ever
+// leaves the host.
 //
-// It trusts nothing the guest says, and everything the guest can make grow is
-// bounded. It never decides: pkg/policy does. It never reads files, and the
-// process around it (sockets, log, policy file) is not its business.
+// It trusts nothing that the guest sends, and bounds everything that the guest can make
+// grow. It never decides: pkg/policy does. Gateway itself never reads files; the
+// process around it owns the sockets, the log and the policy file.
 package gateway
 
 import (
@@ -35,47 +35,48 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// gatewayMAC is the card of the host's side, as Lima's own gateway has it.
+// gatewayMAC is the address of the host's network card, the same as in Lima's own
+// gateway.
 const gatewayMAC = "\x5a\x94\xef\xe4\x0c\xdd"
 
-// Bounds on what a guest can make grow.
+// Bounds on everything that a guest can make grow.
 const (
-	maxConnections = 1024      // of the guest, at one time
-	maxExposed     = 256       // of the host into the guest, at one time
-	maxHeap        = 192 << 20 // live bytes above which no connection is accepted
+	maxConnections = 1024      // concurrent connections of the guest
+	maxExposed     = 256       // concurrent connections of the host into the guest
+	maxHeap        = 192 << 20 // live bytes; above this no connection is accepted
 )
 
-// Options is what a gateway needs to know. Only Subnet, MAC and MTU have no
-// useful zero value.
+// Options configures a gateway. Only Subnet, MAC and MTU have no useful zero value.
 type Options struct {
 	Subnet netip.Prefix // IPv4; the host's side is its address +2, the guest's +15
-	MAC    string       // of the guest's card; frames of another one are dropped
+	MAC    string       // of the guest's card; frames from any other are dropped
 	MTU    int          // 1500…65520
 	Policy *policy.Policy
 	Log    func(Record) // called for every decision, from many goroutines; must not block
 
-	// Resolve is asked when the guest connects to a name; nil means the host's resolver.
+	// Resolve resolves a name when the guest connects to it; nil means the host's
+	// resolver.
 	Resolve func(ctx context.Context, name string) ([]netip.Addr, error)
-	// Proxy is the proxy the host itself would use for a URL, or nil; nil means
-	// the one of the environment. Toward a proxy only the name can be checked:
-	// which address stands behind it is known to the proxy alone.
+	// Proxy returns the proxy that the host itself would use for a URL, or nil. A nil
+	// Proxy means the proxy of the environment. For a connection through a proxy only
+	// the name can be checked: only the proxy knows which address the name resolves to.
 	Proxy func(*url.URL) (*url.URL, error)
-	// HostNetworks reads the host's own addresses and its local networks, where
-	// nothing leads but a host service; nil means hostnet.Read.
+	// HostNetworks reads the host's own addresses and its local networks, where the
+	// guest can reach nothing but host services; nil means hostnet.Read.
 	HostNetworks func() (*hostnet.Networks, error)
 }
 
-// Gateway is the network of one virtual machine. Its methods may be called by
-// any number of goroutines.
+// Gateway is the network of one virtual machine. Its methods may be called
+// concurrently.
 type Gateway struct {
 	log          func(Record)
 	resolve      func(context.Context, string) ([]netip.Addr, error)
 	proxy        func(*url.URL) (*url.URL, error)
 	readNetworks func() (*hostnet.Networks, error)
-	// connect is the last step of a dial to an address that was allowed. Tests
-	// lead it to loopback; everything before it they cannot change.
+	// connect is the last step of a dial to an allowed address. Tests redirect it to
+	// loopback; they cannot change any earlier step.
 	connect func(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error)
-	heap    func() uint64 // heapLive, but for tests
+	heap    func() uint64 // heapLive, except in tests
 
 	subnet netip.Prefix
 	host   netip.Addr // the gateway's own address
@@ -104,13 +105,13 @@ type Gateway struct {
 	tasks  sync.WaitGroup
 	mu     sync.Mutex
 	closed bool
-	open   map[closer]struct{} // what Close closes to end the tasks
+	open   map[closer]struct{} // closed by Close to end the tasks
 }
 
 type closer interface{ Close() error }
 
-// New makes a gateway and starts its services. It reaches nobody until
-// ServeStream or ServeDatagram brings a virtual machine.
+// New creates a gateway and starts its services. The gateway has no guest until
+// ServeStream or ServeDatagram connects a virtual machine.
 func New(o Options) (*Gateway, error) {
 	subnet := o.Subnet.Masked()
 	if !subnet.IsValid() || !subnet.Addr().Is4() || subnet.Bits() > 27 || subnet.Bits() < 8 {
@@ -170,26 +171,27 @@ func (g *Gateway) start() error {
 // offset returns the nth address of a network.
 func offset(p netip.Prefix, n byte) netip.Addr {
 	a := p.Addr().As4()
-	a[3] += n // the network's last five bits at least are zero
+	a[3] += n // at least the network's last five bits are zero
 	return netip.AddrFrom4(a)
 }
 
-// SetPolicy puts another policy in force at once. Connections that it still
-// allows go on, the others are cut. nil denies everything.
+// SetPolicy applies another policy immediately. It cuts the connections that the new
+// policy does not allow; the others continue. A nil policy denies everything.
 func (g *Gateway) SetPolicy(p *policy.Policy) {
 	g.policy.Store(p)
 	g.conns.each(func(c *conn) { c.review() })
 }
 
-// Unplugged is closed when the connection to the virtual machine has ended.
-// Its network cannot be plugged in again: the gateway has done its work.
+// Unplugged returns a channel that is closed when the connection to the virtual machine
+// has ended. The network cannot be connected again: the gateway's work is over.
 func (g *Gateway) Unplugged() <-chan struct{} { return g.link.unplugged }
 
-// API answers what Lima asks on the endpoint socket of a user-v2 network.
+// API returns the handler for Lima's requests on the endpoint socket of a user-v2
+// network.
 func (g *Gateway) API() http.Handler { return g.api() }
 
-// run starts a goroutine that Close waits for; c, if not nil, is closed by
-// Close to end it. It reports false when the gateway is closed already.
+// run starts a goroutine that Close waits for. If c is not nil, Close closes it to end
+// the goroutine. run reports false when the gateway is already closed.
 func (g *Gateway) run(c closer, task func()) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -210,14 +212,15 @@ func (g *Gateway) run(c closer, task func()) bool {
 }
 
 func (g *Gateway) release(c closer) {
-	c.Close() //nolint:errcheck // its task has ended; closing twice is no harm
+	c.Close() //nolint:errcheck // the task has ended; closing twice does no harm
 	g.mu.Lock()
 	delete(g.open, c)
 	g.mu.Unlock()
 }
 
-// survive keeps a bug in the handling of one packet or connection from ending
-// the network of the machine. What it covers is closed by its own defers.
+// survive recovers from a panic, so that a bug in handling one packet or connection
+// does not end the VM's network. The resources of the code that it protects are closed
+// by that code's own defers.
 func (g *Gateway) survive() {
 	if cause := recover(); cause != nil {
 		g.stats.panics.Add(1)
@@ -225,7 +228,7 @@ func (g *Gateway) survive() {
 	}
 }
 
-// Close cuts everything and waits for the gateway's goroutines.
+// Close cuts all connections and waits for the gateway's goroutines.
 func (g *Gateway) Close() error {
 	g.mu.Lock()
 	g.closed = true
@@ -238,7 +241,7 @@ func (g *Gateway) Close() error {
 	g.conns.each(func(c *conn) { c.cut("the gateway was closed") })
 	g.link.close()
 	for _, c := range open {
-		c.Close() //nolint:errcheck // ends the task; what it reports is of no use any more
+		c.Close() //nolint:errcheck // ends the task; its error is no longer of use
 	}
 	if g.web != nil {
 		g.web.close()
@@ -254,7 +257,7 @@ func (g *Gateway) Close() error {
 	return nil
 }
 
-// tcpipError makes an error of the network stack one of ours.
+// tcpipError converts an error of the network stack into a Go error.
 func tcpipError(err tcpip.Error) error {
 	if err == nil {
 		return nil

@@ -16,21 +16,22 @@ import (
 
 const (
 	maxHello  = 64 << 10
-	firstTime = 60 * time.Second // in which a client must say what it speaks
+	firstTime = 60 * time.Second // time in which a client must identify its protocol
 
 	extensionECH = 0xfe0d // RFC 9849
 )
 
-// hello is what a TLS client says first, and the bytes in which it did.
+// hello is a client's TLS ClientHello and the bytes that carried it.
 type hello struct {
 	name      string
-	encrypted bool // there is another one inside
+	encrypted bool // contains an encrypted ClientHello
 	bytes     []byte
-	rest      []byte // what came along after it
+	rest      []byte // bytes that arrived together with the hello, after it
 }
 
-// check says why a hello is not one to name, nil if it is. An encrypted one
-// would ask the server for a name that cannot be seen here.
+// check returns an error if the hello is not for name. It rejects an encrypted
+// ClientHello, because that could ask the server for a name that the gateway cannot
+// see.
 func (h hello) check(name string) error {
 	switch got, err := policy.Canonical(h.name); {
 	case h.name == "":
@@ -45,9 +46,9 @@ func (h hello) check(name string) error {
 
 var errSeen = errors.New("seen")
 
-// readHello reads a ClientHello, of which first was read already, and nothing
-// after it but what came along. crypto/tls puts it together and takes it apart;
-// it refuses what is ambiguous.
+// readHello reads a ClientHello, of which first has already been read. It reads no
+// further, except for bytes that arrive together with the hello. crypto/tls assembles
+// and parses the hello, and refuses ambiguous input.
 func readHello(ctx context.Context, c net.Conn, first []byte) (hello, error) {
 	if err := c.SetReadDeadline(time.Now().Add(firstTime)); err != nil {
 		return hello{}, err
@@ -74,7 +75,8 @@ func readHello(ctx context.Context, c net.Conn, first []byte) (hello, error) {
 	return h, c.SetReadDeadline(time.Time{})
 }
 
-// tape keeps what is read and loses what is written: crypto/tls would answer.
+// tape records everything that is read and discards everything that is written, since
+// crypto/tls would answer.
 type tape struct {
 	net.Conn
 	read []byte

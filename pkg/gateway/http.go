@@ -26,8 +26,8 @@ const (
 	httpIdle          = 10 * time.Minute
 )
 
-// web is a real proxy for plain HTTP: every request is read, checked, and
-// written anew, so that what is checked is what the server reads.
+// web is a real proxy for plain HTTP: it parses, checks and rewrites every request, so
+// that the server reads exactly what was checked.
 type web struct {
 	g       *Gateway
 	server  *http.Server
@@ -35,7 +35,7 @@ type web struct {
 	forward *httputil.ReverseProxy
 }
 
-// dialled is an upstream connection that is there already.
+// dialled is an upstream connection that is already established.
 type dialled struct {
 	conn *upstream
 	decision
@@ -70,7 +70,7 @@ type webConnKey struct{}
 
 func newWeb(g *Gateway) *web {
 	w := &web{g: g, conns: make(chan *webConn)}
-	quiet := log.New(io.Discard, "", 0) // a guest's broken requests are no news
+	quiet := log.New(io.Discard, "", 0) // a guest's broken requests are not worth a log line
 	var http1 http.Protocols
 	http1.SetHTTP1(true)
 	w.forward = &httputil.ReverseProxy{
@@ -86,7 +86,7 @@ func newWeb(g *Gateway) *web {
 			}
 			if _, said := p.In.Header["User-Agent"]; !said {
 				p.Out.Header["User-Agent"] = nil
-				p.Out.Header.Set("User-Agent", "") // none, not Go's
+				p.Out.Header.Set("User-Agent", "") // sends no User-Agent instead of Go's default
 			}
 		},
 		Transport:     roundTrip(func(r *http.Request) (*http.Response, error) { return webConnOf(r).transport.RoundTrip(r) }),
@@ -106,13 +106,13 @@ func newWeb(g *Gateway) *web {
 			return context.WithValue(ctx, webConnKey{}, c)
 		},
 	}
-	g.run(nil, func() { _ = w.server.Serve(w) }) // ends with close, and says nothing else
+	g.run(nil, func() { _ = w.server.Serve(w) }) // ends with close and never returns any other error
 	return w
 }
 
-func (w *web) close() { w.server.Close() } //nolint:errcheck // the connections are ours to close
+func (w *web) close() { w.server.Close() } //nolint:errcheck // the connections are closed separately
 
-// Accept, Close and Addr make web the server's listener.
+// Accept implements net.Listener. web is its own server's listener.
 func (w *web) Accept() (net.Conn, error) {
 	select {
 	case c := <-w.conns:
@@ -131,14 +131,14 @@ func (w *web) Addr() net.Addr { return &net.UnixAddr{Name: "gateway", Net: "unix
 func webConnOf(r *http.Request) *webConn {
 	c, ok := r.Context().Value(webConnKey{}).(*webConn)
 	if !ok {
-		panic("a request without its connection") // the server's contexts are made above
+		panic("a request without its connection") // cannot happen: ConnContext sets it above
 	}
 	return c
 }
 
 func connOf(r *http.Request) *conn { return webConnOf(r).c }
 
-// authority is the Host of the name that was dialled.
+// authority returns the Host header for the name that was dialled.
 func (c *conn) authority() string {
 	if c.to.Port() == portHTTP {
 		return c.name
@@ -146,8 +146,8 @@ func (c *conn) authority() string {
 	return net.JoinHostPort(c.name, strconv.Itoa(int(c.to.Port())))
 }
 
-// serveHTTP serves a connection on which the guest speaks HTTP, until it ends.
-// There is one upstream connection for it at a time, first if it is there.
+// serveHTTP serves a connection on which the guest speaks HTTP, until it ends. It uses
+// one upstream connection at a time, starting with first if that is not nil.
 func (c *conn) serveHTTP(guest net.Conn, first *dialled) {
 	via, err := c.g.proxyFor("http", c.name, c.to.Port())
 	if err != nil {
@@ -159,7 +159,7 @@ func (c *conn) serveHTTP(guest net.Conn, first *dialled) {
 	wc := &webConn{Conn: guest, c: c, done: make(chan struct{})}
 	wc.transport = &http.Transport{
 		Protocols:              &http1,
-		DisableCompression:     true, // what the guest asks for is what it gets
+		DisableCompression:     true, // the guest gets the encoding that it asks for
 		MaxConnsPerHost:        1,
 		MaxIdleConns:           1,
 		IdleConnTimeout:        90 * time.Second,
@@ -224,12 +224,12 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusMisdirectedRequest, decision{Reason: err.Error()})
 		return
 	}
-	// What the server does not say, ours does not make up.
+	// Do not add headers that the server did not send.
 	rw.Header()["Date"], rw.Header()["Content-Type"] = nil, nil
 	w.forward.ServeHTTP(rw, r)
 }
 
-// checkHost says why a Host is not the name and port that were dialled.
+// checkHost returns an error if host is not the name and port that were dialled.
 func (c *conn) checkHost(host string) error {
 	c.mu.Lock()
 	lax := c.lax
@@ -250,8 +250,8 @@ func (c *conn) checkHost(host string) error {
 	return nil
 }
 
-// isWebSocket is the one upgrade that is passed on. Another one, such as to
-// HTTP/2 or TLS, would leave what was checked behind.
+// isWebSocket reports whether r asks for the only upgrade that is passed on. Any other
+// upgrade, such as to HTTP/2 or TLS, would escape the checks.
 func isWebSocket(r *http.Request) bool {
 	return strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && len(r.Header["Upgrade"]) == 1
 }
@@ -276,7 +276,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// copyBuffers are what bodies are copied with.
+// copyBuffers is a pool of buffers for copying bodies.
 type copyBuffers struct{ pool sync.Pool }
 
 func (b *copyBuffers) Get() []byte {

@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// raw says something to a name and returns the connection and its reader.
+// raw connects to a name and sends text. It returns the connection and its reader.
 func (w *world) raw(name string, port uint16, said string) (net.Conn, *bufio.Reader) {
 	w.t.Helper()
 	c := w.dial(name, port)
@@ -136,8 +136,8 @@ func TestHTTPEveryRequestIsChecked(t *testing.T) {
 	w.waitDenied("HTTP/2")
 }
 
-// A request hidden in the body of another, for whoever reads the length
-// differently, reaches the server as that body.
+// TestHTTPSmuggling checks that a request hidden in the body of another one, for a
+// server that computes the length differently, reaches the server as part of that body.
 func TestHTTPSmuggling(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org")})
 	type got struct{ uri, body string }
@@ -196,7 +196,7 @@ func TestHTTPUpgrade(t *testing.T) {
 	if end.BytesIn == 0 || end.BytesOut == 0 {
 		t.Errorf("the end was recorded as %+v", end)
 	}
-	// Other upgrades would leave what was checked: the request goes on without.
+	// Other upgrades would escape the checks, so the request is passed on without them.
 	for _, to := range []string{"h2c", "TLS/1.0", "websocket, h2c", "tcp"} {
 		_, r := w.raw("example.org", 80, "GET / HTTP/1.1\r\nHost: example.org\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\nUpgrade: "+to+"\r\n\r\n")
 		if status, body := response(t, r); status != 200 || body != "no" {
@@ -248,7 +248,8 @@ func TestHTTPStreams(t *testing.T) {
 	}
 }
 
-// On a port that only a rule opened, HTTP is known by what is said.
+// TestHTTPElsewhere checks that HTTP is recognised by its content on a port that only a
+// rule opened.
 func TestHTTPElsewhere(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:8080", "line.example:8080")})
 	var hits atomic.Int64
@@ -269,10 +270,10 @@ func TestHTTPElsewhere(t *testing.T) {
 		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 	} {
 		c, r := w.raw("example.org", 8080, said[:1])
-		for i := 1; i < len(said); i++ { // also when it comes slowly
+		for i := 1; i < len(said); i++ { // also byte by byte
 			io.WriteString(c, said[i:i+1])
 		}
-		// What comes after the refusal may turn it into a reset.
+		// Bytes that are sent after the refusal may turn it into a reset.
 		if a, err := http.ReadResponse(r, nil); err == nil && a.StatusCode < 400 || err != nil && !strings.Contains(err.Error(), "reset") {
 			t.Errorf("%q: %+v %v", said, a, err)
 		}
@@ -281,13 +282,13 @@ func TestHTTPElsewhere(t *testing.T) {
 		t.Error("a request to another name reached the server")
 	}
 	w.waitDenied(`HTTP Host "other.example" is not the name`)
-	// A line that is none of HTTP passes.
+	// A line that is not HTTP passes.
 	w.server("line.example", 8080, echo)
 	_, r := w.raw("line.example", 8080, "EHLO me\r\n")
 	expectRead(t, r, "EHLO me\r\n")
 	_, r = w.raw("line.example", 8080, "0032git-upload-pack /project.git\x00host=line.example\x00")
 	expectRead(t, r, "0032git-upload-pack /project.git\x00host=line.example\x00")
-	// One without an end is held, and is not held for ever.
+	// A line without an end is held back, but not for ever.
 	c, r := w.raw("line.example", 8080, strings.Repeat("x", maxFirstLine))
 	defer c.Close()
 	if b, err := io.ReadAll(r); err == nil || len(b) > 0 {
@@ -309,7 +310,8 @@ func TestHTTPUpstreamFails(t *testing.T) {
 			t.Errorf("recorded as %+v", r)
 		}
 	}
-	// A guest that leaves while the server is slow is no failure of the server.
+	// A guest that disconnects while the server is slow does not count as a failure of
+	// the server.
 	entered := make(chan struct{})
 	w.web("slow.example", 80, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		close(entered)

@@ -21,31 +21,32 @@ const (
 	journalFile = "decisions.jsonl"
 	oldSuffix   = ".1"
 
-	// Whatever a guest does, its journal takes two files of this size.
+	// Size limit of one file of the decision log. The log uses two files at most,
+	// whatever a guest does.
 	maxJournal = 8 << 20
 
-	// The same denial again is counted for this long before it is written.
+	// How long an equal denial is only counted before the count is written.
 	journalWindow = 5 * time.Second
 	maxCounted    = 1024 // decisions that are being counted
-	maxPerWindow  = 1000 // lines written in a window; what is over is counted only
+	maxPerWindow  = 1000 // lines written in a window; the rest is only counted
 	journalQueue  = 1024 // records on their way to the writer
 
 	maxLine     = 16 << 10
-	journalPoll = 200 * time.Millisecond // for one who follows
+	journalPoll = 200 * time.Millisecond // for a reader that follows
 )
 
-// Entry is a line of the journal.
+// Entry is a line of the decision log.
 type Entry struct {
-	Seq   int64 `json:"seq"`             // grows by one over the journal's life
-	Count int64 `json:"count,omitempty"` // how often since the entry before it; absent for once
+	Seq   int64 `json:"seq"`             // grows by one over the log's life
+	Count int64 `json:"count,omitempty"` // occurrences since the previous entry; absent if one
 	Record
 }
 
-// Times is how many decisions the entry stands for.
+// Times returns how many decisions the entry stands for.
 func (e Entry) Times() int64 { return max(e.Count, 1) }
 
-// journal writes records to a file that is bounded in size. Equal denials are
-// counted rather than repeated, because the guest chooses how many there are.
+// journal writes records to the decision log, a file of bounded size. It counts equal
+// denials instead of repeating them, because the guest chooses how many there are.
 type journal struct {
 	path  string
 	queue chan Record
@@ -53,12 +54,12 @@ type journal struct {
 
 	mu      sync.Mutex
 	dropped int64 // records that found the queue full
-	failed  error // the last error of writing, nil after a success
+	failed  error // the last write's error, nil if it succeeded
 
-	// Of the writer only.
+	// The fields below belong to the writer.
 	file    *os.File
 	size    int64
-	torn    bool // the last line may have no end
+	torn    bool // the last line may be incomplete
 	seq     int64
 	pending map[Record]*pending
 	written int
@@ -70,7 +71,7 @@ type pending struct {
 	count int64
 }
 
-// openJournal continues the journal in dir.
+// openJournal opens the decision log in dir and continues its numbering.
 func openJournal(dir string) (*journal, error) {
 	j := &journal{
 		path: filepath.Join(dir, journalFile), queue: make(chan Record, journalQueue), done: make(chan struct{}),
@@ -98,12 +99,13 @@ func (j *journal) open() error {
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	// A line that was cut, by a crash or a full disk, must not swallow the next.
+	// A line that a crash or a full disk cut off must not swallow the next one.
 	j.file, j.size, j.torn = f, st.Size(), st.Size() > 0
 	return nil
 }
 
-// add takes a record; it never blocks, and counts what it cannot take.
+// add queues a record. It never blocks, and counts the records for which the queue has
+// no space.
 func (j *journal) add(r Record) {
 	select {
 	case j.queue <- r:
@@ -114,7 +116,7 @@ func (j *journal) add(r Record) {
 	}
 }
 
-// close writes what is left. Nothing may be added any more.
+// close writes everything that is queued or counted. add must not be called afterwards.
 func (j *journal) close() error {
 	close(j.queue)
 	<-j.done
@@ -123,7 +125,7 @@ func (j *journal) close() error {
 	return errors.Join(j.failed, j.file.Close())
 }
 
-// err is why the journal cannot be written, nil when it can.
+// err returns why the log cannot be written, or nil if it can.
 func (j *journal) err() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -148,10 +150,10 @@ func (j *journal) write() {
 	}
 }
 
-// take writes a decision that was not seen in this window, and counts others.
+// take writes a decision that is new in this window, and counts repetitions.
 func (j *journal) take(r Record) {
 	if r.Allowed && r.Kind != "dns" {
-		j.line(Entry{Record: r}) // a connection: each has its own bytes
+		j.line(Entry{Record: r}) // a connection; each has its own byte counts
 		return
 	}
 	key := r
@@ -217,8 +219,8 @@ func (j *journal) append(e Entry) error {
 	if err != nil {
 		return err
 	}
-	if j.size+int64(len(b))+2 > maxJournal { // with the ends of lines
-		// It is gone already if no new one could be opened the last time.
+	if j.size+int64(len(b))+2 > maxJournal { // two newlines
+		// The file is already gone if no new one could be opened the last time.
 		if err := os.Rename(j.path, j.path+oldSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -239,9 +241,9 @@ func (j *journal) append(e Entry) error {
 	return err
 }
 
-// Journal reads the decisions of the gateway in dir, oldest first, and with
-// follow goes on as they are made until ctx ends. A journal that does not exist
-// is empty. Damaged lines are left out: a crash may have cut one.
+// Journal reads the decision log of the gateway in dir, oldest entry first. With
+// follow, it continues with new entries until ctx ends. A log that does not exist is
+// empty. Journal skips damaged lines, because a crash may have cut one off.
 func Journal(ctx context.Context, dir string, follow bool) func(yield func(Entry, error) bool) {
 	return func(yield func(Entry, error) bool) {
 		r := reader{path: filepath.Join(dir, journalFile), yield: yield}
@@ -265,13 +267,13 @@ func Journal(ctx context.Context, dir string, follow bool) func(yield func(Entry
 
 var errEnough = errors.New("the reader has enough")
 
-// reader follows the journal's file, also when the writer begins a new one.
+// reader follows the log's file across rotations.
 type reader struct {
 	path  string
 	yield func(Entry, error) bool
-	file  *os.File // nil before there is one
-	at    int64    // end of the last whole line
-	last  int64    // sequence of the last entry that was yielded
+	file  *os.File // nil until the file exists
+	at    int64    // end of the last complete line
+	last  int64    // sequence number of the last yielded entry
 }
 
 func (r *reader) close() {
@@ -280,7 +282,7 @@ func (r *reader) close() {
 	}
 }
 
-// all reads a file that is not written any more.
+// all reads a file that is no longer being written.
 func (r *reader) all(path string) error {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -294,13 +296,13 @@ func (r *reader) all(path string) error {
 	return err
 }
 
-// more reads what was written since the last time.
+// more reads what was written since the last call.
 func (r *reader) more() error {
 	for {
 		now, err := os.Open(r.path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil // or not there for an instant
+			return nil // or missing for an instant, during a rotation
 		case err != nil:
 			return err
 		}
@@ -315,7 +317,7 @@ func (r *reader) more() error {
 			if r.at, err = r.lines(r.file, r.at); err != nil || same {
 				return err
 			}
-			r.close() // it was whole: the writer had left it before we looked
+			r.close() // read completely: the writer left it before it was compared
 		}
 		r.file, r.at = now, 0
 	}
@@ -330,18 +332,18 @@ func sameFile(a, b *os.File) (bool, error) {
 	return os.SameFile(x, y), nil
 }
 
-// lines yields the entries of the whole lines from offset at, and returns the
-// offset after them.
+// lines yields the entries of the complete lines from offset at, and returns the offset
+// after them.
 func (r *reader) lines(f *os.File, at int64) (int64, error) {
 	in := bufio.NewReaderSize(io.NewSectionReader(f, at, 2*maxJournal), maxLine)
 	for {
 		line, err := in.ReadSlice('\n')
 		at += int64(len(line))
 		switch {
-		case errors.Is(err, bufio.ErrBufferFull): // not one of ours
+		case errors.Is(err, bufio.ErrBufferFull): // not a line that journal wrote
 			continue
 		case errors.Is(err, io.EOF):
-			return at - int64(len(line)), nil // also a line that is being written
+			return at - int64(len(line)), nil // also when a line is still being written
 		case err != nil:
 			return at, err
 		}
@@ -356,18 +358,18 @@ func (r *reader) lines(f *os.File, at int64) (int64, error) {
 	}
 }
 
-// Denial is what was denied, however often.
+// Denial is one denied destination with all its occurrences.
 type Denial struct {
-	Name   string     `json:"name,omitempty"` // "" where an address was asked for
+	Name   string     `json:"name,omitempty"` // "" if an address was asked for
 	Addr   netip.Addr `json:"addr,omitzero"`
-	Port   uint16     `json:"port,omitempty"` // 0 where a name was only asked for
+	Port   uint16     `json:"port,omitempty"` // 0 if a name was only looked up
 	Reason string     `json:"reason"`
 	Count  int64      `json:"count"`
 	First  time.Time  `json:"first"`
 	Last   time.Time  `json:"last"`
 }
 
-// Target is what was asked for, as a person writes it.
+// Target returns the destination as a person writes it.
 func (d Denial) Target() string {
 	switch {
 	case d.Name == "" && !d.Addr.IsValid():
@@ -382,7 +384,8 @@ func (d Denial) Target() string {
 	return fmt.Sprintf("%s:%d", d.Name, d.Port)
 }
 
-// Denials sums up what was denied after a moment, the most frequent first.
+// Denials summarizes what was denied after a point in time, the most frequent
+// destination first.
 func Denials(ctx context.Context, dir string, after time.Time) ([]Denial, error) {
 	type key struct {
 		name string
@@ -398,7 +401,7 @@ func Denials(ctx context.Context, dir string, after time.Time) ([]Denial, error)
 			continue
 		}
 		k := key{name: e.Name, port: e.Port}
-		if e.Kind == KindDNS { // the port is that of the question, not of what was wanted
+		if e.Kind == KindDNS { // the port is DNS's own, not the destination's
 			k.port = 0
 		}
 		if e.Name == "" {

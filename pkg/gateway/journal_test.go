@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// idleJournal is a journal whose writer is the test.
+// idleJournal returns a journal without a writer; the test takes the writer's part.
 func idleJournal(t *testing.T) *journal {
 	t.Helper()
 	j := &journal{path: filepath.Join(t.TempDir(), journalFile), queue: make(chan Record, journalQueue), pending: map[Record]*pending{}}
@@ -48,8 +48,8 @@ func denial(i int) Record {
 	return Record{Kind: KindDNS, Name: fmt.Sprintf("n%d.example.org", i), Reason: "not on the allowlist"}
 }
 
-// In a window a guest gets so many lines and so much memory, whatever it does;
-// what is over is counted.
+// TestJournalWindow checks that a guest gets a limited number of lines and a limited
+// amount of memory in a window, and that the excess is counted.
 func TestJournalWindow(t *testing.T) {
 	for name, record := range map[string]func(int) Record{
 		"denials": denial,
@@ -75,7 +75,8 @@ func TestJournalWindow(t *testing.T) {
 	}
 }
 
-// The same denial is a line, then a count, and in the next window a line again.
+// TestJournalCountsEqualDenials checks that an equal denial becomes one line, then a
+// count, and in the next window a line again.
 func TestJournalCountsEqualDenials(t *testing.T) {
 	j := idleJournal(t)
 	for range 3 {
@@ -92,7 +93,8 @@ func TestJournalCountsEqualDenials(t *testing.T) {
 	}
 }
 
-// The queue has an end; what finds it full is counted too.
+// TestJournalQueue checks that the queue is bounded and that records that find it full
+// are counted.
 func TestJournalQueue(t *testing.T) {
 	j := idleJournal(t)
 	for i := range journalQueue + 7 {
@@ -104,7 +106,8 @@ func TestJournalQueue(t *testing.T) {
 	}
 }
 
-// A journal takes two files of its bound, over restarts as well.
+// TestJournalRotates checks that the log uses two files of at most maxJournal bytes,
+// also across restarts.
 func TestJournalRotates(t *testing.T) {
 	j := idleJournal(t)
 	e := Entry{Record: Record{Kind: KindTCP, Source: strings.Repeat("x", 8000)}}
@@ -113,7 +116,7 @@ func TestJournalRotates(t *testing.T) {
 		if err := j.append(e); err != nil {
 			t.Fatal(err)
 		}
-		if i%100 == 0 { // another process goes on
+		if i%100 == 0 { // as another process that continues the log
 			if err := errors.Join(j.file.Close(), j.open()); err != nil {
 				t.Fatal(err)
 			}
@@ -140,8 +143,8 @@ func TestJournalRotates(t *testing.T) {
 	}
 }
 
-// While nothing can be written, the journal says so and counts; afterwards it
-// goes on, without a gap and with the count.
+// TestJournalOnAFullDisk checks that the journal reports and counts while it cannot
+// write. Afterwards it continues without a gap in the numbers and writes the count.
 func TestJournalOnAFullDisk(t *testing.T) {
 	j := idleJournal(t)
 	j.line(Entry{Record: denial(0)})
@@ -159,7 +162,7 @@ func TestJournalOnAFullDisk(t *testing.T) {
 	if err := j.err(); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("on a full disk the journal says %v", err)
 	}
-	// The kernel took the beginning of a line.
+	// The kernel wrote only the beginning of a line.
 	if _, err := good.WriteString(`{"seq":2,"na`); err != nil {
 		t.Fatal(err)
 	}
@@ -172,11 +175,11 @@ func TestJournalOnAFullDisk(t *testing.T) {
 	}
 }
 
-// A new file that cannot be opened is tried again.
+// TestJournalCannotRotate checks that opening a new file is retried after a failure.
 func TestJournalCannotRotate(t *testing.T) {
 	j := idleJournal(t)
 	j.line(Entry{Record: denial(0)})
-	// Its name is taken as soon as it is free.
+	// The new path's directory is missing, so the new file cannot be opened.
 	j.size = maxJournal
 	dir := j.path
 	j.path = filepath.Join(filepath.Dir(j.path), "missing", journalFile)
@@ -193,7 +196,8 @@ func TestJournalCannotRotate(t *testing.T) {
 	}
 }
 
-// What is queued or counted is written before the end; why it could not be is told.
+// TestJournalClose checks that close writes queued and counted records, and returns the
+// error if it cannot.
 func TestJournalClose(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, journalFile), []byte(`{"seq":7,"time":"2026-01-01T00:00:00Z","kind":"dns","allowed":false}`+"\n"+`{"seq":8,"ti`), 0o600); err != nil {

@@ -14,8 +14,8 @@ import (
 
 const nicID = 1
 
-// link is the stack's network card: the end of a cable to one machine. Without
-// a cable it drops everything.
+// link is the stack's network card: one end of the cable to the VM. Without a cable it
+// drops everything.
 type link struct {
 	filter     filter
 	mtu        uint32
@@ -24,9 +24,9 @@ type link struct {
 
 	mu        sync.Mutex
 	cable     *cable // set once
-	used      bool   // there was one
+	used      bool   // the link has or had a cable
 	unplugged chan struct{}
-	buffer    []byte // frames of one WritePackets
+	buffer    []byte // frames of one WritePackets call
 
 	framesIn, framesOut, bytesIn, bytesOut atomic.Uint64
 	drops                                  [drops]atomic.Uint64
@@ -47,8 +47,8 @@ func newLink(g *Gateway) *link {
 
 var errUsed = errors.New("the network card is or was plugged in already")
 
-// plug gives the link its cable, once in its life: QEMU's end of a stream never
-// comes back, and a second one would be somebody else.
+// plug gives the link its cable, once in its life. QEMU's end of a stream never
+// reconnects, so a second connection would come from a stranger.
 func (l *link) plug(c *cable) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +66,7 @@ func (l *link) unplug() {
 	close(l.unplugged)
 }
 
-// close ends the link's use, plugged or not.
+// close ends the use of the link, whether it has a cable or not.
 func (l *link) close() {
 	l.mu.Lock()
 	c, was := l.cable, l.used
@@ -80,7 +80,7 @@ func (l *link) close() {
 	}
 }
 
-// input takes one frame of the guest. The slice is the caller's again afterwards.
+// input processes one frame from the guest. The caller may reuse the slice afterwards.
 func (l *link) input(frame []byte) {
 	l.framesIn.Add(1)
 	l.bytesIn.Add(uint64(len(frame)))
@@ -117,8 +117,8 @@ func (l *link) count(s *Stats) {
 	l.mu.Unlock()
 }
 
-// WritePackets sends a batch as one write. The stack hands over a large segment
-// cut into frames, so a batch is often everything there is to say.
+// WritePackets sends a batch as one write. The stack splits a large segment into
+// frames, so a batch is often everything there is to send.
 func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,19 +166,21 @@ func (l *link) Attach(d stack.NetworkDispatcher) {
 	l.dispatcher.Store(&d)
 }
 
-// Capabilities: the cable is a socket of this host, which loses no bits, so
-// checksums of what comes in are not computed again.
+// Capabilities implements stack.LinkEndpoint. The cable is a socket of this host, which
+// corrupts no bits, so the stack does not verify checksums of incoming packets.
 func (l *link) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityResolutionRequired | stack.CapabilityRXChecksumOffload
 }
 
-// GSOMaxSize leaves room for the headers of one packet.
+// GSOMaxSize implements stack.GSOEndpoint. It leaves space for the headers of one
+// packet.
 func (l *link) GSOMaxSize() uint32 { return 65535 - 200 }
 
-// SupportedGSO: the stack cuts segments itself, and hands them over in a batch.
+// SupportedGSO implements stack.GSOEndpoint. The stack splits segments itself and
+// passes them in a batch.
 func (l *link) SupportedGSO() stack.SupportedGSO { return stack.GVisorGSOSupported }
 
-// The rest of stack.LinkEndpoint, which a cable has nothing to say to.
+// The rest of stack.LinkEndpoint, which does not matter for a cable.
 
 func (l *link) MTU() uint32                             { return l.mtu }
 func (l *link) SetMTU(uint32)                           {}

@@ -8,28 +8,28 @@ import (
 	"time"
 )
 
-// fakeRange is where names get their addresses: set aside for measurements, on
-// no network, and routed by nobody.
+// fakeRange is the range of the names' addresses. It is reserved for benchmarks, is on
+// no network, and is never routed.
 var fakeRange = netip.MustParsePrefix("198.18.0.0/15")
 
 const (
-	maxNames   = 32 << 10         // a quarter of the range: a free address is near
-	nameMemory = 10 * time.Minute // in which an address stands for one name
+	maxNames   = 32 << 10         // a quarter of the range, so that a free address is near
+	nameMemory = 10 * time.Minute // how long an address keeps its name after the last use
 )
 
-// names gives every name an address of its own. The address is the name, for
-// every protocol and without a time limit that a client might not keep.
+// names gives every name its own address. The address identifies the name for every
+// protocol, without a time limit that a client might ignore.
 //
-// It is bounded: when it is full, names that nobody asked for or connected to
-// within nameMemory make room, the least recently used first. When there are
-// none, there is no address.
+// The number of names is bounded. When it is reached, names that were neither looked up
+// nor connected to within nameMemory are evicted, the least recently used first. If
+// there are none, a new name gets no address.
 type names struct {
 	now func() time.Time
 
 	mu     sync.Mutex
 	byName map[string]*named
 	byAddr map[netip.Addr]*named
-	recent list.List // of *named, the most recently used in front
+	recent list.List // of *named, most recently used first
 }
 
 type named struct {
@@ -50,7 +50,8 @@ func (n *names) len() int {
 	return len(n.byName)
 }
 
-// addr returns the address of a name, a new one if need be.
+// addr returns the address of a name, and assigns one if the name has none. It reports
+// false if no address is available.
 func (n *names) addr(name string) (netip.Addr, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -61,14 +62,14 @@ func (n *names) addr(name string) (netip.Addr, bool) {
 	if len(n.byName) >= maxNames && !n.reclaim() {
 		return netip.Addr{}, false
 	}
-	// By its hash a name has the same address after a restart, too, unless it
-	// collides; a guest that remembers it is none the wiser.
+	// The address derives from the name's hash, so unless it collides it is the same
+	// after a restart. A guest that cached it notices nothing.
 	h := fnv.New32a()
 	h.Write([]byte(name)) //nolint:errcheck // never fails
 	for i := h.Sum32(); ; i++ {
 		a := fakeAddr(i)
 		if last := a.As4()[3]; last == 0 || last == 255 || n.byAddr[a] != nil {
-			continue // some stacks take .0 and .255 for no host
+			continue // some stacks do not accept .0 and .255 as host addresses
 		}
 		e := &named{name: name, addr: a}
 		e.place = n.recent.PushFront(e)
@@ -85,7 +86,7 @@ func fakeAddr(i uint32) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// reclaim makes room for one name.
+// reclaim evicts one name. It reports false if no name may be evicted.
 func (n *names) reclaim() bool {
 	limit := n.now().Add(-nameMemory)
 	for place := n.recent.Back(); place != nil; place = place.Prev() {
@@ -108,7 +109,7 @@ func (n *names) touch(e *named) {
 	n.recent.MoveToFront(e.place)
 }
 
-// name returns what an address stands for, "" when it is no name's.
+// name returns the name that an address stands for, or "".
 func (n *names) name(addr netip.Addr) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -118,7 +119,7 @@ func (n *names) name(addr netip.Addr) string {
 	return ""
 }
 
-// acquire is name for a connection, which keeps the name until release.
+// acquire is like name, but pins the name for a connection until release is called.
 func (n *names) acquire(addr netip.Addr) (name string, release func(), ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -136,7 +137,7 @@ func (n *names) acquire(addr netip.Addr) (name string, release func(), ok bool) 
 	}, true
 }
 
-// hosts are the names of the gateway and the guest, which Lima gives.
+// hosts holds the names of the gateway and the guest, which Lima adds.
 type hosts struct {
 	mu sync.Mutex
 	m  map[string]netip.Addr

@@ -10,21 +10,20 @@ import (
 	"time"
 )
 
-// socketBuffer is asked for on a datagram socket: macOS takes no datagram
-// larger than it, and the default is smaller than a frame.
+// socketBuffer is the buffer size requested for a datagram socket. macOS accepts no
+// datagram larger than the buffer, and the default is smaller than a frame.
 const socketBuffer = 4 << 20
 
-// ServeStream takes the machine's connection from l: frames with their length
-// before them, as QEMU's stream network device sends them. It takes one in the
-// gateway's life and refuses every other. It returns when l or the gateway is
-// closed.
+// ServeStream accepts the VM's connection on l: length-prefixed frames, as QEMU's
+// stream network device sends them. The gateway accepts one VM connection in its life
+// and refuses all others. ServeStream returns when l or the gateway is closed.
 func (g *Gateway) ServeStream(l net.Listener) error {
 	return g.accept(l, func(c net.Conn) { g.plug(newCable(c, true)) })
 }
 
-// ServeDatagram takes the machine's connection from l: each connection to l
-// passes one end of a datagram socket pair, as Lima's vz driver does. It takes
-// one in the gateway's life and refuses every other. It returns when l or the
+// ServeDatagram accepts the VM's connection on l. Each connection to l passes one end
+// of a datagram socket pair, as Lima's vz driver does. The gateway accepts one VM
+// connection in its life and refuses all others. ServeDatagram returns when l or the
 // gateway is closed.
 func (g *Gateway) ServeDatagram(l *net.UnixListener) error {
 	return g.accept(l, func(c net.Conn) {
@@ -42,7 +41,7 @@ func (g *Gateway) ServeDatagram(l *net.UnixListener) error {
 	})
 }
 
-// accept serves connections of l until it or the gateway is closed.
+// accept serves connections on l until l or the gateway is closed.
 func (g *Gateway) accept(l net.Listener, serve func(net.Conn)) error {
 	result := make(chan error, 1)
 	if !g.run(l, func() { result <- g.acceptLoop(l, serve) }) {
@@ -58,7 +57,7 @@ func (g *Gateway) acceptLoop(l net.Listener, serve func(net.Conn)) error {
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ECONNABORTED):
-			select { // the shortage may pass
+			select { // wait, as the shortage may pass
 			case <-g.ctx.Done():
 				return nil
 			case <-time.After(100 * time.Millisecond):
@@ -73,7 +72,7 @@ func (g *Gateway) acceptLoop(l net.Listener, serve func(net.Conn)) error {
 	}
 }
 
-// plug runs the cable until it ends.
+// plug serves the cable until it ends.
 func (g *Gateway) plug(c *cable) {
 	defer c.Close() //nolint:errcheck // it has ended
 	if err := g.link.plug(c); err != nil {
@@ -100,7 +99,7 @@ func (g *Gateway) refusedPlug(err error) {
 	g.report(Record{Kind: KindLink, Reason: clean("connection of a machine refused: " + err.Error())})
 }
 
-// receiveSocket takes the one datagram socket that c passes.
+// receiveSocket receives the only datagram socket that c passes.
 func receiveSocket(c *net.UnixConn) (net.Conn, error) {
 	if err := c.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		return nil, err
@@ -119,7 +118,7 @@ func receiveSocket(c *net.UnixConn) (net.Conn, error) {
 	for _, m := range messages {
 		fds, err := syscall.ParseUnixRights(&m)
 		if err != nil {
-			continue // not one with descriptors
+			continue // this message carries no descriptors
 		}
 		for _, fd := range fds {
 			f := os.NewFile(uintptr(fd), "network card")
@@ -139,7 +138,7 @@ func receiveSocket(c *net.UnixConn) (net.Conn, error) {
 		conn.Close()
 		return nil, errors.New("the passed descriptor is not a datagram socket of this host")
 	}
-	// Smaller buffers than asked for only cost speed.
+	// If the kernel grants smaller buffers, only speed suffers.
 	_ = u.SetReadBuffer(socketBuffer)
 	_ = u.SetWriteBuffer(socketBuffer)
 	return u, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/balajiv113/fd"
 )
 
-// plugDatagram plugs the guest in as Lima's vz driver does.
+// plugDatagram connects the guest in the same way as Lima's vz driver.
 func (w *world) plugDatagram() net.Conn {
 	w.t.Helper()
 	path := w.t.TempDir() + "/d"
@@ -136,7 +136,7 @@ func TestDatagramRefusals(t *testing.T) {
 	second := w.passSocket(path)
 	defer second.Close()
 	w.wait(func(r Record) bool { return r.Kind == KindLink && !r.Allowed })
-	// Something else than a socket, or nothing, is refused without a trace.
+	// Anything other than one socket is refused and leaves nothing behind.
 	for _, files := range [][]*os.File{nil, {os.Stdin}, {os.Stdin, os.Stderr}} {
 		via, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {

@@ -23,39 +23,40 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Files in a gateway's directory, besides the journal.
+// Files in a gateway's directory, besides the decision log.
 const (
-	wireFile   = "wire.json"   // vm.Wire
+	wireFile   = "wire.json"   // holds vm.Wire
 	policyFile = "policy.json" // the compiled policy
-	lockFile   = "lock"        // held while the gateway lives; holds its pid
+	lockFile   = "lock"        // held while the gateway runs; contains its pid
 	logFile    = "gateway.log"
 )
 
 const (
-	// plugTimeout is how long a gateway waits for its VM: an image may have to
-	// be downloaded first. It only matters when nobody is left to stop it.
+	// plugTimeout is how long a gateway waits for its VM. It is long because an image
+	// may have to be downloaded first. It matters only if no process is left to stop
+	// the gateway.
 	plugTimeout = time.Hour
 
-	// A soft limit for the Go heap. Beyond it the collector works harder;
-	// Gateway itself takes no new connections long before it hurts.
+	// memoryLimit is a soft limit for the Go heap. Beyond it the garbage collector
+	// works harder. Gateway stops accepting connections at maxHeap.
 	memoryLimit = 64 << 20
 
-	control = "/agent-sessionizer/" // our own part of the socket that Lima's API is on
+	control = "/agent-sessionizer/" // path of our own part of the socket that serves Lima's API
 )
 
-// Status is what a gateway says of itself.
+// Status is the state that a gateway reports.
 type Status struct {
 	PID         int         `json:"pid"`
 	Started     time.Time   `json:"started"`
-	Mode        policy.Mode `json:"mode"` // of the policy in force, "" for none: nothing gets out
+	Mode        policy.Mode `json:"mode"` // of the policy in force; "" without a policy, when nothing gets out
 	Names       int         `json:"names"`
-	PolicyError string      `json:"policy_error,omitempty"`  // why there is none
-	JournalErr  string      `json:"journal_error,omitempty"` // decisions are made all the same
-	Unplugged   bool        `json:"unplugged"`               // the VM's network is gone for good
+	PolicyError string      `json:"policy_error,omitempty"`  // why there is no policy
+	JournalErr  string      `json:"journal_error,omitempty"` // the gateway decides even if it cannot log
+	Unplugged   bool        `json:"unplugged"`               // the VM's network has ended for good
 	Stats       Stats       `json:"stats"`
 }
 
-// server is a gateway as a process of its own.
+// server runs a gateway as its own process.
 type server struct {
 	dir     string
 	log     *slog.Logger
@@ -70,8 +71,8 @@ type server struct {
 	policyErr error
 }
 
-// Main runs the gateway of the directory until its VM is gone or it is told to
-// quit. Without a policy that is whole, it runs and lets nothing out.
+// Main runs the gateway in dir until its VM disconnects or it is told to quit. Without
+// a valid policy it runs and lets nothing out.
 func Main(ctx context.Context, dir string, log *slog.Logger) error {
 	debug.SetMemoryLimit(memoryLimit)
 	debug.SetGCPercent(50)
@@ -102,7 +103,7 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 	return errors.Join(err, s.gateway.Close(), s.journal.close())
 }
 
-// claim takes the lock and writes our pid into it.
+// claim takes the lock and writes this process's pid into it.
 func claim(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -120,12 +121,13 @@ func claim(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// serve opens the sockets, the API's last: who reaches it finds the others.
+// serve opens the sockets, the API's last. A client that reaches the API therefore
+// finds the other sockets, too.
 func (s *server) serve(ctx context.Context, w vm.Wire) error {
 	var listeners []*net.UnixListener
 	defer func() {
 		for _, l := range listeners {
-			_ = l.Close() // twice for those that were served; it unlinks
+			_ = l.Close() // a second time for those that were served; unlinks the socket
 		}
 	}()
 	for _, path := range []string{w.Stream, w.Datagram, w.API} {
@@ -181,8 +183,8 @@ func (s *server) serve(ctx context.Context, w vm.Wire) error {
 	return err
 }
 
-// listenUnix replaces the socket of a gateway before us, which is dead: we hold
-// its lock.
+// listenUnix replaces the socket of an earlier gateway. That gateway is dead, because
+// this process holds its lock.
 func listenUnix(path string) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -195,9 +197,9 @@ func listenUnix(path string) (*net.UnixListener, error) {
 
 func (s *server) end() { s.once.Do(func() { close(s.quit) }) }
 
-// reload puts the policy of the file in force. One that is missing or damaged
-// puts none in force: who wrote it will write it again, and until then nothing
-// that it may have forbidden gets out.
+// reload applies the policy in the file. If the file is missing or damaged, no policy
+// is in force: its writer will write it again, and until then nothing gets out that the
+// policy may have forbidden.
 func (s *server) reload() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

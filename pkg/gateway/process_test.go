@@ -28,7 +28,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
-// TestMain makes this test binary a gateway when it is started as one.
+// TestMain runs a gateway when this test binary is started as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == gateway.Command {
 		if err := gateway.Main(context.Background(), os.Args[2], slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	os.Exit(reexec.Run(m))
 }
 
-// rig is a gateway's directory and where its VM would be.
+// rig is a gateway's directory together with the sockets of its VM.
 type rig struct {
 	*testing.T
 	gateway.Process
@@ -83,7 +83,7 @@ func (r rig) start(p *policy.Policy) {
 	}
 }
 
-// guest plugs a VM in.
+// guest connects a VM.
 func (r rig) guest() *gatewaytest.Guest {
 	r.Helper()
 	c, err := net.Dial("unix", r.wire.Stream)
@@ -137,7 +137,8 @@ func (r rig) ends() {
 	}
 }
 
-// Of several that are started at once, the slow ones are not left behind.
+// TestSlowStart starts several gateways at once and checks that the slow ones do not
+// stay behind.
 func TestSlowStart(t *testing.T) {
 	r := newRig(t)
 	slow := filepath.Join(filepath.Dir(r.Dir), "slow")
@@ -157,14 +158,14 @@ func TestSlowStart(t *testing.T) {
 	all.Wait()
 	r.guest().Close()
 	r.ends()
-	time.Sleep(3 * time.Second) // for those that were left behind
+	time.Sleep(3 * time.Second) // for gateways that stayed behind
 	if r.Running() {
 		t.Error("one that came late stands for nobody")
 	}
 }
 
-// A gateway that another process has just started holds the lock before it listens:
-// Start waits for it, however long that takes.
+// TestStartWhileAnotherComesUp checks that Start waits for a gateway of another process
+// that already holds the lock but does not listen yet.
 func TestStartWhileAnotherComesUp(t *testing.T) {
 	r := newRig(t)
 	if err := os.MkdirAll(filepath.Dir(r.wire.API), 0o700); err != nil {
@@ -190,7 +191,7 @@ func TestStartWhileAnotherComesUp(t *testing.T) {
 	}
 	started := make(chan error, 1)
 	go func() { started <- r.Start(t.Context(), r.wire, allowing("a.example.org")) }()
-	for seen := false; !seen; { // it has been told the policy, and asks for the gateway
+	for seen := false; !seen; { // until Start has written the policy and asks for the gateway
 		select {
 		case err := <-started:
 			t.Fatalf("Start did not wait: %v", err)
@@ -223,7 +224,7 @@ func TestProcessLife(t *testing.T) {
 		t.Errorf("Stop before Start: %v", err)
 	}
 	var all sync.WaitGroup
-	for range 4 { // several at once make one
+	for range 4 { // several concurrent calls start one gateway
 		all.Go(func() {
 			if err := r.Start(t.Context(), r.wire, allowing("a.example.org")); err != nil {
 				t.Error(err)
@@ -250,7 +251,7 @@ func TestProcessLife(t *testing.T) {
 		t.Errorf("%+v, %v", st, err)
 	}
 
-	// The VM ends, and its gateway with it; the next run has one of its own.
+	// The VM disconnects and its gateway ends; the next run has a new gateway.
 	g.Close()
 	r.ends()
 	r.start(allowing("a.example.org"))
@@ -267,7 +268,8 @@ func TestProcessLife(t *testing.T) {
 	}
 }
 
-// Whatever happens to a gateway, nothing gets out that it has not allowed.
+// TestFailClosed checks that nothing gets out that the gateway has not allowed,
+// whatever happens to it.
 func TestFailClosed(t *testing.T) {
 	r := newRig(t)
 	r.start(allowing("a.example.org"))
@@ -320,7 +322,7 @@ func TestFailClosed(t *testing.T) {
 		if err := syscall.Kill(r.pid(), syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		// Its threads stop one by one: the first question may still be answered.
+		// Its threads stop one by one, so it may still answer the first request.
 		_, err := r.Status(t.Context())
 		for end := time.Now().Add(time.Minute); err == nil && time.Now().Before(end); {
 			_, err = r.Status(t.Context())
@@ -351,8 +353,9 @@ func TestFailClosed(t *testing.T) {
 	})
 }
 
-// Without descriptors no connection is made, and none that is not allowed; with
-// them again all is as before.
+// TestOutOfDescriptors checks that without file descriptors the gateway makes no
+// connection, in particular none that is not allowed. When it has descriptors again, it
+// works as before.
 func TestOutOfDescriptors(t *testing.T) {
 	r := newRig(t)
 	self := filepath.Join(filepath.Dir(r.Dir), "self")
@@ -365,7 +368,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	if !r.resolves(g, "a.example.org") {
 		t.Fatal("no network")
 	}
-	// Each connection that it makes for the API takes a descriptor and keeps it.
+	// Each connection to the API takes a descriptor and keeps it.
 	var held []net.Conn
 	for range 64 {
 		c, err := net.Dial("unix", r.wire.API)
@@ -380,7 +383,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	if r.resolves(g, "evil.example.net") {
 		t.Error("without descriptors a denied name resolves")
 	}
-	if !r.resolves(g, "a.example.org") { // takes none
+	if !r.resolves(g, "a.example.org") { // needs no descriptor
 		t.Error("without descriptors it is gone")
 	}
 	for _, c := range held {
@@ -401,7 +404,8 @@ func TestBadStarts(t *testing.T) {
 	r := newRig(t)
 	nowhere := r.wire
 	nowhere.API = filepath.Join(filepath.Dir(r.wire.API), strings.Repeat("x", 200))
-	// Its last line, which the error quotes, is the test binary's own under -cover.
+	// Under -cover the last line of the log, which the error quotes, comes from the
+	// test binary itself.
 	err := r.Start(t.Context(), nowhere, allowing())
 	said, logErr := os.ReadFile(filepath.Join(r.Dir, "gateway.log"))
 	if err == nil || logErr != nil || !strings.Contains(err.Error()+string(said), "socket") {
@@ -435,7 +439,8 @@ func entries(t *testing.T, dir string) []gateway.Entry {
 	return all
 }
 
-// A guest that asks without end fills neither the disk nor the journal's sense.
+// TestJournalIsBounded checks that a guest that asks without end neither fills the disk
+// nor makes the decision log useless.
 func TestJournalIsBounded(t *testing.T) {
 	r := newRig(t)
 	r.start(allowing("a.example.org"))
@@ -464,7 +469,7 @@ func TestJournalIsBounded(t *testing.T) {
 			evil += e.Times()
 		}
 	}
-	// Among what was too much to note may be a dropped frame.
+	// The records that exceeded the limit may include a dropped frame.
 	if asked < same+distinct || asked > same+distinct+10 || evil != same {
 		t.Errorf("%d denials in %d lines, %d of one name; %d and %d were made", asked, lines, evil, same+distinct, same)
 	}
@@ -511,7 +516,7 @@ func TestJournalGoesOn(t *testing.T) {
 		}
 	}()
 	run("two.example.net")
-	// The writer begins a new file; who follows misses nothing.
+	// The writer begins a new file; a reader that follows misses nothing.
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
 	}
@@ -535,8 +540,8 @@ func TestJournalGoesOn(t *testing.T) {
 	}
 }
 
-// Without room on the disk decisions are made all the same, and it says that
-// they are not written.
+// TestDecisionsWithoutAJournal checks that the gateway still decides when the disk is
+// full, and reports that it cannot log its decisions.
 func TestDecisionsWithoutAJournal(t *testing.T) {
 	r := newRig(t)
 	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
@@ -559,7 +564,8 @@ func TestDecisionsWithoutAJournal(t *testing.T) {
 	}
 }
 
-// What the gateway makes is its user's, whatever the umask was.
+// TestFilesAreTheUsers checks that only the user can access the gateway's files,
+// whatever the umask was.
 func TestFilesAreTheUsers(t *testing.T) {
 	old := syscall.Umask(0)
 	defer syscall.Umask(old)

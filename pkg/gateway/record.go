@@ -9,13 +9,13 @@ import (
 	"unicode/utf8"
 )
 
-// The kinds of a Record.
+// The kinds of Record.
 const (
 	KindDNS  = "dns"
 	KindTCP  = "tcp"
 	KindUDP  = "udp"
 	KindICMP = "icmp"
-	KindLink = "link" // the cable: plugged, refused, frames that no guest of ours sends
+	KindLink = "link" // the cable: plugged in, refused, or frames that a well-behaved guest does not send
 )
 
 // The protocols of a TCP Record.
@@ -26,15 +26,15 @@ const (
 	protoRaw  = "raw"
 )
 
-// Record is one decision. A connection that was allowed has two: when it was
-// opened, and with End when it is over. One that was allowed but could not be
-// made has only the second, with the Reason.
+// Record is one decision. An allowed connection has two: one when it is opened, and one
+// with End set when it is over. An allowed connection that could not be established has
+// only the second, with the Reason.
 type Record struct {
 	Time    time.Time  `json:"time"`
 	Kind    string     `json:"kind"`
 	Proto   string     `json:"proto,omitempty"`
 	Name    string     `json:"name,omitempty"`
-	Addr    netip.Addr `json:"addr,omitzero"` // what the guest or we connected to
+	Addr    netip.Addr `json:"addr,omitzero"` // address that the guest or the gateway connected to
 	Port    uint16     `json:"port,omitempty"`
 	Allowed bool       `json:"allowed"`
 	Rule    string     `json:"rule,omitempty"`
@@ -48,7 +48,7 @@ type Record struct {
 	Elapsed  time.Duration `json:"elapsed,omitempty"` // nanoseconds
 }
 
-// Stats counts since New, but for Open, Plugged and Names, which are of now.
+// Stats holds counters since New. Open, Plugged and Names describe the current state.
 type Stats struct {
 	FramesIn  uint64            `json:"frames_in"` // from the guest
 	FramesOut uint64            `json:"frames_out"`
@@ -59,7 +59,7 @@ type Stats struct {
 	Denied    uint64            `json:"denied"`
 	Questions uint64            `json:"questions"` // of DNS
 	Open      int               `json:"open"`      // connections of the guest
-	Names     int               `json:"names"`     // that have an address
+	Names     int               `json:"names"`     // names that have an address
 	Panics    uint64            `json:"panics"`
 	Plugged   bool              `json:"plugged"`
 }
@@ -79,7 +79,7 @@ func (g *Gateway) Stats() Stats {
 	return s
 }
 
-// report counts a decision and hands it to the log.
+// report counts a decision and passes it to the log.
 func (g *Gateway) report(r Record) {
 	switch {
 	case r.Kind == KindLink:
@@ -94,7 +94,7 @@ func (g *Gateway) report(r Record) {
 	}
 }
 
-// clean makes text that may hold the guest's words fit for a log and a terminal.
+// clean makes text that may contain guest input safe for a log and a terminal.
 func clean(s string) string {
 	const limit = 300
 	if len(s) > limit {
@@ -108,8 +108,8 @@ func clean(s string) string {
 	}, s)
 }
 
-// limiter says whether something was not said within the last seconds. A guest
-// can send a million packets a second; one line tells as much.
+// limiter suppresses messages that were already reported within the last limiterPause.
+// A guest can send a million packets a second; one line says as much.
 type limiter struct {
 	mu   sync.Mutex
 	said map[string]time.Time

@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	maxLookups   = 64 // of the host's resolver, at one time
-	maxAddresses = 16 // of one name that are tried
+	maxLookups   = 64 // concurrent queries to the host's resolver
+	maxAddresses = 16 // addresses of one name that are tried
 	lookupTime   = 15 * time.Second
-	resolvedTime = 20 * time.Second // an answer is used again
+	resolvedTime = 20 * time.Second // how long an answer is reused
 	maxResolved  = 1024
-	networksTime = time.Second // what the host's networks are is used again
+	networksTime = time.Second // how long the list of the host's networks is reused
 )
 
 func hostResolver(ctx context.Context, name string) ([]netip.Addr, error) {
-	// The root dot keeps search domains out.
+	// The trailing dot disables search domains.
 	return new(net.Resolver).LookupNetIP(ctx, "ip", name+".")
 }
 
-// resolvedNames keeps the host's answers for a moment.
+// resolvedNames caches the host's answers for resolvedTime.
 type resolvedNames struct {
 	mu sync.Mutex
 	m  map[string]resolvedName
@@ -53,13 +53,14 @@ func (r *resolvedNames) put(name string, addrs []netip.Addr) {
 	r.m[name] = resolvedName{addrs, time.Now().Add(resolvedTime)}
 }
 
-// lookup asks the host's resolver, once for all that wait for the same name.
+// lookup asks the host's resolver, once for all concurrent callers that need the same
+// name.
 func (g *Gateway) lookup(ctx context.Context, name string) ([]netip.Addr, error) {
 	if addrs, ok := g.resolved.get(name); ok {
 		return addrs, nil
 	}
 	answer := g.lookups.DoChan(name, func() (any, error) {
-		// It outlives the connection that asked first, not the gateway.
+		// The query may outlive the connection that asked first, but not the gateway.
 		ctx, cancel := context.WithTimeout(g.ctx, lookupTime)
 		defer cancel()
 		if err := g.asking.Acquire(ctx, 1); err != nil {
@@ -89,8 +90,9 @@ func (g *Gateway) lookup(ctx context.Context, name string) ([]netip.Addr, error)
 	}
 }
 
-// usable puts addresses in the order in which they are tried: the resolver's,
-// but the families in turn, so that one that does not work costs one try.
+// usable sorts addresses into the order in which they are tried. It keeps the
+// resolver's order but alternates between the address families, so that a family that
+// does not work costs one attempt.
 func usable(addrs []netip.Addr) []netip.Addr {
 	var first, second, all []netip.Addr
 	for _, a := range addrs {
@@ -116,8 +118,8 @@ func usable(addrs []netip.Addr) []netip.Addr {
 	return all[:min(len(all), maxAddresses)]
 }
 
-// hostNetworks keeps what the host's networks were a moment ago. To read them
-// again for every connection would let a guest keep the host busy.
+// hostNetworks caches the host's networks for networksTime. Reading them for every
+// connection would let a guest keep the host busy.
 type hostNetworks struct {
 	mu    sync.Mutex
 	now   *hostnet.Networks
@@ -125,8 +127,9 @@ type hostNetworks struct {
 	until time.Time
 }
 
-// findOnHost returns why an address belongs to the host or to its local
-// networks, and "" when it does not. If that cannot be found out, every address does.
+// findOnHost returns why an address belongs to the host or to its local networks, and
+// "" when it does not. If the networks cannot be read, every address counts as one of
+// the host's.
 func (g *Gateway) findOnHost(addr netip.Addr) string {
 	n := &g.networks
 	n.mu.Lock()

@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// Of TLS as it is on the wire.
+// Constants of the TLS wire format.
 const (
 	recordHeader    = 5
-	maxRecord       = 1<<14 + 2048 // of TLS 1.2, with what encryption may add
+	maxRecord       = 1<<14 + 2048 // of TLS 1.2, including the expansion by encryption
 	changeCipher    = 20
 	alert           = 21
 	handshake       = 22
@@ -23,14 +23,15 @@ const (
 	randomEnd       = randomAt + 32
 )
 
-// helloRetryRequest is the random of a ServerHello that asks for another
+// helloRetryRequest is the random value of a ServerHello that asks for another
 // ClientHello (RFC 8446, 4.1.3).
 var helloRetryRequest = []byte("\xcf\x21\xad\x74\xe5\x9a\x61\x11\xbe\x1d\x8c\x02\x1e\x65\xb8\x91\xc2\xa2\x11\x16\x7a\xbb\x8c\x5e\x07\x9e\x09\xe2\xc8\xa8\x33\x9c")
 
 var errAfterHello = errors.New("not a TLS ClientHello: more in its record")
 
-// helloEnd returns where the records of a ClientHello end, which b starts with.
-// What shares a record with it could be another ClientHello that no check sees.
+// helloEnd returns the offset at which the records of the ClientHello at the start of b
+// end. It refuses a record that holds more than the hello, because the rest could be
+// another ClientHello that no check sees.
 func helloEnd(b []byte) (int, error) {
 	var message []byte
 	for at := 0; len(b)-at >= recordHeader; {
@@ -60,8 +61,8 @@ func messageSize(b []byte) (int, bool) {
 	return messageHeader + int(b[1])<<16 + int(binary.BigEndian.Uint16(b[2:])), true
 }
 
-// readRecord reads a record of TLS, and nothing after it. Of what is none it
-// reads the beginning only. The bytes count with an error, too.
+// readRecord reads one TLS record and nothing after it. If the input is not TLS, it
+// reads only the first bytes. The returned bytes are valid even with an error.
 func readRecord(r io.Reader) (record []byte, isTLS bool, err error) {
 	record = make([]byte, recordHeader)
 	n, err := io.ReadFull(r, record)
@@ -74,8 +75,8 @@ func readRecord(r io.Reader) (record []byte, isTLS bool, err error) {
 	return record[:recordHeader+n], err == nil, err
 }
 
-// passServerHello passes on what the server says until it is known whether it
-// asks for another ClientHello. Nothing of the guest's is passed on before.
+// passServerHello passes on the server's messages until it is known whether the server
+// asks for another ClientHello. None of the guest's bytes are passed on before.
 func passServerHello(to io.Writer, from io.Reader) (retry bool, err error) {
 	var message []byte
 	for {
@@ -85,7 +86,7 @@ func passServerHello(to io.Writer, from io.Reader) (retry bool, err error) {
 		}
 		if !isTLS {
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-				err = nil // which comes again when it is read again
+				err = nil // reported again by the next read
 			}
 			return false, err
 		}
@@ -108,15 +109,15 @@ func passServerHello(to io.Writer, from io.Reader) (retry bool, err error) {
 	}
 }
 
-// afterHello reads what a guest says on TLS after its first ClientHello. A
-// second one must be asked for, and carry the same name.
+// afterHello reads what a guest sends over TLS after its first ClientHello. It accepts
+// a second ClientHello only if the server asked for one and it carries the same name.
 type afterHello struct {
 	*guestEnd
 	name    string
-	rest    []byte // read from the guest already
-	passed  []byte // checked, and not yet returned
+	rest    []byte // already read from the guest
+	passed  []byte // checked, but not returned yet
 	retry   bool   // the server asks for another ClientHello
-	checked bool   // from here on the guest may say what it likes
+	checked bool   // from here on the guest may send anything
 }
 
 func (a *afterHello) Read(b []byte) (int, error) {
@@ -142,7 +143,7 @@ func (a *afterHello) next() error {
 	case err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 		return err
 	case err == nil && isTLS && (record[0] == alert || len(record) == recordHeader), a.retry && isTLS && record[0] != handshake:
-		a.passed = record // what a server passes over, such as early data it refused
+		a.passed = record // records that a server skips, such as early data that it refused
 		return nil
 	case isTLS && record[0] == handshake && record[recordHeader] == clientHelloType, a.retry && err == nil:
 		return a.second(record)

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// retryRequest is a server's HelloRetryRequest, as little of it as there may be.
+// retryRequest returns a minimal HelloRetryRequest of a server.
 func retryRequest() []byte {
 	body := append(append([]byte{serverHelloType, 0, 0, 40, 3, 3}, helloRetryRequest...), 0, 0x13, 0x01, 0, 0, 0)
 	return record(handshake, body)
@@ -23,7 +23,7 @@ func record(kind byte, body []byte) []byte {
 	return append(binary.BigEndian.AppendUint16([]byte{kind, 3, 3}, uint16(len(body))), body...)
 }
 
-// pieces cuts the records of b into records of n bytes.
+// pieces splits the records of b into records of n bytes.
 func pieces(b []byte, n int) []byte {
 	var cut []byte
 	for len(b) > 0 {
@@ -36,8 +36,9 @@ func pieces(b []byte, n int) []byte {
 	return cut
 }
 
-// A server may ask for another ClientHello, and takes the server name of that:
-// it is held to the name that was dialled, as the first one is.
+// TestSecondHello checks that a second ClientHello must carry the name that was
+// dialled, as the first one must. A server may ask for a second one, and uses its
+// server name.
 func TestSecondHello(t *testing.T) {
 	first := clientHelloFor(t, "example.org")
 	evil := clientHelloFor(t, "evil.example")
@@ -48,8 +49,8 @@ func TestSecondHello(t *testing.T) {
 	tls12 := record(handshake, slices.Concat([]byte{serverHelloType, 0, 0, 38, 3, 3}, make([]byte, 32), []byte{0, 0x13, 1, 0}))
 	both := record(handshake, append(bytes.Clone(first[recordHeader:]), evil[recordHeader:]...))
 	for name, test := range map[string]struct {
-		first, server, second []byte // second is said at once where server is nil
-		reason                string // "" where it must pass
+		first, server, second []byte // second is sent at once if server is nil
+		reason                string // "" if it must pass
 	}{
 		"the same name":          {first, retryRequest(), first, ""},
 		"with what is between":   {first, retryRequest(), slices.Concat(ccs, early, early, first, ccs), ""},
@@ -79,7 +80,7 @@ func TestSecondHello(t *testing.T) {
 					io.ReadFull(c, make([]byte, min(len(test.first), len(first))))
 					c.Write(test.server)
 					b := make([]byte, len(test.second))
-					if test.reason != "" { // whatever comes before the end
+					if test.reason != "" { // anything that arrives before the end
 						b = make([]byte, 1<<16)
 					}
 					n, _ := io.ReadFull(c, b)
@@ -116,7 +117,8 @@ func TestSecondHello(t *testing.T) {
 	}
 }
 
-// Clients and servers that agree at the second try do so through the gateway.
+// TestHelloRetry checks that clients and servers that agree on the second attempt do so
+// through the gateway.
 func TestHelloRetry(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org")})
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { io.WriteString(rw, r.Host) }))
@@ -129,7 +131,8 @@ func TestHelloRetry(t *testing.T) {
 	}
 }
 
-// A server that says no TLS is heard, and so is one that says nothing.
+// TestServerWithoutHello checks that the guest receives the answer of a server that
+// does not speak TLS, and the end of a silent one.
 func TestServerWithoutHello(t *testing.T) {
 	for _, says := range []string{"", "no", "HTTP/1.1 400 Bad Request\r\n\r\n", "\x16\x03\x03\xff\xff too long", "\x15\x03\x03\x00\x02\x02", "\x17\x03\x03\x00\x01x"} {
 		w := newWorld(t, config{policy: allow("example.org")})

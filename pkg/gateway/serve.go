@@ -9,14 +9,16 @@ import (
 	"time"
 )
 
-// The ports on which a protocol is demanded. Elsewhere it is recognised.
+// Ports on which the gateway requires a protocol. On other ports it recognises the
+// protocol.
 const (
 	portSSH   = 22
 	portHTTP  = 80
 	portHTTPS = 443
 )
 
-// serve decides what the dialled address stands for.
+// serve finds out what the dialled address stands for and handles the connection
+// accordingly.
 func (c *conn) serve() {
 	addr := c.to.Addr()
 	name, release, ok := c.g.names.acquire(addr)
@@ -61,14 +63,14 @@ func (c *conn) serveName() {
 	}
 }
 
-// plainProxy says whether the host reaches plain HTTP through a proxy.
+// plainProxy reports whether the host reaches plain HTTP through a proxy.
 func (c *conn) plainProxy() bool {
 	via, err := c.g.proxyFor("http", c.name, c.to.Port())
 	return err == nil && via != nil
 }
 
-// serveHost serves a connection to the gateway's own address: what of the
-// host's loopback was opted in, on the same port.
+// serveHost serves a connection to the gateway's own address. It reaches the opted-in
+// services on the host's loopback, on the same port.
 func (c *conn) serveHost() {
 	for _, s := range c.g.services() {
 		if s.Addr().IsLoopback() && s.Port() == c.to.Port() {
@@ -79,8 +81,8 @@ func (c *conn) serveHost() {
 	c.deny("", decision{Reason: "the gateway offers nothing on this port"})
 }
 
-// serveAddr serves a connection to an address that is no name's: a service that
-// was opted in, or in mode open one of the internet.
+// serveAddr serves a connection to an address that does not stand for a name: an
+// opted-in service or, in mode open, an address on the internet.
 func (c *conn) serveAddr(to netip.AddrPort) {
 	d := c.ask(question{Addr: to.Addr(), Port: to.Port()})
 	if d.Allowed {
@@ -100,7 +102,7 @@ func (c *conn) serveAddr(to netip.AddrPort) {
 	c.deny("", d)
 }
 
-// serveRaw passes everything. Dialling first lets the guest see a refusal.
+// serveRaw passes all bytes. It dials first, so that the guest sees a refusal.
 func (c *conn) serveRaw(proto string) {
 	up, d, addr, err := c.dial()
 	if err != nil {
@@ -115,7 +117,7 @@ func (c *conn) serveRaw(proto string) {
 	c.splice(guest, guest, up)
 }
 
-// serveTLS lets a connection through whose ClientHello carries the name.
+// serveTLS passes a connection whose ClientHello carries the name.
 func (c *conn) serveTLS() {
 	guest, err := c.accept()
 	if err != nil {
@@ -138,8 +140,8 @@ func (c *conn) serveTLS() {
 	c.spliceTLS(hello, guest, up)
 }
 
-// spliceTLS passes everything after a ClientHello that was checked, but holds
-// another one to the same name.
+// spliceTLS passes everything after a ClientHello that was checked. Another ClientHello
+// must carry the same name.
 func (c *conn) spliceTLS(h hello, guest *guestEnd, up *upstream) {
 	if _, err := up.Write(h.bytes); err != nil {
 		return
@@ -154,8 +156,8 @@ func (c *conn) spliceTLS(h hello, guest *guestEnd, up *upstream) {
 	c.splice(&afterHello{guestEnd: guest, name: c.name, rest: h.rest, retry: retry}, guest, up)
 }
 
-// serveSSH passes what the server says at once, and what the guest says when
-// it begins as SSH does.
+// serveSSH passes the server's bytes at once, and the guest's bytes if they begin with
+// an SSH banner.
 func (c *conn) serveSSH() {
 	up, d, addr, err := c.dial()
 	if err != nil {
@@ -170,8 +172,8 @@ func (c *conn) serveSSH() {
 	c.splice(&sshOnly{guestEnd: guest}, guest, up)
 }
 
-// splice copies both ways until both sides have said everything. An end passes
-// as an end, and an error as a reset of both.
+// splice copies in both directions until both sides have finished. An end of one stream
+// is passed on as an end, and an error as a reset of both sides.
 func (c *conn) splice(from io.Reader, guest *guestEnd, up *upstream) {
 	var toGuest error
 	var wg sync.WaitGroup
@@ -194,13 +196,14 @@ func (c *conn) splice(from io.Reader, guest *guestEnd, up *upstream) {
 	c.finish(guest, up, fromGuest, toGuest)
 }
 
-// reset aborts both sides, which ends a pump that waits for one.
+// reset aborts both sides, which ends a pump that waits for one of them.
 func (c *conn) reset(guest *guestEnd, up *upstream) {
 	guest.abort()
 	up.abort()
 }
 
-// finish closes in good order what ended in good order.
+// finish reports denials, and closes both sides normally if both streams ended
+// normally.
 func (c *conn) finish(guest *guestEnd, up *upstream, fromGuest, toGuest error) {
 	for _, err := range []error{fromGuest, toGuest} {
 		var no *deniedError
@@ -209,7 +212,7 @@ func (c *conn) finish(guest *guestEnd, up *upstream, fromGuest, toGuest error) {
 		}
 	}
 	if fromGuest == nil && toGuest == nil && c.ctx.Err() == nil {
-		guest.Close() //nolint:errcheck // both sides have said everything
+		guest.Close() //nolint:errcheck // both sides have finished
 		up.Close()    //nolint:errcheck // likewise
 	}
 }
@@ -219,8 +222,8 @@ type halfCloser interface {
 	CloseWrite() error
 }
 
-// Sizes of what is read at once: little for a connection that waits, of which
-// there may be hundreds, and much for one that has much to say.
+// Read sizes: small for a waiting connection, of which there may be hundreds, and large
+// for one that transfers much.
 const (
 	smallRead = 4 << 10
 	largeRead = 128 << 10
@@ -228,7 +231,7 @@ const (
 
 var largeReads = sync.Pool{New: func() any { return new([largeRead]byte) }}
 
-// pump copies until the end and passes that on.
+// pump copies until the end of the stream and passes the end on.
 func pump(to halfCloser, from io.Reader) error {
 	small := make([]byte, smallRead)
 	for {
@@ -253,7 +256,7 @@ func pump(to halfCloser, from io.Reader) error {
 	}
 }
 
-// pumpLarge copies while much comes at a time.
+// pumpLarge copies with a large buffer while much data arrives at a time.
 func pumpLarge(to io.Writer, from io.Reader) error {
 	buffer, ok := largeReads.Get().(*[largeRead]byte)
 	if !ok {

@@ -14,8 +14,8 @@ const (
 	maxFirstLine = 16 << 10
 )
 
-// sshOnly reads from a guest that must speak SSH: nothing is read from it
-// before the beginning of its banner.
+// sshOnly reads from a guest that must speak SSH. It returns no bytes before the start
+// of the guest's banner was checked.
 type sshOnly struct {
 	*guestEnd
 	checked bool
@@ -48,11 +48,11 @@ func (s *sshOnly) Read(b []byte) (int, error) {
 }
 
 func isTimeout(err error) bool {
-	var e net.Error // the guest's end has an error of its own for it
+	var e net.Error // the guest's end returns its own error type
 	return errors.As(err, &e) && e.Timeout()
 }
 
-// spoken is what a client's first words are.
+// spoken is the protocol of a client's first bytes.
 type spoken int
 
 const (
@@ -62,16 +62,15 @@ const (
 	speaksOther
 )
 
-// sniff says what the first bytes of a client are. HTTP is what has its version
-// in the first line, whatever the method: servers take any. The line stays
-// undecided until it ends, or has a byte that no server takes: a control
-// character where the method would be, or a NUL. More bytes never change what
-// was decided.
+// sniff classifies the first bytes of a client. Input counts as HTTP if its first line
+// contains an HTTP version, whatever the method is, because servers accept any. The
+// line stays undecided until it ends or has a byte that no server accepts: a control
+// character in place of the method, or a NUL. Further bytes never change a decision.
 func sniff(b []byte) spoken {
 	if speaks, sure := sniffTLS(b); sure {
 		return speaks
 	}
-	line := bytes.TrimLeft(b, "\r\n") // which servers of HTTP skip
+	line := bytes.TrimLeft(b, "\r\n") // servers of HTTP skip these
 	end := bytes.IndexAny(line, "\n\x00")
 	if end >= 0 {
 		line = line[:end]
@@ -95,17 +94,18 @@ func sniff(b []byte) spoken {
 	}
 }
 
-// sniffTLS recognises what a server of TLS takes, also before a hello and
-// instead of one: a record of any type, since servers pass over alerts, and a
-// hello of SSL 2, which has no server name. sure is false for anything else.
+// sniffTLS recognises everything that a TLS server accepts, including records before a
+// hello or in place of one. It recognises a record of any type, since servers skip
+// alerts, and an SSL 2 hello, which has no server name. sure is false for anything
+// else.
 func sniffTLS(b []byte) (speaks spoken, sure bool) {
 	const handshake, changeCipherSpec, heartbeat = 0x16, 0x14, 0x18
 	switch {
 	case len(b) == 0:
 		return undecided, false
-	case b[0] == handshake: // as text it would be a control character
+	case b[0] == handshake: // would be a control character in text
 		return speaksTLS, true
-	case b[0] >= changeCipherSpec && b[0] <= heartbeat: // then the version, 3.x
+	case b[0] >= changeCipherSpec && b[0] <= heartbeat: // the version, 3.x, follows
 		if len(b) < 2 {
 			return undecided, true
 		}
@@ -119,9 +119,9 @@ func sniffTLS(b []byte) (speaks spoken, sure bool) {
 	return undecided, false
 }
 
-// serveUnknown serves a port that a rule opened and that has no protocol of its
-// own. The server may speak first, and then the guest may say what it likes:
-// no server of TLS or HTTP does.
+// serveUnknown serves a port that a rule opened and that has no known protocol. If the
+// server speaks first, the guest may then send anything, because no TLS or HTTP server
+// speaks first.
 func (c *conn) serveUnknown() {
 	up, d, addr, err := c.dial()
 	if err != nil {
@@ -166,7 +166,7 @@ func (c *conn) serveUnknown() {
 			c.deny("", decision{Reason: "the first line does not end"})
 			return
 		}
-		c.open(protoRaw, d, addr) // nobody said anything, or less than a line
+		c.open(protoRaw, d, addr) // neither side spoke, or the guest sent less than a line
 	default:
 		c.open(protoRaw, d, addr)
 	}
@@ -179,11 +179,12 @@ func (c *conn) serveUnknown() {
 	c.splice(guest, guest, up)
 }
 
-// settingsFrame recognises the one thing that may be said first on HTTP/2.
+// settingsFrame reports whether b begins with an HTTP/2 SETTINGS frame, which is the
+// only frame that may come first.
 func settingsFrame(b []byte) bool { return len(b) >= 4 && b[0] == 0 && b[3] == 4 }
 
-// firstWords waits until either side has spoken: the guest clearly enough to
-// say what it speaks, or the server at all.
+// firstWords waits until either side has spoken: the guest enough to recognise its
+// protocol, or the server at all.
 func (c *conn) firstWords(guest *guestEnd, up *upstream) (first, server []byte, err error) {
 	type words struct {
 		b   []byte
@@ -210,7 +211,7 @@ func (c *conn) firstWords(guest *guestEnd, up *upstream) (first, server []byte, 
 	if err := errors.Join(up.SetReadDeadline(time.Time{}), guest.SetReadDeadline(time.Time{})); err != nil {
 		return nil, nil, err
 	}
-	// An end or an error comes again when it is read again.
+	// The next read reports an end or an error again.
 	for _, err := range []error{said, w.err} {
 		if err != nil && !errors.Is(err, io.EOF) && !isTimeout(err) {
 			return nil, nil, err

@@ -2,8 +2,8 @@ package gateway
 
 import "testing"
 
-// On a port that a rule opened, a server of TLS must not be reached past the
-// check of the name: OpenSSL and Go pass over an alert before the hello.
+// TestSniff checks that on a port that a rule opened, no input reaches a TLS server
+// past the check of the name. OpenSSL and Go skip an alert before the hello.
 func TestSniff(t *testing.T) {
 	for said, want := range map[string]spoken{
 		"":                                 undecided,

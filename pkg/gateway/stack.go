@@ -16,9 +16,9 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 )
 
-// Buffers of a connection toward the guest, each way. The first connections get
-// large ones; when there are many, each gets little, so that all of them full
-// stay within what a host can spare.
+// Buffers of a connection toward the guest, in each direction. The first connections
+// get large buffers. When there are many, each gets small ones, so that even if all are
+// full they stay within what a host can spare.
 const (
 	largeBuffer      = 1 << 20
 	smallBuffer      = 128 << 10
@@ -26,7 +26,7 @@ const (
 	maxHandshakes    = 512
 )
 
-// newStack makes the network: one card, one route, one neighbour.
+// newStack creates the network stack with one card, one route and one neighbour.
 func newStack(l *link, subnet netip.Prefix, host, guest netip.Addr, mac net.HardwareAddr) (*stack.Stack, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
@@ -34,13 +34,14 @@ func newStack(l *link, subnet netip.Prefix, host, guest netip.Addr, mac net.Hard
 	})
 	sack := tcpip.TCPSACKEnabled(true)
 	control := tcpip.CongestionControlOption("cubic")
-	// A SYN that meets a TIME-WAIT left by a forwarder is dropped, as there is no
-	// listener to hand it to: a client that uses its ports again waits until it
-	// sends another. Nothing old can turn up on a cable that keeps order, and if
-	// our last word is lost, the answer to the client's is a reset of what is over.
+	// The stack drops a SYN that meets a TIME-WAIT entry left by a forwarder, as there
+	// is no listener to pass it to. A client that reuses its ports would then wait
+	// until it sends another SYN. No stale packet can arrive on a cable that keeps
+	// order. If our last ACK is lost, the client's retransmission gets a reset for a
+	// connection that is already over.
 	timeWait := tcpip.TCPTimeWaitTimeoutOption(5 * time.Millisecond)
 	autotune := tcpip.TCPModerateReceiveBufferOption(false) // the upstream is the bottleneck, not this cable
-	retries := tcpip.TCPSynRetriesOption(4)                 // a handshake nobody ends holds a place for half a minute
+	retries := tcpip.TCPSynRetriesOption(4)                 // an unfinished handshake holds a place for half a minute
 	for _, o := range []tcpip.SettableTransportProtocolOption{
 		&sack, &control, &timeWait, &autotune, &retries,
 		&tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: largeBuffer, Max: largeBuffer},
@@ -62,10 +63,11 @@ func newStack(l *link, subnet netip.Prefix, host, guest netip.Addr, mac net.Hard
 				Protocol: ipv4.ProtocolNumber, AddressWithPrefix: address.WithPrefix(),
 			}, stack.AddressProperties{})
 		},
-		// The guest may mean any address with its packets, and is answered from it.
+		// The guest may send packets to any address, and the reply must come from that
+		// address.
 		func() tcpip.Error { return s.SetPromiscuousMode(nicID, true) },
 		func() tcpip.Error { return s.SetSpoofing(nicID, true) },
-		// Nothing the guest says in ARP is needed or believed.
+		// The gateway neither needs nor trusts the guest's ARP messages.
 		func() tcpip.Error {
 			return s.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, tcpip.AddrFrom4(guest.As4()), tcpip.LinkAddress(mac))
 		},
@@ -78,12 +80,12 @@ func newStack(l *link, subnet netip.Prefix, host, guest netip.Addr, mac net.Hard
 	return s, nil
 }
 
-// handlePackets sets what becomes of packets for which there is no socket.
+// handlePackets defines what happens to packets without a socket.
 func (g *Gateway) handlePackets() {
 	connections := tcp.NewForwarder(g.stack, 0, maxHandshakes, g.connection)
 	g.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, connections.HandlePacket)
-	// Not handled means an ICMP port unreachable: QUIC and other resolvers fail
-	// at once and their users turn to what works.
+	// Returning false sends an ICMP port unreachable. QUIC and other resolvers then
+	// fail at once, and their clients fall back to what works.
 	g.stack.SetTransportProtocolHandler(udp.ProtocolNumber, func(id stack.TransportEndpointID, _ *stack.PacketBuffer) bool {
 		if id.LocalAddress == header.IPv4Broadcast {
 			return true

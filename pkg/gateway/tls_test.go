@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// clientHello is what crypto/tls says first to a name.
+// clientHello returns the ClientHello that crypto/tls sends to a name.
 func clientHello(t testing.TB, c *tls.Config) []byte {
 	t.Helper()
 	near, far := net.Pipe()
@@ -35,7 +35,8 @@ func clientHello(t testing.TB, c *tls.Config) []byte {
 	return append(head, rest...)
 }
 
-// echConfigs is what a server that reads encrypted ClientHellos publishes.
+// echConfigs returns the configuration that a server publishes if it accepts encrypted
+// ClientHellos.
 func echConfigs(t testing.TB, public string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
@@ -43,12 +44,12 @@ func echConfigs(t testing.TB, public string) []byte {
 		t.Fatal(err)
 	}
 	var b []byte
-	b = append(b, 7)                                 // its number
+	b = append(b, 7)                                 // config id
 	b = binary.BigEndian.AppendUint16(b, 0x20)       // X25519
 	b = binary.BigEndian.AppendUint16(b, 32)         // key
-	b = append(b, key.PublicKey().Bytes()...)        //
+	b = append(b, key.PublicKey().Bytes()...)        // the key itself
 	b = binary.BigEndian.AppendUint16(b, 4)          // suites
-	b = append(b, 0, 1, 0, 1, 32, byte(len(public))) // HKDF-SHA256 with AES-128-GCM; longest name; the name
+	b = append(b, 0, 1, 0, 1, 32, byte(len(public))) // HKDF-SHA256 with AES-128-GCM; maximum name length; the name
 	b = append(append(b, public...), 0, 0)
 	config := binary.BigEndian.AppendUint16(nil, 0xfe0d)
 	config = append(binary.BigEndian.AppendUint16(config, uint16(len(b))), b...)
@@ -106,13 +107,14 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// twoNames says two server names: the first for us, the second for the server.
+// twoNames returns a hello with two server names: the first for the gateway, the second
+// for the server.
 func twoNames(hello []byte) []byte {
 	one := append([]byte{0, 0, 11}, "example.org"...)
 	at := bytes.Index(hello, one)
 	h := bytes.Clone(hello)
 	copy(h[at+3:], "example.org")
-	// The list is as long as before, but holds two entries of type host name.
+	// The list keeps its length but holds two entries of type host name.
 	copy(h[at:], []byte{0, 0, 3, 'a', '.', 'b', 0, 0, 5, 'c', '.', 'd', 'e', 'f'})
 	return h
 }
@@ -127,7 +129,7 @@ func (w *world) dials() []string {
 	return all
 }
 
-// The ClientHello comes in single bytes, and in two records.
+// TestTLSInPieces sends the ClientHello in single bytes and in two records.
 func TestTLSInPieces(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org")})
 	got := make(chan []byte, 1)
@@ -160,7 +162,8 @@ func TestTLSInPieces(t *testing.T) {
 	}
 }
 
-// On a port that only a rule opened, TLS is known by what is said.
+// TestTLSElsewhere checks that TLS is recognised by its content on a port that only a
+// rule opened.
 func TestTLSElsewhere(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:8443")})
 	w.secureWeb("example.org", 8443, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { io.WriteString(rw, r.Host) }))

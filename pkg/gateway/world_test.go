@@ -26,7 +26,7 @@ import (
 
 const guestMAC = "52:55:55:12:34:56"
 
-// patience is how long a test waits for what must happen, on any machine.
+// patience is how long a test waits for an event that must happen, on any machine.
 const patience = 60 * time.Second
 
 var (
@@ -35,9 +35,9 @@ var (
 	zeroSubnet netip.Prefix
 )
 
-// world is a gateway, a guest on its cable, and a pretend internet: documentation
-// addresses that lead to listeners on loopback. Only the very last step of a
-// dial is led there; that the address is allowed was decided before.
+// world is a gateway, a guest on its cable, and a simulated internet: documentation
+// addresses that lead to listeners on loopback. Only the very last step of a dial is
+// redirected there, after the address has been allowed.
 type world struct {
 	t     *testing.T
 	g     *Gateway
@@ -46,26 +46,26 @@ type world struct {
 
 	mu      sync.Mutex
 	names   map[string][]netip.Addr
-	servers map[netip.AddrPort]string // where an address of the internet leads
+	servers map[netip.AddrPort]string // where an address on the internet leads
 	dialled []netip.AddrPort
 	records []Record
 	changed chan struct{}
 }
 
-// config is what a test may ask for.
+// config holds a test's options.
 type config struct {
 	policy   *policy.Policy
 	mtu      int
 	datagram bool
 	proxy    func(*url.URL) (*url.URL, error)
-	host     []string // the host's addresses, each with its prefix's length
+	host     []string // the host's addresses, each with its prefix length
 	routes   []hostnet.Route
 	tap      func([]byte)
 	resolve  func(context.Context, string) ([]netip.Addr, error)
-	unguest  bool // no stack on the cable: the test speaks for itself
+	unguest  bool // no stack on the cable: the test sends frames itself
 }
 
-// allow is a policy of rules.
+// allow returns a policy with rules.
 func allow(rules ...string) *policy.Policy {
 	p := policy.Default()
 	for _, text := range rules {
@@ -146,8 +146,8 @@ func newWorld(t *testing.T, c config) *world {
 	return w
 }
 
-// expectGoroutines waits until no more run than before. Those of a test's own
-// servers end in their own cleanups, which come later.
+// expectGoroutines waits until no more goroutines run than before. The goroutines of a
+// test's own servers end in their own cleanups, which run later.
 func expectGoroutines(t *testing.T, most int) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -196,7 +196,7 @@ func (w *world) log(r Record) {
 	w.changed = make(chan struct{})
 }
 
-// wait returns the first record that is meant.
+// wait returns the first record that matches.
 func (w *world) wait(meant func(Record) bool) Record {
 	w.t.Helper()
 	timeout := time.After(patience)
@@ -223,7 +223,7 @@ func (w *world) all(meant func(Record) bool) []Record {
 	return slices.DeleteFunc(slices.Clone(w.records), func(r Record) bool { return !meant(r) })
 }
 
-// waitDenied returns the denial of a connection whose reason holds a text.
+// waitDenied returns the denial of a connection whose reason contains a text.
 func (w *world) waitDenied(reason string) Record {
 	w.t.Helper()
 	return w.wait(func(r Record) bool {
@@ -252,7 +252,7 @@ func (w *world) connect(ctx context.Context, to netip.AddrPort, allowed func(net
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("dial %s: connection refused", to)
-	case at == "": // a hole in the net
+	case at == "": // an address that never answers
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
@@ -260,7 +260,7 @@ func (w *world) connect(ctx context.Context, to netip.AddrPort, allowed func(net
 	return d.DialContext(ctx, "tcp", at)
 }
 
-// internet gives a name an address of the internet and a server there.
+// internet gives a name an address on the internet, with a server there.
 func (w *world) internet(name string, port uint16, at string) netip.AddrPort {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -283,7 +283,7 @@ func (w *world) web(name string, port uint16, h http.Handler) *httptest.Server {
 
 func (w *world) secureWeb(name string, port uint16, h http.Handler) *httptest.Server {
 	s := httptest.NewUnstartedServer(h)
-	s.Config.ErrorLog = log.New(io.Discard, "", 0) // a connection that the wall cut
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // from connections that the gateway cut
 	s.EnableHTTP2 = true
 	s.StartTLS()
 	w.t.Cleanup(s.Close)
@@ -291,7 +291,7 @@ func (w *world) secureWeb(name string, port uint16, h http.Handler) *httptest.Se
 	return s
 }
 
-// server runs serve for every connection to a name's port.
+// server runs serve for every connection to a port of a name.
 func (w *world) server(name string, port uint16, serve func(net.Conn)) netip.AddrPort {
 	w.t.Helper()
 	return w.internet(name, port, serveTCP(w.t, serve))
@@ -323,14 +323,14 @@ func serveTCP(t testing.TB, serve func(net.Conn)) string {
 
 func echo(c net.Conn) { io.Copy(c, c) }
 
-// ctx ends before the test does.
+// ctx returns a context that ends before the test does.
 func (w *world) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	w.t.Cleanup(cancel)
 	return ctx
 }
 
-// client is the guest's browser; it trusts any certificate.
+// client returns the guest's HTTP client, which trusts any certificate.
 func (w *world) client() *http.Client {
 	tr := w.guest.Transport()
 	tr.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
@@ -356,7 +356,7 @@ func do(c *http.Client, r *http.Request) (int, string, error) {
 	return a.StatusCode, string(b), err
 }
 
-// dial connects the guest to a name, which must work.
+// dial connects the guest to a name; a failure is fatal.
 func (w *world) dial(name string, port uint16) net.Conn {
 	w.t.Helper()
 	c, err := w.guest.DialName(w.ctx(), name, port)
@@ -368,7 +368,7 @@ func (w *world) dial(name string, port uint16) net.Conn {
 	return c
 }
 
-// expectReset reads from a connection that must be reset, not merely ended.
+// expectReset reads from a connection that must be reset and not merely end.
 func expectReset(t *testing.T, c net.Conn) {
 	t.Helper()
 	b, err := io.ReadAll(c)

@@ -1,8 +1,8 @@
-// Package gatewaytest is a virtual machine without the machine: a network stack
-// at the other end of a gateway's cable, for tests and measurements.
+// Package gatewaytest is a guest without a virtual machine: a network stack at the
+// other end of a gateway's cable, for tests and measurements.
 //
-// It does what a guest can do and no more, and it can be told to misbehave:
-// Send puts any bytes on the cable. It knows nothing of package gateway.
+// It does what a guest can do and no more. To simulate a misbehaving guest, Send puts
+// arbitrary bytes on the cable. It knows nothing of package gateway.
 package gatewaytest
 
 import (
@@ -36,14 +36,14 @@ const (
 	maxFrame = header.EthernetMinimumSize + 65535
 )
 
-// Options say which guest it is.
+// Options configures a guest.
 type Options struct {
 	Addr    netip.Addr
 	Gateway netip.Addr
-	Bits    int // of the network's prefix
+	Bits    int // length of the network's prefix
 	MAC     net.HardwareAddr
 	MTU     int
-	Tap     func(frame []byte) // sees every frame that arrives; may be nil
+	Tap     func(frame []byte) // receives every arriving frame; may be nil
 }
 
 // Guest is a running guest.
@@ -52,11 +52,11 @@ type Guest struct {
 	stack   *stack.Stack
 	link    *link
 	tasks   sync.WaitGroup
-	ports   atomic.Uint32 // taken so far
+	ports   atomic.Uint32 // number of local ports used so far
 }
 
-// New starts a guest on its end of a cable: a stream of frames with their
-// length before them, or a socket of datagrams.
+// New starts a guest on its end of a cable, which is either a stream of length-prefixed
+// frames or a datagram socket.
 func New(conn net.Conn, stream bool, o Options) (*Guest, error) {
 	g := &Guest{options: o}
 	g.stack = stack.New(stack.Options{
@@ -64,7 +64,7 @@ func New(conn net.Conn, stream bool, o Options) (*Guest, error) {
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
 	sack := tcpip.TCPSACKEnabled(true)
-	timeWait := tcpip.TCPTimeWaitReuseGlobal // thousands of connections, one after the other
+	timeWait := tcpip.TCPTimeWaitReuseGlobal // for thousands of connections in sequence
 	for _, option := range []tcpip.SettableTransportProtocolOption{
 		&sack, &timeWait,
 		&tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: 2 << 20, Max: 4 << 20},
@@ -100,7 +100,7 @@ func New(conn net.Conn, stream bool, o Options) (*Guest, error) {
 	return g, nil
 }
 
-// Close pulls the plug.
+// Close disconnects the guest and stops it.
 func (g *Guest) Close() {
 	g.link.close()
 	g.stack.Close()
@@ -109,12 +109,12 @@ func (g *Guest) Close() {
 	g.stack.Wait()
 }
 
-// Send puts a frame on the cable as it is.
+// Send puts a frame on the cable unchanged.
 func (g *Guest) Send(frame []byte) error { return g.link.send(frame) }
 
-// Dial connects to an address. Its ports follow each other as those of a Linux
-// guest do: the stack would draw them by lot, and among thousands of connections
-// soon draw one that the other side has not yet forgotten.
+// Dial connects to an address. It assigns local ports in sequence, as a Linux guest
+// does. The stack would choose them at random, and among thousands of connections would
+// soon choose one that the other side has not yet released.
 func (g *Guest) Dial(ctx context.Context, to netip.AddrPort) (*gonet.TCPConn, error) {
 	const first, count = 32768, 28232 // net.ipv4.ip_local_port_range
 	for {
@@ -126,13 +126,13 @@ func (g *Guest) Dial(ctx context.Context, to netip.AddrPort) (*gonet.TCPConn, er
 	}
 }
 
-// DialUDP makes a socket to an address.
+// DialUDP opens a UDP socket to an address.
 func (g *Guest) DialUDP(to netip.AddrPort) (*gonet.UDPConn, error) {
 	remote := full(to)
 	return gonet.DialUDP(g.stack, nil, &remote, ipv4.ProtocolNumber)
 }
 
-// Listen serves a port of the guest.
+// Listen listens on a port of the guest.
 func (g *Guest) Listen(port uint16) (net.Listener, error) {
 	return gonet.ListenTCP(g.stack, full(netip.AddrPortFrom(g.options.Addr, port)), ipv4.ProtocolNumber)
 }
@@ -141,7 +141,7 @@ func full(a netip.AddrPort) tcpip.FullAddress {
 	return tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(a.Addr().As4()), Port: a.Port()}
 }
 
-// Ask puts a question to the gateway's resolver, over "udp" or "tcp".
+// Ask sends a question to the gateway's resolver, over "udp" or "tcp".
 func (g *Guest) Ask(ctx context.Context, network string, m *dns.Msg) (*dns.Msg, error) {
 	to := netip.AddrPortFrom(g.options.Gateway, 53)
 	var conn net.Conn
@@ -167,7 +167,7 @@ func (g *Guest) Ask(ctx context.Context, network string, m *dns.Msg) (*dns.Msg, 
 	return c.ReadMsg()
 }
 
-// Lookup returns the address the gateway gives a name.
+// Lookup returns the address that the gateway gives a name.
 func (g *Guest) Lookup(ctx context.Context, name string) (netip.Addr, error) {
 	m := new(dns.Msg)
 	m.SetQuestion(dns.Fqdn(name), dns.TypeA)
@@ -185,7 +185,7 @@ func (g *Guest) Lookup(ctx context.Context, name string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%s: %s", name, dns.RcodeToString[reply.Rcode])
 }
 
-// DialName looks a name up and connects to it.
+// DialName looks up a name and connects to it.
 func (g *Guest) DialName(ctx context.Context, name string, port uint16) (*gonet.TCPConn, error) {
 	addr, err := g.Lookup(ctx, name)
 	if err != nil {
@@ -194,7 +194,7 @@ func (g *Guest) DialName(ctx context.Context, name string, port uint16) (*gonet.
 	return g.Dial(ctx, netip.AddrPortFrom(addr, port))
 }
 
-// Transport is the guest's way to the web.
+// Transport returns an HTTP transport that connects through the guest.
 func (g *Guest) Transport() *http.Transport {
 	return &http.Transport{
 		ForceAttemptHTTP2: true,
@@ -215,8 +215,8 @@ func (g *Guest) Transport() *http.Transport {
 	}
 }
 
-// link is the guest's network card. It queues without a bound: a test's guest
-// asks for no more than its windows allow.
+// link is the guest's network card. Its queue is unbounded: a test guest sends no more
+// than its TCP windows allow.
 type link struct {
 	o      Options
 	conn   net.Conn
