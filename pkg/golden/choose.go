@@ -8,10 +8,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// From is what a session's VM was made from.
+// From says what a session's VM was made from.
 type From string
 
-// The kinds of beginnings.
+// The values of From.
 const (
 	FromGeneric From = "generic"
 	FromGolden  From = "golden"
@@ -19,18 +19,18 @@ const (
 	FromPool    From = "pool"
 )
 
-// Start is what a new session's VM is best made from.
+// Start describes the best starting point for a new session's VM.
 type Start struct {
 	Image vm.Image
 	From  From
 	Warm  image.Warm // if From is FromWarm
-	// The golden image whose spares are faster, if there are any (Take); one
-	// without a name otherwise.
+	// Spares is the golden image whose spares would be faster, if any exist (see Take).
+	// Its name is empty otherwise.
 	Spares image.Info
-	Lacks  bool // whether making something would make the next one faster
+	Lacks  bool // whether preparing something would make the next session faster
 }
 
-// Best returns the fastest beginning there is for a VM of that size.
+// Best returns the fastest available starting point for a VM of that size.
 func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch string, size Size) (Start, error) {
 	generic := Start{From: FromGeneric, Lacks: want != config.PrepareNone}
 	from, err := m.Images.Find(source, arch)
@@ -46,11 +46,11 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	}
 	made, err := m.Images.Find(image.Golden(source), arch)
 	if err != nil || made.Key != key {
-		return generic, nil //nolint:nilerr // there is none
+		return generic, nil //nolint:nilerr // no current golden image exists
 	}
 	golden := Start{From: FromGolden}
 	if golden.Image, err = made.Image(); err != nil {
-		return generic, nil //nolint:nilerr // it is damaged, and made anew
+		return generic, nil //nolint:nilerr // the golden image is damaged and will be rebuilt
 	}
 	if want == config.PrepareGolden {
 		return golden, nil
@@ -62,7 +62,7 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 		golden.Lacks, err = m.lacksSpares(made, size)
 		return golden, err
 	case want != config.PrepareWarm || err != nil:
-		return golden, nil //nolint:nilerr // VMs cannot be saved here, and none are to wait
+		return golden, nil //nolint:nilerr // VMs cannot be saved here, and no spares are configured
 	}
 	golden.Lacks = true
 	w, ok := made.Warmed(state)
@@ -71,11 +71,11 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	}
 	img, err := made.Resumed(w)
 	if err != nil {
-		return golden, nil //nolint:nilerr // it is damaged, and made anew
+		return golden, nil //nolint:nilerr // the saved state is damaged and will be made again
 	}
 	return Start{Image: img, From: FromWarm, Warm: w}, nil
 }
 
-// Distrust removes the saved state in a directory, which could not be resumed.
-// The next session that wants one has it made anew.
+// Distrust removes the saved state in dir because it could not be resumed. The next
+// session that wants a saved state causes a new one to be made.
 func (m *Maker) Distrust(dir string) error { return m.Images.Cool(dir) }

@@ -1,11 +1,10 @@
-// Package golden makes sessions start fast: it boots and provisions an image
-// once, makes a golden image of its disk when that has proved to work, and saves
-// a VM that was booted from the golden image, so that a session is a clone of
-// the disk, or a fork of the running VM.
+// Package golden makes sessions start fast. It boots and provisions an image once and
+// makes a golden image of its disk after a test has shown that the disk works. It also
+// saves a VM booted from the golden image. A session is then a clone of the disk or a
+// fork of the running VM.
 //
-// It decides which of them a new session can start from. It never touches a
-// session; what it boots lives in VMs of its own, which have a gateway like a
-// session's and hold no secret.
+// It decides which of them a new session can start from. It never touches a session; it
+// boots only its own VMs, which have a gateway like a session's and hold no secrets.
 package golden
 
 import (
@@ -31,48 +30,48 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Maker makes golden images and saved states of one image store. Several, in
-// several processes, wait for each other.
+// Maker makes golden images and saved states for one image store. Makers in several
+// processes wait for each other.
 type Maker struct {
 	Images   *image.Store
 	Driver   vm.Driver
 	Scripts  fs.FS          // provision/
-	Template []byte         // of VMs
-	Policy   *policy.Policy // what provisioning may reach, of a walled VM
-	Self     string         // our own binary, which the gateway is
-	Pool     string         // directory of the VMs that wait
-	Waiting  int            // how many of a size are to wait
+	Template []byte         // of the VMs
+	Policy   *policy.Policy // what a VM may reach while it is provisioned behind an enforcing gateway
+	Self     string         // path of this program's binary, which also runs the gateway
+	Pool     string         // directory of the spares
+	Waiting  int            // number of spares to keep of a size
 }
 
-// cmdline boots a golden image whose kernel we load. Its initial RAM disk knows
-// the one disk there is. It names the security modules that are Debian's, but for
-// those that nothing in the guest has a policy for: they take a second under TCG.
+// cmdline boots a golden image whose kernel the host loads. The image's initial RAM
+// disk knows its only disk. cmdline names Debian's security modules, except those for
+// which nothing in the guest has a policy, because they take a second under TCG.
 //
-// What other makers of small VMs leave out besides (i8042, cryptomgr.notests,
-// rcupdate.rcu_expedited) saves little and makes QEMU 7.2's emulated processors
-// panic now and then: one boot in a hundred, while the kernel patches itself.
+// Other builders of small VMs leave out more (i8042, cryptomgr.notests,
+// rcupdate.rcu_expedited). That saves little, and makes QEMU 7.2's emulated processors
+// panic occasionally: in one boot out of a hundred, while the kernel patches itself.
 const cmdline = "root=/dev/vda rw console=ttyS0 no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0" +
 	" lsm=lockdown,capability,landlock,yama,apparmor"
 
 const (
 	bootTimeout  = 10 * time.Minute // emulated, from the generic image
-	bakeTimeout  = 60 * time.Minute // with provisioning from the network
+	bakeTimeout  = 60 * time.Minute // includes provisioning from the network
 	haltTimeout  = 3 * time.Minute
 	statePoll    = 100 * time.Millisecond
 	bakeMemory   = 2 << 30
 	needForImage = 8 << 30
-	debianDisk   = 6 << 30  // what image.Build makes
+	debianDisk   = 6 << 30  // the size that image.Build makes
 	downloadDisk = 12 << 30 // a cloud image grows to this; sessions' disks are larger
 )
 
-// VMPrefix starts the names of the VMs in which images are made.
+// VMPrefix begins the names of the VMs in which images are made.
 const VMPrefix = "golden-"
 
-// vmName is the VM in which things for an image are made. Whoever holds the
-// image's lock owns it.
+// vmName returns the name of the VM in which things are made for an image. The holder
+// of the image's lock owns that VM.
 func vmName(source string) string { return VMPrefix + source }
 
-// Key changes when anything does that goes into the golden image of source.
+// Key returns a key that changes whenever an input of source's golden image changes.
 func (m *Maker) Key(source image.Info) (string, error) {
 	scripts, err := guest.ScriptsKey(m.Scripts)
 	if err != nil {
@@ -83,15 +82,16 @@ func (m *Maker) Key(source image.Info) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	// The directory, too: a rebuilt image has the same key, and newer packages.
+	// Include the directory, because a rebuilt image has the same key but newer
+	// packages.
 	for _, part := range []string{"1", source.Name, source.Arch, source.Key, filepath.Base(source.Path), scripts, cmdline, string(m.Template), program, guest.BootScript()} {
 		fmt.Fprintf(h, "%d:%s\n", len(part), part)
 	}
 	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }
 
-// Image makes the golden image of the image source, unless it is there, and
-// returns it.
+// Image returns the golden image of the image source. It makes the golden image unless
+// it exists.
 func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (image.Info, error) {
 	from, err := m.Images.Find(source, arch)
 	if err != nil {
@@ -126,7 +126,7 @@ func (m *Maker) options(source string, space int64, p vm.Progress) image.MakeOpt
 	}
 }
 
-// clear removes the VM and the gateway that work in a directory is done with.
+// clear removes the VM and the gateway that were used for the work in a directory.
 func (m *Maker) clear(ctx context.Context, name, work string) error {
 	return errors.Join(m.Driver.Delete(ctx, name), m.gateway(work).Stop(ctx))
 }
@@ -135,20 +135,20 @@ func (m *Maker) gateway(work string) gateway.Process {
 	return gateway.Process{Dir: filepath.Join(work, GatewayFolder), Self: m.Self}
 }
 
-// originFile is beside a disk that is not proved yet, and says of which machine it
-// is.
+// originFile lies beside a disk that has not been tested yet, and describes the machine
+// that the disk comes from.
 const originFile = "origin.json"
 
-// origin is the machine that a golden image was made of.
+// origin is the identity of the machine that a golden image was made from.
 type origin struct {
 	guest.Identity
 	HostKey string
 }
 
-// bake boots the image, provisions and generalises it, and takes its disk.
+// bake boots the image, provisions and generalises it, and exports its disk.
 func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir string, p vm.Progress) (files []string, err error) {
-	// Also what a failed try leaves running goes, and what was left by one that
-	// died in another way than clear knows of.
+	// Also remove what a failed attempt leaves running, and what an attempt left that
+	// ended without calling clear.
 	defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)) }()
 	img, err := m.Images.Lookup(source, from.Arch)
 	if err != nil {
@@ -162,7 +162,7 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 	defer b.close()
 	before := origin{HostKey: b.endpoint.HostKey}
 	var initrd []byte
-	if b.guest.Root == "" { // else it is a directory of this host, whose tools are not ours
+	if b.guest.Root == "" { // otherwise the root is a directory on this host, whose tools must not be changed
 		if before.Identity, err = b.guest.Identity(ctx); err != nil {
 			return nil, err
 		}
@@ -190,7 +190,8 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 	return bootFiles(dir, img, initrd)
 }
 
-// bootFiles puts beside the disk what it boots with, and returns all names.
+// bootFiles writes the files that the disk boots with beside it, and returns the names
+// of all files.
 func bootFiles(dir string, img vm.Image, initrd []byte) ([]string, error) {
 	files := []string{vm.DiskFile}
 	if img.Kernel == "" {
@@ -215,8 +216,9 @@ func bootFiles(dir string, img vm.Image, initrd []byte) ([]string, error) {
 	return append(files, image.KernelFile, image.InitrdFile, image.CmdlineFile), nil
 }
 
-// prove boots a clone of what is to be published and asks everything of it that
-// a session needs. Nothing of the machine that it was made of may be in it.
+// prove boots a clone of the image that is to be published and checks everything that a
+// session needs. The clone must not share any identity with the machine that the image
+// was made from.
 func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.Progress) error {
 	var before origin
 	text, err := os.ReadFile(filepath.Join(made.Path, originFile))
@@ -250,8 +252,8 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 	return b.halt(ctx)
 }
 
-// saver is the driver as one that saves VMs, with the key of a VM's state. An
-// error says why VMs cannot be saved here.
+// saver returns the driver as a vm.Saver, with the key of a VM's state. Its error says
+// why VMs cannot be saved here.
 func (m *Maker) saver(ctx context.Context, arch string, cpus int, memory int64) (vm.Saver, string, error) {
 	s, ok := m.Driver.(vm.Saver)
 	if !ok {
@@ -261,13 +263,13 @@ func (m *Maker) saver(ctx context.Context, arch string, cpus int, memory int64) 
 	return s, key, err
 }
 
-// CanWarm returns why Warm would not work on this host, nil when it would.
+// CanWarm returns why Warm would not work on this host, or nil if it would.
 func (m *Maker) CanWarm(ctx context.Context, arch string) error {
 	_, _, err := m.saver(ctx, arch, 1, 1)
 	return err
 }
 
-// Pools reports whether sessions are given VMs that wait.
+// Pools reports whether sessions are given spares.
 func (m *Maker) Pools(ctx context.Context, want config.Prepare, arch string) bool {
 	return m.pools(want, m.CanWarm(ctx, arch))
 }
@@ -276,8 +278,8 @@ func (m *Maker) pools(want config.Prepare, cannotSave error) bool {
 	return m.Waiting > 0 && (want == config.PreparePool || want == config.PrepareWarm && cannotSave != nil)
 }
 
-// Warm makes a saved state of a VM of that size, booted from the golden image
-// i, unless it is there.
+// Warm makes a saved state of a VM of that size, booted from the golden image i, unless
+// it exists.
 func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, p vm.Progress) (image.Warm, error) {
 	saver, key, err := m.saver(ctx, i.Arch, cpus, memory)
 	if err != nil {
@@ -303,7 +305,7 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 		if err != nil {
 			return err
 		}
-		// Its card must find somebody, and stays down.
+		// The network card needs a peer to connect to. It stays down.
 		if err := m.raise(ctx, name, dir, nowhere()); err != nil {
 			return err
 		}
@@ -313,7 +315,7 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 	})
 }
 
-// nowhere is a policy that allows nothing.
+// nowhere returns a policy that allows nothing.
 func nowhere() *policy.Policy {
 	p := policy.Default()
 	p.Mode, p.Walled = policy.Isolated, true
@@ -327,23 +329,22 @@ func disk(source string) int64 {
 	return downloadDisk
 }
 
-// booted is a VM of ours that runs, logged in to.
+// booted is a running VM of the Maker's own, with a login to it.
 type booted struct {
 	maker      *Maker
 	name       string
-	private    []byte // key of its login
+	private    []byte // key of the login
 	authorized string // the public half
 	endpoint   vm.Endpoint
 	guest      guest.Guest
 }
 
-// ours is the VM in which things are made of an image.
+// ours returns the spec of the VM in which things are made from an image.
 func ours(source string, img vm.Image) vm.Spec {
 	return vm.Spec{Name: vmName(source), CPUs: min(2, runtime.NumCPU()), Memory: bakeMemory, Disk: disk(source), Image: img}
 }
 
-// boot makes a VM of a name, size and image and logs in to it, behind a gateway
-// with a policy.
+// boot creates and starts a VM behind a gateway with a policy, and logs in to it.
 func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy.Policy, p vm.Progress) (*booted, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
@@ -398,17 +399,18 @@ func (m *Maker) raise(ctx context.Context, name, work string, pol *policy.Policy
 		return err
 	}
 	g := m.gateway(work)
-	if err := g.Stop(ctx); err != nil { // that of the VM before
+	if err := g.Stop(ctx); err != nil { // of the previous VM
 		return err
 	}
 	return g.Start(ctx, wire, pol)
 }
 
-// halt shuts the guest down by itself; one that has to be killed is no image.
+// halt waits until the guest has shut itself down. A disk whose guest must be killed
+// does not become an image.
 func (b *booted) halt(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, haltTimeout, fail.New(fail.Timeout, "the guest did not power off within %v", haltTimeout))
 	defer cancel()
-	_ = b.guest.Poweroff(ctx) // the connection dies with it
+	_ = b.guest.Poweroff(ctx) // shutting down ends the connection
 	b.close()
 	for {
 		machine, err := b.maker.Driver.Inspect(ctx, b.name)
@@ -429,7 +431,7 @@ func (b *booted) halt(ctx context.Context) error {
 
 func (b *booted) close() {
 	if b.guest.SSH != nil {
-		_ = b.guest.SSH.Close() // closed twice, or by the guest's end
+		_ = b.guest.SSH.Close() // already closed, by an earlier call or by the guest
 	}
 }
 

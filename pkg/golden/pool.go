@@ -19,45 +19,46 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Where VMs cannot be saved while they run, some wait: spares. A spare is a
-// clone of a golden image that has booted, is somebody, and belongs to nobody:
-// its gateway lets nothing out, nobody but its session will ever log in to it,
-// and no two sessions get the same one, because to take it is to rename its
-// directory.
+// Where running VMs cannot be saved, the pool keeps some booted VMs: spares, also
+// called standby VMs. A spare is a booted clone of a golden image that has its own
+// identity and no session yet. Its gateway lets nothing out, and only its later session
+// ever logs in to it. No two sessions get the same spare, because taking one means
+// renaming its directory.
 
 const (
-	sparePrefix = "spare-"     // of the VM, and of its directory in the pool
-	making      = ".making-"   // before it: a directory whose VM does not wait yet
-	removing    = ".removing-" // before it: one whose VM is deleted
-	poolLock    = ".lock"      // held by whoever makes or removes spares
+	sparePrefix = "spare-"     // begins the name of the VM and of its directory in the pool
+	making      = ".making-"   // prefix for the directory of a VM that is not ready yet
+	removing    = ".removing-" // prefix for the directory of a VM that is being deleted
+	poolLock    = ".lock"      // held while spares are made or removed
 	spareFile   = "spare.json"
 
-	// KeyFile and GatewayFolder are in a spare's directory: the private key of
-	// its login, with the public one beside it, and its gateway's files.
+	// KeyFile and GatewayFolder are in a spare's directory. KeyFile is the private key
+	// of its login, with the public key beside it; GatewayFolder holds its gateway's
+	// files.
 	KeyFile       = "ssh_key"
 	GatewayFolder = "gateway"
 )
 
 var spareName = regexp.MustCompile("^" + sparePrefix + "[0-9a-f]+$")
 
-// Size is that of a VM; memory and disk in bytes.
+// Size is the size of a VM; memory and disk are in bytes.
 type Size struct {
 	CPUs   int   `json:"cpus"`
 	Memory int64 `json:"memory"`
 	Disk   int64 `json:"disk"`
 }
 
-// Spare is a VM that waits.
+// Spare is a standby VM.
 type Spare struct {
 	Size
 	VM        string    `json:"vm"`
-	Image     string    `json:"image"` // directory of the golden image that it is a clone of
+	Image     string    `json:"image"` // directory of the golden image that it was cloned from
 	CreatedAt time.Time `json:"created_at"`
-	Dir       string    `json:"-"` // its directory, ReadSpare's argument
+	Dir       string    `json:"-"` // its directory, as passed to ReadSpare
 }
 
-// ReadSpare reads the spare of a directory, also of one that was taken. Its
-// error is fs.ErrNotExist, wrapped, when there is none.
+// ReadSpare reads the spare in a directory, also after it was taken. Its error wraps
+// fs.ErrNotExist if the directory holds none.
 func ReadSpare(dir string) (Spare, error) {
 	s := Spare{Dir: dir}
 	b, err := os.ReadFile(filepath.Join(dir, spareFile))
@@ -70,7 +71,7 @@ func ReadSpare(dir string) (Spare, error) {
 	return s, err
 }
 
-// Spares returns the VMs that wait in a pool's directory, the oldest first.
+// Spares returns the spares in a pool's directory, oldest first.
 func Spares(pool string) ([]Spare, error) {
 	found, err := filepath.Glob(filepath.Join(pool, sparePrefix+"*"))
 	if err != nil {
@@ -78,7 +79,7 @@ func Spares(pool string) ([]Spare, error) {
 	}
 	all := []Spare{}
 	for _, dir := range found {
-		if s, err := ReadSpare(dir); err == nil { // else it was taken just now, or Drain removes it
+		if s, err := ReadSpare(dir); err == nil { // otherwise it was just taken, or Drain will remove it
 			all = append(all, s)
 		}
 	}
@@ -97,8 +98,8 @@ func (m *Maker) lacksSpares(i image.Info, size Size) (bool, error) {
 	return n < m.Waiting, err
 }
 
-// Take moves the directory of a spare of that size, a clone of the golden image
-// i, to dest, and the spare is the caller's. ok is false when there is none.
+// Take moves the directory of a spare of that size, cloned from the golden image i, to
+// dest. The spare then belongs to the caller. ok is false if no spare fits.
 func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) (s Spare, ok bool, err error) {
 	all, err := Spares(m.Pool)
 	if err != nil {
@@ -110,7 +111,7 @@ func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) 
 		}
 		switch err := os.Rename(s.Dir, dest); {
 		case errors.Is(err, fs.ErrNotExist):
-			continue // somebody was faster
+			continue // another process took it first
 		case err != nil:
 			return Spare{}, false, fail.New(fail.Host, "take a VM that waits: %w", err)
 		}
@@ -120,7 +121,7 @@ func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) 
 	return Spare{}, false, nil
 }
 
-// waits reports whether a spare's VM runs and can still be let into the network.
+// waits reports whether a spare's VM runs and can still be connected to the network.
 func (m *Maker) waits(ctx context.Context, s Spare) bool {
 	machine, err := m.Driver.Inspect(ctx, s.VM)
 	if err != nil || machine.State != vm.Running {
@@ -130,8 +131,8 @@ func (m *Maker) waits(ctx context.Context, s Spare) bool {
 	return err == nil && !st.Unplugged
 }
 
-// Fill sees to it that m.Waiting spares of a size wait that are clones of the
-// golden image i, and no others. Of several callers each waits for the one before.
+// Fill ensures that there are m.Waiting spares of a size, cloned from the golden image
+// i, and no others. Concurrent callers run one after the other.
 func (m *Maker) Fill(ctx context.Context, i image.Info, size Size, p vm.Progress) error {
 	return m.tend(ctx, true, func() error {
 		err := m.drain(ctx, func(s Spare) bool { return s.Image == i.Path && s.Size == size && m.waits(ctx, s) })
@@ -150,14 +151,16 @@ func (m *Maker) Fill(ctx context.Context, i image.Info, size Size, p vm.Progress
 	})
 }
 
-// Drain removes the spares that keep does not want, nil wants none. While another
-// process makes or removes some, it waits, or does nothing.
+// Drain removes every spare for which keep returns false; a nil keep removes all. While
+// another process makes or removes spares, Drain waits if wait is set and otherwise
+// does nothing.
 func (m *Maker) Drain(ctx context.Context, wait bool, keep func(Spare) bool) error {
 	return m.tend(ctx, wait, func() error { return m.drain(ctx, keep) })
 }
 
-// tend runs f while no other process makes or removes spares, and first removes
-// what one that died has left. When there is another it waits for it, or returns.
+// tend runs f while no other process makes or removes spares. It first removes the
+// leftovers of processes that died. If another process is at work, tend waits for it or
+// returns, depending on wait.
 func (m *Maker) tend(ctx context.Context, wait bool, f func() error) error {
 	lock, err := m.lock(ctx, wait)
 	if err != nil || lock == nil {
@@ -176,7 +179,8 @@ func (m *Maker) tend(ctx context.Context, wait bool, f func() error) error {
 	return f()
 }
 
-// lock takes the pool's lock, for which it waits if told, else it returns nil.
+// lock acquires the pool's lock. If another process holds the lock, it waits if wait is
+// set and otherwise returns nil.
 func (m *Maker) lock(ctx context.Context, wait bool) (*store.Lock, error) {
 	for {
 		lock, ok, err := store.TryLock(filepath.Join(m.Pool, poolLock))
@@ -191,8 +195,8 @@ func (m *Maker) lock(ctx context.Context, wait bool) (*store.Lock, error) {
 	}
 }
 
-// unfinished are the directories of VMs that their maker, or remover, has left
-// when it died, by the VM's name. The caller holds the lock.
+// unfinished returns the directories that processes left when they died while making or
+// removing a VM, by the VM's name. The caller holds the lock.
 func (m *Maker) unfinished() (map[string]string, error) {
 	left := map[string]string{}
 	for _, prefix := range []string{making, removing} {
@@ -220,7 +224,7 @@ func (m *Maker) drain(ctx context.Context, keep func(Spare) bool) error {
 	return nil
 }
 
-// unwanted are the directories of the spares that keep does not want.
+// unwanted returns the directories of the spares for which keep returns false.
 func (m *Maker) unwanted(keep func(Spare) bool) ([]string, error) {
 	found, err := filepath.Glob(filepath.Join(m.Pool, sparePrefix+"*"))
 	if err != nil {
@@ -232,7 +236,7 @@ func (m *Maker) unwanted(keep func(Spare) bool) ([]string, error) {
 	}), nil
 }
 
-// retire removes a spare, unless a session is faster.
+// retire removes a spare, unless a session takes it first.
 func (m *Maker) retire(ctx context.Context, dir string) (removed bool, err error) {
 	name := filepath.Base(dir)
 	gone := filepath.Join(m.Pool, removing+name)
@@ -247,7 +251,7 @@ func (m *Maker) retire(ctx context.Context, dir string) (removed bool, err error
 // Discard removes a spare that was taken.
 func (m *Maker) Discard(ctx context.Context, s Spare) error { return m.scrap(ctx, s.VM, s.Dir) }
 
-// scrap removes a VM that is no session's, with its directory.
+// scrap removes a VM that belongs to no session, with its directory.
 func (m *Maker) scrap(ctx context.Context, name, dir string) error {
 	if err := m.clear(ctx, name, dir); err != nil {
 		return err
@@ -255,7 +259,7 @@ func (m *Maker) scrap(ctx context.Context, name, dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// addSpare boots one and publishes it.
+// addSpare boots a spare and publishes it.
 func (m *Maker) addSpare(ctx context.Context, i image.Info, size Size, p vm.Progress) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
@@ -269,7 +273,7 @@ func (m *Maker) addSpare(ctx context.Context, i image.Info, size Size, p vm.Prog
 		return err
 	}
 	random := make([]byte, 3)
-	_, _ = rand.Read(random) // never fails, says crypto/rand
+	_, _ = rand.Read(random) // never fails, according to crypto/rand
 	s := Spare{Size: size, VM: sparePrefix + fmt.Sprintf("%x", random), Image: i.Path}
 	dir := filepath.Join(m.Pool, making+s.VM)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

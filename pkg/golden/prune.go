@@ -12,7 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// PruneImages is image.Store.Prune, with what dead makers have left running.
+// PruneImages runs image.Store.Prune. It also removes VMs and gateways that dead makers
+// left running.
 func (m *Maker) PruneImages(ctx context.Context, o image.PruneOptions) ([]image.Leftover, error) {
 	o.Sweep = func(name, work string) error {
 		source, golden := image.GoldenOf(name)
@@ -24,9 +25,9 @@ func (m *Maker) PruneImages(ctx context.Context, o image.PruneOptions) ([]image.
 	return m.Images.Prune(o)
 }
 
-// PruneSpares removes the spares that keep does not want, and what makers of some
-// left when they died, and returns what that was. While another process makes or
-// removes spares it waits; a dry run does not, and looks only at those that wait.
+// PruneSpares removes the spares for which keep returns false and the leftovers of
+// makers that died, and returns what it removed. While another process makes or removes
+// spares, it waits; a dry run does not wait, and considers only finished spares.
 func (m *Maker) PruneSpares(ctx context.Context, dry bool, keep func(Spare) bool) (found []image.Leftover, err error) {
 	if _, err := os.Stat(m.Pool); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -74,8 +75,8 @@ func (m *Maker) PruneSpares(ctx context.Context, dry bool, keep func(Spare) bool
 	return found, nil
 }
 
-// PoolVMs are the names of the VMs of a pool's directory, also of those that do
-// not wait yet, or are being removed.
+// PoolVMs returns the names of the VMs in a pool's directory, including those that are
+// not ready yet or are being removed.
 func PoolVMs(pool string) ([]string, error) {
 	entries, err := os.ReadDir(pool)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -90,7 +91,7 @@ func PoolVMs(pool string) ([]string, error) {
 	return names, nil
 }
 
-// VMOf is the name of the VM that a directory of the pool is about.
+// VMOf returns the name of the VM that a directory of the pool belongs to.
 func VMOf(dir string) string {
 	name := filepath.Base(dir)
 	for _, prefix := range []string{making, removing} {
@@ -99,10 +100,10 @@ func VMOf(dir string) string {
 	return name
 }
 
-// leftover is a VM's directory in the pool; its size is the VM's, too.
+// leftover describes a VM's directory in the pool. Its size includes the VM's disk.
 func (m *Maker) leftover(ctx context.Context, name, dir, why string) image.Leftover {
 	l := image.Leftover{Path: dir, Size: image.DiskUsage(dir), Why: why}
-	if machine, err := m.Driver.Inspect(ctx, name); err == nil { // else there is none
+	if machine, err := m.Driver.Inspect(ctx, name); err == nil { // otherwise there is no VM
 		l.Size += machine.DiskUsed
 	}
 	return l
