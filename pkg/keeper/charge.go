@@ -18,7 +18,7 @@ type Session struct {
 	told session.Phase
 }
 
-// Lock is the session's.
+// Lock returns the path of the session's lock.
 func (c *Session) Lock() string { return c.Worker.Config.Paths.SessionLock(c.ID) }
 
 // Look reads the session's row.
@@ -49,8 +49,9 @@ func (c *Session) tell(ctx context.Context, s session.Session) {
 	}
 }
 
-// Left removes the directory of a session that is gone. Whoever started us made
-// it for our log, perhaps after the keeper before us had removed it.
+// Left removes the directory of a session that is gone. The process that started this
+// keeper created the directory for the keeper's log, perhaps after an earlier keeper
+// had removed it.
 func (c *Session) Left(ctx context.Context) error {
 	if s, err := c.Worker.Get(ctx, c.ID); err == nil && s.Phase == session.Gone {
 		return os.RemoveAll(c.Worker.Config.Paths.SessionDir(c.ID))
@@ -64,7 +65,7 @@ type Task struct {
 	ID     string
 }
 
-// Lock is the task's.
+// Lock returns the path of the task's lock.
 func (c *Task) Lock() string { return c.Worker.Lock(c.ID) }
 
 // Look reads the task's row.
@@ -76,11 +77,11 @@ func (c *Task) Look(ctx context.Context) (State, error) {
 	}, err
 }
 
-// scheduleEvery is how often the keepers of tasks look whether another can start:
-// the host may have room that it had not when the last one ended.
+// scheduleEvery is how often the keepers of tasks check whether another task can start.
+// The host may have gained capacity since the last task ended.
 const scheduleEvery = 15 * time.Second
 
-// Next does the work of the task's phase, and sees to the queue meanwhile.
+// Next does the work of the task's phase, and schedules queued tasks meanwhile.
 func (c *Task) Next(ctx context.Context) error {
 	t, err := c.Worker.Get(ctx, c.ID)
 	if err != nil {
@@ -109,5 +110,5 @@ func (c *Task) schedule(ctx context.Context) {
 	}
 }
 
-// Left gives the slot to the next task that waits.
+// Left gives the slot to the next queued task.
 func (c *Task) Left(ctx context.Context) error { return c.Worker.Schedule(ctx) }

@@ -1,9 +1,9 @@
-// Package keeper runs one session or one task to rest: the detached process behind
-// each that is being made, runs, or is being removed.
+// Package keeper runs one session or one task to rest. It is the detached process
+// behind each session or task that is being made, runs, or is being removed.
 //
-// It takes its charge's lock, which is what tells everyone that it lives, and
-// then does what the row in the store wants, until nothing is left to do. It
-// may be killed at any line; any next command starts another.
+// It takes its charge's lock, which shows other processes that it runs. It then works
+// towards the desired phase in the store until nothing is left to do. It may be killed
+// at any line; the next command starts another.
 package keeper
 
 import (
@@ -17,39 +17,42 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// poll is how often the row is read for a changed want: one read by primary key.
+// poll is how often the row is read to detect a changed desired phase; that costs one
+// read by primary key.
 const poll = 100 * time.Millisecond
 
-// A Charge is what a keeper keeps: a session or a task.
+// A Charge is the session or task that a keeper works on.
 type Charge interface {
-	// Lock is the path of its lock, which its keeper holds.
+	// Lock returns the path of the lock that its keeper holds.
 	Lock() string
-	// Look reads how it is.
+	// Look reads the current state.
 	Look(ctx context.Context) (State, error)
-	// Next does what brings it one phase nearer to what is wanted. It returns when
-	// ctx is cancelled because that changed, and may be called again after any error.
+	// Next does the work that brings the charge one phase nearer to the desired one. It
+	// returns when ctx is cancelled because the desired phase changed. It may be called
+	// again after any error.
 	Next(ctx context.Context) error
-	// Left is called when the keeper is done with it, with the lock or without.
+	// Left is called when the keeper is done with the charge, whether it had the lock
+	// or not.
 	Left(ctx context.Context) error
 }
 
-// State is how a Charge is, as far as a keeper must know.
+// State is the part of a charge's state that a keeper needs.
 type State struct {
 	Phase, Want string
-	Rest        bool // nothing runs and nothing is to be done
-	Served      bool // it is as wanted, and stays so while its keeper lives
-	Quiet       bool // all that is left is to watch
+	Rest        bool // nothing runs and nothing is left to do
+	Served      bool // it has the desired phase, and keeps it while its keeper lives
+	Quiet       bool // only watching is left to do
 }
 
-// Run keeps c until it is at rest. If another keeper holds the lock, Run stands
-// by, in case that one dies before the intent is served.
+// Run works on c until it is at rest. If another keeper holds the lock, Run waits, in
+// case that keeper dies before the desired phase is reached.
 func Run(ctx context.Context, log *slog.Logger, c Charge) error {
 	lock, err := takeLock(ctx, log, c)
 	if err != nil {
 		return err
 	}
 	if lock != nil {
-		if merr := lock.Mark(); merr != nil { // as on a full disk; it is for the audit log only
+		if merr := lock.Mark(); merr != nil { // such as a full disk; the mark serves only the audit log
 			log.WarnContext(ctx, "should the keeper die, nobody is told", "error", merr)
 		}
 		err = work(ctx, log, c)
@@ -60,7 +63,7 @@ func Run(ctx context.Context, log *slog.Logger, c Charge) error {
 	return errors.Join(err, c.Left(context.WithoutCancel(ctx)))
 }
 
-// work does what is wanted of c until it is at rest.
+// work works towards the desired phase of c until c is at rest.
 func work(ctx context.Context, log *slog.Logger, c Charge) error {
 	retry := time.Second
 	for {
@@ -83,9 +86,10 @@ func work(ctx context.Context, log *slog.Logger, c Charge) error {
 			retry = time.Second
 			continue
 		}
-		// Not a failed step (that is a phase of its own) but something that
-		// keeps it from being done or recorded: a full disk, a VM that cannot be
-		// removed just now. The row says what is wanted; try again, ever more slowly.
+		// This is not a failed step, which has its own phase. Something prevents the
+		// step from being done or recorded: a full disk, or a VM that cannot be removed
+		// now. The desired phase is in the row, so retry, each time after a longer
+		// delay.
 		log.ErrorContext(ctx, "will try again", "phase", s.Phase, "want", s.Want, "in", retry, "error", err)
 		select {
 		case <-time.After(retry):
@@ -98,15 +102,15 @@ func work(ctx context.Context, log *slog.Logger, c Charge) error {
 	}
 }
 
-// settle gives back what making a session took, which is many times what
-// watching it takes: there is a keeper for every session, and most of its life
-// it watches. From then on it collects often: there is little to collect.
+// settle releases the memory that making a session took, which is many times what
+// watching it takes. Each session has a keeper, which spends most of its life watching.
+// From then on garbage is collected often, because there is little to collect.
 func settle() {
 	debug.SetGCPercent(50)
 	debug.FreeOSMemory()
 }
 
-// takeLock returns nil when c came to rest without us.
+// takeLock returns nil when c came to rest without this keeper.
 func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, error) {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
@@ -119,8 +123,9 @@ func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, err
 		if err != nil {
 			return nil, err
 		}
-		// Served, and its keeper lives: a ready session keeps its keeper. Not at
-		// the first try, which store.Held of some command may have disturbed.
+		// The charge is served and its keeper lives, because a ready session keeps its
+		// keeper. Do not conclude this on the first try, as another command's
+		// store.Held may have held the lock for a moment.
 		if s.Rest || tries > 0 && s.Served {
 			return nil, nil
 		}
@@ -135,8 +140,8 @@ func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, err
 	}
 }
 
-// untilWantChanges calls Next with a context that ends when something else than
-// want is wanted.
+// untilWantChanges calls Next with a context that ends when the desired phase is no
+// longer want.
 func untilWantChanges(ctx context.Context, log *slog.Logger, c Charge, want string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

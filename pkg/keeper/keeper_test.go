@@ -26,15 +26,15 @@ import (
 
 const id = "aaaa11112222"
 
-// TestMain makes this test binary a keeper: of the state directory in the
-// environment, with a driver that hangs in Delete or does not.
+// TestMain makes this test binary a keeper. The environment names its state directory
+// and says whether its driver hangs in Delete.
 func TestMain(m *testing.M) {
 	dir := os.Getenv("KEEPER_TEST_DIR")
 	if dir == "" {
 		os.Exit(reexec.Run(m))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	go func() { // no orphans: our parent holds our stdin
+	go func() { // leaves no orphans: the parent holds our stdin
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
@@ -58,7 +58,7 @@ func run(ctx context.Context, w *session.Worker) error {
 	return keeper.Run(ctx, w.Log, &keeper.Session{Worker: w, ID: id})
 }
 
-// driver has no VM; its calls do what the test says.
+// driver has no VM; its calls do what the test defines.
 type driver struct {
 	inspect      func(context.Context) (vm.Machine, error)
 	stop, remove func(context.Context) error
@@ -95,12 +95,12 @@ func newWorker(ctx context.Context, dir string) (*session.Worker, error) {
 		return nil, err
 	}
 	return &session.Worker{
-		Manager: &session.Manager{Store: st, Config: c, Self: "true"}, // its keepers are the test's business
+		Manager: &session.Manager{Store: st, Config: c, Self: "true"}, // the test starts the keepers itself
 		Log:     slog.New(slog.DiscardHandler), KillLocal: func(context.Context, session.Session) error { return nil },
 	}, nil
 }
 
-// world is a worker on a state directory with one session.
+// world is a worker with a state directory and one session.
 type world struct {
 	*session.Worker
 	dir string
@@ -156,7 +156,7 @@ func (w *world) want(t *testing.T, phase session.Phase) {
 	}
 }
 
-// run starts a keeper in this process and returns how it ends.
+// run starts a keeper in this process and returns a channel with its result.
 func (w *world) run(ctx context.Context) <-chan error {
 	end := make(chan error, 1)
 	go func() { end <- run(ctx, w.Worker) }()
@@ -198,7 +198,8 @@ func TestNothingToDo(t *testing.T) {
 	}
 }
 
-// A failed stop is a phase, and rest; not a loop that fills store and log.
+// TestFailedStopIsNotRepeated checks that a failed stop ends in a phase at rest, not in
+// a loop that fills the store and the log.
 func TestFailedStopIsNotRepeated(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Stopped, session.Facts{WasReady: true})
 	n := 0
@@ -210,7 +211,7 @@ func TestFailedStopIsNotRepeated(t *testing.T) {
 		t.Error(s.ErrorMessage, s.ErrorHint)
 	}
 	w.drv.stop = func(context.Context) error { n++; return nil }
-	w.want(t, session.Stopped) // once more, because somebody asks
+	w.want(t, session.Stopped) // once more, because a user asks
 	if err := ended(t, w.run(t.Context())); err != nil || n != 2 {
 		t.Fatal(n, err)
 	}
@@ -237,12 +238,12 @@ func TestTriesAgainWhatCannotBeRecordedAsBroken(t *testing.T) {
 func TestChangedWantCallsWorkOff(t *testing.T) {
 	w := newWorld(t, session.Starting, session.Ready, session.Facts{WasReady: true})
 	working := make(chan struct{})
-	w.drv.inspect = func(ctx context.Context) (vm.Machine, error) { // the first thing that bringing it up asks
+	w.drv.inspect = func(ctx context.Context) (vm.Machine, error) { // the first call when a session is brought up
 		close(working)
 		<-ctx.Done()
 		return vm.Machine{}, ctx.Err()
 	}
-	w.drv.remove = func(ctx context.Context) error { return ctx.Err() } // not called off in its turn
+	w.drv.remove = func(ctx context.Context) error { return ctx.Err() } // its own context must not be cancelled
 	end := w.run(t.Context())
 	<-working
 	w.want(t, session.Gone)
@@ -252,7 +253,8 @@ func TestChangedWantCallsWorkOff(t *testing.T) {
 	w.is(t, session.Gone)
 }
 
-// Being told to end is no failure of the session's.
+// TestEndsWithItsContext checks that a keeper that is told to end does not mark the
+// session as failed.
 func TestEndsWithItsContext(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -269,7 +271,8 @@ func TestEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A second keeper of a ready session has nothing to wait for.
+// TestSecondKeeperOfReadySessionEnds checks that a second keeper of a ready session
+// does not wait.
 func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -292,8 +295,9 @@ func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
 	}
 }
 
-// A command that asks whether a keeper lives holds the lock for an instant.
-// The keeper that meets this must not take it for another one.
+// TestAskingIsNoKeeper covers a command that asks whether a keeper lives, which holds
+// the lock for a moment. A starting keeper must not take the command for another
+// keeper.
 func TestAskingIsNoKeeper(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
 	lock, ok, err := store.TryLock(w.Config.Paths.SessionLock(id))
@@ -311,7 +315,7 @@ func TestAskingIsNoKeeper(t *testing.T) {
 	}
 }
 
-// asker lets its lock go once a keeper has met it.
+// asker releases its lock once a keeper has found it held.
 type asker struct {
 	slog.Handler
 	lock *store.Lock
@@ -366,8 +370,8 @@ func (c child) expect(t *testing.T, line string) {
 	}
 }
 
-// One keeper works at a time; when it is killed in the middle, the one that
-// stands by finishes.
+// TestStandByTakesOver checks that only one keeper works at a time, and that a waiting
+// keeper finishes the work when that one is killed.
 func TestStandByTakesOver(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Gone, session.Facts{})
 	if err := os.MkdirAll(w.Config.Paths.SessionDir(id), 0o700); err != nil {
@@ -379,7 +383,7 @@ func TestStandByTakesOver(t *testing.T) {
 	if _, ok, err := store.TryLock(w.Config.Paths.SessionLock(id)); ok || err != nil {
 		t.Fatal("nobody holds the lock", err)
 	}
-	w.is(t, session.Destroying) // the second one, which would remove it at once, waits
+	w.is(t, session.Destroying) // the second keeper, which would remove it at once, waits
 	if err := first.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -388,8 +392,8 @@ func TestStandByTakesOver(t *testing.T) {
 	w.is(t, session.Gone)
 }
 
-// The keeper of a second destroy comes late; whoever started it made the
-// directory of its log anew.
+// TestLateKeeperLeavesNothing covers the late keeper of a second destroy. The process
+// that started it had created the directory for its log again.
 func TestLateKeeperLeavesNothing(t *testing.T) {
 	w := newWorld(t, session.Gone, session.Gone, session.Facts{})
 	log := filepath.Join(w.Config.Paths.SessionDir(id), "keeper.log")
@@ -407,7 +411,7 @@ func TestLateKeeperLeavesNothing(t *testing.T) {
 	}
 }
 
-// lastSeq is the sequence of a session's newest event, 0 when there is none.
+// lastSeq returns the sequence number of a session's newest event, or 0 if it has none.
 func lastSeq(t *testing.T, s *store.Store, id string) int64 {
 	t.Helper()
 	evs, err := s.Events(t.Context(), id, 0, 100_000)
