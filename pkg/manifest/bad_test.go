@@ -10,7 +10,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 )
 
-// minimal is the shortest manifest there is; what a test adds is in line 7.
+// minimal is the shortest valid manifest; tests add to it in line 7.
 const minimal = `version: "1"
 kind: Task
 repository:
@@ -19,7 +19,7 @@ claude:
   prompt: Do it.
 `
 
-// unmanned lacks an agent, which a test adds in line 5.
+// unmanned lacks an agent, which tests add in line 5.
 const unmanned = `version: "1"
 kind: Task
 repository:
@@ -30,28 +30,28 @@ repository:
 type bad struct {
 	name, text string
 	at         string // line:column of the first problem
-	says       string // a part of what it says
-	beyond     bool   // a schema cannot know it
+	says       string // a part of the message
+	beyond     bool   // a schema cannot detect it
 }
 
-// with is minimal and one more line, about a key that stands in it.
+// with returns minimal and one more line, named after the key in that line.
 func with(name, line, at, says string) bad {
 	return bad{name: name, text: minimal + line + "\n", at: "7:" + at, says: says}
 }
 
-// agentOf is unmanned and an agent, on one line.
+// agentOf returns unmanned with an agent on one line.
 func agentOf(name, agent, at, says string) bad {
 	return bad{name: name, text: unmanned + "agent: " + agent + "\n", at: "5:" + at, says: says}
 }
 
-// beyondSchema marks what only Parse can know.
+// beyondSchema marks a manifest that only Parse can refuse.
 func beyondSchema(b bad) bad {
 	b.beyond = true
 	return b
 }
 
 var bads = []bad{
-	// No manifest at all.
+	// Not a manifest.
 	{name: "nothing", text: "", at: "1:1", says: "the manifest is empty"},
 	{name: "blank", text: " \n\n", at: "1:1", says: "the manifest is empty"},
 	{name: "a comment", text: "# nothing\n", at: "1:1", says: "the manifest is empty"},
@@ -69,7 +69,7 @@ var bads = []bad{
 	{name: "C1 control", text: "kind: Täsk\u0085\n", at: "1:11", says: "U+0085"},
 	{name: "a byte order mark inside", text: "kind: \ufeffTask\n", at: "1:7", says: "U+FEFF"},
 
-	// No YAML.
+	// Not YAML.
 	{name: "unclosed quote", text: "version: \"1\nkind: Task\n", says: "this is not YAML"},
 	{name: "unclosed bracket", text: minimal + "secrets: [\n", says: "this is not YAML"},
 	{name: "tab for indentation", text: "version: \"1\"\nrepository:\n\turl: x\n", at: "3:1", says: "this is not YAML"},
@@ -79,7 +79,7 @@ var bads = []bad{
 	{name: "reserved character", text: "version: @1\n", says: "this is not YAML"},
 	{name: "JSON cut short", text: `{"version": "1", "kind": "Task"`, says: "this is not YAML"},
 
-	// YAML that manifests do without.
+	// YAML features that manifests do not allow.
 	{name: "two documents", text: minimal + "---\n" + minimal, at: "7:1", says: "a second document", beyond: true},
 	{name: "two documents, one empty", text: minimal + "---\n", at: "7:1", says: "a second document", beyond: true},
 	{name: "an anchor", text: "version: &v \"1\"\nkind: Task\n", at: "1:10", says: "anchors"},
@@ -112,7 +112,7 @@ var bads = []bad{
 	beyondSchema(with("label twice", "metadata: {labels: {a: b, a: c}}", "27", `"a" twice`)),
 	with("a number for a key", "1: x", "1", `no key "1"`),
 
-	// What is missing.
+	// Missing keys.
 	{name: "no version", text: "kind: Task\nrepository: {url: a/b}\nclaude: {prompt: x}\n", at: "1:1", says: "version is missing"},
 	{name: "no kind", text: "version: \"1\"\nrepository: {url: a/b}\nclaude: {prompt: x}\n", at: "1:1", says: "kind is missing"},
 	{name: "no repository", text: "version: \"1\"\nkind: Task\nclaude: {prompt: x}\n", at: "1:1", says: "repository is missing"},
@@ -231,7 +231,7 @@ var bads = []bad{
 	with("profile", "vm: {profile: []}", "15", "is a list where a text belongs"),
 	with("vm as a list", "vm: [big]", "5", "is a list where an object belongs"),
 
-	// A session that is there.
+	// An existing session.
 	given("empty", "vm: {session: ''}", "3:15", "is not a session"),
 	given("as a number", "vm: {session: 123456}", "3:15", "put it in quotes"),
 	given("as an option", "vm: {session: --force}", "3:15", "is not a session"),
@@ -295,17 +295,17 @@ var bads = []bad{
 	beyondSchema(with("lease", "lifecycle: {preserve_for: 1s}", "27", "it can be from 1m to 30d")),
 }
 
-// repository is a manifest whose line 3 is of the repository.
+// repository returns a manifest whose line 3 describes the repository.
 func repository(name, repo, at, says string) bad {
 	return bad{name: "repository " + name, text: "version: \"1\"\nkind: Task\nrepository: " + repo + "\nclaude: {prompt: x}\n", at: "3:" + at, says: says}
 }
 
-// given is a manifest without a repository whose lines from 3 on are these.
+// given returns a manifest without a repository, with lines from line 3 on.
 func given(name, lines, at, says string) bad {
 	return bad{name: "session " + name, text: "version: \"1\"\nkind: Task\n" + lines + "\nclaude: {prompt: x}\n", at: at, says: says}
 }
 
-// entries are n of something, with commas between them.
+// entries returns n numbered entries, separated by commas.
 func entries(n int, format string) string {
 	all := make([]string, n)
 	for i := range all {

@@ -9,12 +9,12 @@ import (
 	"unicode/utf8"
 )
 
-// field is a field of a type, as its tags describe it.
+// field is a field of a type, as described by its tags.
 type field struct {
 	index    []int
 	name     string
 	doc      string
-	byDef    string // its default
+	byDef    string // default value
 	required string
 	quiet    bool
 	own      string
@@ -25,7 +25,7 @@ type field struct {
 	keys     *rule
 }
 
-// fieldsOf are the fields of a struct and of what it embeds.
+// fieldsOf returns the fields of a struct and of the structs that it embeds.
 func fieldsOf(t reflect.Type) []field {
 	var all []field
 	for _, f := range reflect.VisibleFields(t) {
@@ -55,7 +55,7 @@ var (
 	durationType = reflect.TypeFor[Duration]()
 )
 
-// setDefaults fills in the defaults of a struct and of those in it.
+// setDefaults fills in the defaults of a struct and of its nested structs.
 func setDefaults(v reflect.Value) {
 	for _, f := range fieldsOf(v.Type()) {
 		at := v.FieldByIndex(f.index)
@@ -75,8 +75,8 @@ func setDefaults(v reflect.Value) {
 	}
 }
 
-// scale is a number, size or duration of a tag. What stands in tags is right:
-// a test reads every one.
+// scale converts a number, size or duration in a tag. Values in tags are valid: a test
+// parses each of them.
 func scale(t reflect.Type, s string) int64 {
 	switch t {
 	case sizeType:
@@ -89,11 +89,11 @@ func scale(t reflect.Type, s string) int64 {
 	return number(s)
 }
 
-// decoder fills a struct from nodes by its tags.
+// decoder fills a struct from nodes, as its tags describe.
 type decoder struct {
 	problems *problems
-	given    map[string]*node // by field, what the manifest has
-	quiet    bool             // in a part that could hold a credential
+	given    map[string]*node // nodes in the manifest, by field
+	quiet    bool             // set in a part that could hold a credential
 }
 
 func (d *decoder) bad(n *node, path, format string, args ...any) {
@@ -103,7 +103,7 @@ func (d *decoder) bad(n *node, path, format string, args ...any) {
 	d.problems.add(n, path, format, args...)
 }
 
-// quote is s for an error: bounded, on one line.
+// quote quotes s for an error, shortened and on one line.
 func quote(s string) string {
 	const most = 40
 	if utf8.RuneCountInString(s) > most {
@@ -155,8 +155,8 @@ func (d *decoder) missing(n *node, path string, f field) {
 	d.bad(n, join(path, f.name), "is missing: %s", f.doc)
 }
 
-// own checks what a task needs, or may not ask for, as it has a session of its own
-// or not.
+// own checks keys that depend on whether the task has its own session: those that such
+// a task needs, and those that are not allowed beside vm.session.
 func (d *decoder) own(path string, t reflect.Type) {
 	given := d.given["vm.session"] != nil
 	for _, f := range fieldsOf(t) {
@@ -179,7 +179,7 @@ func (d *decoder) own(path string, t reflect.Type) {
 	}
 }
 
-// again reports whether an object has the key already.
+// again reports whether the object already has the key, and adds a problem if so.
 func (d *decoder) again(key *node, path string, first map[string]*node) bool {
 	earlier := first[key.text]
 	if earlier == nil {
@@ -194,7 +194,7 @@ func (d *decoder) again(key *node, path string, first map[string]*node) bool {
 	return true
 }
 
-// unknown says that there is no such key, and which might be meant.
+// unknown reports an unknown key, with the key that was probably meant.
 func (d *decoder) unknown(key *node, path string, fields []field) {
 	if d.problems.full() {
 		d.problems.more++
@@ -219,7 +219,7 @@ func (d *decoder) unknown(key *node, path string, fields []field) {
 	d.bad(key, path, "has no key %s; there are %s", quote(key.text), strings.Join(names, ", "))
 }
 
-// homesOf are the objects at the top of a manifest that have the key.
+// homesOf returns the top-level objects of a manifest that have the key.
 func homesOf(key string) []string {
 	var homes []string
 	top := reflect.TypeFor[document]()
@@ -235,8 +235,8 @@ func homesOf(key string) []string {
 	return homes
 }
 
-// near reports whether b is a with at most two letters wrong, left out, or too
-// many.
+// near reports whether b differs from a by at most two letters that are wrong, missing
+// or added.
 func near(a, b string) bool {
 	if len(b) > len(a)+2 || len(a) > len(b)+2 || len(a) < 3 {
 		return false
@@ -259,7 +259,7 @@ func near(a, b string) bool {
 	return row[len(b)] <= 2
 }
 
-// wrongKind says that a node is not what belongs there.
+// wrongKind reports a node of the wrong kind.
 func (d *decoder) wrongKind(n *node, path string, want kind) {
 	switch {
 	case n.kind == null:
@@ -318,7 +318,8 @@ func (d *decoder) text(n *node, path string, f field, v reflect.Value) {
 	}
 }
 
-// checked is a text that keeps to its rule.
+// checked returns a node's text, normalized by its rule, and reports a text that breaks
+// the rule.
 func (d *decoder) checked(n *node, path string, r *rule) string {
 	if r == nil {
 		return n.text
@@ -390,7 +391,7 @@ func (d *decoder) list(n *node, path string, f field, v reflect.Value) {
 	if !d.countFits(n, path, f) {
 		return
 	}
-	v.SetZero() // the default is replaced, not added to
+	v.SetZero() // replace the default instead of adding to it
 	for i, item := range n.items {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		entry := reflect.New(v.Type().Elem()).Elem()
@@ -406,8 +407,7 @@ func (d *decoder) list(n *node, path string, f field, v reflect.Value) {
 	}
 }
 
-// exitCodes are the bounds of the numbers in success_codes, the only list of
-// numbers.
+// exitCodes holds the bounds of the numbers in success_codes, the only list of numbers.
 var exitCodes = field{min: "0", max: "255"}
 
 func (d *decoder) table(n *node, path string, f field, v reflect.Value) {
@@ -437,7 +437,7 @@ func (d *decoder) table(n *node, path string, f field, v reflect.Value) {
 	}
 }
 
-// countFits checks how many entries a list or a map has.
+// countFits reports whether a list or a map has an allowed number of entries.
 func (d *decoder) countFits(n *node, path string, f field) bool {
 	least, most := number("0"+f.min), number(f.max)
 	switch count := int64(len(n.items)); {

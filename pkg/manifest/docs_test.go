@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// docs/tasks.md and the schema have the bounds that manifests are held to.
+// TestBoundsInDocsAndSchema checks that docs/tasks.md and the schema state the bounds
+// that Parse enforces.
 func TestBoundsInDocsAndSchema(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "tasks.md"))
 	if err != nil {

@@ -2,7 +2,7 @@ package manifest
 
 import "reflect"
 
-// Same reports whether two tasks are equal but for where they were read from.
+// Same reports whether two tasks are equal except for where they were parsed from.
 func Same(a, b *Task) bool {
 	if a == nil || b == nil {
 		return a == b

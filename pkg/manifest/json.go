@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// readJSON is the text as nodes if it is JSON; YAML's parser would not
-// understand all of it, such as pairs of escapes for one character.
+// readJSON parses the text into nodes if it is JSON. A YAML parser would not understand
+// all of JSON, such as surrogate pairs of escapes.
 func readJSON(data []byte, p *problems) (*node, bool) {
 	if !json.Valid(data) {
 		return nil, false
@@ -22,7 +22,7 @@ func readJSON(data []byte, p *problems) (*node, bool) {
 	return n, true
 }
 
-// jsonReader makes nodes of the tokens of valid JSON.
+// jsonReader turns the tokens of valid JSON into nodes.
 type jsonReader struct {
 	decoder  *json.Decoder
 	at       cursor
@@ -31,7 +31,7 @@ type jsonReader struct {
 	failed   bool
 }
 
-// read reads the next value. After a failure it reads no more.
+// read reads the next value. After a failure it stops reading.
 func (r *jsonReader) read(depth int) *node {
 	data, offset := r.at.data, int(r.decoder.InputOffset())
 	for offset < len(data) && strings.IndexByte(" \t\r\n,:", data[offset]) >= 0 {
@@ -59,7 +59,7 @@ func (r *jsonReader) read(depth int) *node {
 			}
 		}
 		if !r.failed {
-			_, err = r.decoder.Token() // the closing one
+			_, err = r.decoder.Token() // the closing token
 			r.failed = err != nil
 		}
 	case string:
@@ -72,7 +72,7 @@ func (r *jsonReader) read(depth int) *node {
 	return n
 }
 
-// tooMuch says why reading ended.
+// tooMuch returns why reading ended.
 func tooMuch(depth int) string {
 	if depth > maxDepth {
 		return "lists and objects are nested more than 20 deep; a manifest needs three"
@@ -82,7 +82,7 @@ func tooMuch(depth int) string {
 
 var wholeRE = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
 
-// numberKind is the kind of a number as it was written.
+// numberKind returns the kind of a number from its spelling.
 func numberKind(s string) kind {
 	if wholeRE.MatchString(s) {
 		return integer

@@ -1,28 +1,28 @@
-// Package manifest is what somebody asks of a task: which repository, which
-// agent with which words, in what kind of VM, for how long, and what is kept of
-// it. It reads manifests (YAML or JSON) strictly, fills in what they leave out,
-// and says what is wrong with them, where, and what to do about it.
+// Package manifest defines what a user asks of a task: which repository, which agent
+// with which prompt, in what kind of VM, for how long, and which results are kept. It
+// reads manifests (YAML or JSON) strictly, fills in defaults, and reports problems with
+// their position and how to fix them.
 //
-// It never looks at the host: whether a profile, a branch or a secret exists is
-// for those to say who use it. Whoever writes a manifest may be hostile: time
-// and memory are bounded by MaxBytes.
+// It never looks at the host: the packages that use a profile, a branch or a secret
+// check that it exists. The author of a manifest may be hostile: time and memory are
+// bounded by MaxBytes.
 //
-// The tags of the types are the one description of the format. Parse reads by
-// them, Schema publishes them:
+// The tags of the types are the only description of the format. Parse reads by them,
+// Schema publishes them:
 //
 //	json      the key
-//	doc       what it is, for people
-//	default   what it is when it is left out
+//	doc       its description, for people
+//	default   its value when it is left out
 //	required  it cannot be left out; with own, it can beside vm.session
-//	enum      the words it may be, with | between them
-//	else      what to do who needs another word
-//	min, max  bounds: of a number, a size or a duration itself, of a list or a
-//	          map the number of entries
+//	enum      the allowed words, separated by |
+//	else      advice for users who need another word
+//	min, max  bounds: of a number, a size or a duration itself, or of the
+//	          number of entries of a list or a map
 //	like      the name of a rule for a text, or for every text of a list or map
 //	keys      the name of a rule for the keys of a map
-//	quiet     no error repeats what was written there: it could be a credential
-//	own       it is for a session of the task's own, and not beside vm.session:
-//	          the key when it is *, else this word
+//	quiet     no error repeats the value, because it could be a credential
+//	own       only for a task with its own session, not beside vm.session: the
+//	          whole key if this is *, otherwise this word
 package manifest
 
 import (
@@ -33,11 +33,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// MaxBytes bounds a manifest.
+// MaxBytes is the maximum size of a manifest.
 const MaxBytes = 1 << 20
 
-// Task is a manifest as it is meant: everything that was left out is filled in,
-// and `claude:` has become Agent.
+// Task is a manifest with all defaults filled in and `claude:` converted to Agent.
 type Task struct {
 	Version    string     `json:"version" required:"true" enum:"1" doc:"The version of this format."`
 	Kind       string     `json:"kind" required:"true" enum:"Task" doc:"What the manifest describes."`
@@ -48,17 +47,17 @@ type Task struct {
 	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, by reference. They are resolved while the VM boots, and are never written to a disk."`
 	Lifecycle  Lifecycle  `json:"lifecycle" doc:"How long things may take, what happens when they fail, and what is kept."`
 
-	source *source // nil for one that was not parsed
+	source *source // nil if the task was not parsed
 }
 
-// Metadata is how a task is found again, and how urgent it is.
+// Metadata identifies the task for people and sets its priority.
 type Metadata struct {
 	Name     string            `json:"name,omitempty" like:"name" doc:"For people. It need not be unique; ids are generated."`
 	Labels   map[string]string `json:"labels,omitempty" max:"32" keys:"label" like:"label value" doc:"For finding tasks. A label priority of high, normal or low is a priority of 50, 0 or -50, where no priority is given."`
 	Priority int               `json:"priority" default:"0" min:"-100" max:"100" doc:"Among those that wait, tasks of a higher priority start first."`
 }
 
-// Repository is what the agent works on.
+// Repository describes what the agent works on.
 type Repository struct {
 	URL     string `json:"url,omitempty" required:"own" like:"url" doc:"What open takes: owner/repo on github.com, a git URL, a path. Paths that begin with . are relative to the manifest's directory."`
 	Branch  string `json:"branch,omitempty" own:"*" like:"branch" doc:"To start from; the default branch when left out."`
@@ -76,7 +75,7 @@ const (
 	Command Kind = "command" // any program
 )
 
-// Agent is who works, and on what.
+// Agent describes the agent and its work.
 type Agent struct {
 	Kind         Kind              `json:"kind" required:"true" enum:"claude|codex|command" doc:"claude is Claude Code, codex is Codex, command is any program."`
 	Prompt       string            `json:"prompt,omitempty" like:"prompt" doc:"What the agent is to do; claude and codex need one. It is one argument, so it has 100 KiB at most."`
@@ -98,8 +97,8 @@ type claude struct {
 // defaultTurns is the default of max_turns.
 const defaultTurns = 100
 
-// VM is the VM that a task gets for itself, or the session that it runs in. CPUs,
-// Memory and Disk are 0 where the profile or the session says.
+// VM describes the VM that a task gets for itself, or the session that it runs in.
+// CPUs, Memory and Disk are 0 if the profile or the session defines them.
 type VM struct {
 	Session     string `json:"session,omitempty" like:"session" doc:"A session that is there, by its name, its id or the start of that. The task runs in it, and leaves it as it found it but for what the agent did."`
 	Profile     string `json:"profile,omitempty" own:"*" like:"word" doc:"A profile of the configuration. What it says of resources is the default here."`
@@ -109,14 +108,14 @@ type VM struct {
 	NetworkMode string `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: nothing. allowlist: the names of the configuration. open: the internet, without the local network; outbound and full are other words for it. As configured when left out."`
 }
 
-// Defaults of a VM that has no profile.
+// Defaults for a VM without a profile.
 const (
 	defaultCPUs   = 4
 	defaultMemory = 8 * gib
 	defaultDisk   = 40 * gib
 )
 
-// Network is the network mode in the words of package policy; "" means as
+// Network returns the network mode in the terms of package policy; "" means as
 // configured.
 func (v VM) Network() string {
 	switch v.NetworkMode {
@@ -126,15 +125,15 @@ func (v VM) Network() string {
 	return v.NetworkMode
 }
 
-// Secret is one environment variable whose value comes from somewhere else.
+// Secret is one environment variable whose value comes from another source.
 type Secret struct {
 	Name   string `json:"name" required:"true" like:"secret name" doc:"The environment variable that the agent gets."`
 	Source string `json:"source" required:"true" enum:"env|file|op|cmd" else:"for vault and others take cmd, with a command that prints the value" doc:"Where its value comes from on the host: a variable, a file, 1Password, the output of a command."`
 	Key    string `json:"key" required:"true" like:"key" doc:"Which one: the variable's name; the file's path; vault/item/field; the command."`
 }
 
-// Ref is the secret's reference as the configuration has it and package secret
-// reads it: env:NAME, file:/path, op://vault/item/field or cmd:command.
+// Ref returns the secret's reference in the form that the configuration uses and
+// package secret reads: env:NAME, file:/path, op://vault/item/field or cmd:command.
 func (s Secret) Ref() string {
 	if s.Source == "op" {
 		return "op://" + strings.TrimPrefix(s.Key, "op://")
@@ -142,8 +141,8 @@ func (s Secret) Ref() string {
 	return s.Source + ":" + s.Key
 }
 
-// Lifecycle is how long things may take, what happens when they fail, and what
-// is kept.
+// Lifecycle defines how long things may take, what happens when they fail, and what is
+// kept.
 type Lifecycle struct {
 	Timeout          Duration  `json:"timeout" default:"24h" min:"1s" max:"90d" doc:"For the whole run of the agent."`
 	StageTimeout     Duration  `json:"stage_timeout" default:"15m" min:"1s" max:"1d" doc:"For fetching the repository."`
@@ -161,14 +160,14 @@ type Lifecycle struct {
 	CrashLoop        CrashLoop `json:"crash_loop" doc:"When an agent or a VM that keeps ending is given up."`
 }
 
-// Retries is how often what failed is tried again.
+// Retries defines how often failed steps are retried.
 type Retries struct {
 	Clone     int      `json:"clone" default:"3" min:"0" max:"10" doc:"Fetching the repository, after 5, 10, 20 … 60 s."`
 	Provision int      `json:"provision" default:"2" min:"0" max:"10" doc:"Making the VM, after 10, 30 s."`
 	Connect   Duration `json:"connect" default:"5m" min:"1s" max:"1h" doc:"How long a VM that runs may be out of reach."`
 }
 
-// Hang is what is told of an agent before it counts as hung.
+// Hang defines which events are reported about an agent before it counts as hung.
 type Hang struct {
 	NoOutput      Duration `json:"no_output" default:"10m" min:"1s" max:"90d" doc:"It wrote nothing for so long."`
 	LowCPUPercent int      `json:"low_cpu_percent" default:"5" min:"0" max:"100" doc:"Of one CPU; less of it for low_cpu is an event."`
@@ -176,7 +175,7 @@ type Hang struct {
 	NoProgress    Duration `json:"no_progress" default:"20m" min:"1s" max:"90d" doc:"No tool call, turn or token for so long."`
 }
 
-// CrashLoop is when an agent or a VM that keeps ending is given up.
+// CrashLoop defines when to give up an agent or a VM that keeps ending.
 type CrashLoop struct {
 	Restarts     int      `json:"restarts" default:"5" min:"0" max:"100" doc:"So many within the window are enough."`
 	Window       Duration `json:"window" default:"10m" min:"1s" max:"1d" doc:"The time in which restarts count."`
@@ -184,7 +183,7 @@ type CrashLoop struct {
 	Rebuilds     int      `json:"rebuilds" default:"3" min:"0" max:"20" doc:"So often a VM that is lost is made anew."`
 }
 
-// Encode writes t as the JSON that the store holds. It is itself a manifest.
+// Encode returns t as the JSON that the store holds. The JSON is itself a manifest.
 func (t *Task) Encode() ([]byte, error) {
 	data, err := json.Marshal(t)
 	if err != nil {
@@ -193,8 +192,8 @@ func (t *Task) Encode() ([]byte, error) {
 	return data, nil
 }
 
-// Decode reads what Encode wrote. It does not check it anew: a task that was
-// accepted stays readable when bounds change.
+// Decode reads what Encode wrote. It does not check the task again, so an accepted task
+// stays readable when bounds change.
 func Decode(data []byte) (*Task, error) {
 	t := &Task{}
 	if err := json.Unmarshal(data, t); err != nil {
@@ -203,8 +202,8 @@ func Decode(data []byte) (*Task, error) {
 	return t, nil
 }
 
-// Validate checks a Task that was changed since it was parsed. Its errors name
-// fields instead of lines.
+// Validate checks a Task that was changed after parsing. Its errors name fields instead
+// of lines.
 func (t *Task) Validate() error {
 	data, err := t.Encode()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 )
 
-// parse parses what has to be right.
+// parse parses a manifest that must be valid and cause no notices.
 func parse(t testing.TB, text string) *manifest.Task {
 	t.Helper()
 	task, notices, err := manifest.Parse("task.yaml", []byte(text), "/srv/project")
@@ -24,10 +24,10 @@ func parse(t testing.TB, text string) *manifest.Task {
 	return task
 }
 
-// day is a day, as people count them.
+// day is 24 hours.
 const day = 24 * time.Hour
 
-// defaults is what the shortest manifest means: every default there is.
+// defaults returns the meaning of the shortest manifest, with every default.
 func defaults() *manifest.Task {
 	return &manifest.Task{
 		Version: "1", Kind: "Task",
@@ -61,7 +61,7 @@ func TestDefaults(t *testing.T) {
 	if got, want := parse(t, minimal), defaults(); !manifest.Same(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	// What is there and empty is as good as what is not there.
+	// An empty value is equivalent to a missing one.
 	for _, more := range []string{
 		"metadata: {}", "vm: {}", "secrets: []", "lifecycle: {}", "lifecycle: {retries: {}, hang: {}, crash_loop: {}, artifact_patterns: []}",
 		"metadata: {labels: {}}", "# nothing", "---\n", "...",
@@ -74,7 +74,7 @@ func TestDefaults(t *testing.T) {
 			t.Errorf("%q: %+v", more, got)
 		}
 	}
-	// Every agent has the defaults that make sense for it.
+	// Each kind of agent has its own defaults.
 	for text, want := range map[string]manifest.Agent{
 		"agent: {kind: claude, prompt: x}":                {Kind: manifest.Claude, Prompt: "x", MaxTurns: 100},
 		"agent: {kind: codex, prompt: x}":                 {Kind: manifest.Codex, Prompt: "x"},
@@ -86,7 +86,7 @@ func TestDefaults(t *testing.T) {
 			t.Errorf("%s: %+v", text, got)
 		}
 	}
-	// A profile says what its VMs have.
+	// A profile defines the resources of its VMs.
 	if got, want := parse(t, minimal+"vm: {profile: big, cpus: 2}").VM, (manifest.VM{Profile: "big", CPUs: 2}); got != want {
 		t.Errorf("%+v", got)
 	}
@@ -198,7 +198,7 @@ func TestEverything(t *testing.T) {
 	}
 }
 
-// The document that this format comes from, as it stands there.
+// TestReference parses the document that this format comes from, verbatim.
 func TestReference(t *testing.T) {
 	task := parse(t, `version: "1"
 kind: Task
@@ -241,8 +241,9 @@ lifecycle:
 	}
 }
 
-// In a session that is there, nothing is asked of a VM; whoever submits may name
-// the session, and then the manifest need not, and may not ask for one either.
+// TestSession checks that in an existing session nothing is asked of a VM. The
+// submitter may name the session; then the manifest need not name one, and still must
+// not ask for a VM.
 func TestSession(t *testing.T) {
 	const rest = "version: \"1\"\nkind: Task\nclaude: {prompt: x}\n"
 	want := manifest.VM{Session: "s1"}
@@ -299,8 +300,8 @@ func TestPriority(t *testing.T) {
 	}
 }
 
-// A path that begins with a dot is relative to the manifest's directory; what
-// else a URL can be is not touched.
+// TestRelativeRepository checks that a path that begins with a dot is relative to the
+// manifest's directory. Every other URL stays unchanged.
 func TestRelativeRepository(t *testing.T) {
 	for url, want := range map[string]string{
 		".": "/srv/project", "./": "/srv/project", "..": "/srv", "../other": "/srv/other", "./a/../b c": "/srv/project/b c",
@@ -329,7 +330,7 @@ func TestRelativeRepository(t *testing.T) {
 	}
 }
 
-// JSON is read as JSON: tabs, escapes and all.
+// TestJSON checks that JSON is read as JSON, including tabs and escapes.
 func TestJSON(t *testing.T) {
 	task := parse(t, "\ufeff{\n\t\"version\": \"1\", \"kind\": \"Task\",\n\t\"repository\": {\"url\": \"a\\/b\"},\r\n"+
 		`"claude": {"prompt": "\ud83d\ude00 \u00e9\r\n\tdone", "max_turns": 5}, "lifecycle": {"success_codes": [0, 1]}}`)
@@ -352,7 +353,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// What YAML has for long texts is read as YAML says, by one line or another.
+// TestPrompts checks that YAML's forms for long texts are read as YAML defines them.
 func TestPrompts(t *testing.T) {
 	for text, want := range map[string]string{
 		"|\n    a\n      b\n\n    c\n":    "a\n  b\n\nc\n",
@@ -376,7 +377,8 @@ func TestPrompts(t *testing.T) {
 	}
 }
 
-// All that is wrong is said at once, in the order of the lines, up to 20.
+// TestManyProblems checks that Parse reports all problems at once, in the order of the
+// lines, up to 20.
 func TestManyProblems(t *testing.T) {
 	_, _, err := manifest.Parse("dir/m.yaml", []byte(`version: "2"
 kind: Task
@@ -410,7 +412,8 @@ dir/m.yaml:14:22: lifecycle.success_codes[1] is 999; it can be from 0 to 255`
 	}
 }
 
-// Whoever pastes a secret where its reference belongs must not find it in a log.
+// TestErrorsKeepSecrets checks that a secret pasted in place of its reference does not
+// appear in an error, which may be logged.
 func TestErrorsKeepSecrets(t *testing.T) {
 	const secret = "sk-ant-hunter2"
 	for _, text := range []string{
@@ -444,7 +447,8 @@ func TestErrorsKeepSecrets(t *testing.T) {
 	}
 }
 
-// What the store holds is the task to the last bit, and a manifest itself.
+// TestEncode checks that the stored form preserves the task exactly and is itself a
+// manifest.
 func TestEncode(t *testing.T) {
 	for _, text := range []string{
 		minimal, everything, unmanned + "agent: {kind: codex, prompt: x}", unmanned + "agent: {kind: command, command: [sh, -c, \"a\\nb\"]}",
@@ -485,7 +489,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// Every example is right, and says nothing that it does not mean.
+// TestExamples checks that every example is valid and causes no notices.
 func TestExamples(t *testing.T) {
 	files := examples(t)
 	if len(files) < 3 {
@@ -503,7 +507,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// examples are the files of the directory examples.
+// examples returns the files in the examples directory.
 func examples(t testing.TB) map[string][]byte {
 	t.Helper()
 	paths, err := filepath.Glob("../../examples/*.yaml")
@@ -576,7 +580,7 @@ func TestDurations(t *testing.T) {
 	}
 }
 
-// bombs are texts that cost much to read, for who is careless.
+// bombs returns texts that are expensive for a careless reader.
 func bombs() map[string]string {
 	fill := func(unit string) string { return strings.Repeat(unit, manifest.MaxBytes/len(unit)) }
 	all := map[string]string{
@@ -620,7 +624,8 @@ func bombs() map[string]string {
 	return all
 }
 
-// They are refused in about the time that any other megabyte takes.
+// TestBombs checks that bombs are refused in about the time that any other megabyte
+// takes.
 func TestBombs(t *testing.T) {
 	for name, text := range bombs() {
 		done := make(chan error, 1)
@@ -639,7 +644,7 @@ func TestBombs(t *testing.T) {
 	}
 }
 
-// staircase has every line one deeper than the one before.
+// staircase returns lines that are each nested one level deeper than the previous one.
 func staircase(n int) string {
 	var b strings.Builder
 	for i := range n {

@@ -11,26 +11,26 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Bounds of what is read, far over what a manifest needs.
+// Bounds of the input, far above what a manifest needs.
 const (
 	maxDepth    = 20
 	maxNodes    = 10_000
 	maxProblems = 20
 )
 
-// Problem is one thing that is wrong with a manifest.
+// Problem is one error in a manifest.
 type Problem struct {
 	Line   int    `json:"line"`            // from 1
 	Column int    `json:"column"`          // from 1, in characters
-	Field  string `json:"field,omitempty"` // lifecycle.timeout, secrets[0].name; "" where it is no field's
+	Field  string `json:"field,omitempty"` // lifecycle.timeout, secrets[0].name; "" if it concerns no field
 	Text   string `json:"text"`            // what is wrong, and what to do
 }
 
-// Error is everything that is wrong with a manifest. Parse's errors wrap one.
+// Error holds all problems of a manifest. Parse's errors wrap one.
 type Error struct {
-	Name     string // of the manifest; "" where lines mean nothing
+	Name     string // of the manifest; "" if lines mean nothing
 	Problems []Problem
-	More     int // problems that are not listed
+	More     int // number of problems that are not listed
 }
 
 func (e *Error) Error() string {
@@ -44,7 +44,7 @@ func (e *Error) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// at is the problem on one line, with its place in the manifest of that name.
+// at formats the problem on one line, with its position in the manifest of that name.
 func (p Problem) at(name string) string {
 	line := p.Text
 	if p.Field != "" {
@@ -56,21 +56,22 @@ func (p Problem) at(name string) string {
 	return line
 }
 
-// source is where the fields of a parsed manifest are.
+// source records where the fields of a parsed manifest are.
 type source struct {
 	name   string
 	fields map[string]*node // "" is the whole manifest
 }
 
-// Fault is what is wrong with a field of a manifest that Parse cannot know: the host
-// has no such profile, a secret's file does not exist.
+// Fault is an error in a field of a manifest that Parse cannot detect, such as a
+// profile that the host does not have or a secret's file that does not exist.
 type Fault struct {
 	Field string // as in Problem
 	Err   error
 }
 
-// Refuse returns faults as Parse returns what it finds itself, each with its line if
-// t was parsed; nil for none. Code and hint of the error are those of the first fault.
+// Refuse reports faults in the same form as Parse reports its own problems, each with
+// its line if t was parsed. It returns nil if there are none. The error has the code
+// and hint of the first fault.
 func (t *Task) Refuse(faults ...Fault) error {
 	if len(faults) == 0 {
 		return nil
@@ -82,7 +83,7 @@ func (t *Task) Refuse(faults ...Fault) error {
 	}
 	for _, f := range faults {
 		at := f.Field
-		for from.fields[at] == nil { // the nearest that was written
+		for from.fields[at] == nil { // the nearest enclosing field that was written
 			at = at[:max(strings.LastIndexByte(at, '.'), 0)]
 		}
 		p.add(from.fields[at], f.Field, "is refused: %v", f.Err)
@@ -94,7 +95,7 @@ func (t *Task) Refuse(faults ...Fault) error {
 	return err
 }
 
-// problems collects what is wrong, up to a bound.
+// problems collects problems up to a bound.
 type problems struct {
 	list []Problem
 	more int
@@ -110,7 +111,7 @@ func (p *problems) add(n *node, field, format string, args ...any) {
 	p.list = append(p.list, Problem{Line: n.line, Column: n.col, Field: field, Text: fmt.Sprintf(format, args...)})
 }
 
-// err is all of it as an error, or nil.
+// err returns all problems as an error, or nil if there are none.
 func (p *problems) err(name string) error {
 	if len(p.list) == 0 {
 		return nil
@@ -119,7 +120,7 @@ func (p *problems) err(name string) error {
 		WithHint("agent-sessionizer task schema # every key, its default and its bounds")
 }
 
-// sorted is all of it, in the order of the lines.
+// sorted returns all problems in the order of the lines.
 func (p *problems) sorted(name string) *Error {
 	slices.SortStableFunc(p.list, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -127,7 +128,7 @@ func (p *problems) sorted(name string) *Error {
 	return &Error{Name: name, Problems: p.list, More: p.more}
 }
 
-// kind is what a node is.
+// kind is the type of a node.
 type kind int
 
 const (
@@ -144,23 +145,23 @@ func (k kind) String() string {
 	return [...]string{"nothing", "true or false", "a number", "a fraction", "a text", "a list", "an object"}[k]
 }
 
-// node is a value of a manifest and where it stands, whether that was written
-// as YAML or as JSON.
+// node is a value in a manifest with its position, whether it was written as YAML or as
+// JSON.
 type node struct {
 	line, col int
 	kind      kind
-	text      string  // of what is no list and no object: as it was written, without quotes
-	items     []*node // of a list, and the values of an object
+	text      string  // of a scalar: as it was written, without quotes
+	items     []*node // of a list, or the values of an object
 	keys      []*node // of an object, one for each of items
 }
 
-// readNodes is the text as nodes, nil when it is not even that.
+// readNodes parses the text into nodes. It returns nil if that fails.
 func readNodes(data []byte, p *problems) *node {
 	if len(data) > MaxBytes {
 		p.add(&node{line: 1, col: 1}, "", "the manifest has more than 1 MiB; what is long belongs into a file of the repository")
 		return nil
 	}
-	data = bytes.TrimPrefix(data, []byte("\ufeff")) // some editors' byte order mark
+	data = bytes.TrimPrefix(data, []byte("\ufeff")) // the byte order mark of some editors
 	if !readable(data, p) {
 		return nil
 	}
@@ -175,8 +176,8 @@ func readNodes(data []byte, p *problems) *node {
 	return n
 }
 
-// readable refuses bytes that no manifest needs and that a terminal or an editor
-// would not show: what is seen is what is read.
+// readable refuses bytes that no manifest needs and that a terminal or an editor would
+// not show, so that people see exactly what is read.
 func readable(data []byte, p *problems) bool {
 	at := cursor{data: data}
 	for i := 0; i < len(data); {
@@ -196,14 +197,14 @@ func readable(data []byte, p *problems) bool {
 
 func isControl(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 }
 
-// cursor knows line and column of ever later offsets.
+// cursor computes line and column for increasing offsets.
 type cursor struct {
 	data      []byte
 	offset    int
 	line, col int // of offset, from 0
 }
 
-// node is an empty node that stands at the offset.
+// node returns an empty node positioned at the offset.
 func (c *cursor) node(offset int) *node {
 	passed := c.data[c.offset:offset]
 	if i := bytes.LastIndexByte(passed, '\n'); i >= 0 {

@@ -8,24 +8,23 @@ import (
 	"strings"
 )
 
-// document is a manifest as it may be written: a Task, or one with the short
-// form of its agent.
+// document is a manifest as written: a Task, or one with the short form of its agent.
 type document struct {
 	Task
 	Claude *claude `json:"claude,omitempty" doc:"Short for an agent of kind claude. Either this or agent."`
 }
 
-// Parse reads a manifest, YAML or JSON. The name is for errors, which are all
-// that are wrong, at most 20, each as NAME:LINE:COLUMN: what, and what to do;
-// they wrap an *Error. Paths of the repository that begin with . are relative to
-// the directory dir; without one they are refused. The notices, in the same
-// form, are about what is right and perhaps not meant.
+// Parse reads a manifest in YAML or JSON. Its error wraps an *Error with all problems,
+// at most 20, each in the form NAME:LINE:COLUMN: problem and fix, where name is NAME.
+// Repository paths that begin with . are relative to the directory dir; without dir
+// they are refused. The notices, in the same form, concern valid input that was
+// probably not intended.
 func Parse(name string, data []byte, dir string) (*Task, []string, error) {
 	return ParseIn("", name, data, dir)
 }
 
-// ParseIn is Parse for a task that is to run in that session, whatever its
-// manifest says of one; "" leaves it at what that says.
+// ParseIn is like Parse, but for a task that runs in the given session, regardless of
+// the session in its manifest. With "" the manifest decides.
 func ParseIn(session, name string, data []byte, dir string) (*Task, []string, error) {
 	var p problems
 	root := readNodes(data, &p)
@@ -56,8 +55,7 @@ func ParseIn(session, name string, data []byte, dir string) (*Task, []string, er
 	return t, append(d.priority(name, t), d.network(name, t)...), nil
 }
 
-// agent makes the one agent of the two ways to write it, and checks what each
-// kind needs.
+// agent merges the two ways to write an agent, and checks what each kind needs.
 func (d *decoder) agent(doc *document) {
 	long, short := d.given["agent"], d.given["claude"]
 	switch {
@@ -108,7 +106,7 @@ func (d *decoder) agent(doc *document) {
 
 var variable = regexp.MustCompile(variableRE)
 
-// secrets checks the shape of the references; package secret knows the rest.
+// secrets checks the form of the references; package secret checks the rest.
 func (d *decoder) secrets(t *Task) {
 	seen := map[string]bool{}
 	for i, s := range t.Secrets {
@@ -137,7 +135,7 @@ func (d *decoder) secrets(t *Task) {
 	}
 }
 
-// repository makes a relative path whole.
+// repository makes a relative path absolute.
 func (d *decoder) repository(t *Task, dir string) {
 	n, url := d.given["repository.url"], t.Repository.URL
 	relative := url == "." || url == ".." || strings.HasPrefix(url, "./") || strings.HasPrefix(url, "../")
@@ -159,7 +157,7 @@ func (d *decoder) repository(t *Task, dir string) {
 	}
 }
 
-// fill fills in what a profile would say.
+// fill fills in the resources that a profile would define.
 func (v *VM) fill() {
 	if v.CPUs == 0 {
 		v.CPUs = defaultCPUs
@@ -172,7 +170,7 @@ func (v *VM) fill() {
 	}
 }
 
-// priorities are the words of labels.priority that count.
+// priorities maps the meaningful values of labels.priority.
 var priorities = map[string]int{"high": 50, "normal": 0, "low": -50}
 
 func (d *decoder) priority(name string, t *Task) []string {

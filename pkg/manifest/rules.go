@@ -10,19 +10,19 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 )
 
-// rule is what a text must be like.
+// rule defines which texts are valid.
 type rule struct {
-	pattern string              // a regular expression, the same to Go and to JSON Schema
-	max     int                 // bytes; 0 where the pattern says
-	lines   bool                // it may have several lines, and tabs
-	is      string              // what it is, for the error
-	wrong   func(string) string // what else is wrong with it, beyond what a schema can say
+	pattern string              // a regular expression with the same meaning in Go and in JSON Schema
+	max     int                 // bytes; 0 if the pattern limits the length
+	lines   bool                // may contain several lines, and tabs
+	is      string              // describes a valid text, for the error
+	wrong   func(string) string // returns other problems, which a schema cannot express
 
 	re *regexp.Regexp
 }
 
 const (
-	maxPrompt   = 100 << 10 // one argument; Linux takes 128 KiB
+	maxPrompt   = 100 << 10 // one argument; Linux accepts 128 KiB
 	maxValue    = 32 << 10  // of an environment variable
 	maxURL      = 1024
 	maxBranch   = 200
@@ -34,7 +34,7 @@ const (
 	hexOfCommit = `^[0-9A-Fa-f]{4,64}$`
 )
 
-// rules are the rules that the tags name.
+// rules holds the rules that the tags name.
 var rules = compiled(map[string]*rule{
 	"name":        {pattern: notBlankRE, max: 200, is: "a name: a few words"},
 	"label":       {pattern: `^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$`, is: "a label's name: letters, digits and . _ - / between them, at most 63"},
@@ -63,7 +63,7 @@ func compiled(rules map[string]*rule) map[string]*rule {
 	return rules
 }
 
-// normal is the text as it is kept: a line ends with LF.
+// normal returns the text in stored form, with LF line ends.
 func (r *rule) normal(s string) string {
 	if r.lines {
 		return strings.ReplaceAll(s, "\r\n", "\n")
@@ -71,13 +71,13 @@ func (r *rule) normal(s string) string {
 	return s
 }
 
-// broken says what is wrong with a text, "" when nothing is. It never repeats it.
+// broken returns what is wrong with a text, or "". It never repeats the text.
 func (r *rule) broken(s string) string {
 	if r.max > 0 && len(s) > r.max {
 		return fmt.Sprintf("has %d bytes; %d are allowed", len(s), r.max)
 	}
 	hidden := func(c rune) bool {
-		if r.lines { // what people write in many languages, but nothing that moves a cursor
+		if r.lines { // allows all scripts, but nothing that moves a cursor
 			return unicode.IsControl(c) && c != '\n' && c != '\t'
 		}
 		return !unicode.IsPrint(c)
@@ -108,8 +108,8 @@ func wrongURL(s string) string {
 	return ""
 }
 
-// wrongBranch is git's check-ref-format, and stricter: nothing that a shell or
-// an option parser takes to mean something.
+// wrongBranch applies git's check-ref-format, and also refuses everything that is
+// special to a shell or an option parser.
 func wrongBranch(s string) string {
 	ok := s != "HEAD" && s != "@" && !strings.HasPrefix(s, "refs/") && !strings.HasSuffix(s, ".") &&
 		!strings.Contains(s, "..") && !strings.Contains(s, "@{") && !strings.ContainsAny(s, " ~^:?*[\\$`;|&<>\"'!")

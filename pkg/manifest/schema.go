@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// schema is as much of JSON Schema as a manifest needs.
+// schema is the subset of JSON Schema that a manifest needs.
 type schema struct {
 	Draft       string     `json:"$schema,omitempty"`
 	ID          string     `json:"$id,omitempty"`
@@ -39,8 +39,8 @@ type schema struct {
 	Else        *schema    `json:"else,omitempty"`
 }
 
-// properties keep the order of the fields: it is the order in which people
-// write them.
+// properties keeps the order of the fields, which is the order in which people write
+// them.
 type properties []property
 
 type property struct {
@@ -48,7 +48,7 @@ type property struct {
 	*schema
 }
 
-// MarshalJSON writes an object.
+// MarshalJSON writes the properties as an object.
 func (p properties) MarshalJSON() ([]byte, error) {
 	out := []byte{'{'}
 	for i, f := range p {
@@ -65,9 +65,9 @@ func (p properties) MarshalJSON() ([]byte, error) {
 	return append(out, '}'), nil
 }
 
-// Schema is the JSON Schema (2020-12) of a manifest, for editors. What it
-// refuses Parse refuses; Parse alone knows how sizes and durations are bounded,
-// what names git takes, and how the parts of a manifest go together.
+// Schema returns the JSON Schema (2020-12) of a manifest, for editors. Everything that
+// it refuses, Parse refuses as well. Only Parse checks the bounds of sizes and
+// durations, git's rules for names, and how the parts of a manifest fit together.
 func Schema() []byte {
 	s := schemaOf(reflect.TypeFor[document]())
 	s.Draft, s.ID = "https://json-schema.org/draft/2020-12/schema", "urn:agent-sessionizer:task:1"
@@ -83,12 +83,13 @@ func Schema() []byte {
 	s.Then, s.Else = given(reflect.TypeFor[Task]()), owned(reflect.TypeFor[Task]())
 	out, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
-		panic(err) // a type of this package cannot be written; every test would say so
+		panic(err) // a type of this package cannot be marshalled; every test would fail
 	}
 	return append(out, '\n')
 }
 
-// whenKind says which keys an agent of a kind needs, and which are not for it.
+// whenKind returns the keys that an agent of a kind needs, and those that it must not
+// have.
 func whenKind(k Kind, needs []string, not ...string) *schema {
 	then := &schema{Required: needs, Not: &schema{}}
 	for _, key := range not {
@@ -98,7 +99,8 @@ func whenKind(k Kind, needs []string, not ...string) *schema {
 	return &schema{If: is, Then: then}
 }
 
-// given is what a manifest may not say that names a session, nil for nothing.
+// given returns what a manifest that names a session must not contain, or nil for
+// nothing.
 func given(t reflect.Type) *schema {
 	s := &schema{}
 	for _, f := range fieldsOf(t) {
@@ -122,7 +124,7 @@ func given(t reflect.Type) *schema {
 	return s
 }
 
-// owned is what a manifest must say that names no session, nil for nothing.
+// owned returns what a manifest that names no session must contain, or nil for nothing.
 func owned(t reflect.Type) *schema {
 	s := &schema{}
 	for _, f := range fieldsOf(t) {
@@ -141,14 +143,14 @@ func owned(t reflect.Type) *schema {
 	return s
 }
 
-// schemaOf is the schema of a struct.
+// schemaOf returns the schema of a struct.
 func schemaOf(t reflect.Type) *schema {
 	s := &schema{Type: "object", Additional: false}
 	for _, f := range fieldsOf(t) {
 		of := f.schema(t.FieldByIndex(f.index).Type)
 		of.Description = f.doc
 		if of.Pattern == sizePattern || of.Pattern == durationPattern {
-			of.Description += fmt.Sprintf(" From %s to %s.", f.min, f.max) // which a schema cannot check
+			of.Description += fmt.Sprintf(" From %s to %s.", f.min, f.max) // a schema cannot check these
 		}
 		s.Properties = append(s.Properties, property{f.name, of})
 		if f.required == "true" {
@@ -158,7 +160,7 @@ func schemaOf(t reflect.Type) *schema {
 	return s
 }
 
-// schema is the schema of one field.
+// schema returns the schema of one field.
 func (f field) schema(t reflect.Type) *schema {
 	switch {
 	case t.Kind() == reflect.Pointer:

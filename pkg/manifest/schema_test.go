@@ -13,7 +13,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 )
 
-// compiled is the schema, as another program understands it.
+// compiled returns the schema as compiled by another library.
 func compiled(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(manifest.Schema()))
@@ -31,7 +31,7 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// value is what another program makes of a manifest; an error is of its syntax.
+// value returns a manifest as another library parses it. Its error is a syntax error.
 func value(text string) (any, error) {
 	var v any
 	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
@@ -44,7 +44,7 @@ func value(text string) (any, error) {
 	return jsonschema.UnmarshalJSON(bytes.NewReader(data))
 }
 
-// words makes words of the keys that are none, as JSON has to.
+// words converts keys that are not strings to strings, as JSON requires.
 func words(v any) any {
 	switch v := v.(type) {
 	case map[any]any:
@@ -65,8 +65,8 @@ func words(v any) any {
 	return v
 }
 
-// The schema takes what Parse takes, and refuses what Parse refuses, but for
-// what a schema cannot know: the table says which that is.
+// TestSchemaAgrees checks that the schema accepts what Parse accepts and refuses what
+// Parse refuses. The table marks the problems that a schema cannot detect.
 func TestSchemaAgrees(t *testing.T) {
 	s := compiled(t)
 	good := map[string]string{"minimal": minimal, "everything": everything}
@@ -104,7 +104,7 @@ func TestSchemaAgrees(t *testing.T) {
 	for _, b := range bads {
 		v, err := value(b.text)
 		if err != nil {
-			continue // no schema sees it
+			continue // a schema would not see it
 		}
 		seen++
 		if accepted := s.Validate(v) == nil; accepted != b.beyond {
@@ -116,8 +116,8 @@ func TestSchemaAgrees(t *testing.T) {
 	}
 }
 
-// Editors show what the schema says: every key has a description, nothing is
-// open, and what has a default names it.
+// TestSchemaSaysAll checks what editors show: every key has a description, no object
+// allows unknown keys, and every default is stated.
 func TestSchemaSaysAll(t *testing.T) {
 	var root map[string]any
 	if err := json.Unmarshal(manifest.Schema(), &root); err != nil {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The tags are read while a manifest is, and must be right then.
+// TestTags checks that all tags are valid, because they are read only while a manifest
+// is parsed.
 func TestTags(t *testing.T) {
 	used := map[string]bool{}
 	var walk func(path string, of reflect.Type)
@@ -76,7 +77,8 @@ func reads(t reflect.Type, s string) bool {
 	return err == nil
 }
 
-// The table of keys for people has every key, its default and its bounds.
+// TestDocs checks that the table of keys in the documentation lists every key, its
+// default and its bounds.
 func TestDocs(t *testing.T) {
 	text, err := os.ReadFile("../../docs/tasks.md")
 	if err != nil {

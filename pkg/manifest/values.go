@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Size is a number of bytes, written as 512MiB or 8G: K, M, G and T are powers
-// of 1024, with or without i and B.
+// Size is a number of bytes, written as 512MiB or 8G: K, M, G and T are powers of 1024,
+// with or without i and B.
 type Size int64
 
 const (
@@ -25,7 +25,7 @@ var sizeRE = regexp.MustCompile(`^([0-9]{1,16})(?:\.([0-9]{1,3}))?(?:([KMGTkmgt]
 
 var sizeUnits = map[string]Size{"": 1, "K": 1 << 10, "M": 1 << 20, "G": gib, "T": tib}
 
-// ParseSize reads a size. It needs a unit: a bare number is more often a
+// ParseSize reads a size. A unit is required, because a bare number is more often a
 // mistake than a number of bytes.
 func ParseSize(s string) (Size, error) {
 	part := sizeRE.FindStringSubmatch(s)
@@ -39,17 +39,17 @@ func ParseSize(s string) (Size, error) {
 	return n*unit + Size(thousandths(part[2]))*unit/1000, nil
 }
 
-// number is what digits mean. There are never so many that they do not fit.
+// number converts digits. Callers never pass so many that they do not fit.
 func number(digits string) int64 {
 	n, _ := strconv.ParseInt(digits, 10, 64)
 	return n
 }
 
-// thousandths is what up to three digits after a point mean.
+// thousandths converts up to three digits after a decimal point.
 func thousandths(digits string) int64 { return number((digits + "000")[:3]) }
 
-// String is the size in the largest unit that is exact: ParseSize reads it back
-// as the same number.
+// String returns the size in the largest exact unit. ParseSize reads the result back as
+// the same number.
 func (s Size) String() string {
 	for _, unit := range []string{"T", "G", "M", "K"} {
 		if size := sizeUnits[unit]; s != 0 && s%size == 0 {
@@ -68,7 +68,7 @@ func (s *Size) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// Duration is a time written as 90s, 30m, 24h, 1.5h or 2d12h. It is a whole
+// Duration is a length of time written as 90s, 30m, 24h, 1.5h or 2d12h. It is a whole
 // number of milliseconds.
 type Duration time.Duration
 
@@ -86,7 +86,7 @@ var durationUnits = map[string]time.Duration{
 	"d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second, "ms": time.Millisecond,
 }
 
-// ParseDuration reads a duration. It needs a unit.
+// ParseDuration reads a duration. A unit is required.
 func ParseDuration(s string) (Duration, error) {
 	if !durationRE.MatchString(s) {
 		return 0, errors.New("is not a duration; write it like 90s, 30m, 24h or 2d")
@@ -109,8 +109,8 @@ func ParseDuration(s string) (Duration, error) {
 	return Duration(sum), nil
 }
 
-// String is the duration in the units of which it has some: ParseDuration reads
-// it back as the same.
+// String returns the duration with all units that are not zero. ParseDuration reads the
+// result back as the same duration.
 func (d Duration) String() string {
 	if d == 0 {
 		return "0s"

@@ -9,11 +9,12 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// readYAML is the text as nodes, nil when it is not YAML, or has what manifests
-// do without: anchors, aliases and merge keys, which make much of little; tags;
-// a second document.
+// readYAML parses the text into nodes. It returns nil if the text is not YAML or has
+// features that manifests do not allow: anchors, aliases and merge keys, which expand a
+// small text into a large value; tags; a second document.
 func readYAML(data []byte, p *problems) (n *node) {
-	// The parser has no known way to panic; who writes manifests may know one.
+	// There is no known input that makes the parser panic, but the author of a manifest
+	// may know one.
 	defer func() {
 		if r := recover(); r != nil {
 			p.add(&node{line: 1, col: 1}, "", "this YAML cannot be read; write it in another way, such as JSON")
@@ -53,8 +54,8 @@ func readYAML(data []byte, p *problems) (n *node) {
 	return n
 }
 
-// maxMarks bounds how many nodes the parser can make before anybody counts them:
-// more than the longest prompt has letters.
+// maxMarks bounds how many nodes the parser can create before readYAML counts them. It
+// is larger than the number of characters of the longest prompt.
 const maxMarks = 200_000
 
 // marks counts the characters of which each node needs one.
@@ -69,8 +70,8 @@ func marks(data []byte) int {
 	return n
 }
 
-// syntax says what the parser says, but nothing that repeats the text: that
-// could be a credential, or anything.
+// syntax reports the parser's error, but nothing that repeats the text, which could be
+// a credential or anything else.
 func syntax(err error, p *problems) {
 	at, why := &node{line: 1, col: 1}, "this is not YAML"
 	if e, ok := errors.AsType[*yaml.LoadError](err); ok {
@@ -83,7 +84,7 @@ func syntax(err error, p *problems) {
 			if e.ContextMark.Line > 0 {
 				why += fmt.Sprintf(", %s that begins in line %d", e.ContextMsg, e.ContextMark.Line)
 			}
-		case yaml.ComposerStage: // an alias without its anchor: most often, a text that begins with *
+		case yaml.ComposerStage: // an alias without its anchor: usually a text that begins with *
 			why = noAlias
 		case yaml.ResolverStage:
 			why = noTag
@@ -92,14 +93,14 @@ func syntax(err error, p *problems) {
 	p.add(at, "", "%s", why)
 }
 
-// What is said of what manifests do without.
+// Errors about features that manifests do not allow.
 const (
 	noAnchor = "anchors such as &name are not used here; write out what is meant, and put a text that begins with & in quotes"
 	noAlias  = "aliases such as *name are not used here; write out what is meant, and put a text that begins with * in quotes"
 	noTag    = "tags such as !name are not used here; put a text that begins with ! in quotes"
 )
 
-// yamlReader makes nodes of YAML's.
+// yamlReader converts YAML's nodes into nodes.
 type yamlReader struct {
 	problems *problems
 	nodes    int
