@@ -1,8 +1,8 @@
-// Package notify tells a user who looks elsewhere: by a notification of the
-// desktop, or by a command of theirs.
+// Package notify notifies a user who is looking elsewhere, by a desktop notification or
+// by the user's own command.
 //
-// What it tells may be a hostile guest's words: they are arguments or variables,
-// never part of a command line or of markup. When to tell is others' business.
+// The text may come from a hostile guest. It is passed as arguments or variables, never
+// as part of a command line or of markup. The package never decides when to notify.
 package notify
 
 import (
@@ -19,11 +19,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// timeout is how long one notification may take.
+// timeout limits how long one notification may take.
 const timeout = 10 * time.Second
 
-// HasDesktop guesses from the environment whether the user sits at a desktop of
-// this machine.
+// HasDesktop guesses from the environment whether the user works at a desktop of this
+// machine.
 func HasDesktop(env func(string) string) bool {
 	if env("SSH_CONNECTION") != "" || env("SSH_TTY") != "" {
 		return false
@@ -31,9 +31,9 @@ func HasDesktop(env func(string) string) bool {
 	return runtime.GOOS == "darwin" || env("DISPLAY") != "" || env("WAYLAND_DISPLAY") != ""
 }
 
-// Desktop shows a notification: notify-send on Linux, osascript on macOS.
+// Desktop shows a notification with notify-send on Linux and osascript on macOS.
 func Desktop(ctx context.Context, title, body string) error {
-	// Desktops read some HTML in the body.
+	// Desktops interpret some HTML in the body.
 	argv := []string{"notify-send", "--app-name=agent-sessionizer", "--", title, html.EscapeString(body)}
 	if runtime.GOOS == "darwin" {
 		argv = []string{
@@ -47,7 +47,8 @@ func Desktop(ctx context.Context, title, body string) error {
 	return run(ctx, argv, nil)
 }
 
-// Command runs a line of the user's settings with sh, with more in its environment.
+// Command runs a command line from the user's settings with sh, with additional
+// environment variables.
 func Command(ctx context.Context, line string, env map[string]string) error {
 	more := os.Environ()
 	for name, value := range env {
@@ -56,7 +57,7 @@ func Command(ctx context.Context, line string, env map[string]string) error {
 	return run(ctx, []string{"sh", "-c", line}, more)
 }
 
-// run runs a program to its end, or to the end of its time.
+// run runs a program until it exits or its time is over.
 func run(ctx context.Context, argv, env []string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done within %v", timeout))
 	defer cancel()

@@ -25,7 +25,8 @@ func TestHasDesktop(t *testing.T) {
 	}
 }
 
-// recorder is a program of that name in PATH that writes down its arguments.
+// recorder puts a program of that name into PATH. The program writes its arguments to
+// file.
 func recorder(t *testing.T, name string) (file string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,7 +39,7 @@ func recorder(t *testing.T, name string) (file string) {
 	return file
 }
 
-// A guest's words are one argument, and no markup.
+// TestDesktop checks that a guest's text is passed as one argument and without markup.
 func TestDesktop(t *testing.T) {
 	name, want := "notify-send", `[--app-name=agent-sessionizer][--][api][-x &lt;b&gt;&amp; "$(id)" `+"`id`"+`]`
 	body := `-x <b>& "$(id)" ` + "`id`"
