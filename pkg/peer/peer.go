@@ -1,4 +1,4 @@
-// Package peer says who is at the other end of a UNIX socket.
+// Package peer identifies the process at the other end of a UNIX socket.
 package peer
 
 import (
@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Own returns an error unless a process of this user is at the other end. Where a
-// socket lies says who may connect only as long as nobody changes its directory's mode.
+// Own returns an error unless the process at the other end runs as this user. A
+// socket's directory restricts who can connect only as long as its mode is not changed.
 func Own(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
