@@ -17,37 +17,37 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
 )
 
-// DefaultSuite is the Debian release that images are built from: the first one
-// that packages compose v2 and lazygit.
+// DefaultSuite is the Debian release that images are built from. It is the first
+// release that packages compose v2 and lazygit.
 const DefaultSuite = "trixie"
 
-// BuildOptions says what to build.
+// BuildOptions defines what to build.
 type BuildOptions struct {
-	Name         string   // Debian when empty
-	Suite        string   // DefaultSuite when empty; "bookworm" works, without compose v2 and lazygit
-	Arch         string   // "x86_64" or "aarch64"; the host's when empty, no other can be built
-	Mirror       string   // package mirror for this build only; mmdebstrap's default when empty
+	Name         string   // Debian if empty
+	Suite        string   // DefaultSuite if empty; "bookworm" works, but without compose v2 and lazygit
+	Arch         string   // "x86_64" or "aarch64"; the host's if empty, and no other can be built
+	Mirror       string   // package mirror for this build only; mmdebstrap's default if empty
 	Browser      bool     // libraries for Playwright's browsers, about 250 MB
 	Provision    fs.FS    // provision/
-	GuestProgram []byte   // becomes /usr/local/bin/agent-guest
-	Rebuild      bool     // build although an image with the same key exists (newer packages)
-	Environ      []string // host's environment: npm registry, proxy and CA settings count for this build only
+	GuestProgram []byte   // installed as /usr/local/bin/agent-guest
+	Rebuild      bool     // build even if an image with the same key exists, to get newer packages
+	Environ      []string // the host's environment: npm registry, proxy and CA settings apply to this build only
 
-	Progress func(line string) // one short line at a time; may be nil
+	Progress func(line string) // receives one short line at a time; may be nil
 }
 
-// builder fills dir with disk, kernel, initrd and cmdline. It may leave other
-// things in dir, which are not published.
+// builder fills dir with the disk, kernel, initrd and cmdline. It may leave other files
+// in dir, which are not published.
 type builder func(ctx context.Context, dir string, o BuildOptions) error
 
-// needBytes are for a root file system, the raw disk made of it and the image,
-// which exist at once.
+// needBytes is the space for a root file system, the raw disk made from it and the
+// image, which exist at the same time.
 const needBytes = 8 << 30
 
-// Build makes an image and publishes it when it is complete, or returns the one
-// that the same inputs made before. Of several callers one builds, the others
-// wait and get its result. A build that died leaves work that the next one
-// removes; until then Lookup goes on returning the image before.
+// Build makes an image and publishes it when it is complete, or returns the image that
+// was made earlier from the same inputs. Of several callers one builds; the others wait
+// and get its result. The next build removes the leftovers of a build that died. Until
+// a new image is published, Lookup returns the previous one.
 func (s *Store) Build(ctx context.Context, o BuildOptions) (Info, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -90,11 +90,12 @@ func (o BuildOptions) withDefaults() (BuildOptions, error) {
 	return o, nil
 }
 
-// key hashes everything that decides what is in the image, except the packages'
-// versions, which Rebuild is for, and the guest program, which every session and
-// every golden image gets anew; of it only the rules count that it boots with.
+// key hashes everything that determines the content of the image, with two exceptions.
+// Package versions do not count; use Rebuild to update them. Of the guest program only
+// the firewall rules count that it boots with, because every session and every golden
+// image gets the current program.
 func (o BuildOptions) key() (string, error) {
-	tree, err := hashTree(o.Provision, "golden") // which is for guests that run
+	tree, err := hashTree(o.Provision, "golden") // used only in running guests
 	if err != nil {
 		return "", err
 	}
@@ -115,14 +116,14 @@ func (s *Store) builder() builder {
 	return makeDebian
 }
 
-// DiskUsage is what a file, or a tree of them, occupies in bytes; sparse files
-// count what they hold.
+// DiskUsage returns the disk space that a file or a tree of files occupies, in bytes.
+// Holes in sparse files do not count.
 func DiskUsage(dir string) int64 {
 	var sum int64
 	_ = filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
 		var st unix.Stat_t
 		if err == nil && unix.Lstat(p, &st) == nil {
-			sum += int64(st.Blocks) * 512 //nolint:unconvert // not int64 everywhere
+			sum += int64(st.Blocks) * 512 //nolint:unconvert // not int64 on every platform
 		}
 		return nil
 	})

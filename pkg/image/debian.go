@@ -27,10 +27,11 @@ var initramfsHook string
 //go:embed disk.sh
 var diskScript string
 
-// cmdline boots our disks. The VM manager appends nothing to it.
+// cmdline is the kernel command line of the disks built here. The VM manager appends
+// nothing to it.
 const cmdline = "root=LABEL=cloudimg-rootfs rw console=ttyS0 ds=nocloud no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0"
 
-// packages are those without which it does not boot, or cannot run provision/.
+// packages returns the packages that the image needs to boot and to run provision/.
 func packages(arch string) []string {
 	kernel := "linux-image-cloud-amd64"
 	if arch == "aarch64" {
@@ -45,10 +46,10 @@ func packages(arch string) []string {
 
 const installHint = "sudo apt-get install mmdebstrap qemu-utils e2fsprogs debian-archive-keyring"
 
-// makeDebian builds with mmdebstrap in namespaces of its own: as root only mounts
-// and processes are apart, so that a build cut short leaves no mount of the
-// host's /dev behind for the next one's clean-up to walk into; as another user
-// also the users, for which newuidmap is needed.
+// makeDebian builds an image with mmdebstrap in its own namespaces. As root it
+// separates only mounts and processes, so that an interrupted build leaves no mount of
+// the host's /dev that the next build's clean-up could descend into. As another user it
+// also separates user ids, which needs newuidmap.
 func makeDebian(ctx context.Context, dir string, o BuildOptions) error {
 	if err := checkHost(); err != nil {
 		return err
@@ -56,14 +57,14 @@ func makeDebian(ctx context.Context, dir string, o BuildOptions) error {
 	return buildDebian(ctx, dir, o)
 }
 
-// buildDebian is makeDebian on a host that has everything. Only the caller can
-// write to the work directory. Its subdirectory root belongs to the namespace's
-// root, who makes the disk in there, too.
+// buildDebian is makeDebian on a host that has everything. Only the caller can write to
+// the work directory. Its subdirectory root belongs to the namespace's root, which also
+// makes the disk there.
 func buildDebian(ctx context.Context, dir string, o BuildOptions) error {
 	b := debianBuild{out: dir, work: dir, opts: o, userns: os.Geteuid() != 0}
 	if b.userns {
-		// The namespace's root is an unknown user to the host: it must be able to
-		// walk to the work, which a home directory rarely allows.
+		// The namespace's root is an unknown user to the host. It must be able to reach
+		// the work directory, which a home directory's permissions rarely allow.
 		tmp, err := os.MkdirTemp("", "agent-image-")
 		if err != nil {
 			return fmt.Errorf("make build directory: %w", err)
@@ -95,7 +96,7 @@ func buildDebian(ctx context.Context, dir string, o BuildOptions) error {
 	return nil
 }
 
-// checkHost says what is missing before anything is begun.
+// checkHost reports what the host lacks, before the build begins.
 func checkHost() error {
 	if runtime.GOOS != "linux" {
 		return fail.New(fail.Host, "images are built from Debian packages on Linux only; on this system use the image %q", Ubuntu)
@@ -115,7 +116,7 @@ func checkHost() error {
 	return nil
 }
 
-// tool finds a program, also in the sbin directories that users lack in PATH.
+// tool finds a program, also in the sbin directories, which are not in users' PATH.
 func tool(name string) (string, error) {
 	if p, err := exec.LookPath(name); err == nil {
 		return p, nil
@@ -135,13 +136,13 @@ func tool(name string) (string, error) {
 // debianBuild is one run of makeDebian.
 type debianBuild struct {
 	out, work string
-	userns    bool // we are not root: the files' owners exist in a user namespace only
+	userns    bool // not running as root: the files' owners exist only in a user namespace
 	opts      BuildOptions
 }
 
 func (b *debianBuild) path(name string) string { return filepath.Join(b.work, name) }
 
-// prepare lays out what the hooks read.
+// prepare writes the files that the hooks read.
 func (b *debianBuild) prepare(context.Context) error {
 	in := b.path("in")
 	if err := os.Mkdir(in, 0o755); err != nil {
@@ -168,7 +169,7 @@ func (b *debianBuild) prepare(context.Context) error {
 			return err
 		}
 	}
-	// Copies may be as private as the caller's umask; the namespace reads them.
+	// Copies may have the caller's restrictive umask, but the namespace must read them.
 	return filepath.WalkDir(in, func(p string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -177,8 +178,8 @@ func (b *debianBuild) prepare(context.Context) error {
 	})
 }
 
-// caFile is the CA bundle that the host tells Node to trust in addition, as
-// behind a company's proxy.
+// caFile returns the additional CA bundle that the host tells Node to trust, as is
+// usual behind a corporate proxy.
 func (b *debianBuild) caFile() string {
 	if f := b.env("NPM_CONFIG_CAFILE"); f != "" {
 		return f
@@ -195,8 +196,8 @@ func (b *debianBuild) env(name string) string {
 	return ""
 }
 
-// environ is what the build's programs see: a clean environment plus the host's
-// registry and proxy, which hold for this run and never reach the image.
+// environ returns the environment of the build's programs: a clean one plus the host's
+// registry and proxy settings, which apply to this run and never reach the image.
 func (b *debianBuild) environ() []string {
 	browser := "0"
 	if b.opts.Browser {
@@ -207,7 +208,7 @@ func (b *debianBuild) environ() []string {
 		"DEBIAN_FRONTEND=noninteractive",
 		"SUITE=" + b.opts.Suite, "AGENT_USER=agent", "AGENT_SOURCE=debian", "IN_CHROOT=1", "AGENT_BROWSER=" + browser,
 	}
-	if !b.userns { // the namespace's root can write to none of ours, and takes /tmp
+	if !b.userns { // the namespace's root cannot write to our directories, and uses /tmp
 		env = append(env, "TMPDIR="+b.work)
 	}
 	for _, name := range []string{"NPM_CONFIG_REGISTRY", "http_proxy", "https_proxy", "no_proxy"} {
@@ -223,12 +224,12 @@ func (b *debianBuild) rootfs(ctx context.Context) error {
 	args := []string{
 		"--mode=unshare", "--variant=apt", "--format=directory", "--skip=check/qemu",
 		"--include=" + strings.Join(packages(b.opts.Arch), ","),
-		// Nobody reads manuals in a session's VM, and they are a tenth of it.
+		// No one reads manuals in a session's VM, and they are a tenth of it.
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/info/*",
 		"--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
 		"--dpkgopt=path-include=/usr/share/doc/*/copyright",
-		// A crash loses the whole build anyway; sessions may lose a package to
-		// a power cut, and are disposable.
+		// A crash during the build loses all of it anyway. A power cut may cost a
+		// session a package, but sessions are disposable.
 		"--dpkgopt=force-unsafe-io",
 		"--aptopt=Acquire::Retries \"3\"", "--aptopt=APT::Install-Recommends \"0\"",
 		"--essential-hook=mkdir -p \"$1/etc/initramfs-tools/hooks\" \"$1/etc/initramfs-tools/conf.d\" && printf 'MODULES=list\\nCOMPRESS=zstd\\n' >\"$1/etc/initramfs-tools/conf.d/agent\" && " + hook,
@@ -255,11 +256,11 @@ func (b *debianBuild) disk(ctx context.Context) error {
 	return b.run(ctx, args[0], args[1:]...)
 }
 
-// diskSize is the file system's; guests grow it to their disk at first boot.
+// diskSize is the size of the file system. Guests grow it to their disk at first boot.
 const diskSize = 6 << 30
 
-// kernel reads kernel and initrd out of the file system, which needs no right
-// to the files in it.
+// kernel extracts kernel and initrd from the file system. This needs no permission for
+// the files inside.
 func (b *debianBuild) kernel(ctx context.Context) error {
 	quiet := *b // debugfs prints its version each time
 	quiet.opts.Progress = func(string) {}
@@ -279,7 +280,8 @@ func (b *debianBuild) kernel(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(b.out, CmdlineFile), []byte(cmdline+"\n"), 0o644)
 }
 
-// convert writes the qcow2. zlib, the default compression, would take minutes.
+// convert writes the qcow2 file. It uses zstd because zlib, the default compression,
+// would take minutes.
 func (b *debianBuild) convert(ctx context.Context) error {
 	out := filepath.Join(b.out, diskFile)
 	err := b.run(ctx, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", "-o", "compression_type=zstd", "-m", "4", "-W",
@@ -290,8 +292,9 @@ func (b *debianBuild) convert(ctx context.Context) error {
 	return b.run(ctx, "qemu-img", "check", "-q", out)
 }
 
-// removeWork deletes the work outside the store; files of the namespace's users
-// can be deleted inside it only. It runs also when the build was cancelled.
+// removeWork deletes the work directory outside the store. Files that belong to the
+// namespace's users can be deleted only inside the namespace. It also runs when the
+// build was cancelled.
 func (b *debianBuild) removeWork() {
 	b.opts.Progress("removing build files")
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -300,9 +303,9 @@ func (b *debianBuild) removeWork() {
 	_ = os.RemoveAll(b.work)
 }
 
-// run runs a program, passes its lines to Progress, and puts the last ones into
-// the error. A cancelled ctx ends its whole process group: mmdebstrap removes its
-// mounts on SIGTERM, what ignores that is killed.
+// run runs a program, passes its lines to Progress, and puts the last lines into the
+// error. Cancelling ctx ends the program's whole process group: mmdebstrap removes its
+// mounts on SIGTERM, and a process that ignores the signal is killed.
 func (b *debianBuild) run(ctx context.Context, name string, args ...string) error {
 	path, err := tool(name)
 	if filepath.IsAbs(name) {
@@ -333,7 +336,7 @@ func (b *debianBuild) run(ctx context.Context, name string, args ...string) erro
 	return nil
 }
 
-// follow passes lines on and returns the last few.
+// follow passes lines to Progress and returns the last ones.
 func (b *debianBuild) follow(r *io.PipeReader) []string {
 	var last []string
 	sc := bufio.NewScanner(r)
@@ -349,11 +352,11 @@ func (b *debianBuild) follow(r *io.PipeReader) []string {
 		if last = append(last, line); len(last) > 30 {
 			last = last[1:]
 		}
-		// mmdebstrap repeats its hooks' text, which tells a user nothing.
+		// mmdebstrap prints the text of its hooks, which is useless to a user.
 		if line = strings.TrimPrefix(line, "I: "); !strings.HasPrefix(line, "running --") {
 			b.opts.Progress(line)
 		}
 	}
-	_, _ = io.Copy(io.Discard, r) // a line too long for us must not block the program
+	_, _ = io.Copy(io.Discard, r) // a line that exceeds the buffer must not block the program
 	return last
 }

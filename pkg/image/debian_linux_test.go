@@ -16,14 +16,14 @@ import (
 	"testing"
 )
 
-// The users of TestBuildDirectoryIsTheUsersOwn, when it runs as root.
+// The users of TestBuildDirectoryIsTheUsersOwn when it runs as root.
 const (
 	builderUID  = 65533
 	attackerUID = 65534
 )
 
-// buildAsUser makes this binary run one build, with the programs of PATH. Before
-// each step it prints the step's name and waits for a line.
+// buildAsUser is the variable that makes this binary run one build, with the programs
+// in PATH. Before each step it prints the step's name and waits for a line.
 const buildAsUser = "AGENT_TEST_BUILD_DIR"
 
 func TestMain(m *testing.M) {
@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// fakeTools stand in for the programs that a build runs. The namespace's root is
-// the builder here.
+// fakeTools replace the programs that a build runs. Here the namespace's root is the
+// builder itself.
 var fakeTools = map[string]string{
 	"mmdebstrap": `#!/bin/sh -eu
 if [ "$1" = --unshare-helper ]; then shift; exec "$@"; fi
@@ -63,7 +63,7 @@ ln -s boot/initrd.img "$root/initrd.img"
 	"qemu-img":  "#!/bin/sh -eu\nfor last; do :; done\n[ \"$1\" != convert ] || echo disk >\"$last\"\n",
 }
 
-// attack is what another user of the host tries in the work directory.
+// attack is a script that another user of the host runs against the work directory.
 const attack = `cd "$1" || exit 0
 for dir in . in root root/fs; do
 	ln -s "$2" $dir/disk.raw
@@ -74,9 +74,10 @@ echo evil >in/customize.sh
 mv in in.old && mkdir in && echo evil >in/customize.sh && chmod 755 in/customize.sh
 `
 
-// Another user of the host can plant or swap nothing in the directory of a build
-// without root. As root the test lets one try; run by another user it proves by
-// the modes, which both check, that no other user can write there.
+// TestBuildDirectoryIsTheUsersOwn checks that another user of the host cannot plant or
+// replace anything in the directory of a build without root. As root, the test lets
+// another user try. As any other user, it relies on the modes, which both variants
+// check: no other user can write there.
 func TestBuildDirectoryIsTheUsersOwn(t *testing.T) {
 	isRoot := os.Geteuid() == 0
 	builder := os.Geteuid()
@@ -152,8 +153,8 @@ func TestBuildDirectoryIsTheUsersOwn(t *testing.T) {
 	}
 }
 
-// checkModes fails the test if anyone but the builder can write somewhere in the
-// work directory, or something in it belongs to another user.
+// checkModes fails the test if any user except the builder can write anywhere in the
+// work directory, or if something in it belongs to another user.
 func checkModes(t *testing.T, step, work string, builder int) {
 	t.Helper()
 	if st, err := os.Stat(work); err != nil || st.Mode() != fs.ModeDir|0o711 {

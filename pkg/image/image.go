@@ -1,12 +1,12 @@
-// Package image owns the disk images that sessions start from: it finds the
-// pinned Ubuntu cloud image in the VM template, builds images from Debian
-// packages, keeps golden images and saved states that others make, and lists and
-// removes them all.
+// Package image owns the disk images that sessions start from. It finds the pinned
+// Ubuntu cloud image in the VM template, builds images from Debian packages, stores
+// golden images and saved states that other packages make, and lists and removes all of
+// them.
 //
-// It never starts a VM and never downloads a cloud image; the driver does both. A
-// cloud image of the user's own is read here only for its digest.
-// A published image is complete and never changes: a newer build is a new one
-// beside it. Only saved states are added to it, and removed.
+// It never starts a VM and never downloads a cloud image; the driver does both. It
+// reads a user's own cloud image only to compute its digest. A published image is
+// complete and never changes: a newer build is published beside it. Only saved states
+// are added to a published image, and removed.
 package image
 
 import (
@@ -35,31 +35,32 @@ const (
 // goldenSuffix ends the names of golden images.
 const goldenSuffix = ".golden"
 
-// Golden is the name of the image that is made from the image source by booting
-// and provisioning it once, so that its clones need not.
+// Golden returns the name of the golden image of source. A golden image was booted and
+// provisioned once, so that its clones need not be.
 func Golden(source string) string { return SourceName(source) + goldenSuffix }
 
-// GoldenOf is the name of the image that a golden one of a name was made from.
+// GoldenOf returns the name of the image that the golden image called name was made
+// from.
 func GoldenOf(name string) (source string, ok bool) { return strings.CutSuffix(name, goldenSuffix) }
 
 // Info describes one image.
 type Info struct {
 	Name      string    `json:"name"`
 	Arch      string    `json:"arch"`
-	Source    string    `json:"source"` // "debian/trixie", the URL of a cloud image, or the image that a golden one was made from
-	Key       string    `json:"key"`    // hash of everything that goes in; a cloud image's digest
-	Size      int64     `json:"size"`   // bytes on disk, saved states included; 0 for a cloud image
+	Source    string    `json:"source"` // "debian/trixie", the URL of a cloud image, or the source of a golden image
+	Key       string    `json:"key"`    // hash of all inputs; for a cloud image, its digest
+	Size      int64     `json:"size"`   // bytes on disk, including saved states; 0 for a cloud image
 	CreatedAt time.Time `json:"created_at,omitzero"`
 	Path      string    `json:"path,omitempty"` // directory; "" for a cloud image
-	Ready     bool      `json:"ready"`          // this is the one that Lookup returns
+	Ready     bool      `json:"ready"`          // Lookup returns this image
 	Files     []string  `json:"files,omitempty"`
 	Warm      []Warm    `json:"warm,omitempty"`
 }
 
-// Warm is the state of a VM that was booted from an image and saved: sessions of
-// its CPUs and memory go on from there.
+// Warm is the saved state of a VM that was booted from an image. Sessions with the same
+// CPUs and memory resume from it.
 type Warm struct {
-	Key       string    `json:"key"` // vm.Saver.StateKey
+	Key       string    `json:"key"` // from vm.Saver.StateKey
 	CPUs      int       `json:"cpus"`
 	Memory    int64     `json:"memory"` // bytes
 	Size      int64     `json:"size"`   // bytes on disk
@@ -67,10 +68,10 @@ type Warm struct {
 	Path      string    `json:"path"` // directory
 }
 
-// Image is i, ready for a driver's Spec.
+// Image returns the image in the form that a driver's Spec needs.
 func (i Info) Image() (vm.Image, error) {
 	img := vm.Image{Arch: i.Arch, Location: filepath.Join(i.Path, diskFile)}
-	if slices.Contains(i.Files, KernelFile) { // else it brings its own boot loader
+	if slices.Contains(i.Files, KernelFile) { // otherwise it has its own boot loader
 		img.Kernel = filepath.Join(i.Path, KernelFile)
 	}
 	if slices.Contains(i.Files, InitrdFile) {
@@ -86,37 +87,37 @@ func (i Info) Image() (vm.Image, error) {
 	return img, nil
 }
 
-// Resumed is i's image as the VM that was saved in w left it.
+// Resumed returns i's image in the state in which the VM saved in w left it.
 func (i Info) Resumed(w Warm) (vm.Image, error) {
 	img, err := i.Image()
 	img.Location, img.State = filepath.Join(w.Path, vm.DiskFile), filepath.Join(w.Path, vm.StateFile)
 	return img, err
 }
 
-// Store is a directory of images. Its methods may be called at once from
-// several processes.
+// Store is a directory of images. Several processes may call its methods at the same
+// time.
 type Store struct {
-	Dir      string // made when needed
+	Dir      string // created when needed
 	Template []byte // the VM template, whose images are the source "ubuntu"; may be nil
 
-	make builder // nil: makeDebian
+	make builder // nil means makeDebian
 }
 
-// The files of an image's directory, besides vm.DiskFile.
+// Files in an image's directory, besides vm.DiskFile.
 const (
 	diskFile    = vm.DiskFile
 	KernelFile  = "kernel"
 	InitrdFile  = "initrd"
 	CmdlineFile = "cmdline"
-	metaFile    = "meta.json" // written last: its presence means complete
+	metaFile    = "meta.json" // written last: its presence means that the image is complete
 )
 
-// A published directory is NAME-ARCH-KEY-TIME; anything that begins with a dot
-// is a lock, or work that is in progress or was cut short.
+// published matches NAME-ARCH-KEY-TIME, the name of a published directory. Every entry
+// that begins with a dot is a lock, or work that is in progress or was interrupted.
 var published = regexp.MustCompile(`^[a-z0-9.]+-(x86_64|aarch64)-[0-9a-f]{12}-[0-9]+$`)
 
-// List returns the cloud images of the template and every built image, newest
-// first within a name. A damaged directory is left out: Prune removes it.
+// List returns the cloud images of the template and every built image, newest first
+// within a name. It leaves out damaged directories, which Prune removes.
 func (s *Store) List() ([]Info, error) {
 	infos, err := cloudImages(s.Template)
 	if err != nil {
@@ -129,8 +130,8 @@ func (s *Store) List() ([]Info, error) {
 	return append(infos, built...), nil
 }
 
-// Find returns what is known of the newest image of a source and architecture: one
-// of the store's, by its name, or a cloud image of the user's own.
+// Find returns the description of the newest image of a source and architecture. The
+// source is an image in the store, by name, or the user's own cloud image.
 func (s *Store) Find(source, arch string) (Info, error) {
 	ref, err := Resolve(source)
 	if err != nil {
@@ -160,7 +161,7 @@ func notFound(name, arch string) error {
 	return e.WithHint("agent-sessionizer image list")
 }
 
-// Lookup is Find's image, ready for a driver's Spec.
+// Lookup returns the image that Find finds, in the form that a driver's Spec needs.
 func (s *Store) Lookup(source, arch string) (vm.Image, error) {
 	if source == Ubuntu {
 		return cloudImage(s.Template, arch)
@@ -175,8 +176,9 @@ func (s *Store) Lookup(source, arch string) (vm.Image, error) {
 	return i.Image()
 }
 
-// Remove deletes every built image of a name. None is a success; one that VMs'
-// disks refer to, whose directory inUse confirms, keeps all. inUse may be nil.
+// Remove deletes every built image of a name. It succeeds if there are none. If inUse
+// reports that VMs' disks refer to the directory of one of them, Remove deletes none.
+// inUse may be nil.
 func (s *Store) Remove(name string, inUse func(dir string) bool) error {
 	if name == Ubuntu {
 		return fail.New(fail.Usage, "the cloud image %q belongs to the VM template and cannot be removed", name)
@@ -205,8 +207,8 @@ func (s *Store) Remove(name string, inUse func(dir string) bool) error {
 	return nil
 }
 
-// built lists complete images, newest first within name and architecture; the
-// first of each is Ready.
+// built returns the complete images, newest first within name and architecture. The
+// first of each group is Ready.
 func (s *Store) built() ([]Info, error) {
 	entries, err := readDir(s.Dir)
 	if err != nil {
@@ -230,7 +232,7 @@ func (s *Store) built() ([]Info, error) {
 	return infos, nil
 }
 
-// readInfo reads a published directory; an error means that parts are missing.
+// readInfo reads a published directory. An error means that parts are missing.
 func readInfo(dir string) (Info, error) {
 	b, err := os.ReadFile(filepath.Join(dir, metaFile))
 	if err != nil {
@@ -262,8 +264,9 @@ func readInfo(dir string) (Info, error) {
 	return i, nil
 }
 
-// discard takes an image of a name, or a part of it, out of sight in one step, then deletes it. It is named
-// like a dead build's work, which the next build or Prune finishes deleting.
+// discard hides an image of a name, or a part of it, in one step, and then deletes it.
+// Meanwhile its name is like that of a dead build's work, so that the next build or
+// Prune completes an interrupted deletion.
 func (s *Store) discard(name, dir string) error {
 	gone := filepath.Join(s.Dir, fmt.Sprintf("%s%s-gone-%d", workPrefix, name, time.Now().UnixNano()))
 	if err := os.Rename(dir, gone); err != nil {

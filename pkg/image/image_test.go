@@ -19,7 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// imageFiles is what a maker must leave.
+// imageFiles are the files that a maker must produce.
 var imageFiles = []string{diskFile, KernelFile, InitrdFile, CmdlineFile}
 
 func fakeMaker(_ context.Context, dir string, o BuildOptions) error {
@@ -101,8 +101,8 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	}
 }
 
-// A build that dies at any point publishes nothing, hides nothing, and the next
-// build cleans up after it.
+// TestBuildCutShortAtEveryStep checks that a build that dies at any point publishes
+// nothing and hides nothing, and that the next build cleans up after it.
 func TestBuildCutShortAtEveryStep(t *testing.T) {
 	for n := range len(imageFiles) + 1 {
 		t.Run(fmt.Sprintf("after %d files", n), func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestBuildCutShortAtEveryStep(t *testing.T) {
 						return err
 					}
 				}
-				// What kill -9 would leave: the directory itself.
+				// Leave what kill -9 would leave: the directory itself.
 				if err := os.CopyFS(died, os.DirFS(dir)); err != nil {
 					return err
 				}
@@ -209,7 +209,7 @@ func TestConcurrentBuildersShareOneBuild(t *testing.T) {
 	for range len(paths) - 1 {
 		<-waiting
 	}
-	// A build that runs is nobody's leftover.
+	// A running build is not a leftover.
 	if _, err := (&Store{Dir: dir}).Prune(PruneOptions{}); err != nil {
 		t.Error(err)
 	}

@@ -9,21 +9,22 @@ import (
 	"path/filepath"
 )
 
-// maxProofs is how often the same files are proved before they are thrown away.
+// maxProofs is how often the same files are tested before they are deleted.
 const maxProofs = 3
 
-// keptFile is in a directory of keptPrefix.
+// keptFile is the name of the description in a directory with keptPrefix.
 const keptFile = "kept.json"
 
-// kept is what is known of files that were made and not proved.
+// kept describes files that were made but have not passed their test yet.
 type kept struct {
 	Key    string   `json:"key"`
 	Files  []string `json:"files"`
-	Proofs int      `json:"proofs"` // that have failed
+	Proofs int      `json:"proofs"` // number of failed tests
 }
 
-// fillProved is fill, and what fill has made is proved. An earlier maker may have
-// left something of the same key to be proved: then it is not made again.
+// fillProved is like fill, but also tests the result with Prove. If an earlier maker
+// left files with the same key that still have to pass, it tests those instead of
+// making new ones.
 func (m *maker) fillProved(ctx context.Context, i Info, fill func(ctx context.Context, dir string) ([]string, error)) ([]string, error) {
 	if m.o.Prove == nil {
 		return m.fill(ctx, fill)
@@ -45,8 +46,8 @@ func (m *maker) fillProved(ctx context.Context, i Info, fill func(ctx context.Co
 
 func (m *maker) keptDir() string { return filepath.Join(m.store.Dir, keptPrefix+m.name) }
 
-// takeKept makes what an earlier maker has kept the work directory, if it is of a
-// key, and removes it otherwise.
+// takeKept turns the files that an earlier maker kept into the work directory if they
+// have the given key. Otherwise it removes them.
 func (m *maker) takeKept(key string) (kept, bool, error) {
 	k := kept{Key: key}
 	dir := m.keptDir()
@@ -65,8 +66,8 @@ func (m *maker) takeKept(key string) (kept, bool, error) {
 	return have, true, nil
 }
 
-// keep leaves the work directory to the next maker, unless it has failed too
-// often. A proof that was cancelled does not count.
+// keep leaves the work directory for the next maker, unless its test has failed too
+// often. A cancelled test does not count.
 func (m *maker) keep(ctx context.Context, k kept) error {
 	if ctx.Err() == nil {
 		k.Proofs++

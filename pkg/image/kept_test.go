@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// What a maker has built and could not prove is proved again, not built again.
+// TestMakeKeepsWhatItCouldNotProve checks that files that were built but failed their
+// test are tested again, not built again.
 func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	var did []string
@@ -55,7 +56,7 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	}
 	check("again", prove(one))
 
-	// Another key is another image.
+	// Files with another key belong to another image.
 	refuse = errors.New("a slow host")
 	_, _ = build(t.Context(), two)
 	one.Name = "other.golden"
@@ -66,7 +67,7 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	_, _ = build(t.Context(), three)
 	check("other keys and names", "fill", prove(two), "fill", prove(one), "fill", prove(three))
 
-	// A cancelled proof does not count; one that fails too often ends the files.
+	// A cancelled test does not count; too many failed tests delete the files.
 	ctx, cancel := context.WithCancel(t.Context())
 	refuse = context.Canceled
 	s2 := MakeOptions{Prove: func(context.Context, string, []string) error { cancel(); return ctx.Err() }}
@@ -79,7 +80,7 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	}
 	check("too often", prove(three), prove(three), "fill", prove(three))
 
-	// A prune frees the space.
+	// Prune frees the space.
 	if found, err := s.Prune(PruneOptions{}); err != nil || len(found) != 2 {
 		t.Errorf("prune: %+v, %v; want both that were kept", found, err)
 	}
@@ -87,7 +88,8 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	check("after a prune", "fill", prove(three))
 }
 
-// What Underway shows of a build is the maker's last line, however fast they come.
+// TestUnderwayShowsTheLastLine checks that Underway shows the last line of a build's
+// maker, however fast the lines come.
 func TestUnderwayShowsTheLastLine(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	s.make = func(ctx context.Context, dir string, o BuildOptions) error {

@@ -20,34 +20,34 @@ import (
 )
 
 const (
-	workPrefix = ".work-"     // a directory in which an image of that name is made
-	lockPrefix = ".lock-"     // held meanwhile
-	sayPrefix  = ".progress-" // the last thing that its maker said
-	failPrefix = ".failed-"   // why the last maker did not make it
-	keptPrefix = ".kept-"     // what a maker has made of an image of that name, and could not prove
+	workPrefix = ".work-"     // a directory in which an image of that name is being made
+	lockPrefix = ".lock-"     // locked meanwhile
+	sayPrefix  = ".progress-" // the last line that its maker reported
+	failPrefix = ".failed-"   // why the last attempt to make it failed
+	keptPrefix = ".kept-"     // a made image of that name that has not passed its test
 	warmPrefix = "warm-"      // a saved state, in an image's directory
-	useLock    = ".lock"      // shared while an image is looked up and built on, exclusive to remove any
+	useLock    = ".lock"      // shared while an image is looked up and built on, exclusive while images are removed
 
 	lockPoll = 200 * time.Millisecond
 )
 
-// MakeOptions say how an image, or a saved state, is made.
+// MakeOptions defines how an image or a saved state is made.
 type MakeOptions struct {
-	Space int64 // bytes that must be free to begin with
-	// Prove shows that what fill has left in a directory works; it may be nil. What
-	// it refuses is kept, and the next maker of the same key proves it again
-	// instead of filling a directory, up to maxProofs times in all.
+	Space int64 // bytes that must be free at the start
+	// Prove tests the files that fill made; it may be nil. Files that fail are kept.
+	// The next maker of the same key tests them again instead of calling fill, up to
+	// maxProofs times in all.
 	Prove    func(ctx context.Context, dir string, files []string) error
-	Again    bool                    // also when there is one with the same key
-	Sweep    func(work string) error // undoes what a maker that died has left elsewhere, before its directory goes; may be nil
-	Progress func(line string)       // one short line at a time; may be nil
+	Again    bool                    // make it even if one with the same key exists
+	Sweep    func(work string) error // cleans up after a dead maker outside its directory, before that is removed; may be nil
+	Progress func(line string)       // receives one short line at a time; may be nil
 }
 
-// Make publishes the image i, which fill makes in a directory, and returns it;
-// or one with the same name, architecture and key that is there. fill returns
-// the names of the files that are the image. Of several callers one makes it,
-// the others wait and get its result. What a maker that died has left is removed
-// by the next one; until then Lookup goes on returning the image before.
+// Make publishes the image i, whose files fill makes in a directory, and returns it. If
+// an image with the same name, architecture and key exists, Make returns that one. fill
+// returns the names of the files that make up the image. Of several callers one makes
+// it; the others wait and get its result. The next maker removes the leftovers of a
+// maker that died. Until a new image is published, Lookup returns the previous one.
 func (s *Store) Make(ctx context.Context, i Info, o MakeOptions, fill func(ctx context.Context, dir string) ([]string, error)) (Info, error) {
 	asked := time.Now()
 	m, err := s.begin(ctx, i.Name, o)
@@ -60,7 +60,7 @@ func (s *Store) Make(ctx context.Context, i Info, o MakeOptions, fill func(ctx c
 		return Info{}, err
 	}
 	for _, have := range built {
-		// One made while we waited is as new as another could be.
+		// An image made while this call waited is as new as another could be.
 		if have.Name == i.Name && have.Arch == i.Arch && have.Key == i.Key && (!o.Again || have.CreatedAt.After(asked)) {
 			m.say("image is up to date")
 			return have, nil
@@ -90,9 +90,9 @@ func (i Info) Warmed(key string) (Warm, bool) {
 	return i.Warm[n], true
 }
 
-// MakeWarm adds a saved state to the image i, which fill makes in a directory
-// (vm.Saver.Save). It goes about it as Make does, and one maker at a time works
-// on an image.
+// MakeWarm adds a saved state to the image i. fill makes its files in a directory (see
+// vm.Saver.Save). MakeWarm works like Make, and only one maker at a time works on an
+// image.
 func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fill func(ctx context.Context, dir string) error) (Warm, error) {
 	m, err := s.begin(ctx, i.Name, o)
 	if err != nil {
@@ -119,8 +119,7 @@ func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fil
 	return readWarm(final)
 }
 
-// Cool ends the use of the saved state in a directory; Prune removes it once no
-// VM builds on its disk.
+// Cool disables the saved state in dir. Prune removes it when no VM builds on its disk.
 func (s *Store) Cool(dir string) error {
 	if dir == "" {
 		return nil
@@ -154,14 +153,14 @@ func readWarm(dir string) (Warm, error) {
 	return w, nil
 }
 
-// Making is an image that somebody makes now.
+// Making describes an image that is being made.
 type Making struct {
 	Name  string    `json:"name"`
 	Since time.Time `json:"since"`
 	Doing string    `json:"doing"`
 }
 
-// Underway lists what is being made.
+// Underway lists the images that are being made.
 func (s *Store) Underway() ([]Making, error) {
 	entries, err := readDir(s.Dir)
 	if err != nil {
@@ -183,25 +182,25 @@ func (s *Store) Underway() ([]Making, error) {
 		}
 		m := Making{Name: name}
 		if b, err := os.ReadFile(filepath.Join(s.Dir, sayPrefix+name)); err == nil {
-			_ = json.Unmarshal(b, &m) // half a line says nothing, which is what m says then
+			_ = json.Unmarshal(b, &m) // a partial line leaves m without details
 		}
 		out = append(out, m)
 	}
 	return out, nil
 }
 
-// maker is one who makes an image of a name; there is one at a time.
+// maker makes an image of a name; only one exists at a time.
 type maker struct {
 	store *Store
 	name  string
 	o     MakeOptions
 	lock  *os.File
 	dir   string // "" before fill
-	kept  bool   // what was made is left for the next proof
+	kept  bool   // the files are left for the next test
 	began time.Time
 }
 
-// begin waits for the lock, and clears away what dead makers have left.
+// begin acquires the lock and removes the leftovers of dead makers.
 func (s *Store) begin(ctx context.Context, name string, o MakeOptions) (*maker, error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -221,7 +220,7 @@ func (s *Store) begin(ctx context.Context, name string, o MakeOptions) (*maker, 
 }
 
 func (m *maker) end() {
-	// What cannot be removed now, the next maker removes.
+	// The next maker removes what cannot be removed now.
 	_ = os.Remove(filepath.Join(m.store.Dir, sayPrefix+m.name))
 	if m.dir != "" {
 		_ = os.RemoveAll(m.dir)
@@ -229,11 +228,11 @@ func (m *maker) end() {
 	m.lock.Close()
 }
 
-// say tells the caller, and Underway.
+// say reports a line to the caller and to Underway.
 func (m *maker) say(line string) { m.store.Reporter(m.name, m.began, m.o.Progress)(line) }
 
-// Reporter returns a function that passes the lines of an image's maker to p, which
-// may be nil, and to Underway. Only the maker calls it, from within its fill.
+// Reporter returns a function that passes an image maker's lines to p, which may be
+// nil, and to Underway. Only the maker calls it, from within its fill.
 func (s *Store) Reporter(name string, began time.Time, p func(line string)) func(line string) {
 	return func(line string) {
 		if p != nil {
@@ -241,7 +240,7 @@ func (s *Store) Reporter(name string, began time.Time, p func(line string)) func
 		}
 		b, err := json.Marshal(Making{Name: name, Since: began, Doing: line})
 		if err == nil {
-			_ = os.WriteFile(filepath.Join(s.Dir, sayPrefix+name), b, 0o644) // only told
+			_ = os.WriteFile(filepath.Join(s.Dir, sayPrefix+name), b, 0o644) // informational only
 		}
 	}
 }
@@ -253,7 +252,7 @@ func (m *maker) makeDir() (err error) {
 	return nil
 }
 
-// fill makes the work directory and has it filled.
+// fill creates the work directory and calls fill on it.
 func (m *maker) fill(ctx context.Context, fill func(ctx context.Context, dir string) ([]string, error)) ([]string, error) {
 	if err := m.store.checkSpace(m.o.Space); err != nil {
 		return nil, err
@@ -265,21 +264,21 @@ func (m *maker) fill(ctx context.Context, fill func(ctx context.Context, dir str
 	return fill(ctx, m.dir)
 }
 
-// Failure is why the last try to make an image of a name has failed.
+// Failure describes why the last attempt to make an image of a name failed.
 type Failure struct {
 	At    time.Time `json:"at"`
 	Error string    `json:"error"`
-	Kept  bool      `json:"kept,omitempty"` // it was made, and only has to be proved
+	Kept  bool      `json:"kept,omitempty"` // the image was made and only has to pass its test
 }
 
-// Failure returns it, until an image of that name is made.
+// Failure returns the last failure, until an image of that name is made.
 func (s *Store) Failure(name string) (Failure, bool) {
 	var f Failure
 	b, err := os.ReadFile(filepath.Join(s.Dir, failPrefix+name))
 	return f, err == nil && json.Unmarshal(b, &f) == nil
 }
 
-// Failures returns those of every name.
+// Failures returns the failures of all names.
 func (s *Store) Failures() ([]Failure, error) {
 	entries, err := readDir(s.Dir)
 	var all []Failure
@@ -295,20 +294,20 @@ func (s *Store) Failures() ([]Failure, error) {
 	return all, err
 }
 
-// failed keeps err for Failure, unless somebody has called the work off.
+// failed records err for Failure, unless the work was cancelled.
 func (m *maker) failed(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return err
 	}
 	b, jerr := json.Marshal(Failure{At: time.Now().UTC(), Error: err.Error(), Kept: m.kept})
 	if jerr == nil {
-		_ = os.WriteFile(filepath.Join(m.store.Dir, failPrefix+m.name), b, 0o644) // only told
+		_ = os.WriteFile(filepath.Join(m.store.Dir, failPrefix+m.name), b, 0o644) // informational only
 	}
 	return err
 }
 
-// publish moves the finished files into a directory of their own, with what is
-// to be known of them, makes them durable, and renames it into sight.
+// publish moves the finished files and their description into a directory, makes them
+// durable, and renames the directory to its final name.
 func (m *maker) publish(final string, files []string, meta any) error {
 	out := filepath.Join(m.dir, "out")
 	if err := os.Mkdir(out, 0o755); err != nil {
@@ -334,11 +333,12 @@ func (m *maker) publish(final string, files []string, meta any) error {
 	if err := os.Rename(out, final); err != nil {
 		return fmt.Errorf("publish image: %w", err)
 	}
-	_ = os.Remove(filepath.Join(m.store.Dir, failPrefix+m.name)) // only told
+	_ = os.Remove(filepath.Join(m.store.Dir, failPrefix+m.name)) // informational only
 	return syncPath(filepath.Dir(final))
 }
 
-// clearWork removes what dead makers of a name left; the caller holds its lock.
+// clearWork removes the leftovers of dead makers of a name. The caller holds the lock
+// of that name.
 func (s *Store) clearWork(name string, sweep func(work string) error) error {
 	entries, err := readDir(s.Dir)
 	if err != nil {
@@ -373,13 +373,13 @@ func (s *Store) checkSpace(need int64) error {
 	return nil
 }
 
-// Use keeps every image where it is until release is called: from looking one
-// up until a VM's directory says that it builds on it.
+// Use keeps every image in place until release is called. It protects an image from its
+// lookup until a VM's directory records that it builds on the image.
 func (s *Store) Use() (release func(), err error) {
 	return s.guard(unix.LOCK_SH)
 }
 
-// alone is for those who remove images.
+// alone locks out all users of images, so that images can be removed.
 func (s *Store) alone() (release func(), err error) {
 	return s.guard(unix.LOCK_EX)
 }
@@ -392,7 +392,7 @@ func (s *Store) guard(how int) (release func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the images' lock: %w", err)
 	}
-	// Held for moments only, so waiting needs no bound.
+	// The lock is held only briefly, so waiting needs no limit.
 	for {
 		err := unix.Flock(int(f.Fd()), how)
 		if err == nil {
@@ -406,8 +406,8 @@ func (s *Store) guard(how int) (release func(), err error) {
 
 var errLocked = errors.New("locked by another build")
 
-// lock waits for the maker's lock. The file is never unlinked: another process
-// may hold a lock on the unlinked one.
+// lock waits for the maker's lock. The lock file is never unlinked, because another
+// process may hold a lock on the unlinked file.
 func (s *Store) lock(ctx context.Context, name string, say func(string)) (*os.File, error) {
 	tick := time.NewTicker(lockPoll)
 	defer tick.Stop()
@@ -427,8 +427,8 @@ func (s *Store) lock(ctx context.Context, name string, say func(string)) (*os.Fi
 	}
 }
 
-// tryLock returns errLocked when another holds the lock. Closing the file
-// releases it, and so does the end of the process.
+// tryLock returns errLocked if another process holds the lock. Closing the file or the
+// end of the process releases it.
 func tryLock(path string, how int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

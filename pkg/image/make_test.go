@@ -90,7 +90,8 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 	if !ok || err != nil || img.State != filepath.Join(old.Path, vm.StateFile) || img.Location != filepath.Join(old.Path, vm.DiskFile) || img.Kernel == "" {
 		t.Fatalf("%+v, %v, %v", img, ok, err)
 	}
-	// Another QEMU makes a new one, of which the old keeps what a VM builds on.
+	// Another QEMU makes a new state. Of the old ones, the state that a VM builds on
+	// stays.
 	next := warm(t, s, i, "qemu8", 2)
 	used := func(dir string) bool { return dir == old.Path }
 	if _, err := s.Prune(PruneOptions{InUse: used}); err != nil {
@@ -110,7 +111,8 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 	if _, err := os.Stat(old.Path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("stayed: %v", err)
 	}
-	// One that cannot be resumed is used no more, and makes room for another.
+	// A state that cannot be resumed is not used any more and makes way for another
+	// one.
 	if err := s.Cool(next.Path); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +145,8 @@ func TestWarmStateOfAnImageThatWent(t *testing.T) {
 	}
 }
 
-// The image is there; what failed is the saved state of one size.
+// TestFailureOfAWarmState checks that a failure to make a saved state of one size does
+// not affect the image.
 func TestFailureOfAWarmState(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	i := makeGolden(t, s)
@@ -225,7 +228,8 @@ func TestMakeSweepsAfterTheDead(t *testing.T) {
 	}
 }
 
-// Prune does the same for makers that are not coming back, but for nobody alive.
+// TestPruneSweepsAfterTheDead checks that Prune also cleans up after dead makers, but
+// not after live ones.
 func TestPruneSweepsAfterTheDead(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	dead, alive := filepath.Join(s.Dir, workPrefix+"dead-1"), filepath.Join(s.Dir, workPrefix+"alive-1")
@@ -274,7 +278,8 @@ func TestMakeWithoutSpace(t *testing.T) {
 	}
 }
 
-// Nothing is removed between looking an image up and building a VM on it.
+// TestUseHoldsOffPrune checks that no image is removed between its lookup and the
+// creation of a VM that builds on it.
 func TestUseHoldsOffPrune(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	i := makeGolden(t, s)
@@ -282,14 +287,14 @@ func TestUseHoldsOffPrune(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := s.Use() // two may look at once
+	again, err := s.Use() // Use is shared
 	if err != nil {
 		t.Fatal(err)
 	}
 	again()
 	removed := make(chan error, 1)
 	go func() { removed <- s.Remove(golden.Name, nil) }()
-	// It waits for the lock: another who asks for it alone does not get it either.
+	// Remove waits for the lock, so another attempt to lock exclusively fails too.
 	if _, err := tryLock(filepath.Join(s.Dir, useLock), unix.LOCK_EX); !errors.Is(err, errLocked) {
 		t.Errorf("not held: %v", err)
 	}

@@ -11,27 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Leftover is something that nobody needs any more.
+// Leftover is a file or directory that is no longer needed.
 type Leftover struct {
-	Path string // a directory or a file, which is gone unless it was a dry run
+	Path string // a directory or a file, removed unless it was a dry run
 	Size int64  // bytes on disk
 	Why  string
 }
 
-// PruneOptions say how to prune.
+// PruneOptions defines what Prune does.
 type PruneOptions struct {
 	DryRun bool
-	// InUse reports whether VMs' disks refer to files in an image's, or a saved
-	// state's, directory. It may be nil.
+	// InUse reports whether VMs' disks refer to files in the directory of an image or a
+	// saved state. It may be nil.
 	InUse func(dir string) bool
 	// Sweep is MakeOptions.Sweep, for the work directory of an image's maker.
 	Sweep func(name, work string) error
 }
 
-// Prune deletes images that a newer one of the same name replaced, damaged
-// ones, and what dead builds left, and returns what that was. VMs whose disks
-// refer to an image's files keep it. A build that runs is left alone. A dry run
-// changes nothing, and may be overtaken by what others do.
+// Prune deletes images that a newer one of the same name replaced, damaged images, and
+// leftovers of dead builds, and returns what it deleted. It keeps images whose files
+// VMs' disks refer to, and does not touch running builds. A dry run changes nothing,
+// and other processes may outdate its result.
 func (s *Store) Prune(o PruneOptions) ([]Leftover, error) {
 	entries, err := readDir(s.Dir)
 	if err != nil || len(entries) == 0 {
@@ -90,8 +90,8 @@ func (s *Store) drop(found []Leftover, name, dir, why string, o PruneOptions) ([
 	return append(found, l), nil
 }
 
-// pruneWarm removes damaged saved states and those that a newer one of the same
-// size replaced, where no VM builds on them.
+// pruneWarm removes saved states that are damaged or replaced by a newer one of the
+// same size, unless a VM builds on them.
 func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err error) {
 	for _, i := range images {
 		newest := map[[2]int64]Warm{}
@@ -125,8 +125,8 @@ func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err 
 	return found, nil
 }
 
-// sweep removes work of builders that died: whoever gets a builder's lock knows
-// that none is alive.
+// sweep removes the work of dead builders. A process that gets a builder's lock knows
+// that no builder is alive.
 func (s *Store) sweep(entries []fs.DirEntry, o PruneOptions) (found []Leftover, err error) {
 	for _, e := range entries {
 		name, isWork := strings.CutPrefix(e.Name(), workPrefix)
@@ -165,8 +165,8 @@ func (s *Store) sweep(entries []fs.DirEntry, o PruneOptions) (found []Leftover, 
 	return found, nil
 }
 
-// ifDead takes the lock of the makers of a name. A dry run makes no file for it:
-// nobody holds a lock that is not there, and closing a nil file does nothing.
+// ifDead takes the makers' lock of a name. A dry run does not create the lock file: no
+// process holds a lock whose file does not exist, and closing a nil file does nothing.
 func (s *Store) ifDead(name string, dry bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, lockPrefix+name)
 	if _, err := os.Lstat(path); dry && errors.Is(err, fs.ErrNotExist) {

@@ -13,13 +13,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// cloudPrefix starts the names of cloud images of the user's own. The first
-// digits of the digest follow.
+// cloudPrefix begins the names of users' own cloud images. The first digits of the
+// digest follow.
 const cloudPrefix = "cloud"
 
-// Resolve reads the name of an image, or the place of a cloud image of the user's
-// own as config.ParseImageRef takes it. A file without a digest gets that of its
-// content now; one with a digest is compared when it is copied.
+// Resolve reads the name of an image, or the location of a user's own cloud image in
+// the form of config.ParseImageRef. For a file without a digest, it computes the digest
+// of the current content. A file with a digest is compared with it when the file is
+// copied.
 func Resolve(source string) (config.ImageRef, error) {
 	ref, err := config.ParseImageRef(source, "")
 	if err != nil || ref.Location == "" || ref.IsURL() {
@@ -37,7 +38,7 @@ func Resolve(source string) (config.ImageRef, error) {
 		return ref, fail.New(fail.Usage, "image %s: must be a file", ref.Location)
 	}
 	if ref.Digest != "" {
-		return ref, nil // the driver compares it where it copies the file
+		return ref, nil // the driver compares it when it copies the file
 	}
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
@@ -47,8 +48,8 @@ func Resolve(source string) (config.ImageRef, error) {
 	return ref, nil
 }
 
-// SourceName is the name of what Find finds: short, and the same for the same
-// content wherever it lies.
+// SourceName returns the name of the image that Find finds. It is short, and the same
+// for the same content in any location.
 func SourceName(source string) string {
 	_, hex, ok := strings.Cut(source, "#sha256:")
 	if !ok || len(hex) < 12 {
@@ -57,8 +58,8 @@ func SourceName(source string) string {
 	return cloudPrefix + hex[:12]
 }
 
-// Distribution is what the provision scripts are told of the image that a guest
-// was made from: "debian" for one that Build makes, "ubuntu" for every cloud image.
+// Distribution returns the distribution that the provision scripts are told: "debian"
+// for an image that Build makes, "ubuntu" for every cloud image.
 func Distribution(source string) string {
 	if source == Debian {
 		return Debian

@@ -11,19 +11,19 @@ import (
 	"strings"
 )
 
-// Step is one provision script and the hash that its stamp in the guest holds
-// once it ran.
+// Step is one provision script and the hash that its stamp in the guest holds after it
+// ran.
 type Step struct {
-	Name string // "20-docker"
+	Name string // such as "20-docker"
 	Hash string // hex SHA-256
 }
 
 var stepFile = regexp.MustCompile(`^[0-9][0-9]-[a-z0-9-]+\.sh$`)
 
-// Steps lists the provision scripts of fsys, whose root is provision/, in the
-// order they run. The hash is the one that provision/run.sh computes: SHA-256
-// over the lines "SHA256  PATH" of the script, lib.sh, versions.env and
-// everything in files/, by path.
+// Steps lists the provision scripts of fsys, whose root is provision/, in the order in
+// which they run. The hash is the one that provision/run.sh computes: SHA-256 over the
+// lines "SHA256  PATH" of the script, lib.sh, versions.env and everything in files/,
+// sorted by path.
 func Steps(fsys fs.FS) ([]Step, error) {
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {
@@ -56,7 +56,7 @@ func Steps(fsys fs.FS) ([]Step, error) {
 	return steps, nil
 }
 
-// hashFiles is `sha256sum PATHS | sha256sum` with the paths in byte order.
+// hashFiles computes `sha256sum PATHS | sha256sum` with the paths in byte order.
 func hashFiles(fsys fs.FS, paths []string) (string, error) {
 	paths = slices.Clone(paths)
 	slices.Sort(paths)
@@ -71,8 +71,8 @@ func hashFiles(fsys fs.FS, paths []string) (string, error) {
 	return hex.EncodeToString(all.Sum(nil)), nil
 }
 
-// hashTree is the hash of every regular file of fsys, names included, outside
-// the directory but.
+// hashTree returns the hash of every regular file of fsys, including names, outside the
+// directory but.
 func hashTree(fsys fs.FS, but string) (string, error) {
 	var paths []string
 	err := fs.WalkDir(fsys, ".", func(p string, d fs.DirEntry, err error) error {

@@ -61,8 +61,9 @@ func TestStepsHashWhatTheyRunWith(t *testing.T) {
 	}
 }
 
-// The host and the runner in the guest must agree on hashes, skip what is done,
-// stop at what fails, and leave no stamp for what does not apply.
+// TestRunnerAgreesWithSteps checks that the runner in the guest agrees with the host
+// about hashes, skips completed steps, stops at a failed step, and leaves no stamp for
+// a step that does not apply.
 func TestRunnerAgreesWithSteps(t *testing.T) {
 	dir, stamps := t.TempDir(), t.TempDir()
 	if err := os.CopyFS(dir, provision(t)); err != nil {

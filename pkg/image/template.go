@@ -19,8 +19,8 @@ type templateImages struct {
 	} `yaml:"images"`
 }
 
-// cloudImages are the template's pinned images. One without a digest is an
-// error: what it would be tomorrow nobody knows.
+// cloudImages returns the template's pinned images. An image without a digest is an
+// error, because its content could change at any time.
 func cloudImages(template []byte) ([]Info, error) {
 	var t templateImages
 	if err := yaml.Unmarshal(template, &t); err != nil {

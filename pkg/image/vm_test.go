@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// TestMain makes the test binary serve as the host agent that the driver starts.
+// TestMain makes the test binary act as the host agent that the driver starts.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "hostagent" {
 		if err := lima.HostAgent(context.Background(), os.Args[2:]); err != nil {
@@ -29,15 +29,15 @@ func TestMain(m *testing.M) {
 	os.Exit(realvm.Main(m, nil))
 }
 
-// ready tells the host key as soon as sshd listens, as a session's boot script does.
+// ready reports the host key when sshd listens, as a session's boot script does.
 const ready = `#!/bin/bash
 systemd-run --no-block --property=DefaultDependencies=no bash -c '
   until (exec 3<>/dev/tcp/127.0.0.1/22) 2>/dev/null; do sleep 0.2; done
   echo "agent-sessionizer-ready $(cut -d" " -f1,2 /etc/ssh/ssh_host_ed25519_key.pub)" >/dev/ttyS0'
 `
 
-// TestDebianImageBootsWithItsTools uses what a session needs of the built
-// image. That a restart keeps the machine's identity, test/e2e sees.
+// TestDebianImageBootsWithItsTools uses the parts of the built image that a session
+// needs. test/e2e checks that a restart keeps the machine's identity.
 func TestDebianImageBootsWithItsTools(t *testing.T) {
 	g := boot(t)
 	g.run("nothing failed", "cloud-init status --wait | tail -1; systemctl --failed --no-legend", "status: done\n")
@@ -110,7 +110,8 @@ func boot(t *testing.T) guest {
 	return guest{t, c}
 }
 
-// run runs a command as the user's login shell does and wants to see want.
+// run runs a command in the user's login shell and checks that its output contains
+// want.
 func (g guest) run(what, command, want string) string {
 	g.t.Helper()
 	out, err := g.c.Output(g.t.Context(), "{ "+command+"; } 2>&1", nil, 1<<20)
