@@ -1,6 +1,7 @@
-// Package hostnet finds this host's own addresses and its local networks, as
-// its interfaces and its routing table name them. It reads both without special
-// rights. It decides nothing: the gateway and others refuse with what it finds.
+// Package hostnet finds this host's own addresses and its local networks in its
+// interfaces and its routing table. It reads both without special privileges. It
+// decides nothing: the gateway and other packages refuse addresses based on what it
+// finds.
 package hostnet
 
 import (
@@ -11,13 +12,13 @@ import (
 	"slices"
 )
 
-// Route is an entry of the host's routing table that leads somewhere.
+// Route is an entry of the host's routing table that does not reject its packets.
 type Route struct {
 	To  netip.Prefix
 	Hop string // the gateway and the interface; routes with an equal hop leave the host the same way
 }
 
-// Networks are the host's own addresses and its local networks at one moment.
+// Networks holds the host's own addresses and its local networks at one moment.
 type Networks struct {
 	own   []netip.Addr
 	local []netip.Prefix
@@ -36,15 +37,15 @@ func Read() (*Networks, error) {
 	return New(interfaces, routes), nil
 }
 
-// New tells local networks from the ways to the internet. interfaces are the
+// New separates local networks from the routes to the internet. interfaces holds the
 // addresses of the host, each with the prefix of its network.
 //
-// Local is the network of every interface, and whatever a route names, unless
-// that route belongs to a way to the internet. A next hop is such a way if its
-// routes cover at least half of all addresses: a default route does, and so do
-// the pieces into which VPNs split theirs. Where only one default route leads to
-// the internet, a further route through its router still names a network. Where
-// there are several ways, as beside a VPN, such routes divide the internet.
+// Local networks are the network of every interface, and every destination of a route,
+// unless that route belongs to a way to the internet. A next hop is such a way if its
+// routes cover at least half of all addresses. A default route does, and so do the
+// parts into which VPNs split theirs. If only one default route leads to the internet,
+// a further route through its router still names a local network. If there are several
+// ways, as beside a VPN, such routes divide the internet between them.
 func New(interfaces []netip.Prefix, routes []Route) *Networks {
 	n := &Networks{}
 	for _, p := range interfaces {
@@ -77,21 +78,21 @@ func New(interfaces []netip.Prefix, routes []Route) *Networks {
 	return n
 }
 
-// add adds a local network, unless it is half of the internet.
+// add adds a local network, unless it covers half of the internet.
 func (n *Networks) add(p netip.Prefix) {
 	if p = p.Masked(); p.IsValid() && !coverHalf([]netip.Prefix{p}) && !slices.Contains(n.local, p) {
 		n.local = append(n.local, p)
 	}
 }
 
-// global holds all IPv6 addresses of the internet.
+// global contains all IPv6 addresses of the internet.
 var global = netip.MustParsePrefix("2000::/3")
 
-// coverHalf reports whether prefixes of one family cover at least half of all
-// addresses of the internet.
+// coverHalf reports whether prefixes of one family cover at least half of all addresses
+// of the internet.
 func coverHalf(prefixes []netip.Prefix) bool {
 	prefixes = slices.Clone(prefixes)
-	slices.SortFunc(prefixes, netip.Prefix.Compare) // a network stands before its parts
+	slices.SortFunc(prefixes, netip.Prefix.Compare) // a network comes before its parts
 	var last netip.Prefix
 	covered := 0.0
 	for _, p := range prefixes {
@@ -111,8 +112,8 @@ func coverHalf(prefixes []netip.Prefix) bool {
 	return covered >= 0.5
 }
 
-// Find returns why an address belongs to this host or to a local network of it,
-// and "" when it does neither.
+// Find returns why an address belongs to this host or to one of its local networks, and
+// "" if it belongs to neither.
 func (n *Networks) Find(addr netip.Addr) string {
 	addr = inner(addr)
 	if slices.ContainsFunc(n.own, func(a netip.Addr) bool { return inner(a) == addr }) {
@@ -126,7 +127,8 @@ func (n *Networks) Find(addr netip.Addr) string {
 
 var nat64 = netip.MustParsePrefix("64:ff9b::/96")
 
-// inner returns the address that an address leads to in the end.
+// inner returns the address that packets to an address finally reach: the IPv4 address
+// inside a mapped or NAT64 address, otherwise the address itself.
 func inner(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if nat64.Contains(a) {
@@ -136,8 +138,8 @@ func inner(a netip.Addr) netip.Addr {
 	return a
 }
 
-// interfacePrefixes returns the addresses of all interfaces, each with the
-// length of its network's prefix.
+// interfacePrefixes returns the addresses of all interfaces, each with the length of
+// its network's prefix.
 func interfacePrefixes() ([]netip.Prefix, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -154,7 +156,7 @@ func interfacePrefixes() ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// prefix joins an address and a mask; a mask with holes is no prefix.
+// prefix combines an address and a mask. It reports false for a mask with holes.
 func prefix(ip net.IP, mask net.IPMask) (netip.Prefix, bool) {
 	addr, ok := netip.AddrFromSlice(ip)
 	addr = addr.Unmap()

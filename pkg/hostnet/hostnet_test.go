@@ -25,7 +25,7 @@ func parse(t *testing.T, interfaces, routes string) *Networks {
 	return New(i, r)
 }
 
-// withoutPrivate is what the whole internet looks like when a VPN leaves out
+// withoutPrivate holds the routes of a VPN that carries the whole internet except
 // private networks.
 const withoutPrivate = `
 	0.0.0.0/5 wg0
@@ -154,7 +154,7 @@ func TestFind(t *testing.T) {
 			local:    "203.0.113.9 65.1.1.1",
 			internet: "192.0.2.9",
 		},
-		"parts that are counted once": { // three times a quarter is no half
+		"parts that are counted once": { // overlapping parts, which cover only a quarter
 			routes:   "0.0.0.0/2 eth1\n0.0.0.0/2 eth1\n0.0.0.0/3 eth1\n0.0.0.0/0 eth0",
 			local:    "9.9.9.9",
 			internet: "192.0.2.9",
@@ -208,7 +208,7 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
-// Read works on any host, with any tables.
+// TestRead checks that Read works on any host, with any tables.
 func TestRead(t *testing.T) {
 	n, err := Read()
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's own tables, in a network namespace that the test fills.
+// TestReadInNamespaces reads the kernel's own tables in a network namespace that the
+// test fills.
 func TestReadInNamespaces(t *testing.T) {
 	runtime.LockOSThread() // for good: the thread ends with its namespace
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

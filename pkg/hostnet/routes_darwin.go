@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/route"
 )
 
-// readRoutes reads the routing table of both families.
+// readRoutes reads the routing tables of both address families.
 func readRoutes() ([]Route, error) {
 	dump, err := route.FetchRIB(syscall.AF_UNSPEC, route.RIBTypeRoute, 0)
 	if err != nil {
@@ -36,7 +36,7 @@ func readRoutes() ([]Route, error) {
 	return routes, nil
 }
 
-// destination returns where a route leads.
+// destination returns the destination of a route.
 func destination(m *route.RouteMessage) (netip.Prefix, bool) {
 	if len(m.Addrs) <= syscall.RTAX_DST {
 		return netip.Prefix{}, false
@@ -60,7 +60,7 @@ func destination(m *route.RouteMessage) (netip.Prefix, bool) {
 	return prefix(ip, mask)
 }
 
-// ipOf returns the bytes of an IP address, and nil for another kind.
+// ipOf returns the bytes of an IP address, and nil for any other kind of address.
 func ipOf(a route.Addr) net.IP {
 	switch a := a.(type) {
 	case *route.Inet4Addr:

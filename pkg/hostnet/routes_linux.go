@@ -44,7 +44,7 @@ func parseRoutes(dump []byte) ([]Route, error) {
 	return nil, errors.New("the list of routes has no end")
 }
 
-// parseRoute returns a route once for every next hop that it has.
+// parseRoute returns one Route for every next hop of a route.
 func parseRoute(m syscall.NetlinkMessage) ([]Route, error) {
 	if len(m.Data) < unix.SizeofRtMsg {
 		return nil, errRoute
@@ -63,13 +63,13 @@ func parseRoute(m syscall.NetlinkMessage) ([]Route, error) {
 	case kind == unix.RTN_UNICAST:
 	case table == unix.RT_TABLE_LOCAL && (kind == unix.RTN_LOCAL || kind == unix.RTN_BROADCAST || kind == unix.RTN_ANYCAST):
 	default:
-		return nil, nil // leads nowhere
+		return nil, nil // rejects or drops its packets
 	}
 	attrs, err := syscall.ParseNetlinkRouteAttr(&m)
 	if err != nil {
 		return nil, err
 	}
-	// One hop stands in the message itself, several in a list.
+	// A single hop is in the message itself, several are in a list.
 	var gateway, device []byte
 	var hops []string
 	for _, a := range attrs {
@@ -106,7 +106,7 @@ func parseRoute(m syscall.NetlinkMessage) ([]Route, error) {
 
 func hop(gateway, device []byte) string { return fmt.Sprintf("%x dev %x", gateway, device) }
 
-// parseHops reads the hops of a route that has several: struct rtnexthop, each
+// parseHops reads the hops of a multipath route: a sequence of struct rtnexthop, each
 // followed by attributes.
 func parseHops(b []byte) ([]string, error) {
 	var hops []string
@@ -132,5 +132,5 @@ func parseHops(b []byte) ([]string, error) {
 	return hops, nil
 }
 
-// align rounds up as netlink pads.
+// align rounds up to netlink's alignment.
 func align(n int) int { return (n + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1) }

@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attr is a netlink attribute, padded.
+// attr returns a padded netlink attribute.
 func attr(kind byte, value ...byte) []byte {
 	b := append([]byte{byte(4 + len(value)), 0, kind, 0}, value...)
 	return append(b, make([]byte, align(len(b))-len(b))...)
 }
 
-// message is a netlink message on a little-endian machine.
+// message returns a netlink message of a little-endian machine.
 func message(kind byte, data ...byte) []byte {
 	b := append([]byte{byte(16 + len(data)), 0, 0, 0, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, data...)
 	return append(b, make([]byte, align(len(b))-len(b))...)
@@ -64,7 +64,8 @@ func TestParseRoutes(t *testing.T) {
 	}
 }
 
-// Half a table is no table: a network that is missing in it would be reached.
+// TestParseRoutesRefuses checks that a partial table is refused, because a network that
+// is missing in it could be reached.
 func TestParseRoutesRefuses(t *testing.T) {
 	good := rtmsg(unix.AF_INET, 24, unix.RT_TABLE_MAIN, unix.RTN_UNICAST, attr(unix.RTA_DST, 203, 0, 113, 0))
 	for name, dump := range map[string][]byte{
