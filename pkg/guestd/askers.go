@@ -15,33 +15,34 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// Bounds of one look for a program, and of what is remembered.
+// Bounds of one lookup of a program, and of the cache of results.
 const (
-	maxAskers    = 4096 // names; then it starts anew
-	maxLooks     = 8    // one under way, the others wait for it
+	maxAskers    = 4096 // names; the cache is cleared when it is full
+	maxLooks     = 8    // one in progress, the others wait for it
 	maxProcesses = 8192
-	maxFiles     = 4096 // open files looked at, of one process
+	maxFiles     = 4096 // open files inspected per process
 	maxSockets   = 1 << 16
 )
 
-// askers knows which program asked first for a denied name. A look reads much of
-// /proc, so they go one by one, and a name whose program is known needs none.
-// What is found is hearsay: programs choose their names.
+// askers records which program first asked for a denied name. A lookup reads much
+// of /proc, so lookups run one at a time, and a name with a known program needs
+// none. The results are not evidence: programs choose their own names.
 type askers struct {
-	queue chan struct{} // has room for maxLooks
+	queue chan struct{} // has capacity for maxLooks
 	look  sync.Mutex
 
 	mu    sync.Mutex
-	first map[string]string // name that was asked for → program
+	first map[string]string // requested name → program
 }
 
 func newAskers() *askers {
 	return &askers{queue: make(chan struct{}, maxLooks), first: map[string]string{}}
 }
 
-// who names the first program that asked for a name, now from an address of its
-// own, or "" when it cannot be found: it has ended, it is in a container with
-// a network of its own, or too many looks are waited for.
+// who returns the first program that asked for a name, where the current request
+// comes from the address from. It returns "" when it cannot find the program: the
+// program has ended, it runs in a container with its own network, or too many
+// lookups are waiting.
 func (a *askers) who(from netip.AddrPort, name string) string {
 	if program, ok := a.known(name); ok {
 		return program
@@ -54,7 +55,7 @@ func (a *askers) who(from netip.AddrPort, name string) string {
 	}
 	a.look.Lock()
 	defer a.look.Unlock()
-	if program, ok := a.known(name); ok { // by the look that was waited for
+	if program, ok := a.known(name); ok { // found by the lookup that this one waited for
 		return program
 	}
 	program := programAt(from)
@@ -74,7 +75,7 @@ func (a *askers) known(name string) (string, bool) {
 	return program, ok
 }
 
-// programAt names the program whose socket has an address.
+// programAt returns the program whose socket is bound to an address.
 func programAt(from netip.AddrPort) string {
 	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
 		if inode := inodeAt("/proc/net/"+table, from); inode != "" {
@@ -84,8 +85,8 @@ func programAt(from netip.AddrPort) string {
 	return ""
 }
 
-// inodeAt finds the socket of an address in one of the kernel's tables. One that
-// is bound to no address in particular has it too.
+// inodeAt finds the socket of an address in one of the kernel's tables. A socket
+// bound to the unspecified address matches too, unless a more specific one exists.
 func inodeAt(table string, from netip.AddrPort) string {
 	f, err := os.Open(table)
 	if err != nil {
@@ -118,8 +119,8 @@ func inodeAt(table string, from netip.AddrPort) string {
 	return anywhere
 }
 
-// kernelAddr reads an address as the kernel prints it: words of 32 bits, each
-// a number of the machine's own order, which is little-endian wherever guests run.
+// kernelAddr parses an address as the kernel prints it: 32-bit words, each in the
+// machine's byte order, which is little-endian on every supported guest.
 func kernelAddr(text string) netip.Addr {
 	raw, err := hex.DecodeString(text)
 	if err != nil || len(raw)%4 != 0 {
@@ -132,7 +133,7 @@ func kernelAddr(text string) netip.Addr {
 	return addr
 }
 
-// programOf names the first process that holds a socket open.
+// programOf returns the first process that holds a socket open.
 func programOf(socket string) string {
 	for _, pid := range listing("/proc", maxProcesses) {
 		if _, err := strconv.Atoi(pid); err != nil {
@@ -148,15 +149,15 @@ func programOf(socket string) string {
 	return ""
 }
 
-// listing is the first entries of a directory, none when it cannot be read:
-// processes end while they are looked at.
+// listing returns the first entries of a directory, or none when the directory
+// cannot be read: processes may end while they are inspected.
 func listing(dir string, limit int) []string {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil
 	}
 	defer d.Close()
-	// Readdirnames returns what it has besides its error.
+	// Readdirnames returns the names that it read even when it fails.
 	list, _ := d.Readdirnames(limit)
 	return list
 }

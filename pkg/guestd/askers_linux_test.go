@@ -24,7 +24,7 @@ func TestWhoAsks(t *testing.T) {
 		{"udp4", "127.0.0.1:53"}, {"udp4", "anywhere"}, {"tcp4", target.Addr().String()},
 	} {
 		var local net.Addr
-		if dial.addr == "anywhere" { // as programs do that send to several resolvers
+		if dial.addr == "anywhere" { // like programs that query several resolvers
 			c, err := net.ListenPacket(dial.network, "0.0.0.0:0")
 			if err != nil {
 				t.Fatal(err)
@@ -44,7 +44,7 @@ func TestWhoAsks(t *testing.T) {
 		if got := a.who(from, "evil.example"); got != us {
 			t.Errorf("%+v: got %q, want %q", dial, got, us)
 		}
-		// The first program stays, and costs no second look.
+		// The first program is cached and needs no second lookup.
 		for range maxLooks {
 			a.queue <- struct{}{}
 		}

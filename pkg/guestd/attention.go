@@ -19,21 +19,21 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// What agents tell of themselves through their hooks is kept as one small file
-// for each of their processes, in the agent's own directory in memory. Whoever
-// watches reads it there; without anybody who watches, nothing else is done.
+// Agents report their state through hooks. Each report is one small file per agent
+// process, in the agent user's own directory in memory. The watch command reads the
+// files there; if it does not run, nothing else happens.
 const (
 	attentionDir = SecretDir + "/attention"
-	bellPrefix   = "bell-" // and a window's number: it rang
+	bellPrefix   = "bell-" // followed by the number of a window that rang
 )
 
-// Bounds of what hooks bring.
+// Bounds of the data that hooks deliver.
 const (
-	maxEvent  = 8 << 20 // bytes; some carry what a tool wrote
+	maxEvent  = 8 << 20 // bytes; some events carry a tool's output
 	maxNews   = 64 << 10
-	maxGist   = 160             // characters of what an agent waits for
-	lockTime  = 2 * time.Second // a hook stands in its agent's way, so it does not wait longer for another
-	ancestors = 32              // processes that one descends from, at most
+	maxGist   = 160             // characters that describe what an agent waits for
+	lockTime  = 2 * time.Second // a hook blocks its agent, so it waits no longer than this for another hook
+	ancestors = 32              // maximum number of ancestor processes inspected
 )
 
 var (
@@ -41,36 +41,36 @@ var (
 	windowID  = regexp.MustCompile(`^@[0-9]{1,9}$`)
 )
 
-// news is what an agent's hooks told last.
+// news is the latest report of an agent's hooks.
 type news struct {
 	Agent   string          `json:"agent"`
 	PID     int             `json:"pid"`
-	Start   string          `json:"start"` // of the process, by the kernel's count: pids are used again
+	Start   string          `json:"start"` // start time of the process in kernel ticks; pids are reused
 	Session string          `json:"session,omitempty"`
-	File    string          `json:"file,omitempty"` // Claude Code's own, about this process
+	File    string          `json:"file,omitempty"` // Claude Code's own file about this process
 	State   wire.AgentState `json:"state"`
 	On      string          `json:"on,omitempty"`
-	Tool    string          `json:"tool,omitempty"`  // which asks, of a blocked agent; "" when it is none
-	Asker   string          `json:"asker,omitempty"` // the subagent that is blocked, "" for the agent itself
-	Since   time.Time       `json:"since"`           // the state is what it is
-	At      time.Time       `json:"at"`              // of the event that said so
+	Tool    string          `json:"tool,omitempty"`  // tool that asks, if the agent is blocked; "" if no tool does
+	Asker   string          `json:"asker,omitempty"` // blocked subagent, "" for the agent itself
+	Since   time.Time       `json:"since"`           // when the state last changed
+	At      time.Time       `json:"at"`              // time of the event that reported the state
 }
 
-// file is its name in the directory.
+// file returns the report's file name in the directory.
 func (n news) file() string { return n.Agent + "-" + strconv.Itoa(n.PID) + ".json" }
 
-// event is what a hook reports: Claude Code's and Codex's hooks on stdin, with
-// the same names, Codex's notify as an argument.
+// event is a hook's report. Hooks of Claude Code and Codex write it to stdin, with
+// the same field names. Codex's notify passes it as an argument.
 type event map[string]json.RawMessage
 
-// eventFields are those that are looked at; the others can be large.
+// eventFields lists the fields that the program uses; the others can be large.
 var eventFields = map[string]bool{
 	"hook_event_name": true, "session_id": true, "agent_id": true, "tool_name": true, "tool_input": true, "source": true, "reason": true,
 	"notification_type": true, "message": true, "error": true, "error_details": true, "last_assistant_message": true, "background_tasks": true, "type": true, "thread-id": true,
 }
 
-// readEvent reads field by field, so that one that is cut off still says what
-// stood before the cut.
+// readEvent reads an event field by field, so that a truncated event still yields
+// the fields before the cut.
 func readEvent(in io.Reader) event {
 	d := json.NewDecoder(io.LimitReader(in, maxEvent))
 	e := event{}
@@ -101,18 +101,18 @@ func (e event) text(field string) string {
 	return s
 }
 
-// Hook notes what an agent's hook reports. It prints nothing and does not fail:
-// an agent takes either for an answer to what it is about to do.
+// Hook records what an agent's hook reports. It prints nothing and never fails,
+// because an agent would treat either as an answer to its pending action.
 func (g Guest) Hook(args []string, in io.Reader) {
 	now := time.Now().UTC()
 	if len(args) == 0 || !agentName.MatchString(args[0]) || !g.Fake && os.Geteuid() == 0 {
-		return // root's files the agent's user could not replace
+		return // the agent's user could not replace files of root
 	}
 	if len(args) > 1 {
 		in = strings.NewReader(args[len(args)-1])
 	}
 	e := readEvent(in)
-	// An agent may mind that nobody reads to the end.
+	// Read to the end: an agent may fail when its pipe is closed early.
 	_, _ = io.Copy(io.Discard, io.LimitReader(in, 8*maxEvent))
 	p, ok := findAgent(args[0])
 	if !ok {
@@ -120,7 +120,7 @@ func (g Guest) Hook(args []string, in io.Reader) {
 	}
 	unlock, err := g.lockAttention()
 	if err != nil {
-		return // there is no such directory; nobody can watch
+		return // without the directory, nothing can watch
 	}
 	defer unlock()
 	fresh := news{Agent: args[0], PID: p.pid, Start: p.start}
@@ -135,7 +135,7 @@ func (g Guest) Hook(args []string, in io.Reader) {
 	if next == n || next.State == "" {
 		return
 	}
-	_ = g.writeNews(next) // nobody here could do anything about it
+	_ = g.writeNews(next) // a hook cannot report a write error to anyone
 }
 
 func readNews(path string) (news, error) {
@@ -155,8 +155,8 @@ func (g Guest) writeNews(n news) error {
 	return writeFile(filepath.Join(g.path(attentionDir), n.file()), data, 0o600)
 }
 
-// lockAttention makes the directory and keeps other hooks out of it: two tools
-// of one agent may end at once. One that holds the lock for long is passed by.
+// lockAttention creates the directory and locks out other hooks: two tools of one
+// agent may end at the same time. After lockTime it continues without the lock.
 func (g Guest) lockAttention() (unlock func(), err error) {
 	dir := g.path(attentionDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -169,12 +169,12 @@ func (g Guest) lockAttention() (unlock func(), err error) {
 	for end := time.Now().Add(lockTime); ; time.Sleep(5 * time.Millisecond) {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil || !errors.Is(err, syscall.EWOULDBLOCK) || time.Now().After(end) {
-			return func() { _ = f.Close() }, nil // closing is what unlocks
+			return func() { _ = f.Close() }, nil // closing the file releases the lock
 		}
 	}
 }
 
-// after is the news once an event happened.
+// after returns the report as it is after an event.
 func (n news) after(e event, now time.Time) news {
 	subagent := e.text("agent_id")
 	if session := e.text("session_id"); session != "" && subagent == "" {
@@ -193,13 +193,14 @@ func (n news) after(e event, now time.Time) news {
 	}
 	switch e.text("hook_event_name") {
 	case "SessionStart":
-		if e.text("source") != "compact" { // which happens in the middle of a turn
+		if e.text("source") != "compact" { // a compaction happens in the middle of a turn
 			return next(wire.AgentIdle, "")
 		}
 	case "UserPromptSubmit":
 		return next(wire.AgentWorking, "")
 	case "PreToolUse":
-		// Of several tools at once, one may begin while another waits for an answer.
+		// Of several parallel tools, one may begin while another waits for an
+		// answer.
 		if !blocked && subagent == "" {
 			return next(wire.AgentWorking, "")
 		}
@@ -225,17 +226,18 @@ func (n news) after(e event, now time.Time) news {
 			what := cmp.Or(e.text("last_assistant_message"), e.text("error_details"), e.text("error"))
 			return next(wire.AgentError, gist(what))
 		}
-	case "Interrupt": // Codex tells of Esc, Claude Code does not
+	case "Interrupt": // Codex reports Esc, Claude Code does not
 		return next(wire.AgentIdle, "")
 	case "SessionEnd":
 		if reason := e.text("reason"); reason == "clear" || reason == "resume" {
-			return next(wire.AgentIdle, "") // the program goes on with another session
+			return next(wire.AgentIdle, "") // the program continues with another session
 		}
 		return next(wire.AgentGone, "")
 	}
 	switch e.text("type") { // Codex's notify
 	case "agent-turn-complete":
-		// Codex asks the model for other things in the middle of a turn, as for a title.
+		// Codex sends the model other requests in the middle of a turn, for example
+		// for a title.
 		if n.Session == "" || n.Session == gist(e.text("thread-id")) {
 			return next(wire.AgentDone, "")
 		}
@@ -245,8 +247,8 @@ func (n news) after(e event, now time.Time) news {
 	return n
 }
 
-// noticed is what a notification adds. It comes late: what the other hooks said
-// before is more precise.
+// noticed applies a notification. Notifications come late, so the states that other
+// hooks have reported are more precise.
 func (n news) noticed(e event, next func(wire.AgentState, string) news) news {
 	switch e.text("notification_type") {
 	case "permission_prompt", "elicitation_dialog":
@@ -262,13 +264,13 @@ func (n news) noticed(e event, next func(wire.AgentState, string) news) news {
 }
 
 // goesOn reports whether subagents run in the background, whose end will wake the
-// agent. Other things there, as a server, run until somebody ends them.
+// agent. Other background tasks, such as a server, run until someone ends them.
 func (e event) goesOn() bool {
 	var tasks []struct {
 		Type   string `json:"type"`
 		Status string `json:"status"`
 	}
-	_ = json.Unmarshal(e["background_tasks"], &tasks) // none, where they are something else
+	_ = json.Unmarshal(e["background_tasks"], &tasks) // no tasks, if the field has another type
 	for _, t := range tasks {
 		if t.Type == "subagent" && t.Status == "running" {
 			return true
@@ -277,7 +279,8 @@ func (e event) goesOn() bool {
 	return false
 }
 
-// asks says what a tool's permission is asked for, or which question a tool asks.
+// asks describes the action that a tool needs permission for, or the question that
+// a tool asks.
 func (e event) asks() string {
 	tool := e.text("tool_name")
 	var input struct {
@@ -291,7 +294,7 @@ func (e event) asks() string {
 			Question string `json:"question"`
 		} `json:"questions"`
 	}
-	// A field of another kind leaves those that were read.
+	// A field of an unexpected type does not discard the fields that were read.
 	_ = json.Unmarshal(e["tool_input"], &input)
 	if len(input.Questions) > 0 && input.Questions[0].Question != "" {
 		return gist("question: " + input.Questions[0].Question)
@@ -311,7 +314,7 @@ func (e event) asks() string {
 	return gist("permission: " + tool)
 }
 
-// gist is text as one short line.
+// gist returns text as one short line.
 func gist(s string) string {
 	s = s[:min(len(s), 4*maxGist)]
 	s = strings.Join(strings.FieldsFunc(s, unicode.IsSpace), " ")
@@ -321,7 +324,7 @@ func gist(s string) string {
 	return wire.Clean(s)
 }
 
-// Bell notes that a window of tmux rang. It does not fail, as Hook does not.
+// Bell records that a tmux window rang. Like Hook, it never fails.
 func (g Guest) Bell(window string) {
 	if !windowID.MatchString(window) || !g.Fake && os.Geteuid() == 0 {
 		return
@@ -330,24 +333,24 @@ func (g Guest) Bell(window string) {
 	if os.MkdirAll(dir, 0o700) != nil {
 		return
 	}
-	// The first ring counts, until somebody looked.
+	// The first ring counts until a user visits the window.
 	f, err := os.OpenFile(filepath.Join(dir, bellPrefix+window[1:]), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err == nil {
-		_ = f.Close() // it is empty
+		_ = f.Close() // the file is empty
 	}
 }
 
-// process is one as the kernel describes it.
+// process is a process as the kernel describes it.
 type process struct {
 	pid, parent int
 	name        string
-	start       string // ticks since the machine booted
-	ended       bool   // and nobody took notice yet
+	start       string // clock ticks since the machine booted
+	ended       bool   // a zombie or dead process
 }
 
 func processAt(pid int) (process, bool) {
 	text := readBounded("/proc/" + strconv.Itoa(pid) + "/stat")
-	// A name may hold anything, parentheses too.
+	// A process name may contain any character, including parentheses.
 	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if from < 0 || to < from {
 		return process{}, false
@@ -360,8 +363,8 @@ func processAt(pid int) (process, bool) {
 	return process{pid: pid, parent: parent, name: text[from+1 : to], start: f[19], ended: strings.ContainsAny(f[0], "ZX")}, err == nil
 }
 
-// findAgent finds the agent among the processes that this hook was started by.
-// There may be shells between them.
+// findAgent finds the agent among the ancestors of this hook's process. Shells may
+// be between them.
 func findAgent(agent string) (process, bool) {
 	var nearest process
 	for _, p := range lineage(os.Getppid()) {
@@ -375,7 +378,7 @@ func findAgent(agent string) (process, bool) {
 	return nearest, nearest.pid != 0
 }
 
-// lineage is a process and what it descends from, but for the first of all.
+// lineage returns a process and its ancestors, without pid 1.
 func lineage(pid int) (line []process) {
 	for pid > 1 && len(line) < ancestors {
 		p, ok := processAt(pid)
@@ -396,7 +399,7 @@ func isShell(name string) bool {
 	return false
 }
 
-// claudeFileOf is where Claude Code keeps what it is doing.
+// claudeFileOf returns the path of the file in which Claude Code reports its state.
 func claudeFileOf(pid int) string {
 	dir := os.Getenv("CLAUDE_CONFIG_DIR")
 	if dir == "" {
@@ -405,8 +408,9 @@ func claudeFileOf(pid int) string {
 	return filepath.Join(dir, "sessions", strconv.Itoa(pid)+".json")
 }
 
-// claude is what stands in such a file, as far as it matters here. It is
-// nobody's promise: without it, or without its status, the hooks stand alone.
+// claude holds the fields of such a file that matter here. The format is not a
+// documented interface: without the file, or without its status, only the hooks
+// count.
 type claude struct {
 	PID        int    `json:"pid"`
 	Start      string `json:"procStart"`
@@ -429,7 +433,7 @@ func (c claude) of(p process) bool {
 	return c.PID == p.pid && (c.Start == "" || c.Start == p.start)
 }
 
-// changed is when the status became what it is.
+// changed returns the time of the last status change.
 func (c claude) changed() time.Time {
 	if c.ChangedMS != 0 {
 		return time.UnixMilli(c.ChangedMS).UTC()
@@ -438,15 +442,15 @@ func (c claude) changed() time.Time {
 }
 
 const (
-	// trustHook is how long a hook's word stands against a file that says
-	// otherwise and is older.
+	// trustHook is how long a hook's report overrides an older file that disagrees.
 	trustHook = 5 * time.Second
-	// awaitHook is how long a dialog's hook may take, which has better words for it.
+	// awaitHook is how long to wait for a dialog's hook, which describes the dialog
+	// better.
 	awaitHook = time.Second
 )
 
-// with is the news as Claude Code's own file corrects it. Some things fire no
-// hook: Esc, an answer to a question, a dialog that is none of a tool's.
+// with returns the report as corrected by Claude Code's own file. Some changes fire
+// no hook: Esc, an answer to a question, and dialogs that do not belong to a tool.
 func (n news) with(c claude, now time.Time) news {
 	if c.Status == "" || n.State == wire.AgentGone {
 		return n
@@ -459,7 +463,8 @@ func (n news) with(c claude, now time.Time) news {
 	}
 	switch c.Status {
 	case "waiting":
-		// A request's hook and its dialog come together: one much later is another.
+		// A request's hook and its dialog occur together: a dialog much later is
+		// another one.
 		known := n.State == wire.AgentBlocked && !changed.After(n.At.Add(trustHook))
 		if !known && now.Sub(changed) >= awaitHook {
 			return become(wire.AgentBlocked, gist(c.WaitingFor))
@@ -476,9 +481,9 @@ func (n news) with(c claude, now time.Time) news {
 	return n
 }
 
-// readUpTo reads a regular file of at most so many bytes.
+// readUpTo reads a regular file of at most most bytes.
 func readUpTo(path string, most int64) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe must not keep us waiting
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // do not block on a pipe
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ func hook(name string, more ...string) string {
 	return fmt.Sprintf(`{"session_id":"s","transcript_path":"/t","cwd":"/c","hook_event_name":%q%s}`, name, strings.Join(append([]string{""}, more...), ","))
 }
 
-// What hooks report, in the order in which agents do, and what is made of it.
+// Events in the order in which agents report them, and the resulting states.
 func TestNews(t *testing.T) {
 	type step struct {
 		event string
@@ -149,14 +149,14 @@ func TestNews(t *testing.T) {
 	}
 }
 
-// Where no hook says so, Claude Code's own file does.
+// Claude Code's own file reports what no hook does.
 func TestNewsWithClaudesFile(t *testing.T) {
 	at := func(seconds float64) int64 {
 		return noon.Add(time.Duration(seconds * float64(time.Second))).UnixMilli()
 	}
 	for _, c := range []struct {
 		name    string
-		state   wire.AgentState // as the hooks said at noon
+		state   wire.AgentState // as reported by the hooks at noon
 		file    claude
 		later   time.Duration
 		want    wire.AgentState
@@ -208,7 +208,7 @@ func TestGist(t *testing.T) {
 	}
 }
 
-// A file that is no file, or too large, is as none.
+// A file that is not regular, or too large, counts as missing.
 func TestReadUpTo(t *testing.T) {
 	dir := t.TempDir()
 	large := filepath.Join(dir, "large")

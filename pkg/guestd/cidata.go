@@ -14,14 +14,14 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// cidata is what the VM manager's seed disk says, in the form that cloud-init
-// reads: of its many features those that the manager uses.
+// cidata is the content of the VM manager's seed disk, in cloud-init's format. It
+// supports only the cloud-init features that the manager uses.
 type cidata struct {
 	hostname string
 	users    []cidataUser
 	bootcmd  string // a script for /bin/sh
 	timezone string
-	trusted  []string // certificates, PEM
+	trusted  []string // certificates in PEM form
 }
 
 type cidataUser struct {
@@ -35,12 +35,12 @@ const (
 )
 
 var (
-	// hostLabel is a host name as RFC 1123 has it, without dots.
+	// hostLabel matches a host name without dots, as defined by RFC 1123.
 	hostLabel = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
 	zoneName  = regexp.MustCompile(`^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$`)
 )
 
-// readCidata reads the seed disk that is mounted at dir.
+// readCidata reads the seed disk mounted at dir.
 func readCidata(dir string) (cidata, error) {
 	var c cidata
 	meta, err := readSmall(filepath.Join(dir, "meta-data"))
@@ -83,8 +83,8 @@ func parseMetaData(data []byte) (string, error) {
 	return m.Hostname, nil
 }
 
-// parseUserData refuses what it does not know: a machine that silently lacks
-// something of its configuration is worse than one that does not start.
+// parseUserData rejects keys that it does not know: a machine that silently lacks
+// part of its configuration is worse than one that does not start.
 func (c *cidata) parseUserData(data []byte) error {
 	if first, _, _ := bytes.Cut(data, []byte("\n")); strings.TrimSpace(string(first)) != "#cloud-config" {
 		return errors.New("user-data is not #cloud-config")
@@ -100,11 +100,12 @@ func (c *cidata) parseUserData(data []byte) error {
 	}
 	var all map[string]any
 	if err := errors.Join(yaml.Unmarshal(data, &u), yaml.Unmarshal(data, &all)); err != nil {
-		return errors.New("user-data is not what a VM manager writes") // the cause quotes it
+		return errors.New("user-data is not what a VM manager writes") // the YAML error would quote the data
 	}
 	known := []string{
 		"users", "bootcmd", "timezone", "ca_certs",
-		// What these ask for is done in any case, or by the guest program.
+		// The guest program, or another part of the boot, does the work of these
+		// keys in any case.
 		"growpart", "write_files", "manage_resolv_conf", "resolv_conf",
 	}
 	for key, value := range all {
@@ -124,8 +125,8 @@ func (c *cidata) parseUserData(data []byte) error {
 	return err
 }
 
-// shellify makes one script of bootcmd's items as cloud-init does: a text is
-// shell, a list is one command whose words are quoted.
+// shellify converts bootcmd's items into one script, as cloud-init does: a string
+// is shell code, a list is one command whose words are quoted.
 func shellify(items []any) (string, error) {
 	if len(items) == 0 {
 		return "", nil
@@ -160,8 +161,8 @@ func provisions(dir string) bool {
 	return err == nil && len(found) > 0
 }
 
-// hostsFile is /etc/hosts with the machine's own name in it, which must not be
-// asked for in the network, and without the name it had before.
+// hostsFile returns the content of /etc/hosts with the machine's own name added, so
+// that the name is never looked up in the network. It removes the previous name.
 func hostsFile(old, name string) string {
 	var b strings.Builder
 	for line := range strings.Lines(old) {
@@ -173,7 +174,8 @@ func hostsFile(old, name string) string {
 	return b.String()
 }
 
-// keysFile is an authorized_keys file; one key a line, nothing else.
+// keysFile returns the content of an authorized_keys file: one key per line and
+// nothing else.
 func keysFile(keys []string) (string, error) {
 	var b strings.Builder
 	for _, k := range keys {
@@ -185,13 +187,13 @@ func keysFile(keys []string) (string, error) {
 	return b.String(), nil
 }
 
-// account is a user of /etc/passwd.
+// account is a user in /etc/passwd.
 type account struct {
 	uid, gid int
 	home     string
 }
 
-// account looks a user up without the C library's machinery.
+// account looks up a user without the C library.
 func (g Guest) account(name string) (account, error) {
 	for line := range strings.Lines(g.text("/etc/passwd")) {
 		f := strings.Split(strings.TrimSpace(line), ":")
@@ -208,9 +210,9 @@ func (g Guest) account(name string) (account, error) {
 	return account{}, fmt.Errorf("no user %.40q", name)
 }
 
-// place writes a file unless it holds the data already: by rename, so that
-// readers see the old or the new one. It does not wait for the disk; whoever
-// places several files syncs once, when all are there.
+// place writes a file unless it already holds the data. It publishes by rename, so
+// that readers see the old or the new file. It does not sync: a caller that places
+// several files syncs once, after the last.
 func (g Guest) place(path, data string, mode os.FileMode) (err error) {
 	path = g.path(path)
 	if old, err := os.ReadFile(path); err == nil && string(old) == data {

@@ -59,7 +59,7 @@ func TestUserDataOfLima(t *testing.T) {
 	if c.timezone != "Europe/Berlin" || len(c.users) != 1 || c.users[0].Name != "agent" || len(c.users[0].Keys) != 1 {
 		t.Fatalf("read %+v", c)
 	}
-	// Items are one script, in order, as cloud-init runs them.
+	// Items form one script, in order, as cloud-init runs them.
 	path := filepath.Join(t.TempDir(), "bootcmd")
 	if err := os.WriteFile(path, []byte(c.bootcmd), 0o700); err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func TestAHostKeyIsMadeOnce(t *testing.T) {
 	if got := g.text(hostKeyFile + ".pub"); got != first+"\n" {
 		t.Fatalf("public half %q, want %q", got, first)
 	}
-	// A key that a power cut left half written is replaced.
+	// A key that was truncated by a power failure is replaced.
 	if err := os.WriteFile(g.path(hostKeyFile), []byte("-----BEGIN OPENSSH"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -71,10 +71,10 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 		return fail.New(fail.Usage, "no command\n%s", usage)
 	}
 	name, rest := args[0], args[1:]
-	if name == "home" { // has options of its own
+	if name == "home" { // home parses its own options
 		return g.Home(rest, in, out, os.Stderr)
 	}
-	if name == "task" { // so have these
+	if name == "task" { // task does too
 		return g.Task(ctx, rest, in, out)
 	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
@@ -155,7 +155,8 @@ func printStatus(out io.Writer) func(wire.Status, error) error {
 	}
 }
 
-// notifySystemd says that the firewall stands, so that the network may come up.
+// notifySystemd reports that the firewall is active, so that systemd may start the
+// network.
 func notifySystemd(ctx context.Context) {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -163,7 +164,7 @@ func notifySystemd(ctx context.Context) {
 	}
 	c, err := (&net.Dialer{}).DialContext(ctx, "unixgram", path)
 	if err != nil {
-		return // systemd's own timeout speaks then
+		return // systemd's own timeout reports the failure then
 	}
 	_, err = io.WriteString(c, "READY=1")
 	_ = errors.Join(err, c.Close())

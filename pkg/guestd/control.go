@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	controlTime  = 10 * time.Minute // of one request; a reload runs a dozen commands
+	controlTime  = 10 * time.Minute // per request; a reload runs about a dozen commands
 	controlConns = 16
 )
 
-// The daemon's socket takes one word a connection and answers with a status
-// or an error. It may be open to everybody: "reload" reads a file that only
-// root writes.
+// controlReply is the daemon's answer to a request. A connection to its socket
+// sends one word, and receives a status or an error. The socket may be open to
+// every user: "reload" reads a file that only root can write.
 type controlReply struct {
 	Error  string          `json:"error,omitempty"`
 	Status json.RawMessage `json:"status,omitempty"`
@@ -38,7 +38,8 @@ func (d *daemon) listenControl(stop func()) (end func() error, err error) {
 		return nil, err
 	}
 	path := viaDir(dir, socketIn)
-	// The lock says that no other daemon runs, so what is there is a leftover.
+	// The daemon lock guarantees that no other daemon runs, so an existing socket
+	// is a leftover.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, errors.Join(err, dir.Close())
 	}
@@ -104,7 +105,7 @@ func (d *daemon) control(ctx context.Context, c net.Conn, stop func()) {
 	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return
 	}
-	// Whoever asked and went away does not need the answer.
+	// A client that has disconnected does not need the answer.
 	_ = json.NewEncoder(c).Encode(reply)
 }
 
@@ -122,7 +123,7 @@ func (g Guest) dialControl(ctx context.Context) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// daemonPID is the process that listens on the daemon's socket.
+// daemonPID returns the process that listens on the daemon's socket.
 func (g Guest) daemonPID(ctx context.Context) (int, error) {
 	c, err := g.dialControl(ctx)
 	if err != nil {
@@ -132,7 +133,7 @@ func (g Guest) daemonPID(ctx context.Context) (int, error) {
 	return peerPID(c)
 }
 
-// ask sends one word to the daemon.
+// ask sends one word to the daemon and returns its answer.
 func (g Guest) ask(ctx context.Context, word string) (wire.Status, error) {
 	down := func(err error) error {
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {

@@ -9,9 +9,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Credential is git's credential helper. It answers "get" for GitHub over
-// HTTPS with the session's token, and nothing for anybody else. It stores
-// nothing: "store" and "erase" are heard and forgotten.
+// Credential is git's credential helper. For "get" it returns the session's token
+// for GitHub over HTTPS, and nothing for any other host. It stores nothing: it
+// ignores "store" and "erase".
 func (g Guest) Credential(action string, in io.Reader, out io.Writer) error {
 	if action != "get" {
 		return nil
@@ -43,8 +43,8 @@ func (g Guest) Credential(action string, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// servesToken is the hosts that a GitHub token belongs to. A port makes it
-// another service.
+// servesToken reports whether a GitHub token belongs to a host. A host with a port
+// is another service.
 func servesToken(host string) bool {
 	host = strings.ToLower(host)
 	return host == "github.com" || host == "gist.github.com"

@@ -26,14 +26,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// lookAgain is how often the daemon compares the machine with what it should be.
+// lookAgain is how often the daemon compares the machine with its desired state.
 const lookAgain = 3 * time.Second
 
-// gcPercent is how much garbage, in percent of what lives, the daemon holds
-// before it collects it. With ten thousand names that makes up to 40 MB.
+// gcPercent is how much garbage the daemon accumulates before a collection, in
+// percent of the live heap. With ten thousand names this is up to 40 MB.
 const gcPercent = 800
 
-// daemon keeps the policy. Its parts are replaced, never changed, so that the
+// daemon enforces the policy. Its parts are replaced, never changed, so that the
 // proxy decides without a lock.
 type daemon struct {
 	guest   Guest
@@ -46,16 +46,17 @@ type daemon struct {
 	policy  atomic.Pointer[policy.Policy]
 	servers atomic.Pointer[[]netip.AddrPort]
 
-	mu      sync.Mutex // guards what follows, and serialises reloads
+	mu      sync.Mutex // guards the fields below and serializes reloads
 	network rules.Network
 	digest  string
-	trouble map[string]error // by part, the last error of each
+	trouble map[string]error // last error of each part
 	bound   map[string]string
 	serving sync.WaitGroup
 }
 
-// Daemon runs until ctx ends. The rules stay when it does. ready is called
-// once, when the firewall stands; reload asks to read the policy again.
+// Daemon runs until ctx ends. The rules stay in the kernel after it returns. Daemon
+// calls ready when the firewall is active; a value on reload makes it read the
+// policy again.
 func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Signal, ready func()) error {
 	if err := g.needRoot("daemon"); err != nil {
 		return err
@@ -63,8 +64,8 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 	if err := os.MkdirAll(g.path(stateDir), 0o755); err != nil {
 		return err
 	}
-	// What lives is a few megabytes, so that at the usual pace the collector would
-	// run ten times a second under load, and questions wait for it.
+	// The live heap is a few megabytes. At the default setting the garbage
+	// collector would run ten times a second under load and delay DNS queries.
 	debug.SetGCPercent(gcPercent)
 	unlock, err := lockFile(filepath.Join(g.path(stateDir), "daemon.lock"))
 	if err != nil {
@@ -88,7 +89,8 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// A bad policy must not keep the door open: it stands in the status.
+	// A bad policy must not keep the lockdown from loading; the status shows the
+	// error.
 	if err := d.reload(ctx); err != nil {
 		slog.Error("policy", "err", err)
 	}
@@ -108,7 +110,7 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 	return errors.Join(err, log.close())
 }
 
-// loop tends to the machine until ctx ends.
+// loop keeps the machine in its desired state until ctx ends.
 func (d *daemon) loop(ctx context.Context, reload <-chan os.Signal, ready func()) {
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
@@ -126,13 +128,14 @@ func (d *daemon) loop(ctx context.Context, reload <-chan os.Signal, ready func()
 			}
 			d.tend(ctx)
 			if d.firewallStands() {
-				ready() // again and again is harmless, once is needed
+				ready() // repeated calls are harmless
 			}
 		}
 	}
 }
 
-// reload puts the policy file in force, or keeps what was and says why.
+// reload applies the policy file. If the file is bad, the previous policy stays in
+// force and reload returns the error.
 func (d *daemon) reload(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -165,8 +168,8 @@ func (d *daemon) look() rules.Network {
 	return n
 }
 
-// tend makes the machine what it should be: every step is repeated until it
-// holds, and holds again after somebody else changed it.
+// tend brings the machine to its desired state. Each step runs at every tick, and
+// so repairs what other programs changed.
 func (d *daemon) tend(ctx context.Context) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -183,7 +186,7 @@ func (d *daemon) tend(ctx context.Context) {
 	d.note("secrets", d.guest.makeSecretDir())
 }
 
-// note keeps the state of a part and logs when it changes.
+// note records the state of a part and logs changes.
 func (d *daemon) note(part string, err error) {
 	if before := d.trouble[part]; err != nil && (before == nil || before.Error() != err.Error()) {
 		slog.Error("trouble", "part", part, "err", err)
@@ -191,7 +194,7 @@ func (d *daemon) note(part string, err error) {
 	d.trouble[part] = err
 }
 
-// bind serves DNS on every address that is not served yet.
+// bind serves DNS on every address that is not yet served.
 func (d *daemon) bind(ctx context.Context) error {
 	redirected := fmt.Sprint(":", rules.RedirectPort)
 	wanted := []struct {
@@ -236,7 +239,7 @@ func (d *daemon) firewallStands() bool {
 	return d.trouble["firewall"] == nil
 }
 
-// status is what is known at this moment.
+// status returns the daemon's current status.
 func (d *daemon) status(ctx context.Context) wire.Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -263,7 +266,8 @@ func (d *daemon) status(ctx context.Context) wire.Status {
 	return s
 }
 
-// lockFile holds a lock that ends with the process, so that one daemon runs.
+// lockFile takes a lock that the kernel releases with the process, so that only one
+// daemon runs.
 func lockFile(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -272,6 +276,6 @@ func lockFile(path string) (unlock func(), err error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		return nil, errors.Join(fmt.Errorf("another agent-guest daemon runs: %w", err), f.Close())
 	}
-	// Closing is what unlocks; nothing was written that could be lost.
+	// Closing the file releases the lock; no written data can be lost.
 	return func() { _ = f.Close() }, nil
 }

@@ -17,24 +17,24 @@ import (
 )
 
 const (
-	commandTime  = 2 * time.Minute // of one command; an emulated guest among others on a loaded host is slow
+	commandTime  = 2 * time.Minute // per command; an emulated guest on a loaded host is slow
 	commandBytes = 4 << 20
 )
 
-// firewall keeps the rules in the kernel as they should be. It never removes
-// them: a program that dies leaves the door as it was.
+// firewall keeps the kernel's rules in their desired state. It never removes them:
+// after a crash of the program, the last rules stay in force.
 type firewall struct {
 	fake bool
 
 	mu         sync.Mutex
 	want       []rules.Family
-	loaded     map[string]rules.State // by family and table, as the kernel said right after loading
-	passed     map[string]int64       // packets refused by rules that were replaced since
+	loaded     map[string]rules.State // by family and table, as the kernel reported them right after loading
+	passed     map[string]int64       // packets refused by rules that have been replaced
 	reasserted int64
 	err        error
 }
 
-// load puts the rules of a policy in place.
+// load installs the rules of a policy.
 func (f *firewall) load(ctx context.Context, p *policy.Policy, n rules.Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -44,7 +44,7 @@ func (f *firewall) load(ctx context.Context, p *policy.Policy, n rules.Network) 
 	return f.err
 }
 
-// check puts back what another program changed.
+// check restores rules that another program changed.
 func (f *firewall) check(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,8 +70,8 @@ func (f *firewall) check(ctx context.Context) error {
 	return f.err
 }
 
-// each visits the families that the kernel has. A failing one does not keep the
-// other from closing.
+// each visits the families that the kernel supports. A failure in one does not keep
+// the other from being closed.
 func (f *firewall) each(do func(rules.Family) error) error {
 	if f.fake {
 		return nil
@@ -88,7 +88,7 @@ func (f *firewall) each(do func(rules.Family) error) error {
 	return errors.Join(errs...)
 }
 
-// put loads a family's tables, with one command for all: each command costs a
+// put loads a family's tables with a single command, because each command takes a
 // tenth of a second in an emulated guest.
 func (f *firewall) put(ctx context.Context, family rules.Family) error {
 	six := family.IPv6
@@ -101,7 +101,8 @@ func (f *firewall) put(ctx context.Context, family rules.Family) error {
 		texts = append(texts, t.Restore(before[t.Name].Jumps(t)))
 	}
 	if f.restore(ctx, six, strings.Join(texts, "")) != nil {
-		// A table that cannot be loaded does not keep the others from closing.
+		// Load the tables one by one: a table that fails must not leave the others
+		// open.
 		var errs []error
 		for _, text := range texts {
 			errs = append(errs, f.restore(ctx, six, text))
@@ -136,13 +137,13 @@ func (f *firewall) restore(ctx context.Context, six bool, text string) error {
 	return err
 }
 
-// save is what the kernel has, by table.
+// save returns the kernel's tables by name.
 func (f *firewall) save(ctx context.Context, six bool) (map[string]rules.State, error) {
 	out, err := run(ctx, "", command(six, "save"), "--counters")
 	return rules.ParseStates(out), err
 }
 
-// status is what is known; the counters are read from the kernel.
+// status returns the current state, with the counters read from the kernel.
 func (f *firewall) status(ctx context.Context) (wire.Firewall, map[string]int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -196,7 +197,7 @@ func run(ctx context.Context, stdin, name string, args ...string) (string, error
 	cmd.Stdin = strings.NewReader(stdin)
 	var out, errs capped
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	cmd.WaitDelay = commandTime // a loaded host takes its time to end a process, too
+	cmd.WaitDelay = commandTime // a loaded host is slow to end a process, too
 	if err := cmd.Run(); err != nil {
 		first, _, _ := strings.Cut(strings.TrimSpace(errs.String()), "\n")
 		return "", fmt.Errorf("%s: %w: %s", name, err, wire.Clean(first))
@@ -204,7 +205,7 @@ func run(ctx context.Context, stdin, name string, args ...string) (string, error
 	return out.String(), nil
 }
 
-// capped keeps the beginning of what is written to it.
+// capped keeps the beginning of the data written to it.
 type capped struct{ bytes.Buffer }
 
 func (c *capped) Write(p []byte) (int, error) {

@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-// Only a real guest is made of a golden image.
+// Seed is unsupported: golden images exist only for Linux guests.
 
 func (g Guest) Seed(context.Context, func()) error { return errors.ErrUnsupported }
 

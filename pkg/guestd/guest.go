@@ -1,11 +1,11 @@
-// Package guestd is the program inside a session's VM: it keeps the network
+// Package guestd is the program inside a session's VM. It enforces the network
 // policy (firewall and DNS), holds the session's secrets in memory, and answers
-// git for credentials.
+// git's credential requests.
 //
-// It is a guard rail, not a wall: the agent is root here and can take it down.
-// What must hold against root is the host's business. It never reaches out of
-// the guest but to the resolver of its network, and never writes a secret
-// anywhere but into memory-backed files.
+// It is a guard rail, not a security boundary: the agent is root in the guest and
+// can disable it. Everything that must hold against root is enforced by the host.
+// The program contacts nothing outside the guest except the resolver of the guest's
+// network, and writes secrets only to memory-backed files.
 package guestd
 
 import (
@@ -19,17 +19,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// Places in a guest. They are the contract with whoever installs the program.
+// Paths in a guest. Programs that install the guest program depend on them.
 const (
 	Binary   = "/usr/local/bin/agent-guest"
 	UnitFile = "/etc/systemd/system/agent-guest.service"
 	unitName = "agent-guest.service"
 
-	unitWanted = "/etc/systemd/system/sysinit.target.wants/" + unitName // it is enabled
+	unitWanted = "/etc/systemd/system/sysinit.target.wants/" + unitName // the unit is enabled
 	etcDir     = "/etc/agent-guest"
 	stateDir   = "/run/agent-guest"
 	policyIn   = etcDir + "/policy.json"
-	upstreams  = etcDir + "/upstream" // resolvers, one address[:port] per line; overrides what DHCP said
+	upstreams  = etcDir + "/upstream" // resolvers, one address[:port] per line; overrides those from DHCP
 	resolvOld  = etcDir + "/resolv.conf.orig"
 	socketIn   = "control.sock"
 	SecretDir  = "/run/agent"
@@ -41,10 +41,11 @@ const (
 // Guest is the machine that the program works on.
 type Guest struct {
 	Root string // prefix of every path, "" in a real guest
-	Fake bool   // an ordinary process: no packet filter, no systemd, DNS on a free port of loopback
+	Fake bool   // an ordinary process: no packet filter, no systemd, DNS on a free loopback port
 }
 
-// FromEnv is the real guest, or the fake one that AGENT_GUEST_ROOT names.
+// FromEnv returns the real guest, or the fake one in the directory named by
+// AGENT_GUEST_ROOT.
 func FromEnv() Guest {
 	root := os.Getenv("AGENT_GUEST_ROOT")
 	return Guest{Root: root, Fake: root != ""}
@@ -52,8 +53,8 @@ func FromEnv() Guest {
 
 func (g Guest) path(p string) string { return filepath.Join(g.Root, p) }
 
-// writeFile replaces a file so that readers see the old or the new one, also
-// after a power cut.
+// writeFile replaces a file so that readers see the old or the new one, even after
+// a power failure.
 func writeFile(path string, data []byte, mode os.FileMode) (err error) {
 	defer func() {
 		if err != nil {
@@ -80,7 +81,7 @@ func writeFile(path string, data []byte, mode os.FileMode) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// needRoot refuses what only root may do in a real guest.
+// needRoot fails unless the process is root or the guest is fake.
 func (g Guest) needRoot(what string) error {
 	if g.Fake || os.Geteuid() == 0 {
 		return nil
@@ -88,7 +89,7 @@ func (g Guest) needRoot(what string) error {
 	return fail.New(fail.Failure, "%s needs root", what).WithHint("sudo agent-guest %s", what)
 }
 
-// oneLine is an error, or several, as a message may carry it.
+// oneLine returns an error, or several joined ones, as one line for a message.
 func oneLine(err error) string {
 	return wire.Clean(strings.ReplaceAll(err.Error(), "\n", "; "))
 }

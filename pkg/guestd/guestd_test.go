@@ -81,7 +81,7 @@ func compiled(t *testing.T, names ...string) string {
 	return string(data)
 }
 
-// standIn is a resolver that knows one address for every name.
+// standIn starts a resolver that returns the same address for every name.
 func standIn(t *testing.T) string {
 	t.Helper()
 	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
@@ -126,7 +126,7 @@ func TestFakeGuest(t *testing.T) {
 		t.Errorf("got %s and %s", a, b)
 	}
 
-	// A new policy is in force with the next question; a bad one changes nothing.
+	// A new policy applies from the next query; a bad one changes nothing.
 	again, err := wire.DecodeStatus(strings.NewReader(g.ok(compiled(t, "ok.example", "new.example"), "policy")))
 	if err != nil || again.Policy.Names != 2 || again.Started != status.Started || resolve("new.example.") != "NOERROR" {
 		t.Errorf("policy: %+v, %v", again, err)
@@ -157,7 +157,7 @@ func TestFakeGuest(t *testing.T) {
 		t.Errorf("an unknown command: exit %d", code)
 	}
 
-	// Sequence numbers go on after a restart.
+	// Sequence numbers continue after a restart.
 	g.ok("", "stop")
 	waitFor(t, func() bool { _, _, code := g.run("", "status"); return code == 3 })
 	g.ok(compiled(t, "ok.example"), "install")
@@ -191,7 +191,7 @@ func TestFollow(t *testing.T) {
 		switch want++; want {
 		case 2:
 			g.write("run/agent-guest/queries.jsonl", line("1")+line("2"))
-		case 3: // the files take turns
+		case 3: // the files rotate
 			if err := os.Rename(filepath.Join(g.root, "run/agent-guest/queries.jsonl"), filepath.Join(g.root, "run/agent-guest/queries.1.jsonl")); err != nil {
 				t.Fatal(err)
 			}
@@ -231,7 +231,7 @@ func TestSecrets(t *testing.T) {
 		t.Errorf("credential helper: %q", answer.String())
 	}
 
-	// The next set replaces this one, and nothing of it stays.
+	// The next set replaces this one completely.
 	deliver(t, g, wire.Secrets{Env: map[string]string{"OTHER": "1"}})
 	if _, err := os.Stat(filepath.Join(dir, "secrets/KEY")); err == nil {
 		t.Error("an old secret stayed")
@@ -260,7 +260,7 @@ func TestSecretsRefused(t *testing.T) {
 			t.Errorf("%v: got %v", env, err)
 		}
 	}
-	// Outside of a fake guest only memory will do.
+	// Except in a fake guest, secrets may only be in memory.
 	real := guestd.Guest{Root: t.TempDir()}
 	if err := os.MkdirAll(filepath.Join(real.Root, guestd.SecretDir), 0o700); err != nil {
 		t.Fatal(err)
@@ -274,7 +274,7 @@ func TestSecretsRefused(t *testing.T) {
 	}
 }
 
-// onTmpfs reports whether the tests' own directory is in memory.
+// onTmpfs reports whether the tests' temporary directory is in memory.
 func onTmpfs(t *testing.T) bool {
 	t.Helper()
 	out, err := exec.Command("stat", "-f", "-c", "%T", os.TempDir()).Output()

@@ -21,7 +21,7 @@ const holderEnv = "AGENT_TEST_HOLD_BOOT"
 func TestHoldBootHelper(t *testing.T) {
 	path := os.Getenv(holderEnv)
 	if path == "" {
-		return // only TestBootGoesOnAfterTheSeed starts it as a process of its own
+		return // only TestBootGoesOnAfterTheSeed runs it, in a separate process
 	}
 	f, err := holdBoot(path)
 	if err != nil {
@@ -32,7 +32,7 @@ func TestHoldBootHelper(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// agentLogin is the command of agent-login.service with another lock.
+// agentLogin returns the command of agent-login.service with another lock.
 func agentLogin(ctx context.Context, t *testing.T, lock string) *exec.Cmd {
 	t.Helper()
 	unit, err := os.ReadFile("../../provision/golden/units/agent-login.service")
@@ -50,14 +50,15 @@ func agentLogin(ctx context.Context, t *testing.T, lock string) *exec.Cmd {
 	return exec.CommandContext(ctx, "/bin/sh", "-c", "exec "+strings.ReplaceAll(line, loginLock, lock))
 }
 
-// The seed and agent-login.service start arbitrarily far apart on a loaded host:
-// the service waits as long as the seed holds the boot, and never afterwards.
+// On a loaded host, the seed and agent-login.service may start arbitrarily far
+// apart. The service waits as long as the seed holds the boot, and never
+// afterwards.
 func TestBootGoesOnAfterTheSeed(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // for a failure only
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only for failures
 	defer cancel()
 	for name, c := range map[string]struct {
-		after bool // the service starts when the seed has released the boot already
-		kill  bool // the seed dies
+		after bool // the service starts after the seed has released the boot
+		kill  bool // the seed is killed
 	}{
 		"the service starts first":                  {},
 		"the service starts long after the release": {after: true},
@@ -84,7 +85,7 @@ func TestBootGoesOnAfterTheSeed(t *testing.T) {
 					_ = seed.Process.Kill()
 				}
 				in.Close()
-				_ = seed.Wait() // killed, or it has passed
+				_ = seed.Wait() // killed, or already ended
 			}
 			service := agentLogin(ctx, t, lock)
 			if c.after {

@@ -14,13 +14,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// shippedDotfiles has what the provision scripts put into the home directory
-// last, under the same names.
+// shippedDotfiles holds the files that the provision scripts last put into the home
+// directory, under the same names.
 const shippedDotfiles = "/var/lib/agent-sessionizer/dotfiles"
 
-// Home works on the home directory of whoever runs it, which is the agent: it
-// brings dotfiles, saves what is kept, and restores it. What it leaves out it
-// tells in lines on errs.
+// Home works on the home directory of the user that runs it, which is the agent. It
+// installs dotfiles, writes a saved home, and restores one. It reports each file
+// that it leaves out as a line on errs.
 func (g Guest) Home(args []string, in io.Reader, out, errs io.Writer) error {
 	flags := flag.NewFlagSet("home", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -69,7 +69,8 @@ func (g Guest) Home(args []string, in io.Reader, out, errs io.Writer) error {
 	return nil
 }
 
-// shipped reports whether a file of the home directory is as provisioned.
+// shipped reports whether a file of the home directory is unchanged since
+// provisioning.
 func (g Guest) shipped(name string, content []byte) bool {
 	text, err := os.ReadFile(filepath.Join(g.path(shippedDotfiles), name))
 	return err == nil && bytes.Equal(text, content)

@@ -10,8 +10,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
 )
 
-// The program brings, saves and restores; what the provision scripts and the
-// user's dotfiles brought is not saved.
+// The program installs, saves and restores files. It does not save files that came
+// from the provision scripts or the user's dotfiles.
 func TestHome(t *testing.T) {
 	g := newFakeGuest(t)
 	dir := t.TempDir()

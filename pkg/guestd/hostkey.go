@@ -13,17 +13,17 @@ import (
 
 const (
 	hostKeyFile = "/etc/ssh/ssh_host_ed25519_key"
-	loginKeys   = "/etc/ssh/agent-sessionizer" // one file a user, as sshd_config names it
+	loginKeys   = "/etc/ssh/agent-sessionizer" // one file per user, named in sshd_config
 )
 
-// ensureHostKey makes sshd's key unless there is one, and returns the public
-// half in authorized_keys form.
+// ensureHostKey generates sshd's host key unless one exists, and returns the public
+// half in authorized_keys format.
 func (g Guest) ensureHostKey() (string, error) {
 	if old := g.text(hostKeyFile); old != "" {
 		if public, err := publicKey(old); err == nil {
 			return public, g.writeHostKey(old, public)
 		}
-		// Cut short by a power cut: nobody has seen it.
+		// A power failure truncated the key, so no client has seen it.
 	}
 	_, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -41,7 +41,7 @@ func (g Guest) ensureHostKey() (string, error) {
 	return public, g.writeHostKey(key, public)
 }
 
-// writeHostKey puts both halves in place, and the key as the only one.
+// writeHostKey writes both halves of the host key.
 func (g Guest) writeHostKey(private, public string) error {
 	return errors.Join(
 		g.place(hostKeyFile, private, 0o600),
@@ -49,8 +49,8 @@ func (g Guest) writeHostKey(private, public string) error {
 	)
 }
 
-// publicKey is the public half of an ed25519 key in OpenSSH's format. Its
-// errors quote nothing.
+// publicKey returns the public half of an ed25519 key in OpenSSH's format. Its
+// errors quote nothing of the key.
 func publicKey(private string) (string, error) {
 	signer, err := ssh.ParsePrivateKey([]byte(private))
 	if err != nil || signer.PublicKey().Type() != ssh.KeyAlgoED25519 {
@@ -63,7 +63,7 @@ func publicKey(private string) (string, error) {
 func (g Guest) allow(user, key string) error {
 	return errors.Join(
 		g.place(loginKeys+"/"+user, key+"\n", 0o644),
-		// What the boot script of other guests writes, too.
+		// The boot script of other guests writes the same line.
 		g.place("/etc/ssh/sshd_config.d/10-agent-sessionizer.conf", "AuthorizedKeysFile "+loginKeys+"/%u .ssh/authorized_keys\n", 0o644),
 	)
 }

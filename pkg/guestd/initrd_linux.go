@@ -11,18 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initrdModules lists, in a golden image's initrd, the modules to load, in order.
+// initrdModules names the file in a golden image's initrd that lists the modules to
+// load, in order.
 const initrdModules = "/agent/modules"
 
-// isInitrd reports whether the program is the first of a golden image's initrd.
+// isInitrd reports whether the program runs as init in a golden image's initrd.
 func isInitrd() bool {
 	_, err := os.Stat(initrdModules)
 	return err == nil && os.Getpid() == 1
 }
 
-// Initrd mounts the root file system and becomes its init: one process, where a
-// shell would start a dozen, each of which costs time under emulation. It never
-// returns but with an error, on which the kernel panics and the machine ends.
+// Initrd mounts the root file system and executes its init. It is a single process
+// where a shell would start a dozen, each of which costs time under emulation. It
+// returns only with an error, on which the kernel panics and the machine ends.
 func Initrd() error {
 	err := bootRoot(context.Background())
 	fmt.Fprintf(os.Stderr, "agent-sessionizer: cannot boot: %v\n", err)
@@ -30,7 +31,7 @@ func Initrd() error {
 }
 
 func bootRoot(ctx context.Context) error {
-	// /dev/null and /dev/console were in the initrd; this has the disks.
+	// The initrd contains /dev/null and /dev/console; devtmpfs adds the disks.
 	if err := unix.Mount("dev", "/dev", "devtmpfs", 0, "mode=0755"); err != nil {
 		return fmt.Errorf("mount /dev: %w", err)
 	}
@@ -54,7 +55,7 @@ func bootRoot(ctx context.Context) error {
 	}
 	for name := range strings.FieldsSeq(string(list)) {
 		if err := loadModule("/agent/" + name); err != nil {
-			// If it was needed to mount the root, that says so.
+			// If the root needs this module, the mount below fails and reports it.
 			fmt.Fprintf(os.Stderr, "agent-sessionizer: %v\n", err)
 		}
 	}
@@ -67,7 +68,7 @@ func bootRoot(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("mount %s: %w", device, err)
 	}
-	// Give its memory back, then make the root file system the root.
+	// Free the initrd's memory, then switch to the root file system.
 	if err := errors.Join(os.RemoveAll("/agent"), os.Remove("/init"), unix.Unmount("/proc", 0)); err != nil {
 		return err
 	}
@@ -80,7 +81,8 @@ func bootRoot(ctx context.Context) error {
 	return unix.Exec("/sbin/init", []string{"/sbin/init"}, []string{"HOME=/", "TERM=linux"})
 }
 
-// rootOf reads the root device and its mount options off the command line.
+// rootOf returns the root device and its mount options from the kernel's command
+// line.
 func rootOf(cmdline string) (device, options string) {
 	for word := range strings.FieldsSeq(cmdline) {
 		if v, ok := strings.CutPrefix(word, "root="); ok && strings.HasPrefix(v, "/dev/") {

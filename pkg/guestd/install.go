@@ -17,11 +17,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// installTime bounds the wait for the guard to stand.
+// installTime bounds the wait for the guest firewall to become active.
 const installTime = 10 * time.Minute
 
-// unit starts the daemon before the network is up. It may do little more than
-// change packet filters and write to /etc and /run.
+// unit starts the daemon before the network is up. The service may do little more
+// than change packet filters and write to /etc and /run.
 const unit = `[Unit]
 Description=Network policy of this agent's VM
 DefaultDependencies=no
@@ -64,8 +64,8 @@ SystemCallArchitectures=native
 WantedBy=sysinit.target
 `
 
-// Install puts the program, its unit and a policy in place, starts the daemon,
-// and returns its status once the guard stands. It may be repeated.
+// Install puts the program, its unit and a policy in place, starts the daemon, and
+// returns its status once the guest firewall is active. It may be repeated.
 func (g Guest) Install(ctx context.Context, in io.Reader) (wire.Status, error) {
 	if err := g.needRoot("install"); err != nil {
 		return wire.Status{}, err
@@ -77,7 +77,7 @@ func (g Guest) Install(ctx context.Context, in io.Reader) (wire.Status, error) {
 	if g.Fake {
 		start = g.startProcess
 	} else if g.unitRuns(ctx) {
-		// As in a golden image: starting it anew would take seconds.
+		// This is the case in a golden image, where a restart would take seconds.
 		if s, err := g.ask(ctx, "reload"); err == nil && s.Ready() {
 			return s, nil
 		}
@@ -88,7 +88,7 @@ func (g Guest) Install(ctx context.Context, in io.Reader) (wire.Status, error) {
 	return g.waitReady(ctx)
 }
 
-// SetPolicy replaces the policy of a running daemon. A bad one changes nothing.
+// SetPolicy replaces the policy of a running daemon. A bad policy changes nothing.
 func (g Guest) SetPolicy(ctx context.Context, in io.Reader) (wire.Status, error) {
 	if err := g.needRoot("policy"); err != nil {
 		return wire.Status{}, err
@@ -110,9 +110,9 @@ func (g Guest) writePolicy(in io.Reader) error {
 	return writeFile(g.path(policyIn), data, 0o644)
 }
 
-// unitRuns reports whether the daemon that answers is this very program, as this
-// unit starts it. It sees to it that the unit has started: the boot may not have
-// come to that yet.
+// unitRuns reports whether the running daemon is this very executable, started by
+// this unit. It starts the unit first if no daemon answers, because the boot may
+// not have reached it yet.
 func (g Guest) unitRuns(ctx context.Context) bool {
 	if _, err := os.Lstat(g.path(unitWanted)); err != nil || readBounded(g.path(UnitFile)) != unit {
 		return false
@@ -178,7 +178,7 @@ func (g Guest) startProcess(ctx context.Context) error {
 		return err
 	}
 	defer out.Close()
-	// It outlives this command, as the real daemon does.
+	// The daemon outlives this command, as a real one does.
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), self, "daemon")
 	cmd.Env = append(os.Environ(), "AGENT_GUEST_ROOT="+g.Root)
 	cmd.Stdout, cmd.Stderr = out, out
@@ -211,7 +211,7 @@ func (g Guest) waitReady(ctx context.Context) (wire.Status, error) {
 	}
 }
 
-// Door closes everything but loopback, DHCP and SSH, policy or not.
+// Door closes everything except loopback, DHCP and SSH, with or without a policy.
 func (g Guest) Door(ctx context.Context) error {
 	if err := g.needRoot("door"); err != nil {
 		return err

@@ -18,27 +18,28 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// consoles are those of QEMU on x86, QEMU on ARM, and of both and vz.
+// consoles lists the consoles of QEMU on x86, of QEMU on ARM, and of both and vz.
 var consoles = []string{"/dev/ttyS0", "/dev/ttyAMA0", "/dev/hvc0"}
 
-// console writes a line that the host reads. The line before may be open:
-// kernel messages come at any time.
+// console writes a line that the host reads. It starts with a newline because
+// kernel messages may interrupt a line at any time.
 func console(line string) {
 	for _, path := range consoles {
 		f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOCTTY, 0)
 		if err != nil {
-			continue // no such console on this machine
+			continue // this machine has no such console
 		}
-		// A console that nobody reads must not keep the others from speaking.
+		// A console without a reader must not block the others.
 		_, _ = f.WriteString("\n" + line + "\n")
 		_ = f.Close()
 	}
 }
 
-// announce tells the host that logins work, and which host key they find.
+// announce reports to the host that logins work, and the host key that they will
+// see.
 func announce(public string) { console(wire.ReadyMarker + " " + public) }
 
-// listens reports whether a TCP port takes connections on any address.
+// listens reports whether a TCP port accepts connections on any address.
 func listens(port int) bool {
 	want := fmt.Sprintf(":%04X", port)
 	for _, path := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
@@ -52,9 +53,9 @@ func listens(port int) bool {
 	return false
 }
 
-// findCard waits for the network card and returns its name. There is one; its
-// event is asked for again, since networkd waits for udev to have seen it and a
-// golden image leaves the other devices for later.
+// findCard waits for the network card and returns its name. A guest has exactly
+// one. It triggers the card's uevent again, because networkd waits until udev has
+// processed it, and a golden image defers the other devices.
 func findCard(ctx context.Context) (string, error) {
 	var found []string
 	err := await(ctx, deviceTime, deviceLook, func() (err error) {
@@ -74,7 +75,7 @@ func findCard(ctx context.Context) (string, error) {
 	return filepath.Base(dir), nil
 }
 
-// bringUp gives the card an address, unless mac is nil, and turns it on.
+// bringUp sets the card's MAC address, unless mac is nil, and brings the card up.
 func bringUp(card string, mac net.HardwareAddr) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -100,7 +101,7 @@ func bringUp(card string, mac net.HardwareAddr) error {
 	return nil
 }
 
-// isUp reports whether a card is on.
+// isUp reports whether a card is up.
 func isUp(card string) (bool, error) {
 	i, err := net.InterfaceByName(card)
 	if err != nil {
@@ -138,15 +139,15 @@ const (
 	ext4Resize    = 0x40086610 // EXT4_IOC_RESIZE_FS
 )
 
-// stir makes the kernel's random numbers depend on seed from here on, also for
-// programs that run already.
+// stir reseeds the kernel's random number generator with seed, also for programs
+// that are already running.
 func stir(seed []byte) error {
 	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	// struct rand_pool_info: bits, bytes, the bytes.
+	// struct rand_pool_info: bits, bytes, data.
 	info := binary.NativeEndian.AppendUint32(nil, uint32(len(seed)*8))
 	info = binary.NativeEndian.AppendUint32(info, uint32(len(seed)))
 	info = append(info, seed...)
@@ -156,7 +157,7 @@ func stir(seed []byte) error {
 	return ioctl(int(f.Fd()), rndReseedCRNG, nil)
 }
 
-// growRoot makes the root file system as large as its disk, while it is used.
+// growRoot grows the mounted root file system to the size of its disk.
 func growRoot(ctx context.Context) error {
 	var st unix.Stat_t
 	if err := unix.Stat("/", &st); err != nil {
@@ -167,7 +168,7 @@ func growRoot(ctx context.Context) error {
 		return err
 	}
 	if number, err := os.ReadFile(dev + "/partition"); err == nil {
-		// Its exit status is 1 also when there is nothing to grow.
+		// growpart also exits with 1 when there is nothing to grow.
 		_, _ = run(ctx, "", "growpart", "/dev/"+filepath.Base(filepath.Dir(dev)), strings.TrimSpace(string(number)))
 	}
 	sectors, err := os.ReadFile(dev + "/size")
@@ -183,7 +184,7 @@ func growRoot(ctx context.Context) error {
 		return err
 	}
 	if fs.Type != unix.EXT4_SUPER_MAGIC {
-		return nil // what else there is grows by itself, or not at all
+		return nil // other file systems grow on their own, or not at all
 	}
 	root, err := os.Open("/")
 	if err != nil {
@@ -199,8 +200,8 @@ const (
 	idleTime = 30 * time.Second
 )
 
-// awaitIdle returns when the machine has nothing better to do, so that what no
-// login waits for does not slow one down, or after idleTime.
+// awaitIdle waits until the machine is mostly idle, or for idleTime at most, so
+// that background work does not delay a login.
 func awaitIdle(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, idleTime)
 	defer cancel()
@@ -221,16 +222,16 @@ func awaitIdle(ctx context.Context) {
 	}
 }
 
-// cpuTime is how long the machine's processors were idle, and how long in all.
+// cpuTime returns the idle time of the machine's processors and their total time.
 func cpuTime() (idle, all uint64) {
 	first, _, _ := strings.Cut(readBounded("/proc/stat"), "\n")
 	for i, word := range strings.Fields(first) {
 		n, err := strconv.ParseUint(word, 10, 64)
 		if err != nil || i > 8 {
-			continue // the line's name; guests are counted twice
+			continue // the line's label; guest time is already counted elsewhere
 		}
 		all += n
-		if i == 4 || i == 5 { // idle, and waiting for a disk
+		if i == 4 || i == 5 { // idle and iowait
 			idle += n
 		}
 	}

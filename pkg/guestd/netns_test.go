@@ -25,8 +25,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// The firewall is proven with the kernel's own: three network namespaces stand
-// for a guest, a container in it, and everything outside. The test's binary
+// These tests verify the firewall with the kernel's own. Three network namespaces
+// represent a guest, a container in it, and everything outside. The test's binary
 // runs itself inside them in a role.
 const roleEnv = "GUESTD_NETNS_ROLE"
 
@@ -47,8 +47,9 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// serve echoes on TCP ports, and may be a resolver, also where none is looked for.
-// Names that start with "asked." count how often it was asked for the rest.
+// serve echoes on TCP ports and may act as a resolver, also on ports where clients
+// do not expect one. Names that start with "asked." return how often it was asked
+// for the rest of the name.
 func serve(ports []string, resolves bool) {
 	for _, port := range ports {
 		l, err := net.Listen("tcp", ":"+port)
@@ -91,8 +92,8 @@ func serve(ports []string, resolves bool) {
 	io.Copy(io.Discard, os.Stdin) // until the test ends
 }
 
-// probe says of each "tcp ADDR [SOURCE]" and "dns[/tcp] ADDR NAME" what became
-// of it. Before each stands how long to wait for an answer.
+// probe returns the result of each "tcp ADDR [SOURCE]" and "dns[/tcp] ADDR NAME".
+// Each is preceded by the time to wait for an answer.
 func probe(what []string) map[string]string {
 	results := map[string]string{}
 	var mu sync.Mutex
@@ -249,7 +250,8 @@ func (l *lab) role(ns, role string) *exec.Cmd {
 	return cmd
 }
 
-// expect probes from a namespace. Only silence is waited for in vain.
+// expect probes from a namespace. Only probes that expect silence wait until their
+// timeout.
 func (l *lab) expect(ns string, want map[string]string) {
 	l.Helper()
 	var what []string
@@ -296,12 +298,12 @@ func (l *lab) set(p *policy.Policy) {
 
 func TestFirewallInNamespaces(t *testing.T) {
 	l := newLab(t)
-	// Before anything: the lab itself lets everything through.
+	// First verify that the lab itself lets everything through.
 	l.expect(l.guest, map[string]string{"tcp 203.0.113.10:25": "open", "tcp 10.1.2.3:80": "open", "tcp [2001:db8:100::10]:443": "open"})
 	l.expect(l.container, map[string]string{"tcp 203.0.113.10:25": "open"})
 
 	l.daemon = l.role(l.guest, "daemon "+l.root)
-	// No policy yet: the closed door.
+	// Without a policy: lockdown.
 	l.expect(l.guest, map[string]string{
 		"tcp 203.0.113.10:443":         "refused",
 		"tcp [2001:db8:100::10]:443":   "refused",
@@ -386,13 +388,14 @@ func TestFirewallInNamespaces(t *testing.T) {
 	})
 
 	t.Run("denied names", func(t *testing.T) {
-		// Nobody outside was asked for one so far, and nobody is without a wall.
+		// So far no denied name was sent outside, and none is without network
+		// enforcement.
 		l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 named.example.": "NXDOMAIN", "dns 8.8.8.8:53 far.example.": "NXDOMAIN"})
 		l.expect(l.container, map[string]string{"dns 8.8.8.8:53 inner.example.": "NXDOMAIN"})
 		for _, name := range []string{"evil", "named", "far", "inner"} {
 			l.expect(l.outside, map[string]string{"dns 192.168.5.3:53 asked." + name + ".example.": "203.0.113.0"})
 		}
-		// The program that asked stands in the log, where it can be found.
+		// The log names the program that asked, if it can be found.
 		var out strings.Builder
 		if err := (Guest{Root: l.root}).printLog(t.Context(), &out, logOptions{since: -1}); err != nil {
 			t.Fatal(err)
@@ -496,8 +499,8 @@ func TestFirewallInNamespaces(t *testing.T) {
 	})
 }
 
-// echoes reports whether a connection out of the guest still carries data
-// after something was done to it.
+// echoes reports whether a connection out of the guest still carries data after a
+// call to between.
 func (l *lab) echoes(between func()) bool {
 	l.Helper()
 	cmd := exec.Command("ip", "netns", "exec", l.guest, "bash", "-c",
@@ -526,7 +529,7 @@ func (l *lab) reasserted() int64 {
 	return s.Firewall.Reasserted
 }
 
-// until polls, in the daemon's own time, for what it does by itself.
+// until polls for a change that the daemon makes on its own schedule.
 func (l *lab) until(what string, done func() bool) {
 	l.Helper()
 	deadline := time.NewTimer(2 * time.Minute)
@@ -542,7 +545,8 @@ func (l *lab) until(what string, done func() bool) {
 	}
 }
 
-// ticks is true once the daemon must have looked n times more.
+// ticks returns a function that is true once the daemon must have run n more
+// checks.
 func (l *lab) ticks(n int) func() bool {
 	end := time.Now().Add(time.Duration(n) * lookAgain)
 	return func() bool { return time.Now().After(end) }

@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	maxFacts    = 1 << 20 // bytes read of any file of the system
+	maxFacts    = 1 << 20 // bytes read from any system file
 	maxUpstream = 4
 )
 
-// look reads what the rules must know of the network. Everything comes from
-// the kernel or from files that only root writes.
+// look reads the network state that the rules depend on. All of it comes from the
+// kernel or from files that only root can write.
 func (g Guest) look() (rules.Network, []netip.AddrPort) {
 	servers := g.upstream()
 	n := rules.Network{Gateways: gateways(), IPv6: globalIPv6()}
@@ -29,7 +29,7 @@ func (g Guest) look() (rules.Network, []netip.AddrPort) {
 	return n, servers
 }
 
-// gateways are the next hops of the IPv4 default routes.
+// gateways returns the next hops of the IPv4 default routes.
 func gateways() []netip.Addr {
 	var found []netip.Addr
 	for line := range strings.Lines(readBounded("/proc/net/route")) {
@@ -44,7 +44,7 @@ func gateways() []netip.Addr {
 	return found
 }
 
-// host is the host as it is reached from here.
+// host returns the host's address as seen from the guest.
 func host() (netip.Addr, bool) {
 	found := gateways()
 	if len(found) == 0 {
@@ -53,7 +53,7 @@ func host() (netip.Addr, bool) {
 	return found[0], true
 }
 
-// globalIPv6 reports whether the guest has an address of the IPv6 internet.
+// globalIPv6 reports whether the guest has a global IPv6 address.
 func globalIPv6() bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -66,9 +66,9 @@ func globalIPv6() bool {
 	})
 }
 
-// upstream is the resolvers of the network, from the first source that names
-// any: the override, then what the DHCP client of this image wrote, then the
-// resolv.conf that was there before ours.
+// upstream returns the network's resolvers from the first source that names any:
+// the override file, then the files of this image's DHCP client, then the
+// resolv.conf that ours replaced.
 func (g Guest) upstream() []netip.AddrPort {
 	if own := parseServers(g.text(upstreams), "", g.Fake); len(own) > 0 {
 		return own
@@ -98,9 +98,10 @@ func (g Guest) upstream() []netip.AddrPort {
 	return nil
 }
 
-// parseServers reads addresses after a keyword at the start of a line. The
-// last line wins, because lease files grow at their end. Loopback is the
-// business of a stub, which would ask us again; only a fake guest may have it.
+// parseServers reads the addresses after a keyword at the start of a line. For
+// "option" lines the last line wins, because lease files grow at their end. It
+// skips loopback addresses, because they belong to a local stub, which would send
+// the query back to the daemon. Only a fake guest may use them.
 func parseServers(text, keyword string, loopback bool) []netip.AddrPort {
 	var found []netip.AddrPort
 	for line := range strings.Lines(text) {
@@ -141,7 +142,8 @@ func parseServers(text, keyword string, loopback bool) []netip.AddrPort {
 
 func (g Guest) text(path string) string { return readBounded(g.path(path)) }
 
-// readBounded is the end of a file's text, "" when there is none to read.
+// readBounded returns the last maxFacts bytes of a file, or "" if the file cannot
+// be read.
 func readBounded(path string) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -28,7 +28,7 @@ func TestUpstreamIsLearned(t *testing.T) {
 	check("[]")
 	put(t, g, "/etc/resolv.conf", "# by cloud-init\nsearch x\nnameserver 127.0.0.53\nnameserver 192.168.5.3\nnameserver fe80::1%eth0\nnameserver junk\n")
 	check("[192.168.5.3:53]")
-	// Once the file is ours, what stood there is remembered.
+	// After our file is in place, the previous content is remembered.
 	for range 2 {
 		if err := g.pointHere(); err != nil {
 			t.Fatal(err)
@@ -43,7 +43,7 @@ func TestUpstreamIsLearned(t *testing.T) {
 	put(t, g, "/run/systemd/netif/leases/2", "ADDRESS=192.168.5.15\nDNS=192.168.5.4 192.168.5.5\n")
 	check("[192.168.5.4:53 192.168.5.5:53]")
 	put(t, g, "/etc/agent-guest/upstream", "# mine\n9.9.9.9:5353\n127.0.0.1\n")
-	check("[9.9.9.9:53]") // the firewall opens only port 53, and loopback is no network
+	check("[9.9.9.9:53]") // the firewall opens only port 53, and loopback addresses are skipped
 }
 
 func TestResolvConfReplacesTheStubsLink(t *testing.T) {

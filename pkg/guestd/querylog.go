@@ -13,13 +13,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-const logBytes = 5 << 20 // of one of the two files
+const logBytes = 5 << 20 // per file; the log has two
 
 func logFiles(dir string) (older, newer string) {
 	return filepath.Join(dir, "queries.1.jsonl"), filepath.Join(dir, "queries.jsonl")
 }
 
-// queryLog is the bounded log of questions, in two files that take turns.
+// queryLog is the bounded log of DNS queries. It rotates between two files.
 type queryLog struct {
 	dir string
 
@@ -30,8 +30,8 @@ type queryLog struct {
 	err      error
 }
 
-// openLog continues the log in dir. A last line that was cut by a crash is
-// ended, so that the next one is read.
+// openLog continues the log in dir. It ends a last line that a crash may have
+// truncated, so that the next line can be parsed.
 func openLog(dir string) (*queryLog, error) {
 	l := &queryLog{dir: dir}
 	older, newer := logFiles(dir)
@@ -71,8 +71,8 @@ func (l *queryLog) open() error {
 	return nil
 }
 
-// add numbers, counts and writes one entry. A log that cannot be written does
-// not stop answers; the error stands in the status.
+// add numbers, counts and writes one entry. A write error does not stop DNS
+// answers; the status reports it.
 func (l *queryLog) add(q wire.Query) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,7 +117,7 @@ func (l *queryLog) status() (wire.Counters, error) {
 	return l.counters, l.err
 }
 
-// scanLog calls use with every whole entry of a file, until it returns false.
+// scanLog calls use for each complete entry of a file, until use returns false.
 func scanLog(path string, use func(q wire.Query, line []byte) bool) error {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +132,7 @@ func scanLog(path string, use func(q wire.Query, line []byte) bool) error {
 	for lines.Scan() {
 		var q wire.Query
 		if json.Unmarshal(lines.Bytes(), &q) != nil || q.Seq <= 0 {
-			continue // cut by a crash
+			continue // truncated by a crash
 		}
 		if !use(q, lines.Bytes()) {
 			return nil

@@ -9,9 +9,10 @@ import (
 
 const ourResolvConf = "# Written by agent-guest; names are resolved by its proxy.\nnameserver 127.0.0.1\noptions edns0\n"
 
-// pointHere makes the guest's programs ask the proxy. It is repeated, because
-// DHCP clients, cloud-init and systemd-resolved write the file or its link
-// again. What they wrote is kept: it may be the only word on the resolver.
+// pointHere makes the guest's programs use the daemon's DNS proxy. The daemon
+// repeats it, because DHCP clients, cloud-init and systemd-resolved rewrite the
+// file or its link. pointHere saves their version, which may be the only source
+// that names the resolver.
 func (g Guest) pointHere() error {
 	path := g.path("/etc/resolv.conf")
 	info, err := os.Lstat(path)

@@ -18,15 +18,16 @@ import (
 )
 
 const (
-	// Linux refuses to start programs with a variable over 128 KiB, or too
-	// many in all; what is larger is a file only.
+	// Linux refuses to start a program with a variable over 128 KiB, or with too
+	// many bytes of variables in total. Larger secrets are available only as files.
 	maxVariable    = 96 << 10
 	maxEnvironment = 512 << 10
-	current        = "current" // link to the set in force
+	current        = "current" // link to the current set
 )
 
-// makeSecretDir makes the place of the secrets, for the agent alone. /run is
-// root's, so it is there before the agent needs it.
+// makeSecretDir creates the directory of the secrets, for the agent alone. Only
+// root can write to /run, so the daemon creates the directory before the agent
+// needs it.
 func (g Guest) makeSecretDir() error {
 	dir := g.path(SecretDir)
 	err := os.Mkdir(dir, 0o700)
@@ -54,8 +55,8 @@ func groupOf(uid int) int {
 	return uid
 }
 
-// SetSecrets replaces the set of secrets. The new one is complete before the
-// old one goes, and no error quotes a value.
+// SetSecrets replaces the set of secrets. It completes the new set before it
+// removes the old one. No error quotes a value.
 func (g Guest) SetSecrets(in io.Reader) error {
 	set, err := wire.DecodeSecrets(in)
 	if err != nil {
@@ -84,7 +85,7 @@ func (g Guest) SetSecrets(in io.Reader) error {
 	return dir.sweep(generation)
 }
 
-// WipeSecrets overwrites and removes every secret. None there is a success.
+// WipeSecrets overwrites and removes every secret. It succeeds if there are none.
 func (g Guest) WipeSecrets() error {
 	dir, err := g.openSecrets(false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,11 +128,11 @@ func envName(s string) bool {
 	return s != "" && len(s) <= 128 && strings.Trim(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789") == "" && (s[0] < '0' || s[0] > '9')
 }
 
-// secretDir is /run/agent. Its content belongs to the agent, so root works in
-// it only through an os.Root, which no link leads out of.
+// secretDir is /run/agent. Its content belongs to the agent, so root works in it
+// only through an os.Root, which follows no link out of the directory.
 type secretDir struct {
 	*os.Root
-	uid, gid int // owner of what is made, -1 for the process's own
+	uid, gid int // owner of created files, -1 for the process's own user
 }
 
 func (g Guest) openSecrets(create bool) (*secretDir, error) {
@@ -164,7 +165,7 @@ func (g Guest) openSecrets(create bool) (*secretDir, error) {
 	return d, nil
 }
 
-// fill writes a set into a directory of its own.
+// fill writes a set into a new directory.
 func (d *secretDir) fill(generation string, set wire.Secrets) error {
 	for _, name := range []string{generation, filepath.Join(generation, "secrets")} {
 		if err := errors.Join(d.Mkdir(name, 0o700), d.Lchown(name, d.uid, d.gid)); err != nil {
@@ -188,7 +189,7 @@ func (d *secretDir) fill(generation string, set wire.Secrets) error {
 	return nil
 }
 
-// link replaces a link in one step.
+// link replaces a link atomically.
 func (d *secretDir) link(target, name string) error {
 	next := "." + name + ".next"
 	if err := d.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -200,7 +201,7 @@ func (d *secretDir) link(target, name string) error {
 	return nil
 }
 
-// sweep wipes every set but one, also what a crash left.
+// sweep wipes every set except one, including the leftovers of a crash.
 func (d *secretDir) sweep(keep string) error {
 	entries, err := fs.ReadDir(d.FS(), ".")
 	if err != nil {
@@ -215,7 +216,7 @@ func (d *secretDir) sweep(keep string) error {
 	return errors.Join(errs...)
 }
 
-// wipe overwrites the files of a set and removes it.
+// wipe overwrites the files of a set and removes the set.
 func (d *secretDir) wipe(generation string) error {
 	zeros := make([]byte, 64<<10)
 	walk := func(name string, e fs.DirEntry, err error) error {
@@ -244,7 +245,7 @@ func (d *secretDir) wipe(generation string) error {
 	return nil
 }
 
-// shellEnv is a file for a POSIX shell to read.
+// shellEnv returns the secrets as a file that a POSIX shell can source.
 func shellEnv(env map[string]string) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(env)) {

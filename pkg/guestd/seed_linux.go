@@ -17,37 +17,38 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
 )
 
-// Places of a golden image, whose clones have no cloud-init.
+// Paths in a golden image, whose clones have no cloud-init.
 const (
 	seedDir   = "/run/agent-seed"
-	sleepFlag = seedDir + "/sleep" // the boot script asks for a machine to save
-	ownFile   = seedDir + "/own"   // is there once the machine is wholly its own; what failed stands in it
-	loginLock = seedDir + "/login" // agent-login.service waits until the seed releases it
+	sleepFlag = seedDir + "/sleep" // created by the boot script to request a snapshot
+	ownFile   = seedDir + "/own"   // exists once the identity is complete; it contains the errors, if any
+	loginLock = seedDir + "/login" // agent-login.service waits until Seed releases it
 	lateUnit  = "agent-late.target"
 	sleepUnit = "agent-sleep.service"
 )
 
 const (
-	deviceTime = 2 * time.Minute      // for a disk or card to show up
-	deviceLook = 2 * time.Millisecond // in between
+	deviceTime = 2 * time.Minute      // for a disk or card to appear
+	deviceLook = 2 * time.Millisecond // pause between checks
 	scriptTime = 5 * time.Minute      // for bootcmd
-	loginTime  = 5 * time.Minute      // for sshd and the network to answer
-	loginLook  = 5 * time.Millisecond // in between
-	holdTime   = 3 * time.Second      // for the first login, before the boot goes on
+	loginTime  = 5 * time.Minute      // for sshd and the network to respond
+	loginLook  = 5 * time.Millisecond // pause between checks
+	holdTime   = 3 * time.Second      // for the first login, before the boot continues
 	holdLook   = 20 * time.Millisecond
 	lateTime   = 2 * time.Hour // for provisioning scripts of a template
 )
 
-// Seed makes a clone of a golden image a machine of its own and lets it into
-// the network: what cloud-init does elsewhere, in the order in which a login
-// becomes possible. ready is called when sshd may start. A clone for which any
-// of it fails powers off, since it would be open, or somebody else.
+// Seed gives a clone of a golden image its own identity and connects it to the
+// network. It does the work of cloud-init, in the order that makes a login possible
+// soonest. It calls ready when sshd may start. It powers the clone off if any part
+// fails, because the clone would be open to the network or have another machine's
+// identity.
 func (g Guest) Seed(ctx context.Context, ready func()) error {
 	if err := g.needRoot("seed"); err != nil {
 		return err
 	}
 	if _, err := os.Stat(seedDir + "/done"); err == nil {
-		return nil // once a boot
+		return nil // once per boot
 	}
 	s := seeder{guest: g, began: time.Now()}
 	if err := s.run(ctx, ready); err != nil {
@@ -60,7 +61,7 @@ func (g Guest) Seed(ctx context.Context, ready func()) error {
 type seeder struct {
 	guest Guest
 	began time.Time
-	card  string // the network card's name
+	card  string // name of the network card
 	key   string // sshd's public key
 	said  cidata
 	login *os.File // holds loginLock
@@ -110,7 +111,8 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 		}
 		return start(ctx, sleepUnit)
 	}
-	// Only now, and by nobody else: networkd leaves the card down.
+	// Only this program brings the card up, once the lockdown is in force: networkd
+	// leaves the card down.
 	if err := bringUp(s.card, nil); err != nil {
 		return err
 	}
@@ -131,7 +133,7 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	return nil
 }
 
-// apply does what the seed disk says.
+// apply applies the configuration from the seed disk.
 func (s *seeder) apply(ctx context.Context) error {
 	g := s.guest
 	if err := g.setHostname(s.said.hostname); err != nil {
@@ -151,20 +153,21 @@ func (s *seeder) apply(ctx context.Context) error {
 	return runBootcmd(ctx, s.said.bootcmd)
 }
 
-// late is what no session waits for.
+// late does the work that no session waits for.
 func (s *seeder) late(ctx context.Context) {
 	awaitIdle(ctx)
 	s.mark("idle")
-	_ = do(ctx, []chore{ // the machine works without
+	_ = do(ctx, []chore{ // the machine works without these
 		{"start the rest", func(ctx context.Context) error { return start(ctx, lateUnit) }},
 		{"provision", provision},
 	})
 	s.mark("late")
 }
 
-// holdBoot keeps the boot from going on past agent-login.service until the file is
-// closed, or this process ends: what comes then would take as much time as the
-// first login does. The service may start at any time before or after that.
+// holdBoot keeps the boot from continuing past agent-login.service until the caller
+// closes the file or this process ends. The rest of the boot would otherwise
+// compete with the first login for processor time. The service may start before or
+// after the lock is released.
 func holdBoot(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -176,7 +179,7 @@ func holdBoot(path string) (*os.File, error) {
 	return f, nil
 }
 
-// awaitLogin waits until the agent's user has logged in, or does not seem to.
+// awaitLogin waits until the agent's user has logged in, or for holdTime at most.
 func awaitLogin(ctx context.Context) {
 	_ = await(ctx, holdTime, holdLook, func() error {
 		if !runs(AgentUID) {
@@ -198,13 +201,13 @@ func runs(uid uint32) bool {
 	})
 }
 
-// chore is work that the machine also runs without.
+// chore is work that the machine can run without.
 type chore struct {
 	what string
 	do   func(context.Context) error
 }
 
-// do does all of it and logs and returns what failed.
+// do runs all chores, and logs and returns their errors.
 func do(ctx context.Context, chores []chore) error {
 	var failed []error
 	for _, c := range chores {
@@ -216,8 +219,8 @@ func do(ctx context.Context, chores []chore) error {
 	return errors.Join(failed...)
 }
 
-// own does what the first login need not wait for, and a session does before it
-// counts as ready, and says that it is done.
+// own does the work that the first login need not wait for, but that must precede
+// the ready state of a session. It records completion in ownFile.
 func (g Guest) own(ctx context.Context, chores []chore) error {
 	failed := ""
 	if err := do(ctx, chores); err != nil {
@@ -236,15 +239,15 @@ func async(do func() error) <-chan error {
 	return c
 }
 
-// die says on the consoles why the machine ends, and ends it.
+// die prints the reason on the consoles and powers the machine off.
 func die(what string, err error) error {
 	console("agent-sessionizer: " + what + ", powering off: " + oneLine(err))
 	unix.Sync()
 	return errors.Join(err, unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 }
 
-// shut closes the door on a machine that has no rules yet, with one command a
-// family: each costs a tenth of a second under emulation.
+// shut installs the lockdown on a machine that has no rules yet. It uses one
+// command per family, because each costs a tenth of a second under emulation.
 func (g Guest) shut(ctx context.Context) error {
 	builtin := map[string]int{"INPUT": 0, "OUTPUT": 0, "FORWARD": 0, "PREROUTING": 0}
 	for _, f := range rules.Compile(nil, rules.Network{}) {
@@ -262,8 +265,9 @@ func (g Guest) shut(ctx context.Context) error {
 	return nil
 }
 
-// perform is run for a command of whose output nothing is wanted. One that has
-// succeeded did so even if a starved machine is late to read what it said.
+// perform runs a command whose output is not needed. It ignores exec.ErrWaitDelay:
+// the command itself has succeeded, and an overloaded machine was merely slow to
+// read its output.
 func perform(ctx context.Context, stdin, name string, args ...string) error {
 	_, err := run(ctx, stdin, name, args...)
 	if errors.Is(err, exec.ErrWaitDelay) {
@@ -272,7 +276,7 @@ func perform(ctx context.Context, stdin, name string, args ...string) error {
 	return err
 }
 
-// mountCidata mounts the seed disk where the VM manager's scripts look for it.
+// mountCidata mounts the seed disk where the VM manager's scripts expect it.
 func mountCidata(ctx context.Context) error {
 	if err := os.MkdirAll(cidataMount, 0o700); err != nil {
 		return err
@@ -280,7 +284,7 @@ func mountCidata(ctx context.Context) error {
 	return await(ctx, deviceTime, deviceLook, func() error {
 		err := unix.Mount("/dev/sr0", cidataMount, "iso9660", unix.MS_RDONLY, "mode=0700,dmode=0700,overriderockperm,uid=0")
 		if errors.Is(err, unix.EBUSY) {
-			return nil // it is mounted already
+			return nil // already mounted
 		}
 		return err
 	})
@@ -303,14 +307,14 @@ func await(ctx context.Context, most, pause time.Duration, do func() error) erro
 	}
 }
 
-// SetHostname calls the machine something else than its seed disk does, which
-// comes first again at the next boot.
+// SetHostname gives the machine another name than its seed disk does. The next boot
+// restores the seed disk's name.
 func (g Guest) SetHostname(name string) error {
 	if err := g.needRoot("hostname"); err != nil {
 		return err
 	}
 	if g.Fake {
-		return nil // it is the host's
+		return nil // the host name belongs to the host
 	}
 	return g.setHostname(name)
 }
@@ -327,8 +331,8 @@ func (g Guest) setHostname(name string) error {
 	)
 }
 
-// addKeys allows the VM manager's own keys, which it asks whether the guest
-// answers with.
+// addKeys authorizes the VM manager's own keys, which it uses to check whether the
+// guest responds.
 func (g Guest) addKeys(u cidataUser) error {
 	if len(u.Keys) == 0 {
 		return nil
@@ -342,7 +346,7 @@ func (g Guest) addKeys(u cidataUser) error {
 		return err
 	}
 	dir := filepath.Join(a.home, ".ssh")
-	// The home belongs to the user, who could have put a link there.
+	// The home directory belongs to the user, who could have put a link there.
 	root, err := os.OpenRoot(g.path(a.home))
 	if err != nil {
 		return err
@@ -375,7 +379,7 @@ func (g Guest) setTimezone(name string) error {
 	}
 	zone := "/usr/share/zoneinfo/" + name
 	if info, _ := os.Stat(g.path(zone)); info == nil {
-		slog.Warn("no such timezone here", "name", name) // as on a guest with cloud-init
+		slog.Warn("no such timezone here", "name", name) // cloud-init also continues without the timezone
 		return nil
 	}
 	if old, err := os.Readlink(g.path("/etc/localtime")); err == nil && old == zone {
@@ -392,7 +396,8 @@ func (g Guest) setTimezone(name string) error {
 	)
 }
 
-// trust adds certificates to the system's, if they are not there yet.
+// trust adds certificates to the system's trust store, unless they are already in
+// it.
 func (g Guest) trust(ctx context.Context, certificates []string) error {
 	fresh := false
 	for i, c := range certificates {
@@ -412,8 +417,8 @@ func (g Guest) trust(ctx context.Context, certificates []string) error {
 	return err
 }
 
-// runBootcmd runs the boot scripts. As with cloud-init their exit status ends
-// nothing.
+// runBootcmd runs the boot scripts. As in cloud-init, a failing exit status does
+// not stop the boot.
 func runBootcmd(ctx context.Context, script string) error {
 	if script == "" {
 		return nil
@@ -427,7 +432,7 @@ func runBootcmd(ctx context.Context, script string) error {
 	cmd := exec.CommandContext(ctx, "/bin/sh", path)
 	cmd.Env = []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root",
-		"AGENT_SEED=1", // what runs here need not close the door, nor announce
+		"AGENT_SEED=1", // makes the scripts skip the lockdown and the announcement
 	}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.WaitDelay = time.Second
@@ -439,9 +444,9 @@ func runBootcmd(ctx context.Context, script string) error {
 	return err
 }
 
-// awaitLogins waits until sshd listens and the network is there, so that the
-// host's first packet is not one that gets lost. A network that does not come
-// is the host's to notice.
+// awaitLogins waits until sshd listens and the network has a route, so that the
+// host's first packet is not lost. It succeeds without a route, because the host
+// detects a missing network.
 func awaitLogins(ctx context.Context) error {
 	err := await(ctx, loginTime, loginLook, func() error {
 		if !listens(22) {
@@ -461,8 +466,8 @@ func awaitLogins(ctx context.Context) error {
 
 var errNoRoute = errors.New("no route")
 
-// sayBooted tells Lima's host agent, which keeps logging in until it is told,
-// unless that is for a script on the seed disk to do.
+// sayBooted notifies Lima's host agent, which otherwise keeps logging in to check.
+// It leaves the notification to the seed disk's boot script if there is one to run.
 func sayBooted(context.Context) error {
 	if provisions(cidataMount) {
 		return nil
@@ -474,8 +479,8 @@ func sayBooted(context.Context) error {
 	return os.WriteFile("/run/lima-boot-done", meta, 0o644)
 }
 
-// provision runs the VM manager's own boot script when it has anything to do
-// but say that it was there.
+// provision runs the VM manager's own boot script, unless its only task would be to
+// report that it ran.
 func provision(ctx context.Context) error {
 	if !provisions(cidataMount) {
 		return nil
@@ -492,7 +497,7 @@ func provision(ctx context.Context) error {
 	return cmd.Run()
 }
 
-// start asks systemd for a unit and does not wait for it.
+// start queues a start job in systemd and does not wait for it.
 func start(ctx context.Context, unit string) error {
 	return perform(ctx, "", "systemctl", "start", "--no-block", unit)
 }

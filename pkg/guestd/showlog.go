@@ -16,9 +16,10 @@ import (
 
 const followEvery = 250 * time.Millisecond
 
-// logOptions: with since the first entries after it, without it the last ones.
+// logOptions selects entries of the query log: with since, the first entries after
+// that number; without it, the last ones.
 type logOptions struct {
-	since  int64 // -1 when not given
+	since  int64 // -1 if not set
 	limit  int   // 0 for all
 	follow bool
 }
@@ -58,8 +59,8 @@ func (g Guest) printLog(ctx context.Context, out io.Writer, o logOptions) error 
 	return g.follow(ctx, out, newer, max(last, o.since))
 }
 
-// follow prints what is added, until ctx ends. The open file is read to its
-// end before the next one is opened, so that a turn of the files loses nothing.
+// follow prints new entries until ctx ends. It reads the open file to its end
+// before it opens the next one, so that a rotation loses no entries.
 func (g Guest) follow(ctx context.Context, out io.Writer, path string, seen int64) error {
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
@@ -67,7 +68,7 @@ func (g Guest) follow(ctx context.Context, out io.Writer, path string, seen int6
 	var offset int64
 	defer func() {
 		if file != nil {
-			_ = file.Close() // only read
+			_ = file.Close() // opened for reading only
 		}
 	}()
 	for {
@@ -108,7 +109,8 @@ func sameFile(f *os.File, path string) bool {
 	return errA == nil && errB == nil && os.SameFile(a, b)
 }
 
-// printFrom prints the whole lines after offset and returns where they end.
+// printFrom prints the complete lines after offset and returns the offset of their
+// end.
 func printFrom(f *os.File, offset int64, out io.Writer, seen *int64) (int64, error) {
 	r := bufio.NewReader(io.NewSectionReader(f, offset, logBytes*2))
 	for {

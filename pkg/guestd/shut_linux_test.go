@@ -11,10 +11,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
 )
 
-// The seed closes the network with fewer commands than the daemon, and must
-// leave the same rules.
+// The seed closes the network with fewer commands than the daemon, and must leave
+// the same rules.
 func TestSeedShutsAsTheDaemonDoesInNamespaces(t *testing.T) {
-	runtime.LockOSThread() // for good: the thread ends with its namespace
+	runtime.LockOSThread() // never unlocked: the thread ends with its namespace
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal("make a network namespace: ", err, "; run as root, as make test does")
 	}

@@ -21,16 +21,16 @@ import (
 )
 
 const (
-	identityPort = "/dev/hvc0" // only root opens it, and the host's end is nobody else's
+	identityPort = "/dev/hvc0" // only root can open it, and its host end belongs to this session alone
 	sshdPID      = "/run/sshd.pid"
 	bootID       = "/proc/sys/kernel/random/boot_id"
 	settleTime   = 5 * time.Minute
 )
 
-// Sleep waits, on a machine that is all but set up, to be saved. It returns in
-// each of its forks after that has become a machine of its own and was
-// announced, or not at all: a fork that cannot be renewed in every respect
-// powers off.
+// Sleep waits, on an almost fully set-up machine, for its snapshot to be saved. It
+// returns in each fork after the fork has received its own identity and was
+// announced. A fork that cannot renew every part of the identity powers off
+// instead.
 func (g Guest) Sleep(ctx context.Context) error {
 	if err := g.needRoot("sleep"); err != nil {
 		return err
@@ -50,25 +50,25 @@ func (g Guest) Sleep(ctx context.Context) error {
 		return err
 	}
 	s.mark("own_ms")
-	slog.Info("woke", s.steps...) // only now: before, it would be in the old journal
+	slog.Info("woke", s.steps...) // not earlier: the entry would go to the old journal
 	awaitIdle(ctx)
-	_ = do(ctx, []chore{{"provision", provision}}) // the machine works without
+	_ = do(ctx, []chore{{"provision", provision}}) // the machine works without it
 	return nil
 }
 
 // sleeper is one run of Sleep.
 type sleeper struct {
 	guest Guest
-	port  *os.File // to the host
+	port  *os.File // connection to the host
 	card  string
-	disk  scsiDisk // the seed disk, taken out while asleep
+	disk  scsiDisk // the seed disk, removed while the machine sleeps
 	woke  time.Time
-	steps []any // what was done since, and after how many milliseconds
+	steps []any // completed steps since waking, each with its time in milliseconds
 }
 
-// prepare does what need not be done in every fork: it waits for the machine to
-// be at rest, reads into memory what the first seconds of a session need, and
-// takes the seed disk out, which is another one in a fork.
+// prepare does the work that need not be repeated in every fork. It waits until the
+// machine is at rest, reads the files of a session's first seconds into memory, and
+// removes the seed disk, which is a different one in each fork.
 func (s *sleeper) prepare(ctx context.Context) error {
 	var err error
 	if s.port, err = openRaw(identityPort); err != nil {
@@ -77,8 +77,8 @@ func (s *sleeper) prepare(ctx context.Context) error {
 	if s.card, err = findCard(ctx); err != nil {
 		return err
 	}
-	// A clone leaves it for when nobody waits; a fork has it from the start, and
-	// with it somebody who watches the power button.
+	// A clone starts these units once it is idle. A fork has them from the start,
+	// including the one that watches the power button.
 	if err := start(ctx, lateUnit); err != nil {
 		return err
 	}
@@ -92,8 +92,8 @@ func (s *sleeper) prepare(ctx context.Context) error {
 		return fmt.Errorf("seed disk: %w", err)
 	}
 	warm(ctx)
-	// The rules of a sleeping machine are those that its forks wake with: they
-	// are loaded anew, and looked at, before it is saved.
+	// Forks wake with the rules of the sleeping machine: reload and verify the
+	// lockdown before the machine is saved.
 	if err := s.guest.Door(ctx); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (s *sleeper) prepare(ctx context.Context) error {
 	return nil
 }
 
-// wake reads who the machine is and makes it that.
+// wake reads the machine's identity from the host and applies it.
 func (s *sleeper) wake(ctx context.Context) error {
 	if _, err := s.port.WriteString("\n" + wire.AsleepMarker + "\n"); err != nil {
 		return err
@@ -119,7 +119,8 @@ func (s *sleeper) wake(ctx context.Context) error {
 		return err
 	}
 	s.woke = time.Now()
-	// First what everything else may depend on.
+	// The clock and the random seed come first, because everything else may depend
+	// on them.
 	if err := errors.Join(setClock(id.Time), stir(id.Seed)); err != nil {
 		return fmt.Errorf("clock and random numbers: %w", err)
 	}
@@ -152,7 +153,7 @@ func (s *sleeper) wake(ctx context.Context) error {
 	return nil
 }
 
-// become writes the identity. Nothing of it is logged.
+// become writes the identity. It logs nothing of it.
 func (g Guest) become(id wire.Identity) (public string, err error) {
 	if public, err = publicKey(id.HostKey); err != nil {
 		return "", err
@@ -174,7 +175,7 @@ func (g Guest) become(id wire.Identity) (public string, err error) {
 	)
 }
 
-// insert makes the kernel see the fork's own seed disk and takes the VM
+// insert makes the kernel detect the fork's own seed disk, and authorizes the VM
 // manager's keys from it.
 func (s *sleeper) insert(ctx context.Context) error {
 	if err := s.disk.insert(); err != nil {
@@ -199,8 +200,8 @@ func (s *sleeper) mark(what string) {
 	s.steps = append(s.steps, what, time.Since(s.woke).Milliseconds())
 }
 
-// openRaw opens a terminal that neither echoes nor interprets: what comes in is
-// a private key, and what goes out is in the host's logs.
+// openRaw opens a terminal that neither echoes nor interprets its input. The input
+// contains a private key, and the host logs all output.
 func openRaw(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -220,7 +221,7 @@ func openRaw(path string) (*os.File, error) {
 	return f, nil
 }
 
-// readLine reads up to the first newline and nothing beyond limit.
+// readLine reads up to the first newline, and at most limit bytes.
 func readLine(r io.Reader, limit int) ([]byte, error) {
 	line := make([]byte, 0, limit)
 	for len(line) < limit {
@@ -236,7 +237,7 @@ func readLine(r io.Reader, limit int) ([]byte, error) {
 	return nil, errors.New("the identity is longer than it may be")
 }
 
-// settle waits until systemd has nothing left to start.
+// settle waits until systemd has no more jobs.
 func settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
@@ -249,10 +250,10 @@ func settle(ctx context.Context) error {
 	})
 }
 
-// warm reads what a session's first seconds need; whether it is all there is
-// not for this to say.
+// warm reads the files of a session's first seconds into memory. It only logs
+// errors, because the warm-up is an optimization.
 func warm(ctx context.Context) {
-	// Caches of the boot are not worth saving, and their memory is given back.
+	// Drop the boot's caches to free memory; they are not worth saving.
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
 		slog.Warn("drop caches", "err", err)
 	}
@@ -267,7 +268,7 @@ func warm(ctx context.Context) {
 			slog.Info("warm", "command", args[0], "err", err)
 		}
 	}
-	// What sshd runs for a connection.
+	// The files that sshd uses for a connection.
 	for _, pattern := range []string{"/usr/lib/openssh/sshd-*", "/usr/lib/openssh/sftp-server", "/lib/*/security/pam_*.so"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
@@ -280,7 +281,7 @@ func warm(ctx context.Context) {
 	knock(ctx)
 }
 
-// knock makes sshd serve one connection as far as its greeting.
+// knock connects to sshd and waits for its greeting.
 func knock(ctx context.Context) {
 	d := net.Dialer{Timeout: 20 * time.Second}
 	c, err := d.DialContext(ctx, "tcp", "127.0.0.1:22")
@@ -300,8 +301,8 @@ func setClock(t time.Time) error {
 	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
 }
 
-// restartSSHD makes sshd take its new key: it executes itself anew, and writes
-// its number once it listens again.
+// restartSSHD makes sshd load its new host key. sshd re-executes itself and writes
+// its pid file once it listens again.
 func restartSSHD(ctx context.Context) error {
 	text, err := os.ReadFile(sshdPID)
 	if err != nil {
@@ -320,7 +321,7 @@ func restartSSHD(ctx context.Context) error {
 	})
 }
 
-// syncRoot returns when all that was written is on the disk.
+// syncRoot returns when all written data is on the disk.
 func syncRoot() error {
 	root, err := os.Open("/etc")
 	if err != nil {
@@ -330,11 +331,11 @@ func syncRoot() error {
 	return unix.Syncfs(int(root.Fd()))
 }
 
-// scsiDisk is where the kernel finds a disk again.
+// scsiDisk is the SCSI address at which the kernel can detect a disk again.
 type scsiDisk struct{ host, rest string }
 
-// removeSeedDisk unmounts the seed disk and makes the kernel forget it, with its
-// size and what was read of it.
+// removeSeedDisk unmounts the seed disk and makes the kernel forget it, including
+// its size and its cached content.
 func removeSeedDisk() (scsiDisk, error) {
 	if err := unix.Unmount(cidataMount, 0); err != nil {
 		return scsiDisk{}, err
@@ -354,8 +355,8 @@ func removeSeedDisk() (scsiDisk, error) {
 
 func (d scsiDisk) insert() error { return os.WriteFile(d.host+"/scan", []byte(d.rest), 0) }
 
-// newJournal makes journald read the new machine-id and boot_id, and removes
-// what the machine logged before it was one of its own.
+// newJournal makes journald read the new machine-id and boot_id. It removes the
+// entries that were logged under the previous identity.
 func newJournal(ctx context.Context) error {
 	old, err := filepath.Glob("/run/log/journal/*")
 	if err != nil {

@@ -38,7 +38,8 @@ func TestReadLineIsBounded(t *testing.T) {
 	}
 }
 
-// The private key that comes in must not go out again: the host logs what does.
+// The private key that the guest receives must not be echoed, because the host logs
+// all output.
 func TestTheIdentityPortNeitherEchoesNorWaitsForLines(t *testing.T) {
 	host, guest, err := pty.Open()
 	if err != nil {
@@ -51,7 +52,7 @@ func TestTheIdentityPortNeitherEchoesNorWaitsForLines(t *testing.T) {
 	}
 	defer port.Close()
 	guest.Close()
-	// Longer than a terminal takes of one line, with what a terminal acts on.
+	// Longer than a terminal's limit for a line, and with control characters.
 	sent := strings.Repeat("secret\x03\x04\x7f\r", 800) + "\n"
 	read := async(func() error {
 		got, err := readLine(port, len(sent))
@@ -105,7 +106,7 @@ func TestKeysOfTheManagerStayInTheHome(t *testing.T) {
 	if err := unix.Stat(file, &st); err != nil || int(st.Uid) != uid || st.Mode&0o777 != 0o600 {
 		t.Fatalf("%v: %+v", err, st)
 	}
-	// The user may have made .ssh a link to somewhere that is root's.
+	// The user may have replaced .ssh with a link to a directory of root.
 	if err := errors.Join(os.RemoveAll(filepath.Join(home, ".ssh")), os.Symlink("../../victim", filepath.Join(home, ".ssh"))); err != nil {
 		t.Fatal(err)
 	}

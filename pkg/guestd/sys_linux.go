@@ -13,7 +13,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
 )
 
-// mark puts the proxy's mark on a socket.
+// mark sets the proxy's firewall mark on a socket.
 func mark(_, _ string, c syscall.RawConn) error {
 	var errMark error
 	err := c.Control(func(fd uintptr) {
@@ -39,14 +39,14 @@ func inMemory(dir string) error {
 	return nil
 }
 
-// viaDir is a path to a file in an open directory that is short enough for a
-// socket's address, however long the directory's own path is.
+// viaDir returns a path to a file in an open directory. The path is short enough
+// for a socket address, however long the directory's own path is.
 func viaDir(dir *os.File, name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
 }
 
-// peerPID is the process at the other end of a connection; of a listening
-// socket it is the one that made it listen.
+// peerPID returns the process at the other end of a connection. For a listening
+// socket's connection, that is the process that called listen.
 func peerPID(c *net.UnixConn) (int, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"syscall"
 )
 
-// Guests run Linux. Elsewhere only a fake guest works, which needs none of it.
+// Guests run Linux. On other systems only a fake guest works, which does not call
+// these functions.
 
 func mark(_, _ string, _ syscall.RawConn) error { return errors.ErrUnsupported }
 

@@ -22,41 +22,41 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// taskDir has a directory for each attempt at a task, of the agent's.
+// taskDir holds a directory, owned by the agent, for each attempt at a task.
 const taskDir = "/var/lib/agent-task"
 
-// What is in the directory of an attempt. Of all files but begun and result the
-// end may be missing after a power cut.
+// Files in the directory of an attempt. After a power failure, the end of any file
+// except begun and result may be missing.
 const (
-	taskSpec   = "start.json" // what to run
-	taskBrief  = "TASK.md"    // what the agent is told, if that is asked for
-	taskLock   = "lock"       // held by what runs the agent, for as long as it does
-	taskBegun  = "begun"      // since then the agent may have run: it is never started again
-	taskSignal = "signal"     // the strongest signal that was sent
+	taskSpec   = "start.json" // the command to run
+	taskBrief  = "TASK.md"    // the agent's instructions, if the task has any
+	taskLock   = "lock"       // held by the wrapper for as long as it runs the agent
+	taskBegun  = "begun"      // exists once the agent may have run: it is never started again
+	taskSignal = "signal"     // the strongest signal sent so far
 	taskAgent  = "agent"      // the agent's process
-	taskStdout = "stdout.log" // what it prints
+	taskStdout = "stdout.log" // the agent's output
 	taskStderr = "stderr.log"
-	taskResult = "result.json" // how it ended
-	taskSpare  = "spare"       // room for the result on a full disk
-	taskLog    = "run.log"     // of a fake guest's wrapper; a unit has the journal
+	taskResult = "result.json" // the agent's exit
+	taskSpare  = "spare"       // space reserved for the result on a full disk
+	taskLog    = "run.log"     // log of a fake guest's wrapper; a unit uses the journal
 	taskOut    = "out"         // collections of artifacts
 )
 
 // taskBegin bounds the wait for an agent to begin.
 const taskBegin = 2 * time.Minute
 
-// task is one attempt at a task. Whatever is done to it is done as the agent's
-// user, who can change all that is in its directory: nothing here is to be
-// believed by a host.
+// task is one attempt at a task. All its commands run as the agent's user, who can
+// change everything in the directory. The host must not trust anything read from
+// it.
 type task struct {
 	guest Guest
-	name  string // wire.TaskName
+	name  string // as defined by wire.TaskName
 	dir   string
 
-	wrapper int // our own process where it holds the lock, and cannot ask for the holder
+	wrapper int // this process if it holds the lock, because it cannot query its own lock
 }
 
-// Task runs one of the commands about tasks.
+// Task runs one of the task commands.
 func (g Guest) Task(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
 	verb := ""
 	if len(args) > 0 {
@@ -117,12 +117,12 @@ func (g Guest) task(name string) (task, error) {
 
 func (t task) path(name string) string { return filepath.Join(t.dir, name) }
 
-// unit is what systemd runs.
+// unit returns the name of the attempt's systemd unit.
 func (t task) unit() string { return "agent-task-" + strings.ReplaceAll(t.name, "/", "-") + ".service" }
 
 func (t task) id() string { return filepath.Dir(filepath.FromSlash(t.name)) }
 
-// state says how it stands, and how it ended if it did.
+// state returns the attempt's state, and its result if it has ended.
 func (t task) state() (wire.TaskState, *wire.TaskResult) {
 	if r := t.result(); r != nil {
 		return wire.TaskExited, r
@@ -134,14 +134,14 @@ func (t task) state() (wire.TaskState, *wire.TaskResult) {
 	if string(begun) == bootOf() && t.holder() != 0 {
 		return wire.TaskRunning, nil
 	}
-	// It may have ended since we looked.
+	// The agent may have ended since the first check.
 	if r := t.result(); r != nil {
 		return wire.TaskExited, r
 	}
 	return wire.TaskLost, nil
 }
 
-// status is the state with all that is known.
+// status returns the state, sizes and resource usage.
 func (t task) status() wire.TaskStatus {
 	s := wire.TaskStatus{Time: time.Now().UTC(), Stdout: sizeOf(t.path(taskStdout)), Stderr: sizeOf(t.path(taskStderr))}
 	s.State, s.Result = t.state()
@@ -163,7 +163,7 @@ func (t task) result() *wire.TaskResult {
 	return &r
 }
 
-// bootOf tells this run of the machine from those before it.
+// bootOf returns the boot id, which distinguishes this boot from earlier ones.
 func bootOf() string { return readBounded("/proc/sys/kernel/random/boot_id") }
 
 func sizeOf(path string) int64 {
@@ -174,8 +174,8 @@ func sizeOf(path string) int64 {
 	return info.Size()
 }
 
-// holder is the process that runs the agent, 0 when there is none. Asking
-// disturbs nobody, which is why this is a lock of POSIX.
+// holder returns the process that runs the agent, or 0. It uses a POSIX lock
+// because testing one does not interfere with other processes.
 func (t task) holder() int {
 	f, err := os.Open(t.path(taskLock))
 	if err != nil {
@@ -189,8 +189,8 @@ func (t task) holder() int {
 	return int(l.Pid)
 }
 
-// hold takes the lock until release is called. Nothing else in the process may
-// open the file: closing it would release the lock, too.
+// hold takes the lock until release is called. Nothing else in the process may open
+// the file, because closing it would release the lock.
 func (t task) hold() (release func(), err error) {
 	f, err := os.OpenFile(t.path(taskLock), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -199,11 +199,11 @@ func (t task) hold() (release func(), err error) {
 	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 		return nil, errors.Join(fail.New(fail.Conflict, "another process runs task %s: %w", t.name, err), f.Close())
 	}
-	return func() { _ = f.Close() }, nil // nothing was written that could be lost
+	return func() { _ = f.Close() }, nil // no written data can be lost
 }
 
-// start has the agent run, once and for all: one that runs, or ran, is not
-// started again. It prints the state.
+// start runs the agent at most once: an attempt that runs or has run is not started
+// again. It prints the state.
 func (t task) start(ctx context.Context, in io.Reader, out io.Writer) error {
 	spec, err := wire.DecodeTaskStart(in)
 	if err != nil {
@@ -212,7 +212,7 @@ func (t task) start(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := t.makeDir(ctx); err != nil {
 		return fmt.Errorf("make the task's directory: %w", err)
 	}
-	// Of two who start, the second finds what the first did.
+	// If two processes start the attempt, the second finds the first one's state.
 	unlock, err := waitLock(ctx, t.path("start.lock"))
 	if err != nil {
 		return err
@@ -226,8 +226,8 @@ func (t task) start(ctx context.Context, in io.Reader, out io.Writer) error {
 	return t.status().Encode(out)
 }
 
-// makeDir makes the attempt's directory. That of all tasks is in a directory of
-// root's, so root makes it.
+// makeDir creates the attempt's directory. It uses sudo to create the directory of
+// all tasks, whose parent belongs to root.
 func (t task) makeDir(ctx context.Context) error {
 	top := t.guest.path(taskDir)
 	if _, err := os.Lstat(top); errors.Is(err, fs.ErrNotExist) && !t.guest.Fake {
@@ -239,7 +239,7 @@ func (t task) makeDir(ctx context.Context) error {
 	return os.MkdirAll(t.dir, 0o700)
 }
 
-// waitLock waits for a lock that ends with the process.
+// waitLock waits for a lock that the kernel releases with the process.
 func waitLock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -250,7 +250,7 @@ func waitLock(ctx context.Context, path string) (unlock func(), err error) {
 	for {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
-			return func() { _ = f.Close() }, nil // nothing was written that could be lost
+			return func() { _ = f.Close() }, nil // no written data can be lost
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, errors.Join(err, f.Close())
@@ -263,7 +263,8 @@ func waitLock(ctx context.Context, path string) (unlock func(), err error) {
 	}
 }
 
-// launch starts what runs the agent, and waits until that has begun.
+// launch starts the wrapper that runs the agent, and waits until the attempt has
+// begun.
 func (t task) launch(ctx context.Context, spec wire.TaskStart) error {
 	var text bytes.Buffer
 	if err := spec.Encode(&text); err != nil {
@@ -302,9 +303,9 @@ func (t task) launch(ctx context.Context, spec wire.TaskStart) error {
 	}
 }
 
-// startUnit has systemd run it, so that it outlives the connection that asked
-// for it, and ends with all its children. A unit that runs is left alone: it is
-// about to begin.
+// startUnit runs the wrapper in a systemd unit, so that it outlives the connection
+// and ends with all its children. It leaves a running unit alone, because that
+// attempt is about to begin.
 func (t task) startUnit(ctx context.Context) (ended func() bool, err error) {
 	ended = func() bool {
 		state, err := run(ctx, "", "systemctl", "show", "--property=ActiveState", "--value", t.unit())
@@ -322,13 +323,13 @@ func (t task) startUnit(ctx context.Context) (ended func() bool, err error) {
 	return ended, err
 }
 
-// taskProperties are the unit's, as options of systemd-run. Delegate lets the
-// agent's processes have a control group of their own below the wrapper's.
+// taskProperties returns the unit's properties as options of systemd-run. Delegate
+// lets the agent's processes have their own control group below the wrapper's.
 func taskProperties() []string {
 	var options []string
 	for _, p := range []string{
 		"Type=exec", "Restart=no", "KillMode=control-group", "Delegate=yes", "CPUAccounting=yes", "MemoryAccounting=yes",
-		"OOMPolicy=continue", // a child that takes too much memory is the agent's to see
+		"OOMPolicy=continue", // the agent handles a child that was killed for using too much memory
 		"TasksMax=infinity", "IgnoreSIGPIPE=no", "StandardInput=null", "WorkingDirectory=/",
 	} {
 		options = append(options, "--property="+p)
@@ -336,7 +337,7 @@ func taskProperties() []string {
 	return options
 }
 
-// startProcess starts it in a fake guest, which has no systemd.
+// startProcess starts the wrapper in a fake guest, which has no systemd.
 func (t task) startProcess(ctx context.Context) (ended func() bool, err error) {
 	if t.holder() != 0 {
 		return func() bool { return t.holder() == 0 }, nil
@@ -350,7 +351,7 @@ func (t task) startProcess(ctx context.Context) (ended func() bool, err error) {
 		return nil, err
 	}
 	defer log.Close()
-	// It outlives this command, as a unit does.
+	// The wrapper outlives this command, as a unit does.
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), self, "task", "run", t.name)
 	cmd.Dir = t.dir
 	cmd.Env = append(os.Environ(), "AGENT_GUEST_ROOT="+t.guest.Root)
@@ -360,7 +361,7 @@ func (t task) startProcess(ctx context.Context) (ended func() bool, err error) {
 		return nil, err
 	}
 	gone := make(chan struct{})
-	go func() { // ends with the process that it waits for, or with ours
+	go func() { // ends with the wrapper or with this process
 		_ = cmd.Wait()
 		close(gone)
 	}()
@@ -374,8 +375,8 @@ func (t task) startProcess(ctx context.Context) (ended func() bool, err error) {
 	}, nil
 }
 
-// signal sends TERM or KILL to the agent and to all that it started, and prints
-// the state. One that is about to begin does not.
+// signal sends TERM or KILL to all of the agent's processes, and prints the state.
+// It also stops an attempt that is about to begin.
 func (t task) signal(name string, out io.Writer) error {
 	sig, known := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}[name]
 	if !known {
@@ -383,8 +384,9 @@ func (t task) signal(name string, out io.Writer) error {
 	}
 	_, errDir := os.Lstat(t.dir)
 	if state, _ := t.state(); errDir == nil && state != wire.TaskExited {
-		// Written first: an agent that is about to begin is not there to be
-		// killed, and whoever starts it looks at this before and after.
+		// Record the signal first. An agent that is about to begin cannot be killed
+		// yet, so the wrapper checks this file before and after it starts the
+		// agent.
 		if t.wanted() != syscall.SIGKILL {
 			if err := t.write(taskSignal, name); err != nil {
 				return err
@@ -397,7 +399,7 @@ func (t task) signal(name string, out io.Writer) error {
 	return t.status().Encode(out)
 }
 
-// wanted is the signal that was sent, 0 for none.
+// wanted returns the signal that was requested, or 0.
 func (t task) wanted() syscall.Signal {
 	switch name, _ := os.ReadFile(t.path(taskSignal)); string(name) {
 	case "TERM":
@@ -412,7 +414,7 @@ func (t task) write(name, content string) error {
 	return writeFile(t.path(name), []byte(content), 0o600)
 }
 
-// writeForGood is write that a power cut does not undo.
+// writeForGood writes a file so that a power failure does not undo it.
 func (t task) writeForGood(name, content string) error {
 	if err := t.write(name, content); err != nil {
 		return err

@@ -27,34 +27,34 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// What is in the directory of a collection.
+// Files in the directory of a collection.
 const (
 	outPatch    = "patch"
 	outList     = "untracked"
-	outCheckout = "checkout" // its path
+	outCheckout = "checkout" // contains the checkout's path
 	outManifest = "manifest.jsonl"
 )
 
 const (
-	beatEvery = 10 * time.Second // a sign of life, while a large file is read
-	lowDisk   = 256 << 20        // bytes; with less a collection is kept in memory
-	maxLook   = 5_000_000        // names that are compared with patterns
+	beatEvery = 10 * time.Second // interval of heartbeats while a large file is read
+	lowDisk   = 256 << 20        // bytes; with less free space a collection is kept in memory
+	maxLook   = 5_000_000        // number of names compared with patterns
 )
 
-const longPath = "its path is too long" // why something is skipped
+const longPath = "its path is too long" // reason for skipping a file
 
 // collected is one line of a collection's own manifest.
 type collected struct {
 	wire.Artifact
-	Path []byte `json:"path,omitempty"` // below the checkout; names may be any bytes
-	Own  string `json:"own,omitempty"`  // or a file of the collection
+	Path []byte `json:"path,omitempty"` // below the checkout; names may contain any bytes
+	Own  string `json:"own,omitempty"`  // or the name of a file in the collection
 }
 
-// collector makes one collection.
+// collector creates one collection.
 type collector struct {
 	task
 	ask  wire.TaskCollect
-	dir  string   // of the collection
+	dir  string   // directory of the collection
 	tree *os.Root // the checkout
 	out  io.Writer
 	list *bufio.Writer // the manifest
@@ -62,13 +62,13 @@ type collector struct {
 	patterns []string
 	files    int
 	bytes    int64
-	skipped  int // all told
-	subs     int // submodules that were looked at
+	skipped  int // total, including unlisted ones
+	subs     int // number of submodules inspected
 	taken    map[string]bool
 }
 
-// collect makes a collection of what the agent has done to its checkout, and
-// says what is in it. It changes nothing there.
+// collect creates a collection of the agent's work in its checkout, and prints its
+// content. It changes nothing in the checkout.
 func (t task) collect(ctx context.Context, in io.Reader, out io.Writer) error {
 	ask, err := wire.DecodeTaskCollect(in)
 	if err != nil {
@@ -79,8 +79,8 @@ func (t task) collect(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	}
 	id := hex.EncodeToString(random[:])
-	// Nobody asks for those before any more. If somebody does, who began to
-	// collect before us, that is told and begins anew.
+	// Earlier collections are obsolete, so remove them. A host that still asks for
+	// one gets an error and starts a new collection.
 	places := t.outPlaces()
 	for _, place := range places {
 		if err := os.RemoveAll(place); err != nil {
@@ -89,7 +89,7 @@ func (t task) collect(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	place := places[0]
 	if len(places) > 1 && freeBytes(filepath.Dir(t.dir)) < lowDisk {
-		place = places[1] // the disk is what the agent has filled
+		place = places[1] // the agent may have filled the disk
 	}
 	beating := &beating{out: out}
 	defer beating.begin()()
@@ -105,7 +105,7 @@ func (t task) collect(ctx context.Context, in io.Reader, out io.Writer) error {
 	})
 }
 
-// outPlaces are where a collection may be.
+// outPlaces returns the directories that may hold a collection.
 func (t task) outPlaces() []string {
 	places := []string{t.path(taskOut)}
 	if !t.guest.Fake {
@@ -154,9 +154,9 @@ func (c *collector) run(ctx context.Context) (err error) {
 	return c.list.Flush()
 }
 
-// work takes the patch and the list of untracked files, which it returns. Where
-// there is no patch they are all files that are not ignored: what the agent did
-// must be among them.
+// work collects the patch and the untracked files, and returns the names of the
+// latter. Without a patch, it lists all files that are not ignored, because the
+// agent's work must be among them.
 func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 	git := taskGit{dir: c.ask.Dir, scratch: c.dir}
 	patched, err := c.patch(ctx, git, c.ask.Base, outPatch, wire.PatchName(c.id()))
@@ -186,9 +186,10 @@ func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 	return names, c.takeOwn(ctx, outList, wire.UntrackedName(c.id()))
 }
 
-// untracked are the untracked files of a repository. Where git cannot tell them from
-// those that are tracked they are all files that are not ignored, as without a patch.
-// An error ends the collection: files that nothing names would be lost with the VM.
+// untracked returns the untracked files of a repository. If git cannot distinguish
+// them from tracked ones, it returns all files that are not ignored, as in the case
+// without a patch. An error aborts the collection: files missing from the list
+// would be lost with the VM.
 func (c *collector) untracked(ctx context.Context, git taskGit, whole bool) (names []string, more int, err error) {
 	names, more, err = git.untracked(ctx, whole, c.ask.MaxFiles)
 	if err != nil && !whole && ctx.Err() == nil {
@@ -203,8 +204,8 @@ func (c *collector) untracked(ctx context.Context, git taskGit, whole bool) (nam
 	return names, more, nil
 }
 
-// patch takes the patch of a repository from a commit, or says why there is none.
-// An empty one is not taken: git apply refuses it.
+// patch collects the patch of a repository since a commit, or records why there is
+// none. It skips an empty patch, which git apply would reject.
 func (c *collector) patch(ctx context.Context, git taskGit, base, file, name string) (taken bool, err error) {
 	failed := git.patch(ctx, base, filepath.Join(c.dir, file), c.ask.MaxBytes)
 	if ctx.Err() != nil {
@@ -222,7 +223,7 @@ func (c *collector) patch(ctx context.Context, git taskGit, base, file, name str
 	return true, c.takeOwn(ctx, file, name)
 }
 
-// named takes the files that match the patterns.
+// named collects the files that match the patterns.
 func (c *collector) named(ctx context.Context) error {
 	for _, p := range c.ask.Patterns {
 		if p = path.Clean(p); p == "." {
@@ -275,7 +276,7 @@ func (c *collector) named(ctx context.Context) error {
 	return nil
 }
 
-// entries is what is in a directory of the checkout.
+// entries returns the sorted entries of a directory in the checkout.
 func (c *collector) entries(dir string) ([]fs.DirEntry, error) {
 	if dir == "" {
 		dir = "."
@@ -292,14 +293,14 @@ func (c *collector) entries(dir string) ([]fs.DirEntry, error) {
 	return entries, errors.Join(err, d.Close())
 }
 
-// means reports whether a pattern names a file, or a directory that it is in.
+// means reports whether a pattern matches a file, or a directory that contains it.
 func means(pattern, name string) bool {
 	return doublestar.MatchUnvalidated(pattern, name) || doublestar.MatchUnvalidated(pattern+"/**", name)
 }
 
-// mayBeBelow reports whether a pattern may name something in a directory.
+// mayBeBelow reports whether a pattern may match something in a directory.
 func mayBeBelow(pattern, dir string) bool {
-	if strings.Contains(pattern, "{") { // which may hold slashes
+	if strings.Contains(pattern, "{") { // braces may contain slashes
 		return true
 	}
 	want, have := strings.Split(pattern, "/"), strings.Split(dir, "/")
@@ -314,7 +315,7 @@ func mayBeBelow(pattern, dir string) bool {
 	return true
 }
 
-// take takes a file of the checkout, or says why not.
+// take collects a file of the checkout, or records why it cannot.
 func (c *collector) take(ctx context.Context, name, into string) error {
 	if c.taken[name] {
 		return nil
@@ -332,7 +333,7 @@ func (c *collector) take(ctx context.Context, name, into string) error {
 	return c.add(ctx, collected{Artifact: a, Path: []byte(name)}, f)
 }
 
-// takeOwn takes a file of the collection.
+// takeOwn collects a file of the collection.
 func (c *collector) takeOwn(ctx context.Context, file, name string) error {
 	f, err := os.Open(filepath.Join(c.dir, file))
 	if err != nil {
@@ -342,7 +343,7 @@ func (c *collector) takeOwn(ctx context.Context, file, name string) error {
 	return c.add(ctx, collected{Artifact: wire.Artifact{Name: name}, Own: file}, f)
 }
 
-// add reads a file, notes it and tells of it.
+// add hashes a file and adds it to the manifest.
 func (c *collector) add(ctx context.Context, a collected, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -365,7 +366,7 @@ func (c *collector) add(ctx context.Context, a collected, f *os.File) error {
 		return context.Cause(ctx)
 	case err != nil:
 		return c.skip(a.Name, reason(err))
-	case n > left: // it grows
+	case n > left: // the file is growing
 		return tooLarge()
 	}
 	c.files++
@@ -374,7 +375,7 @@ func (c *collector) add(ctx context.Context, a collected, f *os.File) error {
 	return c.tell(a)
 }
 
-// skip notes what is not taken.
+// skip records a file that is not collected.
 func (c *collector) skip(name, why string) error {
 	if c.skipped++; c.skipped > wire.MaxTaskSkipped {
 		return nil
@@ -397,13 +398,13 @@ func (c *collector) tell(a collected) error {
 	return wire.WriteFrame(c.out, wire.FrameArtifact, text)
 }
 
-// notRegular is why what is no ordinary file is not taken.
+// notRegular is the error for a file that is not regular.
 type notRegular string
 
 func (n notRegular) Error() string { return string(n) }
 
-// openRegular opens an ordinary file, and nothing that a link leads to. It waits
-// for nobody, as the opening of a pipe would.
+// openRegular opens a regular file and follows no link. It does not block, as
+// opening a pipe would.
 func openRegular(tree *os.Root, name string) (*os.File, error) {
 	info, err := tree.Lstat(name)
 	if err != nil {
@@ -435,7 +436,7 @@ func openRegular(tree *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// reason is an error without the path that it is about.
+// reason returns the text of an error without the path.
 func reason(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -449,9 +450,9 @@ func reason(err error) string {
 	return oneLine(err)
 }
 
-// during reads until ctx ends.
+// during is a reader that fails once ctx ends.
 type during struct {
-	ctx context.Context //nolint:containedctx // that is what it is
+	ctx context.Context //nolint:containedctx // the context bounds the reads
 	r   io.Reader
 }
 
@@ -462,20 +463,20 @@ func (d during) Read(p []byte) (int, error) {
 	return d.r.Read(p)
 }
 
-// beating is a stream of frames with one now and then at the least.
+// beating is a stream of frames with a minimum rate.
 type beating struct {
 	mu  sync.Mutex
 	out io.Writer
 }
 
-// Write writes one whole frame.
+// Write writes one complete frame.
 func (b *beating) Write(frame []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.out.Write(frame)
 }
 
-// begin beats until the returned function is called.
+// begin sends heartbeats until the returned function is called.
 func (b *beating) begin() (end func()) {
 	done := make(chan struct{})
 	var beats sync.WaitGroup
@@ -486,7 +487,7 @@ func (b *beating) begin() (end func()) {
 			select {
 			case <-tick.C:
 				if wire.WriteFrame(b, wire.FrameBeat, nil) != nil {
-					return // whoever reads is gone, which the next frame tells, too
+					return // the reader is gone; the next frame reports the same error
 				}
 			case <-done:
 				return

@@ -20,7 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// checkout is a repository that a task began with, and its collections.
+// checkout is the repository that a task began with, and its collections.
 type checkout struct {
 	*testing.T
 	task
@@ -90,7 +90,7 @@ func (c *checkout) git(args ...string) string {
 	return out
 }
 
-// collection is what came of one.
+// collection is the result of one collection.
 type collection struct {
 	id      string
 	index   map[string]int // by name
@@ -123,7 +123,7 @@ func (c *checkout) collect() collection {
 			var end wire.Collection
 			c.must(json.Unmarshal(f.Data, &end), wire.CheckCollectionID(end.ID))
 			got.id, got.more, got.dir = end.ID, end.More, filepath.Join(c.path(taskOut), end.ID)
-		case wire.FrameBeat: // it took a while
+		case wire.FrameBeat: // the collection took a while
 		default:
 			c.Fatalf("a frame %q", rune(f.Kind))
 		}
@@ -134,7 +134,8 @@ func (c *checkout) collect() collection {
 	return got
 }
 
-// sent is what comes of a file from an offset on, and why it does not come.
+// sent returns the content of a file from an offset on, or the reason why it could
+// not be sent.
 func (c *checkout) sent(from collection, name string, offset int64) (text, failure string) {
 	c.Helper()
 	i, ok := from.index[name]
@@ -164,7 +165,7 @@ func (c *checkout) sent(from collection, name string, offset int64) (text, failu
 	return text, failure
 }
 
-// tracked is the tree of all that is tracked, as it is in the files now.
+// tracked returns the tree of all tracked files, with their current content.
 func (c *checkout) tracked() string {
 	c.Helper()
 	index := filepath.Join(c.TempDir(), "index")
@@ -184,12 +185,12 @@ func (c *checkout) tracked() string {
 	return ""
 }
 
-// applied is the tree that the patch makes of the base.
+// applied returns the tree that results from applying the patch to the base.
 func (c *checkout) applied(patch string) string {
 	c.Helper()
 	env := []string{"GIT_INDEX_FILE=" + filepath.Join(c.TempDir(), "index")}
 	steps := [][]string{{"read-tree", c.base}, {"apply", "--cached", "--binary", "--whitespace=nowarn"}, {"write-tree"}}
-	if patch == "" { // git calls that no patch
+	if patch == "" { // git rejects an empty patch
 		steps = [][]string{steps[0], steps[2]}
 	}
 	var out string
@@ -210,7 +211,7 @@ func (c *checkout) checkPatch() collection {
 	if after, _ := os.ReadFile(filepath.Join(c.dir, ".git/index")); !bytes.Equal(before, after) {
 		c.Error("the agent's index was changed")
 	}
-	patch := "" // where nothing differs there is none: git would refuse it
+	patch := "" // without a difference there is no patch, because git would reject it
 	if _, has := got.files[c.id()+".patch"]; has || want != c.git("rev-parse", c.base+"^{tree}") {
 		var failure string
 		if patch, failure = c.sent(got, c.id()+".patch", 0); failure != "" || patch == "" {
@@ -391,8 +392,8 @@ func TestPatchOfSubmodules(t *testing.T) {
 	}
 }
 
-// What an agent does in submodules, and in theirs, comes home too: what it
-// committed there is nowhere else.
+// The agent's work in nested submodules is collected too, because commits made
+// there exist nowhere else.
 func TestWorkInSubmodules(t *testing.T) {
 	inner := newCheckout(t, map[string]string{"inner.c": "1\n"})
 	lib := newCheckout(t, map[string]string{"lib.c": "1\n", ".gitignore": "*.o\n"})
@@ -419,7 +420,7 @@ func TestWorkInSubmodules(t *testing.T) {
 	}
 	c.put("a/lib/lib.c", "2\n")
 	agent(sub, "commit", "-qam", "by the agent")
-	c.put("a/lib/lib.c", "3\n") // and not committed
+	c.put("a/lib/lib.c", "3\n") // not committed
 	c.put("a/lib/new.c", "new\n")
 	c.put("a/lib/new.o", "ignored")
 	c.put("a/lib/in ner/inner.c", "\x00\xff")
@@ -460,8 +461,8 @@ func TestWorkInSubmodules(t *testing.T) {
 	}
 }
 
-// A submodule whose commit is gone, or that is none, keeps nothing else from
-// coming; its files come as they are.
+// A submodule that is broken, or whose commit is missing, does not prevent the
+// collection of anything else. Its files are collected individually.
 func TestSubmodulesThatAreBroken(t *testing.T) {
 	lib := newCheckout(t, map[string]string{"lib.c": "1\n"})
 	c := newCheckout(t, someFiles)
@@ -487,7 +488,7 @@ func TestSubmodulesThatAreBroken(t *testing.T) {
 	}
 }
 
-// What random hands do to files, git can say and apply.
+// git can express and apply any random change to files.
 func TestPatchOfRandomChanges(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -512,7 +513,7 @@ func TestPatchOfRandomChanges(t *testing.T) {
 					c.must(os.RemoveAll(path))
 					c.put(name, content())
 				case 3:
-					_ = os.RemoveAll(path) // below a file there is none
+					_ = os.RemoveAll(path) // there is nothing below a file
 				case 4:
 					if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() {
 						c.must(os.Chmod(path, []os.FileMode{0o644, 0o755}[random.IntN(2)]))
@@ -520,7 +521,7 @@ func TestPatchOfRandomChanges(t *testing.T) {
 				case 5:
 					to := filepath.Join(c.dir, names[random.IntN(len(names))])
 					if info, err := os.Lstat(to); err != nil || info.Mode().IsRegular() {
-						_ = os.Rename(path, to) // one that cannot be is none
+						_ = os.Rename(path, to) // an impossible rename changes nothing
 					}
 				case 6:
 					c.git("add", "-A")
@@ -537,8 +538,8 @@ func TestPatchOfRandomChanges(t *testing.T) {
 	}
 }
 
-// Settings and attributes of the repository, by which git would run programs or
-// print something else than a patch, have no say.
+// The repository's configuration and attributes must have no effect, although they
+// could make git run programs or print something other than a patch.
 func TestPatchOfAHostileRepository(t *testing.T) {
 	c := newCheckout(t, someFiles)
 	canary := filepath.Join(c.TempDir(), "canary")
@@ -567,7 +568,7 @@ func TestPatchOfAHostileRepository(t *testing.T) {
 	} {
 		c.git("config", key, value)
 	}
-	c.git("config", "core.worktree", c.TempDir()) // last: git goes there from now on
+	c.git("config", "core.worktree", c.TempDir()) // last, because git uses that directory from now on
 	for _, name := range []string{"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_CONFIG_PARAMETERS"} {
 		t.Setenv(name, evil)
 	}
@@ -588,7 +589,8 @@ func TestPatchOfAHostileRepository(t *testing.T) {
 	}
 }
 
-// Where git cannot tell what the agent did, all that is not ignored comes home.
+// If git cannot determine the agent's changes, all files that are not ignored are
+// collected.
 func TestArtifactsWithoutAPatch(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(*checkout)
@@ -638,8 +640,8 @@ func TestArtifactsWithoutAPatch(t *testing.T) {
 	})
 }
 
-// failGit makes a git command fail, after what it prints, whose arguments match a
-// pattern of the shell.
+// failGit makes git commands fail after their output if their arguments match a
+// shell pattern.
 func failGit(t *testing.T, pattern string) {
 	t.Helper()
 	git, err := exec.LookPath("git")
@@ -655,12 +657,12 @@ func failGit(t *testing.T, pattern string) {
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// Files that git does not list are not lost: they are found in another way, or the
+// Files that git fails to list are not lost: they are found in another way, or the
 // collection fails and the VM is kept.
 func TestGitFailsWhileCollecting(t *testing.T) {
 	files := map[string]string{"a": "1", "dir/b": "2", ".gitignore": "*.o\n"}
 	for name, c := range map[string]struct {
-		fails string // the git commands
+		fails string // the git commands that fail
 		want  []string
 		err   string
 	}{
@@ -713,7 +715,8 @@ func TestUntrackedFiles(t *testing.T) {
 	c.must(syscall.Mkfifo(filepath.Join(c.dir, "pipe"), 0o600))
 	outside := c.TempDir()
 	c.must(os.WriteFile(filepath.Join(outside, "secret"), []byte("outside"), 0o600), os.Symlink(outside, filepath.Join(c.dir, "linked dir")))
-	// A repository within, and one within that: the agent's work like all else.
+	// A repository in the checkout, and one nested in it, are work of the agent
+	// like anything else.
 	for _, dir := range []string{"inner", "inner/most"} {
 		c.put(dir+"/made", dir)
 		if out, err := c.gitIn(filepath.Join(c.dir, dir), nil, nil, "init", "-q"); err != nil {
@@ -736,7 +739,7 @@ func TestUntrackedFiles(t *testing.T) {
 			t.Errorf("%q is not in the list", name)
 		}
 	}
-	if len(got.files) != len(want)+1 { // and their list; nothing that is tracked changed
+	if len(got.files) != len(want)+1 { // plus the list of untracked files; no tracked file changed
 		t.Errorf("%q", slices.Sorted(maps.Keys(got.files)))
 	}
 	if !got.files["untracked/new"].Executable || got.files["untracked/-rf"].Executable {
@@ -810,8 +813,8 @@ func TestArtifactsByPattern(t *testing.T) {
 	}
 }
 
-// Bounds are kept, the patch comes before files that were named, and these
-// before others.
+// Bounds are respected. The patch takes precedence over named files, and named
+// files over others.
 func TestArtifactsAreBounded(t *testing.T) {
 	c := newCheckout(t, map[string]string{"a": "1"})
 	for i := range 50 {
@@ -855,7 +858,7 @@ func TestArtifactsAreBounded(t *testing.T) {
 	}
 }
 
-// What would hang whoever reads it, does not.
+// Special files that would block a reader do not block the collection.
 func TestPatchOfWhatIsNoFileAnyMore(t *testing.T) {
 	c := newCheckout(t, someFiles)
 	for _, name := range []string{"a.txt", "odd \"'\n-name"} {
@@ -924,14 +927,15 @@ func TestSendOfWhatChanges(t *testing.T) {
 	if !strings.Contains(out.String(), wire.FailureNoCollection) {
 		t.Errorf("%q", out.String())
 	}
-	// The one after it takes its place.
+	// The next collection replaces it.
 	next := c.collect()
 	if entries, err := os.ReadDir(c.path(taskOut)); err != nil || len(entries) != 1 || entries[0].Name() != next.id {
 		t.Error(entries, err)
 	}
 }
 
-// A file of gigabytes takes no memory, and one that is interrupted ends.
+// A file of several gigabytes needs little memory, and its collection can be
+// interrupted.
 func TestALargeSparseArtifact(t *testing.T) {
 	if testing.Short() {
 		t.Skip("reads 2 GiB of zeros")

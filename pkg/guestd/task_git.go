@@ -18,22 +18,22 @@ import (
 )
 
 const (
-	gitTime       = 10 * time.Minute // of one command
-	maxNests      = 16               // repositories within each other
-	maxSubmodules = 1000             // of one repository
+	gitTime       = 10 * time.Minute // per command
+	maxNests      = 16               // repositories nested in each other
+	maxSubmodules = 1000             // per repository
 )
 
-// taskGit asks git about a checkout that an agent has had its way with. It
-// changes nothing there, and runs no program that is set up for others to be run
-// but the filters by which files are compared at all.
+// taskGit queries git about a checkout that the agent may have manipulated. It
+// changes nothing in the checkout. Of the programs configured there, it runs only
+// the filters that git needs to compare files.
 type taskGit struct {
 	dir     string
-	scratch string // for files of our own
+	scratch string // directory for temporary files
 	env     []string
 	stdin   io.Reader
 }
 
-// run writes what git prints to out.
+// run runs git and writes its output to out.
 func (g taskGit) run(ctx context.Context, out io.Writer, args ...string) error {
 	verb := args[slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })]
 	ctx, cancel := context.WithTimeoutCause(ctx, gitTime, fmt.Errorf("git %s took longer than %v", verb, gitTime))
@@ -43,7 +43,7 @@ func (g taskGit) run(ctx context.Context, out io.Writer, args ...string) error {
 		"-c", "core.hooksPath=" + os.DevNull, "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false",
 		"-c", "core.splitIndex=false", "-c", "core.quotePath=false", "-c", "diff.orderFile=" + os.DevNull,
 		"-c", "submodule.recurse=false", "-c", "diff.autoRefreshIndex=true", "-c", "gc.auto=0", "-c", "maintenance.auto=false",
-		"-c", "safe.directory=*", // what sudo made is not the agent's
+		"-c", "safe.directory=*", // files created with sudo do not belong to the agent
 	}, args...)...)
 	cmd.Dir = g.dir
 	for _, entry := range os.Environ() {
@@ -53,7 +53,7 @@ func (g taskGit) run(ctx context.Context, out io.Writer, args ...string) error {
 	}
 	cmd.Env = append(cmd.Env,
 		"LC_ALL=C", "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "GIT_OPTIONAL_LOCKS=0", "GIT_NO_REPLACE_OBJECTS=1", "GIT_NO_LAZY_FETCH=1",
-		"GIT_ALLOW_PROTOCOL=none", "GIT_CEILING_DIRECTORIES="+filepath.Dir(g.dir), // or a repository around it would answer
+		"GIT_ALLOW_PROTOCOL=none", "GIT_CEILING_DIRECTORIES="+filepath.Dir(g.dir), // otherwise an enclosing repository would answer
 	)
 	cmd.Env = append(cmd.Env, g.env...)
 	var said capped
@@ -78,8 +78,8 @@ func (g taskGit) line(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSuffix(out.String(), "\n"), err
 }
 
-// patch writes what differs between base and the files that are tracked now,
-// committed, staged or not.
+// patch writes the difference between base and the files that are tracked now,
+// whether committed, staged or not.
 func (g taskGit) patch(ctx context.Context, base, file string, most int64) (err error) {
 	if base == "" {
 		if base, err = g.line(ctx, "hash-object", "-t", "tree", os.DevNull); err != nil {
@@ -94,7 +94,7 @@ func (g taskGit) patch(ctx context.Context, base, file string, most int64) (err 
 	if err != nil {
 		return err
 	}
-	// git notes in the index which files it found unchanged.
+	// Work on a copy: git records in the index which files it found unchanged.
 	if index, err = copyIndex(index, filepath.Join(g.scratch, "index")); err != nil {
 		return err
 	}
@@ -121,8 +121,8 @@ func (g taskGit) patch(ctx context.Context, base, file string, most int64) (err 
 	return err
 }
 
-// copyIndex copies an index, if there is one, with its time of change, by which
-// git tells what it must look into.
+// copyIndex copies an index, if there is one. It keeps the modification time,
+// because git uses it to decide which files to inspect.
 func copyIndex(from, to string) (string, error) {
 	info, err := os.Lstat(from)
 	if errors.Is(err, os.ErrNotExist) {
@@ -144,8 +144,8 @@ func copyIndex(from, to string) (string, error) {
 	return to, os.Chtimes(to, info.ModTime(), info.ModTime())
 }
 
-// untracked are the files that are not ignored and not tracked, or with whole
-// those that are not ignored; more is how many there are over most.
+// untracked returns the files that are neither ignored nor tracked, or with whole
+// all files that are not ignored. more is the number of files above most.
 func (g taskGit) untracked(ctx context.Context, whole bool, most int) (names []string, more int, err error) {
 	empty, err := g.emptyRepository()
 	if err != nil {
@@ -168,8 +168,8 @@ func (g taskGit) untracked(ctx context.Context, whole bool, most int) (names []s
 		if err := inner.run(ctx, out, append(args, "ls-files", "--others", "--exclude-standard", "-z")...); err != nil {
 			return err
 		}
-		// A repository that the agent made in the checkout is one entry to git, and
-		// work like any other to us.
+		// git lists a repository that the agent created in the checkout as a single
+		// entry. Its files are work like any other, so list them too.
 		for _, dir := range nested {
 			if depth < maxNests && len(names) < most {
 				if err := list(dir, []string{"--git-dir=" + empty}, depth+1); err != nil {
@@ -187,7 +187,7 @@ func (g taskGit) untracked(ctx context.Context, whole bool, most int) (names []s
 	return names, more, err
 }
 
-// emptyRepository is one in which nothing is tracked.
+// emptyRepository creates a repository without tracked files.
 func (g taskGit) emptyRepository() (string, error) {
 	dir := filepath.Join(g.scratch, "empty.git")
 	return dir, errors.Join(
@@ -196,8 +196,8 @@ func (g taskGit) emptyRepository() (string, error) {
 	)
 }
 
-// forgetSpecial takes out of our index what is not a file any more: git would
-// open a pipe, and wait for somebody to write to it.
+// forgetSpecial removes from the copied index every entry that is no longer a file,
+// directory or link: git would open a pipe and wait for a writer.
 func (g taskGit) forgetSpecial(ctx context.Context) error {
 	var special bytes.Buffer
 	err := g.run(ctx, &entries{use: func(name string) {
@@ -213,7 +213,7 @@ func (g taskGit) forgetSpecial(ctx context.Context) error {
 	return g.run(ctx, io.Discard, "update-index", "--force-remove", "-z", "--stdin")
 }
 
-// bounded passes on so many bytes, and then fails.
+// bounded passes on at most left bytes, and then fails.
 type bounded struct {
 	w    io.Writer
 	left int64

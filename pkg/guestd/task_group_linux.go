@@ -13,18 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The agent's processes have a control group of their own below that of the
-// unit, in which there is what runs the agent. So they can be ended all at once,
-// and whoever notes how the agent ended is not among them. A fake guest has no
-// unit: there they are what descends from the wrapper, to which orphans fall.
+// cgroups is the directory of the task units' control groups. The agent's processes
+// have their own control group below the unit's, which contains the wrapper. This
+// allows ending all of them at once without the wrapper, which records how the
+// agent ended. A fake guest has no unit: there the agent's processes are the
+// descendants of the wrapper, which adopts orphans.
 
 const cgroups = "/sys/fs/cgroup/system.slice"
 
 func (t task) cgroup() string { return filepath.Join(cgroups, t.unit(), "agent") }
 
-// taskGroup is for processes to be started in.
+// taskGroup is the control group in which the agent's processes start.
 type taskGroup struct {
-	dir *os.File // of the control group, nil for none
+	dir *os.File // directory of the control group, nil for none
 }
 
 func (t task) makeGroup() (*taskGroup, error) {
@@ -52,11 +53,12 @@ func (g *taskGroup) attributes() *syscall.SysProcAttr {
 	return a
 }
 
-// kill sends a signal to all of the agent's processes; none there is a success.
+// kill sends a signal to all of the agent's processes. It succeeds if there are
+// none.
 func (t task) kill(sig syscall.Signal) error {
 	if t.guest.Fake {
 		for _, p := range t.members() {
-			_ = syscall.Kill(p.pid, sig) // gone meanwhile is what is wanted
+			_ = syscall.Kill(p.pid, sig) // a process that ended in the meantime is a success
 		}
 		return nil
 	}
@@ -67,7 +69,7 @@ func (t task) kill(sig syscall.Signal) error {
 			err = errors.Join(err, f.Close())
 		}
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) {
-			return nil // the group is gone, and so are they
+			return nil // the group is gone, and its processes with it
 		}
 		return err
 	}
@@ -79,7 +81,8 @@ func (t task) kill(sig syscall.Signal) error {
 			return err
 		}
 		for line := range strings.Lines(readBounded(path)) {
-			// 0 is a process of another namespace, and to kill everybody.
+			// 0 is a process of another namespace, and kill(0) would signal the
+			// caller's whole process group.
 			if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 1 {
 				_ = syscall.Kill(pid, sig)
 			}
@@ -91,7 +94,7 @@ func (t task) kill(sig syscall.Signal) error {
 // populated reports whether any of the agent's processes is left.
 func (t task) populated() bool {
 	if t.guest.Fake {
-		for range 2 { // the second look finds one whose parent went while we looked
+		for range 2 { // the second pass finds a process whose parent ended during the first
 			if len(t.members()) > 0 {
 				return true
 			}
@@ -101,8 +104,8 @@ func (t task) populated() bool {
 	return strings.Contains(readBounded(filepath.Join(t.cgroup(), "cgroup.events")), "populated 1")
 }
 
-// usage is the processor time of the agent's processes, in milliseconds, and the
-// memory that they have.
+// usage returns the processor time of the agent's processes, in milliseconds, and
+// their memory.
 func (t task) usage() (cpu, memory int64) {
 	if t.guest.Fake {
 		for _, p := range t.members() {
@@ -116,7 +119,8 @@ func (t task) usage() (cpu, memory int64) {
 			cpu, _ = strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 		}
 	}
-	// Of the unit: below it no controller counts, and what runs the agent is small.
+	// Read the unit's memory: below the unit no controller counts, and the wrapper
+	// is small.
 	memory, _ = strconv.ParseInt(strings.TrimSpace(readBounded(filepath.Join(filepath.Dir(t.cgroup()), "memory.current"))), 10, 64)
 	return cpu / 1000, memory
 }
@@ -127,8 +131,8 @@ type member struct {
 	cpu, memory int64
 }
 
-// members are the processes that descend from the wrapper, and those that say
-// by their environment that they are the agent's: it may have no wrapper any more.
+// members returns the descendants of the wrapper, and the processes whose
+// environment marks them as the agent's: the wrapper may have ended.
 func (t task) members() []member {
 	wrapper := t.wrapper
 	if wrapper == 0 {
@@ -149,7 +153,7 @@ func (t task) members() []member {
 		if !ok {
 			continue
 		}
-		parent[pid] = p.parent // also of one that has ended since we asked its child
+		parent[pid] = p.parent // recorded even for a process that has ended since its child was read
 		if p.ended {
 			continue
 		}
@@ -167,14 +171,14 @@ func (t task) members() []member {
 			continue
 		}
 		number := func(i int) int64 { n, _ := strconv.ParseInt(f[i], 10, 64); return n }
-		const tick = 10 // milliseconds, of every Linux that counts for programs
+		const tick = 10 // milliseconds; Linux always reports this tick to programs
 		all = append(all, member{pid: pid, cpu: tick * (number(11) + number(12) + number(13) + number(14)), memory: number(21) * int64(os.Getpagesize())})
 	}
 	return all
 }
 
-// marked reports whether a process was given the names of this task and of this
-// fake guest.
+// marked reports whether a process's environment names this task and this fake
+// guest.
 func (t task) marked(pid int) bool {
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {

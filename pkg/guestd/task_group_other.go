@@ -9,7 +9,8 @@ import (
 	"syscall"
 )
 
-// Only fake guests are here, and their agents' processes are a process group.
+// taskGroup is empty: only fake guests run here, and their agents' processes form a
+// process group.
 
 type taskGroup struct{}
 

@@ -31,7 +31,7 @@ type taskGuest struct {
 
 func newTaskGuest(t *testing.T) *taskGuest {
 	g := &taskGuest{fakeGuest: newFakeGuest(t), work: t.TempDir()}
-	t.Cleanup(func() { // nothing runs on, or writes
+	t.Cleanup(func() { // no process may run on or write after the test
 		for n := 1; n <= g.n; n++ {
 			g.run("", "task", "signal", wire.TaskName(taskID, n), "KILL")
 		}
@@ -40,7 +40,7 @@ func newTaskGuest(t *testing.T) *taskGuest {
 	return g
 }
 
-// attempt is one at a task.
+// attempt is one attempt at a task.
 type attempt struct {
 	*taskGuest
 	name, dir string
@@ -173,7 +173,7 @@ func TestTask(t *testing.T) {
 		if s := a.end(); s.Result == nil || s.Result.Signal != "KILL" || s.Result.ExitCode != 137 {
 			t.Errorf("%+v", s)
 		}
-		// Nor when it has ended.
+		// Nor after it has ended.
 		if s := a.start("sh", "-c", script); s.State != wire.TaskExited || s.Result.Signal != "KILL" {
 			t.Errorf("%+v", s)
 		}
@@ -263,8 +263,9 @@ func TestTask(t *testing.T) {
 	t.Run("ends with all its children", func(t *testing.T) {
 		for _, name := range []string{"TERM", "KILL"} {
 			a := g.attempt()
-			// In the group, in a session of its own, an orphan of that, and one without
-			// the environment by which it could be found.
+			// One process in the group, one in its own session, an orphan of the
+			// latter, and one without the environment that identifies the agent's
+			// processes.
 			script := `sleep 1001 & echo $! >p1; setsid sh -c 'sleep 1002 & echo $! >p2; (sleep 1003 & echo $! >p3)' ; env -i setsid sh -c 'echo $$ >p4; exec sleep 1004' & while ! [ -s p4 ]; do sleep 0.01; done; touch up; wait; sleep 1005`
 			a.start("sh", "-c", script)
 			a.there("up")
@@ -284,7 +285,7 @@ func TestTask(t *testing.T) {
 				t.Errorf("%+v", s.Result)
 			}
 			waitFor(t, func() bool { return !slices.ContainsFunc(pids, alive) })
-			for _, file := range []string{"up", "p4"} { // which the next one waits for
+			for _, file := range []string{"up", "p4"} { // the next iteration waits for these files
 				if err := os.Remove(filepath.Join(g.work, file)); err != nil {
 					t.Fatal(err)
 				}
@@ -314,7 +315,7 @@ func TestTask(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		a.signal("KILL")
-		a.signal("TERM") // takes nothing back
+		a.signal("TERM") // does not cancel the KILL
 		if s := a.end(); s.Result.Signal != "KILL" {
 			t.Errorf("%+v", s.Result)
 		}
@@ -331,7 +332,7 @@ func TestTask(t *testing.T) {
 		if _, err := os.Stat(a.dir); err == nil {
 			t.Error("a directory was made")
 		}
-		g.write(filepath.Join("var/lib/agent-task", a.name, "signal"), "TERM") // as if it came between
+		g.write(filepath.Join("var/lib/agent-task", a.name, "signal"), "TERM") // as if the signal arrived in between
 		a.start("touch", "too-late")
 		if s := a.end(); s.Result == nil || s.Result.Signal != "TERM" || s.Result.ExitCode != 143 {
 			t.Errorf("%+v", s.Result)
@@ -367,7 +368,7 @@ func TestTask(t *testing.T) {
 		a := g.attempt()
 		a.start("sh", "-c", "touch up7; exec sleep 1007")
 		a.there("up7")
-		// As systemd does it: first what runs the agent, then the agent.
+		// In systemd's order: first the wrapper, then the agent.
 		if err := syscall.Kill(a.wrapper(), syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
@@ -382,7 +383,7 @@ func TestTask(t *testing.T) {
 		if s := a.end(); s.State != wire.TaskLost || a.read("result.json") != "" {
 			t.Errorf("%+v", s)
 		}
-		// One of another boot is lost, too, whoever has the lock.
+		// An attempt from another boot is lost too, even if its lock is held.
 		b := g.attempt()
 		b.start("sh", "-c", "touch up8; exec sleep 1008")
 		b.there("up8")
@@ -395,7 +396,7 @@ func TestTask(t *testing.T) {
 	})
 }
 
-// runner is the process that runs the agent of an attempt, or of any; 0 for none.
+// runner returns the wrapper process of an attempt, or of any attempt; 0 for none.
 func (g *taskGuest) runner(name string) int {
 	g.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -430,7 +431,7 @@ func (a attempt) killWrapper() {
 	}
 }
 
-// follower is a stream that a test reads as it likes.
+// follower is a stream that a test reads at its own pace.
 type follower struct {
 	attempt
 	cmd    *exec.Cmd
@@ -489,7 +490,7 @@ func (a attempt) watch(args ...string) *follower {
 	return w
 }
 
-// until reads on until that is so, or the stream ends.
+// until reads until enough is true, or until the stream ends.
 func (w *follower) until(enough func() bool) {
 	w.Helper()
 	for !enough() {
@@ -538,7 +539,7 @@ func TestTaskWatch(t *testing.T) {
 		a.start("sh", "-c", `while read -r line <tell && [ "$line" != end ]; do printf '%s' "$line"; printf '%s' "$line" >&2; done; exit 4`)
 		w := a.watch()
 		w.until(func() bool { return len(w.status) == 1 })
-		pipe, err := os.OpenFile(filepath.Join(g.work, "tell"), os.O_RDWR, 0) // for both, so that nobody finds its end
+		pipe, err := os.OpenFile(filepath.Join(g.work, "tell"), os.O_RDWR, 0) // open for both, so that no reader sees the end of the file
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -549,7 +550,7 @@ func TestTaskWatch(t *testing.T) {
 			}
 		}
 		want := ""
-		for i := range 20 { // each before the next is written
+		for i := range 20 { // read each part before the next is written
 			tell(fmt.Sprint(i, ","))
 			want += fmt.Sprint(i, ",")
 			w.until(func() bool { return string(w.out) == want && string(w.errs) == want })
@@ -601,7 +602,7 @@ func TestTaskWatch(t *testing.T) {
 		w := a.watch()
 		w.until(func() bool { return len(w.status) > 0 })
 		a.killWrapper()
-		w.end() // within the patience of the test's own timeout, without anybody writing
+		w.end() // must end within the test's own timeout, although nothing writes
 		if string(w.out) != "last words\n" || w.status[len(w.status)-1].State != wire.TaskLost {
 			t.Errorf("%q %+v", w.out, w.status)
 		}
@@ -627,7 +628,7 @@ func TestTaskWatch(t *testing.T) {
 				t.Errorf("%q: %q", args, w.failed)
 			}
 		}
-		// What is no file is not waited for.
+		// The watch does not block on a file that is not regular.
 		if err := errors.Join(os.Remove(filepath.Join(a.dir, "stdout.log")), syscall.Mkfifo(filepath.Join(a.dir, "stdout.log"), 0o600)); err != nil {
 			t.Fatal(err)
 		}

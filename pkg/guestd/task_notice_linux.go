@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notice says when something was written in the directory of an attempt, or when
-// what runs the agent let go of its lock, by inotify: an agent at rest costs
-// nothing. One that is not there is never noticed.
+// notice reports, by inotify, each write to the directory of an attempt and the
+// release of the wrapper's lock. An idle agent therefore costs nothing. A directory
+// that does not exist never causes a notice.
 func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -31,7 +31,7 @@ func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
 				return
 			}
 			select {
-			case said <- struct{}{}: // until then the kernel gathers what is alike
+			case said <- struct{}{}: // until then the kernel merges identical events
 			case <-done:
 				return
 			}

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// notice says to look, ten times a second: only fake guests are here.
+// notice asks the watcher to look ten times a second. That is good enough here,
+// where only fake guests run.
 func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
 	said, done := make(chan struct{}, 1), make(chan struct{})
 	var ticking sync.WaitGroup

@@ -26,18 +26,18 @@ import (
 )
 
 const (
-	loginShellTime = 2 * time.Minute  // for a login shell to have its environment
-	stragglerTime  = 30 * time.Second // for those that the agent left to be gone after KILL
+	loginShellTime = 2 * time.Minute  // for a login shell to print its environment
+	stragglerTime  = 30 * time.Second // for the agent's leftover processes to end after KILL
 	spareBytes     = 64 << 10
 
-	// As shells have it.
+	// Exit codes as shells define them.
 	codeNotStarted = 126
 	codeNotFound   = 127
 	codeSignal     = 128
 )
 
-// run runs the agent to its end and writes down how that was. It is the one
-// place that decides that an agent is not started twice.
+// run runs the agent to its end and records the result. It alone ensures that an
+// agent is never started twice.
 func (t task) run(ctx context.Context) error {
 	release, err := t.hold()
 	if err != nil {
@@ -67,17 +67,18 @@ func (t task) run(ctx context.Context) error {
 	}
 	r := t.execute(ctx, spec)
 	if ctx.Err() != nil && t.wanted() == 0 {
-		// systemd ends all units of a machine that goes down, and does not ask how
-		// far the agent is: it did not end by itself, and may be started again.
+		// systemd stops all units when the machine shuts down, however far the
+		// agent is. The agent did not end on its own, so leave no result: the host
+		// may start another attempt.
 		return errors.New("the machine goes down; the agent's end says nothing")
 	}
 	return t.finish(r)
 }
 
-// reserve takes room on the disk for the result, which an agent may fill.
+// reserve reserves disk space for the result, because the agent may fill the disk.
 func (t task) reserve() error {
 	spare := make([]byte, spareBytes)
-	if _, err := rand.Read(spare); err != nil { // zeros may take no room
+	if _, err := rand.Read(spare); err != nil { // a file system may store zeros without using space
 		return err
 	}
 	return t.write(taskSpare, string(spare))
@@ -103,7 +104,7 @@ func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResu
 	}()
 	refuse := func(code int, err error) wire.TaskResult {
 		r.ExitCode, r.Error = code, oneLine(err)
-		if sig := t.wanted(); sig != 0 { // it is what ended whatever failed
+		if sig := t.wanted(); sig != 0 { // the signal is the cause of whatever failed
 			r.ExitCode, r.Signal = codeSignal+int(sig), signalName(sig)
 		}
 		return r
@@ -131,10 +132,11 @@ func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResu
 	if err != nil {
 		return refuse(codeNotFound, err)
 	}
-	// Not ctx: whoever ends us ends the agent, too, and leaves it time.
+	// The command must survive ctx: systemd signals the agent as well, and leaves
+	// it time to end.
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program)
 	cmd.Args, cmd.Dir, cmd.Env = spec.Argv, spec.Dir, env
-	cmd.Stdout, cmd.Stderr = out, errs // files, so that Wait waits for the agent alone
+	cmd.Stdout, cmd.Stderr = out, errs // files, so that Wait waits for the agent only
 	cmd.SysProcAttr = group.attributes()
 	if t.wanted() != 0 {
 		return refuse(codeNotStarted, errors.New("it was ended before it began"))
@@ -143,21 +145,21 @@ func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResu
 		return refuse(codeNotStarted, err)
 	}
 	errNote := t.write(taskAgent, strconv.Itoa(cmd.Process.Pid))
-	if sig := t.wanted(); sig != 0 { // it came while nobody was there
-		_ = syscall.Kill(-cmd.Process.Pid, sig) // gone is what is wanted
+	if sig := t.wanted(); sig != 0 { // the signal was recorded before the agent existed
+		_ = syscall.Kill(-cmd.Process.Pid, sig) // an agent that has already ended is a success
 	}
 	err = cmd.Wait()
 	if cmd.ProcessState == nil {
 		return refuse(codeNotStarted, errors.Join(err, errNote))
 	}
 	accountFor(&r, cmd.ProcessState)
-	// What it left would write to its files, and to the checkout while that is
-	// collected.
+	// Leftover processes would write to the output files, and to the checkout while
+	// it is collected.
 	if err := t.clear(); err != nil {
 		r.Error = oneLine(err)
 	}
-	// The order to end comes to us before it comes to the agent, but through a
-	// goroutine that may be slower than our Wait.
+	// systemd signals this process before the agent, but the signal arrives through
+	// a goroutine that may be slower than Wait.
 	select {
 	case <-ctx.Done():
 	case <-time.After(100 * time.Millisecond):
@@ -165,7 +167,7 @@ func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResu
 	return r
 }
 
-// accountFor fills in how a process ended, and what it used.
+// accountFor records how a process ended and what resources it used.
 func accountFor(r *wire.TaskResult, p *os.ProcessState) {
 	r.ExitCode = p.ExitCode()
 	if status, ok := p.Sys().(syscall.WaitStatus); ok && status.Signaled() {
@@ -188,12 +190,13 @@ func signalName(s syscall.Signal) string {
 	return name
 }
 
-// openOutput opens a file that only grows, unless the agent cuts it.
+// openOutput opens an output file for appending. It only grows, unless the agent
+// truncates it.
 func (t task) openOutput(name string) (*os.File, error) {
 	return os.OpenFile(t.path(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 }
 
-// clear ends what the agent left.
+// clear kills the processes that the agent left behind.
 func (t task) clear() error {
 	deadline := time.Now().Add(stragglerTime)
 	for {
@@ -210,24 +213,25 @@ func (t task) clear() error {
 	}
 }
 
-// loginScript prints its environment after a mark, since what shells read first
-// may print, too. The secrets are read by the agent's dotfiles, unless those
-// were changed.
+// loginScript prints the environment after a marker line, because a shell's startup
+// files may print, too. It sources the secrets itself in case the agent's dotfiles
+// were changed and no longer do.
 const loginScript = `if [ -r "$1" ]; then . "$1"; fi; printf '\n%s\n' "$2"; exec env -0`
 
-// notInherited is what the shell has of the unit, or for itself.
+// notInherited lists variables that the shell inherits from the unit, or sets for
+// itself.
 var notInherited = []string{
 	"_", "SHLVL", "OLDPWD", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE",
 	"SSH_CONNECTION", "SSH_CLIENT",
 }
 
-// login is the environment that the agent runs in: of a login shell of its user,
-// with the session's secrets, and what spec and we add.
+// login returns the agent's environment: that of its user's login shell with the
+// session's secrets, plus the variables from spec and the task's own.
 func (t task) login(ctx context.Context, spec wire.TaskStart, group *taskGroup) ([]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, loginShellTime, fmt.Errorf("it took longer than %v", loginShellTime))
 	defer cancel()
 	shell, option := loginShell(), "-lc"
-	if t.guest.Fake { // the host's profile is not the guest's
+	if t.guest.Fake { // a fake guest must not read the host's profile
 		shell, option = "/bin/sh", "-c"
 	}
 	nonce := make([]byte, 16)
@@ -240,13 +244,13 @@ func (t task) login(ctx context.Context, spec wire.TaskStart, group *taskGroup) 
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.SysProcAttr = group.attributes()
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 5 * time.Second // what it left in the background may hold its output
+	cmd.WaitDelay = 5 * time.Second // a background process may hold its output open
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
-		// Not what it printed: that may be a secret.
+		// Do not quote its output, which may contain a secret.
 		return nil, err
 	}
 	_, text, ok := strings.Cut(out.String(), "\n"+mark+"\n")
@@ -275,8 +279,8 @@ func (t task) login(ctx context.Context, spec wire.TaskStart, group *taskGroup) 
 	return env, nil
 }
 
-// loginShell is that of the agent, as systemd says, if it is one that understands
-// our script.
+// loginShell returns the agent's login shell, as set by systemd, if the shell can
+// run loginScript.
 func loginShell() string {
 	shell := os.Getenv("SHELL")
 	if slices.Contains([]string{"sh", "bash", "dash", "ksh", "zsh"}, filepath.Base(shell)) && filepath.IsAbs(shell) {
@@ -288,7 +292,7 @@ func loginShell() string {
 // findProgram looks a program up as a shell in dir would.
 func findProgram(name, dir string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
-		return name, nil // in dir, says exec.Cmd
+		return name, nil // exec.Cmd resolves it relative to dir
 	}
 	var search string
 	for _, entry := range env {

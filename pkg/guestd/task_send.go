@@ -14,8 +14,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// send sends files of a collection from offsets on. One that cannot be sent, or
-// not to its end, is told, and the others follow.
+// send sends files of a collection from given offsets on. It reports a file that it
+// cannot send completely, and continues with the next one.
 func (t task) send(ctx context.Context, in io.Reader, out io.Writer) error {
 	ask, err := wire.DecodeTaskSend(in)
 	if err != nil {
@@ -43,7 +43,7 @@ func (t task) send(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer own.Close()
-	// Without a checkout the files of the collection are there all the same.
+	// The collection's own files can be sent even without the checkout.
 	tree, errTree := os.OpenRoot(string(checkout))
 	if errTree == nil {
 		defer tree.Close()
@@ -83,12 +83,13 @@ func (t task) send(ctx context.Context, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// streamError is one of those that wait for the files, and not of a file.
+// streamError is an error of the output stream, not of a file.
 type streamError struct{ error }
 
 func (e *streamError) Unwrap() error { return e.error }
 
-// sendFile sends a file from an offset on, as long as it was when it was collected.
+// sendFile sends a file from an offset up to the size that it had when it was
+// collected.
 func sendFile(ctx context.Context, root *os.Root, name string, offset, size int64, out io.Writer, buf []byte) error {
 	f, err := openRegular(root, name)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-const outSub = "submodule" // and a number: the patch of one, in the directory of a collection
+const outSub = "submodule" // plus a number: the patch of a submodule, in the directory of a collection
 
-// submodules takes a patch of each submodule of the repository below the checkout
-// from the commit that was recorded at base, and returns what is untracked there.
-// The patch of the repository that they are in has no more than their commits' ids.
+// submodules collects a patch of each submodule, from the commit recorded at base,
+// and returns the untracked files there. The patch of the enclosing repository
+// contains only the ids of the submodules' commits.
 func (c *collector) submodules(ctx context.Context, below, base string, depth int) (untracked []string, err error) {
 	found, err := taskGit{dir: filepath.Join(c.ask.Dir, below), scratch: c.dir}.submodules(ctx, base)
 	if ctx.Err() != nil {
@@ -54,8 +54,8 @@ func (c *collector) submodules(ctx context.Context, below, base string, depth in
 	return untracked, nil
 }
 
-// submodules are the repositories within g's that it records, now or at base, and
-// that are there, with the commit that it recorded at base: "" for none.
+// submodules returns the existing submodules that the repository records, now or at
+// base. It maps each to the commit recorded at base, "" for none.
 func (g taskGit) submodules(ctx context.Context, base string) (map[string]string, error) {
 	found := map[string]string{}
 	record := func(entry string, known bool) {

@@ -17,27 +17,27 @@ import (
 )
 
 const (
-	taskPace = 50 * time.Millisecond // between two looks: what came in between is one frame
-	taskSure = 5 * time.Second       // a look though nothing was noticed
-	taskBeat = 20 * time.Second      // a status though nothing changed
-	burst    = 4                     // frames of one file before it is the other's turn
+	taskPace = 50 * time.Millisecond // pause that combines several changes into one frame
+	taskSure = 5 * time.Second       // check even without a notice
+	taskBeat = 20 * time.Second      // send a status even without a change
+	burst    = 4                     // frames of one file before the other file's turn
 )
 
-// taskOffsets is from where on to send, and up to where.
+// taskOffsets is the range of output to send.
 type taskOffsets struct {
 	stdout, stderr, most int64
 }
 
-// watch sends what the agent prints, from offsets on, and how it stands with it,
-// each time that changes and now and then. It ends when the agent has, or when
-// in does: whoever reads is gone then.
+// watch sends the agent's output, from the given offsets on, and the attempt's
+// status at each change and at intervals. It ends when the agent has ended, or when
+// in ends, because then the reader is gone.
 func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.Writer) error {
 	if from.stdout < 0 || from.stderr < 0 || from.most < 0 {
 		return fail.New(fail.Usage, "task watch: offsets are not negative")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Nobody waits for it: a read ends when its sender likes.
+	// This goroutine is not awaited: its read ends only when the sender closes in.
 	go func() {
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
@@ -54,7 +54,8 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 	var said wire.TaskState
 	var saidAt time.Time
 	for {
-		// Before the files are read: those of an agent that has ended are whole.
+		// Read the state before the files, so that the files of an ended agent are
+		// complete.
 		state, _ := t.state()
 		more := false
 		for _, f := range files {
@@ -70,7 +71,7 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 		over := state != wire.TaskRunning && !more
 		if over || state != said && state == wire.TaskRunning || time.Since(saidAt) >= taskBeat {
 			s := t.status()
-			if s.State != state { // it has moved on since, and so have its files: an end is told after them
+			if s.State != state { // the state has changed since, and so have the files: send them before the end
 				continue
 			}
 			if err := sendJSON(out, wire.FrameStatus, s.Encode); err != nil || over {
@@ -86,7 +87,7 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 		}
 		select {
 		case <-stirred:
-			select { // let it gather
+			select { // collect more output first
 			case <-time.After(taskPace):
 			case <-ctx.Done():
 				return nil
@@ -98,19 +99,19 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 	}
 }
 
-// errTruncated is a file with less in it than was sent already.
+// errTruncated reports that a file is shorter than the part already sent.
 var errTruncated = errors.New("the agent's output is shorter than it was")
 
-// tail is a file that grows.
+// tail is a growing file.
 type tail struct {
 	kind wire.FrameKind
 	path string
-	at   int64 // sent so far
-	most int64 // to send, 0 for all
+	at   int64 // bytes sent so far
+	most int64 // bytes to send, 0 for all
 	buf  []byte
 }
 
-// send sends some of what is new, and says whether there is more.
+// send sends some of the new content and reports whether there is more.
 func (f *tail) send(out io.Writer) (more bool, err error) {
 	file, err := os.OpenFile(f.path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) && f.at == 0 {
@@ -159,7 +160,7 @@ func (f *tail) send(out io.Writer) (more bool, err error) {
 	return f.at < end, nil
 }
 
-// sendJSON sends what a message's Encode writes as a frame.
+// sendJSON sends the output of a message's Encode as a frame.
 func sendJSON(out io.Writer, kind wire.FrameKind, encode func(io.Writer) error) error {
 	var text bytes.Buffer
 	if err := encode(&text); err != nil {

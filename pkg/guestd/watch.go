@@ -22,44 +22,44 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// How often what is looked at. A guest may be one emulated processor, which the
-// agent wants for itself.
+// Polling intervals. A guest may have a single emulated processor, which the agent
+// needs.
 const (
 	lookEvery   = 250 * time.Millisecond // while an agent works or waits: a handful of system calls
-	sureEvery   = time.Second            // some more, for what the handful may miss; enough for agents at rest
-	screenEvery = 2 * time.Second        // a process; when the terminal was written to
-	bellEvery   = 3 * time.Second        // a process; while a window has rung
-	roundEvery  = 15 * time.Second       // tmux's windows, the machine
-	sayEvery    = time.Minute            // a line, also when nothing changed
-	keepGone    = 10 * time.Minute       // an agent that ended
+	sureEvery   = time.Second            // a few more calls for missed changes; enough for idle agents
+	screenEvery = 2 * time.Second        // starts a process; only if the terminal was written to
+	bellEvery   = 3 * time.Second        // starts a process; only while a window has rung
+	roundEvery  = 15 * time.Second       // tmux's windows and the machine's figures
+	sayEvery    = time.Minute            // minimum rate of lines, even without changes
+	keepGone    = 10 * time.Minute       // how long to list an agent that has ended
 )
 
-const maxNotes = 64 // files of hooks that are looked at
+const maxNotes = 64 // maximum number of hook files read
 
-// frugal trades the collector's work, of which there is next to none, for
-// memory: what lives is a few hundred kilobytes.
+// frugal makes the garbage collector trade speed for memory: the live heap is a few
+// hundred kilobytes, so collections cost next to nothing.
 func frugal() {
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(16 << 20)
 }
 
-// watchOptions: with a directory its changes since base, a commit; "" when it
-// began with none.
+// watchOptions names the directory whose changes since base to report, if any. base
+// is a commit, or "" if the checkout began without one.
 type watchOptions struct {
 	dir, base string
 }
 
 var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 
-// Watch prints a glance each time that something of it changes, until ctx ends
-// or in does: whoever started it is gone then.
+// Watch prints a snapshot at each change, until ctx ends or in does, because then
+// the reader is gone.
 func (g Guest) Watch(ctx context.Context, o watchOptions, in io.Reader, out io.Writer) error {
 	if !commitID.MatchString(o.base) {
 		return fail.New(fail.Usage, "watch: --base wants the id of a commit")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	// Nobody waits for it: a read ends when its sender likes.
+	// This goroutine is not awaited: its read ends only when the sender closes in.
 	go func() {
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
@@ -85,8 +85,8 @@ func (g Guest) Watch(ctx context.Context, o watchOptions, in io.Reader, out io.W
 	}
 }
 
-// watcher is one run of Watch. Its goroutine alone touches it; tasks, which are
-// what takes longer, bring what they learned as functions for it to call.
+// watcher is one run of Watch. Only its own goroutine uses it. Slower work runs in
+// tasks, which return their results as functions for that goroutine to call.
 type watcher struct {
 	guest   Guest
 	options watchOptions
@@ -94,35 +94,35 @@ type watcher struct {
 	results chan func()
 	tasks   sync.WaitGroup
 
-	agents  map[string]*noted    // by file
-	bells   map[string]time.Time // since when, by window
-	dir     stamp                // of the directory that these are in
-	sure    time.Time            // that was read
-	round   time.Time            // the machine was looked at
+	agents  map[string]*noted    // by file name
+	bells   map[string]time.Time // time of the bell, by window
+	dir     stamp                // the directory of the agents' and bells' files
+	sure    time.Time            // time of the last full check
+	round   time.Time            // time of the last measurement of the machine
 	machine *wire.Machine
 	view    view
 	work    work
 
-	news   bool // there may be, since list was made
+	news   bool // something may have changed since list was built
 	list   []entry
 	said   wire.Glance
 	saidAt time.Time
 }
 
-// noted is what is known of one agent.
+// noted is the information about one agent.
 type noted struct {
 	news   // as its hooks wrote it
 	stamp  stamp
 	claude claude
-	seen   stamp // of Claude Code's file
+	seen   stamp // stamp of Claude Code's file
 	now    news  // as it is shown
 }
 
-// stamp tells one content of a file from the next.
+// stamp identifies one version of a file.
 type stamp struct {
 	changed time.Time
 	size    int64
-	info    fs.FileInfo // a rewritten file is another one, also within one tick of the clock
+	info    fs.FileInfo // a rewritten file is another one, even within one tick of the clock
 }
 
 func stampOf(path string) (stamp, bool) {
@@ -141,7 +141,7 @@ func newWatcher(g Guest, o watchOptions, out io.Writer) *watcher {
 	return &watcher{guest: g, options: o, out: out, results: make(chan func()), agents: map[string]*noted{}, bells: map[string]time.Time{}}
 }
 
-// look reads what costs next to nothing.
+// look polls everything that costs next to nothing.
 func (w *watcher) look(now time.Time) {
 	dir, _ := stampOf(w.guest.path(attentionDir))
 	sure := now.Sub(w.sure) >= sureEvery
@@ -162,7 +162,7 @@ func (w *watcher) look(now time.Time) {
 	}
 }
 
-// read reads what hooks and bells left.
+// read reads the files of hooks and bells.
 func (w *watcher) read() {
 	dir := w.guest.path(attentionDir)
 	there := map[string]bool{}
@@ -185,7 +185,7 @@ func (w *watcher) read() {
 	w.news = true
 }
 
-// note reads a hook's file, if it is another than before.
+// note reads a hook's file if it has changed.
 func (w *watcher) note(name, path string, s stamp) {
 	a := w.agents[name]
 	if a != nil && a.stamp.same(s) {
@@ -193,7 +193,7 @@ func (w *watcher) note(name, path string, s stamp) {
 	}
 	n, err := readNews(path)
 	if err != nil || n.file() != name || n.State.Urgency() > wire.AgentGone.Urgency() {
-		return // not one of ours
+		return // not a valid report
 	}
 	if a == nil {
 		a = &noted{}
@@ -202,17 +202,17 @@ func (w *watcher) note(name, path string, s stamp) {
 	a.news, a.stamp = n, s
 }
 
-// follow compares what an agent's hooks said with the agent. It is sure at times
-// that the process is still the same one.
+// follow updates the shown state of an agent. If sure, it also checks that the
+// process is still the same one.
 func (w *watcher) follow(name string, a *noted, now time.Time, sure bool) {
 	before := a.now
 	switch {
 	case a.State == wire.AgentGone:
 		if now.Sub(a.Since) > keepGone {
-			_ = os.Remove(filepath.Join(w.guest.path(attentionDir), name)) // the next look tries again
+			_ = os.Remove(filepath.Join(w.guest.path(attentionDir), name)) // a failed removal is retried at the next poll
 		}
 	case (sure || syscall.Kill(a.PID, 0) != nil) && !a.lives():
-		// Written down, so that it is as old to the next who watches.
+		// Save the time, so that the next watcher shows the same one.
 		at := now.UTC().Round(0)
 		a.State, a.On, a.Since, a.At = wire.AgentGone, "", at, at
 		_ = w.guest.writeNews(a.news)
@@ -221,7 +221,7 @@ func (w *watcher) follow(name string, a *noted, now time.Time, sure bool) {
 		if s, ok := stampOf(a.File); !ok {
 			a.claude, a.seen = claude{}, stamp{}
 		} else if !a.seen.same(s) {
-			// It may be half written.
+			// The file may be half written.
 			if c := readClaude(a.File); c.of(process{pid: a.PID, start: a.Start}) {
 				a.claude, a.seen = c, s
 			}
@@ -231,7 +231,7 @@ func (w *watcher) follow(name string, a *noted, now time.Time, sure bool) {
 	if a.now != before {
 		w.news = true
 		w.work.stirred = true
-		// The end of a turn is when somebody wants to see what came of it.
+		// A user wants to see the changes soon after a turn has ended.
 		w.work.turned = w.work.turned || before.State == wire.AgentWorking && a.now.State != before.State
 	}
 }
@@ -242,7 +242,8 @@ func (n news) lives() bool {
 	return ok && !p.ended && p.start == n.Start
 }
 
-// say prints the glance if it is another than the last, or that one is old.
+// say prints the snapshot if it has changed, or if the last one is older than
+// sayEvery.
 func (w *watcher) say(now time.Time) error {
 	if now.Sub(w.saidAt) < sayEvery && !w.news {
 		return nil
@@ -262,14 +263,14 @@ func (w *watcher) say(now time.Time) error {
 	return g.Encode(w.out)
 }
 
-// entry is one agent of the list.
+// entry is one agent in the list.
 type entry struct {
 	wire.Agent
-	window string // that rang, of an agent that says nothing itself
+	window string // window that rang, if the agent has no hooks
 }
 
-// entries are the agents as they are shown, the most urgent and then the one that
-// is so for longest first.
+// entries returns the agents as they are shown: the most urgent first, then those
+// that have waited longest.
 func (w *watcher) entries() []entry {
 	var list []entry
 	for _, a := range w.agents {
@@ -286,7 +287,7 @@ func (w *watcher) entries() []entry {
 	return list
 }
 
-// begin starts what is due.
+// begin starts the tasks that are due.
 func (w *watcher) begin(ctx context.Context, now time.Time) {
 	if due, list := w.viewDue(now); due {
 		w.view.running = true
@@ -298,8 +299,8 @@ func (w *watcher) begin(ctx context.Context, now time.Time) {
 	}
 }
 
-// pace is how soon to look again. Before it asks for something, an agent at rest
-// is given work.
+// pace returns the time to the next poll. An idle agent can be polled slowly,
+// because it must first be given work before it asks for something.
 func (w *watcher) pace() time.Duration {
 	for _, e := range w.list {
 		if e.State == wire.AgentWorking || e.State == wire.AgentBlocked && e.window == "" {
@@ -309,7 +310,7 @@ func (w *watcher) pace() time.Duration {
 	return sureEvery
 }
 
-// aside runs a task, and has the watcher learn what came of it.
+// aside runs a task and passes its result to the watcher.
 func (w *watcher) aside(ctx context.Context, look func(context.Context) (learned func())) {
 	w.tasks.Go(func() {
 		learned := look(ctx)

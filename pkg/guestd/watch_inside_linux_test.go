@@ -15,7 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// A guest in which nothing happens says nothing, but for a sign of life.
+// A guest without activity prints nothing except its periodic line.
 func TestWatchIsSilent(t *testing.T) {
 	g := Guest{Root: t.TempDir(), Fake: true}
 	var out bytes.Buffer
@@ -82,7 +82,7 @@ func TestGoneAgentsAreForgotten(t *testing.T) {
 	me, _ := processAt(os.Getpid())
 	for _, n := range []news{
 		{Agent: "claude", PID: me.pid, Start: me.start, State: wire.AgentDone, Since: now.UTC(), At: now.UTC()},
-		{Agent: "codex", PID: me.pid, Start: "1", State: wire.AgentWorking, Since: now.UTC(), At: now.UTC()}, // its pid is another's now
+		{Agent: "codex", PID: me.pid, Start: "1", State: wire.AgentWorking, Since: now.UTC(), At: now.UTC()}, // its pid now belongs to another process
 		{Agent: "third", PID: 1 << 30, Start: "1", State: wire.AgentBlocked, On: "x", Since: now.UTC(), At: now.UTC()},
 	} {
 		if err := g.writeNews(n); err != nil {
@@ -196,7 +196,7 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// A command that is ended takes along what it started.
+// A command that is killed takes its children with it.
 func TestRunAsideLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	child := 0
@@ -207,7 +207,7 @@ func TestRunAsideLeavesNothing(t *testing.T) {
 	if err := runAside(ctx, out, "sh", "-c", `sleep 1000 & printf '%d\0' $!; wait`); err == nil {
 		t.Error("it ended well")
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // another's child tells nobody here
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // poll, because this process is not notified of the end of a grandchild
 		p, ok := processAt(child)
 		if !ok || p.ended {
 			break

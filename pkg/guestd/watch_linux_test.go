@@ -15,10 +15,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// patience is for a machine that is busy with something else.
+// patience is long enough for a loaded machine.
 const patience = 2 * time.Minute
 
-// watched is a stream of glances.
+// watched is a stream of snapshots.
 type watched struct {
 	*testing.T
 	stdin io.Closer
@@ -56,10 +56,10 @@ func (g *fakeGuest) watch(env []string, args ...string) *watched {
 	return w
 }
 
-// stop hangs up; then it must end.
+// stop closes the input; the command must then end.
 func (w *watched) stop() {
 	w.Helper()
-	_ = w.stdin.Close() // once more is no harm
+	_ = w.stdin.Close() // closing it twice is harmless
 	select {
 	case err := <-w.ended:
 		if err != nil {
@@ -71,7 +71,7 @@ func (w *watched) stop() {
 	}
 }
 
-// until waits for a glance.
+// until waits for a matching snapshot.
 func (w *watched) until(what string, ok func(wire.Glance) bool) wire.Glance {
 	w.Helper()
 	deadline := time.After(patience)
@@ -91,7 +91,7 @@ func (w *watched) until(what string, ok func(wire.Glance) bool) wire.Glance {
 	}
 }
 
-// agent waits until there is one agent, in a state.
+// agent waits until there is exactly one agent in the given state.
 func (w *watched) agent(state wire.AgentState, on string) wire.Agent {
 	w.Helper()
 	return w.until(fmt.Sprintf("%s %q", state, on), func(g wire.Glance) bool {
@@ -99,7 +99,7 @@ func (w *watched) agent(state wire.AgentState, on string) wire.Agent {
 	}).Agents[0]
 }
 
-// shellNamed is a shell that bears an agent's name, in a directory of its own.
+// shellNamed returns the path of a shell with an agent's name, in a new directory.
 func shellNamed(t *testing.T, name string) (path string) {
 	t.Helper()
 	sh, err := exec.LookPath("sh")
@@ -117,7 +117,7 @@ func shellNamed(t *testing.T, name string) (path string) {
 	return path
 }
 
-// pretender is a program by the name of an agent, that runs what it is told.
+// pretender is a program with the name of an agent that runs given commands.
 type pretender struct {
 	*testing.T
 	stdin io.WriteCloser
@@ -142,7 +142,7 @@ func (g *fakeGuest) pretend(name string) *pretender {
 	p := &pretender{T: g.T, stdin: stdin, pid: cmd.Process.Pid, dir: dir}
 	g.Cleanup(func() {
 		_ = stdin.Close()
-		_ = cmd.Wait() // it may have been told to fail
+		_ = cmd.Wait() // it may have been made to fail
 	})
 	return p
 }
@@ -154,7 +154,7 @@ func (p *pretender) run(line string) {
 	}
 }
 
-// hook has a hook report an event, from within a shell as Codex does it.
+// hook reports an event through a hook from within a shell, as Codex does.
 func (p *pretender) hook(agent, event string, fields ...string) {
 	p.Helper()
 	file := filepath.Join(p.dir, "event")
@@ -201,7 +201,7 @@ func TestWatchAnAgent(t *testing.T) {
 	w.agent(wire.AgentWorking, "")
 	p.hook("claude", "PermissionRequest", touch)
 	blocked := w.agent(wire.AgentBlocked, "permission: Bash: touch x")
-	// What no hook says: Esc.
+	// Esc fires no hook.
 	p.says("waiting", blocked.Since)
 	esc := blocked.Since.Add(time.Second).Truncate(time.Millisecond)
 	p.says("idle", esc)
@@ -216,10 +216,10 @@ func TestWatchAnAgent(t *testing.T) {
 	p.says("busy", time.Now())
 	w.agent(wire.AgentWorking, "")
 	p.hook("claude", "Stop")
-	p.says("idle", time.Now()) // whichever comes first
+	p.says("idle", time.Now()) // in either order
 	w.agent(wire.AgentDone, "")
 
-	// Another one at the same time; it ends without a word.
+	// Start a second agent that ends without a report.
 	q := g.pretend("codex")
 	q.run(`"$GUEST" hook codex '{"type":"agent-turn-complete","thread-id":"t"}' </dev/null`)
 	w.until("two agents", func(g wire.Glance) bool { return len(g.Agents) == 2 })
@@ -232,7 +232,7 @@ func TestWatchAnAgent(t *testing.T) {
 	}
 	w.stop()
 
-	// Who comes later sees the same.
+	// A later watcher sees the same.
 	late := g.watch(nil)
 	again := late.until("the agents", func(g wire.Glance) bool { return true })
 	if len(again.Agents) != 2 || again.Agents[1] != seen.Agents[1] {
@@ -240,7 +240,7 @@ func TestWatchAnAgent(t *testing.T) {
 	}
 }
 
-// A hook is in its agent's way: it says nothing, whatever happens.
+// A hook must not disturb its agent: it prints nothing in any case.
 func TestHookIsSilent(t *testing.T) {
 	g := newFakeGuest(t)
 	dir := filepath.Join(g.root, "run/agent/attention")
@@ -266,14 +266,15 @@ func TestHookIsSilent(t *testing.T) {
 	if err == nil && slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !strings.HasPrefix(e.Name(), ".") }) {
 		t.Errorf("there are %v", entries)
 	}
-	// Cut off, it still says what stood before. The name of this program is no agent's.
+	// A truncated event still yields the fields before the cut. This process does
+	// not have the name of an agent.
 	if out, errs, code := g.run(good[:len(good)-1]+`,"prompt":"`+strings.Repeat("x", 9<<20), "hook", "claude"); code != 0 || out+errs != "" {
 		t.Errorf("exit %d, %q %q", code, out, errs)
 	}
 	if found, _ := filepath.Glob(filepath.Join(dir, "claude-*.json")); len(found) != 1 {
 		t.Errorf("there are %v", found)
 	}
-	// No directory can be made.
+	// The directory cannot be created.
 	if err := os.RemoveAll(filepath.Join(g.root, "run")); err != nil {
 		t.Fatal(err)
 	}
@@ -285,7 +286,7 @@ func TestHookIsSilent(t *testing.T) {
 	}
 }
 
-// session is a tmux server of the test's own.
+// session is the test's own tmux server.
 type session struct {
 	*testing.T
 	env []string
@@ -293,7 +294,7 @@ type session struct {
 
 func newSession(g *fakeGuest, conf string) *session {
 	g.Helper()
-	dir, err := os.MkdirTemp("", "t") // short: a socket is in it
+	dir, err := os.MkdirTemp("", "t") // short, because it contains a socket
 	if err != nil {
 		g.Fatal(err)
 	}
@@ -318,7 +319,8 @@ func (s *session) tmux(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// bellHook is the line of the guest's own tmux.conf, for the program at a path.
+// bellHook returns the bell line of the guest's tmux.conf, for the program at a
+// path.
 func bellHook(t *testing.T, program string) string {
 	t.Helper()
 	conf, err := os.ReadFile("../../provision/files/.tmux.conf")
@@ -354,7 +356,7 @@ func TestWatchWindows(t *testing.T) {
 	s.tmux("send-keys", "-t", "claude", "echo $((40+2))", "Enter")
 	w.until("what is new on it", hasLine("42"))
 
-	// An agent without hooks rings; it is blocked until somebody looks.
+	// An agent without hooks rings; it is blocked until the window is visited.
 	s.tmux("send-keys", "-t", "my agent", "printf '\\a'; echo $((50+2))", "Enter")
 	rang := w.until("a bell, and the screen of its window", func(g wire.Glance) bool {
 		return len(g.Agents) == 1 && g.Window == "my agent" && hasLine("52")(g)
@@ -366,8 +368,8 @@ func TestWatchWindows(t *testing.T) {
 	s.tmux("select-window", "-t", "vim")
 	w.until("the end of it", func(g wire.Glance) bool { return len(g.Agents) == 0 })
 
-	// A bell in the window of an agent that has hooks is none. The next window's
-	// bell shows that it was looked at.
+	// A bell in the window of an agent with hooks does not count. The next window's
+	// bell shows that tmux was checked.
 	s.tmux("respawn-pane", "-k", "-t", "claude", "-e", "GUEST="+g.program, shellNamed(t, "claude"), "-i")
 	s.tmux("send-keys", "-t", "claude", `echo '{"hook_event_name":"Stop"}' >`+g.root+`/e; "$GUEST" hook claude <`+g.root+`/e; printf '\a'`, "Enter")
 	done := w.agent(wire.AgentDone, "")
@@ -425,14 +427,14 @@ func TestWatchTheCheckout(t *testing.T) {
 		t.Fatal(err)
 	}
 	git("switch", "-qc", "work")
-	git("commit", "-qm", "two", "--", "a.txt") // last: it is what tells that there is something to look at
+	git("commit", "-qm", "two", "--", "a.txt") // last, because the commit triggers the scan
 	sees(wire.Changes{Branch: "work", Commits: 1, Files: 4, Insertions: 5, Deletions: 2})
 	w.stop()
 	if _, err := os.Stat(filepath.Join(dir, ".git/index.lock")); err == nil {
 		t.Error("the index is locked")
 	}
 
-	// A clone of nothing has no base and no HEAD.
+	// A clone of an empty repository has no base and no HEAD.
 	empty := filepath.Join(g.root, "empty")
 	if out, err := exec.Command("git", "init", "-q", "-b", "first", empty).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

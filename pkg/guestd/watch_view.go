@@ -15,40 +15,40 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-const toolTime = 30 * time.Second // of one tmux or git; an emulated guest is slow
+const toolTime = 30 * time.Second // per tmux or git command; an emulated guest is slow
 
-// view is what is known of tmux's windows.
+// view is the known state of tmux's windows.
 type view struct {
 	running  bool
-	began    time.Time // the last look
-	listed   time.Time // the windows were, from then on
-	captured time.Time // the screen was, from then on
+	began    time.Time // start of the last viewer task
+	listed   time.Time // when the windows were listed
+	captured time.Time // when the screen was captured
 	panes    []pane
 	who      []whose
 	speaks   map[string]bool // windows of agents that have hooks
-	shown    pane            // whose screen it is
+	shown    pane            // the pane whose screen is shown
 	screen   []string
 }
 
-// whose is what a screen is chosen by.
+// whose identifies an agent when a screen is chosen.
 type whose struct {
 	pid    int
 	window string
 }
 
-// pane is one of tmux's.
+// pane is a tmux pane.
 type pane struct {
 	window, id, tty string // "@1", "%1", "/dev/pts/1"
 	pid             int    // of its first process
-	activity        int64  // seconds; of the window
-	rang, active    bool   // the window's bell was not seen yet; its current pane
+	activity        int64  // time of the window's last activity, in seconds
+	rang, active    bool   // the window's bell has not been seen; the window's current pane
 	name            string // of the window
 }
 
 const paneFormat = "#{window_id} #{pane_id} #{pane_tty} #{pane_pid} #{window_activity} #{window_bell_flag} #{pane_active} #{window_name}"
 
-// panesOf reads what tmux lists in that format. A window that several sessions
-// share stands there once for each.
+// panesOf parses tmux's list in that format. A window that several sessions share
+// is listed once for each.
 func panesOf(text string) (panes []pane) {
 	for line := range strings.Lines(text) {
 		f := strings.SplitN(strings.TrimRight(line, "\n"), " ", 8)
@@ -59,7 +59,7 @@ func panesOf(text string) (panes []pane) {
 		if err != nil {
 			continue
 		}
-		activity, _ := strconv.ParseInt(f[4], 10, 64) // 0 is long ago
+		activity, _ := strconv.ParseInt(f[4], 10, 64) // 0 counts as long ago
 		panes = append(panes, pane{
 			window: f[0], id: f[1], tty: f[2], pid: pid, activity: activity,
 			rang: f[5] == "1", active: f[6] == "1", name: wire.Clean(f[7]),
@@ -68,9 +68,9 @@ func panesOf(text string) (panes []pane) {
 	return panes
 }
 
-// rang reports whether a window's bell stands for an agent, and the window's
-// name. One that was visited since is quiet, and an agent that tells of itself
-// is not shown by its bell, too.
+// rang reports whether a window's bell represents an agent, and returns the
+// window's name. A window that was visited since does not count. Nor does the bell
+// of an agent that reports through hooks.
 func (v *view) rang(window string) (name string, ok bool) {
 	i := slices.IndexFunc(v.panes, func(p pane) bool { return p.window == window && p.rang })
 	if i < 0 || v.speaks[window] {
@@ -79,11 +79,11 @@ func (v *view) rang(window string) (name string, ok bool) {
 	return v.panes[i].name, true
 }
 
-// after reports whether the windows were listed after a bell was noted; the
-// clock of files is a little behind.
+// after reports whether the windows were listed after a bell was recorded. File
+// timestamps lag slightly behind the clock.
 func (v *view) after(bell time.Time) bool { return v.listed.Sub(bell) > lookEvery }
 
-// paneOf is the pane that a process runs in.
+// paneOf returns the pane that a process runs in.
 func paneOf(panes []pane, pid int) (pane, bool) {
 	for _, p := range lineage(pid) {
 		if i := slices.IndexFunc(panes, func(q pane) bool { return q.pid == p.pid }); i >= 0 {
@@ -93,7 +93,7 @@ func paneOf(panes []pane, pid int) (pane, bool) {
 	return pane{}, false
 }
 
-// who are the agents that there is a screen of, in the order of the list.
+// who returns the running agents, in the order of the list.
 func (w *watcher) who() (who []whose) {
 	for _, e := range w.list {
 		if e.State != wire.AgentGone {
@@ -103,8 +103,7 @@ func (w *watcher) who() (who []whose) {
 	return who
 }
 
-// viewDue reports whether tmux is worth a process, and whether its windows are
-// to be listed, too.
+// viewDue reports whether to start tmux, and whether to list its windows too.
 func (w *watcher) viewDue(now time.Time) (due, list bool) {
 	v := &w.view
 	since := now.Sub(v.began)
@@ -118,26 +117,28 @@ func (w *watcher) viewDue(now time.Time) (due, list bool) {
 	return list || written(v.shown.tty, v.captured), list
 }
 
-// written reports whether a terminal may have been written to since a time. So
-// that nobody learns from it how fast somebody types, the kernel changes a
-// terminal's time only when more than the last three bits of its seconds change.
+// written reports whether a terminal may have been written to since a time. The
+// kernel updates a terminal's time only when more than the last three bits of its
+// seconds change, so that the timing of keystrokes does not leak.
 func written(tty string, since time.Time) bool {
 	info, err := os.Stat(tty)
 	return err == nil && info.ModTime().Unix() >= since.Unix()&^7
 }
 
-// viewer looks at tmux's windows, and at the screen of whoever is most urgent.
+// viewer lists tmux's windows, if list is set, and captures the screen of the most
+// urgent agent.
 func (w *watcher) viewer(now time.Time, list bool) func(context.Context) func() {
 	w.view.began = now
 	next, who := w.view, w.who()
 	return func(ctx context.Context) func() {
 		active := !list
 		if list {
-			// The time first: what changes meanwhile is for the next look.
+			// Take the time first: changes during the listing belong to the next
+			// one.
 			next.listed, next.who = time.Now(), who
 			text, err := tmux(ctx, "list-panes", "-a", "-F", paneFormat)
 			if err != nil {
-				text = "" // no tmux runs
+				text = "" // no tmux server runs
 			}
 			next.panes, next.speaks = panesOf(text), map[string]bool{}
 			for _, w := range who {
@@ -147,7 +148,8 @@ func (w *watcher) viewer(now time.Time, list bool) func(context.Context) func() 
 			}
 			before := next.shown
 			next.shown = choose(next.panes, who)
-			// tmux's own word, should the kernel's not mean what it seems to.
+			// Also use tmux's own activity time, in case the terminal's time is
+			// misleading.
 			active = next.shown.id != before.id || next.shown.activity >= next.captured.Unix() || written(next.shown.tty, next.captured)
 		}
 		switch {
@@ -167,18 +169,18 @@ func (w *watcher) viewer(now time.Time, list bool) func(context.Context) func() 
 	}
 }
 
-// dropBells forgets the windows that do not stand for an agent any more.
+// dropBells forgets the windows that no longer represent an agent.
 func (w *watcher) dropBells() {
 	for window, since := range w.bells {
 		if _, ok := w.view.rang(window); !ok && w.view.after(since) {
 			delete(w.bells, window)
-			_ = os.Remove(filepath.Join(w.guest.path(attentionDir), bellPrefix+window[1:])) // the next look finds it again
+			_ = os.Remove(filepath.Join(w.guest.path(attentionDir), bellPrefix+window[1:])) // a failed removal is retried at the next poll
 		}
 	}
 }
 
-// choose picks whose screen is shown: the most urgent agent's, and without any
-// that of the window where one would be.
+// choose returns the pane whose screen is shown: that of the most urgent agent or,
+// without any, that of the window named "claude".
 func choose(panes []pane, who []whose) pane {
 	for _, w := range who {
 		if p, ok := paneOf(panes, w.pid); ok {
@@ -194,8 +196,8 @@ func choose(panes []pane, who []whose) pane {
 	return pane{}
 }
 
-// lines are those of a screen, its end if there are too many, without the empty
-// ones below the last.
+// lines splits a screen into lines without the empty ones at the end, and keeps at
+// most the last MaxScreen.
 func lines(text string) []string {
 	text = strings.TrimRight(text, " \n")
 	if text == "" {
@@ -211,16 +213,16 @@ func lines(text string) []string {
 	return all[max(0, len(all)-wire.MaxScreen):]
 }
 
-// tmux asks the server, if there is one.
+// tmux runs a command of the tmux server, if one runs.
 func tmux(ctx context.Context, args ...string) (string, error) {
 	var out capped
-	// -u: without it, and without a terminal, other than ASCII becomes "_".
+	// -u: otherwise, without a terminal, tmux prints "_" for non-ASCII characters.
 	err := runAside(ctx, &out, "tmux", append([]string{"-u"}, args...)...)
 	return out.String(), err
 }
 
-// runAside runs a command of the agent's user within toolTime, and ends it with
-// all that it started.
+// runAside runs a command within toolTime, and kills it with its children when the
+// time is up.
 func runAside(ctx context.Context, out io.Writer, name string, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, toolTime)
 	defer cancel()

@@ -15,30 +15,30 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// How often the checkout is looked at, which can take a while: as often as it
-// is a twentieth of the time, and a quarter of it when a turn has ended.
+// Limits on the rate of scans of the checkout, each of which can take a while:
+// scans use at most a twentieth of the time, or a quarter after a turn has ended.
 const (
 	workShare = 20
 	turnEvery = 2 * time.Second
 	turnShare = 4
-	workQuiet = 5 * time.Minute // though nothing seems to have happened
+	workQuiet = 5 * time.Minute // scan even without signs of activity
 )
 
-// Bounds of what is counted.
+// Bounds of the counts.
 const (
 	maxPath      = 64 << 10
-	maxUntracked = 2000    // files whose lines are
-	maxUnread    = 4 << 20 // bytes, of all of them
+	maxUntracked = 2000    // untracked files whose lines are counted
+	maxUnread    = 4 << 20 // total bytes of these files
 )
 
-// work is what is known of the checkout.
+// work is the known state of the checkout.
 type work struct {
 	running bool
 	began   time.Time
-	asked   time.Time // whether anything was touched
+	asked   time.Time // last check for activity
 	took    time.Duration
-	stirred bool // something happened since
-	turned  bool // a turn ended since
+	stirred bool // something happened since the last scan
+	turned  bool // a turn ended since the last scan
 	changes *wire.Changes
 }
 
@@ -63,15 +63,15 @@ func (w *watcher) workDue(now time.Time) bool {
 	return w.touched(k.began)
 }
 
-// touched reports whether somebody may have worked since a time: something was
-// written to a terminal, or git was called.
+// touched reports whether there may have been work since a time: a terminal was
+// written to, or git changed one of its files.
 func (w *watcher) touched(since time.Time) bool {
 	for _, p := range w.view.panes {
 		if written(p.tty, since) {
 			return true
 		}
 	}
-	since = since.Add(-time.Second) // the clock of files is a little behind
+	since = since.Add(-time.Second) // file timestamps lag slightly behind the clock
 	for _, name := range []string{"HEAD", "index", "logs/HEAD"} {
 		if info, err := os.Stat(filepath.Join(w.options.dir, ".git", name)); err == nil && !info.ModTime().Before(since) {
 			return true
@@ -96,8 +96,8 @@ func (w *watcher) worker(now time.Time) func(context.Context) func() {
 	}
 }
 
-// changes counts what the checkout has over base. It changes nothing there, and
-// takes no lock that the agent's own git might wait for.
+// changes counts the differences between the checkout and base. It changes nothing
+// in the checkout, and takes no lock that the agent's own git might wait for.
 func (o watchOptions) changes(ctx context.Context) (*wire.Changes, error) {
 	c := &wire.Changes{}
 	git := func(use func(string), args ...string) error { return o.git(ctx, use, args...) }
@@ -112,7 +112,7 @@ func (o watchOptions) changes(ctx context.Context) (*wire.Changes, error) {
 	if err := git(first(&top), "rev-parse", "--show-toplevel"); err != nil {
 		return nil, err
 	}
-	// Its failure is a HEAD that is on no branch.
+	// It fails if HEAD is detached.
 	_ = git(first(&c.Branch), "symbolic-ref", "-q", "--short", "HEAD")
 	base := o.base
 	revs := []string{"rev-list", "--count", "--branches", "--ignore-missing", "HEAD", "--not", "--remotes"}
@@ -123,7 +123,7 @@ func (o watchOptions) changes(ctx context.Context) (*wire.Changes, error) {
 	} else {
 		revs = append(revs, base)
 	}
-	// Its failure is a HEAD without a commit.
+	// It fails if HEAD has no commit.
 	if git(first(&count), revs...) == nil {
 		c.Commits, _ = strconv.Atoi(count)
 	}
@@ -133,7 +133,7 @@ func (o watchOptions) changes(ctx context.Context) (*wire.Changes, error) {
 			return
 		}
 		c.Files++
-		plus, _ := strconv.Atoi(f[0]) // "-" of a binary file
+		plus, _ := strconv.Atoi(f[0]) // "-" for a binary file
 		minus, _ := strconv.Atoi(f[1])
 		c.Insertions += plus
 		c.Deletions += minus
@@ -156,9 +156,10 @@ func (o watchOptions) changes(ctx context.Context) (*wire.Changes, error) {
 	return c, nil
 }
 
-// git runs it in the checkout and uses what it prints, entry by entry. The
-// checkout's settings may have it run programs, as whenever the agent calls it;
-// what is not needed for an answer does not run.
+// git runs git in the checkout and calls use for each entry of its output. The
+// checkout's configuration may make git run programs, as it does when the agent
+// calls git. Hooks and the file system monitor, which the answer does not need, are
+// disabled.
 func (o watchOptions) git(ctx context.Context, use func(entry string), args ...string) error {
 	out := &entries{use: use}
 	err := runAside(ctx, out, "nice", append([]string{
@@ -171,7 +172,7 @@ func (o watchOptions) git(ctx context.Context, use func(entry string), args ...s
 	return nil
 }
 
-// entries splits what is written to it at zero bytes.
+// entries splits its input at zero bytes.
 type entries struct {
 	use  func(string)
 	rest []byte
@@ -199,8 +200,8 @@ func (e *entries) end() {
 	}
 }
 
-// countLines counts the lines of a file of text of at most so many bytes, as git
-// would, and says how many it read.
+// countLines counts the lines of a text file of at most most bytes, as git would.
+// It also returns the number of bytes read.
 func countLines(path string, most int64) (n int, size int64) {
 	info, err := os.Lstat(path)
 	if err != nil || !info.Mode().IsRegular() || info.Size() > most {
@@ -222,15 +223,15 @@ func countLines(path string, most int64) (n int, size int64) {
 	return n, int64(len(text))
 }
 
-// Steps of the machine's figures: smaller changes are no news.
+// Steps of the machine's figures: smaller changes are not reported.
 const (
 	loadStep = 0.25
 	memStep  = 32 << 20
 	diskStep = 16 << 20
 )
 
-// measure says what the machine has in use, or what it said before if that is
-// about the same.
+// measure returns the machine's load and its memory and disk usage, or the previous
+// value if they are about the same.
 func measure(before *wire.Machine) *wire.Machine {
 	var m wire.Machine
 	if f := strings.Fields(readBounded("/proc/loadavg")); len(f) > 0 {

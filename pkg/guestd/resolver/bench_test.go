@@ -12,8 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// BenchmarkAtOnce is an answer that is remembered, and a name that is denied,
-// on a list of ten thousand.
+// BenchmarkAtOnce measures a cached answer and a denied name, with a list of ten
+// thousand names.
 func BenchmarkAtOnce(b *testing.B) {
 	pol := policy.Default()
 	for i := range 10_000 {

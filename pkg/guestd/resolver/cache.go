@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	maxCached        = 16 << 10 // answers, of which a list of ten thousand names needs one each
-	maxCachedRecords = 16       // of one answer that is kept
+	maxCached        = 16 << 10 // answers; a list of ten thousand names needs one each
+	maxCachedRecords = 16       // records per cached answer
 )
 
-// cache remembers what the network said, for as long as it said. Nothing that
-// was decided is in it: every question meets the policy of its own moment. Nor
-// is a name that does not exist, which may have been allowed since.
+// cache holds the network's answers until they expire. It holds no decisions: every
+// query is checked against the current policy. Nor does it hold names that do not
+// exist, because they may have been registered since.
 type cache struct {
 	now func() time.Time
 
@@ -35,8 +35,8 @@ func newCache(now func() time.Time) *cache {
 	return &cache{now: now, answers: map[cacheKey]cached{}}
 }
 
-// get returns an answer with what is left of its time. Its records are others'
-// too: they are read only.
+// get returns an answer with its remaining time to live. The records are shared and
+// must not be modified.
 func (c *cache) get(name string, qtype uint16) (answer, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +54,7 @@ func (c *cache) get(name string, qtype uint16) (answer, bool) {
 	return found.answer, true
 }
 
-// put keeps an answer. When there is no room, another goes, whichever it is.
+// put stores an answer. If the cache is full, it evicts an arbitrary one.
 func (c *cache) put(name string, qtype uint16, a answer) {
 	if len(a.records) == 0 || len(a.records) > maxCachedRecords || a.ttl == 0 {
 		return

@@ -86,8 +86,8 @@ func TestLimiterGivesBack(t *testing.T) {
 	}
 }
 
-// A guest with many addresses, and a program that asks for many names, take no
-// more memory than a few.
+// Many client addresses and many requested names must not take more memory than a
+// few.
 func TestMemoryOfClientsIsBounded(t *testing.T) {
 	l := newLimiter(time.Now)
 	for i := range 3 * maxSources {

@@ -2,7 +2,7 @@ package resolver
 
 import "time"
 
-// StopClock makes it always the same moment, so that no time of an answer runs out.
+// StopClock freezes the proxy's time, so that no answer expires.
 func (p *Proxy) StopClock() {
 	at := time.Now()
 	p.now = func() time.Time { return at }

@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	rate       = 2000.0 // questions per second and source
+	rate       = 2000.0 // queries per second and source
 	burst      = 4000.0
 	maxSources = 1024
 )
 
-// limiter is a token bucket per source address. It is generous: it is there
-// so that one container in a loop does not starve the others.
+// limiter is a token bucket per source address. The limit is generous: its purpose
+// is that one container in a loop does not starve the others.
 type limiter struct {
 	now func() time.Time
 
@@ -51,7 +51,7 @@ func (l *limiter) allow(from netip.Addr) bool {
 	return true
 }
 
-// giveBack undoes an allow, for a question that is asked again.
+// giveBack undoes an allow, for a query that will be counted again.
 func (l *limiter) giveBack(from netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

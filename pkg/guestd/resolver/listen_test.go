@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// listenPair is one free loopback port for both protocols.
+// listenPair listens on one free loopback port with both protocols.
 func listenPair(t *testing.T) (net.PacketConn, net.Listener, netip.AddrPort) {
 	t.Helper()
 	tcp, err := net.Listen("tcp4", "127.0.0.1:0")

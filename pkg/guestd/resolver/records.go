@@ -11,8 +11,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// passes reports whether records of a type are looked up at all. ANY is not:
-// whoever asks for everything gets nothing and asks for what it needs.
+// passes reports whether records of a type are looked up at all. ANY is not: such a
+// client gets an empty answer and asks for the type that it needs.
 func passes(t uint16) bool {
 	switch t {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeMX, dns.TypeTXT, dns.TypeSRV, dns.TypeNS, dns.TypePTR:
@@ -21,16 +21,16 @@ func passes(t uint16) bool {
 	return false
 }
 
-// answer is what the network says of a name, at the end of its aliases.
+// answer is the network's answer for a name, at the end of its aliases.
 type answer struct {
 	rcode   int
-	records []dns.RR // of the asked type, of the last name of the chain
+	records []dns.RR // of the requested type, of the last name in the chain
 	ttl     uint32
 }
 
-// follow asks for a name and for what it is an alias of. The aliases are not
-// checked against the policy: they are the business of who owns the name, and
-// only addresses that may be reached come out at the end.
+// follow looks up a name and its aliases. It does not check the aliases against the
+// policy: they are up to the owner of the name, and only allowed addresses are
+// returned at the end.
 func (p *Proxy) follow(ctx context.Context, name string, qtype uint16) (answer, error) {
 	a := answer{ttl: maxTTL}
 	for range maxChain {
@@ -57,8 +57,8 @@ func (p *Proxy) follow(ctx context.Context, name string, qtype uint16) (answer, 
 	return a, fmt.Errorf("more than %d aliases", maxChain)
 }
 
-// walk follows the aliases inside one message, takes the records at their end,
-// and returns the last name. Records of any other owner are not looked at.
+// walk follows the aliases inside one message, collects the records at their end,
+// and returns the last name. It ignores records of any other owner.
 func (a *answer) walk(msg *dns.Msg, name string, qtype uint16) (string, error) {
 	records := msg.Answer[:min(len(msg.Answer), 4*maxRecords)]
 	for range maxChain {
@@ -91,9 +91,9 @@ func (a *answer) walk(msg *dns.Msg, name string, qtype uint16) (string, error) {
 	return "", fmt.Errorf("more than %d aliases", maxChain)
 }
 
-// keep turns what was found into records under the asked name, spelled as it
-// was asked, and leaves out what the policy does not let through. blocked says
-// why the last one was left out.
+// keep converts records into ones for the requested name, spelled as in the query,
+// and leaves out the records that the policy denies. blocked is the reason for the
+// last one left out.
 func keep(pol *policy.Policy, found []dns.RR, q dns.Question, ttl uint32) (kept []dns.RR, blocked string) {
 	for _, rr := range found {
 		h := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: max(1, min(ttl, maxTTL))}
@@ -132,8 +132,8 @@ func keep(pol *policy.Policy, found []dns.RR, q dns.Question, ttl uint32) (kept 
 	return kept, blocked
 }
 
-// address says why an address is left out: a name on the list must not be a
-// way into the local network, unless a service there was opted in.
+// address returns the reason to leave an address out, or "": an allowed name must
+// not give access to the local network, unless the policy opens a service there.
 func address(pol *policy.Policy, name string, raw []byte) string {
 	addr, ok := netip.AddrFromSlice(raw)
 	if !ok {
@@ -153,7 +153,7 @@ func refused(pol *policy.Policy, q policy.Question, prefix string) string {
 	return ""
 }
 
-// texts is the records as they stand in the log.
+// texts returns the records as text for the log.
 func texts(records []dns.RR) []string {
 	var list []string
 	for _, rr := range records {
@@ -161,7 +161,7 @@ func texts(records []dns.RR) []string {
 			return append(list, "…")
 		}
 		switch v := rr.(type) {
-		case *dns.A: // nearly all are, and this is quick
+		case *dns.A: // fast path for the most common type
 			list = append(list, v.A.String())
 		default:
 			list = append(list, strings.TrimPrefix(rr.String(), rr.Header().String()))

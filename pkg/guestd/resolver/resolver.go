@@ -1,10 +1,10 @@
 // Package resolver is the DNS proxy of a guest: it answers for names that the
 // policy allows, and for no others.
 //
-// It asks the resolvers of the guest's network in its own words: nothing of a
-// client's packet is passed on but a checked name and type, and nothing of the
-// answer is passed back but records that cannot lead off the policy. It does
-// not decide (package policy does), and it keeps no log (its Log does).
+// It sends its own queries to the resolvers of the guest's network. From a client's
+// packet it passes on only a checked name and type. From the answer it passes back
+// only records that cannot lead around the policy. It does not decide (package
+// policy does), and it keeps no log (its Log does).
 package resolver
 
 import (
@@ -22,40 +22,41 @@ import (
 )
 
 const (
-	workers    = 256             // questions answered at once
-	sockets    = 256             // TCP connections at once, per listener
-	timeout    = 2 * time.Second // of one question to one resolver
-	attempts   = 2               // questions to the network per step of a chain
+	workers    = 256             // concurrent queries
+	sockets    = 256             // concurrent TCP connections per listener
+	timeout    = 2 * time.Second // for one query to one resolver
+	attempts   = 2               // queries to the network per step of a chain
 	maxChain   = 8               // aliases followed
 	maxRecords = 64              // in one answer
-	hostTTL    = 5               // seconds; a service may be closed
-	maxTTL     = 300             // seconds; a changed policy is felt soon
-	maxAskers  = 4096            // names with the program that asked for them
-	maxReports = 4               // denials that the network's resolver is told of at once
+	hostTTL    = 5               // seconds; short because the service may be closed
+	maxTTL     = 300             // seconds; short so that a changed policy takes effect soon
+	maxAskers  = 4096            // cached names and their programs
+	maxReports = 4               // concurrent reports of denials to the network's resolver
 )
 
 // hostName is Lima's name for the host.
 const hostName = "host.lima.internal"
 
-// Asker sends one question to a resolver of the network and returns its answer.
+// Asker sends one query to a resolver of the network and returns its answer.
 type Asker interface {
 	Ask(ctx context.Context, name string, qtype uint16) (*dns.Msg, error)
 }
 
-// Proxy answers questions. Policy and Upstream are asked for every question,
-// so a new policy is in force with the next one.
+// Proxy answers queries. It calls Policy for every query, so a new policy applies
+// from the next one. It asks Upstream for allowed names.
 type Proxy struct {
 	Policy   func() *policy.Policy
 	Upstream Asker
 	Log      func(wire.Query)
-	// Host is the host as the guest reaches it, which answers for hostName while
-	// a service of the host's own is open to the guest. It may be nil.
+	// Host returns the host's address as seen from the guest. It answers for
+	// hostName while the policy opens a service on the host's loopback. It may be
+	// nil.
 	Host func() (netip.Addr, bool)
-	// Who names the program that asks for a denied name from an address of the
-	// guest, "" when it is not known. It may be nil.
+	// Who returns the program that asks for a denied name from an address of the
+	// guest, or "" if unknown. It may be nil.
 	Who func(from netip.AddrPort, name string) string
 
-	now       func() time.Time // time.Now, but for tests
+	now       func() time.Time // time.Now, except in tests
 	once      sync.Once
 	slots     chan struct{}
 	limit     *limiter
@@ -64,7 +65,7 @@ type Proxy struct {
 	reporting sync.WaitGroup
 
 	mu     sync.Mutex
-	askers map[string]string // the program that was found for a denied name
+	askers map[string]string // program found for each denied name
 }
 
 func (p *Proxy) setup() {
@@ -78,10 +79,10 @@ func (p *Proxy) setup() {
 	p.reports = make(chan struct{}, maxReports)
 }
 
-// Wait returns once nothing of the proxy runs; nobody may ask any more.
+// Wait waits for pending reports. The caller must not send further queries.
 func (p *Proxy) Wait() { p.reporting.Wait() }
 
-// ServeDNS answers one question.
+// ServeDNS answers one query.
 func (p *Proxy) ServeDNS(w dns.ResponseWriter, req *dns.Msg) {
 	p.once.Do(p.setup)
 	reply := new(dns.Msg)
@@ -103,11 +104,11 @@ func (p *Proxy) ServeDNS(w dns.ResponseWriter, req *dns.Msg) {
 		}
 	}
 	fit(reply, req, w.RemoteAddr().Network() == "udp")
-	// A client that is gone needs no answer, and there is nobody else to tell.
+	// If the client is gone, an error needs no handling.
 	_ = w.WriteMsg(reply)
 }
 
-// fit cuts a reply to what its client takes.
+// fit truncates a reply to the size that its client accepts.
 func fit(reply, req *dns.Msg, datagram bool) {
 	size := dns.MaxMsgSize
 	if datagram {
@@ -119,9 +120,9 @@ func fit(reply, req *dns.Msg, datagram bool) {
 	reply.Truncate(size)
 }
 
-// atOnce returns the packed reply to a datagram, if nobody has to be waited for
-// and the message is a plain question. Whoever reads datagrams can do this
-// itself; what it returns nil for is ServeDNS's.
+// atOnce returns the packed reply to a datagram if the message is a plain query
+// that can be answered without waiting. The goroutine that reads datagrams calls it
+// directly. If it returns nil, ServeDNS must answer.
 func (p *Proxy) atOnce(datagram []byte, from netip.AddrPort) []byte {
 	p.once.Do(p.setup)
 	req := new(dns.Msg)
@@ -162,15 +163,15 @@ func source(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 
-// Answer makes the reply to a message with exactly one question.
+// Answer returns the reply to a message with exactly one question.
 func (p *Proxy) Answer(ctx context.Context, req *dns.Msg, from netip.AddrPort) *dns.Msg {
 	p.once.Do(p.setup)
 	reply, _ := p.answer(ctx, req, from, true)
 	return reply
 }
 
-// answer makes a reply. Without wait it reports false, and has done nothing,
-// when the network or the process table would have to be asked.
+// answer returns the reply to a query. Without wait it has no effect and returns
+// false if it would have to query the network or the process table.
 func (p *Proxy) answer(ctx context.Context, req *dns.Msg, from netip.AddrPort, wait bool) (_ *dns.Msg, done bool) {
 	q := req.Question[0]
 	reply := new(dns.Msg)
@@ -216,8 +217,8 @@ func (p *Proxy) answer(ctx context.Context, req *dns.Msg, from netip.AddrPort, w
 		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, decision.Reason), true
 	}
 	if entry.Name = name; !passes(q.Qtype) {
-		// HTTPS and SVCB carry targets, addresses and ECH keys, CNAME a foreign
-		// name; an empty answer makes every client ask for addresses instead.
+		// HTTPS and SVCB carry targets, addresses and ECH keys, and CNAME a foreign
+		// name. An empty answer makes every client ask for addresses instead.
 		entry.Allowed = true
 		return reply, true
 	}
@@ -246,8 +247,8 @@ func (p *Proxy) answer(ctx context.Context, req *dns.Msg, from netip.AddrPort, w
 	return reply, true
 }
 
-// who names the program that asks for a denied name. Whoever was found for a
-// name is not looked for again; without wait nobody is.
+// who returns the program that asks for a denied name. It remembers each program
+// found. Without wait it does not start a lookup.
 func (p *Proxy) who(from netip.AddrPort, name string, wait bool) (program string, ok bool) {
 	if p.Who == nil {
 		return "", true
@@ -269,7 +270,8 @@ func (p *Proxy) who(from netip.AddrPort, name string, wait bool) (program string
 	return program, true
 }
 
-// host is the host's address while a policy opens a service of its loopback.
+// host returns the host's address if the policy opens a service on the host's
+// loopback.
 func (p *Proxy) host(pol *policy.Policy) (netip.Addr, bool) {
 	if p.Host == nil || pol == nil || !slices.ContainsFunc(pol.HostServices, func(s netip.AddrPort) bool { return s.Addr().IsLoopback() }) {
 		return netip.Addr{}, false
@@ -278,10 +280,10 @@ func (p *Proxy) host(pol *policy.Policy) (netip.Addr, bool) {
 	return addr, ok && addr.Is4()
 }
 
-// report tells the network's resolver, which is the host's gateway, of a denied
-// name by asking it the same: it denies the name too, and the host's own log has
-// it. Without a wall the question would leave the host. Nobody waits for the
-// answer, and what is over the bound is not reported.
+// report sends a denied name to the network's resolver, which is the host's
+// gateway. The gateway denies the name too, and so the host's own log records it.
+// The caller must not report without a gateway, because the query would leave the
+// host. report does not wait for the answer, and drops reports above maxReports.
 func (p *Proxy) report(name string, qtype uint16) {
 	select {
 	case p.reports <- struct{}{}:
@@ -292,12 +294,13 @@ func (p *Proxy) report(name string, qtype uint16) {
 		defer func() { <-p.reports }()
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		// Whatever comes back, the name stays denied.
+		// Whatever the answer, the name stays denied.
 		_, _ = p.Upstream.Ask(ctx, name, qtype)
 	})
 }
 
-// fail turns reply into a failure, with the reason for clients that can show it.
+// fail turns reply into a failure. It adds the reason for clients that can display
+// it.
 func fail(req, reply *dns.Msg, rcode int, info uint16, text string) *dns.Msg {
 	reply.Rcode, reply.Answer = rcode, nil
 	if req.IsEdns0() != nil {

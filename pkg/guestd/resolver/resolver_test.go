@@ -42,7 +42,7 @@ half.ok.example.    60   IN A     203.0.113.3
 many.ok.example.    60   IN TXT   "` + "0123456789012345678901234567890123456789012345678901234567890123456789" + `"
 `
 
-// upstream answers from zone; chase says whether it follows aliases itself.
+// upstream answers from zone; chase makes it follow aliases itself.
 type upstream struct {
 	chase bool
 
@@ -50,7 +50,7 @@ type upstream struct {
 	asked []string
 }
 
-// names is what the proxy asked for so far.
+// names returns the names that the proxy has asked for so far.
 func (u *upstream) names() []string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -165,7 +165,7 @@ func serveStandIn(t *testing.T, h dns.Handler) netip.AddrPort {
 	t.Helper()
 	udp, tcp, addr := listenPair(t)
 	var wg sync.WaitGroup
-	t.Cleanup(wg.Wait) // runs after both were shut down
+	t.Cleanup(wg.Wait) // runs after both have been shut down
 	for _, s := range []*dns.Server{{PacketConn: udp, Handler: h}, {Listener: tcp, Handler: h}} {
 		ready := make(chan struct{})
 		s.NotifyStartedFunc = func() { close(ready) }
@@ -197,7 +197,7 @@ func list(names ...string) *policy.Policy {
 	return p
 }
 
-// show is an answer as text: its code when it failed, its records otherwise.
+// show returns an answer as text: its code if it failed, otherwise its records.
 func show(m *dns.Msg) string {
 	if m.Rcode != dns.RcodeSuccess {
 		return dns.RcodeToString[m.Rcode]
@@ -274,8 +274,9 @@ func TestDeniedSaysWhy(t *testing.T) {
 	}
 }
 
-// Behind a wall the gateway, which is the network's resolver, hears of denied
-// names. Without one nobody does: the question would leave the host.
+// With network enforcement, the gateway, which is the network's resolver, receives
+// denied names. Without it, the proxy sends them nowhere: the query would leave the
+// host.
 func TestDeniedIsReportedToTheWall(t *testing.T) {
 	for _, walled := range []bool{false, true} {
 		p := list("ok.example")
@@ -297,7 +298,7 @@ func TestDeniedIsReportedToTheWall(t *testing.T) {
 	}
 }
 
-// silent never answers before it is released.
+// silent does not answer until it is released.
 type silent struct {
 	asked   atomic.Int32
 	release chan struct{}
@@ -317,7 +318,7 @@ func TestReportsAreBounded(t *testing.T) {
 	for i := range 100 {
 		m := new(dns.Msg)
 		m.SetQuestion(fmt.Sprintf("evil%d.example.", i), dns.TypeA)
-		// Nobody waits for a report: this returns while none is answered.
+		// Reports do not block: Answer returns although none is answered.
 		if reply := p.Answer(t.Context(), m, netip.AddrPort{}); reply.Rcode != dns.RcodeNameError {
 			t.Fatal(reply)
 		}
@@ -346,7 +347,7 @@ func TestWhoAskedForDenied(t *testing.T) {
 	}
 }
 
-// A program is looked for until it is found, and then known.
+// A program is looked up until it is found, and then cached.
 func TestWhoIsKnownOnceFound(t *testing.T) {
 	var looks int
 	var entries []wire.Query
@@ -368,7 +369,7 @@ func TestWhoIsKnownOnceFound(t *testing.T) {
 	}
 }
 
-// What the network said is remembered, what was decided is not.
+// Answers of the network are cached, decisions are not.
 func TestAnswersAreRememberedAndDecidedAnew(t *testing.T) {
 	var pol atomic.Pointer[policy.Policy]
 	pol.Store(list("ok.example", "*.ok.example"))
@@ -487,7 +488,7 @@ func TestConcurrent(t *testing.T) {
 	wg.Wait()
 }
 
-// scripted answers with whatever bytes it was given.
+// scripted answers with the given bytes.
 type scripted []byte
 
 func (s scripted) Ask(context.Context, string, uint16) (*dns.Msg, error) {
@@ -542,7 +543,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// Lima's name for the host is answered while a service of its loopback is open.
+// Lima's name for the host is answered while a service on the host's loopback is
+// open.
 func TestHostName(t *testing.T) {
 	pol := policy.Default()
 	p := &resolver.Proxy{
@@ -570,7 +572,7 @@ func TestHostName(t *testing.T) {
 	if r := ask(dns.TypeAAAA); r.Rcode != dns.RcodeSuccess || len(r.Answer) != 0 {
 		t.Errorf("AAAA: %v", r)
 	}
-	// Where the policy has the name, its answer is the network's.
+	// If the policy allows the name, the answer comes from the network.
 	pol = list("*.lima.internal")
 	pol.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:5432")}
 	p.Upstream = &resolver.Upstream{Servers: func() []netip.AddrPort { return nil }}

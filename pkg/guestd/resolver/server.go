@@ -18,8 +18,8 @@ type Bound struct {
 	tcp net.Listener
 }
 
-// Bind listens on an address for both protocols. family is "4" or "6". With
-// port 0 both get the same free port.
+// Bind listens on an address for both protocols. family is "4" or "6". With port 0
+// both get the same free port.
 func Bind(ctx context.Context, family, addr string) (*Bound, error) {
 	var lc net.ListenConfig
 	for range 8 {
@@ -39,10 +39,10 @@ func Bind(ctx context.Context, family, addr string) (*Bound, error) {
 	return nil, errors.New("listen for DNS: no port is free for both UDP and TCP")
 }
 
-// Addr is ADDRESS:PORT.
+// Addr returns ADDRESS:PORT.
 func (b *Bound) Addr() string { return b.tcp.Addr().String() }
 
-// Serve answers until ctx ends, and returns once nothing of it runs.
+// Serve answers until ctx ends, and returns once its goroutines have ended.
 func (b *Bound) Serve(ctx context.Context, p *Proxy) error {
 	servers := []*dns.Server{
 		{
@@ -66,7 +66,7 @@ func (b *Bound) Serve(ctx context.Context, p *Proxy) error {
 		wg.Go(func() {
 			defer close(ended)
 			errs[i] = s.ActivateAndServe()
-			cancel() // one without the other is no service
+			cancel() // if one server ends, stop the other
 		})
 		wg.Go(func() {
 			<-ctx.Done()
@@ -74,7 +74,7 @@ func (b *Bound) Serve(ctx context.Context, p *Proxy) error {
 			case <-started:
 				done, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 				defer stop()
-				// The sockets are closed whatever it returns.
+				// It closes the sockets even when it fails.
 				_ = s.ShutdownContext(done)
 			case <-ended:
 			}
@@ -86,15 +86,16 @@ func (b *Bound) Serve(ctx context.Context, p *Proxy) error {
 
 const maxDatagram = 4096
 
-// reader answers what needs nobody else as soon as it is read: to start a
-// goroutine for it would take longer. It hands the server the rest.
+// reader answers queries that need no waiting as soon as they are read, because
+// starting a goroutine would take longer. It passes the rest to the server.
 type reader struct {
 	dns.Reader
 	proxy    *Proxy
 	datagram []byte
 }
 
-// ReadUDP is called by one goroutine. The server ends it by a deadline on conn.
+// ReadUDP is called by one goroutine. The server ends it by setting a deadline on
+// conn.
 func (r *reader) ReadUDP(conn *net.UDPConn, _ time.Duration) ([]byte, *dns.SessionUDP, error) {
 	for {
 		n, session, err := dns.ReadFromSessionUDP(conn, r.datagram)
@@ -105,12 +106,12 @@ func (r *reader) ReadUDP(conn *net.UDPConn, _ time.Duration) ([]byte, *dns.Sessi
 		if reply == nil {
 			return bytes.Clone(r.datagram[:n]), session, nil
 		}
-		// As in ServeDNS, there is nobody else to tell.
+		// As in ServeDNS, an error needs no handling.
 		_, _ = dns.WriteToSessionUDP(conn, reply, session)
 	}
 }
 
-// bounded holds back connections over a number, so that they cost nothing.
+// bounded limits the number of open connections.
 type bounded struct {
 	net.Listener
 	slots chan struct{}
@@ -130,7 +131,7 @@ func (b *bounded) Accept() (net.Conn, error) {
 		case b.slots <- struct{}{}:
 			return &boundedConn{Conn: c, release: sync.OnceFunc(func() { <-b.slots })}, nil
 		default:
-			// Turned away; the client may come again.
+			// The connection is refused; the client may try again.
 			_ = c.Close()
 		}
 	}

@@ -14,11 +14,11 @@ import (
 // Upstream asks the resolvers of the guest's network, in order.
 type Upstream struct {
 	Servers func() []netip.AddrPort
-	Dialer  net.Dialer // its Control marks the packets that may pass the firewall
+	Dialer  net.Dialer // its Control sets the mark that lets packets pass the firewall
 }
 
-// Ask sends the question, retries once, and uses TCP where UDP is too small.
-// An answer that is not to this question is none.
+// Ask sends the query, retries once, and uses TCP if the answer is too large for
+// UDP. It rejects answers to other queries.
 func (u *Upstream) Ask(ctx context.Context, name string, qtype uint16) (*dns.Msg, error) {
 	servers := u.Servers()
 	if len(servers) == 0 {
@@ -53,7 +53,7 @@ func (u *Upstream) exchange(ctx context.Context, network, server, name string, q
 	question.SetEdns0(1232, false)
 	dialer := u.Dialer
 	client := dns.Client{Net: network, Timeout: timeout, Dialer: &dialer, UDPSize: 1232}
-	// The client drops answers with another id and waits on.
+	// The client drops answers with another id and keeps waiting.
 	msg, _, err := client.ExchangeContext(ctx, question, server)
 	if err != nil {
 		return nil, err

@@ -5,11 +5,10 @@ import (
 	"strings"
 )
 
-// DoorScript is a shell script that closes a guest's network before it is up,
-// for an image that does not have the guest program yet. Where the program is
-// installed the script leaves the rules to it. It needs iptables only, may be
-// run at any time and any number of times, and fails rather than leave the
-// door open.
+// DoorScript returns a shell script that closes a guest's network before it is up,
+// for an image without the guest program. If the program is installed, the script
+// leaves the rules to it. The script needs only iptables, may run at any time and
+// any number of times, and fails rather than leave the network open.
 func DoorScript() string {
 	var b strings.Builder
 	b.WriteString(doorHead)
@@ -23,7 +22,8 @@ func DoorScript() string {
 		for _, from := range sortedKeys(filter.Jumps) {
 			fmt.Fprintf(&b, "while %s -w 10 -D %s -j %s 2>/dev/null; do :; done\n", command, from, filter.Jumps[from])
 		}
-		// DOCKER-USER is the daemon's to make: it may hold rules here already.
+		// The Docker daemon creates DOCKER-USER, and the chain may already hold
+		// rules.
 		delete(filter.Jumps, "DOCKER-USER")
 		fmt.Fprintf(&b, "%s-restore -w 10 --noflush <<'RULES'\n%sRULES\nfi\n", command,
 			filter.Restore(map[string]int{"INPUT": 0, "OUTPUT": 0, "FORWARD": 0}))

@@ -1,10 +1,10 @@
-// Package rules writes a guest's packet filter: what iptables-restore and
-// ip6tables-restore are given for a policy on a network.
+// Package rules generates a guest's packet filter: the input of iptables-restore
+// and ip6tables-restore for a policy on a network.
 //
-// It is pure text. It never runs iptables and never looks at the machine; what
-// it is told of the network narrows the rules and never opens more than a
-// policy says. Packets of the outgoing direction are judged one by one and not
-// by their connection, so that a narrower policy also ends what is open.
+// It is pure text. It never runs iptables and never inspects the machine. The
+// description of the network can narrow the rules, but never opens more than the
+// policy allows. Outgoing packets are judged one by one and not by their
+// connection, so that a narrower policy also ends open connections.
 package rules
 
 import (
@@ -18,22 +18,23 @@ import (
 )
 
 const (
-	// Mark is on the packets of the DNS proxy: only they reach a resolver.
-	// Setting it needs CAP_NET_ADMIN, which no container has on this side.
+	// Mark is set on the packets of the DNS proxy: only they may reach a resolver.
+	// Setting it needs CAP_NET_ADMIN, which no container has in the guest's network
+	// namespace.
 	Mark = 0x41475344
-	// RedirectPort is where DNS that was sent anywhere else arrives.
+	// RedirectPort receives DNS queries that were sent to any other address.
 	RedirectPort = 1053
 )
 
-// Network is what the rules must know of the guest's network.
+// Network describes the guest's network.
 type Network struct {
-	Gateways []netip.Addr // may log in over SSH; when none is known, any IPv4 address may
+	Gateways []netip.Addr // may log in over SSH; if none is known, any IPv4 address may
 	Upstream []netip.Addr // resolvers that the DNS proxy asks
 	IPv6     bool         // the guest has a global IPv6 address; IPv6 is closed without one
 }
 
-// Table is one table of one family: the chains that are ours, and the built-in
-// chains that must jump to them first.
+// Table is one table of one family: our chains, and the built-in chains that must
+// jump to them first.
 type Table struct {
 	Name  string            // "filter" or "nat"
 	Jumps map[string]string // built-in chain → our chain
@@ -48,14 +49,14 @@ type Family struct {
 	Tables []Table
 }
 
-// bridges are the interfaces of containers. Fixed names, because whatever is
-// learned from the machine could be an interface that leads outside.
+// bridges returns the interfaces of containers. The names are fixed, because a name
+// read from the machine could belong to an interface that leads outside.
 func bridges() []string {
 	return []string{"docker0", "br-+", "docker_gwbridge", "podman+", "cni+"}
 }
 
-// Compile returns the rules of both families. A nil policy is the closed door:
-// loopback, DHCP, SSH from the host, nothing else.
+// Compile returns the rules of both families. A nil policy means lockdown: only
+// loopback, DHCP, and SSH from the host.
 func Compile(p *policy.Policy, n Network) []Family {
 	return []Family{family(p, n, false), family(p, n, true)}
 }
@@ -92,7 +93,7 @@ func (w *writer) add(chain, format string, args ...any) {
 	w.rules = append(w.rules, "-A "+chain+" "+fmt.Sprintf(format, args...))
 }
 
-// pick returns what fits the family.
+// pick returns the argument for the writer's address family.
 func (w *writer) pick(four, six string) string {
 	if w.six {
 		return six
@@ -133,7 +134,8 @@ func (w *writer) in(n Network) {
 func (w *writer) out(p *policy.Policy, n Network) {
 	const c = "AGENT-OUT"
 	w.add(c, "-o lo -j ACCEPT")
-	// Redirected DNS has its new address here, and still the old device.
+	// Redirected DNS packets already have their new address here, but still the old
+	// device.
 	w.add(c, "-d %s -j ACCEPT", w.pick("127.0.0.0/8", "::1/128"))
 	w.add(c, "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j ACCEPT")
 	if w.six {
@@ -159,8 +161,8 @@ func (w *writer) out(p *policy.Policy, n Network) {
 	w.add(c, "-j AGENT-EGRESS")
 }
 
-// forward lets containers talk to each other as docker decides, and to the
-// outside like every other program. Nothing reaches them from outside.
+// forward lets containers talk to each other as Docker decides, and to the outside
+// like every other program. Nothing from outside reaches them.
 func (w *writer) forward() {
 	w.add("AGENT-FWD", "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j ACCEPT")
 	for _, b := range bridges() {
@@ -174,7 +176,7 @@ func (w *writer) forward() {
 	w.add("AGENT-CNT", "-j AGENT-EGRESS")
 }
 
-// egress is the policy proper.
+// egress adds the rules of the policy itself.
 func (w *writer) egress(p *policy.Policy, n Network) {
 	const c = "AGENT-EGRESS"
 	if resolves(p) {
@@ -199,8 +201,8 @@ func (w *writer) egress(p *policy.Policy, n Network) {
 	w.add(c, "-j AGENT-REJECT")
 }
 
-// reached is where a guest finds a host service: the host's loopback stands
-// behind the gateway's address, everything else where it is.
+// reached returns the addresses at which a guest reaches a host service. The host's
+// loopback is reachable at the gateway's address, every other address directly.
 func reached(service netip.Addr, n Network) []netip.Addr {
 	if !service.IsLoopback() {
 		return []netip.Addr{service}
@@ -208,8 +210,9 @@ func reached(service netip.Addr, n Network) []netip.Addr {
 	return n.Gateways
 }
 
-// ranges writes sorted ports as iptables takes them, neighbours as FIRST:LAST.
-// Which names a port is for cannot be said here: names are the DNS proxy's.
+// ranges formats sorted ports for iptables, with consecutive ones as FIRST:LAST.
+// The rules do not restrict a port to names, because the DNS proxy decides about
+// names.
 func ranges(ports []uint16) []string {
 	var list []string
 	for i := 0; i < len(ports); i++ {
@@ -224,14 +227,15 @@ func ranges(ports []uint16) []string {
 	return list
 }
 
-// reject answers, so that what is not allowed fails at once.
+// reject adds the rules that answer denied packets, so that connections fail
+// immediately.
 func (w *writer) reject() {
 	w.add("AGENT-REJECT", "-p tcp -j REJECT --reject-with tcp-reset")
 	w.add("AGENT-REJECT", "-j REJECT --reject-with %s", w.pick("icmp-admin-prohibited", "icmp6-adm-prohibited"))
 }
 
-// foreignDNS refuses resolvers other than the proxy even where their port is
-// allowed; plain DNS is redirected before it comes here.
+// foreignDNS rejects resolvers other than the proxy, even where the policy allows
+// their port. Plain DNS has been redirected before it reaches these rules.
 func (w *writer) foreignDNS(chain string) {
 	for _, port := range []int{53, 853} {
 		for _, proto := range []string{"udp", "tcp"} {
@@ -240,7 +244,7 @@ func (w *writer) foreignDNS(chain string) {
 	}
 }
 
-// neighbours is what IPv6 needs to have an address at all.
+// neighbours adds the rules that IPv6 needs for address configuration.
 func (w *writer) neighbours(chain string) {
 	for _, kind := range []int{133, 134, 135, 136} {
 		w.add(chain, "-p ipv6-icmp --icmpv6-type %d -j ACCEPT", kind)
@@ -260,14 +264,14 @@ func (w *writer) nat() {
 	}
 }
 
-// resolves reports whether the policy lets anything out at all.
+// resolves reports whether the policy allows any traffic at all.
 func resolves(p *policy.Policy) bool {
 	return p != nil && p.Version == policy.Version && (p.Mode == policy.Allowlist || p.Mode == policy.Open)
 }
 
-// Restore is the input of iptables-restore --noflush that puts the table in
-// place in one transaction. present counts the jumps that each built-in chain
-// has now; a chain that is missing from it does not exist.
+// Restore returns the input of iptables-restore --noflush that installs the table
+// in one transaction. present counts the current jumps to our chains by built-in
+// chain; a chain that is missing from it does not exist.
 func (t Table) Restore(present map[string]int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n", t.Name)
@@ -277,8 +281,8 @@ func (t Table) Restore(present map[string]int) string {
 		case t.Drop && chain != "DOCKER-USER":
 			fmt.Fprintf(&b, ":%s DROP [0:0]\n", chain)
 		case !exists:
-			// Docker keeps a DOCKER-USER that it finds, so making it first
-			// leaves no moment in which docker's rules stand without ours.
+			// Docker keeps an existing DOCKER-USER. Creating it first means that
+			// Docker's rules are never active without ours.
 			fmt.Fprintf(&b, ":%s - [0:0]\n", chain)
 		}
 	}

@@ -72,8 +72,8 @@ func TestPolicyRules(t *testing.T) {
 	}
 }
 
-// What no rule of a chain is about is refused, and a resolver is before its port
-// or its address is allowed.
+// Packets that match no rule of a chain are refused. Foreign resolvers are refused
+// before their port or address is allowed.
 func TestChainsEndInARefusal(t *testing.T) {
 	open := policy.Default()
 	open.Mode = policy.Open
@@ -178,7 +178,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// One command shows all tables; each must be what it would be by itself.
+// One command prints all tables; each must parse as it does alone.
 func TestParseStatesOfAllTables(t *testing.T) {
 	nat := "*nat\n:OUTPUT ACCEPT [1:60]\n:AGENT-NAT - [0:0]\n[1:60] -A OUTPUT -j AGENT-NAT\nCOMMIT\n"
 	mine := "*filter\n:INPUT DROP [0:0]\n:AGENT-IN - [0:0]\n[0:0] -A INPUT -j AGENT-IN\n[7:420] -A AGENT-IN -j DROP\nCOMMIT\n"

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// State is what iptables-save --counters said of one table.
+// State is the output of iptables-save --counters for one table.
 type State struct {
 	policies map[string]string   // built-in chain → policy
 	rules    map[string][]string // chain → its rules, in order, without "-A CHAIN"
 	packets  map[string]int64    // chain → packets that its rules refused
 }
 
-// ParseStates reads the output of iptables-save --counters, by table.
+// ParseStates parses the output of iptables-save --counters, by table.
 func ParseStates(text string) map[string]State {
 	states := map[string]State{}
 	for section := range strings.SplitSeq("\n"+text, "\n*") {
@@ -25,7 +25,7 @@ func ParseStates(text string) map[string]State {
 	return states
 }
 
-// ParseState reads the output of iptables-save --counters for one table.
+// ParseState parses the output of iptables-save --counters for one table.
 func ParseState(text string) State {
 	s := State{policies: map[string]string{}, rules: map[string][]string{}, packets: map[string]int64{}}
 	for line := range strings.Lines(text) {
@@ -62,7 +62,7 @@ func refuses(rule string) bool {
 	return strings.HasSuffix(rule, "-j DROP") || strings.HasSuffix(rule, "-j AGENT-REJECT")
 }
 
-// Jumps counts the jumps to our chains; chains that do not exist are missing.
+// Jumps counts the jumps to our chains. Its result omits chains that do not exist.
 func (s State) Jumps(t Table) map[string]int {
 	present := map[string]int{}
 	for from, to := range t.Jumps {
@@ -79,7 +79,8 @@ func (s State) Jumps(t Table) map[string]int {
 	return present
 }
 
-// Stands reports whether every jump is first, the only one, and the policies drop.
+// Stands reports whether the table is in force: each jump comes first and exists
+// once, the policies drop, and the number of rules is right.
 func (s State) Stands(t Table) bool {
 	for from, to := range t.Jumps {
 		rules := s.rules[from]
@@ -94,7 +95,8 @@ func (s State) Stands(t Table) bool {
 }
 
 // SameChains reports whether our chains hold the same rules in both states.
-// iptables writes rules in its own spelling, so only two states can be compared.
+// iptables prints rules in its own spelling, so a state can only be compared with
+// another state.
 func (s State) SameChains(o State, t Table) bool {
 	for _, chain := range t.Chain {
 		if !slices.Equal(s.rules[chain], o.rules[chain]) {
@@ -112,7 +114,7 @@ func (s State) size(t Table) int {
 	return n
 }
 
-// Refused is the packets that our chains refused, by chain.
+// Refused returns the number of packets that our chains refused, by chain.
 func (s State) Refused(t Table) map[string]int64 {
 	refused := map[string]int64{}
 	for _, chain := range t.Chain {
