@@ -287,8 +287,7 @@ func (m *Manager) OfRepo(ctx context.Context, key string) (Session, error) {
 
 // Find resolves what a person typed: a session's name, its id or the start of it, the
 // repository, or the repository's short name when only one matches. owner/repo means
-// github.com: only the other host itself can claim that it has a repository of this
-// name.
+// github.com, because any other host could claim to have a repository of that name.
 func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
 	all, err := m.List(ctx)
 	if err != nil {
