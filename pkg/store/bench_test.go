@@ -12,7 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// timed appends n events of "one" and says how many microseconds each took.
+// timed appends n events to "one" and prints how many microseconds each took.
 func timed(ctx context.Context, s *store.Store, n int) error {
 	for i := range n {
 		began := time.Now()
@@ -62,7 +62,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// One batch of 20 is what comes of a stream in a moment.
+// One batch of 20 is what a stream delivers at a time.
 func BenchmarkIngest(b *testing.B) {
 	s, _ := withSession(b)
 	evs := make([]store.Event, 20)
@@ -109,8 +109,8 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// From the moment at which another process has its commit to that at which the
-// follower has the event.
+// BenchmarkFollow measures from another process's commit to the follower receiving
+// the event.
 func BenchmarkFollow(b *testing.B) {
 	s, path := withSession(b)
 	other := reopen(b, path)

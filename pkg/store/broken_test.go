@@ -13,7 +13,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// operations are all that read or write, by name.
+// operations returns all operations that read or write, by name.
 func operations(t *testing.T, s *store.Store) map[string]func() error {
 	ctx := t.Context()
 	session := row("two")
@@ -61,8 +61,8 @@ func operations(t *testing.T, s *store.Store) map[string]func() error {
 	}
 }
 
-// broken is a store with a session, two tasks and some events, that was then damaged
-// by statements.
+// broken returns a store with a session, two tasks and some events that statements
+// then damaged.
 func broken(t *testing.T, statements string) *store.Store {
 	t.Helper()
 	s, path := numbered(t, 3, 0)
@@ -72,8 +72,8 @@ func broken(t *testing.T, statements string) *store.Store {
 	return s
 }
 
-// A table that cannot be read or written is the error of every operation that needs
-// it: neither success, nor that there is no such row.
+// A table that cannot be read or written is an error of every operation that needs
+// it. The operation neither succeeds nor reports a missing row.
 func TestEveryErrorOfSQLiteIsReturned(t *testing.T) {
 	writers := "Create Update Append CreateTask AdvanceTask Admit"
 	events := "Events EventRange Follow Prune PruneDry " + writers
@@ -94,7 +94,7 @@ func TestEveryErrorOfSQLiteIsReturned(t *testing.T) {
 	} {
 		want := strings.Fields(fails)
 		all := operations(t, broken(t, statements))
-		for _, name := range slices.Sorted(maps.Keys(all)) { // those that remove come after those that read
+		for _, name := range slices.Sorted(maps.Keys(all)) { // the order puts the removing operations after the reading ones
 			err := all[name]()
 			if failed := slices.Contains(want, name); (err != nil) != failed || failed && fail.CodeOf(err) == fail.NotFound {
 				t.Errorf("%s: %s returns %v", statements, name, err)
@@ -107,7 +107,7 @@ func refuse(verb, table string) string {
 	return `CREATE TRIGGER refuse BEFORE ` + verb + ` ON ` + table + ` BEGIN SELECT RAISE(ABORT, 'refused'); END`
 }
 
-// A follower that waits learns that the store cannot be read any more.
+// A waiting follower learns that the store can no longer be read.
 func TestBrokenWhileFollowing(t *testing.T) {
 	s, path := numbered(t, 3, 0)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -131,10 +131,10 @@ func TestBrokenWhileFollowing(t *testing.T) {
 	}
 }
 
-// What Open cannot read or change, it refuses.
+// Open refuses a store that it cannot read or change.
 func TestBrokenAtOpen(t *testing.T) {
 	path := version1(t, 3)
-	raw(t, path, `DROP TABLE events`) // which the migration renames
+	raw(t, path, `DROP TABLE events`) // the migration renames this table
 	if _, err := store.Open(t.Context(), path); err == nil || !strings.Contains(err.Error(), "no such table") {
 		t.Errorf("got %v, want that there is no such table", err)
 	}
@@ -145,7 +145,7 @@ func TestBrokenAtOpen(t *testing.T) {
 	}
 }
 
-// A lock that cannot be taken is not held, and not taken.
+// A lock that cannot be taken is neither held nor acquired.
 func TestLockErrors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	l := mustLock(t, file)

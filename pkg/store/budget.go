@@ -6,23 +6,24 @@ import (
 	"fmt"
 )
 
-// MaxGuestEvents bounds how many bytes a guest may add to the events of one session
-// or task in all, over every connection and every keeper.
+// MaxGuestEvents limits how many bytes of events a guest may add to one session or
+// task in total, over all connections and keepers.
 const MaxGuestEvents = 64 << 20
 
-// eventOverhead is what an event takes in the store besides its kind and its data.
+// eventOverhead is the size of an event in the store besides its kind and its data.
 const eventOverhead = 64
 
 // Budget counts what a guest has added to the events of one session or task. It is
-// stored in the facts of its row, and changes in the transaction that stores the events.
+// stored in the facts of the row, and changes in the transaction that stores the
+// events.
 type Budget struct {
 	Bytes   int64 `json:"bytes,omitempty"`   // of the guest's events in the store
 	Dropped int64 `json:"dropped,omitempty"` // events that were counted and not stored
 }
 
 // Admit returns those of a guest's events that may be stored, and counts all of them.
-// Once one does not fit, none does: the first such event is replaced by one that
-// says so, the others are only counted.
+// Once one event does not fit, no later event is stored. The first dropped event is
+// replaced by a warning that says so; the others are only counted.
 func (b *Budget) Admit(evs ...Event) []Event {
 	var admitted []Event
 	for _, ev := range evs {
@@ -39,23 +40,24 @@ func (b *Budget) Admit(evs ...Event) []Event {
 	return admitted
 }
 
-// budgetSpent is the last event that a guest causes. Its data are those of a warning
-// of sessions and tasks.
+// budgetSpent is the last event that a guest causes. Its data has the form of a
+// warning of sessions and tasks.
 var budgetSpent = NewEvent("warning", map[string]string{
 	"message": fmt.Sprintf("the guest has added %d MiB of events, as many as are stored; further ones are only counted", MaxGuestEvents>>20),
 })
 
-// NewEvent makes an event. data must be of a type that can be JSON; a text takes no
-// more room than it needs, since < and & are not escaped.
+// NewEvent makes an event. data must be of a type that can be encoded as JSON. It
+// does not escape < and &, so a text takes no more space than it needs.
 func NewEvent(kind string, data any) Event {
 	raw, err := marshal(data)
 	if err != nil {
-		panic(fmt.Sprintf("store: event %s cannot be JSON: %v", kind, err)) // the types of events always can
+		panic(fmt.Sprintf("store: event %s cannot be JSON: %v", kind, err)) // the types of events can always be encoded
 	}
 	return Event{Kind: kind, Data: raw}
 }
 
-// marshal is json.Marshal without the escapes of HTML, which make six bytes of one.
+// marshal works like json.Marshal without escaping for HTML, which turns one byte
+// into six.
 func marshal(data any) (json.RawMessage, error) {
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)

@@ -20,12 +20,12 @@ func TestBudget(t *testing.T) {
 	if b.Bytes > MaxGuestEvents || b.Dropped == 0 {
 		t.Errorf("%+v", b)
 	}
-	// What is small does not pass either: a reader sees where the events end.
+	// Small events do not pass either, so readers see where the events end.
 	was := b
 	if got := b.Admit(NewEvent("tool", "")); len(got) != 0 || b.Dropped != was.Dropped+1 || b.Bytes != was.Bytes {
 		t.Errorf("%v, %+v, was %+v", got, b, was)
 	}
-	// Events without data take room, too.
+	// Events without data take space, too.
 	var tiny Budget
 	for range 100 {
 		tiny.Admit(Event{Kind: "tool"})
@@ -33,7 +33,7 @@ func TestBudget(t *testing.T) {
 	if tiny.Bytes < 100*eventOverhead {
 		t.Errorf("100 events count as %d bytes", tiny.Bytes)
 	}
-	// The first that is dropped says so, within several at once, too.
+	// The first dropped event leaves a warning, also within a batch.
 	edge := Budget{Bytes: MaxGuestEvents - int64(len(large.Data)) - 100}
 	got := edge.Admit(large, large, large)
 	if len(got) != 2 || got[0].Kind != "tool" || got[1].Kind != "warning" || edge.Dropped != 2 {

@@ -27,8 +27,8 @@ func openBusy(t *testing.T, path string, busy time.Duration) *store.Store {
 	return s
 }
 
-// heldUp holds the lock of writers, as a process does that is stopped in the
-// middle of a transaction, until release.
+// heldUp holds the writers' lock until release, as a process does that is stopped in
+// the middle of a transaction.
 func heldUp(t *testing.T, path string) (release func()) {
 	t.Helper()
 	db, err := sql.Open("sqlite", path+"?_txlock=immediate")
@@ -69,7 +69,7 @@ func TestBusyForTooLong(t *testing.T) {
 		_, err = s.Admit(t.Context(), testQueue, slots(1))
 		isBusy(t, err)
 	}
-	// Readers do not care, and those who open neither.
+	// Readers and openers are not affected.
 	if rows, err := openBusy(t, path, 0).Tasks(t.Context(), store.TaskFilter{}); err != nil || len(rows) != 1 || lastSeq(t, s, "t") != 1 {
 		t.Fatal(rows, err)
 	}
@@ -80,7 +80,7 @@ func TestBusyForTooLong(t *testing.T) {
 	}
 }
 
-// Who waits for another process need not wait to the end.
+// A writer that waits for another process can be cancelled.
 func TestCancelWhileBusy(t *testing.T) {
 	_, path := withSession(t)
 	s := openBusy(t, path, 24*time.Hour)
@@ -99,7 +99,7 @@ func TestCancelWhileBusy(t *testing.T) {
 	whole(t, s)
 }
 
-// A writer that hangs in this process is as one in another.
+// A hanging writer in this process has the same effect as one in another process.
 func TestBusyWithinOneProcess(t *testing.T) {
 	_, path := withSession(t)
 	s := openBusy(t, path, 30*time.Millisecond)
@@ -125,7 +125,7 @@ func TestBusyWithinOneProcess(t *testing.T) {
 	whole(t, s)
 }
 
-// However many writers of a process wait, there is room for its readers.
+// However many writers of a process wait, its readers still get connections.
 func TestManyWritersWait(t *testing.T) {
 	_, path := withSession(t)
 	s := openBusy(t, path, 24*time.Hour)

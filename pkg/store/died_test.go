@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A lock tells once that its last holder died with it, and not of one who let it go.
+// A lock reports once that its last holder died, and never a holder that released it.
 func TestDied(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "l", "lock")
 	is := func(want bool, when string) {
@@ -36,7 +36,7 @@ func TestDied(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	die := func(l *Lock) { _ = l.f.Close() } // as the kernel does for one that was killed
+	die := func(l *Lock) { _ = l.f.Close() } // as the kernel does for a killed process
 	l := take(true)
 	is(false, "while it is held")
 	let(l)
@@ -46,13 +46,14 @@ func TestDied(t *testing.T) {
 	is(false, "the second time")
 	die(take(false))
 	is(false, "after one died who had not marked it")
-	// Somebody marks it anew before anyone asks: that one lives, and lets it go.
+	// If another process marks the lock again before any check, that process is alive
+	// and releases it.
 	die(take(true))
 	let(take(true))
 	is(false, "after the next one let it go")
 }
 
-// A mark replaces the one before it, and errors of the file are returned.
+// A mark replaces the previous one, and file errors are returned.
 func TestMark(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	if err := os.WriteFile(path, []byte("1234567890\n"), 0o600); err != nil {

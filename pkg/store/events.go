@@ -12,8 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Event is one thing that happened to a session or a task, its subject. Seq
-// starts at 1, has no gaps and is never used twice; At may go back, since clocks do.
+// Event is one thing that happened to a session or a task, its subject. Seq starts at
+// 1, has no gaps and is never used twice. At may go back, because clocks do.
 type Event struct {
 	Subject string          `json:"subject"`
 	Seq     int64           `json:"seq"`
@@ -22,24 +22,27 @@ type Event struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// maxEvent bounds one event's data; bulk output goes to files, not here.
+// maxEvent limits the size of one event's data; bulk output goes to files instead.
 const maxEvent = 64 << 10
 
-// Oldest as the sequence to read after means: from the oldest event that is kept.
-// 0 is the beginning, and expired when the beginning is.
+// Oldest, as the sequence number to read after, means: start at the oldest event that
+// is kept. In contrast, 0 means the very beginning, and is expired once the first
+// event is pruned.
 const Oldest int64 = -1
 
-// What can be wrong with the sequence to read after; an *AnchorError wraps them.
+// These are the reasons why events cannot be read after a sequence number. An
+// *AnchorError wraps them.
 var (
 	ErrExpired = errors.New("events after it are not kept any more")
 	ErrFuture  = errors.New("there is no such event yet")
 )
 
-// AnchorError tells that events cannot be read after a sequence, and which can.
+// AnchorError reports that events cannot be read after a sequence number, and which
+// events can be read.
 type AnchorError struct {
 	Subject        string
 	After          int64
-	Oldest, Newest int64 // that there are; 0 and 0 when there is none
+	Oldest, Newest int64 // range of the existing events; 0 and 0 when none exists
 	err            error // ErrExpired or ErrFuture
 }
 
@@ -79,7 +82,7 @@ func (s *Store) Append(ctx context.Context, subject string, ev Event) error {
 	return s.AppendAll(ctx, subject, []Event{ev})
 }
 
-// AppendAll adds events in their order, all of them or none.
+// AppendAll adds events in their order, either all of them or none.
 func (s *Store) AppendAll(ctx context.Context, subject string, evs []Event) error {
 	return s.tx(ctx, func(tx *sql.Tx) error {
 		is, err := known(ctx, tx, subject)
@@ -93,8 +96,8 @@ func (s *Store) AppendAll(ctx context.Context, subject string, evs []Event) erro
 	})
 }
 
-// EventRange returns the sequences of the oldest and the newest event that there
-// are; 0 and 0 when there is none.
+// EventRange returns the sequence numbers of the oldest and the newest existing
+// event, or 0 and 0 when none exists.
 func (s *Store) EventRange(ctx context.Context, subject string) (oldest, newest int64, err error) {
 	err = s.patiently(ctx, func() error {
 		oldest, newest, err = eventRange(ctx, s.db, subject)
@@ -104,20 +107,22 @@ func (s *Store) EventRange(ctx context.Context, subject string) (oldest, newest 
 }
 
 func eventRange(ctx context.Context, q queryer, subject string) (oldest, newest int64, err error) {
-	// Two looks at the ends of the index; one query for both would read all between.
+	// Two lookups at the ends of the index; a single aggregate would read everything
+	// between.
 	err = q.QueryRowContext(ctx, `SELECT coalesce((SELECT min(seq) FROM events WHERE subject = ?1), 0), coalesce((SELECT max(seq) FROM events WHERE subject = ?1), 0)`,
 		subject).Scan(&oldest, &newest)
 	return oldest, newest, err
 }
 
-// Events returns up to limit events with a sequence over after, in order; none is
-// not an error. After a sequence of which the next is not kept any more, or which
-// no event has had yet, there are none to be had: an *AnchorError.
+// Events returns, in order, up to limit events with a sequence number greater than
+// after. No events is not an error. It returns an *AnchorError if the event after
+// that number was pruned, or if no event has that number yet.
 func (s *Store) Events(ctx context.Context, subject string, after int64, limit int) ([]Event, error) {
 	return s.events(ctx, subject, after, limit, -1)
 }
 
-// events is Events, that stops when it has so many bytes of data, unless negative.
+// events works like Events, but stops once it has this many bytes of data, unless
+// bytes is negative.
 func (s *Store) events(ctx context.Context, subject string, after int64, limit, bytes int) (evs []Event, err error) {
 	err = s.patiently(ctx, func() error {
 		if evs, err = readEvents(ctx, s.db, subject, after, limit, bytes); err != nil {
@@ -126,8 +131,8 @@ func (s *Store) events(ctx context.Context, subject string, after int64, limit, 
 		if after < 0 || len(evs) > 0 && evs[0].Seq == after+1 {
 			return nil
 		}
-		// Nothing, or not the next. Events that came since then show in the range,
-		// and are had the next time.
+		// No event, or not the next one. Events that were added in between appear in
+		// the range and are returned by the next call.
 		oldest, newest, err := eventRange(ctx, s.db, subject)
 		switch {
 		case err != nil:
@@ -167,22 +172,23 @@ func readEvents(ctx context.Context, q queryer, subject string, after int64, lim
 	return evs, rows.Err()
 }
 
-// What one follower holds in memory at a time.
+// These limits bound what one follower holds in memory.
 const (
 	followEvents = 128
 	followBytes  = 128 << 10
 )
 
-// Follow yields every event over after, in order and each once, then waits for
-// new ones until ctx ends. An error is yielded once, last; an *AnchorError also
-// to one who is so slow that what is next was pruned meanwhile. Many may follow:
-// none waits for another, and those who have nothing to read cost nothing.
+// Follow yields every event after the given sequence number, in order and once each.
+// Then it waits for new ones until ctx ends. An error is yielded once, as the last
+// item; a follower so slow that its next event was pruned gets an *AnchorError. Any
+// number of followers may run: they do not wait for each other, and idle ones cost
+// nothing.
 func (s *Store) Follow(ctx context.Context, subject string, after int64) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		var t *topic
 		defer func() { s.feed.leave(t) }()
 		for {
-			news, evs, look := s.feed.news(t, after) // before the look: what comes after that shows there
+			news, evs, look := s.feed.news(t, after) // before the read: events that are added after it trigger news
 			if look && len(evs) == 0 {
 				var err error
 				if evs, err = s.events(ctx, subject, after, followEvents, followBytes); err != nil {
@@ -213,19 +219,20 @@ func (s *Store) Follow(ctx context.Context, subject string, after int64) iter.Se
 	}
 }
 
-// pruneStep is how many events one transaction removes: others write in between.
+// pruneStep is how many events one transaction removes, so that others can write in
+// between.
 const pruneStep = 1000
 
-// PruneEvents removes the events that happened before a moment, and returns how
-// many and how large they were. What stays of a subject has no gap, and its newest
-// event always stays: no sequence is used again. Subjects that are active are left
-// alone. A dry run only counts.
+// PruneEvents removes the events that happened before the given time. It returns
+// their number and size. The remaining events of a subject have no gap, and its
+// newest event always stays, so no sequence number is used again. Active subjects are
+// left alone. A dry run only counts.
 func (s *Store) PruneEvents(ctx context.Context, before time.Time, active func(subject string) bool, dry bool) (events int, bytes int64, err error) {
-	// Up to the first that is young: an older one may follow it, where the clock
+	// Prune up to the first recent event. An older one may follow it if the clock
 	// went back.
 	type old struct {
 		subject      string
-		oldest, keep int64 // sequences: of the first that there is, and of the first that stays
+		oldest, keep int64 // sequence numbers: of the first existing event, and of the first that stays
 	}
 	var all []old
 	err = s.patiently(ctx, func() error {
@@ -263,7 +270,7 @@ func (s *Store) pruneRange(ctx context.Context, subject string, from, to int64, 
 		return events, bytes, err
 	}
 	err = s.tx(ctx, func(tx *sql.Tx) error {
-		if err := count(tx); err != nil || events == 0 { // another process was here
+		if err := count(tx); err != nil || events == 0 { // another process pruned meanwhile
 			return err
 		}
 		_, err := tx.ExecContext(ctx, `DELETE`+which, subject, from, to)

@@ -32,12 +32,12 @@ func TestAppendAll(t *testing.T) {
 	}
 }
 
-// numbered is a store with the events 1 to n of "one", of which those up to kept
-// are not kept any more.
+// numbered returns a store with the events 1 to n of "one", of which the first pruned
+// events were removed.
 func numbered(t *testing.T, n, pruned int) (*store.Store, string) {
 	t.Helper()
 	s, path := withSession(t)
-	evs := make([]store.Event, n-1) // beside the first
+	evs := make([]store.Event, n-1) // besides the first
 	for i := range evs {
 		evs[i] = event("count", i+1)
 	}
@@ -65,10 +65,10 @@ func TestAnchors(t *testing.T) {
 		subject string
 		after   int64
 		want    error
-		first   int64 // 0: none
+		first   int64 // 0 means none
 	}{
 		{"one", store.Oldest, nil, 5},
-		{"one", 0, store.ErrExpired, 0}, // who wants what is left says so
+		{"one", 0, store.ErrExpired, 0}, // use Oldest for whatever is left
 		{"one", 3, store.ErrExpired, 0},
 		{"one", 4, nil, 5},
 		{"one", 9, nil, 10},
@@ -98,7 +98,7 @@ func TestAnchors(t *testing.T) {
 		}
 		check("events", first, err)
 		if c.want == nil && c.first == 0 {
-			continue // a follower waits
+			continue // a follower would wait
 		}
 		for ev, err := range s.Follow(t.Context(), c.subject, c.after) {
 			check("follow", ev.Seq, err)
@@ -107,9 +107,9 @@ func TestAnchors(t *testing.T) {
 	}
 }
 
-// A follower so slow that what it is to see next is removed is told so.
+// A follower gets an error if it is so slow that its next event was pruned.
 func TestPrunedFollower(t *testing.T) {
-	s, _ := numbered(t, 600, 0) // more than it takes at a time
+	s, _ := numbered(t, 600, 0) // more than a follower reads at a time
 	seen := int64(0)
 	for ev, err := range s.Follow(t.Context(), "one", 0) {
 		if err != nil {
@@ -129,7 +129,7 @@ func TestPrunedFollower(t *testing.T) {
 	}
 }
 
-// What a follower holds does not grow with what there is.
+// A follower's memory does not grow with the number of events.
 func TestFollowerIsBounded(t *testing.T) {
 	s, _ := withSession(t)
 	evs := make([]store.Event, 20)
@@ -157,7 +157,8 @@ const (
 	ingestWriters  = 4
 )
 
-// ingest is one of several writers: n events of each subject, some at a time.
+// ingest acts as one of several writers: it appends n events to each subject, some at
+// a time.
 func ingest(ctx context.Context, s *store.Store, n int) error {
 	for done, part := 0, 0; done < n; part++ {
 		var evs []store.Event
@@ -174,8 +175,8 @@ func ingest(ctx context.Context, s *store.Store, n int) error {
 	return nil
 }
 
-// 50 follow 10,000 events that several processes write. Some are so slow that they
-// go on only when all the others are done, and miss nothing.
+// 50 followers read 10,000 events that several processes write. Some are so slow that
+// they continue only when all the others are done, and still miss nothing.
 func TestManyFollowers(t *testing.T) {
 	const followers, each = 50, 500
 	s, path := newStore(t)
@@ -238,7 +239,7 @@ func TestManyFollowers(t *testing.T) {
 	}
 }
 
-// However many wait, one looks.
+// However many followers wait, one watcher runs.
 func TestOneWatcher(t *testing.T) {
 	s, _ := numbered(t, 3, 0)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -263,8 +264,8 @@ func TestOneWatcher(t *testing.T) {
 	if n, running := s.Watched(); n != 0 || running {
 		t.Error(n, running)
 	}
-	// And again for the next, who is woken for every single event: each is written
-	// when the one before it was seen.
+	// Repeat with a follower that is woken for every single event: each event is
+	// written after the previous one was seen.
 	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	seen := make(chan int64)

@@ -8,25 +8,26 @@ import (
 	"time"
 )
 
-// Schema is what the versions have appended.
+// Schema is the list of statements that versions have appended.
 var Schema = schema
 
-// The statements whose cost must not grow with the store.
+// These are the statements whose cost must not grow with the store.
 var (
 	ActiveQuery   = activeQuery
 	QueueQuery    = queueQuery
 	SessionsQuery = sessionsQuery(false)
 )
 
-// What a follower holds at a time, at most: of the last event a bit more.
+// FollowBytes is the most that a follower holds at a time, including an oversized
+// last event.
 const FollowBytes = followBytes + maxEvent
 
-// OpenBusy is Open with another patience.
+// OpenBusy works like Open, with another busy timeout.
 func OpenBusy(ctx context.Context, path string, busy time.Duration) (*Store, error) {
 	return open(ctx, path, busy)
 }
 
-// Plan is how SQLite goes about a query, one step a line.
+// Plan returns how SQLite executes a query, one step per line.
 func (s *Store) Plan(ctx context.Context, query string, args ...any) (string, error) {
 	steps, err := collect(ctx, s.db, func(row scanner) (string, error) {
 		var id, parent, unused int
@@ -37,7 +38,7 @@ func (s *Store) Plan(ctx context.Context, query string, args ...any) (string, er
 	return strings.Join(steps, "\n"), err
 }
 
-// PlanTasks is the plan of Tasks.
+// PlanTasks returns the plan of Tasks.
 func (s *Store) PlanTasks(ctx context.Context, f TaskFilter) (string, error) {
 	query, args := f.query(5000)
 	plan, err := s.Plan(ctx, query, args...)
@@ -47,12 +48,12 @@ func (s *Store) PlanTasks(ctx context.Context, f TaskFilter) (string, error) {
 	return plan, err
 }
 
-// Batch is what a follower reads at a time.
+// Batch returns what a follower reads at a time.
 func (s *Store) Batch(ctx context.Context, subject string, after int64) ([]Event, error) {
 	return s.events(ctx, subject, after, followEvents, followBytes)
 }
 
-// Watched is how many subjects are watched, and whether somebody watches.
+// Watched returns how many subjects are watched, and whether a watcher runs.
 func (s *Store) Watched() (subjects int, running bool) {
 	s.feed.mu.Lock()
 	defer s.feed.mu.Unlock()
@@ -66,17 +67,17 @@ func (s *Store) Watched() (subjects int, running bool) {
 	return len(s.feed.topics), running
 }
 
-// Connections is how many are in use.
+// Connections returns how many connections are in use.
 func (s *Store) Connections() int { return s.db.Stats().InUse }
 
-// Waiting is how many writers of this process wait.
+// Waiting returns how many writers of this process wait.
 func (s *Store) Waiting() int {
 	s.writes.mu.Lock()
 	defer s.writes.mu.Unlock()
 	return len(s.writes.waiting)
 }
 
-// Tx is a write.
+// Tx runs one write.
 func (s *Store) Tx(ctx context.Context, f func(*sql.Tx) error) error { return s.tx(ctx, f) }
 
 // Pragmas returns a pragma's value on each of the connections that a store has.

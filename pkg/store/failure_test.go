@@ -18,7 +18,7 @@ import (
 	sqlite "modernc.org/sqlite"
 )
 
-// failCommits makes every commit of this process fail, until the test ends.
+// failCommits makes every commit of this process fail until the test ends.
 func failCommits(t *testing.T) (stop func()) {
 	t.Helper()
 	commitFails.Store(true)
@@ -42,7 +42,7 @@ func hookCommits() {
 	})
 }
 
-// A commit that fails is the failure of each write in it, and of none later.
+// A failed commit fails each write in it, and no later one.
 func TestFailedCommit(t *testing.T) {
 	for _, writers := range []int{1, 5} {
 		t.Run(fmt.Sprint(writers), func(t *testing.T) {
@@ -124,8 +124,8 @@ func TestFailedCommitOfEachOperation(t *testing.T) {
 	}
 }
 
-// What was acknowledged survives a power cut: on each of the connections a commit
-// waits for the disk. No test can cut the power.
+// Acknowledged writes survive a power cut: on every connection, a commit waits for
+// the disk. No test can cut the power, so this one checks the settings.
 func TestEveryConnectionIsDurable(t *testing.T) {
 	s, _ := withSession(t)
 	for name, want := range map[string]string{"synchronous": "2", "journal_mode": "wal"} {
@@ -139,8 +139,8 @@ func TestEveryConnectionIsDurable(t *testing.T) {
 	}
 }
 
-// A writer that waits lets its context end, however long the store may be busy:
-// SQLite itself never waits longer than a moment.
+// A waiting writer notices the end of its context, however long the store may be
+// busy: SQLite itself waits only briefly.
 func TestSQLiteWaitsInSteps(t *testing.T) {
 	_, path := withSession(t)
 	for busy, want := range map[time.Duration]string{24 * time.Hour: "500", 30 * time.Millisecond: "30"} {
@@ -151,8 +151,8 @@ func TestSQLiteWaitsInSteps(t *testing.T) {
 	}
 }
 
-// A lock file that was unlinked is no lock: its holder keeps the one that nobody can
-// find any more, and the next process locks the file that exists.
+// An unlinked lock file protects nothing: its holder keeps a lock that no other
+// process can find, and the next process locks the new file.
 func TestUnlinkedLock(t *testing.T) {
 	path := t.TempDir() + "/lock"
 	var wait sync.WaitGroup
@@ -173,7 +173,7 @@ func TestUnlinkedLock(t *testing.T) {
 					most.Store(n)
 				}
 				held.Add(-1)
-				if err := os.Remove(path); err != nil { // the last act of its holder
+				if err := os.Remove(path); err != nil { // the holder's last action
 					t.Error(err)
 				}
 				if err := l.Unlock(); err != nil {
@@ -188,7 +188,7 @@ func TestUnlinkedLock(t *testing.T) {
 	}
 }
 
-// A store that a newer version wrote is left as it is, and its hint says what to do.
+// A store that a newer version wrote stays unchanged, and the hint says what to do.
 func TestNewerSchemaIsLeftAlone(t *testing.T) {
 	_, path := withSession(t)
 	raw(t, path, "PRAGMA user_version = 99")
@@ -205,7 +205,7 @@ func TestNewerSchemaIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A migration that fails leaves the old version, and says so.
+// A failed migration leaves the old version and returns an error.
 func TestFailedMigration(t *testing.T) {
 	path := version1(t, 3)
 	stop := failCommits(t)
@@ -213,11 +213,11 @@ func TestFailedMigration(t *testing.T) {
 		t.Fatal("got success, want the failure of the commit")
 	}
 	stop()
-	raw(t, path, `SELECT max(session) FROM events`) // of version 1, or this fails
+	raw(t, path, `SELECT max(session) FROM events`) // fails unless the schema is version 1
 	isVersion2(t, path, 3)
 }
 
-// A context that has ended ends each operation with its own error.
+// After its context ended, each operation fails with the context's error.
 func TestEndedContext(t *testing.T) {
 	s, _ := withSession(t)
 	ctx, cancel := context.WithCancel(t.Context())

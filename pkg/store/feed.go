@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// glanceEvery is how often a process whose followers wait looks whether anybody,
-	// itself included, has written. A glance takes some 20 µs.
+	// glanceEvery is how often a process with waiting followers checks whether any
+	// process, including itself, has written. A check takes about 20 µs.
 	glanceEvery = 5 * time.Millisecond
-	// calmEvery is how often it does when for calmAfter nobody has.
+	// calmEvery is the interval after calmAfter without a write.
 	calmEvery = 25 * time.Millisecond
 	calmAfter = 10 * time.Second
 )
 
-// feed wakes the followers in this process. There is one watcher for all of them,
-// as long as there is one: a glance at the file tells it whether anything was
-// written, and only then it asks whether that were events of those it watches for.
-// It reads these once, for all who have read what was before.
+// feed wakes the followers in this process. One watcher serves them all, and runs
+// while any follower exists. It checks cheaply whether the file changed; only then
+// does it query whether followed subjects have new events. It reads these once, for
+// all followers that have read the earlier ones.
 type feed struct {
 	mu     sync.Mutex
 	topics map[string]*topic // by subject
@@ -29,24 +29,24 @@ type feed struct {
 	done   chan struct{}
 }
 
-// topic is a subject that is followed.
+// topic is a subject with followers.
 type topic struct {
 	subject   string
 	followers int
-	newest    int64         // sequence of which the followers were told; 0 when they have to look
-	recent    []Event       // the first of those that they were told of last; may be none
+	newest    int64         // the newest sequence number announced to the followers; 0 when they have to read the store
+	recent    []Event       // the first of the events announced last; may be empty
 	news      chan struct{} // closed when there may be more
 }
 
-// join starts to watch a subject; the caller leaves it in the end. What was
-// written before may never be told.
+// join starts to watch a subject; the caller must call leave. Events that were
+// written before may never be announced.
 func (f *feed) join(db *sql.DB, subject string) *topic {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.topics) == 0 {
 		f.topics = map[string]*topic{}
 		var ctx context.Context
-		ctx, f.stop = context.WithCancel(context.Background()) // it serves them all, and ends with the last
+		ctx, f.stop = context.WithCancel(context.Background()) // serves all followers, and ends with the last one
 		f.done = make(chan struct{})
 		go f.watch(ctx, db, f.done)
 	}
@@ -59,7 +59,7 @@ func (f *feed) join(db *sql.DB, subject string) *topic {
 	return t
 }
 
-// leave ends what join began; without a topic there is nothing to be left.
+// leave ends what join began; for a nil topic it does nothing.
 func (f *feed) leave(t *topic) {
 	if t == nil {
 		return
@@ -77,9 +77,9 @@ func (f *feed) leave(t *topic) {
 	}
 }
 
-// news is closed when there may be events that were written after this call. look
-// says whether there may be any after that sequence now; if evs are there, they are
-// the next of them.
+// news returns a channel that is closed when events may have been written after this
+// call. look reports whether any events after that sequence number may exist now. If
+// evs is not empty, it holds the next of them.
 func (f *feed) news(t *topic, after int64) (news <-chan struct{}, evs []Event, look bool) {
 	if t == nil {
 		return nil, nil, true
@@ -108,7 +108,7 @@ func (f *feed) watch(ctx context.Context, db *sql.DB, done chan<- struct{}) {
 		written, err := g.glance(ctx, f)
 		if err != nil {
 			g.close()
-			f.lost() // each will see by itself what is wrong
+			f.lost() // each follower finds the error itself
 		}
 		now := time.Now()
 		if written {
@@ -122,7 +122,7 @@ func (f *feed) watch(ctx context.Context, db *sql.DB, done chan<- struct{}) {
 	}
 }
 
-// tell wakes the followers of the subjects that have something newer.
+// tell wakes the followers of the subjects that have newer events.
 func (f *feed) tell(newest map[string]int64, recent map[string][]Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -133,7 +133,7 @@ func (f *feed) tell(newest map[string]int64, recent map[string][]Event) {
 	}
 }
 
-// lost wakes all, who have to look for themselves.
+// lost wakes all followers; they have to read the store themselves.
 func (f *feed) lost() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,7 +148,7 @@ func (t *topic) wake(newest int64, recent []Event) {
 	t.news = make(chan struct{})
 }
 
-// told is of which sequence the followers of each subject were told.
+// told returns, by subject, the sequence number last announced to its followers.
 func (f *feed) told() map[string]int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -159,7 +159,8 @@ func (f *feed) told() map[string]int64 {
 	return all
 }
 
-// glancer keeps a connection: what SQLite counts are the commits of all others.
+// glancer keeps one connection open: SQLite's data_version counts only the commits of
+// other connections.
 type glancer struct {
 	db   *sql.DB
 	conn *sql.Conn
@@ -173,13 +174,14 @@ func (g *glancer) close() {
 	}
 }
 
-// What the watcher reads of one subject for all its followers at a time.
+// These limit what the watcher reads at a time of one subject for all its followers.
 const (
 	recentEvents = 64
 	recentBytes  = 64 << 10
 )
 
-// glance tells the followers what is new, and reports whether anybody has written.
+// glance announces new events to the followers. It reports whether any process has
+// written.
 func (g *glancer) glance(ctx context.Context, f *feed) (written bool, err error) {
 	first := g.conn == nil
 	if first {
@@ -194,8 +196,8 @@ func (g *glancer) glance(ctx context.Context, f *feed) (written bool, err error)
 	if version == g.seen && !first {
 		return false, nil
 	}
-	// A commit between that look and the next is of a later version. One follower
-	// more in between has looked after it joined.
+	// A commit between this check and the next has a later version. A follower that
+	// joins in between has read the store after it joined.
 	told := f.told()
 	newest, err := g.newest(ctx, slices.Collect(maps.Keys(told)))
 	if err != nil {
@@ -203,7 +205,8 @@ func (g *glancer) glance(ctx context.Context, f *feed) (written bool, err error)
 	}
 	recent := map[string][]Event{}
 	for subject, seq := range newest {
-		// Of a subject that is followed anew, everyone has read something else.
+		// If the subject was not followed before, its followers have not all read the
+		// same events.
 		if last := told[subject]; last > 0 && last < seq {
 			if recent[subject], err = readEvents(ctx, g.conn, subject, last, recentEvents, recentBytes); err != nil {
 				return false, err
@@ -215,7 +218,7 @@ func (g *glancer) glance(ctx context.Context, f *feed) (written bool, err error)
 	return true, nil
 }
 
-// newest are the sequences of the subjects' last events, in one query.
+// newest returns the sequence numbers of the subjects' last events, with one query.
 func (g *glancer) newest(ctx context.Context, subjects []string) (map[string]int64, error) {
 	rows, err := g.conn.QueryContext(ctx, `SELECT value, coalesce((SELECT max(seq) FROM events WHERE subject = value), 0) FROM json_each(?)`, list(subjects))
 	if err != nil {

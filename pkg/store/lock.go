@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock is a held flock(2). The kernel drops it when the process dies, however
-// it dies, which is why it and not a pid file says who is alive. A lock file may be
-// unlinked by its holder only: TryLock never returns the lock of a file that has
-// lost its name.
+// Lock is a held flock(2). The kernel drops it when the process dies, however it
+// dies; that is why a lock, and not a pid file, shows which process is alive. Only
+// the holder may unlink a lock file: TryLock never returns a lock on a file that was
+// unlinked.
 type Lock struct {
 	f      *os.File
 	marked bool
@@ -32,7 +32,7 @@ func TryLock(path string) (l *Lock, ok bool, err error) {
 		}
 		own, err := f.Stat()
 		if err != nil {
-			_ = f.Close() // which unlocks
+			_ = f.Close() // this also unlocks
 			return nil, false, fmt.Errorf("look at the lock: %w", err)
 		}
 		if is, err := os.Stat(path); err == nil && os.SameFile(own, is) {
@@ -42,9 +42,10 @@ func TryLock(path string) (l *Lock, ok bool, err error) {
 	}
 }
 
-// openLocked opens the file at path and locks it; nil when another has the lock.
+// openLocked opens the file at path and locks it. It returns nil when another process
+// has the lock.
 func openLocked(path string) (*os.File, error) {
-	// O_CLOEXEC (Go's default) keeps the lock out of what we start.
+	// O_CLOEXEC, Go's default, keeps child processes from inheriting the lock.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the lock: %w", err)
@@ -65,19 +66,20 @@ func openLocked(path string) (*os.File, error) {
 	return nil, fmt.Errorf("lock %s: %w", path, err)
 }
 
-// Held reports whether some process holds the lock on path.
+// Held reports whether any process holds the lock on path.
 func Held(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
-	// A shared lock for an instant: two askers do not see each other.
+	// A shared lock for an instant: two processes that check at once do not see each
+	// other.
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Mark writes our pid into the lock's file until Unlock. If it is there though
-// nobody holds the lock, we have died.
+// Mark writes this process's pid into the lock file until Unlock. If the pid is found
+// while no process holds the lock, this process has died.
 func (l *Lock) Mark() error {
 	l.marked = true
 	if err := l.f.Truncate(0); err != nil {
@@ -89,8 +91,9 @@ func (l *Lock) Mark() error {
 	return nil
 }
 
-// Died reports whether the last one who marked the lock on path died with it. It
-// says so once: whoever is told sees to what was left.
+// Died reports whether the process that last marked the lock on path died while
+// holding it. It returns true only once per death: that caller handles what was left
+// behind.
 func Died(path string) (bool, error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() == 0 {
@@ -105,17 +108,17 @@ func Died(path string) (bool, error) {
 	}
 	defer f.Close()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return false, nil //nolint:nilerr // somebody lives
+		return false, nil //nolint:nilerr // the lock is held, so its holder is alive
 	}
-	// While we waited for nothing somebody else may have been told.
+	// Another process may have cleared the mark between Stat and Flock.
 	if st, err = f.Stat(); err != nil || st.Size() == 0 {
 		return false, err
 	}
 	return true, f.Truncate(0)
 }
 
-// Remove lets the lock go for good, and unlinks its file first, so that no other
-// process holds the lock of another file of that name meanwhile.
+// Remove releases the lock for good. It unlinks the file first, so that no other
+// process can meanwhile lock another file of the same name.
 func (l *Lock) Remove() error {
 	err := os.Remove(l.f.Name())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,10 +127,10 @@ func (l *Lock) Remove() error {
 	return errors.Join(err, l.Unlock())
 }
 
-// Unlock lets the lock go.
+// Unlock releases the lock.
 func (l *Lock) Unlock() error {
 	var err error
-	if l.marked { // while it is ours; later it may be another's mark
+	if l.marked { // while the lock is ours; later the mark may be another process's
 		err = l.f.Truncate(0)
 	}
 	return errors.Join(err, l.f.Close())

@@ -37,7 +37,8 @@ func TestLock(t *testing.T) {
 	if store.Held(path) {
 		t.Fatal("still held")
 	}
-	// The file stays: were it unlinked, two could hold it on two inodes.
+	// The file stays: if it were unlinked, two processes could hold locks on two
+	// inodes.
 	if _, err := os.Stat(path); err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func TestLockOfAnotherProcess(t *testing.T) {
 			if err := end.f(p); err != nil {
 				t.Fatal(err)
 			}
-			for { // the kernel drops the lock when it is done with the process
+			for { // the kernel drops the lock when it has finished with the process
 				l, ok, err := store.TryLock(path)
 				if err != nil {
 					t.Fatal(err)
@@ -86,7 +87,7 @@ func TestLockOfAnotherProcess(t *testing.T) {
 func TestRemovedLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	l := mustLock(t, path)
-	waiting, err := os.OpenFile(path, os.O_RDWR, 0) // by another process, before the file goes
+	waiting, err := os.OpenFile(path, os.O_RDWR, 0) // opened by another process, before the file is removed
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +113,8 @@ func TestRemovedLock(t *testing.T) {
 	}
 }
 
-// What a keeper starts (a host agent, a shell) outlives it; the lock must not.
+// Processes that a keeper starts (a host agent, a shell) outlive it; the lock must
+// not.
 func TestLockIsNotInherited(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	l := mustLock(t, path)

@@ -23,8 +23,8 @@ import (
 	sqlite "modernc.org/sqlite"
 )
 
-// TestMain makes this test binary a second process of the store's: what it is
-// to do stands in the environment, its argument is a path.
+// TestMain lets this test binary act as a second process that uses the store. The
+// environment says what it does, and its argument is a path.
 func TestMain(m *testing.M) {
 	what := os.Getenv("STORE_TEST_CHILD")
 	if what == "" {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	}
 	ctx := context.Background()
 	var verb string
-	var count, last int // how often, and the step before which to die
+	var count, last int // the repeat count, and the step before which to die
 	_, _ = fmt.Sscan(what, &verb, &count, &last)
 	dieBefore(last)
 	if err := child(ctx, verb, os.Getenv("STORE_TEST_PATH"), count); err != nil {
@@ -43,8 +43,8 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// dieBefore makes this process kill itself before its nth step, from 1: a row
-// that a statement changes, or a commit.
+// dieBefore makes this process kill itself before its nth step, counted from 1. A
+// step is a row that a statement changes, or a commit.
 func dieBefore(nth int) {
 	if nth == 0 {
 		return
@@ -53,7 +53,7 @@ func dieBefore(nth int) {
 	step := func() {
 		if steps.Add(1) == int64(nth) {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {} // nothing is done any more
+			select {} // do nothing more
 		}
 	}
 	sqlite.RegisterConnectionHook(func(c sqlite.ExecQuerierContext, _ string) error {
@@ -80,14 +80,14 @@ func child(ctx context.Context, verb, path string, count int) error {
 				return err
 			}
 		}
-	case "small-files", "small-files-of-tasks": // a disk that ends after so many bytes of a file
+	case "small-files", "small-files-of-tasks": // simulates a disk that is full after this many bytes of a file
 		lim := syscall.Rlimit{Cur: uint64(count), Max: uint64(count)}
 		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &lim); err != nil {
 			return err
 		}
 		count = 1 << 20
 	}
-	// The start shot, so that all children begin at once.
+	// Wait for the signal, so that all children start at once.
 	fmt.Println("up")
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		return err
@@ -135,8 +135,8 @@ func child(ctx context.Context, verb, path string, count int) error {
 	return nil
 }
 
-// increment is a read-update-append transaction: the counter in the facts and
-// the event that tells of it change together or not at all.
+// increment is a read-update-append transaction: the counter in the facts and the
+// event that reports it change together or not at all.
 func increment(ctx context.Context, s *store.Store, id string) (int, error) {
 	var n int
 	_, err := s.Update(ctx, id, func(r *store.Session) (store.Event, error) {
@@ -155,19 +155,19 @@ func counter(r store.Session) int {
 	return f.N
 }
 
-// event is one whose data has a number.
+// event returns an event with a number as its data.
 func event(kind string, n int) store.Event {
 	return store.Event{Kind: kind, Data: fmt.Appendf(nil, `{"n":%d}`, n)}
 }
 
-// row is a session of one and the same repository.
+// row returns a session; all sessions have the same repository.
 func row(id string) store.Session {
 	return store.Session{ID: id, Name: "agent-o-r-" + id, RepoKey: "github.com/o/r", Repo: "o/r", Phase: "creating", Want: "ready", Spec: json.RawMessage(`{"a":1}`)}
 }
 
 func admitAll([]store.Session) error { return nil }
 
-// process is a child of ours; it is gone when the test ends.
+// process is a child process; it is gone when the test ends.
 type process struct {
 	*exec.Cmd
 	in  io.WriteCloser
@@ -216,7 +216,7 @@ func (p *process) shoot(t testing.TB) {
 	}
 }
 
-// finish returns what the child said until it ended.
+// finish returns what the child printed until it ended.
 func (p *process) finish() (lines []string, err error) {
 	for p.out.Scan() {
 		lines = append(lines, p.out.Text())
@@ -244,7 +244,7 @@ func reopen(t testing.TB, path string) *store.Store {
 	return s
 }
 
-// withSession is a store with the session "one".
+// withSession returns a store with the session "one".
 func withSession(t testing.TB) (*store.Store, string) {
 	t.Helper()
 	s, path := newStore(t)
@@ -276,7 +276,7 @@ func whole(t *testing.T, s *store.Store) int {
 	return len(evs) - 1
 }
 
-// hostError fails unless err is one that a person can act on.
+// hostError fails unless err has the code Host and a hint.
 func hostError(t *testing.T, err error) {
 	t.Helper()
 	var e *fail.Error

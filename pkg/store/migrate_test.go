@@ -12,8 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// version1 is a store as the first version left it: session a, which exists, and
-// b, which is gone, with events from 1 to n of each.
+// version1 returns a store as the first version left it: session a, which exists, and
+// b, which is gone, each with events 1 to n.
 func version1(t *testing.T, n int) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "store.db")
@@ -59,7 +59,7 @@ func isVersion2(t *testing.T, path string, n int) {
 func TestStoreOfVersion1(t *testing.T) {
 	path := version1(t, 100)
 	isVersion2(t, path, 100)
-	// The schema is that of a store which is new.
+	// The schema equals that of a new store.
 	_, fresh := newStore(t)
 	if got, want := schemaOf(t, path), schemaOf(t, fresh); !slices.Equal(got, want) {
 		t.Errorf("%s\n\nnot\n\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -117,9 +117,9 @@ func TestMigratedByManyAtOnce(t *testing.T) {
 	}
 }
 
-// Who is killed while it migrates leaves the old version behind, and all in it.
+// A process killed during migration leaves the old version with all its content.
 func TestKillWhileMigrating(t *testing.T) {
-	const n = 100 // events of each session, carried over one by one; then the commit
+	const n = 100 // events of each session, migrated one by one; then the commit
 	for _, step := range []int{1, 2, n, 2*n - 1, 2 * n, 2*n + 1} {
 		path := version1(t, n)
 		p := spawn(t, fmt.Sprint("open 0 ", step), path)
@@ -128,7 +128,7 @@ func TestKillWhileMigrating(t *testing.T) {
 		if status, ok := p.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
 			t.Fatalf("not killed before step %d: %v %q", step, err, out)
 		}
-		raw(t, path, `SELECT max(session) FROM events`) // of version 1, or this fails
+		raw(t, path, `SELECT max(session) FROM events`) // fails unless the schema is version 1
 		isVersion2(t, path, n)
 	}
 	p := spawn(t, fmt.Sprint("open 0 ", 2*n+2), version1(t, n))

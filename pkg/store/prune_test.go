@@ -51,7 +51,7 @@ func TestPruneEvents(t *testing.T) {
 	}
 }
 
-// Where the clock went back, old events follow young ones. What stays has no gap.
+// If the clock went back, old events follow recent ones. What stays has no gap.
 func TestPruneAfterTheClockWentBack(t *testing.T) {
 	s, path := numbered(t, 8, 0)
 	raw(t, path, `UPDATE events SET at = CASE WHEN seq IN (4, 7) THEN 5000 ELSE 1000 END`)
@@ -72,9 +72,9 @@ func TestPruneAfterTheClockWentBack(t *testing.T) {
 	}
 }
 
-// Killed anywhere, what is left has no gap, and the next goes on.
+// Wherever pruning is killed, what is left has no gap, and the next run continues.
 func TestKillWhilePruning(t *testing.T) {
-	const n = 2500 // of which 2499 go, in three parts
+	const n = 2500 // of which 2499 are removed, in three transactions
 	for _, step := range []int{1, 500, 1000, 1001, 1002, 2001, 2002, 2003, 2502} {
 		s, path := numbered(t, n, 0)
 		p := spawn(t, fmt.Sprint("prune 0 ", step), path)

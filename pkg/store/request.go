@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// Request is a client's request that may come again: after a crash the client
-// cannot know whether it was carried out.
+// Request is a client's request that may be repeated: after a crash the client cannot
+// know whether it was carried out.
 type Request struct {
-	Actor   string          // who asks; keys of one are not those of another
+	Actor   string          // who asks; each actor has its own keys
 	Key     string          // the client's name for the request
 	Digest  string          // of what was asked for
-	Subject string          // the id of what came of it
-	Notes   json.RawMessage // what was answered besides
+	Subject string          // the id of what was created
+	Notes   json.RawMessage // the rest of the answer
 }
 
 const (
 	requestAge = 24 * time.Hour
-	requestMax = 10_000 // of an actor
+	requestMax = 10_000 // per actor
 )
 
-// Request returns the request of that key, if it was reserved within the last day.
+// Request returns the request with that key, if it was reserved within the last day.
 func (s *Store) Request(ctx context.Context, actor, key string) (r Request, found bool, err error) {
 	err = s.patiently(ctx, func() error {
 		r, found, err = request(ctx, s.db, actor, key)
@@ -45,9 +45,9 @@ func request(ctx context.Context, q queryer, actor, key string) (Request, bool, 
 	return r, err == nil, err
 }
 
-// Reserve keeps r, unless its actor has one of that key already: that one is
-// returned then. Keys are forgotten after a day, and the oldest of an actor when
-// there are too many.
+// Reserve stores r, unless its actor already has a request with that key, which is
+// then returned instead. Keys expire after a day, and an actor's oldest ones when it
+// has too many.
 func (s *Store) Reserve(ctx context.Context, r Request) (kept Request, err error) {
 	err = s.tx(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM requests WHERE at < ?`, now().Add(-requestAge).UnixMilli()); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Keys are an actor's own, the first of two counts, and they are bounded in age and
-// in number.
+// Each actor has its own keys, the first request with a key counts, and the keys are
+// limited in age and number.
 func TestRequests(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store.db")
 	s := reopen(t, path)

@@ -10,22 +10,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// ErrStale is returned, wrapped with what changed, when the row is no longer in
-// the phase that the caller saw.
+// ErrStale is returned, wrapped with what changed, when the row is no longer in the
+// phase that the caller saw.
 var ErrStale = errors.New("changed meanwhile")
 
-// record is a row that has a phase: a session, a task. What is true of both is
-// here, once.
+// record is a row with a phase: a session or a task. It covers what both have in
+// common.
 type record[R any] interface {
 	*R
-	load(ctx context.Context, q queryer, id string) error // fail.NotFound when there is none
-	save(ctx context.Context, tx *sql.Tx) error           // what may change
+	load(ctx context.Context, q queryer, id string) error // fail.NotFound when the row does not exist
+	save(ctx context.Context, tx *sql.Tx) error           // writes the mutable columns
 	state() (phase *string, since *time.Time)
 	title() string
 }
 
-// update gives the current row to f, which changes it and returns the events
-// that tell of it, and stores both.
+// update passes the current row to f, which changes it and returns the events that
+// describe the change. It stores both.
 func update[R any, P record[R]](ctx context.Context, s *Store, id string, f func(P) ([]Event, error)) (R, error) {
 	var row R
 	err := s.tx(ctx, func(tx *sql.Tx) error {
@@ -38,7 +38,7 @@ func update[R any, P record[R]](ctx context.Context, s *Store, id string, f func
 	return row, err
 }
 
-// change is what update does in its transaction.
+// change does the work of update within its transaction.
 func change[R any, P record[R]](ctx context.Context, tx *sql.Tx, id string, row P, f func(P) ([]Event, error)) error {
 	phase, since := row.state()
 	before := *phase
@@ -55,7 +55,7 @@ func change[R any, P record[R]](ctx context.Context, tx *sql.Tx, id string, row 
 	return appendEvents(ctx, tx, id, evs)
 }
 
-// advance is the f of a change from one phase to another.
+// advance returns the f for a change from one phase to another.
 func advance[R any, P record[R]](from, to string, ev Event, adjust func(P)) func(P) ([]Event, error) {
 	return func(row P) ([]Event, error) {
 		phase, _ := row.state()
@@ -70,7 +70,7 @@ func advance[R any, P record[R]](from, to string, ev Event, adjust func(P)) func
 	}
 }
 
-// some is the list of ev, or of none when it is the zero Event.
+// some returns a list of ev, or an empty list for the zero Event.
 func some(ev Event) []Event {
 	if ev.Kind == "" {
 		return nil
@@ -78,7 +78,7 @@ func some(ev Event) []Event {
 	return []Event{ev}
 }
 
-// now is the time as rows hold it.
+// now returns the current time at the precision of the rows.
 func now() time.Time { return time.Now().UTC().Truncate(time.Millisecond) }
 
 func moment(ms int64) time.Time { return time.UnixMilli(ms).UTC() }
@@ -108,13 +108,14 @@ func collect[R any](ctx context.Context, q queryer, scan func(scanner) (R, error
 	return out, rows.Err()
 }
 
-// known reports whether id is that of a session or a task.
+// known reports whether id belongs to a session or a task.
 func known(ctx context.Context, q queryer, id string) (is bool, err error) {
 	err = q.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM sessions WHERE id = ?1 UNION ALL SELECT 1 FROM tasks WHERE id = ?1)`, id).Scan(&is)
 	return is, err
 }
 
-// unused refuses an id that a session or a task has: their events would mix.
+// unused refuses an id that a session or a task already has, because their events
+// would mix.
 func unused(ctx context.Context, q queryer, id string) error {
 	is, err := known(ctx, q, id)
 	if err == nil && is {

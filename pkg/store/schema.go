@@ -1,7 +1,8 @@
 package store
 
-// The schema only ever grows: a statement here must not change once released,
-// a new version appends one. The pragma user_version counts those applied.
+// schema lists the statements that build the database. It only ever grows: a released
+// statement must not change, and a new version appends one. The pragma user_version
+// counts the statements that were applied.
 var schema = []string{
 	`CREATE TABLE sessions (
 		id               TEXT PRIMARY KEY,
@@ -29,13 +30,14 @@ var schema = []string{
 		PRIMARY KEY (session, seq)
 	) STRICT, WITHOUT ROWID;`,
 
-	// Tasks, and sessions of their own. An event is now of either: its subject is
-	// an id, and ids of both are random, so that no two are equal.
+	// Tasks, and sessions that belong to them. From here on an event can belong to
+	// either: its subject is an id, and both kinds of ids are random, so that no two
+	// are equal.
 	//
-	// num is the order in which tasks were made, whatever the clock said. It is at
-	// the end of every index of a table with a rowid, which is why each of these
-	// answers "the newest 50 of" without sorting. The manifest, the one column that
-	// may be large, is the last: what is before it is read without it.
+	// num is the order in which tasks were created, independent of the clock. SQLite
+	// puts the rowid at the end of every index, so each of these indexes answers "the
+	// newest 50" without sorting. The manifest, the one column that may be large, is
+	// last: the columns before it can be read without it.
 	`ALTER TABLE sessions ADD COLUMN task TEXT NOT NULL DEFAULT '';
 	DROP INDEX one_session_per_repo;
 	CREATE UNIQUE INDEX one_session_per_repo ON sessions(repo_key) WHERE task = '' AND phase <> 'gone';
@@ -82,15 +84,15 @@ var schema = []string{
 		PRIMARY KEY (key, value, task)
 	) STRICT, WITHOUT ROWID;`,
 
-	// What was submitted as it was written, for people: nothing reads it but who asks
-	// for it. It is here, and not in a file at once, because what is accepted must
-	// survive a power cut, and one wait for the disk is enough.
+	// The submitted text as it was written, for users; it is read only on request. It
+	// is stored here instead of in a file because accepted text must survive a power
+	// cut, and one wait for the disk is enough.
 	`CREATE TABLE task_texts (
 		task TEXT PRIMARY KEY,
 		text BLOB NOT NULL
 	) STRICT, WITHOUT ROWID;`,
 
-	// Requests that a client may repeat. num is the order of their coming.
+	// Requests that a client may repeat. num is the order of their arrival.
 	`CREATE TABLE requests (
 		num     INTEGER PRIMARY KEY,
 		actor   TEXT NOT NULL,

@@ -15,23 +15,23 @@ import (
 // Session is a row. Times are UTC with millisecond resolution.
 type Session struct {
 	ID             string
-	Name           string // the VM's name, unique for ever
-	RepoKey        string // identity of the repository; unique among sessions that are not gone and of no task
-	Repo           string // as shown to people
-	Task           string // id of the task whose own session it is, "" for a person's; never changes
+	Name           string // the VM's name, unique forever
+	RepoKey        string // identity of the repository; unique among sessions that are not gone and belong to no task
+	Repo           string // as shown to users
+	Task           string // id of the task that owns the session, "" for a person's; never changes
 	Phase          string
-	Want           string // the phase that was last asked for
+	Want           string // the desired phase
 	CreatedAt      time.Time
 	StateChangedAt time.Time
-	ErrorCode      string // of the last failure, "" when the last thing succeeded
+	ErrorCode      string // of the last failure, "" when the last operation succeeded
 	ErrorMessage   string
 	ErrorHint      string
 	Spec           json.RawMessage // what was asked for; never changes
-	Facts          json.RawMessage // what became of it; written by the keeper and by intents
+	Facts          json.RawMessage // the session's status; written by the keeper and by intents
 	TokenSHA256    string          // hex; "" once revoked
 }
 
-// SetError records err's parts on the row; empty strings clear it.
+// SetError records the parts of an error on the row; empty strings clear it.
 func (s *Session) SetError(code, message, hint string) {
 	s.ErrorCode, s.ErrorMessage, s.ErrorHint = code, message, hint
 }
@@ -66,13 +66,14 @@ func (s *Session) save(ctx context.Context, tx *sql.Tx) error {
 	return err
 }
 
-// Session returns one row; fail.NotFound when there is none.
+// Session returns one row, or fail.NotFound when it does not exist.
 func (s *Store) Session(ctx context.Context, id string) (row Session, err error) {
 	err = s.patiently(ctx, func() error { return row.load(ctx, s.db, id) })
 	return row, err
 }
 
-// Sessions returns the rows whose phase is not gone, oldest first; with gone, all rows.
+// Sessions returns the rows whose phase is not gone, oldest first; with gone, all
+// rows.
 func (s *Store) Sessions(ctx context.Context, gone bool) (rows []Session, err error) {
 	err = s.patiently(ctx, func() error {
 		rows, err = sessions(ctx, s.db, gone)
@@ -85,8 +86,8 @@ func sessions(ctx context.Context, q queryer, gone bool) ([]Session, error) {
 	return collect(ctx, q, scanSession, sessionsQuery(gone))
 }
 
-// sessionsQuery reads those that exist by their index: there are few, and every
-// task and every repository has left a row that is gone.
+// sessionsQuery reads the live sessions by their index: these are few, while every
+// task and every repository leaves rows that are gone.
 func sessionsQuery(gone bool) string {
 	where := ` WHERE phase <> 'gone'`
 	if gone {
@@ -95,18 +96,18 @@ func sessionsQuery(gone bool) string {
 	return `SELECT ` + sessionColumns + ` FROM sessions` + where + ` ORDER BY created_at, id`
 }
 
-// Create inserts n, with ev as its first event, unless there is such a session
-// that is not gone, which is then returned instead: of n's task, or without one
-// the session of the same RepoKey that is of no task. admit sees the other
-// sessions in the same transaction and may refuse; it must be quick and must not
-// use the store.
+// Create inserts n with ev as its first event, unless a matching session exists that
+// is not gone; that one is then returned instead. If n has a task, the task's session
+// matches. Otherwise a session with the same RepoKey and no task does. admit sees the
+// other sessions in the same transaction and may refuse; it must be quick and must
+// not use the store.
 func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(others []Session) error) (row Session, created bool, err error) {
 	same, of := `task = '' AND repo_key = ?`, n.RepoKey
 	if n.Task != "" {
-		same, of = `task <> '' AND task = ?`, n.Task // says so, that the index be used
+		same, of = `task <> '' AND task = ?`, n.Task // the redundant condition makes SQLite use the index
 	}
 	err = s.tx(ctx, func(tx *sql.Tx) error {
-		created = false // should this run a second time
+		created = false // this function may run a second time
 		row, err = scanSession(tx.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE phase <> 'gone' AND `+same, of))
 		if !errors.Is(err, sql.ErrNoRows) {
 			return err
@@ -136,10 +137,10 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 	return row, created && err == nil, err
 }
 
-// Update is the one way a row changes: f gets the current row, changes what may
-// change (Phase, Want, error, Facts, TokenSHA256) and returns the event that
-// tells of it, all in one transaction. A zero Event is not appended. f must be
-// quick, must not use the store, and may run more than once.
+// Update is the only way to change a row. f gets the current row, changes its mutable
+// fields (Phase, Want, error, Facts, TokenSHA256) and returns the event that
+// describes the change, all in one transaction. A zero Event is not appended. f must
+// be quick, must not use the store, and may run more than once.
 func (s *Store) Update(ctx context.Context, id string, f func(*Session) (Event, error)) (Session, error) {
 	return update(ctx, s, id, func(row *Session) ([]Event, error) {
 		ev, err := f(row)
@@ -147,9 +148,9 @@ func (s *Store) Update(ctx context.Context, id string, f func(*Session) (Event, 
 	})
 }
 
-// Advance moves a session from one phase to another and appends the event:
-// compare, set and append in one transaction. change may adjust the row
-// further and may be nil. ErrStale when the session is no longer in from.
+// Advance moves a session from one phase to another and appends the event: it
+// compares, sets and appends in one transaction. change may adjust the row further
+// and may be nil. Advance returns ErrStale when the session is no longer in from.
 func (s *Store) Advance(ctx context.Context, id, from, to string, ev Event, change func(*Session)) (Session, error) {
 	return update(ctx, s, id, advance(from, to, ev, change))
 }

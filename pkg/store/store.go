@@ -1,10 +1,11 @@
-// Package store is the truth: sessions, tasks and their events in one SQLite
-// file, and the advisory locks that say which of them has a living keeper.
+// Package store is the source of truth: it holds sessions, tasks and their events in
+// one SQLite file, and the advisory locks that show which of them have a living
+// keeper.
 //
-// It knows rows, not meaning: what a phase is and which one may follow which
-// belongs to the packages session and task. It never holds a transaction across
-// work. The clock may jump: times are told, and order nothing. Events are in the
-// order of their sequence, tasks in that of their making.
+// It knows rows, not their meaning: the packages session and task define the phases
+// and their transitions. It never holds a transaction across other work. The clock
+// may jump, so times are only displayed and never define an order: events are ordered
+// by sequence number, and tasks by their creation.
 package store
 
 import (
@@ -35,14 +36,15 @@ type Store struct {
 const (
 	// busyTimeout is how long one writer waits for another's transaction.
 	busyTimeout = 20 * time.Second
-	// busyStep is the part of it that SQLite waits by itself. It does not see that
-	// a context ends, so it waits in steps.
+	// busyStep is the part of busyTimeout that SQLite itself waits. SQLite does not
+	// notice the end of a context, so the store waits in steps.
 	busyStep = 500 * time.Millisecond
-	// connections bounds what many readers cost in one process: a page cache each.
+	// connections limits the memory that many readers cost in one process: each has a
+	// page cache.
 	connections = 8
 )
 
-// Open opens the database at path, makes it when it is missing, and brings its
+// Open opens the database at path, creates it when it is missing, and brings its
 // schema up to date.
 func Open(ctx context.Context, path string) (*Store, error) { return open(ctx, path, busyTimeout) }
 
@@ -50,8 +52,8 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 	if err := privateDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	// FULL: an intent that was acknowledged survives a power cut. immediate:
-	// a transaction that reads and then writes must not find itself locked out.
+	// synchronous(FULL): an acknowledged intent survives a power cut. immediate: a
+	// transaction that reads and then writes must not be locked out between the two.
 	q := url.Values{
 		"_pragma": {fmt.Sprintf("busy_timeout(%d)", min(busy, busyStep).Milliseconds()), "journal_mode(WAL)", "synchronous(FULL)"},
 		"_txlock": {"immediate"},
@@ -61,7 +63,7 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 		return nil, fmt.Errorf("open the store %s: %w", path, err)
 	}
 	db.SetMaxOpenConns(connections)
-	db.SetMaxIdleConns(connections) // to open one costs more than most of what it is for
+	db.SetMaxIdleConns(connections) // opening a connection costs more than most of its uses
 	db.SetConnMaxIdleTime(time.Minute)
 	s := &Store{db: db, path: path, busy: busy, writes: writes{turn: make(chan struct{}, 1)}}
 	if err := s.migrate(ctx); err != nil {
@@ -75,8 +77,8 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 	return s, nil
 }
 
-// privateDir makes dir, for its owner only. That covers the files next to the
-// database too: SQLite makes them when it likes, with the umask's mode.
+// privateDir creates dir, accessible only to its owner. This also protects the files
+// next to the database, which SQLite creates at any time with the umask's mode.
 func privateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fail.New(fail.Host, "make the state directory: %w", err).WithHint("ls -ld %s", filepath.Dir(dir))
@@ -94,12 +96,12 @@ func privateDir(dir string) error {
 // Close releases the database.
 func (s *Store) Close() error { return s.db.Close() }
 
-// migrate brings the schema up to date: all that is missing, or nothing. Those
-// who open the file meanwhile wait.
+// migrate brings the schema up to date, completely or not at all. Processes that open
+// the file meanwhile wait.
 func (s *Store) migrate(ctx context.Context) error {
 	var have int
 	version := func(q queryer) error { return q.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&have) }
-	// Without the lock of writers first, one of whom may be stopped.
+	// First without the writers' lock, because its holder may be stopped.
 	if err := s.patiently(ctx, func() error { return version(s.db) }); err != nil || have == len(schema) {
 		return err
 	}
@@ -124,9 +126,9 @@ func (s *Store) migrate(ctx context.Context) error {
 	})
 }
 
-// patiently calls f, and again while the file is busy: for writers that is while
-// another process writes, for readers a moment after a crash. The change to WAL
-// by the very first openers does not wait for the others as transactions do.
+// patiently calls f, and repeats it while the file is busy. For writers the file is
+// busy while another process writes, for readers a moment after a crash. The very
+// first openers' change to WAL mode does not wait for others as transactions do.
 func (s *Store) patiently(ctx context.Context, f func() error) error {
 	for end := time.Now().Add(s.busy); ; {
 		err := f()
@@ -142,8 +144,8 @@ func (s *Store) patiently(ctx context.Context, f func() error) error {
 	}
 }
 
-// explain turns the file-level errors a user can do something about into hints,
-// and SQLite's "interrupted" into the reason for it.
+// explain adds hints to the file errors that a user can fix, and replaces SQLite's
+// "interrupted" with its reason.
 func (s *Store) explain(ctx context.Context, err error) error {
 	e, ok := errors.AsType[*sqlite.Error](err)
 	if !ok {
@@ -158,11 +160,12 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	case sqlitelib.SQLITE_FULL:
 		return fail.New(fail.Host, "no disk space for the store %s: %w", s.path, err).WithHint("df -h %s", dir)
 	case sqlitelib.SQLITE_IOERR:
-		// Also what a full disk or a quota looks like, by way of mmap or EFBIG.
+		// A full disk or a quota can also appear as this error, through mmap or
+		// EFBIG.
 		return fail.New(fail.Host, "the store %s cannot be read or written: %w", s.path, err).WithHint("df -h %s", dir)
 	case sqlitelib.SQLITE_NOTADB, sqlitelib.SQLITE_CORRUPT:
-		// All of its files together: a log that outlives its database would be
-		// played back into the next one.
+		// Move all of its files together: a log that outlives its database would be
+		// replayed into the next one.
 		return fail.New(fail.Host, "the store %s is damaged: %w", s.path, err).
 			WithHint("mkdir %[1]s.damaged && mv %[1]s %[1]s-* %[1]s.damaged/", s.path)
 	case sqlitelib.SQLITE_READONLY, sqlitelib.SQLITE_CANTOPEN, sqlitelib.SQLITE_PERM:
@@ -173,7 +176,7 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	return fmt.Errorf("store %s: %w", s.path, err)
 }
 
-// Full reports whether err is the store's, for want of room on its disk.
+// Full reports whether err is the store's error for a full disk.
 func Full(err error) bool {
 	e, ok := errors.AsType[*sqlite.Error](err)
 	return ok && (e.Code()&0xff == sqlitelib.SQLITE_FULL || e.Code()&0xff == sqlitelib.SQLITE_IOERR)

@@ -53,8 +53,8 @@ func TestManyProcessesLoseNothing(t *testing.T) {
 	}
 }
 
-// What a writer was told is written is there after kill -9, and of what it was
-// not told there is all or nothing.
+// Acknowledged writes are still there after kill -9, and an unacknowledged write is
+// there completely or not at all.
 func TestKillLeavesNoHalfTransaction(t *testing.T) {
 	s, path := withSession(t)
 	for round := range 15 {
@@ -62,7 +62,7 @@ func TestKillLeavesNoHalfTransaction(t *testing.T) {
 		p := spawn(t, "count 1000000", path)
 		p.shoot(t)
 		told := 0
-		for told <= round*3 && p.out.Scan() { // kill at different places
+		for told <= round*3 && p.out.Scan() { // kill at different points
 			told++
 		}
 		if err := p.Process.Kill(); err != nil {
@@ -142,7 +142,7 @@ func TestCreateMakesExactlyOne(t *testing.T) {
 		t.Fatalf("%d made, %d rows, %v", made.Load(), len(rows), err)
 	}
 
-	// A session that is gone makes way for the next, and keeps its row.
+	// A session that is gone allows the next one, and keeps its row.
 	if _, err := s.Advance(t.Context(), rows[0].ID, "creating", "gone", event("phase", 1), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestRefusedCreateWritesNothing(t *testing.T) {
 		t.Fatal(seq)
 	}
 
-	// An event that is refused takes its row with it.
+	// If an event is refused, its row is not inserted either.
 	if _, created, err := s.Create(t.Context(), other, store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}, admitAll); err == nil || created {
 		t.Fatal(created, err)
 	}
@@ -234,7 +234,7 @@ func TestFollow(t *testing.T) {
 		t.Fatal(err, out)
 	}
 
-	cancel() // the end is told once, as the context's error
+	cancel() // the end is reported once, as the context's error
 	ends := 0
 	for _, err := range s.Follow(ctx, "one", 301) {
 		if ends++; !errors.Is(err, context.Canceled) {
@@ -260,7 +260,7 @@ func TestDamagedStore(t *testing.T) {
 	}
 }
 
-// Pages that were overwritten show when they are read, long after Open.
+// Overwritten pages are detected when they are read, long after Open.
 func TestStoreDamagedInside(t *testing.T) {
 	s, path := withSession(t)
 	for range 200 {
@@ -295,7 +295,7 @@ func TestStoreDamagedInside(t *testing.T) {
 	}
 }
 
-// checkpoint brings everything from the log into the file.
+// checkpoint moves everything from the log into the database file.
 func checkpoint(t testing.TB, path string) {
 	t.Helper()
 	raw(t, path, "PRAGMA wal_checkpoint(TRUNCATE)")
@@ -318,7 +318,7 @@ func execute(ctx context.Context, path, stmt string) error {
 	return err
 }
 
-// A process that is stopped within a transaction holds up writers only.
+// A process that is stopped within a transaction blocks only writers.
 func TestReadersNeedNoWriter(t *testing.T) {
 	s, path := withSession(t)
 	_, err := s.Update(t.Context(), "one", func(row *store.Session) (store.Event, error) {
@@ -359,7 +359,7 @@ func TestUnwritableStore(t *testing.T) {
 		_, err := store.Open(t.Context(), t.TempDir())
 		hostError(t, err)
 	})
-	// Root may write anywhere, so a child that is not root tries.
+	// Root may write anywhere, so a child process without root tries.
 	t.Run("file of another user", func(t *testing.T) {
 		s, path := withSession(t)
 		for dir := filepath.Dir(path); dir != filepath.Dir(os.TempDir()) && dir != "/"; dir = filepath.Dir(dir) {
@@ -404,7 +404,7 @@ func TestFullDisk(t *testing.T) {
 	if n := whole(t, s); n != 20+len(out)-1 {
 		t.Fatalf("%d of %d acknowledged transactions are left", n-20, len(out)-1)
 	}
-	// With room again, work goes on.
+	// Once space is available again, work continues.
 	if _, err := increment(t.Context(), s, "one"); err != nil {
 		t.Fatal(err)
 	}
@@ -425,7 +425,7 @@ func TestOnlyTheOwnerReads(t *testing.T) {
 	}
 }
 
-// A path with SQLite's and URLs' special characters is a path.
+// A path with characters that are special to SQLite and URLs is still a path.
 func TestOddPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a b?mode=memory#%20&ü", "store.db")
 	s := reopen(t, path)
@@ -435,7 +435,8 @@ func TestOddPath(t *testing.T) {
 	whole(t, reopen(t, path))
 }
 
-// lastSeq is the sequence of a session's newest event, 0 when there is none.
+// lastSeq returns the sequence number of a session's newest event, or 0 when it has
+// none.
 func lastSeq(t *testing.T, s *store.Store, id string) int64 {
 	t.Helper()
 	evs, err := s.Events(t.Context(), id, 0, 100_000)

@@ -18,22 +18,22 @@ import (
 // Task is a row. Times are UTC with millisecond resolution.
 type Task struct {
 	ID             string
-	Name           string // as its manifest calls it; others may be called so too
+	Name           string // as in its manifest; not unique
 	Phase          string
-	Want           string // what was last asked for
-	Priority       int    // in the queue, the highest first; never changes
-	SessionID      string // the session it has, "" before there is one
+	Want           string // the desired state
+	Priority       int    // in the queue, highest first; never changes
+	SessionID      string // the session it runs in, "" before it has one
 	CreatedAt      time.Time
 	StateChangedAt time.Time
 	ErrorCode      string // "" when nothing failed
 	ErrorMessage   string
 	ErrorHint      string
 	Labels         map[string]string // never change
-	Facts          json.RawMessage   // what became of it
+	Facts          json.RawMessage   // the task's status
 	Manifest       json.RawMessage   // what was asked for; never changes
 }
 
-// SetError records err's parts on the row; empty strings clear it.
+// SetError records the parts of an error on the row; empty strings clear it.
 func (t *Task) SetError(code, message, hint string) {
 	t.ErrorCode, t.ErrorMessage, t.ErrorHint = code, message, hint
 }
@@ -74,8 +74,8 @@ func (t *Task) save(ctx context.Context, tx *sql.Tx) error {
 	return err
 }
 
-// CreateTask inserts n, with ev as its first event, and text as what was submitted;
-// nil is for none. The times are the store's.
+// CreateTask inserts n with ev as its first event, and text as what was submitted;
+// text may be nil. The store sets the times.
 func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (row Task, err error) {
 	labels, err := json.Marshal(n.Labels)
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 	return row, err
 }
 
-// TaskText returns what was submitted as it was written, nil when nothing was.
+// TaskText returns the submitted text as it was written, or nil when none was.
 func (s *Store) TaskText(ctx context.Context, id string) (text []byte, err error) {
 	err = s.patiently(ctx, func() error {
 		err := s.db.QueryRowContext(ctx, `SELECT text FROM task_texts WHERE task = ?`, id).Scan(&text)
@@ -129,38 +129,38 @@ func (s *Store) TaskText(ctx context.Context, id string) (text []byte, err error
 	return text, err
 }
 
-// Task returns one row; fail.NotFound when there is none.
+// Task returns one row, or fail.NotFound when it does not exist.
 func (s *Store) Task(ctx context.Context, id string) (row Task, err error) {
 	err = s.patiently(ctx, func() error { return row.load(ctx, s.db, id) })
 	return row, err
 }
 
-// UpdateTask is for tasks what Update is for sessions: f may change Phase, Want,
+// UpdateTask does for tasks what Update does for sessions: f may change Phase, Want,
 // SessionID, error and Facts. It returns any number of events.
 func (s *Store) UpdateTask(ctx context.Context, id string, f func(*Task) ([]Event, error)) (Task, error) {
 	return update(ctx, s, id, f)
 }
 
-// AdvanceTask is for tasks what Advance is for sessions.
+// AdvanceTask does for tasks what Advance does for sessions.
 func (s *Store) AdvanceTask(ctx context.Context, id, from, to string, ev Event, change func(*Task)) (Task, error) {
 	return update(ctx, s, id, advance(from, to, ev, change))
 }
 
-// TaskFilter says which tasks; of what is not zero, all must be true.
+// TaskFilter selects tasks; all of its nonzero fields must match.
 type TaskFilter struct {
-	Phases      []string // one of them
+	Phases      []string // any of these
 	Name        string
 	IDPrefix    string
 	Label       Label
-	OldestFirst bool   // in place of the newest first
+	OldestFirst bool   // instead of newest first
 	After       string // id of a task: only those that come after it, for the next page
 	Limit       int    // 0 means all
 }
 
-// Label is one of a task's labels; without a key, none.
+// Label is one of a task's labels. Without a key it matches every task.
 type Label struct{ Key, Value string }
 
-// Tasks returns the tasks that the filter lets pass, in the order of their making.
+// Tasks returns the tasks that match the filter, in the order of their creation.
 func (s *Store) Tasks(ctx context.Context, f TaskFilter) (rows []Task, err error) {
 	err = s.patiently(ctx, func() error {
 		after := int64(math.MaxInt64)
@@ -183,13 +183,13 @@ func (s *Store) Tasks(ctx context.Context, f TaskFilter) (rows []Task, err error
 	return rows, err
 }
 
-// query is the statement for the tasks that come after the one of that num. It
-// names the index to be used: SQLite keeps no statistics here, and may think that
-// sorting all is cheaper. So it reads as many rows as it returns, and such as pass
+// query returns the statement for the tasks that come after the one with that num. It
+// names the index to use: SQLite has no statistics here and may consider sorting all
+// rows cheaper. So the statement reads only the rows it returns, and those that match
 // its first condition but not another.
 func (f TaskFilter) query(after int64) (query string, args []any) {
 	type condition struct {
-		from, num string // where to read when this is the first
+		from, num string // where to read when this is the first condition
 		where     string
 		args      []any
 	}
@@ -203,7 +203,7 @@ func (f TaskFilter) query(after int64) (query string, args []any) {
 	if f.Name != "" {
 		all = append(all, condition{`tasks INDEXED BY tasks_by_name`, `num`, `name = ?`, []any{f.Name}})
 	}
-	var ways []condition // that are merged
+	var ways []condition // merged into one result
 	phases := slices.Compact(slices.Sorted(slices.Values(f.Phases)))
 	switch {
 	case len(all) > 0:
@@ -239,11 +239,11 @@ func (f TaskFilter) query(after int64) (query string, args []any) {
 	return strings.Join(arms, ` UNION ALL `) + ` ORDER BY ` + ways[0].num + order + ` LIMIT ?`, append(args, limit)
 }
 
-// list is a JSON list, as json_each reads it.
+// list returns a JSON list for json_each.
 func list(all []string) string {
 	b, err := json.Marshal(all)
 	if err != nil {
-		panic(err) // strings always can
+		panic(err) // strings can always be encoded
 	}
 	return string(b)
 }
@@ -268,25 +268,25 @@ func (s *Store) TaskCounts(ctx context.Context) (counts map[string]int, err erro
 	return counts, err
 }
 
-// Queue says which tasks wait, and which hold what these wait for.
+// Queue says which tasks wait, and which tasks hold the slots that these wait for.
 type Queue struct {
 	Waiting string   // the phase
 	Active  []string // the phases
 }
 
-// Admission is a task that need not wait any longer.
+// Admission is a task that may start.
 type Admission struct {
 	ID    string
 	To    string // the phase that it goes to
-	Event Event  // that tells of it
+	Event Event  // describes the change
 }
 
-// Admit lets decide say which of the tasks that wait go on, and moves them, in one
-// transaction: no other process can admit on the strength of the same free place.
-// active are those that hold one, oldest first; waiting comes with the highest
-// priority first, of equal ones with the oldest, and is read as far as decide
-// looks. decide must be quick, must not use the store, and may run more than once.
-// The ids are those of the admitted.
+// Admit lets decide choose which waiting tasks start, and moves them, in one
+// transaction: no two processes can give away the same free slot. active are the
+// tasks that hold a slot, oldest first. waiting yields the highest priority first,
+// and the oldest first within a priority; it is read only as far as decide iterates.
+// decide must be quick, must not use the store, and may run more than once. Admit
+// returns the ids of the admitted tasks.
 func (s *Store) Admit(ctx context.Context, q Queue, decide func(active []Task, waiting iter.Seq[Task]) ([]Admission, error)) (admitted []string, err error) {
 	err = s.tx(ctx, func(tx *sql.Tx) error {
 		admitted = nil

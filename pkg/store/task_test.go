@@ -61,7 +61,7 @@ func TestTaskRow(t *testing.T) {
 	}
 	changed, err := s.UpdateTask(t.Context(), "t", func(row *store.Task) ([]store.Event, error) {
 		row.Phase, row.Want, row.SessionID, row.Facts = "STAGING", "cancel", "s", json.RawMessage(`{"f":2}`)
-		row.Name, row.Priority, row.Labels, row.Manifest = "other", 9, nil, nil // stay
+		row.Name, row.Priority, row.Labels, row.Manifest = "other", 9, nil, nil // immutable
 		row.SetError("HOST", "m", "h")
 		return []store.Event{event("one", 1), event("two", 2)}, nil
 	})
@@ -78,7 +78,7 @@ func TestTaskRow(t *testing.T) {
 		t.Fatal(evs, err)
 	}
 
-	// No facts and no labels are facts and labels too.
+	// Missing facts and labels are stored as empty ones.
 	bare := mustTask(t, s, store.Task{ID: "bare", Phase: "PENDING", Manifest: json.RawMessage(`{}`)})
 	if string(bare.Facts) != `{}` || len(bare.Labels) != 0 {
 		t.Fatal(bare)
@@ -99,7 +99,7 @@ func TestTaskRefusals(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// Were an id both a session's and a task's, their events would mix.
+	// If a session and a task had the same id, their events would mix.
 	for _, id := range []string{"t", "one"} {
 		if _, err := s.CreateTask(t.Context(), task(id), nil, phase("", "PENDING")); fail.CodeOf(err) != fail.Conflict {
 			t.Error(id, err)
@@ -113,7 +113,7 @@ func TestTaskRefusals(t *testing.T) {
 	if n := lastSeq(t, s, "t"); n != 1 {
 		t.Error(n)
 	}
-	// An event that is refused takes its row, and the row its labels, with it.
+	// If an event is refused, neither its row nor the row's labels are inserted.
 	if _, err := s.CreateTask(t.Context(), task("big"), nil, store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}); err == nil {
 		t.Error("accepted")
 	}
@@ -121,7 +121,7 @@ func TestTaskRefusals(t *testing.T) {
 		t.Error(got, err)
 	}
 	mustTask(t, s, task("big"))
-	// What was submitted comes back byte for byte, and only where something was.
+	// Submitted text is returned byte for byte, and only for tasks that have one.
 	written := []byte("a: \x00\xff # as it was\n")
 	if _, err := s.CreateTask(t.Context(), task("written"), written, phase("", "PENDING")); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestAdvanceTask(t *testing.T) {
 	}
 }
 
-// A task has a session of its own, whoever else works on the same repository.
+// A task has its own session, whatever else runs on the same repository.
 func TestSessionOfTask(t *testing.T) {
 	s, _ := withSession(t)
 	of := func(id, task string) store.Session {
@@ -166,7 +166,7 @@ func TestSessionOfTask(t *testing.T) {
 	}{
 		{of("s1", "t1"), "s1", true},
 		{of("s2", "t2"), "s2", true},
-		{of("s3", "t1"), "s1", false}, // the keeper died, and asks again
+		{of("s3", "t1"), "s1", false}, // a restarted keeper asks again
 		{of("s4", ""), "one", false},
 	} {
 		got, created, err := s.Create(t.Context(), c.ask, event("made", 0), admitAll)
@@ -188,9 +188,9 @@ func TestSessionOfTask(t *testing.T) {
 	}
 }
 
-// tenThousand makes tasks in no time: the store's own way takes a flush for each.
-// Task i has id i in twelve digits, priority i%3, and is COMPLETED but for every
-// tenth, which is PENDING, and every thousandth, which is RUNNING.
+// tenThousand makes tasks quickly; the store itself would flush for each. Task i has
+// the id i in twelve digits and priority i%3. It is COMPLETED, except that every
+// tenth is PENDING and every thousandth is RUNNING.
 func tenThousand(t testing.TB) (*store.Store, string) {
 	t.Helper()
 	s, path := newStore(t)
@@ -259,7 +259,7 @@ func TestListOfTenThousand(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Tasks whose ids begin alike are few, and sorted.
+			// Few tasks share an id prefix, so sorting them is fine.
 			if !strings.Contains(plan, c.by) || strings.Contains(plan, "SCAN tasks") || strings.Contains(plan, "TEMP B-TREE") && c.name != "id" {
 				t.Error(plan)
 			}
@@ -275,7 +275,7 @@ func TestListOfTenThousand(t *testing.T) {
 	}
 }
 
-// Going through all pages while tasks are made shows each once.
+// Reading all pages while tasks are created returns each task once.
 func TestPages(t *testing.T) {
 	s, _ := newStore(t)
 	for i := range 20 {
@@ -303,7 +303,7 @@ func TestPages(t *testing.T) {
 
 var testQueue = store.Queue{Waiting: "PENDING", Active: []string{"STAGING", "RUNNING"}}
 
-// slots admits as many as there are free slots.
+// slots admits as many tasks as there are free slots.
 func slots(n int) func([]store.Task, iter.Seq[store.Task]) ([]store.Admission, error) {
 	return func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
 		if len(active) > n {
@@ -326,7 +326,7 @@ func TestAdmitInOrder(t *testing.T) {
 		n.Priority = priority
 		mustTask(t, s, n)
 	}
-	// The clock was ahead when the first were made.
+	// The clock was ahead when the first tasks were created.
 	raw(t, path, `UPDATE tasks SET created_at = created_at + 1000000000 WHERE num < 3`)
 	if got, err := s.Tasks(t.Context(), store.TaskFilter{}); err != nil || !slices.Equal(ids(got), []string{"4", "3", "2", "1", "0"}) {
 		t.Fatal(ids(got), err)
@@ -382,7 +382,7 @@ func TestAdmitRefusals(t *testing.T) {
 			t.Errorf("%s: %v %v", c.name, got, err)
 		}
 	}
-	// Nothing of what was refused is left, and one may look at the queue twice.
+	// Nothing of the refused admission is left, and the queue may be read twice.
 	got, err := s.Admit(t.Context(), testQueue, func(active []store.Task, waiting iter.Seq[store.Task]) ([]store.Admission, error) {
 		for range 2 {
 			if w := ids(slices.Collect(waiting)); len(active) != 0 || !slices.Equal(w, []string{"a", "b"}) {
@@ -428,7 +428,7 @@ func TestQueueOfAThousand(t *testing.T) {
 		if err != nil {
 			t.Fatal(query, err)
 		}
-		sorts := strings.Contains(plan, "TEMP B-TREE") && query != store.ActiveQuery // those in slots are few
+		sorts := strings.Contains(plan, "TEMP B-TREE") && query != store.ActiveQuery // few tasks hold slots, so sorting is fine
 		scans := strings.Contains(strings.ReplaceAll(plan, "SCAN sessions USING INDEX sessions_that_exist", ""), "SCAN sessions") ||
 			strings.Contains(plan, "SCAN tasks") || strings.Contains(plan, "SCAN events")
 		if sorts || scans {
@@ -439,7 +439,7 @@ func TestQueueOfAThousand(t *testing.T) {
 
 const testSlots = 3
 
-// admitAndRun is one of several processes that empty the queue.
+// admitAndRun acts as one of several processes that work off the queue.
 func admitAndRun(ctx context.Context, s *store.Store) error {
 	for {
 		mine, err := s.Admit(ctx, testQueue, slots(testSlots))
@@ -458,7 +458,7 @@ func admitAndRun(ctx context.Context, s *store.Store) error {
 		if err != nil || len(left) == 0 {
 			return err
 		}
-		runtime.Gosched() // the slots are others'
+		runtime.Gosched() // other processes hold the slots
 	}
 }
 
@@ -486,15 +486,15 @@ func TestManyProcessesAdmit(t *testing.T) {
 	if counts, err := s.TaskCounts(t.Context()); err != nil || counts["COMPLETED"] != tasks || ran != tasks {
 		t.Fatal(counts, ran, err)
 	}
-	for i := range tasks { // once each
+	for i := range tasks { // each task ran once
 		if n := lastSeq(t, s, fmt.Sprintf("t%02d", i)); n != 4 {
 			t.Fatal(i, n)
 		}
 	}
 }
 
-// life is all that a task's keepers, one after the other, do to its rows: it goes
-// on from whatever is there.
+// life does everything that a task's successive keepers do to its rows. It continues
+// from whatever state it finds.
 func life(ctx context.Context, s *store.Store) error {
 	if _, err := s.Task(ctx, "t"); fail.CodeOf(err) == fail.NotFound {
 		if _, err := s.CreateTask(ctx, task("t"), nil, phase("", "PENDING")); err != nil {
@@ -541,7 +541,8 @@ func life(ctx context.Context, s *store.Store) error {
 	}
 }
 
-// story is what the events of "t" tell; it fails when they and the rows disagree.
+// story returns what the events of "t" report; it fails when they and the rows
+// disagree.
 func story(t *testing.T, s *store.Store) (all []string) {
 	t.Helper()
 	evs, err := s.Events(t.Context(), "t", 0, 100)
@@ -577,8 +578,8 @@ func story(t *testing.T, s *store.Store) (all []string) {
 	return all
 }
 
-// A process that ends before any row that it changes, or any commit, has done all
-// of a step or nothing, and another goes on to the same end.
+// A process that is killed before any row change or commit has done all of a step or
+// nothing. Another process then reaches the same end.
 func TestKillAtEveryStepOfATask(t *testing.T) {
 	undisturbed, _ := newStore(t)
 	if err := life(t.Context(), undisturbed); err != nil {
@@ -612,12 +613,12 @@ func TestKillAtEveryStepOfATask(t *testing.T) {
 			t.Fatalf("killed before step %d: %q", killed, got)
 		}
 	}
-	if killed < 20 { // a row and an event and a commit for each of what life does
+	if killed < 20 { // a row, an event and a commit for each action of life
 		t.Fatalf("only %d steps", killed)
 	}
 }
 
-// fill makes a task and twenty events of it.
+// fill creates a task and twenty of its events.
 func fill(ctx context.Context, s *store.Store, i int) error {
 	id := fmt.Sprintf("t%04d", i)
 	if _, err := s.CreateTask(ctx, task(id), nil, phase("", "PENDING")); err != nil {
@@ -655,12 +656,12 @@ func TestFullDiskOfTasks(t *testing.T) {
 			t.Error(row.ID, l, err)
 		}
 	}
-	if err := fill(t.Context(), s, len(rows)); err != nil { // with room again, work goes on
+	if err := fill(t.Context(), s, len(rows)); err != nil { // once space is available again, work continues
 		t.Fatal(err)
 	}
 }
 
-// A follower sees what a task's life tells while others write it.
+// A follower sees the events of a task's life while others write it.
 func TestFollowATask(t *testing.T) {
 	s, path := newStore(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -668,7 +669,7 @@ func TestFollowATask(t *testing.T) {
 	p := spawn(t, "life", path)
 	p.shoot(t)
 	n := int64(0)
-	for ev, err := range s.Follow(ctx, "t", 0) { // before there is such a task
+	for ev, err := range s.Follow(ctx, "t", 0) { // before the task exists
 		if err != nil {
 			t.Fatal(err)
 		}

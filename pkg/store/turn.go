@@ -12,22 +12,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 )
 
-// writes are the writers of this process that wait. One has the turn; once it has
-// SQLite's lock too, where writers of several processes meet and the luckiest is
-// next, it takes all who wait by then: one transaction, and one wait for the disk,
-// does for them all.
+// writes implements group commit for the waiting writers of this process. One writer
+// leads. Writers of several processes compete for SQLite's lock, in no fair order.
+// Once the leader has that lock, it takes all writers that wait by then: one
+// transaction, and one wait for the disk, serves them all.
 type writes struct {
-	turn    chan struct{} // held by the one that writes
+	turn    chan struct{} // held by the leader
 	mu      sync.Mutex
 	waiting []*write
 }
 
-// write is what one of them wants to be written.
+// write is one writer's request.
 type write struct {
 	ctx  context.Context
 	f    func(*sql.Tx) error
 	err  error
-	done chan struct{} // closed when it is on the disk, or err says why not
+	done chan struct{} // closed when the write is on disk, or has failed with err
 }
 
 func (one *write) end(err error) {
@@ -35,7 +35,7 @@ func (one *write) end(err error) {
 	close(one.done)
 }
 
-// atOnce is how many may share a transaction: other processes write too.
+// atOnce is how many writes may share a transaction: other processes write too.
 const atOnce = 64
 
 func (w *writes) join(one *write) {
@@ -44,7 +44,7 @@ func (w *writes) join(one *write) {
 	w.waiting = append(w.waiting, one)
 }
 
-// leave reports whether one still waited. It does not any more.
+// leave removes one from the queue and reports whether it was still waiting.
 func (w *writes) leave(one *write) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -55,7 +55,7 @@ func (w *writes) leave(one *write) bool {
 	return i >= 0
 }
 
-// take is those that have waited longest. They do not any more.
+// take removes the writes that have waited longest from the queue and returns them.
 func (w *writes) take() []*write {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,9 +65,9 @@ func (w *writes) take() []*write {
 	return taken
 }
 
-// tx runs f in a transaction that writes, and that others may share: of f that fails
-// nothing is written, and of theirs that fails nothing matters to f. It may run f
-// more than once.
+// tx runs f in a write transaction that others may share. If f fails, nothing of it
+// is written; the failure of another write does not affect f. tx may run f more than
+// once.
 func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 	one := &write{ctx: ctx, f: f, done: make(chan struct{})}
 	s.writes.join(one)
@@ -87,18 +87,18 @@ func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 			cause = fmt.Errorf("store %s: %w", s.path, ctx.Err())
 		}
 		if cause == nil {
-			continue // it is done, or of the next
+			continue // it is done, or belongs to the next group
 		}
 		if s.writes.leave(one) {
 			return cause
 		}
-		<-one.done // it is being written: what becomes of it is the answer
+		<-one.done // it is being written, and will be answered
 		return one.err
 	}
 }
 
-// lead writes what waits. Its error is that nothing could be begun; one is of those
-// who wait, and for as long as it does.
+// lead writes what waits. It returns an error only if it could not begin a
+// transaction. one is among the waiting writes until it is done.
 func (s *Store) lead(one *write) error {
 	select {
 	case <-one.done:
@@ -123,7 +123,8 @@ func (s *Store) lead(one *write) error {
 	return nil
 }
 
-// begin waits for other processes. The transaction outlives ctx: it may be others', too.
+// begin waits for other processes. The transaction does not end with ctx, because
+// other writes may share it.
 func (s *Store) begin(ctx context.Context) (tx *sql.Tx, err error) {
 	err = s.patiently(ctx, func() error {
 		if ctx.Err() != nil {
@@ -146,7 +147,7 @@ func (s *Store) alone(one *write) error {
 // whole runs f and ends the transaction.
 func whole(tx *sql.Tx, f func(*sql.Tx) error) error {
 	if err := f(tx); err != nil {
-		_ = tx.Rollback() // the error that matters is f's
+		_ = tx.Rollback() // the error of f is the one that matters
 		return err
 	}
 	return commit(tx)
@@ -159,9 +160,9 @@ func commit(tx *sql.Tx) error {
 	return err
 }
 
-// together writes all in one transaction, each in a part of it that can be taken
-// back. It reports false, and has written nothing, when SQLite gave up the whole for
-// what befell one of them: a full disk, a context that ended within a statement.
+// together writes all in one transaction, each under its own savepoint. It reports
+// false, and has written nothing, when SQLite gave up the whole transaction because
+// of one write: on a full disk, or when a context ended within a statement.
 func (s *Store) together(tx *sql.Tx, all []*write) bool {
 	ctx := context.WithoutCancel(all[0].ctx)
 	errs := make([]error, len(all))
@@ -176,7 +177,7 @@ func (s *Store) together(tx *sql.Tx, all []*write) bool {
 			_, err = tx.ExecContext(ctx, `RELEASE one`)
 		}
 		if err != nil {
-			_ = tx.Rollback() // it is over already
+			_ = tx.Rollback() // SQLite has ended it already
 			return false
 		}
 	}

@@ -14,15 +14,15 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Writers that wait for another process are written at once when it is their turn:
-// those that fail, and those that do not wait any longer, are nobody else's trouble.
+// Writers that wait for another process are written together when the lock is free.
+// Writers that fail or were cancelled do not affect the others.
 func TestWritersShareTheirTurn(t *testing.T) {
 	errOwn := errors.New("its own")
 	for name, spoil := range map[string]func(ctx context.Context, s *store.Store) error{
 		"shared": nil,
 		"given up by SQLite": func(ctx context.Context, s *store.Store) error {
 			return s.Tx(ctx, func(tx *sql.Tx) error {
-				_, err := tx.Exec(`ROLLBACK`) // as it does by itself when the disk is full
+				_, err := tx.Exec(`ROLLBACK`) // as SQLite itself does when the disk is full
 				return errors.Join(errOwn, err)
 			})
 		},
@@ -56,7 +56,8 @@ func TestWritersShareTheirTurn(t *testing.T) {
 				add(nil, func() error { return s.Append(t.Context(), "one", event("x", i)) })
 			}
 			waits(writers)
-			// The first is in the store when the second is refused, and taken back.
+			// The first event is already in the transaction when the second is
+			// refused; it is rolled back.
 			done.Go(func() {
 				long := json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)
 				if err := s.AppendAll(t.Context(), "one", []store.Event{event("half", 1), {Kind: "long", Data: long}}); err == nil || !strings.Contains(err.Error(), "over the limit") {
