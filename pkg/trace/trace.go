@@ -1,7 +1,8 @@
-// Package trace carries the id that joins what several processes log of one
-// request: 32 hex digits, as W3C's trace context has them.
+// Package trace carries the id that links the log lines that several processes write
+// for one request: 32 hex digits, as in W3C's trace context.
 //
-// It is for logs. Nothing is decided by it, and nobody is believed for one.
+// The id is only for logs. No decision depends on it, and it proves nothing about its
+// sender.
 package trace
 
 import (
@@ -11,10 +12,11 @@ import (
 	"strings"
 )
 
-// Header is the name of the header of HTTP that carries an id, in and out.
+// Header is the name of the HTTP header that carries an id, in requests and
+// responses.
 const Header = "X-Trace-Id"
 
-// parentHeader is W3C's, whose second part is the id.
+// parentHeader is the name of W3C's header; the id is the second part of its value.
 const parentHeader = "Traceparent"
 
 const length = 32
@@ -22,11 +24,11 @@ const length = 32
 // New makes an id.
 func New() string {
 	var b [length / 2]byte
-	_, _ = rand.Read(b[:]) // never fails, says crypto/rand
+	_, _ = rand.Read(b[:]) // crypto/rand documents that it never fails
 	return hex.EncodeToString(b[:])
 }
 
-// Parse takes somebody else's id: 32 hex digits, or the same written as a UUID.
+// Parse reads an external id: 32 hex digits, or the same written as a UUID.
 func Parse(s string) (id string, ok bool) {
 	if len(s) == length+4 && s[8] == '-' && s[13] == '-' && s[18] == '-' && s[23] == '-' {
 		s = s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:]
@@ -38,7 +40,7 @@ func Parse(s string) (id string, ok bool) {
 	return s, true
 }
 
-// FromParent takes the id out of W3C's VERSION-TRACE-PARENT-FLAGS.
+// FromParent extracts the id from W3C's VERSION-TRACE-PARENT-FLAGS.
 func FromParent(s string) (id string, ok bool) {
 	parts := strings.Split(s, "-")
 	if len(s) > 512 || len(parts) < 4 || parts[0] == "00" && len(parts) != 4 {
@@ -52,7 +54,7 @@ func FromParent(s string) (id string, ok bool) {
 	return Parse(id)
 }
 
-// FromHeader is the id that a request brings, or a new one; get reads a header.
+// FromHeader returns the id that a request carries, or a new one; get reads a header.
 func FromHeader(get func(name string) string) string {
 	if id, ok := Parse(get(Header)); ok {
 		return id
@@ -67,7 +69,7 @@ func isHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
 type key struct{}
 
-// With is ctx with an id; "" leaves it as it is.
+// With returns ctx with an id; "" leaves ctx unchanged.
 func With(ctx context.Context, id string) context.Context {
 	if id == "" {
 		return ctx
@@ -75,17 +77,17 @@ func With(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, key{}, id)
 }
 
-// ID is that of ctx, or "".
+// ID returns the id of ctx, or "".
 func ID(ctx context.Context) string {
 	id, _ := ctx.Value(key{}).(string)
 	return id
 }
 
-// Variable is the environment variable in which processes hand an id on, as W3C's
-// header has it.
+// Variable is the environment variable that passes an id to child processes, in the
+// format of W3C's header.
 const Variable = "TRACEPARENT"
 
-// Environ is env with the id of ctx for a process that is started.
+// Environ returns env with the id of ctx, for a new process.
 func Environ(ctx context.Context, env []string) []string {
 	id := ID(ctx)
 	if id == "" {

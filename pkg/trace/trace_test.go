@@ -22,7 +22,7 @@ func TestParse(t *testing.T) {
 		"4bf92f35-77b3-4da6-a3ce929d-0e0e4736-": "",
 		"4bf92f357-7b3-4da6-a3ce-929d0e0e4736":  "",
 		"--------------------------------":      "",
-		"４bf92f3577b34da6a3ce929d0e0e4736":      "", // a digit, but not one of ours
+		"４bf92f3577b34da6a3ce929d0e0e4736":      "", // a digit, but not an ASCII one
 	} {
 		if got, ok := Parse(in); got != want || ok != (want != "") {
 			t.Errorf("Parse(%q) = %q, %v", in, got, ok)
@@ -33,7 +33,7 @@ func TestParse(t *testing.T) {
 func TestFromParent(t *testing.T) {
 	for in, want := range map[string]string{
 		"00-" + some + "-00f067aa0ba902b7-01":                        some,
-		"01-" + some + "-00f067aa0ba902b7-01-what-comes":             some, // a later version may have more
+		"01-" + some + "-00f067aa0ba902b7-01-what-comes":             some, // a later version may have more fields
 		"00-" + some + "-00f067aa0ba902b7-01-what":                   "",
 		"ff-" + some + "-00f067aa0ba902b7-01":                        "",
 		"0g-" + some + "-00f067aa0ba902b7-01":                        "",
