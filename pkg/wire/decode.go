@@ -14,7 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// Bounds of what is read.
+// These limit the size of what is read.
 const (
 	MaxStatus = 64 << 10
 	MaxQuery  = 16 << 10 // one line
@@ -22,7 +22,7 @@ const (
 	maxList   = 64       // elements of one list or map
 )
 
-// Bounds of a session's secrets, the same on both sides.
+// These limit a session's secrets, equally on both sides.
 const (
 	MaxSecrets      = 64                                       // without the token
 	MaxSecretBytes  = 256 << 10                                // of one value
@@ -64,8 +64,8 @@ func DecodeSecrets(r io.Reader) (Secrets, error) {
 	return Secrets{Env: m.Env, Token: m.Token}, nil
 }
 
-// Queries reads a query log line by line, as long as it is fed. It ends after
-// the first error.
+// Queries reads a query log line by line until r ends. It stops after the first
+// error.
 func Queries(r io.Reader) iter.Seq2[Query, error] {
 	return func(yield func(Query, error) bool) {
 		lines := bufio.NewScanner(r)
@@ -97,7 +97,7 @@ func cleanQuery(q Query) Query {
 	return q
 }
 
-// decode reads exactly one JSON value of known fields.
+// decode reads exactly one JSON value without unknown fields.
 func decode[T any](r io.Reader, limit int64) (T, error) {
 	var v T
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
@@ -126,8 +126,9 @@ func cleanList(list []string) []string {
 	return clean
 }
 
-// Clean makes text of a guest fit to be shown: valid UTF-8, one line, nothing
-// that a terminal acts on or that turns the order of letters, and bounded.
+// Clean makes a guest's text safe to display: valid UTF-8, one line, limited in
+// length, without characters that a terminal interprets or that change the reading
+// order.
 func Clean(s string) string {
 	s = strings.ToValidUTF8(s[:min(len(s), 4*maxText)], "\ufffd")
 	s = strings.Map(func(r rune) rune {

@@ -14,7 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// glances reads everything there is, up to the error.
+// glances reads all glances up to the end or the first error.
 func glances(r io.Reader) (all []wire.Glance, err error) {
 	for g, err := range wire.Glances(r) {
 		if err != nil {
@@ -56,7 +56,7 @@ func TestGlancesRoundTrip(t *testing.T) {
 	}
 }
 
-// Whatever the sender has on its screen fits a line.
+// Whatever is on the sender's screen, a glance fits in one line.
 func TestAGlanceFits(t *testing.T) {
 	g := wire.Glance{Machine: &wire.Machine{Load: 1}}
 	for range 100 {
@@ -138,7 +138,7 @@ type brokenReader struct{ err error }
 
 func (b brokenReader) Read([]byte) (int, error) { return 0, b.err }
 
-// Who does not want more gets no more.
+// When the consumer stops, no more glances are read.
 func TestGlancesStop(t *testing.T) {
 	n := 0
 	for range wire.Glances(strings.NewReader(strings.Repeat(`{"version":1}`+"\n", 5))) {
@@ -182,7 +182,7 @@ func FuzzGlances(f *testing.F) {
 			if len(g.Agents) > wire.MaxAgents || len(g.Screen) > wire.MaxScreen {
 				t.Fatalf("%d agents, %d lines", len(g.Agents), len(g.Screen))
 			}
-			// It can be written again, as a keeper does, and is then the same.
+			// A keeper encodes the glance again, which must not change it.
 			var once, twice bytes.Buffer
 			if err := g.Encode(&once); err != nil {
 				t.Fatal(err)

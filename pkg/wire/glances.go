@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Bounds of a glance, the same on both sides.
+// These limit a glance, equally on both sides.
 const (
 	MaxGlance      = 64 << 10 // one line, bytes
 	MaxAgents      = 16
@@ -22,15 +22,15 @@ const (
 	maxOn          = 200 // characters
 )
 
-// Encode writes one line. What is over the bounds is left out, of the screen
-// its beginning.
+// Encode writes one line. It omits what exceeds the limits; of the screen it omits
+// the beginning.
 func (g Glance) Encode(w io.Writer) error {
 	g = g.within()
 	g.Version = Version
 	for {
 		var line bytes.Buffer
 		e := json.NewEncoder(&line)
-		e.SetEscapeHTML(false) // six bytes for one, of which a screen may be full
+		e.SetEscapeHTML(false) // a screen may be full of characters that escaping turns into six bytes
 		if err := e.Encode(g); err != nil {
 			return fmt.Errorf("send a glance: %w", err)
 		}
@@ -45,8 +45,8 @@ func (g Glance) Encode(w io.Writer) error {
 	}
 }
 
-// Glances reads what a guest's `agent-guest watch` writes, as long as it is
-// fed. It ends after the first error.
+// Glances reads what a guest's `agent-guest watch` writes until r ends. It stops
+// after the first error.
 func Glances(r io.Reader) iter.Seq2[Glance, error] {
 	return func(yield func(Glance, error) bool) {
 		lines := bufio.NewScanner(r)
@@ -83,8 +83,8 @@ func decodeGlance(line []byte) (Glance, error) {
 	return g.within(), nil
 }
 
-// within is the glance as it may be shown: bounded, its text clean, its numbers
-// possible, the most urgent agents first.
+// within returns a glance that is safe to display: limited in size, with clean text
+// and plausible numbers, the most urgent agents first.
 func (g Glance) within() Glance {
 	g.Agents = slices.Clone(g.Agents)
 	slices.SortStableFunc(g.Agents, func(a, b Agent) int { return a.State.Urgency() - b.State.Urgency() })
@@ -112,10 +112,10 @@ func (g Glance) within() Glance {
 	return g
 }
 
-// maxLoad is more than any machine has, and few enough digits to show.
+// maxLoad is more than any machine has, in few enough digits to display.
 const maxLoad = 9999
 
-// possible is the time, or none where it could not be written again.
+// possible returns t, or the zero time if t could not be encoded again.
 func possible(t time.Time) time.Time {
 	t = t.UTC().Round(0)
 	if t.Year() < 1 || t.Year() > 9999 {
@@ -124,7 +124,7 @@ func possible(t time.Time) time.Time {
 	return t
 }
 
-// short is clean text of at most so many characters.
+// short returns clean text of at most this many characters.
 func short(s string, most int) string {
 	s = Clean(s)
 	for i := range s {

@@ -11,51 +11,51 @@ import (
 	"time"
 )
 
-// What a guest prints at the start of a line of a console that only it can write.
+// A guest prints these at the start of a line on a console that only it can write to.
 const (
-	// ReadyMarker says that sshd takes logins; a space and sshd's public key in
+	// ReadyMarker says that sshd accepts logins. A space and sshd's public key in
 	// authorized_keys form follow.
 	ReadyMarker = "agent-sessionizer-ready"
 
-	// AsleepMarker says that a guest, which is to be saved and forked, has
-	// stopped short of what makes it a machine of its own and waits for an
-	// Identity on its virtio console.
+	// AsleepMarker comes from a guest that is to be saved as a snapshot and forked.
+	// It says that the guest has paused before it gets an identity of its own, and
+	// waits for an Identity on its virtio console.
 	AsleepMarker = "agent-sessionizer-asleep"
 )
 
-// MaxIdentity bounds the line of an Identity, in bytes.
+// MaxIdentity limits the length of an Identity's line, in bytes.
 const MaxIdentity = 16 << 10
 
-// Identity is what makes a guest that was forked from a saved one a machine of
-// its own. It travels as one line of JSON on the guest's virtio console, to
-// nobody else, and is never written to a disk of the host's: the host key is
-// the private one. It prints as [redacted].
+// Identity turns a guest that was forked from a snapshot into a machine of its own.
+// It is sent as one line of JSON on the guest's virtio console, and nowhere else. It
+// is never written to a disk of the host, because the host key is the private one. It
+// prints as [redacted].
 type Identity struct {
 	Version       int       `json:"version"`
 	Hostname      string    `json:"hostname"`
 	MachineID     string    `json:"machine_id"`     // 32 hexadecimal digits, machine-id(5)
 	BootID        string    `json:"boot_id"`        // a random UUID
-	User          string    `json:"user"`           // who may log in
-	AuthorizedKey string    `json:"authorized_key"` // with this key only, authorized_keys form
+	User          string    `json:"user"`           // the user who may log in
+	AuthorizedKey string    `json:"authorized_key"` // the only key that may log in, authorized_keys form
 	HostKey       string    `json:"host_key"`       // sshd's, ed25519, OpenSSH's private key format
 	MAC           string    `json:"mac"`            // of the only network card
 	Time          time.Time `json:"time"`           // when the line was sent
-	Seed          []byte    `json:"seed"`           // randomness of the host, at least 32 bytes
+	Seed          []byte    `json:"seed"`           // randomness from the host, at least 32 bytes
 }
 
-// String never shows the host key.
+// String hides the host key.
 func (Identity) String() string { return redacted }
 
-// GoString never shows the host key.
+// GoString hides the host key.
 func (Identity) GoString() string { return redacted }
 
-// LogValue never shows the host key.
+// LogValue hides the host key.
 func (Identity) LogValue() slog.Value { return slog.StringValue(redacted) }
 
 // plainIdentity is an Identity that encoding/json may write.
 type plainIdentity Identity
 
-// MarshalJSON never shows the host key; Encode is the one way to it.
+// MarshalJSON hides the host key; only Encode writes it.
 func (Identity) MarshalJSON() ([]byte, error) { return []byte(`"` + redacted + `"`), nil }
 
 // Encode writes the line.
@@ -89,7 +89,7 @@ var (
 	userName  = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 )
 
-// check looks at the form of every part. Its errors name the part only.
+// check verifies the form of every part. Its errors name only the part.
 func (i Identity) check() error {
 	mac, errMAC := net.ParseMAC(i.MAC)
 	zero := strings.Repeat("0", 32)
@@ -100,7 +100,7 @@ func (i Identity) check() error {
 		"user":           userName.MatchString(i.User) && i.User != "root",
 		"authorized_key": i.AuthorizedKey != "" && !strings.ContainsAny(strings.TrimSuffix(i.AuthorizedKey, "\n"), "\r\n\x00"),
 		"host_key":       strings.HasPrefix(i.HostKey, "-----BEGIN OPENSSH PRIVATE KEY-----\n"),
-		// Of a single card; a group's address is nobody's.
+		// An address of a single card; a multicast address belongs to no card.
 		"mac":  errMAC == nil && len(mac) == 6 && mac[0]&1 == 0,
 		"time": i.Time.Year() >= 2020 && i.Time.Year() < 2200,
 		"seed": len(i.Seed) >= 32,

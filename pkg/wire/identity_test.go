@@ -109,7 +109,7 @@ func FuzzDecodeIdentity(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is accepted is whole, fits a line, and is no path.
+		// An accepted identity is complete, fits in a line, and contains no path.
 		if again := encode(t, i); len(again) > 2*wire.MaxIdentity || strings.ContainsAny(i.User+i.Hostname+i.MachineID+i.BootID, "/\n\x00") {
 			t.Fatalf("accepted: %q", line)
 		}

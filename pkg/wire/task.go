@@ -15,22 +15,22 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of what a task is started with.
+// These limit the message that starts a task.
 const (
 	MaxTaskStart   = 8 << 20     // bytes of the message
 	MaxTaskArgs    = 4096        // of the command
-	MaxTaskArg     = 128<<10 - 1 // bytes of one argument or variable: Linux takes no longer ones
+	MaxTaskArg     = 128<<10 - 1 // bytes of one argument or variable: Linux accepts no longer ones
 	MaxTaskCommand = 1 << 20     // bytes of all arguments and variables
 	MaxTaskBrief   = 1 << 20     // bytes
 )
 
-// TaskName is how an attempt at a task is called in a guest: the task's id and
-// the attempt's number, counted from 1.
+// TaskName returns the name of an attempt at a task in a guest: the task's id and the
+// attempt's number, counted from 1.
 func TaskName(id string, attempt int) string { return fmt.Sprintf("%s/%d", id, attempt) }
 
 var taskName = regexp.MustCompile(`^[0-9a-f]{12}/[1-9][0-9]{0,5}$`)
 
-// CheckTaskName says whether a guest may be asked about an attempt of that name.
+// CheckTaskName returns an error unless name has the form of an attempt's name.
 func CheckTaskName(name string) error {
 	if !taskName.MatchString(name) {
 		return fmt.Errorf("%q is not the name of an attempt at a task", short(name, maxName))
@@ -38,12 +38,12 @@ func CheckTaskName(name string) error {
 	return nil
 }
 
-// TaskStart is what a guest runs for a task.
+// TaskStart describes what a guest runs for a task.
 type TaskStart struct {
 	Version int               `json:"version"`
 	Argv    []string          `json:"argv"`
-	Env     map[string]string `json:"env,omitempty"`   // over what a login shell has; no secrets: it is kept on the guest's disk
-	Dir     string            `json:"dir"`             // to run in
+	Env     map[string]string `json:"env,omitempty"`   // in addition to a login shell's variables; no secrets, because it is stored on the guest's disk
+	Dir     string            `json:"dir"`             // the working directory
 	Brief   string            `json:"brief,omitempty"` // the content of the file that AGENT_TASK_BRIEF names
 }
 
@@ -121,24 +121,24 @@ func (s TaskStart) check() error {
 	return nil
 }
 
-// TaskState is how it stands with an attempt at a task in a guest.
+// TaskState is the state of an attempt at a task in a guest.
 type TaskState string
 
-// The states.
+// The states of an attempt.
 const (
 	TaskNone    TaskState = "none"    // it never began
 	TaskRunning TaskState = "running" // it runs
 	TaskExited  TaskState = "exited"  // it ended, and Result says how
-	TaskLost    TaskState = "lost"    // it began, does not run, and how it ended is not known: the machine went down
+	TaskLost    TaskState = "lost"    // it began, no longer runs, and left no result: the machine went down
 )
 
-// TaskStatus is what a guest says of an attempt at a task.
+// TaskStatus is what a guest reports about an attempt at a task.
 type TaskStatus struct {
 	Version int         `json:"version"`
 	State   TaskState   `json:"state"`
 	Time    time.Time   `json:"time"`             // by the guest's clock
-	CPU     int64       `json:"cpu_ms,omitempty"` // used until now by all that the agent started, milliseconds
-	Memory  int64       `json:"memory,omitempty"` // in use by it, bytes
+	CPU     int64       `json:"cpu_ms,omitempty"` // used so far by all processes that the agent started, milliseconds
+	Memory  int64       `json:"memory,omitempty"` // used by them now, bytes
 	Stdout  int64       `json:"stdout"`           // bytes that the agent has printed
 	Stderr  int64       `json:"stderr"`
 	Result  *TaskResult `json:"result,omitempty"`
@@ -154,7 +154,7 @@ type TaskResult struct {
 	User     int64     `json:"user_ms"` // processor time of the agent and of those children that it waited for
 	System   int64     `json:"system_ms"`
 	MaxRSS   int64     `json:"max_rss"` // bytes, of the largest process among them
-	Stdout   int64     `json:"stdout"`  // bytes it printed, all told
+	Stdout   int64     `json:"stdout"`  // bytes printed in total
 	Stderr   int64     `json:"stderr"`
 }
 
@@ -184,7 +184,7 @@ func DecodeTaskStatus(r io.Reader) (TaskStatus, error) {
 	return s.within(), nil
 }
 
-// DecodeTaskResult reads what the guest program wrote down for itself.
+// DecodeTaskResult reads what the guest program stored for its own use.
 func DecodeTaskResult(r io.Reader) (TaskResult, error) {
 	t, err := decode[TaskResult](r, maxTaskStatus)
 	if err != nil {
@@ -213,7 +213,7 @@ func (r TaskResult) within() TaskResult {
 		if !signalName.MatchString(r.Signal) {
 			r.Signal = "UNKNOWN"
 		}
-		r.ExitCode = max(r.ExitCode, 1) // or it would count as a success
+		r.ExitCode = max(r.ExitCode, 1) // otherwise it would count as a success
 	}
 	r.Error = Clean(r.Error)
 	r.Started, r.Ended = possible(r.Started), possible(r.Ended)
@@ -223,17 +223,17 @@ func (r TaskResult) within() TaskResult {
 	return r
 }
 
-// Bounds of what is collected of a task.
+// These limit what is collected from a task.
 const (
 	MaxArtifacts    = 100_000 // files
-	MaxTaskSkipped  = 1000    // that are told one by one
+	MaxTaskSkipped  = 1000    // that are listed individually
 	MaxTaskPatterns = 256
 	maxPattern      = 1024 // bytes
 	maxCollect      = 1 << 20
 	MaxTaskManifest = 64 << 20 // bytes, of all artifacts' descriptions
 )
 
-// TaskCollect says what to collect of a task's checkout.
+// TaskCollect says what to collect from a task's checkout.
 type TaskCollect struct {
 	Version  int      `json:"version"`
 	Dir      string   `json:"dir"`                // the checkout
@@ -291,12 +291,12 @@ func (c TaskCollect) check() error {
 	return nil
 }
 
-// Artifact is a file that a task leaves, or one that it cannot leave: Skipped
-// says why not.
+// Artifact is a file that a task leaves, or one that could not be collected: Skipped
+// says why.
 type Artifact struct {
-	// Name is where the file goes below the directory of the artifacts:
-	// ID.patch, ID-untracked.txt, untracked/PATH or files/PATH. The name of one
-	// that is skipped is for people.
+	// Name is the file's path below the directory of the artifacts: ID.patch,
+	// ID-untracked.txt, untracked/PATH or files/PATH. The name of a skipped artifact
+	// is only for display.
 	Name       string `json:"name"`
 	Size       int64  `json:"size"`
 	SHA256     string `json:"sha256,omitempty"` // hexadecimal
@@ -304,17 +304,17 @@ type Artifact struct {
 	Skipped    string `json:"skipped,omitempty"`
 }
 
-// Collection is all that was collected at one time. The files stay where they
-// are in the guest until they are sent.
+// Collection describes everything that was collected at one time. The files stay
+// where they are in the guest until they are sent.
 type Collection struct {
 	ID        string     `json:"id"`
 	Artifacts []Artifact `json:"artifacts"`
-	More      int        `json:"more,omitempty"` // that were skipped and are not listed
+	More      int        `json:"more,omitempty"` // number of skipped files that are not listed
 }
 
 var collectionID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// CheckCollectionID says whether a guest may be asked for a collection of that id.
+// CheckCollectionID returns an error unless id has the form of a collection's id.
 func CheckCollectionID(id string) error {
 	if !collectionID.MatchString(id) {
 		return fmt.Errorf("%q is not the id of a collection", short(id, maxName))
@@ -329,7 +329,8 @@ type TaskSend struct {
 	Items      []SendItem `json:"items"`
 }
 
-// SendItem is a file by its place in the collection, from an offset on.
+// SendItem is a file, given by its index in the collection, and the offset to start
+// at.
 type SendItem struct {
 	Index  int   `json:"index"`
 	Offset int64 `json:"offset"`
@@ -392,11 +393,11 @@ func (a Artifact) check(id string) error {
 	return nil
 }
 
-// Where artifacts go.
+// These are the directories for artifacts.
 const (
 	UntrackedDir  = "untracked"
 	FilesDir      = "files"
-	SubmodulesDir = "submodules" // a patch of each
+	SubmodulesDir = "submodules" // one patch for each submodule
 )
 
 // PatchName is the name of a task's patch among its artifacts.
@@ -407,7 +408,7 @@ func UntrackedName(id string) string { return id + "-untracked.txt" }
 
 func encodeTask(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false) // six bytes for one, of which a prompt may be full
+	e.SetEscapeHTML(false) // a prompt may be full of characters that escaping turns into six bytes
 	if err := e.Encode(v); err != nil {
 		return fmt.Errorf("send to the guest program: %w", err)
 	}

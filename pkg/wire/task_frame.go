@@ -10,53 +10,55 @@ import (
 	"strings"
 )
 
-// MaxFrame bounds the content of a frame, in bytes.
+// MaxFrame limits the content of a frame, in bytes.
 const MaxFrame = 256 << 10
 
-// FrameKind says what is in a frame.
+// FrameKind says what a frame contains.
 type FrameKind byte
 
-// The kinds of frames. Which of them a stream has is the matter of its command.
+// These are the kinds of frames. The command decides which of them its stream has.
 const (
 	FrameStdout   FrameKind = 'o' // the next bytes of the agent's output
 	FrameStderr   FrameKind = 'e'
 	FrameStatus   FrameKind = 's' // TaskStatus
 	FrameArtifact FrameKind = 'a' // Artifact
-	FrameEnd      FrameKind = 'z' // of the artifacts: a Collection without them; of a file: nothing
+	FrameEnd      FrameKind = 'z' // after the artifacts: a Collection without them; after a file: empty
 	FrameItem     FrameKind = 'i' // SendItem: a file begins
 	FrameData     FrameKind = 'd' // the next bytes of that file
 	FrameFailure  FrameKind = 'f' // Failure
-	FrameBeat     FrameKind = 'b' // nothing, for whoever waits
+	FrameBeat     FrameKind = 'b' // empty; shows a waiting host that the guest is alive
 )
 
-// frameKinds are all of them, with the most bytes that each may have.
+// frameKinds lists all kinds, with the maximum size of each.
 var frameKinds = map[FrameKind]int{
 	FrameStdout: MaxFrame, FrameStderr: MaxFrame, FrameData: MaxFrame, FrameArtifact: 32 << 10, FrameStatus: maxTaskStatus,
 	FrameEnd: 1024, FrameItem: 1024, FrameFailure: 4096, FrameBeat: 0,
 }
 
-// Frame is one piece of a stream of a guest.
+// Frame is one piece of a guest's stream.
 type Frame struct {
 	Kind FrameKind
-	Data []byte // until the next frame
+	Data []byte // valid until the next frame
 }
 
-// Failure is why a guest cannot do what it was asked, where the host goes on
-// differently for it.
+// Failure says why a guest cannot do what was requested, for the cases that the host
+// handles differently.
 type Failure struct {
 	Kind string `json:"kind"`
 	Text string `json:"text"`
 }
 
-// The kinds of failures.
+// These are the kinds of failures.
 const (
-	// FailureTruncated is a file that is shorter than it was.
+	// FailureTruncated means that a file is shorter than it was.
 	FailureTruncated = "truncated"
 
-	// FailureNoCollection is a collection that is not there, or not any more.
+	// FailureNoCollection means that a collection does not exist, or no longer
+	// exists.
 	FailureNoCollection = "no-collection"
 
-	// FailureItem is a file that cannot be sent, of which the others know nothing.
+	// FailureItem means that one file cannot be sent; the other files are not
+	// affected.
 	FailureItem = "item"
 )
 
@@ -83,8 +85,8 @@ func WriteFrame(w io.Writer, kind FrameKind, data []byte) error {
 
 const frameHeader = 5
 
-// Frames reads frames as long as it is fed. It ends after the first error; a
-// stream that ends between two frames ends well.
+// Frames reads frames until r ends. It stops after the first error; a stream that
+// ends between two frames is complete.
 func Frames(r io.Reader) iter.Seq2[Frame, error] {
 	return func(yield func(Frame, error) bool) {
 		in := bufio.NewReaderSize(r, 32<<10)

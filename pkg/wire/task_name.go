@@ -9,16 +9,17 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of names of artifacts, which every file system of a host takes.
+// These limit the names of artifacts, so that every host file system accepts them.
 const (
 	maxElement      = 255  // bytes between slashes
 	MaxArtifactName = 4000 // bytes
 )
 
-// EscapeName is a path of a guest, any bytes, as a name that a host can have
-// and a person can read: what is not printable UTF-8 is %XX for each byte, and
-// so is %, so that url.PathUnescape has the path again. Only what is then longer
-// than a file system takes is cut, and ends with ~ and a checksum of it all.
+// EscapeName turns a guest's path, which may contain any bytes, into a name that a
+// host accepts and a person can read. It writes each byte that is not printable
+// UTF-8, and each %, as %XX, so that url.PathUnescape returns the path. Only a result
+// too long for a file system is cut; it then ends with ~ and a checksum of the whole
+// path.
 func EscapeName(raw string) string {
 	elements := strings.Split(raw, "/")
 	for i, e := range elements {
@@ -29,7 +30,7 @@ func EscapeName(raw string) string {
 
 func escapeElement(raw string) string {
 	var b strings.Builder
-	cut := 0 // where it can be cut
+	cut := 0 // where the name can be cut
 	const hash = 16
 	for i := 0; i < len(raw); {
 		r, n := utf8.DecodeRuneInString(raw[i:])
@@ -52,8 +53,8 @@ func escapeElement(raw string) string {
 	return b.String()[:cut] + "~" + hex.EncodeToString(sum[:])[:hash]
 }
 
-// CheckArtifactName says whether a name that came from a guest may be that of a
-// file on the host.
+// CheckArtifactName returns an error unless a name that came from a guest is valid
+// for a file on the host.
 func CheckArtifactName(name string) error {
 	bad := func(why string) error { return fmt.Errorf("the name %q %s", short(name, maxName), why) }
 	if name == "" || len(name) > MaxArtifactName {

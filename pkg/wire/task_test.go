@@ -55,7 +55,7 @@ func TestTaskStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := wire.DecodeTaskStart(bytes.NewReader(raw)); err == nil && why != "is not UTF-8" { // JSON mends that
+		if _, err := wire.DecodeTaskStart(bytes.NewReader(raw)); err == nil && why != "is not UTF-8" { // JSON replaces invalid UTF-8
 			t.Errorf("%s: decoded", why)
 		}
 	}
@@ -186,8 +186,8 @@ func TestArtifactsOfAGuest(t *testing.T) {
 	}
 }
 
-// Any path that a file can have becomes a name that is taken, tells what it was,
-// and is nobody else's.
+// Any path that a file can have becomes a valid name that identifies the path and is
+// unique.
 func TestEscapedNames(t *testing.T) {
 	for raw, want := range map[string]string{
 		"a/b.txt": "a/b.txt", "a b": "a b", "-rf": "-rf", "100%": "100%25", "%41": "%2541", "a\nb": "a%0Ab", "\xff\xfe": "%FF%FE", "ü\u202eü": "ü%E2%80%AEü",
@@ -254,7 +254,7 @@ func TestFrames(t *testing.T) {
 	if kinds != "obez" || !bytes.Equal(data, append(bytes.Clone(large), 'x')) {
 		t.Errorf("%q, %d bytes", kinds, len(data))
 	}
-	// Whoever cuts it, and wherever: that is an error unless it is between two.
+	// A stream that is cut anywhere is an error, except between two frames.
 	ends := map[int]bool{0: true, len(whole): true, len(whole) - 5: true, len(whole) - 11: true, len(whole) - 16: true}
 	for _, cut := range []int{0, 1, 4, 5, 6, 4096, len(whole) - 17, len(whole) - 16, len(whole) - 12, len(whole) - 11, len(whole) - 6, len(whole) - 5, len(whole) - 1, len(whole)} {
 		var last error

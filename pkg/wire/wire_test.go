@@ -102,7 +102,7 @@ func FuzzClean(f *testing.F) {
 	})
 }
 
-// What the host lets pass, the guest takes.
+// The guest accepts every set of secrets that the host lets pass.
 func TestSecretsOfTheLargestSize(t *testing.T) {
 	set := wire.Secrets{Env: map[string]string{}, Token: strings.Repeat("f", 64)}
 	for i := range wire.MaxSecrets {
