@@ -10,18 +10,18 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Keys of the user's own tmux, bound because the user asked for it: in the root
-// table, and in that of our sessions, which has none of the root's. What a key
-// does stands in an option of the server, so that one place says it, our
-// sessions have the keys from the moment they are bound, and without the option
-// the guest gets them.
+// These options hold what the user's keys do. The user asked for the keys: they are
+// bound in the root table, and in our sessions' table, which has none of the root's
+// bindings. The action of a key is stored in a server option, so that it is defined
+// in one place, our sessions have the keys as soon as they are bound, and the guest
+// gets the keys when the option is unset.
 
 const (
 	pickOption = "@agent_pick" // holds the tmux command that opens the picker
-	nextOption = "@agent_next" // holds the one that goes to the next agent that waits
+	nextOption = "@agent_next" // holds the one that jumps to the next waiting agent
 )
 
-// boundKeys are the keys of each option. Alt+Shift+P comes in three ways,
+// boundKeys lists the keys for each option. Alt+Shift+P arrives in three forms,
 // depending on the terminal.
 var boundKeys = []struct {
 	option string
@@ -31,14 +31,14 @@ var boundKeys = []struct {
 	{nextOption, []string{"M-n"}},
 }
 
-// Bindings are the command lines that keys run. Each is also given --client and
-// the name of the tmux client in which the key was pressed.
+// Bindings holds the command lines that keys run. --client and the name of the tmux
+// client in which the key was pressed are appended to each.
 type Bindings struct {
 	Pick []string // runs in a popup
 	Next []string // runs in the background
 }
 
-// Lines are b for the user's tmux.conf.
+// Lines returns b as lines for the user's tmux.conf.
 func (b Bindings) Lines() []string {
 	var lines []string
 	for _, cmd := range b.commands() {
@@ -70,13 +70,13 @@ func (b Bindings) commands() [][]string {
 	return cmds
 }
 
-// press is what a key is bound to. The option's formats are expanded when it is
-// pressed, for the client in which it was.
+// press returns the command that a key is bound to. The option's formats are expanded
+// when the key is pressed, for the client in which it was pressed.
 func press(option string) []string { return []string{"run-shell", "-C", "#{E:" + option + "}"} }
 
-// popup is the tmux command that runs argv in a popup. The directory is left to
-// display-popup to expand: its name may be anybody's, and is no part of a command
-// line that is parsed.
+// popup returns the tmux command that runs argv in a popup. display-popup itself
+// expands the directory: its name may come from anywhere, so it must not be part of a
+// parsed command line.
 func popup(argv []string) string {
 	words := []string{"display-popup -E -w 90% -h 85% -c #{client_name} -d '##{pane_current_path}'", "--"}
 	for _, a := range argv {
@@ -85,7 +85,7 @@ func popup(argv []string) string {
 	return strings.Join(append(words, "--client #{client_name}"), " ")
 }
 
-// background is the tmux command that runs argv by a shell, without a terminal.
+// background returns the tmux command that runs argv in a shell, without a terminal.
 // run-shell expands formats once more.
 func background(argv []string) string {
 	var words []string
@@ -95,11 +95,11 @@ func background(argv []string) string {
 	return "run-shell -b " + quote(strings.Join(append(words, "--client #{client_name}"), " "))
 }
 
-// literal is s in a format.
+// literal escapes s for use in a format.
 func literal(s string) string { return strings.ReplaceAll(s, "#", "##") }
 
-// passKeys bind the keys in our sessions' table, where they are the guest's
-// unless the user has had them bound.
+// passKeys returns the commands that bind the keys in our sessions' table. The keys
+// go to the guest unless the user has had them bound.
 func passKeys() [][]string {
 	var cmds [][]string
 	for _, bound := range boundKeys {
@@ -111,9 +111,9 @@ func passKeys() [][]string {
 	return cmds
 }
 
-// Bind binds the keys on the running server, until it ends. Keys that the user
-// has bound to something else are a Conflict, unless force is set; then they
-// are replaced.
+// Bind binds the keys on the running server, until the server ends. Keys that the
+// user has bound to something else are a Conflict, unless force is set; then they are
+// replaced.
 func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
 	others, err := c.others(ctx)
 	if noServer(err) {
@@ -133,8 +133,8 @@ func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
 	return nil
 }
 
-// Unbind takes back what Bind did. Keys that are bound to something else by now
-// stay. Without a server nothing is bound, which is a success.
+// Unbind reverts Bind. Keys that are now bound to something else stay. Without a
+// server nothing is bound, which is a success.
 func (c Client) Unbind(ctx context.Context) error {
 	bound, err := c.rootKeys(ctx)
 	if noServer(err) {
@@ -158,7 +158,8 @@ func (c Client) Unbind(ctx context.Context) error {
 	return nil
 }
 
-// others are those of our keys that are bound to something else, with what.
+// others returns those of our keys that are bound to something else, with their
+// commands.
 func (c Client) others(ctx context.Context) ([]string, error) {
 	bound, err := c.rootKeys(ctx)
 	if err != nil {
@@ -175,7 +176,7 @@ func (c Client) others(ctx context.Context) ([]string, error) {
 	return others, nil
 }
 
-// rootKeys are the keys of the root table with their commands.
+// rootKeys returns the keys of the root table with their commands.
 func (c Client) rootKeys(ctx context.Context) (map[string]string, error) {
 	// list-keys would start a server, and read the user's tmux.conf.
 	_, err := c.run(ctx, nil, []string{"list-sessions"})
@@ -198,7 +199,7 @@ func (c Client) rootKeys(ctx context.Context) (map[string]string, error) {
 }
 
 // SetClipboard puts data into a tmux buffer and on the clipboard of a client's
-// terminal; "" is tmux's own choice.
+// terminal; with "" tmux chooses the client.
 func (c Client) SetClipboard(ctx context.Context, client string, data []byte) error {
 	cmd := []string{"load-buffer", "-w"}
 	if client != "" {

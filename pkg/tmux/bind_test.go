@@ -10,8 +10,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
-// tool is a program in a directory whose name means something to tmux and to
-// shells. It writes its arguments to a file, and its directory when it has one.
+// tool returns a program in a directory whose name has characters that are special in
+// tmux and shells. The program writes its arguments to a file, and its directory if
+// it has one.
 func tool(t *testing.T) (path, told string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), `it's; 100% #{pid} #S "$HOME"`)
@@ -31,8 +32,8 @@ func (s *server) client(session string) string {
 	return strings.TrimSpace(s.tmux("list-clients", "-t", session, "-F", "#{client_name}"))
 }
 
-// The keys work in the user's sessions and in ours, for the client in which they
-// are pressed, whatever the program and the directory are called.
+// The keys work in the user's sessions and in ours, for the client in which they are
+// pressed, whatever the program and the directory are called.
 func TestBind(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\nset -g assume-paste-time 0\n")
 	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
@@ -41,7 +42,7 @@ func TestBind(t *testing.T) {
 	mine, guest := s.attach("users-own"), s.attach("guest-1")
 	eventually(t, "guest", "ready", guest.show)
 
-	// Not bound, they are the guest's.
+	// Unbound keys go to the guest.
 	guest.keys("M-p", "M-n", "M-P", "x")
 	eventually(t, "keys that are not bound", "^[p^[n^[Px", guest.show)
 
@@ -52,11 +53,11 @@ func TestBind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Attaching sets our keys up anew.
+	// Attaching sets up our keys again.
 	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
 		t.Fatal(err)
 	}
-	// A directory's name is anybody's, and no command.
+	// A directory's name may be anything and must not be run as a command.
 	where := filepath.Join(t.TempDir(), "x\nrun-shell 'touch pwned' #(touch pwned) ; run-shell 'touch pwned'")
 	if err := os.Mkdir(where, 0o700); err != nil {
 		t.Fatal(err)
@@ -99,7 +100,7 @@ func TestBind(t *testing.T) {
 
 	if found, _ := filepath.Glob("pwned"); len(found) > 0 {
 		_ = os.Remove("pwned")
-		t.Error("a directory's name was run") // where the server was started
+		t.Error("a directory's name was run") // in the directory where the server was started
 	}
 
 	if err := s.Client.Unbind(t.Context()); err != nil {
@@ -118,8 +119,7 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// What the user has bound is replaced only when that is asked for, and never
-// taken away by unbinding.
+// A user's bindings are replaced only on request, and unbinding never removes them.
 func TestBindAsks(t *testing.T) {
 	s := newServer(t, "bind -n M-p display-message 'my own; key'\nbind -n M-n next-window\nbind -n M-x display-message other\n")
 	b := tmux.Bindings{Pick: []string{"/bin/echo"}, Next: []string{"/bin/echo", "next"}}
@@ -150,7 +150,7 @@ func TestBindAsks(t *testing.T) {
 	}
 }
 
-// The lines for a tmux.conf do what Bind does.
+// The lines for a tmux.conf have the same effect as Bind.
 func TestBindLines(t *testing.T) {
 	path, told := tool(t)
 	b := tmux.Bindings{Pick: []string{path}, Next: []string{path, "next"}}

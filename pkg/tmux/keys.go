@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// How keys work in a session of ours. The guest has a tmux of its own, so the
-// outer one stays out of the way: no status line, no prefix, and key tables of
-// our own in place of the user's root and prefix tables.
+// This is how keys work in our sessions. The guest has its own tmux, so the outer one
+// stays out of the way: no status line, no prefix, and our own key tables in place of
+// the user's root and prefix tables.
 //
 //	agent-sessionizer          every key goes to the guest, except the user's
 //	                           prefix key, which is held until the next key,
@@ -17,8 +17,8 @@ import (
 //	                           d  detaches, as everywhere
 //	                           any other key: the prefix and it go to the guest
 //
-// Key tables belong to the server, so what differs between sessions (what D
-// runs) stands in an option of the session.
+// Key tables belong to the server. What differs between sessions (the command of D)
+// is therefore stored in an option of the session.
 const (
 	table       = "agent-sessionizer"
 	prefixTable = "agent-sessionizer-prefix"
@@ -35,19 +35,19 @@ func (c Client) configure(ctx context.Context, s Session) error {
 		return []string{"set-option", "-w", "-t", target(s.Name), name, value}
 	}
 	cmds := [][]string{
-		// The window is called as the guest calls its own.
+		// Name the window as the guest names its own.
 		window("automatic-rename", "on"), window("automatic-rename-format", "#{pane_title}"),
 		set("status", "off"), set("prefix", "None"), set("prefix2", "None"), set("key-table", table),
 		set(destroyOption, destroyCommand(s)),
-		// Emptied first, for the user's prefix may be another one since; the new
-		// bindings come in the same call, so no key falls between. Only a table
-		// that exists can be emptied.
+		// Empty the table first, because the user's prefix may have changed. The new
+		// bindings are set in the same call, so no key is missed in between. Only a
+		// table that exists can be emptied.
 		{"bind-key", "-T", table, "F12", "send-keys"},
 		{"unbind-key", "-a", "-T", table},
 	}
 	cmds = append(cmds, passKeys()...)
 	for _, p := range prefixes {
-		// One table per prefix, because Any must know which one it holds back.
+		// One table per prefix, because Any must know which prefix it holds back.
 		sub := prefixTable
 		if p != prefixes[0] {
 			sub += "2"
@@ -66,7 +66,7 @@ func (c Client) configure(ctx context.Context, s Session) error {
 	return nil
 }
 
-// prefixes are the user's own prefix keys.
+// prefixes returns the user's own prefix keys.
 func (c Client) prefixes(ctx context.Context) ([]string, error) {
 	var keys []string
 	for _, option := range []string{"prefix", "prefix2"} {
@@ -84,7 +84,7 @@ func (c Client) prefixes(ctx context.Context) ([]string, error) {
 	return keys, nil
 }
 
-// destroyCommand is the tmux command of prefix + D.
+// destroyCommand returns the tmux command of prefix + D.
 func destroyCommand(s Session) string {
 	if len(s.Destroy) == 0 {
 		return `display-message "this session cannot be destroyed from here"`
@@ -96,11 +96,11 @@ func destroyCommand(s Session) string {
 	return "display-popup -E -w 80% -h 60% " + quote(strings.Join(words, " "))
 }
 
-// quote makes one word of s, both for a shell and in a tmux command line.
+// quote makes s one word, both in a shell and in a tmux command line.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// argument is s as one argument in tmux's argv, where a semicolon at the end
-// of a word would end the command.
+// argument returns s as one argument in tmux's argv, where a semicolon at the end of
+// a word would end the command.
 func argument(s string) string {
 	if head, ok := strings.CutSuffix(s, ";"); ok {
 		return head + `\;`

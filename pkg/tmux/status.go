@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// StatusOption is the server option that holds what SetStatus was given: a
-// user's status line shows it as #{@agent_status}.
+// StatusOption is the server option that holds the text of SetStatus. A user's status
+// line shows it as #{@agent_status}.
 const StatusOption = "@agent_status"
 
-// SetStatus changes what status lines show, at once, and reports whether it was
-// another text before. text may hold styles (#[fg=red]) and no other format; see
-// Plain. Without a server there is nothing to change.
+// SetStatus changes what status lines show, immediately, and reports whether the text
+// changed. text may hold styles (#[fg=red]) and no other format; see Plain. Without a
+// server there is nothing to change.
 func (c Client) SetStatus(ctx context.Context, text string) (changed bool, err error) {
 	now, err := c.run(ctx, nil, []string{"show-options", "-gqv", StatusOption})
 	if err == nil {
-		// Setting it draws every client anew.
+		// Setting the option redraws every client.
 		if changed = strings.TrimSuffix(now, "\n") != text; changed {
 			_, err = c.run(ctx, nil, []string{"set-option", "-g", StatusOption, text})
 		}
@@ -31,12 +31,12 @@ func (c Client) SetStatus(ctx context.Context, text string) (changed bool, err e
 	return changed, nil
 }
 
-// Plain is text that means nothing to tmux's formats.
+// Plain removes what tmux's formats would interpret.
 func Plain(text string) string { return strings.ReplaceAll(text, "#", "") }
 
-// Current is the key of the session that a client shows, "" when it is none of
-// ours. The client "" is the one that this process runs in; outside tmux there
-// is none.
+// Current returns the key of the session that a client shows, or "" when that is not
+// one of our sessions. The client "" is the one that this process runs in; outside
+// tmux it has none.
 func (c Client) Current(ctx context.Context, client string) (key string, err error) {
 	if client == "" {
 		if os.Getenv("TMUX") == "" {
@@ -60,7 +60,7 @@ func (c Client) Current(ctx context.Context, client string) (key string, err err
 	return "", nil
 }
 
-// Tell shows a line to one client for some seconds; "" is tmux's own choice.
+// Tell shows a line to one client for some seconds; with "" tmux chooses the client.
 func (c Client) Tell(ctx context.Context, client, text string) error {
 	if _, err := c.run(ctx, nil, note(client, text)); err != nil {
 		return fmt.Errorf("show a message in tmux: %w", err)

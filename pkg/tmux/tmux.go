@@ -1,9 +1,9 @@
-// Package tmux owns the local tmux: one session per VM on the user's own
-// server, with its keys and its end.
+// Package tmux owns the local tmux: one session per VM on the user's own server,
+// including its keys and its end.
 //
-// It never touches the user's tmux.conf, global options, root or prefix key
-// tables, or a session that it did not make. What runs in the session, and the
-// tmux inside the guest, are others' business.
+// It never touches the user's tmux.conf, global options, root or prefix key tables,
+// or a session that it did not create. It does not know what runs in the session, nor
+// the tmux inside the guest.
 package tmux
 
 import (
@@ -26,7 +26,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// minVersion is the first tmux with popups, new-session -e and run-shell -C.
+// minMajor and minMinor are the first tmux version with popups, new-session -e and
+// run-shell -C.
 const minMajor, minMinor = 3, 2
 
 const (
@@ -38,32 +39,32 @@ const (
 	destroyOption = "@agent_destroy" // holds the tmux command of prefix + D
 )
 
-// Client talks to one tmux server. The zero Client uses the tmux of PATH and
-// the server that tmux itself would choose: the one this process runs in, or
-// the user's default.
+// Client talks to one tmux server. The zero Client uses the tmux of PATH and the
+// server that tmux itself would choose: the one this process runs in, or the user's
+// default.
 type Client struct {
 	Bin    string // "" means tmux
 	Socket string // path of the server's socket, "" means tmux's own choice
 }
 
-// Session is what New makes.
+// Session describes what New creates.
 type Session struct {
 	Name    string            // from SlugName
-	Key     string            // what the session belongs to; kept in a user option of it
+	Key     string            // what the session belongs to; stored in a user option of the session
 	Command []string          // runs in its only pane; the tmux session ends with it
-	Destroy []string          // runs in a popup at prefix + D; nil means no such key
+	Destroy []string          // runs in a popup at prefix + D; nil disables the key
 	Dir     string            // working directory of Command, "" means this process's
-	Env     map[string]string // for Command; never secrets, tmux shows them to anybody who asks it
+	Env     map[string]string // for Command; never secrets, because tmux shows them to any client
 }
 
-// Info is a session of ours.
+// Info describes one of our sessions.
 type Info struct {
 	Name     string
 	Key      string
-	Attached int // clients
+	Attached int // number of clients
 }
 
-// Check says what is wrong with the host's tmux, nil when nothing is.
+// Check returns what is wrong with the host's tmux, or nil.
 func (c Client) Check(ctx context.Context) error {
 	out, err := c.output(ctx, nil, "-V")
 	if err != nil {
@@ -79,8 +80,8 @@ const installHint = "install tmux: sudo apt install tmux (Debian, Ubuntu), brew 
 
 var versionRE = regexp.MustCompile(`(\d+)\.(\d+)`)
 
-// recent judges the output of tmux -V. Development builds have no number and
-// are taken to be new.
+// recent checks the output of tmux -V. Development builds have no number and are
+// assumed to be new.
 func recent(version string) bool {
 	m := versionRE.FindStringSubmatch(version)
 	if m == nil || strings.Contains(version, "openbsd") {
@@ -91,13 +92,13 @@ func recent(version string) bool {
 	return major > minMajor || major == minMajor && minor >= minMinor
 }
 
-// Has says whether a session of that name runs and is ours.
+// Has reports whether a session of that name runs and is ours.
 func (c Client) Has(ctx context.Context, name string) (bool, error) {
 	key, err := c.owner(ctx, name)
 	return key != "", err
 }
 
-// owner is the key of a session: "" when there is none of that name or it is
+// owner returns the key of a session, or "" when no session has that name or it is
 // not ours.
 func (c Client) owner(ctx context.Context, name string) (string, error) {
 	all, err := c.List(ctx)
@@ -112,9 +113,9 @@ func (c Client) owner(ctx context.Context, name string) (string, error) {
 	return "", nil
 }
 
-// New makes a detached session, or leaves the one of that name and key as it
-// is and renews its settings. A session of that name with another key, or
-// without one, is a Conflict and is not touched.
+// New creates a detached session. If one of that name and key exists, New only renews
+// its settings. A session of that name with another key, or without one, is a
+// Conflict and is not touched.
 func (c Client) New(ctx context.Context, s Session) error {
 	if err := c.Check(ctx); err != nil {
 		return err
@@ -124,18 +125,18 @@ func (c Client) New(ctx context.Context, s Session) error {
 	}
 	args := []string{"new-session", "-d", "-s", s.Name}
 	if s.Dir != "" {
-		args = append(args, "-c", strings.ReplaceAll(s.Dir, "#", "##")) // a format
+		args = append(args, "-c", strings.ReplaceAll(s.Dir, "#", "##")) // tmux expands it as a format
 	}
 	for _, name := range sorted(s.Env) {
 		args = append(args, "-e", name+"="+s.Env[name])
 	}
 	args = append(args, "--")
-	if len(s.Command) == 1 { // tmux would give a single word to a shell
+	if len(s.Command) == 1 { // tmux would pass a single word to a shell
 		args = append(args, quote(s.Command[0]))
 	} else {
 		args = append(args, s.Command...)
 	}
-	// One call: nobody sees the session without its key.
+	// One call, so the session is never visible without its key.
 	_, err := c.run(ctx, nil, args, []string{"set-option", "-t", target(s.Name), ownerOption, s.Key})
 	if err != nil {
 		var said *serverError
@@ -158,13 +159,13 @@ const noteTime = 8 * time.Second
 
 var wordRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
 
-// note is the command that shows a text to a client. tmux expands formats in
-// what it displays, and #() runs a command.
+// note returns the command that shows a text to a client. It escapes the text,
+// because tmux expands formats in what it displays, and #() runs a command.
 func note(client, text string) []string {
 	return append(to(client, "display-message", "-d", strconv.Itoa(int(noteTime.Milliseconds()))), strings.ReplaceAll(text, "#", "##"))
 }
 
-// to is a command for a client; "" is tmux's own choice.
+// to addresses a command to a client; with "" tmux chooses the client.
 func to(client string, command ...string) []string {
 	if client != "" {
 		command = append(command, "-c", client)
@@ -172,11 +173,10 @@ func to(client string, command ...string) []string {
 	return command
 }
 
-// SwitchOrAttach brings the user to a session. Inside tmux it switches the
-// client, "" for the one that this process runs in, and returns nil; outside it
-// returns the command line with which this process is to be replaced
-// (syscall.Exec), its path first. A text that is not "" is shown there for some
-// seconds.
+// SwitchOrAttach brings the user to a session. Inside tmux it switches the client and
+// returns nil; the client "" is the one that this process runs in. Outside tmux it
+// returns the command line that should replace this process (syscall.Exec), its path
+// first. If text is not "", it is shown there for some seconds.
 func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) ([]string, error) {
 	var show []string
 	if text != "" {
@@ -184,9 +184,10 @@ func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) (
 	}
 	inside := client != "" || os.Getenv("TMUX") != ""
 	// When the session ends, a client that was switched here goes back to another
-	// session, and one that was attached from a shell to the shell. Where there are
-	// both, none is thrown out of its tmux: only who comes first from a shell
-	// decides for that.
+	// session, and one that was attached from a shell goes back to the shell.
+	// detach-on-destroy is set for the whole session, so an attach from a shell
+	// changes it only if no other client is attached. This way no client that was
+	// switched here loses its tmux.
 	var cmds [][]string
 	if inside {
 		cmds = append(
@@ -220,8 +221,8 @@ func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) (
 	return argv, nil
 }
 
-// Kill ends a session of ours; one that does not exist is a success, and one
-// that is not ours is left alone.
+// Kill ends one of our sessions. A missing session is a success, and one that is not
+// ours is left alone.
 func (c Client) Kill(ctx context.Context, name string) error {
 	owner, err := c.owner(ctx, name)
 	if err != nil || owner == "" {
@@ -237,7 +238,7 @@ func (c Client) Kill(ctx context.Context, name string) error {
 	return nil
 }
 
-// List is the sessions that we made, sorted by name.
+// List returns the sessions that we created, sorted by name.
 func (c Client) List(ctx context.Context) ([]Info, error) {
 	out, err := c.run(ctx, nil, []string{"list-sessions", "-F", "#{" + ownerOption + "} #{session_attached} #{session_name}"})
 	if err != nil {
@@ -259,8 +260,8 @@ func (c Client) List(ctx context.Context) ([]Info, error) {
 	return list, nil
 }
 
-// SocketPath is where the server listens, so that a process that does not run
-// inside it finds it again.
+// SocketPath returns where the server listens, so that a process outside of it can
+// find it again.
 func (c Client) SocketPath(ctx context.Context) (string, error) {
 	out, err := c.run(ctx, nil, []string{"display-message", "-p", "#{socket_path}"})
 	if err != nil {
@@ -269,8 +270,8 @@ func (c Client) SocketPath(ctx context.Context) (string, error) {
 	return strings.TrimSpace(out), nil
 }
 
-// Copy puts data on the clipboard of every terminal that shows the session,
-// and into a tmux buffer.
+// Copy puts data on the clipboard of every terminal that shows the session, and into
+// a tmux buffer.
 func (c Client) Copy(ctx context.Context, name string, data []byte) error {
 	out, err := c.run(ctx, nil, []string{"list-clients", "-t", target(name), "-F", "#{client_name}"})
 	if err != nil {
@@ -284,8 +285,8 @@ func (c Client) Copy(ctx context.Context, name string, data []byte) error {
 	return nil
 }
 
-// SlugName is the tmux name of a session of a repository: readable, without
-// the characters that mean something to tmux, unique for each id, bounded.
+// SlugName returns the tmux name for a session of a repository: readable, without
+// characters that are special in tmux, unique for each id, and limited in length.
 func SlugName(repo, id string) string {
 	slug := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' {
@@ -298,10 +299,10 @@ func SlugName(repo, id string) string {
 	return slug[:min(len(slug), maxSlug)] + "-" + hex.EncodeToString(sum[:3])
 }
 
-// target names a session exactly, and nothing else.
+// target names exactly one session.
 func target(name string) string { return "=" + name + ":" }
 
-// serverError is what tmux said.
+// serverError is an error message from tmux.
 type serverError struct{ text string }
 
 func (e *serverError) Error() string { return clip(e.text) }
@@ -312,7 +313,7 @@ func noServer(err error) bool {
 		strings.Contains(said.text, "error connecting") || strings.Contains(said.text, "no sessions"))
 }
 
-// run gives tmux commands, in one call, which it carries out together.
+// run passes commands to tmux in one call, so that tmux executes them together.
 func (c Client) run(ctx context.Context, stdin io.Reader, cmds ...[]string) (string, error) {
 	args := c.server()
 	for i, cmd := range cmds {
@@ -369,7 +370,7 @@ func (c Client) server() []string {
 	return []string{"-S", c.Socket}
 }
 
-// limited drops what exceeds its bound.
+// limited drops what exceeds its limit.
 type limited struct {
 	w    *bytes.Buffer
 	left int
@@ -382,7 +383,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// clip is the first line of what tmux says.
+// clip returns the first line of what tmux printed.
 func clip(s string) string {
 	s, _, _ = strings.Cut(s, "\n")
 	return plain.Brief(plain.Line(s), 300)

@@ -98,7 +98,7 @@ func TestSessionLife(t *testing.T) {
 		t.Errorf("Has of the user's own session = %v, %v", ok, err)
 	}
 
-	// Somebody else's session of that name is neither taken nor killed.
+	// Another session of that name is neither taken over nor killed.
 	other := sess
 	other.Name = "users-own"
 	if err := s.Client.New(t.Context(), other); fail.CodeOf(err) != fail.Conflict {
@@ -244,7 +244,7 @@ func (s screen) show() string { return s.tmux("capture-pane", "-p", "-t", "users
 // showKeys prints the bytes that reach the guest.
 func showKeys() []string { return []string{"sh", "-c", "stty raw -echo; echo ready; exec cat -v"} }
 
-// Every key reaches the guest, those after the prefix too, except d and D.
+// Every key except d and D reaches the guest, including those after the prefix.
 func TestKeysReachTheGuest(t *testing.T) {
 	for _, prefix := range []string{"C-b", "C-a", "`", `C-\\`, "M-;"} {
 		t.Run(prefix, func(t *testing.T) {
@@ -267,7 +267,7 @@ func TestKeysReachTheGuest(t *testing.T) {
 			term.keys("y", "Enter")
 			eventually(t, "answer", "y", func() string { b, _ := os.ReadFile(destroyed); return string(b) })
 			eventually(t, "keys", "x^X"+shown+"c"+shown+shown+"^Gn"+shown+"^[[A", term.show)
-			term.keys("z") // the table is the first one again
+			term.keys("z") // the first key table is active again
 			eventually(t, "key after the popup", "^[[Az", term.show)
 
 			term.keys(send, "d")
@@ -278,7 +278,7 @@ func TestKeysReachTheGuest(t *testing.T) {
 	}
 }
 
-// A tmux in the guest is driven with the same prefix.
+// A tmux in the guest works with the same prefix.
 func TestGuestTmux(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\nset -g assume-paste-time 0\n")
 	guest := newServer(t, "set -s escape-time 0\n")
@@ -302,9 +302,9 @@ func TestGuestTmux(t *testing.T) {
 	}
 }
 
-// Inside tmux the client switches, and comes back when the session ends, whoever
-// has attached from a shell meanwhile. Where nobody came from inside, the client
-// goes back to its shell.
+// Inside tmux the client switches, and comes back when the session ends, even if
+// another client has attached from a shell meanwhile. If no client came from inside
+// tmux, the client goes back to its shell.
 func TestSwitch(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\n")
 	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
@@ -349,8 +349,7 @@ func TestSwitch(t *testing.T) {
 	})
 }
 
-// What is pushed is on the status line at once, and nobody is asked again and
-// again to draw what has not changed.
+// A pushed status appears immediately, and unchanged text redraws no client.
 func TestStatus(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\nset -g status-interval 0\nset -g status-right '<#{@agent_status}>'\nset -g status-right-length 80\n")
 	if changed, err := (tmux.Client{Socket: filepath.Join(t.TempDir(), "none")}).SetStatus(t.Context(), "x"); err != nil || changed {
