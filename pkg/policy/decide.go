@@ -221,11 +221,11 @@ func Canonical(name string) (string, error) {
 	if name == "" || len(name) > maxName {
 		return "", errName
 	}
-	start, upper := 0, false
+	start := 0
 	for i := range len(name) {
 		c := name[i]
 		if c >= 'A' && c <= 'Z' {
-			c, upper = c+'a'-'A', true
+			c += 'a' - 'A'
 		}
 		switch {
 		case c == '.':
@@ -240,8 +240,5 @@ func Canonical(name string) (string, error) {
 	if start == len(name) || allDigits(name[start:]) {
 		return "", errName
 	}
-	if upper { // the usual name is canonical, and costs nothing
-		name = strings.ToLower(name)
-	}
-	return name, nil
+	return strings.ToLower(name), nil
 }

@@ -133,7 +133,7 @@ func ParseRule(s string) (Rule, error) {
 	var ports []uint16
 	for text := range strings.SplitSeq(list, ",") {
 		port, err := strconv.ParseUint(text, 10, 16)
-		if err != nil || port == 0 || text[0] == '0' {
+		if err != nil || text[0] == '0' { // also port 0
 			return Rule{}, fmt.Errorf("%q has the port %q; write NAME:PORT or NAME:PORT,PORT with ports from 1 to 65535", clip(s), clip(text))
 		}
 		ports = append(ports, uint16(port))

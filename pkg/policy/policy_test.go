@@ -2,13 +2,16 @@ package policy_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"reflect"
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
@@ -257,8 +260,25 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%+v in mode open: got %+v", q, d)
 		}
 	}
-	if got := open.Decide(policy.Question{Name: "else.org", Port: 443}).Rule; got != "mode open" {
-		t.Errorf("rule of mode open: %q", got)
+	shut := policy.Tighten(open, &policy.Policy{Ports: []uint16{}})
+	for _, c := range []struct {
+		p    *policy.Policy
+		q    policy.Question
+		want string
+	}{
+		{open, policy.Question{Name: "else.org", Port: 443}, "mode open|mode open allows every name"},
+		{open, policy.Question{Name: "else.org", Port: 25}, "mode open|port 25 is not open"},
+		{open, policy.Question{Addr: public, Port: 443}, "mode open|mode open allows every public address"},
+		{open, policy.Question{Addr: public, Port: 25}, "mode open|port 25 is not open"},
+		{shut, policy.Question{Name: "else.org"}, "mode open|no port of it is open"},
+		{&policy.Policy{Version: policy.Version, Mode: policy.Isolated}, policy.Question{Name: "a.org"}, "|mode isolated"},
+		{&policy.Policy{Version: policy.Version, Mode: "x"}, policy.Question{Name: "a.org"}, "|unknown network mode"},
+		{&policy.Policy{Mode: policy.Open}, policy.Question{Name: "a.org"}, "|policy of an unknown version"},
+		{nil, policy.Question{Name: "a.org"}, "|no policy"},
+	} {
+		if d := c.p.Decide(c.q); d.Rule+"|"+d.Reason != c.want {
+			t.Errorf("%+v: %s|%s, want %s", c.q, d.Rule, d.Reason, c.want)
+		}
 	}
 }
 
@@ -610,6 +630,129 @@ func TestBlockedReasonOfOtherForms(t *testing.T) {
 	}
 	if policy.BlockedReason(netip.Addr{}) == "" {
 		t.Error("no address may be reached")
+	}
+}
+
+// A policy that is not valid is refused with all that is wrong with it.
+func TestValidateSays(t *testing.T) {
+	valid := func(change func(*policy.Policy)) *policy.Policy {
+		p := policy.Default()
+		change(p)
+		return p
+	}
+	rule := func(r policy.Rule) func(*policy.Policy) {
+		return func(p *policy.Policy) { p.Names = []policy.Rule{r} }
+	}
+	service := func(s netip.AddrPort) func(*policy.Policy) {
+		return func(p *policy.Policy) { p.HostServices = []netip.AddrPort{s} }
+	}
+	for _, c := range []struct {
+		change func(*policy.Policy)
+		want   string // "" is valid
+	}{
+		{func(*policy.Policy) {}, ""},
+		{func(p *policy.Policy) { p.Version = 7 }, "policy version 7; this program understands 2"},
+		{func(p *policy.Policy) { p.Mode = "wide" }, `network mode "wide"; use isolated, allowlist or open`},
+		{func(p *policy.Policy) { p.Ports = []uint16{443, 0} }, "port 0 is not a port"},
+		{func(p *policy.Policy) { p.Ports = make([]uint16, policy.MaxPorts+1) }, "65 ports; at most 64 are allowed"},
+		{rule(policy.Rule{Pattern: "A.org"}), `name "A.org": not in its canonical form; write "a.org"`},
+		{rule(policy.Rule{Pattern: "a"}), `name "a": "a" is a single label`},
+		{rule(policy.Rule{Pattern: "a.org", Ports: []uint16{}}), "an empty list of ports"},
+		{rule(policy.Rule{Pattern: "a.org", Ports: []uint16{80, 0}}), "port 0 is not a port"},
+		{rule(policy.Rule{Pattern: "a.org", Ports: make([]uint16, policy.MaxPorts+1)}), "65 ports; at most 64 are allowed"},
+		{rule(policy.Rule{Pattern: "a.org", Source: strings.Repeat("x", 1024)}), ""},
+		{rule(policy.Rule{Pattern: "a.org", Source: strings.Repeat("x", 1025)}), "its source is over 1024 bytes"},
+		{func(p *policy.Policy) { p.Denied = []policy.Rule{{Pattern: "*"}} }, "allows every name"},
+		{service(netip.MustParseAddrPort("[::1]:80")), ""},
+		{service(netip.AddrPortFrom(netip.Addr{}, 80)), "not an address and port of a machine"},
+		{service(netip.MustParseAddrPort("10.0.0.1:0")), "not an address and port of a machine"},
+		{service(netip.MustParseAddrPort("[fe80::1%eth0]:80")), "not an address and port of a machine"},
+		{service(netip.MustParseAddrPort("[::ffff:10.0.0.1]:80")), "not an address and port of a machine"},
+		{service(netip.MustParseAddrPort("[::]:80")), "not an address and port of a machine"},
+		{service(netip.MustParseAddrPort("[ff02::1]:80")), "not an address and port of a machine"},
+	} {
+		err := valid(c.change).Validate()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+		if _, err := policy.Marshal(valid(c.change)); (err == nil) != (c.want == "") {
+			t.Errorf("want %q: encoded with %v", c.want, err)
+		}
+	}
+	many := valid(func(p *policy.Policy) {
+		p.Version, p.Mode, p.Ports, p.HostServices = 7, "wide", []uint16{0}, []netip.AddrPort{{}}
+		p.Names = []policy.Rule{{Pattern: "*"}, {Pattern: "ok.org"}, {Pattern: "A.org"}}
+	})
+	if err := many.Validate(); err == nil || strings.Count(err.Error(), "\n") != 5 {
+		t.Errorf("six errors: %v", err)
+	}
+	worse := valid(func(p *policy.Policy) { p.Names = make([]policy.Rule, 1000) })
+	if err := worse.Validate(); err == nil || strings.Count(err.Error(), "\n") != 99 {
+		t.Errorf("a thousand errors are told as %d lines", strings.Count(fmt.Sprint(err), "\n")+1)
+	}
+	if _, err := policy.Marshal(nil); err == nil {
+		t.Error("no policy is encoded")
+	}
+	large := valid(func(p *policy.Policy) {
+		for i := range 17_000 {
+			p.Names = append(p.Names, policy.Rule{Pattern: fmt.Sprintf("n%d.org", i), Source: strings.Repeat("x", 1000)})
+		}
+	})
+	if _, err := policy.Marshal(large); err == nil || !strings.Contains(err.Error(), "encode policy: over") {
+		t.Errorf("a policy over the bound: %v", err)
+	}
+}
+
+// The lengths of names and lists at their bounds.
+func TestNamesAtTheirBounds(t *testing.T) {
+	label := strings.Repeat("a", 63)
+	name := strings.Repeat(label+".", 3) + strings.Repeat("b", 57) + ".org" // 253 bytes
+	for pattern, ok := range map[string]bool{
+		label + ".org": true, label + "a.org": false, name: true, "a" + name: false, "*.a.b": true, "*.xy.com": true, "*.co.com": true, "*.xx.uk": true,
+		"a-b.org": true, "a.b-": false, "9.org": true, "a.9b": true, "a.99": false, "*.com.au": false, "*.net.au": false, "*.org.uk": false, "*.gov.uk": false,
+		"*.edu.au": false, "*.ac.uk": false, "*.or.jp": false, "*.ne.jp": false, "*.go.jp": false, "*.co.jp": false, "*.a.co.jp": true,
+	} {
+		if got, err := policy.ParsePattern(pattern); (err == nil) != ok || ok && got != pattern {
+			t.Errorf("ParsePattern(%q) = %q, %v", pattern, got, err)
+		}
+	}
+	for asked, ok := range map[string]bool{
+		label + ".org": true, label + "a.org": false, name: true, name + ".": true, "a" + name: false, "Az09-_.ORG": true, "a.9": false, "a.b9": true, "a..b": false, ".a": false,
+	} {
+		got, err := policy.Canonical(asked)
+		if want := strings.ToLower(strings.TrimSuffix(asked, ".")); (err == nil) != ok || ok && got != want {
+			t.Errorf("Canonical(%q) = %q, %v", asked, got, err)
+		}
+	}
+	for n, ok := range map[int]bool{63: true, 64: false} {
+		if policy.GroupName(strings.Repeat("a", n)) != ok {
+			t.Errorf("a group of %d letters: %v", n, !ok)
+		}
+	}
+	for n, ok := range map[int]bool{64: true, 65: false} {
+		entry := "a.org:1"
+		for port := range n - 1 {
+			entry += fmt.Sprintf(",%d", port+2)
+		}
+		if r, err := policy.ParseRule(entry + ",1"); (err == nil) != ok || ok && len(r.Ports) != n {
+			t.Errorf("%d ports: %v", n, err)
+		}
+	}
+	if _, err := policy.ParseRule(strings.Repeat("x", 200)); err == nil || !strings.Contains(err.Error(), `"`+strings.Repeat("x", 80)+`…"`) {
+		t.Errorf("a long entry: %v", err)
+	}
+	if _, err := policy.ParseRule(strings.Repeat("x", 80)); err == nil || strings.Contains(err.Error(), "…") {
+		t.Errorf("an entry of 80 bytes: %v", err)
+	}
+	comment := strings.Repeat("#", 1<<20)
+	if _, err := policy.Parse(strings.NewReader(comment), "f", nil); err != nil {
+		t.Error(err)
+	}
+	if _, err := policy.Parse(strings.NewReader(comment+"#"), "f", nil); err == nil {
+		t.Error("a file over the bound was read")
+	}
+	if rules, err := policy.Parse(io.MultiReader(strings.NewReader("a.org\n"), iotest.ErrReader(io.ErrUnexpectedEOF)), "f", nil); rules != nil || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("half a file: %v, %v", rules, err)
 	}
 }
 

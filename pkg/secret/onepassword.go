@@ -146,7 +146,8 @@ func inject(ctx context.Context, refs []Ref, opts Options) ([]string, error) {
 
 // firstLine is op's message: the first line of stderr that it marks as an
 // error. Other lines are not shown, for nobody promises that they hold no
-// value, and neither is any that repeats a credential or part of stdout.
+// value, and neither is any that repeats a credential or part of stdout. The message may
+// be long: opFailure shortens it.
 func firstLine(stderr, stdout string) string {
 	for line := range strings.Lines(stderr) {
 		_, msg, ok := strings.Cut(line, "[ERROR]")
@@ -163,7 +164,7 @@ func firstLine(stderr, stdout string) string {
 				red.Add(NewValue(v))
 			}
 		}
-		return red.Line(msg, 200)
+		return red.String(msg)
 	}
 	return "op failed without an error message"
 }

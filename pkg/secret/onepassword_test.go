@@ -23,7 +23,9 @@ case $(cat "$dir/mode") in
 signed-out) echo '[ERROR] 2024/01/02 03:04:05 You are not currently signed in. Please run ` + "`op signin --help`" + ` for instructions' >&2; exit 1;;
 hang) exec sleep 60;;
 huge) exec yes SENTINEL-huge;;
-leak) echo 'SENTINEL-leak first'; echo 'debug SENTINEL-leak' >&2; echo "[ERROR] 2024/01/02 03:04:05 odd trouble with SENTINEL-leak first and $OP_SESSION_my" >&2; exit 1;;
+leak) echo 'SENTINEL-leak first'; echo 'debug SENTINEL-leak' >&2; echo "[ERROR] 2024/01/02 03:04:05 odd trouble with SENTINEL-leak first and $OP_SESSION_my and $OP_CONNECT_TOKEN" >&2; exit 1;;
+say:*) m=$(cat "$dir/mode"); echo 'not an error line' >&2; echo "[ERROR] 2024/01/02 03:04:05 ${m#say:}" >&2; exit 1;;
+silent) echo SENTINEL-silent >&2; exit 1;;
 garbage) echo SENTINEL-garbage; exit 0;;
 esac
 in=$(cat; echo .); in=${in%.}
@@ -42,6 +44,7 @@ func useOp(t *testing.T, mode string) (dir string) {
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "")
 	t.Setenv("OP_ACCOUNT", "")
 	t.Setenv("OP_SESSION_my", "SENTINEL-session")
+	t.Setenv("OP_CONNECT_TOKEN", "SENTINEL-connect")
 	return dir
 }
 
@@ -71,6 +74,7 @@ func TestOpCommandFailures(t *testing.T) {
 		{"huge", "larger than the limit", "", fail.Secret},
 		{"leak", "odd trouble with [redacted]", "op whoami", fail.Secret},
 		{"garbage", "not understood", "", fail.Secret},
+		{"silent", "op failed without an error message", "op whoami", fail.Secret},
 	} {
 		t.Run(c.mode, func(t *testing.T) {
 			useOp(t, c.mode)
@@ -102,6 +106,63 @@ func TestOpCommandFailures(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+}
+
+// What op says decides the hint, and whether it is about one reference: only then is
+// each tried alone, since otherwise the user would be asked to unlock once for each.
+func TestOpMessages(t *testing.T) {
+	dir := useOp(t, "")
+	for _, c := range []struct {
+		message, hint string
+		code          fail.Code
+		perItem       bool
+	}{
+		{"You are not currently signed in.", `eval "$(op signin)"`, fail.Secret, false},
+		{"account is not signed in", `eval "$(op signin)"`, fail.Secret, false},
+		{"Session expired, sign in", `eval "$(op signin)"`, fail.Secret, false},
+		{"No accounts configured", "op account add", fail.Secret, false},
+		{"connecting to desktop app: refused", "start and unlock 1Password, and turn on", fail.Secret, false},
+		{"the Desktop has no item", "start and unlock 1Password", fail.Secret, false},
+		{"authorization prompt dismissed", "unlock 1Password and try again", fail.Secret, false},
+		{"bad service account token", "set OP_SERVICE_ACCOUNT_TOKEN", fail.Secret, false},
+		{"service account was deleted", "check OP_SERVICE_ACCOUNT_TOKEN", fail.Secret, false},
+		{"401: Unauthorized", "check OP_SERVICE_ACCOUNT_TOKEN, or run", fail.Secret, false},
+		{"rate limit exceeded", "wait; op service-account", fail.Secret, false},
+		{"unknown command \"inject\"", "install version 2", fail.Host, false},
+		{"lookup: no such host", "check the network", fail.Secret, false},
+		{"dial tcp: refused", "check the network", fail.Secret, false},
+		{"\"x\" isn't an item", "op item list", fail.Secret, true},
+		{"vaultNotFound", "op vault list", fail.Secret, true},
+		{"\"v\" isn't a vault in this account", "op vault list", fail.Secret, true},
+		{"could not find vault of the item", "op vault list", fail.Secret, true},
+		{"no item matched", "op item list --vault VAULT", fail.Secret, true},
+		{"no vault matched", "op vault list", fail.Secret, true},
+		{"no field matched", "op item get ITEM", fail.Secret, true},
+		{"no section matched", "op item get ITEM", fail.Secret, true},
+		{"invalid secret reference", "op read REFERENCE", fail.Secret, true},
+		{"something new", "op whoami", fail.Secret, true},
+		{strings.Repeat("long ", 60), "op whoami", fail.Secret, true},
+	} {
+		write(t, dir, "mode", "say:"+c.message, 0o600)
+		refs := []Ref{{"A", "op://v/one/field"}, {"B", "op://v/two/field"}}
+		for n := 1; n <= len(refs); n++ {
+			write(t, dir, "args", "", 0o600)
+			_, err := Resolve(t.Context(), refs[:n], Options{Timeout: patient})
+			if fail.CodeOf(err) != c.code || !strings.HasPrefix(fail.HintOf(err), c.hint) {
+				t.Errorf("%q: code %d and hint %q, want %d and %q", c.message, fail.CodeOf(err), fail.HintOf(err), c.code, c.hint)
+			}
+			if want := "secret A (op): " + c.message[:min(len(c.message), 190)]; err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > n*(len("secret A (op): ")+210)+40 {
+				t.Errorf("%q: the error is %v", c.message, err)
+			}
+			want := 1
+			if c.perItem && n > 1 {
+				want += n
+			}
+			if args, _ := os.ReadFile(filepath.Join(dir, "args")); strings.Count(string(args), "\n") != want {
+				t.Errorf("%q for %d references: op was called %d times, want %d", c.message, n, strings.Count(string(args), "\n"), want)
+			}
+		}
+	}
 }
 
 func TestOnePasswordSDK(t *testing.T) {
@@ -140,5 +201,40 @@ func TestOnePasswordSDK(t *testing.T) {
 	}
 	if s := strings.Join(calls, " "); s != "ops_token||2 ops_token||1 SENTINEL-revoked||1 |unknown|1" {
 		t.Errorf("calls of the SDK: %s", s)
+	}
+
+	// A reference without an answer.
+	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "ops_token")
+	if _, err := Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts); err == nil || !strings.Contains(err.Error(), "1Password gave no answer for it") {
+		t.Errorf("no answer: %v", err)
+	}
+
+	// Who answers: the SDK with a token or with an app that this build can use, op otherwise.
+	for _, c := range []struct {
+		name, token, account string
+		opts                 Options
+		noOp                 bool
+		want, wantErr        string
+	}{
+		{"the app answers", "", "mine", opts, false, "sdk", ""},
+		{"the app answers and there is no op", "", "mine", opts, true, "sdk", ""},
+		{"the app refuses and there is no op", "", "unknown", opts, true, "", "is refused"},
+		{"a build without the app", "", "mine", Options{OnePassword: batch}, false, "value-of-one", ""},
+		{"a build without the SDK", "ops_token", "mine", Options{Desktop: true}, false, "value-of-one", ""},
+		{"no account", "", "", opts, false, "value-of-one", ""},
+		{"no account and no op", "", "", opts, true, "", "there is neither"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			useOp(t, "fine")
+			t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", c.token)
+			t.Setenv("OP_ACCOUNT", c.account)
+			if c.noOp {
+				t.Setenv("PATH", t.TempDir())
+			}
+			got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, c.opts)
+			if got["A"].Reveal() != c.want || (err == nil) != (c.wantErr == "") || err != nil && !strings.Contains(err.Error(), c.wantErr) {
+				t.Errorf("got %q and %v, want %q and %q", got["A"].Reveal(), err, c.want, c.wantErr)
+			}
+		})
 	}
 }

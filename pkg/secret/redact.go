@@ -71,13 +71,9 @@ func (r *Redactor) patterns() patterns {
 
 // String is s without secrets.
 func (r *Redactor) String(s string) string {
-	set := r.patterns()
-	if len(set.sorted) == 0 {
-		return s
-	}
 	var out bytes.Buffer
 	st := stream{}
-	st.feed(&out, set, []byte(s), true)
+	st.feed(&out, r.patterns(), []byte(s), true)
 	return out.String()
 }
 
@@ -211,7 +207,7 @@ func (p patterns) plain(b []byte) int {
 
 // longest is the length of the longest pattern at the start of b, 0 for none.
 func (p patterns) longest(b []byte) int {
-	if len(b) < minRedact || p.first == nil || !p.first[b[0]] {
+	if len(b) < minRedact {
 		return 0
 	}
 	for _, s := range p.byKey[[minRedact]byte(b[:minRedact])] {
@@ -224,7 +220,7 @@ func (p patterns) longest(b []byte) int {
 
 // startsWith says whether a pattern goes on where b ends.
 func (p patterns) startsWith(b []byte) bool {
-	if p.first == nil || !p.first[b[0]] || len(b) >= maxPattern {
+	if len(b) >= maxPattern { // no pattern is longer; to copy all of b would cost much
 		return false
 	}
 	s := string(b)

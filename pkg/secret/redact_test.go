@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
@@ -241,6 +242,65 @@ func TestRedactorHandler(t *testing.T) {
 		if !strings.Contains(s, want) {
 			t.Errorf("the log lacks %s: %s", want, s)
 		}
+	}
+}
+
+// A line is short and harmless, whatever stood where it was cut.
+func TestRedactorLine(t *testing.T) {
+	r := NewRedactor(NewValue("secret-one"))
+	for _, c := range []struct {
+		in, want string
+		most     int
+	}{
+		{"a secret-one b\nnext", "a [redacted] b next", 40},
+		{"a sec\x1b[0mret-one b", "a [redacted] b", 40},
+		{"a \x00secret-one", "a [redacted]", 40},
+		{"twelve bytes", "twelve bytes", 12},
+		{"", "", 10},
+	} {
+		if got := r.Line(c.in, c.most); got != c.want {
+			t.Errorf("Line(%q, %d) = %q, want %q", c.in, c.most, got, c.want)
+		}
+	}
+	if got := r.Line(strings.Repeat("x", 1000), 12); len(got) > 16 || !strings.HasPrefix(got, "xxxxxxxx") {
+		t.Errorf("a long line is %q", got)
+	}
+}
+
+// Lines of a value are looked for alone when they are long enough to be told from text.
+func TestRedactorLines(t *testing.T) {
+	r := NewRedactor(NewValue("first line here\n  eight-by  \nseven-b\n"))
+	for in, want := range map[string]string{
+		"[first line here]": "[[redacted]]", "[eight-by]": "[[redacted]]", "[seven-b]": "[seven-b]",
+	} {
+		if got := r.String(in); got != want {
+			t.Errorf("%q is %q, want %q", in, got, want)
+		}
+	}
+	// Base64 of a short secret would hide ordinary text: fewer than 8 characters are left alone.
+	if got := NewRedactor(NewValue("abcdef")).String("YWJjZGVm HFiY2RlZg BhYmNkZW"); got != "[redacted] HFiY2RlZg BhYmNkZW" {
+		t.Errorf("short pieces of base64: %q", got)
+	}
+	if got := NewRedactor(NewValue("a/b?c d+e")).String("a%2fb%3fc+d%2be"); got != redacted {
+		t.Errorf("small hex digits of a URL: %q", got)
+	}
+	if got := NewRedactor(NewValue("a/b<c>de")).String(`a\/b<c>de a/b\u003cc\u003ede`); got != redacted+" "+redacted {
+		t.Errorf("escapes of JSON: %q", got)
+	}
+}
+
+// What cannot be written is an error of that write, and nothing is written for nothing.
+func TestRedactorWriterFails(t *testing.T) {
+	r := NewRedactor(NewValue("secret-one"))
+	if n, err := r.Writer(brokenWriter{}).Write([]byte("text")); n != 0 || !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("Write = %d, %v", n, err)
+	}
+	w := r.Writer(brokenWriter{})
+	if n, err := w.Write([]byte("secret-")); n != 7 || err != nil {
+		t.Errorf("what is held back: %d, %v", n, err)
+	}
+	if err := w.Close(); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("Close = %v", err)
 	}
 }
 

@@ -4,11 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,6 +72,7 @@ func TestParseRef(t *testing.T) {
 		{"KEY", "op://v/i/private key?ssh-format=openssh", "op://v/i/private key?ssh-format=openssh"},
 		{"_X1", "env:lower_Case", "env:lower_Case"},
 		{"X", "file:~/a/../b", "file:/home/u/b"},
+		{"X", "file:~", "file:/home/u"},
 		{"X", "cmd:pass show x | head -1", "cmd:pass show x | head -1"},
 		{"lower", "env:X", ""},
 		{"", "env:X", ""},
@@ -92,7 +98,13 @@ func TestParseRef(t *testing.T) {
 		{"X", "cmd: ", ""},
 		{"X", "cmd:a\nb", ""},
 		{"X", "vault:x", ""},
-		{"X", "cmd:" + strings.Repeat("x", 5000), ""},
+		{"X", "cmd:" + strings.Repeat("x", maxSource-len("cmd:")), "cmd:" + strings.Repeat("x", maxSource-len("cmd:"))},
+		{"X", "cmd:" + strings.Repeat("x", maxSource-len("cmd:")+1), ""},
+		{strings.Repeat("X", 128), "env:X", "env:X"},
+		{"DYLD_INSERT_LIBRARIES", "env:X", ""},
+		{"X", "cmd:a\x7fb", ""},
+		{"X", "cmd:a\u0085b", ""},
+		{"X", "cmd:a\xffb", ""},
 	} {
 		r, err := ParseRef(c.name, c.source)
 		if c.want == "" {
@@ -107,6 +119,24 @@ func TestParseRef(t *testing.T) {
 	}
 }
 
+// What is wrong is said, and what is right is shown.
+func TestParseRefSays(t *testing.T) {
+	for _, c := range []struct{ source, want, hint string }{
+		{"op://v/i/$/f", "part 3 of the op:// reference is empty", "op://vault/item/field; copy it with"},
+		{"op://v/i", "has a vault, an item, perhaps a section, and a field", "op://vault/item/field; copy it with"},
+		{"op://v/i/f?x=y", "after ? in an op:// reference", "op://vault/item/field; copy it with"},
+		{"env:1", "after env: comes the name", "env:NAME"},
+		{"file:x", "after file: comes an absolute path", "file:~/path or file:/path"},
+		{"cmd:", "after cmd: comes a shell command", "cmd:gh auth token"},
+		{"x", "does not start with op://, env:, file: or cmd:", sourceHint},
+		{"cmd:a\nb", "longer than 4096 bytes or holds control characters", sourceHint},
+	} {
+		if _, err := ParseRef("X", c.source); err == nil || !strings.HasPrefix(err.Error(), "secret X: ") || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(fail.HintOf(err), c.hint) {
+			t.Errorf("%q: %v, hint %q; want %q, %q", c.source, err, fail.HintOf(err), c.want, c.hint)
+		}
+	}
+}
+
 func TestCheckAndWarnings(t *testing.T) {
 	dir := t.TempDir()
 	open := write(t, dir, "open", "x", 0o644)
@@ -117,7 +147,7 @@ func TestCheckAndWarnings(t *testing.T) {
 		{"A", "env:IS_SET"},
 		{"B", "file:" + open},
 		{"C", "file:" + private},
-		{"D", "cmd:false"},
+		{"D", "cmd:" + open},
 		{"E", "op://v/i/f"},
 		{"F", "env:IS_NOT_SET"},
 		{"G", "file:" + empty},
@@ -136,6 +166,13 @@ func TestCheckAndWarnings(t *testing.T) {
 	if w := Warnings(refs); len(w) != 2 || !strings.Contains(w[0], "secret B") || !strings.Contains(w[1], "secret H") {
 		t.Errorf("Warnings = %q", w)
 	}
+	var most []Ref
+	for i := range MaxSecrets {
+		most = append(most, Ref{fmt.Sprintf("N%d", i), "env:IS_SET"})
+	}
+	if errs := Check(most); len(errs) != 0 {
+		t.Errorf("Check of %d secrets: %v", len(most), errs)
+	}
 	if errs := Check(make([]Ref, MaxSecrets+1)); len(errs) != MaxSecrets+1 || !strings.Contains(errs[0].Error(), "limit") {
 		t.Errorf("too many secrets: %d errors", len(errs))
 	}
@@ -151,11 +188,13 @@ func TestResolveLocal(t *testing.T) {
 		{"C", "file:" + write(t, dir, "pem", pem, 0o600)},
 		{"D", "cmd:printf '%s\\r\\n' \"$TOKEN_SRC\"; echo noise >&2"},
 		{"E", "cmd:sleep 1000 & echo with-a-child-left-behind"},
+		{"F", "file:" + write(t, dir, "full", strings.Repeat("x", MaxBytes), 0o600)},
+		{"G", "cmd:head -c " + strconv.Itoa(MaxBytes) + " /dev/zero | tr '\\0' x"},
 	}, Options{Timeout: patient})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"A": sentinel, "B": sentinel, "C": pem, "D": sentinel, "E": "with-a-child-left-behind"} {
+	for name, want := range map[string]string{"A": sentinel, "B": sentinel, "C": pem, "D": sentinel, "E": "with-a-child-left-behind", "F": strings.Repeat("x", MaxBytes), "G": strings.Repeat("x", MaxBytes)} {
 		if got[name].Reveal() != want {
 			t.Errorf("%s = %q, want %q", name, got[name].Reveal(), want)
 		}
@@ -176,11 +215,13 @@ func TestResolveFailures(t *testing.T) {
 		{"file:" + write(t, dir, "blank", " \n", 0o600), "empty"},
 		{"file:" + write(t, dir, "latin", sentinel+"\xe9", 0o600), "not UTF-8"},
 		{"file:" + write(t, dir, "nul", sentinel+"\x00", 0o600), "NUL"},
-		{"cmd:echo '" + sentinel + "'; echo '" + sentinel + "' >&2; exit 3", "exit status 3"},
+		{"cmd:echo '" + sentinel + "'; echo '" + sentinel + "' >&2; exit 3", "the command failed (exit status 3)"},
 		{"cmd:echo '" + sentinel + "'; sleep 1000", tooLong},
 		{"cmd:yes '" + sentinel + "'", "larger than the limit"},
 		{"cmd:true", "empty"},
 		{"cmd:read x </dev/tty && echo $x", "exit status"},
+		{"file:/dev/null/below", "not a directory"},
+		{"cmd:kill -9 $$", "the command failed (signal: killed)"},
 	} {
 		opts := Options{Timeout: patient}
 		if c.want == tooLong {
@@ -198,6 +239,13 @@ func TestResolveFailures(t *testing.T) {
 	_, err := Resolve(t.Context(), []Ref{{"A", "env:IS_NOT_SET"}, {"B", "cmd:false"}, {"C", "cmd:echo fine"}}, Options{})
 	if err == nil || !strings.Contains(err.Error(), "secret A") || !strings.Contains(err.Error(), "secret B") || strings.Contains(err.Error(), "secret C") {
 		t.Errorf("several failures: %v", err)
+	}
+	if _, err := Resolve(t.Context(), make([]Ref, MaxSecrets+1), Options{}); fail.CodeOf(err) != fail.Usage {
+		t.Errorf("too many secrets: %v", err)
+	}
+	t.Setenv("HOME", "")
+	if _, err := Resolve(t.Context(), []Ref{{"A", "file:~/x"}}, Options{}); err == nil || !strings.Contains(err.Error(), "HOME is not set") {
+		t.Errorf("~ without HOME: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -237,10 +285,129 @@ func TestResolveInChild(t *testing.T) {
 	if got, err := ResolveInChild(t.Context(), "/nonexistent", nil); err != nil || len(got) != 0 {
 		t.Errorf("no secrets: %v, %v", got, err)
 	}
+}
 
-	env := strings.Join(childEnv([]string{"PATH=/bin", "UNRELATED=x", "OP_SESSION_a=y", "SRC=z"}, []Ref{{"A", "env:SRC"}}), " ")
-	if env != "PATH=/bin OP_SESSION_a=y SRC=z GOTRACEBACK=none" {
-		t.Errorf("the child's environment is %s", env)
+// What the child gets of the environment: what a resolver needs, and all of it only
+// for a command of the user's own.
+func TestChildEnvironment(t *testing.T) {
+	needed := []string{
+		"PATH=1", "HOME=1", "USER=1", "LOGNAME=1", "TMPDIR=1", "LANG=1", "TZ=1", "DISPLAY=1", "WAYLAND_DISPLAY=1", "DBUS_SESSION_BUS_ADDRESS=1",
+		"HTTP_PROXY=1", "HTTPS_PROXY=1", "NO_PROXY=1", "http_proxy=1", "https_proxy=1", "no_proxy=1", "SSL_CERT_FILE=1", "SSL_CERT_DIR=1",
+		"OP_SESSION_a=1", "XDG_RUNTIME_DIR=1", "LC_ALL=1", "SRC=1",
+	}
+	all := append(slices.Clone(needed), "UNRELATED=1", "OPX=1", "=", "AWS_SECRET_ACCESS_KEY=1")
+	for _, c := range []struct {
+		source string
+		want   []string
+	}{
+		{"env:SRC", needed},
+		{"op://v/i/f", needed[:len(needed)-1]},
+		{"cmd:true", all},
+	} {
+		want := append(slices.Clone(c.want), "GOTRACEBACK=none")
+		if got := childEnv(all, []Ref{{"A", c.source}}); !slices.Equal(got, want) {
+			t.Errorf("the environment for %s is %q, want %q", c.source, got, want)
+		}
+	}
+}
+
+// Resolvers that answer wrongly: none of what they wrote is shown or taken.
+func TestResolverChildAnswersWrongly(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		script string
+		code   fail.Code
+		want   string
+	}{
+		"no JSON":          {"echo " + sentinel, fail.Secret, "its answer is not understood"},
+		"half an answer":   {`echo '{"values":{"A":"U0VO'`, fail.Secret, "its answer is not understood"},
+		"no value":         {`echo '{"values":{"B":"U0VO"}}'`, fail.Secret, "secret A (env): the resolver process gave no value"},
+		"an exit code":     {`echo '{"values":{"A":"U0VO"}}'; exit 3`, fail.Secret, "exit status 3"},
+		"another's code":   {`echo '{"code":2,"error":"bad reference"}'`, fail.Usage, "bad reference"},
+		"too long":         {`printf '{"values":{"A":"'; yes U0VO | tr -d '\n' | head -c 40000000; printf '"}}'`, fail.Secret, "its answer is not understood"},
+		"cannot be called": {"", fail.Secret, "permission denied"},
+	} {
+		self := write(t, dir, "resolver", "#!/bin/sh\n"+c.script+"\n", 0o600)
+		if c.script != "" {
+			if err := os.Chmod(self, 0o700); err != nil { //nolint:gosec // a program
+				t.Fatal(err)
+			}
+		}
+		got, err := ResolveInChild(t.Context(), self, []Ref{{"A", "env:X"}})
+		if got != nil || fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "SENTINEL") {
+			t.Errorf("%s: got %d values and %v, want error %d with %q", name, len(got), err, c.code, c.want)
+		}
+		if err := os.Remove(self); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ResolveInChild(t.Context(), "/nonexistent", make([]Ref, MaxSecrets+1)); fail.CodeOf(err) != fail.Usage {
+		t.Errorf("too many secrets: %v", err)
+	}
+}
+
+// What goes between the two processes fails whole.
+func TestResolverChildFails(t *testing.T) {
+	if err := Main(t.Context(), strings.NewReader("[{"), io.Discard, Options{}); err == nil || !strings.HasPrefix(err.Error(), "read references: ") {
+		t.Errorf("half a request: %v", err)
+	}
+	padded := io.MultiReader(strings.NewReader(strings.Repeat(" ", maxRequest)), strings.NewReader("[]"))
+	if err := Main(t.Context(), padded, io.Discard, Options{}); err == nil {
+		t.Error("a request over the bound was read")
+	}
+	t.Setenv("TOKEN_SRC", sentinel)
+	request := `[{"name":"A","source":"env:TOKEN_SRC"}]`
+	if err := Main(t.Context(), strings.NewReader(request), brokenWriter{}, Options{}); err == nil || !strings.HasPrefix(err.Error(), "write values: ") {
+		t.Errorf("an answer that cannot be written: %v", err)
+	}
+}
+
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// A resolver that is cancelled ends the commands that it runs: they hold the FIFO open.
+func TestCancelEndsTheCommands(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, resolve := range map[string]func(context.Context, []Ref) error{
+		"here": func(ctx context.Context, refs []Ref) error {
+			_, err := Resolve(ctx, refs, Options{Timeout: patient})
+			return err
+		},
+		"in a child": func(ctx context.Context, refs []Ref) error {
+			_, err := ResolveInChild(ctx, self, refs)
+			return err
+		},
+	} {
+		fifo := filepath.Join(t.TempDir(), "fifo")
+		if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			done <- resolve(ctx, []Ref{{"A", "cmd:exec >" + fifo + "; echo runs; sleep 1000 & sleep 1000"}})
+		}()
+		f, err := os.Open(fifo)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(f, make([]byte, len("runs\n"))); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if rest, err := io.ReadAll(f); err != nil || len(rest) > 0 { // ends when all of them have
+			t.Errorf("%s: %q, %v", name, rest, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
