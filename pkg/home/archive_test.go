@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -120,6 +121,93 @@ func TestReaderRefuses(t *testing.T) {
 	}
 	if _, err := unpack(whole, Bounds{2, 7, int64(len(whole))}); err != nil {
 		t.Errorf("what just fits: %v", err)
+	}
+}
+
+// What just fits is written, and one byte or entry more is not.
+func TestWriterAtItsBounds(t *testing.T) {
+	entries := []Entry{file("a", "content"), file("b/c", "")}
+	size := int64(len(pack(t, entries...)))
+	for _, c := range []struct {
+		name   string
+		bounds Bounds
+		ok     bool
+	}{
+		{"what just fits", Bounds{2, 7, size}, true},
+		{"one entry more", Bounds{1, 7, size}, false},
+		{"a larger file", Bounds{2, 6, size}, false},
+		{"a byte more", Bounds{2, 7, size - 1}, false},
+	} {
+		var b bytes.Buffer
+		w, err := newWriter(&b, c.bounds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(w.add(entries[0]), w.add(entries[1]), w.close())
+		if (err == nil) != c.ok || int64(b.Len()) > c.bounds.Total {
+			t.Errorf("%s: %v, %d bytes of %d", c.name, err, b.Len(), c.bounds.Total)
+		}
+	}
+	if b := pack(t); int64(len(b)) != EmptySize || !IsArchive(b) || IsArchive(b[:len(magic)-1]) {
+		t.Errorf("an archive without entries has %d bytes, and EmptySize is %d", len(b), EmptySize)
+	}
+	old := Entry{Name: "old", Mode: 0o600, Time: time.Unix(-5, 0)}
+	if all, err := unpack(pack(t, old), wide); err != nil || len(all) != 1 || all[0].Time.Unix() != 0 {
+		t.Errorf("a file of before 1970 is %v, %v", all, err)
+	}
+}
+
+// A name is bounded in its length, its parts and its depth.
+func TestValidName(t *testing.T) {
+	part := strings.Repeat("p", 255)
+	long := strings.Repeat(part+"/", 15) + strings.Repeat("q", 127) + "/" // 3968 bytes
+	for name, ok := range map[string]bool{
+		part: true, part + "p": false, long + strings.Repeat("r", 128): true, long + strings.Repeat("r", 129): false,
+		strings.Repeat("a/", 63) + "b": true, strings.Repeat("a/", 64) + "b": false,
+		"..a": true, "a/..": false, "a/.": false, "...": true, "a\x00": false, "": false, "/": false,
+	} {
+		if validName(name) != ok {
+			t.Errorf("%d bytes, %.20q: %v", len(name), name, !ok)
+		}
+	}
+}
+
+// Every byte that is zero by rule is looked at, and so is the kind.
+func TestReaderRefusesDamage(t *testing.T) {
+	whole := pack(t, file("a", "content"))
+	for _, i := range []int{0, 2, 5, 11, 14, 19} {
+		b := bytes.Clone(whole)
+		b[len(magic)+i] = 1
+		if _, err := unpack(b, wide); err == nil || err.Error() != "the archive is damaged" {
+			t.Errorf("byte %d is not zero: %v", i, err)
+		}
+	}
+	kind, name, mode := bytes.Clone(whole), bytes.Clone(whole), bytes.Clone(whole)
+	kind[len(magic)+1] = 'x'
+	name[len(magic)+headerLen+1] = 'b'
+	mode[len(magic)+3] = 0x08
+	for want, b := range map[string][]byte{
+		"the archive is damaged": kind, "the archive has a name that is none": name, "the archive has a mode of more than permissions": mode,
+		"what came is not an archive": []byte("hello, world"), "the archive was cut off": whole[:len(magic)-1],
+		"something follows the archive's end": append(bytes.Clone(whole), 0),
+	} {
+		if _, err := unpack(b, wide); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	broken := io.MultiReader(bytes.NewReader(whole[:len(whole)-3]), iotest.ErrReader(io.ErrClosedPipe))
+	r, err := newReader(broken, wide)
+	for err == nil {
+		_, err = r.next()
+	}
+	if !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("a broken stream: %v", err)
+	}
+	if _, err := newReader(strings.NewReader("hello, world"), wide); err == nil {
+		t.Error("the start of what is no archive is taken")
+	}
+	if _, err := newReader(iotest.ErrReader(io.ErrClosedPipe), wide); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("a stream that cannot be read: %v", err)
 	}
 }
 

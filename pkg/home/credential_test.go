@@ -15,6 +15,12 @@ func TestCredential(t *testing.T) {
 		".docker/config.json": `{"auths": {"ghcr.io": {"auth": "dXNlcjpwYXNz"}}}`, ".npmrc": "//registry.example.org/:_authToken=npm_x\n",
 		".yarnrc.yml": "npmAuthToken: abc\n", ".claude/.credentials.json": "", ".codex/auth.json": "", ".claude.json": `{"primaryApiKey": "sk"}`,
 		".gitconfig": "[url \"https://me:hunter2@example.org/\"]\n", ".kube/config": "users:\n- user:\n    client-key-data: QQ==\n",
+		".ssh/identity": "", ".gnupg/private-keys-v1.d/x.key": "", ".gnupg/secring.gpg": "", ".azure/msal_token_cache.json": "", "_netrc": "",
+		".config/gcloud/application_default_credentials.json": "", ".config/gcloud/access_tokens.db": "", ".config/git/credentials": "",
+		".config/glab-cli/config.yml": "", ".config/hub": "", ".config/op/config": "", ".config/github-copilot/apps.json": "",
+		".config/containers/auth.json": "", ".cargo/credentials": "", ".cargo/credentials.toml": "", ".gem/credentials": "", ".pgpass": "",
+		".vault-token": "", ".terraform.d/credentials.tfrc.json": "", ".gemini/oauth_creds.json": "", ".local/share/opencode/auth.json": "",
+		".pypirc": "[pypi]\npassword = x\n", ".my.cnf": "[client]\npassword=x\n", ".codex/config.toml": `bearer_token = "x"`,
 		".claude/settings.json": `{"env": {"ANTHROPIC_API_KEY": "sk"}}`, ".config/git/config": "[http]\n\textraHeader = \"Authorization: Bearer x\"",
 	} {
 		if Credential(name, []byte(content)) == "" {
@@ -28,6 +34,7 @@ func TestCredential(t *testing.T) {
 		".docker/config.json": `{"auths": {"ghcr.io": {}}, "credsStore": "osxkeychain"}`, ".netrc.example": "", "netrc": "", ".claude.json": `{"projects": {}}`,
 		".claude/settings.json": `{"env": {"ANTHROPIC_API_KEY": "$KEY"}}`, ".kube/config": "users:\n- user:\n    exec: {command: aws}\n",
 		".claude/projects/x/1.jsonl": `{"text":"it begins with -----BEGIN PRIVATE KEY-----\nand so on"}`, ".zshrc": "# see .netrc and BEGIN PRIVATE KEY",
+		".pypirc": "[pypi]\nusername = x\n", ".my.cnf": "[client]\nuser=x\n", ".codex/config.toml": `bearer_token = ""`, ".yarnrc.yml": "npmAuthToken: $X\n",
 		"cert.pem": "-----BEGIN CERTIFICATE-----", "pub.pem": "-----BEGIN PUBLIC KEY-----",
 	} {
 		if why := Credential(name, []byte(content)); why != "" {
@@ -58,6 +65,20 @@ func TestCheckPattern(t *testing.T) {
 		if err := CheckPattern(p); err != nil {
 			t.Errorf("%q: %v", p, err)
 		}
+	}
+	if err := CheckPattern(strings.Repeat("a", 255)); err != nil {
+		t.Error(err)
+	}
+	for p, want := range map[string]string{
+		"a/" + strings.Repeat("b", 255): "longer than 256 bytes", "[a": "without its ]", "/a": "relative to the guest's home", "~a": "relative to the guest's home",
+		"a\rb": "not a path below", ".netrc": "it holds a login, which is never kept", ".ssh/id_x": "it is a private key, which is never kept",
+	} {
+		if err := CheckPattern(p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.20q: %v, want %q", p, err, want)
+		}
+	}
+	if err := CheckPattern("a/" + strings.Repeat("b", 254)); err != nil {
+		t.Errorf("256 bytes: %v", err)
 	}
 	for _, p := range []string{
 		"", ".", "..", "/etc", "~/.x", "~", "../x", "a/../b", "a//b", "a/", "[a", "a\nb", "a\x00", strings.Repeat("a", 300),

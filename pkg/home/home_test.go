@@ -448,3 +448,125 @@ func TestBringRecordsNothingThroughALink(t *testing.T) {
 	}
 	to.want(map[string]string{".local": "→elsewhere", "elsewhere/file": "theirs", "elsewhere/state/agent-sessionizer/dotfiles": "(none)", ".vimrc": "mine"})
 }
+
+// lossy takes some bytes, and fails then.
+type lossy struct{ left int }
+
+func (w *lossy) Write(p []byte) (int, error) {
+	if w.left -= len(p); w.left < 0 {
+		return 0, errors.New("disk full")
+	}
+	return len(p), nil
+}
+
+// An archive that could not be written to its end is an error, wherever it broke off.
+func TestArchivesThatCannotBeWritten(t *testing.T) {
+	tr := newTree(t, map[string]string{"a": "one", "b/c": "two"})
+	whole, _ := tr.dotfiles()
+	kept, _ := tr.keep(KeepOptions{Patterns: Patterns{"a", "b"}, Bounds: KeepBounds(1 << 20)})
+	for n := range whole {
+		if _, err := Dotfiles(&lossy{n}, tr.Root, ""); err == nil || !strings.Contains(err.Error(), "disk full") {
+			t.Errorf("dotfiles after %d bytes: %v", n, err)
+		}
+	}
+	for n := range kept {
+		if _, err := Keep(&lossy{n}, tr.Root, KeepOptions{Patterns: Patterns{"a", "b"}, Bounds: KeepBounds(1 << 20)}); err == nil || !strings.Contains(err.Error(), "disk full") {
+			t.Errorf("what is kept after %d bytes: %v", n, err)
+		}
+	}
+	gone := newTree(t, nil)
+	_ = gone.Close()
+	if _, err := Dotfiles(&bytes.Buffer{}, gone.Root, ""); err == nil {
+		t.Error("dotfiles of a directory that cannot be read")
+	}
+	if _, err := Keep(&bytes.Buffer{}, gone.Root, KeepOptions{Bounds: KeepBounds(1 << 20)}); err == nil {
+		t.Error("nothing of a home directory that cannot be read is kept")
+	}
+}
+
+// What is no archive changes nothing, and is an error.
+func TestWhatIsNoArchiveChangesNothing(t *testing.T) {
+	guest := newTree(t, map[string]string{"a": "mine"})
+	for _, stream := range []string{"", "hello, world"} {
+		if _, err := Bring(guest.Root, strings.NewReader(stream), BringOptions{First: true}); err == nil {
+			t.Errorf("%q is brought", stream)
+		}
+		if _, err := Restore(guest.Root, strings.NewReader(stream), RestoreOptions{First: true, Patterns: Patterns{"*"}, Bounds: KeepBounds(1 << 20)}); err == nil {
+			t.Errorf("%q is restored", stream)
+		}
+	}
+	guest.want(map[string]string{"a": "mine", recordName: "(none)"})
+}
+
+// Twenty are told one by one.
+func TestWhatIsLeftOutIsTold(t *testing.T) {
+	for n, want := range map[int]string{20: "f19: why", 21: "and 1 more", 25: "and 5 more"} {
+		var o leftOut
+		for i := range n {
+			o.add(Left{Name: fmt.Sprint("f", i), Why: "why"})
+		}
+		all := o.all()
+		if len(all) != min(n, 21) || all[0].String() != "f0: why" || all[len(all)-1].String() != want {
+			t.Errorf("%d: %d lines, the last %q", n, len(all), all[len(all)-1])
+		}
+	}
+}
+
+// Files at the bound are kept, and one byte more is left out and told.
+func TestKeepAtItsBounds(t *testing.T) {
+	tr := newTree(t, map[string]string{"t/fits": "12345", "t/large": "123456"})
+	bounds := Bounds{Entries: 10, File: 5, Total: 1 << 20}
+	archive, left := tr.keep(KeepOptions{Patterns: Patterns{"t"}, Bounds: bounds})
+	if got := names(t, archive); !slices.Equal(got, []string{"t/fits"}) || left != "t/large: larger than 0 MiB" {
+		t.Errorf("%q, %q", got, left)
+	}
+	one := frame("t/fits") + 5 + EmptySize
+	archive, left = tr.keep(KeepOptions{Patterns: Patterns{"t/fits"}, Bounds: Bounds{Entries: 1, File: 5, Total: one}})
+	if got := names(t, archive); len(got) != 1 || left != "" || int64(len(archive)) != one {
+		t.Errorf("%q, %q, %d bytes of %d", got, left, len(archive), one)
+	}
+	for _, bounds := range []Bounds{{Entries: 1, File: 5, Total: one - 1}, {Entries: 0, File: 5, Total: one}} {
+		archive, left = tr.keep(KeepOptions{Patterns: Patterns{"t/fits"}, Bounds: bounds})
+		if got := names(t, archive); len(got) != 0 || !strings.HasPrefix(left, "1 older files") {
+			t.Errorf("%+v: %q, %q", bounds, got, left)
+		}
+	}
+}
+
+// Dotfiles brought keep their permissions and times, and what was brought can be told.
+func TestBroughtIsKnown(t *testing.T) {
+	host := newTree(t, map[string]string{"dir/a": "one"})
+	when := time.Unix(1_500_000_000, 0)
+	if err := errors.Join(host.Chmod("dir", 0o750), host.Chmod("dir/a", 0o640), host.Chtimes("dir/a", when, when)); err != nil {
+		t.Fatal(err)
+	}
+	archive, _ := host.dotfiles()
+	guest := newTree(t, nil)
+	if _, err := Bring(guest.Root, bytes.NewReader(archive), BringOptions{First: true}); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := guest.Stat("dir"); err != nil || st.Mode().Perm() != 0o750 {
+		t.Errorf("dir: %v, %v", st, err)
+	}
+	if st, err := guest.Stat("dir/a"); err != nil || st.Mode() != 0o640 || !st.ModTime().Equal(when) {
+		t.Errorf("dir/a: %v, %v", st, err)
+	}
+	if st, err := guest.Stat(recordName); err != nil || st.Mode() != 0o600 {
+		t.Errorf("the record: %v, %v", st, err)
+	}
+	brought := Brought(guest.Root)
+	for _, c := range []struct {
+		name, content string
+		mode          fs.FileMode
+		want          bool
+	}{
+		{"dir/a", "one", 0o640, true},
+		{"dir/a", "two", 0o640, false},
+		{"dir/a", "one", 0o600, false},
+		{"dir/b", "one", 0o640, false},
+	} {
+		if brought(c.name, c.mode, []byte(c.content)) != c.want {
+			t.Errorf("%s %o %q is brought: %v", c.name, c.mode, c.content, !c.want)
+		}
+	}
+}
