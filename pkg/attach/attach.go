@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 	defer copies.stop()
 	out.filter = plain.NewScreenFilter(out, copies.offer())
 
-	wait := o.retryMin
+	var wait time.Duration
 	for attempt := 1; ; attempt++ { // since the last connection
 		began := time.Now()
 		connected, err := o.once(ctx, out)
@@ -89,18 +89,25 @@ func Run(ctx context.Context, o Options) (int, error) {
 		case !errors.Is(err, ssh.ErrUnreachable):
 			return 0, err
 		}
+		lasted := time.Duration(0)
 		if connected {
-			attempt = 1
+			attempt, lasted = 1, time.Since(began)
 		}
-		if connected && time.Since(began) > steady {
-			wait = o.retryMin
-		}
+		wait = o.nextPause(wait, lasted)
 		out.notice(fmt.Sprintf("%s: connection lost, trying again (%d); q or Ctrl-C gives up", o.Title, attempt))
 		if err := o.pause(ctx, wait); err != nil {
 			return 0, err
 		}
-		wait = min(wait*2, retryMax)
 	}
+}
+
+// nextPause returns the pause after a connection that lasted so long: twice the last
+// one, and the shortest at the start and after a connection that was steady.
+func (o *Options) nextPause(last, lasted time.Duration) time.Duration {
+	if lasted > steady {
+		return o.retryMin
+	}
+	return min(max(last*2, o.retryMin), retryMax)
 }
 
 func (o *Options) defaults() {

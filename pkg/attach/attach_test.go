@@ -20,9 +20,11 @@ import (
 
 	"github.com/creack/pty"
 	xssh "golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain/plaintest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
@@ -163,6 +165,10 @@ func (g *guest) type1(ch xssh.Channel) {
 			_, _ = ch.SendRequest("exit-status", false, xssh.Marshal(struct{ Code uint32 }{7}))
 			_ = ch.Close()
 			return
+		case "Y": // exit 0
+			_, _ = ch.SendRequest("exit-status", false, xssh.Marshal(struct{ Code uint32 }{0}))
+			_ = ch.Close()
+			return
 		case "C": // copy, and try to read
 			fmt.Fprint(ch, "\x1b]52;c;aGVsbG8=\x07\x1b]52;c;?\x07copied\r\n")
 		case "P":
@@ -258,8 +264,9 @@ func (g *guest) dial(ctx context.Context) (*ssh.Client, error) { return ssh.Dial
 
 func start(t *testing.T, u *user, o Options) <-chan result {
 	t.Helper()
-	o.In, o.Out, o.Command, o.Title = u.tty, u.tty, "tmux attach", "owner/repo"
-	o.keepEvery, o.retryMin = 50*time.Millisecond, 20*time.Millisecond
+	o.In, o.Out, o.Command = u.tty, u.tty, "tmux attach"
+	o.Title = cmp.Or(o.Title, "owner/repo")
+	o.keepEvery, o.retryMin = 50*time.Millisecond, cmp.Or(o.retryMin, 20*time.Millisecond)
 	if o.keepWait == 0 {
 		o.keepWait = time.Minute // a slow guest is no lost one
 	}
@@ -312,8 +319,8 @@ func TestAttach(t *testing.T) {
 	}
 	u.sees("\x1b[?1000l")
 	u.sees("\x1b[?2004l")
-	if copied.String() != "hello" {
-		t.Errorf("copied %q", copied.String())
+	if copied.String() != "hello" || strings.Contains(u.everything(), "aGVsbG8=") {
+		t.Errorf("copied %q, and the terminal got %q", copied.String(), u.everything())
 	}
 	after, err := term.GetState(int(u.tty.Fd()))
 	if err != nil || *after != *before {
@@ -350,7 +357,7 @@ func TestFrozenGuest(t *testing.T) {
 }
 
 func TestGiveUp(t *testing.T) {
-	for _, key := range []string{"q", "\x03"} {
+	for _, key := range []string{"q", "Q", "\x03"} {
 		u := newUser(t)
 		unreachable := func(ctx context.Context) (*ssh.Client, error) {
 			return nil, fmt.Errorf("dial: %w", ssh.ErrUnreachable)
@@ -585,4 +592,288 @@ func TestModesAreReset(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Without a taker a copy goes to the user's terminal, and a command that succeeds ends it.
+func TestSuccess(t *testing.T) {
+	g, u := newGuest(t), newUser(t)
+	ended := start(t, u, Options{Dial: g.dial, Title: "a\x1b]0;evil"})
+	u.sees("\x1b]2;a\x07")
+	u.sees("command=")
+	u.types("C")
+	u.sees("\x1b]52;c;aGVsbG8=")
+	u.types("Y")
+	if r := ends(t, ended); r.code != 0 || r.err != nil {
+		t.Errorf("Run = %d, %v", r.code, r.err)
+	}
+	u.sees("\x1b7" + modes + "\x1b8\x1b[0m") // the cursor is where the guest's tmux left it
+	if got := u.everything(); strings.Contains(got, mainScreen) || strings.Contains(got, question) {
+		t.Errorf("the terminal got %q", got)
+	}
+}
+
+// What is written at the end depends on how it ends, and on what the guest left on.
+func TestRestore(t *testing.T) {
+	whole := modes + mainScreen + keys + "\r\n"
+	for _, c := range []struct {
+		name, guest string
+		clean       bool
+		want        string
+	}{
+		{"a clean end", "text", true, "\x1b7" + modes + "\x1b8\x1b[0m"},
+		{"a clean end on the other screen", "\x1b[?1049h", true, whole},
+		{"a lost connection", "text", false, whole},
+	} {
+		u := newUser(t)
+		s, err := prepare(Options{In: u.tty, Out: u.tty})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.filter = plain.NewScreenFilter(s, nil)
+		if _, err := io.WriteString(s.filter, c.guest); err != nil {
+			t.Fatal(err)
+		}
+		u.types("typed")
+		readable(t, u.tty)
+		s.restore(c.clean)
+		if left := u.unread(); left != "" {
+			t.Errorf("%s: the shell reads %q", c.name, left)
+		}
+		u.types("end\n")
+		u.sees("end") // echoed: the terminal is no more raw
+		if got, want := u.everything(), c.guest+c.want+"end"; !strings.HasPrefix(got, want) {
+			t.Errorf("%s: the terminal got %q, want %q", c.name, got, want)
+		}
+	}
+}
+
+// A terminal without a size is 80 by 24, and a notice fits into one line.
+func TestSizeAndNotice(t *testing.T) {
+	u := newUser(t)
+	s := &screen{out: u.tty, tty: true, in: u.tty}
+	for size, want := range map[pty.Winsize][2]int{
+		{Rows: 30, Cols: 90}: {90, 30}, {}: {80, 24}, {Rows: 30}: {80, 24}, {Cols: 90}: {80, 24}, {Rows: 1, Cols: 1}: {1, 1},
+	} {
+		if err := pty.Setsize(u.tty, &size); err != nil {
+			t.Fatal(err)
+		}
+		if w, h := s.size(); w != want[0] || h != want[1] {
+			t.Errorf("%+v is %d by %d", size, w, h)
+		}
+	}
+	if err := pty.Setsize(u.tty, &pty.Winsize{Rows: 12, Cols: 10}); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{"12345678": " 12345678 ", "123456789": " 123456789", "äöüäöüäöüä": " äöüäöüäöü"} {
+		s.notice(text)
+		u.sees(modes + "\x1b[12;1H\x1b[2K\x1b[7m" + want + "\x1b[0m")
+	}
+}
+
+// A guest gets a TERM that it knows.
+func TestGuestTerm(t *testing.T) {
+	for _, name := range []string{
+		"linux", "rxvt", "rxvt-unicode", "rxvt-unicode-256color", "screen", "screen-256color", "screen.xterm-256color",
+		"tmux", "tmux-256color", "vt100", "vt220", "xterm", "xterm-256color", "xterm-color",
+	} {
+		if got := GuestTerm(name); got != name {
+			t.Errorf("%s becomes %s", name, got)
+		}
+	}
+	for _, name := range []string{"", "xterm-kitty", "alacritty", "foot", "x\ny"} {
+		if got := GuestTerm(name); got != "xterm-256color" {
+			t.Errorf("%q becomes %q", name, got)
+		}
+	}
+}
+
+// A pause ends with a key, with the terminal and with the context, however long it is.
+func TestPauseEnds(t *testing.T) {
+	unreachable := func(context.Context) (*ssh.Client, error) { return nil, ssh.ErrUnreachable }
+	typing := newUser(t)
+	keyed := start(t, typing, Options{Dial: unreachable, retryMin: time.Hour})
+	typing.sees("trying again (1)")
+	typing.types("q")
+	if r := ends(t, keyed); fail.CodeOf(r.err) != fail.Interrupted {
+		t.Errorf("a key: %v", r.err)
+	}
+	master, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	dials := func(ctx context.Context) (*ssh.Client, error) {
+		if err := master.Close(); err != nil {
+			return nil, err
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if _, err := Run(t.Context(), Options{Dial: dials, In: tty, Out: tty}); fail.CodeOf(err) != fail.Interrupted {
+		t.Errorf("a terminal that is gone: %v", err)
+	}
+	u := newUser(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Run(ctx, Options{Dial: unreachable, In: u.tty, Out: u.tty, keepEvery: time.Hour, retryMin: time.Hour})
+		ended <- err
+	}()
+	u.sees("VM: connection lost, trying again (1)")
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "attach: ") {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// A connection that comes about just as the user gives up is closed.
+func TestGiveUpClosesTheConnection(t *testing.T) {
+	g, u := newGuest(t), newUser(t)
+	clients := make(chan *ssh.Client, 1)
+	ended := start(t, u, Options{Dial: func(ctx context.Context) (*ssh.Client, error) {
+		c, err := ssh.Dial(context.WithoutCancel(ctx), g.target)
+		if err != nil {
+			return nil, err
+		}
+		u.types("q")
+		<-ctx.Done()
+		clients <- c
+		return c, nil
+	}})
+	if r := ends(t, ended); fail.CodeOf(r.err) != fail.Interrupted {
+		t.Errorf("Run = %v", r.err)
+	}
+	select {
+	case <-(<-clients).Done():
+	default:
+		t.Error("the connection is open")
+	}
+}
+
+// raw is a terminal in raw mode, as a file with a descriptor of at least low.
+func (u *user) raw(low int) *os.File {
+	u.t.Helper()
+	fd, err := unix.FcntlInt(u.tty.Fd(), unix.F_DUPFD_CLOEXEC, low)
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "tty")
+	u.t.Cleanup(func() { _ = f.Close() })
+	if _, err := term.MakeRaw(fd); err != nil {
+		u.t.Fatal(err)
+	}
+	return f
+}
+
+// readable waits until there is something to read.
+func readable(t *testing.T, f *os.File) {
+	t.Helper()
+	poll := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(poll, -1)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		return
+	}
+}
+
+// Keys are watched on any descriptor that select(2) takes, and left alone after it.
+func TestWatchKeys(t *testing.T) {
+	for _, low := range []int{3, 900} {
+		u := newUser(t)
+		tty := u.raw(low)
+		pressed := make(chan struct{})
+		stop, err := watchKeys(tty, func() { close(pressed) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.types("q")
+		<-pressed
+		stop()
+		if stop, err = watchKeys(tty, func() { t.Error("a key was taken") }); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		if left := func() string { u.types("q"); return u.unread() }(); left != "q" {
+			t.Errorf("what is typed afterwards is %q", left)
+		}
+	}
+	u := newUser(t)
+	tty := u.raw(unix.FD_SETSIZE)
+	stop, err := watchKeys(tty, func() { t.Error("a key was taken") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.types("q")
+	stop()
+	if left := u.unread(); left != "q" {
+		t.Errorf("what is typed is %q", left)
+	}
+	(&screen{in: tty, out: u.tty}).drain() // does not read from it either
+	u.sees(question)
+}
+
+// The answer is found wherever a read cuts it.
+func TestDrainFindsACutAnswer(t *testing.T) {
+	for junk := 4086; junk <= 4098; junk++ {
+		u := newUser(t)
+		tty := u.raw(3)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			(&screen{in: tty, out: tty, answerWait: time.Hour}).drain()
+		}()
+		u.sees(question)
+		u.types(strings.Repeat("x", junk) + answer)
+		<-done
+		if left := u.unread(); left != "" {
+			t.Errorf("after %d bytes: %q is left", junk, left)
+		}
+	}
+}
+
+func TestNextPause(t *testing.T) {
+	o := &Options{retryMin: retryMin}
+	for _, c := range []struct{ last, lasted, want time.Duration }{
+		{0, 0, retryMin},
+		{retryMin, 0, 2 * retryMin},
+		{retryMin, steady, 2 * retryMin},
+		{2 * retryMin, 0, 4 * retryMin},
+		{retryMax / 2, 0, retryMax},
+		{retryMax, 0, retryMax},
+		{retryMax, steady + 1, retryMin},
+	} {
+		if got := o.nextPause(c.last, c.lasted); got != c.want {
+			t.Errorf("after %v and a connection of %v: %v, want %v", c.last, c.lasted, got, c.want)
+		}
+	}
+}
+
+// What was typed and not read is dropped, and the terminal stays as it is.
+func TestDiscardInput(t *testing.T) {
+	u := newUser(t)
+	tty := u.raw(3)
+	before, err := term.GetState(int(tty.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.types("typed")
+	readable(t, tty)
+	discardInput(int(tty.Fd()))
+	if after, err := term.GetState(int(tty.Fd())); err != nil || *after != *before {
+		t.Errorf("the terminal's mode was changed: %v", err)
+	}
+	if left := u.unread(); left != "" {
+		t.Errorf("%q is left", left)
+	}
+	pipe, _, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
+	discardInput(int(pipe.Fd())) // is no terminal
 }

@@ -13,13 +13,11 @@ type copier struct {
 
 func newCopier(f func([]byte)) *copier {
 	c := &copier{f: f, next: make(chan []byte, 1)}
-	if f != nil {
-		c.done.Go(func() {
-			for data := range c.next {
-				f(data)
-			}
-		})
-	}
+	c.done.Go(func() {
+		for data := range c.next {
+			f(data) // is not nil: otherwise nothing is offered
+		}
+	})
 	return c
 }
 
