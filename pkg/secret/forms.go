@@ -19,17 +19,8 @@ const (
 // than minRedact or longer than maxPattern.
 func forms(value string) []string {
 	var out []string
-	add := func(s string) {
-		if len(s) >= minRedact && len(s) <= maxPattern {
-			out = append(out, s)
-		}
-	}
-	pieces := split(value)
-	for _, p := range pieces {
-		add(p)
-		for _, s := range base64Forms(p) {
-			add(s)
-		}
+	for _, p := range split(value) {
+		out = append(append(out, p), base64Forms(p)...)
 		if len(value) > manyForms { // a bundle of certificates, not a token
 			continue
 		}
@@ -38,14 +29,14 @@ func forms(value string) []string {
 			func(s string) string { return hex.EncodeToString([]byte(s)) },
 			func(s string) string { return strings.ToUpper(hex.EncodeToString([]byte(s))) },
 		} {
-			add(f(p))
+			out = append(out, f(p))
 		}
 	}
 	return out
 }
 
-// split cuts a value into what is looked for: the whole, its lines as a file
-// and as a terminal show them, and pieces of what is long.
+// split cuts a value into what is looked for: the whole, as a file and as a terminal
+// show it, and its lines, in pieces where they are long.
 func split(value string) []string {
 	value = strings.TrimRight(value, "\r\n")
 	if len(value) < minRedact {
@@ -53,21 +44,12 @@ func split(value string) []string {
 	}
 	var out []string
 	if len(value) <= pieceLen {
-		out = append(out, value)
+		out = append(out, value, strings.ReplaceAll(strings.ReplaceAll(value, "\r\n", "\n"), "\n", "\r\n"))
 	}
-	if strings.Contains(value, "\n") {
-		if len(value) <= pieceLen {
-			out = append(out, strings.ReplaceAll(strings.ReplaceAll(value, "\r\n", "\n"), "\n", "\r\n"))
+	for line := range strings.Lines(value) {
+		if line = strings.TrimSpace(line); len(line) >= minLine {
+			out = append(out, chunks(line)...)
 		}
-		for line := range strings.Lines(value) {
-			if line = strings.TrimSpace(line); len(line) >= minLine {
-				out = append(out, chunks(line)...)
-			}
-		}
-		return out
-	}
-	if len(value) > pieceLen {
-		out = append(out, chunks(value)...)
 	}
 	return out
 }
@@ -109,38 +91,28 @@ func jsonEscape(s string) string {
 	var b strings.Builder
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(s); err != nil {
-		return ""
-	}
+	_ = e.Encode(s) // a string always can be
 	return inner(strings.TrimSuffix(b.String(), "\n"))
 }
 
 // jsonEscapeHTML is s inside a JSON string, as Go's encoder writes it.
 func jsonEscapeHTML(s string) string {
-	b, err := json.Marshal(s)
-	if err != nil {
-		return ""
-	}
+	b, _ := json.Marshal(s) // a string always can be
 	return inner(string(b))
 }
 
 // slashes is the JSON of programs that escape the slash too.
 func slashes(s string) string { return strings.ReplaceAll(jsonEscape(s), "/", `\/`) }
 
-func inner(quoted string) string {
-	if len(quoted) < 2 {
-		return ""
-	}
-	return quoted[1 : len(quoted)-1]
-}
+func inner(quoted string) string { return quoted[1 : len(quoted)-1] }
 
 // lowerPercent is a URL's escapes with small hex digits.
 func lowerPercent(s string) string {
 	b := []byte(url.QueryEscape(s))
-	for i := 0; i+2 < len(b); i++ {
-		if b[i] == '%' {
-			copy(b[i+1:i+3], strings.ToLower(string(b[i+1:i+3])))
-			i += 2
+	for i := range b {
+		if b[i] == '%' { // two hex digits follow
+			b[i+1] |= 'a' - 'A'
+			b[i+2] |= 'a' - 'A'
 		}
 	}
 	return string(b)

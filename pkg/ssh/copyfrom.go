@@ -229,8 +229,12 @@ func room(dir *os.Root, size int64) error {
 	if err := unix.Fstatfs(int(d.Fd()), &st); err != nil {
 		return fmt.Errorf("look at the free space: %w", err)
 	}
-	free := st.Bavail * uint64(st.Bsize)
-	if size < 0 || uint64(size) > free || free-uint64(size) < diskKept {
+	return fits(size, st.Bavail*uint64(st.Bsize))
+}
+
+// fits refuses a file that would not leave diskKept of the free bytes.
+func fits(size int64, free uint64) error {
+	if size < 0 || free < diskKept || uint64(size) > free-diskKept {
 		return fmt.Errorf("no space: the file has %d bytes, %d are free and %d stay so", size, free, int64(diskKept))
 	}
 	return nil

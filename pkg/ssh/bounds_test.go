@@ -1,0 +1,260 @@
+package ssh
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/pkg/sftp"
+)
+
+// A copy leaves 256 MiB of the host's disk free, whatever size the guest claims.
+func TestCopyKeepsTheReserve(t *testing.T) {
+	const reserve = 256 << 20
+	for _, c := range []struct {
+		size int64
+		free uint64
+		ok   bool
+	}{
+		{0, reserve, true},
+		{1, reserve, false},
+		{0, reserve - 1, false},
+		{1 << 30, reserve + 1<<30, true},
+		{1<<30 + 1, reserve + 1<<30, false},
+		{1 << 30, 1 << 30, false},
+		{1 << 30, 0, false},
+		{-1, 1 << 40, false},
+		{math.MaxInt64, math.MaxUint64, true},
+		{math.MinInt64, math.MaxUint64, false},
+	} {
+		err := fits(c.size, c.free)
+		if (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("%d are free and %d stay so", c.free, reserve)) {
+			t.Errorf("a file of %d bytes with %d free: %v", c.size, c.free, err)
+		}
+	}
+	dir, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := room(dir, math.MaxInt64); err == nil || !strings.Contains(err.Error(), "no space") {
+		t.Errorf("a file that no disk holds: %v", err)
+	}
+	if err := room(dir, 0); err != nil {
+		t.Errorf("an empty file: %v", err)
+	}
+	_ = dir.Close()
+	if err := room(dir, 0); err == nil {
+		t.Error("a directory that cannot be looked at has room")
+	}
+}
+
+// The names that a guest may make on the host.
+func TestBadName(t *testing.T) {
+	for name, want := range map[string]string{
+		"a": "", "...": "", ".gitignore": "", "git": "", "ä b": "", strings.Repeat("n", 255): "", ".git ": "",
+		"": "usable", ".": "usable", "..": "usable", strings.Repeat("n", 256): "usable", "a/b": "usable", "a\\b": "usable", "a\xff": "usable",
+		"a\x00": "printable", "a\n": "printable", "a\x7f": "printable", "a\u0085": "printable", "a\u202eb": "printable", "a\u2028": "printable", "a\u2029": "printable",
+		".git": "repository data", ".GIT": "repository data", ".g\u200dit": "repository data", "\u00ad.git": "repository data",
+	} {
+		if why := badName(name); want == "" && why != "" || !strings.Contains(why, want) {
+			t.Errorf("%.20q: %q, want %q", name, why, want)
+		}
+	}
+}
+
+func TestOddKind(t *testing.T) {
+	for mode, want := range map[fs.FileMode]string{
+		0o644: "", fs.ModeDir: "", fs.ModeSymlink: "symbolic link", fs.ModeNamedPipe: "named pipe", fs.ModeSocket: "socket",
+		fs.ModeDevice: "device file", fs.ModeDevice | fs.ModeCharDevice: "device file", fs.ModeIrregular: "file of unknown kind",
+	} {
+		if got := oddKind(mode); got != want {
+			t.Errorf("%v: %q, want %q", mode, got, want)
+		}
+	}
+}
+
+func TestRemotePath(t *testing.T) {
+	for p, want := range map[string]string{"": ".", "~": ".", "~/": ".", "~/a": "a", "a": "a", "/a": "/a", "~a": "~a", "a/~/b": "a/~/b"} {
+		if got := remotePath(p); got != want {
+			t.Errorf("%q: %q, want %q", p, got, want)
+		}
+	}
+}
+
+// A copy has bounds of its own, and tells what it left out.
+func TestTransferIsBounded(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var seen []Item
+	tr := &transfer{ctx: ctx, answers: &budget{}, progress: func(i Item) { seen = append(seen, i) }}
+	if err := tr.step(copyDepth); err != nil || tr.answers.left.Load() != replyBudget {
+		t.Errorf("the deepest directory: %v, %d bytes may come", err, tr.answers.left.Load())
+	}
+	if err := tr.step(copyDepth + 1); err == nil || err.Error() != "directories more than 64 deep" {
+		t.Errorf("one that is deeper: %v", err)
+	}
+	tr.entries = copyEntries - 1
+	if err := tr.step(0); err != nil {
+		t.Errorf("the last file: %v", err)
+	}
+	if err := tr.step(0); err == nil || err.Error() != "more than 200000 files" {
+		t.Errorf("one file more: %v", err)
+	}
+	tr.copied("a\x1b[2J\nb", 5)
+	for i := range shownLeft + 1 {
+		tr.leaveOut(fmt.Sprintf("\x1b[2J%d", i), "why")
+	}
+	if len(seen) != shownLeft+2 || seen[0] != (Item{Name: "a b", Size: 5}) || seen[1] != (Item{Name: "0", LeftOut: "why"}) {
+		t.Errorf("%d items were told, the first %+v", len(seen), seen[:2])
+	}
+	if text := tr.left.Error(); tr.left.Count != 21 || !strings.HasPrefix(text, "left out 21: 0 (why), 1 (why), ") || !strings.HasSuffix(text, "19 (why), …") {
+		t.Errorf("%s", text)
+	}
+	if text := (&Incomplete{Count: 1, Items: []Item{{Name: "a", LeftOut: "b"}}}).Error(); text != "left out 1: a (b)" {
+		t.Errorf("%s", text)
+	}
+	quiet := &transfer{ctx: ctx}
+	quiet.copied("a", 1)
+	quiet.leaveOut("b", "why") // without progress
+	cancel()
+	if err := tr.step(0); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// What a guest sends is cut off after what it may.
+func TestBudget(t *testing.T) {
+	heard := 0
+	b := &budget{r: strings.NewReader("12345"), heard: func() { heard++ }}
+	b.allow(5)
+	p := make([]byte, 4)
+	if n, err := b.Read(p); n != 4 || err != nil || b.spent() || heard != 1 {
+		t.Errorf("%d, %v, spent %v, heard %d times", n, err, b.spent(), heard)
+	}
+	if n, err := b.Read(p); n != 0 || !errors.Is(err, errBudget) || !b.spent() || heard != 2 {
+		t.Errorf("%d, %v, spent %v, heard %d times", n, err, b.spent(), heard)
+	}
+	if _, err := b.Read(p); !errors.Is(err, io.EOF) || heard != 2 {
+		t.Errorf("%v, heard %d times", err, heard)
+	}
+}
+
+func TestRemoteError(t *testing.T) {
+	spent := &transfer{answers: &budget{}}
+	tr := &transfer{answers: &budget{}}
+	tr.answers.allow(1)
+	for _, c := range []struct {
+		t    *transfer
+		err  error
+		is   error
+		want string
+	}{
+		{tr, fs.ErrNotExist, fs.ErrNotExist, "read a in the guest: file does not exist"},
+		{tr, sftp.ErrSSHFxConnectionLost, ErrUnreachable, "read a in the guest: " + ErrUnreachable.Error() + ": the connection was lost"},
+		{tr, io.ErrUnexpectedEOF, ErrUnreachable, "read a in the guest: " + ErrUnreachable.Error() + ": the connection was lost"},
+		{spent, io.ErrUnexpectedEOF, nil, "read a in the guest: it sent more than it may"},
+		{tr, errors.New("\x1b[2Jodd\n"), nil, "read a in the guest: odd"},
+	} {
+		if err := c.t.remoteError("read", "\x1b[2Ja", c.err); err.Error() != c.want || c.is != nil && !errors.Is(err, c.is) {
+			t.Errorf("%v is %q, want %q", c.err, err, c.want)
+		}
+	}
+}
+
+// A file that keeps growing, or whose reading or writing fails, is no copy.
+func TestReceive(t *testing.T) {
+	tr := &transfer{ctx: t.Context(), answers: &budget{}, buf: make([]byte, 4)}
+	for _, c := range []struct {
+		name  string
+		src   io.Reader
+		limit int64
+		want  string
+	}{
+		{"what just fits", strings.NewReader("12345"), 5, ""},
+		{"a byte more", strings.NewReader("12345"), 4, "keeps growing"},
+		{"a broken stream", io.MultiReader(strings.NewReader("12345"), iotest.ErrReader(errors.New("odd"))), 9, "odd"},
+	} {
+		var dst bytes.Buffer
+		n, err := tr.receive(&dst, c.src, "r", c.limit)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || err == nil && (n != 5 || dst.String() != "12345") {
+			t.Errorf("%s: %d bytes, %v", c.name, n, err)
+		}
+	}
+	r, w := io.Pipe()
+	_ = r.Close()
+	if _, err := tr.receive(w, strings.NewReader("12345"), "r", 9); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("a disk that is full: %v", err)
+	}
+}
+
+func TestBoundedAndExitError(t *testing.T) {
+	var out bytes.Buffer
+	over := 0
+	b := &bounded{w: &out, left: 5, over: func() { over++ }}
+	for _, s := range []string{"123", "45", "", "6", "7"} {
+		if n, err := b.Write([]byte(s)); n != len(s) || err != nil {
+			t.Errorf("Write(%q) = %d, %v", s, n, err)
+		}
+	}
+	if out.String() != "12345" || over != 2 {
+		t.Errorf("%q, over %d times", out.String(), over)
+	}
+	r, w := io.Pipe()
+	_ = r.Close()
+	if _, err := (&bounded{w: w, left: 5}).Write([]byte("a")); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("a writer that fails: %v", err)
+	}
+	g := &gate{w: &out}
+	out.Reset()
+	_, _ = g.Write([]byte("a"))
+	g.shut()
+	if n, err := g.Write([]byte("b")); n != 1 || err != nil || out.String() != "a" {
+		t.Errorf("a gate that is shut passed on %q: %d, %v", out.String(), n, err)
+	}
+	if got := (&ExitError{Code: 130, Signal: "INT"}).Error(); got != "killed by signal INT" {
+		t.Error(got)
+	}
+	if got := (&ExitError{Code: 3}).Error(); got != "exit status 3" {
+		t.Error(got)
+	}
+	if got := brief(strings.Repeat("x", 300)); len(got) != 300 {
+		t.Errorf("%d bytes of 300", len(got))
+	}
+	if got := brief(strings.Repeat("x", 301)); len(got) > 304 || !strings.HasPrefix(got, strings.Repeat("x", 290)) {
+		t.Errorf("%d bytes of 301", len(got))
+	}
+}
+
+// A socket's path is one that macOS takes, and what a dead process left makes way.
+func TestListenRelay(t *testing.T) {
+	dir, err := os.MkdirTemp("", "r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	for n, ok := range map[int]bool{socketBound: true, socketBound + 1: false} {
+		path := filepath.Join(dir, strings.Repeat("s", n-len(dir)-1))
+		l, err := ListenRelay(path)
+		if (err == nil) != ok {
+			t.Errorf("a path of %d bytes: %v", n, err)
+		}
+		if err == nil {
+			_ = l.Close()
+		}
+	}
+	full := filepath.Join(dir, "dir")
+	if err := os.MkdirAll(filepath.Join(full, "file"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ListenRelay(full); err == nil || !strings.HasPrefix(err.Error(), "remove the old socket: ") {
+		t.Errorf("a directory in its place: %v", err)
+	}
+}
