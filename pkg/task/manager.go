@@ -186,7 +186,9 @@ func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) 
 // Want records what the task should come to, and sees to a keeper. What is
 // stronger stays: a task that is to be destroyed cannot be merely cancelled.
 func (m *Manager) Want(ctx context.Context, t Task, want Want) (Task, error) {
+	cancelled := false
 	row, err := m.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
+		cancelled = false // the transaction may be run again
 		cur, err := read(*row)
 		if err != nil {
 			return nil, err
@@ -198,6 +200,7 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want) (Task, error) {
 		row.Want = string(want)
 		change := PhaseChange{From: cur.Phase, To: cur.Phase, Want: want}
 		if cur.Phase == Pending { // nobody works on it, and there is nothing to be undone
+			cancelled = true
 			cur.Facts.Outcome = &Outcome{Result: CalledOff, At: time.Now().UTC()}
 			row.Phase, change.To, change.Outcome = string(Cancelled), Cancelled, cur.Facts.Outcome
 			if row.Facts, err = json.Marshal(cur.Facts); err != nil {
@@ -209,11 +212,10 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want) (Task, error) {
 	if err != nil {
 		return t, err
 	}
-	was := t.Phase
 	if t, err = read(row); err != nil {
 		return t, err
 	}
-	if was != t.Phase && t.Phase == Cancelled {
+	if cancelled {
 		m.audit(ctx, audit.TaskCancelled, t)
 	}
 	if AtRest(t.Phase) {
