@@ -258,3 +258,78 @@ func TestListenRelay(t *testing.T) {
 		t.Errorf("a directory in its place: %v", err)
 	}
 }
+
+// A cancelled input is read no more, and keeps no descriptor.
+func TestInputCancel(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	in, err := newInput(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := in.Read(make([]byte, 8))
+		ended <- err
+	}()
+	in.cancel()
+	if err := <-ended; !errors.Is(err, errCancelled) {
+		t.Errorf("a Read that waits: %v", err)
+	}
+	in.cancel() // once more
+	if _, err := w.WriteString("key"); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := in.Read(make([]byte, 8)); n != 0 || !errors.Is(err, errCancelled) || in.failure() != nil {
+		t.Errorf("a later Read: %d, %v, failure %v", n, err, in.failure())
+	}
+	for i, f := range in.wake {
+		if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("end %d of its pipe is open: %v", i, err)
+		}
+	}
+	typed := make([]byte, 3)
+	if _, err := io.ReadFull(r, typed); err != nil || string(typed) != "key" {
+		t.Errorf("what was typed is %q, %v", typed, err)
+	}
+	failing, err := newInput(iotest.ErrReader(io.ErrClosedPipe))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := failing.Read(nil); !errors.Is(err, io.ErrClosedPipe) || !errors.Is(failing.failure(), io.ErrClosedPipe) {
+		t.Errorf("a reader that fails: %v, %v", err, failing.failure())
+	}
+	ending, _ := newInput(strings.NewReader(""))
+	if _, err := ending.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || ending.failure() != nil {
+		t.Errorf("the end is no failure: %v, %v", err, ending.failure())
+	}
+}
+
+// A file that became a link since it was looked at is not followed.
+func TestUploadFollowsNoLink(t *testing.T) {
+	dir, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := errors.Join(dir.WriteFile("secret", nil, 0o600), dir.WriteFile("other", nil, 0o600), dir.Symlink("secret", "link")); err != nil {
+		t.Fatal(err)
+	}
+	tr := &transfer{ctx: t.Context(), answers: &budget{}}
+	for _, looked := range []string{"link", "other"} { // what stood there when it was looked at
+		st, err := dir.Lstat(looked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.uploadFile(dir, "link", "remote", "link", st); !errors.Is(err, errReplaced) || !strings.HasPrefix(err.Error(), "copy link: ") {
+			t.Errorf("%v", err)
+		}
+	}
+	if err := tr.upload(dir, "nothing", "remote", "nothing", 0); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what is gone: %v", err)
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -118,6 +120,73 @@ func TestDialEndsWithItsContext(t *testing.T) {
 	}()
 	if _, err := ssh.Dial(ctx, s.target); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
+	}
+}
+
+// A dial that is called off while a relay says nothing is not tried another way.
+func TestDialThroughARelayEndsWithItsContext(t *testing.T) {
+	s := serve(t, nil, nil)
+	dir, err := os.MkdirTemp("", "r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	ln, err := ssh.ListenRelay(filepath.Join(dir, "sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		if c, err := ln.Accept(); err == nil {
+			cancel()
+			_, _ = io.Copy(io.Discard, c)
+		}
+	}()
+	target := s.target
+	target.Relay = ln.Addr().String()
+	if c, err := ssh.Dial(ctx, target); c != nil || err == nil || s.connections() != 0 {
+		t.Errorf("Dial = %v, %v; %d connections to the guest", c, err, s.connections())
+	}
+}
+
+// A guest that has just booted is dialled until it answers, or waiting has no point.
+func TestDialBooted(t *testing.T) {
+	s := serve(t, nil, nil)
+	silent := s.target
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent.Addr = closed.Addr().String()
+	_ = closed.Close()
+	gone := errors.New("the VM is gone")
+	tries := 0
+	if c, err := ssh.DialBooted(t.Context(), silent, func() error {
+		if tries++; tries == 3 {
+			return gone
+		}
+		return nil
+	}); c != nil || !errors.Is(err, gone) || tries != 3 {
+		t.Errorf("DialBooted = %v, %v after %d tries", c, err, tries)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if c, err := ssh.DialBooted(ctx, silent, func() error { cancel(); return nil }); c != nil || err == nil {
+		t.Errorf("cancelled: %v, %v", c, err)
+	}
+	refused := s.target
+	if refused.Key, _, err = ssh.NewKey(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ssh.DialBooted(t.Context(), refused, func() error { t.Error("a guest that refuses is waited for"); return nil }); err == nil {
+		t.Error("a key that the guest refuses")
+	}
+	c, err := ssh.DialBooted(t.Context(), s.target, func() error { t.Error("a guest that answers is waited for"); return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package ssh
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -242,7 +243,7 @@ func (t *transfer) upload(dir *os.Root, name, remote, shown string, depth int) e
 	case st.IsDir():
 		return t.uploadDir(dir, name, remote, shown, st.Mode(), depth)
 	case st.Mode().IsRegular():
-		return t.uploadFile(dir, name, remote, shown, st.Mode())
+		return t.uploadFile(dir, name, remote, shown, st)
 	case st.Mode()&fs.ModeSymlink != 0:
 		return t.uploadLink(dir, name, remote, shown)
 	}
@@ -277,12 +278,17 @@ func (t *transfer) uploadDir(dir *os.Root, name, remote, shown string, mode fs.F
 	return nil
 }
 
-func (t *transfer) uploadFile(dir *os.Root, name, remote, shown string, mode fs.FileMode) (err error) {
-	src, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+// uploadFile copies the file that st is about. A link that took its place meanwhile
+// is not followed, though a Root does follow links to inside of it.
+func (t *transfer) uploadFile(dir *os.Root, name, remote, shown string, st fs.FileInfo) (err error) {
+	src, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("copy %s: %w", shown, err)
 	}
 	defer src.Close()
+	if opened, err := src.Stat(); err != nil || !os.SameFile(opened, st) {
+		return fmt.Errorf("copy %s: %w", shown, cmp.Or(err, errReplaced))
+	}
 	dst, err := t.sftp.OpenFile(remote, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
 		return t.remoteError("write", remote, err)
@@ -312,12 +318,14 @@ func (t *transfer) uploadFile(dir *os.Root, name, remote, shown string, mode fs.
 			return fmt.Errorf("copy %s: %w", shown, readErr)
 		}
 	}
-	if err := t.sftp.Chmod(remote, mode.Perm()); err != nil {
+	if err := t.sftp.Chmod(remote, st.Mode().Perm()); err != nil {
 		return t.remoteError("set the mode of", remote, err)
 	}
 	t.copied(shown, size)
 	return nil
 }
+
+var errReplaced = errors.New("it was replaced while it was copied")
 
 func (t *transfer) uploadLink(dir *os.Root, name, remote, shown string) error {
 	target, err := dir.Readlink(name)

@@ -58,6 +58,11 @@ func TestRun(t *testing.T) {
 		if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != "in" {
 			t.Errorf("cat: %q %v", out.String(), err)
 		}
+		var none *os.File
+		out.Reset()
+		if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: none, Stdout: &out}); err != nil || out.Len() != 0 {
+			t.Errorf("cat without a file: %q %v", out.String(), err)
+		}
 		// A megabyte of input that nobody reads is not an error.
 		if err := c.Run(t.Context(), "true", ssh.IO{Stdin: strings.NewReader(strings.Repeat("x", 8<<20))}); err != nil {
 			t.Errorf("true: %v", err)
@@ -176,6 +181,37 @@ func TestTerminal(t *testing.T) {
 			t.Fatalf("%v %q", err, out.String())
 		}
 	})
+}
+
+// A terminal has a type and a size, and a login shell where no command is given.
+func TestTerminalAsksFor(t *testing.T) {
+	s := serve(t, func(c channel) {
+		_, _ = io.Copy(io.Discard, c)
+		_, _ = io.WriteString(c, c.term+" "+c.cmd)
+		if len(c.resizes) > 0 {
+			_, _ = io.WriteString(c, " and a size that nobody set")
+		}
+		c.exit(0)
+	}, nil)
+	c := s.dial(t)
+	closed := make(chan ssh.Size)
+	close(closed)
+	for _, tt := range []struct {
+		cmd      string
+		terminal ssh.Terminal
+		want     string
+	}{
+		{"tmux", ssh.Terminal{Term: "screen", Width: 132, Height: 50}, "screen 132x50 tmux"},
+		{"tmux", ssh.Terminal{Width: 1, Height: 1, Resize: closed}, "xterm-256color 1x1 tmux"},
+		{"", ssh.Terminal{Width: 132}, `xterm-256color 80x24 exec "${SHELL:-/bin/sh}" -l`},
+		{"", ssh.Terminal{Height: 50}, `xterm-256color 80x24 exec "${SHELL:-/bin/sh}" -l`},
+	} {
+		var out bytes.Buffer
+		tt.terminal.Out = &out
+		if err := c.Terminal(t.Context(), tt.cmd, tt.terminal); err != nil || out.String() != tt.want {
+			t.Errorf("%+v: %q %v, want %q", tt.terminal, out.String(), err, tt.want)
+		}
+	}
 }
 
 // The user's own terminal is raw while the remote one lasts, and as it was,

@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -39,6 +40,7 @@ type manners struct {
 type channel struct {
 	xssh.Channel
 	cmd     string
+	term    string // and the size of the terminal that was asked for
 	signals chan string
 	resizes chan ssh.Size
 }
@@ -179,6 +181,15 @@ func (s *server) session(ch xssh.Channel, reqs <-chan *xssh.Request, exec func(c
 			if exec != nil {
 				s.conns.Go(func() { exec(c) })
 			}
+		case "pty-req":
+			var m struct {
+				Term         string
+				W, H, PW, PH uint32
+				Modes        string
+			}
+			_ = xssh.Unmarshal(r.Payload, &m)
+			c.term = fmt.Sprintf("%s %dx%d", m.Term, m.W, m.H)
+			_ = r.Reply(true, nil)
 		case "subsystem":
 			_ = r.Reply(subsystem != nil, nil)
 			if subsystem != nil {
