@@ -2,6 +2,8 @@ package config_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +39,18 @@ func TestBoundsOfValues(t *testing.T) {
 		{"audit: {retention: 65535d}", "", func(c *config.Config) bool { return c.Audit.Retention == config.Duration(65535*24*time.Hour) }},
 		{"audit: {retention: 65536d}", "36h or 90d", nil},
 		{"audit: {retention: 1ad}", "36h or 90d", nil},
+		{"limits: {mirror_size: 1MiB, mirror_refs: 1, mirror_time: 1s}", "", func(c *config.Config) bool {
+			return c.Limits.MirrorSize == 1<<20 && c.Limits.MirrorRefs == 1 && c.Limits.MirrorTime == time.Second
+		}},
+		{"limits: {mirror_refs: -1}", "at least 1", nil},
+		{"limits: {mirror_time: 999ms}", "at least 1s", nil},
+		{"limits: {mirror_size: big}", "8GiB", nil},
+		{"log: {keep: 1, max_size: 64KiB}", "", func(c *config.Config) bool { return c.Log.Keep == 1 && c.Log.MaxSize == 64<<10 }},
+		{"log: {keep: 1000}", "", func(c *config.Config) bool { return c.Log.Keep == 1000 }},
+		{"log: {keep: 1001}", "1 to 1000", nil},
+		{"log: {max_size: 65535}", "from 64KiB", nil},
+		{"attention: {desktop: loud}", "auto, on or off", nil},
+		{"attention: {desktop: off, command: x}", "", func(c *config.Config) bool { return c.Attention.Desktop == "off" && c.Attention.Command == "x" }},
 		{"network: {ports: [1, 65535]}", "", nil},
 		{"network: {ports: [65536]}", "65536", nil},
 		{"network: {ports: x}", "a list is wanted", nil},
@@ -110,5 +124,206 @@ func TestDirectoryWithoutHome(t *testing.T) {
 	t.Setenv("HOME", "")
 	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "HOME is not set") {
 		t.Errorf("got %v, want that HOME is not set", err)
+	}
+}
+
+// The variables that are settings, all of them, each with an effect.
+func TestVariables(t *testing.T) {
+	f := newFiles(t)
+	f.user("config.yaml", "profiles: {other: {network: {mode: open}}}\n")
+	log := filepath.Join(t.TempDir(), "log")
+	values := map[string]struct {
+		value string
+		is    func(*config.Config) bool
+	}{
+		"AGENT_SESSIONIZER_IMAGE":                 {"mine", func(c *config.Config) bool { return c.Image == "mine" }},
+		"AGENT_SESSIONIZER_PREPARE":               {"golden", func(c *config.Config) bool { return c.Prepare == config.PrepareGolden }},
+		"AGENT_SESSIONIZER_POOL":                  {"3", func(c *config.Config) bool { return c.Pool == 3 }},
+		"AGENT_SESSIONIZER_PROFILE":               {"other", func(c *config.Config) bool { return settings(t, c, "", "").Profile == "other" }},
+		"AGENT_SESSIONIZER_LIMA_HOME":             {"/vms/", func(c *config.Config) bool { return c.Paths.LimaHome == "/vms" }},
+		"AGENT_SESSIONIZER_LIMITS_RUNNING":        {"4", func(c *config.Config) bool { return c.Limits.Running == 4 }},
+		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE": {"3MiB", func(c *config.Config) bool { return c.Limits.MemoryReserve == 3<<20 }},
+		"AGENT_SESSIONIZER_LIMITS_DISK_RESERVE":   {"3MiB", func(c *config.Config) bool { return c.Limits.DiskReserve == 3<<20 }},
+		"AGENT_SESSIONIZER_TASKS_SLOTS":           {"5", func(c *config.Config) bool { return c.Tasks.Slots == 5 }},
+		"AGENT_SESSIONIZER_LOG_LEVEL":             {"error", func(c *config.Config) bool { return c.Log.Level == "error" }},
+		"AGENT_SESSIONIZER_LOG_FORMAT":            {"json", func(c *config.Config) bool { return c.Log.Format == "json" }},
+		"AGENT_SESSIONIZER_LOG_FILE":              {log, func(c *config.Config) bool { return string(c.Log.File) == log }},
+		"AGENT_SESSIONIZER_LOG_FILE_ROTATION":     {"never", func(c *config.Config) bool { return c.Log.Rotation == "never" }},
+		"LOG_LEVEL":                               {"debug", func(c *config.Config) bool { return c.Log.Level == "debug" }},
+		"LOG_FORMAT":                              {"compact", func(c *config.Config) bool { return c.Log.Format == "compact" }},
+		"LOG_FILE":                                {log, func(c *config.Config) bool { return string(c.Log.File) == log }},
+		"LOG_FILE_ROTATION":                       {"hourly", func(c *config.Config) bool { return c.Log.Rotation == "hourly" }},
+	}
+	names := config.Variables()
+	if len(names) != len(values) {
+		t.Errorf("%d variables, want %d: %q", len(names), len(values), names)
+	}
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			c, ok := values[name]
+			if !ok || c.is(f.load()) {
+				t.Fatal("is no variable, or changes nothing")
+			}
+			t.Setenv(name, c.value)
+			if !c.is(f.load()) {
+				t.Errorf("%s=%s has no effect", name, c.value)
+			}
+		})
+	}
+}
+
+// A stamp changes with each file that is read, and with no other.
+func TestStamp(t *testing.T) {
+	f := newFiles(t)
+	c := f.load()
+	last := c.Stamp()
+	for _, write := range []struct {
+		where  func(name, text string)
+		dir    string
+		name   string
+		counts bool
+	}{
+		{f.user, f.paths.Config, "config.yaml", true},
+		{f.user, f.paths.Config, "resources.yaml", true},
+		{f.user, f.paths.Config, "network-allowlist.txt", true},
+		{f.user, f.paths.Config, "network-groups/mine.txt", true},
+		{f.user, f.paths.Config, "network-groups/.mine.txt", false},
+		{f.user, f.paths.Config, "network-groups/mine.md", false},
+		{f.user, f.paths.Config, "other.yaml", false},
+		{f.system, f.paths.System, "config.yaml", true},
+		{f.system, f.paths.System, "network-groups/mine.txt", true},
+	} {
+		for _, text := range []string{"", "#"} { // it comes, and then grows
+			write.where(write.name, text)
+			got := c.Stamp()
+			if (got != last) != write.counts {
+				t.Errorf("%s/%s with %q: the stamp changed: %v", write.dir, write.name, text, got != last)
+			}
+			last = got
+		}
+		file := filepath.Join(write.dir, write.name)
+		when := time.Unix(1_000_000_000, 7)
+		if err := os.Chtimes(file, when, when); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Stamp(); (got != last) != write.counts {
+			t.Errorf("%s with another time: the stamp changed: %v", file, got != last)
+		}
+		last = c.Stamp()
+	}
+}
+
+// A mistake in the system's file is mended with sudoedit; one below a line of it has it.
+func TestHintsOfTheSystemsFiles(t *testing.T) {
+	for text, want := range map[string]string{"image: [x\n": ":1: ", "pool: 99\n": ":1: ", "limits:\n  running: -1\n": ":2: "} {
+		f := newFiles(t)
+		f.system("config.yaml", text)
+		file := filepath.Join(f.paths.System, "config.yaml")
+		_, err := config.Load(f.paths, f.ship)
+		if fail.CodeOf(err) != fail.Usage || fail.HintOf(err) != "sudoedit "+file || !strings.Contains(err.Error(), file+want) {
+			t.Errorf("%q: %v, hint %q", text, err, fail.HintOf(err))
+		}
+	}
+	f := newFiles(t)
+	delete(f.ship, "resources.yaml")
+	if _, err := config.Load(f.paths, f.ship); err == nil || !strings.Contains(err.Error(), "read the shipped resources.yaml") {
+		t.Errorf("without the shipped defaults: %v", err)
+	}
+}
+
+// A profile that does not exist, and a VM that cannot be.
+func TestForRefuses(t *testing.T) {
+	f := newFiles(t)
+	if _, err := f.load().For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), `no profile "big", and none at all`) || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
+		t.Errorf("without profiles: %v, hint %q", err, fail.HintOf(err))
+	}
+	f.user("config.yaml", "profiles: {b: {}, a: {}}\nrepos: {o/r: {profile: a}}\nprofile: b\n")
+	c := f.load()
+	if _, err := c.For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "there are: a, b") || fail.HintOf(err) != "agent-sessionizer config show" {
+		t.Errorf("of two: %v, hint %q", err, fail.HintOf(err))
+	}
+	for repo, want := range map[config.RepoKey]string{"github.com/o/r": "a", "github.com/o/other": "b"} {
+		if got := settings(t, c, repo, "").Profile; got != want {
+			t.Errorf("%s has profile %q, want %q", repo, got, want)
+		}
+	}
+	f.ship["resources.yaml"].Data = []byte("defaults: {memory: 1GiB, disk: 9GiB}\n")
+	if _, err := f.load().For("github.com/o/r", ""); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "cpus is 0 for github.com/o/r") {
+		t.Errorf("no processor: %v", err)
+	}
+}
+
+func TestOriginString(t *testing.T) {
+	for want, o := range map[string]config.Origin{
+		"f:3": {Layer: "user", File: "f", Line: 3, Name: "N"}, "f:1": {File: "f", Line: 1}, "f": {Layer: "user", File: "f"}, "N": {Layer: "environment", Name: "N"}, "default": {Layer: "default"},
+	} {
+		if got := o.String(); got != want {
+			t.Errorf("%+v is %q, want %q", o, got, want)
+		}
+	}
+}
+
+// Lists of names are told by how many they are, and where they stand.
+func TestOriginsOfLists(t *testing.T) {
+	f := newFiles(t)
+	f.user("network-allowlist.txt", "one.org\n")
+	f.system("network-groups/more.txt", "a.org\nb.org\n")
+	got := said(t, f, "", "")
+	for _, want := range []string{
+		"network-allowlist.txt=1 name  user ~/network-allowlist.txt\n",
+		"network-groups/git.txt=1 name  default (shipped) config/network-groups/git.txt\n",
+		"network-groups/more.txt=2 names  system /etc/network-groups/more.txt\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
+// Sizes and times at their bounds, and as they are written.
+func TestSizesAndTimes(t *testing.T) {
+	for text, want := range map[string]config.Size{
+		"1": 1, "1KiB": 1 << 10, "8G": 8 << 30, "8GB": 8 << 30, "1024TiB": 1 << 50, "1.5GiB": 3 << 29,
+		"1125899906842625": 0, "1025TiB": 0, "0": 0, "-1": 0, "": 0, "x": 0,
+	} {
+		if got, err := config.ParseSize(text); got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for size, want := range map[config.Size]string{
+		1: "1B", 1023: "1023B", 1024: "1KiB", 1500: "1.465KiB", 1 << 20: "1MiB", 3 << 29: "1.5GiB", 1<<30 + 1: "1073741825B", 1<<30 + 1024: "1048577KiB", 1 << 50: "1024TiB", 5 << 40: "5TiB",
+	} {
+		if got, err := size.MarshalYAML(); err != nil || string(got) != want {
+			t.Errorf("%d: %q, %v; want %q", size, got, err, want)
+		}
+		var back config.Size
+		if err := back.Set(want); err != nil || back != size {
+			t.Errorf("%q is read as %d, %v", want, back, err)
+		}
+	}
+	kept := config.Size(5)
+	if err := kept.Set("x"); err == nil || kept != 5 || kept.Type() != "size" {
+		t.Errorf("a flag that is wrong: %v, and %d", err, kept)
+	}
+	for d, want := range map[time.Duration]string{0: "0s", time.Hour: "1h0m0s", 24 * time.Hour: "1d", 25 * time.Hour: "25h0m0s", 48 * time.Hour: "2d"} {
+		if got, err := config.Duration(d).MarshalText(); err != nil || string(got) != want {
+			t.Errorf("%v: %q, %v; want %q", d, got, err, want)
+		}
+	}
+	path := "/" + strings.Repeat("a", 1999)
+	if r, err := config.ParseImageRef(path, ""); err != nil || r.Location != path || r.IsURL() {
+		t.Errorf("2000 bytes: %v", err)
+	}
+	for text, ok := range map[string]bool{strings.Repeat("a", 64): true, strings.Repeat("a", 65): false, "a\x7f": false, "~/\x1f": false} {
+		if _, err := config.ParseImageRef(text, ""); (err == nil) != ok {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	f := newFiles(t)
+	f.user("config.yaml", strings.Repeat("#", 1<<20))
+	f.load()
+	f.user("config.yaml", strings.Repeat("#", 1<<20+1))
+	if _, err := config.Load(f.paths, f.ship); err == nil || !strings.Contains(err.Error(), "larger than 1MiB") {
+		t.Errorf("a byte more than 1 MiB: %v", err)
 	}
 }
