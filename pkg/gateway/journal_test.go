@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // idleJournal returns a journal without a writer; the test takes the writer's part.
@@ -232,5 +236,75 @@ func TestJournalClose(t *testing.T) {
 	}
 	if _, err := openJournal(dir); err == nil {
 		t.Error("a directory was opened as a journal")
+	}
+}
+
+// What could not be written or closed is an error of the closing.
+func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/dev/full", filepath.Join(dir, journalFile)); err != nil {
+		t.Fatal(err)
+	}
+	full, err := openJournal(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full.add(denial(1))
+	if err := full.close(); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a full disk: %v", err)
+	}
+	closed, err := openJournal(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := closed.file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := closed.close(); !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("a file that was closed: %v", err)
+	}
+	fine, err := openJournal(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fine.add(denial(1))
+	if err := fine.close(); err != nil {
+		t.Errorf("a journal that was written: %v", err)
+	}
+	obstructed := t.TempDir()
+	if err := os.Mkdir(filepath.Join(obstructed, journalFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openJournal(obstructed); err == nil {
+		t.Error("a directory in its place is a journal")
+	}
+}
+
+// The sockets of a gateway replace those of a dead one, and are gone with it; where one
+// cannot be made, none is left.
+func TestServeOpensAllOrNone(t *testing.T) {
+	dir, err := os.MkdirTemp("", "s") // short, for the sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	w := vm.Wire{Stream: filepath.Join(dir, "a", "stream"), Datagram: filepath.Join(dir, "b", "datagram"), API: filepath.Join(dir, "c", "api")}
+	if err := os.MkdirAll(filepath.Join(w.API, "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(w.Stream), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(w.Stream, nil, 0o600); err != nil { // of a dead gateway
+		t.Fatal(err)
+	}
+	s := &server{dir: dir, log: slog.New(slog.DiscardHandler), quit: make(chan struct{})}
+	if err := s.serve(t.Context(), w); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open the gateway's socket: ") {
+		t.Errorf("a directory in the place of a socket: %v", err)
+	}
+	for _, path := range []string{w.Stream, w.Datagram} {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
+		}
 	}
 }
