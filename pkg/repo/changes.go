@@ -9,9 +9,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Changes is what Diff shows, for programs. Names and text come from the guest
-// and are spelled out as Diff does: nothing here is an order to a terminal, and
-// the patch is for reading; Fetch brings the work itself.
+// Changes is the output of Diff in structured form. Names and text come from the
+// guest and are escaped as in Diff, so that they cannot control a terminal. The
+// patch is for reading; Fetch collects the work itself.
 type Changes struct {
 	Base  string   `json:"base,omitempty"` // "" for a repository without commits
 	Files []Change `json:"files"`
@@ -21,23 +21,23 @@ type Changes struct {
 // Change is one file of Changes.
 type Change struct {
 	Path    string `json:"path"`
-	From    string `json:"from,omitempty"` // where it was before
+	From    string `json:"from,omitempty"` // previous path
 	Status  string `json:"status"`         // "added", "deleted", "modified", "renamed", "copied", "type_changed", "unmerged"
 	Added   int64  `json:"added"`          // lines; 0 in a binary file
 	Deleted int64  `json:"deleted"`
 	Binary  bool   `json:"binary,omitempty"`
 }
 
-// maxChanges bounds what a guest sends for Changes. It is in memory a few times
-// over: as sent, spelled out, and as JSON.
+// maxChanges bounds the output that a guest sends for Changes. Memory holds it
+// several times: as sent, escaped, and as JSON.
 const maxChanges = 16 << 20
 
-// statuses are the letters of git diff --raw.
+// statuses maps the letters of git diff --raw.
 var statuses = map[byte]string{
 	'A': "added", 'C': "copied", 'D': "deleted", 'M': "modified", 'R': "renamed", 'T': "type_changed", 'U': "unmerged",
 }
 
-// Compare returns what changed in the guest since base, as Diff does.
+// Compare returns the changes in the guest since base, as Diff does.
 func Compare(ctx context.Context, g Guest, dir string, base Base, opts DiffOptions) (Changes, error) {
 	if opts.MaxBytes <= 0 {
 		opts.MaxBytes = maxChanges
@@ -51,9 +51,9 @@ func Compare(ctx context.Context, g Guest, dir string, base Base, opts DiffOptio
 	return c, err
 }
 
-// parseChanges reads what git diff -z --raw --numstat --patch prints: a record
-// per file, the counts of each in the same order, an empty field, the patch.
-// Fields end in NUL, and of a renamed file there are two names.
+// parseChanges parses the output of git diff -z --raw --numstat --patch: one record
+// per file, the line counts of each in the same order, an empty field, and the
+// patch. Fields end in NUL, and a renamed file has two names.
 func parseChanges(out string) (Changes, error) {
 	c := Changes{Files: []Change{}}
 	garbled := fail.New(fail.Failure, "the guest's list of changes is not understood").WithHint("agent-sessionizer diff SESSION")
@@ -112,11 +112,11 @@ func parseChanges(out string) (Changes, error) {
 	return c, nil
 }
 
-// spell makes text harmless as printer does.
+// spell escapes text as printer does.
 func spell(text string) string {
 	var out bytes.Buffer
 	p := newPrinter(&out, false)
-	// A buffer takes everything.
+	// Writes to a buffer do not fail.
 	_, _ = p.Write([]byte(text))
 	_ = p.close()
 	return out.String()

@@ -11,18 +11,18 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// DiffOptions says how a difference is shown.
+// DiffOptions controls how a difference is shown.
 type DiffOptions struct {
-	Stat     bool  // files and how much of each changed
+	Stat     bool  // files and the amount of change in each
 	NameOnly bool  // names of changed files
 	Width    int   // of --stat, 0 for 80
-	Color    bool  // colours of our own; the guest's never pass
-	MaxBytes int64 // that are shown; 0 for 256 MiB, for Compare 16 MiB
+	Color    bool  // our own colours; the guest's never pass
+	MaxBytes int64 // of output; 0 for 256 MiB, for Compare 16 MiB
 }
 
-// Diff writes what changed in the guest since base, including uncommitted and
-// untracked files, without disturbing the guest's index. What the guest sends
-// is made safe for a terminal: control and invisible characters are spelled out.
+// Diff writes the changes in the guest since base, including uncommitted and
+// untracked files, without modifying the guest's index. It makes the guest's output
+// safe for a terminal by escaping control and invisible characters.
 func Diff(ctx context.Context, g Guest, dir string, base Base, opts DiffOptions, w io.Writer) error {
 	args := []string{"--patch"}
 	switch {
@@ -34,13 +34,14 @@ func Diff(ctx context.Context, g Guest, dir string, base Base, opts DiffOptions,
 	printed := newPrinter(w, opts.Color && !opts.Stat && !opts.NameOnly)
 	err := opts.compare(ctx, g, dir, base, args, printed)
 	flushErr := printed.close()
-	if printed.err != nil { // whoever reads is gone, which ends the rest
+	if printed.err != nil { // the reader is gone, which caused the other errors
 		return printed.err
 	}
 	return errors.Join(err, flushErr)
 }
 
-// compare writes git's difference as it comes, with what args ask for.
+// compare writes git's difference in the format that args select, without escaping
+// it.
 func (o DiffOptions) compare(ctx context.Context, g Guest, dir string, base Base, args []string, w io.Writer) error {
 	if err := checkDir(dir); err != nil {
 		return err

@@ -77,7 +77,8 @@ func TestPrinter(t *testing.T) {
 		if err := p.close(); err != nil {
 			t.Fatal(err)
 		}
-		// The second header comes inside the hunk's count; what is counted last decides.
+		// The second header is within the hunk's line count, so the count decides
+		// its colour.
 		if got := out.String(); got != strings.Replace(want, "\x1b[1m--- a/y", "\x1b[31m--- a/y", 1) && got != want {
 			t.Errorf("chunks of %d:\n%q\n%q", size, got, want)
 		}
@@ -160,7 +161,7 @@ func FuzzChanges(f *testing.F) {
 	})
 }
 
-// A guest that sends without end is cut off after what fits into memory.
+// A guest that sends without end is cut off once the memory bound is reached.
 func TestCompareIsBounded(t *testing.T) {
 	sent := 0
 	l := &liar{answer: map[string]func(io.Writer){diffScript: func(w io.Writer) {

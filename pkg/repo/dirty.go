@@ -10,16 +10,17 @@ import (
 	"strings"
 )
 
-// sendDirty brings the uncommitted and untracked files of a local clone into
-// the guest's repository at tmp. They are made into a commit by way of an index
-// and an object directory of our own: the user's stay as they are.
+// sendDirty copies the uncommitted and untracked files of a local clone into the
+// guest's repository at tmp. It creates a commit from them with a temporary index
+// and object directory, so that the user's own do not change.
 func sendDirty(ctx context.Context, g Guest, dir, head, tmp string) (err error) {
 	own, err := os.MkdirTemp("", "agent-sessionizer-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(own)) }()
-	// The user's configuration says what is ignored and how files are stored.
+	// The user's configuration determines which files are ignored and how they are
+	// stored.
 	git := hostGit{dir: dir, user: true}
 	commit, env, err := snapshot(ctx, git, own, head)
 	if err != nil {
@@ -35,7 +36,8 @@ func sendDirty(ctx context.Context, g Guest, dir, head, tmp string) (err error) 
 	return pipe(ctx, g, git, args, command(dirtyScript, tmp, commit))
 }
 
-// snapshot makes the commit, and returns the environment in which git sees it.
+// snapshot creates the commit, and returns the environment in which git can read
+// it.
 func snapshot(ctx context.Context, git hostGit, own, head string) (commit string, env []string, err error) {
 	paths, err := git.output(ctx, "rev-parse", "--path-format=absolute", "--git-path", "index", "--git-path", "objects")
 	if err != nil {
@@ -77,8 +79,8 @@ func snapshot(ctx context.Context, git hostGit, own, head string) (commit string
 	return strings.TrimSpace(out), env, err
 }
 
-// addUntracked adds what is not ignored. Unlike "git add" it passes over
-// repositories inside this one instead of failing at them.
+// addUntracked adds all files that are not ignored. Unlike "git add" it skips
+// nested repositories instead of failing on them.
 func addUntracked(ctx context.Context, git hostGit) (err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -97,16 +99,16 @@ func addUntracked(ctx context.Context, git hostGit) (err error) {
 	_ = w.Close()
 	git.stdin = r
 	addErr := git.run(ctx, "update-index", "--add", "--remove", "--replace", "-z", "--stdin")
-	_, _ = io.Copy(io.Discard, r) // lets the list end when adding failed
+	_, _ = io.Copy(io.Discard, r) // drain the list so that ls-files ends even if adding failed
 	return errors.Join(addErr, finished(ctx, cmd.Wait(), "ls-files", stderr))
 }
 
-// copyIndex copies the user's index with its time of change, by which git tells
-// the files that it must look into.
+// copyIndex copies the user's index with its modification time, by which git
+// decides which files to inspect.
 func copyIndex(from, to string) error {
 	info, err := os.Stat(from)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // nothing was ever added
+		return nil // nothing has ever been added
 	}
 	if err != nil {
 		return err
@@ -121,7 +123,7 @@ func copyIndex(from, to string) error {
 	return os.Chtimes(to, info.ModTime(), info.ModTime())
 }
 
-// alternate quotes a path as git wants it in a list that colons separate.
+// alternate quotes a path for git's colon-separated lists.
 func alternate(p string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(p) + `"`
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// failures puts programs in front of those of PATH which count how often each is
-// called, and fail at the call that a test names.
+// failures puts wrapper programs first in PATH. They count their calls, and fail at
+// the call that a test names.
 type failures struct{ dir string }
 
 const failingProgram = `#!/bin/sh
@@ -74,9 +74,9 @@ func (f failures) set(t *testing.T, call, mode string) {
 	write(t, filepath.Join(f.dir, "fail"), call+" "+mode+"\n")
 }
 
-// each runs do with every one of its calls failing, at the start and in the
-// middle of what it prints. do returns an error, or what it does undisturbed:
-// a command that failed is never taken for one that found nothing.
+// each runs do with each of its program calls failing in turn, at the start and in
+// the middle of the output. do must return an error or its undisturbed result: a
+// failed command must never count as one that found nothing.
 func (f failures) each(t *testing.T, do func(t *testing.T) (string, error)) {
 	t.Helper()
 	f.set(t, "none", "start")
@@ -112,13 +112,13 @@ func (f failures) each(t *testing.T, do func(t *testing.T) (string, error)) {
 	}
 }
 
-// guestPrograms are those that the guest's scripts call.
+// guestPrograms returns the programs that the guest's scripts call.
 func guestPrograms() []string {
 	return []string{"git", "sed", "sort", "cat", "tr", "wc", "mktemp", "head", "mkdir", "cp", "cut", "dirname", "mv", "ls", "sync", "awk"}
 }
 
-// busyGuest is a guest whose agent has work of every kind, and the target that it
-// is fetched into.
+// busyGuest returns a guest whose agent has work of every kind, and the target of a
+// fetch.
 func busyGuest(t *testing.T) (*localGuest, Mirror, Base) {
 	t.Helper()
 	isolate(t)
@@ -165,7 +165,7 @@ func TestGuestFailuresAreNoticed(t *testing.T) {
 			into := copyOf(t, mirror.Dir)
 			g.path = f.path()
 			res, err := Fetch(t.Context(), g, g.dir(), "s", Target{Mirror: into}, base, FetchOptions{TempDir: t.TempDir()})
-			if err != nil { // nothing of it counts, and the next fetch has it all
+			if err != nil { // nothing was taken, and the next fetch gets everything
 				if refs := host(t, into, "git for-each-ref refs/agents"); refs != "" {
 					t.Errorf("after %v there are\n%s", err, refs)
 				}
@@ -298,7 +298,7 @@ func TestHostFailuresAreNoticed(t *testing.T) {
 	})
 }
 
-// copyOf is a repository of its own with everything that dir has.
+// copyOf returns a separate copy of the repository dir.
 func copyOf(t *testing.T, dir string) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "copy.git")
@@ -306,7 +306,8 @@ func copyOf(t *testing.T, dir string) string {
 	return to
 }
 
-// checkoutState is all that a checkout is, and what is uncommitted in it.
+// checkoutState returns the full state of a checkout, including uncommitted
+// changes.
 func checkoutState(t *testing.T, dir string) string {
 	t.Helper()
 	git, err := exec.LookPath("/usr/bin/git")

@@ -15,13 +15,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// Target is where fetched work goes to; either may be "".
+// Target names the repositories that receive fetched work; either may be "".
 type Target struct {
 	Mirror string // a mirror's directory
 	Local  string // the user's clone: only refs/agents/SESSION/ and objects are written
 }
 
-// Target is the mirror, or the local clone that stands for it, as a target.
+// Target returns the mirror, or the local clone used as one, as a target.
 func (m Mirror) Target() Target {
 	if m.Local {
 		return Target{Local: m.Dir}
@@ -29,9 +29,10 @@ func (m Mirror) Target() Target {
 	return Target{Mirror: m.Dir}
 }
 
-// With is where a fetch goes when the user names a clone, or "", and what is
-// taken to keep its work from then on. That is t and not the clone, which may be
-// deleted any day, unless t itself is gone.
+// With returns where a fetch puts the work when the user names a clone (or ""), and
+// which target counts as keeping the work from then on. That is t and not the
+// clone, because the user may delete the clone at any time, unless t itself is
+// gone.
 func (t Target) With(clone string) (into, keep Target) {
 	switch there := t.there(); {
 	case there.Mirror != "":
@@ -46,7 +47,7 @@ func (t Target) With(clone string) (into, keep Target) {
 	return t, t
 }
 
-// there is t without what is gone.
+// there returns t without the directories that no longer exist.
 func (t Target) there() Target {
 	for _, dir := range []*string{&t.Mirror, &t.Local} {
 		if _, err := os.Stat(*dir); err != nil {
@@ -56,33 +57,33 @@ func (t Target) there() Target {
 	return t
 }
 
-// FetchOptions bounds a fetch. Zero values are the defaults.
+// FetchOptions bounds a fetch. Zero values select the defaults.
 type FetchOptions struct {
-	MaxBytes int64  // of what the guest sends; 4 GiB
-	MaxRefs  int    // that a fetch may change; 5000
-	TempDir  string // where what the guest sends is kept meanwhile; the system's
+	MaxBytes int64  // received from the guest; default 4 GiB
+	MaxRefs  int    // changed by one fetch; default 5000
+	TempDir  string // holds the received pack; default is the system's
 	Progress Progress
 
 	free func(dir string) (int64, error) // for tests: bytes free on a directory's disk
 }
 
-// FetchResult is what a fetch changed.
+// FetchResult describes the changes of a fetch.
 type FetchResult struct {
 	Refs    []RefUpdate `json:"refs"`    // sorted by name
-	Commits int         `json:"commits"` // that the host did not have
+	Commits int         `json:"commits"` // new to the host
 	Bytes   int64       `json:"bytes"`   // received
 }
 
 // RefUpdate is one changed reference under refs/agents/SESSION/.
 type RefUpdate struct {
 	Name string `json:"name"`
-	Old  string `json:"old,omitempty"` // "" when it is new; kept under replaced/ where nothing else holds it
+	Old  string `json:"old,omitempty"` // "" if new; kept under replaced/ if nothing else refers to it
 	New  string `json:"new"`
 }
 
 const (
-	maxOffered  = 100_000   // references that a guest may name at all
-	maxHaves    = 4000      // commits that are named to the guest
+	maxOffered  = 100_000   // references that a guest may list in total
+	maxHaves    = 4000      // commits that the host names to the guest
 	diskReserve = 512 << 20 // bytes that a fetch leaves free
 )
 
@@ -102,14 +103,14 @@ func (o FetchOptions) filled() FetchOptions {
 	return o
 }
 
-// Fetch brings the guest's commits to refs/agents/SESSION/ of the targets:
-// heads/, tags/, HEAD, stash/ID, worktrees/ID, and unnamed/ID for what has a
-// name that is not fit for this host. What was fetched once stays, be its
-// branch deleted, renamed or rewritten in the guest (then at replaced/ID).
+// Fetch copies the guest's commits to refs/agents/SESSION/ of the targets: heads/,
+// tags/, HEAD, stash/ID, worktrees/ID, and unnamed/ID for references whose names
+// are unsuitable on this host. Work that was fetched once stays, even if its branch
+// is deleted, renamed or rewritten in the guest (then at replaced/ID).
 //
-// The guest sends a pack and a list of names, not a bundle: git checks the
-// objects of a pack as strictly as we ask for, which for a bundle it does only
-// since version 2.46, and no name of the guest's reaches a fetch.
+// The guest sends a pack and a list of names, not a bundle. git checks the objects
+// of a pack as strictly as requested, which it does for bundles only since version
+// 2.46. No name from the guest reaches a git fetch.
 func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base Base, opts FetchOptions) (FetchResult, error) {
 	opts = opts.filled()
 	if err := checkDir(dir); err != nil {
@@ -134,7 +135,7 @@ func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base 
 		opts.Progress.say("fetching %d of the guest's references", len(missing))
 		haves := commonTips(ctx, targets, base)
 		if res, err = receive(ctx, g, dir, targets, missing, haves, opts); errors.Is(err, errIncomplete) && len(haves) > 0 {
-			// A target has commits whose history it lacks; ask for everything.
+			// A target has commits without their history; request everything.
 			res, err = receive(ctx, g, dir, targets, missing, nil, opts)
 		}
 		if errors.Is(err, errIncomplete) {
@@ -145,7 +146,7 @@ func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base 
 			return FetchResult{}, err
 		}
 	}
-	for _, t := range slices.Backward(targets) { // the first one's changes are reported
+	for _, t := range slices.Backward(targets) { // the result reports the first target's changes
 		changes, err := t.apply(ctx, offered, opts.MaxRefs)
 		if err != nil {
 			return FetchResult{}, err
@@ -155,8 +156,8 @@ func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base 
 	return res, nil
 }
 
-// Known lists the commits of a session that the targets hold, for Work. A target
-// that is gone holds nothing.
+// Known returns the commits of a session that the targets hold, as input for Work.
+// A target that is gone holds none.
 func Known(ctx context.Context, session string, into Target) ([]string, error) {
 	if into = into.there(); into == (Target{}) {
 		return nil, nil
@@ -174,8 +175,8 @@ func Known(ctx context.Context, session string, into Target) ([]string, error) {
 	return slices.Sorted(maps.Keys(ids)), nil
 }
 
-// parseOffer reads the guest's list into the names below refs/agents/SESSION/
-// that it will get on the host.
+// parseOffer parses the guest's list into the names that its references get below
+// refs/agents/SESSION/ on the host.
 func parseOffer(out string) (map[string]string, error) {
 	offered := map[string]string{}
 	bad := func(line string) error {
@@ -208,8 +209,8 @@ func parseOffer(out string) (map[string]string, error) {
 	return settle(offered), nil
 }
 
-// placeFor is where a guest's reference goes: its own name where that is a
-// plain one, else a place named after the object.
+// placeFor returns where a guest's reference goes: its own name if that is valid,
+// otherwise a name made from the object's id.
 func placeFor(name, id string) string {
 	for prefix, to := range map[string]string{"refs/heads/": "heads/", "refs/tags/": "tags/"} {
 		if rest, ok := strings.CutPrefix(name, prefix); ok && validRefName(rest) {
@@ -219,8 +220,8 @@ func placeFor(name, id string) string {
 	return "unnamed/" + id
 }
 
-// settle moves aside what cannot stand next to each other ("a" and "a/b"; on some
-// disks "a" and "A"), and drops work trees whose commit is a branch's tip.
+// settle moves names aside that conflict ("a" and "a/b"; on some disks "a" and
+// "A"), and drops work trees whose commit is also listed elsewhere.
 func settle(offered map[string]string) map[string]string {
 	tips := map[string]bool{}
 	for name, id := range offered {
@@ -252,10 +253,10 @@ func settle(offered map[string]string) map[string]string {
 	return offered
 }
 
-// errIncomplete says that objects which the new commits need are missing.
+// errIncomplete reports that objects which the new commits need are missing.
 var errIncomplete = errors.New("the guest's commits are incomplete")
 
-// receive takes a pack from the guest into every target, or into none.
+// receive transfers a pack from the guest into every target, or into none.
 func receive(ctx context.Context, g Guest, dir string, targets []*target, missing, haves []string, opts FetchOptions) (res FetchResult, err error) {
 	f, err := os.CreateTemp(opts.TempDir, "agent-sessionizer-*.pack")
 	if err != nil {
@@ -321,7 +322,7 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 	return res, nil
 }
 
-// counted writes until a bound is reached, and then ends the transfer.
+// counted writes up to a bound, and then ends the transfer.
 type counted struct {
 	w    io.Writer
 	n    int64
@@ -347,7 +348,7 @@ func freeSpace(dir string) (int64, error) {
 	if err := syscall.Statfs(dir, &st); err != nil {
 		return 0, fmt.Errorf("free space of %s: %w", dir, err)
 	}
-	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // other types elsewhere
+	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // the types differ on other systems
 }
 
 func fullDisk(dir string) error {

@@ -21,7 +21,7 @@ type session struct {
 	into Target
 }
 
-// start pushes a fresh upstream into a guest; its user has a clone as well.
+// start pushes a new upstream into a guest, and makes a clone for its user.
 func start(t *testing.T) session {
 	t.Helper()
 	isolate(t)
@@ -76,7 +76,7 @@ func TestFetchBringsTheWork(t *testing.T) {
 		echo st >>w && git stash -q && echo st2 >>w && git stash -q && git worktree add -q --detach ../other && git -C ../other commit -q --allow-empty -m wt && git rev-parse HEAD`)
 	equal(t, "work before", s.work(t).Summary(), "3 commits neither pushed nor fetched, 2 stashes")
 	res := s.fetch(t)
-	if res.Commits != 6 && res.Commits != 7 { // the stashes' second commits are one when made in one second
+	if res.Commits != 6 && res.Commits != 7 { // the second commits of two stashes are identical if made within one second
 		t.Errorf("commits %d", res.Commits)
 	}
 	equal(t, "references", len(res.Refs), 7)
@@ -92,7 +92,7 @@ func TestFetchBringsTheWork(t *testing.T) {
 		t.Errorf("after a fetch: %s", w.Summary())
 	}
 
-	// Again: nothing; then only what is new.
+	// A second fetch finds nothing; the next one only new work.
 	res = s.fetch(t)
 	equal(t, "again", fmt.Sprint(len(res.Refs), res.Commits, res.Bytes), "0 0 0")
 	s.agent(t, "head -c 300000 /dev/urandom >big && git add big && git commit -qm big")
@@ -109,16 +109,16 @@ func TestFetchNeverLosesWhatItBrought(t *testing.T) {
 	s := start(t)
 	first := s.agent(t, "git switch -qc topic && git commit -q --allow-empty -m first && git rev-parse HEAD")
 	s.fetch(t)
-	// Rewritten.
+	// The branch is rewritten.
 	second := s.agent(t, "git commit -q --amend --allow-empty -m second && git rev-parse HEAD")
 	s.fetch(t)
 	equal(t, "rewritten", refs(t, s.into.Local), "HEAD heads/topic replaced/"+first)
 	equal(t, "topic", host(t, s.into.Local, "git rev-parse refs/agents/s1/heads/topic"), second)
-	// Renamed so that the old name is in the way.
+	// The branch is renamed so that the old name conflicts.
 	s.agent(t, "git branch -m tmp && git branch -m topic/sub && git commit -q --allow-empty -m third")
 	s.fetch(t)
 	equal(t, "renamed", refs(t, s.into.Mirror), "HEAD heads/topic/sub replaced/"+first)
-	// Deleted with work that only the host has now.
+	// The branch is deleted, so that only the host has its work.
 	third := s.agent(t, "git rev-parse HEAD; git switch -q main && git branch -qD topic/sub && git reflog expire --expire=now --all && git gc -q --prune=now")
 	s.fetch(t)
 	for _, dir := range []string{s.into.Mirror, s.into.Local} {
@@ -127,11 +127,11 @@ func TestFetchNeverLosesWhatItBrought(t *testing.T) {
 			host(t, dir, "test -n \"$(git for-each-ref --contains="+id+" refs/agents)\"")
 		}
 	}
-	// And the reverse: a directory of branches becomes a branch.
+	// The reverse: a directory of branches becomes a branch.
 	s.agent(t, "git switch -qc topic && git commit -q --allow-empty -m fourth")
 	s.fetch(t)
 	replaced := []string{"replaced/" + first, "replaced/" + third}
-	slices.Sort(replaced) // git lists by name, and the names are hashes
+	slices.Sort(replaced) // git sorts by name, and the names are hashes
 	equal(t, "a branch again", refs(t, s.into.Local), "HEAD heads/topic "+strings.Join(replaced, " "))
 }
 
@@ -145,12 +145,12 @@ func TestFetchIntoATargetThatFellBehind(t *testing.T) {
 	s.into = both
 	s.fetch(t)
 	equal(t, "local", host(t, both.Local, "git rev-parse refs/agents/s1/heads/main"), tip)
-	// A clone that has no history in common.
+	// A clone without common history.
 	s.into = Target{Local: t.TempDir()}
 	host(t, s.into.Local, "git init -q .")
 	s.fetch(t)
 	equal(t, "unrelated", host(t, s.into.Local, "git rev-parse refs/agents/s1/heads/main"), tip)
-	// And one with commits whose history is not there.
+	// A clone that has commits without their history.
 	s.into = Target{Local: t.TempDir()}
 	host(t, s.into.Local, "git init -q .")
 	parent := host(t, both.Local, "git rev-parse refs/agents/s1/heads/main~1")
@@ -173,7 +173,7 @@ func TestFetchedWorkCountsAsPushed(t *testing.T) {
 	equal(t, "progress", fmt.Sprint(w.InProgress, w.Ahead, len(w.Branches)), "[merge] 2 2")
 }
 
-// A clone that work was fetched into once may be deleted.
+// A clone may be deleted after work was fetched into it.
 func TestTargetsThatAreGone(t *testing.T) {
 	s := start(t)
 	s.agent(t, "git switch -qc work && git commit -q --allow-empty -m one")
@@ -186,7 +186,7 @@ func TestTargetsThatAreGone(t *testing.T) {
 	if err := os.RemoveAll(clone); err != nil {
 		t.Fatal(err)
 	}
-	if w := s.work(t); !w.Clean() { // by way of {Mirror, Local}, as earlier versions kept it
+	if w := s.work(t); !w.Clean() { // through {Mirror, Local}, which earlier versions recorded
 		t.Errorf("with the clone gone: %s", w.Summary())
 	}
 	if into, _ = s.into.With(""); into != keep {
@@ -264,7 +264,7 @@ func TestFetchInterrupted(t *testing.T) {
 	for _, at := range []int{0, 1, 100, 250_000, 499_000} {
 		ctx, cancel := context.WithCancel(t.Context())
 		s.g.wrap = func(st ssh.IO) ssh.IO {
-			if st.Stdin != nil { // only the pack is asked for with an input
+			if st.Stdin != nil { // only the request for the pack has an input
 				st.Stdout = &counted{w: st.Stdout, left: int64(at), full: cancel}
 			}
 			return st
@@ -272,7 +272,7 @@ func TestFetchInterrupted(t *testing.T) {
 		if _, err := Fetch(ctx, s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{}); !errors.Is(err, context.Canceled) {
 			t.Errorf("cut at %d: %v", at, err)
 		}
-		// A connection that dies without a word.
+		// The connection dies silently.
 		s.g.wrap = func(st ssh.IO) ssh.IO {
 			if st.Stdin != nil {
 				st.Stdout = &counted{w: st.Stdout, left: int64(at), full: func() {}}
@@ -290,8 +290,8 @@ func TestFetchInterrupted(t *testing.T) {
 	equal(t, "tip", host(t, s.into.Local, "git rev-parse refs/agents/s1/HEAD && find .git -name 'tmp_*'"), tip)
 }
 
-// A branch that is renamed to another case takes the place of the old name, of
-// which a disk may know only one; what the old one had is kept.
+// A branch whose name changes only in case replaces the old name, because a disk
+// may store only one of them. The commits of the old name are kept.
 func TestFetchOfABranchInAnotherCase(t *testing.T) {
 	s := start(t)
 	tip := s.agent(t, "git switch -qc topic/x && git commit -q --allow-empty -m old && git rev-parse HEAD")
@@ -304,15 +304,15 @@ func TestFetchOfABranchInAnotherCase(t *testing.T) {
 	equal(t, "work", s.work(t).Summary(), "nothing")
 }
 
-// A fetch leaves the disk's reserve free: where the pack is kept, while it comes,
-// and where it goes.
+// A fetch leaves the disk's reserve free: on the disk of the temporary pack, during
+// the transfer, and on the target's disk.
 func TestFetchLeavesTheDisksReserve(t *testing.T) {
 	s := start(t)
 	s.agent(t, "head -c 300000 /dev/urandom >big && git add big && git commit -qm big")
 	tmp := t.TempDir()
 	const enough = 1 << 40
 	for name, c := range map[string]struct {
-		temp, target int64 // free at each
+		temp, target int64 // free bytes on each
 		full         string
 	}{
 		"before":        {diskReserve, enough, tmp},

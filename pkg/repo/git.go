@@ -22,25 +22,25 @@ import (
 type hostGit struct {
 	dir      string
 	user     bool     // honour the user's and the system's configuration
-	network  bool     // may talk to remotes; implies user
+	network  bool     // may contact remotes; implies the user's configuration
 	settings []string // more options before the subcommand
-	env      []string // more of the environment
+	env      []string // additional environment
 	stdin    io.Reader
 	stdout   io.Writer // nil: output returns it, bounded
-	progress Progress  // of git's own progress lines on stderr
+	progress Progress  // receives git's own progress lines from stderr
 	cage     *cage     // nil: no resource limits
 }
 
-// cage bounds a git that reads what a guest or a remote made. Every bound is one that a
-// plain shell can set, so that no helper program is needed.
+// cage limits the resources of a git that reads data from a guest or a remote. A
+// plain shell can set every limit, so that no helper program is needed.
 type cage struct {
 	fileBytes int64         // largest file it may write
 	cpu       time.Duration // processor time
 	memory    int64         // bytes of address space; not enforced by macOS
-	data      int64         // bytes of memory, where programs of the user's take much address space; likewise
+	data      int64         // bytes of memory, for use with the user's programs that take much address space; not enforced by macOS either
 }
 
-// gitError is a git that ran and did not succeed.
+// gitError is the error of a git that ran and failed.
 type gitError struct {
 	what   string
 	code   int
@@ -55,12 +55,13 @@ func (e *gitError) Error() string {
 }
 
 const (
-	maxOutput = 64 << 20        // bytes of an answer of the host's git
-	stopGrace = 5 * time.Second // for a cancelled git to tidy up
+	maxOutput = 64 << 20        // bytes of output from the host's git
+	stopGrace = 5 * time.Second // for a cancelled git to clean up
 )
 
-// fixed turns off whatever a repository's configuration could make git run,
-// and the housekeeping that would go on after git has returned.
+// fixed returns the options that disable everything a repository's configuration
+// could make git run. They also disable the housekeeping that would continue after
+// git has returned.
 func (g hostGit) fixed() []string {
 	return []string{
 		"-c", "core.hooksPath=/dev/null",
@@ -77,7 +78,7 @@ func (g hostGit) fixed() []string {
 	}
 }
 
-// command prepares a git; the tail is the end of its stderr.
+// command prepares a git process. The returned tail receives the end of its stderr.
 func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, error) {
 	argv := append([]string{"git"}, g.fixed()...)
 	if !g.user && !g.network && !owned(g.dir) {
@@ -98,17 +99,18 @@ func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, 
 	cmd.Env = g.environ()
 	stderr := &tail{keep: maxText}
 	cmd.Stderr = &meter{tail: stderr, say: g.progress}
-	// A session of its own: no terminal that ssh could ask for a passphrase,
-	// and one group to end together.
+	// A new session has no terminal on which ssh could ask for a passphrase, and
+	// gives the processes one group to kill together.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopGrace
 	return cmd, stderr, nil
 }
 
-// around runs argv under resource limits. The limits are numbers of ours.
+// around wraps argv in a shell that sets the resource limits. The limits are our
+// own numbers, so they need no quoting.
 func (c *cage) around(argv []string) []string {
-	// Without signal 25, SIGXFSZ, git says that the file is too large.
+	// With signal 25, SIGXFSZ, ignored, git reports that the file is too large.
 	script := fmt.Sprintf("trap '' 25; ulimit -f %d || exit 125; ", c.fileBytes/512+1)
 	if c.cpu > 0 {
 		script += fmt.Sprintf("ulimit -t %d || exit 125; ", int(c.cpu.Seconds()))
@@ -129,7 +131,7 @@ func (g hostGit) run(ctx context.Context, args ...string) error {
 	return finished(ctx, cmd.Run(), subcommand(args), stderr)
 }
 
-// subcommand is what args run: the first word that is no setting.
+// subcommand returns git's subcommand: the first word that is not a setting.
 func subcommand(args []string) string {
 	for len(args) > 2 && args[0] == "-c" {
 		args = args[2:]
@@ -137,7 +139,7 @@ func subcommand(args []string) string {
 	return args[0]
 }
 
-// output is run with what git printed, of which too much is an error.
+// output runs git and returns its output. Too much output is an error.
 func (g hostGit) output(ctx context.Context, args ...string) (string, error) {
 	var buf bytes.Buffer
 	g.stdout = &limited{w: &buf, left: maxOutput}
@@ -145,8 +147,9 @@ func (g hostGit) output(ctx context.Context, args ...string) (string, error) {
 	return buf.String(), err
 }
 
-// query is output for the commands that exit with 1 where there is nothing, which
-// is "". All other ends are errors: a git that fails has not said that.
+// query returns the output of a command that exits with 1 when it finds nothing; it
+// returns "" then. Every other failure is an error, because it does not mean that
+// nothing was found.
 func (g hostGit) query(ctx context.Context, args ...string) (string, error) {
 	out, err := g.output(ctx, args...)
 	if ge, ok := errors.AsType[*gitError](err); ok && ge.code == 1 {
@@ -155,7 +158,7 @@ func (g hostGit) query(ctx context.Context, args ...string) (string, error) {
 	return out, err
 }
 
-// finished turns the end of a git process into an error.
+// finished converts the end of a git process into an error.
 func finished(ctx context.Context, err error, what string, stderr *tail) error {
 	if err == nil {
 		return nil
@@ -171,12 +174,12 @@ func finished(ctx context.Context, err error, what string, stderr *tail) error {
 
 var urlCredentials = regexp.MustCompile(`://[^/\s'"]*@`)
 
-// redactURLs hides the credentials that a user's url.*.insteadOf may have put
-// into what git says about a remote.
+// redactURLs hides credentials in git's messages about a remote. The user's
+// url.*.insteadOf may have put them into the URL.
 func redactURLs(s string) string { return urlCredentials.ReplaceAllString(s, "://…@") }
 
-// kept are the caller's GIT_* variables that say how to reach a remote. All
-// others could point git at another repository, index, or program.
+// kept matches the caller's GIT_* variables that configure how to reach a remote.
+// All others could point git at another repository, index, or program.
 var kept = lazily(`^GIT_(SSH|SSH_COMMAND|SSH_VARIANT|SSL_[A-Z_]+|HTTP_[A-Z_]+|PROXY_[A-Z_]+|EXEC_PATH|` +
 	`CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_[0-9]+|VALUE_[0-9]+))$`)
 
@@ -206,7 +209,7 @@ func (g hostGit) environ() []string {
 	return append(env, g.env...)
 }
 
-// owned reports whether git will find that dir belongs to this user.
+// owned reports whether git will accept that dir belongs to this user.
 func owned(dir string) bool {
 	for _, p := range []string{dir, filepath.Join(dir, ".git")} {
 		info, err := os.Lstat(p)
@@ -220,8 +223,8 @@ func owned(dir string) bool {
 	return true
 }
 
-// safeDirectories are the directories of other users that this user told git
-// to trust; a git that ignores the user's configuration must still know them.
+// safeDirectories returns the directories of other users that this user has told
+// git to trust. A git that ignores the user's configuration must still know them.
 func safeDirectories(ctx context.Context) []string {
 	var dirs []string
 	for _, scope := range []string{"--system", "--global"} {
@@ -257,8 +260,8 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// meter keeps the end of git's stderr and reports its progress lines, one for
-// every tenth.
+// meter keeps the end of git's stderr and reports its progress lines, one for every
+// 10 %.
 type meter struct {
 	tail *tail
 	say  Progress

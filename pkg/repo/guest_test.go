@@ -18,11 +18,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// localGuest is a Guest that runs its commands on this machine, in a home and
-// an environment of its own.
+// localGuest is a Guest that runs its commands on this machine, with a separate
+// home and environment.
 type localGuest struct {
 	home string
-	path string                 // of its programs; "" is the host's
+	path string                 // PATH of its programs; "" for the host's
 	wrap func(st ssh.IO) ssh.IO // to break connections
 }
 
@@ -77,10 +77,10 @@ func (g *localGuest) sh(t *testing.T, script string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// dir is where the guest's checkout goes.
+// dir returns the path of the guest's checkout.
 func (g *localGuest) dir() string { return filepath.Join(g.home, "work", "repo") }
 
-// isolate gives the test's own processes a home and no git environment.
+// isolate gives the test process a new home and no git environment.
 func isolate(t *testing.T) string {
 	t.Helper()
 	for _, tool := range []string{"git", "timeout"} {
@@ -118,8 +118,8 @@ func write(t *testing.T, name, text string) {
 	}
 }
 
-// upstream makes a remote repository with two branches and a tag, and returns
-// its Ref (a file URL).
+// upstream creates a remote repository with two branches and a tag, and returns its
+// Ref (a file URL).
 func upstream(t *testing.T) (Ref, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "owner", "project.git")

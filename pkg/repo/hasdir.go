@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// MayHaveDir reports whether the commit that is to be checked out has a directory of
-// that name, or something that the checkout can make one of: a submodule, a symbolic
-// link.
+// MayHaveDir reports whether the commit to be checked out has a directory of that
+// name, or an entry that the checkout could turn into one: a submodule or a
+// symbolic link.
 func (s Source) MayHaveDir(ctx context.Context, name string) (bool, error) {
 	o, err := examine(ctx, s)
 	if err != nil || o.commit == "" {

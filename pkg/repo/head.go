@@ -12,7 +12,7 @@ import (
 //go:embed guest/head.sh
 var headScript string
 
-// Head is what is checked out in a guest now, as far as the guest says.
+// Head returns what is checked out in a guest now, as reported by the guest.
 func Head(ctx context.Context, g Guest, dir string) (Base, error) {
 	if err := checkDir(dir); err != nil {
 		return Base{}, err

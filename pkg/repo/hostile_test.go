@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"compress/zlib"
 	"context"
-	"crypto/sha1" //nolint:gosec // git's own
+	"crypto/sha1" //nolint:gosec // git uses it
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
@@ -19,7 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// liar is a guest that answers whatever it likes.
+// liar is a guest that answers anything.
 type liar struct {
 	answer map[string]func(w io.Writer) // by script
 }
@@ -64,7 +64,8 @@ func says(text string) func(io.Writer) {
 	return func(w io.Writer) { _, _ = io.WriteString(w, text) }
 }
 
-// The evil programs note whose home they ran in; only the guest's is allowed.
+// The malicious programs record in whose home they ran; only the guest's is
+// allowed.
 const evil = `#!/bin/sh
 touch "$HOME/pwned"
 cat
@@ -72,7 +73,7 @@ cat
 
 func TestAHostileRepositoryRunsNothingOnTheHost(t *testing.T) {
 	s := start(t)
-	// Also with a clone that would take submodules along.
+	// Also test a clone that would fetch submodules.
 	host(t, s.into.Local, "git config fetch.recurseSubmodules true && git config submodule.recurse true && git config protocol.allow always")
 	before := state(t, s.into.Local)
 	prog := filepath.Join(s.g.home, "evil")
@@ -129,7 +130,7 @@ func TestFetchRefusesTreesThatWouldBecomeGitDirectories(t *testing.T) {
 	}
 }
 
-// tree makes a tree with one entry, whatever its name.
+// tree creates a tree with one entry of any name.
 func (s session) tree(t *testing.T, mode, name, id string) string {
 	t.Helper()
 	raw, err := hex.DecodeString(id)
@@ -145,7 +146,7 @@ func (s session) evilTree(t *testing.T, mode, name, id string) {
 	s.agent(t, "git update-ref refs/heads/evil $(git commit-tree -m evil "+s.tree(t, mode, name, id)+")")
 }
 
-// refused checks that a fetch fails and takes nothing.
+// refused checks that a fetch fails and changes nothing.
 func (s session) refused(t *testing.T) {
 	t.Helper()
 	res, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{})
@@ -245,11 +246,11 @@ func TestFetchOfBadPacks(t *testing.T) {
 			equal(t, "the user's clone", state(t, s.into.Local), before)
 		})
 	}
-	s.fetch(t) // and the true one still comes
+	s.fetch(t) // the real one still arrives
 	equal(t, "tip", host(t, s.into.Local, "git rev-parse refs/agents/s1/HEAD"), tip)
 }
 
-// bomb is a pack of a few kilobytes with a delta that would become 16 GiB.
+// bomb returns a pack of a few kilobytes with a delta that would expand to 16 GiB.
 func bomb(t *testing.T) []byte {
 	t.Helper()
 	const baseSize, copies = 0xffffff, 1024
@@ -281,9 +282,9 @@ func bomb(t *testing.T) []byte {
 	for range copies {
 		delta = append(delta, 0xf0, 0xff, 0xff, 0xff) // copy 0xffffff bytes from 0
 	}
-	id := sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", baseSize), base...)) //nolint:gosec // git's own
+	id := sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", baseSize), base...)) //nolint:gosec // git uses it
 	object(7, delta, id[:])
-	sum := sha1.Sum(pack.Bytes()) //nolint:gosec // git's own
+	sum := sha1.Sum(pack.Bytes()) //nolint:gosec // git uses it
 	pack.Write(sum[:])
 	return pack.Bytes()
 }

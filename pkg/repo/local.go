@@ -12,10 +12,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// probeTime bounds the questions asked of a local clone while parsing.
+// probeTime bounds the queries about a local clone during parsing.
 const probeTime = 20 * time.Second
 
-// parseLocal finds the clone that dir is in, and its remote.
+// parseLocal finds the clone that contains dir, and its remote.
 func parseLocal(dir string) (Ref, error) {
 	info, err := os.Stat(dir)
 	if err != nil || !info.IsDir() {
@@ -44,7 +44,8 @@ func parseLocal(dir string) (Ref, error) {
 	return ref, nil
 }
 
-// topLevel is the root of the work tree that dir is in, or the bare repository.
+// topLevel returns the root of the work tree that contains dir, or the bare
+// repository.
 func topLevel(ctx context.Context, dir string) (string, error) {
 	g := hostGit{dir: dir}
 	out, err := g.output(ctx, "rev-parse", "--is-bare-repository", "--is-inside-work-tree", "--absolute-git-dir")
@@ -66,7 +67,7 @@ func topLevel(ctx context.Context, dir string) (string, error) {
 	return filepath.EvalSymlinks(strings.TrimSuffix(out, "\n"))
 }
 
-// localError explains why git would not work in a local directory.
+// localError explains why git failed in a local directory.
 func localError(dir string, err error) error {
 	ge, ok := errors.AsType[*gitError](err)
 	switch {
@@ -81,9 +82,9 @@ func localError(dir string, err error) error {
 	return fail.New(fail.Failure, "look into %s: %w", echo(dir), err)
 }
 
-// localRemote is the name and address of a local clone's remote, "" when there
-// is none that a guest could reach too. Credentials that stand in the clone's
-// own configuration stay there.
+// localRemote returns the name and address of a local clone's remote, or "" if
+// there is none that a guest could reach too. It removes credentials that the
+// clone's configuration contains.
 func localRemote(ctx context.Context, dir string) (string, Ref, error) {
 	g := hostGit{dir: dir}
 	out, err := g.output(ctx, "remote")
@@ -107,7 +108,7 @@ func localRemote(ctx context.Context, dir string) (string, Ref, error) {
 	if ref, ok := remoteRef(raw); ok {
 		return name, ref, nil
 	}
-	// Perhaps an abbreviation of the user's own (url.*.insteadOf).
+	// The URL may be one of the user's abbreviations (url.*.insteadOf).
 	g.user = true
 	if raw, err = g.output(ctx, "remote", "get-url", name); err != nil {
 		return "", Ref{}, err

@@ -17,46 +17,47 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Mirrors is the host's cache of remote repositories: one bare repository for
-// each, at Dir/HOST/OWNER/REPO.git. Its branches and tags are the remote's;
-// refs/agents/ in it holds the agents' work and is never pruned.
+// Mirrors is the host's cache of remote repositories: one bare repository for each,
+// at Dir/HOST/OWNER/REPO.git. Its branches and tags are the remote's. Its
+// refs/agents/ holds the agents' work and is never pruned.
 type Mirrors struct {
 	Dir    string
 	Retry  Retry
 	Bounds Bounds
 
-	Self string       // this program, for a Ref that is PublicOnly
-	Log  *slog.Logger // of what clients do not learn; nil for none
+	Self string       // path of this program, for a Ref that is PublicOnly
+	Log  *slog.Logger // receives details that clients do not learn; may be nil
 
 	public *dialer               // for tests
 	folds  func(dir string) bool // for tests: whether the disk folds case
 }
 
-// Mirror is where a repository's history can be read on this host.
+// Mirror is a repository on this host from which a repository's history can be
+// read.
 type Mirror struct {
 	Dir     string // a bare mirror, or the local clone
 	Local   bool   // Dir is the user's own clone
 	Ref     Ref
-	Warning string // set when Dir is not as the remote is now
+	Warning string // set if Dir differs from the remote's current state
 
-	stale error // why the remote could not be asked
+	stale error // why the remote could not be queried
 }
 
 const (
-	tmpDir  = ".tmp"   // clones that are being made, and mirrors that are being removed
+	tmpDir  = ".tmp"   // incomplete clones, and mirrors that are being removed
 	lockDir = ".locks" // one file for each mirror
 
 	lockPoll     = 100 * time.Millisecond
-	maxPacks     = 40   // more of them than this are made one
-	refreshTries = 1    // of a mirror that exists: stale is better than slow
+	maxPacks     = 40   // more packs than this are repacked into one
+	refreshTries = 1    // for an existing mirror: stale is better than slow
 	slowTransfer = "60" // seconds below slowBytes after which a transfer counts as dead
 	slowBytes    = "100"
 )
 
-// Ensure makes ref's mirror or brings it up to date. It may be called by
-// several processes at once, and repeated after one died inside it. When the
-// remote cannot be reached but was before, the mirror as it is will do, with a
-// Warning. A local clone is its own mirror and nothing is asked of its remote.
+// Ensure creates ref's mirror or brings it up to date. Several processes may call
+// it at once, and it may be repeated after a process died inside it. If the remote
+// cannot be reached, Ensure returns an existing mirror as it is, with a Warning. A
+// local clone is its own mirror, and Ensure does not contact its remote.
 func (m *Mirrors) Ensure(ctx context.Context, ref Ref, p Progress) (Mirror, error) {
 	if ref.PublicOnly {
 		return m.ensurePublic(ctx, ref)
@@ -101,7 +102,7 @@ func (m *Mirrors) ensure(ctx context.Context, ref Ref, p Progress) (Mirror, erro
 	return mirror, nil
 }
 
-// leftOutWarning names branches and tags that a mirror lacks.
+// leftOutWarning names the branches and tags that a mirror lacks.
 func leftOutWarning(names []string) string {
 	if len(names) == 0 {
 		return ""
@@ -110,7 +111,7 @@ func leftOutWarning(names []string) string {
 	return clip(fmt.Sprintf("%d branches and tags are left out because this disk cannot keep their names: %s", len(names), shown))
 }
 
-// place is the directory of ref's mirror.
+// place returns the directory of ref's mirror.
 func (m *Mirrors) place(ref Ref) (string, error) {
 	host, rest, ok := strings.Cut(ref.Key, "/")
 	if p, local := strings.CutPrefix(ref.Key, "local:"); local {
@@ -123,7 +124,7 @@ func (m *Mirrors) place(ref Ref) (string, error) {
 	return filepath.Join(m.Dir, host, filepath.FromSlash(rest)+".git"), nil
 }
 
-// create clones into a directory of its own that becomes the mirror when it is
+// create clones into a temporary directory, which becomes the mirror when it is
 // complete.
 func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (leftOut []string, err error) {
 	tmp := filepath.Join(m.temporary(ref), token())
@@ -151,7 +152,7 @@ func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return nil, fmt.Errorf("make a mirror: %w", err)
 	}
-	if err := os.RemoveAll(dir); err != nil { // something without a HEAD
+	if err := os.RemoveAll(dir); err != nil { // a leftover without a HEAD
 		return nil, fmt.Errorf("make a mirror: %w", err)
 	}
 	if err := os.Rename(tmp, dir); err != nil {
@@ -160,15 +161,15 @@ func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (
 	return leftOut, nil
 }
 
-// refresh fetches into a mirror that exists.
+// refresh fetches into an existing mirror.
 func (m *Mirrors) refresh(ctx context.Context, dir string, ref Ref, p Progress) (leftOut []string, err error) {
 	g := hostGit{dir: dir}
 	was, err := g.output(ctx, "config", "--get", "remote.origin.url")
 	if err != nil {
 		return nil, err
 	}
-	// https and ssh are two ways to one repository; on a file system that folds
-	// case, two repositories could be two ways to one directory.
+	// https and ssh URLs can name the same repository. On a file system that folds
+	// case, two repositories could share one directory.
 	if old, err := Parse(strings.TrimSpace(was), "/"); err != nil || old.Key != ref.Key {
 		return nil, fail.New(fail.Conflict, "%s holds another repository", dir).WithHint("rm -r %s", dir)
 	}
@@ -185,8 +186,8 @@ func (m *Mirrors) refresh(ctx context.Context, dir string, ref Ref, p Progress) 
 	return leftOut, tidy(ctx, dir)
 }
 
-// tidy keeps the number of packs of a mirror down. Objects that nothing points
-// to stay: a running session may have started from them.
+// tidy limits the number of packs in a mirror. It keeps unreachable objects,
+// because a running session may have started from them.
 func tidy(ctx context.Context, dir string) error {
 	packs, err := filepath.Glob(filepath.Join(dir, "objects", "pack", "*.pack"))
 	if err != nil || len(packs) <= maxPacks {
@@ -201,15 +202,15 @@ func (m *Mirrors) temporary(ref Ref) string {
 
 func (m *Mirrors) lockFile(ref Ref) string { return filepath.Join(m.Dir, lockDir, digest(ref.Key)) }
 
-// sweep removes what a process that died while cloning left behind. The caller
+// sweep removes the leftovers of a process that died while cloning. The caller
 // holds the lock.
 func (m *Mirrors) sweep(ref Ref) {
-	_ = os.RemoveAll(m.temporary(ref)) // create says so when it is in the way
+	_ = os.RemoveAll(m.temporary(ref)) // create reports a leftover that is in the way
 }
 
-// lock waits for the repository's lock. Lock files stay: removing one would
-// let two processes hold different files of the same name. A file's time is when
-// the mirror was last used, for Prune.
+// lock waits for the repository's lock. Lock files are never removed, because two
+// processes could then hold different files of the same name. A lock file's
+// modification time records the mirror's last use, for Prune.
 func (m *Mirrors) lock(ctx context.Context, ref Ref, p Progress) (func(), error) {
 	path := m.lockFile(ref)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -228,7 +229,7 @@ func (m *Mirrors) lock(ctx context.Context, ref Ref, p Progress) (func(), error)
 			if err := os.Chtimes(path, now, now); err != nil {
 				return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), f.Close())
 			}
-			return func() { _ = f.Close() }, nil // closing unlocks
+			return func() { _ = f.Close() }, nil // closing the file releases the lock
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
 			return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), f.Close())

@@ -27,7 +27,7 @@ func TestEnsureClonesOnceAndThenFetches(t *testing.T) {
 	equal(t, "main", host(t, mirror.Dir, "git rev-parse main"), host(t, bare, "git rev-parse main"))
 	equal(t, "HEAD", host(t, mirror.Dir, "git symbolic-ref HEAD"), "refs/heads/main")
 
-	// What agents did stays, what the remote deleted goes.
+	// Agents' work stays; references that the remote deleted are removed.
 	host(t, mirror.Dir, "git update-ref refs/agents/s/HEAD feature")
 	tip := advance(t, bare, "main")
 	host(t, bare, "git branch -D feature && git branch -m main trunk && git symbolic-ref HEAD refs/heads/trunk")
@@ -50,7 +50,7 @@ func TestEnsureNeverRunsHooks(t *testing.T) {
 	host(t, home, "git config --global core.hooksPath '"+trap+"'")
 	m := mirrors(t)
 	ensure(t, m, ref)
-	// A probe that the trap works at all, then ours again.
+	// First verify that the trap works, then run ours again.
 	host(t, bare, "git update-ref refs/heads/probe main")
 	if err := os.Remove(filepath.Join(home, "ran")); err != nil {
 		t.Fatalf("the trap does not work: %v", err)
@@ -150,7 +150,7 @@ func TestEnsureWithoutNetworkForALocalClone(t *testing.T) {
 	equal(t, "mirror", ensure(t, mirrors(t), ref), Mirror{Dir: dir, Local: true, Ref: ref})
 }
 
-// gitServer serves repositories over https; each request first asks refuse.
+// gitServer serves repositories over https. Each request first calls refuse.
 func gitServer(t *testing.T, root string, refuse func(w http.ResponseWriter, r *http.Request) bool) string {
 	t.Helper()
 	path, err := exec.Command("git", "--exec-path").Output()
@@ -176,7 +176,7 @@ func gitServer(t *testing.T, root string, refuse func(w http.ResponseWriter, r *
 
 func TestEnsureOverHTTPS(t *testing.T) {
 	for name, tc := range map[string]struct {
-		status, fails int // the status of the first so many requests
+		status, fails int // status is the response to the first fails requests
 		path          string
 		delays        []time.Duration
 		code          fail.Code
@@ -228,7 +228,7 @@ func TestEnsureOverHTTPS(t *testing.T) {
 	}
 }
 
-// Credentials that a user's insteadOf puts into a URL never reach an error.
+// Credentials that a user's insteadOf puts into a URL never appear in an error.
 func TestErrorsHideCredentials(t *testing.T) {
 	home := isolate(t)
 	url := gitServer(t, t.TempDir(), func(w http.ResponseWriter, _ *http.Request) bool {
@@ -246,7 +246,7 @@ func TestErrorsHideCredentials(t *testing.T) {
 	if err == nil || strings.Contains(err.Error()+said.String(), "s3cret") {
 		t.Errorf("%v\n%s", err, said.String())
 	}
-	if err == nil || !strings.Contains(err.Error(), "git ls-remote: ") { // not its settings
+	if err == nil || !strings.Contains(err.Error(), "git ls-remote: ") { // without its settings
 		t.Errorf("which git: %v", err)
 	}
 }
@@ -256,7 +256,7 @@ func TestEnsureCanBeCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	url := gitServer(t, t.TempDir(), func(_ http.ResponseWriter, r *http.Request) bool {
 		cancel()
-		<-r.Context().Done() // until git is gone
+		<-r.Context().Done() // until git has ended
 		return true
 	})
 	ref, err := Parse(url+"/a/b", "/")

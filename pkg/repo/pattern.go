@@ -5,14 +5,13 @@ import (
 	"sync"
 )
 
-// pattern is a regular expression that is compiled when it is first used. All
-// of them together are a tenth of the time in which a command starts, and most
-// commands use none.
+// pattern is a regular expression that is compiled on first use. Compiling all of
+// them takes a tenth of a command's start-up time, and most commands use none.
 type pattern func() *regexp.Regexp
 
 func lazily(expr string) pattern {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }
 
-// MatchString is that of the regular expression.
+// MatchString calls the method of the regular expression.
 func (p pattern) MatchString(s string) bool { return p().MatchString(s) }

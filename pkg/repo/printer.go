@@ -10,24 +10,25 @@ import (
 	"unicode/utf8"
 )
 
-// printer writes a guest's diff so that no terminal obeys it: newlines and tabs
-// pass, all other control characters, invisible characters and bytes that are
-// not UTF-8 are spelled out. Its memory does not grow with what is written.
+// printer writes a guest's diff so that it cannot control the terminal. Newlines
+// and tabs pass; it escapes all other control characters, invisible characters and
+// bytes that are not UTF-8. Its memory use does not depend on the length of the
+// diff.
 type printer struct {
 	w     io.Writer
 	color bool
 	out   bytes.Buffer
-	rest  []byte // the start of a character
-	line  []byte // the start of the line that is being written, until its colour is known
-	held  bool   // line is not written yet
-	tint  bool   // a colour is on
-	old   int64  // lines of the hunk still to come
+	rest  []byte // an incomplete character
+	line  []byte // start of the current line, until its colour is known
+	held  bool   // line has not been written yet
+	tint  bool   // a colour is active
+	old   int64  // remaining lines of the hunk
 	new   int64
 	err   error // of w
 }
 
 const (
-	lineStart = 256 // bytes of a line that its colour is decided by
+	lineStart = 256 // bytes of a line that determine its colour
 	flushAt   = 32 << 10
 )
 
@@ -111,8 +112,8 @@ func (p *printer) release() {
 
 var hunk = regexp.MustCompile(`^@@ -[0-9]{1,9}(?:,([0-9]{1,9}))? \+[0-9]{1,9}(?:,([0-9]{1,9}))? @@`)
 
-// paint decides a line's colour. The counts of the hunk tell a removed line
-// "-- x" from the header "--- x".
+// paint returns a line's colour. The remaining lines of the hunk distinguish a
+// removed line "-- x" from the header "--- x".
 func (p *printer) paint() string {
 	if found := hunk.FindSubmatch(p.line); found != nil && p.old <= 0 && p.new <= 0 {
 		p.old, p.new = hunkLen(found[1]), hunkLen(found[2])
@@ -150,7 +151,7 @@ func hunkLen(b []byte) int64 {
 	return n
 }
 
-// close writes what is left and leaves the terminal without a colour.
+// close writes the rest and resets the terminal's colour.
 func (p *printer) close() error {
 	for _, c := range p.rest {
 		p.text(fmt.Appendf(nil, `\x%02x`, c))

@@ -13,26 +13,26 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Unused is a mirror, or a part of one, that nobody has used for long.
+// Unused is a mirror, or a part of one, that has not been used for a long time.
 type Unused struct {
 	Dir   string
-	Repo  string // its Key; "" for what Sweep has found
+	Repo  string // the repository's Key; "" in results of Sweep
 	Size  int64  // bytes
 	Used  time.Time
-	Stays string // why it is not removed; "" when it is
+	Stays string // why it is not removed; "" if it is
 }
 
-// PruneOptions say which mirrors are unused.
+// PruneOptions selects the unused mirrors.
 type PruneOptions struct {
 	DryRun bool
-	Before time.Time                      // those used since then are not
-	InUse  func(key string) (bool, error) // nor are those of which it says so
+	Before time.Time                      // mirrors used since then are not unused
+	InUse  func(key string) (bool, error) // nor are those for which this returns true
 }
 
-// Prune removes mirrors that nobody has used for long, and returns which those were.
-// A mirror that holds work of agents which was never merged into a branch that it
-// knows stays, and is returned too: it may be the only place that has it. One that
-// somebody uses just now stays as well.
+// Prune removes mirrors that have not been used for a long time, and returns them.
+// It keeps a mirror that holds agents' work which was never merged into one of the
+// mirror's branches, because the mirror may be the only copy; it returns that
+// mirror too. It also keeps a mirror that is in use now.
 func (m *Mirrors) Prune(ctx context.Context, o PruneOptions) (found []Unused, err error) {
 	dirs, err := m.all()
 	if err != nil {
@@ -50,12 +50,12 @@ func (m *Mirrors) Prune(ctx context.Context, o PruneOptions) (found []Unused, er
 	return found, nil
 }
 
-// all are the directories of mirrors.
+// all returns the directories of all mirrors.
 func (m *Mirrors) all() (dirs []string, err error) {
 	err = filepath.WalkDir(m.Dir, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil // removed meanwhile, or there never was any
+			return nil // removed meanwhile, or never created
 		case err != nil:
 			return err
 		case !d.IsDir() || path == m.Dir:
@@ -71,7 +71,8 @@ func (m *Mirrors) all() (dirs []string, err error) {
 	return dirs, err
 }
 
-// prune looks at one mirror; ok is false when it is used, or is not known to be one.
+// prune handles one mirror. ok is false if the mirror is in use, or is not known to
+// be a mirror.
 func (m *Mirrors) prune(ctx context.Context, dir string, o PruneOptions) (u Unused, ok bool, err error) {
 	url, err := hostGit{dir: dir}.output(ctx, "config", "--get", "remote.origin.url")
 	if err != nil {
@@ -79,10 +80,10 @@ func (m *Mirrors) prune(ctx context.Context, dir string, o PruneOptions) (u Unus
 	}
 	ref, err := Parse(strings.TrimSpace(url), "/")
 	if err != nil {
-		return u, false, nil //nolint:nilerr // not one that we made
+		return u, false, nil //nolint:nilerr // not one that we created
 	}
 	if place, err := m.place(ref); err != nil || place != dir {
-		return u, false, nil //nolint:nilerr // likewise
+		return u, false, nil //nolint:nilerr // not one that we created
 	}
 	if o.DryRun {
 		if store.Held(m.lockFile(ref)) {
@@ -95,7 +96,8 @@ func (m *Mirrors) prune(ctx context.Context, dir string, o PruneOptions) (u Unus
 		}
 		defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
 	}
-	// Asked under the lock: whoever came first has left its time, or is a session now.
+	// Check under the lock: an earlier user has updated the time, or is a session
+	// by now.
 	if u.Used = m.lastUse(ref, dir); u.Used.After(o.Before) {
 		return u, false, nil
 	}
@@ -120,8 +122,8 @@ func (m *Mirrors) prune(ctx context.Context, dir string, o PruneOptions) (u Unus
 	return u, true, nil
 }
 
-// discard takes a mirror out of sight in one step, to where the next clone, or
-// Prune, finishes deleting it. The caller holds the lock.
+// discard moves a mirror away atomically and then deletes it. If it is interrupted,
+// the next clone, or Sweep, finishes the deletion. The caller holds the lock.
 func (m *Mirrors) discard(ref Ref, dir string) error {
 	tmp := m.temporary(ref)
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
@@ -133,8 +135,8 @@ func (m *Mirrors) discard(ref Ref, dir string) error {
 	return os.RemoveAll(tmp)
 }
 
-// Sweep removes what clones that were cut short have left, and returns what that
-// was; if dry, it only does the latter.
+// Sweep removes the leftovers of interrupted clones, and returns them. If dry, it
+// only returns them.
 func (m *Mirrors) Sweep(dry bool) (found []Unused, err error) {
 	left, err := filepath.Glob(filepath.Join(m.Dir, tmpDir, "*"))
 	if err != nil {
@@ -167,7 +169,7 @@ func (m *Mirrors) Sweep(dry bool) (found []Unused, err error) {
 	return found, nil
 }
 
-// lastUse is when somebody last took the mirror's lock or brought something in.
+// lastUse returns when the mirror's lock was last taken or data was last added.
 func (m *Mirrors) lastUse(ref Ref, dir string) (last time.Time) {
 	paths := []string{m.lockFile(ref)}
 	for _, name := range []string{"HEAD", "packed-refs", "objects", "objects/pack", "refs", "refs/heads", "refs/agents"} {
@@ -184,7 +186,7 @@ func (m *Mirrors) lastUse(ref Ref, dir string) (last time.Time) {
 func size(dir string) (sum int64) {
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return nil //nolint:nilerr // it went meanwhile, and takes nothing
+			return nil //nolint:nilerr // removed meanwhile, so it uses no space
 		}
 		if st, err := d.Info(); err == nil && st.Mode().IsRegular() {
 			sum += st.Size()

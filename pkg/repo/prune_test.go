@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// prune does all that "prune" does to mirrors.
+// prune performs all the steps of the "prune" command for mirrors.
 func prune(t *testing.T, m *Mirrors, o PruneOptions) map[string]Unused {
 	t.Helper()
 	if o.Before.IsZero() {
@@ -51,7 +51,7 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 		t.Errorf("who uses it is not known, and: %v", err)
 	}
 
-	// Agents' commits that are nowhere else keep it, those that were merged do not.
+	// Agents' commits that exist nowhere else keep the mirror; merged ones do not.
 	host(t, mirror.Dir, `git update-ref refs/agents/s/heads/main "$(git commit-tree -p main -m agent main^{tree})"`)
 	if u := prune(t, m, PruneOptions{})[mirror.Dir]; u.Stays == "" || u.Repo != ref.Key || u.Size == 0 {
 		t.Errorf("agents' work would go: %+v", u)
@@ -65,7 +65,7 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 		t.Fatalf("a dry run has removed it: %v", err)
 	}
 
-	// What is damaged, or another's, is not taken for ours.
+	// A damaged or foreign repository does not count as a mirror.
 	host(t, m.Dir, "git init -q --bare other/strange.git && git -C other/strange.git config remote.origin.url https://example.org/o/r")
 	host(t, mirror.Dir, "echo broken >packed-refs && mkdir -p refs/agents/s && echo broken >refs/agents/s/x")
 	found := prune(t, m, PruneOptions{})
@@ -96,7 +96,7 @@ func TestPruneRemoves(t *testing.T) {
 	}
 	equal(t, "again", len(prune(t, m, PruneOptions{})), 0)
 
-	// Killed between moving it away and deleting it: the next one finishes.
+	// If Prune is killed between the move and the deletion, the next one finishes.
 	mirror = ensure(t, m, ref)
 	if err := os.MkdirAll(m.temporary(ref), 0o700); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestPruneRemoves(t *testing.T) {
 	if _, ok := prune(t, m, PruneOptions{})[m.temporary(ref)]; !ok {
 		t.Error("what a killed prune has left is not found")
 	}
-	ensure(t, m, ref) // it is cloned anew
+	ensure(t, m, ref) // it is cloned again
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

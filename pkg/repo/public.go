@@ -34,11 +34,12 @@ const (
 	dialTime   = 30 * time.Second
 )
 
-// ErrNotPublic means that a host is this host, or on its network, or a metadata
-// service. It comes wrapped.
+// ErrNotPublic reports that a host is this host, or on its network, or a metadata
+// service. It is always wrapped.
 var ErrNotPublic = errors.New("not a public address")
 
-// dialer connects to public addresses only. Its fields are functions for tests.
+// dialer connects only to public addresses. Its fields are functions so that tests
+// can replace them.
 type dialer struct {
 	resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 	blocked func(netip.Addr) string
@@ -51,7 +52,7 @@ var public = dialer{
 	blocked: notPublic,
 }
 
-// notPublic says why an address is not one of the internet, "" when it is.
+// notPublic returns why an address is not a public one, or "" if it is.
 func notPublic(addr netip.Addr) string {
 	addr = addr.Unmap()
 	if reason := policy.BlockedReason(addr); reason != "" {
@@ -64,8 +65,8 @@ func notPublic(addr netip.Addr) string {
 	return own.Find(addr)
 }
 
-// lookup returns the addresses of a host. One that is not public makes it fail:
-// a name that leads to several places leads to each of them.
+// lookup returns the addresses of a host. It fails if any of them is not public,
+// because a connection could go to any of them.
 func (d dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
@@ -81,8 +82,8 @@ func (d dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// dial connects to a public host. The addresses that were checked are those that
-// are dialled, and each is checked again when the kernel connects.
+// dial connects to a public host. It dials only the addresses that it has checked,
+// and checks each again when the kernel connects.
 func (d dialer) dial(ctx context.Context, host, port string) (net.Conn, error) {
 	addrs, err := d.lookup(ctx, host)
 	if err != nil {
@@ -110,9 +111,9 @@ func (d dialer) dial(ctx context.Context, host, port string) (net.Conn, error) {
 	return nil, err
 }
 
-// CheckPublic refuses a repository whose host is this host, or on its network, and
-// one that git would not fetch by way of our dialer. That a name does not resolve
-// now is no reason: it is checked again when git connects.
+// CheckPublic rejects a repository whose host is this host, or on its network, and
+// one that git would not fetch through our dialer. It accepts a name that does not
+// resolve now, because the name is checked again when git connects.
 func CheckPublic(ctx context.Context, ref Ref) error { return public.check(ctx, ref) }
 
 func (d dialer) check(ctx context.Context, ref Ref) error {
@@ -126,7 +127,8 @@ func (d dialer) check(ctx context.Context, ref Ref) error {
 	return nil
 }
 
-// DialMain connects standard input and output to a public host: ssh's ProxyCommand.
+// DialMain connects standard input and output to a public host, as ssh's
+// ProxyCommand.
 func DialMain(ctx context.Context, host, port string, in io.Reader, out io.Writer) error {
 	return public.pipe(ctx, host, port, in, out)
 }
@@ -141,7 +143,7 @@ func (d dialer) pipe(ctx context.Context, host, port string, in io.Reader, out i
 	}
 	defer conn.Close()
 	go func() {
-		_, _ = io.Copy(conn, in) // its end is seen at the other end
+		_, _ = io.Copy(conn, in) // the other direction detects its end
 		if c, ok := conn.(*net.TCPConn); ok {
 			_ = c.CloseWrite()
 		}
@@ -150,8 +152,9 @@ func (d dialer) pipe(ctx context.Context, host, port string, in io.Reader, out i
 	return err
 }
 
-// publicRoute makes a git reach public hosts only: https by way of a proxy in this
-// process, ssh by way of DialCommand. Redirects and other protocols are off.
+// publicRoute restricts a git process to public hosts: https goes through a proxy
+// in this process, ssh through DialCommand. Redirects and other protocols are
+// disabled.
 type publicRoute struct {
 	server *http.Server
 	proxy  string // URL, with a password
@@ -159,11 +162,11 @@ type publicRoute struct {
 	env    []string
 }
 
-// proxyVar is the variable that tells git the proxy's URL: an argument is shown to
-// all users of the host.
+// proxyVar is the environment variable that passes the proxy's URL to git. All
+// users of the host could read it in an argument.
 const proxyVar = "AGENT_SESSIONIZER_GIT_PROXY"
 
-// route starts the proxy; close ends it. self is this program.
+// route starts the proxy; close stops it. self is the path of this program.
 func (d dialer) route(ctx context.Context, ref Ref, self string) (*publicRoute, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -178,7 +181,8 @@ func (d dialer) route(ctx context.Context, ref Ref, self string) (*publicRoute, 
 		},
 	}
 	go func() { _ = r.server.Serve(l) }() // ends with close
-	// The longest URL wins, whatever the user's configuration says of others.
+	// git prefers the longest matching URL, so this setting overrides the user's
+	// configuration for other URLs.
 	keys := []string{"http."}
 	if strings.HasPrefix(ref.URL, "https://") {
 		keys = append(keys, "http."+ref.URL+".")
@@ -201,13 +205,13 @@ func (d dialer) route(ctx context.Context, ref Ref, self string) (*publicRoute, 
 	return r, nil
 }
 
-func (r *publicRoute) close() { _ = r.server.Close() } // what git has open is of no use any more
+func (r *publicRoute) close() { _ = r.server.Close() } // connections that git still has open are no longer needed
 
-// connectProxy is an HTTP proxy that knows CONNECT only.
+// connectProxy is an HTTP proxy that supports only CONNECT.
 type connectProxy struct {
 	dialer
 	authorization string
-	own           func(*url.URL) (*url.URL, error) // the host's own proxy, nil for none
+	own           func(*url.URL) (*url.URL, error) // returns the host's own proxy, or nil
 }
 
 func (p connectProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -242,7 +246,7 @@ func (p connectProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	go func() {
-		_, _ = io.Copy(up, buffered) // its end is seen at the other end
+		_, _ = io.Copy(up, buffered) // the other direction detects its end
 		if c, ok := up.(*net.TCPConn); ok {
 			_ = c.CloseWrite()
 		}
@@ -250,8 +254,8 @@ func (p connectProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(down, up)
 }
 
-// connect connects to a public host. Where this host has a proxy of its own, only
-// the name can be checked, and that proxy answers the client.
+// connect connects to a public host. If this host has a proxy of its own, connect
+// can check only the name, and that proxy answers the client.
 func (p connectProxy) connect(ctx context.Context, host, port string) (up net.Conn, answers bool, err error) {
 	to := net.JoinHostPort(host, port)
 	via, err := p.own(&url.URL{Scheme: "https", Host: to})
@@ -279,8 +283,8 @@ func (p connectProxy) connect(ctx context.Context, host, port string) (up net.Co
 	return up, true, nil
 }
 
-// errHidden is what clients learn of a fetch that failed, whatever the cause: the
-// cause would tell them which hosts and ports answer.
+// errHidden returns the error that clients get for every failed fetch. The cause
+// would reveal which hosts and ports answer.
 func errHidden(ref Ref) error {
 	return fail.New(fail.Failure, "%s: the repository could not be fetched", ref.Slug).WithHint("git ls-remote %s # on the host, shows the cause", ref.URL)
 }
@@ -289,7 +293,7 @@ func errHidden(ref Ref) error {
 func (m *Mirrors) ensurePublic(ctx context.Context, ref Ref) (Mirror, error) {
 	mirror, err := Mirror{}, m.dialer().check(ctx, ref)
 	if err == nil {
-		mirror, err = m.ensure(ctx, ref, nil) // progress has the words of the remote and of errors
+		mirror, err = m.ensure(ctx, ref, nil) // without progress, which quotes the remote and errors
 	}
 	cause := cmp.Or(err, mirror.stale)
 	if cause == nil || ctx.Err() != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// TestMain makes this test binary ssh's ProxyCommand too.
+// TestMain lets this test binary act as ssh's ProxyCommand.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 4 && os.Args[1] == DialCommand {
 		d := public
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// trap is a listener of this host that a client must not reach.
+// trap is a listener on this host that a client must not reach.
 type trap struct {
 	addr string
 	hits atomic.Int64
@@ -79,7 +79,7 @@ func parse(t *testing.T, text string) Ref {
 	return ref
 }
 
-// noWait retries at once.
+// noWait returns mirrors that retry without delay.
 func noWait(t *testing.T) *Mirrors {
 	t.Helper()
 	self, err := os.Executable()
@@ -91,13 +91,13 @@ func noWait(t *testing.T) *Mirrors {
 	}}
 }
 
-// A client's repository on this host is refused before anything is asked, and the
-// error is the same whether something listens there or not.
+// A client's repository on this host is refused before any connection. The error is
+// the same whether or not something listens there.
 func TestPublicOnlyRefusesThisHost(t *testing.T) {
 	isolate(t)
 	open := newTrap(t)
 	closed := newTrap(t)
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0") // a port that is free
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0") // a free port
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,8 +140,8 @@ func TestPublicOnlyRefusesThisHost(t *testing.T) {
 	}
 }
 
-// rebinds is a dialer for which every address is public the first time that it is
-// looked at, and none is afterwards: as with a name whose answers change.
+// rebinds returns a dialer that treats every address as public on the first check
+// and as private afterwards, like a name whose answers change.
 func rebinds() *dialer {
 	var seen atomic.Int64
 	d := public
@@ -154,8 +154,8 @@ func rebinds() *dialer {
 	return &d
 }
 
-// What was public when the task was submitted is checked when git connects, however
-// the user's environment and configuration route connections.
+// An address that was public when the task was submitted is checked again when git
+// connects, however the user's environment and configuration route connections.
 func TestPublicOnlyChecksAtConnect(t *testing.T) {
 	for name, tc := range map[string]struct {
 		url    string
@@ -204,7 +204,8 @@ func TestPublicOnlyChecksAtConnect(t *testing.T) {
 	})
 }
 
-// anywhere takes every address for public, and every name for this host.
+// anywhere returns a dialer that treats every address as public and resolves every
+// name to this host.
 func anywhere() *dialer {
 	return &dialer{
 		resolve: func(context.Context, string) ([]netip.Addr, error) {
@@ -224,11 +225,11 @@ func TestPublicOnlyFetches(t *testing.T) {
 	m := noWait(t)
 	m.public = anywhere()
 	ref := parse(t, "https://git.example:"+server.Port()+"/owner/project.git")
-	for range 2 { // made, and then refreshed
+	for range 2 { // first created, then refreshed
 		mirror := ensure(t, m, ref)
 		equal(t, "main", host(t, mirror.Dir, "git rev-parse main"), host(t, bare, "git rev-parse main"))
 	}
-	// A host that does not answer now: the old mirror is used, without saying why.
+	// The host stops answering: the old mirror is used, without the cause.
 	if err := os.Rename(bare, bare+".gone"); err != nil {
 		t.Fatal(err)
 	}
@@ -236,14 +237,14 @@ func TestPublicOnlyFetches(t *testing.T) {
 	if err != nil || !strings.HasSuffix(mirror.Warning, "the repository could not be fetched") {
 		t.Errorf("warning %q, %v", mirror.Warning, err)
 	}
-	// One that leads to this host now: nothing is used.
+	// The host now resolves to this host: nothing is used.
 	m.public = &dialer{resolve: anywhere().resolve, blocked: notPublic}
 	if mirror, err := m.Ensure(t.Context(), ref, nil); err == nil {
 		t.Errorf("got %+v", mirror)
 	}
 }
 
-// ssh connects by way of our ProxyCommand, and so it reaches a host that is allowed.
+// ssh connects through our ProxyCommand and so reaches an allowed host.
 func TestPublicOnlyOverSSH(t *testing.T) {
 	isolate(t)
 	t.Setenv("TEST_DIAL_ANYWHERE", "1")
@@ -275,7 +276,7 @@ func TestPublicOnlyFollowsNoRedirect(t *testing.T) {
 	}
 }
 
-// The addresses of this host and of its networks are not public, whichever they are.
+// All addresses of this host and of its networks count as not public.
 func TestNotPublicHasOwnAddresses(t *testing.T) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {
@@ -294,7 +295,7 @@ func TestNotPublicHasOwnAddresses(t *testing.T) {
 	}
 }
 
-// The proxy for git serves git only.
+// The proxy for git serves only git.
 func TestConnectProxy(t *testing.T) {
 	isolate(t)
 	tr := newTrap(t)
@@ -337,7 +338,7 @@ func TestConnectProxy(t *testing.T) {
 	}
 }
 
-// Where this host has a proxy of its own, git goes by way of that one.
+// If this host has a proxy of its own, git goes through that one.
 func TestConnectProxyOfTheHost(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -14,31 +14,31 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// Source is where a push takes its history from.
+// Source is the repository that a push takes its history from.
 type Source struct {
 	Dir    string // a mirror or a local clone, on this host
 	Local  bool   // Dir is the user's own clone: its branches are not the remote's
 	URL    string // becomes the guest's origin; "" for none
 	Branch string // to check out; "" for the source's HEAD
-	Commit string // that the branch shall be at; "" for where it is
-	Dirty  bool   // bring a local clone's uncommitted and untracked files too
+	Commit string // to put the branch at; "" for its current tip
+	Dirty  bool   // also copy a local clone's uncommitted and untracked files
 }
 
-// Source is the mirror as the source of a push.
+// Source returns the mirror as the source of a push.
 func (m Mirror) Source(dirty bool) Source {
 	return Source{Dir: m.Dir, Local: m.Local, URL: m.Ref.URL, Branch: m.Ref.Branch, Commit: m.Ref.Commit, Dirty: dirty}
 }
 
-// Resolve is s with the branch and the whole commit that would be checked out now.
-// Whatever is done with it later is done with that commit, wherever the branch is
-// by then. Commit stays "" for a repository without commits.
+// Resolve returns s with the branch and the full commit id that would be checked
+// out now. Later operations on the result use that commit, even if the branch
+// moves. Commit stays "" for a repository without commits.
 func (s Source) Resolve(ctx context.Context) (Source, error) {
 	o, err := examine(ctx, s)
 	s.Branch, s.Commit = o.branch, o.commit
 	return s, err
 }
 
-// Checkout is where a push goes to.
+// Checkout is the destination of a push.
 type Checkout struct {
 	Dir string // absolute, in the guest
 }
@@ -49,9 +49,9 @@ const (
 	maxProbe   = 4 << 10
 )
 
-// Push puts the source's whole history and a checkout of one branch into the
-// guest. It may be repeated: what an earlier attempt left half done is
-// replaced, and a finished checkout is left as it is, whatever is in it now.
+// Push puts the source's whole history and a checkout of one branch into the guest.
+// It may be repeated: it replaces an incomplete earlier attempt, and leaves a
+// complete checkout as it is, whatever it contains now.
 func Push(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (Base, error) {
 	dir := path.Clean(dst.Dir)
 	found, err := probeCheckout(ctx, g, dst)
@@ -70,8 +70,8 @@ func Push(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (B
 	return base, context.Cause(ctx)
 }
 
-// Started is what the checkout in the guest started from; ok is false when a push
-// has not finished there.
+// Started returns the base of the checkout in the guest. ok is false if no push to
+// it has finished.
 func Started(ctx context.Context, g Guest, dst Checkout) (base Base, ok bool, err error) {
 	found, err := probeCheckout(ctx, g, dst)
 	return found.base, found.done, err
@@ -115,13 +115,13 @@ func parseProbe(dir, out string) (probe, error) {
 	return probe{}, fmt.Errorf("look for a checkout in the guest: unexpected answer %q", clip(out))
 }
 
-// origin is what a source offers.
+// origin describes the history and checkout that a source offers.
 type origin struct {
 	kind    string // receive.sh's KIND
-	remote  string // of a local clone
+	remote  string // remote of a local clone
 	branch  string
 	commit  string
-	head    string // the branch that HEAD names, "" when detached
+	head    string // the branch that HEAD names, "" if detached
 	format  string
 	shallow string
 }
@@ -159,7 +159,7 @@ var (
 	abbreviated = lazily(`^[0-9a-f]{7,64}$`)
 )
 
-// examine finds out what to send and what to check out.
+// examine determines what to send and what to check out.
 func examine(ctx context.Context, src Source) (origin, error) {
 	g := hostGit{dir: src.Dir}
 	o := origin{kind: "mirror"}
@@ -226,7 +226,8 @@ func examine(ctx context.Context, src Source) (origin, error) {
 	return o, nil
 }
 
-// pinned is the commit of that name, if the history that is sent has it.
+// pinned returns the commit of that name, if it is in the history that will be
+// sent.
 func pinned(ctx context.Context, g hostGit, name string) (string, error) {
 	unknown := fail.New(fail.NotFound, "there is no commit %q in the history of a branch or tag", clip(name)).WithHint("git -C %s log --all --oneline", g.dir)
 	if !abbreviated.MatchString(name) {
@@ -243,7 +244,7 @@ func pinned(ctx context.Context, g hostGit, name string) (string, error) {
 	return commit, nil
 }
 
-// resolve finds the commit to check out, "" when there is none yet.
+// resolve finds the commit to check out, "" if there is none yet.
 func (o *origin) resolve(ctx context.Context, g hostGit) error {
 	names := []string{"HEAD"}
 	if o.branch != "" {
@@ -273,7 +274,7 @@ func (o *origin) fallback(ctx context.Context, g hostGit) error {
 	return o.resolve(ctx, g)
 }
 
-// shallowEnds lists the commits whose parents a shallow clone lacks.
+// shallowEnds returns the commits whose parents a shallow clone lacks.
 func shallowEnds(ctx context.Context, g hostGit) (string, error) {
 	name, err := g.output(ctx, "rev-parse", "--path-format=absolute", "--git-path", "shallow")
 	if err != nil {
@@ -309,7 +310,8 @@ func send(ctx context.Context, g Guest, src Source, o origin, line string, p Pro
 	return pipe(ctx, g, hostGit{dir: src.Dir, progress: p}, args, line)
 }
 
-// pipe runs a git of the host into a command of the guest. Neither outlives it.
+// pipe runs a git on the host and pipes its output into a command in the guest.
+// Both have ended when it returns.
 func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -325,10 +327,10 @@ func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string)
 	if err != nil {
 		return errors.Join(err, r.Close(), w.Close())
 	}
-	_ = w.Close() // git has its own
+	_ = w.Close() // git has its own copy
 	said := &tail{keep: maxText}
 	runErr := g.Run(ctx, line, ssh.IO{Stdin: r, Stderr: said})
-	_ = r.Close() // a git that still writes ends here
+	_ = r.Close() // ends a git that still writes
 	if runErr != nil {
 		cancel()
 	}
@@ -339,14 +341,15 @@ func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string)
 	case runErr == nil:
 		return gitErr
 	}
-	// A source that cannot be read ends the stream early, and so the guest's side.
+	// A source that cannot be read ends the stream early, and then the command in
+	// the guest fails too: report git's error.
 	if ge, ok := errors.AsType[*gitError](gitErr); ok && ge.code > 0 && !strings.Contains(ge.stderr, "pack-objects died") {
 		return gitErr
 	}
 	return guestError(runErr, said)
 }
 
-// run is Guest.Run for a command whose output is only of interest when it fails.
+// run runs a command whose output matters only if it fails.
 func run(ctx context.Context, g Guest, line string) error {
 	said := &tail{keep: maxText}
 	return guestError(g.Run(ctx, line, ssh.IO{Stderr: said}), said)
@@ -362,8 +365,8 @@ func guestError(err error, said *tail) error {
 	return err
 }
 
-// extras fetches submodules and LFS objects from inside the guest. That they
-// could not be had is worth a warning, no more.
+// extras fetches submodules and LFS objects from inside the guest. A failure is
+// only a warning.
 func extras(ctx context.Context, g Guest, dir string, p Progress) []string {
 	var warnings []string
 	out := &lineWriter{each: func(s string) {
@@ -385,7 +388,7 @@ func extras(ctx context.Context, g Guest, dir string, p Progress) []string {
 	return warnings
 }
 
-// lineWriter hands on the first lines of what is written, each cut to a bound.
+// lineWriter passes on the first lines of its input, each cut to a bound.
 type lineWriter struct {
 	each func(string)
 	line []byte

@@ -29,7 +29,7 @@ func TestPushFromAMirror(t *testing.T) {
 		git remote get-url origin && cat a c && git symbolic-ref refs/remotes/origin/HEAD && git stash list && ls -A ..`)
 	equal(t, "checkout", got, "## main...origin/main\nrefs/heads/main\nrefs/remotes/origin/HEAD\nrefs/remotes/origin/feature\nrefs/remotes/origin/main\nrefs/tags/v1\n"+
 		ref.URL+"\none\nthree\nrefs/remotes/origin/main\nrepo")
-	// The remote works as one that was cloned.
+	// The remote works like that of a clone.
 	tip := advance(t, bare, "main")
 	equal(t, "pulled", g.sh(t, "cd work/repo && git pull -q && git rev-parse HEAD"), tip)
 }
@@ -90,7 +90,7 @@ func TestPushRefusesAForeignDirectory(t *testing.T) {
 	}
 }
 
-// cut ends a command's input as a connection does that dies.
+// cut ends a command's input like a lost connection.
 type cut struct {
 	r    io.Reader
 	left int
@@ -124,7 +124,7 @@ func TestPushInterrupted(t *testing.T) {
 		if _, err := os.Stat(g.dir()); err == nil {
 			t.Errorf("cut at %d: half a checkout", at)
 		}
-		// What a guest that lost power would leave.
+		// The leftovers of a guest that lost power.
 		write(t, filepath.Join(g.home, "work", ".agent-push-repo.dead", ".git", "x"), "half")
 		g.wrap = nil
 		push(t, g, mirror.Source(false), g.dir())
@@ -181,7 +181,7 @@ func TestPushEmptyRepositories(t *testing.T) {
 	equal(t, "diff", out.String(), "file\n")
 }
 
-// localClone is a clone with an upstream, branches of its own, and changes.
+// localClone creates a clone with an upstream, its own branches, and changes.
 func localClone(t *testing.T) (dir, bare string) {
 	t.Helper()
 	_, bare = upstream(t)
@@ -192,7 +192,7 @@ func localClone(t *testing.T) (dir, bare string) {
 	return dir, bare
 }
 
-// state is everything of a local clone that a user could see change.
+// state returns all parts of a local clone whose change a user could notice.
 func state(t *testing.T, dir string) string {
 	t.Helper()
 	text := host(t, dir, `git for-each-ref | grep -v refs/agents/ || :; git stash list; cat .git/HEAD; find . -type f -not -path './.git/objects/*' -not -path './.git/refs/agents/*' | sort`)
@@ -242,7 +242,7 @@ a`)
 		"https://h.test/owner/project\nrefs/heads/main\nrefs/heads/topic\nrefs/remotes/origin/HEAD\nrefs/remotes/origin/feature\nrefs/remotes/origin/main\nrefs/tags/v1")
 	equal(t, "bytes", g.sh(t, "cd work/repo && od -An -c d/new | tr -d ' '"), `bin\0ary`)
 
-	// The user's own branches are no work of the agent's.
+	// The user's own branches are not the agent's work.
 	w, err := Work(t.Context(), g, g.dir(), base)
 	if err != nil {
 		t.Fatal(err)
@@ -310,7 +310,7 @@ func TestPushSubmodules(t *testing.T) {
 	equal(t, "warnings", len(base.Warnings), 0)
 	equal(t, "submodule", g.sh(t, "cat work/repo/lib/a"), "one")
 
-	// Work inside a submodule is seen even when the outer commit hides it.
+	// Work inside a submodule is reported even if the outer commit hides it.
 	g.sh(t, "cd work/repo/lib && git switch -qc x && git commit -q --allow-empty -m inner && cd .. && git add lib && git commit -qm outer && git push -q")
 	w, err := Work(t.Context(), g, g.dir(), base)
 	if err != nil {
@@ -318,7 +318,8 @@ func TestPushSubmodules(t *testing.T) {
 	}
 	equal(t, "work", w.Summary(), "1 unpushed commit in a submodule")
 
-	// One that cannot be had is a warning, and the checkout is whole.
+	// A submodule that cannot be fetched causes a warning; the checkout is
+	// complete.
 	host(t, sub, "mv ../project.git ../gone.git")
 	g = newGuest(t)
 	var said []string

@@ -14,17 +14,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// quarantine holds what a guest sent, beside a target's objects, until it is
-// known to be sound; git calls its own the same, so that "git gc" sweeps up one
-// that a dead process left.
+// quarantine holds objects from a guest, beside a target's objects, until they are
+// verified. Its directory is named like git's own quarantine, so that "git gc"
+// removes one left by a dead process.
 type quarantine struct {
-	git     hostGit // sees the target's objects, writes its own
+	git     hostGit // reads the target's objects, writes to dir
 	dir     string
-	objects string // the target's
+	objects string // the target's object directory
 }
 
 const (
-	indexTime   = 30 * time.Minute // of processor, for checking a pack
+	indexTime   = 30 * time.Minute // processor time for checking a pack
 	indexMemory = 2 << 30          // bytes of address space
 )
 
@@ -44,7 +44,7 @@ func (t *target) quarantine(ctx context.Context) (*quarantine, error) {
 
 func (q *quarantine) remove() error { return os.RemoveAll(q.dir) }
 
-// take checks a pack of size bytes, and that it makes the tips whole.
+// take checks a pack of size bytes, and that it makes the tips complete.
 func (q *quarantine) take(ctx context.Context, pack io.ReadSeeker, size int64, tips []string, opts FetchOptions) (commits int, err error) {
 	if free, err := opts.free(q.objects); err != nil {
 		return 0, err
@@ -60,11 +60,12 @@ func (q *quarantine) take(ctx context.Context, pack io.ReadSeeker, size int64, t
 	return q.complete(ctx, tips)
 }
 
-// index takes a pack in, if every object in it passes git's strictest check.
+// index adds a pack to the quarantine if every object in it passes git's strictest
+// check.
 func (q *quarantine) index(ctx context.Context, pack io.Reader, maxBytes int64) error {
 	g := q.git
 	g.stdin = pack
-	// A thin pack is completed with the objects that it builds on.
+	// A thin pack grows by the objects that it builds on.
 	g.cage = &cage{fileBytes: 2*maxBytes + 64<<20, cpu: indexTime, memory: indexMemory}
 	_, err := g.output(ctx, "-c", "pack.threads=2", "-c", "core.packedGitWindowSize=32m", "-c", "core.packedGitLimit=512m",
 		"-c", "core.bigFileThreshold=64m", "-c", "core.deltaBaseCacheLimit=96m", "-c", "transfer.fsckObjects=true",
@@ -96,8 +97,8 @@ func (q *quarantine) complete(ctx context.Context, tips []string) (int, error) {
 	return number(out)
 }
 
-// release moves the packs to the target's objects. A pack counts from the
-// moment its index is there, so that goes last.
+// release moves the packs to the target's objects. Indexes go last, because git
+// uses a pack as soon as its index exists.
 func (q *quarantine) release() error {
 	files, err := filepath.Glob(filepath.Join(q.dir, "pack", "pack-*"))
 	if err != nil {
@@ -105,7 +106,7 @@ func (q *quarantine) release() error {
 	}
 	slices.SortStableFunc(files, func(a, b string) int { return last(a) - last(b) })
 	to := filepath.Join(q.objects, "pack")
-	if err := os.MkdirAll(to, 0o777); err != nil { //nolint:gosec // as git makes it, by the user's umask
+	if err := os.MkdirAll(to, 0o777); err != nil { //nolint:gosec // as git creates it, subject to the user's umask
 		return fmt.Errorf("keep the guest's commits: %w", err)
 	}
 	for _, f := range files {

@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// ReadFile returns a file as it is committed in what is to be checked out; ok is
-// false when there is none, or when it is not a plain file. Over limit bytes is an error.
+// ReadFile returns a file as committed in the commit to be checked out. ok is false
+// if the file does not exist or is not a regular file. More than limit bytes are an
+// error.
 func (s Source) ReadFile(ctx context.Context, name string, limit int) (text []byte, ok bool, err error) {
 	git := hostGit{dir: s.Dir}
-	// The file may narrow a policy, so only its certain absence counts as absence.
+	// The file may narrow a policy, so report its absence only when it is certain.
 	if s, err = s.Resolve(ctx); err != nil || s.Commit == "" {
 		return nil, false, err // no commit yet
 	}

@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// The file is read from the commit that is checked out, not from where the branch
-// is now.
+// ReadFile reads from the commit that is checked out, not from the branch's current
+// tip.
 func TestReadFileAtTheCommitThatIsCheckedOut(t *testing.T) {
 	isolate(t)
 	dir := t.TempDir()
@@ -34,7 +34,7 @@ func TestReadFileAtTheCommitThatIsCheckedOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	host(t, dir, "git switch -q other && git rm -q f && git commit -qm four && git switch -q main") // between one look and the next
+	host(t, dir, "git switch -q other && git rm -q f && git commit -qm four && git switch -q main") // between two calls
 	if text, _, err := src.ReadFile(t.Context(), "f", 100); err != nil || string(text) != "loose\n" {
 		t.Errorf("after the branch moved: %q, %v", text, err)
 	}
@@ -48,7 +48,7 @@ func TestReadFileAtTheCommitThatIsCheckedOut(t *testing.T) {
 	if src, err = (Source{Dir: dir, Local: true}).Resolve(t.Context()); err != nil || src.Branch != "" {
 		t.Fatal(src, err)
 	}
-	if _, err := src.Resolve(t.Context()); err != nil { // of no branch, and what is sent all the same
+	if _, err := src.Resolve(t.Context()); err != nil { // on no branch, but sent anyway
 		t.Error(err)
 	}
 }

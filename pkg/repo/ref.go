@@ -13,22 +13,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// Ref says which repository is meant.
+// Ref identifies a repository.
 type Ref struct {
 	Key    string `json:"key"`              // stable identity: "github.com/owner/repo" or "local:/abs/path"
-	Slug   string `json:"slug"`             // for people: "owner/repo", or a directory's name
-	URL    string `json:"url,omitempty"`    // the real remote, "" when a local repository has none
-	Path   string `json:"path,omitempty"`   // the local clone, "" when there is none
-	Branch string `json:"branch,omitempty"` // the branch that was asked for, "" for the default
-	Commit string `json:"commit,omitempty"` // to start from, whole or abbreviated; "" for the branch's last
+	Slug   string `json:"slug"`             // display name: "owner/repo", or a directory's name
+	URL    string `json:"url,omitempty"`    // the real remote, "" if a local repository has none
+	Path   string `json:"path,omitempty"`   // the local clone, "" if there is none
+	Branch string `json:"branch,omitempty"` // the requested branch, "" for the default
+	Commit string `json:"commit,omitempty"` // to start from, full or abbreviated; "" for the branch's tip
 
-	// PublicOnly is set where a client of the API chose the repository: it is fetched
-	// from public addresses only, and what goes wrong is not reported in detail.
+	// PublicOnly is set if a client of the API chose the repository. It is then
+	// fetched from public addresses only, and errors are reported without details.
 	PublicOnly bool `json:"public_only,omitempty"`
 }
 
 const (
-	maxRef   = 1024 // bytes of what a user may type
+	maxRef   = 1024 // bytes of user input
 	maxParts = 8    // levels of groups in a URL's path
 )
 
@@ -42,10 +42,10 @@ var (
 	portNum   = lazily(`^[1-9][0-9]{0,4}$`)
 )
 
-// Parse reads what a user wrote: owner/repo[@branch], an https, ssh, git or
-// file URL, git's user@host:path, or a local path, which starts with "." or
-// "/"; cwd is what relative paths start from. A local clone with a remote has
-// that remote's Key: they are the same repository.
+// Parse parses a repository named by the user: owner/repo[@branch], an https, ssh,
+// git or file URL, git's user@host:path, or a local path, which starts with "." or
+// "/". Relative paths start from cwd. A local clone with a remote has that remote's
+// Key, because they are the same repository.
 func Parse(s, cwd string) (Ref, error) {
 	if err := printable(s); err != nil {
 		return Ref{}, err
@@ -74,8 +74,9 @@ func Parse(s, cwd string) (Ref, error) {
 	return parseShort(s)
 }
 
-// KeyOf is the Key of the repository that s names wherever it is read:
-// owner/repo, which is github.com's, or a git URL. "" for anything else.
+// KeyOf returns the Key of the repository that s names independently of the working
+// directory: owner/repo at github.com, or a git URL. It returns "" for anything
+// else.
 func KeyOf(s string) string {
 	if isLocal(s) {
 		return ""
@@ -87,7 +88,7 @@ func KeyOf(s string) string {
 	return ref.Key
 }
 
-// printable refuses what no form of reference may contain.
+// printable rejects strings that are invalid in every form of reference.
 func printable(s string) error {
 	if s == "" {
 		return refuse(s, "is empty")
@@ -182,7 +183,7 @@ func parseURL(s string) (Ref, error) {
 	return remote(host, parts, scheme+"://"+user+host+"/"+strings.Trim(u.Path, "/")), nil
 }
 
-// parseSCP reads git's short form of an ssh URL, [user@]host:path.
+// parseSCP parses git's short form of an ssh URL, [user@]host:path.
 func parseSCP(s string) (Ref, error) {
 	where, p, _ := strings.Cut(s, ":")
 	user, host, hasUser := strings.Cut(where, "@")
@@ -216,7 +217,7 @@ func parseFile(s string, u *url.URL) (Ref, error) {
 	return Ref{Key: "local:" + p, Slug: strings.TrimSuffix(path.Base(p), ".git"), URL: "file://" + p}, nil
 }
 
-// pathParts splits and checks a URL's path; the last part loses its ".git".
+// pathParts splits and checks a URL's path. It removes ".git" from the last part.
 func pathParts(s, host, p string) ([]string, error) {
 	parts := strings.Split(strings.TrimSuffix(p, "/"), "/")
 	last := len(parts) - 1
@@ -245,7 +246,7 @@ func remote(host string, parts []string, url string) Ref {
 	return Ref{Key: host + "/" + key, Slug: slug, URL: url}
 }
 
-// folds reports whether a host takes Owner/Repo and owner/repo for the same.
+// folds reports whether a host treats Owner/Repo and owner/repo as the same.
 func folds(host string) bool {
 	return host == "github.com" || host == "gitlab.com" || host == "bitbucket.org"
 }
@@ -254,21 +255,21 @@ func validHost(h string) bool {
 	return hostName.MatchString(h) && !strings.Contains(h, "..") && !strings.Contains(h, ".-") && !strings.Contains(h, "-.")
 }
 
-// fitPart refuses parts of a path that mean something else: "." and "..", and
-// ".git", which inside a path would put one mirror into another.
+// fitPart rejects parts of a path with a special meaning: "." and "..", and ".git",
+// which inside a path would put one mirror into another.
 func fitPart(s string) bool {
 	return !strings.HasSuffix(s, ".") && !strings.HasSuffix(strings.ToLower(s), ".git")
 }
 
-// validBranch is validRefName without what a shell or an option parser could
-// take to mean something.
+// validBranch is validRefName without names that have a meaning for a shell or an
+// option parser.
 func validBranch(s string) bool {
 	return validRefName(s) && s != "HEAD" && s != "@" && !strings.HasPrefix(s, "-") &&
 		!strings.HasPrefix(s, "refs/") && !strings.ContainsAny(s, "$`;|&<>\"'!") && len(s) <= 200
 }
 
-// validRefName is git's check-ref-format for what follows "refs/heads/", and
-// stricter: the name is printable and short enough to be a file's name.
+// validRefName applies git's check-ref-format to the part after "refs/heads/". It
+// is stricter: the name must be printable and short enough for a file name.
 func validRefName(s string) bool {
 	if s == "" || len(s) > 400 || !utf8.ValidString(s) || strings.HasSuffix(s, ".") ||
 		strings.Contains(s, "..") || strings.Contains(s, "@{") || strings.ContainsAny(s, " ~^:?*[\\") ||
@@ -289,7 +290,7 @@ func refuse(s, why string) *fail.Error {
 		WithHint("agent-sessionizer open OWNER/REPO # or a git URL, ./path, /path")
 }
 
-// echo quotes what the user wrote without what may be a password.
+// echo quotes user input without the part that may be a password.
 func echo(s string) string {
 	if i := strings.LastIndex(s, "@"); i >= 0 && strings.ContainsAny(s[:i], ":") {
 		s = "…" + s[i:]

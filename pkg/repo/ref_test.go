@@ -113,7 +113,7 @@ func TestParseLocal(t *testing.T) {
 	}
 }
 
-// What we let through as a reference's name, git does too.
+// git accepts every reference name that we accept.
 func TestRefNamesAgreeWithGit(t *testing.T) {
 	for _, name := range []string{
 		"main", "a/b", "ümlaut", "a.b", "a-b", "x@y", "@", "a#1", "fix(x)", "a,b", "日本", ".a", "a/.b", "a..b", "a.lock", "a.lock/b", "a b",
@@ -136,7 +136,7 @@ func FuzzParse(f *testing.F) {
 	m := Mirrors{Dir: "/mirrors"}
 	f.Fuzz(func(t *testing.T, s string) {
 		if isLocal(s) {
-			return // asks git
+			return // calls git
 		}
 		ref, err := Parse(s, "/nowhere")
 		if err != nil {

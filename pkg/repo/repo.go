@@ -1,11 +1,11 @@
-// Package repo carries a repository's history to a guest and the agent's work
-// back: references to repositories, the host's mirror cache, the push into a
-// guest, and the fetch, diff and survey of what the agent did.
+// Package repo carries a repository's history to a guest and the agent's work back.
+// It contains references to repositories, the host's mirror cache, the push into a
+// guest, and the fetch, diff and summary of the agent's work.
 //
-// It runs the host's git, and in the guest git through a Guest. On the host it
-// never runs a hook, never runs anything a guest chose, and never writes to a
-// local clone outside refs/agents/SESSION/ and the objects these need. Whatever
-// a guest says is bounded, checked and made printable before it is used.
+// It runs the host's git, and git in the guest through a Guest. On the host it
+// never runs a hook or a program that a guest chose. It never writes to a local
+// clone outside refs/agents/SESSION/ and the objects these need. It bounds, checks
+// and escapes all data from a guest before it uses them.
 package repo
 
 import (
@@ -21,18 +21,18 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// Guest is the part of an SSH connection that this package needs. cmd is a
-// command line for the guest's login shell.
+// Guest is the part of an SSH connection that this package needs. cmd is a command
+// line for the guest's login shell.
 type Guest interface {
 	// Run runs cmd until it ends or ctx does.
 	Run(ctx context.Context, cmd string, st ssh.IO) error
-	// Output is Run with what cmd printed, at most limit bytes.
+	// Output runs cmd and returns its output, at most limit bytes.
 	Output(ctx context.Context, cmd string, stdin io.Reader, limit int64) ([]byte, error)
 }
 
 var _ Guest = (*ssh.Client)(nil)
 
-// Progress receives what a long call is doing, one short line at a time. It
+// Progress receives messages about a long operation, one short line at a time. It
 // may be nil and may be called from another goroutine.
 type Progress func(msg string)
 
@@ -42,14 +42,15 @@ func (p Progress) say(format string, args ...any) {
 	}
 }
 
-// Base is what a guest's checkout started from.
+// Base is the commit and branch that a guest's checkout started from.
 type Base struct {
 	Commit   string   `json:"commit,omitempty"` // "" for a repository without commits
 	Branch   string   `json:"branch,omitempty"` // "" for a detached HEAD
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// The scripts that run in the guest; each prints what its Go side parses.
+// Scripts that run in the guest. The Go code that starts a script parses its
+// output.
 var (
 	//go:embed guest/lib.sh
 	libScript string
@@ -73,8 +74,8 @@ var (
 	diffScript string
 )
 
-// command is the command line that runs script in the guest with args as its
-// positional parameters. "env" first, since the login shell may be any.
+// command returns the command line that runs script in the guest with args as its
+// positional parameters. It starts with "env", because the login shell may be any.
 func command(script string, args ...string) string {
 	argv := []string{
 		"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE",
@@ -84,16 +85,16 @@ func command(script string, args ...string) string {
 	return ssh.Quote(append(argv, args...)...)
 }
 
-// Limits on what is taken from a guest.
+// Limits on data from a guest.
 const (
-	maxReply = 8 << 20 // bytes of a script's answer
+	maxReply = 8 << 20 // bytes of a script's output
 	maxText  = 8 << 10 // bytes of its stderr that reach an error
 )
 
-// clip is a guest's text made fit for one line of an error.
+// clip shortens and escapes a guest's text for one line of an error.
 func clip(s string) string { return plain.Brief(plain.Line(s), 600) }
 
-// tail keeps the end of what is written to it: git says why at the end.
+// tail keeps the end of its input, because git prints the cause of an error last.
 type tail struct {
 	buf  []byte
 	keep int
@@ -114,8 +115,8 @@ var objectID = lazily(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)
 
 var sessionName = lazily(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 
-// checkDir refuses a guest directory that a script could mistake for an option
-// or that names a place relative to somewhere unknown.
+// checkDir rejects a guest directory that is not an absolute path, because a script
+// could mistake it for an option or resolve it relative to an unknown directory.
 func checkDir(dir string) error {
 	if !strings.HasPrefix(dir, "/") || strings.ContainsAny(dir, "\n\x00") || strings.Trim(dir, "/") == "" {
 		return fail.New(fail.Usage, "the guest's directory %q is not an absolute path", dir)

@@ -11,19 +11,19 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Retry says how often and when a failed clone is tried again. The zero value
-// is three times, after 5, 10 and 20 seconds, give or take 15 %.
+// Retry controls how often and when a failed clone is retried. The zero value means
+// three retries, after 5, 10 and 20 seconds, plus or minus 15 %.
 type Retry struct {
-	Times int                                              // 0 means 3, less than 0 never
+	Times int                                              // 0 means 3, negative means never
 	First time.Duration                                    // 0 means 5 s; doubled each time
 	Cap   time.Duration                                    // 0 means 60 s
 	Sleep func(ctx context.Context, d time.Duration) error // nil waits
-	Rand  func() float64                                   // nil is math/rand; in [0, 1)
+	Rand  func() float64                                   // nil means math/rand; returns values in [0, 1)
 }
 
 const jitter = 0.15
 
-// delay is how long to wait before try number n+1, counted from 0.
+// delay returns how long to wait before retry n, counted from 0.
 func (r Retry) delay(n int) time.Duration {
 	first, limit, random := r.First, r.Cap, r.Rand
 	if first == 0 {
@@ -39,7 +39,8 @@ func (r Retry) delay(n int) time.Duration {
 	return min(time.Duration(float64(d)*(1+jitter*(2*random()-1))), limit)
 }
 
-// do calls f until it succeeds, fails for good, or was repeated often enough.
+// do calls f until it succeeds, fails permanently, or has been retried often
+// enough.
 func (r Retry) do(ctx context.Context, times int, p Progress, f func() error) error {
 	for n := 0; ; n++ {
 		err := f()
@@ -68,7 +69,7 @@ func (r Retry) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// What git, curl and ssh say, in the order in which it is looked for: a refused
+// Messages of git, curl and ssh, in the order in which they are matched: a refused
 // login also ends in "Could not read from remote repository".
 var (
 	saysHostKey = lazily(`Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED`)
@@ -76,7 +77,7 @@ var (
 		`Permission denied \(|Invalid username or|HTTP Basic: Access denied|returned error: 40[13]|Permission to .* denied`)
 	saysMissing = lazily(`(?i)repository .*not found|returned error: 404|not found: did you run git update-server-info|` +
 		`does not appear to be a git repository|does not exist|access denied or repository not exported|could not be found|no such (repository|project)`)
-	saysTooLarge = lazily(`(?i)file too large`) // EFBIG, from a cage
+	saysTooLarge = lazily(`(?i)file too large`) // EFBIG, from the limits of a cage
 
 	saysFull  = lazily(`(?i)no space left|disk quota exceeded`)
 	saysAgain = lazily(`(?i)could not resolve|name resolution|connection (refused|reset|timed out|closed|was reset)|timed out|timeout|` +
@@ -84,7 +85,7 @@ var (
 		`gnutls|SSL_|TLS|kex_exchange|curl [0-9]+|Empty reply|broken pipe|the remote end|Failed to connect|unable to connect|couldn't find remote ref|not our ref|unadvertised object|invalid index-pack output`)
 )
 
-// Transient reports whether Ensure failed and may succeed when it is repeated.
+// Transient reports whether a failed Ensure may succeed when it is repeated.
 func Transient(err error) bool { return transient(err) }
 
 // transient reports whether a failed git may succeed when it is repeated.
@@ -94,7 +95,7 @@ func transient(err error) bool {
 		!saysMissing.MatchString(ge.stderr) && !saysFull.MatchString(ge.stderr) && saysAgain.MatchString(ge.stderr)
 }
 
-// explain gives a failed contact with a remote its code and hint.
+// explain adds a code and a hint to the error of a failed contact with a remote.
 func explain(ref Ref, err error) error {
 	ge, ok := errors.AsType[*gitError](err)
 	if !ok {

@@ -12,14 +12,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// target is one repository of the host that work is fetched into.
+// target is one repository on the host that work is fetched into.
 type target struct {
 	git    hostGit
 	prefix string            // "refs/agents/SESSION/"
-	refs   map[string]string // all it has: name to object
+	refs   map[string]string // all its references: name to object
 }
 
-// openTargets reads the references of the targets that there are, mirror first.
+// openTargets reads the references of the given targets, mirror first.
 func openTargets(ctx context.Context, session string, into Target) ([]*target, error) {
 	if !sessionName.MatchString(session) {
 		return nil, fail.New(fail.Usage, "%q is not a session's name", clip(session)).WithHint("agent-sessionizer list")
@@ -57,8 +57,7 @@ func (t *target) read(ctx context.Context) error {
 	return nil
 }
 
-// session is the part of the references that is this session's, by the name
-// below the prefix.
+// session returns this session's references, by the name below the prefix.
 func (t *target) session() map[string]string {
 	own := map[string]string{}
 	for name, id := range t.refs {
@@ -69,8 +68,8 @@ func (t *target) session() map[string]string {
 	return own
 }
 
-// commonTips are commits that every target has with all their history: those
-// that a reference of each points to. The session's own come first.
+// commonTips returns commits that every target has with their full history, because
+// a reference in each points to them. The session's own commits come first.
 func commonTips(ctx context.Context, targets []*target, base Base) []string {
 	seen := map[string]int{}
 	for _, t := range targets {
@@ -110,7 +109,7 @@ func allReach(ctx context.Context, targets []*target, commit string) bool {
 	return true
 }
 
-// missingFrom are the offered objects that at least one target lacks.
+// missingFrom returns the offered objects that at least one target lacks.
 func missingFrom(ctx context.Context, targets []*target, offered map[string]string) ([]string, error) {
 	ids := slices.Compact(slices.Sorted(maps.Values(offered)))
 	missing := map[string]bool{}
@@ -125,7 +124,8 @@ func missingFrom(ctx context.Context, targets []*target, offered map[string]stri
 				ask = append(ask, id)
 			}
 		}
-		// Not "is the object there": it may be a left-over without its history.
+		// The existence of an object is not enough: it may be a leftover without
+		// its history.
 		lacks, err := t.unreached(ctx, ask)
 		if err != nil {
 			return nil, err
@@ -137,7 +137,7 @@ func missingFrom(ctx context.Context, targets []*target, offered map[string]stri
 	return slices.Sorted(maps.Keys(missing)), nil
 }
 
-// unreached are those of ids that no reference of the target leads to.
+// unreached returns those ids that no reference of the target leads to.
 func (t *target) unreached(ctx context.Context, ids []string) ([]string, error) {
 	if len(ids) == 0 {
 		return nil, nil
@@ -156,7 +156,7 @@ func (t *target) unreached(ctx context.Context, ids []string) ([]string, error) 
 		if strings.TrimSpace(line) == "commit "+ids[i] {
 			commits = append(commits, ids[i])
 		} else {
-			lacks = append(lacks, ids[i]) // not there, or a tag that nothing points to
+			lacks = append(lacks, ids[i]) // does not exist, or a tag that nothing points to
 		}
 	}
 	if len(commits) == 0 {
@@ -167,9 +167,9 @@ func (t *target) unreached(ctx context.Context, ids []string) ([]string, error) 
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	if err != nil { // left-overs without their history
+	if err != nil { // leftovers without their history
 		lacks = append(lacks, commits...)
-		return lacks, nil //nolint:nilerr // asking the guest for them again is the remedy
+		return lacks, nil //nolint:nilerr // the remedy is to request them from the guest again
 	}
 	loose := map[string]bool{}
 	for _, id := range strings.Fields(out) {
@@ -183,8 +183,8 @@ func (t *target) unreached(ctx context.Context, ids []string) ([]string, error) 
 	return lacks, nil
 }
 
-// apply points this session's references to what was offered. Nothing that was
-// fetched before becomes unreachable, also if the process dies in between.
+// apply points this session's references to the offered objects. Nothing that was
+// fetched before becomes unreachable, even if the process dies in between.
 func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs int) ([]RefUpdate, error) {
 	own := t.session()
 	changes := t.changes(own, offered)
@@ -230,8 +230,8 @@ func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs i
 	return changes, nil
 }
 
-// obstacles are the references that stand in the way of changes: "a" where "a/b"
-// has to go, or the reverse, and "A" where "a" has to, since the disk may fold case.
+// obstacles returns the references that conflict with changes: "a" with "a/b" and
+// the reverse, and "A" with "a", because the disk may fold case.
 func obstacles(own map[string]string, changes []RefUpdate) map[string]string {
 	inWay := map[string]string{}
 	changed, above := map[string]string{}, map[string]bool{} // by folded name
@@ -255,9 +255,9 @@ func obstacles(own map[string]string, changes []RefUpdate) map[string]string {
 	return inWay
 }
 
-// changes compares what is offered with what is there. What the host has under
-// the same name as a branch or tag of its own is not the agent's work, unless
-// an earlier fetch brought that name here.
+// changes compares the offered references with the existing ones. If the host
+// already has the same object under that name as its own branch or tag, it is not
+// the agent's work, unless an earlier fetch created that name here.
 func (t *target) changes(own, offered map[string]string) []RefUpdate {
 	changes := []RefUpdate{}
 	for _, name := range slices.Sorted(maps.Keys(offered)) {
@@ -273,14 +273,14 @@ func (t *target) changes(own, offered map[string]string) []RefUpdate {
 	return changes
 }
 
-// lost are the objects that would no longer be reachable from the session's
-// references once these are changed.
+// lost returns the objects that would no longer be reachable from the session's
+// references after the changes.
 func (t *target) lost(ctx context.Context, own map[string]string, changes []RefUpdate, inWay map[string]string) ([]string, error) {
 	var olds, lost []string
 	after := maps.Clone(own)
 	drop := func(name, id string) {
 		if strings.HasPrefix(name, "tags/") {
-			lost = append(lost, id) // an annotated tag is an object of its own
+			lost = append(lost, id) // an annotated tag is a separate object
 		} else {
 			olds = append(olds, id)
 		}
@@ -314,7 +314,7 @@ func (t *target) lost(ctx context.Context, own map[string]string, changes []RefU
 			gone[id] = true
 		}
 		for _, id := range olds {
-			if gone[id] || err != nil { // when git cannot tell, all are kept
+			if gone[id] || err != nil { // if git fails, keep all of them
 				lost = append(lost, id)
 			}
 		}
@@ -323,7 +323,7 @@ func (t *target) lost(ctx context.Context, own map[string]string, changes []RefU
 	return slices.Compact(lost), nil
 }
 
-// parents are the names that a reference's name has above it.
+// parents returns the prefixes of a reference's name that end before a slash.
 func parents(name string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for i, c := range name {

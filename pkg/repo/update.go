@@ -15,12 +15,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Bounds limit what a remote can make its mirror take. Zero values are the defaults.
+// Bounds limits the resources that a remote's mirror may use. Zero values select
+// the defaults.
 type Bounds struct {
 	Bytes   int64         // of the mirror on disk; 20 GiB
 	Refs    int           // branches and tags; 50,000
 	Time    time.Duration // of one fetch; 2 h
-	Memory  int64         // bytes of one git process; 4 GiB; macOS does not enforce it
+	Memory  int64         // bytes of one git process; 4 GiB; not enforced by macOS
 	Reserve int64         // bytes that stay free on the disk; 512 MiB
 
 	route *publicRoute // for a Ref that is PublicOnly
@@ -44,9 +45,9 @@ func (b Bounds) filled() Bounds {
 	return b
 }
 
-// update makes the branches, tags and HEAD of a bare repository the remote's,
-// and returns the names that it left out. The remote is hostile input: git asks
-// it for its list first, and then only for objects on that list.
+// update makes the branches, tags and HEAD of a bare repository equal to the
+// remote's, and returns the names that it left out. The remote is untrusted: git
+// first requests its list, and then only objects on that list.
 func (m *Mirrors) update(ctx context.Context, dir string, ref Ref, p Progress) (leftOut []string, err error) {
 	b := m.Bounds.filled()
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Time, fail.New(fail.Timeout, "%s did not finish within %v (limits.mirror_time)", remoteHost(ref.URL), b.Time).
@@ -78,7 +79,7 @@ func (m *Mirrors) update(ctx context.Context, dir string, ref Ref, p Progress) (
 			fmt.Fprintf(&changed, "+%s:%s\n", id, name)
 		}
 	}
-	if gone.Len() > 0 { // first: a new name may need the place of an old one
+	if gone.Len() > 0 { // delete first, because a new name may conflict with an old one
 		g := hostGit{dir: dir, stdin: strings.NewReader(gone.String())}
 		if err := g.run(ctx, "update-ref", "--no-deref", "--stdin"); err != nil {
 			return nil, err
@@ -95,7 +96,7 @@ func (m *Mirrors) update(ctx context.Context, dir string, ref Ref, p Progress) (
 	return leftOut, nil
 }
 
-// network is a git that talks to the remote, within the bounds.
+// network returns a git that contacts the remote within the bounds.
 func (b Bounds) network(dir string, memory, fileBytes int64, p Progress) hostGit {
 	g := hostGit{dir: dir, network: true, progress: p, cage: &cage{fileBytes: fileBytes, data: memory}}
 	if b.route != nil {
@@ -108,10 +109,10 @@ func slowTransfers() []string {
 	return []string{"-c", "http.lowSpeedLimit=" + slowBytes, "-c", "http.lowSpeedTime=" + slowTransfer}
 }
 
-// remoteList is what a remote has.
+// remoteList is the list of a remote's references.
 type remoteList struct {
 	refs map[string]string // branches and tags: full name to object
-	head string            // the branch that HEAD names, in full, or ""
+	head string            // the full name of the branch that HEAD names, or ""
 }
 
 func isRemoteName(name string) bool {
@@ -156,8 +157,8 @@ func listRemote(ctx context.Context, dir string, ref Ref, b Bounds) (remoteList,
 	return list, nil
 }
 
-// drop removes the names that this host cannot keep, and returns them: git or the
-// file system refuses them, or they fall together where the disk folds case.
+// drop removes and returns the names that this host cannot store: names that git or
+// the file system rejects, and names that collide on a disk that folds case.
 func (l *remoteList) drop(folds bool) (leftOut []string) {
 	seen := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(l.refs)) {
@@ -174,8 +175,8 @@ func (l *remoteList) drop(folds bool) (leftOut []string) {
 	return leftOut
 }
 
-// fetchObjects fetches what refspecs name: the objects, by their ids, and the
-// references that they go to.
+// fetchObjects fetches the objects that refspecs name by their ids, and updates the
+// references that they name.
 func fetchObjects(ctx context.Context, dir string, ref Ref, b Bounds, refspecs string, p Progress) (err error) {
 	free, err := freeSpace(dir)
 	if err != nil {
@@ -197,8 +198,9 @@ func fetchObjects(ctx context.Context, dir string, ref Ref, b Bounds, refspecs s
 	}()
 	g := b.network(dir, b.Memory, room, p)
 	g.stdin = strings.NewReader(refspecs)
-	// A pack is one file, which the limit of a file's size bounds; loose objects
-	// and packs from other addresses are not.
+	// Store everything as one pack, because a pack is a single file that the file
+	// size limit bounds. That limit would not bound loose objects or packs from
+	// other addresses.
 	err = g.run(ctx, append(slowTransfers(), "-c", "fetch.unpackLimit=1", "-c", "transfer.bundleURI=false", "-c", "fetch.uriProtocols=",
 		"fetch", "--progress", "--no-tags", "--no-auto-maintenance", "--no-recurse-submodules", "--no-write-fetch-head", "--stdin", "--", ref.URL)...)
 	if ge, ok := errors.AsType[*gitError](err); ok && saysTooLarge.MatchString(ge.stderr) {
@@ -207,9 +209,9 @@ func fetchObjects(ctx context.Context, dir string, ref Ref, b Bounds, refspecs s
 	return err
 }
 
-// removePartialPacks removes what a fetch that failed has left in a mirror, so
-// that failures do not fill the disk. The caller holds the mirror's lock; agents'
-// work comes in by directories of its own.
+// removePartialPacks removes the leftovers of a failed fetch from a mirror, so that
+// failures do not fill the disk. The caller holds the mirror's lock; agents' work
+// arrives in separate directories.
 func removePartialPacks(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "objects", "pack", "tmp_*"))
 	for _, file := range left {

@@ -14,11 +14,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// pktLine is a line as git's protocol frames it.
+// pktLine returns a line in the framing of git's protocol.
 func pktLine(s string) string { return fmt.Sprintf("%04x%s", len(s)+4, s) }
 
-// hostileRemote speaks git's first protocol to each connection: it lists refs,
-// and sends body when it was asked for objects. Writers that git hangs up on end.
+// hostileRemote speaks version 0 of git's protocol on each connection: it lists
+// refs, and sends body when objects are requested. The writers end when git hangs
+// up.
 func hostileRemote(t *testing.T, list, body func(w io.Writer) error) Ref {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,7 +39,7 @@ func hostileRemote(t *testing.T, list, body func(w io.Writer) error) Ref {
 				if _, err := conn.Read(buf); err != nil || list(conn) != nil {
 					return
 				}
-				for asked := ""; !strings.Contains(asked, "done\n"); { // wants, and the end of the negotiation
+				for asked := ""; !strings.Contains(asked, "done\n"); { // the wants, and the end of the negotiation
 					n, err := conn.Read(buf)
 					if err != nil {
 						return
@@ -63,7 +64,7 @@ func listOne(w io.Writer) error {
 	return err
 }
 
-// until calls write again and again until it fails.
+// until calls write repeatedly until it fails.
 func until(write func(n int) error) error {
 	for n := 0; ; n++ {
 		if err := write(n); err != nil {
@@ -73,11 +74,11 @@ func until(write func(n int) error) error {
 }
 
 // A remote is bounded in bytes, references and time, for the first clone and for
-// every fetch after it, and leaves nothing behind that fills the disk.
+// each later fetch, and leaves nothing behind that fills the disk.
 func TestHostileRemote(t *testing.T) {
 	wait := make(chan struct{})
 	t.Cleanup(func() { close(wait) })
-	// The start of a blob whose deflated bytes never end: stored blocks of zeros.
+	// The start of a blob whose compressed data never ends: stored blocks of zeros.
 	pack := "PACK\x00\x00\x00\x02\x00\x00\x00\x01" + "\xb0\x80\x80\x80\x80\x80\x01" + "\x78\x01"
 	block := "\x00\xff\xff\x00\x00" + strings.Repeat("\x00", 65535)
 	noBody := func(io.Writer) error { return nil }
@@ -150,7 +151,7 @@ func TestHostileRemote(t *testing.T) {
 			if left := size(m.Dir); left > 0 {
 				t.Errorf("the clone left %d bytes", left)
 			}
-			// And into a mirror that exists: it stays as it is, with a warning.
+			// And into an existing mirror, which stays as it is, with a warning.
 			dir, err := m.place(ref)
 			if err != nil {
 				t.Fatal(err)
@@ -168,7 +169,7 @@ func TestHostileRemote(t *testing.T) {
 	}
 }
 
-// What the mirror has counts, so that many fetches together are bounded too.
+// The size includes existing data, so that many fetches together are bounded too.
 func TestMirrorSizeCountsWhatIsThere(t *testing.T) {
 	isolate(t)
 	ref, bare := upstream(t)
@@ -185,7 +186,7 @@ func TestMirrorSizeCountsWhatIsThere(t *testing.T) {
 }
 
 // On a disk that folds case, two branches must not become one with the commit of
-// either; the first is kept, and the warning names the other.
+// either. The first is kept, and the warning names the other.
 func TestMirrorOnADiskThatFoldsCase(t *testing.T) {
 	isolate(t)
 	ref, bare := upstream(t)
@@ -211,14 +212,14 @@ func TestMirrorOnADiskThatFoldsCase(t *testing.T) {
 	}
 	equal(t, "Topic", host(t, mirror.Dir, "git rev-parse Topic"), host(t, bare, "git rev-parse feature"))
 
-	// A branch that is renamed to the other case takes the place of the old one.
+	// A branch that is renamed to the other case replaces the old one.
 	host(t, bare, "git branch -D Topic")
 	if mirror, err = m.Ensure(t.Context(), ref, nil); err != nil || strings.Contains(mirror.Warning, "topic") {
 		t.Errorf("%v, warning %q", err, mirror.Warning)
 	}
 	equal(t, "topic", host(t, mirror.Dir, "git rev-parse topic"), host(t, bare, "git rev-parse main"))
 
-	m = mirrors(t) // where case counts, all are there
+	m = mirrors(t) // on a case-sensitive disk, all exist
 	m.folds = func(string) bool { return false }
 	host(t, bare, "git update-ref -d refs/heads/work.LOCK")
 	ensure(t, m, ref)
@@ -239,7 +240,7 @@ func TestFoldsNamesOfThisDisk(t *testing.T) {
 	}
 }
 
-// A fetch of nothing new asks for the list only.
+// A fetch without changes requests only the list.
 func TestEnsureFetchesOnlyWhatChanged(t *testing.T) {
 	isolate(t)
 	ref, _ := upstream(t)

@@ -11,20 +11,21 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// WorkState is what is in a guest and nowhere else, as far as the guest says.
+// WorkState describes the work that exists only in a guest, as reported by the
+// guest.
 type WorkState struct {
 	Head       string   `json:"head,omitempty"`
-	Branch     string   `json:"branch,omitempty"` // "" when detached
+	Branch     string   `json:"branch,omitempty"` // "" if detached
 	Branches   []Branch `json:"branches"`         // those with commits of their own
 	Ahead      int      `json:"ahead"`            // commits neither pushed, nor fetched, nor in the base
 	Dirty      int      `json:"dirty"`            // tracked files with uncommitted changes
 	Untracked  int      `json:"untracked"`
 	Stashes    int      `json:"stashes"`
-	Submodules int      `json:"submodules"`            // commits in submodules that no remote of theirs has
+	Submodules int      `json:"submodules"`            // commits in submodules that none of their remotes has
 	InProgress []string `json:"in_progress,omitempty"` // "rebase", "merge", …
 }
 
-// Branch is a guest's branch with commits that are nowhere else.
+// Branch is a guest's branch with commits that exist nowhere else.
 type Branch struct {
 	Name  string `json:"name"`
 	Tip   string `json:"tip"`
@@ -36,7 +37,7 @@ func (w WorkState) Clean() bool {
 	return w.Ahead == 0 && w.Dirty == 0 && w.Untracked == 0 && w.Stashes == 0 && w.Submodules == 0 && len(w.InProgress) == 0
 }
 
-// Summary says what would be lost, for people.
+// Summary describes the work that would be lost, for display.
 func (w WorkState) Summary() string {
 	var parts []string
 	add := func(n int, one, many string) {
@@ -61,10 +62,10 @@ func (w WorkState) Summary() string {
 	return strings.Join(parts, ", ")
 }
 
-const maxCount = 1 << 40 // of anything that a guest counts
+const maxCount = 1 << 40 // upper bound of every count from a guest
 
-// Work asks the guest what destroying it would lose. known are commits that
-// the host has (see Known); base is what the guest started from.
+// Work asks the guest which work would be lost if the guest was destroyed. known
+// are commits that the host has (see Known); base is the guest's starting point.
 func Work(ctx context.Context, g Guest, dir string, base Base, known ...string) (WorkState, error) {
 	if err := checkDir(dir); err != nil {
 		return WorkState{}, err
