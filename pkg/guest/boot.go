@@ -15,10 +15,10 @@ var bootScript string
 //go:embed sleep.sh
 var sleepScript string
 
-// BootScript is what every VM runs as root at every boot before its network is
-// up (vm.Spec.Boot). It closes the network until the guest program opens what
-// the policy allows, and announces sshd's host key on the
-// serial console. It holds no secret.
+// BootScript returns the script that every VM runs as root at every boot before its
+// network is up (vm.Spec.Boot). The script closes the network until the guest program
+// opens what the policy allows, and announces sshd's host key on the serial console. It
+// contains no secret.
 func BootScript() string {
 	return strings.NewReplacer(
 		"@DOOR@", strings.TrimSpace(rules.DoorScript()),
@@ -27,7 +27,7 @@ func BootScript() string {
 	).Replace(bootScript)
 }
 
-// SleepScript is the boot script of a clone of a golden image that is to be
-// saved (vm.Driver.Save): it prints wire.AsleepMarker and waits for a
-// wire.Identity on its virtio console, with its network down.
+// SleepScript returns the boot script of a clone of a golden image that is to be saved
+// (vm.Saver.Save). The script prints wire.AsleepMarker and waits for a wire.Identity on
+// its virtio console, with its network down.
 func SleepScript() string { return sleepScript }

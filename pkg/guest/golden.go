@@ -11,17 +11,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// initrdPath is where the script that generalises a guest leaves the initial
-// RAM disk that its clones boot with, if it makes one.
+// initrdPath is where the generalising script leaves the initial RAM disk for the
+// guest's clones, if it makes one.
 const initrdPath = "/boot/agent-sessionizer/initrd"
 
-// maxInitrd bounds what is read of it; a generic one has some 10 MB, unpacked 40.
+// maxInitrd limits how much of the file is read; a generic one has about 10 MB,
+// unpacked 40.
 const maxInitrd = 96 << 20
 
-// Generalise takes from a provisioned guest what makes it this machine, so that
-// its disk can become a golden image, and returns the initial RAM disk for the
-// clones, nil where they bring their own. The guest is fit for nothing then but
-// to be powered off.
+// Generalise removes everything from a provisioned guest that identifies it, so that
+// its disk can become a golden image. It returns the initial RAM disk for the clones,
+// or nil if the image has its own. Afterwards the guest can only be powered off.
 func (g Guest) Generalise(ctx context.Context, scripts fs.FS, source string, report func(string)) (initrd []byte, err error) {
 	dir, err := g.unpack(ctx, scripts)
 	if err != nil {
@@ -37,7 +37,7 @@ func (g Guest) Generalise(ctx context.Context, scripts fs.FS, source string, rep
 	return initrd, nil
 }
 
-// Verify tries every tool, and looks for services that failed.
+// Verify tests every tool, and checks that no service has failed.
 func (g Guest) Verify(ctx context.Context, scripts fs.FS, source string, report func(string)) error {
 	dir, err := g.unpack(ctx, scripts)
 	if err != nil {
@@ -56,14 +56,14 @@ func (g Guest) Verify(ctx context.Context, scripts fs.FS, source string, report 
 	return nil
 }
 
-// Identity is what no two machines share.
+// Identity holds the values that no two machines share.
 type Identity struct {
 	MachineID, Hostname, BootID string
 }
 
 var hex32 = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// Identity reads it.
+// Identity reads the guest's identity.
 func (g Guest) Identity(ctx context.Context) (Identity, error) {
 	out, err := g.SSH.Output(ctx, "cat /etc/machine-id /proc/sys/kernel/hostname /proc/sys/kernel/random/boot_id", nil, 4096)
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package guest is the host's side of the guest program: it puts the program
-// into a VM over SSH and asks it for things.
+// Package guest is the host's side of the guest program: it installs the program in a
+// VM over SSH and sends it requests.
 //
-// Everything that comes back is hostile input: it is bounded, decoded
-// strictly, and cleaned before a person sees it. The package reaches into the
-// guest over the one SSH connection that it is given, and in no other way.
+// Everything that the guest returns is hostile input: it is bounded, decoded strictly,
+// and cleaned before a person sees it. The package accesses the guest only over the SSH
+// connection that it is given.
 package guest
 
 import (
@@ -28,10 +28,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// Where things are in the guest.
+// Locations in the guest.
 const (
 	programPath = "/usr/local/bin/agent-guest"
-	seedDir     = "/run/agent-seed"     // what a clone or fork was told it is
+	seedDir     = "/run/agent-seed"     // the identity that a clone or fork was given
 	secretDir   = "/run/agent"          // what SetSecrets delivered
 	taskDir     = "/var/lib/agent-task" // what attempts at tasks keep
 	User        = "agent"               // the login user
@@ -39,16 +39,16 @@ const (
 	ReadyTmux   = "/usr/local/bin/ready-tmux" // makes the tmux session with its windows
 )
 
-// maxReply bounds one answer of the guest program.
+// maxReply limits the size of one answer of the guest program.
 const maxReply = 1 << 20
 
-// The folder is generated (make) and ignored by git but for .gitignore, so
-// that the package always compiles.
+// The folder is generated (make) and ignored by git except for .gitignore, so that the
+// package always compiles.
 //
 //go:embed all:bin
 var programs embed.FS
 
-// Program returns the guest program for arch ("x86_64", "aarch64"), unpacked.
+// Program returns the uncompressed guest program for arch ("x86_64", "aarch64").
 func Program(arch string) ([]byte, error) {
 	packed, err := packedProgram(arch)
 	if err != nil {
@@ -61,7 +61,7 @@ func Program(arch string) ([]byte, error) {
 	return io.ReadAll(z)
 }
 
-// packedProgram is the guest program as gzip made it.
+// packedProgram returns the guest program compressed with gzip.
 func packedProgram(arch string) ([]byte, error) {
 	goarch, ok := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch]
 	if !ok {
@@ -79,14 +79,14 @@ type Guest struct {
 	SSH  *ssh.Client
 	Root string // vm.Machine.Root
 
-	Delivered Delivered // by SetSecrets; the bound of Secrets
+	Delivered Delivered // by SetSecrets; limits what Secrets reads
 }
 
 func (g Guest) program(args ...string) string {
 	return ssh.Quote(append([]string{g.Root + programPath}, args...)...)
 }
 
-// ProgramKey is the SHA-256 of the guest program for arch, hexadecimal.
+// ProgramKey returns the SHA-256 of the guest program for arch in hexadecimal.
 func ProgramKey(arch string) (string, error) {
 	key, _ := programKeys.LoadOrStore(arch, sync.OnceValues(func() (string, error) {
 		program, err := Program(arch)
@@ -99,14 +99,17 @@ func ProgramKey(arch string) (string, error) {
 	return key.(func() (string, error))()
 }
 
-// programKeys are by architecture: unpacking takes a tenth of a second.
+// programKeys caches the keys by architecture, because unpacking takes a tenth of a
+// second.
 var programKeys sync.Map
 
-// Install puts the guest program for arch in place, unless this very one is
-// there, starts it with the policy, and returns its first status. From then on
-// the guest's network is what the policy says. there is the key of the program
-// that the guest is known to have; looking takes longer than asking it, and the
-// answer is a guest's.
+// Install installs the guest program for arch unless this very program is installed,
+// starts it with the policy, and returns its first status. From then on the guest's
+// network follows the policy.
+//
+// there is the key of the program that the guest is known to have. If it matches,
+// Install skips the check of the installed file, which takes longer than asking the
+// program. The returned status is the guest's own claim.
 func (g Guest) Install(ctx context.Context, arch, there string, p *policy.Policy) (wire.Status, error) {
 	key, err := ProgramKey(arch)
 	if err != nil {
@@ -135,15 +138,15 @@ func (g Guest) Install(ctx context.Context, arch, there string, p *policy.Policy
 	return g.send(ctx, p, "install")
 }
 
-// upload writes an executable, which comes packed, owned by root; a connection that
-// dies half way leaves the old one.
+// upload writes a compressed executable, owned by root. A connection that dies half way
+// leaves the old file.
 func (g Guest) upload(ctx context.Context, packed []byte, path string) error {
 	script := `set -e; umask 022; mkdir -p "${1%/*}"; gzip -dc >"$1.new"; chmod 755 "$1.new"; mv -f "$1.new" "$1"`
 	_, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", script, "sh", path), bytes.NewReader(packed), maxReply)
 	return err
 }
 
-// SetPolicy replaces the policy of a running guest at once, without a restart.
+// SetPolicy replaces the policy of a running guest immediately, without a restart.
 func (g Guest) SetPolicy(ctx context.Context, p *policy.Policy) (wire.Status, error) {
 	return g.send(ctx, p, "policy")
 }
@@ -156,7 +159,7 @@ func (g Guest) send(ctx context.Context, p *policy.Policy, verb string) (wire.St
 	return g.status(ctx, "sudo "+g.program(verb), bytes.NewReader(text))
 }
 
-// Status asks how firewall and DNS proxy are.
+// Status asks for the status of the firewall and the DNS proxy.
 func (g Guest) Status(ctx context.Context) (wire.Status, error) {
 	return g.status(ctx, "sudo "+g.program("status"), nil)
 }
@@ -169,8 +172,9 @@ func (g Guest) status(ctx context.Context, cmd string, in io.Reader) (wire.Statu
 	return wire.DecodeStatus(bytes.NewReader(out))
 }
 
-// SetSecrets writes the values to the guest's memory file system, in place of
-// those of before. token is the session's, for the way back to the host.
+// SetSecrets writes the values to the guest's memory file system and replaces those
+// delivered before. token is the session's, with which the guest can call back to the
+// host.
 func (g Guest) SetSecrets(ctx context.Context, values map[string]secret.Value, token string) error {
 	msg := wire.Secrets{Env: map[string]string{}, Token: token}
 	for name, v := range values {
@@ -178,7 +182,7 @@ func (g Guest) SetSecrets(ctx context.Context, values map[string]secret.Value, t
 	}
 	var text bytes.Buffer
 	if err := msg.Encode(&text); err != nil {
-		return errors.New("encode the secrets") // the error could quote one
+		return errors.New("encode the secrets") // the error could quote a secret
 	}
 	if _, err := g.SSH.Output(ctx, g.program("secrets"), &text, maxReply); err != nil {
 		return fail.New(fail.Secret, "deliver the secrets: %w", err)
@@ -186,13 +190,14 @@ func (g Guest) SetSecrets(ctx context.Context, values map[string]secret.Value, t
 	return nil
 }
 
-// WipeSecrets removes them again.
+// WipeSecrets removes the secrets from the guest.
 func (g Guest) WipeSecrets(ctx context.Context) error {
 	_, err := g.SSH.Output(ctx, g.program("secrets", "--wipe"), nil, maxReply)
 	return err
 }
 
-// Delivered is how much SetSecrets put into a guest, the token included.
+// Delivered is the amount of data that SetSecrets put into a guest, including the
+// token.
 type Delivered struct {
 	Values int   `json:"values"`
 	Bytes  int64 `json:"bytes"`
@@ -207,9 +212,9 @@ func Measure(values map[string]secret.Value, token string) Delivered {
 	return d
 }
 
-// Secrets are the values that the guest has of SetSecrets, the token among them.
-// It is the guest's word, and no more of it than was delivered: good for keeping
-// them out of what is told of it.
+// Secrets returns the delivered values that the guest still has, including the token.
+// The guest may lie, but it returns no more than was delivered. Use the values only to
+// redact them from text about the guest.
 func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
 	if g.Delivered.Values == 0 {
 		return nil, nil
@@ -221,7 +226,7 @@ func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
 	case errors.Is(err, ssh.ErrUnreachable):
 		return nil, fmt.Errorf("ask the guest which secrets it has: %w", ssh.ErrUnreachable)
 	case err != nil:
-		return nil, errors.New("ask the guest which secrets it has") // the error could quote one
+		return nil, errors.New("ask the guest which secrets it has") // the error could quote a secret
 	}
 	var values []secret.Value
 	for value := range strings.SplitSeq(string(out), "\x00") {
@@ -232,9 +237,9 @@ func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
 	return values, nil
 }
 
-// Queries calls f with the DNS decisions after since, oldest first; with
-// follow it goes on until ctx ends or f returns an error. limit 0 means all
-// that the guest still has.
+// Queries calls f with the DNS decisions after since, oldest first. With follow, it
+// continues until ctx ends or f returns an error. A limit of 0 means everything that
+// the guest still has.
 func (g Guest) Queries(ctx context.Context, since int64, limit int, follow bool, f func(wire.Query) error) error {
 	args := []string{"log", "--since", fmt.Sprint(since)}
 	if limit > 0 {
@@ -251,10 +256,10 @@ func (g Guest) Queries(ctx context.Context, since int64, limit int, follow bool,
 		w.CloseWithError(err) // nil reads as the end
 		close(done)
 	}()
-	// The goroutine is over when Queries returns: closing the reader fails its
-	// writes, cancelling ends its command.
+	// The goroutine ends before Queries returns: closing the reader fails its writes,
+	// and cancelling ends its command.
 	defer func() {
-		_ = r.Close() // never fails, says io.PipeReader
+		_ = r.Close() // never fails, according to io.PipeReader
 		cancel()
 		<-done
 	}()
@@ -270,15 +275,15 @@ func (g Guest) Queries(ctx context.Context, since int64, limit int, follow bool,
 	return nil
 }
 
-// Poweroff shuts the guest down in order. The connection dies with it, so an
-// error says nothing.
+// Poweroff shuts the guest down cleanly. This also ends the connection, so an error
+// carries no information.
 func (g Guest) Poweroff(ctx context.Context) error {
 	return g.SSH.Run(ctx, "sudo systemctl poweroff --no-wall --ignore-inhibitors", ssh.IO{})
 }
 
-// Own waits until a clone or fork is wholly its own: seed disk, size of the
-// disk, journal. trouble is what of it failed, in the guest's words. Other
-// guests are from the start.
+// Own waits until a clone or fork has its own seed disk, disk size and journal. trouble
+// describes what failed, as the guest reports it. For any other guest Own returns at
+// once.
 func (g Guest) Own(ctx context.Context) (trouble string, err error) {
 	seed := ssh.Quote(g.Root + seedDir)
 	out, err := g.SSH.Output(ctx, "cd "+seed+" 2>/dev/null || exit 0; until [ -e own ]; do sleep 0.05; done; cat own", nil, maxReply)
@@ -288,7 +293,7 @@ func (g Guest) Own(ctx context.Context) (trouble string, err error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// SetHostname calls the guest as a VM of that name is called.
+// SetHostname gives the guest the host name of a VM of that name.
 func (g Guest) SetHostname(ctx context.Context, name string) error {
 	_, err := g.SSH.Output(ctx, "sudo "+g.program("hostname", "lima-"+name), nil, maxReply)
 	if err != nil {
@@ -297,8 +302,8 @@ func (g Guest) SetHostname(ctx context.Context, name string) error {
 	return nil
 }
 
-// Tmux sees to the guest's tmux session with its windows, in dir. It may be
-// repeated; windows are never made twice.
+// Tmux creates the guest's tmux session with its windows in dir. It may be repeated; it
+// never creates windows twice.
 func (g Guest) Tmux(ctx context.Context, dir string) error {
 	_, err := g.SSH.Output(ctx, ssh.Quote(g.Root+ReadyTmux, "-d", dir), nil, maxReply)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// sh runs a script and returns what it prints.
+// sh runs a script and returns its output.
 func sh(t *testing.T, script string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sh", append(args, "-s")...)
@@ -48,8 +48,9 @@ func TestBootScriptIsValidShell(t *testing.T) {
 	}
 }
 
-// The door comes first: before it there is nothing that needs or opens a network.
-// Only a seed, which closes it before it lets the network up, skips the script.
+// TestDoorComesFirst checks that the boot script installs the lockdown rules first:
+// nothing before them needs or opens a network. Only a seed may skip the script,
+// because it installs the rules itself before it brings the network up.
 func TestDoorComesFirst(t *testing.T) {
 	seeded := false
 	for _, line := range strings.Split(BootScript(), "\n") {
@@ -66,8 +67,9 @@ func TestDoorComesFirst(t *testing.T) {
 	}
 }
 
-// Only a clone of a golden image can stop short of its identity; any other guest
-// that is told to sleep would come up open, or as somebody.
+// TestOnlyAGoldenCloneSleeps checks that only a clone of a golden image can stop before
+// it has an identity. Any other guest that is told to sleep would come up with an open
+// network, or with another machine's identity.
 func TestOnlyAGoldenCloneSleeps(t *testing.T) {
 	dir := t.TempDir()
 	log, flag := filepath.Join(dir, "log"), filepath.Join(dir, "sleep")
@@ -91,7 +93,8 @@ func TestOnlyAGoldenCloneSleeps(t *testing.T) {
 	}
 }
 
-// A guest whose door does not close is powered off and gets no further.
+// TestNoDoorNoGuest checks that a guest whose lockdown rules cannot be installed powers
+// off and gets no further.
 func TestNoDoorNoGuest(t *testing.T) {
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
@@ -222,7 +225,8 @@ func TestProgressLines(t *testing.T) {
 	}
 }
 
-// SSH copies stdout and stderr from a goroutine each (run with -race).
+// TestProgressFromTwoSides checks that progress may be written from two goroutines,
+// because SSH copies stdout and stderr from one each (run with -race).
 func TestProgressFromTwoSides(t *testing.T) {
 	n := 0
 	p := &progress{report: func(string) { n++ }}

@@ -10,17 +10,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// BringDotfiles unpacks an archive of home.Dotfiles in the agent's home directory,
-// as the agent. With first they replace whatever is there; else what was changed
-// in the guest stays. notes say what was not brought.
+// BringDotfiles unpacks an archive of home.Dotfiles in the agent's home directory, as
+// the agent. With first, the dotfiles replace existing files; otherwise files that were
+// changed in the guest stay. notes lists what was not brought.
 func (g Guest) BringDotfiles(ctx context.Context, archive io.Reader, first bool) (notes []string, err error) {
 	return g.home(ctx, archive, nil, "bring", "--first="+strconv.FormatBool(first))
 }
 
-// Keep names what is kept of the agent's home directory.
+// Keep defines the saved home: which files of the agent's home directory are kept.
 type Keep struct {
 	Patterns home.Patterns
-	Not      string // an entry of the home directory that is none of it: the checkout
+	Not      string // an entry of the home directory to leave out: the checkout
 	Max      int64  // bytes
 }
 
@@ -29,19 +29,20 @@ func (k Keep) args(verb string, more ...string) []string {
 	return append(append(args, "--"), k.Patterns...)
 }
 
-// SaveHome writes an archive of k to w. It is a guest's work, and the end of what
-// was written before an error is anywhere. notes say what was left out.
+// SaveHome writes an archive of the files that k defines to w. The guest makes the
+// archive. After an error, the output may be cut off at any point. notes lists what was
+// left out.
 func (g Guest) SaveHome(ctx context.Context, k Keep, w io.Writer) (notes []string, err error) {
 	return g.home(ctx, nil, w, k.args("save")...)
 }
 
-// RestoreHome unpacks what SaveHome wrote, of it what k names. With first it
-// replaces whatever is there, else it brings only what is not there.
+// RestoreHome unpacks the files of an archive by SaveHome that k defines. With first,
+// they replace existing files; otherwise only missing files are restored.
 func (g Guest) RestoreHome(ctx context.Context, k Keep, archive io.Reader, first bool) (notes []string, err error) {
 	return g.home(ctx, archive, nil, k.args("restore", "--first="+strconv.FormatBool(first))...)
 }
 
-// manyNotes bounds how much a guest says of what it left out.
+// manyNotes limits how many notes a guest may send.
 const manyNotes = 25
 
 func (g Guest) home(ctx context.Context, in io.Reader, out io.Writer, args ...string) (notes []string, err error) {

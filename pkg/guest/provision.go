@@ -20,9 +20,9 @@ import (
 
 const provisionPath = "/usr/local/lib/agent-sessionizer/provision"
 
-// Provision runs the provision steps of scripts that the guest has not done
-// yet; in an image that was built with them it finds nothing to do. source
-// names the distribution ("ubuntu", "debian"). report gets the steps' lines.
+// Provision runs the provision steps of scripts that the guest has not completed yet.
+// In an image that was built with them there is nothing to do. source names the
+// distribution ("ubuntu", "debian"). report receives the steps' lines.
 func (g Guest) Provision(ctx context.Context, scripts fs.FS, source string, report func(string)) error {
 	dir, err := g.unpack(ctx, scripts)
 	if err != nil {
@@ -43,7 +43,7 @@ func (g Guest) Provision(ctx context.Context, scripts fs.FS, source string, repo
 	return nil
 }
 
-// ScriptsKey changes when scripts do.
+// ScriptsKey returns a key that changes whenever the scripts do.
 func ScriptsKey(scripts fs.FS) (string, error) {
 	_, key, err := archive(scripts)
 	return key, err
@@ -58,13 +58,15 @@ func archive(scripts fs.FS) (*bytes.Buffer, string, error) {
 	return out, hex.EncodeToString(sum[:6]), nil
 }
 
-// unpack puts scripts into the guest, unless they are there, and returns where.
+// unpack puts the scripts into the guest, unless they are already there, and returns
+// their directory.
 func (g Guest) unpack(ctx context.Context, scripts fs.FS) (dir string, err error) {
 	packed, key, err := archive(scripts)
 	if err != nil {
 		return "", err
 	}
-	// A folder per content: a run that was cut off, or an older version's, is never mixed with this one.
+	// Each content has its own folder, so an interrupted or older copy never mixes with
+	// this one.
 	dir = provisionPath + "-" + key
 	unpack := `set -e; [ -d "$1" ] && { cat >/dev/null; exit 0; }; rm -rf "$1.new"; mkdir -p "$1.new"; tar -xzf - -C "$1.new"; mv "$1.new" "$1"`
 	if _, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", unpack, "sh", dir), packed, maxReply); err != nil {
@@ -85,8 +87,8 @@ func (g Guest) script(ctx context.Context, dir, name, source string, report func
 	return nil
 }
 
-// progress turns a step's output into lines of bounded length. It is stdout and
-// stderr at once, which SSH writes from two goroutines.
+// progress splits a step's output into lines of limited length. It receives both stdout
+// and stderr, which SSH writes from two goroutines.
 type progress struct {
 	report func(string)
 
@@ -96,7 +98,7 @@ type progress struct {
 }
 
 const (
-	maxLine = 500 // bytes of one line; the rest of it is dropped
+	maxLine = 500 // bytes of one line; the rest of the line is dropped
 	maxTail = 6   // lines
 )
 
@@ -114,7 +116,7 @@ func (p *progress) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// end takes what stands after the last newline for a line.
+// end reports the text after the last newline as a line.
 func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,7 +135,7 @@ func (p *progress) flush() {
 	p.report(line)
 }
 
-// pack writes scripts as a tar whose bytes depend on their content only.
+// pack writes scripts as a tar whose bytes depend only on their content.
 func pack(scripts fs.FS, w io.Writer) error {
 	z := gzip.NewWriter(w)
 	t := tar.NewWriter(z)

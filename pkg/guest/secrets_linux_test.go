@@ -9,7 +9,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
 
-// A guest says which secrets it has, in as many words as were delivered to it.
+// TestSecretsAreBoundedByWhatWasDelivered checks that a guest cannot return more
+// secrets than were delivered to it.
 func TestSecretsAreBoundedByWhatWasDelivered(t *testing.T) {
 	w := newWorld(t)
 	values := map[string]secret.Value{"A": secret.NewValue("first value\n"), "B": secret.NewValue("second")}
@@ -43,7 +44,7 @@ func TestSecretsAreBoundedByWhatWasDelivered(t *testing.T) {
 	if strings.Join(got[:3], "|") != "the token|first value|second" || len(got) != 3 {
 		t.Errorf("with files of the agent it has %.100q", got)
 	}
-	// One that lies altogether is not listened to.
+	// A guest that sends far too much gets an error.
 	if err := os.WriteFile(filepath.Join(w.root, "bin/head"), []byte("#!/bin/sh\nyes a-lie | dd bs=1M count=17 2>/dev/null\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}

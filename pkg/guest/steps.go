@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// stepLines makes of what provision/run.sh prints lines that say which of how many
-// steps runs, and what it does.
+// stepLines converts the output of provision/run.sh into lines that say which of how
+// many steps runs, and what it does.
 type stepLines struct {
 	names []string          // in order
-	about map[string]string // a step's own words: the first sentence of its script
-	now   string            // the step that runs
+	about map[string]string // a step's description: the first sentence of its script
+	now   string            // the running step
 }
 
 func newStepLines(scripts fs.FS) (*stepLines, error) {
@@ -37,7 +37,7 @@ func newStepLines(scripts fs.FS) (*stepLines, error) {
 	return s, nil
 }
 
-// line is one line of run.sh's for people.
+// line converts one line of run.sh for people.
 func (s *stepLines) line(text string) string {
 	words := strings.Fields(text)
 	if len(words) != 4 || words[0] != "step" || !slices.Contains(s.names, words[1]) {

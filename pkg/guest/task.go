@@ -15,29 +15,29 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// taskSilence is when a stream about a task counts as dead. The guest program
-// sends something every 20 seconds at least.
+// taskSilence is how long a stream about a task may be silent before it counts as dead.
+// The guest program sends something at least every 20 seconds.
 const taskSilence = 3 * time.Minute
 
-// Task is one attempt at a task in a guest: an agent that runs detached, so that
-// it outlives every process of the host, and what it leaves.
+// Task is one attempt at a task in a guest: an agent that runs detached, so that it
+// outlives every process of the host, and its results.
 type Task struct {
 	Guest   Guest
 	ID      string // 12 hexadecimal digits
 	Attempt int    // counted from 1
 }
 
-// Task is an attempt at a task.
+// Task returns an attempt at a task.
 func (g Guest) Task(id string, attempt int) Task { return Task{Guest: g, ID: id, Attempt: attempt} }
 
-// What a guest may say instead of doing what it was asked. Each is found with
-// errors.Is; to ask again does not help.
+// Errors for requests that the guest refuses. They can be found with errors.Is;
+// repeating the request does not help.
 var (
-	// ErrTruncated is output that became shorter than what has come of it.
+	// ErrTruncated reports output that became shorter than what was already received.
 	ErrTruncated = errors.New("the agent's output was cut in the guest")
 
-	// ErrNoCollection is a collection that the guest does not have any more; it
-	// can be made anew.
+	// ErrNoCollection reports a collection that the guest no longer has. It can be made
+	// again.
 	ErrNoCollection = errors.New("the guest has no such collection of artifacts any more")
 )
 
@@ -52,9 +52,9 @@ func (t Task) check() error {
 	return nil
 }
 
-// Start has the agent run, unless this attempt began before, whether or not
-// somebody heard of that: it may be called as often as one likes, and the agent
-// runs once. What comes back is how it stands then.
+// Start starts the agent unless this attempt was already started, even if the host
+// never learned of that. It may be called any number of times, and the agent runs once.
+// Start returns the current status.
 func (t Task) Start(ctx context.Context, what wire.TaskStart) (wire.TaskStatus, error) {
 	var text bytes.Buffer
 	if err := what.Encode(&text); err != nil {
@@ -63,13 +63,13 @@ func (t Task) Start(ctx context.Context, what wire.TaskStart) (wire.TaskStatus, 
 	return t.status(ctx, &text, t.command("start"))
 }
 
-// Remove takes away what the guest keeps of all attempts at the task, none of which
-// may run.
+// Remove deletes everything that the guest keeps of all attempts at the task. None of
+// them may be running.
 func (t Task) Remove(ctx context.Context) error {
 	if err := t.check(); err != nil {
 		return err
 	}
-	// The second place is for what did not fit on a full disk.
+	// The second location holds what did not fit on a full disk.
 	line := ssh.Quote("sh", "-c", `rm -rf -- "$1" "/dev/shm/agent-task-$2-"*`, "sh", t.Guest.Root+taskDir+"/"+t.ID, t.ID)
 	if _, err := t.Guest.SSH.Output(ctx, line, nil, maxReply); err != nil {
 		return fmt.Errorf("remove what the task left in the guest: %w", err)
@@ -77,23 +77,23 @@ func (t Task) Remove(ctx context.Context) error {
 	return nil
 }
 
-// Status says how it stands.
+// Status returns the attempt's current status.
 func (t Task) Status(ctx context.Context) (wire.TaskStatus, error) {
 	return t.status(ctx, nil, t.command("status"))
 }
 
-// Signal is what can be sent to an agent.
+// Signal is a signal that can be sent to an agent.
 type Signal string
 
-// The signals. After Kill nothing of the agent is left, also of one that began
-// at the same time.
+// The signals. After Kill nothing of the agent is left, even if it started at the same
+// time.
 const (
 	Terminate Signal = "TERM"
 	Kill      Signal = "KILL"
 )
 
-// Signal sends one to the agent and all that it started. To one that has ended
-// it does nothing; one that is not started yet will not run.
+// Signal sends a signal to the agent and all processes that it started. It has no
+// effect on an agent that has ended; an agent that has not started yet will not run.
 func (t Task) Signal(ctx context.Context, s Signal) (wire.TaskStatus, error) {
 	return t.status(ctx, nil, t.command("signal")+" "+ssh.Quote(string(s)))
 }
@@ -109,31 +109,30 @@ func (t Task) status(ctx context.Context, in io.Reader, cmd string) (wire.TaskSt
 	return wire.DecodeTaskStatus(bytes.NewReader(out))
 }
 
-// TaskOffsets say which of the agent's output is known already.
+// TaskOffsets defines which part of the agent's output is already known.
 type TaskOffsets struct {
 	Stdout, Stderr int64
-	Max            int64 // bytes of each that are wanted in all; 0 for all there will be
+	Max            int64 // total bytes of each stream to transfer; 0 for all
 }
 
-// TaskFrame is a piece of what a guest says of an agent: either output, or how
-// it stands.
+// TaskFrame is a message from a guest about an agent: either output or a status.
 type TaskFrame struct {
-	Stderr bool   // which output
-	Offset int64  // where Data stands in it
-	Data   []byte // until the function returns
+	Stderr bool   // which stream
+	Offset int64  // position of Data in the stream
+	Data   []byte // valid until the function returns
 	Status *wire.TaskStatus
 }
 
-// Watch calls f with the agent's output, from offsets on, and with how it stands:
-// at once, when it changes, and every 20 seconds. It returns nil after f had the
-// status of an agent that does not run (any more), before which all its output
-// came. Slow is f, and the guest waits. When the connection dies, Watch may be
-// called again with the offsets that f came to.
+// Watch calls f with the agent's output, starting at the offsets in from, and with its
+// status: at once, when it changes, and every 20 seconds. It returns nil after f has
+// received the status of an agent that no longer runs, or does not run yet; all output
+// comes before that. While f runs, the guest waits. After the connection has died,
+// Watch may be called again with the offsets that f reached.
 func (t Task) Watch(ctx context.Context, from TaskOffsets, f func(TaskFrame) error) error {
-	stdin, hold := io.Pipe()            // at its end the guest's side ends, too
-	defer func() { _ = hold.Close() }() // never fails, says io
+	stdin, hold := io.Pipe()            // when it ends, the guest's side ends, too
+	defer func() { _ = hold.Close() }() // never fails, according to io
 	over := false
-	pace := time.NewTicker(glancePace) // a guest that says more waits for us
+	pace := time.NewTicker(glancePace) // a guest that sends more has to wait
 	defer pace.Stop()
 	cmd := t.command("watch", fmt.Sprintf("--stdout=%d", from.Stdout), fmt.Sprintf("--stderr=%d", from.Stderr), fmt.Sprintf("--max=%d", from.Max))
 	err := t.frames(ctx, cmd, stdin, func(frame wire.Frame) error {
@@ -177,7 +176,7 @@ func (t Task) Watch(ctx context.Context, from TaskOffsets, f func(TaskFrame) err
 	return nil
 }
 
-// short reports whether less has come than there was, as far as it is wanted.
+// short reports whether less output has arrived than exists, within the limit.
 func (o TaskOffsets) short(have, all int64) bool {
 	if o.Max > 0 {
 		all = min(all, o.Max)
@@ -185,7 +184,7 @@ func (o TaskOffsets) short(have, all int64) bool {
 	return have < all
 }
 
-// unexpected is what a frame means that was not asked for.
+// unexpected returns the error for a frame that was not requested.
 func unexpected(frame wire.Frame) error {
 	if frame.Kind != wire.FrameFailure {
 		return fmt.Errorf("a frame of kind %q, out of place", rune(frame.Kind))
@@ -203,10 +202,12 @@ func unexpected(frame wire.Frame) error {
 	return errors.New(failure.Text)
 }
 
-// Collect has the guest make a collection of what the agent did to its checkout
-// and says what is in it; Receive brings it home. The commit, the bounds and the
-// patterns are in ask. Its names can be those of files, they are all different,
-// and they are within the bounds; else all that is said is a guest's word.
+// Collect makes the guest collect the results of the agent's work in its checkout, and
+// returns the list of them. Receive transfers the files. ask holds the commit, the
+// bounds and the patterns.
+//
+// The names in the list are valid file names and all different, and the sizes are
+// within the bounds. Everything else in the list is the guest's claim.
 func (t Task) Collect(ctx context.Context, ask wire.TaskCollect) (wire.Collection, error) {
 	var text bytes.Buffer
 	if err := ask.Encode(&text); err != nil {
@@ -274,9 +275,9 @@ func decodeCollection(text []byte) (id string, more int, err error) {
 	return c.ID, min(max(c.More, 0), most), wire.CheckCollectionID(c.ID)
 }
 
-// frames runs a command of the guest program and calls f with what it sends, one
-// frame at a time. It ends with an error when f does, when nothing comes for a
-// long time, or when what comes is nonsense.
+// frames runs a command of the guest program and calls f with each frame that it sends.
+// It returns an error if f does, if nothing arrives within taskSilence, or if a frame
+// is invalid.
 func (t Task) frames(ctx context.Context, cmd string, in io.Reader, f func(wire.Frame) error) error {
 	if err := t.check(); err != nil {
 		return err
@@ -294,10 +295,10 @@ func (t Task) frames(ctx context.Context, cmd string, in io.Reader, f func(wire.
 		w.CloseWithError(err) // nil reads as the end
 		close(done)
 	}()
-	// The goroutine is over when frames returns: closing the reader fails its
-	// writes, cancelling ends its command.
+	// The goroutine ends before frames returns: closing the reader fails its writes,
+	// and cancelling ends its command.
 	defer func() {
-		_ = r.Close() // never fails, says io
+		_ = r.Close() // never fails, according to io
 		cancel(nil)
 		<-done
 	}()
@@ -307,7 +308,7 @@ func (t Task) frames(ctx context.Context, cmd string, in io.Reader, f func(wire.
 		if err != nil {
 			return err
 		}
-		silence.Stop() // what takes long now is f
+		silence.Stop() // f's own time does not count
 		if err := f(frame); err != nil {
 			return err
 		}

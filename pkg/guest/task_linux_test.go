@@ -30,7 +30,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
-// TestMain makes this test binary a VM's process, and the guest program in it.
+// TestMain makes this test binary a VM's process, or the guest program in the VM.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
 		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
@@ -125,7 +125,8 @@ func (w *world) put(name, text string) {
 	}
 }
 
-// dial is a new connection to the guest, and task an attempt at a task through it.
+// dial opens a new connection to the guest; task is an attempt at a task over such a
+// connection.
 func (w *world) dial(target ssh.Target) *ssh.Client {
 	w.Helper()
 	c, err := ssh.Dial(w.Context(), target)
@@ -156,7 +157,7 @@ func (w *world) place() (*os.Root, string) {
 	return root, dir
 }
 
-// files is what is in a directory.
+// files returns the files in a directory with their content.
 func (w *world) files(dir string) map[string]string {
 	w.Helper()
 	all := map[string]string{}
@@ -175,7 +176,7 @@ func (w *world) files(dir string) map[string]string {
 	return all
 }
 
-// relay is a way to the guest that can be cut after a number of bytes.
+// relay is a connection to the guest that can be cut after a number of bytes.
 type relay struct {
 	addr string
 	left atomic.Int64
@@ -226,7 +227,7 @@ func (w *world) relay() *relay {
 	return r
 }
 
-// counting passes on so many bytes and then fails, without regard for what they are.
+// counting passes on a number of bytes and then fails, at any point in the stream.
 func (r *relay) counting(w io.Writer) io.Writer {
 	return writer(func(p []byte) (int, error) {
 		left := r.left.Add(-int64(len(p)))
@@ -317,7 +318,7 @@ func TestTaskInAGuest(t *testing.T) {
 		t.Errorf("%d files, %.300q", len(files), files[taskID+".patch"])
 	}
 
-	// Another collection takes the place of this one.
+	// Another collection replaces this one.
 	if err := os.RemoveAll(filepath.Join(w.work, "d")); err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +359,8 @@ func TestSignalATask(t *testing.T) {
 	}
 }
 
-// A connection that dies anywhere costs what was on its way, and nothing else.
+// TestReceiveOverAConnectionThatDies checks that a connection that dies at any point
+// costs only the data in transit.
 func TestReceiveOverAConnectionThatDies(t *testing.T) {
 	w := newWorld(t)
 	random := rand.New(rand.NewPCG(3, 4))
@@ -380,7 +382,7 @@ func TestReceiveOverAConnectionThatDies(t *testing.T) {
 	var got []wire.Artifact
 	deaths := 0
 	for got == nil {
-		relay.left.Store(5000 + random.Int64N(900_000)) // enough to log in, mostly
+		relay.left.Store(5000 + random.Int64N(900_000)) // usually enough to log in
 		target := w.target
 		target.Addr = relay.addr
 		conn, err := ssh.Dial(t.Context(), target)
@@ -397,8 +399,8 @@ func TestReceiveOverAConnectionThatDies(t *testing.T) {
 	if deaths < 3 {
 		t.Errorf("it died %d times", deaths)
 	}
-	// No connection carries all of it, so some must stay. How much of each is lost on
-	// its way depends on how busy the machine is.
+	// No single connection carries all of it, so some data must survive each one. How
+	// much is lost in transit depends on how busy the machine is.
 	if sent := relay.used.Load(); sent > 10*3_200_000 {
 		t.Errorf("%d bytes were sent of 3.2 million, over %d connections", sent, deaths+1)
 	}
@@ -428,7 +430,7 @@ func TestReceiveWhatChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	root, dir := w.place()
-	w.put("other", strings.Repeat("OTHER", 100_000)) // as long
+	w.put("other", strings.Repeat("OTHER", 100_000)) // the same length
 	if err := os.Remove(filepath.Join(w.work, "gone")); err != nil {
 		t.Fatal(err)
 	}
@@ -440,7 +442,7 @@ func TestReceiveWhatChanged(t *testing.T) {
 		}
 	}
 	begin("resumed", strings.Repeat("resumed", 50_000))
-	begin("stale", strings.Repeat("\x00", 1000)) // as a power cut leaves it
+	begin("stale", strings.Repeat("\x00", 1000)) // as left by a power cut
 	for name, text := range map[string]string{"untracked/same": "something else", "files/old": "of a collection before", "untracked/old/x": "too"} {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700), os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
@@ -477,7 +479,8 @@ func TestReceiveWhatChanged(t *testing.T) {
 	}
 }
 
-// A file of 2 GiB, nearly all of it a hole, comes without taking room on the disk.
+// TestReceiveALargeSparseFile checks that a file of 2 GiB that is nearly all hole is
+// received without using space on the disk.
 func TestReceiveALargeSparseFile(t *testing.T) {
 	if testing.Short() {
 		t.Skip("moves 2 GiB")
@@ -513,7 +516,7 @@ func TestReceiveALargeSparseFile(t *testing.T) {
 	}
 }
 
-// says makes the guest one that says what a test likes.
+// says makes the guest send the given frames.
 func (w *world) says(frames string) Task {
 	w.Helper()
 	if err := os.WriteFile(filepath.Join(w.root, "frames"), []byte(frames), 0o600); err != nil {
@@ -533,8 +536,9 @@ func frame(kind wire.FrameKind, data string) string {
 	return b.String()
 }
 
-// Whatever a guest says, nothing is made outside of the directory, nothing is
-// believed without its checksum, and nothing is taken over the bounds.
+// TestAGuestThatLies checks that, whatever a guest sends, nothing is created outside
+// the directory, nothing is accepted without its checksum, and nothing exceeds the
+// bounds.
 func TestAGuestThatLies(t *testing.T) {
 	w := newWorld(t)
 	hash := func(text string) string { sum := sha256.Sum256([]byte(text)); return hex.EncodeToString(sum[:]) }
@@ -605,7 +609,7 @@ func TestAGuestThatLies(t *testing.T) {
 	if err != nil || len(got) != 2 || got[0].Skipped == "" || got[1].Skipped != "no\ufffd" || len(w.files(dir)) != 0 {
 		t.Errorf("%+v, %v, %v", got, err, w.files(dir))
 	}
-	// A file below a file.
+	// A file below another file.
 	below := wire.Collection{ID: two.ID, Artifacts: []wire.Artifact{{Name: "files/x", Size: 3, SHA256: hash("abc")}, {Name: "files/x/y", Size: 3, SHA256: hash("def")}}}
 	got, err = w.says(whole).Receive(t.Context(), clean, below)
 	if err != nil || got[0].Skipped != "" || !strings.Contains(got[1].Skipped, "in its way") {
@@ -637,11 +641,12 @@ func TestAGuestThatLies(t *testing.T) {
 	}
 }
 
-// diskUse is how much of the disk a file takes.
+// diskUse returns how much disk space a file occupies.
 func diskUse(info fs.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
 
-// What has begun of files that a guest does not list any more goes: one that lists
-// others after each connection that dies would else fill the disk.
+// TestBegunFilesDoNotPileUp checks that partial files which a guest no longer lists are
+// removed. Otherwise a guest that lists other files after each lost connection would
+// fill the disk.
 func TestBegunFilesDoNotPileUp(t *testing.T) {
 	w := newWorld(t)
 	root, dir := w.place()

@@ -21,20 +21,21 @@ import (
 )
 
 const (
-	// partDir has the files that are on their way, called by their checksums: what
-	// is there is the beginning of a file that has that one, or nonsense.
+	// partDir holds files in transit, named by their checksums. Each holds the
+	// beginning of a file with that checksum, or garbage.
 	partDir = ".part"
 
-	// fewFiles are flushed to the disk one by one, more of them all at once.
+	// fewFiles is how many files are flushed to the disk one by one; more are flushed
+	// all at once.
 	fewFiles = 256
 )
 
-// Receive brings the files of a collection into a directory, where each appears
-// under its name when it is whole, its checksum is right, and not before. Those
-// that are there are not asked for again, and half ones are continued: after an
-// error it may be called again, with the same collection or another. What comes
-// back is the collection's list; files that the guest cannot send as they were
-// collected are Skipped in it now.
+// Receive transfers the files of a collection into a directory. Each file appears under
+// its name only when it is complete and its checksum is correct. Receive skips files
+// that are already there and resumes partial ones. After an error it may be called
+// again, with the same collection or another one. It returns the collection's list, in
+// which files that the guest can no longer send as they were collected are marked as
+// Skipped.
 func (t Task) Receive(ctx context.Context, into *os.Root, c wire.Collection) ([]wire.Artifact, error) {
 	list, err := t.receive(ctx, into, c)
 	if err != nil {
@@ -68,8 +69,8 @@ func (t Task) receive(ctx context.Context, into *os.Root, c wire.Collection) ([]
 		}
 	}
 	r.flush = len(missing) <= fewFiles
-	// A second time for those that were continued and came out wrong: perhaps what
-	// was here of them was.
+	// Retry the files that were resumed and came out wrong: the part that was already
+	// here may have been wrong.
 	for len(missing) > 0 {
 		if err := t.fetch(ctx, r, c.ID, missing); err != nil {
 			return nil, err
@@ -85,10 +86,10 @@ func (t Task) receive(ctx context.Context, into *os.Root, c wire.Collection) ([]
 	return r.list, nil
 }
 
-// fetch has the guest send files, or what is missing of them.
+// fetch asks the guest for files, or for the missing parts of them.
 func (t Task) fetch(ctx context.Context, r *receiver, collection string, files []int) error {
 	ask := wire.TaskSend{Collection: collection}
-	parts := map[string]bool{} // of two files with the same content only the first has begun
+	parts := map[string]bool{} // of two files with the same content, only the first has a partial file
 	for _, i := range files {
 		item := wire.SendItem{Index: i}
 		if sum := r.list[i].SHA256; !parts[sum] {
@@ -114,25 +115,25 @@ func (t Task) fetch(ctx context.Context, r *receiver, collection string, files [
 	return err
 }
 
-// receiver takes files as they come, one after the other.
+// receiver receives files one after the other.
 type receiver struct {
 	into  *os.Root
 	list  []wire.Artifact
 	flush bool // each file
 
-	expect []wire.SendItem // those to come
-	again  []int           // those to ask for again
-	twice  map[int]bool    // those that were
-	part   *os.File        // of the one that comes, nil for none
+	expect []wire.SendItem // files to come
+	again  []int           // files to request again
+	twice  map[int]bool    // files that were requested again
+	part   *os.File        // of the file in transit, nil if there is none
 	item   wire.SendItem
 	sum    hash.Hash
 	at     int64
-	dirs   []string // that have files of ours
+	dirs   []string // directories with received files
 }
 
 func partName(a wire.Artifact) string { return partDir + "/" + a.SHA256 }
 
-// prune removes what is there of another collection.
+// prune removes existing files that belong to another collection.
 func (r *receiver) prune(id string) error {
 	files, dirs := map[string]bool{}, map[string]bool{}
 	for _, a := range r.list {
@@ -163,8 +164,8 @@ func (r *receiver) prune(id string) error {
 	return nil
 }
 
-// pruneParts removes what has begun of files that the collection does not list: a
-// guest that announces others each time would else fill the disk with them.
+// pruneParts removes partial files that the collection does not list. Otherwise a guest
+// that announces other files each time would fill the disk with them.
 func (r *receiver) pruneParts() error {
 	parts, err := fs.ReadDir(r.into.FS(), partDir)
 	if err != nil {
@@ -184,7 +185,7 @@ func (r *receiver) pruneParts() error {
 	return nil
 }
 
-// have reports whether a file is there as it shall be.
+// have reports whether a file is already there with the right content.
 func (r *receiver) have(ctx context.Context, a wire.Artifact) bool {
 	info, err := r.into.Lstat(a.Name)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != a.Size {
@@ -210,7 +211,7 @@ func (r *receiver) have(ctx context.Context, a wire.Artifact) bool {
 	return false
 }
 
-// begun is how much there is of a file.
+// begun returns how many bytes of a file are already there.
 func (r *receiver) begun(a wire.Artifact) int64 {
 	info, err := r.into.Lstat(partName(a))
 	if err != nil || !info.Mode().IsRegular() || info.Size() > a.Size {
@@ -250,7 +251,7 @@ func (r *receiver) frame(f wire.Frame) error {
 	return unexpected(f)
 }
 
-// begin opens the file that comes, and reads what is there of it.
+// begin opens the next file and hashes the part of it that is already there.
 func (r *receiver) begin() error {
 	a := r.list[r.item.Index]
 	part, err := r.into.OpenFile(partName(a), os.O_CREATE|os.O_RDWR, 0o600)
@@ -268,7 +269,7 @@ func (r *receiver) begin() error {
 	return nil
 }
 
-// zeros are what a sparse file has most of.
+// zeros is compared with data to preserve holes in sparse files.
 var zeros [wire.MaxFrame]byte
 
 func (r *receiver) write(p []byte) error {
@@ -286,7 +287,7 @@ func (r *receiver) write(p []byte) error {
 	return nil
 }
 
-// end gives a whole file its name.
+// end moves a complete file to its name.
 func (r *receiver) end(a *wire.Artifact) error {
 	if r.at != a.Size {
 		return fmt.Errorf("it sends %d of %d bytes of %q", r.at, a.Size, wire.Clean(a.Name))
@@ -327,7 +328,7 @@ func (r *receiver) end(a *wire.Artifact) error {
 	return nil
 }
 
-// obstructed tells a disk that fails from a guest that has files below files.
+// obstructed distinguishes a failing disk from a guest that lists files below files.
 func (r *receiver) obstructed(a *wire.Artifact, err error) error {
 	for name := a.Name; name != "."; name = path.Dir(name) {
 		if info, errStat := r.into.Lstat(name); errStat == nil && info.IsDir() == (name == a.Name) {
@@ -337,14 +338,14 @@ func (r *receiver) obstructed(a *wire.Artifact, err error) error {
 	return fail.New(fail.Host, "%w", err)
 }
 
-// drop gives up a file.
+// drop marks a file as skipped.
 func (r *receiver) drop(a *wire.Artifact, why string) error {
 	err := r.forget(*a)
 	*a = wire.Artifact{Name: a.Name, Size: a.Size, Skipped: why}
 	return err
 }
 
-// forget removes what came of a file.
+// forget removes the part of a file that was received.
 func (r *receiver) forget(a wire.Artifact) error {
 	var err error
 	if r.part != nil {
@@ -360,12 +361,12 @@ func (r *receiver) forget(a wire.Artifact) error {
 	return nil
 }
 
-// flushed is when all that was received outlives a power cut.
+// flushed flushes everything that was received, so that it survives a power cut.
 func (r *receiver) flushed() error {
 	if !r.flush {
 		return syncAll(r.into)
 	}
-	// A directory that was made is an entry of the one above.
+	// A new directory is an entry in its parent, which must be flushed as well.
 	for _, dir := range r.dirs {
 		for ; !slices.Contains(r.dirs, path.Dir(dir)); dir = path.Dir(dir) {
 			r.dirs = append(r.dirs, path.Dir(dir))

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncAll flushes a directory with all that is below it.
+// syncAll flushes a directory with everything below it.
 func syncAll(root *os.Root) error {
 	dir, err := root.Open(".")
 	if err != nil {

@@ -8,5 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncAll flushes a directory with all that is below it, and whatever else there is.
+// syncAll flushes a directory with everything below it. It flushes all other file
+// systems as well.
 func syncAll(*os.Root) error { return unix.Sync() }

@@ -12,26 +12,26 @@ import (
 )
 
 const (
-	// glancePace is how fast glances are taken. The guest program sends fewer; a
-	// guest that sends more waits for us, and not we for it.
+	// glancePace is the minimum time between two glances. The guest program sends
+	// fewer. A guest that sends more has to wait.
 	glancePace = 100 * time.Millisecond
 
-	// glanceSilence is when the stream counts as dead. The guest program sends a
-	// line a minute at least.
+	// glanceSilence is how long the stream may be silent before it counts as dead. The
+	// guest program sends at least one line per minute.
 	glanceSilence = 3 * time.Minute
 )
 
-// Why there is no more to see; neither comes from a guest that works.
+// Reasons why a stream ended. A working guest causes neither.
 var (
 	errSilent = errors.New("the guest shows nothing any more")
 	errEnded  = errors.New("the guest stopped to show anything")
 )
 
-// Watch calls f with what a person would see in the guest, at once and each time
-// that it changes, until ctx ends, f returns an error, or the guest has no more
-// to show; it says which of them, and never returns nil. dir is the checkout
-// whose changes since base, a commit, are counted; "" for none. What it brings
-// are the guest's words: within bounds, and perhaps all lies.
+// Watch calls f with a glance of what a person would see in the guest, at once and
+// after each change. It ends when ctx ends, f returns an error, or the guest stops
+// sending. Watch returns the reason and never nil. dir is the checkout whose changes
+// since the commit base are counted; "" for none. The glances are the guest's claims:
+// they are within bounds, but may be false.
 func (g Guest) Watch(ctx context.Context, dir, base string, f func(wire.Glance) error) error {
 	args := []string{"watch"}
 	if dir != "" {
@@ -39,25 +39,25 @@ func (g Guest) Watch(ctx context.Context, dir, base string, f func(wire.Glance) 
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	r, w := io.Pipe()
-	stdin, hold := io.Pipe() // at its end the guest's side ends, too
+	stdin, hold := io.Pipe() // when it ends, the guest's side ends, too
 	done := make(chan struct{})
 	go func() {
 		err := g.SSH.Run(ctx, g.program(args...), ssh.IO{Stdin: stdin, Stdout: w})
 		w.CloseWithError(err) // nil reads as the end
 		close(done)
 	}()
-	// The goroutine is over when Watch returns: closing the reader fails its
-	// writes, cancelling ends its command.
+	// The goroutine ends before Watch returns: closing the reader fails its writes, and
+	// cancelling ends its command.
 	defer func() {
-		_ = errors.Join(r.Close(), hold.Close()) // never fail, says io
+		_ = errors.Join(r.Close(), hold.Close()) // never fail, according to io
 		cancel(nil)
 		<-done
 	}()
 	return glances(r, cancel, f)
 }
 
-// glances calls f with each, no faster than glancePace, and cancels what feeds r
-// when it falls silent.
+// glances calls f with each glance, no faster than glancePace. It cancels the source of
+// r if that falls silent.
 func glances(r io.Reader, cancel context.CancelCauseFunc, f func(wire.Glance) error) error {
 	silence := time.AfterFunc(glanceSilence, func() { cancel(errSilent) })
 	defer silence.Stop()
@@ -67,7 +67,7 @@ func glances(r io.Reader, cancel context.CancelCauseFunc, f func(wire.Glance) er
 		if err != nil {
 			return fmt.Errorf("watch the guest: %w", err)
 		}
-		silence.Stop() // what takes long now is f
+		silence.Stop() // f's own time does not count
 		if err := f(seen); err != nil {
 			return err
 		}

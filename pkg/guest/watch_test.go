@@ -18,7 +18,7 @@ func TestGlancesFromAGuest(t *testing.T) {
 	enough := errors.New("enough")
 	for name, c := range map[string]struct {
 		stream string
-		stop   int // after so many
+		stop   int // after this many glances
 		seen   int
 		want   string
 	}{
@@ -48,7 +48,8 @@ func TestGlancesFromAGuest(t *testing.T) {
 	}
 }
 
-// A guest that sends without end is read at our pace.
+// TestAFloodOfGlances checks that a guest that sends without end is read at the host's
+// pace.
 func TestAFloodOfGlances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, n := time.Now(), 0
@@ -65,7 +66,8 @@ func TestAFloodOfGlances(t *testing.T) {
 	})
 }
 
-// A stream that falls silent ends; time that is spent on a glance is not silence.
+// TestASilentGuest checks that a silent stream ends, and that the time that f takes
+// does not count as silence.
 func TestASilentGuest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()
