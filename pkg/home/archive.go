@@ -1,11 +1,11 @@
-// Package home is what of a home directory goes between host and guest: the
-// user's dotfiles into a guest, and what is kept of a session into the next one
-// of its repository. It owns the stream they travel in, its bounds, and the
-// knowledge of which files are credentials, which do not travel.
+// Package home defines which parts of a home directory travel between host and guest:
+// the user's dotfiles into a guest, and the saved home of a session into the next
+// session of its repository. It owns the archive format, its bounds, and the list of
+// files that are credentials, which do not travel.
 //
-// Both programs use it. Neither reads or writes outside of the directory that it
-// was given, writes through a link, or believes a name, size or mode of the
-// other's.
+// Both the host program and the guest program use it. Neither accesses files outside
+// the given directory, writes through a link, or trusts a name, size or mode from the
+// other side.
 package home
 
 import (
@@ -22,30 +22,30 @@ import (
 
 // Entry is a directory, a file or a symbolic link.
 type Entry struct {
-	Name    string      // below the home directory; any bytes but NUL
-	Mode    fs.FileMode // its type and permissions, and nothing else
-	Time    time.Time   // when a file was changed last, in seconds
-	Content []byte      // of a file; of a link its target
+	Name    string      // below the home directory; any bytes except NUL
+	Mode    fs.FileMode // only type and permissions
+	Time    time.Time   // modification time of a file, in seconds
+	Content []byte      // content of a file, or target of a link
 }
 
-// Bounds are the most that an archive may hold.
+// Bounds limits the size of an archive.
 type Bounds struct {
 	Entries int
 	File    int64 // bytes of one file
 	Total   int64 // bytes of the archive
 }
 
-// An archive is a sequence of entries between magic and an end. It is no tar,
-// because what is kept passes a filter on the host that writes over secrets in
-// place (secret.Redactor.Mask) and knows nothing of the format: a changed name
-// would break the checksum of a tar's header, and a secret of digits its sizes.
-// Here a header has a zero byte at least every six bytes, which no secret has,
-// and a shorter secret is not looked for: it comes through whatever is masked.
+// An archive is a sequence of entries between magic and an end marker. It is not a tar,
+// because a filter on the host overwrites secrets in a saved home in place
+// (secret.Redactor.Mask) without knowing the format: a changed name would break the
+// checksum of a tar header, and a secret of digits its sizes. In this format a header
+// has a zero byte at least every six bytes. No secret contains a zero byte, and the
+// filter ignores shorter secrets, so masking never damages a header.
 const (
 	magic = "\x00home1\x00"
 
-	// zero, kind, zero, permissions (2), zero, time (5), zero, length of the name
-	// (2), zero, length of the content (4), zero; then name, zero, content.
+	// zero, kind, zero, permissions (2), zero, time (5), zero, length of the name (2),
+	// zero, length of the content (4), zero; then name, zero, content.
 	headerLen = 20
 	maxName   = 4096
 	maxDepth  = 64
@@ -55,16 +55,16 @@ const (
 	kindDir  = 'd'
 	kindFile = 'f'
 	kindLink = 'l'
-	kindEnd  = 'e' // a header of zeros else; what ends without it was cut off
+	kindEnd  = 'e' // a header with zeros otherwise; an archive without it was truncated
 )
 
 // EmptySize is the size of an archive without entries.
 const EmptySize = int64(len(magic) + headerLen)
 
-// IsArchive reports whether b is how an archive begins.
+// IsArchive reports whether b begins like an archive.
 func IsArchive(b []byte) bool { return bytes.HasPrefix(b, []byte(magic)) }
 
-// writer makes an archive. It does not close what it writes to.
+// writer writes an archive. It does not close the underlying writer.
 type writer struct {
 	w       io.Writer
 	bounds  Bounds
@@ -77,10 +77,10 @@ func newWriter(w io.Writer, b Bounds) (*writer, error) {
 	return out, out.write([]byte(magic))
 }
 
-// frame is what an entry takes besides its content.
+// frame returns the size of an entry without its content.
 func frame(name string) int64 { return headerLen + int64(len(name)) + 1 }
 
-// fits reports whether an entry may still follow, with its end.
+// fits reports whether another entry fits, with the end marker after it.
 func (w *writer) fits(name string, size int64) bool {
 	return w.entries < w.bounds.Entries && w.written+frame(name)+size+headerLen <= w.bounds.Total
 }
@@ -100,7 +100,7 @@ func (w *writer) add(e Entry) error {
 	return errors.Join(w.write(header(kind, e)), w.write([]byte(e.Name+"\x00")), w.write(e.Content))
 }
 
-// close writes the end.
+// close writes the end marker.
 func (w *writer) close() error { return w.write(header(kindEnd, Entry{})) }
 
 func (w *writer) write(b []byte) error {
@@ -133,7 +133,7 @@ func header(kind byte, e Entry) []byte {
 	return b
 }
 
-// reader takes an archive apart. What it reads is somebody else's.
+// reader reads an archive. It does not trust the input.
 type reader struct {
 	r       *bufio.Reader
 	bounds  Bounds
@@ -150,8 +150,8 @@ func newReader(r io.Reader, b Bounds) (*reader, error) {
 	return in, err
 }
 
-// next returns the next entry, io.EOF after the end, and any other error for what
-// is not a whole archive within the bounds.
+// next returns the next entry, or io.EOF after the end marker. It returns any other
+// error for input that is not a complete archive within the bounds.
 func (r *reader) next() (Entry, error) {
 	h, err := r.take(headerLen)
 	if err != nil {
@@ -201,7 +201,7 @@ func (r *reader) next() (Entry, error) {
 	return e, err
 }
 
-// take reads n bytes. It takes no more memory than what comes needs.
+// take reads n bytes. It allocates no more memory than the received data needs.
 func (r *reader) take(n int64) ([]byte, error) {
 	if r.read += n; r.read > r.bounds.Total {
 		return nil, fmt.Errorf("the archive is larger than %d bytes", r.bounds.Total)
@@ -216,8 +216,8 @@ func (r *reader) take(n int64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// validName reports whether a name stays below where it is put. Unlike
-// fs.ValidPath it takes bytes that are not UTF-8, as file systems do.
+// validName reports whether a name stays below the directory that it is placed in.
+// Unlike fs.ValidPath, it accepts bytes that are not UTF-8, as file systems do.
 func validName(name string) bool {
 	if len(name) > maxName || strings.Contains(name, "\x00") || strings.Count(name, "/") >= maxDepth {
 		return false

@@ -99,7 +99,7 @@ func TestReaderRefuses(t *testing.T) {
 		}
 	}
 	setuid := pack(t, file("a", ""))
-	setuid[len(magic)+3] = 0x09 // 04000 and some of 0644
+	setuid[len(magic)+3] = 0x09 // 04000 and some bits of 0644
 	name := func(s string) []byte {
 		return bytes.Replace(pack(t, file("aaaa", "")), []byte("aaaa"), []byte(s), 1)
 	}
@@ -211,7 +211,8 @@ func TestReaderRefusesDamage(t *testing.T) {
 	}
 }
 
-// A claimed size costs nothing before it has come.
+// TestReaderTakesNoMoreMemoryThanComes checks that a claimed size costs no memory
+// before the data arrives.
 func TestReaderTakesNoMoreMemoryThanComes(t *testing.T) {
 	b := pack(t, file("a", "x"))
 	copy(b[len(magic)+15:], []byte{0x3f, 0xff, 0xff, 0xff})
@@ -225,8 +226,8 @@ func TestReaderTakesNoMoreMemoryThanComes(t *testing.T) {
 	}
 }
 
-// Whatever the host writes over, as long as it is a secret, the rest is read as
-// it was written.
+// TestArchiveSurvivesMasking checks that the host may overwrite any secret and the rest
+// is read as it was written.
 func TestArchiveSurvivesMasking(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 5))
 	alphabet := []string{"0", "1", "a", "b", "home1", "d", "f", "l", "e", "\x01", "\xff", "/", "\n"}
@@ -245,7 +246,7 @@ func TestArchiveSurvivesMasking(t *testing.T) {
 			in = append(in, e)
 		}
 		value := text(6 + rnd.IntN(6))
-		if rnd.IntN(2) == 0 { // one that is there
+		if rnd.IntN(2) == 0 { // a value that occurs in the archive
 			if c := string(in[0].Content); len(c) > 20 {
 				value = c[3:14]
 			}
@@ -290,7 +291,7 @@ func FuzzArchive(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is taken is what would be written.
+		// An archive that is accepted is the same as one that would be written.
 		var again bytes.Buffer
 		w, err := newWriter(&again, wide)
 		if err != nil {

@@ -8,12 +8,12 @@ import (
 	"sync"
 )
 
-// place is where a program keeps its credentials. A pattern is held against the
-// end of a name, part by part, so that it is found below any directory.
+// place describes where a program keeps its credentials. A pattern is compared with the
+// end of a name, part by part, so that it matches below any directory.
 type place struct {
 	pattern string
-	except  string         // patterns' counterpart: what is none after all
-	holds   *regexp.Regexp // nil: whatever is in it
+	except  string         // pattern of files that are not credentials after all
+	holds   *regexp.Regexp // nil: any content
 	why     string
 }
 
@@ -51,7 +51,8 @@ var places = sync.OnceValue(func() []place {
 		{pattern: ".codex/auth.json", why: login},
 		{pattern: ".gemini/oauth_creds.json", why: login},
 		{pattern: ".local/share/opencode/auth.json", why: login},
-		// Of these only what has a value, not what refers to one: "${TOKEN}" is right.
+		// These files count only if they contain a value, not a reference such as
+		// "${TOKEN}".
 		{pattern: ".docker/config.json", holds: holds(`"(auth|identitytoken|registrytoken|password)"\s*:\s*"[^"]`), why: login},
 		{pattern: ".npmrc", holds: holds(`(?m)^[^#;\n]*(_authToken|_auth|_password)\s*=\s*["']?[^\s"'$]`), why: login},
 		{pattern: ".yarnrc.yml", holds: holds(`npmAuth(Token|Ident)["']?\s*:\s*["']?[^\s"'$]`), why: login},
@@ -68,16 +69,17 @@ var places = sync.OnceValue(func() []place {
 
 var (
 	gitLogin = regexp.MustCompile(`://[^/\s:@"]*:[^/\s@"$]+@|(?i)extraheader\s*=\s*"?\s*authorization`)
-	// At a line's start: where text is quoted, in a transcript, it is none.
+	// Only at the start of a line, because a key that is quoted in a transcript does
+	// not count.
 	privateKey = regexp.MustCompile(`(?m)^\s*(-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-|AGE-SECRET-KEY-1)`)
-	// What the issuers have made to be found.
+	// Token formats that their issuers designed to be recognizable.
 	token = regexp.MustCompile(`\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40}|glpat-[A-Za-z0-9_-]{20}|npm_[A-Za-z0-9]{36}|` +
 		`sk-ant-[A-Za-z0-9_-]{24}|sk-proj-[A-Za-z0-9_-]{24}|xox[abprs]-[A-Za-z0-9-]{24}|hv[sb]\.[A-Za-z0-9_-]{24}|AIza[A-Za-z0-9_-]{35}|dop_v1_[a-f0-9]{64})`)
 )
 
-// Credential says why a file is taken for a credential, "" when it is not. It
-// knows where the usual programs keep theirs, and what private keys look like. It
-// catches accidents: whoever means to hide one does.
+// Credential returns why a file is taken for a credential, or "" if it is not. It knows
+// where the usual programs keep their credentials, and what private keys look like. It
+// catches accidents; it does not stop a user who hides a credential on purpose.
 func Credential(name string, content []byte) (why string) {
 	for _, p := range places() {
 		if matchesEnd(p.pattern, name) && (p.holds == nil || p.holds.Match(content)) &&
@@ -85,7 +87,7 @@ func Credential(name string, content []byte) (why string) {
 			return p.why
 		}
 	}
-	for _, mark := range []string{"PRIVATE KEY", "PuTTY-User-Key", "AGE-SECRET-KEY"} { // a transcript is long, and the expression slow
+	for _, mark := range []string{"PRIVATE KEY", "PuTTY-User-Key", "AGE-SECRET-KEY"} { // cheap check first: transcripts are long and the expression is slow
 		if bytes.Contains(content, []byte(mark)) && privateKey.Match(content) {
 			return "it holds a private key"
 		}
@@ -93,11 +95,11 @@ func Credential(name string, content []byte) (why string) {
 	return ""
 }
 
-// Token says whether a file of settings holds a token. Transcripts may speak of
-// tokens without one.
+// Token reports whether a settings file contains a token. It is not meant for
+// transcripts, which may mention tokens.
 func Token(content []byte) bool { return token.Match(content) }
 
-// matchesEnd holds a pattern against as many parts of name's end as it has.
+// matchesEnd compares a pattern with the same number of parts at the end of name.
 func matchesEnd(pattern, name string) bool {
 	parts := strings.Split(name, "/")
 	n := strings.Count(pattern, "/") + 1

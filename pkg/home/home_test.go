@@ -16,14 +16,14 @@ import (
 	"time"
 )
 
-// allocated is how much memory was asked for since the program started.
+// allocated returns how much memory was allocated since the program started.
 func allocated() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.TotalAlloc
 }
 
-// tree is a directory with what a test put there.
+// tree is a directory with a test's files.
 type tree struct {
 	*os.Root
 	t *testing.T
@@ -43,7 +43,7 @@ func newTree(t *testing.T, files map[string]string) tree {
 	return tr
 }
 
-// put makes a file, or a link where content starts with "→".
+// put creates a file, or a link if content starts with "→".
 func (tr tree) put(name, content string) {
 	tr.t.Helper()
 	err := tr.MkdirAll(filepath.Dir(name), 0o755)
@@ -72,7 +72,7 @@ func (tr tree) get(name string) string {
 	return string(b)
 }
 
-// want compares files with what they should be.
+// want compares files with their expected content.
 func (tr tree) want(files map[string]string) {
 	tr.t.Helper()
 	for name, content := range files {
@@ -82,7 +82,7 @@ func (tr tree) want(files map[string]string) {
 	}
 }
 
-// dotfiles is their archive, and what was left out.
+// dotfiles returns the archive of the dotfiles and a list of what was left out.
 func (tr tree) dotfiles() ([]byte, string) {
 	tr.t.Helper()
 	var b bytes.Buffer
@@ -163,7 +163,7 @@ func TestDotfiles(t *testing.T) {
 	}
 }
 
-// shortSocket is a path in dir that is short enough for a socket.
+// shortSocket returns a path in dir that is short enough for a socket.
 func shortSocket(t *testing.T, dir string) string {
 	t.Helper()
 	link := filepath.Join(os.TempDir(), fmt.Sprintf("h%d", os.Getpid()))
@@ -245,14 +245,16 @@ func TestBringKeepsWhatTheGuestChanged(t *testing.T) {
 		"shipped2": "2", "new there": "by the agent", "other": "of the guest",
 	}
 	guest.want(want)
-	// What was brought the second time is ours, too, and nothing else became so.
+	// Files brought the second time belong to the user's dotfiles, too. No other file
+	// does.
 	for _, name := range []string{"changed here", "new here", "changed there", "shipped2"} {
 		host.put(name, "3")
 	}
 	bring(false)
 	want["changed here"], want["new here"], want["shipped2"] = "3", "3", "3"
 	guest.want(want)
-	// Without its record a guest keeps all that it has, and takes what is missing.
+	// Without its record, a guest keeps all its files and accepts only the missing
+	// ones.
 	if err := guest.Remove(recordName); err != nil {
 		t.Fatal(err)
 	}
@@ -263,8 +265,8 @@ func TestBringKeepsWhatTheGuestChanged(t *testing.T) {
 	guest.want(want)
 }
 
-// A link that somebody planted leads nowhere: it is replaced when nobody can
-// have meant it, and left alone later.
+// TestBringFollowsNoLink checks that a planted link is not followed. On the first run,
+// when no one can have made it on purpose, it is replaced; later it stays.
 func TestBringFollowsNoLink(t *testing.T) {
 	outside := newTree(t, map[string]string{"file": "outside", "conf/file": "outside"})
 	host := newTree(t, map[string]string{".rc": "mine", ".config/app/conf": "mine", "a/b/c": "mine", "in": "mine"})
@@ -305,7 +307,8 @@ func TestBringSaysWhatIsInTheWay(t *testing.T) {
 	guest.want(map[string]string{"other": "mine", "file/is/a/directory": "x"})
 }
 
-// What is cut off is an error, what came of it is known, and the next time goes on.
+// TestBringOfHalfAnArchive checks that a truncated archive is an error, that the record
+// contains the files brought before, and that the next run continues.
 func TestBringOfHalfAnArchive(t *testing.T) {
 	host := newTree(t, map[string]string{"a": "1", "b": strings.Repeat("1", 1000)})
 	archive, _ := host.dotfiles()
@@ -380,7 +383,7 @@ func TestKeepAndRestore(t *testing.T) {
 		t.Errorf("%v %v", st, err)
 	}
 
-	// Into one that is in use comes what is missing.
+	// A home directory that is in use receives only missing files.
 	used := newTree(t, map[string]string{".zsh_history": "in use", ".codex": "→elsewhere", "elsewhere/x": ""})
 	o.First = false
 	if _, err = Restore(used.Root, bytes.NewReader(archive), o); err != nil {
@@ -392,7 +395,8 @@ func TestKeepAndRestore(t *testing.T) {
 	}
 }
 
-// The archive is a guest's: what it adds beyond what is kept stays out of the next.
+// TestRestoreOfAHostileArchive checks that files which a guest adds to its archive,
+// beyond those to be kept, do not reach the next guest.
 func TestRestoreOfAHostileArchive(t *testing.T) {
 	archive := pack(t,
 		file(".claude/projects/fine", "fine"), file(".bashrc", "evil"), file(".ssh/authorized_keys", "evil"), file(".claude/.credentials.json", "evil"),
@@ -407,14 +411,14 @@ func TestRestoreOfAHostileArchive(t *testing.T) {
 	}
 	guest.want(map[string]string{
 		".claude/projects/fine": "fine", ".bashrc": "(none)", ".ssh/authorized_keys": "(none)", ".claude/.credentials.json": "(none)",
-		"project/Makefile": "(none)", ".claude/projects/link/passwd": "evil", // a directory of that name, in the home
+		"project/Makefile": "(none)", ".claude/projects/link/passwd": "evil", // a directory of that name, in the home directory
 	})
 	if _, err := guest.Lstat(".claude/projects/dir"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("an empty directory came back")
 	}
 }
 
-// When all is too much, the newest is kept.
+// TestKeepTakesTheNewest checks that the newest files are kept if there are too many.
 func TestKeepTakesTheNewest(t *testing.T) {
 	tr := newTree(t, nil)
 	for i := range 6 {
@@ -437,8 +441,8 @@ func TestKeepTakesTheNewest(t *testing.T) {
 	}
 }
 
-// The record of what was brought does not go through a link, nor in its place, in a
-// guest that somebody works in.
+// TestBringRecordsNothingThroughALink checks that in a guest that is in use, the record
+// of the dotfiles is neither written through a link nor replaces it.
 func TestBringRecordsNothingThroughALink(t *testing.T) {
 	from := newTree(t, map[string]string{".vimrc": "mine"})
 	archive, _ := from.dotfiles()

@@ -13,11 +13,11 @@ import (
 	"syscall"
 )
 
-// Left is what was left out, and why.
+// Left is a file that was left out, and why.
 type Left struct {
-	Name       string // "" for several
+	Name       string // "" for several files
 	Why        string
-	Credential bool // which may be given to a session as a secret
+	Credential bool // the file may be given to a session as a secret instead
 }
 
 func (l Left) String() string {
@@ -27,10 +27,10 @@ func (l Left) String() string {
 	return l.Name + ": " + l.Why
 }
 
-// manyLeft is how many of them are told one by one.
+// manyLeft is how many left-out files are listed individually.
 const manyLeft = 20
 
-// leftOut collects them.
+// leftOut collects left-out files.
 type leftOut struct {
 	some []Left
 	more int
@@ -51,13 +51,14 @@ func (o *leftOut) all() []Left {
 	return o.some
 }
 
-// DotfileBounds are those of the user's dotfiles.
+// DotfileBounds returns the bounds of the user's dotfiles.
 func DotfileBounds() Bounds { return Bounds{Entries: 10_000, File: 4 << 20, Total: 32 << 20} }
 
-// Dotfiles writes an archive of all that is in dir, but for the directories .git
-// of repositories. Links come as links when they lead to inside of dir. What leads
-// out, is no file, is called not, where the guest has something else, or looks like
-// a credential is left out; what is over the bounds is an error.
+// Dotfiles writes an archive of everything in dir except repositories' .git
+// directories. It archives links as links if they point to targets inside dir. It
+// leaves out links that point elsewhere, special files, the entry not, where the guest
+// has something else, and files that look like credentials. Exceeding the bounds is an
+// error.
 func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 	bounds := DotfileBounds()
 	out, err := newWriter(w, bounds)
@@ -120,9 +121,9 @@ func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 	return left.all(), out.close()
 }
 
-// inside returns the target of a link, and whether it may be made elsewhere:
-// relative, and not to outside of dir. The target is cleaned, so that its ".." go
-// up from the link, never from where another link leads.
+// inside returns the target of a link, and whether the link can be copied: its target
+// must be relative and inside dir. The target is cleaned, so that its ".." elements
+// start from the link itself and not from the target of another link.
 func inside(dir *os.Root, name string) (target string, ok bool, err error) {
 	if target, err = dir.Readlink(name); err != nil {
 		return "", false, err
@@ -132,25 +133,25 @@ func inside(dir *os.Root, name string) (target string, ok bool, err error) {
 	return target, !path.IsAbs(target) && to != ".." && !strings.HasPrefix(to, "../"), nil
 }
 
-// KeepOptions say what is kept of a home directory.
+// KeepOptions defines which files of a home directory are kept.
 type KeepOptions struct {
 	Patterns Patterns
-	Not      string // an entry of the home directory that is none of it: the checkout
+	Not      string // an entry of the home directory to leave out: the checkout
 	Bounds   Bounds
 
-	// Ours reports whether a file is as it was brought into the guest, which it will
-	// be again.
+	// Ours reports whether a file is unchanged since it was brought into the guest.
+	// Such a file will be brought again.
 	Ours func(name string, mode fs.FileMode, content []byte) bool
 }
 
-// KeepBounds are those of what is kept, which take total bytes.
+// KeepBounds returns the bounds of a saved home of total bytes.
 func KeepBounds(total int64) Bounds { return Bounds{Entries: 20_000, File: 64 << 20, Total: total} }
 
-// manyFiles is how many files are looked at, for the newest among them.
+// manyFiles is how many files are considered when the newest are selected.
 const manyFiles = 200_000
 
-// Keep writes an archive of the files that the patterns name, the newest first,
-// as far as the bounds allow. Links and credentials are not kept.
+// Keep writes an archive of the files that the patterns match, newest first, as far as
+// the bounds allow. It keeps no links and no credentials.
 func Keep(w io.Writer, home *os.Root, o KeepOptions) ([]Left, error) {
 	out, err := newWriter(w, o.Bounds)
 	if err != nil {
@@ -166,7 +167,7 @@ func Keep(w io.Writer, home *os.Root, o KeepOptions) ([]Left, error) {
 			if name == "" {
 				return err
 			}
-			return nil // what the agent cannot read is none of its files
+			return nil // a file that the agent cannot read is not one of its files
 		}
 		meant, below := o.Patterns.match(name)
 		switch {
@@ -204,7 +205,7 @@ func Keep(w io.Writer, home *os.Root, o KeepOptions) ([]Left, error) {
 		case err != nil:
 			left.add(Left{Name: f.name, Why: err.Error()})
 			continue
-		case !out.fits(f.name, int64(len(content))): // it grew
+		case !out.fits(f.name, int64(len(content))): // the file grew
 			old++
 			continue
 		}
@@ -230,10 +231,10 @@ func tooLarge(name string, most int64) error {
 	return fmt.Errorf("%q is larger than %d MiB", name, most>>20)
 }
 
-// walk calls visit for all that is below dir, in order. As with fs.WalkDir,
-// fs.SkipDir leaves out what is below a directory, and one that cannot be listed
-// is visited a second time, with the error. It takes names that are not UTF-8,
-// which an fs.FS does not.
+// walk calls visit for everything below dir, in order. As with fs.WalkDir, fs.SkipDir
+// skips the content of a directory, and a directory that cannot be listed is visited a
+// second time, with the error. It accepts names that are not UTF-8, which an fs.FS does
+// not.
 func walk(root *os.Root, dir string, visit func(name string, info fs.FileInfo, err error) error) error {
 	names, err := list(root, cmp.Or(dir, "."))
 	if err != nil {
@@ -245,7 +246,7 @@ func walk(root *os.Root, dir string, visit func(name string, info fs.FileInfo, e
 		}
 		info, err := root.Lstat(name)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // gone meanwhile
+			continue // removed meanwhile
 		}
 		if err != nil {
 			return err
@@ -271,7 +272,7 @@ func list(root *os.Root, dir string) ([]string, error) {
 	return names, err
 }
 
-// read returns a file's content; a pipe that took its place does not stop it.
+// read returns a file's content. It does not block if a pipe has replaced the file.
 func read(root *os.Root, name string, most int64) ([]byte, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Patterns name what is kept: paths below the home directory, whose parts may
-// have *, ? and […]. One that names a directory means all that is in it.
+// Patterns selects the files to keep: paths below the home directory, whose parts may
+// contain *, ? and […]. A pattern that matches a directory selects everything in it.
 type Patterns []string
 
 // Bounds of patterns.
@@ -17,8 +17,9 @@ const (
 	maxPattern  = 256
 )
 
-// Agents are the transcripts and settings of Claude Code and Codex. Neither's
-// login is among them, nor the state that Claude Code has beside them.
+// Agents returns patterns for the transcripts and settings of Claude Code and Codex.
+// They include neither program's login, nor the state that Claude Code stores beside
+// them.
 func Agents() Patterns {
 	return Patterns{
 		".claude/projects", ".claude/history.jsonl", ".claude/todos", ".claude/plans",
@@ -27,7 +28,7 @@ func Agents() Patterns {
 	}
 }
 
-// CheckPattern says what is wrong with a pattern.
+// CheckPattern returns an error if a pattern is invalid.
 func CheckPattern(p string) error {
 	_, err := path.Match(p, "")
 	switch {
@@ -48,8 +49,8 @@ func CheckPattern(p string) error {
 	return nil
 }
 
-// match reports whether name is meant by a pattern, and whether something below
-// name is or may be.
+// match reports whether a pattern matches name, and whether a pattern matches or may
+// match something below name.
 func (ps Patterns) match(name string) (meant, below bool) {
 	parts := strings.Split(name, "/")
 	for _, p := range ps {

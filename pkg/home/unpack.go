@@ -18,23 +18,24 @@ import (
 	"time"
 )
 
-// BringOptions say how dotfiles come into a home directory.
+// BringOptions defines how dotfiles are brought into a home directory.
 type BringOptions struct {
-	First bool // nobody was in there yet: they replace whatever is there
+	First bool // the home directory is unused: dotfiles replace existing files
 
-	// Shipped reports whether a file is as the provision scripts made it.
+	// Shipped reports whether a file is still as the provision scripts created it.
 	Shipped func(name string, content []byte) bool
 }
 
-// recordName is the file in which a guest keeps which dotfiles it was brought.
-// Whoever changes it decides about the files of their own home directory only.
+// recordName is the file in which a guest records which dotfiles it received. A user
+// who changes the file affects only their own home directory.
 const recordName = ".local/state/agent-sessionizer/dotfiles"
 
-// maxRecord bounds it; the longest name has a kilobyte when it is quoted.
+// maxRecord limits the size of the record; the longest name takes a kilobyte when
+// quoted.
 const maxRecord = 16 << 20
 
-// Bring writes the archive of Dotfiles into home. What was changed in there since
-// it was brought, or was removed, stays so, unless this is the first time.
+// Bring unpacks an archive of Dotfiles into home. Unless o.First is set, files that
+// were changed or removed in the guest since they were brought stay that way.
 func Bring(home *os.Root, archive io.Reader, o BringOptions) ([]Left, error) {
 	in, err := newReader(archive, DotfileBounds())
 	if err != nil {
@@ -53,15 +54,15 @@ func Bring(home *os.Root, archive io.Reader, o BringOptions) ([]Left, error) {
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	// Also what was brought before an error.
+	// Also record what was brought before an error.
 	return b.left.all(), errors.Join(err, b.writeRecord())
 }
 
-// bringing is one Bring.
+// bringing is the state of one call of Bring.
 type bringing struct {
 	BringOptions
 	target
-	brought map[string]string // by name, how it was brought
+	brought map[string]string // sum of each brought file, by name
 }
 
 func (b *bringing) entry(e Entry) error {
@@ -70,7 +71,7 @@ func (b *bringing) entry(e Entry) error {
 		if b.First {
 			return b.told(e.Name, b.dirs(e.Name+"/."))
 		}
-		return nil // made when something comes into it: a removed one stays removed
+		return nil // created when a file is placed in it, so a removed directory stays removed
 	}
 	want := sum(e.Mode, e.Content)
 	if !b.First {
@@ -85,7 +86,8 @@ func (b *bringing) entry(e Entry) error {
 	return nil
 }
 
-// mayReplace reports whether a file in the guest is still ours, or none was ever.
+// mayReplace reports whether a file may be written: the guest still has it as it was
+// brought or shipped, or never had it.
 func (b *bringing) mayReplace(name, want string) (bool, error) {
 	have, content, err := look(b.home, name)
 	if err != nil {
@@ -93,7 +95,7 @@ func (b *bringing) mayReplace(name, want string) (bool, error) {
 	}
 	last, known := b.brought[name]
 	switch {
-	case have == want: // also when we were cut off before this was written down
+	case have == want: // also if an earlier run was interrupted before it recorded this
 		b.brought[name] = want
 		return false, nil
 	case known:
@@ -104,16 +106,16 @@ func (b *bringing) mayReplace(name, want string) (bool, error) {
 	return content != nil && b.Shipped != nil && b.Shipped(name, content), nil
 }
 
-// RestoreOptions say which files come back.
+// RestoreOptions defines which files are restored.
 type RestoreOptions struct {
-	First    bool // nobody was in there yet; else only files that are not there come back
+	First    bool // the home directory is unused; otherwise only missing files are restored
 	Patterns Patterns
 	Not      string
 	Bounds   Bounds
 }
 
-// Restore writes the archive of Keep into home: the files that the patterns name,
-// and no credentials. The archive is another guest's work.
+// Restore unpacks an archive of Keep into home: only files that match the patterns, and
+// no credentials. Another guest made the archive.
 func Restore(home *os.Root, archive io.Reader, o RestoreOptions) ([]Left, error) {
 	in, err := newReader(archive, o.Bounds)
 	if err != nil {
@@ -135,7 +137,7 @@ func Restore(home *os.Root, archive io.Reader, o RestoreOptions) ([]Left, error)
 		}
 		if !o.First {
 			if have, _, err := look(home, e.Name); err != nil || have != "" {
-				continue //nolint:nilerr // what is there, in whatever state, stays
+				continue //nolint:nilerr // an existing entry, in any state, stays
 			}
 		}
 		if err := t.told(e.Name, t.place(e)); err != nil {
@@ -147,16 +149,16 @@ func Restore(home *os.Root, archive io.Reader, o RestoreOptions) ([]Left, error)
 // target is a home directory that files are written to.
 type target struct {
 	home  *os.Root
-	force bool                   // links and files in the place of directories make way
-	modes map[string]fs.FileMode // of directories to make
+	force bool                   // replace links and files that are in the place of directories
+	modes map[string]fs.FileMode // of directories to create
 	left  leftOut
 }
 
-// errInTheWay is what a person has to decide about.
+// errInTheWay reports a conflict that a person has to resolve.
 var errInTheWay = errors.New("something else is in its place")
 
-// told notes what is in a file's way, or belongs to somebody else, and returns
-// any other error.
+// told records a file that was not written because something is in its way or belongs
+// to another user. It returns any other error.
 func (t *target) told(name string, err error) error {
 	if errors.Is(err, errInTheWay) || errors.Is(err, fs.ErrPermission) {
 		t.left.add(Left{Name: name, Why: err.Error()})
@@ -165,9 +167,8 @@ func (t *target) told(name string, err error) error {
 	return err
 }
 
-// dirs makes the directories that lead to name. A link is not followed, not to
-// inside of the home directory either: who looks at what was brought should find
-// it where it was brought to.
+// dirs creates the parent directories of name. It follows no links, not even to targets
+// inside the home directory: a user should find the files where they were brought to.
 func (t *target) dirs(name string) error {
 	for i := range len(name) {
 		if name[i] != '/' {
@@ -194,15 +195,15 @@ func (t *target) dirs(name string) error {
 		if err := t.home.Mkdir(dir, mode|0o700); err != nil {
 			return err
 		}
-		if err := t.home.Chmod(dir, mode|0o700); err != nil { // past the umask
+		if err := t.home.Chmod(dir, mode|0o700); err != nil { // override the umask
 			return err
 		}
 	}
 	return nil
 }
 
-// place writes beside the name and renames: a link of that name is replaced, not
-// followed, and nobody sees half a file.
+// place writes a temporary file beside the target and renames it. It replaces a link of
+// that name instead of following it, and no one sees a partial file.
 func (t *target) place(e Entry) error {
 	if err := t.dirs(e.Name); err != nil {
 		return err
@@ -210,7 +211,8 @@ func (t *target) place(e Entry) error {
 	if info, err := t.home.Lstat(e.Name); err == nil && info.IsDir() {
 		return errInTheWay
 	}
-	// Always the same for a name: what was cut off leaves nothing for long.
+	// The temporary name depends only on the target's name, so the next run replaces
+	// the leftover of an interrupted one.
 	unique := sha256.Sum256([]byte(e.Name))
 	part := path.Join(path.Dir(e.Name), ".brought-"+hex.EncodeToString(unique[:8]))
 	if err := t.home.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -238,10 +240,11 @@ func (t *target) write(name string, e Entry) error {
 	return errors.Join(err, f.Chmod(e.Mode.Perm()), f.Close(), t.home.Chtimes(name, time.Time{}, e.Time))
 }
 
-// look is how an entry of home is, as sum says it, and the content of a file; ""
-// when there is none. What is neither file nor link is like nothing that is brought.
+// look returns the state of an entry of home in the form of sum, and the content if it
+// is a file. The state is "" if the entry does not exist. Special files have a state
+// that equals no brought file.
 func look(home *os.Root, name string) (string, []byte, error) {
-	for i := range len(name) { // no link of a directory is followed
+	for i := range len(name) { // follow no links to directories
 		if name[i] != '/' {
 			continue
 		}
@@ -263,14 +266,15 @@ func look(home *os.Root, name string) (string, []byte, error) {
 	case info.Mode().IsRegular() && info.Size() <= DotfileBounds().File:
 		content, err := read(home, name, DotfileBounds().File)
 		if err != nil {
-			return "other", nil, nil //nolint:nilerr // it is not what we brought, or changes right now
+			return "other", nil, nil //nolint:nilerr // it differs from what was brought, or is changing right now
 		}
 		return sum(info.Mode(), content), content, nil
 	}
 	return "other", nil, nil
 }
 
-// sum is short for a file or a link. A link's permissions mean nothing.
+// sum returns a short digest of a file or a link. The permissions of a link do not
+// count.
 func sum(mode fs.FileMode, content []byte) string {
 	h := sha256.Sum256(content)
 	if mode&fs.ModeSymlink != 0 {
@@ -279,8 +283,8 @@ func sum(mode fs.FileMode, content []byte) string {
 	return fmt.Sprintf("%03o:%s", mode.Perm(), hex.EncodeToString(h[:]))
 }
 
-// Brought returns a function that reports whether a file of home is as Bring
-// brought it.
+// Brought returns a function that reports whether a file of home is unchanged since
+// Bring brought it.
 func Brought(home *os.Root) func(name string, mode fs.FileMode, content []byte) bool {
 	brought := readRecord(home)
 	return func(name string, mode fs.FileMode, content []byte) bool {
@@ -288,8 +292,8 @@ func Brought(home *os.Root) func(name string, mode fs.FileMode, content []byte) 
 	}
 }
 
-// readRecord reads what was brought. What cannot be read was not: what is there
-// then stays.
+// readRecord reads the record of brought files. If it cannot be read, no file counts as
+// brought, and existing files stay.
 func readRecord(home *os.Root) map[string]string {
 	brought := map[string]string{}
 	text, err := read(home, recordName, maxRecord)
