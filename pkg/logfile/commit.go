@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockPoll is how often a file that another process writes to is looked at again.
+// lockPoll is how often a file that another process writes to is checked again.
 const lockPoll = 5 * time.Millisecond
 
-// Commit appends a record to the file at path; it is on the disk when Commit
-// returns. Processes take turns, until ctx ends. A process that is killed, or a
-// power cut, in the middle leaves a part of a record at most, which the next
-// Commit takes away: nobody was told that it is there.
+// Commit appends a record to the file at path. The record is on the disk when Commit
+// returns. Concurrent processes wait for each other, until ctx ends. If a process is
+// killed or the power fails in the middle, at most a partial record remains. The next
+// Commit removes it, because its Commit never reported success.
 func Commit(ctx context.Context, path string, l Limits, record []byte) error {
 	for {
 		f, err := lockFile(ctx, path)
@@ -28,13 +28,14 @@ func Commit(ctx context.Context, path string, l Limits, record []byte) error {
 			return err
 		}
 		again, err := commit(f, path, l, record)
-		if err = errors.Join(err, f.Close()); err != nil || !again { // which unlocks
+		if err = errors.Join(err, f.Close()); err != nil || !again { // Close also unlocks
 			return err
 		}
 	}
 }
 
-// file is what commit needs of an *os.File. The disk may fail at each of these.
+// file is the part of *os.File that commit needs. The disk may fail in each of these
+// calls.
 type file interface {
 	io.ReaderAt
 	io.Writer
@@ -43,7 +44,8 @@ type file interface {
 	Sync() error
 }
 
-// commit returns again when the file was full, and there is another now.
+// commit appends a record to f. It returns again if the file was full and a new one has
+// taken its place.
 func commit(f file, path string, l Limits, record []byte) (again bool, err error) {
 	is, err := f.Stat()
 	if err != nil {
@@ -59,7 +61,7 @@ func commit(f file, path string, l Limits, record []byte) (again bool, err error
 		}
 	}
 	if end > 0 && l.due(is, len(record), time.Now()) && turn(path, l) == nil {
-		return true, nil // else it gets larger: better than to lose a record
+		return true, nil // if renaming fails, the file grows: better than losing a record
 	}
 	if _, err := f.Write(record); err != nil {
 		return false, errors.Join(err, f.Truncate(end)) // a full disk
@@ -70,7 +72,7 @@ func commit(f file, path string, l Limits, record []byte) (again bool, err error
 	if end > 0 {
 		return false, nil
 	}
-	// The file is new, or its first record is.
+	// The file or its first record is new, so the directory must be flushed, too.
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return false, err
@@ -79,7 +81,7 @@ func commit(f file, path string, l Limits, record []byte) (again bool, err error
 	return false, dir.Sync()
 }
 
-// lockFile opens the file at path and waits until it is ours alone.
+// lockFile opens the file at path and waits for an exclusive lock on it.
 func lockFile(ctx context.Context, path string) (*os.File, error) {
 	tick := time.NewTicker(lockPoll)
 	defer tick.Stop()
@@ -90,7 +92,7 @@ func lockFile(ctx context.Context, path string) (*os.File, error) {
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			// While we waited it may have become an old one.
+			// The file may have been renamed while we waited.
 			if is, err := os.Stat(path); err == nil {
 				if own, err := f.Stat(); err == nil && os.SameFile(own, is) {
 					return f, nil
@@ -109,7 +111,7 @@ func lockFile(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// wholeLines is where the last whole line of f ends.
+// wholeLines returns the offset where the last complete line of f ends.
 func wholeLines(f io.ReaderAt, size int64) (int64, error) {
 	buf := make([]byte, 4096)
 	for end := size; end > 0; {

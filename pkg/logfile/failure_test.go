@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failing is a file whose disk fails at one kind of call.
+// failing is a file whose disk fails in one kind of call.
 type failing struct {
 	*os.File
 	at string
@@ -58,8 +58,7 @@ func (f failing) Sync() error {
 	return f.File.Sync()
 }
 
-// A commit says that it failed, whatever failed, and what it could not write whole is
-// not there.
+// TestFailedCommit checks that Commit reports any failure and leaves no partial record.
 func TestFailedCommit(t *testing.T) {
 	for _, c := range []struct {
 		at, before, want string
@@ -96,8 +95,9 @@ func TestFailedCommit(t *testing.T) {
 	}
 }
 
-// A disk that is full costs the record that did not fit, and says so. What was there
-// stays, and with room again the next one follows it.
+// TestFullDisk checks that a full disk costs only the record that did not fit, which
+// Commit reports. Earlier records stay, and when there is space again, the next record
+// follows them.
 func TestFullDisk(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	first := record("p", 0, 3000)
@@ -137,7 +137,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// Where there can be no file, the error says why.
+// TestNoFile checks that the error says why a file cannot be created.
 func TestNoFile(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing", "log")
 	if err := Commit(t.Context(), missing, Limits{}, []byte("x\n")); !errors.Is(err, fs.ErrNotExist) {
@@ -168,7 +168,8 @@ func TestNoFile(t *testing.T) {
 	}
 }
 
-// The records of each file are found once, in order, and nothing else is one of them.
+// TestOpenFindsItsOwn checks that Open finds each of a log's files once, in order, and
+// no other file.
 func TestOpenFindsItsOwn(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "log")
@@ -185,7 +186,7 @@ func TestOpenFindsItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// It became an old file after it was opened, and an old file went meanwhile.
+	// The file was renamed after it was opened, and an old file was removed meanwhile.
 	if err := os.Link(path, path+".20260103T000000.000Z"); err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +217,8 @@ func TestOpenFindsItsOwn(t *testing.T) {
 	}
 }
 
-// A file ends with its period, or when the record would make it too large.
+// TestDue checks that a file ends with its period, or when the next record would make
+// it too large.
 func TestDue(t *testing.T) {
 	dir := t.TempDir()
 	noon := time.Date(2026, 3, 4, 12, 30, 0, 0, time.UTC)
@@ -254,7 +256,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// Of old files so many stay, and those that are not too old.
+// TestOldFilesAreBounded checks the limits on the number and the age of old files.
 func TestOldFilesAreBounded(t *testing.T) {
 	const at = "20060102T150405.000Z"
 	now := time.Now().UTC()
@@ -287,7 +289,8 @@ func TestOldFilesAreBounded(t *testing.T) {
 	}
 }
 
-// A record behind a part of one is on a line of its own, which its writer does not see.
+// TestWriteBehindAPart checks that a record after a partial one is on its own line, and
+// that its writer does not notice.
 func TestWriteBehindAPart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	if err := os.WriteFile(path, []byte("par"), 0o600); err != nil {
@@ -305,7 +308,7 @@ func TestWriteBehindAPart(t *testing.T) {
 	}
 }
 
-// No file stays open, in a process that writes for months.
+// TestNoFileStaysOpen checks that a long-running process leaks no open files.
 func TestNoFileStaysOpen(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "log")

@@ -1,13 +1,13 @@
-// Package logfile appends records, one a line, to files that several processes
-// write, and keeps those files bounded: a file that is full, or of another day, is
-// renamed and a new one begun.
+// Package logfile appends records, one per line, to files that several processes write,
+// and limits their size. A file that is full or of an earlier period is renamed, and a
+// new one is begun.
 //
-// A File is a log: nobody waits for a lock to write a line, and the oldest lines
-// go. Commit is for records that must not be lost. Standard bounds the standard
-// error of a process that lives long. None knows what a record says.
+// A File is a log: writing a line never waits for a lock, and the oldest lines are
+// deleted. Commit is for records that must not be lost. Standard limits the standard
+// error of a long-lived process. The package never interprets a record.
 //
-// Who renames holds a lock on the file itself, so that there is nothing beside it
-// to keep; it has to be on a file system of this host.
+// A process that renames a file holds a lock on the file itself, so no separate lock
+// file is needed. The files must be on a local file system.
 package logfile
 
 import (
@@ -24,20 +24,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Period is how often a new file is begun, besides when one is full.
+// Period is how often a new file is begun, even if the current one is not full.
 type Period string
 
-// The periods, of UTC.
+// The periods, in UTC.
 const (
 	Hourly Period = "hourly"
 	Daily  Period = "daily"
 	Never  Period = "never"
 )
 
-// Periods are all of them.
+// Periods returns all periods.
 func Periods() []Period { return []Period{Hourly, Daily, Never} }
 
-// begin is when the period of t began; zero for one that has no end.
+// begin returns when the period of t began, or the zero time for Never.
 func (p Period) begin(t time.Time) time.Time {
 	switch p {
 	case Hourly:
@@ -48,16 +48,16 @@ func (p Period) begin(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// Limits say when a new file is begun and how long old ones stay. The zero Limits
-// bound nothing.
+// Limits defines when a new file is begun and how long old files are kept. The zero
+// Limits limit nothing.
 type Limits struct {
-	Max   int64         // bytes of a file; somewhat more where several write at once
-	Every Period        // and when the last record is of an earlier period
-	Keep  int           // at most so many old files; 0 is no bound
-	For   time.Duration // old files go when they were ended so long ago; 0 is no bound
+	Max   int64         // bytes of a file; slightly more if several processes write at once
+	Every Period        // also begin a new file if the last record is of an earlier period
+	Keep  int           // number of old files; 0 means no limit
+	For   time.Duration // age of old files since they were renamed; 0 means no limit
 }
 
-// due says whether a record of n bytes belongs into a new file.
+// due reports whether a record of n bytes belongs into a new file.
 func (l Limits) due(file fs.FileInfo, n int, now time.Time) bool {
 	if file.Size() == 0 {
 		return false
@@ -65,7 +65,7 @@ func (l Limits) due(file fs.FileInfo, n int, now time.Time) bool {
 	return l.Max > 0 && file.Size()+int64(n) > l.Max || l.Every.begin(file.ModTime()).Before(l.Every.begin(now))
 }
 
-// File is a log that other processes write, too. Safe for concurrent use.
+// File is a log that other processes also write. It is safe for concurrent use.
 type File struct {
 	Path string
 	Limits
@@ -74,8 +74,8 @@ type File struct {
 	file *os.File
 }
 
-// Write appends p, which is one record or several, whole. What another process
-// does meanwhile, even to rename the file, neither tears nor loses it.
+// Write appends p, which is one or more complete records. Other processes can neither
+// tear nor lose it, even if they rename the file meanwhile.
 func (f *File) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,11 +86,12 @@ func (f *File) Write(p []byte) (int, error) {
 		n, err := f.file.Write(append([]byte("\n"), p...))
 		return max(n-1, 0), err
 	}
-	return f.file.Write(p) // one system call, at the end of the file wherever that is
+	return f.file.Write(p) // one system call, which appends wherever the file ends now
 }
 
-// torn says whether the file ends within a line: a process was killed there, or
-// the disk was full. Or one is writing just now; then there is an empty line.
+// torn reports whether the file ends within a line, because a process was killed there
+// or the disk was full. If another process is just writing, the result is an empty
+// line.
 func (f *File) torn() bool {
 	is, err := f.file.Stat()
 	if err != nil || is.Size() == 0 {
@@ -101,7 +102,7 @@ func (f *File) torn() bool {
 	return err == nil && last[0] != '\n'
 }
 
-// Close closes the file; a later Write opens it again.
+// Close closes the file. A later Write opens it again.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,9 +114,9 @@ func (f *File) Close() error {
 	return err
 }
 
-// ready sees to it that f.file is the file at Path, and one with room. What only
-// keeps it from being so is passed over while there is some file to write to: a
-// record in the wrong file is better than none.
+// ready ensures that f.file is the file at Path and has space. It ignores errors while
+// there is any file to write to, because a record in the wrong file is better than
+// none.
 func (f *File) ready(n int) error {
 	is, err := os.Stat(f.Path)
 	if f.file == nil || errors.Is(err, fs.ErrNotExist) || err == nil && !f.same(is) {
@@ -129,7 +130,7 @@ func (f *File) ready(n int) error {
 	return nil
 }
 
-// same says whether f.file is the file that is.
+// same reports whether f.file is the file described by is.
 func (f *File) same(is fs.FileInfo) bool {
 	own, err := f.file.Stat()
 	return err == nil && os.SameFile(own, is)
@@ -140,14 +141,14 @@ func (f *File) due(n int) bool {
 	return err == nil && f.Limits.due(own, n, time.Now())
 }
 
-// turn begins a new file, if no other process is about to: one that is may have
-// been stopped at any line.
+// turn begins a new file unless another process holds the lock. It does not wait,
+// because that process may have been stopped at any line.
 func (f *File) turn(n int) {
 	if unix.Flock(int(f.file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 		return
 	}
 	if is, err := os.Stat(f.Path); err == nil && f.same(is) && f.due(n) && turn(f.Path, f.Limits) == nil && f.open() == nil {
-		return // what had the lock is closed
+		return // the file that had the lock is closed
 	}
 	_ = unix.Flock(int(f.file.Fd()), unix.LOCK_UN)
 }
@@ -158,13 +159,14 @@ func (f *File) open() error {
 		return err
 	}
 	if f.file != nil {
-		_ = f.file.Close() // every write to it has been told of
+		_ = f.file.Close() // every write to it has already returned
 	}
 	f.file = file
 	return nil
 }
 
-// An old file has the time when it was ended behind its name.
+// stampFormat is the format of the time when an old file was renamed, which follows its
+// name.
 const stampFormat = "20060102T150405.000Z"
 
 type oldFile struct {
@@ -172,7 +174,7 @@ type oldFile struct {
 	ended time.Time
 }
 
-// oldFiles are those that were renamed, oldest first.
+// oldFiles returns the renamed files, oldest first.
 func oldFiles(path string) ([]oldFile, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
@@ -189,8 +191,8 @@ func oldFiles(path string) ([]oldFile, error) {
 	return old, nil
 }
 
-// turn renames the file at path, whose lock the caller holds, and removes the old
-// files that are too many or too old.
+// turn renames the file at path, whose lock the caller holds, and removes old files
+// beyond the limits.
 func turn(path string, l Limits) error {
 	old, err := oldFiles(path)
 	if err != nil {
@@ -208,14 +210,14 @@ func turn(path string, l Limits) error {
 	old = append(old, ended)
 	for i, o := range old {
 		if l.Keep > 0 && i < len(old)-l.Keep || l.For > 0 && now.Sub(o.ended) > l.For {
-			_ = os.Remove(o.path) // the next turn tries again
+			_ = os.Remove(o.path) // the next turn retries
 		}
 	}
 	return nil
 }
 
-// Open opens a file and its old ones, oldest first, such that each record is in
-// one of them, and in one only. None of them is an error.
+// Open opens a file and its old files, oldest first, such that each record is in
+// exactly one of them. It is not an error if there are none.
 func Open(path string) (files []*os.File, err error) {
 	defer func() {
 		if err != nil {
@@ -225,7 +227,8 @@ func Open(path string) (files []*os.File, err error) {
 			files = nil
 		}
 	}()
-	// The current one first: if it is renamed after that, it is found again.
+	// Open the current file first: if it is renamed afterwards, it is recognized among
+	// the old files.
 	current, err := os.Open(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -242,7 +245,7 @@ func Open(path string) (files []*os.File, err error) {
 	}
 	for _, o := range old {
 		f, err := os.Open(o.path)
-		if errors.Is(err, fs.ErrNotExist) { // it was too old
+		if errors.Is(err, fs.ErrNotExist) { // removed because of its age
 			continue
 		}
 		if err != nil {

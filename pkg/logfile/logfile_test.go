@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
-// The processes that this test binary can be: ROLE PATH ARGUMENT…
+// TestMain runs one of the processes that this test binary can be: ROLE PATH ARGUMENT…
 func TestMain(m *testing.M) {
 	role := os.Getenv("LOGFILE_TEST_ROLE")
 	if role == "" {
@@ -63,8 +63,8 @@ func process(t *testing.T, role string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// record is the nth of a process: WHO N LENGTH xxx…, whose length differs from the
-// one's before.
+// record returns the nth record of a process: WHO N LENGTH xxx…. Its length differs
+// from that of the previous record.
 func record(who string, n int, length ...int) string {
 	pad := n * 37 % 400
 	if len(length) > 0 {
@@ -73,7 +73,7 @@ func record(who string, n int, length ...int) string {
 	return fmt.Sprintf("%s %d %d %s\n", who, n, pad, strings.Repeat("x", pad))
 }
 
-// records are those in the files of path, by who wrote them, in order.
+// records returns the record numbers in the files of path, in order, by process.
 func records(t *testing.T, path string) map[string][]int {
 	t.Helper()
 	files, err := Open(path)
@@ -200,7 +200,7 @@ func TestBounds(t *testing.T) {
 	if err != nil || len(entries) != 3+1+4 {
 		t.Errorf("%v, %v: what is not ours stays", entries, err)
 	}
-	// One record that is larger than a file.
+	// A single record that is larger than a file.
 	write(t, f, record("big", 0, 5000))
 	write(t, f, record("big", 1, 10))
 	countTo(t, "big", records(t, path)["big"], 2)
@@ -225,7 +225,7 @@ func TestPeriods(t *testing.T) {
 		f := &File{Path: path, Limits: Limits{Every: c.every}}
 		write(t, f, "one\n")
 		at := time.Now().Add(-c.ago)
-		if c.ago == 0 { // within the period, whatever the clock says
+		if c.ago == 0 { // within the period, whatever the current time is
 			at = c.every.begin(at)
 		}
 		if err := os.Chtimes(path, at, at); err != nil {
@@ -234,7 +234,7 @@ func TestPeriods(t *testing.T) {
 		before := c.every.begin(time.Now())
 		write(t, f, "two\n")
 		if c.ago == 0 && !c.every.begin(time.Now()).Equal(before) {
-			continue // the hour has struck
+			continue // a new hour has begun
 		}
 		if turned := len(old(t, path)) == 1; turned != c.turns {
 			t.Errorf("%+v: turned %v", c, turned)
@@ -243,7 +243,8 @@ func TestPeriods(t *testing.T) {
 	}
 }
 
-// Old files sort in the order in which they were written, whatever the clock does.
+// TestClockSetBack checks that old files sort in the order in which they were written,
+// whatever the clock does.
 func TestClockSetBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	future := path + "." + time.Now().Add(time.Hour).UTC().Format(stampFormat)
@@ -256,7 +257,8 @@ func TestClockSetBack(t *testing.T) {
 	countTo(t, "p", records(t, path)["p"], 4)
 }
 
-// Somebody else moves or removes the file, as logrotate does.
+// TestMovedAway covers another program that moves or removes the file, such as
+// logrotate.
 func TestMovedAway(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	f := &File{Path: path}
@@ -273,7 +275,8 @@ func TestMovedAway(t *testing.T) {
 	if got := content(t, path+".moved") + content(t, path); got != "one\nthree\n" {
 		t.Errorf("%q", got)
 	}
-	// Its directory is gone: it is said, and the record goes where the last one went.
+	// If the directory is gone, an error is returned, and the record goes to the same
+	// file as the last one.
 	dir := filepath.Join(t.TempDir(), "d")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -293,7 +296,8 @@ func TestMovedAway(t *testing.T) {
 	}
 }
 
-// What a killed process or a full disk left of a record spoils no other.
+// TestTornRecord checks that a partial record of a killed process or a full disk
+// damages no other record.
 func TestTornRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	f := &File{Path: path}
@@ -313,7 +317,8 @@ func TestTornRecord(t *testing.T) {
 	}
 }
 
-// Who was stopped while it renamed the file keeps nobody from writing.
+// TestHeldLock checks that a process that was stopped while it renamed the file blocks
+// no other writer.
 func TestHeldLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	f := &File{Path: path, Limits: Limits{Max: 10}}
@@ -365,7 +370,7 @@ func TestCommit(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Error(st.Mode(), err)
 	}
-	// A part of a record goes; a file of nothing else, too.
+	// A partial record is removed, even if it is the whole content of the file.
 	for _, torn := range []string{record("p", 0, 100) + "p 1 ", "p 0", strings.Repeat("x", 10000)} {
 		if err := os.WriteFile(path, []byte(torn), 0o600); err != nil {
 			t.Fatal(err)
@@ -382,7 +387,8 @@ func TestCommit(t *testing.T) {
 	}
 }
 
-// Commit waits for whoever writes, and no longer than it may.
+// TestCommitWaits checks that Commit waits for another writer, but not longer than its
+// context allows.
 func TestCommitWaits(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	busy, err := lockFile(t.Context(), path)
@@ -396,7 +402,7 @@ func TestCommitWaits(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- Commit(t.Context(), path, Limits{}, []byte("two\n")) }()
-	// It becomes an old file while the other waits for it.
+	// The file is renamed while the other writer waits for it.
 	if _, err := busy.WriteString("zero\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -427,8 +433,8 @@ func TestCommitWaits(t *testing.T) {
 	}
 }
 
-// Processes are killed at any instant of a commit. What they were told is there
-// stays there, and nothing else is in the way of the others.
+// TestCommitKilled kills processes at any moment of a commit. Records whose Commit
+// returned stay, and partial ones do not disturb other processes.
 func TestCommitKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	told := map[string]int{}
@@ -460,7 +466,7 @@ func TestCommitKilled(t *testing.T) {
 	found := records(t, path)
 	countTo(t, "last", found["last"], 1)
 	for who, n := range told {
-		if n == 0 || len(found[who]) < n || len(found[who]) > n+1 { // one may be there that nobody was told of
+		if n == 0 || len(found[who]) < n || len(found[who]) > n+1 { // one more record may exist, whose Commit never returned
 			t.Errorf("%d records of %s, which was told of %d", len(found[who]), who, n)
 		}
 		countTo(t, who, found[who], len(found[who]))
@@ -495,7 +501,7 @@ func TestStandard(t *testing.T) {
 	if len(last)-len(words) > 4000 {
 		t.Errorf("a log of %d bytes", len(last))
 	}
-	// Where the standard error is something else, it stays as it is.
+	// If standard error is another file, it stays unchanged.
 	other := filepath.Join(dir, "mine")
 	run(other)
 	if all := content(t, other); strings.Count(all, "\np ") != 299 || content(t, path) != last {

@@ -6,5 +6,5 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replace makes the descriptor of old another one of f.
+// replace makes the descriptor of old refer to f.
 func replace(f, old *os.File) error { return unix.Dup3(int(f.Fd()), int(old.Fd()), 0) }

@@ -8,5 +8,5 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replace makes the descriptor of old another one of f.
+// replace makes the descriptor of old refer to f.
 func replace(f, old *os.File) error { return unix.Dup2(int(f.Fd()), int(old.Fd())) }

@@ -9,24 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lookEvery is how often the file is measured when other parts of the program
-// write to it: the runtime, libraries.
+// lookEvery is how often the file's size is checked when other parts of the program
+// write to it, such as the runtime or libraries.
 const lookEvery = 10 * time.Second
 
-// Standard is the standard error of a process whose starter has made a log of it,
-// which may grow for as long as the process lives. When the file is full it is
-// renamed, and a new one takes its place as standard error and output, so that
-// the last words of a crash are in it, too.
+// Standard limits the standard error of a process whose starter has redirected it to a
+// log, which otherwise would grow for as long as the process lives. When the file is
+// full, it is renamed, and a new one replaces it as standard error and output, so that
+// the new file also receives the last output of a crash.
 type Standard struct {
 	path string
 	Limits
-	log bool // the standard error was that file at the start, and is a log of ours since
+	log bool // standard error was that file at the start, and we have limited it since
 
 	mu sync.Mutex
 }
 
-// NewStandard is the standard error as the log at path. If it is another file, or
-// a terminal, Standard only writes to it.
+// NewStandard returns the standard error as the log at path. If standard error is
+// another file or a terminal, Standard only writes to it.
 func NewStandard(path string, l Limits) *Standard {
 	s := &Standard{path: path, Limits: l}
 	own, err1 := os.Stderr.Stat()
@@ -43,7 +43,7 @@ func (s *Standard) Write(p []byte) (int, error) {
 	return os.Stderr.Write(p)
 }
 
-// Watch bounds what others write, until ctx ends.
+// Watch limits what other code writes, until ctx ends.
 func (s *Standard) Watch(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -59,22 +59,22 @@ func (s *Standard) Watch(ctx context.Context) {
 	}
 }
 
-// bound begins a new file if that is due. Whatever keeps it from that is passed
-// over: it is tried again with the next record.
+// bound begins a new file if that is due. It ignores errors, because the next record
+// tries again.
 func (s *Standard) bound(n int) {
 	own, err := os.Stderr.Stat()
 	if !s.log || err != nil || !s.due(own, n, time.Now()) {
 		return
 	}
-	// The lock is on the open file, which children share that we have started. They
-	// do not get here.
+	// The lock belongs to the open file, which our child processes share. They do not
+	// execute this code.
 	if unix.Flock(int(os.Stderr.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 		return
 	}
-	defer unix.Flock(int(os.Stderr.Fd()), unix.LOCK_UN) //nolint:errcheck // of what is the standard error then
+	defer unix.Flock(int(os.Stderr.Fd()), unix.LOCK_UN) //nolint:errcheck // the lock of the new standard error
 	is, err := os.Stat(s.path)
-	// Without the file its directory was removed, which ends what the log is of. If
-	// it is another file, a process that shares the log has begun it.
+	// If the file does not exist, its directory was removed, and with it the subject of
+	// the log. If it is another file, a process that shares the log has begun it.
 	if err != nil || os.SameFile(own, is) && turn(s.path, s.Limits) != nil {
 		return
 	}
@@ -85,7 +85,7 @@ func (s *Standard) bound(n int) {
 	defer f.Close()
 	for _, std := range []*os.File{os.Stdout, os.Stderr} {
 		if was, err := std.Stat(); err == nil && os.SameFile(was, own) {
-			_ = replace(f, std) // of two open files, which does not fail
+			_ = replace(f, std) // both files are open, so this does not fail
 		}
 	}
 }
