@@ -18,17 +18,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Local clones are looked for by a process of its own, which leaves what it
-// found in the cache: a directory on a network file system that does not answer
-// holds up that process, and nobody else. While it hangs no other one starts.
+// A separate process searches for local clones and writes what it finds to the cache. A
+// directory on a network file system that does not answer blocks only that process.
+// While one search hangs, no other one starts.
 
-// FindCommand is the hidden command that is that process.
+// FindCommand is the hidden command that runs this process.
 const FindCommand = "find-clones"
 
 const (
 	maxDepth   = 4      // below a root
 	maxEntries = 10_000 // of one directory
-	maxDirs    = 50_000 // looked into, of one root
+	maxDirs    = 50_000 // visited below one root
 	maxClones  = 1000
 	findTime   = 20 * time.Second
 	findAgain  = time.Minute
@@ -37,12 +37,12 @@ const (
 // Clone is a local clone below one of the user's roots.
 type Clone struct {
 	Path  string `json:"path"`
-	Key   string `json:"key"` // repo.Ref's
+	Key   string `json:"key"` // from repo.Ref
 	Slug  string `json:"slug"`
 	Stamp string `json:"stamp"` // of its git configuration, which names its remote
 }
 
-// cloneFile is the cache.
+// cloneFile is the content of the cache.
 type cloneFile struct {
 	Roots  []string `json:"roots"`
 	Clones []Clone  `json:"clones"`
@@ -51,7 +51,7 @@ type cloneFile struct {
 func cloneCache(p config.Paths) string { return filepath.Join(p.Cache, "clones.json") }
 func cloneLock(p config.Paths) string  { return filepath.Join(p.Cache, "clones.lock") }
 
-// cloneCacheReader reads the cache again when it has changed.
+// cloneCacheReader reads the cache, and reads it again when it has changed.
 type cloneCacheReader struct {
 	file  string
 	roots []string
@@ -63,7 +63,7 @@ func (r *cloneCacheReader) read() []Clone {
 	if len(r.roots) == 0 {
 		return nil
 	}
-	// A cache that is missing or damaged is an empty one; it is made anew.
+	// A missing or damaged cache counts as empty; the next search writes a new one.
 	if fi, err := os.Stat(r.file); err == nil && !fi.ModTime().Equal(r.at) {
 		r.at, r.last = fi.ModTime(), loadClones(r.file, r.roots)
 	}
@@ -79,7 +79,7 @@ func loadClones(file string, roots []string) []Clone {
 	return cached.Clones
 }
 
-// find starts the process, unless what the cache holds is new.
+// find starts the search process, unless the cache is recent or a search is running.
 func (p *Picker) find(ctx context.Context) error {
 	cfg := p.Manager.Config
 	if len(cfg.Roots) == 0 {
@@ -95,14 +95,15 @@ func (p *Picker) find(ctx context.Context) error {
 	return p.Manager.Detach(ctx, nil, FindCommand)
 }
 
-// FindClones is what FindCommand does: it looks for clones below the roots of
-// the settings and writes the cache. What it did not get to in time is missing.
+// FindClones implements FindCommand: it searches for clones below the configured roots
+// and writes the cache. Clones that it does not reach in time are missing from the
+// cache.
 func FindClones(ctx context.Context, cfg *config.Config) error {
 	lock, free, err := store.TryLock(cloneLock(cfg.Paths))
 	if err != nil || !free {
 		return err
 	}
-	defer lock.Unlock() //nolint:errcheck // the process ends, and with it the lock
+	defer lock.Unlock() //nolint:errcheck // the lock ends with the process
 	ctx, cancel := context.WithTimeout(ctx, findTime)
 	defer cancel()
 
@@ -110,8 +111,8 @@ func FindClones(ctx context.Context, cfg *config.Config) error {
 	for _, c := range loadClones(cloneCache(cfg.Paths), cfg.Roots) {
 		known[c.Path] = c
 	}
-	// One walker a root: the others go on when one hangs in a system call. Such a
-	// one ends with the process.
+	// Use one walker per root, so that the others continue when one hangs in a system
+	// call. A hanging walker ends with the process.
 	found := make(chan string)
 	var walkers sync.WaitGroup
 	for _, root := range cfg.Roots {
@@ -141,8 +142,8 @@ collect:
 	return atomicfile.WriteUnflushed(cloneCache(cfg.Paths), text, 0o600)
 }
 
-// walk reports the clones below root, those near it first. It follows no
-// symbolic link but root itself, and looks into no clone.
+// walk reports the clones below root, nearest first. It follows no symbolic link except
+// root itself, and does not descend into clones.
 func walk(ctx context.Context, root string, found chan<- string) {
 	type place struct {
 		dir   string
@@ -171,18 +172,19 @@ func walk(ctx context.Context, root string, found chan<- string) {
 	}
 }
 
-// directories are those in dir that may hold clones, in order; none when dir
-// cannot be read.
+// directories returns the subdirectories of dir that may hold clones, in order. It
+// returns none if dir cannot be read.
 func directories(dir string) []string {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
-	entries, _ := f.ReadDir(maxEntries) // what was read before an error counts
+	entries, _ := f.ReadDir(maxEntries) // entries read before an error count
 	var names []string
 	for _, e := range entries {
-		// Hidden ones hold caches and settings; node_modules is thousands of others'.
+		// Hidden directories hold caches and settings; node_modules holds thousands of
+		// foreign directories.
 		if e.Type()&fs.ModeType == fs.ModeDir && e.Name()[0] != '.' && e.Name() != "node_modules" {
 			names = append(names, e.Name())
 		}
@@ -191,7 +193,7 @@ func directories(dir string) []string {
 	return names
 }
 
-// identify asks git which repository a clone is of, unless that is known.
+// identify asks git which repository a clone belongs to, unless that is already known.
 func identify(path string, known map[string]Clone) (Clone, bool) {
 	fi, err := os.Stat(filepath.Join(path, ".git", "config"))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Clones are found below the roots: not too deep, not through links, not in
-// clones and not where nobody keeps any.
+// TestFindClones checks that clones are found below the roots: not too deep, not
+// through links, not inside clones, and not in directories that are skipped.
 func TestFindClones(t *testing.T) {
 	p := newPicker(t)
 	t.Setenv("GIT_CONFIG_GLOBAL", "/dev/null")
@@ -42,7 +42,7 @@ func TestFindClones(t *testing.T) {
 	}
 	link(filepath.Join(home, "elsewhere"), "src/linked")
 	link(filepath.Join(home, "src"), "src/loop")
-	link(filepath.Join(home, "src"), "work") // the root itself may be one
+	link(filepath.Join(home, "src"), "work") // the root itself may be a link
 	if err := os.WriteFile(filepath.Join(home, "src/broken"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,8 @@ func TestFindClones(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 
-	// A clone whose remote changes is another one; the others are not asked again.
+	// A clone whose remote changes counts as a different clone; git is not asked again
+	// about the others.
 	before := p.clones.read()
 	git(t, remote, "remote", "set-url", "origin", "https://git.example.org/t/p.git")
 	if err := FindClones(t.Context(), cfg); err != nil {
@@ -79,14 +80,15 @@ func TestFindClones(t *testing.T) {
 		t.Errorf("after a change: %+v", p.clones.read())
 	}
 
-	// What was found below other roots does not count.
+	// Clones found below other roots do not count.
 	p.clones = cloneCacheReader{file: p.clones.file, roots: []string{"/elsewhere"}}
 	if got := p.clones.read(); got != nil {
 		t.Errorf("of other roots: %v", got)
 	}
 }
 
-// While somebody looks, and hangs, nobody else does; what was found stays.
+// TestOneLooksForClones checks that no second search starts while one hangs, and that
+// earlier results stay.
 func TestOneLooksForClones(t *testing.T) {
 	p := newPicker(t)
 	cfg := p.Manager.Config
@@ -117,7 +119,7 @@ func TestOneLooksForClones(t *testing.T) {
 	if err := FindClones(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.find(t.Context()); err != nil { // it was looked a moment ago
+	if err := p.find(t.Context()); err != nil { // the last search was a moment ago
 		t.Fatal(err)
 	}
 	old := time.Now().Add(-2 * findAgain)

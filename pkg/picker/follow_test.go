@@ -15,13 +15,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// pretend is fzf's end of the socket: somebody types all the time, or nobody.
+// pretend is a simulated fzf behind the socket, whose user types all the time or not at
+// all.
 type pretend struct {
 	mu     sync.Mutex
 	typing bool
 	asked  int
 	posts  []string
-	at     []int // how often it was asked before each post
+	at     []int // number of requests before each post
 }
 
 func (f *pretend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -40,9 +41,9 @@ func (f *pretend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.posts, f.at = append(f.posts, string(body)), append(f.at, f.asked)
 }
 
-// Rows that changed are brought to fzf, not while somebody types, but not never;
-// a preview is drawn again when only that changed; and nothing is sent when
-// nothing did.
+// TestFollow checks that changed rows are sent to fzf, that typing delays this but not
+// for ever, that a preview is redrawn if only the preview changed, and that nothing is
+// sent if nothing changed.
 func TestFollow(t *testing.T) {
 	t.Setenv("FZF_API_KEY", "")
 	parent, err := os.MkdirTemp("", "follow") // short enough for a socket
@@ -77,7 +78,7 @@ func TestFollow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := *p // the store is for many; a Picker is for one goroutine
+	other := *p // a Picker must not be shared between goroutines; the store may be
 	tasks.Go(func() { p.follow(ctx, r, strings.Join(lines, "\n"), glances) })
 	seen := func() (posts []string, at []int, asked int) {
 		fake.mu.Lock()
@@ -104,7 +105,7 @@ func TestFollow(t *testing.T) {
 		t.Errorf("the rows that fzf reads: %q, %v", text, err)
 	}
 
-	// A row of an agent's screen is no row of the picker.
+	// The content of an agent's screen is not part of a row.
 	other.glance(t, "aaaaaaaaaaaa", wire.Glance{Screen: []string{"new"}})
 	until(t, "the new preview", func() bool { posts, _, _ := seen(); return len(posts) > 1 && posts[len(posts)-1] == "refresh-preview" })
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 )
 
-// A row's key says what the row is. It is what fzf follows when rows come and
-// go, and all of a row that fzf hands to a shell, so it is made of harmless
-// characters, whatever the row is called:
+// lineKey is the key of the separator line. A row's key identifies the row. fzf uses it
+// to track rows that are added and removed, and passes only the key of a row to a
+// shell. It therefore consists of harmless characters, whatever the row's name is:
 //
 //	s:ID      a session
-//	r:BASE64  a repository, by what `open` is given
-//	-         the line between them
+//	r:BASE64  a repository, by the argument for `open`
+//	-         the separator line
 const lineKey = "-"
 
 func sessionKey(id string) string { return "s:" + id }
@@ -24,13 +24,13 @@ func repositoryKey(open string) string {
 	return "r:" + base64.RawURLEncoding.EncodeToString([]byte(open))
 }
 
-// Target is what a key stands for: a session or a repository.
+// Target is what a key identifies: a session or a repository.
 type Target struct {
-	Session string // its id
-	Repo    string // as `open` takes it
+	Session string // session id
+	Repo    string // in the form that `open` accepts
 }
 
-// Open is what `open` is given.
+// Open returns the argument for `open`.
 func (t Target) Open() string {
 	if t.Session != "" {
 		return t.Session
@@ -38,7 +38,8 @@ func (t Target) Open() string {
 	return t.Repo
 }
 
-// ParseKey reads a row's key; ok is false for the line and for anything else.
+// ParseKey parses a row's key. ok is false for the separator line and for anything
+// else.
 func ParseKey(key string) (t Target, ok bool) {
 	kind, rest, _ := strings.Cut(key, ":")
 	switch kind {
@@ -54,8 +55,8 @@ func ParseKey(key string) (t Target, ok bool) {
 	return t, t.Open() != ""
 }
 
-// Typed is the repository that a text means which is on no row: owner/repo, a
-// git URL or a path. ok is false when it looks like none.
+// Typed returns the repository that a typed text names, even if no row shows it:
+// owner/repo, a git URL or a path. ok is false if the text names no repository.
 func Typed(text string) (open string, ok bool) {
 	open = strings.TrimSpace(text)
 	if rest, found := strings.CutPrefix(open, "~/"); found || open == "~" {

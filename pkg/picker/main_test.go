@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// newPicker has a store of its own and no keepers.
+// newPicker returns a Picker with its own store and no keepers.
 func newPicker(t *testing.T, env ...string) *Picker {
 	t.Helper()
 	home := t.TempDir()
@@ -111,5 +111,5 @@ func attention(state wire.AgentState, on string, since time.Time) session.Facts 
 	return session.Facts{Attention: &session.Attention{State: state, Agent: "claude", On: on, Since: since}}
 }
 
-// hostile is text that somebody else chose.
+// hostile is text that an attacker could have chosen.
 const hostile = "e\x1b[31mvil\x1b]0;owned\a\r\n\tx\u202e\u200bname\x9b2J 日本語の長い名前" + "\x00" + "z\u0301\u0301"

@@ -1,12 +1,11 @@
-// Package picker is the list from which a person chooses: sessions first, by
-// how much they need somebody, then repositories that have none. It runs fzf in
-// this process, keeps its rows to what the store says while it is open, and
+// Package picker shows the list from which a user chooses: first sessions, ordered by
+// how urgently they need attention, then repositories without a session. It runs fzf in
+// this process, keeps the rows up to date with the store while the list is open, and
 // draws the preview.
 //
-// It reads the store and files. It asks no guest, no VM and no network, and it
-// carries out nothing: the command line does, with the keys that rows have.
-// Whatever it shows may have come from a guest or from a repository, and is
-// made harmless first.
+// It reads the store and files. It accesses no guest, no VM and no network, and it
+// carries out nothing: the command line does, using the rows' keys. Everything that it
+// shows may come from a guest or a repository, and is made harmless first.
 package picker
 
 import (
@@ -28,22 +27,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// Command is the hidden command that fzf runs for keys and the preview:
-// Command ACTION [KEY…].
+// Command is the hidden command that fzf runs for keys and the preview: Command ACTION
+// [KEY…].
 const Command = "picker"
 
-// The actions.
+// Actions of Command.
 const (
 	ActionPreview = "preview" // of a row
-	ActionTyped   = "typed"   // Enter where no row fits
+	ActionTyped   = "typed"   // Enter when no row matches
 	ActionOpen    = "open"    // and stay in the picker
 	ActionStop    = "stop"
 	ActionDestroy = "destroy" // shows ActionAsk
-	ActionAsk     = "ask"     // whether to destroy
+	ActionAsk     = "ask"     // asks whether to destroy
 	ActionCopy    = "copy"    // the ssh command
 )
 
-// The environment of Command, besides fzf's own: commands for a shell are
+// Environment variables of Command, besides fzf's own. They keep the shell commands
 // constant, so that no path has to be quoted in them.
 const (
 	selfVar   = "AGENT_SESSIONIZER_PICKER"
@@ -51,14 +50,14 @@ const (
 	clientVar = "AGENT_SESSIONIZER_PICKER_CLIENT"
 )
 
-// Picker is one picker, or one command that fzf runs for it. Its methods are
-// for one goroutine.
+// Picker is one picker, or one command that fzf runs for it. Only one goroutine may
+// call its methods.
 type Picker struct {
 	Manager *session.Manager
 	Console *console.Console
-	Listed  []string // repos.txt
-	Client  string   // tmux client that is picked for, "" when it is not known
-	Unicode bool     // see Unicode
+	Listed  []string // the lines of repos.txt
+	Client  string   // tmux client to pick for, "" if unknown
+	Unicode bool     // see the function Unicode
 
 	clones     cloneCacheReader
 	endedLast  []session.Session
@@ -66,7 +65,7 @@ type Picker struct {
 	endedKnown bool
 }
 
-// New is a picker of what m knows.
+// New returns a Picker for the sessions of m.
 func New(m *session.Manager, con *console.Console, listed []string) *Picker {
 	return &Picker{
 		Manager: m, Console: con, Listed: listed, Unicode: Unicode(os.Getenv),
@@ -74,10 +73,10 @@ func New(m *session.Manager, con *console.Console, listed []string) *Picker {
 	}
 }
 
-// Client is the tmux client for which the picker runs that started this command.
+// Client returns the tmux client of the picker that started this command.
 func Client() string { return os.Getenv(clientVar) }
 
-// Unicode reports whether the locale has more than ASCII.
+// Unicode reports whether the locale supports more than ASCII.
 func Unicode(env func(string) string) bool {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if v := env(name); v != "" {
@@ -88,14 +87,14 @@ func Unicode(env func(string) string) bool {
 	return false
 }
 
-// Pick is what was picked.
+// Pick is the user's choice.
 type Pick struct {
-	Open []Target // in the order in which they were marked; the first is gone to
-	Exit int      // fzf's exit status when nothing was
+	Open []Target // in the order in which they were marked; the first is attached
+	Exit int      // fzf's exit status if nothing was chosen
 }
 
-// Run shows the picker until something is picked. It may be called once in a
-// process, which is how fzf is made.
+// Run shows the picker until the user makes a choice. It may be called only once per
+// process, because of how fzf is built.
 func (p *Picker) Run(ctx context.Context) (Pick, error) {
 	lines, glances, err := p.now(ctx)
 	if err != nil {
@@ -105,7 +104,7 @@ func (p *Picker) Run(ctx context.Context) (Pick, error) {
 	if err != nil {
 		return Pick{}, err
 	}
-	defer r.leave() //nolint:errcheck // what is left, the next picker removes
+	defer r.leave() //nolint:errcheck // the next picker removes leftovers
 
 	opts, err := p.options(r)
 	if err != nil {
@@ -139,8 +138,8 @@ func (p *Picker) Run(ctx context.Context) (Pick, error) {
 	return picked(code, out)
 }
 
-// picked reads fzf's output: the query, the word of ActionTyped if that was
-// asked for, and the keys of rows.
+// picked parses fzf's output: the query, the word ActionTyped if that action was used,
+// and the keys of rows.
 func picked(code int, out []string) (Pick, error) {
 	if code != fzf.ExitOk && code != fzf.ExitNoMatch || len(out) == 0 {
 		return Pick{Exit: code}, nil
@@ -165,7 +164,8 @@ func picked(code int, out []string) (Pick, error) {
 	return pick, nil
 }
 
-// now is the rows as they are now, and what changes with what previews show.
+// now returns the current rows, and a text that changes whenever the content of
+// previews does.
 func (p *Picker) now(ctx context.Context) (lines []string, glances string, err error) {
 	sights, repos, err := p.read(ctx)
 	if err != nil {
@@ -188,19 +188,19 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 		"--ansi", "--multi", "--layout=reverse", "--info=hidden", "--prompt=> ",
 		"--ghost=a session, or owner/repo, a git URL, ./path", "--header=" + header,
 		"--with-shell=sh -c", "--listen=" + r.socket(),
-		// Of a row, the key is for us and the rest for people.
+		// The key of a row is for this program, the rest is for people.
 		"--delimiter=\t", "--with-nth=2", "--accept-nth=1", "--id-nth=1", "--print-query",
-		// Without a query the order is ours; with one, what fits better comes first.
+		// Without a query the rows keep our order; with one, better matches come first.
 		"--scheme=default", "--tiebreak=index",
 		"--preview=" + self + ActionPreview + " {1}",
 		"--preview-window=right,50%,border-left,<50(down,50%,border-top)",
 
-		// A cursor that follows its row is right when rows come and go, and wrong
-		// while a query is typed, so --track is not on all the time: see follow.
+		// A cursor that follows its row is right when rows are added and removed, but
+		// wrong while the user types a query. So --track is not always on: see follow.
 		"--bind=change:untrack-current+first+change-header[" + header + "]",
 		"--bind=focus:transform(" + skipLine + ")",
-		// A key is for the row that fits what was typed before it, which may not be
-		// on the screen yet.
+		// A key applies to the row that matches what was typed before it, even if that
+		// row is not on the screen yet.
 		"--bind=enter:wait+transform(" + enterKey + ")",
 		"--bind=double-click:wait+transform(" + enterKey + ")",
 		"--bind=alt-enter:transform(" + self + ActionTyped + ")",
@@ -213,8 +213,8 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 	if !p.Unicode {
 		args = append(args, "--no-unicode")
 	}
-	// Of the user's own settings for fzf only the colours: a key or an option
-	// among them could make the picker do something else.
+	// Use only the colours of the user's own fzf settings: a key binding or option
+	// could make the picker do something else.
 	theirs, theirErr := fzf.ParseOptions(true, nil)
 	if !p.Console.Color() {
 		args = append(args, "--no-color")
@@ -230,29 +230,31 @@ func (p *Picker) options(r *room) (*fzf.Options, error) {
 }
 
 const (
-	// skipLine moves the cursor on, in the direction in which it came.
+	// skipLine moves the cursor over the separator line, in the direction in which it
+	// came.
 	skipLine = `[ x{1} != x- ] || case "$FZF_ACTION" in *up*|*prev*) echo up;; *) echo down;; esac`
-	// Rows may go between the look and the accepting, which would end fzf with nothing.
+	// Rows may disappear between the check and the acceptance, and a plain accept would
+	// then end fzf without a result.
 	enterKey = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo accept-non-empty; fi`
 )
 
-// setenv prepares the environment of what fzf runs; restore takes it back.
+// setenv sets the environment for the commands that fzf runs; restore undoes that.
 func (p *Picker) setenv(r *room) (restore func()) {
 	vars := map[string]string{selfVar: p.Manager.Self, rowsVar: r.rows(), clientVar: p.Client}
 	if p.Console.Color() {
-		vars["CLICOLOR_FORCE"] = "1" // the preview is a pipe
+		vars["CLICOLOR_FORCE"] = "1" // the preview's output is a pipe
 	}
 	var undo []func()
 	for name, value := range vars {
 		before, had := os.LookupEnv(name)
 		undo = append(undo, func() {
 			if had {
-				_ = os.Setenv(name, before) // it was one before
+				_ = os.Setenv(name, before) // it was valid before
 			} else {
 				_ = os.Unsetenv(name)
 			}
 		})
-		_ = os.Setenv(name, value) // fails for impossible names only
+		_ = os.Setenv(name, value) // fails only for invalid names
 	}
 	return func() {
 		for _, f := range undo {
@@ -263,13 +265,13 @@ func (p *Picker) setenv(r *room) (restore func()) {
 
 const (
 	followEvery  = 300 * time.Millisecond
-	refreshEvery = time.Second // the preview at most
-	// maxPatience is how many times rows are left as they are because somebody
-	// types: fzf drops the keys that come while it reads.
+	refreshEvery = time.Second // minimum time between two preview refreshes
+	// maxPatience is how many times new rows are held back while the user types: fzf
+	// drops keys that arrive while it reads rows.
 	maxPatience = 5
 )
 
-// follow keeps the rows that fzf shows to what there is, until ctx ends.
+// follow keeps the rows that fzf shows up to date, until ctx ends.
 func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
 	_ = p.find(ctx) // without clones the list is shorter
 	tick := time.NewTicker(followEvery)
@@ -285,11 +287,11 @@ func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
 		before := at
 		var err error
 		if at, err = r.hands(ctx); err != nil {
-			continue // it has not begun to listen, or has ended
+			continue // fzf does not listen yet, or has ended
 		}
 		lines, glances, err := p.now(ctx)
 		if err != nil {
-			continue // busy, say; what is shown stays
+			continue // such as a busy store; the shown rows stay
 		}
 		text := strings.Join(lines, "\n")
 		switch {
@@ -304,8 +306,8 @@ func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
 		case at != before && patience > 0:
 			patience--
 		default:
-			// track-current is for this reload: it keeps the cursor and the marks on
-			// their rows by --id-nth. The next change of the query takes it back.
+			// track-current applies to this reload: it keeps the cursor and the marks
+			// on their rows by --id-nth. The next change of the query turns it off.
 			err := atomicfile.WriteUnflushed(r.rows(), []byte(text+"\n"), 0o600)
 			if err == nil {
 				err = r.post(ctx, `track-current+reload-sync(cat "$`+rowsVar+`")`)
@@ -317,9 +319,9 @@ func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
 	}
 }
 
-// Ask has fzf, in whose picker this process was started, give its screen to
-// ActionAsk. It comes over fzf's socket, since only then fzf reads no keys meanwhile:
-// behind a wait that had to wait, execute and fzf share them by chance.
+// Ask makes the fzf that started this process give its screen to ActionAsk. It sends
+// the request over fzf's socket, because only then fzf reads no keys meanwhile. With an
+// execute that follows a wait, the command and fzf would compete for the keys.
 func Ask(ctx context.Context, targets []Target) error {
 	var keys []string
 	for _, t := range targets {
@@ -330,19 +332,19 @@ func Ask(ctx context.Context, targets []Target) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	// Ctrl-C ends the line there, as Enter does: as a signal it would also come to
-	// fzf, which ends when the command is quicker to do so than it is to look.
+	// Ctrl-C must end the line there, like Enter does. As a signal it would also reach
+	// fzf, which would end if the command exits before fzf looks.
 	return inside().post(ctx, `execute:s=$(stty -g); stty -isig eol ^C; `+self+ActionAsk+` `+ssh.Quote(keys...)+`; stty "$s"`)
 }
 
-// Say is the fzf action that shows a text above the rows until a key is typed.
+// Say returns the fzf action that shows a text above the rows until a key is pressed.
 func Say(text string) string {
 	text = plain.Line(text)
 	return "change-header[" + strings.ReplaceAll(text, "]", ")") + "]"
 }
 
-// SaySo is the answer to a text that is on no row and no repository.
+// SaySo is the response to a typed text that matches no row and names no repository.
 var SaySo = Say("nothing is called that; type OWNER/REPO or ./path")
 
-// Accept ends fzf with what is typed.
+// Accept is the fzf action that ends fzf with the typed text.
 const Accept = "print(" + ActionTyped + ")+accept"

@@ -18,14 +18,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// journalTime is how long a preview reads what was denied.
+// journalTime limits how long a preview reads the decision log.
 const journalTime = 200 * time.Millisecond
 
-// maxPreview bounds what fzf says of its window.
+// maxPreview limits the window size that fzf reports.
 const maxPreview = 1000
 
-// Preview draws the row of a key for a window of that size. Of a session, its
-// agent's screen takes what the rest leaves.
+// Preview draws the preview of a row for a window of the given size. For a session, the
+// agent's screen gets the space that the rest leaves.
 func (p *Picker) Preview(ctx context.Context, w io.Writer, key string, width, height int) error {
 	page := page{p: p, width: min(max(width, 10), maxPreview), height: min(max(height, 3), maxPreview)}
 	t, ok := ParseKey(key)
@@ -52,7 +52,7 @@ type page struct {
 	lines         []string
 }
 
-// add puts a line of anybody's text on the page.
+// add adds a line of untrusted text to the page.
 func (g *page) add(tone console.Tone, format string, args ...any) {
 	g.raw(tone, g.p.fit(fmt.Sprintf(format, args...), g.width))
 }
@@ -93,7 +93,7 @@ func (g *page) session(ctx context.Context, id string) error {
 		g.add(console.Notice, "%s", step)
 	}
 
-	glance, at, glanceErr := g.p.Manager.Glance(s) // none, when its keeper never saw the guest
+	glance, at, glanceErr := g.p.Manager.Glance(s) // missing if the keeper has not seen the guest yet
 	switch c := glance.Changes; {
 	case s.Phase != session.Ready && s.Facts.Work != nil:
 		g.add(console.Plain, "%s%swould lose: %s", s.Facts.Work.Branch, dot, s.Facts.Work.Summary())
@@ -129,7 +129,7 @@ func (g *page) session(ctx context.Context, id string) error {
 	return nil
 }
 
-// machine is what a VM has and uses, and what it was made from, each on a line.
+// machine returns what a VM has and uses, and what it was made from, on one line each.
 func machine(s session.Session, m *wire.Machine) [][]string {
 	r := s.Spec.Resources
 	has := []string{fmt.Sprintf("%d CPU", r.CPUs), r.Memory.String(), r.Disk.String() + " disk"}
@@ -147,7 +147,7 @@ func machine(s session.Session, m *wire.Machine) [][]string {
 	return [][]string{has, made}
 }
 
-// step is what its keeper works on.
+// step returns the step that the session's keeper is working on.
 func (p *Picker) step(ctx context.Context, s session.Session) string {
 	seq, err := p.Manager.LastPhaseSeq(ctx, s.ID)
 	if err != nil {
@@ -167,7 +167,8 @@ func (p *Picker) step(ctx context.Context, s session.Session) string {
 	return last
 }
 
-// denied is what the wall denied since somebody last came, the most frequent first.
+// denied returns what the gateway has denied since the user last visited, the most
+// frequent first.
 func (p *Picker) denied(ctx context.Context, s session.Session) string {
 	ctx, cancel := context.WithTimeout(ctx, journalTime)
 	defer cancel()
@@ -187,7 +188,7 @@ func (p *Picker) denied(ctx context.Context, s session.Session) string {
 	return text
 }
 
-// screen shows the end of the agent's screen: that is where it asks.
+// screen shows the end of the agent's screen, because agents ask their questions there.
 func (g *page) screen(glance wire.Glance, at, now time.Time) {
 	lines := glance.Screen
 	for len(lines) > 0 && strings.TrimSpace(lines[len(lines)-1]) == "" {
@@ -203,7 +204,7 @@ func (g *page) screen(glance wire.Glance, at, now time.Time) {
 	}
 }
 
-// layout is a line of a screen, harmless, with its blanks where they were.
+// layout returns a line of a screen as harmless text with its spacing preserved.
 func layout(line string) string {
 	line = ansi.Strip(strings.ToValidUTF8(line[:min(len(line), maxText)], ""))
 	words := strings.Split(strings.ReplaceAll(line, "\t", "    "), " ")
@@ -213,7 +214,7 @@ func layout(line string) string {
 	return strings.TrimRight(strings.Join(words, " "), " ")
 }
 
-// wrap puts a long text on several lines.
+// wrap adds a long text in several lines.
 func (g *page) wrap(tone console.Tone, text string, most int) {
 	text = g.p.fit(text, most*g.width)
 	for l := range strings.SplitSeq(ansi.Wrap(text, g.width, ""), "\n") {
@@ -246,7 +247,7 @@ func (g *page) repository(ctx context.Context, open string) error {
 		}
 		return nil
 	}
-	return nil // it has a session now
+	return nil // it has a session by now
 }
 
 func count(n int, what string) string {

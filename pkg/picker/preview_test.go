@@ -51,7 +51,7 @@ func TestPreview(t *testing.T) {
 	if strings.Contains(text, "port 2") {
 		t.Errorf("a port that was given up:\n%s", text)
 	}
-	// In a small window the end of the screen is what stays.
+	// In a small window, the end of the screen remains.
 	small := preview(t, p, "s:aaaaaaaaaaaa", 80, 13)
 	if !strings.Contains(small, "proceed?") || strings.Contains(small, "first") || strings.Count(small, "\n") > 13 {
 		t.Errorf("small:\n%s", small)
@@ -80,8 +80,8 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// Of what a guest says nothing reaches the terminal but letters, no more of them
-// than the window has room for.
+// TestPreviewIsHarmless checks that only harmless text of a guest reaches the terminal,
+// and no more than the window has space for.
 func TestPreviewIsHarmless(t *testing.T) {
 	p := newPicker(t)
 	long := strings.Repeat(hostile, 300)

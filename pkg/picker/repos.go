@@ -11,28 +11,29 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
-// recently is how many repositories are offered because they had a session.
+// recently is how many repositories are offered because they recently had a session.
 const recently = 20
 
-// repository is a row below the line, and what its preview tells.
+// repository is a row below the separator line, with the data for its preview.
 type repository struct {
-	key    string // repo.Ref.Key
-	open   string // what `open` is given
+	key    string // from repo.Ref
+	open   string // the argument for `open`
 	name   string
 	listed bool      // in repos.txt
 	used   time.Time // when its last session ended
-	path   string    // of a local clone of it
+	path   string    // of a local clone
 }
 
-// repositories are those without a session: first the user's own list, then what
-// was used last, then what lies on the disk; each once.
+// repositories returns the repositories without a session, each once: first the user's
+// own list, then the recently used ones, then those on the disk.
 func repositories(all, ended []session.Session, listed []string, clones []Clone) []repository {
 	var rows []*repository
 	byKey := map[string]*repository{}
 	for _, s := range all {
-		byKey[s.RepoKey] = nil // has a session
+		byKey[s.RepoKey] = nil // it has a session
 	}
-	// A path in repos.txt is known by whoever has asked git about it.
+	// For a path in repos.txt, the key is known from a session or clone for which git
+	// was asked.
 	keyOf := map[string]string{}
 	for _, s := range append(ended, all...) {
 		if path := s.Spec.Repo.Path; path != "" {
@@ -63,7 +64,7 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 				r.name += "@" + ref.Branch
 			}
 		} else {
-			r.key = "text:" + line // `open` says what is wrong with it
+			r.key = "text:" + line // `open` reports what is wrong with it
 		}
 		if known := add(r); known != nil {
 			known.listed = true
@@ -94,14 +95,16 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 	return out
 }
 
-// called is session.Called for a repository without one.
+// called returns the display name of a repository, in the form of
+// session.Session.Called.
 func called(key, slug string) string {
 	s := session.Session{}
 	s.RepoKey, s.Repo = key, slug
 	return s.Called()
 }
 
-// localPath is the absolute path that a line of repos.txt is, "" for others.
+// localPath returns the absolute path that a line of repos.txt names, "" if it names
+// none.
 func localPath(line string) string {
 	if rest, ok := strings.CutPrefix(line, "~/"); ok {
 		if home, err := os.UserHomeDir(); err == nil {
@@ -127,21 +130,21 @@ func tilde(path string) string {
 type sight struct {
 	session.Session
 	branch string
-	ahead  int       // commits that are nowhere else
-	seen   time.Time // by the keeper
+	ahead  int       // commits that exist nowhere else
+	seen   time.Time // when the keeper saw it
 }
 
-// look reads what is known of a session's work: files and the row only.
+// look reads what is known about a session's work, from files and the row only.
 func (p *Picker) look(s session.Session) sight {
 	seen := sight{Session: s}
 	if s.Facts.Base != nil {
 		seen.branch = s.Facts.Base.Branch
 	}
-	if w := s.Facts.Work; w != nil && s.Phase != session.Ready { // at the last clean stop
+	if w := s.Facts.Work; w != nil && s.Phase != session.Ready { // from the last clean stop
 		seen.branch, seen.ahead = w.Branch, w.Ahead
 		return seen
 	}
-	// None, or one that cannot be read, is a row without it.
+	// If there is no glance or it cannot be read, the row goes without it.
 	if g, at, err := p.Manager.Glance(s); err == nil {
 		seen.seen = at
 		if g.Changes != nil {
@@ -151,7 +154,7 @@ func (p *Picker) look(s session.Session) sight {
 	return seen
 }
 
-// read is everything that there is to show.
+// read returns everything that the picker shows.
 func (p *Picker) read(ctx context.Context) ([]sight, []repository, error) {
 	all, err := p.Manager.Interactive(ctx)
 	if err != nil {
@@ -169,8 +172,8 @@ func (p *Picker) read(ctx context.Context) ([]sight, []repository, error) {
 	return sights, repositories(all, ended, p.Listed, p.clones.read()), nil
 }
 
-// ended are the repositories of sessions that are gone; they are read again when
-// one has gone.
+// ended returns the last sessions that are gone, for their repositories. It reads them
+// again when another session has gone.
 func (p *Picker) ended(ctx context.Context, all []session.Session) ([]session.Session, error) {
 	var ids strings.Builder
 	for _, s := range all {

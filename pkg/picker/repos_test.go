@@ -12,8 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Repositories stand once, and not at all when they have a session: those that
-// are listed, those that had a session last, those on the disk.
+// TestRepositories checks that each repository without a session is shown once: those
+// that are listed, those that recently had a session, and those on the disk.
 func TestRepositories(t *testing.T) {
 	p := newPicker(t)
 	home := os.Getenv("HOME")
@@ -63,7 +63,7 @@ func TestRepositories(t *testing.T) {
 		}
 	}
 
-	// One whose session ends is among them at once.
+	// A repository whose session ends is shown at once.
 	if len(repos) > 0 {
 		if _, err := p.Manager.Store.Update(t.Context(), "000000000001", gone); err != nil {
 			t.Fatal(err)
@@ -118,7 +118,7 @@ func TestPicked(t *testing.T) {
 		{0, []string{"", a}, []Target{{Session: "0123456789ab"}}},
 		{0, []string{"x", b, a}, []Target{{Repo: "o/r"}, {Session: "0123456789ab"}}},
 		{1, []string{"o/new@dev", "typed"}, []Target{{Repo: "o/new@dev"}}},
-		{0, []string{"o/new", "typed", a}, []Target{{Repo: "o/new"}}}, // asked for in spite of the row
+		{0, []string{"o/new", "typed", a}, []Target{{Repo: "o/new"}}}, // typed explicitly, in spite of the matching row
 		{0, []string{"", "-"}, nil},
 		{130, nil, nil},
 		{1, []string{""}, nil},
@@ -133,7 +133,7 @@ func TestPicked(t *testing.T) {
 	}
 }
 
-// fzf reads what is said as an action of its own.
+// TestSayIsOneAction checks that fzf reads the result of Say as a single action.
 func TestSayIsOneAction(t *testing.T) {
 	for _, text := range []string{"a]+abort", "x\n+execute(touch y)", "](abort)+", ""} {
 		got := Say(text)

@@ -19,8 +19,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// room is the private directory of one running picker: fzf's socket, and the
-// rows that it reads. The lock in it says that its picker lives.
+// room is the private directory of one running picker. It holds fzf's socket and the
+// rows that fzf reads. The lock in it shows that its picker runs.
 type room struct {
 	dir  string
 	lock *store.Lock
@@ -34,7 +34,7 @@ const (
 	roomTimeout = 3 * time.Second
 )
 
-// enter makes a room, and removes those of pickers that were killed.
+// enter creates a room, and removes the rooms of pickers that were killed.
 func enter() (*room, error) {
 	parent := os.TempDir()
 	if len(parent)+len("/"+roomPrefix+newSuffix+"1234567890/fzf.sock") > maxSocket {
@@ -47,7 +47,7 @@ func enter() (*room, error) {
 	}
 	lock, _, err := store.TryLock(filepath.Join(fresh, "lock"))
 	if err == nil {
-		// Only now others may ask whether somebody is in it.
+		// Only from now on may others check whether a picker uses it.
 		dir := filepath.Join(parent, roomPrefix+strings.TrimPrefix(filepath.Base(fresh), roomPrefix+newSuffix))
 		if err = os.Rename(fresh, dir); err == nil {
 			return newRoom(dir, lock), nil
@@ -67,7 +67,7 @@ func newRoom(dir string, lock *store.Lock) *room {
 	return r
 }
 
-// inside is the room of the picker that started this process.
+// inside returns the room of the picker that started this process.
 func inside() *room { return newRoom(filepath.Dir(os.Getenv(rowsVar)), nil) }
 
 func sweep(parent string) {
@@ -78,18 +78,18 @@ func sweep(parent string) {
 			continue
 		}
 		if strings.HasPrefix(filepath.Base(dir), roomPrefix+newSuffix) && time.Since(fi.ModTime()) < time.Hour {
-			continue // somebody is about to enter
+			continue // another picker is about to use it
 		}
 		lock, free, err := store.TryLock(filepath.Join(dir, "lock"))
 		if err != nil || !free {
 			continue
 		}
-		_ = os.RemoveAll(dir) // the next one tries again
+		_ = os.RemoveAll(dir) // the next picker tries again
 		_ = lock.Unlock()
 	}
 }
 
-// ours reports whether a file is this user's.
+// ours reports whether a file belongs to this user.
 func ours(fi os.FileInfo) bool {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	return ok && int(st.Uid) == os.Getuid()
@@ -101,12 +101,12 @@ func (r *room) leave() error { return errors.Join(os.RemoveAll(r.dir), r.lock.Un
 func (r *room) socket() string { return filepath.Join(r.dir, "fzf.sock") }
 func (r *room) rows() string   { return filepath.Join(r.dir, "rows") }
 
-// post gives fzf actions to carry out.
+// post sends actions to fzf.
 func (r *room) post(ctx context.Context, actions string) error {
 	return r.ask(ctx, http.MethodPost, "http://fzf/", actions, nil)
 }
 
-// hands is where the user is: what was typed, and the row of the cursor.
+// hands is the state of the user's input: the query and the position of the cursor.
 type hands struct {
 	Query    string `json:"query"`
 	Position int    `json:"position"`
@@ -121,7 +121,7 @@ func (r *room) ask(ctx context.Context, method, url, body string, into any) erro
 	if err != nil {
 		return err
 	}
-	// fzf asks for it when the user's environment has one.
+	// fzf requires the key if the user's environment has one.
 	if key := os.Getenv("FZF_API_KEY"); key != "" {
 		req.Header.Set("X-Api-Key", key)
 	}

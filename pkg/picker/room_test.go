@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A picker that was killed leaves its directory; the next one removes it, and
-// none of those who live.
+// TestRooms checks that a picker removes the directory of one that was killed, and no
+// directory of a running picker.
 func TestRooms(t *testing.T) {
 	parent, err := os.MkdirTemp("", "rooms") // short enough for a socket
 	if err != nil {

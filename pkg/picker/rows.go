@@ -16,7 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// state is how a session is, in a word.
+// state is the displayed state of a session.
 type state struct {
 	rank        int
 	word        string
@@ -24,9 +24,9 @@ type state struct {
 	tone        console.Tone
 }
 
-// The states in the order of their rows. Broken sessions stand with failed
-// agents, above those that are done: nothing in them goes on until somebody
-// acts, and whoever has just asked for one looks near the top.
+// The states in the order of their rows. Broken sessions come together with failed
+// agents, above those that are done: nothing in them continues until the user acts, and
+// a user who has just started a session looks near the top.
 var (
 	blocked = state{0, "blocked", "◆", "!", console.Notice}
 	failed  = state{1, "error", "✗", "x", console.Bad}
@@ -40,11 +40,11 @@ var (
 
 func moving(word string) state { return state{5, word, "◌", "~", console.Plain} }
 
-// waits reports whether it is a person's turn.
+// waits reports whether the session waits for the user.
 func (st state) waits() bool { return st.rank <= done.rank }
 
-// stateOf is how s is, and since when. What is wanted counts before what is: a
-// key that was pressed shows at once.
+// stateOf returns the state of s, and since when it has that state. The desired phase
+// takes precedence over the current one, so that a key press shows at once.
 func stateOf(s session.Session) (state, time.Time) {
 	switch {
 	case s.Want == session.Gone || s.Phase == session.Destroying:
@@ -75,14 +75,14 @@ func stateOf(s session.Session) (state, time.Time) {
 		if s.Needs() {
 			return done, a.Since
 		}
-		return idle, a.Since // somebody has seen it
+		return idle, a.Since // the user has seen it
 	case wire.AgentIdle:
 		return idle, a.Since
 	}
 	return ready, a.Since
 }
 
-// waitsFor is what a session's agent waits for, or what failed.
+// waitsFor returns what a session's agent waits for, or what failed.
 func waitsFor(s session.Session, st state) string {
 	switch st {
 	case blocked, failed:
@@ -93,8 +93,9 @@ func waitsFor(s session.Session, st state) string {
 	return ""
 }
 
-// order puts those first who need somebody, and of these who waits longest. The
-// others keep their places, whatever they do: a row that moves is missed.
+// order sorts sessions that need attention first, and among these the one that has
+// waited longest first. The others keep their places whatever they do, because users
+// lose track of rows that move.
 func order(all []session.Session) {
 	slices.SortFunc(all, func(a, b session.Session) int {
 		x, since := stateOf(a)
@@ -109,7 +110,7 @@ func order(all []session.Session) {
 	})
 }
 
-// The widths of a row's columns at most, in cells.
+// The maximum widths of a row's columns, in cells.
 const (
 	nameWidth   = 40
 	onWidth     = 48
@@ -123,7 +124,7 @@ type cell struct {
 	tone console.Tone
 }
 
-// lines are the rows as fzf reads them: key, tab, what is shown.
+// lines returns the rows in the form that fzf reads: key, tab, displayed text.
 func (p *Picker) lines(all []sight, repos []repository, now time.Time) []string {
 	var keys []string
 	var cells [][]cell
@@ -177,13 +178,13 @@ func (p *Picker) repositoryCells(r repository, now time.Time) []cell {
 		note = age(r.used, now) + " ago"
 	}
 	return []cell{
-		{" ", console.Plain}, // below the marks of sessions
+		{" ", console.Plain}, // below the sessions' marks
 		{p.fit(r.name, nameWidth), console.Plain},
 		{p.fit(note, onWidth), console.Faint},
 	}
 }
 
-// columns aligns rows; a column that is empty everywhere takes no room.
+// columns aligns rows. A column that is empty in all rows takes no space.
 func (p *Picker) columns(keys []string, rows [][]cell) []string {
 	var widths []int
 	for _, row := range rows {
@@ -212,17 +213,17 @@ func (p *Picker) columns(keys []string, rows [][]cell) []string {
 	return lines
 }
 
-// maxText is how much of a text is looked at, in bytes.
+// maxText limits how much of a text is used, in bytes.
 const maxText = 1024
 
-// fit makes one harmless line of anybody's text, of at most width cells.
+// fit turns untrusted text into one harmless line of at most width cells.
 func (p *Picker) fit(s string, width int) string {
 	tail := "…"
 	if !p.Unicode {
 		tail = "."
 	}
 	s = ansi.Truncate(plain.Line(s[:min(len(s), maxText)]), width, tail)
-	// Marks that pile up on one letter have no width.
+	// Combining marks that pile up on one letter have no width.
 	for i, n := 0, 0; i < len(s); n++ {
 		if n == 4*width {
 			return s[:i]
@@ -233,9 +234,9 @@ func (p *Picker) fit(s string, width int) string {
 	return s
 }
 
-// age is how long something is, by the minutes of the clock: all ages on the
-// screen change at once, once a minute, and rows are read anew no more often. A
-// key that is pressed just then may be lost.
+// age returns how long something has lasted, in minutes of the clock. All ages on the
+// screen therefore change at the same time, once a minute, and rows are reloaded no
+// more often. A key that is pressed during a reload may be lost.
 func age(since, now time.Time) string {
 	d := now.Truncate(time.Minute).Sub(since.Truncate(time.Minute))
 	switch {

@@ -15,8 +15,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// What is said above the rows fits beside the preview, in a popup on a terminal
-// of 130 columns: 90 % of it, half of that, and fzf's margins.
+// TestHeaderFits checks that the header fits beside the preview, in a popup on a
+// terminal of 130 columns: 90 % of it, half of that, and fzf's margins.
 func TestHeaderFits(t *testing.T) {
 	said, _ := strings.CutPrefix(SaySo, "change-header[")
 	for _, line := range append(strings.Split(header, "\n"), strings.TrimSuffix(said, "]")) {
@@ -26,8 +26,9 @@ func TestHeaderFits(t *testing.T) {
 	}
 }
 
-// Sessions stand by how much they need somebody; of those that do, who waits
-// longest comes first, the others by name.
+// TestOrder checks that sessions are ordered by how urgently they need attention. Of
+// those that need it, the one that has waited longest comes first; the others are
+// ordered by name.
 func TestOrder(t *testing.T) {
 	p := newPicker(t)
 	now := time.Now()
@@ -50,7 +51,7 @@ func TestOrder(t *testing.T) {
 		{slug: "o/stopping", phase: session.Ready, want: session.Stopped},
 		{slug: "o/going", phase: session.Stopped, want: session.Gone},
 		{slug: "o/waking", phase: session.Stopped, want: session.Ready},
-		// What an agent did before its VM was stopped is no news.
+		// An agent's state from before its VM was stopped no longer matters.
 		{slug: "o/asleep", phase: session.Stopped, facts: attention(wire.AgentBlocked, "Bash", ago(time.Hour))},
 		{slug: "o/exited", phase: session.Ready, facts: attention(wire.AgentGone, "", ago(time.Hour))},
 	} {
@@ -81,8 +82,8 @@ func TestOrder(t *testing.T) {
 
 var keyRE = regexp.MustCompile(`^([sr]:[A-Za-z0-9_-]+|-)$`)
 
-// Whatever a row is called, it is one line of bounded width in its column, and
-// its key is harmless to a shell.
+// TestRowsAreHarmless checks that each row is one line of limited width per column,
+// whatever its name is, and that its key is harmless to a shell.
 func TestRowsAreHarmless(t *testing.T) {
 	for _, env := range [][]string{{"NO_COLOR=1"}, {"CLICOLOR_FORCE=1"}} {
 		p := newPicker(t, env...)
@@ -124,7 +125,7 @@ func TestRowsAreHarmless(t *testing.T) {
 	}
 }
 
-// Columns stand below each other, wide letters or not.
+// TestColumns checks that columns are aligned, also with wide letters.
 func TestColumns(t *testing.T) {
 	p := newPicker(t)
 	for i, slug := range []string{"o/日本語", "o/ascii", "o/e\u0301te\u0301"} {
@@ -172,8 +173,8 @@ func TestASCII(t *testing.T) {
 	}
 }
 
-// Rows that are read again take keys with them, so the time alone changes them
-// once a minute.
+// TestRowsChangeOnceAMinute checks that time alone changes the rows only once a minute,
+// because fzf may lose keys while it reloads rows.
 func TestRowsChangeOnceAMinute(t *testing.T) {
 	p := newPicker(t)
 	start := time.Now().Truncate(time.Minute)
