@@ -10,37 +10,38 @@ import (
 	"unicode/utf8"
 )
 
-// MaxCopy is how many bytes of base64 a guest may put on the clipboard.
+// MaxCopy limits how many bytes of base64 a guest may put on the clipboard.
 const MaxCopy = 1 << 20
 
 const (
 	maxSequence = 128     // of a control sequence, in bytes
-	maxOSC      = 4 << 10 // of an operating system command that is no copy
+	maxOSC      = 4 << 10 // of an operating system command that is not a copy
 )
 
-// Filter passes a stranger's output on to a terminal, without what makes a
-// terminal do more than show it: answer, print, copy, open, log or change for good.
+// Filter passes untrusted output to a terminal, but removes everything that makes a
+// terminal do more than display it: answer, print, copy, open, log, or change
+// permanently.
 //
-// It writes text, harmless control characters and complete sequences of its
-// allowlists, and nothing else. Between two of them every terminal is in its ground
-// state, so terminals that read a broken sequence differently make no difference.
-// C1 control characters count as the two 7-bit characters that they stand for.
+// It writes text, harmless control characters and complete sequences of its allowlists,
+// and nothing else. Between two of these every terminal is in its ground state, so it
+// does not matter that terminals differ in how they read a broken sequence. C1 control
+// characters count as the two 7-bit characters that they stand for.
 //
-// Safe for concurrent use.
+// A Filter is safe for concurrent use.
 type Filter struct {
 	w      io.Writer
 	screen bool
 	onCopy func([]byte)
 
 	mu     sync.Mutex
-	part   []byte // the start of a character whose end has not come
+	part   []byte // beginning of an incomplete character
 	state  filterState
-	seq    []byte // of the sequence so far, without its introducer
-	long   bool   // it exceeded its bound, and is dropped at its end
+	seq    []byte // the current sequence without its introducer
+	long   bool   // the sequence exceeded its bound and is dropped at its end
 	out    []byte
-	styled bool // colours are not as they were
+	styled bool // colours or styles are not the default
 	alt    bool // the alternate screen is shown
-	asked  bool // the terminal answers something
+	asked  bool // a passed sequence makes the terminal answer
 }
 
 type filterState int
@@ -57,19 +58,20 @@ const (
 	bel, can, sub, esc, del = 0x07, 0x18, 0x1a, 0x1b, 0x7f
 )
 
-// NewLineFilter returns a Filter for what programs print without a terminal of
-// their own: it passes text and colours, and no movement but to the line's start.
+// NewLineFilter returns a Filter for the output of programs without their own terminal.
+// It passes text and colours, and no cursor movement except to the start of the line.
 func NewLineFilter(w io.Writer) *Filter { return &Filter{w: w} }
 
-// NewScreenFilter returns a Filter for programs that have a terminal, such as tmux:
-// it also passes the cursor's movements, the modes that full-screen programs
-// set, and questions whose answer is a number. onCopy takes what is put on the
-// clipboard; without it a copy goes to w, in one plain form.
+// NewScreenFilter returns a Filter for programs that have a terminal, such as tmux. It
+// also passes cursor movements, the modes that full-screen programs set, and queries
+// whose answer is a number. onCopy receives text for the clipboard; without onCopy, a
+// copy is passed to w in a single plain form.
 func NewScreenFilter(w io.Writer, onCopy func([]byte)) *Filter {
 	return &Filter{w: w, screen: true, onCopy: onCopy}
 }
 
-// Write filters p. It keeps back a sequence or a character until it is complete.
+// Write filters p. It holds back an incomplete sequence or character until the rest
+// arrives.
 func (f *Filter) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,7 +98,7 @@ func (f *Filter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close drops an unfinished sequence and puts the colours back. It does not close
+// Close drops an unfinished sequence and resets colours and styles. It does not close
 // the underlying writer.
 func (f *Filter) Close() error {
 	f.mu.Lock()
@@ -108,14 +110,14 @@ func (f *Filter) Close() error {
 	return f.flush()
 }
 
-// AltScreen reports whether the alternate screen was turned on and not off.
+// AltScreen reports whether the alternate screen is turned on.
 func (f *Filter) AltScreen() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.alt
 }
 
-// Asked reports whether a question passed that the terminal answers.
+// Asked reports whether a query that the terminal answers was passed.
 func (f *Filter) Asked() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,9 +146,9 @@ func (f *Filter) step(r rune) {
 		}
 		f.end()
 		f.state = inEscape
-	case r == can || r == sub: // a terminal gives up the sequence
+	case r == can || r == sub: // a terminal aborts the sequence
 		f.end()
-	case r == '\n' && !f.screen: // what begins in one line cannot hide the next
+	case r == '\n' && !f.screen: // a sequence that begins in one line cannot hide the next
 		f.end()
 		f.control('\n')
 	case r == del: // ignored everywhere
@@ -158,11 +160,11 @@ func (f *Filter) step(r rune) {
 		if r >= ' ' {
 			f.collect(r, MaxCopy+64)
 		}
-	case r < ' ': // also within a sequence it means what it means
+	case r < ' ': // keeps its meaning even within a sequence
 		f.control(byte(r))
 	case f.state == inText:
 		f.text(r)
-	case r >= del: // no sequence has such a character
+	case r >= del: // no sequence contains such a character
 		f.end()
 		f.text(r)
 	case f.state == inControl:
@@ -175,7 +177,7 @@ func (f *Filter) step(r rune) {
 	}
 }
 
-// end gives up the sequence that was read.
+// end discards the current sequence.
 func (f *Filter) end() {
 	f.state, f.long = inText, false
 	if f.seq = f.seq[:0]; cap(f.seq) > 64<<10 {
@@ -193,13 +195,13 @@ func (f *Filter) collect(r rune, most int) {
 
 func (f *Filter) text(r rune) {
 	if !f.screen && unicode.Is(unicode.Bidi_Control, r) {
-		return // it would show a line's words in another order
+		return // it would change the displayed order of a line's words
 	}
 	f.out = utf8.AppendRune(f.out, r)
 }
 
-// control passes the control characters that move the cursor, ring, or choose one
-// of two character sets. Others make some terminals answer.
+// control passes the control characters that move the cursor, ring the bell, or select
+// one of two character sets. Other control characters make some terminals answer.
 func (f *Filter) control(c byte) {
 	allowed := "\a\b\t\n\r"
 	if f.screen {
@@ -210,7 +212,7 @@ func (f *Filter) control(c byte) {
 	}
 }
 
-// escape takes a character after ESC.
+// escape handles a character after ESC.
 func (f *Filter) escape(c byte) {
 	if len(f.seq) == 0 {
 		switch c {
@@ -234,7 +236,8 @@ func (f *Filter) escape(c byte) {
 	f.end()
 }
 
-// command ends an operating system command; the end is written as it came.
+// command ends an operating system command. The terminator is written as it was
+// received.
 func (f *Filter) command(end string) {
 	if f.long || !f.screen {
 		return
@@ -255,8 +258,8 @@ func (f *Filter) command(end string) {
 	f.out = append(f.out, "\x1b]"+number+";"+body+end...)
 }
 
-// copy takes a write to the clipboard, "SELECTION;BASE64", and drops the rest: a
-// read, "?", and what clears it.
+// copy handles a write to the clipboard, "SELECTION;BASE64". It drops everything else:
+// a read, "?", and clearing the clipboard.
 func (f *Filter) copy(body string) {
 	_, text, ok := strings.Cut(body, ";")
 	if !ok || len(text) > MaxCopy {

@@ -51,24 +51,26 @@ func TestScreenFilter(t *testing.T) {
 	cases = append(cases, same(
 		"plain ünï ☃ 日本 “quotes” \r\n\t", "\x1b[31mred\x1b[0m\x1b7\x1b8\x1b(B\x1b(0\x0e\x0f", "\x1b[38;2;1;2;3m\x1b[4:3m\x1b[58:5:1m",
 		"\x1b]0;title\x07a\x1b]2;t\x1b\\b", "\x1b]11;?\x07", "\x1b]10;?;?\x1b\\", "\x1b]4;1;?;2;?\x07", "\x1b]8;;http://x\x1b\\x\x1b]8;;\x1b\\",
-		// What tmux writes for xterm-256color, tmux-256color, screen, linux and rxvt-unicode.
+		// Output of tmux for xterm-256color, tmux-256color, screen, linux and
+		// rxvt-unicode.
 		"\x1b[?1049h\x1b[22;0;0t\x1b[?1h\x1b=\x1b[H\x1b[2J\x1b[?12l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1005l",
 		"\x1b[c\x1b[>c\x1b[>q\x1b[?2004h\x1b[?1004h\x1b[>4;2m\x1b[>4m\x1b[18t\x1b[14t\x1b[?996n\x1b[?2031h", "\x1b[?2026h\x1b[1;24r\x1b[?69h\x1b[?7727h\x1b[1;40s\x1b[2 q",
 		"\x1b[32;1;1;2;2$x\x1b[3S\x1b[2T\x1b[5X\x1b[2L\x1b[2M\x1b[4P\x1b[3@\x1b[7b\x1b[10G\x1b[3d\x1bM\x1bg", "\x1b[23;0;0t\x1b[?1l\x1b>\x1b[?25l\x1b[?1c",
 		"\x1b[>1u\x1b[?u\x1b[=1;2u\x1b[<u\x1b[6n\x1b[?2026$p\x1b[!p\x1b[4h\x1b[4l\x1b[34h",
 	)...)
 	cases = append(cases, dropped(
-		// Strings, in both forms, ended in every way.
+		// Strings in both forms, with every terminator.
 		"\x1bPq#0~\x1b\\", "\x1b_Gf=100;AAAA\x1b\\", "\x1b^message\x1b\\", "\x1bXstring\x1b\\", "\x1bkname\x1b\\", "\u0090$qm\u009c", "\x90$qm\x9c",
 		"\u009fG\x07x\u009c", "\u009ex\u009c", "\u0098x\u009c", "\x1bP+q544e\x18", "\x1b_x\x1a", "\x1bP@kitty-cmd{\"cmd\":\"ls\"}\x1b\\", "\x1bP\x1b]50;?\x07\x1b\\",
-		// Commands that are not on the list, or not as they should be.
+		// Commands that are not on the allowlist, or are malformed.
 		"\x1b]52;c;?\x07", "\x1b]52;c;?\x1b\\", "\x1b]52;c;!\x07", "\x1b]52\x07", "\x1b]52;\x07", "\x1b]52;c\x07", "\x1b]52;c;"+hello+"\x18",
 		"\x1b]"+strings.Repeat("0", 100)+"52;c;?\x07", "\x1b]4294967348;c;?\x07", "\x1b\x00]\x015\x002\x7f;c;?\x07", "\x1b]1337;Copy=:aGk=\x07", "\x1b]5522;type=read;x\x1b\\",
 		"\x1b]50;?\x07", "\x1b]3;P=x\x07", "\x1b]46;/tmp/log\x07", "\x1b]777;notify;a;b\x07", "\x1b]9;hello\x07", "\x1b]83;exec sh\x07", "\x1b]7;file:///x\x07",
 		"\x1b]4;1;red\x07", "\x1b]4;1;?;2;red\x07", "\x1b]11;red\x07", "\x1b]11;?;red\x07", "\x1b]104\x1b\\", "\x1b]111\x07", "\x1b]8;;file:///etc/passwd\x07", "\x1b]8;;vscode:x\x07",
 		"\x1b]l\x1b\\", "\x1b]P7ffffff\x07", "\x1b]0;"+strings.Repeat("t", 2000)+"\x07", "\x1b]8;;http://"+strings.Repeat("t", maxOSC)+"\x07",
 		"\x1b]52;c;"+strings.Repeat("QUFB", MaxCopy/4+1)+"\x07", "\x1b]1;x\x18", "\x1b]2\x07",
-		// Sequences that make a terminal answer, print, move its window or read otherwise.
+		// Sequences that make a terminal answer, print, move its window or interpret
+		// input differently.
 		"\x1b[21t", "\x1b[20t", "\x1b[3;1;1t", "\x1b[8;9;9t", "\x1b[11t", "\x1b[5i", "\x1b[?5i", "\x1b[4i", "\x1b[1;1;1;1;1;1*y", "\x1b[x", "\x1b[&u", "\x1b[1$w",
 		"\x1b[?15n", "\x1b[?26n", "\x1b[=c", "\x1b[1c", "\x1b[?2l", "\x1b[?38h", "\x1b[?1001h", "\x1b[2h", "\x1b[?1001s", "\x1b[?1000r", "\x1b[1;2;3;4;5T", "\x1b[3J",
 		"\x1b[>2t", "\x1b[?1S", "\x1b[>1p", "\x1b[\"p", "\x1b[+p", "\x1b[1\x201\x20q", "\x1b[1<2m", "\x1b["+strings.Repeat("1;", 100)+"m", "\x1b[99999999999999999999A", "\x1b[1 A", "\x1b[5n", "\x1b[?1007h", "\x1b[20h",
@@ -175,8 +177,9 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, bytes.ErrTooLarge }
 
-// FuzzFilter: whatever comes in, in whatever pieces, makes no terminal do more than
-// it may, leaves it ready for the next text, and is filtered alike.
+// FuzzFilter checks that, whatever the input and however it is split, the output makes
+// no terminal do more than allowed, leaves the terminal ready for the next text, and
+// does not depend on the split.
 func FuzzFilter(f *testing.F) {
 	for i, seed := range []string{
 		"a\x1b]52;c;?\x07b", "\x1bPtmux;\x1b\x1b]52;c;?\x07\x1b\\", "\x1b\xc2\x9d]5\x9d2;\xe2\x80\x9d\x18\x1a\x7f", "\x1b\x1b\x1b\x1b]52;c;?\a]52;c;?\a",
@@ -190,7 +193,8 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
-// TestFilterRandom gives FuzzFilter's check sequences that random bytes never make.
+// TestFilterRandom runs FuzzFilter's check on sequences that random bytes would never
+// form.
 func TestFilterRandom(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	parts := []string{

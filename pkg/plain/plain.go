@@ -1,5 +1,5 @@
-// Package plain makes text of strangers fit to be printed: of a guest, of a
-// repository, of the network.
+// Package plain makes untrusted text safe to print, whether it comes from a guest, a
+// repository or the network.
 package plain
 
 import (
@@ -10,18 +10,18 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// Line makes one harmless line of any text: no escape sequences, no control
-// characters, none that turn the direction or hide, no invalid UTF-8, white space as
-// single spaces.
+// Line turns any text into one harmless line: without escape sequences, control
+// characters, characters that change the direction or are invisible, and invalid UTF-8,
+// and with white space reduced to single spaces.
 func Line(s string) string {
 	return strings.Join(strings.Fields(Lines(s)), " ")
 }
 
-// Lines is Line for text of several lines: newlines, tabs and spaces stay. A carriage
-// return, which would let a line overwrite itself, becomes a newline.
+// Lines is like Line for text of several lines: newlines, tabs and spaces stay. A
+// carriage return, with which a line could overwrite itself, becomes a newline.
 func Lines(s string) string {
 	all := strings.Split(newlines.Replace(s), "\n")
-	for i, l := range all { // each by itself: what begins in one cannot swallow the next
+	for i, l := range all { // each line separately: a sequence that begins in one cannot swallow the next
 		all[i] = strings.Map(harmless, ansi.Strip(strings.ToValidUTF8(l, "")))
 	}
 	return strings.Join(all, "\n")
@@ -29,10 +29,10 @@ func Lines(s string) string {
 
 var newlines = strings.NewReplacer("\r\n", "\n", "\r", "\n")
 
-// harmless is what is left of a character, below 0 for nothing.
+// harmless returns r, or a negative value if r is to be removed.
 func harmless(r rune) rune {
 	switch {
-	case r == '\t' || r == 0x200d: // a tab; what joins the parts of one picture
+	case r == '\t' || r == 0x200d: // a tab, or the zero width joiner, which joins the parts of an emoji
 		return r
 	case unicode.IsControl(r), unicode.In(r, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp):
 		return -1
@@ -40,8 +40,8 @@ func harmless(r rune) rune {
 	return r
 }
 
-// Head is as much of s as fits into a number of bytes, without half a character at
-// its end.
+// Head returns the beginning of s that fits into a number of bytes, without a partial
+// character at its end.
 func Head(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -52,7 +52,7 @@ func Head(s string, most int) string {
 	return s[:most]
 }
 
-// Brief is Head that shows where something was cut off.
+// Brief is like Head, but marks where text was cut off.
 func Brief(s string, most int) string {
 	if len(s) <= most {
 		return s

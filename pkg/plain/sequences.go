@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// screenEscapes are the sequences without parameters that NewScreenFilter passes:
-// save and restore the cursor, the keypad's modes, line movements, the visible bell
-// of GNU screen, and the character sets of terminfo's line drawing.
+// screenEscapes lists the sequences without parameters that NewScreenFilter passes:
+// save and restore the cursor, the keypad's modes, line movements, GNU screen's visible
+// bell, and the character sets of terminfo's line drawing.
 //
-// Left out on purpose: c (clears what was scrolled off), Z (answers), H (tabs that
-// stay), n o | } ~ % (other character sets, in which text may be control
-// characters), SP F and SP G (8-bit answers), k and ! (strings of GNU screen).
+// Left out on purpose: c (clears the scrollback), Z (answers), H (sets permanent tabs),
+// n o | } ~ % (other character sets, in which text may be control characters), SP F and
+// SP G (8-bit answers), k and ! (strings of GNU screen).
 const screenEscapes = ` 7 8 = > D E M g (0 (A (B )0 )A )B `
 
-// screenCommands are the operating system commands that NewScreenFilter passes, by
-// number, with a check of their text. 52, the clipboard, is handled apart.
-// Colours are asked for and never set: the user's would be lost.
+// screenCommands holds the operating system commands that NewScreenFilter passes, by
+// number, with a check of their text. Command 52, the clipboard, is handled separately.
+// Colours may be queried but never set, because the user's colours would be lost.
 var screenCommands = map[string]func(body string) bool{
 	"0": isTitle, "1": isTitle, "2": isTitle,
 	"4": isPaletteQuery, "10": isColorQuery, "11": isColorQuery, "12": isColorQuery, "17": isColorQuery, "19": isColorQuery,
@@ -41,33 +41,34 @@ func isPaletteQuery(body string) bool {
 	return len(parts)%2 == 0
 }
 
-// isLink accepts links to the web: others open local files and programs.
+// isLink accepts links to the web, because other links open local files and programs.
 func isLink(body string) bool {
 	_, uri, ok := strings.Cut(body, ";")
 	scheme, _, _ := strings.Cut(uri, ":")
 	return ok && (uri == "" || slices.Contains([]string{"http", "https", "mailto"}, strings.ToLower(scheme)))
 }
 
-// screenModes are the private modes that NewScreenFilter sets and resets: cursor
+// screenModes lists the private modes that NewScreenFilter sets and resets: cursor
 // keys, wrapping, origin and margins, reverse video, the cursor, the mouse and its
-// encodings, focus, the alternate screen, pasting, synchronised output, reports of
-// the colour scheme and of the size. The end of attaching resets them all.
+// encodings, focus, the alternate screen, pasting, synchronised output, and reports of
+// the colour scheme and of the size. All are reset when attaching ends.
 //
 // Left out on purpose, for example: 2 (VT52, whose sequences print), 3 (the window's
 // width), 18 and 19 (printing), 38 (Tektronix), 1001 (waits for an answer), 1007 and
-// 1034 (whose default differs).
+// 1034 (whose defaults differ between terminals).
 var screenModes = []int{
 	1, 5, 6, 7, 9, 12, 25, 47, 69, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1048, 1049, 2004, 2026, 2031, 2048, 7727,
 }
 
-// altScreenModes are those that show another screen.
+// altScreenModes lists the modes that show the alternate screen.
 var altScreenModes = []int{47, 1047, 1049}
 
-// ansiModes are the modes without a prefix: insert, and a cursor that terminfo's
-// "screen" makes plain.
+// ansiModes lists the modes without a prefix: insert mode, and a plain cursor for
+// terminfo's "screen".
 var ansiModes = []int{4, 34}
 
-// function ends a control sequence, which f.seq holds from its parameters on.
+// function handles a complete control sequence, whose parameters and final character
+// are in f.seq.
 func (f *Filter) function() {
 	if f.long {
 		return
@@ -112,7 +113,7 @@ func (f *Filter) function() {
 	f.out = append(f.out, "\x1b["+prefix+params+between+name[len(name)-1:]...)
 }
 
-// modes is the part of args that may be set or reset, as parameters.
+// modes returns the modes in args that may be set or reset, as parameters.
 func (f *Filter) modes(args []int, name string) string {
 	allowed := ansiModes
 	if name[0] == '?' {
@@ -130,9 +131,10 @@ func (f *Filter) modes(args []int, name string) string {
 	return strings.Join(kept, ";")
 }
 
-// passes reports whether a control sequence only shows something, sets what the end
-// of attaching resets, or is a question whose answer is a number or the terminal's
-// own name. name is its prefix, intermediate characters and final character.
+// passes reports whether a control sequence only displays something, sets a state that
+// is reset when attaching ends, or is a query whose answer is a number or the
+// terminal's own name. name consists of prefix, intermediate characters and final
+// character.
 func passes(name, params string, args []int) bool {
 	first := args[0]
 	switch name {
@@ -140,29 +142,29 @@ func passes(name, params string, args []int) bool {
 		return true
 	case " q", "!p", "$x": // the cursor's form, a soft reset, a filled rectangle
 		return true
-	case ">m", "?m", ">u", "<u", "=u", "?u": // xterm's and kitty's keyboard protocols
+	case ">m", "?m", ">u", "<u", "=u", "?u": // the keyboard protocols of xterm and kitty
 		return true
-	case "$p", "?$p": // is a mode set?
+	case "$p", "?$p": // queries whether a mode is set
 		return true
-	case "J": // 3 clears what was scrolled off
+	case "J": // 3 clears the scrollback
 		return len(args) == 1 && first < 3
 	case "T": // with more parameters it waits for the mouse
 		return len(args) == 1
-	case "c", ">c", ">q": // which terminal is it?
+	case "c", ">c", ">q": // queries the type of the terminal
 		return first == 0 && len(args) == 1
 	case "?c": // the cursor's form on Linux
 		return params != ""
-	case "n": // where is the cursor? 5 is left to who drains the answers
+	case "n": // queries the cursor's position; 5 is reserved for the code that drains answers
 		return first == 6
 	case "?n":
 		return first == 6 || first == 996
-	case "t": // sizes; the title is put on a stack, and taken from it
+	case "t": // sizes; pushing the title on a stack and popping it
 		return slices.Contains([]int{14, 16, 18, 22, 23}, first)
 	}
 	return false
 }
 
-// asks reports whether a terminal answers a control sequence.
+// asks reports whether terminals answer a control sequence.
 func asks(name string) bool {
 	return slices.Contains([]string{"c", ">c", ">q", "n", "?n", "t", "$p", "?$p", "?u", "?m"}, name)
 }

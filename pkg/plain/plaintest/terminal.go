@@ -1,7 +1,7 @@
-// Package plaintest reads output as terminals do, and reports what it would make
-// them do beside showing text. It is for tests, and shares nothing with the filter
-// that it checks: it knows the control functions of xterm, kitty, iTerm2, GNU screen,
-// tmux and the Linux console from their manuals.
+// Package plaintest reads output as terminals do, and reports what it would make them
+// do besides displaying text. It is for tests, and shares no code with the filter that
+// it checks: its control functions come from the manuals of xterm, kitty, iTerm2, GNU
+// screen, tmux and the Linux console.
 package plaintest
 
 import (
@@ -11,12 +11,12 @@ import (
 	"unicode/utf8"
 )
 
-// dialect is where terminals differ in reading the same bytes.
+// dialect describes how a terminal differs from others in reading the same bytes.
 type dialect struct {
 	name       string
 	escAborts  bool // ESC inside a string ends it, whatever follows
 	belEnds    bool // BEL ends every string, not only an operating system command
-	linux      bool // ESC ] P takes seven digits and no end, ESC [ [ one character
+	linux      bool // ESC ] P takes seven digits and no terminator, ESC [ [ takes one character
 	screen     bool // ESC k and ESC ! begin a string
 	ignoresDEL bool
 }
@@ -28,13 +28,13 @@ var dialects = []dialect{
 	{name: "Linux console", escAborts: true, linux: true, belEnds: true, ignoresDEL: true},
 }
 
-// Effects returns what output makes any known terminal do that a program without a
-// terminal of its own has no reason to do: everything but text, colours, erasing a
-// line, and the cursor's way back to its start.
+// Effects returns everything that output makes any known terminal do and for which a
+// program without its own terminal has no reason. Allowed are text, colours, erasing a
+// line, and moving the cursor to the start of the line.
 func Effects(output string) []string { return effects(output, false) }
 
-// ScreenEffects is Effects for a program that draws a screen: movements and
-// modes are its business, and so are questions whose answer it cannot choose.
+// ScreenEffects is like Effects, but for a program that draws a screen. It also allows
+// movements, modes, and queries whose answer the program cannot choose.
 func ScreenEffects(output string) []string { return effects(output, true) }
 
 func effects(output string, screen bool) []string {
@@ -61,13 +61,13 @@ func effects(output string, screen bool) []string {
 
 type terminal struct {
 	d      dialect
-	full   bool // a screen's functions are no effects
+	full   bool // a screen's functions do not count as effects
 	report func(string, ...any)
 
 	in   string // "", "ESC", "CSI", "OSC", "DCS", "APC", …
 	body string
 	esc  bool // in a string, after ESC
-	skip int  // characters of the Linux console's own sequences
+	skip int  // remaining characters of the Linux console's own sequences
 }
 
 func (t *terminal) read(r rune) {
@@ -77,7 +77,7 @@ func (t *terminal) read(r rune) {
 	}
 	isString := t.in != "" && t.in != "ESC" && t.in != "CSI"
 	switch {
-	case r >= 0x80 && r <= 0x9f: // every terminal that knows C1 in UTF-8
+	case r >= 0x80 && r <= 0x9f: // for every terminal that interprets C1 in UTF-8
 		t.report("C1 %#x", r)
 		t.in, t.body = "ESC", ""
 		t.escape(r - 0x40)
@@ -159,7 +159,7 @@ func (t *terminal) escape(r rune) {
 	}
 }
 
-// end is the end of a string.
+// end handles the end of a string.
 func (t *terminal) end() {
 	kind, body := t.in, t.body
 	t.in, t.body = "", ""
@@ -189,7 +189,7 @@ func (t *terminal) end() {
 	t.report("OSC %.80s", body)
 }
 
-// csi judges a control sequence: its parameters and its name.
+// csi checks a control sequence by its parameters and its name.
 func (t *terminal) csi() {
 	i := strings.IndexFunc(t.body, func(r rune) bool { return r < '0' || r > '?' })
 	params, name := t.body[:i], t.body[i:]
