@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// blockedRange is a part of the address space that no session reaches
-// without an opt-in per address and port.
+// blockedRange is a part of the address space that no session can reach without an
+// opt-in per address and port.
 type blockedRange struct {
 	prefix netip.Prefix
 	what   string
 }
 
-// blocked lists the ranges. 198.18.0.0/15 is missing on purpose: the host's
-// gateway answers out of it. So are the documentation ranges, which are
-// nobody's network.
+// blocked returns the ranges. 198.18.0.0/15 is missing on purpose, because the gateway
+// answers DNS questions with addresses from it. The documentation ranges are also
+// missing, because they belong to no network.
 func blocked() []blockedRange {
 	v4 := []blockedRange{
 		{netip.MustParsePrefix("0.0.0.0/8"), "this host"},
@@ -53,7 +53,7 @@ func blocked() []blockedRange {
 	return all
 }
 
-// table is built once: prefixes are parsed, and never written again.
+// table is built once and never modified.
 var table = blocked()
 
 // Blocked returns the ranges that are always blocked, for a packet filter.
@@ -65,7 +65,8 @@ func Blocked() []netip.Prefix {
 	return prefixes
 }
 
-// BlockedReason says why an address is never reached, "" when it may be.
+// BlockedReason returns why an address can never be reached, or "" if it may be
+// reachable.
 func BlockedReason(addr netip.Addr) string {
 	if !addr.IsValid() {
 		return "not an address"

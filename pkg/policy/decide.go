@@ -8,27 +8,29 @@ import (
 	"strings"
 )
 
-// Question is what is asked about, as far as it is known. A name alone: may it
-// be resolved. A name and a port: may it be connected to there. An address, too:
-// and does it resolve to something that may be reached. An address and a port:
-// may they be connected to without a name.
+// Question is a question to the policy. It may be incomplete:
+//
+//   - A name alone asks whether the name may be resolved.
+//   - A name and a port ask whether a connection to them is allowed.
+//   - An additional address asks whether the name may resolve to that address.
+//   - An address and a port ask whether a connection without a name is allowed.
 type Question struct {
 	Name string
 	Addr netip.Addr
 	Port uint16
 }
 
-// Decision is the answer to one question, with what to tell the user.
+// Decision is the answer to one question, with an explanation for the user.
 type Decision struct {
 	Allowed bool
-	Rule    string // what decided: a rule as a person writes it, "host service ADDRESS:PORT" or "mode open"; "" when nothing is about it
-	Source  string // where that rule stands
-	Reason  string // why, in a few words; never empty
+	Rule    string // what decided: a rule as a person writes it, "host service ADDRESS:PORT" or "mode open"; "" if no rule applies
+	Source  string // where that rule comes from
+	Reason  string // a short reason; never empty
 }
 
-// index finds the rules of a name in as many look-ups as the name has labels.
-// The key of a wildcard starts with its dot, so that every key that can match
-// a name is the end of its text, and looking up allocates nothing.
+// index finds the rules of a name with as many look-ups as the name has labels. The key
+// of a wildcard starts with its dot. Every key that can match a name is therefore a
+// suffix of it, and looking up allocates no memory.
 type index map[string][]hit
 
 type hit struct {
@@ -40,7 +42,7 @@ func newIndex(rules []Rule) index {
 	x := make(index, len(rules))
 	for i := range rules {
 		r := &rules[i]
-		// A rule that would not parse is about nothing; Validate refuses it.
+		// An invalid rule matches nothing; Validate refuses it.
 		if pattern, err := ParsePattern(r.Pattern); err == nil {
 			key := strings.TrimPrefix(pattern, "*")
 			x[key] = append(x[key], hit{r, r.String()})
@@ -49,8 +51,8 @@ func newIndex(rules []Rule) index {
 	return x
 }
 
-// up returns the next key that matches what key does, from the nearest to the
-// farthest: the name itself, then the wildcards above it.
+// up returns the next more general key that matches what key matches: after the name
+// itself, the wildcards above it, from the nearest to the farthest.
 func up(key string) (string, bool) {
 	for i := 1; i < len(key); i++ {
 		if key[i] == '.' {
@@ -64,7 +66,7 @@ func (p *Policy) build() {
 	p.once.Do(func() { p.names, p.denied = newIndex(p.Names), newIndex(p.Denied) })
 }
 
-// Decide answers a question. What it does not understand it denies.
+// Decide answers a question. It denies everything that it does not understand.
 func (p *Policy) Decide(q Question) Decision {
 	if p == nil {
 		return Decision{Reason: "no policy"}
@@ -87,7 +89,7 @@ func (p *Policy) Decide(q Question) Decision {
 	return p.addr(addr, q.Port)
 }
 
-// shut says why nothing at all is allowed, "" when something may be.
+// shut returns why nothing at all is allowed, or "" if something may be.
 func (p *Policy) shut() string {
 	switch {
 	case p.Version != Version:
@@ -119,7 +121,7 @@ func (p *Policy) name(name string, addr netip.Addr, port uint16) Decision {
 	return d
 }
 
-// allows looks for what allows a name that is not denied.
+// allows decides about a name that is not denied.
 func (p *Policy) allows(name string, port uint16) Decision {
 	if p.Mode == Open && p.opens(p.Ports, name, port) {
 		return Decision{Allowed: true, Rule: "mode open", Reason: "mode open allows every name"}
@@ -154,8 +156,9 @@ func (p *Policy) allows(name string, port uint16) Decision {
 	return d
 }
 
-// opens reports whether a port is among those of a rule. To resolve a name, one
-// that is not denied must be there: there is no other use of its address.
+// opens reports whether a port is in ports, the ports of a rule. With port 0 it reports
+// whether the name may be resolved, which requires a port that is not denied: without
+// one, the address is of no use.
 func (p *Policy) opens(ports []uint16, name string, port uint16) bool {
 	if port != 0 {
 		return slices.Contains(ports, port)
@@ -169,7 +172,8 @@ func (p *Policy) opens(ports []uint16, name string, port uint16) bool {
 	})
 }
 
-// denies returns the denial of a name on a port, and with port 0 one of every port.
+// denies returns the rule that denies a name on a port. With port 0 it returns a rule
+// that denies all ports.
 func (p *Policy) denies(name string, port uint16) (hit, bool) {
 	if len(p.denied) == 0 {
 		return hit{}, false
@@ -184,9 +188,9 @@ func (p *Policy) denies(name string, port uint16) (hit, bool) {
 	return hit{}, false
 }
 
-// serves reports whether an address that is blocked was opted in: on a port or,
-// with port 0, on any. Loopback is then left out, because whoever is told such
-// an address takes it for its own.
+// serves reports whether a blocked address was opted in: on a port or, with port 0, on
+// any port. With port 0 it excludes loopback, because a guest that receives a loopback
+// address would take it for its own.
 func (p *Policy) serves(addr netip.Addr, port uint16) bool {
 	if port != 0 {
 		return slices.Contains(p.HostServices, netip.AddrPortFrom(addr, port))
@@ -194,7 +198,7 @@ func (p *Policy) serves(addr netip.Addr, port uint16) bool {
 	return !addr.IsLoopback() && slices.ContainsFunc(p.HostServices, func(s netip.AddrPort) bool { return s.Addr() == addr })
 }
 
-// addr decides about a connection whose name nobody knows.
+// addr decides about a connection to an address whose name is unknown.
 func (p *Policy) addr(addr netip.Addr, port uint16) Decision {
 	if p.serves(addr, port) {
 		return Decision{Allowed: true, Rule: "host service " + netip.AddrPortFrom(addr, port).String(), Reason: "an opted-in host service"}
@@ -213,9 +217,9 @@ func (p *Policy) addr(addr netip.Addr, port uint16) Decision {
 
 var errName = errors.New("not a host name")
 
-// Canonical returns the one spelling of a name as DNS asks for it: lower case,
-// no root dot. Underscores are accepted, which services' names have. What looks
-// like an address is refused, so that it is never taken for a name.
+// Canonical returns the canonical spelling of a DNS name: lower case, no trailing dot.
+// It accepts underscores, which occur in service names. It refuses text that looks like
+// an address, so that an address is never taken for a name.
 func Canonical(name string) (string, error) {
 	name = strings.TrimSuffix(name, ".")
 	if name == "" || len(name) > maxName {

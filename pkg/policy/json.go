@@ -8,10 +8,10 @@ import (
 	"io"
 )
 
-// MaxBytes bounds the compiled form of a policy.
+// MaxBytes is the maximum size of a policy's compiled form.
 const MaxBytes = 16 << 20
 
-// Marshal returns p's compiled form; an invalid policy has none.
+// Marshal returns p's compiled form. It refuses an invalid policy.
 func Marshal(p *Policy) ([]byte, error) {
 	if p == nil {
 		return nil, errors.New("encode policy: there is none")
@@ -29,8 +29,8 @@ func Marshal(p *Policy) ([]byte, error) {
 	return data, nil
 }
 
-// Unmarshal reads a compiled policy. Unknown fields, trailing data and
-// anything Validate refuses are errors: half a policy is not applied.
+// Unmarshal reads a compiled policy. It returns an error for unknown fields, trailing
+// data and anything that Validate refuses, so that a policy is never applied in part.
 func Unmarshal(data []byte) (*Policy, error) {
 	if len(data) > MaxBytes {
 		return nil, fmt.Errorf("decode policy: over %d bytes", MaxBytes)

@@ -15,17 +15,16 @@ import (
 
 const (
 	maxFile   = 1 << 20 // bytes of an allowlist
-	maxErrors = 100     // reported at once; the rest is counted
+	maxErrors = 100     // reported individually; the rest is only counted
 	maxName   = 253     // bytes of a DNS name in text form
 	maxLabel  = 63      // bytes of a DNS label
 )
 
-// Parse reads an allowlist: one entry per line, as Expand takes them, blank
-// lines, and comments from "#" to the end of the line. It returns every error of
-// the file at once, each as "file:line: what; what to do", and no rules when
-// there is one. An entry that stands twice is kept once; one name with different
-// ports is as many rules. The result is never nil without an error, so that an
-// empty list can be told from no list.
+// Parse reads an allowlist: one entry per line in the form that Expand accepts, blank
+// lines, and comments from "#" to the end of the line. It reports all errors of the
+// file at once, each as "file:line: problem; fix", and then returns no rules. Duplicate
+// entries are kept once; a name with different ports is several rules. Without an error
+// the result is never nil, so that an empty list can be distinguished from no list.
 func Parse(r io.Reader, file string, groups Groups) ([]Rule, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
@@ -67,7 +66,7 @@ func Parse(r io.Reader, file string, groups Groups) ([]Rule, error) {
 			seen[text] = true
 			rules = append(rules, r)
 		}
-		seen[line] = err == nil // a group is long, and read once
+		seen[line] = err == nil // a group is long, so it is expanded once
 	}
 	if omitted > 0 {
 		errs = append(errs, fmt.Errorf("%s: %d more lines with errors; is this an allowlist?", file, omitted))
@@ -78,11 +77,12 @@ func Parse(r io.Reader, file string, groups Groups) ([]Rule, error) {
 	return rules, nil
 }
 
-// Groups are named lists of rules, by name without its "@".
+// Groups holds named lists of rules, by name without the "@".
 type Groups map[string][]Rule
 
-// Expand returns the rules of one entry: NAME, *.ZONE for the names below a zone,
-// .ZONE for the zone too, each with :PORT,PORT, or @GROUP. A group has no group in it. Errors read "what; what to do".
+// Expand returns the rules of one entry. An entry is NAME, *.ZONE for the names below a
+// zone, or .ZONE for these and the zone itself, each optionally with :PORT,PORT; or it
+// is @GROUP. Groups contain no groups. Errors have the form "problem; fix".
 func (g Groups) Expand(entry, source string) ([]Rule, error) {
 	name, ok := strings.CutPrefix(entry, "@")
 	if !ok {
@@ -115,16 +115,16 @@ func (g Groups) Expand(entry, source string) ([]Rule, error) {
 	return rules, nil
 }
 
-// GroupName reports whether a group can be called so.
+// GroupName reports whether name is valid as the name of a group.
 func GroupName(name string) bool {
 	return name != "" && len(name) <= maxLabel && name[0] != '-' && strings.IndexFunc(name, func(r rune) bool { return r > unicode.MaxASCII || !isLDH(byte(r)) }) < 0
 }
 
-// ParseRule reads NAME or NAME:PORT,PORT. Ports come out sorted.
+// ParseRule parses NAME or NAME:PORT,PORT. The ports in the result are sorted.
 func ParseRule(s string) (Rule, error) {
 	name, list, found := strings.Cut(s, ":")
 	if found && strings.ContainsAny(list, ":/ \t") {
-		name, found = s, false // a URL, an address, a path, two names: ParsePattern says so
+		name, found = s, false // a URL, an address, a path or two names; ParsePattern reports it
 	}
 	pattern, err := ParsePattern(name)
 	if err != nil || !found {
@@ -146,8 +146,8 @@ func ParseRule(s string) (Rule, error) {
 	return Rule{Pattern: pattern, Ports: ports}, nil
 }
 
-// ParsePattern returns the canonical form of a rule's name, or an error that
-// reads "what; what to do".
+// ParsePattern returns the canonical form of a rule's name. Its errors have the form
+// "problem; fix".
 func ParsePattern(s string) (string, error) {
 	if s == "" {
 		return "", errors.New("empty name; write a host name such as github.com")
@@ -179,7 +179,8 @@ func ParsePattern(s string) (string, error) {
 	return name, nil
 }
 
-// notAName names the usual things that are written where a name belongs.
+// notAName returns an error for common kinds of text that are written in place of a
+// name.
 func notAName(s string) error {
 	if s == "*" || s == "*." {
 		return errors.New(`"*" allows every name; use mode: open if that is meant`)
@@ -211,7 +212,7 @@ func notAName(s string) error {
 	return nil
 }
 
-// hostName checks the letters-digits-hyphen rule of host names.
+// hostName checks that a host name has only letters, digits and hyphens.
 func hostName(name string) error {
 	switch {
 	case strings.HasSuffix(name, "."):
@@ -245,9 +246,9 @@ func hostName(name string) error {
 	return nil
 }
 
-// registryZone reports whether anybody can register a name right below zone:
-// top-level domains and the second-level registries of countries. It is a
-// guard against a slip, not a copy of the public suffix list.
+// registryZone reports whether anyone can register a name directly below zone:
+// top-level domains and the second-level registries of countries. It guards against
+// mistakes and does not replace the public suffix list.
 func registryZone(zone string) bool {
 	second, top, ok := strings.Cut(zone, ".")
 	if !ok {
@@ -271,7 +272,7 @@ func allDigits(s string) bool {
 	return strings.Trim(s, "0123456789") == ""
 }
 
-// clip keeps what a message quotes to a readable length.
+// clip shortens a quoted text to a readable length.
 func clip(s string) string {
 	const limit = 80
 	if len(s) <= limit {

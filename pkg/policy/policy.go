@@ -1,10 +1,10 @@
-// Package policy is the network policy of a session: which names may be
-// resolved, which addresses and ports may be reached, and why not.
+// Package policy is the network policy of a session: which names may be resolved, which
+// addresses and ports may be reached, and why others may not.
 //
-// It parses allowlists, validates, narrows and decides. It is pure: it never
-// resolves, dials, reads files or keeps state beyond an index of its own rules.
-// Everything it does not understand it denies. It imports the standard library
-// only, because the guest program and the host's gateway both decide with it.
+// It parses allowlists, validates, narrows and decides. It is pure: it never resolves,
+// dials, reads files or keeps state beyond an index of its own rules. It denies
+// everything that it does not understand. It imports only the standard library, because
+// both the guest program and the host's gateway decide with it.
 package policy
 
 import (
@@ -16,10 +16,10 @@ import (
 	"sync"
 )
 
-// Version is the version of the compiled form; another one is refused.
+// Version is the version of the compiled form. Other versions are refused.
 const Version = 2
 
-// Mode says how much of the internet a session sees.
+// Mode defines how much of the internet a session can reach.
 type Mode string
 
 // The modes, from narrow to wide.
@@ -29,7 +29,7 @@ const (
 	Open      Mode = "open"      // the internet, never the local network
 )
 
-// Bounds of a policy. They keep a hostile or damaged file from costing memory.
+// Bounds of a policy. They prevent a hostile or damaged file from using much memory.
 const (
 	MaxRules        = 50_000
 	MaxPorts        = 64  // of the policy, and of one rule
@@ -38,16 +38,16 @@ const (
 	maxSource       = 1024 // bytes of Rule.Source
 )
 
-// Rule is about one name, "github.com", or every name of one or more labels
-// below a zone, "*.npmjs.org"; and about TCP ports. What HTTP requests a host
-// takes and whether its TLS is opened will be further fields of a rule.
+// Rule applies to TCP ports of one name, such as "github.com", or of every name of one
+// or more labels below a zone, such as "*.npmjs.org". Future fields will define which
+// HTTP requests a host may receive and whether its TLS is opened.
 type Rule struct {
 	Pattern string   `json:"pattern"`
-	Ports   []uint16 `json:"ports,omitempty"`  // nil: those of the policy, and in a denial all
+	Ports   []uint16 `json:"ports,omitempty"`  // nil: the ports of the policy, or all ports in a denial
 	Source  string   `json:"source,omitempty"` // "file:line" or "net allow"
 }
 
-// String is the rule as a person writes it: NAME, or NAME:PORT,PORT.
+// String returns the rule as a person writes it: NAME, or NAME:PORT,PORT.
 func (r Rule) String() string {
 	if len(r.Ports) == 0 {
 		return r.Pattern
@@ -63,22 +63,22 @@ func (r Rule) String() string {
 	return string(b)
 }
 
-// Policy is what the guest program and the gateway decide with, and the file
-// the guest reads. It must not be changed or copied once it was asked for a
-// decision; it may then be used by any number of goroutines.
+// Policy is the basis of the decisions of the guest program and the gateway, and the
+// content of the file that the guest reads. It must not be changed or copied after its
+// first decision; from then on it is safe for concurrent use.
 type Policy struct {
 	Version int      `json:"version"`
 	Mode    Mode     `json:"mode"`
 	Names   []Rule   `json:"names"`
-	Denied  []Rule   `json:"denied,omitempty"` // beats every allowance, in every mode
-	Ports   []uint16 `json:"ports"`            // of every name whose rule has none
+	Denied  []Rule   `json:"denied,omitempty"` // overrides every allowance, in every mode
+	Ports   []uint16 `json:"ports"`            // for every name whose rule has none
 
-	// HostServices are opted-in exceptions to the blocked ranges. A loopback
-	// address is the host's own, which a guest reaches at its gateway's address.
+	// HostServices holds opted-in exceptions to the blocked ranges. A loopback address
+	// is the host's own, which a guest reaches at its gateway's address.
 	HostServices []netip.AddrPort `json:"host_services,omitempty"`
 
-	// Walled says that the host's gateway enforces this policy too, so that a
-	// guest may tell its resolver, which is that gateway, of denied names.
+	// Walled says that the host's gateway enforces this policy as well. The guest may
+	// then ask its resolver, which is that gateway, about denied names.
 	Walled bool `json:"walled,omitempty"`
 
 	once   sync.Once
@@ -86,13 +86,13 @@ type Policy struct {
 	denied index
 }
 
-// Default is the policy of a session that nothing was said about: allowlist
-// mode, web and SSH ports, and no names (they stand in a file, not in code).
+// Default returns the policy of a session without any network settings: allowlist mode,
+// the web and SSH ports, and no names, because those are in a file and not in code.
 func Default() *Policy {
 	return &Policy{Version: Version, Mode: Allowlist, Names: []Rule{}, Ports: []uint16{22, 80, 443}}
 }
 
-// Validate returns everything that is wrong with p, or nil.
+// Validate returns all errors in p, or nil.
 func (p *Policy) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -137,8 +137,8 @@ func (p *Policy) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validate returns what is wrong with a rule. A list of ports that is there and
-// empty would come back from its JSON as no list, which opens more.
+// validate returns an error if a rule is invalid. It refuses an empty but non-nil list
+// of ports, because its JSON would be decoded as no list, which opens more ports.
 func (r Rule) validate() error {
 	canonical, err := ParsePattern(r.Pattern)
 	switch {
@@ -158,8 +158,8 @@ func (r Rule) validate() error {
 	return nil
 }
 
-// PortsOut returns every TCP port that the policy or a rule of it opens for some
-// name, sorted, for a packet filter. Host services are not among them.
+// PortsOut returns every TCP port that the policy or one of its rules opens for any
+// name, sorted, for a packet filter. It does not include host services.
 func (p *Policy) PortsOut() []uint16 {
 	if p == nil || p.shut() != "" {
 		return nil
@@ -176,5 +176,5 @@ func (p *Policy) portsOut() []uint16 {
 	return slices.Compact(ports)
 }
 
-// width orders the modes; -1 is no mode at all.
+// width orders the modes; -1 means an unknown mode.
 func (m Mode) width() int { return slices.Index([]Mode{Isolated, Allowlist, Open}, m) }

@@ -199,7 +199,8 @@ func TestName(t *testing.T) {
 	}
 }
 
-// What a user is told: of every answer why, and of every rule where it stands.
+// TestDecide checks what the user is told: the reason for every answer, and the source
+// of every rule.
 func TestDecide(t *testing.T) {
 	p := allowlist(t, "github.com\ngithub.com:9418\n*.github.com:8443\ndb.corp.org:5432\nonly.org:25\n*.zone.org\n")
 	denied, err := policy.Parse(strings.NewReader("gist.github.com\ngithub.com:80\n*.bad.zone.org\nonly.org:25\n"), "deny", nil)
@@ -539,7 +540,7 @@ func FuzzName(f *testing.F) {
 		if !p.Decide(policy.Question{Name: name}).Allowed {
 			return
 		}
-		// An independent reading of what a pattern means.
+		// Interpret the pattern independently.
 		n := strings.ToLower(strings.TrimSuffix(name, "."))
 		zone, wildcard := strings.CutPrefix(canonical, "*")
 		if wildcard && (!strings.HasSuffix(n, zone) || len(n) == len(zone)) || !wildcard && n != canonical {
@@ -570,8 +571,9 @@ func TestWholeZone(t *testing.T) {
 	}
 }
 
-// A denial stands against every allowance of the name, whoever made either and
-// however near it is; and ends where its own name and ports end.
+// TestDenialsBeatAllowances checks that a denial overrides every allowance of the name,
+// wherever either comes from and however specific it is, and that a denial does not
+// reach beyond its own name and ports.
 func TestDenialsBeatAllowances(t *testing.T) {
 	rule := func(s string) policy.Rule {
 		r, err := policy.ParseRule(s)
@@ -618,7 +620,8 @@ func TestDenialsBeatAllowances(t *testing.T) {
 	}
 }
 
-// What is asked without the rest of a policy: any form of a blocked address is one.
+// TestBlockedReasonOfOtherForms checks addresses without the rest of a policy: any form
+// of a blocked address is blocked.
 func TestBlockedReasonOfOtherForms(t *testing.T) {
 	for addr, want := range map[string]string{
 		"fe80::1%eth0": "link-local", "fd00::1%0": "private network", "::ffff:10.0.0.1": "private network",
@@ -756,7 +759,7 @@ func TestNamesAtTheirBounds(t *testing.T) {
 	}
 }
 
-// The bounds of a policy are those of its files, too.
+// TestBounds checks that the bounds of a policy also apply to its files.
 func TestBounds(t *testing.T) {
 	ports := func(n int) (all []uint16) {
 		for i := range n {

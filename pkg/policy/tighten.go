@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// Tighten returns user narrowed by what a repository's own file says. The
-// result allows nothing that user does not allow. What repo leaves out (an
-// empty mode, nil lists) does not narrow; a list that is there and empty
-// narrows to nothing. A mode that is not one narrows to isolated. Denials add
-// up. Names say nothing in open mode, so a repository's list of them ends it.
+// Tighten returns user narrowed by a repository's own policy file. The result allows
+// nothing that user does not allow. Parts that repo leaves out (an empty mode, nil
+// lists) do not narrow; an empty list that is not nil narrows to nothing. An unknown
+// mode narrows to isolated. Denials of both apply. Names have no effect in open mode,
+// so a list of names in repo ends open mode.
 func Tighten(user, repo *Policy) *Policy {
 	if user == nil {
 		return &Policy{Version: Version, Mode: Isolated, Names: []Rule{}, Ports: []uint16{}}
@@ -60,7 +60,7 @@ func narrower(user, repo Mode) Mode {
 	return user
 }
 
-// within yields the rules with those of their own ports that are among ports.
+// within yields the rules, restricted to those of their own ports that are in ports.
 func within(rules []Rule, ports []uint16) iter.Seq[Rule] {
 	return func(yield func(Rule) bool) {
 		for _, r := range rules {
@@ -76,10 +76,10 @@ func within(rules []Rule, ports []uint16) iter.Seq[Rule] {
 	}
 }
 
-// common returns the rules for what both allow. Of two patterns one holds the
-// other or they share no name, so it is enough to look at each pattern of either
-// side and to give it the ports that both sides open for all of it. ports are
-// those of the result, which a rule need not repeat.
+// common returns the rules for what both policies allow. Of two patterns, either one
+// contains the other or they share no name. So it is enough to take each pattern of
+// either side and to give it the ports that both sides open for all of its names. ports
+// are those of the result, which a rule need not repeat.
 func common(user, repo *Policy, ports []uint16) []Rule {
 	user.build()
 	repo.build()
@@ -110,8 +110,8 @@ func common(user, repo *Policy, ports []uint16) []Rule {
 	return list
 }
 
-// portsOf returns the ports that the rules of p open for every name of a
-// pattern. unsaid means that a rule leaves them to p, and p to somebody else.
+// portsOf returns the ports that the rules of p open for every name of a pattern.
+// unsaid means that a rule leaves its ports to p, and p defines none.
 func (p *Policy) portsOf(pattern string) (ports []uint16, unsaid bool) {
 	for key, ok := strings.TrimPrefix(pattern, "*"), true; ok; key, ok = up(key) {
 		for _, h := range p.names[key] {

@@ -40,7 +40,7 @@ func TestTightenPorts(t *testing.T) {
 	}
 }
 
-// dice makes small policies of few names, so that they meet.
+// dice generates small policies with few names, so that they overlap.
 type dice struct{ *rand.Rand }
 
 func (d dice) ports() []uint16 {
@@ -87,8 +87,8 @@ func (d dice) policy() *policy.Policy {
 	return p
 }
 
-// asWritten is what a repository's policy means where it says something: what
-// it leaves out allows everything.
+// asWritten returns the meaning of a repository's policy: parts that it leaves out
+// allow everything.
 func asWritten(r *policy.Policy) *policy.Policy {
 	p := &policy.Policy{Version: policy.Version, Mode: r.Mode, Names: r.Names, Denied: r.Denied, Ports: r.Ports, HostServices: r.HostServices}
 	if p.Mode == "" || r.Names == nil && p.Mode == policy.Allowlist {
@@ -103,8 +103,8 @@ func asWritten(r *policy.Policy) *policy.Policy {
 	return p
 }
 
-// FuzzTighten: of random policies, the result allows what the user's allows and
-// the repository does not object to: nothing more, and nothing less.
+// FuzzTighten checks for random policies that the result allows exactly what both the
+// user's policy and the repository's allow.
 func FuzzTighten(f *testing.F) {
 	for seed := range uint64(2000) {
 		f.Add(seed)
@@ -134,7 +134,8 @@ func FuzzTighten(f *testing.F) {
 						t.Fatalf("seed %d: %+v is allowed, and not by the user (%+v)\n%+v\n%+v", seed, q, u, user, got)
 					}
 					if addr.IsValid() && policy.BlockedReason(addr) != "" {
-						// A repository that is silent on host services agrees to the user's.
+						// A repository that does not mention host services accepts the
+						// user's.
 						if repo.HostServices == nil {
 							continue
 						}
@@ -142,14 +143,14 @@ func FuzzTighten(f *testing.F) {
 					if g.Allowed && !w.Allowed {
 						t.Fatalf("seed %d: %+v is allowed, and not by the repository (%+v)\n%+v\n%+v", seed, q, w, wish, got)
 					}
-					// The end of mode open without a list leaves the user's own one,
-					// and no addresses without a name.
+					// If open mode ends without a list, the user's own list remains,
+					// and addresses without a name are not allowed.
 					ended := user.Mode == policy.Open && got.Mode == policy.Allowlist && (repo.Names == nil || name == "")
 					if !g.Allowed && u.Allowed && w.Allowed && port != 0 && !ended {
 						t.Fatalf("seed %d: %+v is denied, and neither asked for it (%+v)\n%+v\n%+v\n%+v", seed, q, g, user, wish, got)
 					}
 				}
-				// A name resolves exactly where some port of it can be used.
+				// A name resolves exactly if one of its ports can be used.
 				use := false
 				for _, port := range []uint16{22, 80, 443, 5432} {
 					use = use || got.Decide(policy.Question{Name: name, Port: port}).Allowed
@@ -211,7 +212,7 @@ func FuzzExpand(f *testing.F) {
 		if err := p.Validate(); err != nil {
 			t.Fatalf("%q: taken, and not valid: %v", entry, err)
 		}
-		// What is written of a rule is read as the same rule.
+		// A rule's text is parsed as the same rule.
 		for _, r := range rules {
 			if again, err := policy.ParseRule(r.String()); err != nil || again.String() != r.String() {
 				t.Fatalf("%q: %s is %s, %v", entry, r, again, err)
@@ -252,7 +253,8 @@ func FuzzDecide(f *testing.F) {
 	})
 }
 
-// The gateway decides for every packet that opens a connection.
+// TestAllowedCostsNoMemory checks that a decision allocates no memory, because the
+// gateway decides for every packet that opens a connection.
 func TestAllowedCostsNoMemory(t *testing.T) {
 	p := allowlist(t, "*.a.org\n*.c.b.a.org:9418\n")
 	p.Denied = []policy.Rule{{Pattern: "evil.org"}}
