@@ -239,7 +239,8 @@ func TestJournalClose(t *testing.T) {
 	}
 }
 
-// What could not be written or closed is an error of the closing.
+// TestJournalSaysAtItsEndWhatFailed checks that close returns the errors of writing and
+// closing the file.
 func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("/dev/full", filepath.Join(dir, journalFile)); err != nil {
@@ -280,8 +281,8 @@ func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
 	}
 }
 
-// The sockets of a gateway replace those of a dead one, and are gone with it; where one
-// cannot be made, none is left.
+// TestServeOpensAllOrNone checks that a gateway's sockets replace those of a dead
+// gateway and are removed at the end. If one of them cannot be created, none remains.
 func TestServeOpensAllOrNone(t *testing.T) {
 	dir, err := os.MkdirTemp("", "s") // short, for the sockets
 	if err != nil {
@@ -295,7 +296,7 @@ func TestServeOpensAllOrNone(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(w.Stream), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(w.Stream, nil, 0o600); err != nil { // of a dead gateway
+	if err := os.WriteFile(w.Stream, nil, 0o600); err != nil { // left by a dead gateway
 		t.Fatal(err)
 	}
 	s := &server{dir: dir, log: slog.New(slog.DiscardHandler), quit: make(chan struct{})}

@@ -124,7 +124,8 @@ func TestReaderRefuses(t *testing.T) {
 	}
 }
 
-// What just fits is written, and one byte or entry more is not.
+// TestWriterAtItsBounds checks that an archive at its bounds is written, and that one
+// more byte or entry is refused.
 func TestWriterAtItsBounds(t *testing.T) {
 	entries := []Entry{file("a", "content"), file("b/c", "")}
 	size := int64(len(pack(t, entries...)))
@@ -157,7 +158,7 @@ func TestWriterAtItsBounds(t *testing.T) {
 	}
 }
 
-// A name is bounded in its length, its parts and its depth.
+// TestValidName checks the limits on the length, the parts and the depth of a name.
 func TestValidName(t *testing.T) {
 	part := strings.Repeat("p", 255)
 	long := strings.Repeat(part+"/", 15) + strings.Repeat("q", 127) + "/" // 3968 bytes
@@ -172,7 +173,8 @@ func TestValidName(t *testing.T) {
 	}
 }
 
-// Every byte that is zero by rule is looked at, and so is the kind.
+// TestReaderRefusesDamage checks that the reader verifies the kind and every byte that
+// must be zero.
 func TestReaderRefusesDamage(t *testing.T) {
 	whole := pack(t, file("a", "content"))
 	for _, i := range []int{0, 2, 5, 11, 14, 19} {

@@ -453,7 +453,7 @@ func TestBringRecordsNothingThroughALink(t *testing.T) {
 	to.want(map[string]string{".local": "→elsewhere", "elsewhere/file": "theirs", "elsewhere/state/agent-sessionizer/dotfiles": "(none)", ".vimrc": "mine"})
 }
 
-// lossy takes some bytes, and fails then.
+// lossy is a writer that accepts a number of bytes and then fails.
 type lossy struct{ left int }
 
 func (w *lossy) Write(p []byte) (int, error) {
@@ -463,7 +463,8 @@ func (w *lossy) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// An archive that could not be written to its end is an error, wherever it broke off.
+// TestArchivesThatCannotBeWritten checks that a failed write is reported, at any
+// position of the archive.
 func TestArchivesThatCannotBeWritten(t *testing.T) {
 	tr := newTree(t, map[string]string{"a": "one", "b/c": "two"})
 	whole, _ := tr.dotfiles()
@@ -488,7 +489,8 @@ func TestArchivesThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// What is no archive changes nothing, and is an error.
+// TestWhatIsNoArchiveChangesNothing checks that input that is not an archive is an
+// error and changes nothing.
 func TestWhatIsNoArchiveChangesNothing(t *testing.T) {
 	guest := newTree(t, map[string]string{"a": "mine"})
 	for _, stream := range []string{"", "hello, world"} {
@@ -502,7 +504,8 @@ func TestWhatIsNoArchiveChangesNothing(t *testing.T) {
 	guest.want(map[string]string{"a": "mine", recordName: "(none)"})
 }
 
-// Twenty are told one by one.
+// TestWhatIsLeftOutIsTold checks that the first twenty left-out files are listed
+// individually and the rest is counted.
 func TestWhatIsLeftOutIsTold(t *testing.T) {
 	for n, want := range map[int]string{20: "f19: why", 21: "and 1 more", 25: "and 5 more"} {
 		var o leftOut
@@ -516,7 +519,8 @@ func TestWhatIsLeftOutIsTold(t *testing.T) {
 	}
 }
 
-// Files at the bound are kept, and one byte more is left out and told.
+// TestKeepAtItsBounds checks that a file at the bound is kept, and that a file with one
+// more byte is left out and reported.
 func TestKeepAtItsBounds(t *testing.T) {
 	tr := newTree(t, map[string]string{"t/fits": "12345", "t/large": "123456"})
 	bounds := Bounds{Entries: 10, File: 5, Total: 1 << 20}
@@ -537,7 +541,8 @@ func TestKeepAtItsBounds(t *testing.T) {
 	}
 }
 
-// Dotfiles brought keep their permissions and times, and what was brought can be told.
+// TestBroughtIsKnown checks that brought dotfiles keep their permissions and times, and
+// that Brought recognizes them.
 func TestBroughtIsKnown(t *testing.T) {
 	host := newTree(t, map[string]string{"dir/a": "one"})
 	when := time.Unix(1_500_000_000, 0)

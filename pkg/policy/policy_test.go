@@ -636,7 +636,7 @@ func TestBlockedReasonOfOtherForms(t *testing.T) {
 	}
 }
 
-// A policy that is not valid is refused with all that is wrong with it.
+// TestValidateSays checks that Validate reports all errors of an invalid policy.
 func TestValidateSays(t *testing.T) {
 	valid := func(change func(*policy.Policy)) *policy.Policy {
 		p := policy.Default()
@@ -651,7 +651,7 @@ func TestValidateSays(t *testing.T) {
 	}
 	for _, c := range []struct {
 		change func(*policy.Policy)
-		want   string // "" is valid
+		want   string // "" if the policy is valid
 	}{
 		{func(*policy.Policy) {}, ""},
 		{func(p *policy.Policy) { p.Version = 7 }, "policy version 7; this program understands 2"},
@@ -706,7 +706,7 @@ func TestValidateSays(t *testing.T) {
 	}
 }
 
-// The lengths of names and lists at their bounds.
+// TestNamesAtTheirBounds checks names and lists whose lengths are at their bounds.
 func TestNamesAtTheirBounds(t *testing.T) {
 	label := strings.Repeat("a", 63)
 	name := strings.Repeat(label+".", 3) + strings.Repeat("b", 57) + ".org" // 253 bytes
