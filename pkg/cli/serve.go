@@ -117,9 +117,10 @@ func newServeTokenAddCmd(a *app) *cobra.Command {
 		Use: "add NAME --scope SCOPE", Short: "Make a token and print it, once",
 		Long: `Make a token and print it. It is not kept: only its SHA-256 is.
 
-The scope read is for looking, submit for submitting, cancelling, retrying and
-destroying tasks too. admin may besides run commands in sessions, and submit manifests
-that name secrets or repositories on this host's disk: it can do what you can.
+The scope read is for looking. submit may also submit tasks, and cancel, retry and
+destroy the tasks that it submitted. admin may also do that with all tasks, run commands
+in sessions, and submit manifests that name secrets or repositories on this host's disk:
+it can do what you can.
 
 A token with the scope submit may submit tasks for the repositories of --repo only, and
 without --repo for none. Your git credentials fetch them. A manifest may name a profile,

@@ -132,7 +132,7 @@ func newTaskWantCmd(a *app, cmd *cobra.Command, want task.Want) *cobra.Command {
 		for _, what := range args {
 			t, err := m.Find(ctx, what)
 			if err == nil {
-				t, err = m.Want(ctx, t, want)
+				t, err = m.Want(ctx, t, want, task.Client{Actor: actor()})
 			}
 			if err == nil && wait {
 				t, err = a.waitTask(ctx, m, t, want)

@@ -174,6 +174,35 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 	}
 }
 
+// A token with the scope submit reads every task, and changes only those that it
+// submitted; the scope admin changes all.
+func TestTokensChangeTheirOwnTasksOnly(t *testing.T) {
+	r := newRig(t, Limits{})
+	var err error
+	if r.token["team"], err = r.tokens.Add("team", Submit, task.Permission{Repositories: []string{"github.com/acme/app"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		owner, by Scope
+		ok        bool
+	}{{Submit, Submit, true}, {Submit, Admin, true}, {Submit, "team", false}, {Admin, Submit, false}} {
+		var made TaskAnswer
+		r.get(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: c.owner}, &made)
+		path := tasksPath + "/" + made.ID
+		for _, change := range []call{{method: http.MethodDelete, path: path}, {method: http.MethodPost, path: path + "/destroy"}, {method: http.MethodPost, path: path + "/retry"}} {
+			change.as = c.by
+			resp, body := r.do(change)
+			if want := map[bool]int{true: http.StatusAccepted, false: http.StatusForbidden}[c.ok]; resp.StatusCode != want {
+				t.Errorf("%s %s of %s by %s: got %s, want %d: %s", change.method, strings.TrimPrefix(change.path, path), c.owner, c.by, resp.Status, want, body)
+			}
+		}
+		var seen task.View
+		if r.get(call{path: path, as: c.by}, &seen); seen.ID != made.ID || (seen.State == task.Cancelled) != c.ok {
+			t.Errorf("%s of %s is %s for %s", made.ID, c.owner, seen.State, c.by)
+		}
+	}
+}
+
 // A token that may submit names only the repositories and profiles that it was made
 // for, and by default none; and never a host of this network.
 func TestSubmitPermission(t *testing.T) {
@@ -276,7 +305,9 @@ func TestSubmitPermission(t *testing.T) {
 
 func TestScopes(t *testing.T) {
 	r := newRig(t, Limits{})
-	id := r.submit().ID
+	var made TaskAnswer // a client with the scope submit changes only what it submitted
+	r.get(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: Submit}, &made)
+	id := made.ID
 	s := r.schemas()
 	rank := map[Scope]int{"-": 0, Read: 1, Submit: 2, Admin: 3}
 	seen := 0

@@ -160,6 +160,11 @@ func TestAnswersOfTasks(t *testing.T) {
 			t.Errorf("%s: %v", what, got)
 		}
 	}
+	for _, c := range []call{{method: http.MethodDelete, path: tasksPath + "/000000000000"}, {method: http.MethodPost, path: tasksPath + "/000000000000/destroy"}} {
+		if resp, body := r.do(c); resp.StatusCode != http.StatusNotFound {
+			t.Errorf("%s %s of no task: got %s, want 404: %s", c.method, c.path, resp.Status, body)
+		}
+	}
 	// Of the progress, a client gets what is a client's.
 	id := r.submit().ID
 	r.move(id, task.Running, func(f *task.Facts) {

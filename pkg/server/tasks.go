@@ -108,14 +108,20 @@ func (s *Server) taskRoutes(api huma.API) {
 		about:   "The agent is asked to end and then made to, what it did so far is brought home, and the VM is removed. Asking again, or of a task that has ended, changes nothing.",
 	}, func(ctx context.Context, in *TaskPath) (*cancelOutput, error) {
 		t, err := s.want(ctx, in.ID, task.Cancel)
-		return &cancelOutput{CancelAnswer{t.View(), true}}, err
+		if err != nil {
+			return nil, err
+		}
+		return &cancelOutput{CancelAnswer{t.View(), true}}, nil
 	})
 	register(s, api, route{
 		id: "destroyTask", method: http.MethodPost, path: tasksPath + "/{id}/destroy", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
 		summary: "Cancel a task, and remove a VM that was kept",
 	}, func(ctx context.Context, in *TaskPath) (*destroyOutput, error) {
 		t, err := s.want(ctx, in.ID, task.Destroyed)
-		return &destroyOutput{TaskAnswer{t.View(), t.ID, true, nil}}, err
+		if err != nil {
+			return nil, err
+		}
+		return &destroyOutput{TaskAnswer{t.View(), t.ID, true, nil}}, nil
 	})
 	register(s, api, route{
 		id: "retryTask", method: http.MethodPost, path: tasksPath + "/{id}/retry", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
@@ -243,7 +249,8 @@ func (s *Server) want(ctx context.Context, id string, want task.Want) (task.Task
 	if err != nil {
 		return task.Task{}, err
 	}
-	if t, err = s.tasks.Want(ctx, t, want); err != nil {
+	req := requestOf(ctx)
+	if t, err = s.tasks.Want(ctx, t, want, task.Client{Actor: req.who.Name, Permission: req.who.may}); err != nil {
 		return task.Task{}, err
 	}
 	s.submitted() // a slot may be free

@@ -31,7 +31,7 @@ type Scope string
 // The scopes.
 const (
 	Read   Scope = "read"   // look at everything
-	Submit Scope = "submit" // submit what the token's Permission allows; cancel, retry and destroy tasks
+	Submit Scope = "submit" // submit what the token's Permission allows; cancel, retry and destroy what it submitted
 	Admin  Scope = "admin"  // run commands in sessions; manifests with secrets and with paths of this host
 )
 

@@ -122,7 +122,7 @@ func TestWhatPruneRemoved(t *testing.T) {
 	if err := m.CheckFiles(task); err != nil {
 		t.Errorf("one that waits has no directory yet: %v", err)
 	}
-	task, err := m.Want(t.Context(), task, Cancel)
+	task, err := m.Want(t.Context(), task, Cancel, Client{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -183,9 +183,12 @@ func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) 
 	return all, nil
 }
 
-// Want records what the task should come to, and sees to a keeper. What is
+// Want records what a client wants of the task, and sees to a keeper. What is
 // stronger stays: a task that is to be destroyed cannot be merely cancelled.
-func (m *Manager) Want(ctx context.Context, t Task, want Want) (Task, error) {
+func (m *Manager) Want(ctx context.Context, t Task, want Want, by Client) (Task, error) {
+	if err := by.checkOwner(t); err != nil {
+		return t, err
+	}
 	cancelled := false
 	row, err := m.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
 		cancelled = false // the transaction may be run again
@@ -235,6 +238,9 @@ func (m *Manager) furnish(ctx context.Context, t Task) error {
 
 // Retry submits the same manifest again.
 func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []string, error) {
+	if err := (Client{o.Actor, o.Permission}).checkOwner(t); err != nil {
+		return Task{}, nil, err
+	}
 	if !t.Phase.Over() {
 		return Task{}, nil, fail.New(fail.Conflict, "task %s is %s; it can be tried again when it has ended", t.ID, t.Phase).
 			WithHint("agent-sessionizer task cancel %s", t.ID)

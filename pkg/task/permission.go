@@ -52,6 +52,22 @@ func ParsePermission(repositories, profiles []string) (p Permission, err error) 
 	return p, nil
 }
 
+// Client is the person or program that asks for a change of a task.
+type Client struct {
+	Actor      string      // as in the audit log, such as token:ci
+	Permission *Permission // nil for the user, who may change every task
+}
+
+// checkOwner refuses a client below admin the tasks that others submitted. Every
+// client may read them; nothing here limits that.
+func (c Client) checkOwner(t Task) error {
+	if c.Permission == nil || c.Actor == t.Facts.Actor {
+		return nil
+	}
+	return fail.New(fail.Policy, "%w: another client submitted task %s", ErrNotPermitted, t.ID).
+		WithHint("use the token that submitted it, or one with the scope admin")
+}
+
 // allows reports whether a repository is permitted.
 func (p Permission) allows(key string) bool {
 	return slices.ContainsFunc(p.Repositories, func(pattern string) bool {

@@ -76,3 +76,43 @@ func TestRestrictedTaskHasARestrictedSession(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A client below admin changes the tasks that it submitted, and no others.
+func TestClientsChangeTheirOwnTasksOnly(t *testing.T) {
+	m := newManager(t, 1, 10)
+	m.CheckPublic = func(context.Context, repo.Ref) error { return nil }
+	asked, _, err := manifest.Parse("m", []byte(`{"version": "1", "kind": "Task", "repository": {"url": "acme/app"}, "agent": {"kind": "command", "command": ["true"]}}`), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	may := &Permission{Repositories: []string{"github.com/acme/app"}}
+	ci, team, user := Client{"token:ci", may}, Client{"token:team", may}, Client{Actor: "user:me"}
+	for _, c := range []struct {
+		owner, by Client
+		ok        bool
+	}{{ci, ci, true}, {ci, user, true}, {user, user, true}, {ci, team, false}, {user, ci, false}, {ci, Client{Permission: may}, false}} {
+		task, _, err := m.Submit(t.Context(), asked, Submission{Actor: c.owner.Actor, Permission: c.owner.Permission})
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := func(what string, err error) {
+			t.Helper()
+			if (err == nil) != c.ok || err != nil && (!errors.Is(err, ErrNotPermitted) || fail.CodeOf(err) != fail.Policy) {
+				t.Errorf("%s by %q of a task of %q: got %v, want success: %t", what, c.by.Actor, c.owner.Actor, err, c.ok)
+			}
+		}
+		for _, want := range []Want{Cancel, Destroyed} {
+			_, err := m.Want(t.Context(), task, want, c.by)
+			check(string(want), err)
+		}
+		after, err := m.Get(t.Context(), task.ID)
+		if err != nil || (after.Want != Run) != c.ok {
+			t.Errorf("after %q the want of a task of %q is %s: %v", c.by.Actor, c.owner.Actor, after.Want, err)
+		}
+		if after, err = m.Want(t.Context(), task, Cancel, user); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = m.Retry(t.Context(), after, Submission{Actor: c.by.Actor, Permission: c.by.Permission})
+		check("retry", err)
+	}
+}

@@ -130,7 +130,7 @@ func TestEventsAreRedacted(t *testing.T) {
 func TestWantsOnlyGrow(t *testing.T) {
 	w, task := running(t, "")
 	for _, c := range []struct{ want, is Want }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {
-		got, err := w.Manager.Want(t.Context(), task, c.want)
+		got, err := w.Manager.Want(t.Context(), task, c.want, Client{})
 		if err != nil || got.Want != c.is {
 			t.Errorf("%s: it is %s, %v", c.want, got.Want, err)
 		}
