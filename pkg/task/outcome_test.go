@@ -340,10 +340,10 @@ func TestTasksAreAudited(t *testing.T) {
 		told = append(told, fmt.Sprintf("%s %s %s", r.Type, r.Actor, r.Outcome))
 	}
 	task := submit(t, m, "one", "small", 0)
-	if task, err := m.Want(t.Context(), task, Cancel); err != nil || task.Phase != Cancelled {
+	if task, err := m.Want(t.Context(), task, Cancel, Client{}); err != nil || task.Phase != Cancelled {
 		t.Fatal(task.Phase, err)
 	}
-	if _, err := m.Want(t.Context(), task, Cancel); err != nil { // an old row
+	if _, err := m.Want(t.Context(), task, Cancel, Client{}); err != nil { // an old row
 		t.Fatal(err)
 	}
 	if got := strings.Join(told, "|"); got != "task_submitted keeper success|task_cancelled keeper success" {
