@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -29,13 +30,14 @@ const (
 	downloadStall = time.Minute     // without a byte, until the connection is given up
 	downloadTries = 5               // that bring nothing, in a row
 	downloadPause = 2 * time.Second // between tries
+	downloadQuiet = 5 * time.Second // without a byte, until that is reported
 	downloadSay   = time.Second
 )
 
 // download copies the image at a URL to dest, out of the cache.
 func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
 	dl := download{
-		url: f.Location, digest: f.Digest, say: p, stall: downloadStall, pause: downloadPause,
+		url: f.Location, digest: f.Digest, say: p, stall: downloadStall, quiet: downloadQuiet, pause: downloadPause,
 		dir: d.downloadDir(f.Location),
 	}
 	data, err := dl.run(ctx)
@@ -64,6 +66,7 @@ type download struct {
 	dir    string
 	say    vm.Progress
 	stall  time.Duration
+	quiet  time.Duration
 	pause  time.Duration
 }
 
@@ -149,12 +152,17 @@ type errFinal struct{ error }
 func (e errFinal) Unwrap() error { return e.error }
 
 // fetch brings all of the URL into part, in as many tries as bring something.
-func (dl download) fetch(ctx context.Context, part string) error {
+func (dl download) fetch(ctx context.Context, part string) (err error) {
 	f, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	defer func() { // a refused download leaves no empty part
+		if st, serr := f.Stat(); err != nil && serr == nil && st.Size() == 0 {
+			err = errors.Join(err, remove(part))
+		}
+	}()
 	for failed := 0; ; {
 		before, err := f.Seek(0, io.SeekEnd)
 		if err != nil {
@@ -196,6 +204,22 @@ func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 	defer cancel(nil)
 	watch := time.AfterFunc(dl.stall, func() { cancel(fmt.Errorf("no data for %v", dl.stall)) })
 	defer watch.Stop()
+	var saying sync.Mutex // the timer's report does not overlap the reader's, or outlive the try
+	over := false
+	say := func(format string, args ...any) {
+		saying.Lock()
+		defer saying.Unlock()
+		if !over {
+			tell(dl.say, "downloading %s: "+format, append([]any{filepath.Base(dl.url)}, args...)...)
+		}
+	}
+	quiet := time.AfterFunc(dl.quiet, func() { say("stalled, no data for %v; retrying after %v", dl.quiet, dl.stall) })
+	defer func() {
+		quiet.Stop()
+		saying.Lock()
+		defer saying.Unlock()
+		over = true
+	}()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, dl.url, nil)
 	if err != nil {
 		return errFinal{err}
@@ -230,7 +254,10 @@ func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 	if err := dl.room(resp.ContentLength); err != nil {
 		return err
 	}
-	watched := &watchedReader{from: resp.Body, seen: func() { watch.Reset(dl.stall) }, total: have, whole: have + resp.ContentLength, dl: dl}
+	watched := &watchedReader{from: resp.Body, total: have, whole: have + resp.ContentLength, say: say, seen: func() {
+		watch.Reset(dl.stall)
+		quiet.Reset(dl.quiet)
+	}}
 	n, err := io.Copy(part, io.LimitReader(watched, maxDownload-have+1))
 	switch {
 	case err != nil:
@@ -267,7 +294,7 @@ type watchedReader struct {
 	from         io.Reader
 	seen         func()
 	total, whole int64
-	dl           download
+	say          func(format string, args ...any)
 	said         time.Time
 }
 
@@ -282,7 +309,7 @@ func (w *watchedReader) Read(b []byte) (int, error) {
 		if w.whole >= w.total {
 			of = " of " + strconv.FormatInt(w.whole/1e6, 10)
 		}
-		tell(w.dl.say, "downloading %s: %d%s MB", filepath.Base(w.dl.url), w.total/1e6, of)
+		w.say("%d%s MB", w.total/1e6, of)
 	}
 	return n, err
 }

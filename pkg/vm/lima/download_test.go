@@ -3,6 +3,7 @@ package lima
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -76,7 +77,7 @@ func status(code int) http.HandlerFunc {
 }
 
 func (s *imageServer) download(t *testing.T) download {
-	return download{url: s.URL + "/x.qcow2", digest: digest.FromBytes(content), dir: filepath.Join(t.TempDir(), "cache"), stall: time.Minute}
+	return download{url: s.URL + "/x.qcow2", digest: digest.FromBytes(content), dir: filepath.Join(t.TempDir(), "cache"), stall: time.Minute, quiet: time.Minute}
 }
 
 // requests are the Range headers of all that was asked for so far.
@@ -160,6 +161,31 @@ func TestDownloadFromAServerThatHangs(t *testing.T) {
 	}
 }
 
+// A download that gets no data reports that before the try is given up, whether the
+// server has answered or not.
+func TestDownloadReportsAStall(t *testing.T) {
+	silent := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	for name, answer := range map[string]http.HandlerFunc{"in the middle": hang, "before the answer": silent} {
+		t.Run(name, func(t *testing.T) {
+			dl := newImageServer(t, answer).download(t)
+			dl.quiet = 10 * time.Millisecond
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			const want = "downloading x.qcow2: stalled, no data for 10ms; retrying after 1m0s"
+			reported := false
+			dl.say = func(text string) {
+				if text == want {
+					reported = true
+					cancel()
+				}
+			}
+			if _, err := dl.run(ctx); !errors.Is(err, context.Canceled) || !reported {
+				t.Errorf("got %v, reported: %t; want a report and the end that it caused", err, reported)
+			}
+		})
+	}
+}
+
 func TestDownloadWithAnotherDigest(t *testing.T) {
 	s := newImageServer(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "another image") })
 	dl := s.download(t)
@@ -181,12 +207,16 @@ func TestDownloadWithAnotherDigest(t *testing.T) {
 func TestDownloadThatIsRefused(t *testing.T) {
 	for _, code := range []int{http.StatusNotFound, http.StatusForbidden, http.StatusGone} {
 		s := newImageServer(t, status(code))
-		_, err := s.download(t).run(t.Context())
+		dl := s.download(t)
+		_, err := dl.run(t.Context())
 		if fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" || !strings.Contains(err.Error(), fmt.Sprint(code)) || !strings.Contains(err.Error(), s.URL) {
 			t.Errorf("%d: %v (hint %q); want the URL and the status", code, err, fail.HintOf(err))
 		}
 		if n := len(s.requests()); n != 1 {
 			t.Errorf("%d: asked %d times, want once", code, n)
+		}
+		if parts, _ := filepath.Glob(dl.file("part-*")); len(parts) > 0 {
+			t.Errorf("%d: left behind: %v", code, parts)
 		}
 	}
 	broken := slices.Repeat([]http.HandlerFunc{status(500)}, 2*downloadTries)
