@@ -277,7 +277,7 @@ func (w *watcher) entries() []entry {
 		list = append(list, entry{Agent: wire.Agent{Name: a.Agent, PID: a.PID, State: a.now.State, On: a.now.On, Since: a.now.Since}})
 	}
 	for window, since := range w.bells {
-		if name, ok := w.view.rang(window); ok {
+		if name, ok := w.rang(window); ok {
 			list = append(list, entry{Agent: wire.Agent{Name: name, State: wire.AgentBlocked, On: "bell in window " + name, Since: since}, window: window})
 		}
 	}

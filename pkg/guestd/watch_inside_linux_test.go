@@ -197,6 +197,23 @@ func TestEntries(t *testing.T) {
 }
 
 // A command that is killed takes its children with it.
+// The bell of an agent with hooks does not count either when the windows were listed
+// before the agent was known.
+func TestBellOfANewAgent(t *testing.T) {
+	w := &watcher{bells: map[string]time.Time{"@1": time.Now(), "@2": time.Now()}}
+	w.view.panes = []pane{{window: "@1", pid: os.Getpid(), rang: true, name: "claude"}, {window: "@2", pid: 1 << 30, rang: true, name: "other"}}
+	if got := w.entries(); len(got) != 2 {
+		t.Fatalf("without agents: got %+v, want both bells", got)
+	}
+	agent := &noted{}
+	agent.PID, agent.now.State = os.Getpid(), wire.AgentDone
+	w.agents = map[string]*noted{"claude": agent}
+	got := w.entries()
+	if len(got) != 2 || got[0].Name != "other" || got[1].PID != os.Getpid() {
+		t.Errorf("with an agent in the first window: got %+v, want the other bell and the agent", got)
+	}
+}
+
 func TestRunAsideLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	child := 0

@@ -71,12 +71,21 @@ func panesOf(text string) (panes []pane) {
 // rang reports whether a window's bell represents an agent, and returns the
 // window's name. A window that was visited since does not count. Nor does the bell
 // of an agent that reports through hooks.
-func (v *view) rang(window string) (name string, ok bool) {
-	i := slices.IndexFunc(v.panes, func(p pane) bool { return p.window == window && p.rang })
-	if i < 0 || v.speaks[window] {
+func (w *watcher) rang(window string) (name string, ok bool) {
+	panes := w.view.panes
+	i := slices.IndexFunc(panes, func(p pane) bool { return p.window == window && p.rang })
+	if i < 0 || w.view.speaks[window] {
 		return "", false
 	}
-	return v.panes[i].name, true
+	for _, a := range w.agents { // the windows may have been listed before an agent was known
+		if a.now.State == wire.AgentGone || slices.ContainsFunc(w.view.who, func(o whose) bool { return o.pid == a.PID }) {
+			continue
+		}
+		if p, ok := paneOf(panes, a.PID); ok && p.window == window {
+			return "", false
+		}
+	}
+	return panes[i].name, true
 }
 
 // after reports whether the windows were listed after a bell was recorded. File
@@ -172,7 +181,7 @@ func (w *watcher) viewer(now time.Time, list bool) func(context.Context) func() 
 // dropBells forgets the windows that no longer represent an agent.
 func (w *watcher) dropBells() {
 	for window, since := range w.bells {
-		if _, ok := w.view.rang(window); !ok && w.view.after(since) {
+		if _, ok := w.rang(window); !ok && w.view.after(since) {
 			delete(w.bells, window)
 			_ = os.Remove(filepath.Join(w.guest.path(attentionDir), bellPrefix+window[1:])) // a failed removal is retried at the next poll
 		}
