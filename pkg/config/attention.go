@@ -7,24 +7,24 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// Attention says how the user learns that an agent waits, besides the picker
-// and the status line; zero fields are inherited.
+// Attention configures how the user learns that an agent needs attention, besides the
+// picker and the status line. Zero fields are inherited.
 type Attention struct {
 	Desktop Desktop `yaml:"desktop,omitempty" json:"desktop,omitempty"`
-	Command string  `yaml:"command,omitempty" json:"command,omitempty"` // of the user's shell, at each change
+	Command string  `yaml:"command,omitempty" json:"command,omitempty"` // run by the user's shell at each change
 }
 
-// Desktop says whether there are notifications of the desktop.
+// Desktop configures desktop notifications.
 type Desktop string
 
-// The kinds of Desktop.
+// The values of Desktop.
 const (
-	DesktopAuto Desktop = "auto" // where there is one, and the user did not come over SSH
+	DesktopAuto Desktop = "auto" // if there is a desktop and the user did not log in over SSH
 	DesktopOn   Desktop = "on"
 	DesktopOff  Desktop = "off"
 )
 
-// UnmarshalYAML takes the known words.
+// UnmarshalYAML accepts only the known values.
 func (d *Desktop) UnmarshalYAML(n ast.Node) error {
 	text, _ := scalar(n)
 	*d = Desktop(text)

@@ -12,11 +12,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// The least and the greatest value of each setting is accepted; one less or more is not.
+// TestBoundsOfValues checks that the smallest and the largest value of each setting are
+// accepted, and that values beyond them are not.
 func TestBoundsOfValues(t *testing.T) {
 	for _, c := range []struct {
 		text string
-		want string // of the error, "" for none
+		want string // part of the error, or "" for success
 		ok   func(*config.Config) bool
 	}{
 		{"", "", func(c *config.Config) bool {
@@ -71,7 +72,7 @@ func TestBoundsOfValues(t *testing.T) {
 	}
 }
 
-// The environment sets what a file sets.
+// TestSlotsOfTheEnvironment checks that an environment variable overrides a file.
 func TestSlotsOfTheEnvironment(t *testing.T) {
 	f := newFiles(t)
 	f.user("config.yaml", "tasks: {slots: 7}\n")
@@ -97,7 +98,8 @@ func TestParseRepoKey(t *testing.T) {
 	}
 }
 
-// Every entry of a long file has its line, also one that an alias brings.
+// TestOriginsOfALongFile checks that every entry of a long file has its line, including an
+// entry that comes from an alias.
 func TestOriginsOfALongFile(t *testing.T) {
 	f := newFiles(t)
 	var b strings.Builder

@@ -22,29 +22,29 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// Config is the settings of one invocation.
+// Config holds the settings of one invocation.
 type Config struct {
 	Paths   Paths
-	Image   string  // the guest image, as ParseImageRef reads it
-	Prepare Prepare // what is made in advance
-	Pool    int     // how many VMs wait, where they cannot be saved
+	Image   string  // the guest image, in the syntax of ParseImageRef
+	Prepare Prepare // what is prepared in advance
+	Pool    int     // number of standby VMs, where VMs cannot be saved
 	Limits  Limits
 	Tasks   Tasks
 	Log     Log
 	Audit   Audit
-	Files   []string // what was read, in order
+	Files   []string // the files that were read, in order
 
-	Dotfiles string // the user's, a directory of the host; "" for none
+	Dotfiles string // the user's dotfiles, a directory on the host; "" for none
 
-	Attention Attention // how the user learns that an agent waits
-	Roots     []string  // below which the picker looks for local clones
+	Attention Attention // how the user learns that an agent needs attention
+	Roots     []string  // directories under which the picker looks for local clones
 
 	defaults fs.FS
 	sources  []source          // the YAML files that were read
-	listed   map[string]Origin // where the lists of names come from, by name
-	instead  map[string][]byte // what Check takes for a file, by path
+	listed   map[string]Origin // origins of the lists of names, by file name
+	instead  map[string][]byte // content that Check substitutes for a file, by path
 
-	profile   string // the default profile's name
+	profile   string // name of the default profile
 	base      Profile
 	profiles  map[string]Profile
 	repos     map[RepoKey]Repo
@@ -53,21 +53,21 @@ type Config struct {
 	allowlist []policy.Rule
 }
 
-// Prepare says how much is made in advance, so that sessions start faster.
+// Prepare selects how much is prepared in advance to make sessions start faster.
 type Prepare string
 
-// The kinds of preparation; each includes those before it.
+// The values of Prepare. Each level includes those before it.
 const (
-	PrepareNone   Prepare = "none"   // sessions boot the image, and provision it
-	PrepareGolden Prepare = "golden" // they clone a disk on which that was done
-	PrepareWarm   Prepare = "warm"   // they go on from the memory of a VM that was booted from it, or get one that waits
-	PreparePool   Prepare = "pool"   // they get one that waits, also where VMs can be saved
+	PrepareNone   Prepare = "none"   // sessions boot the image and provision it
+	PrepareGolden Prepare = "golden" // sessions clone a disk that is already provisioned
+	PrepareWarm   Prepare = "warm"   // sessions resume the saved memory of a clone, or take a standby VM
+	PreparePool   Prepare = "pool"   // sessions take a standby VM, even where VMs can be saved
 )
 
-// maxPool is how many VMs may wait: each has memory.
+// maxPool limits the number of standby VMs, because each uses memory.
 const maxPool = 8
 
-// ParsePrepare reads one.
+// ParsePrepare parses a value of Prepare.
 func ParsePrepare(s string) (Prepare, error) {
 	p := Prepare(s)
 	if !slices.Contains([]Prepare{PrepareNone, PrepareGolden, PrepareWarm, PreparePool}, p) {
@@ -76,7 +76,7 @@ func ParsePrepare(s string) (Prepare, error) {
 	return p, nil
 }
 
-// env binds the scalars that an environment variable may set.
+// env maps the scalar settings that the environment can set to their variables.
 var env = map[string]string{
 	"image":                 "AGENT_SESSIONIZER_IMAGE",
 	"prepare":               "AGENT_SESSIONIZER_PREPARE",
@@ -93,16 +93,16 @@ var env = map[string]string{
 	"log.rotation":          "AGENT_SESSIONIZER_LOG_FILE_ROTATION",
 }
 
-// Variables are the names of the environment variables that are settings.
+// Variables returns the names of the environment variables that are settings.
 func Variables() []string {
 	return slices.Concat(slices.Sorted(maps.Values(env)), slices.Sorted(maps.Values(bare)))
 }
 
-// Load reads everything. defaults is the shipped config directory.
+// Load reads all settings. defaults is the shipped config directory.
 func Load(paths Paths, defaults fs.FS) (*Config, error) { return load(paths, defaults, nil) }
 
-// Check reads everything as it would be if the user's file of that name, which
-// may be one of a group, had that text.
+// Check loads all settings as if the user's file of that name had the given text, and
+// returns the error. The name may be that of a group's file.
 func Check(paths Paths, defaults fs.FS, name string, text []byte) error {
 	_, err := load(paths, defaults, map[string][]byte{filepath.Join(paths.Config, name): text})
 	return err
@@ -117,7 +117,7 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 	for key, name := range env {
 		names := []string{key, name}
 		if also := bareOf(key); also != "" {
-			names = append(names, also) // the first that is set counts
+			names = append(names, also) // the first variable that is set wins
 		}
 		if err := scalars.BindEnv(names...); err != nil {
 			return nil, err
@@ -139,7 +139,7 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 			return err
 		}
 		c.Attention = d.Attention.over(c.Attention)
-		if d.Roots != nil { // a later list replaces an earlier one, so that there can be none
+		if d.Roots != nil { // a later list replaces an earlier one, so that the user can clear it
 			c.Roots = nil
 			for _, r := range d.Roots {
 				if r != "" {
@@ -166,8 +166,8 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 	if err != nil {
 		return nil, err
 	}
-	// The allowlist is one file, the last that exists: a user who wants less
-	// than the shipped list must be able to say so.
+	// Only the last existing allowlist counts, so that a user can choose to allow less than
+	// the shipped list.
 	err = c.eachFile(defaults, "network-allowlist.txt", func(file string, text []byte) error {
 		c.allowlist, err = policy.Parse(bytes.NewReader(text), file, c.groups)
 		if err != nil {
@@ -183,15 +183,16 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 	return c, c.setScalars(scalars)
 }
 
-// Reload reads everything again, as Load did.
+// Reload reads all settings again, as Load did.
 func (c *Config) Reload() (*Config, error) { return Load(c.Paths, c.defaults) }
 
-// Stamp changes when a settings file does: size and time of each.
+// Stamp returns a text that changes when a settings file changes. It contains the size and
+// modification time of each file.
 func (c *Config) Stamp() string {
 	var b strings.Builder
 	for _, dir := range []string{c.Paths.System, c.Paths.Config} {
 		names := settingsFiles()
-		// Of a directory that cannot be read, Load says so.
+		// Load reports a directory that cannot be read.
 		groups, _ := groupFiles(os.DirFS(dir))
 		for _, name := range groups {
 			names = append(names, filepath.Join(groupsDir, name))
@@ -205,12 +206,14 @@ func (c *Config) Stamp() string {
 	return b.String()
 }
 
-// settingsFiles are what is read of each directory, besides its groups.
+// settingsFiles returns the names of the files in each settings directory, besides the
+// groups.
 func settingsFiles() []string {
 	return []string{"config.yaml", "resources.yaml", "network-allowlist.txt"}
 }
 
-// eachFile calls f with the shipped, the system's and the user's file of that name.
+// eachFile calls f with the shipped, the system's and the user's file of that name, in this
+// order. A file that does not exist is skipped.
 func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text []byte) error) error {
 	text, err := fs.ReadFile(defaults, name)
 	if err != nil {
@@ -255,7 +258,7 @@ func (c *Config) layerOf(file string) string {
 	return layerDefault
 }
 
-// hinted says how to mend a file.
+// hinted adds a hint that edits the file.
 func (c *Config) hinted(file string, err error) error {
 	e := fail.New(fail.Usage, "%w", err)
 	switch c.layerOf(file) {
@@ -268,7 +271,7 @@ func (c *Config) hinted(file string, err error) error {
 	return e
 }
 
-// scalars are the set single values of d, as viper wants them.
+// scalars returns the scalar settings that d sets, in the form that viper merges.
 func (d document) scalars() map[string]any {
 	m := map[string]any{}
 	put := func(m map[string]any, key, v string) {
@@ -351,7 +354,7 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	return c.setLog(v)
 }
 
-// setMirrorLimits reads the bounds on what a remote may make a mirror take.
+// setMirrorLimits reads the limits on what a remote can make its mirror take.
 func (c *Config) setMirrorLimits(v *viper.Viper) error {
 	l := &c.Limits
 	l.MirrorRefs, l.MirrorTime = 50_000, 2*time.Hour
@@ -371,7 +374,8 @@ func (c *Config) setMirrorLimits(v *viper.Viper) error {
 	return nil
 }
 
-// wrong is the error of a value that a file or the environment has for a key.
+// wrong returns an error about the value of a key. The error names the file or variable
+// that the value came from.
 func (c *Config) wrong(key, format string, args ...any) error {
 	err := fail.New(fail.Usage, format, args...)
 	from := origin(c.places("", ""), strings.ReplaceAll(key, ".", step))
@@ -384,10 +388,10 @@ func (c *Config) wrong(key, format string, args ...any) error {
 	return err
 }
 
-// Text writes settings as YAML, for people.
+// Text formats settings as YAML for people.
 func Text(v any) ([]byte, error) { return yaml.Marshal(v) }
 
-// Settings are what one session gets, before flags and the repository's own file.
+// Settings are what one session gets, before flags and the repository's own file apply.
 type Settings struct {
 	Profile   string            `json:"profile,omitempty"`
 	Resources Resources         `json:"resources"`
@@ -396,9 +400,8 @@ type Settings struct {
 	Keep      Keep              `json:"keep,omitempty"`
 }
 
-// For works out the settings of a repository, by its key; "" is one that no file
-// mentions. The profile is the named one or, when it is "", the repository's or
-// the default one.
+// For returns the settings of a repository. The key "" stands for a repository that no file
+// mentions. If profile is "", the repository's own or the default profile applies.
 func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	entry := c.repos[repo]
 	for _, name := range []string{entry.Profile, c.profile} {
@@ -427,10 +430,10 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Keep: p.Keep}, nil
 }
 
-// Profiles are the names of the profiles, in order.
+// Profiles returns the names of the profiles, sorted.
 func (c *Config) Profiles() []string { return slices.Sorted(maps.Keys(c.profiles)) }
 
-// Repos are the repositories that have settings of their own, in order.
+// Repos returns the repositories that have settings of their own, sorted.
 func (c *Config) Repos() []RepoKey {
 	all := maps.Clone(c.repos)
 	for key := range c.overrides {
@@ -439,17 +442,17 @@ func (c *Config) Repos() []RepoKey {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// Additions are what the user said of one session only, with `net allow`, `net
-// deny` and --host-service. They are stored with it.
+// Additions are what the user allowed or denied for one session only, with `net allow`,
+// `net deny` and --host-service. They are stored with the session.
 type Additions struct {
 	Allow        []policy.Rule    `json:"allow,omitempty"`
 	Deny         []policy.Rule    `json:"deny,omitempty"`
 	HostServices []netip.AddrPort `json:"host_services,omitempty"`
 }
 
-// Policy compiles the network policy of s. project is what the repository asks
-// to narrow; the user's live word in session stands over it, and is as good as
-// the user's files: whatever is denied in either is denied.
+// Policy compiles the network policy of s. The project, which the repository provides, can
+// only narrow it. The user's additions for the session take precedence over the project and
+// rank with the user's files: a name that either of them denies is denied.
 func (c *Config) Policy(s Settings, session Additions, project *Project) (*policy.Policy, error) {
 	p := policy.Default()
 	p.Mode, p.Walled = policy.Mode(s.Network.Mode), s.Network.Walled()

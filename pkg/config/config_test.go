@@ -18,14 +18,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// files are the settings of a test: which directory, which name, what text.
+// files holds a test's settings files and the directories that they are in.
 type files struct {
 	t     *testing.T
 	paths config.Paths
 	ship  fstest.MapFS
 }
 
-// newFiles has small shipped defaults, and no file of the system's or the user's.
+// newFiles returns small shipped defaults, without any file of the system or the user.
 func newFiles(t *testing.T) *files {
 	t.Helper()
 	for _, name := range []string{"IMAGE", "PROFILE", "LIMA_HOME", "LIMITS_RUNNING", "LIMITS_MEMORY_RESERVE", "LIMITS_DISK_RESERVE"} {
@@ -121,7 +121,7 @@ func TestShippedDefaults(t *testing.T) {
 		f.ship["network-groups/"+e.Name()] = &fstest.MapFile{Data: text}
 	}
 	c := f.load()
-	delete(c.Groups(), "git") // of the test
+	delete(c.Groups(), "git") // defined by this test, not shipped
 	want := "anthropic debian docker github go node npm openai pypi rust ubuntu"
 	if got := strings.Join(slices.Sorted(maps.Keys(c.Groups())), " "); got != want {
 		t.Errorf("groups: %s", got)
@@ -320,7 +320,7 @@ func TestAllowlistIsReplaced(t *testing.T) {
 	}
 }
 
-// rules are the policy's, as a person writes them, and where each stands.
+// rules formats rules as a person writes them, each with the file it comes from.
 func rules(list []policy.Rule) string {
 	var all []string
 	for _, r := range list {
@@ -349,7 +349,7 @@ repos:
 		t.Error(got)
 	}
 
-	// The user's group replaces the shipped one, and is noticed.
+	// A user's group replaces the shipped one, and changes the stamp.
 	stamp := c.Stamp()
 	f.user("network-groups/git.txt", "mine.org\n")
 	f.user("network-groups/.git.txt.swp", "\x00")
@@ -445,12 +445,12 @@ repos:
 	f.user("resources.yaml", "overrides:\n  ACME/Mono: {disk: 100GiB}\n")
 	c := f.load()
 
-	s := settings(t, c, "github.com/o/r", "") // the user's profile small is whole, the system's forgotten
+	s := settings(t, c, "github.com/o/r", "") // the user's profile small replaces the system's completely
 	if s.Profile != "small" || s.Resources != (config.Resources{CPUs: 4, Memory: 1 << 30, Disk: 50 << 30}) ||
 		fmt.Sprint(s.Secrets) != "map[A:env:SYS_A B:env:MY_B C:env:SMALL_C]" || fmt.Sprint(s.Network.Allow) != "[system.org small.org]" {
 		t.Error(s)
 	}
-	s = settings(t, c, "github.com/acme/app", "") // resources.yaml < profile < repository, whatever the case
+	s = settings(t, c, "github.com/acme/app", "") // resources.yaml < profile < repository, in upper or lower case
 	if s.Profile != "Big" || s.Resources != (config.Resources{CPUs: 9, Memory: 3 << 30, Disk: 60 << 30}) ||
 		fmt.Sprint(s.Secrets) != "map[A:env:APP_A B:env:MY_B]" || s.Network.Mode != "open" {
 		t.Error(s)
@@ -458,7 +458,7 @@ repos:
 	if p := compiled(t, c, s, nil, nil); p.Mode != policy.Open || len(p.Ports) != 0 {
 		t.Error("an empty list of ports is none:", p.Ports)
 	}
-	if s = settings(t, c, "github.com/acme/app", "theirs"); s.Profile != "theirs" || s.Resources.CPUs != 7 { // by flag
+	if s = settings(t, c, "github.com/acme/app", "theirs"); s.Profile != "theirs" || s.Resources.CPUs != 7 { // selected by flag
 		t.Error(s)
 	}
 	if s = settings(t, c, "github.com/acme/theirs", ""); s.Profile != "theirs" {
@@ -481,7 +481,8 @@ repos:
 	}
 }
 
-// An entry for owner/repo, with its secrets, is github.com's and nobody else's.
+// TestRepositoriesOfOtherHosts checks that an entry for owner/repo, with its secrets,
+// applies to github.com and to no other host.
 func TestRepositoriesOfOtherHosts(t *testing.T) {
 	f := newFiles(t)
 	f.user("config.yaml", `
@@ -501,7 +502,7 @@ repos:
 		"gitlab.com/acme/app":           "",
 		"acme/app":                      "",
 		"git.example.org/Team/App":      "env:EXAMPLE",
-		"git.example.org/team/app":      "", // another repository there
+		"git.example.org/team/app":      "", // a different repository on that host
 		"git.example.org:8443/team/app": "env:PORT",
 		"gitlab.com/acme/sub/app":       "env:GITLAB",
 		"box/team/app":                  "env:BOX",
@@ -517,7 +518,7 @@ repos:
 	}
 }
 
-// A value of the wrong kind is told of in words of the file.
+// TestWrongKind checks that a value of the wrong type is reported in the terms of the file.
 func TestWrongKind(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nlimits: {running: ten}":         ":2: limits.running: a number is wanted here",

@@ -14,22 +14,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// Resources of a VM; zero fields are inherited.
+// Resources are the resources of a VM. Zero fields are inherited.
 type Resources struct {
 	CPUs   int  `yaml:"cpus,omitempty" json:"cpus"`
 	Memory Size `yaml:"memory,omitempty" json:"memory"` // bytes
 	Disk   Size `yaml:"disk,omitempty" json:"disk"`     // bytes
 }
 
-// The least that a VM can do with. The bounds of manifests and the docs agree with them,
-// which a test checks.
+// The minimum resources of a VM. A test checks that the bounds of manifests and the docs
+// agree with them.
 const (
 	MinCPUs        = 1
 	MinMemory Size = 512 << 20
 	MinDisk   Size = 4 << 30
 )
 
-// Over is r with base's values where r has none.
+// Over returns r with its zero fields taken from base.
 func (r Resources) Over(base Resources) Resources {
 	if r.CPUs == 0 {
 		r.CPUs = base.CPUs
@@ -43,8 +43,8 @@ func (r Resources) Over(base Resources) Resources {
 	return r
 }
 
-// Network is what a file says of the network; zero fields are inherited,
-// Allow, Deny and HostServices add to what is inherited.
+// Network holds the network settings of a file. Zero fields are inherited. Allow, Deny and
+// HostServices are added to what is inherited.
 type Network struct {
 	Mode         Mode          `yaml:"mode,omitempty" json:"mode,omitempty"`
 	Ports        []Port        `yaml:"ports,omitempty" json:"ports,omitempty"`
@@ -54,7 +54,7 @@ type Network struct {
 	Wall         *bool         `yaml:"wall,omitempty" json:"wall,omitempty"` // nil means true
 }
 
-// Walled reports whether the host's gateway enforces the policy.
+// Walled reports whether the host's egress gateway enforces the policy.
 func (n Network) Walled() bool { return n.Wall == nil || *n.Wall }
 
 func (n Network) over(base Network) Network {
@@ -73,7 +73,8 @@ func (n Network) over(base Network) Network {
 	return n
 }
 
-// Profile is a named set of settings, and the common part of the others.
+// Profile is a named set of settings. It also holds the settings that config.yaml and the
+// repositories' entries have in common with profiles.
 type Profile struct {
 	Resources Resources         `yaml:"resources,omitempty" json:"resources"`
 	Network   Network           `yaml:"network,omitempty" json:"network"`
@@ -94,7 +95,7 @@ func (p Profile) over(base Profile) Profile {
 	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.over(base.Network), Secrets: secrets, Keep: p.Keep}
 }
 
-// Repo is a repository's entry in the user's file.
+// Repo is a repository's entry in config.yaml.
 type Repo struct {
 	Profile string  `yaml:"profile,omitempty"`
 	Set     Profile `yaml:",inline"`
@@ -102,24 +103,25 @@ type Repo struct {
 
 // Limits keep the host usable.
 type Limits struct {
-	Running       int  `yaml:"running,omitempty" json:"running"`               // VMs at once
+	Running       int  `yaml:"running,omitempty" json:"running"`               // number of VMs at the same time
 	MemoryReserve Size `yaml:"memory_reserve,omitempty" json:"memory_reserve"` // bytes
 	DiskReserve   Size `yaml:"disk_reserve,omitempty" json:"disk_reserve"`     // bytes
-	Kept          Size `yaml:"kept,omitempty" json:"kept"`                     // bytes, of one repository
+	Kept          Size `yaml:"kept,omitempty" json:"kept"`                     // bytes, for each repository
 
-	// Of one repository's mirror: bytes on disk, branches and tags, and the time of one fetch.
+	// For each repository's mirror: bytes on disk, number of branches and tags, and
+	// duration of one fetch.
 	MirrorSize Size          `yaml:"mirror_size,omitempty" json:"mirror_size"`
 	MirrorRefs int           `yaml:"mirror_refs,omitempty" json:"mirror_refs"`
 	MirrorTime time.Duration `yaml:"mirror_time,omitempty" json:"mirror_time"`
 }
 
-// Tasks are the settings of unattended runs.
+// Tasks holds the settings of unattended runs.
 type Tasks struct {
-	Slots      int           `yaml:"slots,omitempty" json:"slots"`             // how many run at once
-	CleanupTTL time.Duration `yaml:"cleanup_ttl,omitempty" json:"cleanup_ttl"` // how long events, and what a task left, are kept
+	Slots      int           `yaml:"slots,omitempty" json:"slots"`             // number of tasks that run at the same time
+	CleanupTTL time.Duration `yaml:"cleanup_ttl,omitempty" json:"cleanup_ttl"` // how long events and the leftovers of a task are kept
 }
 
-// document is config.yaml.
+// document is the content of config.yaml.
 type document struct {
 	Image     string             `yaml:"image,omitempty"`
 	Prepare   string             `yaml:"prepare,omitempty"`
@@ -140,15 +142,15 @@ type document struct {
 	Repos     map[RepoKey]Repo   `yaml:"repos,omitempty"`
 }
 
-// resourcesFile is resources.yaml.
+// resourcesFile is the content of resources.yaml.
 type resourcesFile struct {
 	Defaults  Resources             `yaml:"defaults,omitempty"`
 	Overrides map[RepoKey]Resources `yaml:"overrides,omitempty"`
 }
 
-// Project is .agent-sessionizer.yaml in a repository. It comes from whoever
-// can write there, so it has only fields that narrow: Allow, when present, keeps
-// of the user's names only those it lists.
+// Project is the content of .agent-sessionizer.yaml in a repository. Anyone who can write
+// to the repository controls it, so it has only fields that narrow the policy. Allow, if
+// present, keeps only those of the user's names that it lists.
 type Project struct {
 	Network struct {
 		Mode  Mode   `yaml:"mode,omitempty"`
@@ -158,14 +160,14 @@ type Project struct {
 	} `yaml:"network,omitempty"`
 }
 
-// ProjectFile is where a repository keeps its Project.
+// ProjectFile is the path of a Project in its repository.
 const ProjectFile = ".agent-sessionizer.yaml"
 
-// maxProject bounds a repository's own file more tightly than a user's: the
-// YAML parser's time grows with the square of the nesting.
+// maxProject bounds a repository's own file more tightly than a user's, because the YAML
+// parser's time grows with the square of the nesting depth.
 const maxProject = 16 << 10
 
-// ParseProject reads a repository's own file; file names it in errors.
+// ParseProject parses a repository's own file. Errors refer to it as file.
 func ParseProject(file string, text []byte) (Project, error) {
 	var p Project
 	if len(text) > maxProject {
@@ -177,10 +179,10 @@ func ParseProject(file string, text []byte) (Project, error) {
 	return p, nil
 }
 
-// Mode is a policy.Mode that keeps its line for the error.
+// Mode is a policy.Mode whose parse errors contain the line.
 type Mode policy.Mode
 
-// UnmarshalYAML reads a mode.
+// UnmarshalYAML parses a mode.
 func (m *Mode) UnmarshalYAML(n ast.Node) error {
 	text, _ := scalar(n)
 	switch mode := policy.Mode(text); mode {
@@ -191,11 +193,12 @@ func (m *Mode) UnmarshalYAML(n ast.Node) error {
 	return at(n, "network mode %q; it is one of isolated, allowlist, open", text)
 }
 
-// Name is an entry of a list: NAME, *.ZONE, .ZONE, each with :PORT,PORT, or @GROUP.
+// Name is an entry of a list: NAME, *.ZONE or .ZONE, each optionally with :PORT,PORT, or
+// @GROUP.
 type Name string
 
-// UnmarshalYAML reads and checks an entry; whether there is such a group is seen
-// when it is expanded.
+// UnmarshalYAML parses and checks an entry. Whether a group exists is checked only when the
+// entry is expanded.
 func (p *Name) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
@@ -222,7 +225,7 @@ func (p *Name) UnmarshalYAML(n ast.Node) error {
 // Port is an outbound port.
 type Port uint16
 
-// UnmarshalYAML reads a port from 1 to 65535.
+// UnmarshalYAML parses a port from 1 to 65535.
 func (p *Port) UnmarshalYAML(n ast.Node) error {
 	text, _ := scalar(n)
 	ap, err := netip.ParseAddrPort("0.0.0.0:" + text)
@@ -236,7 +239,7 @@ func (p *Port) UnmarshalYAML(n ast.Node) error {
 // HostService is one address and port outside the public internet.
 type HostService netip.AddrPort
 
-// ParseHostService reads localhost:PORT, which is this host's own, or ADDRESS:PORT.
+// ParseHostService parses ADDRESS:PORT or localhost:PORT, which means a port of this host.
 func ParseHostService(text string) (netip.AddrPort, error) {
 	host, port, err := net.SplitHostPort(text)
 	if err == nil && strings.EqualFold(host, "localhost") {
@@ -252,7 +255,7 @@ func ParseHostService(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr, ap.Port()), nil
 }
 
-// UnmarshalYAML reads a service.
+// UnmarshalYAML parses a host service.
 func (h *HostService) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
@@ -266,5 +269,5 @@ func (h *HostService) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// MarshalText writes the address and port.
+// MarshalText formats the address and port.
 func (h HostService) MarshalText() ([]byte, error) { return netip.AddrPort(h).MarshalText() }

@@ -14,15 +14,15 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// groupsDir holds the groups of names, NAME.txt each: beside config.yaml, in
-// the shipped files, the system's and the user's.
+// groupsDir is the directory of the name groups, one NAME.txt each. It is beside
+// config.yaml in the shipped, the system's and the user's files.
 const groupsDir = "network-groups"
 
-// Groups are the named lists that an entry "@NAME" stands for.
+// Groups returns the named lists that entries "@NAME" stand for.
 func (c *Config) Groups() policy.Groups { return c.groups }
 
-// loadGroups reads the groups. A later directory's file replaces an earlier
-// one's of the same name, as network-allowlist.txt does.
+// loadGroups reads the groups. A file in a later directory replaces one of the same name in
+// an earlier directory, as with network-allowlist.txt.
 func (c *Config) loadGroups() error {
 	c.groups = policy.Groups{}
 	if _, err := c.groupsOf(c.defaults, shipped(groupsDir)); err != nil {
@@ -38,8 +38,8 @@ func (c *Config) loadGroups() error {
 	return nil
 }
 
-// groupsOf reads the groups of one layer and returns their files; shown is how
-// messages name the directory.
+// groupsOf reads the groups of one layer and returns their files. Messages refer to the
+// directory as shown.
 func (c *Config) groupsOf(layer fs.FS, shown string) (files []string, err error) {
 	names, err := groupFiles(layer)
 	if err != nil {
@@ -73,7 +73,8 @@ func (c *Config) groupsOf(layer fs.FS, shown string) (files []string, err error)
 	return files, nil
 }
 
-// groupFiles are the names of a layer's groups; editors leave other files there.
+// groupFiles returns the file names of a layer's groups. It skips other files, such as
+// those that editors leave.
 func groupFiles(layer fs.FS) ([]string, error) {
 	entries, err := fs.ReadDir(layer, groupsDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -88,8 +89,8 @@ func groupFiles(layer fs.FS) ([]string, error) {
 	return names, nil
 }
 
-// expand returns the rules of entries. One that stands twice counts once, so
-// that a repository's file cannot make much of little.
+// expand returns the rules of entries. A repeated entry is expanded once, so that a
+// repository's small file cannot produce a huge policy.
 func (c *Config) expand(entries []Name, source string) ([]policy.Rule, error) {
 	rules := []policy.Rule{}
 	seen := map[Name]bool{}
@@ -107,8 +108,7 @@ func (c *Config) expand(entries []Name, source string) ([]policy.Rule, error) {
 	return rules, nil
 }
 
-// checkGroups finds what a file says of groups that do not exist, before a
-// session needs them.
+// checkGroups reports references to groups that do not exist, before a session needs them.
 func (c *Config) checkGroups(file string, d document) error {
 	networks := map[string]Network{"network": d.Network}
 	for name, p := range d.Profiles {

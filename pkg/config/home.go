@@ -11,14 +11,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
 )
 
-// Keep is what is kept of a session's home directory, for the next session of its
-// repository; nil is inherited, an empty one keeps nothing.
+// Keep lists the paths of a session's home directory that are saved for the next session of
+// its repository. A nil Keep is inherited; an empty one saves nothing.
 type Keep home.Patterns
 
-// keepAgents stands for the usual agents' transcripts and settings.
+// keepAgents stands for the transcripts and settings of the usual agents.
 const keepAgents = "agent"
 
-// UnmarshalYAML reads paths below the guest's home directory, or one.
+// UnmarshalYAML parses one path, or a list of paths, below the guest's home directory.
 func (k *Keep) UnmarshalYAML(n ast.Node) error {
 	items := []ast.Node{n}
 	if list, ok := n.(*ast.SequenceNode); ok {
@@ -45,10 +45,10 @@ func (k *Keep) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// Dir is a directory, or a file, of this host: an absolute path, or one that starts with ~/.
+// Dir is a directory or file on this host: an absolute path, or one that starts with ~/.
 type Dir string
 
-// UnmarshalYAML reads one; "" is none.
+// UnmarshalYAML parses a path; "" means none.
 func (d *Dir) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
@@ -65,7 +65,7 @@ func (d *Dir) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// expandHome is path with ~ as the home directory, without needless parts.
+// expandHome replaces a leading ~ with the home directory and cleans the path.
 func expandHome(path string) (string, error) {
 	if rest, ok := strings.CutPrefix(path, "~"); ok && (rest == "" || rest[0] == '/') {
 		dir, err := os.UserHomeDir()
@@ -80,8 +80,8 @@ func expandHome(path string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// setDotfiles takes what a file says of them. They go into every session, so only
-// whose they are may name them.
+// setDotfiles sets the directory of the dotfiles that a file names. They are copied into
+// every session, so only the user's own file may name them.
 func (c *Config) setDotfiles(file string, dir Dir) error {
 	if dir == "" {
 		return nil
@@ -93,8 +93,8 @@ func (c *Config) setDotfiles(file string, dir Dir) error {
 	return nil
 }
 
-// findDotfiles takes the directory beside the settings for them where no file
-// names another.
+// findDotfiles uses the directory dotfiles beside the settings, unless a file names another
+// one.
 func (c *Config) findDotfiles() {
 	dir := filepath.Join(c.Paths.Config, "dotfiles")
 	if st, err := os.Stat(dir); c.Dotfiles == "" && err == nil && st.IsDir() {

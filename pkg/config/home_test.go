@@ -55,8 +55,9 @@ func TestOriginsOfHome(t *testing.T) {
 	}
 }
 
-// They go into every session: neither the machine's settings nor a repository's
-// name them, and no profile does.
+// TestDotfilesAreTheUsers checks that only the user's settings can name the dotfiles,
+// because they are copied into every session. The system's file, a repository's file and a
+// profile cannot.
 func TestDotfilesAreTheUsers(t *testing.T) {
 	for text, want := range map[string]string{
 		"dotfiles: dot": "absolute", "dotfiles: ~other/x": "absolute", "dotfiles: [a]": "a directory is wanted here",

@@ -9,7 +9,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// digestMark stands between a location and its digest.
+// digestMark separates a location from its digest.
 const digestMark = "#sha256:"
 
 const maxImageRef = 2000 // bytes
@@ -19,16 +19,16 @@ var (
 	hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
 )
 
-// ImageRef names the image that sessions start from: one of the store, or a cloud
-// image of the user's own.
+// ImageRef identifies the image that sessions start from: an image in the store, or the
+// user's own cloud image.
 type ImageRef struct {
-	Name     string // "ubuntu", "debian"; "" for a cloud image of the user's own
+	Name     string // "ubuntu", "debian"; "" for the user's own cloud image
 	Location string // an absolute path, or a URL
-	Digest   string // "sha256:…"; always there for a URL
+	Digest   string // "sha256:…"; never empty for a URL
 }
 
-// ParseImageRef reads NAME, PATH, PATH#sha256:HEX or URL#sha256:HEX. A path is one
-// that has a slash. A relative one counts from dir; without a dir it is an error.
+// ParseImageRef parses NAME, PATH, PATH#sha256:HEX or URL#sha256:HEX. A path contains a
+// slash. A relative path is resolved against dir; if dir is "", it is an error.
 func ParseImageRef(text, dir string) (ImageRef, error) {
 	if len(text) > maxImageRef || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		return ImageRef{}, fail.New(fail.Usage, "image: must be at most %d bytes without control characters", maxImageRef)
@@ -65,8 +65,7 @@ func ParseImageRef(text, dir string) (ImageRef, error) {
 	return r, nil
 }
 
-// checkURL refuses a URL that could not be downloaded, or whose content nobody
-// vouches for.
+// checkURL rejects a URL that could not be downloaded, or whose content no digest verifies.
 func (r ImageRef) checkURL() error {
 	u, err := url.Parse(r.Location)
 	switch {
@@ -81,7 +80,8 @@ func (r ImageRef) checkURL() error {
 	return nil
 }
 
-// String is the text that ParseImageRef reads it from, wherever that is.
+// String returns a text from which ParseImageRef reads the same image, independent of the
+// working directory.
 func (r ImageRef) String() string {
 	if r.Name != "" || r.Digest == "" {
 		return r.Name + r.Location

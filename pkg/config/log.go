@@ -17,25 +17,26 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
 )
 
-// Log is how the program logs; zero fields are inherited.
+// Log configures the program's logs. Zero fields are inherited.
 type Log struct {
-	Level    string         `yaml:"level,omitempty" json:"level"`       // auto, or the least that is logged
-	Format   string         `yaml:"format,omitempty" json:"format"`     // of File and the standard error
+	Level    string         `yaml:"level,omitempty" json:"level"`       // auto, or the lowest level that is logged
+	Format   string         `yaml:"format,omitempty" json:"format"`     // of File and stderr
 	File     Dir            `yaml:"file,omitempty" json:"file"`         // "" for none
 	Rotation logfile.Period `yaml:"rotation,omitempty" json:"rotation"` // of File
 	MaxSize  Size           `yaml:"max_size,omitempty" json:"max_size"` // of File, bytes
-	Keep     int            `yaml:"keep,omitempty" json:"keep"`         // old files
+	Keep     int            `yaml:"keep,omitempty" json:"keep"`         // number of old files
 }
 
-// Audit is how long the audit log is kept; zero fields are inherited.
+// Audit configures how long the audit log is kept. Zero fields are inherited.
 type Audit struct {
 	Retention Duration `yaml:"retention,omitempty" json:"retention"`
 }
 
-// Duration is a time.Duration that may be in days, and keeps its line for the error.
+// Duration is a time.Duration that can be written in days. Its parse errors contain the
+// line.
 type Duration time.Duration
 
-// UnmarshalYAML reads 36h or 90d.
+// UnmarshalYAML parses a duration such as 36h or 90d.
 func (d *Duration) UnmarshalYAML(n ast.Node) error {
 	text, _ := scalar(n)
 	if days, ok := strings.CutSuffix(text, "d"); ok {
@@ -52,7 +53,7 @@ func (d *Duration) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// String is the duration as UnmarshalYAML reads it.
+// String formats the duration as UnmarshalYAML reads it.
 func (d Duration) String() string {
 	if day := Duration(24 * time.Hour); d != 0 && d%day == 0 {
 		return fmt.Sprintf("%dd", d/day)
@@ -60,13 +61,14 @@ func (d Duration) String() string {
 	return time.Duration(d).String()
 }
 
-// MarshalText is String.
+// MarshalText returns the same text as String.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// LevelAuto is warn for what people wait for, and info for what runs by itself.
+// LevelAuto means warn for commands that people wait for, and info for background
+// processes.
 const LevelAuto = "auto"
 
-// logWords are the values of settings that are one of a few words.
+// logWords holds the allowed values of the settings that have a fixed set of values.
 var logWords = map[string][]string{
 	"log.level":    {LevelAuto, "trace", "debug", "info", "warn", "error"},
 	"log.format":   {"pretty", "json", "compact"},
@@ -80,14 +82,14 @@ func periods() (words []string) {
 	return words
 }
 
-// Audit is the audit log.
+// Audit returns the path of the audit log.
 func (p Paths) Audit() string { return filepath.Join(p.State, "audit.jsonl") }
 
-// KeeperLog is the log of a session's keeper.
+// KeeperLog returns the path of the log of a session's keeper.
 func (p Paths) KeeperLog(id string) string { return filepath.Join(p.SessionDir(id), "keeper.log") }
 
-// bare are names of environment variables without our prefix, which count where
-// those with it are not set.
+// bare maps settings to environment variables without our prefix. They apply only if the
+// prefixed variable is not set.
 var bare = map[string]string{
 	"log.level":    "LOG_LEVEL",
 	"log.format":   "LOG_FORMAT",
@@ -95,8 +97,8 @@ var bare = map[string]string{
 	"log.rotation": "LOG_FILE_ROTATION",
 }
 
-// bareOf is the variable of bare that counts for a key, "" for none. Other programs
-// read it too: what means nothing to us is not meant for us.
+// bareOf returns the variable in bare that applies to a key, or "". Other programs use
+// these variables, too, so a value that we do not understand is ignored.
 func bareOf(key string) string {
 	value := os.Getenv(bare[key])
 	ours := slices.Contains(logWords[key], strings.ToLower(value))
@@ -110,7 +112,8 @@ func bareOf(key string) string {
 	return bare[key]
 }
 
-// logPath is the path of a log; keepers do not stand where their starters do.
+// logPath returns the path of a log. It must be absolute, because keepers do not run in the
+// working directory of the command that starts them.
 func logPath(value string) (string, error) {
 	path, err := expandHome(value)
 	if err == nil && path != "" && !filepath.IsAbs(path) {
@@ -119,7 +122,7 @@ func logPath(value string) (string, error) {
 	return path, err
 }
 
-// scalars are the set values, as viper wants them.
+// scalars returns the values that are set, in the form that viper merges.
 func (l Log) scalars(put func(m map[string]any, key, v string)) map[string]any {
 	m := map[string]any{}
 	put(m, "level", l.Level)
@@ -137,7 +140,7 @@ func (a Audit) scalars(put func(m map[string]any, key, v string)) map[string]any
 	return m
 }
 
-// setLog reads how the program logs. Words may be in capitals, as in LOG_LEVEL=INFO.
+// setLog sets the log settings. Values are case-insensitive, as in LOG_LEVEL=INFO.
 func (c *Config) setLog(v *viper.Viper) error {
 	word := func(key, unset string) (string, error) {
 		w, known := strings.ToLower(cmp.Or(v.GetString(key), unset)), logWords[key]
@@ -178,6 +181,6 @@ func (c *Config) setLog(v *viper.Viper) error {
 }
 
 const (
-	minLog      = 64 << 10 // some records must fit
-	maxLogFiles = 1000     // they are looked through whenever a new one is begun
+	minLog      = 64 << 10 // bytes; a few records must fit
+	maxLogFiles = 1000     // each rotation lists the old files
 )

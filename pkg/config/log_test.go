@@ -11,7 +11,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
 )
 
-// loadLog loads the shipped settings' least, with the user's text.
+// loadLog loads minimal shipped settings and the user's text.
 func loadLog(t *testing.T, user string) (*Config, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -68,8 +68,8 @@ func TestLogSettings(t *testing.T) {
 	}
 }
 
-// Each value that means nothing is a usage error that says where it is, and how to
-// mend it.
+// TestBadLogSettings checks that each invalid value is a usage error that names its source,
+// with a hint that fixes it.
 func TestBadLogSettings(t *testing.T) {
 	for env, hint := range map[string]string{
 		"AGENT_SESSIONIZER_LOG_LEVEL=5":            "unset AGENT_SESSIONIZER_LOG_LEVEL",
@@ -98,7 +98,8 @@ func TestBadLogSettings(t *testing.T) {
 	}
 }
 
-// What other programs are told does not stop us.
+// TestVariablesOfOthers checks that values of unprefixed variables that are meant for other
+// programs are ignored.
 func TestVariablesOfOthers(t *testing.T) {
 	for name, value := range map[string]string{"LOG_LEVEL": "verbose", "LOG_FORMAT": "xml", "LOG_FILE": "log/here", "LOG_FILE_ROTATION": "weekly"} {
 		t.Setenv(name, value)

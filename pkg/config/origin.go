@@ -13,15 +13,15 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// Origin is where a value that is in force was said.
+// Origin is the source of a value in effect.
 type Origin struct {
 	Layer string `json:"layer"`          // default, system, user, environment or flag
-	File  string `json:"file,omitempty"` // of a shipped one: "(shipped) config/NAME"
+	File  string `json:"file,omitempty"` // of a shipped file: "(shipped) config/NAME"
 	Line  int    `json:"line,omitempty"`
-	Name  string `json:"name,omitempty"` // of the variable or the flag
+	Name  string `json:"name,omitempty"` // of the environment variable or the flag
 }
 
-// The layers, least first.
+// The layers, lowest precedence first.
 const (
 	layerDefault     = "default"
 	layerSystem      = "system"
@@ -30,7 +30,8 @@ const (
 	layerFlag        = "flag"
 )
 
-// String is FILE:LINE, the variable, the flag, or "default" where nobody said it.
+// String returns FILE:LINE, the variable or the flag, or "default" if nothing set the
+// value.
 func (o Origin) String() string {
 	switch {
 	case o.File != "" && o.Line > 0:
@@ -43,15 +44,14 @@ func (o Origin) String() string {
 	return o.Layer
 }
 
-// Value is one setting that is in force. A list that files add to is one Value
-// for each item.
+// Value is one setting in effect. A list that several files add to is one Value per item.
 type Value struct {
-	Key    string `json:"key"` // as in config.yaml; what resources.yaml says is resources.*
+	Key    string `json:"key"` // as in config.yaml; the settings of resources.yaml have the prefix resources.
 	Value  any    `json:"value"`
 	Origin Origin `json:"origin"`
 }
 
-// source is a YAML file as it was read.
+// source is a YAML file that was read.
 type source struct {
 	layer string
 	name  string // config.yaml or resources.yaml
@@ -59,10 +59,11 @@ type source struct {
 	text  []byte
 }
 
-// step joins the parts of a key: a repository's has dots and slashes.
+// step joins the parts of a key. It is not a dot, because repository names contain dots and
+// slashes.
 const step = "\x00"
 
-// said is what a file has at a key.
+// said is the value that a file has for a key.
 type said struct {
 	line  int
 	text  string // of a scalar
@@ -70,7 +71,7 @@ type said struct {
 	kind  ast.NodeType
 }
 
-// set reports whether it counts: an empty value is inherited.
+// set reports whether the value counts. An empty value does not: the setting is inherited.
 func (s said) set(key string) bool {
 	switch s.kind {
 	case ast.NullType, ast.MappingType:
@@ -81,12 +82,12 @@ func (s said) set(key string) bool {
 	return s.text != "" && (s.text != "0" || key == "pool")
 }
 
-// keys are all that a file says, by key.
+// keys returns everything that a file sets, by key.
 func (s source) keys() map[string]said {
 	found := map[string]said{}
 	f, err := parser.ParseBytes(bytes.TrimPrefix(s.text, []byte("\ufeff")), 0)
 	if err != nil {
-		return found // decode has said so
+		return found // decode has reported it
 	}
 	r := reader{found: found, anchors: map[string]ast.Node{}}
 	for _, doc := range f.Docs {
@@ -103,7 +104,7 @@ type reader struct {
 	depth   int
 }
 
-// deepest ends what a cycle of aliases would go on with.
+// deepest bounds the recursion through a cycle of aliases.
 const deepest = 100
 
 func (r *reader) read(key string, n ast.Node) {
@@ -121,7 +122,7 @@ func (r *reader) read(key string, n ast.Node) {
 		}
 	case *ast.MappingNode:
 		r.found[key] = said{line: lineOf(n), kind: ast.MappingType}
-		for _, merged := range []bool{true, false} { // what is merged in is less than what is written
+		for _, merged := range []bool{true, false} { // merged values have lower precedence than written ones
 			for _, kv := range n.Values {
 				if kv.Key.IsMergeKey() == merged {
 					r.pair(key, kv)
@@ -159,13 +160,13 @@ func (r *reader) pair(key string, kv *ast.MappingValueNode) {
 		return
 	}
 	name := kv.Key.GetToken().Value
-	if key == "repos" || key == "overrides" { // there are several ways to write one
+	if key == "repos" || key == "overrides" { // a repository can be written in several ways
 		if repo, ok := ParseRepoKey(name); ok {
 			name = string(repo)
 		}
 	}
 	r.read(join(key, name), kv.Value)
-	// An entry that stands there without a value stands there.
+	// An entry without a value still has a line of its own.
 	if s, ok := r.found[join(key, name)]; ok && s.kind == ast.NullType {
 		s.line = lineOf(kv.Key)
 		r.found[join(key, name)] = s
@@ -186,14 +187,14 @@ func join(key, part string) string {
 	return key + step + part
 }
 
-// place is a part of a file that has a say.
+// place is a part of a file that can set values.
 type place struct {
 	source
 	keys map[string]said
-	at   string // key of the part; "" is the file
+	at   string // key of the part; "" is the whole file
 }
 
-// find looks for one of document's keys, or resources.*.
+// find looks up one of document's keys, or one of resources.*.
 func (p place) find(key string) (said, bool) {
 	if p.name == "resources.yaml" {
 		part, ok := strings.CutPrefix(key, "resources"+step)
@@ -206,14 +207,15 @@ func (p place) find(key string) (said, bool) {
 	return s, ok && s.set(key)
 }
 
-// places are the parts of files that For and setScalars look at, least first.
+// places returns the parts of files that For and setScalars consult, lowest precedence
+// first.
 func (c *Config) places(repo RepoKey, profile string) []place {
 	var all, entries []place
 	whole := map[string]string{"config.yaml": "", "resources.yaml": "defaults"}
 	for _, s := range c.sources {
 		all = append(all, place{s, s.keys(), whole[s.name]})
 	}
-	// Of entries that several files have by one name, the last file's counts.
+	// If several files have an entry with the same name, the last file's entry counts.
 	for _, e := range []struct{ name, at string }{
 		{"resources.yaml", join("overrides", string(repo))},
 		{"config.yaml", join("profiles", profile)},
@@ -229,7 +231,8 @@ func (c *Config) places(repo RepoKey, profile string) []place {
 	return append(all, entries...)
 }
 
-// origin is where the value of a key was said last.
+// origin returns the source of the value of a key: the place of highest precedence that
+// sets it.
 func origin(places []place, key string) Origin {
 	dotted := strings.ReplaceAll(key, step, ".")
 	for _, name := range []string{env[dotted], bareOf(dotted)} {
@@ -245,7 +248,7 @@ func origin(places []place, key string) Origin {
 	return Origin{Layer: layerDefault}
 }
 
-// origins are where the items of a list were said that places add to.
+// origins returns the sources of the items of a list that several places add to.
 func origins(places []place, key string) []Origin {
 	var all []Origin
 	for _, p := range places {
@@ -257,8 +260,8 @@ func origins(places []place, key string) []Origin {
 	return all
 }
 
-// Values are the settings that For returns, and those of every session, with
-// where each comes from. profile is what --profile says.
+// Values returns the settings that For returns and those of every session, each with its
+// origin. profile is the value of --profile.
 func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	set, err := c.For(repo, profile)
 	if err != nil {
@@ -323,7 +326,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	return append(all, c.lists()...), nil
 }
 
-// lists are the files of names, as one value each.
+// lists returns one value for each file of names.
 func (c *Config) lists() []Value {
 	all := []Value{{"network-allowlist.txt", names(len(c.allowlist)), c.listed["network-allowlist.txt"]}}
 	for _, name := range slices.Sorted(maps.Keys(c.groups)) {

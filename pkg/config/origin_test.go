@@ -11,7 +11,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// said are the values that are in force, as "KEY=VALUE  ORIGIN".
+// said formats the values in effect, one "KEY=VALUE  LAYER ORIGIN" per line.
 func said(t *testing.T, f *files, repo config.RepoKey, profile string) string {
 	t.Helper()
 	values, err := f.load().Values(repo, profile)
@@ -84,7 +84,7 @@ repos:
 		"network.allow=a.example.org  system /etc/config.yaml:6",
 		"network.allow=b.example.org  user ~/config.yaml:4",
 		"network.allow=c.example.org:22  user ~/config.yaml:5",
-		"network.deny=d.example.org  user ~/config.yaml:17", // the profile's
+		"network.deny=d.example.org  user ~/config.yaml:17", // from the profile
 		"network.host_services=127.0.0.1:5432  user ~/config.yaml:6",
 		"secrets.OTHER=env:PATH  user ~/config.yaml:11",
 		"secrets.TOKEN=file:/x  user ~/config.yaml:25",
@@ -109,7 +109,7 @@ repos:
 	}
 }
 
-// What is shown is what For returns, item for item.
+// TestOriginsOfListsThatAddUp checks that the values agree with For, item by item.
 func TestOriginsOfListsThatAddUp(t *testing.T) {
 	f := newFiles(t)
 	f.system("config.yaml", "network: {allow: [a.org, '@git'], host_services: ['10.0.0.1:1']}\n")
@@ -161,7 +161,7 @@ func TestCheck(t *testing.T) {
 	}{
 		{"network-groups/mine.txt", "a.org\n", ""},
 		{"network-groups/mine.txt", "a.org\n10.0.0.1\n", "network-groups/mine.txt:2"},
-		{"network-groups/other.txt", "a.org\n", "network-allowlist.txt:1"}, // what is wrong is elsewhere
+		{"network-groups/other.txt", "a.org\n", "network-allowlist.txt:1"}, // the error is in another file
 		{"network-allowlist.txt", "b.org\n", ""},
 		{"config.yaml", "images: y\n", "config.yaml:1"},
 		{"resources.yaml", "defaults: {cpus: 1}\n", "network-allowlist.txt:1"},

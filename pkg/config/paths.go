@@ -1,8 +1,8 @@
-// Package config turns the shipped defaults, the system's and the user's
-// files, the environment and flags into one set of settings, in that order.
+// Package config merges the shipped defaults, the system's files, the user's files, the
+// environment and flags into one set of settings, in that order.
 //
-// It reads files and never writes any. A repository's own file is a separate
-// type, Project, which can only narrow.
+// It reads files and never writes any. A repository's own file has a separate type,
+// Project, which can only narrow.
 package config
 
 import (
@@ -15,18 +15,18 @@ import (
 
 const app = "agent-sessionizer"
 
-// Paths are the product's directories, by the XDG Base Directory Specification.
+// Paths holds the product's directories, which follow the XDG Base Directory Specification.
 type Paths struct {
 	System   string // /etc/agent-sessionizer
 	Config   string // the user's settings
 	State    string // store, locks, logs, keys
 	Data     string // guest images
 	Cache    string // repository mirrors, downloads
-	LimaHome string // Lima's directory; short, since sockets under it are bound to 104 bytes
+	LimaHome string // Lima's directory; short, because the paths of sockets under it are limited to 104 bytes
 }
 
-// DefaultPaths reads HOME and XDG_*_HOME. Relative XDG values are ignored, as
-// the specification wants.
+// DefaultPaths derives the directories from HOME and XDG_*_HOME. It ignores relative XDG
+// values, as the specification requires.
 func DefaultPaths() (Paths, error) {
 	home, err := os.UserHomeDir()
 	if err != nil || !filepath.IsAbs(home) {
@@ -48,34 +48,36 @@ func DefaultPaths() (Paths, error) {
 	}, nil
 }
 
-// Store is the SQLite file.
+// Store returns the path of the SQLite file.
 func (p Paths) Store() string { return filepath.Join(p.State, "store.db") }
 
-// SessionLock is the lock that a session's keeper holds while it lives.
+// SessionLock returns the path of the lock that a session's keeper holds while it runs.
 func (p Paths) SessionLock(id string) string { return filepath.Join(p.State, "locks", "session-"+id) }
 
-// SessionDir holds what belongs to one session and goes with it: keys, keeper log.
+// SessionDir returns the directory of one session, with its keys and keeper log. It is
+// removed with the session.
 func (p Paths) SessionDir(id string) string { return filepath.Join(p.State, "sessions", id) }
 
-// TaskLock is the lock that a task's keeper holds while it lives.
+// TaskLock returns the path of the lock that a task's keeper holds while it runs.
 func (p Paths) TaskLock(id string) string { return filepath.Join(p.State, "locks", "task-"+id) }
 
-// TaskDir is what is kept of a task: what was asked, its logs, what it brought home.
+// TaskDir returns the directory of a task, with its manifest, logs and artifacts.
 func (p Paths) TaskDir(id string) string { return filepath.Join(p.State, "tasks", id) }
 
-// Pool holds the VMs that wait for a session.
+// Pool returns the directory of the standby VMs.
 func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }
 
-// Kept holds what is kept of sessions for the next ones of their repositories.
+// Kept returns the directory of the saved homes, from which later sessions of the same
+// repositories are restored.
 func (p Paths) Kept() string { return filepath.Join(p.State, "kept") }
 
-// Images holds locally built guest images.
+// Images returns the directory of the guest images.
 func (p Paths) Images() string { return filepath.Join(p.Data, "images") }
 
-// Mirrors holds bare mirrors of remote repositories.
+// Mirrors returns the directory of the bare mirrors of remote repositories.
 func (p Paths) Mirrors() string { return filepath.Join(p.Cache, "mirrors") }
 
-// Make creates the directories that are ours alone.
+// Make creates the directories that belong to the product alone.
 func (p Paths) Make() error {
 	for _, dir := range []string{p.State, p.Data, p.Cache, p.LimaHome} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -109,7 +109,7 @@ func TestSize(t *testing.T) {
 			t.Errorf("%d is %s", size, got)
 		}
 	}
-	// What is written as YAML is read as the same size, to the byte.
+	// A size written as YAML is read back unchanged, to the byte.
 	sizes := []config.Size{1, 1023, 1024, 1025 << 20, 1536 << 20, 123456789, 8 << 30, 1 << 50, 1<<50 - 1}
 	for range 200 {
 		sizes = append(sizes, config.Size(rand.Int64N(1<<50))+1, config.Size(rand.Int64N(1<<20)+1)<<20)
@@ -124,7 +124,7 @@ func TestSize(t *testing.T) {
 			t.Errorf("%d as %q is %d, %v", size, text, back.S, err)
 		}
 	}
-	// As a flag, a bad value leaves the old one.
+	// As a flag, an invalid value leaves the old value in place.
 	var flag config.Size = 7
 	if err := flag.Set("bad"); err == nil || flag != 7 || flag.Type() != "size" {
 		t.Error(err, flag)

@@ -7,7 +7,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// wish is what a project asks for; what it leaves out stays unset and narrows nothing.
+// wish returns the policy that a project asks for. Fields that it leaves out stay unset and
+// narrow nothing.
 func (c *Config) wish(pr *Project) (*policy.Policy, error) {
 	p := &policy.Policy{Version: policy.Version, Mode: policy.Mode(pr.Network.Mode)}
 	if pr.Network.Ports != nil {
@@ -26,9 +27,10 @@ func (c *Config) wish(pr *Project) (*policy.Policy, error) {
 	return p, err
 }
 
-// lift takes out of a repository's denials what the user allows on the session:
-// the same names or, under a wildcard, fewer. What stays denied of one are the
-// other ports that user opens for anything.
+// lift removes from a repository's denials the names that the user allows for the session.
+// An allowed name lifts a denial of the same name, and an allowed wildcard also lifts
+// denials below it. A lifted denial still covers the other ports that user opens for any
+// name.
 func lift(denied, allowed []policy.Rule, user *policy.Policy) []policy.Rule {
 	left := []policy.Rule{}
 	for _, d := range denied {

@@ -47,7 +47,7 @@ func TestProjectOnlyNarrows(t *testing.T) {
 			f.user("config.yaml", "network: {mode: "+c.user+"}\n")
 			conf := f.load()
 			p := project(t, c.project)
-			// It lives in the store as JSON between two starts.
+			// Between two starts, the store holds the project as JSON.
 			raw, err := json.Marshal(p)
 			if err != nil {
 				t.Fatal(err)
@@ -64,7 +64,8 @@ func TestProjectOnlyNarrows(t *testing.T) {
 	}
 }
 
-// What the user says on a running session stands over the repository's file.
+// TestUserOverProject checks that the user's additions to a session take precedence over
+// the repository's file.
 func TestUserOverProject(t *testing.T) {
 	c := newFiles(t).load()
 	s := settings(t, c, "o/r", "")
@@ -97,14 +98,15 @@ func TestUserOverProject(t *testing.T) {
 			t.Errorf("allow %s: denied %s, want %s", x.allow, got, x.want)
 		}
 	}
-	// The user's own denials are lifted by taking them back, by nothing else.
+	// Only removing the user's own denials lifts them.
 	both := config.Additions{Allow: []policy.Rule{{Pattern: "github.com"}}, Deny: []policy.Rule{{Pattern: "github.com", Source: "net deny"}}}
 	if p, err := c.Policy(s, both, nil); err != nil || p.Decide(policy.Question{Name: "github.com"}).Source != "net deny" {
 		t.Error(p, err)
 	}
 }
 
-// A repository that names a group which is not there gets no session by it.
+// TestProjectOfUnknownGroup checks that a repository file that names an unknown group
+// prevents the session.
 func TestProjectOfUnknownGroup(t *testing.T) {
 	c := newFiles(t).load()
 	for _, text := range []string{"network: {allow: ['@nothing']}", "network: {deny: ['@nothing']}"} {
@@ -155,7 +157,8 @@ func TestHostileProject(t *testing.T) {
 	}
 }
 
-// Whatever a repository says, its policy allows nothing that the user's does not.
+// FuzzProject checks that no repository file makes the policy allow anything that the
+// user's does not.
 func FuzzProject(f *testing.F) {
 	f.Add("network: {mode: open, allow: [evil.org, github.com], ports: [443, 25]}")
 	f.Add("network:\n  allow:\n    - '*.evil.org'\n  ports: []\n")
@@ -171,7 +174,7 @@ func FuzzProject(f *testing.F) {
 		user := compiled(t, c, s, nil, nil)
 		got, err := c.Policy(s, config.Additions{}, &p)
 		if err != nil {
-			return // no policy, no session
+			return // without a policy there is no session
 		}
 		if got.Mode == policy.Open || len(got.HostServices) > 0 {
 			t.Fatalf("%+v", got)

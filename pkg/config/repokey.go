@@ -7,13 +7,12 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// RepoKey is a repository's identity, as repo.Ref has it: "github.com/owner/repo"
-// or "local:/abs/path". In files owner/repo is short for the former, and for
-// nothing else: a repository of the same name on another host belongs to
-// somebody else, who must not get its secrets.
+// RepoKey is a repository's identity, in the form of repo.Ref: "github.com/owner/repo" or
+// "local:/abs/path". In files, owner/repo is short for the former only. A repository of the
+// same name on another host can belong to someone else, who must not get its secrets.
 type RepoKey string
 
-// UnmarshalYAML reads owner/repo, host/owner/repo or local:/abs/path.
+// UnmarshalYAML parses owner/repo, host/owner/repo or local:/abs/path.
 func (k *RepoKey) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
@@ -27,7 +26,7 @@ func (k *RepoKey) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// ParseRepoKey reads what may stand in a file; ok is false for anything else.
+// ParseRepoKey parses the syntax used in files, and reports whether text is valid.
 func ParseRepoKey(text string) (key RepoKey, ok bool) {
 	if path, ok := strings.CutPrefix(text, "local:"); ok {
 		return RepoKey(text), filepath.IsAbs(path) && filepath.Clean(path) == path
@@ -38,7 +37,7 @@ func ParseRepoKey(text string) (key RepoKey, ok bool) {
 			return "", false
 		}
 	}
-	// GitHub's owners have no dot, hosts of the internet have one.
+	// GitHub owners never contain a dot; hosts on the internet always do.
 	if len(parts) == 2 && !strings.ContainsAny(parts[0], ".:") {
 		parts = append([]string{"github.com"}, parts...)
 	}
@@ -48,7 +47,7 @@ func ParseRepoKey(text string) (key RepoKey, ok bool) {
 	parts[0] = strings.ToLower(parts[0])
 	name := strings.Join(parts, "/")
 	switch parts[0] {
-	case "github.com", "gitlab.com", "bitbucket.org": // where Owner/Repo is owner/repo, see repo.Ref
+	case "github.com", "gitlab.com", "bitbucket.org": // where names are case-insensitive, see repo.Ref
 		name = strings.ToLower(name)
 	}
 	return RepoKey(name), true

@@ -10,7 +10,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 )
 
-// A later list replaces an earlier one, so that there can be none.
+// TestRoots checks that a later list replaces an earlier one, so that a user can clear it.
 func TestRoots(t *testing.T) {
 	f := newFiles(t)
 	home, err := os.UserHomeDir()

@@ -7,7 +7,8 @@ import (
 	"testing/fstest"
 )
 
-// Whatever config.yaml has a key for, config show --origin tells of.
+// TestValuesOfEveryKey checks that Values reports every key of config.yaml and
+// resources.yaml.
 func TestValuesOfEveryKey(t *testing.T) {
 	dir := t.TempDir()
 	ship := fstest.MapFS{
@@ -46,7 +47,8 @@ secrets: {A: env:A}
 	}
 }
 
-// leaves are the keys of a document that are no maps, but for those by name.
+// leaves returns the keys of a document that are not mappings. It stands in one secret for
+// the secrets, and skips profiles and repos.
 func leaves(typ reflect.Type, at string) (keys []string) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)
@@ -55,7 +57,7 @@ func leaves(typ reflect.Type, at string) (keys []string) {
 			name = at + "." + name
 		}
 		switch {
-		case name == "profiles" || name == "repos": // whose own are all of the same
+		case name == "profiles" || name == "repos": // their entries have the same keys
 		case name == "secrets":
 			keys = append(keys, "secrets.A")
 		case f.Type.Kind() == reflect.Struct:

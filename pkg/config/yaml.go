@@ -17,15 +17,15 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// maxFile bounds a settings file; a larger one is a mistake.
+// maxFile bounds the size of a settings file. A larger file is a mistake.
 const maxFile = 1 << 20
 
-// decode reads strict YAML; errors are fail.Usage and start with file:line.
+// decode parses strict YAML. Errors have the code fail.Usage and start with file:line.
 func decode(file string, text []byte, into any) error {
 	if len(text) > maxFile {
 		return fail.New(fail.Usage, "%s: larger than %v", file, Size(maxFile))
 	}
-	err := decodeNode(bytes.TrimPrefix(text, []byte("\ufeff")), into) // some editors' byte order mark
+	err := decodeNode(bytes.TrimPrefix(text, []byte("\ufeff")), into) // the byte order mark that some editors write
 	if err == nil {
 		return nil
 	}
@@ -43,7 +43,7 @@ func decode(file string, text []byte, into any) error {
 }
 
 func decodeNode(text []byte, into any) (err error) {
-	// The library has panicked on files that only a fuzzer or an enemy writes.
+	// The library has panicked on input that only a fuzzer or an attacker writes.
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("this YAML cannot be read: %v", r)
@@ -53,12 +53,12 @@ func decodeNode(text []byte, into any) (err error) {
 	if err != nil {
 		return err
 	}
-	var body ast.Node // an empty file says nothing, which is fine
+	var body ast.Node // stays nil for an empty file, which is valid
 	for _, doc := range f.Docs {
 		switch {
 		case doc.Body == nil || doc.Body.Type() == ast.CommentType || doc.Body.Type() == ast.CommentGroupType:
 		case body != nil:
-			// The decoder would read the first and never mention the others.
+			// The decoder would silently ignore all documents but the first.
 			return at(doc.Body, "a second YAML document; the file has one")
 		default:
 			body = doc.Body
@@ -77,8 +77,8 @@ func decodeNode(text []byte, into any) (err error) {
 	return inOurWords(err, body)
 }
 
-// inOurWords says of a value of the wrong kind which key has it and what is
-// wanted there; the library speaks of this program's types.
+// inOurWords rewrites the error of a value of the wrong type. It names the key and the
+// expected type in terms of the file, where the library refers to Go types.
 func inOurWords(err error, body ast.Node) error {
 	var wanted string
 	var tok *token.Token
@@ -103,7 +103,7 @@ func inOurWords(err error, body ast.Node) error {
 	return at(f.found, "%s: %s is wanted here", key, wanted)
 }
 
-// wantedFor is what a file may say for a value of type t.
+// wantedFor describes what a file may contain for a value of type t.
 func wantedFor(t reflect.Type) string {
 	switch {
 	case t == reflect.TypeFor[time.Duration]():
@@ -122,7 +122,7 @@ func wantedFor(t reflect.Type) string {
 	return ""
 }
 
-// finder finds the outermost node that has a token.
+// finder finds the outermost node with a given token.
 type finder struct {
 	token *token.Token
 	found ast.Node
@@ -139,9 +139,9 @@ func (v *finder) Visit(n ast.Node) ast.Visitor {
 	return v
 }
 
-// checker refuses YAML that the decoder reads in ways nobody means.
+// checker rejects YAML that the decoder reads in ways the author did not intend.
 type checker struct {
-	hostile bool // whoever wrote the file is not the user
+	hostile bool // the author of the file is not the user
 	err     error
 }
 
@@ -152,7 +152,7 @@ func (v *checker) Visit(n ast.Node) ast.Visitor {
 	}
 	switch n := n.(type) {
 	case *ast.SequenceNode:
-		// The decoder makes zero values of these without asking UnmarshalYAML.
+		// For null items, the decoder makes zero values without calling UnmarshalYAML.
 		for _, item := range n.Values {
 			if item.Type() == ast.NullType {
 				v.err = at(item, "an item of the list is empty")
@@ -161,7 +161,7 @@ func (v *checker) Visit(n ast.Node) ast.Visitor {
 	case *ast.TagNode:
 		v.err = at(n, "tags such as %s are not used here", n.Start.Value)
 	case *ast.AliasNode:
-		if v.hostile { // a cycle of them is endless
+		if v.hostile { // a cycle of aliases is endless
 			v.err = at(n, "aliases are not used here")
 		}
 	}
@@ -183,13 +183,13 @@ func at(n ast.Node, format string, args ...any) error {
 	return &positionError{line, fmt.Sprintf(format, args...)}
 }
 
-// Size is a number of bytes, written as "512MiB" or "8GiB"; 8G and 8GB mean GiB too.
+// Size is a number of bytes, written as "512MiB" or "8GiB". 8G and 8GB also mean 8GiB.
 type Size int64
 
-// maxSize is 1 PiB: far over what a host has, and far from where sums overflow.
+// maxSize is 1 PiB, which no host has and which is far from overflowing sums.
 const maxSize = 1 << 50
 
-// ParseSize reads a size.
+// ParseSize parses a size.
 func ParseSize(s string) (Size, error) {
 	n, err := units.RAMInBytes(s)
 	if err != nil || n <= 0 || n > maxSize {
@@ -198,12 +198,13 @@ func ParseSize(s string) (Size, error) {
 	return Size(n), nil
 }
 
-// String is for people: four digits.
+// String formats the size for people, with four significant digits.
 func (s Size) String() string {
 	return units.CustomSize("%.4g%s", float64(s), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
 }
 
-// MarshalYAML writes the size as people do, where that is exact.
+// MarshalYAML formats the size for people if that is exact, and otherwise in the largest
+// unit that divides it.
 func (s Size) MarshalYAML() ([]byte, error) {
 	text := s.String()
 	if v, err := ParseSize(text); err == nil && v == s {
@@ -216,7 +217,7 @@ func (s Size) MarshalYAML() ([]byte, error) {
 	return fmt.Appendf(nil, "%d%s", n, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit]), nil
 }
 
-// UnmarshalYAML reads a size and keeps its line for the error.
+// UnmarshalYAML parses a size; its errors contain the line.
 func (s *Size) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
@@ -237,7 +238,7 @@ func scalar(n ast.Node) (string, bool) {
 	return n.GetToken().Value, true
 }
 
-// Set implements pflag.Value, so that flags and files read sizes alike.
+// Set implements pflag.Value, so that flags and files accept the same sizes.
 func (s *Size) Set(text string) error {
 	v, err := ParseSize(text)
 	if err == nil {
