@@ -1,11 +1,11 @@
-// Package attach joins the user's terminal to a command in the guest, usually
-// its tmux, and keeps them joined: it follows the window's size, notices a dead
-// connection, and connects again until the user has had enough.
+// Package attach connects the user's terminal to a command in the guest, usually the
+// guest's tmux, and keeps them connected. It follows the size of the window, detects a dead
+// connection, and reconnects until the user gives up.
 //
-// It stands between a hostile guest and the user's terminal: clipboard writes
-// are handed to the caller, plain.Filter drops all else that would do more than
-// draw, and at the end the terminal is put back in order, with no answer or key
-// left for the user's shell. It does not know what a session is.
+// It protects the user's terminal from a hostile guest. It passes clipboard writes to the
+// caller, and plain.Filter drops everything else that does more than draw. At the end it
+// restores the terminal and discards pending answers and keys, so that the user's shell
+// does not read them. It does not know what a session is.
 package attach
 
 import (
@@ -27,22 +27,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// Options say what to attach to what.
+// Options describe what to attach, and to which terminal.
 type Options struct {
-	// Dial connects anew each time. An error that is ssh.ErrUnreachable is
-	// tried again, any other ends Run. It should look up where the VM is now.
+	// Dial makes a new connection at each call. An ssh.ErrUnreachable error is retried; any
+	// other error ends Run. Dial should look up the VM's current address.
 	Dial    func(context.Context) (*ssh.Client, error)
-	Command string   // runs on the terminal in the guest; repeating it must rejoin what was left
+	Command string   // runs on a terminal in the guest; running it again must rejoin what is there
 	In, Out *os.File // the user's terminal
 	Term    string   // the user's $TERM
-	Title   string   // of the window, and the name in notices
+	Title   string   // of the window; notices start with it
 
-	// OnCopy takes what the guest puts on the clipboard, at most 768 KiB, one
-	// call at a time; when the guest copies faster, only the last counts. nil:
-	// it goes to the user's terminal, in the one plain form.
+	// OnCopy receives what the guest copies to the clipboard, at most 768 KiB per call and
+	// one call at a time. If the guest copies faster, only the latest copy is delivered. If
+	// OnCopy is nil, copies go to the user's terminal as a plain OSC 52 sequence.
 	OnCopy func([]byte)
 
-	// Bounds that tests shorten; 0 means the usual.
+	// Time limits that tests shorten; 0 means the default.
 	keepEvery, keepWait, retryMin, answerWait time.Duration
 }
 
@@ -51,14 +51,14 @@ const (
 	keepWait  = 5 * time.Second
 	retryMin  = 250 * time.Millisecond
 	retryMax  = 5 * time.Second
-	steady    = 10 * time.Second // a connection that lasted so long resets the backoff
+	steady    = 10 * time.Second // a connection that lasted this long resets the backoff
 
-	answerWait = time.Second // for a terminal to answer, also a distant one
+	answerWait = time.Second // for a terminal to answer, even over a slow link
 )
 
-// Run attaches until the command ends, and returns its exit code. It returns
-// an Interrupted error when the user gives up (q or Ctrl-C) while there is no
-// connection, and ctx's error when that ends first.
+// Run attaches until the command ends, and returns its exit code. It returns an Interrupted
+// error if the user presses q or Ctrl-C while there is no connection. If ctx ends first, it
+// returns ctx's error.
 func Run(ctx context.Context, o Options) (int, error) {
 	o.defaults()
 	out, err := prepare(o)
@@ -73,7 +73,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 	out.filter = plain.NewScreenFilter(out, copies.offer())
 
 	var wait time.Duration
-	for attempt := 1; ; attempt++ { // since the last connection
+	for attempt := 1; ; attempt++ { // counts since the last connection
 		began := time.Now()
 		connected, err := o.once(ctx, out)
 		var exit *ssh.ExitError
@@ -122,8 +122,8 @@ func (o *Options) defaults() {
 
 var errGaveUp = fail.New(fail.Interrupted, "gave up reconnecting; the session goes on in its VM")
 
-// once is one connection; connected says whether it came about. Before it is
-// there the user's keys are ours, and may end the attempt.
+// once makes one connection and uses it until it ends. connected reports whether the
+// connection was established. Until then q or Ctrl-C cancels the attempt.
 func (o *Options) once(ctx context.Context, out *screen) (connected bool, err error) {
 	var client *ssh.Client
 	err = o.listening(ctx, func(ctx context.Context) (dialErr error) {
@@ -131,7 +131,7 @@ func (o *Options) once(ctx context.Context, out *screen) (connected bool, err er
 		return dialErr
 	})
 	if client == nil || err != nil {
-		if client != nil { // it came as the user gave up
+		if client != nil { // the dial succeeded just as the user gave up
 			_ = client.Close()
 		}
 		return false, err
@@ -145,7 +145,7 @@ func (o *Options) once(ctx context.Context, out *screen) (connected bool, err er
 	sizes, stop := o.follow(out)
 	defer stop()
 	out.title(o.Title)
-	defer out.filter.Close() // a sequence that was cut off does not go on with the next connection
+	defer out.filter.Close() // an incomplete sequence must not continue on the next connection
 	return true, client.Terminal(ctx, o.Command, ssh.Terminal{
 		In: o.In, Out: out.filter, Term: GuestTerm(o.Term), Width: width, Height: height, Resize: sizes,
 	})
@@ -169,7 +169,7 @@ func (o *Options) pause(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// listening runs f while the user's keys are watched; q or Ctrl-C cancels it.
+// listening runs f and watches the keyboard; q or Ctrl-C cancels f.
 func (o *Options) listening(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -185,7 +185,7 @@ func (o *Options) listening(ctx context.Context, f func(context.Context) error) 
 	return err
 }
 
-// follow tells the guest the window's size whenever it changes.
+// follow sends the size of the window whenever it changes.
 func (o *Options) follow(out *screen) (sizes <-chan ssh.Size, stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGWINCH)
@@ -214,9 +214,9 @@ func (o *Options) follow(out *screen) (sizes <-chan ssh.Size, stop func()) {
 	}
 }
 
-// GuestTerm is the TERM to use in a guest: the user's own when every Debian and
-// Ubuntu knows it (ncurses-base), else xterm-256color, which the terminals
-// with names of their own (ghostty, kitty, alacritty, foot, …) all understand.
+// GuestTerm returns the TERM to use in a guest. It is the user's own if every Debian and
+// Ubuntu has its terminfo entry (ncurses-base). Otherwise it is xterm-256color, which the
+// terminals with entries of their own (ghostty, kitty, alacritty, foot, …) understand.
 func GuestTerm(term string) string {
 	if slices.Contains([]string{
 		"linux", "rxvt", "rxvt-unicode", "rxvt-unicode-256color", "screen", "screen-256color", "screen.xterm-256color",
@@ -227,21 +227,21 @@ func GuestTerm(term string) string {
 	return "xterm-256color"
 }
 
-// screen is the user's terminal, in raw mode.
+// screen is the user's terminal in raw mode.
 type screen struct {
 	out   *os.File
 	tty   bool
 	in    *os.File
-	saved *term.State // nil when In is no terminal
+	saved *term.State // nil if In is not a terminal
 
-	filter     *plain.Filter // of what the guest writes
+	filter     *plain.Filter // filters the guest's output
 	answerWait time.Duration
 }
 
 func prepare(o Options) (*screen, error) {
 	s := &screen{out: o.Out, tty: term.IsTerminal(int(o.Out.Fd())), in: o.In, answerWait: o.answerWait}
 	if term.IsTerminal(int(o.In.Fd())) {
-		// For the whole time, so that Ctrl-C is a key between connections too.
+		// Raw mode stays on between connections, so that Ctrl-C is always read as a key.
 		saved, err := term.MakeRaw(int(o.In.Fd()))
 		if err != nil {
 			return nil, fmt.Errorf("put the terminal into raw mode: %w", err)
@@ -262,29 +262,30 @@ func (s *screen) size() (width, height int) {
 }
 
 const (
-	// modes turns off what full-screen programs turn on, all that plain.Filter
-	// passes: mouse and focus reports, bracketed paste, other reports, application
-	// keys, kitty's and xterm's key protocols, margins, inserting, reverse video;
-	// and shows the cursor, as it was, in the usual characters and colours.
+	// modes turns off every mode that full-screen programs turn on and plain.Filter passes:
+	// mouse and focus reports, bracketed paste, other reports, application keys, kitty's
+	// and xterm's key protocols, margins, insert mode and reverse video. It also shows the
+	// cursor in its default style, and restores the default character sets and colours.
 	modes = "\x1b[?9l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l\x1b[?1004l\x1b[?2004l" +
 		"\x1b[?2026l\x1b[?2031l\x1b[?2048l\x1b[?7727l\x1b[?1l\x1b>" + keys + "\x1b[?5l\x1b[?6l\x1b[?69l\x1b[4l\x1b[?12l\x1b[?7h\x1b[?25h" +
 		"\x1b[0 q\x1b[0m\x1b(B\x1b)B\x0f\x1b[r"
-	keys       = "\x1b[<99u\x1b[>4m" // all that was pushed; each screen has a stack
+	keys       = "\x1b[<99u\x1b[>4m" // pops all pushed entries; each screen has its own stack
 	mainScreen = "\x1b[?1049l\x1b[?47l"
 )
 
-// restore puts the terminal back in order. After a clean end the guest's tmux
-// has left the alternate screen itself; leaving it twice would move the cursor.
+// restore resets the terminal. After a clean end, the guest's tmux has left the alternate
+// screen itself; leaving it again would move the cursor.
 func (s *screen) restore(clean bool) {
 	if s.tty {
 		reset := modes
 		if clean && !s.filter.AltScreen() {
-			// Resetting the scroll region moves the cursor; put it back.
+			// Resetting the scroll region moves the cursor, so save and restore its
+			// position.
 			reset = "\x1b7" + modes + "\x1b8\x1b[0m"
 		} else {
 			reset += mainScreen + keys + "\r\n"
 		}
-		_, _ = io.WriteString(s.out, reset) // a terminal that is gone needs none
+		_, _ = io.WriteString(s.out, reset) // the terminal may be gone
 	}
 	if s.saved != nil {
 		if s.tty && s.filter.Asked() {
@@ -295,7 +296,7 @@ func (s *screen) restore(clean bool) {
 	}
 }
 
-// notice shows one line at the bottom, over what the guest had there.
+// notice shows a line at the bottom of the screen, over the guest's output.
 func (s *screen) notice(text string) {
 	if !s.tty {
 		return

@@ -29,19 +29,19 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// guest is an SSH server with a terminal: it echoes what is typed in brackets,
-// tells its terminal's name and size, and obeys a few words.
+// guest is an SSH server with a terminal. It echoes input in brackets, prints the name and
+// size of its terminal, and obeys a few one-letter commands.
 type guest struct {
 	t      *testing.T
 	target ssh.Target
 	ln     net.Listener
 	all    sync.WaitGroup
 
-	prints string // when P is typed
+	prints string // the output of command P
 
 	mu     sync.Mutex
 	conns  []net.Conn
-	frozen bool // accepts, and says nothing
+	frozen bool // accept connections, but do not answer keep-alives
 }
 
 func newGuest(t *testing.T) *guest {
@@ -85,7 +85,7 @@ func newGuest(t *testing.T) *guest {
 	return g
 }
 
-// cut drops all connections; freeze keeps them and lets nothing more through.
+// cut closes all connections.
 func (g *guest) cut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -169,7 +169,7 @@ func (g *guest) type1(ch xssh.Channel) {
 			_, _ = ch.SendRequest("exit-status", false, xssh.Marshal(struct{ Code uint32 }{0}))
 			_ = ch.Close()
 			return
-		case "C": // copy, and try to read
+		case "C": // copy, and try to read the clipboard
 			fmt.Fprint(ch, "\x1b]52;c;aGVsbG8=\x07\x1b]52;c;?\x07copied\r\n")
 		case "P":
 			fmt.Fprint(ch, g.prints)
@@ -182,7 +182,7 @@ func (g *guest) type1(ch xssh.Channel) {
 	}
 }
 
-// user is a person at a terminal.
+// user simulates a person at a terminal.
 type user struct {
 	t           *testing.T
 	master, tty *os.File
@@ -226,7 +226,7 @@ func newUser(t *testing.T) *user {
 	return u
 }
 
-// sees waits for want, and forgets everything up to it.
+// sees waits until want appears, and discards everything up to it.
 func (u *user) sees(want string) {
 	u.t.Helper()
 	deadline := time.NewTimer(2 * time.Minute)
@@ -268,7 +268,7 @@ func start(t *testing.T, u *user, o Options) <-chan result {
 	o.Title = cmp.Or(o.Title, "owner/repo")
 	o.keepEvery, o.retryMin = 50*time.Millisecond, cmp.Or(o.retryMin, 20*time.Millisecond)
 	if o.keepWait == 0 {
-		o.keepWait = time.Minute // a slow guest is no lost one
+		o.keepWait = time.Minute // a slow guest must not count as lost
 	}
 	ended, done := make(chan result, 1), make(chan struct{})
 	t.Cleanup(func() { <-done })
@@ -302,12 +302,12 @@ func TestAttach(t *testing.T) {
 	u.sees("\x1b]2;owner/repo\x07")
 	u.sees("term=xterm-256color size=90x30")
 	u.sees("command=tmux attach")
-	u.types("a\x03") // Ctrl-C is the guest's
+	u.types("a\x03") // Ctrl-C goes to the guest
 	u.sees(`["a\x03"]`)
 	if err := pty.Setsize(u.tty, &pty.Winsize{Rows: 20, Cols: 70}); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil { // the terminal is not this process's own
+	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil { // the kernel does not signal this process, because the terminal is not its own
 		t.Fatal(err)
 	}
 	u.sees("size=70x20")
@@ -345,7 +345,8 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// A guest that is there and does not answer is noticed too.
+// TestFrozenGuest checks that a guest that stops answering on an open connection is
+// detected.
 func TestFrozenGuest(t *testing.T) {
 	g, u := newGuest(t), newUser(t)
 	start(t, u, Options{Dial: g.dial, keepWait: 200 * time.Millisecond})
@@ -370,7 +371,7 @@ func TestGiveUp(t *testing.T) {
 		}
 		u.sees("\x1b[?1049l")
 	}
-	// Also while a dial hangs.
+	// Giving up also works while a dial hangs.
 	u := newUser(t)
 	dialling := make(chan struct{})
 	hangs := func(ctx context.Context) (*ssh.Client, error) {
@@ -404,7 +405,7 @@ func TestHopelessErrorsEndIt(t *testing.T) {
 	}
 }
 
-// Without a terminal it is a pipe, and no escape sequences are added.
+// TestPipes checks that, without a terminal, no escape sequences are added to the output.
 func TestPipes(t *testing.T) {
 	g := newGuest(t)
 	inR, inW, err := os.Pipe()
@@ -451,18 +452,18 @@ func TestCopierKeepsTheLast(t *testing.T) {
 	}
 }
 
-// everything is all that was written to the terminal since it was opened.
+// everything returns all output to the terminal since it was opened.
 func (u *user) everything() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.all.String()
 }
 
-// unread is what a shell would find typed.
+// unread returns the input that a shell would read next.
 func (u *user) unread() string {
 	u.t.Helper()
 	fd := int(u.tty.Fd())
-	saved, err := term.MakeRaw(fd) // also what is no whole line
+	saved, err := term.MakeRaw(fd) // to read incomplete lines as well
 	if err != nil {
 		u.t.Fatal(err)
 	}
@@ -480,7 +481,8 @@ func (u *user) unread() string {
 	return strings.TrimSuffix(string(all), end)
 }
 
-// A hostile guest draws, and makes the terminal do nothing else.
+// TestHostileGuest checks that a hostile guest can draw, but has no other effect on the
+// terminal.
 func TestHostileGuest(t *testing.T) {
 	g, u := newGuest(t), newUser(t)
 	g.prints = "drawn\x1b[21t\x1b[5i\x1bP$qm\x1b\\\x1b_Gf=100;AAAA\x1b\\\x1b]50;?\x07\x1b]11;red\x07\x1b[?2l\x1b%@\x05\u009b21t\x1b]0;cut off"
@@ -490,7 +492,7 @@ func TestHostileGuest(t *testing.T) {
 	u.sees("drawn")
 	u.types("D")
 	u.sees("connection lost")
-	u.sees("command=") // is text, and not the end of a title
+	u.sees("command=") // printed as text, not swallowed by the unfinished title
 	u.types("X")
 	ends(t, ended)
 	u.sees("\x1b[?2004l")
@@ -499,8 +501,8 @@ func TestHostileGuest(t *testing.T) {
 	}
 }
 
-// What the terminal still answers, and what was typed and not read, does not reach
-// the user's shell.
+// TestNothingIsLeftTyped checks that neither late answers of the terminal nor unread input
+// reach the user's shell.
 func TestNothingIsLeftTyped(t *testing.T) {
 	g, u := newGuest(t), newUser(t)
 	g.prints = "\x1b[c\x1b[>c\x1b]11;?\x07asked"
@@ -509,7 +511,7 @@ func TestNothingIsLeftTyped(t *testing.T) {
 	u.types("P")
 	u.sees("asked")
 	u.types("X")
-	u.sees(question) // a distant terminal answers in its own time, and in order
+	u.sees(question) // a distant terminal answers late, but in order
 	u.types("\x1b[?62;22c\x1b[>1;4402;0c")
 	u.types("\x1b]11;rgb:0000/0000/0000\x07typed\n" + answer)
 	if r := ends(t, ended); r.code != 7 || r.err != nil {
@@ -520,7 +522,8 @@ func TestNothingIsLeftTyped(t *testing.T) {
 	}
 }
 
-// A terminal that answers nothing, or is gone, does not delay the exit.
+// TestTerminalThatDoesNotAnswer checks that a terminal that is silent or gone does not
+// delay the exit.
 func TestTerminalThatDoesNotAnswer(t *testing.T) {
 	g, u := newGuest(t), newUser(t)
 	g.prints = "\x1b[casked"
@@ -538,7 +541,8 @@ func TestTerminalThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// Nothing that a guest can turn on stays on, however the attaching ends.
+// TestModesAreReset checks that every mode that a guest can turn on is off again at the
+// end, after a clean exit and after a lost connection.
 func TestModesAreReset(t *testing.T) {
 	var modes []string
 	for mode := range 9000 {
@@ -564,15 +568,16 @@ func TestModesAreReset(t *testing.T) {
 			ends(t, ended)
 			u.sees("\x1b[?1049l")
 			u.types("end")
-			u.sees("end") // echoed after all else
+			u.sees("end") // echoed after everything else
 			state := map[string]string{}
 			for _, m := range regexp.MustCompile(`\x1b\[(\??)([0-9;]+)([hl])`).FindAllStringSubmatch(u.everything(), -1) {
 				for mode := range strings.SplitSeq(m[2], ";") {
 					state[m[1]+mode] = m[3]
 				}
 			}
-			normal := map[string]string{"?25": "h", "?7": "h", "34": "h", "?1048": "h"} // the last saved the cursor
-			// What turns the screen off turns off its other names.
+			normal := map[string]string{"?25": "h", "?7": "h", "34": "h", "?1048": "h"} // ?1048 saves the cursor
+			// Leaving the alternate screen under one name leaves it under its other names,
+			// too.
 			if state["?47"] == "l" && state["?1049"] == "l" {
 				state["?1047"] = "l"
 			}

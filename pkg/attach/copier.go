@@ -2,9 +2,9 @@ package attach
 
 import "sync"
 
-// copier hands copies to a function that may be slow, one at a time, off the
-// path of the output. A copy that comes while one waits replaces it: a guest
-// cannot make them pile up.
+// copier passes clipboard copies to a function that may be slow, one at a time and without
+// blocking the guest's output. A new copy replaces one that is still waiting, so that a
+// guest cannot make them pile up.
 type copier struct {
 	f    func([]byte)
 	next chan []byte
@@ -21,8 +21,8 @@ func newCopier(f func([]byte)) *copier {
 	return c
 }
 
-// offer is the function for a filter, nil when there is no taker. It must be
-// called by one goroutine at a time.
+// offer returns the function that a filter calls with each copy, or nil if no function
+// takes them. Only one goroutine at a time may call it.
 func (c *copier) offer() func([]byte) {
 	if c.f == nil {
 		return nil
@@ -42,7 +42,7 @@ func (c *copier) offer() func([]byte) {
 	}
 }
 
-// stop lets what waits be copied and returns after it.
+// stop delivers the waiting copy, if any, and returns when that is done.
 func (c *copier) stop() {
 	close(c.next)
 	c.done.Wait()

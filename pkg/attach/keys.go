@@ -13,9 +13,9 @@ import (
 	"golang.org/x/term"
 )
 
-// watchKeys calls giveUp when q or Ctrl-C is pressed on a terminal, or when the
-// terminal is gone. stop ends the watching, with no key taken after it returns.
-// What is typed meanwhile is lost: there is no guest to type to.
+// watchKeys calls giveUp if the user presses q or Ctrl-C on a terminal, or if the terminal
+// is gone. No key is consumed after stop returns. Other keys typed meanwhile are discarded,
+// because there is no guest to send them to.
 func watchKeys(in *os.File, giveUp func()) (stop func(), err error) {
 	fd := int(in.Fd())
 	if !term.IsTerminal(fd) {
@@ -34,7 +34,8 @@ func watchKeys(in *os.File, giveUp func()) (stop func(), err error) {
 	done.Go(func() {
 		buf := make([]byte, 256)
 		for {
-			// select(2), for poll and kqueue do not know every terminal on macOS.
+			// Use select(2), because poll and kqueue do not support every terminal on
+			// macOS.
 			var set unix.FdSet
 			set.Set(fd)
 			set.Set(wake)
@@ -60,14 +61,14 @@ func watchKeys(in *os.File, giveUp func()) (stop func(), err error) {
 }
 
 const (
-	// A question that plain.Filter passes from no guest, and its answer.
+	// A question that plain.Filter never passes from a guest, and its answer.
 	question = "\x1b[5n"
 	answer   = "\x1b[0n"
 )
 
-// drain reads what the terminal still answers to the guest's questions: nobody
-// takes it any more, and the user's shell would find it typed. Terminals answer in
-// order, so after the answer to a question of our own no other comes.
+// drain reads the terminal's remaining answers to the guest's questions. Otherwise the
+// user's shell would read them as input. Terminals answer in order, so no other answer
+// follows the answer to our own question.
 func (s *screen) drain() {
 	fd := int(s.in.Fd())
 	if _, err := io.WriteString(s.out, question); err != nil || fd >= unix.FD_SETSIZE {
@@ -93,9 +94,9 @@ func (s *screen) drain() {
 	}
 }
 
-// discardInput drops what was typed and not read.
+// discardInput discards input that was typed but not read.
 func discardInput(fd int) {
 	if state, err := unix.IoctlGetTermios(fd, getTermios); err == nil {
-		_ = unix.IoctlSetTermios(fd, setTermiosFlush, state) // a terminal that is gone has no input
+		_ = unix.IoctlSetTermios(fd, setTermiosFlush, state) // the terminal may be gone
 	}
 }
