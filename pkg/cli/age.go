@@ -9,7 +9,7 @@ import (
 
 const day = age(24 * time.Hour)
 
-// age is a duration that may be in days, as a flag.
+// age is a flag value: a duration that can be given in days.
 type age time.Duration
 
 func (d *age) Set(text string) error {

@@ -23,14 +23,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// app holds what commands share. Each part is made when it is first asked for:
-// --help touches no file, list no VM manager.
+// app holds what commands share. Each part is created on first use: --help opens no file,
+// and list creates no VM driver.
 type app struct {
 	con    *console.Console
-	redact *secret.Redactor // of all that this process says of its own accord
+	redact *secret.Redactor // applied to everything that this process prints or logs on its own behalf
 	config *config.Config
 	store  *store.Store
-	log    *logfile.File // of the settings, nil before it is used
+	log    *logfile.File // the log file from the settings, nil until first used
 }
 
 func (a *app) close() {
@@ -42,7 +42,7 @@ func (a *app) close() {
 	}
 }
 
-// settings loads the configuration.
+// settings returns the configuration, and loads it on first use.
 func (a *app) settings() (*config.Config, error) {
 	if a.config != nil {
 		return a.config, nil
@@ -64,7 +64,7 @@ func (a *app) settings() (*config.Config, error) {
 	return cfg, nil
 }
 
-// manager opens the store, sees to keepers that died, and has orphans looked for.
+// manager opens the store, replaces keepers that died, and starts a search for orphans.
 func (a *app) manager(ctx context.Context) (*session.Manager, error) {
 	m, err := a.reconciled(ctx)
 	if m != nil {
@@ -73,17 +73,17 @@ func (a *app) manager(ctx context.Context) (*session.Manager, error) {
 	return m, err
 }
 
-// reconciled opens the store and sees to keepers that died.
+// reconciled opens the store and replaces keepers that died.
 func (a *app) reconciled(ctx context.Context) (*session.Manager, error) {
 	m, err := a.plainManager(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// What needs a keeper and has none gets one, sessions and tasks.
+	// Start a keeper for every session and task that needs one and has none.
 	return m, errors.Join(m.Reconcile(ctx), (&task.Manager{Sessions: m}).Reconcile(ctx))
 }
 
-// plainManager is manager without the reconciling.
+// plainManager opens the store and does not reconcile.
 func (a *app) plainManager(ctx context.Context) (*session.Manager, error) {
 	cfg, err := a.settings()
 	if err != nil {
@@ -104,7 +104,7 @@ func (a *app) plainManager(ctx context.Context) (*session.Manager, error) {
 	return &session.Manager{Store: a.store, Config: cfg, Self: self, Actor: actor(), Audit: a.auditTo(cfg)}, nil
 }
 
-// worker is a manager that can also do the work.
+// worker returns a manager that can also do the work of a session.
 func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, error) {
 	m, err := a.plainManager(ctx)
 	if err != nil {
@@ -130,14 +130,14 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 		},
 		KillLocal: func(ctx context.Context, s session.Session) error {
 			if s.Facts.Tmux == "" {
-				return nil // never shown
+				return nil // no local tmux session was ever created
 			}
 			return tmux.Client{Socket: s.Facts.Tmux}.Kill(ctx, tmux.SlugName(s.Repo, s.ID))
 		},
 	}, nil
 }
 
-// golden makes and finds what sessions start from.
+// golden returns the maker of golden images, saved states and standby VMs.
 func (a *app) golden(driver vm.Driver) (*golden.Maker, error) {
 	cfg, err := a.settings()
 	if err != nil {
@@ -155,7 +155,7 @@ func (a *app) golden(driver vm.Driver) (*golden.Maker, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What a session without a profile may reach.
+	// Images are built with the network access of a session without a profile.
 	set, err := cfg.For("", "")
 	if err != nil {
 		return nil, err
@@ -186,7 +186,7 @@ func (a *app) driver(log *slog.Logger) (vm.Driver, error) {
 
 const templateName = "agent-sandbox.yaml"
 
-// template is the user's VM template, or the shipped one.
+// template returns the user's VM template, or the shipped one.
 func (a *app) template(p config.Paths) ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(p.Config, templateName))
 	if err == nil || !os.IsNotExist(err) {
@@ -195,12 +195,12 @@ func (a *app) template(p config.Paths) ([]byte, error) {
 	return sessionizer.Lima.ReadFile("lima/" + templateName)
 }
 
-// self is our own executable, for the processes that outlive this one.
+// self returns the path of this program's executable, for processes that outlive this one.
 func self() (string, error) {
 	path, err := os.Executable()
 	if err != nil {
 		return "", fail.New(fail.Host, "find this program's own file: %w", err)
 	}
-	// An upgrade replaces the file while we run; Linux then says "(deleted)".
+	// An upgrade can replace the file while it runs. Linux then appends " (deleted)".
 	return strings.TrimSuffix(path, " (deleted)"), nil
 }

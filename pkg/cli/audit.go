@@ -86,7 +86,7 @@ func runAudit(ctx context.Context, a *app, o auditOptions) error {
 	return nil
 }
 
-// moment is a point in time as a flag.
+// moment is a flag value: a point in time.
 type moment time.Time
 
 func (m *moment) Set(text string) error {
@@ -113,7 +113,7 @@ func (m *moment) String() string {
 
 func (*moment) Type() string { return "time" }
 
-// auditTypes are types of records as a flag.
+// auditTypes is a flag value: a list of record types.
 type auditTypes []audit.Type
 
 func (l *auditTypes) Set(text string) error {

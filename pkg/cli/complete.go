@@ -22,16 +22,18 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
-// Completion reads files and the store. It starts nothing, makes nothing, asks no
-// VM, and what goes wrong offers nothing: somebody is in the middle of a line.
+// Completion only reads files and the store. It starts nothing, creates nothing and
+// contacts no VM. If an error occurs, it offers nothing, because the user is in the middle
+// of typing a line.
 
-// completionTime bounds it: a prompt that hangs is worse than one without offers.
+// completionTime limits the time of a completion. A prompt that hangs is worse than one
+// without offers.
 const completionTime = time.Second
 
-// A lister offers values, each with "\t" and a description if it has one.
+// A lister returns values, each optionally followed by "\t" and a description.
 type lister func(cmd *cobra.Command, args []string) []string
 
-// completeArgs completes the arguments in their order, and nothing after them.
+// completeArgs completes positional arguments in order, and offers nothing after the last.
 func (a *app) completeArgs(each ...lister) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= len(each) {
@@ -41,7 +43,8 @@ func (a *app) completeArgs(each ...lister) cobra.CompletionFunc {
 	}
 }
 
-// completeMany is completeArgs whose last argument may be repeated, with others.
+// completeMany is like completeArgs, but the last argument can be repeated with other
+// values.
 func (a *app) completeMany(each ...lister) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var left []string
@@ -59,13 +62,13 @@ func (a *app) completeSessions(cmd *cobra.Command, args []string, typed string) 
 	return a.completeArgs(a.sessions())(cmd, args, typed)
 }
 
-// completeRepos completes one session or repository; a path is one, too.
+// completeRepos completes one session, repository or path.
 func (a *app) completeRepos(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	offer := a.sessions()(cmd, args)
-	repos, _ := a.repos() // none to offer, then
+	repos, _ := a.repos() // on error there are none to offer
 	for _, r := range repos {
 		if !slices.ContainsFunc(offer, func(o string) bool { return strings.HasPrefix(o, r+"\t") }) {
 			offer = append(offer, r+"\tno session yet")
@@ -74,10 +77,10 @@ func (a *app) completeRepos(cmd *cobra.Command, args []string, _ string) ([]stri
 	return offer, cobra.ShellCompDirectiveDefault
 }
 
-// completeCopy completes a path here, or SESSION: and a path in its guest.
+// completeCopy completes a local path, or SESSION: followed by a path in its guest.
 func (a *app) completeCopy(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 1 || strings.Contains(typed, ":") {
-		return nil, cobra.ShellCompDirectiveNoFileComp // what is in a guest, only the guest knows
+		return nil, cobra.ShellCompDirectiveNoFileComp // only the guest knows its files
 	}
 	if _, _, inGuest := guestPath(append(args, "")[0]); inGuest || strings.ContainsAny(typed, "./") {
 		return nil, cobra.ShellCompDirectiveDefault
@@ -94,15 +97,15 @@ func (a *app) completeCopy(cmd *cobra.Command, args []string, typed string) ([]s
 	return offer, cobra.ShellCompDirectiveNoSpace
 }
 
-// finishFlags gives every flag below cmd that takes a value its completion: by
-// its name, which means the same wherever it stands. A flag without one in values
-// takes what nobody can list.
+// finishFlags sets the completion of every flag below cmd that takes a value. It looks the
+// flag's name up in values, because a name means the same in every command. A flag that is
+// not in values takes something that cannot be listed.
 func finishFlags(cmd *cobra.Command, values map[string]cobra.CompletionFunc) {
 	for _, sub := range cmd.Commands() {
 		finishFlags(sub, values)
 	}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.DefValue == config.Size(0).String() { // help would call it the default
+		if f.DefValue == config.Size(0).String() { // help would show it as the default
 			f.DefValue = ""
 		}
 		if _, has := cmd.GetFlagCompletionFunc(f.Name); has || f.NoOptDefVal != "" {
@@ -112,7 +115,7 @@ func finishFlags(cmd *cobra.Command, values map[string]cobra.CompletionFunc) {
 		if !ok {
 			complete = cobra.NoFileCompletions
 		}
-		// It fails only for a flag that is not there, or that has one.
+		// Registration fails only for a missing flag or one that already has a completion.
 		_ = cmd.RegisterFlagCompletionFunc(f.Name, complete)
 	})
 }
@@ -174,7 +177,7 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 	}
 }
 
-// inStore are the sessions, if there is a store to ask.
+// inStore returns the sessions, or nil if there is no store.
 func (a *app) inStore(cmd *cobra.Command) []session.Session {
 	m, all := a.peek(cmd)
 	if m == nil {
@@ -183,14 +186,14 @@ func (a *app) inStore(cmd *cobra.Command) []session.Session {
 	return all
 }
 
-// peek is the manager and the sessions; nil where nothing was ever made.
+// peek returns a manager and the sessions, or nil if no store exists.
 func (a *app) peek(cmd *cobra.Command) (*session.Manager, []session.Session) {
 	cfg, err := a.settings()
 	if err != nil {
 		return nil, nil
 	}
 	if _, err := os.Stat(cfg.Paths.Store()); err != nil {
-		return nil, nil // opening it would make it
+		return nil, nil // opening it would create it
 	}
 	ctx, cancel := context.WithTimeout(contextOf(cmd), completionTime)
 	defer cancel()
@@ -212,7 +215,8 @@ func contextOf(cmd *cobra.Command) context.Context {
 	return cmd.Root().Context()
 }
 
-// sessions offers those in one of the phases, or all: by name and by repository.
+// sessions offers the sessions in one of the phases, or all sessions, by name and by
+// repository.
 func (a *app) sessions(phases ...session.Phase) lister {
 	return func(cmd *cobra.Command, _ []string) []string {
 		return offered(a.inStore(cmd), phases...)
@@ -236,7 +240,7 @@ func offered(all []session.Session, phases ...session.Phase) (offer []string) {
 	return offer
 }
 
-// persons offers the sessions that are no task's.
+// persons offers the sessions that do not belong to a task.
 func (a *app) persons(cmd *cobra.Command, _ []string) []string {
 	return offered(slices.DeleteFunc(a.inStore(cmd), func(s session.Session) bool { return s.Task != "" }))
 }
@@ -249,7 +253,7 @@ func (a *app) profileNames(*cobra.Command, []string) []string {
 	return cfg.Profiles()
 }
 
-// repoKeys offers the repositories that settings or sessions are about.
+// repoKeys offers the repositories that have settings or a session.
 func (a *app) repoKeys(cmd *cobra.Command, _ []string) []string {
 	found := map[string]string{}
 	if cfg, err := a.settings(); err == nil {
@@ -268,10 +272,10 @@ func (a *app) repoKeys(cmd *cobra.Command, _ []string) []string {
 	return offer
 }
 
-// shortKey is a key as one writes it: owner/repo is github.com's.
+// shortKey returns a key as users write it: owner/repo for github.com.
 func shortKey(key string) string { return strings.TrimPrefix(key, "github.com/") }
 
-// sourceImages offers the images that sessions are asked for with.
+// sourceImages offers the images that can be requested for a session.
 func (a *app) sourceImages(*cobra.Command, []string) []string {
 	offer := []string{image.Ubuntu + "\tthe cloud image of the VM template"}
 	images, err := a.images()
@@ -285,7 +289,7 @@ func (a *app) sourceImages(*cobra.Command, []string) []string {
 	return append(offer, image.Debian+"\tbuilt "+ago(built.CreatedAt)+" ago")
 }
 
-// builtImages offers those that are files of ours.
+// builtImages offers the images that are stored as local files.
 func (a *app) builtImages(*cobra.Command, []string) []string {
 	images, err := a.images()
 	if err != nil {
@@ -304,23 +308,23 @@ func (a *app) builtImages(*cobra.Command, []string) []string {
 	return offer
 }
 
-// deniedNames offers what the session's gateway denied, and the groups.
+// deniedNames offers the names that the session's gateway denied, and the groups.
 func (a *app) deniedNames(cmd *cobra.Command, args []string) []string {
 	return append(a.asked(cmd, args, func(e gateway.Entry) bool { return !e.Allowed }, "denied"), a.groupNames()...)
 }
 
-// allowedNames offers what the session's gateway let out, and the groups.
+// allowedNames offers the names that the session's gateway allowed, and the groups.
 func (a *app) allowedNames(cmd *cobra.Command, args []string) []string {
 	return append(a.asked(cmd, args, func(e gateway.Entry) bool { return e.Allowed }, "was reached"), a.groupNames()...)
 }
 
-// askedNames offers whatever the session asked for.
+// askedNames offers all names that the session asked for.
 func (a *app) askedNames(cmd *cobra.Command, args []string) []string {
 	return a.asked(cmd, args, func(gateway.Entry) bool { return true }, "was asked for")
 }
 
-// asked are names of a session's journal, the last ones first. They are the
-// guest's choice: what is no proper name is not offered to a shell.
+// asked returns names from a session's decision log, the latest first. The guest chooses
+// these names, so only valid ones are offered to a shell.
 func (a *app) asked(cmd *cobra.Command, args []string, match func(gateway.Entry) bool, what string) []string {
 	m, s, ok := a.first(cmd, args)
 	if !ok || !s.Spec.Walled {
@@ -366,11 +370,11 @@ func (a *app) groupNames() []string {
 	return offer
 }
 
-// publishedPorts offers the ports that can be taken back.
+// publishedPorts offers the published ports for --close.
 func (a *app) publishedPorts(cmd *cobra.Command, args []string) []string {
 	_, s, ok := a.first(cmd, args)
 	if taking, _ := cmd.Flags().GetBool("close"); !ok || !taking {
-		return nil // which others are listened on, only the guest knows
+		return nil // only the guest knows which other ports are listened on
 	}
 	var offer []string
 	for _, p := range s.Facts.Ports {
@@ -379,7 +383,7 @@ func (a *app) publishedPorts(cmd *cobra.Command, args []string) []string {
 	return offer
 }
 
-// first is the session that the first argument names.
+// first returns the session that the first argument identifies.
 func (a *app) first(cmd *cobra.Command, args []string) (*session.Manager, session.Session, bool) {
 	m, all := a.peek(cmd)
 	if m == nil || len(all) == 0 || len(args) == 0 {
@@ -391,7 +395,7 @@ func (a *app) first(cmd *cobra.Command, args []string) (*session.Manager, sessio
 	return m, s, err == nil
 }
 
-// count is a number of things.
+// count formats a number of things.
 func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -60,7 +60,7 @@ type configShowOptions struct {
 	origin bool
 }
 
-// configView is what config show prints.
+// configView is the JSON output of config show.
 type configView struct {
 	Image     string           `json:"image"`
 	Prepare   config.Prepare   `json:"prepare"`
@@ -120,11 +120,11 @@ func runConfigOrigin(a *app, cfg *config.Config, o configShowOptions) error {
 	return nil
 }
 
-// maxList is how wide a list may be that stands on one line.
+// maxList is the maximum length of a list that is shown on one line.
 const maxList = 60
 
-// plainValue is a setting on one line, or a long list on one for each item, so
-// that it does not push the other columns off the screen.
+// plainValue formats a setting on one line. A long list takes one line per item, so that it
+// does not push the other columns off the screen.
 func plainValue(v any) []string {
 	list := reflect.ValueOf(v)
 	if list.Kind() != reflect.Slice {
@@ -140,7 +140,7 @@ func plainValue(v any) []string {
 	return items
 }
 
-// pathsView is what config path prints.
+// pathsView is the JSON output of config path.
 type pathsView struct {
 	Settings string `json:"settings"`
 	System   string `json:"system"`
@@ -171,10 +171,10 @@ func runConfigPath(a *app, asJSON bool) error {
 	return nil
 }
 
-// groupsFolder holds the groups of names, below the settings.
+// groupsFolder is the directory of the name groups, below the settings directory.
 const groupsFolder = "network-groups"
 
-// settingsFiles are the files that config edit knows, besides those of groups.
+// settingsFiles are the files that config edit accepts, besides those of groups.
 var settingsFiles = []string{"config.yaml", "resources.yaml", "network-allowlist.txt", "repos.txt"}
 
 func runConfigInit(a *app) error {
@@ -208,7 +208,7 @@ func runConfigInit(a *app) error {
 	return nil
 }
 
-// shippedText is the default of a settings file.
+// shippedText returns the default content of a settings file.
 func shippedText(name string) ([]byte, error) {
 	if name == templateName {
 		return sessionizer.Lima.ReadFile("lima/" + name)
@@ -216,5 +216,5 @@ func shippedText(name string) ([]byte, error) {
 	return sessionizer.Config.ReadFile("config/" + name)
 }
 
-// shippedSettings is the directory of the defaults.
+// shippedSettings returns the directory of the defaults.
 func shippedSettings() (fs.FS, error) { return fs.Sub(sessionizer.Config, "config") }

@@ -6,9 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forbidCoreDumps keeps the memory of this process, and of all that it starts (the
-// host agent's QEMU has the guest's memory, with its secrets), out of core files. The
-// limit is for files, the filter for programs that the kernel hands a dump to.
+// forbidCoreDumps keeps the memory of this process, and of all processes that it starts,
+// out of core dumps. The host agent's QEMU, for example, holds the guest's memory with its
+// secrets. The resource limit covers core files; the filter covers programs to which the
+// kernel pipes a dump.
 func forbidCoreDumps() error {
 	if err := os.WriteFile("/proc/self/coredump_filter", []byte("0"), 0); err != nil && !os.IsNotExist(err) && !os.IsPermission(err) {
 		return err

@@ -11,7 +11,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 )
 
-// TestMain is also a process of the product, started by TestNoCoreDumps.
+// TestMain also runs as a process of the product, started by TestNoCoreDumps.
 func TestMain(m *testing.M) {
 	if os.Getenv("TEST_HIDDEN_COMMAND") == "" {
 		os.Exit(m.Run())
@@ -31,8 +31,9 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// The processes that hold secrets, and those that they start, leave no core file:
-// keepers, the gateway, the host agent, whose child is QEMU, and the resolver.
+// TestNoCoreDumps checks that processes that hold secrets leave no core file, and neither
+// do their children. These processes are keepers, the gateway, the host agent, whose child
+// is QEMU, and the secret resolver.
 func TestNoCoreDumps(t *testing.T) {
 	root, _ := testRoot(t)
 	for _, c := range append(newHiddenCmds(&app{}), commandNamed(t, root, "serve")) {

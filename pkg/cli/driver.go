@@ -12,7 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
 
-// newDriver makes the one driver of the shipped program.
+// newDriver returns the driver of the shipped program.
 func newDriver(p config.Paths, self string, template []byte, log *slog.Logger) (vm.Driver, error) {
 	return lima.New(lima.Options{
 		Home: p.LimaHome, Self: self, CacheDir: p.Cache, Template: template,
@@ -22,7 +22,8 @@ func newDriver(p config.Paths, self string, template []byte, log *slog.Logger) (
 	})
 }
 
-// fakeMain is the body of the hidden command fake-vm, which this build does not have.
+// fakeMain reports that this build has no fake VMs; in the test build it implements the
+// hidden command fake-vm.
 func fakeMain(context.Context, []string) error {
 	return fail.New(fail.Usage, "this build has no fake VMs")
 }

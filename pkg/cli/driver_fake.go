@@ -12,8 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
 )
 
-// newDriver makes the driver of the test build: VMs that are directories and
-// run commands on this host. The shipped program is not built with this tag.
+// newDriver returns the driver of the test build, whose VMs are directories and run
+// commands on this host. The shipped program is built without this tag.
 func newDriver(p config.Paths, self string, _ []byte, _ *slog.Logger) (vm.Driver, error) {
 	return fake.New(fake.Options{Dir: p.LimaHome, Self: self, Faults: os.Getenv("AGENT_SESSIONIZER_FAULTS")})
 }

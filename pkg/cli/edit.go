@@ -41,15 +41,15 @@ What is not is kept, and the next "config edit" goes on with it.`,
 	}
 }
 
-// edit is one settings file on its way through an editor.
+// edit edits one settings file through a draft.
 type edit struct {
 	app   *app
 	paths config.Paths
 	ship  fs.FS
-	name  string // below the settings' directory
-	path  string // of the file; what a symbolic link leads to
-	draft string // of the copy, which has no other name while it exists
-	made  bool   // its directory was
+	name  string // relative to the settings directory
+	path  string // the file to replace, with symbolic links resolved
+	draft string // path of the draft, the copy that the editor opens
+	made  bool   // whether open created the draft's directory
 }
 
 func runConfigEdit(ctx context.Context, a *app, name string) error {
@@ -75,7 +75,7 @@ func runConfigEdit(ctx context.Context, a *app, name string) error {
 	if !free {
 		return fail.New(fail.Conflict, "the settings are being edited already")
 	}
-	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
+	defer lock.Unlock() //nolint:errcheck // the lock is released with the process at the latest
 	e := &edit{app: a, paths: paths, ship: ship, name: name, path: filepath.Join(paths.Config, name)}
 	e.draft = filepath.Join(filepath.Dir(e.path), ".edit-"+filepath.Base(e.path))
 	if to, err := filepath.EvalSymlinks(e.path); err == nil {
@@ -97,7 +97,7 @@ func (e *edit) run(ctx context.Context) error {
 		return err
 	}
 	if e.made {
-		defer os.Remove(filepath.Dir(e.draft)) //nolint:errcheck // it is not empty when anything was written
+		defer os.Remove(filepath.Dir(e.draft)) //nolint:errcheck // fails if the directory is not empty, which is fine
 	}
 	for {
 		if err := e.visit(ctx); err != nil {
@@ -128,7 +128,7 @@ func (e *edit) run(ctx context.Context) error {
 	}
 }
 
-// blank is what a file begins as that the user does not have.
+// blank returns the initial text of a file that the user does not have.
 func (e *edit) blank() []byte {
 	text, err := fs.ReadFile(e.ship, filepath.ToSlash(e.name))
 	if err != nil {
@@ -137,7 +137,7 @@ func (e *edit) blank() []byte {
 	return text
 }
 
-// open makes the copy, or finds the one that was kept.
+// open creates the draft, or finds one that an earlier edit left.
 func (e *edit) open(begin []byte) error {
 	_, err := os.Stat(filepath.Dir(e.draft))
 	e.made = errors.Is(err, fs.ErrNotExist)
@@ -164,13 +164,14 @@ func (e *edit) open(begin []byte) error {
 	return nil
 }
 
-// visit runs the editor on the copy. It may be a command line, as for git.
+// visit runs the editor on the draft. The editor can be a command line, as for git.
 func (e *edit) visit(ctx context.Context) error {
 	editor, err := chooseEditor(os.Getenv, interactive(), exec.LookPath)
 	if err != nil {
 		return err
 	}
-	// Ctrl-C is the editor's: it must not end it with the user's text in it.
+	// Ctrl-C belongs to the editor: it must not kill the editor with the user's unsaved
+	// text.
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "sh", "-c", editor+` "$@"`, editor, e.draft)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
@@ -179,7 +180,7 @@ func (e *edit) visit(ctx context.Context) error {
 	return nil
 }
 
-// editors are tried in this order when the user has named none.
+// editors are tried in this order if the user has not chosen one.
 var editors = []string{"sensible-editor", "editor", "nano", "vim", "vi"}
 
 func chooseEditor(env func(string) string, terminal bool, look func(string) (string, error)) (string, error) {
@@ -199,8 +200,8 @@ func chooseEditor(env func(string) string, terminal bool, look func(string) (str
 	return "", fail.New(fail.Host, "there is no editor: none of %s", strings.Join(editors, ", ")).WithHint("export EDITOR=/path/of/an/editor")
 }
 
-// check says what is wrong with the text as the file. What is wrong elsewhere,
-// and was before, is only told of.
+// check returns what is wrong with text as the content of the file. An error in another
+// file that existed before is only shown as a warning.
 func (e *edit) check(text []byte) error {
 	if e.name == "repos.txt" {
 		_, err := parseRepos(e.path, text, true)
@@ -217,9 +218,9 @@ func (e *edit) check(text []byte) error {
 	return err
 }
 
-// parseRepos reads repos.txt. A line means the same wherever the picker is
-// opened, so a path in it is absolute. What is no repository at all is refused
-// only where it is strict: the picker shows it, and open says what is wrong.
+// parseRepos parses repos.txt. Paths must be absolute, because a line must mean the same
+// wherever the picker is started. Other text that is not a repository is an error only if
+// strict is set: the picker lists it, and open reports what is wrong.
 func parseRepos(file string, text []byte, strict bool) ([]string, error) {
 	var all []string
 	n := 0
@@ -244,20 +245,20 @@ func parseRepos(file string, text []byte, strict bool) ([]string, error) {
 	return all, nil
 }
 
-// again asks whether to go back to the editor with an error, where somebody is
-// there to ask.
+// again shows an error and asks whether to return to the editor. Without a terminal it
+// returns false.
 func (e *edit) again(err error) bool {
 	tty, terr := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if terr != nil {
 		return false
 	}
 	tty.Close()
-	e.app.con.Fail(fail.New(fail.CodeOf(err), "%s", err)) // its hint is to edit
+	e.app.con.Fail(fail.New(fail.CodeOf(err), "%s", err)) // without the hint, which is to edit the file
 	answer, err := e.app.ask("Edit it again? [Y/n] ")
 	return err == nil && !strings.HasPrefix(strings.ToLower(answer), "n")
 }
 
-// leave ends without a change. What the user wrote stays in the copy.
+// leave ends without a change. It keeps a draft that differs from begin.
 func (e *edit) leave(begin []byte, cause error) error {
 	text, err := os.ReadFile(e.draft)
 	if err == nil && bytes.Equal(text, begin) {
@@ -270,8 +271,8 @@ func (e *edit) leave(begin []byte, cause error) error {
 	return kept.WithHint("agent-sessionizer config edit %s", e.name)
 }
 
-// replaceFile writes a file as a whole: whoever reads it, also after a crash,
-// has the old text or the new one. Its mode stays.
+// replaceFile replaces a file atomically and keeps its mode. Even after a crash, a reader
+// sees the old text or the new one.
 func replaceFile(path string, text []byte) error {
 	mode := os.FileMode(0o600)
 	if st, err := os.Stat(path); err == nil {
@@ -287,12 +288,12 @@ func replaceFile(path string, text []byte) error {
 	return nil
 }
 
-// settingsNames completes.
+// settingsNames offers the files that config edit accepts.
 func (a *app) settingsNames(*cobra.Command, []string) []string {
 	names := slices.Clone(settingsFiles)
 	cfg, err := a.settings()
 	if err != nil {
-		return names // which may be why somebody wants to edit
+		return names // the user may want to edit exactly because of this error
 	}
 	for name, rules := range cfg.Groups() {
 		names = append(names, fmt.Sprintf("%s/%s.txt\t%s", groupsFolder, name, count(len(rules), "name")))

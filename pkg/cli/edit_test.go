@@ -38,7 +38,7 @@ func TestChooseEditor(t *testing.T) {
 	}
 }
 
-// What cannot be written leaves the old file, and nothing beside it.
+// TestReplaceFile checks that a failed write leaves the old file, and nothing beside it.
 func TestReplaceFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "new", "config.yaml")

@@ -12,8 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// follow shows what happens to s until it is in phase want, or broken.
-// Interrupting it ends the showing, not the work.
+// follow shows the events of s until it is in phase want, or broken. Interrupting it stops
+// the display, not the work.
 func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session, want session.Phase) (session.Session, error) {
 	seq, err := m.LastPhaseSeq(ctx, s.ID)
 	if err != nil {
@@ -68,14 +68,14 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 	return s, nil
 }
 
-// goesOn is the error of who goes away from work that does not need them.
+// goesOn returns the error for a user who leaves work that continues without them.
 func goesOn(s session.Session) error {
 	return fail.New(fail.Interrupted, "%s goes on without you", s.Name).
 		WithHint("agent-sessionizer open %s, or to call it off: agent-sessionizer destroy %s", s.Name, s.Name)
 }
 
-// broken is the error a session's row tells of. One that was never ready may
-// have been asked for wrongly, which only another one can mend.
+// broken returns the error that a session's row records. A session that was never ready may
+// have been requested with the wrong options, so the hint also suggests to replace it.
 func broken(s session.Session) error {
 	e := fail.New(fail.ParseCode(s.ErrorCode), "%s: %s", s.Name, s.ErrorMessage)
 	e.Hint = s.ErrorHint
@@ -85,13 +85,13 @@ func broken(s session.Session) error {
 	return e
 }
 
-// keeperless is how long a session that is not at rest may be without a keeper:
-// far longer than one takes to start.
+// keeperless is how long a session that is not at rest may lack a keeper. It is much longer
+// than a keeper takes to start.
 const keeperless = 3 * time.Second
 
-// watchKeeper returns a context that ends, with the reason as its cause, when
-// nobody works on s and another keeper does not help: what is followed would
-// never come. stop ends the watching and waits for its end.
+// watchKeeper returns a context that ends if s has no keeper and a new one does not help,
+// because the awaited events would never come. The reason is the context's cause. stop ends
+// the watching and waits until it has ended.
 func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Session) (watched context.Context, stop func()) {
 	watched, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
@@ -107,7 +107,7 @@ func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Ses
 			case <-tick.C:
 			}
 			cur, err := m.Get(watched, s.ID)
-			// A row that cannot be read is the follower's to tell.
+			// The follower reports a row that cannot be read.
 			if err != nil || session.AtRest(cur.Phase, cur.Want) || store.Held(m.Config.Paths.SessionLock(s.ID)) {
 				seen = time.Now()
 				continue
@@ -129,7 +129,7 @@ func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Ses
 	return watched, func() { cancel(nil); <-done }
 }
 
-// abandoned is the error of a session whose keepers give up.
+// abandoned returns the error of a session whose keepers give up.
 func abandoned(s session.Session) error {
 	why := errors.New("its keeper ended and says nothing in its row")
 	if s.ErrorMessage != "" {

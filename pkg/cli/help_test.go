@@ -38,8 +38,8 @@ func testRoot(t *testing.T) (*cobra.Command, *bytes.Buffer) {
 	return root, &out
 }
 
-// Whoever asks a command for help gets a sentence, an example, and a word on
-// each flag, in one voice.
+// TestHelpOfEveryCommand checks that the help of every command has a summary, an example
+// and a description of each flag, in one style.
 func TestHelpOfEveryCommand(t *testing.T) {
 	root, out := testRoot(t)
 	all := visible(root)
@@ -87,8 +87,8 @@ func TestHelpOfEveryCommand(t *testing.T) {
 	}
 }
 
-// Everything that takes a value has an answer to Tab: values, files, or that
-// there is nothing to offer.
+// TestEverythingCompletes checks that everything that takes a value has a completion:
+// values, files, or explicitly nothing.
 func TestEverythingCompletes(t *testing.T) {
 	root, _ := testRoot(t)
 	for _, cmd := range visible(root) {
@@ -101,7 +101,7 @@ func TestEverythingCompletes(t *testing.T) {
 			}
 		})
 	}
-	// A value of this table that no flag has was meant for one.
+	// A value in this table that no flag uses was meant for a flag.
 	used := map[string]bool{}
 	for _, cmd := range visible(root) {
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) { used[f.Name] = true })
@@ -113,8 +113,8 @@ func TestEverythingCompletes(t *testing.T) {
 	}
 }
 
-// What help, README and hints show can be typed: the command is there, and it
-// takes these flags and as many arguments.
+// TestExamplesCanBeTyped checks that the commands in help texts and documents exist, and
+// accept the given flags and number of arguments.
 func TestExamplesCanBeTyped(t *testing.T) {
 	root, _ := testRoot(t)
 	n := 0
@@ -139,7 +139,7 @@ func TestExamplesCanBeTyped(t *testing.T) {
 	}
 }
 
-// So do the hints of errors, wherever they are made.
+// TestHintsCanBeTyped checks the same for the hints of errors in all packages.
 func TestHintsCanBeTyped(t *testing.T) {
 	n := 0
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
@@ -183,7 +183,7 @@ var (
 	shellWord    = regexp.MustCompile(`'[^']*'|"[^"]*"|[^\s'"]+`)
 )
 
-// typed parses what a line has of us, and returns how often that is.
+// typed parses this program's commands in a line, and returns their number.
 func typed(t *testing.T, where, line string) int {
 	t.Helper()
 	n := 0
@@ -194,7 +194,7 @@ func typed(t *testing.T, where, line string) int {
 			words[i] = strings.Trim(w, `'"`)
 		}
 		n++
-		root, _ := testRoot(t) // flags keep what was parsed
+		root, _ := testRoot(t) // a root keeps parsed flag values, so each command needs a new one
 		cmd, args, err := root.Find(words)
 		if err == nil && cmd.Name() != "help" {
 			if err = cmd.ParseFlags(args); err == nil && cmd.Args != nil {
@@ -245,7 +245,7 @@ func TestTopicsAreWhatTheDocumentsSay(t *testing.T) {
 	}
 }
 
-// The pages are read by the two programs that there are, without a complaint.
+// TestManPages checks that both man page formatters read the pages without complaint.
 func TestManPages(t *testing.T) {
 	root, _ := testRoot(t)
 	dir := t.TempDir()

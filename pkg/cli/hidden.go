@@ -36,8 +36,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
 
-// newHiddenCmds are the processes that the program starts of itself. Their
-// arguments are checked as a user's would be: anybody can type them.
+// newHiddenCmds returns the commands that the program itself starts as processes. They
+// check their arguments like any other command, because users can type them, too.
 func newHiddenCmds(a *app) []*cobra.Command {
 	cmds := []*cobra.Command{
 		{
@@ -57,7 +57,7 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			},
 		},
 		{
-			Use: task.KeeperCommand + " TASK-ID", Args: usage(sessionID), // ids are alike
+			Use: task.KeeperCommand + " TASK-ID", Args: usage(sessionID), // task ids have the same form
 			RunE: func(cmd *cobra.Command, args []string) error {
 				cfg, err := a.settings()
 				if err != nil {
@@ -83,10 +83,11 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			},
 		},
 		{
-			// Lima's host agent: Lima's arguments, parsed by our copy of its command.
+			// Lima's host agent takes Lima's arguments, which our copy of its command
+			// parses.
 			Use: "hostagent", DisableFlagParsing: true,
 			RunE: func(cmd *cobra.Command, args []string) error {
-				// Once the VM runs it only waits, for as long as the session does.
+				// Once the VM runs, the host agent only waits, for as long as the VM runs.
 				debug.SetGCPercent(50)
 				defer time.AfterFunc(time.Minute, debug.FreeOSMemory).Stop()
 				return lima.HostAgent(cmd.Context(), args)
@@ -95,11 +96,12 @@ func newHiddenCmds(a *app) []*cobra.Command {
 		{
 			Use: gateway.Command + " DIR", Args: usage(cobra.ExactArgs(1)),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				// A gateway's directory may be moved while it runs.
+				// Run in the gateway's directory, which may be renamed while the gateway
+				// runs.
 				if err := os.Chdir(args[0]); err != nil {
 					return fail.New(fail.Host, "the gateway's directory: %w", err)
 				}
-				// It reads no settings: what it is to do is in its directory.
+				// The gateway reads no settings; its directory contains its configuration.
 				log, stop := a.ownLog(cmd.Context(), gateway.LogFile("."), config.Log{}, console.FormatJSON)
 				defer stop()
 				return gateway.Main(cmd.Context(), ".", log)
@@ -135,12 +137,12 @@ func newHiddenCmds(a *app) []*cobra.Command {
 	return cmds
 }
 
-// aheadImageCommand is the part of session.AheadCommand that makes files.
+// aheadImageCommand is the part of session.AheadCommand that makes image files.
 const aheadImageCommand = "prepare-image"
 
-// runAhead makes in the background what lets the next session start faster. What
-// waits becomes somebody's VM, at the priority of one, so a process of its own
-// makes the files.
+// runAhead prepares in the background what makes the next session start faster. Standby VMs
+// become sessions, so they must run at normal priority. Therefore a separate process makes
+// the files at a low one.
 func runAhead(ctx context.Context, a *app, args []string) error {
 	self, err := self()
 	if err != nil {
@@ -162,7 +164,8 @@ func runAhead(ctx context.Context, a *app, args []string) error {
 	return fillPool(ctx, a, maker, cfg.Prepare, made, size)
 }
 
-// runAheadImage, and all that it starts, gives way to what people wait for.
+// runAheadImage makes image files. It lowers its priority, and that of all processes it
+// starts, in favour of what people wait for.
 func runAheadImage(ctx context.Context, a *app, args []string) error {
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
 		return err
@@ -175,7 +178,7 @@ func runAheadImage(ctx context.Context, a *app, args []string) error {
 	return err
 }
 
-// ahead is what session.AheadCommand works with.
+// ahead returns what session.AheadCommand works with.
 func (a *app) ahead(args []string) (*config.Config, *golden.Maker, config.Resources, error) {
 	cfg, err1 := a.settings()
 	maker, err2 := a.maker()
@@ -183,7 +186,7 @@ func (a *app) ahead(args []string) (*config.Config, *golden.Maker, config.Resour
 	return cfg, maker, size, errors.Join(err1, err2, err3)
 }
 
-// parseSize reads the arguments of session.AheadCommand.
+// parseSize parses the arguments of session.AheadCommand.
 func parseSize(args []string) (config.Resources, error) {
 	cpus, err1 := strconv.Atoi(args[1])
 	memory, err2 := strconv.ParseInt(args[2], 10, 64)
@@ -194,7 +197,7 @@ func parseSize(args []string) (config.Resources, error) {
 	return config.Resources{CPUs: cpus, Memory: config.Size(memory), Disk: config.Size(disk)}, nil
 }
 
-// sessionID takes one session's whole id: it becomes part of paths.
+// sessionID accepts exactly one complete session id, because the id becomes part of paths.
 func sessionID(cmd *cobra.Command, args []string) error {
 	if err := cobra.ExactArgs(1)(cmd, args); err != nil {
 		return err
@@ -205,9 +208,9 @@ func sessionID(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// runAttach is what runs in the local tmux session: what is done for the session
-// until it is ready, then the guest's tmux on this terminal. An end that is no
-// detaching stays on the screen: with the pane would go the reason.
+// runAttach runs in the local tmux session. It shows the work on the session until it is
+// ready, and then attaches the guest's tmux to this terminal. If it ends other than by
+// detaching, it keeps the reason on the screen, because the pane would disappear with it.
 func runAttach(ctx context.Context, a *app, id string) error {
 	m, err := a.plainManager(ctx)
 	if err != nil {
@@ -254,12 +257,12 @@ func (a *app) attachGuest(ctx context.Context, m *session.Manager, id string) er
 			return err
 		}
 	}
-	// The login shell is zsh, to which a bare =agent is a command's path.
+	// The login shell is zsh, which expands a bare =agent to the path of a command.
 	return a.terminal(ctx, m, s, ssh.Quote(s.Facts.Root+guest.ReadyTmux, "-d", s.Facts.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
 }
 
-// copyToClipboard hands what the guest copied to the local tmux, which hands it
-// to the terminal. The guest can write the clipboard, never read it.
+// copyToClipboard passes what the guest copied to the local tmux, which passes it to the
+// terminal. The guest can write the clipboard but never read it.
 func copyToClipboard(ctx context.Context, name string) func([]byte) {
 	return func(b []byte) {
 		if os.Getenv("TMUX") == "" {
@@ -271,7 +274,7 @@ func copyToClipboard(ctx context.Context, name string) func([]byte) {
 	}
 }
 
-// quietLog drops what a driver says on behalf of a command that shows its own progress.
+// quietLog discards what a driver logs for a command that shows progress itself.
 func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 func newCompletionCmd() *cobra.Command {
@@ -311,7 +314,7 @@ func newVersionCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-// printEvent shows one event of a session's log.
+// printEvent prints one event of a session's log.
 func (a *app) printEvent(ev store.Event, asJSON bool) error {
 	if asJSON {
 		return a.jsonLine(ev)

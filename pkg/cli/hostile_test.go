@@ -14,15 +14,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// What a command prints goes through the console, which filters it for a terminal.
-// The standard streams themselves are for child processes, for attach, which filters
-// on its own, and for pipes between processes of this program.
+// TestOnlyTheConsoleWritesToTheStandardStreams checks that commands print through the
+// console, which filters output to a terminal. Only three uses may access the standard
+// streams directly: child processes, attach, which has its own filter, and pipes between
+// processes of this program.
 func TestOnlyTheConsoleWritesToTheStandardStreams(t *testing.T) {
 	allowed := []string{
-		"main.go:Main",                                    // gives them to the console
-		"terminal.go:interactive", "terminal.go:transfer", // ask whether they are terminals
+		"main.go:Main",                                    // passes them to the console
+		"terminal.go:interactive", "terminal.go:transfer", // check whether they are terminals
 		"run.go:terminal",                                       // attach.Run filters
-		"edit.go:visit", "hidden.go:runAhead", "open.go:runJob", // children of this host
+		"edit.go:visit", "hidden.go:runAhead", "open.go:runJob", // child processes of this host
 		"hidden.go:newHiddenCmds", // resolve-secrets answers on a pipe
 	}
 	files := token.NewFileSet()
@@ -69,8 +70,9 @@ func nameOf(decl ast.Decl) string {
 	return "(top level)"
 }
 
-// The table of the test that gives every command a terminal and a hostile guest,
-// TestCommandsOnATerminalWithAHostileGuest of test/script, has all commands.
+// TestEveryCommandMeetsAHostileGuest checks that the table of
+// TestCommandsOnATerminalWithAHostileGuest in test/script covers all commands. That test
+// runs each command on a terminal with a hostile guest.
 func TestEveryCommandMeetsAHostileGuest(t *testing.T) {
 	table, err := os.ReadFile("../../test/script/testdata/hostile/commands")
 	if err != nil {

@@ -99,11 +99,11 @@ func (a *app) images() (*image.Store, error) {
 	return &image.Store{Dir: cfg.Paths.Images(), Template: template}, err
 }
 
-// imageList is what `image list --json` prints.
+// imageList is the JSON output of image list.
 type imageList struct {
 	Images []image.Info   `json:"images"`
-	Making []image.Making `json:"making"` // what is built now
-	Pool   []golden.Spare `json:"pool"`   // VMs that wait for a session
+	Making []image.Making `json:"making"` // builds in progress
+	Pool   []golden.Spare `json:"pool"`   // standby VMs
 }
 
 func runImageList(a *app, asJSON bool) error {
@@ -164,15 +164,15 @@ func runImageList(a *app, asJSON bool) error {
 		if f.Kept {
 			kept = "; what was built is kept, and the next build only proves it"
 		}
-		a.printf("failed %s ago: %s%s\n", ago(f.At), f.Error, kept) // which says whether the image, or what comes of it
+		a.printf("failed %s ago: %s%s\n", ago(f.At), f.Error, kept) // the message says which image or saved state failed
 	}
 	return err
 }
 
-// imageView is what `image inspect` shows.
+// imageView is the JSON output of image inspect.
 type imageView struct {
 	image.Info
-	UsedBy []string `json:"used_by"` // VMs whose disks build on it
+	UsedBy []string `json:"used_by"` // VMs whose disks are backed by it
 }
 
 func runImageInspect(a *app, name string, asJSON bool) error {
@@ -280,7 +280,7 @@ func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
 	return fillPool(ctx, a, maker, prepare, made, size)
 }
 
-// maker makes golden images and what comes of them.
+// maker returns the maker of golden images, saved states and standby VMs, without a log.
 func (a *app) maker() (*golden.Maker, error) {
 	driver, err := a.driver(quietLog())
 	if err != nil {
@@ -289,7 +289,8 @@ func (a *app) maker() (*golden.Maker, error) {
 	return a.golden(driver)
 }
 
-// size is that of a session's VM; zero fields are as configured.
+// size returns the size of a session's VM. Zero fields of asked are taken from the
+// settings.
 func (a *app) size(ctx context.Context, asked config.Resources) (config.Resources, error) {
 	m, err := a.plainManager(ctx)
 	if err != nil {
@@ -298,8 +299,8 @@ func (a *app) size(ctx context.Context, asked config.Resources) (config.Resource
 	return m.Size(asked)
 }
 
-// prepareImage makes the golden image of source and, where it is wanted and VMs
-// can be saved, the saved state for VMs of a size.
+// prepareImage makes the golden image of source. If prepare is warm and VMs can be saved,
+// it also makes the saved state for VMs of the given size.
 func prepareImage(ctx context.Context, a *app, maker *golden.Maker, prepare config.Prepare, source string, size config.Resources) (image.Info, error) {
 	made, err := makeImage(ctx, a, "make golden image "+image.Golden(source), func(ctx context.Context, say func(string)) (image.Info, error) {
 		return maker.Image(ctx, source, session.Arch(), say)
@@ -325,7 +326,7 @@ func prepareImage(ctx context.Context, a *app, maker *golden.Maker, prepare conf
 	return made, nil
 }
 
-// fillPool boots the VMs that are to wait, if any are.
+// fillPool boots the missing standby VMs, if the pool is in use.
 func fillPool(ctx context.Context, a *app, maker *golden.Maker, prepare config.Prepare, made image.Info, size config.Resources) error {
 	if !maker.Pools(ctx, prepare, session.Arch()) {
 		return nil
@@ -336,7 +337,7 @@ func fillPool(ctx context.Context, a *app, maker *golden.Maker, prepare config.P
 	return err
 }
 
-// makeImage runs f as a step that is shown, with its lines.
+// makeImage runs f and shows it as a step, with its progress lines.
 func makeImage[T any](ctx context.Context, a *app, name string, f func(ctx context.Context, say func(string)) (T, error)) (T, error) {
 	began := time.Now()
 	view := a.con.Steps()
@@ -344,7 +345,7 @@ func makeImage[T any](ctx context.Context, a *app, name string, f func(ctx conte
 	step := console.Step{Name: name, State: "start"}
 	view.Update(step)
 	made, err := f(ctx, func(msg string) {
-		if !a.con.Live() && strings.HasPrefix(msg, "step ") { // of provision/run.sh: one line each is kept
+		if !a.con.Live() && strings.HasPrefix(msg, "step ") { // keep one line for each step of provision/run.sh
 			view.Say("%s", msg)
 		}
 		step.State, step.Detail, step.Elapsed = "progress", msg, time.Since(began)
@@ -358,8 +359,8 @@ func makeImage[T any](ctx context.Context, a *app, name string, f func(ctx conte
 	return made, err
 }
 
-// runImageRemove refuses while a session's disk is backed by the image's, or is
-// about to be.
+// runImageRemove removes an image. It refuses if a session's disk is backed by the image,
+// or is about to be.
 func runImageRemove(ctx context.Context, a *app, name string) error {
 	images, err := a.images()
 	if err != nil {
@@ -385,9 +386,9 @@ func runImageRemove(ctx context.Context, a *app, name string) error {
 	return images.Remove(name, inUse)
 }
 
-// imageInUse says of an image's directory whether disks of VMs are backed by it,
-// of others than those that are doomed. It cannot be asked twice whether a disk
-// still has its image, so doubt is use.
+// imageInUse returns a function that reports whether disks of VMs are backed by an image's
+// directory. It ignores the doomed VMs. A wrong no would destroy a disk, so an error counts
+// as use.
 func (a *app) imageInUse(doomed ...string) (func(dir string) bool, error) {
 	cfg, err := a.settings()
 	if err != nil {

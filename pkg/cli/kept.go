@@ -73,7 +73,7 @@ func runKeptRm(ctx context.Context, a *app, repos []string) error {
 	return nil
 }
 
-// completeKept offers the repositories of which something is kept.
+// completeKept offers the repositories that have a saved home.
 func (a *app) completeKept(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	m, err := a.plainManager(cmd.Context())
 	if err != nil {

@@ -147,7 +147,7 @@ func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) e
 	return nil
 }
 
-// guardWork refuses, or asks, when destroying s would lose work.
+// guardWork refuses to destroy s, or asks first, if that would lose work.
 func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Session, confirm bool) error {
 	lost := a.loss(ctx, m, s)
 	if lost.what == "" && !confirm {
@@ -167,16 +167,16 @@ func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Sessi
 	return nil
 }
 
-// destroyQuestion says what destroying s would lose.
+// destroyQuestion returns the question whether to destroy s, with what that would lose.
 func destroyQuestion(s session.Session, lost loss) string {
 	what := cmp.Or(lost.what, "nothing; everything is pushed or fetched")
 	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.Called(), what)
 }
 
-// loss is what destroying a session would end, or lose.
+// loss describes what destroying a session would lose or end.
 type loss struct {
-	what string // "" when there is none
-	hint string // the command that saves it, or finds out
+	what string // "" if nothing is lost
+	hint string // the command that saves it, or that finds out more
 }
 
 func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) loss {
@@ -202,10 +202,10 @@ func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) l
 	return loss{what, "agent-sessionizer task cancel --wait " + strings.Join(ids, " ")}
 }
 
-// workLost is the work that only exists in a guest.
+// workLost returns the work that exists only in a guest.
 func (a *app) workLost(ctx context.Context, m *session.Manager, s session.Session) loss {
 	if s.Facts.Base == nil {
-		return loss{} // nothing was ever cloned into it
+		return loss{} // no repository was ever cloned into it
 	}
 	start := "agent-sessionizer start " + s.Name
 	work := s.Facts.Work
@@ -238,13 +238,13 @@ func (a *app) workLost(ctx context.Context, m *session.Manager, s session.Sessio
 	return loss{work.Summary(), hint}
 }
 
-// saving is the command that brings a guest's work to this host.
+// saving returns the command that brings a guest's work to this host.
 func saving(name string, w repo.WorkState) string {
 	fetch := "agent-sessionizer fetch " + name
 	switch {
-	case len(w.InProgress) > 0 || w.Submodules > 0: // to finish and to push, which needs somebody
+	case len(w.InProgress) > 0 || w.Submodules > 0: // only the user can finish and push this
 		return "agent-sessionizer ssh " + name
-	case w.Dirty > 0 || w.Untracked > 0: // stashes are fetched, files are not
+	case w.Dirty > 0 || w.Untracked > 0: // fetch takes stashes, but not files
 		return "agent-sessionizer exec " + name + " -- git stash -u && " + fetch
 	}
 	return fetch

@@ -74,7 +74,7 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 	return nil
 }
 
-// toneOf is how a session's state is coloured.
+// toneOf returns the colour of a session's state.
 func toneOf(p session.Phase) console.Tone {
 	switch p {
 	case session.Ready:
@@ -89,7 +89,7 @@ func toneOf(p session.Phase) console.Tone {
 	return console.Plain
 }
 
-// ago is how long something is, in one unit.
+// ago formats the time since t in one unit.
 func ago(t time.Time) string {
 	d := time.Since(t)
 	switch {

@@ -14,7 +14,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-// withTrace gives what this process does the trace id of who started it, or a new one.
+// withTrace returns ctx with the trace id of the process that started this one, or a new
+// one.
 func withTrace(ctx context.Context) context.Context {
 	id, ok := trace.FromParent(os.Getenv(trace.Variable))
 	if !ok {
@@ -23,7 +24,7 @@ func withTrace(ctx context.Context) context.Context {
 	return trace.With(ctx, id)
 }
 
-// logger is a log as the settings want it; auto is its level where they leave it.
+// logger returns a logger as configured by l. auto is the level if l leaves it open.
 func (a *app) logger(l config.Log, auto slog.Level) *slog.Logger {
 	to := console.Log{Level: levelOf(l, auto), Format: console.Format(l.Format), Redact: a.redact}
 	if f := a.sharedLog(l); f != nil {
@@ -39,8 +40,8 @@ func levelOf(l config.Log, auto slog.Level) slog.Level {
 	return auto
 }
 
-// sharedLog is the file that all processes log to, nil for none. One that cannot be
-// written to stops no work.
+// sharedLog returns the file that all processes log to, or nil if there is none. A file
+// that cannot be written causes a warning, not an error.
 func (a *app) sharedLog(l config.Log) *logfile.File {
 	if l.File == "" {
 		return nil
@@ -55,12 +56,12 @@ func (a *app) sharedLog(l config.Log) *logfile.File {
 	return a.log
 }
 
-// ownLimits are those of the log that a process in the background has for itself.
+// ownLimits are the limits of the log file that each background process has for itself.
 var ownLimits = logfile.Limits{Max: 1 << 20, Keep: 1}
 
-// ownLog is the log of a process in the background: its standard error, which is
-// bounded where its starter has made it the file at path, and the settings' file
-// besides. The attributes say which process it is. stop ends the bounding.
+// ownLog returns the logger of a background process. It writes to stderr and to the log
+// file of the settings. If the starter redirected stderr to the file at path, that file is
+// bounded until stop is called. The attributes identify the process.
 func (a *app) ownLog(ctx context.Context, path string, l config.Log, format console.Format, attrs ...any) (log *slog.Logger, stop func()) {
 	own := logfile.NewStandard(path, ownLimits)
 	level := levelOf(l, slog.LevelInfo)
@@ -76,13 +77,13 @@ func (a *app) ownLog(ctx context.Context, path string, l config.Log, format cons
 	return log, func() { cancel(); watching.Wait() }
 }
 
-// auditLog is the audit log of the settings.
+// auditLog returns the audit log of the settings.
 func (a *app) auditLog(cfg *config.Config) *audit.Log {
 	return &audit.Log{Path: cfg.Paths.Audit(), Retention: time.Duration(cfg.Audit.Retention), Redact: a.redact}
 }
 
-// auditTo writes what was done into the audit log. That it cannot be written must
-// not undo what was done; the log then has the record.
+// auditTo returns a function that writes to the audit log. A failed write must not undo the
+// recorded action, so the record then goes to the log instead.
 func (a *app) auditTo(cfg *config.Config) func(context.Context, audit.Record) {
 	log := a.auditLog(cfg)
 	return func(ctx context.Context, r audit.Record) {

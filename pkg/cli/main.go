@@ -1,6 +1,6 @@
-// Package cli is the command line: it reads arguments, wires the other
-// packages together, and turns errors into messages and exit codes. It is the
-// only package that knows them all, and none knows it.
+// Package cli is the command line: it reads arguments, wires the other packages together,
+// and turns errors into messages and exit codes. It is the only package that knows them
+// all, and none of them knows it.
 package cli
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// version is set by the build.
+// version is set at build time.
 var version = "dev"
 
 // Main runs the command line in os.Args and returns the exit status.
@@ -33,20 +33,20 @@ func Main() int {
 	defer stop()
 	a := &app{con: console.New(os.Stdout, os.Stderr, os.Getenv), redact: secret.NewRedactor()}
 	defer a.close()
-	slog.SetDefault(a.con.Logger(console.Log{Level: slog.LevelWarn, Redact: a.redact})) // until the settings are read
+	slog.SetDefault(a.con.Logger(console.Log{Level: slog.LevelWarn, Redact: a.redact})) // until the settings are loaded
 	root := newRootCmd(a)
 	err := root.ExecuteContext(withTrace(ctx))
 	return a.exitCode(ctx, err)
 }
 
-// remoteExit is the exit status of a command that ran in a guest; it is passed
-// through as it is.
+// remoteExit is the exit status of a command that ran in a guest. It becomes this program's
+// exit status unchanged.
 type remoteExit int
 
 func (e remoteExit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// exitCode prints err, if it is one to be printed, and says how to exit. This is
-// the one place where errors become words and numbers.
+// exitCode prints err, unless it needs no message, and returns the exit status. This is the
+// only place where errors become messages and exit codes.
 func (a *app) exitCode(ctx context.Context, err error) int {
 	if err == nil {
 		return 0
@@ -109,7 +109,7 @@ the standard error; commands that read have --json.`),
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		hint := cmd.CommandPath() + " --help"
-		if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 { // read before what is wrong
+		if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 { // arguments before the wrong flag
 			hint = cmp.Or(meant(cmd, args[:1], "--help"), hint)
 		}
 		return fail.New(fail.Usage, "%w", err).WithHint("%s", hint)
@@ -163,7 +163,8 @@ func runRoot(ctx context.Context, a *app, o rootOptions, args []string) error {
 	return runPick(ctx, a, o.open)
 }
 
-// oneRepo takes at most one argument: of more, the first was meant to be a command.
+// oneRepo accepts at most one argument. If there are more, the first was probably meant as
+// a command.
 func oneRepo(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		if hint := meant(cmd, args, given(cmd)...); hint != "" {
@@ -173,13 +174,13 @@ func oneRepo(cmd *cobra.Command, args []string) error {
 	return usage(cobra.MaximumNArgs(1))(cmd, args)
 }
 
-// meant is what was likely meant by args, whose first is nearly a command of
-// root's; "" when it is not.
+// meant suggests commands that the user probably meant, if the first of args resembles the
+// name of one. Otherwise it returns "".
 func meant(root *cobra.Command, args []string, flags ...string) string {
-	if len(args[0]) < 2 { // which begins many
+	if len(args[0]) < 2 { // too short: it is a prefix of many commands
 		return ""
 	}
-	root.SuggestionsMinimumDistance = min(2, len(args[0])/2) // a short word is near to many
+	root.SuggestionsMinimumDistance = min(2, len(args[0])/2) // a short word resembles many names
 	var hints []string
 	for _, name := range root.SuggestionsFor(args[0]) {
 		hints = append(hints, ssh.Quote(slices.Concat([]string{root.Name(), name}, flags, args[1:])...))
@@ -187,7 +188,7 @@ func meant(root *cobra.Command, args []string, flags ...string) string {
 	return strings.Join(hints, ", or: ")
 }
 
-// given are the flags that cmd was given.
+// given returns the flags that were set on cmd, as arguments.
 func given(cmd *cobra.Command) []string {
 	var args []string
 	cmd.Flags().Visit(func(f *pflag.Flag) {
@@ -209,7 +210,7 @@ func given(cmd *cobra.Command) []string {
 	return args
 }
 
-// usage gives cobra's complaints about arguments the exit code of a usage error.
+// usage turns cobra's errors about arguments into usage errors.
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Manual pages are made of the commands' own help, so that the two agree. cobra's
-// maker goes by way of Markdown, for which it brings two parsers into the program.
+// Manual pages are generated from the help of the commands, so that the two agree. cobra's
+// own generator goes through Markdown, which would add two parsers to the program.
 
 func newManCmd(a *app) *cobra.Command {
 	return &cobra.Command{
@@ -52,7 +52,7 @@ func writeManPages(root *cobra.Command, dir string) error {
 	return nil
 }
 
-// visible are a command and all below it that help shows.
+// visible returns a command and all its subcommands that help shows.
 func visible(cmd *cobra.Command) []*cobra.Command {
 	all := []*cobra.Command{cmd}
 	for _, sub := range cmd.Commands() {
@@ -65,7 +65,7 @@ func visible(cmd *cobra.Command) []*cobra.Command {
 
 func manName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// manPage is the page of one command, in man(7).
+// manPage returns the page of one command, in man(7) format.
 func manPage(cmd *cobra.Command) string {
 	var p page
 	p.line(`.TH "%s" 1 "%s" "agent-sessionizer %s" "agent-sessionizer"`, roff(strings.ToUpper(manName(cmd))), manDate().Format("2006-01-02"), roff(version))
@@ -120,14 +120,14 @@ func manPage(cmd *cobra.Command) string {
 	return p.String()
 }
 
-// page is a text in man(7) that grows.
+// page builds a text in man(7) format.
 type page struct{ strings.Builder }
 
 func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.Builder, format+"\n", args...) }
 
 func (p *page) section(name string) { p.line(".SH %s", name) }
 
-// text is a line of words, whatever it begins with.
+// text writes a line of text, and escapes a leading control character.
 func (p *page) text(s string) {
 	s = roff(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {
@@ -136,8 +136,8 @@ func (p *page) text(s string) {
 	p.line("%s", s)
 }
 
-// prose is text as help has it: paragraphs, lists with dashes, and indented
-// lines, which are kept as they are.
+// prose writes text in the style of help: paragraphs, lists with dashes, and indented
+// lines, which are kept unchanged.
 func (p *page) prose(s string) {
 	for n, par := range strings.Split(strings.TrimSpace(s), "\n\n") {
 		lines := strings.Split(par, "\n")
@@ -168,7 +168,7 @@ func (p *page) prose(s string) {
 	}
 }
 
-// commands are those below cmd, by their groups.
+// commands writes the subcommands of cmd by group.
 func (p *page) commands(cmd *cobra.Command) {
 	if !cmd.HasAvailableSubCommands() {
 		return
@@ -247,8 +247,8 @@ func (p *page) seeAlso(cmd *cobra.Command) {
 	}
 }
 
-// roff escapes words for man(7). A hyphen may be part of a command, which people
-// copy, so each is one that can be.
+// roff escapes text for man(7). Every hyphen becomes one that survives copying, because it
+// may be part of a command.
 func roff(s string) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -268,7 +268,8 @@ func roff(s string) string {
 	return b.String()
 }
 
-// manDate is that of the source, so that the same one makes the same pages.
+// manDate returns the date of the source revision, so that the same source produces the
+// same pages.
 func manDate() time.Time {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {

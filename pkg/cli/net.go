@@ -106,7 +106,7 @@ type netOptions struct {
 	last   int
 }
 
-// named finds the session for commands that need no running VM.
+// named finds the session for commands that do not need a running VM.
 func (a *app) named(ctx context.Context, what string) (*session.Manager, session.Session, error) {
 	m, err := a.manager(ctx)
 	if err != nil {
@@ -144,7 +144,7 @@ func runNetChange(ctx context.Context, a *app, what string, names []string, chan
 	return nil
 }
 
-// explanation is what net explain --json prints.
+// explanation is the JSON output of net explain.
 type explanation struct {
 	Host    string `json:"host"`
 	Port    uint16 `json:"port,omitempty"`
@@ -213,7 +213,7 @@ func runNetExplain(ctx context.Context, a *app, o netOptions, what, target strin
 	return nil
 }
 
-// question reads HOST, HOST:PORT, ADDRESS:PORT or [ADDRESS]:PORT.
+// question parses HOST, HOST:PORT, ADDRESS:PORT or [ADDRESS]:PORT.
 func question(target string) (policy.Question, error) {
 	if ap, err := netip.ParseAddrPort(target); err == nil {
 		return policy.Question{Addr: ap.Addr(), Port: ap.Port()}, nil
@@ -240,7 +240,7 @@ func question(target string) (policy.Question, error) {
 	return q, nil
 }
 
-// netStatus is what net status --json prints.
+// netStatus is the JSON output of net status.
 type netStatus struct {
 	Walled  bool            `json:"walled"`
 	Gateway *gateway.Status `json:"gateway,omitempty"`

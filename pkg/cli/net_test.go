@@ -8,7 +8,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 )
 
-// Of a connection that was allowed and came to nothing, the line says why.
+// TestEntryLine checks, among others, that the line of an allowed connection that failed
+// states the reason.
 func TestEntryLine(t *testing.T) {
 	tcp := gateway.Record{Kind: gateway.KindTCP, Proto: "tls", Name: "a.example", Port: 443, Allowed: true, Rule: "a.example", Source: "list:1"}
 	ended := tcp

@@ -36,7 +36,8 @@ func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
 		past, seen = append(past, e), e.Seq
 	}
 	if !o.json {
-		// What was counted stands in the journal after what was decided meanwhile.
+		// An aggregated entry is written to the decision log after entries of the time that
+		// it covers.
 		slices.SortStableFunc(past, func(a, b gateway.Entry) int { return a.Time.Compare(b.Time) })
 	}
 	if o.last > 0 {
@@ -50,7 +51,7 @@ func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
 		if o.json {
 			return a.jsonLine(e)
 		}
-		if e.Time.Before(shown) { // counted until now
+		if e.Time.Before(shown) { // an aggregated entry, which counts up to now
 			e.Time = shown
 		}
 		shown = e.Time
@@ -79,7 +80,7 @@ func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
 	return nil
 }
 
-// entryLine is a decision for people.
+// entryLine formats a decision for people.
 func entryLine(e gateway.Entry) string {
 	verdict := "allowed"
 	switch {
@@ -94,12 +95,12 @@ func entryLine(e gateway.Entry) string {
 	}
 	asked := gateway.Denial{Name: e.Name, Addr: e.Addr, Port: e.Port}
 	if e.Kind == gateway.KindDNS {
-		asked.Port = 0 // the resolver's
+		asked.Port = 0 // it is the port of the resolver
 	}
 	why := e.Reason
 	switch {
 	case e.End && e.Kind != gateway.KindLink && (why == "" || e.BytesOut+e.BytesIn > 0):
-		// Of one that came to nothing, only why.
+		// For a connection that transferred nothing, show only the reason.
 		why = fmt.Sprintf("%s out, %s in, %v", units.BytesSize(float64(e.BytesOut)), units.BytesSize(float64(e.BytesIn)), e.Elapsed.Round(time.Millisecond))
 		if e.Reason != "" {
 			why += ": " + e.Reason
@@ -116,7 +117,8 @@ func entryLine(e gateway.Entry) string {
 	return fmt.Sprintf("%s  %-7s  %-5s %s  %s", e.Time.Local().Format("15:04:05"), verdict, kind, plain.Line(asked.Target()), plain.Line(why))
 }
 
-// runGuestLog is the guest's own word, all there is without a wall.
+// runGuestLog shows the guest's own log, which is the only one if there is no egress
+// gateway.
 func runGuestLog(ctx context.Context, a *app, o netOptions, what string) error {
 	return a.inGuest(ctx, what, func(g guest.Guest, _ session.Session) error {
 		all := []wire.Query{}
@@ -146,10 +148,10 @@ func runGuestLog(ctx context.Context, a *app, o netOptions, what string) error {
 	})
 }
 
-// denial is what was denied, as net denied shows it.
+// denial is a denial as net denied shows it.
 type denial struct {
 	gateway.Denial
-	Process string `json:"process,omitempty"` // that asked first, as the guest says
+	Process string `json:"process,omitempty"` // the first to ask, as reported by the guest
 }
 
 func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error {
@@ -195,13 +197,13 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 	}
 	a.con.Table(header, rows)
 	if allowable != "" {
-		// The guest chooses the name, so what is offered for pasting is quoted.
+		// The guest chooses the name, so the command offered for pasting is quoted.
 		a.con.Say("%s", "allow one: "+ssh.Quote("agent-sessionizer", "net", "allow", s.Name, allowable))
 	}
 	return nil
 }
 
-// hearsay is what a running guest says of the names it denied.
+// hearsay returns what a running guest reports about the names it denied.
 func (a *app) hearsay(ctx context.Context, m *session.Manager, s session.Session) (first map[string]wire.Query, count map[string]int64, err error) {
 	first, count = map[string]wire.Query{}, map[string]int64{}
 	if s.Phase != session.Ready {

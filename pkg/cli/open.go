@@ -31,11 +31,11 @@ type openOptions struct {
 	resources   config.Resources
 	withChanges bool
 	services    []string
-	detach      bool   // wait until it is ready, and do not attach
-	noWait      bool   // make it and its local tmux session, and do not go there
-	client      string // the tmux client to switch; "" is the one that this process runs in
+	detach      bool   // wait until the session is ready, and do not attach
+	noWait      bool   // create the session and its local tmux session, and do not attach
+	client      string // the tmux client to switch; "" means the one that this process runs in
 	json        bool
-	given       []string // the flags, as a hint is to repeat them
+	given       []string // the flags given, for hints that repeat them
 }
 
 func (o *openOptions) flags(f *pflag.FlagSet) {
@@ -50,8 +50,7 @@ func (o *openOptions) flags(f *pflag.FlagSet) {
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when it is ready")
 }
 
-// imageHere is an image of the command line with a relative path made absolute;
-// none stays none.
+// imageHere makes a relative image path from the command line absolute. "" stays "".
 func imageHere(text string) (string, error) {
 	if text == "" {
 		return "", nil
@@ -64,7 +63,7 @@ func imageHere(text string) (string, error) {
 	return ref.String(), err
 }
 
-// cpus is a number of CPUs on the command line; 0 means that none was given.
+// cpus is a flag value: a number of CPUs. 0 means that the flag was not set.
 type cpus int
 
 func (c *cpus) String() string { return strconv.Itoa(int(*c)) }
@@ -136,7 +135,7 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 		return nil
 	}
 	if !o.detach && !o.json {
-		return a.attach(ctx, m, s, o.client) // there it is followed
+		return a.attach(ctx, m, s, o.client) // the local tmux session shows the progress
 	}
 	s, err = a.follow(ctx, m, s, session.Ready)
 	if err != nil {
@@ -149,9 +148,9 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 	return nil
 }
 
-// resolve finds the session that what names, and what is asked for. Without a
-// session it is a new one, of which it is certain that it may be asked for; what
-// the settings lack must not keep anybody from a session that exists.
+// resolve finds the session that what identifies, and builds the request. If there is no
+// session, it also checks that a new one may be requested. It does not check this for an
+// existing session, so that a lack in the settings never locks the user out of one.
 func (a *app) resolve(ctx context.Context, m *session.Manager, o openOptions, what string) (s session.Session, r session.Request, err error) {
 	r = session.Request{
 		Profile: o.profile, Resources: o.resources,
@@ -172,8 +171,8 @@ func (a *app) resolve(ctx context.Context, m *session.Manager, o openOptions, wh
 	return s, r, err
 }
 
-// openSession wants the session s ready, or makes the one that r asks for when
-// there is none.
+// openSession requests phase ready for session s. If s is empty, it creates the session
+// that r requests.
 func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions, s session.Session, r session.Request) (session.Session, error) {
 	if s.ID != "" {
 		a.unused(s, o, r)
@@ -193,7 +192,7 @@ func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions
 	for _, n := range notices {
 		a.con.Say("%s", n)
 	}
-	if !created { // somebody else made it meanwhile
+	if !created { // another process has created it in the meantime
 		a.unused(s, o, r)
 	}
 	return s, nil
@@ -211,13 +210,13 @@ func (o openOptions) hostServices() ([]netip.AddrPort, error) {
 	return services, nil
 }
 
-// notRepo is the error of a word that is neither a session nor a repository.
+// notRepo is the error for a word that is neither a session nor a repository.
 type notRepo struct{ error }
 
 func (e notRepo) Unwrap() error { return e.error }
 
-// lookUp finds a session by its name, its id or its repository. What is no
-// session but a repository comes back as ref, with the fail.NotFound error.
+// lookUp finds a session by name, id or repository. If what is a repository without a
+// session, lookUp returns the repository in ref, with a fail.NotFound error.
 func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Session, ref repo.Ref, err error) {
 	s, findErr := m.Find(ctx, what)
 	if fail.CodeOf(findErr) != fail.NotFound {
@@ -235,7 +234,7 @@ func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Ses
 	return s, ref, err
 }
 
-// find finds a session by its name, its id, its repository or a local clone's path.
+// find finds a session by name, id, repository or the path of a local clone.
 func find(ctx context.Context, m *session.Manager, what string) (session.Session, error) {
 	s, err := m.Find(ctx, what)
 	if fail.CodeOf(err) == fail.NotFound && (strings.HasPrefix(what, ".") || filepath.IsAbs(what)) {
@@ -246,7 +245,7 @@ func find(ctx context.Context, m *session.Manager, what string) (session.Session
 	return s, err
 }
 
-// branchOf is the branch of owner/repo@branch.
+// branchOf returns the branch of owner/repo@branch.
 func branchOf(what string) string {
 	if repo.KeyOf(what) == "" || strings.Contains(what, ":") {
 		return ""
@@ -255,7 +254,7 @@ func branchOf(what string) string {
 	return branch
 }
 
-// unused says which of the options count for a new session only.
+// unused names the given options that have no effect on an existing session.
 func (a *app) unused(s session.Session, o openOptions, r session.Request) {
 	var names []string
 	for _, f := range []struct {
@@ -280,7 +279,7 @@ func (a *app) unused(s session.Session, o openOptions, r session.Request) {
 	}
 }
 
-// preflight says at once what would fail a minute later.
+// preflight reports immediately what would otherwise fail a minute later.
 func (a *app) preflight(ctx context.Context) error {
 	driver, err := a.driver(quietLog())
 	if err != nil {
@@ -295,7 +294,7 @@ func (a *app) preflight(ctx context.Context) error {
 	return nil
 }
 
-// show sees to the session's local tmux session.
+// show creates or updates the session's local tmux session, and records its tmux socket.
 func (a *app) show(ctx context.Context, m *session.Manager, s session.Session) error {
 	t := tmux.Client{}
 	err := t.New(ctx, tmux.Session{
@@ -313,15 +312,15 @@ func (a *app) show(ctx context.Context, m *session.Manager, s session.Session) e
 	return m.Shown(ctx, s, socket)
 }
 
-// attach jumps to the session's local tmux session. Inside tmux the client is
-// switched; outside, this process becomes tmux, but for a session that is being
-// made: whoever goes away from that is told what happens to it.
+// attach switches to the session's local tmux session. Inside tmux, it switches the client.
+// Outside, this process becomes tmux, unless the session is not ready yet. In that case
+// tmux runs as a child, so that a user who leaves can be informed that the work continues.
 func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session, client string) error {
 	if err := a.show(ctx, m, s); err != nil {
 		return err
 	}
 	t := tmux.Client{}
-	// Whoever goes away from a session has seen what is there until now.
+	// A user who leaves a session has seen everything in it up to now.
 	if from, err := t.Current(ctx, client); err == nil && from != "" && from != s.ID {
 		if left, err := m.Get(ctx, from); err == nil {
 			a.came(ctx, m, left)
@@ -340,7 +339,7 @@ func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session,
 	if err := runJob(ctx, argv); err != nil {
 		return err
 	}
-	s, err = m.Get(context.WithoutCancel(ctx), s.ID) // whatever ended it
+	s, err = m.Get(context.WithoutCancel(ctx), s.ID) // even if ctx was canceled
 	if err != nil {
 		return err
 	}
@@ -353,9 +352,9 @@ func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session,
 	return nil
 }
 
-// runJob runs a command that has the terminal. When it stops itself, as tmux
-// does on its user's word, this process has to: the shell knows only of it, and
-// makes both go on.
+// runJob runs a command that owns the terminal. If the command stops itself, as tmux does
+// for its suspend key, this process must stop, too. The shell knows only this process, and
+// resumes both.
 func runJob(ctx context.Context, argv []string) error {
 	p, err := os.StartProcess(argv[0], argv, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	if err != nil {
@@ -375,24 +374,23 @@ func runJob(ctx context.Context, argv []string) error {
 				return fail.New(fail.Host, "stop with %s: %w", argv[0], err)
 			}
 		case status.Exited() && status.ExitStatus() != 0:
-			return remoteExit(status.ExitStatus()) // it has said why
+			return remoteExit(status.ExitStatus()) // the command has reported the reason
 		default:
 			return nil
 		}
 	}
 }
 
-// came records that somebody is in the session now; what keeps it from being
-// recorded keeps nobody from attaching.
+// came records that the user has visited the session. A failure to record it must not
+// prevent attaching.
 func (a *app) came(ctx context.Context, m *session.Manager, s session.Session) {
 	if err := m.Came(ctx, s); err != nil {
 		slog.WarnContext(ctx, "record the visit", "session", s.Name, "error", err)
 	}
 }
 
-// deniedNote says how much was denied since somebody last came. It names no
-// name: those are the guest's choice. What it cannot find out keeps nobody from
-// attaching.
+// deniedNote reports how many names were denied since the user's last visit. It does not
+// show the names, because the guest chooses them. An error must not prevent attaching.
 func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Session) string {
 	denials, err := m.DeniedSince(ctx, s, s.Facts.Attached)
 	if err != nil {
@@ -406,6 +404,6 @@ func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Sess
 		note = fmt.Sprintf("%d names were denied", n)
 	}
 	note += "; see and allow: agent-sessionizer net denied " + s.Name
-	a.con.Say("%s", note) // tmux takes the screen now, and gives it back later
+	a.con.Say("%s", note) // tmux covers the screen now, and restores it later
 	return note
 }

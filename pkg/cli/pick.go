@@ -25,7 +25,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
-// runPick lets a person choose what to open.
+// runPick lets the user choose what to open.
 func runPick(ctx context.Context, a *app, o openOptions) error {
 	if !interactive() {
 		return fail.New(fail.Usage, "there is no terminal to pick on").WithHint("agent-sessionizer list --json")
@@ -35,7 +35,7 @@ func runPick(ctx context.Context, a *app, o openOptions) error {
 	if err == nil || said || o.client == "" {
 		return err
 	}
-	// A popup closes with this process, and the reason with it.
+	// A popup closes when this process ends, so keep the error visible.
 	a.con.Fail(err)
 	if _, aerr := a.ask("Enter closes this window. "); aerr != nil {
 		return errors.Join(err, aerr)
@@ -44,8 +44,8 @@ func runPick(ctx context.Context, a *app, o openOptions) error {
 }
 
 func pick(ctx context.Context, a *app, o openOptions) error {
-	// fzf takes this process's signals. Ctrl-C in a screen that a key opened is
-	// for that screen, though it comes here, too.
+	// fzf handles this process's signals. A Ctrl-C in a screen that a key opened is meant
+	// for that screen, but also reaches this process.
 	ctx = context.WithoutCancel(ctx)
 	p, err := a.picker(ctx, a.manager)
 	if err != nil {
@@ -61,7 +61,7 @@ func pick(ctx context.Context, a *app, o openOptions) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// The first comes last: with it this process may become tmux.
+	// Open the first target last, because this process may then become tmux.
 	for _, t := range picked.Open[1:] {
 		if err := a.openAside(ctx, o, t); err != nil {
 			return err
@@ -70,9 +70,9 @@ func pick(ctx context.Context, a *app, o openOptions) error {
 	return runOpen(ctx, a, o, picked.Open[0].Open())
 }
 
-// openAside opens without going there.
+// openAside opens a target without attaching to it.
 func (a *app) openAside(ctx context.Context, o openOptions, t picker.Target) error {
-	o.noWait, o.detach = true, true // nobody has to sit here
+	o.noWait, o.detach = true, true // the user does not wait for it
 	return runOpen(ctx, a, o, t.Open())
 }
 
@@ -88,7 +88,8 @@ func (a *app) picker(ctx context.Context, manager func(context.Context) (*sessio
 	return picker.New(m, a.con, repos), nil
 }
 
-// repos are the repositories of repos.txt: the user's, else the shipped one's.
+// repos returns the repositories in the user's repos.txt, or in the shipped one if the user
+// has none.
 func (a *app) repos() ([]string, error) {
 	cfg, err := a.settings()
 	if err != nil {
@@ -105,7 +106,8 @@ func (a *app) repos() ([]string, error) {
 	return parseRepos(file, text, false)
 }
 
-// newPickerCmds are what fzf runs for the picker, and what finds clones for it.
+// newPickerCmds returns the commands that fzf runs for the picker, and the one that finds
+// local clones.
 func newPickerCmds(a *app) []*cobra.Command {
 	return []*cobra.Command{
 		{
@@ -125,8 +127,8 @@ func newPickerCmds(a *app) []*cobra.Command {
 	}
 }
 
-// runPicker carries out a key of the picker. What it prints are fzf's actions,
-// but for the preview and for the screen that asks before it destroys.
+// runPicker handles a key of the picker. It prints actions for fzf. The preview and the
+// screen that asks before destroying print text instead.
 func runPicker(ctx context.Context, a *app, action string, keys []string) error {
 	var targets []picker.Target
 	for _, key := range keys {
@@ -177,7 +179,7 @@ func runPicker(ctx context.Context, a *app, action string, keys []string) error 
 }
 
 func openPicked(ctx context.Context, a *app, targets []picker.Target) (say string, err error) {
-	if len(targets) == 0 { // no row fits what is typed
+	if len(targets) == 0 { // no row matches what the user typed
 		open, ok := picker.Typed(os.Getenv("FZF_QUERY"))
 		if !ok {
 			return picker.SaySo, nil
@@ -199,13 +201,13 @@ func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
 	})
 }
 
-// destroyPicked lists what would be lost, asks, and leaves the work to the keeper.
+// destroyPicked shows what would be lost, asks, and leaves the work to the keeper.
 func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
 	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
 		a.con.Say("looking for work in %s that is nowhere else", s.Name)
 		ok, err := answered(plain.Line(destroyQuestion(s, a.loss(ctx, m, s))) + " [y/N] ")
 		if err != nil || !ok {
-			return err // it stays
+			return err // the session stays
 		}
 		if _, err = m.Want(ctx, s, session.Gone); err != nil {
 			a.con.Fail(err)
@@ -215,8 +217,8 @@ func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
 	})
 }
 
-// answered asks on a terminal on which Ctrl-C is a key that ends the line, and
-// means no, whatever stands before it.
+// answered asks on a terminal where Ctrl-C is an ordinary key that ends the line. A line
+// with Ctrl-C counts as no.
 func answered(question string) (yes bool, err error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
@@ -225,7 +227,7 @@ func answered(question string) (yes bool, err error) {
 	defer tty.Close()
 	fmt.Fprint(tty, question)
 	line := make([]byte, 256)
-	n, err := tty.Read(line) // a line, in the mode in which the terminal is
+	n, err := tty.Read(line) // a line, in the terminal's current mode
 	if err != nil && !errors.Is(err, io.EOF) {
 		return false, fail.New(fail.Interrupted, "no answer: %w", err)
 	}
@@ -248,7 +250,7 @@ func copyPicked(ctx context.Context, a *app, targets []picker.Target) (say strin
 	return say, err
 }
 
-// terminalClipboard puts text on the clipboard of the terminal, if that lets programs.
+// terminalClipboard copies text to the terminal's clipboard, if the terminal permits it.
 func terminalClipboard(text string) error {
 	tty, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
 	if err != nil {
@@ -259,7 +261,7 @@ func terminalClipboard(text string) error {
 	return err
 }
 
-// eachSession calls f with those of the targets that are sessions.
+// eachSession calls f for each target that is a session.
 func (a *app) eachSession(ctx context.Context, targets []picker.Target, f func(*session.Manager, session.Session) error) error {
 	m, err := a.manager(ctx)
 	if err != nil {

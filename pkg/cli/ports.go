@@ -35,7 +35,7 @@ possible, until it is closed or the session is destroyed.`,
 	return cmd
 }
 
-// publishedPort is what ports --json prints.
+// publishedPort is one entry of the JSON output of ports.
 type publishedPort struct {
 	session.PublishedPort
 	URL string `json:"url,omitempty"`

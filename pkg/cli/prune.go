@@ -66,40 +66,40 @@ of agents that no branch has, and VMs and directories of which no session is kno
 	return cmd
 }
 
-// litter is a thing that prune has found.
+// litter is an object that prune has found.
 type litter struct {
 	Kind string `json:"kind"`
 	Name string `json:"name"`
 	Path string `json:"path,omitempty"`
 	Size int64  `json:"size"` // bytes
-	Why  string `json:"why"`  // it goes, or stays
+	Why  string `json:"why"`  // why it is removed or kept
 }
 
-// pruneView is what prune prints.
+// pruneView is the output of prune.
 type pruneView struct {
 	DryRun  bool     `json:"dry_run"`
-	Removed []litter `json:"removed"` // or would be, in a dry run
-	Kept    []litter `json:"kept"`    // looks abandoned, and may not be
-	Size    int64    `json:"size"`    // of what is removed, bytes
+	Removed []litter `json:"removed"` // in a dry run: would be removed
+	Kept    []litter `json:"kept"`    // looks abandoned, but may be in use
+	Size    int64    `json:"size"`    // total of Removed in bytes
 }
 
-// pruning is one run of prune. Its parts compose what the owners of things do to
-// their own, under their own locks; each may be repeated after a kill -9.
+// pruning is one run of prune. Each part removes objects through the package that owns
+// them, under that package's locks. Every part can be repeated after a kill -9.
 type pruning struct {
 	app  *app
-	by   string // for the audit log
+	by   string // the actor for the audit log
 	o    pruneOptions
 	cfg  *config.Config
-	all  *session.Manager // nil before manager
-	lost bool             // manager has failed, and has said so
+	all  *session.Manager // nil until manager is called
+	lost bool             // manager has failed and returned its error
 	view pruneView
 }
 
-// part is a part of prune.
+// part is one part of prune.
 type part = func(*pruning, context.Context) error
 
-// orphans are the parts that remove what has lost its owner, and that nobody has to
-// ask for.
+// orphans are the parts that remove objects without an owner. They also run without a
+// request of the user.
 var orphans = []part{(*pruning).sessions, (*pruning).tasks, (*pruning).machines, (*pruning).locks, (*pruning).clones, (*pruning).files}
 
 func runPrune(ctx context.Context, a *app, o pruneOptions, parts ...part) error {
@@ -110,7 +110,7 @@ func runPrune(ctx context.Context, a *app, o pruneOptions, parts ...part) error 
 	return errors.Join(p.print(), err)
 }
 
-// prune returns nil when it could not begin.
+// prune runs the parts. It returns nil if it could not start.
 func (a *app) prune(ctx context.Context, by string, o pruneOptions, parts []part) (*pruning, error) {
 	cfg, err := a.settings()
 	if err != nil {
@@ -122,7 +122,7 @@ func (a *app) prune(ctx context.Context, by string, o pruneOptions, parts []part
 		if ctx.Err() != nil {
 			break
 		}
-		errs = append(errs, f(p, ctx)) // what one finds in its way does not keep the others
+		errs = append(errs, f(p, ctx)) // an error in one part does not prevent the others
 	}
 	return p, errors.Join(append(errs, ctx.Err())...)
 }
@@ -132,14 +132,14 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// gone notes what was removed, and tells the audit log of the resource that it was.
+// gone records a removed object, and adds it to the audit log as the given resource.
 func (p *pruning) gone(ctx context.Context, resource string, l litter) {
 	p.view.Removed = append(p.view.Removed, l)
 	p.view.Size += l.Size
 	p.tell(ctx, resource, l, nil)
 }
 
-// tell tells the audit log what became of the removal of a resource.
+// tell adds the result of a removal to the audit log.
 func (p *pruning) tell(ctx context.Context, resource string, l litter, err error) {
 	if p.o.dryRun {
 		return
@@ -174,14 +174,14 @@ func (p *pruning) print() error {
 	return nil
 }
 
-// manager is nil where there is no store yet, since a dry run does not make one,
-// and where one part was told already why it cannot be read.
+// manager returns nil if there is no store, which a dry run does not create. It also
+// returns nil if an earlier call has already returned an error.
 func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
 	if p.all != nil || p.lost || p.o.dryRun && !exists(p.cfg.Paths.Store()) {
 		return p.all, nil
 	}
 	if p.o.dryRun {
-		p.all, err = p.app.plainManager(ctx) // no keepers are started
+		p.all, err = p.app.plainManager(ctx) // starts no keepers
 	} else {
 		p.all, err = p.app.reconciled(ctx)
 	}
@@ -189,8 +189,8 @@ func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
 	return p.all, err
 }
 
-// remove removes a resource with f, under a lock that nobody else holds: what is
-// worked with stays. In a dry run it only looks whether somebody does.
+// remove calls f to remove a resource, while it holds the lock at path. If another process
+// holds the lock, the resource is in use and stays. A dry run only checks the lock.
 func (p *pruning) remove(ctx context.Context, resource string, l litter, path string, f func() error) error {
 	if p.o.dryRun {
 		if !store.Held(path) {
@@ -213,7 +213,7 @@ func (p *pruning) remove(ctx context.Context, resource string, l litter, path st
 	return nil
 }
 
-// sessions removes what is left of those that are gone: directories and events.
+// sessions removes the directories and events of sessions that are gone.
 func (p *pruning) sessions(ctx context.Context) error {
 	m, err := p.manager(ctx)
 	if m == nil || err != nil {
@@ -235,7 +235,7 @@ func (p *pruning) sessions(ctx context.Context) error {
 			continue
 		case err != nil:
 			return err
-		case s.Phase != session.Gone: // for good: no session comes back from there
+		case s.Phase != session.Gone: // gone is final
 			continue
 		}
 		l.Name, l.Why = s.Name, "the session is gone"
@@ -249,7 +249,7 @@ func (p *pruning) sessions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Whoever follows the end of a session has seen it by then.
+	// After a day, every follower has seen the end of its session.
 	before, over := time.Now().Add(-time.Duration(day)), map[string]bool{}
 	for _, row := range rows {
 		over[row.ID] = session.Phase(row.Phase) == session.Gone && row.StateChangedAt.Before(before)
@@ -261,9 +261,8 @@ func (p *pruning) sessions(ctx context.Context) error {
 	return err
 }
 
-// tasks removes the directories and the events of those that ended long ago, and
-// directories that a submission has left that was cut short. Rows stay: ids are
-// never used twice.
+// tasks removes the directories and events of tasks that ended long ago, and directories
+// left by interrupted submissions. Rows stay, so that an id is never used twice.
 func (p *pruning) tasks(ctx context.Context) error {
 	m, err := p.manager(ctx)
 	if m == nil || err != nil {
@@ -284,7 +283,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 		case fail.CodeOf(err) == fail.NotFound:
 			st, err := e.Info()
 			if err != nil || time.Since(st.ModTime()) < time.Duration(day) {
-				continue // its row may come yet
+				continue // its row may not be written yet
 			}
 			l.Why = "a submission that was cut short"
 		case err != nil:
@@ -314,8 +313,8 @@ func (p *pruning) tasks(ctx context.Context) error {
 	return err
 }
 
-// locks removes the lock files of sessions that are gone and tasks that are at
-// rest, which a keeper that was killed has left.
+// locks removes lock files that killed keepers left, of sessions that are gone and tasks
+// that are at rest.
 func (p *pruning) locks(ctx context.Context) error {
 	m, err := p.manager(ctx)
 	if m == nil || err != nil {
@@ -351,8 +350,8 @@ func (p *pruning) locks(ctx context.Context) error {
 	return nil
 }
 
-// machines removes VMs of sessions that are gone. Those that wait, and those that
-// images are made in, are the maker's.
+// machines removes the VMs of sessions that are gone. It leaves standby VMs, and VMs in
+// which images are built, to the image maker.
 func (p *pruning) machines(ctx context.Context) error {
 	if !exists(p.cfg.Paths.LimaHome) {
 		return nil
@@ -392,9 +391,10 @@ func (p *pruning) machines(ctx context.Context) error {
 	return nil
 }
 
-// owners are the sessions by their VMs' names. Those that are not gone have the
-// last word, and before them the VMs that wait: they have one that is not gone.
-// It looks in the order in which a VM comes from the pool to a session.
+// owners maps the names of VMs to their sessions. A session that is not gone takes
+// precedence over a standby VM, which in turn takes precedence over a session that is gone.
+// The pool is read before the sessions, in the order in which a VM moves from one to the
+// other.
 func (p *pruning) owners(ctx context.Context, m *session.Manager) (map[string]session.Session, error) {
 	waiting, err := golden.PoolVMs(p.cfg.Paths.Pool())
 	if err != nil {
@@ -426,11 +426,12 @@ func (p *pruning) owners(ctx context.Context, m *session.Manager) (map[string]se
 	return owners, nil
 }
 
-// images removes what newer images replaced, what dead makers left, and VMs that
-// wait and that no session will be given: clones of such images, or all.
+// images removes replaced images and the leftovers of makers that died. It also removes
+// standby VMs that no session will use: clones of replaced images, or all if the pool is
+// not in use.
 func (p *pruning) images(ctx context.Context) error {
 	if !exists(p.cfg.Paths.Images()) && !exists(p.cfg.Paths.Pool()) {
-		return nil // and nothing is made to see that
+		return nil // do not create the directories just to look
 	}
 	images, err := p.app.images()
 	if err != nil {
@@ -472,11 +473,11 @@ func (p *pruning) images(ctx context.Context) error {
 	return err
 }
 
-// mirrors removes those that have no session and were not used for long.
+// mirrors removes mirrors that have no session and were not used for a long time.
 func (p *pruning) mirrors(ctx context.Context) error {
 	m, err := p.manager(ctx)
 	if m == nil || err != nil {
-		return err // without a store there was no session, and no mirror
+		return err // without a store there was no session, and thus no mirror
 	}
 	found, err := (&repo.Mirrors{Dir: p.cfg.Paths.Mirrors()}).Prune(ctx, repo.PruneOptions{
 		DryRun: p.o.dryRun, Before: time.Now().Add(-time.Duration(p.o.unused)),
@@ -497,7 +498,7 @@ func (p *pruning) mirrors(ctx context.Context) error {
 	return err
 }
 
-// clones removes what is left of mirrors that never came to be.
+// clones removes the leftovers of mirrors that were never completed.
 func (p *pruning) clones(ctx context.Context) error {
 	found, err := (&repo.Mirrors{Dir: p.cfg.Paths.Mirrors()}).Sweep(p.o.dryRun)
 	for _, u := range found {
@@ -507,8 +508,8 @@ func (p *pruning) clones(ctx context.Context) error {
 	return err
 }
 
-// files removes what a command that was killed has left of its own. They are
-// written to while they are used, and never for a day.
+// files removes temporary files that a killed command left. A file in use is written to, so
+// one that has not changed for a day is abandoned.
 func (p *pruning) files(ctx context.Context) error {
 	left, err := filepath.Glob(filepath.Join(p.cfg.Paths.Cache, "agent-sessionizer-*.pack"))
 	if err != nil {

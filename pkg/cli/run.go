@@ -16,8 +16,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
-// running finds a session and makes sure that it can be logged in to. A session
-// that is being made is waited for; a stopped one is not started behind the user's back.
+// running finds a session and ensures that it accepts logins. It waits for a session that
+// is being created or started, but does not start a stopped one without the user's request.
 func (a *app) running(ctx context.Context, what string) (*session.Manager, session.Session, error) {
 	m, err := a.manager(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ secrets in its environment. Standard streams and the exit status are the command
 			return runExec(cmd.Context(), a, args[0], args[1:])
 		},
 	}
-	cmd.Flags().SetInterspersed(false) // the command's flags are its own
+	cmd.Flags().SetInterspersed(false) // flags after the command belong to the command
 	return cmd
 }
 
@@ -77,8 +77,8 @@ func runExec(ctx context.Context, a *app, what string, command []string) error {
 	return remote(err)
 }
 
-// inRepo runs a shell command line in the repository's directory. The login
-// shell reads the session's secrets.
+// inRepo returns a shell command line that runs line in the repository's directory. The
+// login shell reads the session's secrets.
 func inRepo(s session.Session, line string) string {
 	if s.Facts.Dir == "" {
 		return line
@@ -86,7 +86,7 @@ func inRepo(s session.Session, line string) string {
 	return "cd " + ssh.Quote(s.Facts.Dir) + " && " + line
 }
 
-// remote passes a command's exit status through.
+// remote turns the exit status of a guest's command into this program's.
 func remote(err error) error {
 	if exit, ok := errors.AsType[*ssh.ExitError](err); ok {
 		if exit.Signal != "" {
@@ -126,8 +126,8 @@ lost it comes back by itself. With a command it is "exec".`,
 	return cmd
 }
 
-// terminal runs a command of the guest on our terminal; it comes back after
-// the connection was lost, also when the VM was stopped and started meanwhile.
+// terminal runs a guest command on the user's terminal. It reconnects after the connection
+// was lost, even if the VM was stopped and started in the meantime.
 func (a *app) terminal(ctx context.Context, m *session.Manager, s session.Session, command string) error {
 	code, err := attach.Run(ctx, attach.Options{
 		Dial: func(ctx context.Context) (*ssh.Client, error) {
@@ -135,7 +135,7 @@ func (a *app) terminal(ctx context.Context, m *session.Manager, s session.Sessio
 			if err != nil {
 				return nil, err
 			}
-			return m.DialOwn(ctx, s) // a terminal must outlive the keeper
+			return m.DialOwn(ctx, s) // a terminal must outlive the keeper, so it does not use the relay
 		},
 		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.Repo,
 		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.Repo, s.ID)),
@@ -242,7 +242,7 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 	if err != nil {
 		return err
 	}
-	conn, err := m.DialOwn(ctx, s) // in bulk: each byte would go through the keeper too
+	conn, err := m.DialOwn(ctx, s) // bulk data must not pass through the keeper
 	if err != nil {
 		return err
 	}
@@ -250,7 +250,7 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 	inGuest := func(p string) string {
 		switch {
 		case p == "~", strings.HasPrefix(p, "~/"):
-			return p // which conn knows
+			return p // conn resolves it
 		case strings.HasPrefix(p, "/"):
 			return s.Facts.Root + p
 		}
@@ -269,8 +269,8 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 	return err
 }
 
-// guestPath splits SESSION:PATH. A local path with a colon is written with a
-// slash before it, as scp wants it too.
+// guestPath splits SESSION:PATH. As with scp, a local path that contains a colon must have
+// a slash before the colon.
 func guestPath(arg string) (name, path string, ok bool) {
 	name, path, ok = strings.Cut(arg, ":")
 	if !ok || name == "" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "/") {

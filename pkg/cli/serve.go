@@ -44,7 +44,7 @@ does /openapi.json.`,
   agent-sessionizer serve token add ci --scope submit --repo acme/app && agent-sessionizer serve --listen 127.0.0.1:8122
   curl --unix-socket ~/.local/state/agent-sessionizer/serve.sock http://localhost/api/v1/tasks`,
 		Args:    usage(cobra.NoArgs),
-		PreRunE: func(*cobra.Command, []string) error { return forbidCoreDumps() }, // tokens
+		PreRunE: func(*cobra.Command, []string) error { return forbidCoreDumps() }, // it holds tokens
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runServe(cmd.Context(), a, o) },
 	}
 	o.flags(cmd)
@@ -57,7 +57,7 @@ func runServe(ctx context.Context, a *app, o serveOptions) error {
 	if err != nil {
 		return err
 	}
-	m.Actor = "serve" // for what nobody asked for; who asks for something is known by the token
+	m.Actor = "serve" // for actions without a client; a client's actions are recorded under its token
 	settings := m.Config.Log
 	log, stop := a.ownLog(ctx, serveLog(m.Config), settings, console.Format(settings.Format))
 	defer stop()
@@ -81,7 +81,8 @@ func runServe(ctx context.Context, a *app, o serveOptions) error {
 	})
 }
 
-// serveLog is where launchd puts what serve has to say; systemd has a journal.
+// serveLog returns the file to which launchd redirects the output of serve. Under systemd,
+// the journal receives it.
 func serveLog(cfg *config.Config) string { return filepath.Join(cfg.Paths.State, "serve.log") }
 
 func newServeTokenCmd(a *app) *cobra.Command {
@@ -96,7 +97,7 @@ func newServeTokenCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-// tokens is the file of them. A serve that runs sees what changes.
+// tokens returns the token file. A running serve notices changes to it.
 func (a *app) tokens() (*server.Tokens, error) {
 	cfg, err := a.settings()
 	if err != nil {
@@ -105,7 +106,7 @@ func (a *app) tokens() (*server.Tokens, error) {
 	return server.TokensIn(cfg.Paths.State), cfg.Paths.Make()
 }
 
-// tokenChanged notes it in the audit log.
+// tokenChanged records a change of a token in the audit log.
 func (a *app) tokenChanged(ctx context.Context, what audit.Type, name string, details map[string]any) {
 	a.auditTo(a.config)(ctx, audit.Record{Type: what, Actor: actor(), Resource: "token:" + name, Outcome: audit.Success, Details: details})
 }
@@ -201,13 +202,13 @@ func newServeTokenListCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-// completeTokens proposes the names of the tokens that there are.
+// completeTokens offers the names of the existing tokens.
 func (a *app) completeTokens(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	cfg, err := a.settings()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	all, _ := server.TokensIn(cfg.Paths.State).List() // where there is none, there is nothing to offer
+	all, _ := server.TokensIn(cfg.Paths.State).List() // on error there are none to offer
 	var names []string
 	for _, t := range all {
 		names = append(names, t.Name)
@@ -273,7 +274,7 @@ that runs serve with the flags that are given here. On its top stands how to ins
 	return cmd
 }
 
-// argv is the command that runs serve with these flags.
+// argv returns the command that runs serve with these flags.
 func (o serveOptions) argv() ([]string, error) {
 	program, err := self()
 	if err != nil {
@@ -290,7 +291,7 @@ func (o serveOptions) argv() ([]string, error) {
 		if file.name == "" {
 			continue
 		}
-		path, err := filepath.Abs(file.name) // a unit has a directory of its own
+		path, err := filepath.Abs(file.name) // a unit has its own working directory
 		if err != nil {
 			return nil, err
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
-// settingsOptions say whose settings are asked for.
+// settingsOptions select the repository and profile whose settings are shown.
 type settingsOptions struct {
 	repo    string
 	profile string
@@ -33,7 +33,7 @@ func (o *settingsOptions) flags(cmd *cobra.Command, asJSON string) {
 	cmd.Flags().BoolVar(&o.json, "json", false, asJSON)
 }
 
-// settingsFor are the settings in force for what o names, and all of them.
+// settingsFor returns the configuration and the settings that apply to the selection.
 func (a *app) settingsFor(o settingsOptions) (*config.Config, config.Settings, error) {
 	cfg, err := a.settings()
 	if err != nil {
@@ -73,7 +73,7 @@ func newSecretsCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-// secretView is a reference and, after a check, what came of it.
+// secretView is a secret's reference and, after a check, its result.
 type secretView struct {
 	Name      string `json:"name"`
 	Reference string `json:"reference"`
@@ -88,7 +88,7 @@ func runSecrets(ctx context.Context, a *app, o settingsOptions, check bool) erro
 	if err != nil {
 		return err
 	}
-	if check { // which the audit log tells of
+	if check { // the check is recorded in the audit log
 		if err := cfg.Paths.Make(); err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func runSecrets(ctx context.Context, a *app, o settingsOptions, check bool) erro
 	return nil
 }
 
-// repoKey reads what --repo names: as the files do, or as open does.
+// repoKey parses --repo, in the syntax of the settings files or of open.
 func repoKey(what string) (config.RepoKey, error) {
 	if key, ok := config.ParseRepoKey(what); ok || what == "" {
 		return key, nil
@@ -166,14 +166,14 @@ func repoKey(what string) (config.RepoKey, error) {
 	return config.RepoKey(ref.Key), err
 }
 
-// finding is one line of doctor.
+// finding is one line of doctor's output.
 type finding struct {
 	Check  string `json:"check"`
 	OK     bool   `json:"ok"`
 	Detail string `json:"detail"`
 	Hint   string `json:"hint,omitempty"`
 
-	tolerable bool // slow or inconvenient, not broken
+	tolerable bool // slow or inconvenient, but not broken
 }
 
 func newDoctorCmd(a *app) *cobra.Command {

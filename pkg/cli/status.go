@@ -19,14 +19,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// summary counts sessions by how much they need somebody.
+// summary counts sessions by how urgently they need the user.
 type summary struct {
 	Blocked int      `json:"blocked"`
 	Error   int      `json:"error"` // agents whose turn failed, and broken sessions
-	Done    int      `json:"done"`  // since somebody last came
+	Done    int      `json:"done"`  // since the user's last visit
 	Working int      `json:"working"`
-	Ready   int      `json:"ready"`   // the rest of those that run
-	Waiting []string `json:"waiting"` // whose agents ask, longest first
+	Ready   int      `json:"ready"`   // all other running sessions
+	Waiting []string `json:"waiting"` // sessions with blocked agents, the longest waiting first
 }
 
 func summarise(all []session.Session) summary {
@@ -58,7 +58,7 @@ func summarise(all []session.Session) summary {
 	return sum
 }
 
-// queue is the sessions that need somebody, in the order to go to them.
+// queue returns the sessions that need attention, in the order to visit them.
 func queue(all []session.Session) []session.Session {
 	var waiting []session.Session
 	for _, s := range all {
@@ -73,8 +73,8 @@ func queue(all []session.Session) []session.Session {
 	return waiting
 }
 
-// text is the summary on one line. style wraps words in a colour: "red",
-// "yellow", "green" or "" for none.
+// text formats the summary on one line. style colours a text; its color is "red", "yellow",
+// "green" or "" for none.
 func (sum summary) text(style func(color, text string) string) string {
 	var parts []string
 	add := func(n int, color, word string) {
@@ -98,16 +98,16 @@ func (sum summary) text(style func(color, text string) string) string {
 	return strings.Join(parts, " · ")
 }
 
-// tmuxStyles have a background of their own: tmux's bar is green by default, dark for
-// many users, and readable under neither with one foreground. The numbers are of the
-// part of the palette that no theme changes.
+// tmuxStyles set a background of their own. tmux's bar is green by default and dark for
+// many users, and no single foreground is readable on both. The numbers are from the part
+// of the palette that themes do not change.
 var tmuxStyles = map[string]string{
 	"yellow": "fg=colour16,bg=colour220",
 	"red":    "fg=colour231,bg=colour160",
 	"green":  "fg=colour16,bg=colour40",
 }
 
-// tmuxStyle is text in tmux's format.
+// tmuxStyle formats coloured text for tmux.
 func tmuxStyle(color, text string) string {
 	if text = tmux.Plain(text); color == "" {
 		return text
@@ -161,8 +161,8 @@ func runStatus(ctx context.Context, a *app, o statusOptions) error {
 	return nil
 }
 
-// pushStatus brings the status lines of all tmux servers that show a session to
-// what the store says.
+// pushStatus updates the status line of every tmux server that shows a session to the state
+// in the store.
 func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
 	for range 3 { // another keeper may push what it read before our change
 		all, err := m.Interactive(ctx)
@@ -191,7 +191,7 @@ func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
 	}
 }
 
-// notify tells the user, who may look elsewhere, of an agent's new state.
+// notify informs the user, who may be looking elsewhere, of an agent's new state.
 func (a *app) notify(ctx context.Context, m *session.Manager, s session.Session) {
 	at := s.Facts.Attention
 	if at == nil {
@@ -240,7 +240,7 @@ to the one after it.`,
 	return cmd
 }
 
-// next is the session to go to from the current one, or why there is none.
+// next returns the session to visit after the current one, or the reason why there is none.
 func next(all []session.Session, current string) (s session.Session, none string) {
 	waiting := queue(all)
 	i := slices.IndexFunc(waiting, func(s session.Session) bool { return s.ID == current })
@@ -278,16 +278,16 @@ func newLastCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-// addClient lets a key binding say which tmux client it was pressed in.
+// addClient adds the flag by which a key binding names the tmux client it was pressed in.
 func addClient(cmd *cobra.Command, client *string) {
 	cmd.Flags().StringVar(client, "client", "", "tmux client to switch")
 	if err := cmd.Flags().MarkHidden("client"); err != nil {
-		panic(err) // it was added a line ago
+		panic(err) // the flag was added just above
 	}
 }
 
-// goTo goes to the session that pick chooses, given the one that is shown now, or
-// says why there is none.
+// goTo attaches to the session that pick chooses, given the one that is shown now. If there
+// is none, it shows the reason.
 func (a *app) goTo(ctx context.Context, client string, pick func(all []session.Session, current string) (s session.Session, none string)) error {
 	if client == "" && !interactive() {
 		return fail.New(fail.Usage, "there is no terminal to switch").WithHint("agent-sessionizer status --json")
@@ -311,5 +311,5 @@ func (a *app) goTo(ctx context.Context, client string, pick func(all []session.S
 	if client == "" {
 		return fail.New(fail.NotFound, "%s", none).WithHint("agent-sessionizer list")
 	}
-	return (tmux.Client{}).Tell(ctx, client, none) // a key's error would fill the screen
+	return (tmux.Client{}).Tell(ctx, client, none) // an error from a key binding would fill the screen
 }

@@ -23,12 +23,12 @@ func TestSummary(t *testing.T) {
 		return s
 	}
 	all := []session.Session{
-		s("o/old-done", session.Ready, wire.AgentDone, time.Hour, time.Minute), // seen since
+		s("o/old-done", session.Ready, wire.AgentDone, time.Hour, time.Minute), // visited since
 		s("o/done", session.Ready, wire.AgentDone, time.Minute, time.Hour),
 		s("o/late", session.Ready, wire.AgentBlocked, time.Minute, 0),
 		s("o/early#(x)", session.Ready, wire.AgentBlocked, time.Hour, 0),
 		s("o/failed", session.Ready, wire.AgentError, time.Second, 0),
-		s("o/broken", session.Broken, wire.AgentBlocked, time.Hour, 0), // its agent is no more
+		s("o/broken", session.Broken, wire.AgentBlocked, time.Hour, 0), // its agent is gone
 		s("o/working", session.Ready, wire.AgentWorking, 0, 0),
 		s("o/plain", session.Ready, "", 0, 0),
 		s("o/stopped", session.Stopped, wire.AgentBlocked, time.Hour, 0),
@@ -53,7 +53,8 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// Whoever is in the only session that waits is told of the others.
+// TestNext checks, among others, that a user in the only waiting session learns that no
+// other agent waits.
 func TestNext(t *testing.T) {
 	s := func(id string, state wire.AgentState) session.Session {
 		s := session.Session{Session: store.Session{ID: id}, Phase: session.Ready}
@@ -79,8 +80,8 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// Each part of the line can be read whatever the bar's colour: it has both its
-// colours, and enough contrast between them (WCAG AA).
+// TestStatusCanBeRead checks that each part of the line is readable on a bar of any colour.
+// It must set both its colours, with enough contrast between them (WCAG AA).
 func TestStatusCanBeRead(t *testing.T) {
 	sum := summary{Blocked: 1, Error: 1, Done: 1}
 	parts := regexp.MustCompile(`#\[([^\]]*)\]\d`).FindAllStringSubmatch(sum.text(tmuxStyle), -1)
@@ -100,7 +101,7 @@ func TestStatusCanBeRead(t *testing.T) {
 	}
 }
 
-// luminance is that of a colour of xterm's cube of 6×6×6, from 0 to 1.
+// luminance returns the luminance, from 0 to 1, of a colour of xterm's 6×6×6 cube.
 func luminance(t *testing.T, number string) float64 {
 	t.Helper()
 	n, err := strconv.Atoi(number)

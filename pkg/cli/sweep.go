@@ -19,24 +19,27 @@ import (
 // sweepCommand is the hidden command that removes orphans.
 const sweepCommand = "sweep"
 
-// sweepEvery is how long orphans may lie about while commands are used or serve runs.
+// sweepEvery is the interval at which orphans are removed while commands are used or serve
+// runs.
 const sweepEvery = time.Hour
 
-// sweepLog is what the last sweep has to say. It was last written to when that was.
+// sweepLog returns the log of the last sweep. Its modification time is the time of that
+// sweep.
 func sweepLog(p config.Paths) string { return filepath.Join(p.State, "sweep.log") }
 
 func sweepLock(p config.Paths) string { return filepath.Join(p.State, "locks", "sweep") }
 
-// sweep starts a sweep in the background, if the last was long enough ago. Where
-// there was none there is nothing to be swept yet. Nobody waits for it, and what
-// keeps it from being done keeps nobody from anything else.
+// sweep starts a sweep in the background, if the last one was long enough ago. If there was
+// none, the store is new and there is nothing to sweep yet. No caller waits for the sweep,
+// and its errors affect nothing else.
 func (a *app) sweep(ctx context.Context, m *session.Manager) {
 	if err := startSweep(ctx, m); err != nil {
 		slog.DebugContext(ctx, "look for orphans", "error", err)
 	}
 }
 
-// sweepNowAndThen does so until ctx ends, where no commands may come that would.
+// sweepNowAndThen calls sweep until ctx ends, for a process that may run while no commands
+// do.
 func (a *app) sweepNowAndThen(ctx context.Context, m *session.Manager) {
 	tick := time.NewTicker(sweepEvery / 6)
 	defer tick.Stop()
@@ -56,7 +59,7 @@ func startSweep(ctx context.Context, m *session.Manager) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return os.WriteFile(path, nil, 0o600)
 	}
-	// The clock may have been set back.
+	// Use the absolute value, because the clock may have been set back.
 	if err != nil || time.Since(st.ModTime()).Abs() < sweepEvery || store.Held(sweepLock(m.Config.Paths)) {
 		return err
 	}
@@ -68,7 +71,7 @@ func startSweep(ctx context.Context, m *session.Manager) error {
 	return m.Detach(ctx, log, sweepCommand)
 }
 
-// runSweep is what sweepCommand does. One at a time is enough.
+// runSweep implements sweepCommand. Only one sweep runs at a time.
 func runSweep(ctx context.Context, a *app) error {
 	cfg, err := a.settings()
 	if err != nil {
@@ -78,12 +81,13 @@ func runSweep(ctx context.Context, a *app) error {
 	if err != nil || !free {
 		return err
 	}
-	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
-	// Before the work, which may fail: it is not tried again at every command.
+	defer lock.Unlock() //nolint:errcheck // the lock is released with the process at the latest
+	// Set the time before the work, so that a failing sweep is not repeated by every
+	// command.
 	if err := os.WriteFile(sweepLog(cfg.Paths), nil, 0o600); err != nil {
 		return fail.New(fail.Host, "begin the log of the sweep: %w", err)
 	}
-	now := time.Now() // nothing was written into an empty file
+	now := time.Now() // writing nothing to an empty file may not change its time
 	if err := os.Chtimes(sweepLog(cfg.Paths), now, now); err != nil {
 		return fail.New(fail.Host, "note that orphans were looked for: %w", err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// tasks opens the store and sees to what died, of tasks and of sessions.
+// tasks opens the store and replaces keepers of tasks and sessions that died.
 func (a *app) tasks(ctx context.Context) (*task.Manager, error) {
 	m, err := a.manager(ctx)
 	if err != nil {
@@ -46,7 +46,7 @@ terminal, or this program to go on running.`,
 	return cmd
 }
 
-// actor is who sits at this terminal, for the audit log.
+// actor returns the user of this process, for the audit log.
 func actor() string {
 	if u, err := user.Current(); err == nil {
 		return "user:" + u.Username
@@ -112,13 +112,13 @@ func (a *app) copyArtifact(m *task.Manager, t task.Task, name, out string) error
 		return fail.New(fail.Conflict, "write the artifact: %w", err)
 	}
 	if _, err := io.Copy(to, f); err != nil {
-		_ = to.Close() // the copy's error is the one
+		_ = to.Close() // the copy's error is more relevant
 		return fail.New(fail.Host, "write the artifact: %w", err)
 	}
 	return to.Close()
 }
 
-// newTaskWantCmd is a command that records an intent for tasks.
+// newTaskWantCmd completes cmd as a command that records a desired phase for tasks.
 func newTaskWantCmd(a *app, cmd *cobra.Command, want task.Want) *cobra.Command {
 	var wait, asJSON bool
 	cmd.Args, cmd.ValidArgsFunction = usage(cobra.MinimumNArgs(1)), a.completeTasks
@@ -171,7 +171,7 @@ which is called off. Logs and artifacts stay; prune removes them in time.`,
 	}, task.Destroyed)
 }
 
-// completeTasks proposes the tasks that are there.
+// completeTasks offers the existing tasks.
 func (a *app) completeTasks(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	m, _ := a.peek(cmd)
 	if m == nil {
@@ -192,7 +192,7 @@ func (a *app) completeTasks(cmd *cobra.Command, _ []string, prefix string) ([]st
 	return found, cobra.ShellCompDirectiveNoFileComp
 }
 
-// taskWorker is a task manager that can also do the work.
+// taskWorker returns a task manager that can also do the work of a task.
 func (a *app) taskWorker(ctx context.Context, w task.Worker) (*task.Worker, error) {
 	m, err := a.plainManager(ctx)
 	if err != nil {

@@ -124,7 +124,7 @@ func (a *app) showTasks(all []task.Task, asJSON bool) error {
 				cost = fmt.Sprintf("$%.2f", p.CostUSD)
 			}
 		}
-		in := "" // its own is nobody else's business
+		in := "" // a task's own session is not shown
 		if v.InSession {
 			in = v.Session
 		}
@@ -134,7 +134,7 @@ func (a *app) showTasks(all []task.Task, asJSON bool) error {
 	return nil
 }
 
-// toneOfTask is how a task's state is coloured.
+// toneOfTask returns the colour of a task's state.
 func toneOfTask(p task.Phase) console.Tone {
 	switch p {
 	case task.Completed:
@@ -147,7 +147,8 @@ func toneOfTask(p task.Phase) console.Tone {
 	return console.Notice
 }
 
-// repaint shows again when something changed, at most once a second.
+// repaint clears the screen and calls show every second until ctx ends. It also replaces
+// keepers that died.
 func (a *app) repaint(ctx context.Context, m *task.Manager, show func() error) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

@@ -23,11 +23,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// tailEvery is how often a growing log is looked at.
+// tailEvery is the interval at which a growing log is read.
 const tailEvery = 200 * time.Millisecond
 
-// runTask shows what happens to t until its end, and returns that as an exit code.
-// Interrupting it ends the showing, not the task.
+// runTask shows the events of t until it ends, and returns its outcome as an error with an
+// exit code. Interrupting it stops the display, not the task.
 func (a *app) runTask(ctx context.Context, m *task.Manager, t task.Task, asJSON bool) error {
 	a.con.Say("task %s: %s", t.ID, t.Name)
 	raw := t.Manifest.Agent.Kind == manifest.Command && !asJSON
@@ -53,7 +53,7 @@ func (a *app) runTask(ctx context.Context, m *task.Manager, t task.Task, asJSON 
 	return a.taskEnd(m, t)
 }
 
-// taskEnd is the end of a task as a command's.
+// taskEnd prints the end of a task and returns its outcome as an error.
 func (a *app) taskEnd(m *task.Manager, t task.Task) error {
 	dir := string(m.Dir(t.ID))
 	code := t.Facts.Outcome.ExitStatus(t.Phase)
@@ -75,22 +75,22 @@ func (a *app) taskEnd(m *task.Manager, t task.Task) error {
 	return err.WithHint("agent-sessionizer task logs %s", t.ID)
 }
 
-// waitTask waits until an intent was served.
+// waitTask waits until a desired phase has been reached.
 func (a *app) waitTask(ctx context.Context, m *task.Manager, t task.Task, want task.Want) (task.Task, error) {
 	return a.followTask(ctx, m, t, func(cur task.Task) bool {
 		return cur.Phase.Over() && (want != task.Destroyed || cur.Phase != task.FailedPreserved)
 	}, true)
 }
 
-// followTask shows the steps of a task, and of its session, until done says so.
+// followTask shows the steps of a task and of its session until done returns true.
 func (a *app) followTask(ctx context.Context, m *task.Manager, t task.Task, done func(task.Task) bool, talk bool) (task.Task, error) {
 	view := a.con.Steps()
 	defer view.Close()
 	show := taskShow{view: view, talk: talk && t.Manifest.Agent.Kind != manifest.Command}
 	tick := time.NewTicker(tailEvery)
 	defer tick.Stop()
-	seq, sessionSeq := store.Oldest, store.Oldest // prune removes old ones
-	if t.Given() {                                // what was done to its session before is not of the task
+	seq, sessionSeq := store.Oldest, store.Oldest // prune removes old events
+	if t.Given() {                                // earlier events of the session do not concern the task
 		var err error
 		if _, sessionSeq, err = m.Sessions.Store.EventRange(ctx, t.SessionID); err != nil {
 			return t, interrupted(ctx, t, err)
@@ -98,7 +98,7 @@ func (a *app) followTask(ctx context.Context, m *task.Manager, t task.Task, done
 	}
 	looked := time.Now()
 	for {
-		cur, err := m.Get(ctx, t.ID) // before its events, which then tell all of it
+		cur, err := m.Get(ctx, t.ID) // read before the events, so that they include its last one
 		if err != nil {
 			return t, interrupted(ctx, t, err)
 		}
@@ -141,15 +141,15 @@ func interrupted(ctx context.Context, t task.Task, err error) error {
 		WithHint("agent-sessionizer task logs -f %[1]s, or to call it off: agent-sessionizer task cancel %[1]s", t.ID)
 }
 
-// taskShow is how the events of a task and of its session are shown.
+// taskShow shows the events of a task and of its session.
 type taskShow struct {
 	view *console.StepView
-	talk bool // what the agent says and does
+	talk bool // show what the agent says and does
 }
 
 func (s taskShow) event(ev store.Event) {
 	switch ev.Kind {
-	case task.EventStep: // the session's are of the same kind
+	case task.EventStep: // the session's steps have the same kind
 		var st session.Step
 		if json.Unmarshal(ev.Data, &st) == nil {
 			s.view.Update(console.Step{Name: st.Name, State: st.State, Detail: st.Detail, Elapsed: st.Elapsed()})
@@ -192,15 +192,14 @@ func changeLine(c agent.Change) string {
 	return c.Text
 }
 
-// tail copies the lines of a file that grows, until ctx ends and what is there
-// then is copied.
+// tail copies the lines of a growing file until ctx ends, and then the rest.
 func (a *app) tail(ctx context.Context, path string, w io.Writer) {
 	var at int64
 	for {
 		over := ctx.Err() != nil
 		n, err := copyLines(w, path, at, over)
 		if err != nil || over {
-			return // whoever reads is gone, or all is read
+			return // the reader is gone, or everything was copied
 		}
 		at += n
 		select {
@@ -210,12 +209,12 @@ func (a *app) tail(ctx context.Context, path string, w io.Writer) {
 	}
 }
 
-// copyLines copies what whole lines there are after at; with all, also a last one
-// that is not. It returns how many bytes of the file that was.
+// copyLines copies the complete lines after offset at. If all is set, it also copies an
+// incomplete last line. It returns the number of bytes read.
 func copyLines(w io.Writer, path string, at int64, all bool) (n int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return 0, nil //nolint:nilerr // not there yet
+		return 0, nil //nolint:nilerr // the file does not exist yet
 	}
 	defer f.Close()
 	buf := make([]byte, 64<<10)
@@ -309,7 +308,7 @@ func runTaskLogs(ctx context.Context, a *app, o taskLogsOptions, what string) er
 
 // taskEvents prints the events of a task.
 func (a *app) taskEvents(ctx context.Context, m *task.Manager, t task.Task, o taskLogsOptions) error {
-	seq := store.Oldest // prune removes old ones
+	seq := store.Oldest // prune removes old events
 	for {
 		cur, err := m.Get(ctx, t.ID)
 		if err != nil {

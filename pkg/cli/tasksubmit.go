@@ -15,7 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// taskFile is a flag of the commands that take a manifest.
+// taskFile holds the flags of the commands that take a manifest.
 type taskFile struct {
 	name    string
 	json    bool
@@ -31,7 +31,7 @@ func (o *taskFile) flags(cmd *cobra.Command) {
 	}
 }
 
-// read returns the manifest and its text, and tells its notices.
+// read returns the manifest and its text, and prints its notices.
 func (o *taskFile) read(ctx context.Context, a *app, m *task.Manager) (*manifest.Task, []byte, error) {
 	if o.session != "" {
 		s, err := find(ctx, m.Sessions, o.session)
@@ -62,7 +62,7 @@ func (o *taskFile) read(ctx context.Context, a *app, m *task.Manager) (*manifest
 	}
 	a.warnAll(notices)
 	if o.session != "" {
-		text = nil // what was written is not what is meant
+		text = nil // the text lacks the session, so it does not describe the task
 	}
 	return t, text, nil
 }
@@ -82,16 +82,15 @@ func readBounded(name string, most int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, most))
 }
 
-// accepted tells the notices of a task that was submitted, and starts it if there
-// is a slot.
+// accepted prints the notices of a submitted task, and starts it if there is a free slot.
 func (a *app) accepted(ctx context.Context, m *task.Manager, notices []string) {
 	a.warnAll(notices)
-	if err := m.Schedule(ctx); err != nil { // it is in the queue, and every command looks there
+	if err := m.Schedule(ctx); err != nil { // the task is queued, and every command tries again
 		a.con.Warn("the task waits: %v", err)
 	}
 }
 
-// submits makes cmd one that submits a manifest, and then does what then does.
+// submits makes cmd a command that submits a manifest and then calls then.
 func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, m *task.Manager, t task.Task, asJSON bool) error) *cobra.Command {
 	var o taskFile
 	cmd.Args = usage(cobra.NoArgs)
@@ -116,7 +115,7 @@ func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, m *task
 	return cmd
 }
 
-// printID prints a task that was submitted.
+// printID prints a submitted task.
 func (a *app) printID(_ context.Context, _ *task.Manager, t task.Task, asJSON bool) error {
 	if asJSON {
 		return a.con.JSON(t.View())

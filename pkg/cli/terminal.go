@@ -17,10 +17,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// printf writes to the result's stream.
+// printf writes to the result stream.
 func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.con.Out, format, args...) }
 
-// pairs writes names and values, one pair a line.
+// pairs writes names and values, one pair per line.
 func (a *app) pairs(p [][2]string) {
 	width := 0
 	for _, kv := range p {
@@ -31,19 +31,19 @@ func (a *app) pairs(p [][2]string) {
 	}
 }
 
-// jsonLine writes one value on one line, for streams that have no end.
+// jsonLine writes a value on one line, for streams without an end.
 func (a *app) jsonLine(v any) error {
 	e := json.NewEncoder(a.con.Out)
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
 }
 
-// interactive reports whether a person sits at both ends.
+// interactive reports whether stdin and stdout are terminals.
 func interactive() bool {
 	return term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 }
 
-// ask reads one line from the terminal, whatever stdin is.
+// ask reads one line from the terminal, even if stdin is redirected.
 func (a *app) ask(question string) (string, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
@@ -58,7 +58,7 @@ func (a *app) ask(question string) (string, error) {
 	return strings.TrimSpace(line), nil
 }
 
-// key waits until one of the keys is pressed; Ctrl-C is the last of them.
+// key waits until one of keys is pressed. Ctrl-C counts as the last of them.
 func (a *app) key(question, keys string) (byte, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
@@ -79,7 +79,7 @@ func (a *app) key(question, keys string) (byte, error) {
 		if _, err := tty.Read(pressed[:]); err != nil {
 			return 0, fail.New(fail.Interrupted, "no answer: %w", err)
 		}
-		if pressed[0] == 3 { // Ctrl-C, which is a key here
+		if pressed[0] == 3 { // Ctrl-C, an ordinary key in raw mode
 			return keys[len(keys)-1], nil
 		}
 		if strings.IndexByte(keys, pressed[0]) >= 0 {
@@ -88,7 +88,7 @@ func (a *app) key(question, keys string) (byte, error) {
 	}
 }
 
-// transfer shows how a copy goes, on a terminal.
+// transfer shows the progress of a copy on a terminal.
 func (a *app) transfer() (ssh.Progress, func()) {
 	if !term.IsTerminal(int(os.Stderr.Fd())) {
 		return nil, func() {}
@@ -101,11 +101,11 @@ func (a *app) transfer() (ssh.Progress, func()) {
 	}, view.Close
 }
 
-// copyClean prints a log in whose lines the guest has a hand.
+// copyClean prints a log that the guest can write to.
 func copyClean(w io.Writer, r io.Reader) error {
 	lines := bufio.NewReaderSize(r, 64<<10)
 	for {
-		line, _, err := lines.ReadLine() // an over-long line comes in parts, which is fine
+		line, _, err := lines.ReadLine() // an overlong line arrives in parts, which is fine
 		if err == io.EOF {
 			return nil
 		}

@@ -9,12 +9,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// What is no command and has to be looked up now and then: help topics, and
-// sections of the manual page.
+// Reference information besides commands: help topics, and sections of the manual page.
 
 type entry struct{ name, text string }
 
-// exitCodes are those of docs/architecture.md.
+// exitCodes returns the exit codes listed in docs/architecture.md.
 func exitCodes() []entry {
 	all := []entry{{"0", "done"}}
 	for _, c := range []struct {
@@ -37,7 +36,7 @@ func exitCodes() []entry {
 	return all
 }
 
-// environment is every variable that the program reads for itself.
+// environment lists every variable that the program reads itself.
 var environment = []entry{
 	{"AGENT_SESSIONIZER_IMAGE", "guest image; image in config.yaml"},
 	{"AGENT_SESSIONIZER_PREPARE", "what is made in advance; prepare"},
@@ -60,7 +59,7 @@ var environment = []entry{
 	{"TERM", "handed to the guest, or xterm-256color where a guest would not know it"},
 }
 
-// files are where things are, as the XDG variables leave it; see config path.
+// files lists the default locations; see config path for the actual ones.
 var files = []entry{
 	{"~/.config/agent-sessionizer/config.yaml", "settings; config show --origin says which value comes from where"},
 	{"~/.config/agent-sessionizer/resources.yaml", "CPUs, memory and disk of VMs"},
@@ -75,7 +74,7 @@ var files = []entry{
 	{"~/.agent-vms/", "VMs; a LIMA_HOME"},
 }
 
-// newTopics are what "help NAME" explains besides commands.
+// newTopics returns the topics that "help NAME" explains besides commands.
 func newTopics() []*cobra.Command {
 	return []*cobra.Command{
 		{
@@ -90,7 +89,7 @@ func newTopics() []*cobra.Command {
 	}
 }
 
-// columns are entries one a line.
+// columns formats entries, one per line.
 func columns(all []entry) string {
 	width := 0
 	for _, e := range all {
@@ -103,7 +102,7 @@ func columns(all []entry) string {
 	return b.String()
 }
 
-// lines are entries with the text below the name.
+// lines formats entries with the text below the name.
 func lines(all []entry) string {
 	var b strings.Builder
 	for _, e := range all {

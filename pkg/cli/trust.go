@@ -51,11 +51,10 @@ func runTrust(ctx context.Context, a *app, dir string) error {
 	return nil
 }
 
-// confirmClone asks about a local clone on its first use, if there is a terminal
-// to ask on.
+// confirmClone asks about a local clone on its first use, if there is a terminal to ask on.
 func (a *app) confirmClone(m *session.Manager, o openOptions, ref repo.Ref) error {
 	err := m.CheckClone(ref)
-	if !errors.Is(err, session.ErrUntrusted) || o.noWait { // the picker has the terminal then
+	if !errors.Is(err, session.ErrUntrusted) || o.noWait { // the picker owns the terminal then
 		return err
 	}
 	ok, aerr := a.con.Confirm(fmt.Sprintf("%s says that it is a clone of %s. Give its sessions the secrets and kept files of that repository?", ref.Path, ref.Key), "-d")

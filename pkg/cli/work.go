@@ -134,8 +134,8 @@ func runFetch(ctx context.Context, a *app, o fetchOptions, what string) error {
 	return nil
 }
 
-// localClone is where fetched work goes when the user does not say: the clone
-// that the session was made from, or the one that the user stands in.
+// localClone returns the default target of fetched work: the clone that the session was
+// made from, or the one in the working directory.
 func localClone(s session.Session) (string, error) {
 	if _, err := os.Stat(s.Spec.Repo.Path); err == nil {
 		return s.Spec.Repo.Path, nil
@@ -146,7 +146,7 @@ func localClone(s session.Session) (string, error) {
 	}
 	here, err := repo.Parse(".", cwd)
 	if err != nil || here.Key != s.RepoKey {
-		return "", nil //nolint:nilerr // not standing in a clone of it is no error
+		return "", nil //nolint:nilerr // the working directory need not be a clone of it
 	}
 	return here.Path, nil
 }
@@ -212,7 +212,7 @@ func runLogs(ctx context.Context, a *app, o logsOptions, what string) error {
 	}
 }
 
-// logFile prints a log that is a file; the guest writes part of them.
+// logFile prints a log file. The guest can write to some of them.
 func (a *app) logFile(m *session.Manager, s session.Session, which string) error {
 	dir := filepath.Join(m.Config.Paths.LimaHome, s.VM())
 	var names []string
