@@ -1,4 +1,4 @@
-// Command agent-guest runs inside a session's VM; package guestd says what it does.
+// Command agent-guest runs inside a session's VM. Package guestd describes what it does.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command agent-sessionizer gives every coding agent a virtual machine of its own.
+// Command agent-sessionizer gives every coding agent its own virtual machine.
 package main
 
 import (
