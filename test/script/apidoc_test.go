@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// The examples of docs/api.md run as they are written, one after the other in one
-// shell, against a serve. Replaced are the commands that do not end, which run
-// already, the port, the id of the session, and systemd.
+// TestExamplesOfTheAPI runs the examples of docs/api.md as written, in order and in one
+// shell, against a running serve. It replaces the commands that do not end, because they
+// run already, as well as the port, the session id, and systemd.
 func TestExamplesOfTheAPI(t *testing.T) {
 	for _, tool := range []string{"curl", "jq", "git"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -58,7 +58,7 @@ func TestExamplesOfTheAPI(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	serve := exec.Command(binary, "serve", "--listen", "127.0.0.1:"+port) //nolint:noctx // it is ended below
+	serve := exec.Command(binary, "serve", "--listen", "127.0.0.1:"+port) //nolint:noctx // the cleanup kills it
 	serve.Dir, serve.Env = home, vars
 	said, err := serve.StderrPipe()
 	if err != nil {
@@ -71,7 +71,7 @@ func TestExamplesOfTheAPI(t *testing.T) {
 	lines := bufio.NewScanner(said)
 	for lines.Scan() && !strings.Contains(lines.Text(), "serving on") {
 	}
-	go func() { // what it says later must not fill the pipe
+	go func() { // drain later output, which would fill the pipe
 		for lines.Scan() {
 		}
 	}()
@@ -113,8 +113,8 @@ func TestExamplesOfTheAPI(t *testing.T) {
 	}
 }
 
-// apiHome is a home for the examples, with a curl that fails where an answer is an
-// error, and a systemd that does nothing.
+// apiHome returns a home for the examples. Its curl fails on an error response, and its
+// systemd does nothing.
 func apiHome(t *testing.T) (home string, vars []string) {
 	t.Helper()
 	home, err := os.MkdirTemp("", "s")

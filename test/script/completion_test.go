@@ -16,7 +16,8 @@ import (
 	"github.com/creack/pty"
 )
 
-// The scripts in completions/ are what the program prints.
+// TestCompletionScriptsAreUpToDate compares the scripts in completions/ with what the
+// program prints.
 func TestCompletionScriptsAreUpToDate(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		want, err := exec.CommandContext(t.Context(), binary, "completion", shell).Output()
@@ -33,7 +34,7 @@ func TestCompletionScriptsAreUpToDate(t *testing.T) {
 	}
 }
 
-// tabs are lines that are typed up to a Tab, and what they are then.
+// tabs are lines typed up to a Tab, and the completed lines.
 var tabs = []struct{ typed, want string }{
 	{"agent-sessionizer dest", "agent-sessionizer destroy"},
 	{"agent-sessionizer stop al", "agent-sessionizer stop alpha"},
@@ -44,15 +45,15 @@ var tabs = []struct{ typed, want string }{
 	{"agent-sessionizer net allow alpha @git", "agent-sessionizer net allow alpha @github"},
 	{"agent-sessionizer cp agent-be", "agent-sessionizer cp agent-beta-ID:"},
 	{"agent-sessionizer config edit net", "agent-sessionizer config edit network-"},
-	{"agent-sessionizer net explain beta x.exa", "agent-sessionizer net explain beta x.exa"}, // nothing, and no file
+	{"agent-sessionizer net explain beta x.exa", "agent-sessionizer net explain beta x.exa"}, // nothing to offer, not even a file
 	{"agent-sessionizer open ./alp", "agent-sessionizer open ./alpha/"},
 }
 
-// sessionID ends a session's name.
+// sessionID matches the end of a session's name.
 var sessionID = regexp.MustCompile(`-[0-9a-f]{6}\b`)
 
-// Each shell that people have completes as they would see it. They are there
-// after make setup.
+// TestCompletionInShells checks the completion in each supported shell, as a user would see
+// it. make setup installs the shells.
 func TestCompletionInShells(t *testing.T) {
 	h := newHome(t)
 	for _, name := range []string{"alpha", "beta"} {
@@ -83,7 +84,7 @@ func TestCompletionInShells(t *testing.T) {
 			sh := startShell(t, h, s.argv)
 			sh.send(strings.ReplaceAll(s.init, "SCRIPT", filepath.Join(scripts, "agent-sessionizer."+s.name)) + "\r")
 			for _, c := range tabs {
-				// Ctrl-A and echo: the shell itself says what the line has become.
+				// Ctrl-A and echo make the shell itself print the completed line.
 				sh.send(c.typed + "\t\x01echo \"<\"\x05\">\"\r")
 				got := sessionID.ReplaceAllString(sh.answer(t), "-ID")
 				if strings.TrimRight(got, " >") != "<"+c.want {
@@ -103,7 +104,7 @@ func TestCompletionInShells(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			// fish lists what the last word may become.
+			// fish lists the candidates for the last word.
 			last := c.want[strings.LastIndex(c.want, " ")+1:]
 			found := false
 			for line := range strings.Lines(sessionID.ReplaceAllString(string(out), "-ID")) {
@@ -117,7 +118,7 @@ func TestCompletionInShells(t *testing.T) {
 	})
 }
 
-// Nothing is made, and no VM manager is asked, by one who presses Tab.
+// TestCompletionMakesNothing checks that completion creates nothing and runs no VM driver.
 func TestCompletionMakesNothing(t *testing.T) {
 	h := newHome(t)
 	for _, args := range [][]string{{"open", ""}, {"stop", ""}, {"net", "allow", "x", ""}, {"cp", ""}, {"open", "--image", ""}, {"image", "remove", ""}, {"config", "show", "--repo", ""}} {
@@ -131,17 +132,17 @@ func TestCompletionMakesNothing(t *testing.T) {
 	}
 }
 
-// shellEnv is what a shell needs to find the program.
+// shellEnv returns the environment in which a shell finds the program.
 func (h *home) shellEnv() []string {
 	return append(slices.Clone(h.env), "PATH="+filepath.Dir(binary)+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// shell is one on a terminal of its own.
+// shell is a shell that runs on its own terminal.
 type shell struct {
 	tty *os.File
 	mu  sync.Mutex
 	out []byte
-	at  int // how much was read of out
+	at  int // how much of out was consumed
 	new chan struct{}
 }
 
@@ -185,7 +186,7 @@ func (s *shell) send(text string) { _, _ = io.WriteString(s.tty, text) }
 
 var answer = regexp.MustCompile(`[\r\n](<[^\r\n]*)\r\n`)
 
-// answer is the next line that begins with "<".
+// answer returns the next line that starts with "<".
 func (s *shell) answer(t *testing.T) string {
 	t.Helper()
 	end := time.After(2 * time.Minute)

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// A crash is SIGKILL of a process at a moment of a session's life. After it, the
-// same command again must end as if nothing had happened: one VM, the work
-// intact, events without a gap, and nothing left after destroy.
+// TestCrash kills a process at a point in a session's life with SIGKILL. Repeating the same
+// command must then succeed as if nothing had happened: with one VM, the work intact,
+// events without a gap, and nothing left after destroy.
 func TestCrash(t *testing.T) {
-	// Before and after each call of the driver, the keeper kills itself.
+	// The keeper kills itself before and after each call of the driver.
 	for _, at := range []string{"create:before", "create:after", "start:before", "start:after", "stop:before", "stop:after", "delete:before", "delete:after"} {
 		t.Run("keeper at "+at, func(t *testing.T) {
 			t.Parallel()
@@ -26,7 +26,7 @@ func TestCrash(t *testing.T) {
 			h.lifeWithCrash(t, func() { h.waitKeeperless(t); h.faults("") })
 		})
 	}
-	// And whoever it is, while each step runs.
+	// Both kinds of process are killed during each step.
 	for _, step := range []string{"create the VM", "boot the VM", "log in", "guard the network", "clone into the guest", "deliver secrets"} {
 		for _, kind := range []string{"keeper", "fake-vm"} {
 			t.Run(kind+" during "+step, func(t *testing.T) {
@@ -40,9 +40,9 @@ func TestCrash(t *testing.T) {
 				_ = open.Process.Kill()
 				_ = open.Wait()
 				if kind == "fake-vm" {
-					// Its keeper lives. It finds the step failed, and the session is
-					// broken, or the VM gone a second later, and the session is
-					// stopped; either way it is opened again.
+					// The keeper survives. Either it finds the step failed, and the session
+					// is broken; or it finds the VM gone a second later, and the session is
+					// stopped. In both cases, the session can be opened again.
 					h.until(t, "the session is used", func() bool {
 						_, err := h.run("open", "-d", "./repo")
 						if err == nil {
@@ -117,7 +117,7 @@ func (h *home) start(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs the program; five minutes are far more than any of it takes.
+// run runs the program. Five minutes are far more than any command takes.
 func (h *home) run(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -142,7 +142,8 @@ func (h *home) must(t *testing.T, args ...string) string {
 	return out
 }
 
-// until waits for another process's doing, which the store tells only when asked.
+// until polls for an effect of another process, because the store reports changes only when
+// asked.
 func (h *home) until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -152,8 +153,8 @@ func (h *home) until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// waitStep waits until a step has begun. It may be over by the time we look,
-// which is a crash between two steps.
+// waitStep waits until a step has begun. The step may be over when the test notices, which
+// makes the crash one between two steps.
 func (h *home) waitStep(t *testing.T, step string) {
 	t.Helper()
 	h.until(t, step+" begins", func() bool {
@@ -168,8 +169,8 @@ func (h *home) waitKeeperless(t *testing.T) {
 	h.until(t, "the keeper dies", func() bool { return len(processes(h.dir, "keeper")) == 0 })
 }
 
-// lifeWithCrash lives a session through; crash, when set, is called after the
-// command that an injected crash left without a keeper, before it is tried again.
+// lifeWithCrash takes a session through its whole life. If crash is set, it is called after
+// the command that an injected crash left without a keeper, before the command is repeated.
 func (h *home) lifeWithCrash(t *testing.T, crash func()) {
 	t.Helper()
 	do := func(args ...string) {
@@ -179,7 +180,7 @@ func (h *home) lifeWithCrash(t *testing.T, crash func()) {
 			return
 		}
 		switch out, err := h.run(args...); {
-		case err == nil: // no crash on this command's way
+		case err == nil: // this command did not crash
 			return
 		case !strings.Contains(out, "nobody works on it"):
 			t.Fatalf("agent-sessionizer %v: %v\n%s", args, err, out)

@@ -20,21 +20,21 @@ import (
 )
 
 const (
-	// guestWord is in everything that the hostile guest says.
+	// guestWord is part of everything that the hostile guest prints.
 	guestWord = "GUESTWORD"
 
-	// hostile makes terminals answer, print, change their title, clipboard and modes.
+	// hostile makes terminals answer, print, and change their title, clipboard and modes.
 	hostile = "\x1b[21t\x1b[5i\x1bP$qm\x1b\\\x1b_Gx\x1b\\\x1b]52;c;cHdu\x07\x1b]0;title\x07\u009b21t\x1b[?1000h\x1b[2J\x05\x1b[31m" + guestWord
 )
 
-// redraws are what the console itself draws with: running steps in place, and lists
-// that are shown again. The guest says neither of them.
+// redraws matches the sequences with which the console itself redraws running steps and
+// repeated lists. The guest's output contains neither.
 var redraws = regexp.MustCompile(`(\x1b\[[0-9]+A)?\r\x1b\[J|\x1b\[H\x1b\[2J`)
 
-// Every command runs on a terminal, in a home whose guest is hostile wherever it can
-// speak, and makes that terminal show text only. testdata/hostile/commands says how
-// each command is run; TestEveryCommandMeetsAHostileGuest of pkg/cli compares that
-// table with the commands.
+// TestCommandsOnATerminalWithAHostileGuest runs every command on a terminal, in a home
+// whose guest is hostile in all its output. The output must only show text on that
+// terminal. testdata/hostile/commands describes how each command is run;
+// TestEveryCommandMeetsAHostileGuest in pkg/cli compares that table with the commands.
 func TestCommandsOnATerminalWithAHostileGuest(t *testing.T) {
 	t.Parallel()
 	h := newHome(t)
@@ -81,8 +81,8 @@ func TestCommandsOnATerminalWithAHostileGuest(t *testing.T) {
 	}
 }
 
-// onTerminal runs the program on a terminal of its own until it ends, and returns
-// what it wrote. Keys are pressed once the guest's text is on the terminal.
+// onTerminal runs the program on its own terminal until it ends, and returns its output. It
+// presses keys once the guest's text is on the terminal.
 func (h *home) onTerminal(t *testing.T, keys string, args ...string) string {
 	t.Helper()
 	cmd := h.command(t.Context(), args...)
@@ -104,18 +104,18 @@ func (h *home) onTerminal(t *testing.T, keys string, args ...string) string {
 			keys = ""
 		}
 	}
-	_ = cmd.Wait() // many of the commands are to fail
+	_ = cmd.Wait() // many of the commands are expected to fail
 	if !late.Stop() {
 		t.Errorf("it did not end:\n%q", seen.String())
 	}
-	if !errors.Is(err, syscall.EIO) { // how a terminal ends
+	if !errors.Is(err, syscall.EIO) { // the error at the end of a terminal
 		t.Error(err)
 	}
 	return seen.String()
 }
 
-// hostileHome makes a session and tasks whose guest is hostile, and returns what the
-// table calls them.
+// hostileHome creates a session and tasks with a hostile guest, and returns the values of
+// the table's variables.
 func hostileHome(t *testing.T, h *home) map[string]string {
 	t.Helper()
 	write := func(name, text string, mode os.FileMode) {
@@ -142,7 +142,8 @@ func hostileHome(t *testing.T, h *home) map[string]string {
 	id, vm := list[0].ID, filepath.Join(h.dir, ".agent-vms", list[0].Name)
 	root := filepath.Join(vm, "root")
 
-	// The guest's programs: of the guest program only what only answers.
+	// Replace the guest's programs. Of the guest program, replace only the commands that
+	// report something.
 	program := filepath.Join(root, "usr/local/bin/agent-guest")
 	if err := os.Rename(program, program+".real"); err != nil {
 		t.Fatal(err)
@@ -177,7 +178,7 @@ exit 1
 		write(filepath.Join(vm, name), hostile+"\n", 0o600)
 	}
 
-	// Its work.
+	// Create work in the guest.
 	h.must(t, "exec", "repo", "--", "sh", "-ec", `
 H=$(cat `+h.dir+`/hostile)
 pkill -f "^$AGENT_GUEST_ROOT/usr/local/bin/agent-guest watch" || :
@@ -199,7 +200,8 @@ mkdir -p dir && echo "$H" >"dir/$H" && mkfifo "dir/fifo $H"
 		t.Fatal(err)
 	}
 
-	// Tasks: one in a session, whose agent speaks; one with files and a commit.
+	// Run two tasks: one in a session, whose agent prints text, and one with files and a
+	// commit.
 	const task = "version: \"1\"\nkind: Task\nmetadata: {name: %s}\n%s\n"
 	write("claude.yaml", fmt.Sprintf(task, "says", "vm: {session: repo}\nagent: {kind: claude, prompt: x}"), 0o600)
 	write("slow.yaml", fmt.Sprintf(task, "slow", "vm: {session: repo}\nagent: {kind: claude, prompt: slow}"), 0o600)

@@ -23,10 +23,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// These tests sit at a terminal: a pane of a tmux server of their own, whose keys
-// they press and whose screen they read.
+// These tests use a terminal: a pane of their own tmux server, whose keys they press and
+// whose screen they read.
 
-// world is a home with the user's tmux, without VMs.
+// world is a home directory with the user's tmux, and without VMs.
 type world struct {
 	t     *testing.T
 	home  string
@@ -60,8 +60,8 @@ func newWorld(t *testing.T) *world {
 		"AGENT_SESSIONIZER_FAULTS": w.path("faults.json"), "AGENT_SESSIONIZER_PREPARE": "none",
 		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE": "1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE": "1MiB",
 		"GIT_CONFIG_GLOBAL": w.path("gitconfig"), "GITHUB_TOKEN": "",
-		"LC_ALL": "C", // where the cursor is ">" and marks too
-		// What somebody wants of their own fzf is no reason for the picker to do otherwise.
+		"LC_ALL": "C", // makes the cursor ">" and the marks ">"
+		// The user's own fzf options must not affect the picker.
 		"FZF_DEFAULT_OPTS": "--bind=enter:abort,ctrl-s:abort --color=fg:1 --filter=x", "FZF_DEFAULT_COMMAND": "touch " + w.path("pwned"),
 	} {
 		w.env = append(w.env, name+"="+value)
@@ -89,7 +89,7 @@ func (w *world) listed(repos ...string) {
 	w.write(".config/agent-sessionizer/repos.txt", strings.Join(repos, "\n")+"\n")
 }
 
-// try runs a command and returns what it says.
+// try runs a command and returns its output.
 func (w *world) try(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Minute)
 	defer cancel()
@@ -111,7 +111,7 @@ func (w *world) run(argv ...string) string {
 	return out
 }
 
-// clone makes a repository in the home directory.
+// clone creates a repository in the home directory.
 func (w *world) clone(name string) string {
 	w.t.Helper()
 	w.run("git", "init", "-q", name)
@@ -119,7 +119,7 @@ func (w *world) clone(name string) string {
 	return w.path(name)
 }
 
-// states are the sessions' repositories with their states.
+// states returns the state of each session by repository.
 func (w *world) states() map[string]session.Phase {
 	w.t.Helper()
 	var views []session.View
@@ -135,15 +135,15 @@ func (w *world) states() map[string]session.Phase {
 
 func (w *world) until(what string, f func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(50 * time.Millisecond) { // others' processes: nothing to wait on
+	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(50 * time.Millisecond) { // poll: other processes send no event
 		if time.Now().After(end) {
 			w.t.Fatalf("%s: not within two minutes", what)
 		}
 	}
 }
 
-// put makes the row of a session that has no VM. One that is not at rest is held
-// by this process, as if its keeper were alive.
+// put creates the row of a session without a VM. If the phase is not at rest, this process
+// holds the session's lock, as if a keeper were running.
 func (w *world) put(id, slug string, phase session.Phase, facts session.Facts) {
 	w.t.Helper()
 	state := w.path(".local/state/agent-sessionizer")
@@ -171,7 +171,7 @@ func (w *world) put(id, slug string, phase session.Phase, facts session.Facts) {
 		w.t.Fatal(err)
 	}
 	event := store.Event{Kind: session.EventPhase, Data: []byte("{}")}
-	// Made at rest: other processes look at rows at any moment.
+	// Create the row at rest, because other processes can read it at any moment.
 	_, _, err = st.Create(w.t.Context(), store.Session{
 		ID: id, Name: "agent-" + id, RepoKey: "github.com/" + slug, Repo: slug, Phase: string(session.Stopped), Want: string(session.Stopped), Spec: spec,
 	}, event, func([]store.Session) error { return nil })
@@ -186,7 +186,7 @@ func (w *world) put(id, slug string, phase session.Phase, facts session.Facts) {
 	}
 }
 
-// remove makes a session's row one of those that are gone.
+// remove sets a session's row to gone.
 func (w *world) remove(id string) {
 	w.t.Helper()
 	st, err := store.Open(w.t.Context(), w.path(".local/state/agent-sessionizer/store.db"))
@@ -239,12 +239,12 @@ func (s *term) show() string {
 	return out
 }
 
-// sees waits until the screen fits a pattern, line by line.
+// sees waits until a line of the screen matches a pattern.
 func (s *term) sees(pattern string) {
 	s.w.t.Helper()
 	re := regexp.MustCompile("(?m)" + pattern)
 	var last string
-	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // a terminal tells nobody that it changed
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // poll: a terminal sends no event when it changes
 		if last = s.show(); re.MatchString(last) {
 			return
 		}
@@ -254,14 +254,15 @@ func (s *term) sees(pattern string) {
 	}
 }
 
-// presses keys until they had their effect: fzf drops those that come while it
-// reads the rows anew. It is patient, since what has its effect late has it twice.
+// presses presses keys until they take effect, because fzf drops keys that arrive while it
+// reloads the rows. It repeats them rarely, since keys that take effect late would do so
+// twice.
 func (s *term) presses(pattern string, keys ...string) {
 	s.w.t.Helper()
 	re := regexp.MustCompile("(?m)" + pattern)
 	tries := 0
 	s.w.until(fmt.Sprintf("%s after %v", pattern, keys), func() bool {
-		if tries%300 == 0 { // that is once in a quarter of a minute
+		if tries%300 == 0 { // every 15 seconds
 			s.keys(keys...)
 		}
 		tries++
@@ -275,8 +276,9 @@ func (s *term) misses(pattern string) {
 	s.w.until("gone from the screen: "+pattern, func() bool { return !re.MatchString(s.show()) })
 }
 
-// The cursor and the marks stay on their sessions when rows come and go above
-// them, and the line between sessions and repositories is never under the cursor.
+// TestPickerKeepsItsPlace checks that the cursor and the marks stay on their sessions when
+// rows above them come and go. The cursor never rests on the line between sessions and
+// repositories.
 func TestPickerKeepsItsPlace(t *testing.T) {
 	w := newWorld(t)
 	for i, name := range []string{"aaa", "bbb", "ccc"} {
@@ -286,7 +288,7 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +\. o/aaa +stopped`)
 	s.sees(`agent-000000000000`) // the preview
-	s.keys("Tab")                // marks aaa, and goes on to bbb
+	s.keys("Tab")                // marks aaa, and moves on to bbb
 	s.sees(`^> +\. o/bbb`)
 	s.sees(`^ > *\. o/aaa`)
 
@@ -299,7 +301,7 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	w.put("00000000000b", "o/newer", session.Ready, session.Facts{Attention: &session.Attention{State: wire.AgentDone, Agent: "claude", Since: since}})
 	s.sees(`^ +\+ o/newer +done`)
 	s.sees(`^> +\. o/bbb`)
-	s.sees(`agent-000000000001`) // the preview is the cursor's still
+	s.sees(`agent-000000000001`) // the preview still belongs to the cursor's row
 	w.remove("00000000000a")
 	s.misses(`! o/new `)
 	s.sees(`^> +\. o/bbb`)
@@ -312,14 +314,14 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	s.keys("Down", "Up", "Up")
 	s.sees(`^> +\. o/ccc`)
 
-	// With a query the cursor goes to what fits best, wherever it was.
+	// With a query, the cursor moves to the best match from anywhere.
 	s.typed("aaa")
 	s.sees(`^>> *\. o/aaa`)
 	s.misses(`o/ccc`)
 	w.put("00000000000c", "o/aaab", session.Stopped, session.Facts{})
 	s.sees(`\. o/aaab`)
 	s.sees(`^>> *\. o/aaa `)
-	// What fits as well stands in our order: sessions come first.
+	// Equal matches keep the picker's order, with sessions first.
 	s.keys("C-u")
 	w.put("00000000000d", "o/live", session.Stopped, session.Facts{})
 	s.sees(`\. o/live`)
@@ -330,7 +332,8 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	s.sees(`left with 130`)
 }
 
-// Enter opens: a repository that has no session, several, what is typed.
+// TestPickerOpens checks that Enter opens a repository without a session, several rows, and
+// typed text.
 func TestPickerOpens(t *testing.T) {
 	w := newWorld(t)
 	w.listed(w.clone("one"), w.clone("two"), w.clone("another-one"), "what is this")
@@ -344,7 +347,7 @@ func TestPickerOpens(t *testing.T) {
 	s.sees(`Enter closes`) // a fake VM has no tmux to show
 	s.presses(`left with 0`, "Enter")
 
-	// Without leaving the picker: it is there, and so is its local tmux session.
+	// Ctrl-O opens without leaving the picker, and creates the local tmux session, too.
 	s = w.term("agent-sessionizer")
 	s.sees(`o two +ready`)
 	s.typed("~/one")
@@ -356,7 +359,8 @@ func TestPickerOpens(t *testing.T) {
 		t.Errorf("%d local sessions of it", n)
 	}
 
-	// What is no repository is answered; what is one is opened, though a row fits.
+	// Text that is not a repository gets a message. A repository is opened even if a row
+	// matches.
 	s.typed("no such thing")
 	s.presses(`nothing is called that`, "Enter")
 	s.typed("x")
@@ -371,7 +375,7 @@ func TestPickerOpens(t *testing.T) {
 	}
 	s.presses(`left with 0`, "Enter")
 
-	// Free text without a row.
+	// Typed text that matches no row.
 	w.run("git", "init", "-q", "-b", "main", "zzz")
 	w.run("git", "-C", "zzz", "commit", "-q", "--allow-empty", "-m", "first")
 	s = w.term("agent-sessionizer")
@@ -384,7 +388,7 @@ func TestPickerOpens(t *testing.T) {
 	}
 	s.presses(`left with 0`, "Enter")
 
-	// Several: all are opened, the first that was marked is gone to.
+	// With several marked rows, all are opened, and the first marked one is attached.
 	w.run("agent-sessionizer", "stop", "one", "two")
 	s = w.term("agent-sessionizer")
 	s.sees(`\. two +stopped`)
@@ -403,8 +407,8 @@ func TestPickerOpens(t *testing.T) {
 	})
 }
 
-// ctrl-s stops and ctrl-x destroys, after it listed what would be lost. The picker
-// waits for neither.
+// TestPickerStopsAndDestroys checks that ctrl-s stops, and that ctrl-x lists what would be
+// lost and then destroys. The picker waits for neither.
 func TestPickerStopsAndDestroys(t *testing.T) {
 	w := newWorld(t)
 	w.listed("o/listed")
@@ -420,10 +424,10 @@ func TestPickerStopsAndDestroys(t *testing.T) {
 	w.run("agent-sessionizer", "exec", "one", "--", "sh", "-c", "echo x >another")
 	s.keys("C-x")
 	s.sees(`would lose: 2 untracked files\. \[y/N\]`)
-	s.keys("y", "C-c") // thought better of it
+	s.keys("y", "C-c") // Ctrl-C revokes the answer
 	s.sees(`^> +o one +ready`)
-	// right after the query, when fzf has not found the row yet: the answer is for
-	// the question all the same
+	// Press the keys right after the query, when fzf has not found the row yet. The answer
+	// must still apply to the question.
 	for range 8 {
 		s.presses(`2 untracked files\. \[y/N\] *$`, "C-u", "o", "n", "e", "C-x")
 		s.keys("n", "Enter")
@@ -440,7 +444,7 @@ func TestPickerStopsAndDestroys(t *testing.T) {
 	s.keys("y", "Enter")
 	s.sees(`^> +o/listed`)
 	w.until("destroyed", func() bool { return len(w.states()) == 0 })
-	s.sees(`  one +~/one`) // its repository is one of those that were used
+	s.sees(`  one +~/one`) // its repository is among those used before
 	s.keys("Escape")
 	s.sees(`left with 130`)
 }
@@ -461,8 +465,8 @@ func TestPickerCopies(t *testing.T) {
 	s.misses(`no wall`)
 }
 
-// A key of tmux opens the picker in a popup, and what is picked there comes to
-// the client in which the key was pressed. Errors stay to be read.
+// TestPickerPopup checks that a tmux key opens the picker in a popup, and that the picked
+// session is shown in the client where the key was pressed. Errors stay readable.
 func TestPickerPopup(t *testing.T) {
 	w := newWorld(t)
 	w.listed("what is this")
@@ -476,7 +480,7 @@ func TestPickerPopup(t *testing.T) {
 	shown := func() string { return w.run("tmux", "list-clients", "-F", "#{session_name}") }
 	w.until("two clients", func() bool { return strings.Count(shown(), "\n") == 2 })
 
-	for _, s := range []*term{first, second} { // the other was the last to be used
+	for _, s := range []*term{first, second} { // the other client was the last one used
 		s.keys("M-p")
 		s.sees(`> +o one +ready`)
 		s.keys("Escape")
@@ -484,14 +488,15 @@ func TestPickerPopup(t *testing.T) {
 	}
 	first.keys("M-P")
 	first.sees(`> +o one +ready`)
-	second.keys("x") // now tmux would take this one for the current client
+	second.keys("x") // makes tmux consider this client the current one
 	first.keys("Enter")
 	first.sees(`ended with`) // a fake VM has no tmux to show
 	if got := shown(); !strings.Contains(got, "one-") || !strings.Contains(got, "second") || strings.Contains(got, "first") {
 		t.Errorf("the clients show\n%s", got)
 	}
 
-	// From a session of ours it opens, too; and there is more than success.
+	// The popup also opens from one of the product's sessions, and it can end with an
+	// error.
 	first.keys("M-p")
 	first.sees(`> +o one +ready`)
 	first.typed("what")
@@ -500,12 +505,12 @@ func TestPickerPopup(t *testing.T) {
 	first.sees(`what is this.*is neither owner/repo`)
 	first.sees(`Enter closes`)
 	w.until("the popup is closed", func() bool {
-		first.keys("Enter") // one that comes while fzf ends is lost
+		first.keys("Enter") // a key that arrives while fzf exits is lost
 		return !strings.Contains(first.show(), "is neither owner/repo")
 	})
 }
 
-// A picker that is killed leaves nothing that the next one does not remove.
+// TestPickerIsKilled checks that the next picker removes everything that a killed one left.
 func TestPickerIsKilled(t *testing.T) {
 	w := newWorld(t)
 	w.put("00000000000a", "o/r", session.Stopped, session.Facts{})
@@ -522,7 +527,7 @@ func TestPickerIsKilled(t *testing.T) {
 		if len(rooms()) != 1 {
 			t.Fatalf("while it runs: %q", rooms())
 		}
-		var pids []int // without those of the preview, which end by themselves
+		var pids []int // excludes the preview processes, which end on their own
 		w.until("one process", func() bool { pids = processes(w.home, ""); return len(pids) == 1 })
 		if err := syscall.Kill(pids[0], sig); err != nil {
 			t.Fatal(err)
@@ -548,8 +553,8 @@ func TestPickerIsKilled(t *testing.T) {
 	}
 }
 
-// Names of repositories and what guests say are text, for the terminal, for fzf
-// and for the shells that it starts.
+// TestPickerHostileNames checks that names of repositories and text from guests stay plain
+// text for the terminal, for fzf and for the shells that fzf starts.
 func TestPickerHostileNames(t *testing.T) {
 	w := newWorld(t)
 	evil := []string{
@@ -567,7 +572,7 @@ func TestPickerHostileNames(t *testing.T) {
 		s.keys("C-y", "Tab")
 	}
 	s.sees(`copied: agent-sessionizer ssh agent-0`)
-	s.keys("C-s") // all that are marked
+	s.keys("C-s") // all marked sessions
 	w.until("they are wanted stopped", func() bool {
 		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
 	})
@@ -584,8 +589,8 @@ func TestPickerHostileNames(t *testing.T) {
 	}
 }
 
-// Local clones are found while the picker is open, by a process of its own, and
-// known at once the next time.
+// TestPickerFindsClones checks that a separate process finds local clones while the picker
+// is open, and that the next picker knows them immediately.
 func TestPickerFindsClones(t *testing.T) {
 	w := newWorld(t)
 	w.clone("src/deep/app")
@@ -598,8 +603,8 @@ func TestPickerFindsClones(t *testing.T) {
 	}
 }
 
-// The rows are on the screen without anything being waited for. How long that
-// takes is the benchmark's to judge; -v tells it.
+// TestPickerFirstPaint checks that the rows appear without waiting for anything. The
+// benchmark judges the time; -v prints it.
 func TestPickerFirstPaint(t *testing.T) {
 	w := newWorld(t)
 	for i := range 30 {
@@ -620,7 +625,7 @@ func TestPickerFirstPaint(t *testing.T) {
 		for {
 			n, err := tty.Read(buf)
 			seen.Write(buf[:n])
-			if bytes.Contains(buf[:n], []byte("\x1b[6n")) { // where the cursor is; terminals answer at once
+			if bytes.Contains(buf[:n], []byte("\x1b[6n")) { // asks for the cursor position; terminals answer immediately
 				_, _ = tty.WriteString("\x1b[1;1R\x1b[?2004;2$y\x1b[1;1R")
 			}
 			if bytes.Contains(seen.Bytes(), []byte("repo29")) {

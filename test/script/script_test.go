@@ -1,5 +1,6 @@
-// Package script runs the real binary, on fake VMs, through scripts that read
-// like a terminal: user-visible behaviour, errors with their hints, exit codes.
+// Package script tests the real binary with fake VMs, through scripts that read like a
+// terminal session. It covers behaviour visible to users, errors with their hints, and exit
+// codes.
 package script
 
 import (
@@ -17,7 +18,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// binary is built once, with the tag that puts the fake driver in.
+// binary is the path of the program, built once with the tag for the fake driver.
 var binary string
 
 func TestMain(m *testing.M) {
@@ -53,8 +54,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// setup gives each script a home of its own, short enough for sockets, and
-// makes sure that nothing of it lives on.
+// setup gives each script its own home directory, with a path short enough for sockets, and
+// ensures that none of its processes survive.
 func setup(env *testscript.Env) error {
 	home, err := os.MkdirTemp("", "s")
 	if err != nil {
@@ -72,7 +73,7 @@ func setup(env *testscript.Env) error {
 	env.Setenv("TMUX_TMPDIR", home)
 	env.Setenv("PATH", filepath.Dir(binary)+string(os.PathListSeparator)+os.Getenv("PATH"))
 	env.Setenv("AGENT_SESSIONIZER_FAULTS", filepath.Join(home, "faults.json"))
-	env.Setenv("AGENT_SESSIONIZER_PREPARE", "none") // golden.txtar says otherwise
+	env.Setenv("AGENT_SESSIONIZER_PREPARE", "none") // golden.txtar overrides it
 	env.Setenv("AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "1MiB")
 	env.Setenv("AGENT_SESSIONIZER_LIMITS_DISK_RESERVE", "1MiB")
 	env.Setenv("CONFIG", filepath.Join(home, ".config", "agent-sessionizer"))
@@ -83,7 +84,7 @@ func setup(env *testscript.Env) error {
 	return os.MkdirAll(filepath.Join(home, ".config", "agent-sessionizer"), 0o700)
 }
 
-// endTmux ends the tmux servers whose sockets are in home, where TMUX_TMPDIR is.
+// endTmux stops the tmux servers whose sockets are in home, which is TMUX_TMPDIR.
 func endTmux(home string) {
 	sockets, _ := filepath.Glob(filepath.Join(home, "tmux-*", "*"))
 	for _, socket := range sockets {
@@ -91,7 +92,8 @@ func endTmux(home string) {
 	}
 }
 
-// waitFor repeats a command until its output has the text: waitfor TEXT CMD ARG…
+// waitFor implements "waitfor TEXT CMD ARG…": it repeats a command until its output
+// contains the text.
 func waitFor(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: waitfor TEXT COMMAND [ARG…]")
@@ -127,8 +129,9 @@ func envOf(ts *testscript.TestScript) []string {
 	return env
 }
 
-// signalAll sends a signal to all processes of this script's home of one kind:
-// killall keeper|fake-vm|gateway ends them as a crash would, freeze stops them.
+// signalAll implements "killall KIND" and "freeze KIND". It sends a signal to all processes
+// of one kind in this script's home: killall keeper|fake-vm|gateway kills them as a crash
+// would, and freeze stops them.
 func signalAll(sig syscall.Signal) func(*testscript.TestScript, bool, []string) {
 	return func(ts *testscript.TestScript, neg bool, args []string) {
 		if neg || len(args) != 1 {
@@ -147,8 +150,8 @@ func signalAll(sig syscall.Signal) func(*testscript.TestScript, bool, []string) 
 	}
 }
 
-// waitGone waits until no process of one kind of this script's home is left:
-// gone gateway
+// waitGone implements "gone KIND", such as "gone gateway": it waits until no process of
+// that kind runs in this script's home.
 func waitGone(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: gone KIND")
@@ -160,13 +163,13 @@ func waitGone(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// waitProcess waits until a process of one kind of this script's home is there:
-// runs keeper|fake-vm
+// waitProcess implements "runs keeper|fake-vm": it waits until a process of that kind runs
+// in this script's home.
 func waitProcess(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: runs KIND")
 	}
-	for end := time.Now().Add(2 * time.Minute); len(processes(ts.Getenv("HOME"), args[0])) == 0; time.Sleep(50 * time.Millisecond) { // other processes have nothing to wait on
+	for end := time.Now().Add(2 * time.Minute); len(processes(ts.Getenv("HOME"), args[0])) == 0; time.Sleep(50 * time.Millisecond) { // poll: other processes send no event
 		if time.Now().After(end) {
 			ts.Fatalf("no %s within two minutes", args[0])
 		}
@@ -179,7 +182,7 @@ func endProcesses(home string, sig syscall.Signal) {
 	}
 }
 
-// processes are those of our binary that run with HOME=home.
+// processes returns the processes of our binary that run with HOME=home.
 func processes(home, kind string) []int {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	var pids []int

@@ -9,12 +9,13 @@ import (
 	"testing"
 )
 
-// What packages do before main is done by every command, each prompt that asks
-// for a completion, and three processes of every session, for whose lifetime
-// they hold the memory. Bytes are counted, not time: they are the same everywhere.
+// TestLittleHappensBeforeMain limits what packages do before main. Every command pays for
+// it, as does each prompt that requests a completion. Three processes of every session hold
+// that memory for their lifetime. The test counts bytes, not time, because bytes are the
+// same everywhere.
 func TestLittleHappensBeforeMain(t *testing.T) {
 	const (
-		most    = 1 << 20 // of one package
+		most    = 1 << 20 // for one package
 		mostSum = 4 << 20
 	)
 	cmd := exec.CommandContext(t.Context(), binary, "--help")
@@ -34,7 +35,8 @@ func TestLittleHappensBeforeMain(t *testing.T) {
 		if sum += n; n > most {
 			t.Errorf("%s allocates %d bytes before main", m[1], n)
 		}
-		// It fills seven megabytes of tables, which are not allocated and not in the count.
+		// The real package fills seven megabytes of tables, which are not allocated and
+		// thus not counted.
 		if m[1] == "github.com/google/gopacket/layers" {
 			t.Error("the real gopacket is linked; see third_party/gopacket")
 		}
