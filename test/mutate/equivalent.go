@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// readEquivalent reads the list of mutants that no test can notice, by package and
-// key. Each has its reason, indented, on the lines below it:
+// readEquivalent reads the list of mutants that no test can detect, by package and key.
+// Indented lines below each entry state the reason:
 //
 //	pkg/store (*feed).leave | never | t == nil
-//		The caller has just looked.
+//		The caller has just checked.
 func readEquivalent(r io.Reader) (map[string]map[string]bool, error) {
 	list := map[string]map[string]bool{}
 	in := bufio.NewScanner(r)

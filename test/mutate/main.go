@@ -1,10 +1,10 @@
-// Command mutate measures how much tests notice: it changes one line of a package,
-// runs that package's unit tests, and reports the changes that they let pass.
+// Command mutate measures how many faults the tests detect. It changes one line of a
+// package, runs the package's unit tests, and reports the changes that the tests miss.
 //
-// It never writes to the tree. Only lines that the tests reach are changed; mutants of
-// the others are counted as unreached. A sample depends on its seed and on the code of
-// each function only. Survivors that are equivalent to the original are listed with
-// their reason in equivalent.txt.
+// It never writes to the source tree. It changes only lines that the tests reach, and
+// counts the mutants of other lines as unreached. A sample depends only on its seed and on
+// the code of each function. Surviving mutants that are equivalent to the original are
+// listed in equivalent.txt, each with its reason.
 package main
 
 import (
@@ -24,18 +24,18 @@ import (
 	"text/tabwriter"
 )
 
-// Options say what to measure.
+// Options configure a measurement.
 type Options struct {
-	Packages   []string // directories below the module's root
-	Count      int      // mutants of each package; 0 is all
+	Packages   []string // directories relative to the module's root
+	Count      int      // mutants per package; 0 means all
 	Seed       string
 	Jobs       int
-	Min        float64 // the smallest share of noticed mutants that passes
-	Only       string  // part of the keys to try; "" is all
+	Min        float64 // the minimum share of detected mutants to pass
+	Only       string  // a part of the keys to try; "" means all
 	Tags       string
-	Equivalent string // path of the list
-	Unreached  bool   // list the unreached, too
-	List       bool   // list the mutants and run nothing
+	Equivalent string // path of the list of equivalent mutants
+	Unreached  bool   // also list the unreached mutants
+	List       bool   // list the mutants without running anything
 }
 
 func main() {
@@ -63,7 +63,7 @@ func main() {
 	}
 }
 
-// result is what became of the mutants of a package.
+// result counts the outcomes of a package's mutants.
 type result struct {
 	name       string
 	counts     map[Verdict]int
@@ -71,7 +71,7 @@ type result struct {
 	equivalent int
 }
 
-// share returns how many of the mutants that compile were noticed.
+// share returns the share of the compiling mutants that were detected.
 func (r result) share() float64 {
 	noticed := r.counts[Killed] + r.counts[Timeout]
 	if all := noticed + r.counts[Survived]; all > 0 {
@@ -80,7 +80,7 @@ func (r result) share() float64 {
 	return 1
 }
 
-// run measures each package and reports whether all reach the minimum.
+// run measures each package, and reports whether all reach the minimum.
 func run(ctx context.Context, o Options, w io.Writer) (passed bool, err error) {
 	list := map[string]map[string]bool{}
 	if f, err := os.Open(o.Equivalent); err == nil {
@@ -115,7 +115,7 @@ func run(ctx context.Context, o Options, w io.Writer) (passed bool, err error) {
 	return passed, nil
 }
 
-// measure tries a sample of a package's mutants and prints the survivors.
+// measure tries a sample of a package's mutants, and prints the survivors.
 func (o Options) measure(ctx context.Context, p *Package, name string, equivalent map[string]bool, w io.Writer) (result, error) {
 	r := result{name: name, counts: map[Verdict]int{}, equivalent: len(equivalent)}
 	known := map[string]bool{}
@@ -161,9 +161,9 @@ func (o Options) measure(ctx context.Context, p *Package, name string, equivalen
 	return r, o.tryAll(ctx, p, candidates, &r, w)
 }
 
-// tryAll tries mutants until Count of them compiled.
+// tryAll tries mutants until Count of them have compiled.
 func (o Options) tryAll(ctx context.Context, p *Package, candidates []*Mutant, r *result, w io.Writer) error {
-	var mu sync.Mutex // of all below
+	var mu sync.Mutex // guards everything below
 	var failed error
 	next, running := 0, 0
 	turn := sync.NewCond(&mu)
@@ -177,7 +177,7 @@ func (o Options) tryAll(ctx context.Context, p *Package, candidates []*Mutant, r
 				if failed != nil || next == len(candidates) || o.Count > 0 && tried >= o.Count {
 					return
 				}
-				if o.Count > 0 && tried+running >= o.Count { // one of these may not compile
+				if o.Count > 0 && tried+running >= o.Count { // one of the running mutants may not compile
 					turn.Wait()
 					continue
 				}
@@ -207,7 +207,7 @@ func (o Options) tryAll(ctx context.Context, p *Package, candidates []*Mutant, r
 	return failed
 }
 
-// place is a mutant's line, and its key as equivalent.txt has it.
+// place formats the location of a mutant, and its key as in equivalent.txt.
 func place(m *Mutant, p *Package, name string) string {
 	file, err := filepath.Rel(p.Dir, m.File)
 	if err != nil {
@@ -216,7 +216,7 @@ func place(m *Mutant, p *Package, name string) string {
 	return fmt.Sprintf("%s/%s:%d\n  %s %s", name, file, m.Line, name, m.Key())
 }
 
-// diff shows the lines that a mutant changes.
+// diff formats the lines that a mutant changes.
 func (m *Mutant) diff() string {
 	src, err := os.ReadFile(m.File)
 	if err != nil {
@@ -245,5 +245,5 @@ func table(w io.Writer, results []result) {
 		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.0f%%\t%d\t%d\t%d\t\n", r.name, r.counts[Killed], r.counts[Timeout], r.counts[Survived],
 			100*r.share(), r.counts[Invalid], r.equivalent, r.unreached)
 	}
-	_ = t.Flush() // to standard output
+	_ = t.Flush() // writes to standard output
 }

@@ -11,22 +11,22 @@ import (
 	"strings"
 )
 
-// Mutant is one small change of one file.
+// Mutant is one small change to one file.
 type Mutant struct {
-	Func string // the function that it is in, with its receiver
-	Op   string // the operator, see operators
-	Text string // the source text that it replaces, on one line
-	Nth  int    // of the same function, operator and text, from 1
+	Func string // the enclosing function, with its receiver
+	Op   string // the name of the change that was applied
+	Text string // the replaced source text, on one line
+	Nth  int    // counts mutants with the same function, operator and text, from 1
 
 	File       string // absolute path
 	Line       int
 	col        int
-	start, end int // bytes of the file
+	start, end int // byte offsets in the file
 	with       string
 	covered    bool
 }
 
-// Key identifies a mutant across edits elsewhere: it has no line number.
+// Key identifies a mutant. It contains no line number, so that it survives edits elsewhere.
 func (m *Mutant) Key() string {
 	key := m.Func + " | " + m.Op + " | " + m.Text
 	if m.Nth > 1 {
@@ -35,8 +35,8 @@ func (m *Mutant) Key() string {
 	return key
 }
 
-// rank orders the mutants of a package for sampling. It depends on the seed and
-// the key only, so that an edit of one function leaves the rest of a sample alone.
+// rank orders the mutants of a package for sampling. It depends only on the seed and the
+// key, so that an edit of one function does not change the rest of a sample.
 func (m *Mutant) rank(seed, pkg string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(seed + "\x00" + pkg + "\x00" + m.Key())) // never fails
@@ -48,15 +48,15 @@ type finder struct {
 	path  string
 	src   []byte
 	fset  *token.FileSet
-	fn    string            // the function that is being read
+	fn    string            // the current function
 	errs  []bool            // whether the last result of each enclosing function is an error
-	count map[string]int    // mutants by key without its number
-	spans map[string]bool   // replacements seen, by place and text
-	conds map[ast.Node]bool // conditions, and what an if does before its own
+	count map[string]int    // number of mutants by key without number
+	spans map[string]bool   // replacements seen, by position and text
+	conds map[ast.Node]bool // conditions, and the init statements of ifs
 	found []*Mutant
 }
 
-// findMutants returns the mutants of the functions in a file.
+// findMutants returns the mutants of all functions in a file.
 func findMutants(path string, src []byte) ([]*Mutant, error) {
 	f := &finder{path: path, src: src, fset: token.NewFileSet(), count: map[string]int{}, spans: map[string]bool{}, conds: map[ast.Node]bool{}}
 	file, err := parser.ParseFile(f.fset, path, src, parser.SkipObjectResolution)
@@ -88,10 +88,10 @@ func (f *finder) offset(p token.Pos) int { return f.fset.Position(p).Offset }
 
 func (f *finder) text(n ast.Node) string { return string(f.src[f.offset(n.Pos()):f.offset(n.End())]) }
 
-// maxText bounds the text of a mutant's key, in characters.
+// maxText bounds the text in a mutant's key, in characters.
 const maxText = 100
 
-// add records the mutant that has with in the place of n.
+// add records the mutant that replaces n with the text with.
 func (f *finder) add(op string, n ast.Node, with string) {
 	f.addAt(op, n.Pos(), n.End(), f.text(n), with)
 }
@@ -126,7 +126,7 @@ func (f *finder) visit(n ast.Node) {
 			return false
 		case *ast.CallExpr:
 			if isText(n) {
-				return false // what an error says is for the tests of that error
+				return false // the wording of an error is checked by that error's own tests
 			}
 			f.call(n)
 		case *ast.IfStmt:
@@ -165,16 +165,16 @@ func (f *finder) visit(n ast.Node) {
 	})
 }
 
-// condition finds what makes a branch never or always taken: the two halves of its
-// negation, of which a test may notice one only.
+// condition adds two mutants of a condition: one is never true, the other always. A test
+// may detect only one of these two halves of the negation.
 func (f *finder) condition(c ast.Expr) {
 	f.conds[c] = true
 	f.add("never", c, "false && ("+f.text(c)+")")
 	f.add("always", c, "true || ("+f.text(c)+")")
 }
 
-// statements finds what takes a statement away. Its text stays in the file, so that
-// no variable and no import becomes unused.
+// statements adds mutants that drop a statement. The statement's text stays in the file, so
+// that no variable or import becomes unused.
 func (f *finder) statements(list []ast.Stmt) {
 	for _, s := range list {
 		op := ""
@@ -202,7 +202,8 @@ func (f *finder) statements(list []ast.Stmt) {
 	}
 }
 
-// ignore finds the call whose error is assigned: it is not made, or its error is lost.
+// ignore adds mutants of a call whose error is assigned: one skips the call, the other
+// drops its error.
 func (f *finder) ignore(a *ast.AssignStmt) {
 	if len(a.Lhs) != 1 || len(a.Rhs) != 1 {
 		return
@@ -213,12 +214,12 @@ func (f *finder) ignore(a *ast.AssignStmt) {
 		return
 	}
 	f.add("skip call", call, noError("return "+f.text(call)))
-	if !f.conds[a] { // there it is the same as the condition never being true
+	if !f.conds[a] { // there the result equals the condition never being true
 		f.add("ignore error", call, "func() error { _ = "+f.text(call)+"; return nil }()")
 	}
 }
 
-// success finds the error that is returned.
+// success adds a mutant that returns nil instead of an error.
 func (f *finder) success(r *ast.ReturnStmt) {
 	if !f.errs[len(f.errs)-1] || len(r.Results) == 0 {
 		return
@@ -229,7 +230,8 @@ func (f *finder) success(r *ast.ReturnStmt) {
 	}
 }
 
-// noError is an expression without an error that holds a statement, never reached.
+// noError returns an expression that is a nil error and contains a statement that is never
+// executed.
 func noError(s string) string { return "func() error { if false { " + s + " }; return nil }()" }
 
 var swaps = map[token.Token]struct{ op, with string }{
@@ -277,7 +279,7 @@ func (f *finder) call(c *ast.CallExpr) {
 	}
 }
 
-// literal finds what changes a number by one, opens a file's mode, or empties a text.
+// literal adds mutants that add one to a number, widen a file mode, or empty a string.
 func (f *finder) literal(l *ast.BasicLit) {
 	switch {
 	case l.Kind == token.INT && strings.HasPrefix(l.Value, "0o"):
@@ -291,7 +293,7 @@ func (f *finder) literal(l *ast.BasicLit) {
 	}
 }
 
-// bounds finds the slice expression without its upper or its lower bound.
+// bounds adds mutants of a slice expression without its upper or lower bound.
 func (f *finder) bounds(s *ast.SliceExpr) {
 	if s.Slice3 {
 		return
@@ -308,10 +310,10 @@ func isString(e ast.Expr) bool {
 	return ok && l.Kind == token.STRING
 }
 
-// textFuncs make what people read: errors, hints, lines of a log.
+// textFuncs are functions that produce text for people: errors, hints and log lines.
 var textFuncs = []string{"Errorf", "WithHint", "New", "Debug", "Info", "Warn", "Error", "DebugContext", "InfoContext", "WarnContext", "ErrorContext"}
 
-// isText reports whether a call is one of textFuncs with a text as its argument.
+// isText reports whether a call is one of textFuncs with a string literal as an argument.
 func isText(c *ast.CallExpr) bool {
 	s, ok := c.Fun.(*ast.SelectorExpr)
 	if !ok || !slices.Contains(textFuncs, s.Sel.Name) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Each operator makes what it says, in code that compiles.
+// TestOperators checks that each operator produces its change.
 func TestOperators(t *testing.T) {
 	const src = `package p
 
@@ -77,9 +77,9 @@ func (s *T) f(a, b int, ok bool) (int, error) {
 	}
 }
 
-// A package of which the test reaches one function, and notices two of its mutants:
-// what it does not notice is reported with its line, and what it does not reach is
-// not tried.
+// TestMeasure measures a package whose tests reach one of two functions, and detect two of
+// its mutants. Undetected mutants must be reported with their line, and unreached ones must
+// not be tried.
 func TestMeasure(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

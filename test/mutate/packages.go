@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// Package is one whose tests are tried, with the mutants of its own files.
+// Package is a package whose tests are measured, with the mutants of its files.
 type Package struct {
 	Path    string // import path
 	Dir     string
-	Files   []string // base names, without tests
+	Files   []string // base names, without test files
 	Mutants []*Mutant
 
 	baseline time.Duration
-	flags    []string // of go test -c
+	flags    []string // for go test -c
 }
 
 // load lists a package and finds its mutants.
@@ -53,15 +53,15 @@ func load(ctx context.Context, pattern string, flags []string) (*Package, error)
 	return p, nil
 }
 
-// build compiles the package's tests; nothing is written but the binary.
+// build compiles the package's tests. It writes nothing but the binary.
 func (p *Package) build(ctx context.Context, binary string, extra ...string) error {
 	args := append(append([]string{"test", "-c", "-vet=off", "-o", binary}, p.flags...), extra...)
 	_, err := output(exec.CommandContext(ctx, "go", append(args, p.Path)...))
 	return err
 }
 
-// measure runs the tests as they are, twice: for the lines that they cover, and for
-// the time that they take. They must pass.
+// measure runs the unchanged tests twice: to find the lines that they cover, and to measure
+// their time. The tests must pass.
 func (p *Package) measure(ctx context.Context, dir string) error {
 	binary, profile := filepath.Join(dir, "cover.test"), filepath.Join(dir, "cover.out")
 	if err := p.build(ctx, binary, "-cover"); err != nil {
@@ -74,7 +74,7 @@ func (p *Package) measure(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	// What the test binary did as a child process of its tests.
+	// Add the coverage of child processes that the tests started from the test binary.
 	if children, err := filepath.Glob(filepath.Join(dir, "covmeta.*")); err == nil && len(children) > 0 {
 		if _, err := output(exec.CommandContext(ctx, "go", "tool", "covdata", "textfmt", "-i="+dir, "-o="+profile)); err != nil {
 			return err
@@ -99,7 +99,7 @@ func (p *Package) measure(ctx context.Context, dir string) error {
 	return nil
 }
 
-// cover marks the mutants that the tests reach, by a cover profile.
+// cover marks the mutants that the tests reach according to a cover profile.
 func (p *Package) cover(profile []byte) error {
 	type place struct{ line, col int }
 	before := func(a, b place) bool { return a.line < b.line || a.line == b.line && a.col < b.col }
@@ -126,14 +126,15 @@ func (p *Package) cover(profile []byte) error {
 			}
 		}
 	}
-	// The conditions of a switch, and what follows a function literal, are in no block.
+	// The profile has no block for the conditions of a switch, or for code after a function
+	// literal.
 	for _, m := range p.Mutants {
 		m.covered = m.covered || !inBlock[m] && reached[m.Func]
 	}
 	return in.Err()
 }
 
-// output runs a command of the toolchain; its error has what it printed.
+// output runs a command of the toolchain. Its error includes the command's output.
 func output(cmd *exec.Cmd) ([]byte, error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -16,19 +16,19 @@ import (
 	"time"
 )
 
-// Verdict is what became of a mutant.
+// Verdict is the outcome of a mutant.
 type Verdict string
 
-// The verdicts. A timeout counts as noticed: go test fails by it, too.
+// The verdicts. A timeout counts as detected, because it makes go test fail, too.
 const (
 	Killed   Verdict = "killed"
 	Timeout  Verdict = "timeout"
 	Survived Verdict = "survived"
-	Invalid  Verdict = "does not compile" // counts as no mutant
+	Invalid  Verdict = "does not compile" // not counted as a mutant
 )
 
-// try compiles the tests with one mutant and runs them. The tree stays as it is:
-// the compiler reads the changed file from elsewhere.
+// try compiles the tests with one mutant and runs them. It leaves the source tree
+// unchanged: the compiler reads the changed file through an overlay.
 func (p *Package) try(ctx context.Context, m *Mutant) (Verdict, error) {
 	dir, err := os.MkdirTemp("", "mutate")
 	if err != nil {
@@ -62,7 +62,7 @@ func (p *Package) try(ctx context.Context, m *Mutant) (Verdict, error) {
 	return Survived, nil
 }
 
-// apply returns the file with the mutant in it.
+// apply returns the content of the file with the mutant applied.
 func (m *Mutant) apply() ([]byte, error) {
 	src, err := os.ReadFile(m.File)
 	if err != nil {
@@ -71,12 +71,12 @@ func (m *Mutant) apply() ([]byte, error) {
 	return slices.Concat(src[:m.start], []byte(m.with), src[m.end:]), nil
 }
 
-// run runs a test binary with its own temporary and home directory, and ends all
-// that it started. Its error is context.DeadlineExceeded after the limit.
+// run runs a test binary with its own temporary and home directories, and kills all
+// processes that it started. After the limit, its error is context.DeadlineExceeded.
 func (p *Package) run(ctx context.Context, binary, dir string, limit time.Duration, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	tmp, err := os.MkdirTemp(dir, "t") // short: the sockets of tests are below it
+	tmp, err := os.MkdirTemp(dir, "t") // a short name, because the tests' sockets are below it
 	if err != nil {
 		return nil, err
 	}
@@ -86,12 +86,12 @@ func (p *Package) run(ctx context.Context, binary, dir string, limit time.Durati
 	cmd.Env = append(os.Environ(), append(goEnv(), "PWD="+p.Dir, "TMPDIR="+tmp, "HOME="+tmp, "GOCOVERDIR="+dir)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // what it started may hold its output
+	cmd.WaitDelay = time.Second // child processes may keep its output open
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err = cmd.Run()
 	if cmd.Process != nil {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // there may be none left
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // no process may be left
 	}
 	if ctx.Err() != nil {
 		err = ctx.Err()
@@ -101,9 +101,9 @@ func (p *Package) run(ctx context.Context, binary, dir string, limit time.Durati
 	return out.Bytes(), err
 }
 
-// sandbox returns the command that confines a mutant's processes where the system
-// can do that: a mutant of what signals a process may signal any. With it the tests
-// see only their own processes, and those end with them.
+// sandbox returns the command that confines a mutant's processes, where the system supports
+// it. Without it, a mutant of code that sends signals could signal any process. In the
+// sandbox, the tests see only their own processes, which die with it.
 var sandbox = sync.OnceValue(func() []string {
 	if runtime.GOOS != "linux" {
 		return nil
@@ -117,7 +117,7 @@ var sandbox = sync.OnceValue(func() []string {
 	return nil
 })
 
-// goEnv keeps the caches of the toolchain where they are, for tests that build.
+// goEnv returns variables that keep the toolchain's caches in place, for tests that build.
 var goEnv = sync.OnceValue(func() (env []string) {
 	for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} {
 		if out, err := exec.Command("go", "env", name).Output(); err == nil { //nolint:noctx // ends at once
