@@ -1,5 +1,5 @@
-// Package picture draws what is on a terminal as SVG, for the documentation:
-// pictures of the real thing, that need no screen and stay text in git.
+// Package picture renders terminal screens as SVG for the documentation. The pictures show
+// real output, need no display, and are stored as text in git.
 package picture
 
 import (
@@ -11,13 +11,13 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// The size of a cell and of what is around the cells, in pixels.
+// The size of a cell and of the frame around the cells, in pixels.
 const (
 	cellWidth  = 8.4
 	cellHeight = 18
 	fontSize   = 14
 	margin     = 14
-	bar        = 30 // with the three buttons
+	bar        = 30 // height of the title bar with the three buttons
 )
 
 const (
@@ -25,21 +25,21 @@ const (
 	ink   = "#c0caf5"
 )
 
-// sixteen are the terminal's own colours: eight, and eight bright ones.
+// sixteen are the terminal's basic colours: eight normal and eight bright ones.
 var sixteen = [16]string{
 	"#15161e", "#f7768e", "#9ece6a", "#e0af68", "#7aa2f7", "#bb9af7", "#7dcfff", "#a9b1d6",
 	"#565f89", "#f7768e", "#9ece6a", "#e0af68", "#7aa2f7", "#bb9af7", "#7dcfff", "#c0caf5",
 }
 
-// style is how text looks: SGR, as far as it shows here.
+// style is the text attributes of SGR that are rendered here.
 type style struct {
-	fg, bg        string // "" is the terminal's
+	fg, bg        string // "" means the terminal's default
 	bold, reverse bool
 	faint, under  bool
 }
 
-// SVG draws lines of text with SGR sequences, as tmux's capture-pane -e prints
-// them. Other sequences are left out. width is in cells.
+// SVG renders lines of text with SGR sequences, as printed by tmux's capture-pane -e. It
+// ignores other sequences. width is in cells.
 func SVG(title, screen string, width int) string {
 	lines := strings.Split(strings.TrimRight(screen, "\n"), "\n")
 	w := float64(width)*cellWidth + 2*margin
@@ -59,7 +59,7 @@ func SVG(title, screen string, width int) string {
 	return b.String()
 }
 
-// run is text of one style, from a column on.
+// run is text of one style that starts at a column.
 type run struct {
 	style
 	text        string
@@ -109,13 +109,13 @@ func drawLine(line string, now *style, row int) string {
 		if r.under {
 			more += ` text-decoration="underline"`
 		}
-		// The length keeps the columns where they are, whatever font there is.
+		// An explicit length keeps the columns aligned with any font.
 		fmt.Fprintf(&b, `<text x="%.1f" y="%d" textLength="%.1f" lengthAdjust="spacingAndGlyphs" fill="%s"%s>%s</text>`+"\n", x, y+fontSize, wide, or(fg, ink), more, escape(r.text))
 	}
 	return b.String()
 }
 
-// apply takes a sequence, if it is SGR (ECMA-48, 8.3.117).
+// apply applies a sequence if it is SGR (ECMA-48, 8.3.117).
 func (s *style) apply(seq string) {
 	if !strings.HasPrefix(seq, "\x1b[") || !strings.HasSuffix(seq, "m") {
 		return
@@ -174,7 +174,7 @@ func (s *style) apply(seq string) {
 	}
 }
 
-// extended reads what follows 38 or 48: 5 and an index, or 2 and three parts.
+// extended parses the codes after 38 or 48: 5 and an index, or 2 and three components.
 func extended(codes []int) (color string, used int) {
 	switch {
 	case len(codes) >= 2 && codes[0] == 5:
@@ -185,7 +185,7 @@ func extended(codes []int) (color string, used int) {
 	return "", len(codes)
 }
 
-// indexed is one of xterm's 256 colours.
+// indexed returns one of xterm's 256 colours.
 func indexed(n int) string {
 	switch {
 	case n < 0 || n > 255:
@@ -215,6 +215,6 @@ func or(color, other string) string {
 
 func escape(s string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(s)) // a Builder takes all
+	_ = xml.EscapeText(&b, []byte(s)) // a Builder never fails
 	return b.String()
 }

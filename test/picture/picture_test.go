@@ -13,9 +13,9 @@ func TestSVG(t *testing.T) {
 	for _, want := range []string{
 		`aria-label="a &lt;title&gt;"`,
 		`fill="#f7768e" font-weight="bold">red &amp; bold</text>`,
-		`<rect x="156.8" y="30" width="67.2" height="18" fill="#c0caf5"/>`, // 17 cells from the margin, 8 wide
+		`<rect x="156.8" y="30" width="67.2" height="18" fill="#c0caf5"/>`, // 17 cells from the margin, 8 cells wide
 		`fill="#303030">deep</text>`, `fill="#010203"/>`,
-		`textLength="75.6" lengthAdjust="spacingAndGlyphs" fill="#c0caf5"> 日本 end</text>`, // two cells each
+		`textLength="75.6" lengthAdjust="spacingAndGlyphs" fill="#c0caf5"> 日本 end</text>`, // two cells for each wide character
 	} {
 		if !strings.Contains(svg, want) {
 			t.Errorf("no %s in\n%s", want, svg)
