@@ -1,4 +1,4 @@
-// Package reexec is for tests whose binary is also a process that they start.
+// Package reexec supports tests that run their own binary as a child process.
 package reexec
 
 import (
@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// Run runs the tests and returns the exit code. With -cover, child processes get a
-// place for their coverage: without one they print a warning on the standard error,
-// which is a line more than a test expects there.
+// Run runs the tests and returns the exit code. With -cover, it sets a directory for the
+// coverage of child processes. Without one, they would print a warning to stderr, which
+// tests do not expect there.
 func Run(m *testing.M) int {
 	const place = "GOCOVERDIR"
 	if testing.CoverMode() == "" || os.Getenv(place) != "" {
