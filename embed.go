@@ -1,7 +1,7 @@
-// Package sessionizer holds the files that the binary ships: the VM template,
-// the guest's provision scripts and dotfiles, and the default configuration.
+// Package sessionizer embeds the files that the binary ships: the VM template, the guest's
+// provision scripts and dotfiles, and the default configuration.
 //
-// It owns nothing else and imports nothing of the product.
+// It owns nothing else and imports no other package of the product.
 package sessionizer
 
 import "embed"

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// layers is the table of docs/architecture.md: a package imports only packages
-// of lower layers, or those listed beside it in its own layer.
+// layers is the table in docs/architecture.md. A package imports only packages of lower
+// layers, and those that sideways lists.
 var layers = map[string]int{
 	"":           0, // the embedded files
 	"agent":      0,
@@ -32,7 +32,7 @@ var layers = map[string]int{
 	"tmux":       1,
 	"console":    1,
 	"notify":     1,
-	"audit":      2, // takes secrets out
+	"audit":      2, // redacts secrets
 	"guestd":     1,
 	"gateway":    2,
 	"guest":      2,
@@ -47,13 +47,13 @@ var layers = map[string]int{
 	"cli":        7,
 }
 
-// sideways are the imports within a layer that are meant.
+// sideways lists the permitted imports within a layer.
 var sideways = map[string]bool{
-	"vm→ssh":           true, // vm/fake serves it, vm/vmtest logs in
-	"agent→manifest":   true, // whose Agent it calls
-	"agent→wire":       true, // cleans a guest's words
-	"atomicfile→crash": true, // where a test may end it
-	"agent→plain":      true, // cuts text
+	"vm→ssh":           true, // vm/fake serves SSH, vm/vmtest logs in
+	"agent→manifest":   true, // to run its Agent
+	"agent→wire":       true, // to clean a guest's text
+	"atomicfile→crash": true, // to mark where a test may kill the process
+	"agent→plain":      true, // to shorten text
 	"wire→plain":       true,
 }
 
