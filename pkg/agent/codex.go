@@ -14,11 +14,11 @@ type codexLine struct {
 		Read   int64 `json:"cached_input_tokens"`
 		Write  int64 `json:"cache_write_input_tokens"`
 		Output int64 `json:"output_tokens"`
-	} `json:"usage"` // of the whole thread
+	} `json:"usage"` // of the whole thread so far
 	Error struct {
 		Message string `json:"message"`
-	} `json:"error"` // of turn.failed
-	Message string    `json:"message"` // of error
+	} `json:"error"` // of type turn.failed
+	Message string    `json:"message"` // of type error
 	Item    codexItem `json:"item"`
 }
 
