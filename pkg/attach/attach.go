@@ -32,7 +32,7 @@ type Options struct {
 	// Dial makes a new connection at each call. An ssh.ErrUnreachable error is retried; any
 	// other error ends Run. Dial should look up the VM's current address.
 	Dial    func(context.Context) (*ssh.Client, error)
-	Command string   // runs on a terminal in the guest; running it again must rejoin what is there
+	Command string   // runs on a terminal in the guest; a second run must rejoin what the first left
 	In, Out *os.File // the user's terminal
 	Term    string   // the user's $TERM
 	Title   string   // of the window; notices start with it
