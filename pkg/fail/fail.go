@@ -16,7 +16,7 @@ type Code int
 // The codes. Timeout follows timeout(1), and Interrupted follows the shell's 128+SIGINT.
 const (
 	Failure     Code = 1   // any error that no other code describes
-	Usage       Code = 2   // the command line or a configuration file is wrong
+	Usage       Code = 2   // the command line or a settings file is wrong
 	NotFound    Code = 3   // no such session, repository, image, file
 	Conflict    Code = 4   // already exists, is in use, would lose work, or exceeds a limit
 	Host        Code = 5   // the host lacks something: QEMU, tmux, disk space
@@ -53,7 +53,7 @@ func (c Code) String() string {
 	}
 }
 
-// Error is an error with a code and, where the cause is known, a hint.
+// Error is an error with a code and, if a fix is known, a hint.
 type Error struct {
 	Code Code
 	Hint string // a command to run, or "" when none is known
@@ -85,7 +85,7 @@ func CodeOf(err error) Code {
 // HintOf returns the first hint in err's tree, searched depth first. For joined errors, it
 // is the hint of the first error that has one.
 func HintOf(err error) string {
-	if e, ok := err.(*Error); ok && e.Hint != "" { //nolint:errorlint // the walk looks at each error by itself
+	if e, ok := err.(*Error); ok && e.Hint != "" { //nolint:errorlint // the walk checks each error separately
 		return e.Hint
 	}
 	switch e := err.(type) { //nolint:errorlint // as above
