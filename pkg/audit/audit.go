@@ -30,7 +30,7 @@ import (
 // Type is the kind of action that a record describes.
 type Type string
 
-// The types.
+// The types of records.
 const (
 	TaskSubmitted     Type = "task_submitted"
 	TaskCompleted     Type = "task_completed"
