@@ -163,8 +163,8 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// TestColoursOfAResult checks that each stream is judged by itself: a pipe gets no colours
-// while the terminal beside it does.
+// TestColoursOfAResult checks that each stream is decided separately: a pipe gets no
+// colours while the terminal beside it does.
 func TestColoursOfAResult(t *testing.T) {
 	_, tty := openPTY(t)
 	var out bytes.Buffer
