@@ -6,17 +6,18 @@ package sessionizer
 
 import "embed"
 
-// Lima is lima/: the VM template.
+// Lima holds the directory lima: the VM template.
 //
 //go:embed all:lima
 var Lima embed.FS
 
-// Provision is provision/: what makes a machine a session's guest.
+// Provision holds the directory provision: the scripts and files that turn a machine into a
+// session's guest.
 //
 //go:embed all:provision
 var Provision embed.FS
 
-// Config is config/: the shipped defaults.
+// Config holds the directory config: the shipped defaults.
 //
 //go:embed all:config
 var Config embed.FS

@@ -28,7 +28,7 @@ var layers = map[string]int{
 	"vm":         1,
 	"ssh":        1,
 	"secret":     1,
-	"repo":       2, // talks to a guest over ssh
+	"repo":       2, // talks to a guest over SSH
 	"tmux":       1,
 	"console":    1,
 	"notify":     1,
