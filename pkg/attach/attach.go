@@ -101,8 +101,8 @@ func Run(ctx context.Context, o Options) (int, error) {
 	}
 }
 
-// nextPause returns the pause after a connection that lasted so long: twice the last
-// one, and the shortest at the start and after a connection that was steady.
+// nextPause returns the pause after a connection of the given duration. It doubles the last
+// pause, and starts again at the minimum after a connection that was steady.
 func (o *Options) nextPause(last, lasted time.Duration) time.Duration {
 	if lasted > steady {
 		return o.retryMin

@@ -599,7 +599,8 @@ func TestModesAreReset(t *testing.T) {
 	}
 }
 
-// Without a taker a copy goes to the user's terminal, and a command that succeeds ends it.
+// TestSuccess checks that, without OnCopy, a copy goes to the user's terminal, and that a
+// command that exits with 0 ends the attach.
 func TestSuccess(t *testing.T) {
 	g, u := newGuest(t), newUser(t)
 	ended := start(t, u, Options{Dial: g.dial, Title: "a\x1b]0;evil"})
@@ -611,13 +612,14 @@ func TestSuccess(t *testing.T) {
 	if r := ends(t, ended); r.code != 0 || r.err != nil {
 		t.Errorf("Run = %d, %v", r.code, r.err)
 	}
-	u.sees("\x1b7" + modes + "\x1b8\x1b[0m") // the cursor is where the guest's tmux left it
+	u.sees("\x1b7" + modes + "\x1b8\x1b[0m") // the cursor stays where the guest's tmux left it
 	if got := u.everything(); strings.Contains(got, mainScreen) || strings.Contains(got, question) {
 		t.Errorf("the terminal got %q", got)
 	}
 }
 
-// What is written at the end depends on how it ends, and on what the guest left on.
+// TestRestore checks what is written at the end. It depends on whether the end was clean,
+// and on the modes that the guest left on.
 func TestRestore(t *testing.T) {
 	whole := modes + mainScreen + keys + "\r\n"
 	for _, c := range []struct {
@@ -645,14 +647,15 @@ func TestRestore(t *testing.T) {
 			t.Errorf("%s: the shell reads %q", c.name, left)
 		}
 		u.types("end\n")
-		u.sees("end") // echoed: the terminal is no more raw
+		u.sees("end") // echoed: the terminal has left raw mode
 		if got, want := u.everything(), c.guest+c.want+"end"; !strings.HasPrefix(got, want) {
 			t.Errorf("%s: the terminal got %q, want %q", c.name, got, want)
 		}
 	}
 }
 
-// A terminal without a size is 80 by 24, and a notice fits into one line.
+// TestSizeAndNotice checks that a terminal without a size counts as 80 by 24, and that a
+// notice fits on one line.
 func TestSizeAndNotice(t *testing.T) {
 	u := newUser(t)
 	s := &screen{out: u.tty, tty: true, in: u.tty}
@@ -675,7 +678,7 @@ func TestSizeAndNotice(t *testing.T) {
 	}
 }
 
-// A guest gets a TERM that it knows.
+// TestGuestTerm checks that a guest gets a TERM that it knows.
 func TestGuestTerm(t *testing.T) {
 	for _, name := range []string{
 		"linux", "rxvt", "rxvt-unicode", "rxvt-unicode-256color", "screen", "screen-256color", "screen.xterm-256color",
@@ -692,7 +695,8 @@ func TestGuestTerm(t *testing.T) {
 	}
 }
 
-// A pause ends with a key, with the terminal and with the context, however long it is.
+// TestPauseEnds checks that a key, the end of the terminal and the end of the context each
+// end a pause, however long it is.
 func TestPauseEnds(t *testing.T) {
 	unreachable := func(context.Context) (*ssh.Client, error) { return nil, ssh.ErrUnreachable }
 	typing := newUser(t)
@@ -731,7 +735,8 @@ func TestPauseEnds(t *testing.T) {
 	}
 }
 
-// A connection that comes about just as the user gives up is closed.
+// TestGiveUpClosesTheConnection checks that a connection that is established just as the
+// user gives up is closed.
 func TestGiveUpClosesTheConnection(t *testing.T) {
 	g, u := newGuest(t), newUser(t)
 	clients := make(chan *ssh.Client, 1)
@@ -755,7 +760,8 @@ func TestGiveUpClosesTheConnection(t *testing.T) {
 	}
 }
 
-// raw is a terminal in raw mode, as a file with a descriptor of at least low.
+// raw puts the terminal into raw mode, and returns it as a file whose descriptor is at
+// least low.
 func (u *user) raw(low int) *os.File {
 	u.t.Helper()
 	fd, err := unix.FcntlInt(u.tty.Fd(), unix.F_DUPFD_CLOEXEC, low)
@@ -770,7 +776,7 @@ func (u *user) raw(low int) *os.File {
 	return f
 }
 
-// readable waits until there is something to read.
+// readable waits until f has input to read.
 func readable(t *testing.T, f *os.File) {
 	t.Helper()
 	poll := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
@@ -786,7 +792,8 @@ func readable(t *testing.T, f *os.File) {
 	}
 }
 
-// Keys are watched on any descriptor that select(2) takes, and left alone after it.
+// TestWatchKeys checks that keys are watched on every descriptor that select(2) supports,
+// and are not consumed after stop.
 func TestWatchKeys(t *testing.T) {
 	for _, low := range []int{3, 900} {
 		u := newUser(t)
@@ -818,11 +825,11 @@ func TestWatchKeys(t *testing.T) {
 	if left := u.unread(); left != "q" {
 		t.Errorf("what is typed is %q", left)
 	}
-	(&screen{in: tty, out: u.tty}).drain() // does not read from it either
+	(&screen{in: tty, out: u.tty}).drain() // does not read from it, either
 	u.sees(question)
 }
 
-// The answer is found wherever a read cuts it.
+// TestDrainFindsACutAnswer checks that the answer is found wherever a read splits it.
 func TestDrainFindsACutAnswer(t *testing.T) {
 	for junk := 4086; junk <= 4098; junk++ {
 		u := newUser(t)
@@ -858,7 +865,8 @@ func TestNextPause(t *testing.T) {
 	}
 }
 
-// What was typed and not read is dropped, and the terminal stays as it is.
+// TestDiscardInput checks that unread input is discarded, and that the mode of the terminal
+// does not change.
 func TestDiscardInput(t *testing.T) {
 	u := newUser(t)
 	tty := u.raw(3)
@@ -880,5 +888,5 @@ func TestDiscardInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pipe.Close()
-	discardInput(int(pipe.Fd())) // is no terminal
+	discardInput(int(pipe.Fd())) // not a terminal
 }

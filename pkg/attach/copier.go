@@ -15,7 +15,7 @@ func newCopier(f func([]byte)) *copier {
 	c := &copier{f: f, next: make(chan []byte, 1)}
 	c.done.Go(func() {
 		for data := range c.next {
-			f(data) // is not nil: otherwise nothing is offered
+			f(data) // f is not nil here: without it, nothing is offered
 		}
 	})
 	return c

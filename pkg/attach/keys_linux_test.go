@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A window that is resized during a dial interrupts select(2), and keys still count.
+// TestSignalsDoNotEndTheWatching checks that keys still work after signals have interrupted
+// select(2), as when the window is resized during a dial.
 func TestSignalsDoNotEndTheWatching(t *testing.T) {
 	u := newUser(t)
 	tty := u.raw(3)
@@ -36,7 +37,8 @@ func TestSignalsDoNotEndTheWatching(t *testing.T) {
 	stop()
 }
 
-// Other keys than those that give up are read and dropped.
+// TestOtherKeysAreDropped checks that keys other than those that give up are read and
+// discarded.
 func TestOtherKeysAreDropped(t *testing.T) {
 	u := newUser(t)
 	tty := u.raw(3)
@@ -46,7 +48,7 @@ func TestOtherKeysAreDropped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n := -1; n != 0; runtime.Gosched() { // until it was read
+	for n := -1; n != 0; runtime.Gosched() { // until the input was read
 		if n, err = unix.IoctlGetInt(int(tty.Fd()), unix.TIOCINQ); err != nil {
 			t.Fatal(err)
 		}
