@@ -129,7 +129,8 @@ func TestDirectoryWithoutHome(t *testing.T) {
 	}
 }
 
-// The variables that are settings, all of them, each with an effect.
+// TestVariables checks that Variables lists every environment variable that is a setting,
+// and that each has an effect.
 func TestVariables(t *testing.T) {
 	f := newFiles(t)
 	f.user("config.yaml", "profiles: {other: {network: {mode: open}}}\n")
@@ -174,7 +175,7 @@ func TestVariables(t *testing.T) {
 	}
 }
 
-// A stamp changes with each file that is read, and with no other.
+// TestStamp checks that the stamp changes with every file that is read, and with no other.
 func TestStamp(t *testing.T) {
 	f := newFiles(t)
 	c := f.load()
@@ -195,7 +196,7 @@ func TestStamp(t *testing.T) {
 		{f.system, f.paths.System, "config.yaml", true},
 		{f.system, f.paths.System, "network-groups/mine.txt", true},
 	} {
-		for _, text := range []string{"", "#"} { // it comes, and then grows
+		for _, text := range []string{"", "#"} { // creates the file, and then appends to it
 			write.where(write.name, text)
 			got := c.Stamp()
 			if (got != last) != write.counts {
@@ -215,7 +216,8 @@ func TestStamp(t *testing.T) {
 	}
 }
 
-// A mistake in the system's file is mended with sudoedit; one below a line of it has it.
+// TestHintsOfTheSystemsFiles checks that an error in the system's file hints at sudoedit
+// and states the line.
 func TestHintsOfTheSystemsFiles(t *testing.T) {
 	for text, want := range map[string]string{"image: [x\n": ":1: ", "pool: 99\n": ":1: ", "limits:\n  running: -1\n": ":2: "} {
 		f := newFiles(t)
@@ -233,7 +235,8 @@ func TestHintsOfTheSystemsFiles(t *testing.T) {
 	}
 }
 
-// A profile that does not exist, and a VM that cannot be.
+// TestForRefuses checks that For rejects a profile that does not exist, and resources that
+// no VM can have.
 func TestForRefuses(t *testing.T) {
 	f := newFiles(t)
 	if _, err := f.load().For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), `no profile "big", and none at all`) || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
@@ -265,7 +268,7 @@ func TestOriginString(t *testing.T) {
 	}
 }
 
-// Lists of names are told by how many they are, and where they stand.
+// TestOriginsOfLists checks that lists of names are shown by their length and file.
 func TestOriginsOfLists(t *testing.T) {
 	f := newFiles(t)
 	f.user("network-allowlist.txt", "one.org\n")
@@ -282,7 +285,8 @@ func TestOriginsOfLists(t *testing.T) {
 	}
 }
 
-// Sizes and times at their bounds, and as they are written.
+// TestSizesAndTimes checks the bounds and the formatting of sizes, durations, image
+// references and files.
 func TestSizesAndTimes(t *testing.T) {
 	for text, want := range map[string]config.Size{
 		"1": 1, "1KiB": 1 << 10, "8G": 8 << 30, "8GB": 8 << 30, "1024TiB": 1 << 50, "1.5GiB": 3 << 29,
