@@ -64,7 +64,7 @@ func (a *app) settings() (*config.Config, error) {
 	return cfg, nil
 }
 
-// manager opens the store, replaces keepers that died, and starts a search for orphans.
+// manager does what reconciled does, and starts a search for orphans.
 func (a *app) manager(ctx context.Context) (*session.Manager, error) {
 	m, err := a.reconciled(ctx)
 	if m != nil {
@@ -73,7 +73,7 @@ func (a *app) manager(ctx context.Context) (*session.Manager, error) {
 	return m, err
 }
 
-// reconciled opens the store and replaces keepers that died.
+// reconciled opens the store, starts missing keepers, and starts waiting tasks.
 func (a *app) reconciled(ctx context.Context) (*session.Manager, error) {
 	m, err := a.plainManager(ctx)
 	if err != nil {

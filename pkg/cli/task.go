@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// tasks opens the store and replaces keepers of tasks and sessions that died.
+// tasks opens the store, starts missing keepers, and returns a task manager.
 func (a *app) tasks(ctx context.Context) (*task.Manager, error) {
 	m, err := a.manager(ctx)
 	if err != nil {

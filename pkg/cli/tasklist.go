@@ -147,8 +147,8 @@ func toneOfTask(p task.Phase) console.Tone {
 	return console.Notice
 }
 
-// repaint clears the screen and calls show every second until ctx ends. It also replaces
-// keepers that died.
+// repaint clears the screen and calls show every second until ctx ends. It also starts
+// missing keepers and waiting tasks.
 func (a *app) repaint(ctx context.Context, m *task.Manager, show func() error) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
