@@ -4,6 +4,7 @@ package reexec
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"testing"
 )
 
@@ -11,6 +12,12 @@ import (
 // coverage of child processes. Without one, they would print a warning to stderr, which
 // tests do not expect there.
 func Run(m *testing.M) int {
+	watcher, err := watch()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "watch for processes that the tests leave:", err)
+		return 1
+	}
+	defer runtime.KeepAlive(watcher)
 	const place = "GOCOVERDIR"
 	if testing.CoverMode() == "" || os.Getenv(place) != "" {
 		return m.Run()
