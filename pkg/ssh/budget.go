@@ -8,14 +8,15 @@ import (
 
 var errBudget = errors.New("the guest sent more than it may")
 
-// budget is a guest's stream that ends when more comes than was asked for.
+// budget is a reader of a guest's stream that fails when the guest sends more than
+// was allowed.
 type budget struct {
 	r     io.Reader
 	heard func()
 	left  atomic.Int64
 }
 
-// allow sets how many bytes may come from now on.
+// allow sets how many bytes the guest may send from now on.
 func (b *budget) allow(n int64) { b.left.Store(n) }
 
 func (b *budget) spent() bool { return b.left.Load() <= 0 }

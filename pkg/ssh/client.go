@@ -1,11 +1,11 @@
-// Package ssh is the host's only way into a guest: dial with a pinned host
-// key, run commands, hold a terminal, copy files.
+// Package ssh is the host's only access to a guest: it dials with a pinned host
+// key, runs commands, connects terminals and copies files.
 //
-// The guest is taken to be hostile. Whatever it sends is bounded, cleaned
-// before it enters an error, and never becomes a path on the host unchecked;
-// every wait ends with its context or with the connection. The package never
-// learns a host key, reads no ssh configuration or agent, and never puts a
-// command line, which may name secrets, into an error.
+// It treats the guest as hostile. Everything a guest sends is bounded, cleaned
+// before it becomes part of an error, and checked before it becomes a path on the
+// host. Every wait ends with its context or with the connection. The package never
+// learns a host key, and reads no ssh configuration or agent. It never puts a
+// command line, which may contain secrets, into an error.
 package ssh
 
 import (
@@ -25,39 +25,42 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Sentinels that callers branch on; both come wrapped.
+// Sentinel errors for callers; both are always wrapped.
 var (
-	// ErrHostKey: whoever answered does not hold the pinned key. Never retried.
+	// ErrHostKey reports that the server does not hold the pinned key. Callers must
+	// not retry.
 	ErrHostKey = errors.New("the VM's host key is not the pinned one")
-	// ErrUnreachable: nothing answers, or the connection was lost. Worth a retry.
+	// ErrUnreachable reports that nothing answers, or that the connection was lost.
+	// Callers may retry.
 	ErrUnreachable = errors.New("the VM does not answer over SSH")
 )
 
-// dialBound is how long a dial may take, handshake and login included: a login
-// is a second's work for an emulated guest, and it may be one of ten.
+// dialBound is how long a dial may take, including handshake and login. A login
+// takes an emulated guest about a second, and ten of them may happen at once.
 const dialBound = 30 * time.Second
 
-// The same for the first login after a boot: all tries, one of them, and the
-// pause between two. One long try: short ones that are broken off cost a loaded
-// host the most.
+// Bounds of the first login after a boot: for all attempts, for one attempt, and
+// the pause between two. One attempt may be long, because short attempts that are
+// aborted cost a loaded host the most.
 const (
 	bootedBound = 5 * time.Minute
 	bootedTry   = time.Minute
 	bootedPause = 200 * time.Millisecond
 )
 
-// Target says where to log in, as whom, and who must answer.
+// Target holds the address and user of a login, and the key that the server must
+// have.
 type Target struct {
 	Addr    string // "127.0.0.1:PORT"
 	User    string
 	Key     []byte // private key, PEM
-	HostKey string // the only key accepted, authorized_keys form
+	HostKey string // the only accepted key, in authorized_keys format
 
-	// Relay is the socket of a relay, which is asked first; "" asks none.
+	// Relay is the socket of a relay, which Dial tries first; "" for none.
 	Relay string
 
-	// Patience is how long a login may take, 30 s if it is 0. A guest that has
-	// just booted, among others that do, is slow.
+	// Patience bounds a login, 30 s if 0. A guest that has just booted is slow,
+	// especially if others boot at the same time.
 	Patience time.Duration
 }
 
@@ -70,13 +73,14 @@ type Client struct {
 
 	mu     sync.Mutex
 	closed bool
-	opened *ssh.Session // by the dial, for the first that needs one
+	opened *ssh.Session // opened by the dial, for the first caller that needs a session
 	tasks  sync.WaitGroup
 }
 
-// DialBooted dials a guest that has just said that its sshd listens, for up to
-// five minutes: its network may come up after that. Whenever it does not answer,
-// waiting is called, and may end it with an error.
+// DialBooted dials a guest that has just reported that its sshd listens. It tries
+// for up to five minutes, because the guest's network may come up later. It calls
+// waiting after each attempt without an answer; an error from waiting ends the
+// dial.
 func DialBooted(ctx context.Context, t Target, waiting func() error) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootedBound)
 	defer cancel()
@@ -97,15 +101,15 @@ func DialBooted(ctx context.Context, t Target, waiting func() error) (*Client, e
 	}
 }
 
-// Dial connects and logs in within half a minute, or t.Patience, or joins a
-// connection that stands already when there is a relay.
+// Dial connects and logs in within half a minute, or within t.Patience if set. If
+// there is a relay, Dial uses its existing connection instead.
 func Dial(ctx context.Context, t Target) (*Client, error) {
 	if t.Relay != "" {
 		c, err := dialRelay(ctx, t)
 		if err == nil || ctx.Err() != nil {
 			return c, err
 		}
-		slog.Debug("no relay", "error", err) // there need not be one
+		slog.Debug("no relay", "error", err) // a relay is optional
 	}
 	signer, err := ssh.ParsePrivateKey(t.Key)
 	if err != nil {
@@ -122,11 +126,11 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 	if err != nil {
 		return nil, dialError(ctx, t.Addr, bound, err)
 	}
-	// The handshake knows no context: closing the connection is what ends it.
+	// The handshake does not take a context: closing the connection ends it.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 
-	var verified, mismatch atomic.Bool // set by a goroutine of the library's
+	var verified, mismatch atomic.Bool // set by a goroutine of the library
 	c, chans, reqs, err := ssh.NewClientConn(conn, t.Addr, &ssh.ClientConfig{
 		Config: ssh.Config{
 			KeyExchanges: []string{ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519},
@@ -152,12 +156,12 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 		case mismatch.Load(), ok && negotiation.What == "host key":
 			return nil, fmt.Errorf("log in at %s: %w", t.Addr, ErrHostKey)
 		case verified.Load() && ctx.Err() == nil && strings.Contains(err.Error(), "unable to authenticate"):
-			// The library has no type for it; a test holds the text.
+			// The library has no error type for this; a test checks the text.
 			return nil, fmt.Errorf("log in at %s as %s: the VM refuses our key", t.Addr, t.User)
 		}
 		return nil, dialError(ctx, t.Addr, bound, err)
 	}
-	if !stop() { // the context ended between the login and here
+	if !stop() { // the context ended after the login
 		_ = c.Close()
 		return nil, dialError(ctx, t.Addr, bound, ctx.Err())
 	}
@@ -173,7 +177,7 @@ func newClient(t Target, conn net.Conn, c ssh.Conn, chans <-chan ssh.NewChannel,
 	return cl
 }
 
-// session opens one, or hands out the one that the dial has opened.
+// session returns a new session, or the one that the dial has opened.
 func (c *Client) session() (*ssh.Session, error) {
 	c.mu.Lock()
 	s := c.opened
@@ -187,8 +191,8 @@ func (c *Client) session() (*ssh.Session, error) {
 		err error
 	}
 	done := make(chan result, 1)
-	// Nobody waits for it: asked just as the connection ends, the library
-	// sometimes never returns.
+	// This goroutine is not awaited: if the connection ends at the wrong moment,
+	// the library sometimes never returns.
 	go func() {
 		s, err := c.ssh.NewSession()
 		done <- result{s, err}
@@ -201,8 +205,8 @@ func (c *Client) session() (*ssh.Session, error) {
 	}
 }
 
-// Connect opens a TCP connection from inside the guest to an address as the
-// guest sees it, "localhost:3000". It ends with the client.
+// Connect opens a TCP connection from inside the guest to an address as the guest
+// sees it, for example "localhost:3000". The connection ends with the client.
 func (c *Client) Connect(ctx context.Context, addr string) (net.Conn, error) {
 	conn, err := c.ssh.DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -224,7 +228,8 @@ func parsePinned(line string) (ssh.PublicKey, error) {
 	}
 }
 
-// dialError keeps the caller's cancellation apart from a guest that is silent.
+// dialError distinguishes the caller's cancellation from a guest that does not
+// answer.
 func dialError(ctx context.Context, addr string, bound time.Duration, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return fmt.Errorf("connect to %s: %w", addr, cause)
@@ -235,16 +240,16 @@ func dialError(ctx context.Context, addr string, bound time.Duration, err error)
 	return fmt.Errorf("connect to %s: %w: %s", addr, ErrUnreachable, brief(err.Error()))
 }
 
-// Done is closed when the connection is gone, for whatever reason.
+// Done returns a channel that is closed when the connection ends for any reason.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Close ends the connection and everything that runs over it, and waits for
-// it. It must not be called from inside a writer that was given to Run.
+// Close ends the connection and everything that uses it, and waits for both. It
+// must not be called from inside a writer that was passed to Run.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
-	_ = c.conn.Close() // a second Close is no error of the caller's
+	_ = c.conn.Close() // a second Close is harmless
 	c.tasks.Wait()
 	return nil
 }
@@ -260,8 +265,8 @@ func (c *Client) spawn(f func()) error {
 	return nil
 }
 
-// wait runs f, which blocks for as long as the guest likes, until it returns
-// or ctx is done; in the latter case f goes on until the connection closes.
+// wait runs f, which may block as long as the guest likes, until f returns or ctx
+// is done. In the latter case f continues until the connection closes.
 func wait[T any](ctx context.Context, c *Client, f func() (T, error)) (T, error) {
 	type result struct {
 		v   T
@@ -283,11 +288,11 @@ func wait[T any](ctx context.Context, c *Client, f func() (T, error)) (T, error)
 	}
 }
 
-// KeepAlive asks the guest for a sign of life every interval and closes the
-// connection when none comes within timeout. It returns at once; the watching
-// ends with ctx or the connection.
+// KeepAlive sends the guest a request at every interval and closes the connection
+// if no reply arrives within timeout. It returns immediately; its goroutine ends
+// with ctx or the connection.
 func (c *Client) KeepAlive(ctx context.Context, interval, timeout time.Duration) {
-	_ = c.spawn(func() { // closed already: nothing to keep alive
+	_ = c.spawn(func() { // fails only if the connection is already closed
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		for {
@@ -299,7 +304,7 @@ func (c *Client) KeepAlive(ctx context.Context, interval, timeout time.Duration)
 			case <-tick.C:
 			}
 			bound, cancel := context.WithTimeout(ctx, timeout)
-			// Any answer counts, a refusal too.
+			// Any answer counts, even a refusal.
 			_, err := wait(bound, c, func() (struct{}, error) {
 				_, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil)
 				return struct{}{}, err

@@ -66,7 +66,7 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// A guest that accepts and then says nothing, hangs up, or talks nonsense.
+// A guest may accept the connection and then stay silent, hang up, or send garbage.
 func TestDialSurvivesAGuestThatIsNotSSH(t *testing.T) {
 	for name, talk := range map[string]func(net.Conn){
 		"silent":   func(c net.Conn) { _, _ = io.Copy(io.Discard, c) },
@@ -213,7 +213,7 @@ func TestCloseAndDone(t *testing.T) {
 
 func TestKeepAliveClosesWhenThePeerIsGone(t *testing.T) {
 	s := serve(t, nil, nil)
-	// A relay that can stop carrying without hanging up, as a frozen VM does.
+	// This proxy can stop forwarding without closing connections, like a frozen VM.
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -254,7 +254,7 @@ func TestKeepAliveClosesWhenThePeerIsGone(t *testing.T) {
 	}()
 	s.target.Addr = ln.Addr().String()
 	c := s.dial(t)
-	for len(carried) > 0 { // the handshake
+	for len(carried) > 0 { // drain the handshake
 		<-carried
 	}
 	patient, cancel := context.WithCancel(t.Context())

@@ -19,7 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// Bounds of one copy, whatever the guest claims.
+// Bounds of one copy, whatever the guest sends.
 const (
 	copyDepth   = 64
 	copyEntries = 200_000
@@ -32,16 +32,17 @@ const (
 
 // Item is one file that was copied, or one entry that was left out.
 type Item struct {
-	Name    string // relative to what was asked for, cleaned
+	Name    string // relative to the copied path, cleaned
 	Size    int64
-	LeftOut string // why, "" when it was copied
+	LeftOut string // the reason, "" if it was copied
 }
 
-// Progress receives every item as it is done. It may be nil.
+// Progress is called for each item when it is done. It may be nil.
 type Progress func(Item)
 
-// Incomplete is a copy that went through but for entries that are never
-// copied: links and device files from a guest, sockets, repositories' .git.
+// Incomplete reports that a copy succeeded except for entries that are never
+// copied: links and device files from a guest, sockets, and .git directories of
+// repositories.
 type Incomplete struct {
 	Count int
 	Items []Item // the first few
@@ -69,8 +70,8 @@ type transfer struct {
 	left     Incomplete
 }
 
-// transfer opens a connection of its own, so that ending it ends whatever the
-// guest's sftp server may be stuck in, and runs f over it.
+// transfer opens a separate connection and runs f over it. Closing that connection
+// also ends any operation in which the guest's sftp server hangs.
 func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) error) (err error) {
 	own, err := Dial(ctx, c.target)
 	if err != nil {
@@ -81,7 +82,7 @@ func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) err
 	defer cancel(nil)
 	stop := context.AfterFunc(ctx, func() { _ = own.conn.Close() })
 	defer stop()
-	defer func() { // why the connection went, rather than that it did
+	defer func() { // report why the connection was closed, not that it was
 		if cause := context.Cause(ctx); err != nil && cause != nil {
 			err = cause
 		}
@@ -109,8 +110,8 @@ func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) err
 	t := &transfer{ctx: ctx, progress: p, buf: make([]byte, copyChunk)}
 	t.answers = &budget{r: out, heard: func() { stall.Reset(copyStall) }}
 	t.answers.allow(replyBudget)
-	// Concurrent reads parse the guest's answers in goroutines of the library,
-	// where a malformed one would be a panic that nobody can recover.
+	// The library parses concurrent reads in its own goroutines, where a malformed
+	// answer would cause a panic that cannot be recovered here.
 	t.sftp, err = sftp.NewClientPipe(t.answers, in, sftp.UseConcurrentReads(false), sftp.MaxPacketUnchecked(copyChunk))
 	if err != nil {
 		return own.lost(err)
@@ -133,7 +134,7 @@ func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) err
 	return nil
 }
 
-// step counts an entry and ends a copy that was cancelled or is endless.
+// step counts an entry, and fails if the copy was cancelled or exceeds its bounds.
 func (t *transfer) step(depth int) error {
 	if err := t.ctx.Err(); err != nil {
 		return err
@@ -165,7 +166,7 @@ func (t *transfer) leaveOut(name, why string) {
 	}
 }
 
-// remoteError keeps what the guest says of an error harmless.
+// remoteError cleans the guest's part of an error.
 func (t *transfer) remoteError(what, name string, err error) error {
 	name = brief(name)
 	switch {
@@ -180,7 +181,7 @@ func (t *transfer) remoteError(what, name string, err error) error {
 	return fmt.Errorf("%s %s in the guest: %s", what, name, brief(err.Error()))
 }
 
-// remotePath takes what a user writes after "SESSION:".
+// remotePath converts the path that a user writes after "SESSION:".
 func remotePath(p string) string {
 	if p == "~" || p == "" {
 		return "."
@@ -195,9 +196,10 @@ func remotePath(p string) string {
 	return rest
 }
 
-// CopyTo copies a file or a directory into the guest. As with cp, a remote
-// that is a directory receives it under its own name. Links inside a directory
-// are made anew, not followed; a local that is itself a link is refused.
+// CopyTo copies a file or a directory into the guest. As with cp, if remote is a
+// directory, the copy goes into it under its own name. CopyTo recreates links
+// inside a directory instead of following them. It refuses a local path that is
+// itself a link.
 func (c *Client) CopyTo(ctx context.Context, local, remote string, p Progress) error {
 	abs, err := filepath.Abs(local)
 	if err != nil {
@@ -230,7 +232,7 @@ func (c *Client) CopyTo(ctx context.Context, local, remote string, p Progress) e
 	})
 }
 
-// upload copies the entry name of dir to remote; shown is its name for people.
+// upload copies the entry name of dir to remote; shown is its display name.
 func (t *transfer) upload(dir *os.Root, name, remote, shown string, depth int) error {
 	if err := t.step(depth); err != nil {
 		return err
@@ -271,7 +273,7 @@ func (t *transfer) uploadDir(dir *os.Root, name, remote, shown string, mode fs.F
 			return err
 		}
 	}
-	// Last, for the directory may not be writable.
+	// Set the mode last, because it may make the directory read-only.
 	if err := t.sftp.Chmod(remote, mode.Perm()); err != nil {
 		return t.remoteError("set the mode of", remote, err)
 	}
@@ -344,7 +346,8 @@ func (t *transfer) uploadLink(dir *os.Root, name, remote, shown string) error {
 	return nil
 }
 
-// oddKind names what is neither a file nor a directory, "" for those.
+// oddKind names the type of an entry that is neither a file nor a directory. It
+// returns "" for those two.
 func oddKind(m fs.FileMode) string {
 	switch {
 	case m.IsRegular(), m.IsDir():

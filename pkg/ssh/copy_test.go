@@ -44,7 +44,7 @@ func write(t *testing.T, name, content string, mode fs.FileMode) {
 	}
 }
 
-// tree lists what is below dir: name, mode and content or target.
+// tree lists the entries below dir: name, mode, and content or target.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -98,7 +98,7 @@ func TestCopyThereAndBack(t *testing.T) {
 	if got := strings.Join(seen, ","); got != "tree/deep/er/big,tree/link,tree/run me.sh,tree/secret" {
 		t.Errorf("progress: %s", got)
 	}
-	// Once more over what is there, then back.
+	// Copy again over the existing files, then back.
 	if err := c.CopyTo(t.Context(), src+"/tree", "", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestCopyThereAndBack(t *testing.T) {
 	if got, want := tree(t, back), tree(t, src); got != want {
 		t.Fatalf("back on the host:\n%.300s\nwant\n%.300s", got, want)
 	}
-	// A file to a new name, and one that does not exist.
+	// Copy a file to a new name, and one that does not exist.
 	if err := c.CopyFrom(t.Context(), "tree/run me.sh", back+"/other", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestCopyFromWritesThroughNoLinkAndMasksModes(t *testing.T) {
 	if err := c.CopyFrom(t.Context(), "d", dir, nil); err == nil || !strings.Contains(err.Error(), "in the way") {
 		t.Errorf("a link in place of a directory: %v", err)
 	}
-	// Nor is a local link followed into the guest.
+	// Copying into the guest does not follow a local link either.
 	if err := c.CopyTo(t.Context(), dir+"/d/sub", "x", nil); err == nil || !strings.Contains(err.Error(), "symbolic link") {
 		t.Errorf("copy of a link: %v", err)
 	}
@@ -256,7 +256,7 @@ func TestCopyFromAHostileGuest(t *testing.T) {
 			}
 		})
 	}
-	// The library hands on only the last part of "../../x"; nothing gets out.
+	// The library passes on only the last part of "../../x"; nothing escapes.
 	t.Run("path as a name", func(t *testing.T) {
 		out := t.TempDir()
 		c := serve(t, nil, evil{[]fs.FileInfo{entry{name: "../../../escape", mode: fs.ModeDir | 0o755}}}.serve).dial(t)
@@ -279,7 +279,7 @@ func TestCopyFromAHostileGuest(t *testing.T) {
 	})
 }
 
-// An sftp server whose packets end too early, which the library does not survive.
+// This sftp server sends truncated packets, on which the library panics.
 func TestCopySurvivesMalformedAnswers(t *testing.T) {
 	packet := func(kind byte, id uint32, rest ...byte) []byte {
 		p := binary.BigEndian.AppendUint32(nil, uint32(5+len(rest)))
@@ -309,7 +309,7 @@ func TestCopySurvivesMalformedAnswers(t *testing.T) {
 
 func TestCopyEndsWithItsContext(t *testing.T) {
 	asked := make(chan struct{})
-	c := serve(t, nil, func(ch xssh.Channel) { // answers nothing, ever
+	c := serve(t, nil, func(ch xssh.Channel) { // never answers
 		close(asked)
 		_, _ = io.Copy(io.Discard, ch)
 	}).dial(t)

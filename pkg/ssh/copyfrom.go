@@ -21,16 +21,16 @@ import (
 
 const (
 	growth   = 16 << 20  // how much a file may grow while it is copied
-	diskKept = 256 << 20 // what a copy leaves free on the host's disk
+	diskKept = 256 << 20 // free space that a copy leaves on the host's disk
 )
 
-// CopyFrom copies a file or a directory out of the guest. As with cp, a local
-// that is a directory receives it under its own name.
+// CopyFrom copies a file or a directory out of the guest. As with cp, if local is a
+// directory, the copy goes into it under its own name.
 //
-// The guest decides nothing on the host but names below local and contents:
-// names are checked, nothing is written through a link, modes lose setuid,
-// group and other write, and links, device files and .git directories, whose
-// hooks and settings git would obey, are left out and told as Incomplete.
+// The guest controls only names below local and contents. CopyFrom checks the
+// names, never writes through a link, and removes setuid, group and other write
+// permission from modes. It leaves out links, device files and .git directories,
+// whose hooks and settings git would use, and reports them as Incomplete.
 func (c *Client) CopyFrom(ctx context.Context, remote, local string, p Progress) error {
 	return c.transfer(ctx, p, func(t *transfer) error {
 		remote := remotePath(remote)
@@ -62,7 +62,7 @@ func (c *Client) CopyFrom(ctx context.Context, remote, local string, p Progress)
 	})
 }
 
-// baseName is the name under which remote goes into a directory.
+// baseName returns the name under which remote goes into a directory.
 func (t *transfer) baseName(remote string) (string, error) {
 	name := path.Base(path.Clean(remote))
 	if name == "." || name == ".." || name == "/" {
@@ -78,7 +78,7 @@ func (t *transfer) baseName(remote string) (string, error) {
 	return name, nil
 }
 
-// badName says why a name from the guest cannot be used on the host.
+// badName returns why a name from the guest cannot be used on the host, or "".
 func badName(name string) string {
 	switch {
 	case name == "", name == ".", name == "..", len(name) > 255,
@@ -90,8 +90,8 @@ func badName(name string) string {
 	}) {
 		return "not a printable name"
 	}
-	// Compared as a file system would that folds case and ignores invisible
-	// characters, as macOS's do.
+	// Compare as a file system would that folds case and ignores invisible
+	// characters, such as those of macOS.
 	visible := strings.Map(func(r rune) rune {
 		if unicode.Is(unicode.Cf, r) {
 			return -1
@@ -104,7 +104,7 @@ func badName(name string) string {
 	return ""
 }
 
-// download copies remote to the entry name of dir, which is safe to use.
+// download copies remote to the entry name of dir. The name has been checked.
 func (t *transfer) download(dir *os.Root, name, remote, shown string, st fs.FileInfo, depth int) error {
 	if err := t.step(depth); err != nil {
 		return err
@@ -156,8 +156,9 @@ func (t *transfer) downloadDir(dir *os.Root, name, remote, shown string, mode fs
 	return nil
 }
 
-// downloadFile writes beside the name and renames, so that a link of that name
-// is replaced, not followed, and a copy that breaks off leaves the old file.
+// downloadFile writes to a temporary file and renames it. It therefore replaces a
+// link of that name instead of following it, and an interrupted copy keeps the old
+// file.
 func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.FileInfo) (err error) {
 	if err := room(dir, st.Size()); err != nil {
 		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
@@ -169,14 +170,14 @@ func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.
 	if err != nil {
 		return t.remoteError("read", remote, err)
 	}
-	defer src.Close() // reading only: nothing is lost
+	defer src.Close() // opened for reading only
 	part := ".copy-" + rand.Text()
 	dst, err := dir.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	done := false
-	defer func() { // a panic in the library's parsing comes this way too
+	defer func() { // also runs after a panic in the library's parser
 		if !done {
 			_ = dst.Close()
 			_ = dir.Remove(part)
@@ -218,7 +219,7 @@ func (t *transfer) receive(dst io.Writer, src io.Reader, remote string, limit in
 	}
 }
 
-// room refuses a file that would fill the host's disk.
+// room rejects a file that would fill the host's disk.
 func room(dir *os.Root, size int64) error {
 	d, err := dir.Open(".")
 	if err != nil {

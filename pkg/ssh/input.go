@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errCancelled ends a Read of an input nobody wants any more.
+// errCancelled ends a Read of an input that is no longer needed.
 var errCancelled = errors.New("input cancelled")
 
 // input is a command's stdin. Reading from a file can be cancelled, so that a
-// terminal's next key press is not eaten by a command that has ended.
+// command that has ended does not consume the terminal's next key press.
 type input struct {
 	r    io.Reader
-	file *os.File // set when cancellable
+	file *os.File // set if reading can be cancelled
 	wake [2]*os.File
 
 	mu        sync.Mutex
@@ -29,8 +29,9 @@ type input struct {
 func newInput(r io.Reader) (*input, error) {
 	in := &input{r: r}
 	f, ok := r.(*os.File)
-	// select(2) works for terminals, pipes and files, on macOS too, where poll
-	// and kqueue do not know /dev/tty; it knows 1024 descriptors.
+	// select(2) works for terminals, pipes and files. It also works for /dev/tty on
+	// macOS, where poll and kqueue do not. It is limited to descriptors below
+	// FD_SETSIZE, which is 1024.
 	if !ok || f == nil || f.Fd() >= unix.FD_SETSIZE {
 		if ok && f == nil {
 			in.r = nil
@@ -92,7 +93,7 @@ func (in *input) ready() error {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return nil // let the Read say what is wrong
+			return nil // the Read reports the error
 		case set.IsSet(wake):
 			return errCancelled
 		}
@@ -100,7 +101,7 @@ func (in *input) ready() error {
 	}
 }
 
-// failure is the error that reading ended with, nil at a normal end.
+// failure returns the error that ended reading, nil at a normal end.
 func (in *input) failure() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -116,7 +117,7 @@ func (in *input) cancel() {
 	if was || in.file == nil {
 		return
 	}
-	_ = in.wake[1].Close() // wakes the reader, which then lets go of the pipe
+	_ = in.wake[1].Close() // wakes the reader, which then releases the pipe
 	in.reading.Lock()
 	_ = in.wake[0].Close()
 	in.reading.Unlock()

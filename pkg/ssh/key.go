@@ -10,8 +10,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// NewKey makes an ed25519 key pair: the private half as OpenSSH PEM, the
-// public half as one authorized_keys line without comment or newline.
+// NewKey generates an ed25519 key pair: the private half as OpenSSH PEM, the public
+// half as one authorized_keys line without comment or newline.
 func NewKey() (private []byte, authorized string, err error) {
 	public, secret, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

@@ -18,39 +18,41 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/peer"
 )
 
-// A relay lets other processes of this user run commands over a connection that
-// stands: they speak SSH to it over a UNIX socket, and every channel of theirs
-// is one of the connection's. The kernel says who they are; the keys and the
-// ciphers between them and the relay protect nothing and are the cheapest.
+// A relay lets other processes of this user run commands over an existing
+// connection. They speak SSH to it over a UNIX socket, and each of their channels
+// becomes one of the connection's. The kernel identifies the clients. The keys and
+// ciphers between them and the relay protect nothing, so they are the cheapest
+// ones.
 
 const (
-	// An sshd lets a connection have 64 sessions at once (our sshd_config). What
-	// finds no room here dials the guest itself.
+	// Our sshd_config allows 64 sessions per connection. A client that finds no
+	// free slot dials the guest itself.
 	relayClients  = 15
-	relayChannels = 4 // of one client
+	relayChannels = 4 // per client
 
-	relayOpen  = 10 * time.Second // for the guest to answer that it opens a channel: a login would take longer
-	relayHello = 5 * time.Second  // for a relay to answer; then one dials the guest
-	relayGreet = 10 * time.Second // for a client to say who it is
-	relayDrain = 5 * time.Second  // for the guest to take what a client that left had sent
+	relayOpen  = 10 * time.Second // for the guest to open a channel; a login would take longer
+	relayHello = 5 * time.Second  // for a relay to respond; after that the client dials the guest
+	relayGreet = 10 * time.Second // for a client to complete the handshake
+	relayDrain = 5 * time.Second  // for the guest to read what a departed client had sent
 
-	requestBound = 4 << 10 // of what a guest says about how a command ended
+	requestBound = 4 << 10 // of a guest's message about the end of a command
 
-	// socketBound is the longest path of a UNIX socket that every system takes:
-	// 104 bytes on macOS, its NUL included.
+	// socketBound is the longest path of a UNIX socket that every system accepts:
+	// macOS has 104 bytes including the NUL.
 	socketBound = 103
 )
 
-// What a relay passes on; everything else it refuses, in both directions.
+// Types of channels and requests that a relay passes on. It refuses everything
+// else, in both directions.
 var (
 	relayedChannels = []string{"session", "direct-tcpip", "direct-streamlocal@openssh.com"}
 	relayedRequests = []string{"env", "pty-req", "window-change", "exec", "shell", "subsystem", "signal"}
 	relayedOutcomes = []string{"exit-status", "exit-signal"}
 )
 
-// ListenRelay makes the socket for a relay, in place of what a dead process has
-// left there. The caller sees to it that no living one listens, and that the
-// directory is its user's only.
+// ListenRelay creates a relay's socket and replaces one left by a dead process. The
+// caller ensures that no live process listens there, and that only its user can
+// access the directory.
 func ListenRelay(path string) (*net.UnixListener, error) {
 	if len(path) > socketBound {
 		return nil, fmt.Errorf("listen on %s: the path of a socket has at most %d bytes", path, socketBound)
@@ -69,8 +71,8 @@ func ListenRelay(path string) (*net.UnixListener, error) {
 }
 
 // dialRelay connects to a guest through a relay. It returns once the guest has
-// opened a session, so that a relay which has no room, or whose connection is
-// not what it was, is an error here, where another way can still be taken.
+// opened a session. A relay that is full or has lost its connection therefore
+// causes an error here, while the caller can still dial the guest.
 func dialRelay(ctx context.Context, t Target) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, relayHello+relayOpen)
 	defer cancel()
@@ -83,11 +85,11 @@ func dialRelay(ctx context.Context, t Target) (*Client, error) {
 	if err := peer.Own(conn.(*net.UnixConn)); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	// A relay that is stopped takes connections and says nothing.
+	// A stopped relay process accepts connections but never responds.
 	_ = conn.SetDeadline(time.Now().Add(relayHello))
 	c, chans, reqs, err := ssh.NewClientConn(conn, t.Relay, &ssh.ClientConfig{
 		Config:            relayConfig(),
-		HostKeyCallback:   ssh.InsecureIgnoreHostKey(), // peer.Own knows who it is
+		HostKeyCallback:   ssh.InsecureIgnoreHostKey(), // peer.Own identifies the relay
 		HostKeyAlgorithms: []string{ssh.KeyAlgoED25519},
 	})
 	if err != nil {
@@ -95,7 +97,7 @@ func dialRelay(ctx context.Context, t Target) (*Client, error) {
 	}
 	_ = conn.SetDeadline(time.Time{})
 	cl := newClient(t, conn, c, chans, reqs)
-	session, err := cl.session() // bound by the connection, which ctx closes
+	session, err := cl.session() // bounded by the connection, which ctx closes
 	if err == nil && !stop() {
 		err = ctx.Err()
 	}
@@ -113,15 +115,16 @@ func relayConfig() ssh.Config {
 	}
 }
 
-// relay is the serving side.
+// relay is the server side.
 type relay struct {
 	guest  *Client
 	config *ssh.ServerConfig
 }
 
 // Relay serves the connection to this user's other processes on l until ctx is
-// done, the connection is lost or l fails. Then both are closed, and what ran
-// over them has ended. Nothing else that uses the connection should need it longer.
+// done, the connection is lost, or l fails. It then closes the connection and l,
+// and returns once everything that used them has ended. Other users of the
+// connection must not need it longer.
 func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	defer l.Close()
 	_, secret, err := ed25519.GenerateKey(rand.Reader)
@@ -139,7 +142,7 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	var clients sync.WaitGroup
 	defer func() {
 		cancel()
-		_ = c.Close() // wakes whoever waits for the guest
+		_ = c.Close() // wakes goroutines that wait for the guest
 		clients.Wait()
 	}()
 	clients.Go(func() {
@@ -182,8 +185,8 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	}
 }
 
-// serve is one client. It returns when all that the client opened is closed in
-// the guest too, which is when its place is free again.
+// serve handles one client. It returns, and frees the client's slot, when the guest
+// has closed all of the client's channels too.
 func (r *relay) serve(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -196,7 +199,7 @@ func (r *relay) serve(ctx context.Context, conn *net.UnixConn) {
 	_ = conn.SetDeadline(time.Time{})
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
-	tasks.Go(func() { ssh.DiscardRequests(reqs) }) // its keep-alives are for us, the guest gets ours
+	tasks.Go(func() { ssh.DiscardRequests(reqs) }) // the client's keep-alives are for the relay; the guest gets the relay's own
 	room := make(chan struct{}, relayChannels)
 	for n := range chans {
 		if !slices.Contains(relayedChannels, n.ChannelType()) {
@@ -222,14 +225,14 @@ type half struct {
 	reqs <-chan *ssh.Request
 }
 
-// channel opens in the guest what the client asks for, and carries it.
+// channel opens the requested channel in the guest and relays it.
 func (r *relay) channel(n ssh.NewChannel) {
 	type result struct {
 		half
 		err error
 	}
 	opened := make(chan result, 1)
-	go func() { // nobody waits for it, as in Client.session
+	go func() { // not awaited, as in Client.session
 		ch, reqs, err := r.guest.ssh.OpenChannel(n.ChannelType(), n.ExtraData())
 		opened <- result{half{ch, reqs}, err}
 	}()
@@ -260,27 +263,27 @@ func (r *relay) channel(n ssh.NewChannel) {
 		return
 	}
 	ch, reqs, err := n.Accept()
-	if err != nil { // the client has left
+	if err != nil { // the client has disconnected
 		guest.abandon()
 		return
 	}
 	carry(half{ch, reqs}, guest.half)
 }
 
-// abandon closes a channel and waits until the guest has too.
+// abandon closes a channel and waits until the guest has closed it too.
 func (h half) abandon() {
 	_ = h.Close()
 	ssh.DiscardRequests(h.reqs)
 }
 
-// carry passes everything between the two ends of a channel until both are closed.
+// carry passes all data between the two ends of a channel until both are closed.
 func carry(client, guest half) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	sent, said := make(chan struct{}), make(chan struct{})
 	tasks.Go(func() {
 		defer close(sent)
-		_, _ = io.Copy(guest, client) // either may go at any time
+		_, _ = io.Copy(guest, client) // either side may close at any time
 		_ = guest.CloseWrite()
 	})
 	tasks.Go(func() {
@@ -291,21 +294,21 @@ func carry(client, guest half) {
 		streams.Wait()
 		_ = client.CloseWrite()
 	})
-	// A command may end before it was said that it began.
+	// A command may end before the reply to its start was sent.
 	var answering sync.Mutex
 	tasks.Go(func() { requests(client, guest, sent, &answering) })
 	outcome(client, guest, said, &answering)
 }
 
-// requests passes on what the client asks for, in order, and closes the
-// guest's end once the client has closed its own. It never waits for the guest
-// while it listens to the client, whose leaving must not go unheard.
+// requests passes on the client's requests in order, and closes the guest's end
+// once the client has closed its own. It never waits for the guest while it reads
+// from the client, because it must notice when the client leaves.
 func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) {
 	queue, passed := make(chan *ssh.Request, 64), make(chan struct{})
 	go func() {
 		defer close(passed)
 		for req := range queue {
-			answering.Lock() // a closed channel ends SendRequest, so not for long after that
+			answering.Lock() // SendRequest returns once the channel closes, so the lock is not held long after that
 			ok, err := guest.SendRequest(req.Type, req.WantReply, req.Payload)
 			if req.WantReply {
 				_ = req.Reply(ok && err == nil, nil)
@@ -320,19 +323,19 @@ func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) {
 		}
 		select {
 		case queue <- req:
-		default: // the guest does not answer, and the client does not care
+		default: // the guest does not answer, and the client keeps sending
 			_ = client.Close()
 		}
 	}
 	close(queue)
-	// What it asked and wrote before it left is still meant, but not for long.
+	// Pass on what the client sent before it left, but only for a limited time.
 	timer := time.NewTimer(relayDrain)
 	defer timer.Stop()
 	for _, done := range []<-chan struct{}{passed, sent} {
 		select {
 		case <-done:
 		case <-timer.C:
-			_ = guest.Close() // which ends both, once the guest closes too
+			_ = guest.Close() // ends both, once the guest closes too
 			<-passed
 			return
 		}
@@ -340,10 +343,10 @@ func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) {
 	_ = guest.Close()
 }
 
-// outcome takes what the guest says of the channel until it closes it, then
-// tells the client how it ended, after all that it wrote. It never waits for
-// the client while it listens to the guest: the library would stop reading the
-// connection for everybody.
+// outcome reads the guest's requests until the guest closes the channel. Then it
+// sends the client the exit status, after all output. It never waits for the client
+// while it reads from the guest, because the library would stop reading the
+// connection for all clients.
 func outcome(client, guest half, said <-chan struct{}, answering *sync.Mutex) {
 	var last []*ssh.Request
 	for req := range guest.reqs {

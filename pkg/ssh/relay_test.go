@@ -26,7 +26,7 @@ import (
 type relayed struct {
 	*server
 	socket string
-	guest  *ssh.Client // the connection
+	guest  *ssh.Client // the relayed connection
 	stop   context.CancelFunc
 	ended  <-chan error
 }
@@ -63,7 +63,7 @@ func (s *server) relay(t *testing.T) *relayed {
 	return r
 }
 
-// through dials the guest, over the relay if it lets us.
+// through dials the guest with the relay set, which it uses if the relay accepts.
 func (r *relayed) through(t *testing.T) *ssh.Client {
 	t.Helper()
 	target := r.target
@@ -95,7 +95,7 @@ func within(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// random is the same stream for the same seed, without end.
+// random returns an endless stream that is the same for the same seed.
 func random(seed byte) io.Reader { return rand.NewChaCha8([32]byte{seed}) }
 
 // A command gets every byte, on every stream, in order.
@@ -133,7 +133,7 @@ func TestRelayCarriesEveryByte(t *testing.T) {
 	}
 }
 
-// last passes on all but the last bytes.
+// last discards all but the last bytes.
 type last struct {
 	w    io.Writer
 	keep int
@@ -149,9 +149,8 @@ func (l *last) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Both directions of a forwarded connection end by themselves.
-// A command that ends at once is said to have begun before it is said to have
-// ended, each time.
+// For a command that ends immediately, the reply to its start always comes before
+// its exit status.
 func TestRelayWithShortCommands(t *testing.T) {
 	r := serve(t, func(c channel) { c.exit(0) }, nil).relay(t)
 	var all sync.WaitGroup
@@ -169,6 +168,7 @@ func TestRelayWithShortCommands(t *testing.T) {
 	all.Wait()
 }
 
+// Each direction of a forwarded connection ends independently.
 func TestRelayHalfCloses(t *testing.T) {
 	r := serve(t, guest, nil).relay(t)
 	conn, err := r.dial(t).Connect(t.Context(), "localhost:7")
@@ -189,7 +189,7 @@ func TestRelayHalfCloses(t *testing.T) {
 	}
 }
 
-// Who finds the relay full, or gone, dials the guest.
+// A client that finds the relay full, or gone, dials the guest.
 func TestRelayHasRoomForSome(t *testing.T) {
 	s := serve(t, guest, nil)
 	r := s.relay(t)
@@ -205,7 +205,7 @@ func TestRelayHasRoomForSome(t *testing.T) {
 	}
 	var all sync.WaitGroup
 	for i, c := range clients {
-		for j := range 4 { // commands at once
+		for j := range 4 { // concurrent commands
 			all.Go(func() {
 				in := strings.Repeat(fmt.Sprint(i, j, " "), 100_000)
 				if out, err := c.Output(t.Context(), "cat", strings.NewReader(in), 4<<20); err != nil || string(out) != in {
@@ -225,8 +225,8 @@ func TestRelayHasRoomForSome(t *testing.T) {
 	})
 }
 
-// A lost connection ends what ran over it, and the relay; the next command gets
-// one of its own.
+// A lost connection ends the relay and everything that used it; the next command
+// gets its own connection.
 func TestRelayEndsWithItsConnection(t *testing.T) {
 	s := serve(t, guest, nil)
 	r := s.relay(t)
@@ -256,8 +256,8 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// Neither a command whose output nobody takes, nor a client that is stopped,
-// holds up the others; and one that floods leaves room for them.
+// Neither a command with unread output nor a stopped client delays the others, and
+// a client that floods the relay leaves capacity for them.
 func TestRelayIsFair(t *testing.T) {
 	s := serve(t, guest, nil)
 	r := s.relay(t)
@@ -293,8 +293,8 @@ func TestRelayIsFair(t *testing.T) {
 	}
 }
 
-// stopped is a client that floods itself and, once the function is called, reads
-// nothing more of what the relay sends it.
+// stopped returns a function. The client floods itself with output and, once the
+// function is called, reads nothing more from the relay.
 func (r *relayed) stopped(t *testing.T) func() {
 	t.Helper()
 	conn, err := net.Dial("unix", r.socket)
@@ -330,7 +330,7 @@ func (r *relayed) stopped(t *testing.T) func() {
 	}
 }
 
-// gated is a connection from which nothing is read while it is shut.
+// gated is a connection that is not read while it is shut.
 type gated struct {
 	net.Conn
 	mu   sync.Mutex
@@ -345,7 +345,7 @@ func (g *gated) Read(p []byte) (int, error) {
 	return g.Conn.Read(p)
 }
 
-// A guest may send what it likes.
+// A guest may send anything.
 func TestRelayWithAHostileGuest(t *testing.T) {
 	t.Run("requests without end", func(t *testing.T) {
 		s := serve(t, func(c channel) {
@@ -364,7 +364,8 @@ func TestRelayWithAHostileGuest(t *testing.T) {
 		r := s.relay(t)
 		first := r.dial(t)
 		var out bytes.Buffer
-		// How it ends is the guest's word; that it ends, and with its output, is ours.
+		// The exit status depends on the guest; only the end and the output matter
+		// here.
 		_ = first.Run(t.Context(), "", ssh.IO{Stdout: &out})
 		if out.String() != "said" {
 			t.Errorf("output %q", out.String())
@@ -417,7 +418,7 @@ func TestRelayWithAHostileGuest(t *testing.T) {
 		if err := c.Run(ctx, "", ssh.IO{}); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		_ = c.Close() // the guest never hears of it
+		_ = c.Close() // the guest never sees it
 		r.stop()
 		<-r.ended
 	})
@@ -436,7 +437,7 @@ func TestRelayWithAHostileGuest(t *testing.T) {
 	})
 }
 
-// What is not a relay, or not one of ours, is passed by.
+// Dial ignores a socket that is not a relay, or not one of this user's.
 func TestDialWithoutARelay(t *testing.T) {
 	s := serve(t, guest, nil)
 	dir, err := os.MkdirTemp("", "r")
@@ -464,7 +465,7 @@ func TestDialWithoutARelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.SetUnlinkOnClose(false)
-	try("a process that is stopped") // the kernel takes the connection, nobody else does
+	try("a process that is stopped") // the kernel accepts the connection, but no process does
 	_ = l.Close()
 	try("a socket that a dead process left")
 	fresh, err := ssh.ListenRelay(socket)
@@ -482,7 +483,7 @@ func TestDialWithoutARelay(t *testing.T) {
 	try("a path that is too long")
 }
 
-// Nothing is left of a relay, whatever ran over it.
+// A relay leaves no goroutines behind, whatever it carried.
 func TestRelayLeavesNothing(t *testing.T) {
 	before := runtime.NumGoroutine()
 	t.Run("", func(t *testing.T) {

@@ -15,23 +15,23 @@ import (
 )
 
 const (
-	stderrBound = 4 << 10                // of a failed Output's stderr
+	stderrBound = 4 << 10                // stderr quoted when Output fails
 	termGrace   = 500 * time.Millisecond // between SIGTERM and SIGKILL
-	killGrace   = 2 * time.Second        // for a cancelled command to be gone
+	killGrace   = 2 * time.Second        // for a cancelled command to end
 )
 
-// IO is what a command reads and writes. Nil Stdin is empty, nil writers
-// discard. A Stdin that is a file is no longer read once Run has returned; of
-// any other reader at most the Read that was pending is lost.
+// IO holds a command's streams. A nil Stdin is empty, nil writers discard. Run does
+// not read from a file in Stdin after it has returned. From any other reader, at
+// most one pending Read is lost.
 type IO struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 }
 
-// ExitError is a command that ran and did not succeed.
+// ExitError reports a command that ran and failed.
 type ExitError struct {
-	Code   int    // 0–255; 128 and the signal's number when a signal ended it
-	Signal string // "TERM", "KILL", …; "" when it exited by itself
+	Code   int    // 0–255; 128 plus the signal's number if a signal ended it
+	Signal string // "TERM", "KILL", …; "" if the command exited
 }
 
 func (e *ExitError) Error() string {
@@ -41,16 +41,16 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("exit status %d", e.Code)
 }
 
-// Run runs cmd in the guest's login shell. A command that fails is an
-// *ExitError; a connection that ends first is ErrUnreachable. When ctx is done
-// the remote process gets SIGTERM, then SIGKILL, and nothing is written to the
-// writers after Run has returned.
+// Run runs cmd in the guest's login shell. A failing command returns an *ExitError;
+// a connection that ends first returns ErrUnreachable. When ctx is done the remote
+// process gets SIGTERM, then SIGKILL. Nothing is written to the writers after Run
+// has returned.
 func (c *Client) Run(ctx context.Context, cmd string, st IO) error {
 	return c.run(ctx, cmd, st, nil)
 }
 
-// Output runs cmd and returns its stdout, of which more than limit bytes are
-// an error. The error of a failed command carries the start of its stderr.
+// Output runs cmd and returns its stdout. More than limit bytes are an error. The
+// error of a failing command includes the start of its stderr.
 func (c *Client) Output(ctx context.Context, cmd string, stdin io.Reader, limit int64) ([]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -62,7 +62,7 @@ func (c *Client) Output(ctx context.Context, cmd string, stdin io.Reader, limit 
 		Stderr: &bounded{w: &stderr, left: stderrBound, over: func() {}},
 	})
 	switch {
-	case context.Cause(ctx) == tooMuch: //nolint:errorlint // our own value, by identity
+	case context.Cause(ctx) == tooMuch: //nolint:errorlint // this error value itself
 		return nil, tooMuch
 	case err == nil:
 		return stdout.Bytes(), nil
@@ -73,8 +73,8 @@ func (c *Client) Output(ctx context.Context, cmd string, stdin io.Reader, limit 
 	return nil, err
 }
 
-// bounded passes on the first bytes and swallows the rest, so that the guest
-// is never blocked by what nobody reads.
+// bounded passes on the first bytes and discards the rest, so that the guest is
+// never blocked by unread output.
 type bounded struct {
 	w    io.Writer
 	left int64
@@ -121,7 +121,7 @@ type command struct {
 	in      *input
 	out     gate
 	err     gate
-	prepare func(*ssh.Session) error // asks for a terminal, nil when there is none
+	prepare func(*ssh.Session) error // requests a terminal; nil for none
 
 	mu       sync.Mutex
 	session  *ssh.Session
@@ -186,7 +186,7 @@ func (r *command) execute(c *Client) error {
 		}
 	}
 	if err := s.Start(r.cmd); err != nil {
-		// Not wrapped: the library puts the command line into the text.
+		// Do not wrap the error: the library puts the command line into its text.
 		select {
 		case <-c.done:
 			return c.lost(nil)
@@ -194,8 +194,8 @@ func (r *command) execute(c *Client) error {
 			return fmt.Errorf("%w: it refused to start a command", ErrUnreachable)
 		}
 	}
-	// The library's own copying would make a command that does not read all of
-	// its stdin a failure, and would hide a stdin that failed half way.
+	// Copy stdin here: with the library's own copying, a command that does not read
+	// all of its stdin would fail, and a read error of stdin would be hidden.
 	if err := c.spawn(func() { r.feed(stdin) }); err != nil {
 		return err
 	}
@@ -206,8 +206,8 @@ func (r *command) execute(c *Client) error {
 	return c.outcome(err)
 }
 
-// feed copies the input and closes the remote stdin. An input that fails ends
-// the command: a truncated stream must not look like a whole one.
+// feed copies the input and closes the remote stdin. If reading the input fails, it
+// kills the command, because a truncated stream must not look complete.
 func (r *command) feed(stdin io.WriteCloser) {
 	if _, err := io.Copy(stdin, r.in); r.in.failure() != nil && err != nil {
 		r.kill()
@@ -216,7 +216,7 @@ func (r *command) feed(stdin io.WriteCloser) {
 	_ = stdin.Close() // a command that has ended has no stdin to close
 }
 
-// adopt makes the session known to kill; false when that came first.
+// adopt makes the session known to kill. It returns false if kill was called first.
 func (r *command) adopt(s *ssh.Session) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -224,7 +224,8 @@ func (r *command) adopt(s *ssh.Session) bool {
 	return !r.killed
 }
 
-// kill ends the remote process as well as SSH can: signals, then hanging up.
+// kill ends the remote process as well as SSH allows: first with signals, then by
+// closing the session.
 func (r *command) kill() {
 	r.mu.Lock()
 	r.killed = true
@@ -240,11 +241,11 @@ func (r *command) kill() {
 		case <-time.After(termGrace):
 		}
 	}
-	_ = s.Signal(ssh.SIGKILL) // best effort: closing is what ends our side
+	_ = s.Signal(ssh.SIGKILL) // best effort: closing ends our side
 	_ = s.Close()
 }
 
-// lost tells a connection that ended from a guest that said no.
+// lost distinguishes a connection that ended from a request that the guest refused.
 func (c *Client) lost(err error) error {
 	select {
 	case <-c.done:
@@ -257,7 +258,7 @@ func (c *Client) lost(err error) error {
 	return fmt.Errorf("%w: %s", ErrUnreachable, brief(err.Error()))
 }
 
-// outcome translates how a command ended.
+// outcome translates the result of a command.
 func (c *Client) outcome(err error) error {
 	if err == nil {
 		return nil

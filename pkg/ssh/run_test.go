@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// guest understands a few commands, most of them bad manners.
+// guest implements a few commands, most of them misbehaving.
 func guest(c channel) {
 	switch c.cmd {
 	case "cat":
@@ -63,7 +63,7 @@ func TestRun(t *testing.T) {
 		if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: none, Stdout: &out}); err != nil || out.Len() != 0 {
 			t.Errorf("cat without a file: %q %v", out.String(), err)
 		}
-		// A megabyte of input that nobody reads is not an error.
+		// Several megabytes of unread input are not an error.
 		if err := c.Run(t.Context(), "true", ssh.IO{Stdin: strings.NewReader(strings.Repeat("x", 8<<20))}); err != nil {
 			t.Errorf("true: %v", err)
 		}
@@ -100,7 +100,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// An sshd that never answers a request must not hold the caller.
+// An sshd that never answers a request must not block the caller.
 func TestRunOnAGuestThatNeverAnswers(t *testing.T) {
 	s := serve(t, guest, nil)
 	c := s.dial(t)
@@ -124,7 +124,7 @@ func TestRunTellsATruncatedInput(t *testing.T) {
 	})
 }
 
-// A command that has ended must not eat the next key that is pressed.
+// A command that has ended must not consume the next key press.
 func TestRunLeavesTheTerminalsNextKey(t *testing.T) {
 	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
 		r, w, err := os.Pipe()
@@ -214,8 +214,8 @@ func TestTerminalAsksFor(t *testing.T) {
 	}
 }
 
-// The user's own terminal is raw while the remote one lasts, and as it was,
-// next key and all, when that has ended.
+// The user's own terminal is in raw mode while the remote one exists. Afterwards
+// its state is restored, and the next key press is not lost.
 func TestTerminalRestoresTheLocalOne(t *testing.T) {
 	master, slave, err := pty.Open()
 	if err != nil {
@@ -231,12 +231,12 @@ func TestTerminalRestoresTheLocalOne(t *testing.T) {
 	c := serve(t, func(c channel) {
 		close(raw)
 		key := make([]byte, 1)
-		_, _ = io.ReadFull(c, key) // arrives without a newline: the terminal is raw
+		_, _ = io.ReadFull(c, key) // arrives without a newline: the terminal is in raw mode
 		c.exit(int(key[0]))
 	}, nil).dial(t)
 	go func() {
 		<-raw
-		_, _ = master.Write([]byte{3}) // Ctrl-C is a key like any other
+		_, _ = master.Write([]byte{3}) // Ctrl-C is an ordinary key in raw mode
 	}()
 	err = c.Terminal(t.Context(), "", ssh.Terminal{In: slave, Out: io.Discard})
 	if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 3 {

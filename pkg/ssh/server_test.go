@@ -16,7 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// server is a guest's sshd as far as a test wants it to behave.
+// server is a guest's sshd with the behaviour that a test needs.
 type server struct {
 	target ssh.Target
 	ln     net.Listener
@@ -29,14 +29,14 @@ type server struct {
 	deafs []*deafened
 }
 
-// manners are bad ones.
+// manners selects misbehaviour.
 type manners struct {
-	greet func(xssh.Conn) // once logged in
+	greet func(xssh.Conn) // called after the login
 	mute  bool            // never answers a channel
-	deaf  chan struct{}   // hears nothing more once it is closed
+	deaf  chan struct{}   // when closed, the server stops reading
 }
 
-// channel is one session: its requests have been read up to "exec".
+// channel is one session. Its requests have been read up to "exec".
 type channel struct {
 	xssh.Channel
 	cmd     string
@@ -111,7 +111,7 @@ func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel), m ...
 	return s
 }
 
-// cut drops every connection, as a VM that dies does.
+// cut drops every connection, like a VM that dies.
 func (s *server) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +152,7 @@ func (s *server) handle(conn net.Conn, cfg *xssh.ServerConfig, exec func(channel
 				return
 			}
 			s.conns.Go(func() { s.session(ch, reqs, exec, subsystem) })
-		case "direct-tcpip": // to a program that answers once it has heard everything
+		case "direct-tcpip": // to a program that answers once it has read all input
 			ch, reqs, err := n.Accept()
 			if err != nil {
 				return
@@ -246,14 +246,14 @@ func (d *deafened) Close() error {
 	return d.Conn.Close()
 }
 
-// connections counts all that were ever made.
+// connections counts all connections ever made.
 func (s *server) connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.open)
 }
 
-// ways runs f over a connection of its own, and over a relay.
+// ways runs f over a direct connection, and over a relay.
 func (s *server) ways(t *testing.T, f func(*testing.T, *ssh.Client)) {
 	t.Run("direct", func(t *testing.T) { f(t, s.dial(t)) })
 	t.Run("relayed", func(t *testing.T) {

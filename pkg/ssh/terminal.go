@@ -10,21 +10,21 @@ import (
 	"golang.org/x/term"
 )
 
-// Size of a terminal in characters.
+// Size is the size of a terminal in characters.
 type Size struct{ Width, Height int }
 
 // Terminal is the local end of a remote terminal.
 type Terminal struct {
-	In            io.Reader // an *os.File that is a terminal is put into raw mode meanwhile
+	In            io.Reader // an *os.File that is a terminal is in raw mode while cmd runs
 	Out           io.Writer
 	Term          string // "" means xterm-256color
 	Width, Height int
 	Resize        <-chan Size // may be nil
 }
 
-// Terminal runs cmd on a terminal in the guest until it ends, ctx is done or
-// the connection is lost; errors are those of Run. An empty cmd is the login
-// shell. What the guest prints reaches Out as it is: that is what a terminal is for.
+// Terminal runs cmd on a terminal in the guest until cmd ends, ctx is done, or the
+// connection is lost. Its errors are those of Run. An empty cmd means the login
+// shell. The guest's output reaches Out unfiltered, as a terminal requires.
 func (c *Client) Terminal(ctx context.Context, cmd string, t Terminal) (err error) {
 	if t.Term == "" {
 		t.Term = "xterm-256color"

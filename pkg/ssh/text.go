@@ -9,11 +9,12 @@ import (
 // briefLen bounds guest text that becomes part of an error, in bytes.
 const briefLen = 300
 
-// brief is a line of guest text, cut to what an error message can carry.
+// brief returns guest text as one line, cut to a length that suits an error
+// message.
 func brief(s string) string { return plain.Brief(plain.Line(plain.Head(s, 16*briefLen)), briefLen) }
 
-// Quote makes one POSIX shell command line out of arguments. It is the only
-// place where the product quotes for a shell.
+// Quote returns arguments as one POSIX shell command line. No other code in the
+// program quotes for a shell.
 func Quote(args ...string) string {
 	q := make([]string, len(args))
 	for i, a := range args {
@@ -26,8 +27,8 @@ func Quote(args ...string) string {
 	return strings.Join(q, " ")
 }
 
-// special reports what the shell may take to mean something. "=" and "~" do in
-// the first word, so they are quoted everywhere.
+// special reports whether a character may have a meaning for the shell. "=" and "~"
+// do in the first word, so they are quoted everywhere.
 func special(r rune) bool {
 	switch {
 	case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9':

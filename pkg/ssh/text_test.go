@@ -7,7 +7,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// The shell is the judge of what Quote makes.
+// The test runs a shell to check Quote's output.
 func TestQuote(t *testing.T) {
 	for _, s := range []string{
 		"", "plain", "two words", "it's", `"$(id)"`, "`id`", "a\nb", "-rf", "~", "*", "a=b", "\\", "!x", "#c", "'", "''", "é", "a;b&c|d", "\x1b",
