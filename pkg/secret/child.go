@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// ChildCommand is the hidden command whose body is Main.
+// ChildCommand is the hidden command that runs Main.
 const ChildCommand = "resolve-secrets"
 
 const (
@@ -27,7 +27,7 @@ const (
 	maxReply     = MaxSecrets*(MaxBytes*4/3+512) + 4096
 )
 
-// reply is what the child answers: values as base64, or what failed.
+// reply is the child's answer: values as base64, or an error.
 type reply struct {
 	Values map[string][]byte `json:"values,omitempty"`
 	Code   fail.Code         `json:"code,omitempty"`
@@ -35,11 +35,12 @@ type reply struct {
 	Hint   string            `json:"hint,omitempty"`
 }
 
-// Main is the body of the hidden command: references as JSON on in, values or
-// an error as JSON on out. The error it returns is only about in and out.
+// Main implements the hidden command: it reads references as JSON from in, and
+// writes values or an error as JSON to out. The error that it returns is only about
+// in and out.
 //
-// A process of its own, because 1Password's SDK brings 150 MB that are never
-// given back and may crash; it ends with them.
+// It runs in a separate process because 1Password's SDK may crash, and because it
+// allocates 150 MB that it never releases.
 func Main(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
@@ -63,9 +64,10 @@ func Main(ctx context.Context, in io.Reader, out io.Writer, opts Options) error 
 	return nil
 }
 
-// ResolveInChild is Resolve in a short-lived child: self is the path of this
-// program, which must have ChildCommand. References go by stdin and values come
-// back by a pipe; nothing is in the child's arguments, and its stderr is not kept.
+// ResolveInChild is Resolve in a short-lived child process. self is the path of
+// this program, which must have ChildCommand. References go to the child's stdin
+// and values return through a pipe. The child's arguments contain nothing, and its
+// stderr is discarded.
 func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Value, error) {
 	if len(refs) == 0 {
 		return map[string]Value{}, nil
@@ -96,7 +98,7 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 		err = json.Unmarshal([]byte(out.text()), &r)
 	}
 	if err != nil {
-		// What the child wrote is not repeated: it may be half an answer.
+		// Do not quote the child's output: it may be part of an answer.
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) && cmd.ProcessState != nil {
 			err = errors.New("its answer is not understood")
@@ -118,9 +120,9 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 	return values, nil
 }
 
-// childEnv is what the child needs of the environment: where things are, how to
-// reach 1Password, and the variables that are secrets themselves. A cmd: source
-// is the user's own command and gets the user's own environment.
+// childEnv returns the child's environment: search paths and locations, settings
+// for 1Password, and the variables that are secrets themselves. With a cmd: source,
+// which is the user's own command, it returns the user's whole environment.
 func childEnv(environ []string, refs []Ref) []string {
 	wanted := []string{
 		"PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "TZ", "DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS",
@@ -141,5 +143,5 @@ func childEnv(environ []string, refs []Ref) []string {
 			env = append(env, kv)
 		}
 	}
-	return append(env, "GOTRACEBACK=none") // a crash must not print what it held
+	return append(env, "GOTRACEBACK=none") // a crash must not print secrets
 }

@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	minLine    = 8    // shortest line of a value of several lines that is looked for alone
+	minLine    = 8    // shortest line of a multi-line value that is matched separately
 	maxPattern = 4096 // longest pattern, and so the most that a stream holds back
-	pieceLen   = 512  // a longer value is looked for in pieces of this length
+	pieceLen   = 512  // a longer value is matched in pieces of this length
 	manyForms  = 16 << 10
 )
 
-// forms is every string to look for on behalf of one value; none is shorter
-// than minRedact or longer than maxPattern.
+// forms returns every string to match for one value. None is shorter than minRedact
+// or longer than maxPattern.
 func forms(value string) []string {
 	var out []string
 	for _, p := range split(value) {
@@ -35,8 +35,8 @@ func forms(value string) []string {
 	return out
 }
 
-// split cuts a value into what is looked for: the whole, as a file and as a terminal
-// show it, and its lines, in pieces where they are long.
+// split returns the parts of a value to match: the whole, as it appears in a file and
+// on a terminal, and its lines. It splits long lines into pieces.
 func split(value string) []string {
 	value = strings.TrimRight(value, "\r\n")
 	if len(value) < minRedact {
@@ -58,16 +58,17 @@ func chunks(s string) []string {
 	var out []string
 	for len(s) > pieceLen {
 		out = append(out, s[:pieceLen])
-		if s = s[pieceLen:]; len(s) < minRedact { // let the last one overlap rather than be too short
+		if s = s[pieceLen:]; len(s) < minRedact { // let the last piece overlap rather than be too short
 			s = out[len(out)-1][pieceLen-minRedact:] + s
 		}
 	}
 	return append(out, s)
 }
 
-// base64Forms is how s shows inside base64 text: its own encoding, and the part
-// that does not depend on the neighbours when it stands at each of the three
-// alignments, as in "user:TOKEN" of an Authorization header.
+// base64Forms returns the strings by which s appears inside base64 text. These are
+// its own encoding and, for each of the three alignments, the part that does not
+// depend on neighbouring bytes. An example is "user:TOKEN" in an Authorization
+// header.
 func base64Forms(s string) []string {
 	var out []string
 	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
@@ -76,7 +77,7 @@ func base64Forms(s string) []string {
 			from := []int{0, 2, 3}[pad] // characters that hold bits of the padding
 			to := len(text)
 			if (pad+len(s))%3 != 0 {
-				to-- // the last character holds bits of what follows
+				to-- // the last character holds bits of the following byte
 			}
 			if to-from >= minLine {
 				out = append(out, text[from:to])
@@ -86,27 +87,27 @@ func base64Forms(s string) []string {
 	return out
 }
 
-// jsonEscape is s inside a JSON string, as most programs write it.
+// jsonEscape returns s as inside a JSON string, as most programs write it.
 func jsonEscape(s string) string {
 	var b strings.Builder
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(s) // a string always can be
+	_ = e.Encode(s) // a string can always be encoded
 	return inner(strings.TrimSuffix(b.String(), "\n"))
 }
 
-// jsonEscapeHTML is s inside a JSON string, as Go's encoder writes it.
+// jsonEscapeHTML returns s as inside a JSON string, as Go's encoder writes it.
 func jsonEscapeHTML(s string) string {
-	b, _ := json.Marshal(s) // a string always can be
+	b, _ := json.Marshal(s) // a string can always be encoded
 	return inner(string(b))
 }
 
-// slashes is the JSON of programs that escape the slash too.
+// slashes returns the JSON form of programs that also escape the slash.
 func slashes(s string) string { return strings.ReplaceAll(jsonEscape(s), "/", `\/`) }
 
 func inner(quoted string) string { return quoted[1 : len(quoted)-1] }
 
-// lowerPercent is a URL's escapes with small hex digits.
+// lowerPercent returns the URL encoding with lower-case hex digits.
 func lowerPercent(s string) string {
 	b := []byte(url.QueryEscape(s))
 	for i := range b {
@@ -118,10 +119,10 @@ func lowerPercent(s string) string {
 	return string(b)
 }
 
-// singleQuoted is s inside '…', as `set -x` and Quote functions write it.
+// singleQuoted returns s as inside '…', as `set -x` and Quote functions write it.
 func singleQuoted(s string) string { return strings.ReplaceAll(s, "'", `'\''`) }
 
-// backslashed is s as `printf %q` writes it.
+// backslashed returns s as `printf %q` writes it.
 func backslashed(s string) string {
 	var b strings.Builder
 	for _, c := range s {

@@ -11,9 +11,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// resolveOnePassword resolves op:// references in one batch: by the SDK when
-// there is a service-account token or a desktop app that this build can use,
-// else by the op command. It returns a value or an error for each.
+// resolveOnePassword resolves op:// references in one batch and returns a value or
+// an error for each. It uses the SDK if there is a service-account token, or a
+// desktop app that this build can use; otherwise it uses the op command.
 func resolveOnePassword(ctx context.Context, refs []Ref, opts Options) ([]string, []error) {
 	token, account := os.Getenv("OP_SERVICE_ACCOUNT_TOKEN"), os.Getenv("OP_ACCOUNT")
 	sdk := opts.OnePassword != nil && token != ""
@@ -37,7 +37,7 @@ func resolveOnePassword(ctx context.Context, refs []Ref, opts Options) ([]string
 	return resolveCLI(ctx, refs, opts)
 }
 
-// nothing is the answer when all of a batch failed.
+// nothing returns the result of a batch in which every reference failed.
 func nothing(refs []Ref, why func(Ref) error) ([]string, []error) {
 	errs := make([]error, len(refs))
 	for i, r := range refs {
@@ -72,10 +72,11 @@ func resolveSDK(ctx context.Context, refs []Ref, opts Options, token, account st
 	return values, errs
 }
 
-// resolveCLI resolves a batch by one `op inject`: references go in on stdin and
-// values come out on stdout, and the user is asked to unlock once. When that
-// fails for another reason than the login, each is tried alone, so that the
-// error names the right one and the batch's wait is not paid for a typo.
+// resolveCLI resolves a batch with one `op inject`, so that the user unlocks
+// 1Password only once. References go in on stdin and values come out on stdout. If
+// the batch fails for a reason other than the login, it resolves each reference
+// alone. The error then names the right one, and the others do not fail because of
+// a typo.
 func resolveCLI(ctx context.Context, refs []Ref, opts Options) ([]string, []error) {
 	values, err := inject(ctx, refs, opts)
 	if err == nil {
@@ -97,10 +98,10 @@ func resolveCLI(ctx context.Context, refs []Ref, opts Options) ([]string, []erro
 	return values, errs
 }
 
-// errItem marks an answer of op about one reference, not about the login.
+// errItem marks an error of op about one reference, not about the login.
 var errItem = errors.New("op refused a reference")
 
-// cliError is the first line of what op said.
+// cliError is the first line of op's error message.
 type cliError struct{ line string }
 
 func (e *cliError) Error() string { return e.line }
@@ -121,8 +122,8 @@ func cliFailure(r Ref, err error, opts Options) error {
 	return problem(r, "%v", err)
 }
 
-// inject runs `op inject` over a template of the references, kept apart by a
-// separator that no value can hold.
+// inject runs `op inject` on a template of the references, with a separator that no
+// value can contain.
 func inject(ctx context.Context, refs []Ref, opts Options) ([]string, error) {
 	sep := "\n--" + rand.Text() + "--\n"
 	var in strings.Builder
@@ -137,17 +138,16 @@ func inject(ctx context.Context, refs []Ref, opts Options) ([]string, error) {
 		return nil, err
 	}
 	parts := strings.Split(out, sep)
-	// op ends its output with a line end of its own, or does not.
+	// op may or may not end its output with a newline.
 	if len(parts) != len(refs)+1 {
 		return nil, errors.New("op inject answered in a form that is not understood; is it version 2?")
 	}
 	return parts[:len(refs)], nil
 }
 
-// firstLine is op's message: the first line of stderr that it marks as an
-// error. Other lines are not shown, for nobody promises that they hold no
-// value, and neither is any that repeats a credential or part of stdout. The message may
-// be long: opFailure shortens it.
+// firstLine returns op's message: the first line of stderr that op marks as an error.
+// It omits other lines, because they may contain a value, and redacts credentials and
+// parts of stdout. The message may be long: opFailure shortens it.
 func firstLine(stderr, stdout string) string {
 	for line := range strings.Lines(stderr) {
 		_, msg, ok := strings.Cut(line, "[ERROR]")
@@ -169,9 +169,9 @@ func firstLine(stderr, stdout string) string {
 	return "op failed without an error message"
 }
 
-// verdict is what an answer of 1Password means.
+// verdict is the meaning of an error message from 1Password.
 type verdict struct {
-	says string // a part of the answer, in lower case
+	says string // a part of the message, in lower case
 	item bool   // about one reference
 	code fail.Code
 	hint string
@@ -211,7 +211,8 @@ func classify(said string) verdict {
 	return verdict{item: true, code: fail.Secret, hint: "op whoami"}
 }
 
-// opFailure is the error for one reference, from one line of 1Password's.
+// opFailure returns the error for one reference from one line of 1Password's
+// message.
 func opFailure(r Ref, said string) error {
 	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
 	v := classify(line)

@@ -13,8 +13,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// standInOp is an `op` that reads its behaviour from a file beside it, records
-// its arguments, and knows one vault.
+// standInOp is an `op` that reads its behaviour from a file beside it, records its
+// arguments, and knows one vault.
 const standInOp = `#!/bin/sh
 dir=$(dirname "$0")
 echo "$@" >>"$dir/args"
@@ -192,7 +192,7 @@ func TestOnePasswordSDK(t *testing.T) {
 		t.Errorf("%v, want the first line without the token", err)
 	}
 
-	// The desktop app is tried first, and the command when that fails.
+	// The desktop app is tried first, then the command if that fails.
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "")
 	t.Setenv("OP_ACCOUNT", "unknown")
 	got, err = Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts)

@@ -11,31 +11,32 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 )
 
-// minRedact is the shortest value that is looked for: redacting shorter ones
-// would mangle ordinary text ("yes", "8080") and hide nothing.
+// minRedact is the length of the shortest value that is redacted. Redacting shorter
+// ones would mangle ordinary text ("yes", "8080") and protect nothing.
 const minRedact = 6
 
-// Redactor replaces secrets in output by "[redacted]", in the forms in which
-// programs print them (see forms): plain, JSON, URL, shell, hex, base64, and
-// line by line when they have several. It cannot see a value that a program
-// cut up, compressed or encrypted: it catches accidents, not malice.
+// Redactor replaces secrets in output by "[redacted]". It matches the forms in
+// which programs print them (see forms): plain, JSON, URL, shell, hex, base64, and
+// line by line for multi-line values. It cannot find a value that a program has
+// split, compressed or encrypted: it prevents accidents, not malice.
 //
-// A nil Redactor and the zero Redactor redact nothing. Safe for concurrent use.
+// A nil Redactor and the zero Redactor redact nothing. A Redactor is safe for
+// concurrent use.
 type Redactor struct {
 	mu    sync.RWMutex
-	added []string // forms of what Add was given
-	guest []string // of what SetGuest was given last
+	added []string // forms of the values passed to Add
+	guest []string // forms of the values last passed to SetGuest
 	set   patterns // of both
 }
 
-// NewRedactor looks for values.
+// NewRedactor returns a Redactor for values.
 func NewRedactor(values ...Value) *Redactor {
 	r := &Redactor{}
 	r.Add(values...)
 	return r
 }
 
-// Add looks for more values, in everything that is written from now on.
+// Add adds values, which are redacted in everything written from now on.
 func (r *Redactor) Add(values ...Value) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,8 +44,9 @@ func (r *Redactor) Add(values ...Value) {
 	r.set = compile(slices.Concat(r.added, r.guest))
 }
 
-// SetGuest looks for the values that a guest says it has, in place of those that it
-// said before: a guest that names others each time must not fill the memory.
+// SetGuest sets the values that a guest reports as its secrets, and replaces those
+// of the last call. A guest that reports new values each time must not fill the
+// memory.
 func (r *Redactor) SetGuest(values ...Value) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -69,7 +71,7 @@ func (r *Redactor) patterns() patterns {
 	return r.set
 }
 
-// String is s without secrets.
+// String returns s without secrets.
 func (r *Redactor) String(s string) string {
 	var out bytes.Buffer
 	st := stream{}
@@ -77,22 +79,22 @@ func (r *Redactor) String(s string) string {
 	return out.String()
 }
 
-// Line is one harmless line of s without secrets, of at most a number of bytes.
+// Line returns s without secrets as one printable line of at most most bytes.
 func (r *Redactor) Line(s string, most int) string {
 	s = plain.Line(r.String(plain.Head(s, 16*most)))
-	return plain.Brief(r.String(s), most) // what stood in the middle of a secret may be gone
+	return plain.Brief(r.String(s), most) // again, because characters inside a secret may have been removed
 }
 
-// Writer redacts a stream, also where a secret is split over writes. It holds
-// back the end of what was written only while that may be the start of a secret;
-// Close lets it go. Close does not close w.
+// Writer returns a writer that redacts a stream, including secrets split across
+// writes. It holds back the end of the written data only while that may be the
+// start of a secret; Close writes it. Close does not close w.
 func (r *Redactor) Writer(w io.Writer) *Writer { return &Writer{r: r, w: w} }
 
-// Mask is Writer for a stream whose length counts: it writes a "*" for each byte
-// of a secret.
+// Mask is like Writer, for streams whose length must not change: it writes a "*"
+// for each byte of a secret.
 func (r *Redactor) Mask(w io.Writer) *Writer { return &Writer{r: r, w: w, st: stream{mask: true}} }
 
-// Writer is a redacted stream. Safe for concurrent use.
+// Writer is a redacted stream. It is safe for concurrent use.
 type Writer struct {
 	r *Redactor
 	w io.Writer
@@ -109,7 +111,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close writes what was held back.
+// Close writes the data that was held back.
 func (w *Writer) Close() error { return w.push(nil, true) }
 
 func (w *Writer) push(p []byte, last bool) error {
@@ -124,14 +126,14 @@ func (w *Writer) push(p []byte, last bool) error {
 	return err
 }
 
-// stream redacts bytes as they come. Every byte that any match covers is
-// hidden, so overlapping secrets leave no rest, and how the bytes were cut into
-// writes makes no difference.
+// stream redacts bytes as they arrive. It hides every byte that any match covers,
+// so overlapping secrets leave no rest. How the data is split into writes does not
+// matter.
 type stream struct {
-	held    []byte // not decided yet: the start of a pattern, perhaps
-	covered int    // how many of the bytes to come a match covers already
-	hiding  bool   // the byte before was hidden: its marker is written
-	mask    bool   // each byte has a marker of its own
+	held    []byte // undecided: possibly the start of a pattern
+	covered int    // number of upcoming bytes that a match already covers
+	hiding  bool   // the previous byte was hidden, so the marker is already written
+	mask    bool   // write one marker per byte
 }
 
 func (s *stream) feed(out *bytes.Buffer, set patterns, p []byte, last bool) {
@@ -171,7 +173,8 @@ func (s *stream) feed(out *bytes.Buffer, set patterns, p []byte, last bool) {
 	s.held = append([]byte(nil), data[i:]...)
 }
 
-// patterns is what to look for, indexed for a quick no.
+// patterns is the set of strings to match, indexed so that most bytes are rejected
+// quickly.
 type patterns struct {
 	sorted []string                     // all, without duplicates
 	byKey  map[[minRedact]byte][]string // by the first bytes, longest first
@@ -193,7 +196,7 @@ func compile(all []string) patterns {
 	return p
 }
 
-// plain is how many bytes at the start of b are the start of no pattern.
+// plain returns the number of bytes at the start of b at which no pattern starts.
 func (p patterns) plain(b []byte) int {
 	if p.first == nil {
 		return len(b)
@@ -205,7 +208,7 @@ func (p patterns) plain(b []byte) int {
 	return n
 }
 
-// longest is the length of the longest pattern at the start of b, 0 for none.
+// longest returns the length of the longest pattern at the start of b, 0 for none.
 func (p patterns) longest(b []byte) int {
 	if len(b) < minRedact {
 		return 0
@@ -218,13 +221,13 @@ func (p patterns) longest(b []byte) int {
 	return 0
 }
 
-// startsWith says whether a pattern goes on where b ends.
+// startsWith reports whether a pattern starts with b and is longer.
 func (p patterns) startsWith(b []byte) bool {
 	if len(b) >= maxPattern { // no pattern is longer; to copy all of b would cost much
 		return false
 	}
 	s := string(b)
-	// b itself may be a pattern; a longer one that starts with it comes right after.
+	// b itself may be a pattern; a longer one that starts with it follows directly.
 	i := sort.Search(len(p.sorted), func(i int) bool { return p.sorted[i] > s })
 	return i < len(p.sorted) && strings.HasPrefix(p.sorted[i], s)
 }

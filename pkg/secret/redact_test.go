@@ -52,7 +52,8 @@ func TestRedactorForms(t *testing.T) {
 
 func isASCII(s string) bool { return !strings.ContainsFunc(s, func(c rune) bool { return c > 0x7e }) }
 
-// leaks says whether redacted text still shows ten characters in a row of the original's secret.
+// leaks reports whether redacted text still contains ten consecutive characters of
+// the original secret.
 func leaks(got, original string) bool {
 	for i := 0; i+10 <= len(original); i++ {
 		if strings.Contains(got, original[i:i+10]) {
@@ -67,7 +68,7 @@ func TestRedactorText(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                       "",
 		"plain":                  "plain",
-		"short":                  "short", // five bytes: left alone
+		"short":                  "short", // five bytes: not redacted
 		"abcdef":                 "[redacted]",
 		"abcdefghi.":             "[redacted].", // overlapping secrets leave no rest
 		"abcdefXY":               "[redacted]XY",
@@ -112,8 +113,8 @@ func TestRedactorWriter(t *testing.T) {
 	}
 }
 
-// FuzzRedactor: how a text is cut into writes makes no difference, and no
-// secret stays.
+// FuzzRedactor checks that the split of a text into writes does not matter, and
+// that no secret remains.
 func FuzzRedactor(f *testing.F) {
 	f.Add("abcdef", "defghi", "xx abcdefghi abcdeabcdef", uint64(1))
 	f.Add("aaaaaa", "aaaaaaaab", "aaaaaaaaaaaaaaaab", uint64(2))
@@ -181,7 +182,7 @@ func TestRedactorRandomChunks(t *testing.T) {
 	}
 }
 
-// Mask changes no length, and hides what Writer hides.
+// Mask never changes the length, and hides what Writer hides.
 func TestMask(t *testing.T) {
 	r := NewRedactor(NewValue("abcdef"), NewValue("defghi"), NewValue("two\nlines of it"))
 	for in, want := range map[string]string{
@@ -218,7 +219,7 @@ func TestMask(t *testing.T) {
 	}
 }
 
-// randomText has two letters only, so that secrets overlap each other.
+// randomText uses only two letters, so that secrets overlap each other.
 func randomText(rnd *rand.Rand, n int) string {
 	b := make([]byte, n)
 	for i := range b {
@@ -316,7 +317,7 @@ func BenchmarkRedactor(b *testing.B) {
 	}
 }
 
-// What a guest says its secrets are takes the place of what it said before.
+// The values that a guest reports replace those it reported before.
 func TestRedactorReplacesWhatAGuestSays(t *testing.T) {
 	r := NewRedactor(NewValue("own-secret"))
 	size := 0
@@ -340,8 +341,8 @@ func TestRedactorReplacesWhatAGuestSays(t *testing.T) {
 	}
 }
 
-// A long secret is hidden to its last byte, in each way to show it and at every
-// length at which its last piece is short.
+// A long secret is hidden to its last byte, in every form and at every length at
+// which its last piece is short.
 func TestLongSecretsAreHiddenToTheEnd(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(11, 12))
 	for _, length := range []int{pieceLen - 1, pieceLen, pieceLen + 1, pieceLen + minRedact - 1, pieceLen + minRedact, 2*pieceLen + 1, 3*pieceLen + 5, 3*pieceLen + 300} {

@@ -15,17 +15,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// Bounds of what is accepted.
+// Bounds of accepted input.
 const (
 	MaxSecrets = wire.MaxSecrets     // per session
 	MaxBytes   = wire.MaxSecretBytes // per value
 	maxSource  = 4096                // length of a reference
 )
 
-// Kind is where a secret comes from: the word before the colon of its source.
+// Kind is the type of a secret's source: the word before the colon.
 type Kind string
 
-// The kinds.
+// Kinds of sources.
 const (
 	OnePassword Kind = "op"
 	Env         Kind = "env"
@@ -33,13 +33,13 @@ const (
 	Cmd         Kind = "cmd"
 )
 
-// Ref names a secret and says where it comes from; it holds no secret itself.
+// Ref names a secret and its source; it contains no secret itself.
 type Ref struct {
-	Name   string `json:"name"`   // the environment variable that the guest gets
+	Name   string `json:"name"`   // the environment variable in the guest
 	Source string `json:"source"` // op://vault/item[/section]/field, env:NAME, file:/path, cmd:shell command
 }
 
-// Kind is the source's kind; "" when the Ref did not come from ParseRef.
+// Kind returns the source's kind, or "" if the Ref did not come from ParseRef.
 func (r Ref) Kind() Kind {
 	if strings.HasPrefix(r.Source, "op://") {
 		return OnePassword
@@ -52,7 +52,7 @@ func (r Ref) Kind() Kind {
 	return ""
 }
 
-// rest is the source without its kind.
+// rest returns the source without its kind.
 func (r Ref) rest() string {
 	_, rest, _ := strings.Cut(r.Source, ":")
 	return rest
@@ -65,16 +65,16 @@ var (
 	opAttrRE = regexp.MustCompile(`^(?:attribute|attr)=[a-z-]+$|^ssh-format=[a-z0-9-]+$`)
 )
 
-// reservedNames would break or take over the guest's shells rather than hand
-// them a credential.
+// reservedNames lists variables that would break or take over the guest's shells
+// instead of passing a credential.
 var reservedNames = []string{
 	"BASH_ENV", "DISPLAY", "ENV", "HOME", "IFS", "LOGNAME", "PATH", "PROMPT_COMMAND", "PS4",
 	"PWD", "SHELL", "SHELLOPTS", "TERM", "TMUX", "USER", "ZDOTDIR",
 }
 
-// ParseRef validates a name and a source completely, without resolving
-// anything. Its errors never repeat the source: who pastes the secret itself
-// where its reference belongs must not find it in a log.
+// ParseRef validates a name and a source completely, without resolving anything.
+// Its errors never quote the source: a user may paste a secret where its reference
+// belongs, and the secret must not reach a log.
 func ParseRef(name, source string) (Ref, error) {
 	if len(name) > 128 || !nameRE.MatchString(name) {
 		return Ref{}, fail.New(fail.Usage, "secret %q: a name is an environment variable: capital letters, digits and _, at most 128", plain.Brief(plain.Line(name), 40)).
@@ -117,8 +117,8 @@ func ParseRef(name, source string) (Ref, error) {
 
 const sourceHint = "op://vault/item/field, env:NAME, file:/path or cmd:command"
 
-// badOnePassword says what is wrong with an op:// reference, "" when nothing
-// is. 1Password's own validation costs 150 MB and more than a second.
+// badOnePassword returns what is wrong with an op:// reference, or "". It exists
+// because 1Password's own validation costs 150 MB and more than a second.
 func badOnePassword(source string) string {
 	path, query, hasQuery := strings.Cut(strings.TrimPrefix(source, "op://"), "?")
 	if hasQuery && !opAttrRE.MatchString(query) {
@@ -136,7 +136,7 @@ func badOnePassword(source string) string {
 	return ""
 }
 
-// filePath is the absolute path of a file: source.
+// filePath returns the absolute path of a file: source.
 func filePath(r Ref) (string, error) {
 	path := r.rest()
 	if rest, ok := strings.CutPrefix(path, "~"); ok && (rest == "" || rest[0] == '/') {
@@ -152,9 +152,9 @@ func filePath(r Ref) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// Check is the cheap validation of a whole set when a session is accepted:
-// syntax, duplicates, number, and for env and file that they are there.
-// It runs nothing and reads no content.
+// Check is the cheap validation of a whole set when a session is accepted. It
+// checks syntax, duplicates and number, and for env and file sources also their
+// existence. It runs nothing and reads no content.
 func Check(refs []Ref) []error {
 	var errs []error
 	if len(refs) > MaxSecrets {
@@ -211,7 +211,7 @@ func fileProblem(r Ref, path string) error {
 	return nil
 }
 
-// Warnings are about references that work and should be looked at: files that
+// Warnings returns warnings about references that work but are risky: files that
 // other users of this machine can read or change.
 func Warnings(refs []Ref) []string {
 	var out []string
@@ -230,7 +230,7 @@ func Warnings(refs []Ref) []string {
 	return out
 }
 
-// problem is an error about one secret; it names the secret and its kind.
+// problem returns an error about one secret; it names the secret and its kind.
 func problem(r Ref, format string, args ...any) *fail.Error {
 	return fail.New(fail.Secret, "secret %s (%s): %s", r.Name, r.Kind(), fmt.Sprintf(format, args...))
 }

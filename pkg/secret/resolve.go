@@ -22,25 +22,25 @@ import (
 
 const (
 	commandTimeout = 30 * time.Second // one cmd: source, or one call of op
-	parallel       = 4                // commands at a time
+	parallel       = 4                // concurrent commands
 )
 
-// Batch resolves op:// references through 1Password's SDK in one call. It
-// returns a value or a one-line error for each reference, or an error for all.
-// account is "" with a service-account token, else the desktop app's account.
+// Batch resolves op:// references through 1Password's SDK in one call. It returns a
+// value or a one-line error for each reference, or one error for all. account is ""
+// with a service-account token, otherwise the desktop app's account.
 type Batch func(ctx context.Context, token, account string, refs []string) (map[string]string, map[string]error, error)
 
-// Options say what Resolve may use.
+// Options controls what Resolve may use.
 type Options struct {
-	OnePassword Batch         // nil: the op command only
-	Desktop     bool          // this build can talk to 1Password's desktop app
+	OnePassword Batch         // nil: only the op command
+	Desktop     bool          // this build can use 1Password's desktop app
 	Timeout     time.Duration // of one command; 0 means 30 s
 }
 
-// Resolve fetches every secret, op:// references in one batch, and returns all
-// or an error that names each one that could not be had. No error holds
-// content. A single-line value loses its line end; a value of several lines,
-// such as a key file, is kept byte for byte.
+// Resolve fetches every secret, op:// references in one batch. It returns all
+// values, or an error that names each secret that it could not resolve. No error
+// contains a value. It removes the newline from a single-line value, and keeps a
+// multi-line value, such as a key file, byte for byte.
 func Resolve(ctx context.Context, refs []Ref, opts Options) (map[string]Value, error) {
 	if opts.Timeout == 0 {
 		opts.Timeout = commandTimeout
@@ -97,7 +97,7 @@ func Resolve(ctx context.Context, refs []Ref, opts Options) (map[string]Value, e
 	return out, nil
 }
 
-// summary is one error of one line for all that failed.
+// summary combines all failures into one error of one line.
 func summary(errs []error) error {
 	var msgs []string
 	var first error
@@ -117,7 +117,7 @@ func summary(errs []error) error {
 		WithHint("%s", fail.HintOf(first))
 }
 
-// clean checks a value and takes the line end of a single line away.
+// clean checks a value and removes the newline of a single line.
 func clean(r Ref, s string) (string, error) {
 	line := strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r")
 	if !strings.Contains(line, "\n") {
@@ -163,7 +163,7 @@ func readFile(r Ref) (string, error) {
 	if err := fileProblem(r, path); err != nil {
 		return "", err
 	}
-	// Non-blocking, so that a FIFO put there since the check cannot hold us up.
+	// Non-blocking, so that a FIFO created since the check cannot block.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", problem(r, "%v", err)
@@ -176,8 +176,8 @@ func readFile(r Ref) (string, error) {
 	return string(b), nil
 }
 
-// runCommand runs a cmd: source. What it prints on stderr is thrown away: a
-// command that fails while it handles a secret may print it there.
+// runCommand runs a cmd: source. It discards the command's stderr, because a
+// failing command may print a secret there.
 func runCommand(ctx context.Context, r Ref, timeout time.Duration) (string, error) {
 	const hint = "run the command of %s in a shell of its own to see why"
 	out, _, err := capture(ctx, timeout, MaxBytes, nil, "/bin/sh", "-c", r.rest())
@@ -196,10 +196,10 @@ func runCommand(ctx context.Context, r Ref, timeout time.Duration) (string, erro
 
 var errTooMuch = errors.New("too much output")
 
-// capture runs a command in a session of its own and returns its stdout, up to
-// limit bytes, and the first KiB of its stderr. All of it is killed when the
-// time or the limit is exceeded, or ctx ends. There is no terminal: nothing
-// here may ask the user.
+// capture runs a command in a new session and returns its stdout, up to limit
+// bytes, and the first KiB of its stderr. It kills the whole process group when the
+// time or the limit is exceeded, or ctx ends. The command has no terminal, so it
+// cannot prompt the user.
 func capture(ctx context.Context, timeout time.Duration, limit int, stdin io.Reader, argv ...string) (stdout, stderr string, err error) {
 	ctx, stop := context.WithTimeout(ctx, timeout)
 	defer stop()
@@ -217,12 +217,12 @@ func capture(ctx context.Context, timeout time.Duration, limit int, stdin io.Rea
 		return "", "", cause
 	}
 	if errors.Is(err, exec.ErrWaitDelay) {
-		err = nil // it ended well; something it left running holds the pipe
+		err = nil // the command succeeded; a process that it started still holds the pipe
 	}
 	return out.text(), errOut.text(), err
 }
 
-// bounded keeps the first limit bytes and calls over when there are more.
+// bounded keeps the first limit bytes and calls over if there are more.
 type bounded struct {
 	limit int
 	over  func() // may be nil

@@ -23,11 +23,11 @@ import (
 
 const (
 	sentinel = "SENTINEL-4f2c/9+x y"
-	// patient is for what ends by itself, however slow the machine.
+	// patient bounds waits for events that must happen, on any machine.
 	patient = 5 * time.Minute
 )
 
-// TestMain lets this binary be the resolver child of ResolveInChild.
+// TestMain lets this binary act as the resolver child of ResolveInChild.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == ChildCommand {
 		if os.Getenv("OP_TEST_CRASH") != "" {

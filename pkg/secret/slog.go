@@ -7,7 +7,8 @@ import (
 	"log/slog"
 )
 
-// Handler redacts the message and the attributes of every record before h sees it.
+// Handler returns a handler that redacts the message and the attributes of every
+// record before h receives it.
 func (r *Redactor) Handler(h slog.Handler) slog.Handler { return handler{r, h} }
 
 type handler struct {
@@ -52,8 +53,8 @@ func (h handler) attr(a slog.Attr) slog.Attr {
 	return slog.Attr{Key: a.Key, Value: v}
 }
 
-// any keeps an error or a struct as it is unless its text or its JSON, which
-// follows pointers, holds a secret.
+// any returns an error or a struct unchanged unless its text or its JSON, which
+// follows pointers, contains a secret.
 func (h handler) any(v slog.Value) slog.Value {
 	texts := []string{fmt.Sprintf("%+v", v.Any())}
 	if b, ok := v.Any().([]byte); ok {

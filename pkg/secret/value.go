@@ -1,10 +1,9 @@
-// Package secret owns credentials on the host: where they come from
-// (references), how they are fetched (once, late, in a child process), the type
-// that carries them without ever printing them, and the Redactor that takes
-// them out of whatever leaves the process.
+// Package secret manages credentials on the host: their sources (references), their
+// resolution (once, late, in a child process), a type that carries them without
+// ever printing them, and the Redactor that removes them from the process's output.
 //
-// It never writes a value to a file, to a command line, to a log or into an
-// error, and it never delivers one: that is the session's business.
+// It never writes a value to a file, a command line, a log or an error. It never
+// delivers one either: that is the responsibility of package session.
 package secret
 
 import (
@@ -15,18 +14,18 @@ import (
 
 const redacted = "[redacted]"
 
-// Value is a secret. It prints as "[redacted]" however it is printed; Reveal is
-// the only way to its content. The zero Value is the empty secret.
+// Value is a secret. Every way of printing it yields "[redacted]"; only Reveal
+// returns its content. The zero Value is the empty secret.
 type Value struct {
-	// A pointer, because fmt does not call the methods of a Value that sits in
-	// another struct's unexported field; it would print a plain string there.
+	// A pointer, because fmt does not call the methods of a Value in another
+	// struct's unexported field. It would print a plain string there.
 	p *string
 }
 
-// NewValue wraps s.
+// NewValue returns a Value with the content s.
 func NewValue(s string) Value { return Value{&s} }
 
-// Reveal is the content.
+// Reveal returns the content.
 func (v Value) Reveal() string {
 	if v.p == nil {
 		return ""
@@ -34,7 +33,7 @@ func (v Value) Reveal() string {
 	return *v.p
 }
 
-// Len is the length of the content in bytes.
+// Len returns the length of the content in bytes.
 func (v Value) Len() int { return len(v.Reveal()) }
 
 func (Value) String() string                { return redacted }

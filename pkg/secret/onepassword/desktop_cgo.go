@@ -2,6 +2,6 @@
 
 package onepassword
 
-// Desktop says whether this build can talk to 1Password's desktop app: the SDK
-// loads the app's library, which needs cgo.
+// Desktop reports whether this build can use 1Password's desktop app. The SDK loads
+// the app's library, which needs cgo.
 const Desktop = true

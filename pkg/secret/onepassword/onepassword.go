@@ -1,9 +1,9 @@
-// Package onepassword resolves op:// references through 1Password's SDK. It is
-// the only importer of the SDK, whose WebAssembly core takes more than a second
-// and 150 MB at its first call and never gives them back: it is meant for the
-// short-lived resolver process, and importing it alone costs next to nothing.
+// Package onepassword resolves op:// references through 1Password's SDK. No other
+// package imports the SDK. Its WebAssembly core takes more than a second and 150 MB
+// at its first call, and never releases the memory. It is therefore meant for the
+// short-lived resolver process; importing it costs next to nothing.
 //
-// It validates nothing and keeps nothing; errors are one line.
+// It validates nothing and stores nothing; its errors are one line.
 package onepassword
 
 import (
@@ -15,8 +15,8 @@ import (
 	sdk "github.com/1password/onepassword-sdk-go"
 )
 
-// Resolve has secret.Batch's form: one ResolveAll with a service-account token,
-// or with the desktop app's account when token is "".
+// Resolve implements secret.Batch. It makes one ResolveAll call with a
+// service-account token, or with the desktop app's account if token is "".
 func Resolve(ctx context.Context, token, account string, refs []string) (map[string]string, map[string]error, error) {
 	auth := sdk.WithServiceAccountToken(token)
 	if token == "" {
@@ -47,7 +47,7 @@ func Resolve(ctx context.Context, token, account string, refs []string) (map[str
 	return values, failed, nil
 }
 
-// describe puts the SDK's error names into words.
+// describe converts the SDK's error names into messages.
 func describe(t sdk.ResolveReferenceErrorTypes) error {
 	switch t {
 	case sdk.ResolveReferenceErrorTypeVariantVaultNotFound:
@@ -66,7 +66,8 @@ func describe(t sdk.ResolveReferenceErrorTypes) error {
 	return fmt.Errorf("the reference is refused (%s)", t)
 }
 
-// oneLine is the first line of an error of the SDK; the rest is a trace of its core.
+// oneLine returns the first line of an error of the SDK; the rest is a trace of its
+// core.
 func oneLine(err error) error {
 	line, _, _ := strings.Cut(strings.TrimSpace(err.Error()), "\n")
 	return errors.New(line)

@@ -11,8 +11,8 @@ import (
 
 var _ secret.Batch = Resolve
 
-// Our own validation must not accept what the SDK refuses, or a session would
-// fail late. It may be stricter.
+// Our own validation must not accept what the SDK rejects, because a session would
+// then fail late. It may be stricter.
 func TestOurValidationIsNoLaxer(t *testing.T) {
 	for _, ref := range []string{
 		"op://vault/item/field", "op://vault/item/section/field", "op://my vault/an item/a field", "op://v.1/i_2/f-3",
