@@ -19,7 +19,7 @@ import (
 
 const traceID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
-// An id that is none is passed over, and never comes back or into the log.
+// An invalid id is ignored, and appears neither in the response nor in the log.
 func TestTraceIDs(t *testing.T) {
 	r := newRig(t, Limits{})
 	for in, taken := range map[string]bool{
@@ -73,7 +73,7 @@ func TestATaskOverTheAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Pages: every task once, the newest first, whatever the size.
+	// Pages contain every task once, the newest first, for any page size.
 	for _, size := range []int{1, 3, 4, 50} {
 		var seen []string
 		for after := ""; ; {
@@ -109,8 +109,8 @@ func TestATaskOverTheAPI(t *testing.T) {
 	count("state=COMPLETED", 0)
 	count("state=PENDING&label=team=platform", 3)
 
-	// Cancelling is idempotent, of what waits takes effect at once, and what has
-	// ended can be tried again.
+	// Cancelling is idempotent and takes effect immediately for a waiting task. An
+	// ended task can be retried.
 	for range 2 {
 		var v task.View
 		resp := r.get(call{method: http.MethodDelete, path: tasksPath + "/" + ids[0], as: Submit}, &v)
@@ -133,8 +133,8 @@ func TestATaskOverTheAPI(t *testing.T) {
 	}
 }
 
-// Whoever may only submit gets nothing of this host into a VM that does what he
-// says.
+// A client that may only submit cannot bring data of this host into a VM that it
+// controls.
 func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 	r := newRig(t, Limits{})
 	dir := t.TempDir()
@@ -162,7 +162,7 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 		if resp.StatusCode != http.StatusAccepted {
 			t.Fatalf("%s as admin: %s %s", name, resp.Status, body)
 		}
-		// Nor by asking for the same again.
+		// Nor by retrying the task.
 		var made TaskAnswer
 		if err := json.Unmarshal(body, &made); err != nil {
 			t.Fatal(err)
@@ -203,11 +203,11 @@ func TestTokensChangeTheirOwnTasksOnly(t *testing.T) {
 	}
 }
 
-// A token that may submit names only the repositories and profiles that it was made
-// for, and by default none; and never a host of this network.
+// A token with the scope submit may name only the repositories and profiles that it
+// was created for, none by default, and never a host on this network.
 func TestSubmitPermission(t *testing.T) {
 	r := newRig(t, Limits{})
-	r.tasks.CheckPublic = nil // the real one; addresses need no resolver
+	r.tasks.CheckPublic = nil // the real check; addresses need no resolver
 	add := func(name string, repositories, profiles []string) Scope {
 		t.Helper()
 		may, err := task.ParsePermission(repositories, profiles)
@@ -226,7 +226,7 @@ func TestSubmitPermission(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := r.token[Read]
-	if err := os.WriteFile(r.tokens.Path, bytes.Replace(text, []byte(`"scope": "read"`), []byte(`"scope": "submit"`), 1), 0o600); err != nil { // as a file from before Permission
+	if err := os.WriteFile(r.tokens.Path, bytes.Replace(text, []byte(`"scope": "read"`), []byte(`"scope": "submit"`), 1), 0o600); err != nil { // like a file from before Permission existed
 		t.Fatal(err)
 	}
 	r.token["old"] = old
@@ -249,12 +249,12 @@ func TestSubmitPermission(t *testing.T) {
 		{"old", "https://198.51.100.7/team/app", "", 403},
 		{one, "https://198.51.100.7/team/app", "", 202},
 		{one, "https://198.51.100.7/team/app", "vm: {profile: large}\n", 403},
-		{one, "https://198.51.100.7/team/app", "vm: {profile: small}\n", 400}, // allowed, and there is none
+		{one, "https://198.51.100.7/team/app", "vm: {profile: small}\n", 400}, // allowed, but the profile does not exist
 		{one, "https://198.51.100.7/team/other", "", 403},
 		{one, "https://198.51.100.8/team/app", "", 403},
 		{all, "https://198.51.100.8/team/app", "", 202},
 		{all, "ssh://git@198.51.100.8/team/app", "", 202},
-		{all, "git@198.51.100.8.nip.invalid:team/app", "", 202}, // does not resolve: looked at again when it is fetched
+		{all, "git@198.51.100.8.nip.invalid:team/app", "", 202}, // does not resolve: checked again when it is fetched
 		{all, "git://198.51.100.8/team/app", "", 403},
 		{all, "https://198.51.100.8/team/app", "vm: {profile: small}\n", 403},
 		{all, "https://127.0.0.1/team/app", "", 403},
@@ -272,8 +272,8 @@ func TestSubmitPermission(t *testing.T) {
 		}
 	}
 
-	// What was admin's is not tried again by others, and what a client submitted stays
-	// restricted when the user tries it again.
+	// Others cannot retry an admin's task, and a client's task stays restricted
+	// when the user retries it.
 	rows, err := r.tasks.List(t.Context(), store.TaskFilter{})
 	if err != nil {
 		t.Fatal(err)
@@ -338,7 +338,8 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-// The document is the router's list: what is served is in it, in both forms.
+// The document matches the router: it contains everything that is served, in both
+// forms.
 func TestDocument(t *testing.T) {
 	r := newRig(t, Limits{})
 	var doc struct {
@@ -384,7 +385,7 @@ func TestDocument(t *testing.T) {
 	if err1 != nil || err2 != nil || string(x) != string(y) {
 		t.Error("the two forms differ", err1, err2)
 	}
-	// Every schema of the document can be compiled, and so can be used.
+	// Every schema of the document compiles and is therefore usable.
 	s := r.schemas()
 	for name := range s.doc["components"].(map[string]any)["schemas"].(map[string]any) {
 		if _, err := s.compiler.Compile(docURL + "#/components/schemas/" + name); err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// bad is a request that is to be refused.
+// bad is a request that must be refused.
 type bad struct {
 	name string
 	call
@@ -288,8 +288,8 @@ func badCalls(id, session, gone string) []bad {
 	return all
 }
 
-// Each is refused with the right status, as a problem with a hint, and leaves
-// nothing behind: not in the store, not on the disk.
+// Each request is refused with the right status, as a problem with a hint, and
+// changes nothing in the store or on the disk.
 func TestBadCalls(t *testing.T) {
 	r := newRig(t, Limits{Failures: 1000})
 	id, session, gone := r.submit().ID, r.session("aaaa11112222"), r.submit().ID
@@ -304,7 +304,7 @@ func TestBadCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.move(id, task.Staging, func(f *task.Facts) {
-		f.Artifacts = []task.Artifact{{Name: "link", Size: 9, SHA256: "x"}} // as if a guest had got that far
+		f.Artifacts = []task.Artifact{{Name: "link", Size: 9, SHA256: "x"}} // as if a guest had created it
 	})
 	before := r.snapshot()
 	calls := badCalls(id, session, gone)
@@ -350,7 +350,7 @@ func TestBadCalls(t *testing.T) {
 	}
 }
 
-// snapshot is what there is of tasks and commands.
+// snapshot returns the current tasks and commands.
 func (r *rig) snapshot() string {
 	r.t.Helper()
 	rows, err1 := r.store.Tasks(r.t.Context(), store.TaskFilter{})
@@ -373,7 +373,7 @@ func (r *rig) snapshot() string {
 	return b.String() + fmt.Sprint(execs, err)
 }
 
-// expire lets all events of a subject but the newest expire.
+// expire lets all events of a subject except the newest expire.
 func (r *rig) expire(subject string) {
 	r.t.Helper()
 	if _, _, err := r.store.PruneEvents(r.t.Context(), time.Now().Add(time.Hour), func(s string) bool { return s != subject }, false); err != nil {
@@ -390,7 +390,7 @@ func TestBadBytes(t *testing.T) {
 	post := "POST " + tasksPath + " HTTP/1.1\r\n" + auth + "Content-Type: application/yaml\r\n"
 	for _, c := range []struct {
 		name, bytes string
-		want        []int // 0 is a connection that is closed without an answer
+		want        []int // 0 means that the connection is closed without a response
 	}{
 		{"not HTTP", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", []int{400}},
 		{"an empty line and no end", "\r\n", []int{0, 400}},
@@ -433,7 +433,7 @@ func TestBadBytes(t *testing.T) {
 			if err := conn.SetDeadline(time.Now().Add(deadline)); err != nil {
 				t.Fatal(err)
 			}
-			go func() { _, _ = io.WriteString(conn, c.bytes) }() // the server need not read it all
+			go func() { _, _ = io.WriteString(conn, c.bytes) }() // the server need not read all of it
 			status := 0
 			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			if err == nil {
@@ -453,7 +453,7 @@ func TestBadBytes(t *testing.T) {
 	if after := r.snapshot(); after != before {
 		t.Errorf("something is left:\n%s\nwas\n%s", after, before)
 	}
-	// And it still works.
+	// The server still works.
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
 	resp, err := r.client(call{}).Do(r.request(ctx, call{path: tasksPath}))
@@ -463,8 +463,8 @@ func TestBadBytes(t *testing.T) {
 	_ = resp.Body.Close()
 }
 
-// Clients that write all of a body before they read, as many do, get the answer to
-// one that is too long, or that comes with a token that is not known.
+// Clients that write the whole body before they read, as many do, get the response
+// to a body that is too long, or that comes with an unknown token.
 func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 	r := newRig(t, Limits{Failures: 1000})
 	head := func(token string) string {
@@ -502,7 +502,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 	} {
 		for _, network := range []string{"tcp", "unix"} {
 			if network == "unix" && c.want == http.StatusUnauthorized {
-				continue // no token is asked for there
+				continue // the socket requires no token
 			}
 			t.Run(name+", "+network, func(t *testing.T) {
 				addr := map[string]string{"tcp": r.addr, "unix": r.socket}[network]
@@ -529,7 +529,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 			})
 		}
 	}
-	// One that waits to be told to go on is answered at once, and sends nothing.
+	// A client that sends Expect is answered immediately, and sends no body.
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.addr)
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// A scope that does not exist allows nothing, itself included.
+// A scope that does not exist allows nothing, including itself.
 func TestUnknownScopesAllowNothing(t *testing.T) {
 	for _, s := range []Scope{"", "root"} {
 		for _, need := range []Scope{"", "root", Read, Submit, Admin} {
@@ -43,7 +43,7 @@ func TestTokensAreBounded(t *testing.T) {
 	}
 }
 
-// What a stream asks now and then: whether its client may still read.
+// Streams check at intervals whether their client may still read.
 func TestStillAllowed(t *testing.T) {
 	r := newRig(t, Limits{})
 	reader := principal{Scope: Read, token: digest(r.token[Read])}
@@ -63,7 +63,7 @@ func TestStillAllowed(t *testing.T) {
 	still(reader, Read, false)
 }
 
-// Of a body that comes without a token that is known, little is read.
+// The server reads only a little of a body without a known token.
 func TestStrangersBodyIsNotRead(t *testing.T) {
 	r := newRig(t, Limits{})
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.addr)
@@ -85,7 +85,7 @@ func TestStrangersBodyIsNotRead(t *testing.T) {
 	}
 }
 
-// A key names one request: not the same on another path.
+// A key names one request: not the same one on another path.
 func TestIdempotencyKeyOnAnotherPath(t *testing.T) {
 	r := newRig(t, Limits{})
 	retry := func() *http.Response {

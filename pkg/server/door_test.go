@@ -63,7 +63,7 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%q %q: %v", c.name, c.scope, err)
 		}
 	}
-	// Another process's view: what it changes counts here, too.
+	// Changes by another process apply here too.
 	other := &Tokens{Path: file.Path}
 	if got, ok, err := other.find(token); !ok || err != nil || got.Scope != Submit || !slices.Equal(got.Repositories, []string{"github.com/acme/*"}) || !slices.Equal(got.Profiles, []string{"small"}) {
 		t.Fatal(got, ok, err)
@@ -83,7 +83,7 @@ func TestTokens(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A file that others may have read or written is nobody's word.
+	// A file that others may have read or written is not trusted.
 	token, err = file.Add("two", Admin, task.Permission{})
 	if err != nil {
 		t.Fatal(err)
@@ -105,13 +105,13 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// None is lost, however many are made at once.
+// Concurrent additions lose no token.
 func TestTokensAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.json")
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
-			file := &Tokens{Path: path} // as another process
+			file := &Tokens{Path: path} // like another process
 			for {
 				_, err := file.Add(fmt.Sprintf("t%d", i), Read, task.Permission{})
 				if err == nil {
@@ -130,7 +130,7 @@ func TestTokensAtOnce(t *testing.T) {
 	}
 }
 
-// Wrong tokens are soon answered with 429, a right one never is.
+// Repeated wrong tokens are soon answered with 429, but a valid one never is.
 func TestWrongTokensAreLimited(t *testing.T) {
 	r := newRig(t, Limits{Failures: 3})
 	for i := range 6 {
@@ -181,7 +181,7 @@ func TestListenAddr(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// Over a network only with a certificate, however it was asked for.
+	// A network address requires a certificate in every configuration.
 	m := newManager(t)
 	for _, o := range []Options{{Listen: "0.0.0.0:0", Expose: true}, {Listen: "127.0.0.1:0", CertFile: "x"}, {Listen: "127.0.0.1:0", CertFile: "x", KeyFile: "y"}} {
 		o.Tasks, o.Log = m, slog.New(slog.DiscardHandler)
@@ -215,11 +215,11 @@ func TestListenUnix(t *testing.T) {
 			t.Error(name, st.Mode(), err)
 		}
 	}
-	// A living one stays.
+	// A socket in use stays.
 	if _, err := listenUnix(t.Context(), path, log); fail.CodeOf(err) != fail.Conflict {
 		t.Error(err)
 	}
-	// A dead one goes: as kill -9 leaves it.
+	// A dead one, as kill -9 leaves it, is replaced.
 	l.(ownOnly).SetUnlinkOnClose(false)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -230,7 +230,7 @@ func TestListenUnix(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// What is no socket is somebody's.
+	// A file that is not a socket belongs to someone, so it stays.
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -242,8 +242,8 @@ func TestListenUnix(t *testing.T) {
 	}
 }
 
-// A process of another user is turned away at the socket, also where the mode of
-// the file would let it in.
+// A process of another user is refused at the socket, even if the file's mode would
+// admit it.
 func TestAnotherUserAtTheSocket(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be another user")
@@ -272,7 +272,7 @@ func TestAnotherUserAtTheSocket(t *testing.T) {
 	}
 }
 
-// A certificate's names are ours, and others are not.
+// The certificate's names are accepted as Host, others are not.
 func TestTLS(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -344,12 +344,12 @@ func must(t *testing.T, der []byte) *x509.Certificate {
 	return cert
 }
 
-// running is a server that Run runs.
+// running is a server started with Run.
 type running struct {
 	addr, state string
 	m           *task.Manager
 	log         *safeBuffer
-	stop        func() error // and wait
+	stop        func() error // and wait for its end
 }
 
 func start(t *testing.T, o Options) running {
@@ -396,7 +396,8 @@ func (r running) client() *http.Client {
 	}}}
 }
 
-// systemd is what systemd is to a service: a socket that it tells its state.
+// systemd plays systemd's role: it listens on a socket to which the service sends
+// its states.
 func systemd(t *testing.T) (said func() []string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "s")
@@ -440,7 +441,7 @@ func TestRun(t *testing.T) {
 	if !strings.HasPrefix(run.addr, "127.0.0.1:") {
 		t.Error(run.addr)
 	}
-	// There is one at a time.
+	// Only one server runs at a time.
 	s, err := New(Options{Tasks: run.m, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -454,7 +455,7 @@ func TestRun(t *testing.T) {
 	eventually(t, "READY", heard("READY=1"))
 	eventually(t, "a ping of the watchdog", heard("WATCHDOG=1"))
 
-	// A task that is submitted goes on: somebody schedules it.
+	// A submitted task makes progress: the server schedules it.
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+tasksPath, strings.NewReader(manifestYAML))
 	if err != nil {
 		t.Fatal(err)
@@ -475,7 +476,7 @@ func TestRun(t *testing.T) {
 		return err == nil && got.Phase == task.Staging
 	})
 
-	// A stream that is open when it ends is told so.
+	// An open stream is notified when the server ends.
 	stream, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+tasksPath+"/"+made.ID+"/events", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -497,14 +498,14 @@ func TestRun(t *testing.T) {
 	if _, err := os.Stat(Socket(run.state)); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("the socket is left:", err)
 	}
-	// And it can be started again.
+	// The server can be started again.
 	again := start(t, Options{Tasks: run.m})
 	if err := probe(t.Context(), again.client()); err != nil {
 		t.Error(err)
 	}
 }
 
-// The watchdog hears nothing from a server that answers nobody.
+// A server that does not answer requests sends nothing to the watchdog.
 func TestWatchdogNeedsAnAnswer(t *testing.T) {
 	said := systemd(t)
 	m := newManager(t)
@@ -520,7 +521,7 @@ func TestWatchdogNeedsAnAnswer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	asked := make(chan struct{})
-	go func() { // takes connections, and answers none
+	go func() { // accepts connections, and answers none
 		for n := 0; ; n++ {
 			c, err := l.Accept()
 			if err != nil {
@@ -535,7 +536,7 @@ func TestWatchdogNeedsAnAnswer(t *testing.T) {
 	done := make(chan struct{})
 	go func() { s.watchdog(ctx, Socket(m.Sessions.Config.Paths.State)); close(done) }()
 	select {
-	case <-asked: // for the second time: the first was in vain
+	case <-asked: // the second time, after the first probe failed
 	case <-time.After(deadline):
 		t.Fatal("it does not ask")
 	}

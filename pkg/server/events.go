@@ -14,13 +14,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// Event is a store's event with the anchor to read on after it.
+// Event is a store's event with an anchor after which reading can continue.
 type Event struct {
 	ID string `json:"id" doc:"SUBJECT/SEQ: the after, or Last-Event-ID, to read on from here."`
 	store.Event
 }
 
-// EventPage is some of the events of a task or a session, in order.
+// EventPage is a page of the events of a task or a session, in order.
 type EventPage struct {
 	Events []Event `json:"events" nullable:"false"`
 	Next   string  `json:"next" doc:"The after of the next page, also when that is empty today."`
@@ -30,9 +30,10 @@ type EventPage struct {
 
 func anchor(subject string, seq int64) string { return subject + "/" + strconv.FormatInt(seq, 10) }
 
-// parseAnchor reads where to go on from: a sequence, SUBJECT/SEQ, or one of the
-// words oldest and newest; nothing is the beginning. It is exact: an anchor of
-// another subject, or one that could be read in two ways, is refused.
+// parseAnchor parses the position after which to read: a sequence, SUBJECT/SEQ, or
+// one of the words oldest and newest. An empty text means the beginning. It is
+// strict: it rejects an anchor of another subject, and one that could be read in
+// two ways.
 func parseAnchor(subject, text string) (seq int64, newest bool, err error) {
 	const hint = "after is a sequence, SUBJECT/SEQ as an event's id, oldest or newest"
 	switch text {
@@ -59,10 +60,10 @@ func parseAnchor(subject, text string) (seq int64, newest bool, err error) {
 	return seq, false, err
 }
 
-// subject is whose events are read: a task or a session.
+// subject is the task or session whose events are read.
 type subject struct {
 	id   string
-	over func(context.Context) (bool, error) // nothing more will happen
+	over func(context.Context) (bool, error) // reports whether nothing more will happen
 }
 
 func (s *Server) taskSubject(ctx context.Context, id string) (subject, error) {
@@ -83,8 +84,9 @@ func (s *Server) sessionSubject(ctx context.Context, id string) (subject, error)
 	return subject{id, over}, err
 }
 
-// start is the sequence that reading begins after; it is checked, so that what
-// is wrong with it is an answer and not the first thing on a stream.
+// start returns the sequence after which reading begins. It checks the anchor, so
+// that a bad one yields an error response instead of a stream that starts with a
+// problem.
 func (s *Server) start(ctx context.Context, of subject, text string) (int64, error) {
 	seq, newest, err := parseAnchor(of.id, text)
 	if err != nil {
@@ -158,7 +160,7 @@ func (s *Server) events(ctx context.Context, in *eventsInput, of func(context.Co
 	if err != nil {
 		return nil, err
 	}
-	if wantsStream(in.Accept) && requestOf(ctx).r.Method != http.MethodHead { // which would never end
+	if wantsStream(in.Accept) && requestOf(ctx).r.Method != http.MethodHead { // for HEAD the stream would never end
 		return s.serverSent(ctx, sub, after, text != "")
 	}
 	evs, err := s.store.Events(ctx, sub.id, after, in.Limit)
@@ -176,21 +178,21 @@ func (s *Server) events(ctx context.Context, in *eventsInput, of func(context.Co
 	return &bodyOutput{func(ctx huma.Context) {
 		ctx.SetHeader("Content-Type", "application/json")
 		ctx.SetStatus(http.StatusOK)
-		_ = huma.DefaultJSONFormat.Marshal(ctx.BodyWriter(), page) // nobody is left to be told
+		_ = huma.DefaultJSONFormat.Marshal(ctx.BodyWriter(), page) // the client is gone if this fails
 	}}, nil
 }
 
-// wantsStream reports whether the first thing that a client accepts is a stream.
+// wantsStream reports whether a client's first choice is a stream.
 func wantsStream(accept string) bool {
 	first, _, _ := strings.Cut(accept, ",")
 	kind, _, _ := strings.Cut(first, ";")
 	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
 }
 
-// serverSent answers with a stream of server-sent events.
+// serverSent responds with a stream of server-sent events.
 func (s *Server) serverSent(ctx context.Context, sub subject, after int64, back bool) (*bodyOutput, error) {
 	if back {
-		// 204 is the only answer that makes an EventSource stop coming back.
+		// 204 is the only response that makes an EventSource stop reconnecting.
 		over, err := s.ended(ctx, sub, after)
 		if err != nil {
 			return nil, err
@@ -208,7 +210,7 @@ func (s *Server) serverSent(ctx context.Context, sub subject, after int64, back 
 		defer st.close()
 		h := req.w.Header()
 		h.Set("Content-Type", "text/event-stream")
-		h.Set("X-Accel-Buffering", "no") // a proxy's
+		h.Set("X-Accel-Buffering", "no") // disables a proxy's buffering
 		req.w.WriteHeader(http.StatusOK)
 		if req.w.Flush() != nil {
 			return

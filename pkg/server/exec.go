@@ -28,7 +28,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// ExecRequest asks for a command in a session.
+// ExecRequest is a request to run a command in a session.
 type ExecRequest struct {
 	Argv    []string          `json:"argv,omitempty" minItems:"1" maxItems:"256" nullable:"false" doc:"Program and arguments, no shell. Either this or command."`
 	Command string            `json:"command,omitempty" minLength:"1" maxLength:"65536" doc:"A line for sh. Either this or argv."`
@@ -37,16 +37,16 @@ type ExecRequest struct {
 	Timeout string            `json:"timeout,omitempty" default:"10m" example:"90s" doc:"After which the command is ended; at most 24h."`
 }
 
-// ExecState is where a command is.
+// ExecState is the state of a command.
 type ExecState string
 
-// The states.
+// States of a command.
 const (
 	ExecRunning   ExecState = "running"
-	ExecExited    ExecState = "exited" // exit_code or signal says how
+	ExecExited    ExecState = "exited" // see exit_code or signal
 	ExecTimeout   ExecState = "timeout"
 	ExecCancelled ExecState = "cancelled"
-	ExecFailed    ExecState = "failed" // it could not be run, or the connection was lost; error says why
+	ExecFailed    ExecState = "failed" // it could not be run, or the connection was lost; see error
 	ExecLost      ExecState = "lost"   // the server that ran it was killed
 )
 
@@ -71,13 +71,13 @@ type Exec struct {
 	TraceID   string          `json:"trace_id"`
 }
 
-// ExecOutput is one of a command's two outputs.
+// ExecOutput describes one of a command's two outputs.
 type ExecOutput struct {
 	Bytes     int64 `json:"bytes" doc:"That are in the log."`
 	Truncated bool  `json:"truncated" doc:"There were more, which were not kept."`
 }
 
-// shownTo returns e as a client sees it: what a command line says is the admin's.
+// shownTo returns e as a client may see it: only admins see command lines.
 func (e Exec) shownTo(who principal) Exec {
 	if !who.Scope.allows(Admin) {
 		e.Argv, e.Command, e.Cwd, e.Env = nil, "", "", nil
@@ -85,16 +85,17 @@ func (e Exec) shownTo(who principal) Exec {
 	return e
 }
 
-// execRecord is an Exec in its file.
+// execRecord is the form in which an Exec is stored in its file.
 type execRecord struct {
 	Exec
-	Server string `json:"server"` // the one that runs it
+	Server string `json:"server"` // the server process that runs it
 }
 
-// EventExec is the kind of a session's events of commands; the data is ExecChange.
+// EventExec is the kind of a session's events about commands; their data is
+// ExecChange.
 const EventExec = "exec"
 
-// ExecChange tells that a command was started or has ended.
+// ExecChange reports that a command was started or has ended.
 type ExecChange struct {
 	Exec     string    `json:"exec"`
 	State    ExecState `json:"state"`
@@ -107,21 +108,21 @@ type ExecChange struct {
 const (
 	defaultExecTimeout = 10 * time.Minute
 	maxExecTimeout     = 24 * time.Hour
-	maxExecs           = 200 // that are kept of a session
+	maxExecs           = 200 // number of commands kept per session
 	maxExecEnv         = 64
 )
 
-// execs runs commands in guests, over SSH. Of each there is a directory,
-// sessions/SESSION/exec/ID, which goes when its session goes:
+// execs runs commands in guests over SSH. Each command has a directory,
+// sessions/SESSION/exec/ID, which is removed with its session:
 //
 //	ID.json                     execRecord
 //	ID.stdout.log, ID.stderr.log
 type execs struct {
 	*Server
-	self string // of this process, of which there is never another
+	self string // unique id of this server process
 
 	mu      sync.Mutex
-	running map[string]context.CancelCauseFunc // by the id
+	running map[string]context.CancelCauseFunc // by the command's id
 	group   sync.WaitGroup
 }
 
@@ -151,7 +152,7 @@ var (
 	variable     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// line is the request as a command line for the guest's login shell.
+// line converts the request into a command line for the guest's login shell.
 func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration, err error) {
 	bad := func(hint, format string, args ...any) error {
 		return fail.New(fail.Usage, format, args...).WithHint("%s", hint)
@@ -197,7 +198,7 @@ func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration
 	return line, timeout, nil
 }
 
-// start starts a command, and returns when it is known that it was asked for.
+// start starts a command, and returns once the request is recorded.
 func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, once *task.Once, req *request) (e Exec, err error) {
 	if once != nil {
 		first, found, err := x.store.Request(ctx, req.who.Name, once.Key)
@@ -221,11 +222,11 @@ func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, onc
 		if err != nil {
 			return Exec{}, err
 		}
-		if first.Subject != id { // the same request, at the same time
+		if first.Subject != id { // a concurrent repetition of the same request
 			return x.repeated(s.ID, first, *once)
 		}
 	}
-	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it outlives the request, not this server
+	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it outlives the request, but not this server
 	if err := x.enter(id, cancel); err != nil {
 		cancel(nil)
 		return Exec{}, err
@@ -250,9 +251,9 @@ func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, onc
 	return e, nil
 }
 
-// repeated returns the command that was started for a request that comes again, as it
-// is now. Whether one was started of which nothing is kept is not known: it is not
-// started a second time.
+// repeated returns the current state of the command that an earlier request with
+// the same key has started. If there is no record of the command, it may or may not
+// have been started, so repeated does not start another one.
 func (x *execs) repeated(session string, first store.Request, once task.Once) (Exec, error) {
 	if err := once.Check(first); err != nil {
 		return Exec{}, err
@@ -264,7 +265,7 @@ func (x *execs) repeated(session string, first store.Request, once task.Once) (E
 	return e, err
 }
 
-// enter makes room for one more.
+// enter registers a running command, if the limit allows it.
 func (x *execs) enter(id string, cancel context.CancelCauseFunc) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -289,7 +290,7 @@ func (x *execs) leave(id string) {
 	x.group.Done()
 }
 
-// wait ends all that runs, and waits for it.
+// wait cancels all running commands and waits for their end.
 func (x *execs) wait(ctx context.Context) {
 	x.mu.Lock()
 	for _, cancel := range x.running {
@@ -299,7 +300,7 @@ func (x *execs) wait(ctx context.Context) {
 	waitFor(ctx, &x.group)
 }
 
-// prepare makes the directory and tells of the start.
+// prepare creates the command's directory and announces the start.
 func (x *execs) prepare(ctx context.Context, rec *execRecord) (stdout, stderr *os.File, err error) {
 	x.prune(rec.Session)
 	dir := x.dir(rec.Session, rec.ID)
@@ -323,13 +324,13 @@ func (x *execs) prepare(ctx context.Context, rec *execRecord) (stdout, stderr *o
 		err = x.write(*rec)
 	}
 	if err != nil {
-		_, _ = stdout.Close(), stderr.Close() // nothing was written; of one that is nil it is an error that says so
+		_, _ = stdout.Close(), stderr.Close() // nothing was written; Close on a nil file only returns an error
 		return nil, nil, errors.Join(err, os.RemoveAll(dir.dir))
 	}
 	return stdout, stderr, nil
 }
 
-// announce appends an event of the session, and notes where its events are then.
+// announce appends an event to the session, and records its position as LastEvent.
 func (x *execs) announce(ctx context.Context, rec *execRecord) error {
 	ev := store.NewEvent(EventExec, ExecChange{Exec: rec.ID, State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Actor: rec.Actor, TraceID: rec.TraceID})
 	if err := x.store.Append(ctx, rec.Session, ev); err != nil {
@@ -348,7 +349,7 @@ func (x *execs) write(rec execRecord) error {
 	return atomicfile.Write(x.dir(rec.Session, rec.ID).file(".json"), append(text, '\n'), 0o600)
 }
 
-// run runs the command to its end and tells of that.
+// run runs the command to its end and records the result.
 func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line string, timeout time.Duration, stdout, stderr *os.File) {
 	defer x.leave(rec.ID)
 	out := &cut{w: stdout, left: x.limits.ExecBytes}
@@ -357,7 +358,7 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	err := x.inGuest(limited, s, line, out, errOut)
 	cause := context.Cause(limited)
 	cancel()
-	err = errors.Join(err, out.failed, errOut.failed) // a log that cannot be written is not the command's fault
+	err = errors.Join(err, out.failed, errOut.failed) // a failed log write is not the command's error
 	closed := errors.Join(stdout.Close(), stderr.Close())
 
 	ended := time.Now().UTC()
@@ -381,7 +382,7 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	default:
 		rec.State, rec.Error = ExecFailed, &task.ViewError{Code: fail.CodeOf(err).String(), Message: bounded(err.Error()), Hint: fail.HintOf(err)}
 	}
-	// Its end is worth telling whatever became of the request or the server.
+	// Record the end even if the request or the server has ended.
 	keep, cancelKeep := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancelKeep()
 	if err := errors.Join(x.announce(keep, &rec), x.write(rec)); err != nil {
@@ -391,8 +392,8 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	x.log.InfoContext(ctx, "exec", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
 }
 
-// inGuest runs a command line. Secrets of the guest are masked in what it prints, as
-// they are in the logs of tasks: clients that may only read see it.
+// inGuest runs a command line. It masks the guest's secrets in the output, as in
+// the logs of tasks, because clients with the scope read can see it.
 func (x *execs) inGuest(ctx context.Context, s session.Session, line string, stdout, stderr io.Writer) error {
 	conn, err := x.tasks.Sessions.Dial(ctx, s)
 	if err != nil {
@@ -409,9 +410,9 @@ func (x *execs) inGuest(ctx context.Context, s session.Session, line string, std
 	return errors.Join(err, out.Close(), errOut.Close())
 }
 
-// recordLost gives every command of a server that was killed its end: the state, and
-// the event that those who follow the session wait for. It is called before this
-// server starts any.
+// recordLost ends every command of a server that was killed: it records the state,
+// and appends the event that followers of the session wait for. It must be called
+// before this server starts any command.
 func (x *execs) recordLost(ctx context.Context) error {
 	files, err := filepath.Glob(filepath.Join(x.all("*"), "*", "*.json"))
 	if err != nil {
@@ -422,7 +423,7 @@ func (x *execs) recordLost(ctx context.Context) error {
 		id := strings.TrimSuffix(filepath.Base(file), ".json")
 		rec, err := x.read(filepath.Base(filepath.Dir(filepath.Dir(filepath.Dir(file)))), id)
 		if err != nil || rec.State != ExecRunning || rec.Server == x.self {
-			continue // what cannot be read is reported to those who ask for it
+			continue // reading it through the API reports the error
 		}
 		ended := time.Now().UTC()
 		rec.State, rec.EndedAt = ExecLost, &ended
@@ -433,7 +434,8 @@ func (x *execs) recordLost(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// cut keeps the first bytes and swallows the rest: the command goes on.
+// cut keeps the first bytes and discards the rest, so that the command can
+// continue.
 type cut struct {
 	w       io.Writer
 	left    int64
@@ -452,8 +454,8 @@ func (c *cut) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// get reads a command. One that runs under a server that is not this one does not
-// run under any: there is one at a time.
+// get reads a command. A running command of another server process is lost, because
+// only one server runs at a time.
 func (x *execs) get(session, id string) (Exec, error) {
 	rec, err := x.read(session, id)
 	if err != nil {
@@ -466,7 +468,7 @@ func (x *execs) get(session, id string) (Exec, error) {
 		dir := x.dir(session, id)
 		rec.Stdout.Bytes, rec.Stderr.Bytes = length(dir.stdout()), length(dir.stderr())
 		if !ours {
-			// It may have ended between the two looks.
+			// The command may have ended between the two checks.
 			if again, err := x.read(session, id); err != nil || again.State != ExecRunning {
 				return again.Exec, err
 			}
@@ -498,7 +500,7 @@ func length(name string) int64 {
 	return st.Size()
 }
 
-// cancel ends a command; one that has ended stays as it is.
+// cancel ends a running command. It does not change one that has ended.
 func (x *execs) cancel(session, id string) (Exec, error) {
 	e, err := x.get(session, id)
 	if err != nil || e.State != ExecRunning {
@@ -512,7 +514,7 @@ func (x *execs) cancel(session, id string) (Exec, error) {
 	return e, nil
 }
 
-// prune makes room among what is kept of a session: the oldest that have ended go.
+// prune removes a session's oldest ended commands when there are too many.
 func (x *execs) prune(session string) {
 	entries, err := os.ReadDir(x.all(session))
 	if err != nil || len(entries) < maxExecs {

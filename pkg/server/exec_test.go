@@ -21,7 +21,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
 )
 
-// vm makes a session's VM: one that runs commands for real, on this host.
+// vm creates a session's VM, which runs commands for real on this host.
 func (r *rig) vm(id string) (checkout string) {
 	t := r.t
 	t.Helper()
@@ -134,7 +134,7 @@ func TestExec(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := r.run(id, c.body)
-			if c.stderr == "*" { // the shell's own words and code
+			if c.stderr == "*" { // the shell's own message and code
 				if e.ExitCode == nil || *e.ExitCode == 0 || r.execLog(e, "stderr") == "" {
 					t.Errorf("%+v", e)
 				}
@@ -152,7 +152,8 @@ func TestExec(t *testing.T) {
 		})
 	}
 
-	// What was in its environment is nowhere kept; the two logs are files of their own.
+	// The values of its environment are not stored. The two logs are separate
+	// files.
 	e := r.run(id, `{"command":"true","env":{"TOKEN":"s3cret-value"}}`)
 	dir := r.execs.dir(id, e.ID)
 	for _, name := range []string{dir.stdout(), dir.stderr(), dir.file(".json")} {
@@ -173,7 +174,8 @@ func TestExec(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 
-	// Its events are the session's, and last_event says where to read on.
+	// Its events belong to the session, and last_event is the position to read
+	// from.
 	slow := r.startExec(id, `{"command":"echo begun; exec sleep 600"}`)
 	eventually(t, "it has begun", func() bool { return r.execLog(slow, "stdout") == "begun\n" })
 	var p EventPage
@@ -202,8 +204,8 @@ func TestExec(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 
-	// When serve is killed, the next one knows that it is lost; when it ends, the
-	// command is ended.
+	// If serve is killed, the next one marks the command as lost. If serve ends
+	// normally, it ends the command.
 	left := r.startExec(id, `{"command":"exec sleep 600"}`)
 	other := newExecs(r.Server, "another")
 	if e, err := other.get(id, left.ID); err != nil || e.State != ExecLost {
@@ -219,7 +221,8 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// Who may only read sees neither the command lines of an admin nor the guest's secrets.
+// A client with the scope read sees neither the command lines of an admin nor the
+// guest's secrets.
 func TestExecHidesSecretsFromReaders(t *testing.T) {
 	const id, value = "aaaa11112222", "hunter2-hunter2"
 	r := newRig(t, Limits{})
@@ -256,7 +259,7 @@ func TestExecHidesSecretsFromReaders(t *testing.T) {
 	}
 }
 
-// A command that was lost with its server ends with an event, as any other does.
+// A command that was lost with its server ends with an event, like any other.
 func TestLostExecHasATerminalEvent(t *testing.T) {
 	const id = "aaaa11112222"
 	m := newManager(t)
@@ -277,7 +280,7 @@ func TestLostExecHasATerminalEvent(t *testing.T) {
 	if err := errors.Join(stdout.Close(), stderr.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // and once only
+	for range 2 { // and only once
 		run := start(t, Options{Tasks: m})
 		resp, err := run.client().Get("http://localhost" + sessionsPath + "/" + id + "/events?after=" + rec.LastEvent) //nolint:noctx // a test
 		if err != nil {
@@ -300,7 +303,7 @@ func TestLostExecHasATerminalEvent(t *testing.T) {
 	}
 }
 
-// A VM that is not there, is told as such; a session that does not run is a conflict.
+// A missing VM is reported as such; a session that does not run is a conflict.
 func TestExecWithoutAVM(t *testing.T) {
 	r := newRig(t, Limits{Execs: 1})
 	const id = "bbbb11112222"
@@ -328,7 +331,7 @@ func TestExecWithoutAVM(t *testing.T) {
 	r.execs.leave("x")
 }
 
-// Of a session the newest commands are kept.
+// Only the newest commands of a session are kept.
 func TestExecsArePruned(t *testing.T) {
 	r := newRig(t, Limits{})
 	const id = "cccc11112222"

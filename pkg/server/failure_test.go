@@ -20,8 +20,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// A token that is removed ends what it opened: a log that is followed does not look
-// whole then, and a WebSocket says why.
+// Removing a token ends its streams: a followed log then does not look complete,
+// and a WebSocket reports the reason.
 func TestRemovedTokenEndsFollowing(t *testing.T) {
 	r := newRig(t, Limits{Beat: 20 * time.Millisecond})
 	id := r.submit().ID
@@ -69,8 +69,8 @@ func TestRemovedTokenEndsFollowing(t *testing.T) {
 	}
 }
 
-// wordless fails the test unless an answer is a server's problem that tells nothing of
-// the host.
+// wordless fails the test unless the response is a server error that reveals
+// nothing about the host.
 func (r *rig) wordless(c call) {
 	r.t.Helper()
 	resp, body := r.do(c)
@@ -85,7 +85,7 @@ func (r *rig) wordless(c call) {
 	}
 }
 
-// What cannot be read is an error, never an empty answer or a whole one.
+// A read error is an error, never an empty or complete response.
 func TestFilesThatCannotBeRead(t *testing.T) {
 	r := newRig(t, Limits{Beat: 20 * time.Millisecond})
 	const session, exec = "aaaa11112222", "0123456789ab"
@@ -166,7 +166,8 @@ func TestAStoreThatFails(t *testing.T) {
 	}
 }
 
-// A command whose output cannot be written runs to its end, and says that it failed.
+// A command whose output cannot be written runs to its end, and reports the
+// failure.
 func TestExecOnAFullDisk(t *testing.T) {
 	const id = "aaaa11112222"
 	r := newRig(t, Limits{})
@@ -204,7 +205,8 @@ func TestExecOnAFullDisk(t *testing.T) {
 		}
 	}
 
-	// One that cannot even begin takes no place, leaves nothing, and tells of nothing.
+	// A command that cannot even begin takes no slot, leaves nothing behind, and
+	// appends no event.
 	if err := errors.Join(os.RemoveAll(r.execs.all(id)), os.WriteFile(r.execs.all(id), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +233,7 @@ func TestTokensThatCannotBeWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{filepath.Join(file.Path, "tokens.json")} { // below what is no directory
+	for _, path := range []string{filepath.Join(file.Path, "tokens.json")} { // below a file that is not a directory
 		if token, err := (&Tokens{Path: path}).Add("two", Read, task.Permission{}); token != "" && err == nil || fail.CodeOf(err) != fail.Host {
 			t.Errorf("%s: %q %v", path, token, err)
 		}

@@ -19,13 +19,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// ArtifactList is what a task brought home, and what it did not.
+// ArtifactList lists the collected and the skipped artifacts of a task.
 type ArtifactList struct {
 	Artifacts []task.Artifact `json:"artifacts" nullable:"false"`
 	Skipped   []task.Skipped  `json:"skipped" nullable:"false" doc:"What was left in the guest, and why."`
 }
 
-// LogQuery is what is wanted of a pair of logs.
+// LogQuery selects a part of a pair of logs.
 type LogQuery struct {
 	Stream string `query:"stream" default:"stdout" enum:"stdout,stderr"`
 	Offset int64  `query:"offset" default:"0" minimum:"0" doc:"Bytes to leave out at the beginning. Range counts from here."`
@@ -114,7 +114,7 @@ func (s *Server) fileRoutes(api huma.API) {
 	})
 }
 
-// taskWithFiles finds a task whose logs and artifacts were not removed.
+// taskWithFiles returns a task whose logs and artifacts still exist.
 func (s *Server) taskWithFiles(ctx context.Context, id string) (task.Task, error) {
 	t, err := s.task(ctx, id)
 	if err != nil {
@@ -123,8 +123,8 @@ func (s *Server) taskWithFiles(ctx context.Context, id string) (task.Task, error
 	return t, s.tasks.CheckFiles(t)
 }
 
-// file answers with a file that a guest may have made, as one to be saved under
-// that name. It closes it.
+// file responds with a file that a guest may have created, as a download under the
+// given name. It closes the file.
 func (s *Server) file(ctx context.Context, f *os.File, name, sha256 string) (*bodyOutput, error) {
 	req := requestOf(ctx)
 	st, err := f.Stat()
@@ -142,14 +142,14 @@ func (s *Server) file(ctx context.Context, f *os.File, name, sha256 string) (*bo
 		modified := st.ModTime()
 		if sha256 != "" {
 			h.Set("ETag", strconv.Quote(sha256))
-			modified = time.Time{} // its content is a better witness
+			modified = time.Time{} // the ETag identifies the content better
 		}
 		http.ServeContent(req.w, req.r, "", modified, f)
 	}}, nil
 }
 
-// disposition makes a browser save what it gets, under a name that is a file's
-// on every system, in the form that RFC 6266 has for any characters.
+// disposition makes a browser save the response. It encodes the name as RFC 6266
+// requires for arbitrary characters.
 func disposition(name string) string {
 	if text := mime.FormatMediaType("attachment", map[string]string{"filename": name}); text != "" {
 		return text
@@ -157,8 +157,8 @@ func disposition(name string) string {
 	return "attachment"
 }
 
-// sizeFrom is the size of a log; an offset behind its end is an error, since who
-// has one knows of bytes that are not there.
+// sizeFrom returns the size of a log. An offset beyond its end is an error, because
+// the client then assumes bytes that do not exist.
 func sizeFrom(path string, offset int64) (int64, error) {
 	st, err := os.Stat(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -174,7 +174,7 @@ func sizeFrom(path string, offset int64) (int64, error) {
 	return size, nil
 }
 
-// logs answers with one of two logs of a subject.
+// logs responds with one of a subject's two logs.
 func (s *Server) logs(ctx context.Context, sub subject, in LogQuery, stdout, stderr string) (*bodyOutput, error) {
 	req := requestOf(ctx)
 	name := stdout
@@ -209,7 +209,7 @@ func (s *Server) logs(ctx context.Context, sub subject, in LogQuery, stdout, std
 		if f, err = os.Open(name); err != nil {
 			return nil, err
 		}
-		content = io.NewSectionReader(f, in.Offset, size-in.Offset) // as it is now: it may grow
+		content = io.NewSectionReader(f, in.Offset, size-in.Offset) // with a fixed end, because the log may grow
 	}
 	return &bodyOutput{func(huma.Context) {
 		if f != nil {
@@ -225,8 +225,8 @@ type nothing struct{}
 
 func (nothing) ReadAt([]byte, int64) (int, error) { return 0, io.EOF }
 
-// followLog writes a log as it grows, until its subject is over. A connection
-// that breaks off sooner is seen by its missing last chunk.
+// followLog writes a log as it grows, until its subject has ended. If it ends
+// early, it aborts the connection, and the client notices the missing last chunk.
 func (st *stream) followLog(ctx context.Context, w *response, name string, offset int64) {
 	ctx, cancel := context.WithCancel(ctx)
 	over, watched := make(chan struct{}), make(chan struct{})
@@ -266,6 +266,6 @@ func (st *stream) followLog(ctx context.Context, w *response, name string, offse
 	cancel()
 	<-watched
 	if broken || err != nil {
-		panic(http.ErrAbortHandler) // so that nobody takes it for the whole
+		panic(http.ErrAbortHandler) // so that the client does not take the log for complete
 	}
 }

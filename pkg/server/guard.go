@@ -20,23 +20,23 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-// guard stands before every route: it knows who asks, refuses what is no decent
-// request, bounds what is read and how long a write may take, and sees to it
-// that every error is a Problem.
+// guard runs before every route. It authenticates the client, rejects malformed
+// requests, bounds the size of requests and the duration of writes, and turns every
+// error into a Problem.
 type guard struct {
 	*Server
 	door
 }
 
-// principal is who asks.
+// principal is the authenticated client.
 type principal struct {
-	Name  string // for the audit: "user:me", "token:ci"
+	Name  string // for the audit log: "user:me", "token:ci"
 	Scope Scope
-	token string           // digest; "" at the socket
-	may   *task.Permission // to submit; nil for everything
+	token string           // digest of the token; "" for the socket
+	may   *task.Permission // what the client may submit; nil for everything
 }
 
-// request is what a handler may need of the HTTP beneath it.
+// request gives handlers access to the underlying HTTP request.
 type request struct {
 	w     *response
 	r     *http.Request
@@ -46,9 +46,9 @@ type request struct {
 
 type requestKey struct{}
 
-// requestOf is the request that ctx belongs to.
+// requestOf returns the request that ctx belongs to.
 func requestOf(ctx context.Context) *request {
-	return ctx.Value(requestKey{}).(*request) // guard has put it there
+	return ctx.Value(requestKey{}).(*request) // guard has stored it
 }
 
 const healthPath = "/api/health"
@@ -70,7 +70,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	if p := g.admit(req); p != nil {
-		_ = req.w.control.EnableFullDuplex() // where it does not work, nothing is left to be read
+		_ = req.w.control.EnableFullDuplex() // where it is unsupported, there is nothing left to read
 		req.w.fail(p)
 		if p.Status != http.StatusRequestTimeout {
 			g.drain(req)
@@ -80,7 +80,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.mux.ServeHTTP(req.w, req.r)
 }
 
-// admit checks a request before anybody acts on it.
+// admit checks a request before it reaches a handler.
 func (g *guard) admit(req *request) *Problem {
 	h := req.w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -97,11 +97,11 @@ func (g *guard) admit(req *request) *Problem {
 	return nil
 }
 
-// once are headers of which a second one would be read by one reader of the
-// request, and not by another.
+// once lists headers that must not be repeated, because different readers of the
+// request could use different values.
 var once = []string{"Authorization", "Content-Type", "Content-Length", "Content-Encoding", "Origin", "Range", "If-Range", "Last-Event-Id", trace.Header, "Accept", "Idempotency-Key", "Sec-Websocket-Key", "Sec-Websocket-Version"}
 
-// form is about what the request looks like.
+// form checks the form of the request.
 func (g *guard) form(req *request) *Problem {
 	r := req.r
 	bad := func(hint, format string, args ...any) *Problem {
@@ -124,16 +124,17 @@ func (g *guard) form(req *request) *Problem {
 	if _, err := url.ParseQuery(r.URL.RawQuery); err != nil {
 		return bad("escape what is not a letter or a digit, as %20", "the query cannot be read: %v", err)
 	}
-	// Neither the router nor a handler is to clean a path: it is clean, or it is
-	// no path of ours. Dots that are escaped are a name's, which is looked up.
+	// Neither the router nor a handler may clean a path: an unclean path does not
+	// exist. Escaped dots are part of a name, which is looked up.
 	if p := r.URL.EscapedPath(); p != "/" && path.Clean(p) != p || strings.Contains(r.URL.Path, "\x00") {
 		return problem(http.StatusNotFound, "NOT_FOUND", seeDocs, "there is no such path")
 	}
 	return nil
 }
 
-// origin is about pages in browsers: none may use what its user may, whether it
-// comes under another name for this host or says where it comes from.
+// origin rejects requests from web pages, so that no page can use its user's
+// access. It detects them by the Host header, in case the page uses another name
+// for this host, and by the headers about the page's origin.
 func (g *guard) origin(req *request) *Problem {
 	r := req.r
 	if !g.known(r.Host) {
@@ -152,7 +153,7 @@ func (g *guard) origin(req *request) *Problem {
 	return nil
 }
 
-// login finds out who asks.
+// login authenticates the client.
 func (g *guard) login(req *request) *Problem {
 	if g.own {
 		req.who = principal{Name: g.user, Scope: Admin}
@@ -168,8 +169,9 @@ func (g *guard) login(req *request) *Problem {
 		if err != nil {
 			addr = req.r.RemoteAddr
 		}
-		// A right token is let in however many wrong ones came before: on a loopback
-		// all users of this host are one address, and none shall lock out the others.
+		// A valid token is accepted after any number of wrong ones. On a loopback
+		// address all users of this host share one address, and none may lock out
+		// the others.
 		g.metrics.wrong.Inc()
 		ok, wait := g.wrong.allow(addr, time.Now())
 		if !ok {
@@ -202,7 +204,8 @@ func (g *guard) login(req *request) *Problem {
 	return nil
 }
 
-// still reports whether who may still do what needs that scope: tokens are removed.
+// still reports whether who may still perform operations that need that scope:
+// tokens may have been removed.
 func (s *Server) still(who principal, need Scope) bool {
 	if who.token == "" {
 		return who.Scope.allows(need)
@@ -211,8 +214,8 @@ func (s *Server) still(who principal, need Scope) bool {
 	return err == nil && slices.ContainsFunc(all, func(t Token) bool { return t.SHA256 == who.token && t.Scope.allows(need) })
 }
 
-// body reads the body, which is in memory from here on: handlers have no client
-// to wait for.
+// body reads the request body into memory, so that handlers never wait for the
+// client.
 func (g *guard) body(req *request) *Problem {
 	r := req.r
 	if r.ContentLength == 0 {
@@ -245,10 +248,10 @@ func (g *guard) body(req *request) *Problem {
 	return nil
 }
 
-// drain reads what a client still sends of a request that was answered. Many clients
-// write all of a body before they read, and a connection that is closed with bytes
-// unread is reset, which takes the answer along. A client that waits to be told to go
-// on has its answer.
+// drain reads the rest of a request that was already answered. Many clients write
+// the whole body before they read. If the server closed the connection with unread
+// bytes, the connection would be reset and the response lost. A client that sent
+// Expect has its response and sends nothing more.
 func (g *guard) drain(req *request) {
 	if req.r.ContentLength == 0 || req.r.Header.Get("Expect") != "" || req.w.Flush() != nil {
 		return
@@ -258,7 +261,7 @@ func (g *guard) drain(req *request) {
 		most = maxSpill
 	}
 	if req.w.control.SetReadDeadline(time.Now().Add(g.limits.Body)) == nil {
-		_, _ = io.CopyN(io.Discard, req.r.Body, most) // the client has its answer, whatever this says
+		_, _ = io.CopyN(io.Discard, req.r.Body, most) // the client has its response in any case
 	}
 }
 
@@ -268,7 +271,7 @@ func tooLarge() *Problem {
 
 func short(s string) string { return s[:min(len(s), 20)] }
 
-// done tells of a request that was answered.
+// done logs a completed request and counts it.
 func (g *guard) done(req *request, took time.Duration) {
 	route := req.r.Pattern
 	if route == "" {
@@ -277,14 +280,14 @@ func (g *guard) done(req *request, took time.Duration) {
 	g.metrics.request(req.r.Method, route, req.w.status, took)
 	level := slog.LevelDebug
 	if req.r.Method != http.MethodGet && req.r.Method != http.MethodHead || req.w.status >= http.StatusInternalServerError {
-		level = slog.LevelInfo // what changes something, and what went wrong
+		level = slog.LevelInfo // changes and server errors
 	}
 	g.log.Log(req.r.Context(), level, "request", "actor", req.who.Name, "route", route,
 		"status", req.w.status, "bytes", req.w.bytes, "ms", took.Milliseconds())
 }
 
-// response is a ResponseWriter that gives the client a bounded time for each
-// write, and makes a Problem of any error that is not one.
+// response is a ResponseWriter that bounds the time of each write. It turns every
+// error response that is not a Problem into one.
 type response struct {
 	http.ResponseWriter
 	control  *http.ResponseController
@@ -292,10 +295,10 @@ type response struct {
 	trace    string
 	status   int
 	bytes    int64
-	mute     bool // the body that comes is another's words for the problem that was sent
+	mute     bool // discard the following body, which another handler wrote for the same error
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the underlying writer for http.ResponseController.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *response) WriteHeader(status int) {
@@ -329,18 +332,18 @@ func (w *response) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Flush sends what was written.
+// Flush sends the written data.
 func (w *response) Flush() error {
 	w.deadline()
 	return w.control.Flush()
 }
 
 func (w *response) deadline() {
-	// One that cannot be set is that of a connection which is gone, as the write will tell.
+	// It fails only if the connection is gone, which the write will report.
 	_ = w.control.SetWriteDeadline(time.Now().Add(w.patience))
 }
 
-// fail answers with a problem, if nothing was answered yet.
+// fail responds with a problem, if no response was sent yet.
 func (w *response) fail(p *Problem) {
 	if w.status != 0 {
 		return

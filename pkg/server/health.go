@@ -14,15 +14,15 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 )
 
-// Health is how this server is. Anybody may know it.
+// Health is the server's health. It is public.
 type Health struct {
 	Status string `json:"status" enum:"ok"`
 }
 
 type healthOutput struct{ Body Health }
 
-// healthTimeout is how long the store may take to answer; less than half of what
-// the units give the watchdog.
+// healthTimeout bounds the store's answer. It is less than half of the watchdog
+// interval in the units.
 const healthTimeout = 5 * time.Second
 
 func (s *Server) serverRoutes(api huma.API) {
@@ -52,7 +52,7 @@ func (s *Server) serverRoutes(api huma.API) {
 				return &bodyOutput{func(ctx huma.Context) {
 					ctx.SetHeader("Content-Type", kind)
 					ctx.SetStatus(http.StatusOK)
-					_, _ = ctx.BodyWriter().Write(text()) // nobody is left to be told
+					_, _ = ctx.BodyWriter().Write(text()) // the client is gone if this fails
 				}}, nil
 			})
 	}
@@ -61,15 +61,15 @@ func (s *Server) serverRoutes(api huma.API) {
 	static("getDocumentYAML", "/openapi.yaml", "application/vnd.oai.openapi", "This document as YAML", func() []byte { return s.doc.yaml })
 }
 
-// notify tells systemd, if it started us and wants to know.
+// notify sends a state to systemd, if systemd started this process and expects it.
 func (s *Server) notify(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		s.log.Warn("notify systemd", "state", state, "error", err)
 	}
 }
 
-// watchdog tells systemd that we live for as long as we do: only when a request
-// comes through the socket, the guard and the router to the store and back.
+// watchdog notifies systemd at intervals. It does so only if a request succeeds on
+// the whole path through the socket, the guard and the router to the store.
 func (s *Server) watchdog(ctx context.Context, socket string) {
 	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || every == 0 {

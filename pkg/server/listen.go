@@ -17,11 +17,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/peer"
 )
 
-// maxSocketPath is macOS's; Linux has four bytes more.
+// maxSocketPath is the limit on macOS; Linux allows four more bytes.
 const maxSocketPath = 103
 
-// listenUnix makes the socket, in place of what a serve that was killed has left
-// there. The caller holds the lock of which there is one.
+// listenUnix creates the socket and replaces one left by a killed serve. The caller
+// holds the lock that only one serve can hold.
 func listenUnix(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fail.New(fail.Host, "the path of the socket, %s, has %d bytes; a socket's path has at most %d", path, len(path), maxSocketPath).
@@ -47,7 +47,7 @@ func listenUnix(ctx context.Context, path string, log *slog.Logger) (net.Listene
 			return nil, fail.New(fail.Host, "remove the old socket: %w", err)
 		}
 	}
-	// Until the next line but one the directory alone keeps others out.
+	// Until the Chmod below, only the directory's mode keeps others out.
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, fail.New(fail.Host, "listen on the socket: %w", err).WithHint("ls -ld %s", dir)
@@ -58,7 +58,7 @@ func listenUnix(ctx context.Context, path string, log *slog.Logger) (net.Listene
 	return ownOnly{l.(*net.UnixListener), log}, nil
 }
 
-// ownOnly accepts connections of this user's processes.
+// ownOnly accepts connections only from processes of this user.
 type ownOnly struct {
 	*net.UnixListener
 	log *slog.Logger
@@ -78,7 +78,7 @@ func (l ownOnly) Accept() (net.Conn, error) {
 	}
 }
 
-// listenTCP listens where Options say, if that is safe.
+// listenTCP listens on the address in Options, if that is safe.
 func (s *Server) listenTCP(ctx context.Context) (net.Listener, door, error) {
 	addr, err := listenAddr(s.o.Listen, s.o.Expose)
 	if err != nil {
@@ -131,11 +131,11 @@ func listenAddr(text string, expose bool) (netip.AddrPort, error) {
 	return addr, nil
 }
 
-// known reports whether a Host header names us. A page that was loaded from
-// another name, which somebody let point here, must find nobody.
+// known reports whether a Host header names this server. It rejects a page that was
+// loaded under another name which now resolves to this host (DNS rebinding).
 func (d door) known(host string) bool {
 	if d.own {
-		return true // a browser cannot come this way
+		return true // a browser cannot connect to the socket
 	}
 	name, port, err := net.SplitHostPort(host)
 	if err != nil {

@@ -32,7 +32,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
-// TestMain makes this test binary a fake VM's process too.
+// TestMain makes this test binary also act as a fake VM's process.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
 		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(reexec.Run(m))
 }
 
-// deadline is for what must happen: a slow machine may take its time.
+// deadline bounds waits for events that must happen, even on a slow machine.
 const deadline = 2 * time.Minute
 
 const manifestYAML = `version: "1"
@@ -54,11 +54,12 @@ repository: {url: acme/app}
 agent: {kind: command, command: [make, test]}
 `
 
-// newManager has a store of its own and keepers that end at once: what happens
-// to a task is what the test does to it.
+// newManager has its own store, and keepers that end immediately: only the test
+// changes a task.
 func newManager(t *testing.T) *task.Manager {
 	t.Helper()
-	// Not t.TempDir: its length is the test's name's, and a socket's path is short.
+	// Not t.TempDir, whose length depends on the test's name: a socket's path must
+	// be short.
 	dir, err := os.MkdirTemp("", "s")
 	if err != nil {
 		t.Fatal(err)
@@ -89,11 +90,11 @@ func newManager(t *testing.T) *task.Manager {
 	}
 }
 
-// rig is a server with both of its ways in, and a token of each scope.
+// rig is a server with both endpoints, and a token of each scope.
 type rig struct {
 	*Server
 	t      *testing.T
-	addr   string // of the one for tokens
+	addr   string // of the endpoint for tokens
 	socket string
 	token  map[Scope]string
 	log    *safeBuffer
@@ -155,7 +156,7 @@ func newRig(t *testing.T, limits Limits) *rig {
 	return r
 }
 
-// submit makes a task, past the API.
+// submit creates a task without the API.
 func (r *rig) submit() task.Task {
 	r.t.Helper()
 	asked, _, err := manifest.Parse("test", []byte(manifestYAML), "")
@@ -166,7 +167,7 @@ func (r *rig) submit() task.Task {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	outbox := filepath.Join(string(r.tasks.Dir(t.ID)), "outbox") // as for its keeper
+	outbox := filepath.Join(string(r.tasks.Dir(t.ID)), "outbox") // as its keeper creates it
 	if err := errors.Join(os.MkdirAll(filepath.Join(outbox, "progress"), 0o700), os.MkdirAll(filepath.Join(outbox, "artifacts"), 0o700)); err != nil {
 		r.t.Fatal(err)
 	}
@@ -213,7 +214,7 @@ func (r *rig) append(subject string, n int) {
 type call struct {
 	method, path, body string
 	header             []string // names and values
-	as                 Scope    // Admin when ""; "-" for no token
+	as                 Scope    // "" means Admin; "-" means no token
 	socket             bool
 }
 
@@ -256,7 +257,7 @@ func (r *rig) client(c call) *http.Client {
 	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// do makes a call, reads the answer, and holds both against the document.
+// do makes a call, reads the response, and checks both against the document.
 func (r *rig) do(c call) (*http.Response, []byte) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), deadline)
@@ -275,7 +276,7 @@ func (r *rig) do(c call) (*http.Response, []byte) {
 	return resp, body
 }
 
-// get is do for an answer that must be a success, and JSON.
+// get is do for a response that must be successful and JSON.
 func (r *rig) get(c call, into any) *http.Response {
 	r.t.Helper()
 	resp, body := r.do(c)
@@ -330,7 +331,7 @@ func (s *schemas) check(t *testing.T, pointer string, body []byte) {
 	}
 }
 
-// documented fails the test when an answer is not one that the document has.
+// documented fails the test if the document does not contain the response.
 func (r *rig) documented(method, path string, resp *http.Response, body []byte) {
 	r.t.Helper()
 	s := r.schemas()
@@ -343,7 +344,7 @@ func (r *rig) documented(method, path string, resp *http.Response, body []byte) 
 		body = nil
 	}
 	op, at := s.operation(method, path)
-	if op == nil { // there is no such route: an error, in the form of all others
+	if op == nil { // an unknown route: the error must have the form of all others
 		if resp.StatusCode < 400 || kind != problemType {
 			r.t.Errorf("%s %s is not documented, and answered with %s, %s", method, path, resp.Status, kind)
 			return
@@ -379,7 +380,7 @@ func (r *rig) documented(method, path string, resp *http.Response, body []byte) 
 
 var parameter = regexp.MustCompile(`\\\{[a-z]+\\\}`)
 
-// operation finds the operation of a path, and the pointer to it.
+// operation returns the operation for a path, and the pointer to it.
 func (s *schemas) operation(method, path string) (op map[string]any, pointer string) {
 	for template, item := range s.doc["paths"].(map[string]any) {
 		one := `[^/]+`
@@ -395,7 +396,7 @@ func (s *schemas) operation(method, path string) (op map[string]any, pointer str
 	return nil, ""
 }
 
-// eventually waits until ok, by looking.
+// eventually polls until ok returns true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
@@ -411,7 +412,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// session makes a session that is ready, without a VM.
+// session creates a session that is ready, without a VM.
 func (r *rig) session(id string) string {
 	r.t.Helper()
 	_, _, err := r.store.Create(r.t.Context(), store.Session{

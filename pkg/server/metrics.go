@@ -22,9 +22,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// metrics is what Prometheus is told. What the store knows is read from it when
-// somebody asks, so that a new serve says the same as the one before; what has
-// to be watched counts from this server's start.
+// metrics holds the metrics for Prometheus. State in the store is read on each
+// scrape, so that a restarted serve reports the same values. Counters of observed
+// events start with this server.
 type metrics struct {
 	*Server
 	registry *prometheus.Registry
@@ -42,8 +42,8 @@ type metrics struct {
 	decisions      *prometheus.CounterVec
 	outcomes       *prometheus.CounterVec
 
-	// Of observe only.
-	cursor   string              // the newest task that was seen
+	// Only observe uses the fields below.
+	cursor   string              // the newest task seen so far
 	pending  map[string]struct{} // tasks that were seen and have not ended
 	gateways map[string]gateway.Status
 }
@@ -89,7 +89,7 @@ func newMetrics(s *Server, agentic bool) (*metrics, error) {
 	for _, c := range all {
 		errs = append(errs, m.registry.Register(c))
 	}
-	// What can be foreseen is there from the start, as zero.
+	// Create all known series at the start, with the value zero.
 	for _, kind := range []string{"ws", "sse", "log"} {
 		m.open.WithLabelValues(kind)
 		m.opened.WithLabelValues(kind)
@@ -108,7 +108,7 @@ func newMetrics(s *Server, agentic bool) (*metrics, error) {
 	return m, errors.Join(errs...)
 }
 
-// methods are those that are told apart: a client can invent others.
+// methods lists the methods with their own label: a client could invent others.
 var methods = map[string]bool{http.MethodGet: true, http.MethodHead: true, http.MethodPost: true, http.MethodDelete: true}
 
 func (m *metrics) request(method, route string, status int, took time.Duration) {
@@ -119,7 +119,7 @@ func (m *metrics) request(method, route string, status int, took time.Duration) 
 	m.requestSeconds.WithLabelValues(route).Observe(took.Seconds())
 }
 
-// stream counts one, until its end.
+// stream counts a stream as open until gone is called.
 func (m *metrics) stream(kind string) (gone func()) {
 	m.opened.WithLabelValues(kind).Inc()
 	m.open.WithLabelValues(kind).Inc()
@@ -142,8 +142,8 @@ func (m *metrics) command(e Exec) {
 
 const observeEvery = 5 * time.Second
 
-// observe watches what shows only while it happens: tasks that end, and what
-// gateways decide.
+// observe watches changes that leave no record: the ends of tasks and the decisions
+// of gateways.
 func (m *metrics) observe(ctx context.Context) {
 	tick := time.NewTicker(observeEvery)
 	defer tick.Stop()
@@ -170,7 +170,7 @@ func (m *metrics) observe(ctx context.Context) {
 	}
 }
 
-// begin notes which tasks have not ended.
+// begin records the tasks that have not ended.
 func (m *metrics) begin(ctx context.Context) error {
 	newest, err := m.store.Tasks(ctx, store.TaskFilter{Limit: 1})
 	if err != nil {
@@ -183,10 +183,10 @@ func (m *metrics) begin(ctx context.Context) error {
 	return err
 }
 
-// page is how many tasks are in memory at a time: a manifest may be large.
+// page is the number of tasks in memory at a time, because a manifest may be large.
 const page = 100
 
-// unended are the ids of tasks that have not ended.
+// unended returns the ids of all tasks that have not ended.
 func (m *metrics) unended(ctx context.Context) (map[string]struct{}, error) {
 	var phases []string
 	for _, p := range task.Phases() {
@@ -214,14 +214,14 @@ func (m *metrics) pages(ctx context.Context, f store.TaskFilter, each func(store
 	}
 }
 
-// look counts the tasks that ended since the last look, also those that were
-// not there then.
+// look counts the tasks that have ended since the last call, including those that
+// were also created since then.
 func (m *metrics) look(ctx context.Context) error {
 	if err := m.pages(ctx, store.TaskFilter{OldestFirst: true, After: m.cursor}, func(t store.Task) {
 		m.pending[t.ID] = struct{}{}
 		m.cursor = t.ID
 	}); err != nil {
-		if fail.CodeOf(err) == fail.NotFound { // the newest that there was is gone
+		if fail.CodeOf(err) == fail.NotFound { // the newest task has been removed
 			m.cursor = ""
 			return m.begin(ctx)
 		}
@@ -260,7 +260,7 @@ func (m *metrics) count(ctx context.Context, t task.Task) error {
 	if !t.Facts.Started.IsZero() && t.Facts.Ended.After(t.Facts.Started) {
 		m.taskSeconds.WithLabelValues(string(t.Phase)).Observe(t.Facts.Ended.Sub(t.Facts.Started).Seconds())
 	}
-	// The first events tell of the VM; what an agent did comes behind.
+	// The first events are about the VM; the agent's events follow.
 	evs, err := m.store.Events(ctx, t.ID, store.Oldest, 1000)
 	if err != nil {
 		return err
@@ -281,8 +281,8 @@ func (m *metrics) count(ctx context.Context, t task.Task) error {
 	return nil
 }
 
-// askGateways adds what was decided since the last time. One that was started
-// anew counts from zero again.
+// askGateways adds the decisions made since the last call. A restarted gateway
+// counts from zero again.
 func (m *metrics) askGateways(ctx context.Context) error {
 	all, err := m.tasks.Sessions.List(ctx)
 	if err != nil {
@@ -298,7 +298,7 @@ func (m *metrics) askGateways(ctx context.Context) error {
 		}
 		asking.Go(func() error {
 			st, err := m.tasks.Sessions.Gateway(s).Status(ctx)
-			if err == nil { // one that does not answer is its keeper's business
+			if err == nil { // its keeper handles a gateway that does not answer
 				mu.Lock()
 				now[s.ID] = st
 				mu.Unlock()
@@ -306,7 +306,7 @@ func (m *metrics) askGateways(ctx context.Context) error {
 			return nil
 		})
 	}
-	_ = asking.Wait() // none returns an error
+	_ = asking.Wait() // the functions return no errors
 	for id, st := range now {
 		before, ok := m.gateways[id]
 		if !ok || !before.Started.Equal(st.Started) || before.Stats.Allowed > st.Stats.Allowed || before.Stats.Denied > st.Stats.Denied {
@@ -319,7 +319,7 @@ func (m *metrics) askGateways(ctx context.Context) error {
 	return nil
 }
 
-// stored are the metrics that are read from the store.
+// stored collects the metrics that are read from the store.
 type stored struct{ *metrics }
 
 var (
@@ -331,7 +331,8 @@ var (
 	storeUp       = prometheus.NewDesc(namespace+"_store_up", "Whether the store could be read.", nil, nil)
 )
 
-// Describe is prometheus.Collector's. The set is fixed, but for the states.
+// Describe implements prometheus.Collector. The set is fixed, except for the
+// states.
 func (c stored) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{tasksTotal, tasksByState, tasksActive, agents, sessionsState, storeUp} {
 		ch <- d
@@ -340,9 +341,9 @@ func (c stored) Describe(ch chan<- *prometheus.Desc) {
 
 const collectTimeout = 5 * time.Second
 
-// Collect is prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (c stored) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout) // the interface has none
+	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout) // the interface provides no context
 	defer cancel()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
@@ -376,8 +377,8 @@ func (c stored) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// agenticNames are the names that dashboards made for the reference know. Where
-// there is a label's value, only the series with that are meant.
+// agenticNames lists the metric names that dashboards made for the reference use.
+// If label is set, only the series with that label value are exported.
 var agenticNames = []struct{ from, label, to string }{
 	{namespace + "_tasks_total", "", "agentic_tasks_total"},
 	{namespace + "_tasks", "", "agentic_tasks_by_state"},
@@ -389,7 +390,8 @@ var agenticNames = []struct{ from, label, to string }{
 	{namespace + "_stream_connections_opened_total", "ws", "agentic_ws_connections_total"},
 }
 
-// agenticToo is what g gathers, and part of it again under the other names.
+// agenticToo returns a gatherer that exports everything from g, and part of it
+// again under the other names.
 func agenticToo(g prometheus.Gatherer) prometheus.Gatherer {
 	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		all, err := g.Gather()

@@ -33,7 +33,7 @@ func (r *rig) metricsNow() map[string]string {
 func TestMetrics(t *testing.T) {
 	r := newRig(t, Limits{})
 	ended, running := r.submit().ID, r.submit().ID
-	r.submit() // and waits
+	r.submit() // stays in the queue
 	if err := r.metrics.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -46,9 +46,9 @@ func TestMetrics(t *testing.T) {
 		f.Started, f.Ended = began, began.Add(90*time.Second)
 		f.Outcome = &task.Outcome{Result: task.Success}
 	})
-	quick := r.submit().ID // came and went between two looks
+	quick := r.submit().ID // created and ended between two calls
 	r.do(call{method: "DELETE", path: tasksPath + "/" + quick})
-	for range 2 { // what was counted is not counted again
+	for range 2 { // counted tasks are not counted again
 		if err := r.metrics.look(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -70,14 +70,14 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s is %q, not %s", name, got["agent_sessionizer_"+name], want)
 		}
 	}
-	// Clients cannot make series without end.
+	// Clients cannot create series without limit.
 	before := len(r.metricsNow())
 	for _, method := range []string{"AAA", "BBB", "CCC"} {
 		for _, path := range []string{"/a", "/b", "/c"} {
 			r.do(call{method: method, path: path})
 		}
 	}
-	if after := len(r.metricsNow()); after > before+2+15 { // one counter and one histogram more
+	if after := len(r.metricsNow()); after > before+2+15 { // one more counter and histogram
 		t.Errorf("%d series, where there were %d", after, before)
 	}
 	if err := r.store.Close(); err != nil {

@@ -13,8 +13,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// A submission that is repeated with its key makes one task and has one answer, also
-// after a crash of serve; another body under the key is refused.
+// A submission that is repeated with its key creates one task and gets the same
+// response, even after a crash of serve. Another body under the same key is
+// refused.
 func TestIdempotencyKey(t *testing.T) {
 	r := newRig(t, Limits{})
 	post := func(key, body string, as Scope) (*http.Response, []byte) {
@@ -26,12 +27,12 @@ func TestIdempotencyKey(t *testing.T) {
 	if err := json.Unmarshal(answer, &made); err != nil || first.StatusCode != http.StatusAccepted || made.TaskID != made.ID || !made.Accepted {
 		t.Fatalf("%v %s %s", err, first.Status, answer)
 	}
-	r.move(made.ID, task.Failed, func(f *task.Facts) { f.Attempt = 3 }) // the answer is that of its acceptance
+	r.move(made.ID, task.Failed, func(f *task.Facts) { f.Attempt = 3 }) // the response is that of the acceptance
 	again, err := New(Options{Tasks: r.tasks, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []*Server{r.Server, again} { // as after a restart: what is kept is in the store
+	for _, s := range []*Server{r.Server, again} { // as after a restart: the state is in the store
 		r.Server = s
 		resp, body := post("one", manifestYAML, Submit)
 		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != first.Header.Get("Location") || !bytes.Equal(body, answer) {
@@ -55,7 +56,7 @@ func TestIdempotencyKey(t *testing.T) {
 		t.Errorf("after a request that was refused: %s %s", resp.Status, body)
 	}
 
-	// At once: still one task.
+	// Concurrent requests create a single task.
 	var all sync.WaitGroup
 	locations := make([]string, 8)
 	for i := range locations {
@@ -71,7 +72,8 @@ func TestIdempotencyKey(t *testing.T) {
 		}
 	}
 
-	// serve was killed between the key and the task: the repetition makes it.
+	// If serve was killed between recording the key and creating the task, the
+	// repetition creates it.
 	_, lost := post("lost", manifestYAML, Submit)
 	if err := json.Unmarshal(lost, &made); err != nil {
 		t.Fatal(err)
@@ -89,7 +91,7 @@ func TestIdempotencyKey(t *testing.T) {
 		t.Errorf("%s %s", resp.Status, body)
 	}
 
-	// A retry, too.
+	// The same holds for a retry.
 	var ids []string
 	for range 2 {
 		var retried TaskAnswer
@@ -130,7 +132,7 @@ func TestIdempotencyKeyOfExec(t *testing.T) {
 	if entries, err := os.ReadDir(r.execs.all(id)); err != nil || len(entries) != 1 {
 		t.Error(entries, err)
 	}
-	// What nothing is kept of is not started a second time.
+	// A command without a record is not started a second time.
 	if err := os.RemoveAll(r.execs.dir(id, e.ID).dir); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +141,8 @@ func TestIdempotencyKeyOfExec(t *testing.T) {
 	}
 }
 
-// What POST and DELETE answer has the fields that other clients of such APIs look for.
+// The responses to POST and DELETE have the fields that clients of similar APIs
+// expect.
 func TestAnswersOfTasks(t *testing.T) {
 	r := newRig(t, Limits{})
 	fields := func(c call) map[string]any {
@@ -165,7 +168,7 @@ func TestAnswersOfTasks(t *testing.T) {
 			t.Errorf("%s %s of no task: got %s, want 404: %s", c.method, c.path, resp.Status, body)
 		}
 	}
-	// Of the progress, a client gets what is a client's.
+	// Clients get only their part of the progress.
 	id := r.submit().ID
 	r.move(id, task.Running, func(f *task.Facts) {
 		f.Started = f.Started.AddDate(2026, 0, 0)
@@ -183,7 +186,7 @@ func TestAnswersOfTasks(t *testing.T) {
 	}
 }
 
-// After its files were removed, a task says so wherever these are asked for.
+// After its files were removed, a task reports that for every request for them.
 func TestRemovedFiles(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
@@ -206,7 +209,7 @@ func TestRemovedFiles(t *testing.T) {
 	}
 }
 
-// HEAD is GET without the body, wherever there is a GET.
+// HEAD works like GET without the body, on every GET route.
 func TestHead(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
@@ -224,7 +227,8 @@ func TestHead(t *testing.T) {
 	}
 }
 
-// A change of the mode alone, which leaves the file's time, is noticed.
+// A change of only the mode, which does not change the modification time, is
+// noticed.
 func TestTokensOfAnOpenFile(t *testing.T) {
 	r := newRig(t, Limits{})
 	for _, mode := range []os.FileMode{0o666, 0o640, 0o604} {

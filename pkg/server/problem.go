@@ -15,8 +15,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// Problem is how every error is answered: RFC 9457, with the product's code and
-// its hint. It is an error, so that what fails can be one from where it failed.
+// Problem is the form of every error response: RFC 9457, with the product's code
+// and hint. It implements error, so that any function can return one.
 type Problem struct {
 	Type    string   `json:"type" enum:"about:blank" doc:"Always about:blank: code says which problem it is."`
 	Title   string   `json:"title" doc:"The status in words."`
@@ -27,15 +27,15 @@ type Problem struct {
 	TraceID string   `json:"trace_id,omitempty" doc:"Of the request, as in the log."`
 	Errors  []string `json:"errors,omitempty" doc:"Each thing that is wrong, where there are several."`
 
-	// Of events only.
+	// Only for events.
 	Oldest *int64 `json:"oldest,omitempty" doc:"Sequence of the oldest event that is left."`
 	Newest *int64 `json:"newest,omitempty" doc:"Sequence of the newest event."`
 	Last   *int64 `json:"last,omitempty" doc:"Sequence of the last event that a stream sent before it ended."`
 
-	header http.Header // to be answered besides
+	header http.Header // additional headers of the response
 }
 
-// The codes that are not package fail's.
+// Codes in addition to those of package fail.
 const (
 	codeInternal      = "INTERNAL"
 	codeUnauthorized  = "UNAUTHORIZED"
@@ -70,19 +70,20 @@ func problem(status int, code, hint, format string, args ...any) *Problem {
 	}
 }
 
-// bounded is text that may hold a stranger's, made harmless to print.
+// bounded makes text printable and limits its length. The text may contain input
+// from outside.
 func bounded(text string) string { return plain.Brief(plain.Lines(text), maxDetail) }
 
-// Error is the detail.
+// Error returns the detail.
 func (p *Problem) Error() string { return p.Detail }
 
-// GetStatus is for huma, which answers with it.
+// GetStatus returns the status for huma's response.
 func (p *Problem) GetStatus() int { return p.Status }
 
-// GetHeaders is for huma, which answers with them.
+// GetHeaders returns the headers for huma's response.
 func (p *Problem) GetHeaders() http.Header { return p.header }
 
-// ContentType is for huma.
+// ContentType returns the content type for huma's response.
 func (p *Problem) ContentType(string) string { return problemType }
 
 const problemType = "application/problem+json"
@@ -95,8 +96,8 @@ func (p *Problem) with(key, value string) *Problem {
 	return p
 }
 
-// statuses are what package fail's codes are over HTTP. What has no place here
-// is ours to mend, not the client's: 500.
+// statuses maps package fail's codes to HTTP statuses. Codes that are missing here
+// are server errors: 500.
 var statuses = map[fail.Code]int{
 	fail.Usage:       http.StatusBadRequest,
 	fail.NotFound:    http.StatusNotFound,
@@ -109,8 +110,8 @@ var statuses = map[fail.Code]int{
 	fail.Interrupted: http.StatusServiceUnavailable,
 }
 
-// problemOf makes a problem of any error. Of one that nobody foresaw the client
-// learns where to look only: its words may be anything.
+// problemOf converts any error into a problem. For an unexpected error, the client
+// only learns where to look, because the text may contain anything.
 func problemOf(err error) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
@@ -143,7 +144,7 @@ func problemOf(err error) *Problem {
 	}
 	p := problem(status, code.String(), hint, "%v", err)
 	if lines := strings.Split(p.Detail, "\n"); len(lines) > 1 {
-		p.Errors = lines // a manifest has all its errors told at once
+		p.Errors = lines // a manifest's errors are all reported at once
 	}
 	if status == http.StatusServiceUnavailable {
 		return p.with("Retry-After", "5")
@@ -163,8 +164,8 @@ func anchorProblem(a *store.AnchorError) *Problem {
 	return p
 }
 
-// problemFor is the problem for a status that somebody else answered with: net/http
-// or a library of ours.
+// problemFor returns the problem for an error status that net/http or a library has
+// set.
 func problemFor(status int) *Problem {
 	code, hint := codeInvalid, seeDocs
 	switch status {
@@ -185,11 +186,11 @@ func problemFor(status int) *Problem {
 	return problem(status, code, hint, "%s", strings.ToLower(http.StatusText(status)))
 }
 
-// write answers with the problem.
+// write responds with the problem.
 func (p *Problem) write(w http.ResponseWriter) {
 	body, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // strings and numbers always can
+		panic(err) // strings and numbers can always be encoded
 	}
 	h := w.Header()
 	for key, values := range p.header {
@@ -201,5 +202,5 @@ func (p *Problem) write(w http.ResponseWriter) {
 	h.Del("Content-Disposition")
 	h.Del("ETag")
 	w.WriteHeader(p.Status)
-	_, _ = w.Write(append(body, '\n')) // nobody is left to be told
+	_, _ = w.Write(append(body, '\n')) // the client is gone if this fails
 }

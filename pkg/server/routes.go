@@ -18,32 +18,32 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// route is an operation, as the document has it and as it is served.
+// route is an operation, both as documented and as served.
 type route struct {
 	id, method, path string
 	summary, about   string
 	tag              string
-	need             Scope // "" for nobody in particular
+	need             Scope // "" if no scope is required
 
-	ok      int    // the status of success; 200 when 0
-	more    []int  // other statuses than those that every route may answer with
-	content string // of what is answered, where that is not JSON
-	object  bool   // the content is a JSON object all the same
-	ranges  bool   // Range and If-None-Match are understood
+	ok      int    // status of success; 200 if 0
+	more    []int  // statuses in addition to those that every route may return
+	content string // content type of the response if not JSON
+	object  bool   // the content is nevertheless a JSON object
+	ranges  bool   // supports Range and If-None-Match
 	accepts []string
 }
 
-// document is the description of the API, in both of its forms.
+// document is the description of the API in both forms.
 type document struct {
 	api        huma.API
 	json, yaml []byte
 }
 
-// everywhere are the statuses with which any route may answer: of the guard, of
-// parameters, of a host that is in trouble.
+// everywhere lists the statuses that any route may return: from the guard, from
+// parameter checks, and for problems of the host.
 var everywhere = []int{400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504}
 
-// routes makes the mux, and the document from the same list.
+// routes creates the mux and the document from the same list.
 func (s *Server) routes() (*http.ServeMux, document, error) {
 	mux := http.NewServeMux()
 	formats := map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat}
@@ -94,7 +94,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	return mux, d, errors.Join(err1, err2)
 }
 
-// schemaName keeps apart types that are called alike in different packages.
+// schemaName distinguishes types that have the same name in different packages.
 func schemaName(t reflect.Type, hint string) string {
 	name := huma.DefaultSchemaNamer(t, hint)
 	for t.Kind() == reflect.Pointer {
@@ -107,7 +107,7 @@ func schemaName(t reflect.Type, hint string) string {
 	return strings.ToUpper(pkg[:1]) + pkg[1:] + name
 }
 
-// register adds a route. What its handler returns as an error becomes a Problem.
+// register adds a route. An error from its handler becomes a Problem.
 func register[I, O any](s *Server, api huma.API, r route, handler func(context.Context, *I) (*O, error)) {
 	op := huma.Operation{
 		OperationID: r.id, Method: r.method, Path: r.path, Summary: r.summary, Description: r.about, Tags: []string{r.tag},
@@ -156,7 +156,8 @@ func register[I, O any](s *Server, api huma.API, r route, handler func(context.C
 	})
 }
 
-// tell makes a problem of an error, and logs what the client is not told.
+// tell converts an error into a problem, and logs the details that the client does
+// not see.
 func (s *Server) tell(ctx context.Context, err error) *Problem {
 	p := problemOf(err)
 	if p.Status >= http.StatusInternalServerError && ctx.Err() == nil {
@@ -165,8 +166,8 @@ func (s *Server) tell(ctx context.Context, err error) *Problem {
 	return p
 }
 
-// translate makes problems of what huma finds wrong by itself. It drops the
-// values that were wrong: they could be secrets, or a megabyte.
+// translate converts huma's own errors into problems. It drops the invalid values,
+// because they could be secrets, or a megabyte long.
 func translate(ctx huma.Context, _ string, body any) (any, error) {
 	switch body := body.(type) {
 	case *Problem:
@@ -192,9 +193,9 @@ func translate(ctx huma.Context, _ string, body any) (any, error) {
 	return body, nil
 }
 
-// strict checks what the document says of a route and huma does not check: the
-// scope, the method, that each parameter is there once, whether there is a body
-// and of which kind.
+// strict checks what the document specifies for a route but huma does not check:
+// the scope, the method, that no parameter is repeated, whether there is a body,
+// and its type.
 func (s *Server) strict(ctx huma.Context, next func(huma.Context)) {
 	req := requestOf(ctx.Context())
 	if p := req.check(ctx.Operation().Metadata["route"].(route)); p != nil {
@@ -234,7 +235,7 @@ func (req *request) check(r route) *Problem {
 	return nil
 }
 
-// isID reports whether text can be an id of a task or a session.
+// isID reports whether text has the form of a task's or session's id.
 func isID(text string) bool {
 	return len(text) == 12 && strings.Trim(text, "0123456789abcdef") == ""
 }

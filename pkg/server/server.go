@@ -1,14 +1,14 @@
-// Package server is `serve`: the HTTP API over tasks and sessions, its streams,
-// and its metrics.
+// Package server implements `serve`: the HTTP API for tasks and sessions, its
+// streams, and its metrics.
 //
-// It owns nothing. What it is told it writes to the store as an intent, as the
-// commands do; the work is keepers', which are other processes. Kill it, and the
-// tasks go on. The one exception are the commands that it runs in guests for its
-// clients: these end with it.
+// It owns no work. Like the commands, it writes the desired phases that clients
+// request to the store; the work is done by keepers, which are other processes. If
+// serve is killed, the tasks continue. The only exceptions are the commands that it
+// runs in guests for its clients: they end with it.
 //
-// A client may be hostile: what it sends is bounded in size and in time, and
-// what is kept for it does not grow with what it does not read. It never learns
-// a secret, and no path on this host comes from it.
+// It treats clients as hostile. It bounds the size and duration of everything that
+// a client sends, and the memory for a client does not grow with unread data. A
+// client never learns a secret and never supplies a path on this host.
 package server
 
 import (
@@ -36,42 +36,42 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// Options of a Server. Only Tasks and Log must be there.
+// Options configures a Server. Only Tasks and Log are required.
 type Options struct {
 	Tasks   *task.Manager
 	Log     *slog.Logger
 	Version string
 	Limits  Limits
-	Agentic bool // the metrics also under the names agentic_*
+	Agentic bool // also export the metrics under the names agentic_*
 
-	// Listen is where clients with tokens come, besides the socket: an address of
-	// this host's loopback, unless Expose says that it may be any other, which
+	// Listen is an additional address for clients with tokens. It must be a
+	// loopback address of this host. With Expose it may be any other address, which
 	// needs a certificate. "" listens on the socket only.
 	Listen            string
 	Expose            bool
 	CertFile, KeyFile string
 }
 
-// Limits bound what clients can take of this host. Zero fields have defaults.
+// Limits bounds the resources that clients can use. Zero fields have defaults.
 type Limits struct {
-	Header    time.Duration // for a request's header to come; 10 s
+	Header    time.Duration // for a request's header to arrive; 10 s
 	Body      time.Duration // for its body; 30 s
-	Write     time.Duration // for the client to take the next part of an answer; 30 s
+	Write     time.Duration // for the client to receive the next part of a response; 30 s
 	Idle      time.Duration // between two requests on a connection; 2 min
-	Beat      time.Duration // between two signs of life on a stream; 15 s
-	Shutdown  time.Duration // for what runs to come to its end; 10 s
-	Conns     int           // on each listener; 1024
+	Beat      time.Duration // between two heartbeats on a stream; 15 s
+	Shutdown  time.Duration // for running requests and commands to end; 10 s
+	Conns     int           // per listener; 1024
 	Streams   int           // of all clients; 512
-	Each      int           // streams of one client; 128
+	Each      int           // streams per client; 128
 	Execs     int           // commands in guests; 32
-	ExecBytes int64         // of each of a command's outputs that are kept; 64 MiB
-	Failures  int           // wrong tokens per minute and address that are answered as such; 10
+	ExecBytes int64         // kept per output of a command; 64 MiB
+	Failures  int           // wrong tokens per minute and address before the answer is 429; 10
 }
 
 const (
 	maxHeader = 32 << 10
-	maxBody   = 1<<20 + 64<<10 // a manifest, and what wraps it
-	maxSpill  = 256 << 20      // of a body that is too large, to be read after the answer
+	maxBody   = 1<<20 + 64<<10 // a manifest and its JSON wrapper
+	maxSpill  = 256 << 20      // of a too large body, read after the response
 	maxURI    = 8 << 10
 )
 
@@ -115,18 +115,18 @@ type Server struct {
 	doc     document
 	metrics *metrics
 	execs   *execs
-	user    string // this process's, for the audit log
+	user    string // user of this process, for the audit log
 
 	wrong   throttle
 	streams places
-	kick    chan struct{} // somebody submitted
+	kick    chan struct{} // a task was submitted
 
 	ending  sync.Mutex     // held while a stream begins, and while closing is closed
 	closing chan struct{}  // closed when serve ends
-	open    sync.WaitGroup // streams, whose connections net/http may know no more
+	open    sync.WaitGroup // streams, whose connections net/http may no longer track
 }
 
-// New makes a server; nothing listens yet.
+// New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
 	paths := o.Tasks.Sessions.Config.Paths
 	s := &Server{
@@ -150,22 +150,22 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Socket is the path of the API's socket below the state directory.
+// Socket returns the path of the API's socket below the state directory.
 func Socket(state string) string { return filepath.Join(state, "serve.sock") }
 
-// TokensIn is the file of tokens below the state directory.
+// TokensIn returns the file of tokens below the state directory.
 func TokensIn(state string) *Tokens { return &Tokens{Path: filepath.Join(state, "serve-tokens.json")} }
 
-// door is a way in, and who comes through it.
+// door is a listener's endpoint and its means of authentication.
 type door struct {
-	own  bool // the socket: whoever is at the other end is this user
+	own  bool // the socket: every client is this user
 	tls  bool
 	port string
 	ip   netip.Addr
-	cert *x509.Certificate // whose names are ours, beside the loopback's; nil for none
+	cert *x509.Certificate // certificate with further names of this server; nil for none
 }
 
-// Handler answers for one way in.
+// handler returns the handler for one endpoint.
 func (s *Server) handler(d door) http.Handler { return &guard{Server: s, door: d} }
 
 func (s *Server) server(base context.Context, d door) *http.Server {
@@ -175,13 +175,13 @@ func (s *Server) server(base context.Context, d door) *http.Server {
 		ReadHeaderTimeout: s.limits.Header,
 		IdleTimeout:       s.limits.Idle,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),      // of clients' doing
-		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1: its bounds are those above
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),      // caused by clients
+		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // only HTTP/1.1, which the limits above bound
 	}
 }
 
-// Run serves until ctx ends, and then brings what runs to its end. ready is told
-// where the second listener is, if there is one.
+// Run serves until ctx ends, and then shuts down gracefully. It calls ready with
+// the address of the second listener, or "" if there is none.
 func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	paths := s.tasks.Sessions.Config.Paths
 	lock, ok, err := store.TryLock(filepath.Join(paths.State, "locks", "serve"))
@@ -197,7 +197,8 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 		s.log.Error("record commands that were lost", "error", err)
 	}
 
-	// Both before anything is served: an address in use must not cost a client its answer.
+	// Open both listeners before serving: an address in use must not cost a client
+	// its response.
 	var doors []door
 	var listeners []net.Listener
 	closeAll := func() {
@@ -219,7 +220,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	}
 	listeners, doors = append(listeners, own), append(doors, door{own: true})
 
-	base, abandon := context.WithCancel(context.WithoutCancel(ctx)) // requests end in their own time, unless that is over
+	base, abandon := context.WithCancel(context.WithoutCancel(ctx)) // requests may finish, up to the shutdown limit
 	defer abandon()
 	ended := make(chan error, len(listeners))
 	var servers []*http.Server
@@ -228,7 +229,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 		servers = append(servers, srv)
 		go func() { ended <- srv.Serve(netutil.LimitListener(l, s.limits.Conns)) }()
 	}
-	work, stop := context.WithCancel(context.WithoutCancel(ctx)) // until after the last answer
+	work, stop := context.WithCancel(context.WithoutCancel(ctx)) // until after the last response
 	var background sync.WaitGroup
 	background.Go(func() { s.reconcile(work) })
 	background.Go(func() { s.metrics.observe(work) })
@@ -254,7 +255,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	defer cancel()
 	for _, srv := range servers {
 		if srv.Shutdown(grace) != nil {
-			_ = srv.Close() // the clients that are left had their time
+			_ = srv.Close() // the remaining clients have used up their time
 		}
 	}
 	for range running {
@@ -271,7 +272,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	return err
 }
 
-// end makes streams and commands end, and no more of them begin.
+// end makes streams and commands end, and prevents new ones.
 func (s *Server) end() {
 	s.ending.Lock()
 	defer s.ending.Unlock()
@@ -294,14 +295,15 @@ func waitFor(ctx context.Context, g *sync.WaitGroup) {
 
 const (
 	reconcileEvery = 5 * time.Second
-	// The tasks that are submitted at once are admitted at once, when for submitPause
-	// no more came, or after submitMost: what a task starts takes the processors that
-	// accepting the others needs.
+	// A burst of submissions is admitted together: once no more arrive for
+	// submitPause, or after submitMost. Otherwise the first tasks would take
+	// processor time that accepting the others needs.
 	submitPause = 20 * time.Millisecond
 	submitMost  = time.Second
 )
 
-// reconcile sees to keepers, as every command does when it starts.
+// reconcile starts missing keepers at intervals, as every command does when it
+// starts.
 func (s *Server) reconcile(ctx context.Context) {
 	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()
@@ -315,7 +317,7 @@ func (s *Server) reconcile(ctx context.Context) {
 			switch {
 			case err == nil:
 				told = ""
-			case err.Error() != told: // once, not for as long as it lasts
+			case err.Error() != told: // log once, not every time
 				s.log.Error("reconcile", "error", err)
 				told = err.Error()
 			}
@@ -332,7 +334,7 @@ func (s *Server) reconcile(ctx context.Context) {
 	}
 }
 
-// settle waits until nobody submits for a while, or for long enough.
+// settle waits until no task was submitted for submitPause, or for submitMost.
 func (s *Server) settle(ctx context.Context) {
 	most := time.NewTimer(submitMost)
 	defer most.Stop()
@@ -349,16 +351,16 @@ func (s *Server) settle(ctx context.Context) {
 	}
 }
 
-// submitted makes the queue be looked at soon.
+// submitted makes reconcile schedule the queue soon.
 func (s *Server) submitted() {
 	select {
 	case s.kick <- struct{}{}:
-	default: // it will be anyway
+	default: // already requested
 	}
 }
 
 func randomHex(bytes int) string {
 	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // never fails, says crypto/rand
+	_, _ = rand.Read(b) // documented never to fail
 	return hex.EncodeToString(b)
 }

@@ -11,17 +11,17 @@ import (
 
 const sessionsPath = "/api/v1/sessions"
 
-// SessionList is the sessions that exist, the oldest first.
+// SessionList lists the existing sessions, oldest first.
 type SessionList struct {
 	Sessions []session.View `json:"sessions" nullable:"false"`
 }
 
-// SessionPath is the part of a path that says which session.
+// SessionPath is the part of a path that identifies the session.
 type SessionPath struct {
 	ID string `path:"id" doc:"The session's whole id." example:"7be1c04d55aa"`
 }
 
-// ExecPath is the part of a path that says which command of which session.
+// ExecPath is the part of a path that identifies a command of a session.
 type ExecPath struct {
 	SessionPath
 	Exec string `path:"exec" doc:"The id in the answer of startExec."`

@@ -20,7 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// The types of a StreamMessage.
+// Types of a StreamMessage.
 const (
 	messageEvent   = "event"
 	messageOutput  = "output"
@@ -41,14 +41,15 @@ type StreamMessage struct {
 	Problem *Problem `json:"problem,omitempty"`
 }
 
-// stream sends what happens to a subject to one client. Nothing is kept for the
-// client: events are read from the store, and output from the logs, when it has
-// taken what came before. One that is slow gets everything, late; one that takes
-// nothing for a while is cut off, and may come back with the last anchor it saw.
+// stream sends the changes of a subject to one client. It buffers nothing for the
+// client: it reads events from the store, and output from the logs, after the
+// client has received the previous message. Slow clients receive everything, but
+// late. A client that reads nothing for a while is disconnected, and may reconnect
+// with the last anchor it saw.
 type stream struct {
 	*Server
 	of   subject
-	last int64 // sequence of the last event that was sent
+	last int64 // sequence of the last event sent
 	logs []logTail
 	who  principal
 	back func()
@@ -60,7 +61,7 @@ type logTail struct {
 	offset     int64
 }
 
-// newStream takes a place among the streams; close gives it back.
+// newStream reserves a slot for a stream; close releases it.
 func (s *Server) newStream(req *request, kind string, of subject, after int64) (*stream, error) {
 	free, ok := s.streams.take(req.who.Name)
 	if !ok {
@@ -93,8 +94,8 @@ type chunk struct {
 	err    error
 }
 
-// run sends until the subject has come to its end, the client is gone, or
-// something is wrong; all but the second are told with a last message.
+// run sends messages until the subject has ended, the client is gone, or an error
+// occurs. Except when the client is gone, it reports the reason in a last message.
 func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var sources sync.WaitGroup
@@ -134,7 +135,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 	sources.Go(func() { tails.Wait(); close(drained) })
 
 	var ending, ended bool
-	var end <-chan struct{} // drained, once nothing but output can come
+	var end <-chan struct{} // set to drained once only output can follow
 	look := func() error {
 		if end != nil {
 			return nil
@@ -154,7 +155,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 	fail := func(err error) {
 		p := *st.tell(ctx, err)
 		p.Last = &st.last
-		_ = send(StreamMessage{Type: messageProblem, Last: &st.last, Problem: &p}) // the last one, heard or not
+		_ = send(StreamMessage{Type: messageProblem, Last: &st.last, Problem: &p}) // the last message, whether or not it arrives
 	}
 	beat := time.NewTicker(st.limits.Beat)
 	defer beat.Stop()
@@ -179,7 +180,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 				sent = send(StreamMessage{Type: messageOutput, Stream: c.name, Offset: &c.offset, Data: c.data})
 			}
 		case <-end:
-			_ = send(StreamMessage{Type: messageEnd, Last: &st.last}) // the last one, heard or not
+			_ = send(StreamMessage{Type: messageEnd, Last: &st.last}) // the last message, whether or not it arrives
 			return
 		case <-beat.C:
 			if !st.still(st.who, Read) {
@@ -206,7 +207,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 
 // ended reports whether nothing will come after that sequence.
 func (s *Server) ended(ctx context.Context, of subject, after int64) (bool, error) {
-	over, err := of.over(ctx) // before the range: its last event comes with it
+	over, err := of.over(ctx) // before the range, which then includes the last event
 	if err != nil || !over {
 		return false, err
 	}
@@ -219,13 +220,13 @@ const (
 	tailChunk = 32 << 10
 )
 
-// tail reads a file that grows from offset on, until its end when over is closed:
-// by then all of it is there.
+// tail reads a growing file from offset on. Once over is closed the file is
+// complete, and tail returns at its end.
 func tail(ctx context.Context, path string, offset int64, over <-chan struct{}, f func(offset int64, data []byte) error) error {
 	var file *os.File
 	defer func() {
 		if file != nil {
-			_ = file.Close() // only read
+			_ = file.Close() // opened for reading only
 		}
 	}()
 	buf := make([]byte, tailChunk)
@@ -234,7 +235,7 @@ func tail(ctx context.Context, path string, offset int64, over <-chan struct{}, 
 	for {
 		last := false
 		select {
-		case <-over: // before the look: what was written before shows
+		case <-over: // checked before the read, which then sees everything written earlier
 			last = true
 		default:
 		}
@@ -273,7 +274,7 @@ func tail(ctx context.Context, path string, offset int64, over <-chan struct{}, 
 	}
 }
 
-// sendEvent writes one server-sent event. JSON has no line ends of its own.
+// sendEvent writes one server-sent event. Encoded JSON contains no newlines.
 func sendEvent(w io.Writer, id, name string, data any) error {
 	text, err := json.Marshal(data)
 	if err != nil {
@@ -331,12 +332,12 @@ func (s *Server) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, e
 		defer st.close()
 		c, err := websocket.Accept(req.w, req.r, nil)
 		if err != nil {
-			return // and it was answered
+			return // Accept has sent a response
 		}
 		req.w.status = http.StatusSwitchingProtocols
-		defer func() { _ = c.CloseNow() }() // of what is left
+		defer func() { _ = c.CloseNow() }() // if anything is left open
 		c.SetReadLimit(1 << 10)
-		ctx := c.CloseRead(ctx) // clients have nothing to say; one who does is cut off
+		ctx := c.CloseRead(ctx) // a client that sends a message is disconnected
 		code, why := websocket.StatusNormalClosure, ""
 		st.run(ctx, func(m StreamMessage) error {
 			text, err := json.Marshal(m)
@@ -350,7 +351,7 @@ func (s *Server) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, e
 			defer cancel()
 			return c.Write(ctx, websocket.MessageText, text)
 		})
-		_ = c.Close(code, why) // waits a little for the client's
+		_ = c.Close(code, why) // waits briefly for the client's close
 	}}, nil
 }
 

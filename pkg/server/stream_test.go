@@ -88,7 +88,8 @@ func TestEventPages(t *testing.T) {
 		t.Error(seen)
 	}
 
-	// What is left can be read, what expired is told, and nothing between is.
+	// Remaining events can be read, expired ones are reported, and every sequence
+	// is one or the other.
 	r.expire(id)
 	r.append(id, 3)
 	for after, want := range map[string]int{"oldest": 4, "newest": 0, "249": 4, "250": 3, id + "/252": 1, "253": 0} {
@@ -117,8 +118,8 @@ func gapless(seen []int64, first, last int64) bool {
 	return true
 }
 
-// Fifty readers begin at any time while events are written by several writers at
-// once, some slow, some that break off and come back: each sees each event once.
+// Fifty readers start at different times while several writers append events. Some
+// readers are slow, and some disconnect and reconnect. Each sees each event once.
 func TestStreamsHaveNoGap(t *testing.T) {
 	const readers, writers, each = 50, 4, 100
 	const all = writers * each
@@ -127,7 +128,7 @@ func TestStreamsHaveNoGap(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*deadline)
 	defer cancel()
 	var written atomic.Int64
-	var begin [readers]chan struct{} // each reader's, when so much is written
+	var begin [readers]chan struct{} // each reader's start, after a number of events
 	for i := range begin {
 		begin[i] = make(chan struct{})
 	}
@@ -167,7 +168,7 @@ func TestStreamsHaveNoGap(t *testing.T) {
 		})
 	}
 	writing.Wait()
-	r.move(id, task.Cancelled, nil) // which ends the streams
+	r.move(id, task.Cancelled, nil) // ends the streams
 	reading.Wait()
 	if _, newest, err := r.store.EventRange(t.Context(), id); err != nil || newest != all+2 {
 		t.Error(newest, err)
@@ -180,8 +181,8 @@ func TestStreamsHaveNoGap(t *testing.T) {
 	}
 }
 
-// readSSE reads to the end; one in three is slow, one in five breaks off now and
-// then, and comes back with the last id it saw.
+// readSSE reads to the end. One reader in three is slow; one in five disconnects at
+// times, and reconnects with the last id it saw.
 func (r *rig) readSSE(ctx context.Context, id string, i int) (seen []int64) {
 	last := ""
 	for ctx.Err() == nil {
@@ -212,7 +213,7 @@ func (r *rig) readSSE(ctx context.Context, id string, i int) (seen []int64) {
 			}
 			seen, last = append(seen, e.Seq), ev.id
 			if i%3 == 0 && n%50 == 0 {
-				select { // not to wait for anything: to be slow
+				select { // a pause to be slow, not to wait for something
 				case <-time.After(10 * time.Millisecond):
 				case <-ctx.Done():
 				}
@@ -261,7 +262,7 @@ func (r *rig) readWS(ctx context.Context, id string, i int) (seen []int64) {
 			return seen
 		}
 		if i%3 == 0 && n%50 == 0 {
-			select { // not to wait for anything: to be slow
+			select { // a pause to be slow, not to wait for something
 			case <-time.After(10 * time.Millisecond):
 			case <-ctx.Done():
 			}
@@ -280,8 +281,8 @@ func nextMessage(ctx context.Context, c *websocket.Conn) (m StreamMessage, err e
 	return m, err
 }
 
-// Output comes whole, in order and once, whatever was written before and while
-// somebody reads, bytes that are no text included.
+// Output arrives complete, in order and once, whether it was written before or
+// during the read, including bytes that are not text.
 func TestWebSocketOutput(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
@@ -343,7 +344,7 @@ func TestWebSocketOutput(t *testing.T) {
 			return len(got["stdout"]) == len(want["stdout"]) && len(got["stderr"]) == len(want["stderr"])
 		})
 	}
-	write("stdout", dir.Stdout(), 70_000) // and the end right after it
+	write("stdout", dir.Stdout(), 70_000) // and the end directly after it
 	r.move(id, task.Completed, nil)
 	read(func(m StreamMessage) bool { return m.Type == messageEnd })
 	copy(got["stdout"], want["stdout"][:from])
@@ -354,8 +355,8 @@ func TestWebSocketOutput(t *testing.T) {
 	}
 }
 
-// A client that takes nothing is cut off after a while, costs no memory
-// meanwhile, and gets everything when it comes back.
+// A client that reads nothing is disconnected after a while, uses no memory
+// meanwhile, and gets everything when it reconnects.
 func TestAReaderThatDoesNotRead(t *testing.T) {
 	r := newRig(t, Limits{Write: 500 * time.Millisecond})
 	id := r.submit().ID
@@ -369,7 +370,7 @@ func TestAReaderThatDoesNotRead(t *testing.T) {
 	for i := range evs {
 		evs[i] = store.Event{Kind: "message", Data: filler}
 	}
-	for range 100 { // 120 MB are more than fits into the buffers of both ends
+	for range 100 { // 120 MB exceed the buffers of both ends
 		if err := r.store.AppendAll(ctx, id, evs); err != nil {
 			t.Fatal(err)
 		}
@@ -384,7 +385,7 @@ func TestAReaderThatDoesNotRead(t *testing.T) {
 	}
 	r.move(id, task.Cancelled, nil)
 	last, seen := first.id, []int64{1}
-	for { // what did arrive
+	for { // the events that did arrive
 		ev, ok := next()
 		if !ok {
 			break
@@ -423,8 +424,8 @@ func (r *rig) cutOff() bool {
 	return r.streams.sum == 0
 }
 
-// One who is so slow that what is next expired is told so, with the last
-// sequence that it got.
+// A client that is so slow that the next event has expired is told so, with the
+// last sequence that it received.
 func TestAStreamThatIsOvertaken(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
@@ -443,7 +444,7 @@ func TestAStreamThatIsOvertaken(t *testing.T) {
 		case messageEvent:
 			seen = append(seen, m.Event.Seq)
 			if m.Event.Seq == 3 {
-				r.append(id, 1000) // more than one read brings
+				r.append(id, 1000) // more than one read returns
 				r.expire(id)
 			}
 		case messageProblem:
@@ -491,7 +492,7 @@ func TestStreamEnds(t *testing.T) {
 		t.Error("a removed token:", resp.Status)
 	}
 
-	// There is room for two of a client's.
+	// A client may have two streams.
 	first, next1 := r.sse(ctx, call{path: path, as: Read})
 	defer first.Body.Close()
 	second, next2 := r.sse(ctx, call{path: path, as: Read})
@@ -543,8 +544,8 @@ func TestStreamEnds(t *testing.T) {
 	waitFor(ctx, &r.open)
 }
 
-// A task that has ended is told of and closed, and an EventSource that comes back
-// is sent away.
+// The stream of an ended task is sent and closed, and an EventSource that
+// reconnects is sent away.
 func TestStreamOfAnEndedTask(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
@@ -570,8 +571,7 @@ func TestStreamOfAnEndedTask(t *testing.T) {
 	}
 }
 
-// Of the log of a running task that is followed nothing is missing, and its end
-// is the task's.
+// A followed log of a running task is complete, and ends with the task.
 func TestFollowLog(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
@@ -603,7 +603,7 @@ func TestFollowLog(t *testing.T) {
 		t.Fatal(string(rest), err)
 	}
 
-	// One that is broken off does not look whole.
+	// An interrupted one does not look complete.
 	running := r.submit().ID
 	r.move(running, task.Running, nil)
 	c.path = tasksPath + "/" + running + "/logs?follow=true"
@@ -618,8 +618,8 @@ func TestFollowLog(t *testing.T) {
 	}
 }
 
-// FuzzAnchor: whatever is read as an anchor is exact, and what is not is a
-// problem with a code of its own.
+// FuzzAnchor checks that every accepted anchor is exact, and that every other text
+// is a problem with its own code.
 func FuzzAnchor(f *testing.F) {
 	const subject = "4f2a81c0d9e3"
 	for _, seed := range []string{"", "0", "1", "17", "00", "01", "-1", "+1", " 1", "1 ", "1e3", "0x1", "١", "9223372036854775807", "9223372036854775808", "oldest", "newest", "OLDEST", "/", "/1", subject + "/1", subject + "/", subject + "//1", "000000000000/1", subject + "/1/2", "\x00", "1\n", subject + "/0"} {
@@ -650,7 +650,7 @@ func FuzzAnchor(f *testing.F) {
 			if !newest {
 				t.Fatal(seq)
 			}
-		default: // there is one way to write each
+		default: // each has only one spelling
 			if newest || seq < 0 || text != fmt.Sprint(seq) && text != anchor(subject, seq) {
 				t.Fatalf("%q was read as %d", text, seq)
 			}

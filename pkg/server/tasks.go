@@ -23,7 +23,7 @@ import (
 
 const tasksPath = "/api/v1/tasks"
 
-// TaskAnswer is a task that was submitted, or asked to be destroyed.
+// TaskAnswer is the response to the submission or destruction of a task.
 type TaskAnswer struct {
 	task.View
 	TaskID   string   `json:"task_id" doc:"The id once more."`
@@ -31,26 +31,26 @@ type TaskAnswer struct {
 	Notices  []string `json:"notices,omitempty" doc:"What is not quite as asked."`
 }
 
-// CancelAnswer is a task that was asked to be cancelled.
+// CancelAnswer is the response to the cancellation of a task.
 type CancelAnswer struct {
 	task.View
 	Success bool `json:"success" doc:"Always true: what is refused is a Problem."`
 }
 
-// TaskPage is some of the tasks.
+// TaskPage is a page of the list of tasks.
 type TaskPage struct {
 	Tasks []task.View `json:"tasks" nullable:"false"`
 	Next  string      `json:"next,omitempty" doc:"The after of the next page; absent on the last."`
 }
 
-// TaskPath is the part of a path that says which task. It is exported, as are
-// the like of it, for huma: that does not see what is embedded and is not.
+// TaskPath is the part of a path that identifies the task. It is exported, like
+// similar types, because huma ignores embedded types that are not exported.
 type TaskPath struct {
 	ID string `path:"id" doc:"The task's whole id." example:"4f2a81c0d9e3"`
 }
 
 type (
-	// OnceInput is what a client says of a request that it may repeat.
+	// OnceInput identifies a request that the client may repeat.
 	OnceInput struct {
 		Key string `header:"Idempotency-Key" minLength:"1" maxLength:"255" pattern:"^[!-~]+$" doc:"The client's name for this request. Of repetitions with the same key and body, within a day, the first counts, and all have its answer; another body is refused with 422."`
 	}
@@ -128,7 +128,7 @@ func (s *Server) taskRoutes(api huma.API) {
 		summary: "Submit the manifest of a task that has ended again",
 	}, s.retry)
 
-	// The request body of submitTask in all its forms; huma knows the raw one only.
+	// Document all forms of submitTask's request body; huma knows only the raw one.
 	op := api.OpenAPI().Paths[tasksPath].Post
 	text := &huma.MediaType{Schema: &huma.Schema{Type: huma.TypeString, Description: "A manifest; GET /api/v1/manifest/schema describes it."}}
 	op.RequestBody.Content = map[string]*huma.MediaType{
@@ -143,8 +143,8 @@ func (s *Server) taskRoutes(api huma.API) {
 	}
 }
 
-// task finds a task by its whole id: programs have it, and a prefix that fits
-// today may fit two tomorrow.
+// task returns the task with that full id. Programs know the full id, and a prefix
+// that is unique today may be ambiguous tomorrow.
 func (s *Server) task(ctx context.Context, id string) (task.Task, error) {
 	if !isID(id) {
 		return task.Task{}, noSuch("task", id)
@@ -154,7 +154,7 @@ func (s *Server) task(ctx context.Context, id string) (task.Task, error) {
 
 func (s *Server) submit(ctx context.Context, in *submitInput) (*madeOutput, error) {
 	req := requestOf(ctx)
-	text := bytes.Clone(in.RawBody) // huma uses its memory again
+	text := bytes.Clone(in.RawBody) // huma reuses its buffer
 	kind, _, err := mime.ParseMediaType(req.r.Header.Get("Content-Type"))
 	if err == nil && kind == "application/json" {
 		text, err = unwrap(text)
@@ -171,7 +171,7 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*madeOutput, erro
 }
 
 func (s *Server) made(t task.Task, notices []string, err error) (*madeOutput, error) {
-	if fail.CodeOf(err) == fail.NotFound { // what the manifest names; the path that was asked for is there
+	if fail.CodeOf(err) == fail.NotFound { // a name in the manifest was not found; the requested path exists
 		p := *problemOf(err)
 		p.Status, p.Title = http.StatusUnprocessableEntity, http.StatusText(http.StatusUnprocessableEntity)
 		return nil, &p
@@ -183,15 +183,15 @@ func (s *Server) made(t task.Task, notices []string, err error) (*madeOutput, er
 	return &madeOutput{tasksPath + "/" + t.ID, TaskAnswer{t.View(), t.ID, true, notices}}, nil
 }
 
-// unwrap returns the YAML of {"manifest_yaml": "…"}, and any other JSON as it is:
-// the parser of manifests says what is wrong with that, and where.
+// unwrap returns the YAML of {"manifest_yaml": "…"}, and any other JSON unchanged,
+// because the manifest parser reports errors with their positions.
 func unwrap(text []byte) ([]byte, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
 	token := func() any {
 		t, err := d.Token()
 		if err != nil {
-			return err // which is none of what is wanted
+			return err // an error never equals an expected token
 		}
 		return t
 	}
@@ -267,8 +267,8 @@ func (s *Server) retry(ctx context.Context, in *retryInput) (*madeOutput, error)
 	return s.made(again, notices, err)
 }
 
-// once is the submission's key, nil when the client sent none. What was asked for is
-// the method, the path and the body.
+// once returns the submission's idempotency key, or nil if the client sent none.
+// The digest covers the method, the path and the body.
 func (req *request) once(in OnceInput, body []byte) *task.Once {
 	if in.Key == "" {
 		return nil

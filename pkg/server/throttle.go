@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// throttle bounds how often something may happen per address. It remembers a
-// bounded number of addresses: a flood of new ones makes it forget old ones,
-// and all of them together are bounded by the connections that serve accepts.
+// throttle bounds the rate of events per address. It remembers a bounded number of
+// addresses and forgets old ones during a flood of new ones. The total is bounded
+// by the number of connections that serve accepts.
 type throttle struct {
 	most int
 	per  time.Duration
@@ -23,8 +23,8 @@ type window struct {
 
 const maxAddresses = 4096
 
-// allow counts one for addr, and says whether it is within the bound; if not,
-// how long until it is again.
+// allow counts an event for addr and reports whether it is within the bound. If
+// not, wait is the time until events are allowed again.
 func (t *throttle) allow(addr string, now time.Time) (ok bool, wait time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -51,7 +51,7 @@ func (t *throttle) forget(now time.Time) {
 	}
 }
 
-// places bounds how many of something there are at a time, of one client and of all.
+// places bounds the number of concurrent uses, per client and in total.
 type places struct {
 	each, all int
 
@@ -60,7 +60,8 @@ type places struct {
 	sum   int
 }
 
-// take takes a place, which is to be given back; ok is false when there is none.
+// take reserves a slot; the caller must call back to release it. ok is false if
+// there is no free slot.
 func (p *places) take(who string) (back func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -25,35 +25,35 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// Scope is what a client may do. Each has what those before it have.
+// Scope is what a client may do. Each scope includes the previous ones.
 type Scope string
 
-// The scopes.
+// Scopes of tokens.
 const (
-	Read   Scope = "read"   // look at everything
+	Read   Scope = "read"   // read everything
 	Submit Scope = "submit" // submit what the token's Permission allows; cancel, retry and destroy what it submitted
-	Admin  Scope = "admin"  // run commands in sessions; manifests with secrets and with paths of this host
+	Admin  Scope = "admin"  // run commands in sessions; submit manifests with secrets or paths of this host
 )
 
-// Scopes are all of them, the least first.
+// Scopes returns all scopes, the least powerful first.
 func Scopes() []Scope { return []Scope{Read, Submit, Admin} }
 
 func (s Scope) allows(need Scope) bool {
 	return slices.Index(Scopes(), s) >= slices.Index(Scopes(), need) && slices.Contains(Scopes(), s)
 }
 
-// Token is what is kept of a token: the token itself is not.
+// Token is the stored form of a token, which does not include the token itself.
 type Token struct {
 	Name      string    `json:"name"`
 	Scope     Scope     `json:"scope"`
 	SHA256    string    `json:"sha256"`
 	CreatedAt time.Time `json:"created_at"`
 
-	task.Permission // to submit; of no meaning for the scope admin, which may submit everything
+	task.Permission // what it may submit; unused for the scope admin, which may submit everything
 }
 
-// Tokens is the file of them. Processes may change it while serve runs: what it
-// says counts from the next request on.
+// Tokens is the file of tokens. Other processes may change it while serve runs; a
+// change applies from the next request.
 type Tokens struct {
 	Path string
 
@@ -71,7 +71,7 @@ const (
 
 var tokenName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 
-// Add makes a token. It is returned once, and nowhere kept.
+// Add creates a token and returns it. The token itself is not stored anywhere.
 func (t *Tokens) Add(name string, scope Scope, may task.Permission) (token string, err error) {
 	if !tokenName.MatchString(name) {
 		return "", fail.New(fail.Usage, "%q is not a token's name: lower case letters, digits and . _ -, at most 64", name).WithHint("agent-sessionizer serve token add ci --scope submit --repo acme/app")
@@ -80,7 +80,7 @@ func (t *Tokens) Add(name string, scope Scope, may task.Permission) (token strin
 		return "", fail.New(fail.Usage, "%q is not a scope; there are %v", scope, Scopes()).WithHint("agent-sessionizer serve token add %s --scope submit --repo acme/app", name)
 	}
 	secret := make([]byte, tokenBytes)
-	_, _ = rand.Read(secret) // never fails, says crypto/rand
+	_, _ = rand.Read(secret) // documented never to fail
 	token = tokenPrefix + base64.RawURLEncoding.EncodeToString(secret)
 	return token, t.change(func(all []Token) ([]Token, error) {
 		switch {
@@ -93,7 +93,7 @@ func (t *Tokens) Add(name string, scope Scope, may task.Permission) (token strin
 	})
 }
 
-// Remove makes a token worthless, also for streams that it opened.
+// Remove revokes a token, also for streams that it opened.
 func (t *Tokens) Remove(name string) error {
 	return t.change(func(all []Token) ([]Token, error) {
 		left := slices.DeleteFunc(slices.Clone(all), func(o Token) bool { return o.Name == name })
@@ -104,7 +104,7 @@ func (t *Tokens) Remove(name string) error {
 	})
 }
 
-// List returns all tokens, as they were made.
+// List returns all tokens in the order of their creation.
 func (t *Tokens) List() ([]Token, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -114,7 +114,8 @@ func (t *Tokens) List() ([]Token, error) {
 	return slices.Clone(t.all), nil
 }
 
-// find returns the token of that digest. It takes as long for each.
+// find returns the stored token for a presented one. It takes the same time for
+// every token.
 func (t *Tokens) find(presented string) (Token, bool, error) {
 	all, err := t.List()
 	if err != nil || len(presented) > maxTokenLen {
@@ -136,7 +137,8 @@ func digest(token string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// change replaces the file by what f makes of its content; one process at a time.
+// change replaces the file with f's result for its content. Only one process can
+// change the file at a time.
 func (t *Tokens) change(f func([]Token) ([]Token, error)) (err error) {
 	lock, ok, err := store.TryLock(t.Path + ".lock")
 	if err != nil {
@@ -166,8 +168,8 @@ func (t *Tokens) change(f func([]Token) ([]Token, error)) (err error) {
 	return nil
 }
 
-// load reads the file if it is another one than before. It is always replaced
-// whole, so that another content is another file.
+// load reads the file if it has changed. The file is always replaced whole, so
+// changed content means another file.
 func (t *Tokens) load() error {
 	f, err := os.Open(t.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -182,8 +184,9 @@ func (t *Tokens) load() error {
 	if err != nil {
 		return fail.New(fail.Host, "read the tokens: %w", err)
 	}
-	// A user who can write there is admin, and one who can read there knows at least
-	// names. A change of the mode leaves the file's time as it was: it is checked always.
+	// A user who can write the file is an admin, and one who can read it learns at
+	// least the names. Check the mode every time, because changing it does not
+	// change the file's modification time.
 	if sys, ok := st.Sys().(*syscall.Stat_t); st.Mode().Perm()&0o077 != 0 || ok && int(sys.Uid) != os.Geteuid() {
 		t.seen, t.all = nil, nil
 		return fail.New(fail.Host, "the file of tokens is not this user's alone; no token is accepted").WithHint("chmod 600 %s", t.Path)
@@ -204,7 +207,7 @@ func (t *Tokens) load() error {
 	return nil
 }
 
-// bearer is the token of an Authorization header.
+// bearer returns the token of an Authorization header.
 func bearer(header string) (string, error) {
 	scheme, token, ok := strings.Cut(header, " ")
 	if !ok || !strings.EqualFold(scheme, "Bearer") || token == "" || strings.ContainsAny(token, " \t,") {

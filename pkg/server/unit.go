@@ -17,7 +17,7 @@ var systemdUnit string
 //go:embed unit/agent-sessionizer.plist.tmpl
 var launchdAgent string
 
-// SystemdUnit is a unit of the user's systemd that runs argv.
+// SystemdUnit returns a unit for the user's systemd that runs argv.
 func SystemdUnit(argv []string) ([]byte, error) {
 	var words []string
 	for _, arg := range argv {
@@ -30,7 +30,8 @@ func SystemdUnit(argv []string) ([]byte, error) {
 	return fill(systemdUnit, struct{ Command string }{strings.Join(words, " ")})
 }
 
-// LaunchdAgent is an agent of the user's launchd that runs argv, with its log.
+// LaunchdAgent returns an agent for the user's launchd that runs argv and writes to
+// log.
 func LaunchdAgent(argv []string, log string) ([]byte, error) {
 	var d struct {
 		Argv []string
@@ -57,8 +58,8 @@ func fill(text string, data any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// systemdQuote writes a word of a command line as systemd.syntax(7) and
-// systemd.service(5) want it: quoted, with specifiers and variables turned off.
+// systemdQuote quotes a word of a command line for systemd.syntax(7) and
+// systemd.service(5), and escapes specifiers and variables.
 func systemdQuote(arg string) (string, error) {
 	if strings.ContainsAny(arg, "\x00\r\n") {
 		return "", fail.New(fail.Usage, "%q cannot stand in a unit", arg)
