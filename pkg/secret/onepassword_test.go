@@ -108,8 +108,9 @@ func TestOpCommandFailures(t *testing.T) {
 	})
 }
 
-// What op says decides the hint, and whether it is about one reference: only then is
-// each tried alone, since otherwise the user would be asked to unlock once for each.
+// The text of op's error determines the hint, and whether the error is about one
+// reference. Only then is each reference tried alone, because otherwise the user
+// would have to unlock 1Password once for each.
 func TestOpMessages(t *testing.T) {
 	dir := useOp(t, "")
 	for _, c := range []struct {
@@ -209,7 +210,8 @@ func TestOnePasswordSDK(t *testing.T) {
 		t.Errorf("no answer: %v", err)
 	}
 
-	// Who answers: the SDK with a token or with an app that this build can use, op otherwise.
+	// The SDK resolves with a token, or with an app that this build can use;
+	// otherwise op does.
 	for _, c := range []struct {
 		name, token, account string
 		opts                 Options

@@ -223,7 +223,7 @@ func (p patterns) longest(b []byte) int {
 
 // startsWith reports whether a pattern starts with b and is longer.
 func (p patterns) startsWith(b []byte) bool {
-	if len(b) >= maxPattern { // no pattern is longer; to copy all of b would cost much
+	if len(b) >= maxPattern { // no pattern is longer, and copying all of b would be expensive
 		return false
 	}
 	s := string(b)

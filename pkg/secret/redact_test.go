@@ -246,7 +246,7 @@ func TestRedactorHandler(t *testing.T) {
 	}
 }
 
-// A line is short and harmless, whatever stood where it was cut.
+// A line is short and printable, wherever it was cut.
 func TestRedactorLine(t *testing.T) {
 	r := NewRedactor(NewValue("secret-one"))
 	for _, c := range []struct {
@@ -268,7 +268,8 @@ func TestRedactorLine(t *testing.T) {
 	}
 }
 
-// Lines of a value are looked for alone when they are long enough to be told from text.
+// Lines of a value are matched separately if they are long enough to be
+// distinguished from ordinary text.
 func TestRedactorLines(t *testing.T) {
 	r := NewRedactor(NewValue("first line here\n  eight-by  \nseven-b\n"))
 	for in, want := range map[string]string{
@@ -278,7 +279,8 @@ func TestRedactorLines(t *testing.T) {
 			t.Errorf("%q is %q, want %q", in, got, want)
 		}
 	}
-	// Base64 of a short secret would hide ordinary text: fewer than 8 characters are left alone.
+	// Base64 of a short secret would hide ordinary text: pieces under 8 characters
+	// are not redacted.
 	if got := NewRedactor(NewValue("abcdef")).String("YWJjZGVm HFiY2RlZg BhYmNkZW"); got != "[redacted] HFiY2RlZg BhYmNkZW" {
 		t.Errorf("short pieces of base64: %q", got)
 	}
@@ -290,7 +292,7 @@ func TestRedactorLines(t *testing.T) {
 	}
 }
 
-// What cannot be written is an error of that write, and nothing is written for nothing.
+// A failed write returns its error, and an empty write writes nothing.
 func TestRedactorWriterFails(t *testing.T) {
 	r := NewRedactor(NewValue("secret-one"))
 	if n, err := r.Writer(brokenWriter{}).Write([]byte("text")); n != 0 || !errors.Is(err, io.ErrClosedPipe) {

@@ -119,7 +119,7 @@ func TestParseRef(t *testing.T) {
 	}
 }
 
-// What is wrong is said, and what is right is shown.
+// An error names the problem and shows the correct form.
 func TestParseRefSays(t *testing.T) {
 	for _, c := range []struct{ source, want, hint string }{
 		{"op://v/i/$/f", "part 3 of the op:// reference is empty", "op://vault/item/field; copy it with"},
@@ -287,8 +287,8 @@ func TestResolveInChild(t *testing.T) {
 	}
 }
 
-// What the child gets of the environment: what a resolver needs, and all of it only
-// for a command of the user's own.
+// The child gets the variables that a resolver needs, and the whole environment
+// only for a command of the user.
 func TestChildEnvironment(t *testing.T) {
 	needed := []string{
 		"PATH=1", "HOME=1", "USER=1", "LOGNAME=1", "TMPDIR=1", "LANG=1", "TZ=1", "DISPLAY=1", "WAYLAND_DISPLAY=1", "DBUS_SESSION_BUS_ADDRESS=1",
@@ -311,7 +311,7 @@ func TestChildEnvironment(t *testing.T) {
 	}
 }
 
-// Resolvers that answer wrongly: none of what they wrote is shown or taken.
+// If a resolver's answer is invalid, none of its output is shown or used.
 func TestResolverChildAnswersWrongly(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
@@ -346,7 +346,7 @@ func TestResolverChildAnswersWrongly(t *testing.T) {
 	}
 }
 
-// What goes between the two processes fails whole.
+// Errors in the communication between the two processes fail the whole request.
 func TestResolverChildFails(t *testing.T) {
 	if err := Main(t.Context(), strings.NewReader("[{"), io.Discard, Options{}); err == nil || !strings.HasPrefix(err.Error(), "read references: ") {
 		t.Errorf("half a request: %v", err)
@@ -366,7 +366,7 @@ type brokenWriter struct{}
 
 func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// A resolver that is cancelled ends the commands that it runs: they hold the FIFO open.
+// A cancelled resolver kills the commands that it runs, which keep the FIFO open.
 func TestCancelEndsTheCommands(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -402,7 +402,7 @@ func TestCancelEndsTheCommands(t *testing.T) {
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if rest, err := io.ReadAll(f); err != nil || len(rest) > 0 { // ends when all of them have
+		if rest, err := io.ReadAll(f); err != nil || len(rest) > 0 { // ends when all of them have ended
 			t.Errorf("%s: %q, %v", name, rest, err)
 		}
 		if err := f.Close(); err != nil {

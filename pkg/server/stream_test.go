@@ -424,7 +424,7 @@ func (r *rig) cutOff() bool {
 	return r.streams.sum == 0
 }
 
-// A client that is so slow that the next event has expired is told so, with the
+// A client that is so slow that the next event has expired gets a problem with the
 // last sequence that it received.
 func TestAStreamThatIsOvertaken(t *testing.T) {
 	r := newRig(t, Limits{})

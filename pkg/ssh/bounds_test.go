@@ -17,7 +17,7 @@ import (
 	"github.com/pkg/sftp"
 )
 
-// A copy leaves 256 MiB of the host's disk free, whatever size the guest claims.
+// A copy leaves 256 MiB of the host's disk free, whatever size the guest reports.
 func TestCopyKeepsTheReserve(t *testing.T) {
 	const reserve = 256 << 20
 	for _, c := range []struct {
@@ -57,7 +57,7 @@ func TestCopyKeepsTheReserve(t *testing.T) {
 	}
 }
 
-// The names that a guest may make on the host.
+// These are the names that a guest may create on the host.
 func TestBadName(t *testing.T) {
 	for name, want := range map[string]string{
 		"a": "", "...": "", ".gitignore": "", "git": "", "ä b": "", strings.Repeat("n", 255): "", ".git ": "",
@@ -90,7 +90,7 @@ func TestRemotePath(t *testing.T) {
 	}
 }
 
-// A copy has bounds of its own, and tells what it left out.
+// A copy is bounded, and reports the entries that it left out.
 func TestTransferIsBounded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var seen []Item
@@ -130,7 +130,7 @@ func TestTransferIsBounded(t *testing.T) {
 	}
 }
 
-// What a guest sends is cut off after what it may.
+// A guest's stream is cut off when it exceeds its budget.
 func TestBudget(t *testing.T) {
 	heard := 0
 	b := &budget{r: strings.NewReader("12345"), heard: func() { heard++ }}
@@ -169,7 +169,7 @@ func TestRemoteError(t *testing.T) {
 	}
 }
 
-// A file that keeps growing, or whose reading or writing fails, is no copy.
+// A file that keeps growing, or that cannot be read or written, fails the copy.
 func TestReceive(t *testing.T) {
 	tr := &transfer{ctx: t.Context(), answers: &budget{}, buf: make([]byte, 4)}
 	for _, c := range []struct {
@@ -233,7 +233,8 @@ func TestBoundedAndExitError(t *testing.T) {
 	}
 }
 
-// A socket's path is one that macOS takes, and what a dead process left makes way.
+// ListenRelay accepts only paths that macOS accepts, and replaces the socket of a
+// dead process.
 func TestListenRelay(t *testing.T) {
 	dir, err := os.MkdirTemp("", "r")
 	if err != nil {
@@ -259,7 +260,7 @@ func TestListenRelay(t *testing.T) {
 	}
 }
 
-// A cancelled input is read no more, and keeps no descriptor.
+// A cancelled input is not read any more, and keeps no descriptor.
 func TestInputCancel(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -280,7 +281,7 @@ func TestInputCancel(t *testing.T) {
 	if err := <-ended; !errors.Is(err, errCancelled) {
 		t.Errorf("a Read that waits: %v", err)
 	}
-	in.cancel() // once more
+	in.cancel() // a second time
 	if _, err := w.WriteString("key"); err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +310,7 @@ func TestInputCancel(t *testing.T) {
 	}
 }
 
-// A file that became a link since it was looked at is not followed.
+// A file that was replaced with a link after the check is not followed.
 func TestUploadFollowsNoLink(t *testing.T) {
 	dir, err := os.OpenRoot(t.TempDir())
 	if err != nil {
@@ -320,7 +321,7 @@ func TestUploadFollowsNoLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	tr := &transfer{ctx: t.Context(), answers: &budget{}}
-	for _, looked := range []string{"link", "other"} { // what stood there when it was looked at
+	for _, looked := range []string{"link", "other"} { // the file that was there at the time of the check
 		st, err := dir.Lstat(looked)
 		if err != nil {
 			t.Fatal(err)

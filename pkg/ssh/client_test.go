@@ -123,7 +123,7 @@ func TestDialEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A dial that is called off while a relay says nothing is not tried another way.
+// A dial that is cancelled while a relay is silent does not fall back to the guest.
 func TestDialThroughARelayEndsWithItsContext(t *testing.T) {
 	s := serve(t, nil, nil)
 	dir, err := os.MkdirTemp("", "r")
@@ -150,7 +150,8 @@ func TestDialThroughARelayEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A guest that has just booted is dialled until it answers, or waiting has no point.
+// A guest that has just booted is dialled until it answers, or until waiting
+// returns an error.
 func TestDialBooted(t *testing.T) {
 	s := serve(t, nil, nil)
 	silent := s.target

@@ -280,8 +280,8 @@ func (t *transfer) uploadDir(dir *os.Root, name, remote, shown string, mode fs.F
 	return nil
 }
 
-// uploadFile copies the file that st is about. A link that took its place meanwhile
-// is not followed, though a Root does follow links to inside of it.
+// uploadFile copies the file described by st. It refuses a link that has replaced
+// the file, because a Root follows links to targets inside it.
 func (t *transfer) uploadFile(dir *os.Root, name, remote, shown string, st fs.FileInfo) (err error) {
 	src, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -233,7 +233,7 @@ func room(dir *os.Root, size int64) error {
 	return fits(size, st.Bavail*uint64(st.Bsize))
 }
 
-// fits refuses a file that would not leave diskKept of the free bytes.
+// fits fails if the file would leave less than diskKept bytes free.
 func fits(size int64, free uint64) error {
 	if size < 0 || free < diskKept || uint64(size) > free-diskKept {
 		return fmt.Errorf("no space: the file has %d bytes, %d are free and %d stay so", size, free, int64(diskKept))

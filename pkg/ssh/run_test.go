@@ -183,7 +183,7 @@ func TestTerminal(t *testing.T) {
 	})
 }
 
-// A terminal has a type and a size, and a login shell where no command is given.
+// A terminal has a type and a size, and runs a login shell if no command is given.
 func TestTerminalAsksFor(t *testing.T) {
 	s := serve(t, func(c channel) {
 		_, _ = io.Copy(io.Discard, c)

@@ -40,7 +40,7 @@ type manners struct {
 type channel struct {
 	xssh.Channel
 	cmd     string
-	term    string // and the size of the terminal that was asked for
+	term    string // type and size of the requested terminal
 	signals chan string
 	resizes chan ssh.Size
 }

@@ -25,7 +25,7 @@ func listenPair(t *testing.T) (net.PacketConn, net.Listener, netip.AddrPort) {
 	return udp, tcp, netip.MustParseAddrPort(tcp.Addr().String())
 }
 
-// A port that is busy for one protocol is left alone for the other one, too.
+// Bind does not use a port that is busy for one of the protocols.
 func TestBindOfABusyPort(t *testing.T) {
 	udp, tcp, addr := listenPair(t)
 	if err := tcp.Close(); err != nil {
