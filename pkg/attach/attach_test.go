@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -698,7 +699,11 @@ func TestGuestTerm(t *testing.T) {
 // TestPauseEnds checks that a key, the end of the terminal and the end of the context each
 // end a pause, however long it is.
 func TestPauseEnds(t *testing.T) {
-	unreachable := func(context.Context) (*ssh.Client, error) { return nil, ssh.ErrUnreachable }
+	var dials atomic.Int32
+	unreachable := func(context.Context) (*ssh.Client, error) {
+		dials.Add(1)
+		return nil, ssh.ErrUnreachable
+	}
 	typing := newUser(t)
 	keyed := start(t, typing, Options{Dial: unreachable, retryMin: time.Hour})
 	typing.sees("trying again (1)")
@@ -711,14 +716,14 @@ func TestPauseEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tty.Close()
-	dials := func(ctx context.Context) (*ssh.Client, error) {
+	hangUp := func(ctx context.Context) (*ssh.Client, error) {
 		if err := master.Close(); err != nil {
 			return nil, err
 		}
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	if _, err := Run(t.Context(), Options{Dial: dials, In: tty, Out: tty}); fail.CodeOf(err) != fail.Interrupted {
+	if _, err := Run(t.Context(), Options{Dial: hangUp, In: tty, Out: tty}); fail.CodeOf(err) != fail.Interrupted {
 		t.Errorf("a terminal that is gone: %v", err)
 	}
 	u := newUser(t)
@@ -732,6 +737,9 @@ func TestPauseEnds(t *testing.T) {
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "attach: ") {
 		t.Errorf("cancelled: %v", err)
+	}
+	if n := dials.Load(); n != 2 {
+		t.Errorf("%d dials in two pauses of an hour", n)
 	}
 }
 

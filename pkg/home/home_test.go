@@ -501,6 +501,10 @@ func TestWhatIsNoArchiveChangesNothing(t *testing.T) {
 			t.Errorf("%q is restored", stream)
 		}
 	}
+	half := pack(t, file("b", "one"), file("c", "two"))
+	if _, err := Restore(guest.Root, bytes.NewReader(half[:len(half)-1]), RestoreOptions{First: true, Patterns: Patterns{"*"}, Bounds: KeepBounds(1 << 20)}); err == nil {
+		t.Error("half an archive is restored")
+	}
 	guest.want(map[string]string{"a": "mine", recordName: "(none)"})
 }
 
@@ -577,5 +581,22 @@ func TestBroughtIsKnown(t *testing.T) {
 		if brought(c.name, c.mode, []byte(c.content)) != c.want {
 			t.Errorf("%s %o %q is brought: %v", c.name, c.mode, c.content, !c.want)
 		}
+	}
+}
+
+// What is in the guest as it comes is not written again.
+func TestBringLeavesWhatIsTheSame(t *testing.T) {
+	host, guest := newTree(t, map[string]string{"a": "one"}), newTree(t, nil)
+	var was fs.FileInfo
+	for i, first := range []bool{true, false, false} {
+		archive, _ := host.dotfiles()
+		if _, err := Bring(guest.Root, bytes.NewReader(archive), BringOptions{First: first}); err != nil {
+			t.Fatal(err)
+		}
+		is, err := guest.Stat("a")
+		if err != nil || was != nil && !os.SameFile(was, is) {
+			t.Errorf("the file was replaced at time %d: %v", i+1, err)
+		}
+		was = is
 	}
 }

@@ -188,14 +188,11 @@ func (t *target) dirs(name string) error {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		mode, ok := t.modes[dir]
-		if !ok {
-			mode = 0o700
-		}
-		if err := t.home.Mkdir(dir, mode|0o700); err != nil {
+		mode := t.modes[dir] | 0o700
+		if err := t.home.Mkdir(dir, mode); err != nil {
 			return err
 		}
-		if err := t.home.Chmod(dir, mode|0o700); err != nil { // override the umask
+		if err := t.home.Chmod(dir, mode); err != nil { // override the umask
 			return err
 		}
 	}
