@@ -226,6 +226,11 @@ func TestTopicsAreWhatTheDocumentsSay(t *testing.T) {
 	if got := exitCodes(); !slices.Equal(got, want) {
 		t.Errorf("%v\n%v", got, want)
 	}
+	for _, e := range exitCodes() {
+		if strings.Contains(e.text, "reserved") {
+			t.Errorf("exit code %s is called reserved, but commands return it: %s", e.name, e.text)
+		}
+	}
 	all := lines(environment)
 	for _, name := range config.Variables() {
 		if !strings.Contains(all, name) {

@@ -27,7 +27,7 @@ func exitCodes() []entry {
 		{fail.Host, "the host lacks something: QEMU, tmux, disk space"},
 		{fail.Secret, "a secret or a login is missing or refused"},
 		{fail.Policy, "a policy does not allow it"},
-		{fail.Preserved, "reserved: a task failed and its VM was kept"},
+		{fail.Preserved, "a task failed and its VM was kept"},
 		{fail.Timeout, "a deadline passed"},
 		{fail.Interrupted, "the user interrupted, or said no"},
 	} {
