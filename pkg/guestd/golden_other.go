@@ -7,7 +7,8 @@ import (
 	"errors"
 )
 
-// Seed is unsupported: golden images exist only for Linux guests.
+// Seed is unsupported: only a real guest, which runs Linux, starts from a golden
+// image.
 
 func (g Guest) Seed(context.Context, func()) error { return errors.ErrUnsupported }
 

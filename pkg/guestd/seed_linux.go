@@ -165,9 +165,9 @@ func (s *seeder) late(ctx context.Context) {
 }
 
 // holdBoot keeps the boot from continuing past agent-login.service until the caller
-// closes the file or this process ends. The rest of the boot would otherwise
-// compete with the first login for processor time. The service may start before or
-// after the lock is released.
+// closes the file or this process ends. The rest of the boot takes as much time as
+// the first login does, and would delay it. The service may start before or after
+// the lock is released.
 func holdBoot(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

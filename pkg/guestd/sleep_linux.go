@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	identityPort = "/dev/hvc0" // only root can open it, and its host end belongs to this session alone
+	identityPort = "/dev/hvc0" // only root can open it, and no one else holds its host end
 	sshdPID      = "/run/sshd.pid"
 	bootID       = "/proc/sys/kernel/random/boot_id"
 	settleTime   = 5 * time.Minute

@@ -64,8 +64,8 @@ func (w WorkState) Summary() string {
 
 const maxCount = 1 << 40 // upper bound of every count from a guest
 
-// Work asks the guest which work would be lost if the guest was destroyed. known
-// are commits that the host has (see Known); base is the guest's starting point.
+// Work asks the guest which work would be lost if it were destroyed. known are
+// commits that the host has (see Known); base is the guest's starting point.
 func Work(ctx context.Context, g Guest, dir string, base Base, known ...string) (WorkState, error) {
 	if err := checkDir(dir); err != nil {
 		return WorkState{}, err

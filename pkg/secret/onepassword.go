@@ -75,8 +75,8 @@ func resolveSDK(ctx context.Context, refs []Ref, opts Options, token, account st
 // resolveCLI resolves a batch with one `op inject`, so that the user unlocks
 // 1Password only once. References go in on stdin and values come out on stdout. If
 // the batch fails for a reason other than the login, it resolves each reference
-// alone. The error then names the right one, and the others do not fail because of
-// a typo.
+// alone. The error then names the right one, and a typo does not waste the wait for
+// the whole batch.
 func resolveCLI(ctx context.Context, refs []Ref, opts Options) ([]string, []error) {
 	values, err := inject(ctx, refs, opts)
 	if err == nil {

@@ -321,7 +321,7 @@ func TestExecWithoutAVM(t *testing.T) {
 	if resp, body := r.do(c); resp.StatusCode != http.StatusConflict || !strings.Contains(string(body), "agent-sessionizer start") {
 		t.Error(resp.Status, string(body))
 	}
-	r.execs.group.Wait() // a command that has ended leaves its place a moment later
+	r.execs.group.Wait() // a command releases its slot shortly after it has ended
 	if err := r.execs.enter("x", func(error) {}); err != nil {
 		t.Fatal(err)
 	}

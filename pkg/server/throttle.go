@@ -6,8 +6,8 @@ import (
 )
 
 // throttle bounds the rate of events per address. It remembers a bounded number of
-// addresses and forgets old ones during a flood of new ones. The total is bounded
-// by the number of connections that serve accepts.
+// addresses and forgets old ones during a flood of new ones. The total rate is
+// bounded by the number of connections that serve accepts.
 type throttle struct {
 	most int
 	per  time.Duration

@@ -12,8 +12,8 @@ const (
 )
 
 // cache holds the network's answers until they expire. It holds no decisions: every
-// query is checked against the current policy. Nor does it hold names that do not
-// exist, because they may have been registered since.
+// query is checked against the current policy. Nor does it hold negative answers,
+// because the name may have been allowed since.
 type cache struct {
 	now func() time.Time
 
