@@ -10,11 +10,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// ErrPruned means that the logs and artifacts of a task were removed, some time
-// after its end. It comes wrapped.
+// ErrPruned means that the logs and artifacts of a task were removed, some time after
+// its end. It is returned wrapped.
 var ErrPruned = errors.New("its logs and artifacts were removed")
 
-// CheckFiles returns ErrPruned where a task has ended and its files are removed.
+// CheckFiles returns an error that wraps ErrPruned if a task has ended and its files
+// were removed.
 func (m *Manager) CheckFiles(t Task) error {
 	if !t.Phase.Over() {
 		return nil
@@ -30,11 +31,11 @@ func (m *Manager) CheckFiles(t Task) error {
 	return nil
 }
 
-// Artifacts are what a task brought home, with its metadata.
+// Artifacts returns the files that were collected from a task, with their metadata.
 func (m *Manager) Artifacts(t Task) []Artifact { return t.Facts.Artifacts }
 
-// OpenArtifact opens one of them by its name, which may be a stranger's: only
-// names of the list are opened, and below the task's directory only.
+// OpenArtifact opens an artifact by its name. The name may come from an untrusted
+// client: only names in the list are opened, and only below the task's directory.
 func (m *Manager) OpenArtifact(t Task, name string) (*os.File, error) {
 	if err := m.CheckFiles(t); err != nil {
 		return nil, err

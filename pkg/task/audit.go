@@ -7,7 +7,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 )
 
-// audit tells what was asked of a task, or what became of it.
+// audit records what was asked of a task, or what became of it.
 func (m *Manager) audit(ctx context.Context, what audit.Type, t Task) {
 	if m.Sessions.Audit == nil {
 		return
@@ -23,7 +23,7 @@ func (m *Manager) audit(ctx context.Context, what audit.Type, t Task) {
 	m.Sessions.Audit(ctx, r)
 }
 
-// ends are the phases whose coming is told.
+// ends maps the phases that are recorded when a task enters them.
 var ends = map[Phase]audit.Type{
 	Completed: audit.TaskCompleted, Failed: audit.TaskFailed, FailedPreserved: audit.TaskFailed, Cancelled: audit.TaskCancelled,
 }

@@ -12,9 +12,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 )
 
-// writeBundle packs outbox into one file. What is half received stays out of it.
+// writeBundle packs outbox into one file. It leaves out files that are only partly
+// received.
 func (d Dir) writeBundle() (err error) {
-	part := d.path(".bundle.part") // always the same: what a crash left is replaced
+	part := d.path(".bundle.part") // always the same name, so leftovers of a crash are replaced
 	f, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return d.trouble("write the task's bundle: %w", err)
@@ -30,7 +31,8 @@ func (d Dir) writeBundle() (err error) {
 			err = d.trouble("write the task's bundle: %w", errors.Join(err, os.Remove(part)))
 		}
 	}()
-	// Artifacts are often packed already, and may be gigabytes: quick before small.
+	// Artifacts are often compressed already, and may be gigabytes: speed matters
+	// more than size.
 	z, err := gzip.NewWriterLevel(f, gzip.BestSpeed)
 	if err != nil {
 		return err
@@ -48,7 +50,7 @@ func (d Dir) writeBundle() (err error) {
 		case e.IsDir() && name == filepath.ToSlash(filepath.Join("artifacts", partDir)):
 			return fs.SkipDir
 		case !e.Type().IsRegular():
-			return nil // directories come with their files; there is nothing else
+			return nil // files imply their directories; no other types occur
 		}
 		return pack(t, root, name)
 	})
@@ -73,5 +75,5 @@ func pack(t *tar.Writer, root *os.Root, name string) error {
 	return err
 }
 
-// partDir is where artifacts are received, below those that are whole.
+// partDir is where artifacts are received, below the directory of the complete ones.
 const partDir = ".part"

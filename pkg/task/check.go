@@ -10,22 +10,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
-// Check refuses a manifest that Submit would refuse, and for the same reasons: what
-// this host lacks for it, as far as that can be known without making anything. The
-// notices are those of Submit.
+// Check refuses a manifest that Submit would refuse, for the same reasons: it reports
+// what this host lacks for the task, as far as that can be known without creating
+// anything. The notices are those of Submit.
 func (m *Manager) Check(ctx context.Context, asked *manifest.Task) (notices []string, err error) {
 	found, err := m.check(ctx, asked, false)
 	return found.notices, err
 }
 
-// checked is what a manifest refers to.
+// checked holds what a manifest refers to.
 type checked struct {
-	session session.Session // that the task runs in, the zero Session for one of its own
+	session session.Session // the session that the task runs in; the zero Session if the task gets its own
 	slug    string          // of the repository
 	notices []string
 }
 
-// check is Check, of a task that is restricted or not.
+// check does the work of Check, for a restricted or unrestricted task.
 func (m *Manager) check(ctx context.Context, asked *manifest.Task, restricted bool) (checked, error) {
 	if asked.VM.Session != "" {
 		s, field, err := m.given(ctx, asked)
@@ -45,8 +45,8 @@ func (m *Manager) check(ctx context.Context, asked *manifest.Task, restricted bo
 	return checked{slug: r.Repo.Slug, notices: notices}, err
 }
 
-// faults are the fields that name something which this host does not have or take,
-// in the order of the manifest's format.
+// faults returns the fields that name something this host does not have or accept, in
+// the order of the manifest's format.
 func (m *Manager) faults(asked *manifest.Task, restricted bool) (faults []manifest.Fault) {
 	add := func(field string, err error) {
 		if err != nil {
@@ -56,7 +56,7 @@ func (m *Manager) faults(asked *manifest.Task, restricted bool) (faults []manife
 	r, err := request(asked, restricted)
 	add("repository.url", err)
 	key := config.RepoKey(r.Repo.Key)
-	if _, err := m.Sessions.Config.For(key, ""); err == nil && asked.VM.Profile != "" { // otherwise it is not the profile
+	if _, err := m.Sessions.Config.For(key, ""); err == nil && asked.VM.Profile != "" { // otherwise the profile is not the cause
 		_, err := m.Sessions.Config.For(key, asked.VM.Profile)
 		add("vm.profile", err)
 	}

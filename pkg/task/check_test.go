@@ -13,8 +13,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 )
 
-// Check and Submit refuse the same, each fault with its line and column, in the order
-// of the manifest, and all at once.
+// Check and Submit refuse the same manifests. Both report all faults at once, with
+// line and column, in the order of the manifest.
 func TestCheckAndSubmitRefuseTheSame(t *testing.T) {
 	m := newManager(t, 1, 100)
 	const head = "version: \"1\"\nkind: Task\n"
@@ -59,7 +59,7 @@ func TestCheckAndSubmitRefuseTheSame(t *testing.T) {
 	if _, err := m.Check(t.Context(), good); err != nil {
 		t.Errorf("check: %v", err)
 	}
-	// One that comes from the store has no lines.
+	// A manifest from the store has no line numbers.
 	decoded := decode(t, head+rest+"repository: {url: acme/app}\nvm: {profile: nosuch}\n")
 	if _, err := m.Check(t.Context(), decoded); err == nil || !strings.HasPrefix(err.Error(), "vm.profile is refused") {
 		t.Errorf("it says: %v", err)
@@ -82,8 +82,9 @@ func decode(t *testing.T, text string) *manifest.Task {
 	return asked
 }
 
-// The bounds of a VM are in package config; manifests, their schema and the docs agree
-// with them. A manifest with the least of everything is accepted, one with less is not.
+// Package config defines the limits of a VM; manifests, their schema and the docs
+// agree with them. A manifest with the minimum of everything is accepted, one with
+// less is not.
 func TestBoundsOfAVM(t *testing.T) {
 	m := newManager(t, 1, 100)
 	text := func(cpus int, memory, disk config.Size) []byte {
@@ -115,7 +116,7 @@ func TestBoundsOfAVM(t *testing.T) {
 	}
 }
 
-// What prune has removed is not there, and said to be so.
+// Files that prune removed are reported as such.
 func TestWhatPruneRemoved(t *testing.T) {
 	m := newManager(t, 1, 100)
 	task := submit(t, m, "one", "small", 0)

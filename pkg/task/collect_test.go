@@ -23,7 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// TestMain makes this test binary the process of a fake VM, too.
+// TestMain lets this test binary also act as the process of a fake VM.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
 		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
@@ -41,7 +41,7 @@ type guestOf struct {
 	root string
 }
 
-// answer has the program answer a verb with those bytes, and then end with a code.
+// answer makes the program answer a verb with those bytes and exit with a code.
 func (g guestOf) answer(verb string, answer []byte, code int) {
 	g.t.Helper()
 	for name, text := range map[string][]byte{verb: answer, verb + ".code": fmt.Append(nil, code)} {
@@ -64,8 +64,9 @@ func frames(t *testing.T, kindsAndData ...any) []byte {
 
 const collection = "0123456789abcdef"
 
-// completing is a task in phase Completing whose agent succeeded, in a session of its
-// own that is ready: a fake VM. Its guest sends a log and one file, and all is well.
+// completing returns a task in phase Completing whose agent succeeded. Its own
+// session is ready and has a fake VM. Its guest sends a log and one file without
+// errors.
 func completing(t *testing.T) (*Worker, Task, guestOf) {
 	t.Helper()
 	w, task := running(t, `, "outcome": {"result": "success", "exit_code": 0, "at": "2026-01-01T00:00:00Z"}`)
@@ -161,7 +162,7 @@ func (w *Worker) next(t *testing.T, task Task) (Task, error) {
 	return cur, err
 }
 
-// wanted is what the task's session is to become.
+// wanted returns the desired phase of the task's session.
 func (w *Worker) wanted(t *testing.T, task Task) session.Phase {
 	t.Helper()
 	s, err := w.Sessions.Get(t.Context(), task.SessionID)
@@ -187,8 +188,8 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// What cannot be collected keeps the VM, whatever step of it failed, and a success is
-// none any more. What failed before stays the reason.
+// If anything cannot be collected, the VM is kept, whatever step failed, and a
+// success becomes a failure. An earlier failure stays the reason.
 func TestCollectFails(t *testing.T) {
 	sum := sha256.Sum256([]byte("other"))
 	for name, spoil := range map[string]func(*testing.T, *Worker, Task, guestOf){
@@ -273,7 +274,7 @@ func obstruct(t *testing.T, dir string) {
 	}
 }
 
-// The reason of a task that failed anyway is not that its work could not be collected.
+// If a task failed before, failing to collect does not replace its reason.
 func TestCollectFailsAfterAFailure(t *testing.T) {
 	w, task, g := completing(t)
 	if err := w.update(t.Context(), &task, func(row *store.Task, facts *Facts) []store.Event {
@@ -308,7 +309,7 @@ func TestCollectOnAFullDisk(t *testing.T) {
 	}
 }
 
-// What cannot be written of a task that has ended keeps its VM, until it can.
+// If the final files of a task cannot be written, its VM is kept until they can.
 func TestFinishFails(t *testing.T) {
 	for name, file := range map[string]func(Dir) string{
 		"metadata": Dir.metadata, "bundle": Dir.Bundle, "events": Dir.events, "state": func(d Dir) string { return d.path("state.json") },
@@ -319,7 +320,7 @@ func TestFinishFails(t *testing.T) {
 			if err != nil || !task.Facts.Collected {
 				t.Fatal(err)
 			}
-			in := filepath.Join(file(w.Dir(task.ID)), "in the way") // no file can take the place of its directory
+			in := filepath.Join(file(w.Dir(task.ID)), "in the way") // no file can replace a nonempty directory
 			if err := os.RemoveAll(filepath.Dir(in)); err != nil {
 				t.Fatal(err)
 			}
@@ -349,7 +350,7 @@ func TestFinishFails(t *testing.T) {
 	}
 }
 
-// The first outcome is the right one, also for a keeper that has not read it.
+// The first outcome stays, even if a keeper that has not read it writes another.
 func TestTheFirstOutcomeStays(t *testing.T) {
 	w, task := running(t, "")
 	code := 3
@@ -358,7 +359,7 @@ func TestTheFirstOutcomeStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, late := range []Outcome{{Result: Success}, {Result: CalledOff}, {Result: TimedOut, Reason: "late", Preserve: true}} {
-		got, err := w.decide(t.Context(), task, late) // as it was before the first
+		got, err := w.decide(t.Context(), task, late) // with the task as it was before the first outcome
 		if err != nil || got.Facts.Outcome.Result != Failure || got.Facts.Outcome.Preserve || *got.Facts.Outcome.ExitCode != 3 || got.ErrorMessage != first.ErrorMessage || got.ErrorMessage == "" {
 			t.Errorf("after %s: %+v, %q, %v", late.Result, got.Facts.Outcome, got.ErrorMessage, err)
 		}
@@ -368,7 +369,7 @@ func TestTheFirstOutcomeStays(t *testing.T) {
 	}
 }
 
-// A store that fails decides nothing about a task.
+// A failing store decides nothing about a task.
 func TestTheStoreFails(t *testing.T) {
 	w, task, _ := completing(t)
 	if err := w.store().Close(); err != nil {

@@ -21,19 +21,19 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Dir is the directory of a task on the host. One that waits in the queue has none:
-// directories take longer to make than a row to write.
+// Dir is the directory of a task on the host. A queued task has none, because
+// creating directories takes longer than writing a row.
 //
 //	manifest.yaml                 as it was submitted
-//	state.json                    View, for people and scripts; the store is the truth
+//	state.json                    View, for people and scripts; the store is the source of truth
 //	keeper.log
-//	inbox/TASK.md                 what the agent is told
+//	inbox/TASK.md                 the instructions for the agent
 //	outbox/metadata.json          Metadata
-//	outbox/progress/stdout.log    the agent's, byte for byte but for secrets
+//	outbox/progress/stdout.log    the agent's output, byte for byte except for secrets
 //	outbox/progress/stderr.log
-//	outbox/progress/events.jsonl  what the store has, one event per line
-//	outbox/artifacts/             what was brought home
-//	ID.tar.gz                     outbox, when the task has ended
+//	outbox/progress/events.jsonl  the events in the store, one per line
+//	outbox/artifacts/             the collected files
+//	ID.tar.gz                     outbox, once the task has ended
 type Dir string
 
 func (d Dir) path(parts ...string) string {
@@ -45,22 +45,23 @@ func (d Dir) progress(name string) string {
 	return d.path("outbox", "progress", name)
 }
 
-// Stdout is the log of the agent's output; its length is how much has come.
+// Stdout returns the log of the agent's output; its length is the amount received so
+// far.
 func (d Dir) Stdout() string { return d.progress("stdout.log") }
 
-// Stderr is the log of the agent's errors.
+// Stderr returns the log of the agent's errors.
 func (d Dir) Stderr() string { return d.progress("stderr.log") }
 
 func (d Dir) events() string   { return d.progress("events.jsonl") }
 func (d Dir) metadata() string { return d.path("outbox", "metadata.json") }
 
-// Bundle is the file with all of outbox; it is there when the task has ended.
+// Bundle returns the file with all of outbox; it exists once the task has ended.
 func (d Dir) Bundle() string { return d.path(filepath.Base(string(d)) + ".tar.gz") }
 
-// KeeperLog is the log of the task's keeper.
+// KeeperLog returns the log of the task's keeper.
 func (d Dir) KeeperLog() string { return d.path("keeper.log") }
 
-// trouble is an error of the host's disk.
+// trouble makes an error about the host's disk.
 func (d Dir) trouble(format string, args ...any) error {
 	err := fail.New(fail.Host, format, args...)
 	if noRoom(err) {
@@ -69,8 +70,8 @@ func (d Dir) trouble(format string, args ...any) error {
 	return err
 }
 
-// create makes the directory of a task, with the manifest as it was written, or,
-// if nobody has that, as it was understood.
+// create makes the directory of a task, with the manifest as it was written, or in
+// its normalized form if the written text is not available.
 func (d Dir) create(text, normal []byte) error {
 	if err := d.furnish(); err != nil {
 		return err
@@ -121,7 +122,7 @@ func (d Dir) keeperLog() (*os.File, error) {
 	return f, nil
 }
 
-// Brief is what the agent finds in TASK.md.
+// Brief returns the content of TASK.md for the agent.
 func Brief(t Task) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n", t.Name)
@@ -152,8 +153,8 @@ func (d Dir) writeBrief(t Task) error {
 	return d.write(filepath.Join("inbox", "TASK.md"), []byte(Brief(t)))
 }
 
-// appendEvents brings events.jsonl up to what the store has. A line that a crash
-// cut short is replaced.
+// appendEvents appends the store's newer events to events.jsonl. A line that a crash
+// cut off is replaced.
 func (d Dir) appendEvents(after func(seq int64, limit int) ([]store.Event, error)) (err error) {
 	f, err := os.OpenFile(d.events(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -192,7 +193,8 @@ func (d Dir) appendEvents(after func(seq int64, limit int) ([]store.Event, error
 	}
 }
 
-// lastEvent is the number of the last whole line's event, and where that line ends.
+// lastEvent returns the number of the event in the last complete line, and where that
+// line ends.
 func lastEvent(f *os.File) (seq, end int64, err error) {
 	const most = 128 << 10 // twice the longest event
 	size, err := f.Seek(0, io.SeekEnd)
@@ -212,12 +214,12 @@ func lastEvent(f *os.File) (seq, end int64, err error) {
 	line := text[strings.LastIndexByte(text[:whole-1], '\n')+1 : whole]
 	var ev store.Event
 	if json.Unmarshal([]byte(line), &ev) != nil {
-		return 0, 0, nil //nolint:nilerr // written anew, from the store
+		return 0, 0, nil //nolint:nilerr // the file is written again from the store
 	}
 	return ev.Seq, from + int64(whole), nil
 }
 
-// Metadata is what metadata.json says of a task that has ended.
+// Metadata is the content of metadata.json for a task that has ended.
 type Metadata struct {
 	Version    int               `json:"version"`
 	ID         string            `json:"id"`
@@ -271,7 +273,7 @@ func (d Dir) writeMetadata(t Task, base string) error {
 	return nil
 }
 
-// sweep removes what a keeper left that died while it wrote a file.
+// sweep removes the temporary files of a keeper that died while it wrote a file.
 func (d Dir) sweep() error {
 	for _, dir := range []string{d.path(), d.path("inbox"), d.path("outbox")} {
 		left, err := filepath.Glob(filepath.Join(dir, ".*.tmp"))
@@ -295,7 +297,7 @@ func size(path string) int64 {
 	return st.Size()
 }
 
-// endLine sees to it that a log ends with a line's end, if it has anything.
+// endLine ends a nonempty log with a newline if it lacks one.
 func endLine(path string) (err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

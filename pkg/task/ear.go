@@ -25,21 +25,22 @@ import (
 )
 
 const (
-	// maxLog bounds each log on the host, over all attempts; what an agent prints
-	// besides stays in its VM, and goes with it.
+	// maxLog limits each log on the host, over all attempts. Further output of an
+	// agent stays in its VM and is lost with it.
 	maxLog = 1 << 30
 
-	// saveEvery is how often at most what was heard is written to the store.
+	// saveEvery is the minimum interval between writes of the output's state to the
+	// store.
 	saveEvery = time.Second
 
-	// eventRate and eventBurst bound the events that an agent's output makes.
+	// eventRate and eventBurst limit the events that an agent's output causes.
 	eventRate, eventBurst = 20, 2000
 
 	heartbeatEvery = 30 * time.Second
 )
 
-// ear is what hears a running agent: the logs, the parser, and how long ago it
-// gave which sign of life.
+// ear records a running agent's output: it holds the logs, the parser, and the times
+// of the last signs of life.
 type ear struct {
 	w      *Worker
 	dir    Dir
@@ -51,19 +52,19 @@ type ear struct {
 	task     Task
 	logs     [2]*os.File
 	lengths  [2]int64
-	full     [2]bool // logs that something did not fit into
+	full     [2]bool // whether a log had to be cut
 	parser   *agent.Parser
 	vital    *vital
 	news     []store.Event
 	rate     *rate.Limiter
-	left     int   // events that the rate left out
+	left     int   // events that the rate limit dropped
 	cpu      int64 // milliseconds
 	memory   int64 // bytes
 	beatTold time.Time
 	saved    time.Time
 }
 
-// listen opens the logs, and reads again what the keeper before us had written to
+// listen opens the logs, and parses again what the previous keeper had written to
 // them and not counted.
 func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 	d := w.Dir(t.ID)
@@ -89,7 +90,7 @@ func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 	}
 	parsed := t.Facts.Progress.Offset
 	if r.lengths[0] < parsed {
-		return r, nil // the host lost the end of the log with its power; it comes again, and is counted already
+		return r, nil // the host lost the end of the log in a power cut; the guest sends it again, and it is counted already
 	}
 	if _, err := r.logs[0].Seek(parsed, io.SeekStart); err != nil {
 		return nil, err
@@ -113,7 +114,7 @@ func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 	return r, err
 }
 
-// hear is one connection to the guest, until the agent's end.
+// hear receives output over one connection to the guest, until the agent ends.
 func (r *ear) hear(ctx context.Context, g guest.Guest) error {
 	values, err := g.Secrets(ctx)
 	if err != nil {
@@ -128,7 +129,7 @@ func (r *ear) hear(ctx context.Context, g guest.Guest) error {
 	task, out, errs := r.task, r.lengths[0], r.lengths[1]
 	r.mu.Unlock()
 	from := guest.TaskOffsets{Stdout: max(0, out-r.from.Stdout), Stderr: max(0, errs-r.from.Stderr)}
-	from.Max = max(r.most-min(r.from.Stdout, r.from.Stderr), 1) // as the emptier log takes; heard cuts the other one
+	from.Max = max(r.most-min(r.from.Stdout, r.from.Stderr), 1) // what the emptier log can take; heard cuts the other one
 	err = g.Task(task.ID, task.Facts.Attempt).Watch(ctx, from, func(f guest.TaskFrame) error {
 		if f.Status != nil {
 			return r.stands(ctx, *f.Status)
@@ -141,12 +142,12 @@ func (r *ear) hear(ctx context.Context, g guest.Guest) error {
 		return err
 	})
 	if err != nil {
-		return err // what the masks hold back may begin a secret; it is asked for again
+		return err // output that the masks hold back may begin a secret; it is requested again
 	}
 	return errors.Join(masks[0].Close(), masks[1].Close())
 }
 
-// logWriter is one of the logs.
+// logWriter writes to one of the logs.
 type logWriter struct {
 	r *ear
 	i int
@@ -185,7 +186,7 @@ func (r *ear) heard(i int, p []byte) error {
 	return r.saveLocked(context.Background(), false)
 }
 
-// parse feeds stdout to the parser, and makes events of what that tells.
+// parse feeds stdout to the parser, and turns its results into events.
 func (r *ear) parse(p []byte) {
 	for _, c := range r.parser.Feed(p) {
 		r.vital.moved(time.Now())
@@ -198,7 +199,7 @@ func (r *ear) parse(p []byte) {
 	}
 }
 
-// stands notes how the guest says that it stands with the agent.
+// stands records the agent's status as the guest reports it.
 func (r *ear) stands(ctx context.Context, s wire.TaskStatus) error {
 	switch s.State {
 	case wire.TaskLost, wire.TaskNone:
@@ -214,7 +215,7 @@ func (r *ear) stands(ctx context.Context, s wire.TaskStatus) error {
 	return r.saveLocked(ctx, false)
 }
 
-// attend looks for signs that the agent is stuck, and ends the listening when it
+// attend looks for signs that the agent is stuck. It ends the watching when the agent
 // counts as hung.
 func (r *ear) attend(ctx context.Context, cancel context.CancelCauseFunc, life manifest.Lifecycle) {
 	tick := time.NewTicker(time.Second)
@@ -236,7 +237,7 @@ func (r *ear) attend(ctx context.Context, cancel context.CancelCauseFunc, life m
 		err := r.saveLocked(ctx, len(news) > 0)
 		r.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
-			r.w.Log.ErrorContext(ctx, "note the agent's progress", "error", err) // the next save has it all, or fails loudly
+			r.w.Log.ErrorContext(ctx, "note the agent's progress", "error", err) // the next save writes it all, or fails loudly
 		}
 		if hung && life.HangAction != "notify" {
 			cancel(fail.New(fail.Timeout, "%w for %v", errHung, time.Duration(life.HangTimeout)))
@@ -251,8 +252,8 @@ func (r *ear) save(ctx context.Context, now bool) error {
 	return r.saveLocked(ctx, now)
 }
 
-// saveLocked writes what is new to the store: events and how far they go in one
-// transaction, so that a keeper after us tells nothing twice and leaves nothing out.
+// saveLocked writes new events and their position in the output to the store in one
+// transaction, so that the next keeper neither repeats nor omits any.
 func (r *ear) saveLocked(ctx context.Context, now bool) error {
 	at := time.Now()
 	if !now && at.Sub(r.saved) < saveEvery && len(r.news) < 500 {

@@ -14,8 +14,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// running is a task in phase Running whose agent is Claude Code, and a worker for it.
-// more is added to the JSON of its facts.
+// running returns a task in phase Running whose agent is Claude Code, and a worker
+// for it. more is added to the JSON of its facts.
 func running(t *testing.T, more string) (*Worker, Task) {
 	t.Helper()
 	m := newManager(t, 1, 100)
@@ -43,7 +43,7 @@ func running(t *testing.T, more string) (*Worker, Task) {
 	return &Worker{Manager: m, Log: slog.New(slog.DiscardHandler), Redact: secret.NewRedactor()}, task
 }
 
-// print has the agent print some text, as over one connection of one keeper.
+// print makes the agent print some text, as over one connection of one keeper.
 func print(t *testing.T, w *Worker, task Task, text string, most int64) Task {
 	t.Helper()
 	r, err := w.listen(t.Context(), &task)
@@ -80,12 +80,12 @@ func kinds(t *testing.T, m *Manager, id string) map[string][]store.Event {
 	return by
 }
 
-// What an agent can add to the store in all is bounded, over keepers and time: from
-// there on its events are counted, and one says so.
+// The total that an agent can add to the store is limited, across keepers and time.
+// Beyond the limit its events are only counted, and one event says so.
 func TestEventsInAll(t *testing.T) {
 	w, task := running(t, fmt.Sprintf(`, "events": {"bytes": %d}`, store.MaxGuestEvents-10_000))
 	const each = 50
-	for range 3 { // keepers
+	for range 3 { // three keepers, one after the other
 		task = print(t, w, task, strings.Repeat(toolCall(strings.Repeat("x", 1000)), each), 0)
 		var err error
 		if task, err = w.Get(t.Context(), task.ID); err != nil {
@@ -109,7 +109,7 @@ func TestEventsInAll(t *testing.T) {
 	if err := json.Unmarshal(view, &shown); err != nil || shown.Dropped != 3*each-len(by[EventTool]) {
 		t.Errorf("%d are counted, %d stored of %d; %v", shown.Dropped, len(by[EventTool]), 3*each, err)
 	}
-	// The task's own events are stored all the same.
+	// The task's own events are still stored.
 	if err := w.advance(t.Context(), &task, Completing, PhaseChange{}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestEventsInAll(t *testing.T) {
 	}
 }
 
-// An event takes as much room as its text, and so does its line in events.jsonl.
+// An event takes as much space as its text, and so does its line in events.jsonl.
 func TestEventsAreAsLongAsTheirText(t *testing.T) {
 	w, task := running(t, "")
 	task = print(t, w, task, toolCall(strings.Repeat("<&>", 500)), 0)
@@ -132,7 +132,7 @@ func TestEventsAreAsLongAsTheirText(t *testing.T) {
 	}
 }
 
-// A log is bounded over all attempts, and says where it was cut.
+// A log is limited over all attempts, and shows where it was cut.
 func TestLogsInAll(t *testing.T) {
 	w, task := running(t, "")
 	d := w.Dir(task.ID)

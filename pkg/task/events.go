@@ -5,13 +5,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// The kinds of events and the type of each one's data.
+// These are the kinds of events, each with the type of its data.
 const (
 	EventPhase     = "phase"    // PhaseChange
 	EventStep      = "step"     // session.Step, of the task's own steps
 	EventRetry     = "retry"    // Retrying
 	EventWarning   = "warning"  // session.Warning
-	EventTool      = agent.Tool // agent.Change, as are the three below
+	EventTool      = agent.Tool // agent.Change, like the three below
 	EventMessage   = agent.Message
 	EventResult    = agent.Result
 	EventError     = agent.Failure
@@ -22,7 +22,7 @@ const (
 	EventArtifacts = "artifacts" // Gathered
 )
 
-// PhaseChange tells that the phase or what is wanted changed.
+// PhaseChange records that the phase or the desired state changed.
 type PhaseChange struct {
 	From    Phase    `json:"from,omitempty"`
 	To      Phase    `json:"to"`
@@ -32,45 +32,46 @@ type PhaseChange struct {
 	Reason  string   `json:"reason,omitempty"`
 }
 
-// Retrying tells that a step failed and will be tried again.
+// Retrying records that a step failed and will be tried again.
 type Retrying struct {
 	Phase   Phase  `json:"phase"`
-	Try     int    `json:"try"` // that comes, from 2
+	Try     int    `json:"try"` // number of the next try, from 2
 	Most    int    `json:"most"`
 	DelayMS int64  `json:"delay_ms"`
 	Error   string `json:"error"`
 	Hint    string `json:"hint,omitempty"`
 }
 
-// Heartbeat is how a running agent is. What is of the guest is the guest's word.
+// Heartbeat is the state of a running agent. The values from the guest are only its
+// claims.
 type Heartbeat struct {
 	Stdout      int64       `json:"stdout_bytes"`
 	Stderr      int64       `json:"stderr_bytes"`
-	CPUMillis   int64       `json:"cpu_ms"` // of the agent and all it started
+	CPUMillis   int64       `json:"cpu_ms"` // of the agent and all processes it started
 	MemoryBytes int64       `json:"memory_bytes"`
 	Usage       agent.Usage `json:"usage"`
 }
 
-// Hang tells that a running agent shows a sign of being stuck.
+// Hang records that a running agent shows a sign of being stuck.
 type Hang struct {
 	Sign    string `json:"sign"`   // no_output, low_cpu, no_progress, timeout
-	Action  string `json:"action"` // "" for the signs that only tell
+	Action  string `json:"action"` // "" for signs that are only reported
 	SinceMS int64  `json:"since_ms"`
 }
 
-// Restart tells that the agent, its VM, or a new VM is started.
+// Restart records that the agent or its VM is restarted, or that a new VM is created.
 type Restart struct {
 	What    string `json:"what"` // agent, vm, rebuild
 	Attempt int    `json:"attempt"`
 	Reason  string `json:"reason"`
 }
 
-// Gathered tells what was brought home.
+// Gathered counts what was collected.
 type Gathered struct {
 	Files   int   `json:"files"`
 	Bytes   int64 `json:"bytes"`
 	Skipped int   `json:"skipped,omitempty"`
-	Commits int   `json:"commits,omitempty"` // that are in the repository's mirror now
+	Commits int   `json:"commits,omitempty"` // that are now in the repository's mirror
 }
 
 // event makes a store event; data is of one of the types above.

@@ -15,15 +15,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// killWait is how long a group of processes may take to die of SIGKILL.
+// killWait is how long a process group may take to die from SIGKILL.
 const killWait = 30 * time.Second
 
-// collectLimit is for a guest that goes on sending for ever. Gigabytes from an
-// emulated one take an hour.
+// collectLimit stops a guest that never stops sending. Receiving gigabytes from an
+// emulated guest takes an hour.
 const collectLimit = 3 * time.Hour
 
-// end does what is left of a task whose outcome is decided: one phase nearer to
-// its last.
+// end takes the next step towards the last phase of a task whose outcome is decided.
 func (w *Worker) end(ctx context.Context, t Task) (Task, error) {
 	switch {
 	case t.Phase == Running:
@@ -37,7 +36,7 @@ func (w *Worker) end(ctx context.Context, t Task) (Task, error) {
 	return t, w.finish(ctx, &t)
 }
 
-// last is the phase that an outcome leads to.
+// last returns the phase that an outcome leads to.
 func (t Task) last() Phase {
 	o := t.Facts.Outcome
 	switch {
@@ -53,8 +52,8 @@ func (t Task) last() Phase {
 	return Failed
 }
 
-// collect brings home what the agent did: its logs to the end, the artifacts, its
-// commits. What cannot be had stays in the VM, which is kept then.
+// collect fetches what the agent did: its logs to the end, the artifacts, and its
+// commits. If some of it cannot be collected, it stays in the VM, which is then kept.
 func (w *Worker) collect(ctx context.Context, t *Task) error {
 	err := w.step(ctx, *t, "collect what it did", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, collectLimit, fail.New(fail.Timeout, "collecting took longer than %v", collectLimit))
@@ -79,7 +78,7 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 		}
 	})
 	var trouble *storeTrouble
-	if noRoom(err) { // the VM is there, and so is what is in it
+	if noRoom(err) { // the VM with its content still exists
 		err = w.again(ctx, t, err, roomTries, roomDelays()...)
 		if err == nil {
 			return nil
@@ -112,7 +111,7 @@ func gathered(f Facts) Gathered {
 	return g
 }
 
-// revive starts a VM that went away once more: its disk has what the agent did.
+// revive starts a VM that went away again: what the agent did is on its disk.
 func (w *Worker) revive(ctx context.Context, t Task) error {
 	s, err := w.Sessions.Get(ctx, t.SessionID)
 	if err != nil || s.Phase == session.Ready {
@@ -129,7 +128,8 @@ func (w *Worker) revive(ctx context.Context, t Task) error {
 	return w.await(ctx, s.ID, session.Ready)
 }
 
-// kill ends an agent that still runs, and what it started: politely, then not.
+// kill ends a running agent and the processes it started: first with SIGTERM, then
+// with SIGKILL.
 func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Guest) error {
 	at := g.Task(t.ID, t.Facts.Attempt)
 	for _, try := range []struct {
@@ -148,7 +148,7 @@ func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Gu
 	return fail.New(fail.Failure, "the agent does not die of SIGKILL").WithHint("agent-sessionizer exec %s -- ps -ef", s.Name)
 }
 
-// ended waits until the agent does not run any more.
+// ended waits until the agent no longer runs.
 func ended(ctx context.Context, at guest.Task, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -176,7 +176,7 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 		return err
 	}
 	if t.base(s) == nil {
-		return nil // there never was a checkout
+		return nil // the task never had a checkout
 	}
 	list, lost, err := w.receive(ctx, *t, s, g.Task(t.ID, t.Facts.Attempt))
 	if err != nil {
@@ -184,7 +184,8 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 	}
 	res, err := w.Sessions.Fetch(ctx, s, g.SSH, "", repo.FetchOptions{})
 	if err != nil {
-		// The patch has them, too; of a repository that the agent broke, more is not to be had.
+		// The patch has the commits, too. If the agent broke the repository, the
+		// patch is all that can be collected.
 		w.warn(ctx, *t, fail.HintOf(err), "the agent's commits were not fetched: %v", err)
 	} else if res.Commits > 0 {
 		w.Log.InfoContext(ctx, "commits fetched", "commits", res.Commits, "refs", len(res.Refs))
@@ -207,11 +208,13 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 	return err
 }
 
-// collectTries is how often files are collected that change on their way.
+// collectTries limits how often files are collected again that change during the
+// transfer.
 const collectTries = 3
 
-// receive has the guest collect what the agent did, and receives it. Files that were
-// collected and did not arrive, even from a collection made again, are lost.
+// receive has the guest collect what the agent did, and receives it. It returns as
+// lost the files that were collected and did not arrive, even after collecting them
+// again.
 func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at guest.Task) (list, lost []wire.Artifact, err error) {
 	dir := w.Dir(t.ID).artifacts()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -244,7 +247,7 @@ func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at gues
 	}
 }
 
-// drain hears the logs to their end: the agent printed until it was ended.
+// drain reads the logs to their end: the agent may have printed until it was ended.
 func (w *Worker) drain(ctx context.Context, t *Task, g guest.Guest) error {
 	if t.Facts.Attempt == 0 || t.Facts.Started.IsZero() {
 		return nil
@@ -262,8 +265,8 @@ func (w *Worker) drain(ctx context.Context, t *Task, g guest.Guest) error {
 	return err
 }
 
-// finish writes what is told of a task that has ended, removes its VM unless that
-// is to be kept, and takes the last step.
+// finish writes the final files of a task that has ended, removes its VM unless the
+// VM is to be kept, and enters the last phase.
 func (w *Worker) finish(ctx context.Context, t *Task) error {
 	last := t.last()
 	d := w.Dir(t.ID)
@@ -301,8 +304,8 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 	})
 }
 
-// discard destroys the task's session, if it has one, and waits until nothing is
-// left of it. One that was given stays.
+// discard destroys the task's own session, if it has one, and waits until the session
+// is gone. A session that existed before the task stays.
 func (w *Worker) discard(ctx context.Context, t *Task) error {
 	if t.Given() {
 		return w.leave(ctx, *t)
@@ -322,12 +325,12 @@ func (w *Worker) discard(ctx context.Context, t *Task) error {
 	})
 }
 
-// preserve keeps the VM of a failed task until its time is over, or somebody
-// wants it gone.
+// preserve keeps the VM of a failed task until its time is over, or until a user
+// wants it destroyed.
 func (w *Worker) preserve(ctx context.Context, t Task) (Task, error) {
 	if t.Want != Destroyed {
 		if err := sleep(ctx, time.Until(t.Facts.Until)); err != nil {
-			return t, nil //nolint:nilerr // the want says what is next
+			return t, nil //nolint:nilerr // the desired state says what is next
 		}
 	}
 	keep := context.WithoutCancel(ctx)

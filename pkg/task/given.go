@@ -15,18 +15,20 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// A task may run in a session that somebody opened: it is started when it is
-// stopped, and is else what it was. Nothing here stops or destroys one.
+// A task may run in a session that a user opened. The session is started if it is
+// stopped, and stays otherwise unchanged. Nothing here stops or destroys such a
+// session.
 
-// Given reports whether the task's session was there before it, and stays.
+// Given reports whether the task's session existed before the task, and stays after
+// it.
 func (t Task) Given() bool { return t.Manifest.VM.Session != "" }
 
-// repository is what the task works on, for people.
+// repository returns what the task works on, for display.
 func (t Task) repository() string {
 	return cmp.Or(t.Manifest.Repository.URL, t.Facts.Repository)
 }
 
-// base is what the agent began with, nil when it never had a checkout.
+// base returns what the agent started from, or nil when it never had a checkout.
 func (t Task) base(s session.Session) *repo.Base {
 	if t.Given() {
 		return t.Facts.Base
@@ -34,7 +36,8 @@ func (t Task) base(s session.Session) *repo.Base {
 	return s.Facts.Base
 }
 
-// given finds the session in which a task is to run. An error is that of the field.
+// given finds the session in which a task is to run. On an error, field names the
+// faulty field of the manifest.
 func (m *Manager) given(ctx context.Context, asked *manifest.Task) (s session.Session, field string, err error) {
 	s, err = m.inSession(ctx, asked)
 	if err != nil {
@@ -83,7 +86,7 @@ func ofSession(s session.Session, asked *manifest.Task) error {
 	return nil
 }
 
-// In are the tasks that have not ended whose session it is, or that wait for it.
+// In returns the tasks that run in a session or wait for it.
 func (m *Manager) In(ctx context.Context, session string) (all []Task, err error) {
 	var phases []string
 	for _, p := range Phases() {
@@ -108,7 +111,7 @@ func (m *Manager) In(ctx context.Context, session string) (all []Task, err error
 	return all, nil
 }
 
-// errGone is a session that is, or soon will be, no more.
+// errGone means that a session is gone or about to be.
 var errGone = errors.New("somebody destroyed it")
 
 func gone(s session.Session) error {
@@ -118,9 +121,9 @@ func gone(s session.Session) error {
 	return fail.New(fail.NotFound, "session %s of the task is gone: %w", s.Name, errGone).WithHint("agent-sessionizer list")
 }
 
-// lost is how a task ends whose session went away under it, nil when it may come
-// back: one that is somebody's is not made anew, and one that does not answer,
-// in which the agent may be running, is not stopped.
+// lost returns how a task ends whose session went away, or nil when the session may
+// come back. A user's session is never rebuilt. One that does not respond is not
+// stopped, because the agent may still be running in it.
 func (w *Worker) lost(ctx context.Context, t Task, what remedy, cause error) (*Outcome, error) {
 	s, err := w.Sessions.Get(ctx, t.SessionID)
 	if err != nil {
@@ -143,7 +146,7 @@ func (w *Worker) lost(ctx context.Context, t Task, what remedy, cause error) (*O
 	}, nil
 }
 
-// noteBase notes what is checked out before an agent begins for the first time.
+// noteBase records what is checked out before an agent starts for the first time.
 func (w *Worker) noteBase(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
 	if !t.Given() || t.Facts.Base != nil {
 		return nil
@@ -155,11 +158,11 @@ func (w *Worker) noteBase(ctx context.Context, t *Task, s session.Session, g gue
 	return w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event { facts.Base = &base; return nil })
 }
 
-// leaveLimit is for a guest that does not answer any more, when all is home.
+// leaveLimit is for a guest that no longer responds after everything was collected.
 const leaveLimit = 2 * time.Minute
 
-// leave ends what of the task may run in a session that stays, and takes away what
-// it kept there, but for what could not be brought home.
+// leave ends the task's processes in a session that stays, and removes the task's
+// files there, except what could not be collected.
 func (w *Worker) leave(ctx context.Context, t Task) error {
 	if t.Facts.Attempt == 0 || t.Facts.Outcome.Preserve {
 		return nil
@@ -172,7 +175,7 @@ func (w *Worker) leave(ctx context.Context, t Task) error {
 		ctx, cancel := context.WithTimeout(ctx, leaveLimit+time.Duration(t.Manifest.Lifecycle.CancelGrace)+killWait)
 		defer cancel()
 		return w.reach(ctx, t, func(ctx context.Context, s session.Session, g guest.Guest) error {
-			if err := w.kill(ctx, t, s, g); err != nil { // not all roads here lead by collect
+			if err := w.kill(ctx, t, s, g); err != nil { // some paths here bypass collect
 				return err
 			}
 			return g.Task(t.ID, t.Facts.Attempt).Remove(ctx)

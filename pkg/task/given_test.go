@@ -16,7 +16,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// opened adds a session of the repository acme/NAME, as it is then, to the store.
+// opened adds a session of the repository acme/NAME to the store, in the given
+// phases.
 func opened(t *testing.T, m *Manager, name, task string, phase, want session.Phase) string {
 	t.Helper()
 	id := randomHex(6)
@@ -68,7 +69,7 @@ func submitIn(t *testing.T, m *Manager, name, in string) Task {
 	return got
 }
 
-// end has a task that was admitted be over.
+// end makes an admitted task end.
 func end(t *testing.T, m *Manager, task Task) {
 	t.Helper()
 	_, err := m.store().AdvanceTask(t.Context(), task.ID, string(Staging), string(Failed), event(EventPhase, PhaseChange{From: Staging, To: Failed}), nil)
@@ -99,8 +100,8 @@ func TestOneAtATimeInASession(t *testing.T) {
 	}
 }
 
-// A session that runs takes no more room for a task; a stopped one does, and what
-// waits for room holds up those behind it, as ever.
+// A running session takes no more capacity for a task, but a stopped one does. A task
+// that waits for capacity blocks those behind it.
 func TestRoomForASession(t *testing.T) {
 	m := newManager(t, 10, 2)
 	opened(t, m, "a", "", session.Ready, session.Ready)
@@ -149,7 +150,8 @@ func TestSessionsThatTasksMayNotHave(t *testing.T) {
 	if all, err := m.List(t.Context(), store.TaskFilter{}); err != nil || len(all) != 0 {
 		t.Errorf("%d tasks, %v", len(all), err)
 	}
-	// By any of its names, also with its repository; it is kept by its id.
+	// Every name of the session works, also with its repository; the task stores the
+	// id.
 	for _, in := range []string{id, id[:5], "app", "acme/app"} {
 		got, _, err := m.Submit(t.Context(), asked(t, in, in, `, "repository": {"url": "https://github.com/acme/app.git", "subpath": "x"}`), Submission{})
 		if v := got.View(); err != nil || v.Session != id || !v.InSession || got.Manifest.VM.Session != id {
@@ -158,7 +160,7 @@ func TestSessionsThatTasksMayNotHave(t *testing.T) {
 	}
 }
 
-// What is tried again runs in the same session, and in no other of that name.
+// A retry runs in the same session, and not in another with the same name.
 func TestRetryInASession(t *testing.T) {
 	m := newManager(t, 10, 100)
 	id := opened(t, m, "app", "", session.Ready, session.Ready)
@@ -189,7 +191,7 @@ func TestRetryInASession(t *testing.T) {
 	}
 }
 
-// A session that is somebody's is waited for, and else the task has failed.
+// If a user's session may come back, the task waits for it; otherwise the task fails.
 func TestLostSessions(t *testing.T) {
 	m := newManager(t, 1, 100)
 	w := &Worker{Manager: m, Log: slog.New(slog.DiscardHandler)}

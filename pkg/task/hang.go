@@ -6,7 +6,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 )
 
-// The signs of an agent that is stuck.
+// These are the signs that an agent is stuck.
 const (
 	signNoOutput   = "no_output"
 	signLowCPU     = "low_cpu"
@@ -14,14 +14,14 @@ const (
 	signTimeout    = "timeout"
 )
 
-// stall is the time between two checks over which nobody was there to see: this
+// stall is the gap between two checks that means that nothing was observed: this
 // process was stopped, or the host slept.
 const stall = 10 * time.Second
 
-// vital is when a running agent last gave each sign of life.
+// vital records when a running agent last gave each sign of life.
 type vital struct {
 	limits  manifest.Hang
-	timeout time.Duration // without output until it counts as hung; 0 for never
+	timeout time.Duration // how long without output until the agent counts as hung; 0 means never
 
 	output, progress, busy time.Time
 	checked                time.Time
@@ -30,7 +30,7 @@ type vital struct {
 	told                   map[string]bool
 }
 
-// newVital begins with an agent that had been quiet when somebody was there to see.
+// newVital starts with an agent that was observed to be quiet for the given time.
 func newVital(l manifest.Lifecycle, quiet time.Duration, now time.Time) *vital {
 	return &vital{
 		limits: l.Hang, timeout: time.Duration(l.HangTimeout),
@@ -38,25 +38,25 @@ func newVital(l manifest.Lifecycle, quiet time.Duration, now time.Time) *vital {
 	}
 }
 
-// printed notes output.
+// printed records output.
 func (v *vital) printed(now time.Time) {
 	v.output = now
 	delete(v.told, signNoOutput)
 	delete(v.told, signTimeout)
 }
 
-// moved notes progress: a tool, a message.
+// moved records progress: a tool call, a message.
 func (v *vital) moved(now time.Time) {
 	v.progress = now
 	delete(v.told, signNoProgress)
 }
 
-// used notes how much of a processor the agent has used in all.
+// used records how much processor time the agent has used in total.
 func (v *vital) used(now time.Time, cpuMillis int64) {
 	if !v.beat.IsZero() {
 		passed := now.Sub(v.beat)
 		if passed < time.Second {
-			return // says little, and is not lost: the next one counts from the same beat
+			return // too short to measure; the next call measures from the same beat
 		}
 		if share := time.Duration(cpuMillis-v.cpu) * time.Millisecond * 100 / passed; int(share) >= v.limits.LowCPUPercent {
 			v.busy = now
@@ -66,7 +66,7 @@ func (v *vital) used(now time.Time, cpuMillis int64) {
 	v.beat, v.cpu = now, cpuMillis
 }
 
-// check returns the signs that are new, and whether the agent counts as hung.
+// check returns the new signs, and whether the agent counts as hung.
 func (v *vital) check(now time.Time) (news []Hang, hung bool) {
 	if gap := now.Sub(v.checked); gap > stall {
 		for _, at := range []*time.Time{&v.output, &v.progress, &v.busy} {
@@ -96,7 +96,7 @@ func (v *vital) check(now time.Time) (news []Hang, hung bool) {
 	return news, hung
 }
 
-// remedy is what is done about a VM that went away under a running agent.
+// remedy is the reaction to a VM that went away under a running agent.
 type remedy int
 
 const (
@@ -105,11 +105,11 @@ const (
 	giveUp
 )
 
-// afterCrash says what to do about a crash at now, of a VM whose agent ran for
-// uptime, and returns the restarts that count from then on.
+// afterCrash decides how to react to a crash at now, given how long the agent had
+// run, and returns the restarts that count from then on.
 func afterCrash(c manifest.CrashLoop, restarts []time.Time, rebuilds int, uptime time.Duration, now time.Time) (remedy, []time.Time) {
 	if uptime >= time.Duration(c.HealthyAfter) {
-		restarts = nil // it was well in between
+		restarts = nil // the VM was healthy in between
 	}
 	var recent []time.Time
 	for _, at := range restarts {

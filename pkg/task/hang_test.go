@@ -22,8 +22,8 @@ func lifecycle() manifest.Lifecycle {
 	}
 }
 
-// live lets time pass second by second, as the keeper does, and returns the signs
-// by the minute at which they came.
+// live simulates time second by second, as the keeper sees it. It returns the minute
+// in which each sign appeared.
 func live(v *vital, from time.Time, minutes int, each func(minute, second int, now time.Time)) (signs map[string]int, hungAt int) {
 	signs = map[string]int{}
 	for s := range minutes * 60 {
@@ -63,7 +63,7 @@ func TestLifeIsNotHang(t *testing.T) {
 	var cpu int64
 	signs, hung := live(v, epoch, 120, func(minute, second int, now time.Time) {
 		if second == 0 {
-			cpu += 4000 // some 7 % of a processor
+			cpu += 4000 // about 7 % of a processor
 			v.used(now, cpu)
 		}
 		if second == 0 && minute%9 == 0 {
@@ -90,7 +90,7 @@ func TestAnIdleProcessorIsTold(t *testing.T) {
 	}
 }
 
-// A keeper that was stopped, or a host that slept, has not seen the agent be silent.
+// If the keeper was stopped or the host slept, the agent's silence was not observed.
 func TestNobodySawIt(t *testing.T) {
 	v := newVital(lifecycle(), 0, epoch)
 	v.check(epoch)
@@ -103,22 +103,21 @@ func TestNobodySawIt(t *testing.T) {
 	}
 }
 
-// What the keeper before us saw of the agent's silence counts; the time in which
-// nobody was there to see does not.
+// The silence that the previous keeper observed counts; unobserved time does not.
 func TestQuietBefore(t *testing.T) {
 	if v := newVital(lifecycle(), 29*time.Minute, epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
 		t.Error(v.output)
 	}
 }
 
-// A limit counts what a keeper lives through, whatever the clock on the wall does;
-// between two keepers it goes by that clock, and never backwards.
+// Limits use the monotonic clock while a keeper runs. Between two keepers they use
+// the wall clock, and never count backwards.
 func TestSpent(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		at     time.Duration // before now, when the last note was taken
+		at     time.Duration // how long ago the last record was made
 		ours   bool
-		jumped time.Duration // of the clock on the wall, since
+		jumped time.Duration // of the wall clock, since then
 		want   time.Duration
 	}{
 		{"lived through", time.Minute, true, 0, 2 * time.Minute},
@@ -128,8 +127,8 @@ func TestSpent(t *testing.T) {
 		{"the keeper before, and the clock goes on", time.Minute, false, time.Hour, time.Hour + 2*time.Minute},
 		{"the keeper before, and the clock goes back", time.Minute, false, -time.Hour, time.Minute},
 	} {
-		// The clock that does not jump is that of a sum with a time that has it; what
-		// the row has was read from a clock that was to jump.
+		// Adding to a time keeps its monotonic reading; the time in the row comes
+		// from a wall clock that is then set forward or back.
 		noted := time.Now().Add(-c.at)
 		row := Facts{Spent: Spent{For: time.Minute, At: noted.Add(-c.jumped).Round(0)}}
 		w := &Worker{}
@@ -194,7 +193,7 @@ func TestAWellRunForgives(t *testing.T) {
 			t.Fatalf("crash %d: %v", i, what)
 		}
 	}
-	// And those that are long ago.
+	// The same for crashes that are long ago.
 	for i := range 50 {
 		now = now.Add(150 * time.Second)
 		var what remedy

@@ -22,14 +22,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-// KeeperCommand is the hidden command that keeps a task.
+// KeeperCommand is the hidden command that runs a task's keeper.
 const KeeperCommand = "task-keeper"
 
 // Manager writes intents and reads state; it does none of the work itself.
 type Manager struct {
 	Sessions *session.Manager
 
-	CheckPublic func(context.Context, repo.Ref) error // nil is repo.CheckPublic; for tests
+	CheckPublic func(context.Context, repo.Ref) error // nil means repo.CheckPublic; for tests
 }
 
 func (m *Manager) store() *store.Store    { return m.Sessions.Store }
@@ -38,21 +38,21 @@ func (m *Manager) Lock(id string) string  { return m.paths().TaskLock(id) }
 func (m *Manager) Dir(id string) Dir      { return Dir(m.paths().TaskDir(id)) }
 func (m *Manager) settings() config.Tasks { return m.Sessions.Config.Tasks }
 
-// Submission says who asks for a task, and why.
+// Submission says who submits a task, and under which conditions.
 type Submission struct {
-	Text    []byte // the manifest as it was written; nil for none
+	Text    []byte // the manifest as it was written; nil if unavailable
 	Actor   string
 	TraceID string
-	RetryOf string // the id of the task of which this is another try
+	RetryOf string // the id of the task that this one retries
 
 	Permission *Permission // of the client; nil for the user, who may do everything
 	Restricted bool        // restrict the task as if a client had submitted it
 
-	Once *Once // nil where a repetition is another task
+	Once *Once // nil if a repeated request makes another task
 }
 
-// Submit puts a task into the queue. The notices say what is not as asked.
-// Its secrets are looked for, and not resolved.
+// Submit adds a task to the queue. The notices list what is not as requested. Submit
+// checks that the secrets exist, and does not resolve them.
 func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission) (Task, []string, error) {
 	was := Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())}
 	if t, notices, found, err := m.repeated(ctx, o); err != nil || found {
@@ -71,7 +71,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	in, slug, notices := found.session.ID, found.slug, found.notices
 	if in != "" {
 		that := *asked
-		that.VM.Session = in // another may be called so later
+		that.VM.Session = in // another session may have this name later
 		asked = &that
 		was.Repository = cmp.Or(found.session.Spec.Repo.Path, found.session.Spec.Repo.URL)
 	}
@@ -106,7 +106,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	return t, notices, err
 }
 
-// request is the session of its own that a task asks for.
+// request describes the session that a task needs for itself.
 func request(t *manifest.Task, restricted bool) (session.Request, error) {
 	ref, err := repo.Parse(t.Repository.URL, "/")
 	if err != nil {
@@ -134,8 +134,8 @@ func (m *Manager) Get(ctx context.Context, id string) (Task, error) {
 	return read(row)
 }
 
-// Find resolves what a person typed: an id, the start of one of at least four
-// digits, or the name of one task only.
+// Find resolves what a person typed: an id, at least the first four digits of one, or
+// a name that only one task has.
 func (m *Manager) Find(ctx context.Context, what string) (Task, error) {
 	if isID(what) {
 		return m.Get(ctx, what)
@@ -166,7 +166,7 @@ func isID(s string) bool { return len(s) == 12 && hexadecimal(s) }
 
 func hexadecimal(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
-// List returns tasks as the filter wants them.
+// List returns the tasks that match the filter.
 func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) {
 	rows, err := m.store().Tasks(ctx, f)
 	if err != nil {
@@ -183,15 +183,15 @@ func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) 
 	return all, nil
 }
 
-// Want records what a client wants of the task, and sees to a keeper. What is
-// stronger stays: a task that is to be destroyed cannot be merely cancelled.
+// Want records the state that a client desires for the task, and starts a keeper. It
+// never weakens that state: a task to be destroyed cannot be merely cancelled.
 func (m *Manager) Want(ctx context.Context, t Task, want Want, by Client) (Task, error) {
 	if err := by.checkOwner(t); err != nil {
 		return t, err
 	}
 	cancelled := false
 	row, err := m.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
-		cancelled = false // the transaction may be run again
+		cancelled = false // the transaction may run again
 		cur, err := read(*row)
 		if err != nil {
 			return nil, err
@@ -202,7 +202,7 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want, by Client) (Task,
 		}
 		row.Want = string(want)
 		change := PhaseChange{From: cur.Phase, To: cur.Phase, Want: want}
-		if cur.Phase == Pending { // nobody works on it, and there is nothing to be undone
+		if cur.Phase == Pending { // no keeper works on it, and nothing has to be undone
 			cancelled = true
 			cur.Facts.Outcome = &Outcome{Result: CalledOff, At: time.Now().UTC()}
 			row.Phase, change.To, change.Outcome = string(Cancelled), Cancelled, cur.Facts.Outcome
@@ -227,7 +227,7 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want, by Client) (Task,
 	return t, m.wake(ctx, t.ID)
 }
 
-// furnish makes the directory of a task that does not wait any more.
+// furnish makes the directory of a task that has left the queue.
 func (m *Manager) furnish(ctx context.Context, t Task) error {
 	text, err := m.store().TaskText(ctx, t.ID)
 	if err != nil {
@@ -253,10 +253,11 @@ func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []stri
 	return m.Submit(ctx, t.Manifest, o)
 }
 
-// Schedule gives free slots to the tasks that wait: those of the highest priority
-// first, of these the oldest. One for whose VM the host has no room just now holds
-// up those behind it: small ones would else keep a large one waiting for ever. One
-// whose session another is in does not: its turn comes without a slot held for it.
+// Schedule gives free slots to waiting tasks: highest priority first, and oldest
+// first within a priority. If the host currently lacks capacity for a task's VM, that
+// task blocks those behind it; otherwise small tasks could keep a large one waiting
+// forever. A task whose session is in use by another task does not block the queue,
+// and no slot is reserved for it.
 func (m *Manager) Schedule(ctx context.Context) error {
 	waiting, err := m.store().Tasks(ctx, store.TaskFilter{Phases: []string{string(Pending)}, Limit: 1})
 	if err != nil || len(waiting) == 0 {
@@ -273,12 +274,12 @@ func (m *Manager) Schedule(ctx context.Context) error {
 		}
 	}
 	admitted, err := m.store().Admit(ctx, queue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
-		room := room // the transaction may be run again
+		room := room // the transaction may run again
 		taken := map[string]bool{}
 		for _, row := range active {
 			taken[row.SessionID] = true
 			if full(take(&room, row)) {
-				return nil, nil // there is no room for what has a slot already
+				return nil, nil // the host lacks capacity even for a task that already has a slot
 			}
 		}
 		for row := range waiting {
@@ -306,15 +307,15 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// full reports whether err means that there is no room. A task for which another
-// thing is wrong now, its profile gone, may go on, and fail: to wait would not help
-// it, and hold up all others.
+// full reports whether err means a lack of capacity. A task with a different problem,
+// such as a removed profile, may start and fail: waiting would not help it, and would
+// block all others.
 func full(err error) bool {
 	code := fail.CodeOf(err)
 	return err != nil && (code == fail.Conflict || code == fail.Host)
 }
 
-// take takes the room of a task's VM, unless that is among those that were counted.
+// take reserves the capacity for a task's VM, unless the VM is already counted.
 func take(room *session.Room, row store.Task) error {
 	if row.SessionID != "" {
 		return room.Resume(row.SessionID)
@@ -330,8 +331,8 @@ func take(room *session.Room, row store.Task) error {
 	return room.Take(r)
 }
 
-// Reconcile sees to a keeper for every task that needs one and has none, and
-// starts what waits. Every command calls it, and serve now and then.
+// Reconcile starts a keeper for every task that needs one and has none, and schedules
+// waiting tasks. Every command calls it, and serve calls it periodically.
 func (m *Manager) Reconcile(ctx context.Context) error {
 	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: unrested()})
 	if err != nil {
@@ -352,7 +353,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, m.Schedule(ctx))...)
 }
 
-// unrested are the phases in which a task has a keeper.
+// unrested returns the phases in which a task has a keeper.
 func unrested() (all []string) {
 	for _, p := range Phases() {
 		if !AtRest(p) {
@@ -362,7 +363,7 @@ func unrested() (all []string) {
 	return all
 }
 
-// wake starts a keeper for the task. If one lives already, the new one ends.
+// wake starts a keeper for the task. If another keeper is alive, the new one ends.
 func (m *Manager) wake(ctx context.Context, id string) error {
 	log, err := m.Dir(id).keeperLog()
 	if err != nil {
@@ -374,6 +375,6 @@ func (m *Manager) wake(ctx context.Context, id string) error {
 
 func randomHex(bytes int) string {
 	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // never fails, says crypto/rand
+	_, _ = rand.Read(b) // crypto/rand documents that it never fails
 	return hex.EncodeToString(b)
 }

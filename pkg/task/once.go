@@ -9,18 +9,19 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Once names a submission that its client may repeat, not knowing whether it was
-// accepted: it makes one task. Keys are those of the Submission's Actor.
+// Once identifies a submission that its client may repeat because it does not know
+// whether it was accepted. However often it is repeated, it makes one task. Each
+// Actor has its own keys.
 type Once struct {
 	Key    string
-	Digest string // of what was asked for; another one under the same key is an error
+	Digest string // of what was asked for; a different one under the same key is an error
 }
 
-// ErrKeyReused is a Once whose key the actor used for something else. It comes
-// wrapped.
+// ErrKeyReused means that the actor used the key of a Once for another request. It is
+// returned wrapped.
 var ErrKeyReused = errors.New("the key was used for another request")
 
-// Check compares a repetition with what was asked for first.
+// Check compares a repetition with the first request.
 func (o Once) Check(first store.Request) error {
 	if first.Digest != o.Digest {
 		return fail.New(fail.Conflict, "%w", ErrKeyReused).WithHint("use another Idempotency-Key")
@@ -28,8 +29,8 @@ func (o Once) Check(first store.Request) error {
 	return nil
 }
 
-// repeated finds the task of a submission that came before, as it was when it was
-// accepted, and the notices.
+// repeated finds the task of an earlier, identical submission. It returns the task as
+// it was when it was accepted, and the notices.
 func (m *Manager) repeated(ctx context.Context, o Submission) (t Task, notices []string, found bool, err error) {
 	if o.Once == nil {
 		return Task{}, nil, false, nil
@@ -42,7 +43,7 @@ func (m *Manager) repeated(ctx context.Context, o Submission) (t Task, notices [
 		return Task{}, nil, false, err
 	}
 	t, err = m.Get(ctx, first.Subject)
-	if fail.CodeOf(err) == fail.NotFound { // it was not accepted
+	if fail.CodeOf(err) == fail.NotFound { // the request was not accepted
 		return Task{}, nil, false, nil
 	}
 	if err == nil {
@@ -51,7 +52,7 @@ func (m *Manager) repeated(ctx context.Context, o Submission) (t Task, notices [
 	return t.accepted(), notices, err == nil, err
 }
 
-// reserve returns the id of the task that is to be made.
+// reserve returns the id for the task that is to be created.
 func (m *Manager) reserve(ctx context.Context, o Submission, notices []string) (id string, err error) {
 	id = randomHex(6)
 	if o.Once == nil {

@@ -12,21 +12,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 )
 
-// Permission says which tasks a client that is not the user may submit. The zero
-// value permits none.
+// Permission says which tasks a client other than the user may submit. The zero value
+// permits none.
 type Permission struct {
-	// Repositories are keys, such as github.com/acme/app; all below one, such as
-	// github.com/acme/*; or "*", which is every repository on a public host.
+	// Repositories holds keys, such as github.com/acme/app; patterns for all keys
+	// below one, such as github.com/acme/*; or "*", which is every repository on a
+	// public host.
 	Repositories []string `json:"repositories,omitempty"`
-	// Profiles that a manifest may name. It need not name one.
+	// Profiles lists those that a manifest may name. It need not name one.
 	Profiles []string `json:"profiles,omitempty"`
 }
 
 // AnyRepository permits every repository on a public host.
 const AnyRepository = "*"
 
-// ErrNotPermitted is a task that the client's Permission does not allow. It comes
-// wrapped.
+// ErrNotPermitted means that the client's Permission does not allow a task. It is
+// returned wrapped.
 var ErrNotPermitted = errors.New("not permitted")
 
 // ParsePermission reads repositories as users write them: acme/app, acme/*,
@@ -77,11 +78,11 @@ func (p Permission) allows(key string) bool {
 }
 
 // restrict refuses what a client below admin must not have a task do. A secret's
-// reference reads a variable, a file or a vault of the user's, or runs a command as
-// the user; a path reads this host's disk; in a session of the user's the agent has
-// all that the user gave to it; and a fetch from this host's network, with the user's
-// credentials, shows the client what answers there. With no Permission the task was
-// permitted before, and its repository is checked only.
+// reference reads a variable, a file or a vault of the user, or runs a command as the
+// user. A path reads this host's disk. In one of the user's sessions, the agent has
+// everything that the user gave to it. A fetch from this host's network with the
+// user's credentials shows the client what answers there. With a nil Permission the
+// task was permitted before, and only its repository is checked.
 func (m *Manager) restrict(ctx context.Context, asked *manifest.Task, p *Permission) error {
 	refuse := func(hint, format string, args ...any) error {
 		return fail.New(fail.Policy, "%w: "+format, append([]any{ErrNotPermitted}, args...)...).WithHint("%s", hint)

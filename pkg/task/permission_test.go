@@ -42,7 +42,7 @@ func TestPermissionAllows(t *testing.T) {
 	}
 }
 
-// What a client submitted has a session that is restricted in every respect.
+// A task that a client submitted has a session that is restricted in every respect.
 func TestRestrictedTaskHasARestrictedSession(t *testing.T) {
 	m := newManager(t, 1, 10)
 	var checked []string

@@ -15,13 +15,15 @@ import (
 )
 
 const (
-	// followEvery is how often a task's keeper looks at its session's row.
+	// followEvery is how often a task's keeper reads its session's row.
 	followEvery = 200 * time.Millisecond
 
-	// connectEvery is how often a guest that does not answer is called again.
+	// connectEvery is how often the keeper tries to connect to a guest that does not
+	// respond.
 	connectEvery = 2 * time.Second
 
-	// roomEvery is how often a host without room for the VM is asked again.
+	// roomEvery is how often the keeper checks again whether the host has capacity
+	// for the VM.
 	roomEvery = 10 * time.Second
 )
 
@@ -42,13 +44,13 @@ func (w *Worker) timely(ctx context.Context, t *Task, limit time.Duration, what 
 	}
 	err = f(ctx)
 	if err != nil && ctx.Err() != nil && whole.Err() == nil {
-		return context.Cause(ctx) // the limit, and not what it broke
+		return context.Cause(ctx) // the limit, and not an error that it caused
 	}
 	return err
 }
 
-// stage makes ready on the host what the task needs: its directory, and the
-// repository's mirror.
+// stage prepares on the host what the task needs: its directory, and the repository's
+// mirror.
 func (w *Worker) stage(ctx context.Context, t *Task) error {
 	d := w.Dir(t.ID)
 	if err := w.furnish(ctx, *t); err != nil {
@@ -57,7 +59,7 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 	if err := d.writeBrief(*t); err != nil {
 		return err
 	}
-	if t.Given() { // what its agent works on is in the session
+	if t.Given() { // its agent works on what is in the session
 		return w.advance(ctx, t, Provisioning, PhaseChange{}, nil)
 	}
 	r, err := request(t.Manifest, t.Facts.Restricted)
@@ -85,11 +87,11 @@ func cloneDelays() []time.Duration {
 	return []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, time.Minute}
 }
 
-// refresh brings the mirror up to date, and looks there for what the manifest names.
+// refresh updates the mirror, and checks that it has what the manifest names.
 func (w *Worker) refresh(ctx context.Context, t Task, ref repo.Ref) error {
 	return w.step(ctx, t, "refresh the mirror", func(ctx context.Context) error {
 		mirrors := *w.Mirrors
-		mirrors.Retry.Times = -1 // stage does that, and notes it
+		mirrors.Retry.Times = -1 // stage retries, and records each retry
 		m, err := mirrors.Ensure(ctx, ref, func(string) {})
 		if err != nil {
 			return err
@@ -110,7 +112,8 @@ func (w *Worker) refresh(ctx context.Context, t Task, ref repo.Ref) error {
 	})
 }
 
-// located is the task's manifest, with its lines if it is there as it was written.
+// located returns the task's manifest, with line numbers if the written text is
+// available.
 func (w *Worker) located(ctx context.Context, t Task) *manifest.Task {
 	text, err := w.store().TaskText(ctx, t.ID)
 	if err != nil || text == nil {
@@ -122,7 +125,8 @@ func (w *Worker) located(ctx context.Context, t Task) *manifest.Task {
 	return t.Manifest
 }
 
-// provision has a session made for the task, or made ready again, its own or not.
+// provision has a session created for the task, or started again. The session may be
+// the task's own or a user's.
 func (w *Worker) provision(ctx context.Context, t *Task) error {
 	life := t.Manifest.Lifecycle
 	what := "making the VM"
@@ -150,12 +154,12 @@ func (w *Worker) provision(ctx context.Context, t *Task) error {
 	return w.advance(ctx, t, Ready, PhaseChange{}, func(_ *store.Task, facts *Facts) { facts.Attempt++ })
 }
 
-// session sees to the task's session, which one and the same task never has two of.
+// session makes the task's session ready. A task never has two sessions.
 func (w *Worker) session(ctx context.Context, t *Task) error {
 	told := false
 	for {
 		s, err := w.open(ctx, *t)
-		if fail.CodeOf(err) == fail.Conflict { // somebody took the room that was there
+		if fail.CodeOf(err) == fail.Conflict { // the capacity was taken meanwhile
 			if !told {
 				w.warn(ctx, *t, fail.HintOf(err), "waiting for room on the host: %v", err)
 				told = true
@@ -195,7 +199,7 @@ func (w *Worker) open(ctx context.Context, t Task) (session.Session, error) {
 		return session.Session{}, err
 	}
 	r.Task = t.ID
-	s, _, _, err := w.Sessions.Open(ctx, r) // who submitted the task has seen the notices
+	s, _, _, err := w.Sessions.Open(ctx, r) // the submitter has seen the notices
 	return s, err
 }
 
@@ -228,12 +232,12 @@ func (w *Worker) await(ctx context.Context, id string, phase session.Phase) erro
 	}
 }
 
-// keeperless is how long a session may be without a keeper until it gets one: far
-// longer than one takes to start.
+// keeperless is how long a session may lack a keeper before tend starts one: far
+// longer than a keeper takes to start.
 const keeperless = 3 * time.Second
 
-// tend sees to a session whose keeper has died, where nobody else may be there to
-// do so. seen is when it had one last.
+// tend starts a keeper for a session whose keeper has died, since no other process
+// may do so. seen is when the session last had one.
 func (w *Worker) tend(ctx context.Context, s session.Session, seen *time.Time) {
 	if store.Held(w.paths().SessionLock(s.ID)) {
 		*seen = time.Now()
@@ -247,7 +251,7 @@ func (w *Worker) tend(ctx context.Context, s session.Session, seen *time.Time) {
 	}
 }
 
-// broken is the error in a session's row.
+// broken returns the error in a session's row.
 func broken(s session.Session) error {
 	e := fail.New(fail.ParseCode(s.ErrorCode), "session %s: %s", s.Name, s.ErrorMessage)
 	if s.ErrorHint != "" {
@@ -256,7 +260,8 @@ func broken(s session.Session) error {
 	return e
 }
 
-// launch starts the agent, once: a guest that runs it already says so.
+// launch starts the agent exactly once: a guest that already runs it reports that
+// instead.
 func (w *Worker) launch(ctx context.Context, t *Task) error {
 	err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
 		return w.start(ctx, t, s, g)
@@ -268,7 +273,8 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 		return err
 	}
 	d := w.Dir(t.ID)
-	// The first line of this attempt is not the end of another's last.
+	// Start this attempt's output on its own line, not at the end of the previous
+	// attempt's.
 	if err := endLine(d.Stdout()); err != nil {
 		return err
 	}
@@ -278,13 +284,13 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 			facts.Started = now
 		}
 		facts.Quiet = 0
-		// What an attempt before this one printed stays in the logs, before its own.
+		// The previous attempt's output stays in the logs, before this attempt's.
 		facts.LogBase = Offsets{Stdout: size(d.Stdout()), Stderr: size(d.Stderr())}
 	})
 }
 
-// reach calls f with the guest, again while the guest does not answer, for as long
-// as the manifest says. A session that is not ready any more ends it.
+// reach calls f with the guest. While the guest does not respond, it tries again, for
+// as long as the manifest says. It fails once the session is no longer ready.
 func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, session.Session, guest.Guest) error) error {
 	patience := time.Duration(t.Manifest.Lifecycle.Retries.Connect)
 	heard, kept := time.Now(), time.Now()
@@ -300,7 +306,7 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 		conn, err := w.Sessions.Dial(ctx, s)
 		if err == nil {
 			err = f(ctx, s, s.Guest(conn))
-			// Whatever f says of it: with the connection gone, it may not know better.
+			// Decide by the connection, too: when it is lost, f may return any error.
 			again := err != nil && (errors.Is(err, ssh.ErrUnreachable) || over(conn.Done()))
 			_ = conn.Close() // it ends with the process at the latest
 			if !again {
@@ -332,7 +338,8 @@ func over(done <-chan struct{}) bool {
 	}
 }
 
-// Why the guest of a task that was ready cannot be reached; they come wrapped.
+// These are the reasons why a guest that was ready cannot be reached. They are
+// returned wrapped.
 var (
 	errNotReady = errors.New("its session is not ready any more")
 	errSilent   = errors.New("the guest did not answer")
@@ -343,9 +350,9 @@ func away(err error) bool {
 	return errors.Is(err, errNotReady) || errors.Is(err, errSilent) || errors.Is(err, errAgentLost)
 }
 
-// halt stops a VM that is not reached any more: an agent that runs in it must not
-// be there when another is started. That of a session that stays is not stopped;
-// lost sees to its agent.
+// halt stops a VM that cannot be reached any more: its agent must not still run when
+// another one is started. The VM of a user's session is not stopped; lost handles its
+// agent.
 func (w *Worker) halt(ctx context.Context, t Task) error {
 	if t.Given() {
 		return nil

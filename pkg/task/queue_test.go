@@ -14,11 +14,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// newManager has a store of its own and keepers that end at once: what happens to
-// a task is what the test does to it. The settings have so many slots and VMs.
+// newManager returns a Manager with its own store and keepers that end immediately,
+// so only the test changes a task. The settings allow this many slots and VMs.
 func newManager(t *testing.T, slots, vms int) *Manager {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "q") // short: there could be sockets below it
+	dir, err := os.MkdirTemp("", "q") // short, because sockets might be created below it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,8 +60,8 @@ func submit(t *testing.T, m *Manager, name, profile string, priority int) Task {
 	return task
 }
 
-// started are the names of those that do not wait any more, in the order of their
-// making.
+// started returns the names of the tasks that have left the queue, in the order of
+// their creation.
 func started(t *testing.T, m *Manager) (names []string) {
 	t.Helper()
 	if err := m.Schedule(t.Context()); err != nil {
@@ -92,7 +92,7 @@ func TestSlotsGoToTheHighestPriority(t *testing.T) {
 	}
 }
 
-// Their VMs are not there yet, and count.
+// VMs that do not exist yet count, too.
 func TestNoMoreThanThereIsRoomFor(t *testing.T) {
 	m := newManager(t, 10, 2)
 	for i := range 4 {
@@ -105,12 +105,12 @@ func TestNoMoreThanThereIsRoomFor(t *testing.T) {
 	}
 }
 
-// A profile that is gone fails its task, and not those behind it.
+// A missing profile fails its task, and does not block those behind it.
 func TestWhatCannotBeHoldsUpNobody(t *testing.T) {
 	m := newManager(t, 2, 100)
 	submit(t, m, "gone", "small", 50)
 	submit(t, m, "next", "small", 0)
-	other := newManager(t, 2, 100) // the settings of later
+	other := newManager(t, 2, 100) // with the later settings
 	other.Sessions.Store = m.Sessions.Store
 	without, err := config.Load(m.paths(), fstest.MapFS{
 		"config.yaml":           {Data: []byte("image: ubuntu\nprepare: none\nlimits: {running: 100, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
@@ -126,7 +126,7 @@ func TestWhatCannotBeHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// What nobody works on is called off at once, and its directory says so.
+// A task without a keeper is cancelled immediately, and its directory shows it.
 func TestCancelOfWhatWaits(t *testing.T) {
 	m := newManager(t, 1, 100)
 	task := submit(t, m, "one", "small", 0)

@@ -11,7 +11,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// What is written of a task that has ended says what it began with and what came.
+// The metadata of a task that has ended says what it started from and how it ended.
 func TestMetadata(t *testing.T) {
 	w, task := running(t, `, "ended_at": "2026-01-01T00:00:03Z", "repository": "https://example.com/r",
 		"artifacts": [{"name": "files/x", "size": 3, "sha256": "ab"}], "skipped": [{"name": "y", "reason": "z"}],
@@ -31,7 +31,7 @@ func TestMetadata(t *testing.T) {
 		len(md.Artifacts) != 1 || md.Artifacts[0].SHA256 != "ab" || len(md.Skipped) != 1 || md.Outcome == nil || md.Outcome.Result != Failure {
 		t.Errorf("%s", text)
 	}
-	task.Manifest.Repository.URL = "" // as of one in a session
+	task.Manifest.Repository.URL = "" // as for a task in an existing session
 	if err := w.Dir(task.ID).writeMetadata(task, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -40,8 +40,9 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-// A change of phase forgets what was of the phase before, and adds up how long the
-// agent ran; one that the table does not have, or of an old row, changes nothing.
+// A change of phase resets what belonged to the previous phase, and adds up the
+// agent's running time. A transition that is not in the table, or from an outdated
+// row, changes nothing.
 func TestAdvance(t *testing.T) {
 	w, task := running(t, `, "tries": 3, "next_try": "2026-01-01T00:00:00Z", "ran": 1000000000, "spent": {"for": 5000000000, "at": "2999-01-01T00:00:00Z"}`)
 	old := task
@@ -62,7 +63,7 @@ func TestAdvance(t *testing.T) {
 	}
 }
 
-// Tries are counted in the row, and there are as many as are allowed.
+// Tries are counted in the row, and no more are made than allowed.
 func TestAgain(t *testing.T) {
 	w, task := running(t, "")
 	cause := os.ErrDeadlineExceeded
@@ -71,12 +72,12 @@ func TestAgain(t *testing.T) {
 			t.Fatalf("try %d: %v, %d are counted", try, err, task.Facts.Tries)
 		}
 	}
-	if err := w.again(t.Context(), &task, cause, 2, time.Millisecond); err != cause || task.Facts.Tries != 2 { //nolint:errorlint // the very one
+	if err := w.again(t.Context(), &task, cause, 2, time.Millisecond); err != cause || task.Facts.Tries != 2 { //nolint:errorlint // exactly this error
 		t.Errorf("%v, %d are counted", err, task.Facts.Tries)
 	}
 }
 
-// A keeper after another goes on where that one's events end, in the log too.
+// A keeper continues where the previous keeper's events end, also in the log.
 func TestEventsComeOnce(t *testing.T) {
 	w, task := running(t, "")
 	task = print(t, w, task, toolCall("one"), 0)
@@ -87,7 +88,8 @@ func TestEventsComeOnce(t *testing.T) {
 	if text, err := os.ReadFile(w.Dir(task.ID).Stdout()); err != nil || string(text) != toolCall("one")+toolCall("two") {
 		t.Errorf("%q, %v", text, err)
 	}
-	// What a keeper wrote to the log and did not count is counted by the next.
+	// Output that a keeper wrote to the log and did not count is counted by the next
+	// one.
 	f, err := os.OpenFile(w.Dir(task.ID).Stdout(), os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +106,7 @@ func TestEventsComeOnce(t *testing.T) {
 	}
 }
 
-// No secret that an agent prints is in its events or its progress.
+// Secrets that an agent prints are neither in its events nor in its progress.
 func TestEventsAreRedacted(t *testing.T) {
 	w, task := running(t, "")
 	w.Redact = secret.NewRedactor(secret.NewValue("sw0rdfish-0123456789"))
@@ -126,7 +128,7 @@ func TestEventsAreRedacted(t *testing.T) {
 	}
 }
 
-// Nothing weakens what is wanted, and what is tried again is what was submitted.
+// The desired state is never weakened, and a retry uses what was submitted.
 func TestWantsOnlyGrow(t *testing.T) {
 	w, task := running(t, "")
 	for _, c := range []struct{ want, is Want }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {

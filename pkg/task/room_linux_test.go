@@ -9,8 +9,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// A disk without room is told from one that fails, whatever was being written, with
-// a command that shows how full it is; what was half written is gone.
+// A full disk is distinguished from a failing one, whatever was being written. The
+// hint shows the disk's usage, and partly written files are removed.
 func TestBundleOnAFullDisk(t *testing.T) {
 	d := Dir(t.TempDir())
 	if err := d.create(nil, []byte("{}")); err != nil {
@@ -37,7 +37,7 @@ func TestBundleOnAFullDisk(t *testing.T) {
 	}
 }
 
-// What a keeper left that died while it wrote a file does not stay, nor go into the bundle.
+// Temporary files of a keeper that died while writing are removed, and not bundled.
 func TestSweep(t *testing.T) {
 	d := Dir(t.TempDir())
 	if err := d.create(nil, []byte("{}")); err != nil {

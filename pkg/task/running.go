@@ -17,7 +17,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// start asks the guest to run the agent; asked again, it does not run it again.
+// start asks the guest to run the agent. When repeated, the guest does not run it
+// again.
 func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
 	if err := w.noteBase(ctx, t, s, g); err != nil {
 		return err
@@ -37,8 +38,8 @@ func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.
 	return err
 }
 
-// endLast ends the attempt before this one, should it run: a session that was
-// broken, or stopped and started by others, need not have had its VM down.
+// endLast ends the previous attempt if it still runs: a session that was broken, or
+// that others stopped and started, need not have had its VM down.
 func (w *Worker) endLast(ctx context.Context, t Task, s session.Session, g guest.Guest) error {
 	if t.Facts.Attempt--; t.Facts.Attempt < 1 {
 		return nil
@@ -50,7 +51,7 @@ func (w *Worker) endLast(ctx context.Context, t Task, s session.Session, g guest
 	return w.kill(ctx, t, s, g)
 }
 
-// run watches the agent until it ends, or is to be ended.
+// run watches the agent until it ends or has to be ended.
 func (w *Worker) run(ctx context.Context, t *Task) error {
 	r, err := w.listen(ctx, t)
 	if err != nil {
@@ -86,13 +87,13 @@ func (w *Worker) run(ctx context.Context, t *Task) error {
 	return err
 }
 
-// Why an agent is not waited for any longer.
+// These are the reasons to stop waiting for an agent.
 var (
 	errHung      = errors.New("the agent printed nothing")
 	errAgentLost = errors.New("the agent is gone without a result: its VM was started anew, or it was killed")
 )
 
-// judge decides by how the agent ended.
+// judge decides the outcome by how the agent ended.
 func (w *Worker) judge(ctx context.Context, t *Task, r wire.TaskResult) error {
 	code := r.ExitCode
 	o := Outcome{Result: Success, ExitCode: &code, Signal: r.Signal}
@@ -112,7 +113,7 @@ func (w *Worker) judge(ctx context.Context, t *Task, r wire.TaskResult) error {
 	return err
 }
 
-// hung does what the manifest says about an agent that is stuck.
+// hung reacts to a stuck agent as the manifest says.
 func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 	o := Outcome{Result: Hung, Code: fail.Timeout.String(), Reason: cause.Error(), Hint: "agent-sessionizer task logs " + t.ID}
 	switch t.Manifest.Lifecycle.HangAction {
@@ -121,7 +122,7 @@ func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 		if what != startAgain {
 			break
 		}
-		// First the end of this one: two of them in one checkout would be worse.
+		// End this agent first: two agents in one checkout would be worse.
 		if err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
 			return errors.Join(w.kill(ctx, *t, s, g), w.drain(ctx, t, g))
 		}); err != nil {
@@ -139,7 +140,7 @@ func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 	return err
 }
 
-// crashed does what the manifest says about a VM that went away.
+// crashed reacts to a VM that went away as the manifest says.
 func (w *Worker) crashed(ctx context.Context, t *Task, cause error) error {
 	uptime := time.Duration(0)
 	if t.Phase == Running {

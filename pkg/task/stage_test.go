@@ -17,8 +17,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
 
-// staging is a task in phase Staging of a repository that git cannot reach at first:
-// so many times. The remote is a directory of this host; nothing asks a network.
+// staging returns a task in phase Staging. Git fails to reach its repository the
+// first unreachable times. The remote is a directory of this host; no network is
+// used.
 func staging(t *testing.T, text string, unreachable int) (*Worker, Task) {
 	t.Helper()
 	m := newManager(t, 1, 100)
@@ -98,7 +99,8 @@ func TestRetriesOfAClone(t *testing.T) {
 	}
 }
 
-// A directory that the commit lacks is found out before there is a VM, with its line.
+// A directory that the commit lacks is detected before a VM is created, and reported
+// with its line.
 func TestSubpathThatIsNotThere(t *testing.T) {
 	for sub, is := range map[string]bool{
 		"dir": true, "dir/sub": true, "./dir//sub/": true, "link": true, "link/sub": true,

@@ -1,10 +1,10 @@
-// Package task is an unattended run of an agent: what was asked for (the
-// manifest), the queue, the phases it goes through, and the work of each phase.
+// Package task manages unattended runs of agents: what was asked for (the manifest),
+// the queue, the phases a task goes through, and the work of each phase.
 //
-// A task has a session, its own or one that somebody opened, whose engine does all
-// that is done to a VM: a task's keeper writes intents to the session and follows it, as a person's
-// command does. Between the two stands the store only. Package session knows
-// nothing of tasks but the id of the one that a session belongs to.
+// A task has a session, its own or one that a user opened. The session's keeper does
+// all work on the VM. A task's keeper writes intents to the session and follows it,
+// as a user's command does; the two communicate only through the store. Package
+// session knows nothing of tasks except the id of the task that owns a session.
 package task
 
 import (
@@ -20,10 +20,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Phase is where a task is.
+// Phase is where a task is in its life.
 type Phase string
 
-// The phases.
+// The phases of a task.
 //
 //	PENDING ─► STAGING ─► PROVISIONING ─► READY ─► RUNNING ─► COMPLETING ─► COMPLETED
 //	                            ▲  ▲        ▲        │ │           │
@@ -33,21 +33,21 @@ type Phase string
 //	                            │    VM again, or a new one        │
 //	                            │                                  └──► CANCELLED
 //	STAGING, PROVISIONING, READY ──► FAILED, FAILED_PRESERVED      (a step failed for good)
-//	PENDING, STAGING, PROVISIONING, READY ──► CANCELLED            (from RUNNING by way of COMPLETING)
+//	PENDING, STAGING, PROVISIONING, READY ──► CANCELLED            (from RUNNING through COMPLETING)
 const (
 	Pending         Phase = "PENDING"          // waits in the queue
-	Staging         Phase = "STAGING"          // its directory and the repository are made ready on the host
-	Provisioning    Phase = "PROVISIONING"     // its VM is made
-	Ready           Phase = "READY"            // the VM can be logged in to; the agent is started
+	Staging         Phase = "STAGING"          // its directory and the repository are prepared on the host
+	Provisioning    Phase = "PROVISIONING"     // its VM is created
+	Ready           Phase = "READY"            // the VM accepts logins; the agent is started
 	Running         Phase = "RUNNING"          // the agent runs
-	Completing      Phase = "COMPLETING"       // what it did is collected
+	Completing      Phase = "COMPLETING"       // what the agent did is collected
 	Completed       Phase = "COMPLETED"        // it succeeded; the VM is gone
-	Failed          Phase = "FAILED"           // it did not; the VM is gone
-	FailedPreserved Phase = "FAILED_PRESERVED" // it did not; the VM is kept for a while
-	Cancelled       Phase = "CANCELLED"        // somebody called it off; the VM is gone
+	Failed          Phase = "FAILED"           // it failed; the VM is gone
+	FailedPreserved Phase = "FAILED_PRESERVED" // it failed; the VM is kept for a while
+	Cancelled       Phase = "CANCELLED"        // it was cancelled; the VM is gone
 )
 
-// next is the one table of transitions.
+// next is the only table of transitions.
 var next = map[Phase][]Phase{
 	Pending:         {Staging, Cancelled},
 	Staging:         {Provisioning, Failed, Cancelled},
@@ -58,13 +58,12 @@ var next = map[Phase][]Phase{
 	FailedPreserved: {Failed},
 }
 
-// Phases are all of them, in order.
+// Phases returns all phases, in order.
 func Phases() []Phase {
 	return []Phase{Pending, Staging, Provisioning, Ready, Running, Completing, Completed, Failed, FailedPreserved, Cancelled}
 }
 
-// Over reports whether a task in that phase has ended: its outcome will not
-// change any more.
+// Over reports whether a task in that phase has ended: its outcome is final.
 func (p Phase) Over() bool {
 	return p == Completed || p == Failed || p == FailedPreserved || p == Cancelled
 }
@@ -74,24 +73,25 @@ func (p Phase) Active() bool { return p != Pending && !p.Over() }
 
 func (p Phase) canGo(to Phase) bool { return slices.Contains(next[p], to) }
 
-// Want is what was asked for last.
+// Want is the desired state of a task.
 type Want string
 
-// The wants, each stronger than those before it: none is ever taken back.
+// These are the desired states, each stronger than those before it. None is ever
+// revoked.
 const (
 	Run       Want = "run"
 	Cancel    Want = "cancel"
-	Destroyed Want = "destroyed" // and that nothing of its VM is left
+	Destroyed Want = "destroyed" // cancelled, and nothing of its VM is left
 )
 
-// AtRest reports whether a task needs no keeper. One that waits in the queue has
-// none: whoever admits it starts it.
+// AtRest reports whether a task needs no keeper. A queued task has none: the process
+// that admits it starts one.
 func AtRest(p Phase) bool { return p == Pending || p.Over() && p != FailedPreserved }
 
 // Result is how a task ended.
 type Result string
 
-// The results.
+// The possible results.
 const (
 	Success   Result = "success"
 	Failure   Result = "failure"   // of the agent, or of a step of ours; the error says which
@@ -101,11 +101,11 @@ const (
 	CalledOff Result = "cancelled"
 )
 
-// Outcome is what decided the end of a task. Once written it does not change.
+// Outcome records what decided the end of a task. Once written it does not change.
 type Outcome struct {
 	Result   Result    `json:"result"`
 	ExitCode *int      `json:"exit_code,omitempty"` // the agent's, when it ended by itself
-	Signal   string    `json:"signal,omitempty"`    // that ended the agent
+	Signal   string    `json:"signal,omitempty"`    // the signal that ended the agent
 	Code     string    `json:"code,omitempty"`      // of the error
 	Reason   string    `json:"reason,omitempty"`
 	Hint     string    `json:"hint,omitempty"`
@@ -113,7 +113,7 @@ type Outcome struct {
 	Preserve bool      `json:"preserve,omitempty"` // the VM is to be kept, whatever the manifest says
 }
 
-// ExitStatus is what a command that waited for the task ends with.
+// ExitStatus returns the exit status of a command that waited for the task.
 func (o *Outcome) ExitStatus(p Phase) fail.Code {
 	switch {
 	case o == nil || o.Result == Success && p == Completed:
@@ -126,37 +126,37 @@ func (o *Outcome) ExitStatus(p Phase) fail.Code {
 	return fail.Failure
 }
 
-// Facts are what became of a task, as far as its next keeper has to know.
+// Facts is the state of a task that its next keeper has to know.
 type Facts struct {
-	RetryOf string `json:"retry_of,omitempty"` // the task of which this is another try
+	RetryOf string `json:"retry_of,omitempty"` // the task that this one retries
 	Actor   string `json:"actor,omitempty"`    // who submitted it
 	Trace   string `json:"trace_id,omitempty"`
 
-	// Submitted by a client below admin: its repository must be on a public host, and
-	// its session gets nothing of the user's home directory.
+	// A client below admin submitted it: its repository must be on a public host, and
+	// its session gets nothing from the user's home directory.
 	Restricted bool `json:"restricted,omitempty"`
 
-	// Of a task in a session that was there.
+	// These are for a task in a session that existed before.
 	Repository string     `json:"repository,omitempty"` // of the session
-	Base       *repo.Base `json:"base,omitempty"`       // what was checked out when the agent began
+	Base       *repo.Base `json:"base,omitempty"`       // what was checked out when the agent started
 
-	// Of the phase it is in; forgotten with it.
+	// These belong to the current phase, and are reset with it.
 	Tries   int       `json:"tries,omitempty"`
 	NextTry time.Time `json:"next_try,omitzero"`
 	Spent   Spent     `json:"spent,omitzero"`
 
 	Attempt  int           `json:"attempt,omitempty"`  // of the agent in the guest, from 1; each has a directory there
-	Ran      time.Duration `json:"ran,omitempty"`      // nanoseconds, in the attempts before this one
+	Ran      time.Duration `json:"ran,omitempty"`      // nanoseconds, in previous attempts
 	Restarts []time.Time   `json:"restarts,omitempty"` // of the VM while the agent ran
 	Rebuilds int           `json:"rebuilds,omitempty"`
 
-	Started  time.Time      `json:"started_at,omitzero"` // the agent, the first time
-	Ended    time.Time      `json:"ended_at,omitzero"`   // the agent, the last time
-	Quiet    time.Duration  `json:"quiet,omitempty"`     // nanoseconds since it printed something, when Spent was noted
+	Started  time.Time      `json:"started_at,omitzero"` // when the agent started, the first time
+	Ended    time.Time      `json:"ended_at,omitzero"`   // when the agent ended, the last time
+	Quiet    time.Duration  `json:"quiet,omitempty"`     // nanoseconds since the last output, when Spent was recorded
 	Progress agent.Progress `json:"progress,omitzero"`
 	LogBase  Offsets        `json:"log_base,omitzero"` // lengths of the logs when this attempt began
 
-	Events store.Budget `json:"events,omitzero"` // that the running agent caused
+	Events store.Budget `json:"events,omitzero"` // the events that the running agent caused
 
 	Outcome   *Outcome   `json:"outcome,omitempty"`
 	Collected bool       `json:"collected,omitempty"`
@@ -171,29 +171,29 @@ type Offsets struct {
 	Stderr int64 `json:"stderr"`
 }
 
-// Spent is how long a phase has taken: For, until At. A keeper notes it when it
-// takes the phase up, and every half a minute while the agent runs, and counts by
-// the clock that does not jump. What lies between its last note and the keeper after
-// it is counted by the clock on the wall, and as nothing if that went back.
+// Spent records how long a phase has taken: For, until At. A keeper records it when
+// it takes up the phase, and every half minute while the agent runs; it measures with
+// the monotonic clock. The time from the last record to the next keeper is measured
+// with the wall clock, and counts as zero if that clock went back.
 type Spent struct {
 	For time.Duration `json:"for,omitempty"` // nanoseconds
 	At  time.Time     `json:"at,omitzero"`
 }
 
-// Artifact is a file that a task brought home.
+// Artifact is a file that was collected from a task.
 type Artifact struct {
 	Name   string `json:"name"` // its path below the task's artifacts, with slashes
 	Size   int64  `json:"size"` // bytes
 	SHA256 string `json:"sha256"`
 }
 
-// Skipped is a file that was not brought home, and why.
+// Skipped is a file that was not collected, with the reason.
 type Skipped struct {
 	Name   string `json:"name"`
 	Reason string `json:"reason"`
 }
 
-// Task is a row with its JSON read.
+// Task is a store row with its JSON decoded.
 type Task struct {
 	store.Task
 	Phase    Phase
@@ -226,18 +226,18 @@ type View struct {
 	Agent          string            `json:"agent"`
 	Model          string            `json:"model,omitempty"`
 	Session        string            `json:"session,omitempty"`    // the id of its session
-	InSession      bool              `json:"in_session,omitempty"` // which was there before, and stays
+	InSession      bool              `json:"in_session,omitempty"` // the session existed before and stays
 	CreatedAt      time.Time         `json:"created_at"`
 	StateChangedAt time.Time         `json:"state_changed_at"`
-	StartedAt      *time.Time        `json:"started_at,omitempty"` // the agent
-	EndedAt        *time.Time        `json:"ended_at,omitempty"`   // the agent
+	StartedAt      *time.Time        `json:"started_at,omitempty"` // of the agent
+	EndedAt        *time.Time        `json:"ended_at,omitempty"`   // of the agent
 	Attempt        int               `json:"attempt,omitempty"`
 	Progress       *ViewProgress     `json:"progress,omitempty"`
 	Outcome        *Outcome          `json:"outcome,omitempty"`
 	Error          *ViewError        `json:"error,omitempty"`
 	PreservedUntil *time.Time        `json:"preserved_until,omitempty"`
-	Artifacts      int               `json:"artifacts,omitempty"`      // how many
-	EventsDropped  int64             `json:"events_dropped,omitempty"` // of the agent's, that were counted and not stored
+	Artifacts      int               `json:"artifacts,omitempty"`      // their number
+	EventsDropped  int64             `json:"events_dropped,omitempty"` // of the agent's events that were counted and not stored
 	RetryOf        string            `json:"retry_of,omitempty"`
 	Actor          string            `json:"actor,omitempty"`
 	TraceID        string            `json:"trace_id,omitempty"`
@@ -264,7 +264,7 @@ type ViewError struct {
 	Hint    string `json:"hint,omitempty"`
 }
 
-// View of t.
+// View returns t as --json and the API show it.
 func (t Task) View() View {
 	v := View{
 		ID: t.ID, Name: t.Name, State: t.Phase, Want: t.Want, Priority: t.Priority, Labels: t.Labels,

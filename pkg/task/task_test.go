@@ -12,7 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Every phase but the last ones leads to an end, and only known phases are led to.
+// Every phase except the final ones leads to an end, and only to known phases.
 func TestTransitions(t *testing.T) {
 	for from, tos := range next {
 		for _, to := range tos {
@@ -60,7 +60,7 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// events.jsonl is whole after any cut.
+// events.jsonl is complete after being cut anywhere.
 func TestEventsFileAfterACut(t *testing.T) {
 	var all []store.Event
 	for i := range 40 {
@@ -107,7 +107,7 @@ func TestEventsFileAfterACut(t *testing.T) {
 		}
 		check()
 	}
-	// A disk that filled lost a line in the middle of its page: nothing is trusted.
+	// A full disk lost a line in the middle of the file, so none of it is trusted.
 	if err := os.WriteFile(file, []byte("{\"seq\":5}\n\x00\x00\x00\x00\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -19,27 +19,27 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-// Worker does the work of a task's phases. One keeper uses one Worker, and holds
-// the task's lock while it does.
+// Worker does the work of a task's phases. One keeper uses one Worker, and holds the
+// task's lock meanwhile.
 type Worker struct {
 	*Manager
 	Mirrors *repo.Mirrors
 	Log     *slog.Logger
 
-	// Redact takes secrets out of what the task's row, its events, its logs and Log
-	// tell. What the guest says that it was given is added to it.
+	// Redact removes secrets from the task's row, its events, its logs and Log. The
+	// secrets that the guest says it was given are added to it.
 	Redact *secret.Redactor
 
-	noted time.Time // when we noted Spent last, by the clock that does not jump, too
+	noted time.Time // when we last recorded Spent, with a monotonic reading
 }
 
-// Next does what brings the task one phase nearer to its end and returns it as it
-// is then. It returns when ctx is cancelled because the want changed, with the
-// phase it had; the keeper then calls it again.
+// Next takes the step that brings the task one phase closer to its end, and returns
+// the task as it is afterwards. When ctx is cancelled because the desired state
+// changed, Next returns with the phase unchanged; the keeper then calls it again.
 func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	ctx = trace.With(ctx, t.Facts.Trace)
-	w.Sessions.Actor = t.Facts.Actor   // what is done to the session is done for whoever asked for the task
-	keep := context.WithoutCancel(ctx) // for what must be written even when the work is called off
+	w.Sessions.Actor = t.Facts.Actor   // changes to the session are attributed to the task's submitter
+	keep := context.WithoutCancel(ctx) // for writes that must happen even when the work is cancelled
 	if t.Facts.Outcome == nil && t.Want != Run {
 		return w.decide(keep, t, Outcome{Result: CalledOff})
 	}
@@ -65,7 +65,7 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	case err == nil, errors.Is(err, store.ErrStale):
 		return t, err
 	case ctx.Err() != nil:
-		return t, nil //nolint:nilerr // called off; the want says what is next
+		return t, nil //nolint:nilerr // cancelled; the desired state says what is next
 	}
 	var trouble *storeTrouble
 	if errors.As(err, &trouble) { // not the task's fault: the keeper tries again
@@ -77,7 +77,7 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 		case err == nil:
 			return t, nil
 		case ctx.Err() != nil:
-			return t, nil //nolint:nilerr // called off; the want says what is next
+			return t, nil //nolint:nilerr // cancelled; the desired state says what is next
 		case errors.As(err, &trouble):
 			return t, err
 		}
@@ -85,20 +85,20 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	return w.decide(keep, t, failure(err))
 }
 
-// roomTries is how often a step is tried again for which the disk of the host had no
-// room: for a quarter of an hour.
+// roomTries is how often a step is retried while the host's disk is full: for a
+// quarter of an hour.
 const roomTries = 20
 
 func roomDelays() []time.Duration {
 	return []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 15 * time.Second, 30 * time.Second, time.Minute}
 }
 
-// noRoom reports whether err is that of a full disk, on which somebody may make room.
+// noRoom reports whether err means a full disk, on which space may become available.
 func noRoom(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || store.Full(err)
 }
 
-// failure is the outcome of a step that failed for good.
+// failure returns the outcome of a step that failed for good.
 func failure(err error) Outcome {
 	o := Outcome{Result: Failure, Code: fail.CodeOf(err).String(), Reason: err.Error(), Hint: fail.HintOf(err)}
 	if fail.CodeOf(err) == fail.Timeout {
@@ -112,7 +112,7 @@ type storeTrouble struct{ error }
 
 func (e *storeTrouble) Unwrap() error { return e.error }
 
-// update changes the task's row, and t. evs may be empty.
+// update changes the task's row, and t. f may return no events.
 func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, facts *Facts) []store.Event) error {
 	row, err := w.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
 		if Phase(row.Phase) != t.Phase {
@@ -133,8 +133,8 @@ func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, fa
 	return err
 }
 
-// advance moves t along the table of transitions, and forgets what was of the
-// phase before.
+// advance moves t to another phase, as the transition table allows, and resets what
+// belonged to the previous phase.
 func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseChange, f func(*store.Task, *Facts)) error {
 	if !t.Phase.canGo(to) {
 		return fmt.Errorf("task %s cannot go from %s to %s", t.ID, t.Phase, to)
@@ -142,7 +142,7 @@ func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseCha
 	from := t.Phase
 	change.From, change.To = from, to
 	if what := ends[to]; what != "" && !from.Over() {
-		w.audit(ctx, what, *t) // before it is so: after a crash it may be told twice, and is never missing
+		w.audit(ctx, what, *t) // before the transition: after a crash it may be recorded twice, but is never missing
 	}
 	err := w.update(ctx, t, func(row *store.Task, facts *Facts) []store.Event {
 		row.Phase = string(to)
@@ -163,7 +163,7 @@ func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseCha
 	return w.tell(ctx, *t)
 }
 
-// tell brings the files that follow the store up to it.
+// tell updates the files that mirror the store.
 func (w *Worker) tell(ctx context.Context, t Task) error {
 	err := w.Dir(t.ID).appendEvents(func(seq int64, limit int) ([]store.Event, error) {
 		return w.store().Events(ctx, t.ID, seq, limit)
@@ -171,7 +171,7 @@ func (w *Worker) tell(ctx context.Context, t Task) error {
 	return errors.Join(err, w.Dir(t.ID).writeState(t))
 }
 
-// decide writes how the task ends. The first to do so is right.
+// decide writes how the task ends. The first outcome stays.
 func (w *Worker) decide(ctx context.Context, t Task, o Outcome) (Task, error) {
 	o.At = time.Now().UTC()
 	o.Reason, o.Hint = w.text(o.Reason), w.text(o.Hint)
@@ -188,13 +188,14 @@ func (w *Worker) decide(ctx context.Context, t Task, o Outcome) (Task, error) {
 	return t, err
 }
 
-// text is s as rows and events may hold it: without secrets, harmless, short.
+// text returns s as rows and events may hold it: without secrets, safe to print, and
+// short.
 func (w *Worker) text(s string) string { return w.Redact.Line(s, 2000) }
 
 // say appends an event that changes nothing in the row.
 func (w *Worker) say(ctx context.Context, t Task, kind string, data any) {
-	// What cannot be told must not stop the work; the phase change that follows
-	// goes through the same store and will fail loudly.
+	// An event that cannot be written must not stop the work: the phase change that
+	// follows uses the same store and will fail loudly.
 	if err := w.store().Append(ctx, t.ID, event(kind, data)); err != nil {
 		w.Log.Error("append event", "kind", kind, "error", err)
 	}
@@ -204,7 +205,7 @@ func (w *Worker) warn(ctx context.Context, t Task, hint, format string, args ...
 	w.say(ctx, t, EventWarning, session.Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint})
 }
 
-// step runs f as a named step and tells about it in events.
+// step runs f as a named step and reports it in events.
 func (w *Worker) step(ctx context.Context, t Task, name string, f func(context.Context) error) error {
 	began := time.Now()
 	keep := context.WithoutCancel(ctx)
@@ -223,9 +224,9 @@ func (w *Worker) step(ctx context.Context, t Task, name string, f func(context.C
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// again counts a failed try of what the phase does, and waits until the next one;
-// it returns cause when there were enough. How often is in the row: a keeper that
-// dies does not start the counting anew, nor cut the waiting short.
+// again counts a failed try of a phase's work and waits for the next one; it returns
+// cause after too many. The count and the delay are stored in the row, so a new
+// keeper neither restarts the count nor shortens the wait.
 func (w *Worker) again(ctx context.Context, t *Task, cause error, most int, delays ...time.Duration) error {
 	if t.Facts.Tries >= most {
 		return cause
@@ -246,13 +247,13 @@ func (w *Worker) again(ctx context.Context, t *Task, cause error, most int, dela
 	return sleep(ctx, delay)
 }
 
-// jitter is the part of a delay by which it is longer or shorter, by chance.
+// jitter is the fraction by which a delay is randomly lengthened or shortened.
 const jitter = 0.15
 
-// rest waits for what is left of the delay that a keeper before us began.
+// rest waits for the rest of a delay that a previous keeper started.
 func (t *Task) rest(ctx context.Context) error {
 	left := time.Until(t.Facts.NextTry)
-	if left <= 0 || left > time.Minute { // a clock that was set back must not hold us up
+	if left <= 0 || left > time.Minute { // a clock that was set back must not delay us
 		return nil
 	}
 	return sleep(ctx, left)
@@ -267,15 +268,15 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// within is ctx with the limit of a phase, of which the keepers before us may have
-// used a part.
+// within returns ctx with the limit of a phase, minus the time that previous keepers
+// used.
 func (w *Worker) within(ctx context.Context, t Task, limit time.Duration, what string) (context.Context, context.CancelFunc) {
 	left := max(limit-w.spent(t.Facts), time.Millisecond)
 	return context.WithTimeoutCause(ctx, left, fail.New(fail.Timeout, "%s took longer than %v", what, limit).
 		WithHint("agent-sessionizer task logs %s", t.ID))
 }
 
-// spent is how long the phase has taken by now.
+// spent returns how long the phase has taken so far.
 func (w *Worker) spent(f Facts) time.Duration {
 	s := f.Spent
 	switch {
@@ -287,7 +288,8 @@ func (w *Worker) spent(f Facts) time.Duration {
 	return s.For + max(0, time.Since(s.At))
 }
 
-// note returns Spent as it is now. Once it is in the row, it is to be noted.
+// note returns the current value of Spent. The caller stores it in the row, and then
+// sets noted.
 func (w *Worker) note(f Facts, now time.Time) Spent {
 	return Spent{For: w.spent(f), At: now.UTC()}
 }
