@@ -19,16 +19,16 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// arrivalTime is how long a technique without a wall in its way may take to be
-// seen. It is spent only on one that does not work.
+// arrivalTime is how long a technique may take to be seen when no gateway blocks it.
+// Only a technique that does not work takes this long.
 const arrivalTime = 5 * time.Second
 
-// guest is one VM with its guard taken down.
+// guest is one VM whose guest firewall was removed.
 type guest struct {
 	*suite
 	name  string
 	stock bool
-	port  int // of another VM's SSH server, on the host's loopback
+	port  int // of another VM's SSH server, on the host's loopback address
 }
 
 type suite struct {
@@ -39,7 +39,7 @@ type suite struct {
 	random string
 }
 
-// TestEscape is the whole suite: its parts share the VMs and follow each other.
+// TestEscape is the whole suite: its parts share the VMs and run in order.
 func TestEscape(t *testing.T) {
 	began := time.Now()
 	s := &suite{Box: realvm.NewBox(t), world: theWorld, t: t, random: random()}
@@ -96,13 +96,13 @@ func TestEscape(t *testing.T) {
 	verdict = fmt.Sprintf("%d techniques, %d escapes", count, len(escapes))
 }
 
-// shortStep is how many techniques there are for one of the short form. They
-// stand by subject, so that every subject is tried.
+// shortStep is the number of techniques for each one that the short form tries. They
+// are ordered by subject, so every subject is tried.
 const shortStep = 4
 
-// selected are the numbers of the techniques to try: all; in the short form one
-// of several, what got out once, and the limits; or those of ESCAPE_ONLY,
-// numbers or names, while writing one.
+// selected returns the numbers of the techniques to try, by default all. The short
+// form tries one of several, those that once escaped, and the limits. While writing a
+// technique, ESCAPE_ONLY can list numbers or names.
 func selected(t *testing.T) (numbers []int) {
 	only := strings.FieldsFunc(os.Getenv("ESCAPE_ONLY"), func(r rune) bool { return r == ',' || r == ' ' })
 	for i, technique := range plan.Techniques {
@@ -121,10 +121,11 @@ func selected(t *testing.T) (numbers []int) {
 	return numbers
 }
 
-// say is for who watches: the test's own output comes with file names.
+// say prints progress: the test's own output would add file names.
 func (s *suite) say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
-// open makes a session, takes its guard down and brings the attack in.
+// open creates a session, removes its guest firewall and copies the attack program
+// in.
 func (s *suite) open(wall bool) *guest {
 	s.t.Helper()
 	s.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf("network:\n  wall: %v\n", wall))
@@ -138,7 +139,8 @@ func (s *suite) open(wall bool) *guest {
 	return g
 }
 
-// tearDown is what root does first: no guard, no filter, the network's own resolver.
+// tearDown returns what root does first: remove the guest firewall and every filter,
+// and use the network's own resolver.
 func tearDown(stock bool) string {
 	resolver := plan.Gateway
 	if stock {
@@ -167,7 +169,7 @@ for dev in /sys/class/net/e*; do
 done'`
 }
 
-// sshPort is the port on the host's loopback where a session's SSH server is.
+// sshPort returns the port of a session's SSH server on the host's loopback address.
 func (s *suite) sshPort(name string) int {
 	s.t.Helper()
 	for line := range strings.Lines(s.Asz("ssh-config", name)) {
@@ -181,8 +183,8 @@ func (s *suite) sshPort(name string) int {
 	return 0
 }
 
-// run tries a technique in the guest, and returns what it printed and where in
-// the sights it began.
+// run tries a technique in the guest. It returns what the guest printed, and the
+// index of the first sight that can belong to it.
 func (g *guest) run(n int) (token, output string, mark int, err error) {
 	token = plan.Token(n, g.stock, g.random)
 	g.issue(token)
@@ -198,9 +200,9 @@ func (g *guest) run(n int) (token, output string, mark int, err error) {
 	return token, r.All(), mark, err
 }
 
-// canaries are the forbidden places that an output shows.
+// canaries returns the forbidden places that an output shows.
 func (g *guest) canaries(output string) (places []string) {
-	output = strings.NewReplacer(`\n`, "\n", `\"`, `"`).Replace(output) // it is quoted
+	output = strings.NewReplacer(`\n`, "\n", `\"`, `"`).Replace(output) // the output is quoted
 	for line := range strings.Lines(output) {
 		if _, place, ok := strings.Cut(line, g.canary); ok {
 			places = append(places, "the guest shows the canary "+strings.TrimSpace(place))
@@ -209,8 +211,8 @@ func (g *guest) canaries(output string) (places []string) {
 	return places
 }
 
-// show tries a technique where there is no wall. It must work there, or the
-// plan must say why it cannot.
+// show tries a technique without an egress gateway. It must work there, or the plan
+// must say why it cannot.
 func (g *guest) show(n int) {
 	technique := plan.Techniques[n-1]
 	if technique.Limit != "" {
@@ -231,7 +233,7 @@ func (g *guest) show(n int) {
 		}
 		sights, more := g.since(mark)
 		for _, s := range sights {
-			// A SYN has no room for a token; nobody else means that address.
+			// A SYN has no space for a token; only techniques use that address.
 			bare := s.token == "" && strings.HasPrefix(s.place, "packet: TCP to "+plan.Evil+":")
 			if (s.token == token || bare) && !s.allowed {
 				return s.place, nil
@@ -260,7 +262,7 @@ func (g *guest) show(n int) {
 	}
 }
 
-// settle makes the VM without a wall one that only listens: the second VM.
+// settle turns the VM without a gateway into one that only listens: the second VM.
 func (g *guest) settle() {
 	g.MustIn(g.name, `sudo sh -ec '
 CANARY="`+g.reply("the second VM", false)+`" setsid /tmp/attack listen >/tmp/heard 2>&1 </dev/null &
@@ -272,8 +274,8 @@ for tables in iptables ip6tables; do
 done'`)
 }
 
-// try tries a technique against the wall, and returns where it got to that it
-// must not.
+// try tries a technique against the gateway, and returns the forbidden places that it
+// reached.
 func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	technique := plan.Techniques[n-1]
 	token, output, mark, err := g.run(n)
@@ -322,7 +324,7 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	return escapes
 }
 
-// late adds what arrived when its technique was over.
+// late adds what arrived after its technique had ended.
 func (s *suite) late(start int, escapes map[int][]string) {
 	sights, _ := s.since(start)
 	for _, sight := range sights {
@@ -336,7 +338,7 @@ func (s *suite) late(start int, escapes map[int][]string) {
 	}
 }
 
-// whose returns the number of the technique that a token is of.
+// whose returns the number of the technique that a token belongs to.
 func (s *suite) whose(token string, stock bool) (int, bool) {
 	if len(token) < 6 {
 		return 0, false
@@ -345,7 +347,7 @@ func (s *suite) whose(token string, stock bool) (int, bool) {
 	return n, err == nil && n >= 1 && n <= len(plan.Techniques) && token == plan.Token(n, stock, s.random)
 }
 
-// TestPlan holds what the suite promises of itself.
+// TestPlan checks that the plan is consistent.
 func TestPlan(t *testing.T) {
 	names := map[string]bool{}
 	counted := 0
@@ -363,8 +365,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestWorld holds that the world is where it seems to be: a test whose world is
-// out of reach would find every technique blocked.
+// TestWorld checks that the world is reachable: if it were not, every technique would
+// seem to be blocked.
 func TestWorld(t *testing.T) {
 	for _, addr := range []string{
 		plan.Evil, plan.CDN, plan.LAN, plan.Neighbour, plan.Neighbour6, plan.Routed, "172.16.3.4", "192.168.77.1", "100.64.1.1", "169.254.169.254", "168.63.129.16", "192.0.0.192",

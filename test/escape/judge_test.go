@@ -12,24 +12,24 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// sight is something that arrived somewhere.
+// sight is something that arrived at a place.
 type sight struct {
 	place   string // in words, with the address
-	token   string // whose it is, "" when nothing tells
-	allowed bool   // the policy lets it be there
+	token   string // identifies the technique, "" when unknown
+	allowed bool   // whether the policy allows it
 }
 
 func (s sight) String() string { return fmt.Sprintf("%s (%s)", s.place, s.token) }
 
-// judge collects what arrived. It is asked once a technique is over, and once
-// more at the end, for what came late.
+// judge collects what arrived. It is asked after each technique, and again at the end
+// for what arrived late.
 type judge struct {
-	canary string // what forbidden places say
+	canary string // the answer of forbidden places
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next sight
 	sights  []sight
-	spelled map[string]string // by the spelling of an allowed name: whose that is
+	spelled map[string]string // tokens by the spelling of an allowed name
 }
 
 func newJudge() *judge {
@@ -38,7 +38,7 @@ func newJudge() *judge {
 
 var tokens = regexp.MustCompile(`tk[0-9]{3}[ws][0-9a-f]{8}`)
 
-// saw records that data arrived at a place. Several tokens are several sights.
+// saw records that data arrived at a place. Each token in the data is one sight.
 func (j *judge) saw(place string, allowed bool, data string) {
 	j.sawTokens(place, allowed, tokens.FindAllString(strings.ToLower(data), -1))
 }
@@ -58,21 +58,21 @@ func (j *judge) sawTokens(place string, allowed bool, found []string) {
 	j.changed = make(chan struct{})
 }
 
-// mark is a moment between sights.
+// mark returns the current position in the list of sights.
 func (j *judge) mark() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return len(j.sights)
 }
 
-// since returns what arrived after a mark, and a channel for more.
+// since returns what arrived after a mark, and a channel that announces more.
 func (j *judge) since(mark int) ([]sight, <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Clone(j.sights[mark:]), j.changed
 }
 
-// reply is what a place answers.
+// reply returns what a place answers.
 func (j *judge) reply(place string, allowed bool) string {
 	if allowed {
 		return "welcome to " + place + "\n"
@@ -80,20 +80,20 @@ func (j *judge) reply(place string, allowed bool) string {
 	return j.canary + " of " + place + "\n"
 }
 
-// The policy of the world, as the judge reads it: what may arrive where.
+// webAllowed is the world's policy as the judge reads it: what may arrive where.
 
 func webAllowed(addr, host string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	switch addr {
 	case plan.CDN, plan.CDN2, plan.Wild:
 		return plan.IsAllowed(host)
-	case plan.Evil: // for those whose name's owner points there
+	case plan.Evil: // for a name whose owner points it there
 		return host == plan.Owner
 	}
 	return false
 }
 
-// openPorts are the endpoints that an allowed name leads to.
+// openPorts are the endpoints that allowed names lead to.
 var openPorts = map[string][]int{
 	plan.CDN:      {80, 443, plan.AltHTTP, plan.AltTLS, 22},
 	plan.CDN2:     {80, 443, 22},
@@ -105,14 +105,14 @@ var openPorts = map[string][]int{
 
 func endpointAllowed(addr string, port int) bool { return slices.Contains(openPorts[addr], port) }
 
-// issue makes the token of a technique known, in every form that it takes.
+// issue registers the token of a technique in every form that it takes.
 func (j *judge) issue(token string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.spelled[plan.CasedName(token)+"."] = token
 }
 
-// cased returns whose message the spelling of an allowed name is.
+// cased returns the token that the spelling of an allowed name encodes.
 func (j *judge) cased(name string) []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()

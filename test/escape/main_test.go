@@ -2,12 +2,12 @@
 
 // Package escape tries to get out of a session as root in its guest.
 //
-// The techniques are numbered in plan. The client in attack tries each of them
-// in a real VM whose own guard has been taken down; everything they could reach
-// stands in network namespaces of this test, and records what comes. The guest's
-// word counts for nothing but a canary that it cannot have guessed.
+// The techniques are numbered in plan. The client in attack tries each of them in a
+// real VM whose own guest firewall has been removed. Everything that they could reach
+// is in network namespaces of this test, and records what arrives. The guest's claims
+// count for nothing, except a canary that it cannot have guessed.
 //
-// Each technique is first run in a VM without a wall, where it must succeed
+// Each technique first runs in a VM without an egress gateway, where it must succeed
 // unless the plan says why it cannot: a technique that never works shows nothing.
 // With -short there is no such VM.
 package escape

@@ -21,7 +21,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// furnish starts what stands in the world and on the host.
+// furnish starts the services of the world and of the host.
 func (w *world) furnish() error {
 	w.dns = &resolver{world: w}
 	var err error
@@ -43,7 +43,7 @@ func (w *world) furnish() error {
 		}
 		go accept(l, serve)
 	}
-	// The host's own, on every address that it has, loopback included.
+	// The host's own services, on each of its addresses, including loopback.
 	for _, port := range []int{22, 80, 443, plan.HostPort, plan.DockerPort} {
 		l, err := listen(port)
 		if err != nil {
@@ -91,7 +91,7 @@ func accept(l net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// echo answers datagrams with what they said and a canary.
+// echo answers datagrams with their content and a canary.
 func (w *world) echo(place string, c net.PacketConn) {
 	b := make([]byte, 1<<16)
 	for {
@@ -100,7 +100,7 @@ func (w *world) echo(place string, c net.PacketConn) {
 			return
 		}
 		w.saw(place, false, string(b[:n]))
-		_, _ = c.WriteTo([]byte(w.reply(place, false)), from) // whoever asked may be gone
+		_, _ = c.WriteTo([]byte(w.reply(place, false)), from) // the sender may be gone
 	}
 }
 
@@ -113,7 +113,8 @@ func origin(c net.Conn) string {
 	return " by an allowed host"
 }
 
-// serveHost is any service of the host: it takes what comes and says a canary.
+// serveHost acts as any service of the host: it accepts everything and answers with a
+// canary.
 func (w *world) serveHost(c net.Conn) {
 	addr, port := local(c)
 	w.converse(c, fmt.Sprintf("a service of the host at %s:%d", addr, port), func(string) bool { return false })
@@ -125,7 +126,7 @@ func (w *world) serveRaw(c net.Conn) {
 	w.converse(c, fmt.Sprintf("service at %s:%d", addr, port)+origin(c), func(string) bool { return endpointAllowed(addr, port) })
 }
 
-// serveSSH says a banner and wants one.
+// serveSSH sends a banner and expects one.
 func (w *world) serveSSH(c net.Conn) {
 	addr, port := local(c)
 	if _, err := io.WriteString(c, "SSH-2.0-pretend\r\n"); err != nil {
@@ -136,7 +137,7 @@ func (w *world) serveSSH(c net.Conn) {
 	})
 }
 
-// converse records all that comes, and answers every part of it.
+// converse records everything that arrives, and answers every part of it.
 func (w *world) converse(c net.Conn, place string, allowed func(said string) bool) {
 	b, said := make([]byte, 4096), ""
 	for {
@@ -163,7 +164,7 @@ func (w *world) converse(c net.Conn, place string, allowed func(said string) boo
 	}
 }
 
-// request is what a server of HTTP that forgives everything reads.
+// request is what a fully lenient HTTP server reads.
 type request struct {
 	target string
 	head   string
@@ -171,8 +172,8 @@ type request struct {
 	upload string
 }
 
-// serveHTTP is such a server. What it would do for whom counts, not what the
-// standard says: every Host in a request is one that it may serve.
+// serveHTTP is such a server. What a lenient server might do counts, not what the
+// standard says: it may serve every Host in a request.
 func (w *world) serveHTTP(c net.Conn) {
 	addr, port := local(c)
 	r := bufio.NewReader(c)
@@ -189,7 +190,7 @@ func (w *world) serveHTTP(c net.Conn) {
 		place := fmt.Sprintf("HTTP at %s:%d for %q", addr, port, req.hosts) + origin(c)
 		switch {
 		case ok && strings.HasPrefix(req.target, plan.Fence):
-			place = "the fence" // which is no technique's merit
+			place = "the fence" // the fence counts for no technique
 		case ok:
 			place += " @allowed"
 		}
@@ -215,7 +216,7 @@ func (w *world) respond(place string, ok bool, req request) string {
 	return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
 }
 
-// fetch is what an allowed host does for anybody who asks.
+// fetch is what an allowed host does for any client.
 func (w *world) fetch(from string) string {
 	u, err := url.Parse(from)
 	if err != nil || u.Hostname() != plan.EvilName {
@@ -236,8 +237,8 @@ func (w *world) fetch(from string) string {
 
 var errRequest = errors.New("not a request")
 
-// readRequest reads a request the way that lets most through. chunkedWins says
-// what is believed when a length and a coding disagree.
+// readRequest reads a request as leniently as possible. chunkedWins decides when a
+// length and a transfer coding disagree.
 func readRequest(r *bufio.Reader, chunkedWins bool) (request, error) {
 	var q request
 	line := func() (string, error) {
@@ -249,7 +250,7 @@ func readRequest(r *bufio.Reader, chunkedWins bool) (request, error) {
 		return strings.TrimRight(text, "\r\n"), err
 	}
 	first, err := line()
-	for err == nil && first == "" { // empty lines before a request are skipped
+	for err == nil && first == "" { // skip empty lines before a request
 		q.head = ""
 		first, err = line()
 	}
@@ -258,7 +259,7 @@ func readRequest(r *bufio.Reader, chunkedWins bool) (request, error) {
 	}
 	f := strings.Fields(first)
 	if len(f) < 2 {
-		return q, nil // taken for a request without a head, and forgiven
+		return q, nil // accepted as a request without a head
 	}
 	q.target = f[1]
 	if u, err := url.Parse(q.target); err == nil && u.IsAbs() && u.Host != "" {
@@ -281,13 +282,13 @@ func readRequest(r *bufio.Reader, chunkedWins bool) (request, error) {
 				chunked = chunked || strings.Contains(value, "chunked")
 			case "content-length":
 				list := strings.Split(value, ",")
-				if chunkedWins { // this one takes the last of several, the other the first
+				if chunkedWins { // this server uses the last of several, the other one the first
 					value = list[len(list)-1]
 				} else {
 					value = list[0]
 				}
 				value = strings.TrimSpace(value)
-				sign := strings.HasPrefix(value, "+") // the one takes it for a number, the other for none
+				sign := strings.HasPrefix(value, "+") // one server accepts the sign in a number, the other does not
 				if n, err := strconv.ParseInt(value, 10, 32); err == nil && (chunkedWins || length < 0 && !sign) {
 					length = n
 				}
@@ -351,7 +352,7 @@ func (q *request) chunks(r *bufio.Reader) error {
 	}
 }
 
-// resolver is the one that the host uses. Its zones are the pretend world's.
+// resolver is the host's resolver. Its zones are the pretend world's.
 type resolver struct {
 	world *world
 	flips atomic.Int64
@@ -365,12 +366,13 @@ func (r *resolver) datagrams(c net.PacketConn) {
 			return
 		}
 		if reply := r.answer(plan.Resolver, b[:n]); reply != nil {
-			_, _ = c.WriteTo(reply, from) // whoever asked asks again
+			_, _ = c.WriteTo(reply, from) // a client without an answer asks again
 		}
 	}
 }
 
-// stream serves DNS over TCP on any address: the host's resolver, or somebody else's.
+// stream serves DNS over TCP on any address: as the host's resolver, or as a foreign
+// one.
 func (r *resolver) stream(c net.Conn) {
 	addr, _ := local(c)
 	d := &dns.Conn{Conn: c}
@@ -390,8 +392,8 @@ func (r *resolver) stream(c net.Conn) {
 	}
 }
 
-// answer judges a message by all of its bytes: one plain question, in lower
-// case, for an allowed name, and nothing beside it.
+// answer judges a message by all of its bytes. It allows one plain question, in lower
+// case, for an allowed name, and nothing else.
 func (r *resolver) answer(addr string, message []byte) []byte {
 	m := new(dns.Msg)
 	if err := m.Unpack(message); err != nil || len(m.Question) == 0 {
@@ -401,14 +403,14 @@ func (r *resolver) answer(addr string, message []byte) []byte {
 	q := m.Question[0]
 	name := strings.ToLower(strings.TrimSuffix(q.Name, "."))
 	found := tokens.FindAllString(strings.ToLower(string(message)), -1)
-	if name == plan.Allowed && q.Name != name+"." { // its letters are the message
+	if name == plan.Allowed && q.Name != name+"." { // the case of its letters is the message
 		found = r.world.cased(q.Name)
 	}
 	plain := m.Opcode == dns.OpcodeQuery && len(m.Question) == 1 && q.Qclass == dns.ClassINET && q.Name == name+"."
 	ok := addr == plan.Resolver && plain && plan.IsAllowed(name) && (q.Qtype == dns.TypeA || q.Qtype == dns.TypeAAAA)
 	under := strings.HasSuffix(name, "."+plan.WildZone) || strings.HasSuffix(name, "."+plan.FlipZone)
 	if ok && under && len(found) == strings.Count(name, "tk") {
-		// The limit of wildcards: what it takes to connect, and nothing more.
+		// The limit of wildcards: what is necessary to connect, and nothing more.
 		r.world.sawTokens("resolver, for "+q.Name+" "+dns.TypeToString[q.Qtype], true, found)
 	} else if ours(name) || len(found) > 0 || addr != plan.Resolver {
 		r.world.sawTokens("resolver at "+addr+", for "+q.String(), ok && len(found) == 0, found)
@@ -430,7 +432,7 @@ func (r *resolver) answer(addr string, message []byte) []byte {
 		if alias != "" {
 			h.Name = alias
 		}
-		// An IPv4-mapped address goes into an AAAA as it is.
+		// An IPv4-mapped address is put into an AAAA record unchanged.
 		switch ip := netip.MustParseAddr(a); {
 		case q.Qtype == dns.TypeA && ip.Is4():
 			reply.Answer = append(reply.Answer, &dns.A{Hdr: h, A: ip.AsSlice()})
@@ -445,14 +447,15 @@ func (r *resolver) answer(addr string, message []byte) []byte {
 	return packed
 }
 
-// ours says whether a name is the pretend world's: a guest's system asks for others.
+// ours reports whether a name belongs to the pretend world: a guest's system also
+// asks for others.
 func ours(name string) bool {
 	return slices.ContainsFunc([]string{"example.com", "example.net", "example.org"}, func(zone string) bool {
 		return name == zone || strings.HasSuffix(name, "."+zone)
 	})
 }
 
-// zone is what the pretend world's names are.
+// zone returns the records of the pretend world's names.
 func (r *resolver) zone(name string, qtype uint16) (alias string, addrs []string) {
 	for _, b := range plan.Rebinds {
 		if name == b.Name() {

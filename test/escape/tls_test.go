@@ -26,9 +26,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// tlsServer is every server of TLS in the world. It has a certificate for
-// whatever is asked, a key for Encrypted ClientHello, and records what a client
-// says before its own library has an opinion on it.
+// tlsServer is every TLS server in the world. It has a certificate for any name and a
+// key for Encrypted ClientHello, and records what a client sends before the TLS
+// library interprets it.
 type tlsServer struct {
 	*world
 	config *tls.Config
@@ -59,11 +59,11 @@ func newTLSServer(w *world) (*tlsServer, error) {
 		EncryptedClientHelloKeys: []tls.EncryptedClientHelloKey{{Config: config, PrivateKey: ech.Bytes(), SendAsRetry: true}},
 	}
 	web := &http.Server{Handler: s, ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
-	go func() { _ = web.Serve(s) }() // as long as the test
+	go func() { _ = web.Serve(s) }() // as long as the test runs
 	return s, nil
 }
 
-// echConfig is what a server publishes for Encrypted ClientHello (RFC 9849).
+// echConfig returns what a server publishes for Encrypted ClientHello (RFC 9849).
 func echConfig(key []byte, public string) []byte {
 	c := binary.BigEndian.AppendUint16([]byte{7}, 0x0020) // its number; X25519
 	c = append(binary.BigEndian.AppendUint16(c, uint16(len(key))), key...)
@@ -73,7 +73,7 @@ func echConfig(key []byte, public string) []byte {
 	return append(binary.BigEndian.AppendUint16([]byte{0xfe, 0x0d}, uint16(len(c))), c...)
 }
 
-// Accept, Close and Addr make it a listener of connections that shook hands.
+// Accept implements net.Listener; it returns connections after their handshake.
 func (s *tlsServer) Accept() (net.Conn, error) { return <-s.inner, nil }
 
 // Close implements net.Listener.
@@ -82,7 +82,7 @@ func (s *tlsServer) Close() error { return nil }
 // Addr implements net.Listener.
 func (s *tlsServer) Addr() net.Addr { return &net.TCPAddr{} }
 
-// handed is a connection that tells when it is done with.
+// handed is a connection that signals when it is no longer in use.
 type handed struct {
 	net.Conn
 	once sync.Once
@@ -134,11 +134,11 @@ func (s *tlsServer) serveDoT(addr string, c net.Conn) {
 	b := make([]byte, 1<<16)
 	if n, err := d.Read(b); err == nil {
 		s.saw("DNS over TLS at "+addr, false, string(b[:n]))
-		_, _ = io.WriteString(c, s.reply("DNS over TLS", false)) // it is no DNS, but it is read
+		_, _ = io.WriteString(c, s.reply("DNS over TLS", false)) // this is not DNS, but the client reads it
 	}
 }
 
-// ServeHTTP is what stands behind TLS: it serves whoever the Host says.
+// ServeHTTP answers behind TLS: it serves any Host.
 func (s *tlsServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	a, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	addr, _, _ := net.SplitHostPort(a.String())
@@ -157,7 +157,7 @@ func (s *tlsServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(rw, s.reply(place, ok)) // the client may be gone
 }
 
-// helloTape keeps what a client said.
+// helloTape records what a client sent.
 type helloTape struct {
 	net.Conn
 	seen []byte
@@ -171,13 +171,13 @@ func (t *helloTape) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// rest keeps what else a client says to a server that did not understand it.
+// rest records what else a client sends to a server that did not understand it.
 func (t *helloTape) rest() {
-	_ = t.SetReadDeadline(time.Now().Add(5 * time.Second)) // an error shows in the read
-	_, _ = io.Copy(io.Discard, io.LimitReader(t, 1<<17))   // what came counts
+	_ = t.SetReadDeadline(time.Now().Add(5 * time.Second)) // the read reports an error
+	_, _ = io.Copy(io.Discard, io.LimitReader(t, 1<<17))   // what arrived counts
 }
 
-// rewound gives the first byte again.
+// rewound returns the first byte again.
 type rewound struct {
 	net.Conn
 	first *bytes.Reader
@@ -190,15 +190,15 @@ func (r *rewound) Read(b []byte) (int, error) {
 	return r.Conn.Read(b)
 }
 
-// hello is what can be read of a ClientHello by somebody who forgives everything.
+// hello is what a fully lenient reader finds in a ClientHello.
 type hello struct {
-	names []string // of every server name, of whatever type
+	names []string // of every server name, of any type
 	ech   bool
 }
 
-// parseHello takes the first handshake message apart, of however many records.
+// parseHello parses the first handshake message, over any number of records.
 func parseHello(b []byte) (h hello) {
-	defer func() { _ = recover() }() // cut off: what was read counts
+	defer func() { _ = recover() }() // truncated: what was read counts
 	var message []byte
 	for len(b) >= 5 && (len(message) < 4 || len(message) < 4+int(message[1])<<16+int(message[2])<<8+int(message[3])) {
 		n := int(binary.BigEndian.Uint16(b[3:]))

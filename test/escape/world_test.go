@@ -21,12 +21,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// The host's side and the world's are two network namespaces and a cable:
+// The host's side and the world's are two network namespaces joined by a cable:
 //
 //	guest ── QEMU ── gateway or slirp ── host (lo, uplink) ══ world (every other address)
 //
-// The world takes every address that the host has no better place for, so that
-// no packet that leaves can miss it.
+// The world accepts every address for which the host has no better route, so that no
+// packet that leaves can miss it.
 type world struct {
 	*judge
 	far  *realvm.Namespace
@@ -55,7 +55,7 @@ func newWorld() (*world, error) {
 	); err != nil {
 		return nil, err
 	}
-	// The stock network pings with the host's unprivileged sockets, if it may.
+	// The stock network pings with the host's unprivileged sockets, if permitted.
 	for key, value := range map[string]string{"ipv4/ping_group_range": "0 2147483647", "ipv4/ip_unprivileged_port_start": "0"} {
 		if err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0o644); err != nil {
 			return nil, err
@@ -64,7 +64,7 @@ func newWorld() (*world, error) {
 	if err := w.far.Do(func() error {
 		return realvm.IP(
 			"link set lo up", "addr add 198.51.100.1/24 dev downlink", "addr add 2001:db8:1::1/64 dev downlink nodad", "addr add "+plan.Neighbour+"/32 dev downlink", "addr add "+plan.Neighbour6+"/128 dev downlink nodad", "link set downlink up",
-			// Every address is local here, but the host's: the longest prefix wins.
+			// Every address except the host's is local here: the longest prefix wins.
 			"route add "+plan.HostPublic+"/32 dev downlink table local", "route add "+plan.HostLAN+"/32 dev downlink table local",
 			"route add local default dev lo table local",
 			"-6 route add "+plan.HostPublic6+"/128 dev downlink table local", "-6 route add fe80::/64 dev downlink table local",
@@ -89,7 +89,7 @@ func (w *world) listen(port int) (l net.Listener, err error) {
 
 func listen(port int) (net.Listener, error) { return net.Listen("tcp", ":"+strconv.Itoa(port)) }
 
-// local is the address and port that a client meant.
+// local returns the address and port that a client addressed.
 func local(c net.Conn) (string, int) {
 	a := netip.MustParseAddrPort(c.LocalAddr().String())
 	return a.Addr().Unmap().WithZone("").String(), int(a.Port())
@@ -101,7 +101,7 @@ type tap struct {
 	name string
 }
 
-// watch taps the host's loopback and its cable to the world.
+// watch taps the host's loopback interface and its cable to the world.
 func (w *world) watch() error {
 	for _, name := range []string{"lo", uplink} {
 		i, err := net.InterfaceByName(name)
@@ -112,7 +112,7 @@ func (w *world) watch() error {
 		if err != nil {
 			return err
 		}
-		// Room for a moment in which this process does not run.
+		// A large buffer, for moments in which this process does not run.
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20); err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func (w *world) listenTo(t *tap) {
 		}
 		ll, ok := from.(*unix.SockaddrLinklayer)
 		if !ok || ll.Pkttype != unix.PACKET_OUTGOING {
-			continue // on loopback it comes once more
+			continue // the loopback interface delivers it a second time
 		}
 		if place, allowed, data := w.packet(t.name, htons(ll.Protocol), b[:n]); place != "" {
 			w.saw(place, allowed, string(data))
@@ -149,7 +149,7 @@ func (w *world) listenTo(t *tap) {
 	}
 }
 
-// missed is how many packets went by unseen.
+// missed returns how many packets were not captured.
 func (w *world) missed() (n uint32, err error) {
 	for _, t := range w.taps {
 		s, err := unix.GetsockoptTpacketStats(t.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
@@ -161,9 +161,9 @@ func (w *world) missed() (n uint32, err error) {
 	return n, nil
 }
 
-// packet says what a packet is, if it is worth a sight: on the cable, whatever
-// goes where no allowed name leads; on loopback, whatever carries a token. What
-// goes to an allowed endpoint is seen better by the server there.
+// packet describes a packet if it is worth a sight. On the cable these are packets to
+// endpoints that no allowed name leads to; on loopback, packets with a token. The
+// server at an allowed endpoint sees more of its own traffic.
 func (w *world) packet(on string, kind uint16, b []byte) (place string, allowed bool, data []byte) {
 	var proto byte
 	var dst netip.Addr
@@ -190,18 +190,18 @@ func (w *world) packet(on string, kind uint16, b []byte) (place string, allowed 
 			return "", true, nil
 		}
 		if proto == unix.IPPROTO_TCP && (len(data) < 20 || data[13]&0x12 != 2) && !tokens.Match(data) {
-			return "", false, nil // its SYN was seen
+			return "", false, nil // its SYN was recorded
 		}
 		return fmt.Sprintf("packet: %s to %s", map[byte]string{unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP"}[proto], netip.AddrPortFrom(dst, uint16(port))), false, data
 	case proto == unix.IPPROTO_ICMP && len(data) >= 8 && data[0] == 3 && !tokens.Match(data):
-		return "", false, nil // the host's kernel says that a port is closed
+		return "", false, nil // the host's kernel reports a closed port
 	case proto == unix.IPPROTO_ICMPV6 && len(data) > 0 && (data[0] >= 130 && data[0] <= 136 || data[0] == 143) || proto == 0 && dst.IsMulticast():
 		return "", false, nil // neighbour discovery and group reports of the host's kernel
 	}
 	return fmt.Sprintf("packet: protocol %d to %s", proto, dst), false, data
 }
 
-// listeners are the TCP ports on which the host's namespace is open.
+// listeners returns the open TCP ports of the host's namespace.
 func listeners() (map[string]bool, error) {
 	open := map[string]bool{}
 	for _, table := range []string{"tcp", "tcp6"} {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestGuestVanishes kills the VM and all that is in it, wherever the keepers are.
+// TestGuestVanishes kills the VM and everything in it, at each point of the keepers'
+// work.
 func TestGuestVanishes(t *testing.T) {
 	trouble{
 		name: "guest killed", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(3),
@@ -16,7 +17,7 @@ func TestGuestVanishes(t *testing.T) {
 	}.everywhere(t)
 }
 
-// freeze stops the processes that f wants, until they go on after d.
+// freeze stops the processes that f selects, and resumes them after d.
 func freeze(f func(string) bool, d time.Duration) func(w *world) {
 	return func(w *world) {
 		w.signal(syscall.SIGSTOP, f)
@@ -24,7 +25,7 @@ func freeze(f func(string) bool, d time.Duration) func(w *world) {
 	}
 }
 
-// TestGuestFreezes has the whole guest stand still for some seconds.
+// TestGuestFreezes freezes the whole guest for some seconds.
 func TestGuestFreezes(t *testing.T) {
 	trouble{
 		name: "guest frozen", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(6),
@@ -32,28 +33,28 @@ func TestGuestFreezes(t *testing.T) {
 	}.everywhere(t)
 }
 
-// frozen is slow, with less patience for a guest that does not answer.
+// frozen is slow with less patience for a guest that does not respond.
 var frozen = func() kase {
 	k := slow
 	k.name, k.lifecycle = "frozen", `"retries": {"connect": "10s"}`
 	return k
 }()
 
-// TestGuestStaysFrozen has it never answer again while its agent runs, or what that
-// did is collected: another VM is started on the disk.
+// TestGuestStaysFrozen freezes the guest forever while its agent runs, or while its
+// work is collected: another VM is started on the disk.
 func TestGuestStaysFrozen(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a guest is given up after minutes; the whole run has it")
 	}
-	t.Parallel() // all it does is wait
+	t.Parallel() // the test only waits
 	trouble{
 		name: "guest frozen for good", kase: frozen, who: []string{"task-keeper"}, marks: commits[1:], step: 5,
 		act: func(w *world) { w.signal(syscall.SIGSTOP, isGuest) }, may: again,
 	}.everywhere(t)
 }
 
-// TestStalls has what goes to the guest and comes from it hang for some seconds,
-// while the agent runs on.
+// TestStalls interrupts the communication with the guest for some seconds, while the
+// agent keeps running.
 func TestStalls(t *testing.T) {
 	trouble{
 		name: "stalled", kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(6),
@@ -61,7 +62,7 @@ func TestStalls(t *testing.T) {
 	}.everywhere(t)
 }
 
-// TestLongStalls does so for longer than anybody waits for an answer.
+// TestLongStalls does so for longer than any client waits for an answer.
 func TestLongStalls(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes minutes; the whole run has it")
@@ -73,7 +74,7 @@ func TestLongStalls(t *testing.T) {
 	}.everywhere(t)
 }
 
-// TestStallingLogins has new connections taken, and nothing said on them.
+// TestStallingLogins accepts new connections and sends nothing on them.
 func TestStallingLogins(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]string{
@@ -99,7 +100,7 @@ func TestStallingLogins(t *testing.T) {
 			k := slow
 			k.running = func(w *world, _ string) error {
 				w.write("faults.json", fault)
-				w.signal(syscall.SIGKILL, isKeeper) // their connections, too
+				w.signal(syscall.SIGKILL, isKeeper) // also closes their connections
 				return nil
 			}
 			got, err := w.play(k)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// ownDisk gives the world's state a disk of its own, which is small.
+// ownDisk puts the world's state on a small disk of its own.
 func (w *world) ownDisk() {
 	if err := os.MkdirAll(w.state(), 0o700); err != nil {
 		w.t.Fatal(err)
@@ -29,7 +29,7 @@ func (w *world) ownDisk() {
 
 func (w *world) filler() string { return filepath.Join(w.state(), "filler") }
 
-// fill leaves no byte on the world's disk. Commands may fail from then on.
+// fill leaves no free byte on the world's disk. Commands may fail from then on.
 func (w *world) fill() {
 	w.ill.Add(1)
 	f, err := os.OpenFile(w.filler(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -49,7 +49,7 @@ func (w *world) fill() {
 	}
 }
 
-// free makes room again.
+// free frees the space again.
 func (w *world) free() {
 	if err := os.Remove(w.filler()); err != nil {
 		w.t.Error(err)
@@ -57,8 +57,8 @@ func (w *world) free() {
 	w.ill.Add(1)
 }
 
-// TestFullDisk fills the disk that has the program's state, at each place where
-// something is written to it, and makes room again two seconds later.
+// TestFullDisk fills the disk with the program's state, at each point where something
+// is written to it, and frees the space two seconds later.
 func TestFullDisk(t *testing.T) {
 	x := trouble{
 		name: "full disk", kase: cases[0], who: []string{"task", "task-keeper"}, step: every(3), ready: (*world).ownDisk,
@@ -73,8 +73,8 @@ func TestFullDisk(t *testing.T) {
 	x.everywhere(t)
 }
 
-// TestDiskThatStaysFull refuses a task for which there is no room; one that is there
-// waits for as long as it takes.
+// TestDiskThatStaysFull checks that a task is refused when the disk is full, and that
+// an existing task waits for as long as it takes.
 func TestDiskThatStaysFull(t *testing.T) {
 	t.Parallel()
 	k := cases[0]
@@ -83,7 +83,7 @@ func TestDiskThatStaysFull(t *testing.T) {
 		w := newWorld(t)
 		defer w.remove()
 		w.ownDisk()
-		w.must("agent-sessionizer", "list") // there is a store
+		w.must("agent-sessionizer", "list") // creates the store
 		w.write("task.json", k.manifest(w.home))
 		w.fill()
 		for range 3 {
@@ -129,7 +129,7 @@ func TestDiskThatStaysFull(t *testing.T) {
 	})
 }
 
-// clock makes the world's clock on the wall one that can be set.
+// clock makes the world's wall clock settable.
 func (w *world) clock() {
 	if runtime.GOARCH != "amd64" {
 		w.t.Skip("the wrong clock is machine code, for amd64 only")
@@ -138,11 +138,11 @@ func (w *world) clock() {
 	w.env = append(w.env, "FAULT_CLOCK="+filepath.Join(w.home, "clock"))
 }
 
-// jump sets it: by d off the right time.
+// jump sets the clock to d off the right time.
 func (w *world) jump(d time.Duration) {
 	f, err := os.OpenFile(filepath.Join(w.home, "clock"), os.O_WRONLY, 0)
 	if err == nil {
-		// In place: processes have it mapped.
+		// In place, because processes have the file mapped.
 		_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(d/time.Second)), 0)
 		err = errors.Join(err, f.Close())
 	}
@@ -151,7 +151,7 @@ func (w *world) jump(d time.Duration) {
 	}
 }
 
-// told wants the task's last event to have the time of a clock that is off by d.
+// told checks that the time of the task's last event is off by d.
 func (w *world) told(d time.Duration) error {
 	file, err := filepath.Glob(filepath.Join(w.state(), "agent-sessionizer/tasks/*/outbox/progress/events.jsonl"))
 	if err != nil || len(file) != 1 {
@@ -172,8 +172,8 @@ func (w *world) told(d time.Duration) error {
 	return nil
 }
 
-// TestClockJumps sets the clock of the host an hour forwards or back while something
-// lives through it, and between two keepers.
+// TestClockJumps sets the host's clock an hour forwards or back, while processes keep
+// running and between two keepers.
 func TestClockJumps(t *testing.T) {
 	for _, d := range []time.Duration{time.Hour, -time.Hour} {
 		x := trouble{
@@ -188,7 +188,7 @@ func TestClockJumps(t *testing.T) {
 	}
 	x.everywhere(t)
 
-	// A keeper goes by the clock on the wall for the time in which there was none.
+	// A new keeper uses the wall clock for the time without a keeper.
 	x.name, x.step = "clock back, keepers killed", every(6)
 	x.act = func(w *world) { w.jump(-time.Hour); w.signal(syscall.SIGKILL, isKeeper) }
 	x.told = func(w *world) error { return w.told(-time.Hour) }

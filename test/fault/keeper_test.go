@@ -1,10 +1,9 @@
 //go:build fault
 
-// Package fault kills what a task consists of, at every line that it writes to
-// the store and to its files, and takes from it what it stands on: room on the disk,
-// the clock, its guest, the connections to it. Then it looks whether anything is
-// lost, leaked, or done twice. The VMs are fake ones; everything else is the program
-// as it is.
+// Package fault kills the processes of a task at every line that they write to the
+// store and to files. It also takes away what a task depends on: disk space, the
+// clock, its guest, and the connections to it. Then it checks that nothing is lost,
+// leaked, or done twice. The VMs are fake; everything else is the real program.
 package fault
 
 import (
@@ -29,7 +28,7 @@ type kase struct {
 	name      string
 	agent     string // a shell script; each of its runs adds a line to RUNS
 	lifecycle string
-	running   func(w *world, id string) error // done once, while it runs
+	running   func(w *world, id string) error // called once, while the task runs
 	end       string
 	runs      int
 }
@@ -45,7 +44,7 @@ func cancel(w *world, id string) error {
 	return err
 }
 
-// As itself: what the host knows of its user is not in a fake guest.
+// With its own identity: a fake guest does not know the host's user.
 const commit = `git -c user.name=Agent -c user.email=agent@example.invalid commit -qam "by the agent"`
 
 var cases = []kase{
@@ -54,11 +53,11 @@ var cases = []kase{
 	{"preserved", "echo work >>input.txt; exit 3", "failure_action: preserve", nil, "FAILED_PRESERVED", 1},
 	{"cancel", "echo up; sleep 600", "cancel_grace: 1s", cancel, "CANCELLED", 1},
 	{"timeout", "echo up; sleep 600", "timeout: 2s", nil, "FAILED", 1},
-	// The VM goes away under the first run; the second is on the same disk.
+	// The VM goes away during the first run; the second run uses the same disk.
 	{"crash", `echo work >input.txt; [ $(wc -l <"$RUNS") -gt 1 ] || sleep 600; ` + commit, "", crash, "COMPLETED", 2},
 }
 
-// manifest is the case's.
+// manifest returns the manifest of the case.
 func (k kase) manifest(home string) string {
 	script, _ := json.Marshal("RUNS=" + home + `/RUNS; echo run >>"$RUNS"; ` + k.agent)
 	return fmt.Sprintf(`{"version": "1", "kind": "Task", "metadata": {"name": %q}, "repository": {"url": "./repo"}, "vm": {"cpus": 1, "memory": "512M", "disk": "4G"},
@@ -73,7 +72,7 @@ func jsonFields(s string) string {
 	return fmt.Sprintf("%q: %q", key, value)
 }
 
-// ending is what is compared between an undisturbed run and a disturbed one.
+// ending is what is compared between an undisturbed and a disturbed run.
 type ending struct {
 	State     string
 	Result    string
@@ -99,9 +98,9 @@ func (w *world) view(id string) (v view, err error) {
 	return v, json.Unmarshal([]byte(out), &v)
 }
 
-// play runs a case to its end, with kill in the environment of its first command,
-// and so of what that starts. Every look at it is a command like a user's, which
-// sees to what has died.
+// play runs a case to its end. kill is in the environment of its first command, and
+// therefore of the processes that the command starts. Each check is a command like a
+// user's, which restarts what has died.
 func (w *world) play(k kase, kill ...string) (ending, error) {
 	w.write("task.json", k.manifest(w.home))
 	id := ""
@@ -114,7 +113,7 @@ func (w *world) play(k kase, kill ...string) (ending, error) {
 		}
 		w.wait("the host to be well", func() bool { return w.ill.Load()%2 == 0 })
 	}
-	if id == "" { // killed: either it is in the queue, and everything, or it is nowhere
+	if id == "" { // killed: the task is either completely in the queue or nowhere
 		var all []view
 		list, err := w.run(nil, "agent-sessionizer", "task", "list", "--all", "--json")
 		if err != nil {
@@ -142,7 +141,7 @@ func (w *world) play(k kase, kill ...string) (ending, error) {
 	return w.follow(k, id)
 }
 
-// follow looks at a task until its end; "" is the only one there is.
+// follow watches a task until its end; with id "" it is the only task.
 func (w *world) follow(k kase, id string) (ending, error) {
 	if id == "" {
 		dirs, _ := os.ReadDir(filepath.Join(w.state(), "agent-sessionizer/tasks"))
@@ -164,7 +163,7 @@ func (w *world) follow(k kase, id string) (ending, error) {
 			}
 			return ending{}, err
 		}
-		// Once the agent has run, not merely been told to: what it did counts.
+		// Only after the agent has started to run, because its work counts.
 		if !done && v.State == "RUNNING" && w.runs() > 0 {
 			if err := k.running(w, id); err != nil {
 				return ending{}, err
@@ -187,7 +186,7 @@ func (w *world) logs(id string) string {
 	return out + keeper
 }
 
-// ending looks at a task that has ended, and at its events.
+// ending returns the result of a task that has ended, and checks its events.
 func (w *world) ending(id string, v view) (ending, error) {
 	e := ending{State: v.State}
 	if v.Outcome != nil {
@@ -211,14 +210,15 @@ func (w *world) ending(id string, v view) (ending, error) {
 	return e, w.events(id)
 }
 
-// runs is how often the agent was started.
+// runs returns how often the agent was started.
 func (w *world) runs() int {
 	text, _ := os.ReadFile(filepath.Join(w.home, "RUNS"))
 	return strings.Count(string(text), "\n")
 }
 
-// events wants them numbered without a gap, phases that follow each other, and none
-// in which the agent may run after it was decided how the task ends.
+// events checks that the events are numbered without a gap, and that the phases
+// follow each other. After the outcome is decided, no phase may occur in which the
+// agent runs.
 func (w *world) events(id string) error {
 	out, err := w.run(nil, "agent-sessionizer", "task", "logs", "--of", "events", "--json", id)
 	if err != nil {
@@ -250,7 +250,7 @@ func (w *world) events(id string) error {
 	return nil
 }
 
-// leftovers are processes, VMs and files that should not be there any more.
+// leftovers returns processes, VMs and files that should no longer exist.
 func (w *world) leftovers() (left []string) {
 	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if len(w.processes()) == 0 {
@@ -273,7 +273,7 @@ func (w *world) leftovers() (left []string) {
 type calmRun struct {
 	ending ending
 	took   time.Duration
-	marks  map[string]int // how many a command's process comes to, of "COMMAND MARK"
+	marks  map[string]int // how many marks a command's process reaches, by "COMMAND MARK"
 }
 
 var (
@@ -281,7 +281,7 @@ var (
 	calm   = map[string]calmRun{}
 )
 
-// calmly is how a case goes when nobody disturbs it.
+// calmly runs a case without disturbance.
 func calmly(t *testing.T, k kase) calmRun {
 	t.Helper()
 	calmMu.Lock()
@@ -316,7 +316,7 @@ func calmly(t *testing.T, k kase) calmRun {
 	return c
 }
 
-// disturbed is one run that was disturbed; it must end as if it had not been.
+// disturbed checks one disturbed run, which must end like an undisturbed one.
 func disturbed(t *testing.T, w *world, what string, got, want ending, err error) {
 	injected.Add(1)
 	if err != nil || got != want {
@@ -330,31 +330,32 @@ func disturbed(t *testing.T, w *world, what string, got, want ending, err error)
 	}
 }
 
-// atOnce is how many worlds live at the same time.
+// atOnce is the number of concurrent worlds.
 const atOnce = 6
 
-// The marks at which a process can be killed or stopped; package crash has them.
+// These are the marks at which a process can be killed or stopped; package crash
+// defines them.
 var (
 	commits = []string{"before-commit", "after-commit"}
 	files   = []string{"before-file", "after-file"}
 )
 
-// trouble is what happens at a place that a process comes to.
+// trouble is a fault at a mark that a process reaches.
 type trouble struct {
 	name  string
 	kase  kase
 	who   []string       // the commands; the first process of each that gets there
-	marks []string       // where
-	step  int            // at each such place, at every second one, and so on,
-	from  int            // from this one on; 0 is the first
-	ready func(w *world) // before the task is submitted; nil for nothing
-	act   func(w *world) // while the process stands there; nil kills it
+	marks []string       // the marks
+	step  int            // 1 for each such mark, 2 for every second one, and so on
+	from  int            // the first mark to use; 0 is the first
+	ready func(w *world) // before the task is submitted; may be nil
+	act   func(w *world) // while the process is stopped there; nil kills it
 	may   func(got *ending, want ending)
 	told  func(w *world) error // after the task's end
 }
 
-// everywhere plays a case once for each place that its processes come to, with
-// trouble there.
+// everywhere runs a case once for each mark that its processes reach, with the fault
+// there.
 func (x trouble) everywhere(t *testing.T) {
 	t.Run(x.name+"/"+x.kase.name, func(t *testing.T) {
 		calm := calmly(t, x.kase)
@@ -385,8 +386,8 @@ func (x trouble) everywhere(t *testing.T) {
 			}
 			stood := w.standAt(p.process, p.mark, p.n, x.act)
 			got, err := w.play(x.kase, stood.env)
-			// It may be missed: how often a keeper writes is a matter of time, too,
-			// and a command's look may have started the one that does the work.
+			// A mark may be missed: how often a keeper writes also depends on timing,
+			// and a check may have started the keeper that does the work.
 			if !stood.came() {
 				if err != nil {
 					t.Errorf("%s, undisturbed: %v", x.kase.name, err)
@@ -404,14 +405,14 @@ func (x trouble) everywhere(t *testing.T) {
 	})
 }
 
-// again allows that the agent ran a second time: its VM went away.
+// again allows a second run of the agent, because its VM went away.
 func again(got *ending, want ending) {
 	if got.Runs == want.Runs+1 {
 		got.Runs = want.Runs
 	}
 }
 
-// every is n, or, in a short run, many more: some places of many.
+// every returns n, or a much larger step in a short run, to test fewer marks.
 func every(n int) int {
 	if testing.Short() {
 		return n * 9
@@ -420,8 +421,8 @@ func every(n int) int {
 }
 
 // TestKilledAtEveryWrite kills each kind of process before and after each of its
-// writes to the store. The cases have most of them in common: after the first, each
-// has another fifth.
+// writes to the store. The cases share most writes, so after the first, each case
+// tests a different fifth.
 func TestKilledAtEveryWrite(t *testing.T) {
 	x := trouble{name: "killed", kase: cases[0], who: []string{"task", "task-keeper", "keeper"}, marks: commits, step: every(1)}
 	x.everywhere(t)
@@ -453,7 +454,7 @@ func eachAtOnce(n int, f func(int)) {
 	running.Wait()
 }
 
-// some is n, or, of a short run, a few.
+// some returns n, or fewer in a short run.
 func some(n int) int {
 	if testing.Short() {
 		return (n + 7) / 8
@@ -461,12 +462,12 @@ func some(n int) int {
 	return n
 }
 
-// slow is a task that takes its time, and comes to the same whenever it is begun
-// anew.
+// slow is a task that takes some time, and has the same result whenever it is
+// restarted.
 var slow = kase{"slow", "echo work >input.txt; sleep 1; echo more >new.txt; sleep 1; echo done", "", nil, "COMPLETED", 1}
 
-// TestPowerLoss ends everything at once, at moments all over a task's life. The
-// agent may run again, since its VM was gone; the end is the same.
+// TestPowerLoss kills everything at once, at moments throughout a task's life. The
+// agent may run again, because its VM was gone; the end is the same.
 func TestPowerLoss(t *testing.T) {
 	calm := calmly(t, slow)
 	want, took := calm.ending, calm.took
@@ -476,9 +477,9 @@ func TestPowerLoss(t *testing.T) {
 		defer w.remove()
 		at := took * time.Duration(i) / time.Duration(moments)
 		cut := time.AfterFunc(at, func() {
-			for range 3 { // those that are being started meanwhile, too
+			for range 3 { // including processes that are being started meanwhile
 				for pid, line := range w.processes() {
-					if !strings.Contains(line, "agent-sessionizer task ") { // ours, which look on
+					if !strings.Contains(line, "agent-sessionizer task ") { // spare our own commands, which watch the task
 						_ = syscall.Kill(pid, syscall.SIGKILL)
 					}
 				}
@@ -493,8 +494,8 @@ func TestPowerLoss(t *testing.T) {
 	})
 }
 
-// TestKilledAtMoments kills each kind of process at moments all over a task's life,
-// also at those at which it writes nothing.
+// TestKilledAtMoments kills each kind of process at moments throughout a task's life,
+// also when it writes nothing.
 func TestKilledAtMoments(t *testing.T) {
 	calm := calmly(t, slow)
 	want, took := calm.ending, calm.took
@@ -514,14 +515,14 @@ func TestKilledAtMoments(t *testing.T) {
 		got, err := w.play(slow)
 		kill.Stop()
 		if kind == " gateway " && got.Runs == 2 {
-			got.Runs = want.Runs // its VM had to be started anew
+			got.Runs = want.Runs // its VM had to be restarted
 		}
 		disturbed(t, w, fmt.Sprintf("%s killed after %v", kind, at), got, want, err)
 	})
 }
 
-// TestStopped stops each kind of process for a while, at moments all over a task's
-// life: a host that swaps, a debugger, a laptop whose lid is closed.
+// TestStopped stops each kind of process for a while, at moments throughout a task's
+// life. This is what a swapping host, a debugger or a closed laptop lid does.
 func TestStopped(t *testing.T) {
 	calm := calmly(t, slow)
 	want, took := calm.ending, calm.took
@@ -545,7 +546,8 @@ func TestStopped(t *testing.T) {
 	})
 }
 
-// TestBusyStore holds the store's lock for seconds, at moments all over a task's life.
+// TestBusyStore holds the store's lock for seconds, at moments throughout a task's
+// life.
 func TestBusyStore(t *testing.T) {
 	calm := calmly(t, slow)
 	want, took := calm.ending, calm.took
@@ -566,7 +568,7 @@ func TestBusyStore(t *testing.T) {
 	})
 }
 
-// holdStore keeps everybody else from writing.
+// holdStore keeps all other processes from writing.
 func (w *world) holdStore(d time.Duration) error {
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(w.home, ".local/state/agent-sessionizer/store.db")+"?_txlock=immediate&_pragma=busy_timeout(20000)&mode=rw")
 	if err != nil {
@@ -577,6 +579,6 @@ func (w *world) holdStore(d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(d) // that is what is tested
+	time.Sleep(d) // the delay under test
 	return tx.Rollback()
 }

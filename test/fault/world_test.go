@@ -23,10 +23,10 @@ import (
 
 var program string
 
-// What is counted over all tests; the last line tells of it.
+// These count over all tests; the last line reports them.
 var injected, lost, leaked atomic.Int64
 
-// inside says that this process has its mounts to itself.
+// inside says that this process has its own mounts.
 const inside = "FAULT_INSIDE"
 
 func TestMain(m *testing.M) {
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	go func() {
 		<-stop
 		stopping.Store(true)
-		far := sum() // what is cut off now is not lost
+		far := sum() // failures from here on are only due to the interruption
 		worlds.Range(func(w, _ any) bool { w.(*world).remove(); return true })
 		os.RemoveAll(dir)
 		fmt.Printf("stopped after %s\n", far)
@@ -67,16 +67,16 @@ func sum() string {
 	return fmt.Sprintf("%d faults injected, %d lost, %d leaked", injected.Load(), lost.Load(), leaked.Load())
 }
 
-// worlds are those that there are; they go when the tests are stopped.
+// worlds are the existing ones; they are removed when the tests are stopped.
 var (
 	worlds   sync.Map
 	stopping atomic.Bool
 )
 
-// alone runs these tests again in a process whose mounts nobody else sees, and which
-// go with it, however it ends.
+// alone runs these tests again in a process with private mounts, which disappear with
+// the process, however it ends.
 func alone() int {
-	runtime.LockOSThread() // the child is told when the thread dies
+	runtime.LockOSThread() // the child gets a signal when this thread dies
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -87,7 +87,7 @@ func alone() int {
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
 	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM) // a terminal's goes to the child, too
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM) // a terminal's signal also reaches the child
 	err := cmd.Start()
 	if err == nil {
 		go func() { <-stop; _ = cmd.Process.Signal(syscall.SIGTERM) }()
@@ -102,7 +102,7 @@ func alone() int {
 	return 0
 }
 
-// build makes the program for fake VMs, with a clock that can be made wrong.
+// build makes the program for fake VMs, with an adjustable clock.
 func build(dir string) (string, error) {
 	over := map[string]string{}
 	for _, name := range []string{"clock_linux_amd64.go", "clock_linux_amd64.s"} {
@@ -132,14 +132,14 @@ type world struct {
 	t    *testing.T
 	home string
 	env  []string
-	full bool         // its state has a disk of its own
-	ill  atomic.Int64 // odd while the host is in trouble, and commands may fail for it
+	full bool         // whether its state is on its own disk
+	ill  atomic.Int64 // odd while the host has a fault, and commands may fail because of it
 
 	mu   sync.Mutex
 	gone bool
 }
 
-// later does something to the world, unless it is removed before.
+// later changes the world after d, unless it is removed before.
 func (w *world) later(d time.Duration, f func()) {
 	time.AfterFunc(d, func() {
 		w.mu.Lock()
@@ -150,10 +150,10 @@ func (w *world) later(d time.Duration, f func()) {
 	})
 }
 
-// patience is for a task on a loaded machine: for nothing that is tested.
+// patience allows for a task on a loaded machine; it limits nothing that is tested.
 const patience = 15 * time.Minute
 
-// wait polls until f, which must become true.
+// wait polls f until it is true, which must happen.
 func (w *world) wait(what string, f func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !f(); time.Sleep(10 * time.Millisecond) {
@@ -166,7 +166,7 @@ func (w *world) wait(what string, f func() bool) {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	home, err := os.MkdirTemp("", "f") // short: there are sockets below it
+	home, err := os.MkdirTemp("", "f") // short, because sockets are created below it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func newWorld(t *testing.T) *world {
 	worlds.Store(w, nil)
 	if stopping.Load() {
 		os.RemoveAll(home)
-		select {} // until all is stopped
+		select {} // until everything is stopped
 	}
 	t.Cleanup(w.remove)
 	w.write("gitconfig", "[user]\n\tname = Test\n\temail = test@example.invalid\n[init]\n\tdefaultBranch = main\n")
@@ -198,13 +198,13 @@ func (w *world) remove() {
 	w.mu.Unlock()
 	w.endProcesses()
 	if w.full {
-		_ = syscall.Unmount(w.state(), syscall.MNT_DETACH) // the second time it is no mount
+		_ = syscall.Unmount(w.state(), syscall.MNT_DETACH) // in a second call it is no longer a mount
 	}
 	os.RemoveAll(w.home)
 	worlds.Delete(w)
 }
 
-// state is where the program keeps its state.
+// state returns where the program keeps its state.
 func (w *world) state() string { return filepath.Join(w.home, ".local/state") }
 
 func (w *world) write(name, text string) {
@@ -244,8 +244,8 @@ func (w *world) must(argv ...string) string {
 	return out
 }
 
-// processes are those of this world: its home is in their environment, or in their
-// arguments. Those inside the guest are marked.
+// processes returns this world's processes: those with its home in their environment
+// or arguments. Those inside the guest are marked.
 func (w *world) processes() map[int]string {
 	found := map[int]string{}
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -265,14 +265,14 @@ func (w *world) processes() map[int]string {
 	return found
 }
 
-// A stand is a place in the program that a process stands at.
+// A stand is a mark in the program at which a process stops.
 type stand struct {
 	env  string
-	came func() bool // whether one did; called at the end
+	came func() bool // whether a process got there; called at the end
 }
 
-// standAt has a process stop at its nth mark of that name, and calls act while it
-// stands there; with nil it is killed.
+// standAt makes a process stop at its nth mark of that name, and calls act while it
+// is stopped; if act is nil, the process is killed.
 func (w *world) standAt(process, mark string, n int, act func(w *world)) stand {
 	file, how := filepath.Join(w.home, "stands"), "kill"
 	here := func() bool { _, none := os.Stat(file); return none == nil }
@@ -306,7 +306,7 @@ func (w *world) standAt(process, mark string, n int, act func(w *world)) stand {
 
 const inGuest = "[guest] "
 
-// signal sends sig to the processes that f wants, and returns how many there were.
+// signal sends sig to the processes that f selects, and returns their number.
 func (w *world) signal(sig syscall.Signal, f func(line string) bool) (n int) {
 	for pid, line := range w.processes() {
 		if f(line) && syscall.Kill(pid, sig) == nil {
@@ -320,8 +320,8 @@ func isVM(line string) bool { return strings.Contains(line, " fake-vm ") }
 
 func isGuest(line string) bool { return isVM(line) || strings.HasPrefix(line, inGuest) }
 
-// vanish ends the VM and all that is in it at once: a shell whose command is killed
-// before it would go on.
+// vanish ends the VM and everything in it at once. It stops the processes first,
+// because a shell whose command is killed would continue.
 func (w *world) vanish() {
 	w.signal(syscall.SIGSTOP, isGuest)
 	w.signal(syscall.SIGKILL, isGuest)

@@ -16,19 +16,19 @@ import (
 	"time"
 )
 
-// Box is a user's account: a home directory of its own, and nothing shared with
-// other tests but the guest image.
+// Box is a user's account: it has its own home directory, and shares only the guest
+// image with other tests.
 type Box struct {
 	Home string
 	Env  []string
 	t    *testing.T
 }
 
-// NewBox makes an account for a test. At the test's end its sessions are
-// destroyed; a process that is left fails the test and is killed.
+// NewBox makes an account for a test. At the test's end its sessions are destroyed; a
+// process that is left fails the test and is killed.
 func NewBox(t *testing.T) *Box {
 	t.Helper()
-	home, err := os.MkdirTemp("", "e") // short: socket paths start with it
+	home, err := os.MkdirTemp("", "e") // short, because socket paths start with it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,22 +66,23 @@ func (b *Box) Write(name, text string) {
 	}
 }
 
-// Result is what a command said, and how it ended.
+// Result is a command's output and exit status.
 type Result struct {
 	Stdout, Stderr string
 	Code           int
 }
 
-// All is everything it said.
+// All returns the whole output.
 func (r Result) All() string { return r.Stdout + r.Stderr }
 
-// Run runs a command in the home directory; 15 minutes are for emulated guests.
+// Run runs a command in the home directory; the limit of 15 minutes allows for
+// emulated guests.
 func (b *Box) Run(argv ...string) Result {
 	b.t.Helper()
 	return b.RunIn(b.Home, argv...)
 }
 
-// RunIn is Run in another directory.
+// RunIn works like Run, in another directory.
 func (b *Box) RunIn(dir string, argv ...string) Result {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
@@ -104,7 +105,7 @@ func (b *Box) RunIn(dir string, argv ...string) Result {
 	return r
 }
 
-// Asz runs the program and wants it to succeed.
+// Asz runs the program, which must succeed.
 func (b *Box) Asz(args ...string) string {
 	b.t.Helper()
 	r := b.Run(append([]string{"agent-sessionizer"}, args...)...)
@@ -114,7 +115,7 @@ func (b *Box) Asz(args ...string) string {
 	return r.Stdout
 }
 
-// Fails runs the program and wants it to fail with code and say text.
+// Fails runs the program, which must fail with code and print text.
 func (b *Box) Fails(code int, text string, args ...string) {
 	b.t.Helper()
 	r := b.Run(append([]string{"agent-sessionizer"}, args...)...)
@@ -129,7 +130,7 @@ func (b *Box) In(session, line string) Result {
 	return b.Run("agent-sessionizer", "exec", session, "--", "sh", "-c", line)
 }
 
-// MustIn is In that wants success, and returns what the line printed.
+// MustIn works like In, requires success, and returns what the line printed.
 func (b *Box) MustIn(session, line string) string {
 	b.t.Helper()
 	r := b.In(session, line)
@@ -170,7 +171,7 @@ func (b *Box) WaitState(state string) {
 	b.t.Fatalf("not %s in time: %+v\n%s", state, b.List(), b.Logs())
 }
 
-// Logs are the ends of all logs of the account.
+// Logs returns the ends of all logs of the account.
 func (b *Box) Logs() string {
 	var out strings.Builder
 	for _, glob := range []string{".local/state/agent-sessionizer/sessions/*/*.log", ".local/state/agent-sessionizer/sessions/*/*/*.log", ".agent-vms/agent-*/*.log"} {
@@ -186,7 +187,7 @@ func (b *Box) Logs() string {
 	return out.String()
 }
 
-// Processes are those of this box, by pid, whose command line contains what.
+// Processes returns the box's processes whose command line contains what, by pid.
 func (b *Box) Processes(what string) map[int]string {
 	found := map[int]string{}
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -206,8 +207,8 @@ func (b *Box) Processes(what string) map[int]string {
 	return found
 }
 
-// Leftovers are the processes that do not end by themselves: a keeper is gone
-// a moment after the command that waited for it.
+// Leftovers returns the processes that do not end by themselves. It waits, because a
+// keeper ends a moment after the command that waited for it.
 func (b *Box) Leftovers() map[int]string {
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		if left := b.Processes(""); len(left) == 0 || time.Now().After(end) {

@@ -12,20 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is another network namespace of this process, for what must not be
-// an address of the host's own. It lives on a thread of its own; sockets that
-// are made there stay there.
+// Namespace is another network namespace of this process, for addresses that must not
+// be the host's own. It lives on its own thread; sockets that are created there stay
+// there.
 type Namespace struct {
 	TID  int // of its thread, for `ip link … netns TID`
 	work chan func()
 }
 
-// NewNamespace makes an empty one.
+// NewNamespace makes an empty namespace.
 func NewNamespace() (*Namespace, error) {
 	n := &Namespace{work: make(chan func())}
 	ready := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread is no other goroutine's any more
+		runtime.LockOSThread() // never unlocked, so that no other goroutine uses this thread
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		n.TID = unix.Gettid()
 		ready <- err
@@ -53,7 +53,7 @@ func IP(lines ...string) error {
 	return nil
 }
 
-// Resolver makes addr the host's resolver, for this mount namespace.
+// Resolver makes addr the host's resolver, in this mount namespace.
 func Resolver(addr string) error {
 	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

@@ -1,6 +1,6 @@
-// Package realvm runs test binaries that boot real VMs: with one guest image
-// for all of them, which is built when its ingredients changed, and in a network
-// namespace of their own, so that no packet of a test leaves the machine.
+// Package realvm runs test binaries that boot real VMs. They all use one guest image,
+// which is rebuilt when its inputs change. They run in their own network namespace,
+// so that no packet of a test leaves the machine.
 package realvm
 
 import (
@@ -22,14 +22,14 @@ import (
 
 const module = "github.com/agent-sessionizer/agent-sessionizer"
 
-// Passed from the outer process to the one in the namespace.
+// These are passed from the outer process to the one in the namespace.
 const (
 	envBinary  = "REALVM_BINARY"
 	envData    = "REALVM_DATA"
 	envPrepare = "REALVM_PREPARE" // what sessions of a Box start from; set by Prepare
 )
 
-// The size of the VMs that Prepare saves one of: that of most tests' sessions.
+// The size of the VM that Prepare saves, which is that of most tests' sessions.
 const (
 	CPUs   = "2"
 	Memory = "1536MiB"
@@ -38,7 +38,7 @@ const (
 // Binary is the program under test.
 func Binary() string { return os.Getenv(envBinary) }
 
-// DataHome is the XDG_DATA_HOME that has the image.
+// DataHome is the XDG_DATA_HOME that contains the image.
 func DataHome() string { return os.Getenv(envData) }
 
 // Image is the guest image.
@@ -52,9 +52,9 @@ func Image(t *testing.T) vm.Image {
 	return img
 }
 
-// Prepare makes, in the namespace, what sessions start from as users' do: the
-// golden image, and the saved state of a VM of CPUs and Memory. Without it the
-// sessions of a Box boot the generic image.
+// Prepare makes, in the namespace, what users' sessions start from: the golden image,
+// and the snapshot of a VM of CPUs and Memory. Without it the sessions of a Box boot
+// the generic image.
 func Prepare(ctx context.Context) error {
 	home, err := os.MkdirTemp("", "e")
 	if err != nil {
@@ -70,13 +70,13 @@ func Prepare(ctx context.Context) error {
 	return os.Setenv(envPrepare, "warm")
 }
 
-// Outside is what a test needs of the real network. It is started there, before
-// the tests are in their namespace, and returns what it adds to their
-// environment. It may keep files in dir, and ends with ctx.
+// Outside prepares what a test needs from the real network. It runs there before the
+// tests enter their namespace, and returns additions to their environment. It may
+// keep files in dir, and ends with ctx.
 type Outside func(ctx context.Context, dir string) (env []string, err error)
 
-// Main runs the tests and returns the exit status, for TestMain. furnish
-// prepares the namespace beyond its loopback; it may be nil.
+// Main runs the tests and returns the exit status, for TestMain. furnish prepares the
+// namespace beyond its loopback interface; it may be nil.
 func Main(m *testing.M, furnish func() error, outside ...Outside) int {
 	run := func() (int, error) { return outer(outside) }
 	if Binary() != "" {
@@ -105,10 +105,10 @@ func loopback(furnish func() error) error {
 	return furnish()
 }
 
-// outer builds the program and the image, which takes the real network, and
-// runs this test binary again in namespaces of its own.
+// outer builds the program and the image, which needs the real network, and runs this
+// test binary again in its own namespaces.
 func outer(outside []Outside) (int, error) {
-	// Interrupted, it ends what it started and cleans up.
+	// When interrupted, it ends what it started and cleans up.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	dir, err := os.MkdirTemp("", "asz-realvm")
@@ -120,13 +120,13 @@ func outer(outside []Outside) (int, error) {
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, module+"/cmd/agent-sessionizer").CombinedOutput(); err != nil {
 		return 1, fmt.Errorf("build: %w\n%s", err, out)
 	}
-	// The image is kept between runs; its name is a hash of all that goes in.
+	// The image is kept between runs; its name is a hash of all its inputs.
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return 1, err
 	}
 	data := filepath.Join(cache, "agent-sessionizer-e2e")
-	if os.Getenv("REALVM_KEEP_IMAGE") == "" { // set while writing tests: the image of the last run will do
+	if os.Getenv("REALVM_KEEP_IMAGE") == "" { // set while writing tests, to reuse the last run's image
 		if err := build(ctx, binary, data); err != nil {
 			return 1, err
 		}
@@ -153,20 +153,21 @@ func build(ctx context.Context, binary, data string) error {
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build the image: %w", err)
 	}
-	// A hook once deleted mmdebstrap's configuration: its apt then emptied these.
+	// A hook once deleted mmdebstrap's configuration, and its apt then emptied these
+	// lists.
 	if now, err := aptLists(); err != nil || now != lists {
 		return fmt.Errorf("the build changed the host's package lists:\n%s\nwas\n%s\n%w", now, lists, err)
 	}
 	return nil
 }
 
-// aptLists names the host's package lists.
+// aptLists returns the names of the host's package lists.
 func aptLists() (string, error) {
 	names, err := filepath.Glob("/var/lib/apt/lists/*")
 	return strings.Join(names, "\n"), err
 }
 
-// Build makes a static program for this machine, and so for its guests.
+// Build makes a static program for this machine, and therefore for its guests.
 func Build(ctx context.Context, to, pkg string, flags ...string) error {
 	cmd := exec.CommandContext(ctx, "go", append(append([]string{"build", "-trimpath", "-o", to}, flags...), pkg)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -16,7 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// addresses are techniques that know where they want to go.
+// addresses are the techniques that use known addresses.
 func addresses() map[string]func(*attempt) {
 	get := func(addr string, port int) func(*attempt) {
 		return func(a *attempt) { a.send(addr, port, a.get(addr)) }
@@ -80,7 +80,8 @@ func highPorts(a *attempt) {
 	}
 }
 
-// fakeRange dials addresses out of which names get theirs, on a guess.
+// fakeRange guesses addresses in the range from which names get theirs, and dials
+// them.
 func fakeRange(a *attempt) {
 	for range 20 {
 		addr := netip.AddrFrom4([4]byte{198, byte(18 + rand.IntN(2)), byte(rand.IntN(256)), byte(1 + rand.IntN(254))})
@@ -92,15 +93,15 @@ func hostLima(a *attempt) {
 	for _, name := range []string{"host.lima.internal", "host.docker.internal", "gateway.docker.internal", "localhost"} {
 		a.send(name, plan.HostPort, a.get(name))
 	}
-	// Lima writes it to the guest's hosts file, too.
+	// Lima also writes it to the guest's hosts file.
 	if addrs, err := net.LookupHost("host.lima.internal"); err == nil && len(addrs) > 0 {
 		a.send(addrs[0], plan.HostPort, a.get("localhost"))
 	}
 	a.send(plan.Gateway, plan.HostPort, a.get("127.0.0.1"))
 }
 
-// asNeighbour reaches an address of the guest's own network for which nobody
-// answers ARP, by the gateway's card.
+// asNeighbour sends to an address of the guest's own network that no host answers ARP
+// for, through the gateway's card.
 func (a *attempt) asNeighbour(addr string, port int) {
 	a.ask("udp", net.JoinHostPort(plan.Gateway, "53"), plan.Allowed, 1)
 	if _, err := neighbour(addr); err != nil {
@@ -122,7 +123,7 @@ func ipCommand(args ...string) {
 	}
 }
 
-// device is the name of the card toward the gateway.
+// device returns the name of the card toward the gateway.
 func device() string {
 	interfaces, err := net.Interfaces()
 	if err != nil {
@@ -139,8 +140,8 @@ func device() string {
 	return ""
 }
 
-// martian sends what no kernel sends: a datagram and a SYN for the host's own
-// loopback, over the wire.
+// martian sends packets that no kernel sends: a datagram and a SYN for the host's own
+// loopback address.
 func (a *attempt) martian(dst string) {
 	withCard(func(a *attempt, c *card) {
 		h := header4{src: plan.Guest, dst: dst, proto: protoUDP}
@@ -187,7 +188,7 @@ func gatewayUDP(a *attempt) {
 		}
 	}
 	b := make([]byte, 2048)
-	_ = c.SetReadDeadline(time.Now().Add(answerTime)) // an error shows in the read
+	_ = c.SetReadDeadline(time.Now().Add(answerTime)) // the read reports an error
 	for {
 		n, from, err := c.ReadFrom(b)
 		if err != nil {
@@ -197,8 +198,8 @@ func gatewayUDP(a *attempt) {
 	}
 }
 
-// gatewayAPI asks for what Lima asks its user-v2 daemon, which stock serves to
-// the guest too, at the gateway's address.
+// gatewayAPI sends the requests that Lima sends to its user-v2 daemon. The stock
+// daemon serves them to the guest too, at the gateway's address.
 func gatewayAPI(a *attempt) {
 	body := fmt.Sprintf(`{"local":"%s:7777","remote":"%s:22","protocol":"tcp"}`, plan.HostPublic, plan.Guest)
 	for _, port := range []int{80, 8080, 53} {
@@ -210,12 +211,12 @@ func gatewayAPI(a *attempt) {
 	a.send(plan.Allowed, 80, "POST /services/forwarder/expose HTTP/1.1\r\nHost: "+plan.Gateway+"\r\nContent-Length: 0\r\n\r\n")
 }
 
-// vmGuest looks for another VM on the guest's own network.
+// vmGuest searches for another VM on the guest's own network.
 func vmGuest(a *attempt) {
 	var all sync.WaitGroup
 	for i := 1; i < 255; i++ {
 		addr := fmt.Sprintf("192.168.5.%d", i)
-		if addr == plan.Guest || addr == plan.Gateway { // the gateway's ports are another technique
+		if addr == plan.Guest || addr == plan.Gateway { // another technique covers the gateway's ports
 			continue
 		}
 		all.Go(func() {
@@ -233,7 +234,7 @@ func vmGuest(a *attempt) {
 	all.Wait()
 }
 
-// vmSSH takes the second VM's SSH server by its port on the host.
+// vmSSH tries to reach the second VM's SSH server through its port on the host.
 func vmSSH(a *attempt) {
 	for _, addr := range []string{plan.Gateway, "host.lima.internal"} {
 		a.send(addr, a.sshPort, a.token+"\r\n")

@@ -47,7 +47,7 @@ func (a *attempt) openCard() (*card, error) {
 			if !strings.HasPrefix(addr.String(), plan.Guest+"/") {
 				continue
 			}
-			// By asking something of it, the gateway is a known neighbour.
+			// Asking the gateway something puts it into the ARP table.
 			a.ask("udp", net.JoinHostPort(plan.Gateway, "53"), plan.Allowed, 1)
 			gateway, err := neighbour(plan.Gateway)
 			if err != nil {
@@ -67,7 +67,7 @@ func (c *card) Close() error { return syscall.Close(c.fd) }
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
-// neighbour is what the kernel's ARP table has for an address.
+// neighbour returns the kernel's ARP entry for an address.
 func neighbour(addr string) (net.HardwareAddr, error) {
 	table, err := os.ReadFile("/proc/net/arp")
 	if err != nil {
@@ -81,7 +81,7 @@ func neighbour(addr string) (net.HardwareAddr, error) {
 	return nil, fmt.Errorf("%s is no neighbour", addr)
 }
 
-// broadcastMAC is every card's.
+// broadcastMAC addresses every card.
 var broadcastMAC = net.HardwareAddr{255, 255, 255, 255, 255, 255}
 
 func frame(dst, src net.HardwareAddr, kind uint16, payload []byte) []byte {
@@ -89,11 +89,11 @@ func frame(dst, src net.HardwareAddr, kind uint16, payload []byte) []byte {
 	return append(binary.BigEndian.AppendUint16(b, kind), payload...)
 }
 
-// send writes frames a few times: nobody promised that a card loses none.
+// send writes frames a few times, because a card may lose some.
 func (c *card) send(frames ...[]byte) {
 	for round := range 3 {
 		if round > 0 {
-			time.Sleep(200 * time.Millisecond) // apart, so that one full queue does not take all
+			time.Sleep(200 * time.Millisecond) // spread out, so that one full queue does not drop all of them
 		}
 		for _, f := range frames {
 			to := &syscall.SockaddrLinklayer{Protocol: htons(binary.BigEndian.Uint16(f[12:])), Ifindex: c.index, Halen: 6}
@@ -105,7 +105,7 @@ func (c *card) send(frames ...[]byte) {
 	say("sent %d frames", len(frames))
 }
 
-// out sends IPv4 packets to the gateway as they are.
+// out sends IPv4 packets to the gateway unchanged.
 func (c *card) out(packets ...[]byte) {
 	frames := make([][]byte, len(packets))
 	for i, p := range packets {
@@ -127,7 +127,7 @@ func withCard(try func(a *attempt, c *card)) func(*attempt) {
 	}
 }
 
-// header4 is an IPv4 header with what can be forged in it.
+// header4 is an IPv4 header with its forgeable fields.
 type header4 struct {
 	src, dst string
 	proto    byte
@@ -156,7 +156,7 @@ func (h header4) packet(payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// udp is a datagram with its checksum over the pseudo header.
+// udp returns a datagram with its checksum over the pseudo header.
 func (h header4) udp(port uint16, data string) []byte {
 	b := make([]byte, 8, 8+len(data))
 	binary.BigEndian.PutUint16(b, 40000)
@@ -167,7 +167,7 @@ func (h header4) udp(port uint16, data string) []byte {
 	return b
 }
 
-// Flags of a TCP segment.
+// These are the flags of a TCP segment.
 const (
 	flagSYN = 2
 	flagRST = 4
@@ -175,7 +175,7 @@ const (
 	flagACK = 16
 )
 
-// tcp is a segment; options are padded.
+// tcp returns a segment; options are padded.
 func (h header4) tcp(from, to uint16, seq, ack uint32, flags byte, options []byte, data string) []byte {
 	for len(options)%4 != 0 {
 		options = append(options, 0)
@@ -194,7 +194,7 @@ func (h header4) tcp(from, to uint16, seq, ack uint32, flags byte, options []byt
 	return b
 }
 
-// icmp is a message of any type with the token as its data.
+// icmp returns a message of any type with the token as its data.
 func icmp(kind, code byte, data string) []byte {
 	b := append([]byte{kind, code, 0, 0, 0x12, 0x34, 0, 1}, data...)
 	binary.BigEndian.PutUint16(b[2:], checksum(b, 0))
@@ -224,7 +224,7 @@ func checksum(b []byte, start uint32) uint16 {
 	return ^uint16(s)
 }
 
-// udp6 is a whole IPv6 packet with a datagram in it.
+// udp6 returns a whole IPv6 packet with a datagram in it.
 func udp6(src, dst string, port uint16, data string) []byte {
 	s, d := netip.MustParseAddr(src).As16(), netip.MustParseAddr(dst).As16()
 	u := make([]byte, 8, 8+len(data))

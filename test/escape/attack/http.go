@@ -16,15 +16,15 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// overHTTP are techniques that speak to an allowed server and mean another one
-// behind it.
+// overHTTP are the techniques that talk to an allowed server and address a forbidden
+// one behind it.
 func overHTTP() map[string]func(*attempt) {
 	type server struct {
 		name string
 		port int
 	}
-	// sent goes to servers as one conversation. $T is the token, $A the name that
-	// was dialled, $E the forbidden one; lengths fills in the rest.
+	// sent sends parts to servers as one conversation. $T is the token, $A the name
+	// that was dialled, $E the forbidden one; lengths fills in the rest.
 	sent := func(servers []server, replies int, parts []string) func(*attempt) {
 		return func(a *attempt) {
 			for _, at := range servers {
@@ -41,7 +41,8 @@ func overHTTP() map[string]func(*attempt) {
 			}
 		}
 	}
-	// web are two that disagree about framing; all have a port that a rule opened, too.
+	// web are two servers that disagree about framing; all adds one on a port that a
+	// rule opened.
 	web := []server{{plan.Allowed, 80}, {plan.Allowed2, 80}}
 	all := append(slices.Clone(web), server{plan.Alt, plan.AltHTTP})
 	parts := func(replies int, parts ...string) func(*attempt) { return sent(all, replies, parts) }
@@ -112,7 +113,8 @@ func overHTTP() map[string]func(*attempt) {
 	}
 }
 
-// lengths fills in $L, the length of a request's body, and $C, that of its first chunk.
+// lengths fills in $L, the length of a request's body, and $C, that of its first
+// chunk.
 func lengths(request string) string {
 	head, body, _ := strings.Cut(request, "\r\n\r\n")
 	if before, rest, ok := strings.Cut(body, "$C\r\n"); ok {
@@ -122,8 +124,8 @@ func lengths(request string) string {
 	return strings.ReplaceAll(head, "$L", strconv.Itoa(len(body))) + "\r\n\r\n" + body
 }
 
-// converse says one part after the other, each when the last was answered, and
-// reads as many replies as a server that fell for it would give.
+// converse sends one part after the other, each after the last was answered. It reads
+// as many replies as a deceived server would give.
 func (a *attempt) converse(name string, port, replies int, parts ...string) {
 	c, err := a.connect(name, port)
 	if err != nil {
@@ -132,7 +134,7 @@ func (a *attempt) converse(name string, port, replies int, parts ...string) {
 	}
 	defer c.Close()
 	r := bufio.NewReader(c)
-	_ = c.SetDeadline(time.Now().Add(answerTime)) // an error shows in the reads
+	_ = c.SetDeadline(time.Now().Add(answerTime)) // the reads report an error
 	for _, part := range parts {
 		if _, err := io.WriteString(c, part); err != nil {
 			say("http %s: write: %v", name, err)
@@ -168,8 +170,8 @@ func reply(r *bufio.Reader) bool {
 	return err == nil
 }
 
-// urgent sends the forbidden name with bytes in it that are out of band: some
-// stacks take them out of the stream, some leave them in.
+// urgent sends the forbidden name with out-of-band bytes in it: some stacks remove
+// them from the stream, some keep them.
 func urgent(a *attempt) {
 	c, err := a.connect(plan.Allowed, 80)
 	if err != nil {
@@ -204,7 +206,7 @@ func urgent(a *attempt) {
 	say("http: %s", answer(c))
 }
 
-// slow sends a request of which every byte is a segment.
+// slow sends a request with each byte in its own segment.
 func slow(a *attempt) {
 	c, err := a.connect(plan.Allowed, 80)
 	if err != nil {
@@ -216,7 +218,7 @@ func slow(a *attempt) {
 	say("http: %s %v", answer(c), err)
 }
 
-// overSSH are techniques about port 22.
+// overSSH are the techniques that use port 22.
 func overSSH() map[string]func(*attempt) {
 	ssh := "SSH-2.0-client\r\n"
 	return map[string]func(*attempt){

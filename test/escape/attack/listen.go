@@ -15,11 +15,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// tokens are found wherever they stand.
+// tokens matches tokens anywhere in a text.
 var tokens = regexp.MustCompile(`tk[0-9]{3}[ws][0-9a-f]{8}`)
 
-// listen is the second VM: it offers a service, and records every token that a
-// frame brings to its card. What it found is in the file that it prints to.
+// listen runs in the second VM: it offers a service, and records every token that a
+// frame brings to its card. It prints what it found.
 func listen() error {
 	l, err := net.Listen("tcp", ":"+strconv.Itoa(plan.GuestPort))
 	if err != nil {
@@ -33,11 +33,11 @@ func listen() error {
 			}
 			go func() {
 				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(time.Minute)) // it is only a token long
+				_ = c.SetDeadline(time.Now().Add(time.Minute)) // a token is short
 				b := make([]byte, 4096)
 				n, _ := c.Read(b)
 				fmt.Printf("service %s\n", tokens.Find(b[:n]))
-				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n"+os.Getenv("CANARY")+"\n") // the client is gone if it fails
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n"+os.Getenv("CANARY")+"\n") // an error means that the client is gone
 			}()
 		}
 	}()

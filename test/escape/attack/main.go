@@ -1,8 +1,8 @@
 //go:build linux && escape
 
-// Attack is the half of the escape suite that runs in the guest, as root. One
-// run tries one technique of the plan to carry a token out, and prints what it
-// saw. It never judges: the test on the host does.
+// Attack is the half of the escape suite that runs in the guest, as root. One run
+// tries one technique of the plan to carry a token out, and prints what it saw. It
+// never judges the result: the test on the host does.
 //
 //	attack [-stock] [-ech HEX] [-port N] NUMBER TOKEN
 //	attack listen        # in the second VM: record what comes in
@@ -28,8 +28,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// Deadlines are for what never answers. What gets through is seen on the host,
-// whether or not its answer comes back in time.
+// These limits are for connections that are never answered. The host sees what gets
+// through, whether or not the answer comes back in time.
 const (
 	connectTime = 30 * time.Second
 	answerTime  = 6 * time.Second
@@ -39,7 +39,7 @@ const (
 // attempt is one run of one technique.
 type attempt struct {
 	token   string
-	stock   bool // no wall: slirp
+	stock   bool // without an egress gateway: slirp
 	ech     []byte
 	sshPort int // of the second VM, on the host's loopback
 }
@@ -78,8 +78,8 @@ func (a *attempt) run(number, token string) error {
 	return a.fence()
 }
 
-// fence asks for the one thing that everybody may have, until it comes. The
-// network must have outlived the technique, and the host has seen all of it.
+// fence repeats a request that is always allowed until it succeeds. The network must
+// have survived the technique, and the host has then seen all of its traffic.
 func (a *attempt) fence() error {
 	ctx, cancel := context.WithTimeout(context.Background(), fenceTime)
 	defer cancel()
@@ -120,10 +120,10 @@ func (a *attempt) fenceOnce() error {
 	return nil
 }
 
-// say tells the host what was seen. A canary in it is evidence.
+// say reports to the host what was seen. A canary in it is evidence.
 func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
-// resolverAddr is the resolver that the network hands out.
+// resolverAddr returns the resolver that the network hands out.
 func (a *attempt) resolverAddr() string {
 	if a.stock {
 		return net.JoinHostPort(plan.StockDNS, "53")
@@ -131,7 +131,7 @@ func (a *attempt) resolverAddr() string {
 	return net.JoinHostPort(plan.Gateway, "53")
 }
 
-// ask puts one question to a resolver and says what came.
+// ask sends one question to a resolver and prints the answer.
 func (a *attempt) ask(network, server, name string, qtype uint16) *dns.Msg {
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(name), qtype)
@@ -149,7 +149,7 @@ func (a *attempt) exchange(network, server string, q *dns.Msg) *dns.Msg {
 	return r
 }
 
-// resolve returns the addresses of a name as the network gives them.
+// resolve returns the addresses that the network gives for a name.
 func (a *attempt) resolve(name string) []netip.Addr {
 	if addr, err := netip.ParseAddr(name); err == nil {
 		return []netip.Addr{addr}
@@ -174,21 +174,21 @@ func (a *attempt) resolve(name string) []netip.Addr {
 	return addrs
 }
 
-// connect connects to a name or an address, to the first address that answers.
+// connect connects to a name or an address, at the first address that answers.
 func (a *attempt) connect(name string, port int) (*net.TCPConn, error) {
 	err := fmt.Errorf("%s has no address", name)
 	for _, addr := range a.resolve(name) {
 		var c net.Conn
 		d := net.Dialer{Timeout: connectTime}
 		if c, err = d.Dial("tcp", netip.AddrPortFrom(addr, uint16(port)).String()); err == nil {
-			return c.(*net.TCPConn), nil //nolint:forcetypeassert // what "tcp" dials
+			return c.(*net.TCPConn), nil //nolint:forcetypeassert // "tcp" dials this type
 		}
 		say("tcp %s:%d: %v", name, port, err)
 	}
 	return nil, err
 }
 
-// send connects, says something, and reports the first answer.
+// send connects, sends something, and reports the first answer.
 func (a *attempt) send(name string, port int, parts ...string) {
 	c, err := a.connect(name, port)
 	if err != nil {
@@ -204,20 +204,20 @@ func (a *attempt) send(name string, port int, parts ...string) {
 	say("tcp %s:%d: connected; %s", name, port, answer(c))
 }
 
-// answer reads until the other side has said something or too little time is left.
+// answer reads until the other side has sent something or the time is up.
 func answer(c net.Conn) string {
 	b := make([]byte, 2048)
-	_ = c.SetReadDeadline(time.Now().Add(answerTime)) // an error shows in the read
+	_ = c.SetReadDeadline(time.Now().Add(answerTime)) // the read reports an error
 	n, err := c.Read(b)
 	return fmt.Sprintf("read %q %v", b[:n], err)
 }
 
-// get is a plain request with the token in its path.
+// get returns a plain request with the token in its path.
 func (a *attempt) get(host string) string {
 	return "GET /" + a.token + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n"
 }
 
-// datagrams sends the token as UDP, again a few times, and reports an answer.
+// datagrams sends the token over UDP, several times, and reports an answer.
 func (a *attempt) datagrams(addr string, port int) {
 	c, err := net.Dial("udp", net.JoinHostPort(addr, strconv.Itoa(port)))
 	if err != nil {
@@ -231,7 +231,7 @@ func (a *attempt) datagrams(addr string, port int) {
 			continue
 		}
 		b := make([]byte, 512)
-		_ = c.SetReadDeadline(time.Now().Add(time.Second)) // an error shows in the read
+		_ = c.SetReadDeadline(time.Now().Add(time.Second)) // the read reports an error
 		n, err := c.Read(b)
 		say("udp %s:%d: read %q %v", addr, port, b[:n], err)
 		if err == nil {

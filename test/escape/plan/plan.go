@@ -1,6 +1,6 @@
-// Package plan is what the escape suite's two halves agree on: the pretend
-// world, and the numbered techniques. The attack client in the guest tries
-// them, the test on the host judges them. It holds no code that does either.
+// Package plan is what the escape suite's two halves share: the pretend world, and
+// the numbered techniques. The attack client in the guest tries them, the test on the
+// host judges them. The package contains no code for either.
 package plan
 
 import (
@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// Addresses of the pretend world. Every address that is not the host's own is
-// answered there, so the lists name only those that mean something.
+// These are the addresses of the pretend world. Every address that is not the host's
+// own is answered there, so the list names only the meaningful ones.
 const (
-	Resolver = "203.0.113.53" // the host's own
-	CDN      = "203.0.113.10" // serves allowed and forbidden names alike; where framing is ambiguous it takes Content-Length
-	CDN2     = "203.0.113.14" // likewise, but takes Transfer-Encoding
+	Resolver = "203.0.113.53" // the host's own resolver
+	CDN      = "203.0.113.10" // serves allowed and forbidden names alike; if framing is ambiguous it uses Content-Length
+	CDN2     = "203.0.113.14" // likewise, but uses Transfer-Encoding
 	Wild     = "203.0.113.11" // *.wild.example.org
 	SSH      = "203.0.113.22" // ssh.example.com
 	DB       = "203.0.113.12" // db.example.com
 	Evil     = "203.0.113.66"
-	Foreign  = "203.0.113.88" // a resolver of somebody else's
+	Foreign  = "203.0.113.88" // a foreign resolver
 	Evil6    = "2001:db8:66::66"
 
 	HostPublic  = "198.51.100.7" // the host's address toward the world
@@ -27,15 +27,15 @@ const (
 	LAN         = "10.99.0.5"
 	Neighbour   = "198.51.100.66" // in the host's own network, with global addresses
 	Neighbour6  = "2001:db8:1::66"
-	Routed      = "192.0.2.66" // in a network behind another router than the internet's
+	Routed      = "192.0.2.66" // in a network behind a router other than the internet's
 	RoutedNet   = "192.0.2.0/24"
 
 	Guest    = "192.168.5.15"
 	Gateway  = "192.168.5.2"
-	StockDNS = "192.168.5.3" // of slirp; the wall has its DNS at the gateway
+	StockDNS = "192.168.5.3" // of slirp; the egress gateway has its DNS at the gateway's address
 )
 
-// Names. Those of Evil* are on no list.
+// These are names. Those of Evil* are on no list.
 const (
 	Allowed    = "allowed.example.com" // at CDN
 	Allowed2   = "te.example.com"      // at CDN2
@@ -44,7 +44,7 @@ const (
 	WildZone   = "wild.example.org"
 	Alt        = "alt.example.com"   // at CDN, on AltHTTP and AltTLS only
 	Owner      = "owner.example.com" // its owner points it at Evil
-	FlipZone   = "flip.example.com"  // answers turn from public to LAN and back
+	FlipZone   = "flip.example.com"  // answers alternate between public and LAN addresses
 	EvilName   = "evil.example.net"
 	EvilCDN    = "evil-cdn.example.net" // at CDN and CDN2
 	EvilSSH    = "evil-ssh.example.net" // at SSH
@@ -53,7 +53,8 @@ const (
 	AltTLS     = 8443
 )
 
-// Services of the host's loopback that no session may see, and one of the second VM.
+// Services on the host's loopback address that no session may see, and one of the
+// second VM.
 const (
 	HostPort    = 8000
 	DockerPort  = 2375
@@ -61,21 +62,21 @@ const (
 	GuestPort   = 8099
 )
 
-// HighPorts are ports that nobody has a rule for.
+// HighPorts are ports without a rule.
 var HighPorts = []int{1337, 10443, 31337, 49152, 61001}
 
-// Fence is the path asked of Allowed after every technique: when the request
-// has arrived, so has everything that the guest sent before it.
+// Fence is the path requested of Allowed after every technique: once the request has
+// arrived, everything that the guest sent before it has arrived too.
 const Fence = "/fence/"
 
-// A Rebind is an allowed name whose answer leads where nobody may go.
+// A Rebind is an allowed name that resolves to a forbidden address.
 type Rebind struct{ Label, Addr string }
 
-// Name is what the guest asks for.
+// Name returns the name that the guest asks for.
 func (r Rebind) Name() string { return "rb-" + r.Label + ".example.com" }
 
-// Rebinds are every range that is not the public internet, plain and in each
-// form that carries an IPv4 address inside an IPv6 one.
+// Rebinds covers every range that is not the public internet, plain and in each form
+// that carries an IPv4 address inside an IPv6 one.
 var Rebinds = []Rebind{
 	{"loopback", "127.0.0.1"},
 	{"loopback2", "127.8.9.1"},
@@ -113,7 +114,7 @@ var Rebinds = []Rebind{
 	{"teredo", "2001:0:a63:5::1"},
 }
 
-// AllowedNames are the rules of the session's allowlist.
+// AllowedNames returns the rules of the session's allowlist.
 func AllowedNames() []string {
 	names := []string{
 		Allowed, Allowed2, AllowedSSH, fmt.Sprintf("%s:%d", AllowedDB, DBPort),
@@ -126,7 +127,7 @@ func AllowedNames() []string {
 	return names
 }
 
-// IsAllowed says whether a name is one of a rule.
+// IsAllowed reports whether a rule covers a name.
 func IsAllowed(name string) bool {
 	for _, rule := range AllowedNames() {
 		rule, _, _ = strings.Cut(rule, ":")
@@ -137,26 +138,26 @@ func IsAllowed(name string) bool {
 	return false
 }
 
-// A Technique is one way out that is tried. Its number is its place in
-// Techniques, from one.
+// A Technique is one escape attempt. Its number is its place in Techniques, from one.
 type Technique struct {
 	Name string // of the attack client's function
 	What string
 
-	// NoStock says why the technique cannot succeed in a VM without a wall.
+	// NoStock says why the technique cannot succeed in a VM without an egress
+	// gateway.
 	NoStock string
 	// Kills says that trying it there ends the VM, so it is not tried.
 	Kills bool
-	// Found says that it got out once: the short form tries it, too.
+	// Found says that it escaped once: the short form tries it, too.
 	Found bool
-	// Limit is set for what no wall can stop: it must work as the words say,
-	// and reach nothing but Reach, a part of the judge's name of a place.
+	// Limit is set for what no gateway can stop: it must work as the words say, and
+	// reach only Reach, a part of the judge's name of a place.
 	Limit, Reach string
 }
 
-// Token is what a technique carries out: found in a forbidden place, it tells
-// whose it is. A label of DNS, and in lower case, as everything else that is
-// spelled may be folded.
+// Token returns what a technique carries out; found in a forbidden place, it
+// identifies the technique. It is a valid DNS label in lower case, because the case
+// of names may be changed on the way.
 func Token(number int, stock bool, random string) string {
 	side := 'w'
 	if stock {
@@ -165,7 +166,8 @@ func Token(number int, stock bool, random string) string {
 	return fmt.Sprintf("tk%03d%c%s", number, side, random)
 }
 
-// CasedName spells an allowed name such that its letters carry a token's bits.
+// CasedName spells an allowed name so that the case of its letters carries a token's
+// bits.
 func CasedName(token string) string {
 	name := []byte(Allowed)
 	h := uint32(2166136261)

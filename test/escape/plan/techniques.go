@@ -1,6 +1,6 @@
 package plan
 
-// Techniques are all that is tried, in order.
+// Techniques lists all techniques, in order.
 var Techniques = []Technique{
 	{Name: "ip-http", What: "HTTP to a forbidden address, without a name"},
 	{Name: "ip-https", What: "HTTPS to a forbidden address with its own server name"},

@@ -6,10 +6,9 @@ import (
 	"unsafe"
 )
 
-// The tests of faults build this into the program: its clock on the wall, and only
-// that one, is off by as many seconds as the file FAULT_CLOCK says, which may change
-// at any time. It is the function of the kernel's that Go's runtime calls, with
-// another around it.
+// The fault tests build this into the program. Only the program's wall clock is then
+// off by as many seconds as the file FAULT_CLOCK says, which may change at any time.
+// It wraps the kernel's function that Go's runtime calls.
 
 //go:linkname vdsoClockgettimeSym runtime.vdsoClockgettimeSym
 var vdsoClockgettimeSym uintptr
