@@ -1,9 +1,9 @@
-// Package vm is what the product needs of a virtual machine manager: make,
+// Package vm defines what the product needs of a virtual machine manager: to create,
 // start, stop, delete and inspect VMs by name.
 //
-// It knows nothing of sessions, repositories or policies. Two drivers
-// implement it, vm/lima (real VMs) and vm/fake (for speed and fault
-// injection); both pass the suite in vm/vmtest.
+// It knows nothing of sessions, repositories or policies. Two drivers implement it,
+// vm/lima (real VMs) and vm/fake (for speed and fault injection); both pass the suite
+// in vm/vmtest.
 package vm
 
 import (
@@ -18,24 +18,24 @@ import (
 // ErrNotFound is returned, wrapped, when no VM of that name exists.
 var ErrNotFound = errors.New("no such VM")
 
-// ReadyMarker starts the line that a guest prints on its first serial console
-// once sshd accepts logins: the marker, a space, and the host's public key in
-// authorized_keys form ("ssh-ed25519 AAAA…"). The serial console is the one
-// channel that only this VM can write, so the key needs no trust on first use.
+// ReadyMarker starts the line that a guest prints on its first serial console once
+// sshd accepts logins: the marker, a space, and the host's public key in
+// authorized_keys form ("ssh-ed25519 AAAA…"). Only this VM can write to its serial
+// console, so the key needs no trust on first use.
 const ReadyMarker = wire.ReadyMarker
 
-// State of a VM as seen from the host.
+// State is the state of a VM as seen from the host.
 type State string
 
-// The states.
+// The states of a VM.
 const (
 	Stopped State = "stopped" // exists, does not run
-	Running State = "running" // its process runs; says nothing of the guest's health
+	Running State = "running" // its process runs; says nothing about the guest's health
 	Broken  State = "broken"  // parts are missing or contradict each other; Delete works
 )
 
-// Image is a bootable disk image. Kernel, Initrd and Cmdline are set when the
-// kernel is loaded by the VM manager rather than by firmware.
+// Image is a bootable disk image. Kernel, Initrd and Cmdline are set when the VM
+// manager loads the kernel rather than firmware.
 type Image struct {
 	Arch     string `json:"arch"`             // "x86_64" or "aarch64"
 	Location string `json:"location"`         // path or https URL of a qcow2 or raw disk
@@ -44,12 +44,12 @@ type Image struct {
 	Initrd   string `json:"initrd,omitempty"`
 	Cmdline  string `json:"cmdline,omitempty"`
 
-	// State is a file that Saver.Save made together with the disk at Location: a
-	// VM's first start resumes it instead of booting.
+	// State is a file that Saver.Save made together with the disk at Location. A VM's
+	// first start resumes it instead of booting.
 	State string `json:"state,omitempty"`
 }
 
-// Spec says what VM to make.
+// Spec describes the VM to create.
 type Spec struct {
 	Name          string
 	CPUs          int
@@ -57,31 +57,31 @@ type Spec struct {
 	Disk          int64 // bytes
 	Image         Image
 	User          string // login user in the guest, uid 1000, passwordless sudo
-	AuthorizedKey string // the only key we log in with, authorized_keys form
+	AuthorizedKey string // the only key that may log in, authorized_keys form
 	Boot          string // shell script, run as root early in every boot, before the network is up; no secrets
 	Template      []byte // VM template that the fields above override; nil means the driver's own
-	Wired         bool   // the VM's only network card ends in Driver.Wire, not in a network of the VM manager's
+	Wired         bool   // the VM's only network card ends in the sockets of Driver.Wire, not in a network of the VM manager
 }
 
-// Wire says where the far end of a wired VM's only network card is expected.
-// Somebody must serve it before Start, and for as long as the VM runs: a card
-// whose far end went away cannot be plugged in again.
+// Wire holds the sockets where the far end of a wired VM's only network card is
+// expected. A process must serve them before Start, and for as long as the VM runs: a
+// card whose far end went away cannot be reconnected.
 type Wire struct {
 	Subnet netip.Prefix `json:"subnet"` // the host's side is address +2, the guest's +15
 	MAC    string       `json:"mac"`    // of the guest's card
 	MTU    int          `json:"mtu"`    // the largest packet that the card's transport carries
 	// Paths of UNIX sockets. A VM uses one of the first two.
-	Stream   string `json:"stream"`   // Ethernet frames, each after its length in 4 bytes, big-endian (QEMU's -netdev socket)
+	Stream   string `json:"stream"`   // Ethernet frames, each preceded by its length in 4 bytes, big-endian (QEMU's -netdev socket)
 	Datagram string `json:"datagram"` // a client hands over one end of a SOCK_DGRAM pair as SCM_RIGHTS (vz)
-	API      string `json:"api"`      // HTTP, as Lima asks its user-v2 daemon (gvisor-tap-vsock's /services)
+	API      string `json:"api"`      // HTTP, with the requests that Lima sends to its user-v2 daemon (gvisor-tap-vsock's /services)
 }
 
-// Machine is what is known of a VM.
+// Machine describes a VM and its state.
 type Machine struct {
 	Name     string
 	State    State
 	Reason   string   // why it is Broken, "" otherwise
-	Endpoint Endpoint // set when Running and ready once
+	Endpoint Endpoint // set once it is Running and was ready
 	Arch     string
 	CPUs     int
 	Memory   int64  // bytes
@@ -101,83 +101,84 @@ type Endpoint struct {
 // Accel says how guest code runs.
 type Accel struct {
 	Name   string        // "kvm", "tcg", "vz", "hvf", "none"
-	Reason string        // why not something faster, "" when it is the best there is
-	Hint   string        // the command that may help then
-	Took   time.Duration // of the probe; 0 when answered from the cache
+	Reason string        // why nothing faster is used, "" when it is the best available
+	Hint   string        // the command that may help in that case
+	Took   time.Duration // duration of the probe; 0 when answered from the cache
 }
 
-// Progress receives what a long call is doing, one short line at a time.
-// It may be nil.
+// Progress receives what a long call is doing, one short line at a time. It may be
+// nil.
 type Progress func(msg string)
 
-// Driver manages VMs. All methods may be called at once from several
-// goroutines and processes for different VMs; for one VM the caller serialises.
-// Every method is idempotent and may be repeated after the process died inside it.
+// Driver manages VMs. All methods may be called concurrently from several goroutines
+// and processes for different VMs; for one VM the caller serialises. Every method is
+// idempotent and may be repeated after the process died inside it.
 type Driver interface {
-	// Create makes the VM's files without starting it. A VM that exists with
-	// the same name is left as it is; one that a dead process left half made
-	// is made anew.
+	// Create makes the VM's files without starting it. An existing VM with the same
+	// name stays unchanged; one that a dead process left half made is made again.
 	Create(ctx context.Context, s Spec) error
 
-	// Start boots the VM and returns once the guest printed ReadyMarker. On a
-	// VM that runs already it returns the endpoint of that run. A cancelled ctx
-	// stops the waiting, never the VM. A guest that panics or powers off is an
-	// error at once. Stale pid files and disk locks of dead processes are cleared.
+	// Start boots the VM and returns once the guest printed ReadyMarker. On a VM that
+	// runs already it returns the endpoint of that run. A cancelled ctx stops the
+	// waiting, never the VM. If the guest panics or powers off, Start fails
+	// immediately. It clears stale pid files and disk locks of dead processes.
 	Start(ctx context.Context, name string, p Progress) (Endpoint, error)
 
-	// Stop ends a running VM: calls poweroff (which should do so over SSH; nil
-	// means pull the plug), presses the power button where there is one if that
-	// fails, waits up to grace, then kills it. A stopped VM is a success.
+	// Stop ends a running VM. It calls poweroff, which should do so over SSH; nil
+	// means to cut the power. If poweroff fails, Stop presses the power button where
+	// one exists. It waits up to grace, then kills the VM. A stopped VM is a success.
 	Stop(ctx context.Context, name string, poweroff func(context.Context) error, grace time.Duration) error
 
-	// Delete kills what runs and removes every trace. A VM that does not exist
-	// is a success.
+	// Delete kills what runs and removes every trace. A VM that does not exist is a
+	// success.
 	Delete(ctx context.Context, name string) error
 
 	// Export writes the disk of a stopped VM to the file dest as an image that
 	// depends on no other file. It flushes dest to the disk.
 	Export(ctx context.Context, name, dest string, p Progress) error
 
-	// Inspect reads files and sockets with a bound of a second; it returns
+	// Inspect reads files and sockets with a limit of one second; it returns
 	// ErrNotFound, or a Broken machine with the reason.
 	Inspect(ctx context.Context, name string) (Machine, error)
 
-	// List is Inspect of every VM; one bad VM never fails the list.
+	// List inspects every VM; one bad VM never fails the list.
 	List(ctx context.Context) ([]Machine, error)
 
-	// Wire says where the network card of the VM of that name ends if it is made
-	// Wired. It depends on the name alone, and makes nothing.
+	// Wire returns where the network card of the VM of that name ends if the VM is
+	// Wired. It depends only on the name, and creates nothing.
 	Wire(name string) (Wire, error)
 
 	// Accel says how VMs would run on this host. It probes, and caches the verdict.
 	Accel(ctx context.Context) (Accel, error)
 
-	// Check returns what the host lacks to run VMs, each with a hint; nil when nothing.
+	// Check returns what the host lacks to run VMs, each with a hint; nil when it
+	// lacks nothing.
 	Check(ctx context.Context) []error
 }
 
-// Saver is a Driver whose running VMs can be saved and forked. A fork is a VM
-// made from an Image with a State: it goes on where the saved one stood, until
-// its guest has got an identity of its own.
+// Saver is a Driver whose running VMs can be saved and forked. A fork is a VM made
+// from an Image with a State: it continues where the saved one was, until its guest
+// has got an identity of its own.
 type Saver interface {
-	// StateKey names everything on this host but the image that a saved state
-	// depends on: it can be resumed where the key is the same. An error says why
-	// VMs cannot be saved here.
+	// StateKey identifies everything on this host except the image that a snapshot
+	// depends on: a snapshot can be resumed where the key is the same. An error says
+	// why VMs cannot be saved here.
 	StateKey(ctx context.Context, arch string, cpus int, memory int64) (string, error)
 
-	// Save boots a VM whose Spec.Boot makes the guest print wire.AsleepMarker,
-	// waits for that, and moves the VM's memory, devices and disk into the
-	// directory dir, as the files StateFile and DiskFile, which are flushed to
-	// the disk. The VM is gone then. It may be repeated.
+	// Save boots a VM whose Spec.Boot makes the guest print wire.AsleepMarker, and
+	// waits for the marker. It moves the VM's memory, devices and disk into the
+	// directory dir, as the files StateFile and DiskFile, and flushes them to the
+	// disk. Then the VM is gone. Save may be repeated.
 	Save(ctx context.Context, name, dir string, p Progress) error
 }
 
-// The files of a saved VM.
+// These are the files of a saved VM.
 const (
 	StateFile = "state"
 	DiskFile  = "disk"
 )
 
-// ErrNotWoken is returned, wrapped, by the first Start of a fork when the saved
-// state could not be resumed. Delete the VM and make it without the state.
+// ErrNotWoken is returned, wrapped, by the first Start of a fork when the snapshot
+// could not be resumed. The caller should delete the VM and create it without the
+// state.
 var ErrNotWoken = errors.New("the saved VM could not be woken")

@@ -1,24 +1,25 @@
-// Package fake is a vm.Driver that behaves but runs no guest: it makes the
-// product fast to test and lets a test say what goes wrong, and when.
+// Package fake is a vm.Driver that behaves like a real one but runs no guest. It
+// makes the product fast to test and lets a test choose what goes wrong, and when.
 //
 // A VM is a directory, DIR/NAME:
 //
-//	spec.json      as given to Create; written last, so its absence is "half made"
+//	spec.json      as given to Create; written last, so its absence means "half made"
 //	host_key       of the guest's sshd, kept for the VM's life
 //	pid, lock      of the running process; the lock is held while it runs
 //	endpoint.json  written once sshd listens
 //	console.log    the serial console: ReadyMarker, and why a boot failed
-//	boot.sh        Spec.Boot, which is kept but never run: it would hit the host
+//	boot.sh        Spec.Boot, which is kept but never run: it would affect the host
 //	root/          the disk, and Machine.Root
 //
-// While it runs, a detached process (Options.Self with the hidden command
-// "fake-vm", that is Main) serves SSH on a loopback port and runs commands for
-// real, as the user of the host, in root/home/USER with root/bin first in PATH:
-// the caller prefixes every guest path with Machine.Root. In root/bin, sudo
-// runs its arguments, and systemctl and the iptables family write theirs to
-// root/var/log/stub.log and succeed; "systemctl poweroff" ends the VM.
+// While it runs, a detached process (Options.Self with the hidden command "fake-vm",
+// that is Main) serves SSH on a loopback port. It runs commands for real, as the user
+// on the host, in root/home/USER with root/bin first in PATH: the caller prefixes
+// every guest path with Machine.Root. In root/bin, sudo runs its arguments. systemctl
+// and the iptables family write their arguments to root/var/log/stub.log and succeed;
+// "systemctl poweroff" ends the VM.
 //
-// Trouble is told by a JSON file, Options.Faults, read anew on each call:
+// Faults are described by a JSON file, Options.Faults, which is read again on each
+// call:
 //
 //	{"start": {"error": "no space left on device", "code": 5, "hint": "df -h"},
 //	 "create": {"stall": "30s", "count": 1},
@@ -26,15 +27,15 @@
 //	 "exec": {"match": "git", "drop_after": 1000},
 //	 "kill_self_at": "start:before"}
 //
-// The operations are create, start, stop, delete, inspect, list, check, export,
-// save, wake (the first start of a fork) and connect (a connection to sshd, which
-// is taken, and then stalls or is closed), each
-// with error, code, hint, stall, match (part of the VM's name), after (not
-// the first N times since the file changed) and count (only N times); ready, with never and panic; and
-// exec, where match is part of the command and drop_after (bytes, after which
-// the connection breaks), die (the VM is gone) and freeze (it stops answering)
-// are possible too. kill_self_at sends SIGKILL to the process that calls the
-// driver, before or after the operation's work.
+// The operations are create, start, stop, delete, inspect, list, check, export, save,
+// wake (the first start of a fork) and connect (a connection to sshd, which is
+// accepted, and then stalls or is closed). Each has error, code, hint, stall, match
+// (part of the VM's name), after (skip the first N times since the file changed) and
+// count (only N times). Two more are possible: ready, with never and panic; and exec,
+// where match is part of the command, with drop_after (bytes, after which the
+// connection breaks), die (the VM is gone) and freeze (it stops responding).
+// kill_self_at sends SIGKILL to the process that calls the driver, before or after
+// the operation's work.
 //
 // It isolates nothing and must never be part of the shipped program.
 package fake
@@ -59,9 +60,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Options of a Driver.
+// Options configure a Driver.
 type Options struct {
-	Dir    string // home of all VMs; made when missing
+	Dir    string // home of all VMs; created when missing
 	Self   string // program whose hidden command fake-vm is Main; "" means this one
 	Faults string // "" means DIR/faults.json
 }
@@ -94,7 +95,7 @@ func New(o Options) (*Driver, error) {
 	return &Driver{dir: dir, self: o.Self, faults: faults{path: o.Faults}}, nil
 }
 
-// nameForm is Lima's, so that what works here works there.
+// nameForm is Lima's rule, so that names that work here work there.
 const nameForm = `^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`
 
 // machine is the directory of one VM.
@@ -110,7 +111,7 @@ func (d *Driver) machine(name string) (machine, error) {
 	return machine{name: name, dir: filepath.Join(d.dir, name)}, nil
 }
 
-// existing is machine for calls that need the VM to be whole.
+// existing returns the machine for calls that need a complete VM.
 func (d *Driver) existing(name string) (machine, vm.Spec, error) {
 	m, err := d.machine(name)
 	if err != nil {
@@ -211,7 +212,7 @@ func (d *Driver) Stop(ctx context.Context, name string, poweroff func(context.Co
 		if poweroff != nil && m.running() {
 			bounded, cancel := context.WithTimeout(ctx, grace)
 			defer cancel()
-			// Its error says little: a guest that powers off drops the connection.
+			// The error says little: a guest that powers off drops the connection.
 			if poweroff(bounded) != nil {
 				m.pressPowerButton()
 			}
@@ -233,7 +234,8 @@ func (d *Driver) Delete(ctx context.Context, name string) error {
 		if err := m.kill(ctx); err != nil {
 			return err
 		}
-		// Renamed first: a Delete that dies leaves no VM that looks alive.
+		// Rename it first, so that an interrupted Delete leaves no VM that looks
+		// alive.
 		trash := filepath.Join(d.dir, ".deleted-"+name)
 		if err := removeAll(trash); err != nil {
 			return fmt.Errorf("delete %s: %w", name, err)
@@ -313,7 +315,7 @@ func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
 	return vm.Accel{Name: "none", Reason: "the fake driver runs no guest code"}, nil
 }
 
-// Check implements vm.Driver; its problems are those of the faults file.
+// Check implements vm.Driver; it reports only the problems in the faults file.
 func (d *Driver) Check(ctx context.Context) []error {
 	if err := d.faults.around(ctx, "check", "", func() error { return nil }); err != nil {
 		return []error{err}
@@ -321,8 +323,8 @@ func (d *Driver) Check(ctx context.Context) []error {
 	return nil
 }
 
-// Signal sends sig to a VM's process: SIGKILL is a crash, SIGSTOP freezes it
-// and SIGCONT thaws it.
+// Signal sends sig to a VM's process: SIGKILL is a crash, SIGSTOP freezes it and
+// SIGCONT resumes it.
 func (d *Driver) Signal(name string, sig syscall.Signal) error {
 	m, err := d.machine(name)
 	if err != nil {
@@ -335,7 +337,8 @@ func (d *Driver) Signal(name string, sig syscall.Signal) error {
 	return syscall.Kill(pid, sig)
 }
 
-// used is what the files below root take, as far as it can be told in time.
+// used returns the size of the files below root, as far as it can be counted before
+// until.
 func used(root string, until time.Time) int64 {
 	var sum int64
 	// A file that vanishes while it is counted is not worth an error.
@@ -354,7 +357,7 @@ func used(root string, until time.Time) int64 {
 	return sum
 }
 
-// removeAll is os.RemoveAll for trees with directories that nobody may write.
+// removeAll works like os.RemoveAll, also for trees with read-only directories.
 func removeAll(dir string) error {
 	if os.RemoveAll(dir) == nil {
 		return nil
@@ -371,7 +374,7 @@ func removeAll(dir string) error {
 	return nil
 }
 
-// furnish makes the disk: the directories a guest has, and the stubs.
+// furnish makes the disk: the directories that a guest has, and the stubs.
 func furnish(m machine, user string) error {
 	if strings.ContainsAny(user, "/\x00") || slices.Contains([]string{"", ".", ".."}, user) {
 		return fmt.Errorf("login user %q", user)

@@ -19,7 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
-// TestMain makes this test binary a VM's process, as the product's is one.
+// TestMain lets this test binary also act as a VM's process, as the product does.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
 		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if dir := os.Getenv("FAKE_TEST_START"); dir != "" { // dies where it is told to
+	if dir := os.Getenv("FAKE_TEST_START"); dir != "" { // dies where the faults file says
 		d, err := fake.New(fake.Options{Dir: dir})
 		if err == nil {
 			_, err = d.Start(context.Background(), name, nil)
@@ -87,7 +87,7 @@ func (w world) tell(t *testing.T, script string) {
 	}
 }
 
-// up is a VM that runs, and a connection to it.
+// up starts a VM and returns a connection to it.
 func (w world) up(t *testing.T) *ssh.Client {
 	t.Helper()
 	if err := w.Create(t.Context(), w.spec(name)); err != nil {
@@ -186,7 +186,7 @@ func TestGuest(t *testing.T) {
 	}
 }
 
-// Nothing that ran in a VM is left when it is gone.
+// When a VM is gone, everything that ran in it is gone.
 func TestKillTakesDaemonsToo(t *testing.T) {
 	w := newWorld(t)
 	c := w.up(t)
@@ -227,7 +227,7 @@ func TestFaults(t *testing.T) {
 		_, err := w.Start(ctx, name, nil)
 		ended <- err
 	}()
-	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) { // another process has nothing to wait on
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) { // the other process offers nothing to wait on
 		if m, err := w.Inspect(t.Context(), name); err != nil || m.State == vm.Running || time.Now().After(end) {
 			break
 		}
@@ -300,7 +300,7 @@ func TestKillSelf(t *testing.T) {
 			if m, err := w.Inspect(t.Context(), name); err != nil || m.State != running {
 				t.Errorf("%+v %v", m, err)
 			}
-			w.up(t) // and work can go on from there
+			w.up(t) // and work can continue from there
 		})
 	}
 }

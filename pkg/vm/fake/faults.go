@@ -16,7 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// fault is one operation's trouble; the package comment explains the fields.
+// fault is the fault of one operation; the package comment explains the fields.
 type fault struct {
 	Error     string    `json:"error"`
 	Code      fail.Code `json:"code"`
@@ -61,7 +61,8 @@ func (s script) op(name string) fault {
 
 type faults struct{ path string }
 
-// read is the script and the hash that counts are kept under; no file, no trouble.
+// read returns the script and the hash under which its uses are counted. Without a
+// file no fault occurs.
 func (f faults) read() (script, string, error) {
 	var s script
 	b, err := os.ReadFile(f.path)
@@ -72,7 +73,7 @@ func (f faults) read() (script, string, error) {
 		return s, "", fmt.Errorf("read faults: %w", err)
 	}
 	d := json.NewDecoder(strings.NewReader(string(b)))
-	d.DisallowUnknownFields() // a misspelt fault would be a test that proves nothing
+	d.DisallowUnknownFields() // a test with a misspelt fault would prove nothing
 	if err := d.Decode(&s); err != nil {
 		return s, "", fmt.Errorf("read faults: %s: %w", f.path, err)
 	}
@@ -80,7 +81,7 @@ func (f faults) read() (script, string, error) {
 	return s, hex.EncodeToString(sum[:8]), nil
 }
 
-// at is the trouble that op on subject shall have now; the zero fault is none.
+// at returns the fault that op on subject has now, or the zero fault for none.
 func (f faults) at(op, subject string) (fault, script, error) {
 	s, sum, err := f.read()
 	if err != nil {
@@ -116,7 +117,7 @@ func (f faults) times(sum, op string) (int, error) {
 		Sum  string         `json:"sum"`
 		Used map[string]int `json:"used"`
 	}
-	// An empty or foreign file counts from zero, as does a changed script.
+	// An empty or unreadable file counts from zero, as does a changed script.
 	if err := json.NewDecoder(file).Decode(&state); err != nil || state.Sum != sum {
 		state.Sum, state.Used = sum, map[string]int{}
 	}
@@ -134,7 +135,7 @@ func (f faults) times(sum, op string) (int, error) {
 	return state.Used[op], nil
 }
 
-// around does the work of op with the trouble that is told for it.
+// around does the work of op, with its fault.
 func (f faults) around(ctx context.Context, op, subject string, work func() error) error {
 	x, s, err := f.at(op, subject)
 	if err != nil {
@@ -149,7 +150,7 @@ func (f faults) around(ctx context.Context, op, subject string, work func() erro
 	return err
 }
 
-// happen stalls and fails.
+// happen stalls and fails as the fault says.
 func (x fault) happen(ctx context.Context) error {
 	if x.Stall != "" {
 		d, err := time.ParseDuration(x.Stall)
@@ -172,7 +173,7 @@ func (x fault) happen(ctx context.Context) error {
 	return fail.New(code, "%s", x.Error).WithHint("%s", x.Hint)
 }
 
-// killSelf is a crash: no deferred call runs, no file is flushed.
+// killSelf simulates a crash: no deferred call runs, no file is flushed.
 func killSelf(now bool) {
 	if now {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

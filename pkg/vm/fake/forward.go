@@ -10,7 +10,7 @@ import (
 	xssh "golang.org/x/crypto/ssh"
 )
 
-// forward is sshd's TCP forwarding. The guest's loopback is the host's here.
+// forward implements sshd's TCP forwarding. Here the guest's loopback is the host's.
 func (g *guest) forward(ctx context.Context, n xssh.NewChannel) {
 	var to struct { // RFC 4254, 7.2
 		Host       string

@@ -22,7 +22,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// lockPatience is for a process that was killed and has not quite let go.
+// lockPatience allows for a killed process that has not yet released the lock.
 const lockPatience = time.Second
 
 // guest is a running VM as seen from inside its process.
@@ -37,7 +37,7 @@ type guest struct {
 	off   bool
 }
 
-// Main is the hidden command fake-vm: it is the VM's process. Its arguments
+// Main implements the hidden command fake-vm: it is the VM's process. Its arguments
 // are the VM's directory and the faults file; it returns when powered off.
 func Main(ctx context.Context, args []string) error {
 	if len(args) != 2 {
@@ -105,7 +105,7 @@ func (g *guest) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// lock is held for as long as the VM runs, so that it runs once.
+// lock takes the lock that is held while the VM runs, so that the VM runs only once.
 func (g *guest) lock(ctx context.Context) (*os.File, error) {
 	f, err := os.OpenFile(g.file("lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -128,7 +128,7 @@ func (g *guest) lock(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// sshd is the server's configuration and its public key.
+// sshd returns the server's configuration and its public key.
 func (g *guest) sshd() (*xssh.ServerConfig, string, error) {
 	b, err := os.ReadFile(g.file("host_key"))
 	if err != nil {
@@ -152,8 +152,8 @@ func (g *guest) sshd() (*xssh.ServerConfig, string, error) {
 	return cfg, strings.TrimSpace(string(xssh.MarshalAuthorizedKey(host.PublicKey()))), nil
 }
 
-// serve accepts connections until the power goes, and then takes everything
-// that runs in the VM with it.
+// serve accepts connections until the VM is powered off, and then ends everything
+// that runs in the VM.
 func (g *guest) serve(ctx context.Context, ln net.Listener, cfg *xssh.ServerConfig) {
 	stop := context.AfterFunc(ctx, func() {
 		_ = ln.Close()
@@ -178,7 +178,7 @@ func (g *guest) serve(ctx context.Context, ln net.Listener, cfg *xssh.ServerConf
 	reap(g.root())
 }
 
-// keep remembers a connection so that a power-off ends it.
+// keep records a connection so that a power-off ends it.
 func (g *guest) keep(c net.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -227,8 +227,8 @@ func (g *guest) connection(ctx context.Context, conn net.Conn, cfg *xssh.ServerC
 	}
 }
 
-// path is where the guest's path p is on the host: prefixed with the root, as
-// the caller may have done already.
+// path returns where the guest's path p is on the host: below the root, unless the
+// caller has already prefixed it.
 func (g *guest) path(p string) string {
 	if p == g.root() || strings.HasPrefix(p, g.root()+"/") {
 		return p

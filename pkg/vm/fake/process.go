@@ -19,8 +19,8 @@ import (
 // command is the hidden command that runs Main.
 const command = "fake-vm"
 
-// pollEvery is how often files are looked at while waiting for a process that
-// may not be our child.
+// pollEvery is how often files are read while waiting for a process that may not be
+// our child.
 const pollEvery = 5 * time.Millisecond
 
 // listening is the content of endpoint.json.
@@ -29,8 +29,8 @@ type listening struct {
 	PID int `json:"pid"`
 }
 
-// pid is the running process of the VM. A pid that was given to someone else
-// since is told by its command line.
+// pid returns the running process of the VM. It checks the command line, because the
+// pid may have been reused.
 func (m machine) pid() (int, bool) {
 	b, err := os.ReadFile(m.file("pid"))
 	if err != nil {
@@ -54,7 +54,7 @@ func (m machine) running() bool {
 	return ok
 }
 
-// endpoint is that of the run that is now, once it is ready.
+// endpoint returns the endpoint of the current run, once it is ready.
 func (m machine) endpoint() (vm.Endpoint, bool) {
 	pid, ok := m.pid()
 	if !ok {
@@ -92,7 +92,7 @@ func (d *Driver) boot(ctx context.Context, m machine) (vm.Endpoint, error) {
 		case <-ctx.Done():
 			return vm.Endpoint{}, context.Cause(ctx)
 		case err := <-exited:
-			// Another process may have started it first; ours then lost the lock.
+			// If another process started the VM first, ours failed to get the lock.
 			if !m.running() {
 				return vm.Endpoint{}, fmt.Errorf("the VM ended while it booted: %w: %s", exitText(err), m.console())
 			}
@@ -105,7 +105,7 @@ func (d *Driver) boot(ctx context.Context, m machine) (vm.Endpoint, error) {
 	}
 }
 
-// exitText is how the process ended; nil means that it powered off.
+// exitText describes how the process ended; nil means that it powered off.
 func exitText(err error) error {
 	if err == nil {
 		return errors.New("it powered off")
@@ -119,23 +119,23 @@ func (d *Driver) launch(m machine, exited chan<- error) error {
 		return err
 	}
 	defer console.Close()
-	// Not the caller's context: a cancelled Start must not end the VM.
+	// Without the caller's context: a cancelled Start must not end the VM.
 	cmd := exec.CommandContext(context.Background(), d.self, command, m.dir, d.faults.path)
 	cmd.Dir = m.dir
-	// The second is for tests with -cover, see test/reexec.
+	// GOCOVERDIR is for tests with -cover, see test/reexec.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GOCOVERDIR=" + os.Getenv("GOCOVERDIR")}
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	// The VM outlives this call on purpose; this only collects its exit status
-	// if it ends while we live, lest a zombie remain.
+	// The VM outlives this call on purpose. This only collects its exit status if it
+	// ends before this process does, so that no zombie remains.
 	go func() { exited <- cmd.Wait() }()
 	return nil
 }
 
-// console is the last line of the serial console.
+// console returns the last line of the serial console.
 func (m machine) console() string {
 	b, err := os.ReadFile(m.file("console.log"))
 	if err != nil {
@@ -159,7 +159,7 @@ func (m machine) waitGone(ctx context.Context) error {
 	return nil
 }
 
-// kill pulls the plug: the process and all that runs inside the VM.
+// kill cuts the power: it kills the process and everything that runs inside the VM.
 func (m machine) kill(ctx context.Context) error {
 	if pid, ok := m.pid(); ok {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
@@ -173,9 +173,9 @@ func (m machine) kill(ctx context.Context) error {
 	return nil
 }
 
-// pressPowerButton has a VM that is not frozen power off.
+// pressPowerButton makes a VM power off, unless it is frozen.
 func (m machine) pressPowerButton() {
 	if pid, ok := m.pid(); ok {
-		_ = syscall.Kill(pid, syscall.SIGTERM) // gone meanwhile is what is wanted
+		_ = syscall.Kill(pid, syscall.SIGTERM) // an error means that it has ended already
 	}
 }

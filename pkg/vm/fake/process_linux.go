@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// commandLine is a process's arguments; empty when it is gone or a zombie.
+// commandLine returns a process's arguments, or nothing when it is gone or a zombie.
 func commandLine(pid int) []string {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	if err != nil || len(b) == 0 {
@@ -18,13 +18,13 @@ func commandLine(pid int) []string {
 	return strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
 }
 
-// reap kills what a VM's commands left running, daemons too: they all carry
-// the VM's root in their environment. Several rounds catch those that fork.
+// reap kills the processes that a VM's commands left running, including daemons: they
+// all carry the VM's root in their environment. Several rounds catch those that fork.
 func reap(root string) {
 	mark := []byte(rootVariable + "=" + root + "\x00")
 	for range 10 {
 		found := false
-		files, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is fixed
+		files, _ := filepath.Glob("/proc/[0-9]*/environ") // the error can be ignored because the pattern is constant
 		for _, f := range files {
 			b, err := os.ReadFile(f)
 			if err != nil || !bytes.Contains(b, mark) {

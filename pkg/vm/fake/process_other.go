@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// commandLine is a process's arguments, as far as ps can tell them apart.
+// commandLine returns a process's arguments, as far as ps separates them.
 func commandLine(pid int) []string {
 	out, err := exec.CommandContext(context.Background(), "ps", "-o", "command=", "-p", strconv.Itoa(pid)).Output()
 	if err != nil {
@@ -18,5 +18,5 @@ func commandLine(pid int) []string {
 	return strings.Fields(string(out))
 }
 
-// reap can find a VM's left-over commands on Linux only.
+// reap does nothing: a VM's leftover commands can be found only on Linux.
 func reap(string) {}

@@ -13,8 +13,8 @@ import (
 
 var _ vm.Saver = (*Driver)(nil)
 
-// forkFile says that the VM's first start resumes a saved state. As in a real
-// driver it goes before anybody can log in.
+// forkFile marks a VM whose first start resumes a snapshot. As in a real driver it is
+// removed before logins are possible.
 const forkFile = "fork"
 
 // StateKey implements vm.Saver.
@@ -25,7 +25,7 @@ func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int
 	return fmt.Sprint("fake-", arch, "-", cpus, "-", memory), nil
 }
 
-// Save implements vm.Saver. Nothing is booted: a fake guest has no memory.
+// Save implements vm.Saver. It boots nothing: a fake guest has no memory.
 func (d *Driver) Save(ctx context.Context, name, dir string, p vm.Progress) error {
 	err := d.faults.around(ctx, "save", name, func() error {
 		m, _, err := d.existing(name)
@@ -60,10 +60,10 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 	})
 }
 
-// wake is what the first start of a fork does before it boots.
+// wake does what the first start of a fork does before it boots.
 func (d *Driver) wake(ctx context.Context, m machine, s vm.Spec) error {
 	if _, err := os.Stat(m.file(forkFile)); err != nil {
-		return nil //nolint:nilerr // no fork, or it has woken
+		return nil //nolint:nilerr // not a fork, or it has woken already
 	}
 	err := d.faults.around(ctx, "wake", m.name, func() error {
 		_, err := os.Stat(s.Image.State)

@@ -26,11 +26,11 @@ type session struct {
 
 	term string
 	size pty.Winsize
-	tty  *os.File     // the terminal's master, when one was asked for
+	tty  *os.File     // the terminal's master, when a terminal was requested
 	pid  atomic.Int64 // of the command's process group
 }
 
-// signals that a client may send, by their names in SSH.
+// signals returns the signals that a client may send, by their SSH names.
 func signals() map[string]syscall.Signal {
 	return map[string]syscall.Signal{
 		"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "QUIT": syscall.SIGQUIT, "KILL": syscall.SIGKILL,
@@ -72,7 +72,7 @@ func (s *session) serve(reqs <-chan *xssh.Request) {
 				break
 			}
 			started = true
-			// Before the command runs, as sshd does: a reply must precede output.
+			// Before the command runs, as in sshd: the reply must precede the output.
 			_ = r.Reply(true, nil)
 			s.exec(m.Command)
 			continue
@@ -87,13 +87,13 @@ func (s *session) serve(reqs <-chan *xssh.Request) {
 			_ = r.Reply(ok, nil)
 		}
 	}
-	// The channel is closed: a terminal hangs up, other commands go on.
+	// The channel is closed: a terminal hangs up, other commands continue.
 	if pid := int(s.pid.Load()); s.tty != nil && pid > 0 {
 		_ = syscall.Kill(-pid, syscall.SIGHUP)
 	}
 }
 
-// exec starts the command, or a shell when it is empty, and sees to its end.
+// exec starts the command, or a shell when it is empty, and handles its end.
 func (s *session) exec(command string) {
 	trouble, _, err := s.faults.at("exec", command)
 	if err == nil {
@@ -112,7 +112,7 @@ func (s *session) exec(command string) {
 	if command == "" {
 		args = nil
 	}
-	// Not s.ctx: a command ends with the power, which reaps it with all it started.
+	// Without s.ctx: commands end at power-off, which reaps them with their children.
 	cmd := exec.CommandContext(context.WithoutCancel(s.ctx), "/bin/sh", args...)
 	cmd.Dir = filepath.Join(s.root(), "home", s.spec.User)
 	cmd.Env = s.environment()
@@ -136,11 +136,11 @@ func (s *session) environment() []string {
 		"HOME=" + home, "USER=" + s.spec.User, "LOGNAME=" + s.spec.User, "SHELL=/bin/sh", "LANG=C.UTF-8",
 		"PATH=" + filepath.Join(s.root(), "bin") + ":" + os.Getenv("PATH"),
 		"TMPDIR=" + filepath.Join(s.root(), "tmp"),
-		// Or the guest's tmux would be the host's.
+		// Otherwise the guest's tmux would be the host's.
 		"TMUX_TMPDIR=" + filepath.Join(s.root(), "tmp"),
 		"AGENT_FAKE_VM=" + strconv.Itoa(os.Getpid()),
 		rootVariable + "=" + s.root(),
-		// As sshd has it: which connection this is.
+		// Identifies the connection, as sshd does.
 		"SSH_CONNECTION=" + strings.ReplaceAll(s.conn.RemoteAddr().String()+" "+s.conn.LocalAddr().String(), ":", " "),
 	}
 	if s.term != "" {
@@ -150,8 +150,8 @@ func (s *session) environment() []string {
 }
 
 func (s *session) onPipes(cmd *exec.Cmd, stream io.ReadWriter) error {
-	// A pipe of our own: with cmd.Stdin, Wait would wait for the client's end
-	// of input, which a command that has ended does not care about.
+	// Use a pipe of our own: with cmd.Stdin, Wait would wait for the end of the
+	// client's input, even after the command has ended.
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -179,14 +179,14 @@ func (s *session) onTerminal(cmd *exec.Cmd, stream io.ReadWriter) error {
 	s.pid.Store(int64(cmd.Process.Pid))
 	s.tasks.Go(func() { _, _ = io.Copy(tty, stream) }) // ends with the channel
 	s.tasks.Go(func() {
-		_, _ = io.Copy(stream, tty) // EIO is how a terminal ends
+		_, _ = io.Copy(stream, tty) // a terminal ends with EIO
 		s.exit(cmd.Wait())
 		_ = tty.Close()
 	})
 	return nil
 }
 
-// exit tells how the command ended.
+// exit reports how the command ended.
 func (s *session) exit(err error) {
 	s.pid.Store(0)
 	var status syscall.WaitStatus
@@ -213,14 +213,14 @@ func (s *session) status(code int) {
 	_, _ = s.ch.SendRequest("exit-status", false, xssh.Marshal(struct{ Code uint32 }{uint32(code)}))
 }
 
-// refuse ends the session as a shell that cannot do what it was asked.
+// refuse ends the session as a shell that cannot run the command.
 func (s *session) refuse(err error, code int) {
 	_, _ = io.WriteString(s.ch.Stderr(), err.Error()+"\n")
 	s.status(code)
 	_ = s.ch.Close()
 }
 
-// breaking drops the connection once so many bytes went through.
+// breaking drops the connection after this many bytes.
 type breaking struct {
 	io.ReadWriter
 	conn net.Conn

@@ -19,7 +19,7 @@ func (s *session) sftp() {
 	_ = s.ch.Close()
 }
 
-// files is the disk as sftp sees it.
+// files presents the disk to the sftp library.
 type files struct{ *guest }
 
 func (f files) Fileread(r *sftp.Request) (io.ReaderAt, error) { return os.Open(f.path(r.Filepath)) }
@@ -63,7 +63,7 @@ func (f files) Filecmd(r *sftp.Request) error {
 		return os.Remove(name)
 	case "Mkdir":
 		return os.Mkdir(name, 0o755)
-	case "Symlink": // the library calls the link Target and what it says Filepath
+	case "Symlink": // the library puts the link's name into Target and its target into Filepath
 		return os.Symlink(r.Filepath, f.path(r.Target))
 	}
 	return sftp.ErrSSHFxOpUnsupported

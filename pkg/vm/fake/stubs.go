@@ -11,7 +11,8 @@ var stubSudo string
 //go:embed stub/record
 var stubRecord string
 
-// stubs are the programs of a guest that would otherwise change the host.
+// stubs returns replacements for the guest's programs that would otherwise change the
+// host.
 func stubs() map[string]string {
 	s := map[string]string{"sudo": stubSudo}
 	for _, name := range []string{

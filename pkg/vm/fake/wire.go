@@ -13,8 +13,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// wires is where the sockets of wired VMs are: not in the VMs' directories,
-// whose names are too long for a socket's path.
+// wires is the directory for the sockets of wired VMs. They are not in the VMs'
+// directories, whose names are too long for a socket's path.
 const wires = ".wires"
 
 // Wire implements vm.Driver.
@@ -34,8 +34,8 @@ func wireDir(home, name string) string {
 	return filepath.Join(home, wires, hex.EncodeToString(sum[:4]))
 }
 
-// plugIn connects the card of a wired VM, which sends nothing. Like QEMU it
-// cannot start without a far end, and goes on when the far end goes away.
+// plugIn connects the card of a wired VM, which sends nothing. Like QEMU, the VM
+// cannot start without a far end, and continues when the far end goes away.
 func (g *guest) plugIn(ctx context.Context) (unplug func(), err error) {
 	if !g.spec.Wired {
 		return func() {}, nil
@@ -47,7 +47,7 @@ func (g *guest) plugIn(ctx context.Context) (unplug func(), err error) {
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		_, _ = io.Copy(io.Discard, c) // ends with the far end, which the guest survives
+		_, _ = io.Copy(io.Discard, c) // ends with the far end; the guest continues
 	}()
 	return func() {
 		_ = c.Close()

@@ -54,8 +54,8 @@ func (d *Driver) accelFor(ctx context.Context, arch limayaml.Arch) (vm.Accel, er
 	return d.probe(ctx, arch)
 }
 
-// verdict is the cached answer; it holds for one boot of one kernel with one
-// QEMU, and for as long as /dev/kvm opens or fails the same way.
+// verdict is the cached answer. It is valid for one boot of one kernel with one QEMU,
+// and for as long as opening /dev/kvm gives the same result.
 type verdict struct {
 	Key    string `json:"key"`
 	Name   string `json:"name"`
@@ -105,7 +105,7 @@ func (v verdict) accel() vm.Accel {
 	return a
 }
 
-// openKVM is the error of opening /dev/kvm.
+// openKVM returns the error from opening /dev/kvm.
 func openKVM() error {
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {
@@ -114,8 +114,8 @@ func openKVM() error {
 	return f.Close()
 }
 
-// kvmHelp is what may help where KVM does not work, told by how /dev/kvm opens
-// and by what the CPU says of itself.
+// kvmHelp returns a command that may help where KVM does not work, based on the error
+// from opening /dev/kvm and on the CPU's flags.
 func kvmHelp(open error, cpuinfo string) string {
 	has := func(flag string) bool { return strings.Contains(cpuinfo, " "+flag+" ") }
 	module := "kvm_intel"
@@ -128,7 +128,7 @@ func kvmHelp(open error, cpuinfo string) string {
 	case capable && errors.Is(open, fs.ErrNotExist):
 		return "sudo modprobe " + module
 	case has("hypervisor"):
-		// Only whoever runs the machine below can change that.
+		// Only the administrator of the outer machine can change that.
 		return fmt.Sprintf("sudo modprobe -r %[1]s && sudo modprobe %[1]s nested=1 # not here: on the machine that this VM runs on, with its VMs stopped", module)
 	case errors.Is(open, fs.ErrNotExist):
 		return "systemctl reboot --firmware-setup # and turn virtualization (VT-x, AMD-V) on"
@@ -136,8 +136,8 @@ func kvmHelp(open error, cpuinfo string) string {
 	return "sudo dmesg | grep -i kvm"
 }
 
-// verdictKey names everything the verdict depends on. QEMU is told by its
-// file, because asking its version takes longer than the probe.
+// verdictKey identifies everything that the verdict depends on. QEMU is identified by
+// its file, because asking for its version takes longer than the probe.
 func verdictKey(arch limayaml.Arch) string {
 	parts := []string{arch, kernelRelease(), read("/proc/sys/kernel/random/boot_id")}
 	if exe, err := exec.LookPath("qemu-system-" + arch); err == nil {
@@ -164,8 +164,8 @@ func read(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// agentEnv is the host agent's whole environment, which QEMU inherits: what a
-// process of ours may hold in its own, tokens above all, stays there.
+// agentEnv returns the host agent's whole environment, which QEMU inherits. It leaves
+// out everything else in this process's environment, such as tokens.
 func agentEnv(home string, m meta, a vm.Accel) []string {
 	env := []string{"LIMA_HOME=" + home}
 	for _, k := range []string{"PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR"} {
@@ -179,24 +179,24 @@ func agentEnv(home string, m meta, a vm.Accel) []string {
 	return env
 }
 
-// qemuCommand is QEMU with the arguments that Lima must not choose, "" when
-// its choice is right. On the host's own architecture Lima insists on KVM.
+// qemuCommand returns QEMU with the arguments that Lima must not choose, or "" when
+// Lima's choice is right. On the host's own architecture Lima insists on KVM.
 func qemuCommand(arch limayaml.Arch, memory int64, accel string, available int64) string {
 	if accel != "tcg" {
 		return ""
 	}
 	machine, cpu := "q35,vmport=off", "max"
 	if arch == limayaml.AARCH64 {
-		// The architected algorithm of pointer authentication costs an
-		// emulated guest about half its speed.
+		// The architected algorithm of pointer authentication costs an emulated guest
+		// about half its speed.
 		machine, cpu = "virt", "max,pauth-impdef=on"
 	}
 	return fmt.Sprintf("qemu-system-%s -machine %s -accel tcg,thread=multi,tb-size=%d -cpu %s",
 		arch, machine, translationBuffer(memory, available), cpu)
 }
 
-// translationBuffer is TCG's in MiB: the more the faster, but it comes on top
-// of the guest's memory.
+// translationBuffer returns the size of TCG's buffer in MiB. A larger buffer is
+// faster, but takes memory in addition to the guest's.
 func translationBuffer(guest, available int64) int {
 	switch spare := available - guest; {
 	case spare > 2<<30:
@@ -208,8 +208,8 @@ func translationBuffer(guest, available int64) int {
 	}
 }
 
-// availableMemory is what the host can give without swapping; 0 where it does
-// not say.
+// availableMemory returns what the host can give without swapping, or 0 if that is
+// unknown.
 func availableMemory() int64 {
 	for line := range strings.Lines(read("/proc/meminfo")) {
 		var kib int64

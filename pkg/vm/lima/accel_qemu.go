@@ -14,15 +14,15 @@ import (
 	"github.com/lima-vm/lima/pkg/limayaml"
 )
 
-// askTimeout is KVM's: with it a guest is through in 0.2 s, QEMU's start included.
+// askTimeout is for KVM: with it a guest finishes in 0.2 s, including QEMU's start.
 const askTimeout = 2 * time.Second
 
 // debugExit is the status of a QEMU whose guest wrote 0x10 to isa-debug-exit.
 const debugExit = 0x10<<1 | 1
 
-// askQEMU boots the smallest guest there is with an accelerator and says what
-// went wrong, "" when it ran: the probe cannot know what QEMU needs of KVM.
-// A guest that does not end is the caller's to bound, by ctx.
+// askQEMU boots a minimal guest with an accelerator and returns what went wrong, or
+// "" when it ran. The probe alone cannot know what QEMU needs of KVM. The caller must
+// limit a guest that does not end, by ctx.
 func askQEMU(ctx context.Context, arch limayaml.Arch, accel, cpu string) string {
 	dir, err := os.MkdirTemp("", "agent-sessionizer-probe-")
 	if err != nil {
@@ -58,8 +58,8 @@ func askQEMU(ctx context.Context, arch limayaml.Arch, accel, cpu string) string 
 	return ""
 }
 
-// bootSector tells isa-debug-exit that it runs:
-// mov dx,0xf4; mov al,0x10; out dx,al; cli; hlt.
+// bootSector returns code that reports to isa-debug-exit that it runs: mov dx,0xf4;
+// mov al,0x10; out dx,al; cli; hlt.
 func bootSector() []byte {
 	b := make([]byte, 512)
 	copy(b, []byte{0xba, 0xf4, 0x00, 0xb0, 0x10, 0xee, 0xfa, 0xf4})
@@ -67,8 +67,8 @@ func bootSector() []byte {
 	return b
 }
 
-// powerOffCode asks the firmware for PSCI SYSTEM_OFF:
-// mov w0,#8; movk w0,#0x8400,lsl #16; hvc #0; b .
+// powerOffCode returns code that asks the firmware for PSCI SYSTEM_OFF: mov w0,#8;
+// movk w0,#0x8400,lsl #16; hvc #0; b .
 func powerOffCode() []byte {
 	var b []byte
 	for _, w := range []uint32{0x52800100, 0x72b08000, 0xd4000002, 0x14000000} {

@@ -87,7 +87,7 @@ func TestKVMHelp(t *testing.T) {
 	}
 }
 
-// The probe gives up by itself, so a KVM that hangs shows as a reason.
+// The probe has its own timeout, so a KVM that hangs results in a reason.
 func TestProbe(t *testing.T) {
 	why := probeKVM()
 	t.Logf("%q", why)
@@ -96,7 +96,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TCG always works, so the trivial guest itself is right.
+// TCG always works, so this shows that the minimal guest is correct.
 func TestAskQEMU(t *testing.T) {
 	if why := askQEMU(t.Context(), hostArch(), "tcg", "max"); why != "" {
 		t.Errorf("tcg: %s", why)
@@ -104,7 +104,7 @@ func TestAskQEMU(t *testing.T) {
 	if why := askQEMU(t.Context(), hostArch(), "nosuch", "max"); !strings.Contains(why, "status 1") {
 		t.Errorf("an accelerator that does not exist: %q", why)
 	}
-	// A QEMU that never ends, with its guest, costs no more than it is given.
+	// A QEMU that never ends is killed, with its guest, after its time limit.
 	bin := t.TempDir()
 	if err := os.WriteFile(filepath.Join(bin, "qemu-system-"+hostArch()), []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
 		t.Fatal(err)

@@ -10,11 +10,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// minFree is below what any VM can be made with. How much is to stay free is
-// the user's setting, limits.disk_reserve, and not the driver's.
+// minFree is less than any VM needs. How much should stay free is the user's setting,
+// limits.disk_reserve, and not the driver's.
 const minFree = 2 << 30
 
-// Check implements vm.Driver. What only makes VMs slow is Accel's to say.
+// Check implements vm.Driver. Causes of slow VMs are reported by Accel instead.
 func (d *Driver) Check(context.Context) []error {
 	var errs []error
 	lack := func(hint string, format string, args ...any) {
@@ -42,7 +42,7 @@ func (d *Driver) Check(context.Context) []error {
 	return errs
 }
 
-// install is the command that installs a package, by its name for apt, dnf and
+// install returns the command that installs a package, by its names in apt, dnf and
 // Homebrew.
 func install(apt, dnf, brew string) func() string {
 	return func() string {

@@ -18,21 +18,21 @@ import (
 
 const (
 	maxLine    = 4 << 10 // a longer line is cut; a marker fits easily
-	maxRead    = 1 << 20 // per look at one log
+	maxRead    = 1 << 20 // per read of one log
 	keptLines  = 12      // quoted in errors
 	quotedLine = 160
 )
 
-// consoles are the guest's serial logs of the current run. Which of them is
-// ttyS0 depends on architecture and VM manager; only the guest writes to any.
+// consoles are the guest's serial logs of the current run. Architecture and VM
+// manager decide which of them is ttyS0; only the guest writes to any of them.
 var consoles = []string{filenames.SerialLog, filenames.SerialPCILog, filenames.SerialVirtioLog}
 
-// watcher reads the consoles for the marker. Whatever is in them is hostile.
+// watcher reads the consoles for the marker. Their whole content is hostile.
 type watcher struct {
 	logs    []*follower
 	hostKey string   // set once the marker was seen
 	asleep  bool     // whether the guest waits to be saved
-	panic   string   // the line in which the guest's kernel gave up
+	panic   string   // the line with which the guest's kernel panicked
 	last    []string // the most recent lines, cleaned
 }
 
@@ -68,8 +68,9 @@ func (w *watcher) line(s string) {
 	}
 }
 
-// parseMarker returns the host key of a marker line, in the form ssh itself
-// would print it, or "". Anything may precede the marker: consoles interleave.
+// parseMarker returns the host key of a marker line, in the form that ssh itself
+// would print, or "". Anything may precede the marker, because output to consoles
+// interleaves.
 func parseMarker(line string) string {
 	_, rest, ok := strings.Cut(line, vm.ReadyMarker+" ")
 	if !ok {
@@ -87,11 +88,11 @@ func parseMarker(line string) string {
 	case ssh.KeyAlgoED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521, ssh.KeyAlgoRSA:
 		return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key)))
 	}
-	return "" // certificates, security keys: nothing an sshd offers as its own
+	return "" // certificates and security keys: no sshd offers these as its own key
 }
 
-// clean makes a console line fit to show: no control bytes, no escape
-// sequences, not long.
+// clean makes a console line safe to show: no control bytes, no escape sequences, and
+// limited in length.
 func clean(s string) string {
 	var b strings.Builder
 	escape := false
@@ -99,7 +100,7 @@ func clean(s string) string {
 		switch {
 		case r == 0x1b:
 			escape = true
-		case escape: // CSI … letter; others are one or two bytes
+		case escape: // CSI … letter; other sequences have one or two bytes
 			escape = r != '~' && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
 		case r == '\t':
 			b.WriteByte(' ')

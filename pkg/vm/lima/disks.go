@@ -23,9 +23,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// prepare makes the VM's disks at its first start. Lima takes any file that
-// exists for a complete one, so until disksFile says otherwise what is there
-// is thrown away.
+// prepare makes the VM's disks at its first start. Lima assumes that existing files
+// are complete, so prepare discards all of them until disksFile exists.
 func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Progress) error {
 	if m.Wired {
 		if err := connect(name); err != nil {
@@ -53,7 +52,7 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 			return explainOS(err)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, filenames.BaseDisk)); err != nil { // else Lima would fetch another one
+	if _, err := os.Stat(filepath.Join(dir, filenames.BaseDisk)); err != nil { // otherwise Lima would fetch another one
 		return fail.New(fail.NotFound, "the image that the VM's disk builds on is gone: %w", err).WithHint("agent-sessionizer destroy %s", name)
 	}
 	if err := guard("prepare the VM's disks", func() error { return prepareInstance(ctx, inst) }); err != nil {
@@ -65,8 +64,8 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 	return atomicfile.Write(done, nil, 0o600)
 }
 
-// materialise puts the image where Lima looks for it, so that Lima has nothing
-// left to copy.
+// materialise puts the image where Lima looks for it, so that Lima has nothing left
+// to copy.
 func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Progress) error {
 	for _, f := range []string{filenames.BaseDisk, filenames.DiffDisk, filenames.Kernel, filenames.KernelCmdline, filenames.Initrd} {
 		if err := os.Remove(filepath.Join(inst.Dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -102,7 +101,8 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 				return err
 			}
 		}
-		// Lima takes no base that has one itself, unless the disk is there already.
+		// Lima accepts no base that has a base itself, unless the disk already
+		// exists.
 		if f, err := readFork(inst.Dir); f != nil || err != nil {
 			if err == nil {
 				err = f.overlay(ctx, inst.Dir)
@@ -114,8 +114,8 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 	return fail.New(fail.Usage, "VM %s has no image for %s", inst.Name, inst.Arch)
 }
 
-// fits refuses a disk smaller than the image: its guest would find half a file
-// system and reboot for ever.
+// fits refuses a disk smaller than the image: its guest would find half a file system
+// and reboot forever.
 func fits(base string, disk int64) error {
 	f, err := os.Open(base)
 	if err != nil {
@@ -133,8 +133,8 @@ func fits(base string, disk int64) error {
 	return nil
 }
 
-// share makes disk a copy of the raw image base, of the given size, that shares
-// its blocks with it. Another format is left to Lima, which converts it.
+// share makes disk a copy of the raw image base, of the given size, that shares its
+// blocks. It leaves other formats to Lima, which converts them.
 func share(base, disk string, size int64) error {
 	f, err := os.Open(base)
 	if err != nil {
@@ -152,7 +152,7 @@ func share(base, disk string, size int64) error {
 	if err != nil {
 		return err
 	}
-	tmp := disk + ".tmp" // what Lima finds it takes for whole
+	tmp := disk + ".tmp" // Lima assumes that a disk it finds is complete
 	if err := clone(base, tmp); err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func share(base, disk string, size int64) error {
 	return os.Rename(tmp, disk)
 }
 
-// clone copies a file, with its blocks shared where the file system can do that
+// clone copies a file. It shares the blocks where the file system supports that
 // (APFS, Btrfs, XFS).
 func clone(from, to string) error {
 	if err := continuity.CopyFile(to, from); err != nil {
@@ -171,10 +171,10 @@ func clone(from, to string) error {
 	return nil
 }
 
-// place makes dest the file f. One of ours, which has no digest, is linked, not
-// copied: images are read-only and outlive their VMs, which makes a clone a matter
-// of milliseconds. A download is copied out of the cache, and another file from
-// where it is: either may go, or change.
+// place puts the file f at dest. It links one of our images, which have no digest,
+// instead of copying it: they are read-only and outlive their VMs. Therefore a clone
+// takes milliseconds. A download is copied from the cache, and another file from its
+// own location, because either may be removed or change.
 func (d *Driver) place(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
 	if isURL(f.Location) {
 		return d.download(ctx, f, dest, p)

@@ -26,15 +26,15 @@ import (
 )
 
 const (
-	maxDownload   = 64 << 30        // bytes; no server makes us fill the disk
-	downloadStall = time.Minute     // without a byte, until the connection is given up
-	downloadTries = 5               // that bring nothing, in a row
+	maxDownload   = 64 << 30        // bytes; prevents a server from filling the disk
+	downloadStall = time.Minute     // time without a byte until the connection is given up
+	downloadTries = 5               // consecutive tries without any data
 	downloadPause = 2 * time.Second // between tries
 	downloadQuiet = 5 * time.Second // without a byte, until that is reported
 	downloadSay   = time.Second
 )
 
-// download copies the image at a URL to dest, out of the cache.
+// download copies the image at a URL to dest, through the cache.
 func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
 	dl := download{
 		url: f.Location, digest: f.Digest, say: p, stall: downloadStall, quiet: downloadQuiet, pause: downloadPause,
@@ -53,13 +53,14 @@ func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p v
 	})
 }
 
-// downloadDir is where the cache has the file of a URL. It is Lima's own place.
+// downloadDir returns where the cache has the file of a URL. It is the place that
+// Lima uses.
 func (d *Driver) downloadDir(url string) string {
 	return filepath.Join(d.cacheDir, "download", "by-url-sha256", downloader.CacheKey(url))
 }
 
-// download brings one file into the cache. What arrived before an interruption
-// stays there, and the next try asks for the rest.
+// download fetches one file into the cache. Data that arrived before an interruption
+// stays there, and the next try requests the rest.
 type download struct {
 	url    string
 	digest digest.Digest
@@ -72,7 +73,7 @@ type download struct {
 
 func (dl download) file(name string) string { return filepath.Join(dl.dir, name) }
 
-// run returns the path of the whole file. One caller downloads, the others wait
+// run returns the path of the complete file. One caller downloads, the others wait
 // for its result.
 func (dl download) run(ctx context.Context) (data string, err error) {
 	if err := os.MkdirAll(dl.dir, 0o700); err != nil {
@@ -90,7 +91,7 @@ func (dl download) run(ctx context.Context) (data string, err error) {
 			return data, nil
 		}
 	}
-	// Other files here are of another digest, or of a process that died.
+	// Other files here belong to another digest, or to a process that died.
 	part := dl.file("part-" + dl.digest.Encoded())
 	old, err := filepath.Glob(dl.file("part-*"))
 	if err != nil {
@@ -146,12 +147,12 @@ func (dl download) lock(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// errFinal marks what another try would not change.
+// errFinal marks errors that another try would not change.
 type errFinal struct{ error }
 
 func (e errFinal) Unwrap() error { return e.error }
 
-// fetch brings all of the URL into part, in as many tries as bring something.
+// fetch downloads the whole URL into part. It repeats as long as tries bring data.
 func (dl download) fetch(ctx context.Context, part string) (err error) {
 	f, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
@@ -179,7 +180,7 @@ func (dl download) fetch(ctx context.Context, part string) (err error) {
 			return final.error
 		}
 		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-			return errors.Join(err, remove(part)) // or the disk stays full
+			return errors.Join(err, remove(part)) // otherwise the disk stays full
 		}
 		after, serr := f.Seek(0, io.SeekEnd)
 		if serr != nil {
@@ -198,7 +199,7 @@ func (dl download) fetch(ctx context.Context, part string) (err error) {
 	}
 }
 
-// try asks for what part lacks, of which have bytes are there.
+// try requests what part lacks after its first have bytes.
 func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -224,7 +225,7 @@ func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 	if err != nil {
 		return errFinal{err}
 	}
-	req.Header.Set("Accept-Encoding", "identity") // the digest is that of the file as it lies there
+	req.Header.Set("Accept-Encoding", "identity") // the digest is that of the file as stored on the server
 	if have > 0 {
 		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", have))
 	}
@@ -268,7 +269,7 @@ func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 	return nil
 }
 
-// because is why a request ended: the cause of ctx's end, if it has ended.
+// because returns why a request ended: the cause of ctx's end, if ctx has ended.
 func because(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -276,7 +277,7 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// room refuses at once what would not fit on the disk.
+// room fails immediately for a file that would not fit on the disk.
 func (dl download) room(need int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dl.dir, &st); err != nil {
@@ -289,7 +290,7 @@ func (dl download) room(need int64) error {
 	return nil
 }
 
-// watchedReader tells that bytes arrive, and how many there are.
+// watchedReader reports that bytes arrive, and how many.
 type watchedReader struct {
 	from         io.Reader
 	seen         func()
@@ -314,7 +315,7 @@ func (w *watchedReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// check compares what arrived with the digest. What differs is thrown away.
+// check compares the received file with the digest, and deletes it if they differ.
 func (dl download) check(ctx context.Context, part string) error {
 	f, err := os.Open(part)
 	if err != nil {

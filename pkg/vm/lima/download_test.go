@@ -26,7 +26,8 @@ var content = bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
 
 const half = 512 << 10
 
-// imageServer serves content. Its first answers are those of script, one each.
+// imageServer serves content. The handlers in script answer its first requests, one
+// each.
 type imageServer struct {
 	*httptest.Server
 	mu     sync.Mutex
@@ -80,7 +81,7 @@ func (s *imageServer) download(t *testing.T) download {
 	return download{url: s.URL + "/x.qcow2", digest: digest.FromBytes(content), dir: filepath.Join(t.TempDir(), "cache"), stall: time.Minute, quiet: time.Minute}
 }
 
-// requests are the Range headers of all that was asked for so far.
+// requests returns the Range headers of all requests so far.
 func (s *imageServer) requests() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +125,7 @@ func TestDownloadGoesOnAfterAnInterruption(t *testing.T) {
 	}
 }
 
-// A process that is killed leaves its part to the next one.
+// A killed process leaves its partial download to the next one.
 func TestDownloadGoesOnInAnotherProcess(t *testing.T) {
 	s := newImageServer(t, hang)
 	dl := s.download(t)
@@ -134,7 +135,7 @@ func TestDownloadGoesOnInAnotherProcess(t *testing.T) {
 			cancel()
 		}
 	}
-	dl.stall = time.Second // by then half of it is there, and the next try says so
+	dl.stall = time.Second // by then half of the file is there, and the next request shows it
 	if _, err := dl.run(ctx); err == nil {
 		t.Fatal("a cancelled download succeeded")
 	}
@@ -196,7 +197,7 @@ func TestDownloadWithAnotherDigest(t *testing.T) {
 	path, err := dl.run(t.Context())
 	checkDownloaded(t, dl, path, err)
 
-	// What the cache has under the same URL is of no use for another digest.
+	// What the cache has under the same URL must not be used for another digest.
 	other := dl
 	other.digest = digest.FromString("another image")
 	if _, err := other.run(t.Context()); fail.CodeOf(err) != fail.Failure {
@@ -301,7 +302,7 @@ func TestDownloadTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// An image of the user's own is copied: its file may change while VMs run.
+// The user's own image is copied: its file may change while VMs run.
 func TestPlaceCopiesWhatHasADigest(t *testing.T) {
 	s := newImageServer(t)
 	d := newDriver(t)

@@ -21,8 +21,8 @@ const (
 	quotedLogs = 6
 )
 
-// agentLog is the end of the host agent's log: warnings, errors, what QEMU
-// said, and lines that are no records, such as a panic's.
+// agentLog returns the end of the host agent's log: warnings, errors, QEMU's
+// messages, and lines that are not records, such as a panic's.
 func agentLog(dir string) string {
 	f, err := os.Open(filepath.Join(dir, filenames.HostAgentStderrLog))
 	if err != nil {
@@ -63,7 +63,7 @@ func quote(log string) string {
 	return ":\n  " + strings.ReplaceAll(log, "\n", "\n  ")
 }
 
-// known are causes to be recognised in what QEMU, qemu-img and Lima print.
+// known lists causes that can be recognised in the output of QEMU, qemu-img and Lima.
 // "fix" may name a package, see install.
 var known = []struct {
 	says []string // any of these
@@ -84,7 +84,7 @@ var known = []struct {
 
 func hint(s string) func() string { return func() string { return s } }
 
-// explain finds a known cause in text, else returns err.
+// explain finds a known cause in text, or returns err.
 func explain(text string, err error) error {
 	for _, s := range []string{"Could not set up host forwarding rule", "ddress already in use"} {
 		if strings.Contains(text, s) {
@@ -106,7 +106,7 @@ func explain(text string, err error) error {
 	return err
 }
 
-// explainOS is explain for errors of our own file operations.
+// explainOS explains errors of our own file operations.
 func explainOS(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return explain("no space left on device", err)

@@ -34,13 +34,13 @@ import (
 )
 
 const (
-	maxLog      = 16 << 20 // per log that a guest can make grow
+	maxLog      = 16 << 20 // for each log that a guest can make grow
 	logInterval = 2 * time.Second
 )
 
-// HostAgent is the body of the hidden command "hostagent". It runs one VM
-// until the VM ends, and takes the flags that Lima gives its own host agent,
-// so that `limactl stop` and friends understand it.
+// HostAgent implements the hidden command "hostagent". It runs one VM until the VM
+// ends, and accepts the flags that Lima gives its own host agent, so that limactl can
+// handle it.
 func HostAgent(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("hostagent", flag.ContinueOnError)
 	pidFile := f.String("pidfile", "", "where to write the process id")
@@ -58,7 +58,7 @@ func HostAgent(ctx context.Context, args []string) error {
 		defer runtime.UnlockOSThread()
 	}
 	dir := filepath.Dir(*pidFile)
-	unix.Umask(0o077) // QEMU's sockets open its console and monitor
+	unix.Umask(0o077) // access to QEMU's sockets means access to its console and monitor
 
 	lock, err := claim(dir)
 	if err != nil {
@@ -70,7 +70,7 @@ func HostAgent(ctx context.Context, args []string) error {
 		return err
 	}
 	defer events.Close()
-	// From here on whoever waits may believe the logs, see Driver.await.
+	// From here on waiting processes may trust the logs, see Driver.await.
 	if err := atomicfile.Write(*pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func HostAgent(ctx context.Context, args []string) error {
 
 	version.Version = limaVersion
 	logrus.SetOutput(os.Stderr)
-	logrus.SetFormatter(new(logrus.JSONFormatter)) // Lima's own readers parse it
+	logrus.SetFormatter(new(logrus.JSONFormatter)) // Lima's own readers parse JSON
 	logrus.SetLevel(logrus.DebugLevel)             // QEMU's stderr is logged as debug
 
 	ctx, cancel := context.WithCancel(ctx)
@@ -93,14 +93,14 @@ func HostAgent(ctx context.Context, args []string) error {
 	defer func() { cancel(); <-limited }()
 
 	if err := serve(ctx, f.Arg(0), dir, events, stop, *socket); err != nil {
-		logrus.WithError(err).Error("the host agent ends") // the log is all that its starter sees
+		logrus.WithError(err).Error("the host agent ends") // the process that started this one sees only the log
 		return err
 	}
 	return nil
 }
 
-// claim takes the VM's lock, which the kernel drops when we die however that
-// happens, and refuses when a QEMU has survived its host agent.
+// claim takes the VM's lock, which the kernel drops when this process dies, however
+// that happens. It fails when a QEMU has survived its host agent.
 func claim(dir string) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -121,8 +121,7 @@ func claim(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// freshLogs removes what the previous run left to read and returns the new
-// event log.
+// freshLogs removes what the previous run left to read and returns the new event log.
 func freshLogs(dir, socket string) (*os.File, error) {
 	for _, f := range append([]string{endpointFile}, consoles...) {
 		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -140,7 +139,7 @@ func freshLogs(dir, socket string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, filenames.HostAgentStdoutLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|os.O_APPEND, 0o600)
 }
 
-// serve runs the VM, with Lima's API beside it.
+// serve runs the VM, together with Lima's API.
 func serve(ctx context.Context, name, dir string, events *os.File, stop chan os.Signal, socket string) error {
 	if err := plugIn(name, dir); err != nil {
 		return err
@@ -167,8 +166,8 @@ func serve(ctx context.Context, name, dir string, events *os.File, stop chan os.
 	return errors.Join(err, srv.Close(), ignoreClosed(<-served))
 }
 
-// wake sees to it that the VM in dir is resumed rather than booted, if it is a
-// fork that has not woken. The returned function waits for the end of that.
+// wake resumes the VM in dir instead of booting it, if it is a fork that has not
+// woken. The returned function waits for the end of that.
 func wake(ctx context.Context, name, dir string) (wait func(), err error) {
 	f, err := readFork(dir)
 	if f == nil || err != nil {
@@ -191,7 +190,7 @@ func wake(ctx context.Context, name, dir string) (wait func(), err error) {
 		defer close(done)
 		if err := f.wake(ctx, name, dir); err != nil && ctx.Err() == nil {
 			logrus.WithError(err).Error("cannot wake the saved VM")
-			// It would wait for ever. Whoever started it sees it end.
+			// QEMU would wait forever. The process that started it notices its end.
 			if found, err := family(dir); err == nil {
 				for pid, is := range found {
 					if is == driver {
@@ -211,9 +210,9 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// limitLogs empties logs that have grown too long: a guest that prints without
-// end must not fill the host's disk. QEMU goes on at its old offset, which
-// leaves a hole that takes no space.
+// limitLogs empties logs that have grown too long: a guest that prints without end
+// must not fill the host's disk. QEMU continues at its old offset, which leaves a
+// hole that takes no space.
 func limitLogs(ctx context.Context, dir string) {
 	for sleep(ctx, logInterval) == nil {
 		if err := shorten(dir); err != nil {
@@ -228,7 +227,7 @@ func shorten(dir string) error {
 		path := filepath.Join(dir, f)
 		st, err := os.Stat(path)
 		if err != nil {
-			continue // not made yet
+			continue // not created yet
 		}
 		if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Blocks*512 >= maxLog {
 			errs = append(errs, os.Truncate(path, 0))
@@ -237,8 +236,8 @@ func shorten(dir string) error {
 	return errors.Join(errs...)
 }
 
-// prepareInstance is Lima's part in making a VM's disks. It stands here
-// because it links the VM managers, which on macOS need cgo.
+// prepareInstance does Lima's part in making a VM's disks. It is in this file because
+// it links the VM managers, which on macOS need cgo.
 func prepareInstance(ctx context.Context, inst *store.Instance) error {
 	_, err := instance.Prepare(ctx, inst)
 	return err

@@ -13,8 +13,8 @@ import (
 var errNoCgo = fail.New(fail.Host, "this binary was built without cgo and cannot run VMs on macOS").
 	WithHint("brew install agent-sessionizer")
 
-// HostAgent needs cgo on macOS, for Virtualization.framework. This one exists
-// so that everything else can be checked without.
+// HostAgent needs cgo on macOS, for Virtualization.framework. This stub lets
+// everything else be checked without cgo.
 func HostAgent(context.Context, []string) error { return errNoCgo }
 
 func prepareInstance(context.Context, *store.Instance) error { return errNoCgo }

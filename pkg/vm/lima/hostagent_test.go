@@ -40,7 +40,7 @@ func TestLogsStayShort(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// QEMU writes on where it was.
+	// QEMU continues to write at its old offset.
 	f, err := os.OpenFile(filepath.Join(dir, "serial.log"), os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"github.com/lima-vm/lima/pkg/store/filenames"
 )
 
-// ImageUsers are the VMs below home whose disks build on files in dir, or will
-// when they are started for the first time. It needs no Driver.
+// ImageUsers returns the VMs below home whose disks build on files in dir, or will do
+// so after their first start. It needs no Driver.
 func ImageUsers(home, dir string) ([]string, error) {
 	instances, err := os.ReadDir(home)
 	if os.IsNotExist(err) {
@@ -28,7 +28,8 @@ func ImageUsers(home, dir string) ([]string, error) {
 		vm := filepath.Join(home, e.Name())
 		for _, f := range []string{filenames.BaseDisk, filenames.Kernel, filenames.Initrd, filenames.LimaYAML} {
 			if refers(filepath.Join(vm, f), dir, real) {
-				// A directory on its way in or out is ".NAME~…", see asidePrefix.
+				// A directory that is being created or removed is ".NAME~…", see
+				// asidePrefix.
 				name, _, _ := strings.Cut(strings.TrimPrefix(e.Name(), "."), "~")
 				users = append(users, name)
 				break
@@ -38,13 +39,13 @@ func ImageUsers(home, dir string) ([]string, error) {
 	return users, nil
 }
 
-// refers reports whether file links to, or as the VM's configuration names,
-// something in one of dirs.
+// refers reports whether file is a link into one of dirs, or a VM configuration that
+// names something there.
 func refers(file string, dirs ...string) bool {
 	text, err := os.Readlink(file)
 	if err != nil {
 		if filepath.Base(file) != filenames.LimaYAML {
-			return false // not there, or a copy of its own
+			return false // missing, or a copy of its own
 		}
 		text = read(file)
 	}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Before its first start a VM has the image in its configuration only, later
-// its disks are links to it.
+// Before its first start a VM names the image only in its configuration; later its
+// disks are links to the image.
 func TestImageUsers(t *testing.T) {
 	home, images := t.TempDir(), t.TempDir()
 	dir := filepath.Join(images, "debian-x86_64-0123456789ab-1")

@@ -14,8 +14,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Inspect implements vm.Driver. It reads a handful of small files and asks no
-// process anything, so that a frozen host agent cannot delay it.
+// Inspect implements vm.Driver. It reads a few small files and communicates with no
+// process, so that a frozen host agent cannot delay it.
 func (d *Driver) Inspect(ctx context.Context, name string) (vm.Machine, error) {
 	if err := ctx.Err(); err != nil {
 		return vm.Machine{}, err
@@ -52,13 +52,13 @@ func inspect(name, dir string) vm.Machine {
 	}
 	out.State = vm.Running
 	if r.driver {
-		// The file may be of an earlier run only while no driver runs.
+		// While a driver runs, the file belongs to the current run.
 		if e, err := readEndpoint(dir); err == nil {
 			out.Endpoint = e
 		}
 		if !r.agent {
-			// QEMU forwards the SSH port by itself; the agent is not needed
-			// for anything but starting.
+			// QEMU itself forwards the SSH port; the agent is needed only for
+			// starting.
 			out.Reason = "its host agent died"
 		}
 	}
@@ -82,7 +82,7 @@ func (d *Driver) List(ctx context.Context) ([]vm.Machine, error) {
 			return nil, ctx.Err()
 		case isNotFound(err): // deleted meanwhile
 			continue
-		case err != nil: // a name that is none of ours
+		case err != nil: // not a valid name for our VMs
 			m = vm.Machine{Name: e.Name(), State: vm.Broken, Reason: err.Error(), Dir: filepath.Join(d.home, e.Name())}
 		}
 		out = append(out, m)
@@ -90,7 +90,7 @@ func (d *Driver) List(ctx context.Context) ([]vm.Machine, error) {
 	return out, nil
 }
 
-// diskUsed is what the VM's own files occupy; images it shares do not count.
+// diskUsed returns the space used by the VM's own files; shared images do not count.
 func diskUsed(dir string) int64 {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -22,18 +22,19 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Files of ours in Lima's instance directory.
+// These are our own files in Lima's instance directory.
 const (
-	metaFile     = "agent-sessionizer.json"          // what Inspect reads; a directory without it is not whole
+	metaFile     = "agent-sessionizer.json"          // what Inspect reads; a directory without it is incomplete
 	endpointFile = "agent-sessionizer-endpoint.json" // of the current run; the host agent removes it when it starts
 	disksFile    = "agent-sessionizer-disks"         // exists once disks and kernel are complete
-	lockFile     = "agent-sessionizer.lock"          // held by the host agent as long as it lives
+	lockFile     = "agent-sessionizer.lock"          // held by the host agent while it is alive
 )
 
-// maxSocketPath is macOS's limit, kept everywhere so that names mean the same.
+// maxSocketPath is macOS's limit, applied everywhere so that names are equally valid
+// on all hosts.
 const maxSocketPath = 104
 
-// meta is what Inspect tells of a VM without asking Lima, whose own inspection
+// meta is what Inspect reports about a VM without asking Lima, whose own inspection
 // parses YAML three times and dials sockets.
 type meta struct {
 	Arch   string `json:"arch"`
@@ -45,7 +46,7 @@ type meta struct {
 	Wired  bool   `json:"wired,omitempty"`
 }
 
-// dir is the VM's directory, or an error for a name that cannot be one.
+// dir returns the VM's directory, or an error for an invalid name.
 func (d *Driver) dir(name string) (string, error) {
 	if err := store.ValidateInstName(name); err != nil {
 		return "", fail.New(fail.Usage, "%w", err)
@@ -58,7 +59,7 @@ func (d *Driver) dir(name string) (string, error) {
 	return dir, nil
 }
 
-// Create implements vm.Driver. The directory appears whole, by a rename.
+// Create implements vm.Driver. The directory appears complete, by a rename.
 func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	dir, err := d.dir(s.Name)
 	if err != nil {
@@ -86,7 +87,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := d.remove(ctx, s.Name, dir); err != nil { // half made by something else than a rename of ours
+	if err := d.remove(ctx, s.Name, dir); err != nil { // left half made by something other than our rename
 		return err
 	}
 	m := meta{Arch: s.Image.Arch, VMType: vmType(s.Image.Arch), CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User, Wired: s.Wired}
@@ -100,7 +101,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	return nil
 }
 
-// validate is Lima's own opinion of the configuration.
+// validate applies Lima's own checks to the configuration.
 func validate(yaml []byte, path, label string) error {
 	return guard("validate the VM's configuration", func() error {
 		y, err := limayaml.Load(yaml, path)
@@ -114,14 +115,14 @@ func validate(yaml []byte, path, label string) error {
 	})
 }
 
-// make does what Lima's instance.Create does, but atomically: a directory
-// beside the final one, renamed when it is on disk.
+// make does what Lima's instance.Create does, but atomically: it makes a directory
+// beside the final one and renames it once it is on disk.
 func (d *Driver) make(name, dir string, yaml []byte, m meta, f *fork) error {
 	tmp, err := os.MkdirTemp(d.home, asidePrefix(name)+"new-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp) // gone by then if all went well
+	defer os.RemoveAll(tmp) // no longer exists if all went well
 	files := map[string][]byte{filenames.LimaYAML: yaml, filenames.LimaVersion: []byte(limaVersion)}
 	if files[metaFile], err = json.Marshal(m); err != nil {
 		return err
@@ -150,13 +151,13 @@ func (d *Driver) Delete(ctx context.Context, name string) error {
 		return err
 	}
 	if err != nil || !m.Wired {
-		return nil //nolint:nilerr // half made or never there
+		return nil //nolint:nilerr // it was half made or never existed
 	}
 	return d.publish()
 }
 
-// remove kills what runs for the VM and removes its directory, first from
-// sight, then file by file.
+// remove kills what runs for the VM. Then it renames the VM's directory and removes
+// it.
 func (d *Driver) remove(ctx context.Context, name, dir string) error {
 	if err := d.kill(ctx, dir); err != nil {
 		return fmt.Errorf("delete VM %s: %w", name, err)
@@ -172,7 +173,7 @@ func (d *Driver) remove(ctx context.Context, name, dir string) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range left { // also what earlier, interrupted calls left
+	for _, l := range left { // including leftovers of earlier, interrupted calls
 		if err := os.RemoveAll(l); err != nil {
 			return fmt.Errorf("delete VM %s: %w", name, err)
 		}
@@ -180,8 +181,8 @@ func (d *Driver) remove(ctx context.Context, name, dir string) error {
 	return nil
 }
 
-// asidePrefix starts the names of directories that are on their way in or
-// out. Lima ignores names with a leading dot, and "~" is in no VM's name.
+// asidePrefix returns the prefix for directories that are being created or removed.
+// Lima ignores names with a leading dot, and no VM's name contains "~".
 func asidePrefix(name string) string { return "." + name + "~" }
 
 func readMeta(dir string) (meta, error) {
@@ -206,9 +207,9 @@ func readEndpoint(dir string) (vm.Endpoint, error) {
 	return e, err
 }
 
-// ensureUserKey makes the key pair that Lima puts into every VM. Lima looks for
-// it before it takes a lock and not after, so of several VMs that are the first
-// of a home all but one would fail.
+// ensureUserKey makes the key pair that Lima puts into every VM. Lima checks for it
+// before taking a lock and not again afterwards. So if several VMs are created at
+// once in a new home, all but one would fail.
 func (d *Driver) ensureUserKey() error {
 	dir := filepath.Join(d.home, filenames.ConfigDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -233,15 +234,15 @@ func (d *Driver) ensureUserKey() error {
 	if err != nil {
 		return err
 	}
-	// The private half last: its presence says that both are there.
+	// Write the private half last: its presence means that both exist.
 	if err := atomicfile.Write(filepath.Join(dir, filenames.UserPublicKey), []byte(authorized+" lima\n"), 0o600); err != nil {
 		return err
 	}
 	return atomicfile.Write(private, key, 0o600)
 }
 
-// releaseDisks drops the VM's locks on shared disks. Lima forgets them when a
-// VM ends before Lima had logged in to it.
+// releaseDisks drops the VM's locks on shared disks. Lima forgets them when a VM ends
+// before Lima has logged in to it.
 func (d *Driver) releaseDisks(dir string) error {
 	links, err := filepath.Glob(filepath.Join(d.home, filenames.DisksDir, "*", filenames.InUseBy))
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ioctl numbers and offsets of linux/kvm.h for x86_64; the kernel keeps them.
+// These are ioctl numbers and offsets of linux/kvm.h for x86_64; the kernel keeps
+// them stable.
 const (
 	kvmGetAPIVersion       = 0xAE00
 	kvmCreateVM            = 0xAE01
@@ -33,18 +34,18 @@ const (
 	msrArchCapabilities = 0x10a
 
 	probeTimeout = 2 * time.Second
-	// loopLimit is generous for a million iterations, which take a processor
-	// 1 ms; a KVM that interprets them takes seconds.
+	// loopLimit is generous for a million iterations: a processor takes 1 ms for
+	// them, a KVM that interprets them takes seconds.
 	loopLimit = 150 * time.Millisecond
 )
 
-// probeKVM runs a few instructions under KVM and says what is wrong with it,
-// "" when nothing is. /dev/kvm may open, make VMs and run "hlt", and still not
-// run an ordinary guest: nested and para-virtual hosts do that.
+// probeKVM runs a few instructions under KVM and returns what is wrong with it, or
+// "". KVM on nested and para-virtual hosts may open, create VMs and run "hlt", and
+// still not run an ordinary guest.
 func probeKVM() string {
 	answer := make(chan string, 1)
-	// KVM_RUN cannot be interrupted from Go. Should it hang, this goroutine
-	// and its thread are given up; the process is a short-lived command.
+	// KVM_RUN cannot be interrupted from Go. If it hangs, this goroutine and its
+	// thread are abandoned; the process is a short-lived command.
 	go func() {
 		runtime.LockOSThread() // a vCPU belongs to its thread
 		defer runtime.UnlockOSThread()
@@ -148,7 +149,7 @@ func runTinyGuest() (err error) {
 
 // setUpCPU puts the vCPU into 64-bit mode at codeAt.
 func setUpCPU(kvm, cpu int, mem []byte) error {
-	cpuid := make([]byte, 8+40*256) // 64-bit mode is checked against it
+	cpuid := make([]byte, 8+40*256) // KVM checks 64-bit mode against it
 	binary.LittleEndian.PutUint32(cpuid, 256)
 	if _, err := ioctl(kvm, kvmGetSupportedCPUID, unsafe.Pointer(&cpuid[0])); err != nil {
 		return fmt.Errorf("KVM_GET_SUPPORTED_CPUID: %w", err)
@@ -156,7 +157,7 @@ func setUpCPU(kvm, cpu int, mem []byte) error {
 	if _, err := ioctl(cpu, kvmSetCPUID2, unsafe.Pointer(&cpuid[0])); err != nil {
 		return fmt.Errorf("KVM_SET_CPUID2: %w", err)
 	}
-	// QEMU's -cpu host copies this register and aborts when that is refused.
+	// QEMU's -cpu host copies this register and aborts when setting it fails.
 	msr := struct {
 		n, _     uint32
 		index, _ uint32
@@ -207,7 +208,7 @@ func setUpCPU(kvm, cpu int, mem []byte) error {
 	return nil
 }
 
-// runToHalt runs the vCPU and checks that it computed.
+// runToHalt runs the vCPU and checks the computed result.
 func runToHalt(cpu int, run []byte) error {
 	le := binary.LittleEndian
 	computed := false

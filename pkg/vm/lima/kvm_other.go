@@ -4,8 +4,7 @@ package lima
 
 import "os"
 
-// probeKVM only looks whether KVM is there: on other architectures QEMU's
-// opinion is the only one.
+// probeKVM only checks whether KVM exists: on other architectures only QEMU is asked.
 func probeKVM() string {
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {

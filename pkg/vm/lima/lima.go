@@ -1,14 +1,14 @@
-// Package lima is the vm.Driver for real VMs: Lima as a library, QEMU on
-// Linux, Virtualization.framework on macOS.
+// Package lima is the vm.Driver for real VMs: Lima as a library, QEMU on Linux,
+// Virtualization.framework on macOS.
 //
-// It owns LIMA_HOME and every process that runs for a VM: the host agent,
-// which is this product's own binary executed again, and QEMU. It never logs
-// in to a guest, never needs limactl, and believes nothing a guest prints
-// beyond a host key that it has parsed.
+// It owns LIMA_HOME and every process that runs for a VM: the host agent, which is
+// this product's own binary executed again, and QEMU. It never logs in to a guest,
+// never needs limactl, and trusts nothing that a guest prints except a host key that
+// it has parsed.
 //
-// Lima keeps its state in globals: LIMA_HOME is an environment variable, its
-// logger is logrus's standard one. New sets both, so that a process can hold
-// drivers for one Home only.
+// Lima keeps its state in globals: LIMA_HOME is an environment variable, and its
+// logger is logrus's standard one. New sets both, so a process can hold drivers for
+// one Home only.
 package lima
 
 import (
@@ -28,8 +28,8 @@ import (
 	_ "github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima/internal/a0env" // must initialise before Lima
 )
 
-// limaVersion is what the linked library calls itself; it is "<unknown>"
-// unless set, which makes Lima warn at every inspection.
+// limaVersion is what the linked library reports as its version. Unless it is set,
+// the version is "<unknown>", and Lima warns at every inspection.
 const limaVersion = "1.2.2"
 
 // Options configure a Driver.
@@ -37,7 +37,7 @@ type Options struct {
 	Home     string // LIMA_HOME; short, because socket paths below it are limited to 104 bytes
 	Self     string // our own binary, which serves the hidden command "hostagent"
 	CacheDir string // downloads and the accelerator verdict
-	Template []byte // VM template for a Spec that brings none
+	Template []byte // VM template for a Spec without one
 
 	// Log receives what Lima logs in this process; nil drops it.
 	Log func(level, msg string, fields map[string]any)
@@ -53,8 +53,8 @@ type Driver struct {
 
 var _ vm.Driver = (*Driver)(nil)
 
-// New makes Home and CacheDir where they are missing, and sets LIMA_HOME and
-// Lima's logger for the whole process.
+// New creates Home and CacheDir where they are missing, and sets LIMA_HOME and Lima's
+// logger for the whole process.
 func New(o Options) (*Driver, error) {
 	for _, p := range []string{o.Home, o.Self, o.CacheDir} {
 		if !filepath.IsAbs(p) {
@@ -66,7 +66,7 @@ func New(o Options) (*Driver, error) {
 			return nil, fail.New(fail.Host, "make the VM directory: %w", err)
 		}
 	}
-	// Lima resolves symlinks in LIMA_HOME; processes are recognised by their
+	// Lima resolves symlinks in LIMA_HOME. Processes are recognised by their
 	// arguments, so both sides must spell the path alike.
 	home, err := filepath.EvalSymlinks(o.Home)
 	if err != nil {
@@ -80,12 +80,12 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	version.Version = limaVersion
-	downloader.HideProgress = true // it draws on stderr; we report our own
+	downloader.HideProgress = true // it draws on stderr; we report our own progress
 	captureLog(o.Log)
 	return &Driver{home: home, self: o.Self, cacheDir: o.CacheDir, template: o.Template}, nil
 }
 
-// vmType is the virtual machine manager for guests of arch on this host.
+// vmType returns the virtual machine manager for guests of arch on this host.
 func vmType(arch string) limayaml.VMType {
 	if runtime.GOOS == "darwin" && limayaml.IsNativeArch(arch) {
 		return limayaml.VZ

@@ -149,7 +149,7 @@ func TestDownload(t *testing.T) {
 
 func sum(s string) []byte { h := sha256.Sum256([]byte(s)); return h[:] }
 
-// only makes a PATH of nothing but these programs.
+// only returns a PATH with just these programs.
 func only(t *testing.T, programs ...string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -165,7 +165,7 @@ func only(t *testing.T, programs ...string) {
 	t.Setenv("PATH", dir)
 }
 
-// A VM that cannot start says why, and leaves nothing running.
+// A VM that cannot start reports why, and leaves nothing running.
 func TestStartExplains(t *testing.T) {
 	images := t.TempDir()
 	raw := filepath.Join(images, "raw")
@@ -199,7 +199,7 @@ func TestStartExplains(t *testing.T) {
 			if err := d.Create(t.Context(), s); err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // the second finds what the first left
+			for range 2 { // the second start finds what the first left
 				_, err := d.Start(t.Context(), name, nil)
 				if err == nil || fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) || !strings.Contains(fail.HintOf(err), c.hint) {
 					t.Fatalf("%v (code %v, hint %q)", err, fail.CodeOf(err), fail.HintOf(err))
@@ -247,7 +247,7 @@ func TestImageThatIsGone(t *testing.T) {
 	if err := d.prepare(t.Context(), "gone", dir, meta{}, nil); err != nil || !strings.HasSuffix(content(), "work") {
 		t.Fatalf("the disk was made anew: %v", err)
 	}
-	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil { // killed before the disks were done
+	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil { // as if killed before the disks were complete
 		t.Fatal(err)
 	}
 	if err := d.prepare(t.Context(), "gone", dir, meta{}, nil); err != nil || strings.HasSuffix(content(), "work") {

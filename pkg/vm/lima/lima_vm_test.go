@@ -23,7 +23,7 @@ import (
 
 func runTests(m *testing.M) int { return realvm.Main(m, nil) }
 
-// boot bounds one boot: a machine that is busy emulates it in minutes.
+// boot limits one boot: a busy machine takes minutes to emulate it.
 const boot = 15 * time.Minute
 
 // markerScript prints the marker once sshd offers the key that cloud-init made.
@@ -33,7 +33,7 @@ systemd-run --no-block --unit=marker --property=DefaultDependencies=no bash -c '
   echo "agent-sessionizer-ready $(cut -d" " -f1,2 /etc/ssh/ssh_host_ed25519_key.pub)" >/dev/ttyS0'
 `
 
-// small is a VM with the image under test, whose file system has 6 GiB.
+// small describes a VM with the image under test, whose file system has 6 GiB.
 func small(t *testing.T, name, authorizedKey string) vm.Spec {
 	t.Helper()
 	return vm.Spec{
@@ -42,14 +42,14 @@ func small(t *testing.T, name, authorizedKey string) vm.Spec {
 	}
 }
 
-// TestSuite is what every driver passes, on real VMs.
+// TestSuite runs the suite that every driver passes, on real VMs.
 func TestSuite(t *testing.T) {
 	key, public, err := ssh.NewKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the processes of a VM must not inherit: a descriptor such as a flock's
-	// or the store's, without close-on-exec, and a token.
+	// A VM's processes must not inherit these: a descriptor without close-on-exec,
+	// such as that of a flock or the store, and a token.
 	lock, err := unix.Open(filepath.Join(t.TempDir(), "lock"), unix.O_CREAT|unix.O_RDWR, 0o600)
 	if err != nil {
 		t.Fatal(err)
@@ -90,8 +90,8 @@ func TestSuite(t *testing.T) {
 	})
 }
 
-// crash is a host's: everything dies, and after its reboot the pid files hold
-// pids of somebody else.
+// crash simulates a crash of the host: everything dies, and after the reboot the pid
+// files hold pids of other processes.
 func crash(t *testing.T, dir string) {
 	t.Helper()
 	found, err := family(dir)
@@ -106,7 +106,7 @@ func crash(t *testing.T, dir string) {
 	}
 }
 
-// trouble is what befalls a VM's processes while the guest goes on.
+// trouble causes faults in a VM's processes while the guest continues.
 func trouble(t *testing.T, d *Driver, ep vm.Endpoint, c *ssh.Client, name string) {
 	t.Helper()
 	dir := filepath.Join(d.home, name)
@@ -125,7 +125,7 @@ func trouble(t *testing.T, d *Driver, ep vm.Endpoint, c *ssh.Client, name string
 		if again, err := d.Start(t.Context(), name, nil); err != nil || again != ep {
 			t.Errorf("%s: Start: %+v, %v", when, again, err)
 		}
-		if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil { // the port is QEMU's own
+		if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil { // the port belongs to QEMU itself
 			t.Errorf("%s: %v", when, err)
 		}
 	}
@@ -166,7 +166,8 @@ func send(t *testing.T, pid int, s syscall.Signal) {
 	}
 }
 
-// inherits fails when a process holds what belongs to its starter.
+// inherits fails when a process has something that belongs to the process that
+// started it.
 func inherits(t *testing.T, pid int) {
 	t.Helper()
 	fds, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
@@ -187,7 +188,7 @@ func inherits(t *testing.T, pid int) {
 	}
 }
 
-// A guest that panics is an error at once, and leaves nothing that runs.
+// A guest that panics is an immediate error, and leaves nothing running.
 func TestPanic(t *testing.T) {
 	d := newDriver(t)
 	_, public, err := ssh.NewKey()

@@ -10,7 +10,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// logHook hands Lima's records to the driver's Log.
+// logHook passes Lima's records to the driver's Log.
 type logHook struct {
 	log func(level, msg string, fields map[string]any)
 }
@@ -24,12 +24,12 @@ func (h logHook) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// fatalExit is panicked with where Lima calls logrus.Fatal, which would
-// otherwise end the process.
+// fatalExit is the panic value where Lima calls logrus.Fatal, which would otherwise
+// end the process.
 type fatalExit struct{ code int }
 
-// captureLog silences logrus's standard logger, which is the one Lima uses,
-// routes its records to log, and turns Fatal into a panic that guard recovers.
+// captureLog silences logrus's standard logger, which is the one Lima uses. It routes
+// the records to log, and turns Fatal into a panic that guard recovers.
 func captureLog(log func(level, msg string, fields map[string]any)) {
 	std := logrus.StandardLogger()
 	std.SetOutput(io.Discard)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestMain makes the test binary serve as the host agent it starts.
+// TestMain lets the test binary also act as the host agent that it starts.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "idle" { // see idle
 		c := make(chan os.Signal, 1)

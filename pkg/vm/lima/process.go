@@ -16,10 +16,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// poll is how often processes and logs are looked at while we wait.
+// poll is how often processes and logs are checked while waiting.
 const poll = 50 * time.Millisecond
 
-// killGrace bounds the wait for a process that was sent SIGKILL; one in
+// killGrace limits the wait for a process that was sent SIGKILL; one in
 // uninterruptible sleep (dead NFS) may take longer.
 const killGrace = 10 * time.Second
 
@@ -33,8 +33,8 @@ const (
 	sshMux        // Lima's SSH connection, which outlives a killed host agent
 )
 
-// roleOf says what the process with these arguments does for the VM in dir.
-// A pid alone means nothing: after a crash or a reboot it may be anybody's.
+// roleOf returns what the process with these arguments does for the VM in dir. A pid
+// alone proves nothing: after a crash or a reboot it may belong to any process.
 func roleOf(args []string, dir string) role {
 	for i, a := range args {
 		value := ""
@@ -61,8 +61,8 @@ type running struct {
 
 func (r running) any() bool { return r.agent || r.driver }
 
-// look reads the pid files: cheap enough for a list, and no stale pid or
-// frozen process disturbs it.
+// look reads the pid files. It is cheap enough for a list, and neither a stale pid
+// nor a frozen process disturbs it.
 func look(dir string, m meta) running {
 	r := running{
 		agent:  pidFileRole(filepath.Join(dir, filenames.HostAgentPID), dir) == agent,
@@ -89,8 +89,8 @@ func pidFileRole(path, dir string) role {
 	return roleOf(arguments(pid), dir)
 }
 
-// family finds a VM's processes by their arguments in the whole process
-// table. Pid files miss a QEMU whose host agent died before QEMU wrote one.
+// family finds a VM's processes by their arguments in the whole process table. Pid
+// files miss a QEMU whose host agent died before QEMU wrote one.
 func family(dir string) (map[int]role, error) {
 	table, err := processTable()
 	if err != nil {
@@ -105,9 +105,9 @@ func family(dir string) (map[int]role, error) {
 	return found, nil
 }
 
-// kill ends everything that runs for the VM in dir and clears what it left.
-// Killing the host agent first keeps it from starting a QEMU that we then
-// would not see, so the table is read again until it is empty.
+// kill ends everything that runs for the VM in dir and clears what it left. Killing
+// the host agent first keeps it from starting a QEMU unnoticed, so the table is read
+// again until it is empty.
 func (d *Driver) kill(ctx context.Context, dir string) error {
 	deadline := time.Now().Add(killGrace)
 	for {
@@ -134,9 +134,9 @@ func (d *Driver) kill(ctx context.Context, dir string) error {
 	}
 }
 
-// killVerified takes a handle of the process first (a pidfd where there are
-// such) and looks at its arguments again, so that a reused pid is spared.
-// The caller sees in the process table whether it worked.
+// killVerified first takes a handle of the process, a pidfd where available. It then
+// checks the arguments again, so that a reused pid is spared. The caller checks the
+// process table for the result.
 func killVerified(pid int, want role, dir string) {
 	p, err := os.FindProcess(pid)
 	if err != nil {

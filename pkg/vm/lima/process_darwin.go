@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// arguments are a process's own as ps prints them, split at blanks: the paths
-// that we compare hold none, see Driver.dir.
+// arguments returns a process's arguments as ps prints them, split at blanks: the
+// paths that we compare contain none, see Driver.dir.
 func arguments(pid int) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// arguments are a process's own, empty for one that is gone, a zombie, or not
-// ours to see.
+// arguments returns a process's arguments. The result is empty for a process that is
+// gone, a zombie, or not visible to us.
 func arguments(pid int) []string {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
 	if err != nil || len(b) == 0 {

@@ -64,8 +64,8 @@ func writePID(t *testing.T, path string, pid int) {
 	}
 }
 
-// A pid file that survived a reboot names somebody else's process, which must
-// neither be taken for the VM nor be killed.
+// A pid file that survived a reboot names a process that is not ours. That process
+// must neither be taken for the VM nor be killed.
 func TestStalePIDs(t *testing.T) {
 	d := newDriver(t)
 	if err := d.Create(t.Context(), testSpec("stale")); err != nil {
@@ -108,7 +108,7 @@ func TestStalePIDs(t *testing.T) {
 	}
 }
 
-// A QEMU whose host agent died before QEMU wrote its pid file.
+// This finds a QEMU whose host agent died before QEMU wrote its pid file.
 func TestOrphanIsFound(t *testing.T) {
 	d := newDriver(t)
 	if err := d.Create(t.Context(), testSpec("orphan")); err != nil {
@@ -118,7 +118,7 @@ func TestOrphanIsFound(t *testing.T) {
 	orphan := idle(t, "-pidfile", filepath.Join(dir, "qemu.pid"))
 	reaped := make(chan struct{})
 	go func() { orphan.Wait(); close(reaped) }()
-	// Without a way to power off there is nothing to give a grace for.
+	// Without a poweroff function Stop must not wait for the grace.
 	const grace = time.Hour
 	if err := d.Stop(t.Context(), "orphan", nil, grace); err != nil {
 		t.Fatal(err)

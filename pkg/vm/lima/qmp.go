@@ -21,14 +21,14 @@ type monitor struct {
 	stop func() bool
 }
 
-// dialMonitor connects to the QEMU of the VM in dir, once it listens. The
-// connection ends with ctx.
+// dialMonitor connects to the QEMU of the VM in dir, once it listens. The connection
+// ends with ctx.
 func dialMonitor(ctx context.Context, dir string) (*monitor, error) {
 	for {
 		c, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, filenames.QMPSock))
 		if err == nil {
 			m := &monitor{conn: c, in: json.NewDecoder(c), out: json.NewEncoder(c)}
-			m.stop = context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Now()) }) // wakes what waits
+			m.stop = context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Now()) }) // interrupts pending reads and writes
 			var greeting struct{ QMP json.RawMessage }
 			if err := m.in.Decode(&greeting); err != nil {
 				return nil, errors.Join(fmt.Errorf("QEMU's monitor: %w", err), m.Close())
@@ -44,7 +44,7 @@ func dialMonitor(ctx context.Context, dir string) (*monitor, error) {
 	}
 }
 
-// Close may be called twice.
+// Close closes the connection. It may be called twice.
 func (m *monitor) Close() error {
 	m.stop()
 	return m.conn.Close()
@@ -70,13 +70,13 @@ func (m *monitor) do(command string, args map[string]any) (json.RawMessage, erro
 		switch {
 		case reply.Error != nil:
 			return nil, fmt.Errorf("QEMU's monitor: %s: %s", command, clean(reply.Error.Desc))
-		case reply.Return != nil: // else an event
+		case reply.Return != nil: // otherwise an event
 			return reply.Return, nil
 		}
 	}
 }
 
-// until runs a query until done says so of its result.
+// until repeats a query until done returns true for its result.
 func until[T any](ctx context.Context, m *monitor, query string, done func(T) (bool, error)) error {
 	for {
 		raw, err := m.do(query, nil)

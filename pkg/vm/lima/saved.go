@@ -26,29 +26,29 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// A saved VM is QEMU's migration stream, with the VM's disk as it was at that
-// moment. A fork is a VM whose first start reads the stream in instead of
-// booting: QEMU waits for it (-incoming defer), the host agent feeds it, lets
-// the guest go on, and writes the guest's new identity to its virtio console,
-// at which it waits. From then on it is a VM like all others, and boots.
+// A saved VM is QEMU's migration stream, with the VM's disk as it was at that moment.
+// A fork is a VM whose first start reads the stream instead of booting. QEMU waits
+// for the stream (-incoming defer). The host agent feeds it, resumes the guest, and
+// writes the guest's new identity to the virtio console, where the guest waits for
+// it. From then on it is an ordinary VM that boots.
 
 const (
-	// forkFile holds what the first start of a fork needs. Once the guest has
-	// woken it is removed, before anybody can log in: what a fork has written to
-	// its disk since would not fit the saved memory any more.
+	// forkFile holds what the first start of a fork needs. It is removed once the
+	// guest has woken, before logins are possible: what a fork has written to its
+	// disk since then would not match the saved memory any more.
 	forkFile = "agent-sessionizer-fork"
 
-	// wakeTimeout bounds reading the state and the guest's change of identity.
+	// wakeTimeout limits reading the state and the guest's change of identity.
 	wakeTimeout = 3 * time.Minute
 
-	// saveTimeout bounds writing the state of a guest that sleeps.
+	// saveTimeout limits writing the state of a sleeping guest.
 	saveTimeout = 5 * time.Minute
 )
 
 // fork is the content of forkFile.
 type fork struct {
 	State         string `json:"state"`
-	Disk          int64  `json:"disk"` // bytes, what the guest's disk grows to
+	Disk          int64  `json:"disk"` // bytes, the final size of the guest's disk
 	User          string `json:"user"`
 	AuthorizedKey string `json:"authorized_key"`
 }
@@ -74,8 +74,8 @@ func readFork(dir string) (*fork, error) {
 	return f, nil
 }
 
-// overlay makes the fork's disk anew: the saved memory fits no other content.
-// It keeps the size that the saved VM had; wake lets it grow.
+// overlay makes the fork's disk again, because the saved memory matches no other
+// content. The disk keeps the size that the saved VM had; wake lets it grow.
 func (f *fork) overlay(ctx context.Context, dir string) error {
 	disk := filepath.Join(dir, filenames.DiffDisk)
 	if err := os.Remove(disk); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -84,8 +84,8 @@ func (f *fork) overlay(ctx context.Context, dir string) error {
 	return qemuImg(ctx, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", filepath.Join(dir, filenames.BaseDisk), disk)
 }
 
-// wake resumes the QEMU that waits in dir, gives the guest its identity, and
-// returns once it is a VM like all others.
+// wake resumes the QEMU that waits in dir, gives the guest its identity, and returns
+// once it is an ordinary VM.
 func (f *fork) wake(ctx context.Context, name, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)
 	defer cancel()
@@ -127,14 +127,14 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 	}
 }
 
-// resume feeds the state to QEMU and lets the guest go on.
+// resume feeds the state to QEMU and resumes the guest.
 func (f *fork) resume(ctx context.Context, dir string) error {
 	m, err := dialMonitor(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	// Through a program: QEMU before 8.2 cannot read a file by itself.
+	// Through a program, because QEMU before 8.2 cannot read a file itself.
 	if _, err := m.do("migrate-incoming", map[string]any{"uri": "exec:cat " + ssh.Quote(f.State)}); err != nil {
 		return err
 	}
@@ -151,14 +151,14 @@ func (f *fork) resume(ctx context.Context, dir string) error {
 	return err
 }
 
-// identity is a new one, with the public half of its host key.
+// identity makes a new identity, and returns the public half of its host key as well.
 func (f *fork) identity(name, dir string) (wire.Identity, string, error) {
 	private, public, err := ssh.NewKey()
 	if err != nil {
 		return wire.Identity{}, "", err
 	}
 	id := make([]byte, 16+16+64)
-	_, _ = rand.Read(id) // never fails, says crypto/rand
+	_, _ = rand.Read(id) // crypto/rand documents that it never fails
 	machine, boot, seed := uuid(id[:16]), uuid(id[16:32]), id[32:]
 	return wire.Identity{
 		Hostname: hostname.FromInstName(name), MachineID: strings.ReplaceAll(machine, "-", ""), BootID: boot,
@@ -166,13 +166,13 @@ func (f *fork) identity(name, dir string) (wire.Identity, string, error) {
 	}, public, nil
 }
 
-// uuid makes random bytes a version 4 UUID, RFC 9562.
+// uuid formats random bytes as a version 4 UUID, RFC 9562.
 func uuid(b []byte) string {
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// settle removes a file for good.
+// settle removes a file durably.
 func settle(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
@@ -201,8 +201,8 @@ func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int
 	if err != nil {
 		return "", err
 	}
-	// QEMU is told by its file, as asking it takes longer than a fork. The
-	// processor is the host's own under KVM.
+	// QEMU is identified by its file, because asking for its version takes longer
+	// than a fork. Under KVM the guest sees the host's processor.
 	parts := []string{"1", limaVersion, arch, accel.Name, fmt.Sprint(cpus, memory), fmt.Sprint(exe, st.Size(), st.ModTime().UnixNano())}
 	if accel.Name != "tcg" {
 		parts = append(parts, kernelRelease(), processor())
@@ -211,8 +211,8 @@ func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// processor is what the first of the host's says of itself and does not change
-// from moment to moment.
+// processor returns the stable part of what the host's first processor reports about
+// itself.
 func processor() string {
 	first, _, _ := strings.Cut(read("/proc/cpuinfo"), "\n\n")
 	var keep []string
@@ -244,7 +244,7 @@ func (d *Driver) Save(ctx context.Context, name, dest string, p vm.Progress) err
 }
 
 func (d *Driver) save(ctx context.Context, name, dir, dest string, m meta, p vm.Progress) error {
-	// What an earlier call has left may have lost its disk.
+	// An earlier call may have left the directory without its disk.
 	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -264,7 +264,7 @@ func (d *Driver) save(ctx context.Context, name, dir, dest string, m meta, p vm.
 	if err := d.kill(ctx, dir); err != nil {
 		return err
 	}
-	// The disk's own backing file is a link in the directory that goes now.
+	// The disk's backing file is a link in the directory that is about to be removed.
 	disk := filepath.Join(dir, filenames.DiffDisk)
 	base, err := filepath.EvalSymlinks(filepath.Join(dir, filenames.BaseDisk))
 	if err != nil {
@@ -279,8 +279,8 @@ func (d *Driver) save(ctx context.Context, name, dir, dest string, m meta, p vm.
 	return errors.Join(flush(state), flush(filepath.Join(dest, vm.DiskFile)))
 }
 
-// writeState pauses the VM and writes its memory and devices to a file. QEMU is
-// asked to end then; whether it does is the caller's to see.
+// writeState pauses the VM and writes its memory and devices to a file. Then it asks
+// QEMU to end; the caller must check that QEMU does.
 func writeState(ctx context.Context, dir, state string) error {
 	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
 	defer cancel()
@@ -294,7 +294,7 @@ func writeState(ctx context.Context, dir, state string) error {
 		args    map[string]any
 	}{
 		{"stop", nil},
-		{"migrate-set-parameters", map[string]any{"max-bandwidth": int64(1) << 40}}, // bytes/s; the default is a network's
+		{"migrate-set-parameters", map[string]any{"max-bandwidth": int64(1) << 40}}, // bytes/s; the default suits a network
 		{"migrate", map[string]any{"uri": "exec:cat >" + ssh.Quote(state)}},
 	} {
 		if _, err := m.do(c.command, c.args); err != nil {
@@ -346,7 +346,7 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 	return flush(dest)
 }
 
-// qemuImg runs the program of that name.
+// qemuImg runs the program qemu-img.
 func qemuImg(ctx context.Context, args ...string) error {
 	out, err := exec.CommandContext(ctx, "qemu-img", args...).CombinedOutput()
 	if err != nil {
@@ -359,7 +359,7 @@ func qemuImg(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// move renames a file, or copies it where the two places are different disks.
+// move renames a file, or copies it if the two places are on different disks.
 func move(ctx context.Context, from, to string) error {
 	err := os.Rename(from, to)
 	if err == nil {

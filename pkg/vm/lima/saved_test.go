@@ -79,7 +79,7 @@ func TestStateKey(t *testing.T) {
 	}
 }
 
-// A fork that has not woken is one until the host agent says otherwise.
+// A fork that has not woken stays marked until the host agent removes the mark.
 func TestForkIsMadeWithItsMark(t *testing.T) {
 	d := newDriver(t)
 	s := testSpec("agent-fork-012345")
@@ -180,7 +180,7 @@ func TestMonitor(t *testing.T) {
 	}
 }
 
-// VMs that are the first of a home, started at once, find one key.
+// The first VMs of a home, started concurrently, use the same key.
 func TestTheFirstVMsMakeOneKey(t *testing.T) {
 	d := newDriver(t)
 	var all sync.WaitGroup

@@ -26,14 +26,15 @@ import (
 )
 
 const (
-	// consolePoll is two stats and a read or two: what waits is a person.
+	// consolePoll costs two stats and a read or two; it is short because a person
+	// waits.
 	consolePoll = 10 * time.Millisecond
 
-	// processPoll is rarer than poll because it costs a ps on macOS.
+	// processPoll is longer than poll because it costs a ps on macOS.
 	processPoll = 5 * poll
 
-	// portTries is how often a start is repeated when another process took the
-	// SSH port between Lima's choice and QEMU's bind.
+	// portTries is how often a start is repeated when another process took the SSH
+	// port between Lima's choice and QEMU's bind.
 	portTries = 3
 )
 
@@ -77,9 +78,9 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 	case r.driver && old == nil:
 		return e, nil
 	case r.driver && !r.agent && !told:
-		// It waits for a host agent that has died.
+		// QEMU waits for a host agent that has died.
 	case r.driver, r.agent && old != nil:
-		// Whoever started it died or gave up waiting.
+		// The process that started it died or gave up waiting.
 		tell(p, "the VM is booting already, waiting for it")
 		return d.endpoint(ctx, dir, m, nil)
 	}
@@ -90,8 +91,8 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 	return d.endpoint(ctx, dir, m, exited)
 }
 
-// launch starts the VM anew. What is left of it was ready once and has lost its
-// QEMU, or is a stale pid file, socket or lock.
+// launch starts the VM again. Anything left of the VM has lost its QEMU after it was
+// ready, or is a stale pid file, socket or lock.
 func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Progress) (exited <-chan struct{}, err error) {
 	if err := d.kill(ctx, dir); err != nil {
 		return nil, err
@@ -120,7 +121,7 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	return d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
 }
 
-// survivors says what runs for the VM, also what its pid files do not know.
+// survivors returns what runs for the VM, including processes without a pid file.
 func (d *Driver) survivors(dir string) (running, error) {
 	found, err := family(dir)
 	if err != nil {
@@ -137,8 +138,8 @@ func (d *Driver) survivors(dir string) (running, error) {
 	return r, nil
 }
 
-// spawn executes ourselves as the VM's host agent, in a session of its own.
-// The channel is closed when it ends.
+// spawn executes this program as the VM's host agent, in a process session of its
+// own. The channel is closed when the host agent ends.
 func (d *Driver) spawn(ctx context.Context, name, dir string, env []string) (<-chan struct{}, error) {
 	if err := closeOnExec(); err != nil {
 		return nil, fmt.Errorf("start the host agent: %w", err)
@@ -148,7 +149,7 @@ func (d *Driver) spawn(ctx context.Context, name, dir string, env []string) (<-c
 		return nil, explainOS(err)
 	}
 	defer stderr.Close()
-	// Without cancel: a caller that gives up must not take the VM along.
+	// Without cancel: a caller that gives up must not end the VM.
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.self, "hostagent",
 		"--pidfile", filepath.Join(dir, filenames.HostAgentPID),
 		"--socket", filepath.Join(dir, filenames.HostAgentSock), name)
@@ -160,8 +161,8 @@ func (d *Driver) spawn(ctx context.Context, name, dir string, env []string) (<-c
 		return nil, fail.New(fail.Host, "start the host agent: %w", err)
 	}
 	exited := make(chan struct{})
-	// This goroutine lives as long as the host agent, which is meant to
-	// outlive the call: it only reaps, so that no zombie is left.
+	// This goroutine lives as long as the host agent, which is meant to outlive the
+	// call. It only reaps the process, so that no zombie is left.
 	go func() {
 		defer close(exited)
 		_ = cmd.Wait() // its log says more than its status
@@ -169,8 +170,8 @@ func (d *Driver) spawn(ctx context.Context, name, dir string, env []string) (<-c
 	return exited, nil
 }
 
-// closeOnExec keeps the host agent, and QEMU after it, from inheriting a lock
-// or a database of ours. Go opens files that way, libraries may not.
+// closeOnExec keeps the host agent, and QEMU after it, from inheriting our locks or
+// databases. Go opens files with close-on-exec, libraries may not.
 func closeOnExec() error {
 	entries, err := os.ReadDir("/dev/fd")
 	if err != nil {
@@ -184,17 +185,17 @@ func closeOnExec() error {
 	return nil
 }
 
-// endpoint waits until the run that is going on is ready for logins. exited is
-// the channel of spawn when that run is ours, nil otherwise.
+// endpoint waits until the current run accepts logins. exited is the channel of spawn
+// when this process started that run, and nil otherwise.
 func (d *Driver) endpoint(ctx context.Context, dir string, m meta, exited <-chan struct{}) (vm.Endpoint, error) {
 	var e vm.Endpoint
 	err := d.await(ctx, dir, m, exited, func(w *watcher) (bool, error) {
-		// A fork has woken when its host agent says so, by removing the file.
+		// The host agent removes the file once a fork has woken.
 		if w.hostKey == "" || isFork(dir) {
 			return false, nil
 		}
 		port, err := sshPort(dir)
-		if err != nil || port == 0 { // the event follows QEMU's start at once
+		if err != nil || port == 0 { // the event follows QEMU's start immediately
 			return false, err
 		}
 		e = vm.Endpoint{Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), User: m.User, HostKey: w.hostKey}
@@ -207,8 +208,8 @@ func (d *Driver) endpoint(ctx context.Context, dir string, m meta, exited <-chan
 	return e, err
 }
 
-// await waits until the run that is going on has come as far as done says by
-// its console. exited is the channel of spawn when that run is ours.
+// await waits until done returns true for the consoles of the current run. exited is
+// the channel of spawn when this process started that run.
 func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan struct{}, done func(*watcher) (bool, error)) error {
 	var (
 		w       = newWatcher(dir)
@@ -224,14 +225,14 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-exited:
-			exited, ours = nil, false // decide at the next look: somebody else may have been faster
+			exited, ours = nil, false // decide at the next check: another process may have been faster
 		case <-procs.C:
 			now := look(dir, m)
 			seen.agent, seen.driver = seen.agent || now.agent, seen.driver || now.driver
 			if ours {
 				now.agent = true
 			}
-			if !now.agent { // perhaps one that has no pid file yet
+			if !now.agent { // perhaps one without a pid file so far
 				all, err := d.survivors(dir)
 				if err != nil {
 					return err
@@ -242,15 +243,16 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 			if err != nil {
 				return err
 			}
-			// A QEMU that is gone ends the run even if its agent lingers, and one whose
-			// agent is gone comes to nothing, unless that has told all already.
+			// A vanished QEMU ends the run even if its agent lingers. A QEMU whose
+			// agent is gone never becomes ready, unless the agent has reported
+			// everything already.
 			if !now.any() || seen.driver && !now.driver || !now.agent && !told {
 				return d.ended(ctx, dir, w)
 			}
 		case <-console.C:
 			if !seen.agent && !seen.driver {
-				// Until the host agent has its pid file the logs are those of the
-				// run before. launch leaves no old one.
+				// Until the host agent has its pid file, the logs belong to the
+				// previous run. launch leaves no old pid file.
 				if _, err := os.Stat(filepath.Join(dir, filenames.HostAgentPID)); err != nil || !ours {
 					continue
 				}
@@ -269,17 +271,17 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 	}
 }
 
-// ended kills what is left of a run that cannot become ready and says why.
+// ended kills what is left of a run that cannot become ready and returns the reason.
 func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
-	// The last words are often written while the process ends.
+	// The last output is often written while the process ends.
 	if err := sleep(ctx, 2*poll); err != nil {
 		return err
 	}
 	if err := w.look(); err != nil {
 		return err
 	}
-	// A panicked guest reboots for ever, so it is ended even for a caller that
-	// has just given up.
+	// A panicked guest reboots forever, so kill it even if the caller has just given
+	// up.
 	if err := d.kill(context.WithoutCancel(ctx), dir); err != nil {
 		return err
 	}
@@ -298,8 +300,8 @@ func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
 	return explain(log, cause)
 }
 
-// agentTold reports whether the host agent has said what only it can: where SSH is,
-// and of a fork that it has woken.
+// agentTold reports whether the host agent has reported what only it knows: the SSH
+// port, and whether a fork has woken.
 func agentTold(dir string) (bool, error) {
 	if isFork(dir) {
 		return false, nil

@@ -15,13 +15,13 @@ import (
 const agentGrace = 5 * time.Second
 
 const (
-	qmpTimeout = 5 * time.Second // for a word with QEMU's monitor
+	qmpTimeout = 5 * time.Second // for one exchange with QEMU's monitor
 	qmpPoll    = 5 * time.Millisecond
 )
 
-// Stop implements vm.Driver. Lima's own way, an ACPI power button, is lost
-// when the guest is not listening yet and then takes three minutes. It is what
-// remains when the guest cannot be asked.
+// Stop implements vm.Driver. Lima only presses an ACPI power button. The press is
+// lost when the guest does not listen for it yet, and Lima then takes three minutes.
+// Stop uses the power button only when the guest cannot be asked.
 func (d *Driver) Stop(ctx context.Context, name string, poweroff func(context.Context) error, grace time.Duration) error {
 	dir, err := d.dir(name)
 	if err != nil {
@@ -45,21 +45,21 @@ func (d *Driver) Stop(ctx context.Context, name string, poweroff func(context.Co
 	return nil
 }
 
-// powerOff asks the guest to power off and waits for the VM to end, at most
-// for grace. Only the caller's cancelled ctx is an error: whatever else goes
-// wrong, the plug is pulled next.
+// powerOff asks the guest to power off and waits for the VM to end, at most for
+// grace. It returns an error only if the caller's ctx is cancelled: after any other
+// failure the caller cuts the power.
 func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context.Context) error, grace time.Duration) error {
 	bounded, cancel := context.WithTimeout(ctx, grace)
 	asked := make(chan struct{})
 	go func() {
 		defer close(asked)
-		// Its error says little, as a guest that powers off breaks the very
-		// connection the request came by; pressing the button as well is harmless.
+		// The error says little, because a guest that powers off breaks the very
+		// connection of the request. Pressing the button in addition is harmless.
 		if poweroff(bounded) == nil {
 			return
 		}
-		// Again and again: a guest that has just booted, or gone on from a saved
-		// state, has nobody yet who watches the button.
+		// Repeat it: a guest that has just booted or resumed a snapshot may not watch
+		// the button yet.
 		for first := true; ; first = false {
 			err := pressPowerButton(bounded, dir)
 			if err != nil && first {
@@ -88,8 +88,8 @@ func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context
 // buttonEvery is how often the power button is pressed until the guest ends.
 const buttonEvery = 2 * time.Second
 
-// pressPowerButton asks QEMU for an ACPI power button event. There may be no
-// QEMU, or one that is stuck: the plug is pulled then.
+// pressPowerButton asks QEMU for an ACPI power button event. If QEMU is missing or
+// stuck, the caller cuts the power.
 func pressPowerButton(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
 	defer cancel()

@@ -23,14 +23,14 @@ const (
 	minMemory = 128 << 20
 	minDisk   = 64 << 20
 
-	// kernelArgs go to kernels that we load ourselves: the timer check fails
-	// now and then under emulation, and a panicked kernel must not hang.
+	// kernelArgs are for kernels that we load ourselves: the timer check sometimes
+	// fails under emulation, and a panicked kernel must not hang.
 	kernelArgs = "no_timer_check panic=1"
 )
 
 var userName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
-// checkSpec refuses what Lima would accept and choke on later.
+// checkSpec refuses specs that Lima would accept and fail on later.
 func checkSpec(s vm.Spec) error {
 	switch {
 	case s.CPUs < 1:
@@ -63,8 +63,8 @@ func checkSpec(s vm.Spec) error {
 	return nil
 }
 
-// render makes the lima.yaml for s. The template decides what s and the
-// product's rules leave open; label names the template in errors.
+// render makes the lima.yaml for s. The template decides what s and the product's
+// rules leave open; label names the template in errors.
 func render(s vm.Spec, label string, template []byte) ([]byte, error) {
 	if err := checkSpec(s); err != nil {
 		return nil, err
@@ -92,11 +92,11 @@ func parseTemplate(label string, b []byte) (*limayaml.LimaYAML, error) {
 		}
 		return yaml.UnmarshalWithOptions(b, dst, yaml.Strict())
 	})
-	if err := yaml.UnmarshalWithOptions(b, y, yaml.Strict(), disk); err != nil && !errors.Is(err, io.EOF) { // EOF: empty
+	if err := yaml.UnmarshalWithOptions(b, y, yaml.Strict(), disk); err != nil && !errors.Is(err, io.EOF) { // EOF means an empty template
 		return nil, templateError(label, err)
 	}
 	for i, p := range y.Provision {
-		// Ansible runs on the host, a file is read from there.
+		// Ansible runs on the host, and a file is read from the host.
 		if p.Mode == limayaml.ProvisionModeAnsible || p.Playbook != "" || p.File != nil {
 			return nil, fail.New(fail.Usage, "%s: provision[%d]: only scripts and data written in the template itself are allowed", label, i)
 		}
@@ -127,7 +127,7 @@ func fill(y *limayaml.LimaYAML, s vm.Spec) error {
 	y.Memory = new(fmt.Sprint(s.Memory))
 	y.Disk = new(fmt.Sprint(s.Disk))
 	y.User.Name = &s.User
-	y.User.Comment = &s.User // else Lima looks up the host's user, which may be unknown
+	y.User.Comment = &s.User // otherwise Lima looks up the host's user, which may be unknown
 	y.User.UID = new(uint32(1000))
 	y.User.Home = new("/home/" + s.User)
 
@@ -144,7 +144,7 @@ func fill(y *limayaml.LimaYAML, s vm.Spec) error {
 		return err
 	}
 	if boot != "" {
-		// First, so that what the template brings runs under our rules.
+		// First, so that the template's scripts run under our rules.
 		y.Provision = append([]limayaml.Provision{{Mode: limayaml.ProvisionModeBoot, Script: boot}}, y.Provision...)
 	}
 	return nil
@@ -194,8 +194,8 @@ func cmdline(s string) string {
 	return strings.Join(words, " ")
 }
 
-// seal sets what no template may change: nothing of the host is mounted,
-// copied or forwarded into the guest, and nothing of the guest onto the host.
+// seal sets what no template may change: nothing of the host is mounted, copied or
+// forwarded into the guest, and nothing of the guest onto the host.
 func seal(y *limayaml.LimaYAML) {
 	y.Plain = new(true)
 	y.Mounts = []limayaml.Mount{}
@@ -216,8 +216,8 @@ func seal(y *limayaml.LimaYAML) {
 	y.Probes = nil // plain mode never runs them
 }
 
-// checkSealed looks at the configuration as Lima will use it: _config/override.yaml
-// and default.yaml in LIMA_HOME are mixed in after seal has spoken.
+// checkSealed checks the configuration as Lima will use it: Lima merges
+// _config/override.yaml and default.yaml in LIMA_HOME into it after seal.
 func checkSealed(inst *store.Instance, home string) error {
 	y := inst.Config
 	var bad string
@@ -251,11 +251,10 @@ func checkSealed(inst *store.Instance, home string) error {
 		WithHint("rm %s/_config/override.yaml %s/_config/default.yaml # and undo edits of %s/lima.yaml", home, home, inst.Dir)
 }
 
-// bootScript is what every boot runs before sshd starts: it allows the
-// caller's key, then runs the caller's script. Lima trims every line of a boot
-// script, drops the empty ones and expands {{ }} in it, so scripts travel as
-// base64 and run from a file. /run may be mounted noexec, hence the explicit
-// interpreter.
+// bootScript returns what every boot runs before sshd starts: it allows the caller's
+// key, then runs the caller's script. Lima trims every line of a boot script, drops
+// the empty ones and expands {{ }} in it. Scripts are therefore encoded as base64 and
+// run from a file. /run may be mounted noexec, hence the explicit interpreter.
 func bootScript(s vm.Spec) (string, error) {
 	var out []string
 	if s.AuthorizedKey != "" {
@@ -277,7 +276,7 @@ printf '%%s\n' 'AuthorizedKeysFile /etc/ssh/agent-sessionizer/%%u .ssh/authorize
 	return strings.Join(out, "\n"), nil
 }
 
-// run is a shell line that unpacks a script and runs it.
+// run returns a shell line that unpacks a script and runs it.
 func run(name, interpreter, script string) string {
 	f := "/run/agent-sessionizer-" + name
 	return fmt.Sprintf("(umask 077; echo %s | base64 -d >%s); %s %s",
@@ -286,7 +285,7 @@ func run(name, interpreter, script string) string {
 
 var shebang = regexp.MustCompile(`^#![ \t]*([\w./ -]+)\n`)
 
-// interpreter is the one of the script's first line, /bin/sh without one.
+// interpreter returns the interpreter in the script's first line, or /bin/sh.
 func interpreter(script string) string {
 	if m := shebang.FindStringSubmatch(script); m != nil {
 		return strings.TrimSpace(m[1])

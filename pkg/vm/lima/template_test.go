@@ -35,7 +35,7 @@ func TestTemplateCannotOpenTheVM(t *testing.T) {
 	if err := d.Create(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	inst, err := store.Inspect("greedy") // as Lima sees it, defaults filled in
+	inst, err := store.Inspect("greedy") // as Lima sees it, with defaults
 	if err != nil || len(inst.Errors) > 0 {
 		t.Fatal(err, inst.Errors)
 	}
@@ -62,7 +62,7 @@ func TestTemplateCannotOpenTheVM(t *testing.T) {
 		t.Errorf("message %q", y.Message)
 	}
 
-	// What is mixed in behind the template's back is noticed at the start.
+	// Configuration that bypasses the template is detected at the start.
 	config := filepath.Join(d.home, "_config")
 	if err := os.MkdirAll(config, 0o700); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestNameLength(t *testing.T) {
 	}
 }
 
-// The script must reach the guest as it is: Lima trims lines and expands {{ }}.
+// The script must reach the guest unchanged: Lima trims lines and expands {{ }}.
 func TestBootScriptTravelsUnchanged(t *testing.T) {
 	s := testSpec("boot")
 	s.Boot = "#!/usr/bin/env bash\ncat <<EOF\n   {{.Name}} 'quoted' \"twice\"\n\n\tEOF\n"

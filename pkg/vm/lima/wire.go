@@ -25,16 +25,16 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// A wired VM has one network of Lima's mode user-v2, of its own, whose daemon
-// is whoever serves its Wire. Lima derives the sockets from the network's name,
-// twice, so the name is a short hash.
+// A wired VM has a network of its own in Lima's mode user-v2. The process that serves
+// its Wire acts as that network's daemon. Lima puts the network's name into the
+// socket paths twice, so the name is a short hash.
 const (
-	wireNetwork = "192.168.5.0/24" // that of QEMU's own user network in Lima: a guest sees no difference
+	wireNetwork = "192.168.5.0/24" // the subnet of QEMU's own user network in Lima: a guest sees no difference
 	netmask     = "255.255.255.0"
 
-	// A socket pair carries what it is given; virtio's own limit is 65535 with
-	// the Ethernet header. vz takes no larger frames than it was told, which
-	// Lima does not tell it.
+	// A socket pair carries frames of any size; virtio's own limit is 65535 with the
+	// Ethernet header. vz accepts no larger frames than it was configured for, and
+	// Lima does not configure a size.
 	streamMTU   = 65520
 	datagramMTU = 1500
 )
@@ -57,15 +57,15 @@ func (d *Driver) Wire(name string) (vm.Wire, error) {
 	return w, nil
 }
 
-// network is the name of a VM's own network.
+// network returns the name of a VM's own network.
 func network(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return hex.EncodeToString(sum[:4])
 }
 
-// connect makes the VM's network known to Lima in this process. Lima reads its
-// networks.yaml once per process, perhaps before the VM was made, so what it
-// has read is completed; no file has to be right for the wall to stand.
+// connect adds the VM's network to Lima's configuration in this process. Lima reads
+// its networks.yaml once per process, perhaps before the VM was created. Because of
+// connect, the egress gateway does not depend on the content of any file.
 func connect(name string) error {
 	cfg, err := networks.LoadConfig()
 	if err != nil {
@@ -80,9 +80,9 @@ func ourNetwork() networks.Network {
 	return networks.Network{Mode: networks.ModeUserV2, Gateway: net.IPv4(base[0], base[1], base[2], 1), NetMask: net.ParseIP(netmask)}
 }
 
-// checkWired looks at the network as Lima will use it, in the process that
-// starts the VM: Lima falls back to its own, open network when it does not
-// know the one that a VM names.
+// checkWired checks the network as Lima will use it, in the process that starts the
+// VM. Lima falls back to its own, open network when it does not know the one that a
+// VM names.
 func checkWired(inst *store.Instance, wired bool) error {
 	n := inst.Config.Networks
 	switch {
@@ -95,8 +95,9 @@ func checkWired(inst *store.Instance, wired bool) error {
 		WithHint("rm %s/override.yaml %s/default.yaml # in _config of the VM directory; and undo edits of %s/%s", filenames.ConfigDir, filenames.ConfigDir, inst.Dir, filenames.LimaYAML)
 }
 
-// plugIn makes sure that the VM's card goes where the VM was made to have it.
-// It is here, in the process that runs QEMU, that Lima's view decides.
+// plugIn makes sure that the VM's card ends where the VM was created to have it. It
+// runs in the process that runs QEMU, because that process's view of Lima's networks
+// decides.
 func plugIn(name, dir string) error {
 	m, err := readMeta(dir)
 	if err != nil {
@@ -117,8 +118,8 @@ func plugIn(name, dir string) error {
 	return checkWired(inst, m.Wired)
 }
 
-// publish writes the networks of all wired VMs into networks.yaml, so that
-// limactl understands our VMs. Nothing of ours reads it.
+// publish writes the networks of all wired VMs into networks.yaml, so that limactl
+// understands our VMs. This program does not read the file.
 func (d *Driver) publish() error {
 	dir := filepath.Join(d.home, filenames.ConfigDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -170,8 +171,8 @@ func (d *Driver) publish() error {
 	return atomicfile.Write(path, b, 0o600)
 }
 
-// served refuses to start a VM whose network nobody serves, with a better
-// reason than QEMU would give; and tells limactl of the network.
+// served refuses to start a VM whose network is not served, with a better reason than
+// QEMU would give. It also publishes the network to limactl.
 func (d *Driver) served(ctx context.Context, name string, m meta) error {
 	if !m.Wired {
 		return nil

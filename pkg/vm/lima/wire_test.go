@@ -37,7 +37,8 @@ func TestWiredVM(t *testing.T) {
 		t.Errorf("another VM's wire: %+v, %v", other, err)
 	}
 
-	// Nobody serves it: an error, not a VM with Lima's open network.
+	// If the network is not served, the start fails instead of using Lima's open
+	// network.
 	if err := d.served(t.Context(), s.Name, meta{Wired: true}); fail.CodeOf(err) != fail.Policy {
 		t.Errorf("an unserved network: %v", err)
 	}
@@ -61,7 +62,7 @@ func TestWiredVM(t *testing.T) {
 	if err := plugIn(s.Name, dir); err != nil {
 		t.Errorf("as it was made: %v", err)
 	}
-	// However Lima's view is bent, the host agent notices.
+	// However Lima's view is changed, the host agent notices.
 	inst, err := store.Inspect(s.Name)
 	if err != nil {
 		t.Fatal(err)

@@ -14,12 +14,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// grace is what a guest gets to power off: far longer than any takes, so that
-// one that took as long was killed.
+// grace is how long a guest may take to power off. It is far longer than any guest
+// needs, so a guest that took this long was killed.
 const grace = 5 * time.Minute
 
-// life takes one VM through three boots and a broken-off one: cancelled and
-// resumed, powered off, crashed, killed, and deleted while it runs.
+// life takes one VM through three complete boots and an interrupted one. The VM is
+// cancelled and resumed, powered off, crashed, killed, and deleted while it runs.
 func (h Harness) life(t *testing.T) {
 	d := h.New(t)
 	spec := h.Spec(t, alive)
@@ -54,7 +54,7 @@ func (h Harness) life(t *testing.T) {
 		h.Trouble(t, d, ep, c, alive)
 	}
 
-	// First run: powered off over SSH, which must not need the grace.
+	// First run: powered off over SSH, which must not need the whole grace.
 	output(t, c, "echo kept >~/vmtest && sync")
 	begin := time.Now()
 	err := d.Stop(t.Context(), alive, func(ctx context.Context) error {
@@ -80,7 +80,7 @@ func (h Harness) life(t *testing.T) {
 		t.Errorf("Export wrote nothing: %v", err)
 	}
 
-	// Second run: the disk is what it was; then the host takes the VM away.
+	// Second run: the disk is unchanged; then the host kills the VM.
 	ep = h.start(t, d)
 	c = h.dial(t, ep)
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
@@ -96,8 +96,8 @@ func (h Harness) life(t *testing.T) {
 		t.Errorf("Inspect after a crash: %+v %v", m, err)
 	}
 
-	// Third run: stale files hinder no start. A guest that ignores the poweroff
-	// is killed when its grace is over, and not before.
+	// Third run: stale files prevent no start. A guest that ignores the poweroff is
+	// killed when its grace is over, and not before.
 	ep = h.start(t, d)
 	c = h.dial(t, ep)
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
@@ -135,7 +135,7 @@ func (h Harness) life(t *testing.T) {
 	}
 }
 
-// ended checks that a VM is stopped, and nothing of it runs on.
+// ended checks that a VM is stopped and has no processes.
 func (h Harness) ended(t *testing.T, d vm.Driver, spec vm.Spec) {
 	t.Helper()
 	check(t, d, spec, vm.Stopped)
@@ -156,8 +156,8 @@ func (h Harness) target(ep vm.Endpoint) ssh.Target {
 	return ssh.Target{Addr: ep.Addr, User: ep.User, Key: h.Key, HostKey: ep.HostKey}
 }
 
-// cancelledStart stops waiting as soon as the VM's process is there, and the
-// VM must go on.
+// cancelledStart stops waiting as soon as the VM's process exists, and checks that
+// the VM continues.
 func (h Harness) cancelledStart(t *testing.T, d vm.Driver) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -197,7 +197,7 @@ func (h Harness) cancelledStart(t *testing.T, d vm.Driver) {
 	}
 }
 
-// startWhileInspected waits for the boot while others look at the VM.
+// startWhileInspected waits for the boot while others inspect the VM.
 func (h Harness) startWhileInspected(t *testing.T, d vm.Driver, spec vm.Spec) vm.Endpoint {
 	t.Helper()
 	stop, looked := make(chan struct{}), make(chan int)
@@ -230,7 +230,7 @@ func (h Harness) startWhileInspected(t *testing.T, d vm.Driver, spec vm.Spec) vm
 	return h.start(t, d)
 }
 
-// login proves who answers at the endpoint, and to whom.
+// login checks which host answers at the endpoint, and which keys it accepts.
 func (h Harness) login(t *testing.T, spec vm.Spec, ep vm.Endpoint) {
 	t.Helper()
 	if ep.User != spec.User || ep.HostKey == "" || !strings.HasPrefix(ep.Addr, "127.0.0.1:") {
@@ -274,7 +274,7 @@ func (h Harness) login(t *testing.T, spec vm.Spec, ep vm.Endpoint) {
 	}
 }
 
-// powersOff: nobody waits for a guest that will never be ready.
+// powersOff checks that Start does not wait for a guest that will never be ready.
 func (h Harness) powersOff(t *testing.T) {
 	d := h.New(t)
 	s := h.Spec(t, idle)

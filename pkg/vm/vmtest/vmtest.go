@@ -1,10 +1,10 @@
 // Package vmtest is the one behaviour suite that every vm.Driver passes.
 //
-// It follows the comments of vm.Driver line by line and asks nothing else. A
-// real VM takes half a minute to boot, so the story is told with few boots:
-// one VM lives through all of a VM's life, others are never started. It never
-// looks into a driver's files; what only the driver's own tests can arrange, a
-// half-made or a broken VM, comes from the Harness.
+// It follows the comments of vm.Driver line by line and requires nothing else. A real
+// VM takes half a minute to boot, so the suite uses few boots: one VM goes through a
+// VM's whole life, others are never started. It never reads a driver's files. Only
+// the driver's own tests can make a half-made or a broken VM, so those come from the
+// Harness.
 package vmtest
 
 import (
@@ -21,32 +21,32 @@ import (
 
 // Harness is what the suite needs of a driver.
 type Harness struct {
-	// New makes a driver on a home of its own, which is empty and goes with
-	// the test.
+	// New makes a driver on an empty home of its own, which is removed with the test.
 	New func(t *testing.T) vm.Driver
-	// Spec asks for a small VM with the public half of Key authorized.
+	// Spec describes a small VM that authorizes the public half of Key.
 	Spec func(t *testing.T, name string) vm.Spec
 	// Key is the private half, PEM.
 	Key []byte
-	// HalfMade leaves what a Create leaves that died half way.
+	// HalfMade leaves what a Create that died half way leaves.
 	HalfMade func(t *testing.T, d vm.Driver, s vm.Spec)
-	// Break damages the files of a VM that is stopped.
+	// Break damages the files of a stopped VM.
 	Break func(t *testing.T, d vm.Driver, name string)
-	// Crash kills the VM's processes, and no other, as a host failure does.
+	// Crash kills the VM's processes, and no others, as a host failure does.
 	Crash func(t *testing.T, d vm.Driver, name string)
-	// Trouble makes what trouble only this driver's VMs can have, on one that
-	// runs and must go on; c is logged in. May be nil.
+	// Trouble causes faults that only this driver's VMs can have. The VM runs and
+	// must continue; c is logged in. May be nil.
 	Trouble func(t *testing.T, d vm.Driver, ep vm.Endpoint, c *ssh.Client, name string)
 	// Processes counts a VM's processes. May be nil.
 	Processes func(t *testing.T, name string) int
-	// Real says that guests are real: they run Spec.Boot and have a disk of
-	// Spec.Disk bytes.
+	// Real says that guests are real: they run Spec.Boot and have a disk of Spec.Disk
+	// bytes.
 	Real bool
-	// Boot bounds one boot; 0 means a minute.
+	// Boot limits one boot; 0 means a minute.
 	Boot time.Duration
 }
 
-// The names are as long as the product's longest, for the sake of socket paths.
+// The names are as long as the product's longest, because they become part of socket
+// paths.
 const (
 	alive  = "agent-some-organization-a-repository-with-a-name-0a1b2c"
 	idle   = "agent-some-organization-a-repository-with-a-name-3d4e5f"
@@ -78,7 +78,7 @@ func (h Harness) nothingThere(t *testing.T) {
 	if err := d.Export(t.Context(), alive, filepath.Join(t.TempDir(), "disk"), nil); !errors.Is(err, vm.ErrNotFound) {
 		t.Errorf("Export: %v", err)
 	}
-	// Stop has no VM to stop; whether that is said or not is the driver's choice.
+	// Stop has no VM to stop; the driver may report that or not.
 	if err := d.Stop(t.Context(), alive, nil, time.Second); err != nil && !errors.Is(err, vm.ErrNotFound) {
 		t.Errorf("Stop: %v", err)
 	}
@@ -100,7 +100,8 @@ func (h Harness) nothingThere(t *testing.T) {
 	}
 }
 
-// A name becomes a directory and a socket: nothing else may come of it.
+// A name becomes a directory and a socket path, so it must be refused if it could be
+// anything else.
 func (h Harness) names(t *testing.T) {
 	d := h.New(t)
 	for _, name := range []string{"", ".", "..", "../x", "a/b", "/a", "a b", "-a", "a\n", "a\x00", "ä", strings.Repeat("a", 300)} {
@@ -141,7 +142,7 @@ func (h Harness) filesOnly(t *testing.T) {
 	if err := d.Create(t.Context(), other); err != nil {
 		t.Fatalf("Create of a VM that exists: %v", err)
 	}
-	check(t, d, want, vm.Stopped) // left as it is
+	check(t, d, want, vm.Stopped) // unchanged
 	if err := d.Stop(t.Context(), idle, nil, time.Second); err != nil {
 		t.Errorf("Stop of a VM that never ran: %v", err)
 	}
@@ -173,7 +174,7 @@ func (h Harness) filesOnly(t *testing.T) {
 	}
 }
 
-// check compares what Inspect says with what was asked for.
+// check compares what Inspect returns with the spec.
 func check(t *testing.T, d vm.Driver, s vm.Spec, state vm.State) vm.Machine {
 	t.Helper()
 	m, err := d.Inspect(t.Context(), s.Name)
@@ -192,7 +193,7 @@ func check(t *testing.T, d vm.Driver, s vm.Spec, state vm.State) vm.Machine {
 	return m
 }
 
-// start boots the VM alive within the bound, and fails the test otherwise.
+// start boots the VM alive within the limit, and fails the test otherwise.
 func (h Harness) start(t *testing.T, d vm.Driver) vm.Endpoint {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), h.Boot)
@@ -218,7 +219,7 @@ func (h Harness) dial(t *testing.T, ep vm.Endpoint) *ssh.Client {
 	return c
 }
 
-// output runs a command in the guest.
+// output runs a command in the guest and returns its output.
 func output(t *testing.T, c *ssh.Client, cmd string) string {
 	t.Helper()
 	b, err := c.Output(t.Context(), cmd, nil, 64<<10)

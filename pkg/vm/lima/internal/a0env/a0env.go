@@ -1,12 +1,12 @@
 // Package a0env gives the process a $HOME and a $USER before Lima's packages
 // initialise.
 //
-// Lima's limayaml and osutil call Must(os.UserHomeDir()) and
-// Must(user.Current()) in package variables, so a binary that links them
-// panics before main under an empty environment, even for --help. Go
-// initialises the packages that are ready in the order of their import paths;
-// this one imports the standard library only and sorts before
-// github.com/lima-vm, so it comes first. It must never import anything else.
+// Lima's limayaml and osutil call Must(os.UserHomeDir()) and Must(user.Current()) in
+// package variables. A binary that links them therefore panics before main under an
+// empty environment, even for --help. Go initialises the packages that are ready in
+// the order of their import paths. This one imports only the standard library and
+// sorts before github.com/lima-vm, so it comes first. It must never import anything
+// else.
 package a0env
 
 import (
@@ -14,7 +14,7 @@ import (
 	"os/user"
 )
 
-// An init function is against the house rules; here it is the whole point.
+// The project's rules forbid init functions; this one is the package's purpose.
 func init() {
 	noHome := os.Getenv("HOME") == ""
 	if noHome {
@@ -23,8 +23,8 @@ func init() {
 	if os.Getenv("USER") == "" {
 		setenv("USER", "unknown")
 	}
-	// Only now, because user.Current keeps its first answer, and without
-	// $HOME and $USER that is an error for a uid that has no passwd entry.
+	// Only now, because user.Current keeps its first answer, and without $HOME and
+	// $USER that is an error for a uid without a passwd entry.
 	if u, err := user.Current(); noHome && err == nil && u.HomeDir != "" {
 		setenv("HOME", u.HomeDir)
 	}
