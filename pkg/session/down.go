@@ -48,8 +48,8 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 // farewell prepares the guest for its shutdown, within the time that a working guest
 // needs. It returns the work that would be lost with the guest, nil when that is
 // unknown, and a function that powers the guest off. If the guest cannot be reached,
-// that function returns the error: data that the guest has not written to its disk
-// then justifies the power button.
+// that function returns the error; the driver then presses the power button, so that
+// the guest can still write its data to disk.
 func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState, poweroff func(context.Context) error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
