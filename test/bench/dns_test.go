@@ -42,8 +42,8 @@ const (
 	rowUnlistedP99 = "other names, p99 in ms"
 )
 
-// TestDNS measures the guest's own DNS proxy, the daemon as it runs in a
-// guest, beside dnsmasq with the same list and the same resolver behind it.
+// TestDNS measures the guest's own DNS proxy, run as in a guest, and compares it with
+// dnsmasq with the same list and the same upstream resolver.
 func TestDNS(t *testing.T) {
 	if _, err := exec.LookPath("dnsmasq"); err != nil {
 		t.Fatal("dnsmasq is missing: make bench installs it; or: sudo apt-get install dnsmasq-base")
@@ -69,8 +69,8 @@ func TestDNS(t *testing.T) {
 		dnsmasqSilent: theirDNS(t, on, behind, listed, false),
 		dnsmasqPlain:  theirDNS(t, on, behind, 150, false),
 	}
-	// Once for every name before it counts: the guest's proxy then looks for the
-	// program that asks for what is denied, and both fill what cache they have.
+	// Ask for every name once before measuring: the guest's proxy then identifies the
+	// program that asks for denied names, and both fill their caches.
 	for _, c := range contenders {
 		question(t, sample{}, load.Asking{Names: on, Rcode: dns.RcodeSuccess}, at[c], rowListed, rowListedP99)
 		question(t, sample{}, load.Asking{Names: off, Rcode: dns.RcodeNameError}, at[c], rowUnlisted, rowUnlistedP99)
@@ -102,8 +102,8 @@ func dnsFigures() []row {
 	}
 }
 
-// question asks from many sources, for the guest's proxy gives each but its
-// share of its time.
+// question asks from many sources, because the guest's proxy gives each source only
+// its share of time.
 func question(t *testing.T, s sample, a load.Asking, at netip.AddrPort, rate, p99 string) {
 	t.Helper()
 	a.Workers, a.Time = dnsWorkers, dnsTime
@@ -122,12 +122,12 @@ func question(t *testing.T, s sample, a load.Asking, at netip.AddrPort, rate, p9
 	s[p99] = got.Took[len(got.Took)*99/100].Seconds() * 1000
 }
 
-// guestDNS runs the daemon as it runs in a guest, but for the packet filter.
+// guestDNS runs the daemon as in a guest, except for the packet filter.
 func guestDNS(t *testing.T, names []string, behind netip.AddrPort) netip.AddrPort {
 	t.Helper()
 	root := t.TempDir()
 	p := policy.Default()
-	p.Walled = true // as it ships: the host is told of what is denied
+	p.Walled = true // as shipped: denials are reported to the host
 	for _, n := range names {
 		p.Names = append(p.Names, policy.Rule{Pattern: n, Source: "bench"})
 	}
@@ -170,7 +170,7 @@ func guestDNS(t *testing.T, names []string, behind netip.AddrPort) netip.AddrPor
 	return at
 }
 
-// theirDNS runs dnsmasq: listed names are asked for, others do not exist.
+// theirDNS runs dnsmasq: it resolves listed names; others do not exist.
 func theirDNS(t *testing.T, names []string, behind netip.AddrPort, cache int, log bool) netip.AddrPort {
 	t.Helper()
 	free, err := net.ListenPacket("udp4", "127.0.0.1:0")

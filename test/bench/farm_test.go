@@ -25,11 +25,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// longest is for what must happen, however slow the machine is.
+// longest limits waits for events that must happen, however slow the machine is.
 const longest = 5 * time.Minute
 
-// farm is a user's account where `serve` runs. The VMs are fake ones; everything
-// else is the program as it is.
+// farm is a user's account where `serve` runs. The VMs are fake; everything else is
+// the real program.
 type farm struct {
 	*realvm.Box
 	t       *testing.T
@@ -49,7 +49,7 @@ func fakes(t *testing.T) string {
 	return program
 }
 
-// newFarm starts serve in an account of its own, and waits until it answers.
+// newFarm starts serve in its own account, and waits until it answers.
 func newFarm(t *testing.T, program string, env ...string) *farm {
 	t.Helper()
 	f := &farm{Box: realvm.NewBox(t), t: t, program: program}
@@ -68,7 +68,7 @@ func newFarm(t *testing.T, program string, env ...string) *farm {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.stop)
-	for end := time.Now().Add(longest); ; time.Sleep(5 * time.Millisecond) { // a socket that is not there yet tells nobody
+	for end := time.Now().Add(longest); ; time.Sleep(5 * time.Millisecond) { // a missing socket offers nothing to wait on
 		resp, err := f.client.Get("http://localhost/api/health")
 		if err == nil {
 			_ = resp.Body.Close()
@@ -82,13 +82,13 @@ func newFarm(t *testing.T, program string, env ...string) *farm {
 
 func (f *farm) state() string { return filepath.Join(f.Home, ".local/state/agent-sessionizer") }
 
-// stop ends serve, which must end well. It may be called twice.
+// stop ends serve, which must exit successfully. It may be called twice.
 func (f *farm) stop() {
 	f.client.CloseIdleConnections()
 	if f.serve.ProcessState != nil {
 		return
 	}
-	_ = f.serve.Process.Signal(syscall.SIGTERM) // Wait tells whether it was there
+	_ = f.serve.Process.Signal(syscall.SIGTERM) // Wait reports a process that is gone
 	if err := f.serve.Wait(); err != nil {
 		f.t.Errorf("serve ended: %v\n%s", err, f.log.String())
 	}
@@ -111,14 +111,14 @@ func (f *farm) get(path string, into any) error {
 	return json.Unmarshal(body, into)
 }
 
-// submitted is what the tasks' ids are, in the order in which they were
-// accepted, and how long each took to be, in milliseconds.
+// submitted holds the tasks' ids in the order of acceptance, and the time until each
+// was accepted, in milliseconds.
 type submitted struct {
 	ids  []string
 	took series
 }
 
-// submit has so many clients submit n tasks, each one after another.
+// submit submits n tasks from this many clients, each client one after another.
 func (f *farm) submit(n, clients int, manifest string) (s submitted) {
 	f.t.Helper()
 	var mu sync.Mutex
@@ -168,11 +168,11 @@ func (f *farm) post(manifest string) (id string, err error) {
 
 func since(began time.Time) float64 { return float64(time.Since(began)) / float64(time.Millisecond) }
 
-// at is the value that so much of a sorted series is not above.
+// at returns the quantile share of a sorted series.
 func (s series) at(share float64) float64 { return s[min(int(share*float64(len(s))), len(s)-1)] }
 
-// mostResident is the most memory that a process ever had, the program's own pages
-// with it, in MB.
+// mostResident returns the most memory that a process ever had, including the
+// program's own pages, in MB.
 func mostResident(t *testing.T, pid int) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

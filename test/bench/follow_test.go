@@ -18,21 +18,21 @@ import (
 	"github.com/coder/websocket"
 )
 
-// reader follows tasks as a client does, and holds against each other what it was
-// sent: every event once, in order, none left out.
+// reader follows tasks as a client does, and checks what it receives: every event
+// once, in order, without gaps.
 type reader struct {
 	farm   *farm
-	socket bool          // over WebSocket, not server-sent events
-	pause  time.Duration // before it reads on, after so many events; a slow one
+	socket bool          // over WebSocket instead of server-sent events
+	pause  time.Duration // a slow reader pauses this long after every so many events
 	every  int
-	breaks int // it breaks the connection off after so many events, and comes back; 0 is never
+	breaks int // the reader disconnects after this many events and comes back; 0 means never
 
 	mu   sync.Mutex
-	live series // how long events took to come to it, in ms, that happened while it looked
+	live series // delays of events that happened while the reader was connected, in ms
 	seen int
 }
 
-// event is one as the API tells of it.
+// event is an event as the API reports it.
 type event struct {
 	Subject string
 	Seq     int64
@@ -41,11 +41,11 @@ type event struct {
 	Data    struct{ To string }
 }
 
-// errBroken is what a reader does to itself.
+// errBroken marks the reader's own disconnection.
 var errBroken = errors.New("broken off")
 
-// follow reads until the task has come to its end, or until it has so many
-// events, and returns them. ready is told when the first of them was read.
+// follow reads until the task has ended, or until it has this many events, and
+// returns them. It calls ready when it has read the first event.
 func (r *reader) follow(ctx context.Context, id string, until int64, ready func()) (events []event, err error) {
 	told := false
 	for {
@@ -71,7 +71,7 @@ func (r *reader) follow(ctx context.Context, id string, until int64, ready func(
 				return errBroken
 			}
 			if r.every > 0 && n%r.every == 0 {
-				time.Sleep(r.pause) // that is what makes it slow
+				time.Sleep(r.pause) // this makes the reader slow
 			}
 			return nil
 		}
@@ -90,7 +90,7 @@ func (r *reader) follow(ctx context.Context, id string, until int64, ready func(
 	}
 }
 
-// sent reads server-sent events until the one that ends them.
+// sent reads server-sent events until the final one.
 func (r *reader) sent(ctx context.Context, id string, after int64, take func(event) error) error {
 	ctx, hangUp := context.WithCancel(ctx)
 	defer hangUp()
@@ -109,7 +109,7 @@ func (r *reader) sent(ctx context.Context, id string, after int64, take func(eve
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusOK:
-	case http.StatusNoContent: // there is nothing after it
+	case http.StatusNoContent: // no events follow
 		return nil
 	default:
 		return errors.New(resp.Status)
@@ -140,9 +140,9 @@ func (r *reader) sent(ctx context.Context, id string, after int64, take func(eve
 	return errors.Join(lines.Err(), io.ErrUnexpectedEOF)
 }
 
-// messages reads those of a WebSocket until the one that ends them.
+// messages reads the messages of a WebSocket until the final one.
 func (r *reader) messages(ctx context.Context, id string, after int64, take func(event) error) error {
-	c, _, err := websocket.Dial(ctx, fmt.Sprintf("ws://localhost/ws/tasks/%s/stream?after=%d&stdout=-1&stderr=-1", id, after), &websocket.DialOptions{HTTPClient: r.farm.client}) //nolint:bodyclose // it is the connection's
+	c, _, err := websocket.Dial(ctx, fmt.Sprintf("ws://localhost/ws/tasks/%s/stream?after=%d&stdout=-1&stderr=-1", id, after), &websocket.DialOptions{HTTPClient: r.farm.client}) //nolint:bodyclose // the connection owns the body
 	if err != nil {
 		return err
 	}
@@ -174,9 +174,9 @@ func (r *reader) messages(ctx context.Context, id string, after int64, take func
 	}
 }
 
-// crowd is fifty readers: every second one keeps up. Of the others one half is slow,
-// and pauses after so many events, and one breaks off after so many and comes back.
-// Of each kind one half reads server-sent events, and one WebSockets.
+// crowd returns fifty readers. Every second one keeps up. Half of the others are
+// slow, and pause after every so many events; the other half disconnect after so many
+// and come back. Half of each kind read server-sent events, the others WebSockets.
 func crowd(f *farm, pause time.Duration, every, breaks int) (all []*reader) {
 	for i := range readers {
 		r := &reader{farm: f, socket: i/4%2 == 1}
@@ -191,10 +191,10 @@ func crowd(f *farm, pause time.Duration, every, breaks int) (all []*reader) {
 	return all
 }
 
-// keepsUp is one of which it counts how long events take to come to it.
+// keepsUp reports whether the delays of this reader's events are measured.
 func (r *reader) keepsUp() bool { return r.every == 0 && r.breaks == 0 }
 
-// live are the delays of the readers that keep up.
+// live returns the delays of the readers that keep up.
 func live(all []*reader) (took series) {
 	for _, r := range all {
 		if r.keepsUp() {

@@ -18,10 +18,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// diskSize is every contender's; realvm has the other sizes.
+// diskSize is the same for every contender; realvm defines the other sizes.
 const diskSize = "8GiB"
 
-// The ways to a running VM.
+// These are the ways to a running VM.
 const (
 	generic       = "generic image"
 	golden        = "golden clone"
@@ -34,7 +34,7 @@ const (
 	threeTimesOne = "three times one"
 )
 
-// What they cost while they run.
+// These are the costs of a running VM.
 const (
 	firstExec  = "first exec"
 	laterExec  = "repeated exec"
@@ -44,7 +44,7 @@ const (
 	limaAgent  = "limactl's host agent"
 )
 
-// Figures of a VM.
+// These are the figures of a VM.
 const (
 	rowSSH     = "to SSH ready, s"
 	rowLima    = "to SSH ready, and limactl to its READY, s"
@@ -55,12 +55,12 @@ const (
 	rowPrivate = "memory on the host (private), MB"
 )
 
-// prepare is the setting that makes open go a way; the product calls a
-// session's origin by the same word, but for none.
+// prepare is the setting that makes open use a way. The product uses the same words
+// for a session's origin, except for none.
 var prepare = map[string]string{generic: "none", golden: "golden", warm: "warm"}
 
 const (
-	baking          = time.Hour // of what sessions are prepared from, on an emulated machine
+	baking          = time.Hour // limit for preparing images on an emulated machine
 	commandsPerTurn = 5
 )
 
@@ -109,22 +109,22 @@ func commandRows() []row {
 	}
 }
 
-// lifecycle is a user who opens sessions of one repository, again and again.
+// lifecycle is a user who repeatedly opens sessions of one repository.
 type lifecycle struct {
 	t        *testing.T
 	box      *realvm.Box
 	accel    string
-	ids      map[string]string  // machine ids and host keys, and who had them
+	ids      map[string]string  // machine ids and host keys, and the session that had them
 	one      map[string]float64 // how long this turn's open took, by its way
 	ready    *table
 	steps    *table
 	commands *table
 }
 
-// TestLifecycle goes every way to a running VM in turn, with one VM at a time
-// but for the three at once, and measures what a VM costs while it runs.
+// TestLifecycle uses every way to a running VM in turn, with one VM at a time except
+// for the three at once. It also measures the costs of a running VM.
 func TestLifecycle(t *testing.T) {
-	unprepared := realvm.Prepare(t.Context()) // what golden clones and warm forks are made from
+	unprepared := realvm.Prepare(t.Context()) // the sources of golden clones and warm forks
 	b := realvm.NewBox(t)
 	l := &lifecycle{
 		t: t, box: b, ids: map[string]string{}, one: map[string]float64{},
@@ -136,7 +136,7 @@ func TestLifecycle(t *testing.T) {
 		b.Repo(name)
 	}
 	ways := []string{generic}
-	// The first is not measured: it looks whether KVM works, and warms the cache.
+	// The first session is not measured: it probes KVM, and warms the cache.
 	told := l.look(l.open(generic, "project"))
 	l.accel = told.Accel
 	b.Asz("destroy", "--force", told.Name)
@@ -164,7 +164,7 @@ func TestLifecycle(t *testing.T) {
 	l.commands.done(t, runs(), firstExec, laterExec, freshSSH, limaShell, oneSession, limaAgent)
 }
 
-// asking is the box with the setting of a way.
+// asking returns the box with the setting for a way.
 func (l *lifecycle) asking(way string) *realvm.Box {
 	b := *l.box
 	b.Env = append(slices.Clone(b.Env), "AGENT_SESSIONIZER_PREPARE="+prepare[way])
@@ -181,10 +181,10 @@ func openArgs(repo string) []string {
 	return []string{"open", "-d", "--cpus=" + realvm.CPUs, "--memory=" + realvm.Memory, "--disk=" + diskSize, "./" + repo}
 }
 
-// view is what the product tells of a session.
+// view is a session as the product shows it.
 type view struct {
 	session.View
-	From *string `json:"from"` // nil: it does not say
+	From *string `json:"from"` // nil: the product does not report it
 }
 
 func (l *lifecycle) look(name string) view {
@@ -200,10 +200,10 @@ func (l *lifecycle) look(name string) view {
 	return all[i]
 }
 
-// origin is the way that a session came by, as far as the product says.
+// origin returns how a session was made, as far as the product reports it.
 func (v view) origin() string {
 	if v.From == nil {
-		return generic // a product that does not say has no other way
+		return generic // a product that does not report it has no other way
 	}
 	for way, setting := range prepare {
 		if *v.From == setting {
@@ -216,8 +216,8 @@ func (v view) origin() string {
 	return fmt.Sprintf("%q", *v.From)
 }
 
-// cannot says why the product cannot go a way: what one session says that asked
-// for it, which is not measured.
+// cannot returns why the product cannot use a way, according to one unmeasured
+// session that asked for it.
 func (l *lifecycle) cannot(way string, says bool, unprepared error) (why string) {
 	if !says {
 		return "The product does not say where sessions come from."
@@ -235,14 +235,14 @@ func (l *lifecycle) cannot(way string, says bool, unprepared error) (why string)
 	return why
 }
 
-// settle waits until nothing is prepared in the background any more, which a
-// session may have started.
+// settle waits until background preparation, which a session may have started, has
+// ended.
 func (l *lifecycle) settle() {
 	l.t.Helper()
 	waitLong(l.t, baking, "what is prepared in the background", func() bool { return len(l.box.Processes("agent-sessionizer prepare ")) == 0 })
 }
 
-// session is a turn of one way: a session from its making to its end.
+// session measures one turn of one way: a session from its creation to its end.
 func (l *lifecycle) session(way string) {
 	l.t.Helper()
 	name := l.measure(way, way)
@@ -278,8 +278,8 @@ func (l *lifecycle) measure(contender, way string) (name string) {
 	return name
 }
 
-// prompt waits until a shell in the checkout has its prompt on the screen: what
-// somebody sees who attaches, and by a login of its own, as attaching is.
+// prompt waits until a shell in the checkout shows its prompt, as for a user who
+// attaches. Like attaching, it uses its own login.
 func (l *lifecycle) prompt(name string) {
 	l.t.Helper()
 	b := l.box
@@ -298,8 +298,8 @@ done'`)
 	}
 }
 
-// events reads what the product told since: how long each step took, what was
-// before the first and after the last, and when SSH was ready.
+// events reads the events since a time. It returns how long each step took, the time
+// before the first and after the last step, and when SSH was ready.
 func (l *lifecycle) events(name string, since time.Time, until float64) (steps sample, ssh float64) {
 	l.t.Helper()
 	steps = sample{}
@@ -346,7 +346,7 @@ const (
 	stepAfter  = "(from the last to the prompt seen)"
 )
 
-// stepRow makes the row of a step that is seen for the first time.
+// stepRow adds a row for a step that is seen for the first time.
 func (l *lifecycle) stepRow(name string) {
 	if slices.ContainsFunc(l.steps.rows, func(r row) bool { return r.name == name }) {
 		return
@@ -358,22 +358,22 @@ func (l *lifecycle) stepRow(name string) {
 	l.steps.rows = append(l.steps.rows, r)
 }
 
-// slug is words as they stand in a name.
+// slug converts words for use in a name.
 func slug(s string) string {
 	return strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return r < 'a' || r > 'z' }), "_")
 }
 
-// identity checks that no two machines have the same id or host key: a clone or
-// a fork that kept its parent's would be ready before it is itself.
+// identity checks that no two machines have the same id or host key: a clone or a
+// fork that kept its parent's would be ready before it has its own identity.
 func (l *lifecycle) identity(name string) {
 	l.t.Helper()
 	var r realvm.Result
-	waitLong(l.t, boot, "the identity of "+name, func() bool { // three emulated guests at once may be deaf for a while
+	waitLong(l.t, boot, "the identity of "+name, func() bool { // three concurrent emulated guests may not respond for a while
 		r = l.box.In(name, "cat /etc/machine-id && cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub && cat /etc/hostname")
 		return r.Code == 0
 	})
 	out := strings.Fields(r.Stdout)
-	if len(out) != 3 || !strings.HasSuffix(out[2], name) { // Lima puts its own word before it
+	if len(out) != 3 || !strings.HasSuffix(out[2], name) { // Lima adds a prefix
 		l.t.Fatalf("the identity of %s is %q", name, out)
 	}
 	for _, id := range out[:2] {
@@ -384,8 +384,8 @@ func (l *lifecycle) identity(name string) {
 	}
 }
 
-// use measures commands in a session, in turn with what others have, and then
-// the processes that it has on the host.
+// use measures commands in a session, alternating with the alternatives, and then the
+// session's processes on the host.
 func (l *lifecycle) use(name string) {
 	l.t.Helper()
 	b := l.box
@@ -421,8 +421,8 @@ func (l *lifecycle) timed(argv ...string) sample {
 	return sample{rowTrue: took.Seconds() * 1000}
 }
 
-// stock is limactl's turn: a new instance, and the same once more after it was
-// shut down.
+// stock runs limactl's turn: a new instance, and the same instance again after a
+// shutdown.
 func (l *lifecycle) stock(theirs *limactl) {
 	l.t.Helper()
 	begin := func(contender string, args ...string) {
@@ -445,8 +445,8 @@ func (l *lifecycle) stock(theirs *limactl) {
 	theirs.run("delete", "--force", instance)
 }
 
-// three opens three sessions at once, by the quickest way, which is the product's
-// own choice.
+// three opens three sessions at once, by the fastest way, which the product chooses
+// itself.
 func (l *lifecycle) three() {
 	l.t.Helper()
 	repos := []string{"one", "two", "three"}

@@ -27,15 +27,16 @@ import (
 
 const (
 	envLimactl  = "BENCH_LIMACTL"
-	limaVersion = "v1.2.2" // the one that the product has as a library
+	limaVersion = "v1.2.2" // the version that the product uses as a library
 
-	// limactl refuses root. It gets a user that exists nowhere else: a user
-	// namespace in which the test's own user has this id, and a line in the test's
-	// own /etc/passwd, where ssh looks for it.
+	// limactl refuses root, so it gets a user of its own: a user namespace in which
+	// the test's user has this id, and a line in the test's own /etc/passwd, where
+	// ssh looks it up.
 	limaUID = 2000
 )
 
-// buildLimactl builds it from its module, outside, where modules can be had.
+// buildLimactl builds limactl from its module, outside the namespace, where modules
+// are available.
 func buildLimactl(ctx context.Context, dir string) ([]string, error) {
 	if part := os.Getenv("BENCH"); part == partDNS || part == partPicker {
 		return nil, nil
@@ -55,7 +56,7 @@ func buildLimactl(ctx context.Context, dir string) ([]string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build limactl: %w\n%s", err, out)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // it runs as somebody else
+	if err := os.Chmod(dir, 0o755); err != nil { // it runs as another user
 		return nil, err
 	}
 	return []string{envLimactl + "=" + program}, nil
@@ -71,11 +72,11 @@ type limactl struct {
 
 const instance = "bench"
 
-// newLimactl makes the account. accel says how QEMU runs guests here, which
-// limactl does not find out: it insists on KVM.
+// newLimactl makes the account. accel says how QEMU runs guests here. limactl does
+// not detect that: it insists on KVM.
 func newLimactl(t *testing.T, accel string) *limactl {
 	t.Helper()
-	home, err := os.MkdirTemp("", "b") // short, for the sockets
+	home, err := os.MkdirTemp("", "b") // short, because of the sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,14 +89,14 @@ func newLimactl(t *testing.T, accel string) *limactl {
 	addUser(t, home)
 	l.write("bench.yaml", l.template(realvm.Image(t)))
 	t.Cleanup(func() {
-		_, _ = l.try("delete", "--force", instance) // it is gone if all went well
+		_, _ = l.try("delete", "--force", instance) // already gone if all went well
 		l.sweep()
 	})
 	return l
 }
 
-// emulated is the variable that lets Lima start a QEMU without KVM, with the
-// arguments that the product gives it (pkg/vm/lima).
+// emulated returns the variable that lets Lima start QEMU without KVM, with the
+// arguments that the product uses (pkg/vm/lima).
 func emulated() string {
 	if runtime.GOARCH == "arm64" {
 		return "QEMU_SYSTEM_AARCH64=qemu-system-aarch64 -machine virt -accel tcg,thread=multi,tb-size=512 -cpu max,pauth-impdef=on"
@@ -125,8 +126,8 @@ func addUser(t *testing.T, home string) {
 	})
 }
 
-// template has what a session's VM has, and Lima's own choice of all the rest.
-// Plain means without mounts, port forwards and guest agent, as ours are.
+// template gives the instance the settings of a session's VM, and leaves the rest to
+// Lima. Plain means without mounts, port forwards and guest agent, as in our VMs.
 func (l *limactl) template(img vm.Image) string {
 	quote := strconv.Quote
 	return strings.Join([]string{
@@ -149,8 +150,8 @@ func (l *limactl) write(name, text string) {
 	}
 }
 
-// notRoot makes a command's process a user that is not root, and kills it when
-// this one dies.
+// notRoot runs a command as a user other than root, and kills it when this process
+// dies.
 func notRoot(cmd *exec.Cmd) *exec.Cmd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER,
@@ -164,7 +165,7 @@ func notRoot(cmd *exec.Cmd) *exec.Cmd {
 func (l *limactl) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Getenv(envLimactl), args...)
 	cmd.Env, cmd.Dir = l.env, l.home
-	cmd.WaitDelay = 5 * time.Second // what it started keeps its output open
+	cmd.WaitDelay = 5 * time.Second // its children keep its output open
 	return notRoot(cmd)
 }
 
@@ -175,7 +176,7 @@ func (l *limactl) try(args ...string) (string, error) {
 	return string(out), err
 }
 
-// run runs limactl and says how long it took, in seconds.
+// run runs limactl and returns how long it took, in seconds.
 func (l *limactl) run(args ...string) float64 {
 	l.t.Helper()
 	began := time.Now()
@@ -196,8 +197,8 @@ func (l *limactl) logs() string {
 	return b.String()
 }
 
-// start starts the instance and says after how many seconds the first ssh of a
-// user gets in, and after how many limactl says READY.
+// start starts the instance. It returns after how many seconds a user's first ssh
+// succeeds, and after how many limactl reports READY.
 func (l *limactl) start(args ...string) (ssh, ready float64) {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), boot)
@@ -215,7 +216,7 @@ func (l *limactl) start(args ...string) (ssh, ready float64) {
 		err := cmd.Wait()
 		readyAfter <- time.Since(began)
 		if err != nil {
-			cancel() // nobody will ever get in
+			cancel() // ssh can never succeed now
 		}
 		ended <- err
 	}()
@@ -227,9 +228,9 @@ func (l *limactl) start(args ...string) (ssh, ready float64) {
 	return sshAfter.Seconds(), (<-readyAfter).Seconds()
 }
 
-// login waits until somebody who keeps trying gets in by ssh. While the guest
-// boots, QEMU takes connections that lead nowhere, so the guest's sshd is listened
-// for first, by a new connection each second.
+// login waits until a user who keeps trying logs in by ssh. While the guest boots,
+// QEMU accepts connections that lead nowhere. So it first waits for the guest's sshd,
+// with a new connection each second.
 func (l *limactl) login(ctx context.Context, since time.Time) error {
 	config := filepath.Join(l.lima, instance, "ssh.config")
 	for {
@@ -246,7 +247,7 @@ func (l *limactl) login(ctx context.Context, since time.Time) error {
 	}
 }
 
-// ssh is the arguments of a fresh ssh, which shares no connection.
+// ssh returns the arguments of a fresh ssh that shares no connection.
 func (l *limactl) ssh(command ...string) []string {
 	return append([]string{"-F", filepath.Join(l.lima, instance, "ssh.config"), "-o", "ControlMaster=no", "-o", "ControlPath=none", "lima-" + instance}, command...)
 }
@@ -269,7 +270,7 @@ func portOf(config string, since time.Time) (string, bool) {
 	return "", false
 }
 
-// greets says whether an SSH server says its first words within a second.
+// greets reports whether an SSH server sends its greeting within a second.
 func greets(addr string) bool {
 	c, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
@@ -280,15 +281,15 @@ func greets(addr string) bool {
 		return false
 	}
 	hello := make([]byte, 4)
-	n, _ := c.Read(hello) // none is an answer too
+	n, _ := c.Read(hello) // no answer is a result too
 	return string(hello[:n]) == "SSH-"
 }
 
-// powerOff shuts the guest down by itself: limactl stop presses its power
-// button, and waits for minutes where nobody listens to it.
+// powerOff shuts the guest down from inside: limactl stop presses its power button,
+// and waits for minutes when the guest does not react.
 func (l *limactl) powerOff() {
 	l.t.Helper()
-	_ = exec.CommandContext(l.t.Context(), "ssh", l.ssh("sudo systemctl poweroff")...).Run() // it cuts its own connection
+	_ = exec.CommandContext(l.t.Context(), "ssh", l.ssh("sudo systemctl poweroff")...).Run() // it closes its own connection
 	waitLong(l.t, boot, "limactl's VM is shut down", func() bool {
 		_, agent := os.Stat(filepath.Join(l.lima, instance, "ha.pid"))
 		_, qemu := os.Stat(filepath.Join(l.lima, instance, "qemu.pid"))
@@ -296,7 +297,7 @@ func (l *limactl) powerOff() {
 	})
 }
 
-// hostAgent is the process that limactl leaves beside a running VM.
+// hostAgent returns the process that limactl leaves beside a running VM.
 func (l *limactl) hostAgent() int {
 	l.t.Helper()
 	text, err := os.ReadFile(filepath.Join(l.lima, instance, "ha.pid"))
@@ -310,7 +311,7 @@ func (l *limactl) hostAgent() int {
 	return pid
 }
 
-// sweep kills what is left of the instance and fails the test if anything was.
+// sweep kills what is left of the instance and fails the test if there was anything.
 func (l *limactl) sweep() {
 	left := func() map[int]string {
 		found := map[int]string{}

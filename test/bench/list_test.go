@@ -19,7 +19,7 @@ const (
 	rowTook  = "it takes, ms"
 
 	listsPerTurn = 5
-	atOnce       = 3 // sessions that run; the rest is stopped
+	atOnce       = 3 // running sessions; the rest are stopped
 )
 
 func listOf(sessions int) string {
@@ -29,8 +29,8 @@ func listOf(sessions int) string {
 	return fmt.Sprintf("list --json, %d sessions", sessions)
 }
 
-// TestLifecycleList lists sessions whose VMs are fake: the program that is
-// measured is the real one, and what it reads is the same.
+// TestLifecycleList lists sessions whose VMs are fake: the measured program is the
+// real one, and it reads the same data.
 func TestLifecycleList(t *testing.T) {
 	r := row{name: rowTook, unit: "ms"}
 	sizes := []int{1, 10, 50}
@@ -59,7 +59,7 @@ func TestLifecycleList(t *testing.T) {
 		return strings.TrimSpace(r.Stdout)
 	}
 	var names []string
-	t.Cleanup(func() { // by the program that knows these VMs
+	t.Cleanup(func() { // with the program that knows these VMs
 		if len(names) > 0 {
 			must(append([]string{fake, "destroy", "--force"}, names...)...)
 		}

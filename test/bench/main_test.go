@@ -1,14 +1,14 @@
 //go:build bench
 
-// Package bench measures sessions beside what they replace, in one run: how
-// long until one is there, by every way to one, and what its commands and
-// processes cost, beside limactl; the gateway beside Lima's stock user-v2 network
-// (gvisor-tap-vsock) and QEMU's slirp, without a VM and with one; and the
-// guest's DNS proxy beside dnsmasq.
+// Package bench measures sessions and their alternatives in one run. It measures how
+// long each way to a session takes, and what its commands and processes cost,
+// compared with limactl. It compares the gateway with Lima's stock user-v2 network
+// (gvisor-tap-vsock) and QEMU's slirp, without a VM and with one. It compares the
+// guest's DNS proxy with dnsmasq.
 //
-// A slow machine or a missed aim fails nothing, for what counts is the ratio;
-// a lost connection of ours or a wrong byte does. The servers are behind a cable
-// in a network namespace of their own, as for every test on real VMs: a gateway
+// A slow machine or a missed aim does not fail the run, because only the ratio
+// counts; a lost connection of ours or a wrong byte does. The servers are behind a
+// cable in their own network namespace, as for every test on real VMs: a gateway
 // refuses the host's own addresses.
 package bench
 
@@ -41,7 +41,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// choose limits the run to one part; "" is all of them, and -run is finer.
+// choose limits the run to one part; "" means all of them, and -run selects more
+// precisely.
 func choose(part string) error {
 	flag.Parse()
 	if part == "" || flag.Lookup("test.run").Value.String() != "" {

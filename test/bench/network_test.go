@@ -23,7 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// The contenders.
+// These are the contenders.
 const (
 	ours      = "ours"
 	ours1500  = "ours, MTU 1500"
@@ -32,10 +32,10 @@ const (
 	slirp     = "slirp"
 )
 
-// Their places in the names of benchmarks.json.
+// short holds their parts of the names in benchmarks.json.
 var short = map[string]string{ours: "", ours1500: "_mtu1500", ours65520: "_mtu65520", stock: "user_v2", slirp: "slirp"}
 
-// Figures of a network.
+// These are the figures of a network.
 const (
 	rowUp          = "upload, Mbit/s"
 	rowDown        = "download, Mbit/s"
@@ -48,10 +48,10 @@ const (
 	rowPeakPSS     = "… at the peak"
 )
 
-// maxAdded is what a session may add, in MB.
+// maxAdded is the most memory that a session may add, in MB.
 const maxAdded = 30
 
-// figures are the rows of a network: each of mine is to be no worse than the
+// figures returns the rows of a network: each of mine should be no worse than the
 // best of the others.
 func figures(prefix string, mine, others []string) []row {
 	than := "≥ " + strings.Join(others, " and ")
@@ -79,7 +79,7 @@ func figures(prefix string, mine, others []string) []row {
 			goal = aim{}
 		}
 		if rows[i].unit == "MB" {
-			against = []string{stock} // slirp is a part of QEMU
+			against = []string{stock} // slirp is part of QEMU
 		}
 		for _, m := range mine {
 			for _, o := range against {
@@ -94,8 +94,8 @@ func figures(prefix string, mine, others []string) []row {
 	return rows
 }
 
-// networkSample is one turn of a network; one within QEMU has no process, and
-// so no memory, of its own.
+// networkSample returns one turn of a network. A network inside QEMU has no process
+// of its own, and therefore no memory figure.
 func networkSample(r load.Result, idle, peak *memory) sample {
 	s := sample{
 		rowUp: r.Up, rowDown: r.Down, rowConnections: r.Connections, rowAnswers: r.Answers,
@@ -107,11 +107,11 @@ func networkSample(r load.Result, idle, peak *memory) sample {
 	return s
 }
 
-// patience is how long a process may take to come up or to go, on any machine.
+// patience is how long a process may take to start or to end, on any machine.
 const patience = 60 * time.Second
 
-// ourNetwork is a session's gateway as it ships: the product's own binary as a
-// process of its own. It returns the process.
+// ourNetwork starts a session's gateway as shipped: the product's own binary as a
+// separate process. It returns the process.
 func ourNetwork(t *testing.T, dir string, w vm.Wire) (pid int) {
 	t.Helper()
 	p := gateway.Process{Dir: filepath.Join(dir, "gateway"), Self: realvm.Binary()}
@@ -142,8 +142,8 @@ func allowed(t *testing.T) *policy.Policy {
 	return p
 }
 
-// theStockNetwork is the daemon of Lima's networks of mode user-v2, started as
-// Lima starts it, with Lima's lease for the VM.
+// theStockNetwork starts the daemon of Lima's user-v2 networks as Lima starts it,
+// with Lima's lease for the VM.
 func theStockNetwork(t *testing.T, dir string, w vm.Wire) (pid int) {
 	t.Helper()
 	for _, path := range []string{w.Stream, w.Datagram, w.API} {
@@ -184,7 +184,7 @@ func start(t *testing.T, cmd *exec.Cmd) {
 	})
 }
 
-// waitFor polls for what has no event of its own.
+// waitFor polls for a condition without an event.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	waitLong(t, patience, what, done)
@@ -199,11 +199,11 @@ func waitLong(t *testing.T, long time.Duration, what string, done func() bool) {
 	}
 }
 
-// memory of a process, in MB.
+// memory is the memory of a process, in MB.
 type memory struct {
 	anon    float64 // its own: heap and stacks
-	pss     float64 // with its share of the program file
-	private float64 // what no other process has
+	pss     float64 // including its share of the program file
+	private float64 // not shared with any process
 }
 
 func memoryOf(pid int) (memory, error) {
@@ -217,7 +217,7 @@ func memoryOf(pid int) (memory, error) {
 		if len(f) < 2 {
 			continue
 		}
-		kb, _ := strconv.ParseFloat(f[1], 64) // the first line has none, and is none of these
+		kb, _ := strconv.ParseFloat(f[1], 64) // the first line has no number, and is none of these
 		switch f[0] {
 		case "Pss_Anon:":
 			m.anon = kb / 1000
@@ -230,7 +230,7 @@ func memoryOf(pid int) (memory, error) {
 	return m, nil
 }
 
-// watch returns what a process has now, and, once stopped, the most it had.
+// watch returns a process's current memory and, when stopped, the maximum.
 func watch(t *testing.T, pid int) (idle memory, stop func() memory) {
 	t.Helper()
 	idle, err := memoryOf(pid)
@@ -249,7 +249,7 @@ func watch(t *testing.T, pid int) (idle memory, stop func() memory) {
 				return
 			case <-tick.C:
 			}
-			if m, err := memoryOf(pid); err == nil { // else it is gone, and the load says so
+			if m, err := memoryOf(pid); err == nil { // otherwise the process is gone, and the load reports it
 				most.anon, most.pss = max(most.anon, m.anon), max(most.pss, m.pss)
 			}
 		}
@@ -260,15 +260,15 @@ func watch(t *testing.T, pid int) (idle memory, stop func() memory) {
 	}
 }
 
-// resolver is a network's own, which Lima's guests are told of.
+// resolver returns a network's own resolver, which Lima's guests are configured with.
 func resolver(w vm.Wire) netip.AddrPort {
 	a := w.Subnet.Masked().Addr().As4()
 	a[3] += 2
 	return netip.AddrPortFrom(netip.AddrFrom4(a), 53)
 }
 
-// giveUp is how long a contender's connection is waited for: of ours one that
-// is lost fails the test, of others it is but a figure.
+// giveUp returns how long to wait for a contender's connection: a lost one of ours
+// fails the test, one of the others is only a figure.
 func giveUp(contender string) time.Duration {
 	if strings.HasPrefix(contender, ours) {
 		return patience
@@ -276,7 +276,7 @@ func giveUp(contender string) time.Duration {
 	return load.Late
 }
 
-// judge fails when a network of ours lost a connection. What others lose, and
+// judge fails if one of our networks lost a connection. Losses of the others, and of
 // questions over UDP, are figures.
 func judge(t *testing.T, contender string, r load.Result) {
 	t.Helper()

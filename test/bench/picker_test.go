@@ -30,9 +30,9 @@ const (
 	perTurn   = 5
 )
 
-// TestPicker measures what a person waits for at the hotkey: until the rows are
-// there, and until the terminal shows what was picked. The VMs are fake, the
-// program that is measured is the shipped one, and tmux is real.
+// TestPicker measures what a user waits for after the hotkey: until the rows appear,
+// and until the terminal shows the picked session. The VMs are fake, the measured
+// program is the shipped one, and tmux is real.
 func TestPicker(t *testing.T) {
 	table := results.table(table{title: titlePicker, rows: []row{
 		{name: rowPaint, unit: "ms", comparisons: []comparison{{key: "picker_first_paint", mine: thePicker, other: plainFzf}}},
@@ -65,7 +65,7 @@ func TestPicker(t *testing.T) {
 		if i >= atOnce {
 			b.Run(fake, "stop", names[i])
 		}
-		// For fzf, and to switch between: they do nothing.
+		// These do nothing: fzf lists them, and the test switches between them.
 		if r := b.Run("tmux", "-f", "/dev/null", "new-session", "-d", "-s", "plain-"+repo, "sleep infinity"); r.Code != 0 {
 			t.Fatal(r.All())
 		}
@@ -76,13 +76,13 @@ func TestPicker(t *testing.T) {
 		table.add(plainFzf, sample{rowPaint: paints(t, b, last, "sh", "-c", "tmux list-sessions -F '#S' | "+fzf)})
 	}
 
-	// A terminal on the first session, from which the second is gone to and back.
+	// A terminal on the first session, which switches to the second one and back.
 	term := terminal(t, b, "tmux", "attach-session", "-t", "=plain-repo00:")
-	sees(t, term, "[plain-rep") // the status line has no room for more
+	sees(t, term, "[plain-rep") // the status line shows no more
 	if err := term.SetReadDeadline(time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	go io.Copy(io.Discard, term) //nolint:errcheck // until it is closed: somebody looks at it
+	go io.Copy(io.Discard, term) //nolint:errcheck // keeps reading, as a user would, until it is closed
 	client := strings.TrimSpace(b.Run("tmux", "list-clients", "-F", "#{client_name}").Stdout)
 	shows := func() string { return b.Run("tmux", "list-clients", "-F", "#{session_name}").Stdout }
 	home := func() { b.Run("tmux", "switch-client", "-c", client, "-t", "=plain-repo00:") }
@@ -97,7 +97,7 @@ func TestPicker(t *testing.T) {
 			t.Fatalf("the terminal shows %q", now)
 		}
 		home()
-		if i > 0 { // the first makes the local session, which a switch finds
+		if i > 0 { // the first one creates the local session, which a switch finds
 			table.add(theSwitch, sample{rowSwitch: ours})
 			table.add(plainTmux, sample{rowSwitch: theirs})
 		}
@@ -105,7 +105,8 @@ func TestPicker(t *testing.T) {
 	table.done(t, runs(), thePicker, plainFzf, theSwitch, plainTmux)
 }
 
-// terminal runs a program on one, of 120 columns and 40 lines, until the test ends.
+// terminal runs a program on a terminal of 120 columns and 40 lines, until the test
+// ends.
 func terminal(t *testing.T, b *realvm.Box, argv ...string) *os.File {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -123,11 +124,11 @@ func terminal(t *testing.T, b *realvm.Box, argv ...string) *os.File {
 	return tty
 }
 
-// paints is how many milliseconds a program takes until text is on its terminal.
+// paints returns how many milliseconds a program takes until text is on its terminal.
 func paints(t *testing.T, b *realvm.Box, text string, argv ...string) float64 {
 	t.Helper()
 	var ms float64
-	t.Run("", func(t *testing.T) { // so that it ends before the next begins
+	t.Run("", func(t *testing.T) { // a subtest, so that one ends before the next begins
 		began := time.Now()
 		sees(t, terminal(t, b, argv...), text)
 		ms = time.Since(began).Seconds() * 1000
@@ -135,7 +136,7 @@ func paints(t *testing.T, b *realvm.Box, text string, argv ...string) float64 {
 	return ms
 }
 
-// sees reads a terminal until text is there.
+// sees reads a terminal until text appears.
 func sees(t *testing.T, tty *os.File, text string) {
 	t.Helper()
 	if err := tty.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
@@ -149,7 +150,7 @@ func sees(t *testing.T, tty *os.File, text string) {
 			t.Fatalf("%q does not come: %v\n%q", text, err, seen)
 		}
 		seen = append(seen, buf[:n]...)
-		if bytes.Contains(buf[:n], []byte("\x1b[6n")) { // a terminal says where its cursor is, and which modes it has
+		if bytes.Contains(buf[:n], []byte("\x1b[6n")) { // a terminal reports its cursor position and its modes
 			if _, err := tty.WriteString("\x1b[1;1R\x1b[?2004;2$y\x1b[1;1R"); err != nil {
 				t.Fatal(err)
 			}

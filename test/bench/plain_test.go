@@ -14,8 +14,8 @@ import (
 	_ "modernc.org/sqlite"
 )
 
-// plain is what serve is measured beside: a database on the same disk, as durable
-// as the store's, and nothing around it.
+// plain is the baseline for serve: a bare database on the same disk, as durable as
+// the store.
 type plain struct {
 	t  *testing.T
 	db *sql.DB
@@ -23,7 +23,7 @@ type plain struct {
 
 func newPlain(t *testing.T) *plain {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "e") // where the farms are
+	dir, err := os.MkdirTemp("", "e") // on the same disk as the farms
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func newPlain(t *testing.T) *plain {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db.SetMaxOpenConns(1) // writers take turns
+	db.SetMaxOpenConns(1) // one writer at a time
 	if _, err := db.Exec(`CREATE TABLE rows (num INTEGER PRIMARY KEY, text TEXT NOT NULL)`); err != nil {
 		t.Fatal(err)
 	}
@@ -51,8 +51,8 @@ func (p *plain) one() {
 	}
 }
 
-// insert has so many writers insert n rows, each in a transaction of its own that
-// is on the disk when it is over; how long each took, in ms.
+// insert inserts n rows from this many writers. Each row has its own transaction,
+// which is on disk when it ends. It returns how long each took, in ms.
 func (p *plain) insert(n, writers int) (took series) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -72,8 +72,8 @@ func (p *plain) insert(n, writers int) (took series) {
 	return took
 }
 
-// tell inserts n rows, at the pace of the events, and tells of each through a pipe:
-// how long it took until that was read, in ms.
+// tell inserts n rows at the pace of the events, and announces each through a pipe.
+// It returns how long each took until it was read, in ms.
 func (p *plain) tell(n int) (took series) {
 	p.t.Helper()
 	r, w, err := os.Pipe()

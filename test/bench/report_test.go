@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// Where the results go: the tables between two comments of the document, and
-// the same as JSON beside it.
+// The results go into tables between two comments of the document, and as JSON into a
+// file beside it.
 const (
 	docs       = "../../docs"
 	document   = "benchmarks.md"
@@ -25,7 +25,7 @@ const (
 	enoughRuns = 5
 )
 
-// The parts, as BENCH names them, and the tables, in the document's order.
+// These are the parts, as BENCH names them, and the tables, in the document's order.
 const (
 	partLifecycle = "lifecycle"
 	partPicker    = "picker"
@@ -47,7 +47,7 @@ const (
 
 var titles = []string{titleReady, titleSteps, titleCommand, titleList, titlePicker, titleServe, titleTasks, titleStack, titleVM, titleDNS}
 
-// runs is how many turns each contender has.
+// runs returns how many turns each contender has.
 func runs() int {
 	if n, err := strconv.Atoi(os.Getenv("BENCH_RUNS")); err == nil && n > 0 {
 		return n
@@ -60,15 +60,15 @@ var results report
 
 type report struct{ tables []*table }
 
-// span is a figure over all turns.
+// span is a figure's range over all turns.
 type span struct {
 	Min    float64 `json:"min"`
 	Median float64 `json:"median"`
 	Max    float64 `json:"max"`
 }
 
-// entry is a row of benchmarks.json. A figure that stands for itself has no
-// baseline and no ratio.
+// entry is a row of benchmarks.json. A figure without a comparison has no baseline
+// and no ratio.
 type entry struct {
 	Name         string   `json:"name"`
 	Table        string   `json:"table"`
@@ -90,9 +90,9 @@ func (s series) span() span {
 	return span{Min: round(s[0]), Median: round(s.median()), Max: round(s[len(s)-1])}
 }
 
-// round keeps four digits: more would pretend.
+// round keeps four digits: more would suggest false precision.
 func round(v float64) float64 {
-	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64) // its own output
+	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64) // it parses its own output
 	return v
 }
 
@@ -118,8 +118,8 @@ func (t *table) entries() (out []entry) {
 	return out
 }
 
-// publish prints the tables and puts them into the files of dir. Each replaces
-// the one of its title, so that a run of one part leaves the others as they were.
+// publish prints the tables and writes them into the files of dir. Each replaces the
+// table with the same title, so a run of one part leaves the others unchanged.
 func (r *report) publish(dir string) error {
 	measured := map[string]*table{}
 	for _, t := range r.tables {
@@ -190,8 +190,8 @@ func writeJSON(path string, measured map[string]*table) error {
 	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
-// TestReport publishes two tables and then one of them again: what was not
-// measured anew stays, and who was absent has no figures.
+// TestReport publishes two tables and then one of them again: what was not measured
+// again stays, and an absent contender has no figures.
 func TestReport(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, document), []byte("before\n"+markBegin+markEnd+"after\n"), 0o600); err != nil {

@@ -18,8 +18,8 @@ import (
 
 const stackTime = 1500 * time.Millisecond // for each figure
 
-// TestNetworkWithoutVM measures with a user-space guest in this process, on the cable
-// that QEMU would hold.
+// TestNetworkWithoutVM measures with a user-space guest in this process, which takes
+// QEMU's place on the cable.
 func TestNetworkWithoutVM(t *testing.T) {
 	contenders := []string{ours1500, ours65520, stock}
 	table := results.table(table{title: titleStack, columns: contenders, rows: figures("stack", contenders[:2], contenders[2:])})
@@ -33,7 +33,7 @@ func TestNetworkWithoutVM(t *testing.T) {
 
 func onStack(t *testing.T, contender string) sample {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "b") // short, for the sockets
+	dir, err := os.MkdirTemp("", "b") // short, because of the sockets
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,41 +11,41 @@ import (
 	"unicode/utf8"
 )
 
-// table is what some contenders were measured at.
+// table holds the measurements of some contenders.
 type table struct {
 	title string
-	// columns are the contenders of a table with a column for each, in which a
-	// cell is the median. Without, it has a line for each comparison, with the
-	// least and the most too.
+	// columns lists the contenders of a table with one column each, where a cell is
+	// the median. Without columns, the table has a line for each comparison, with
+	// minimum and maximum too.
 	columns []string
 	rows    []row
-	notes   []string            // of who is absent, and why
+	notes   []string            // absent contenders, and why
 	samples map[string][]sample // by contender
-	whole   bool                // every contender had every turn
+	whole   bool                // every contender completed every turn
 }
 
 // sample is one turn of one contender: values by the rows' names.
 type sample map[string]float64
 
-// row is a figure that contenders are measured at.
+// row is a figure that is measured for each contender.
 type row struct {
 	name        string // with its unit
 	unit        string
 	whole       bool   // shown without decimals
-	mean        bool   // shown as a mean: a median would not show what befell few turns
+	mean        bool   // shown as a mean: a median would hide what happened in few turns
 	hope        string // the comparisons' aims in words
 	comparisons []comparison
 }
 
-// comparison is one row of benchmarks.json: one contender's figure, perhaps
-// beside another's.
+// comparison is one row of benchmarks.json: one contender's figure, optionally
+// compared with another's.
 type comparison struct {
 	key         string // its name there
-	mine, other string // contenders; other is "" for a figure that stands for itself
+	mine, other string // contenders; other is "" for a figure without a comparison
 	aim         aim
 }
 
-// aim is what a comparison is hoped to show.
+// aim is what a comparison should show.
 type aim struct {
 	kind  aimKind
 	limit float64
@@ -58,7 +58,7 @@ const (
 	atLeast          // times the other's
 	atMost           // times the other's
 	below            // times the other's, and not equal to it
-	absolute         // at most, by itself
+	absolute         // at most this value
 )
 
 func (a aim) String() string {
@@ -89,7 +89,7 @@ func (a aim) met(figure, ratio float64) bool {
 	return true
 }
 
-// table begins a table.
+// table starts a table.
 func (r *report) table(t table) *table {
 	t.samples = map[string][]sample{}
 	r.tables = append(r.tables, &t)
@@ -100,20 +100,20 @@ func (t *table) add(contender string, s sample) {
 	t.samples[contender] = append(t.samples[contender], s)
 }
 
-// absent notes a contender that does not exist.
+// absent records that a contender is missing, and why.
 func (t *table) absent(contender, why string) {
 	t.note("Absent: " + contender + ". " + why)
 }
 
-// note says something below the table, once.
+// note adds a line below the table, once.
 func (t *table) note(text string) {
 	if !slices.Contains(t.notes, text) {
 		t.notes = append(t.notes, text)
 	}
 }
 
-// done checks that nothing is missing: a contender whose turn failed has no
-// figures to compare.
+// done checks that no turn is missing: a contender whose turn failed has no figures
+// to compare.
 func (t *table) done(tt *testing.T, turns int, contenders ...string) {
 	tt.Helper()
 	for _, c := range contenders {
@@ -124,10 +124,10 @@ func (t *table) done(tt *testing.T, turns int, contenders ...string) {
 	t.whole = true
 }
 
-// series is every turn's value of one figure, in order.
+// series holds every turn's value of one figure, in order.
 type series []float64
 
-// of are a contender's values; one that has no such figure has none.
+// of returns a contender's values; it returns none if the contender lacks the figure.
 func (t *table) of(row, contender string) series {
 	var values series
 	for _, s := range t.samples[contender] {
@@ -149,7 +149,7 @@ func (s series) mean() float64 {
 	return sum / float64(len(s))
 }
 
-// figure is what a row shows for a series.
+// figure returns what a row shows for a series.
 func (r row) figure(s series) float64 {
 	if r.mean {
 		return s.mean()
@@ -171,11 +171,11 @@ func (r row) format(v float64) string {
 type result struct {
 	row
 	comparison
-	ours, theirs series  // theirs is empty when there is nothing to compare with
-	ratio        float64 // of the figures, 0 then
+	ours, theirs series  // theirs is empty without a comparison
+	ratio        float64 // of the figures; 0 without a comparison
 }
 
-// results are those comparisons of a row whose contender was there.
+// results returns those comparisons of a row whose contender was measured.
 func (t *table) results(r row) []result {
 	var out []result
 	for _, c := range r.comparisons {
@@ -194,7 +194,7 @@ func (t *table) results(r row) []result {
 	return out
 }
 
-// judged says whether the aim can be judged, and whether it is met.
+// judged reports whether the aim is met, and whether that can be judged.
 func (r result) judged() (met, ok bool) {
 	if r.aim.kind == noAim || r.aim.kind != absolute && r.ratio == 0 {
 		return false, false
@@ -202,7 +202,7 @@ func (r result) judged() (met, ok bool) {
 	return r.aim.met(r.figure(r.ours), r.ratio), true
 }
 
-// met is the verdict on several comparisons: the worst of them.
+// met returns the verdict on several comparisons: the worst of them.
 func met(results []result) string {
 	verdict, worst := "", 0.0
 	for _, r := range results {
@@ -231,7 +231,7 @@ func met(results []result) string {
 	return verdict
 }
 
-// markdown is the table with its title, its aims and its notes.
+// markdown returns the table with its title, its aims and its notes.
 func (t *table) markdown() string {
 	lines, numbers := t.lines(), 5
 	if t.columns != nil {
@@ -246,7 +246,7 @@ func (t *table) markdown() string {
 	return b.String()
 }
 
-// grid has a column for every contender that was there.
+// grid returns a column for every measured contender.
 func (t *table) grid() [][]string {
 	aims := slices.ContainsFunc(t.rows, func(r row) bool { return r.hope != "" })
 	head := append([]string{""}, t.columns...)
@@ -271,7 +271,7 @@ func (t *table) grid() [][]string {
 	return lines
 }
 
-// lines has a line for every comparison.
+// lines returns a line for every comparison.
 func (t *table) lines() [][]string {
 	lines := [][]string{{"", "ours", "range", "the other", "range", "ratio", "against", "aim", "met"}}
 	for _, r := range t.rows {
@@ -294,7 +294,7 @@ func (t *table) lines() [][]string {
 
 func (r row) span(s series) string { return r.format(s[0]) + "–" + r.format(s[len(s)-1]) }
 
-// layOut writes lines as a table; so many columns after the first are numbers.
+// layOut writes lines as a table; this many columns after the first are numeric.
 func layOut(b *strings.Builder, lines [][]string, numbers int) {
 	width := make([]int, len(lines[0]))
 	for _, l := range lines {

@@ -53,13 +53,13 @@ const (
 	aimSubmit, aimEvent, aimMemory = 10, 20, 100 // ms, ms, MB
 )
 
-// waiting is a task that waits, as its farm has no room for any.
+// waiting is a task that stays queued, because its farm has no capacity for it.
 const waiting = `{"version": "1", "kind": "Task", "metadata": {"name": "load", "labels": {"team": "platform"}},
 "repository": {"url": "acme/app"}, "agent": {"kind": "command", "command": ["make", "test"]}}`
 
-// TestTasksServe submits tasks that wait, and has fifty readers follow one of them
-// while somebody writes its events: what serve takes for it, beside what the disk
-// and the database take by themselves.
+// TestTasksServe submits tasks that stay queued. Then fifty readers follow one of
+// them while its events are written. It compares the time of serve with that of the
+// disk and the database alone.
 func TestTasksServe(t *testing.T) {
 	const alone, atOnce = 200, 1000
 	table := results.table(table{title: titleServe, rows: []row{
@@ -104,7 +104,7 @@ func TestTasksServe(t *testing.T) {
 	table.done(t, runs(), serveAtRest, oneClient, manyClients, oneWriter, serveBusy, onePlain, manyPlain, plainAndPipe)
 }
 
-// resident is serve's memory; that of its peak, once there was one.
+// resident returns serve's memory, at its peak if it had one.
 func (f *farm) resident() sample {
 	f.t.Helper()
 	m, err := memoryOf(f.serve.Process.Pid)
@@ -114,7 +114,7 @@ func (f *farm) resident() sample {
 	return sample{rowResident: mostResident(f.t, f.serve.Process.Pid), rowShare: m.pss}
 }
 
-// waits wants so many tasks, all of which wait.
+// waits checks that there are n tasks, all of them queued.
 func (f *farm) waits(n int) {
 	f.t.Helper()
 	states, err := f.states()
@@ -123,7 +123,7 @@ func (f *farm) waits(n int) {
 	}
 }
 
-// states counts the tasks that serve tells of, by state.
+// states counts the tasks that serve lists, by state.
 func (f *farm) states() (map[string]int, error) {
 	states := map[string]int{}
 	for after := ""; ; {
@@ -145,14 +145,14 @@ func (f *farm) states() (map[string]int, error) {
 }
 
 const (
-	paced     = 200                   // events that come one by one
+	paced     = 200                   // events written one by one
 	pace      = 20 * time.Millisecond // between two of them
-	burst     = 10000                 // that come as fast as they can be written
-	perCommit = 500                   // of these, as a task's keeper writes what an agent says
+	burst     = 10000                 // events written as fast as possible
+	perCommit = 500                   // of these, as a task's keeper groups an agent's output
 )
 
-// follow has the crowd follow a task whose events are written by another process
-// than serve: this one, as a keeper would.
+// follow makes the crowd follow a task whose events another process than serve
+// writes: this one, in place of a keeper.
 func (f *farm) follow(id string) sample {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), longest)
@@ -196,8 +196,8 @@ func (f *farm) follow(id string) sample {
 			f.t.Fatal(err)
 		}
 	}
-	// The figure is that of events that come one by one; of the others it would be
-	// how long fifty readers take to read ten thousand.
+	// Only the events written one by one are measured; for the burst the figure would
+	// be how long fifty readers take to read ten thousand.
 	for len(live(all)) < paced*quick {
 		select {
 		case <-tick.C:
@@ -216,11 +216,11 @@ func (f *farm) follow(id string) sample {
 	return sample{rowEvent: took.at(.5), rowEvent95: took.at(.95), rowSent: float64(burst*len(all)) / time.Since(began).Seconds()}
 }
 
-// work is an agent that prints, and leaves a line of each of its runs.
+// work is an agent that prints, and adds a line for each of its runs.
 const work = `echo "$AGENT_TASK_ID" >>%s; for n in 1 2 3 4 5 6 7 8 9 10; do echo "$AGENT_TASK_ID $n"; done`
 
-// TestTasksLoad submits a thousand tasks at once, which run on fake VMs, ten at a
-// time, while fifty readers follow them: nothing is lost, twice, or left.
+// TestTasksLoad submits a thousand tasks at once. They run on fake VMs, ten at a
+// time, while fifty readers follow them: nothing is lost, done twice, or left over.
 func TestTasksLoad(t *testing.T) {
 	tasks := 1000
 	if n, err := strconv.Atoi(os.Getenv("BENCH_TASKS")); err == nil && n > 0 {
@@ -253,7 +253,8 @@ func TestTasksLoad(t *testing.T) {
 	s := f.submit(tasks, submitters, string(manifest))
 	_, most := watch(t, f.serve.Process.Pid)
 
-	// Two readers for each task: one that keeps up, and one that is slow or comes back.
+	// Two readers for each task: one that keeps up, and one that is slow or comes
+	// back.
 	all := crowd(f, 300*time.Millisecond, 5, 4)
 	events := make([][2]int, tasks)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
@@ -281,7 +282,7 @@ func TestTasksLoad(t *testing.T) {
 	total := f.account(s.ids, events, ran)
 	table.add(theThousand, sample{
 		rowSubmit: s.took.at(.5), rowSubmit95: s.took.at(.95), rowEvent: live.at(.5), rowEvent95: live.at(.95),
-		rowPerMinute: float64(tasks) / took.Minutes(), rowEvents: float64(total), rowRead: float64(seen), rowLost: 0, // else it has failed
+		rowPerMinute: float64(tasks) / took.Minutes(), rowEvents: float64(total), rowRead: float64(seen), rowLost: 0, // otherwise the test has failed
 		rowMost: resident, rowMostShare: most().pss,
 	})
 	if tasks != 1000 || t.Failed() {
@@ -290,8 +291,8 @@ func TestTasksLoad(t *testing.T) {
 	table.done(t, 1, theThousand)
 }
 
-// whole wants the events of a task that succeeded: each phase follows the one before
-// it, and it comes to its end once.
+// whole checks the events of a task that succeeded: the phases follow each other, and
+// the task ends once.
 func whole(events []event) error {
 	var phases []string
 	for _, ev := range events {
@@ -305,9 +306,9 @@ func whole(events []event) error {
 	return nil
 }
 
-// account holds what the readers saw against what there is, and returns how many
-// events there are. Each task has run once and has succeeded, its output is whole,
-// and nothing is left of its VM.
+// account compares what the readers saw with the stored events, and returns their
+// number. Each task has run once and succeeded, its output is complete, and nothing
+// of its VM is left.
 func (f *farm) account(ids []string, seen [][2]int, ran string) (events int) {
 	f.t.Helper()
 	states, err := f.states()

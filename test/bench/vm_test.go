@@ -24,14 +24,14 @@ import (
 
 const (
 	vmTime = 2 * time.Second  // for each figure
-	boot   = 15 * time.Minute // of a guest that is emulated on a busy machine
+	boot   = 15 * time.Minute // limit for an emulated guest on a busy machine
 )
 
-// slirpResolver is slirp's, in the network that Lima gives it.
+// slirpResolver is slirp's resolver, in the network that Lima gives it.
 var slirpResolver = netip.MustParseAddrPort("192.168.5.3:53")
 
-// open takes down what the product puts into a guest, and starts nothing else:
-// the network is measured, not the guard in front of it.
+// open removes what the product puts into a guest, and starts nothing: the network is
+// measured, not the guest firewall in front of it.
 const open = `cloud-init status --wait >/dev/null
 sudo sh -ec '
 systemctl stop --quiet agent-guest.service docker.socket docker.service containerd.service 2>/dev/null || true
@@ -41,7 +41,7 @@ for tables in iptables ip6tables; do
 done'
 cat /sys/class/net/e*/mtu`
 
-// guest is a VM under one of the contenders.
+// guest is a VM on the network of one contender.
 type guest struct {
 	client   *ssh.Client
 	resolver netip.AddrPort
@@ -49,12 +49,13 @@ type guest struct {
 	idle     memory
 }
 
-// TestNetworkWithVM measures from real guests, one under each network. They run at the
-// same time, so that each has its turn in the same minute; who has no turn idles.
+// TestNetworkWithVM measures from real guests, one on each network. They all run
+// throughout, so that each has its turn within the same minute; the others idle
+// meanwhile.
 func TestNetworkWithVM(t *testing.T) {
 	contenders := []string{ours, stock, slirp}
 	table := results.table(table{title: titleVM, columns: contenders, rows: vmFigures()})
-	home, err := os.MkdirTemp("", "b") // short, for the sockets
+	home, err := os.MkdirTemp("", "b") // short, because of the sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +69,7 @@ func TestNetworkWithVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	guests := map[string]*guest{}
-	for _, c := range contenders { // one after the other: a boot is hard work
+	for _, c := range contenders { // one after the other, because a boot takes much processor time
 		guests[c] = bootGuest(t, driver, filepath.Join(home, c[:2]), program, c)
 	}
 	for range runs() {
@@ -165,7 +166,7 @@ func (g *guest) measure(t *testing.T, contender string) sample {
 	return networkSample(r, &g.idle, &peak)
 }
 
-// vmFigures are those of a network, and what a large MTU is for.
+// vmFigures returns the figures of a network, and the benefit of a large MTU.
 func vmFigures() []row {
 	rows := figures("vm", []string{ours}, []string{stock, slirp})
 	twice := row{

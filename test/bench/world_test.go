@@ -19,7 +19,7 @@ const (
 	resolverAddr = "203.0.113.53"
 )
 
-// newWorld puts the servers behind a cable.
+// newWorld starts the servers behind a cable.
 func newWorld() error {
 	far, err := realvm.NewNamespace()
 	if err != nil {
@@ -59,7 +59,7 @@ func newWorld() error {
 	return nil
 }
 
-// serveDNS knows all names of the zone, and no others.
+// serveDNS resolves all names of the zone, and no others.
 func serveDNS(c net.PacketConn) {
 	addr := netip.MustParseAddr(serverAddr).AsSlice()
 	s := &dns.Server{PacketConn: c, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
@@ -71,7 +71,7 @@ func serveDNS(c net.PacketConn) {
 		case q.Question[0].Qtype == dns.TypeA:
 			m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: addr}}
 		}
-		_ = w.WriteMsg(m) // who does not get it asks again, and counts it as lost
+		_ = w.WriteMsg(m) // a client without an answer asks again, and counts it as lost
 	})}
 	_ = s.ActivateAndServe() // until the process ends
 }

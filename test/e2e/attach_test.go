@@ -11,8 +11,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// attach drives a real tmux: a terminal (a second tmux server's pane) in which
-// the user types, the local tmux session, and the guest's tmux in it.
+// attach drives a real tmux: a terminal (a second tmux server's pane) in which the
+// user types, the local tmux session, and the guest's tmux inside it.
 func attach(t *testing.T, b *box, name string) {
 	u := newTerminal(t, b)
 	tm, screen, sees, typed := u.tmux, u.screen, u.sees, u.typed
@@ -26,7 +26,7 @@ func attach(t *testing.T, b *box, name string) {
 	sees("in-lima-" + name)
 	typed("clear", "Enter")
 
-	// the connection dies; it comes back by itself, to the same windows
+	// the connection dies, and is restored automatically to the same windows
 	pids := b.Processes("attach-session")
 	if len(pids) != 1 {
 		t.Fatalf("attach processes: %v", pids)
@@ -34,8 +34,9 @@ func attach(t *testing.T, b *box, name string) {
 	typed("echo before-$((40+2))", "Enter")
 	sees("before-42")
 	b.In(name, `sudo pkill -o -f 'sshd.*agent@pts|sshd-session.*agent@pts'`)
-	// What is typed while there is no connection is not kept, so type until it is there.
-	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "after-43"); time.Sleep(3 * time.Second) { // a terminal has nothing to wait on
+	// Input without a connection is dropped, so type until the connection is
+	// restored.
+	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "after-43"); time.Sleep(3 * time.Second) { // a terminal offers nothing to wait on
 		if time.Now().After(end) {
 			t.Fatalf("no reconnection; the screen:\n%s", screen())
 		}
@@ -47,27 +48,28 @@ func attach(t *testing.T, b *box, name string) {
 		}
 	}
 
-	// frozen for longer than a connection may be silent, as by the host's sleep, it goes on
+	// frozen for longer than a connection may be silent, as by the host's sleep, it
+	// continues
 	for pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 	}
 	typed("echo thawed-$((40+4))", "Enter")
-	time.Sleep(10 * time.Second) // a sleep of the host is what is meant
+	time.Sleep(10 * time.Second) // simulates a sleep of the host
 	for pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "thawed-44"); time.Sleep(3 * time.Second) { // as above
+	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "thawed-44"); time.Sleep(3 * time.Second) { // see above
 		if time.Now().After(end) {
 			t.Fatalf("frozen for good; the screen:\n%s", screen())
 		}
 		typed("echo thawed-$((40+4))", "Enter")
 	}
 
-	// what the guest copies is on the host's clipboard
+	// text that the guest copies reaches the host's clipboard
 	typed("clear; printf '\\033]52;c;%s\\007' $(printf from-the-guest | base64)", "Enter")
 	waitFor(t, "the copied text", func() bool { return b.Run("tmux", "show-buffer").Stdout == "from-the-guest" })
 	// the window has the name of the guest's
@@ -78,7 +80,7 @@ func attach(t *testing.T, b *box, name string) {
 	// prefix d leaves the local session; it stays
 	typed("C-b", "d")
 	sees("detached")
-	// the guest's bell rings there
+	// the guest's bell rings locally
 	b.In(name, "tmux send-keys -t =agent:scratch \"printf '\\a'\" Enter")
 	waitFor(t, "the bell", func() bool {
 		return strings.Contains(b.Run("tmux", "list-windows", "-a", "-F", "bell=#{window_bell_flag}").Stdout, "bell=1")
@@ -100,12 +102,12 @@ func attach(t *testing.T, b *box, name string) {
 	sees("detached")
 
 	// the guest asks for the host's clipboard, and gets nothing; a program of the
-	// host, on the same terminal, does
+	// host on the same terminal does
 	tm("set-option", "-s", "set-clipboard", "on")
 	tm("set-buffer", "of-the-host")
 	const ask = `clear; stty -echo -icanon min 0 time 30; printf '\033]52;c;?\007'; echo "got<$(head -c 64 | tr -dc 'A-Za-z0-9+/=;')>"; stty sane`
 	typed(ask, "Enter")
-	sees("b2YtdGhlLWhvc3Q=>") // some tmux leave out which clipboard it is
+	sees("b2YtdGhlLWhvc3Q=>") // some versions of tmux omit which clipboard it is
 	typed("clear; "+realvm.Binary()+" ssh "+name, "Enter")
 	sees("lima-" + name)
 	typed(ask, "Enter")

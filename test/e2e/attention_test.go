@@ -19,8 +19,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// TestAttention has the real Claude Code work in a guest, for a model of the
-// test's own, and looks at what the host is told of it.
+// TestAttention runs the real Claude Code in a guest, with a model of the test's own,
+// and checks what the host learns about it.
 func TestAttention(t *testing.T) {
 	b := newBox(t)
 	b.Repo("project")
@@ -39,7 +39,7 @@ secrets:
 		t.Helper()
 		b.MustIn(name, "tmux send-keys -t agent:claude '"+strings.Join(keys, "' '")+"'")
 	}
-	// say types a prompt, and sends it once it stands there.
+	// say types a prompt, and sends it once it is on the screen.
 	say := func(text string) {
 		t.Helper()
 		typed("-l", text)
@@ -72,7 +72,7 @@ secrets:
 	t.Run("the end", func(t *testing.T) {
 		say("/exit")
 		w.agent(wire.AgentGone, "")
-		// As it goes it drops what was typed, and the shell comes after it.
+		// When it exits, it drops what was typed; the shell appears afterwards.
 		w.until("the shell's prompt", func(g wire.Glance) bool {
 			return strings.HasSuffix(strings.TrimSpace(strings.Join(g.Screen, "\n")), "%")
 		})
@@ -134,7 +134,8 @@ secrets:
 		w.agent(wire.AgentIdle, "")
 	})
 	t.Run("it costs little", func(t *testing.T) {
-		// Its own processor time and its children's; how much that is depends on the machine.
+		// Its own processor time and its children's; the amount depends on the
+		// machine.
 		b.Write("cost.sh", `pid=$(pgrep -o -u agent -f '^/usr/local/bin/agent-guest watch')
 awk -v hz=$(getconf CLK_TCK) -v up=$(cut -d' ' -f1 /proc/uptime) '{ printf "%.1f%% of a processor, ", ($14 + $15 + $16 + $17) / (up * hz - $22) * 100 }' /proc/$pid/stat
 awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
@@ -166,10 +167,10 @@ awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
 type attention struct {
 	t     *testing.T
 	seen  chan wire.Glance
-	came  chan time.Time // each of seen
+	came  chan time.Time // arrival times of seen
 	last  wire.Glance
-	at    time.Time     // when the last came
-	ahead time.Duration // how far the guest's clock is
+	at    time.Time     // arrival time of the last one
+	ahead time.Duration // how far the guest's clock is ahead
 	stop  func()
 }
 
@@ -226,7 +227,7 @@ func newAttention(t *testing.T, b *box, name, dir, base string) *attention {
 	return a
 }
 
-// until waits for a glance; the last one may be it.
+// until waits for a matching snapshot; the last one may match.
 func (a *attention) until(what string, ok func(wire.Glance) bool) wire.Glance {
 	a.t.Helper()
 	deadline := time.After(3 * time.Minute)
@@ -259,15 +260,15 @@ func (a *attention) leaves(why string) {
 	a.arrives(why, seen.Agents[0])
 }
 
-// arrives notes how long after the agent's own account the host knew.
+// arrives logs how long after the agent's own timestamp the host knew.
 func (a *attention) arrives(what string, seen wire.Agent) {
 	a.t.Helper()
 	a.t.Logf("%s: %s here %s after it was there, by the guest's clock", what, seen.State, a.at.Add(a.ahead).Sub(seen.Since).Round(time.Millisecond))
 }
 
-// model is a stand-in for the model's API, on loopback: a prompt with ASKME is
-// answered by a question, one with RUNBASH by a command, everything else by a
-// word; one with THINK when the test says so.
+// model stands in for the model's API, on loopback. It answers a prompt with ASKME by
+// a question, one with RUNBASH by a command, and others by a word. It answers one
+// with THINK when the test allows it.
 type model struct {
 	port  int
 	think chan struct{}
@@ -365,7 +366,7 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	send("message_stop", block{})
 }
 
-// responses is the API that Codex speaks.
+// responses implements the API that Codex uses.
 func responses(w http.ResponseWriter, r *http.Request) {
 	var ask struct{ Input []json.RawMessage }
 	if err := json.NewDecoder(r.Body).Decode(&ask); err != nil || len(ask.Input) == 0 {

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// TestClients is what people use a network for, through the wall: real programs
-// in one real guest. The host stands behind a company's proxy, but for the names
-// of the forge.
+// TestClients covers what people use a network for, through the egress gateway: real
+// programs in one real guest. The host is behind a company's proxy, except for the
+// names of the forge.
 func TestClients(t *testing.T) {
 	zone["github.com."] = []string{forgeAddr}
 	t.Cleanup(func() { zone["github.com."] = []string{allowedAddr} })
@@ -26,7 +26,7 @@ func TestClients(t *testing.T) {
 	token := "ghp_" + random()
 	forge := newForge(t, filepath.Join(b.Home, "forge"), token, "github.com", "six.example", "proxied.example")
 	proxy := newProxy(t)
-	proxy.leads("proxied.example", forgeAddr) // a name that only the proxy knows
+	proxy.leads("proxied.example", forgeAddr) // a name that only the proxy resolves
 	proxy.leads("evil.example", foreignAddr)
 
 	b.Env = append(b.Env,
@@ -38,8 +38,8 @@ func TestClients(t *testing.T) {
 	name := b.open("./project")
 	b.Asz("net", "allow", name, "github.com:22,80,443,7000", "six.example", "proxied.example")
 
-	// What the guest needs: the clients, the forge's CA, and for the real registries
-	// whatever CA this host trusts.
+	// What the guest needs: the clients, the forge's CA, and the CA that this host
+	// trusts for the real registries.
 	trusted := "/etc/ssl/certs/ca-certificates.crt"
 	if own := os.Getenv("SSL_CERT_FILE"); own != "" {
 		trusted = own
@@ -167,7 +167,7 @@ func TestClients(t *testing.T) {
 			}
 			proxy.leadsOut(t, u.Hostname(), portOf(u))
 		}
-		// A package that triggers nothing: an initramfs takes an emulated guest minutes.
+		// A package without triggers: an initramfs takes an emulated guest minutes.
 		b.MustIn(name, `set -e; if command -v bash-static; then exit 1; fi
 			get="sudo apt-get -qq -o Acquire::https::CaInfo=/tmp/clients/host.crt -o APT::Update::Error-Mode=any"
 			$get update; $get install -y bash-static; bash-static -c true`)
@@ -176,7 +176,7 @@ func TestClients(t *testing.T) {
 		registry := npmRegistry(t)
 		target := registry.Hostname() + ":" + portOf(registry)
 		proxy.leadsOut(t, registry.Hostname(), portOf(registry))
-		// The usual one is on the allowlist as it is shipped.
+		// The usual registry is on the shipped allowlist.
 		if usual := b.MustIn(name, "npm config get registry"); usual != registry.String() {
 			b.Asz("net", "allow", name, target)
 		}
@@ -226,11 +226,11 @@ func gitClient(t *testing.T, b *box, f *forge, session, branch, from string) {
 	}
 }
 
-// npmRegistry is where this host's npm has its packages from.
+// npmRegistry returns the registry that this host's npm uses.
 func npmRegistry(t *testing.T) *url.URL {
 	t.Helper()
 	cmd := exec.Command("npm", "config", "get", "registry")
-	cmd.Dir = t.TempDir() // no project's
+	cmd.Dir = t.TempDir() // outside of any project
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("npm's registry: %v", err)

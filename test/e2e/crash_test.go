@@ -12,14 +12,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// TestCrash kills what a real VM consists of. The same command again must lead
-// to the same end; the disk and the work on it stay.
+// TestCrash kills the processes of a real VM. Repeating the command must lead to the
+// same result; the disk and the work on it stay.
 func TestCrash(t *testing.T) {
 	b := newBox(t)
 	b.Repo("project")
 
-	// The command is interrupted and the keeper killed while the VM boots; two
-	// commands at once then find the same VM and finish it.
+	// The command is interrupted and the keeper killed while the VM boots. Two
+	// concurrent commands then find the same VM and finish it.
 	open := exec.Command("agent-sessionizer", append([]string{"open", "-d"}, append(strings.Fields(small), "./project")...)...)
 	open.Path, open.Err = realvm.Binary(), nil
 	open.Env, open.Dir = b.Env, b.Home
@@ -47,7 +47,8 @@ func TestCrash(t *testing.T) {
 	}
 	b.MustIn(name, "echo precious >precious.txt && sync")
 
-	// The keeper dies: the VM does not notice, the next command starts another.
+	// The keeper dies: the VM does not notice, and the next command starts another
+	// keeper.
 	b.kill("keeper")
 	b.MustIn(name, "cat precious.txt")
 	waitFor(t, "a new keeper", func() bool { return len(b.Processes("keeper")) > 0 })
@@ -56,10 +57,10 @@ func TestCrash(t *testing.T) {
 	b.kill("hostagent")
 	b.MustIn(name, "cat precious.txt")
 
-	// The gateway dies, and with it the VM's network, for good: the session says
-	// so. start shuts the guest down by its power button, so that what it had
-	// not written yet is not lost, and brings up both.
-	// In memory it stays until somebody asks for it to be written.
+	// The gateway dies, and with it the VM's network, for good; the session reports
+	// that. start shuts the guest down by its power button, so that unwritten data is
+	// not lost, and starts both again. Until then the sysctl settings keep the data
+	// in memory.
 	b.MustIn(name, "sudo sysctl -qw vm.dirty_writeback_centisecs=0 vm.dirty_expire_centisecs=360000 && echo unwritten >unwritten.txt")
 	b.kill("gateway")
 	b.WaitState("broken")
@@ -71,7 +72,7 @@ func TestCrash(t *testing.T) {
 		t.Errorf("after a new gateway: %q", got)
 	}
 
-	// The host loses power: everything dies at once, pid files and locks stay.
+	// The host loses power: everything dies at once, and pid files and locks stay.
 	for _, what := range []string{"keeper", "hostagent", "gateway", qemu} {
 		b.kill(what)
 	}
@@ -89,7 +90,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestDestroyWhileCreating calls the work off in the middle of a boot.
+// TestDestroyWhileCreating cancels the work in the middle of a boot.
 func TestDestroyWhileCreating(t *testing.T) {
 	b := newBox(t)
 	b.Repo("project")
@@ -114,7 +115,7 @@ func TestDestroyWhileCreating(t *testing.T) {
 
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // other processes have nothing to wait on
+	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // other processes offer nothing to wait on
 		if ok() {
 			return
 		}

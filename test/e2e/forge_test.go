@@ -37,19 +37,19 @@ import (
 	"golang.org/x/net/websocket"
 )
 
-// patience is how long the forge waits for a client's next word. A client that
-// waits for the forge in turn, because something between them holds words back,
-// sees its connection end.
+// patience is how long the forge waits for a client's data. If something between them
+// holds data back, so that the client waits for the forge in turn, the client's
+// connection ends.
 const patience = 2 * time.Minute
 
-// forge is a place of the pretend internet that serves what real clients ask
-// for: git over HTTPS and SSH, HTTP/1.1 and HTTP/2, with and without TLS,
-// WebSocket, event streams, uploads, long downloads; and on port 7000 the digest
-// of everything that a client says before it shuts down its side.
+// forge is a server of the pretend internet for the requests of real clients: git
+// over HTTPS and SSH, HTTP/1.1 and HTTP/2, with and without TLS, WebSocket, event
+// streams, uploads and long downloads. On port 7000 it answers with the digest of
+// everything that a client sends before it closes its side.
 type forge struct {
 	t     *testing.T
 	root  string // of the bare repositories
-	token string // that a push over HTTPS needs
+	token string // required for a push over HTTPS
 	ca    []byte // PEM
 	http  *http.ServeMux
 
@@ -129,7 +129,7 @@ func each(l net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// certify makes a CA, and with it a certificate for names.
+// certify makes a CA and a certificate for names that it signs.
 func (f *forge) certify(names []string) tls.Certificate {
 	f.t.Helper()
 	sign := func(c, by *x509.Certificate, key *ecdsa.PrivateKey, with *ecdsa.PrivateKey) []byte {
@@ -159,7 +159,7 @@ func (f *forge) certify(names []string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{sign(leaf, ca, keys[1], keys[0])}, PrivateKey: keys[1]}
 }
 
-// hello says how it was reached.
+// hello reports how it was reached.
 func (f *forge) hello(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "%s at %v over %s from %s\n", r.Host, r.Context().Value(http.LocalAddrContextKey), r.Proto, r.RemoteAddr)
 }
@@ -170,8 +170,8 @@ func upload(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "%s %d %v %v %x\n", r.Proto, n, r.TransferEncoding, err, h.Sum(nil))
 }
 
-// big sends a gigabyte that does not repeat. Its digest finds errors, not
-// attackers, and costs an emulated guest a third of a better one.
+// big sends a gigabyte without repetition. Its digest detects errors, not attacks,
+// and costs an emulated guest a third of a better one.
 func (f *forge) big(w http.ResponseWriter, _ *http.Request) {
 	h := md5.New()
 	w.Header().Set("Content-Length", strconv.Itoa(bigSize))
@@ -185,8 +185,8 @@ func (f *forge) big(w http.ResponseWriter, _ *http.Request) {
 	f.sent <- hex.EncodeToString(h.Sum(nil))
 }
 
-// events sends one event after the other, each after the client has said that
-// it has the one before.
+// events sends one event after another, each after the client has acknowledged the
+// previous one.
 func (f *forge) events(w http.ResponseWriter, r *http.Request) {
 	acks := make(chan string)
 	f.acks.Store(r.FormValue("stream"), acks)
@@ -220,7 +220,7 @@ func (f *forge) ack(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// echo greets, and then says again what it hears.
+// echo greets, and then repeats what it receives.
 func echo(c *websocket.Conn) {
 	if err := websocket.Message.Send(c, "welcome"); err != nil {
 		return
@@ -236,14 +236,15 @@ func echo(c *websocket.Conn) {
 	}
 }
 
-// digest answers when the client has said everything.
+// digest answers when the client has sent everything.
 func digest(c net.Conn) {
 	h := sha256.New()
 	n, err := io.Copy(h, c)
 	fmt.Fprintf(c, "%d %v %x\n", n, err, h.Sum(nil))
 }
 
-// git is git's smart protocol over HTTPS. Everybody reads, a push needs the token.
+// git implements git's smart protocol over HTTPS. Any client may read, a push needs
+// the token.
 func (f *forge) git(w http.ResponseWriter, r *http.Request) {
 	if r.TLS == nil {
 		http.Error(w, "not without TLS", http.StatusForbidden)

@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// identity is what no two guests may share; each line is one thing.
+// identity prints what no two guests may share, one item per line.
 const identity = `
 echo "machine-id $(cat /etc/machine-id)"
 echo "boot-id $(cat /proc/sys/kernel/random/boot_id)"
@@ -32,7 +32,7 @@ echo "login-key $(cat /etc/ssh/agent-sessionizer/agent)"
 
 const wholeDisk = `[ $(df -BM --output=size / | tail -1 | tr -dc 0-9) -gt 7000 ]`
 
-// who asks a session who it is, and wants its clock to be right.
+// who reads a session's identity, and checks its clock.
 func who(t *testing.T, b *box, name string) map[string]string {
 	t.Helper()
 	id := map[string]string{}
@@ -54,7 +54,7 @@ func who(t *testing.T, b *box, name string) map[string]string {
 	return id
 }
 
-// same wants a session to be who it was, with what was left in it.
+// same checks that a session kept its identity and the work left in it.
 func same(t *testing.T, b *box, name string, was map[string]string) {
 	t.Helper()
 	now := who(t, b, name)
@@ -94,7 +94,7 @@ func differ(t *testing.T, all map[string]map[string]string) {
 	}
 }
 
-// TestGolden has sessions start from a golden image and from a saved VM.
+// TestGolden starts sessions from a golden image and from a saved VM.
 func TestGolden(t *testing.T) {
 	b := newBox(t)
 	for _, repo := range []string{"one", "two", "three"} {
@@ -134,7 +134,7 @@ func TestGolden(t *testing.T) {
 		logs, _ := filepath.Glob(filepath.Join(b.Home, ".local/state/agent-sessionizer/sessions/*/*"))
 		for _, file := range append(files, logs...) {
 			if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() || strings.HasSuffix(file, "diffdisk") {
-				continue // the guest's own disk has it
+				continue // the guest's own disk contains it
 			}
 			if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), secret) {
 				t.Errorf("%s has the guest's private key", file)
@@ -144,7 +144,7 @@ func TestGolden(t *testing.T) {
 	t.Run("it keeps who it is", func(t *testing.T) {
 		b.MustIn(one, "echo work >work.txt && sync")
 		b.Asz("stop", one)
-		b.Asz("image", "prune") // a stopped session's image stays
+		b.Asz("image", "prune") // the image of a stopped session stays
 		b.Asz("start", one)
 		same(t, b, one, ids[one])
 	})
@@ -158,7 +158,7 @@ func TestGolden(t *testing.T) {
 	differ(t, ids)
 }
 
-// TestPool has a session get a VM that waited, as where VMs cannot be saved.
+// TestPool gives a session a standby VM, as where snapshots are unavailable.
 func TestPool(t *testing.T) {
 	b := newBox(t)
 	b.Env = append(b.Env, "AGENT_SESSIONIZER_PREPARE=pool")
@@ -177,7 +177,7 @@ func TestPool(t *testing.T) {
 	ids := map[string]map[string]string{one: who(t, b, one), two: who(t, b, two)}
 	differ(t, ids)
 	b.MustIn(two, "git log --oneline | grep -q narrow")
-	// What a gateway lets out that stood before there was a session.
+	// The gateway was started before the session existed; check what it allows.
 	if out := b.Asz("net", "explain", two, "github.com"); !strings.Contains(out, "denied") {
 		t.Error(out)
 	}
@@ -194,8 +194,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestForksAtOnce forks ten sessions at once, or as many as two for each of the
-// host's processors: emulated ones starve each other.
+// TestForksAtOnce forks ten sessions at once, but at most two for each of the host's
+// processors: emulated ones starve each other.
 func TestForksAtOnce(t *testing.T) {
 	b := newBox(t)
 	forks := min(10, 2*runtime.NumCPU())
@@ -228,8 +228,8 @@ func TestForksAtOnce(t *testing.T) {
 	differ(t, ids)
 }
 
-// TestForkKilled kills what a fork consists of while it wakes: the same command
-// again leads to the same end.
+// TestForkKilled kills the processes of a fork while it wakes: repeating the command
+// leads to the same result.
 func TestForkKilled(t *testing.T) {
 	for name, what := range map[string]string{"keeper": "keeper", "host agent": "hostagent", "QEMU": qemu, "gateway": "gateway"} {
 		t.Run(name, func(t *testing.T) {
@@ -241,10 +241,10 @@ func TestForkKilled(t *testing.T) {
 			}()
 			waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 			b.kill(what)
-			r := <-done // it may have been fast enough, or have failed
+			r := <-done // it may have finished in time, or failed
 			name := b.open("./project")
 			who(t, b, name)
-			from(t, b, name, "warm") // it was not the saved state's fault
+			from(t, b, name, "warm") // the snapshot was not at fault
 			b.MustIn(name, "git status")
 			var views []struct {
 				Error any `json:"error"`

@@ -10,7 +10,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// box is a user's account, with what only these tests do in it.
+// box is a user's account, with helpers for these tests.
 type box struct {
 	*realvm.Box
 	t *testing.T
@@ -21,11 +21,12 @@ func newBox(t *testing.T) *box {
 	return &box{Box: realvm.NewBox(t), t: t}
 }
 
-// qemu is in the command line of a VM, and not of a QEMU that Lima asks for its
-// version or for what it can do.
+// qemu occurs in the command line of a VM, but not of a QEMU that Lima runs to query
+// its version or capabilities.
 const qemu = " -pidfile "
 
-// kill sends SIGKILL to the box's processes of one kind and wants there to be one.
+// kill sends SIGKILL to the box's processes of one kind, of which at least one must
+// exist.
 func (b *box) kill(what string) {
 	b.t.Helper()
 	pids := b.Processes(what)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// ownFiles are dotfiles that take the place of all that the image has: what the
-// other parts of the test look for must work with them.
+// ownFiles are dotfiles that replace all of the image's own. The other parts of the
+// test must work with them.
 var ownFiles = map[string]string{
 	".zshenv": "export OWN_ZSHENV=1\n", ".zshrc": "PROMPT='own %m> '\n", ".bashrc": "export OWN_BASHRC=1\n", ".vimrc": "set number\n",
 	".gitconfig": "[user]\n\tname = Me\n\temail = me@example.invalid\n", ".tmux.conf": "set -g status-right own\n",
@@ -22,7 +22,7 @@ func (b *box) dotfile(name, text string) {
 	b.Write(".config/agent-sessionizer/dotfiles/"+name, text)
 }
 
-// dotfiles came when the session was made.
+// dotfiles checks those copied when the session was created.
 func dotfiles(t *testing.T, b *box, name string) {
 	if got := b.MustIn(name, "cd; cat .config/tool/conf; git config user.email; zsh -c 'echo $OWN_ZSHENV'; ls -d .netrc 2>/dev/null || echo none; stat -c %U:%a .zshrc"); got != "one\nme@example.invalid\n1\nnone\nagent:600" {
 		t.Errorf("dotfiles: %q", got)
@@ -40,7 +40,7 @@ func dotfiles(t *testing.T, b *box, name string) {
 	b.dotfile(".config/tool/new", "new\n")
 }
 
-// dotfilesAfterRestart looks for what dotfiles changed.
+// dotfilesAfterRestart checks for changed dotfiles.
 func dotfilesAfterRestart(t *testing.T, b *box, name string) {
 	t.Helper()
 	got := b.MustIn(name, "cd; cat .zshrc .vimrc .config/tool/new; ls .config/tool")
@@ -49,14 +49,15 @@ func dotfilesAfterRestart(t *testing.T, b *box, name string) {
 	}
 }
 
-// keep leaves behind what the next session of the repository gets, and what not.
+// keep leaves files that the next session of the repository gets, and some that it
+// must not get.
 func keep(b *box, name string) {
 	b.MustIn(name, `cd && mkdir -p .claude/projects/p .codex/sessions && umask 077 &&
 		printf '{"text":"%s"}\n' "$SENTINEL" >.claude/projects/p/1.jsonl && echo codex >.codex/sessions/1 && echo login >.claude/.credentials.json &&
 		echo login >.codex/auth.json && echo 'make test' >.zsh_history && touch -d @1000000000 .zsh_history`)
 }
 
-// keptAfterDestroy makes a session of the repository anew, and destroys it.
+// keptAfterDestroy creates a session of the repository again, and destroys it.
 func keptAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
 	files, err := filepath.Glob(filepath.Join(b.Home, ".local/state/agent-sessionizer/kept/*"))
 	if err != nil || len(files) != 1 {
@@ -80,7 +81,7 @@ func keptAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
 		t.Errorf("another repository's session has %q", got)
 	}
 	b.Asz("destroy", "--force", name, elsewhere)
-	b.Asz("kept", "rm", clone) // nothing is kept of the other
+	b.Asz("kept", "rm", clone) // nothing is saved for the other one
 	if got := b.Asz("kept", "--json"); strings.TrimSpace(got) != "[]" {
 		t.Errorf("still kept: %s", got)
 	}

@@ -23,11 +23,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// imagesName is where the pretend internet offers images.
+// imagesName is the host name of the pretend internet's image server.
 const imagesName = "images.example"
 
-// TestImageDownload downloads the default image over HTTPS. It needs no VM: what
-// it downloads is refused before one starts.
+// TestImageDownload downloads the default image over HTTPS. It needs no VM: the
+// downloaded image is refused before a VM starts.
 func TestImageDownload(t *testing.T) {
 	zone[imagesName+"."] = []string{forgeAddr}
 	t.Cleanup(func() { delete(zone, imagesName+".") })
@@ -39,19 +39,19 @@ func TestImageDownload(t *testing.T) {
 	t.Run("slow, and twice at once", func(t *testing.T) { downloadsAtOnce(t, b, forge, s) })
 }
 
-// trust makes the host trust a forge, and ubuntu the default image.
+// trust makes the host trust a forge, and makes ubuntu the default image.
 func (b *box) trust(forge *forge) {
 	b.Write("ca.pem", string(forge.ca))
 	b.Env = append(b.Env, "AGENT_SESSIONIZER_IMAGE=ubuntu", "XDG_DATA_HOME=", "SSL_CERT_FILE="+filepath.Join(b.Home, "ca.pem"))
 }
 
-// build makes a golden image and a saved state of the default image.
+// build makes a golden image and a snapshot of the default image.
 var build = []string{"image", "build", "--from", "ubuntu", "--prepare", "warm", "--cpus", realvm.CPUs, "--memory", realvm.Memory}
 
 var shippedImages = regexp.MustCompile(`(?s)\nimages:\n.*?\n\n`)
 
-// useImage makes a place of the image server, with a digest, the default image;
-// the rest is the shipped template, and more.
+// useImage makes a path on the image server, with a digest, the default image. The
+// rest is the shipped template, followed by more.
 func (b *box) useImage(path, digest, more string) {
 	b.t.Helper()
 	shipped, err := sessionizer.Lima.ReadFile("lima/agent-sandbox.yaml")
@@ -62,14 +62,14 @@ func (b *box) useImage(path, digest, more string) {
 	b.Write(".config/agent-sessionizer/agent-sandbox.yaml", shippedImages.ReplaceAllLiteralString(string(shipped), own))
 }
 
-// imageServer offers images that are too large for any session's disk, which the
-// program notices when it has them.
+// imageServer offers images that are too large for any session's disk. The program
+// notices that only after the download.
 type imageServer struct {
 	huge []byte
-	gate atomic.Pointer[chan struct{}] // what /gate… waits for, halfway
+	gate atomic.Pointer[chan struct{}] // requests for /gate… wait for it, halfway
 
 	mu     sync.Mutex
-	ranges map[string][]string // asked for, by path
+	ranges map[string][]string // requested ranges, by path
 }
 
 const tooLarge = "is smaller than the image"
@@ -118,15 +118,15 @@ func (s *imageServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// got returns the ranges that were asked for, "" for the whole.
+// got returns the requested ranges, "" for the whole file.
 func (s *imageServer) got(path string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ranges[path]
 }
 
-// failedDownloads has each download, or the image that it brings, refused. None
-// leaves anything behind.
+// failedDownloads makes each download, or the downloaded image, fail. None leaves
+// anything behind.
 func failedDownloads(t *testing.T, b *box, forge *forge, s *imageServer) {
 	digest := fmt.Sprintf("sha256:%x", sha256.Sum256(s.huge))
 	try := func(name, path, digest string, code int, text string) {
@@ -169,8 +169,8 @@ func failedDownloads(t *testing.T, b *box, forge *forge, s *imageServer) {
 	})
 }
 
-// downloadsAtOnce has two sessions start from the same image, which comes slowly:
-// one of them fetches it, and reports how far it is.
+// downloadsAtOnce starts two sessions from the same image, which arrives slowly: one
+// of them fetches it, and reports its progress.
 func downloadsAtOnce(t *testing.T, b *box, forge *forge, s *imageServer) {
 	gate := make(chan struct{})
 	s.gate.Store(&gate)

@@ -19,7 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// Addresses of the pretend internet and LAN, behind a cable.
+// These are addresses of the pretend internet and LAN, behind a cable.
 const (
 	resolverAddr = "203.0.113.53"
 	allowedAddr  = "203.0.113.10" // github.com
@@ -30,8 +30,8 @@ const (
 	metadataAddr = "169.254.169.254"
 )
 
-// zone is what the pretend internet's resolver knows. No session lives while it
-// is changed.
+// zone is what the pretend internet's resolver knows. No session runs while it is
+// changed.
 var zone = map[string][]string{
 	"github.com.":        {allowedAddr},
 	"evil.example.":      {foreignAddr},
@@ -43,7 +43,7 @@ var zone = map[string][]string{
 	"six.example.":       {sixAddr},
 }
 
-// far is the namespace in which the pretend internet is.
+// far is the namespace of the pretend internet.
 var far *realvm.Namespace
 
 // hits counts what reached the pretend internet, by "ADDRESS:PORT" and "dns NAME".
@@ -62,9 +62,9 @@ func hitCount(what string) int64 {
 	return n.(*atomic.Int64).Load()
 }
 
-// pretendInternet furnishes the namespace this process was started in, and
-// another one behind a cable: to the gateway an address of the host's own is no
-// place of the internet.
+// pretendInternet sets up the namespace this process was started in, and another one
+// behind a cable: the gateway does not treat the host's own addresses as part of the
+// internet.
 func pretendInternet() error {
 	var err error
 	if far, err = realvm.NewNamespace(); err != nil {
@@ -134,7 +134,7 @@ func pretendInternet() error {
 			return err
 		}
 		if strings.HasPrefix(addr, "127.") {
-			err = listen() // a service of the host's own
+			err = listen() // one of the host's own services
 		} else {
 			err = far.Do(listen)
 		}

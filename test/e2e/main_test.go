@@ -1,13 +1,13 @@
 //go:build e2e
 
-// Package e2e opens sessions in real VMs: Lima as a library, QEMU, a Debian
-// guest built here from packages, real sshd, tmux and iptables.
+// Package e2e opens sessions in real VMs: Lima as a library, QEMU, a Debian guest
+// built here from packages, real sshd, tmux and iptables.
 //
-// Everything but the building of the image runs in a network namespace that
-// the test makes for itself. In it stand a pretend internet (203.0.113.0/24,
-// with a resolver), a LAN and services on loopback, so that whatever a guest
-// tries to reach ends in this process. The one thing that leads out is the relay
-// of relay_test.go, to the package registries, for TestClients.
+// Everything except building the image runs in a network namespace that the test
+// creates. The namespace has a pretend internet (203.0.113.0/24, with a resolver), a
+// LAN and services on loopback, so that everything a guest tries to reach ends in
+// this process. Only the relay of relay_test.go leads out, to the package registries,
+// for TestClients.
 package e2e
 
 import (

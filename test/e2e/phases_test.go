@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// path is the phases that a task went through.
+// path returns the phases that a task went through.
 func (b *box) path(id string) (phases []string) {
 	b.t.Helper()
 	text, err := os.ReadFile(filepath.Join(b.taskDir(id), "outbox", "progress", "events.jsonl"))
@@ -37,8 +37,8 @@ func (b *box) path(id string) (phases []string) {
 	return phases
 }
 
-// cancel calls the task off, wants it to have come no further than to the phase
-// in which it was, and nothing to be left.
+// cancel cancels the task. It checks that the task got no further than its current
+// phase, and that nothing is left.
 func (b *box) cancel(id, phase string) {
 	b.t.Helper()
 	b.Asz("task", "cancel", "--wait", id)
@@ -67,8 +67,8 @@ func (b *box) signal(what string, sig syscall.Signal) {
 	}
 }
 
-// TestTaskPhases calls tasks off in each phase; RUNNING is TestTask's. There is one
-// slot: each task that runs shows besides that those before it gave theirs back.
+// TestTaskPhases cancels tasks in each phase; TestTask covers RUNNING. There is one
+// slot, so each task that runs also shows that those before it released theirs.
 func TestTaskPhases(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
@@ -76,7 +76,7 @@ func TestTaskPhases(t *testing.T) {
 	b.Write(".config/agent-sessionizer/config.yaml", "tasks: {slots: 1}\n")
 
 	t.Run("PENDING and STAGING", func(t *testing.T) {
-		// A host that takes connections, and says nothing.
+		// A host that accepts connections, and sends nothing.
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -136,7 +136,7 @@ agent: {kind: command, command: ["true"]}
 		received := func() (n int64) {
 			parts, _ := filepath.Glob(filepath.Join(b.taskDir(id), "outbox", "artifacts", ".part", "*"))
 			for _, part := range parts {
-				if st, err := os.Stat(part); err == nil { // it goes when it is whole
+				if st, err := os.Stat(part); err == nil { // it is moved away when it is complete
 					n = max(n, st.Size())
 				}
 			}
@@ -152,14 +152,14 @@ agent: {kind: command, command: ["true"]}
 		for pid := range keepers {
 			_ = syscall.Kill(pid, syscall.SIGSTOP)
 		}
-		// How it ends is decided: to call it off changes nothing any more.
+		// The outcome is decided: cancelling changes nothing any more.
 		b.Asz("task", "cancel", id)
 		b.kill(" task-keeper ")
 		there := received()
 		if there < 10e6 || there >= 40e6 {
 			t.Fatalf("%d bytes are there: nothing can be continued", there)
 		}
-		b.Asz("task", "list") // sees to a keeper
+		b.Asz("task", "list") // starts a keeper
 		waitFor(t, "the end of the task", func() bool {
 			if n := received(); n > 0 && n < there {
 				t.Errorf("of %d bytes %d are left: it was begun anew", there, n)

@@ -9,8 +9,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// TestPicker is a day at the hotkey: two sessions made and gone between, one
-// that rings, one that is done with. make pictures keeps what is on the screen.
+// TestPicker uses the hotkey as on a normal day: it creates two sessions and switches
+// between them, one rings, and one is destroyed. make pictures keeps the screens.
 func TestPicker(t *testing.T) {
 	b := newBox(t)
 	b.Repo("api")
@@ -32,7 +32,7 @@ func TestPicker(t *testing.T) {
 	b.Run("tmux", "set-option", "-g", "status-right", "#{@agent_status} ")
 	b.Asz("tmux", "bind")
 
-	// what is typed and on no row is a repository; the popup closes at once
+	// typed text that matches no row is a repository; the popup closes immediately
 	u.typed("M-p")
 	u.sees("owner/repo, a git URL")
 	u.typed("./api", "Enter")
@@ -57,7 +57,7 @@ func TestPicker(t *testing.T) {
 	u.typed("clear; echo in-$(hostname)", "Enter")
 	u.sees("in-lima-" + web)
 
-	// back by the picker; meanwhile the other one rings
+	// back through the picker; meanwhile the other one rings
 	u.typed("M-p")
 	u.sees("api")
 	u.picks("lima-"+api, "api", "Enter")
@@ -76,11 +76,11 @@ func TestPicker(t *testing.T) {
 	u.sees("bell in window")
 	u.picture("picker")
 	u.typed("Escape")
-	u.until("the picker's end", closed) // an Escape and a key are another key
+	u.until("the picker's end", closed) // an Escape followed by a key would be another key
 	u.typed("M-n")
 	u.sees("in-lima-" + web)
 
-	// the first is done with
+	// destroy the first session
 	u.typed("M-p")
 	u.sees("api")
 	u.picks("Destroy "+api, "api", "C-x")

@@ -19,10 +19,10 @@ import (
 	"time"
 )
 
-// The registries of packages are the only places of the real internet that a
-// test needs. The way to them is the host's own proxy, as in a company: it
-// stands on loopback in the namespace, and a socket leads from it to this
-// program's other process, which is outside.
+// The package registries are the only places in the real internet that a test needs.
+// They are reached through the host's own proxy, as in a company. The proxy listens
+// on loopback in the namespace, and a socket leads from it to this program's other
+// process, which is outside.
 //
 //	guest ── gateway ── proxy ══ unix socket ══ relayRegistries ── registry
 
@@ -31,8 +31,8 @@ const (
 	relayTime = time.Minute // to connect
 )
 
-// relayRegistries connects whoever names a target on its socket, in a first
-// line. Which targets are registries is what proxy.dial knows.
+// relayRegistries connects clients of its socket to the target that they name in the
+// first line. proxy.dial decides which targets are registries.
 func relayRegistries(ctx context.Context, dir string) ([]string, error) {
 	path := filepath.Join(dir, "relay")
 	l, err := net.Listen("unix", path)
@@ -80,7 +80,7 @@ func dialRelay(ctx context.Context, target string) (net.Conn, error) {
 		c.Close()
 		return nil, err
 	}
-	// Byte by byte: what follows is the registry's.
+	// Byte by byte, because the rest comes from the registry.
 	var said []byte
 	for b := make([]byte, 1); ; {
 		if _, err := io.ReadFull(c, b); err != nil {
@@ -99,7 +99,7 @@ func dialRelay(ctx context.Context, target string) (net.Conn, error) {
 	return c, nil
 }
 
-// splice copies both ways until both sides have said everything.
+// splice copies both ways until both sides have ended.
 func splice(a io.Writer, fromA io.Reader, b io.Writer, fromB io.Reader) {
 	var wg sync.WaitGroup
 	pass := func(to io.Writer, from io.Reader) {
@@ -113,8 +113,8 @@ func splice(a io.Writer, fromA io.Reader, b io.Writer, fromB io.Reader) {
 	wg.Wait()
 }
 
-// proxy is the host's HTTP proxy. It counts what it is asked for as
-// "proxy HOST:PORT", and refuses what it has no way to.
+// proxy is the host's HTTP proxy. It counts requests as "proxy HOST:PORT", and
+// refuses hosts that it cannot reach.
 type proxy struct {
 	url     string
 	forward httputil.ReverseProxy
@@ -140,7 +140,7 @@ func newProxy(t *testing.T) *proxy {
 	return p
 }
 
-// leads makes a name one that the proxy reaches, at a place of the pretend internet.
+// leads lets the proxy reach a name at an address of the pretend internet.
 func (p *proxy) leads(name, addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,8 +149,8 @@ func (p *proxy) leads(name, addr string) {
 	}
 }
 
-// leadsOut makes a name one that the proxy reaches in the real internet, which
-// must be a registry. It fails the test when it cannot be reached.
+// leadsOut lets the proxy reach a name in the real internet, which must be a
+// registry. It fails the test when the registry cannot be reached.
 func (p *proxy) leadsOut(t *testing.T, name, port string) {
 	t.Helper()
 	c, err := dialRelay(t.Context(), net.JoinHostPort(name, port))

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// searchDisk looks for the secret in the stopped VM's disk as the guest wrote
-// it (qcow2 is unpacked first: in it a run of bytes may be cut in two), and in
-// every file of the VM's and the product's directories.
+// searchDisk searches for the secret in the stopped VM's disk as the guest wrote it,
+// and in every file of the VM's and the product's directories. It unpacks the qcow2
+// file first, because that format may split a run of bytes.
 func searchDisk(t *testing.T, b *box, name, secret string) {
 	t.Helper()
 	raw := filepath.Join(b.Home, "raw")
@@ -38,7 +38,7 @@ func searchDisk(t *testing.T, b *box, name, secret string) {
 	if found {
 		t.Error("the secret is on the VM's disk")
 	}
-	// The search finds what is there: the repository's file is.
+	// Prove that the search works: it must find the repository's file.
 	if _, found, err := search(raw, []byte("not committed\n")); err != nil || !found {
 		t.Errorf("a file that is on the disk is not found: %v", err)
 	}
@@ -76,7 +76,7 @@ func search(path string, what []byte) (read int64, found bool, err error) {
 			if bytes.Contains(buf[:keep+n], what) {
 				return read, true, nil
 			}
-			// what may straddle two reads
+			// what may span two reads
 			tail := min(len(what), keep+n)
 			copy(buf, buf[keep+n-tail:keep+n])
 			keep = tail

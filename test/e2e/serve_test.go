@@ -23,7 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
-// background is a command that goes on while the test does something else.
+// background is a command that runs while the test does something else.
 type background struct {
 	*exec.Cmd
 	out, errs bytes.Buffer
@@ -39,7 +39,7 @@ func (b *box) start(args ...string) *background {
 	return c
 }
 
-// ends wants it to succeed.
+// ends checks that the command succeeds.
 func (c *background) ends(t *testing.T) {
 	t.Helper()
 	if err := c.Wait(); err != nil {
@@ -47,7 +47,7 @@ func (c *background) ends(t *testing.T) {
 	}
 }
 
-// api asks the box's serve.
+// api sends a request to the box's serve.
 func (b *box) api(path string, header ...string) (*http.Response, error) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(b.Home, ".local/state/agent-sessionizer/serve.sock"))
@@ -77,8 +77,8 @@ func (b *box) serve() *background {
 	return c
 }
 
-// reader is a client of two streams of a task, its events and its output. When
-// they break off, join goes on where they did.
+// reader is a client of two streams of a task, its events and its output. When they
+// break off, join continues where they ended.
 type reader struct {
 	b    *box
 	id   string
@@ -86,7 +86,7 @@ type reader struct {
 
 	mu     sync.Mutex
 	events []string // their ids
-	over   bool     // the last event was told to be the last
+	over   bool     // whether the last event was announced as the last
 	output []byte
 }
 
@@ -132,14 +132,14 @@ func (r *reader) join() {
 	})
 }
 
-// has reports how many bytes of output came.
+// has returns how many bytes of output arrived.
 func (r *reader) has() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.output)
 }
 
-// TestServe ends and stops serve, which must be nothing to the tasks.
+// TestServe ends and stops serve, which must not affect the tasks.
 func TestServe(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
@@ -169,7 +169,7 @@ func TestServe(t *testing.T) {
 		b.until(id, "RUNNING")
 		grows("output in the stream", r.has)
 
-		// Killed: its streams break off, and go on at the one after it.
+		// Killed: its streams break off, and continue with the next serve.
 		if err := serve.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestServe(t *testing.T) {
 		r.join()
 		grows("output in the stream of another serve", r.has)
 
-		// Stopped: they stand still, and lose nothing.
+		// Stopped: they pause, and lose nothing.
 		if err := serve.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -190,7 +190,7 @@ func TestServe(t *testing.T) {
 		}
 		grows("output after serve stood still", r.has)
 
-		// Killed again, and the task ends before there is another.
+		// Killed again, and the task ends before the next serve starts.
 		if err := serve.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -232,22 +232,22 @@ func TestServe(t *testing.T) {
 	})
 
 	t.Run("a unit", func(t *testing.T) {
-		// There is a systemd in each guest. What runs there runs on VMs that are none,
-		// of which nothing is asked but that they outlive serve.
+		// Each guest has a systemd. The VMs of what runs there are fake; they only
+		// have to outlive serve.
 		b.pack("agent-sessionizer.gz")
 		name := b.open("./project")
 		b.Asz("cp", "agent-sessionizer.gz", name+":/home/agent/")
 		const with = "export XDG_RUNTIME_DIR=/run/user/$(id -u); s=~/.local/state/agent-sessionizer; show() { systemctl --user show -P $1 agent-sessionizer; }; "
 		in := func(line string) string { t.Helper(); return b.MustIn(name, with+line) }
-		// Each question from here is a login, which an emulated guest feels.
+		// Each request from here is a login, which is slow for an emulated guest.
 		until := func(what, ok string) {
 			t.Helper()
 			if r := b.In(name, with+"for i in $(seq 600); do if "+ok+"; then exit 0; fi; sleep 1; done; sudo journalctl --no-pager -n 50; exit 1"); r.Code != 0 {
 				t.Fatalf("%s did not come:\n%s", what, r.All())
 			}
 		}
-		// Logins in a guest have no manager of the user's units; and its room is not
-		// the host's.
+		// Logins in a guest have no manager for the user's units, and the guest has
+		// less capacity than the host.
 		in(`set -e
 gunzip <~/agent-sessionizer.gz >/tmp/program; sudo install /tmp/program /usr/local/bin/agent-sessionizer; rm /tmp/program
 mkdir -p ~/.config/systemd/user/agent-sessionizer.service.d
@@ -261,12 +261,13 @@ sudo mkdir -p /etc/systemd/system/user@.service.d
 printf '[Service]\nEnvironment=XDG_RUNTIME_DIR=/run/user/%%i\n' | sudo tee /etc/systemd/system/user@.service.d/test.conf
 sudo systemctl daemon-reload; sudo systemctl start user@$(id -u)`)
 
-		// It counts as started when it answers, not before.
+		// It counts as started only when it answers.
 		const get = "curl -sS --fail-with-body --unix-socket $s/serve.sock http://localhost"
 		if got := in("systemctl --user enable --now agent-sessionizer 2>/dev/null; " + get + "/api/health | jq -r .status; show Type; show ActiveState"); got != "ok\nnotify\nactive" {
 			t.Errorf("after its start: %s", got)
 		}
-		// While it answers itself, systemd hears of it; when it does not, it is replaced.
+		// While it answers itself, it notifies systemd; when it does not, systemd
+		// restarts it.
 		until("word to the watchdog", "fed=${fed:-$(show WatchdogTimestampMonotonic)}; [ $fed != $(show WatchdogTimestampMonotonic) ]")
 		until("another serve", "if [ -z $pid ]; then pid=$(show MainPID); kill -STOP $pid; fi; [ $(show MainPID) != $pid ] && [ $(show ActiveState) = active ]")
 		if got := in("sudo journalctl --no-pager | grep 'Watchdog timeout'; show NRestarts"); !strings.Contains(got, "agent-sessionizer.service") || strings.HasSuffix(got, "\n0") {
@@ -285,8 +286,8 @@ E
 		state := "grep -qE '\"state\": \"(%s|FAILED)\"' $s/tasks/" + id + "/state.json"
 		until("the task", fmt.Sprintf(state, "RUNNING"))
 
-		// It ends without a word of complaint, and alone: the keepers are in its cgroup.
-		const keepers = "pgrep -f 'agent-sessionizer [a-z-]*keeper ' | xargs; " // not this command itself
+		// It ends without errors, and without the keepers, which are in its cgroup.
+		const keepers = "pgrep -f 'agent-sessionizer [a-z-]*keeper ' | xargs; " // the pattern does not match this command itself
 		before, after, _ := strings.Cut(in(keepers+"systemctl --user stop agent-sessionizer; "+keepers+"show ActiveState; show Result; show ExecMainStatus"), "\n")
 		if len(strings.Fields(before)) != 2 || after != before+"\ninactive\nsuccess\n0" {
 			t.Errorf("the keepers were %s; stopped it is %s", before, after)
@@ -305,7 +306,7 @@ E
 	})
 }
 
-// pack makes the program whose VMs are none, small enough for an emulated network.
+// pack builds the program with fake VMs, small enough for an emulated network.
 func (b *box) pack(name string) {
 	b.t.Helper()
 	program := filepath.Join(b.Home, "program")

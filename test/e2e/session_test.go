@@ -14,9 +14,8 @@ import (
 	"testing"
 )
 
-// TestSession is the main job as a user lives it: one VM from its making to its
-// removal. The parts follow each other and share the VM, because a boot under
-// emulation costs half a minute.
+// TestSession covers the main use: one VM from its creation to its removal. The parts
+// run in order and share the VM, because a boot under emulation costs half a minute.
 func TestSession(t *testing.T) {
 	b := newBox(t)
 	clone := b.Repo("project")
@@ -207,7 +206,7 @@ func names(t *testing.T, b *box, session string) {
 	if after := hitCount("dns evil.example."); after != before {
 		t.Error("a denied name was asked upstream")
 	}
-	// A resolver of one's own choice is the proxy all the same.
+	// A resolver of the guest's own choice still ends at the proxy.
 	r := b.In(name, `command -v dig >/dev/null && dig +short +tries=1 +time=3 @`+resolverAddr+` evil.example || python3 - <<'EOF'
 import socket
 q=b'\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04evil\x07example\x00\x00\x01\x00\x01'
@@ -222,7 +221,7 @@ EOF`)
 	if got := b.In(name, "getent ahostsv4 rebind.github.com"); strings.Contains(got.Stdout, lanAddr) {
 		t.Errorf("rebinding: %s", got.Stdout)
 	}
-	// allowed at once, and seen in the log
+	// allowed immediately, and visible in the log
 	if r := b.In(name, "getent ahostsv4 files.example"); r.Code == 0 && hitCount("allowed files.example") == 0 {
 		t.Errorf("files.example resolves before it is allowed: %s", r.Stdout)
 	}
@@ -260,7 +259,7 @@ EOF`)
 	b.Fails(2, "203.0.113.9", "net", "allow", name, "203.0.113.9")
 }
 
-// addresses tries what may and what may not be connected to, as root too.
+// addresses tries which connections are possible, including as root.
 func addresses(t *testing.T, b *box, name string) {
 	t.Helper()
 	script := `for target in $1; do
@@ -293,7 +292,8 @@ if timeout 8 bash -c 'exec 3<>"/dev/tcp/$0/80"' "$gw" 2>/dev/null; then echo "op
 	}
 }
 
-// services publishes a port of the guest here, and opens one of here to the guest.
+// services publishes a port of the guest here, and opens one of the host's to the
+// guest.
 func services(t *testing.T, b *box, name string) {
 	b.MustIn(name, "mkdir -p /tmp/site && echo from the guest >/tmp/site/index.html && "+
 		"systemd-run --user --quiet --unit=site python3 -m http.server --directory /tmp/site --bind 127.0.0.1 3000 || "+
@@ -359,14 +359,14 @@ func kernel(t *testing.T) string {
 	return strings.TrimSpace(string(text))
 }
 
-// searchHome looks for the secret, as bytes, in every file of the box but the
-// one that it was put into.
+// searchHome searches for the secret, as bytes, in every file of the box except the
+// one that contains it on purpose.
 func searchHome(t *testing.T, b *box, secret, but string) {
 	t.Helper()
 	files := 0
 	err := filepath.WalkDir(b.Home, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() || path == filepath.Join(b.Home, but) {
-			return nil //nolint:nilerr // sockets and files that go while we walk
+			return nil //nolint:nilerr // sockets, and files that vanish during the walk
 		}
 		text, err := os.ReadFile(path)
 		if err != nil {

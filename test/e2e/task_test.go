@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// taskView is of a task what these tests look at.
+// taskView holds the fields of a task that these tests check.
 type taskView struct {
 	ID       string
 	State    string
@@ -58,7 +58,7 @@ lifecycle: {%s}
 `, agent, lifecycle))
 }
 
-// shell is an agent that is a script.
+// shell returns an agent that runs a script.
 func shell(script string) string {
 	text, _ := json.Marshal(script)
 	return fmt.Sprintf(`{kind: command, command: [bash, -c, %s]}`, text)
@@ -76,7 +76,7 @@ func (b *box) until(id, state string) taskView {
 	return v
 }
 
-// printed waits until the agent's output has it.
+// printed waits until the agent's output contains what.
 func (b *box) printed(id, what string) {
 	b.t.Helper()
 	waitFor(b.t, fmt.Sprintf("%q of task %s", what, id), func() bool { return strings.Contains(b.Asz("task", "logs", id), what) })
@@ -86,7 +86,7 @@ func (b *box) taskDir(id string) string {
 	return filepath.Join(b.Home, ".local", "state", "agent-sessionizer", "tasks", id)
 }
 
-// nothingLeft wants no session and no process of the box to be there.
+// nothingLeft checks that no session and no process of the box is left.
 func (b *box) nothingLeft() {
 	b.t.Helper()
 	waitFor(b.t, "the end of all processes", func() bool { return len(b.Leftovers()) == 0 })
@@ -95,7 +95,7 @@ func (b *box) nothingLeft() {
 	}
 }
 
-// TestTask runs tasks in real VMs: what people do with them, and one that fails.
+// TestTask runs tasks in real VMs: their normal use, and one that fails.
 func TestTask(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
@@ -209,8 +209,8 @@ claude: {prompt: "RUNBASH please"}
 	})
 }
 
-// TestTaskDisturbed is what is done to tasks meanwhile: their session is shared, they
-// are ended, or what runs them is killed.
+// TestTaskDisturbed disturbs running tasks: their session is shared, they are ended,
+// or their processes are killed.
 func TestTaskDisturbed(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
@@ -265,8 +265,8 @@ agent: `+shell(`echo theirs >>hello.txt; echo new >new.txt`)+`
 		b.nothingLeft()
 	})
 	t.Run("killed and stopped", func(t *testing.T) {
-		// What is on the disk says how often it ran; each run prints for as long as
-		// it takes to be disturbed.
+		// The disk records how often the agent ran; each run prints until the test
+		// has disturbed it.
 		script := `echo run >>runs.txt; sync; echo up $(wc -l <runs.txt); until [ -e /tmp/go ]; do echo .; sleep 0.2; done; echo over`
 		id := b.submit(shell(script), "")
 		b.until(id, "RUNNING")
@@ -289,7 +289,7 @@ agent: `+shell(`echo theirs >>hello.txt; echo new >new.txt`)+`
 		if v := b.task(id); v.Attempt != 1 || v.State != "RUNNING" {
 			t.Errorf("%+v", v)
 		}
-		// The machine goes down under it: it is started again, on the same disk.
+		// The VM dies while the agent runs: it is started again, on the same disk.
 		b.kill(qemu)
 		b.printed(id, "up 2")
 		if v := b.until(id, "RUNNING"); v.Attempt != 2 {

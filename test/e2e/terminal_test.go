@@ -12,7 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/picture"
 )
 
-// terminal is a person's: a pane of a tmux server of its own, in which they type.
+// terminal is a user's terminal: a pane of its own tmux server, in which the user
+// types.
 type terminal struct {
 	t *testing.T
 	b *box
@@ -38,8 +39,8 @@ func (u terminal) typed(keys ...string) {
 	u.tmux(append([]string{"send-keys", "-t", "t"}, keys...)...)
 }
 
-// picks types keys into the picker until they had their effect: fzf drops those that
-// come while it reads the rows anew.
+// picks types keys into the picker until they take effect: fzf drops keys while it
+// reloads the rows.
 func (u terminal) picks(what string, keys ...string) {
 	u.t.Helper()
 	for range 3 {
@@ -54,7 +55,7 @@ func (u terminal) picks(what string, keys ...string) {
 	u.sees(what)
 }
 
-// picture keeps the screen as a picture in the directory PICTURES, if that is set.
+// picture saves the screen as a picture in the directory PICTURES, if that is set.
 func (u terminal) picture(name string) {
 	u.t.Helper()
 	dir := os.Getenv("PICTURES")
@@ -80,6 +81,6 @@ func (u terminal) until(what string, f func(screen string) bool) {
 		if time.Now().After(deadline) {
 			u.t.Fatalf("%q does not appear; the screen:\n%s", what, u.screen())
 		}
-		time.Sleep(200 * time.Millisecond) // a terminal has nothing to wait on
+		time.Sleep(200 * time.Millisecond) // a terminal offers nothing to wait on
 	}
 }

@@ -1,6 +1,6 @@
-// Command client puts the network of the guest that it runs in under load, and
-// prints what it carried as JSON. Its arguments are the resolver's address, how
-// long to measure each, and how long to wait for a connection.
+// Command client loads the network of the guest that it runs in, and prints the
+// results as JSON. Its arguments are the resolver's address, how long to measure each
+// figure, and how long to wait for a connection.
 package main
 
 import (

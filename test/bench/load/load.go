@@ -1,8 +1,8 @@
-// Package load puts a network under load and says what it carried: the same
-// code from a user-space guest as from a real one, and the server it talks to.
+// Package load loads a network and reports what it carried. A user-space guest and a
+// real one run the same code, against the server that is also in this package.
 //
-// Every byte is checked. What was not carried is counted, never tried again in
-// silence; the numbers are of what arrived.
+// Every byte is checked. What was not carried is counted and never silently retried;
+// the numbers cover only what arrived.
 package load
 
 import (
@@ -21,8 +21,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Where the server is found, and the names it is asked about. The names are as
-// many as a large build talks to.
+// These are the server's address and the names it is asked for. The number of names
+// is that of a large build.
 const (
 	Zone  = "bench.example."
 	Name  = "files." + Zone
@@ -30,14 +30,14 @@ const (
 	names = 24
 )
 
-// Late is how long nobody waits for a connection on an idle cable.
+// Late is longer than any connection takes on an idle cable.
 const Late = 5 * time.Second
 
 const (
-	workers   = 16               // connections, or questions, at one time
-	patience  = 60 * time.Second // for one connection or transfer, on any machine
-	answer    = 5 * time.Second  // for one answer of DNS
-	firstSize = 4 << 20          // of the transfer that tells how long others take
+	workers   = 16               // concurrent connections or questions
+	patience  = 60 * time.Second // limit for one connection or transfer, on any machine
+	answer    = 5 * time.Second  // limit for one DNS answer
+	firstSize = 4 << 20          // size of the transfer that determines the pace
 	maxSize   = 8 << 30
 )
 
@@ -45,7 +45,7 @@ const (
 type Network struct {
 	Dial     func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error)
 	Resolver netip.AddrPort
-	GiveUp   time.Duration // of a connection; 0 is a minute
+	GiveUp   time.Duration // limit for a connection; 0 means a minute
 }
 
 // Result is what a network carried.
@@ -55,10 +55,10 @@ type Result struct {
 	Connections float64 `json:"connections"` // per second, each with a question and an answer
 	Answers     float64 `json:"answers"`     // of DNS, per second
 	Made        int     `json:"made"`        // connections
-	Late        int     `json:"late"`        // connections that took longer than Late, or were never made
-	Lost        int     `json:"lost"`        // connections that were never made
-	Unanswered  int     `json:"unanswered"`  // questions of DNS
-	Why         string  `json:"why"`         // the last one was lost
+	Late        int     `json:"late"`        // connections that took longer than Late, or failed
+	Lost        int     `json:"lost"`        // connections that failed
+	Unanswered  int     `json:"unanswered"`  // DNS questions
+	Why         string  `json:"why"`         // why the last one was lost
 }
 
 // Run measures everything, each for about as long as given.
@@ -100,7 +100,7 @@ func (n Network) lookup(ctx context.Context) (netip.Addr, error) {
 	return netip.Addr{}, errors.New(dns.RcodeToString[reply.Rcode])
 }
 
-// bulk transfers a little to learn the pace, and then as much as takes a while.
+// bulk transfers a little to learn the pace, and then enough for the given time.
 func (n Network) bulk(ctx context.Context, server netip.AddrPort, way string, each time.Duration) (float64, error) {
 	size := int64(firstSize)
 	took, err := n.transfer(ctx, server, way, size)
@@ -114,7 +114,7 @@ func (n Network) bulk(ctx context.Context, server netip.AddrPort, way string, ea
 	return float64(size) * 8 / 1e6 / took.Seconds(), nil
 }
 
-// transfer moves size bytes. An upload is over when the server has had them all.
+// transfer moves size bytes. An upload ends when the server has received all of them.
 func (n Network) transfer(ctx context.Context, server netip.AddrPort, way string, size int64) (time.Duration, error) {
 	c, err := n.Dial(ctx, "tcp", server)
 	if err != nil {
@@ -142,8 +142,8 @@ func (n Network) transfer(ctx context.Context, server netip.AddrPort, way string
 	return time.Since(began), err
 }
 
-// connections makes one connection after the other. The rate is of those that
-// were over in time: others say how many, not how fast.
+// connections makes connections one after another. Only those that finished in time
+// count for the rate: the others are counted, but say nothing about speed.
 func (n Network) connections(ctx context.Context, server netip.AddrPort, each time.Duration, r *Result) {
 	if n.GiveUp == 0 {
 		n.GiveUp = patience
@@ -200,7 +200,7 @@ func (n Network) ping(ctx context.Context, server netip.AddrPort) error {
 	return err
 }
 
-// questions asks for allowed names, every worker through one socket.
+// questions asks for allowed names; every worker uses one socket.
 func (n Network) questions(ctx context.Context, each time.Duration, r *Result) error {
 	var asked []string
 	for i := range names {
@@ -217,7 +217,7 @@ func (n Network) questions(ctx context.Context, each time.Duration, r *Result) e
 // Asking is a load of questions.
 type Asking struct {
 	Names   []string
-	Rcode   int // that every answer must have; a success must have an address
+	Rcode   int // required in every answer; a success must have an address
 	Workers int
 	Time    time.Duration
 	Dial    func(worker int) (net.Conn, error)
@@ -230,8 +230,8 @@ type Answers struct {
 	Lost int
 }
 
-// Ask asks for the names in turn, each worker one at a time. A wrong answer is
-// an error; one that does not come is counted.
+// Ask asks for the names in turn, each worker one at a time. A wrong answer is an
+// error; a missing one is counted.
 func Ask(ctx context.Context, a Asking) (Answers, error) {
 	packed := make([][]byte, len(a.Names))
 	for i, name := range a.Names {
@@ -303,7 +303,7 @@ func exchange(c net.Conn, question, reply []byte, rcode int) (bool, error) {
 		case err != nil:
 			return false, err
 		case n < 12 || string(reply[:2]) != string(question[:2]):
-			continue // of a question that was given up
+			continue // the answer to a question that was given up
 		}
 		code, answers := int(reply[3]&15), binary.BigEndian.Uint16(reply[6:])
 		if code != rcode || rcode == dns.RcodeSuccess && answers == 0 {

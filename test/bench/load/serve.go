@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// pattern is what transfers are made of, again and again. Its length has no
-// common divisor with any buffer's, so that a piece that is lost, doubled or
-// out of its order is noticed.
+// pattern is repeated to make up the transfers. Its length has no common divisor with
+// any buffer's, so that a lost, doubled or reordered piece is noticed.
 var pattern = sync.OnceValue(func() []byte {
 	b := make([]byte, 262_139)
 	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // not a secret
@@ -34,7 +33,7 @@ func send(w io.Writer, size int64) error {
 	return nil
 }
 
-// check reads exactly size bytes and compares each.
+// check reads exactly size bytes and compares each of them.
 func check(r io.Reader, size int64) error {
 	want, buffer := pattern(), make([]byte, 256<<10)
 	for at := int64(0); at < size; {
@@ -54,7 +53,7 @@ func check(r io.Reader, size int64) error {
 	return nil
 }
 
-// Serve is the server, until the listener is closed.
+// Serve runs the server until the listener is closed.
 func Serve(l net.Listener) {
 	for {
 		c, err := l.Accept()
