@@ -11,7 +11,7 @@ for p in docker-cli docker-buildx; do
 done
 if apt_has docker-compose-v2; then
 	packages+=(docker-compose-v2)
-elif [[ $(apt-cache madison docker-compose) == *'| 2.'* ]]; then
+elif [[ $(apt-cache madison docker-compose) =~ '| '\ *2\. ]]; then
 	packages+=(docker-compose)
 else
 	say "NOTE: this release has no compose v2: installing docker-compose 1, 'docker compose' is missing"

@@ -141,3 +141,27 @@ func TestShippedStepsAreInOrder(t *testing.T) {
 		t.Fatalf("steps: %+v", steps)
 	}
 }
+
+// apt pads a version to ten characters in what madison prints.
+func TestDockerStepReadsTheVersionOfCompose(t *testing.T) {
+	dir := t.TempDir()
+	lib := `apt_update() { :; }; apt_has() { [ "$1" = docker-cli ]; }; apt-cache() { echo "$MADISON"; }
+		say() { echo "$@"; }; put() { cat >/dev/null; }; apt_install() { :; }; quiet() { :; }; unit() { :; }`
+	if err := os.WriteFile(filepath.Join(dir, "lib.sh"), []byte(lib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		version string
+		old     bool
+	}{{"  1.29.2-3", true}, {"  2.26.1-4", false}, {"2.26.1-4+deb13u1", false}, {"12.0.0-1", true}} {
+		cmd := exec.Command("bash", "-euo", "pipefail", "../../provision/20-docker.sh")
+		cmd.Env = append(os.Environ(), "PROVISION_DIR="+dir, "MADISON=docker-compose | "+c.version+" | http://deb.example/debian main")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if got := strings.Contains(string(out), "no compose v2"); got != c.old {
+			t.Errorf("version %q: noted as old: %v, want %v\n%s", c.version, got, c.old, out)
+		}
+	}
+}
