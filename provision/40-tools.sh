@@ -17,7 +17,8 @@ lazygit_release() {
 	dir=$(mktemp -d)
 	url=https://github.com/jesseduffield/lazygit/releases/download/v$LAZYGIT_VERSION/lazygit_${LAZYGIT_VERSION}_Linux_$arch.tar.gz
 	retry quiet curl -fsSL --proto '=https' --max-time 120 -o "$dir/lazygit.tar.gz" "$url" &&
-		echo "$sum  $dir/lazygit.tar.gz" | quiet sha256sum -c - &&
+		echo "$sum  $dir/lazygit.tar.gz" >"$dir/sum" &&
+		quiet sha256sum -c "$dir/sum" &&
 		tar -C "$dir" -xzf "$dir/lazygit.tar.gz" lazygit &&
 		install -m 755 "$dir/lazygit" /usr/local/bin/lazygit
 	local code=$?

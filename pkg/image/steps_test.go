@@ -1,6 +1,8 @@
 package image
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -142,26 +144,68 @@ func TestShippedStepsAreInOrder(t *testing.T) {
 	}
 }
 
-// apt pads a version to ten characters in what madison prints.
-func TestDockerStepReadsTheVersionOfCompose(t *testing.T) {
+// runStep runs a provision step with the real lib.sh, which more overrides so that
+// nothing of the host changes, and returns what the step prints.
+func runStep(t *testing.T, step, more string, env ...string) (string, error) {
+	t.Helper()
 	dir := t.TempDir()
-	lib := `apt_update() { :; }; apt_has() { [ "$1" = docker-cli ]; }; apt-cache() { echo "$MADISON"; }
-		say() { echo "$@"; }; put() { cat >/dev/null; }; apt_install() { :; }; quiet() { :; }; unit() { :; }`
-	if err := os.WriteFile(filepath.Join(dir, "lib.sh"), []byte(lib), 0o600); err != nil {
+	lib, err := os.ReadFile("../../provision/lib.sh")
+	if err != nil {
 		t.Fatal(err)
 	}
+	more = "apt_update() { :; }; apt_install() { :; }; put() { cat >/dev/null; }; unit() { :; }; systemctl() { :; }\n" + more
+	for name, text := range map[string]string{"lib.sh": string(lib) + more, "versions.env": ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("bash", "../../provision/"+step)
+	cmd.Env = append(append(os.Environ(), "PROVISION_DIR="+dir, "PROVISION_LOG="+filepath.Join(dir, "log"), "TMPDIR="+dir), env...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// apt pads a version to ten characters in what madison prints.
+func TestDockerStepReadsTheVersionOfCompose(t *testing.T) {
 	for _, c := range []struct {
 		version string
 		old     bool
 	}{{"  1.29.2-3", true}, {"  2.26.1-4", false}, {"2.26.1-4+deb13u1", false}, {"12.0.0-1", true}} {
-		cmd := exec.Command("bash", "-euo", "pipefail", "../../provision/20-docker.sh")
-		cmd.Env = append(os.Environ(), "PROVISION_DIR="+dir, "MADISON=docker-compose | "+c.version+" | http://deb.example/debian main")
-		out, err := cmd.CombinedOutput()
+		out, err := runStep(t, "20-docker.sh", `apt_has() { [ "$1" = docker-cli ]; }; apt-cache() { echo "$MADISON"; }`,
+			"MADISON=docker-compose | "+c.version+" | http://deb.example/debian main")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		if got := strings.Contains(string(out), "no compose v2"); got != c.old {
+		if got := strings.Contains(out, "no compose v2"); got != c.old {
 			t.Errorf("version %q: noted as old: %v, want %v\n%s", c.version, got, c.old, out)
+		}
+	}
+}
+
+func TestToolsStepComparesTheDigestOfLazygit(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "lazygit.tar.gz")
+	program := filepath.Join(filepath.Dir(archive), "lazygit")
+	if err := os.WriteFile(program, []byte("lazygit"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("tar", "-C", filepath.Dir(program), "-czf", archive, "lazygit").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	packed, err := os.ReadFile(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest := fmt.Sprintf("%x", sha256.Sum256(packed))
+	for _, c := range []struct {
+		digest    string
+		installed bool
+	}{{digest, true}, {strings.Repeat("0", 64), false}} {
+		out, err := runStep(t, "40-tools.sh", `apt_has() { return 1; }; uname() { echo x86_64; }
+			curl() { while [ "$1" != -o ]; do shift; done; cp "$ARCHIVE" "$2"; }
+			install() { echo "installed $(cat "$3") as $4"; }`,
+			"ARCHIVE="+archive, "LAZYGIT_VERSION=0.0.0-test", "LAZYGIT_SHA256_X86_64="+c.digest)
+		if got := strings.Contains(out, "installed lazygit as /usr/local/bin/lazygit"); got != c.installed || (err == nil) != c.installed {
+			t.Errorf("digest %s: installed: %v, %v, want %v\n%s", c.digest, got, err, c.installed, out)
 		}
 	}
 }
