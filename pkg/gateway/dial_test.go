@@ -127,50 +127,52 @@ func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
 	near := []string{"198.51.100.9", "192.0.2.9", "2001:db8:1::9", "2001:db8:2:3::9", "64:ff9b::198.51.100.9", "203.0.113.254"}
 	hello := clientHelloFor(t, "example.org")
 	for _, mode := range []policy.Mode{policy.Allowlist, policy.Open} {
-		p := allow("example.org")
-		p.Mode = mode
-		p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.9:8443")}
-		p.Ports = append(p.Ports, 8443)
-		w := newWorld(t, config{policy: p, host: []string{"203.0.113.250/28", "2001:db8:1::7/64"}, routes: routes})
-		for _, a := range near {
-			addr := netip.MustParseAddr(a)
-			w.names["example.org"] = []netip.Addr{addr}
-			w.g.resolved = resolvedNames{}
-			if c, err := w.guest.DialName(w.ctx(), "example.org", 443); err == nil { // mode open refuses earlier
-				c.Write(hello)
-				expectReset(t, c)
-			}
-			if addr.Is4() {
-				if c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(addr, 443)); err == nil {
-					t.Errorf("mode %s: %s was reached by address", mode, a)
-					c.Close()
+		t.Run(string(mode), func(t *testing.T) {
+			p := allow("example.org")
+			p.Mode = mode
+			p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.9:8443")}
+			p.Ports = append(p.Ports, 8443)
+			w := newWorld(t, config{policy: p, host: []string{"203.0.113.250/28", "2001:db8:1::7/64"}, routes: routes})
+			for _, a := range near {
+				addr := netip.MustParseAddr(a)
+				w.names["example.org"] = []netip.Addr{addr}
+				w.g.resolved = resolvedNames{}
+				if c, err := w.guest.DialName(w.ctx(), "example.org", 443); err == nil { // mode open refuses earlier
+					c.Write(hello)
+					expectReset(t, c)
+				}
+				if addr.Is4() {
+					if c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(addr, 443)); err == nil {
+						t.Errorf("mode %s: %s was reached by address", mode, a)
+						c.Close()
+					}
 				}
 			}
-		}
-		if got := w.dials(); len(got) > 0 {
-			t.Errorf("mode %s: dialled %s", mode, got)
-		}
-		if got := w.waitDenied("local network 198.51.100.0/24"); got.Addr != netip.MustParseAddr(near[0]) {
-			t.Errorf("mode %s: %+v", mode, got)
-		}
-		// A service that the user opened there can be reached by address and by an allowed
-		// name.
-		service := p.HostServices[0]
-		w.servers[service] = serveTCP(t, func(c net.Conn) { io.WriteString(c, "hi"); echo(c) })
-		c, err := w.guest.Dial(w.ctx(), service)
-		if err != nil {
-			t.Fatal(err)
-		}
-		expectRead(t, c, "hi")
-		c.Close()
-		// Addresses next to these networks belong to the internet.
-		w.internet("other.example.org", 443, w.servers[service])
-		p = allow("other.example.org")
-		p.Mode = mode
-		w.g.SetPolicy(p)
-		far := w.dial("other.example.org", 443)
-		far.Write(clientHelloFor(t, "other.example.org"))
-		expectRead(t, far, "hi")
+			if got := w.dials(); len(got) > 0 {
+				t.Errorf("mode %s: dialled %s", mode, got)
+			}
+			if got := w.waitDenied("local network 198.51.100.0/24"); got.Addr != netip.MustParseAddr(near[0]) {
+				t.Errorf("mode %s: %+v", mode, got)
+			}
+			// A service that the user opened there can be reached by address and by an allowed
+			// name.
+			service := p.HostServices[0]
+			w.servers[service] = serveTCP(t, func(c net.Conn) { io.WriteString(c, "hi"); echo(c) })
+			c, err := w.guest.Dial(w.ctx(), service)
+			if err != nil {
+				t.Fatal(err)
+			}
+			expectRead(t, c, "hi")
+			c.Close()
+			// Addresses next to these networks belong to the internet.
+			w.internet("other.example.org", 443, w.servers[service])
+			p = allow("other.example.org")
+			p.Mode = mode
+			w.g.SetPolicy(p)
+			far := w.dial("other.example.org", 443)
+			far.Write(clientHelloFor(t, "other.example.org"))
+			expectRead(t, far, "hi")
+		})
 	}
 }
 

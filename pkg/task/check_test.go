@@ -111,7 +111,7 @@ func TestBoundsOfAVM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("At least %d, %v and %v.", config.MinCPUs, config.MinMemory, config.MinDisk); !strings.Contains(string(docs), want) {
+	if want := fmt.Sprintf("The minimum is %d CPU, %v and %v.", config.MinCPUs, config.MinMemory, config.MinDisk); !strings.Contains(string(docs), want) {
 		t.Errorf("configuration.md does not say %q", want)
 	}
 }
