@@ -19,8 +19,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// How the agent ended decides the outcome: a code of the manifest's list is a success,
-// a signal never is.
+// How the agent ended decides the outcome: an exit code in the manifest's list is a
+// success, a signal never is.
 func TestHowTheAgentEndedDecides(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -60,13 +60,12 @@ func TestHowTheAgentEndedDecides(t *testing.T) {
 	}
 }
 
-// The outcome leads to one last phase. A VM is kept only where there is one that is
-// the task's own.
+// Each outcome leads to one last phase. A VM is kept only if the task has its own.
 func TestLastPhase(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		result          Result
-		preserve        bool // as the outcome says
+		preserve        bool // of the outcome
 		action, session string
 		given           string
 		want            Want
@@ -115,7 +114,7 @@ func TestFinishDestroysTheVM(t *testing.T) {
 		t.Errorf("then it is %s, %v", task.Phase, err)
 	}
 	cancel(nil)
-	if err := w.discard(t.Context(), &task); err != nil { // of a VM that is gone nothing is left to do
+	if err := w.discard(t.Context(), &task); err != nil { // for a VM that is gone, nothing is left to do
 		t.Error(err)
 	}
 	task.SessionID = ""
@@ -175,8 +174,7 @@ func TestPreserve(t *testing.T) {
 	}
 }
 
-// An agent that is stuck is told as such, and its watching ends where the manifest
-// says that it is to be ended.
+// A stuck agent is reported, and its watching ends if the manifest says to end it.
 func TestAttend(t *testing.T) {
 	for _, action := range []string{"terminate", "notify"} {
 		w, task := running(t, "")
@@ -215,7 +213,7 @@ func TestAttend(t *testing.T) {
 	}
 }
 
-// What the guest says of the agent ends the listening, or is noted.
+// The guest's report about the agent either ends the watching or is recorded.
 func TestStands(t *testing.T) {
 	w, task := running(t, "")
 	r, err := w.listen(t.Context(), &task)
@@ -241,8 +239,8 @@ func TestStands(t *testing.T) {
 	}
 }
 
-// What an agent prints is stored once a second, its heartbeat every half a minute, and
-// what it prints too fast is counted.
+// An agent's output is stored once a second and its heartbeat every half minute.
+// Output beyond the rate limit is counted.
 func TestWhenOutputIsStored(t *testing.T) {
 	w, task := running(t, "")
 	synctest.Test(t, func(t *testing.T) {
@@ -304,7 +302,7 @@ func TestWhenOutputIsStored(t *testing.T) {
 	}
 }
 
-// A log that cannot be opened or written is the host's trouble, not the agent's.
+// A log that cannot be opened or written is the host's fault, not the agent's.
 func TestLogsThatCannotBeWritten(t *testing.T) {
 	w, task := running(t, "")
 	d := w.Dir(task.ID)
@@ -332,7 +330,7 @@ func TestLogsThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// What is done to a task is told to the audit log, once for each thing.
+// Every change to a task is recorded once in the audit log.
 func TestTasksAreAudited(t *testing.T) {
 	m := newManager(t, 1, 100)
 	var told []string
@@ -343,7 +341,7 @@ func TestTasksAreAudited(t *testing.T) {
 	if task, err := m.Want(t.Context(), task, Cancel, Client{}); err != nil || task.Phase != Cancelled {
 		t.Fatal(task.Phase, err)
 	}
-	if _, err := m.Want(t.Context(), task, Cancel, Client{}); err != nil { // an old row
+	if _, err := m.Want(t.Context(), task, Cancel, Client{}); err != nil { // an outdated row
 		t.Fatal(err)
 	}
 	if got := strings.Join(told, "|"); got != "task_submitted keeper success|task_cancelled keeper success" {
@@ -364,7 +362,7 @@ func mustGet(t *testing.T, m *Manager, id string) Task {
 	return task
 }
 
-// A task that nobody keeps gets a keeper, and one that has a keeper does not.
+// A task without a keeper gets one, and a task with a keeper does not get another.
 func TestReconcile(t *testing.T) {
 	w, task := running(t, "")
 	var told []string
@@ -383,7 +381,7 @@ func TestReconcile(t *testing.T) {
 	if err := lock.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(w.Lock(task.ID), []byte("1\n"), 0o600); err != nil { // one that died with it
+	if err := os.WriteFile(w.Lock(task.ID), []byte("1\n"), 0o600); err != nil { // the mark of a keeper that died
 		t.Fatal(err)
 	}
 	if err := w.Reconcile(t.Context()); err != nil {

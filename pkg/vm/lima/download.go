@@ -30,7 +30,7 @@ const (
 	downloadStall = time.Minute     // time without a byte until the connection is given up
 	downloadTries = 5               // consecutive tries without any data
 	downloadPause = 2 * time.Second // between tries
-	downloadQuiet = 5 * time.Second // without a byte, until that is reported
+	downloadQuiet = 5 * time.Second // time without a byte until that is reported
 	downloadSay   = time.Second
 )
 
@@ -205,7 +205,7 @@ func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 	defer cancel(nil)
 	watch := time.AfterFunc(dl.stall, func() { cancel(fmt.Errorf("no data for %v", dl.stall)) })
 	defer watch.Stop()
-	var saying sync.Mutex // the timer's report does not overlap the reader's, or outlive the try
+	var saying sync.Mutex // keeps the timer's report from overlapping the reader's, or outliving the try
 	over := false
 	say := func(format string, args ...any) {
 		saying.Lock()
