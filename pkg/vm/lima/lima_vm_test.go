@@ -188,7 +188,8 @@ func inherits(t *testing.T, pid int) {
 	}
 }
 
-// A guest that panics is an immediate error, and leaves nothing running.
+// A guest that panics is an error, after a second start where guests are emulated. It
+// leaves nothing running.
 func TestPanic(t *testing.T) {
 	d := newDriver(t)
 	_, public, err := ssh.NewKey()
@@ -207,8 +208,21 @@ func TestPanic(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), boot)
 	defer cancel()
-	if _, err := d.Start(ctx, s.Name, nil); err == nil || !strings.Contains(err.Error(), "kernel panicked") {
+	again := 0
+	count := func(text string) {
+		if strings.Contains(text, "panicked under emulation, starting again") {
+			again++
+		}
+	}
+	if _, err := d.Start(ctx, s.Name, count); err == nil || !strings.Contains(err.Error(), "kernel panicked") {
 		t.Fatalf("Start of a guest that panics: %v", err)
+	}
+	want := 0
+	if d.emulates(ctx, s.Image.Arch) {
+		want = 1
+	}
+	if again != want {
+		t.Errorf("started %d times again, want %d", again, want)
 	}
 	if left, err := family(filepath.Join(d.home, s.Name)); err != nil || len(left) > 0 {
 		t.Fatalf("processes are left: %v, %v", left, err)
