@@ -28,11 +28,11 @@ func TestBoundsOfValues(t *testing.T) {
 		{"pool: 9", "0 to 8", nil},
 		{"pool: -1", "0 to 8", nil},
 		{"limits: {running: 1}", "", func(c *config.Config) bool { return c.Limits.Running == 1 }},
-		{"limits: {running: -1}", "from 1", nil},
+		{"limits: {running: -1}", "at least 1, got", nil},
 		{"limits: {kept: 1MiB}", "", func(c *config.Config) bool { return c.Limits.Kept == 1<<20 }},
 		{"tasks: {slots: 1}", "", func(c *config.Config) bool { return c.Tasks.Slots == 1 }},
 		{"tasks: {slots: 7}", "", func(c *config.Config) bool { return c.Tasks.Slots == 7 }},
-		{"tasks: {slots: -1}", "from 1", nil},
+		{"tasks: {slots: -1}", "at least 1, got", nil},
 		{"tasks: {cleanup_ttl: 1h}", "", func(c *config.Config) bool { return c.Tasks.CleanupTTL == time.Hour }},
 		{"tasks: {cleanup_ttl: 59m}", "at least 1h", nil},
 		{"audit: {retention: 1d}", "", func(c *config.Config) bool { return c.Audit.Retention == config.Duration(24*time.Hour) }},
@@ -49,14 +49,14 @@ func TestBoundsOfValues(t *testing.T) {
 		{"log: {keep: 1, max_size: 64KiB}", "", func(c *config.Config) bool { return c.Log.Keep == 1 && c.Log.MaxSize == 64<<10 }},
 		{"log: {keep: 1000}", "", func(c *config.Config) bool { return c.Log.Keep == 1000 }},
 		{"log: {keep: 1001}", "1 to 1000", nil},
-		{"log: {max_size: 65535}", "from 64KiB", nil},
+		{"log: {max_size: 65535}", "at least 64KiB", nil},
 		{"attention: {desktop: loud}", "auto, on or off", nil},
 		{"attention: {desktop: off, command: x}", "", func(c *config.Config) bool { return c.Attention.Desktop == "off" && c.Attention.Command == "x" }},
 		{"network: {ports: [1, 65535]}", "", nil},
 		{"network: {ports: [65536]}", "65536", nil},
-		{"network: {ports: x}", "a list is wanted", nil},
+		{"network: {ports: x}", "must be a list", nil},
 		{"limits: x", "a mapping", nil},
-		{"limits: {running: []}", "a number is wanted", nil},
+		{"limits: {running: []}", "must be a number", nil},
 	} {
 		f := newFiles(t)
 		f.user("config.yaml", c.text+"\n")
@@ -230,7 +230,7 @@ func TestHintsOfTheSystemsFiles(t *testing.T) {
 	}
 	f := newFiles(t)
 	delete(f.ship, "resources.yaml")
-	if _, err := config.Load(f.paths, f.ship); err == nil || !strings.Contains(err.Error(), "read the shipped resources.yaml") {
+	if _, err := config.Load(f.paths, f.ship); err == nil || !strings.Contains(err.Error(), "read shipped resources.yaml") {
 		t.Errorf("without the shipped defaults: %v", err)
 	}
 }
@@ -239,12 +239,12 @@ func TestHintsOfTheSystemsFiles(t *testing.T) {
 // no VM can have.
 func TestForRefuses(t *testing.T) {
 	f := newFiles(t)
-	if _, err := f.load().For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), `no profile "big", and none at all`) || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
+	if _, err := f.load().For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), `profile "big" does not exist, and no other profile is defined`) || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
 		t.Errorf("without profiles: %v, hint %q", err, fail.HintOf(err))
 	}
 	f.user("config.yaml", "profiles: {b: {}, a: {}}\nrepos: {o/r: {profile: a}}\nprofile: b\n")
 	c := f.load()
-	if _, err := c.For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "there are: a, b") || fail.HintOf(err) != "agent-sessionizer config show" {
+	if _, err := c.For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "defined profiles: a, b") || fail.HintOf(err) != "agent-sessionizer config show" {
 		t.Errorf("of two: %v, hint %q", err, fail.HintOf(err))
 	}
 	for repo, want := range map[config.RepoKey]string{"github.com/o/r": "a", "github.com/o/other": "b"} {
@@ -253,7 +253,7 @@ func TestForRefuses(t *testing.T) {
 		}
 	}
 	f.ship["resources.yaml"].Data = []byte("defaults: {memory: 1GiB, disk: 9GiB}\n")
-	if _, err := f.load().For("github.com/o/r", ""); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "cpus is 0 for github.com/o/r") {
+	if _, err := f.load().For("github.com/o/r", ""); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "cpus for github.com/o/r must be at least 1, got 0") {
 		t.Errorf("no processor: %v", err)
 	}
 }

@@ -71,7 +71,7 @@ const maxPool = 8
 func ParsePrepare(s string) (Prepare, error) {
 	p := Prepare(s)
 	if !slices.Contains([]Prepare{PrepareNone, PrepareGolden, PrepareWarm, PreparePool}, p) {
-		return "", fail.New(fail.Usage, "prepare is %q; it is %s, %s, %s or %s", s, PrepareNone, PrepareGolden, PrepareWarm, PreparePool)
+		return "", fail.New(fail.Usage, "prepare must be %s, %s, %s or %s, got %q", PrepareNone, PrepareGolden, PrepareWarm, PreparePool, s)
 	}
 	return p, nil
 }
@@ -217,7 +217,7 @@ func settingsFiles() []string {
 func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text []byte) error) error {
 	text, err := fs.ReadFile(defaults, name)
 	if err != nil {
-		return fmt.Errorf("read the shipped %s: %w", name, err)
+		return fmt.Errorf("read shipped %s: %w", name, err)
 	}
 	if err := f(shipped(name), text); err != nil {
 		return err
@@ -230,7 +230,7 @@ func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text 
 			continue
 		}
 		if err != nil {
-			return fail.New(fail.Usage, "read the settings: %w", err)
+			return fail.New(fail.Usage, "read settings: %w", err)
 		}
 		if err := f(file, text); err != nil {
 			return c.hinted(file, err)
@@ -314,7 +314,7 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	}
 	if home := v.GetString("lima_home"); home != "" {
 		if !filepath.IsAbs(home) {
-			return c.wrong("lima_home", "lima_home %q is not an absolute path", home)
+			return c.wrong("lima_home", "lima_home must be an absolute path, got %q", home)
 		}
 		c.Paths.LimaHome = filepath.Clean(home)
 	}
@@ -323,11 +323,11 @@ func (c *Config) setScalars(v *viper.Viper) error {
 		return c.wrong("prepare", "%w", err)
 	}
 	if c.Pool, err = strconv.Atoi(cmp.Or(v.GetString("pool"), "0")); err != nil || c.Pool < 0 || c.Pool > maxPool {
-		return c.wrong("pool", "pool is %q; it is a number from 0 to %d", v.GetString("pool"), maxPool)
+		return c.wrong("pool", "pool must be 0 to %d, got %q", maxPool, v.GetString("pool"))
 	}
 	c.Limits.Running = v.GetInt("limits.running")
 	if c.Limits.Running < 1 {
-		return c.wrong("limits.running", "limits.running is %q; it is a number from 1", v.GetString("limits.running"))
+		return c.wrong("limits.running", "limits.running must be at least 1, got %q", v.GetString("limits.running"))
 	}
 	for key, into := range map[string]*Size{"limits.memory_reserve": &c.Limits.MemoryReserve, "limits.disk_reserve": &c.Limits.DiskReserve} {
 		if err := into.Set(v.GetString(key)); err != nil {
@@ -343,12 +343,12 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	c.Tasks = Tasks{Slots: 2, CleanupTTL: 360 * time.Hour}
 	if v.IsSet("tasks.slots") {
 		if c.Tasks.Slots = v.GetInt("tasks.slots"); c.Tasks.Slots < 1 {
-			return c.wrong("tasks.slots", "tasks.slots is %q; it is a number from 1", v.GetString("tasks.slots"))
+			return c.wrong("tasks.slots", "tasks.slots must be at least 1, got %q", v.GetString("tasks.slots"))
 		}
 	}
 	if v.IsSet("tasks.cleanup_ttl") {
 		if c.Tasks.CleanupTTL = v.GetDuration("tasks.cleanup_ttl"); c.Tasks.CleanupTTL < time.Hour {
-			return c.wrong("tasks.cleanup_ttl", "tasks.cleanup_ttl is %v; it is at least 1h", c.Tasks.CleanupTTL)
+			return c.wrong("tasks.cleanup_ttl", "tasks.cleanup_ttl must be at least 1h, got %v", c.Tasks.CleanupTTL)
 		}
 	}
 	return c.setLog(v)
@@ -415,17 +415,17 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 		named, ok := c.profiles[profile]
 		if !ok {
 			if len(c.profiles) == 0 {
-				return Settings{}, fail.New(fail.Usage, "no profile %q, and none at all; write one below profiles: in config.yaml", profile).
+				return Settings{}, fail.New(fail.Usage, "profile %q does not exist, and no other profile is defined; add one below profiles: in config.yaml", profile).
 					WithHint("agent-sessionizer config edit config.yaml")
 			}
-			return Settings{}, fail.New(fail.Usage, "no profile %q; there are: %s", profile, strings.Join(c.Profiles(), ", ")).
+			return Settings{}, fail.New(fail.Usage, "profile %q does not exist; defined profiles: %s", profile, strings.Join(c.Profiles(), ", ")).
 				WithHint("agent-sessionizer config show")
 		}
 		p = named.over(p)
 	}
 	p = entry.Set.over(p)
 	if p.Resources.CPUs < 1 {
-		return Settings{}, fail.New(fail.Usage, "cpus is %d for %s; it is a number from 1", p.Resources.CPUs, repo)
+		return Settings{}, fail.New(fail.Usage, "cpus for %s must be at least 1, got %d", repo, p.Resources.CPUs)
 	}
 	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Keep: p.Keep}, nil
 }

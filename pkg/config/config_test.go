@@ -206,8 +206,8 @@ func TestBadFiles(t *testing.T) {
 		{"a map for a text", conf, "\nimage: {a: b}\n", 2, ""},
 		{"text for a number", conf, "limits:\n  running: many\n", 2, ""},
 		{"second document", conf, "image: x\n---\nimage: y\n", 3, "second"},
-		{"bad mode", conf, "network:\n  mode: closed\n", 2, "isolated, allowlist, open"},
-		{"list for a mode", conf, "network:\n  mode: [open]\n", 2, "isolated, allowlist, open"},
+		{"bad mode", conf, "network:\n  mode: closed\n", 2, "isolated, allowlist or open"},
+		{"list for a mode", conf, "network:\n  mode: [open]\n", 2, "isolated, allowlist or open"},
 		{"port 0", conf, "network:\n  ports:\n    - 443\n    - 0\n", 4, "0"},
 		{"port too high", conf, "network:\n  ports: [65536]\n", 2, "65536"},
 		{"port by name", conf, "network:\n  ports: [https]\n", 2, "https"},
@@ -217,7 +217,7 @@ func TestBadFiles(t *testing.T) {
 		{"address for a name", conf, "network:\n  allow: [10.0.0.1]\n", 2, "10.0.0.1"},
 		{"list for a name", conf, "network:\n  allow: [[a.com]]\n", 2, "name"},
 		{"service without a port", conf, "network:\n  host_services: [192.168.5.2]\n", 2, "ADDRESS:PORT"},
-		{"service by name", conf, "network:\n  host_services: ['db.lan:5432']\n", 2, "is a name; write ADDRESS:PORT"},
+		{"service by name", conf, "network:\n  host_services: ['db.lan:5432']\n", 2, "must be ADDRESS:PORT, got the name"},
 		{"service of no machine", conf, "network:\n  host_services: ['0.0.0.0:5432']\n", 2, "localhost:PORT"},
 		{"wall in words", conf, "network:\n  wall: please\n", 2, ""},
 		{"bad port of a name", conf, "network:\n  allow: ['a.com:0']\n", 2, "NAME:PORT"},
@@ -521,15 +521,15 @@ repos:
 // TestWrongKind checks that a value of the wrong type is reported in the terms of the file.
 func TestWrongKind(t *testing.T) {
 	for text, want := range map[string]string{
-		"image: x\nlimits: {running: ten}":         ":2: limits.running: a number is wanted here",
-		"limits:\n  running: 99999999999999999999": ":2: limits.running: a smaller number is wanted here",
-		"limits: 5":               ":1: limits: a mapping (key: value) is wanted here",
-		"image: [a]":              ":1: image: a text is wanted here",
-		"network: {wall: maybe}":  ":1: network.wall: true or false is wanted here",
-		"network: {allow: x}":     ":1: network.allow: a list is wanted here",
-		"tasks: {cleanup_ttl: 5}": ":1: tasks.cleanup_ttl: a time like 360h is wanted here",
-		"repos:\n  o/r:\n    secrets: {A: [secret]}": ":3: repos.o/r.secrets.A: a text is wanted here",
-		"- a": ":1: the file: a mapping (key: value) is wanted here",
+		"image: x\nlimits: {running: ten}":         ":2: limits.running must be a number",
+		"limits:\n  running: 99999999999999999999": ":2: limits.running must be a smaller number",
+		"limits: 5":               ":1: limits must be a mapping (key: value)",
+		"image: [a]":              ":1: image must be a string",
+		"network: {wall: maybe}":  ":1: network.wall must be true or false",
+		"network: {allow: x}":     ":1: network.allow must be a list",
+		"tasks: {cleanup_ttl: 5}": ":1: tasks.cleanup_ttl must be a duration like 360h",
+		"repos:\n  o/r:\n    secrets: {A: [secret]}": ":3: repos.o/r.secrets.A must be a string",
+		"- a": ":1: the file must be a mapping (key: value)",
 	} {
 		f := newFiles(t)
 		f.user("config.yaml", text)

@@ -171,7 +171,7 @@ const maxProject = 16 << 10
 func ParseProject(file string, text []byte) (Project, error) {
 	var p Project
 	if len(text) > maxProject {
-		return p, fail.New(fail.Usage, "%s: larger than %v", file, Size(maxProject))
+		return p, fail.New(fail.Usage, "%s: file is larger than %v", file, Size(maxProject))
 	}
 	if err := decode(file, text, &p); err != nil {
 		return Project{}, err
@@ -190,7 +190,7 @@ func (m *Mode) UnmarshalYAML(n ast.Node) error {
 		*m = Mode(mode)
 		return nil
 	}
-	return at(n, "network mode %q; it is one of isolated, allowlist, open", text)
+	return at(n, "network mode must be isolated, allowlist or open, got %q", text)
 }
 
 // Name is an entry of a list: NAME, *.ZONE or .ZONE, each optionally with :PORT,PORT, or
@@ -202,11 +202,11 @@ type Name string
 func (p *Name) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
-		return at(n, "a name like github.com is wanted here; write one with ports in quotes, 'github.com:22,443'")
+		return at(n, "must be a name like github.com; write a name with ports in quotes, 'github.com:22,443'")
 	}
 	if group, ok := strings.CutPrefix(text, "@"); ok {
 		if !policy.GroupName(group) {
-			return at(n, "%q is not a group's name; write it like @github", text)
+			return at(n, "group name must be like @github, got %q", text)
 		}
 		*p = Name(text)
 		return nil
@@ -230,7 +230,7 @@ func (p *Port) UnmarshalYAML(n ast.Node) error {
 	text, _ := scalar(n)
 	ap, err := netip.ParseAddrPort("0.0.0.0:" + text)
 	if err != nil || ap.Port() == 0 {
-		return at(n, "%q is not a port from 1 to 65535", text)
+		return at(n, "port must be 1 to 65535, got %q", text)
 	}
 	*p = Port(ap.Port())
 	return nil
@@ -245,12 +245,12 @@ func ParseHostService(text string) (netip.AddrPort, error) {
 	if err == nil && strings.EqualFold(host, "localhost") {
 		text = "127.0.0.1:" + port
 	} else if _, errAddr := netip.ParseAddr(host); err == nil && errAddr != nil && host != "" {
-		return netip.AddrPort{}, fmt.Errorf("%q is a name; write ADDRESS:PORT, what a name points at could change", text)
+		return netip.AddrPort{}, fmt.Errorf("host service must be ADDRESS:PORT, got the name %q, whose address can change", text)
 	}
 	ap, err := netip.ParseAddrPort(text)
 	addr := ap.Addr().Unmap()
 	if err != nil || ap.Port() == 0 || addr.Zone() != "" || addr.IsUnspecified() || addr.IsMulticast() {
-		return netip.AddrPort{}, fmt.Errorf("%q is not a service; write localhost:PORT or ADDRESS:PORT, like 192.168.5.2:5432", text)
+		return netip.AddrPort{}, fmt.Errorf("host service must be localhost:PORT or ADDRESS:PORT, like 192.168.5.2:5432, got %q", text)
 	}
 	return netip.AddrPortFrom(addr, ap.Port()), nil
 }
@@ -259,7 +259,7 @@ func ParseHostService(text string) (netip.AddrPort, error) {
 func (h *HostService) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
-		return at(n, "an ADDRESS:PORT is wanted here; write it in quotes")
+		return at(n, "host service must be ADDRESS:PORT in quotes")
 	}
 	ap, err := ParseHostService(text)
 	if err != nil {

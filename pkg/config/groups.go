@@ -43,7 +43,7 @@ func (c *Config) loadGroups() error {
 func (c *Config) groupsOf(layer fs.FS, shown string) (files []string, err error) {
 	names, err := groupFiles(layer)
 	if err != nil {
-		return nil, fail.New(fail.Usage, "read the settings: %w", err)
+		return nil, fail.New(fail.Usage, "read settings: %w", err)
 	}
 	for file := range c.instead {
 		if name := filepath.Base(file); filepath.Dir(file) == shown && !slices.Contains(names, name) {
@@ -53,14 +53,14 @@ func (c *Config) groupsOf(layer fs.FS, shown string) (files []string, err error)
 	for _, name := range names {
 		file, group := filepath.Join(shown, name), strings.TrimSuffix(name, ".txt")
 		if !policy.GroupName(group) {
-			return nil, fail.New(fail.Usage, "%s: a group cannot be called so; name the file with small letters, digits and hyphens", file)
+			return nil, fail.New(fail.Usage, "%s: invalid group name; the file's name may have only lower-case letters, digits and hyphens", file)
 		}
 		text, changed := c.instead[file]
 		if !changed {
 			text, err = fs.ReadFile(layer, groupsDir+"/"+name)
 		}
 		if err != nil {
-			return nil, fail.New(fail.Usage, "read the settings: %w", err)
+			return nil, fail.New(fail.Usage, "read settings: %w", err)
 		}
 		rules, err := policy.Parse(bytes.NewReader(text), file, nil)
 		if err != nil {

@@ -28,19 +28,19 @@ func (k *Keep) UnmarshalYAML(n ast.Node) error {
 	for _, item := range items {
 		text, ok := scalar(item)
 		if !ok {
-			return at(item, "a path like .claude/projects is wanted here, or %q", keepAgents)
+			return at(item, "must be a path like .claude/projects, or %q", keepAgents)
 		}
 		if text == keepAgents {
 			*k = append(*k, home.Agents()...)
 			continue
 		}
 		if err := home.CheckPattern(text); err != nil {
-			return at(item, "%q cannot be kept: %v", text, err)
+			return at(item, "cannot save %q: %v", text, err)
 		}
 		*k = append(*k, text)
 	}
 	if len(*k) > home.MaxPatterns {
-		return at(n, "%d paths to keep; at most %d", len(*k), home.MaxPatterns)
+		return at(n, "keep must have at most %d paths, got %d", home.MaxPatterns, len(*k))
 	}
 	return nil
 }
@@ -52,14 +52,14 @@ type Dir string
 func (d *Dir) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
-		return at(n, "a directory is wanted here")
+		return at(n, "must be a path")
 	}
 	text, err := expandHome(text)
 	if err != nil {
-		return at(n, "~ is unknown: HOME is not set")
+		return at(n, "expand ~: HOME is not set")
 	}
 	if text != "" && !filepath.IsAbs(text) {
-		return at(n, "%q is neither an absolute path nor one that starts with ~/", text)
+		return at(n, "must be an absolute path or start with ~/, got %q", text)
 	}
 	*d = Dir(text)
 	return nil
@@ -87,7 +87,7 @@ func (c *Config) setDotfiles(file string, dir Dir) error {
 		return nil
 	}
 	if own := filepath.Join(c.Paths.Config, "config.yaml"); file != own {
-		return fail.New(fail.Usage, "%s: dotfiles are a user's; they are named in %s only", file, own)
+		return fail.New(fail.Usage, "%s: dotfiles may be set only in your own %s", file, own)
 	}
 	c.Dotfiles = string(dir)
 	return nil

@@ -60,7 +60,7 @@ func TestOriginsOfHome(t *testing.T) {
 // profile cannot.
 func TestDotfilesAreTheUsers(t *testing.T) {
 	for text, want := range map[string]string{
-		"dotfiles: dot": "absolute", "dotfiles: ~other/x": "absolute", "dotfiles: [a]": "a directory is wanted here",
+		"dotfiles: dot": "absolute", "dotfiles: ~other/x": "absolute", "dotfiles: [a]": "must be a path",
 		"profiles: {p: {dotfiles: /x}}": "dotfiles", "repos: {o/r: {dotfiles: /x}}": "dotfiles",
 	} {
 		f := newFiles(t)
@@ -120,7 +120,7 @@ repos:
 	}
 	for text, want := range map[string]string{
 		"keep: [.zsh_history,\n  /etc/passwd]": "config.yaml:2: ", "keep: [../x]": "below", "keep: .": "below", "keep: [.netrc]": "never kept",
-		"keep: [.ssh/id_ed25519]": "never kept", "keep: [[a]]": "is wanted here", "keep: {a: b}": "is wanted here", "keep: ['[a']": "without its ]",
+		"keep: [.ssh/id_ed25519]": "never kept", "keep: [[a]]": "must be a path like", "keep: {a: b}": "must be a path like", "keep: ['[a']": "without its ]",
 		"keep: [" + strings.Repeat("a,", 65) + "]": "at most 64", "limits: {kept: a lot}": "8GiB",
 	} {
 		f.user("config.yaml", text)

@@ -53,7 +53,7 @@ func ParseImageRef(text, dir string) (ImageRef, error) {
 	}
 	path, err := expandHome(r.Location)
 	if err != nil {
-		return ImageRef{}, fail.New(fail.Usage, "image %q: ~ is unknown: HOME is not set", text)
+		return ImageRef{}, fail.New(fail.Usage, "image %q: expand ~: HOME is not set", text)
 	}
 	if !filepath.IsAbs(path) {
 		if dir == "" {
@@ -72,7 +72,7 @@ func (r ImageRef) checkURL() error {
 	case err != nil || u.Host == "" || u.Fragment != "" || u.Scheme != "https" && u.Scheme != "http":
 		return fail.New(fail.Usage, "image %q: must be an https:// or http:// URL, followed by %s and its digest", r.Location, digestMark)
 	case u.User != nil:
-		return fail.New(fail.Usage, "image: the URL on host %s must not have a user or password in it", u.Host)
+		return fail.New(fail.Usage, "image: the URL on host %s must not contain a user or password", u.Host)
 	case r.Digest == "":
 		return fail.New(fail.Usage, "image %q: a URL must end in %s and the image's digest", r.Location, digestMark).
 			WithHint("curl -fL '%s' | sha256sum", strings.ReplaceAll(r.Location, "'", "%27"))

@@ -30,7 +30,7 @@ type Paths struct {
 func DefaultPaths() (Paths, error) {
 	home, err := os.UserHomeDir()
 	if err != nil || !filepath.IsAbs(home) {
-		return Paths{}, fail.New(fail.Host, "the home directory is unknown: HOME is %q", os.Getenv("HOME")).WithHint("export HOME=/absolute/path")
+		return Paths{}, fail.New(fail.Host, "find home directory: HOME must be an absolute path, got %q", os.Getenv("HOME")).WithHint("export HOME=/absolute/path")
 	}
 	xdg := func(env string, fallback ...string) string {
 		if dir := os.Getenv(env); filepath.IsAbs(dir) {
@@ -81,7 +81,7 @@ func (p Paths) Mirrors() string { return filepath.Join(p.Cache, "mirrors") }
 func (p Paths) Make() error {
 	for _, dir := range []string{p.State, p.Data, p.Cache, p.LimaHome} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fail.New(fail.Host, "make %s: %w", dir, err)
+			return fail.New(fail.Host, "create %s: %w", dir, err)
 		}
 	}
 	return nil

@@ -16,11 +16,11 @@ type RepoKey string
 func (k *RepoKey) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
-		return at(n, "owner/repo is wanted here")
+		return at(n, "must be owner/repo")
 	}
 	key, ok := ParseRepoKey(text)
 	if !ok {
-		return at(n, "%q is none of owner/repo (on github.com), host/owner/repo and local:/absolute/path", text)
+		return at(n, "repository must be owner/repo (on github.com), host/owner/repo or local:/absolute/path, got %q", text)
 	}
 	*k = key
 	return nil

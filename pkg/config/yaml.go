@@ -23,7 +23,7 @@ const maxFile = 1 << 20
 // decode parses strict YAML. Errors have the code fail.Usage and start with file:line.
 func decode(file string, text []byte, into any) error {
 	if len(text) > maxFile {
-		return fail.New(fail.Usage, "%s: larger than %v", file, Size(maxFile))
+		return fail.New(fail.Usage, "%s: file is larger than %v", file, Size(maxFile))
 	}
 	err := decodeNode(bytes.TrimPrefix(text, []byte("\ufeff")), into) // the byte order mark that some editors write
 	if err == nil {
@@ -46,7 +46,7 @@ func decodeNode(text []byte, into any) (err error) {
 	// The library has panicked on input that only a fuzzer or an attacker writes.
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("this YAML cannot be read: %v", r)
+			err = fmt.Errorf("parse YAML: %v", r)
 		}
 	}()
 	f, err := parser.ParseBytes(text, 0)
@@ -59,7 +59,7 @@ func decodeNode(text []byte, into any) (err error) {
 		case doc.Body == nil || doc.Body.Type() == ast.CommentType || doc.Body.Type() == ast.CommentGroupType:
 		case body != nil:
 			// The decoder would silently ignore all documents but the first.
-			return at(doc.Body, "a second YAML document; the file has one")
+			return at(doc.Body, "second YAML document; a file must contain only one")
 		default:
 			body = doc.Body
 		}
@@ -100,18 +100,18 @@ func inOurWords(err error, body ast.Node) error {
 	if !ok {
 		key = "the file"
 	}
-	return at(f.found, "%s: %s is wanted here", key, wanted)
+	return at(f.found, "%s must be %s", key, wanted)
 }
 
 // wantedFor describes what a file may contain for a value of type t.
 func wantedFor(t reflect.Type) string {
 	switch {
 	case t == reflect.TypeFor[time.Duration]():
-		return "a time like 360h"
+		return "a duration like 360h"
 	case t.Kind() == reflect.Bool:
 		return "true or false"
 	case t.Kind() == reflect.String:
-		return "a text"
+		return "a string"
 	case t.Kind() >= reflect.Int && t.Kind() <= reflect.Float64:
 		return "a number"
 	case t.Kind() == reflect.Slice:
@@ -155,14 +155,14 @@ func (v *checker) Visit(n ast.Node) ast.Visitor {
 		// For null items, the decoder makes zero values without calling UnmarshalYAML.
 		for _, item := range n.Values {
 			if item.Type() == ast.NullType {
-				v.err = at(item, "an item of the list is empty")
+				v.err = at(item, "list item is empty")
 			}
 		}
 	case *ast.TagNode:
-		v.err = at(n, "tags such as %s are not used here", n.Start.Value)
+		v.err = at(n, "tags such as %s are not allowed", n.Start.Value)
 	case *ast.AliasNode:
 		if v.hostile { // a cycle of aliases is endless
-			v.err = at(n, "aliases are not used here")
+			v.err = at(n, "aliases are not allowed")
 		}
 	}
 	return v
@@ -193,7 +193,7 @@ const maxSize = 1 << 50
 func ParseSize(s string) (Size, error) {
 	n, err := units.RAMInBytes(s)
 	if err != nil || n <= 0 || n > maxSize {
-		return 0, fmt.Errorf("%q is not a size; write it like 8GiB", s)
+		return 0, fmt.Errorf("must be a size like 8GiB, got %q", s)
 	}
 	return Size(n), nil
 }
@@ -221,7 +221,7 @@ func (s Size) MarshalYAML() ([]byte, error) {
 func (s *Size) UnmarshalYAML(n ast.Node) error {
 	text, ok := scalar(n)
 	if !ok {
-		return at(n, "a size like 8GiB is wanted here")
+		return at(n, "must be a size like 8GiB")
 	}
 	v, err := ParseSize(text)
 	if err != nil {

@@ -24,7 +24,7 @@ func TestCheckAndSubmitRefuseTheSame(t *testing.T) {
 		says       []string
 	}{
 		{"http", head + rest + "repository: {url: http://example.com/a/b}\n", []string{"m.yaml:4:19: repository.url is refused: "}},
-		{"profile", head + rest + "repository: {url: acme/app}\nvm:\n  profile: nosuch\n", []string{"m.yaml:6:12: vm.profile is refused: no profile \"nosuch\""}},
+		{"profile", head + rest + "repository: {url: acme/app}\nvm:\n  profile: nosuch\n", []string{"m.yaml:6:12: vm.profile is refused: profile \"nosuch\" does not exist"}},
 		{"reserved names", head + rest + "repository: {url: acme/app}\nsecrets:\n  - {name: PATH, source: env, key: HOME}\n  - {name: ZED, source: env, key: SET_NOWHERE_1}\n  - {name: HOME, source: env, key: PATH}\n  - {name: ANN, source: file, key: /nowhere/x}\n", []string{
 			"m.yaml:6:12: secrets[0].name is refused: ", "m.yaml:7:35: secrets[1].key is refused: ", "m.yaml:8:12: secrets[2].name is refused: ", "m.yaml:9:36: secrets[3].key is refused: ",
 		}},
