@@ -44,7 +44,7 @@ type forward struct {
 
 func (f forward) check() error {
 	if f.Protocol != "" && f.Protocol != "tcp" {
-		return fmt.Errorf("protocol %q: only tcp is forwarded", f.Protocol)
+		return fmt.Errorf("protocol must be tcp, got %q", f.Protocol)
 	}
 	return nil
 }
@@ -122,11 +122,11 @@ type exposedPort struct {
 func (g *Gateway) Expose(local, remote string) error {
 	to, err := netip.ParseAddrPort(remote)
 	if err != nil || to.Addr() != g.guest || to.Port() == 0 {
-		return fmt.Errorf("remote %q is not a port of the guest, %s", clean(remote), g.guest)
+		return fmt.Errorf("remote must be a port of the guest, got %q; the guest is %s", clean(remote), g.guest)
 	}
 	at, err := netip.ParseAddrPort(local)
 	if err != nil || !at.Addr().IsLoopback() {
-		return fmt.Errorf("local %q is not a port on the host's loopback", clean(local))
+		return fmt.Errorf("local must be a port on the host's loopback, got %q", clean(local))
 	}
 	g.ports.mu.Lock()
 	defer g.ports.mu.Unlock()
@@ -134,7 +134,7 @@ func (g *Gateway) Expose(local, remote string) error {
 		if p.remote == to {
 			return nil
 		}
-		return fmt.Errorf("%s leads to %s already", local, p.remote)
+		return fmt.Errorf("%s is already forwarded to %s", local, p.remote)
 	}
 	l, err := new(net.ListenConfig).Listen(g.ctx, "tcp", local)
 	if err != nil {

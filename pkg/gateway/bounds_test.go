@@ -175,7 +175,7 @@ func TestGatewayPorts(t *testing.T) {
 		c.Close()
 		t.Error("another port leads to the service")
 	}
-	w.waitDenied("the gateway offers nothing on this port")
+	w.waitDenied("the gateway has no service on this port")
 	if got := w.dials(); len(got) > 0 {
 		t.Errorf("dialled %s", got)
 	}

@@ -17,7 +17,7 @@ const (
 	keepPending = 1 << 20 // largest buffer that is kept for reuse
 )
 
-var errFull = errors.New("the guest's side does not keep up")
+var errFull = errors.New("the guest reads too slowly")
 
 // cable carries frames between the stack and the VM's process. Frames are length-prefixed
 // on a stream (QEMU), or one per datagram (vz).
@@ -190,7 +190,7 @@ func (c *cable) read(input func([]byte)) error {
 		}
 		n := binary.BigEndian.Uint32(prefix[:])
 		if n > maxSkipped {
-			return fmt.Errorf("a frame of %d bytes", n)
+			return fmt.Errorf("a frame has %d bytes", n)
 		}
 		kept := min(int(n), len(frame))
 		if _, err := io.ReadFull(r, frame[:kept]); err != nil {

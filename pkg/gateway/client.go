@@ -28,7 +28,7 @@ import (
 const Command = "gateway"
 
 // ErrNotRunning is returned, wrapped, when no gateway runs in the directory.
-var ErrNotRunning = errors.New("the session's gateway does not run")
+var ErrNotRunning = errors.New("the session's gateway is not running")
 
 const (
 	startTimeout = 20 * time.Second // for a new process to answer
@@ -58,7 +58,7 @@ func (p Process) Running() bool {
 // already runs, Start only changes its policy.
 func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error {
 	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
-		return fail.New(fail.Host, "make the gateway's directory: %w", err)
+		return fail.New(fail.Host, "create the gateway's directory: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -91,7 +91,7 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 	for {
 		st, err := p.Status(ctx)
 		if err == nil && st.PolicyError != "" {
-			return fail.New(fail.Failure, "the gateway refuses the policy: %s", st.PolicyError)
+			return fail.New(fail.Failure, "the gateway rejected the policy: %s", st.PolicyError)
 		}
 		if err == nil && (st.PID == pid || exited == nil) {
 			return nil
@@ -104,10 +104,10 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 			if err == nil {
 				return nil
 			}
-			return fail.New(fail.Failure, "the gateway did not come up: %w%s", err, p.lastWords())
+			return fail.New(fail.Failure, "the gateway did not start: %w%s", err, p.lastWords())
 		case <-exited:
 			if !p.Running() { // otherwise another process was faster
-				return fail.New(fail.Failure, "the gateway ended at once%s", p.lastWords())
+				return fail.New(fail.Failure, "the gateway exited immediately%s", p.lastWords())
 			}
 			exited = nil
 		case <-time.After(clientPoll):
@@ -156,7 +156,7 @@ func (p Process) SetPolicy(ctx context.Context, pol *policy.Policy) error {
 		return err
 	}
 	if st.PolicyError != "" {
-		return fail.New(fail.Failure, "the gateway refuses the policy: %s", st.PolicyError)
+		return fail.New(fail.Failure, "the gateway rejected the policy: %s", st.PolicyError)
 	}
 	return nil
 }
@@ -191,7 +191,7 @@ func (p Process) Stop(ctx context.Context) error {
 		}
 	}
 	if !p.gone(ctx, quitTimeout) {
-		return fail.New(fail.Failure, "the gateway in %s cannot be ended", p.Dir)
+		return fail.New(fail.Failure, "the gateway in %s could not be stopped", p.Dir)
 	}
 	return nil
 }
@@ -220,7 +220,7 @@ func (p Process) ask(ctx context.Context, method, what string, into any) error {
 		err = json.Unmarshal(b, &w)
 	}
 	if err != nil {
-		return fmt.Errorf("ask the gateway: %w", err)
+		return fmt.Errorf("query the gateway: %w", err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, fmt.Errorf("no answer within %v", askTimeout))
 	defer cancel()
@@ -239,17 +239,17 @@ func (p Process) ask(ctx context.Context, method, what string, into any) error {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return fmt.Errorf("ask the gateway: %w", err)
+		return fmt.Errorf("query the gateway: %w", err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("ask the gateway: %s", resp.Status)
+		return fmt.Errorf("query the gateway: %s", resp.Status)
 	}
 	if into == nil {
 		return nil
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(into); err != nil {
-		return fmt.Errorf("ask the gateway: %w", err)
+		return fmt.Errorf("query the gateway: %w", err)
 	}
 	return nil
 }

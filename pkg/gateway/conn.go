@@ -151,7 +151,7 @@ func (c *conn) review() {
 	if d := c.g.decide(asked); !d.Allowed {
 		c.cut("the policy changed: " + d.Reason)
 	} else if lax && !c.g.lax() {
-		c.cut("the policy changed: what is said to a name matters now")
+		c.cut("the policy changed: requests to a name are now inspected")
 	}
 }
 

@@ -204,7 +204,7 @@ func (g *Gateway) proxyFor(scheme, name string, port uint16) (*url.URL, error) {
 		return nil, fmt.Errorf("the host's proxy: %w", err)
 	}
 	if via != nil && via.Scheme != "http" && via.Scheme != "https" {
-		return nil, fmt.Errorf("the host's proxy is a %q one; only http and https ones are used", via.Scheme)
+		return nil, fmt.Errorf("the host's proxy must be http or https, got %q", via.Scheme)
 	}
 	return via, nil
 }

@@ -115,17 +115,17 @@ type closer interface{ Close() error }
 func New(o Options) (*Gateway, error) {
 	subnet := o.Subnet.Masked()
 	if !subnet.IsValid() || !subnet.Addr().Is4() || subnet.Bits() > 27 || subnet.Bits() < 8 {
-		return nil, fmt.Errorf("subnet %s: not an IPv4 network of 32 addresses or more", o.Subnet)
+		return nil, fmt.Errorf("subnet %s: must be an IPv4 network of at least 32 addresses", o.Subnet)
 	}
 	if subnet.Overlaps(fakeRange) {
-		return nil, fmt.Errorf("subnet %s: %s is used for names", o.Subnet, fakeRange)
+		return nil, fmt.Errorf("subnet %s: %s is reserved for names", o.Subnet, fakeRange)
 	}
 	mac, err := net.ParseMAC(o.MAC)
 	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || string(mac) == gatewayMAC {
-		return nil, fmt.Errorf("MAC %q: not the address of a network card", o.MAC)
+		return nil, fmt.Errorf("MAC %q: must be the address of a network card", o.MAC)
 	}
 	if o.MTU < 1500 || o.MTU > 65520 {
-		return nil, fmt.Errorf("MTU %d: not within 1500 and 65520", o.MTU)
+		return nil, fmt.Errorf("MTU %d: must be 1500 to 65520", o.MTU)
 	}
 	g := &Gateway{
 		log: o.Log, resolve: o.Resolve, proxy: o.Proxy, readNetworks: o.HostNetworks, connect: connect, heap: heapLive,

@@ -37,7 +37,7 @@ func (h hello) check(name string) error {
 	case h.name == "":
 		return errors.New("TLS without a server name")
 	case err != nil || got != name:
-		return fmt.Errorf("TLS server name %q is not the name that was dialled", h.name)
+		return fmt.Errorf("TLS server name %q differs from the dialled name", h.name)
 	case h.encrypted:
 		return errors.New("TLS with an encrypted ClientHello")
 	}
@@ -85,7 +85,7 @@ type tape struct {
 func (t *tape) Read(b []byte) (int, error) {
 	left := maxHello - len(t.read)
 	if left <= 0 {
-		return 0, errors.New("longer than a ClientHello may be")
+		return 0, errors.New("too long for a ClientHello")
 	}
 	n, err := t.Conn.Read(b[:min(len(b), left)])
 	t.read = append(t.read, b[:n]...)

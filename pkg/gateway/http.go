@@ -131,7 +131,7 @@ func (w *web) Addr() net.Addr { return &net.UnixAddr{Name: "gateway", Net: "unix
 func webConnOf(r *http.Request) *webConn {
 	c, ok := r.Context().Value(webConnKey{}).(*webConn)
 	if !ok {
-		panic("a request without its connection") // cannot happen: ConnContext sets it above
+		panic("request without its connection") // cannot happen: ConnContext sets it above
 	}
 	return c
 }
@@ -214,7 +214,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusHTTPVersionNotSupported, decision{Reason: "HTTP/2 without TLS"})
 		return
 	case r.Method == http.MethodConnect:
-		refuse(http.StatusMethodNotAllowed, decision{Reason: "CONNECT: this is no proxy"})
+		refuse(http.StatusMethodNotAllowed, decision{Reason: "CONNECT: the gateway is not a proxy"})
 		return
 	case r.URL.IsAbs() && r.URL.Scheme != "http":
 		refuse(http.StatusMisdirectedRequest, decision{Reason: fmt.Sprintf("HTTP request for a %q URL", r.URL.Scheme)})
@@ -240,12 +240,12 @@ func (c *conn) checkHost(host string) error {
 	name := host
 	if h, port, err := net.SplitHostPort(host); err == nil {
 		if port != strconv.Itoa(int(c.to.Port())) {
-			return fmt.Errorf("HTTP Host %q is not the port that was dialled", host)
+			return fmt.Errorf("HTTP Host %q differs from the dialled port", host)
 		}
 		name = h
 	}
 	if got, err := policy.Canonical(name); err != nil || got != c.name {
-		return fmt.Errorf("HTTP Host %q is not the name that was dialled", host)
+		return fmt.Errorf("HTTP Host %q differs from the dialled name", host)
 	}
 	return nil
 }

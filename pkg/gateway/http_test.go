@@ -131,7 +131,7 @@ func TestHTTPEveryRequestIsChecked(t *testing.T) {
 			}
 		})
 	}
-	w.waitDenied(`HTTP Host "other.example" is not the name`)
+	w.waitDenied(`HTTP Host "other.example" differs from the dialled name`)
 	w.waitDenied("CONNECT")
 	w.waitDenied("HTTP/2")
 }
@@ -281,7 +281,7 @@ func TestHTTPElsewhere(t *testing.T) {
 	if hits.Load() != n {
 		t.Error("a request to another name reached the server")
 	}
-	w.waitDenied(`HTTP Host "other.example" is not the name`)
+	w.waitDenied(`HTTP Host "other.example" differs from the dialled name`)
 	// A line that is not HTTP passes.
 	w.server("line.example", 8080, echo)
 	_, r := w.raw("line.example", 8080, "EHLO me\r\n")
@@ -294,7 +294,7 @@ func TestHTTPElsewhere(t *testing.T) {
 	if b, err := io.ReadAll(r); err == nil || len(b) > 0 {
 		t.Errorf("%d bytes passed, %v", len(b), err)
 	}
-	w.waitDenied("does not end")
+	w.waitDenied("too long")
 }
 
 func TestHTTPUpstreamFails(t *testing.T) {

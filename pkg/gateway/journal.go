@@ -191,7 +191,7 @@ func (j *journal) flush() {
 	if over := j.over; over > 0 {
 		j.over = 0
 		j.written = 0
-		j.line(Entry{Count: over, Record: Record{Time: time.Now(), Kind: "journal", Reason: "too many at once to note each, or no room for them"}})
+		j.line(Entry{Count: over, Record: Record{Time: time.Now(), Kind: "journal", Reason: "too many decisions at once to log each, or no disk space"}})
 	}
 	j.written = 0
 }
@@ -260,12 +260,12 @@ func Journal(ctx context.Context, dir string, follow bool) func(yield func(Entry
 			}
 		}
 		if err != nil && !errors.Is(err, errEnough) {
-			yield(Entry{}, fmt.Errorf("read the journal of decisions: %w", err))
+			yield(Entry{}, fmt.Errorf("read the decision log: %w", err))
 		}
 	}
 }
 
-var errEnough = errors.New("the reader has enough")
+var errEnough = errors.New("the reader stopped")
 
 // reader follows the log's file across rotations.
 type reader struct {

@@ -45,7 +45,7 @@ func newLink(g *Gateway) *link {
 	}
 }
 
-var errUsed = errors.New("the network card is or was plugged in already")
+var errUsed = errors.New("the network card is already connected, or was before")
 
 // plug gives the link its cable, once in its life. QEMU's end of a stream never
 // reconnects, so a second connection would come from a stranger.

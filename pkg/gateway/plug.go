@@ -96,7 +96,7 @@ func (g *Gateway) plug(c *cable) {
 }
 
 func (g *Gateway) refusedPlug(err error) {
-	g.report(Record{Kind: KindLink, Reason: clean("connection of a machine refused: " + err.Error())})
+	g.report(Record{Kind: KindLink, Reason: clean("VM connection refused: " + err.Error())})
 }
 
 // receiveSocket receives the only datagram socket that c passes.
@@ -127,7 +127,7 @@ func receiveSocket(c *net.UnixConn) (net.Conn, error) {
 		}
 	}
 	if len(files) != 1 {
-		return nil, fmt.Errorf("%d descriptors were passed, not one", len(files))
+		return nil, fmt.Errorf("want one passed descriptor, got %d", len(files))
 	}
 	conn, err := net.FileConn(files[0])
 	if err != nil {
@@ -136,7 +136,7 @@ func receiveSocket(c *net.UnixConn) (net.Conn, error) {
 	u, ok := conn.(*net.UnixConn)
 	if !ok || u.LocalAddr().Network() != "unixgram" {
 		conn.Close()
-		return nil, errors.New("the passed descriptor is not a datagram socket of this host")
+		return nil, errors.New("the passed descriptor must be a datagram socket of this host")
 	}
 	// If the kernel grants smaller buffers, only speed suffers.
 	_ = u.SetReadBuffer(socketBuffer)

@@ -88,15 +88,15 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 		err = json.Unmarshal(b, &wire)
 	}
 	if err != nil {
-		return fail.New(fail.Failure, "read where the VM's network card ends: %w", err)
+		return fail.New(fail.Failure, "read the VM's network sockets: %w", err)
 	}
 	s := &server{dir: dir, log: log, started: time.Now(), quit: make(chan struct{})}
 	if s.journal, err = openJournal(dir); err != nil {
-		return fail.New(fail.Host, "open the journal of decisions: %w", err)
+		return fail.New(fail.Host, "open the decision log: %w", err)
 	}
 	s.gateway, err = New(Options{Subnet: wire.Subnet, MAC: wire.MAC, MTU: wire.MTU, Log: s.journal.add})
 	if err != nil {
-		return errors.Join(fmt.Errorf("make the gateway: %w", err), s.journal.close())
+		return errors.Join(fmt.Errorf("create the gateway: %w", err), s.journal.close())
 	}
 	s.reload()
 	err = s.serve(ctx, wire)
@@ -110,7 +110,7 @@ func claim(dir string) (*os.File, error) {
 		return nil, fail.New(fail.Host, "lock the gateway: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fail.New(fail.Conflict, "the gateway in %s runs already: %w", dir, err), f.Close())
+		return nil, errors.Join(fail.New(fail.Conflict, "the gateway in %s is already running: %w", dir, err), f.Close())
 	}
 	if err = f.Truncate(0); err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
@@ -151,11 +151,11 @@ func (s *server) serve(ctx context.Context, w vm.Wire) error {
 	go func() { ended <- s.gateway.ServeStream(listeners[0]) }()
 	go func() { ended <- s.gateway.ServeDatagram(listeners[1]) }()
 	go func() { ended <- api.Serve(listeners[2]) }()
-	s.log.Info("the gateway stands")
+	s.log.Info("gateway running")
 
 	plugged := time.AfterFunc(plugTimeout, func() {
 		if s.gateway.Stats().FramesIn == 0 {
-			s.log.Warn("no VM came")
+			s.log.Warn("no VM connected")
 			s.end()
 		}
 	})
@@ -166,7 +166,7 @@ func (s *server) serve(ctx context.Context, w vm.Wire) error {
 	case <-ctx.Done():
 	case <-s.quit:
 	case <-s.gateway.Unplugged():
-		s.log.Info("the VM is gone")
+		s.log.Info("VM disconnected")
 	case err = <-ended:
 		running--
 		err = fmt.Errorf("serve: %w", err)
@@ -209,7 +209,7 @@ func (s *server) reload() {
 	}
 	if s.policyErr = err; err != nil {
 		s.policy = nil
-		s.log.Error("no policy, nothing gets out", "error", err)
+		s.log.Error("no policy, all traffic denied", "error", err)
 	}
 	s.gateway.SetPolicy(s.policy)
 }

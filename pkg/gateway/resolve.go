@@ -139,7 +139,7 @@ func (g *Gateway) findOnHost(addr netip.Addr) string {
 		n.until = time.Now().Add(networksTime)
 	}
 	if n.err != nil {
-		return "not known to be outside of the host's networks: " + n.err.Error()
+		return "could not verify that it is outside the host's networks: " + n.err.Error()
 	}
 	return n.now.Find(addr)
 }

@@ -104,7 +104,7 @@ func passServerHello(to io.Writer, from io.Reader) (retry bool, err error) {
 			return len(message) >= randomEnd, nil
 		}
 		if len(message) > maxHello {
-			return false, errors.New("the server's hello does not end")
+			return false, errors.New("the server's hello is too long")
 		}
 	}
 }
@@ -158,7 +158,7 @@ func (a *afterHello) second(record []byte) error {
 		return &deniedError{decision{Reason: "a second ClientHello: " + err.Error()}, a.c.to.Addr()}
 	}
 	if !a.retry {
-		return no(errors.New("the server did not ask for it"))
+		return no(errors.New("the server did not request it"))
 	}
 	h, err := readHello(a.c.ctx, a.guestEnd, slices.Concat(record, a.rest))
 	if err == nil {

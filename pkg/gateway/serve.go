@@ -28,7 +28,7 @@ func (c *conn) serve() {
 		c.name = name
 		c.serveName()
 	case fakeRange.Contains(addr):
-		c.deny("", decision{Reason: "the address stands for no name; it must be resolved first"})
+		c.deny("", decision{Reason: "no name has this address; resolve a name first"})
 	case addr == c.g.host:
 		c.serveHost()
 	default:
@@ -78,7 +78,7 @@ func (c *conn) serveHost() {
 			return
 		}
 	}
-	c.deny("", decision{Reason: "the gateway offers nothing on this port"})
+	c.deny("", decision{Reason: "the gateway has no service on this port"})
 }
 
 // serveAddr serves a connection to an address that does not stand for a name: an

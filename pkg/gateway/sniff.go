@@ -163,7 +163,7 @@ func (c *conn) serveUnknown() {
 		return
 	case undecided:
 		if len(first) >= maxFirstLine {
-			c.deny("", decision{Reason: "the first line does not end"})
+			c.deny("", decision{Reason: "the first line is too long"})
 			return
 		}
 		c.open(protoRaw, d, addr) // neither side spoke, or the guest sent less than a line

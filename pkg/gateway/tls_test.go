@@ -76,9 +76,9 @@ func TestTLS(t *testing.T) {
 		said   []byte
 		reason string
 	}{
-		"another name":  {clientHello(t, &tls.Config{ServerName: "other.example"}), "not the name"},
+		"another name":  {clientHello(t, &tls.Config{ServerName: "other.example"}), "differs from the dialled name"},
 		"no name":       {clientHello(t, &tls.Config{InsecureSkipVerify: true}), "without a server name"},
-		"a longer name": {clientHello(t, &tls.Config{ServerName: "example.org.other.example"}), "not the name"},
+		"a longer name": {clientHello(t, &tls.Config{ServerName: "example.org.other.example"}), "differs from the dialled name"},
 		"encrypted": {clientHello(t, &tls.Config{
 			ServerName: "other.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t, "example.org"),
 		}), "encrypted ClientHello"},
@@ -180,7 +180,7 @@ func TestTLSElsewhere(t *testing.T) {
 		c.Write(said)
 		expectReset(t, c)
 	}
-	w.waitDenied("not the name")
+	w.waitDenied("differs from the dialled name")
 	w.waitDenied("without a server name")
 	w.waitDenied("not a TLS ClientHello")
 }
