@@ -169,9 +169,9 @@ func (d *decoder) own(path string, t reflect.Type) {
 			}
 		case !given || f.own == "":
 		case f.own == "*":
-			d.bad(n, at, "does not go with vm.session: that session is used as it is; take one of the two out")
+			d.bad(n, at, "cannot be combined with vm.session, which uses a session unchanged; remove one of the two")
 		case n.text == f.own:
-			d.bad(n, at, "is %s, which does not go with vm.session: that session stays in any case", quote(f.own))
+			d.bad(n, at, "is %s, which cannot be combined with vm.session: the session remains in any case", quote(f.own))
 		}
 		if sub := t.FieldByIndex(f.index).Type; sub.Kind() == reflect.Struct && n != nil && n.kind == object {
 			d.own(at, sub)
@@ -190,7 +190,7 @@ func (d *decoder) again(key *node, path string, first map[string]*node) bool {
 	if d.quiet {
 		name = ""
 	}
-	d.bad(key, path, "has the key%s twice; the first is in line %d", name, earlier.line)
+	d.bad(key, path, "has the key%s twice; the first is on line %d", name, earlier.line)
 	return true
 }
 
@@ -205,18 +205,18 @@ func (d *decoder) unknown(key *node, path string, fields []field) {
 		names[i] = f.name
 	}
 	if d.quiet {
-		d.bad(key, path, "has no such key; there are %s", strings.Join(names, ", "))
+		d.bad(key, path, "has an unknown key; known keys are %s", strings.Join(names, ", "))
 		return
 	}
 	if homes := homesOf(key.text); len(homes) > 0 && path == "" {
-		d.bad(key, path, "has no key %s; it belongs into %s", quote(key.text), strings.Join(homes, " or "))
+		d.bad(key, path, "has an unknown key %s; it belongs in %s", quote(key.text), strings.Join(homes, " or "))
 		return
 	}
 	if i := slices.IndexFunc(names, func(name string) bool { return near(name, key.text) }); i >= 0 {
-		d.bad(key, path, "has no key %s; is %s meant?", quote(key.text), names[i])
+		d.bad(key, path, "has an unknown key %s; did you mean %s?", quote(key.text), names[i])
 		return
 	}
-	d.bad(key, path, "has no key %s; there are %s", quote(key.text), strings.Join(names, ", "))
+	d.bad(key, path, "has an unknown key %s; known keys are %s", quote(key.text), strings.Join(names, ", "))
 }
 
 // homesOf returns the top-level objects of a manifest that have the key.
@@ -263,13 +263,13 @@ func near(a, b string) bool {
 func (d *decoder) wrongKind(n *node, path string, want kind) {
 	switch {
 	case n.kind == null:
-		d.bad(n, path, "is empty; give it a value, or take the line out")
+		d.bad(n, path, "is empty; add a value or remove the line")
 	case want == text && n.kind != list && n.kind != object:
-		d.bad(n, path, "is %v where a text belongs; put it in quotes", n.kind)
+		d.bad(n, path, "must be a string, got %v; put it in quotes", n.kind)
 	case want == list && n.kind == text:
-		d.bad(n, path, "is a text where a list belongs; write it as [one, another]")
+		d.bad(n, path, "must be a list, got a string; write it as [one, another]")
 	default:
-		d.bad(n, path, "is %v where %v belongs", n.kind, want)
+		d.bad(n, path, "must be %v, got %v", want, n.kind)
 	}
 }
 
@@ -306,16 +306,24 @@ func (d *decoder) text(n *node, path string, f field, v reflect.Value) {
 	case f.enum == nil || slices.Contains(f.enum, n.text):
 		v.SetString(d.checked(n, path, f.like))
 	default:
-		why := "is "
+		why := "must be " + alternatives(f.enum)
 		if !d.quiet {
-			why += quote(n.text) + ", and "
+			why += ", got " + quote(n.text)
 		}
-		why += "none of " + strings.Join(f.enum, ", ")
 		if f.orElse != "" {
 			why += "; " + f.orElse
 		}
 		d.bad(n, path, "%s", why)
 	}
+}
+
+// alternatives lists words for an error: "a", "a or b", "a, b or c".
+func alternatives(words []string) string {
+	last := len(words) - 1
+	if last == 0 {
+		return words[0]
+	}
+	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
 // checked returns a node's text, normalized by its rule, and reports a text that breaks
@@ -335,7 +343,7 @@ func (d *decoder) number(n *node, path string, f field, v reflect.Value) {
 	if n.kind != integer {
 		switch n.kind {
 		case text, fraction:
-			d.bad(n, path, "is %s; a whole number belongs here, in decimal and without quotes", quote(n.text))
+			d.bad(n, path, "must be a whole number in decimal and without quotes, got %s", quote(n.text))
 		default:
 			d.wrongKind(n, path, integer)
 		}
@@ -343,7 +351,7 @@ func (d *decoder) number(n *node, path string, f field, v reflect.Value) {
 	}
 	i, err := strconv.ParseInt(n.text, 10, 64)
 	if err != nil || i < number(f.min) || i > number(f.max) {
-		d.bad(n, path, "is %s; it can be from %s to %s", n.text[:min(len(n.text), 20)], f.min, f.max)
+		d.bad(n, path, "must be from %s to %s, got %s", f.min, f.max, n.text[:min(len(n.text), 20)])
 		return
 	}
 	v.SetInt(i)
@@ -359,7 +367,7 @@ func (d *decoder) measure(n *node, path string, f field, v reflect.Value) {
 	}
 	switch {
 	case n.kind == integer || n.kind == fraction:
-		d.bad(n, path, "is %s without a unit; write it like %s", quote(n.text), example)
+		d.bad(n, path, "must have a unit, as in %s, got %s", example, quote(n.text))
 		return
 	case n.kind != text:
 		d.wrongKind(n, path, text)
@@ -375,9 +383,9 @@ func (d *decoder) measure(n *node, path string, f field, v reflect.Value) {
 	}
 	switch {
 	case err != nil:
-		d.bad(n, path, "is %s, which %v", quote(n.text), err)
+		d.bad(n, path, "%v, got %s", err, quote(n.text))
 	case m < scale(v.Type(), f.min) || m > scale(v.Type(), f.max):
-		d.bad(n, path, "is %s; it can be from %s to %s", quote(n.text), f.min, f.max)
+		d.bad(n, path, "must be from %s to %s, got %s", f.min, f.max, quote(n.text))
 	default:
 		v.SetInt(m)
 	}
@@ -442,9 +450,9 @@ func (d *decoder) countFits(n *node, path string, f field) bool {
 	least, most := number("0"+f.min), number(f.max)
 	switch count := int64(len(n.items)); {
 	case count > most:
-		d.bad(n, path, "has %d entries; %d are allowed", count, most)
+		d.bad(n, path, "must have at most %d entries, got %d", most, count)
 	case count < least:
-		d.bad(n, path, "has %d entries; at least %d is needed", count, least)
+		d.bad(n, path, "must have at least %d entry, got %d", least, count)
 	default:
 		return true
 	}

@@ -75,9 +75,9 @@ func (r *jsonReader) read(depth int) *node {
 // tooMuch returns why reading ended.
 func tooMuch(depth int) string {
 	if depth > maxDepth {
-		return "lists and objects are nested more than 20 deep; a manifest needs three"
+		return "lists and objects are nested more than 20 levels deep; a manifest needs three"
 	}
-	return "there are more than 10,000 values; a manifest needs some dozens"
+	return "the manifest has more than 10,000 values; a few dozen are enough"
 }
 
 var wholeRE = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)

@@ -257,7 +257,7 @@ func TestSession(t *testing.T) {
 		t.Errorf("%+v", task.VM)
 	}
 	_, _, err := manifest.ParseIn("s1", "m", []byte(rest+"vm: {cpus: 2}\n"), "")
-	if err == nil || !strings.Contains(err.Error(), "m:4:12: vm.cpus does not go with vm.session") {
+	if err == nil || !strings.Contains(err.Error(), "m:4:12: vm.cpus cannot be combined with vm.session") {
 		t.Errorf("it says: %v", err)
 	}
 	if _, _, err := manifest.Parse("m", []byte(rest), ""); err == nil || !strings.Contains(err.Error(), "repository is missing") {
@@ -295,7 +295,7 @@ func TestPriority(t *testing.T) {
 		}
 	}
 	task, notices, err := manifest.Parse("m", []byte(minimal+"metadata: {labels: {priority: urgent}}"), "")
-	if err != nil || task.Metadata.Priority != 0 || len(notices) != 1 || !strings.Contains(notices[0], "none of high, normal, low") {
+	if err != nil || task.Metadata.Priority != 0 || len(notices) != 1 || !strings.Contains(notices[0], "other than high, normal or low") {
 		t.Errorf("%+v, %q, %v", task, notices, err)
 	}
 }
@@ -325,7 +325,7 @@ func TestRelativeRepository(t *testing.T) {
 	if task, _, err := manifest.Parse("m", text, "."); err != nil || task.Repository.URL != here {
 		t.Errorf("%+v, %v", task, err)
 	}
-	if _, _, err := manifest.Parse("m", text, "/"+strings.Repeat("d", 1100)); err == nil || !strings.Contains(err.Error(), "1024 are allowed") {
+	if _, _, err := manifest.Parse("m", text, "/"+strings.Repeat("d", 1100)); err == nil || !strings.Contains(err.Error(), "at most 1024 bytes") {
 		t.Error(err)
 	}
 }
@@ -344,7 +344,7 @@ func TestJSON(t *testing.T) {
 	}
 	var at []manifest.Problem
 	for _, p := range e.Problems {
-		if strings.Contains(p.Text, "no key") {
+		if strings.Contains(p.Text, "unknown key") {
 			at = append(at, p)
 		}
 	}
@@ -395,13 +395,13 @@ lifecycle:
   timeout: 1y
   success_codes: [0, 999]
 `), "")
-	want := `dir/m.yaml:1:10: version is "2", and none of 1
-dir/m.yaml:4:3: metadata has no key "nam"; is name meant?
-dir/m.yaml:6:8: repository.url is not a repository: owner/repo, a git URL, or a path
-dir/m.yaml:9:14: claude.max_turns is "many"; a whole number belongs here, in decimal and without quotes
-dir/m.yaml:11:11: vm.memory is "8" without a unit; write it like 8G
-dir/m.yaml:13:12: lifecycle.timeout is "1y", which is not a duration; write it like 90s, 30m, 24h or 2d
-dir/m.yaml:14:22: lifecycle.success_codes[1] is 999; it can be from 0 to 255`
+	want := `dir/m.yaml:1:10: version must be 1, got "2"
+dir/m.yaml:4:3: metadata has an unknown key "nam"; did you mean name?
+dir/m.yaml:6:8: repository.url must be a repository: owner/repo, a git URL, or a path
+dir/m.yaml:9:14: claude.max_turns must be a whole number in decimal and without quotes, got "many"
+dir/m.yaml:11:11: vm.memory must have a unit, as in 8G, got "8"
+dir/m.yaml:13:12: lifecycle.timeout must be a duration like 90s, 30m, 24h or 2d, got "1y"
+dir/m.yaml:14:22: lifecycle.success_codes[1] must be from 0 to 255, got 999`
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}
@@ -482,7 +482,7 @@ func TestValidate(t *testing.T) {
 	if fail.CodeOf(err) != fail.Usage {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"vm.cpus is 2000; it can be from 1 to 1024", "agent.prompt is missing", "lifecycle.timeout is"} {
+	for _, want := range []string{"vm.cpus must be from 1 to 1024, got 2000", "agent.prompt is missing", "lifecycle.timeout must be"} {
 		if !strings.Contains("\n"+err.Error(), "\n"+want) {
 			t.Errorf("%q is not in:\n%v", want, err)
 		}

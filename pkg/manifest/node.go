@@ -142,7 +142,7 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"nothing", "true or false", "a number", "a fraction", "a text", "a list", "an object"}[k]
+	return [...]string{"nothing", "a boolean", "a number", "a fraction", "a string", "a list", "an object"}[k]
 }
 
 // node is a value in a manifest with its position, whether it was written as YAML or as
@@ -158,7 +158,7 @@ type node struct {
 // readNodes parses the text into nodes. It returns nil if that fails.
 func readNodes(data []byte, p *problems) *node {
 	if len(data) > MaxBytes {
-		p.add(&node{line: 1, col: 1}, "", "the manifest has more than 1 MiB; what is long belongs into a file of the repository")
+		p.add(&node{line: 1, col: 1}, "", "the manifest is larger than 1 MiB; put long texts into a file of the repository")
 		return nil
 	}
 	data = bytes.TrimPrefix(data, []byte("\ufeff")) // the byte order mark of some editors
@@ -184,10 +184,10 @@ func readable(data []byte, p *problems) bool {
 		r, size := utf8.DecodeRune(data[i:])
 		switch {
 		case r == utf8.RuneError && size == 1:
-			p.add(at.node(i), "", "there is a byte that is not UTF-8; save the file as UTF-8")
+			p.add(at.node(i), "", "the manifest is not UTF-8; save the file as UTF-8")
 			return false
 		case r == '\ufeff' || isControl(r) && r != '\n' && r != '\t' && r != '\r':
-			p.add(at.node(i), "", "there is an invisible character, U+%04X; take it out", r)
+			p.add(at.node(i), "", "the manifest contains an invisible character, U+%04X; remove it", r)
 			return false
 		}
 		i += size

@@ -11,7 +11,7 @@ import (
 // document is a manifest as written: a Task, or one with the short form of its agent.
 type document struct {
 	Task
-	Claude *claude `json:"claude,omitempty" doc:"Short for an agent of kind claude. Either this or agent."`
+	Claude *claude `json:"claude,omitempty" doc:"The short form of an agent of kind claude. Either this or agent."`
 }
 
 // Parse reads a manifest in YAML or JSON. Its error wraps an *Error with all problems,
@@ -60,10 +60,10 @@ func (d *decoder) agent(doc *document) {
 	long, short := d.given["agent"], d.given["claude"]
 	switch {
 	case long != nil && short != nil:
-		d.bad(short, "claude", "stands beside agent; one of the two says who works")
+		d.bad(short, "claude", "cannot be combined with agent; remove one of the two")
 		return
 	case long == nil && short == nil:
-		d.bad(d.given[""], "", "says nothing of an agent; add claude with a prompt, or agent with a kind")
+		d.bad(d.given[""], "", "has no agent; add claude with a prompt, or agent with a kind")
 		return
 	case doc.Claude != nil:
 		c := doc.Claude
@@ -74,13 +74,13 @@ func (d *decoder) agent(doc *document) {
 	only := func(whose string, keys ...string) {
 		for _, key := range keys {
 			if n := d.given["agent."+key]; n != nil {
-				d.bad(n, "agent."+key, "is only for %s", whose)
+				d.bad(n, "agent."+key, "is allowed only for %s", whose)
 			}
 		}
 	}
 	needs := func(key string) {
 		if d.given["agent."+key] == nil {
-			d.bad(long, "agent."+key, "is missing; an agent of kind %s needs one", a.Kind)
+			d.bad(long, "agent."+key, "is missing; an agent of kind %s requires it", a.Kind)
 		}
 	}
 	switch a.Kind {
@@ -99,7 +99,7 @@ func (d *decoder) agent(doc *document) {
 		only("claude and codex", "model")
 		only("claude", "max_turns", "allowed_tools")
 		if n := d.given["agent.command"]; n != nil && n.kind == list && (len(a.Command) == 0 || a.Command[0] == "") {
-			d.bad(n, "agent.command", "names no program")
+			d.bad(n, "agent.command", "must begin with a program")
 		}
 	}
 }
@@ -114,10 +114,10 @@ func (d *decoder) secrets(t *Task) {
 		name, key := d.given[at+"name"], d.given[at+"key"]
 		if name != nil && s.Name != "" {
 			if seen[s.Name] {
-				d.bad(name, at+"name", "is the name of another secret, too")
+				d.bad(name, at+"name", "is already the name of another secret")
 			}
 			if _, ok := t.Agent.Env[s.Name]; ok {
-				d.bad(name, at+"name", "is also in agent.env; one of the two says what it is")
+				d.bad(name, at+"name", "is also set in agent.env; remove one of the two")
 			}
 			seen[s.Name] = true
 		}
@@ -126,11 +126,11 @@ func (d *decoder) secrets(t *Task) {
 		}
 		switch {
 		case s.Source == "env" && !variable.MatchString(s.Key):
-			d.bad(key, at+"key", "is not an environment variable's name")
+			d.bad(key, at+"key", "must be the name of an environment variable")
 		case s.Source == "file" && !strings.HasPrefix(s.Key, "/") && !strings.HasPrefix(s.Key, "~/"):
-			d.bad(key, at+"key", "is not a file's path; it begins with / or ~/")
+			d.bad(key, at+"key", "must be a file path that begins with / or ~/")
 		case s.Source == "op" && strings.Count(strings.TrimPrefix(s.Key, "op://"), "/") < 2:
-			d.bad(key, at+"key", "is not vault/item/field; copy the secret reference in 1Password")
+			d.bad(key, at+"key", "must be vault/item/field; copy the secret reference in 1Password")
 		}
 	}
 }
@@ -143,17 +143,17 @@ func (d *decoder) repository(t *Task, dir string) {
 	case n == nil || !relative:
 		return
 	case dir == "":
-		d.bad(n, "repository.url", "is relative, but this manifest is in no directory; write the whole path")
+		d.bad(n, "repository.url", "is relative, but this manifest has no directory; write the absolute path")
 		return
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		d.bad(n, "repository.url", "is relative to a directory that is gone; write the whole path")
+		d.bad(n, "repository.url", "is relative to a directory that no longer exists; write the absolute path")
 		return
 	}
 	t.Repository.URL = filepath.Join(dir, url)
 	if why := rules["url"].broken(t.Repository.URL); why != "" {
-		d.bad(n, "repository.url", "is relative to the manifest's directory, and so %s", why)
+		d.bad(n, "repository.url", "is relative to the manifest's directory; as an absolute path it %s", why)
 	}
 }
 
@@ -181,14 +181,14 @@ func (d *decoder) priority(name string, t *Task) []string {
 	if t.Metadata.Priority, ok = priorities[word]; ok {
 		return nil
 	}
-	return d.notice(name, "metadata.labels", "has a priority that is none of high, normal, low, so it is only a label")
+	return d.notice(name, "metadata.labels", "has a priority other than high, normal or low, so it is only a label")
 }
 
 func (d *decoder) network(name string, t *Task) []string {
 	if t.VM.NetworkMode != "full" {
 		return nil
 	}
-	return d.notice(name, "vm.network_mode", "is full, which is the same as open: nothing comes in to a VM but SSH from this host")
+	return d.notice(name, "vm.network_mode", "is full, which is the same as open: a VM accepts no connections except SSH from this host")
 }
 
 func (d *decoder) notice(name, field, text string) []string {

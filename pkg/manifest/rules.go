@@ -36,24 +36,24 @@ const (
 
 // rules holds the rules that the tags name.
 var rules = compiled(map[string]*rule{
-	"name":        {pattern: notBlankRE, max: 200, is: "a name: a few words"},
-	"label":       {pattern: `^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$`, is: "a label's name: letters, digits and . _ - / between them, at most 63"},
-	"label value": {pattern: `^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`, is: "a label's value: letters, digits and . _ - between them, at most 63"},
+	"name":        {pattern: notBlankRE, max: 200, is: "a name that is not blank"},
+	"label":       {pattern: `^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$`, is: "a label name: at most 63 letters, digits and . _ - / between them"},
+	"label value": {pattern: `^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`, is: "a label value: at most 63 letters, digits and . _ - between them"},
 	"url":         {pattern: `^[^\s-]`, max: maxURL, is: "a repository: owner/repo, a git URL, or a path", wrong: wrongURL},
-	"branch":      {pattern: `^[^\s./-]`, max: maxBranch, is: "a branch's name", wrong: wrongBranch},
-	"commit":      {pattern: hexOfCommit, is: "a commit's hash: 4 to 64 hexadecimal digits"},
+	"branch":      {pattern: `^[^\s./-]`, max: maxBranch, is: "a branch name", wrong: wrongBranch},
+	"commit":      {pattern: hexOfCommit, is: "a commit hash: 4 to 64 hexadecimal digits"},
 	"subpath":     {pattern: notBlankRE, max: maxPath, is: "a directory of the repository", wrong: wrongSubpath},
-	"prompt":      {pattern: notBlankRE, max: maxPrompt, lines: true, is: "a prompt: it says nothing"},
-	"model":       {pattern: `^[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,127}$`, is: "a model's name"},
-	"tool":        {pattern: `^[A-Za-z][A-Za-z0-9_-]{0,127}$`, is: "a tool's name, such as Bash or mcp__server__tool"},
+	"prompt":      {pattern: notBlankRE, max: maxPrompt, lines: true, is: "a prompt that is not blank"},
+	"model":       {pattern: `^[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,127}$`, is: "a model name"},
+	"tool":        {pattern: `^[A-Za-z][A-Za-z0-9_-]{0,127}$`, is: "a tool name, such as Bash or mcp__server__tool"},
 	"argument":    {max: maxPrompt, lines: true},
-	"variable":    {pattern: variableRE, is: "an environment variable's name: letters, digits and _, at most 128"},
+	"variable":    {pattern: variableRE, is: "the name of an environment variable: at most 128 letters, digits and _"},
 	"value":       {max: maxValue, lines: true},
-	"word":        {pattern: notBlankRE, max: 100, is: "a name"},
-	"session":     {pattern: `^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$`, is: "a session: its name, its id, or the start of that"},
-	"secret name": {pattern: `^[A-Z_][A-Z0-9_]{0,127}$`, is: "an environment variable's name: capital letters, digits and _, at most 128"},
-	"key":         {pattern: notBlankRE, max: maxKey, is: "a key"},
-	"pattern":     {pattern: `^[^\s/]`, max: maxGlob, is: "a pattern: it is relative to the checkout, such as reports/**/*.json", wrong: wrongPattern},
+	"word":        {pattern: notBlankRE, max: 100, is: "a name that is not blank"},
+	"session":     {pattern: `^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$`, is: "a session: its name, its id, or the start of its id"},
+	"secret name": {pattern: `^[A-Z_][A-Z0-9_]{0,127}$`, is: "the name of an environment variable: at most 128 capital letters, digits and _"},
+	"key":         {pattern: notBlankRE, max: maxKey, is: "a key that is not blank"},
+	"pattern":     {pattern: `^[^\s/]`, max: maxGlob, is: "a pattern relative to the checkout, such as reports/**/*.json", wrong: wrongPattern},
 })
 
 func compiled(rules map[string]*rule) map[string]*rule {
@@ -74,7 +74,7 @@ func (r *rule) normal(s string) string {
 // broken returns what is wrong with a text, or "". It never repeats the text.
 func (r *rule) broken(s string) string {
 	if r.max > 0 && len(s) > r.max {
-		return fmt.Sprintf("has %d bytes; %d are allowed", len(s), r.max)
+		return fmt.Sprintf("must have at most %d bytes, got %d", r.max, len(s))
 	}
 	hidden := func(c rune) bool {
 		if r.lines { // allows all scripts, but nothing that moves a cursor
@@ -84,11 +84,11 @@ func (r *rule) broken(s string) string {
 	}
 	if i := strings.IndexFunc(s, hidden); i >= 0 {
 		for _, c := range s[i:] {
-			return fmt.Sprintf("has an invisible character, U+%04X; take it out", c)
+			return fmt.Sprintf("contains an invisible character, U+%04X; remove it", c)
 		}
 	}
 	if !r.re.MatchString(s) {
-		return "is not " + r.is
+		return "must be " + r.is
 	}
 	if r.wrong != nil {
 		return r.wrong(s)
@@ -101,9 +101,9 @@ var passwordRE = regexp.MustCompile(`^[A-Za-z0-9+.-]+://[^/?#@]*:[^/?#]*@`)
 func wrongURL(s string) string {
 	switch {
 	case passwordRE.MatchString(s):
-		return "has a password in it, which would be written to disk; keep it in git's credential helper"
+		return "contains a password, which would be written to disk; keep it in git's credential helper"
 	case strings.HasPrefix(s, "~"):
-		return "begins with ~, which only a shell knows; write the whole path"
+		return "begins with ~, which only a shell expands; write the absolute path"
 	}
 	return ""
 }
@@ -119,27 +119,27 @@ func wrongBranch(s string) string {
 	if ok {
 		return ""
 	}
-	return "is not a branch's name as git allows them, without refs/heads/"
+	return "must be a branch name that git allows, without refs/heads/"
 }
 
 func wrongSubpath(s string) string {
 	switch {
 	case strings.HasPrefix(s, "/"):
-		return "begins with /; it is relative to the root of the repository"
+		return "begins with /; it must be relative to the root of the repository"
 	case hasDots(s):
-		return "has .. in it; it cannot leave the repository"
+		return "contains ..; it must not leave the repository"
 	case path.Clean(s) == ".git" || strings.HasPrefix(path.Clean(s), ".git/"):
-		return "is git's own directory"
+		return "must not be git's own directory"
 	}
 	return ""
 }
 
 func wrongPattern(s string) string {
 	if hasDots(s) {
-		return "has .. in it; it cannot leave the checkout"
+		return "contains ..; it must not leave the checkout"
 	}
 	if !doublestar.ValidatePattern(s) {
-		return "is a pattern with a [, { or \\ that nothing ends"
+		return "must be a pattern in which every [, { and \\ is complete"
 	}
 	return ""
 }

@@ -71,7 +71,7 @@ func (p properties) MarshalJSON() ([]byte, error) {
 func Schema() []byte {
 	s := schemaOf(reflect.TypeFor[document]())
 	s.Draft, s.ID = "https://json-schema.org/draft/2020-12/schema", "urn:agent-sessionizer:task:1"
-	s.Title, s.Description = "Task", "A task of agent-sessionizer: an unattended run of a coding agent in a VM of its own."
+	s.Title, s.Description = "Task", "A task of agent-sessionizer: an unattended run of a coding agent in a VM."
 	s.OneOf = []*schema{{Required: []string{"agent"}}, {Required: []string{"claude"}}}
 	i := slices.IndexFunc(s.Properties, func(p property) bool { return p.name == "agent" })
 	s.Properties[i].AllOf = []*schema{

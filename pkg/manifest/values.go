@@ -30,11 +30,11 @@ var sizeUnits = map[string]Size{"": 1, "K": 1 << 10, "M": 1 << 20, "G": gib, "T"
 func ParseSize(s string) (Size, error) {
 	part := sizeRE.FindStringSubmatch(s)
 	if part == nil {
-		return 0, errors.New("is not a size; write it like 512MiB or 8G")
+		return 0, errors.New("must be a size like 512MiB or 8G")
 	}
 	n, unit := Size(number(part[1])), sizeUnits[strings.ToUpper(part[3])]
 	if n > maxSize/unit {
-		return 0, errors.New("is more than a size can be, 1024T")
+		return 0, errors.New("must be a size of at most 1024T")
 	}
 	return n*unit + Size(thousandths(part[2]))*unit/1000, nil
 }
@@ -89,7 +89,7 @@ var durationUnits = map[string]time.Duration{
 // ParseDuration reads a duration. A unit is required.
 func ParseDuration(s string) (Duration, error) {
 	if !durationRE.MatchString(s) {
-		return 0, errors.New("is not a duration; write it like 90s, 30m, 24h or 2d")
+		return 0, errors.New("must be a duration like 90s, 30m, 24h or 2d")
 	}
 	var sum time.Duration
 	for _, part := range durationPartRE.FindAllStringSubmatch(s, -1) {
@@ -102,9 +102,9 @@ func ParseDuration(s string) (Duration, error) {
 	}
 	switch {
 	case sum > maxDuration:
-		return 0, errors.New("is more than a duration can be, 10000d")
+		return 0, errors.New("must be a duration of at most 10000d")
 	case sum%time.Millisecond != 0:
-		return 0, errors.New("is finer than a millisecond")
+		return 0, errors.New("must be a whole number of milliseconds")
 	}
 	return Duration(sum), nil
 }

@@ -17,7 +17,7 @@ func readYAML(data []byte, p *problems) (n *node) {
 	// may know one.
 	defer func() {
 		if r := recover(); r != nil {
-			p.add(&node{line: 1, col: 1}, "", "this YAML cannot be read; write it in another way, such as JSON")
+			p.add(&node{line: 1, col: 1}, "", "the YAML parser failed on this manifest; write it differently, for example as JSON")
 			n = nil
 		}
 	}()
@@ -43,7 +43,7 @@ func readYAML(data []byte, p *problems) (n *node) {
 	n = r.read(first.Content[0], 0)
 	switch err := documents.Load(&second); {
 	case err == nil:
-		r.refuse(&second, "there is a second document; a manifest is one, so take it out with its ---")
+		r.refuse(&second, "a manifest must not contain a second document; remove it and its ---")
 	case !errors.Is(err, io.EOF):
 		syntax(err, p)
 		return nil
@@ -82,7 +82,7 @@ func syntax(err error, p *problems) {
 		case yaml.ReaderStage, yaml.ScannerStage, yaml.ParserStage:
 			why += ": " + e.Message
 			if e.ContextMark.Line > 0 {
-				why += fmt.Sprintf(", %s that begins in line %d", e.ContextMsg, e.ContextMark.Line)
+				why += fmt.Sprintf(", %s that begins on line %d", e.ContextMsg, e.ContextMark.Line)
 			}
 		case yaml.ComposerStage: // an alias without its anchor: usually a text that begins with *
 			why = noAlias
@@ -95,9 +95,9 @@ func syntax(err error, p *problems) {
 
 // Errors about features that manifests do not allow.
 const (
-	noAnchor = "anchors such as &name are not used here; write out what is meant, and put a text that begins with & in quotes"
-	noAlias  = "aliases such as *name are not used here; write out what is meant, and put a text that begins with * in quotes"
-	noTag    = "tags such as !name are not used here; put a text that begins with ! in quotes"
+	noAnchor = "anchors such as &name are not allowed; write the value out, or put a string that begins with & in quotes"
+	noAlias  = "aliases such as *name are not allowed; write the value out, or put a string that begins with * in quotes"
+	noTag    = "tags such as !name are not allowed; put a string that begins with ! in quotes"
 )
 
 // yamlReader converts YAML's nodes into nodes.
@@ -140,9 +140,9 @@ func (r *yamlReader) read(y *yaml.Node, depth int) *node {
 			key := r.read(y.Content[i], depth+1)
 			switch k := y.Content[i]; {
 			case k.Kind != yaml.ScalarNode || key.kind == null:
-				r.refuse(k, "this key is not a word; put it in quotes")
+				r.refuse(k, "this key must be a string; put it in quotes")
 			case k.ShortTag() == "!!merge":
-				r.refuse(k, "merge keys (<<) are not used here; write out what is meant")
+				r.refuse(k, "merge keys (<<) are not allowed; write the values out")
 			}
 			n.keys = append(n.keys, key)
 			n.items = append(n.items, r.read(y.Content[i+1], depth+1))
