@@ -56,7 +56,7 @@ func Compare(ctx context.Context, g Guest, dir string, base Base, opts DiffOptio
 // patch. Fields end in NUL, and a renamed file has two names.
 func parseChanges(out string) (Changes, error) {
 	c := Changes{Files: []Change{}}
-	garbled := fail.New(fail.Failure, "the guest's list of changes is not understood").WithHint("agent-sessionizer diff SESSION")
+	garbled := fail.New(fail.Failure, "parse the guest's list of changes: unexpected format").WithHint("agent-sessionizer diff SESSION")
 	next := func() (field string, ok bool) {
 		field, out, ok = strings.Cut(out, "\x00")
 		return field, ok

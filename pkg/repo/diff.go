@@ -47,7 +47,7 @@ func (o DiffOptions) compare(ctx context.Context, g Guest, dir string, base Base
 		return err
 	}
 	if base.Commit != "" && !objectID.MatchString(base.Commit) {
-		return fail.New(fail.Usage, "%q is not a commit", clip(base.Commit)).WithHint("agent-sessionizer list --json")
+		return fail.New(fail.Usage, "base must be a commit, got %q", clip(base.Commit)).WithHint("agent-sessionizer list --json")
 	}
 	limit := o.MaxBytes
 	if limit <= 0 {
@@ -55,7 +55,7 @@ func (o DiffOptions) compare(ctx context.Context, g Guest, dir string, base Base
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	tooMuch := fail.New(fail.Conflict, "the difference is larger than %d bytes; the rest is not shown", limit).
+	tooMuch := fail.New(fail.Conflict, "the diff is larger than %d bytes; the rest is not shown", limit).
 		WithHint("agent-sessionizer diff --stat SESSION")
 	in := &counted{w: w, left: limit, full: func() { cancel(tooMuch) }}
 	said := &tail{keep: maxText}

@@ -45,7 +45,7 @@ func snapshot(ctx context.Context, git hostGit, own, head string) (commit string
 	}
 	index, objects, ok := strings.Cut(strings.TrimSuffix(paths, "\n"), "\n")
 	if !ok || strings.Contains(objects, "\n") {
-		return "", nil, fmt.Errorf("git's answer about its index was not understood")
+		return "", nil, fmt.Errorf("parse git's description of the index: unexpected format")
 	}
 	ownIndex, ownObjects := filepath.Join(own, "index"), filepath.Join(own, "objects")
 	if err := copyIndex(index, ownIndex); err != nil {

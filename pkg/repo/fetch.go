@@ -122,7 +122,7 @@ func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base 
 	}
 	out, err := g.Output(ctx, command(offerScript, dir), nil, maxReply)
 	if err != nil {
-		return FetchResult{}, fmt.Errorf("ask the guest for its commits: %w", err)
+		return FetchResult{}, fmt.Errorf("list the guest's commits: %w", err)
 	}
 	offered, err := parseOffer(string(out))
 	if err != nil {
@@ -132,14 +132,14 @@ func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base 
 	if missing, err := missingFrom(ctx, targets, offered); err != nil {
 		return res, err
 	} else if len(missing) > 0 {
-		opts.Progress.say("fetching %d of the guest's references", len(missing))
+		opts.Progress.say("fetching %d references from the guest", len(missing))
 		haves := commonTips(ctx, targets, base)
 		if res, err = receive(ctx, g, dir, targets, missing, haves, opts); errors.Is(err, errIncomplete) && len(haves) > 0 {
 			// A target has commits without their history; request everything.
 			res, err = receive(ctx, g, dir, targets, missing, nil, opts)
 		}
 		if errors.Is(err, errIncomplete) {
-			err = fail.New(fail.Failure, "what the guest sent was refused and nothing was taken from it: %w", err).
+			err = fail.New(fail.Failure, "the guest's objects were refused and nothing was fetched: %w", err).
 				WithHint("agent-sessionizer exec SESSION -- git fsck --full")
 		}
 		if err != nil {
@@ -180,7 +180,7 @@ func Known(ctx context.Context, session string, into Target) ([]string, error) {
 func parseOffer(out string) (map[string]string, error) {
 	offered := map[string]string{}
 	bad := func(line string) error {
-		return fail.New(fail.Failure, "the guest's list of its commits was not understood: %q", clip(line))
+		return fail.New(fail.Failure, "the guest's list of commits is invalid: %q", clip(line))
 	}
 	ended := false
 	for line := range strings.Lines(out) {
@@ -204,7 +204,7 @@ func parseOffer(out string) (map[string]string, error) {
 		}
 	}
 	if !ended {
-		return nil, bad("its end is missing")
+		return nil, bad("the end is missing")
 	}
 	return settle(offered), nil
 }
@@ -346,11 +346,11 @@ func (c *counted) Write(p []byte) (int, error) {
 func freeSpace(dir string) (int64, error) {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
-		return 0, fmt.Errorf("free space of %s: %w", dir, err)
+		return 0, fmt.Errorf("read free space of %s: %w", dir, err)
 	}
 	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // the types differ on other systems
 }
 
 func fullDisk(dir string) error {
-	return fail.New(fail.Host, "there is too little free space at %s", dir).WithHint("df -h %s", dir)
+	return fail.New(fail.Host, "too little free space at %s", dir).WithHint("df -h %s", dir)
 }

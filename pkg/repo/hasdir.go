@@ -23,7 +23,7 @@ func (s Source) MayHaveDir(ctx context.Context, name string) (bool, error) {
 		at = strings.TrimPrefix(at+"/"+part, "/")
 		entry, err := git.output(ctx, "--literal-pathspecs", "ls-tree", "--full-tree", o.commit, "--", at)
 		if err != nil {
-			return false, fmt.Errorf("look for %s: %w", name, err)
+			return false, fmt.Errorf("find %s: %w", name, err)
 		}
 		mode, _, _ := strings.Cut(entry, " ")
 		switch mode {

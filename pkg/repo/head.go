@@ -19,11 +19,11 @@ func Head(ctx context.Context, g Guest, dir string) (Base, error) {
 	}
 	out, err := g.Output(ctx, command(headScript, dir), nil, maxText)
 	if err != nil {
-		return Base{}, fmt.Errorf("ask the guest what is checked out: %w", err)
+		return Base{}, fmt.Errorf("read the guest's HEAD: %w", err)
 	}
 	commit, branch, ok := strings.Cut(strings.TrimSuffix(string(out), "\n"), "\n")
 	if !ok || commit != "" && !objectID.MatchString(commit) {
-		return Base{}, fail.New(fail.Failure, "what is checked out in the guest was not understood: %q", clip(string(out)))
+		return Base{}, fail.New(fail.Failure, "parse the guest's HEAD: unexpected output %q", clip(string(out)))
 	}
 	return Base{Commit: commit, Branch: clip(branch)}, nil
 }

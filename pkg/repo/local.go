@@ -55,11 +55,11 @@ func topLevel(ctx context.Context, dir string) (string, error) {
 	lines := strings.SplitN(strings.TrimSuffix(out, "\n"), "\n", 3)
 	switch {
 	case len(lines) != 3:
-		return "", fail.New(fail.Failure, "git said nothing useful about %s", echo(dir))
+		return "", fail.New(fail.Failure, "inspect %s: git printed no path", echo(dir))
 	case lines[0] == "true":
 		return filepath.EvalSymlinks(lines[2])
 	case lines[1] != "true":
-		return "", fail.New(fail.Usage, "%s lies inside a repository's .git directory", echo(dir)).WithHint("cd ..")
+		return "", fail.New(fail.Usage, "%s is inside a repository's .git directory", echo(dir)).WithHint("cd ..")
 	}
 	if out, err = g.output(ctx, "rev-parse", "--show-toplevel"); err != nil {
 		return "", localError(dir, err)
@@ -79,7 +79,7 @@ func localError(dir string, err error) error {
 	case strings.Contains(ge.stderr, "not a git repository"):
 		return fail.New(fail.NotFound, "%s is not a git repository", echo(dir)).WithHint("git -C %s init", dir)
 	}
-	return fail.New(fail.Failure, "look into %s: %w", echo(dir), err)
+	return fail.New(fail.Failure, "inspect %s: %w", echo(dir), err)
 }
 
 // localRemote returns the name and address of a local clone's remote, or "" if

@@ -89,7 +89,7 @@ func (m *Mirrors) ensure(ctx context.Context, ref Ref, p Progress) (Mirror, erro
 				return Mirror{}, err
 			}
 			mirror.stale = explain(ref, err)
-			mirror.Warning = fmt.Sprintf("using the history as it was last fetched: %v", mirror.stale)
+			mirror.Warning = fmt.Sprintf("using the history of the last fetch: %v", mirror.stale)
 			p.say("%s", mirror.Warning)
 		}
 		return mirror, nil
@@ -108,7 +108,7 @@ func leftOutWarning(names []string) string {
 		return ""
 	}
 	shown := strings.Join(names[:min(len(names), 5)], ", ")
-	return clip(fmt.Sprintf("%d branches and tags are left out because this disk cannot keep their names: %s", len(names), shown))
+	return clip(fmt.Sprintf("%d branches and tags are left out because this disk cannot store their names: %s", len(names), shown))
 }
 
 // place returns the directory of ref's mirror.
@@ -119,7 +119,7 @@ func (m *Mirrors) place(ref Ref) (string, error) {
 	}
 	host = strings.ReplaceAll(host, ":", "_") // a port; a host's name has no "_"
 	if !ok || ref.URL == "" || hasDotDot(ref.Key) || !filepath.IsLocal(host) || !filepath.IsLocal(rest) {
-		return "", fail.New(fail.Usage, "%q cannot be mirrored", ref.Key).WithHint("agent-sessionizer open OWNER/REPO")
+		return "", fail.New(fail.Usage, "cannot mirror %q", ref.Key).WithHint("agent-sessionizer open OWNER/REPO")
 	}
 	return filepath.Join(m.Dir, host, filepath.FromSlash(rest)+".git"), nil
 }
@@ -129,7 +129,7 @@ func (m *Mirrors) place(ref Ref) (string, error) {
 func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (leftOut []string, err error) {
 	tmp := filepath.Join(m.temporary(ref), token())
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
-		return nil, fmt.Errorf("make a mirror: %w", err)
+		return nil, fmt.Errorf("create mirror: %w", err)
 	}
 	defer func() {
 		err = errors.Join(err, os.RemoveAll(m.temporary(ref)))
@@ -150,13 +150,13 @@ func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return nil, fmt.Errorf("make a mirror: %w", err)
+		return nil, fmt.Errorf("create mirror: %w", err)
 	}
 	if err := os.RemoveAll(dir); err != nil { // a leftover without a HEAD
-		return nil, fmt.Errorf("make a mirror: %w", err)
+		return nil, fmt.Errorf("create mirror: %w", err)
 	}
 	if err := os.Rename(tmp, dir); err != nil {
-		return nil, fmt.Errorf("make a mirror: %w", err)
+		return nil, fmt.Errorf("create mirror: %w", err)
 	}
 	return leftOut, nil
 }
@@ -171,7 +171,7 @@ func (m *Mirrors) refresh(ctx context.Context, dir string, ref Ref, p Progress) 
 	// https and ssh URLs can name the same repository. On a file system that folds
 	// case, two repositories could share one directory.
 	if old, err := Parse(strings.TrimSpace(was), "/"); err != nil || old.Key != ref.Key {
-		return nil, fail.New(fail.Conflict, "%s holds another repository", dir).WithHint("rm -r %s", dir)
+		return nil, fail.New(fail.Conflict, "%s contains another repository", dir).WithHint("rm -r %s", dir)
 	}
 	if strings.TrimSpace(was) != ref.URL {
 		if err := g.run(ctx, "config", "remote.origin.url", ref.URL); err != nil {
@@ -235,7 +235,7 @@ func (m *Mirrors) lock(ctx context.Context, ref Ref, p Progress) (func(), error)
 			return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), f.Close())
 		}
 		if first {
-			p.say("waiting for another process that fetches %s", ref.Slug)
+			p.say("waiting for another process to fetch %s", ref.Slug)
 		}
 		select {
 		case <-ctx.Done():

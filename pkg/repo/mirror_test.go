@@ -134,7 +134,7 @@ func TestEnsureUsesAnOldMirror(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "mirror", got.Dir, old.Dir)
-	if !strings.Contains(got.Warning, "last fetched") {
+	if !strings.Contains(got.Warning, "of the last fetch") {
 		t.Errorf("warning %q", got.Warning)
 	}
 }
@@ -185,7 +185,7 @@ func TestEnsureOverHTTPS(t *testing.T) {
 		"at once":       {path: "/owner/project.git"},
 		"after trouble": {path: "/owner/project.git", status: 503, fails: 2, delays: []time.Duration{5 * time.Second, 10 * time.Second}},
 		"never":         {path: "/owner/project.git", status: 502, fails: 99, delays: []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second}, code: fail.Failure},
-		"missing":       {path: "/owner/missing.git", code: fail.NotFound, says: "no such repository"},
+		"missing":       {path: "/owner/missing.git", code: fail.NotFound, says: "the repository does not exist"},
 		"login":         {path: "/owner/project.git", status: 401, fails: 99, code: fail.Secret, says: "refused the login"},
 		"forbidden":     {path: "/owner/project.git", status: 403, fails: 99, code: fail.Secret},
 	} {

@@ -41,7 +41,7 @@ func (m *Mirrors) Prune(ctx context.Context, o PruneOptions) (found []Unused, er
 	for _, dir := range dirs {
 		u, ok, err := m.prune(ctx, dir, o)
 		if err != nil {
-			return found, fmt.Errorf("look at the mirror %s: %w", dir, err)
+			return found, fmt.Errorf("inspect mirror %s: %w", dir, err)
 		}
 		if ok {
 			found = append(found, u)
@@ -112,9 +112,9 @@ func (m *Mirrors) prune(ctx context.Context, dir string, o PruneOptions) (u Unus
 	only, nerr := number(out)
 	switch {
 	case err != nil || nerr != nil:
-		u.Stays = fmt.Sprintf("what is in it cannot be known: %v", errors.Join(err, nerr))
+		u.Stays = fmt.Sprintf("its contents are unknown: %v", errors.Join(err, nerr))
 	case only > 0:
-		u.Stays = fmt.Sprintf("%d commits of agents may be nowhere else", only)
+		u.Stays = fmt.Sprintf("%d commits of agents may exist nowhere else", only)
 	case !o.DryRun:
 		err = m.discard(ref, dir)
 		return u, err == nil, err

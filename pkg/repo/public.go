@@ -60,7 +60,7 @@ func notPublic(addr netip.Addr) string {
 	}
 	own, err := hostnet.Read()
 	if err != nil {
-		return "the networks of this host are not known"
+		return "the networks of this host are unknown"
 	}
 	return own.Find(addr)
 }
@@ -76,7 +76,7 @@ func (d dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	}
 	for _, a := range addrs {
 		if reason := d.blocked(a); reason != "" {
-			return nil, fmt.Errorf("%s leads to %s, %w: %s", host, a, ErrNotPublic, reason)
+			return nil, fmt.Errorf("%s resolves to %s, %w: %s", host, a, ErrNotPublic, reason)
 		}
 	}
 	return addrs, nil
@@ -122,7 +122,7 @@ func (d dialer) check(ctx context.Context, ref Ref) error {
 		return fail.New(fail.Policy, "repository %s: only https and ssh URLs of public hosts are allowed here", ref.Slug)
 	}
 	if _, err := d.lookup(ctx, remoteHost(ref.URL)); errors.Is(err, ErrNotPublic) {
-		return fail.New(fail.Policy, "repository %s: its host must have public addresses only: %w", ref.Slug, ErrNotPublic)
+		return fail.New(fail.Policy, "repository %s: its host must have only public addresses: %w", ref.Slug, ErrNotPublic)
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func DialMain(ctx context.Context, host, port string, in io.Reader, out io.Write
 
 func (d dialer) pipe(ctx context.Context, host, port string, in io.Reader, out io.Writer) error {
 	if !portNum.MatchString(port) || !validHost(host) && net.ParseIP(host) == nil {
-		return fail.New(fail.Usage, "%q and %q are not a host and a port", host, port)
+		return fail.New(fail.Usage, "must be a host and a port, got %q and %q", host, port)
 	}
 	conn, err := d.dial(ctx, host, port)
 	if err != nil {
@@ -300,12 +300,12 @@ func (m *Mirrors) ensurePublic(ctx context.Context, ref Ref) (Mirror, error) {
 		return mirror, err
 	}
 	if m.Log != nil {
-		m.Log.WarnContext(ctx, "fetch a repository for a client", "repository", ref.Key, "error", cause)
+		m.Log.WarnContext(ctx, "repository not fetched for a client", "repository", ref.Key, "error", cause)
 	}
 	if err != nil {
 		return Mirror{}, errHidden(ref)
 	}
-	mirror.stale, mirror.Warning = nil, "using the history as it was last fetched: the repository could not be fetched"
+	mirror.stale, mirror.Warning = nil, "using the history of the last fetch: the repository could not be fetched"
 	return mirror, nil
 }
 

@@ -84,7 +84,7 @@ func probeCheckout(ctx context.Context, g Guest, dst Checkout) (probe, error) {
 	dir := path.Clean(dst.Dir)
 	out, err := g.Output(ctx, command(probeScript, dir), nil, maxProbe)
 	if err != nil {
-		return probe{}, fmt.Errorf("look for a checkout in the guest: %w", err)
+		return probe{}, fmt.Errorf("find the checkout in the guest: %w", err)
 	}
 	return parseProbe(dir, string(out))
 }
@@ -100,7 +100,7 @@ func parseProbe(dir, out string) (probe, error) {
 	case len(f) == 1 && f[0] == "absent":
 		return probe{}, nil
 	case len(f) == 1 && f[0] == "foreign":
-		return probe{}, fail.New(fail.Conflict, "%s in the guest is not empty and not a git checkout", dir).
+		return probe{}, fail.New(fail.Conflict, "%s in the guest is neither empty nor a git checkout", dir).
 			WithHint("agent-sessionizer exec SESSION -- ls -la %s", dir)
 	case len(f) == 4 && f[0] == "done":
 		r := probe{done: true, extras: f[3] == "yes"}
@@ -112,7 +112,7 @@ func parseProbe(dir, out string) (probe, error) {
 		}
 		return r, nil
 	}
-	return probe{}, fmt.Errorf("look for a checkout in the guest: unexpected answer %q", clip(out))
+	return probe{}, fmt.Errorf("find the checkout in the guest: unexpected output %q", clip(out))
 }
 
 // origin describes the history and checkout that a source offers.
@@ -132,7 +132,7 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) 
 		return Base{}, err
 	}
 	if src.Dirty && (!src.Local || o.head != o.branch) {
-		return Base{}, fail.New(fail.Usage, "uncommitted changes belong to the branch %q that is checked out, not to %q", o.head, o.branch).
+		return Base{}, fail.New(fail.Usage, "uncommitted changes belong to the checked-out branch %q, not to %q", o.head, o.branch).
 			WithHint("git -C %s switch %s", src.Dir, o.branch)
 	}
 	prefix := path.Join(path.Dir(dir), ".agent-push-"+path.Base(dir))
@@ -180,7 +180,7 @@ func examine(ctx context.Context, src Source) (origin, error) {
 		if out, err := g.query(ctx, "config", "--get-regexp", `^remote\..*\.promisor$|^extensions\.partialclone$`); err != nil {
 			return o, err
 		} else if out != "" {
-			return o, fail.New(fail.Conflict, "%s is a partial clone; what it lacks is not there to copy", src.Dir).
+			return o, fail.New(fail.Conflict, "%s is a partial clone; the objects that it lacks cannot be copied", src.Dir).
 				WithHint("git -C %s fetch --refetch --no-filter # or open the remote instead of the clone", src.Dir)
 		}
 		if o.shallow, err = shallowEnds(ctx, g); err != nil {
@@ -201,7 +201,7 @@ func examine(ctx context.Context, src Source) (origin, error) {
 		o.branch = src.Branch
 	}
 	if o.branch != "" && !validRefName(o.branch) {
-		return o, fail.New(fail.Usage, "%q is not a branch's name", o.branch).WithHint("git -C %s branch -m NAME", src.Dir)
+		return o, fail.New(fail.Usage, "invalid branch name %q", o.branch).WithHint("git -C %s branch -m NAME", src.Dir)
 	}
 	if err := o.resolve(ctx, g); err != nil {
 		return o, err
@@ -209,7 +209,7 @@ func examine(ctx context.Context, src Source) (origin, error) {
 	switch {
 	case o.commit != "":
 	case src.Branch != "" && (refs != "" || src.Branch != o.head):
-		return o, fail.New(fail.NotFound, "there is no branch %q", src.Branch).WithHint("git -C %s branch --all", src.Dir)
+		return o, fail.New(fail.NotFound, "branch %q does not exist", src.Branch).WithHint("git -C %s branch --all", src.Dir)
 	case refs == "":
 		o.kind = "empty"
 	case !src.Local:
@@ -229,7 +229,7 @@ func examine(ctx context.Context, src Source) (origin, error) {
 // pinned returns the commit of that name, if it is in the history that will be
 // sent.
 func pinned(ctx context.Context, g hostGit, name string) (string, error) {
-	unknown := fail.New(fail.NotFound, "there is no commit %q in the history of a branch or tag", clip(name)).WithHint("git -C %s log --all --oneline", g.dir)
+	unknown := fail.New(fail.NotFound, "commit %q is not in the history of a branch or tag", clip(name)).WithHint("git -C %s log --all --oneline", g.dir)
 	if !abbreviated.MatchString(name) {
 		return "", unknown
 	}
@@ -360,7 +360,7 @@ func guestError(err error, said *tail) error {
 		return nil
 	}
 	if text := clip(said.String()); text != "" {
-		return fmt.Errorf("%w: the guest says: %s", err, text)
+		return fmt.Errorf("%w: the guest reported: %s", err, text)
 	}
 	return err
 }

@@ -74,7 +74,7 @@ func (q *quarantine) index(ctx context.Context, pack io.Reader, maxBytes int64) 
 		if saysFull.MatchString(ge.stderr) {
 			return fullDisk(q.objects)
 		}
-		return fail.New(fail.Failure, "what the guest sent was refused and nothing was taken from it: %w", err).
+		return fail.New(fail.Failure, "the guest's objects were refused and nothing was fetched: %w", err).
 			WithHint("agent-sessionizer exec SESSION -- git fsck --strict")
 	}
 	return err
@@ -107,11 +107,11 @@ func (q *quarantine) release() error {
 	slices.SortStableFunc(files, func(a, b string) int { return last(a) - last(b) })
 	to := filepath.Join(q.objects, "pack")
 	if err := os.MkdirAll(to, 0o777); err != nil { //nolint:gosec // as git creates it, subject to the user's umask
-		return fmt.Errorf("keep the guest's commits: %w", err)
+		return fmt.Errorf("store the guest's commits: %w", err)
 	}
 	for _, f := range files {
 		if err := os.Rename(f, filepath.Join(to, filepath.Base(f))); err != nil {
-			return fmt.Errorf("keep the guest's commits: %w", err)
+			return fmt.Errorf("store the guest's commits: %w", err)
 		}
 	}
 	return nil

@@ -17,7 +17,7 @@ func (s Source) ReadFile(ctx context.Context, name string, limit int) (text []by
 	}
 	entry, err := git.output(ctx, "ls-tree", "-l", "--full-tree", s.Commit, "--", name)
 	if err != nil {
-		return nil, false, fmt.Errorf("look for %s: %w", name, err)
+		return nil, false, fmt.Errorf("find %s: %w", name, err)
 	}
 	// MODE SP TYPE SP OBJECT SP SIZE TAB PATH
 	fields := strings.Fields(entry)

@@ -121,14 +121,14 @@ func parseShort(s string) (Ref, error) {
 		return parseURL("https://" + s)
 	}
 	if len(parts) != 2 {
-		return Ref{}, refuse(s, "is neither owner/repo, a git URL nor a path that starts with ./ or /")
+		return Ref{}, refuse(s, "must be owner/repo, a git URL, or a path that starts with ./ or /")
 	}
 	owner, repo := parts[0], strings.TrimSuffix(parts[1], ".git")
 	if !ownerName.MatchString(owner) || !repoName.MatchString(repo) || !fitPart(repo) {
-		return Ref{}, refuse(s, "is not a repository's name")
+		return Ref{}, refuse(s, "invalid repository name")
 	}
 	if hasBranch && !validBranch(branch) {
-		return Ref{}, refuse(s, "is not a branch's name")
+		return Ref{}, refuse(s, "invalid branch name")
 	}
 	ref := remote("github.com", []string{owner, repo}, "https://github.com/"+owner+"/"+repo+".git")
 	ref.Branch = branch
@@ -138,18 +138,18 @@ func parseShort(s string) (Ref, error) {
 func parseURL(s string) (Ref, error) {
 	u, err := url.Parse(s)
 	if err != nil {
-		return Ref{}, refuse(s, "is not a URL")
+		return Ref{}, refuse(s, "invalid URL")
 	}
 	scheme := strings.ToLower(u.Scheme)
 	switch scheme {
 	case "https", "ssh", "git", "file":
 	case "http":
-		return Ref{}, refuse(s, "plain http is not safe; use https")
+		return Ref{}, refuse(s, "must use https instead of http")
 	default:
 		return Ref{}, refuse(s, "only https, ssh, git and file URLs are allowed")
 	}
 	if u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.ContainsAny(s, "%#?") {
-		return Ref{}, refuse(s, `"?", "#" and "%" are not allowed in a repository's URL`)
+		return Ref{}, refuse(s, `"?", "#" and "%" are not allowed in a repository URL`)
 	}
 	user := ""
 	if u.User != nil {
@@ -159,7 +159,7 @@ func parseURL(s string) (Ref, error) {
 				WithHint("git config --global credential.helper store # or: gh auth setup-git")
 		}
 		if user = u.User.Username(); !userName.MatchString(user) {
-			return Ref{}, refuse(s, "is not a user's name")
+			return Ref{}, refuse(s, "invalid user name")
 		}
 		user += "@"
 	}
@@ -168,7 +168,7 @@ func parseURL(s string) (Ref, error) {
 	}
 	host, port := strings.ToLower(u.Hostname()), u.Port()
 	if !validHost(host) || port != "" && !portNum.MatchString(port) || strings.HasSuffix(u.Host, ":") {
-		return Ref{}, refuse(s, "is not a host's name")
+		return Ref{}, refuse(s, "invalid host name")
 	}
 	if port == map[string]string{"https": "443", "ssh": "22", "git": "9418"}[scheme] {
 		port = ""
@@ -196,7 +196,7 @@ func parseSCP(s string) (Ref, error) {
 	}
 	host = strings.ToLower(host)
 	if hasUser && !userName.MatchString(user) || !validHost(host) || !hasUser && !strings.Contains(host, ".") {
-		return Ref{}, refuse(s, "is not user@host:path")
+		return Ref{}, refuse(s, "must be user@host:path")
 	}
 	parts, err := pathParts(s, host, strings.TrimPrefix(p, "/"))
 	if err != nil {
@@ -212,7 +212,7 @@ func parseSCP(s string) (Ref, error) {
 func parseFile(s string, u *url.URL) (Ref, error) {
 	p := path.Clean(u.Path)
 	if u.Host != "" || u.User != nil || !filePath.MatchString(p) || p == "/" || strings.Contains(p, "/-") {
-		return Ref{}, refuse(s, "is not file:///absolute/path")
+		return Ref{}, refuse(s, "must be file:///absolute/path")
 	}
 	return Ref{Key: "local:" + p, Slug: strings.TrimSuffix(path.Base(p), ".git"), URL: "file://" + p}, nil
 }
@@ -224,11 +224,11 @@ func pathParts(s, host, p string) ([]string, error) {
 	parts[last] = strings.TrimSuffix(parts[last], ".git")
 	for _, part := range parts {
 		if !urlPart.MatchString(part) || !fitPart(part) {
-			return nil, refuse(s, "has no repository's path")
+			return nil, refuse(s, "has no repository path")
 		}
 	}
 	if len(parts) > maxParts || folds(host) && len(parts) < 2 || host == "github.com" && len(parts) != 2 {
-		err := refuse(s, "has no repository's path")
+		err := refuse(s, "has no repository path")
 		if host == "github.com" && len(parts) > 2 {
 			_ = err.WithHint("agent-sessionizer open %s/%s", parts[0], parts[1])
 		}

@@ -119,7 +119,7 @@ var sessionName = lazily(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 // could mistake it for an option or resolve it relative to an unknown directory.
 func checkDir(dir string) error {
 	if !strings.HasPrefix(dir, "/") || strings.ContainsAny(dir, "\n\x00") || strings.Trim(dir, "/") == "" {
-		return fail.New(fail.Usage, "the guest's directory %q is not an absolute path", dir)
+		return fail.New(fail.Usage, "guest directory must be an absolute path, got %q", dir)
 	}
 	return nil
 }

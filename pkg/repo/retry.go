@@ -48,7 +48,7 @@ func (r Retry) do(ctx context.Context, times int, p Progress, f func() error) er
 			return err
 		}
 		d := r.delay(n)
-		p.say("%v; trying again in %s", err, d.Round(100*time.Millisecond))
+		p.say("%v; retrying in %s", err, d.Round(100*time.Millisecond))
 		if err := r.sleep(ctx, d); err != nil {
 			return err
 		}
@@ -107,13 +107,13 @@ func explain(ref Ref, err error) error {
 		return fail.New(fail.Secret, "%s: the host key of %s is unknown or has changed: %w", ref.Slug, host, err).
 			WithHint("ssh -T git@%s", host)
 	case saysLogin.MatchString(text):
-		e := fail.New(fail.Secret, "%s: %s refused the login, or there is no such repository: %w", ref.Slug, host, err)
+		e := fail.New(fail.Secret, "%s: %s refused the login, or the repository does not exist: %w", ref.Slug, host, err)
 		if host == "github.com" {
 			return e.WithHint("gh auth login && gh auth setup-git")
 		}
 		return e.WithHint("git ls-remote %s", ref.URL)
 	case saysMissing.MatchString(text):
-		return fail.New(fail.NotFound, "%s: no such repository at %s: %w", ref.Slug, host, err).
+		return fail.New(fail.NotFound, "%s: the repository does not exist at %s: %w", ref.Slug, host, err).
 			WithHint("git ls-remote %s", ref.URL)
 	case saysFull.MatchString(text):
 		return fail.New(fail.Host, "%s: %w", ref.Slug, err).WithHint("df -h")

@@ -22,7 +22,7 @@ type target struct {
 // openTargets reads the references of the given targets, mirror first.
 func openTargets(ctx context.Context, session string, into Target) ([]*target, error) {
 	if !sessionName.MatchString(session) {
-		return nil, fail.New(fail.Usage, "%q is not a session's name", clip(session)).WithHint("agent-sessionizer list")
+		return nil, fail.New(fail.Usage, "invalid session name %q", clip(session)).WithHint("agent-sessionizer list")
 	}
 	var targets []*target
 	for _, dir := range []string{into.Mirror, into.Local} {
@@ -30,7 +30,7 @@ func openTargets(ctx context.Context, session string, into Target) ([]*target, e
 			continue
 		}
 		if _, err := os.Stat(dir); err != nil {
-			return nil, fail.New(fail.NotFound, "the repository to fetch into is gone: %w", err).WithHint("agent-sessionizer fetch --into DIR %s", session)
+			return nil, fail.New(fail.NotFound, "the repository to fetch into no longer exists: %w", err).WithHint("agent-sessionizer fetch --into DIR %s", session)
 		}
 		t := &target{git: hostGit{dir: dir}, prefix: "refs/agents/" + session + "/"}
 		if err := t.read(ctx); err != nil {
@@ -39,7 +39,7 @@ func openTargets(ctx context.Context, session string, into Target) ([]*target, e
 		targets = append(targets, t)
 	}
 	if len(targets) == 0 {
-		return nil, fail.New(fail.Usage, "there is nowhere to fetch to").WithHint("agent-sessionizer fetch --into DIR %s", session)
+		return nil, fail.New(fail.Usage, "no repository to fetch into").WithHint("agent-sessionizer fetch --into DIR %s", session)
 	}
 	return targets, nil
 }
@@ -189,7 +189,7 @@ func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs i
 	own := t.session()
 	changes := t.changes(own, offered)
 	if len(changes) > maxRefs {
-		return nil, fail.New(fail.Conflict, "the guest wants to change %d references, the limit is %d", len(changes), maxRefs).
+		return nil, fail.New(fail.Conflict, "the guest changed %d references, more than the limit of %d", len(changes), maxRefs).
 			WithHint("agent-sessionizer fetch --max-refs=N SESSION")
 	}
 	if len(changes) == 0 {

@@ -146,7 +146,7 @@ func listRemote(ctx context.Context, dir string, ref Ref, b Bounds) (remoteList,
 			list.head = branch
 		case symbolic, strings.HasSuffix(name, "^{}"), !isRemoteName(name):
 		case !objectID.MatchString(id):
-			return remoteList{}, fail.New(fail.Failure, "the list of %s was not understood: %q", ref.Slug, clip(line))
+			return remoteList{}, fail.New(fail.Failure, "parse the reference list of %s: invalid line %q", ref.Slug, clip(line))
 		default:
 			list.refs[name] = id
 		}

@@ -78,7 +78,7 @@ func Work(ctx context.Context, g Guest, dir string, base Base, known ...string) 
 	}
 	out, err := g.Output(ctx, command(workScript, dir), &have, maxReply)
 	if err != nil {
-		return WorkState{}, fmt.Errorf("ask the guest for its work: %w", err)
+		return WorkState{}, fmt.Errorf("inspect the guest's work: %w", err)
 	}
 	return parseWork(string(out))
 }
@@ -89,7 +89,7 @@ func parseWork(out string) (WorkState, error) {
 		"ahead": &w.Ahead, "dirty": &w.Dirty, "untracked": &w.Untracked, "stashes": &w.Stashes, "submodules": &w.Submodules,
 	}
 	bad := func(line string) error {
-		return fail.New(fail.Failure, "the guest's account of its work was not understood: %q", clip(line))
+		return fail.New(fail.Failure, "the guest's report of its work is invalid: %q", clip(line))
 	}
 	ended := false
 	for line := range strings.Lines(out) {
@@ -132,7 +132,7 @@ func parseWork(out string) (WorkState, error) {
 		}
 	}
 	if !ended {
-		return WorkState{}, bad("its end is missing")
+		return WorkState{}, bad("the end is missing")
 	}
 	return w, nil
 }
@@ -140,7 +140,7 @@ func parseWork(out string) (WorkState, error) {
 func number(s string) (int, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
 	if err != nil || n < 0 || n > maxCount {
-		return 0, fmt.Errorf("not a count: %q", clip(s))
+		return 0, fmt.Errorf("invalid count %q", clip(s))
 	}
 	return int(n), nil
 }

@@ -502,11 +502,11 @@ func TestPickerPopup(t *testing.T) {
 	first.typed("what")
 	first.sees(`> +what is this`)
 	first.keys("Enter")
-	first.sees(`what is this.*is neither owner/repo`)
+	first.sees(`what is this.*must be owner/repo`)
 	first.sees(`Enter closes`)
 	w.until("the popup is closed", func() bool {
 		first.keys("Enter") // a key that arrives while fzf exits is lost
-		return !strings.Contains(first.show(), "is neither owner/repo")
+		return !strings.Contains(first.show(), "must be owner/repo")
 	})
 }
 

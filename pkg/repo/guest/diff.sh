@@ -1,5 +1,5 @@
-# The difference between BASE and the work tree with its untracked files, by
-# way of an index and objects of our own. Usage: diff DIR BASE OPTION...
+# Prints the difference between BASE and the work tree, including untracked files.
+# Uses its own index and object directory. Usage: diff DIR BASE OPTION...
 cd -- "$1"
 top=$(git rev-parse --show-toplevel)
 cd -- "$top"
@@ -9,7 +9,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf -- "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 index=$(git rev-parse --git-path index)
-# With its time of change, by which git tells which files it must look into.
+# Keep the modification time, from which git tells which files it must read.
 [ ! -f "$index" ] || cp -p -- "$index" "$tmp/index"
 objects=$(git rev-parse --path-format=absolute --git-path objects)
 mkdir "$tmp/objects"

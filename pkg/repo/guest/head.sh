@@ -1,5 +1,5 @@
-# The commit and the branch that are checked out, each on a line, which is empty
-# where there is none. Usage: head DIR
+# Prints the commit and the branch that are checked out, each on its own line. A
+# line is empty if there is none. Usage: head DIR
 cd -- "$1"
 git rev-parse --git-dir >/dev/null
 head=$(checked_out)

@@ -1,4 +1,4 @@
-# Lists everything that is the agent's. Usage: offer DIR
+# Lists everything that belongs to the agent. Usage: offer DIR
 cd -- "$1"
 git rev-parse --git-dir >/dev/null
 head=$(checked_out)

@@ -1,5 +1,5 @@
-# Packs what stdin asks for: "COMMIT" for all its history, "^COMMIT" for what
-# the host has. Usage: pack DIR
+# Packs what stdin requests: "COMMIT" for its whole history, "^COMMIT" for what
+# the host has already. Usage: pack DIR
 cd -- "$1"
 tmp=$(mktemp)
 trap 'rm -f -- "$tmp"' EXIT

@@ -1,5 +1,5 @@
-# What is at DIR: "absent", "foreign", or "done COMMIT BRANCH EXTRAS" ("-" for
-# an empty COMMIT or BRANCH). Usage: probe DIR
+# Prints what is at DIR: "absent", "foreign", or "done COMMIT BRANCH EXTRAS" ("-"
+# for an empty COMMIT or BRANCH). Usage: probe DIR
 dir=$1
 if [ -d "$dir/.git" ] || [ -f "$dir/.git" ]; then
 	if [ -f "$dir/.git/agent-sessionizer/base" ]; then

@@ -1,8 +1,8 @@
-# Makes a repository at TMP from the bundle on stdin and checks it out.
+# Creates a repository at TMP from the bundle on stdin and checks it out.
 # Usage: receive TMP PREFIX URL KIND REMOTE BRANCH COMMIT DEFAULT SHALLOW FORMAT
-# TMP is PREFIX and a suffix of its own; KIND is "mirror" (branches are the
+# TMP is PREFIX with a unique suffix. KIND is "mirror" (branches are the
 # remote's), "clone" (branches are the user's, refs/remotes/REMOTE the remote's)
-# or "empty" (nothing on stdin). BRANCH "" means a detached HEAD.
+# or "empty" (nothing on stdin). An empty BRANCH means a detached HEAD.
 tmp=$1 prefix=$2 url=$3 kind=$4 remote=$5 branch=$6 commit=$7 default=$8
 shallow=$9
 shift 9
@@ -54,7 +54,7 @@ else
 	git update-ref --no-deref HEAD "$commit"
 fi
 if [ -n "$commit" ]; then
-	# LFS objects come later, from their server and as far as it can be reached.
+	# extras.sh fetches the LFS objects later, if their server is reachable.
 	GIT_LFS_SKIP_SMUDGE=1 git -c core.hooksPath=/dev/null reset -q --hard
 fi
 printf '%s %s\n' "${commit:--}" "${branch:--}" >.git/agent-sessionizer/base

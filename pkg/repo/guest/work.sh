@@ -1,5 +1,5 @@
-# What would be lost with this guest. Commits that the host has stand on stdin,
-# one a line. Usage: work DIR
+# Prints what would be lost with this guest. stdin lists the commits that the host
+# has, one per line. Usage: work DIR
 cd -- "$1"
 top=$(git rev-parse --show-toplevel)
 cd -- "$top"
@@ -10,7 +10,7 @@ common=$(git rev-parse --git-common-dir)
 state=$common/agent-sessionizer
 git() { command git -c core.fsmonitor=false -c core.hooksPath=/dev/null "$@"; }
 
-# Only objects that are here can be excluded.
+# Only existing objects can be excluded.
 cat >"$tmp/have"
 [ ! -f "$state/known" ] || cat "$state/known" >>"$tmp/have"
 sort -u "$tmp/have" | git cat-file --batch-check='%(objectname)' |
