@@ -136,11 +136,11 @@ func TestLogLevels(t *testing.T) {
 func TestTextLog(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.Local)
 	for format, want := range map[Format]string{
-		FormatPretty:  `2026-01-02 03:04:05.006 warn  look in on the guest error="a b" n=1 list=["x"] empty="" trace_id=` + traceID,
-		FormatCompact: `03:04:05 w look in on the guest error="a b" n=1 list=["x"] empty=""`,
+		FormatPretty:  `2026-01-02 03:04:05.006 warn  watch guest error="a b" n=1 list=["x"] empty="" trace_id=` + traceID,
+		FormatCompact: `03:04:05 w watch guest error="a b" n=1 list=["x"] empty=""`,
 	} {
 		log, out := logTo(format, slog.LevelInfo)
-		r := slog.NewRecord(at, slog.LevelWarn, "look in on the guest", 0)
+		r := slog.NewRecord(at, slog.LevelWarn, "watch guest", 0)
 		r.Add("error", errors.New("a b"), "n", 1, "list", []string{"x"}, "empty", "")
 		if err := log.Handler().Handle(trace.With(t.Context(), traceID), r); err != nil {
 			t.Fatal(err)

@@ -375,7 +375,7 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 		func() error {
 			say(p, "waiting for the guest's network")
 			if machine, err := m.Driver.Inspect(ctx, b.name); err == nil && machine.State != vm.Running {
-				return fail.New(fail.Failure, "the VM ended before anybody could log in")
+				return fail.New(fail.Failure, "the VM stopped before it accepted a login")
 			}
 			return nil
 		})
@@ -384,7 +384,7 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 	}
 	st, err := b.guest.Install(ctx, spec.Image.Arch, "", pol)
 	if err == nil && !st.Ready() {
-		err = fail.New(fail.Policy, "the guest's network guard does not stand: %s %s", st.Firewall.Error, st.DNS.Error)
+		err = fail.New(fail.Policy, "the guest firewall is not running: %s %s", st.Firewall.Error, st.DNS.Error)
 	}
 	if err != nil {
 		b.close()

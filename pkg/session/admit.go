@@ -35,7 +35,7 @@ func measureHost(dir string) (Host, error) {
 				DiskDir:    dir,
 			}, nil
 		} else if !os.IsNotExist(err) {
-			return Host{}, fail.New(fail.Host, "measure the free disk of %s: %w", dir, err)
+			return Host{}, fail.New(fail.Host, "measure free disk space of %s: %w", dir, err)
 		}
 		dir = filepath.Dir(dir)
 	}
@@ -75,17 +75,17 @@ func freeMemory() uint64 {
 func clamp(r config.Resources) (config.Resources, []string, error) {
 	var notices []string
 	if n := runtime.NumCPU(); r.CPUs > n {
-		notices = append(notices, fmt.Sprintf("%d CPUs asked for, the host has %d: using %d", r.CPUs, n, n))
+		notices = append(notices, fmt.Sprintf("%d CPUs requested, the host has %d: using %d", r.CPUs, n, n))
 		r.CPUs = n
 	}
 	// A guest with all of the memory would leave none for QEMU and the host.
 	if most := config.Size(memory.TotalMemory() / 4 * 3); most > 0 && r.Memory > most {
 		most = most >> 20 << 20
-		notices = append(notices, fmt.Sprintf("%v of memory asked for, using %v: three quarters of the host's", r.Memory, most))
+		notices = append(notices, fmt.Sprintf("%v of memory requested, using %v: three quarters of the host's memory", r.Memory, most))
 		r.Memory = most
 	}
 	if r.CPUs < config.MinCPUs || r.Memory < config.MinMemory || r.Disk < config.MinDisk {
-		return r, nil, fail.New(fail.Usage, "resources too small for a session: cpus %d, memory %v, disk %v; at least %d, %v and %v",
+		return r, nil, fail.New(fail.Usage, "resources too small for a session: cpus %d, memory %v, disk %v; the minimum is %d, %v and %v",
 			r.CPUs, r.Memory, r.Disk, config.MinCPUs, config.MinMemory, config.MinDisk).
 			WithHint("agent-sessionizer config show")
 	}
@@ -165,17 +165,17 @@ func admit(others []store.Session, r config.Resources, l config.Limits, h Host) 
 		hint = "agent-sessionizer stop " + running[0] // the oldest
 	}
 	if len(running) >= l.Running {
-		return fail.New(fail.Conflict, "no more VMs may run, the limit is %d; stop one of %s, or raise limits.running", l.Running, strings.Join(running, ", ")).
+		return fail.New(fail.Conflict, "limit of %d running VMs reached: stop one of %s, or raise limits.running", l.Running, strings.Join(running, ", ")).
 			WithHint("%s", hint)
 	}
 	// QEMU and vz allocate guest memory as the guest touches it; a fresh guest
 	// touches far less than half.
 	if need := r.Memory/2 + l.MemoryReserve; h.FreeMemory > 0 && h.FreeMemory < need {
-		return fail.New(fail.Conflict, "%v of memory are free on the host, a VM of %v wants %v (half of it and the reserve of %v)", h.FreeMemory, r.Memory, need, l.MemoryReserve).
+		return fail.New(fail.Conflict, "not enough memory: %v free on the host, a VM of %v needs %v (half of its memory and the reserve of %v)", h.FreeMemory, r.Memory, need, l.MemoryReserve).
 			WithHint("%s", hint)
 	}
 	if h.FreeDisk < l.DiskReserve {
-		return fail.New(fail.Host, "%v are free on the disk of %s, the reserve is %v", h.FreeDisk, h.DiskDir, l.DiskReserve).
+		return fail.New(fail.Host, "not enough disk space: %v free on the disk of %s, the reserve is %v", h.FreeDisk, h.DiskDir, l.DiskReserve).
 			WithHint("df -h %s # and: agent-sessionizer destroy SESSION, agent-sessionizer image prune", h.DiskDir)
 	}
 	return nil

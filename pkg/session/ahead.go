@@ -32,9 +32,9 @@ const (
 // the host lacks capacity. A session neither waits for the command nor fails with it.
 func (w *Worker) ahead(ctx context.Context, s Session) {
 	if why, err := w.startAhead(ctx, s); err != nil {
-		w.Log.ErrorContext(ctx, "prepare in the background", "error", err)
+		w.Log.ErrorContext(ctx, "start background preparation", "error", err)
 	} else if why != "" {
-		w.Log.InfoContext(ctx, "nothing is prepared in the background", "why", why)
+		w.Log.InfoContext(ctx, "background preparation skipped", "why", why)
 	}
 }
 
@@ -42,7 +42,7 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 	r := s.Spec.Resources
 	best, err := w.Golden.Best(ctx, w.Config.Prepare, s.Spec.Image, Arch(), SizeOf(r))
 	if err != nil || !best.Lacks {
-		return "nothing is lacking", err
+		return "nothing is missing", err
 	}
 	name := image.Golden(s.Spec.Image)
 	underway, err := w.Golden.Images.Underway()
@@ -50,10 +50,10 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 		return "", err
 	}
 	if slices.ContainsFunc(underway, func(m image.Making) bool { return m.Name == name }) {
-		return "it is being made", nil
+		return "another process is preparing it", nil
 	}
 	if f, ok := w.Golden.Images.Failure(name); ok && time.Since(f.At) < againIn(f) {
-		return "it failed at " + f.At.Format(time.TimeOnly), nil
+		return "the last attempt failed at " + f.At.Format(time.TimeOnly), nil
 	}
 	host, err := measureHost(w.Config.Paths.Data)
 	if err != nil {
@@ -63,14 +63,14 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 	if best.Spares.Name != "" { // a standby VM keeps its memory
 		need = r.Memory + w.Config.Limits.MemoryReserve
 		if onBattery(ctx) {
-			return "the host runs on its battery", nil
+			return "the host is on battery power", nil
 		}
 	}
 	if host.FreeMemory < need {
-		return fmt.Sprintf("%v of memory are free, it takes %v", host.FreeMemory, need), nil
+		return fmt.Sprintf("%v of memory free, %v needed", host.FreeMemory, need), nil
 	}
 	if host.FreeDisk < w.Config.Limits.DiskReserve {
-		return fmt.Sprintf("%v are free on the disk", host.FreeDisk), nil
+		return fmt.Sprintf("%v free on the disk", host.FreeDisk), nil
 	}
 	return "", w.spawnAhead(ctx, s.Spec.Image, r)
 }

@@ -53,7 +53,7 @@ func (w *Worker) lookIn(ctx context.Context, s Session, conn func(context.Contex
 			wait, said = lookMin, ""
 		}
 		if text := err.Error(); text != said { // logged once, not on every attempt
-			w.Log.WarnContext(ctx, "look in on the guest", "error", err)
+			w.Log.WarnContext(ctx, "watch guest", "error", err)
 			said = text
 		}
 		select {
@@ -116,7 +116,7 @@ func (l *lookout) take(ctx context.Context, g wire.Glance) error {
 	if !bytes.Equal(text, l.last) {
 		// A flush is not worth its cost: the next snapshot replaces this one.
 		if err := atomicfile.WriteUnflushed(l.w.glanceFile(l.id), text, 0o600); err != nil {
-			return fail.New(fail.Host, "keep what was seen of the guest: %w", err)
+			return fail.New(fail.Host, "write guest snapshot: %w", err)
 		}
 		l.last = text
 	}

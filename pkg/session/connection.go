@@ -63,7 +63,7 @@ func (c *connection) keep(ctx context.Context) {
 			wait, told = redialMin, ""
 		}
 		if text := err.Error(); text != told { // logged once, not on every attempt
-			c.log.WarnContext(ctx, "the connection to the guest", "error", err)
+			c.log.WarnContext(ctx, "guest connection failed", "error", err)
 			told = text
 		}
 		select {
@@ -89,7 +89,7 @@ func (c *connection) once(ctx context.Context) error {
 	if err != nil {
 		// The keeper's own use of the connection does not need the socket, and
 		// commands can log in to the guest themselves.
-		c.log.WarnContext(ctx, "the connection to the guest is not shared", "error", err)
+		c.log.WarnContext(ctx, "guest connection not shared", "error", err)
 		select {
 		case <-client.Done():
 			return ssh.ErrUnreachable

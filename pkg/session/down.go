@@ -56,7 +56,7 @@ func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState,
 	defer cancel()
 	conn, err := w.DialOwn(ctx, s)
 	if err != nil {
-		w.Log.WarnContext(ctx, "no farewell", "error", err)
+		w.Log.WarnContext(ctx, "prepare guest for shutdown", "error", err)
 		return nil, func(context.Context) error { return err }
 	}
 	g := s.Guest(conn)
@@ -65,7 +65,7 @@ func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState,
 	if s.Facts.Base != nil {
 		state, err := w.Work(ctx, s, conn)
 		if err != nil {
-			w.warn(ctx, s.ID, "", "what work is left in the guest is not known: %v", err)
+			w.warn(ctx, s.ID, "", "unsaved work in the guest is unknown: %v", err)
 		} else {
 			work = &state
 		}
@@ -112,7 +112,7 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 	// The keeper's own log is in this directory, and still open. That is harmless:
 	// this removes the log's last name.
 	if err := os.RemoveAll(w.Config.Paths.SessionDir(s.ID)); err != nil {
-		return s, fmt.Errorf("remove the session's directory: %w", err)
+		return s, fmt.Errorf("remove session directory: %w", err)
 	}
 	if s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} }); err != nil {
 		return s, err

@@ -77,7 +77,7 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 // guard installs the guest program and the policy. From here on the guest reaches
 // what the policy allows; before, it reached nothing.
 func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
-	return w.step(ctx, s.ID, "guard the network", func(ctx context.Context, _ vm.Progress) error {
+	return w.step(ctx, s.ID, "apply the network policy", func(ctx context.Context, _ vm.Progress) error {
 		p, err := w.Policy(*s)
 		if err != nil {
 			return err
@@ -104,7 +104,7 @@ func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
 			}
 		}
 		if !st.Ready() {
-			return fail.New(fail.Policy, "the guest's network guard does not stand: %s %s", st.Firewall.Error, st.DNS.Error).
+			return fail.New(fail.Policy, "the guest firewall is not running: %s %s", st.Firewall.Error, st.DNS.Error).
 				WithHint("agent-sessionizer logs --of serial %s", s.Name)
 		}
 		return nil
@@ -167,7 +167,7 @@ func (w *Worker) own(ctx context.Context, s Session, g guest.Guest) error {
 		return nil
 	}
 	return w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {
-		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not finish its disks and journal within %v", ownTimeout))
+		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not finish its own disks and journal within %v", ownTimeout))
 		defer cancel()
 		trouble, err := g.Own(ctx)
 		if err == nil && trouble != "" {

@@ -22,10 +22,10 @@ func (m *Manager) glanceFile(id string) string {
 func (m *Manager) Glance(s Session) (wire.Glance, time.Time, error) {
 	f, err := os.Open(m.glanceFile(s.ID))
 	if errors.Is(err, fs.ErrNotExist) {
-		return wire.Glance{}, time.Time{}, fail.New(fail.NotFound, "session %s was never looked at", s.Name)
+		return wire.Glance{}, time.Time{}, fail.New(fail.NotFound, "session %s has no snapshot yet", s.Name)
 	}
 	if err != nil {
-		return wire.Glance{}, time.Time{}, fail.New(fail.Host, "read what was seen of session %s: %w", s.Name, err)
+		return wire.Glance{}, time.Time{}, fail.New(fail.Host, "read snapshot of session %s: %w", s.Name, err)
 	}
 	defer f.Close()
 	var g wire.Glance
@@ -34,7 +34,7 @@ func (m *Manager) Glance(s Session) (wire.Glance, time.Time, error) {
 		err = json.NewDecoder(f).Decode(&g)
 	}
 	if err != nil {
-		return wire.Glance{}, time.Time{}, fmt.Errorf("read what was seen of session %s: %w", s.Name, err)
+		return wire.Glance{}, time.Time{}, fmt.Errorf("read snapshot of session %s: %w", s.Name, err)
 	}
 	return g, fi.ModTime(), nil
 }

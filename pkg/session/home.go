@@ -53,14 +53,14 @@ func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guest.Guest) er
 		var archive bytes.Buffer
 		left, err := home.Dotfiles(&archive, dir, path.Base(s.Repo))
 		if err != nil {
-			return fail.New(fail.Usage, "in %s: %w", w.Config.Dotfiles, err).WithHint("ls -la %s", ssh.Quote(w.Config.Dotfiles))
+			return fail.New(fail.Usage, "read dotfiles in %s: %w", w.Config.Dotfiles, err).WithHint("ls -la %s", ssh.Quote(w.Config.Dotfiles))
 		}
-		const what = "dotfiles that are not copied"
+		const what = "dotfiles not copied"
 		if len(left) > 0 {
 			said, hint := make([]string, len(left)), ""
 			for i, l := range left {
 				if said[i] = l.String(); l.Credential {
-					hint = "agent-sessionizer config edit # and give credentials to sessions under secrets:"
+					hint = "agent-sessionizer config edit # configure credentials under secrets:"
 				}
 			}
 			w.note(ctx, s.ID, hint, what, said)
@@ -78,7 +78,7 @@ func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guest.Guest) er
 
 // limit bounds an operation that depends on the guest's speed.
 func limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, homeTimeout, fail.New(fail.Timeout, "it took longer than %v", homeTimeout))
+	return context.WithTimeoutCause(ctx, homeTimeout, fail.New(fail.Timeout, "timed out after %v", homeTimeout))
 }
 
 // guestsFault reports whether err is the fault of a reachable guest.
@@ -115,7 +115,7 @@ func (w *Worker) keepNow(s Session) (guest.Keep, error) {
 // session never had.
 func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep guest.Keep) error {
 	without := func(err error) {
-		w.warn(ctx, s.ID, "agent-sessionizer kept rm "+s.Called(), "it goes on without what was kept, which stays as it is: %v", err)
+		w.warn(ctx, s.ID, "agent-sessionizer kept rm "+s.Called(), "continuing without the saved home, which is unchanged: %v", err)
 	}
 	f, archive, err := w.openKept(s.RepoKey)
 	if err != nil {
@@ -127,11 +127,11 @@ func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep
 		if st, err := f.Stat(); err == nil {
 			keep.Max = max(keep.Max, st.Size()) // a lowered limit applies only to later saves
 		}
-		err := w.step(ctx, s.ID, "bring back what was kept", func(ctx context.Context, _ vm.Progress) error {
+		err := w.step(ctx, s.ID, "restore the saved home", func(ctx context.Context, _ vm.Progress) error {
 			limited, cancel := limit(ctx)
 			defer cancel()
 			notes, err := g.RestoreHome(limited, keep, archive, !s.Facts.WasReady)
-			w.note(ctx, s.ID, "", "what was kept, and is not brought back", notes)
+			w.note(ctx, s.ID, "", "saved files not restored", notes)
 			return err
 		})
 		if guestsFault(ctx, err) {
@@ -160,7 +160,7 @@ func (w *Worker) saveHome(ctx context.Context, s Session, g guest.Guest) {
 		err = w.trySaveHome(ctx, s, g, keep)
 	}
 	if err != nil {
-		w.warn(ctx, s.ID, fail.HintOf(err), "it goes on, and what was kept last stays: %v", err)
+		w.warn(ctx, s.ID, fail.HintOf(err), "continuing without saving the home; the last saved home is unchanged: %v", err)
 	}
 }
 
@@ -179,7 +179,7 @@ func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep
 			return nil // restoreKept has already warned
 		}
 	}
-	return w.step(ctx, s.ID, "save what is kept", func(ctx context.Context, _ vm.Progress) error {
+	return w.step(ctx, s.ID, "save the home", func(ctx context.Context, _ vm.Progress) error {
 		limited, cancel := limit(ctx)
 		defer cancel()
 		if err := w.hideSecretsOf(limited, g); err != nil { // the transcripts may contain them
@@ -192,7 +192,7 @@ func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep
 			return err
 		})
 		if err == nil {
-			w.note(ctx, s.ID, "", "files that are not kept", notes)
+			w.note(ctx, s.ID, "", "files not saved", notes)
 		}
 		return err
 	})
@@ -212,7 +212,7 @@ func (w *Worker) lastWords(ctx context.Context, s Session) {
 	defer cancel()
 	conn, err := w.DialOwn(dial, s)
 	if err != nil {
-		w.warn(ctx, s.ID, "", "it goes on, and what was kept last stays: %v", err)
+		w.warn(ctx, s.ID, "", "continuing without saving the home; the last saved home is unchanged: %v", err)
 		return
 	}
 	defer conn.Close()

@@ -57,20 +57,20 @@ func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secr
 	}
 	file := m.keptFile(k.RepoKey)
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return fail.New(fail.Host, "make the directory of what is kept: %w", err)
+		return fail.New(fail.Host, "create directory of saved homes: %w", err)
 	}
 	part := file + ".new" // always the same name, so leftovers of a crash are replaced
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fail.New(fail.Host, "write what is kept: %w", err)
+		return fail.New(fail.Host, "write saved home: %w", err)
 	}
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fail.New(fail.Host, "write what is kept: %w", err)
+		return fail.New(fail.Host, "write saved home: %w", err)
 	}
 	defer os.Remove(part)
 	defer f.Close()
 	if _, err := f.Write(append(line, '\n')); err != nil {
-		return fail.New(fail.Host, "write what is kept: %w", err)
+		return fail.New(fail.Host, "write saved home: %w", err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -80,10 +80,10 @@ func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secr
 		return cmp.Or(sink.err, err)
 	}
 	if err := errors.Join(mask.Close(), sink.err, f.Sync(), f.Close()); err != nil {
-		return fail.New(fail.Host, "write what is kept: %w", err)
+		return fail.New(fail.Host, "write saved home: %w", err)
 	}
 	if !home.IsArchive(sink.start) {
-		return errors.New("what the guest sent is not an archive; does a file of its shell print something?")
+		return errors.New("the guest did not send an archive; do its shell startup files print something?")
 	}
 	if most-sink.left <= home.EmptySize {
 		err = os.Remove(file) // the archive is empty: nothing to keep
@@ -94,7 +94,7 @@ func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secr
 		err = os.Rename(part, file)
 	}
 	if err != nil {
-		return fail.New(fail.Host, "write what is kept: %w", err)
+		return fail.New(fail.Host, "write saved home: %w", err)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func (s *sink) Write(p []byte) (int, error) {
 	if s.left -= int64(len(p)); s.left < 0 {
 		s.err = errors.New("the guest sent more than limits.kept")
 	} else if _, s.err = s.w.Write(p); s.err != nil {
-		s.err = fail.New(fail.Host, "write what is kept: %w", s.err)
+		s.err = fail.New(fail.Host, "write saved home: %w", s.err)
 	}
 	if s.err != nil {
 		s.fail(s.err)
@@ -132,11 +132,11 @@ func (m *Manager) openKept(repoKey string) (*os.File, io.Reader, error) {
 		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, nil, fail.New(fail.Host, "read what is kept: %w", err)
+		return nil, nil, fail.New(fail.Host, "read saved home: %w", err)
 	}
 	k, archive, err := readKept(f)
 	if err == nil && k.RepoKey != repoKey {
-		err = fmt.Errorf("%s is of another repository", f.Name())
+		err = fmt.Errorf("%s belongs to another repository", f.Name())
 	}
 	if err != nil {
 		f.Close()
@@ -173,7 +173,7 @@ func (m *Manager) Kept() ([]Kept, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fail.New(fail.Host, "read what is kept: %w", err)
+			return nil, fail.New(fail.Host, "read saved home: %w", err)
 		}
 		k, _, err := readKept(f)
 		f.Close()
@@ -208,12 +208,12 @@ func (m *Manager) DropKept(what string) (key string, err error) {
 		case len(found) == 1:
 			err := os.Remove(m.keptFile(found[0].RepoKey))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return "", fail.New(fail.Host, "remove what is kept: %w", err)
+				return "", fail.New(fail.Host, "remove saved home: %w", err)
 			}
 			return found[0].RepoKey, nil
 		case len(found) > 1:
 			return "", fail.New(fail.Usage, "%q could be any of %d repositories", what, len(found)).WithHint("agent-sessionizer kept")
 		}
 	}
-	return "", fail.New(fail.NotFound, "nothing is kept of %q", what).WithHint("agent-sessionizer kept")
+	return "", fail.New(fail.NotFound, "no saved home for %q", what).WithHint("agent-sessionizer kept")
 }

@@ -203,11 +203,11 @@ func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, err
 func (m *Manager) wake(ctx context.Context, id string) error {
 	dir := m.Config.Paths.SessionDir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fail.New(fail.Host, "make the session's directory: %w", err)
+		return fail.New(fail.Host, "create session directory: %w", err)
 	}
 	log, err := os.OpenFile(m.Config.Paths.KeeperLog(id), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return fail.New(fail.Host, "open the keeper's log: %w", err)
+		return fail.New(fail.Host, "open keeper log: %w", err)
 	}
 	defer log.Close()
 	return m.Detach(ctx, log, "keeper", id)
@@ -282,7 +282,7 @@ func (m *Manager) OfRepo(ctx context.Context, key string) (Session, error) {
 			return s, nil
 		}
 	}
-	return Session{}, fail.New(fail.NotFound, "no session of %s", key).WithHint("agent-sessionizer list")
+	return Session{}, fail.New(fail.NotFound, "no session for %s", key).WithHint("agent-sessionizer list")
 }
 
 // Find resolves what a person typed: a session's name, its id or the start of it, the
@@ -347,7 +347,7 @@ func nameBudget(limaHome string) (int, error) {
 	const longestSocket = len("//ssh.sock.1234567890123456\x00")
 	budget := min(104-longestSocket-len(limaHome), 63-len("lima-"))
 	if least := len("agent-reponame-012345"); budget < least {
-		return 0, fail.New(fail.Host, "lima_home %s is %d bytes too long: sockets below it would not fit into the 104 bytes of a socket's path", limaHome, least-budget).
+		return 0, fail.New(fail.Host, "lima_home %s is %d bytes too long: paths of sockets below it would exceed 104 bytes", limaHome, least-budget).
 			WithHint("export AGENT_SESSIONIZER_LIMA_HOME=/a/shorter/directory")
 	}
 	return budget, nil

@@ -41,7 +41,7 @@ func (b *browserCheck) Read(p []byte) (int, error) {
 		reason := ""
 		switch {
 		case end > maxRequestHead, end == 0 && len(b.head) >= maxRequestHead:
-			reason = fmt.Sprintf("the request's head is longer than %d bytes", maxRequestHead)
+			reason = fmt.Sprintf("request header is longer than %d bytes", maxRequestHead)
 		case end == 0 && err == nil:
 			continue
 		case end > 0:
@@ -134,7 +134,7 @@ func requestEnd(b []byte) int {
 func (b *browserCheck) refuse(head []byte) string {
 	r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(head)))
 	if err != nil {
-		return "the request cannot be read: " + err.Error()
+		return "request cannot be parsed: " + err.Error()
 	}
 	if !strings.EqualFold(r.Host, b.port.host(b.session)) && !isPlainClient(r) {
 		return fmt.Sprintf("use %s/ in a browser", b.port.URL(b.session))
@@ -146,7 +146,7 @@ func (b *browserCheck) refuse(head []byte) string {
 		}
 		name, ours := "."+strings.ToLower(u.Hostname()), "."+strings.ToLower(b.session)+".localhost"
 		if strings.HasSuffix(name, ".localhost") && name != ".localhost" && !strings.HasSuffix(name, ours) {
-			return fmt.Sprintf("a page of %s may not use a port of session %s", u.Host, b.session)
+			return fmt.Sprintf("a page from %s may not use a port of session %s", u.Host, b.session)
 		}
 	}
 	return ""

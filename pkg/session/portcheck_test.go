@@ -61,11 +61,11 @@ func TestPublishedPortChecksBrowsers(t *testing.T) {
 		"another port's name":          {"GET / HTTP/1.1\r\nHost: 3001.agent-owner-repo-abcdef.localhost:40123\r\n\r\n", "use http://"},
 		"another session's name":       {"GET / HTTP/1.1\r\nHost: 3000.agent-owner-repo-fedcba.localhost:40123\r\n\r\n", "use http://"},
 		"no Host":                      {"GET / HTTP/1.1\r\n\r\n", "use http://"},
-		"a page of another session":    {"GET /ws HTTP/1.1\r\n" + ours + "Upgrade: websocket\r\nOrigin: http://3000.agent-owner-other-fedcba.localhost:40124\r\n\r\n", "a page of 3000.agent-owner-other-fedcba"},
-		"one whose name ends like it":  {"GET / HTTP/1.1\r\n" + ours + "Origin: http://xagent-owner-repo-abcdef.localhost:1\r\n\r\n", "a page of xagent"},
+		"a page of another session":    {"GET /ws HTTP/1.1\r\n" + ours + "Upgrade: websocket\r\nOrigin: http://3000.agent-owner-other-fedcba.localhost:40124\r\n\r\n", "a page from 3000.agent-owner-other-fedcba"},
+		"one whose name ends like it":  {"GET / HTTP/1.1\r\n" + ours + "Origin: http://xagent-owner-repo-abcdef.localhost:1\r\n\r\n", "a page from xagent"},
 		"a page without an origin":     {"POST / HTTP/1.1\r\n" + ours + "Origin: null\r\n\r\n", "without an origin"},
 		"two origins":                  {"POST / HTTP/1.1\r\n" + ours + "Origin: http://localhost\r\nOrigin: http://localhost\r\n\r\n", "without an origin"},
-		"a header that is none":        {"GET / HTTP/1.1\r\n" + ours + "broken\r\n\r\n", "cannot be read"},
+		"a header that is none":        {"GET / HTTP/1.1\r\n" + ours + "broken\r\n\r\n", "cannot be parsed"},
 		"a head without an end":        {"GET /" + strings.Repeat("x", maxRequestHead) + " HTTP/1.1\r\nHost: evil.example\r\n\r\n", "longer than"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -63,7 +63,7 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 		return s, err
 	}
 	if full {
-		return s, fail.New(fail.Usage, "session %s has %d published ports already", s.Name, maxPorts).WithHint("agent-sessionizer ports %s", s.Name)
+		return s, fail.New(fail.Usage, "session %s already has %d published ports", s.Name, maxPorts).WithHint("agent-sessionizer ports %s", s.Name)
 	}
 	return m.awaitPorts(ctx, s, func(p PublishedPort) (bool, error) {
 		if slices.Contains(ports, p.Guest) && p.Error != "" {
@@ -75,7 +75,7 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 
 // awaitPorts waits until done returns true for every port.
 func (m *Manager) awaitPorts(ctx context.Context, s Session, done func(PublishedPort) (bool, error)) (Session, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, fail.New(fail.Timeout, "the keeper of session %s does not see to its ports", s.Name).
+	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, fail.New(fail.Timeout, "the keeper of session %s did not update its ports", s.Name).
 		WithHint("agent-sessionizer logs %s", s.Name))
 	defer cancel()
 	for {
@@ -213,12 +213,12 @@ func (p *publisher) carry(ctx context.Context, published PublishedPort, local ne
 	port := published.Guest
 	client, err := p.connected(ctx)
 	if err != nil {
-		p.log.WarnContext(ctx, "publish a port", "port", port, "error", err)
+		p.log.WarnContext(ctx, "reach guest for published port", "port", port, "error", err)
 		return
 	}
 	remote, err := client.Connect(ctx, net.JoinHostPort("localhost", strconv.Itoa(int(port))))
 	if err != nil {
-		p.log.InfoContext(ctx, "nothing answers on a published port", "port", port, "error", err)
+		p.log.InfoContext(ctx, "published port does not answer", "port", port, "error", err)
 		return
 	}
 	defer remote.Close()

@@ -164,10 +164,10 @@ func (s Session) Guest(conn *ssh.Client) guest.Guest {
 func read(row store.Session) (Session, error) {
 	s := Session{Session: row, Phase: Phase(row.Phase), Want: Phase(row.Want)}
 	if err := json.Unmarshal(row.Spec, &s.Spec); err != nil {
-		return s, fmt.Errorf("read the spec of session %s: %w", row.Name, err)
+		return s, fmt.Errorf("read spec of session %s: %w", row.Name, err)
 	}
 	if err := json.Unmarshal(row.Facts, &s.Facts); err != nil {
-		return s, fmt.Errorf("read the facts of session %s: %w", row.Name, err)
+		return s, fmt.Errorf("read status of session %s: %w", row.Name, err)
 	}
 	return s, nil
 }

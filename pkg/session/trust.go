@@ -17,7 +17,7 @@ import (
 )
 
 // ErrUntrusted is wrapped by the error for a local clone that must be confirmed.
-var ErrUntrusted = errors.New("it gets the secrets and kept files of that repository only after you confirm it")
+var ErrUntrusted = errors.New("it gets that repository's secrets and saved home only after you confirm it")
 
 // clone identifies a local clone whose own settings name a remote, as a person
 // confirmed it. The author of a directory also writes its settings, so the settings
@@ -40,11 +40,11 @@ func identify(ref repo.Ref) (clone, error) {
 		info, err = os.Lstat(ref.Path)
 	}
 	if err != nil {
-		return clone{}, fail.New(fail.NotFound, "look at the clone: %w", err)
+		return clone{}, fail.New(fail.NotFound, "inspect clone: %w", err)
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return clone{}, fail.New(fail.Host, "look at the clone %s: its owner is unknown", ref.Path)
+		return clone{}, fail.New(fail.Host, "inspect clone %s: its owner is unknown", ref.Path)
 	}
 	return clone{Path: ref.Path, Key: ref.Key, UID: st.Uid, Dev: uint64(st.Dev), Inode: st.Ino}, nil //nolint:unconvert // the field has other types on other systems
 }
@@ -72,7 +72,7 @@ func (m *Manager) CheckClone(ref repo.Ref) error {
 	if err == nil && was == is {
 		return nil
 	}
-	return fail.New(fail.Policy, "%s says that it is a clone of %s; %w", ref.Path, ref.Key, ErrUntrusted).
+	return fail.New(fail.Policy, "%s claims to be a clone of %s; %w", ref.Path, ref.Key, ErrUntrusted).
 		WithHint("agent-sessionizer trust %s", ssh.Quote(ref.Path))
 }
 
@@ -92,7 +92,7 @@ func (m *Manager) TrustClone(ref repo.Ref) error {
 	}
 	file := m.trustFile(ref)
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return fail.New(fail.Host, "record the confirmed clone: %w", err)
+		return fail.New(fail.Host, "record confirmed clone: %w", err)
 	}
 	return writeFile(file, text)
 }

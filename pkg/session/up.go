@@ -111,7 +111,7 @@ func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
 	}
 	_, err := w.Driver.Inspect(ctx, s.VM())
 	if errors.Is(err, vm.ErrNotFound) {
-		return fail.New(fail.NotFound, "the VM of session %s is missing; it is not made anew because its work would be lost unseen", s.Name).
+		return fail.New(fail.NotFound, "the VM of session %s is missing; it is not rebuilt because its work would be lost without notice", s.Name).
 			WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
 	return err
@@ -146,7 +146,7 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		// No user has been in this VM yet, so another one is as good. The first
 		// failure need not be the snapshot's fault: QEMU may have been killed.
 		if !again {
-			w.warn(ctx, s.ID, "", "%v; waking another", err)
+			w.warn(ctx, s.ID, "", "%v; resuming another", err)
 		} else {
 			w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
 			if err := w.Golden.Distrust(s.Facts.Warm); err != nil {
@@ -168,7 +168,7 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		conn, err = ssh.DialBooted(ctx, t, func() error {
 			p("waiting for the guest's network")
 			if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Running {
-				return fail.New(fail.Failure, "the VM ended before anybody could log in")
+				return fail.New(fail.Failure, "the VM stopped before it accepted a login")
 			}
 			return nil
 		})
@@ -181,7 +181,7 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
 	return w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
-			fail.New(fail.Timeout, "the guest did not come up within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
+			fail.New(fail.Timeout, "the guest did not boot within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
 		defer cancel()
 		ep, err := w.Driver.Start(ctx, s.VM(), p)
 		if err != nil {
@@ -277,7 +277,7 @@ func (w *Worker) key(id string) (authorized string, err error) {
 		return string(pub), nil
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return "", fail.New(fail.Host, "make the session's directory: %w", err)
+		return "", fail.New(fail.Host, "create session directory: %w", err)
 	}
 	private, authorized, err := ssh.NewKey()
 	if err != nil {
@@ -317,11 +317,11 @@ func (m *Manager) dial(ctx context.Context, s Session, relay string) (*ssh.Clien
 
 func (m *Manager) target(s Session, relay string) (ssh.Target, error) {
 	if s.Facts.Endpoint.Addr == "" {
-		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s, it has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s and has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	key, err := os.ReadFile(m.keyFile(s.ID))
 	if err != nil {
-		return ssh.Target{}, fail.New(fail.NotFound, "read the session's SSH key: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
+		return ssh.Target{}, fail.New(fail.NotFound, "read SSH key of the session: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
 	return ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey, Relay: relay}, nil
 }

@@ -37,10 +37,10 @@ func (m *Manager) gatewayDir(id string) string {
 // answer has lost its network card for good; raise shuts it down.
 func (w *Worker) raise(ctx context.Context, s Session) error {
 	if !s.Spec.Walled {
-		w.warn(ctx, s.ID, "", "this session has no wall (network.wall was false when it was made): root in the guest decides what it reaches, this host included")
+		w.warn(ctx, s.ID, "", "this session's network is not enforced (network.wall was false when it was created): root in the guest decides what it reaches, including this host")
 		return nil
 	}
-	return w.step(ctx, s.ID, "raise the wall", func(ctx context.Context, p vm.Progress) error {
+	return w.step(ctx, s.ID, "start the gateway", func(ctx context.Context, p vm.Progress) error {
 		wire, err := w.Driver.Wire(s.VM())
 		if err != nil {
 			return err
@@ -92,14 +92,14 @@ func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
 	}
 	g := w.Gateway(s)
 	fallen := func(what string) error {
-		return fail.New(fail.Failure, "%s: nothing gets in or out of the VM", what).WithHint("agent-sessionizer start %s", s.Name)
+		return fail.New(fail.Failure, "%s: the VM has no network", what).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	if !g.Running() {
 		// The gateway ends with its VM, and the driver knows why the VM ended.
 		if m, err := w.Driver.Inspect(ctx, s.VM()); err != nil || m.State != vm.Running {
 			return nil //nolint:nilerr // watch inspects the VM too
 		}
-		return fallen("the session's gateway has ended")
+		return fallen("the session's gateway has stopped")
 	}
 	if now.Sub(c.asked) < wallEvery {
 		return nil
@@ -119,7 +119,7 @@ func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
 		complaint = st.JournalErr
 	}
 	if complaint != "" && complaint != c.told {
-		w.warn(ctx, s.ID, "agent-sessionizer net reload "+s.Name, "the session's gateway: %s", complaint)
+		w.warn(ctx, s.ID, "agent-sessionizer net reload "+s.Name, "gateway: %s", complaint)
 	}
 	c.told = complaint
 	return nil

@@ -136,7 +136,7 @@ func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event
 func change(row *store.Session, f func(*Facts)) error {
 	var facts Facts
 	if err := json.Unmarshal(row.Facts, &facts); err != nil {
-		return fmt.Errorf("read the facts of session %s: %w", row.Name, err)
+		return fmt.Errorf("read status of session %s: %w", row.Name, err)
 	}
 	f(&facts)
 	raw, err := json.Marshal(facts)
@@ -151,7 +151,7 @@ func change(row *store.Session, f func(*Facts)) error {
 // leaves Stopped, or gets there without a report from its guest, has none.
 func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*store.Session)) (Session, error) {
 	if !s.Phase.canGo(to) {
-		return s, fmt.Errorf("session %s cannot go from %s to %s", s.Name, s.Phase, to)
+		return s, fmt.Errorf("session %s: no transition from %s to %s", s.Name, s.Phase, to)
 	}
 	return w.move(ctx, s, to, nil, change)
 }
@@ -225,7 +225,7 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 	case s.Want == Ready && s.Phase == Ready:
 		return w.watch(ctx, s)
 	}
-	return s, fmt.Errorf("session %s is %s and wanted %s: nothing leads there", s.Name, s.Phase, s.Want)
+	return s, fmt.Errorf("session %s is %s: no transition leads to %s", s.Name, s.Phase, s.Want)
 }
 
 // watch returns when the VM ended by itself or ctx is cancelled. Meanwhile it keeps
@@ -264,7 +264,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 			if err != nil {
 				return s, err
 			}
-			return w.broke(context.WithoutCancel(ctx), gone, fail.New(fail.NotFound, "the VM of session %s is gone, removed by something else", s.Name).
+			return w.broke(context.WithoutCancel(ctx), gone, fail.New(fail.NotFound, "the VM of session %s was removed by another program", s.Name).
 				WithHint("agent-sessionizer destroy --force %s", s.Name))
 		case err != nil:
 			w.Log.WarnContext(ctx, "inspect the VM", "error", err)
@@ -323,14 +323,14 @@ func (w *Worker) reload(ctx context.Context, id string) {
 		}
 	}
 	if err != nil && ctx.Err() == nil {
-		w.warn(ctx, id, fail.HintOf(err), "the changed settings are not in force: %v", err)
+		w.warn(ctx, id, fail.HintOf(err), "the changed settings were not applied: %v", err)
 	}
 }
 
 // endedByItself records that the guest powered off, or that its process was killed.
 // What the agent has not written to the disk is lost; the disk is not.
 func (w *Worker) endedByItself(ctx context.Context, s Session) (Session, error) {
-	const msg = "the VM ended by itself (powered off from inside, or its process was killed)"
+	const msg = "the VM stopped unexpectedly (powered off from inside, or its process was killed)"
 	hint := "agent-sessionizer open " + s.Name
 	var factsErr error
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),

@@ -321,7 +321,7 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 			return fail.New(fail.Host, "%w for %v: %w", errSilent, patience, err).
 				WithHint("agent-sessionizer logs --of serial %s", s.Name)
 		}
-		w.Log.WarnContext(ctx, "the connection to the guest", "error", err)
+		w.Log.WarnContext(ctx, "guest connection failed", "error", err)
 		if err := sleep(ctx, connectEvery); err != nil {
 			return err
 		}

@@ -64,7 +64,7 @@ func TestCrash(t *testing.T) {
 	b.MustIn(name, "sudo sysctl -qw vm.dirty_writeback_centisecs=0 vm.dirty_expire_centisecs=360000 && echo unwritten >unwritten.txt")
 	b.kill("gateway")
 	b.WaitState("broken")
-	if out := b.Asz("list"); !strings.Contains(out, "gateway has ended") {
+	if out := b.Asz("list"); !strings.Contains(out, "gateway has stopped") {
 		t.Errorf("list does not say why: %s", out)
 	}
 	b.Asz("start", name)
@@ -77,7 +77,7 @@ func TestCrash(t *testing.T) {
 		b.kill(what)
 	}
 	b.WaitState("stopped")
-	if out := b.Asz("list"); !strings.Contains(out, "ended by itself") {
+	if out := b.Asz("list"); !strings.Contains(out, "stopped unexpectedly") {
 		t.Errorf("list does not say why: %s", out)
 	}
 	b.Asz("open", "-d", "./project")

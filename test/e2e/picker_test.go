@@ -37,7 +37,7 @@ func TestPicker(t *testing.T) {
 	u.sees("owner/repo, a git URL")
 	u.typed("./api", "Enter")
 	u.sees("✓ boot the VM")
-	u.sees("guard the network")
+	u.sees("apply the network policy")
 	u.picture("creating")
 	closed := func(screen string) bool { return !strings.Contains(screen, "a git URL") }
 	u.until("the picker's end", closed)

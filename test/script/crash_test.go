@@ -27,7 +27,7 @@ func TestCrash(t *testing.T) {
 		})
 	}
 	// Both kinds of process are killed during each step.
-	for _, step := range []string{"create the VM", "boot the VM", "log in", "guard the network", "clone into the guest", "deliver secrets"} {
+	for _, step := range []string{"create the VM", "boot the VM", "log in", "apply the network policy", "clone into the guest", "deliver secrets"} {
 		for _, kind := range []string{"keeper", "fake-vm"} {
 			t.Run(kind+" during "+step, func(t *testing.T) {
 				t.Parallel()
