@@ -28,7 +28,7 @@ func (g Guest) Generalise(ctx context.Context, scripts fs.FS, source string, rep
 		return nil, err
 	}
 	if err := g.script(ctx, dir, "golden/generalise.sh", source, report); err != nil {
-		return nil, fail.New(fail.Failure, "generalise the guest: %w", err)
+		return nil, fail.New(fail.Failure, "prepare the guest for cloning: %w", err)
 	}
 	initrd, err = g.SSH.Output(ctx, "sudo cat "+initrdPath+" 2>/dev/null || true", nil, maxInitrd)
 	if err != nil {
@@ -48,7 +48,7 @@ func (g Guest) Verify(ctx context.Context, scripts fs.FS, source string, report 
 	}
 	out, err := g.SSH.Output(ctx, "systemctl list-units --failed --plain --no-legend", nil, maxReply)
 	if err != nil {
-		return fmt.Errorf("look for failed services: %w", err)
+		return fmt.Errorf("list failed services: %w", err)
 	}
 	if failed := plain.Line(string(out)); failed != "" {
 		return fail.New(fail.Failure, "services failed: %s", failed)

@@ -56,7 +56,7 @@ func Program(arch string) ([]byte, error) {
 	}
 	z, err := gzip.NewReader(bytes.NewReader(packed))
 	if err != nil {
-		return nil, fmt.Errorf("unpack the guest program: %w", err)
+		return nil, fmt.Errorf("unpack the guest agent: %w", err)
 	}
 	return io.ReadAll(z)
 }
@@ -65,11 +65,11 @@ func Program(arch string) ([]byte, error) {
 func packedProgram(arch string) ([]byte, error) {
 	goarch, ok := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch]
 	if !ok {
-		return nil, fail.New(fail.Host, "no guest program for %q", arch)
+		return nil, fail.New(fail.Host, "no guest agent for architecture %q", arch)
 	}
 	packed, err := programs.ReadFile("bin/agent-guest-linux-" + goarch + ".gz")
 	if err != nil {
-		return nil, fail.New(fail.Host, "this binary was built without the guest program for %s", arch).WithHint("make build")
+		return nil, fail.New(fail.Host, "this binary was built without the guest agent for %s", arch).WithHint("make build")
 	}
 	return packed, nil
 }
@@ -124,7 +124,7 @@ func (g Guest) Install(ctx context.Context, arch, there string, p *policy.Policy
 	}
 	have, err := g.SSH.Output(ctx, "sha256sum "+ssh.Quote(path)+" 2>/dev/null || true", nil, 4096)
 	if err != nil {
-		return wire.Status{}, fmt.Errorf("look for the guest program: %w", err)
+		return wire.Status{}, fmt.Errorf("find the guest agent: %w", err)
 	}
 	if !strings.HasPrefix(string(have), key+" ") {
 		packed, err := packedProgram(arch)
@@ -132,7 +132,7 @@ func (g Guest) Install(ctx context.Context, arch, there string, p *policy.Policy
 			return wire.Status{}, err
 		}
 		if err := g.upload(ctx, packed, path); err != nil {
-			return wire.Status{}, fmt.Errorf("install the guest program: %w", err)
+			return wire.Status{}, fmt.Errorf("install the guest agent: %w", err)
 		}
 	}
 	return g.send(ctx, p, "install")
@@ -167,7 +167,7 @@ func (g Guest) Status(ctx context.Context) (wire.Status, error) {
 func (g Guest) status(ctx context.Context, cmd string, in io.Reader) (wire.Status, error) {
 	out, err := g.SSH.Output(ctx, cmd, in, maxReply)
 	if err != nil {
-		return wire.Status{}, fmt.Errorf("ask the guest program: %w", err)
+		return wire.Status{}, fmt.Errorf("query the guest agent: %w", err)
 	}
 	return wire.DecodeStatus(bytes.NewReader(out))
 }
@@ -224,9 +224,9 @@ func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
 	out, err := g.SSH.Output(ctx, ssh.Quote("sh", "-c", script, "sh", g.Root+secretDir, strconv.FormatInt(most, 10)), nil, most)
 	switch {
 	case errors.Is(err, ssh.ErrUnreachable):
-		return nil, fmt.Errorf("ask the guest which secrets it has: %w", ssh.ErrUnreachable)
+		return nil, fmt.Errorf("read the guest's secrets: %w", ssh.ErrUnreachable)
 	case err != nil:
-		return nil, errors.New("ask the guest which secrets it has") // the error could quote a secret
+		return nil, errors.New("read the guest's secrets") // the error could quote a secret
 	}
 	var values []secret.Value
 	for value := range strings.SplitSeq(string(out), "\x00") {
@@ -288,7 +288,7 @@ func (g Guest) Own(ctx context.Context) (trouble string, err error) {
 	seed := ssh.Quote(g.Root + seedDir)
 	out, err := g.SSH.Output(ctx, "cd "+seed+" 2>/dev/null || exit 0; until [ -e own ]; do sleep 0.05; done; cat own", nil, maxReply)
 	if err != nil {
-		return "", fmt.Errorf("wait for the guest's own disks and journal: %w", err)
+		return "", fmt.Errorf("wait until the guest has its own disks and journal: %w", err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }
@@ -297,7 +297,7 @@ func (g Guest) Own(ctx context.Context) (trouble string, err error) {
 func (g Guest) SetHostname(ctx context.Context, name string) error {
 	_, err := g.SSH.Output(ctx, "sudo "+g.program("hostname", "lima-"+name), nil, maxReply)
 	if err != nil {
-		return fmt.Errorf("give the guest its name: %w", err)
+		return fmt.Errorf("set the guest's host name: %w", err)
 	}
 	return nil
 }
@@ -307,7 +307,7 @@ func (g Guest) SetHostname(ctx context.Context, name string) error {
 func (g Guest) Tmux(ctx context.Context, dir string) error {
 	_, err := g.SSH.Output(ctx, ssh.Quote(g.Root+ReadyTmux, "-d", dir), nil, maxReply)
 	if err != nil {
-		return fmt.Errorf("prepare the guest's tmux: %w", err)
+		return fmt.Errorf("prepare tmux in the guest: %w", err)
 	}
 	return nil
 }

@@ -82,7 +82,7 @@ func (g Guest) script(ctx context.Context, dir, name, source string, report func
 		"PROVISION_DIR="+dir, "PROVISION_LOG=/var/log/agent-provision.log", "bash", dir+"/"+name), ssh.IO{Stdout: out, Stderr: out})
 	out.end()
 	if err != nil {
-		return fmt.Errorf("%w; its last words: %s", err, strings.Join(out.tail, " | "))
+		return fmt.Errorf("%w; last output: %s", err, strings.Join(out.tail, " | "))
 	}
 	return nil
 }

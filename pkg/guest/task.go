@@ -34,11 +34,11 @@ func (g Guest) Task(id string, attempt int) Task { return Task{Guest: g, ID: id,
 // repeating the request does not help.
 var (
 	// ErrTruncated reports output that became shorter than what was already received.
-	ErrTruncated = errors.New("the agent's output was cut in the guest")
+	ErrTruncated = errors.New("the agent's output was truncated in the guest")
 
 	// ErrNoCollection reports a collection that the guest no longer has. It can be made
 	// again.
-	ErrNoCollection = errors.New("the guest has no such collection of artifacts any more")
+	ErrNoCollection = errors.New("the guest no longer has this collection of artifacts")
 )
 
 func (t Task) command(verb string, args ...string) string {
@@ -72,7 +72,7 @@ func (t Task) Remove(ctx context.Context) error {
 	// The second location holds what did not fit on a full disk.
 	line := ssh.Quote("sh", "-c", `rm -rf -- "$1" "/dev/shm/agent-task-$2-"*`, "sh", t.Guest.Root+taskDir+"/"+t.ID, t.ID)
 	if _, err := t.Guest.SSH.Output(ctx, line, nil, maxReply); err != nil {
-		return fmt.Errorf("remove what the task left in the guest: %w", err)
+		return fmt.Errorf("remove the task's files from the guest: %w", err)
 	}
 	return nil
 }
@@ -104,7 +104,7 @@ func (t Task) status(ctx context.Context, in io.Reader, cmd string) (wire.TaskSt
 	}
 	out, err := t.Guest.SSH.Output(ctx, cmd, in, maxReply)
 	if err != nil {
-		return wire.TaskStatus{}, fmt.Errorf("ask the guest about the agent: %w", err)
+		return wire.TaskStatus{}, fmt.Errorf("query the guest about the agent: %w", err)
 	}
 	return wire.DecodeTaskStatus(bytes.NewReader(out))
 }
@@ -138,7 +138,7 @@ func (t Task) Watch(ctx context.Context, from TaskOffsets, f func(TaskFrame) err
 	err := t.frames(ctx, cmd, stdin, func(frame wire.Frame) error {
 		switch {
 		case over:
-			return errors.New("it goes on after the end")
+			return errors.New("the guest sent data after the end")
 		case frame.Kind == wire.FrameStatus:
 			s, err := wire.DecodeTaskStatus(bytes.NewReader(frame.Data))
 			if err != nil {
@@ -161,7 +161,7 @@ func (t Task) Watch(ctx context.Context, from TaskOffsets, f func(TaskFrame) err
 			piece := TaskFrame{Stderr: frame.Kind == wire.FrameStderr, Offset: *at, Data: frame.Data}
 			*at += int64(len(frame.Data))
 			if from.Max > 0 && *at > from.Max {
-				return fmt.Errorf("it sends more than the %d bytes that are wanted", from.Max)
+				return fmt.Errorf("the guest sent more than the requested %d bytes", from.Max)
 			}
 			return f(piece)
 		}
@@ -187,7 +187,7 @@ func (o TaskOffsets) short(have, all int64) bool {
 // unexpected returns the error for a frame that was not requested.
 func unexpected(frame wire.Frame) error {
 	if frame.Kind != wire.FrameFailure {
-		return fmt.Errorf("a frame of kind %q, out of place", rune(frame.Kind))
+		return fmt.Errorf("unexpected frame of kind %q", rune(frame.Kind))
 	}
 	failure, err := wire.DecodeFailure(frame.Data)
 	if err != nil {
@@ -219,7 +219,7 @@ func (t Task) Collect(ctx context.Context, ask wire.TaskCollect) (wire.Collectio
 	files := 0
 	err := t.frames(ctx, t.command("artifacts"), &text, func(frame wire.Frame) error {
 		if c.ID != "" {
-			return errors.New("it goes on after the end")
+			return errors.New("the guest sent data after the end")
 		}
 		switch frame.Kind {
 		case wire.FrameBeat:
@@ -237,20 +237,20 @@ func (t Task) Collect(ctx context.Context, ask wire.TaskCollect) (wire.Collectio
 			return err
 		}
 		if described += int64(len(frame.Data)); described > wire.MaxTaskManifest {
-			return errors.New("it describes more files than were asked for")
+			return errors.New("the guest listed more files than were requested")
 		}
 		if a.Skipped != "" {
 			if len(c.Artifacts)-files >= wire.MaxTaskSkipped {
-				return errors.New("it tells of more files that it skips than were asked for")
+				return errors.New("the guest listed more skipped files than were requested")
 			}
 			c.Artifacts = append(c.Artifacts, a)
 			return nil
 		}
 		if files++; files > ask.MaxFiles || a.Size > ask.MaxBytes-size {
-			return errors.New("it has more files, or larger ones, than were asked for")
+			return errors.New("the guest has more or larger files than were requested")
 		}
 		if seen[a.Name] {
-			return fmt.Errorf("it has %q twice", wire.Clean(a.Name))
+			return fmt.Errorf("the guest listed %q twice", wire.Clean(a.Name))
 		}
 		seen[a.Name] = true
 		size += a.Size
@@ -269,7 +269,7 @@ func (t Task) Collect(ctx context.Context, ask wire.TaskCollect) (wire.Collectio
 func decodeCollection(text []byte) (id string, more int, err error) {
 	var c wire.Collection
 	if err := json.Unmarshal(text, &c); err != nil {
-		return "", 0, errors.New("the end is not understood")
+		return "", 0, errors.New("the last frame is malformed")
 	}
 	const most = 1 << 40
 	return c.ID, min(max(c.More, 0), most), wire.CheckCollectionID(c.ID)

@@ -458,7 +458,7 @@ func TestReceiveWhatChanged(t *testing.T) {
 			skipped[a.Name] = a.Skipped
 		}
 	}
-	if len(skipped) != 2 || !strings.Contains(skipped["untracked/gone"], "not there any more") || !strings.Contains(skipped["untracked/other"], "changed") {
+	if len(skipped) != 2 || !strings.Contains(skipped["untracked/gone"], "no longer exists") || !strings.Contains(skipped["untracked/other"], "changed") {
 		t.Errorf("%v", skipped)
 	}
 	files := w.files(dir)
@@ -612,7 +612,7 @@ func TestAGuestThatLies(t *testing.T) {
 	// A file below another file.
 	below := wire.Collection{ID: two.ID, Artifacts: []wire.Artifact{{Name: "files/x", Size: 3, SHA256: hash("abc")}, {Name: "files/x/y", Size: 3, SHA256: hash("def")}}}
 	got, err = w.says(whole).Receive(t.Context(), clean, below)
-	if err != nil || got[0].Skipped != "" || !strings.Contains(got[1].Skipped, "in its way") {
+	if err != nil || got[0].Skipped != "" || !strings.Contains(got[1].Skipped, "another artifact has this path") {
 		t.Errorf("%+v, %v", got, err)
 	}
 
@@ -626,11 +626,11 @@ func TestAGuestThatLies(t *testing.T) {
 		"well":              {status(`"state":"running","stdout":0,"stderr":0`) + frame('o', "abc") + done, TaskOffsets{}, ""},
 		"less than it had":  {frame('o', "ab") + done, TaskOffsets{}, ErrTruncated.Error()},
 		"all that we want":  {frame('o', "ab") + done, TaskOffsets{Max: 2}, ""},
-		"more than we want": {frame('o', "abc") + done, TaskOffsets{Max: 2}, "more than the 2 bytes"},
+		"more than we want": {frame('o', "abc") + done, TaskOffsets{Max: 2}, "more than the requested 2 bytes"},
 		"no end":            {frame('o', "abc"), TaskOffsets{}, errEnded.Error()},
 		"more after it":     {frame('o', "abc") + done + done, TaskOffsets{}, "after the end"},
-		"no bytes":          {frame('o', ""), TaskOffsets{}, "out of place"},
-		"artifacts":         {artifact("files/x", "x"), TaskOffsets{}, "out of place"},
+		"no bytes":          {frame('o', ""), TaskOffsets{}, "unexpected frame"},
+		"artifacts":         {artifact("files/x", "x"), TaskOffsets{}, "unexpected frame"},
 		"a state of none":   {status(`"state":"happy"`), TaskOffsets{}, "unknown state"},
 		"a failure":         {frame('f', `{"kind":"truncated","text":""}`), TaskOffsets{}, ErrTruncated.Error()},
 	} {

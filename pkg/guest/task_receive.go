@@ -227,7 +227,7 @@ func (r *receiver) frame(f wire.Frame) error {
 		}
 		var item wire.SendItem
 		if err := json.Unmarshal(f.Data, &item); err != nil || len(r.expect) == 0 || item != r.expect[0] {
-			return errors.New("it sends another file than the one that is its turn")
+			return errors.New("the guest sent an unexpected file")
 		}
 		r.item, r.expect = item, r.expect[1:]
 		return r.begin()
@@ -236,7 +236,7 @@ func (r *receiver) frame(f wire.Frame) error {
 	switch f.Kind {
 	case wire.FrameData:
 		if len(f.Data) == 0 || int64(len(f.Data)) > a.Size-r.at {
-			return fmt.Errorf("it sends more of %q than there is", wire.Clean(a.Name))
+			return fmt.Errorf("the guest sent too many bytes of %q", wire.Clean(a.Name))
 		}
 		return r.write(f.Data)
 	case wire.FrameEnd:
@@ -290,7 +290,7 @@ func (r *receiver) write(p []byte) error {
 // end moves a complete file to its name.
 func (r *receiver) end(a *wire.Artifact) error {
 	if r.at != a.Size {
-		return fmt.Errorf("it sends %d of %d bytes of %q", r.at, a.Size, wire.Clean(a.Name))
+		return fmt.Errorf("the guest sent %d of %d bytes of %q", r.at, a.Size, wire.Clean(a.Name))
 	}
 	if hex.EncodeToString(r.sum.Sum(nil)) != a.SHA256 {
 		if r.item.Offset > 0 && !r.twice[r.item.Index] {
@@ -298,7 +298,7 @@ func (r *receiver) end(a *wire.Artifact) error {
 			r.again = append(r.again, r.item.Index)
 			return r.forget(*a)
 		}
-		return r.drop(a, "it changed while it was brought here")
+		return r.drop(a, "it changed during the transfer")
 	}
 	mode := fs.FileMode(0o600)
 	if a.Executable {
@@ -332,7 +332,7 @@ func (r *receiver) end(a *wire.Artifact) error {
 func (r *receiver) obstructed(a *wire.Artifact, err error) error {
 	for name := a.Name; name != "."; name = path.Dir(name) {
 		if info, errStat := r.into.Lstat(name); errStat == nil && info.IsDir() == (name == a.Name) {
-			return r.drop(a, "another artifact is in its way")
+			return r.drop(a, "another artifact has this path or is a parent of it")
 		}
 	}
 	return fail.New(fail.Host, "%w", err)

@@ -23,8 +23,8 @@ const (
 
 // Reasons why a stream ended. A working guest causes neither.
 var (
-	errSilent = errors.New("the guest shows nothing any more")
-	errEnded  = errors.New("the guest stopped to show anything")
+	errSilent = errors.New("the guest stopped reporting")
+	errEnded  = errors.New("the guest's reports ended")
 )
 
 // Watch calls f with a glance of what a person would see in the guest, at once and
