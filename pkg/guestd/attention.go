@@ -493,7 +493,7 @@ func readUpTo(path string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > most {
-		return nil, fmt.Errorf("%s is not a file of at most %d bytes", path, most)
+		return nil, fmt.Errorf("%s must be a regular file of at most %d bytes", path, most)
 	}
 	var data bytes.Buffer
 	_, err = io.Copy(&data, io.LimitReader(f, most))

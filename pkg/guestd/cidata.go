@@ -100,7 +100,7 @@ func (c *cidata) parseUserData(data []byte) error {
 	}
 	var all map[string]any
 	if err := errors.Join(yaml.Unmarshal(data, &u), yaml.Unmarshal(data, &all)); err != nil {
-		return errors.New("user-data is not what a VM manager writes") // the YAML error would quote the data
+		return errors.New("user-data must have the form that a VM manager writes") // the YAML error would quote the data
 	}
 	known := []string{
 		"users", "bootcmd", "timezone", "ca_certs",
@@ -110,12 +110,12 @@ func (c *cidata) parseUserData(data []byte) error {
 	}
 	for key, value := range all {
 		if value != nil && !slices.Contains(known, key) { // Lima writes an empty "mounts"
-			return fmt.Errorf("user-data asks for %.40q, which only a guest with cloud-init does", key)
+			return fmt.Errorf("user-data has %.40q, which requires cloud-init", key)
 		}
 	}
 	switch {
 	case u.CACerts.RemoveDefaults:
-		return errors.New("user-data asks for ca_certs.remove_defaults, which only a guest with cloud-init does")
+		return errors.New("user-data has ca_certs.remove_defaults, which requires cloud-init")
 	case u.Timezone != "" && !zoneName.MatchString(u.Timezone):
 		return errors.New("user-data: bad timezone")
 	}
@@ -145,14 +145,14 @@ func shellify(items []any) (string, error) {
 				b.WriteString("'" + strings.ReplaceAll(fmt.Sprint(word), "'", `'\''`) + "'")
 			}
 		default:
-			return "", fmt.Errorf("user-data: bootcmd[%d] is neither text nor list", i)
+			return "", fmt.Errorf("user-data: bootcmd[%d] must be text or a list", i)
 		}
 		b.WriteByte('\n')
 	}
 	if s := b.String(); !strings.ContainsRune(s, 0) {
 		return s, nil
 	}
-	return "", errors.New("user-data: a zero byte in bootcmd")
+	return "", errors.New("user-data: bootcmd contains a zero byte")
 }
 
 // provisions reports whether the VM manager's own boot script has work to do.
@@ -180,7 +180,7 @@ func keysFile(keys []string) (string, error) {
 	var b strings.Builder
 	for _, k := range keys {
 		if k = strings.TrimSpace(k); strings.ContainsAny(k, "\r\n\x00") {
-			return "", errors.New("an authorized key of several lines")
+			return "", errors.New("an authorized key must be one line")
 		}
 		b.WriteString(k + "\n")
 	}

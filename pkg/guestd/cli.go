@@ -18,24 +18,24 @@ import (
 )
 
 const usage = `usage: agent-guest COMMAND
-  install                                put policy (stdin) and service in place, print status
+  install                                install policy (stdin) and service, print status
   policy                                 replace the policy (stdin), print status
   status                                 print status
   log [--since SEQ] [--limit N] [--follow]   print the query log
   secrets [--wipe]                       replace the secrets (stdin), or remove them
   credential get|store|erase             git's credential helper
-  hook AGENT [JSON]                      note what an agent's hook reports (stdin)
-  bell WINDOW                            note that a window of tmux rang
-  watch [--dir DIR --base COMMIT]        print what is to be seen at each change, until stdin ends
-  home bring|save|restore                dotfiles (stdin), what is kept (stdout), the same again (stdin)
-  task start|run|status|watch|signal|artifacts|send ID/ATTEMPT   an unattended agent and what it leaves
-  daemon                                 what the service runs
+  hook AGENT [JSON]                      record what an agent's hook reports (stdin)
+  bell WINDOW                            record the bell of a tmux window
+  watch [--dir DIR --base COMMIT]        print a snapshot at each change, until stdin ends
+  home bring|save|restore                dotfiles (stdin), saved home (stdout), saved home (stdin)
+  task start|run|status|watch|signal|artifacts|send ID/ATTEMPT   an unattended agent and its results
+  daemon                                 the service's program
   door                                   close the network
-  seed                                   make a clone of a golden image a machine of its own
-  sleep                                  wait to be saved, and become the machine that the host says
-  hostname NAME                          call the machine that, until it boots again
+  seed                                   give a clone of a golden image its own identity
+  sleep                                  wait for the snapshot, then take the identity that the host sends
+  hostname NAME                          set the host name until the next boot
   unit                                   print the daemon's systemd unit
-  stop                                   end the daemon of a fake guest
+  stop                                   stop the daemon of a fake guest
   version
 `
 

@@ -89,7 +89,7 @@ func (d *daemon) control(ctx context.Context, c net.Conn, stop func()) {
 		err = d.reload(ctx)
 	case "stop\n":
 		if !d.guest.Fake {
-			err = errors.New("only a fake guest is stopped; the guard of a real one restarts")
+			err = errors.New("stop works in fake guests only; in a real guest the daemon would restart")
 			break
 		}
 		defer stop()
@@ -137,9 +137,9 @@ func (g Guest) daemonPID(ctx context.Context) (int, error) {
 func (g Guest) ask(ctx context.Context, word string) (wire.Status, error) {
 	down := func(err error) error {
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-			return fail.New(fail.NotFound, "the guest program's daemon does not run: %w", err).WithHint("sudo systemctl restart agent-guest")
+			return fail.New(fail.NotFound, "the guest agent's daemon is not running: %w", err).WithHint("sudo systemctl restart agent-guest")
 		}
-		return fmt.Errorf("ask the daemon: %w", err)
+		return fmt.Errorf("query the daemon: %w", err)
 	}
 	c, err := g.dialControl(ctx)
 	if err != nil {

@@ -24,7 +24,7 @@ func (g Guest) Credential(action string, in io.Reader, out io.Writer) error {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return fmt.Errorf("read git's question: %w", err)
+		return fmt.Errorf("read git's request: %w", err)
 	}
 	if asked["protocol"] != "https" || !servesToken(asked["host"]) {
 		return nil
@@ -35,7 +35,7 @@ func (g Guest) Credential(action string, in io.Reader, out io.Writer) error {
 			continue
 		}
 		if strings.ContainsAny(token, "\r\n\x00") {
-			return fail.New(fail.Secret, "%s is not one line; git cannot use it", name)
+			return fail.New(fail.Secret, "%s must be one line for git to use it", name)
 		}
 		_, err := fmt.Fprintf(out, "username=x-access-token\npassword=%s\n", token)
 		return err

@@ -274,7 +274,7 @@ func lockFile(path string) (unlock func(), err error) {
 		return nil, err
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("another agent-guest daemon runs: %w", err), f.Close())
+		return nil, errors.Join(fmt.Errorf("another agent-guest daemon is running: %w", err), f.Close())
 	}
 	// Closing the file releases the lock; no written data can be lost.
 	return func() { _ = f.Close() }, nil

@@ -124,7 +124,7 @@ func (f *firewall) put(ctx context.Context, family rules.Family) error {
 			f.passed[counter(six, chain)] += n
 		}
 		if !after[t.Name].Stands(t) {
-			errs = append(errs, fmt.Errorf("%s table %s is not as it was loaded", command(six, "restore"), t.Name))
+			errs = append(errs, fmt.Errorf("%s table %s differs from what was loaded", command(six, "restore"), t.Name))
 			continue
 		}
 		f.loaded[key(six, t)] = after[t.Name]

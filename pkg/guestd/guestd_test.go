@@ -105,7 +105,7 @@ func standIn(t *testing.T) string {
 func TestFakeGuest(t *testing.T) {
 	g := newFakeGuest(t)
 	g.write("etc/agent-guest/upstream", standIn(t)+"\n")
-	if _, errs, code := g.run("", "status"); code != 3 || !strings.Contains(errs, "does not run") {
+	if _, errs, code := g.run("", "status"); code != 3 || !strings.Contains(errs, "is not running") {
 		t.Errorf("status before install: exit %d: %s", code, errs)
 	}
 	t.Cleanup(func() { g.run("", "stop") })
@@ -132,7 +132,7 @@ func TestFakeGuest(t *testing.T) {
 		t.Errorf("policy: %+v, %v", again, err)
 	}
 	for _, bad := range []string{"", "{}", `{"version":2,"mode":"wide","names":[],"ports":[]}`} {
-		if _, errs, code := g.run(bad, "policy"); code != 7 || !strings.Contains(errs, "the one before stays") {
+		if _, errs, code := g.run(bad, "policy"); code != 7 || !strings.Contains(errs, "the previous one stays") {
 			t.Errorf("%q: exit %d: %s", bad, code, errs)
 		}
 	}

@@ -58,7 +58,7 @@ func (g Guest) Home(args []string, in io.Reader, out, errs io.Writer) error {
 			},
 		})
 	default:
-		return fail.New(fail.Usage, "home: it is bring, save or restore\n%s", usage)
+		return fail.New(fail.Usage, "home: verb must be bring, save or restore\n%s", usage)
 	}
 	for _, l := range left {
 		fmt.Fprintln(errs, wire.Clean(l.String()))

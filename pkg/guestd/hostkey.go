@@ -54,7 +54,7 @@ func (g Guest) writeHostKey(private, public string) error {
 func publicKey(private string) (string, error) {
 	signer, err := ssh.ParsePrivateKey([]byte(private))
 	if err != nil || signer.PublicKey().Type() != ssh.KeyAlgoED25519 {
-		return "", errors.New("the host key is not an ed25519 key in OpenSSH's format")
+		return "", errors.New("the host key must be an ed25519 key in OpenSSH format")
 	}
 	return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(signer.PublicKey()))), nil
 }
@@ -72,7 +72,7 @@ func (g Guest) allow(user, key string) error {
 func loginKey(text string) (string, error) {
 	key, _, options, rest, err := ssh.ParseAuthorizedKey([]byte(text))
 	if err != nil || len(options) > 0 || len(rest) > 0 {
-		return "", fmt.Errorf("the authorized key is not one public key")
+		return "", fmt.Errorf("the authorized key must be one public key")
 	}
 	return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key))), nil
 }

@@ -102,10 +102,10 @@ func (g Guest) SetPolicy(ctx context.Context, in io.Reader) (wire.Status, error)
 func (g Guest) writePolicy(in io.Reader) error {
 	data, err := io.ReadAll(io.LimitReader(in, policy.MaxBytes+1))
 	if err != nil {
-		return fmt.Errorf("read policy: %w", err)
+		return fmt.Errorf("read the policy: %w", err)
 	}
 	if _, err := policy.Unmarshal(data); err != nil {
-		return fail.New(fail.Policy, "the policy was refused, the one before stays: %w", err)
+		return fail.New(fail.Policy, "the policy was rejected, the previous one stays in force: %w", err)
 	}
 	return writeFile(g.path(policyIn), data, 0o644)
 }
@@ -155,7 +155,7 @@ func (g Guest) startUnit(ctx context.Context) error {
 	// enable reloads systemd's units, as daemon-reload does.
 	for _, args := range [][]string{{"enable", "--quiet", unitName}, {"restart", unitName}} {
 		if _, err := run(ctx, "", "systemctl", args...); err != nil {
-			return fail.New(fail.Failure, "start the guest program: %w", err).WithHint("journalctl -u agent-guest")
+			return fail.New(fail.Failure, "start the guest agent: %w", err).WithHint("journalctl -u agent-guest")
 		}
 	}
 	return nil
@@ -205,7 +205,7 @@ func (g Guest) waitReady(ctx context.Context) (wire.Status, error) {
 			if err == nil {
 				why = fmt.Errorf("firewall %q, DNS %q", s.Firewall.Error, s.DNS.Error)
 			}
-			return s, fail.New(fail.Failure, "the network guard does not stand: %w", why).WithHint("journalctl -u agent-guest")
+			return s, fail.New(fail.Failure, "the guest firewall is not running: %w", why).WithHint("journalctl -u agent-guest")
 		case <-tick.C:
 		}
 	}

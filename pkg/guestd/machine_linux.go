@@ -84,7 +84,7 @@ func bringUp(card string, mac net.HardwareAddr) error {
 	defer unix.Close(fd)
 	if mac != nil {
 		if err := setMAC(fd, card, mac); err != nil {
-			return fmt.Errorf("%s: set its address: %w", card, err)
+			return fmt.Errorf("%s: set the address: %w", card, err)
 		}
 	}
 	r, err := unix.NewIfreq(card)
@@ -96,7 +96,7 @@ func bringUp(card string, mac net.HardwareAddr) error {
 	}
 	r.SetUint16(r.Uint16() | unix.IFF_UP)
 	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r); err != nil {
-		return fmt.Errorf("%s: turn it on: %w", card, err)
+		return fmt.Errorf("%s: bring it up: %w", card, err)
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func isUp(card string) (bool, error) {
 
 func setMAC(fd int, card string, mac net.HardwareAddr) error {
 	if len(mac) != 6 || len(card) >= unix.IFNAMSIZ {
-		return errors.New("not an Ethernet address")
+		return errors.New("must be an Ethernet address")
 	}
 	var r struct {
 		name   [unix.IFNAMSIZ]byte

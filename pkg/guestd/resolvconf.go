@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-const ourResolvConf = "# Written by agent-guest; names are resolved by its proxy.\nnameserver 127.0.0.1\noptions edns0\n"
+const ourResolvConf = "# Written by agent-guest. Its proxy resolves names.\nnameserver 127.0.0.1\noptions edns0\n"
 
 // pointHere makes the guest's programs use the daemon's DNS proxy. The daemon
 // repeats it, because DHCP clients, cloud-init and systemd-resolved rewrite the

@@ -105,21 +105,21 @@ func (g Guest) WipeSecrets() error {
 
 func checkSecrets(set wire.Secrets) error {
 	if len(set.Env) > wire.MaxSecrets {
-		return fail.New(fail.Secret, "%d secrets; at most %d are delivered", len(set.Env), wire.MaxSecrets)
+		return fail.New(fail.Secret, "got %d secrets, must be at most %d", len(set.Env), wire.MaxSecrets)
 	}
 	for name, value := range set.Env {
 		if !envName(name) {
-			return fail.New(fail.Secret, "secret %q: not a name of an environment variable; use A-Z, 0-9 and _", wire.Clean(name))
+			return fail.New(fail.Secret, "secret %q: must be the name of an environment variable of A-Z, 0-9 and _", wire.Clean(name))
 		}
 		if len(value) > wire.MaxSecretBytes {
 			return fail.New(fail.Secret, "secret %s is larger than the limit of %d KiB", name, wire.MaxSecretBytes>>10)
 		}
 		if strings.Contains(value, "\x00") {
-			return fail.New(fail.Secret, "secret %s holds a zero byte, which no environment variable can", name)
+			return fail.New(fail.Secret, "secret %s contains a zero byte, which environment variables do not support", name)
 		}
 	}
 	if strings.ContainsAny(set.Token, "\x00\r\n") {
-		return fail.New(fail.Secret, "the session's token is not one line")
+		return fail.New(fail.Secret, "the session's token must be one line")
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (g Guest) openSecrets(create bool) (*secretDir, error) {
 	path := g.path(SecretDir)
 	if create && (g.Fake || os.Geteuid() == 0) {
 		if err := g.makeSecretDir(); err != nil {
-			return nil, fail.New(fail.Secret, "make %s: %w", SecretDir, err)
+			return nil, fail.New(fail.Secret, "create %s: %w", SecretDir, err)
 		}
 	}
 	info, err := os.Lstat(path)
@@ -147,11 +147,11 @@ func (g Guest) openSecrets(create bool) (*secretDir, error) {
 		return nil, fail.New(fail.Secret, "%s: %w", SecretDir, err).WithHint("sudo systemctl restart agent-guest")
 	}
 	if !info.IsDir() || info.Mode().Perm() != 0o700 {
-		return nil, fail.New(fail.Secret, "%s is not a directory of its owner alone; secrets are not written to it", SecretDir).WithHint("sudo rm -r %s", SecretDir)
+		return nil, fail.New(fail.Secret, "%s must be a directory that only its owner can access; secrets were not written", SecretDir).WithHint("sudo rm -r %s", SecretDir)
 	}
 	if !g.Fake {
 		if err := inMemory(path); err != nil {
-			return nil, fail.New(fail.Secret, "%s would put secrets on a disk: %w", SecretDir, err)
+			return nil, fail.New(fail.Secret, "%s must be in memory: %w", SecretDir, err)
 		}
 	}
 	root, err := os.OpenRoot(path)

@@ -52,7 +52,7 @@ func (g Guest) Seed(ctx context.Context, ready func()) error {
 	}
 	s := seeder{guest: g, began: time.Now()}
 	if err := s.run(ctx, ready); err != nil {
-		return die("the machine could not be set up", err)
+		return die("machine setup failed", err)
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 		return err
 	}
 	if err := <-door; err != nil {
-		return fmt.Errorf("the network could not be closed: %w", err)
+		return fmt.Errorf("close the network: %w", err)
 	}
 	s.mark("door")
 	if err := os.WriteFile(seedDir+"/done", nil, 0o644); err != nil {
@@ -126,7 +126,7 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	if err := s.login.Close(); err != nil {
 		return err
 	}
-	if err := s.guest.own(ctx, []chore{{"say that it has booted", sayBooted}, {"grow the disk", growRoot}}); err != nil {
+	if err := s.guest.own(ctx, []chore{{"report the boot", sayBooted}, {"grow the disk", growRoot}}); err != nil {
 		return err
 	}
 	s.late(ctx)
@@ -158,7 +158,7 @@ func (s *seeder) late(ctx context.Context) {
 	awaitIdle(ctx)
 	s.mark("idle")
 	_ = do(ctx, []chore{ // the machine works without these
-		{"start the rest", func(ctx context.Context) error { return start(ctx, lateUnit) }},
+		{"start the remaining units", func(ctx context.Context) error { return start(ctx, lateUnit) }},
 		{"provision", provision},
 	})
 	s.mark("late")
@@ -183,7 +183,7 @@ func holdBoot(path string) (*os.File, error) {
 func awaitLogin(ctx context.Context) {
 	_ = await(ctx, holdTime, holdLook, func() error {
 		if !runs(AgentUID) {
-			return errors.New("nobody has logged in")
+			return errors.New("no user has logged in")
 		}
 		return nil
 	})
@@ -322,7 +322,7 @@ func (g Guest) SetHostname(name string) error {
 // setHostname names the machine, for this boot and the next ones.
 func (g Guest) setHostname(name string) error {
 	if !hostLabel.MatchString(name) {
-		return errors.New("bad host name")
+		return errors.New("invalid host name")
 	}
 	return errors.Join(
 		unix.Sethostname([]byte(name)),
@@ -379,7 +379,7 @@ func (g Guest) setTimezone(name string) error {
 	}
 	zone := "/usr/share/zoneinfo/" + name
 	if info, _ := os.Stat(g.path(zone)); info == nil {
-		slog.Warn("no such timezone here", "name", name) // cloud-init also continues without the timezone
+		slog.Warn("timezone not found", "name", name) // cloud-init also continues without the timezone
 		return nil
 	}
 	if old, err := os.Readlink(g.path("/etc/localtime")); err == nil && old == zone {
@@ -450,7 +450,7 @@ func runBootcmd(ctx context.Context, script string) error {
 func awaitLogins(ctx context.Context) error {
 	err := await(ctx, loginTime, loginLook, func() error {
 		if !listens(22) {
-			return errors.New("sshd does not listen")
+			return errors.New("sshd is not listening")
 		}
 		if len(gateways()) == 0 {
 			return errNoRoute

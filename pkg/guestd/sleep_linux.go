@@ -41,12 +41,12 @@ func (g Guest) Sleep(ctx context.Context) error {
 		err = s.wake(ctx)
 	}
 	if err != nil {
-		return die("the machine could not be renewed", err)
+		return die("giving the fork its identity failed", err)
 	}
 	if err := s.port.Close(); err != nil {
 		slog.Error("close the port", "err", err)
 	}
-	if err := g.own(ctx, []chore{{"put the seed disk in", s.insert}, {"say that it has booted", sayBooted}, {"grow the disk", growRoot}, {"start a new journal", newJournal}}); err != nil {
+	if err := g.own(ctx, []chore{{"insert the seed disk", s.insert}, {"report the boot", sayBooted}, {"grow the disk", growRoot}, {"start a new journal", newJournal}}); err != nil {
 		return err
 	}
 	s.mark("own_ms")
@@ -98,7 +98,7 @@ func (s *sleeper) prepare(ctx context.Context) error {
 		return err
 	}
 	if up, err := isUp(s.card); err != nil || up {
-		return errors.Join(err, errors.New("the network is up already"))
+		return errors.Join(err, errors.New("the network is already up"))
 	}
 	unix.Sync()
 	return nil
@@ -131,7 +131,7 @@ func (s *sleeper) wake(ctx context.Context) error {
 	s.mark("identity_ms")
 	mac, err := net.ParseMAC(id.MAC)
 	if err != nil {
-		return errors.New("bad address of the network card")
+		return errors.New("invalid address of the network card")
 	}
 	if err := bringUp(s.card, mac); err != nil {
 		return err
@@ -234,7 +234,7 @@ func readLine(r io.Reader, limit int) ([]byte, error) {
 			return nil, fmt.Errorf("read the identity: %w", err)
 		}
 	}
-	return nil, errors.New("the identity is longer than it may be")
+	return nil, errors.New("the identity is too long")
 }
 
 // settle waits until systemd has no more jobs.
@@ -244,7 +244,7 @@ func settle(ctx context.Context) error {
 	return await(ctx, settleTime, 100*time.Millisecond, func() error {
 		out, err := run(ctx, "", "systemctl", "list-jobs", "--no-legend")
 		if jobs := strings.TrimSpace(out); err == nil && !strings.HasPrefix(jobs, "No jobs") && jobs != "" {
-			err = errors.New("the machine does not come to rest")
+			err = errors.New("the machine still has running jobs")
 		}
 		return err
 	})
@@ -310,7 +310,7 @@ func restartSSHD(ctx context.Context) error {
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil || pid < 2 {
-		return errors.New("no process number")
+		return errors.New("no process id")
 	}
 	if err := errors.Join(os.Remove(sshdPID), unix.Kill(pid, unix.SIGHUP)); err != nil {
 		return err
@@ -347,7 +347,7 @@ func removeSeedDisk() (scsiDisk, error) {
 	}
 	f := strings.Split(filepath.Base(path), ":") // host:channel:target:lun
 	if len(f) != 4 {
-		return scsiDisk{}, errors.New("it is no SCSI disk")
+		return scsiDisk{}, errors.New("must be a SCSI disk")
 	}
 	return scsiDisk{host: "/sys/class/scsi_host/host" + f[0], rest: strings.Join(f[1:], " ")},
 		os.WriteFile(dev+"/delete", []byte("1"), 0)

@@ -29,11 +29,11 @@ func inMemory(dir string) error {
 		return err
 	}
 	if st.Type != unix.TMPFS_MAGIC && st.Type != unix.RAMFS_MAGIC {
-		return errors.New("it is not a tmpfs")
+		return errors.New("must be a tmpfs")
 	}
 	for line := range strings.Lines(readBounded("/proc/swaps")) {
 		if device, _, _ := strings.Cut(line, " "); strings.HasPrefix(device, "/") && !strings.HasPrefix(device, "/dev/zram") {
-			return errors.New("memory is swapped to a disk; turn that off with: sudo swapoff -a")
+			return errors.New("memory is swapped to a disk; turn swap off with: sudo swapoff -a")
 		}
 	}
 	return nil

@@ -102,7 +102,7 @@ func (g Guest) Task(ctx context.Context, args []string, in io.Reader, out io.Wri
 	case "send":
 		return t.send(ctx, in, out)
 	}
-	return fail.New(fail.Usage, "task: it is start, run, status, watch, signal, artifacts or send\n%s", usage)
+	return fail.New(fail.Usage, "task: verb must be start, run, status, watch, signal, artifacts or send\n%s", usage)
 }
 
 func (g Guest) task(name string) (task, error) {
@@ -110,7 +110,7 @@ func (g Guest) task(name string) (task, error) {
 		return task{}, fail.New(fail.Usage, "%w", err)
 	}
 	if !g.Fake && os.Geteuid() == 0 {
-		return task{}, fail.New(fail.Usage, "tasks are the agent's own; run it without sudo")
+		return task{}, fail.New(fail.Usage, "tasks run as the agent's user; run the command without sudo")
 	}
 	return task{guest: g, name: name, dir: filepath.Join(g.path(taskDir), filepath.FromSlash(name))}, nil
 }
@@ -197,7 +197,7 @@ func (t task) hold() (release func(), err error) {
 		return nil, err
 	}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
-		return nil, errors.Join(fail.New(fail.Conflict, "another process runs task %s: %w", t.name, err), f.Close())
+		return nil, errors.Join(fail.New(fail.Conflict, "another process is running task %s: %w", t.name, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil // no written data can be lost
 }
@@ -210,7 +210,7 @@ func (t task) start(ctx context.Context, in io.Reader, out io.Writer) error {
 		return fail.New(fail.Usage, "%w", err)
 	}
 	if err := t.makeDir(ctx); err != nil {
-		return fmt.Errorf("make the task's directory: %w", err)
+		return fmt.Errorf("create the task's directory: %w", err)
 	}
 	// If two processes start the attempt, the second finds the first one's state.
 	unlock, err := waitLock(ctx, t.path("start.lock"))
@@ -283,7 +283,7 @@ func (t task) launch(ctx context.Context, spec wire.TaskStart) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, taskBegin, errors.New("it did not begin in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, taskBegin, errors.New("it did not start in time"))
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -293,7 +293,7 @@ func (t task) launch(ctx context.Context, spec wire.TaskStart) error {
 			return nil
 		}
 		if over {
-			return fail.New(fail.Failure, "it ended before it began").WithHint("journalctl -u %s", t.unit())
+			return fail.New(fail.Failure, "it ended before the agent started").WithHint("journalctl -u %s", t.unit())
 		}
 		select {
 		case <-tick.C:
@@ -380,7 +380,7 @@ func (t task) startProcess(ctx context.Context) (ended func() bool, err error) {
 func (t task) signal(name string, out io.Writer) error {
 	sig, known := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}[name]
 	if !known {
-		return fail.New(fail.Usage, "task signal: TERM or KILL\n%s", usage)
+		return fail.New(fail.Usage, "task signal: signal must be TERM or KILL\n%s", usage)
 	}
 	_, errDir := os.Lstat(t.dir)
 	if state, _ := t.state(); errDir == nil && state != wire.TaskExited {

@@ -95,10 +95,10 @@ func (t task) collect(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer beating.begin()()
 	c := &collector{task: t, ask: ask, dir: filepath.Join(place, id), out: beating, taken: map[string]bool{}}
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
-		return fmt.Errorf("make a collection: %w", err)
+		return fmt.Errorf("create a collection: %w", err)
 	}
 	if err := c.run(ctx); err != nil {
-		return fmt.Errorf("make a collection: %w", err)
+		return fmt.Errorf("create a collection: %w", err)
 	}
 	return sendJSON(c.out, wire.FrameEnd, func(w io.Writer) error {
 		return json.NewEncoder(w).Encode(wire.Collection{ID: id, More: max(0, c.skipped-wire.MaxTaskSkipped)})
@@ -230,7 +230,7 @@ func (c *collector) named(ctx context.Context) error {
 			p = "**"
 		}
 		if !doublestar.ValidatePattern(p) {
-			if err := c.skip(p, "it is not a pattern"); err != nil {
+			if err := c.skip(p, "it is not a valid pattern"); err != nil {
 				return err
 			}
 			continue
@@ -254,7 +254,7 @@ func (c *collector) named(ctx context.Context) error {
 		}
 		for _, e := range entries {
 			if looked++; looked > maxLook {
-				return c.skip(dir, fmt.Sprintf("more than %d files were compared with the patterns", maxLook))
+				return c.skip(dir, fmt.Sprintf("the limit of %d files compared with the patterns was reached", maxLook))
 			}
 			name := path.Join(dir, e.Name())
 			switch {
@@ -354,7 +354,7 @@ func (c *collector) add(ctx context.Context, a collected, f *os.File) error {
 		return c.skip(a.Name, fmt.Sprintf("there are more than %d files", c.ask.MaxFiles))
 	}
 	tooLarge := func() error {
-		return c.skip(a.Name, fmt.Sprintf("with it there are more than %d bytes in all", c.ask.MaxBytes))
+		return c.skip(a.Name, fmt.Sprintf("the total would be more than %d bytes", c.ask.MaxBytes))
 	}
 	if info.Size() > left {
 		return tooLarge()
@@ -428,7 +428,7 @@ func openRegular(tree *os.Root, name string) (*os.File, error) {
 	}
 	opened, err := f.Stat()
 	if err == nil && !os.SameFile(info, opened) {
-		err = notRegular("it changed while it was opened")
+		err = notRegular("it changed while it was being opened")
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -440,9 +440,9 @@ func openRegular(tree *os.Root, name string) (*os.File, error) {
 func reason(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "it is not there any more"
+		return "it no longer exists"
 	case errors.Is(err, fs.ErrPermission):
-		return "the agent may not read it"
+		return "the agent is not permitted to read it"
 	}
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		err = e.Err

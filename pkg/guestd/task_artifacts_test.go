@@ -603,7 +603,7 @@ func TestArtifactsWithoutAPatch(t *testing.T) {
 			c.git("init", "-q")
 			c.git("add", "-A")
 			c.git("-c", "user.name=a", "-c", "user.email=a@localhost.invalid", "commit", "-qm", "x")
-		}, "is not in its repository any more"},
+		}, "is no longer in its repository"},
 		"around it": {func(c *checkout) {
 			c.must(os.Rename(filepath.Join(c.dir, ".git"), filepath.Join(filepath.Dir(c.dir), ".git")))
 		}, "not a git repository"},
@@ -880,7 +880,7 @@ func TestUnreadableFiles(t *testing.T) {
 	c.put("x", "1")
 	c.put("dir/y", "1")
 	c.must(os.Chmod(filepath.Join(c.dir, "x"), 0))
-	if got := c.collect(); got.skipped["untracked/x"] != "the agent may not read it" || got.files["untracked/dir/y"].Size != 1 {
+	if got := c.collect(); got.skipped["untracked/x"] != "the agent is not permitted to read it" || got.files["untracked/dir/y"].Size != 1 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -904,7 +904,7 @@ func TestSendOfWhatChanges(t *testing.T) {
 		}
 	}
 	for name, why := range map[string]string{
-		"gone": "not there any more", "shorter": "shorter than it was", "link": "symbolic link", "pipe": "a pipe", "dir": "a directory",
+		"gone": "no longer exists", "shorter": "truncated", "link": "symbolic link", "pipe": "a pipe", "dir": "a directory",
 	} {
 		if is, failure := c.sent(got, "untracked/"+name, 100_000); !strings.Contains(failure, why) || !strings.HasPrefix(text[100_000:], is) {
 			t.Errorf("%s: %d bytes, %q", name, len(is), failure)

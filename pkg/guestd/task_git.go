@@ -88,7 +88,7 @@ func (g taskGit) patch(ctx context.Context, base, file string, most int64) (err 
 	} else if _, err := g.line(ctx, "rev-parse", "--git-dir"); err != nil {
 		return err
 	} else if _, err := g.line(ctx, "cat-file", "-e", base+"^{commit}"); err != nil {
-		return errors.New("the commit that the agent began with is not in its repository any more")
+		return errors.New("the commit that the agent started from is no longer in its repository")
 	}
 	index, err := g.line(ctx, "rev-parse", "--path-format=absolute", "--git-path", "index")
 	if err != nil {
@@ -132,7 +132,7 @@ func copyIndex(from, to string) (string, error) {
 		return "", err
 	}
 	if !info.Mode().IsRegular() {
-		return "", errors.New("the repository's index is not a file")
+		return "", errors.New("the repository's index must be a regular file")
 	}
 	text, err := os.ReadFile(from)
 	if err != nil {
@@ -223,7 +223,7 @@ type bounded struct {
 func (b *bounded) Write(p []byte) (int, error) {
 	if b.left -= int64(len(p)); b.left < 0 {
 		b.over = true
-		return 0, errors.New("over the bound")
+		return 0, errors.New("limit exceeded")
 	}
 	return b.w.Write(p)
 }

@@ -632,7 +632,7 @@ func TestTaskWatch(t *testing.T) {
 		if err := errors.Join(os.Remove(filepath.Join(a.dir, "stdout.log")), syscall.Mkfifo(filepath.Join(a.dir, "stdout.log"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		if _, errs, code := a.run("", "task", "watch", a.name); code == 0 || !strings.Contains(errs, "not in a file") {
+		if _, errs, code := a.run("", "task", "watch", a.name); code == 0 || !strings.Contains(errs, "no longer in a regular file") {
 			t.Errorf("%d %s", code, errs)
 		}
 	})

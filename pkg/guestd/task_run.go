@@ -47,7 +47,7 @@ func (t task) run(ctx context.Context) error {
 	t.wrapper = os.Getpid()
 	switch _, err := os.Lstat(t.path(taskBegun)); {
 	case err == nil:
-		return fail.New(fail.Conflict, "task %s has begun before; it does not a second time", t.name)
+		return fail.New(fail.Conflict, "task %s was already started", t.name)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
@@ -70,7 +70,7 @@ func (t task) run(ctx context.Context) error {
 		// systemd stops all units when the machine shuts down, however far the
 		// agent is. The agent did not end on its own, so leave no result: the host
 		// may start another attempt.
-		return errors.New("the machine goes down; the agent's end says nothing")
+		return errors.New("the machine is shutting down; the agent's exit is not a result")
 	}
 	return t.finish(r)
 }
@@ -121,12 +121,12 @@ func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResu
 	defer errs.Close()
 	group, err := t.makeGroup()
 	if err != nil {
-		return refuse(codeNotStarted, fmt.Errorf("make a group of processes: %w", err))
+		return refuse(codeNotStarted, fmt.Errorf("create a process group: %w", err))
 	}
 	defer group.close()
 	env, err := t.login(ctx, spec, group)
 	if err != nil {
-		return refuse(codeNotStarted, fmt.Errorf("a login shell: %w", err))
+		return refuse(codeNotStarted, fmt.Errorf("run a login shell: %w", err))
 	}
 	program, err := findProgram(spec.Argv[0], spec.Dir, env)
 	if err != nil {
@@ -139,7 +139,7 @@ func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResu
 	cmd.Stdout, cmd.Stderr = out, errs // files, so that Wait waits for the agent only
 	cmd.SysProcAttr = group.attributes()
 	if t.wanted() != 0 {
-		return refuse(codeNotStarted, errors.New("it was ended before it began"))
+		return refuse(codeNotStarted, errors.New("it was stopped before it started"))
 	}
 	if err := cmd.Start(); err != nil {
 		return refuse(codeNotStarted, err)
@@ -201,13 +201,13 @@ func (t task) clear() error {
 	deadline := time.Now().Add(stragglerTime)
 	for {
 		if err := t.kill(syscall.SIGKILL); err != nil {
-			return fmt.Errorf("end what the agent left: %w", err)
+			return fmt.Errorf("stop the agent's remaining processes: %w", err)
 		}
 		if !t.populated() {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return errors.New("processes that the agent left do not end")
+			return errors.New("some of the agent's remaining processes cannot be stopped")
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -255,7 +255,7 @@ func (t task) login(ctx context.Context, spec wire.TaskStart, group *taskGroup) 
 	}
 	_, text, ok := strings.Cut(out.String(), "\n"+mark+"\n")
 	if !ok || out.Len() >= commandBytes {
-		return nil, errors.New("its environment was not understood")
+		return nil, errors.New("its environment could not be parsed")
 	}
 	set := map[string]string{}
 	for entry := range strings.SplitSeq(strings.TrimSuffix(text, "\x00"), "\x00") {

@@ -28,7 +28,7 @@ func (t task) send(ctx context.Context, in io.Reader, out io.Writer) error {
 		}
 	}
 	if dir == "" {
-		return sendFailure(out, wire.FailureNoCollection, errors.New("this collection is not there any more"))
+		return sendFailure(out, wire.FailureNoCollection, errors.New("this collection no longer exists"))
 	}
 	list, err := readCollected(filepath.Join(dir, outManifest))
 	if err != nil {
@@ -51,7 +51,7 @@ func (t task) send(ctx context.Context, in io.Reader, out io.Writer) error {
 	buf := make([]byte, wire.MaxFrame)
 	for _, item := range ask.Items {
 		if item.Index < 0 || item.Index >= len(list) || list[item.Index].Skipped != "" {
-			return fail.New(fail.Usage, "there is no file %d in the collection", item.Index)
+			return fail.New(fail.Usage, "the collection has no file %d", item.Index)
 		}
 		text, err := json.Marshal(item)
 		if err != nil {
@@ -105,7 +105,7 @@ func sendFile(ctx context.Context, root *os.Root, name string, offset, size int6
 		}
 		n, err := f.ReadAt(buf[:min(int64(len(buf)), size-offset)], offset)
 		if n == 0 && errors.Is(err, io.EOF) {
-			return errors.New("it is shorter than it was")
+			return errors.New("it was truncated")
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err

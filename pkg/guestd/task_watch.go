@@ -33,7 +33,7 @@ type taskOffsets struct {
 // in ends, because then the reader is gone.
 func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.Writer) error {
 	if from.stdout < 0 || from.stderr < 0 || from.most < 0 {
-		return fail.New(fail.Usage, "task watch: offsets are not negative")
+		return fail.New(fail.Usage, "task watch: offsets must not be negative")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -100,7 +100,7 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 }
 
 // errTruncated reports that a file is shorter than the part already sent.
-var errTruncated = errors.New("the agent's output is shorter than it was")
+var errTruncated = errors.New("the agent's output was truncated")
 
 // tail is a growing file.
 type tail struct {
@@ -129,7 +129,7 @@ func (f *tail) send(out io.Writer) (more bool, err error) {
 		return false, err
 	}
 	if !info.Mode().IsRegular() {
-		return false, errors.New("the agent's output is not in a file any more")
+		return false, errors.New("the agent's output is no longer in a regular file")
 	}
 	end := info.Size()
 	if end < f.at {

@@ -56,7 +56,7 @@ var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 // the reader is gone.
 func (g Guest) Watch(ctx context.Context, o watchOptions, in io.Reader, out io.Writer) error {
 	if !commitID.MatchString(o.base) {
-		return fail.New(fail.Usage, "watch: --base wants the id of a commit")
+		return fail.New(fail.Usage, "watch: --base must be a commit id")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	// This goroutine is not awaited: its read ends only when the sender closes in.

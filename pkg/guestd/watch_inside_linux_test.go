@@ -183,7 +183,7 @@ func TestEntries(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := (&entries{use: func(string) {}}).Write(bytes.Repeat([]byte("x"), 200000)); err == nil {
-		t.Error("an endless entry")
+		t.Error("an entry is too long")
 	}
 	var seen []string
 	out := &entries{use: func(s string) { seen = append(seen, s) }}

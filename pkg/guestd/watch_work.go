@@ -189,7 +189,7 @@ func (e *entries) Write(p []byte) (int, error) {
 		e.rest = rest
 	}
 	if len(e.rest) > maxPath {
-		return 0, errors.New("an endless entry")
+		return 0, errors.New("an entry is too long")
 	}
 	return len(p), nil
 }

@@ -216,7 +216,7 @@ func TestCollectFails(t *testing.T) {
 			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameData, "fake", wire.FrameEnd, ""), 0)
 		},
 		"a file is shorter than it was": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameFailure, `{"kind":"item","text":"it is shorter than it was"}`), 0)
+			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameFailure, `{"kind":"item","text":"it was truncated"}`), 0)
 		},
 		"another file is sent": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
 			g.answer("send", frames(t, wire.FrameItem, `{"index":3,"offset":0}`), 0)

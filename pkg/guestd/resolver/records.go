@@ -143,7 +143,7 @@ func address(pol *policy.Policy, name string, raw []byte) string {
 }
 
 func target(pol *policy.Policy, name string) string {
-	return refused(pol, policy.Question{Name: name}, "the name points at another: ")
+	return refused(pol, policy.Question{Name: name}, "alias to a denied name: ")
 }
 
 func refused(pol *policy.Policy, q policy.Question, prefix string) string {

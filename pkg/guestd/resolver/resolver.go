@@ -228,7 +228,7 @@ func (p *Proxy) answer(ctx context.Context, req *dns.Msg, from netip.AddrPort, w
 	}
 	if !known {
 		if found, err = p.follow(ctx, name, q.Qtype); err != nil {
-			entry.Allowed, entry.Reason, entry.Answer = true, "no answer from the network's resolver", []string{"SERVFAIL"}
+			entry.Allowed, entry.Reason, entry.Answer = true, "the network's resolver did not answer", []string{"SERVFAIL"}
 			return fail(req, reply, dns.RcodeServerFailure, dns.ExtendedErrorCodeNetworkError, entry.Reason), true
 		}
 		p.cache.put(name, q.Qtype, found)

@@ -22,7 +22,7 @@ type Upstream struct {
 func (u *Upstream) Ask(ctx context.Context, name string, qtype uint16) (*dns.Msg, error) {
 	servers := u.Servers()
 	if len(servers) == 0 {
-		return nil, errors.New("no resolver of the network is known")
+		return nil, errors.New("the network has no known resolver")
 	}
 	var last error
 	for i := range attempts {
@@ -59,7 +59,7 @@ func (u *Upstream) exchange(ctx context.Context, network, server, name string, q
 		return nil, err
 	}
 	if !answers(question, msg) {
-		return nil, errors.New("the resolver answered another question")
+		return nil, errors.New("the resolver's answer is for another question")
 	}
 	return msg, nil
 }

@@ -32,7 +32,7 @@ func DoorScript() string {
 }
 
 const doorHead = `#!/bin/sh
-# Closes the network until the guest program has loaded a policy: loopback,
+# Closes the network until the guest agent has loaded a policy: loopback,
 # DHCP and SSH from the host pass, everything else is dropped.
 set -eu
 PATH=/usr/sbin:/sbin:/usr/bin:/bin
