@@ -101,7 +101,7 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 		// Do not quote the child's output: it may be part of an answer.
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) && cmd.ProcessState != nil {
-			err = errors.New("its answer is not understood")
+			err = errors.New("its output is invalid")
 		}
 		return nil, fail.New(fail.Secret, "resolve secrets: the resolver process failed: %v", err).
 			WithHint("agent-sessionizer secrets check")
@@ -113,7 +113,7 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 	for _, ref := range refs {
 		v, ok := r.Values[ref.Name]
 		if !ok {
-			return nil, problem(ref, "the resolver process gave no value")
+			return nil, problem(ref, "the resolver process returned no value")
 		}
 		values[ref.Name] = NewValue(string(v))
 	}

@@ -30,7 +30,7 @@ func resolveOnePassword(ctx context.Context, refs []Ref, opts Options) ([]string
 		// The op command knows accounts by more names than the SDK does.
 	case noCLI != nil:
 		return nothing(refs, func(r Ref) error {
-			return problem(r, "needs 1Password's op command or OP_SERVICE_ACCOUNT_TOKEN, and there is neither").
+			return problem(r, "1Password's op command is not installed, and OP_SERVICE_ACCOUNT_TOKEN is not set").
 				WithHint("install the 1Password CLI: https://developer.1password.com/docs/cli/get-started")
 		})
 	}
@@ -64,7 +64,7 @@ func resolveSDK(ctx context.Context, refs []Ref, opts Options, token, account st
 		case failed[r.Source] != nil:
 			errs[i] = opFailure(r, failed[r.Source].Error())
 		case !ok:
-			errs[i] = problem(r, "1Password gave no answer for it")
+			errs[i] = problem(r, "1Password returned no answer")
 		default:
 			values[i] = v
 		}
@@ -140,7 +140,7 @@ func inject(ctx context.Context, refs []Ref, opts Options) ([]string, error) {
 	parts := strings.Split(out, sep)
 	// op may or may not end its output with a newline.
 	if len(parts) != len(refs)+1 {
-		return nil, errors.New("op inject answered in a form that is not understood; is it version 2?")
+		return nil, errors.New("the output of op inject has an unexpected format; is it version 2?")
 	}
 	return parts[:len(refs)], nil
 }

@@ -73,7 +73,7 @@ func TestOpCommandFailures(t *testing.T) {
 		{"hang", "did not answer within", "unlock 1Password", fail.Secret},
 		{"huge", "larger than the limit", "", fail.Secret},
 		{"leak", "odd trouble with [redacted]", "op whoami", fail.Secret},
-		{"garbage", "not understood", "", fail.Secret},
+		{"garbage", "unexpected format", "", fail.Secret},
 		{"silent", "op failed without an error message", "op whoami", fail.Secret},
 	} {
 		t.Run(c.mode, func(t *testing.T) {
@@ -102,7 +102,7 @@ func TestOpCommandFailures(t *testing.T) {
 		useOp(t, "fine")
 		t.Setenv("PATH", t.TempDir())
 		_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, Options{})
-		if fail.CodeOf(err) != fail.Secret || !strings.Contains(err.Error(), "there is neither") {
+		if fail.CodeOf(err) != fail.Secret || !strings.Contains(err.Error(), "and OP_SERVICE_ACCOUNT_TOKEN is not set") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -206,7 +206,7 @@ func TestOnePasswordSDK(t *testing.T) {
 
 	// A reference without an answer.
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "ops_token")
-	if _, err := Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts); err == nil || !strings.Contains(err.Error(), "1Password gave no answer for it") {
+	if _, err := Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts); err == nil || !strings.Contains(err.Error(), "1Password returned no answer") {
 		t.Errorf("no answer: %v", err)
 	}
 
@@ -224,7 +224,7 @@ func TestOnePasswordSDK(t *testing.T) {
 		{"a build without the app", "", "mine", Options{OnePassword: batch}, false, "value-of-one", ""},
 		{"a build without the SDK", "ops_token", "mine", Options{Desktop: true}, false, "value-of-one", ""},
 		{"no account", "", "", opts, false, "value-of-one", ""},
-		{"no account and no op", "", "", opts, true, "", "there is neither"},
+		{"no account and no op", "", "", opts, true, "", "and OP_SERVICE_ACCOUNT_TOKEN is not set"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			useOp(t, "fine")

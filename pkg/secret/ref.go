@@ -77,7 +77,7 @@ var reservedNames = []string{
 // belongs, and the secret must not reach a log.
 func ParseRef(name, source string) (Ref, error) {
 	if len(name) > 128 || !nameRE.MatchString(name) {
-		return Ref{}, fail.New(fail.Usage, "secret %q: a name is an environment variable: capital letters, digits and _, at most 128", plain.Brief(plain.Line(name), 40)).
+		return Ref{}, fail.New(fail.Usage, "secret %q: the name must be an environment variable: at most 128 capital letters, digits and _", plain.Brief(plain.Line(name), 40)).
 			WithHint("use a name such as GITHUB_TOKEN")
 	}
 	if slices.Contains(reservedNames, name) || strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "DYLD_") {
@@ -87,7 +87,7 @@ func ParseRef(name, source string) (Ref, error) {
 		return Ref{}, fail.New(fail.Usage, "secret %s: %s", name, fmt.Sprintf(format, args...)).WithHint("%s", hint)
 	}
 	if len(source) > maxSource || !utf8.ValidString(source) || strings.ContainsFunc(source, isControl) {
-		return bad(sourceHint, "the source is longer than %d bytes or holds control characters", maxSource)
+		return bad(sourceHint, "the source is longer than %d bytes or contains control characters", maxSource)
 	}
 	r := Ref{Name: name, Source: source}
 	switch r.Kind() {
@@ -97,7 +97,7 @@ func ParseRef(name, source string) (Ref, error) {
 		}
 	case Env:
 		if !envRE.MatchString(r.rest()) {
-			return bad("env:NAME", "after env: comes the name of an environment variable")
+			return bad("env:NAME", "env: must be followed by the name of an environment variable")
 		}
 	case File:
 		path, err := filePath(r)
@@ -107,10 +107,10 @@ func ParseRef(name, source string) (Ref, error) {
 		r.Source = "file:" + path
 	case Cmd:
 		if strings.TrimSpace(r.rest()) == "" {
-			return bad("cmd:gh auth token", "after cmd: comes a shell command")
+			return bad("cmd:gh auth token", "cmd: must be followed by a shell command")
 		}
 	default:
-		return bad(sourceHint, "the source does not start with op://, env:, file: or cmd:")
+		return bad(sourceHint, "the source must start with op://, env:, file: or cmd:")
 	}
 	return r, nil
 }
@@ -122,15 +122,15 @@ const sourceHint = "op://vault/item/field, env:NAME, file:/path or cmd:command"
 func badOnePassword(source string) string {
 	path, query, hasQuery := strings.Cut(strings.TrimPrefix(source, "op://"), "?")
 	if hasQuery && !opAttrRE.MatchString(query) {
-		return "after ? in an op:// reference comes attribute=… or ssh-format=…"
+		return "? in an op:// reference must be followed by attribute=… or ssh-format=…"
 	}
 	parts := strings.Split(path, "/")
 	if len(parts) < 3 || len(parts) > 4 {
-		return "an op:// reference has a vault, an item, perhaps a section, and a field"
+		return "an op:// reference must have a vault, an item, optionally a section, and a field"
 	}
 	for i, p := range parts {
 		if !opPartRE.MatchString(p) {
-			return fmt.Sprintf("part %d of the op:// reference is empty or has characters other than letters, digits, space and _.-", i+1)
+			return fmt.Sprintf("part %d of the op:// reference is empty or contains characters other than letters, digits, space and _.-", i+1)
 		}
 	}
 	return ""
@@ -142,12 +142,12 @@ func filePath(r Ref) (string, error) {
 	if rest, ok := strings.CutPrefix(path, "~"); ok && (rest == "" || rest[0] == '/') {
 		home, err := os.UserHomeDir()
 		if err != nil {
-			return "", errors.New("~ is unknown: HOME is not set")
+			return "", errors.New("expand ~: HOME is not set")
 		}
 		path = home + rest
 	}
 	if !filepath.IsAbs(path) {
-		return "", errors.New("after file: comes an absolute path, or one that starts with ~/")
+		return "", errors.New("file: must be followed by an absolute path, or by one that starts with ~/")
 	}
 	return filepath.Clean(path), nil
 }
@@ -168,7 +168,7 @@ func Check(refs []Ref) []error {
 			continue
 		}
 		if seen[r.Name] {
-			errs = append(errs, fail.New(fail.Usage, "secret %s is given twice", r.Name))
+			errs = append(errs, fail.New(fail.Usage, "secret %s is defined twice", r.Name))
 		}
 		seen[r.Name] = true
 		if err := present(r); err != nil {
@@ -236,7 +236,7 @@ func problem(r Ref, format string, args ...any) *fail.Error {
 }
 
 func unset(r Ref) error {
-	return problem(r, "the environment variable %s is not set or empty", r.rest()).WithHint("export %s=…", r.rest())
+	return problem(r, "the environment variable %s is not set or is empty", r.rest()).WithHint("export %s=…", r.rest())
 }
 
 func isControl(c rune) bool { return c < 0x20 || c == 0x7f || (c >= 0x80 && c < 0xa0) }

@@ -113,7 +113,7 @@ func summary(errs []error) error {
 	if len(msgs) <= 1 {
 		return first
 	}
-	return fail.New(fail.CodeOf(first), "%d secrets cannot be had: %s", len(msgs), strings.Join(msgs, "; ")).
+	return fail.New(fail.CodeOf(first), "%d secrets could not be resolved: %s", len(msgs), strings.Join(msgs, "; ")).
 		WithHint("%s", fail.HintOf(first))
 }
 
@@ -131,7 +131,7 @@ func clean(r Ref, s string) (string, error) {
 	case !utf8.ValidString(s):
 		return "", problem(r, "the value is not UTF-8 text").WithHint("encode it, for example as base64, and decode it in the guest")
 	case strings.ContainsRune(s, 0):
-		return "", problem(r, "the value holds a NUL byte, which no environment variable can")
+		return "", problem(r, "the value contains a NUL byte, which an environment variable cannot contain")
 	}
 	return s, nil
 }
@@ -179,7 +179,7 @@ func readFile(r Ref) (string, error) {
 // runCommand runs a cmd: source. It discards the command's stderr, because a
 // failing command may print a secret there.
 func runCommand(ctx context.Context, r Ref, timeout time.Duration) (string, error) {
-	const hint = "run the command of %s in a shell of its own to see why"
+	const hint = "run the command of %s in a separate shell to see why"
 	out, _, err := capture(ctx, timeout, MaxBytes, nil, "/bin/sh", "-c", r.rest())
 	switch exit, ok := errors.AsType[*exec.ExitError](err); {
 	case errors.Is(err, errTooMuch):

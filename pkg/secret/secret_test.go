@@ -123,13 +123,13 @@ func TestParseRef(t *testing.T) {
 func TestParseRefSays(t *testing.T) {
 	for _, c := range []struct{ source, want, hint string }{
 		{"op://v/i/$/f", "part 3 of the op:// reference is empty", "op://vault/item/field; copy it with"},
-		{"op://v/i", "has a vault, an item, perhaps a section, and a field", "op://vault/item/field; copy it with"},
-		{"op://v/i/f?x=y", "after ? in an op:// reference", "op://vault/item/field; copy it with"},
-		{"env:1", "after env: comes the name", "env:NAME"},
-		{"file:x", "after file: comes an absolute path", "file:~/path or file:/path"},
-		{"cmd:", "after cmd: comes a shell command", "cmd:gh auth token"},
-		{"x", "does not start with op://, env:, file: or cmd:", sourceHint},
-		{"cmd:a\nb", "longer than 4096 bytes or holds control characters", sourceHint},
+		{"op://v/i", "must have a vault, an item, optionally a section, and a field", "op://vault/item/field; copy it with"},
+		{"op://v/i/f?x=y", "? in an op:// reference must be followed", "op://vault/item/field; copy it with"},
+		{"env:1", "env: must be followed by the name", "env:NAME"},
+		{"file:x", "file: must be followed by an absolute path", "file:~/path or file:/path"},
+		{"cmd:", "cmd: must be followed by a shell command", "cmd:gh auth token"},
+		{"x", "must start with op://, env:, file: or cmd:", sourceHint},
+		{"cmd:a\nb", "longer than 4096 bytes or contains control characters", sourceHint},
 	} {
 		if _, err := ParseRef("X", c.source); err == nil || !strings.HasPrefix(err.Error(), "secret X: ") || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(fail.HintOf(err), c.hint) {
 			t.Errorf("%q: %v, hint %q; want %q, %q", c.source, err, fail.HintOf(err), c.want, c.hint)
@@ -319,12 +319,12 @@ func TestResolverChildAnswersWrongly(t *testing.T) {
 		code   fail.Code
 		want   string
 	}{
-		"no JSON":          {"echo " + sentinel, fail.Secret, "its answer is not understood"},
-		"half an answer":   {`echo '{"values":{"A":"U0VO'`, fail.Secret, "its answer is not understood"},
-		"no value":         {`echo '{"values":{"B":"U0VO"}}'`, fail.Secret, "secret A (env): the resolver process gave no value"},
+		"no JSON":          {"echo " + sentinel, fail.Secret, "its output is invalid"},
+		"half an answer":   {`echo '{"values":{"A":"U0VO'`, fail.Secret, "its output is invalid"},
+		"no value":         {`echo '{"values":{"B":"U0VO"}}'`, fail.Secret, "secret A (env): the resolver process returned no value"},
 		"an exit code":     {`echo '{"values":{"A":"U0VO"}}'; exit 3`, fail.Secret, "exit status 3"},
 		"another's code":   {`echo '{"code":2,"error":"bad reference"}'`, fail.Usage, "bad reference"},
-		"too long":         {`printf '{"values":{"A":"'; yes U0VO | tr -d '\n' | head -c 40000000; printf '"}}'`, fail.Secret, "its answer is not understood"},
+		"too long":         {`printf '{"values":{"A":"'; yes U0VO | tr -d '\n' | head -c 40000000; printf '"}}'`, fail.Secret, "its output is invalid"},
 		"cannot be called": {"", fail.Secret, "permission denied"},
 	} {
 		self := write(t, dir, "resolver", "#!/bin/sh\n"+c.script+"\n", 0o600)

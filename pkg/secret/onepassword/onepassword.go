@@ -35,11 +35,11 @@ func Resolve(ctx context.Context, token, account string, refs []string) (map[str
 		r, ok := res.IndividualResponses[ref]
 		switch {
 		case !ok:
-			failed[ref] = errors.New("1Password gave no answer")
+			failed[ref] = errors.New("1Password returned no answer")
 		case r.Error != nil:
 			failed[ref] = describe(r.Error.Type)
 		case r.Content == nil:
-			failed[ref] = errors.New("1Password gave an empty answer")
+			failed[ref] = errors.New("1Password returned an empty answer")
 		default:
 			values[ref] = r.Content.Secret
 		}
