@@ -224,7 +224,7 @@ func TestBadFiles(t *testing.T) {
 		{"bad name that is denied", conf, "network:\n  deny: ['*']\n", 2, "mode: open"},
 		{"port without quotes in braces", conf, "network: {allow: [a.com:22]}\n", 1, "in quotes"},
 		{"not a group's name", conf, "network:\n  allow: ['@a/b']\n", 2, "@github"},
-		{"unknown group", conf, "network:\n  allow: ['@nothing']\n", 0, "network.allow: \"@nothing\" is not a group; the groups are @git"},
+		{"unknown group", conf, "network:\n  allow: ['@nothing']\n", 0, "network.allow: group \"@nothing\" does not exist; the groups are @git"},
 		{"unknown group of a profile", conf, "profiles:\n  p: {network: {deny: ['@nothing']}}\n", 0, "profiles.p.network.deny"},
 		{"unknown group of a repository", conf, "repos:\n  o/r: {network: {allow: ['@nothing']}}\n", 0, "repos.github.com/o/r.network.allow"},
 		{"allowlist with an unknown group", names, "@git\n@nothing\n", 2, "the groups are @git"},

@@ -76,7 +76,7 @@ func (p *Policy) Decide(q Question) Decision {
 	}
 	addr := q.Addr.Unmap()
 	if addr.Zone() != "" {
-		return Decision{Reason: "not an address of the internet"}
+		return Decision{Reason: "not an internet address"}
 	}
 	switch {
 	case q.Name != "":
@@ -84,7 +84,7 @@ func (p *Policy) Decide(q Question) Decision {
 	case !addr.IsValid():
 		return Decision{Reason: "neither a name nor an address"}
 	case q.Port == 0:
-		return Decision{Reason: "an address without a port"}
+		return Decision{Reason: "address without a port"}
 	}
 	return p.addr(addr, q.Port)
 }
@@ -93,7 +93,7 @@ func (p *Policy) Decide(q Question) Decision {
 func (p *Policy) shut() string {
 	switch {
 	case p.Version != Version:
-		return "policy of an unknown version"
+		return "unknown policy version"
 	case p.Mode == Isolated:
 		return "mode isolated"
 	case p.Mode.width() < 0:
@@ -116,7 +116,7 @@ func (p *Policy) name(name string, addr netip.Addr, port uint16) Decision {
 		return d
 	}
 	if reason := BlockedReason(addr); reason != "" && !p.serves(addr, port) {
-		d.Allowed, d.Reason = false, "the name points at "+addr.String()+", a "+reason
+		d.Allowed, d.Reason = false, "the name resolves to "+addr.String()+", a "+reason
 	}
 	return d
 }
@@ -149,7 +149,7 @@ func (p *Policy) allows(name string, port uint16) Decision {
 	}
 	switch {
 	case d.Rule != "" && port == 0:
-		d.Reason = "no port of it is open"
+		d.Reason = "none of its ports is open"
 	case d.Rule != "":
 		d.Reason = fmt.Sprintf("port %d is not open", port)
 	}
@@ -201,14 +201,14 @@ func (p *Policy) serves(addr netip.Addr, port uint16) bool {
 // addr decides about a connection to an address whose name is unknown.
 func (p *Policy) addr(addr netip.Addr, port uint16) Decision {
 	if p.serves(addr, port) {
-		return Decision{Allowed: true, Rule: "host service " + netip.AddrPortFrom(addr, port).String(), Reason: "an opted-in host service"}
+		return Decision{Allowed: true, Rule: "host service " + netip.AddrPortFrom(addr, port).String(), Reason: "allowed host service"}
 	}
 	if reason := BlockedReason(addr); reason != "" {
 		return Decision{Reason: reason}
 	}
 	switch {
 	case p.Mode != Open:
-		return Decision{Reason: "an address without an allowed name"}
+		return Decision{Reason: "address without an allowed name"}
 	case !slices.Contains(p.Ports, port):
 		return Decision{Rule: "mode open", Reason: fmt.Sprintf("port %d is not open", port)}
 	}

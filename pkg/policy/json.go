@@ -14,7 +14,7 @@ const MaxBytes = 16 << 20
 // Marshal returns p's compiled form. It refuses an invalid policy.
 func Marshal(p *Policy) ([]byte, error) {
 	if p == nil {
-		return nil, errors.New("encode policy: there is none")
+		return nil, errors.New("encode policy: the policy is nil")
 	}
 	if err := p.Validate(); err != nil {
 		return nil, fmt.Errorf("encode policy: %w", err)
@@ -24,7 +24,7 @@ func Marshal(p *Policy) ([]byte, error) {
 		return nil, fmt.Errorf("encode policy: %w", err)
 	}
 	if len(data) > MaxBytes {
-		return nil, fmt.Errorf("encode policy: over %d bytes", MaxBytes)
+		return nil, fmt.Errorf("encode policy: larger than %d bytes", MaxBytes)
 	}
 	return data, nil
 }
@@ -33,7 +33,7 @@ func Marshal(p *Policy) ([]byte, error) {
 // data and anything that Validate refuses, so that a policy is never applied in part.
 func Unmarshal(data []byte) (*Policy, error) {
 	if len(data) > MaxBytes {
-		return nil, fmt.Errorf("decode policy: over %d bytes", MaxBytes)
+		return nil, fmt.Errorf("decode policy: larger than %d bytes", MaxBytes)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()

@@ -31,7 +31,7 @@ func Parse(r io.Reader, file string, groups Groups) ([]Rule, error) {
 		return nil, fmt.Errorf("read %s: %w", file, err)
 	}
 	if len(data) > maxFile {
-		return nil, fmt.Errorf("%s: larger than %d bytes; an allowlist is a list of names, use *.zone for many of one zone", file, maxFile)
+		return nil, fmt.Errorf("%s: file is larger than %d bytes; an allowlist is a list of names; use *.zone for many names of one zone", file, maxFile)
 	}
 	var (
 		rules   = []Rule{}
@@ -61,7 +61,7 @@ func Parse(r io.Reader, file string, groups Groups) ([]Rule, error) {
 				continue
 			}
 			if len(rules) == MaxRules {
-				return nil, fmt.Errorf("%s:%d: more than %d names; use *.zone for many of one zone", file, number, MaxRules)
+				return nil, fmt.Errorf("%s:%d: more than %d names; use *.zone for many names of one zone", file, number, MaxRules)
 			}
 			seen[text] = true
 			rules = append(rules, r)
@@ -102,11 +102,11 @@ func (g Groups) Expand(entry, source string) ([]Rule, error) {
 		return rules, nil
 	}
 	if len(g) == 0 {
-		return nil, fmt.Errorf("%q is a group, and none are known here; write names", clip(entry))
+		return nil, fmt.Errorf("%q is a group, but groups are not allowed here; write names", clip(entry))
 	}
 	group, ok := g[name]
 	if !ok {
-		return nil, fmt.Errorf("%q is not a group; the groups are @%s", clip(entry), strings.Join(slices.Sorted(maps.Keys(g)), ", @"))
+		return nil, fmt.Errorf("group %q does not exist; the groups are @%s", clip(entry), strings.Join(slices.Sorted(maps.Keys(g)), ", @"))
 	}
 	rules := slices.Clone(group)
 	for i := range rules {
@@ -134,7 +134,7 @@ func ParseRule(s string) (Rule, error) {
 	for text := range strings.SplitSeq(list, ",") {
 		port, err := strconv.ParseUint(text, 10, 16)
 		if err != nil || text[0] == '0' { // also port 0
-			return Rule{}, fmt.Errorf("%q has the port %q; write NAME:PORT or NAME:PORT,PORT with ports from 1 to 65535", clip(s), clip(text))
+			return Rule{}, fmt.Errorf("%q has the invalid port %q; write NAME:PORT or NAME:PORT,PORT with ports from 1 to 65535", clip(s), clip(text))
 		}
 		ports = append(ports, uint16(port))
 	}
@@ -153,11 +153,11 @@ func ParsePattern(s string) (string, error) {
 		return "", errors.New("empty name; write a host name such as github.com")
 	}
 	if !utf8.ValidString(s) {
-		return "", fmt.Errorf("%q is not text; write a host name such as github.com", clip(s))
+		return "", fmt.Errorf("%q is not UTF-8; write a host name such as github.com", clip(s))
 	}
 	for _, r := range s {
 		if r > unicode.MaxASCII {
-			return "", fmt.Errorf("%q holds the character %q (%U), which may only look like a letter; retype it in ASCII, or write the name's xn-- form if it is meant", clip(s), r, r)
+			return "", fmt.Errorf("%q contains the character %q (%U), which may only look like a letter; retype it in ASCII, or write the name's xn-- form if that is intended", clip(s), r, r)
 		}
 	}
 	if err := notAName(s); err != nil {
@@ -168,7 +168,7 @@ func ParsePattern(s string) (string, error) {
 		return "", fmt.Errorf("%q has a * that is not the whole first label; write *.zone or list the names", clip(s))
 	}
 	if wildcard && registryZone(name) {
-		return "", fmt.Errorf("%q opens a whole registry of strangers' names; list the names, or *.zone of one owner", clip(s))
+		return "", fmt.Errorf("%q allows every name of a public registry; list the names, or *.zone of one owner", clip(s))
 	}
 	if err := hostName(name); err != nil {
 		return "", fmt.Errorf("%q %w", clip(s), err)
@@ -183,31 +183,31 @@ func ParsePattern(s string) (string, error) {
 // name.
 func notAName(s string) error {
 	if s == "*" || s == "*." {
-		return errors.New(`"*" allows every name; use mode: open if that is meant`)
+		return errors.New(`"*" allows every name; use mode: open if that is intended`)
 	}
 	if strings.Contains(s, "://") {
 		return fmt.Errorf("%q is a URL; write only its host name", clip(s))
 	}
 	if strings.ContainsAny(s, "/?&=\\") {
 		if _, err := netip.ParsePrefix(s); err == nil {
-			return fmt.Errorf("%q is an address range; only names can be listed, an address on your network is a host service", clip(s))
+			return fmt.Errorf("%q is an address range; list only names, and use a host service for an address on your network", clip(s))
 		}
-		return fmt.Errorf("%q has a path; write only the host name, paths cannot be checked", clip(s))
+		return fmt.Errorf("%q has a path; write only the host name, because paths cannot be checked", clip(s))
 	}
 	if strings.ContainsAny(s, " \t") {
-		return fmt.Errorf("%q holds a space; write one name per line", clip(s))
+		return fmt.Errorf("%q contains a space; write one name per line", clip(s))
 	}
 	if strings.Contains(s, "@") {
-		return fmt.Errorf("%q names a user; write only the host name", clip(s))
+		return fmt.Errorf("%q contains a user name; write only the host name", clip(s))
 	}
 	bare := strings.Trim(s, "[]")
 	_, errAddr := netip.ParseAddr(bare)
 	_, errPort := netip.ParseAddrPort(s)
 	if errAddr == nil || errPort == nil {
-		return fmt.Errorf("%q is an IP address; only names can be listed, an address on your network is a host service", clip(s))
+		return fmt.Errorf("%q is an IP address; list only names, and use a host service for an address on your network", clip(s))
 	}
 	if strings.Contains(s, ":") {
-		return fmt.Errorf("%q holds a colon; write NAME or NAME:PORT,PORT", clip(s))
+		return fmt.Errorf("%q contains a colon; write NAME or NAME:PORT,PORT", clip(s))
 	}
 	return nil
 }
@@ -216,7 +216,7 @@ func notAName(s string) error {
 func hostName(name string) error {
 	switch {
 	case strings.HasSuffix(name, "."):
-		return errors.New("ends in a dot; drop it")
+		return errors.New("ends in a dot; remove it")
 	case strings.HasPrefix(name, "."):
 		return errors.New("starts with two dots; write .zone for a zone and the names below it, *.zone for those only")
 	case len(name) > maxName:
@@ -228,15 +228,15 @@ func hostName(name string) error {
 	for last = range strings.SplitSeq(name, ".") {
 		switch {
 		case last == "":
-			return errors.New("has an empty label; remove the doubled dot")
+			return errors.New("has an empty label; remove the double dot")
 		case len(last) > maxLabel:
-			return fmt.Errorf("has a label over %d bytes; no such name can exist", maxLabel)
+			return fmt.Errorf("has a label longer than %d bytes; no such name can exist", maxLabel)
 		case last[0] == '-' || last[len(last)-1] == '-':
 			return errors.New("has a label that starts or ends with a hyphen; remove it")
 		}
 		for _, c := range []byte(last) {
 			if !isLDH(c) {
-				return fmt.Errorf("holds the character %q; host names have only letters, digits, hyphens and dots", c)
+				return fmt.Errorf("contains the character %q; host names have only letters, digits, hyphens and dots", c)
 			}
 		}
 	}

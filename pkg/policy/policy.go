@@ -97,13 +97,13 @@ func (p *Policy) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if p.Version != Version {
-		bad("policy version %d; this program understands %d", p.Version, Version)
+		bad("policy version must be %d, got %d", Version, p.Version)
 	}
 	if p.Mode.width() < 0 {
-		bad("network mode %q; use isolated, allowlist or open", clip(string(p.Mode)))
+		bad("network mode must be isolated, allowlist or open, got %q", clip(string(p.Mode)))
 	}
 	if len(p.Names) > MaxRules || len(p.Denied) > MaxRules {
-		bad("%d names and %d denied ones; at most %d of each are allowed", len(p.Names), len(p.Denied), MaxRules)
+		bad("%d allowed and %d denied names; at most %d of each are allowed", len(p.Names), len(p.Denied), MaxRules)
 		return errors.Join(errs...)
 	}
 	for _, rules := range [][]Rule{p.Names, p.Denied} {
@@ -120,7 +120,7 @@ func (p *Policy) Validate() error {
 		bad("%d ports; at most %d are allowed", len(p.Ports), MaxPorts)
 	}
 	if slices.Contains(p.Ports, 0) {
-		bad("port 0 is not a port")
+		bad("port must not be 0")
 	}
 	if out := len(p.portsOut()); out > MaxPortsOut {
 		bad("the rules open %d ports; at most %d are allowed", out, MaxPortsOut)
@@ -131,7 +131,7 @@ func (p *Policy) Validate() error {
 	for _, s := range p.HostServices {
 		a := s.Addr()
 		if !a.IsValid() || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || s.Port() == 0 {
-			bad("host service %q: not an address and port of a machine; write ADDRESS:PORT, such as 127.0.0.1:8080", s)
+			bad("host service must be ADDRESS:PORT, such as 127.0.0.1:8080, got %q", s)
 		}
 	}
 	return errors.Join(errs...)
@@ -147,13 +147,13 @@ func (r Rule) validate() error {
 	case canonical != r.Pattern:
 		return fmt.Errorf("not in its canonical form; write %q", clip(canonical))
 	case r.Ports != nil && len(r.Ports) == 0:
-		return errors.New("an empty list of ports; leave it out or list ports")
+		return errors.New("empty list of ports; omit it or list ports")
 	case len(r.Ports) > MaxPorts:
 		return fmt.Errorf("%d ports; at most %d are allowed", len(r.Ports), MaxPorts)
 	case slices.Contains(r.Ports, 0):
-		return errors.New("port 0 is not a port")
+		return errors.New("port must not be 0")
 	case len(r.Source) > maxSource:
-		return fmt.Errorf("its source is over %d bytes", maxSource)
+		return fmt.Errorf("source is longer than %d bytes", maxSource)
 	}
 	return nil
 }
