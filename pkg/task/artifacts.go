@@ -22,11 +22,11 @@ func (m *Manager) CheckFiles(t Task) error {
 	}
 	_, err := os.Stat(m.Dir(t.ID).path("outbox"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return fail.New(fail.NotFound, "task %s: %w, as tasks.cleanup_ttl (%v) says", t.ID, ErrPruned, m.settings().CleanupTTL).
+		return fail.New(fail.NotFound, "task %s: %w after tasks.cleanup_ttl (%v)", t.ID, ErrPruned, m.settings().CleanupTTL).
 			WithHint("agent-sessionizer task retry %s", t.ID)
 	}
 	if err != nil {
-		return fmt.Errorf("look for the files of task %s: %w", t.ID, err)
+		return fmt.Errorf("find files of task %s: %w", t.ID, err)
 	}
 	return nil
 }
@@ -46,7 +46,7 @@ func (m *Manager) OpenArtifact(t Task, name string) (*os.File, error) {
 		}
 		root, err := os.OpenRoot(m.Dir(t.ID).artifacts())
 		if err != nil {
-			return nil, fail.New(fail.NotFound, "open the artifacts of task %s: %w", t.ID, err).WithHint("agent-sessionizer task show %s", t.ID)
+			return nil, fail.New(fail.NotFound, "open artifacts of task %s: %w", t.ID, err).WithHint("agent-sessionizer task show %s", t.ID)
 		}
 		defer root.Close()
 		f, err := root.Open(filepath.FromSlash(name))

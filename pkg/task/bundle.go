@@ -18,7 +18,7 @@ func (d Dir) writeBundle() (err error) {
 	part := d.path(".bundle.part") // always the same name, so leftovers of a crash are replaced
 	f, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
-		return d.trouble("write the task's bundle: %w", err)
+		return d.trouble("write task bundle: %w", err)
 	}
 	defer func() {
 		err = errors.Join(err, f.Close())
@@ -28,7 +28,7 @@ func (d Dir) writeBundle() (err error) {
 			crash.Here(crash.AfterFile)
 		}
 		if err != nil {
-			err = d.trouble("write the task's bundle: %w", errors.Join(err, os.Remove(part)))
+			err = d.trouble("write task bundle: %w", errors.Join(err, os.Remove(part)))
 		}
 	}()
 	// Artifacts are often compressed already, and may be gigabytes: speed matters

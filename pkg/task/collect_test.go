@@ -244,7 +244,7 @@ func TestCollectFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			o := task.Facts.Outcome
-			if !task.Facts.Collected || !o.Preserve || o.Result != Failure || !strings.Contains(o.Reason, "could not be brought home") || task.ErrorMessage != o.Reason || o.Code == "" {
+			if !task.Facts.Collected || !o.Preserve || o.Result != Failure || !strings.Contains(o.Reason, "could not be collected") || task.ErrorMessage != o.Reason || o.Code == "" {
 				t.Errorf("%+v, the row says %q", o, task.ErrorMessage)
 			}
 			if got := task.last(); got != FailedPreserved {

@@ -89,7 +89,7 @@ func (d Dir) create(text, normal []byte) error {
 func (d Dir) furnish() error {
 	for _, dir := range []string{d.path("inbox"), d.progress(""), d.artifacts()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return d.trouble("make the task's directory: %w", err)
+			return d.trouble("create task directory: %w", err)
 		}
 	}
 	return nil
@@ -117,7 +117,7 @@ func (d Dir) keeperLog() (*os.File, error) {
 	}
 	f, err := os.OpenFile(d.KeeperLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, d.trouble("open the log of the task's keeper: %w", err)
+		return nil, d.trouble("open log of the task keeper: %w", err)
 	}
 	return f, nil
 }
@@ -131,20 +131,20 @@ func Brief(t Task) string {
 	} else {
 		fmt.Fprintf(&b, "Run: %s\n\n", strings.Join(t.Manifest.Agent.Command, " "))
 	}
-	where := "You are alone in a virtual machine of your own, with sudo, and nobody answers questions."
+	where := "You have sudo in a disposable VM."
 	if t.Given() {
-		where = "You are in a virtual machine that people use, too, with sudo, and nobody answers questions."
+		where = "You have sudo in a VM that people use too."
 	}
 	fmt.Fprintf(&b, `## How this run works
 
-- %s Decide, and go on.
-- The checkout is the current directory. Commit or not, as the task says: what differs from the commit that
-  was checked out is brought home as a patch, committed or not, and untracked files that no .gitignore names, too.
-- Only listed places on the network can be reached. What is refused stays refused; do without it.
-- The run ends after %v, or when nothing was printed for %v.
+- %s No one can answer questions; make reasonable decisions and continue.
+- The current directory is the checkout. Commit if the task says so. Everything that differs from the commit that
+  was checked out is collected as a patch, committed or not. So are untracked files that no .gitignore names.
+- You can reach only allowed network destinations. A refused connection stays refused; work without it.
+- The run ends after %v, or when nothing is printed for %v.
 `, where, time.Duration(t.Manifest.Lifecycle.Timeout), time.Duration(t.Manifest.Lifecycle.HangTimeout))
 	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {
-		fmt.Fprintf(&b, "- Files that match these patterns are brought home besides: %s\n", strings.Join(ps, ", "))
+		fmt.Fprintf(&b, "- Files that match these patterns are also collected: %s\n", strings.Join(ps, ", "))
 	}
 	return b.String()
 }
@@ -158,7 +158,7 @@ func (d Dir) writeBrief(t Task) error {
 func (d Dir) appendEvents(after func(seq int64, limit int) ([]store.Event, error)) (err error) {
 	f, err := os.OpenFile(d.events(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return d.trouble("open events.jsonl of the task: %w", err)
+		return d.trouble("open the task's events.jsonl: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	seq, end, err := lastEvent(f)
@@ -268,7 +268,7 @@ func (d Dir) writeMetadata(t Task, base string) error {
 		return err
 	}
 	if err := atomicfile.Write(d.metadata(), append(text, '\n'), 0o600); err != nil {
-		return d.trouble("write metadata.json of the task: %w", err)
+		return d.trouble("write the task's metadata.json: %w", err)
 	}
 	return nil
 }
@@ -282,7 +282,7 @@ func (d Dir) sweep() error {
 		}
 		for _, file := range left {
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return d.trouble("remove a file that was half written: %w", err)
+				return d.trouble("remove incomplete file: %w", err)
 			}
 		}
 	}
@@ -301,7 +301,7 @@ func size(path string) int64 {
 func endLine(path string) (err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return fail.New(fail.Host, "open the task's log: %w", err)
+		return fail.New(fail.Host, "open task log: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	end, err := f.Seek(0, io.SeekEnd)

@@ -81,11 +81,11 @@ func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 	for i, path := range []string{d.Stdout(), d.Stderr()} {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
-			return nil, fail.New(fail.Host, "open the task's log: %w", err)
+			return nil, fail.New(fail.Host, "open task log: %w", err)
 		}
 		r.logs[i] = f
 		if r.lengths[i], err = f.Seek(0, io.SeekEnd); err != nil {
-			return nil, fail.New(fail.Host, "open the task's log: %w", err)
+			return nil, fail.New(fail.Host, "open task log: %w", err)
 		}
 	}
 	parsed := t.Facts.Progress.Offset
@@ -169,7 +169,7 @@ func (r *ear) heard(i int, p []byte) error {
 			r.full[i] = true
 			name := filepath.Base([]string{r.dir.Stdout(), r.dir.Stderr()}[i])
 			r.news = append(r.news, event(EventWarning, session.Warning{
-				Message: fmt.Sprintf("%s has %d bytes, as many as are kept; what the agent prints besides stays in its VM", name, r.most),
+				Message: fmt.Sprintf("%s reached its limit of %d bytes; further output of the agent stays in its VM", name, r.most),
 			}))
 		}
 	}
@@ -178,7 +178,7 @@ func (r *ear) heard(i int, p []byte) error {
 	crash.Here(crash.AfterFile)
 	r.lengths[i] += int64(n)
 	if err != nil {
-		return fail.New(fail.Host, "write the task's log: %w", err)
+		return fail.New(fail.Host, "write task log: %w", err)
 	}
 	if i == 0 {
 		r.parse(p)
@@ -237,7 +237,7 @@ func (r *ear) attend(ctx context.Context, cancel context.CancelCauseFunc, life m
 		err := r.saveLocked(ctx, len(news) > 0)
 		r.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
-			r.w.Log.ErrorContext(ctx, "note the agent's progress", "error", err) // the next save writes it all, or fails loudly
+			r.w.Log.ErrorContext(ctx, "record agent progress", "error", err) // the next save writes it all, or fails loudly
 		}
 		if hung && life.HangAction != "notify" {
 			cancel(fail.New(fail.Timeout, "%w for %v", errHung, time.Duration(life.HangTimeout)))
@@ -266,7 +266,7 @@ func (r *ear) saveLocked(ctx context.Context, now bool) error {
 		}))
 	}
 	if r.left > 0 {
-		r.news = append(r.news, event(EventWarning, session.Warning{Message: fmt.Sprintf("%d events left out: the agent makes too many", r.left)}))
+		r.news = append(r.news, event(EventWarning, session.Warning{Message: fmt.Sprintf("%d events left out: the agent produces too many", r.left)}))
 	}
 	progress := r.parser.Progress()
 	if len(r.news) == 0 && progress.Offset == r.task.Facts.Progress.Offset && at.Sub(r.saved) < heartbeatEvery {

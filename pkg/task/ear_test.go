@@ -157,7 +157,7 @@ func TestLogsInAll(t *testing.T) {
 	}
 	var says session.Warning
 	all := kinds(t, w.Manager, task.ID)[EventWarning]
-	if len(all) == 0 || json.Unmarshal(all[0].Data, &says) != nil || !strings.Contains(says.Message, "stdout.log has 1000 bytes") {
+	if len(all) == 0 || json.Unmarshal(all[0].Data, &says) != nil || !strings.Contains(says.Message, "stdout.log reached its limit of 1000 bytes") {
 		t.Errorf("warnings: %v", all)
 	}
 }

@@ -55,7 +55,7 @@ func (t Task) last() Phase {
 // collect fetches what the agent did: its logs to the end, the artifacts, and its
 // commits. If some of it cannot be collected, it stays in the VM, which is then kept.
 func (w *Worker) collect(ctx context.Context, t *Task) error {
-	err := w.step(ctx, *t, "collect what it did", func(ctx context.Context) error {
+	err := w.step(ctx, *t, "collect results", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, collectLimit, fail.New(fail.Timeout, "collecting took longer than %v", collectLimit))
 		defer cancel()
 		for again := false; ; again = true {
@@ -92,7 +92,7 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 		if err == nil {
 			return []store.Event{event(EventArtifacts, gathered(*facts))}
 		}
-		reason := w.text(fmt.Sprintf("what the agent did could not be brought home: %v", err))
+		reason := w.text(fmt.Sprintf("the agent's results could not be collected: %v", err))
 		facts.Outcome.Preserve = true
 		if facts.Outcome.Result == Success {
 			facts.Outcome.Result, facts.Outcome.Code = Failure, fail.CodeOf(err).String()
@@ -145,7 +145,7 @@ func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Gu
 			return err
 		}
 	}
-	return fail.New(fail.Failure, "the agent does not die of SIGKILL").WithHint("agent-sessionizer exec %s -- ps -ef", s.Name)
+	return fail.New(fail.Failure, "the agent survived SIGKILL").WithHint("agent-sessionizer exec %s -- ps -ef", s.Name)
 }
 
 // ended waits until the agent no longer runs.
@@ -202,7 +202,7 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 		return nil
 	})
 	if err == nil && len(lost) > 0 {
-		err = fail.New(fail.Failure, "%d files did not arrive as they were collected, such as %q: %s", len(lost), lost[0].Name, lost[0].Skipped).
+		err = fail.New(fail.Failure, "%d files could not be received unchanged, such as %q: %s", len(lost), lost[0].Name, lost[0].Skipped).
 			WithHint("agent-sessionizer task artifacts %s", t.ID)
 	}
 	return err
@@ -218,11 +218,11 @@ const collectTries = 3
 func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at guest.Task) (list, lost []wire.Artifact, err error) {
 	dir := w.Dir(t.ID).artifacts()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, nil, fail.New(fail.Host, "make the directory of the artifacts: %w", err)
+		return nil, nil, fail.New(fail.Host, "create artifacts directory: %w", err)
 	}
 	into, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, nil, fail.New(fail.Host, "open the directory of the artifacts: %w", err)
+		return nil, nil, fail.New(fail.Host, "open artifacts directory: %w", err)
 	}
 	defer into.Close()
 	life := t.Manifest.Lifecycle
@@ -337,9 +337,9 @@ func (w *Worker) preserve(ctx context.Context, t Task) (Task, error) {
 	if err := w.discard(keep, &t); err != nil {
 		return t, err
 	}
-	reason := "nothing is kept any more: its time was over"
+	reason := "the preserved VM was removed: its retention time ended"
 	if t.Want == Destroyed {
-		reason = "nothing is kept any more: somebody wanted it gone"
+		reason = "the preserved VM was removed: a user requested it"
 	}
 	return t, w.advance(keep, &t, Failed, PhaseChange{Reason: reason}, nil)
 }

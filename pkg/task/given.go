@@ -60,7 +60,7 @@ func (m *Manager) inSession(ctx context.Context, asked *manifest.Task) (session.
 	case err != nil:
 		return s, err
 	case s.Task != "":
-		return s, fail.New(fail.Conflict, "session %s is that of task %s, and goes with it", s.Name, s.Task).WithHint(list)
+		return s, fail.New(fail.Conflict, "session %s belongs to task %s and is removed with it", s.Name, s.Task).WithHint(list)
 	case gone(s) != nil:
 		return s, fail.New(fail.Conflict, "session %s is being destroyed", s.Name).WithHint(list)
 	}
@@ -77,10 +77,10 @@ func ofSession(s session.Session, asked *manifest.Task) error {
 	case err != nil:
 		return err
 	case ref.Key != s.RepoKey:
-		return fail.New(fail.Usage, "session %s is of %s, and the manifest's repository is %s", s.Name, s.RepoKey, ref.Key).
+		return fail.New(fail.Usage, "session %s is for %s, but the manifest's repository is %s", s.Name, s.RepoKey, ref.Key).
 			WithHint("leave repository.url out, or: agent-sessionizer list")
 	case ref.Branch != "":
-		return fail.New(fail.Usage, "it names branch %s; in session %s the agent works on what is checked out there", ref.Branch, s.Name).
+		return fail.New(fail.Usage, "the manifest names branch %s, but in session %s the agent works on what is checked out there", ref.Branch, s.Name).
 			WithHint("leave repository.url out")
 	}
 	return nil
@@ -112,7 +112,7 @@ func (m *Manager) In(ctx context.Context, session string) (all []Task, err error
 }
 
 // errGone means that a session is gone or about to be.
-var errGone = errors.New("somebody destroyed it")
+var errGone = errors.New("it was destroyed")
 
 func gone(s session.Session) error {
 	if s.Phase != session.Gone && s.Phase != session.Destroying && s.Want != session.Gone {
@@ -171,7 +171,7 @@ func (w *Worker) leave(ctx context.Context, t Task) error {
 	if err != nil || s.Phase != session.Ready {
 		return err // nothing runs in it
 	}
-	err = w.step(ctx, t, "leave the session", func(ctx context.Context) error {
+	err = w.step(ctx, t, "clean up in the session", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, leaveLimit+time.Duration(t.Manifest.Lifecycle.CancelGrace)+killWait)
 		defer cancel()
 		return w.reach(ctx, t, func(ctx context.Context, s session.Session, g guest.Guest) error {
@@ -182,7 +182,7 @@ func (w *Worker) leave(ctx context.Context, t Task) error {
 		})
 	})
 	if err != nil && !errors.Is(err, errNotReady) {
-		w.warn(ctx, t, "agent-sessionizer exec "+s.Name+" -- ps -ef", "something of the task may be left in session %s: %v", s.Name, err)
+		w.warn(ctx, t, "agent-sessionizer exec "+s.Name+" -- ps -ef", "parts of the task may be left in session %s: %v", s.Name, err)
 	}
 	return nil
 }

@@ -137,9 +137,9 @@ func TestSessionsThatTasksMayNotHave(t *testing.T) {
 	}{
 		{"nobody", "", fail.NotFound, `no session "nobody"`},
 		{destroyed, "", fail.NotFound, "is gone"},
-		{own, "", fail.Conflict, "is that of task aaaabbbbcccc"},
+		{own, "", fail.Conflict, "belongs to task aaaabbbbcccc"},
 		{going, "", fail.Conflict, "is being destroyed"},
-		{id, `, "repository": {"url": "acme/other"}`, fail.Usage, "is of github.com/acme/app, and the manifest's repository is github.com/acme/other"},
+		{id, `, "repository": {"url": "acme/other"}`, fail.Usage, "is for github.com/acme/app, but the manifest's repository is github.com/acme/other"},
 		{id, `, "repository": {"url": "acme/app@main"}`, fail.Usage, "names branch main"},
 	} {
 		_, _, err := m.Submit(t.Context(), asked(t, "x", c.in, c.more), Submission{})
@@ -214,7 +214,7 @@ func TestLostSessions(t *testing.T) {
 	check(rebuild, down, CrashLoop, "crashed 1 times")
 	check(giveUp, down, CrashLoop, "crashed 1 times")
 	become(t, m, id, session.Destroying)
-	check(startAgain, down, Failure, "somebody destroyed it")
+	check(startAgain, down, Failure, "it was destroyed")
 
 	task.Phase = Completing
 	for _, o := range []Outcome{{Result: Failure}, {Result: Failure, Preserve: true}, {Result: Hung}} {

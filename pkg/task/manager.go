@@ -242,7 +242,7 @@ func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []stri
 		return Task{}, nil, err
 	}
 	if !t.Phase.Over() {
-		return Task{}, nil, fail.New(fail.Conflict, "task %s is %s; it can be tried again when it has ended", t.ID, t.Phase).
+		return Task{}, nil, fail.New(fail.Conflict, "task %s is %s; retry it after it has ended", t.ID, t.Phase).
 			WithHint("agent-sessionizer task cancel %s", t.ID)
 	}
 	text, err := m.store().TaskText(ctx, t.ID)

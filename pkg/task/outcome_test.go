@@ -35,7 +35,7 @@ func TestHowTheAgentEndedDecides(t *testing.T) {
 		{"failure", []int{0}, wire.TaskResult{ExitCode: 3}, Failure, "the agent ended with exit code 3", 3},
 		{"success is not listed", []int{3}, wire.TaskResult{}, Failure, "the agent ended with exit code 0", 0},
 		{"it did not start", []int{0}, wire.TaskResult{ExitCode: 127, Error: "no such program"}, Failure, "the agent ended with exit code 127: no such program", 127},
-		{"a signal", []int{0}, wire.TaskResult{Signal: "KILL"}, Failure, "the agent was ended by signal KILL", -1},
+		{"a signal", []int{0}, wire.TaskResult{Signal: "KILL"}, Failure, "the agent was killed by signal KILL", -1},
 	} {
 		w, task := running(t, "")
 		task.Manifest.Lifecycle.SuccessCodes = c.codes
@@ -144,8 +144,8 @@ func TestPreserve(t *testing.T) {
 		want   Want
 		reason string
 	}{
-		"its time is over":     {-time.Hour, Run, "its time was over"},
-		"the user destroys it": {time.Hour, Destroyed, "somebody wanted it gone"},
+		"its time is over":     {-time.Hour, Run, "its retention time ended"},
+		"the user destroys it": {time.Hour, Destroyed, "a user requested it"},
 	} {
 		w, task := running(t, fmt.Sprintf(`, "outcome": {"result": "failure"}, "preserved_until": %q`, time.Now().Add(c.until).UTC().Format(time.RFC3339)))
 		row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
@@ -309,7 +309,7 @@ func TestLogsThatCannotBeWritten(t *testing.T) {
 	if err := os.MkdirAll(d.Stderr(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.listen(t.Context(), &task); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open the task's log: ") {
+	if _, err := w.listen(t.Context(), &task); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open task log: ") {
 		t.Errorf("a directory in its place: %v", err)
 	}
 	if err := errors.Join(os.Remove(d.Stderr()), os.RemoveAll(d.Stdout()), os.Symlink("/dev/full", d.Stdout())); err != nil {

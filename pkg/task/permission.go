@@ -92,9 +92,9 @@ func (m *Manager) restrict(ctx context.Context, asked *manifest.Task, p *Permiss
 	}
 	switch url := asked.Repository.URL; {
 	case len(asked.Secrets) > 0 && p != nil:
-		return needsAdmin("secrets", "have them in the configuration of this host")
+		return needsAdmin("secrets", "put them into the configuration of this host")
 	case asked.VM.Session != "":
-		return needsAdmin("a session that exists", "leave vm.session out: the task gets a session of its own")
+		return needsAdmin("an existing session", "leave vm.session out: the task gets its own session")
 	case path.IsAbs(url) || strings.HasPrefix(url, ".") || strings.HasPrefix(url, "~") || strings.HasPrefix(strings.ToLower(url), "file:"):
 		return needsAdmin("a repository on this host's disk", "name a repository by owner/repo or its URL")
 	}
@@ -104,7 +104,7 @@ func (m *Manager) restrict(ctx context.Context, asked *manifest.Task, p *Permiss
 	}
 	if p != nil {
 		if !p.allows(ref.Key) {
-			return refuse("agent-sessionizer serve token add NAME --scope submit --repo "+ref.Key+" # on the host, makes a token that may",
+			return refuse("agent-sessionizer serve token add NAME --scope submit --repo "+ref.Key+" # on the host; creates a token that may use it",
 				"the token may not use the repository %s", ref.Key)
 		}
 		if profile := asked.VM.Profile; profile != "" && !slices.Contains(p.Profiles, profile) {

@@ -129,7 +129,7 @@ func (w *Worker) located(ctx context.Context, t Task) *manifest.Task {
 // the task's own or a user's.
 func (w *Worker) provision(ctx context.Context, t *Task) error {
 	life := t.Manifest.Lifecycle
-	what := "making the VM"
+	what := "creating the VM"
 	if t.Given() {
 		what = "starting the session"
 	}
@@ -161,7 +161,7 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 		s, err := w.open(ctx, *t)
 		if fail.CodeOf(err) == fail.Conflict { // the capacity was taken meanwhile
 			if !told {
-				w.warn(ctx, *t, fail.HintOf(err), "waiting for room on the host: %v", err)
+				w.warn(ctx, *t, fail.HintOf(err), "waiting for capacity on the host: %v", err)
 				told = true
 			}
 			if err := sleep(ctx, roomEvery); err != nil {
@@ -177,7 +177,7 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 				return err
 			}
 		}
-		return w.step(ctx, *t, "make the VM ready", func(ctx context.Context) error {
+		return w.step(ctx, *t, "prepare the VM", func(ctx context.Context) error {
 			return w.await(ctx, s.ID, session.Ready)
 		})
 	}
@@ -247,7 +247,7 @@ func (w *Worker) tend(ctx context.Context, s session.Session, seen *time.Time) {
 	}
 	*seen = time.Now()
 	if err := w.Sessions.Tend(ctx, s); err != nil {
-		w.Log.Warn("see to the session's keeper", "error", err)
+		w.Log.Warn("start session keeper", "error", err)
 	}
 }
 
@@ -341,7 +341,7 @@ func over(done <-chan struct{}) bool {
 // These are the reasons why a guest that was ready cannot be reached. They are
 // returned wrapped.
 var (
-	errNotReady = errors.New("its session is not ready any more")
+	errNotReady = errors.New("its session is no longer ready")
 	errSilent   = errors.New("the guest did not answer")
 )
 

@@ -90,7 +90,7 @@ func (w *Worker) run(ctx context.Context, t *Task) error {
 // These are the reasons to stop waiting for an agent.
 var (
 	errHung      = errors.New("the agent printed nothing")
-	errAgentLost = errors.New("the agent is gone without a result: its VM was started anew, or it was killed")
+	errAgentLost = errors.New("the agent ended without a result: its VM was restarted, or the agent was killed")
 )
 
 // judge decides the outcome by how the agent ended.
@@ -102,7 +102,7 @@ func (w *Worker) judge(ctx context.Context, t *Task, r wire.TaskResult) error {
 		o.Reason = fmt.Sprintf("the agent ended with exit code %d", code)
 		switch {
 		case r.Signal != "":
-			o.ExitCode, o.Reason = nil, "the agent was ended by signal "+r.Signal
+			o.ExitCode, o.Reason = nil, "the agent was killed by signal "+r.Signal
 		case r.Error != "":
 			o.Reason += ": " + r.Error
 		}

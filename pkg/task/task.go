@@ -206,10 +206,10 @@ func read(row store.Task) (Task, error) {
 	t := Task{Task: row, Phase: Phase(row.Phase), Want: Want(row.Want)}
 	var err error
 	if t.Manifest, err = manifest.Decode(row.Manifest); err != nil {
-		return t, fmt.Errorf("read the manifest of task %s: %w", row.ID, err)
+		return t, fmt.Errorf("read manifest of task %s: %w", row.ID, err)
 	}
 	if err := json.Unmarshal(row.Facts, &t.Facts); err != nil {
-		return t, fmt.Errorf("read the facts of task %s: %w", row.ID, err)
+		return t, fmt.Errorf("read status of task %s: %w", row.ID, err)
 	}
 	return t, nil
 }

@@ -59,7 +59,7 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	case FailedPreserved:
 		return w.preserve(ctx, t)
 	default:
-		return t, fmt.Errorf("task %s is %s and has no work", t.ID, t.Phase)
+		return t, fmt.Errorf("task %s is %s: nothing to do", t.ID, t.Phase)
 	}
 	switch {
 	case err == nil, errors.Is(err, store.ErrStale):
@@ -137,7 +137,7 @@ func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, fa
 // belonged to the previous phase.
 func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseChange, f func(*store.Task, *Facts)) error {
 	if !t.Phase.canGo(to) {
-		return fmt.Errorf("task %s cannot go from %s to %s", t.ID, t.Phase, to)
+		return fmt.Errorf("task %s: no transition from %s to %s", t.ID, t.Phase, to)
 	}
 	from := t.Phase
 	change.From, change.To = from, to
