@@ -22,7 +22,7 @@ func (d *age) Set(text string) error {
 	}
 	n, err := time.ParseDuration(text)
 	if err != nil || n < 0 {
-		return fmt.Errorf("%q is not a time; write it like 30d or 12h", text)
+		return fmt.Errorf("must be a duration such as 30d or 12h, got %q", text)
 	}
 	*d = age(n)
 	return nil

@@ -37,7 +37,7 @@ func (a *app) close() {
 	a.con.Close()
 	if a.store != nil {
 		if err := a.store.Close(); err != nil {
-			slog.Warn("close the store", "error", err)
+			slog.Warn("failed to close store", "error", err)
 		}
 	}
 }
@@ -199,7 +199,7 @@ func (a *app) template(p config.Paths) ([]byte, error) {
 func self() (string, error) {
 	path, err := os.Executable()
 	if err != nil {
-		return "", fail.New(fail.Host, "find this program's own file: %w", err)
+		return "", fail.New(fail.Host, "find own executable: %w", err)
 	}
 	// An upgrade can replace the file while it runs. Linux then appends " (deleted)".
 	return strings.TrimSuffix(path, " (deleted)"), nil

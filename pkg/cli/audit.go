@@ -24,18 +24,18 @@ func newAuditCmd(a *app) *cobra.Command {
 	var o auditOptions
 	cmd := &cobra.Command{
 		Use: "audit", Short: "Show who did what to sessions and tasks",
-		Long: `Show who did what to sessions and tasks: VMs made and removed, secrets resolved (by
-name), tasks submitted and ended, keepers that took the place of dead ones. Records
-are kept for as long as audit.retention says; a crash may have left one twice.`,
+		Long: `Show who did what to sessions and tasks: VMs created and removed, secrets resolved (by
+name), tasks submitted and ended, keepers that replaced dead ones. Records are kept
+for the time that audit.retention sets. After a crash, a record may appear twice.`,
 		Example: `  agent-sessionizer audit --since 24h
   agent-sessionizer audit --type secret_accessed --type vm_destroyed
   agent-sessionizer audit --since 2026-01-31 --json | jq -r 'select(.outcome == "failure")'`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runAudit(cmd.Context(), a, o) },
 	}
-	cmd.Flags().Var(&o.since, "since", "only after a `TIME`: 24h or 7d ago, 2026-01-31, 2026-01-31T12:00:00Z")
-	cmd.Flags().Var(&o.types, "type", "only of this `TYPE`, as they are printed; may be repeated")
-	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON, one record a line")
+	cmd.Flags().Var(&o.since, "since", "start `TIME`: 24h or 7d for that long ago, 2026-01-31 or 2026-01-31T12:00:00Z")
+	cmd.Flags().Var(&o.types, "type", "record `TYPE` to show, as printed; repeatable")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON, one record per line")
 	return cmd
 }
 
@@ -101,7 +101,7 @@ func (m *moment) Set(text string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is not a time; write it like 24h, 7d, 2026-01-31 or 2026-01-31T12:00:00Z", text)
+	return fmt.Errorf("must be a time such as 24h, 7d, 2026-01-31 or 2026-01-31T12:00:00Z, got %q", text)
 }
 
 func (m *moment) String() string {
@@ -122,7 +122,7 @@ func (l *auditTypes) Set(text string) error {
 		for _, t := range audit.Types() {
 			all = append(all, string(t))
 		}
-		return fmt.Errorf("no type %q; there are %s", text, strings.Join(all, ", "))
+		return fmt.Errorf("unknown type %q: must be one of %s", text, strings.Join(all, ", "))
 	}
 	*l = append(*l, audit.Type(text))
 	return nil

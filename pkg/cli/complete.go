@@ -134,23 +134,23 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 		"repo":    one(a.repoKeys),
 		"image":   one(a.sourceImages),
 		"network": these(
-			string(policy.Isolated)+"\tnothing",
-			string(policy.Allowlist)+"\tthe names that are listed",
-			string(policy.Open)+"\tthe internet, no LAN",
+			string(policy.Isolated)+"\tno network",
+			string(policy.Allowlist)+"\tonly listed names",
+			string(policy.Open)+"\tthe internet, but not the LAN",
 		),
 		"prepare": these(
 			string(config.PrepareNone)+"\tsessions boot the image",
-			string(config.PrepareGolden)+"\tthey clone a provisioned disk",
-			string(config.PrepareWarm)+"\tthey go on from a saved VM",
-			string(config.PreparePool)+"\tthey get a VM that waits",
+			string(config.PrepareGolden)+"\tsessions clone a provisioned disk",
+			string(config.PrepareWarm)+"\tsessions resume a saved VM",
+			string(config.PreparePool)+"\tsessions get a standby VM",
 		),
 		"from":  these(image.Debian+"\tbuilt from Debian packages", image.Ubuntu+"\tthe cloud image of the VM template"),
 		"suite": these(image.DefaultSuite),
 		"of": one(func(cmd *cobra.Command, _ []string) []string {
 			if cmd.Parent().Name() == "task" {
-				return []string{"stdout\twhat the agent printed", "stderr\tits errors", "events\twhat happened to the task", "keeper\twhat its keeper did"}
+				return []string{"stdout\tthe agent's standard output", "stderr\tthe agent's standard error", "events\tthe task's events", "keeper\tthe log of the task's keeper"}
 			}
-			return []string{"keeper\twhat the session's keeper did", "serial\tthe VM's console", "hostagent\tLima's host agent"}
+			return []string{"keeper\tthe log of the session's keeper", "serial\tthe VM's console", "hostagent\tthe log of Lima's host agent"}
 		}),
 		"stop":    one(a.sessions(session.Ready, session.Creating, session.Starting, session.Broken)),
 		"destroy": one(a.sessions()),
@@ -170,7 +170,7 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 		"unused-for":   these("30d", "90d", "365d"),
 		"host-service": cobra.FixedCompletions([]string{"localhost:"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
 		"max-refs":     cobra.NoFileCompletions,
-		"scope":        these("read\tlook", "submit\tand submit, cancel, destroy tasks", "admin\tand run commands, use secrets and local paths"),
+		"scope":        these("read\tread only", "submit\talso submit, cancel and destroy tasks", "admin\talso run commands, use secrets and local paths"),
 		"session":      one(a.persons),
 		"state":        one(func(*cobra.Command, []string) []string { return taskStates() }),
 		"last":         cobra.NoFileCompletions,
@@ -258,7 +258,7 @@ func (a *app) repoKeys(cmd *cobra.Command, _ []string) []string {
 	found := map[string]string{}
 	if cfg, err := a.settings(); err == nil {
 		for _, key := range cfg.Repos() {
-			found[shortKey(string(key))] = "has settings of its own"
+			found[shortKey(string(key))] = "has its own settings"
 		}
 	}
 	for _, s := range a.inStore(cmd) {
@@ -302,7 +302,7 @@ func (a *app) builtImages(*cobra.Command, []string) []string {
 	var offer []string
 	for _, i := range all {
 		if i.Path != "" && i.Ready {
-			offer = append(offer, fmt.Sprintf("%s\t%v, made %s ago", i.Name, config.Size(i.Size), ago(i.CreatedAt)))
+			offer = append(offer, fmt.Sprintf("%s\t%v, created %s ago", i.Name, config.Size(i.Size), ago(i.CreatedAt)))
 		}
 	}
 	return offer
@@ -315,12 +315,12 @@ func (a *app) deniedNames(cmd *cobra.Command, args []string) []string {
 
 // allowedNames offers the names that the session's gateway allowed, and the groups.
 func (a *app) allowedNames(cmd *cobra.Command, args []string) []string {
-	return append(a.asked(cmd, args, func(e gateway.Entry) bool { return e.Allowed }, "was reached"), a.groupNames()...)
+	return append(a.asked(cmd, args, func(e gateway.Entry) bool { return e.Allowed }, "allowed"), a.groupNames()...)
 }
 
 // askedNames offers all names that the session asked for.
 func (a *app) askedNames(cmd *cobra.Command, args []string) []string {
-	return a.asked(cmd, args, func(gateway.Entry) bool { return true }, "was asked for")
+	return a.asked(cmd, args, func(gateway.Entry) bool { return true }, "requested")
 }
 
 // asked returns names from a session's decision log, the latest first. The guest chooses

@@ -20,9 +20,10 @@ import (
 func newConfigCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "config", Short: "Show and edit the settings",
-		Long: `Show and edit the settings. Nothing has to be configured; what is, comes in this
-order, the later winning: shipped defaults, /etc/agent-sessionizer, the user's files,
-the repository's own (which can only narrow the network), the environment, flags.`,
+		Long: `Show and edit the settings. All settings are optional. They are read in this order, and
+later values override earlier ones: shipped defaults, /etc/agent-sessionizer, the user's
+files, the repository's own file (which can only narrow the network), the environment,
+flags.`,
 		Example: `  agent-sessionizer config show --origin
   agent-sessionizer config edit`,
 		Args: usage(cobra.NoArgs),
@@ -30,24 +31,26 @@ the repository's own (which can only narrow the network), the environment, flags
 	}
 	var o configShowOptions
 	show := &cobra.Command{
-		Use: "show", Short: "The settings in force", Args: usage(cobra.NoArgs),
+		Use: "show", Short: "Show the effective settings", Args: usage(cobra.NoArgs),
 		Example: `  agent-sessionizer config show
   agent-sessionizer config show --origin --repo owner/repo
   agent-sessionizer config show --json | jq .settings.resources`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigShow(a, o) },
 	}
 	o.flags(show, "print JSON")
-	show.Flags().BoolVar(&o.origin, "origin", false, "each value with the file and line, variable or flag it comes from")
+	show.Flags().BoolVar(&o.origin, "origin", false, "show the origin of each value: file and line, variable or flag")
 	var pathJSON bool
 	path := &cobra.Command{
-		Use: "path", Short: "The directories", Args: usage(cobra.NoArgs),
+		Use: "path", Short: "Show the directories of settings, state and images", Args: usage(cobra.NoArgs),
 		Example: `  agent-sessionizer config path
   cd "$(agent-sessionizer config path --json | jq -r .settings)"`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runConfigPath(a, pathJSON) },
 	}
-	path.Flags().BoolVar(&pathJSON, "json", false, "print an object")
+	path.Flags().BoolVar(&pathJSON, "json", false, "print a JSON object")
 	init := &cobra.Command{
-		Use: "init", Short: "Write the shipped settings files, for editing; existing ones stay", Args: usage(cobra.NoArgs),
+		Use: "init", Short: "Create editable copies of the shipped settings files", Args: usage(cobra.NoArgs),
+		Long: `Create editable copies of the shipped settings files in your settings directory. Files
+that already exist are not changed.`,
 		Example: `  agent-sessionizer config init`,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runConfigInit(a) },
 	}
@@ -183,7 +186,7 @@ func runConfigInit(a *app) error {
 		return err
 	}
 	if err := os.MkdirAll(paths.Config, 0o700); err != nil {
-		return fail.New(fail.Host, "make the settings directory: %w", err)
+		return fail.New(fail.Host, "create settings directory: %w", err)
 	}
 	for _, name := range append(slices.Clone(settingsFiles), templateName) {
 		text, err := shippedText(name)
@@ -193,11 +196,11 @@ func runConfigInit(a *app) error {
 		path := filepath.Join(paths.Config, name)
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if os.IsExist(err) {
-			a.con.Say("%s", path+" is there already and stays")
+			a.con.Say("%s", path+" already exists, not changed")
 			continue
 		}
 		if err != nil {
-			return fail.New(fail.Host, "write the settings: %w", err)
+			return fail.New(fail.Host, "write settings: %w", err)
 		}
 		_, err = f.Write(text)
 		if err := errors.Join(err, f.Close()); err != nil {

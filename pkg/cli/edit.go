@@ -24,13 +24,13 @@ import (
 
 func newConfigEditCmd(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "edit [FILE]", Short: "Edit a settings file, checked before it counts",
-		Long: `Edit one of your settings files: config.yaml unless told, resources.yaml,
-network-allowlist.txt, repos.txt or network-groups/NAME.txt. One that you do not have
-yet begins as the shipped one.
+		Use: "edit [FILE]", Short: "Edit a settings file and check it before saving",
+		Long: `Edit one of your settings files: config.yaml (the default), resources.yaml,
+network-allowlist.txt, repos.txt or network-groups/NAME.txt. A file that you do not have
+yet starts as a copy of the shipped one.
 
-$VISUAL or $EDITOR edits a copy, which replaces the file only if it is without errors.
-What is not is kept, and the next "config edit" goes on with it.`,
+$VISUAL or $EDITOR edits a draft, which replaces the file only if it has no errors.
+Otherwise the draft is kept, and the next "config edit" continues with it.`,
 		Example: `  agent-sessionizer config edit
   agent-sessionizer config edit network-allowlist.txt
   EDITOR='code --wait' agent-sessionizer config edit network-groups/internal.txt`,
@@ -57,7 +57,7 @@ func runConfigEdit(ctx context.Context, a *app, name string) error {
 	group, isGroup := strings.CutPrefix(name, groupsFolder+"/")
 	group, isGroup = strings.TrimSuffix(group, ".txt"), isGroup && strings.HasSuffix(group, ".txt")
 	if known := slices.Contains(settingsFiles, name) || isGroup && policy.GroupName(group); !known {
-		return fail.New(fail.Usage, "no settings file %q; there are %s and %s/NAME.txt", name, strings.Join(settingsFiles, ", "), groupsFolder).
+		return fail.New(fail.Usage, "unknown settings file %q: must be one of %s and %s/NAME.txt", name, strings.Join(settingsFiles, ", "), groupsFolder).
 			WithHint("agent-sessionizer config edit --help")
 	}
 	paths, err := config.DefaultPaths()
@@ -73,7 +73,7 @@ func runConfigEdit(ctx context.Context, a *app, name string) error {
 		return err
 	}
 	if !free {
-		return fail.New(fail.Conflict, "the settings are being edited already")
+		return fail.New(fail.Conflict, "edit settings: another config edit is running")
 	}
 	defer lock.Unlock() //nolint:errcheck // the lock is released with the process at the latest
 	e := &edit{app: a, paths: paths, ship: ship, name: name, path: filepath.Join(paths.Config, name)}
@@ -87,7 +87,7 @@ func runConfigEdit(ctx context.Context, a *app, name string) error {
 func (e *edit) run(ctx context.Context) error {
 	was, err := os.ReadFile(e.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fail.New(fail.Usage, "read the settings: %w", err)
+		return fail.New(fail.Usage, "read settings: %w", err)
 	}
 	begin := was
 	if err != nil {
@@ -105,10 +105,10 @@ func (e *edit) run(ctx context.Context) error {
 		}
 		text, err := os.ReadFile(e.draft)
 		if err != nil {
-			return fail.New(fail.Host, "read what was edited: %w", err)
+			return fail.New(fail.Host, "read draft: %w", err)
 		}
 		if bytes.Equal(text, begin) {
-			e.app.con.Say("%s", "nothing was changed")
+			e.app.con.Say("%s", "no changes")
 			return os.Remove(e.draft)
 		}
 		if err := e.check(text); err != nil {
@@ -118,7 +118,7 @@ func (e *edit) run(ctx context.Context) error {
 			return e.leave(begin, err)
 		}
 		if now, err := os.ReadFile(e.path); err == nil && !bytes.Equal(now, was) || errors.Is(err, fs.ErrNotExist) && was != nil {
-			return e.leave(begin, fail.New(fail.Conflict, "%s was changed meanwhile", e.path).WithHint("diff %s %s", e.path, e.draft))
+			return e.leave(begin, fail.New(fail.Conflict, "%s was changed by another process", e.path).WithHint("diff %s %s", e.path, e.draft))
 		}
 		if err := replaceFile(e.path, text); err != nil {
 			return e.leave(begin, err)
@@ -132,7 +132,7 @@ func (e *edit) run(ctx context.Context) error {
 func (e *edit) blank() []byte {
 	text, err := fs.ReadFile(e.ship, filepath.ToSlash(e.name))
 	if err != nil {
-		return []byte("# Entries as in network-allowlist.txt; @" + strings.TrimSuffix(filepath.Base(e.name), ".txt") + " stands for them.\n")
+		return []byte("# Entries as in network-allowlist.txt. Use @" + strings.TrimSuffix(filepath.Base(e.name), ".txt") + " to refer to all of them.\n")
 	}
 	return text
 }
@@ -142,24 +142,24 @@ func (e *edit) open(begin []byte) error {
 	_, err := os.Stat(filepath.Dir(e.draft))
 	e.made = errors.Is(err, fs.ErrNotExist)
 	if err := os.MkdirAll(filepath.Dir(e.draft), 0o700); err != nil {
-		return fail.New(fail.Host, "make the settings directory: %w", err)
+		return fail.New(fail.Host, "create settings directory: %w", err)
 	}
 	f, err := os.OpenFile(e.draft, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		e.app.con.Say("going on with what was kept in %s; remove that to begin anew", e.draft)
+		e.app.con.Say("continuing the draft in %s; to start over, remove it", e.draft)
 		kept, kerr := os.Stat(e.draft)
 		file, ferr := os.Stat(e.path)
 		if kerr == nil && ferr == nil && file.ModTime().After(kept.ModTime()) {
-			e.app.con.Warn("%s is newer than that; compare: diff %s %s", e.path, e.path, e.draft)
+			e.app.con.Warn("%s is newer than the draft; compare: diff %s %s", e.path, e.path, e.draft)
 		}
 		return kerr
 	}
 	if err != nil {
-		return fail.New(fail.Host, "make a copy to edit: %w", err)
+		return fail.New(fail.Host, "create draft: %w", err)
 	}
 	_, err = f.Write(begin)
 	if err := errors.Join(err, f.Close()); err != nil {
-		return fail.New(fail.Host, "make a copy to edit: %w", errors.Join(err, os.Remove(e.draft)))
+		return fail.New(fail.Host, "create draft: %w", errors.Join(err, os.Remove(e.draft)))
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (e *edit) visit(ctx context.Context) error {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "sh", "-c", editor+` "$@"`, editor, e.draft)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
-		return fail.New(fail.Failure, "the editor (%s): %w", editor, err)
+		return fail.New(fail.Failure, "run editor (%s): %w", editor, err)
 	}
 	return nil
 }
@@ -190,14 +190,14 @@ func chooseEditor(env func(string) string, terminal bool, look func(string) (str
 		}
 	}
 	if !terminal {
-		return "", fail.New(fail.Usage, "there is no terminal to edit on, and neither VISUAL nor EDITOR is set").WithHint("agent-sessionizer config path")
+		return "", fail.New(fail.Usage, "start editor: no terminal, and neither VISUAL nor EDITOR is set").WithHint("agent-sessionizer config path")
 	}
 	for _, editor := range editors {
 		if _, err := look(editor); err == nil {
 			return editor, nil
 		}
 	}
-	return "", fail.New(fail.Host, "there is no editor: none of %s", strings.Join(editors, ", ")).WithHint("export EDITOR=/path/of/an/editor")
+	return "", fail.New(fail.Host, "find editor: none of %s is installed", strings.Join(editors, ", ")).WithHint("export EDITOR=/path/to/editor")
 }
 
 // check returns what is wrong with text as the content of the file. An error in another
@@ -233,9 +233,9 @@ func parseRepos(file string, text []byte, strict bool) ([]string, error) {
 		case line == "":
 			continue
 		case strings.HasPrefix(line, "."):
-			wrong = "is a relative path; write an absolute one, or ~/…"
+			wrong = "must be an absolute path or start with ~/, got a relative path"
 		case strict && !absolute && repo.KeyOf(line) == "":
-			wrong = "is none of owner/repo, a git URL and an absolute path"
+			wrong = "must be owner/repo, a git URL or an absolute path"
 		}
 		if wrong != "" {
 			return nil, fail.New(fail.Usage, "%s:%d: %q %s", file, n, line, wrong).WithHint("agent-sessionizer config edit repos.txt")
@@ -254,7 +254,7 @@ func (e *edit) again(err error) bool {
 	}
 	tty.Close()
 	e.app.con.Fail(fail.New(fail.CodeOf(err), "%s", err)) // without the hint, which is to edit the file
-	answer, err := e.app.ask("Edit it again? [Y/n] ")
+	answer, err := e.app.ask("Edit again? [Y/n] ")
 	return err == nil && !strings.HasPrefix(strings.ToLower(answer), "n")
 }
 
@@ -264,7 +264,7 @@ func (e *edit) leave(begin []byte, cause error) error {
 	if err == nil && bytes.Equal(text, begin) {
 		return errors.Join(cause, os.Remove(e.draft))
 	}
-	kept := fail.New(fail.CodeOf(cause), "%w; %s is as it was, and what you wrote is in %s", cause, filepath.Base(e.path), e.draft)
+	kept := fail.New(fail.CodeOf(cause), "%w; %s is unchanged, and your edits are in %s", cause, filepath.Base(e.path), e.draft)
 	if fail.CodeOf(cause) == fail.Conflict {
 		return kept
 	}

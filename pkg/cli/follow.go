@@ -61,7 +61,7 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 			case cur.Phase == session.Broken && cur.Want != session.Gone:
 				return cur, broken(cur)
 			case cur.Want != want:
-				return cur, fail.New(fail.Conflict, "somebody wants %s %s meanwhile", cur.Name, cur.Want).WithHint("agent-sessionizer list")
+				return cur, fail.New(fail.Conflict, "another command changed the desired phase of %s to %s", cur.Name, cur.Want).WithHint("agent-sessionizer list")
 			}
 		}
 	}
@@ -70,8 +70,8 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 
 // goesOn returns the error for a user who leaves work that continues without them.
 func goesOn(s session.Session) error {
-	return fail.New(fail.Interrupted, "%s goes on without you", s.Name).
-		WithHint("agent-sessionizer open %s, or to call it off: agent-sessionizer destroy %s", s.Name, s.Name)
+	return fail.New(fail.Interrupted, "%s continues in the background", s.Name).
+		WithHint("agent-sessionizer open %s, or to cancel it: agent-sessionizer destroy %s", s.Name, s.Name)
 }
 
 // broken returns the error that a session's row records. A session that was never ready may
@@ -80,7 +80,7 @@ func broken(s session.Session) error {
 	e := fail.New(fail.ParseCode(s.ErrorCode), "%s: %s", s.Name, s.ErrorMessage)
 	e.Hint = s.ErrorHint
 	if !s.Facts.WasReady {
-		e.Hint += ", or to make it anew: agent-sessionizer destroy " + s.Name
+		e.Hint += ", or to start over: agent-sessionizer destroy " + s.Name
 	}
 	return e
 }
@@ -131,11 +131,11 @@ func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Ses
 
 // abandoned returns the error of a session whose keepers give up.
 func abandoned(s session.Session) error {
-	why := errors.New("its keeper ended and says nothing in its row")
+	why := errors.New("its keeper ended without recording an error")
 	if s.ErrorMessage != "" {
 		why = errors.New(s.ErrorMessage)
 	}
-	e := fail.New(fail.ParseCode(s.ErrorCode), "%s is %s, wanted %s, and nobody works on it: %w", s.Name, s.Phase, s.Want, why)
+	e := fail.New(fail.ParseCode(s.ErrorCode), "%s is %s instead of %s, and no keeper works on it: %w", s.Name, s.Phase, s.Want, why)
 	if e.Hint = s.ErrorHint; e.Hint == "" {
 		e.Hint = "agent-sessionizer logs --of keeper " + s.Name
 	}

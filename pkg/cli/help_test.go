@@ -51,8 +51,8 @@ func TestHelpOfEveryCommand(t *testing.T) {
 			if s := cmd.Short; s == "" || !unicode.IsUpper([]rune(s)[0]) || strings.HasSuffix(s, ".") {
 				t.Errorf("short: %q", s)
 			}
-			if len(cmd.Short) > 90 {
-				t.Errorf("short has %d letters: %q", len(cmd.Short), cmd.Short)
+			if len(cmd.Short) > 60 || strings.Contains(cmd.Short, ";") {
+				t.Errorf("short has %d letters, must be at most 60 without a semicolon: %q", len(cmd.Short), cmd.Short)
 			}
 			for line := range strings.Lines(cmd.Long) {
 				if len([]rune(line)) > 91 {
@@ -70,7 +70,7 @@ func TestHelpOfEveryCommand(t *testing.T) {
 					t.Errorf("--%s: %q", f.Name, f.Usage)
 				}
 				if value, _ := pflag.UnquoteUsage(f); f.NoOptDefVal == "" && value == "string" {
-					t.Errorf("--%s takes a string; what is it? Say it in `backquotes`", f.Name)
+					t.Errorf("--%s takes a string; name the value in `backquotes`", f.Name)
 				}
 			})
 			out.Reset()

@@ -99,7 +99,7 @@ func newHiddenCmds(a *app) []*cobra.Command {
 				// Run in the gateway's directory, which may be renamed while the gateway
 				// runs.
 				if err := os.Chdir(args[0]); err != nil {
-					return fail.New(fail.Host, "the gateway's directory: %w", err)
+					return fail.New(fail.Host, "enter gateway directory: %w", err)
 				}
 				// The gateway reads no settings; its directory contains its configuration.
 				log, stop := a.ownLog(cmd.Context(), gateway.LogFile("."), config.Log{}, console.FormatJSON)
@@ -203,7 +203,7 @@ func sessionID(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if len(args[0]) != 12 || strings.Trim(args[0], "0123456789abcdef") != "" {
-		return fmt.Errorf("%q is not a session's id", args[0])
+		return fmt.Errorf("session id must be 12 hex digits, got %q", args[0])
 	}
 	return nil
 }
@@ -226,7 +226,7 @@ func runAttach(ctx context.Context, a *app, id string) error {
 		} else {
 			a.con.Fail(err)
 		}
-		key, kerr := a.key("r tries again, Enter closes this window. ", "r\rq")
+		key, kerr := a.key("Press r to retry, Enter to close this window. ", "r\rq")
 		if kerr != nil || key != 'r' {
 			return errors.Join(err, kerr)
 		}
@@ -269,7 +269,7 @@ func copyToClipboard(ctx context.Context, name string) func([]byte) {
 			return
 		}
 		if err := (tmux.Client{}).Copy(ctx, name, b); err != nil {
-			slog.Debug("copy to the clipboard", "error", err)
+			slog.Debug("failed to copy to clipboard", "error", err)
 		}
 	}
 }
@@ -279,7 +279,7 @@ func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, n
 
 func newCompletionCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "completion bash|zsh|fish", Short: "Print the shell's completion script",
+		Use: "completion bash|zsh|fish", Short: "Print a shell completion script",
 		Example: `  agent-sessionizer completion zsh >"${fpath[1]}/_agent-sessionizer"
   source <(agent-sessionizer completion bash)`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgs: []string{"bash", "zsh", "fish"},
@@ -292,7 +292,7 @@ func newCompletionCmd() *cobra.Command {
 			case "fish":
 				return cmd.Root().GenFishCompletion(cmd.OutOrStdout(), true)
 			}
-			return fail.New(fail.Usage, "no completion for %q; there are bash, zsh and fish", args[0])
+			return fail.New(fail.Usage, "shell must be bash, zsh or fish, got %q", args[0])
 		},
 	}
 }
@@ -326,7 +326,7 @@ func (a *app) printEvent(ev store.Event, asJSON bool) error {
 		if err := json.Unmarshal(ev.Data, &p); err != nil {
 			return err
 		}
-		a.printf("%s  %s → %s (wanted: %s) %s\n", at, p.From, p.To, p.Want, p.Reason)
+		a.printf("%s  %s → %s (desired: %s) %s\n", at, p.From, p.To, p.Want, p.Reason)
 	case session.EventStep:
 		var st session.Step
 		if err := json.Unmarshal(ev.Data, &st); err != nil {

@@ -33,23 +33,23 @@ func newImageCmd(a *app) *cobra.Command {
 	}
 	var asJSON bool
 	list := &cobra.Command{
-		Use: "list", Short: "List guest images, VMs that wait, and what is being made", Args: usage(cobra.NoArgs),
+		Use: "list", Short: "List guest images, standby VMs and builds in progress", Args: usage(cobra.NoArgs),
 		Example: `  agent-sessionizer image list`,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runImageList(a, asJSON) },
 	}
 	list.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	var o imageBuildOptions
 	build := &cobra.Command{
-		Use: "build", Short: "Build a guest image, and what sessions are cloned and forked from",
-		Long: `Build a guest image, and make of it what lets sessions start fast: a golden image,
-which has been booted and provisioned once, and the saved state of a VM that was
-booted from that (see "prepare" in config.yaml). All of it happens by itself, in the
-background, after the first session; this command does it now.
+		Use: "build", Short: "Build a guest image and prepare it for fast starts",
+		Long: `Build a guest image and prepare it, so that sessions start fast. Preparation makes a
+golden image, which has been booted and provisioned once, and the saved state of a VM
+that was booted from it (see "prepare" in config.yaml). All of this also happens
+automatically, in the background, after the first session. This command does it now.
 
---from debian makes the image from Debian packages, without downloading any image
+--from debian builds the image from Debian packages, without downloading any image
 (Linux only). It needs mmdebstrap, qemu-img and mkfs.ext4, and root or unprivileged
-user namespaces. --from ubuntu starts from the cloud image that the VM template names,
-and a path or URL from one of your own: Debian's or Ubuntu's, with cloud-init.`,
+user namespaces. --from ubuntu starts from the cloud image that the VM template names.
+A path or URL starts from your own cloud image: Debian's or Ubuntu's, with cloud-init.`,
 		Example: `  agent-sessionizer image build --from debian
   agent-sessionizer image build --from ubuntu --prepare warm --cpus 4 --memory 8GiB
   agent-sessionizer open owner/repo --image debian`,
@@ -57,14 +57,14 @@ and a path or URL from one of your own: Debian's or Ubuntu's, with cloud-init.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImageBuild(cmd.Context(), a, o) },
 	}
 	build.Flags().StringVar(&o.from, "from", image.Debian, "`SOURCE` of the image: debian, ubuntu, PATH or URL#sha256:HEX of a cloud image")
-	build.Flags().StringVar(&o.suite, "suite", "", "`RELEASE` of Debian, "+image.DefaultSuite+" unless told")
-	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build it also when nothing changed, for newer packages")
-	build.Flags().BoolVar(&o.browser, "browser", false, "with the libraries of Playwright's browsers (250 MB)")
-	build.Flags().StringVar(&o.prepare, "prepare", "", "`WHAT` to make of it: none, golden, warm or pool; as configured unless told")
-	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "`N` CPUs for the VM that is saved, or waits; as configured unless told")
-	build.Flags().Var(&o.resources.Memory, "memory", "memory of that VM, such as 8GiB; as configured unless told")
+	build.Flags().StringVar(&o.suite, "suite", "", "Debian `RELEASE` (default "+image.DefaultSuite+")")
+	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build even if nothing changed, to get newer packages")
+	build.Flags().BoolVar(&o.browser, "browser", false, "include the libraries of Playwright's browsers (250 MB)")
+	build.Flags().StringVar(&o.prepare, "prepare", "", "`WHAT` to prepare: none, golden, warm or pool (default as configured)")
+	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "`N` CPUs for the saved or standby VM (default as configured)")
+	build.Flags().Var(&o.resources.Memory, "memory", "memory of that VM, such as 8GiB (default as configured)")
 	inspect := &cobra.Command{
-		Use: "inspect NAME", Short: "Show one image: files, saved states, who uses it", Args: usage(cobra.ExactArgs(1)),
+		Use: "inspect NAME", Short: "Show the files, saved states and users of an image", Args: usage(cobra.ExactArgs(1)),
 		Example:           `  agent-sessionizer image inspect debian.golden`,
 		ValidArgsFunction: a.completeArgs(a.builtImages),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageInspect(a, args[0], asJSON) },
@@ -78,9 +78,10 @@ and a path or URL from one of your own: Debian's or Ubuntu's, with cloud-init.`,
 	}
 	var p pruneOptions
 	prune := &cobra.Command{
-		Use: "prune", Short: "Remove what newer images replaced, what builds left, and VMs that wait in vain",
-		Long: `Remove what newer images replaced, what builds left, and VMs that wait in vain,
-except where a session's disk builds on it. "agent-sessionizer prune" does this and more.`,
+		Use: "prune", Short: "Remove unused images, standby VMs and build leftovers",
+		Long: `Remove replaced images, unused standby VMs and leftovers of interrupted builds. An image
+stays while a session's disk is based on it. "agent-sessionizer prune" does this and
+more.`,
 		Example: `  agent-sessionizer image prune --dry-run`,
 		Args:    usage(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runPrune(cmd.Context(), a, p, (*pruning).images) },
@@ -130,7 +131,7 @@ func runImageList(a *app, asJSON bool) error {
 	if asJSON {
 		return a.con.JSON(imageList{Images: all, Making: append([]image.Making{}, making...), Pool: spares})
 	}
-	header, rows := []string{"NAME", "ARCH", "FROM", "SIZE", "WARM", "MADE", "READY"}, [][]string{}
+	header, rows := []string{"NAME", "ARCH", "FROM", "SIZE", "WARM", "CREATED", "READY"}, [][]string{}
 	for _, i := range all {
 		made, size, ready := "", "", "no"
 		if !i.CreatedAt.IsZero() {
@@ -153,16 +154,16 @@ func runImageList(a *app, asJSON bool) error {
 	}
 	a.con.Table(header, rows)
 	for _, s := range spares {
-		a.printf("%s waits for a session: %d CPUs, %v of memory, since %s ago\n", s.VM, s.CPUs, config.Size(s.Memory), ago(s.CreatedAt))
+		a.printf("%s is a standby VM: %d CPUs, %v of memory, created %s ago\n", s.VM, s.CPUs, config.Size(s.Memory), ago(s.CreatedAt))
 	}
 	for _, m := range making {
-		a.printf("%s is being made, for %s: %s\n", m.Name, ago(m.Since), m.Doing)
+		a.printf("%s is being built, for %s: %s\n", m.Name, ago(m.Since), m.Doing)
 	}
 	failures, err := images.Failures()
 	for _, f := range failures {
 		kept := ""
 		if f.Kept {
-			kept = "; what was built is kept, and the next build only proves it"
+			kept = "; the built disk is kept, and the next build only tests it"
 		}
 		a.printf("failed %s ago: %s%s\n", ago(f.At), f.Error, kept) // the message says which image or saved state failed
 	}
@@ -226,7 +227,7 @@ func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
 		return err
 	}
 	if o.from = source.String(); source.Location == "" && o.from != image.Debian && o.from != image.Ubuntu {
-		return fail.New(fail.Usage, "images are built --from debian or --from ubuntu, or --from the path or URL of a cloud image; %q is not a source", o.from)
+		return fail.New(fail.Usage, "--from must be debian, ubuntu, or the path or URL of a cloud image, got %q", o.from)
 	}
 	cfg, err := a.settings()
 	if err != nil {
@@ -302,7 +303,7 @@ func (a *app) size(ctx context.Context, asked config.Resources) (config.Resource
 // prepareImage makes the golden image of source. If prepare is warm and VMs can be saved,
 // it also makes the saved state for VMs of the given size.
 func prepareImage(ctx context.Context, a *app, maker *golden.Maker, prepare config.Prepare, source string, size config.Resources) (image.Info, error) {
-	made, err := makeImage(ctx, a, "make golden image "+image.Golden(source), func(ctx context.Context, say func(string)) (image.Info, error) {
+	made, err := makeImage(ctx, a, "build golden image "+image.Golden(source), func(ctx context.Context, say func(string)) (image.Info, error) {
 		return maker.Image(ctx, source, session.Arch(), say)
 	})
 	if err != nil {
@@ -313,10 +314,10 @@ func prepareImage(ctx context.Context, a *app, maker *golden.Maker, prepare conf
 		return made, nil
 	}
 	if err := maker.CanWarm(ctx, session.Arch()); err != nil {
-		a.con.Say("%v: sessions are clones", err)
+		a.con.Say("%v: sessions start as clones", err)
 		return made, nil
 	}
-	warm, err := makeImage(ctx, a, fmt.Sprintf("save a VM of %d CPUs and %v", size.CPUs, size.Memory), func(ctx context.Context, say func(string)) (image.Warm, error) {
+	warm, err := makeImage(ctx, a, fmt.Sprintf("save VM with %d CPUs and %v", size.CPUs, size.Memory), func(ctx context.Context, say func(string)) (image.Warm, error) {
 		return maker.Warm(ctx, made, size.CPUs, int64(size.Memory), say)
 	})
 	if err != nil {
@@ -331,7 +332,7 @@ func fillPool(ctx context.Context, a *app, maker *golden.Maker, prepare config.P
 	if !maker.Pools(ctx, prepare, session.Arch()) {
 		return nil
 	}
-	_, err := makeImage(ctx, a, fmt.Sprintf("boot VMs that wait: %d", maker.Waiting), func(ctx context.Context, say func(string)) (struct{}, error) {
+	_, err := makeImage(ctx, a, fmt.Sprintf("boot standby VMs: %d", maker.Waiting), func(ctx context.Context, say func(string)) (struct{}, error) {
 		return struct{}{}, maker.Fill(ctx, made, session.SizeOf(size), say)
 	})
 	return err
@@ -376,7 +377,7 @@ func runImageRemove(ctx context.Context, a *app, name string) error {
 	}
 	for _, s := range all {
 		if image.SourceName(s.Spec.Image) == name && !s.Facts.WasReady {
-			return fail.New(fail.Conflict, "session %s is being made from image %s", s.Name, name).WithHint("agent-sessionizer list")
+			return fail.New(fail.Conflict, "session %s is being created from image %s", s.Name, name).WithHint("agent-sessionizer list")
 		}
 	}
 	inUse, err := a.imageInUse()
@@ -398,7 +399,7 @@ func (a *app) imageInUse(doomed ...string) (func(dir string) bool, error) {
 		users, err := lima.ImageUsers(cfg.Paths.LimaHome, dir)
 		users = slices.DeleteFunc(users, func(name string) bool { return slices.Contains(doomed, name) })
 		for _, name := range users {
-			a.con.Say("%s builds on %s", name, filepath.Base(dir))
+			a.con.Say("%s is based on %s", name, filepath.Base(dir))
 		}
 		if err != nil {
 			a.con.Say("%v", err)

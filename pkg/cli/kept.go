@@ -12,18 +12,20 @@ import (
 func newKeptCmd(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "kept", Short: "What is kept of sessions for the next ones of their repositories",
-		Long: `What the setting "keep" has saved of sessions, by repository: transcripts, settings,
-histories. It was saved when the session stopped or was destroyed, and comes back
-when a session of the same repository is made anew.`,
-		Example: `  agent-sessionizer kept                    what is kept, how large, how old
-  agent-sessionizer kept rm owner/repo      forget it`,
+		Use: "kept", Short: "List the saved homes of repositories",
+		Long: `List the saved homes of repositories. A saved home holds what the setting "keep" selects:
+transcripts, settings, histories. It is saved when a session stops or is destroyed, and
+restored when a new session of the same repository is created.`,
+		Example: `  agent-sessionizer kept                    list saved homes with their size and age
+  agent-sessionizer kept rm owner/repo      delete one`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runKept(cmd.Context(), a, asJSON) },
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	cmd.AddCommand(&cobra.Command{
-		Use: "rm REPO…", Short: "Forget what is kept of repositories; a session that lives saves anew when it stops",
+		Use: "rm REPO…", Short: "Delete the saved homes of repositories",
+		Long: `Delete the saved homes of repositories. A session that exists saves its home again when
+it stops.`,
 		Example: `  agent-sessionizer kept rm owner/repo`,
 		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeKept,
 		RunE: func(cmd *cobra.Command, args []string) error { return runKeptRm(cmd.Context(), a, args) },
@@ -44,10 +46,10 @@ func runKept(ctx context.Context, a *app, asJSON bool) error {
 		return a.con.JSON(all)
 	}
 	if len(all) == 0 {
-		a.con.Say("%s", `nothing is kept; the setting "keep" says what should be`)
+		a.con.Say("%s", `no saved homes; the setting "keep" selects what to save`)
 		return nil
 	}
-	header, rows := []string{"REPO", "SIZE", "AGO", "SESSION"}, [][]string{}
+	header, rows := []string{"REPO", "SIZE", "AGE", "SESSION"}, [][]string{}
 	for _, k := range all {
 		rows = append(rows, []string{k.RepoKey, fmt.Sprint(config.Size(k.Size)), ago(k.SavedAt), k.Session})
 	}
@@ -68,7 +70,7 @@ func runKeptRm(ctx context.Context, a *app, repos []string) error {
 		if err != nil {
 			return err
 		}
-		a.con.Say("%s", "nothing of "+key+" is kept any more")
+		a.con.Say("%s", "deleted the saved home of "+key)
 	}
 	return nil
 }

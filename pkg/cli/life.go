@@ -54,9 +54,9 @@ type stopOptions struct{}
 func newStopCmd(a *app) *cobra.Command {
 	var o stopOptions
 	return &cobra.Command{
-		Use: "stop SESSION…", Short: "Shut sessions down and keep their disks",
-		Long: `Shut sessions down and keep their disks. Their memory is free again; "start" or
-"open" goes on with what is on the disk.`,
+		Use: "stop SESSION…", Short: "Shut down sessions and keep their disks",
+		Long: `Shut down sessions and keep their disks. This frees their memory. "start" or "open"
+continues with what is on the disk.`,
 		Example: `  agent-sessionizer stop repo
   agent-sessionizer stop owner/repo owner/other`,
 		Args:              usage(cobra.MinimumNArgs(1)),
@@ -94,19 +94,19 @@ type destroyOptions struct {
 func newDestroyCmd(a *app) *cobra.Command {
 	var o destroyOptions
 	cmd := &cobra.Command{
-		Use: "destroy SESSION…", Aliases: []string{"rm"}, Short: "Remove sessions with everything in them",
+		Use: "destroy SESSION…", Aliases: []string{"rm"}, Short: "Remove sessions and everything in them",
 		Long: `Remove sessions: VM, disks, keys, locks and the local tmux session.
-It refuses while commits in the guest are neither pushed nor fetched, while files
-are uncommitted, while what is in a guest cannot be known, and while a task that
-has not ended is in it.`,
+It refuses while the guest has uncommitted files, or commits that are neither pushed nor
+fetched. It also refuses while the guest's work cannot be determined, and while a task
+in the session has not ended.`,
 		Example: `  agent-sessionizer destroy repo
-  agent-sessionizer destroy --confirm repo    lists what would be lost, and asks
+  agent-sessionizer destroy --confirm repo    list what would be lost, and ask
   agent-sessionizer destroy --force repo`,
 		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeMany(a.sessions()),
 		RunE: func(cmd *cobra.Command, args []string) error { return runDestroy(cmd.Context(), a, o, args) },
 	}
-	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "destroy unsaved work too")
-	cmd.Flags().BoolVar(&o.confirm, "confirm", false, "list the work that would be lost and ask")
+	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "destroy even if work would be lost")
+	cmd.Flags().BoolVar(&o.confirm, "confirm", false, "list the work that would be lost, and ask")
 	return cmd
 }
 
@@ -162,7 +162,7 @@ func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Sessi
 		return err
 	}
 	if !ok {
-		return fail.New(fail.Interrupted, "%s stays", s.Name)
+		return fail.New(fail.Interrupted, "%s was not destroyed", s.Name)
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ type loss struct {
 func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) loss {
 	tasks, err := (&task.Manager{Sessions: m}).In(ctx, s.ID)
 	if err != nil {
-		return loss{fmt.Sprintf("which tasks are in it cannot be known (%v)", err), "agent-sessionizer task list"}
+		return loss{fmt.Sprintf("its tasks cannot be determined (%v)", err), "agent-sessionizer task list"}
 	}
 	work := a.workLost(ctx, m, s)
 	if len(tasks) == 0 {
@@ -192,9 +192,9 @@ func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) l
 	for _, t := range tasks {
 		ids = append(ids, t.ID)
 	}
-	what := "that of a task that has not ended, " + ids[0]
+	what := "the work of a task that has not ended, " + ids[0]
 	if len(ids) > 1 {
-		what = "that of tasks that have not ended, " + strings.Join(ids, ", ")
+		what = "the work of tasks that have not ended, " + strings.Join(ids, ", ")
 	}
 	if work.what != "" {
 		what += "; and " + work.what
@@ -219,15 +219,15 @@ func (a *app) workLost(ctx context.Context, m *session.Manager, s session.Sessio
 			if s.Phase == session.Broken {
 				hint = start
 			}
-			return loss{fmt.Sprintf("what is in it cannot be known (%v)", err), hint}
+			return loss{fmt.Sprintf("its contents cannot be determined (%v)", err), hint}
 		}
 		work = &w
 	}
 	switch {
 	case work == nil && s.Phase == session.Stopping:
-		return loss{"what is in it cannot be known while it is being stopped", "agent-sessionizer stop " + s.Name}
+		return loss{"its contents cannot be determined while it is stopping", "agent-sessionizer stop " + s.Name}
 	case work == nil:
-		return loss{"what is in it cannot be known: it did not stop cleanly", start}
+		return loss{"its contents cannot be determined: it did not stop cleanly", start}
 	case work.Clean():
 		return loss{}
 	}

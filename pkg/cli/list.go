@@ -25,7 +25,7 @@ func newListCmd(a *app) *cobra.Command {
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runList(cmd.Context(), a, o) },
 	}
-	cmd.Flags().BoolVar(&o.json, "json", false, "print an array of sessions")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print a JSON array of sessions")
 	return cmd
 }
 
@@ -46,7 +46,7 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 		return a.con.JSON(views)
 	}
 	if len(all) == 0 {
-		a.con.Say("%s", "no sessions; make one with: agent-sessionizer open owner/repo")
+		a.con.Say("%s", "no sessions; create one with: agent-sessionizer open owner/repo")
 		return nil
 	}
 	header, rows := []string{"NAME", "STATE", "FOR", "REPO", "SIZE", "NOTE"}, [][]string{}
@@ -62,7 +62,7 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 			note = "→ " + string(s.Want)
 		}
 		if !s.Spec.Walled {
-			note = strings.TrimSpace("no wall  " + note)
+			note = strings.TrimSpace("no gateway  " + note)
 		}
 		r := s.Spec.Resources
 		rows = append(rows, []string{

@@ -49,7 +49,7 @@ func (a *app) sharedLog(l config.Log) *logfile.File {
 	if a.log == nil {
 		a.log = &logfile.File{Path: string(l.File), Limits: logfile.Limits{Max: int64(l.MaxSize), Every: l.Rotation, Keep: l.Keep}}
 		if _, err := a.log.Write(nil); err != nil {
-			a.con.Warn("log.file: %v; the log is on the standard error", err)
+			a.con.Warn("log.file: %v; logging to standard error", err)
 			a.log = nil
 		}
 	}
@@ -88,7 +88,7 @@ func (a *app) auditTo(cfg *config.Config) func(context.Context, audit.Record) {
 	log := a.auditLog(cfg)
 	return func(ctx context.Context, r audit.Record) {
 		if err := log.Write(ctx, r); err != nil {
-			slog.ErrorContext(ctx, "write the audit log", "type", r.Type, "actor", r.Actor, "resource", r.Resource,
+			slog.ErrorContext(ctx, "failed to write audit log", "type", r.Type, "actor", r.Actor, "resource", r.Resource,
 				"outcome", r.Outcome, "details", r.Details, "error", err)
 		}
 	}

@@ -77,18 +77,18 @@ func newRootCmd(a *app) *cobra.Command {
 	var o rootOptions
 	cmd := &cobra.Command{
 		Use:   "agent-sessionizer [REPO]",
-		Short: "A virtual machine of its own for every coding agent",
+		Short: "Give every coding agent its own virtual machine",
 		Long: strings.TrimSpace(`
-A virtual machine of its own for every coding agent, and a tmux session to jump to it.
+Give every coding agent its own virtual machine, one tmux key away.
 
-REPO is owner/repo, a git URL, a local path or "."; its session is opened, or made
-when there is none. Without REPO you pick from a list. SESSION is a session's name,
-the start of its id, or its repository. Results go to the standard output, all else to
-the standard error; commands that read have --json.`),
-		Example: `  agent-sessionizer owner/repo            open or make the session of a GitHub repository
-  agent-sessionizer .                     of the repository you stand in
+REPO is owner/repo, a git URL, a local path or ".". Its session is opened, or created if
+it does not exist. Without REPO you pick from a list. SESSION is a session's name, the
+start of its id, or its repository. Results go to standard output, everything else to
+standard error. Commands that read have --json.`),
+		Example: `  agent-sessionizer owner/repo            open or create the session of a GitHub repository
+  agent-sessionizer .                     open the session of the current repository
   agent-sessionizer exec repo -- make     run a command in it
-  agent-sessionizer fetch repo            bring the agent's commits home
+  agent-sessionizer fetch repo            fetch the agent's commits
   agent-sessionizer destroy repo          remove it; refuses while work would be lost`,
 		Args:              oneRepo,
 		SilenceErrors:     true,
@@ -115,14 +115,14 @@ the standard error; commands that read have --json.`),
 		return fail.New(fail.Usage, "%w", err).WithHint("%s", hint)
 	})
 	f := cmd.Flags()
-	f.BoolVar(&o.list, "list", false, "list sessions, as the list command does")
-	f.StringVar(&o.stop, "stop", "", "stop the session of `REPO`, as the stop command does")
-	f.StringVar(&o.destroy, "destroy", "", "destroy the session of `REPO`, as the destroy command does")
+	f.BoolVar(&o.list, "list", false, "list sessions, like the list command")
+	f.StringVar(&o.stop, "stop", "", "`REPO` whose session to stop, like the stop command")
+	f.StringVar(&o.destroy, "destroy", "", "`REPO` whose session to destroy, like the destroy command")
 	f.BoolVar(&o.open.json, "json", false, "print JSON, with --list or REPO")
 	cmd.MarkFlagsMutuallyExclusive("list", "stop", "destroy")
 	o.open.flags(f)
 	addClient(cmd, &o.open.client)
-	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "tasks", Title: "Unattended runs:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
+	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "tasks", Title: "Unattended tasks:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
 	for group, cmds := range map[string][]*cobra.Command{
 		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
@@ -168,7 +168,7 @@ func runRoot(ctx context.Context, a *app, o rootOptions, args []string) error {
 func oneRepo(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		if hint := meant(cmd, args, given(cmd)...); hint != "" {
-			return fail.New(fail.Usage, "there is no command %q", args[0]).WithHint("%s", hint)
+			return fail.New(fail.Usage, "unknown command %q", args[0]).WithHint("%s", hint)
 		}
 	}
 	return usage(cobra.MaximumNArgs(1))(cmd, args)

@@ -20,7 +20,7 @@ import (
 
 func newManCmd(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "man [DIR]", Short: "Print the manual page, or write those of all commands to a directory",
+		Use: "man [DIR]", Short: "Print the manual page, or write all pages to a directory",
 		Example: `  agent-sessionizer man | man -l -
   agent-sessionizer man ~/.local/share/man/man1`,
 		Args: usage(cobra.MaximumNArgs(1)),
@@ -42,11 +42,11 @@ func newManCmd(a *app) *cobra.Command {
 
 func writeManPages(root *cobra.Command, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fail.New(fail.Host, "make the directory: %w", err)
+		return fail.New(fail.Host, "create directory: %w", err)
 	}
 	for _, cmd := range visible(root) {
 		if err := os.WriteFile(filepath.Join(dir, manName(cmd)+".1"), []byte(manPage(cmd)), 0o644); err != nil {
-			return fail.New(fail.Host, "write a manual page: %w", err)
+			return fail.New(fail.Host, "write manual page: %w", err)
 		}
 	}
 	return nil
@@ -92,7 +92,7 @@ func manPage(cmd *cobra.Command) string {
 	p.prose(long)
 	if len(cmd.Aliases) > 0 {
 		p.line(".PP")
-		p.text("Also: " + strings.Join(cmd.Aliases, ", ") + ".")
+		p.text("Aliases: " + strings.Join(cmd.Aliases, ", ") + ".")
 	}
 	p.commands(cmd)
 	if options := localFlags(cmd); len(options) > 0 {
@@ -112,7 +112,7 @@ func manPage(cmd *cobra.Command) string {
 	if !cmd.HasParent() {
 		p.entries("EXIT STATUS", exitCodes())
 		p.line(".PP")
-		p.text("exec and ssh pass the status of the guest's command through; one that a signal ended is 128.")
+		p.text("exec and ssh pass the guest command's exit status through. They return 128 if a signal ended the command.")
 		p.entries("ENVIRONMENT", environment)
 		p.entries("FILES", files)
 	}

@@ -21,12 +21,12 @@ import (
 
 func newNetCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "net", Short: "See and change what a session may reach",
-		Long: `See and change what a session may reach.
+		Use: "net", Short: "Show and change what a session may reach",
+		Long: `Show and change what a session may reach.
 
-The decisions are those of the session's gateway, a process on this host that root in
-the guest cannot get round. A session without a wall has only its guest's word for them;
-docs/security-model.md says what is a wall and what a guard rail.`,
+The session's gateway makes the decisions. It is a process on this host that root in the
+guest cannot bypass. For a session without a gateway, only the guest reports decisions.
+docs/security-model.md describes what is enforced, and what is only a guard rail.`,
 		Example: `  agent-sessionizer net denied repo
   agent-sessionizer net allow repo files.example.org
   agent-sessionizer net explain repo github.com`,
@@ -35,14 +35,14 @@ docs/security-model.md says what is a wall and what a guard rail.`,
 	}
 	var o netOptions
 	log := &cobra.Command{
-		Use: "log SESSION", Short: "Show the decisions: names, connections, bytes",
+		Use: "log SESSION", Short: "Show network decisions: names, connections, bytes",
 		Example: `  agent-sessionizer net log -f repo
   agent-sessionizer net log --json -n 100 repo`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetLog(cmd.Context(), a, o, args[0]) },
 	}
-	log.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on as decisions are made")
-	log.Flags().IntVarP(&o.last, "last", "n", 0, "only the last `N`")
+	log.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new decisions")
+	log.Flags().IntVarP(&o.last, "last", "n", 0, "number `N` of most recent decisions to show")
 	denied := &cobra.Command{
 		Use: "denied SESSION", Short: "Show what was denied, how often, and how to allow it",
 		Example: `  agent-sessionizer net denied repo`,
@@ -50,7 +50,7 @@ docs/security-model.md says what is a wall and what a guard rail.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetDenied(cmd.Context(), a, o, args[0]) },
 	}
 	allow := &cobra.Command{
-		Use: "allow SESSION NAME[:PORT]…", Short: "Allow names, or @groups of them, on this session, at once",
+		Use: "allow SESSION NAME[:PORT]…", Short: "Allow names or @groups in a session immediately",
 		Example: `  agent-sessionizer net allow repo files.example.org '*.example.net' db.example.org:5432
   agent-sessionizer net allow repo @pypi`,
 		Args: usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeMany(a.sessions(), a.deniedNames),
@@ -59,7 +59,7 @@ docs/security-model.md says what is a wall and what a guard rail.`,
 		},
 	}
 	deny := &cobra.Command{
-		Use: "deny SESSION NAME[:PORT]…", Short: "Deny names on this session, at once, whatever else allows them",
+		Use: "deny SESSION NAME[:PORT]…", Short: "Deny names in a session immediately, over any allow rule",
 		Example: `  agent-sessionizer net deny repo gist.github.com`,
 		Args:    usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeMany(a.sessions(), a.allowedNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -67,7 +67,7 @@ docs/security-model.md says what is a wall and what a guard rail.`,
 		},
 	}
 	explain := &cobra.Command{
-		Use: "explain SESSION HOST[:PORT]", Short: "Say whether a name or an address may be reached, and why",
+		Use: "explain SESSION HOST[:PORT]", Short: "Explain whether a name or an address may be reached",
 		Example: `  agent-sessionizer net explain repo github.com
   agent-sessionizer net explain repo 192.168.1.10:5432`,
 		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeArgs(a.sessions(), a.askedNames),
@@ -76,7 +76,7 @@ docs/security-model.md says what is a wall and what a guard rail.`,
 		},
 	}
 	reload := &cobra.Command{
-		Use: "reload SESSION", Short: "Bring a running session to what the settings files say now",
+		Use: "reload SESSION", Short: "Reload network settings into a running session",
 		Example: `  agent-sessionizer config edit network-allowlist.txt && agent-sessionizer net reload repo`,
 		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeArgs(a.sessions(session.Ready)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -88,7 +88,7 @@ docs/security-model.md says what is a wall and what a guard rail.`,
 		},
 	}
 	status := &cobra.Command{
-		Use: "status SESSION", Short: "Show how the wall and the guest's own guard are",
+		Use: "status SESSION", Short: "Show gateway and guest firewall status",
 		Example: `  agent-sessionizer net status repo`,
 		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeArgs(a.sessions(session.Ready)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetStatus(cmd.Context(), a, o, args[0]) },
@@ -139,7 +139,7 @@ func runNetChange(ctx context.Context, a *app, what string, names []string, chan
 		return err
 	}
 	if s.Phase != session.Ready {
-		a.con.Say("%s", "noted; it counts when the session runs again")
+		a.con.Say("%s", "saved; it takes effect when the session runs again")
 	}
 	return nil
 }
@@ -208,7 +208,7 @@ func runNetExplain(ctx context.Context, a *app, o netOptions, what, target strin
 		a.con.Say("%s", "allow it: "+ssh.Quote("agent-sessionizer", "net", "allow", s.Name, target))
 	}
 	if !s.Spec.Walled {
-		a.con.Say("%s", "this session has no wall: root in the guest can do otherwise")
+		a.con.Say("%s", "this session has no gateway: root in the guest can bypass these rules")
 	}
 	return nil
 }
@@ -222,18 +222,18 @@ func question(target string) (policy.Question, error) {
 		return policy.Question{Addr: addr, Port: 443}, nil
 	}
 	if strings.Contains(target, "://") {
-		return policy.Question{}, fail.New(fail.Usage, "%q is a URL; write only its host name", target)
+		return policy.Question{}, fail.New(fail.Usage, "target must be a host name, got URL %q", target)
 	}
 	name, portText, hasPort := strings.Cut(target, ":")
 	canonical, err := policy.Canonical(name)
 	if err != nil {
-		return policy.Question{}, fail.New(fail.Usage, "%q is neither HOST[:PORT] nor ADDRESS:PORT", target)
+		return policy.Question{}, fail.New(fail.Usage, "target must be HOST[:PORT] or ADDRESS:PORT, got %q", target)
 	}
 	q := policy.Question{Name: canonical}
 	if hasPort {
 		port, err := strconv.ParseUint(portText, 10, 16)
 		if err != nil || port == 0 {
-			return policy.Question{}, fail.New(fail.Usage, "%q is not a port from 1 to 65535", portText)
+			return policy.Question{}, fail.New(fail.Usage, "port must be 1 to 65535, got %q", portText)
 		}
 		q.Port = uint16(port)
 	}
@@ -270,20 +270,20 @@ func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error 
 	if o.json {
 		return errors.Join(gatewayErr, a.con.JSON(st))
 	}
-	wall := "NONE (network.wall was false when the session was made)"
+	wall := "none (network.wall was false when the session was created)"
 	switch {
 	case gatewayErr != nil:
-		wall = "DOES NOT STAND: " + gatewayErr.Error()
+		wall = "down: " + gatewayErr.Error()
 	case st.Gateway != nil && st.Gateway.PolicyError != "":
-		wall = "stands and lets nothing out: " + st.Gateway.PolicyError
+		wall = "running, allows nothing: " + st.Gateway.PolicyError
 	case st.Gateway != nil:
-		wall = "stands"
+		wall = "running"
 	}
-	guard := "stands"
+	guard := "running"
 	if !st.Guest.Ready() {
-		guard = "DOES NOT STAND " + st.Guest.Firewall.Error + " " + st.Guest.DNS.Error
+		guard = "down: " + st.Guest.Firewall.Error + " " + st.Guest.DNS.Error
 	}
-	pairs := [][2]string{{"wall", wall}}
+	pairs := [][2]string{{"gateway", wall}}
 	if g := st.Gateway; g != nil {
 		pairs = append(
 			pairs,
@@ -296,10 +296,10 @@ func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error 
 	}
 	a.pairs(append(
 		pairs,
-		[2]string{"guest's guard", guard},
-		[2]string{"its mode", st.Guest.Policy.Mode},
-		[2]string{"it allowed", strconv.FormatInt(st.Guest.Counters.Allowed, 10)},
-		[2]string{"it denied", strconv.FormatInt(st.Guest.Counters.Denied, 10)},
+		[2]string{"guest firewall", guard},
+		[2]string{"guest mode", st.Guest.Policy.Mode},
+		[2]string{"guest allowed", strconv.FormatInt(st.Guest.Counters.Allowed, 10)},
+		[2]string{"guest denied", strconv.FormatInt(st.Guest.Counters.Denied, 10)},
 	))
 	return nil
 }

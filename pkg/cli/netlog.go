@@ -163,7 +163,7 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 	heard, count, err := a.hearsay(ctx, m, s)
 	if s.Spec.Walled {
 		if err != nil {
-			a.con.Say("the guest does not say which program asked: %v", err)
+			a.con.Say("the guest did not report which programs made the requests: %v", err)
 		}
 		found, err := gateway.Denials(ctx, m.Gateway(s).Dir, time.Time{})
 		if err != nil {
@@ -187,7 +187,7 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 		a.con.Say("%s", "nothing was denied")
 		return nil
 	}
-	header, rows := []string{"COUNT", "WHAT", "WHY", "FIRST ASKED BY (the guest says)"}, [][]string{}
+	header, rows := []string{"COUNT", "WHAT", "WHY", "FIRST REQUESTED BY (reported by the guest)"}, [][]string{}
 	allowable := ""
 	for _, d := range denials {
 		rows = append(rows, []string{strconv.FormatInt(d.Count, 10), plain.Line(d.Target()), plain.Line(d.Reason), d.Process})
@@ -210,7 +210,7 @@ func (a *app) hearsay(ctx context.Context, m *session.Manager, s session.Session
 		if s.Spec.Walled {
 			return first, count, nil
 		}
-		return first, count, fail.New(fail.Conflict, "session %s is %s; without a wall only its guest knows", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+		return first, count, fail.New(fail.Conflict, "session %s is %s: without a gateway, only its running guest reports decisions", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -43,11 +43,11 @@ func (o *openOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu, debian, PATH or URL#sha256:HEX of a cloud image")
 	f.StringVar(&o.network, "network", "", "network `MODE`: isolated, allowlist or open")
 	f.Var((*cpus)(&o.resources.CPUs), "cpus", "CPUs of the VM")
-	f.Var(&o.resources.Memory, "memory", "memory of the VM, like 8GiB")
-	f.Var(&o.resources.Disk, "disk", "disk of the VM, like 50GiB")
-	f.BoolVar(&o.withChanges, "with-changes", false, "bring the local clone's uncommitted changes along")
-	f.StringArrayVar(&o.services, "host-service", nil, "let the guest reach `HOST:PORT`, as localhost:5432 (this host, host.lima.internal in the guest) or an address of the LAN; may be repeated")
-	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when it is ready")
+	f.Var(&o.resources.Memory, "memory", "memory of the VM, such as 8GiB")
+	f.Var(&o.resources.Disk, "disk", "disk of the VM, such as 50GiB")
+	f.BoolVar(&o.withChanges, "with-changes", false, "include the local clone's uncommitted changes")
+	f.StringArrayVar(&o.services, "host-service", nil, "`HOST:PORT` that the guest may reach: localhost:5432 (this host; host.lima.internal in the guest) or an address of the LAN; repeatable")
+	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when the session is ready")
 }
 
 // imageHere makes a relative image path from the command line absolute. "" stays "".
@@ -57,7 +57,7 @@ func imageHere(text string) (string, error) {
 	}
 	dir, err := os.Getwd()
 	if err != nil {
-		return "", fmt.Errorf("find the working directory: %w", err)
+		return "", fmt.Errorf("find working directory: %w", err)
 	}
 	ref, err := config.ParseImageRef(text, dir)
 	return ref.String(), err
@@ -72,7 +72,7 @@ func (*cpus) Type() string     { return "int" }
 func (c *cpus) Set(text string) error {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		return errors.New("a number of CPUs, at least 1, is wanted")
+		return errors.New("must be a number of CPUs, at least 1")
 	}
 	*c = cpus(n)
 	return nil
@@ -83,7 +83,7 @@ func newOpenCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "open REPO",
 		Aliases: []string{"new", "attach"},
-		Short:   "Open the session of a repository, make it when there is none, and attach",
+		Short:   "Open or create the session of a repository, and attach",
 		Example: `  agent-sessionizer open owner/repo@branch
   agent-sessionizer open . --with-changes --cpus 8 --memory 16GiB
   agent-sessionizer open https://git.example.org/team/project.git -d`,
@@ -108,7 +108,7 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 		switch policy.Mode(o.network) {
 		case policy.Isolated, policy.Allowlist, policy.Open:
 		default:
-			return fail.New(fail.Usage, "network mode %q; it is one of isolated, allowlist, open", o.network)
+			return fail.New(fail.Usage, "network mode must be isolated, allowlist or open, got %q", o.network)
 		}
 	}
 	s, r, err := a.resolve(ctx, m, o, what)
@@ -120,7 +120,7 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 			return err
 		}
 		if o.client == "" && !interactive() {
-			return fail.New(fail.Usage, "there is no terminal to attach to").
+			return fail.New(fail.Usage, "attach to session: no terminal").
 				WithHint("agent-sessionizer open %s", ssh.Quote(append(o.given, "-d", what)...))
 		}
 	}
@@ -225,7 +225,7 @@ func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Ses
 	}
 	cwd, err := os.Getwd()
 	if err != nil {
-		return s, ref, fail.New(fail.Host, "the current directory: %w", err)
+		return s, ref, fail.New(fail.Host, "find working directory: %w", err)
 	}
 	if ref, err = repo.Parse(what, cwd); err != nil {
 		return s, repo.Ref{}, notRepo{err}
@@ -275,7 +275,7 @@ func (a *app) unused(s session.Session, o openOptions, r session.Request) {
 		}
 	}
 	if len(names) > 0 {
-		a.con.Say("session %s exists already; no effect on it: %s", s.Name, strings.Join(names, ", "))
+		a.con.Say("session %s already exists; these options have no effect: %s", s.Name, strings.Join(names, ", "))
 	}
 }
 
@@ -371,7 +371,7 @@ func runJob(ctx context.Context, argv []string) error {
 			return fail.New(fail.Host, "wait for %s: %w", argv[0], err)
 		case status.Stopped():
 			if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
-				return fail.New(fail.Host, "stop with %s: %w", argv[0], err)
+				return fail.New(fail.Host, "suspend with %s: %w", argv[0], err)
 			}
 		case status.Exited() && status.ExitStatus() != 0:
 			return remoteExit(status.ExitStatus()) // the command has reported the reason
@@ -385,7 +385,7 @@ func runJob(ctx context.Context, argv []string) error {
 // prevent attaching.
 func (a *app) came(ctx context.Context, m *session.Manager, s session.Session) {
 	if err := m.Came(ctx, s); err != nil {
-		slog.WarnContext(ctx, "record the visit", "session", s.Name, "error", err)
+		slog.WarnContext(ctx, "failed to record visit", "session", s.Name, "error", err)
 	}
 }
 
@@ -394,7 +394,7 @@ func (a *app) came(ctx context.Context, m *session.Manager, s session.Session) {
 func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Session) string {
 	denials, err := m.DeniedSince(ctx, s, s.Facts.Attached)
 	if err != nil {
-		slog.WarnContext(ctx, "what was denied", "error", err)
+		slog.WarnContext(ctx, "failed to read denied names", "error", err)
 	}
 	if len(denials) == 0 {
 		return ""
@@ -403,7 +403,7 @@ func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Sess
 	if n := len(denials); n > 1 {
 		note = fmt.Sprintf("%d names were denied", n)
 	}
-	note += "; see and allow: agent-sessionizer net denied " + s.Name
+	note += "; to see and allow them: agent-sessionizer net denied " + s.Name
 	a.con.Say("%s", note) // tmux covers the screen now, and restores it later
 	return note
 }

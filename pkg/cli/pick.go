@@ -28,7 +28,7 @@ import (
 // runPick lets the user choose what to open.
 func runPick(ctx context.Context, a *app, o openOptions) error {
 	if !interactive() {
-		return fail.New(fail.Usage, "there is no terminal to pick on").WithHint("agent-sessionizer list --json")
+		return fail.New(fail.Usage, "open picker: no terminal").WithHint("agent-sessionizer list --json")
 	}
 	err := pick(ctx, a, o)
 	_, said := errors.AsType[remoteExit](err)
@@ -37,7 +37,7 @@ func runPick(ctx context.Context, a *app, o openOptions) error {
 	}
 	// A popup closes when this process ends, so keep the error visible.
 	a.con.Fail(err)
-	if _, aerr := a.ask("Enter closes this window. "); aerr != nil {
+	if _, aerr := a.ask("Press Enter to close this window. "); aerr != nil {
 		return errors.Join(err, aerr)
 	}
 	return remoteExit(fail.CodeOf(err))
@@ -163,7 +163,7 @@ func runPicker(ctx context.Context, a *app, action string, keys []string) error 
 	case picker.ActionCopy:
 		say, err = copyPicked(ctx, a, targets)
 	default:
-		return fail.New(fail.Usage, "the picker has no action %q", action)
+		return fail.New(fail.Usage, "unknown picker action %q", action)
 	}
 	if err != nil {
 		text := "error: " + err.Error()
@@ -204,14 +204,14 @@ func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
 // destroyPicked shows what would be lost, asks, and leaves the work to the keeper.
 func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
 	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
-		a.con.Say("looking for work in %s that is nowhere else", s.Name)
+		a.con.Say("looking for unsaved work in %s", s.Name)
 		ok, err := answered(plain.Line(destroyQuestion(s, a.loss(ctx, m, s))) + " [y/N] ")
 		if err != nil || !ok {
 			return err // the session stays
 		}
 		if _, err = m.Want(ctx, s, session.Gone); err != nil {
 			a.con.Fail(err)
-			_, err = answered("Enter goes back. ")
+			_, err = answered("Press Enter to go back. ")
 		}
 		return err
 	})
@@ -222,14 +222,14 @@ func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
 func answered(question string) (yes bool, err error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return false, fail.New(fail.Usage, "there is no terminal to ask on: %w", err)
+		return false, fail.New(fail.Usage, "open terminal to ask: %w", err)
 	}
 	defer tty.Close()
 	fmt.Fprint(tty, question)
 	line := make([]byte, 256)
 	n, err := tty.Read(line) // a line, in the terminal's current mode
 	if err != nil && !errors.Is(err, io.EOF) {
-		return false, fail.New(fail.Interrupted, "no answer: %w", err)
+		return false, fail.New(fail.Interrupted, "read answer: %w", err)
 	}
 	switch strings.ToLower(strings.TrimSpace(string(line[:n]))) {
 	case "y", "yes":
@@ -254,7 +254,7 @@ func copyPicked(ctx context.Context, a *app, targets []picker.Target) (say strin
 func terminalClipboard(text string) error {
 	tty, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
 	if err != nil {
-		return fail.New(fail.Host, "copy: %w", err)
+		return fail.New(fail.Host, "copy to clipboard: %w", err)
 	}
 	defer tty.Close()
 	_, err = fmt.Fprintf(tty, "\x1b]52;c;%s\a", base64.StdEncoding.EncodeToString([]byte(text)))

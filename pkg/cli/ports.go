@@ -19,19 +19,19 @@ func newPortsCmd(a *app) *cobra.Command {
 	var o portsOptions
 	cmd := &cobra.Command{
 		Use:   "ports SESSION [PORT…]",
-		Short: "Publish ports of the guest on this host's loopback, and list them",
-		Long: `Publish ports of the guest on this host's loopback, and list them.
+		Short: "Publish guest ports on this host's loopback, or list them",
+		Long: `Publish ports of the guest on this host's loopback, or list the published ports.
 
-Nothing is published by itself. A port stays published, at the same address where
+No port is published automatically. A port stays published, at the same address if
 possible, until it is closed or the session is destroyed.`,
 		Example: `  agent-sessionizer ports repo 3000          http://3000.NAME.localhost:PORT
-  agent-sessionizer ports repo               what is published
+  agent-sessionizer ports repo               list published ports
   agent-sessionizer ports repo 3000 --close`,
 		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeMany(a.sessions(), a.publishedPorts),
 		RunE: func(cmd *cobra.Command, args []string) error { return runPorts(cmd.Context(), a, o, args[0], args[1:]) },
 	}
-	cmd.Flags().BoolVar(&o.close, "close", false, "take the ports back; all of them when none is named")
-	cmd.Flags().BoolVar(&o.json, "json", false, "print what is published as JSON")
+	cmd.Flags().BoolVar(&o.close, "close", false, "close the ports, or all ports if none is named")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print published ports as JSON")
 	return cmd
 }
 
@@ -50,7 +50,7 @@ func runPorts(ctx context.Context, a *app, o portsOptions, what string, args []s
 	for _, arg := range args {
 		port, err := strconv.ParseUint(arg, 10, 16)
 		if err != nil || port == 0 {
-			return fail.New(fail.Usage, "%q is not a port from 1 to 65535", arg)
+			return fail.New(fail.Usage, "port must be 1 to 65535, got %q", arg)
 		}
 		ports = append(ports, uint16(port))
 	}
@@ -80,7 +80,7 @@ func runPorts(ctx context.Context, a *app, o portsOptions, what string, args []s
 	}
 	if len(list) == 0 {
 		if !o.close {
-			a.con.Say("%s", "nothing is published; publish one with: agent-sessionizer ports "+s.Name+" 3000")
+			a.con.Say("%s", "no published ports; publish one with: agent-sessionizer ports "+s.Name+" 3000")
 		}
 		return nil
 	}

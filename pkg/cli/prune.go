@@ -32,27 +32,27 @@ type pruneOptions struct {
 }
 
 func (o *pruneOptions) flags(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would go; change nothing")
-	cmd.Flags().BoolVar(&o.json, "json", false, "print an object: removed and kept, with sizes and reasons")
+	cmd.Flags().BoolVarP(&o.dryRun, "dry-run", "n", false, "list what would be removed; change nothing")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print a JSON object: removed and kept, with sizes and reasons")
 }
 
 func newPruneCmd(a *app) *cobra.Command {
 	o := pruneOptions{unused: 90 * day}
 	cmd := &cobra.Command{
-		Use: "prune", Short: "Remove what nobody needs any more, and say what and why",
-		Long: `Remove what nobody needs any more, and say what and why:
+		Use: "prune", Short: "Remove unused images, VMs and mirrors",
+		Long: `Remove what is no longer used, and list it with the reason:
 
-  - images and saved VMs that newer ones replaced, VMs that wait in vain, and what
-    builds left that were cut short ("image prune" does only this);
-  - what is left of sessions that are gone: VMs, directories, logs;
+  - images and saved VMs that newer ones replaced, unused standby VMs and leftovers of
+    interrupted builds ("image prune" removes only these);
+  - leftovers of sessions that are gone: VMs, directories, logs;
   - logs, artifacts and events of tasks that ended long ago (tasks.cleanup_ttl);
   - mirrors of repositories that have no session and were not used for 90 days;
-  - files that commands have left that were killed.
+  - files left by commands that were killed.
 
-Leftovers go by themselves too: at most once an hour, a command looks for them in the
-background. Nothing of a session that exists is touched, nor what somebody works with
-just now. What looks abandoned and may not be is kept, and named: mirrors with commits
-of agents that no branch has, and VMs and directories of which no session is known.`,
+Leftovers are also removed automatically: at most once an hour, a command looks for them
+in the background. Files of existing sessions, and files that are in use, are not
+touched. Objects that look abandoned but may be needed are kept and listed: mirrors with
+agents' commits that no branch has, and VMs and directories of unknown sessions.`,
 		Example: `  agent-sessionizer prune --dry-run
   agent-sessionizer prune --unused-for 30d
   agent-sessionizer prune --dry-run --json | jq .size`,
@@ -62,7 +62,7 @@ of agents that no branch has, and VMs and directories of which no session is kno
 		},
 	}
 	o.flags(cmd)
-	cmd.Flags().Var(&o.unused, "unused-for", "mirrors go that were not used for a `TIME` such as 30d or 12h")
+	cmd.Flags().Var(&o.unused, "unused-for", "`TIME` without use after which mirrors are removed, such as 30d or 12h")
 	return cmd
 }
 
@@ -207,7 +207,7 @@ func (p *pruning) remove(ctx context.Context, resource string, l litter, path st
 		return errors.Join(err, lock.Unlock())
 	}
 	if err := lock.Remove(); err != nil {
-		return fail.New(fail.Host, "remove a lock file: %w", err)
+		return fail.New(fail.Host, "remove lock file: %w", err)
 	}
 	p.gone(ctx, resource, l)
 	return nil
@@ -222,15 +222,15 @@ func (p *pruning) sessions(ctx context.Context) error {
 	all := filepath.Dir(p.cfg.Paths.SessionDir("x"))
 	entries, err := os.ReadDir(all)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fail.New(fail.Host, "look for what sessions have left: %w", err)
+		return fail.New(fail.Host, "list session directories: %w", err)
 	}
 	for _, e := range entries {
 		dir := filepath.Join(all, e.Name())
 		s, err := m.Get(ctx, e.Name())
-		l := litter{Kind: "directory of a session", Name: e.Name(), Path: dir, Size: image.DiskUsage(dir)}
+		l := litter{Kind: "session directory", Name: e.Name(), Path: dir, Size: image.DiskUsage(dir)}
 		switch {
 		case fail.CodeOf(err) == fail.NotFound:
-			l.Why = "no session of this id is known; the key of a VM may be in it"
+			l.Why = "no session has this id; it may contain the key of a VM"
 			p.kept(l)
 			continue
 		case err != nil:
@@ -273,7 +273,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 	all := filepath.Dir(p.cfg.Paths.TaskDir("x"))
 	entries, err := os.ReadDir(all)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fail.New(fail.Host, "look for what tasks have left: %w", err)
+		return fail.New(fail.Host, "list task directories: %w", err)
 	}
 	for _, e := range entries {
 		dir := filepath.Join(all, e.Name())
@@ -285,7 +285,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 			if err != nil || time.Since(st.ModTime()) < time.Duration(day) {
 				continue // its row may not be written yet
 			}
-			l.Why = "a submission that was cut short"
+			l.Why = "interrupted submission"
 		case err != nil:
 			return err
 		case !task.AtRest(t.Phase) || !t.Phase.Over() || time.Since(t.StateChangedAt) < ttl:
@@ -308,7 +308,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 	}
 	n, bytes, err := m.Store.PruneEvents(ctx, time.Now().Add(-ttl), func(id string) bool { return !over[id] }, p.o.dryRun)
 	if n > 0 {
-		p.gone(ctx, "events", litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended over %v ago", ttl)})
+		p.gone(ctx, "events", litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended more than %v ago", ttl)})
 	}
 	return err
 }
@@ -379,7 +379,7 @@ func (p *pruning) machines(ctx context.Context) error {
 		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix):
 			continue
 		case !known:
-			l.Why = "no session is known that it is of"
+			l.Why = "no known session uses it"
 			p.kept(l)
 			continue
 		}
@@ -453,7 +453,7 @@ func (p *pruning) images(ctx context.Context) error {
 	for _, l := range spares {
 		name := golden.VMOf(l.Path)
 		doomed = append(doomed, name)
-		p.gone(ctx, "vm:"+name, litter{Kind: "VM that waits", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
+		p.gone(ctx, "vm:"+name, litter{Kind: "standby VM", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
 	}
 	if err != nil {
 		return err
@@ -503,7 +503,7 @@ func (p *pruning) clones(ctx context.Context) error {
 	found, err := (&repo.Mirrors{Dir: p.cfg.Paths.Mirrors()}).Sweep(p.o.dryRun)
 	for _, u := range found {
 		name := filepath.Base(u.Dir)
-		p.gone(ctx, "mirror:"+name, litter{Kind: "mirror", Name: name, Path: u.Dir, Size: u.Size, Why: "a clone that was cut short"})
+		p.gone(ctx, "mirror:"+name, litter{Kind: "mirror", Name: name, Path: u.Dir, Size: u.Size, Why: "interrupted clone"})
 	}
 	return err
 }
@@ -520,10 +520,10 @@ func (p *pruning) files(ctx context.Context) error {
 		if err != nil || !st.Mode().IsRegular() || time.Since(st.ModTime()) < time.Duration(day) {
 			continue
 		}
-		l := litter{Kind: "file", Name: filepath.Base(path), Path: path, Size: image.DiskUsage(path), Why: "left by a fetch that was killed"}
+		l := litter{Kind: "file", Name: filepath.Base(path), Path: path, Size: image.DiskUsage(path), Why: "left by a killed fetch"}
 		if !p.o.dryRun {
 			if err := os.Remove(path); err != nil {
-				return fail.New(fail.Host, "remove what a fetch has left: %w", err)
+				return fail.New(fail.Host, "remove file of a killed fetch: %w", err)
 			}
 		}
 		p.gone(ctx, "file:"+path, l)

@@ -44,7 +44,8 @@ func newExecCmd(a *app) *cobra.Command {
 		Use:   "exec SESSION [--] COMMAND [ARG…]",
 		Short: "Run a command in a session, in the repository's directory",
 		Long: `Run a command as the agent, in the repository's directory, with the session's
-secrets in its environment. Standard streams and the exit status are the command's.`,
+secrets in its environment. The command's standard streams and exit status are passed
+through.`,
 		Example: `  agent-sessionizer exec repo -- make test
   agent-sessionizer exec repo -- sh -c 'make && ./run'`,
 		Args:              usage(cobra.MinimumNArgs(2)),
@@ -62,7 +63,7 @@ func runExec(ctx context.Context, a *app, what string, command []string) error {
 		command = command[1:]
 	}
 	if len(command) == 0 {
-		return fail.New(fail.Usage, "no command to run").WithHint("agent-sessionizer exec --help")
+		return fail.New(fail.Usage, "no command given").WithHint("agent-sessionizer exec --help")
 	}
 	m, s, err := a.running(ctx, what)
 	if err != nil {
@@ -101,8 +102,8 @@ func newSSHCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ssh SESSION [-- COMMAND [ARG…]]",
 		Short: "Open a plain shell in a session, without tmux",
-		Long: `Open a plain shell in a session, without tmux. It lasts: when the connection is
-lost it comes back by itself. With a command it is "exec".`,
+		Long: `Open a plain shell in a session, without tmux. A lost connection is restored
+automatically. With a command, it does the same as "exec".`,
 		Example: `  agent-sessionizer ssh repo
   agent-sessionizer ssh repo -- git log --oneline`,
 		Args:              usage(cobra.MinimumNArgs(1)),
@@ -113,7 +114,7 @@ lost it comes back by itself. With a command it is "exec".`,
 			}
 			ctx := cmd.Context()
 			if !interactive() {
-				return fail.New(fail.Usage, "there is no terminal for a shell").WithHint("agent-sessionizer exec %s -- COMMAND", args[0])
+				return fail.New(fail.Usage, "open shell: no terminal").WithHint("agent-sessionizer exec %s -- COMMAND", args[0])
 			}
 			m, s, err := a.running(ctx, args[0])
 			if err != nil {
@@ -153,14 +154,14 @@ func newSSHConfigCmd(a *app) *cobra.Command {
 	var o sshConfigOptions
 	cmd := &cobra.Command{
 		Use:   "ssh-config [SESSION…]",
-		Short: "Print OpenSSH client configuration for sessions, for editors and scp",
+		Short: "Print OpenSSH client configuration for editors and scp",
 		Long: `Print OpenSSH client configuration for sessions, for editors and scp. It turns off
-what would reach from the guest to this host: agents, X11, tunnels, forwarded ports,
+what would give the guest access to this host: agents, X11, tunnels, forwarded ports,
 your keys and variables, commands, shared connections.
 
-With "ssh -F FILE" no other configuration is read. To use the sessions' names
-everywhere, put "Include FILE" on top of ~/.ssh/config and, since OpenSSH adds up
-SendEnv, once more at its end, after a line "Match all".`,
+"ssh -F FILE" reads no other configuration. To use the sessions' names everywhere, put
+"Include FILE" at the top of ~/.ssh/config. Add it again at the end, after a line
+"Match all", because OpenSSH adds up SendEnv.`,
 		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
   agent-sessionizer ssh-config --forwards >~/.ssh/agents   # for editors that forward ports`,
 		ValidArgsFunction: a.completeMany(a.sessions()),
@@ -168,8 +169,8 @@ SendEnv, once more at its end, after a line "Match all".`,
 			return runSSHConfig(cmd.Context(), a, o, args)
 		},
 	}
-	cmd.Flags().BoolVar(&o.json, "json", false, "print an array")
-	cmd.Flags().BoolVar(&o.forwards, "forwards", false, "allow forwarded ports, those of your \"Host *\" too")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print a JSON array")
+	cmd.Flags().BoolVar(&o.forwards, "forwards", false, "allow forwarded ports, including those of your \"Host *\"")
 	return cmd
 }
 
@@ -218,11 +219,11 @@ func runSSHConfig(ctx context.Context, a *app, o sshConfigOptions, names []strin
 func newCpCmd(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cp SOURCE DESTINATION",
-		Short: "Copy files into or out of a session; SESSION:PATH is in the guest",
+		Short: "Copy files into or out of a session",
 		Long: `Copy a file or a directory. A path in the guest is SESSION:PATH, relative to the
-repository's directory, or SESSION:~/PATH in the agent's home. What comes out of a
-guest is treated as hostile: links are not followed, devices are refused, nothing
-lands outside the destination.`,
+repository's directory, or SESSION:~/PATH in the agent's home. Files from a guest are
+treated as hostile: links are not followed, devices are refused, and nothing is written
+outside the destination.`,
 		Example: `  agent-sessionizer cp notes.md repo:docs/
   agent-sessionizer cp repo:build/report.html .`,
 		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeCopy,
@@ -236,7 +237,7 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 	fromSession, fromPath, fromGuest := guestPath(from)
 	toSession, toPath, toGuest := guestPath(to)
 	if fromGuest == toGuest {
-		return fail.New(fail.Usage, "one of the two must be in a session, as SESSION:PATH, and the other must not").WithHint("agent-sessionizer cp --help")
+		return fail.New(fail.Usage, "exactly one of SOURCE and DESTINATION must be SESSION:PATH").WithHint("agent-sessionizer cp --help")
 	}
 	m, s, err := a.running(ctx, fromSession+toSession)
 	if err != nil {

@@ -25,21 +25,22 @@ type serveOptions struct {
 
 func (o *serveOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", "", "listen on this `ADDRESS` of the loopback too, for clients with tokens, such as 127.0.0.1:8122")
-	f.BoolVar(&o.expose, "expose-to-network", false, "let --listen be an address that others on the network reach; needs a certificate")
-	f.StringVar(&o.certFile, "tls-cert", "", "certificate `FILE` for --listen, PEM")
-	f.StringVar(&o.keyFile, "tls-key", "", "key `FILE` of the certificate, PEM")
-	f.BoolVar(&o.agentic, "agentic-metrics", false, "give the metrics the names agentic_* too")
+	f.StringVar(&o.listen, "listen", "", "additional loopback `ADDRESS` for clients with tokens, such as 127.0.0.1:8122")
+	f.BoolVar(&o.expose, "expose-to-network", false, "allow --listen on an address that the network can reach; needs a certificate")
+	f.StringVar(&o.certFile, "tls-cert", "", "certificate `FILE` for --listen, in PEM format")
+	f.StringVar(&o.keyFile, "tls-key", "", "key `FILE` of the certificate, in PEM format")
+	f.BoolVar(&o.agentic, "agentic-metrics", false, "also export the metrics as agentic_*")
 }
 
 func newServeCmd(a *app) *cobra.Command {
 	var o serveOptions
 	cmd := &cobra.Command{
-		Use: "serve", Short: "Serve the HTTP API: tasks, sessions, events, artifacts, metrics",
-		Long: `Serve the HTTP API, on a socket in the state directory that only you can use, and with
---listen on an address for clients with tokens. It owns nothing: end it or kill it, and
-tasks go on; commands work with it and without it. docs/api.md describes the API, and so
-does /openapi.json.`,
+		Use: "serve", Short: "Serve the HTTP API for tasks, sessions and metrics",
+		Long: `Serve the HTTP API for tasks, sessions, events, artifacts and metrics. It listens on a
+socket in the state directory that only you can use. With --listen, it also listens on
+an address for clients with tokens. The server owns nothing: tasks continue when it ends
+or is killed, and commands work with and without it. docs/api.md and /openapi.json
+describe the API.`,
 		Example: `  agent-sessionizer serve
   agent-sessionizer serve token add ci --scope submit --repo acme/app && agent-sessionizer serve --listen 127.0.0.1:8122
   curl --unix-socket ~/.local/state/agent-sessionizer/serve.sock http://localhost/api/v1/tasks`,
@@ -87,7 +88,7 @@ func serveLog(cfg *config.Config) string { return filepath.Join(cfg.Paths.State,
 
 func newServeTokenCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "token", Short: "Tokens for clients that come to --listen",
+		Use: "token", Short: "Manage tokens for clients of --listen",
 		Example: `  agent-sessionizer serve token add ci --scope submit --repo acme/app
   agent-sessionizer serve token remove ci`,
 		Args: usage(cobra.NoArgs),
@@ -115,15 +116,15 @@ func newServeTokenAddCmd(a *app) *cobra.Command {
 	var scope string
 	var repositories, profiles []string
 	cmd := &cobra.Command{
-		Use: "add NAME --scope SCOPE", Short: "Make a token and print it, once",
-		Long: `Make a token and print it. It is not kept: only its SHA-256 is.
+		Use: "add NAME --scope SCOPE", Short: "Create a token and print it once",
+		Long: `Create a token and print it. The token is not stored, only its SHA-256.
 
-The scope read is for looking. submit may also submit tasks, and cancel, retry and
+The scope read may only read. submit may also submit tasks, and cancel, retry and
 destroy the tasks that it submitted. admin may also do that with all tasks, run commands
-in sessions, and submit manifests that name secrets or repositories on this host's disk:
-it can do what you can.
+in sessions, and submit manifests that name secrets or repositories on this host's disk.
+It can do what you can.
 
-A token with the scope submit may submit tasks for the repositories of --repo only, and
+A token with the scope submit may submit tasks only for the repositories of --repo, and
 without --repo for none. Your git credentials fetch them. A manifest may name a profile,
 with its secrets, only if --profile lists it.`,
 		Example: `  TOKEN=$(agent-sessionizer serve token add ci --scope submit --repo acme/app)
@@ -145,16 +146,16 @@ with its secrets, only if --profile lists it.`,
 			}
 			a.tokenChanged(cmd.Context(), audit.TokenAdded, args[0], map[string]any{"scope": scope, "repositories": may.Repositories, "profiles": may.Profiles})
 			a.printf("%s\n", token)
-			a.con.Say("this is the only time that token %s is shown", args[0])
+			a.con.Say("token %s is shown only this once", args[0])
 			if server.Scope(scope) == server.Submit && len(may.Repositories) == 0 {
-				a.con.Say("token %s may submit tasks for no repository; make one with --repo OWNER/REPO to allow some", args[0])
+				a.con.Say("token %s may not submit tasks for any repository; create one with --repo OWNER/REPO to allow some", args[0])
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringArrayVar(&repositories, "repo", nil, "a `REPOSITORY` that tasks of the token may use: OWNER/REPO, OWNER/*, HOST/OWNER/REPO or *, every public one; repeatable")
-	cmd.Flags().StringArrayVar(&profiles, "profile", nil, "a `PROFILE` that manifests of the token may name; repeatable")
-	cmd.Flags().StringVar(&scope, "scope", "", "what it may do, a `SCOPE`: read, submit or admin")
+	cmd.Flags().StringArrayVar(&repositories, "repo", nil, "`REPOSITORY` that the token's tasks may use: OWNER/REPO, OWNER/*, HOST/OWNER/REPO or * (every public one); repeatable")
+	cmd.Flags().StringArrayVar(&profiles, "profile", nil, "`PROFILE` that the token's manifests may name; repeatable")
+	cmd.Flags().StringVar(&scope, "scope", "", "`SCOPE` of the token: read, submit or admin")
 	if err := cmd.MarkFlagRequired("scope"); err != nil {
 		panic(err)
 	}
@@ -164,7 +165,7 @@ with its secrets, only if --profile lists it.`,
 func newServeTokenListCmd(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List tokens: names and scopes, never the tokens",
+		Use: "list", Aliases: []string{"ls"}, Short: "List the names and scopes of tokens",
 		Example: `  agent-sessionizer serve token list --json | jq -r '.[].name'`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
@@ -191,14 +192,14 @@ func newServeTokenListCmd(a *app) *cobra.Command {
 			case asJSON:
 				return a.con.JSON(rows)
 			case len(rows) == 0:
-				a.con.Say("%s", "no tokens; make one with: agent-sessionizer serve token add NAME --scope submit --repo OWNER/REPO")
+				a.con.Say("%s", "no tokens; create one with: agent-sessionizer serve token add NAME --scope submit --repo OWNER/REPO")
 			default:
 				a.con.Table([]string{"NAME", "SCOPE", "AGE", "REPOSITORIES", "PROFILES"}, cells)
 			}
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	return cmd
 }
 
@@ -218,7 +219,7 @@ func (a *app) completeTokens(*cobra.Command, []string, string) ([]string, cobra.
 
 func newServeTokenRemoveCmd(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME...", Aliases: []string{"rm"}, Short: "Make tokens worthless, at once",
+		Use: "remove NAME...", Aliases: []string{"rm"}, Short: "Revoke tokens immediately",
 		Example: `  agent-sessionizer serve token remove ci`,
 		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeTokens,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -241,9 +242,9 @@ func newServeUnitCmd(a *app) *cobra.Command {
 	var o serveOptions
 	var launchd bool
 	cmd := &cobra.Command{
-		Use: "unit", Short: "Print a systemd unit, or a launchd agent, that runs serve",
-		Long: `Print a unit for your own systemd, or with --launchd an agent for your own launchd,
-that runs serve with the flags that are given here. On its top stands how to install it.`,
+		Use: "unit", Short: "Print a systemd unit or launchd agent that runs serve",
+		Long: `Print a unit for your own systemd that runs serve with the given flags. With --launchd,
+print an agent for your own launchd. The comment at the top describes how to install it.`,
 		Example: `  agent-sessionizer serve unit >~/.config/systemd/user/agent-sessionizer.service
   agent-sessionizer serve unit --launchd --listen 127.0.0.1:8122`,
 		Args: usage(cobra.NoArgs),
@@ -270,7 +271,7 @@ that runs serve with the flags that are given here. On its top stands how to ins
 		},
 	}
 	o.flags(cmd)
-	cmd.Flags().BoolVar(&launchd, "launchd", false, "for macOS")
+	cmd.Flags().BoolVar(&launchd, "launchd", false, "print a launchd agent, for macOS")
 	return cmd
 }
 

@@ -28,8 +28,8 @@ type settingsOptions struct {
 }
 
 func (o *settingsOptions) flags(cmd *cobra.Command, asJSON string) {
-	cmd.Flags().StringVar(&o.repo, "repo", "", "for the `REPOSITORY`: owner/repo, host/owner/repo, a git URL or a path")
-	cmd.Flags().StringVar(&o.profile, "profile", "", "with the profile `NAME`")
+	cmd.Flags().StringVar(&o.repo, "repo", "", "`REPOSITORY` of the session: owner/repo, host/owner/repo, a git URL or a path")
+	cmd.Flags().StringVar(&o.profile, "profile", "", "profile `NAME` of the session")
 	cmd.Flags().BoolVar(&o.json, "json", false, asJSON)
 }
 
@@ -49,7 +49,8 @@ func (a *app) settingsFor(o settingsOptions) (*config.Config, config.Settings, e
 
 func newSecretsCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "secrets", Short: "Secrets' references: list and check them; values are never shown",
+		Use: "secrets", Short: "List and check references to secrets",
+		Long: `List and check references to secrets. Their values are never shown.`,
 		Example: `  agent-sessionizer secrets list
   agent-sessionizer secrets check --repo owner/repo`,
 		Args: usage(cobra.NoArgs),
@@ -57,17 +58,17 @@ func newSecretsCmd(a *app) *cobra.Command {
 	}
 	var o settingsOptions
 	list := &cobra.Command{
-		Use: "list", Short: "The names and references a session would get", Args: usage(cobra.NoArgs),
+		Use: "list", Short: "List the names and references that a session would get", Args: usage(cobra.NoArgs),
 		Example: `  agent-sessionizer secrets list --repo owner/repo --profile work`,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, false) },
 	}
 	check := &cobra.Command{
-		Use: "check", Short: "Resolve every reference and throw the values away", Args: usage(cobra.NoArgs),
+		Use: "check", Short: "Resolve every reference and discard the values", Args: usage(cobra.NoArgs),
 		Example: `  agent-sessionizer secrets check`,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, true) },
 	}
 	for _, c := range []*cobra.Command{list, check} {
-		o.flags(c, "print an array")
+		o.flags(c, "print a JSON array")
 	}
 	cmd.AddCommand(list, check)
 	return cmd
@@ -146,7 +147,7 @@ func runSecrets(ctx context.Context, a *app, o settingsOptions, check bool) erro
 		}
 	}
 	if bad != nil {
-		e := fail.New(fail.Secret, "not every secret can be had")
+		e := fail.New(fail.Secret, "some secrets could not be resolved")
 		e.Hint = fail.HintOf(bad)
 		return e
 	}
@@ -160,7 +161,7 @@ func repoKey(what string) (config.RepoKey, error) {
 	}
 	cwd, err := os.Getwd()
 	if err != nil {
-		return "", fail.New(fail.Host, "the current directory: %w", err)
+		return "", fail.New(fail.Host, "find working directory: %w", err)
 	}
 	ref, err := repo.Parse(what, cwd)
 	return config.RepoKey(ref.Key), err
@@ -179,16 +180,16 @@ type finding struct {
 func newDoctorCmd(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "doctor", Short: "Check what this host has and lacks for sessions",
-		Long: `Check what this host has and lacks for sessions: settings, acceleration, programs,
-the guest image, the network's wall, tmux. Each thing that is missing comes with the
-command that helps. The exit status is 5 when sessions cannot be made.`,
+		Use: "doctor", Short: "Check whether this host can run sessions",
+		Long: `Check whether this host can run sessions: settings, acceleration, programs, the guest
+image, the network gateway, tmux. Each problem is shown with the command that fixes it.
+The exit status is 5 if sessions cannot be created.`,
 		Example: `  agent-sessionizer doctor
   agent-sessionizer doctor --json | jq '.[] | select(.ok | not)'`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDoctor(cmd.Context(), a, asJSON) },
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array of findings")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of findings")
 	return cmd
 }
 
@@ -227,7 +228,7 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 				add("host", "", p)
 			}
 			if len(problems) == 0 {
-				add("host", "everything for VMs is there", nil)
+				add("host", "everything for VMs is installed", nil)
 			}
 		}
 		images, err := a.images()
@@ -241,15 +242,15 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		}
 		tolerable := err == nil && !set.Network.Walled()
 		if tolerable {
-			err = fail.New(fail.Policy, "network.wall is false: root in the guest decides what it reaches, this host included").
-				WithHint("agent-sessionizer config edit # and take network.wall out")
+			err = fail.New(fail.Policy, "network.wall is false: root in the guest can reach any address, including this host").
+				WithHint("agent-sessionizer config edit # and remove network.wall")
 		}
 		add("network", "mode "+string(set.Network.Mode)+", enforced on this host", err)
 		out[len(out)-1].tolerable = tolerable
 	} else {
 		add("settings", "", err)
 	}
-	add("tmux", "the local tmux is fit", tmux.Client{}.Check(ctx))
+	add("tmux", "the local tmux is supported", tmux.Client{}.Check(ctx))
 	if asJSON {
 		if err := a.con.JSON(out); err != nil {
 			return err
@@ -268,7 +269,7 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 	}
 	for _, f := range out {
 		if !f.OK && !f.tolerable {
-			return fail.New(fail.Host, "something is missing")
+			return fail.New(fail.Host, "this host cannot run sessions")
 		}
 	}
 	return nil

@@ -120,17 +120,17 @@ type statusOptions struct{ tmux, json bool }
 func newStatusCmd(a *app) *cobra.Command {
 	var o statusOptions
 	cmd := &cobra.Command{
-		Use: "status", Short: "Say on one line who needs you",
-		Long: `Say on one line how many agents are blocked, failed, done and working.
+		Use: "status", Short: "Summarize which agents need you",
+		Long: `Show on one line how many agents are blocked, failed, done and working.
 
-In tmux the line is pushed whenever something changes. Show it in yours with
+In tmux, every change is pushed to the status line. Show it in yours with
     set -ag status-right ' #{` + tmux.StatusOption + `}'`,
 		Example: `  agent-sessionizer status
-  agent-sessionizer status --tmux    # with tmux's styles, for a #(…) of your own`,
+  agent-sessionizer status --tmux    # with tmux's styles, for your own #(…)`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runStatus(cmd.Context(), a, o) },
 	}
-	cmd.Flags().BoolVar(&o.tmux, "tmux", false, "print it with tmux's styles")
+	cmd.Flags().BoolVar(&o.tmux, "tmux", false, "print the line with tmux's styles")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print the counts as JSON")
 	cmd.MarkFlagsMutuallyExclusive("tmux", "json")
 	return cmd
@@ -155,7 +155,7 @@ func runStatus(ctx context.Context, a *app, o statusOptions) error {
 	}
 	text := sum.text(style)
 	if text == "" && !o.tmux {
-		text = "no session runs"
+		text = "no session is running"
 	}
 	a.printf("%s\n", text)
 	return nil
@@ -167,7 +167,7 @@ func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
 	for range 3 { // another keeper may push what it read before our change
 		all, err := m.Interactive(ctx)
 		if err != nil {
-			slog.WarnContext(ctx, "push the status", "error", err)
+			slog.WarnContext(ctx, "failed to push status", "error", err)
 			return
 		}
 		text := summarise(all).text(tmuxStyle)
@@ -181,7 +181,7 @@ func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
 		for _, socket := range sockets {
 			set, err := (tmux.Client{Socket: socket}).SetStatus(ctx, text)
 			if err != nil {
-				slog.WarnContext(ctx, "push the status", "error", err)
+				slog.WarnContext(ctx, "failed to push status", "error", err)
 			}
 			changed = changed || set
 		}
@@ -203,7 +203,7 @@ func (a *app) notify(ctx context.Context, m *session.Manager, s session.Session)
 			"AGENT_SESSION": s.Name, "AGENT_REPO": s.Called(), "AGENT_STATE": string(at.State), "AGENT_NAME": at.Agent, "AGENT_ON": at.On,
 		})
 		if err != nil {
-			slog.WarnContext(ctx, "attention.command", "error", err)
+			slog.WarnContext(ctx, "attention.command failed", "error", err)
 		}
 	}
 	switch at.State {
@@ -219,17 +219,17 @@ func (a *app) notify(ctx context.Context, m *session.Manager, s session.Session)
 		body += ": " + at.On
 	}
 	if err := notify.Desktop(ctx, s.Called(), body); err != nil {
-		slog.WarnContext(ctx, "notify the desktop", "error", err)
+		slog.WarnContext(ctx, "failed to notify desktop", "error", err)
 	}
 }
 
 func newNextCmd(a *app) *cobra.Command {
 	var client string
 	cmd := &cobra.Command{
-		Use: "next", Short: "Go to the next agent that waits for you",
-		Long: `Go to the next session whose agent is blocked, failed or is done since you were
-last there, in this order, the longest waiting first. When you are in one of them,
-to the one after it.`,
+		Use: "next", Short: "Jump to the agent that has been waiting longest",
+		Long: `Jump to the next session whose agent is blocked, failed, or finished since your last
+visit, in this order, the longest waiting first. From one of these sessions, jump to the
+one after it.`,
 		Example: `  agent-sessionizer next`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -246,9 +246,9 @@ func next(all []session.Session, current string) (s session.Session, none string
 	i := slices.IndexFunc(waiting, func(s session.Session) bool { return s.ID == current })
 	switch {
 	case len(waiting) == 0:
-		return session.Session{}, "no agent waits for you"
+		return session.Session{}, "no agent is waiting for you"
 	case i >= 0 && len(waiting) == 1:
-		return session.Session{}, "no other agent waits for you"
+		return session.Session{}, "no other agent is waiting for you"
 	}
 	return waiting[(i+1)%len(waiting)], ""
 }
@@ -256,7 +256,7 @@ func next(all []session.Session, current string) (s session.Session, none string
 func newLastCmd(a *app) *cobra.Command {
 	var client string
 	cmd := &cobra.Command{
-		Use: "last", Short: "Go back to the session where you were before",
+		Use: "last", Short: "Go back to the previous session",
 		Example: `  agent-sessionizer last`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -268,7 +268,7 @@ func newLastCmd(a *app) *cobra.Command {
 					}
 				}
 				if last.ID == "" {
-					return last, "there is no session where you were before"
+					return last, "no previous session"
 				}
 				return last, ""
 			})
@@ -290,7 +290,7 @@ func addClient(cmd *cobra.Command, client *string) {
 // is none, it shows the reason.
 func (a *app) goTo(ctx context.Context, client string, pick func(all []session.Session, current string) (s session.Session, none string)) error {
 	if client == "" && !interactive() {
-		return fail.New(fail.Usage, "there is no terminal to switch").WithHint("agent-sessionizer status --json")
+		return fail.New(fail.Usage, "switch session: no terminal").WithHint("agent-sessionizer status --json")
 	}
 	m, err := a.manager(ctx)
 	if err != nil {

@@ -71,8 +71,8 @@ func TestNext(t *testing.T) {
 		{[]session.Session{b, a, idle}, "a", "b", ""},
 		{[]session.Session{b, a, idle}, "b", "a", ""},
 		{[]session.Session{a, idle}, "c", "a", ""},
-		{[]session.Session{a, idle}, "a", "", "no other agent waits for you"},
-		{[]session.Session{idle}, "c", "", "no agent waits for you"},
+		{[]session.Session{a, idle}, "a", "", "no other agent is waiting for you"},
+		{[]session.Session{idle}, "c", "", "no agent is waiting for you"},
 	} {
 		if got, none := next(c.all, c.current); got.ID != c.want || none != c.sayNone {
 			t.Errorf("from %q: %q, %q", c.current, got.ID, none)

@@ -34,7 +34,7 @@ func sweepLock(p config.Paths) string { return filepath.Join(p.State, "locks", "
 // and its errors affect nothing else.
 func (a *app) sweep(ctx context.Context, m *session.Manager) {
 	if err := startSweep(ctx, m); err != nil {
-		slog.DebugContext(ctx, "look for orphans", "error", err)
+		slog.DebugContext(ctx, "failed to start orphan sweep", "error", err)
 	}
 }
 
@@ -85,11 +85,11 @@ func runSweep(ctx context.Context, a *app) error {
 	// Set the time before the work, so that a failing sweep is not repeated by every
 	// command.
 	if err := os.WriteFile(sweepLog(cfg.Paths), nil, 0o600); err != nil {
-		return fail.New(fail.Host, "begin the log of the sweep: %w", err)
+		return fail.New(fail.Host, "create sweep log: %w", err)
 	}
 	now := time.Now() // writing nothing to an empty file may not change its time
 	if err := os.Chtimes(sweepLog(cfg.Paths), now, now); err != nil {
-		return fail.New(fail.Host, "note that orphans were looked for: %w", err)
+		return fail.New(fail.Host, "set time of sweep log: %w", err)
 	}
 	log, stop := a.ownLog(ctx, sweepLog(cfg.Paths), cfg.Log, console.FormatJSON)
 	defer stop()
@@ -98,7 +98,7 @@ func runSweep(ctx context.Context, a *app) error {
 		return err
 	}
 	for _, l := range p.view.Removed {
-		log.InfoContext(ctx, "removed", "kind", l.Kind, "name", l.Name, "bytes", l.Size, "reason", l.Why)
+		log.InfoContext(ctx, "orphan removed", "kind", l.Kind, "name", l.Name, "bytes", l.Size, "reason", l.Why)
 	}
 	return err
 }

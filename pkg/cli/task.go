@@ -28,13 +28,13 @@ func (a *app) tasks(ctx context.Context) (*task.Manager, error) {
 
 func newTaskCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "task", Short: "Unattended runs of agents: manifest in, patch and artifacts out",
-		Long: `Unattended runs of agents. A manifest says which repository, which agent and what it
-is to do; the task waits for a slot, gets a VM of its own, and leaves a patch, the
-files that were asked for, the agent's commits and its logs. Nothing of it needs a
-terminal, or this program to go on running.`,
-		Example: `  agent-sessionizer task run -f task.yaml      and wait for its end
-  agent-sessionizer task submit -f task.yaml   and do not
+		Use: "task", Short: "Run agents unattended, as described by a manifest",
+		Long: `Run agents unattended. A manifest names the repository, the agent and its instructions.
+The task waits for a slot, gets its own VM, and leaves a patch, the requested files,
+the agent's commits and its logs. It needs no terminal and no process that you keep
+running.`,
+		Example: `  agent-sessionizer task run -f task.yaml      run a task and wait for its end
+  agent-sessionizer task submit -f task.yaml   submit a task without waiting
   agent-sessionizer task logs -f 4f2a`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -58,7 +58,7 @@ func newTaskArtifactsCmd(a *app) *cobra.Command {
 	var asJSON bool
 	var get, out string
 	cmd := &cobra.Command{
-		Use: "artifacts TASK", Short: "List what a task brought home, or print one of it",
+		Use: "artifacts TASK", Short: "List a task's artifacts, or print one of them",
 		Example: `  agent-sessionizer task artifacts 4f2a
   agent-sessionizer task artifacts 4f2a --get 4f2a81c0d9e3.patch | git apply
   agent-sessionizer task artifacts 4f2a --get files/report.html -o report.html`,
@@ -85,15 +85,15 @@ func newTaskArtifactsCmd(a *app) *cobra.Command {
 				a.con.Table([]string{"NAME", "SIZE", "SHA256"}, rows)
 			}
 			for _, s := range t.Facts.Skipped {
-				a.con.Say("left out: %s: %s", s.Name, s.Reason)
+				a.con.Say("skipped: %s: %s", s.Name, s.Reason)
 			}
 			a.con.Say("%s", string(m.Dir(t.ID)))
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array of artifacts")
-	cmd.Flags().StringVar(&get, "get", "", "write the artifact of this `NAME` to the standard output")
-	cmd.Flags().StringVarP(&out, "output", "o", "", "with --get: to this `FILE`, which must not be there")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of artifacts")
+	cmd.Flags().StringVar(&get, "get", "", "`NAME` of an artifact to write to standard output")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "`FILE` that --get writes to; it must not exist")
 	return cmd
 }
 
@@ -109,11 +109,11 @@ func (a *app) copyArtifact(m *task.Manager, t task.Task, name, out string) error
 	}
 	to, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
-		return fail.New(fail.Conflict, "write the artifact: %w", err)
+		return fail.New(fail.Conflict, "write artifact: %w", err)
 	}
 	if _, err := io.Copy(to, f); err != nil {
 		_ = to.Close() // the copy's error is more relevant
-		return fail.New(fail.Host, "write the artifact: %w", err)
+		return fail.New(fail.Host, "write artifact: %w", err)
 	}
 	return to.Close()
 }
@@ -150,23 +150,23 @@ func newTaskWantCmd(a *app, cmd *cobra.Command, want task.Want) *cobra.Command {
 		}
 		return nil
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "until it is done")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array of tasks")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is done")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of tasks")
 	return cmd
 }
 
 func newTaskCancelCmd(a *app) *cobra.Command {
 	return newTaskWantCmd(a, &cobra.Command{
-		Use: "cancel TASK...", Short: "Call tasks off; what they did so far is brought home",
+		Use: "cancel TASK...", Short: "Cancel tasks and collect their results so far",
 		Example: `  agent-sessionizer task cancel --wait 4f2a`,
 	}, task.Cancel)
 }
 
 func newTaskDestroyCmd(a *app) *cobra.Command {
 	return newTaskWantCmd(a, &cobra.Command{
-		Use: "destroy TASK...", Short: "Remove the VMs of tasks; one that runs is called off",
-		Long: `Remove the VMs of tasks: of one that failed and whose VM was kept, and of one that runs,
-which is called off. Logs and artifacts stay; prune removes them in time.`,
+		Use: "destroy TASK...", Short: "Remove the VMs of tasks, and cancel running tasks",
+		Long: `Remove the VMs of tasks: the kept VM of a failed task, and the VM of a running task, which
+is cancelled. Logs and artifacts stay; prune removes them later.`,
 		Example: `  agent-sessionizer task destroy 4f2a`,
 	}, task.Destroyed)
 }

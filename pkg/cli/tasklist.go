@@ -30,8 +30,8 @@ func newTaskListCmd(a *app) *cobra.Command {
 	o := taskListOptions{limit: 50}
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List tasks",
-		Long: `List tasks: those that wait or run, and those that ended within the last day. With
---all, --state or --label, ended ones of any age.`,
+		Long: `List tasks that are waiting or running, and tasks that ended within the last day. With
+--all, --state or --label, also list tasks that ended before.`,
 		Example: `  agent-sessionizer task list --watch
   agent-sessionizer task list --state FAILED,FAILED_PRESERVED
   agent-sessionizer task list --all --json | jq -r '.[] | select(.outcome.exit_code == 2).id'`,
@@ -39,12 +39,12 @@ func newTaskListCmd(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return runTaskList(cmd.Context(), a, o) },
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&o.all, "all", "a", false, "tasks that ended long ago, too")
-	f.BoolVar(&o.json, "json", false, "print an array of tasks")
-	f.StringSliceVar(&o.state, "state", nil, "only tasks in these `STATES`, with commas between")
-	f.StringVar(&o.label, "label", "", "only tasks with this `KEY=VALUE`")
-	f.IntVarP(&o.limit, "limit", "n", o.limit, "at most so many, the newest; 0 for all")
-	f.BoolVarP(&o.watch, "watch", "w", false, "show it again as things happen, until Ctrl-C")
+	f.BoolVarP(&o.all, "all", "a", false, "include tasks that ended long ago")
+	f.BoolVar(&o.json, "json", false, "print a JSON array of tasks")
+	f.StringSliceVar(&o.state, "state", nil, "`STATES` of the tasks to list, separated by commas")
+	f.StringVar(&o.label, "label", "", "label `KEY=VALUE` of the tasks to list")
+	f.IntVarP(&o.limit, "limit", "n", o.limit, "maximum number of tasks, the newest; 0 for all")
+	f.BoolVarP(&o.watch, "watch", "w", false, "refresh the list until Ctrl-C")
 	return cmd
 }
 
@@ -53,14 +53,14 @@ func (o taskListOptions) filter() (store.TaskFilter, error) {
 	for _, s := range o.state {
 		p := task.Phase(strings.ToUpper(s))
 		if !slices.Contains(task.Phases(), p) {
-			return f, fail.New(fail.Usage, "no state %q; there are %v", s, task.Phases()).WithHint("agent-sessionizer task list --help")
+			return f, fail.New(fail.Usage, "unknown state %q: must be one of %v", s, task.Phases()).WithHint("agent-sessionizer task list --help")
 		}
 		f.Phases = append(f.Phases, string(p))
 	}
 	if o.label != "" {
 		key, value, ok := strings.Cut(o.label, "=")
 		if !ok || key == "" {
-			return f, fail.New(fail.Usage, "%q is not a label; write it like team=platform", o.label).WithHint("agent-sessionizer task list --help")
+			return f, fail.New(fail.Usage, "label must be KEY=VALUE, such as team=platform, got %q", o.label).WithHint("agent-sessionizer task list --help")
 		}
 		f.Label = store.Label{Key: key, Value: value}
 	}
@@ -106,7 +106,7 @@ func (a *app) showTasks(all []task.Task, asJSON bool) error {
 		a.con.Say("%s", "no tasks; run one with: agent-sessionizer task run -f FILE")
 		return nil
 	}
-	header, rows := []string{"ID", "STATE", "FOR", "NAME", "SESSION", "AGENT", "DOES", "COST"}, [][]string{}
+	header, rows := []string{"ID", "STATE", "FOR", "NAME", "SESSION", "AGENT", "ACTIVITY", "COST"}, [][]string{}
 	for _, t := range all {
 		v := t.View()
 		does, cost := "", ""
@@ -171,7 +171,7 @@ func (a *app) repaint(ctx context.Context, m *task.Manager, show func() error) e
 func newTaskShowCmd(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "show TASK", Short: "Show one task",
+		Use: "show TASK", Short: "Show a task",
 		Example: `  agent-sessionizer task show 4f2a --json | jq .progress`,
 		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeTasks,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -212,7 +212,7 @@ func (a *app) showTask(m *task.Manager, t task.Task) error {
 	line("agent", "%s %s", v.Agent, v.Model)
 	stays := ""
 	if v.InSession {
-		stays = "which stays"
+		stays = "(kept when the task ends)"
 	}
 	line("session", "%s  %s", v.Session, stays)
 	if v.StartedAt != nil {
@@ -229,10 +229,10 @@ func (a *app) showTask(m *task.Manager, t task.Task) error {
 		line("hint", "%s", o.Hint)
 	}
 	if v.State == task.FailedPreserved {
-		line("kept until", "%s; look inside: agent-sessionizer ssh %s", v.PreservedUntil.Local().Format(time.DateTime), v.Session)
+		line("kept until", "%s; to inspect it: agent-sessionizer ssh %s", v.PreservedUntil.Local().Format(time.DateTime), v.Session)
 	}
 	if v.EventsDropped > 0 {
-		line("events", "%d of the agent were counted and not stored", v.EventsDropped)
+		line("events", "%d of the agent's events were counted but not stored", v.EventsDropped)
 	}
 	line("artifacts", "%d", v.Artifacts)
 	line("directory", "%s", string(m.Dir(t.ID)))

@@ -137,8 +137,8 @@ func interrupted(ctx context.Context, t task.Task, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	return fail.New(fail.Interrupted, "task %s goes on without you", t.ID).
-		WithHint("agent-sessionizer task logs -f %[1]s, or to call it off: agent-sessionizer task cancel %[1]s", t.ID)
+	return fail.New(fail.Interrupted, "task %s continues in the background", t.ID).
+		WithHint("agent-sessionizer task logs -f %[1]s, or to cancel it: agent-sessionizer task cancel %[1]s", t.ID)
 }
 
 // taskShow shows the events of a task and of its session.
@@ -170,7 +170,7 @@ func (s taskShow) event(ev store.Event) {
 	case task.EventRestart:
 		var r task.Restart
 		if json.Unmarshal(ev.Data, &r) == nil {
-			s.view.Say("%s, starting the agent again (%s)", r.Reason, r.What)
+			s.view.Say("%s, restarting the agent (%s)", r.Reason, r.What)
 		}
 	case task.EventHang:
 		var h task.Hang
@@ -242,16 +242,16 @@ type taskLogsOptions struct {
 func newTaskLogsCmd(a *app) *cobra.Command {
 	o := taskLogsOptions{of: "stdout"}
 	cmd := &cobra.Command{
-		Use: "logs TASK", Short: "Show what a task's agent printed, or what happened to the task",
+		Use: "logs TASK", Short: "Show a task's output, events or keeper log",
 		Example: `  agent-sessionizer task logs -f 4f2a
   agent-sessionizer task logs --of events --json 4f2a
   agent-sessionizer task logs --of keeper 4f2a`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeTasks,
 		RunE: func(cmd *cobra.Command, args []string) error { return runTaskLogs(cmd.Context(), a, o, args[0]) },
 	}
-	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on until the task has ended")
-	cmd.Flags().BoolVar(&o.json, "json", false, "with --of events: JSON, one event per line")
-	cmd.Flags().StringVar(&o.of, "of", o.of, "which log, `NAME`: stdout, stderr, events or keeper")
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing until the task has ended")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print events as JSON, one per line (with --of events)")
+	cmd.Flags().StringVar(&o.of, "of", o.of, "`NAME` of the log: stdout, stderr, events or keeper")
 	return cmd
 }
 
@@ -272,7 +272,7 @@ func runTaskLogs(ctx context.Context, a *app, o taskLogsOptions, what string) er
 	case "events":
 		return a.taskEvents(ctx, m, t, o)
 	default:
-		return fail.New(fail.Usage, "no log %q; there are stdout, stderr, events and keeper", o.of)
+		return fail.New(fail.Usage, "unknown log %q: must be stdout, stderr, events or keeper", o.of)
 	}
 	if err := m.CheckFiles(t); err != nil {
 		return err
@@ -280,11 +280,11 @@ func runTaskLogs(ctx context.Context, a *app, o taskLogsOptions, what string) er
 	if !o.follow {
 		f, err := os.Open(path)
 		if errors.Is(err, os.ErrNotExist) {
-			a.con.Say("nothing yet: task %s is %s", t.ID, t.Phase)
+			a.con.Say("no output yet: task %s is %s", t.ID, t.Phase)
 			return nil
 		}
 		if err != nil {
-			return fail.New(fail.Host, "open the log: %w", err)
+			return fail.New(fail.Host, "open log: %w", err)
 		}
 		defer f.Close()
 		return copyClean(a.con.Out, f)

@@ -23,9 +23,9 @@ type taskFile struct {
 }
 
 func (o *taskFile) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&o.name, "file", "f", "", "the manifest, a `FILE` of YAML or JSON; - is the standard input")
+	cmd.Flags().StringVarP(&o.name, "file", "f", "", "manifest `FILE` in YAML or JSON; - for standard input")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON")
-	cmd.Flags().StringVar(&o.session, "session", "", "run in this `SESSION` that is there, and stays")
+	cmd.Flags().StringVar(&o.session, "session", "", "existing `SESSION` to run in; it is kept")
 	if err := cmd.MarkFlagRequired("file"); err != nil {
 		panic(err)
 	}
@@ -51,7 +51,7 @@ func (o *taskFile) read(ctx context.Context, a *app, m *task.Manager) (*manifest
 		text, err = readBounded(name, manifest.MaxBytes+1)
 	}
 	if err != nil {
-		return nil, nil, fail.New(fail.NotFound, "read the manifest: %w", err)
+		return nil, nil, fail.New(fail.NotFound, "read manifest: %w", err)
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, nil, err
@@ -86,7 +86,7 @@ func readBounded(name string, most int64) ([]byte, error) {
 func (a *app) accepted(ctx context.Context, m *task.Manager, notices []string) {
 	a.warnAll(notices)
 	if err := m.Schedule(ctx); err != nil { // the task is queued, and every command tries again
-		a.con.Warn("the task waits: %v", err)
+		a.con.Warn("task is still queued: %v", err)
 	}
 }
 
@@ -126,7 +126,7 @@ func (a *app) printID(_ context.Context, _ *task.Manager, t task.Task, asJSON bo
 
 func newTaskSubmitCmd(a *app) *cobra.Command {
 	return a.submits(&cobra.Command{
-		Use: "submit", Short: "Put a task into the queue and print its id",
+		Use: "submit", Short: "Queue a task and print its id",
 		Example: `  id=$(agent-sessionizer task submit -f task.yaml)`,
 	}, a.printID)
 }
@@ -134,13 +134,13 @@ func newTaskSubmitCmd(a *app) *cobra.Command {
 func newTaskRunCmd(a *app) *cobra.Command {
 	return a.submits(&cobra.Command{
 		Use: "run", Short: "Run a task and wait for its end",
-		Long: `Run a task and wait for its end. What the agent prints is shown as it comes; of Claude
-Code and Codex it is what they say and which tools they use.
+		Long: `Run a task and wait for its end. The agent's output is shown as it arrives; for Claude
+Code and Codex, their messages and the tools that they use.
 
-The exit code is 0 when the task succeeded, 8 when it failed and its VM was kept,
-124 when it ran out of time, and 1 otherwise. Ctrl-C ends the waiting, not the task.`,
+The exit code is 0 if the task succeeded, 8 if it failed and its VM was kept, 124 if it
+ran out of time, and 1 otherwise. Ctrl-C stops waiting, not the task.`,
 		Example: `  agent-sessionizer task run -f task.yaml
-  agent-sessionizer task run -f task.yaml --session repo   on what is checked out there
+  agent-sessionizer task run -f task.yaml --session repo   in an existing session
   jq . task.json | agent-sessionizer task run -f - --json`,
 	}, a.runTask)
 }
@@ -148,7 +148,7 @@ The exit code is 0 when the task succeeded, 8 when it failed and its VM was kept
 func newTaskRetryCmd(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "retry TASK", Short: "Submit a task's manifest again, and print the new task's id",
+		Use: "retry TASK", Short: "Submit a task's manifest again and print the new id",
 		Example: `  agent-sessionizer task retry 4f2a`,
 		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeTasks,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -172,9 +172,9 @@ func newTaskRetryCmd(a *app) *cobra.Command {
 func newTaskValidateCmd(a *app) *cobra.Command {
 	var o taskFile
 	cmd := &cobra.Command{
-		Use: "validate", Short: "Check a manifest as submit does, and run nothing",
+		Use: "validate", Short: "Check a manifest as submit does, but run nothing",
 		Example: `  agent-sessionizer task validate -f task.yaml
-  agent-sessionizer task validate -f task.yaml --json   with all defaults`,
+  agent-sessionizer task validate -f task.yaml --json   print it with all defaults`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			sessions, err := a.plainManager(cmd.Context())
@@ -194,7 +194,7 @@ func newTaskValidateCmd(a *app) *cobra.Command {
 			if o.json {
 				return a.con.JSON(t)
 			}
-			a.con.Say("%s is a manifest of a task for %s", o.name, plain.Line(cmp.Or(t.Repository.URL, "session "+cmp.Or(typed, t.VM.Session))))
+			a.con.Say("%s is a valid manifest of a task for %s", o.name, plain.Line(cmp.Or(t.Repository.URL, "session "+cmp.Or(typed, t.VM.Session))))
 			return nil
 		},
 	}

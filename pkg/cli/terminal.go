@@ -47,13 +47,13 @@ func interactive() bool {
 func (a *app) ask(question string) (string, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return "", fail.New(fail.Usage, "there is no terminal to ask on: %w", err)
+		return "", fail.New(fail.Usage, "open terminal to ask: %w", err)
 	}
 	defer tty.Close()
 	fmt.Fprint(tty, question)
 	line, err := bufio.NewReader(io.LimitReader(tty, 4096)).ReadString('\n')
 	if err != nil {
-		return "", fail.New(fail.Interrupted, "no answer: %w", err)
+		return "", fail.New(fail.Interrupted, "read answer: %w", err)
 	}
 	return strings.TrimSpace(line), nil
 }
@@ -62,13 +62,13 @@ func (a *app) ask(question string) (string, error) {
 func (a *app) key(question, keys string) (byte, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return 0, fail.New(fail.Usage, "there is no terminal to ask on: %w", err)
+		return 0, fail.New(fail.Usage, "open terminal to ask: %w", err)
 	}
 	defer tty.Close()
 	fmt.Fprint(tty, question)
 	before, err := term.MakeRaw(int(tty.Fd()))
 	if err != nil {
-		return 0, fail.New(fail.Host, "read a key: %w", err)
+		return 0, fail.New(fail.Host, "read key: %w", err)
 	}
 	defer func() {
 		_ = term.Restore(int(tty.Fd()), before)
@@ -77,7 +77,7 @@ func (a *app) key(question, keys string) (byte, error) {
 	var pressed [1]byte
 	for {
 		if _, err := tty.Read(pressed[:]); err != nil {
-			return 0, fail.New(fail.Interrupted, "no answer: %w", err)
+			return 0, fail.New(fail.Interrupted, "read answer: %w", err)
 		}
 		if pressed[0] == 3 { // Ctrl-C, an ordinary key in raw mode
 			return keys[len(keys)-1], nil

@@ -12,7 +12,7 @@ type tmuxBindOptions struct{ print, force bool }
 
 func newTmuxCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "tmux", Short: "Bind keys of your tmux to the picker",
+		Use: "tmux", Short: "Bind tmux keys to the picker",
 		Example: `  agent-sessionizer tmux bind`,
 		Args:    usage(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -24,17 +24,17 @@ func newTmuxCmd(a *app) *cobra.Command {
 func newTmuxBindCmd(a *app) *cobra.Command {
 	var o tmuxBindOptions
 	cmd := &cobra.Command{
-		Use: "bind", Short: "Bind Alt+Shift+P and Alt+P to the picker, Alt+N to the next agent that waits",
+		Use: "bind", Short: "Bind tmux keys to the picker and the next waiting agent",
 		Long: `Bind keys on the running tmux server, until it ends: Alt+Shift+P and Alt+P open the
-picker in a popup, Alt+N goes to the next agent that waits. They work in sessions of
-agents too, where every other key goes to the guest.`,
+picker in a popup, Alt+N jumps to the next waiting agent. They also work in sessions of
+agents, where every other key goes to the guest.`,
 		Example: `  agent-sessionizer tmux bind
-  agent-sessionizer tmux bind --print >>~/.tmux.conf   # for good`,
+  agent-sessionizer tmux bind --print >>~/.tmux.conf   # permanently`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runTmuxBind(cmd.Context(), a, o) },
 	}
-	cmd.Flags().BoolVar(&o.print, "print", false, "print the lines for a tmux.conf, and bind nothing")
-	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "replace what you have bound these keys to")
+	cmd.Flags().BoolVar(&o.print, "print", false, "print lines for tmux.conf, and bind nothing")
+	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "replace your own bindings of these keys")
 	cmd.MarkFlagsMutuallyExclusive("print", "force")
 	return cmd
 }
@@ -46,7 +46,7 @@ func runTmuxBind(ctx context.Context, a *app, o tmuxBindOptions) error {
 	}
 	b := tmux.Bindings{Pick: []string{self}, Next: []string{self, "next"}}
 	if o.print {
-		a.printf("# agent-sessionizer: Alt+Shift+P and Alt+P pick, Alt+N goes to the next agent that waits\n")
+		a.printf("# agent-sessionizer: Alt+Shift+P and Alt+P open the picker, Alt+N jumps to the next waiting agent\n")
 		for _, line := range b.Lines() {
 			a.printf("%s\n", line)
 		}
@@ -59,15 +59,15 @@ func runTmuxBind(ctx context.Context, a *app, o tmuxBindOptions) error {
 	if err := t.Bind(ctx, b, o.force); err != nil {
 		return err
 	}
-	a.con.Say("Alt+Shift+P and Alt+P pick, Alt+N goes to the next agent that waits, until this tmux ends; for good: agent-sessionizer tmux bind --print >>~/.tmux.conf")
+	a.con.Say("Alt+Shift+P and Alt+P open the picker, Alt+N jumps to the next waiting agent, until this tmux ends; permanently: agent-sessionizer tmux bind --print >>~/.tmux.conf")
 	return nil
 }
 
 func newTmuxUnbindCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "unbind", Short: "Take back what tmux bind did",
-		Long: `Take back what "tmux bind" did on the running tmux server. What --force replaced does not
-come back before your tmux.conf is read again.`,
+		Use: "unbind", Short: "Remove the key bindings of tmux bind",
+		Long: `Remove the key bindings of "tmux bind" from the running tmux server. Bindings that --force
+replaced return when your tmux.conf is read again.`,
 		Example: `  agent-sessionizer tmux unbind`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -20,16 +20,16 @@ func exitCodes() []entry {
 		code fail.Code
 		text string
 	}{
-		{fail.Failure, "something that no other code names"},
+		{fail.Failure, "any other error"},
 		{fail.Usage, "the command line or a settings file is wrong"},
-		{fail.NotFound, "no such session, repository, image, file"},
-		{fail.Conflict, "exists, in use, would lose work, over a limit"},
+		{fail.NotFound, "no such session, repository, image or file"},
+		{fail.Conflict, "already exists, is in use, would lose work, or exceeds a limit"},
 		{fail.Host, "the host lacks something: QEMU, tmux, disk space"},
 		{fail.Secret, "a secret or a login is missing or refused"},
 		{fail.Policy, "a policy does not allow it"},
 		{fail.Preserved, "a task failed and its VM was kept"},
 		{fail.Timeout, "a deadline passed"},
-		{fail.Interrupted, "the user interrupted, or said no"},
+		{fail.Interrupted, "the user interrupted or declined"},
 	} {
 		all = append(all, entry{fmt.Sprint(int(c.code)), c.text + " (" + c.code.String() + ")"})
 	}
@@ -39,37 +39,37 @@ func exitCodes() []entry {
 // environment lists every variable that the program reads itself.
 var environment = []entry{
 	{"AGENT_SESSIONIZER_IMAGE", "guest image; image in config.yaml"},
-	{"AGENT_SESSIONIZER_PREPARE", "what is made in advance; prepare"},
-	{"AGENT_SESSIONIZER_POOL", "how many VMs wait; pool"},
+	{"AGENT_SESSIONIZER_PREPARE", "what to prepare in advance; prepare"},
+	{"AGENT_SESSIONIZER_POOL", "number of standby VMs; pool"},
 	{"AGENT_SESSIONIZER_PROFILE", "default profile; profile"},
-	{"AGENT_SESSIONIZER_LIMA_HOME", "where VMs live; lima_home"},
-	{"AGENT_SESSIONIZER_LIMITS_RUNNING", "VMs at once; limits.running"},
+	{"AGENT_SESSIONIZER_LIMA_HOME", "directory of VMs; lima_home"},
+	{"AGENT_SESSIONIZER_LIMITS_RUNNING", "maximum number of running VMs; limits.running"},
 	{"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "limits.memory_reserve"},
 	{"AGENT_SESSIONIZER_LIMITS_DISK_RESERVE", "limits.disk_reserve"},
 	{"AGENT_SESSIONIZER_TASKS_SLOTS", "tasks.slots"},
 	{"AGENT_SESSIONIZER_LOG_LEVEL, AGENT_SESSIONIZER_LOG_FORMAT, AGENT_SESSIONIZER_LOG_FILE, AGENT_SESSIONIZER_LOG_FILE_ROTATION", "the program's own log; log.level, log.format, log.file, log.rotation"},
-	{"LOG_LEVEL, LOG_FORMAT, LOG_FILE, LOG_FILE_ROTATION", "the same, where those are not set"},
-	{"TRACEPARENT", "the trace id of what is logged, as in W3C's trace context"},
-	{"AGENT_SESSIONIZER_ACCEL", "kvm or tcg: skip the detection"},
-	{"XDG_CONFIG_HOME, XDG_STATE_HOME, XDG_DATA_HOME, XDG_CACHE_HOME", "where settings, the store, images and mirrors are; absolute, or ignored"},
-	{"NO_COLOR, CLICOLOR, CLICOLOR_FORCE, FORCE_COLOR", "colours: the first turns them off, CLICOLOR=0 too, the others on when there is no terminal"},
+	{"LOG_LEVEL, LOG_FORMAT, LOG_FILE, LOG_FILE_ROTATION", "the same, if those are not set"},
+	{"TRACEPARENT", "trace id for logs, as in W3C Trace Context"},
+	{"AGENT_SESSIONIZER_ACCEL", "kvm or tcg; skips detection"},
+	{"XDG_CONFIG_HOME, XDG_STATE_HOME, XDG_DATA_HOME, XDG_CACHE_HOME", "directories of settings, store, images and mirrors; relative paths are ignored"},
+	{"NO_COLOR, CLICOLOR, CLICOLOR_FORCE, FORCE_COLOR", "colours: NO_COLOR and CLICOLOR=0 turn them off, the others turn them on without a terminal"},
 	{"VISUAL, EDITOR", "the editor of config edit"},
 	{"OP_SERVICE_ACCOUNT_TOKEN, OP_ACCOUNT", "1Password, for secrets op://…"},
 	{"TMUX, TMUX_TMPDIR", "the local tmux, as for tmux itself"},
-	{"TERM", "handed to the guest, or xterm-256color where a guest would not know it"},
+	{"TERM", "passed to the guest; replaced by xterm-256color if a guest would not know it"},
 }
 
 // files lists the default locations; see config path for the actual ones.
 var files = []entry{
-	{"~/.config/agent-sessionizer/config.yaml", "settings; config show --origin says which value comes from where"},
+	{"~/.config/agent-sessionizer/config.yaml", "settings; config show --origin shows where each value comes from"},
 	{"~/.config/agent-sessionizer/resources.yaml", "CPUs, memory and disk of VMs"},
 	{"~/.config/agent-sessionizer/network-allowlist.txt", "names that sessions may reach; groups of them are in network-groups/"},
-	{"~/.config/agent-sessionizer/repos.txt", "repositories that are offered without a session"},
-	{"~/.config/agent-sessionizer/agent-sandbox.yaml", "a VM template in place of the shipped one"},
-	{"/etc/agent-sessionizer/", "the same for all users of the host; the user's files win"},
+	{"~/.config/agent-sessionizer/repos.txt", "repositories that the picker lists without a session"},
+	{"~/.config/agent-sessionizer/agent-sandbox.yaml", "VM template that replaces the shipped one"},
+	{"/etc/agent-sessionizer/", "the same for all users of the host; the user's files override them"},
 	{".agent-sessionizer.yaml", "in a repository: narrows its sessions' network"},
 	{"~/.local/state/agent-sessionizer/", "store, keys, logs"},
-	{"~/.local/share/agent-sessionizer/images/", "images that were built"},
+	{"~/.local/share/agent-sessionizer/images/", "built images"},
 	{"~/.cache/agent-sessionizer/mirrors/", "mirrors of repositories"},
 	{"~/.agent-vms/", "VMs; a LIMA_HOME"},
 }
@@ -78,13 +78,13 @@ var files = []entry{
 func newTopics() []*cobra.Command {
 	return []*cobra.Command{
 		{
-			Use: "exit-codes", Short: "What the exit status of a command says",
+			Use: "exit-codes", Short: "Explain exit codes",
 			Long: "The exit status of a command, and the name that --json shows for it:\n\n" + columns(exitCodes()) +
-				"\nexec and ssh pass the status of the guest's command through; one that a signal\nended is 128.",
+				"\nexec and ssh pass the guest command's exit status through. They return 128 if a signal\nended the command.",
 		},
 		{
-			Use: "environment", Short: "Environment variables that are read",
-			Long: "Environment variables that are read. Those of settings win over files, flags over\nthem.\n\n" + lines(environment),
+			Use: "environment", Short: "List environment variables",
+			Long: "Environment variables that the program reads. Variables of settings override files;\nflags override variables.\n\n" + lines(environment),
 		},
 	}
 }

@@ -15,10 +15,10 @@ import (
 
 func newTrustCmd(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "trust DIR", Short: "Confirm that a directory is a clone of the repository it names",
+		Use: "trust DIR", Short: "Trust a directory as a clone of the repository it names",
 		Long: `Confirm that a directory is a clone of the repository that its own settings name.
-Its sessions then get the secrets and kept files of that repository. "open" asks
-once for each clone; this command answers beforehand, where there is no terminal.`,
+Its sessions then get the secrets and the saved home of that repository. "open" asks
+once for each clone. Without a terminal, use this command beforehand.`,
 		Example: `  agent-sessionizer trust .`,
 		Args:    usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -35,7 +35,7 @@ func runTrust(ctx context.Context, a *app, dir string) error {
 	}
 	cwd, err := os.Getwd()
 	if err != nil {
-		return fail.New(fail.Host, "the current directory: %w", err)
+		return fail.New(fail.Host, "find working directory: %w", err)
 	}
 	ref, err := repo.Parse(dir, cwd)
 	if err != nil {
@@ -57,7 +57,7 @@ func (a *app) confirmClone(m *session.Manager, o openOptions, ref repo.Ref) erro
 	if !errors.Is(err, session.ErrUntrusted) || o.noWait { // the picker owns the terminal then
 		return err
 	}
-	ok, aerr := a.con.Confirm(fmt.Sprintf("%s says that it is a clone of %s. Give its sessions the secrets and kept files of that repository?", ref.Path, ref.Key), "-d")
+	ok, aerr := a.con.Confirm(fmt.Sprintf("%s claims to be a clone of %s. Give its sessions the secrets and the saved home of that repository?", ref.Path, ref.Key), "-d")
 	switch {
 	case fail.CodeOf(aerr) == fail.Usage: // no terminal
 		return err

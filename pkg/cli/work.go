@@ -24,22 +24,23 @@ func newDiffCmd(a *app) *cobra.Command {
 	var o diffOptions
 	cmd := &cobra.Command{
 		Use:   "diff SESSION",
-		Short: "Show what the agent changed since the clone, uncommitted and untracked files included",
+		Short: "Show what the agent changed since the clone",
+		Long:  `Show what the agent changed since the clone, including uncommitted and untracked files.`,
 		Example: `  agent-sessionizer diff repo
   agent-sessionizer diff --stat repo
   agent-sessionizer diff repo | git apply --stat`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runDiff(cmd.Context(), a, o, args[0]) },
 	}
-	cmd.Flags().BoolVar(&o.Stat, "stat", false, "only counts per file")
-	cmd.Flags().BoolVar(&o.NameOnly, "name-only", false, "only file names")
-	cmd.Flags().BoolVar(&o.json, "json", false, "print the files, with counts, and the patch as JSON")
+	cmd.Flags().BoolVar(&o.Stat, "stat", false, "show only counts per file")
+	cmd.Flags().BoolVar(&o.NameOnly, "name-only", false, "show only file names")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print files, counts and the patch as JSON")
 	return cmd
 }
 
 func runDiff(ctx context.Context, a *app, o diffOptions, what string) error {
 	if o.json && (o.Stat || o.NameOnly) {
-		return fail.New(fail.Usage, "--json has counts and names; it goes with neither --stat nor --name-only").WithHint("agent-sessionizer diff --json %s", what)
+		return fail.New(fail.Usage, "--json includes counts and names: it cannot be combined with --stat or --name-only").WithHint("agent-sessionizer diff --json %s", what)
 	}
 	m, s, err := a.running(ctx, what)
 	if err != nil {
@@ -65,7 +66,7 @@ func runDiff(ctx context.Context, a *app, o diffOptions, what string) error {
 }
 
 func notCloned(s session.Session) error {
-	return fail.New(fail.Conflict, "the repository is not in session %s yet", s.Name).WithHint("agent-sessionizer logs -f %s", s.Name)
+	return fail.New(fail.Conflict, "the repository is not cloned into session %s yet", s.Name).WithHint("agent-sessionizer logs -f %s", s.Name)
 }
 
 type fetchOptions struct {
@@ -79,19 +80,19 @@ func newFetchCmd(a *app) *cobra.Command {
 	var o fetchOptions
 	cmd := &cobra.Command{
 		Use:   "fetch SESSION",
-		Short: "Bring the agent's commits to refs/agents/SESSION/* of the local clone",
-		Long: `Bring the agent's branches, tags and stash to refs/agents/SESSION/* of the local
-clone: the one the session was made from, the one you stand in, or --into. Without
-one they go to the repository's mirror only. Objects are checked, no hook runs, and
-branches, index and files of the clone are not touched.`,
+		Short: "Fetch the agent's commits to refs/agents/SESSION/*",
+		Long: `Fetch the agent's branches, tags and stash to refs/agents/SESSION/* of the local clone:
+the one the session was created from, the one in the working directory, or --into.
+Without a clone, they go only to the repository's mirror. Objects are checked, no hook
+runs, and branches, index and files of the clone are not touched.`,
 		Example: `  agent-sessionizer fetch repo && git log --oneline refs/agents/NAME/main
   agent-sessionizer fetch --into ~/src/repo repo`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runFetch(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().StringVar(&o.into, "into", "", "local clone `DIR`")
-	cmd.Flags().Var(&o.maxSize, "max-size", "the most that the guest may send, such as 1GiB; 4GiB unless told")
-	cmd.Flags().IntVar(&o.maxRefs, "max-refs", 0, "at most `N` references may change, 5000 unless told")
+	cmd.Flags().Var(&o.maxSize, "max-size", "maximum size that the guest may send, such as 1GiB (default 4GiB)")
+	cmd.Flags().IntVar(&o.maxRefs, "max-refs", 0, "maximum number `N` of references that may change (default 5000)")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print what was fetched as JSON")
 	return cmd
 }
@@ -142,7 +143,7 @@ func localClone(s session.Session) (string, error) {
 	}
 	cwd, err := os.Getwd()
 	if err != nil {
-		return "", fail.New(fail.Host, "the current directory: %w", err)
+		return "", fail.New(fail.Host, "find working directory: %w", err)
 	}
 	here, err := repo.Parse(".", cwd)
 	if err != nil || here.Key != s.RepoKey {
@@ -161,16 +162,16 @@ func newLogsCmd(a *app) *cobra.Command {
 	var o logsOptions
 	cmd := &cobra.Command{
 		Use:   "logs SESSION",
-		Short: "Show what happened to a session: phases, steps, warnings",
+		Short: "Show a session's phases, steps and warnings",
 		Example: `  agent-sessionizer logs repo
   agent-sessionizer logs -f repo
   agent-sessionizer logs --of serial repo`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSessions,
 		RunE: func(cmd *cobra.Command, args []string) error { return runLogs(cmd.Context(), a, o, args[0]) },
 	}
-	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on as things happen")
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new events")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print events as JSON, one per line")
-	cmd.Flags().StringVar(&o.file, "of", "", "another log, `NAME`: keeper, serial (the VM's console) or hostagent")
+	cmd.Flags().StringVar(&o.file, "of", "", "`NAME` of another log: keeper, serial (the VM's console) or hostagent")
 	return cmd
 }
 
@@ -224,7 +225,7 @@ func (a *app) logFile(m *session.Manager, s session.Session, which string) error
 	case "hostagent":
 		names = []string{filepath.Join(dir, "ha.stderr.log")}
 	default:
-		return fail.New(fail.Usage, "no log %q; there are keeper, serial and hostagent", which)
+		return fail.New(fail.Usage, "unknown log %q: must be keeper, serial or hostagent", which)
 	}
 	for _, name := range names {
 		f, err := os.Open(name)
@@ -232,7 +233,7 @@ func (a *app) logFile(m *session.Manager, s session.Session, which string) error
 			continue
 		}
 		if err != nil {
-			return fail.New(fail.Host, "open the log: %w", err)
+			return fail.New(fail.Host, "open log: %w", err)
 		}
 		defer f.Close()
 		return copyClean(a.con.Out, f)

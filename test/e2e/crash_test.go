@@ -33,7 +33,7 @@ func TestCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := open.Wait()
-	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 130 || !strings.Contains(said.String(), "goes on without you") {
+	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 130 || !strings.Contains(said.String(), "continues in the background") {
 		t.Errorf("interrupted open: %v\n%s", err, said.String())
 	}
 	b.kill("keeper")

@@ -182,7 +182,7 @@ func (h *home) lifeWithCrash(t *testing.T, crash func()) {
 		switch out, err := h.run(args...); {
 		case err == nil: // this command did not crash
 			return
-		case !strings.Contains(out, "nobody works on it"):
+		case !strings.Contains(out, "no keeper works on it"):
 			t.Fatalf("agent-sessionizer %v: %v\n%s", args, err, out)
 		}
 		crash()

@@ -344,7 +344,7 @@ func TestPickerOpens(t *testing.T) {
 	s.sees(`^> +~/two`)
 	s.keys("Enter")
 	w.until("ready", func() bool { return w.states()["two"] == session.Ready })
-	s.sees(`Enter closes`) // a fake VM has no tmux to show
+	s.sees(`Enter to close`) // a fake VM has no tmux to show
 	s.presses(`left with 0`, "Enter")
 
 	// Ctrl-O opens without leaving the picker, and creates the local tmux session, too.
@@ -369,7 +369,7 @@ func TestPickerOpens(t *testing.T) {
 	s.typed("~/another")
 	s.sees(`^> +~/another-one`)
 	s.keys("M-Enter")
-	s.sees(`Enter closes`)
+	s.sees(`Enter to close`)
 	if got := w.states()["another"]; got != session.Ready {
 		t.Errorf("%s is %s", typed, got)
 	}
@@ -382,7 +382,7 @@ func TestPickerOpens(t *testing.T) {
 	s.sees(`o one +ready`)
 	s.typed("~/zzz")
 	s.keys("Enter")
-	s.sees(`Enter closes`)
+	s.sees(`Enter to close`)
 	if got := w.states()["zzz"]; got != session.Ready {
 		t.Errorf("zzz is %s", got)
 	}
@@ -503,7 +503,7 @@ func TestPickerPopup(t *testing.T) {
 	first.sees(`> +what is this`)
 	first.keys("Enter")
 	first.sees(`what is this.*must be owner/repo`)
-	first.sees(`Enter closes`)
+	first.sees(`Enter to close`)
 	w.until("the popup is closed", func() bool {
 		first.keys("Enter") // a key that arrives while fzf exits is lost
 		return !strings.Contains(first.show(), "must be owner/repo")
