@@ -119,8 +119,8 @@ repos:
 		}
 	}
 	for text, want := range map[string]string{
-		"keep: [.zsh_history,\n  /etc/passwd]": "config.yaml:2: ", "keep: [../x]": "below", "keep: .": "below", "keep: [.netrc]": "never kept",
-		"keep: [.ssh/id_ed25519]": "never kept", "keep: [[a]]": "must be a path like", "keep: {a: b}": "must be a path like", "keep: ['[a']": "without its ]",
+		"keep: [.zsh_history,\n  /etc/passwd]": "config.yaml:2: ", "keep: [../x]": "below", "keep: .": "below", "keep: [.netrc]": "never saved",
+		"keep: [.ssh/id_ed25519]": "never saved", "keep: [[a]]": "must be a path like", "keep: {a: b}": "must be a path like", "keep: ['[a']": "without a matching ]",
 		"keep: [" + strings.Repeat("a,", 65) + "]": "at most 64", "limits: {kept: a lot}": "8GiB",
 	} {
 		f.user("config.yaml", text)

@@ -62,7 +62,7 @@ func TestHome(t *testing.T) {
 	put(".keep/.netrc", "machine x")
 	args := []string{"--not=project", "--max=1000000", "--", ".keep"}
 	saved, notes, code := g.run("", append([]string{"home", "save"}, args...)...)
-	if code != 0 || !strings.Contains(notes, ".keep/.netrc: it holds a login") {
+	if code != 0 || !strings.Contains(notes, ".keep/.netrc: contains a login") {
 		t.Fatal(notes, code)
 	}
 	dir = t.TempDir()

@@ -88,13 +88,13 @@ func (w *writer) fits(name string, size int64) bool {
 func (w *writer) add(e Entry) error {
 	kind, err := kindOf(e.Mode)
 	if err != nil || !validName(e.Name) {
-		return fmt.Errorf("%q: not to be archived", e.Name)
+		return fmt.Errorf("%q cannot be archived", e.Name)
 	}
 	if int64(len(e.Content)) > w.bounds.File {
 		return fmt.Errorf("%q is larger than %d bytes", e.Name, w.bounds.File)
 	}
 	if !w.fits(e.Name, int64(len(e.Content))) {
-		return fmt.Errorf("%q is more than fits: %d files, %d bytes", e.Name, w.bounds.Entries, w.bounds.Total)
+		return fmt.Errorf("%q exceeds the limit of %d files or %d bytes", e.Name, w.bounds.Entries, w.bounds.Total)
 	}
 	w.entries++
 	return errors.Join(w.write(header(kind, e)), w.write([]byte(e.Name+"\x00")), w.write(e.Content))
@@ -118,7 +118,7 @@ func kindOf(m fs.FileMode) (byte, error) {
 	case fs.ModeSymlink:
 		return kindLink, nil
 	}
-	return 0, errors.New("neither file, directory nor link")
+	return 0, errors.New("not a file, directory or link")
 }
 
 func header(kind byte, e Entry) []byte {
@@ -145,7 +145,7 @@ func newReader(r io.Reader, b Bounds) (*reader, error) {
 	in := &reader{r: bufio.NewReader(r), bounds: b}
 	start, err := in.take(int64(len(magic)))
 	if err == nil && !IsArchive(start) {
-		err = errors.New("what came is not an archive")
+		err = errors.New("the input is not an archive")
 	}
 	return in, err
 }
@@ -164,7 +164,7 @@ func (r *reader) next() (Entry, error) {
 	}
 	if h[1] == kindEnd {
 		if _, err := r.r.ReadByte(); !errors.Is(err, io.EOF) {
-			return Entry{}, errors.New("something follows the archive's end")
+			return Entry{}, errors.New("data follows the archive's end")
 		}
 		return Entry{}, io.EOF
 	}
@@ -180,7 +180,7 @@ func (r *reader) next() (Entry, error) {
 		return Entry{}, errors.New("the archive is damaged")
 	}
 	if mode != mode.Perm() {
-		return Entry{}, errors.New("the archive has a mode of more than permissions")
+		return Entry{}, errors.New("the archive has a mode with more than permission bits")
 	}
 	if r.entries++; r.entries > r.bounds.Entries {
 		return Entry{}, fmt.Errorf("the archive has more than %d entries", r.bounds.Entries)
@@ -195,7 +195,7 @@ func (r *reader) next() (Entry, error) {
 	}
 	e.Name = string(name[:len(name)-1])
 	if !validName(e.Name) || name[len(name)-1] != 0 {
-		return Entry{}, errors.New("the archive has a name that is none")
+		return Entry{}, errors.New("the archive has an invalid name")
 	}
 	e.Content, err = r.take(size)
 	return e, err

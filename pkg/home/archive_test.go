@@ -189,9 +189,9 @@ func TestReaderRefusesDamage(t *testing.T) {
 	name[len(magic)+headerLen+1] = 'b'
 	mode[len(magic)+3] = 0x08
 	for want, b := range map[string][]byte{
-		"the archive is damaged": kind, "the archive has a name that is none": name, "the archive has a mode of more than permissions": mode,
-		"what came is not an archive": []byte("hello, world"), "the archive was cut off": whole[:len(magic)-1],
-		"something follows the archive's end": append(bytes.Clone(whole), 0),
+		"the archive is damaged": kind, "the archive has an invalid name": name, "the archive has a mode with more than permission bits": mode,
+		"the input is not an archive": []byte("hello, world"), "the archive was cut off": whole[:len(magic)-1],
+		"data follows the archive's end": append(bytes.Clone(whole), 0),
 	} {
 		if _, err := unpack(b, wide); err == nil || err.Error() != want {
 			t.Errorf("got %v, want %q", err, want)

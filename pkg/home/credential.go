@@ -19,13 +19,13 @@ type place struct {
 
 var places = sync.OnceValue(func() []place {
 	holds := regexp.MustCompile
-	const login = "it holds a login"
+	const login = "contains a login"
 	return []place{
-		{pattern: ".ssh/authorized_keys*", why: "it says who may log in"},
-		{pattern: ".ssh/id_*", except: "*.pub", why: "it is a private key"},
-		{pattern: ".ssh/identity", why: "it is a private key"},
-		{pattern: ".gnupg/private-keys-v1.d/*", why: "it is a private key"},
-		{pattern: ".gnupg/secring.gpg", why: "it is a private key"},
+		{pattern: ".ssh/authorized_keys*", why: "controls who may log in"},
+		{pattern: ".ssh/id_*", except: "*.pub", why: "is a private key"},
+		{pattern: ".ssh/identity", why: "is a private key"},
+		{pattern: ".gnupg/private-keys-v1.d/*", why: "is a private key"},
+		{pattern: ".gnupg/secring.gpg", why: "is a private key"},
 		{pattern: ".aws/credentials", why: login},
 		{pattern: ".aws/*/cache/*", why: login},
 		{pattern: ".azure/*token*", why: login},
@@ -89,7 +89,7 @@ func Credential(name string, content []byte) (why string) {
 	}
 	for _, mark := range []string{"PRIVATE KEY", "PuTTY-User-Key", "AGE-SECRET-KEY"} { // cheap check first: transcripts are long and the expression is slow
 		if bytes.Contains(content, []byte(mark)) && privateKey.Match(content) {
-			return "it holds a private key"
+			return "contains a private key"
 		}
 	}
 	return ""

@@ -70,8 +70,8 @@ func TestCheckPattern(t *testing.T) {
 		t.Error(err)
 	}
 	for p, want := range map[string]string{
-		"a/" + strings.Repeat("b", 255): "longer than 256 bytes", "[a": "without its ]", "/a": "relative to the guest's home", "~a": "relative to the guest's home",
-		"a\rb": "not a path below", ".netrc": "it holds a login, which is never kept", ".ssh/id_x": "it is a private key, which is never kept",
+		"a/" + strings.Repeat("b", 255): "longer than 256 bytes", "[a": "without a matching ]", "/a": "relative to the guest's home", "~a": "relative to the guest's home",
+		"a\rb": "must be a path below", ".netrc": "it contains a login and is never saved", ".ssh/id_x": "it is a private key and is never saved",
 	} {
 		if err := CheckPattern(p); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: %v, want %q", p, err, want)

@@ -141,7 +141,7 @@ func TestDotfiles(t *testing.T) {
 	if got := names(t, archive); !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
-	for _, name := range []string{".netrc: it holds a login", ".npmrc: it holds a login", ".token: it holds a token", "out: it is a link to", "abs: it is a link to", ".config/out: it is a link to", ".git-credentials: ", "pipe: it is neither", "socket: it is neither", "project: the repository"} {
+	for _, name := range []string{".netrc: contains a login", ".npmrc: contains a login", ".token: contains a token", "out: is a link to", "abs: is a link to", ".config/out: is a link to", ".git-credentials: ", "pipe: is not a file", "socket: is not a file", "project: is the place of the repository"} {
 		if !strings.Contains(left, name) {
 			t.Errorf("nothing is said of %q:\n%s", name, left)
 		}
@@ -363,7 +363,7 @@ func TestKeepAndRestore(t *testing.T) {
 	if want := []string{".claude/projects/p/1.jsonl", ".claude/projects/p/2.jsonl", ".codex/sessions/odd\n\xff", ".zsh_history"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
-	for _, name := range []string{".claude/.credentials.json: it holds a login", ".claude/projects/key: it holds a private key"} {
+	for _, name := range []string{".claude/.credentials.json: contains a login", ".claude/projects/key: contains a private key"} {
 		if !strings.Contains(left, name) {
 			t.Errorf("nothing is said of %s: %s", name, left)
 		}

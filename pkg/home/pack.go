@@ -75,7 +75,7 @@ func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 		case path.Base(name) == ".git":
 			return fs.SkipDir
 		case name == not:
-			left.add(Left{Name: name, Why: "the repository is there"})
+			left.add(Left{Name: name, Why: "is the place of the repository"})
 			return fs.SkipDir
 		case info.Mode()&fs.ModeSymlink != 0:
 			target, ok, err := inside(dir, name)
@@ -83,7 +83,7 @@ func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 				return err
 			}
 			if !ok {
-				left.add(Left{Name: name, Why: fmt.Sprintf("it is a link to %q, which is not among the dotfiles", target)})
+				left.add(Left{Name: name, Why: fmt.Sprintf("is a link to %q, which is not one of the dotfiles", target)})
 				return nil
 			}
 			e.Content, e.Mode = []byte(target), fs.ModeSymlink|0o777
@@ -97,13 +97,13 @@ func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 			}
 			e.Content = content
 		case !info.IsDir():
-			left.add(Left{Name: name, Why: "it is neither file, directory nor link"})
+			left.add(Left{Name: name, Why: "is not a file, directory or link"})
 			return nil
 		}
 		if !info.IsDir() {
 			why := Credential(name, e.Content)
 			if why == "" && Token(e.Content) {
-				why = "it holds a token"
+				why = "contains a token"
 			}
 			if why != "" {
 				left.add(Left{Name: name, Why: why, Credential: true})
@@ -111,7 +111,7 @@ func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 			}
 		}
 		if !out.fits(name, int64(len(e.Content))) {
-			return fmt.Errorf("with %q they are more than %d files or %d MiB", name, bounds.Entries, bounds.Total>>20)
+			return fmt.Errorf("%q exceeds the limit of %d files or %d MiB in total", name, bounds.Entries, bounds.Total>>20)
 		}
 		return out.add(e)
 	})
@@ -222,7 +222,7 @@ func Keep(w io.Writer, home *os.Root, o KeepOptions) ([]Left, error) {
 		}
 	}
 	if old > 0 {
-		left.add(Left{Why: fmt.Sprintf("%d older files: with them it would be more than %d MiB", old, o.Bounds.Total>>20)})
+		left.add(Left{Why: fmt.Sprintf("%d older files: they would exceed the total of %d MiB", old, o.Bounds.Total>>20)})
 	}
 	return left.all(), out.close()
 }
@@ -289,4 +289,4 @@ func read(root *os.Root, name string, most int64) ([]byte, error) {
 	return b, err
 }
 
-var errNoFile = errors.New("no file any more")
+var errNoFile = errors.New("no longer a file")

@@ -35,15 +35,15 @@ func CheckPattern(p string) error {
 	case len(p) > maxPattern:
 		return fmt.Errorf("longer than %d bytes", maxPattern)
 	case err != nil:
-		return errors.New("a [ without its ]")
+		return errors.New("a [ without a matching ]")
 	case path.IsAbs(p) || strings.HasPrefix(p, "~"):
-		return errors.New("paths are relative to the guest's home directory, like .claude/projects")
+		return errors.New("must be relative to the guest's home directory, like .claude/projects")
 	case !validName(p) || strings.ContainsAny(p, "\r\n"):
-		return errors.New("not a path below the guest's home directory, like .claude/projects")
+		return errors.New("must be a path below the guest's home directory, like .claude/projects")
 	}
 	for _, place := range places() {
 		if place.holds == nil && matchesEnd(place.pattern, p) && (place.except == "" || !matchesEnd(place.except, p)) {
-			return fmt.Errorf("%s, which is never kept", place.why)
+			return fmt.Errorf("it %s and is never saved", place.why)
 		}
 	}
 	return nil

@@ -155,7 +155,7 @@ type target struct {
 }
 
 // errInTheWay reports a conflict that a person has to resolve.
-var errInTheWay = errors.New("something else is in its place")
+var errInTheWay = errors.New("a different file is in its place")
 
 // told records a file that was not written because something is in its way or belongs
 // to another user. It returns any other error.
@@ -313,7 +313,7 @@ func (b *bringing) writeRecord() error {
 	}
 	t := target{home: b.home, force: b.First}
 	if err := t.place(Entry{Name: recordName, Mode: 0o600, Content: text.Bytes()}); err != nil {
-		return fmt.Errorf("note which dotfiles were brought: %w", err)
+		return fmt.Errorf("record which dotfiles were copied: %w", err)
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func dotfiles(t *testing.T, b *box, name string) {
 	if got := b.MustIn(name, `cd; cat "$(printf 'odd \377\nname')"`); got != "odd" {
 		t.Errorf("an odd name: %q", got)
 	}
-	if log := b.Asz("logs", name); !strings.Contains(log, ".netrc: it holds a login") || strings.Contains(log, "hunter2") {
+	if log := b.Asz("logs", name); !strings.Contains(log, ".netrc: contains a login") || strings.Contains(log, "hunter2") {
 		t.Errorf("nothing is said of the credential: %s", log)
 	}
 	b.MustIn(name, "cd; echo changed in the guest >.vimrc; rm .config/tool/conf")
