@@ -117,14 +117,14 @@ func passKeys() [][]string {
 func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
 	others, err := c.others(ctx)
 	if noServer(err) {
-		return fail.New(fail.NotFound, "no tmux server runs whose keys could be bound").
+		return fail.New(fail.NotFound, "bind tmux keys: no tmux server is running").
 			WithHint("tmux new-session, or for good: agent-sessionizer tmux bind --print >>~/.tmux.conf")
 	}
 	if err != nil {
 		return err
 	}
 	if len(others) > 0 && !force {
-		return fail.New(fail.Conflict, "your tmux has these keys bound: %s", strings.Join(others, "; ")).
+		return fail.New(fail.Conflict, "these tmux keys are already bound: %s", strings.Join(others, "; ")).
 			WithHint("agent-sessionizer tmux bind --force, or --print and choose other keys")
 	}
 	if _, err := c.run(ctx, nil, b.commands()...); err != nil {

@@ -61,7 +61,7 @@ func (c Client) configure(ctx context.Context, s Session) error {
 		)
 	}
 	if _, err := c.run(ctx, nil, cmds...); err != nil {
-		return fmt.Errorf("set up tmux session %s: %w", s.Name, err)
+		return fmt.Errorf("configure tmux session %s: %w", s.Name, err)
 	}
 	return nil
 }

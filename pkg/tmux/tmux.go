@@ -71,7 +71,7 @@ func (c Client) Check(ctx context.Context) error {
 		return err
 	}
 	if version := strings.TrimSpace(out); !recent(version) {
-		return fail.New(fail.Host, "%s is too old, version %d.%d is needed", clip(version), minMajor, minMinor).WithHint("%s", installHint)
+		return fail.New(fail.Host, "%s is too old; version %d.%d or later is required", clip(version), minMajor, minMinor).WithHint("%s", installHint)
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ func (c Client) New(ctx context.Context, s Session) error {
 		return err
 	}
 	if len(s.Command) == 0 || !wordRE.MatchString(s.Key) || !wordRE.MatchString(s.Name) {
-		return fail.New(fail.Usage, "a tmux session needs a name and a key without spaces, and a command")
+		return fail.New(fail.Usage, "a tmux session must have a name and a key without spaces, and a command")
 	}
 	args := []string{"new-session", "-d", "-s", s.Name}
 	if s.Dir != "" {
@@ -141,13 +141,13 @@ func (c Client) New(ctx context.Context, s Session) error {
 	if err != nil {
 		var said *serverError
 		if !errors.As(err, &said) || !strings.Contains(said.text, "duplicate session") {
-			return fmt.Errorf("make tmux session %s: %w", s.Name, err)
+			return fmt.Errorf("create tmux session %s: %w", s.Name, err)
 		}
 		switch owner, err := c.owner(ctx, s.Name); {
 		case err != nil:
 			return err
 		case owner != s.Key:
-			return fail.New(fail.Conflict, "a tmux session named %s exists and is not this session's", s.Name).
+			return fail.New(fail.Conflict, "a tmux session named %s exists and does not belong to this session", s.Name).
 				WithHint("tmux rename-session -t '%s' other-name", target(s.Name))
 		}
 	}
@@ -205,7 +205,7 @@ func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) (
 		})
 	}
 	if _, err := c.run(ctx, nil, cmds...); err != nil {
-		return nil, fmt.Errorf("go to tmux session %s: %w", name, err)
+		return nil, fmt.Errorf("switch to tmux session %s: %w", name, err)
 	}
 	if inside {
 		return nil, nil
@@ -341,7 +341,7 @@ func (c Client) output(ctx context.Context, stdin io.Reader, args ...string) (st
 	cmd.Stdout, cmd.Stderr = &limited{&stdout, maxOutput}, &limited{&stderr, 4096}
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
-			return "", fmt.Errorf("tmux does not answer: %w", ctx.Err())
+			return "", fmt.Errorf("tmux does not respond: %w", ctx.Err())
 		}
 		if text := strings.TrimSpace(stderr.String()); text != "" {
 			return "", &serverError{text}
