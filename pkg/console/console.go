@@ -164,7 +164,7 @@ func (c *Console) JSON(v any) error {
 func (c *Console) Confirm(question, flag string) (bool, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return false, fail.New(fail.Usage, "%s There is no terminal to ask on", plain.Line(question)).WithHint("repeat the command with %s", flag)
+		return false, fail.New(fail.Usage, "%s Cannot ask without a terminal", plain.Line(question)).WithHint("repeat the command with %s", flag)
 	}
 	defer tty.Close()
 	return ask(tty, question)
@@ -172,7 +172,7 @@ func (c *Console) Confirm(question, flag string) (bool, error) {
 
 func ask(tty io.ReadWriter, question string) (bool, error) {
 	if _, err := fmt.Fprintf(tty, "%s [y/N] ", strings.Join(cleanLines(question), "\n")); err != nil {
-		return false, fmt.Errorf("ask: %w", err)
+		return false, fmt.Errorf("write the question: %w", err)
 	}
 	answer, err := bufio.NewReader(io.LimitReader(tty, 256)).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
