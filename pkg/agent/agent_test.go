@@ -137,7 +137,7 @@ func TestReal(t *testing.T) {
 		},
 		{
 			"claude-2.1.329-retry.jsonl", manifest.Claude,
-			"error|api|authentication_failed (401), try 1 of 10\n",
+			"error|api|authentication_failed (401), attempt 1 of 10\n",
 			agent.Progress{},
 		},
 		{

@@ -93,7 +93,7 @@ func (r *Parser) claude(data []byte) bool {
 			r.thread(l.Session)
 			r.p.Model = word(l.Model)
 		case "api_retry":
-			r.tell(Failure, "api", fmt.Sprintf("%s (%d), try %d of %d", word(l.Error), l.Status, l.Attempt, l.Most))
+			r.tell(Failure, "api", fmt.Sprintf("%s (%d), attempt %d of %d", word(l.Error), l.Status, l.Attempt, l.Most))
 		}
 	case "assistant":
 		r.claudeMessage(l)
