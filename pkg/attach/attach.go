@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 			attempt, lasted = 1, time.Since(began)
 		}
 		wait = o.nextPause(wait, lasted)
-		out.notice(fmt.Sprintf("%s: connection lost, trying again (%d); q or Ctrl-C gives up", o.Title, attempt))
+		out.notice(fmt.Sprintf("%s: connection lost, reconnecting (%d); press q or Ctrl-C to give up", o.Title, attempt))
 		if err := o.pause(ctx, wait); err != nil {
 			return 0, err
 		}
@@ -120,7 +120,7 @@ func (o *Options) defaults() {
 	o.Title = plain.Line(o.Title)
 }
 
-var errGaveUp = fail.New(fail.Interrupted, "gave up reconnecting; the session goes on in its VM")
+var errGaveUp = fail.New(fail.Interrupted, "gave up reconnecting; the session continues in its VM")
 
 // once makes one connection and uses it until it ends. connected reports whether the
 // connection was established. Until then q or Ctrl-C cancels the attempt.

@@ -335,7 +335,7 @@ func TestReconnect(t *testing.T) {
 	u.sees("term=tmux-256color")
 	for range 3 {
 		u.types("D")
-		u.sees("owner/repo: connection lost, trying again (1); q or Ctrl-C gives up")
+		u.sees("owner/repo: connection lost, reconnecting (1); press q or Ctrl-C to give up")
 		u.sees("command=tmux attach")
 		u.types("b")
 		u.sees(`["b"]`)
@@ -365,7 +365,7 @@ func TestGiveUp(t *testing.T) {
 			return nil, fmt.Errorf("dial: %w", ssh.ErrUnreachable)
 		}
 		ended := start(t, u, Options{Dial: unreachable})
-		u.sees("trying again (2)")
+		u.sees("reconnecting (2)")
 		u.types("x" + key)
 		if r := ends(t, ended); fail.CodeOf(r.err) != fail.Interrupted {
 			t.Errorf("%q: %v", key, r.err)
@@ -706,7 +706,7 @@ func TestPauseEnds(t *testing.T) {
 	}
 	typing := newUser(t)
 	keyed := start(t, typing, Options{Dial: unreachable, retryMin: time.Hour})
-	typing.sees("trying again (1)")
+	typing.sees("reconnecting (1)")
 	typing.types("q")
 	if r := ends(t, keyed); fail.CodeOf(r.err) != fail.Interrupted {
 		t.Errorf("a key: %v", r.err)
@@ -733,7 +733,7 @@ func TestPauseEnds(t *testing.T) {
 		_, err := Run(ctx, Options{Dial: unreachable, In: u.tty, Out: u.tty, keepEvery: time.Hour, retryMin: time.Hour})
 		ended <- err
 	}()
-	u.sees("VM: connection lost, trying again (1)")
+	u.sees("VM: connection lost, reconnecting (1)")
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "attach: ") {
 		t.Errorf("cancelled: %v", err)
