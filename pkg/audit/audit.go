@@ -120,14 +120,14 @@ const (
 // already happened, so r is written even if ctx is canceled.
 func (l *Log) Write(ctx context.Context, r Record) error {
 	if !slices.Contains(Types(), r.Type) || r.Outcome != Success && r.Outcome != Failure {
-		return fmt.Errorf("audit: a record of type %q with outcome %q", r.Type, r.Outcome)
+		return fmt.Errorf("write audit record: invalid type %q or outcome %q", r.Type, r.Outcome)
 	}
 	r.Time = time.Now().UTC().Truncate(time.Millisecond)
 	r.TraceID = trace.ID(ctx)
 	r.Actor, r.Resource = l.text(r.Actor), l.text(r.Resource)
 	details, err := l.details(r.Details)
 	if err != nil {
-		return fmt.Errorf("audit: details of %s: %w", r.Type, err)
+		return fmt.Errorf("encode audit details of %s: %w", r.Type, err)
 	}
 	r.Details = details
 	line, err := encode(r)
