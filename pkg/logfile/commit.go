@@ -57,7 +57,7 @@ func commit(f file, path string, l Limits, record []byte) (again bool, err error
 	}
 	if end < is.Size() {
 		if err := f.Truncate(end); err != nil {
-			return false, fmt.Errorf("take away a part of a record: %w", err)
+			return false, fmt.Errorf("remove an incomplete record: %w", err)
 		}
 	}
 	if end > 0 && l.due(is, len(record), time.Now()) && turn(path, l) == nil {
@@ -105,7 +105,7 @@ func lockFile(ctx context.Context, path string) (*os.File, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for whoever writes to %s: %w", path, context.Cause(ctx))
+			return nil, fmt.Errorf("wait for the lock on %s: %w", path, context.Cause(ctx))
 		case <-tick.C:
 		}
 	}

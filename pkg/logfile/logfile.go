@@ -241,7 +241,7 @@ func Open(path string) (files []*os.File, err error) {
 		defer func() { files = append(files, current) }()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for old files: %w", err)
+		return nil, fmt.Errorf("list old files: %w", err)
 	}
 	for _, o := range old {
 		f, err := os.Open(o.path)
