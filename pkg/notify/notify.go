@@ -42,7 +42,7 @@ func Desktop(ctx context.Context, title, body string) error {
 		}
 	}
 	if _, err := exec.LookPath(argv[0]); err != nil {
-		return fail.New(fail.Host, "desktop notifications: %w", err).WithHint("apt-get install libnotify-bin, or set attention.desktop to off")
+		return fail.New(fail.Host, "show desktop notification: %w", err).WithHint("apt-get install libnotify-bin, or set attention.desktop to off")
 	}
 	return run(ctx, argv, nil)
 }
@@ -59,7 +59,7 @@ func Command(ctx context.Context, line string, env map[string]string) error {
 
 // run runs a program until it exits or its time is over.
 func run(ctx context.Context, argv, env []string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done within %v", timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("did not finish within %v", timeout))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env, cmd.WaitDelay = env, time.Second
