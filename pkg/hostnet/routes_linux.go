@@ -19,7 +19,7 @@ func readRoutes() ([]Route, error) {
 	return parseRoutes(dump)
 }
 
-var errRoute = errors.New("a message that is no route")
+var errRoute = errors.New("not a route message")
 
 func parseRoutes(dump []byte) ([]Route, error) {
 	messages, err := syscall.ParseNetlinkMessage(dump)
@@ -41,7 +41,7 @@ func parseRoutes(dump []byte) ([]Route, error) {
 			return nil, errRoute
 		}
 	}
-	return nil, errors.New("the list of routes has no end")
+	return nil, errors.New("the list of routes is incomplete")
 }
 
 // parseRoute returns one Route for every next hop of a route.
