@@ -37,7 +37,7 @@ func TestCopyKeepsTheReserve(t *testing.T) {
 		{math.MinInt64, math.MaxUint64, false},
 	} {
 		err := fits(c.size, c.free)
-		if (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("%d are free and %d stay so", c.free, reserve)) {
+		if (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("%d are free, and %d must stay free", c.free, reserve)) {
 			t.Errorf("a file of %d bytes with %d free: %v", c.size, c.free, err)
 		}
 	}
@@ -160,7 +160,7 @@ func TestRemoteError(t *testing.T) {
 		{tr, fs.ErrNotExist, fs.ErrNotExist, "read a in the guest: file does not exist"},
 		{tr, sftp.ErrSSHFxConnectionLost, ErrUnreachable, "read a in the guest: " + ErrUnreachable.Error() + ": the connection was lost"},
 		{tr, io.ErrUnexpectedEOF, ErrUnreachable, "read a in the guest: " + ErrUnreachable.Error() + ": the connection was lost"},
-		{spent, io.ErrUnexpectedEOF, nil, "read a in the guest: it sent more than it may"},
+		{spent, io.ErrUnexpectedEOF, nil, "read a in the guest: the guest sent too much data"},
 		{tr, errors.New("\x1b[2Jodd\n"), nil, "read a in the guest: odd"},
 	} {
 		if err := c.t.remoteError("read", "\x1b[2Ja", c.err); err.Error() != c.want || c.is != nil && !errors.Is(err, c.is) {

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-var errBudget = errors.New("the guest sent more than it may")
+var errBudget = errors.New("the guest sent too much data")
 
 // budget is a reader of a guest's stream that fails when the guest sends more than
 // was allowed.

@@ -29,7 +29,7 @@ import (
 var (
 	// ErrHostKey reports that the server does not hold the pinned key. Callers must
 	// not retry.
-	ErrHostKey = errors.New("the VM's host key is not the pinned one")
+	ErrHostKey = errors.New("the VM's host key differs from the pinned key")
 	// ErrUnreachable reports that nothing answers, or that the connection was lost.
 	// Callers may retry.
 	ErrUnreachable = errors.New("the VM does not answer over SSH")
@@ -113,7 +113,7 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 	}
 	signer, err := ssh.ParsePrivateKey(t.Key)
 	if err != nil {
-		return nil, errors.New("read the login key: not an unencrypted private key in PEM form")
+		return nil, errors.New("read the login key: must be an unencrypted private key in PEM format")
 	}
 	pinned, err := parsePinned(t.HostKey)
 	if err != nil {
@@ -157,7 +157,7 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 			return nil, fmt.Errorf("log in at %s: %w", t.Addr, ErrHostKey)
 		case verified.Load() && ctx.Err() == nil && strings.Contains(err.Error(), "unable to authenticate"):
 			// The library has no error type for this; a test checks the text.
-			return nil, fmt.Errorf("log in at %s as %s: the VM refuses our key", t.Addr, t.User)
+			return nil, fmt.Errorf("log in at %s as %s: the VM rejected the key", t.Addr, t.User)
 		}
 		return nil, dialError(ctx, t.Addr, bound, err)
 	}
@@ -218,13 +218,13 @@ func (c *Client) Connect(ctx context.Context, addr string) (net.Conn, error) {
 func parsePinned(line string) (ssh.PublicKey, error) {
 	key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
 	if err != nil {
-		return nil, errors.New("read the pinned host key: not a public key in authorized_keys form")
+		return nil, errors.New("read the pinned host key: must be a public key in authorized_keys format")
 	}
 	switch key.Type() {
 	case ssh.KeyAlgoED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521:
 		return key, nil
 	default:
-		return nil, fmt.Errorf("pinned host key of type %s: only ed25519 and ecdsa are accepted", key.Type())
+		return nil, fmt.Errorf("pinned host key: type must be ed25519 or ecdsa, got %s", key.Type())
 	}
 }
 

@@ -46,7 +46,7 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 	}
 	refused := s.target
 	refused.Key = other
-	if _, err := ssh.Dial(t.Context(), refused); err == nil || !strings.Contains(err.Error(), "refuses our key") || errors.Is(err, ssh.ErrUnreachable) {
+	if _, err := ssh.Dial(t.Context(), refused); err == nil || !strings.Contains(err.Error(), "rejected the key") || errors.Is(err, ssh.ErrUnreachable) {
 		t.Errorf("an unknown login key: %v", err)
 	}
 	broken := s.target

@@ -88,7 +88,7 @@ func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) err
 		}
 	}()
 	stall := time.AfterFunc(copyStall, func() {
-		cancel(fmt.Errorf("%w: nothing came for %s", ErrUnreachable, copyStall))
+		cancel(fmt.Errorf("%w: no data for %s", ErrUnreachable, copyStall))
 	})
 	defer stall.Stop()
 
@@ -105,7 +105,7 @@ func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) err
 		return err
 	}
 	if err := session.RequestSubsystem("sftp"); err != nil {
-		return fmt.Errorf("the guest offers no file transfer: %w", own.lost(err))
+		return fmt.Errorf("start a file transfer in the guest: %w", own.lost(err))
 	}
 	t := &transfer{ctx: ctx, progress: p, buf: make([]byte, copyChunk)}
 	t.answers = &budget{r: out, heard: func() { stall.Reset(copyStall) }}
@@ -174,7 +174,7 @@ func (t *transfer) remoteError(what, name string, err error) error {
 		return fmt.Errorf("%s %s in the guest: %w", what, name, fs.ErrNotExist)
 	case errors.Is(err, sftp.ErrSSHFxConnectionLost), errors.Is(err, io.ErrUnexpectedEOF):
 		if t.answers.spent() {
-			return fmt.Errorf("%s %s in the guest: it sent more than it may", what, name)
+			return fmt.Errorf("%s %s in the guest: the guest sent too much data", what, name)
 		}
 		return fmt.Errorf("%s %s in the guest: %w: the connection was lost", what, name, ErrUnreachable)
 	}
@@ -221,7 +221,7 @@ func (c *Client) CopyTo(ctx context.Context, local, remote string, p Progress) e
 		case err == nil && st.IsDir():
 			return fmt.Errorf("copy %s: %s is a file in the guest", local, brief(remote))
 		case err != nil && (!errors.Is(err, fs.ErrNotExist) || strings.HasSuffix(remote, "/")):
-			return t.remoteError("look at", remote, err)
+			return t.remoteError("find", remote, err)
 		}
 		root, err := os.OpenRoot(filepath.Dir(abs))
 		if err != nil {
@@ -327,7 +327,7 @@ func (t *transfer) uploadFile(dir *os.Root, name, remote, shown string, st fs.Fi
 	return nil
 }
 
-var errReplaced = errors.New("it was replaced while it was copied")
+var errReplaced = errors.New("it was replaced during the copy")
 
 func (t *transfer) uploadLink(dir *os.Root, name, remote, shown string) error {
 	target, err := dir.Readlink(name)

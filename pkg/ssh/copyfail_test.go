@@ -95,7 +95,7 @@ func TestCopyFromAGuestThatFails(t *testing.T) {
 		t.Errorf("left behind:\n%s", got)
 	}
 	write(t, out+"/file/inner", "mine", 0o644)
-	if err := c.CopyFrom(t.Context(), "file", out, nil); err == nil || !strings.Contains(err.Error(), "a directory of that name is in the way") {
+	if err := c.CopyFrom(t.Context(), "file", out, nil); err == nil || !strings.Contains(err.Error(), "a directory of that name already exists") {
 		t.Errorf("a directory in its place: %v", err)
 	}
 }

@@ -36,7 +36,7 @@ func (c *Client) CopyFrom(ctx context.Context, remote, local string, p Progress)
 		remote := remotePath(remote)
 		st, err := t.sftp.Stat(remote)
 		if err != nil {
-			return t.remoteError("look at", remote, err)
+			return t.remoteError("find", remote, err)
 		}
 		if why := oddKind(st.Mode()); why != "" {
 			return fmt.Errorf("copy %s from the guest: it is a %s", brief(remote), why)
@@ -68,7 +68,7 @@ func (t *transfer) baseName(remote string) (string, error) {
 	if name == "." || name == ".." || name == "/" {
 		real, err := t.sftp.RealPath(remote)
 		if err != nil {
-			return "", t.remoteError("look at", remote, err)
+			return "", t.remoteError("find", remote, err)
 		}
 		name = path.Base(path.Clean(real))
 	}
@@ -83,12 +83,12 @@ func badName(name string) string {
 	switch {
 	case name == "", name == ".", name == "..", len(name) > 255,
 		strings.ContainsAny(name, "/\\"), !utf8.ValidString(name):
-		return "not a usable name"
+		return "invalid file name"
 	}
 	if strings.ContainsFunc(name, func(r rune) bool {
 		return unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp)
 	}) {
-		return "not a printable name"
+		return "name has unprintable characters"
 	}
 	// Compare as a file system would that folds case and ignores invisible
 	// characters, such as those of macOS.
@@ -99,7 +99,7 @@ func badName(name string) string {
 		return r
 	}, name)
 	if strings.EqualFold(visible, ".git") {
-		return "repository data; use fetch"
+		return "repository data, which fetch transfers"
 	}
 	return ""
 }
@@ -125,7 +125,7 @@ func (t *transfer) downloadDir(dir *os.Root, name, remote, shown string, mode fs
 	case errors.Is(err, fs.ErrNotExist):
 		err = dir.Mkdir(name, 0o700|mode.Perm()&0o755)
 	case err == nil && !here.IsDir():
-		err = errors.New("a file or link of that name is in the way")
+		err = errors.New("a file or link of that name already exists")
 	}
 	if err != nil {
 		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
@@ -164,7 +164,7 @@ func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.
 		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	if here, err := dir.Lstat(name); err == nil && here.IsDir() {
-		return fmt.Errorf("copy to %s: a directory of that name is in the way", plain.Line(shown))
+		return fmt.Errorf("copy to %s: a directory of that name already exists", plain.Line(shown))
 	}
 	src, err := t.sftp.Open(remote)
 	if err != nil {
@@ -228,7 +228,7 @@ func room(dir *os.Root, size int64) error {
 	defer d.Close()
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(d.Fd()), &st); err != nil {
-		return fmt.Errorf("look at the free space: %w", err)
+		return fmt.Errorf("read the free disk space: %w", err)
 	}
 	return fits(size, st.Bavail*uint64(st.Bsize))
 }
@@ -236,7 +236,7 @@ func room(dir *os.Root, size int64) error {
 // fits fails if the file would leave less than diskKept bytes free.
 func fits(size int64, free uint64) error {
 	if size < 0 || free < diskKept || uint64(size) > free-diskKept {
-		return fmt.Errorf("no space: the file has %d bytes, %d are free and %d stay so", size, free, int64(diskKept))
+		return fmt.Errorf("no space: the file has %d bytes, %d are free, and %d must stay free", size, free, int64(diskKept))
 	}
 	return nil
 }

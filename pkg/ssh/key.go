@@ -15,15 +15,15 @@ import (
 func NewKey() (private []byte, authorized string, err error) {
 	public, secret, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return nil, "", fmt.Errorf("make an SSH key: %w", err)
+		return nil, "", fmt.Errorf("create an SSH key: %w", err)
 	}
 	block, err := ssh.MarshalPrivateKey(secret, "")
 	if err != nil {
-		return nil, "", fmt.Errorf("make an SSH key: %w", err)
+		return nil, "", fmt.Errorf("create an SSH key: %w", err)
 	}
 	key, err := ssh.NewPublicKey(public)
 	if err != nil {
-		return nil, "", fmt.Errorf("make an SSH key: %w", err)
+		return nil, "", fmt.Errorf("create an SSH key: %w", err)
 	}
 	return pem.EncodeToMemory(block), strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key))), nil
 }

@@ -55,7 +55,7 @@ var (
 // access the directory.
 func ListenRelay(path string) (*net.UnixListener, error) {
 	if len(path) > socketBound {
-		return nil, fmt.Errorf("listen on %s: the path of a socket has at most %d bytes", path, socketBound)
+		return nil, fmt.Errorf("listen on %s: a socket path must be at most %d bytes", path, socketBound)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old socket: %w", err)
@@ -129,11 +129,11 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	defer l.Close()
 	_, secret, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return fmt.Errorf("make the relay's key: %w", err)
+		return fmt.Errorf("create the relay's key: %w", err)
 	}
 	key, err := ssh.NewSignerFromKey(secret)
 	if err != nil {
-		return fmt.Errorf("make the relay's key: %w", err)
+		return fmt.Errorf("create the relay's key: %w", err)
 	}
 	r := &relay{guest: c, config: &ssh.ServerConfig{Config: relayConfig(), NoClientAuth: true}}
 	r.config.AddHostKey(key)

@@ -273,5 +273,5 @@ func (c *Client) outcome(err error) error {
 	if _, ok := errors.AsType[*ssh.ExitMissingError](err); ok {
 		return c.lost(nil)
 	}
-	return fmt.Errorf("pass on the command's output: %w", err)
+	return fmt.Errorf("write the command's output: %w", err)
 }
