@@ -56,7 +56,7 @@ func DecodeStatus(r io.Reader) (Status, error) {
 func DecodeSecrets(r io.Reader) (Secrets, error) {
 	m, err := decode[secretsMessage](r, maxSecretsBytes)
 	if err != nil {
-		return Secrets{}, errors.New("secrets: not a message of this version, or over the bound")
+		return Secrets{}, errors.New("secrets: must be a message of this version within the size limit")
 	}
 	if m.Version != Version {
 		return Secrets{}, fmt.Errorf("secrets: version %d, want %d", m.Version, Version)

@@ -32,14 +32,14 @@ func (g Glance) Encode(w io.Writer) error {
 		e := json.NewEncoder(&line)
 		e.SetEscapeHTML(false) // a screen may be full of characters that escaping turns into six bytes
 		if err := e.Encode(g); err != nil {
-			return fmt.Errorf("send a glance: %w", err)
+			return fmt.Errorf("send a snapshot: %w", err)
 		}
 		if line.Len() > MaxGlance && len(g.Screen) > 0 {
 			g.Screen = g.Screen[(len(g.Screen)+1)/2:]
 			continue
 		}
 		if _, err := w.Write(line.Bytes()); err != nil {
-			return fmt.Errorf("send a glance: %w", err)
+			return fmt.Errorf("send a snapshot: %w", err)
 		}
 		return nil
 	}
@@ -54,7 +54,7 @@ func Glances(r io.Reader) iter.Seq2[Glance, error] {
 		for lines.Scan() {
 			g, err := decodeGlance(lines.Bytes())
 			if err != nil {
-				yield(Glance{}, fmt.Errorf("glance: %w", err))
+				yield(Glance{}, fmt.Errorf("snapshot: %w", err))
 				return
 			}
 			if !yield(g, nil) {
@@ -62,7 +62,7 @@ func Glances(r io.Reader) iter.Seq2[Glance, error] {
 			}
 		}
 		if err := lines.Err(); err != nil {
-			yield(Glance{}, fmt.Errorf("glance: %w", err))
+			yield(Glance{}, fmt.Errorf("snapshot: %w", err))
 		}
 	}
 }
@@ -77,7 +77,7 @@ func decodeGlance(line []byte) (Glance, error) {
 	}
 	for _, a := range g.Agents {
 		if !a.State.known() {
-			return Glance{}, fmt.Errorf("unknown state %q of an agent", short(string(a.State), maxName))
+			return Glance{}, fmt.Errorf("unknown agent state %q", short(string(a.State), maxName))
 		}
 	}
 	return g.within(), nil

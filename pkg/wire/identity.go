@@ -72,7 +72,7 @@ func DecodeIdentity(r io.Reader) (Identity, error) {
 	i, err := decode[plainIdentity](r, MaxIdentity)
 	switch {
 	case err != nil:
-		return Identity{}, fmt.Errorf("identity: not a message of this version, or over the bound")
+		return Identity{}, fmt.Errorf("identity: must be a message of this version within the size limit")
 	case i.Version != Version:
 		return Identity{}, fmt.Errorf("identity: version %d, want %d", i.Version, Version)
 	}

@@ -33,7 +33,7 @@ var taskName = regexp.MustCompile(`^[0-9a-f]{12}/[1-9][0-9]{0,5}$`)
 // CheckTaskName returns an error unless name has the form of an attempt's name.
 func CheckTaskName(name string) error {
 	if !taskName.MatchString(name) {
-		return fmt.Errorf("%q is not the name of an attempt at a task", short(name, maxName))
+		return fmt.Errorf("%q is not a name of a task's attempt", short(name, maxName))
 	}
 	return nil
 }
@@ -78,22 +78,22 @@ func (s TaskStart) check() error {
 		return errors.New("no command")
 	}
 	if len(s.Argv) > MaxTaskArgs {
-		return fmt.Errorf("a command of %d arguments; at most %d are taken", len(s.Argv), MaxTaskArgs)
+		return fmt.Errorf("got a command of %d arguments, must be at most %d", len(s.Argv), MaxTaskArgs)
 	}
 	if !path.IsAbs(s.Dir) {
-		return fmt.Errorf("directory %q is not absolute", short(s.Dir, maxName))
+		return fmt.Errorf("directory must be absolute, got %q", short(s.Dir, maxName))
 	}
 	if len(s.Brief) > MaxTaskBrief {
-		return fmt.Errorf("a brief of %d bytes; at most %d are taken", len(s.Brief), MaxTaskBrief)
+		return fmt.Errorf("got a brief of %d bytes, must be at most %d", len(s.Brief), MaxTaskBrief)
 	}
 	all := 0
 	text := func(what, s string) error {
 		all += len(s) + 1
 		switch {
 		case len(s) > MaxTaskArg:
-			return fmt.Errorf("%s has %d bytes; Linux takes at most %d", what, len(s), MaxTaskArg)
+			return fmt.Errorf("%s has %d bytes; Linux allows at most %d", what, len(s), MaxTaskArg)
 		case strings.IndexByte(s, 0) >= 0:
-			return fmt.Errorf("%s holds a zero byte", what)
+			return fmt.Errorf("%s contains a zero byte", what)
 		case !utf8.ValidString(s):
 			return fmt.Errorf("%s is not UTF-8", what)
 		}
@@ -106,7 +106,7 @@ func (s TaskStart) check() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		if !variableName.MatchString(name) {
-			return fmt.Errorf("%q is not a name of an environment variable", short(name, maxName))
+			return fmt.Errorf("%q is not a valid name of an environment variable", short(name, maxName))
 		}
 		if err := text("variable "+name, name+"="+s.Env[name]); err != nil {
 			return err
@@ -116,7 +116,7 @@ func (s TaskStart) check() error {
 		return err
 	}
 	if all > MaxTaskCommand {
-		return fmt.Errorf("a command and variables of %d bytes; at most %d are taken", all, MaxTaskCommand)
+		return fmt.Errorf("got a command and variables of %d bytes, must be at most %d", all, MaxTaskCommand)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func DecodeTaskStatus(r io.Reader) (TaskStatus, error) {
 	case !slices.Contains([]TaskState{TaskNone, TaskRunning, TaskExited, TaskLost}, s.State):
 		err = fmt.Errorf("unknown state %q", short(string(s.State), maxName))
 	case (s.Result != nil) != (s.State == TaskExited):
-		err = fmt.Errorf("a result in state %q, or none", s.State)
+		err = fmt.Errorf("state %q does not match the result", s.State)
 	}
 	if err != nil {
 		return TaskStatus{}, fmt.Errorf("state of a task: %w", err)
@@ -272,20 +272,20 @@ var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 func (c TaskCollect) check() error {
 	switch {
 	case !path.IsAbs(c.Dir) || strings.IndexByte(c.Dir, 0) >= 0:
-		return fmt.Errorf("directory %q is not absolute", short(c.Dir, maxName))
+		return fmt.Errorf("directory must be absolute, got %q", short(c.Dir, maxName))
 	case !commitID.MatchString(c.Base):
-		return fmt.Errorf("%q is not the id of a commit", short(c.Base, maxName))
+		return fmt.Errorf("%q must be a commit id", short(c.Base, maxName))
 	case len(c.Patterns) > MaxTaskPatterns:
-		return fmt.Errorf("%d patterns; at most %d are taken", len(c.Patterns), MaxTaskPatterns)
+		return fmt.Errorf("got %d patterns, must be at most %d", len(c.Patterns), MaxTaskPatterns)
 	case c.MaxFiles < 0 || c.MaxFiles > MaxArtifacts:
-		return fmt.Errorf("%d files; at most %d are collected", c.MaxFiles, MaxArtifacts)
+		return fmt.Errorf("got %d files, must be at most %d", c.MaxFiles, MaxArtifacts)
 	case c.MaxBytes < 0:
-		return fmt.Errorf("a bound of %d bytes", c.MaxBytes)
+		return fmt.Errorf("the size limit of %d bytes is out of range", c.MaxBytes)
 	}
 	for _, p := range c.Patterns {
 		if p == "" || len(p) > maxPattern || strings.IndexByte(p, 0) >= 0 || path.IsAbs(p) || !utf8.ValidString(p) ||
 			slices.Contains(strings.Split(p, "/"), "..") {
-			return fmt.Errorf("pattern %q is not of paths below the checkout", short(p, maxName))
+			return fmt.Errorf("pattern %q must match paths below the checkout", short(p, maxName))
 		}
 	}
 	return nil
@@ -317,7 +317,7 @@ var collectionID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 // CheckCollectionID returns an error unless id has the form of a collection's id.
 func CheckCollectionID(id string) error {
 	if !collectionID.MatchString(id) {
-		return fmt.Errorf("%q is not the id of a collection", short(id, maxName))
+		return fmt.Errorf("%q must be a collection id", short(id, maxName))
 	}
 	return nil
 }
@@ -382,13 +382,13 @@ func (a Artifact) check(id string) error {
 	}
 	top, _, below := strings.Cut(a.Name, "/")
 	if below != (top == UntrackedDir || top == FilesDir || top == SubmodulesDir) || !below && a.Name != PatchName(id) && a.Name != UntrackedName(id) {
-		return fmt.Errorf("%q is none of this task's", short(a.Name, maxName))
+		return fmt.Errorf("%q does not belong to this task", short(a.Name, maxName))
 	}
 	if sum, err := hex.DecodeString(a.SHA256); err != nil || len(sum) != 32 || strings.ToLower(a.SHA256) != a.SHA256 {
 		return fmt.Errorf("%q has no checksum", short(a.Name, maxName))
 	}
 	if a.Size < 0 {
-		return fmt.Errorf("%q has a size of %d", short(a.Name, maxName), a.Size)
+		return fmt.Errorf("%q has an invalid size of %d", short(a.Name, maxName), a.Size)
 	}
 	return nil
 }
@@ -410,7 +410,7 @@ func encodeTask(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false) // a prompt may be full of characters that escaping turns into six bytes
 	if err := e.Encode(v); err != nil {
-		return fmt.Errorf("send to the guest program: %w", err)
+		return fmt.Errorf("send to the guest agent: %w", err)
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ func DecodeFailure(text []byte) (Failure, error) {
 // WriteFrame writes a frame with one call of Write.
 func WriteFrame(w io.Writer, kind FrameKind, data []byte) error {
 	if most, known := frameKinds[kind]; !known || len(data) > most {
-		return fmt.Errorf("a frame %q of %d bytes", rune(kind), len(data))
+		return fmt.Errorf("got a frame %q of %d bytes", rune(kind), len(data))
 	}
 	frame := make([]byte, frameHeader, frameHeader+len(data))
 	frame[0] = byte(kind)

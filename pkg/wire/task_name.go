@@ -63,7 +63,7 @@ func CheckArtifactName(name string) error {
 	for e := range strings.SplitSeq(name, "/") {
 		switch {
 		case e == "" || e == "." || e == "..":
-			return bad("is not that of a file below its directory")
+			return bad("must be that of a file below its directory")
 		case len(e) > maxElement:
 			return bad("is too long")
 		}
@@ -73,9 +73,9 @@ func CheckArtifactName(name string) error {
 		case r == utf8.RuneError && !strings.HasPrefix(name[i:], "\ufffd"):
 			return bad("is not UTF-8")
 		case !unicode.IsPrint(r):
-			return bad("holds what cannot be printed")
+			return bad("contains an unprintable character")
 		case r == '%' && !escaped(name[i+1:]):
-			return bad("has a % that escapes nothing")
+			return bad("has a % without two hexadecimal digits")
 		}
 	}
 	return nil
