@@ -35,7 +35,7 @@ func (g Guest) Provision(ctx context.Context, scripts fs.FS, source string, repo
 	if err := g.script(ctx, dir, "run.sh", source, func(line string) { report(steps.line(line)) }); err != nil {
 		if out, aerr := g.SSH.Output(ctx, "command -v apt-get || true", nil, maxReply); aerr == nil && len(out) == 0 {
 			return fail.New(fail.Usage, "provision the guest: its image has no apt-get; images must be Debian, Ubuntu or derived from them").
-				WithHint("agent-sessionizer config edit # or give another --image")
+				WithHint("agent-sessionizer config edit # or pass another --image")
 		}
 		return fail.New(fail.Failure, "provision the guest: %w", err).
 			WithHint("agent-sessionizer ssh SESSION -- sudo tail -n 50 /var/log/agent-provision.log")

@@ -181,4 +181,4 @@ const (
 // ErrNotWoken is returned, wrapped, by the first Start of a fork when the snapshot
 // could not be resumed. The caller should delete the VM and create it without the
 // state.
-var ErrNotWoken = errors.New("the saved VM could not be woken")
+var ErrNotWoken = errors.New("the saved VM could not be resumed")

@@ -145,7 +145,7 @@ func failedDownloads(t *testing.T, b *box, forge *forge, s *imageServer) {
 			}
 		}
 	}
-	try("not found", "/missing.qcow2", digest, 3, "the server answers 404")
+	try("not found", "/missing.qcow2", digest, 3, "the server responded 404")
 	try("wrong digest", "/huge.qcow2", "sha256:"+strings.Repeat("0", 64), 1, "has the digest "+digest)
 	try("cut off", "/cut.qcow2", digest, 2, tooLarge)
 	try("from the cache", "/cut.qcow2", digest, 2, tooLarge)
@@ -190,7 +190,7 @@ func downloadsAtOnce(t *testing.T, b *box, forge *forge, s *imageServer) {
 		for _, v := range b.List() {
 			logs += b.Asz("logs", v.Name)
 		}
-		return strings.Contains(logs, progress) && strings.Contains(logs, "another process downloads")
+		return strings.Contains(logs, progress) && strings.Contains(logs, "another process is downloading")
 	})
 	close(gate)
 	for range 2 {

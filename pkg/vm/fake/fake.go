@@ -106,7 +106,7 @@ func (m machine) root() string            { return filepath.Join(m.dir, "root") 
 
 func (d *Driver) machine(name string) (machine, error) {
 	if ok, _ := regexp.MatchString(nameForm, name); !ok || len(name) > 76 {
-		return machine{}, fmt.Errorf("VM name %q: letters, digits and single . _ - between them, at most 76", name)
+		return machine{}, fmt.Errorf("VM name %q: must be letters and digits, with single . _ - between them, at most 76 characters", name)
 	}
 	return machine{name: name, dir: filepath.Join(d.dir, name)}, nil
 }
@@ -128,7 +128,7 @@ func readSpec(m machine) (vm.Spec, error) {
 	var s vm.Spec
 	b, err := os.ReadFile(m.file("spec.json"))
 	if err != nil {
-		return s, fmt.Errorf("%s is half made: %w", m.name, err)
+		return s, fmt.Errorf("%s is incomplete: %w", m.name, err)
 	}
 	if err := json.Unmarshal(b, &s); err != nil {
 		return s, fmt.Errorf("%s: read spec.json: %w", m.name, err)
@@ -312,7 +312,7 @@ func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
 	if err := d.faults.around(ctx, "accel", "", func() error { return nil }); err != nil {
 		return vm.Accel{}, err
 	}
-	return vm.Accel{Name: "none", Reason: "the fake driver runs no guest code"}, nil
+	return vm.Accel{Name: "none", Reason: "the fake driver does not run guest code"}, nil
 }
 
 // Check implements vm.Driver; it reports only the problems in the faults file.
@@ -332,7 +332,7 @@ func (d *Driver) Signal(name string, sig syscall.Signal) error {
 	}
 	pid, ok := m.pid()
 	if !ok {
-		return fmt.Errorf("%s does not run", name)
+		return fmt.Errorf("%s is not running", name)
 	}
 	return syscall.Kill(pid, sig)
 }

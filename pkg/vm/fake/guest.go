@@ -122,7 +122,7 @@ func (g *guest) lock(ctx context.Context) (*os.File, error) {
 		}
 		select {
 		case <-patience.Done():
-			return nil, errors.Join(fmt.Errorf("%s runs already: %w", g.name, err), f.Close())
+			return nil, errors.Join(fmt.Errorf("%s is already running: %w", g.name, err), f.Close())
 		case <-tick.C:
 		}
 	}

@@ -94,12 +94,12 @@ func (d *Driver) boot(ctx context.Context, m machine) (vm.Endpoint, error) {
 		case err := <-exited:
 			// If another process started the VM first, ours failed to get the lock.
 			if !m.running() {
-				return vm.Endpoint{}, fmt.Errorf("the VM ended while it booted: %w: %s", exitText(err), m.console())
+				return vm.Endpoint{}, fmt.Errorf("the VM stopped during boot: %w: %s", exitText(err), m.console())
 			}
 			exited = nil
 		case <-tick.C:
 			if exited == nil && !m.running() {
-				return vm.Endpoint{}, fmt.Errorf("the VM ended while it booted: %s", m.console())
+				return vm.Endpoint{}, fmt.Errorf("the VM stopped during boot: %s", m.console())
 			}
 		}
 	}

@@ -33,7 +33,7 @@ func (d *Driver) Save(ctx context.Context, name, dir string, p vm.Progress) erro
 			return err
 		}
 		if m.running() {
-			return fmt.Errorf("save %s: it runs", name)
+			return fmt.Errorf("save %s: it is running", name)
 		}
 		return errors.Join(
 			atomicfile.Write(filepath.Join(dir, vm.StateFile), []byte("state of "+name+"\n"), 0o600),
@@ -54,7 +54,7 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 			return err
 		}
 		if m.running() {
-			return fmt.Errorf("export %s: it runs", name)
+			return fmt.Errorf("export %s: it is running", name)
 		}
 		return atomicfile.Write(dest, []byte("disk of "+name+"\n"), 0o600)
 	})

@@ -42,7 +42,7 @@ func (g *guest) plugIn(ctx context.Context) (unplug func(), err error) {
 	}
 	c, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(wireDir(filepath.Dir(g.dir), g.name), "qemu"))
 	if err != nil {
-		return nil, fmt.Errorf("plug in the network card: %w", err)
+		return nil, fmt.Errorf("connect the network card: %w", err)
 	}
 	drained := make(chan struct{})
 	go func() {

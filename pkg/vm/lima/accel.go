@@ -49,7 +49,7 @@ func (d *Driver) accelFor(ctx context.Context, arch limayaml.Arch) (vm.Accel, er
 	case forced == "tcg":
 		return vm.Accel{Name: "tcg", Reason: accelEnv + "=tcg"}, nil
 	case runtime.GOOS != "linux":
-		return vm.Accel{Name: "tcg", Reason: "KVM is Linux only"}, nil
+		return vm.Accel{Name: "tcg", Reason: "KVM is available on Linux only"}, nil
 	}
 	return d.probe(ctx, arch)
 }
@@ -83,14 +83,14 @@ func (d *Driver) probe(ctx context.Context, arch limayaml.Arch) (vm.Accel, error
 	}
 	v := verdict{Key: key, Name: "kvm"}
 	if why != "" {
-		v.Name, v.Reason = "tcg", "KVM does not work here: "+why
+		v.Name, v.Reason = "tcg", "KVM does not work on this host: "+why
 	}
 	b, err := json.Marshal(v)
 	if err != nil {
 		return vm.Accel{}, err
 	}
 	if err := atomicfile.Write(path, b, 0o600); err != nil {
-		return vm.Accel{}, fmt.Errorf("keep the accelerator verdict: %w", explainOS(err))
+		return vm.Accel{}, fmt.Errorf("save the accelerator verdict: %w", explainOS(err))
 	}
 	a := v.accel()
 	a.Took = time.Since(begin)
@@ -129,9 +129,9 @@ func kvmHelp(open error, cpuinfo string) string {
 		return "sudo modprobe " + module
 	case has("hypervisor"):
 		// Only the administrator of the outer machine can change that.
-		return fmt.Sprintf("sudo modprobe -r %[1]s && sudo modprobe %[1]s nested=1 # not here: on the machine that this VM runs on, with its VMs stopped", module)
+		return fmt.Sprintf("sudo modprobe -r %[1]s && sudo modprobe %[1]s nested=1 # on the machine that runs this VM, with its VMs stopped", module)
 	case errors.Is(open, fs.ErrNotExist):
-		return "systemctl reboot --firmware-setup # and turn virtualization (VT-x, AMD-V) on"
+		return "systemctl reboot --firmware-setup # and enable virtualization (VT-x, AMD-V)"
 	}
 	return "sudo dmesg | grep -i kvm"
 }

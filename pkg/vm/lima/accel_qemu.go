@@ -50,10 +50,10 @@ func askQEMU(ctx context.Context, arch limayaml.Arch, accel, cpu string) string 
 	}
 	switch {
 	case ctx.Err() != nil:
-		return "QEMU did not get through a trivial guest in time"
+		return "QEMU did not run a trivial guest in time"
 	case status != want:
 		first, _, _ := strings.Cut(string(out), "\n")
-		return clean(fmt.Sprintf("QEMU ended with status %d: %s", status, first))
+		return clean(fmt.Sprintf("QEMU exited with status %d: %s", status, first))
 	}
 	return ""
 }

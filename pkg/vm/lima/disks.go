@@ -53,7 +53,7 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 		}
 	}
 	if _, err := os.Stat(filepath.Join(dir, filenames.BaseDisk)); err != nil { // otherwise Lima would fetch another one
-		return fail.New(fail.NotFound, "the image that the VM's disk builds on is gone: %w", err).WithHint("agent-sessionizer destroy %s", name)
+		return fail.New(fail.NotFound, "the VM's disk needs a base image that is gone: %w", err).WithHint("agent-sessionizer destroy %s", name)
 	}
 	if err := guard("prepare the VM's disks", func() error { return prepareInstance(ctx, inst) }); err != nil {
 		if ctx.Err() != nil {
@@ -127,8 +127,8 @@ func fits(base string, disk int64) error {
 		return fail.New(fail.Failure, "read the image's size: %w", err)
 	}
 	if size := img.Size(); disk < size {
-		return fail.New(fail.Usage, "a disk of %s is smaller than the image, which has %s", units.BytesSize(float64(disk)), units.BytesSize(float64(size))).
-			WithHint("agent-sessionizer destroy the session, and open it with --disk %s", units.BytesSize(float64(size)))
+		return fail.New(fail.Usage, "a disk of %s is smaller than the image of %s", units.BytesSize(float64(disk)), units.BytesSize(float64(size))).
+			WithHint("agent-sessionizer open --disk %s # after agent-sessionizer destroy SESSION", units.BytesSize(float64(size)))
 	}
 	return nil
 }
@@ -210,7 +210,7 @@ func verify(ctx context.Context, r io.Reader, want digest.Digest) error {
 			return ctx.Err()
 		case errors.Is(err, io.EOF):
 			if !v.Verified() {
-				return fail.New(fail.Failure, "the content is not %s", want).WithHint("sha256sum FILE # and give --image with that digest, or the file that was meant")
+				return fail.New(fail.Failure, "the content's digest is not %s", want).WithHint("sha256sum FILE # then pass --image with that digest, or the right file")
 			}
 			return nil
 		case err != nil:

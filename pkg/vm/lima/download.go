@@ -139,7 +139,7 @@ func (dl download) lock(ctx context.Context) (*os.File, error) {
 			return nil, errors.Join(err, f.Close())
 		}
 		if first {
-			tell(dl.say, "another process downloads %s, waiting for it", dl.url)
+			tell(dl.say, "another process is downloading %s, waiting for it", dl.url)
 		}
 		if err := sleep(ctx, 200*time.Millisecond); err != nil {
 			return nil, errors.Join(err, f.Close())
@@ -190,7 +190,7 @@ func (dl download) fetch(ctx context.Context, part string) (err error) {
 			failed = 0
 		}
 		if failed >= downloadTries {
-			return fail.New(fail.Host, "%s: %w; %d MB are kept, and the next try goes on from there", dl.url, err, after/1e6)
+			return fail.New(fail.Host, "%s: %w; %d MB are kept, and the next attempt continues from there", dl.url, err, after/1e6)
 		}
 		tell(dl.say, "downloading %s: %v; trying again", filepath.Base(dl.url), err)
 		if err := sleep(ctx, dl.pause); err != nil {
@@ -246,11 +246,11 @@ func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 		if whole := resp.Header.Get("Content-Range"); whole == fmt.Sprintf("bytes */%d", have) {
 			return nil // it was complete already
 		}
-		return errors.Join(errors.New("the server's file is another one"), part.Truncate(0))
+		return errors.Join(errors.New("the server's file has changed"), part.Truncate(0))
 	case code >= 500 || code == http.StatusTooManyRequests || code == http.StatusRequestTimeout:
-		return fmt.Errorf("the server answers %s", resp.Status)
+		return fmt.Errorf("the server responded %s", resp.Status)
 	default:
-		return errFinal{fail.New(fail.NotFound, "%s: the server answers %s", dl.url, resp.Status).WithHint("agent-sessionizer config edit # or give another --image")}
+		return errFinal{fail.New(fail.NotFound, "%s: the server responded %s", dl.url, resp.Status).WithHint("agent-sessionizer config edit # or pass another --image")}
 	}
 	if err := dl.room(resp.ContentLength); err != nil {
 		return err
@@ -338,7 +338,7 @@ func (dl download) check(ctx context.Context, part string) error {
 	}
 	if got := h.Digest(); got != dl.digest {
 		return errors.Join(fail.New(fail.Failure, "%s has the digest %s, want %s", dl.url, got, dl.digest).
-			WithHint("agent-sessionizer config edit # or give --image with the digest that its publisher names"), remove(part))
+			WithHint("agent-sessionizer config edit # or pass --image with the publisher's digest"), remove(part))
 	}
 	return nil
 }

@@ -72,14 +72,14 @@ var known = []struct {
 	fix  func() string
 }{
 	{[]string{"No space left on device", "no space left on device", "disk quota exceeded"}, fail.Host, "the disk is full", hint("df -h # and: agent-sessionizer destroy SESSION, agent-sessionizer image prune")},
-	{[]string{"Could not access KVM kernel module: Permission denied"}, fail.Host, "/dev/kvm may not be opened", hint(kvmHint)},
+	{[]string{"Could not access KVM kernel module: Permission denied"}, fail.Host, "no permission to open /dev/kvm", hint(kvmHint)},
 	{[]string{"could not find firmware"}, fail.Host, "the UEFI firmware for VMs is missing", install("ovmf", "edk2-ovmf", "qemu")},
 	{[]string{`"qemu-img": executable file not found`}, fail.Host, "qemu-img is missing", install("qemu-utils", "qemu-img", "qemu")},
 	{[]string{`"ssh": executable file not found`, `"ssh-keygen": executable file not found`}, fail.Host, "the SSH client is missing", install("openssh-client", "openssh-clients", "openssh")},
 	{[]string{"executable file not found"}, fail.Host, "QEMU is missing", func() string { return installQEMU(hostArch())() }},
-	{[]string{"Cannot allocate memory", "cannot set up guest memory"}, fail.Host, "the host has not enough memory for this VM", hint("agent-sessionizer stop SESSION # or give the VM less memory: --memory")},
+	{[]string{"Cannot allocate memory", "cannot set up guest memory"}, fail.Host, "the host does not have enough memory for this VM", hint("agent-sessionizer stop SESSION # or give the VM less memory: --memory")},
 	{[]string{`Failed to get "write" lock`, `Failed to get shared "write" lock`}, fail.Conflict, "the VM's disk is in use by another process", nil},
-	{[]string{"not in qcow2 format", "is not acceptable as the base disk", "Could not open backing file", "Image is corrupt", "unsupported version", "Could not read qcow2 header", "Could not open"}, fail.Failure, "the VM's image cannot be used", hint("agent-sessionizer image build --rebuild")},
+	{[]string{"not in qcow2 format", "is not acceptable as the base disk", "Could not open backing file", "Image is corrupt", "unsupported version", "Could not read qcow2 header", "Could not open"}, fail.Failure, "the VM's image is unusable", hint("agent-sessionizer image build --rebuild")},
 }
 
 func hint(s string) func() string { return func() string { return s } }

@@ -43,15 +43,15 @@ const (
 // handle it.
 func HostAgent(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("hostagent", flag.ContinueOnError)
-	pidFile := f.String("pidfile", "", "where to write the process id")
-	socket := f.String("socket", "", "the API's socket")
-	gui := f.Bool("run-gui", false, "keep the main thread for a window")
-	guestAgent := f.String("guestagent", "", "unused: VMs are plain")
+	pidFile := f.String("pidfile", "", "file for the process id")
+	socket := f.String("socket", "", "socket of the API")
+	gui := f.Bool("run-gui", false, "whether to keep the main thread for a window")
+	guestAgent := f.String("guestagent", "", "unused, because VMs are plain")
 	if err := f.Parse(args); err != nil {
 		return fail.New(fail.Usage, "hostagent: %w", err)
 	}
 	if f.NArg() != 1 || *pidFile == "" || *socket == "" || *guestAgent != "" {
-		return fail.New(fail.Usage, "hostagent: want --pidfile FILE --socket FILE NAME")
+		return fail.New(fail.Usage, "hostagent: usage: --pidfile FILE --socket FILE NAME")
 	}
 	if *gui {
 		runtime.LockOSThread()
@@ -93,7 +93,7 @@ func HostAgent(ctx context.Context, args []string) error {
 	defer func() { cancel(); <-limited }()
 
 	if err := serve(ctx, f.Arg(0), dir, events, stop, *socket); err != nil {
-		logrus.WithError(err).Error("the host agent ends") // the process that started this one sees only the log
+		logrus.WithError(err).Error("host agent failed") // the process that started this one sees only the log
 		return err
 	}
 	return nil
@@ -107,7 +107,7 @@ func claim(dir string) (*os.File, error) {
 		return nil, err
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fail.New(fail.Conflict, "the VM in %s has a host agent already: %w", dir, err), lock.Close())
+		return nil, errors.Join(fail.New(fail.Conflict, "the VM in %s already has a host agent: %w", dir, err), lock.Close())
 	}
 	found, err := family(dir)
 	if err != nil {
@@ -115,7 +115,7 @@ func claim(dir string) (*os.File, error) {
 	}
 	for pid, is := range found {
 		if is == driver {
-			return nil, errors.Join(fail.New(fail.Conflict, "the VM in %s runs already, process %d", dir, pid), lock.Close())
+			return nil, errors.Join(fail.New(fail.Conflict, "the VM in %s is already running, process %d", dir, pid), lock.Close())
 		}
 	}
 	return lock, nil
@@ -189,7 +189,7 @@ func wake(ctx context.Context, name, dir string) (wait func(), err error) {
 	go func() {
 		defer close(done)
 		if err := f.wake(ctx, name, dir); err != nil && ctx.Err() == nil {
-			logrus.WithError(err).Error("cannot wake the saved VM")
+			logrus.WithError(err).Error("resuming the saved VM failed")
 			// QEMU would wait forever. The process that started it notices its end.
 			if found, err := family(dir); err == nil {
 				for pid, is := range found {
@@ -216,7 +216,7 @@ func ignoreClosed(err error) error {
 func limitLogs(ctx context.Context, dir string) {
 	for sleep(ctx, logInterval) == nil {
 		if err := shorten(dir); err != nil {
-			logrus.WithError(err).Warn("cannot shorten a log")
+			logrus.WithError(err).Warn("truncating a log failed")
 		}
 	}
 }

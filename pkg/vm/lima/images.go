@@ -17,11 +17,11 @@ func ImageUsers(home, dir string) ([]string, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for users of an image: %w", err)
+		return nil, fmt.Errorf("find the VMs that use an image: %w", err)
 	}
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		return nil, fmt.Errorf("look for users of an image: %w", err)
+		return nil, fmt.Errorf("find the VMs that use an image: %w", err)
 	}
 	var users []string
 	for _, e := range instances {

@@ -35,7 +35,7 @@ func inspect(name, dir string) vm.Machine {
 	m, err := readMeta(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		out.State, out.Reason = vm.Broken, "its directory was not made by agent-sessionizer, or is not whole"
+		out.State, out.Reason = vm.Broken, "its directory was not created by agent-sessionizer, or is incomplete"
 		return out
 	case err != nil:
 		out.State, out.Reason = vm.Broken, err.Error()

@@ -53,7 +53,7 @@ func (d *Driver) dir(name string) (string, error) {
 	}
 	dir := filepath.Join(d.home, name)
 	if sock := filepath.Join(dir, filenames.LongestSock); len(sock) >= maxSocketPath {
-		return "", fail.New(fail.Host, "VM %s: its socket paths below %s would be %d bytes long, the system allows %d", name, d.home, len(sock), maxSocketPath-1).
+		return "", fail.New(fail.Host, "VM %s: its socket paths below %s would have %d bytes; the system allows %d", name, d.home, len(sock), maxSocketPath-1).
 			WithHint("export AGENT_SESSIONIZER_LIMA_HOME=/a/shorter/directory")
 	}
 	return dir, nil

@@ -59,7 +59,7 @@ func probeKVM() string {
 	case a := <-answer:
 		return a
 	case <-time.After(probeTimeout):
-		return fmt.Sprintf("a trivial guest did not end within %v", probeTimeout)
+		return fmt.Sprintf("a trivial guest did not finish within %v", probeTimeout)
 	}
 }
 
@@ -97,7 +97,7 @@ func runTinyGuest() (err error) {
 	if v, err := ioctl(kvm, kvmGetAPIVersion, nil); err != nil {
 		return fmt.Errorf("KVM_GET_API_VERSION: %w", err)
 	} else if v != 12 {
-		return fmt.Errorf("KVM speaks API version %d", v)
+		return fmt.Errorf("KVM has API version %d", v)
 	}
 	machine, err := ioctl(kvm, kvmCreateVM, nil)
 	if err != nil {
@@ -165,7 +165,7 @@ func setUpCPU(kvm, cpu int, mem []byte) error {
 	}{n: 1, index: msrArchCapabilities}
 	if n, err := ioctl(kvm, kvmGetMSRs, unsafe.Pointer(&msr)); err == nil && n == 1 {
 		if n, err := ioctl(cpu, kvmSetMSRs, unsafe.Pointer(&msr)); err != nil || n != 1 {
-			return fmt.Errorf("KVM offers MSR %#x and refuses to set it (nested or para-virtual host)", msr.index)
+			return fmt.Errorf("KVM lists MSR %#x but refuses to set it (nested or para-virtual host)", msr.index)
 		}
 	}
 
@@ -224,12 +224,12 @@ func runToHalt(cpu int, run []byte) error {
 			computed = le.Uint16(run[34:]) == 0x80 && offset < uint64(len(run)) && run[offset] == 42
 		case kvmExitHLT:
 			if !computed {
-				return errors.New("the guest computed something else")
+				return errors.New("the guest computed a wrong result")
 			}
 			return nil
 		default:
-			return fmt.Errorf("the guest ended for reason %d", reason)
+			return fmt.Errorf("the guest exited for reason %d", reason)
 		}
 	}
-	return errors.New("the guest does not end")
+	return errors.New("the guest does not exit")
 }

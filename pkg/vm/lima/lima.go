@@ -58,12 +58,12 @@ var _ vm.Driver = (*Driver)(nil)
 func New(o Options) (*Driver, error) {
 	for _, p := range []string{o.Home, o.Self, o.CacheDir} {
 		if !filepath.IsAbs(p) {
-			return nil, fmt.Errorf("lima driver: %q is not an absolute path", p)
+			return nil, fmt.Errorf("lima driver: %q must be an absolute path", p)
 		}
 	}
 	for _, dir := range []string{o.Home, o.CacheDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fail.New(fail.Host, "make the VM directory: %w", err)
+			return nil, fail.New(fail.Host, "create the VM directory: %w", err)
 		}
 	}
 	// Lima resolves symlinks in LIMA_HOME. Processes are recognised by their
@@ -73,7 +73,7 @@ func New(o Options) (*Driver, error) {
 		return nil, fail.New(fail.Host, "resolve the VM directory: %w", err)
 	}
 	if strings.ContainsAny(home, " \t\n,\"'\\%") {
-		return nil, fail.New(fail.Host, "the VM directory %q holds a blank, comma, quote or percent sign, which QEMU and ssh cannot take", home).
+		return nil, fail.New(fail.Host, "the VM directory %q contains a blank, comma, quote or percent sign, which QEMU and ssh do not support", home).
 			WithHint("export AGENT_SESSIONIZER_LIMA_HOME=/another/directory")
 	}
 	if err := os.Setenv("LIMA_HOME", home); err != nil {

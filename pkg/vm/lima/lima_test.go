@@ -184,7 +184,7 @@ func TestStartExplains(t *testing.T) {
 		hint     string
 	}{
 		"no-image":   {[]string{"qemu-img", "qemu-system-" + hostArch(), "ssh", "ssh-keygen"}, images + "/none", fail.NotFound, "no such file", "image build"},
-		"bad-image":  {[]string{"qemu-img", "qemu-system-" + hostArch(), "ssh", "ssh-keygen"}, bad, fail.Failure, "image cannot be used", "image build"},
+		"bad-image":  {[]string{"qemu-img", "qemu-system-" + hostArch(), "ssh", "ssh-keygen"}, bad, fail.Failure, "image is unusable", "image build"},
 		"no-qemu":    {[]string{"qemu-img", "ssh", "ssh-keygen"}, raw, fail.Host, "QEMU is missing", "install"},
 		"no-qemuimg": {[]string{"qemu-system-" + hostArch(), "ssh", "ssh-keygen"}, raw, fail.Host, "qemu-img is missing", "install"},
 		"no-ssh":     {[]string{"qemu-img", "qemu-system-" + hostArch()}, raw, fail.Host, "SSH client is missing", "install"},

@@ -45,7 +45,7 @@ func guard(what string, call func() error) (err error) {
 		switch r := recover().(type) {
 		case nil:
 		case fatalExit:
-			err = fail.New(fail.Host, "%s: Lima gave up with status %d", what, r.code).WithHint("agent-sessionizer doctor")
+			err = fail.New(fail.Host, "%s: Lima exited with status %d", what, r.code).WithHint("agent-sessionizer doctor")
 		default:
 			panic(r)
 		}

@@ -119,7 +119,7 @@ func (d *Driver) kill(ctx context.Context, dir string) error {
 			return d.tidy(dir)
 		}
 		if time.Now().After(deadline) {
-			return fail.New(fail.Host, "the VM's processes %v do not end, though killed", pids(found))
+			return fail.New(fail.Host, "the VM's processes %v survived SIGKILL", pids(found))
 		}
 		for _, r := range []role{agent, driver, sshMux} {
 			for pid, is := range found {

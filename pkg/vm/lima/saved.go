@@ -98,7 +98,7 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 	}
 	console, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, filenames.SerialVirtioSock))
 	if err != nil {
-		return fmt.Errorf("the guest's console: %w", err)
+		return fmt.Errorf("connect to the guest's console: %w", err)
 	}
 	defer console.Close()
 	deadline, _ := ctx.Deadline()
@@ -117,7 +117,7 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 		case w.panic != "":
 			return fmt.Errorf("the guest's kernel panicked: %s", w.panic)
 		case w.hostKey != "" && w.hostKey != public:
-			return errors.New("the guest has another host key than the one it was given")
+			return errors.New("the guest's host key differs from the one in its identity")
 		case w.hostKey != "":
 			return settle(filepath.Join(dir, forkFile))
 		}
@@ -187,7 +187,7 @@ func settle(path string) error {
 // StateKey implements vm.Saver.
 func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int64) (string, error) {
 	if vmType(arch) != limayaml.QEMU {
-		return "", fail.New(fail.Host, "VMs of %s cannot be saved while they run", vmType(arch))
+		return "", fail.New(fail.Host, "running VMs of %s cannot be saved", vmType(arch))
 	}
 	accel, err := d.accelFor(ctx, arch)
 	if err != nil {
@@ -332,7 +332,7 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 		return fmt.Errorf("export the disk of VM %s: %w", name, err)
 	}
 	if r, err := d.survivors(dir); err != nil || r.any() {
-		return errors.Join(err, fail.New(fail.Conflict, "VM %s runs, its disk cannot be exported", name).WithHint("agent-sessionizer stop %s", name))
+		return errors.Join(err, fail.New(fail.Conflict, "VM %s is running; its disk cannot be exported", name).WithHint("agent-sessionizer stop %s", name))
 	}
 	tell(p, "writing the disk")
 	disk := filepath.Join(dir, filenames.DiffDisk)

@@ -60,7 +60,7 @@ func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endp
 	for try := 1; ; try++ {
 		e, err := d.start(ctx, name, dir, m, p)
 		if errors.Is(err, errPortTaken) && try < portTries {
-			tell(p, "the SSH port was taken meanwhile, starting again")
+			tell(p, "another process took the SSH port, starting again")
 			continue
 		}
 		// Emulators before QEMU 8.1 sometimes run kernel code that another processor is
@@ -99,7 +99,7 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 		// QEMU waits for a host agent that has died.
 	case r.driver, r.agent && old != nil:
 		// The process that started it died or gave up waiting.
-		tell(p, "the VM is booting already, waiting for it")
+		tell(p, "the VM is already booting, waiting for it")
 		return d.endpoint(ctx, dir, m, nil)
 	}
 	exited, err := d.launch(ctx, name, dir, m, p)
@@ -122,7 +122,7 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 		return nil, explain(err.Error(), err)
 	}
 	if err := d.ensureUserKey(); err != nil {
-		return nil, fmt.Errorf("make Lima's key: %w", explainOS(err))
+		return nil, fmt.Errorf("create Lima's key: %w", explainOS(err))
 	}
 	if err := d.served(ctx, name, m); err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	}
 	verb := "starting"
 	if isFork(dir) {
-		verb = "waking"
+		verb = "resuming"
 	}
 	tell(p, "%s the VM (%s)", verb, accel.Name)
 	return d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
@@ -314,7 +314,7 @@ func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
 		return fail.New(fail.Failure, "%w: %s%s", errPanicked, w.panic, said)
 	}
 	log := agentLog(dir)
-	cause := fail.New(fail.Failure, "the guest powered off, or QEMU ended, before it was ready%s%s", quote(log), said)
+	cause := fail.New(fail.Failure, "the guest powered off, or QEMU exited, before the guest was ready%s%s", quote(log), said)
 	return explain(log, cause)
 }
 

@@ -63,7 +63,7 @@ func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context
 		for first := true; ; first = false {
 			err := pressPowerButton(bounded, dir)
 			if err != nil && first {
-				logrus.WithError(err).Warn("cannot press the power button")
+				logrus.WithError(err).Warn("pressing the power button failed")
 			}
 			if err != nil || sleep(bounded, buttonEvery) != nil {
 				return

@@ -34,31 +34,31 @@ var userName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 func checkSpec(s vm.Spec) error {
 	switch {
 	case s.CPUs < 1:
-		return fail.New(fail.Usage, "VM %s: %d CPUs", s.Name, s.CPUs)
+		return fail.New(fail.Usage, "VM %s: CPUs must be at least 1, got %d", s.Name, s.CPUs)
 	case s.Memory < minMemory:
-		return fail.New(fail.Usage, "VM %s: %d bytes of memory, at least %d are needed", s.Name, s.Memory, minMemory)
+		return fail.New(fail.Usage, "VM %s: got %d bytes of memory, must be at least %d", s.Name, s.Memory, minMemory)
 	case s.Disk < minDisk:
-		return fail.New(fail.Usage, "VM %s: a disk of %d bytes, at least %d are needed", s.Name, s.Disk, minDisk)
+		return fail.New(fail.Usage, "VM %s: got a disk of %d bytes, must be at least %d", s.Name, s.Disk, minDisk)
 	case s.Image.Arch != limayaml.X8664 && s.Image.Arch != limayaml.AARCH64:
-		return fail.New(fail.Usage, "VM %s: architecture %q is neither x86_64 nor aarch64", s.Name, s.Image.Arch)
+		return fail.New(fail.Usage, "VM %s: architecture must be x86_64 or aarch64, got %q", s.Name, s.Image.Arch)
 	case !userName.MatchString(s.User) || s.User == "root":
-		return fail.New(fail.Usage, "VM %s: %q does not work as the login user's name", s.Name, s.User)
+		return fail.New(fail.Usage, "VM %s: %q is not a valid name for the login user", s.Name, s.User)
 	case s.Image.Location == "":
 		return fail.New(fail.Usage, "VM %s: no image", s.Name)
 	case s.Image.Kernel == "" && (s.Image.Initrd != "" || s.Image.Cmdline != ""):
 		return fail.New(fail.Usage, "VM %s: the image has an initrd or a command line but no kernel", s.Name)
 	}
 	if scheme, _, remote := strings.Cut(s.Image.Location, "://"); remote && scheme != "https" && (scheme != "http" || s.Image.Digest == "") {
-		return fail.New(fail.Usage, "VM %s: image %q is neither a path nor an https URL, nor an http URL with a digest", s.Name, s.Image.Location)
+		return fail.New(fail.Usage, "VM %s: image %q must be a path, an https URL, or an http URL with a digest", s.Name, s.Image.Location)
 	}
 	if isURL(s.Image.Kernel) || isURL(s.Image.Initrd) {
-		return fail.New(fail.Usage, "VM %s: the kernel must be a file, there is no digest for it", s.Name)
+		return fail.New(fail.Usage, "VM %s: the kernel must be a file, because it has no digest", s.Name)
 	}
 	if isURL(s.Image.Location) && s.Image.Digest == "" {
 		return fail.New(fail.Usage, "VM %s: the image %s needs a digest", s.Name, s.Image.Location)
 	}
 	if d := digest.Digest(s.Image.Digest); d != "" && d.Validate() != nil {
-		return fail.New(fail.Usage, "VM %s: %q is not a digest like sha256:…", s.Name, s.Image.Digest)
+		return fail.New(fail.Usage, "VM %s: %q must be a digest like sha256:…", s.Name, s.Image.Digest)
 	}
 	return nil
 }
@@ -98,14 +98,14 @@ func parseTemplate(label string, b []byte) (*limayaml.LimaYAML, error) {
 	for i, p := range y.Provision {
 		// Ansible runs on the host, and a file is read from the host.
 		if p.Mode == limayaml.ProvisionModeAnsible || p.Playbook != "" || p.File != nil {
-			return nil, fail.New(fail.Usage, "%s: provision[%d]: only scripts and data written in the template itself are allowed", label, i)
+			return nil, fail.New(fail.Usage, "%s: provision[%d]: scripts and data must be in the template itself", label, i)
 		}
 	}
 	if len(y.Networks) > 0 {
-		return nil, fail.New(fail.Usage, "%s: networks: a VM has the one network card that it is given, a second one would be a second way out", label)
+		return nil, fail.New(fail.Usage, "%s: networks: must be empty, because a second network card would bypass the gateway", label)
 	}
 	if len(y.Base) > 0 {
-		return nil, fail.New(fail.Usage, "%s: base: templates that build on others are not supported", label)
+		return nil, fail.New(fail.Usage, "%s: base: templates based on others are not supported", label)
 	}
 	return y, nil
 }
@@ -247,7 +247,7 @@ func checkSealed(inst *store.Instance, home string) error {
 	default:
 		return nil
 	}
-	return fail.New(fail.Policy, "VM %s: the setting %q opens the VM to the host", inst.Name, bad).
+	return fail.New(fail.Policy, "VM %s: the setting %q connects the VM to the host", inst.Name, bad).
 		WithHint("rm %s/_config/override.yaml %s/_config/default.yaml # and undo edits of %s/lima.yaml", home, home, inst.Dir)
 }
 
@@ -260,7 +260,7 @@ func bootScript(s vm.Spec) (string, error) {
 	if s.AuthorizedKey != "" {
 		key, _, options, rest, err := ssh.ParseAuthorizedKey([]byte(s.AuthorizedKey))
 		if err != nil || len(options) > 0 || len(rest) > 0 {
-			return "", fail.New(fail.Usage, "VM %s: the authorized key is not one public key", s.Name)
+			return "", fail.New(fail.Usage, "VM %s: the authorized key must be one public key", s.Name)
 		}
 		out = append(out, run("key", "/bin/sh", fmt.Sprintf(`
 set -eu

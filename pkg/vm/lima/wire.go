@@ -91,7 +91,7 @@ func checkWired(inst *store.Instance, wired bool) error {
 	case wired && len(n) == 1 && n[0].Lima == network(inst.Name) && limayaml.FirstUsernetIndex(inst.Config) == 0:
 		return nil
 	}
-	return fail.New(fail.Policy, "VM %s: its network is not the one that it was made with, so nothing would guard it", inst.Name).
+	return fail.New(fail.Policy, "VM %s: its network differs from the one it was created with, so no gateway would filter it", inst.Name).
 		WithHint("rm %s/override.yaml %s/default.yaml # in _config of the VM directory; and undo edits of %s/%s", filenames.ConfigDir, filenames.ConfigDir, inst.Dir, filenames.LimaYAML)
 }
 
@@ -183,7 +183,7 @@ func (d *Driver) served(ctx context.Context, name string, m meta) error {
 	}
 	c, err := new(net.Dialer).DialContext(ctx, "unix", w.API)
 	if err != nil {
-		return fail.New(fail.Policy, "VM %s: nobody serves its network: %w", name, err)
+		return fail.New(fail.Policy, "VM %s: no gateway serves its network: %w", name, err)
 	}
 	if err := c.Close(); err != nil {
 		return err
