@@ -29,7 +29,7 @@ func (d *Desktop) UnmarshalYAML(n ast.Node) error {
 	text, _ := scalar(n)
 	*d = Desktop(text)
 	if !slices.Contains([]Desktop{DesktopAuto, DesktopOn, DesktopOff}, *d) {
-		return at(n, "desktop must be %s, %s or %s, got %q", DesktopAuto, DesktopOn, DesktopOff, text)
+		return at(n, "attention.desktop must be %s, %s or %s, got %q", DesktopAuto, DesktopOn, DesktopOff, text)
 	}
 	return nil
 }
