@@ -141,7 +141,7 @@ func TestDotfiles(t *testing.T) {
 	if got := names(t, archive); !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
-	for _, name := range []string{".netrc: contains a login", ".npmrc: contains a login", ".token: contains a token", "out: is a link to", "abs: is a link to", ".config/out: is a link to", ".git-credentials: ", "pipe: is not a file", "socket: is not a file", "project: is the place of the repository"} {
+	for _, name := range []string{".netrc: contains a login", ".npmrc: contains a login", ".token: contains a token", "out: is a link to", "abs: is a link to", ".config/out: is a link to", ".git-credentials: ", "pipe: is not a file", "socket: is not a file", "project: is the location of the repository"} {
 		if !strings.Contains(left, name) {
 			t.Errorf("nothing is said of %q:\n%s", name, left)
 		}

@@ -75,7 +75,7 @@ func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 		case path.Base(name) == ".git":
 			return fs.SkipDir
 		case name == not:
-			left.add(Left{Name: name, Why: "is the place of the repository"})
+			left.add(Left{Name: name, Why: "is the location of the repository"})
 			return fs.SkipDir
 		case info.Mode()&fs.ModeSymlink != 0:
 			target, ok, err := inside(dir, name)
