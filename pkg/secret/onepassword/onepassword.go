@@ -51,9 +51,9 @@ func Resolve(ctx context.Context, token, account string, refs []string) (map[str
 func describe(t sdk.ResolveReferenceErrorTypes) error {
 	switch t {
 	case sdk.ResolveReferenceErrorTypeVariantVaultNotFound:
-		return errors.New("the vault is not found, or the account may not read it")
+		return errors.New("the vault was not found, or the account may not read it")
 	case sdk.ResolveReferenceErrorTypeVariantItemNotFound:
-		return errors.New("the item is not found in the vault")
+		return errors.New("the item was not found in the vault")
 	case sdk.ResolveReferenceErrorTypeVariantFieldNotFound:
 		return errors.New("the item has no such field")
 	case sdk.ResolveReferenceErrorTypeVariantNoMatchingSections:
