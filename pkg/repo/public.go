@@ -300,7 +300,7 @@ func (m *Mirrors) ensurePublic(ctx context.Context, ref Ref) (Mirror, error) {
 		return mirror, err
 	}
 	if m.Log != nil {
-		m.Log.WarnContext(ctx, "repository not fetched for a client", "repository", ref.Key, "error", cause)
+		m.Log.WarnContext(ctx, "fetch for a client failed", "repository", ref.Key, "error", cause)
 	}
 	if err != nil {
 		return Mirror{}, errHidden(ref)
