@@ -33,7 +33,7 @@ for the time that audit.retention sets. After a crash, a record may appear twice
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runAudit(cmd.Context(), a, o) },
 	}
-	cmd.Flags().Var(&o.since, "since", "start `TIME`: 24h or 7d for that long ago, 2026-01-31 or 2026-01-31T12:00:00Z")
+	cmd.Flags().Var(&o.since, "since", "earliest `TIME` to show: 24h or 7d ago, 2026-01-31 or 2026-01-31T12:00:00Z")
 	cmd.Flags().Var(&o.types, "type", "record `TYPE` to show, as printed; repeatable")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON, one record per line")
 	return cmd

@@ -57,7 +57,7 @@ func runConfigEdit(ctx context.Context, a *app, name string) error {
 	group, isGroup := strings.CutPrefix(name, groupsFolder+"/")
 	group, isGroup = strings.TrimSuffix(group, ".txt"), isGroup && strings.HasSuffix(group, ".txt")
 	if known := slices.Contains(settingsFiles, name) || isGroup && policy.GroupName(group); !known {
-		return fail.New(fail.Usage, "unknown settings file %q: must be one of %s and %s/NAME.txt", name, strings.Join(settingsFiles, ", "), groupsFolder).
+		return fail.New(fail.Usage, "unknown settings file %q: must be one of %s or %s/NAME.txt", name, strings.Join(settingsFiles, ", "), groupsFolder).
 			WithHint("agent-sessionizer config edit --help")
 	}
 	paths, err := config.DefaultPaths()

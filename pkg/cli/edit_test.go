@@ -18,12 +18,12 @@ func TestChooseEditor(t *testing.T) {
 		want                 string
 		code                 fail.Code
 	}{
-		{name: "the user's word", visual: "code --wait", editor: "vi", want: "code --wait"},
-		{name: "the older variable", visual: " ", editor: "ed", want: "ed"},
-		{name: "what there is", terminal: true, there: "vi", want: "vi"},
-		{name: "the system's choice before it", terminal: true, there: "editor", want: "editor"},
-		{name: "nothing at all", terminal: true, code: fail.Host},
-		{name: "nobody there to edit", there: "vi", code: fail.Usage},
+		{name: "VISUAL before EDITOR", visual: "code --wait", editor: "vi", want: "code --wait"},
+		{name: "EDITOR if VISUAL is blank", visual: " ", editor: "ed", want: "ed"},
+		{name: "the installed editor", terminal: true, there: "vi", want: "vi"},
+		{name: "the system's default editor first", terminal: true, there: "editor", want: "editor"},
+		{name: "no editor", terminal: true, code: fail.Host},
+		{name: "no terminal", there: "vi", code: fail.Usage},
 	} {
 		env := map[string]string{"VISUAL": c.visual, "EDITOR": c.editor}
 		got, err := chooseEditor(func(name string) string { return env[name] }, c.terminal, func(name string) (string, error) {

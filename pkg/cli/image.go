@@ -57,7 +57,7 @@ A path or URL starts from your own cloud image: Debian's or Ubuntu's, with cloud
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImageBuild(cmd.Context(), a, o) },
 	}
 	build.Flags().StringVar(&o.from, "from", image.Debian, "`SOURCE` of the image: debian, ubuntu, PATH or URL#sha256:HEX of a cloud image")
-	build.Flags().StringVar(&o.suite, "suite", "", "Debian `RELEASE` (default "+image.DefaultSuite+")")
+	build.Flags().StringVar(&o.suite, "suite", "", "`RELEASE` of Debian (default "+image.DefaultSuite+")")
 	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build even if nothing changed, to get newer packages")
 	build.Flags().BoolVar(&o.browser, "browser", false, "include the libraries of Playwright's browsers (250 MB)")
 	build.Flags().StringVar(&o.prepare, "prepare", "", "`WHAT` to prepare: none, golden, warm or pool (default as configured)")

@@ -269,7 +269,7 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 	}
 	for _, f := range out {
 		if !f.OK && !f.tolerable {
-			return fail.New(fail.Host, "this host cannot run sessions")
+			return fail.New(fail.Host, "some checks failed")
 		}
 	}
 	return nil

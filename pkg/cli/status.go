@@ -227,9 +227,9 @@ func newNextCmd(a *app) *cobra.Command {
 	var client string
 	cmd := &cobra.Command{
 		Use: "next", Short: "Jump to the agent that has been waiting longest",
-		Long: `Jump to the next session whose agent is blocked, failed, or finished since your last
-visit, in this order, the longest waiting first. From one of these sessions, jump to the
-one after it.`,
+		Long: `Jump to the next session whose agent is blocked, has failed, or has finished since your
+last visit, in this order, the longest waiting first. From one of these sessions, jump to
+the one after it.`,
 		Example: `  agent-sessionizer next`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

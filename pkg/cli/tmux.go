@@ -59,7 +59,7 @@ func runTmuxBind(ctx context.Context, a *app, o tmuxBindOptions) error {
 	if err := t.Bind(ctx, b, o.force); err != nil {
 		return err
 	}
-	a.con.Say("Alt+Shift+P and Alt+P open the picker, Alt+N jumps to the next waiting agent, until this tmux ends; permanently: agent-sessionizer tmux bind --print >>~/.tmux.conf")
+	a.con.Say("Alt+Shift+P and Alt+P open the picker, Alt+N jumps to the next waiting agent, until this tmux ends; to make it permanent: agent-sessionizer tmux bind --print >>~/.tmux.conf")
 	return nil
 }
 

@@ -171,7 +171,7 @@ func TestPool(t *testing.T) {
 	}
 	one := b.open("./one")
 	from(t, b, one, "golden")
-	waitFor(t, "a VM that waits", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
+	waitFor(t, "a standby VM", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
 	two := b.open("./two")
 	from(t, b, two, "pool")
 	ids := map[string]map[string]string{one: who(t, b, one), two: who(t, b, two)}
@@ -186,7 +186,7 @@ func TestPool(t *testing.T) {
 	b.Asz("start", two)
 	same(t, b, two, ids[two])
 	b.Asz("destroy", "--force", two)
-	waitFor(t, "another VM that waits", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
+	waitFor(t, "another standby VM", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
 	b.Env = append(b.Env, "AGENT_SESSIONIZER_POOL=0")
 	b.Asz("image", "prune")
 	if left, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", "spare-*")); err != nil || len(left) > 0 {
