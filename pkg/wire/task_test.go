@@ -32,17 +32,17 @@ func TestTaskStart(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	for why, change := range map[string]func(*wire.TaskStart){
-		"no command":           func(s *wire.TaskStart) { s.Argv = nil },
-		"no command ":          func(s *wire.TaskStart) { s.Argv[0] = "" },
-		"must be absolute":      func(s *wire.TaskStart) { s.Dir = "x" },
-		"contains a zero byte":    func(s *wire.TaskStart) { s.Argv[2] = "a\x00" },
-		"is not UTF-8":         func(s *wire.TaskStart) { s.Argv[2] = "a\xff" },
-		"variable A":           func(s *wire.TaskStart) { s.Env["A"] = strings.Repeat("x", wire.MaxTaskArg) },
-		"environment variable": func(s *wire.TaskStart) { s.Env["A-"] = "" },
-		"Linux allows at most":  func(s *wire.TaskStart) { s.Argv[2] = strings.Repeat("x", wire.MaxTaskArg+1) },
-		"arguments, must be at most":   func(s *wire.TaskStart) { s.Argv = append(s.Argv, make([]string, wire.MaxTaskArgs)...) },
-		"and variables of":     func(s *wire.TaskStart) { s.Argv = append(s.Argv, many(10, strings.Repeat("x", wire.MaxTaskArg))...) },
-		"a brief of":           func(s *wire.TaskStart) { s.Brief = strings.Repeat("x", wire.MaxTaskBrief+1) },
+		"no command":                 func(s *wire.TaskStart) { s.Argv = nil },
+		"no command ":                func(s *wire.TaskStart) { s.Argv[0] = "" },
+		"must be absolute":           func(s *wire.TaskStart) { s.Dir = "x" },
+		"contains a zero byte":       func(s *wire.TaskStart) { s.Argv[2] = "a\x00" },
+		"is not UTF-8":               func(s *wire.TaskStart) { s.Argv[2] = "a\xff" },
+		"variable A":                 func(s *wire.TaskStart) { s.Env["A"] = strings.Repeat("x", wire.MaxTaskArg) },
+		"environment variable":       func(s *wire.TaskStart) { s.Env["A-"] = "" },
+		"Linux allows at most":       func(s *wire.TaskStart) { s.Argv[2] = strings.Repeat("x", wire.MaxTaskArg+1) },
+		"arguments, must be at most": func(s *wire.TaskStart) { s.Argv = append(s.Argv, make([]string, wire.MaxTaskArgs)...) },
+		"and variables of":           func(s *wire.TaskStart) { s.Argv = append(s.Argv, many(10, strings.Repeat("x", wire.MaxTaskArg))...) },
+		"a brief of":                 func(s *wire.TaskStart) { s.Brief = strings.Repeat("x", wire.MaxTaskBrief+1) },
 	} {
 		bad := s
 		bad.Argv, bad.Env = append([]string{}, s.Argv...), map[string]string{"B": ""}

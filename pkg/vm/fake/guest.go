@@ -79,7 +79,7 @@ func (g *guest) run(ctx context.Context) (err error) {
 	case err != nil:
 		return err
 	case trouble.Panic:
-		return errors.New("Kernel panic - not syncing: as told by the faults file")
+		return errors.New("Kernel panic - not syncing: requested by the faults file")
 	case trouble.Never:
 		<-ctx.Done()
 		return nil

@@ -40,10 +40,10 @@ func (h Harness) life(t *testing.T) {
 		t.Error("the disk of a running VM was exported")
 	}
 	if again := h.start(t, d); again != ep {
-		t.Errorf("Start of a VM that runs: %+v, want %+v", again, ep)
+		t.Errorf("Start of a running VM: got %+v, want %+v", again, ep)
 	}
 	if err := d.Create(t.Context(), spec); err != nil {
-		t.Errorf("Create of a VM that runs: %v", err)
+		t.Errorf("Create of a running VM: %v", err)
 	}
 	if m := check(t, d, spec, vm.Running); m.Endpoint != ep {
 		t.Errorf("Inspect: endpoint %+v, want %+v", m.Endpoint, ep)
@@ -71,7 +71,7 @@ func (h Harness) life(t *testing.T) {
 		t.Errorf("Stop twice: %v", err)
 	}
 	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
-		t.Error("a stopped VM still answers")
+		t.Error("a stopped VM still accepts logins")
 	}
 	disk := filepath.Join(t.TempDir(), "disk")
 	if err := d.Export(t.Context(), alive, disk, nil); err != nil {
@@ -84,7 +84,7 @@ func (h Harness) life(t *testing.T) {
 	ep = h.start(t, d)
 	c = h.dial(t, ep)
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
-		t.Errorf("after a restart the disk holds %q", got)
+		t.Errorf("after a restart: got %q on the disk, want \"kept\"", got)
 	}
 	h.Crash(t, d, alive)
 	select {
@@ -101,11 +101,11 @@ func (h Harness) life(t *testing.T) {
 	ep = h.start(t, d)
 	c = h.dial(t, ep)
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
-		t.Errorf("after a crash the disk holds %q", got)
+		t.Errorf("after a crash: got %q on the disk, want \"kept\"", got)
 	}
 	if h.Real {
 		if got := output(t, c, "wc -l </var/lib/vmtest-boots"); got != "3" {
-			t.Errorf("Spec.Boot ran %s times in 3 boots", got)
+			t.Errorf("Spec.Boot: got %s runs in 3 boots, want 3", got)
 		}
 	}
 	begin = time.Now()
@@ -131,7 +131,7 @@ func (h Harness) life(t *testing.T) {
 		h.alone(t, alive)
 	}
 	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
-		t.Error("a deleted VM still answers")
+		t.Error("a deleted VM still accepts logins")
 	}
 }
 
@@ -148,7 +148,7 @@ func (h Harness) alone(t *testing.T, name string) {
 		return
 	}
 	if n := h.Processes(t, name); n > 0 {
-		t.Errorf("%d processes of the VM are left", n)
+		t.Errorf("got %d remaining processes of the VM, want 0", n)
 	}
 }
 
@@ -190,7 +190,7 @@ func (h Harness) cancelledStart(t *testing.T, d vm.Driver) {
 			t.Errorf("a cancelled Start: %v", err)
 		}
 	case <-time.After(2 * time.Minute):
-		t.Error("a cancelled Start goes on waiting")
+		t.Error("a cancelled Start keeps waiting")
 	}
 	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State != vm.Running {
 		t.Errorf("after a cancelled Start: %+v %v", m, err)
@@ -224,7 +224,7 @@ func (h Harness) startWhileInspected(t *testing.T, d vm.Driver, spec vm.Spec) vm
 	defer func() {
 		close(stop)
 		if <-looked == 0 {
-			t.Error("nobody looked")
+			t.Error("Inspect was not called during the boot")
 		}
 	}()
 	return h.start(t, d)
@@ -244,7 +244,7 @@ func (h Harness) login(t *testing.T, spec vm.Spec, ep vm.Endpoint) {
 	intruder.Key = foreign
 	if c, err := ssh.Dial(t.Context(), intruder); err == nil {
 		_ = c.Close()
-		t.Error("a foreign key logs in")
+		t.Error("login with a foreign key succeeded")
 	}
 	mistaken := h.target(ep)
 	mistaken.HostKey = public

@@ -127,9 +127,9 @@ func (h Harness) filesOnly(t *testing.T) {
 	want := h.Spec(t, idle)
 	h.HalfMade(t, d, want)
 	if m, err := d.Inspect(t.Context(), idle); err == nil && m.State != vm.Broken {
-		t.Errorf("a half-made VM is %s", m.State)
+		t.Errorf("an incomplete VM: got state %s, want broken", m.State)
 	} else if err != nil && !errors.Is(err, vm.ErrNotFound) {
-		t.Errorf("Inspect of a half-made VM: %v", err)
+		t.Errorf("Inspect of an incomplete VM: %v", err)
 	}
 	for range 2 {
 		if err := d.Create(t.Context(), want); err != nil {
@@ -140,7 +140,7 @@ func (h Harness) filesOnly(t *testing.T) {
 	other := want
 	other.CPUs++
 	if err := d.Create(t.Context(), other); err != nil {
-		t.Fatalf("Create of a VM that exists: %v", err)
+		t.Fatalf("Create of an existing VM: %v", err)
 	}
 	check(t, d, want, vm.Stopped) // unchanged
 	if err := d.Stop(t.Context(), idle, nil, time.Second); err != nil {
@@ -200,7 +200,7 @@ func (h Harness) start(t *testing.T, d vm.Driver) vm.Endpoint {
 	defer cancel()
 	ep, err := d.Start(ctx, alive, func(msg string) {
 		if strings.ContainsAny(msg, "\n\r\x1b") {
-			t.Errorf("progress is not one clean line: %q", msg)
+			t.Errorf("progress must be one clean line, got %q", msg)
 		}
 	})
 	if err != nil {
