@@ -23,8 +23,8 @@ type Event struct {
 // EventPage is a page of the events of a task or a session, in order.
 type EventPage struct {
 	Events []Event `json:"events" nullable:"false"`
-	Next   string  `json:"next" doc:"The after of the next page, also when that is empty today."`
-	Oldest int64   `json:"oldest" doc:"Sequence of the oldest event that is kept."`
+	Next   string  `json:"next" doc:"The after parameter for the next page, even if that page is empty now."`
+	Oldest int64   `json:"oldest" doc:"Sequence of the oldest event in the store."`
 	Newest int64   `json:"newest"`
 }
 
@@ -35,7 +35,7 @@ func anchor(subject string, seq int64) string { return subject + "/" + strconv.F
 // strict: it rejects an anchor of another subject, and one that could be read in
 // two ways.
 func parseAnchor(subject, text string) (seq int64, newest bool, err error) {
-	const hint = "after is a sequence, SUBJECT/SEQ as an event's id, oldest or newest"
+	const hint = "after must be a sequence, SUBJECT/SEQ from an event's id, oldest or newest"
 	switch text {
 	case "":
 		return 0, false, nil
@@ -46,15 +46,15 @@ func parseAnchor(subject, text string) (seq int64, newest bool, err error) {
 	}
 	if of, number, ok := strings.Cut(text, "/"); ok {
 		if !isID(of) {
-			return 0, false, problem(http.StatusBadRequest, codeAnchor, hint, "the anchor is not of the form SUBJECT/SEQ")
+			return 0, false, problem(http.StatusBadRequest, codeAnchor, hint, "the anchor must be SUBJECT/SEQ")
 		}
 		if of != subject {
-			return 0, false, problem(http.StatusBadRequest, codeAnchorForeign, "use the id of an event of "+subject, "the anchor is of %s, and these are the events of %s", of, subject)
+			return 0, false, problem(http.StatusBadRequest, codeAnchorForeign, "use the id of an event of "+subject, "the anchor belongs to %s, but these are the events of %s", of, subject)
 		}
 		text = number
 	}
 	if len(text) == 0 || len(text) > 18 || strings.Trim(text, "0123456789") != "" || len(text) > 1 && text[0] == '0' {
-		return 0, false, problem(http.StatusBadRequest, codeAnchor, hint, "the anchor's sequence is not a whole number")
+		return 0, false, problem(http.StatusBadRequest, codeAnchor, hint, "the anchor's sequence must be a whole number")
 	}
 	seq, err = strconv.ParseInt(text, 10, 64)
 	return seq, false, err
@@ -108,25 +108,25 @@ func (s *Server) start(ctx context.Context, of subject, text string) (int64, err
 type (
 	eventsInput struct {
 		TaskPath
-		After  string `query:"after" doc:"Read on after this: a sequence, an event's id, oldest or newest. Without it, from the beginning."`
-		Last   string `header:"Last-Event-ID" doc:"As after, which wins; what an EventSource sends when it comes back."`
-		Limit  int    `query:"limit" default:"100" minimum:"1" maximum:"1000" doc:"Of a page; a stream has none."`
-		Accept string `header:"Accept" doc:"text/event-stream makes it a stream."`
+		After  string `query:"after" doc:"Position after which to read: a sequence, an event's id, oldest or newest. Default: the beginning."`
+		Last   string `header:"Last-Event-ID" doc:"Like after, which takes precedence. An EventSource sends it when it reconnects."`
+		Limit  int    `query:"limit" default:"100" minimum:"1" maximum:"1000" doc:"Number of events of a page. A stream has no limit."`
+		Accept string `header:"Accept" doc:"text/event-stream requests a stream."`
 	}
 	bodyOutput struct{ Body func(huma.Context) }
 )
 
 func (s *Server) eventRoutes(api huma.API) {
-	const about = "A page, or with `Accept: text/event-stream` a stream of server-sent events: history, then what happens, without a gap. " +
-		"An event's `id` is where to go on after it. Expired anchors are answered with 410, foreign and future ones with 400. " +
+	const about = "Returns a page, or with `Accept: text/event-stream` a stream of server-sent events: first the past events, then new ones, without a gap. " +
+		"To continue after an event, use its `id`. An expired anchor is answered with 410, a foreign or future one with 400. " +
 		"A stream ends with an event `end`, or with an event `problem`, whose `last` is the last sequence that was sent; " +
-		"who comes back to a stream that has ended gets 204."
+		"a client that reconnects to an ended stream receives 204."
 	for _, r := range []struct {
 		route
 		of func(context.Context, string) (subject, error)
 	}{
-		{route{id: "getTaskEvents", path: tasksPath + "/{id}/events", tag: "tasks", summary: "Events of a task"}, s.taskSubject},
-		{route{id: "getSessionEvents", path: sessionsPath + "/{id}/events", tag: "sessions", summary: "Events of a session"}, s.sessionSubject},
+		{route{id: "getTaskEvents", path: tasksPath + "/{id}/events", tag: "tasks", summary: "List or stream the events of a task"}, s.taskSubject},
+		{route{id: "getSessionEvents", path: sessionsPath + "/{id}/events", tag: "sessions", summary: "List or stream the events of a session"}, s.sessionSubject},
 	} {
 		r.method, r.need, r.about, r.more = http.MethodGet, Read, about, []int{204, 404, 410}
 		register(s, api, r.route, func(ctx context.Context, in *eventsInput) (*bodyOutput, error) {
@@ -140,8 +140,8 @@ func (s *Server) eventRoutes(api huma.API) {
 	}
 	register(s, api, route{
 		id: "streamTask", method: http.MethodGet, path: "/ws/tasks/{id}/stream", tag: "tasks", need: Read, ok: http.StatusSwitchingProtocols, more: []int{404, 405, 410, 416, 426},
-		summary: "Events and output of a task over WebSocket",
-		about: "Each message is one JSON object, a StreamMessage: history, then what happens, without a gap. Output comes as it is in the logs, in base64, " +
+		summary: "Stream the events and output of a task over WebSocket",
+		about: "Each message is one JSON object, a StreamMessage: first the past events, then new ones, without a gap. Output is sent as it is in the logs, in base64, " +
 			"with its offset. The last message is `end` or `problem`.",
 	}, s.webSocket)
 	schemaOf[StreamMessage](api)

@@ -32,9 +32,9 @@ import (
 type ExecRequest struct {
 	Argv    []string          `json:"argv,omitempty" minItems:"1" maxItems:"256" nullable:"false" doc:"Program and arguments, no shell. Either this or command."`
 	Command string            `json:"command,omitempty" minLength:"1" maxLength:"65536" doc:"A line for sh. Either this or argv."`
-	Cwd     string            `json:"cwd,omitempty" maxLength:"4096" doc:"Relative to the repository's directory, which it is when left out."`
-	Env     map[string]string `json:"env,omitempty" doc:"More environment variables, at most 64. They are on a command line in the guest, and not kept here."`
-	Timeout string            `json:"timeout,omitempty" default:"10m" example:"90s" doc:"After which the command is ended; at most 24h."`
+	Cwd     string            `json:"cwd,omitempty" maxLength:"4096" doc:"Directory, relative to the repository's. Default: the repository's directory."`
+	Env     map[string]string `json:"env,omitempty" doc:"Additional environment variables, at most 64. They appear on a command line in the guest; the host does not store their values."`
+	Timeout string            `json:"timeout,omitempty" default:"10m" example:"90s" doc:"Time limit of the command, at most 24h."`
 }
 
 // ExecState is the state of a command.
@@ -55,26 +55,26 @@ type Exec struct {
 	ID        string          `json:"id"`
 	Session   string          `json:"session"`
 	State     ExecState       `json:"state" enum:"running,exited,timeout,cancelled,failed,lost"`
-	Argv      []string        `json:"argv,omitempty" doc:"Shown to the scope admin only, as command, cwd and env are."`
+	Argv      []string        `json:"argv,omitempty" doc:"Visible only to the scope admin, like command, cwd and env."`
 	Command   string          `json:"command,omitempty"`
 	Cwd       string          `json:"cwd,omitempty"`
-	Env       []string        `json:"env,omitempty" doc:"The names only."`
+	Env       []string        `json:"env,omitempty" doc:"Names only."`
 	ExitCode  *int            `json:"exit_code,omitempty"`
-	Signal    string          `json:"signal,omitempty" doc:"That ended it."`
+	Signal    string          `json:"signal,omitempty" doc:"Signal that ended the command."`
 	Error     *task.ViewError `json:"error,omitempty"`
 	StartedAt time.Time       `json:"started_at"`
 	EndedAt   *time.Time      `json:"ended_at,omitempty"`
 	Stdout    ExecOutput      `json:"stdout"`
 	Stderr    ExecOutput      `json:"stderr"`
-	LastEvent string          `json:"last_event" doc:"An id of the session's events: what happens to the command from now on comes after it."`
+	LastEvent string          `json:"last_event" doc:"Id of one of the session's events. All later events of the command follow it."`
 	Actor     string          `json:"actor"`
 	TraceID   string          `json:"trace_id"`
 }
 
 // ExecOutput describes one of a command's two outputs.
 type ExecOutput struct {
-	Bytes     int64 `json:"bytes" doc:"That are in the log."`
-	Truncated bool  `json:"truncated" doc:"There were more, which were not kept."`
+	Bytes     int64 `json:"bytes" doc:"Size of the log."`
+	Truncated bool  `json:"truncated" doc:"There was more output, which was discarded."`
 }
 
 // shownTo returns e as a client may see it: only admins see command lines.
@@ -160,20 +160,20 @@ func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration
 	argv := r.Argv
 	switch {
 	case len(r.Argv) > 0 && r.Command != "":
-		return "", 0, bad("send one of the two", "there is argv, and command too")
+		return "", 0, bad("send one of the two", "both argv and command are set")
 	case r.Command != "":
 		argv = []string{"sh", "-c", r.Command}
 	case len(r.Argv) == 0 || r.Argv[0] == "":
-		return "", 0, bad(`send argv, as ["make", "test"], or command`, "there is no command")
+		return "", 0, bad(`send argv, such as ["make", "test"], or command`, "no command was sent")
 	}
 	timeout = defaultExecTimeout
 	if r.Timeout != "" {
 		if timeout, err = time.ParseDuration(r.Timeout); err != nil || timeout <= 0 || timeout > maxExecTimeout {
-			return "", 0, bad("write it like 90s or 1h30m, at most 24h", "the timeout cannot be used")
+			return "", 0, bad("write it like 90s or 1h30m, at most 24h", "the timeout is invalid")
 		}
 	}
 	if len(r.Env) > maxExecEnv {
-		return "", 0, bad("send fewer", "there are %d environment variables; %d are possible", len(r.Env), maxExecEnv)
+		return "", 0, bad("send fewer", "too many environment variables: %d, the limit is %d", len(r.Env), maxExecEnv)
 	}
 	var b strings.Builder
 	cd := func(dir string) { fmt.Fprintf(&b, "cd %s && ", ssh.Quote(dir)) }
@@ -187,13 +187,13 @@ func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
 		if !variable.MatchString(name) {
-			return "", 0, bad("use letters, digits and _", "%q is not an environment variable's name", short(name))
+			return "", 0, bad("use letters, digits and _", "%q is not a valid name of an environment variable", short(name))
 		}
 		fmt.Fprintf(&b, "export %s=%s && ", name, ssh.Quote(r.Env[name]))
 	}
 	b.WriteString("exec " + ssh.Quote(argv...))
 	if line = b.String(); strings.Contains(line, "\x00") {
-		return "", 0, bad("leave it out", "there is a NUL in it, which no command line can have")
+		return "", 0, bad("leave it out", "the command contains a NUL byte")
 	}
 	return line, timeout, nil
 }
@@ -260,7 +260,7 @@ func (x *execs) repeated(session string, first store.Request, once task.Once) (E
 	}
 	e, err := x.get(session, first.Subject)
 	if fail.CodeOf(err) == fail.NotFound {
-		return Exec{}, fail.New(fail.Conflict, "of the command of this key nothing is kept (yet)").WithHint("try again, or use another Idempotency-Key")
+		return Exec{}, fail.New(fail.Conflict, "no record of this key's command exists (yet)").WithHint("try again, or use another Idempotency-Key")
 	}
 	return e, err
 }
@@ -271,11 +271,11 @@ func (x *execs) enter(id string, cancel context.CancelCauseFunc) error {
 	defer x.mu.Unlock()
 	select {
 	case <-x.closing:
-		return fail.New(fail.Interrupted, "serve is ending").WithHint("try again")
+		return fail.New(fail.Interrupted, "serve is shutting down").WithHint("try again")
 	default:
 	}
 	if len(x.running) >= x.limits.Execs {
-		return problem(http.StatusTooManyRequests, codeTooMany, "wait for one of them, or cancel it", "%d commands run already", len(x.running)).with("Retry-After", "5")
+		return problem(http.StatusTooManyRequests, codeTooMany, "wait for one of them, or cancel it", "%d commands are already running", len(x.running)).with("Retry-After", "5")
 	}
 	x.running[id] = cancel
 	x.group.Add(1)
@@ -305,12 +305,12 @@ func (x *execs) prepare(ctx context.Context, rec *execRecord) (stdout, stderr *o
 	x.prune(rec.Session)
 	dir := x.dir(rec.Session, rec.ID)
 	if err := os.MkdirAll(dir.dir, 0o700); err != nil {
-		return nil, nil, fail.New(fail.Host, "make the directory of the command: %w", err)
+		return nil, nil, fail.New(fail.Host, "create command directory: %w", err)
 	}
 	create := func(name string) (*os.File, error) {
 		f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
-			return nil, fail.New(fail.Host, "make a log of the command: %w", err)
+			return nil, fail.New(fail.Host, "create command log: %w", err)
 		}
 		return f, nil
 	}
@@ -386,7 +386,7 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	keep, cancelKeep := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancelKeep()
 	if err := errors.Join(x.announce(keep, &rec), x.write(rec)); err != nil {
-		x.log.ErrorContext(ctx, "tell of a command's end", "session", rec.Session, "exec", rec.ID, "error", err)
+		x.log.ErrorContext(ctx, "record end of command", "session", rec.Session, "exec", rec.ID, "error", err)
 	}
 	x.metrics.command(rec.Exec)
 	x.log.InfoContext(ctx, "exec", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
@@ -529,7 +529,7 @@ func (x *execs) prune(session string) {
 	slices.SortFunc(ended, func(a, b Exec) int { return a.StartedAt.Compare(b.StartedAt) })
 	for _, e := range ended[:min(len(ended), len(entries)-maxExecs+1)] {
 		if err := os.RemoveAll(x.dir(session, e.ID).dir); err != nil {
-			x.log.Warn("remove an old command", "session", session, "exec", e.ID, "error", err)
+			x.log.Warn("remove old command", "session", session, "exec", e.ID, "error", err)
 		}
 	}
 }

@@ -22,14 +22,14 @@ import (
 // ArtifactList lists the collected and the skipped artifacts of a task.
 type ArtifactList struct {
 	Artifacts []task.Artifact `json:"artifacts" nullable:"false"`
-	Skipped   []task.Skipped  `json:"skipped" nullable:"false" doc:"What was left in the guest, and why."`
+	Skipped   []task.Skipped  `json:"skipped" nullable:"false" doc:"Files that were left in the guest, and why."`
 }
 
 // LogQuery selects a part of a pair of logs.
 type LogQuery struct {
 	Stream string `query:"stream" default:"stdout" enum:"stdout,stderr"`
-	Offset int64  `query:"offset" default:"0" minimum:"0" doc:"Bytes to leave out at the beginning. Range counts from here."`
-	Follow bool   `query:"follow" default:"false" doc:"Go on until the end, as it is written."`
+	Offset int64  `query:"offset" default:"0" minimum:"0" doc:"Bytes to skip at the beginning. Range counts from there."`
+	Follow bool   `query:"follow" default:"false" doc:"Continue with new output until the end."`
 }
 
 type (
@@ -39,7 +39,7 @@ type (
 	}
 	artifactInput struct {
 		TaskPath
-		Name string `path:"name" doc:"As in the list, escaped; slashes may be as they are." example:"files/report.html"`
+		Name string `path:"name" doc:"Name as in the list, percent-escaped. Slashes may be literal." example:"files/report.html"`
 	}
 	artifactsOutput struct{ Body ArtifactList }
 )
@@ -49,8 +49,8 @@ const textType = "text/plain; charset=utf-8"
 func (s *Server) fileRoutes(api huma.API) {
 	register(s, api, route{
 		id: "getTaskLogs", method: http.MethodGet, path: tasksPath + "/{id}/logs", tag: "tasks", need: Read, more: []int{404, 410, 416}, ranges: true, content: "text/plain",
-		summary: "What the agent printed",
-		about:   "Byte for byte as it came, but for secrets. `X-Log-Size` is how much there is: the offset to go on from.",
+		summary: "Get the agent's output",
+		about:   "The output byte for byte, with secrets masked. `X-Log-Size` is its current size: the offset from which to continue.",
 	}, func(ctx context.Context, in *taskLogsInput) (*bodyOutput, error) {
 		sub, err := s.taskSubject(ctx, in.ID)
 		if err != nil {
@@ -64,7 +64,7 @@ func (s *Server) fileRoutes(api huma.API) {
 	})
 	register(s, api, route{
 		id: "listArtifacts", method: http.MethodGet, path: tasksPath + "/{id}/artifacts", tag: "tasks", need: Read, more: []int{404, 410},
-		summary: "What a task brought home",
+		summary: "List the collected artifacts of a task",
 	}, func(ctx context.Context, in *TaskPath) (*artifactsOutput, error) {
 		t, err := s.taskWithFiles(ctx, in.ID)
 		if err != nil {
@@ -76,8 +76,8 @@ func (s *Server) fileRoutes(api huma.API) {
 	})
 	register(s, api, route{
 		id: "getArtifact", method: http.MethodGet, path: tasksPath + "/{id}/artifacts/{name...}", tag: "tasks", need: Read, more: []int{404, 410}, ranges: true, content: "application/octet-stream",
-		summary: "One artifact",
-		about:   "Only names of the list are found. The ETag is the SHA-256 of the whole. It comes from a guest: do not let a browser run it.",
+		summary: "Get an artifact",
+		about:   "Finds only names in the list. The ETag is the SHA-256 of the whole file. The file is from a guest: do not let a browser run it.",
 	}, func(ctx context.Context, in *artifactInput) (*bodyOutput, error) {
 		t, err := s.taskWithFiles(ctx, in.ID)
 		if err != nil {
@@ -97,7 +97,7 @@ func (s *Server) fileRoutes(api huma.API) {
 	})
 	register(s, api, route{
 		id: "getBundle", method: http.MethodGet, path: tasksPath + "/{id}/bundle", tag: "tasks", need: Read, more: []int{404, 410}, ranges: true, content: "application/octet-stream",
-		summary: "All of a task's outbox in one file, when it has ended",
+		summary: "Get the whole outbox of an ended task as one file",
 	}, func(ctx context.Context, in *TaskPath) (*bodyOutput, error) {
 		t, err := s.taskWithFiles(ctx, in.ID)
 		if err != nil {
@@ -105,7 +105,7 @@ func (s *Server) fileRoutes(api huma.API) {
 		}
 		f, err := os.Open(s.tasks.Dir(t.ID).Bundle())
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fail.New(fail.NotFound, "task %s is %s and has no bundle", t.ID, t.Phase).WithHint("wait for its end: GET %s/%s", tasksPath, t.ID)
+			return nil, fail.New(fail.NotFound, "task %s is %s and has no bundle", t.ID, t.Phase).WithHint("wait until it has ended: GET %s/%s", tasksPath, t.ID)
 		}
 		if err != nil {
 			return nil, err
@@ -129,7 +129,7 @@ func (s *Server) file(ctx context.Context, f *os.File, name, sha256 string) (*bo
 	req := requestOf(ctx)
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
-		err = fail.New(fail.NotFound, "%q is no file", name)
+		err = fail.New(fail.NotFound, "%q is not a regular file", name)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -169,7 +169,7 @@ func sizeFrom(path string, offset int64) (int64, error) {
 		size = st.Size()
 	}
 	if offset > size {
-		return 0, problem(http.StatusRequestedRangeNotSatisfiable, codeRange, fmt.Sprintf("go on with offset=%d", size), "the log has %d bytes, and %d is behind its end", size, offset)
+		return 0, problem(http.StatusRequestedRangeNotSatisfiable, codeRange, fmt.Sprintf("continue with offset=%d", size), "the log has %d bytes; offset %d is beyond its end", size, offset)
 	}
 	return size, nil
 }
@@ -188,7 +188,7 @@ func (s *Server) logs(ctx context.Context, sub subject, in LogQuery, stdout, std
 	h := req.w.Header()
 	if in.Follow {
 		if req.r.Header.Get("Range") != "" || req.r.Method == http.MethodHead {
-			return nil, fail.New(fail.Usage, "what is followed has no ranges and is not for HEAD").WithHint("use offset, or leave follow out")
+			return nil, fail.New(fail.Usage, "follow cannot be combined with Range or HEAD").WithHint("use offset, or leave follow out")
 		}
 		st, err := s.newStream(req, "log", sub, 0)
 		if err != nil {

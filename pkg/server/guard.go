@@ -61,8 +61,8 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		err := recover()
 		if err != nil && err != http.ErrAbortHandler { //nolint:errorlint // net/http's own value, by identity
-			g.log.ErrorContext(req.r.Context(), "a handler panicked", "panic", fmt.Sprint(err), "stack", string(debug.Stack()))
-			req.w.fail(problem(http.StatusInternalServerError, codeInternal, "the log of serve has the error, under trace_id", "something went wrong inside serve"))
+			g.log.ErrorContext(req.r.Context(), "handler panicked", "panic", fmt.Sprint(err), "stack", string(debug.Stack()))
+			req.w.fail(problem(http.StatusInternalServerError, codeInternal, "see the log of serve, under the trace_id", "internal error of serve"))
 		}
 		g.done(req, time.Since(began))
 		if err == http.ErrAbortHandler { //nolint:errorlint // as above
@@ -109,25 +109,25 @@ func (g *guard) form(req *request) *Problem {
 	}
 	for _, name := range once {
 		if len(r.Header.Values(name)) > 1 {
-			return bad("send it once", "the header %s is there more than once", name)
+			return bad("send it once", "header %s was sent more than once", name)
 		}
 	}
 	if r.URL.IsAbs() || r.URL.Host != "" || r.URL.Opaque != "" || !strings.HasPrefix(r.URL.Path, "/") {
-		return bad("ask for a path", "this is no proxy")
+		return bad("request a path", "this server is not a proxy")
 	}
 	if len(r.RequestURI) > maxURI {
-		return problem(http.StatusRequestURITooLong, codeTooLarge, "ask for less at once", "the request's path has more than %d bytes", maxURI)
+		return problem(http.StatusRequestURITooLong, codeTooLarge, "request less at once", "the request path is longer than %d bytes", maxURI)
 	}
 	if r.Header.Get("Content-Encoding") != "" {
-		return problem(http.StatusUnsupportedMediaType, codeMediaType, "send the body as it is", "no content encoding is taken")
+		return problem(http.StatusUnsupportedMediaType, codeMediaType, "send the body without encoding", "content encodings are not supported")
 	}
 	if _, err := url.ParseQuery(r.URL.RawQuery); err != nil {
-		return bad("escape what is not a letter or a digit, as %20", "the query cannot be read: %v", err)
+		return bad("escape everything except letters and digits, such as %20 for a space", "parse query: %v", err)
 	}
 	// Neither the router nor a handler may clean a path: an unclean path does not
 	// exist. Escaped dots are part of a name, which is looked up.
 	if p := r.URL.EscapedPath(); p != "/" && path.Clean(p) != p || strings.Contains(r.URL.Path, "\x00") {
-		return problem(http.StatusNotFound, "NOT_FOUND", seeDocs, "there is no such path")
+		return problem(http.StatusNotFound, "NOT_FOUND", seeDocs, "no such path")
 	}
 	return nil
 }
@@ -138,17 +138,17 @@ func (g *guard) form(req *request) *Problem {
 func (g *guard) origin(req *request) *Problem {
 	r := req.r
 	if !g.known(r.Host) {
-		return problem(http.StatusForbidden, codeForbidden, "use the address that serve listens on", "the Host header is not one of this server's names").with("Connection", "close")
+		return problem(http.StatusForbidden, codeForbidden, "use the address that serve listens on", "the Host header does not name this server").with("Connection", "close")
 	}
 	scheme := "http://"
 	if g.tls {
 		scheme = "https://"
 	}
 	if o := r.Header.Get("Origin"); o != "" && (g.own || o != scheme+r.Host) || len(r.Header.Values("Origin")) > 0 && o == "" {
-		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a page", "requests of other sites' pages are refused")
+		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a web page", "requests from web pages of other sites are refused")
 	}
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
-		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a page", "requests of other sites' pages are refused")
+		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a web page", "requests from web pages of other sites are refused")
 	}
 	return nil
 }
@@ -163,7 +163,7 @@ func (g *guard) login(req *request) *Problem {
 		req.who = principal{Name: "anonymous"}
 		return nil
 	}
-	const hint = "send Authorization: Bearer TOKEN; agent-sessionizer serve token add NAME --scope read makes one"
+	const hint = "send Authorization: Bearer TOKEN; agent-sessionizer serve token add NAME --scope read creates one"
 	denied := func(why string) *Problem {
 		addr, _, err := net.SplitHostPort(req.r.RemoteAddr)
 		if err != nil {
@@ -175,15 +175,15 @@ func (g *guard) login(req *request) *Problem {
 		g.metrics.wrong.Inc()
 		ok, wait := g.wrong.allow(addr, time.Now())
 		if !ok {
-			return problem(http.StatusTooManyRequests, codeTooMany, "wait, and "+hint, "too many requests without a token that is known").
+			return problem(http.StatusTooManyRequests, codeTooMany, "wait, and "+hint, "too many requests without a valid token").
 				with("Retry-After", fmt.Sprint(int(wait/time.Second)+1)).with("Connection", "close")
 		}
-		g.log.WarnContext(req.r.Context(), "refused", "address", addr, "reason", why)
+		g.log.WarnContext(req.r.Context(), "request refused", "address", addr, "reason", why)
 		return problem(http.StatusUnauthorized, codeUnauthorized, hint, "%s", why).with("WWW-Authenticate", `Bearer realm="agent-sessionizer"`)
 	}
 	header := req.r.Header.Get("Authorization")
 	if header == "" {
-		return denied("there is no token")
+		return denied("no token was sent")
 	}
 	token, err := bearer(header)
 	if err != nil {
@@ -191,11 +191,11 @@ func (g *guard) login(req *request) *Problem {
 	}
 	t, ok, err := g.tokens.find(token)
 	if err != nil {
-		g.log.ErrorContext(req.r.Context(), "read the tokens", "error", err)
-		return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer serve token list, on the host", "tokens cannot be checked at the moment").with("Retry-After", "5")
+		g.log.ErrorContext(req.r.Context(), "read tokens", "error", err)
+		return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer serve token list, on the host", "tokens cannot be checked now").with("Retry-After", "5")
 	}
 	if !ok {
-		return denied("the token is not known")
+		return denied("unknown token")
 	}
 	req.who = principal{Name: "token:" + t.Name, Scope: t.Scope, token: t.SHA256}
 	if !t.Scope.allows(Admin) {
@@ -223,7 +223,7 @@ func (g *guard) body(req *request) *Problem {
 		return nil
 	}
 	if r.Method != http.MethodPost {
-		return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "a %s request has no body here", short(r.Method)).with("Connection", "close")
+		return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "a %s request must not have a body here", short(r.Method)).with("Connection", "close")
 	}
 	if r.ContentLength > maxBody {
 		return tooLarge()
@@ -233,10 +233,10 @@ func (g *guard) body(req *request) *Problem {
 	}
 	text, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-		return problem(http.StatusRequestTimeout, codeSlow, "send the body at once", "the body did not come within %v", g.limits.Body).with("Connection", "close")
+		return problem(http.StatusRequestTimeout, codeSlow, "send the body immediately", "the body did not arrive within %v", g.limits.Body).with("Connection", "close")
 	}
 	if err != nil {
-		return problem(http.StatusBadRequest, codeInvalid, "send as many bytes as Content-Length says, or whole chunks", "the body cannot be read").with("Connection", "close")
+		return problem(http.StatusBadRequest, codeInvalid, "send as many bytes as Content-Length declares, or complete chunks", "the body cannot be read").with("Connection", "close")
 	}
 	if len(text) > maxBody {
 		return tooLarge()
@@ -266,7 +266,7 @@ func (g *guard) drain(req *request) {
 }
 
 func tooLarge() *Problem {
-	return problem(http.StatusRequestEntityTooLarge, codeTooLarge, "send less: a manifest has at most 1 MiB", "the body has more than %d bytes", maxBody).with("Connection", "close")
+	return problem(http.StatusRequestEntityTooLarge, codeTooLarge, "send less: a manifest has at most 1 MiB", "the body is longer than %d bytes", maxBody).with("Connection", "close")
 }
 
 func short(s string) string { return s[:min(len(s), 20)] }
@@ -308,7 +308,7 @@ func (w *response) WriteHeader(status int) {
 	if status >= http.StatusBadRequest && w.Header().Get("Content-Type") != problemType {
 		p := problemFor(status)
 		if w.Header().Get("Allow") != "" {
-			p.Hint = "the methods are in the Allow header"
+			p.Hint = "the Allow header lists the methods"
 		}
 		w.fail(p)
 		w.mute = true

@@ -28,20 +28,20 @@ const healthTimeout = 5 * time.Second
 func (s *Server) serverRoutes(api huma.API) {
 	register(s, api, route{
 		id: "getHealth", method: http.MethodGet, path: healthPath, tag: "server",
-		summary: "Whether the server works",
-		about:   "It reads the store; 503 says that this failed. Needs no token.",
+		summary: "Check that the server works",
+		about:   "Reads the store; 503 means that this failed. Needs no token.",
 	}, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
 		ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 		defer cancel()
 		if _, err := s.store.TaskCounts(ctx); err != nil {
-			s.log.ErrorContext(ctx, "read the store", "error", err)
+			s.log.ErrorContext(ctx, "read store", "error", err)
 			return nil, problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer doctor", "the store cannot be read").with("Retry-After", "5")
 		}
 		return &healthOutput{Health{"ok"}}, nil
 	})
 	register(s, api, route{
 		id: "getMetrics", method: http.MethodGet, path: "/metrics", tag: "server", need: Read, content: "text/plain",
-		summary: "Metrics for Prometheus",
+		summary: "Get metrics for Prometheus",
 	}, func(ctx context.Context, _ *struct{}) (*bodyOutput, error) {
 		req := requestOf(ctx)
 		return &bodyOutput{func(huma.Context) { s.metrics.handler.ServeHTTP(req.w, req.r) }}, nil
@@ -56,9 +56,9 @@ func (s *Server) serverRoutes(api huma.API) {
 				}}, nil
 			})
 	}
-	static("getManifestSchema", "/api/v1/manifest/schema", "application/schema+json", "JSON Schema of manifests", manifest.Schema)
-	static("getDocument", "/openapi.json", "application/vnd.oai.openapi+json", "This document", func() []byte { return s.doc.json })
-	static("getDocumentYAML", "/openapi.yaml", "application/vnd.oai.openapi", "This document as YAML", func() []byte { return s.doc.yaml })
+	static("getManifestSchema", "/api/v1/manifest/schema", "application/schema+json", "Get the JSON Schema of manifests", manifest.Schema)
+	static("getDocument", "/openapi.json", "application/vnd.oai.openapi+json", "Get this document", func() []byte { return s.doc.json })
+	static("getDocumentYAML", "/openapi.yaml", "application/vnd.oai.openapi", "Get this document as YAML", func() []byte { return s.doc.yaml })
 }
 
 // notify sends a state to systemd, if systemd started this process and expects it.
@@ -87,7 +87,7 @@ func (s *Server) watchdog(ctx context.Context, socket string) {
 		if err := probe(ctx, client); err == nil {
 			s.notify("WATCHDOG=1")
 		} else if ctx.Err() == nil {
-			s.log.Error("the watchdog's probe", "error", err)
+			s.log.Error("watchdog probe failed", "error", err)
 		}
 		select {
 		case <-tick.C:
@@ -108,7 +108,7 @@ func probe(ctx context.Context, client *http.Client) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("health is %s", resp.Status)
+		return fmt.Errorf("health check returned %s", resp.Status)
 	}
 	return nil
 }

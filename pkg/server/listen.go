@@ -24,7 +24,7 @@ const maxSocketPath = 103
 // holds the lock that only one serve can hold.
 func listenUnix(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
 	if len(path) > maxSocketPath {
-		return nil, fail.New(fail.Host, "the path of the socket, %s, has %d bytes; a socket's path has at most %d", path, len(path), maxSocketPath).
+		return nil, fail.New(fail.Host, "socket path %s is too long: it has %d bytes, the limit is %d", path, len(path), maxSocketPath).
 			WithHint("export XDG_STATE_HOME=/a/shorter/directory")
 	}
 	dir := filepath.Dir(path)
@@ -33,11 +33,11 @@ func listenUnix(ctx context.Context, path string, log *slog.Logger) (net.Listene
 		err = os.Chmod(dir, 0o700)
 	}
 	if err != nil {
-		return nil, fail.New(fail.Host, "protect the directory of the socket: %w", err).WithHint("ls -ld %s", dir)
+		return nil, fail.New(fail.Host, "protect socket directory: %w", err).WithHint("ls -ld %s", dir)
 	}
 	if st, err := os.Lstat(path); err == nil {
 		if st.Mode()&fs.ModeSocket == 0 {
-			return nil, fail.New(fail.Conflict, "%s is there and is no socket", path).WithHint("ls -l %s", path)
+			return nil, fail.New(fail.Conflict, "%s exists and is not a socket", path).WithHint("ls -l %s", path)
 		}
 		if c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path); err == nil {
 			_ = c.Close()
@@ -73,7 +73,7 @@ func (l ownOnly) Accept() (net.Conn, error) {
 		if err = peer.Own(c); err == nil {
 			return c, nil
 		}
-		l.log.Warn("refused at the socket", "error", err)
+		l.log.Warn("connection to the socket refused", "error", err)
 		_ = c.Close()
 	}
 }
@@ -90,14 +90,14 @@ func (s *Server) listenTCP(ctx context.Context) (net.Listener, door, error) {
 	case s.o.CertFile != "" && s.o.KeyFile != "":
 		cert, err := tls.LoadX509KeyPair(s.o.CertFile, s.o.KeyFile)
 		if err != nil {
-			return nil, door{}, fail.New(fail.Usage, "read the certificate and its key: %w", err).WithHint("agent-sessionizer serve --help")
+			return nil, door{}, fail.New(fail.Usage, "read certificate and key: %w", err).WithHint("agent-sessionizer serve --help")
 		}
 		d.cert, d.tls = cert.Leaf, true
 		conf = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}}
 	case s.o.CertFile != "" || s.o.KeyFile != "":
-		return nil, door{}, fail.New(fail.Usage, "a certificate needs its key, and the other way round").WithHint("agent-sessionizer serve --help")
+		return nil, door{}, fail.New(fail.Usage, "a certificate requires its key, and a key its certificate").WithHint("agent-sessionizer serve --help")
 	case !addr.Addr().IsLoopback():
-		return nil, door{}, fail.New(fail.Usage, "%s is not on this host's loopback, so tokens would cross a network in the clear", s.o.Listen).
+		return nil, door{}, fail.New(fail.Usage, "%s is not a loopback address, so tokens would cross a network unencrypted", s.o.Listen).
 			WithHint("agent-sessionizer serve --listen %s --expose-to-network --tls-cert FILE --tls-key FILE", s.o.Listen)
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr.String())
@@ -125,7 +125,7 @@ func listenAddr(text string, expose bool) (netip.AddrPort, error) {
 		return netip.AddrPort{}, fail.New(fail.Usage, "%q is not an address with a port", text).WithHint("agent-sessionizer serve --listen 127.0.0.1:8122")
 	}
 	if !addr.Addr().IsLoopback() && !expose {
-		return netip.AddrPort{}, fail.New(fail.Usage, "%s can be reached from the network, where whoever has a token runs agents on this host", text).
+		return netip.AddrPort{}, fail.New(fail.Usage, "%s can be reached from the network, where any client with a token could run agents on this host", text).
 			WithHint("agent-sessionizer serve --listen 127.0.0.1:%d", addr.Port())
 	}
 	return addr, nil

@@ -64,17 +64,17 @@ func newMetrics(s *Server, agentic bool) (*metrics, error) {
 	boots := []float64{.5, 1, 2, 5, 10, 20, 30, 60, 120, 180, 300, 600}
 	m := &metrics{
 		Server: s, registry: prometheus.NewRegistry(),
-		requests:       counter("http_requests_total", "Requests that were answered.", "method", "route", "status"),
-		requestSeconds: histogram("http_request_duration_seconds", "Time from a request's header to the end of its answer; streams are long.", []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30}, "route"),
-		wrong:          counter("login_failures_total", "Requests without a token that is known.").WithLabelValues(),
-		open:           prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("stream_connections", "Streams that are open: ws is WebSocket, sse is server-sent events, log is a log that is followed.")), []string{"kind"}),
-		opened:         counter("stream_connections_opened_total", "Streams that were opened.", "kind"),
-		commands:       counter("commands_total", "Commands that were run in sessions over the API and have ended.", "result"),
-		commandSeconds: histogram("command_duration_seconds", "How long those commands ran.", []float64{.1, .5, 1, 5, 10, 30, 60, 300, 600, 3600}).WithLabelValues().(prometheus.Histogram),
-		taskSeconds:    histogram("task_duration_seconds", "How long the agents of tasks that ended ran.", runs, "state"),
-		vmSeconds:      histogram("vm_provision_duration_seconds", "How long it took to make the VMs of tasks that ended.", boots).WithLabelValues().(prometheus.Histogram),
-		decisions:      counter("gateway_decisions_total", "What the walls around VMs decided.", "decision"),
-		outcomes:       counter("task_outcomes_total", "Tasks that ended.", "outcome"),
+		requests:       counter("http_requests_total", "Answered requests.", "method", "route", "status"),
+		requestSeconds: histogram("http_request_duration_seconds", "Time from a request's header to the end of its response; streams take long.", []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30}, "route"),
+		wrong:          counter("login_failures_total", "Requests without a valid token.").WithLabelValues(),
+		open:           prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("stream_connections", "Open streams: ws is WebSocket, sse is server-sent events, log is a followed log.")), []string{"kind"}),
+		opened:         counter("stream_connections_opened_total", "Opened streams.", "kind"),
+		commands:       counter("commands_total", "Ended commands that clients of the API ran in sessions.", "result"),
+		commandSeconds: histogram("command_duration_seconds", "Run time of those commands.", []float64{.1, .5, 1, 5, 10, 30, 60, 300, 600, 3600}).WithLabelValues().(prometheus.Histogram),
+		taskSeconds:    histogram("task_duration_seconds", "Run time of the agents of ended tasks.", runs, "state"),
+		vmSeconds:      histogram("vm_provision_duration_seconds", "Time to create the VMs of ended tasks.", boots).WithLabelValues().(prometheus.Histogram),
+		decisions:      counter("gateway_decisions_total", "Decisions of the gateways.", "decision"),
+		outcomes:       counter("task_outcomes_total", "Ended tasks.", "outcome"),
 		pending:        map[string]struct{}{}, gateways: map[string]gateway.Status{},
 	}
 	all := []prometheus.Collector{
@@ -160,7 +160,7 @@ func (m *metrics) observe(ctx context.Context) {
 			err = m.askGateways(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
-			m.log.Warn("watch tasks for the metrics", "error", err)
+			m.log.Warn("watch tasks for metrics", "error", err)
 		}
 		select {
 		case <-tick.C:
@@ -323,10 +323,10 @@ func (m *metrics) askGateways(ctx context.Context) error {
 type stored struct{ *metrics }
 
 var (
-	tasksTotal    = prometheus.NewDesc(namespace+"_tasks_total", "Tasks that were submitted, and are not forgotten yet.", nil, nil)
+	tasksTotal    = prometheus.NewDesc(namespace+"_tasks_total", "Submitted tasks that are in the store.", nil, nil)
 	tasksByState  = prometheus.NewDesc(namespace+"_tasks", "Tasks by state.", []string{"state"}, nil)
 	tasksActive   = prometheus.NewDesc(namespace+"_tasks_active", "Tasks that hold a slot.", nil, nil)
-	agents        = prometheus.NewDesc(namespace+"_agents_connected", "Agents of tasks that run.", nil, nil)
+	agents        = prometheus.NewDesc(namespace+"_agents_connected", "Running agents of tasks.", nil, nil)
 	sessionsState = prometheus.NewDesc(namespace+"_sessions", "Sessions by state.", []string{"state"}, nil)
 	storeUp       = prometheus.NewDesc(namespace+"_store_up", "Whether the store could be read.", nil, nil)
 )

@@ -18,17 +18,17 @@ import (
 // Problem is the form of every error response: RFC 9457, with the product's code
 // and hint. It implements error, so that any function can return one.
 type Problem struct {
-	Type    string   `json:"type" enum:"about:blank" doc:"Always about:blank: code says which problem it is."`
+	Type    string   `json:"type" enum:"about:blank" doc:"Always about:blank; code identifies the problem."`
 	Title   string   `json:"title" doc:"The status in words."`
 	Status  int      `json:"status" minimum:"400" maximum:"599"`
-	Detail  string   `json:"detail" doc:"What was wrong this time."`
+	Detail  string   `json:"detail" doc:"What went wrong in this case."`
 	Code    string   `json:"code" doc:"Stable, for programs: USAGE, NOT_FOUND, EVENT_SEQUENCE_EXPIRED …"`
 	Hint    string   `json:"hint" doc:"What to do about it."`
-	TraceID string   `json:"trace_id,omitempty" doc:"Of the request, as in the log."`
-	Errors  []string `json:"errors,omitempty" doc:"Each thing that is wrong, where there are several."`
+	TraceID string   `json:"trace_id,omitempty" doc:"Trace id of the request, as in the log."`
+	Errors  []string `json:"errors,omitempty" doc:"All errors, if there are several."`
 
 	// Only for events.
-	Oldest *int64 `json:"oldest,omitempty" doc:"Sequence of the oldest event that is left."`
+	Oldest *int64 `json:"oldest,omitempty" doc:"Sequence of the oldest remaining event."`
 	Newest *int64 `json:"newest,omitempty" doc:"Sequence of the newest event."`
 	Last   *int64 `json:"last,omitempty" doc:"Sequence of the last event that a stream sent before it ended."`
 
@@ -60,7 +60,7 @@ const (
 
 const (
 	maxDetail = 8 << 10
-	seeDocs   = "GET /openapi.json says what there is and what it takes"
+	seeDocs   = "GET /openapi.json describes the routes and their parameters"
 )
 
 func problem(status int, code, hint, format string, args ...any) *Problem {
@@ -121,9 +121,9 @@ func problemOf(err error) *Problem {
 	}
 	switch {
 	case errors.Is(err, context.Canceled):
-		return problem(http.StatusServiceUnavailable, codeShutdown, "try again", "the request was broken off")
+		return problem(http.StatusServiceUnavailable, codeShutdown, "try again", "the request was interrupted")
 	case errors.Is(err, context.DeadlineExceeded):
-		return problem(http.StatusGatewayTimeout, fail.Timeout.String(), "try again", "it took too long")
+		return problem(http.StatusGatewayTimeout, fail.Timeout.String(), "try again", "the request timed out")
 	case errors.Is(err, task.ErrPruned):
 		return problem(http.StatusGone, codePruned, "GET "+tasksPath+"/{id} still shows the task; POST "+tasksPath+"/{id}/retry runs it again", "%v", err)
 	case errors.Is(err, task.ErrKeyReused):
@@ -136,7 +136,7 @@ func problemOf(err error) *Problem {
 	code := fail.CodeOf(err)
 	status, ok := statuses[code]
 	if !ok {
-		return problem(http.StatusInternalServerError, codeInternal, "the log of serve has the error, under trace_id", "something went wrong inside serve")
+		return problem(http.StatusInternalServerError, codeInternal, "see the log of serve, under the trace_id", "internal error of serve")
 	}
 	hint := fail.HintOf(err)
 	if hint == "" {
@@ -155,10 +155,10 @@ func problemOf(err error) *Problem {
 func anchorProblem(a *store.AnchorError) *Problem {
 	var p *Problem
 	if errors.Is(a, store.ErrExpired) {
-		p = problem(http.StatusGone, codeExpired, fmt.Sprintf("go on with after=%d, or after=oldest, and know that what was before it is lost", max(a.Oldest-1, 0)),
-			"events after %d are not kept any more; the oldest that is left is %d", a.After, a.Oldest)
+		p = problem(http.StatusGone, codeExpired, fmt.Sprintf("continue with after=%d or after=oldest; earlier events are lost", max(a.Oldest-1, 0)),
+			"events after %d were removed; the oldest remaining event is %d", a.After, a.Oldest)
 	} else {
-		p = problem(http.StatusBadRequest, codeAnchorFuture, "go on with after=newest", "there is no event %d yet; the newest is %d", a.After, a.Newest)
+		p = problem(http.StatusBadRequest, codeAnchorFuture, "continue with after=newest", "event %d does not exist yet; the newest is %d", a.After, a.Newest)
 	}
 	p.Oldest, p.Newest = &a.Oldest, &a.Newest
 	return p
@@ -174,14 +174,14 @@ func problemFor(status int) *Problem {
 	case http.StatusMethodNotAllowed:
 		code = codeMethod
 	case http.StatusRequestedRangeNotSatisfiable:
-		code, hint = codeRange, "ask for bytes that are there; Content-Range says how many"
+		code, hint = codeRange, "request existing bytes; Content-Range gives the size"
 	case http.StatusUpgradeRequired:
-		code, hint = codeUpgrade, "speak WebSocket (RFC 6455, version 13) to this path"
+		code, hint = codeUpgrade, "use WebSocket (RFC 6455, version 13) on this path"
 	case http.StatusPreconditionFailed:
-		code, hint = fail.Conflict.String(), "leave out If-Match, or send the ETag that is there now"
+		code, hint = fail.Conflict.String(), "leave out If-Match, or send the current ETag"
 	}
 	if status >= http.StatusInternalServerError {
-		code, hint = codeInternal, "the log of serve has the error, under trace_id"
+		code, hint = codeInternal, "see the log of serve, under the trace_id"
 	}
 	return problem(status, code, hint, "%s", strings.ToLower(http.StatusText(status)))
 }

@@ -52,7 +52,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 			OpenAPI: "3.1.0",
 			Info: &huma.Info{
 				Title: "agent-sessionizer", Version: "1", License: &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
-				Description: "Tasks and sessions of coding agents, each in a virtual machine of its own.",
+				Description: "Tasks and sessions of coding agents, each in its own virtual machine.",
 			},
 			Servers: []*huma.Server{{URL: "/", Description: "This server: a UNIX socket, or an address with bearer tokens."}},
 			Tags: []*huma.Tag{
@@ -63,7 +63,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 			Components: &huma.Components{
 				Schemas: huma.NewMapRegistry("#/components/schemas/", schemaName),
 				SecuritySchemes: map[string]*huma.SecurityScheme{"token": {
-					Type: "http", Scheme: "bearer", Description: "On an address. At the socket whoever can connect is this user, and admin.",
+					Type: "http", Scheme: "bearer", Description: "Required on an address. On the socket, every client is this user and has the scope admin.",
 				}},
 			},
 		},
@@ -161,7 +161,7 @@ func register[I, O any](s *Server, api huma.API, r route, handler func(context.C
 func (s *Server) tell(ctx context.Context, err error) *Problem {
 	p := problemOf(err)
 	if p.Status >= http.StatusInternalServerError && ctx.Err() == nil {
-		s.log.ErrorContext(ctx, "a request failed", "error", err)
+		s.log.ErrorContext(ctx, "request failed", "error", err)
 	}
 	return p
 }
@@ -180,7 +180,7 @@ func translate(ctx huma.Context, _ string, body any) (any, error) {
 		case http.StatusUnsupportedMediaType:
 			p.Code = codeMediaType
 		case http.StatusInternalServerError:
-			p.Code, p.Detail = codeInternal, "something went wrong inside serve"
+			p.Code, p.Detail = codeInternal, "internal error of serve"
 		}
 		for _, e := range body.Errors {
 			if e != nil && len(p.Errors) < 20 {
@@ -208,29 +208,29 @@ func (s *Server) strict(ctx huma.Context, next func(huma.Context)) {
 func (req *request) check(r route) *Problem {
 	if r.need != "" && !req.who.Scope.allows(r.need) {
 		return problem(http.StatusForbidden, codeForbidden, fmt.Sprintf("use a token with the scope %s", r.need),
-			"%s needs the scope %s, and the token has %s", r.id, r.need, req.who.Scope)
+			"%s needs the scope %s, but the token has %s", r.id, r.need, req.who.Scope)
 	}
 	for name, values := range req.r.URL.Query() {
 		if len(values) > 1 {
-			return problem(http.StatusBadRequest, codeInvalid, "send it once, with commas between values", "the parameter %s is there more than once", name)
+			return problem(http.StatusBadRequest, codeInvalid, "send it once, with commas between values", "parameter %s was sent more than once", name)
 		}
 		if slices.Contains(values, "") {
-			return problem(http.StatusBadRequest, codeInvalid, "leave it out, or give it a value", "the parameter %s is empty", name)
+			return problem(http.StatusBadRequest, codeInvalid, "leave it out, or give it a value", "parameter %s is empty", name)
 		}
 	}
 	if len(r.accepts) == 0 {
 		if req.r.ContentLength != 0 {
-			return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "%s takes no body", r.id)
+			return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "%s accepts no body", r.id)
 		}
 		return nil
 	}
 	kind, params, err := mime.ParseMediaType(req.r.Header.Get("Content-Type"))
 	charset := strings.ToLower(params["charset"])
 	if err != nil || !slices.Contains(r.accepts, kind) || charset != "" && charset != "utf-8" {
-		return problem(http.StatusUnsupportedMediaType, codeMediaType, "send Content-Type: "+strings.Join(r.accepts, " or "), "the body's Content-Type is none that is taken here, as UTF-8")
+		return problem(http.StatusUnsupportedMediaType, codeMediaType, "send Content-Type: "+strings.Join(r.accepts, " or "), "the body's Content-Type is not accepted here; it must be UTF-8")
 	}
 	if req.r.ContentLength == 0 {
-		return problem(http.StatusBadRequest, codeInvalid, seeDocs, "there is no body")
+		return problem(http.StatusBadRequest, codeInvalid, seeDocs, "the body is missing")
 	}
 	return nil
 }
@@ -241,5 +241,5 @@ func isID(text string) bool {
 }
 
 func noSuch(what, id string) error {
-	return fail.New(fail.NotFound, "there is no %s %q", what, short(id)).WithHint("GET /api/v1/%ss lists them", what)
+	return fail.New(fail.NotFound, "no %s %q", what, short(id)).WithHint("GET /api/v1/%ss lists them", what)
 }

@@ -189,12 +189,12 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 		return fail.New(fail.Host, "%w", err)
 	}
 	if !ok {
-		return fail.New(fail.Conflict, "serve runs already, on %s", Socket(paths.State)).WithHint("curl --unix-socket %s http://localhost/api/health", Socket(paths.State))
+		return fail.New(fail.Conflict, "serve is already running on %s", Socket(paths.State)).WithHint("curl --unix-socket %s http://localhost/api/health", Socket(paths.State))
 	}
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 
 	if err := s.execs.recordLost(ctx); err != nil {
-		s.log.Error("record commands that were lost", "error", err)
+		s.log.Error("record lost commands", "error", err)
 	}
 
 	// Open both listeners before serving: an address in use must not cost a client

@@ -18,13 +18,13 @@ type SessionList struct {
 
 // SessionPath is the part of a path that identifies the session.
 type SessionPath struct {
-	ID string `path:"id" doc:"The session's whole id." example:"7be1c04d55aa"`
+	ID string `path:"id" doc:"Full id of the session." example:"7be1c04d55aa"`
 }
 
 // ExecPath is the part of a path that identifies a command of a session.
 type ExecPath struct {
 	SessionPath
-	Exec string `path:"exec" doc:"The id in the answer of startExec."`
+	Exec string `path:"exec" doc:"Id from the response of startExec."`
 }
 
 type (
@@ -51,7 +51,7 @@ type (
 func (s *Server) sessionRoutes(api huma.API) {
 	register(s, api, route{
 		id: "listSessions", method: http.MethodGet, path: sessionsPath, tag: "sessions", need: Read,
-		summary: "Sessions that exist, the oldest first",
+		summary: "List sessions that are not gone, oldest first",
 	}, func(ctx context.Context, _ *struct{}) (*sessionsOutput, error) {
 		all, err := s.tasks.Sessions.List(ctx)
 		if err != nil {
@@ -65,7 +65,7 @@ func (s *Server) sessionRoutes(api huma.API) {
 	})
 	register(s, api, route{
 		id: "getSession", method: http.MethodGet, path: sessionsPath + "/{id}", tag: "sessions", need: Read, more: []int{404},
-		summary: "One session, also one that is gone",
+		summary: "Get a session, even one that is gone",
 	}, func(ctx context.Context, in *SessionPath) (*sessionOutput, error) {
 		v, err := s.session(ctx, in.ID)
 		if err != nil {
@@ -76,8 +76,8 @@ func (s *Server) sessionRoutes(api huma.API) {
 	register(s, api, route{
 		id: "startExec", method: http.MethodPost, path: sessionsPath + "/{id}/exec", tag: "sessions", need: Admin, ok: http.StatusAccepted, more: []int{404, 409},
 		summary: "Run a command in a session",
-		about: "As the agent, with the session's secrets in its environment. It is this server's: when the server ends, the command is ended; " +
-			"when the server is killed, the command may go on in the guest, and its state here is `lost`. `last_event` is where to read the session's events on from.",
+		about: "Runs the command as the agent, with the session's secrets in the environment. The command belongs to this server: when the server ends, it ends the command; " +
+			"when the server is killed, the command may continue in the guest, and its state here is `lost`. The command's events follow `last_event` in the session's events.",
 		accepts: []string{"application/json"},
 	}, func(ctx context.Context, in *execInput) (*execMadeOutput, error) {
 		v, err := s.session(ctx, in.ID)
@@ -93,8 +93,8 @@ func (s *Server) sessionRoutes(api huma.API) {
 	})
 	register(s, api, route{
 		id: "getExec", method: http.MethodGet, path: sessionsPath + "/{id}/exec/{exec}", tag: "sessions", need: Read, more: []int{404},
-		summary: "A command that was run, or runs",
-		about:   "Its command line is shown to the scope `admin` only.",
+		summary: "Get a running or ended command",
+		about:   "Only the scope `admin` sees the command line.",
 	}, func(ctx context.Context, in *ExecPath) (*execOutput, error) {
 		e, err := s.execs.get(in.ID, in.Exec)
 		return &execOutput{e.shownTo(requestOf(ctx).who)}, err
@@ -108,8 +108,8 @@ func (s *Server) sessionRoutes(api huma.API) {
 	})
 	register(s, api, route{
 		id: "getExecLogs", method: http.MethodGet, path: sessionsPath + "/{id}/exec/{exec}/logs", tag: "sessions", need: Read, more: []int{404, 416}, ranges: true, content: "text/plain",
-		summary: "What a command printed",
-		about:   "Byte for byte as it came, but for secrets of the guest.",
+		summary: "Get a command's output",
+		about:   "The output byte for byte, with the guest's secrets masked.",
 	}, func(ctx context.Context, in *execLogsInput) (*bodyOutput, error) {
 		if _, err := s.execs.get(in.ID, in.Exec); err != nil {
 			return nil, err

@@ -33,9 +33,9 @@ const (
 type StreamMessage struct {
 	Type   string `json:"type" enum:"event,output,heartbeat,end,problem"`
 	Event  *Event `json:"event,omitempty"`
-	Stream string `json:"stream,omitempty" enum:"stdout,stderr" doc:"Of output."`
-	Offset *int64 `json:"offset,omitempty" doc:"Of output: where in the log its first byte is."`
-	Data   []byte `json:"data,omitempty" doc:"Of output: the bytes, in base64."`
+	Stream string `json:"stream,omitempty" enum:"stdout,stderr" doc:"For output: the stream."`
+	Offset *int64 `json:"offset,omitempty" doc:"For output: position of its first byte in the log."`
+	Data   []byte `json:"data,omitempty" doc:"For output: the bytes, in base64."`
 	Last   *int64 `json:"last,omitempty" doc:"Sequence of the last event that was sent."`
 
 	Problem *Problem `json:"problem,omitempty"`
@@ -65,14 +65,14 @@ type logTail struct {
 func (s *Server) newStream(req *request, kind string, of subject, after int64) (*stream, error) {
 	free, ok := s.streams.take(req.who.Name)
 	if !ok {
-		return nil, problem(http.StatusTooManyRequests, codeTooMany, "close a stream, or read pages", "there are too many streams").with("Retry-After", "5")
+		return nil, problem(http.StatusTooManyRequests, codeTooMany, "close a stream, or read pages", "too many streams").with("Retry-After", "5")
 	}
 	s.ending.Lock()
 	defer s.ending.Unlock()
 	select {
 	case <-s.closing:
 		free()
-		return nil, problem(http.StatusServiceUnavailable, codeShutdown, "try again", "serve is ending").with("Retry-After", "5")
+		return nil, problem(http.StatusServiceUnavailable, codeShutdown, "try again", "serve is shutting down").with("Retry-After", "5")
 	default:
 	}
 	s.open.Add(1)
@@ -191,7 +191,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 				sent = send(StreamMessage{Type: messageBeat, Last: &st.last})
 			}
 		case <-st.closing:
-			err = problem(http.StatusServiceUnavailable, codeShutdown, "come back with after=the last event's id", "serve is ending")
+			err = problem(http.StatusServiceUnavailable, codeShutdown, "reconnect with after=the last event's id", "serve is shutting down")
 		case <-ctx.Done():
 			return
 		}
@@ -294,8 +294,8 @@ func sendEvent(w io.Writer, id, name string, data any) error {
 
 type socketInput struct {
 	TaskPath
-	After  string `query:"after" doc:"As of getTaskEvents."`
-	Stdout int64  `query:"stdout" default:"0" minimum:"-1" doc:"Offset from which the output is wanted; -1 for none of it."`
+	After  string `query:"after" doc:"As for getTaskEvents."`
+	Stdout int64  `query:"stdout" default:"0" minimum:"-1" doc:"Offset at which the output starts; -1 omits it."`
 	Stderr int64  `query:"stderr" default:"0" minimum:"-1"`
 }
 

@@ -26,33 +26,33 @@ const tasksPath = "/api/v1/tasks"
 // TaskAnswer is the response to the submission or destruction of a task.
 type TaskAnswer struct {
 	task.View
-	TaskID   string   `json:"task_id" doc:"The id once more."`
-	Accepted bool     `json:"accepted" doc:"Always true: what is not accepted is a Problem."`
-	Notices  []string `json:"notices,omitempty" doc:"What is not quite as asked."`
+	TaskID   string   `json:"task_id" doc:"Same as id."`
+	Accepted bool     `json:"accepted" doc:"Always true; a request that is not accepted returns a Problem."`
+	Notices  []string `json:"notices,omitempty" doc:"Where the task differs from the request."`
 }
 
 // CancelAnswer is the response to the cancellation of a task.
 type CancelAnswer struct {
 	task.View
-	Success bool `json:"success" doc:"Always true: what is refused is a Problem."`
+	Success bool `json:"success" doc:"Always true; a refused request returns a Problem."`
 }
 
 // TaskPage is a page of the list of tasks.
 type TaskPage struct {
 	Tasks []task.View `json:"tasks" nullable:"false"`
-	Next  string      `json:"next,omitempty" doc:"The after of the next page; absent on the last."`
+	Next  string      `json:"next,omitempty" doc:"The after parameter for the next page; absent on the last page."`
 }
 
 // TaskPath is the part of a path that identifies the task. It is exported, like
 // similar types, because huma ignores embedded types that are not exported.
 type TaskPath struct {
-	ID string `path:"id" doc:"The task's whole id." example:"4f2a81c0d9e3"`
+	ID string `path:"id" doc:"Full id of the task." example:"4f2a81c0d9e3"`
 }
 
 type (
 	// OnceInput identifies a request that the client may repeat.
 	OnceInput struct {
-		Key string `header:"Idempotency-Key" minLength:"1" maxLength:"255" pattern:"^[!-~]+$" doc:"The client's name for this request. Of repetitions with the same key and body, within a day, the first counts, and all have its answer; another body is refused with 422."`
+		Key string `header:"Idempotency-Key" minLength:"1" maxLength:"255" pattern:"^[!-~]+$" doc:"The client's name for this request. A repetition with the same key and body within a day has no effect and receives the first response. The same key with another body is refused with 422."`
 	}
 	submitInput struct {
 		OnceInput
@@ -63,10 +63,10 @@ type (
 		OnceInput
 	}
 	listInput struct {
-		State string `query:"state" doc:"Only tasks in these states, with commas between." example:"RUNNING,PENDING"`
+		State string `query:"state" doc:"Only tasks in these states, separated by commas." example:"RUNNING,PENDING"`
 		Label string `query:"label" doc:"Only tasks with this KEY=VALUE." example:"team=platform"`
 		Limit int    `query:"limit" default:"50" minimum:"1" maximum:"500"`
-		After string `query:"after" doc:"Only tasks older than the one of this id: next of the page before."`
+		After string `query:"after" doc:"Only tasks older than the task with this id: next of the previous page."`
 	}
 	listOutput    struct{ Body TaskPage }
 	taskOutput    struct{ Body task.View }
@@ -82,19 +82,19 @@ func (s *Server) taskRoutes(api huma.API) {
 	submit := route{
 		id: "submitTask", method: http.MethodPost, path: tasksPath, tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{409},
 		summary: "Submit a task",
-		about: "The body is a manifest: YAML, JSON, or JSON with the YAML in `manifest_yaml`. 202 says that it was accepted and will not be lost; " +
-			"it waits in the queue. Below the scope `admin`, the token says which repositories and profiles a manifest may name; " +
-			"secrets, sessions, and repositories by a path of the host need `admin`.",
+		about: "The body is a manifest: YAML, JSON, or JSON with the YAML in `manifest_yaml`. 202 means that it was accepted and will not be lost; " +
+			"it waits in the queue. Below the scope `admin`, the token limits which repositories and profiles a manifest may name; " +
+			"secrets, sessions, and repositories on the host's disk need `admin`.",
 		accepts: []string{"application/yaml", "application/x-yaml", "text/yaml", "application/json"},
 	}
 	register(s, api, submit, s.submit)
 	register(s, api, route{
 		id: "listTasks", method: http.MethodGet, path: tasksPath, tag: "tasks", need: Read, more: []int{404},
-		summary: "List tasks, the newest first",
+		summary: "List tasks, newest first",
 	}, s.list)
 	register(s, api, route{
 		id: "getTask", method: http.MethodGet, path: tasksPath + "/{id}", tag: "tasks", need: Read, more: []int{404},
-		summary: "One task",
+		summary: "Get a task",
 	}, func(ctx context.Context, in *TaskPath) (*taskOutput, error) {
 		t, err := s.task(ctx, in.ID)
 		if err != nil {
@@ -105,7 +105,7 @@ func (s *Server) taskRoutes(api huma.API) {
 	register(s, api, route{
 		id: "cancelTask", method: http.MethodDelete, path: tasksPath + "/{id}", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
 		summary: "Cancel a task",
-		about:   "The agent is asked to end and then made to, what it did so far is brought home, and the VM is removed. Asking again, or of a task that has ended, changes nothing.",
+		about:   "Asks the agent to end, then forces it to, collects its results so far and removes the VM. Repeating it, or cancelling a task that has ended, changes nothing.",
 	}, func(ctx context.Context, in *TaskPath) (*cancelOutput, error) {
 		t, err := s.want(ctx, in.ID, task.Cancel)
 		if err != nil {
@@ -115,7 +115,7 @@ func (s *Server) taskRoutes(api huma.API) {
 	})
 	register(s, api, route{
 		id: "destroyTask", method: http.MethodPost, path: tasksPath + "/{id}/destroy", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
-		summary: "Cancel a task, and remove a VM that was kept",
+		summary: "Cancel a task and remove its preserved VM",
 	}, func(ctx context.Context, in *TaskPath) (*destroyOutput, error) {
 		t, err := s.want(ctx, in.ID, task.Destroyed)
 		if err != nil {
@@ -125,7 +125,7 @@ func (s *Server) taskRoutes(api huma.API) {
 	})
 	register(s, api, route{
 		id: "retryTask", method: http.MethodPost, path: tasksPath + "/{id}/retry", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
-		summary: "Submit the manifest of a task that has ended again",
+		summary: "Submit the manifest of an ended task again",
 	}, s.retry)
 
 	// Document all forms of submitTask's request body; huma knows only the raw one.
@@ -200,7 +200,7 @@ func unwrap(text []byte) ([]byte, error) {
 	}
 	yaml, ok := token().(string)
 	if !ok || token() != json.Delim('}') || token() != io.EOF { //nolint:errorlint // the decoder's own value
-		return nil, fail.New(fail.Usage, `manifest_yaml stands alone, and is a text: {"manifest_yaml": "version: ..."}`).WithHint(seeDocs)
+		return nil, fail.New(fail.Usage, `manifest_yaml must be the only field, and a string: {"manifest_yaml": "version: ..."}`).WithHint(seeDocs)
 	}
 	return []byte(yaml), nil
 }
@@ -211,7 +211,7 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 		for name := range strings.SplitSeq(in.State, ",") {
 			p := task.Phase(strings.ToUpper(name))
 			if !slices.Contains(task.Phases(), p) {
-				return nil, fail.New(fail.Usage, "there is no state %q; there are %v", short(name), task.Phases()).WithHint(seeDocs)
+				return nil, fail.New(fail.Usage, "no state %q; the states are %v", short(name), task.Phases()).WithHint(seeDocs)
 			}
 			f.Phases = append(f.Phases, string(p))
 		}
@@ -219,13 +219,13 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	if in.Label != "" {
 		key, value, ok := strings.Cut(in.Label, "=")
 		if !ok || key == "" {
-			return nil, fail.New(fail.Usage, "label is not of the form KEY=VALUE").WithHint("label=team=platform, with the second = escaped or not")
+			return nil, fail.New(fail.Usage, "label must be KEY=VALUE").WithHint("label=team=platform, with the second = escaped or not")
 		}
 		f.Label = store.Label{Key: key, Value: value}
 	}
 	if in.After != "" {
 		if !isID(in.After) {
-			return nil, fail.New(fail.Usage, "after is not a task's id").WithHint("use next of the page before, or leave it out")
+			return nil, fail.New(fail.Usage, "after must be a task id").WithHint("use next of the previous page, or leave it out")
 		}
 		f.After = in.After
 	}

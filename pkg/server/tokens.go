@@ -74,10 +74,10 @@ var tokenName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 // Add creates a token and returns it. The token itself is not stored anywhere.
 func (t *Tokens) Add(name string, scope Scope, may task.Permission) (token string, err error) {
 	if !tokenName.MatchString(name) {
-		return "", fail.New(fail.Usage, "%q is not a token's name: lower case letters, digits and . _ -, at most 64", name).WithHint("agent-sessionizer serve token add ci --scope submit --repo acme/app")
+		return "", fail.New(fail.Usage, "%q is not a valid token name: use lower-case letters, digits and . _ -, at most 64 characters", name).WithHint("agent-sessionizer serve token add ci --scope submit --repo acme/app")
 	}
 	if !slices.Contains(Scopes(), scope) {
-		return "", fail.New(fail.Usage, "%q is not a scope; there are %v", scope, Scopes()).WithHint("agent-sessionizer serve token add %s --scope submit --repo acme/app", name)
+		return "", fail.New(fail.Usage, "%q is not a scope; the scopes are %v", scope, Scopes()).WithHint("agent-sessionizer serve token add %s --scope submit --repo acme/app", name)
 	}
 	secret := make([]byte, tokenBytes)
 	_, _ = rand.Read(secret) // documented never to fail
@@ -85,9 +85,9 @@ func (t *Tokens) Add(name string, scope Scope, may task.Permission) (token strin
 	return token, t.change(func(all []Token) ([]Token, error) {
 		switch {
 		case slices.ContainsFunc(all, func(o Token) bool { return o.Name == name }):
-			return nil, fail.New(fail.Conflict, "there is a token %s already", name).WithHint("agent-sessionizer serve token remove %s", name)
+			return nil, fail.New(fail.Conflict, "token %s already exists", name).WithHint("agent-sessionizer serve token remove %s", name)
 		case len(all) >= maxTokens:
-			return nil, fail.New(fail.Conflict, "there are %d tokens already", len(all)).WithHint("agent-sessionizer serve token list")
+			return nil, fail.New(fail.Conflict, "limit of %d tokens reached", len(all)).WithHint("agent-sessionizer serve token list")
 		}
 		return append(all, Token{Name: name, Scope: scope, SHA256: digest(token), CreatedAt: time.Now().UTC().Truncate(time.Second), Permission: may}), nil
 	})
@@ -98,7 +98,7 @@ func (t *Tokens) Remove(name string) error {
 	return t.change(func(all []Token) ([]Token, error) {
 		left := slices.DeleteFunc(slices.Clone(all), func(o Token) bool { return o.Name == name })
 		if len(left) == len(all) {
-			return nil, fail.New(fail.NotFound, "there is no token %q", name).WithHint("agent-sessionizer serve token list")
+			return nil, fail.New(fail.NotFound, "no token %q", name).WithHint("agent-sessionizer serve token list")
 		}
 		return left, nil
 	})
@@ -142,10 +142,10 @@ func digest(token string) string {
 func (t *Tokens) change(f func([]Token) ([]Token, error)) (err error) {
 	lock, ok, err := store.TryLock(t.Path + ".lock")
 	if err != nil {
-		return fail.New(fail.Host, "lock the tokens: %w", err)
+		return fail.New(fail.Host, "lock tokens: %w", err)
 	}
 	if !ok {
-		return fail.New(fail.Conflict, "the tokens are being changed by another command").WithHint("try again")
+		return fail.New(fail.Conflict, "another command is changing the tokens").WithHint("try again")
 	}
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 	t.mu.Lock()
@@ -162,7 +162,7 @@ func (t *Tokens) change(f func([]Token) ([]Token, error)) (err error) {
 		return err
 	}
 	if err := atomicfile.Write(t.Path, append(text, '\n'), 0o600); err != nil {
-		return fail.New(fail.Host, "write the tokens: %w", err)
+		return fail.New(fail.Host, "write tokens: %w", err)
 	}
 	t.seen = nil
 	return nil
@@ -177,19 +177,19 @@ func (t *Tokens) load() error {
 		return nil
 	}
 	if err != nil {
-		return fail.New(fail.Host, "read the tokens: %w", err).WithHint("ls -l %s", t.Path)
+		return fail.New(fail.Host, "read tokens: %w", err).WithHint("ls -l %s", t.Path)
 	}
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
-		return fail.New(fail.Host, "read the tokens: %w", err)
+		return fail.New(fail.Host, "read tokens: %w", err)
 	}
 	// A user who can write the file is an admin, and one who can read it learns at
 	// least the names. Check the mode every time, because changing it does not
 	// change the file's modification time.
 	if sys, ok := st.Sys().(*syscall.Stat_t); st.Mode().Perm()&0o077 != 0 || ok && int(sys.Uid) != os.Geteuid() {
 		t.seen, t.all = nil, nil
-		return fail.New(fail.Host, "the file of tokens is not this user's alone; no token is accepted").WithHint("chmod 600 %s", t.Path)
+		return fail.New(fail.Host, "other users can access the token file; no token is accepted").WithHint("chmod 600 %s", t.Path)
 	}
 	if t.seen != nil && os.SameFile(st, t.seen) && st.ModTime().Equal(t.seen.ModTime()) && st.Size() == t.seen.Size() {
 		return nil
@@ -197,11 +197,11 @@ func (t *Tokens) load() error {
 	t.seen, t.all = nil, nil
 	text, err := io.ReadAll(io.LimitReader(f, 1<<20))
 	if err != nil {
-		return fail.New(fail.Host, "read the tokens: %w", err)
+		return fail.New(fail.Host, "read tokens: %w", err)
 	}
 	var all []Token
 	if err := json.Unmarshal(text, &all); err != nil {
-		return fail.New(fail.Host, "read the tokens in %s: %w", t.Path, err).WithHint("rm %s", t.Path)
+		return fail.New(fail.Host, "read tokens in %s: %w", t.Path, err).WithHint("rm %s", t.Path)
 	}
 	t.seen, t.all = st, all
 	return nil
@@ -211,7 +211,7 @@ func (t *Tokens) load() error {
 func bearer(header string) (string, error) {
 	scheme, token, ok := strings.Cut(header, " ")
 	if !ok || !strings.EqualFold(scheme, "Bearer") || token == "" || strings.ContainsAny(token, " \t,") {
-		return "", fmt.Errorf("the Authorization header is not of the form Bearer TOKEN")
+		return "", fmt.Errorf("the Authorization header must be Bearer TOKEN")
 	}
 	return token, nil
 }

@@ -62,7 +62,7 @@ func fill(text string, data any) ([]byte, error) {
 // systemd.service(5), and escapes specifiers and variables.
 func systemdQuote(arg string) (string, error) {
 	if strings.ContainsAny(arg, "\x00\r\n") {
-		return "", fail.New(fail.Usage, "%q cannot stand in a unit", arg)
+		return "", fail.New(fail.Usage, "%q cannot be used in a unit", arg)
 	}
 	if arg != "" && strings.Trim(arg, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-:=@,+") == "" {
 		return arg, nil
