@@ -1,29 +1,29 @@
 #!/bin/sh
-# A clone of a golden image has closed its network before this runs, turns it on
-# itself, and announces itself.
+# A clone of a golden image needs none of this: it has closed its network already,
+# brings it up itself, and announces itself.
 [ "${AGENT_SEED-}" != 1 ] || exit 0
 
-# Close the network before it is up. A guest whose network cannot be closed does
-# not run: better no session than an open one.
+# Close the network before it is up. If that fails, the guest powers off: no session
+# is better than an open one.
 if ! sh <<'AGENT_DOOR'
 @DOOR@
 AGENT_DOOR
 then
-  echo 'agent-sessionizer: the network could not be closed, powering off' >/dev/console
+  echo 'agent-sessionizer: closing the network failed, powering off' >/dev/console
   systemctl poweroff --force --no-wall
   exit 1
 fi
 
-# The host's gateway offers the MTU that its cable takes, which may be far more
-# than Ethernet's and is twice as fast then; networkd wants to be told to listen.
+# The host's gateway offers the MTU of its link. It may be much larger than Ethernet's,
+# which doubles the speed. networkd uses it only with this setting.
 for network in 10-cloud-init-eth0 10-netplan-eth0; do
   mkdir -p "/run/systemd/network/$network.network.d" &&
     printf '[DHCPv4]\nUseMTU=yes\n' >"/run/systemd/network/$network.network.d/mtu.conf"
 done
 
-# Tell the host over the serial console that sshd takes logins, and with which
-# host key. cloud-init may make new host keys and the user first, so wait for
-# its ssh module of this boot.
+# Report over the serial console that sshd accepts logins, and its host key.
+# cloud-init may first create new host keys and the user, so wait for its ssh module
+# of this boot.
 cat >/run/agent-announce <<'EOF'
 #!/bin/sh
 sem=/var/lib/cloud/instance/sem/config_ssh
@@ -31,7 +31,7 @@ while :; do
   if { [ -e "$sem" ] || [ ! -d /run/cloud-init ]; } && id -u @USER@ >/dev/null 2>&1 &&
     [ -s /etc/ssh/ssh_host_ed25519_key.pub ] &&
     grep -qs ':0016 [0-9A-F]*:0000 0A' /proc/net/tcp /proc/net/tcp6; then
-    # The guest's own name must not be asked for in the network.
+    # The guest must not look up its own name in the network.
     name=$(cat /proc/sys/kernel/hostname)
     grep -qs "[[:space:]]$name\$" /etc/hosts || printf '127.0.1.1 %s\n' "$name" >>/etc/hosts
     # A leading newline: kernel messages may have left the line open.
@@ -44,5 +44,5 @@ while :; do
   sleep 0.1
 done
 EOF
-# By way of sh: /run may be mounted noexec.
+# Run it with sh, because /run may be mounted noexec.
 systemd-run --quiet --no-block --collect --unit=agent-announce --property=DefaultDependencies=no /bin/sh /run/agent-announce

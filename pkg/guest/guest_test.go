@@ -99,7 +99,7 @@ func TestNoDoorNoGuest(t *testing.T) {
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
 	script := BootScript()
-	to := strings.Index(script, "# Tell the host over")
+	to := strings.Index(script, "# Report over the serial")
 	from := strings.Index(script, "if ! sh")
 	door := strings.Index(script, "\nAGENT_DOOR\n")
 	if from < 0 || to < from || door < from {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A machine that is to be saved stops short of its network and of its identity.
-# Only a clone of a golden image can: elsewhere both are made by cloud-init.
+# A machine that will be saved stops before it has a network or an identity. Only a
+# clone of a golden image can do that: elsewhere cloud-init creates both.
 if [ "${AGENT_SEED-}" != 1 ]; then
   echo 'agent-sessionizer: only a clone of a golden image can be saved, powering off' >/dev/console
   systemctl poweroff --force --no-wall
