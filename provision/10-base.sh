@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The packages that everything else stands on.
+# Packages that all other steps need.
 . "$PROVISION_DIR/lib.sh"
 
 say "base packages"

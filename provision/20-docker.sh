@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Docker with compose and buildx from the distribution's packages.
+# Docker with compose and buildx, from the distribution's packages.
 . "$PROVISION_DIR/lib.sh"
 
 apt_update
@@ -14,14 +14,14 @@ if apt_has docker-compose-v2; then
 elif [[ $(apt-cache madison docker-compose) =~ '| '\ *2\. ]]; then
 	packages+=(docker-compose)
 else
-	say "NOTE: this release has no compose v2: installing docker-compose 1, 'docker compose' is missing"
+	say "NOTE: this release has no compose v2; installing docker-compose 1, without 'docker compose'"
 	packages+=(docker-compose)
 fi
 say "docker: ${packages[*]}"
 
-# Logs are bounded; the agent cannot fill the disk with a chatty container.
-# iptables stays on: docker's own rules live in its own chains, and DOCKER-USER
-# is where the guest's firewall hooks in.
+# Limit the logs, so that the output of a container cannot fill the disk. iptables
+# stays enabled: Docker's rules have their own chains, and the guest firewall uses
+# DOCKER-USER.
 put 644 /etc/docker/daemon.json <<'J'
 {
   "iptables": true,
@@ -31,8 +31,8 @@ put 644 /etc/docker/daemon.json <<'J'
 J
 apt_install "${packages[@]}"
 
-# Socket activation: the daemon costs seconds of boot and 100 MB of memory, and
-# many sessions never use it. The first `docker` call starts it. Containers with
-# a restart policy come back at that call, not at boot.
+# Use socket activation: the daemon takes seconds of the boot and 100 MB of memory,
+# and many sessions never use it. The first `docker` call starts it. Containers with a
+# restart policy start at that call, not at boot.
 quiet systemctl disable docker.service containerd.service || true
 unit docker.socket

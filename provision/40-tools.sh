@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gh and lazygit.
+# The tools gh and lazygit.
 . "$PROVISION_DIR/lib.sh"
 
 apt_update
@@ -30,13 +30,13 @@ if apt_has lazygit; then
 	say "lazygit"
 	apt_install lazygit
 elif [ "$AGENT_SOURCE" = debian ]; then
-	say "NOTE: this Debian release does not package lazygit: the git window shows git status"
+	say "NOTE: this Debian release has no lazygit package; the git window shows git status"
 elif [ "$(/usr/local/bin/lazygit --version 2>/dev/null | grep -o "version=$LAZYGIT_VERSION,")" ]; then
-	say "lazygit $LAZYGIT_VERSION is there"
+	say "lazygit $LAZYGIT_VERSION is already installed"
 else
 	say "lazygit $LAZYGIT_VERSION"
 	lazygit_release || {
-		say "lazygit $LAZYGIT_VERSION could not be fetched or its digest differs"
+		say "download lazygit $LAZYGIT_VERSION: the download failed or the digest differs"
 		exit 1
 	}
 fi

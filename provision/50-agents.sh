@@ -4,5 +4,5 @@
 
 say "Claude Code $CLAUDE_CODE_VERSION, Codex $CODEX_VERSION"
 npm_global "@anthropic-ai/claude-code@$CLAUDE_CODE_VERSION" "@openai/codex@$CODEX_VERSION"
-# npm notes the registry's URLs here; they are this run's, not the image's.
+# npm records the registry's URLs here. They belong to this run, not to the image.
 rm -rf /usr/local/lib/node_modules/.package-lock.json /root/.npm

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The shared libraries that Playwright's browsers need (the browsers themselves
-# are downloaded per project by `npx playwright install`).
+# The shared libraries of Playwright's browsers. `npx playwright install` downloads
+# the browsers themselves for each project.
 . "$PROVISION_DIR/lib.sh"
 
-# 250 MB: part of the Ubuntu guest, on request in images that we build.
+# They take 250 MB: included in Ubuntu guests, optional in images that we build.
 if [ "$AGENT_SOURCE" = debian ]; then default=0; else default=1; fi
-[ "${AGENT_BROWSER:-$default}" = 1 ] || not_wanted "browser libraries are switched off"
+[ "${AGENT_BROWSER:-$default}" = 1 ] || not_wanted "browser libraries are disabled"
 
 apt_update
 # Since the 64-bit time_t transition (Ubuntu 24.04, Debian 13) some names end in t64.

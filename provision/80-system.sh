@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# System settings: sshd, cloud-init, journald, and nothing that runs by itself.
+# System settings: sshd, cloud-init and journald, and no periodic jobs.
 . "$PROVISION_DIR/lib.sh"
 
 say "sshd: keys only"
 put 644 /etc/ssh/sshd_config.d/00-agent.conf <<'X2'
-# One host, one key, one user: nothing else is needed.
+# One host logs in as one user with one key. Everything else is disabled.
 HostKey /etc/ssh/ssh_host_ed25519_key
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -15,31 +15,31 @@ X11Forwarding no
 UseDNS no
 PrintMotd no
 PrintLastLog no
-# One connection carries every command of a session; reconnects take over the
-# sockets that a broken connection left.
+# All commands of a session share one connection. After a reconnect, they replace the
+# sockets of the broken connection.
 MaxSessions 64
 MaxStartups 64:30:128
 StreamLocalBindUnlink yes
 X2
-# AcceptEnv adds up over files, so an own "none" would not undo the packaged one.
+# AcceptEnv accumulates over all files, so "none" would not override the packaged one.
 sed -i 's/^[[:space:]]*AcceptEnv/#&/' /etc/ssh/sshd_config /etc/ssh/sshd_config.d/*.conf
-# Every connection comes from the same address, the gateway: penalties for one
-# would lock out all. Older sshd does not know the keyword and needs none.
+# All connections come from the gateway's address, so a penalty for one would block
+# all. Older versions of sshd have neither the keyword nor penalties.
 if [[ $(sshd -V 2>&1) =~ OpenSSH_(9\.[89]|[1-9][0-9]) ]]; then
 	echo 'PerSourcePenalties no' >>/etc/ssh/sshd_config.d/00-agent.conf
 fi
 install -d -m 755 /run/sshd
 quiet ssh-keygen -A
 quiet sshd -t
-# A login is a host's exec call. The message of the day and a logind session
-# (which starts a user manager) each cost more than the login itself.
+# Every command of the host is a login. The message of the day and a logind session
+# (which starts a user manager) each take longer than the login itself.
 sed -i 's/^session.*pam_\(motd\|mail\)\.so/#&/' /etc/pam.d/sshd
 sed -i 's/^session.*pam_systemd\.so/#&/' /etc/pam.d/common-session
 if [ "$IN_CHROOT" != 1 ]; then quiet systemctl try-reload-or-restart ssh.service || true; fi
 
-say "cloud-init: host keys survive restarts"
+say "cloud-init: keep host keys across restarts"
 put 644 /etc/cloud/cloud.cfg.d/90-agent.cfg <<'X2'
-# The VM manager gives every boot a new instance-id; the machine stays the same.
+# The VM manager gives every boot a new instance-id, but the machine stays the same.
 ssh_deletekeys: false
 ssh_genkeytypes: [ed25519]
 ssh: {emit_keys_to_console: false}
@@ -60,8 +60,8 @@ put 644 /etc/systemd/system.conf.d/90-agent.conf <<'X2'
 [Manager]
 DefaultTimeoutStopSec=10s
 X2
-# The allowlist can change while the machine runs: a cached "no such name" would
-# outlive the change. Names of the local network do not exist for a session.
+# The allowlist can change while the machine runs, and a cached "no such name" would
+# outlive the change. A session has no names of the local network.
 put 644 /etc/systemd/resolved.conf.d/90-agent.conf <<'X2'
 [Resolve]
 Cache=no-negative

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every tool answers. An image is published, and a session called provisioned,
-# only when this passes.
+# Checks that every tool runs. An image is published, and a session counts as
+# provisioned, only after this check passes.
 . "$PROVISION_DIR/lib.sh"
 
 missing=0
@@ -9,7 +9,7 @@ check() {
 	if out=$(timeout 120 runuser -u "$AGENT_USER" -- env -C / HOME="/home/$AGENT_USER" "$@" 2>&1 </dev/null); then
 		say "$1: $(printf '%s' "$out" | head -n 1 | cut -c 1-80)"
 	else
-		say "$* fails: $(printf '%s' "$out" | tail -n 1 | cut -c 1-200)"
+		say "$* failed: $(printf '%s' "$out" | tail -n 1 | cut -c 1-200)"
 		missing=1
 	fi
 }

@@ -1,7 +1,7 @@
-# Shared by the provision scripts; sourced, never run.
+# Functions of the provision scripts. Source this file; do not run it.
 #
-# stdout is for short progress lines that the host shows; the output of package
-# managers goes to $PROVISION_LOG, whose end run.sh shows when a step fails.
+# stdout is for short progress lines that the host shows. The output of package
+# managers goes to $PROVISION_LOG. If a step fails, run.sh prints the end of that log.
 # shellcheck shell=bash
 
 set -euo pipefail
@@ -9,7 +9,7 @@ set -euo pipefail
 : "${AGENT_USER:=agent}" "${AGENT_SOURCE:=ubuntu}" "${IN_CHROOT:=0}"
 : "${PROVISION_DIR:?}" "${PROVISION_LOG:=/var/log/agent-provision.log}"
 
-# Fixed, because host and chroot hand over whatever umask and locale they have.
+# Set these, because the umask and locale of a host or chroot can differ.
 umask 022
 export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a HOME=/root
 
@@ -18,8 +18,8 @@ export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a HOME=/ro
 
 say() { printf '%s\n' "$*"; }
 
-# not_wanted ends a step that does not apply: run.sh reports a skip and writes
-# no stamp, so the step runs once it applies.
+# not_wanted ends a step that does not apply. run.sh reports it as skipped and writes
+# no stamp, so the step runs as soon as it applies.
 not_wanted() {
 	say "$*"
 	exit 100
@@ -32,7 +32,7 @@ retry() {
 	local pause=3
 	until "$@"; do
 		[ "$pause" -le 12 ] || return 1
-		say "retry in ${pause}s: $1 ${2-}"
+		say "retrying in ${pause}s: $1 ${2-}"
 		sleep "$pause"
 		pause=$((pause * 2))
 	done
@@ -56,7 +56,7 @@ apt_install() {
 	retry apt_get install --no-install-recommends "$@"
 }
 
-# apt_has says whether the distribution offers a package; it needs fresh lists.
+# apt_has checks whether the distribution has a package. It needs fresh package lists.
 apt_has() { [ -n "$(apt-cache madison "$1" 2>/dev/null)" ]; }
 
 npm_global() {
@@ -68,7 +68,7 @@ unit() {
 	if [ "$IN_CHROOT" = 1 ]; then quiet systemctl enable "$@"; else quiet systemctl enable --now "$@"; fi
 }
 
-# mask masks those units that exist.
+# mask masks the given units, if they exist.
 mask() {
 	local u
 	for u in "$@"; do
@@ -78,7 +78,7 @@ mask() {
 	done
 }
 
-# put writes stdin to a file, with a mode, by rename.
+# put MODE FILE writes stdin to a file, by rename.
 put() {
 	local mode=$1 path=$2
 	mkdir -p "${path%/*}"

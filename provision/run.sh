@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the provision steps that are not done yet, in order, as root in the guest
-# or in a chroot of it. The same on a running VM and while an image is built.
+# Runs the provision steps that are not done yet, in order, as root in the guest or
+# in a chroot of it. It works in the same way on a running VM and in an image build.
 #
 #   run.sh [STEP…]        only these steps
 #
 # Environment: AGENT_USER, AGENT_SOURCE (ubuntu|debian), IN_CHROOT (1 in a
-# chroot), AGENT_BROWSER (1|0: libraries for Playwright). stdout: "step NAME
-# start|skip|done|failed SECONDS" and between them the steps' own lines.
+# chroot), AGENT_BROWSER (1|0: libraries for Playwright). stdout has lines "step NAME
+# start|skip|done|failed SECONDS", with the steps' own lines between them.
 #
 # A step's stamp is the hash that pkg/image.Steps computes on the host: sha256
 # over the lines "SHA256  PATH" (as sha256sum prints them) of the script, lib.sh,
@@ -37,7 +37,7 @@ wanted() {
 }
 
 mkdir -p "$PROVISION_STAMPS" "${PROVISION_LOG%/*}" || exit 1
-# One run at a time: two hosts' calls, or a call and a build, would fight over dpkg.
+# Allow one run at a time: two runs would compete for dpkg.
 exec 9>"$PROVISION_STAMPS/.lock"
 flock 9 || exit 1
 
@@ -55,7 +55,7 @@ for script in "$PROVISION_DIR"/[0-9][0-9]-*.sh; do
 	echo "step $name start 0"
 	begin=$SECONDS
 	printf '== %s\n' "$name" >>"$PROVISION_LOG"
-	# The lock's descriptor stays here: a daemon that a step starts would keep it.
+	# Close the lock's descriptor, or a daemon that a step starts would keep it.
 	bash "$script" </dev/null 2>&1 9>&-
 	code=$?
 	took=$((SECONDS - begin))

@@ -3,11 +3,11 @@ setopt append_history hist_ignore_all_dups hist_ignore_space interactive_comment
 bindkey -e
 
 autoload -Uz compinit
-# The image's own functions are as trusted as the image: no audit at every start.
+# Do not audit the image's functions at every start; they are as trusted as the image.
 compinit -C
 zstyle ':completion:*' menu select
 
-# The branch is read, not asked of git: a prompt is no reason for five processes.
+# Read the branch from the file, because git would need five processes per prompt.
 precmd() {
 	local dir=$PWD git head=
 	while [[ -n $dir && ! -e $dir/.git ]]; do dir=${dir%/*}; done
@@ -24,9 +24,9 @@ precmd() {
 PROMPT='%F{cyan}%m%f %F{blue}%~%f$branch %(?..%F{red}%?%f )%# '
 
 alias ls='ls --color=auto' ll='ls -lah' gs='git status -sb' gd='git diff' lg=lazygit
-# No short way to skip permissions is needed: settings.json says bypassPermissions.
+# An alias to skip permissions is not needed: settings.json sets bypassPermissions.
 
-# nvm takes half a second to load; only those who call it pay.
+# nvm takes half a second to load, so load it at its first call.
 if [[ -s /opt/nvm/nvm.sh ]]; then
 	nvm() { unfunction nvm; . /opt/nvm/nvm.sh --no-use; nvm "$@" }
 fi

@@ -1,6 +1,6 @@
-# Sourced by 80-system.sh for images that we build ourselves: what an ordinary
-# Debian starts and a session's VM does not need. Measured under emulation, where
-# every unit costs some 50 to 500 ms.
+# Sourced by 80-system.sh for images that we build ourselves. Disables what Debian
+# starts and a session's VM does not need. Under emulation, every unit costs 50 to
+# 500 ms.
 # shellcheck shell=bash
 
 say "boot: only what a session needs"
@@ -8,7 +8,7 @@ put 644 /etc/cloud/cloud.cfg.d/91-agent-debian.cfg <<'X2'
 datasource_list: [NoCloud]
 system_info:
   network: {renderers: [networkd]}
-# The disk is one file system without partitions: it grows, partitions do not.
+# The disk is one file system without partitions, so only the file system grows.
 growpart: {mode: "off"}
 resize_rootfs: true
 # Only the modules that the VM manager's user-data uses.
@@ -31,7 +31,7 @@ mask systemd-networkd-wait-online.service systemd-network-generator.service \
 	sys-kernel-tracing.mount sys-fs-fuse-connections.mount proc-sys-fs-binfmt_misc.automount \
 	cloud-init-hotplugd.socket cloud-init-hotplugd.service keyboard-setup.service console-setup.service
 
-# What udev would load for devices that a session never uses.
+# Modules that udev would load for devices that a session never uses.
 put 644 /etc/modprobe.d/90-agent.conf <<'X2'
 blacklist kvm_intel
 blacklist kvm_amd

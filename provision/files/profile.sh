@@ -1,5 +1,5 @@
-# For login shells of every kind (sh, bash). zsh reads ~/.zshenv instead.
-# Secrets are delivered to this file, on a tmpfs, and never anywhere else.
+# For all login shells (sh, bash). zsh reads ~/.zshenv instead.
+# Secrets are delivered only to this file, on a tmpfs.
 if [ -r /run/agent/env ]; then
 	set -a
 	. /run/agent/env
@@ -9,7 +9,7 @@ case :$PATH: in
 *:"$HOME/.local/bin":*) ;;
 *) PATH=$HOME/.local/bin:$PATH ;;
 esac
-# nvm refuses to work beside a prefix; without nvm, `npm install -g` needs one.
+# nvm does not work together with a prefix; without nvm, `npm install -g` needs one.
 if [ -s /opt/nvm/nvm.sh ]; then
 	export NVM_DIR=/opt/nvm
 else

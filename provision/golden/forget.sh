@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs when a generalised guest shuts down: removes what tells it from others.
+# Runs when a prepared guest shuts down, and removes everything that identifies it.
 set -u
 rm -f /etc/ssh/ssh_host_* /etc/ssh/agent-sessionizer/* /var/lib/systemd/random-seed \
 	/var/lib/docker/engine-id /var/lib/systemd/timesync/clock /etc/agent-guest/policy.json

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# initrd.sh FILE: an initrd of one program and the modules that it takes to
-# mount the root file system and to let the host in. "agent-guest", as its init,
-# loads them in this order; it needs no shell, and nothing is compressed.
+# initrd.sh FILE creates an initrd with one program and the modules that mount the
+# root file system and allow the host to log in. "agent-guest" is its init and loads
+# them in this order. It needs no shell, and nothing is compressed.
 set -euo pipefail
 out=$1
 d=$(mktemp -d)
@@ -11,9 +11,9 @@ mknod -m 600 "$d/dev/console" c 5 1
 mknod -m 666 "$d/dev/null" c 1 3
 install -m 755 /usr/local/bin/agent-guest "$d/init"
 
-# The root file system, the seed disk, the card; then what the packet filter
-# would load one by one, each by a process of its own and unpacked by the guest.
-# A module that is built into the kernel, or unknown to it, is none here.
+# Modules for the root file system, the seed disk and the card, then those of the
+# packet filter. Otherwise the guest would unpack those one by one, each in its own
+# process. Modules that are built into the kernel or unknown to it are skipped.
 for m in virtio_pci virtio_blk virtio_scsi sr_mod isofs virtio_net ext4 \
 	nf_tables nft_compat nft_chain_nat xt_conntrack xt_tcpudp xt_mark xt_REDIRECT ipt_REJECT ip6t_REJECT; do
 	modprobe --show-depends "$m" || true
