@@ -1,6 +1,6 @@
 # make check   format, lint, unit and script tests; no VM (under 4 minutes on 2 cores)
-# make test    everything, VMs and the race detector included; installs what it needs
-# make demo    the main job, from nothing to an agent's commit fetched back
+# make test    all tests, including VMs and the race detector; installs missing tools
+# make demo    the main use, from an empty state to the fetched commit of an agent
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
@@ -21,12 +21,12 @@ build: guest ## bin/agent-sessionizer
 
 guest: $(GUEST)
 
-# -n: no time stamp in the gzip header, so that the same source makes the same bytes.
+# -n omits the time stamp in the gzip header, so that the same source gives the same bytes.
 pkg/guest/bin/agent-guest-linux-%.gz: $(GUEST_SRC)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(@:.gz=) ./cmd/agent-guest
 	gzip -9nf $(@:.gz=)
 
-# Each shell, and man, looks for these below a prefix that its bin is in PATH of.
+# The shells and man look for these files below each prefix whose bin is in PATH.
 install: PREFIX := $(or $(PREFIX),$(HOME)/.local)
 install: build man ## binary, manual pages and completions; PREFIX=/usr/local for all users
 	install -d $(PREFIX)/bin $(PREFIX)/share/man/man1 $(PREFIX)/share/bash-completion/completions $(PREFIX)/share/zsh/site-functions $(PREFIX)/share/fish/vendor_completions.d
@@ -36,7 +36,7 @@ install: build man ## binary, manual pages and completions; PREFIX=/usr/local fo
 	install -m 644 completions/agent-sessionizer.zsh $(PREFIX)/share/zsh/site-functions/_agent-sessionizer
 	install -m 644 completions/agent-sessionizer.fish $(PREFIX)/share/fish/vendor_completions.d/agent-sessionizer.fish
 
-setup: ## what tests and demo need of the system; asks for sudo only when something is missing
+setup: ## system packages for the tests and the demo; uses sudo only if one is missing
 	scripts/setup.sh
 
 check: guest fmt lint vet-darwin unit script
@@ -47,7 +47,7 @@ fmt: $(GOFUMPT)
 lint: $(GOLANGCI)
 	$(GOLANGCI) run --build-tags fakevm ./...
 
-# Lima's host agent needs cgo on darwin; everything else must stay buildable without.
+# Lima's host agent needs cgo on darwin; everything else must build without cgo.
 vet-darwin:
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet ./...
 
@@ -60,9 +60,9 @@ race: guest ## the unit tests with the race detector, which needs a C compiler
 	CGO_ENABLED=1 go test -race -timeout 20m $(UNIT)
 
 script: guest
-	go test -count=1 -parallel 4 ./test/script/... # of a binary that go does not know; most of them wait most of the time
+	go test -count=1 -parallel 4 ./test/script/... # go does not track the tested binary, hence -count=1; most tests mostly wait
 
-# One after the other: two VMs at once are too much for two cores.
+# Sequential, because two VMs at once are too much for two cores.
 vm: guest ## the driver's suite and the built image, on real VMs
 	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
 
@@ -70,32 +70,32 @@ e2e: guest
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestd ./pkg/hostnet
 	go test -tags e2e -count=1 -timeout 60m -v ./test/e2e/...
 
-pictures: guest ## the pictures of the README anew, from a real session
+pictures: guest ## new pictures for the README, from a real session
 	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 35m -run '^TestPicker$$' ./test/e2e
 
-# Run by itself, not by go test: its last line is the result.
-escape escape-short: guest ## root in a guest tries to get out; escape first shows each technique to work without a wall
+# Runs as its own binary, not with go test: its last line is the result.
+escape escape-short: guest ## root in a guest tries to escape; escape first checks that each technique works without the gateway
 	go test -c -tags escape -o bin/escape.test ./test/escape
 	cd test/escape && ../../bin/escape.test -test.v -test.timeout 150m -test.short=$(if $(filter escape-short,$@),true,false)
 
-# As the escapes: its last line is the result.
-fault fault-short: guest ## a task is killed, stopped, cut off at every point, its host and its guest fail it; on fake VMs
+# Like the escapes: its last line is the result.
+fault fault-short: guest ## tasks that are killed, stopped or cut off at every point, and failing hosts and guests; on fake VMs
 	go test -c -tags fault -o bin/fault.test ./test/fault
 	cd test/fault && ../../bin/fault.test -test.v -test.timeout 60m -test.short=$(if $(filter fault-short,$@),true,false)
 
 # Not part of any other target: N mutants of each package take minutes to an hour.
 PKG ?= policy gateway repo store task session secret server home config ssh attach
 N ?= 40
-mutate: guest ## what the unit tests of PKG do not notice; N=40 mutants of each (0: all), SEED=1, JOBS=2
+mutate: guest ## mutants that the unit tests of PKG do not detect; N=40 mutants of each (0: all), SEED=1, JOBS=2
 	go run ./test/mutate -n $(N) -seed $(or $(SEED),1) -j $(or $(JOBS),2) $(addprefix pkg/,$(PKG))
 
-# What counts are the ratios; a missed aim fails nothing. BENCH=lifecycle, picker, tasks,
-# network or dns is one part of it; fewer BENCH_RUNS than five are shown and not written.
-bench: setup guest ## sessions and their network beside what they replace, into docs/benchmarks.* (up to an hour on 2 cores)
+# The ratios matter; a missed target is not a failure. BENCH=lifecycle, picker, tasks,
+# network or dns runs one part. Results of fewer than five BENCH_RUNS are not written.
+bench: setup guest ## sessions and their network compared with alternatives, into docs/benchmarks.* (up to an hour on 2 cores)
 	PATH=$$PATH:/usr/sbin command -v dnsmasq >/dev/null || $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends dnsmasq-base
 	cd test/bench && PATH=$$PATH:/usr/sbin go test -tags bench -count=1 -timeout 4h -v .
 
-# The unit tests run once, with the race detector: what else they do is the same.
+# Run the unit tests once, with the race detector; a second run would test the same.
 test: setup
 	$(MAKE) guest fmt lint vet-darwin race script vm e2e escape-short
 
@@ -106,7 +106,7 @@ completions: build
 	mkdir -p completions
 	for s in bash zsh fish; do bin/agent-sessionizer completion $$s >completions/agent-sessionizer.$$s; done
 
-man: build ## man/*.1; made of the commands' help, so not kept in the repository
+man: build ## man/*.1, generated from the commands' help and not kept in the repository
 	rm -rf man
 	bin/agent-sessionizer man man
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The main job from nothing, on this very repository: a VM of its own for an
-# agent, what it can and cannot reach, a secret that stays off the disk, a
-# commit brought home, and nothing left behind. KEEP=1 attaches you instead of
-# cleaning up. Settings and state are the demo's own; the image is kept for later.
+# Demonstrates the program on this repository: a VM for an agent, what the agent can
+# and cannot reach, a secret that is never on the disk, a fetched commit, and a
+# complete cleanup. KEEP=1 attaches you instead of cleaning up. The demo has its own
+# settings and state; the image is kept for later.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ keep=
 [ -z "${KEEP:-}" ] || { [ -t 0 ] && [ -t 1 ] && keep=yes; }
 if [ -z "$keep" ]; then
   export XDG_STATE_HOME=$demo/state XDG_CACHE_HOME=$demo/cache AGENT_SESSIONIZER_LIMA_HOME=$demo/vms
-  # The next session, for which something would be made in the background, is none of the demo's.
+  # The demo needs no preparation for a next session.
   export AGENT_SESSIONIZER_PREPARE=none
 fi
 session=
@@ -45,14 +45,14 @@ secrets:
   DEMO_TOKEN: env:DEMO_TOKEN
 YAML
 
-bold "1. A guest image, made from Debian packages (the first time takes some minutes)"
+bold "1. Build a guest image from Debian packages (takes some minutes the first time)"
 "$asz" image build --from debian
 
-bold "2. A session on this repository"
+bold "2. Open a session on this repository"
 session=$("$asz" open --detach --cpus 2 --memory 2GiB --disk 10GiB .)
-[ -n "$session" ] || die "no session"
+[ -n "$session" ] || die "the session did not open"
 
-bold "3. What it proves"
+bold "3. Check the isolation"
 proof "kernel of the host" "$(uname -r)"
 proof "kernel of the VM" "$(inside uname -r)"
 mounts=$(inside findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs,cifs || true)
@@ -66,8 +66,8 @@ if inside getent ahostsv4 example.com >/dev/null; then die "example.com resolves
 proof "denied name example.com" "does not resolve"
 "$asz" net denied "$session" 2>/dev/null | sed 's/^/    /'
 
-# The host's own loopback, as the guest sees it: a port that certainly listens
-# is the one that our own SSH connection uses.
+# The host's loopback, as seen from the guest. The port of our own SSH connection is
+# certainly open.
 port=$("$asz" list --json | jq -r '.[0].ssh | split(":")[1]')
 if inside bash -c 'gw=$(ip -4 route show default | cut -d" " -f3); timeout 10 bash -c "exec 3<>/dev/tcp/$gw/$1"' bash "$port" 2>/dev/null; then
   die "the guest reaches the host's port $port"
@@ -76,7 +76,7 @@ proof "the host's port $port" "refused"
 
 want=$(printf %s "$DEMO_TOKEN" | sha256sum | cut -c1-16)
 got=$(inside sh -c 'printf %s "$DEMO_TOKEN" | sha256sum | cut -c1-16')
-[ "$want" = "$got" ] || die "the secret is not in the agent's shell"
+[ "$want" = "$got" ] || die "the secret is missing in the agent's shell"
 inside sync
 vms=$("$asz" config path | awk '$1 == "LIMA_HOME" { print $2 }')
 state=$("$asz" config path | awk '$1 == "state" { print $2 }')
@@ -86,7 +86,7 @@ proof "secret in the VM's disk, state, logs" "no ($(du -shc "$vms" "$state" | ta
 proof "tmux windows" "$(inside tmux list-windows -t agent -F '#W' | paste -sd' ')"
 proof "Claude Code" "$(inside claude --version 2>/dev/null || echo missing)"
 
-bold "4. A stand-in agent commits; the work comes home as git"
+bold "4. Commit as an agent would, and fetch the work with git"
 inside sh -c 'git switch -qc agent/demo && echo "written in the VM" >AGENT_WAS_HERE && git add AGENT_WAS_HERE &&
   git -c user.name=agent -c user.email=agent@example.invalid commit -qm "A commit made inside"'
 if "$asz" destroy "$session" 2>/dev/null; then die "destroy lost unfetched work"; fi
@@ -95,17 +95,17 @@ proof "destroy with unfetched work" "refused"
 git log -1 --format='    %h %an: %s' "refs/agents/$session/heads/agent/demo"
 
 if [ -n "$keep" ]; then
-  bold "5. You are about to be attached: prefix d leaves, prefix D destroys; later: bin/agent-sessionizer open ."
+  bold "5. Attach: prefix d detaches, prefix D destroys; to return: bin/agent-sessionizer open ."
   trap - EXIT
   "$asz" open "$session" || true
   rm -rf "$demo"
   exit 0
 fi
 
-bold "5. Destroyed, and nothing is left"
+bold "5. Destroy the session and check that nothing is left"
 name=$session
 "$asz" destroy "$name"
-"$asz" destroy "$name" # a second time is a success
+"$asz" destroy "$name" # the second call succeeds too
 left=$(find "$vms" -mindepth 1 -maxdepth 1 ! -name '_*' | wc -l)
 [ "$left" = 0 ] || die "VM directories are left in $vms"
 if pgrep -f "$vms" >/dev/null; then die "processes are left: $(pgrep -af "$vms")"; fi

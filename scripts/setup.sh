@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building, testing and the demo need and is missing:
-# by apt on Debian and Ubuntu, by brew on macOS. Everything else is named.
+# Installs missing tools for the build, the tests and the demo: with apt on Debian and
+# Ubuntu, with brew on macOS. On other systems it prints what to install.
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -9,7 +9,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 case "$(uname -s)" in
 Linux)
   command -v apt-get >/dev/null || {
-    say "this is neither Debian nor Ubuntu; install: qemu, qemu-img, mmdebstrap, e2fsprogs, tmux, git, ssh, iproute2, iptables"
+    say "not Debian or Ubuntu; install: qemu, qemu-img, mmdebstrap, e2fsprogs, tmux, git, ssh, iproute2, iptables"
     exit 5
   }
   arch=$(dpkg --print-architecture)
@@ -35,7 +35,7 @@ Linux)
     say "installing ${missing[*]}"
     sudo=()
     if [ "$(id -u)" != 0 ]; then
-      command -v sudo >/dev/null || { say "not root and no sudo; as root: apt-get install ${missing[*]}"; exit 5; }
+      command -v sudo >/dev/null || { say "neither root nor sudo is available; run as root: apt-get install ${missing[*]}"; exit 5; }
       sudo=(sudo)
     fi
     "${sudo[@]}" apt-get update -qq
@@ -54,11 +54,11 @@ Darwin)
   exit 5
   ;;
 esac
-# From 1.21 on Go fetches the toolchain that go.mod asks for by itself.
+# Since version 1.21, Go downloads the toolchain that go.mod requires.
 version=$(go env GOVERSION 2>/dev/null | sed 's/^go//')
 case ${version:-missing} in
 missing | 0.* | 1.[0-9] | 1.[0-9].* | 1.1[0-9] | 1.1[0-9].* | 1.20 | 1.20.*)
-  say "Go 1.21 or newer is needed and this is ${version:-none}; install it from https://go.dev/dl and put it first in PATH"
+  say "Go must be 1.21 or newer, got ${version:-none}; install it from https://go.dev/dl and put it first in PATH"
   exit 5
   ;;
 esac
