@@ -234,7 +234,7 @@ func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(st); err != nil {
-		s.log.Warn("answer a status request", "error", err)
+		s.log.Warn("answering a status request failed", "error", err)
 	}
 }
 

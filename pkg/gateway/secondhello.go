@@ -27,7 +27,7 @@ const (
 // ClientHello (RFC 8446, 4.1.3).
 var helloRetryRequest = []byte("\xcf\x21\xad\x74\xe5\x9a\x61\x11\xbe\x1d\x8c\x02\x1e\x65\xb8\x91\xc2\xa2\x11\x16\x7a\xbb\x8c\x5e\x07\x9e\x09\xe2\xc8\xa8\x33\x9c")
 
-var errAfterHello = errors.New("not a TLS ClientHello: more in its record")
+var errAfterHello = errors.New("not a TLS ClientHello: extra data in its record")
 
 // helloEnd returns the offset at which the records of the ClientHello at the start of b
 // end. It refuses a record that holds more than the hello, because the rest could be

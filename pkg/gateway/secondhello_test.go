@@ -67,8 +67,8 @@ func TestSecondHello(t *testing.T) {
 		"encrypted":              {first, retryRequest(), hidden, "encrypted ClientHello"},
 		"something else":         {first, retryRequest(), []byte("GET / HTTP/1.1\r\n"), "not a TLS ClientHello"},
 		"another message":        {first, retryRequest(), record(handshake, []byte{16, 0, 0, 0}), "not a TLS ClientHello"},
-		"in the second's record": {first, retryRequest(), both, "more in its record"},
-		"in the first's record":  {both, nil, nil, "more in its record"},
+		"in the second's record": {first, retryRequest(), both, "extra data in its record"},
+		"in the first's record":  {both, nil, nil, "extra data in its record"},
 		"not asked for":          {first, tls12, evil, "did not request it"},
 		"in one go":              {append(bytes.Clone(first), evil...), retryRequest(), nil, "differs from the dialled name"},
 	} {
