@@ -117,7 +117,7 @@ func (c *cidata) parseUserData(data []byte) error {
 	case u.CACerts.RemoveDefaults:
 		return errors.New("user-data has ca_certs.remove_defaults, which requires cloud-init")
 	case u.Timezone != "" && !zoneName.MatchString(u.Timezone):
-		return errors.New("user-data: bad timezone")
+		return errors.New("user-data: invalid timezone")
 	}
 	c.users, c.timezone, c.trusted = u.Users, u.Timezone, u.CACerts.Trusted
 	var err error

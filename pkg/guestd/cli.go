@@ -29,7 +29,7 @@ const usage = `usage: agent-guest COMMAND
   watch [--dir DIR --base COMMIT]        print a snapshot at each change, until stdin ends
   home bring|save|restore                dotfiles (stdin), saved home (stdout), saved home (stdin)
   task start|run|status|watch|signal|artifacts|send ID/ATTEMPT   an unattended agent and its results
-  daemon                                 the service's program
+  daemon                                 run the daemon, as the service does
   door                                   close the network
   seed                                   give a clone of a golden image its own identity
   sleep                                  wait for the snapshot, then take the identity that the host sends

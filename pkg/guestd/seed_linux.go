@@ -230,7 +230,7 @@ func (g Guest) own(ctx context.Context, chores []chore) error {
 }
 
 func (s *seeder) mark(what string) {
-	slog.Info("seed", "done", what, "ms", time.Since(s.began).Milliseconds())
+	slog.Info("boot progress", "done", what, "ms", time.Since(s.began).Milliseconds())
 }
 
 func async(do func() error) <-chan error {
@@ -438,7 +438,7 @@ func runBootcmd(ctx context.Context, script string) error {
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
 	if _, exited := errors.AsType[*exec.ExitError](err); exited && ctx.Err() == nil {
-		slog.Error("boot scripts", "err", err)
+		slog.Error("boot scripts failed", "err", err)
 		return nil
 	}
 	return err

@@ -44,13 +44,13 @@ func (g Guest) Sleep(ctx context.Context) error {
 		return die("giving the fork its identity failed", err)
 	}
 	if err := s.port.Close(); err != nil {
-		slog.Error("close the port", "err", err)
+		slog.Error("closing the identity port failed", "err", err)
 	}
 	if err := g.own(ctx, []chore{{"insert the seed disk", s.insert}, {"report the boot", sayBooted}, {"grow the disk", growRoot}, {"start a new journal", newJournal}}); err != nil {
 		return err
 	}
 	s.mark("own_ms")
-	slog.Info("woke", s.steps...) // not earlier: the entry would go to the old journal
+	slog.Info("resumed from snapshot", s.steps...) // not earlier: the entry would go to the old journal
 	awaitIdle(ctx)
 	_ = do(ctx, []chore{{"provision", provision}}) // the machine works without it
 	return nil
@@ -255,7 +255,7 @@ func settle(ctx context.Context) error {
 func warm(ctx context.Context) {
 	// Drop the boot's caches to free memory; they are not worth saving.
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
-		slog.Warn("drop caches", "err", err)
+		slog.Warn("dropping caches failed", "err", err)
 	}
 	for _, args := range [][]string{
 		{"sshd", "-t"},
@@ -265,7 +265,7 @@ func warm(ctx context.Context) {
 		{Binary, "status"},
 	} {
 		if _, err := run(ctx, "", args[0], args[1:]...); err != nil {
-			slog.Info("warm", "command", args[0], "err", err)
+			slog.Info("warm-up command failed", "command", args[0], "err", err)
 		}
 	}
 	// The files that sshd uses for a connection.
@@ -286,7 +286,7 @@ func knock(ctx context.Context) {
 	d := net.Dialer{Timeout: 20 * time.Second}
 	c, err := d.DialContext(ctx, "tcp", "127.0.0.1:22")
 	if err != nil {
-		slog.Info("warm", "command", "ssh", "err", err)
+		slog.Info("warm-up command failed", "command", "ssh", "err", err)
 		return
 	}
 	defer c.Close()

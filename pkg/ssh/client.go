@@ -109,7 +109,7 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 		if err == nil || ctx.Err() != nil {
 			return c, err
 		}
-		slog.Debug("no relay", "error", err) // a relay is optional
+		slog.Debug("relay unavailable", "error", err) // a relay is optional
 	}
 	signer, err := ssh.ParsePrivateKey(t.Key)
 	if err != nil {
