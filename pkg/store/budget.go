@@ -43,7 +43,7 @@ func (b *Budget) Admit(evs ...Event) []Event {
 // budgetSpent is the last event that a guest causes. Its data has the form of a
 // warning of sessions and tasks.
 var budgetSpent = NewEvent("warning", map[string]string{
-	"message": fmt.Sprintf("the guest has added %d MiB of events, as many as are stored; further ones are only counted", MaxGuestEvents>>20),
+	"message": fmt.Sprintf("the guest has added %d MiB of events, which is the limit; further events are only counted", MaxGuestEvents>>20),
 })
 
 // NewEvent makes an event. data must be of a type that can be encoded as JSON. It

@@ -33,8 +33,8 @@ const Oldest int64 = -1
 // These are the reasons why events cannot be read after a sequence number. An
 // *AnchorError wraps them.
 var (
-	ErrExpired = errors.New("events after it are not kept any more")
-	ErrFuture  = errors.New("there is no such event yet")
+	ErrExpired = errors.New("the next event was removed")
+	ErrFuture  = errors.New("the event does not exist yet")
 )
 
 // AnchorError reports that events cannot be read after a sequence number, and which
@@ -47,7 +47,7 @@ type AnchorError struct {
 }
 
 func (e *AnchorError) Error() string {
-	return fmt.Sprintf("read the events of %s after %d, of which there are %d to %d: %v", e.Subject, e.After, e.Oldest, e.Newest, e.err)
+	return fmt.Sprintf("read events of %s after %d, events %d to %d exist: %v", e.Subject, e.After, e.Oldest, e.Newest, e.err)
 }
 
 func (e *AnchorError) Unwrap() error { return e.err }

@@ -23,7 +23,7 @@ type Lock struct {
 // TryLock takes the lock on path if it is free; ok is false when it is held.
 func TryLock(path string) (l *Lock, ok bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, false, fmt.Errorf("make the lock directory: %w", err)
+		return nil, false, fmt.Errorf("create lock directory: %w", err)
 	}
 	for {
 		f, err := openLocked(path)
@@ -33,7 +33,7 @@ func TryLock(path string) (l *Lock, ok bool, err error) {
 		own, err := f.Stat()
 		if err != nil {
 			_ = f.Close() // this also unlocks
-			return nil, false, fmt.Errorf("look at the lock: %w", err)
+			return nil, false, fmt.Errorf("inspect lock: %w", err)
 		}
 		if is, err := os.Stat(path); err == nil && os.SameFile(own, is) {
 			return &Lock{f: f}, true, nil
@@ -48,7 +48,7 @@ func openLocked(path string) (*os.File, error) {
 	// O_CLOEXEC, Go's default, keeps child processes from inheriting the lock.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("open the lock: %w", err)
+		return nil, fmt.Errorf("open lock: %w", err)
 	}
 	for {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -83,10 +83,10 @@ func Held(path string) bool {
 func (l *Lock) Mark() error {
 	l.marked = true
 	if err := l.f.Truncate(0); err != nil {
-		return fmt.Errorf("mark the lock: %w", err)
+		return fmt.Errorf("mark lock: %w", err)
 	}
 	if _, err := l.f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
-		return fmt.Errorf("mark the lock: %w", err)
+		return fmt.Errorf("mark lock: %w", err)
 	}
 	return nil
 }
@@ -100,11 +100,11 @@ func Died(path string) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look at the lock: %w", err)
+		return false, fmt.Errorf("inspect lock: %w", err)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return false, fmt.Errorf("open the lock: %w", err)
+		return false, fmt.Errorf("open lock: %w", err)
 	}
 	defer f.Close()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {

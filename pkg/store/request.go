@@ -51,7 +51,7 @@ func request(ctx context.Context, q queryer, actor, key string) (Request, bool, 
 func (s *Store) Reserve(ctx context.Context, r Request) (kept Request, err error) {
 	err = s.tx(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM requests WHERE at < ?`, now().Add(-requestAge).UnixMilli()); err != nil {
-			return fmt.Errorf("forget old requests: %w", err)
+			return fmt.Errorf("remove old requests: %w", err)
 		}
 		var found bool
 		if kept, found, err = request(ctx, tx, r.Actor, r.Key); err != nil || found {
@@ -60,7 +60,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (kept Request, err error
 		kept = r
 		if _, err := tx.ExecContext(ctx, `INSERT INTO requests (actor, key, digest, subject, notes, at) VALUES (?, ?, ?, ?, ?, ?)`,
 			r.Actor, r.Key, r.Digest, r.Subject, string(r.Notes), now().UnixMilli()); err != nil {
-			return fmt.Errorf("keep a request: %w", err)
+			return fmt.Errorf("store request: %w", err)
 		}
 		_, err := tx.ExecContext(ctx, `DELETE FROM requests WHERE actor = ?1 AND num <= (SELECT num FROM requests WHERE actor = ?1 ORDER BY num DESC LIMIT 1 OFFSET ?2)`, r.Actor, requestMax)
 		return err

@@ -119,7 +119,7 @@ func known(ctx context.Context, q queryer, id string) (is bool, err error) {
 func unused(ctx context.Context, q queryer, id string) error {
 	is, err := known(ctx, q, id)
 	if err == nil && is {
-		return fail.New(fail.Conflict, "the id %s is in use", id)
+		return fail.New(fail.Conflict, "id %s is in use", id)
 	}
 	return err
 }

@@ -60,7 +60,7 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 	}
 	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}).String())
 	if err != nil {
-		return nil, fmt.Errorf("open the store %s: %w", path, err)
+		return nil, fmt.Errorf("open store %s: %w", path, err)
 	}
 	db.SetMaxOpenConns(connections)
 	db.SetMaxIdleConns(connections) // opening a connection costs more than most of its uses
@@ -72,7 +72,7 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		_ = db.Close()
-		return nil, fail.New(fail.Host, "protect the store: %w", err).WithHint("ls -l %s", path)
+		return nil, fail.New(fail.Host, "protect store: %w", err).WithHint("ls -l %s", path)
 	}
 	return s, nil
 }
@@ -81,14 +81,14 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 // next to the database, which SQLite creates at any time with the umask's mode.
 func privateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fail.New(fail.Host, "make the state directory: %w", err).WithHint("ls -ld %s", filepath.Dir(dir))
+		return fail.New(fail.Host, "create state directory: %w", err).WithHint("ls -ld %s", filepath.Dir(dir))
 	}
 	fi, err := os.Stat(dir)
 	if err == nil && fi.Mode().Perm()&0o077 != 0 {
 		err = os.Chmod(dir, 0o700)
 	}
 	if err != nil {
-		return fail.New(fail.Host, "protect the state directory: %w", err).WithHint("ls -ld %s", dir)
+		return fail.New(fail.Host, "protect state directory: %w", err).WithHint("ls -ld %s", dir)
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func (s *Store) migrate(ctx context.Context) error {
 			return err
 		}
 		if have > len(schema) {
-			return fail.New(fail.Host, "the store was written by a newer version of agent-sessionizer (schema %d, this one knows %d)", have, len(schema)).
+			return fail.New(fail.Host, "the store was written by a newer version of agent-sessionizer (schema %d, this version supports %d)", have, len(schema)).
 				WithHint("install the newer version")
 		}
 		for _, stmt := range schema[have:] {

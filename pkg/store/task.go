@@ -55,7 +55,7 @@ func scanTask(row scanner) (Task, error) {
 	t.CreatedAt, t.StateChangedAt = moment(created), moment(changed)
 	t.Facts, t.Manifest = json.RawMessage(facts), json.RawMessage(manifest)
 	if err := json.Unmarshal([]byte(labels), &t.Labels); err != nil {
-		return Task{}, fmt.Errorf("read the labels of task %s: %w", t.ID, err)
+		return Task{}, fmt.Errorf("read labels of task %s: %w", t.ID, err)
 	}
 	return t, nil
 }
@@ -106,7 +106,7 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 		}
 		if text != nil {
 			if _, err := tx.ExecContext(ctx, `INSERT INTO task_texts (task, text) VALUES (?, ?)`, n.ID, text); err != nil {
-				return fmt.Errorf("keep the text of task %s: %w", n.ID, err)
+				return fmt.Errorf("store text of task %s: %w", n.ID, err)
 			}
 		}
 		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {

@@ -82,7 +82,7 @@ func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 			cause = s.lead(one)
 			<-s.writes.turn
 		case <-late.C:
-			cause = s.taken(errors.New("it is one of this process"))
+			cause = s.taken(errors.New("it belongs to this process"))
 		case <-ctx.Done():
 			cause = fmt.Errorf("store %s: %w", s.path, ctx.Err())
 		}
