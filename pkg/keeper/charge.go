@@ -105,7 +105,7 @@ func (c *Task) schedule(ctx context.Context) {
 			return
 		}
 		if err := c.Worker.Schedule(ctx); err != nil && ctx.Err() == nil {
-			c.Worker.Log.WarnContext(ctx, "start what waits", "error", err)
+			c.Worker.Log.WarnContext(ctx, "start waiting tasks", "error", err)
 		}
 	}
 }

@@ -53,7 +53,7 @@ func Run(ctx context.Context, log *slog.Logger, c Charge) error {
 	}
 	if lock != nil {
 		if merr := lock.Mark(); merr != nil { // such as a full disk; the mark serves only the audit log
-			log.WarnContext(ctx, "should the keeper die, nobody is told", "error", merr)
+			log.WarnContext(ctx, "mark lock; a crash of this keeper would not be audited", "error", merr)
 		}
 		err = work(ctx, log, c)
 		if uerr := lock.Remove(); uerr != nil {
@@ -90,14 +90,14 @@ func work(ctx context.Context, log *slog.Logger, c Charge) error {
 		// step from being done or recorded: a full disk, or a VM that cannot be removed
 		// now. The desired phase is in the row, so retry, each time after a longer
 		// delay.
-		log.ErrorContext(ctx, "will try again", "phase", s.Phase, "want", s.Want, "in", retry, "error", err)
+		log.ErrorContext(ctx, "retrying", "phase", s.Phase, "want", s.Want, "in", retry, "error", err)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 		if retry *= 2; retry > time.Minute {
-			return fmt.Errorf("give up for now, the next command tries again: %w", err)
+			return fmt.Errorf("giving up until the next command: %w", err)
 		}
 	}
 }
@@ -130,7 +130,7 @@ func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, err
 			return nil, nil
 		}
 		if tries == 0 {
-			log.InfoContext(ctx, "standing by", "phase", s.Phase, "want", s.Want)
+			log.InfoContext(ctx, "waiting for the active keeper", "phase", s.Phase, "want", s.Want)
 		}
 		select {
 		case <-tick.C:
@@ -158,7 +158,7 @@ func untilWantChanges(ctx context.Context, log *slog.Logger, c Charge, want stri
 			s, err := c.Look(ctx)
 			if err != nil {
 				if ctx.Err() == nil {
-					log.WarnContext(ctx, "read what is wanted", slog.Any("error", err))
+					log.WarnContext(ctx, "read desired phase", slog.Any("error", err))
 				}
 				continue
 			}

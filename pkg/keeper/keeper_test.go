@@ -324,7 +324,7 @@ type asker struct {
 func (asker) Enabled(context.Context, slog.Level) bool { return true }
 
 func (a asker) Handle(_ context.Context, r slog.Record) error {
-	if r.Message == "standing by" {
+	if r.Message == "waiting for the active keeper" {
 		return a.lock.Unlock()
 	}
 	return nil
