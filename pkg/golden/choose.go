@@ -62,7 +62,7 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 		golden.Lacks, err = m.lacksSpares(made, size)
 		return golden, err
 	case want != config.PrepareWarm || err != nil:
-		return golden, nil //nolint:nilerr // VMs cannot be saved here, and no spares are configured
+		return golden, nil //nolint:nilerr // VM snapshots are unavailable here, and no spares are configured
 	}
 	golden.Lacks = true
 	w, ok := made.Warmed(state)

@@ -107,10 +107,10 @@ func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (
 	o := m.options(from.Name, needForImage, p)
 	tell := m.Images.Reporter(i.Name, time.Now(), p)
 	o.Prove = func(ctx context.Context, dir string, files []string) error {
-		say(tell, "trying it")
+		say(tell, "testing the image")
 		err := m.prove(ctx, from.Name, image.Info{Path: dir, Arch: arch, Files: files}, tell)
 		if err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)); err != nil {
-			return fmt.Errorf("the image does not work: %w", err)
+			return fmt.Errorf("test image: %w", err)
 		}
 		return nil
 	}
@@ -169,7 +169,7 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 		if err := b.guest.Provision(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
 			return nil, err
 		}
-		say(p, "taking its identity away")
+		say(p, "removing its identity")
 		if initrd, err = b.guest.Generalise(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
 			return nil, err
 		}
@@ -243,7 +243,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 			return err
 		}
 		if now.MachineID == before.MachineID || now.BootID == before.BootID || b.endpoint.HostKey == before.HostKey {
-			return fail.New(fail.Failure, "its clones would share an identity")
+			return fail.New(fail.Failure, "clones of the image would share an identity")
 		}
 		if err := b.guest.Verify(ctx, m.Scripts, image.Distribution(source), p); err != nil {
 			return err
@@ -253,11 +253,11 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 }
 
 // saver returns the driver as a vm.Saver, with the key of a VM's state. Its error says
-// why VMs cannot be saved here.
+// why VM snapshots are unavailable here.
 func (m *Maker) saver(ctx context.Context, arch string, cpus int, memory int64) (vm.Saver, string, error) {
 	s, ok := m.Driver.(vm.Saver)
 	if !ok {
-		return nil, "", fail.New(fail.Host, "VMs cannot be saved here")
+		return nil, "", fail.New(fail.Host, "VM snapshots are unavailable here")
 	}
 	key, err := s.StateKey(ctx, arch, cpus, memory)
 	return s, key, err
@@ -310,7 +310,7 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 			return err
 		}
 		tell := m.Images.Reporter(i.Name, time.Now(), p)
-		say(tell, "booting a VM of %d CPUs and %d MiB to save", cpus, memory>>20)
+		say(tell, "booting a VM of %d CPUs and %d MiB for a warm state", cpus, memory>>20)
 		return saver.Save(ctx, name, dir, tell)
 	})
 }

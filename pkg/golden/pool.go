@@ -66,7 +66,7 @@ func ReadSpare(dir string) (Spare, error) {
 		err = json.Unmarshal(b, &s)
 	}
 	if err == nil && !spareName.MatchString(s.VM) {
-		err = fmt.Errorf("%s: no name of a spare VM: %q", dir, s.VM)
+		err = fmt.Errorf("%s: not the name of a standby VM: %q", dir, s.VM)
 	}
 	return s, err
 }
@@ -113,7 +113,7 @@ func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) 
 		case errors.Is(err, fs.ErrNotExist):
 			continue // another process took it first
 		case err != nil:
-			return Spare{}, false, fail.New(fail.Host, "take a VM that waits: %w", err)
+			return Spare{}, false, fail.New(fail.Host, "take standby VM: %w", err)
 		}
 		s.Dir = dest
 		return s, true, nil
@@ -189,7 +189,7 @@ func (m *Maker) lock(ctx context.Context, wait bool) (*store.Lock, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for another maker of VMs that wait: %w", ctx.Err())
+			return nil, fmt.Errorf("wait for another process that makes standby VMs: %w", ctx.Err())
 		case <-time.After(statePoll):
 		}
 	}
@@ -284,7 +284,7 @@ func (m *Maker) addSpare(ctx context.Context, i image.Info, size Size, p vm.Prog
 			err = errors.Join(err, m.scrap(context.WithoutCancel(ctx), s.VM, dir))
 		}
 	}()
-	say(p, "booting a VM of %d CPUs and %d MiB that waits", size.CPUs, size.Memory>>20)
+	say(p, "booting a standby VM of %d CPUs and %d MiB", size.CPUs, size.Memory>>20)
 	b, err := m.boot(ctx, vm.Spec{Name: s.VM, CPUs: size.CPUs, Memory: size.Memory, Disk: size.Disk, Image: img}, dir, nowhere(), p)
 	if err != nil {
 		return err
@@ -292,7 +292,7 @@ func (m *Maker) addSpare(ctx context.Context, i image.Info, size Size, p vm.Prog
 	defer b.close()
 	trouble, err := b.guest.Own(ctx)
 	if err == nil && trouble != "" {
-		err = fail.New(fail.Failure, "the guest did not become one of its own: %s", trouble)
+		err = fail.New(fail.Failure, "the guest did not finish its own disks and journal: %s", trouble)
 	}
 	if err != nil {
 		return err

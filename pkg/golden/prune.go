@@ -46,7 +46,7 @@ func (m *Maker) PruneSpares(ctx context.Context, dry bool, keep func(Spare) bool
 			return nil, err
 		}
 		for name, dir := range left {
-			l := m.leftover(ctx, name, dir, "its maker was cut short")
+			l := m.leftover(ctx, name, dir, "left by an interrupted build of a standby VM")
 			if !dry {
 				err = m.scrap(ctx, name, dir)
 			}
@@ -61,7 +61,7 @@ func (m *Maker) PruneSpares(ctx context.Context, dry bool, keep func(Spare) bool
 		return found, err
 	}
 	for _, dir := range unwanted {
-		l := m.leftover(ctx, filepath.Base(dir), dir, "it waits, and no session will be given it")
+		l := m.leftover(ctx, filepath.Base(dir), dir, "unused standby VM")
 		removed := dry
 		if !dry {
 			if removed, err = m.retire(ctx, dir); err != nil {

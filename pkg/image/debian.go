@@ -67,13 +67,13 @@ func buildDebian(ctx context.Context, dir string, o BuildOptions) error {
 		// the work directory, which a home directory's permissions rarely allow.
 		tmp, err := os.MkdirTemp("", "agent-image-")
 		if err != nil {
-			return fmt.Errorf("make build directory: %w", err)
+			return fmt.Errorf("create build directory: %w", err)
 		}
 		b.work = tmp
 		defer b.removeWork()
 	}
 	if err := os.Chmod(b.work, 0o711); err != nil {
-		return fmt.Errorf("make build directory: %w", err)
+		return fmt.Errorf("create build directory: %w", err)
 	}
 	steps := []struct {
 		name string
@@ -99,7 +99,7 @@ func buildDebian(ctx context.Context, dir string, o BuildOptions) error {
 // checkHost reports what the host lacks, before the build begins.
 func checkHost() error {
 	if runtime.GOOS != "linux" {
-		return fail.New(fail.Host, "images are built from Debian packages on Linux only; on this system use the image %q", Ubuntu)
+		return fail.New(fail.Host, "images are built from Debian packages only on Linux; use the image %q on this system", Ubuntu)
 	}
 	tools := []string{"mmdebstrap", "qemu-img", "mkfs.ext4", "debugfs"}
 	if os.Geteuid() != 0 {
@@ -111,7 +111,7 @@ func checkHost() error {
 		}
 	}
 	if _, err := os.Stat("/usr/share/keyrings/debian-archive-keyring.gpg"); err != nil {
-		return fail.New(fail.Host, "building an image needs Debian's archive keys").WithHint(installHint)
+		return fail.New(fail.Host, "building an image requires Debian's archive keys").WithHint(installHint)
 	}
 	return nil
 }
@@ -130,7 +130,7 @@ func tool(name string) (string, error) {
 	if os.Geteuid() != 0 {
 		hint += " uidmap"
 	}
-	return "", fail.New(fail.Host, "building an image needs %s", name).WithHint("%s", hint)
+	return "", fail.New(fail.Host, "building an image requires %s", name).WithHint("%s", hint)
 }
 
 // debianBuild is one run of makeDebian.

@@ -243,11 +243,11 @@ func readInfo(dir string) (Info, error) {
 		return Info{}, fmt.Errorf("%s: %w", metaFile, err)
 	}
 	if !slices.Contains(i.Files, diskFile) {
-		return Info{}, errors.New("image lacks a disk")
+		return Info{}, errors.New("image has no disk")
 	}
 	for _, f := range i.Files {
 		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Size() == 0 {
-			return Info{}, fmt.Errorf("image lacks %s", f)
+			return Info{}, fmt.Errorf("image has no %s", f)
 		}
 	}
 	i.Path, i.Size = dir, DiskUsage(dir)

@@ -60,9 +60,9 @@ func (m *maker) takeKept(key string) (kept, bool, error) {
 		return k, false, err
 	}
 	if err := errors.Join(os.Remove(m.dir), os.Rename(dir, m.dir)); err != nil {
-		return k, false, fmt.Errorf("take what was kept: %w", err)
+		return k, false, fmt.Errorf("resume preserved build: %w", err)
 	}
-	m.say("built already, to be proved")
+	m.say("already built, only testing it")
 	return have, true, nil
 }
 
@@ -80,10 +80,10 @@ func (m *maker) keep(ctx context.Context, k kept) error {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(m.dir, keptFile), b, 0o600); err != nil {
-		return fmt.Errorf("keep what was built: %w", err)
+		return fmt.Errorf("preserve build: %w", err)
 	}
 	if err := os.Rename(m.dir, m.keptDir()); err != nil {
-		return fmt.Errorf("keep what was built: %w", err)
+		return fmt.Errorf("preserve build: %w", err)
 	}
 	m.dir, m.kept = "", true
 	return nil

@@ -103,7 +103,7 @@ func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fil
 		return Warm{}, fail.New(fail.NotFound, "image %s is gone: %w", i.Name, err).WithHint("agent-sessionizer image list")
 	}
 	if have, ok := i.Warmed(w.Key); ok && !o.Again {
-		m.say("saved state is up to date")
+		m.say("warm state is up to date")
 		return have, nil
 	}
 	files := []string{vm.StateFile, vm.DiskFile}
@@ -130,7 +130,7 @@ func (s *Store) Cool(dir string) error {
 	}
 	defer unlock()
 	if err := os.Remove(filepath.Join(dir, metaFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove a saved state: %w", err)
+		return fmt.Errorf("remove warm state: %w", err)
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func readWarm(dir string) (Warm, error) {
 	}
 	for _, f := range []string{vm.StateFile, vm.DiskFile} {
 		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Size() == 0 {
-			return Warm{}, fmt.Errorf("saved state lacks %s", f)
+			return Warm{}, fmt.Errorf("warm state has no %s", f)
 		}
 	}
 	w.Path, w.Size = dir, DiskUsage(dir)
@@ -206,7 +206,7 @@ func (s *Store) begin(ctx context.Context, name string, o MakeOptions) (*maker, 
 		o.Progress = func(string) {}
 	}
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make image directory: %w", err)
+		return nil, fmt.Errorf("create image directory: %w", err)
 	}
 	m := &maker{store: s, name: name, o: o, began: time.Now()}
 	var err error
@@ -247,7 +247,7 @@ func (s *Store) Reporter(name string, began time.Time, p func(line string)) func
 
 func (m *maker) makeDir() (err error) {
 	if m.dir, err = os.MkdirTemp(m.store.Dir, workPrefix+m.name+"-"); err != nil {
-		return fmt.Errorf("make build directory: %w", err)
+		return fmt.Errorf("create build directory: %w", err)
 	}
 	return nil
 }
@@ -364,10 +364,10 @@ func (s *Store) clearWork(name string, sweep func(work string) error) error {
 func (s *Store) checkSpace(need int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.Dir, &st); err != nil {
-		return fmt.Errorf("look at free disk space: %w", err)
+		return fmt.Errorf("measure free disk space: %w", err)
 	}
 	if free := int64(st.Bavail) * int64(st.Bsize); free < need { //nolint:unconvert // not int64 on darwin
-		return fail.New(fail.Host, "this needs %.1f GiB free in %s, there are %.1f GiB",
+		return fail.New(fail.Host, "not enough disk space: %.1f GiB needed in %s, %.1f GiB free",
 			float64(need)/(1<<30), s.Dir, float64(free)/(1<<30)).WithHint("agent-sessionizer image prune")
 	}
 	return nil
@@ -386,11 +386,11 @@ func (s *Store) alone() (release func(), err error) {
 
 func (s *Store) guard(how int) (release func(), err error) {
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make image directory: %w", err)
+		return nil, fmt.Errorf("create image directory: %w", err)
 	}
 	f, err := os.OpenFile(filepath.Join(s.Dir, useLock), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("open the images' lock: %w", err)
+		return nil, fmt.Errorf("open image lock: %w", err)
 	}
 	// The lock is held only briefly, so waiting needs no limit.
 	for {
@@ -399,7 +399,7 @@ func (s *Store) guard(how int) (release func(), err error) {
 			return func() { f.Close() }, nil
 		}
 		if !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("take the images' lock: %w", err), f.Close())
+			return nil, errors.Join(fmt.Errorf("lock images: %w", err), f.Close())
 		}
 	}
 }
@@ -417,7 +417,7 @@ func (s *Store) lock(ctx context.Context, name string, say func(string)) (*os.Fi
 			return f, err
 		}
 		if first {
-			say("another process builds this image, waiting for it")
+			say("waiting for another process that builds this image")
 		}
 		select {
 		case <-ctx.Done():
@@ -439,7 +439,7 @@ func tryLock(path string, how int) (*os.File, error) {
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, errLocked
 		}
-		return nil, fmt.Errorf("take build lock: %w", err)
+		return nil, fmt.Errorf("lock build: %w", err)
 	}
 	return f, nil
 }

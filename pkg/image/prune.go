@@ -64,7 +64,7 @@ func (s *Store) Prune(o PruneOptions) ([]Leftover, error) {
 		if !e.IsDir() || !published.MatchString(e.Name()) || keep[dir] || o.inUse(dir) {
 			continue
 		}
-		why := "a newer one replaced it"
+		why := "replaced by a newer image"
 		if _, err := readInfo(dir); err != nil {
 			why = err.Error()
 		}
@@ -113,9 +113,9 @@ func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err 
 			if keep[dir] || o.inUse(dir) {
 				continue
 			}
-			why := "a newer saved state replaced it"
+			why := "replaced by a newer warm state"
 			if _, err := readWarm(dir); err != nil {
-				why = "a saved state that cannot be used"
+				why = "unusable warm state"
 			}
 			if found, err = s.drop(found, i.Name, dir, why, o); err != nil {
 				return found, err
@@ -134,9 +134,9 @@ func (s *Store) sweep(entries []fs.DirEntry, o PruneOptions) (found []Leftover, 
 		if !e.IsDir() || !isWork && !isKept {
 			continue
 		}
-		why := "left by a build of %s that was cut short"
+		why := "left by an interrupted build of %s"
 		if isKept {
-			name, why = kept, "a build of %s that could not be proved"
+			name, why = kept, "a build of %s that failed its test"
 		}
 		name, _, _ = strings.Cut(name, "-")
 		lock, err := s.ifDead(name, o.DryRun)

@@ -30,7 +30,7 @@ func cloudImages(template []byte) ([]Info, error) {
 	for _, i := range t.Images {
 		remote := strings.Contains(i.Location, "://")
 		if remote && (!strings.HasPrefix(i.Location, "https://") || !strings.HasPrefix(i.Digest, "sha256:")) {
-			return nil, fail.New(fail.Usage, "VM template: image %s needs https and a sha256 digest", i.Location)
+			return nil, fail.New(fail.Usage, "VM template: image %s must have an https URL and a sha256 digest", i.Location)
 		}
 		infos = append(infos, Info{Name: Ubuntu, Arch: i.Arch, Source: i.Location, Key: i.Digest, Ready: true})
 	}

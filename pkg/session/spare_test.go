@@ -72,7 +72,7 @@ func TestASpareHasTheNameOfOne(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "spare.json"), []byte(`{"vm": "`+name+`"}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := golden.ReadSpare(dir); err == nil || !strings.Contains(err.Error(), "no name") {
+		if s, err := golden.ReadSpare(dir); err == nil || !strings.Contains(err.Error(), "not the name") {
 			t.Errorf("%q: %+v, %v", name, s, err)
 		}
 	}
