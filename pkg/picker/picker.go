@@ -148,7 +148,7 @@ func picked(code int, out []string) (Pick, error) {
 	if slices.Contains(rest, ActionTyped) {
 		open, ok := Typed(query)
 		if !ok {
-			return Pick{}, fail.New(fail.Usage, "%q is no repository", query)
+			return Pick{}, fail.New(fail.Usage, "%q is not a repository", query)
 		}
 		return Pick{Open: []Target{{Repo: open}}}, nil
 	}
@@ -344,7 +344,7 @@ func Say(text string) string {
 }
 
 // SaySo is the response to a typed text that matches no row and names no repository.
-var SaySo = Say("nothing is called that; type OWNER/REPO or ./path")
+var SaySo = Say("no such session or repository; type OWNER/REPO or ./path")
 
 // Accept is the fzf action that ends fzf with the typed text.
 const Accept = "print(" + ActionTyped + ")+accept"

@@ -109,7 +109,7 @@ func (g *page) session(ctx context.Context, id string) error {
 		g.add(console.Faint, "%s", strings.Join(parts, dot))
 	}
 	if !s.Spec.Walled {
-		g.add(console.Notice, "no wall: root in the guest gets round the network policy")
+		g.add(console.Notice, "network not enforced: root in the guest can bypass the network policy")
 	}
 	for _, port := range s.Facts.Ports {
 		switch {
@@ -235,12 +235,12 @@ func (g *page) repository(ctx context.Context, open string) error {
 			continue
 		}
 		g.add(console.Plain, "%s", r.name)
-		g.add(console.Faint, "no session; Enter makes one from %s", tilde(r.open))
+		g.add(console.Faint, "no session; Enter creates one from %s", tilde(r.open))
 		if r.path != "" {
 			g.add(console.Plain, "local clone: %s", tilde(r.path))
 		}
 		if r.listed {
-			g.add(console.Plain, "stands in repos.txt")
+			g.add(console.Plain, "listed in repos.txt")
 		}
 		if !r.used.IsZero() {
 			g.add(console.Plain, "last session ended %s ago", age(r.used, time.Now()))

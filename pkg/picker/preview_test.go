@@ -45,7 +45,7 @@ func TestPreview(t *testing.T) {
 	text := preview(t, p, "s:aaaaaaaaaaaa", 80, 40)
 	wants(
 		t, text, "o/r\n", "agent-aaaaaaaaaaaa\n", "\nblocked ", "m · claude\n", "image none\n", "Bash: rm -rf build\n", "fix · 1 commit not pushed · 2 files +30 -4",
-		"2 CPU, load 1.2", "memory 512MiB of 1GiB", "disk 2GiB of 4GiB", "no wall", "port 3000: http://3000.agent-aaaaaaaaaaaa.localhost:40000", "port 1: in use",
+		"2 CPU, load 1.2", "memory 512MiB of 1GiB", "disk 2GiB of 4GiB", "network not enforced", "port 3000: http://3000.agent-aaaaaaaaaaaa.localhost:40000", "port 1: in use",
 		"m ago --\nfirst\n  indented   twice\nDo you want to proceed?\n",
 	)
 	if strings.Contains(text, "port 2") {
@@ -69,7 +69,7 @@ func TestPreview(t *testing.T) {
 	}
 
 	p.Listed = []string{"o/listed"}
-	wants(t, preview(t, p, repositoryKey("o/listed"), 80, 40), "o/listed\n", "no session", "stands in repos.txt")
+	wants(t, preview(t, p, repositoryKey("o/listed"), 80, 40), "o/listed\n", "no session", "listed in repos.txt")
 	for _, key := range []string{lineKey, "", "x", repositoryKey("o/unknown")} {
 		if text := preview(t, p, key, 80, 40); strings.TrimSpace(text) != "" {
 			t.Errorf("%q shows %q", key, text)

@@ -43,7 +43,7 @@ func enter() (*room, error) {
 	sweep(parent)
 	fresh, err := os.MkdirTemp(parent, roomPrefix+newSuffix)
 	if err != nil {
-		return nil, fail.New(fail.Host, "make the picker's directory: %w", err)
+		return nil, fail.New(fail.Host, "create picker directory: %w", err)
 	}
 	lock, _, err := store.TryLock(filepath.Join(fresh, "lock"))
 	if err == nil {
@@ -53,7 +53,7 @@ func enter() (*room, error) {
 			return newRoom(dir, lock), nil
 		}
 	}
-	return nil, fail.New(fail.Host, "make the picker's directory: %w", errors.Join(err, os.RemoveAll(fresh)))
+	return nil, fail.New(fail.Host, "create picker directory: %w", errors.Join(err, os.RemoveAll(fresh)))
 }
 
 func newRoom(dir string, lock *store.Lock) *room {
@@ -135,7 +135,7 @@ func (r *room) ask(ctx context.Context, method, url, body string, into any) erro
 		return err
 	}
 	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("fzf says %s: %s", res.Status, bytes.TrimSpace(text))
+		return fmt.Errorf("fzf returned %s: %s", res.Status, bytes.TrimSpace(text))
 	}
 	if into != nil {
 		return json.Unmarshal(text, into)

@@ -48,7 +48,7 @@ func TestPicker(t *testing.T) {
 	u.sees("api")
 	u.sees("web")
 	u.typed("web")
-	u.sees("no session; Enter makes one") // the preview of web's row
+	u.sees("no session; Enter creates one") // the preview of web's row
 	u.typed("Enter")
 	waitFor(t, "the second session", func() bool { return state("web") == "ready" })
 	u.sees("scratch")

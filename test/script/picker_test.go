@@ -362,9 +362,9 @@ func TestPickerOpens(t *testing.T) {
 	// Text that is not a repository gets a message. A repository is opened even if a row
 	// matches.
 	s.typed("no such thing")
-	s.presses(`nothing is called that`, "Enter")
+	s.presses(`no such session`, "Enter")
 	s.typed("x")
-	s.misses(`nothing is called that`)
+	s.misses(`no such session`)
 	s.keys("C-u")
 	s.typed("~/another")
 	s.sees(`^> +~/another-one`)
@@ -460,9 +460,9 @@ func TestPickerCopies(t *testing.T) {
 		out, _ := w.try("tmux", "-S", s.socket, "show-buffer")
 		return out == "agent-sessionizer ssh agent-00000000000a"
 	})
-	s.sees(`no wall`)
+	s.sees(`network not enforced`)
 	s.keys("?")
-	s.misses(`no wall`)
+	s.misses(`network not enforced`)
 }
 
 // TestPickerPopup checks that a tmux key opens the picker in a popup, and that the picked
@@ -577,7 +577,7 @@ func TestPickerHostileNames(t *testing.T) {
 		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
 	})
 	s.typed("'; touch $HOME/pwned; $(touch $HOME/pwned) zzz")
-	s.presses(`nothing is called that`, "Enter")
+	s.presses(`no such session`, "Enter")
 	s.keys("M-Enter", "C-o", "C-u")
 	s.keys("Escape")
 	s.sees(`left with 130`)
