@@ -1,7 +1,7 @@
 #!/bin/sh
-# mmdebstrap's customize hook: $1 is the root file system. Beside this script lie
-# provision/, agent-guest and, when the host needs one, ca.pem. What belongs to
-# this build only (registry, proxy, CA, resolver) is gone from $1 at the end.
+# mmdebstrap's customize hook: $1 is the root file system. Next to this script are
+# provision/, agent-guest and, if the host needs one, ca.pem. At the end the script
+# removes from $1 what belongs only to this build (registry, proxy, CA, resolver).
 set -eu
 root=$1
 in=$(cd "$(dirname "$0")" && pwd)
@@ -31,7 +31,7 @@ rm -rf "$root$work" "$root"/root/.npm "$root"/home/*/.npm "$root"/var/log/* \
 # Not /tmp and apt's lists: mmdebstrap clears them itself, and until then keeps in
 # /tmp the configuration without which its apt would work on the host's lists.
 
-# Identity is made at first boot.
+# The first boot creates the identity.
 rm -f "$root"/etc/ssh/ssh_host_* "$root/var/lib/dbus/machine-id" "$root/var/lib/systemd/random-seed"
 : >"$root/etc/machine-id"
 # Newer than /usr: otherwise the first boot rebuilds caches that are up to date.
@@ -39,6 +39,6 @@ touch "$root/etc/.updated" "$root/var/.updated"
 echo agent >"$root/etc/hostname"
 printf '127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n' >"$root/etc/hosts"
 echo 'LABEL=cloudimg-rootfs / ext4 rw,noatime,discard,errors=remount-ro 0 1' >"$root/etc/fstab"
-# The package sources stay as mmdebstrap wrote them: Debian's own, with updates and
-# security, unless the build was told another mirror.
+# Leave the package sources as mmdebstrap wrote them: Debian's own, with updates and
+# security, unless the build uses another mirror.
 ln -sfn ../run/systemd/resolve/stub-resolv.conf "$root/etc/resolv.conf"
