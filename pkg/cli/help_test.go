@@ -164,7 +164,7 @@ func TestHintsCanBeTyped(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			hint = strings.NewReplacer("%s", "x", "%v", "x", "%d", "1", "=SIZE", "=1GiB", "=N", "=1", ", ", "   ").Replace(hint)
+			hint = strings.NewReplacer("--disk %s", "--disk 1GiB", "%s", "x", "%v", "x", "%d", "1", "=SIZE", "=1GiB", "=N", "=1", ", ", "   ").Replace(hint)
 			n += typed(t, path, hint)
 			return true
 		})

@@ -24,7 +24,7 @@ func TestGlancesFromAGuest(t *testing.T) {
 	}{
 		"ends":             {strings.Repeat(aGlance, 2), 0, 2, errEnded.Error()},
 		"says nothing":     {"", 0, 0, errEnded.Error()},
-		"talks nonsense":   {aGlance + "\x1b]52;c;x\x07\n" + aGlance, 0, 1, "watch the guest: glance: "},
+		"talks nonsense":   {aGlance + "\x1b]52;c;x\x07\n" + aGlance, 0, 1, "watch the guest: snapshot: "},
 		"has no line ends": {aGlance + strings.Repeat("a", wire.MaxGlance+1), 0, 1, "token too long"},
 		"is not wanted":    {strings.Repeat(aGlance, 5), 3, 3, enough.Error()},
 	} {

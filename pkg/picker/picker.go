@@ -344,7 +344,7 @@ func Say(text string) string {
 }
 
 // SaySo is the response to a typed text that matches no row and names no repository.
-var SaySo = Say("no such session or repository; type OWNER/REPO or ./path")
+var SaySo = Say("not found: type OWNER/REPO or the path of a clone")
 
 // Accept is the fzf action that ends fzf with the typed text.
 const Accept = "print(" + ActionTyped + ")+accept"

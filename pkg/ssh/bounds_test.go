@@ -61,7 +61,7 @@ func TestCopyKeepsTheReserve(t *testing.T) {
 func TestBadName(t *testing.T) {
 	for name, want := range map[string]string{
 		"a": "", "...": "", ".gitignore": "", "git": "", "ä b": "", strings.Repeat("n", 255): "", ".git ": "",
-		"": "usable", ".": "usable", "..": "usable", strings.Repeat("n", 256): "usable", "a/b": "usable", "a\\b": "usable", "a\xff": "usable",
+		"": "invalid", ".": "invalid", "..": "invalid", strings.Repeat("n", 256): "invalid", "a/b": "invalid", "a\\b": "invalid", "a\xff": "invalid",
 		"a\x00": "printable", "a\n": "printable", "a\x7f": "printable", "a\u0085": "printable", "a\u202eb": "printable", "a\u2028": "printable", "a\u2029": "printable",
 		".git": "repository data", ".GIT": "repository data", ".g\u200dit": "repository data", "\u00ad.git": "repository data",
 	} {

@@ -103,7 +103,7 @@ func TestBoundsOfAVM(t *testing.T) {
 		"vm.memory": text(config.MinCPUs, config.MinMemory-1, config.MinDisk),
 		"vm.disk":   text(config.MinCPUs, config.MinMemory, config.MinDisk-1),
 	} {
-		if _, _, err := manifest.Parse("m", less, ""); err == nil || !strings.Contains(err.Error(), field+" is ") {
+		if _, _, err := manifest.Parse("m", less, ""); err == nil || !strings.Contains(err.Error(), field+" must be from ") {
 			t.Errorf("with less of %s: %v", field, err)
 		}
 	}

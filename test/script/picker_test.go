@@ -362,9 +362,9 @@ func TestPickerOpens(t *testing.T) {
 	// Text that is not a repository gets a message. A repository is opened even if a row
 	// matches.
 	s.typed("no such thing")
-	s.presses(`no such session`, "Enter")
+	s.presses(`type OWNER`, "Enter")
 	s.typed("x")
-	s.misses(`no such session`)
+	s.misses(`type OWNER`)
 	s.keys("C-u")
 	s.typed("~/another")
 	s.sees(`^> +~/another-one`)
@@ -577,7 +577,7 @@ func TestPickerHostileNames(t *testing.T) {
 		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
 	})
 	s.typed("'; touch $HOME/pwned; $(touch $HOME/pwned) zzz")
-	s.presses(`no such session`, "Enter")
+	s.presses(`type OWNER`, "Enter")
 	s.keys("M-Enter", "C-o", "C-u")
 	s.keys("Escape")
 	s.sees(`left with 130`)

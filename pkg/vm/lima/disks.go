@@ -128,7 +128,7 @@ func fits(base string, disk int64) error {
 	}
 	if size := img.Size(); disk < size {
 		return fail.New(fail.Usage, "a disk of %s is smaller than the image of %s", units.BytesSize(float64(disk)), units.BytesSize(float64(size))).
-			WithHint("agent-sessionizer open --disk %s # after agent-sessionizer destroy SESSION", units.BytesSize(float64(size)))
+			WithHint("agent-sessionizer open --disk %s REPO # after agent-sessionizer destroy SESSION", units.BytesSize(float64(size)))
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func TestRefusedSpecs(t *testing.T) {
 		"a script of a host":  {func(s *vm.Spec) { s.Template = []byte("provision:\n- file: {url: /etc/passwd}\n") }, "provision[0]"},
 		"Lima's validation":   {func(s *vm.Spec) { s.Template = []byte("minimumLimaVersion: 99.0.0\n") }, "99.0.0"},
 		"a second network":    {func(s *vm.Spec) { s.Template = []byte("networks:\n- lima: shared\n") }, "networks"},
-		"no CPU":              {func(s *vm.Spec) { s.CPUs = 0 }, "0 CPUs"},
+		"no CPU":              {func(s *vm.Spec) { s.CPUs = 0 }, "got 0"},
 		"memory":              {func(s *vm.Spec) { s.Memory = 1 }, "memory"},
 		"disk":                {func(s *vm.Spec) { s.Disk = 0 }, "disk"},
 		"architecture":        {func(s *vm.Spec) { s.Image.Arch = "vax" }, "vax"},
