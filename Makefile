@@ -51,7 +51,7 @@ lint: $(GOLANGCI)
 vet-darwin:
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet ./...
 
-UNIT = $$(go list ./... | grep -v /test/) ./test/mutate
+UNIT = $$(go list ./... | grep -v /test/) ./test/mutate ./test/picture ./test/reexec
 
 unit: guest
 	go test $(UNIT)

@@ -21,6 +21,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 // TestMain lets this test binary also act as the process of a fake VM.
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(reexec.Run(m))
 }
 
 // guestOf is a guest whose program answers each verb with a file, or fails.

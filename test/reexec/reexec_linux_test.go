@@ -36,6 +36,11 @@ func TestKilledTestsLeaveNoProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Getenv(role) == "tests" {
+		other := exec.Command("sh", "-c", "exec sleep 600") //nolint:noctx // it is to be left
+		other.Stdout, other.SysProcAttr = os.Stdout, &syscall.SysProcAttr{Setsid: true}
+		if err := other.Start(); err != nil {
+			t.Fatal(err)
+		}
 		cmd := exec.Command(self) //nolint:noctx // it is to be left
 		cmd.Env, cmd.Stdout, cmd.SysProcAttr = append(os.Environ(), role+"=orphan"), os.Stdout, &syscall.SysProcAttr{Setsid: true}
 		t.Fatal(cmd.Run())

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
 // binary is the path of the program, built once with the tag for the fake driver.
@@ -33,7 +35,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "build the test binary: %v\n%s", err, out)
 	} else {
-		code = m.Run()
+		code = reexec.Run(m)
 	}
 	os.RemoveAll(dir)
 	os.Exit(code)
