@@ -80,6 +80,9 @@ put 644 "$etc/agent-guest.service.d/golden.conf" <<'X'
 After=agent-seed.service ssh.service
 X
 own systemd-networkd.service -e '/^After=/s/ network-pre.target//'
+# Where netplan configures the network, only its generator enables networkd, and what it
+# generates from is gone.
+ln -sfn "$etc/systemd-networkd.service" "$etc/multi-user.target.wants/systemd-networkd.service"
 # These units would delay the first login, so they start after it.
 after agent-login.service systemd-tmpfiles-setup.service systemd-resolved.service systemd-logind.service systemd-user-sessions.service dbus.service
 if [ "$AGENT_SOURCE" = debian ]; then
