@@ -9,21 +9,22 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 case "$(uname -s)" in
 Linux)
   command -v apt-get >/dev/null || {
-    say "not Debian or Ubuntu; install: qemu, qemu-img, mmdebstrap, e2fsprogs, tmux, git, ssh, iproute2, iptables"
+    say "not Debian or Ubuntu; install: qemu, qemu-img, UEFI firmware, mmdebstrap, e2fsprogs, sfdisk, mtools, zstd, tmux, git, ssh, iproute2, iptables"
     exit 5
   }
   arch=$(dpkg --print-architecture)
   case $arch in
-  amd64) qemu=qemu-system-x86_64 qemu_package=qemu-system-x86 ;;
-  arm64) qemu=qemu-system-aarch64 qemu_package=qemu-system-arm ;;
+  amd64) qemu=qemu-system-x86_64 qemu_package=qemu-system-x86 firmware=/usr/share/OVMF/OVMF_CODE_4M.fd:ovmf ;;
+  arm64) qemu=qemu-system-aarch64 qemu_package=qemu-system-arm firmware=/usr/share/AAVMF/AAVMF_CODE.fd:qemu-efi-aarch64 ;;
   *) say "unsupported architecture $arch"; exit 5 ;;
   esac
-  want="$qemu:$qemu_package qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs tmux:tmux git:git ssh:openssh-client
+  want="$qemu:$qemu_package qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs sfdisk:fdisk mcopy:mtools zstd:zstd tmux:tmux git:git ssh:openssh-client
     ip:iproute2 iptables:iptables make:make gcc:gcc jq:jq curl:curl zsh:zsh fish:fish mandoc:mandoc"
   missing=()
   for pair in $want; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
   done
+  [ -e "${firmware%%:*}" ] || missing+=("${firmware##*:}")
   [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
   [ -e /usr/share/bash-completion/bash_completion ] || missing+=(bash-completion)
   [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev) # the race detector links with C

@@ -24,5 +24,5 @@ func TestMain(m *testing.M) {
 			return err
 		}
 		return realvm.Prepare(context.Background())
-	}, relayRegistries))
+	}, relayRegistries, realvm.BuildCloudImage))
 }

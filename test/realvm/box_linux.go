@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,9 +20,12 @@ import (
 // Box is a user's account: it has its own home directory, and shares only the guest
 // image with other tests.
 type Box struct {
-	Home string
-	Env  []string
-	t    *testing.T
+	Home     string
+	Env      []string
+	Binary   string            // the program under test, Binary() by default
+	Deadline time.Time         // of every command; by default each may take 15 minutes
+	Progress func(line string) // gets standard error line by line while a command runs; may be nil
+	t        *testing.T
 }
 
 // NewBox makes an account for a test. At the test's end its sessions are destroyed; a
@@ -32,7 +36,7 @@ func NewBox(t *testing.T) *Box {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Box{t: t, Home: home}
+	b := &Box{t: t, Home: home, Binary: Binary()}
 	b.Env = append(os.Environ(),
 		"HOME="+home, "XDG_CONFIG_HOME=", "XDG_STATE_HOME=", "XDG_CACHE_HOME=", "XDG_DATA_HOME="+DataHome(),
 		"AGENT_SESSIONIZER_IMAGE=debian", "AGENT_SESSIONIZER_PREPARE="+cmp.Or(os.Getenv(envPrepare), "none"), "TMUX=", "TMUX_TMPDIR="+home, "TERM=xterm-256color",
@@ -85,16 +89,24 @@ func (b *Box) Run(argv ...string) Result {
 // RunIn works like Run, in another directory.
 func (b *Box) RunIn(dir string, argv ...string) Result {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
+	deadline := b.Deadline
+	if deadline.IsZero() {
+		deadline = time.Now().Add(15 * time.Minute)
+	}
+	ctx, cancel := context.WithDeadlineCause(context.Background(), deadline, errors.New("the command ran past the deadline"))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if argv[0] == "agent-sessionizer" {
-		cmd.Path, cmd.Err = Binary(), nil
+		cmd.Path, cmd.Err = b.Binary, nil
 	}
 	cmd.Env, cmd.Dir = b.Env, dir
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	cmd.WaitDelay = 5 * time.Second
+	if b.Progress != nil {
+		cmd.Stderr = io.MultiWriter(&errs, &lineWriter{report: b.Progress})
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it removes the VMs that it works on
+	cmd.WaitDelay = 30 * time.Second
 	err := cmd.Run()
 	r := Result{Stdout: out.String(), Stderr: errs.String()}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -102,7 +114,28 @@ func (b *Box) RunIn(dir string, argv ...string) Result {
 	} else if err != nil {
 		r.Code, r.Stderr = -1, r.Stderr+err.Error()
 	}
+	if err := context.Cause(ctx); err != nil {
+		r.Stderr += err.Error()
+	}
 	return r
+}
+
+// lineWriter reports each complete line.
+type lineWriter struct {
+	report func(line string)
+	rest   []byte
+}
+
+func (w *lineWriter) Write(p []byte) (int, error) {
+	w.rest = append(w.rest, p...)
+	for {
+		line, rest, ok := bytes.Cut(w.rest, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		w.report(string(line))
+		w.rest = rest
+	}
 }
 
 // Asz runs the program, which must succeed.
