@@ -68,14 +68,15 @@ unit() {
 	if [ "$IN_CHROOT" = 1 ]; then quiet systemctl enable "$@"; else quiet systemctl enable --now "$@"; fi
 }
 
-# mask masks the given units, if they exist.
+# mask masks and stops those units that exist, with one reload of systemd for all.
 mask() {
-	local u
+	local u found=()
 	for u in "$@"; do
-		[ -n "$(find /etc/systemd/system /lib/systemd/system /usr/lib/systemd/system -maxdepth 1 -name "$u" -print -quit 2>/dev/null)" ] || continue
-		quiet systemctl mask "$u"
-		[ "$IN_CHROOT" = 1 ] || quiet systemctl stop "$u" || true
+		[ -z "$(find /etc/systemd/system /lib/systemd/system /usr/lib/systemd/system -maxdepth 1 -name "$u" -print -quit 2>/dev/null)" ] || found+=("$u")
 	done
+	[ ${#found[@]} -gt 0 ] || return 0
+	quiet systemctl mask "${found[@]}"
+	[ "$IN_CHROOT" = 1 ] || quiet systemctl stop "${found[@]}" || true
 }
 
 # put MODE FILE writes stdin to a file, by rename.
