@@ -74,8 +74,8 @@ type claudeBlock struct {
 	} `json:"input"`
 }
 
-// with returns the tool's most telling argument.
-func (b claudeBlock) with() string {
+// summary returns the tool's most telling argument.
+func (b claudeBlock) summary() string {
 	in := b.Input
 	return cmp.Or(in.Command, in.File, in.Notebook, in.Pattern, in.Path, in.URL, in.Query, in.Description, in.Prompt)
 }
@@ -90,17 +90,17 @@ func (r *Parser) claude(data []byte) bool {
 	case "system":
 		switch l.Subtype {
 		case "init":
-			r.thread(l.Session)
-			r.p.Model = word(l.Model)
+			r.setThread(l.Session)
+			r.p.Model = oneWord(l.Model)
 		case "api_retry":
-			r.tell(Failure, "api", fmt.Sprintf("%s (%d), attempt %d of %d", word(l.Error), l.Status, l.Attempt, l.Most))
+			r.emit(Failure, "api", fmt.Sprintf("%s (%d), attempt %d of %d", oneWord(l.Error), l.Status, l.Attempt, l.Most))
 		}
 	case "assistant":
 		r.claudeMessage(l)
 	case "user":
 		for _, b := range l.blocks() {
 			if strings.HasSuffix(b.Type, "tool_result") {
-				r.returned(b.Of)
+				r.endCall(b.Of)
 			}
 		}
 	case "result":
@@ -118,7 +118,7 @@ func (l claudeLine) blocks() []claudeBlock {
 }
 
 func (r *Parser) claudeMessage(l claudeLine) {
-	if id := l.Message.ID; id != "" && !r.counted(id) {
+	if id := l.Message.ID; id != "" && !r.countUsage(id) {
 		used := l.Message.Usage.usage()
 		if l.Parent == nil { // a subagent's turns do not count as the agent's
 			used.Turns = 1
@@ -128,15 +128,15 @@ func (r *Parser) claudeMessage(l claudeLine) {
 	for _, b := range l.blocks() {
 		switch {
 		case b.Type == "text" && strings.TrimSpace(b.Text) != "":
-			r.tell(Message, "", lines(b.Text))
+			r.emit(Message, "", lines(b.Text))
 		case strings.HasSuffix(b.Type, "tool_use"):
-			r.call(b.ID, b.Name, b.with())
+			r.startCall(b.ID, b.Name, b.summary())
 		case strings.HasSuffix(b.Type, "tool_result"): // of tools that run on the model's side
-			r.returned(b.Of)
+			r.endCall(b.Of)
 		}
 	}
 	if l.Error != "" {
-		r.tell(Failure, "", line(l.Error))
+		r.emit(Failure, "", line(l.Error))
 	}
 }
 
@@ -155,9 +155,9 @@ func (r *Parser) claudeResult(l claudeLine) {
 	r.p.Calls = nil
 	if l.Failed || l.Subtype != "success" {
 		r.p.Error = lines(cmp.Or(l.Result, strings.Join(l.Reasons, "\n"), l.Subtype))
-		r.tell(Failure, word(l.Subtype), r.p.Error)
+		r.emit(Failure, oneWord(l.Subtype), r.p.Error)
 		return
 	}
 	r.p.Result, r.p.Error = lines(l.Result), ""
-	r.tell(Result, "", r.p.Result)
+	r.emit(Result, "", r.p.Result)
 }

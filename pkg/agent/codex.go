@@ -51,7 +51,7 @@ func (i codexItem) tool() (name, with string) {
 		}
 		return "file_change", strings.Join(paths, " ")
 	case "mcp_tool_call":
-		return word(i.Server) + "." + word(i.Tool), ""
+		return oneWord(i.Server) + "." + oneWord(i.Tool), ""
 	case "collab_tool_call":
 		return cmp.Or(i.Tool, i.Type), i.Prompt
 	case "web_search":
@@ -68,12 +68,12 @@ func (r *Parser) codex(data []byte) bool {
 	}
 	switch l.Type {
 	case "thread.started":
-		r.thread(l.Thread)
+		r.setThread(l.Thread)
 	case "turn.started":
 		r.grow(r.p.Run.plus(Usage{Turns: 1}))
 	case "item.started":
 		if name, with := l.Item.tool(); name != "" {
-			r.call(l.Item.ID, name, with)
+			r.startCall(l.Item.ID, name, with)
 		}
 	case "item.completed":
 		r.codexItem(l.Item)
@@ -83,7 +83,7 @@ func (r *Parser) codex(data []byte) bool {
 			InputTokens: count(u.Input) - count(u.Read) - count(u.Write), OutputTokens: u.Output, CacheReadTokens: u.Read, CacheWriteTokens: u.Write,
 		})
 		r.p.Calls, r.p.Error = nil, ""
-		r.tell(Result, "", r.p.Result)
+		r.emit(Result, "", r.p.Result)
 	case "error": // Codex may retry
 		r.codexError(l.Message)
 	case "turn.failed":
@@ -98,7 +98,7 @@ func (r *Parser) codex(data []byte) bool {
 func (r *Parser) codexError(why string) {
 	if why = lines(cmp.Or(why, "no reason given")); why != r.p.Error {
 		r.p.Error = why
-		r.tell(Failure, "", why)
+		r.emit(Failure, "", why)
 	}
 }
 
@@ -106,14 +106,14 @@ func (r *Parser) codexItem(i codexItem) {
 	name, with := i.tool()
 	switch {
 	case name != "":
-		if !r.returned(i.ID) { // Codex reports only the end of some items
-			r.call(i.ID, name, with)
-			r.returned(i.ID)
+		if !r.endCall(i.ID) { // Codex reports only the end of some items
+			r.startCall(i.ID, name, with)
+			r.endCall(i.ID)
 		}
 	case i.Type == "agent_message":
 		r.p.Result = lines(i.Text)
-		r.tell(Message, "", r.p.Result)
+		r.emit(Message, "", r.p.Result)
 	case i.Type == "error":
-		r.tell(Failure, "", line(i.Message))
+		r.emit(Failure, "", line(i.Message))
 	}
 }

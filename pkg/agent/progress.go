@@ -152,31 +152,31 @@ func (r *Parser) Line(data []byte) []Change {
 	return r.changes
 }
 
-func (r *Parser) tell(kind, name, text string) {
+func (r *Parser) emit(kind, name, text string) {
 	if len(r.changes) < maxChanges {
 		r.changes = append(r.changes, Change{Kind: kind, Name: name, Text: text})
 	}
 }
 
-// thread records which conversation the output belongs to. A different conversation is a
+// setThread records which conversation the output belongs to. A different conversation is a
 // new run of the agent: its usage is added to the total, and open calls are dropped.
-func (r *Parser) thread(id string) {
-	if id = word(id); id != r.p.Thread {
+func (r *Parser) setThread(id string) {
+	if id = oneWord(id); id != r.p.Thread {
 		r.p.Thread, r.p.Run, r.p.Calls, r.p.Seen = id, Usage{}, nil, nil
 	}
 }
 
-// call records the start of a tool call.
-func (r *Parser) call(id, name, with string) {
-	name = word(name)
+// startCall records the start of a tool call.
+func (r *Parser) startCall(id, name, with string) {
+	name = oneWord(name)
 	r.p.ToolCalls = min(r.p.ToolCalls+1, maxCount)
-	r.p.Calls = latest(append(r.p.Calls, Call{word(id), name}), maxCalls)
-	r.tell(Tool, name, line(with))
+	r.p.Calls = latest(append(r.p.Calls, Call{oneWord(id), name}), maxCalls)
+	r.emit(Tool, name, line(with))
 }
 
-// returned records that a call has its result, and reports whether it was open.
-func (r *Parser) returned(id string) bool {
-	id = word(id)
+// endCall records that a call has its result, and reports whether it was open.
+func (r *Parser) endCall(id string) bool {
+	id = oneWord(id)
 	i := slices.IndexFunc(r.p.Calls, func(c Call) bool { return c.ID == id })
 	if i < 0 {
 		return false
@@ -187,9 +187,9 @@ func (r *Parser) returned(id string) bool {
 	return true
 }
 
-// counted reports whether a message was counted before, and records that it is counted now.
-func (r *Parser) counted(id string) bool {
-	if id = word(id); slices.Contains(r.p.Seen, id) {
+// countUsage reports whether a message was counted before, and records that it is counted now.
+func (r *Parser) countUsage(id string) bool {
+	if id = oneWord(id); slices.Contains(r.p.Seen, id) {
 		return true
 	}
 	r.p.Seen = latest(append(r.p.Seen, id), maxSeen)
@@ -251,8 +251,8 @@ func decode(data []byte, into any) bool {
 	return partly
 }
 
-// word cleans a short text of a guest: a name or an id.
-func word(s string) string { return wire.Clean(plain.Head(s, maxWord)) }
+// oneWord cleans a short text of a guest: a name or an id.
+func oneWord(s string) string { return wire.Clean(plain.Head(s, maxWord)) }
 
 // line cleans a guest's text and joins it into one line.
 func line(s string) string {

@@ -30,7 +30,7 @@ func replace(path string, content []byte, mode fs.FileMode, create func(path str
 	if err != nil {
 		return err
 	}
-	if err := fill(f, content, mode, sync != nil); err != nil {
+	if err := writeAndClose(f, content, mode, sync != nil); err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
 	crash.Here(crash.BeforeFile)
@@ -61,8 +61,8 @@ type file interface {
 	Close() error
 }
 
-// fill writes and closes a new file.
-func fill(f file, content []byte, mode fs.FileMode, flush bool) error {
+// writeAndClose writes and closes a new file.
+func writeAndClose(f file, content []byte, mode fs.FileMode, flush bool) error {
 	_, err := f.Write(content)
 	err = errors.Join(err, f.Chmod(mode))
 	if flush {

@@ -142,7 +142,7 @@ func TestFailedSteps(t *testing.T) {
 		want := slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s == "sync" && !flush })
 		for _, at := range append([]string{""}, all...) {
 			f := &failing{at: at}
-			err := fill(f, []byte("text"), 0o640, flush)
+			err := writeAndClose(f, []byte("text"), 0o640, flush)
 			if !slices.Equal(f.steps, want) {
 				t.Errorf("flush %t, failing at %q: got steps %q, want %q", flush, at, f.steps, want)
 			}

@@ -75,7 +75,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 	var wait time.Duration
 	for attempt := 1; ; attempt++ { // counts since the last connection
 		began := time.Now()
-		connected, err := o.once(ctx, out)
+		connected, err := o.connectOnce(ctx, out)
 		var exit *ssh.ExitError
 		switch {
 		case err == nil:
@@ -95,7 +95,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 		}
 		wait = o.nextPause(wait, lasted)
 		out.notice(fmt.Sprintf("%s: connection lost, reconnecting (%d); press q or Ctrl-C to give up", o.Title, attempt))
-		if err := o.pause(ctx, wait); err != nil {
+		if err := o.waitBeforeRetry(ctx, wait); err != nil {
 			return 0, err
 		}
 	}
@@ -122,11 +122,11 @@ func (o *Options) defaults() {
 
 var errGaveUp = fail.New(fail.Interrupted, "gave up reconnecting; the session continues in its VM")
 
-// once makes one connection and uses it until it ends. connected reports whether the
+// connectOnce makes one connection and uses it until it ends. connected reports whether the
 // connection was established. Until then q or Ctrl-C cancels the attempt.
-func (o *Options) once(ctx context.Context, out *screen) (connected bool, err error) {
+func (o *Options) connectOnce(ctx context.Context, out *screen) (connected bool, err error) {
 	var client *ssh.Client
-	err = o.listening(ctx, func(ctx context.Context) (dialErr error) {
+	err = o.readKeys(ctx, func(ctx context.Context) (dialErr error) {
 		client, dialErr = o.Dial(ctx)
 		return dialErr
 	})
@@ -142,7 +142,7 @@ func (o *Options) once(ctx context.Context, out *screen) (connected bool, err er
 	defer cancel()
 	client.KeepAlive(ctx, o.keepEvery, o.keepWait)
 	width, height := out.size()
-	sizes, stop := o.follow(out)
+	sizes, stop := o.followSize(out)
 	defer stop()
 	out.title(o.Title)
 	defer out.filter.Close() // an incomplete sequence must not continue on the next connection
@@ -151,9 +151,9 @@ func (o *Options) once(ctx context.Context, out *screen) (connected bool, err er
 	})
 }
 
-// pause waits between two attempts.
-func (o *Options) pause(ctx context.Context, d time.Duration) error {
-	err := o.listening(ctx, func(ctx context.Context) error {
+// waitBeforeRetry waits between two attempts.
+func (o *Options) waitBeforeRetry(ctx context.Context, d time.Duration) error {
+	err := o.readKeys(ctx, func(ctx context.Context) error {
 		timer := time.NewTimer(d)
 		defer timer.Stop()
 		select {
@@ -169,8 +169,8 @@ func (o *Options) pause(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// listening runs f and watches the keyboard; q or Ctrl-C cancels f.
-func (o *Options) listening(ctx context.Context, f func(context.Context) error) error {
+// readKeys runs f and watches the keyboard; q or Ctrl-C cancels f.
+func (o *Options) readKeys(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop, err := watchKeys(o.In, func() { cancel(errGaveUp) })
@@ -185,8 +185,8 @@ func (o *Options) listening(ctx context.Context, f func(context.Context) error) 
 	return err
 }
 
-// follow sends the size of the window whenever it changes.
-func (o *Options) follow(out *screen) (sizes <-chan ssh.Size, stop func()) {
+// followSize sends the size of the window whenever it changes.
+func (o *Options) followSize(out *screen) (sizes <-chan ssh.Size, stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGWINCH)
 	ch := make(chan ssh.Size)

@@ -129,10 +129,10 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 			a.notify(ctx, m, s)
 		},
 		KillLocal: func(ctx context.Context, s session.Session) error {
-			if s.Facts.Tmux == "" {
+			if s.Status.Tmux == "" {
 				return nil // no local tmux session was ever created
 			}
-			return tmux.Client{Socket: s.Facts.Tmux}.Kill(ctx, tmux.SlugName(s.Repo, s.ID))
+			return tmux.Client{Socket: s.Status.Tmux}.Kill(ctx, tmux.SlugName(s.Repo, s.ID))
 		},
 	}, nil
 }
@@ -164,7 +164,7 @@ func (a *app) golden(driver vm.Driver) (*golden.Maker, error) {
 	if err != nil {
 		return nil, err
 	}
-	reach.Walled = true
+	reach.Enforced = true
 	return &golden.Maker{Images: images, Driver: driver, Scripts: scripts, Template: images.Template, Policy: reach, Self: self, Pool: cfg.Paths.Pool(), Waiting: cfg.Pool}, nil
 }
 

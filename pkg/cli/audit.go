@@ -90,7 +90,7 @@ func runAudit(ctx context.Context, a *app, o auditOptions) error {
 type moment time.Time
 
 func (m *moment) Set(text string) error {
-	var ago age
+	var ago ageFlag
 	if err := ago.Set(text); err == nil {
 		*m = moment(time.Now().Add(-time.Duration(ago)))
 		return nil

@@ -88,7 +88,7 @@ func (a *app) completeCopy(cmd *cobra.Command, args []string, typed string) ([]s
 	var offer []string
 	for _, s := range a.inStore(cmd) {
 		if strings.HasPrefix(s.Name, typed) {
-			offer = append(offer, s.Name+":\t"+string(s.Phase)+" "+s.Called())
+			offer = append(offer, s.Name+":\t"+string(s.Phase)+" "+s.DisplayName())
 		}
 	}
 	if len(offer) == 0 {
@@ -171,7 +171,7 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 		"host-service": cobra.FixedCompletions([]string{"localhost:"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
 		"max-refs":     cobra.NoFileCompletions,
 		"scope":        these("read\tread only", "submit\talso submit, cancel and destroy tasks", "admin\talso run commands, use secrets and local paths"),
-		"session":      one(a.persons),
+		"session":      one(a.openSessions),
 		"state":        one(func(*cobra.Command, []string) []string { return taskStates() }),
 		"last":         cobra.NoFileCompletions,
 	}
@@ -179,15 +179,15 @@ func (a *app) flagValues() map[string]cobra.CompletionFunc {
 
 // inStore returns the sessions, or nil if there is no store.
 func (a *app) inStore(cmd *cobra.Command) []session.Session {
-	m, all := a.peek(cmd)
+	m, all := a.readStore(cmd)
 	if m == nil {
 		return nil
 	}
 	return all
 }
 
-// peek returns a manager and the sessions, or nil if no store exists.
-func (a *app) peek(cmd *cobra.Command) (*session.Manager, []session.Session) {
+// readStore returns a manager and the sessions, or nil if no store exists.
+func (a *app) readStore(cmd *cobra.Command) (*session.Manager, []session.Session) {
 	cfg, err := a.settings()
 	if err != nil {
 		return nil, nil
@@ -219,30 +219,30 @@ func contextOf(cmd *cobra.Command) context.Context {
 // repository.
 func (a *app) sessions(phases ...session.Phase) lister {
 	return func(cmd *cobra.Command, _ []string) []string {
-		return offered(a.inStore(cmd), phases...)
+		return completionValues(a.inStore(cmd), phases...)
 	}
 }
 
-func offered(all []session.Session, phases ...session.Phase) (offer []string) {
+func completionValues(all []session.Session, phases ...session.Phase) (offer []string) {
 	called := map[string]int{}
 	for _, s := range all {
-		called[s.Called()]++
+		called[s.DisplayName()]++
 	}
 	for _, s := range all {
 		if len(phases) > 0 && !slices.Contains(phases, s.Phase) {
 			continue
 		}
-		if called[s.Called()] == 1 {
-			offer = append(offer, s.Called()+"\t"+string(s.Phase))
+		if called[s.DisplayName()] == 1 {
+			offer = append(offer, s.DisplayName()+"\t"+string(s.Phase))
 		}
-		offer = append(offer, s.Name+"\t"+string(s.Phase)+" "+s.Called())
+		offer = append(offer, s.Name+"\t"+string(s.Phase)+" "+s.DisplayName())
 	}
 	return offer
 }
 
-// persons offers the sessions that do not belong to a task.
-func (a *app) persons(cmd *cobra.Command, _ []string) []string {
-	return offered(slices.DeleteFunc(a.inStore(cmd), func(s session.Session) bool { return s.Task != "" }))
+// openSessions offers the sessions that do not belong to a task.
+func (a *app) openSessions(cmd *cobra.Command, _ []string) []string {
+	return completionValues(slices.DeleteFunc(a.inStore(cmd), func(s session.Session) bool { return s.Task != "" }))
 }
 
 func (a *app) profileNames(*cobra.Command, []string) []string {
@@ -310,31 +310,31 @@ func (a *app) builtImages(*cobra.Command, []string) []string {
 
 // deniedNames offers the names that the session's gateway denied, and the groups.
 func (a *app) deniedNames(cmd *cobra.Command, args []string) []string {
-	return append(a.asked(cmd, args, func(e gateway.Entry) bool { return !e.Allowed }, "denied"), a.groupNames()...)
+	return append(a.recentlyDenied(cmd, args, func(e gateway.Entry) bool { return !e.Allowed }, "denied"), a.groupNames()...)
 }
 
 // allowedNames offers the names that the session's gateway allowed, and the groups.
 func (a *app) allowedNames(cmd *cobra.Command, args []string) []string {
-	return append(a.asked(cmd, args, func(e gateway.Entry) bool { return e.Allowed }, "allowed"), a.groupNames()...)
+	return append(a.recentlyDenied(cmd, args, func(e gateway.Entry) bool { return e.Allowed }, "allowed"), a.groupNames()...)
 }
 
-// askedNames offers all names that the session asked for.
-func (a *app) askedNames(cmd *cobra.Command, args []string) []string {
-	return a.asked(cmd, args, func(gateway.Entry) bool { return true }, "requested")
+// recentlyDeniedNames offers all names that the session asked for.
+func (a *app) recentlyDeniedNames(cmd *cobra.Command, args []string) []string {
+	return a.recentlyDenied(cmd, args, func(gateway.Entry) bool { return true }, "requested")
 }
 
-// asked returns names from a session's decision log, the latest first. The guest chooses
+// recentlyDenied returns names from a session's decision log, the latest first. The guest chooses
 // these names, so only valid ones are offered to a shell.
-func (a *app) asked(cmd *cobra.Command, args []string, match func(gateway.Entry) bool, what string) []string {
+func (a *app) recentlyDenied(cmd *cobra.Command, args []string, match func(gateway.Entry) bool, what string) []string {
 	m, s, ok := a.first(cmd, args)
-	if !ok || !s.Spec.Walled {
+	if !ok || !s.Spec.Enforced {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(contextOf(cmd), completionTime)
 	defer cancel()
 	var names []string
 	last := map[string]int{}
-	for e, err := range gateway.Journal(ctx, m.Gateway(s).Dir, false) {
+	for e, err := range gateway.Decisions(ctx, m.Gateway(s).Dir, false) {
 		if err != nil || ctx.Err() != nil {
 			break
 		}
@@ -377,7 +377,7 @@ func (a *app) publishedPorts(cmd *cobra.Command, args []string) []string {
 		return nil // only the guest knows which other ports are listened on
 	}
 	var offer []string
-	for _, p := range s.Facts.Ports {
+	for _, p := range s.Status.Ports {
 		offer = append(offer, strconv.Itoa(int(p.Guest)))
 	}
 	return offer
@@ -385,13 +385,13 @@ func (a *app) publishedPorts(cmd *cobra.Command, args []string) []string {
 
 // first returns the session that the first argument identifies.
 func (a *app) first(cmd *cobra.Command, args []string) (*session.Manager, session.Session, bool) {
-	m, all := a.peek(cmd)
+	m, all := a.readStore(cmd)
 	if m == nil || len(all) == 0 || len(args) == 0 {
 		return nil, session.Session{}, false
 	}
 	ctx, cancel := context.WithTimeout(contextOf(cmd), completionTime)
 	defer cancel()
-	s, err := find(ctx, m, args[0])
+	s, err := findSession(ctx, m, args[0])
 	return m, s, err == nil
 }
 

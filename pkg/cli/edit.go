@@ -101,7 +101,7 @@ func (e *edit) run(ctx context.Context) error {
 	}
 	for {
 		if err := e.visit(ctx); err != nil {
-			return e.leave(begin, err)
+			return e.abandon(begin, err)
 		}
 		text, err := os.ReadFile(e.draft)
 		if err != nil {
@@ -112,16 +112,16 @@ func (e *edit) run(ctx context.Context) error {
 			return os.Remove(e.draft)
 		}
 		if err := e.check(text); err != nil {
-			if e.again(err) {
+			if e.askToRetry(err) {
 				continue
 			}
-			return e.leave(begin, err)
+			return e.abandon(begin, err)
 		}
 		if now, err := os.ReadFile(e.path); err == nil && !bytes.Equal(now, was) || errors.Is(err, fs.ErrNotExist) && was != nil {
-			return e.leave(begin, fail.New(fail.Conflict, "%s was changed by another process", e.path).WithHint("diff %s %s", e.path, e.draft))
+			return e.abandon(begin, fail.New(fail.Conflict, "%s was changed by another process", e.path).WithHint("diff %s %s", e.path, e.draft))
 		}
 		if err := replaceFile(e.path, text); err != nil {
-			return e.leave(begin, err)
+			return e.abandon(begin, err)
 		}
 		e.app.con.Say("%s", "wrote "+e.path)
 		return os.Remove(e.draft)
@@ -245,9 +245,9 @@ func parseRepos(file string, text []byte, strict bool) ([]string, error) {
 	return all, nil
 }
 
-// again shows an error and asks whether to return to the editor. Without a terminal it
+// askToRetry shows an error and asks whether to return to the editor. Without a terminal it
 // returns false.
-func (e *edit) again(err error) bool {
+func (e *edit) askToRetry(err error) bool {
 	tty, terr := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if terr != nil {
 		return false
@@ -258,8 +258,8 @@ func (e *edit) again(err error) bool {
 	return err == nil && !strings.HasPrefix(strings.ToLower(answer), "n")
 }
 
-// leave ends without a change. It keeps a draft that differs from begin.
-func (e *edit) leave(begin []byte, cause error) error {
+// abandon ends without a change. It keeps a draft that differs from begin.
+func (e *edit) abandon(begin []byte, cause error) error {
 	text, err := os.ReadFile(e.draft)
 	if err == nil && bytes.Equal(text, begin) {
 		return errors.Join(cause, os.Remove(e.draft))

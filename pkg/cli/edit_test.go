@@ -64,13 +64,13 @@ func TestReplaceFile(t *testing.T) {
 
 func TestAge(t *testing.T) {
 	for text, want := range map[string]time.Duration{"30d": 30 * 24 * time.Hour, "0d": 0, "12h": 12 * time.Hour, "1h30m": 90 * time.Minute, "0s": 0} {
-		var d age
+		var d ageFlag
 		if err := d.Set(text); err != nil || time.Duration(d) != want {
 			t.Errorf("%s is %v, %v", text, time.Duration(d), err)
 		}
 	}
 	for _, text := range []string{"", "d", "-1d", "-1h", "30", "1.5d", "99999999d", "long"} {
-		var d age
+		var d ageFlag
 		if err := d.Set(text); err == nil {
 			t.Errorf("%q is %v", text, time.Duration(d))
 		}

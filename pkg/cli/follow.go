@@ -34,7 +34,7 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 				}
 				return s, err
 			}
-			return s, goesOn(s)
+			return s, detachedError(s)
 		}
 		switch ev.Kind {
 		case session.EventStep:
@@ -58,18 +58,18 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 			switch {
 			case cur.Phase == want:
 				return cur, nil
-			case cur.Phase == session.Broken && cur.Want != session.Gone:
+			case cur.Phase == session.Broken && cur.Desired != session.Gone:
 				return cur, broken(cur)
-			case cur.Want != want:
-				return cur, fail.New(fail.Conflict, "another command changed the desired phase of %s to %s", cur.Name, cur.Want).WithHint("agent-sessionizer list")
+			case cur.Desired != want:
+				return cur, fail.New(fail.Conflict, "another command changed the desired phase of %s to %s", cur.Name, cur.Desired).WithHint("agent-sessionizer list")
 			}
 		}
 	}
 	return s, nil
 }
 
-// goesOn returns the error for a user who leaves work that continues without them.
-func goesOn(s session.Session) error {
+// detachedError returns the error for a user who leaves work that continues without them.
+func detachedError(s session.Session) error {
 	return fail.New(fail.Interrupted, "%s continues in the background", s.Name).
 		WithHint("agent-sessionizer open %s, or to cancel it: agent-sessionizer destroy %s", s.Name, s.Name)
 }
@@ -79,7 +79,7 @@ func goesOn(s session.Session) error {
 func broken(s session.Session) error {
 	e := fail.New(fail.ParseCode(s.ErrorCode), "%s: %s", s.Name, s.ErrorMessage)
 	e.Hint = s.ErrorHint
-	if !s.Facts.WasReady {
+	if !s.Status.WasReady {
 		e.Hint += ", or to start over: agent-sessionizer destroy " + s.Name
 	}
 	return e
@@ -108,7 +108,7 @@ func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Ses
 			}
 			cur, err := m.Get(watched, s.ID)
 			// The follower reports a row that cannot be read.
-			if err != nil || session.AtRest(cur.Phase, cur.Want) || store.Held(m.Config.Paths.SessionLock(s.ID)) {
+			if err != nil || session.AtRest(cur.Phase, cur.Desired) || store.Held(m.Config.Paths.SessionLock(s.ID)) {
 				seen = time.Now()
 				continue
 			}
@@ -135,7 +135,7 @@ func abandoned(s session.Session) error {
 	if s.ErrorMessage != "" {
 		why = errors.New(s.ErrorMessage)
 	}
-	e := fail.New(fail.ParseCode(s.ErrorCode), "%s is %s instead of %s, and no keeper works on it: %w", s.Name, s.Phase, s.Want, why)
+	e := fail.New(fail.ParseCode(s.ErrorCode), "%s is %s instead of %s, and no keeper works on it: %w", s.Name, s.Phase, s.Desired, why)
 	if e.Hint = s.ErrorHint; e.Hint == "" {
 		e.Hint = "agent-sessionizer logs --of keeper " + s.Name
 	}

@@ -108,8 +108,8 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			},
 		},
 		{
-			Use: session.AheadCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
-			RunE: func(cmd *cobra.Command, args []string) error { return runAhead(cmd.Context(), a, args) },
+			Use: session.PrepareCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
+			RunE: func(cmd *cobra.Command, args []string) error { return runPrepare(cmd.Context(), a, args) },
 		},
 		{
 			Use: repo.DialCommand + " HOST PORT", Args: usage(cobra.ExactArgs(2)),
@@ -122,8 +122,8 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			RunE: func(cmd *cobra.Command, _ []string) error { return runSweep(cmd.Context(), a) },
 		},
 		{
-			Use: aheadImageCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
-			RunE: func(cmd *cobra.Command, args []string) error { return runAheadImage(cmd.Context(), a, args) },
+			Use: prepareImageCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
+			RunE: func(cmd *cobra.Command, args []string) error { return runPrepareImage(cmd.Context(), a, args) },
 		},
 		{
 			Use: "fake-vm", DisableFlagParsing: true,
@@ -137,23 +137,23 @@ func newHiddenCmds(a *app) []*cobra.Command {
 	return cmds
 }
 
-// aheadImageCommand is the part of session.AheadCommand that makes image files.
-const aheadImageCommand = "prepare-image"
+// prepareImageCommand is the part of session.AheadCommand that makes image files.
+const prepareImageCommand = "prepare-image"
 
-// runAhead prepares in the background what makes the next session start faster. Standby VMs
+// runPrepare prepares in the background what makes the next session start faster. Standby VMs
 // become sessions, so they must run at normal priority. Therefore a separate process makes
 // the files at a low one.
-func runAhead(ctx context.Context, a *app, args []string) error {
+func runPrepare(ctx context.Context, a *app, args []string) error {
 	self, err := self()
 	if err != nil {
 		return err
 	}
-	files := exec.CommandContext(ctx, self, append([]string{aheadImageCommand}, args...)...)
+	files := exec.CommandContext(ctx, self, append([]string{prepareImageCommand}, args...)...)
 	files.Stdout, files.Stderr = os.Stdout, os.Stderr
 	if err := files.Run(); err != nil {
-		return fail.New(fail.Failure, "%s: %w", aheadImageCommand, err)
+		return fail.New(fail.Failure, "%s: %w", prepareImageCommand, err)
 	}
-	cfg, maker, size, err := a.ahead(args)
+	cfg, maker, size, err := a.prepareAhead(args)
 	if err != nil {
 		return err
 	}
@@ -164,13 +164,13 @@ func runAhead(ctx context.Context, a *app, args []string) error {
 	return fillPool(ctx, a, maker, cfg.Prepare, made, size)
 }
 
-// runAheadImage makes image files. It lowers its priority, and that of all processes it
+// runPrepareImage makes image files. It lowers its priority, and that of all processes it
 // starts, in favour of what people wait for.
-func runAheadImage(ctx context.Context, a *app, args []string) error {
+func runPrepareImage(ctx context.Context, a *app, args []string) error {
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
 		return err
 	}
-	cfg, maker, size, err := a.ahead(args)
+	cfg, maker, size, err := a.prepareAhead(args)
 	if err != nil {
 		return err
 	}
@@ -178,8 +178,8 @@ func runAheadImage(ctx context.Context, a *app, args []string) error {
 	return err
 }
 
-// ahead returns what session.AheadCommand works with.
-func (a *app) ahead(args []string) (*config.Config, *golden.Maker, config.Resources, error) {
+// prepareAhead returns what session.AheadCommand works with.
+func (a *app) prepareAhead(args []string) (*config.Config, *golden.Maker, config.Resources, error) {
 	cfg, err1 := a.settings()
 	maker, err2 := a.maker()
 	size, err3 := parseSize(args)
@@ -232,7 +232,7 @@ func runAttach(ctx context.Context, a *app, id string) error {
 		}
 		s, gerr := m.Get(ctx, id)
 		if gerr == nil {
-			_, gerr = m.Want(ctx, s, session.Ready)
+			_, gerr = m.SetDesired(ctx, s, session.Ready)
 		}
 		if gerr != nil {
 			a.con.Fail(gerr)
@@ -246,19 +246,19 @@ func (a *app) attachGuest(ctx context.Context, m *session.Manager, id string) er
 		return err
 	}
 	if s.Phase != session.Ready {
-		if s.Want != session.Ready {
+		if s.Desired != session.Ready {
 			return fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer open %s", s.Name)
 		}
 		if s.Phase == session.Broken {
 			return broken(s)
 		}
-		a.con.Say("%s of %s", s.Name, s.Called())
+		a.con.Say("%s of %s", s.Name, s.DisplayName())
 		if s, err = a.follow(ctx, m, s, session.Ready); err != nil {
 			return err
 		}
 	}
 	// The login shell is zsh, which expands a bare =agent to the path of a command.
-	return a.terminal(ctx, m, s, ssh.Quote(s.Facts.Root+guest.ReadyTmux, "-d", s.Facts.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
+	return a.terminal(ctx, m, s, ssh.Quote(s.Status.Root+guest.ReadyTmux, "-d", s.Status.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
 }
 
 // copyToClipboard passes what the guest copied to the local tmux, which passes it to the
@@ -326,7 +326,7 @@ func (a *app) printEvent(ev store.Event, asJSON bool) error {
 		if err := json.Unmarshal(ev.Data, &p); err != nil {
 			return err
 		}
-		a.printf("%s  %s → %s (desired: %s) %s\n", at, p.From, p.To, p.Want, p.Reason)
+		a.printf("%s  %s → %s (desired: %s) %s\n", at, p.From, p.To, p.Desired, p.Reason)
 	case session.EventStep:
 		var st session.Step
 		if err := json.Unmarshal(ev.Data, &st); err != nil {

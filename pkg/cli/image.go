@@ -102,9 +102,9 @@ func (a *app) images() (*image.Store, error) {
 
 // imageList is the JSON output of image list.
 type imageList struct {
-	Images []image.Info   `json:"images"`
-	Making []image.Making `json:"making"` // builds in progress
-	Pool   []golden.Spare `json:"pool"`   // standby VMs
+	Images []image.Info     `json:"images"`
+	Making []image.Making   `json:"making"` // builds in progress
+	Pool   []golden.Standby `json:"pool"`   // standby VMs
 }
 
 func runImageList(a *app, asJSON bool) error {
@@ -124,7 +124,7 @@ func runImageList(a *app, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	spares, err := golden.Spares(cfg.Paths.Pool())
+	spares, err := golden.Standbys(cfg.Paths.Pool())
 	if err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ type imageBuildOptions struct {
 }
 
 func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
-	from, err := imageHere(o.from)
+	from, err := isLocalImage(o.from)
 	if err != nil {
 		return err
 	}
@@ -376,7 +376,7 @@ func runImageRemove(ctx context.Context, a *app, name string) error {
 		return err
 	}
 	for _, s := range all {
-		if image.SourceName(s.Spec.Image) == name && !s.Facts.WasReady {
+		if image.SourceName(s.Spec.Image) == name && !s.Status.WasReady {
 			return fail.New(fail.Conflict, "session %s is being created from image %s", s.Name, name).WithHint("agent-sessionizer list")
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 )
 
-func newKeptCmd(a *app) *cobra.Command {
+func newHomeCmd(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "kept", Short: "List the saved homes of repositories",
@@ -19,7 +19,7 @@ restored when a new session of the same repository is created.`,
 		Example: `  agent-sessionizer kept                    list saved homes with their size and age
   agent-sessionizer kept rm owner/repo      delete one`,
 		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runKept(cmd.Context(), a, asJSON) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return runHomeList(cmd.Context(), a, asJSON) },
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	cmd.AddCommand(&cobra.Command{
@@ -27,18 +27,18 @@ restored when a new session of the same repository is created.`,
 		Long: `Delete the saved homes of repositories. A session that exists saves its home again when
 it stops.`,
 		Example: `  agent-sessionizer kept rm owner/repo`,
-		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeKept,
-		RunE: func(cmd *cobra.Command, args []string) error { return runKeptRm(cmd.Context(), a, args) },
+		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSavedHomes,
+		RunE: func(cmd *cobra.Command, args []string) error { return runHomeRemove(cmd.Context(), a, args) },
 	})
 	return cmd
 }
 
-func runKept(ctx context.Context, a *app, asJSON bool) error {
+func runHomeList(ctx context.Context, a *app, asJSON bool) error {
 	m, err := a.plainManager(ctx)
 	if err != nil {
 		return err
 	}
-	all, err := m.Kept()
+	all, err := m.SavedHomes()
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func runKept(ctx context.Context, a *app, asJSON bool) error {
 	return nil
 }
 
-func runKeptRm(ctx context.Context, a *app, repos []string) error {
+func runHomeRemove(ctx context.Context, a *app, repos []string) error {
 	m, err := a.plainManager(ctx)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func runKeptRm(ctx context.Context, a *app, repos []string) error {
 		if key, err := repoKey(what); err == nil {
 			what = string(key)
 		}
-		key, err := m.DropKept(what)
+		key, err := m.RemoveSavedHome(what)
 		if err != nil {
 			return err
 		}
@@ -75,13 +75,13 @@ func runKeptRm(ctx context.Context, a *app, repos []string) error {
 	return nil
 }
 
-// completeKept offers the repositories that have a saved home.
-func (a *app) completeKept(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+// completeSavedHomes offers the repositories that have a saved home.
+func (a *app) completeSavedHomes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	m, err := a.plainManager(cmd.Context())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	all, err := m.Kept()
+	all, err := m.SavedHomes()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

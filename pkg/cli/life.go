@@ -29,11 +29,11 @@ func newStartCmd(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			s, err := find(ctx, m, args[0])
+			s, err := findSession(ctx, m, args[0])
 			if err != nil {
 				return err
 			}
-			if s, err = m.Want(ctx, s, session.Ready); err != nil {
+			if s, err = m.SetDesired(ctx, s, session.Ready); err != nil {
 				return err
 			}
 			if s, err = a.follow(ctx, m, s, session.Ready); err != nil {
@@ -71,11 +71,11 @@ func runStop(ctx context.Context, a *app, _ stopOptions, names []string) error {
 		return err
 	}
 	for _, name := range names {
-		s, err := find(ctx, m, name)
+		s, err := findSession(ctx, m, name)
 		if err != nil {
 			return err
 		}
-		if s, err = m.Want(ctx, s, session.Stopped); err != nil {
+		if s, err = m.SetDesired(ctx, s, session.Stopped); err != nil {
 			return err
 		}
 		if _, err = a.follow(ctx, m, s, session.Stopped); err != nil {
@@ -116,7 +116,7 @@ func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) e
 		return err
 	}
 	for _, name := range names {
-		s, err := find(ctx, m, name)
+		s, err := findSession(ctx, m, name)
 		if fail.CodeOf(err) == fail.NotFound {
 			if ended, eerr := m.Ended(ctx, name); eerr != nil || ended {
 				if eerr == nil {
@@ -136,7 +136,7 @@ func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) e
 				return err
 			}
 		}
-		if s, err = m.Want(ctx, s, session.Gone); err != nil {
+		if s, err = m.SetDesired(ctx, s, session.Gone); err != nil {
 			return err
 		}
 		if _, err = a.follow(ctx, m, s, session.Gone); err != nil {
@@ -149,7 +149,7 @@ func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) e
 
 // guardWork refuses to destroy s, or asks first, if that would lose work.
 func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Session, confirm bool) error {
-	lost := a.loss(ctx, m, s)
+	lost := a.unsavedWork(ctx, m, s)
 	if lost.what == "" && !confirm {
 		return nil
 	}
@@ -168,23 +168,23 @@ func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Sessi
 }
 
 // destroyQuestion returns the question whether to destroy s, with what that would lose.
-func destroyQuestion(s session.Session, lost loss) string {
+func destroyQuestion(s session.Session, lost unsavedWork) string {
 	what := cmp.Or(lost.what, "nothing; everything is pushed or fetched")
-	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.Called(), what)
+	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.DisplayName(), what)
 }
 
-// loss describes what destroying a session would lose or end.
-type loss struct {
+// unsavedWork describes what destroying a session would lose or end.
+type unsavedWork struct {
 	what string // "" if nothing is lost
 	hint string // the command that saves it, or that finds out more
 }
 
-func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) loss {
+func (a *app) unsavedWork(ctx context.Context, m *session.Manager, s session.Session) unsavedWork {
 	tasks, err := (&task.Manager{Sessions: m}).In(ctx, s.ID)
 	if err != nil {
-		return loss{fmt.Sprintf("its tasks cannot be determined (%v)", err), "agent-sessionizer task list"}
+		return unsavedWork{fmt.Sprintf("its tasks cannot be determined (%v)", err), "agent-sessionizer task list"}
 	}
-	work := a.workLost(ctx, m, s)
+	work := a.describeUnsaved(ctx, m, s)
 	if len(tasks) == 0 {
 		return work
 	}
@@ -199,16 +199,16 @@ func (a *app) loss(ctx context.Context, m *session.Manager, s session.Session) l
 	if work.what != "" {
 		what += "; and " + work.what
 	}
-	return loss{what, "agent-sessionizer task cancel --wait " + strings.Join(ids, " ")}
+	return unsavedWork{what, "agent-sessionizer task cancel --wait " + strings.Join(ids, " ")}
 }
 
-// workLost returns the work that exists only in a guest.
-func (a *app) workLost(ctx context.Context, m *session.Manager, s session.Session) loss {
-	if s.Facts.Base == nil {
-		return loss{} // no repository was ever cloned into it
+// describeUnsaved returns the work that exists only in a guest.
+func (a *app) describeUnsaved(ctx context.Context, m *session.Manager, s session.Session) unsavedWork {
+	if s.Status.Base == nil {
+		return unsavedWork{} // no repository was ever cloned into it
 	}
 	start := "agent-sessionizer start " + s.Name
-	work := s.Facts.Work
+	work := s.Status.Work
 	switch s.Phase {
 	case session.Ready, session.Broken, session.Starting, session.Creating:
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -219,23 +219,23 @@ func (a *app) workLost(ctx context.Context, m *session.Manager, s session.Sessio
 			if s.Phase == session.Broken {
 				hint = start
 			}
-			return loss{fmt.Sprintf("its contents cannot be determined (%v)", err), hint}
+			return unsavedWork{fmt.Sprintf("its contents cannot be determined (%v)", err), hint}
 		}
 		work = &w
 	}
 	switch {
 	case work == nil && s.Phase == session.Stopping:
-		return loss{"its contents cannot be determined while it is stopping", "agent-sessionizer stop " + s.Name}
+		return unsavedWork{"its contents cannot be determined while it is stopping", "agent-sessionizer stop " + s.Name}
 	case work == nil:
-		return loss{"its contents cannot be determined: it did not stop cleanly", start}
+		return unsavedWork{"its contents cannot be determined: it did not stop cleanly", start}
 	case work.Clean():
-		return loss{}
+		return unsavedWork{}
 	}
 	hint := saving(s.Name, *work)
 	if s.Phase == session.Stopped {
 		hint = start + " && " + hint
 	}
-	return loss{work.Summary(), hint}
+	return unsavedWork{work.Summary(), hint}
 }
 
 // saving returns the command that brings a guest's work to this host.

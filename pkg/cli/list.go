@@ -58,15 +58,15 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 		if s.Task != "" {
 			note = strings.TrimSpace("task " + s.Task + "  " + note)
 		}
-		if note == "" && s.Phase != s.Want {
-			note = "→ " + string(s.Want)
+		if note == "" && s.Phase != s.Desired {
+			note = "→ " + string(s.Desired)
 		}
-		if !s.Spec.Walled {
+		if !s.Spec.Enforced {
 			note = strings.TrimSpace("no gateway  " + note)
 		}
 		r := s.Spec.Resources
 		rows = append(rows, []string{
-			s.Name, string(s.Phase), ago(s.StateChangedAt), s.Called(),
+			s.Name, string(s.Phase), ago(s.StateChangedAt), s.DisplayName(),
 			fmt.Sprintf("%d CPU %v %v", r.CPUs, r.Memory, r.Disk), note,
 		})
 	}

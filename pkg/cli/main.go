@@ -66,8 +66,8 @@ func (a *app) exitCode(ctx context.Context, err error) int {
 	case errors.Is(err, ssh.ErrUnreachable) && fail.HintOf(err) == "":
 		err = fail.New(code, "%w", err).WithHint("agent-sessionizer list")
 	}
-	if text := err.Error(); a.redact.String(text) != text {
-		err = fail.New(code, "%s", a.redact.String(text)).WithHint("%s", a.redact.String(fail.HintOf(err)))
+	if text := err.Error(); a.redact.Redact(text) != text {
+		err = fail.New(code, "%s", a.redact.Redact(text)).WithHint("%s", a.redact.Redact(fail.HintOf(err)))
 	}
 	a.con.Fail(err)
 	return int(code)
@@ -97,10 +97,10 @@ standard error. Commands that read have --json.`),
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		ValidArgsFunction: a.completeRepos,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.open.given = given(cmd)
+			o.open.given = changedFlags(cmd)
 			err := runRoot(cmd.Context(), a, o, args)
-			if _, ok := errors.AsType[notRepo](err); ok {
-				if hint := meant(cmd, args, o.open.given...); hint != "" {
+			if _, ok := errors.AsType[notRepoError](err); ok {
+				if hint := suggestCommand(cmd, args, o.open.given...); hint != "" {
 					return fail.New(fail.CodeOf(err), "%w", err).WithHint("%s", hint)
 				}
 			}
@@ -110,7 +110,7 @@ standard error. Commands that read have --json.`),
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		hint := cmd.CommandPath() + " --help"
 		if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 { // arguments before the wrong flag
-			hint = cmp.Or(meant(cmd, args[:1], "--help"), hint)
+			hint = cmp.Or(suggestCommand(cmd, args[:1], "--help"), hint)
 		}
 		return fail.New(fail.Usage, "%w", err).WithHint("%s", hint)
 	})
@@ -124,7 +124,7 @@ standard error. Commands that read have --json.`),
 	addClient(cmd, &o.open.client)
 	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "tasks", Title: "Unattended tasks:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
 	for group, cmds := range map[string][]*cobra.Command{
-		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newKeptCmd(a)},
+		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newHomeCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
 		"tasks":   {newTaskCmd(a), newServeCmd(a)},
 		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newTrustCmd(a), newDoctorCmd(a), newPruneCmd(a), newAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
@@ -167,16 +167,16 @@ func runRoot(ctx context.Context, a *app, o rootOptions, args []string) error {
 // a command.
 func oneRepo(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
-		if hint := meant(cmd, args, given(cmd)...); hint != "" {
+		if hint := suggestCommand(cmd, args, changedFlags(cmd)...); hint != "" {
 			return fail.New(fail.Usage, "unknown command %q", args[0]).WithHint("%s", hint)
 		}
 	}
 	return usage(cobra.MaximumNArgs(1))(cmd, args)
 }
 
-// meant suggests commands that the user probably meant, if the first of args resembles the
+// suggestCommand suggests commands that the user probably meant, if the first of args resembles the
 // name of one. Otherwise it returns "".
-func meant(root *cobra.Command, args []string, flags ...string) string {
+func suggestCommand(root *cobra.Command, args []string, flags ...string) string {
 	if len(args[0]) < 2 { // too short: it is a prefix of many commands
 		return ""
 	}
@@ -188,8 +188,8 @@ func meant(root *cobra.Command, args []string, flags ...string) string {
 	return strings.Join(hints, ", or: ")
 }
 
-// given returns the flags that were set on cmd, as arguments.
-func given(cmd *cobra.Command) []string {
+// changedFlags returns the flags that were set on cmd, as arguments.
+func changedFlags(cmd *cobra.Command) []string {
 	var args []string
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		values := []string{f.Value.String()}

@@ -70,7 +70,7 @@ docs/security-model.md describes what is enforced, and what is only a guard rail
 		Use: "explain SESSION HOST[:PORT]", Short: "Explain whether a name or an address may be reached",
 		Example: `  agent-sessionizer net explain repo github.com
   agent-sessionizer net explain repo 192.168.1.10:5432`,
-		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeArgs(a.sessions(), a.askedNames),
+		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeArgs(a.sessions(), a.recentlyDeniedNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetExplain(cmd.Context(), a, o, args[0], args[1])
 		},
@@ -112,7 +112,7 @@ func (a *app) named(ctx context.Context, what string) (*session.Manager, session
 	if err != nil {
 		return nil, session.Session{}, err
 	}
-	s, err := find(ctx, m, what)
+	s, err := findSession(ctx, m, what)
 	return m, s, err
 }
 
@@ -127,7 +127,7 @@ func (a *app) inGuest(ctx context.Context, what string, f func(guest.Guest, sess
 		return err
 	}
 	defer conn.Close()
-	return f(guest.Guest{SSH: conn, Root: s.Facts.Root}, s)
+	return f(guest.Guest{SSH: conn, Root: s.Status.Root}, s)
 }
 
 func runNetChange(ctx context.Context, a *app, what string, names []string, change func(*session.Manager, context.Context, session.Session, []string) (session.Session, error)) error {
@@ -207,7 +207,7 @@ func runNetExplain(ctx context.Context, a *app, o netOptions, what, target strin
 	if !found[0].Allowed && q.Name != "" && p.Mode == policy.Allowlist {
 		a.con.Say("%s", "allow it: "+ssh.Quote("agent-sessionizer", "net", "allow", s.Name, target))
 	}
-	if !s.Spec.Walled {
+	if !s.Spec.Enforced {
 		a.con.Say("%s", "this session has no gateway: root in the guest can bypass these rules")
 	}
 	return nil
@@ -252,9 +252,9 @@ func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error 
 	if err != nil {
 		return err
 	}
-	st := netStatus{Walled: s.Spec.Walled}
+	st := netStatus{Walled: s.Spec.Enforced}
 	var gatewayErr error
-	if s.Spec.Walled {
+	if s.Spec.Enforced {
 		var g gateway.Status
 		if g, gatewayErr = m.Gateway(s).Status(ctx); gatewayErr == nil {
 			st.Gateway = &g

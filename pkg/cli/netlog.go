@@ -23,13 +23,13 @@ func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
 	if err != nil {
 		return err
 	}
-	if !s.Spec.Walled {
+	if !s.Spec.Enforced {
 		return runGuestLog(ctx, a, o, what)
 	}
 	dir := m.Gateway(s).Dir
 	var past []gateway.Entry
 	var seen int64
-	for e, err := range gateway.Journal(ctx, dir, false) {
+	for e, err := range gateway.Decisions(ctx, dir, false) {
 		if err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
 	if !o.follow {
 		return nil
 	}
-	for e, err := range gateway.Journal(ctx, dir, true) {
+	for e, err := range gateway.Decisions(ctx, dir, true) {
 		if err != nil {
 			return err
 		}
@@ -160,8 +160,8 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 		return err
 	}
 	denials := []denial{}
-	heard, count, err := a.hearsay(ctx, m, s)
-	if s.Spec.Walled {
+	heard, count, err := a.guestDenials(ctx, m, s)
+	if s.Spec.Enforced {
 		if err != nil {
 			a.con.Say("the guest did not report which programs made the requests: %v", err)
 		}
@@ -203,11 +203,11 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 	return nil
 }
 
-// hearsay returns what a running guest reports about the names it denied.
-func (a *app) hearsay(ctx context.Context, m *session.Manager, s session.Session) (first map[string]wire.Query, count map[string]int64, err error) {
+// guestDenials returns what a running guest reports about the names it denied.
+func (a *app) guestDenials(ctx context.Context, m *session.Manager, s session.Session) (first map[string]wire.Query, count map[string]int64, err error) {
 	first, count = map[string]wire.Query{}, map[string]int64{}
 	if s.Phase != session.Ready {
-		if s.Spec.Walled {
+		if s.Spec.Enforced {
 			return first, count, nil
 		}
 		return first, count, fail.New(fail.Conflict, "session %s is %s: without a gateway, only its running guest reports decisions", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
@@ -219,7 +219,7 @@ func (a *app) hearsay(ctx context.Context, m *session.Manager, s session.Session
 		return first, count, err
 	}
 	defer conn.Close()
-	err = guest.Guest{SSH: conn, Root: s.Facts.Root}.Queries(ctx, 0, 0, false, func(q wire.Query) error {
+	err = guest.Guest{SSH: conn, Root: s.Status.Root}.Queries(ctx, 0, 0, false, func(q wire.Query) error {
 		if q.Allowed {
 			return nil
 		}

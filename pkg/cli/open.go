@@ -50,8 +50,8 @@ func (o *openOptions) flags(f *pflag.FlagSet) {
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when the session is ready")
 }
 
-// imageHere makes a relative image path from the command line absolute. "" stays "".
-func imageHere(text string) (string, error) {
+// isLocalImage makes a relative image path from the command line absolute. "" stays "".
+func isLocalImage(text string) (string, error) {
 	if text == "" {
 		return "", nil
 	}
@@ -90,7 +90,7 @@ func newOpenCmd(a *app) *cobra.Command {
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRepos,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.given = given(cmd)
+			o.given = changedFlags(cmd)
 			return runOpen(cmd.Context(), a, o, args[0])
 		},
 	}
@@ -159,10 +159,10 @@ func (a *app) resolve(ctx context.Context, m *session.Manager, o openOptions, wh
 	if r.HostServices, err = o.hostServices(); err != nil {
 		return s, r, err
 	}
-	if r.Image, err = imageHere(o.image); err != nil {
+	if r.Image, err = isLocalImage(o.image); err != nil {
 		return s, r, err
 	}
-	s, r.Repo, err = lookUp(ctx, m, what)
+	s, r.Repo, err = resolveRepo(ctx, m, what)
 	if fail.CodeOf(err) == fail.NotFound && r.Repo.Key != "" {
 		if err = a.confirmClone(m, o, r.Repo); err == nil {
 			_, err = m.Check(r)
@@ -177,10 +177,10 @@ func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions
 	if s.ID != "" {
 		a.unused(s, o, r)
 		s, err := m.OpenHostServices(ctx, s, r.HostServices)
-		if err != nil || s.Phase == session.Ready && s.Want == session.Ready {
+		if err != nil || s.Phase == session.Ready && s.Desired == session.Ready {
 			return s, err
 		}
-		return m.Want(ctx, s, session.Ready)
+		return m.SetDesired(ctx, s, session.Ready)
 	}
 	if err := a.preflight(ctx); err != nil {
 		return s, err
@@ -210,14 +210,14 @@ func (o openOptions) hostServices() ([]netip.AddrPort, error) {
 	return services, nil
 }
 
-// notRepo is the error for a word that is neither a session nor a repository.
-type notRepo struct{ error }
+// notRepoError is the error for a word that is neither a session nor a repository.
+type notRepoError struct{ error }
 
-func (e notRepo) Unwrap() error { return e.error }
+func (e notRepoError) Unwrap() error { return e.error }
 
-// lookUp finds a session by name, id or repository. If what is a repository without a
-// session, lookUp returns the repository in ref, with a fail.NotFound error.
-func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Session, ref repo.Ref, err error) {
+// resolveRepo finds a session by name, id or repository. If what is a repository without a
+// session, resolveRepo returns the repository in ref, with a fail.NotFound error.
+func resolveRepo(ctx context.Context, m *session.Manager, what string) (s session.Session, ref repo.Ref, err error) {
 	s, findErr := m.Find(ctx, what)
 	if fail.CodeOf(findErr) != fail.NotFound {
 		ref.Branch = branchOf(what)
@@ -228,17 +228,17 @@ func lookUp(ctx context.Context, m *session.Manager, what string) (s session.Ses
 		return s, ref, fail.New(fail.Host, "find working directory: %w", err)
 	}
 	if ref, err = repo.Parse(what, cwd); err != nil {
-		return s, repo.Ref{}, notRepo{err}
+		return s, repo.Ref{}, notRepoError{err}
 	}
-	s, err = m.OfRepo(ctx, ref.Key)
+	s, err = m.ByRepo(ctx, ref.Key)
 	return s, ref, err
 }
 
-// find finds a session by name, id, repository or the path of a local clone.
-func find(ctx context.Context, m *session.Manager, what string) (session.Session, error) {
+// findSession finds a session by name, id, repository or the path of a local clone.
+func findSession(ctx context.Context, m *session.Manager, what string) (session.Session, error) {
 	s, err := m.Find(ctx, what)
 	if fail.CodeOf(err) == fail.NotFound && (strings.HasPrefix(what, ".") || filepath.IsAbs(what)) {
-		if at, _, aerr := lookUp(ctx, m, what); aerr == nil {
+		if at, _, aerr := resolveRepo(ctx, m, what); aerr == nil {
 			return at, nil
 		}
 	}
@@ -309,7 +309,7 @@ func (a *app) show(ctx context.Context, m *session.Manager, s session.Session) e
 	if err != nil {
 		return err
 	}
-	return m.Shown(ctx, s, socket)
+	return m.SetTmuxSocket(ctx, s, socket)
 }
 
 // attach switches to the session's local tmux session. Inside tmux, it switches the client.
@@ -323,11 +323,11 @@ func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session,
 	// A user who leaves a session has seen everything in it up to now.
 	if from, err := t.Current(ctx, client); err == nil && from != "" && from != s.ID {
 		if left, err := m.Get(ctx, from); err == nil {
-			a.came(ctx, m, left)
+			a.markVisited(ctx, m, left)
 		}
 	}
 	note := a.deniedNote(ctx, m, s)
-	a.came(ctx, m, s)
+	a.markVisited(ctx, m, s)
 	a.pushStatus(ctx, m)
 	argv, err := t.SwitchOrAttach(ctx, client, tmux.SlugName(s.Repo, s.ID), note)
 	if err != nil || argv == nil {
@@ -345,8 +345,8 @@ func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session,
 	}
 	switch s.Phase {
 	case session.Creating, session.Starting, session.Stopping:
-		if s.Want == session.Ready {
-			return goesOn(s)
+		if s.Desired == session.Ready {
+			return detachedError(s)
 		}
 	}
 	return nil
@@ -381,10 +381,10 @@ func runJob(ctx context.Context, argv []string) error {
 	}
 }
 
-// came records that the user has visited the session. A failure to record it must not
+// markVisited records that the user has visited the session. A failure to record it must not
 // prevent attaching.
-func (a *app) came(ctx context.Context, m *session.Manager, s session.Session) {
-	if err := m.Came(ctx, s); err != nil {
+func (a *app) markVisited(ctx context.Context, m *session.Manager, s session.Session) {
+	if err := m.MarkVisited(ctx, s); err != nil {
 		slog.WarnContext(ctx, "failed to record visit", "session", s.Name, "error", err)
 	}
 }
@@ -392,7 +392,7 @@ func (a *app) came(ctx context.Context, m *session.Manager, s session.Session) {
 // deniedNote reports how many names were denied since the user's last visit. It does not
 // show the names, because the guest chooses them. An error must not prevent attaching.
 func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Session) string {
-	denials, err := m.DeniedSince(ctx, s, s.Facts.Attached)
+	denials, err := m.DeniedSince(ctx, s, s.Status.Attached)
 	if err != nil {
 		slog.WarnContext(ctx, "failed to read denied names", "error", err)
 	}

@@ -152,7 +152,7 @@ func runPicker(ctx context.Context, a *app, action string, keys []string) error 
 	case picker.ActionAsk:
 		return destroyPicked(ctx, a, targets)
 	case picker.ActionTyped:
-		say = picker.SaySo
+		say = picker.UnknownTarget
 		if _, ok := picker.Typed(os.Getenv("FZF_QUERY")); ok {
 			say = picker.Accept
 		}
@@ -170,7 +170,7 @@ func runPicker(ctx context.Context, a *app, action string, keys []string) error 
 		if hint := fail.HintOf(err); hint != "" {
 			text += " (" + hint + ")"
 		}
-		say = picker.Say(a.redact.String(text))
+		say = picker.Say(a.redact.Redact(text))
 	}
 	if say != "" {
 		a.printf("%s\n", say)
@@ -182,7 +182,7 @@ func openPicked(ctx context.Context, a *app, targets []picker.Target) (say strin
 	if len(targets) == 0 { // no row matches what the user typed
 		open, ok := picker.Typed(os.Getenv("FZF_QUERY"))
 		if !ok {
-			return picker.SaySo, nil
+			return picker.UnknownTarget, nil
 		}
 		targets = []picker.Target{{Repo: open}}
 	}
@@ -196,7 +196,7 @@ func openPicked(ctx context.Context, a *app, targets []picker.Target) (say strin
 
 func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
 	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
-		_, err := m.Want(ctx, s, session.Stopped)
+		_, err := m.SetDesired(ctx, s, session.Stopped)
 		return err
 	})
 }
@@ -205,11 +205,11 @@ func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
 func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
 	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
 		a.con.Say("looking for unsaved work in %s", s.Name)
-		ok, err := answered(plain.Line(destroyQuestion(s, a.loss(ctx, m, s))) + " [y/N] ")
+		ok, err := answered(plain.Line(destroyQuestion(s, a.unsavedWork(ctx, m, s))) + " [y/N] ")
 		if err != nil || !ok {
 			return err // the session stays
 		}
-		if _, err = m.Want(ctx, s, session.Gone); err != nil {
+		if _, err = m.SetDesired(ctx, s, session.Gone); err != nil {
 			a.con.Fail(err)
 			_, err = answered("Press Enter to go back. ")
 		}

@@ -57,7 +57,7 @@ func runPorts(ctx context.Context, a *app, o portsOptions, what string, args []s
 	switch {
 	case o.close:
 		if len(ports) == 0 {
-			for _, p := range s.Facts.Ports {
+			for _, p := range s.Status.Ports {
 				ports = append(ports, p.Guest)
 			}
 		}
@@ -69,7 +69,7 @@ func runPorts(ctx context.Context, a *app, o portsOptions, what string, args []s
 		return err
 	}
 	list := []publishedPort{}
-	for _, p := range s.Facts.Ports {
+	for _, p := range s.Status.Ports {
 		list = append(list, publishedPort{PublishedPort: p})
 		if p.Host != 0 {
 			list[len(list)-1].URL = p.URL(s.Name)

@@ -28,7 +28,7 @@ import (
 type pruneOptions struct {
 	dryRun bool
 	json   bool
-	unused age
+	unused ageFlag
 }
 
 func (o *pruneOptions) flags(cmd *cobra.Command) {
@@ -66,8 +66,8 @@ commits that no branch has, and VMs and directories of unknown sessions.`,
 	return cmd
 }
 
-// litter is an object that prune has found.
-type litter struct {
+// orphan is an object that prune has found.
+type orphan struct {
 	Kind string `json:"kind"`
 	Name string `json:"name"`
 	Path string `json:"path,omitempty"`
@@ -78,8 +78,8 @@ type litter struct {
 // pruneView is the output of prune.
 type pruneView struct {
 	DryRun  bool     `json:"dry_run"`
-	Removed []litter `json:"removed"` // in a dry run: would be removed
-	Kept    []litter `json:"kept"`    // looks abandoned, but may be in use
+	Removed []orphan `json:"removed"` // in a dry run: would be removed
+	Kept    []orphan `json:"kept"`    // looks abandoned, but may be in use
 	Size    int64    `json:"size"`    // total of Removed in bytes
 }
 
@@ -116,7 +116,7 @@ func (a *app) prune(ctx context.Context, by string, o pruneOptions, parts []part
 	if err != nil {
 		return nil, err
 	}
-	p := &pruning{app: a, by: by, o: o, cfg: cfg, view: pruneView{DryRun: o.dryRun, Removed: []litter{}, Kept: []litter{}}}
+	p := &pruning{app: a, by: by, o: o, cfg: cfg, view: pruneView{DryRun: o.dryRun, Removed: []orphan{}, Kept: []orphan{}}}
 	var errs []error
 	for _, f := range parts {
 		if ctx.Err() != nil {
@@ -132,15 +132,15 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// gone records a removed object, and adds it to the audit log as the given resource.
-func (p *pruning) gone(ctx context.Context, resource string, l litter) {
+// recordRemoved records a removed object, and adds it to the audit log as the given resource.
+func (p *pruning) recordRemoved(ctx context.Context, resource string, l orphan) {
 	p.view.Removed = append(p.view.Removed, l)
 	p.view.Size += l.Size
-	p.tell(ctx, resource, l, nil)
+	p.auditRemoval(ctx, resource, l, nil)
 }
 
-// tell adds the result of a removal to the audit log.
-func (p *pruning) tell(ctx context.Context, resource string, l litter, err error) {
+// auditRemoval adds the result of a removal to the audit log.
+func (p *pruning) auditRemoval(ctx context.Context, resource string, l orphan, err error) {
 	if p.o.dryRun {
 		return
 	}
@@ -150,7 +150,7 @@ func (p *pruning) tell(ctx context.Context, resource string, l litter, err error
 	})
 }
 
-func (p *pruning) kept(l litter) { p.view.Kept = append(p.view.Kept, l) }
+func (p *pruning) recordKept(l orphan) { p.view.Kept = append(p.view.Kept, l) }
 
 func (p *pruning) print() error {
 	if p.o.json {
@@ -191,10 +191,10 @@ func (p *pruning) manager(ctx context.Context) (_ *session.Manager, err error) {
 
 // remove calls f to remove a resource, while it holds the lock at path. If another process
 // holds the lock, the resource is in use and stays. A dry run only checks the lock.
-func (p *pruning) remove(ctx context.Context, resource string, l litter, path string, f func() error) error {
+func (p *pruning) remove(ctx context.Context, resource string, l orphan, path string, f func() error) error {
 	if p.o.dryRun {
 		if !store.Held(path) {
-			p.gone(ctx, resource, l)
+			p.recordRemoved(ctx, resource, l)
 		}
 		return nil
 	}
@@ -203,13 +203,13 @@ func (p *pruning) remove(ctx context.Context, resource string, l litter, path st
 		return err
 	}
 	if err := f(); err != nil {
-		p.tell(ctx, resource, l, err)
+		p.auditRemoval(ctx, resource, l, err)
 		return errors.Join(err, lock.Unlock())
 	}
 	if err := lock.Remove(); err != nil {
 		return fail.New(fail.Host, "remove lock file: %w", err)
 	}
-	p.gone(ctx, resource, l)
+	p.recordRemoved(ctx, resource, l)
 	return nil
 }
 
@@ -227,11 +227,11 @@ func (p *pruning) sessions(ctx context.Context) error {
 	for _, e := range entries {
 		dir := filepath.Join(all, e.Name())
 		s, err := m.Get(ctx, e.Name())
-		l := litter{Kind: "session directory", Name: e.Name(), Path: dir, Size: image.DiskUsage(dir)}
+		l := orphan{Kind: "session directory", Name: e.Name(), Path: dir, Size: image.DiskUsage(dir)}
 		switch {
 		case fail.CodeOf(err) == fail.NotFound:
 			l.Why = "no session has this id; it may contain the key of a VM"
-			p.kept(l)
+			p.recordKept(l)
 			continue
 		case err != nil:
 			return err
@@ -256,7 +256,7 @@ func (p *pruning) sessions(ctx context.Context) error {
 	}
 	n, bytes, err := m.Store.PruneEvents(ctx, before, func(id string) bool { return !over[id] }, p.o.dryRun)
 	if n > 0 {
-		p.gone(ctx, "events", litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: "their sessions have been gone for a day"})
+		p.recordRemoved(ctx, "events", orphan{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: "their sessions have been gone for a day"})
 	}
 	return err
 }
@@ -277,7 +277,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 	}
 	for _, e := range entries {
 		dir := filepath.Join(all, e.Name())
-		l := litter{Kind: "task", Name: e.Name(), Path: dir}
+		l := orphan{Kind: "task", Name: e.Name(), Path: dir}
 		t, err := tm.Get(ctx, e.Name())
 		switch {
 		case fail.CodeOf(err) == fail.NotFound:
@@ -308,7 +308,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 	}
 	n, bytes, err := m.Store.PruneEvents(ctx, time.Now().Add(-ttl), func(id string) bool { return !over[id] }, p.o.dryRun)
 	if n > 0 {
-		p.gone(ctx, "events", litter{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended more than %v ago", ttl)})
+		p.recordRemoved(ctx, "events", orphan{Kind: "events", Name: strconv.Itoa(n), Path: p.cfg.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended more than %v ago", ttl)})
 	}
 	return err
 }
@@ -342,7 +342,7 @@ func (p *pruning) locks(ctx context.Context) error {
 		if !over {
 			continue
 		}
-		l := litter{Kind: "lock file", Name: filepath.Base(path), Path: path, Why: "its " + kind + " has ended"}
+		l := orphan{Kind: "lock file", Name: filepath.Base(path), Path: path, Why: "its " + kind + " has ended"}
 		if err := p.remove(ctx, "file:"+path, l, path, func() error { return nil }); err != nil {
 			return err
 		}
@@ -374,13 +374,13 @@ func (p *pruning) machines(ctx context.Context) error {
 	}
 	for _, machine := range machines {
 		s, known := owners[machine.Name]
-		l := litter{Kind: "VM", Name: machine.Name, Path: machine.Dir, Size: machine.DiskUsed}
+		l := orphan{Kind: "VM", Name: machine.Name, Path: machine.Dir, Size: machine.DiskUsed}
 		switch {
 		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix):
 			continue
 		case !known:
 			l.Why = "no known session uses it"
-			p.kept(l)
+			p.recordKept(l)
 			continue
 		}
 		l.Why = "the session is gone"
@@ -415,7 +415,7 @@ func (p *pruning) owners(ctx context.Context, m *session.Manager) (map[string]se
 			continue
 		}
 		living[s.Name], living[s.VM()] = s, s
-		if taken, err := golden.ReadSpare(filepath.Join(p.cfg.Paths.SessionDir(s.ID), "spare")); err == nil {
+		if taken, err := golden.ReadStandby(filepath.Join(p.cfg.Paths.SessionDir(s.ID), "spare")); err == nil {
 			living[taken.VM] = s
 		}
 	}
@@ -446,14 +446,14 @@ func (p *pruning) images(ctx context.Context) error {
 		return err
 	}
 	pools := maker.Pools(ctx, p.cfg.Prepare, session.Arch())
-	spares, err := maker.PruneSpares(ctx, p.o.dryRun, func(s golden.Spare) bool {
+	spares, err := maker.PruneStandbys(ctx, p.o.dryRun, func(s golden.Standby) bool {
 		return pools && slices.ContainsFunc(known, func(i image.Info) bool { return i.Ready && i.Path == s.Image })
 	})
 	var doomed []string
 	for _, l := range spares {
 		name := golden.VMOf(l.Path)
 		doomed = append(doomed, name)
-		p.gone(ctx, "vm:"+name, litter{Kind: "standby VM", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
+		p.recordRemoved(ctx, "vm:"+name, orphan{Kind: "standby VM", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
 	}
 	if err != nil {
 		return err
@@ -468,7 +468,7 @@ func (p *pruning) images(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p.gone(ctx, "image:"+name, litter{Kind: "image", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
+		p.recordRemoved(ctx, "image:"+name, orphan{Kind: "image", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})
 	}
 	return err
 }
@@ -487,13 +487,13 @@ func (p *pruning) mirrors(ctx context.Context) error {
 		},
 	})
 	for _, u := range found {
-		l := litter{Kind: "mirror", Name: shortKey(u.Repo), Path: u.Dir, Size: u.Size, Why: u.Stays}
+		l := orphan{Kind: "mirror", Name: shortKey(u.Repo), Path: u.Dir, Size: u.Size, Why: u.Stays}
 		if u.Stays != "" {
-			p.kept(l)
+			p.recordKept(l)
 			continue
 		}
 		l.Why = "not used for " + ago(u.Used)
-		p.gone(ctx, "mirror:"+l.Name, l)
+		p.recordRemoved(ctx, "mirror:"+l.Name, l)
 	}
 	return err
 }
@@ -503,7 +503,7 @@ func (p *pruning) clones(ctx context.Context) error {
 	found, err := (&repo.Mirrors{Dir: p.cfg.Paths.Mirrors()}).Sweep(p.o.dryRun)
 	for _, u := range found {
 		name := filepath.Base(u.Dir)
-		p.gone(ctx, "mirror:"+name, litter{Kind: "mirror", Name: name, Path: u.Dir, Size: u.Size, Why: "interrupted clone"})
+		p.recordRemoved(ctx, "mirror:"+name, orphan{Kind: "mirror", Name: name, Path: u.Dir, Size: u.Size, Why: "interrupted clone"})
 	}
 	return err
 }
@@ -520,13 +520,13 @@ func (p *pruning) files(ctx context.Context) error {
 		if err != nil || !st.Mode().IsRegular() || time.Since(st.ModTime()) < time.Duration(day) {
 			continue
 		}
-		l := litter{Kind: "file", Name: filepath.Base(path), Path: path, Size: image.DiskUsage(path), Why: "left by a killed fetch"}
+		l := orphan{Kind: "file", Name: filepath.Base(path), Path: path, Size: image.DiskUsage(path), Why: "left by a killed fetch"}
 		if !p.o.dryRun {
 			if err := os.Remove(path); err != nil {
 				return fail.New(fail.Host, "remove file of a killed fetch: %w", err)
 			}
 		}
-		p.gone(ctx, "file:"+path, l)
+		p.recordRemoved(ctx, "file:"+path, l)
 	}
 	return nil
 }

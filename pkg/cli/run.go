@@ -23,15 +23,15 @@ func (a *app) running(ctx context.Context, what string) (*session.Manager, sessi
 	if err != nil {
 		return nil, session.Session{}, err
 	}
-	s, err := find(ctx, m, what)
+	s, err := findSession(ctx, m, what)
 	if err != nil {
 		return nil, s, err
 	}
 	switch {
 	case s.Phase == session.Ready:
-	case s.Want == session.Ready && (s.Phase == session.Creating || s.Phase == session.Starting):
+	case s.Desired == session.Ready && (s.Phase == session.Creating || s.Phase == session.Starting):
 		s, err = a.follow(ctx, m, s, session.Ready)
-	case s.Phase == session.Broken && s.Facts.Endpoint.Addr != "":
+	case s.Phase == session.Broken && s.Status.Endpoint.Addr != "":
 		a.con.Say("%s", s.Name+" is broken: "+s.ErrorMessage)
 	default:
 		err = fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
@@ -81,10 +81,10 @@ func runExec(ctx context.Context, a *app, what string, command []string) error {
 // inRepo returns a shell command line that runs line in the repository's directory. The
 // login shell reads the session's secrets.
 func inRepo(s session.Session, line string) string {
-	if s.Facts.Dir == "" {
+	if s.Status.Dir == "" {
 		return line
 	}
-	return "cd " + ssh.Quote(s.Facts.Dir) + " && " + line
+	return "cd " + ssh.Quote(s.Status.Dir) + " && " + line
 }
 
 // remote turns the exit status of a guest's command into this program's.
@@ -183,7 +183,7 @@ func runSSHConfig(ctx context.Context, a *app, o sshConfigOptions, names []strin
 	}
 	var sessions []session.Session
 	for _, name := range names {
-		s, err := find(ctx, m, name)
+		s, err := findSession(ctx, m, name)
 		if err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func runSSHConfig(ctx context.Context, a *app, o sshConfigOptions, names []strin
 	}
 	hosts := []session.SSHHost{}
 	for _, s := range sessions {
-		if s.Facts.Endpoint.Addr == "" {
+		if s.Status.Endpoint.Addr == "" {
 			a.con.Say("%s", s.Name+" has no running VM")
 			continue
 		}
@@ -253,9 +253,9 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 		case p == "~", strings.HasPrefix(p, "~/"):
 			return p // conn resolves it
 		case strings.HasPrefix(p, "/"):
-			return s.Facts.Root + p
+			return s.Status.Root + p
 		}
-		return s.Facts.Dir + "/" + p
+		return s.Status.Dir + "/" + p
 	}
 	progress, done := a.transfer()
 	defer done()

@@ -240,7 +240,7 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		if err == nil {
 			_, err = cfg.Policy(set, config.Additions{}, nil)
 		}
-		tolerable := err == nil && !set.Network.Walled()
+		tolerable := err == nil && !set.Network.Enforced()
 		if tolerable {
 			err = fail.New(fail.Policy, "network.wall is false: root in the guest can reach any address, including this host").
 				WithHint("agent-sessionizer config edit # and remove network.wall")

@@ -32,8 +32,8 @@ type summary struct {
 func summarise(all []session.Session) summary {
 	sum := summary{Waiting: []string{}}
 	for _, s := range queue(all) {
-		if s.Facts.Attention.State == wire.AgentBlocked {
-			sum.Waiting = append(sum.Waiting, s.Called())
+		if s.Status.Attention.State == wire.AgentBlocked {
+			sum.Waiting = append(sum.Waiting, s.DisplayName())
 		}
 	}
 	for _, s := range all {
@@ -41,15 +41,15 @@ func summarise(all []session.Session) summary {
 		case s.Phase == session.Broken:
 			sum.Error++
 		case s.Phase != session.Ready:
-		case s.Facts.Attention == nil:
+		case s.Status.Attention == nil:
 			sum.Ready++
-		case s.Facts.Attention.State == wire.AgentBlocked:
+		case s.Status.Attention.State == wire.AgentBlocked:
 			sum.Blocked++
-		case s.Facts.Attention.State == wire.AgentError:
+		case s.Status.Attention.State == wire.AgentError:
 			sum.Error++
-		case s.Facts.Attention.State == wire.AgentWorking:
+		case s.Status.Attention.State == wire.AgentWorking:
 			sum.Working++
-		case s.Needs():
+		case s.NeedsAttention():
 			sum.Done++
 		default:
 			sum.Ready++
@@ -62,12 +62,12 @@ func summarise(all []session.Session) summary {
 func queue(all []session.Session) []session.Session {
 	var waiting []session.Session
 	for _, s := range all {
-		if s.Needs() {
+		if s.NeedsAttention() {
 			waiting = append(waiting, s)
 		}
 	}
 	slices.SortStableFunc(waiting, func(a, b session.Session) int {
-		x, y := a.Facts.Attention, b.Facts.Attention
+		x, y := a.Status.Attention, b.Status.Attention
 		return cmp.Or(x.State.Urgency()-y.State.Urgency(), x.Since.Compare(y.Since))
 	})
 	return waiting
@@ -173,8 +173,8 @@ func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
 		text := summarise(all).text(tmuxStyle)
 		var sockets []string
 		for _, s := range all {
-			if s.Facts.Tmux != "" && !slices.Contains(sockets, s.Facts.Tmux) {
-				sockets = append(sockets, s.Facts.Tmux)
+			if s.Status.Tmux != "" && !slices.Contains(sockets, s.Status.Tmux) {
+				sockets = append(sockets, s.Status.Tmux)
 			}
 		}
 		changed := false
@@ -193,14 +193,14 @@ func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
 
 // notify informs the user, who may be looking elsewhere, of an agent's new state.
 func (a *app) notify(ctx context.Context, m *session.Manager, s session.Session) {
-	at := s.Facts.Attention
+	at := s.Status.Attention
 	if at == nil {
 		return
 	}
 	set := m.Config.Attention
 	if set.Command != "" {
 		err := notify.Command(ctx, set.Command, map[string]string{
-			"AGENT_SESSION": s.Name, "AGENT_REPO": s.Called(), "AGENT_STATE": string(at.State), "AGENT_NAME": at.Agent, "AGENT_ON": at.On,
+			"AGENT_SESSION": s.Name, "AGENT_REPO": s.DisplayName(), "AGENT_STATE": string(at.State), "AGENT_NAME": at.Agent, "AGENT_ON": at.On,
 		})
 		if err != nil {
 			slog.WarnContext(ctx, "attention.command failed", "error", err)
@@ -218,7 +218,7 @@ func (a *app) notify(ctx context.Context, m *session.Manager, s session.Session)
 	if at.On != "" {
 		body += ": " + at.On
 	}
-	if err := notify.Desktop(ctx, s.Called(), body); err != nil {
+	if err := notify.Desktop(ctx, s.DisplayName(), body); err != nil {
 		slog.WarnContext(ctx, "failed to notify desktop", "error", err)
 	}
 }
@@ -263,7 +263,7 @@ func newLastCmd(a *app) *cobra.Command {
 			return a.goTo(cmd.Context(), client, func(all []session.Session, current string) (session.Session, string) {
 				var last session.Session
 				for _, s := range all {
-					if s.ID != current && s.Phase == session.Ready && s.Facts.Attached.After(last.Facts.Attached) {
+					if s.ID != current && s.Phase == session.Ready && s.Status.Attached.After(last.Status.Attached) {
 						last = s
 					}
 				}
@@ -311,5 +311,5 @@ func (a *app) goTo(ctx context.Context, client string, pick func(all []session.S
 	if client == "" {
 		return fail.New(fail.NotFound, "%s", none).WithHint("agent-sessionizer list")
 	}
-	return (tmux.Client{}).Tell(ctx, client, none) // an error from a key binding would fill the screen
+	return (tmux.Client{}).ShowMessage(ctx, client, none) // an error from a key binding would fill the screen
 }

@@ -16,9 +16,9 @@ func TestSummary(t *testing.T) {
 	now := time.Now()
 	s := func(repo string, phase session.Phase, state wire.AgentState, since, visited time.Duration) session.Session {
 		s := session.Session{Session: store.Session{ID: repo, Repo: repo, RepoKey: "github.com/" + repo}, Phase: phase}
-		s.Facts.Attached = now.Add(-visited)
+		s.Status.Attached = now.Add(-visited)
 		if state != "" {
-			s.Facts.Attention = &session.Attention{State: state, Since: now.Add(-since)}
+			s.Status.Attention = &session.Attention{State: state, Since: now.Add(-since)}
 		}
 		return s
 	}
@@ -58,7 +58,7 @@ func TestSummary(t *testing.T) {
 func TestNext(t *testing.T) {
 	s := func(id string, state wire.AgentState) session.Session {
 		s := session.Session{Session: store.Session{ID: id}, Phase: session.Ready}
-		s.Facts.Attention = &session.Attention{State: state, Since: time.Unix(int64(id[0]), 0)}
+		s.Status.Attention = &session.Attention{State: state, Since: time.Unix(int64(id[0]), 0)}
 		return s
 	}
 	a, b, idle := s("a", wire.AgentBlocked), s("b", wire.AgentBlocked), s("c", wire.AgentIdle)

@@ -84,7 +84,7 @@ func newTaskArtifactsCmd(a *app) *cobra.Command {
 			if len(rows) > 0 {
 				a.con.Table([]string{"NAME", "SIZE", "SHA256"}, rows)
 			}
-			for _, s := range t.Facts.Skipped {
+			for _, s := range t.Status.Skipped {
 				a.con.Say("skipped: %s: %s", s.Name, s.Reason)
 			}
 			a.con.Say("%s", string(m.Dir(t.ID)))
@@ -118,8 +118,8 @@ func (a *app) copyArtifact(m *task.Manager, t task.Task, name, out string) error
 	return to.Close()
 }
 
-// newTaskWantCmd completes cmd as a command that records a desired phase for tasks.
-func newTaskWantCmd(a *app, cmd *cobra.Command, want task.Want) *cobra.Command {
+// newTaskStateCmd completes cmd as a command that records a desired phase for tasks.
+func newTaskStateCmd(a *app, cmd *cobra.Command, want task.DesiredPhase) *cobra.Command {
 	var wait, asJSON bool
 	cmd.Args, cmd.ValidArgsFunction = usage(cobra.MinimumNArgs(1)), a.completeTasks
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -132,7 +132,7 @@ func newTaskWantCmd(a *app, cmd *cobra.Command, want task.Want) *cobra.Command {
 		for _, what := range args {
 			t, err := m.Find(ctx, what)
 			if err == nil {
-				t, err = m.Want(ctx, t, want, task.Client{Actor: actor()})
+				t, err = m.SetDesired(ctx, t, want, task.Client{Actor: actor()})
 			}
 			if err == nil && wait {
 				t, err = a.waitTask(ctx, m, t, want)
@@ -156,14 +156,14 @@ func newTaskWantCmd(a *app, cmd *cobra.Command, want task.Want) *cobra.Command {
 }
 
 func newTaskCancelCmd(a *app) *cobra.Command {
-	return newTaskWantCmd(a, &cobra.Command{
+	return newTaskStateCmd(a, &cobra.Command{
 		Use: "cancel TASK...", Short: "Cancel tasks and collect their results so far",
 		Example: `  agent-sessionizer task cancel --wait 4f2a`,
 	}, task.Cancel)
 }
 
 func newTaskDestroyCmd(a *app) *cobra.Command {
-	return newTaskWantCmd(a, &cobra.Command{
+	return newTaskStateCmd(a, &cobra.Command{
 		Use: "destroy TASK...", Short: "Remove the VMs of tasks, and cancel running tasks",
 		Long: `Remove the VMs of tasks: the kept VM of a failed task, and the VM of a running task, which
 is cancelled. Logs and artifacts stay; prune removes them later.`,
@@ -173,7 +173,7 @@ is cancelled. Logs and artifacts stay; prune removes them later.`,
 
 // completeTasks offers the existing tasks.
 func (a *app) completeTasks(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	m, _ := a.peek(cmd)
+	m, _ := a.readStore(cmd)
 	if m == nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -56,27 +56,27 @@ func (a *app) runTask(ctx context.Context, m *task.Manager, t task.Task, asJSON 
 // taskEnd prints the end of a task and returns its outcome as an error.
 func (a *app) taskEnd(m *task.Manager, t task.Task) error {
 	dir := string(m.Dir(t.ID))
-	code := t.Facts.Outcome.ExitStatus(t.Phase)
+	code := t.Status.Outcome.ExitStatus(t.Phase)
 	if code == 0 {
-		a.con.Say("task %s: %s, %d artifacts in %s", t.ID, t.Phase, len(t.Facts.Artifacts), dir)
+		a.con.Say("task %s: %s, %d artifacts in %s", t.ID, t.Phase, len(t.Status.Artifacts), dir)
 		return nil
 	}
 	why := string(t.Phase)
-	if o := t.Facts.Outcome; o != nil && o.Reason != "" {
+	if o := t.Status.Outcome; o != nil && o.Reason != "" {
 		why += ": " + o.Reason
 	}
 	err := fail.New(code, "task %s: %s; its logs are in %s", t.ID, why, dir)
 	switch {
 	case t.Phase == task.FailedPreserved:
 		return err.WithHint("agent-sessionizer ssh %s, and then: agent-sessionizer task destroy %s", t.SessionID, t.ID)
-	case t.Facts.Outcome != nil && t.Facts.Outcome.Hint != "":
-		return err.WithHint("%s", t.Facts.Outcome.Hint)
+	case t.Status.Outcome != nil && t.Status.Outcome.Hint != "":
+		return err.WithHint("%s", t.Status.Outcome.Hint)
 	}
 	return err.WithHint("agent-sessionizer task logs %s", t.ID)
 }
 
 // waitTask waits until a desired phase has been reached.
-func (a *app) waitTask(ctx context.Context, m *task.Manager, t task.Task, want task.Want) (task.Task, error) {
+func (a *app) waitTask(ctx context.Context, m *task.Manager, t task.Task, want task.DesiredPhase) (task.Task, error) {
 	return a.followTask(ctx, m, t, func(cur task.Task) bool {
 		return cur.Phase.Over() && (want != task.Destroyed || cur.Phase != task.FailedPreserved)
 	}, true)
@@ -86,11 +86,11 @@ func (a *app) waitTask(ctx context.Context, m *task.Manager, t task.Task, want t
 func (a *app) followTask(ctx context.Context, m *task.Manager, t task.Task, done func(task.Task) bool, talk bool) (task.Task, error) {
 	view := a.con.Steps()
 	defer view.Close()
-	show := taskShow{view: view, talk: talk && t.Manifest.Agent.Kind != manifest.Command}
+	show := taskPrinter{view: view, talk: talk && t.Manifest.Agent.Kind != manifest.Command}
 	tick := time.NewTicker(tailEvery)
 	defer tick.Stop()
 	seq, sessionSeq := store.Oldest, store.Oldest // prune removes old events
-	if t.Given() {                                // earlier events of the session do not concern the task
+	if t.InSession() {                            // earlier events of the session do not concern the task
 		var err error
 		if _, sessionSeq, err = m.Sessions.Store.EventRange(ctx, t.SessionID); err != nil {
 			return t, interrupted(ctx, t, err)
@@ -141,13 +141,13 @@ func interrupted(ctx context.Context, t task.Task, err error) error {
 		WithHint("agent-sessionizer task logs -f %[1]s, or to cancel it: agent-sessionizer task cancel %[1]s", t.ID)
 }
 
-// taskShow shows the events of a task and of its session.
-type taskShow struct {
+// taskPrinter shows the events of a task and of its session.
+type taskPrinter struct {
 	view *console.StepView
 	talk bool // show what the agent says and does
 }
 
-func (s taskShow) event(ev store.Event) {
+func (s taskPrinter) event(ev store.Event) {
 	switch ev.Kind {
 	case task.EventStep: // the session's steps have the same kind
 		var st session.Step

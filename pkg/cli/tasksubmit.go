@@ -34,7 +34,7 @@ func (o *taskFile) flags(cmd *cobra.Command) {
 // read returns the manifest and its text, and prints its notices.
 func (o *taskFile) read(ctx context.Context, a *app, m *task.Manager) (*manifest.Task, []byte, error) {
 	if o.session != "" {
-		s, err := find(ctx, m.Sessions, o.session)
+		s, err := findSession(ctx, m.Sessions, o.session)
 		if err != nil {
 			return nil, nil, err
 		}

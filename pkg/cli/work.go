@@ -46,7 +46,7 @@ func runDiff(ctx context.Context, a *app, o diffOptions, what string) error {
 	if err != nil {
 		return err
 	}
-	if s.Facts.Base == nil {
+	if s.Status.Base == nil {
 		return notCloned(s)
 	}
 	conn, err := m.Dial(ctx, s)
@@ -55,14 +55,14 @@ func runDiff(ctx context.Context, a *app, o diffOptions, what string) error {
 	}
 	defer conn.Close()
 	if o.json {
-		changes, err := repo.Compare(ctx, conn, s.Facts.Dir, *s.Facts.Base, o.DiffOptions)
+		changes, err := repo.Compare(ctx, conn, s.Status.Dir, *s.Status.Base, o.DiffOptions)
 		if err != nil {
 			return err
 		}
 		return a.con.JSON(changes)
 	}
 	o.Color = a.con.Color()
-	return repo.Diff(ctx, conn, s.Facts.Dir, *s.Facts.Base, o.DiffOptions, a.con.Out)
+	return repo.Diff(ctx, conn, s.Status.Dir, *s.Status.Base, o.DiffOptions, a.con.Out)
 }
 
 func notCloned(s session.Session) error {
@@ -102,7 +102,7 @@ func runFetch(ctx context.Context, a *app, o fetchOptions, what string) error {
 	if err != nil {
 		return err
 	}
-	if s.Facts.Base == nil {
+	if s.Status.Base == nil {
 		return notCloned(s)
 	}
 	into := o.into
@@ -180,7 +180,7 @@ func runLogs(ctx context.Context, a *app, o logsOptions, what string) error {
 	if err != nil {
 		return err
 	}
-	s, err := find(ctx, m, what)
+	s, err := findSession(ctx, m, what)
 	if err != nil {
 		return err
 	}

@@ -34,6 +34,6 @@ func (d *Desktop) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-func (a Attention) over(base Attention) Attention {
+func (a Attention) mergeOver(base Attention) Attention {
 	return Attention{Desktop: cmp.Or(a.Desktop, base.Desktop), Command: cmp.Or(a.Command, base.Command)}
 }

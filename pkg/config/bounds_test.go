@@ -29,7 +29,7 @@ func TestBoundsOfValues(t *testing.T) {
 		{"pool: -1", "0 to 8", nil},
 		{"limits: {running: 1}", "", func(c *config.Config) bool { return c.Limits.Running == 1 }},
 		{"limits: {running: -1}", "at least 1, got", nil},
-		{"limits: {kept: 1MiB}", "", func(c *config.Config) bool { return c.Limits.Kept == 1<<20 }},
+		{"limits: {kept: 1MiB}", "", func(c *config.Config) bool { return c.Limits.SavedHome == 1<<20 }},
 		{"tasks: {slots: 1}", "", func(c *config.Config) bool { return c.Tasks.Slots == 1 }},
 		{"tasks: {slots: 7}", "", func(c *config.Config) bool { return c.Tasks.Slots == 7 }},
 		{"tasks: {slots: -1}", "at least 1, got", nil},
@@ -108,7 +108,7 @@ func TestOriginsOfALongFile(t *testing.T) {
 		fmt.Fprintf(&b, "  S%03d: env:X\n", i)
 	}
 	f.user("config.yaml", b.String())
-	got := said(t, f, "github.com/o/r", "b")
+	got := listedValue(t, f, "github.com/o/r", "b")
 	for _, want := range []string{
 		"network.mode=open  user ~/config.yaml:2\n",
 		"secrets.S000=env:X  user ~/config.yaml:7\n",
@@ -273,7 +273,7 @@ func TestOriginsOfLists(t *testing.T) {
 	f := newFiles(t)
 	f.user("network-allowlist.txt", "one.org\n")
 	f.system("network-groups/more.txt", "a.org\nb.org\n")
-	got := said(t, f, "", "")
+	got := listedValue(t, f, "", "")
 	for _, want := range []string{
 		"network-allowlist.txt=1 name  user ~/network-allowlist.txt\n",
 		"network-groups/git.txt=1 name  default (shipped) config/network-groups/git.txt\n",

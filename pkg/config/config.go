@@ -134,11 +134,11 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 		if err := c.checkGroups(file, d); err != nil {
 			return err
 		}
-		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Keep: d.Keep}.over(c.base)
+		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Persist: d.Persist}.mergeOver(c.base)
 		if err := c.setDotfiles(file, d.Dotfiles); err != nil {
 			return err
 		}
-		c.Attention = d.Attention.over(c.Attention)
+		c.Attention = d.Attention.mergeOver(c.Attention)
 		if d.Roots != nil { // a later list replaces an earlier one, so that the user can clear it
 			c.Roots = nil
 			for _, r := range d.Roots {
@@ -233,7 +233,7 @@ func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text 
 			return fail.New(fail.Usage, "read settings: %w", err)
 		}
 		if err := f(file, text); err != nil {
-			return c.hinted(file, err)
+			return c.withHint(file, err)
 		}
 		c.Files = append(c.Files, file)
 		c.sources = append(c.sources, source{c.layerOf(file), name, file, text})
@@ -258,8 +258,8 @@ func (c *Config) layerOf(file string) string {
 	return layerDefault
 }
 
-// hinted adds a hint that edits the file.
-func (c *Config) hinted(file string, err error) error {
+// withHint adds a hint that edits the file.
+func (c *Config) withHint(file string, err error) error {
 	e := fail.New(fail.Usage, "%w", err)
 	switch c.layerOf(file) {
 	case layerUser:
@@ -290,7 +290,7 @@ func (d document) scalars() map[string]any {
 	put(limits, "running", fmt.Sprint(d.Limits.Running))
 	put(limits, "memory_reserve", fmt.Sprint(int64(d.Limits.MemoryReserve)))
 	put(limits, "disk_reserve", fmt.Sprint(int64(d.Limits.DiskReserve)))
-	put(limits, "kept", fmt.Sprint(int64(d.Limits.Kept)))
+	put(limits, "kept", fmt.Sprint(int64(d.Limits.SavedHome)))
 	put(limits, "mirror_size", fmt.Sprint(int64(d.Limits.MirrorSize)))
 	put(limits, "mirror_refs", fmt.Sprint(d.Limits.MirrorRefs))
 	put(limits, "mirror_time", fmt.Sprint(int64(d.Limits.MirrorTime)))
@@ -308,34 +308,34 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	if c.Image != "" {
 		ref, err := ParseImageRef(c.Image, "")
 		if err != nil {
-			return c.wrong("image", "%w", err)
+			return c.settingError("image", "%w", err)
 		}
 		c.Image = ref.String()
 	}
 	if home := v.GetString("lima_home"); home != "" {
 		if !filepath.IsAbs(home) {
-			return c.wrong("lima_home", "lima_home must be an absolute path, got %q", home)
+			return c.settingError("lima_home", "lima_home must be an absolute path, got %q", home)
 		}
 		c.Paths.LimaHome = filepath.Clean(home)
 	}
 	var err error
 	if c.Prepare, err = ParsePrepare(cmp.Or(v.GetString("prepare"), string(PrepareNone))); err != nil {
-		return c.wrong("prepare", "%w", err)
+		return c.settingError("prepare", "%w", err)
 	}
 	if c.Pool, err = strconv.Atoi(cmp.Or(v.GetString("pool"), "0")); err != nil || c.Pool < 0 || c.Pool > maxPool {
-		return c.wrong("pool", "pool must be 0 to %d, got %q", maxPool, v.GetString("pool"))
+		return c.settingError("pool", "pool must be 0 to %d, got %q", maxPool, v.GetString("pool"))
 	}
 	c.Limits.Running = v.GetInt("limits.running")
 	if c.Limits.Running < 1 {
-		return c.wrong("limits.running", "limits.running must be at least 1, got %q", v.GetString("limits.running"))
+		return c.settingError("limits.running", "limits.running must be at least 1, got %q", v.GetString("limits.running"))
 	}
 	for key, into := range map[string]*Size{"limits.memory_reserve": &c.Limits.MemoryReserve, "limits.disk_reserve": &c.Limits.DiskReserve} {
 		if err := into.Set(v.GetString(key)); err != nil {
-			return c.wrong(key, "%s: %w", key, err)
+			return c.settingError(key, "%s: %w", key, err)
 		}
 	}
-	if err := c.Limits.Kept.Set(cmp.Or(v.GetString("limits.kept"), "256MiB")); err != nil {
-		return c.wrong("limits.kept", "limits.kept: %w", err)
+	if err := c.Limits.SavedHome.Set(cmp.Or(v.GetString("limits.kept"), "256MiB")); err != nil {
+		return c.settingError("limits.kept", "limits.kept: %w", err)
 	}
 	if err := c.setMirrorLimits(v); err != nil {
 		return err
@@ -343,12 +343,12 @@ func (c *Config) setScalars(v *viper.Viper) error {
 	c.Tasks = Tasks{Slots: 2, CleanupTTL: 360 * time.Hour}
 	if v.IsSet("tasks.slots") {
 		if c.Tasks.Slots = v.GetInt("tasks.slots"); c.Tasks.Slots < 1 {
-			return c.wrong("tasks.slots", "tasks.slots must be at least 1, got %q", v.GetString("tasks.slots"))
+			return c.settingError("tasks.slots", "tasks.slots must be at least 1, got %q", v.GetString("tasks.slots"))
 		}
 	}
 	if v.IsSet("tasks.cleanup_ttl") {
 		if c.Tasks.CleanupTTL = v.GetDuration("tasks.cleanup_ttl"); c.Tasks.CleanupTTL < time.Hour {
-			return c.wrong("tasks.cleanup_ttl", "tasks.cleanup_ttl must be at least 1h, got %v", c.Tasks.CleanupTTL)
+			return c.settingError("tasks.cleanup_ttl", "tasks.cleanup_ttl must be at least 1h, got %v", c.Tasks.CleanupTTL)
 		}
 	}
 	return c.setLog(v)
@@ -359,31 +359,31 @@ func (c *Config) setMirrorLimits(v *viper.Viper) error {
 	l := &c.Limits
 	l.MirrorRefs, l.MirrorTime = 50_000, 2*time.Hour
 	if err := l.MirrorSize.Set(cmp.Or(v.GetString("limits.mirror_size"), "20GiB")); err != nil {
-		return c.wrong("limits.mirror_size", "limits.mirror_size: %w", err)
+		return c.settingError("limits.mirror_size", "limits.mirror_size: %w", err)
 	}
 	if v.IsSet("limits.mirror_refs") {
 		if l.MirrorRefs = v.GetInt("limits.mirror_refs"); l.MirrorRefs < 1 {
-			return c.wrong("limits.mirror_refs", "limits.mirror_refs must be at least 1, got %q", v.GetString("limits.mirror_refs"))
+			return c.settingError("limits.mirror_refs", "limits.mirror_refs must be at least 1, got %q", v.GetString("limits.mirror_refs"))
 		}
 	}
 	if v.IsSet("limits.mirror_time") {
 		if l.MirrorTime = v.GetDuration("limits.mirror_time"); l.MirrorTime < time.Second {
-			return c.wrong("limits.mirror_time", "limits.mirror_time must be at least 1s, got %v", l.MirrorTime)
+			return c.settingError("limits.mirror_time", "limits.mirror_time must be at least 1s, got %v", l.MirrorTime)
 		}
 	}
 	return nil
 }
 
-// wrong returns an error about the value of a key. The error names the file or variable
+// settingError returns an error about the value of a key. The error names the file or variable
 // that the value came from.
-func (c *Config) wrong(key, format string, args ...any) error {
+func (c *Config) settingError(key, format string, args ...any) error {
 	err := fail.New(fail.Usage, format, args...)
-	from := origin(c.places("", ""), strings.ReplaceAll(key, ".", step))
+	from := origin(c.settingPlaces("", ""), strings.ReplaceAll(key, ".", step))
 	switch {
 	case from.Name != "":
 		return fail.New(fail.Usage, "%v: %w", from, err).WithHint("unset %s", from.Name)
 	case from.File != "":
-		return c.hinted(from.File, fail.New(fail.Usage, "%v: %w", from, err))
+		return c.withHint(from.File, fail.New(fail.Usage, "%v: %w", from, err))
 	}
 	return err
 }
@@ -397,7 +397,7 @@ type Settings struct {
 	Resources Resources         `json:"resources"`
 	Network   Network           `json:"network"`
 	Secrets   map[string]string `json:"secrets,omitempty"` // name → reference
-	Keep      Keep              `json:"keep,omitempty"`
+	Persist   Persist           `json:"keep,omitempty"`
 }
 
 // For returns the settings of a repository. The key "" stands for a repository that no file
@@ -421,13 +421,13 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 			return Settings{}, fail.New(fail.Usage, "profile %q does not exist; defined profiles: %s", profile, strings.Join(c.Profiles(), ", ")).
 				WithHint("agent-sessionizer config show")
 		}
-		p = named.over(p)
+		p = named.mergeOver(p)
 	}
-	p = entry.Set.over(p)
+	p = entry.Set.mergeOver(p)
 	if p.Resources.CPUs < 1 {
 		return Settings{}, fail.New(fail.Usage, "cpus for %s must be at least 1, got %d", repo, p.Resources.CPUs)
 	}
-	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Keep: p.Keep}, nil
+	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist}, nil
 }
 
 // Profiles returns the names of the profiles, sorted.
@@ -455,7 +455,7 @@ type Additions struct {
 // rank with the user's files: a name that either of them denies is denied.
 func (c *Config) Policy(s Settings, session Additions, project *Project) (*policy.Policy, error) {
 	p := policy.Default()
-	p.Mode, p.Walled = policy.Mode(s.Network.Mode), s.Network.Walled()
+	p.Mode, p.Enforced = policy.Mode(s.Network.Mode), s.Network.Enforced()
 	p.Ports = nil
 	for _, port := range s.Network.Ports {
 		p.Ports = append(p.Ports, uint16(port))
@@ -472,11 +472,11 @@ func (c *Config) Policy(s Settings, session Additions, project *Project) (*polic
 		p.HostServices = append(p.HostServices, netip.AddrPort(h))
 	}
 	if project != nil {
-		wish, err := c.wish(project)
+		wish, err := c.projectPolicy(project)
 		if err != nil {
 			return nil, err
 		}
-		wish.Denied = lift(wish.Denied, session.Allow, p)
+		wish.Denied = liftDenials(wish.Denied, session.Allow, p)
 		p = policy.Tighten(p, wish)
 	}
 	p.Names = append(p.Names, session.Allow...)

@@ -133,7 +133,7 @@ func TestShippedDefaults(t *testing.T) {
 		}
 	}
 	s := settings(t, c, "github.com/o/r", "")
-	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30, Kept: 256 << 20, MirrorSize: 20 << 30, MirrorRefs: 50_000, MirrorTime: 2 * time.Hour}) ||
+	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30, SavedHome: 256 << 20, MirrorSize: 20 << 30, MirrorRefs: 50_000, MirrorTime: 2 * time.Hour}) ||
 		s.Resources != (config.Resources{CPUs: 4, Memory: 8 << 30, Disk: 50 << 30}) || len(s.Secrets) != 0 {
 		t.Error(c.Image, c.Limits, s)
 	}
@@ -141,7 +141,7 @@ func TestShippedDefaults(t *testing.T) {
 	if p.Mode != policy.Allowlist || !slices.Equal(p.Ports, []uint16{80, 443, 22}) || !strings.Contains(patterns(p), "api.anthropic.com") {
 		t.Error(p.Mode, p.Ports, patterns(p))
 	}
-	if !p.Walled {
+	if !p.Enforced {
 		t.Error("without a word there is no wall")
 	}
 }
@@ -389,8 +389,8 @@ repos:
 	c := f.load()
 	for repo, want := range map[config.RepoKey]bool{"": false, "github.com/o/open": false, "github.com/o/shut": true} {
 		s := settings(t, c, repo, "")
-		if p := compiled(t, c, s, nil, project(t, "network: {mode: isolated}")); s.Network.Walled() != want || p.Walled != want {
-			t.Errorf("%q: %v %v, want %v", repo, s.Network.Walled(), p.Walled, want)
+		if p := compiled(t, c, s, nil, project(t, "network: {mode: isolated}")); s.Network.Enforced() != want || p.Enforced != want {
+			t.Errorf("%q: %v %v, want %v", repo, s.Network.Enforced(), p.Enforced, want)
 		}
 	}
 }

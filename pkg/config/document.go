@@ -51,21 +51,21 @@ type Network struct {
 	Allow        []Name        `yaml:"allow,omitempty" json:"allow,omitempty"`
 	Deny         []Name        `yaml:"deny,omitempty" json:"deny,omitempty"`
 	HostServices []HostService `yaml:"host_services,omitempty" json:"host_services,omitempty"`
-	Wall         *bool         `yaml:"wall,omitempty" json:"wall,omitempty"` // nil means true
+	Enforce      *bool         `yaml:"wall,omitempty" json:"wall,omitempty"` // nil means true
 }
 
-// Walled reports whether the host's egress gateway enforces the policy.
-func (n Network) Walled() bool { return n.Wall == nil || *n.Wall }
+// Enforced reports whether the host's egress gateway enforces the policy.
+func (n Network) Enforced() bool { return n.Enforce == nil || *n.Enforce }
 
-func (n Network) over(base Network) Network {
+func (n Network) mergeOver(base Network) Network {
 	if n.Mode == "" {
 		n.Mode = base.Mode
 	}
 	if n.Ports == nil {
 		n.Ports = base.Ports
 	}
-	if n.Wall == nil {
-		n.Wall = base.Wall
+	if n.Enforce == nil {
+		n.Enforce = base.Enforce
 	}
 	n.Allow = slices.Concat(base.Allow, n.Allow)
 	n.Deny = slices.Concat(base.Deny, n.Deny)
@@ -79,20 +79,20 @@ type Profile struct {
 	Resources Resources         `yaml:"resources,omitempty" json:"resources"`
 	Network   Network           `yaml:"network,omitempty" json:"network"`
 	Secrets   map[string]string `yaml:"secrets,omitempty" json:"secrets,omitempty"` // name → reference, never a value
-	Keep      Keep              `yaml:"keep,omitempty" json:"keep,omitempty"`
+	Persist   Persist           `yaml:"keep,omitempty" json:"keep,omitempty"`
 }
 
-func (p Profile) over(base Profile) Profile {
+func (p Profile) mergeOver(base Profile) Profile {
 	secrets := map[string]string{}
 	for _, m := range []map[string]string{base.Secrets, p.Secrets} {
 		for name, ref := range m {
 			secrets[name] = ref
 		}
 	}
-	if p.Keep == nil {
-		p.Keep = base.Keep
+	if p.Persist == nil {
+		p.Persist = base.Persist
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.over(base.Network), Secrets: secrets, Keep: p.Keep}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist}
 }
 
 // Repo is a repository's entry in config.yaml.
@@ -106,7 +106,7 @@ type Limits struct {
 	Running       int  `yaml:"running,omitempty" json:"running"`               // number of VMs at the same time
 	MemoryReserve Size `yaml:"memory_reserve,omitempty" json:"memory_reserve"` // bytes
 	DiskReserve   Size `yaml:"disk_reserve,omitempty" json:"disk_reserve"`     // bytes
-	Kept          Size `yaml:"kept,omitempty" json:"kept"`                     // bytes, for each repository
+	SavedHome     Size `yaml:"kept,omitempty" json:"kept"`                     // bytes, for each repository
 
 	// For each repository's mirror: bytes on disk, number of branches and tags, and
 	// duration of one fetch.
@@ -136,7 +136,7 @@ type document struct {
 	Attention Attention          `yaml:"attention,omitempty"`
 	Secrets   map[string]string  `yaml:"secrets,omitempty"`
 	Dotfiles  Dir                `yaml:"dotfiles,omitempty"`
-	Keep      Keep               `yaml:"keep,omitempty"`
+	Persist   Persist            `yaml:"keep,omitempty"`
 	Roots     []Dir              `yaml:"roots,omitempty"`
 	Profiles  map[string]Profile `yaml:"profiles,omitempty"`
 	Repos     map[RepoKey]Repo   `yaml:"repos,omitempty"`

@@ -64,7 +64,7 @@ func (c *Config) groupsOf(layer fs.FS, shown string) (files []string, err error)
 		}
 		rules, err := policy.Parse(bytes.NewReader(text), file, nil)
 		if err != nil {
-			return nil, c.hinted(file, err)
+			return nil, c.withHint(file, err)
 		}
 		c.groups[group] = rules
 		c.listed[groupsDir+"/"+name] = Origin{Layer: c.layerOf(file), File: file}

@@ -11,26 +11,26 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
 )
 
-// Keep lists the paths of a session's home directory that are saved for the next session of
+// Persist lists the paths of a session's home directory that are saved for the next session of
 // its repository. A nil Keep is inherited; an empty one saves nothing.
-type Keep home.Patterns
+type Persist home.Patterns
 
-// keepAgents stands for the transcripts and settings of the usual agents.
-const keepAgents = "agent"
+// persistAgents stands for the transcripts and settings of the usual agents.
+const persistAgents = "agent"
 
 // UnmarshalYAML parses one path, or a list of paths, below the guest's home directory.
-func (k *Keep) UnmarshalYAML(n ast.Node) error {
+func (k *Persist) UnmarshalYAML(n ast.Node) error {
 	items := []ast.Node{n}
 	if list, ok := n.(*ast.SequenceNode); ok {
 		items = list.Values
 	}
-	*k = Keep{}
+	*k = Persist{}
 	for _, item := range items {
 		text, ok := scalar(item)
 		if !ok {
-			return at(item, "must be a path like .claude/projects, or %q", keepAgents)
+			return at(item, "must be a path like .claude/projects, or %q", persistAgents)
 		}
-		if text == keepAgents {
+		if text == persistAgents {
 			*k = append(*k, home.Agents()...)
 			continue
 		}

@@ -45,7 +45,7 @@ func TestDotfiles(t *testing.T) {
 func TestOriginsOfHome(t *testing.T) {
 	f := newFiles(t)
 	f.user("config.yaml", "dotfiles: /mine\nlimits: {kept: 1GiB}\nkeep: [.a]\nrepos:\n  o/r:\n    keep: [.b]\n")
-	got := said(t, f, "github.com/o/r", "")
+	got := listedValue(t, f, "github.com/o/r", "")
 	for _, want := range []string{
 		"dotfiles=/mine  user ~/config.yaml:1", "limits.kept=1GiB  user ~/config.yaml:2", "keep=[.b]  user ~/config.yaml:6",
 	} {
@@ -83,8 +83,8 @@ func TestDotfilesAreTheUsers(t *testing.T) {
 
 func TestKeep(t *testing.T) {
 	f := newFiles(t)
-	if set := settings(t, f.load(), "github.com/o/r", ""); set.Keep != nil || f.load().Limits.Kept != 256<<20 {
-		t.Errorf("by default: %v, %v", set.Keep, f.load().Limits.Kept)
+	if set := settings(t, f.load(), "github.com/o/r", ""); set.Persist != nil || f.load().Limits.SavedHome != 256<<20 {
+		t.Errorf("by default: %v, %v", set.Persist, f.load().Limits.SavedHome)
 	}
 	f.system("config.yaml", "keep: [.system]\n")
 	f.user("config.yaml", `keep: agent
@@ -98,8 +98,8 @@ repos:
   o/both: {profile: some, keep: []}
 `)
 	c := f.load()
-	if c.Limits.Kept != 1<<30 {
-		t.Error(c.Limits.Kept)
+	if c.Limits.SavedHome != 1<<30 {
+		t.Error(c.Limits.SavedHome)
 	}
 	for _, x := range []struct {
 		repo    config.RepoKey
@@ -114,7 +114,7 @@ repos:
 		{"github.com/o/profile", "", append([]string{".zsh_history", ".config/*/x"}, home.Agents()...)},
 		{"github.com/o/both", "", nil},
 	} {
-		if got := settings(t, c, x.repo, x.profile).Keep; !slices.Equal([]string(got), x.want) {
+		if got := settings(t, c, x.repo, x.profile).Persist; !slices.Equal([]string(got), x.want) {
 			t.Errorf("%s %s: %q, want %q", x.repo, x.profile, got, x.want)
 		}
 	}

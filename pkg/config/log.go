@@ -146,7 +146,7 @@ func (c *Config) setLog(v *viper.Viper) error {
 		w, known := strings.ToLower(cmp.Or(v.GetString(key), unset)), logWords[key]
 		if !slices.Contains(known, w) {
 			last := len(known) - 1
-			return "", c.wrong(key, "%s must be %s or %s, got %q", key, strings.Join(known[:last], ", "), known[last], v.GetString(key))
+			return "", c.settingError(key, "%s must be %s or %s, got %q", key, strings.Join(known[:last], ", "), known[last], v.GetString(key))
 		}
 		return w, nil
 	}
@@ -164,18 +164,18 @@ func (c *Config) setLog(v *viper.Viper) error {
 	c.Log.Rotation = logfile.Period(rotation)
 	file, err := logPath(v.GetString("log.file"))
 	if err != nil {
-		return c.wrong("log.file", "log.file must be an absolute path or start with ~/, got %q", v.GetString("log.file"))
+		return c.settingError("log.file", "log.file must be an absolute path or start with ~/, got %q", v.GetString("log.file"))
 	}
 	c.Log.File = Dir(file)
 	if err := c.Log.MaxSize.Set(cmp.Or(v.GetString("log.max_size"), "16MiB")); err != nil || c.Log.MaxSize < minLog {
-		return c.wrong("log.max_size", "log.max_size must be a size of at least %v, got %q", Size(minLog), v.GetString("log.max_size"))
+		return c.settingError("log.max_size", "log.max_size must be a size of at least %v, got %q", Size(minLog), v.GetString("log.max_size"))
 	}
 	if c.Log.Keep, err = strconv.Atoi(cmp.Or(v.GetString("log.keep"), "7")); err != nil || c.Log.Keep < 1 || c.Log.Keep > maxLogFiles {
-		return c.wrong("log.keep", "log.keep must be 1 to %d, got %q", maxLogFiles, v.GetString("log.keep"))
+		return c.settingError("log.keep", "log.keep must be 1 to %d, got %q", maxLogFiles, v.GetString("log.keep"))
 	}
 	const day = Duration(24 * time.Hour)
 	if c.Audit.Retention = cmp.Or(Duration(v.GetDuration("audit.retention")), 90*day); c.Audit.Retention < day {
-		return c.wrong("audit.retention", "audit.retention must be at least %v, got %v", day, c.Audit.Retention)
+		return c.settingError("audit.retention", "audit.retention must be at least %v, got %v", day, c.Audit.Retention)
 	}
 	return nil
 }

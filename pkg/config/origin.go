@@ -63,16 +63,16 @@ type source struct {
 // slashes.
 const step = "\x00"
 
-// said is the value that a file has for a key.
-type said struct {
+// listedValue is the value that a file has for a key.
+type listedValue struct {
 	line  int
-	text  string // of a scalar
-	items []said // of a list
+	text  string        // of a scalar
+	items []listedValue // of a list
 	kind  ast.NodeType
 }
 
 // set reports whether the value counts. An empty value does not: the setting is inherited.
-func (s said) set(key string) bool {
+func (s listedValue) set(key string) bool {
 	switch s.kind {
 	case ast.NullType, ast.MappingType:
 		return false
@@ -83,8 +83,8 @@ func (s said) set(key string) bool {
 }
 
 // keys returns everything that a file sets, by key.
-func (s source) keys() map[string]said {
-	found := map[string]said{}
+func (s source) keys() map[string]listedValue {
+	found := map[string]listedValue{}
 	f, err := parser.ParseBytes(bytes.TrimPrefix(s.text, []byte("\ufeff")), 0)
 	if err != nil {
 		return found // decode has reported it
@@ -99,7 +99,7 @@ func (s source) keys() map[string]said {
 }
 
 type reader struct {
-	found   map[string]said
+	found   map[string]listedValue
 	anchors map[string]ast.Node
 	depth   int
 }
@@ -121,7 +121,7 @@ func (r *reader) read(key string, n ast.Node) {
 			r.read(key, to)
 		}
 	case *ast.MappingNode:
-		r.found[key] = said{line: lineOf(n), kind: ast.MappingType}
+		r.found[key] = listedValue{line: lineOf(n), kind: ast.MappingType}
 		for _, merged := range []bool{true, false} { // merged values have lower precedence than written ones
 			for _, kv := range n.Values {
 				if kv.Key.IsMergeKey() == merged {
@@ -130,10 +130,10 @@ func (r *reader) read(key string, n ast.Node) {
 			}
 		}
 	case *ast.MappingValueNode:
-		r.found[key] = said{line: lineOf(n), kind: ast.MappingType}
+		r.found[key] = listedValue{line: lineOf(n), kind: ast.MappingType}
 		r.pair(key, n)
 	case *ast.SequenceNode:
-		s := said{line: lineOf(n), kind: ast.SequenceType}
+		s := listedValue{line: lineOf(n), kind: ast.SequenceType}
 		for _, item := range n.Values {
 			if alias, ok := item.(*ast.AliasNode); ok {
 				item = r.anchors[alias.Value.GetToken().Value]
@@ -145,12 +145,12 @@ func (r *reader) read(key string, n ast.Node) {
 				continue
 			}
 			text, _ := scalar(item)
-			s.items = append(s.items, said{line: lineOf(item), text: text, kind: item.Type()})
+			s.items = append(s.items, listedValue{line: lineOf(item), text: text, kind: item.Type()})
 		}
 		r.found[key] = s
 	default:
 		text, _ := scalar(n)
-		r.found[key] = said{line: lineOf(n), text: text, kind: n.Type()}
+		r.found[key] = listedValue{line: lineOf(n), text: text, kind: n.Type()}
 	}
 }
 
@@ -187,19 +187,19 @@ func join(key, part string) string {
 	return key + step + part
 }
 
-// place is a part of a file that can set values.
-type place struct {
+// settingsPlace is a part of a file that can set values.
+type settingsPlace struct {
 	source
-	keys map[string]said
+	keys map[string]listedValue
 	at   string // key of the part; "" is the whole file
 }
 
 // find looks up one of document's keys, or one of resources.*.
-func (p place) find(key string) (said, bool) {
+func (p settingsPlace) find(key string) (listedValue, bool) {
 	if p.name == "resources.yaml" {
 		part, ok := strings.CutPrefix(key, "resources"+step)
 		if !ok {
-			return said{}, false
+			return listedValue{}, false
 		}
 		key = part
 	}
@@ -207,13 +207,13 @@ func (p place) find(key string) (said, bool) {
 	return s, ok && s.set(key)
 }
 
-// places returns the parts of files that For and setScalars consult, lowest precedence
+// settingPlaces returns the parts of files that For and setScalars consult, lowest precedence
 // first.
-func (c *Config) places(repo RepoKey, profile string) []place {
-	var all, entries []place
+func (c *Config) settingPlaces(repo RepoKey, profile string) []settingsPlace {
+	var all, entries []settingsPlace
 	whole := map[string]string{"config.yaml": "", "resources.yaml": "defaults"}
 	for _, s := range c.sources {
-		all = append(all, place{s, s.keys(), whole[s.name]})
+		all = append(all, settingsPlace{s, s.keys(), whole[s.name]})
 	}
 	// If several files have an entry with the same name, the last file's entry counts.
 	for _, e := range []struct{ name, at string }{
@@ -223,7 +223,7 @@ func (c *Config) places(repo RepoKey, profile string) []place {
 	} {
 		for _, p := range slices.Backward(all) {
 			if _, ok := p.keys[e.at]; ok && p.name == e.name {
-				entries = append(entries, place{p.source, p.keys, e.at})
+				entries = append(entries, settingsPlace{p.source, p.keys, e.at})
 				break
 			}
 		}
@@ -233,7 +233,7 @@ func (c *Config) places(repo RepoKey, profile string) []place {
 
 // origin returns the source of the value of a key: the place of highest precedence that
 // sets it.
-func origin(places []place, key string) Origin {
+func origin(places []settingsPlace, key string) Origin {
 	dotted := strings.ReplaceAll(key, step, ".")
 	for _, name := range []string{env[dotted], bareOf(dotted)} {
 		if name != "" && os.Getenv(name) != "" {
@@ -249,7 +249,7 @@ func origin(places []place, key string) Origin {
 }
 
 // origins returns the sources of the items of a list that several places add to.
-func origins(places []place, key string) []Origin {
+func origins(places []settingsPlace, key string) []Origin {
 	var all []Origin
 	for _, p := range places {
 		s, _ := p.find(key)
@@ -267,7 +267,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	places := c.places(repo, set.Profile)
+	places := c.settingPlaces(repo, set.Profile)
 	var all []Value
 	add := func(v any, path ...string) {
 		all = append(all, Value{strings.Join(path, "."), v, origin(places, strings.Join(path, step))})
@@ -283,7 +283,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(c.Limits.Running, "limits", "running")
 	add(c.Limits.MemoryReserve, "limits", "memory_reserve")
 	add(c.Limits.DiskReserve, "limits", "disk_reserve")
-	add(c.Limits.Kept, "limits", "kept")
+	add(c.Limits.SavedHome, "limits", "kept")
 	add(c.Limits.MirrorSize, "limits", "mirror_size")
 	add(c.Limits.MirrorRefs, "limits", "mirror_refs")
 	add(c.Limits.MirrorTime.String(), "limits", "mirror_time")
@@ -300,13 +300,13 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(c.Attention.Command, "attention", "command")
 	add(c.Dotfiles, "dotfiles")
 	add(c.Roots, "roots")
-	add(set.Keep, "keep")
+	add(set.Persist, "keep")
 	add(set.Resources.CPUs, "resources", "cpus")
 	add(set.Resources.Memory, "resources", "memory")
 	add(set.Resources.Disk, "resources", "disk")
 	add(set.Network.Mode, "network", "mode")
 	add(set.Network.Ports, "network", "ports")
-	add(set.Network.Walled(), "network", "wall")
+	add(set.Network.Enforced(), "network", "wall")
 	each := func(n int, item func(int) any, path ...string) {
 		from := origins(places, strings.Join(path, step))
 		for i := range n {

@@ -11,8 +11,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// said formats the values in effect, one "KEY=VALUE  LAYER ORIGIN" per line.
-func said(t *testing.T, f *files, repo config.RepoKey, profile string) string {
+// listedValue formats the values in effect, one "KEY=VALUE  LAYER ORIGIN" per line.
+func listedValue(t *testing.T, f *files, repo config.RepoKey, profile string) string {
 	t.Helper()
 	values, err := f.load().Values(repo, profile)
 	if err != nil {
@@ -67,7 +67,7 @@ repos:
 	f.user("resources.yaml", "overrides:\n  o/r: {cpus: 7, memory: 1GiB}\n")
 	f.user("network-groups/git.txt", "x.example.org\n")
 	t.Setenv("AGENT_SESSIONIZER_LIMITS_RUNNING", "3")
-	got := said(t, f, "github.com/o/r", "")
+	got := listedValue(t, f, "github.com/o/r", "")
 	for _, want := range []string{
 		"image=sys  system /etc/config.yaml:2",
 		"pool=0  user ~/config.yaml:1",
@@ -101,7 +101,7 @@ repos:
 	if t.Failed() {
 		t.Log("\n" + got)
 	}
-	if got := said(t, f, "github.com/o/other", "big"); !strings.Contains(got, "profile=big  flag --profile\n") || !strings.Contains(got, "resources.cpus=2  system /etc/resources.yaml:2\n") {
+	if got := listedValue(t, f, "github.com/o/other", "big"); !strings.Contains(got, "profile=big  flag --profile\n") || !strings.Contains(got, "resources.cpus=2  system /etc/resources.yaml:2\n") {
 		t.Error(got)
 	}
 	if _, err := f.load().Values("", "none"); fail.CodeOf(err) != fail.Usage {

@@ -67,9 +67,9 @@ func (p Paths) TaskDir(id string) string { return filepath.Join(p.State, "tasks"
 // Pool returns the directory of the standby VMs.
 func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }
 
-// Kept returns the directory of the saved homes, from which later sessions of the same
+// SavedHomes returns the directory of the saved homes, from which later sessions of the same
 // repositories are restored.
-func (p Paths) Kept() string { return filepath.Join(p.State, "kept") }
+func (p Paths) SavedHomes() string { return filepath.Join(p.State, "kept") }
 
 // Images returns the directory of the guest images.
 func (p Paths) Images() string { return filepath.Join(p.Data, "images") }

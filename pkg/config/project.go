@@ -7,9 +7,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
-// wish returns the policy that a project asks for. Fields that it leaves out stay unset and
+// projectPolicy returns the policy that a project asks for. Fields that it leaves out stay unset and
 // narrow nothing.
-func (c *Config) wish(pr *Project) (*policy.Policy, error) {
+func (c *Config) projectPolicy(pr *Project) (*policy.Policy, error) {
 	p := &policy.Policy{Version: policy.Version, Mode: policy.Mode(pr.Network.Mode)}
 	if pr.Network.Ports != nil {
 		p.Ports = []uint16{}
@@ -27,11 +27,11 @@ func (c *Config) wish(pr *Project) (*policy.Policy, error) {
 	return p, err
 }
 
-// lift removes from a repository's denials the names that the user allows for the session.
+// liftDenials removes from a repository's denials the names that the user allows for the session.
 // An allowed name lifts a denial of the same name, and an allowed wildcard also lifts
 // denials below it. A lifted denial still covers the other ports that user opens for any
 // name.
-func lift(denied, allowed []policy.Rule, user *policy.Policy) []policy.Rule {
+func liftDenials(denied, allowed []policy.Rule, user *policy.Policy) []policy.Rule {
 	left := []policy.Rule{}
 	for _, d := range denied {
 		ports, touched := d.Ports, false

@@ -74,16 +74,16 @@ func decodeNode(text []byte, into any) (err error) {
 		return check.err
 	}
 	err = yaml.NewDecoder(bytes.NewReader(nil), yaml.DisallowUnknownField()).DecodeFromNode(body, into)
-	return inOurWords(err, body)
+	return rewordYAMLError(err, body)
 }
 
-// inOurWords rewrites the error of a value of the wrong type. It names the key and the
+// rewordYAMLError rewrites the error of a value of the wrong type. It names the key and the
 // expected type in terms of the file, where the library refers to Go types.
-func inOurWords(err error, body ast.Node) error {
+func rewordYAMLError(err error, body ast.Node) error {
 	var wanted string
 	var tok *token.Token
 	if e, ok := errors.AsType[*yaml.TypeError](err); ok {
-		wanted, tok = wantedFor(e.DstType), e.Token
+		wanted, tok = expectedKind(e.DstType), e.Token
 	} else if e, ok := errors.AsType[*yaml.OverflowError](err); ok {
 		wanted, tok = "a smaller number", e.Token
 	} else if e, ok := errors.AsType[*yaml.UnexpectedNodeTypeError](err); ok {
@@ -103,8 +103,8 @@ func inOurWords(err error, body ast.Node) error {
 	return at(f.found, "%s must be %s", key, wanted)
 }
 
-// wantedFor describes what a file may contain for a value of type t.
-func wantedFor(t reflect.Type) string {
+// expectedKind describes what a file may contain for a value of type t.
+func expectedKind(t reflect.Type) string {
 	switch {
 	case t == reflect.TypeFor[time.Duration]():
 		return "a duration like 360h"

@@ -64,7 +64,7 @@ const (
 // Redactor removes secrets from a log.
 type Redactor interface {
 	Handler(slog.Handler) slog.Handler
-	String(string) string
+	Redact(string) string
 }
 
 // Log configures a log. The zero Log writes level info and above to stderr in the pretty
@@ -166,7 +166,7 @@ func (h *logHandler) Handle(ctx context.Context, r slog.Record) error {
 func (h *logHandler) clean(s string) string {
 	s = plain.Line(plain.Head(s, 16*maxLogText)) // the head bounds the time that Line takes
 	if h.Redact != nil {
-		s = h.Redact.String(s)
+		s = h.Redact.Redact(s)
 	}
 	return plain.Brief(s, maxLogText)
 }

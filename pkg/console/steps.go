@@ -46,7 +46,7 @@ type StepView struct {
 type running struct {
 	name, detail string
 	began        time.Time
-	told         time.Time // when the last plain line about it was written
+	reportedAt   time.Time // when the last plain line about it was written
 }
 
 const (
@@ -76,7 +76,7 @@ func (v *StepView) spin() {
 			v.mu.Lock()
 			v.frame++
 			if v.c.width == nil {
-				v.tell()
+				v.reportSlowSteps()
 			} else if len(v.running) > 0 {
 				v.redraw("")
 			}
@@ -94,7 +94,7 @@ func (v *StepView) Update(s Step) {
 		return
 	}
 	s.Name, s.Detail = plain.Line(s.Name), plain.Line(s.Detail)
-	i := v.find(s.Name)
+	i := v.indexOf(s.Name)
 	switch s.State {
 	case Start, Progress:
 		if i < 0 {
@@ -110,18 +110,18 @@ func (v *StepView) Update(s Step) {
 			}
 			v.running = append(v.running[:i], v.running[i+1:]...)
 		}
-		v.redraw(v.end(s) + "\n")
+		v.redraw(v.endLine(s) + "\n")
 	}
 }
 
-// tell writes a plain line for each long-running step that is due for one.
-func (v *StepView) tell() {
+// reportSlowSteps writes a plain line for each long-running step that is due for one.
+func (v *StepView) reportSlowSteps() {
 	for _, r := range v.running {
 		now := v.now()
-		if now.Sub(r.began) < longStep || now.Sub(r.told) < tellEvery {
+		if now.Sub(r.began) < longStep || now.Sub(r.reportedAt) < tellEvery {
 			continue
 		}
-		r.told = now
+		r.reportedAt = now
 		line := "… " + r.name
 		if r.detail != "" {
 			line += ": " + r.detail
@@ -130,7 +130,7 @@ func (v *StepView) tell() {
 	}
 }
 
-func (v *StepView) find(name string) int {
+func (v *StepView) indexOf(name string) int {
 	for i, r := range v.running {
 		if r.name == name {
 			return i
@@ -139,8 +139,8 @@ func (v *StepView) find(name string) int {
 	return -1
 }
 
-// end returns the final line of a step.
-func (v *StepView) end(s Step) string {
+// endLine returns the final line of a step.
+func (v *StepView) endLine(s Step) string {
 	on := v.c.color.err
 	mark := paint(on, Good, "✓")
 	switch s.State {

@@ -80,7 +80,7 @@ func TestAPIBodyIsBounded(t *testing.T) {
 // bounded.
 func TestMemoryIsBounded(t *testing.T) {
 	var resolved resolvedNames
-	var known hosts
+	var known hostTable
 	var quiet limiter
 	said := 0
 	for i := range 3 * maxResolved {
@@ -91,8 +91,8 @@ func TestMemoryIsBounded(t *testing.T) {
 			said++
 		}
 	}
-	if len(resolved.m) > maxResolved || len(known.m) != maxHosts || said != limiterSize || len(quiet.said) > limiterSize {
-		t.Errorf("%d answers, %d names of hosts, %d of %d things said", len(resolved.m), len(known.m), len(quiet.said), said)
+	if len(resolved.m) > maxResolved || len(known.m) != maxHosts || said != limiterSize || len(quiet.lastReport) > limiterSize {
+		t.Errorf("%d answers, %d names of hosts, %d of %d things said", len(resolved.m), len(known.m), len(quiet.lastReport), said)
 	}
 	if !known.set("n0.example.org", netip.Addr{}) {
 		t.Error("a known name of a host cannot change")
@@ -155,9 +155,9 @@ func TestClosingAfterACut(t *testing.T) {
 	g := quietGateway(t, allow())
 	c := &conn{g: g}
 	c.ctx, c.cancel = context.WithCancelCause(t.Context())
-	c.cut("the policy changed")
+	c.abort("the policy changed")
 	closed := false
-	c.closing(func() { closed = true })
+	c.onClose(func() { closed = true })
 	if !closed {
 		t.Error("it stays open")
 	}

@@ -19,13 +19,13 @@ const (
 
 var errFull = errors.New("the guest reads too slowly")
 
-// cable carries frames between the stack and the VM's process. Frames are length-prefixed
+// frameTransport carries frames between the stack and the VM's process. Frames are length-prefixed
 // on a stream (QEMU), or one per datagram (vz).
 //
 // send never blocks. A paused VM must not hold up the stack, whose reader also sends, nor a
 // change of policy. Frames that the socket does not accept are queued up to maxPending
 // bytes; frames beyond that are dropped, as on any network.
-type cable struct {
+type frameTransport struct {
 	conn   net.Conn
 	raw    syscall.RawConn
 	stream bool
@@ -39,25 +39,25 @@ type cable struct {
 	once    sync.Once
 }
 
-func newCable(conn net.Conn, stream bool) *cable {
-	c := &cable{conn: conn, stream: stream, wake: make(chan struct{}, 1), done: make(chan struct{})}
+func newFrameTransport(conn net.Conn, stream bool) *frameTransport {
+	c := &frameTransport{conn: conn, stream: stream, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if s, ok := conn.(syscall.Conn); ok {
 		c.raw, _ = s.SyscallConn() //nolint:errcheck // without it, write does all the work
 	}
 	return c
 }
 
-func (c *cable) Close() error {
+func (c *frameTransport) Close() error {
 	c.once.Do(func() { close(c.done) })
 	return c.conn.Close()
 }
 
 // send queues or writes length-prefixed frames. The caller may reuse the slice afterwards.
-func (c *cable) send(frames []byte) error {
+func (c *frameTransport) send(frames []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.writing && c.raw != nil {
-		rest, err := c.try(frames)
+		rest, err := c.writeNow(frames)
 		if err != nil {
 			c.Close() //nolint:errcheck // the write's error says more
 			return err
@@ -77,9 +77,9 @@ func (c *cable) send(frames []byte) error {
 	return nil
 }
 
-// try writes as much as the socket accepts without blocking and returns the rest. On a
+// writeNow writes as much as the socket accepts without blocking and returns the rest. On a
 // stream, the rest may begin in the middle of a frame.
-func (c *cable) try(frames []byte) (rest []byte, err error) {
+func (c *frameTransport) writeNow(frames []byte) (rest []byte, err error) {
 	failed := c.raw.Write(func(fd uintptr) bool {
 		for len(frames) > 0 {
 			chunk, skip := frames, 0
@@ -114,7 +114,7 @@ func firstFrame(frames []byte) (frame []byte, length int) {
 }
 
 // write sends the frames that send could not write immediately, until the cable is closed.
-func (c *cable) write() {
+func (c *frameTransport) write() {
 	for {
 		select {
 		case <-c.done:
@@ -145,7 +145,7 @@ func (c *cable) write() {
 	}
 }
 
-func (c *cable) writeAll(frames []byte) error {
+func (c *frameTransport) writeAll(frames []byte) error {
 	if c.stream {
 		_, err := c.conn.Write(frames)
 		return err
@@ -171,7 +171,7 @@ func (c *cable) writeAll(frames []byte) error {
 
 // read passes every frame to input until the cable ends, and returns the error that ended
 // it.
-func (c *cable) read(input func([]byte)) error {
+func (c *frameTransport) read(input func([]byte)) error {
 	frame := make([]byte, maxFrame+1)
 	if !c.stream {
 		for {

@@ -56,7 +56,7 @@ func (p Process) Running() bool {
 
 // Start starts a gateway that serves the sockets in w under the policy. If a gateway
 // already runs, Start only changes its policy.
-func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error {
+func (p Process) Start(ctx context.Context, w vm.NetSockets, pol *policy.Policy) error {
 	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
 		return fail.New(fail.Host, "create the gateway's directory: %w", err)
 	}
@@ -78,7 +78,7 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 	if err != nil {
 		return err
 	}
-	if err := p.write(wireFile, b); err != nil {
+	if err := p.write(netConfigFile, b); err != nil {
 		return err
 	}
 	if err := p.writePolicy(pol); err != nil {
@@ -104,10 +104,10 @@ func (p Process) Start(ctx context.Context, w vm.Wire, pol *policy.Policy) error
 			if err == nil {
 				return nil
 			}
-			return fail.New(fail.Failure, "the gateway did not start: %w%s", err, p.lastWords())
+			return fail.New(fail.Failure, "the gateway did not start: %w%s", err, p.logTail())
 		case <-exited:
 			if !p.Running() { // otherwise another process was faster
-				return fail.New(fail.Failure, "the gateway exited immediately%s", p.lastWords())
+				return fail.New(fail.Failure, "the gateway exited immediately%s", p.logTail())
 			}
 			exited = nil
 		case <-time.After(clientPoll):
@@ -176,7 +176,7 @@ func (p Process) Stop(ctx context.Context) error {
 	}
 	// A frozen gateway does not receive this; the wait below detects that.
 	_ = p.ask(ctx, http.MethodPost, "quit", nil)
-	if p.gone(ctx, quitTimeout) {
+	if p.waitGone(ctx, quitTimeout) {
 		return nil
 	}
 	b, err := os.ReadFile(filepath.Join(p.Dir, lockFile))
@@ -190,13 +190,13 @@ func (p Process) Stop(ctx context.Context) error {
 			return fmt.Errorf("kill the gateway: %w", err)
 		}
 	}
-	if !p.gone(ctx, quitTimeout) {
+	if !p.waitGone(ctx, quitTimeout) {
 		return fail.New(fail.Failure, "the gateway in %s could not be stopped", p.Dir)
 	}
 	return nil
 }
 
-func (p Process) gone(ctx context.Context, within time.Duration) bool {
+func (p Process) waitGone(ctx context.Context, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for p.Running() {
@@ -214,8 +214,8 @@ func (p Process) ask(ctx context.Context, method, what string, into any) error {
 	if !p.Running() {
 		return ErrNotRunning
 	}
-	var w vm.Wire
-	b, err := os.ReadFile(filepath.Join(p.Dir, wireFile))
+	var w vm.NetSockets
+	b, err := os.ReadFile(filepath.Join(p.Dir, netConfigFile))
 	if err == nil {
 		err = json.Unmarshal(b, &w)
 	}
@@ -270,8 +270,8 @@ func (p Process) write(name string, b []byte) error {
 	return nil
 }
 
-// lastWords returns the last line of the gateway's log, for use in an error.
-func (p Process) lastWords() string {
+// logTail returns the last line of the gateway's log, for use in an error.
+func (p Process) logTail() string {
 	b, err := readFile(filepath.Join(p.Dir, logFile), 1<<20)
 	if err != nil || len(b) == 0 {
 		return ""

@@ -31,13 +31,13 @@ type conn struct {
 	out    atomic.Int64 // bytes from the guest
 	in     atomic.Int64
 
-	mu      sync.Mutex
-	asked   question // what the policy allowed; a new policy is asked the same
-	lax     bool     // the guest's traffic was not inspected
-	record  Record   // of the opening
-	opened  bool
-	over    bool // the connection's end was already reported
-	closers []func()
+	mu        sync.Mutex
+	asked     question // what the policy allowed; a new policy is asked the same
+	unchecked bool     // the guest's traffic was not inspected
+	record    Record   // of the opening
+	opened    bool
+	over      bool // the connection's end was already reported
+	closers   []func()
 }
 
 // conns holds the guest's connections.
@@ -102,7 +102,7 @@ func (g *Gateway) connection(r *tcp.ForwarderRequest) {
 		return
 	}
 	defer g.tasks.Done()
-	defer g.survive()
+	defer g.recoverPanic()
 	id := r.ID()
 	c := &conn{
 		g: g, request: r, started: time.Now(),
@@ -143,27 +143,27 @@ func (c *conn) ask(q question) decision {
 // review asks a new policy about the connection that the old policy allowed.
 func (c *conn) review() {
 	c.mu.Lock()
-	asked, lax := c.asked, c.lax
+	asked, lax := c.asked, c.unchecked
 	c.mu.Unlock()
 	if asked == (question{}) {
 		return // serve will ask the new policy
 	}
 	if d := c.g.decide(asked); !d.Allowed {
-		c.cut("the policy changed: " + d.Reason)
-	} else if lax && !c.g.lax() {
-		c.cut("the policy changed: requests to a name are now inspected")
+		c.abort("the policy changed: " + d.Reason)
+	} else if lax && !c.g.allowsUnchecked() {
+		c.abort("the policy changed: requests to a name are now inspected")
 	}
 }
 
-// cut ends the connection immediately; both sides see a reset.
-func (c *conn) cut(reason string) {
+// abort ends the connection immediately; both sides see a reset.
+func (c *conn) abort(reason string) {
 	c.cancel(errors.New(reason))
 	c.close()
 }
 
-// closing registers f to run when the connection is cut and when it ends. f may be called
+// onClose registers f to run when the connection is cut and when it ends. f may be called
 // both times.
-func (c *conn) closing(f func()) {
+func (c *conn) onClose(f func()) {
 	c.mu.Lock()
 	c.closers = append(c.closers, f)
 	c.mu.Unlock()
@@ -199,7 +199,7 @@ func (c *conn) accept() (*guestEnd, error) {
 		o.SetSendBufferSize(smallBuffer, true)
 	}
 	e := &guestEnd{TCPConn: gonet.NewTCPConn(&queue, endpoint), endpoint: endpoint, c: c}
-	c.closing(e.abort)
+	c.onClose(e.abort)
 	return e, nil
 }
 

@@ -14,8 +14,8 @@ type (
 // decide asks the policy in force. All of the gateway's decisions go through it.
 func (g *Gateway) decide(q question) decision { return g.policy.Load().Decide(q) }
 
-// lax reports whether names are allowed without inspecting the traffic to them.
-func (g *Gateway) lax() bool {
+// allowsUnchecked reports whether names are allowed without inspecting the traffic to them.
+func (g *Gateway) allowsUnchecked() bool {
 	p := g.policy.Load()
 	return p != nil && p.Mode == policy.Open
 }

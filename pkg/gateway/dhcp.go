@@ -39,7 +39,7 @@ func (g *Gateway) startDHCP() error {
 			}
 			if reply := g.dhcp(packet[:n]); reply != nil {
 				if _, err := conn.WriteTo(reply, everybody); err != nil {
-					g.link.drops[dropUnsent].Add(1) // the client asks again
+					g.nic.drops[dropUnsent].Add(1) // the client asks again
 				}
 			}
 		}
@@ -49,7 +49,7 @@ func (g *Gateway) startDHCP() error {
 
 // dhcp returns the reply to one packet, or nil if the packet gets no reply.
 func (g *Gateway) dhcp(packet []byte) []byte {
-	defer g.survive()
+	defer g.recoverPanic()
 	ask, err := dhcpv4.FromBytes(packet)
 	if err != nil || ask.OpCode != dhcpv4.OpcodeBootRequest || !bytes.Equal(ask.ClientHWAddr, g.mac) {
 		return nil

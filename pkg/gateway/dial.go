@@ -63,7 +63,7 @@ func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 	if via != nil {
 		conn, err := c.g.tunnel(ctx, via, net.JoinHostPort(c.name, strconv.Itoa(int(port))))
 		if err == nil {
-			return c.keep(conn), c.g.decide(q), netip.Addr{}, nil
+			return c.track(conn), c.g.decide(q), netip.Addr{}, nil
 		}
 		// Corporate proxies often allow only port 443. SSH then bypasses the proxy, as it
 		// does on the host itself.
@@ -79,7 +79,7 @@ func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 	var refused error
 	for _, a := range addrs {
 		at := netip.AddrPortFrom(a, port)
-		if err := c.mayReach(at); err != nil {
+		if err := c.checkAddr(at); err != nil {
 			refused = err
 			continue
 		}
@@ -88,11 +88,11 @@ func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 	if len(to) == 0 {
 		return nil, decision{}, netip.Addr{}, refused
 	}
-	conn, at, err := c.race(ctx, to)
+	conn, at, err := c.dialFirst(ctx, to)
 	if err != nil {
 		return nil, decision{}, netip.Addr{}, err
 	}
-	up := c.keep(conn)
+	up := c.track(conn)
 	q.Addr = at.Addr()
 	d := c.ask(q) // from now on, a new policy is asked about this address
 	if !d.Allowed {
@@ -105,23 +105,23 @@ func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 func (c *conn) dialAddr(to netip.AddrPort) (*upstream, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, dialTime)
 	defer cancel()
-	conn, err := c.g.connect(ctx, to, c.mayReach)
+	conn, err := c.g.connect(ctx, to, c.checkAddr)
 	if err != nil {
 		return nil, err
 	}
-	return c.keep(conn), nil
+	return c.track(conn), nil
 }
 
-// keep registers conn to be aborted when c is cut or ends.
-func (c *conn) keep(conn net.Conn) *upstream {
+// track registers conn to be aborted when c is cut or ends.
+func (c *conn) track(conn net.Conn) *upstream {
 	up := &upstream{Conn: conn}
-	c.closing(up.abort)
+	c.onClose(up.abort)
 	return up
 }
 
-// mayReach decides about an address that the name resolved to, or that the guest dialled
+// checkAddr decides about an address that the name resolved to, or that the guest dialled
 // without a name.
-func (c *conn) mayReach(to netip.AddrPort) error {
+func (c *conn) checkAddr(to netip.AddrPort) error {
 	d := c.g.decide(question{Name: c.name, Addr: to.Addr(), Port: to.Port()})
 	if d.Allowed && !slices.Contains(c.g.services(), to) {
 		if reason := c.g.findOnHost(to.Addr()); reason != "" {
@@ -140,9 +140,9 @@ type attempt struct {
 	err  error
 }
 
-// race connects to the first address that answers. A dead address costs little time,
+// dialFirst connects to the first address that answers. A dead address costs little time,
 // because the next one is tried in parallel.
-func (c *conn) race(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.AddrPort, error) {
+func (c *conn) dialFirst(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.AddrPort, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	results := make(chan attempt, len(to))
 	running := 0
@@ -171,7 +171,7 @@ func (c *conn) race(ctx context.Context, to []netip.AddrPort) (net.Conn, netip.A
 			c.g.tasks.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, tryTime)
 				defer cancel()
-				conn, err := c.g.connect(ctx, at, c.mayReach)
+				conn, err := c.g.connect(ctx, at, c.checkAddr)
 				results <- attempt{conn, at, err}
 			})
 			next.Reset(nextAfter)

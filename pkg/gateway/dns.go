@@ -63,7 +63,7 @@ func (g *Gateway) dnsDatagrams(c net.PacketConn) {
 		}
 		if reply := g.dns(message[:n], maxUDPReply); reply != nil {
 			if _, err := c.WriteTo(reply, from); err != nil {
-				g.link.drops[dropUnsent].Add(1) // the client asks again
+				g.nic.drops[dropUnsent].Add(1) // the client asks again
 			}
 		}
 	}
@@ -99,7 +99,7 @@ func (g *Gateway) dnsStream(c net.Conn) {
 
 // dns returns the reply to one message, of at most size bytes, or nil if there is none.
 func (g *Gateway) dns(message []byte, size int) (packed []byte) {
-	defer g.survive()
+	defer g.recoverPanic()
 	g.stats.questions.Add(1)
 	ask := new(dns.Msg)
 	// Do not answer a message that is not a question: two servers that answered each

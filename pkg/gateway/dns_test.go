@@ -271,7 +271,7 @@ func TestForeignResolversAreRefusedAtOnce(t *testing.T) {
 
 func TestNamesAreReclaimed(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	n := newNames(func() time.Time { return now })
+	n := newNameTable(func() time.Time { return now })
 	first, ok := n.addr("first.example")
 	if !ok {
 		t.Fatal("no address")
@@ -321,8 +321,8 @@ func TestNamesAreReclaimed(t *testing.T) {
 
 // TestNamesAreStable checks that a name keeps its address after a restart of the gateway.
 func TestNamesAreStable(t *testing.T) {
-	a, _ := newNames(time.Now).addr("example.org")
-	other := newNames(time.Now)
+	a, _ := newNameTable(time.Now).addr("example.org")
+	other := newNameTable(time.Now)
 	other.addr("another.example")
 	if b, _ := other.addr("example.org"); a != b {
 		t.Errorf("%s, then %s", a, b)

@@ -138,7 +138,7 @@ func frames() map[string]struct {
 func TestFilter(t *testing.T) {
 	g := quietGateway(t, nil)
 	for name, test := range frames() {
-		if why := g.link.filter.check(test.frame); why != test.why {
+		if why := g.nic.filter.check(test.frame); why != test.why {
 			t.Errorf("%s: %q, want %q", name, why, test.why)
 		}
 	}
@@ -274,7 +274,7 @@ func TestStreamLengths(t *testing.T) {
 		t.Errorf("dropped %v", d)
 	}
 	send(maxSkipped+1, nil) // this is not a stream of frames
-	<-w.g.Unplugged()
+	<-w.g.Detached()
 	w.wait(func(r Record) bool { return r.Kind == KindLink && r.End })
 }
 
@@ -292,9 +292,9 @@ func TestFrozenMachine(t *testing.T) {
 	}
 	waitFor(t, func() bool { return w.g.Stats().FramesIn == 10_000 })
 	w.g.SetPolicy(nil)
-	w.g.link.mu.Lock()
-	cable := w.g.link.cable
-	w.g.link.mu.Unlock()
+	w.g.nic.mu.Lock()
+	cable := w.g.nic.cable
+	w.g.nic.mu.Unlock()
 	cable.mu.Lock()
 	waiting := len(cable.pending)
 	cable.mu.Unlock()

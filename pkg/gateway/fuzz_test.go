@@ -29,8 +29,8 @@ func FuzzFrame(f *testing.F) {
 	}
 	g := quietGateway(f, allow("example.org"))
 	f.Fuzz(func(t *testing.T, frame []byte) {
-		why := g.link.filter.check(frame)
-		g.link.input(frame)
+		why := g.nic.filter.check(frame)
+		g.nic.input(frame)
 		if g.stats.panics.Load() > 0 {
 			t.Fatal("a panic")
 		}
@@ -47,7 +47,7 @@ func FuzzFrame(f *testing.F) {
 		if ip.More() || ip.FragmentOffset() != 0 || len(ip.Options()) > 0 || header.IsV4MulticastAddress(ip.DestinationAddress()) {
 			t.Errorf("passed: % x", frame)
 		}
-		if from := ip.SourceAddress(); from != g.link.filter.guest && header.UDP(ip.Payload()).DestinationPort() != 67 {
+		if from := ip.SourceAddress(); from != g.nic.filter.guest && header.UDP(ip.Payload()).DestinationPort() != 67 {
 			t.Errorf("from %s", from)
 		}
 	})
@@ -131,11 +131,11 @@ func (s said) SetDeadline(time.Time) error     { return nil }
 func FuzzClientHello(f *testing.F) {
 	f.Add(clientHelloFor(f, "example.org"))
 	f.Add(clientHelloFor(f, "other.example"))
-	f.Add(clientHello(f, &tls.Config{ServerName: "other.example", EncryptedClientHelloConfigList: echConfigs(f, "example.org")}))
+	f.Add(makeClientHello(f, &tls.Config{ServerName: "other.example", EncryptedClientHelloConfigList: echConfigs(f, "example.org")}))
 	f.Add(twoNames(clientHelloFor(f, "example.org")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		h, err := readHello(t.Context(), said{Reader: bytes.NewReader(b)}, nil)
-		if len(h.bytes) > maxHello || !bytes.HasPrefix(b, h.bytes) {
+		h, err := readClientHello(t.Context(), said{Reader: bytes.NewReader(b)}, nil)
+		if len(h.bytes) > maxClientHello || !bytes.HasPrefix(b, h.bytes) {
 			t.Fatal("other bytes than were said")
 		}
 		if err != nil || h.check("example.org") != nil {

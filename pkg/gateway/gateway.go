@@ -86,11 +86,11 @@ type Gateway struct {
 
 	policy atomic.Pointer[policy.Policy]
 	stack  *stack.Stack
-	link   *link
-	names  *names  // fake addresses
-	hosts  hosts   // names of the gateway and the guest
-	conns  conns   // connections of the guest
-	ports  exposed // ports of the guest on the host's loopback
+	nic    *nic
+	names  *nameTable // fake addresses
+	hosts  hostTable  // names of the gateway and the guest
+	conns  conns      // connections of the guest
+	ports  exposed    // ports of the guest on the host's loopback
 	web    *web
 	stats  counters
 	quiet  limiter // keeps repeated packets from flooding the log
@@ -130,7 +130,7 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		log: o.Log, resolve: o.Resolve, proxy: o.Proxy, readNetworks: o.HostNetworks, connect: connect, heap: heapLive,
 		subnet: subnet, host: offset(subnet, 2), guest: offset(subnet, 15), mac: mac, mtu: o.MTU,
-		names: newNames(time.Now), asking: semaphore.NewWeighted(maxLookups),
+		names: newNameTable(time.Now), asking: semaphore.NewWeighted(maxLookups),
 		open: map[closer]struct{}{},
 	}
 	if g.resolve == nil {
@@ -145,7 +145,7 @@ func New(o Options) (*Gateway, error) {
 	g.hosts.set("host.lima.internal", g.host)
 	g.policy.Store(o.Policy)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
-	g.link = newLink(g)
+	g.nic = newNIC(g)
 	if err := g.start(); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
@@ -154,7 +154,7 @@ func New(o Options) (*Gateway, error) {
 
 func (g *Gateway) start() error {
 	var err error
-	if g.stack, err = newStack(g.link, g.subnet, g.host, g.guest, g.mac); err != nil {
+	if g.stack, err = newStack(g.nic, g.subnet, g.host, g.guest, g.mac); err != nil {
 		return fmt.Errorf("network stack: %w", err)
 	}
 	g.handlePackets()
@@ -182,9 +182,9 @@ func (g *Gateway) SetPolicy(p *policy.Policy) {
 	g.conns.each(func(c *conn) { c.review() })
 }
 
-// Unplugged returns a channel that is closed when the connection to the virtual machine
+// Detached returns a channel that is closed when the connection to the virtual machine
 // has ended. The network cannot be connected again: the gateway's work is over.
-func (g *Gateway) Unplugged() <-chan struct{} { return g.link.unplugged }
+func (g *Gateway) Detached() <-chan struct{} { return g.nic.detached }
 
 // API returns the handler for Lima's requests on the endpoint socket of a user-v2
 // network.
@@ -205,7 +205,7 @@ func (g *Gateway) run(c closer, task func()) bool {
 		if c != nil {
 			defer g.release(c)
 		}
-		defer g.survive()
+		defer g.recoverPanic()
 		task()
 	})
 	return true
@@ -218,10 +218,10 @@ func (g *Gateway) release(c closer) {
 	g.mu.Unlock()
 }
 
-// survive recovers from a panic, so that a bug in handling one packet or connection
+// recoverPanic recovers from a panic, so that a bug in handling one packet or connection
 // does not end the VM's network. The resources of the code that it protects are closed
 // by that code's own defers.
-func (g *Gateway) survive() {
+func (g *Gateway) recoverPanic() {
 	if cause := recover(); cause != nil {
 		g.stats.panics.Add(1)
 		g.report(Record{Kind: KindLink, Reason: clean(fmt.Sprintf("internal error: %v", cause))})
@@ -238,8 +238,8 @@ func (g *Gateway) Close() error {
 	}
 	g.mu.Unlock()
 	g.cancel()
-	g.conns.each(func(c *conn) { c.cut("the gateway was closed") })
-	g.link.close()
+	g.conns.each(func(c *conn) { c.abort("the gateway was closed") })
+	g.nic.close()
 	for _, c := range open {
 		c.Close() //nolint:errcheck // ends the task; its error is no longer of use
 	}

@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	maxHello  = 64 << 10
-	firstTime = 60 * time.Second // time in which a client must identify its protocol
+	maxClientHello = 64 << 10
+	firstTime      = 60 * time.Second // time in which a client must identify its protocol
 
 	extensionECH = 0xfe0d // RFC 9849
 )
 
-// hello is a client's TLS ClientHello and the bytes that carried it.
-type hello struct {
+// clientHello is a client's TLS ClientHello and the bytes that carried it.
+type clientHello struct {
 	name      string
 	encrypted bool // contains an encrypted ClientHello
 	bytes     []byte
@@ -32,7 +32,7 @@ type hello struct {
 // check returns an error if the hello is not for name. It rejects an encrypted
 // ClientHello, because that could ask the server for a name that the gateway cannot
 // see.
-func (h hello) check(name string) error {
+func (h clientHello) check(name string) error {
 	switch got, err := policy.Canonical(h.name); {
 	case h.name == "":
 		return errors.New("TLS without a server name")
@@ -46,17 +46,17 @@ func (h hello) check(name string) error {
 
 var errSeen = errors.New("seen")
 
-// readHello reads a ClientHello, of which first has already been read. It reads no
+// readClientHello reads a ClientHello, of which first has already been read. It reads no
 // further, except for bytes that arrive together with the hello. crypto/tls assembles
 // and parses the hello, and refuses ambiguous input.
-func readHello(ctx context.Context, c net.Conn, first []byte) (hello, error) {
+func readClientHello(ctx context.Context, c net.Conn, first []byte) (clientHello, error) {
 	if err := c.SetReadDeadline(time.Now().Add(firstTime)); err != nil {
-		return hello{}, err
+		return clientHello{}, err
 	}
-	var h hello
+	var h clientHello
 	seen := false
 	before := bytes.NewReader(first)
-	tape := &tape{Conn: &replayed{Conn: c, first: before}}
+	tape := &recordingConn{Conn: &replayed{Conn: c, first: before}}
 	err := tls.Server(tape, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
 		h.name, h.encrypted, seen = i.ServerName, slices.Contains(i.Extensions, extensionECH), true
 		return nil, errSeen
@@ -75,15 +75,15 @@ func readHello(ctx context.Context, c net.Conn, first []byte) (hello, error) {
 	return h, c.SetReadDeadline(time.Time{})
 }
 
-// tape records everything that is read and discards everything that is written, since
+// recordingConn records everything that is read and discards everything that is written, since
 // crypto/tls would answer.
-type tape struct {
+type recordingConn struct {
 	net.Conn
 	read []byte
 }
 
-func (t *tape) Read(b []byte) (int, error) {
-	left := maxHello - len(t.read)
+func (t *recordingConn) Read(b []byte) (int, error) {
+	left := maxClientHello - len(t.read)
 	if left <= 0 {
 		return 0, errors.New("too long for a ClientHello")
 	}
@@ -92,5 +92,5 @@ func (t *tape) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (t *tape) Write(b []byte) (int, error) { return len(b), nil }
-func (t *tape) Close() error                { return nil }
+func (t *recordingConn) Write(b []byte) (int, error) { return len(b), nil }
+func (t *recordingConn) Close() error                { return nil }

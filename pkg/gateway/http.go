@@ -172,7 +172,7 @@ func (c *conn) serveHTTP(guest net.Conn, first *dialled) {
 					return nil, err
 				}
 				c.open(protoHTTP, c.g.decide(question{Name: c.name, Port: c.to.Port()}), netip.Addr{})
-				return c.keep(conn), nil
+				return c.track(conn), nil
 			}
 			d := first
 			if first = nil; d == nil {
@@ -232,7 +232,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 // checkHost returns an error if host is not the name and port that were dialled.
 func (c *conn) checkHost(host string) error {
 	c.mu.Lock()
-	lax := c.lax
+	lax := c.unchecked
 	c.mu.Unlock()
 	if lax {
 		return nil

@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	journalFile = "decisions.jsonl"
-	oldSuffix   = ".1"
+	decisionLogFile = "decisions.jsonl"
+	oldSuffix       = ".1"
 
 	// Size limit of one file of the decision log. The log uses two files at most,
 	// whatever a guest does.
-	maxJournal = 8 << 20
+	maxDecisionLog = 8 << 20
 
 	// How long an equal denial is only counted before the count is written.
-	journalWindow = 5 * time.Second
-	maxCounted    = 1024 // decisions that are being counted
-	maxPerWindow  = 1000 // lines written in a window; the rest is only counted
-	journalQueue  = 1024 // records on their way to the writer
+	decisionWindow = 5 * time.Second
+	maxCounted     = 1024 // decisions that are being counted
+	maxPerWindow   = 1000 // lines written in a window; the rest is only counted
+	decisionQueue  = 1024 // records on their way to the writer
 
-	maxLine     = 16 << 10
-	journalPoll = 200 * time.Millisecond // for a reader that follows
+	maxLine      = 16 << 10
+	decisionPoll = 200 * time.Millisecond // for a reader that follows
 )
 
 // Entry is a line of the decision log.
@@ -45,9 +45,9 @@ type Entry struct {
 // Times returns how many decisions the entry stands for.
 func (e Entry) Times() int64 { return max(e.Count, 1) }
 
-// journal writes records to the decision log, a file of bounded size. It counts equal
+// decisionLog writes records to the decision log, a file of bounded size. It counts equal
 // denials instead of repeating them, because the guest chooses how many there are.
-type journal struct {
+type decisionLog struct {
 	path  string
 	queue chan Record
 	done  chan struct{}
@@ -71,13 +71,13 @@ type pending struct {
 	count int64
 }
 
-// openJournal opens the decision log in dir and continues its numbering.
-func openJournal(dir string) (*journal, error) {
-	j := &journal{
-		path: filepath.Join(dir, journalFile), queue: make(chan Record, journalQueue), done: make(chan struct{}),
+// openDecisionLog opens the decision log in dir and continues its numbering.
+func openDecisionLog(dir string) (*decisionLog, error) {
+	j := &decisionLog{
+		path: filepath.Join(dir, decisionLogFile), queue: make(chan Record, decisionQueue), done: make(chan struct{}),
 		pending: map[Record]*pending{},
 	}
-	for e, err := range Journal(context.Background(), dir, false) {
+	for e, err := range Decisions(context.Background(), dir, false) {
 		if err != nil {
 			return nil, err
 		}
@@ -90,7 +90,7 @@ func openJournal(dir string) (*journal, error) {
 	return j, nil
 }
 
-func (j *journal) open() error {
+func (j *decisionLog) open() error {
 	f, err := os.OpenFile(j.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
@@ -106,7 +106,7 @@ func (j *journal) open() error {
 
 // add queues a record. It never blocks, and counts the records for which the queue has
 // no space.
-func (j *journal) add(r Record) {
+func (j *decisionLog) add(r Record) {
 	select {
 	case j.queue <- r:
 	default:
@@ -117,7 +117,7 @@ func (j *journal) add(r Record) {
 }
 
 // close writes everything that is queued or counted. add must not be called afterwards.
-func (j *journal) close() error {
+func (j *decisionLog) close() error {
 	close(j.queue)
 	<-j.done
 	j.mu.Lock()
@@ -126,15 +126,15 @@ func (j *journal) close() error {
 }
 
 // err returns why the log cannot be written, or nil if it can.
-func (j *journal) err() error {
+func (j *decisionLog) err() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.failed
 }
 
-func (j *journal) write() {
+func (j *decisionLog) write() {
 	defer close(j.done)
-	tick := time.NewTicker(journalWindow)
+	tick := time.NewTicker(decisionWindow)
 	defer tick.Stop()
 	for {
 		select {
@@ -143,15 +143,15 @@ func (j *journal) write() {
 				j.flush()
 				return
 			}
-			j.take(r)
+			j.aggregate(r)
 		case <-tick.C:
 			j.flush()
 		}
 	}
 }
 
-// take writes a decision that is new in this window, and counts repetitions.
-func (j *journal) take(r Record) {
+// aggregate writes a decision that is new in this window, and counts repetitions.
+func (j *decisionLog) aggregate(r Record) {
 	if r.Allowed && r.Kind != "dns" {
 		j.line(Entry{Record: r}) // a connection; each has its own byte counts
 		return
@@ -171,7 +171,7 @@ func (j *journal) take(r Record) {
 }
 
 // flush ends a window.
-func (j *journal) flush() {
+func (j *decisionLog) flush() {
 	j.written = 0
 	again := []Entry{}
 	for _, p := range j.pending {
@@ -196,7 +196,7 @@ func (j *journal) flush() {
 	j.written = 0
 }
 
-func (j *journal) line(e Entry) {
+func (j *decisionLog) line(e Entry) {
 	if j.written >= maxPerWindow {
 		j.over += e.Times()
 		return
@@ -214,12 +214,12 @@ func (j *journal) line(e Entry) {
 	j.mu.Unlock()
 }
 
-func (j *journal) append(e Entry) error {
+func (j *decisionLog) append(e Entry) error {
 	b, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}
-	if j.size+int64(len(b))+2 > maxJournal { // two newlines
+	if j.size+int64(len(b))+2 > maxDecisionLog { // two newlines
 		// The file is already gone if no new one could be opened the last time.
 		if err := os.Rename(j.path, j.path+oldSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -241,12 +241,12 @@ func (j *journal) append(e Entry) error {
 	return err
 }
 
-// Journal reads the decision log of the gateway in dir, oldest entry first. With
+// Decisions reads the decision log of the gateway in dir, oldest entry first. With
 // follow, it continues with new entries until ctx ends. A log that does not exist is
 // empty. Journal skips damaged lines, because a crash may have cut one off.
-func Journal(ctx context.Context, dir string, follow bool) func(yield func(Entry, error) bool) {
+func Decisions(ctx context.Context, dir string, follow bool) func(yield func(Entry, error) bool) {
 	return func(yield func(Entry, error) bool) {
-		r := reader{path: filepath.Join(dir, journalFile), yield: yield}
+		r := reader{path: filepath.Join(dir, decisionLogFile), yield: yield}
 		defer r.close()
 		err := r.all(r.path + oldSuffix)
 		for err == nil {
@@ -256,7 +256,7 @@ func Journal(ctx context.Context, dir string, follow bool) func(yield func(Entry
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(journalPoll):
+			case <-time.After(decisionPoll):
 			}
 		}
 		if err != nil && !errors.Is(err, errEnough) {
@@ -335,7 +335,7 @@ func sameFile(a, b *os.File) (bool, error) {
 // lines yields the entries of the complete lines from offset at, and returns the offset
 // after them.
 func (r *reader) lines(f *os.File, at int64) (int64, error) {
-	in := bufio.NewReaderSize(io.NewSectionReader(f, at, 2*maxJournal), maxLine)
+	in := bufio.NewReaderSize(io.NewSectionReader(f, at, 2*maxDecisionLog), maxLine)
 	for {
 		line, err := in.ReadSlice('\n')
 		at += int64(len(line))
@@ -393,7 +393,7 @@ func Denials(ctx context.Context, dir string, after time.Time) ([]Denial, error)
 		port uint16
 	}
 	found := map[key]*Denial{}
-	for e, err := range Journal(ctx, dir, false) {
+	for e, err := range Decisions(ctx, dir, false) {
 		if err != nil {
 			return nil, err
 		}

@@ -18,9 +18,9 @@ import (
 )
 
 // idleJournal returns a journal without a writer; the test takes the writer's part.
-func idleJournal(t *testing.T) *journal {
+func idleJournal(t *testing.T) *decisionLog {
 	t.Helper()
-	j := &journal{path: filepath.Join(t.TempDir(), journalFile), queue: make(chan Record, journalQueue), pending: map[Record]*pending{}}
+	j := &decisionLog{path: filepath.Join(t.TempDir(), decisionLogFile), queue: make(chan Record, decisionQueue), pending: map[Record]*pending{}}
 	if err := j.open(); err != nil {
 		t.Fatal(err)
 	}
@@ -28,10 +28,10 @@ func idleJournal(t *testing.T) *journal {
 	return j
 }
 
-func (j *journal) entries(t *testing.T) []Entry {
+func (j *decisionLog) entries(t *testing.T) []Entry {
 	t.Helper()
 	var all []Entry
-	for e, err := range Journal(context.Background(), filepath.Dir(j.path), false) {
+	for e, err := range Decisions(context.Background(), filepath.Dir(j.path), false) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestJournalWindow(t *testing.T) {
 		j := idleJournal(t)
 		const made = 3 * maxCounted
 		for i := range made {
-			j.take(record(i))
+			j.aggregate(record(i))
 		}
 		if got := len(j.entries(t)); got != maxPerWindow {
 			t.Errorf("%s: %d lines in a window, want %d", name, got, maxPerWindow)
@@ -87,7 +87,7 @@ func TestJournalCountsEqualDenials(t *testing.T) {
 		for i := range 5 {
 			r := denial(0)
 			r.Time, r.Conn, r.Elapsed, r.BytesIn, r.BytesOut = time.Unix(int64(i), 0), uint64(i), time.Duration(i), int64(i), int64(i)
-			j.take(r)
+			j.aggregate(r)
 		}
 		j.flush()
 	}
@@ -101,7 +101,7 @@ func TestJournalCountsEqualDenials(t *testing.T) {
 // are counted.
 func TestJournalQueue(t *testing.T) {
 	j := idleJournal(t)
-	for i := range journalQueue + 7 {
+	for i := range decisionQueue + 7 {
 		j.add(denial(i))
 	}
 	j.flush()
@@ -110,12 +110,12 @@ func TestJournalQueue(t *testing.T) {
 	}
 }
 
-// TestJournalRotates checks that the log uses two files of at most maxJournal bytes,
+// TestJournalRotates checks that the log uses two files of at most maxDecisionLog bytes,
 // also across restarts.
 func TestJournalRotates(t *testing.T) {
 	j := idleJournal(t)
 	e := Entry{Record: Record{Kind: KindTCP, Source: strings.Repeat("x", 8000)}}
-	for i := range 3 * maxJournal / 8000 {
+	for i := range 3 * maxDecisionLog / 8000 {
 		e.Seq++
 		if err := j.append(e); err != nil {
 			t.Fatal(err)
@@ -132,7 +132,7 @@ func TestJournalRotates(t *testing.T) {
 	}
 	for _, f := range files {
 		i, err := f.Info()
-		if err != nil || i.Size() > maxJournal || i.Mode() != 0o600 {
+		if err != nil || i.Size() > maxDecisionLog || i.Mode() != 0o600 {
 			t.Errorf("%s: %d bytes, %v, %v", f.Name(), i.Size(), i.Mode(), err)
 		}
 	}
@@ -160,7 +160,7 @@ func TestJournalOnAFullDisk(t *testing.T) {
 	t.Cleanup(func() { full.Close() })
 	j.file = full
 	for i := range 4 {
-		j.take(denial(1 + i))
+		j.aggregate(denial(1 + i))
 	}
 	j.flush()
 	if err := j.err(); !errors.Is(err, syscall.ENOSPC) {
@@ -171,7 +171,7 @@ func TestJournalOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.file = good
-	j.take(denial(9))
+	j.aggregate(denial(9))
 	j.flush()
 	got := j.entries(t)
 	if err := j.err(); err != nil || len(got) != 3 || got[1].Name != denial(9).Name || got[2].Seq != 3 || got[2].Kind != "journal" || got[2].Count != 4 {
@@ -184,9 +184,9 @@ func TestJournalCannotRotate(t *testing.T) {
 	j := idleJournal(t)
 	j.line(Entry{Record: denial(0)})
 	// The new path's directory is missing, so the new file cannot be opened.
-	j.size = maxJournal
+	j.size = maxDecisionLog
 	dir := j.path
-	j.path = filepath.Join(filepath.Dir(j.path), "missing", journalFile)
+	j.path = filepath.Join(filepath.Dir(j.path), "missing", decisionLogFile)
 	j.line(Entry{Record: denial(1)})
 	if err := j.err(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the journal says %v", err)
@@ -204,10 +204,10 @@ func TestJournalCannotRotate(t *testing.T) {
 // error if it cannot.
 func TestJournalClose(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, journalFile), []byte(`{"seq":7,"time":"2026-01-01T00:00:00Z","kind":"dns","allowed":false}`+"\n"+`{"seq":8,"ti`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, decisionLogFile), []byte(`{"seq":7,"time":"2026-01-01T00:00:00Z","kind":"dns","allowed":false}`+"\n"+`{"seq":8,"ti`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	j, err := openJournal(dir)
+	j, err := openDecisionLog(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func TestJournalClose(t *testing.T) {
 	if got := j.entries(t); len(got) != 3 || times(got) != 4 || got[1].Seq != 8 {
 		t.Errorf("%+v", got)
 	}
-	if j, err = openJournal(dir); err != nil {
+	if j, err = openDecisionLog(dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(j.path); err != nil {
@@ -234,7 +234,7 @@ func TestJournalClose(t *testing.T) {
 	if err := os.Mkdir(j.path, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openJournal(dir); err == nil {
+	if _, err := openDecisionLog(dir); err == nil {
 		t.Error("a directory was opened as a journal")
 	}
 }
@@ -243,10 +243,10 @@ func TestJournalClose(t *testing.T) {
 // closing the file.
 func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Symlink("/dev/full", filepath.Join(dir, journalFile)); err != nil {
+	if err := os.Symlink("/dev/full", filepath.Join(dir, decisionLogFile)); err != nil {
 		t.Fatal(err)
 	}
-	full, err := openJournal(dir)
+	full, err := openDecisionLog(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
 	if err := full.close(); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("a full disk: %v", err)
 	}
-	closed, err := openJournal(t.TempDir())
+	closed, err := openDecisionLog(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
 	if err := closed.close(); !errors.Is(err, fs.ErrClosed) {
 		t.Errorf("a file that was closed: %v", err)
 	}
-	fine, err := openJournal(t.TempDir())
+	fine, err := openDecisionLog(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,10 +273,10 @@ func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
 		t.Errorf("a journal that was written: %v", err)
 	}
 	obstructed := t.TempDir()
-	if err := os.Mkdir(filepath.Join(obstructed, journalFile), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(obstructed, decisionLogFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openJournal(obstructed); err == nil {
+	if _, err := openDecisionLog(obstructed); err == nil {
 		t.Error("a directory in its place is a journal")
 	}
 }
@@ -289,7 +289,7 @@ func TestServeOpensAllOrNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	w := vm.Wire{Stream: filepath.Join(dir, "a", "stream"), Datagram: filepath.Join(dir, "b", "datagram"), API: filepath.Join(dir, "c", "api")}
+	w := vm.NetSockets{Stream: filepath.Join(dir, "a", "stream"), Datagram: filepath.Join(dir, "b", "datagram"), API: filepath.Join(dir, "c", "api")}
 	if err := os.MkdirAll(filepath.Join(w.API, "in the way"), 0o700); err != nil {
 		t.Fatal(err)
 	}

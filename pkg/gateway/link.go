@@ -14,29 +14,29 @@ import (
 
 const nicID = 1
 
-// link is the stack's network card: one end of the cable to the VM. Without a cable it
+// nic is the stack's network card: one end of the cable to the VM. Without a cable it
 // drops everything.
-type link struct {
+type nic struct {
 	filter     filter
 	mtu        uint32
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	dropped    func(drop)
 
-	mu        sync.Mutex
-	cable     *cable // set once
-	used      bool   // the link has or had a cable
-	unplugged chan struct{}
-	buffer    []byte // frames of one WritePackets call
+	mu       sync.Mutex
+	cable    *frameTransport // set once
+	used     bool            // the link has or had a cable
+	detached chan struct{}
+	buffer   []byte // frames of one WritePackets call
 
 	framesIn, framesOut, bytesIn, bytesOut atomic.Uint64
 	drops                                  [drops]atomic.Uint64
 }
 
-func newLink(g *Gateway) *link {
-	return &link{
-		filter:    newFilter(g.subnet, g.guest, g.host, g.mac, g.mtu),
-		mtu:       uint32(g.mtu),
-		unplugged: make(chan struct{}),
+func newNIC(g *Gateway) *nic {
+	return &nic{
+		filter:   newFilter(g.subnet, g.guest, g.host, g.mac, g.mtu),
+		mtu:      uint32(g.mtu),
+		detached: make(chan struct{}),
 		dropped: func(d drop) {
 			if g.quiet.ok("frame " + d.String()) {
 				g.report(Record{Kind: KindLink, Reason: "frame dropped: " + d.String()})
@@ -47,9 +47,9 @@ func newLink(g *Gateway) *link {
 
 var errUsed = errors.New("the network card is already connected, or was before")
 
-// plug gives the link its cable, once in its life. QEMU's end of a stream never
+// attach gives the link its cable, once in its life. QEMU's end of a stream never
 // reconnects, so a second connection would come from a stranger.
-func (l *link) plug(c *cable) error {
+func (l *nic) attach(c *frameTransport) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.used {
@@ -59,15 +59,15 @@ func (l *link) plug(c *cable) error {
 	return nil
 }
 
-func (l *link) unplug() {
+func (l *nic) detach() {
 	l.mu.Lock()
 	l.cable = nil
 	l.mu.Unlock()
-	close(l.unplugged)
+	close(l.detached)
 }
 
 // close ends the use of the link, whether it has a cable or not.
-func (l *link) close() {
+func (l *nic) close() {
 	l.mu.Lock()
 	c, was := l.cable, l.used
 	l.used = true
@@ -76,12 +76,12 @@ func (l *link) close() {
 	case c != nil:
 		c.Close() //nolint:errcheck // its reader notices and unplugs
 	case !was:
-		close(l.unplugged)
+		close(l.detached)
 	}
 }
 
 // input processes one frame from the guest. The caller may reuse the slice afterwards.
-func (l *link) input(frame []byte) {
+func (l *nic) input(frame []byte) {
 	l.framesIn.Add(1)
 	l.bytesIn.Add(uint64(len(frame)))
 	d := l.dispatcher.Load()
@@ -99,12 +99,12 @@ func (l *link) input(frame []byte) {
 	(*d).DeliverNetworkPacket(header.Ethernet(frame).Type(), packet)
 }
 
-func (l *link) drop(why drop) {
+func (l *nic) drop(why drop) {
 	l.drops[why].Add(1)
 	l.dropped(why)
 }
 
-func (l *link) count(s *Stats) {
+func (l *nic) count(s *Stats) {
 	s.FramesIn, s.FramesOut = l.framesIn.Load(), l.framesOut.Load()
 	s.BytesIn, s.BytesOut = l.bytesIn.Load(), l.bytesOut.Load()
 	for why := accepted + 1; why < drops; why++ {
@@ -113,13 +113,13 @@ func (l *link) count(s *Stats) {
 		}
 	}
 	l.mu.Lock()
-	s.Plugged = l.cable != nil
+	s.Attached = l.cable != nil
 	l.mu.Unlock()
 }
 
 // WritePackets sends a batch as one write. The stack splits a large segment into
 // frames, so a batch is often everything there is to send.
-func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
+func (l *nic) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cable == nil {
@@ -151,14 +151,14 @@ func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 }
 
 // AddHeader implements stack.LinkEndpoint.
-func (l *link) AddHeader(p *stack.PacketBuffer) {
+func (l *nic) AddHeader(p *stack.PacketBuffer) {
 	header.Ethernet(p.LinkHeader().Push(header.EthernetMinimumSize)).Encode(&header.EthernetFields{
 		SrcAddr: gatewayMAC, DstAddr: p.EgressRoute.RemoteLinkAddress, Type: p.NetworkProtocolNumber,
 	})
 }
 
 // Attach implements stack.LinkEndpoint.
-func (l *link) Attach(d stack.NetworkDispatcher) {
+func (l *nic) Attach(d stack.NetworkDispatcher) {
 	if d == nil {
 		l.dispatcher.Store(nil)
 		return
@@ -168,28 +168,28 @@ func (l *link) Attach(d stack.NetworkDispatcher) {
 
 // Capabilities implements stack.LinkEndpoint. The cable is a socket of this host, which
 // corrupts no bits, so the stack does not verify checksums of incoming packets.
-func (l *link) Capabilities() stack.LinkEndpointCapabilities {
+func (l *nic) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityResolutionRequired | stack.CapabilityRXChecksumOffload
 }
 
 // GSOMaxSize implements stack.GSOEndpoint. It leaves space for the headers of one
 // packet.
-func (l *link) GSOMaxSize() uint32 { return 65535 - 200 }
+func (l *nic) GSOMaxSize() uint32 { return 65535 - 200 }
 
 // SupportedGSO implements stack.GSOEndpoint. The stack splits segments itself and
 // passes them in a batch.
-func (l *link) SupportedGSO() stack.SupportedGSO { return stack.GVisorGSOSupported }
+func (l *nic) SupportedGSO() stack.SupportedGSO { return stack.GVisorGSOSupported }
 
 // The rest of stack.LinkEndpoint, which does not matter for a cable.
 
-func (l *link) MTU() uint32                             { return l.mtu }
-func (l *link) SetMTU(uint32)                           {}
-func (l *link) MaxHeaderLength() uint16                 { return header.EthernetMinimumSize }
-func (l *link) LinkAddress() tcpip.LinkAddress          { return gatewayMAC }
-func (l *link) SetLinkAddress(tcpip.LinkAddress)        {}
-func (l *link) IsAttached() bool                        { return l.dispatcher.Load() != nil }
-func (l *link) Wait()                                   {}
-func (l *link) Close()                                  {}
-func (l *link) SetOnCloseAction(func())                 {}
-func (l *link) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareEther }
-func (l *link) ParseHeader(*stack.PacketBuffer) bool    { return true }
+func (l *nic) MTU() uint32                             { return l.mtu }
+func (l *nic) SetMTU(uint32)                           {}
+func (l *nic) MaxHeaderLength() uint16                 { return header.EthernetMinimumSize }
+func (l *nic) LinkAddress() tcpip.LinkAddress          { return gatewayMAC }
+func (l *nic) SetLinkAddress(tcpip.LinkAddress)        {}
+func (l *nic) IsAttached() bool                        { return l.dispatcher.Load() != nil }
+func (l *nic) Wait()                                   {}
+func (l *nic) Close()                                  {}
+func (l *nic) SetOnCloseAction(func())                 {}
+func (l *nic) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareEther }
+func (l *nic) ParseHeader(*stack.PacketBuffer) bool    { return true }

@@ -17,22 +17,22 @@ const (
 	nameMemory = 10 * time.Minute // how long an address keeps its name after the last use
 )
 
-// names gives every name its own address. The address identifies the name for every
+// nameTable gives every name its own address. The address identifies the name for every
 // protocol, without a time limit that a client might ignore.
 //
 // The number of names is bounded. When it is reached, names that were neither looked up
 // nor connected to within nameMemory are evicted, the least recently used first. If
 // there are none, a new name gets no address.
-type names struct {
+type nameTable struct {
 	now func() time.Time
 
 	mu     sync.Mutex
-	byName map[string]*named
-	byAddr map[netip.Addr]*named
+	byName map[string]*nameEntry
+	byAddr map[netip.Addr]*nameEntry
 	recent list.List // of *named, most recently used first
 }
 
-type named struct {
+type nameEntry struct {
 	name  string
 	addr  netip.Addr
 	used  time.Time
@@ -40,11 +40,11 @@ type named struct {
 	place *list.Element
 }
 
-func newNames(now func() time.Time) *names {
-	return &names{now: now, byName: map[string]*named{}, byAddr: map[netip.Addr]*named{}}
+func newNameTable(now func() time.Time) *nameTable {
+	return &nameTable{now: now, byName: map[string]*nameEntry{}, byAddr: map[netip.Addr]*nameEntry{}}
 }
 
-func (n *names) len() int {
+func (n *nameTable) len() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.byName)
@@ -52,7 +52,7 @@ func (n *names) len() int {
 
 // addr returns the address of a name, and assigns one if the name has none. It reports
 // false if no address is available.
-func (n *names) addr(name string) (netip.Addr, bool) {
+func (n *nameTable) addr(name string) (netip.Addr, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if e := n.byName[name]; e != nil {
@@ -71,7 +71,7 @@ func (n *names) addr(name string) (netip.Addr, bool) {
 		if last := a.As4()[3]; last == 0 || last == 255 || n.byAddr[a] != nil {
 			continue // some stacks do not accept .0 and .255 as host addresses
 		}
-		e := &named{name: name, addr: a}
+		e := &nameEntry{name: name, addr: a}
 		e.place = n.recent.PushFront(e)
 		n.byName[name], n.byAddr[a] = e, e
 		n.touch(e)
@@ -87,10 +87,10 @@ func fakeAddr(i uint32) netip.Addr {
 }
 
 // reclaim evicts one name. It reports false if no name may be evicted.
-func (n *names) reclaim() bool {
+func (n *nameTable) reclaim() bool {
 	limit := n.now().Add(-nameMemory)
 	for place := n.recent.Back(); place != nil; place = place.Prev() {
-		e, ok := place.Value.(*named)
+		e, ok := place.Value.(*nameEntry)
 		if !ok || e.used.After(limit) {
 			return false
 		}
@@ -104,13 +104,13 @@ func (n *names) reclaim() bool {
 	return false
 }
 
-func (n *names) touch(e *named) {
+func (n *nameTable) touch(e *nameEntry) {
 	e.used = n.now()
 	n.recent.MoveToFront(e.place)
 }
 
 // name returns the name that an address stands for, or "".
-func (n *names) name(addr netip.Addr) string {
+func (n *nameTable) name(addr netip.Addr) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if e := n.byAddr[addr]; e != nil {
@@ -120,7 +120,7 @@ func (n *names) name(addr netip.Addr) string {
 }
 
 // acquire is like name, but pins the name for a connection until release is called.
-func (n *names) acquire(addr netip.Addr) (name string, release func(), ok bool) {
+func (n *nameTable) acquire(addr netip.Addr) (name string, release func(), ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	e := n.byAddr[addr]
@@ -137,15 +137,15 @@ func (n *names) acquire(addr netip.Addr) (name string, release func(), ok bool) 
 	}, true
 }
 
-// hosts holds the names of the gateway and the guest, which Lima adds.
-type hosts struct {
+// hostTable holds the names of the gateway and the guest, which Lima adds.
+type hostTable struct {
 	mu sync.Mutex
 	m  map[string]netip.Addr
 }
 
 const maxHosts = 256
 
-func (h *hosts) set(name string, addr netip.Addr) bool {
+func (h *hostTable) set(name string, addr netip.Addr) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.m == nil {
@@ -158,7 +158,7 @@ func (h *hosts) set(name string, addr netip.Addr) bool {
 	return true
 }
 
-func (h *hosts) addr(name string) (netip.Addr, bool) {
+func (h *hostTable) addr(name string) (netip.Addr, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	a, ok := h.m[name]

@@ -18,7 +18,7 @@ const socketBuffer = 4 << 20
 // stream network device sends them. The gateway accepts one VM connection in its life
 // and refuses all others. ServeStream returns when l or the gateway is closed.
 func (g *Gateway) ServeStream(l net.Listener) error {
-	return g.accept(l, func(c net.Conn) { g.plug(newCable(c, true)) })
+	return g.accept(l, func(c net.Conn) { g.attach(newFrameTransport(c, true)) })
 }
 
 // ServeDatagram accepts the VM's connection on l. Each connection to l passes one end
@@ -34,10 +34,10 @@ func (g *Gateway) ServeDatagram(l *net.UnixListener) error {
 		end, err := receiveSocket(u)
 		c.Close()
 		if err != nil {
-			g.refusedPlug(err)
+			g.refuseConnection(err)
 			return
 		}
-		g.plug(newCable(end, false))
+		g.attach(newFrameTransport(end, false))
 	})
 }
 
@@ -72,21 +72,21 @@ func (g *Gateway) acceptLoop(l net.Listener, serve func(net.Conn)) error {
 	}
 }
 
-// plug serves the cable until it ends.
-func (g *Gateway) plug(c *cable) {
+// attach serves the cable until it ends.
+func (g *Gateway) attach(c *frameTransport) {
 	defer c.Close() //nolint:errcheck // it has ended
-	if err := g.link.plug(c); err != nil {
-		g.refusedPlug(err)
+	if err := g.nic.attach(c); err != nil {
+		g.refuseConnection(err)
 		return
 	}
-	defer g.link.unplug()
+	defer g.nic.detach()
 	if !g.run(c, c.write) {
 		return
 	}
 	g.report(Record{Kind: KindLink, Allowed: true, Reason: "plugged in"})
 	err := c.read(func(frame []byte) {
-		defer g.survive()
-		g.link.input(frame)
+		defer g.recoverPanic()
+		g.nic.input(frame)
 	})
 	reason := "unplugged"
 	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
@@ -95,7 +95,7 @@ func (g *Gateway) plug(c *cable) {
 	g.report(Record{Kind: KindLink, Allowed: true, End: true, Reason: reason})
 }
 
-func (g *Gateway) refusedPlug(err error) {
+func (g *Gateway) refuseConnection(err error) {
 	g.report(Record{Kind: KindLink, Reason: clean("VM connection refused: " + err.Error())})
 }
 

@@ -109,14 +109,14 @@ func TestOnePlugInALife(t *testing.T) {
 		t.Fatalf("the first machine suffers from the second: %v", err)
 	}
 	select {
-	case <-w.g.Unplugged():
+	case <-w.g.Detached():
 		t.Fatal("unplugged too early")
 	default:
 	}
 	w.cable.Close()
-	<-w.g.Unplugged()
+	<-w.g.Detached()
 	refused()
-	if w.g.Stats().Plugged {
+	if w.g.Stats().Attached {
 		t.Error("still plugged")
 	}
 	l.Close()
@@ -169,7 +169,7 @@ func TestCloseWithoutMachine(t *testing.T) {
 	if err := g.Close(); err != nil {
 		t.Fatal(err)
 	}
-	<-g.Unplugged()
+	<-g.Detached()
 	l, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
 		t.Fatal(err)

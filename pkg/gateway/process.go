@@ -25,17 +25,17 @@ import (
 
 // Files in a gateway's directory, besides the decision log.
 const (
-	wireFile   = "wire.json"   // holds vm.Wire
-	policyFile = "policy.json" // the compiled policy
-	lockFile   = "lock"        // held while the gateway runs; contains its pid
-	logFile    = "gateway.log"
+	netConfigFile = "wire.json"   // holds vm.Wire
+	policyFile    = "policy.json" // the compiled policy
+	lockFile      = "lock"        // held while the gateway runs; contains its pid
+	logFile       = "gateway.log"
 )
 
 const (
-	// plugTimeout is how long a gateway waits for its VM. It is long because an image
+	// attachTimeout is how long a gateway waits for its VM. It is long because an image
 	// may have to be downloaded first. It matters only if no process is left to stop
 	// the gateway.
-	plugTimeout = time.Hour
+	attachTimeout = time.Hour
 
 	// memoryLimit is a soft limit for the Go heap. Beyond it the garbage collector
 	// works harder. Gateway stops accepting connections at maxHeap.
@@ -52,7 +52,7 @@ type Status struct {
 	Names       int         `json:"names"`
 	PolicyError string      `json:"policy_error,omitempty"`  // why there is no policy
 	JournalErr  string      `json:"journal_error,omitempty"` // the gateway decides even if it cannot log
-	Unplugged   bool        `json:"unplugged"`               // the VM's network has ended for good
+	Detached    bool        `json:"unplugged"`               // the VM's network has ended for good
 	Stats       Stats       `json:"stats"`
 }
 
@@ -61,7 +61,7 @@ type server struct {
 	dir     string
 	log     *slog.Logger
 	gateway *Gateway
-	journal *journal
+	journal *decisionLog
 	started time.Time
 	quit    chan struct{}
 	once    sync.Once
@@ -82,8 +82,8 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 		return err
 	}
 	defer lock.Close()
-	var wire vm.Wire
-	b, err := os.ReadFile(filepath.Join(dir, wireFile))
+	var wire vm.NetSockets
+	b, err := os.ReadFile(filepath.Join(dir, netConfigFile))
 	if err == nil {
 		err = json.Unmarshal(b, &wire)
 	}
@@ -91,7 +91,7 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 		return fail.New(fail.Failure, "read the VM's network sockets: %w", err)
 	}
 	s := &server{dir: dir, log: log, started: time.Now(), quit: make(chan struct{})}
-	if s.journal, err = openJournal(dir); err != nil {
+	if s.journal, err = openDecisionLog(dir); err != nil {
 		return fail.New(fail.Host, "open the decision log: %w", err)
 	}
 	s.gateway, err = New(Options{Subnet: wire.Subnet, MAC: wire.MAC, MTU: wire.MTU, Log: s.journal.add})
@@ -123,7 +123,7 @@ func claim(dir string) (*os.File, error) {
 
 // serve opens the sockets, the API's last. A client that reaches the API therefore
 // finds the other sockets, too.
-func (s *server) serve(ctx context.Context, w vm.Wire) error {
+func (s *server) serve(ctx context.Context, w vm.NetSockets) error {
 	var listeners []*net.UnixListener
 	defer func() {
 		for _, l := range listeners {
@@ -144,7 +144,7 @@ func (s *server) serve(ctx context.Context, w vm.Wire) error {
 		s.reload()
 		s.serveStatus(w, r)
 	})
-	mux.HandleFunc("POST "+control+"quit", func(http.ResponseWriter, *http.Request) { s.end() })
+	mux.HandleFunc("POST "+control+"quit", func(http.ResponseWriter, *http.Request) { s.quitOnce() })
 	api := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
 
 	ended := make(chan error, len(listeners))
@@ -153,10 +153,10 @@ func (s *server) serve(ctx context.Context, w vm.Wire) error {
 	go func() { ended <- api.Serve(listeners[2]) }()
 	s.log.Info("gateway running")
 
-	plugged := time.AfterFunc(plugTimeout, func() {
+	plugged := time.AfterFunc(attachTimeout, func() {
 		if s.gateway.Stats().FramesIn == 0 {
 			s.log.Warn("no VM connected")
-			s.end()
+			s.quitOnce()
 		}
 	})
 	defer plugged.Stop()
@@ -165,7 +165,7 @@ func (s *server) serve(ctx context.Context, w vm.Wire) error {
 	select {
 	case <-ctx.Done():
 	case <-s.quit:
-	case <-s.gateway.Unplugged():
+	case <-s.gateway.Detached():
 		s.log.Info("VM disconnected")
 	case err = <-ended:
 		running--
@@ -195,7 +195,7 @@ func listenUnix(path string) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 }
 
-func (s *server) end() { s.once.Do(func() { close(s.quit) }) }
+func (s *server) quitOnce() { s.once.Do(func() { close(s.quit) }) }
 
 // reload applies the policy in the file. If the file is missing or damaged, no policy
 // is in force: its writer will write it again, and until then nothing gets out that the
@@ -228,8 +228,8 @@ func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
 		st.JournalErr = err.Error()
 	}
 	select {
-	case <-s.gateway.Unplugged():
-		st.Unplugged = true
+	case <-s.gateway.Detached():
+		st.Detached = true
 	default:
 	}
 	w.Header().Set("Content-Type", "application/json")

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 type rig struct {
 	*testing.T
 	gateway.Process
-	wire vm.Wire
+	wire vm.NetSockets
 }
 
 func newRig(t *testing.T) rig {
@@ -53,7 +53,7 @@ func newRig(t *testing.T) rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := rig{T: t, Process: gateway.Process{Dir: filepath.Join(dir, "gateway"), Self: os.Args[0]}, wire: vm.Wire{
+	r := rig{T: t, Process: gateway.Process{Dir: filepath.Join(dir, "gateway"), Self: os.Args[0]}, wire: vm.NetSockets{
 		Subnet: netip.MustParsePrefix("192.168.5.0/24"), MAC: "52:55:55:00:00:01", MTU: 1500,
 		Stream: filepath.Join(dir, "s", "qemu"), Datagram: filepath.Join(dir, "s", "fd"), API: filepath.Join(dir, "s", "ep"),
 	}}
@@ -247,7 +247,7 @@ func TestProcessLife(t *testing.T) {
 	if !r.resolves(g, "a.example.org") || r.resolves(g, "b.example.org") {
 		t.Error("SetPolicy does not count at once")
 	}
-	if st, err := r.Status(t.Context()); err != nil || st.PID != pid || st.Mode != policy.Allowlist || st.Names != 1 || st.Unplugged || st.Stats.FramesIn == 0 {
+	if st, err := r.Status(t.Context()); err != nil || st.PID != pid || st.Mode != policy.Allowlist || st.Names != 1 || st.Detached || st.Stats.FramesIn == 0 {
 		t.Errorf("%+v, %v", st, err)
 	}
 
@@ -430,7 +430,7 @@ func TestBadStarts(t *testing.T) {
 func entries(t *testing.T, dir string) []gateway.Entry {
 	t.Helper()
 	var all []gateway.Entry
-	for e, err := range gateway.Journal(t.Context(), dir, false) {
+	for e, err := range gateway.Decisions(t.Context(), dir, false) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -505,7 +505,7 @@ func TestJournalGoesOn(t *testing.T) {
 	defer cancel()
 	followed := make(chan string, 100)
 	go func() {
-		for e, err := range gateway.Journal(ctx, r.Dir, true) {
+		for e, err := range gateway.Decisions(ctx, r.Dir, true) {
 			if err != nil {
 				followed <- err.Error()
 				return

@@ -61,7 +61,7 @@ type Stats struct {
 	Open      int               `json:"open"`      // connections of the guest
 	Names     int               `json:"names"`     // names that have an address
 	Panics    uint64            `json:"panics"`
-	Plugged   bool              `json:"plugged"`
+	Attached  bool              `json:"plugged"`
 }
 
 type counters struct {
@@ -75,7 +75,7 @@ func (g *Gateway) Stats() Stats {
 		Questions: g.stats.questions.Load(), Panics: g.stats.panics.Load(),
 		Open: g.conns.len(), Names: g.names.len(), Dropped: map[string]uint64{},
 	}
-	g.link.count(&s)
+	g.nic.count(&s)
 	return s
 }
 
@@ -111,8 +111,8 @@ func clean(s string) string {
 // limiter suppresses messages that were already reported within the last limiterPause.
 // A guest can send a million packets a second; one line says as much.
 type limiter struct {
-	mu   sync.Mutex
-	said map[string]time.Time
+	mu         sync.Mutex
+	lastReport map[string]time.Time
 }
 
 const (
@@ -124,22 +124,22 @@ func (l *limiter) ok(what string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
-	if at, ok := l.said[what]; ok && now.Sub(at) < limiterPause {
+	if at, ok := l.lastReport[what]; ok && now.Sub(at) < limiterPause {
 		return false
 	}
-	if l.said == nil {
-		l.said = map[string]time.Time{}
+	if l.lastReport == nil {
+		l.lastReport = map[string]time.Time{}
 	}
-	if len(l.said) >= limiterSize {
-		for what, at := range l.said {
+	if len(l.lastReport) >= limiterSize {
+		for what, at := range l.lastReport {
 			if now.Sub(at) >= limiterPause {
-				delete(l.said, what)
+				delete(l.lastReport, what)
 			}
 		}
-		if len(l.said) >= limiterSize {
+		if len(l.lastReport) >= limiterSize {
 			return false
 		}
 	}
-	l.said[what] = now
+	l.lastReport[what] = now
 	return true
 }

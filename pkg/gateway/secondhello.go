@@ -103,15 +103,15 @@ func passServerHello(to io.Writer, from io.Reader) (retry bool, err error) {
 		if ok && len(message) >= size {
 			return len(message) >= randomEnd, nil
 		}
-		if len(message) > maxHello {
+		if len(message) > maxClientHello {
 			return false, errors.New("the server's hello is too long")
 		}
 	}
 }
 
-// afterHello reads what a guest sends over TLS after its first ClientHello. It accepts
+// secondHelloReader reads what a guest sends over TLS after its first ClientHello. It accepts
 // a second ClientHello only if the server asked for one and it carries the same name.
-type afterHello struct {
+type secondHelloReader struct {
 	*guestEnd
 	name    string
 	rest    []byte // already read from the guest
@@ -120,7 +120,7 @@ type afterHello struct {
 	checked bool   // from here on the guest may send anything
 }
 
-func (a *afterHello) Read(b []byte) (int, error) {
+func (a *secondHelloReader) Read(b []byte) (int, error) {
 	for len(a.passed) == 0 && !a.checked {
 		if err := a.next(); err != nil {
 			return 0, err
@@ -135,7 +135,7 @@ func (a *afterHello) Read(b []byte) (int, error) {
 }
 
 // next checks one record.
-func (a *afterHello) next() error {
+func (a *secondHelloReader) next() error {
 	from := &replayed{Conn: a.guestEnd, first: bytes.NewReader(a.rest)}
 	record, isTLS, err := readRecord(from)
 	a.rest = a.rest[min(len(record), len(a.rest)):]
@@ -153,14 +153,14 @@ func (a *afterHello) next() error {
 }
 
 // second checks another ClientHello.
-func (a *afterHello) second(record []byte) error {
+func (a *secondHelloReader) second(record []byte) error {
 	no := func(err error) error {
 		return &deniedError{decision{Reason: "a second ClientHello: " + err.Error()}, a.c.to.Addr()}
 	}
 	if !a.retry {
 		return no(errors.New("the server did not request it"))
 	}
-	h, err := readHello(a.c.ctx, a.guestEnd, slices.Concat(record, a.rest))
+	h, err := readClientHello(a.c.ctx, a.guestEnd, slices.Concat(record, a.rest))
 	if err == nil {
 		err = h.check(a.name)
 	}

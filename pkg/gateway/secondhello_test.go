@@ -42,7 +42,7 @@ func pieces(b []byte, n int) []byte {
 func TestSecondHello(t *testing.T) {
 	first := clientHelloFor(t, "example.org")
 	evil := clientHelloFor(t, "evil.example")
-	hidden := clientHello(t, &tls.Config{
+	hidden := makeClientHello(t, &tls.Config{
 		ServerName: "evil.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t, "example.org"),
 	})
 	ccs, early := record(changeCipher, []byte{1}), record(applicationData, []byte("early data"))

@@ -39,8 +39,8 @@ func (c *conn) serve() {
 // serveName serves a connection to the address of a name.
 func (c *conn) serveName() {
 	c.mu.Lock()
-	c.lax = c.g.lax()
-	lax := c.lax
+	c.unchecked = c.g.allowsUnchecked()
+	lax := c.unchecked
 	c.mu.Unlock()
 	port := c.to.Port()
 	if d := c.ask(question{Name: c.name, Port: port}); !d.Allowed {
@@ -123,7 +123,7 @@ func (c *conn) serveTLS() {
 	if err != nil {
 		return
 	}
-	hello, err := readHello(c.ctx, guest, nil)
+	hello, err := readClientHello(c.ctx, guest, nil)
 	if err == nil {
 		err = hello.check(c.name)
 	}
@@ -142,7 +142,7 @@ func (c *conn) serveTLS() {
 
 // spliceTLS passes everything after a ClientHello that was checked. Another ClientHello
 // must carry the same name.
-func (c *conn) spliceTLS(h hello, guest *guestEnd, up *upstream) {
+func (c *conn) spliceTLS(h clientHello, guest *guestEnd, up *upstream) {
 	if _, err := up.Write(h.bytes); err != nil {
 		return
 	}
@@ -153,7 +153,7 @@ func (c *conn) spliceTLS(h hello, guest *guestEnd, up *upstream) {
 	if err := errors.Join(err, up.SetReadDeadline(time.Time{})); err != nil {
 		return
 	}
-	c.splice(&afterHello{guestEnd: guest, name: c.name, rest: h.rest, retry: retry}, guest, up)
+	c.splice(&secondHelloReader{guestEnd: guest, name: c.name, rest: h.rest, retry: retry}, guest, up)
 }
 
 // serveSSH passes the server's bytes at once, and the guest's bytes if they begin with
@@ -178,7 +178,7 @@ func (c *conn) splice(from io.Reader, guest *guestEnd, up *upstream) {
 	var toGuest error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		defer c.g.survive()
+		defer c.g.recoverPanic()
 		ended := false
 		defer func() {
 			if !ended {

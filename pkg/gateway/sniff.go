@@ -52,11 +52,11 @@ func isTimeout(err error) bool {
 	return errors.As(err, &e) && e.Timeout()
 }
 
-// spoken is the protocol of a client's first bytes.
-type spoken int
+// protocol is the protocol of a client's first bytes.
+type protocol int
 
 const (
-	undecided spoken = iota
+	undecided protocol = iota
 	speaksTLS
 	speaksHTTP
 	speaksOther
@@ -66,7 +66,7 @@ const (
 // contains an HTTP version, whatever the method is, because servers accept any. The
 // line stays undecided until it ends or has a byte that no server accepts: a control
 // character in place of the method, or a NUL. Further bytes never change a decision.
-func sniff(b []byte) spoken {
+func sniff(b []byte) protocol {
 	if speaks, sure := sniffTLS(b); sure {
 		return speaks
 	}
@@ -98,7 +98,7 @@ func sniff(b []byte) spoken {
 // hello or in place of one. It recognises a record of any type, since servers skip
 // alerts, and an SSL 2 hello, which has no server name. sure is false for anything
 // else.
-func sniffTLS(b []byte) (speaks spoken, sure bool) {
+func sniffTLS(b []byte) (speaks protocol, sure bool) {
 	const handshake, changeCipherSpec, heartbeat = 0x16, 0x14, 0x18
 	switch {
 	case len(b) == 0:
@@ -147,7 +147,7 @@ func (c *conn) serveUnknown() {
 	}
 	switch speaks {
 	case speaksTLS:
-		h, err := readHello(c.ctx, guest, first)
+		h, err := readClientHello(c.ctx, guest, first)
 		if err == nil {
 			err = h.check(c.name)
 		}

@@ -5,7 +5,7 @@ import "testing"
 // TestSniff checks that on a port that a rule opened, no input reaches a TLS server
 // past the check of the name. OpenSSL and Go skip an alert before the hello.
 func TestSniff(t *testing.T) {
-	for said, want := range map[string]spoken{
+	for said, want := range map[string]protocol{
 		"":                                 undecided,
 		"\x16":                             speaksTLS,
 		"\x15":                             undecided,

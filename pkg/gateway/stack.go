@@ -27,7 +27,7 @@ const (
 )
 
 // newStack creates the network stack with one card, one route and one neighbour.
-func newStack(l *link, subnet netip.Prefix, host, guest netip.Addr, mac net.HardwareAddr) (*stack.Stack, error) {
+func newStack(l *nic, subnet netip.Prefix, host, guest netip.Addr, mac net.HardwareAddr) (*stack.Stack, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// clientHello returns the ClientHello that crypto/tls sends to a name.
-func clientHello(t testing.TB, c *tls.Config) []byte {
+// makeClientHello returns the ClientHello that crypto/tls sends to a name.
+func makeClientHello(t testing.TB, c *tls.Config) []byte {
 	t.Helper()
 	near, far := net.Pipe()
 	defer near.Close()
@@ -71,15 +71,15 @@ func TestTLS(t *testing.T) {
 		t.Errorf("recorded as %+v", opened)
 	}
 
-	hello := clientHello(t, &tls.Config{ServerName: "example.org"})
+	hello := makeClientHello(t, &tls.Config{ServerName: "example.org"})
 	for name, test := range map[string]struct {
 		said   []byte
 		reason string
 	}{
-		"another name":  {clientHello(t, &tls.Config{ServerName: "other.example"}), "differs from the dialled name"},
-		"no name":       {clientHello(t, &tls.Config{InsecureSkipVerify: true}), "without a server name"},
-		"a longer name": {clientHello(t, &tls.Config{ServerName: "example.org.other.example"}), "differs from the dialled name"},
-		"encrypted": {clientHello(t, &tls.Config{
+		"another name":  {makeClientHello(t, &tls.Config{ServerName: "other.example"}), "differs from the dialled name"},
+		"no name":       {makeClientHello(t, &tls.Config{InsecureSkipVerify: true}), "without a server name"},
+		"a longer name": {makeClientHello(t, &tls.Config{ServerName: "example.org.other.example"}), "differs from the dialled name"},
+		"encrypted": {makeClientHello(t, &tls.Config{
 			ServerName: "other.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t, "example.org"),
 		}), "encrypted ClientHello"},
 		"not TLS":      {[]byte("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"), "not a TLS ClientHello"},
@@ -133,7 +133,7 @@ func (w *world) dials() []string {
 func TestTLSInPieces(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org")})
 	got := make(chan []byte, 1)
-	hello := clientHello(t, &tls.Config{ServerName: "example.org"})
+	hello := makeClientHello(t, &tls.Config{ServerName: "example.org"})
 	body := hello[5:]
 	var records []byte
 	for len(body) > 0 {
@@ -172,8 +172,8 @@ func TestTLSElsewhere(t *testing.T) {
 		t.Fatalf("%d %q %v", status, body, err)
 	}
 	for _, said := range [][]byte{
-		clientHello(t, &tls.Config{ServerName: "other.example"}),
-		clientHello(t, &tls.Config{InsecureSkipVerify: true}),
+		makeClientHello(t, &tls.Config{ServerName: "other.example"}),
+		makeClientHello(t, &tls.Config{InsecureSkipVerify: true}),
 		{0x16, 3, 1, 0, 5, 1, 0, 0, 1, 0},
 	} {
 		c := w.dial("example.org", 8443)
@@ -186,5 +186,5 @@ func TestTLSElsewhere(t *testing.T) {
 }
 
 func clientHelloFor(t testing.TB, name string) []byte {
-	return clientHello(t, &tls.Config{ServerName: name})
+	return makeClientHello(t, &tls.Config{ServerName: name})
 }

@@ -24,15 +24,15 @@ type Start struct {
 	Image vm.Image
 	From  From
 	Warm  image.Warm // if From is FromWarm
-	// Spares is the golden image whose spares would be faster, if any exist (see Take).
+	// Standbys is the golden image whose spares would be faster, if any exist (see Take).
 	// Its name is empty otherwise.
-	Spares image.Info
-	Lacks  bool // whether preparing something would make the next session faster
+	Standbys        image.Info
+	MissingStandbys bool // whether preparing something would make the next session faster
 }
 
 // Best returns the fastest available starting point for a VM of that size.
 func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch string, size Size) (Start, error) {
-	generic := Start{From: FromGeneric, Lacks: want != config.PrepareNone}
+	generic := Start{From: FromGeneric, MissingStandbys: want != config.PrepareNone}
 	from, err := m.Images.Find(source, arch)
 	if err != nil {
 		return Start{}, err
@@ -58,13 +58,13 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	_, state, err := m.saver(ctx, arch, size.CPUs, size.Memory)
 	switch {
 	case m.pools(want, err):
-		golden.Spares = made
-		golden.Lacks, err = m.lacksSpares(made, size)
+		golden.Standbys = made
+		golden.MissingStandbys, err = m.missingStandbys(made, size)
 		return golden, err
 	case want != config.PrepareWarm || err != nil:
 		return golden, nil //nolint:nilerr // VM snapshots are unavailable here, and no spares are configured
 	}
-	golden.Lacks = true
+	golden.MissingStandbys = true
 	w, ok := made.Warmed(state)
 	if !ok {
 		return golden, nil

@@ -107,7 +107,7 @@ func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (
 	o := m.options(from.Name, needForImage, p)
 	tell := m.Images.Reporter(i.Name, time.Now(), p)
 	o.Prove = func(ctx context.Context, dir string, files []string) error {
-		say(tell, "testing the image")
+		report(tell, "testing the image")
 		err := m.prove(ctx, from.Name, image.Info{Path: dir, Arch: arch, Files: files}, tell)
 		if err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)); err != nil {
 			return fmt.Errorf("test image: %w", err)
@@ -154,8 +154,8 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 	if err != nil {
 		return nil, err
 	}
-	say(p, "booting %s", from.Name)
-	b, err := m.boot(ctx, ours(from.Name, img), dir, m.Policy, p)
+	report(p, "booting %s", from.Name)
+	b, err := m.boot(ctx, buildSpec(from.Name, img), dir, m.Policy, p)
 	if err != nil {
 		return nil, err
 	}
@@ -169,12 +169,12 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 		if err := b.guest.Provision(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
 			return nil, err
 		}
-		say(p, "removing its identity")
+		report(p, "removing its identity")
 		if initrd, err = b.guest.Generalise(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
 			return nil, err
 		}
 	}
-	if err := b.halt(ctx); err != nil {
+	if err := b.shutdown(ctx); err != nil {
 		return nil, err
 	}
 	if err := m.Driver.Export(ctx, b.name, filepath.Join(dir, vm.DiskFile), p); err != nil {
@@ -232,7 +232,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 	if err != nil {
 		return err
 	}
-	b, err := m.boot(ctx, ours(source, img), made.Path, nowhere(), p)
+	b, err := m.boot(ctx, buildSpec(source, img), made.Path, nowhere(), p)
 	if err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 			return err
 		}
 	}
-	return b.halt(ctx)
+	return b.shutdown(ctx)
 }
 
 // saver returns the driver as a vm.Saver, with the key of a VM's state. Its error says
@@ -300,17 +300,17 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 			return err
 		}
 		err = m.Driver.Create(ctx, vm.Spec{
-			Name: name, CPUs: cpus, Memory: memory, Disk: disk(source), Image: img, User: guest.User, Boot: guest.SleepScript(), Wired: true,
+			Name: name, CPUs: cpus, Memory: memory, Disk: disk(source), Image: img, User: guest.User, Boot: guest.SleepScript(), ExternalNet: true,
 		})
 		if err != nil {
 			return err
 		}
 		// The network card needs a peer to connect to. It stays down.
-		if err := m.raise(ctx, name, dir, nowhere()); err != nil {
+		if err := m.startGateway(ctx, name, dir, nowhere()); err != nil {
 			return err
 		}
 		tell := m.Images.Reporter(i.Name, time.Now(), p)
-		say(tell, "booting a VM of %d CPUs and %d MiB for a warm state", cpus, memory>>20)
+		report(tell, "booting a VM of %d CPUs and %d MiB for a warm state", cpus, memory>>20)
 		return saver.Save(ctx, name, dir, tell)
 	})
 }
@@ -318,7 +318,7 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 // nowhere returns a policy that allows nothing.
 func nowhere() *policy.Policy {
 	p := policy.Default()
-	p.Mode, p.Walled = policy.Isolated, true
+	p.Mode, p.Enforced = policy.Isolated, true
 	return p
 }
 
@@ -339,8 +339,8 @@ type booted struct {
 	guest      guest.Guest
 }
 
-// ours returns the spec of the VM in which things are made from an image.
-func ours(source string, img vm.Image) vm.Spec {
+// buildSpec returns the spec of the VM in which things are made from an image.
+func buildSpec(source string, img vm.Image) vm.Spec {
 	return vm.Spec{Name: vmName(source), CPUs: min(2, runtime.NumCPU()), Memory: bakeMemory, Disk: disk(source), Image: img}
 }
 
@@ -356,11 +356,11 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 	if err := m.Driver.Delete(ctx, b.name); err != nil {
 		return nil, err
 	}
-	spec.User, spec.AuthorizedKey, spec.Boot, spec.Wired = guest.User, authorized, guest.BootScript(), true
+	spec.User, spec.AuthorizedKey, spec.Boot, spec.ExternalNet = guest.User, authorized, guest.BootScript(), true
 	if err := m.Driver.Create(ctx, spec); err != nil {
 		return nil, err
 	}
-	if err := m.raise(ctx, b.name, work, pol); err != nil {
+	if err := m.startGateway(ctx, b.name, work, pol); err != nil {
 		return nil, err
 	}
 	if b.endpoint, err = m.Driver.Start(ctx, b.name, p); err != nil {
@@ -373,7 +373,7 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 	b.guest.Root = machine.Root
 	b.guest.SSH, err = ssh.DialBooted(ctx, ssh.Target{Addr: b.endpoint.Addr, User: b.endpoint.User, Key: private, HostKey: b.endpoint.HostKey},
 		func() error {
-			say(p, "waiting for the guest's network")
+			report(p, "waiting for the guest's network")
 			if machine, err := m.Driver.Inspect(ctx, b.name); err == nil && machine.State != vm.Running {
 				return fail.New(fail.Failure, "the VM stopped before it accepted a login")
 			}
@@ -393,8 +393,8 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 	return b, nil
 }
 
-func (m *Maker) raise(ctx context.Context, name, work string, pol *policy.Policy) error {
-	wire, err := m.Driver.Wire(name)
+func (m *Maker) startGateway(ctx context.Context, name, work string, pol *policy.Policy) error {
+	wire, err := m.Driver.NetSockets(name)
 	if err != nil {
 		return err
 	}
@@ -405,9 +405,9 @@ func (m *Maker) raise(ctx context.Context, name, work string, pol *policy.Policy
 	return g.Start(ctx, wire, pol)
 }
 
-// halt waits until the guest has shut itself down. A disk whose guest must be killed
+// shutdown waits until the guest has shut itself down. A disk whose guest must be killed
 // does not become an image.
-func (b *booted) halt(ctx context.Context) error {
+func (b *booted) shutdown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, haltTimeout, fail.New(fail.Timeout, "the guest did not power off within %v", haltTimeout))
 	defer cancel()
 	_ = b.guest.Poweroff(ctx) // shutting down ends the connection
@@ -435,7 +435,7 @@ func (b *booted) close() {
 	}
 }
 
-func say(p vm.Progress, format string, args ...any) {
+func report(p vm.Progress, format string, args ...any) {
 	if p != nil {
 		p(strings.TrimSpace(fmt.Sprintf(format, args...)))
 	}

@@ -26,11 +26,11 @@ import (
 // renaming its directory.
 
 const (
-	sparePrefix = "spare-"     // begins the name of the VM and of its directory in the pool
-	making      = ".making-"   // prefix for the directory of a VM that is not ready yet
-	removing    = ".removing-" // prefix for the directory of a VM that is being deleted
-	poolLock    = ".lock"      // held while spares are made or removed
-	spareFile   = "spare.json"
+	standbyPrefix = "spare-"     // begins the name of the VM and of its directory in the pool
+	making        = ".making-"   // prefix for the directory of a VM that is not ready yet
+	removing      = ".removing-" // prefix for the directory of a VM that is being deleted
+	poolLock      = ".lock"      // held while spares are made or removed
+	standbyFile   = "spare.json"
 
 	// KeyFile and GatewayFolder are in a spare's directory. KeyFile is the private key
 	// of its login, with the public key beside it; GatewayFolder holds its gateway's
@@ -39,7 +39,7 @@ const (
 	GatewayFolder = "gateway"
 )
 
-var spareName = regexp.MustCompile("^" + sparePrefix + "[0-9a-f]+$")
+var standbyName = regexp.MustCompile("^" + standbyPrefix + "[0-9a-f]+$")
 
 // Size is the size of a VM; memory and disk are in bytes.
 type Size struct {
@@ -48,47 +48,47 @@ type Size struct {
 	Disk   int64 `json:"disk"`
 }
 
-// Spare is a standby VM.
-type Spare struct {
+// Standby is a standby VM.
+type Standby struct {
 	Size
 	VM        string    `json:"vm"`
 	Image     string    `json:"image"` // directory of the golden image that it was cloned from
 	CreatedAt time.Time `json:"created_at"`
-	Dir       string    `json:"-"` // its directory, as passed to ReadSpare
+	Dir       string    `json:"-"` // its directory, as passed to ReadStandby
 }
 
-// ReadSpare reads the spare in a directory, also after it was taken. Its error wraps
+// ReadStandby reads the spare in a directory, also after it was taken. Its error wraps
 // fs.ErrNotExist if the directory holds none.
-func ReadSpare(dir string) (Spare, error) {
-	s := Spare{Dir: dir}
-	b, err := os.ReadFile(filepath.Join(dir, spareFile))
+func ReadStandby(dir string) (Standby, error) {
+	s := Standby{Dir: dir}
+	b, err := os.ReadFile(filepath.Join(dir, standbyFile))
 	if err == nil {
 		err = json.Unmarshal(b, &s)
 	}
-	if err == nil && !spareName.MatchString(s.VM) {
+	if err == nil && !standbyName.MatchString(s.VM) {
 		err = fmt.Errorf("%s: not the name of a standby VM: %q", dir, s.VM)
 	}
 	return s, err
 }
 
-// Spares returns the spares in a pool's directory, oldest first.
-func Spares(pool string) ([]Spare, error) {
-	found, err := filepath.Glob(filepath.Join(pool, sparePrefix+"*"))
+// Standbys returns the spares in a pool's directory, oldest first.
+func Standbys(pool string) ([]Standby, error) {
+	found, err := filepath.Glob(filepath.Join(pool, standbyPrefix+"*"))
 	if err != nil {
 		return nil, err
 	}
-	all := []Spare{}
+	all := []Standby{}
 	for _, dir := range found {
-		if s, err := ReadSpare(dir); err == nil { // otherwise it was just taken, or Drain will remove it
+		if s, err := ReadStandby(dir); err == nil { // otherwise it was just taken, or Drain will remove it
 			all = append(all, s)
 		}
 	}
-	slices.SortFunc(all, func(a, b Spare) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	slices.SortFunc(all, func(a, b Standby) int { return a.CreatedAt.Compare(b.CreatedAt) })
 	return all, nil
 }
 
-func (m *Maker) lacksSpares(i image.Info, size Size) (bool, error) {
-	all, err := Spares(m.Pool)
+func (m *Maker) missingStandbys(i image.Info, size Size) (bool, error) {
+	all, err := Standbys(m.Pool)
 	n := 0
 	for _, s := range all {
 		if s.Image == i.Path && s.Size == size {
@@ -100,51 +100,51 @@ func (m *Maker) lacksSpares(i image.Info, size Size) (bool, error) {
 
 // Take moves the directory of a spare of that size, cloned from the golden image i, to
 // dest. The spare then belongs to the caller. ok is false if no spare fits.
-func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) (s Spare, ok bool, err error) {
-	all, err := Spares(m.Pool)
+func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) (s Standby, ok bool, err error) {
+	all, err := Standbys(m.Pool)
 	if err != nil {
-		return Spare{}, false, err
+		return Standby{}, false, err
 	}
 	for _, s := range all {
-		if s.Image != i.Path || s.Size != size || !m.waits(ctx, s) {
+		if s.Image != i.Path || s.Size != size || !m.isWaiting(ctx, s) {
 			continue
 		}
 		switch err := os.Rename(s.Dir, dest); {
 		case errors.Is(err, fs.ErrNotExist):
 			continue // another process took it first
 		case err != nil:
-			return Spare{}, false, fail.New(fail.Host, "take standby VM: %w", err)
+			return Standby{}, false, fail.New(fail.Host, "take standby VM: %w", err)
 		}
 		s.Dir = dest
 		return s, true, nil
 	}
-	return Spare{}, false, nil
+	return Standby{}, false, nil
 }
 
-// waits reports whether a spare's VM runs and can still be connected to the network.
-func (m *Maker) waits(ctx context.Context, s Spare) bool {
+// isWaiting reports whether a spare's VM runs and can still be connected to the network.
+func (m *Maker) isWaiting(ctx context.Context, s Standby) bool {
 	machine, err := m.Driver.Inspect(ctx, s.VM)
 	if err != nil || machine.State != vm.Running {
 		return false
 	}
 	st, err := m.gateway(s.Dir).Status(ctx)
-	return err == nil && !st.Unplugged
+	return err == nil && !st.Detached
 }
 
 // Fill ensures that there are m.Waiting spares of a size, cloned from the golden image
 // i, and no others. Concurrent callers run one after the other.
 func (m *Maker) Fill(ctx context.Context, i image.Info, size Size, p vm.Progress) error {
-	return m.tend(ctx, true, func() error {
-		err := m.drain(ctx, func(s Spare) bool { return s.Image == i.Path && s.Size == size && m.waits(ctx, s) })
+	return m.withPoolLock(ctx, true, func() error {
+		err := m.drain(ctx, func(s Standby) bool { return s.Image == i.Path && s.Size == size && m.isWaiting(ctx, s) })
 		if err != nil {
 			return err
 		}
 		for {
-			lacks, err := m.lacksSpares(i, size)
+			lacks, err := m.missingStandbys(i, size)
 			if err != nil || !lacks {
 				return err
 			}
-			if err := m.addSpare(ctx, i, size, p); err != nil {
+			if err := m.addStandby(ctx, i, size, p); err != nil {
 				return err
 			}
 		}
@@ -154,14 +154,14 @@ func (m *Maker) Fill(ctx context.Context, i image.Info, size Size, p vm.Progress
 // Drain removes every spare for which keep returns false; a nil keep removes all. While
 // another process makes or removes spares, Drain waits if wait is set and otherwise
 // does nothing.
-func (m *Maker) Drain(ctx context.Context, wait bool, keep func(Spare) bool) error {
-	return m.tend(ctx, wait, func() error { return m.drain(ctx, keep) })
+func (m *Maker) Drain(ctx context.Context, wait bool, keep func(Standby) bool) error {
+	return m.withPoolLock(ctx, wait, func() error { return m.drain(ctx, keep) })
 }
 
-// tend runs f while no other process makes or removes spares. It first removes the
+// withPoolLock runs f while no other process makes or removes spares. It first removes the
 // leftovers of processes that died. If another process is at work, tend waits for it or
 // returns, depending on wait.
-func (m *Maker) tend(ctx context.Context, wait bool, f func() error) error {
+func (m *Maker) withPoolLock(ctx context.Context, wait bool, f func() error) error {
 	lock, err := m.lock(ctx, wait)
 	if err != nil || lock == nil {
 		return err
@@ -172,7 +172,7 @@ func (m *Maker) tend(ctx context.Context, wait bool, f func() error) error {
 		return err
 	}
 	for name, dir := range left {
-		if err := m.scrap(ctx, name, dir); err != nil {
+		if err := m.deleteStandby(ctx, name, dir); err != nil {
 			return err
 		}
 	}
@@ -200,7 +200,7 @@ func (m *Maker) lock(ctx context.Context, wait bool) (*store.Lock, error) {
 func (m *Maker) unfinished() (map[string]string, error) {
 	left := map[string]string{}
 	for _, prefix := range []string{making, removing} {
-		found, err := filepath.Glob(filepath.Join(m.Pool, prefix+sparePrefix+"*"))
+		found, err := filepath.Glob(filepath.Join(m.Pool, prefix+standbyPrefix+"*"))
 		if err != nil {
 			return nil, err
 		}
@@ -211,13 +211,13 @@ func (m *Maker) unfinished() (map[string]string, error) {
 	return left, nil
 }
 
-func (m *Maker) drain(ctx context.Context, keep func(Spare) bool) error {
+func (m *Maker) drain(ctx context.Context, keep func(Standby) bool) error {
 	unwanted, err := m.unwanted(keep)
 	if err != nil {
 		return err
 	}
 	for _, dir := range unwanted {
-		if _, err := m.retire(ctx, dir); err != nil {
+		if _, err := m.retireStandby(ctx, dir); err != nil {
 			return err
 		}
 	}
@@ -225,19 +225,19 @@ func (m *Maker) drain(ctx context.Context, keep func(Spare) bool) error {
 }
 
 // unwanted returns the directories of the spares for which keep returns false.
-func (m *Maker) unwanted(keep func(Spare) bool) ([]string, error) {
-	found, err := filepath.Glob(filepath.Join(m.Pool, sparePrefix+"*"))
+func (m *Maker) unwanted(keep func(Standby) bool) ([]string, error) {
+	found, err := filepath.Glob(filepath.Join(m.Pool, standbyPrefix+"*"))
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(found, func(dir string) bool {
-		s, err := ReadSpare(dir)
+		s, err := ReadStandby(dir)
 		return err == nil && keep != nil && keep(s)
 	}), nil
 }
 
-// retire removes a spare, unless a session takes it first.
-func (m *Maker) retire(ctx context.Context, dir string) (removed bool, err error) {
+// retireStandby removes a spare, unless a session takes it first.
+func (m *Maker) retireStandby(ctx context.Context, dir string) (removed bool, err error) {
 	name := filepath.Base(dir)
 	gone := filepath.Join(m.Pool, removing+name)
 	if err := os.Rename(dir, gone); errors.Is(err, fs.ErrNotExist) {
@@ -245,22 +245,24 @@ func (m *Maker) retire(ctx context.Context, dir string) (removed bool, err error
 	} else if err != nil {
 		return false, err
 	}
-	return true, m.scrap(ctx, name, gone)
+	return true, m.deleteStandby(ctx, name, gone)
 }
 
 // Discard removes a spare that was taken.
-func (m *Maker) Discard(ctx context.Context, s Spare) error { return m.scrap(ctx, s.VM, s.Dir) }
+func (m *Maker) Discard(ctx context.Context, s Standby) error {
+	return m.deleteStandby(ctx, s.VM, s.Dir)
+}
 
-// scrap removes a VM that belongs to no session, with its directory.
-func (m *Maker) scrap(ctx context.Context, name, dir string) error {
+// deleteStandby removes a VM that belongs to no session, with its directory.
+func (m *Maker) deleteStandby(ctx context.Context, name, dir string) error {
 	if err := m.clear(ctx, name, dir); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
 }
 
-// addSpare boots a spare and publishes it.
-func (m *Maker) addSpare(ctx context.Context, i image.Info, size Size, p vm.Progress) (err error) {
+// addStandby boots a spare and publishes it.
+func (m *Maker) addStandby(ctx context.Context, i image.Info, size Size, p vm.Progress) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
 	release, err := m.Images.Use()
@@ -274,23 +276,23 @@ func (m *Maker) addSpare(ctx context.Context, i image.Info, size Size, p vm.Prog
 	}
 	random := make([]byte, 3)
 	_, _ = rand.Read(random) // never fails, according to crypto/rand
-	s := Spare{Size: size, VM: sparePrefix + fmt.Sprintf("%x", random), Image: i.Path}
+	s := Standby{Size: size, VM: standbyPrefix + fmt.Sprintf("%x", random), Image: i.Path}
 	dir := filepath.Join(m.Pool, making+s.VM)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, m.scrap(context.WithoutCancel(ctx), s.VM, dir))
+			err = errors.Join(err, m.deleteStandby(context.WithoutCancel(ctx), s.VM, dir))
 		}
 	}()
-	say(p, "booting a standby VM of %d CPUs and %d MiB", size.CPUs, size.Memory>>20)
+	report(p, "booting a standby VM of %d CPUs and %d MiB", size.CPUs, size.Memory>>20)
 	b, err := m.boot(ctx, vm.Spec{Name: s.VM, CPUs: size.CPUs, Memory: size.Memory, Disk: size.Disk, Image: img}, dir, nowhere(), p)
 	if err != nil {
 		return err
 	}
 	defer b.close()
-	trouble, err := b.guest.Own(ctx)
+	trouble, err := b.guest.FinishIdentity(ctx)
 	if err == nil && trouble != "" {
 		err = fail.New(fail.Failure, "the guest did not finish its own disks and journal: %s", trouble)
 	}
@@ -302,7 +304,7 @@ func (m *Maker) addSpare(ctx context.Context, i image.Info, size Size, p vm.Prog
 	if err != nil {
 		return err
 	}
-	for name, content := range map[string][]byte{KeyFile: b.private, KeyFile + ".pub": []byte(b.authorized), spareFile: text} {
+	for name, content := range map[string][]byte{KeyFile: b.private, KeyFile + ".pub": []byte(b.authorized), standbyFile: text} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			return err
 		}

@@ -25,10 +25,10 @@ func (m *Maker) PruneImages(ctx context.Context, o image.PruneOptions) ([]image.
 	return m.Images.Prune(o)
 }
 
-// PruneSpares removes the spares for which keep returns false and the leftovers of
+// PruneStandbys removes the spares for which keep returns false and the leftovers of
 // makers that died, and returns what it removed. While another process makes or removes
 // spares, it waits; a dry run does not wait, and considers only finished spares.
-func (m *Maker) PruneSpares(ctx context.Context, dry bool, keep func(Spare) bool) (found []image.Leftover, err error) {
+func (m *Maker) PruneStandbys(ctx context.Context, dry bool, keep func(Standby) bool) (found []image.Leftover, err error) {
 	if _, err := os.Stat(m.Pool); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -48,7 +48,7 @@ func (m *Maker) PruneSpares(ctx context.Context, dry bool, keep func(Spare) bool
 		for name, dir := range left {
 			l := m.leftover(ctx, name, dir, "left by an interrupted build of a standby VM")
 			if !dry {
-				err = m.scrap(ctx, name, dir)
+				err = m.deleteStandby(ctx, name, dir)
 			}
 			if err != nil {
 				return found, err
@@ -64,7 +64,7 @@ func (m *Maker) PruneSpares(ctx context.Context, dry bool, keep func(Spare) bool
 		l := m.leftover(ctx, filepath.Base(dir), dir, "unused standby VM")
 		removed := dry
 		if !dry {
-			if removed, err = m.retire(ctx, dir); err != nil {
+			if removed, err = m.retireStandby(ctx, dir); err != nil {
 				return found, err
 			}
 		}
@@ -84,7 +84,7 @@ func PoolVMs(pool string) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if name := VMOf(e.Name()); spareName.MatchString(name) {
+		if name := VMOf(e.Name()); standbyName.MatchString(name) {
 			names = append(names, name)
 		}
 	}

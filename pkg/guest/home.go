@@ -17,14 +17,14 @@ func (g Guest) BringDotfiles(ctx context.Context, archive io.Reader, first bool)
 	return g.home(ctx, archive, nil, "bring", "--first="+strconv.FormatBool(first))
 }
 
-// Keep defines the saved home: which files of the agent's home directory are kept.
-type Keep struct {
+// SavePatterns defines the saved home: which files of the agent's home directory are kept.
+type SavePatterns struct {
 	Patterns home.Patterns
 	Not      string // an entry of the home directory to leave out: the checkout
 	Max      int64  // bytes
 }
 
-func (k Keep) args(verb string, more ...string) []string {
+func (k SavePatterns) args(verb string, more ...string) []string {
 	args := append([]string{verb, "--not=" + k.Not, "--max=" + strconv.FormatInt(k.Max, 10)}, more...)
 	return append(append(args, "--"), k.Patterns...)
 }
@@ -32,13 +32,13 @@ func (k Keep) args(verb string, more ...string) []string {
 // SaveHome writes an archive of the files that k defines to w. The guest makes the
 // archive. After an error, the output may be cut off at any point. notes lists what was
 // left out.
-func (g Guest) SaveHome(ctx context.Context, k Keep, w io.Writer) (notes []string, err error) {
+func (g Guest) SaveHome(ctx context.Context, k SavePatterns, w io.Writer) (notes []string, err error) {
 	return g.home(ctx, nil, w, k.args("save")...)
 }
 
 // RestoreHome unpacks the files of an archive by SaveHome that k defines. With first,
 // they replace existing files; otherwise only missing files are restored.
-func (g Guest) RestoreHome(ctx context.Context, k Keep, archive io.Reader, first bool) (notes []string, err error) {
+func (g Guest) RestoreHome(ctx context.Context, k SavePatterns, archive io.Reader, first bool) (notes []string, err error) {
 	return g.home(ctx, archive, nil, k.args("restore", "--first="+strconv.FormatBool(first))...)
 }
 

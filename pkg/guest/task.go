@@ -132,7 +132,7 @@ func (t Task) Watch(ctx context.Context, from TaskOffsets, f func(TaskFrame) err
 	stdin, hold := io.Pipe()            // when it ends, the guest's side ends, too
 	defer func() { _ = hold.Close() }() // never fails, according to io
 	over := false
-	pace := time.NewTicker(glancePace) // a guest that sends more has to wait
+	pace := time.NewTicker(observationPace) // a guest that sends more has to wait
 	defer pace.Stop()
 	cmd := t.command("watch", fmt.Sprintf("--stdout=%d", from.Stdout), fmt.Sprintf("--stderr=%d", from.Stderr), fmt.Sprintf("--max=%d", from.Max))
 	err := t.frames(ctx, cmd, stdin, func(frame wire.Frame) error {
@@ -145,7 +145,7 @@ func (t Task) Watch(ctx context.Context, from TaskOffsets, f func(TaskFrame) err
 				return err
 			}
 			over = s.State != wire.TaskRunning
-			if r := s.Result; r != nil && (from.short(from.Stdout, r.Stdout) || from.short(from.Stderr, r.Stderr)) {
+			if r := s.Result; r != nil && (from.isShort(from.Stdout, r.Stdout) || from.isShort(from.Stderr, r.Stderr)) {
 				return ErrTruncated
 			}
 			err = f(TaskFrame{Status: &s})
@@ -176,8 +176,8 @@ func (t Task) Watch(ctx context.Context, from TaskOffsets, f func(TaskFrame) err
 	return nil
 }
 
-// short reports whether less output has arrived than exists, within the limit.
-func (o TaskOffsets) short(have, all int64) bool {
+// isShort reports whether less output has arrived than exists, within the limit.
+func (o TaskOffsets) isShort(have, all int64) bool {
 	if o.Max > 0 {
 		all = min(all, o.Max)
 	}

@@ -61,7 +61,7 @@ func (t Task) receive(ctx context.Context, into *os.Root, c wire.Collection) ([]
 		if err := wire.CheckArtifactName(a.Name); err != nil {
 			return nil, err
 		}
-		if !r.have(ctx, a) {
+		if !r.isComplete(ctx, a) {
 			missing = append(missing, i)
 		}
 		if ctx.Err() != nil {
@@ -94,7 +94,7 @@ func (t Task) fetch(ctx context.Context, r *receiver, collection string, files [
 		item := wire.SendItem{Index: i}
 		if sum := r.list[i].SHA256; !parts[sum] {
 			parts[sum] = true
-			item.Offset = r.begun(r.list[i])
+			item.Offset = r.partSize(r.list[i])
 		}
 		ask.Items = append(ask.Items, item)
 	}
@@ -185,8 +185,8 @@ func (r *receiver) pruneParts() error {
 	return nil
 }
 
-// have reports whether a file is already there with the right content.
-func (r *receiver) have(ctx context.Context, a wire.Artifact) bool {
+// isComplete reports whether a file is already there with the right content.
+func (r *receiver) isComplete(ctx context.Context, a wire.Artifact) bool {
 	info, err := r.into.Lstat(a.Name)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != a.Size {
 		return false
@@ -211,8 +211,8 @@ func (r *receiver) have(ctx context.Context, a wire.Artifact) bool {
 	return false
 }
 
-// begun returns how many bytes of a file are already there.
-func (r *receiver) begun(a wire.Artifact) int64 {
+// partSize returns how many bytes of a file are already there.
+func (r *receiver) partSize(a wire.Artifact) int64 {
 	info, err := r.into.Lstat(partName(a))
 	if err != nil || !info.Mode().IsRegular() || info.Size() > a.Size {
 		return 0
@@ -230,7 +230,7 @@ func (r *receiver) frame(f wire.Frame) error {
 			return errors.New("the guest sent an unexpected file")
 		}
 		r.item, r.expect = item, r.expect[1:]
-		return r.begin()
+		return r.openPart()
 	}
 	a := &r.list[r.item.Index]
 	switch f.Kind {
@@ -240,19 +240,19 @@ func (r *receiver) frame(f wire.Frame) error {
 		}
 		return r.write(f.Data)
 	case wire.FrameEnd:
-		return r.end(a)
+		return r.publish(a)
 	case wire.FrameFailure:
 		failure, err := wire.DecodeFailure(f.Data)
 		if err != nil || failure.Kind != wire.FailureItem {
 			return unexpected(f)
 		}
-		return r.drop(a, failure.Text)
+		return r.skip(a, failure.Text)
 	}
 	return unexpected(f)
 }
 
-// begin opens the next file and hashes the part of it that is already there.
-func (r *receiver) begin() error {
+// openPart opens the next file and hashes the part of it that is already there.
+func (r *receiver) openPart() error {
 	a := r.list[r.item.Index]
 	part, err := r.into.OpenFile(partName(a), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -287,8 +287,8 @@ func (r *receiver) write(p []byte) error {
 	return nil
 }
 
-// end moves a complete file to its name.
-func (r *receiver) end(a *wire.Artifact) error {
+// publish moves a complete file to its name.
+func (r *receiver) publish(a *wire.Artifact) error {
 	if r.at != a.Size {
 		return fmt.Errorf("the guest sent %d of %d bytes of %q", r.at, a.Size, wire.Clean(a.Name))
 	}
@@ -296,9 +296,9 @@ func (r *receiver) end(a *wire.Artifact) error {
 		if r.item.Offset > 0 && !r.twice[r.item.Index] {
 			r.twice[r.item.Index] = true
 			r.again = append(r.again, r.item.Index)
-			return r.forget(*a)
+			return r.removePart(*a)
 		}
-		return r.drop(a, "it changed during the transfer")
+		return r.skip(a, "it changed during the transfer")
 	}
 	mode := fs.FileMode(0o600)
 	if a.Executable {
@@ -315,11 +315,11 @@ func (r *receiver) end(a *wire.Artifact) error {
 	}
 	dir := path.Dir(a.Name)
 	if err := r.into.MkdirAll(dir, 0o700); err != nil {
-		return r.obstructed(a, err)
+		return r.classifyWriteError(a, err)
 	}
 	crash.Here(crash.BeforeFile)
 	if err := r.into.Rename(partName(*a), a.Name); err != nil {
-		return r.obstructed(a, err)
+		return r.classifyWriteError(a, err)
 	}
 	crash.Here(crash.AfterFile)
 	if r.flush && !slices.Contains(r.dirs, dir) {
@@ -328,25 +328,25 @@ func (r *receiver) end(a *wire.Artifact) error {
 	return nil
 }
 
-// obstructed distinguishes a failing disk from a guest that lists files below files.
-func (r *receiver) obstructed(a *wire.Artifact, err error) error {
+// classifyWriteError distinguishes a failing disk from a guest that lists files below files.
+func (r *receiver) classifyWriteError(a *wire.Artifact, err error) error {
 	for name := a.Name; name != "."; name = path.Dir(name) {
 		if info, errStat := r.into.Lstat(name); errStat == nil && info.IsDir() == (name == a.Name) {
-			return r.drop(a, "another artifact has this path or is a parent of it")
+			return r.skip(a, "another artifact has this path or is a parent of it")
 		}
 	}
 	return fail.New(fail.Host, "%w", err)
 }
 
-// drop marks a file as skipped.
-func (r *receiver) drop(a *wire.Artifact, why string) error {
-	err := r.forget(*a)
+// skip marks a file as skipped.
+func (r *receiver) skip(a *wire.Artifact, why string) error {
+	err := r.removePart(*a)
 	*a = wire.Artifact{Name: a.Name, Size: a.Size, Skipped: why}
 	return err
 }
 
-// forget removes the part of a file that was received.
-func (r *receiver) forget(a wire.Artifact) error {
+// removePart removes the part of a file that was received.
+func (r *receiver) removePart(a wire.Artifact) error {
 	var err error
 	if r.part != nil {
 		err = r.part.Close()

@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// glancePace is the minimum time between two glances. The guest program sends
+	// observationPace is the minimum time between two glances. The guest program sends
 	// fewer. A guest that sends more has to wait.
-	glancePace = 100 * time.Millisecond
+	observationPace = 100 * time.Millisecond
 
-	// glanceSilence is how long the stream may be silent before it counts as dead. The
+	// observationSilence is how long the stream may be silent before it counts as dead. The
 	// guest program sends at least one line per minute.
-	glanceSilence = 3 * time.Minute
+	observationSilence = 3 * time.Minute
 )
 
 // Reasons why a stream ended. A working guest causes neither.
@@ -32,7 +32,7 @@ var (
 // sending. Watch returns the reason and never nil. dir is the checkout whose changes
 // since the commit base are counted; "" for none. The glances are the guest's claims:
 // they are within bounds, but may be false.
-func (g Guest) Watch(ctx context.Context, dir, base string, f func(wire.Glance) error) error {
+func (g Guest) Watch(ctx context.Context, dir, base string, f func(wire.Observation) error) error {
 	args := []string{"watch"}
 	if dir != "" {
 		args = append(args, "--dir", dir, "--base", base)
@@ -53,17 +53,17 @@ func (g Guest) Watch(ctx context.Context, dir, base string, f func(wire.Glance) 
 		cancel(nil)
 		<-done
 	}()
-	return glances(r, cancel, f)
+	return readObservations(r, cancel, f)
 }
 
-// glances calls f with each glance, no faster than glancePace. It cancels the source of
+// readObservations calls f with each glance, no faster than observationPace. It cancels the source of
 // r if that falls silent.
-func glances(r io.Reader, cancel context.CancelCauseFunc, f func(wire.Glance) error) error {
-	silence := time.AfterFunc(glanceSilence, func() { cancel(errSilent) })
+func readObservations(r io.Reader, cancel context.CancelCauseFunc, f func(wire.Observation) error) error {
+	silence := time.AfterFunc(observationSilence, func() { cancel(errSilent) })
 	defer silence.Stop()
-	pace := time.NewTicker(glancePace)
+	pace := time.NewTicker(observationPace)
 	defer pace.Stop()
-	for seen, err := range wire.Glances(r) {
+	for seen, err := range wire.ReadObservations(r) {
 		if err != nil {
 			return fmt.Errorf("watch the guest: %w", err)
 		}
@@ -72,7 +72,7 @@ func glances(r io.Reader, cancel context.CancelCauseFunc, f func(wire.Glance) er
 			return err
 		}
 		<-pace.C
-		silence.Reset(glanceSilence)
+		silence.Reset(observationSilence)
 	}
 	return errEnded
 }

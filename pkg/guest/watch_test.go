@@ -25,13 +25,13 @@ func TestGlancesFromAGuest(t *testing.T) {
 		"ends":             {strings.Repeat(aGlance, 2), 0, 2, errEnded.Error()},
 		"says nothing":     {"", 0, 0, errEnded.Error()},
 		"talks nonsense":   {aGlance + "\x1b]52;c;x\x07\n" + aGlance, 0, 1, "watch the guest: snapshot: "},
-		"has no line ends": {aGlance + strings.Repeat("a", wire.MaxGlance+1), 0, 1, "token too long"},
+		"has no line ends": {aGlance + strings.Repeat("a", wire.MaxObservation+1), 0, 1, "token too long"},
 		"is not wanted":    {strings.Repeat(aGlance, 5), 3, 3, enough.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := 0
-				err := glances(strings.NewReader(c.stream), func(error) {}, func(g wire.Glance) error {
+				err := readObservations(strings.NewReader(c.stream), func(error) {}, func(g wire.Observation) error {
 					if n++; n == c.stop {
 						return enough
 					}
@@ -54,13 +54,13 @@ func TestAFloodOfGlances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, n := time.Now(), 0
 		done := errors.New("done")
-		err := glances(strings.NewReader(strings.Repeat(aGlance, 1000)), func(error) {}, func(wire.Glance) error {
+		err := readObservations(strings.NewReader(strings.Repeat(aGlance, 1000)), func(error) {}, func(wire.Observation) error {
 			if n++; n == 600 {
 				return done
 			}
 			return nil
 		})
-		if took := time.Since(began); !errors.Is(err, done) || took < 599*glancePace-glancePace {
+		if took := time.Since(began); !errors.Is(err, done) || took < 599*observationPace-observationPace {
 			t.Errorf("%d glances within %s, %v", n, took, err)
 		}
 	})
@@ -78,13 +78,13 @@ func TestASilentGuest(t *testing.T) {
 				if _, err := io.WriteString(w, aGlance); err != nil {
 					t.Error(err)
 				}
-				time.Sleep(glanceSilence / 2)
+				time.Sleep(observationSilence / 2)
 			}
 		}()
 		n := 0
-		err := glances(r, cancel, func(wire.Glance) error {
+		err := readObservations(r, cancel, func(wire.Observation) error {
 			if n++; n == 2 {
-				time.Sleep(2 * glanceSilence)
+				time.Sleep(2 * observationSilence)
 			}
 			return nil
 		})

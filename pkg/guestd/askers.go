@@ -17,17 +17,17 @@ import (
 
 // Bounds of one lookup of a program, and of the cache of results.
 const (
-	maxAskers    = 4096 // names; the cache is cleared when it is full
-	maxLooks     = 8    // one in progress, the others wait for it
-	maxProcesses = 8192
-	maxFiles     = 4096 // open files inspected per process
-	maxSockets   = 1 << 16
+	maxDNSClients = 4096 // names; the cache is cleared when it is full
+	maxLooks      = 8    // one in progress, the others wait for it
+	maxProcesses  = 8192
+	maxFiles      = 4096 // open files inspected per process
+	maxSockets    = 1 << 16
 )
 
-// askers records which program first asked for a denied name. A lookup reads much
+// dnsClients records which program first asked for a denied name. A lookup reads much
 // of /proc, so lookups run one at a time, and a name with a known program needs
 // none. The results are not evidence: programs choose their own names.
-type askers struct {
+type dnsClients struct {
 	queue chan struct{} // has capacity for maxLooks
 	look  sync.Mutex
 
@@ -35,16 +35,16 @@ type askers struct {
 	first map[string]string // requested name → program
 }
 
-func newAskers() *askers {
-	return &askers{queue: make(chan struct{}, maxLooks), first: map[string]string{}}
+func newDNSClients() *dnsClients {
+	return &dnsClients{queue: make(chan struct{}, maxLooks), first: map[string]string{}}
 }
 
-// who returns the first program that asked for a name, where the current request
+// programOf returns the first program that asked for a name, where the current request
 // comes from the address from. It returns "" when it cannot find the program: the
 // program has ended, it runs in a container with its own network, or too many
 // lookups are waiting.
-func (a *askers) who(from netip.AddrPort, name string) string {
-	if program, ok := a.known(name); ok {
+func (a *dnsClients) programOf(from netip.AddrPort, name string) string {
+	if program, ok := a.cachedProgram(name); ok {
 		return program
 	}
 	select {
@@ -55,20 +55,20 @@ func (a *askers) who(from netip.AddrPort, name string) string {
 	}
 	a.look.Lock()
 	defer a.look.Unlock()
-	if program, ok := a.known(name); ok { // found by the lookup that this one waited for
+	if program, ok := a.cachedProgram(name); ok { // found by the lookup that this one waited for
 		return program
 	}
 	program := programAt(from)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.first) >= maxAskers {
+	if len(a.first) >= maxDNSClients {
 		clear(a.first)
 	}
 	a.first[name] = program
 	return program
 }
 
-func (a *askers) known(name string) (string, bool) {
+func (a *dnsClients) cachedProgram(name string) (string, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	program, ok := a.first[name]

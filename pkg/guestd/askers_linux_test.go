@@ -40,33 +40,33 @@ func TestWhoAsks(t *testing.T) {
 			local = c.LocalAddr()
 		}
 		from := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(local.String()).Port())
-		a := newAskers()
-		if got := a.who(from, "evil.example"); got != us {
+		a := newDNSClients()
+		if got := a.programOf(from, "evil.example"); got != us {
 			t.Errorf("%+v: got %q, want %q", dial, got, us)
 		}
 		// The first program is cached and needs no second lookup.
 		for range maxLooks {
 			a.queue <- struct{}{}
 		}
-		if got := a.who(netip.MustParseAddrPort("127.0.0.1:1"), "evil.example"); got != us {
+		if got := a.programOf(netip.MustParseAddrPort("127.0.0.1:1"), "evil.example"); got != us {
 			t.Errorf("%+v, asked again: %q", dial, got)
 		}
-		if got := a.who(from, "other.example"); got != "" {
+		if got := a.programOf(from, "other.example"); got != "" {
 			t.Errorf("%+v: too many look, and yet it is %q", dial, got)
 		}
 		<-a.queue
-		if got := a.who(from, "other.example"); got != us {
+		if got := a.programOf(from, "other.example"); got != us {
 			t.Errorf("%+v: got %q once there is room", dial, got)
 		}
 	}
-	a := newAskers()
-	if got := a.who(netip.AddrPort{}, "evil.example"); got != "" {
+	a := newDNSClients()
+	if got := a.programOf(netip.AddrPort{}, "evil.example"); got != "" {
 		t.Errorf("an address of nobody: %q", got)
 	}
-	for i := range maxAskers {
+	for i := range maxDNSClients {
 		a.first[fmt.Sprint(i)] = ""
 	}
-	if a.who(netip.AddrPort{}, "one.more"); len(a.first) != 1 {
+	if a.programOf(netip.AddrPort{}, "one.more"); len(a.first) != 1 {
 		t.Errorf("%d names are remembered", len(a.first))
 	}
 }

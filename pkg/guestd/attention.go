@@ -29,11 +29,11 @@ const (
 
 // Bounds of the data that hooks deliver.
 const (
-	maxEvent  = 8 << 20 // bytes; some events carry a tool's output
-	maxNews   = 64 << 10
-	maxGist   = 160             // characters that describe what an agent waits for
-	lockTime  = 2 * time.Second // a hook blocks its agent, so it waits no longer than this for another hook
-	ancestors = 32              // maximum number of ancestor processes inspected
+	maxEvent   = 8 << 20 // bytes; some events carry a tool's output
+	maxReport  = 64 << 10
+	maxSummary = 160             // characters that describe what an agent waits for
+	lockTime   = 2 * time.Second // a hook blocks its agent, so it waits no longer than this for another hook
+	ancestors  = 32              // maximum number of ancestor processes inspected
 )
 
 var (
@@ -41,8 +41,8 @@ var (
 	windowID  = regexp.MustCompile(`^@[0-9]{1,9}$`)
 )
 
-// news is the latest report of an agent's hooks.
-type news struct {
+// agentReport is the latest report of an agent's hooks.
+type agentReport struct {
 	Agent   string          `json:"agent"`
 	PID     int             `json:"pid"`
 	Start   string          `json:"start"` // start time of the process in kernel ticks; pids are reused
@@ -57,7 +57,7 @@ type news struct {
 }
 
 // file returns the report's file name in the directory.
-func (n news) file() string { return n.Agent + "-" + strconv.Itoa(n.PID) + ".json" }
+func (n agentReport) file() string { return n.Agent + "-" + strconv.Itoa(n.PID) + ".json" }
 
 // event is a hook's report. Hooks of Claude Code and Codex write it to stdin, with
 // the same field names. Codex's notify passes it as an argument.
@@ -123,31 +123,31 @@ func (g Guest) Hook(args []string, in io.Reader) {
 		return // without the directory, nothing can watch
 	}
 	defer unlock()
-	fresh := news{Agent: args[0], PID: p.pid, Start: p.start}
+	fresh := agentReport{Agent: args[0], PID: p.pid, Start: p.start}
 	if fresh.Agent == "claude" {
 		fresh.File = claudeFileOf(p.pid)
 	}
-	n, err := readNews(filepath.Join(g.path(attentionDir), fresh.file()))
+	n, err := readReport(filepath.Join(g.path(attentionDir), fresh.file()))
 	if err != nil || n.Start != p.start {
 		n = fresh
 	}
-	next := n.after(e, now)
+	next := n.afterEvent(e, now)
 	if next == n || next.State == "" {
 		return
 	}
-	_ = g.writeNews(next) // a hook cannot report a write error to anyone
+	_ = g.writeReport(next) // a hook cannot report a write error to anyone
 }
 
-func readNews(path string) (news, error) {
-	var n news
-	data, err := readUpTo(path, maxNews)
+func readReport(path string) (agentReport, error) {
+	var n agentReport
+	data, err := readUpTo(path, maxReport)
 	if err == nil {
 		err = json.Unmarshal(data, &n)
 	}
 	return n, err
 }
 
-func (g Guest) writeNews(n news) error {
+func (g Guest) writeReport(n agentReport) error {
 	data, err := json.Marshal(n)
 	if err != nil {
 		return err
@@ -174,20 +174,20 @@ func (g Guest) lockAttention() (unlock func(), err error) {
 	}
 }
 
-// after returns the report as it is after an event.
-func (n news) after(e event, now time.Time) news {
+// afterEvent returns the report as it is after an event.
+func (n agentReport) afterEvent(e event, now time.Time) agentReport {
 	subagent := e.text("agent_id")
 	if session := e.text("session_id"); session != "" && subagent == "" {
-		n.Session = gist(session)
+		n.Session = summarize(session)
 	}
 	blocked := n.State == wire.AgentBlocked
-	next := func(state wire.AgentState, on string) news {
+	next := func(state wire.AgentState, on string) agentReport {
 		if state != n.State || on != n.On {
 			n.Since = now
 		}
 		n.State, n.On, n.Tool, n.Asker, n.At = state, on, "", "", now
 		if state == wire.AgentBlocked {
-			n.Tool, n.Asker = gist(e.text("tool_name")), subagent
+			n.Tool, n.Asker = summarize(e.text("tool_name")), subagent
 		}
 		return n
 	}
@@ -206,17 +206,17 @@ func (n news) after(e event, now time.Time) news {
 		}
 	case "PostToolUse", "PostToolUseFailure", "PermissionDenied":
 		// A block ends with the tool that asked.
-		if blocked && subagent == n.Asker && (n.Tool == "" || n.On == e.asks()) || !blocked && subagent == "" {
+		if blocked && subagent == n.Asker && (n.Tool == "" || n.On == e.permissionText()) || !blocked && subagent == "" {
 			return next(wire.AgentWorking, "")
 		}
 	case "PermissionRequest":
-		return next(wire.AgentBlocked, e.asks())
+		return next(wire.AgentBlocked, e.permissionText())
 	case "Notification":
-		return n.noticed(e, next)
+		return n.acknowledged(e, next)
 	case "Stop":
 		switch {
 		case subagent != "", blocked && n.Asker != "": // a subagent in the background may still ask
-		case e.goesOn():
+		case e.hasBackgroundAgents():
 			return next(wire.AgentWorking, "")
 		default:
 			return next(wire.AgentDone, "")
@@ -224,7 +224,7 @@ func (n news) after(e event, now time.Time) news {
 	case "StopFailure":
 		if subagent == "" {
 			what := cmp.Or(e.text("last_assistant_message"), e.text("error_details"), e.text("error"))
-			return next(wire.AgentError, gist(what))
+			return next(wire.AgentError, summarize(what))
 		}
 	case "Interrupt": // Codex reports Esc, Claude Code does not
 		return next(wire.AgentIdle, "")
@@ -238,22 +238,22 @@ func (n news) after(e event, now time.Time) news {
 	case "agent-turn-complete":
 		// Codex sends the model other requests in the middle of a turn, for example
 		// for a title.
-		if n.Session == "" || n.Session == gist(e.text("thread-id")) {
+		if n.Session == "" || n.Session == summarize(e.text("thread-id")) {
 			return next(wire.AgentDone, "")
 		}
 	case "approval-requested":
-		return next(wire.AgentBlocked, gist("permission: "+e.text("message")))
+		return next(wire.AgentBlocked, summarize("permission: "+e.text("message")))
 	}
 	return n
 }
 
-// noticed applies a notification. Notifications come late, so the states that other
+// acknowledged applies a notification. Notifications come late, so the states that other
 // hooks have reported are more precise.
-func (n news) noticed(e event, next func(wire.AgentState, string) news) news {
+func (n agentReport) acknowledged(e event, next func(wire.AgentState, string) agentReport) agentReport {
 	switch e.text("notification_type") {
 	case "permission_prompt", "elicitation_dialog":
 		if n.State != wire.AgentBlocked {
-			return next(wire.AgentBlocked, gist(e.text("message")))
+			return next(wire.AgentBlocked, summarize(e.text("message")))
 		}
 	case "idle_prompt":
 		if n.State == wire.AgentBlocked || n.State == wire.AgentWorking {
@@ -263,9 +263,9 @@ func (n news) noticed(e event, next func(wire.AgentState, string) news) news {
 	return n
 }
 
-// goesOn reports whether subagents run in the background, whose end will wake the
+// hasBackgroundAgents reports whether subagents run in the background, whose end will wake the
 // agent. Other background tasks, such as a server, run until someone ends them.
-func (e event) goesOn() bool {
+func (e event) hasBackgroundAgents() bool {
 	var tasks []struct {
 		Type   string `json:"type"`
 		Status string `json:"status"`
@@ -279,9 +279,9 @@ func (e event) goesOn() bool {
 	return false
 }
 
-// asks describes the action that a tool needs permission for, or the question that
+// permissionText describes the action that a tool needs permission for, or the question that
 // a tool asks.
-func (e event) asks() string {
+func (e event) permissionText() string {
 	tool := e.text("tool_name")
 	var input struct {
 		Command     any    `json:"command"`
@@ -297,7 +297,7 @@ func (e event) asks() string {
 	// A field of an unexpected type does not discard the fields that were read.
 	_ = json.Unmarshal(e["tool_input"], &input)
 	if len(input.Questions) > 0 && input.Questions[0].Question != "" {
-		return gist("question: " + input.Questions[0].Question)
+		return summarize("question: " + input.Questions[0].Question)
 	}
 	var command string
 	switch c := input.Command.(type) {
@@ -308,18 +308,18 @@ func (e event) asks() string {
 	}
 	for _, what := range []string{command, input.FilePath, input.Notebook, input.URL, input.Query, input.Description} {
 		if what != "" {
-			return gist("permission: " + tool + ": " + what)
+			return summarize("permission: " + tool + ": " + what)
 		}
 	}
-	return gist("permission: " + tool)
+	return summarize("permission: " + tool)
 }
 
-// gist returns text as one short line.
-func gist(s string) string {
-	s = s[:min(len(s), 4*maxGist)]
+// summarize returns text as one short line.
+func summarize(s string) string {
+	s = s[:min(len(s), 4*maxSummary)]
 	s = strings.Join(strings.FieldsFunc(s, unicode.IsSpace), " ")
-	if r := []rune(s); len(r) > maxGist {
-		s = string(r[:maxGist-1]) + "…"
+	if r := []rune(s); len(r) > maxSummary {
+		s = string(r[:maxSummary-1]) + "…"
 	}
 	return wire.Clean(s)
 }
@@ -368,7 +368,7 @@ func processAt(pid int) (process, bool) {
 func findAgent(agent string) (process, bool) {
 	var nearest process
 	for _, p := range lineage(os.Getppid()) {
-		if p.name == agent || agent == "claude" && readClaude(claudeFileOf(p.pid)).of(p) {
+		if p.name == agent || agent == "claude" && readClaude(claudeFileOf(p.pid)).belongsTo(p) {
 			return p, true
 		}
 		if nearest.pid == 0 && !isShell(p.name) {
@@ -421,7 +421,7 @@ type claude struct {
 }
 
 func readClaude(path string) claude {
-	data, err := readUpTo(path, maxNews)
+	data, err := readUpTo(path, maxReport)
 	var c claude
 	if err != nil || json.Unmarshal(data, &c) != nil {
 		return claude{}
@@ -429,7 +429,7 @@ func readClaude(path string) claude {
 	return c
 }
 
-func (c claude) of(p process) bool {
+func (c claude) belongsTo(p process) bool {
 	return c.PID == p.pid && (c.Start == "" || c.Start == p.start)
 }
 
@@ -449,15 +449,15 @@ const (
 	awaitHook = time.Second
 )
 
-// with returns the report as corrected by Claude Code's own file. Some changes fire
+// mergeClaude returns the report as corrected by Claude Code's own file. Some changes fire
 // no hook: Esc, an answer to a question, and dialogs that do not belong to a tool.
-func (n news) with(c claude, now time.Time) news {
+func (n agentReport) mergeClaude(c claude, now time.Time) agentReport {
 	if c.Status == "" || n.State == wire.AgentGone {
 		return n
 	}
 	changed := c.changed()
 	heard := changed.After(n.At) || now.Sub(n.At) > trustHook
-	become := func(state wire.AgentState, on string) news {
+	become := func(state wire.AgentState, on string) agentReport {
 		n.State, n.On, n.Since = state, on, changed
 		return n
 	}
@@ -467,7 +467,7 @@ func (n news) with(c claude, now time.Time) news {
 		// another one.
 		known := n.State == wire.AgentBlocked && !changed.After(n.At.Add(trustHook))
 		if !known && now.Sub(changed) >= awaitHook {
-			return become(wire.AgentBlocked, gist(c.WaitingFor))
+			return become(wire.AgentBlocked, summarize(c.WaitingFor))
 		}
 	case "busy":
 		if heard && n.State != wire.AgentWorking {

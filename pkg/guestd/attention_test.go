@@ -132,11 +132,11 @@ func TestNews(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n, at := news{}, noon
+			n, at := agentReport{}, noon
 			for _, s := range steps {
 				before := n
 				at = at.Add(time.Minute)
-				n = n.after(readEvent(strings.NewReader(s.event)), at)
+				n = n.afterEvent(readEvent(strings.NewReader(s.event)), at)
 				if n.State != s.state || n.On != s.on {
 					t.Fatalf("%.300s:\ngot  %q %q\nwant %q %q", s.event, n.State, n.On, s.state, s.on)
 				}
@@ -187,8 +187,8 @@ func TestNewsWithClaudesFile(t *testing.T) {
 		{"only the older field", wire.AgentBlocked, claude{Status: "idle", UpdatedMS: at(2)}, 2 * time.Second, wire.AgentIdle, "", true},
 		{"a word of the future", wire.AgentBlocked, claude{Status: "dreaming", ChangedMS: at(2)}, time.Hour, wire.AgentBlocked, "hook", false},
 	} {
-		n := news{State: c.state, On: "hook", Since: noon, At: noon}
-		got := n.with(c.file, noon.Add(c.later))
+		n := agentReport{State: c.state, On: "hook", Since: noon, At: noon}
+		got := n.mergeClaude(c.file, noon.Add(c.later))
 		if got.State != c.want || got.On != c.on || got.Since.Equal(noon) == c.changed {
 			t.Errorf("%s: got %q %q since %s", c.name, got.State, got.On, got.Since)
 		}
@@ -199,10 +199,10 @@ func TestGist(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"  a\n\tb\u00a0c ", "a b c"},
 		{"\x1b[31mred\x07", "\ufffd[31mred\ufffd"},
-		{strings.Repeat("é", 1000), strings.Repeat("é", maxGist-1) + "…"},
-		{strings.Repeat("𝔘x", 1000), strings.Repeat("𝔘x", maxGist/2-1) + "𝔘…"},
+		{strings.Repeat("é", 1000), strings.Repeat("é", maxSummary-1) + "…"},
+		{strings.Repeat("𝔘x", 1000), strings.Repeat("𝔘x", maxSummary/2-1) + "𝔘…"},
 	} {
-		if got := gist(c.in); got != c.want {
+		if got := summarize(c.in); got != c.want {
 			t.Errorf("%q became %q", c.in, got)
 		}
 	}
@@ -230,8 +230,8 @@ func FuzzEvent(f *testing.F) {
 	f.Add(hook("PermissionRequest", ask)[:120])
 	f.Add(hook("StopFailure", `"error":"\u001b[2J"`))
 	f.Fuzz(func(t *testing.T, text string) {
-		n := news{State: wire.AgentWorking}.after(readEvent(strings.NewReader(text)), noon)
-		if n.State.Urgency() > wire.AgentGone.Urgency() || strings.ContainsAny(n.On+n.Tool, "\x1b\n\x00") || len([]rune(n.On)) > maxGist {
+		n := agentReport{State: wire.AgentWorking}.afterEvent(readEvent(strings.NewReader(text)), noon)
+		if n.State.Urgency() > wire.AgentGone.Urgency() || strings.ContainsAny(n.On+n.Tool, "\x1b\n\x00") || len([]rune(n.On)) > maxSummary {
 			t.Fatalf("%+v", n)
 		}
 		if _, err := json.Marshal(n); err != nil {

@@ -105,9 +105,9 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 	case "policy":
 		return printStatus(out)(g.SetPolicy(ctx, in))
 	case "status":
-		return printStatus(out)(g.ask(ctx, "status"))
+		return printStatus(out)(g.askDaemon(ctx, "status"))
 	case "stop":
-		_, err := g.ask(ctx, "stop")
+		_, err := g.askDaemon(ctx, "stop")
 		return err
 	case "log":
 		return g.printLog(ctx, out, l)
@@ -129,7 +129,7 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 		defer signal.Stop(reload)
 		return g.Daemon(ctx, version, reload, sync.OnceFunc(func() { notifySystemd(ctx) }))
 	case "door":
-		return g.Door(ctx)
+		return g.Lockdown(ctx)
 	case "seed":
 		return g.Seed(ctx, sync.OnceFunc(func() { notifySystemd(ctx) }))
 	case "sleep":

@@ -133,8 +133,8 @@ func (g Guest) daemonPID(ctx context.Context) (int, error) {
 	return peerPID(c)
 }
 
-// ask sends one word to the daemon and returns its answer.
-func (g Guest) ask(ctx context.Context, word string) (wire.Status, error) {
+// askDaemon sends one word to the daemon and returns its answer.
+func (g Guest) askDaemon(ctx context.Context, word string) (wire.Status, error) {
 	down := func(err error) error {
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 			return fail.New(fail.NotFound, "the guest agent's daemon is not running: %w", err).WithHint("sudo systemctl restart agent-guest")

@@ -26,8 +26,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-// lookAgain is how often the daemon compares the machine with its desired state.
-const lookAgain = 3 * time.Second
+// recheckEvery is how often the daemon compares the machine with its desired state.
+const recheckEvery = 3 * time.Second
 
 // gcPercent is how much garbage the daemon accumulates before a collection, in
 // percent of the live heap. With ten thousand names this is up to 40 MB.
@@ -83,9 +83,9 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 	d.servers.Store(&[]netip.AddrPort{})
 	upstream := &resolver.Upstream{Servers: func() []netip.AddrPort { return *d.servers.Load() }}
 	if !g.Fake {
-		upstream.Dialer = net.Dialer{Control: mark}
+		upstream.Dialer = net.Dialer{Control: markSocket}
 	}
-	d.proxy = &resolver.Proxy{Policy: d.policy.Load, Upstream: upstream, Log: log.add, Who: newAskers().who, Host: host}
+	d.proxy = &resolver.Proxy{Policy: d.policy.Load, Upstream: upstream, Log: log.add, Who: newDNSClients().programOf, Host: host}
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -94,12 +94,12 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 	if err := d.reload(ctx); err != nil {
 		slog.Error("policy reload failed", "err", err)
 	}
-	d.tend(ctx)
+	d.reconcile(ctx)
 	control, err := d.listenControl(cancel)
 	if err != nil {
 		return err
 	}
-	if d.firewallStands() {
+	if d.isFirewallLoaded() {
 		ready()
 	}
 	d.loop(ctx, reload, ready)
@@ -112,7 +112,7 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 
 // loop keeps the machine in its desired state until ctx ends.
 func (d *daemon) loop(ctx context.Context, reload <-chan os.Signal, ready func()) {
-	tick := time.NewTicker(lookAgain)
+	tick := time.NewTicker(recheckEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -126,8 +126,8 @@ func (d *daemon) loop(ctx context.Context, reload <-chan os.Signal, ready func()
 			if _, err := os.Stat(d.guest.path(stateDir)); d.guest.Fake && errors.Is(err, fs.ErrNotExist) {
 				return // the fake guest was removed
 			}
-			d.tend(ctx)
-			if d.firewallStands() {
+			d.reconcile(ctx)
+			if d.isFirewallLoaded() {
 				ready() // repeated calls are harmless
 			}
 		}
@@ -141,7 +141,7 @@ func (d *daemon) reload(ctx context.Context) error {
 	defer d.mu.Unlock()
 	data, err := os.ReadFile(d.guest.path(policyIn))
 	if errors.Is(err, fs.ErrNotExist) && d.policy.Load() == nil {
-		d.network = d.look()
+		d.network = d.readNetwork()
 		return d.fw.load(ctx, nil, d.network)
 	}
 	var p *policy.Policy
@@ -158,36 +158,36 @@ func (d *daemon) reload(ctx context.Context) error {
 	sum := sha256.Sum256(data)
 	d.digest = hex.EncodeToString(sum[:])
 	d.policy.Store(p)
-	d.network = d.look()
+	d.network = d.readNetwork()
 	return d.fw.load(ctx, p, d.network)
 }
 
-func (d *daemon) look() rules.Network {
-	n, servers := d.guest.look()
+func (d *daemon) readNetwork() rules.Network {
+	n, servers := d.guest.readNetwork()
 	d.servers.Store(&servers)
 	return n
 }
 
-// tend brings the machine to its desired state. Each step runs at every tick, and
+// reconcile brings the machine to its desired state. Each step runs at every tick, and
 // so repairs what other programs changed.
-func (d *daemon) tend(ctx context.Context) {
+func (d *daemon) reconcile(ctx context.Context) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n := d.look(); !reflect.DeepEqual(n, d.network) {
+	if n := d.readNetwork(); !reflect.DeepEqual(n, d.network) {
 		d.network = n
-		d.note("firewall", d.fw.load(ctx, d.policy.Load(), n))
+		d.recordState("firewall", d.fw.load(ctx, d.policy.Load(), n))
 	} else {
-		d.note("firewall", d.fw.check(ctx))
+		d.recordState("firewall", d.fw.check(ctx))
 	}
-	d.note("dns", d.bind(ctx))
+	d.recordState("dns", d.bind(ctx))
 	if !d.guest.Fake {
-		d.note("resolv.conf", d.guest.pointHere())
+		d.recordState("resolv.conf", d.guest.pointHere())
 	}
-	d.note("secrets", d.guest.makeSecretDir())
+	d.recordState("secrets", d.guest.makeSecretDir())
 }
 
-// note records the state of a part and logs changes.
-func (d *daemon) note(part string, err error) {
+// recordState records the state of a part and logs changes.
+func (d *daemon) recordState(part string, err error) {
 	if before := d.trouble[part]; err != nil && (before == nil || before.Error() != err.Error()) {
 		slog.Error("component failed", "part", part, "err", err)
 	}
@@ -233,7 +233,7 @@ func (d *daemon) bind(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (d *daemon) firewallStands() bool {
+func (d *daemon) isFirewallLoaded() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.trouble["firewall"] == nil

@@ -40,7 +40,7 @@ func (f *firewall) load(ctx context.Context, p *policy.Policy, n rules.Network) 
 	defer f.mu.Unlock()
 	f.want = rules.Compile(p, n)
 	f.loaded = map[string]rules.State{}
-	f.err = f.each(func(family rules.Family) error { return f.put(ctx, family) })
+	f.err = f.eachFamily(func(family rules.Family) error { return f.put(ctx, family) })
 	return f.err
 }
 
@@ -48,7 +48,7 @@ func (f *firewall) load(ctx context.Context, p *policy.Policy, n rules.Network) 
 func (f *firewall) check(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.err = f.each(func(family rules.Family) error {
+	f.err = f.eachFamily(func(family rules.Family) error {
 		now, err := f.save(ctx, family.IPv6)
 		if err != nil {
 			return err
@@ -56,7 +56,7 @@ func (f *firewall) check(ctx context.Context) error {
 		stands := true
 		for _, t := range family.Tables {
 			before, ok := f.loaded[key(family.IPv6, t)]
-			stands = stands && ok && now[t.Name].Stands(t) && now[t.Name].SameChains(before, t)
+			stands = stands && ok && now[t.Name].InForce(t) && now[t.Name].SameChains(before, t)
 		}
 		if stands {
 			return nil
@@ -70,9 +70,9 @@ func (f *firewall) check(ctx context.Context) error {
 	return f.err
 }
 
-// each visits the families that the kernel supports. A failure in one does not keep
+// eachFamily visits the families that the kernel supports. A failure in one does not keep
 // the other from being closed.
-func (f *firewall) each(do func(rules.Family) error) error {
+func (f *firewall) eachFamily(do func(rules.Family) error) error {
 	if f.fake {
 		return nil
 	}
@@ -123,7 +123,7 @@ func (f *firewall) put(ctx context.Context, family rules.Family) error {
 			}
 			f.passed[counter(six, chain)] += n
 		}
-		if !after[t.Name].Stands(t) {
+		if !after[t.Name].InForce(t) {
 			errs = append(errs, fmt.Errorf("%s table %s differs from what was loaded", command(six, "restore"), t.Name))
 			continue
 		}
@@ -151,7 +151,7 @@ func (f *firewall) status(ctx context.Context) (wire.Firewall, map[string]int64)
 	for chain, n := range f.passed {
 		dropped[chain] = n
 	}
-	err := f.each(func(family rules.Family) error {
+	err := f.eachFamily(func(family rules.Family) error {
 		now, err := f.save(ctx, family.IPv6)
 		for _, t := range family.Tables {
 			for chain, n := range now[t.Name].Refused(t) {

@@ -48,11 +48,11 @@ func (g Guest) Home(args []string, in io.Reader, out, errs io.Writer) error {
 	case "bring":
 		left, err = home.Bring(root, in, home.BringOptions{First: *first, Shipped: g.shipped})
 	case "restore":
-		left, err = home.Restore(root, in, home.RestoreOptions{First: *first, Patterns: flags.Args(), Not: *not, Bounds: home.KeepBounds(*limit)})
+		left, err = home.Restore(root, in, home.RestoreOptions{First: *first, Patterns: flags.Args(), Not: *not, Bounds: home.SaveBounds(*limit)})
 	case "save":
 		brought := home.Brought(root)
-		left, err = home.Keep(out, root, home.KeepOptions{
-			Patterns: flags.Args(), Not: *not, Bounds: home.KeepBounds(*limit),
+		left, err = home.Save(out, root, home.SaveOptions{
+			Patterns: flags.Args(), Not: *not, Bounds: home.SaveBounds(*limit),
 			Ours: func(name string, mode fs.FileMode, content []byte) bool {
 				return brought(name, mode, content) || g.shipped(name, content)
 			},

@@ -78,7 +78,7 @@ func (g Guest) Install(ctx context.Context, in io.Reader) (wire.Status, error) {
 		start = g.startProcess
 	} else if g.unitRuns(ctx) {
 		// This is the case in a golden image, where a restart would take seconds.
-		if s, err := g.ask(ctx, "reload"); err == nil && s.Ready() {
+		if s, err := g.askDaemon(ctx, "reload"); err == nil && s.Ready() {
 			return s, nil
 		}
 	}
@@ -96,7 +96,7 @@ func (g Guest) SetPolicy(ctx context.Context, in io.Reader) (wire.Status, error)
 	if err := g.writePolicy(in); err != nil {
 		return wire.Status{}, err
 	}
-	return g.ask(ctx, "reload")
+	return g.askDaemon(ctx, "reload")
 }
 
 func (g Guest) writePolicy(in io.Reader) error {
@@ -163,7 +163,7 @@ func (g Guest) startUnit(ctx context.Context) error {
 
 // startProcess runs the daemon of a fake guest, or makes the running one reload.
 func (g Guest) startProcess(ctx context.Context) error {
-	if _, err := g.ask(ctx, "reload"); err == nil || fail.CodeOf(err) != fail.NotFound {
+	if _, err := g.askDaemon(ctx, "reload"); err == nil || fail.CodeOf(err) != fail.NotFound {
 		return err
 	}
 	self, err := os.Executable()
@@ -195,7 +195,7 @@ func (g Guest) waitReady(ctx context.Context) (wire.Status, error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		s, err := g.ask(ctx, "status")
+		s, err := g.askDaemon(ctx, "status")
 		if err == nil && s.Ready() {
 			return s, nil
 		}
@@ -211,8 +211,8 @@ func (g Guest) waitReady(ctx context.Context) (wire.Status, error) {
 	}
 }
 
-// Door closes everything except loopback, DHCP and SSH, with or without a policy.
-func (g Guest) Door(ctx context.Context) error {
+// Lockdown closes everything except loopback, DHCP and SSH, with or without a policy.
+func (g Guest) Lockdown(ctx context.Context) error {
 	if err := g.needRoot("door"); err != nil {
 		return err
 	}

@@ -139,9 +139,9 @@ const (
 	ext4Resize    = 0x40086610 // EXT4_IOC_RESIZE_FS
 )
 
-// stir reseeds the kernel's random number generator with seed, also for programs
+// reseedRNG reseeds the kernel's random number generator with seed, also for programs
 // that are already running.
-func stir(seed []byte) error {
+func reseedRNG(seed []byte) error {
 	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -200,9 +200,9 @@ const (
 	idleTime = 30 * time.Second
 )
 
-// awaitIdle waits until the machine is mostly idle, or for idleTime at most, so
+// waitIdle waits until the machine is mostly idle, or for idleTime at most, so
 // that background work does not delay a login.
-func awaitIdle(ctx context.Context) {
+func waitIdle(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, idleTime)
 	defer cancel()
 	idle, all := cpuTime()

@@ -422,7 +422,7 @@ func TestFirewallInNamespaces(t *testing.T) {
 		}
 
 		walled := policy.Default()
-		walled.Walled = true
+		walled.Enforced = true
 		l.set(walled)
 		l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 told.example.": "NXDOMAIN"})
 		l.until("the network's resolver hears of it", func() bool {
@@ -460,7 +460,7 @@ func TestFirewallInNamespaces(t *testing.T) {
 	})
 
 	t.Run("counters", func(t *testing.T) {
-		s, err := (Guest{Root: l.root}).ask(t.Context(), "status")
+		s, err := (Guest{Root: l.root}).askDaemon(t.Context(), "status")
 		if err != nil || s.Counters.Denied == 0 || s.Counters.Allowed == 0 || s.Counters.Dropped["AGENT-EGRESS"] == 0 || s.Counters.Dropped["AGENT-IN"] == 0 || !s.Firewall.IPv6 {
 			t.Errorf("%+v, %v", s, err)
 		}
@@ -490,7 +490,7 @@ func TestFirewallInNamespaces(t *testing.T) {
 			t.Fatalf("%s is on this machine and would be run: remove it", Binary)
 		}
 		script := l.root + "/door.sh"
-		if err := os.WriteFile(script, []byte(rules.DoorScript()), 0o600); err != nil {
+		if err := os.WriteFile(script, []byte(rules.LockdownScript()), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		l.inGuest("sh " + script + "; sh " + script)
@@ -522,7 +522,7 @@ func (l *lab) echoes(between func()) bool {
 
 func (l *lab) reasserted() int64 {
 	l.Helper()
-	s, err := (Guest{Root: l.root}).ask(l.Context(), "status")
+	s, err := (Guest{Root: l.root}).askDaemon(l.Context(), "status")
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -548,6 +548,6 @@ func (l *lab) until(what string, done func() bool) {
 // ticks returns a function that is true once the daemon must have run n more
 // checks.
 func (l *lab) ticks(n int) func() bool {
-	end := time.Now().Add(time.Duration(n) * lookAgain)
+	end := time.Now().Add(time.Duration(n) * recheckEvery)
 	return func() bool { return time.Now().After(end) }
 }

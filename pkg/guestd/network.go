@@ -18,9 +18,9 @@ const (
 	maxUpstream = 4
 )
 
-// look reads the network state that the rules depend on. All of it comes from the
+// readNetwork reads the network state that the rules depend on. All of it comes from the
 // kernel or from files that only root can write.
-func (g Guest) look() (rules.Network, []netip.AddrPort) {
+func (g Guest) readNetwork() (rules.Network, []netip.AddrPort) {
 	servers := g.upstream()
 	n := rules.Network{Gateways: gateways(), IPv6: globalIPv6()}
 	for _, s := range servers {

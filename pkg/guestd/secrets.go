@@ -71,7 +71,7 @@ func (g Guest) SetSecrets(in io.Reader) error {
 	}
 	defer dir.Close()
 	generation := "." + strconv.FormatInt(time.Now().UnixNano(), 36)
-	if err := dir.fill(generation, set); err != nil {
+	if err := dir.writeGeneration(generation, set); err != nil {
 		return errors.Join(err, dir.wipe(generation))
 	}
 	if err := dir.link(generation, current); err != nil {
@@ -165,8 +165,8 @@ func (g Guest) openSecrets(create bool) (*secretDir, error) {
 	return d, nil
 }
 
-// fill writes a set into a new directory.
-func (d *secretDir) fill(generation string, set wire.Secrets) error {
+// writeGeneration writes a set into a new directory.
+func (d *secretDir) writeGeneration(generation string, set wire.Secrets) error {
 	for _, name := range []string{generation, filepath.Join(generation, "secrets")} {
 		if err := errors.Join(d.Mkdir(name, 0o700), d.Lchown(name, d.uid, d.gid)); err != nil {
 			return fmt.Errorf("write secrets: %w", err)

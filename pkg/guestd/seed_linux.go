@@ -19,12 +19,12 @@ import (
 
 // Paths in a golden image, whose clones have no cloud-init.
 const (
-	seedDir   = "/run/agent-seed"
-	sleepFlag = seedDir + "/sleep" // created by the boot script to request a snapshot
-	ownFile   = seedDir + "/own"   // exists once the identity is complete; it contains the errors, if any
-	loginLock = seedDir + "/login" // agent-login.service waits until Seed releases it
-	lateUnit  = "agent-late.target"
-	sleepUnit = "agent-sleep.service"
+	seedDir          = "/run/agent-seed"
+	sleepFlag        = seedDir + "/sleep" // created by the boot script to request a snapshot
+	identityDoneFile = seedDir + "/own"   // exists once the identity is complete; it contains the errors, if any
+	loginLock        = seedDir + "/login" // agent-login.service waits until Seed releases it
+	lateUnit         = "agent-late.target"
+	sleepUnit        = "agent-sleep.service"
 )
 
 const (
@@ -50,15 +50,15 @@ func (g Guest) Seed(ctx context.Context, ready func()) error {
 	if _, err := os.Stat(seedDir + "/done"); err == nil {
 		return nil // once per boot
 	}
-	s := seeder{guest: g, began: time.Now()}
+	s := cloneBooter{guest: g, began: time.Now()}
 	if err := s.run(ctx, ready); err != nil {
-		return die("machine setup failed", err)
+		return poweroffWithError("machine setup failed", err)
 	}
 	return nil
 }
 
-// seeder is one run of Seed.
-type seeder struct {
+// cloneBooter is one run of Seed.
+type cloneBooter struct {
 	guest Guest
 	began time.Time
 	card  string // name of the network card
@@ -67,7 +67,7 @@ type seeder struct {
 	login *os.File // holds loginLock
 }
 
-func (s *seeder) run(ctx context.Context, ready func()) error {
+func (s *cloneBooter) run(ctx context.Context, ready func()) error {
 	if err := os.MkdirAll(seedDir, 0o755); err != nil {
 		return err
 	}
@@ -76,21 +76,21 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 		return err
 	}
 	defer s.login.Close()
-	door := async(func() error { return s.guest.shut(ctx) })
+	door := async(func() error { return s.guest.lockdown(ctx) })
 	key := async(func() (err error) { s.key, err = s.guest.ensureHostKey(); return err })
 	card := async(func() (err error) { s.card, err = findCard(ctx); return err })
 
 	if err := mountCidata(ctx); err != nil {
 		return fmt.Errorf("seed disk: %w", err)
 	}
-	s.mark("seed disk")
+	s.markStage("seed disk")
 	if s.said, err = readCidata(cidataMount); err != nil {
 		return err
 	}
 	if err := s.apply(ctx); err != nil {
 		return err
 	}
-	s.mark("boot scripts")
+	s.markStage("boot scripts")
 	if err := <-key; err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 	if err := <-door; err != nil {
 		return fmt.Errorf("close the network: %w", err)
 	}
-	s.mark("door")
+	s.markStage("door")
 	if err := os.WriteFile(seedDir+"/done", nil, 0o644); err != nil {
 		return err
 	}
@@ -121,12 +121,12 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 		return err
 	}
 	announce(s.key)
-	s.mark("ready")
+	s.markStage("ready")
 	awaitLogin(ctx)
 	if err := s.login.Close(); err != nil {
 		return err
 	}
-	if err := s.guest.own(ctx, []chore{{"report the boot", sayBooted}, {"grow the disk", growRoot}}); err != nil {
+	if err := s.guest.finishIdentity(ctx, []bootTask{{"report the boot", sayBooted}, {"grow the disk", growRoot}}); err != nil {
 		return err
 	}
 	s.late(ctx)
@@ -134,7 +134,7 @@ func (s *seeder) run(ctx context.Context, ready func()) error {
 }
 
 // apply applies the configuration from the seed disk.
-func (s *seeder) apply(ctx context.Context) error {
+func (s *cloneBooter) apply(ctx context.Context) error {
 	g := s.guest
 	if err := g.setHostname(s.said.hostname); err != nil {
 		return err
@@ -154,14 +154,14 @@ func (s *seeder) apply(ctx context.Context) error {
 }
 
 // late does the work that no session waits for.
-func (s *seeder) late(ctx context.Context) {
-	awaitIdle(ctx)
-	s.mark("idle")
-	_ = do(ctx, []chore{ // the machine works without these
+func (s *cloneBooter) late(ctx context.Context) {
+	waitIdle(ctx)
+	s.markStage("idle")
+	_ = runBootTasks(ctx, []bootTask{ // the machine works without these
 		{"start the remaining units", func(ctx context.Context) error { return start(ctx, lateUnit) }},
 		{"provision", provision},
 	})
-	s.mark("late")
+	s.markStage("late")
 }
 
 // holdBoot keeps the boot from continuing past agent-login.service until the caller
@@ -201,14 +201,14 @@ func runs(uid uint32) bool {
 	})
 }
 
-// chore is work that the machine can run without.
-type chore struct {
+// bootTask is work that the machine can run without.
+type bootTask struct {
 	what string
 	do   func(context.Context) error
 }
 
-// do runs all chores, and logs and returns their errors.
-func do(ctx context.Context, chores []chore) error {
+// runBootTasks runs all chores, and logs and returns their errors.
+func runBootTasks(ctx context.Context, chores []bootTask) error {
 	var failed []error
 	for _, c := range chores {
 		if err := c.do(ctx); err != nil {
@@ -219,17 +219,17 @@ func do(ctx context.Context, chores []chore) error {
 	return errors.Join(failed...)
 }
 
-// own does the work that the first login need not wait for, but that must precede
-// the ready state of a session. It records completion in ownFile.
-func (g Guest) own(ctx context.Context, chores []chore) error {
+// finishIdentity does the work that the first login need not wait for, but that must precede
+// the ready state of a session. It records completion in identityDoneFile.
+func (g Guest) finishIdentity(ctx context.Context, chores []bootTask) error {
 	failed := ""
-	if err := do(ctx, chores); err != nil {
+	if err := runBootTasks(ctx, chores); err != nil {
 		failed = err.Error() + "\n"
 	}
-	return g.place(ownFile, failed, 0o644)
+	return g.place(identityDoneFile, failed, 0o644)
 }
 
-func (s *seeder) mark(what string) {
+func (s *cloneBooter) markStage(what string) {
 	slog.Info("boot progress", "done", what, "ms", time.Since(s.began).Milliseconds())
 }
 
@@ -239,16 +239,16 @@ func async(do func() error) <-chan error {
 	return c
 }
 
-// die prints the reason on the consoles and powers the machine off.
-func die(what string, err error) error {
+// poweroffWithError prints the reason on the consoles and powers the machine off.
+func poweroffWithError(what string, err error) error {
 	console("agent-sessionizer: " + what + ", powering off: " + oneLine(err))
 	unix.Sync()
 	return errors.Join(err, unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 }
 
-// shut installs the lockdown on a machine that has no rules yet. It uses one
+// lockdown installs the lockdown on a machine that has no rules yet. It uses one
 // command per family, because each costs a tenth of a second under emulation.
-func (g Guest) shut(ctx context.Context) error {
+func (g Guest) lockdown(ctx context.Context) error {
 	builtin := map[string]int{"INPUT": 0, "OUTPUT": 0, "FORWARD": 0, "PREROUTING": 0}
 	for _, f := range rules.Compile(nil, rules.Network{}) {
 		if f.IPv6 && !kernelIPv6() {

@@ -22,7 +22,7 @@ func TestSeedShutsAsTheDaemonDoesInNamespaces(t *testing.T) {
 		t.Helper()
 		found := map[string]rules.State{}
 		f := firewall{want: rules.Compile(nil, rules.Network{})}
-		if err := f.each(func(family rules.Family) error {
+		if err := f.eachFamily(func(family rules.Family) error {
 			now, err := f.save(t.Context(), family.IPv6)
 			for _, table := range family.Tables {
 				found[key(family.IPv6, table)] = now[table.Name]
@@ -34,11 +34,11 @@ func TestSeedShutsAsTheDaemonDoesInNamespaces(t *testing.T) {
 		return found
 	}
 	g := Guest{}
-	if err := g.shut(t.Context()); err != nil {
+	if err := g.lockdown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	seed := state()
-	if err := g.Door(t.Context()); err != nil {
+	if err := g.Lockdown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	daemon := state()
@@ -48,7 +48,7 @@ func TestSeedShutsAsTheDaemonDoesInNamespaces(t *testing.T) {
 		}
 		for _, table := range family.Tables {
 			k := key(family.IPv6, table)
-			if !seed[k].Stands(table) || !seed[k].SameChains(daemon[k], table) {
+			if !seed[k].InForce(table) || !seed[k].SameChains(daemon[k], table) {
 				t.Errorf("table %s, IPv6 %v: the seed's rules are not the daemon's", table.Name, family.IPv6)
 			}
 		}

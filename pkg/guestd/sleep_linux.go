@@ -35,29 +35,29 @@ func (g Guest) Sleep(ctx context.Context) error {
 	if err := g.needRoot("sleep"); err != nil {
 		return err
 	}
-	s := sleeper{guest: g}
+	s := snapshotWaiter{guest: g}
 	err := s.prepare(ctx)
 	if err == nil {
 		err = s.wake(ctx)
 	}
 	if err != nil {
-		return die("giving the fork its identity failed", err)
+		return poweroffWithError("giving the fork its identity failed", err)
 	}
 	if err := s.port.Close(); err != nil {
 		slog.Error("closing the identity port failed", "err", err)
 	}
-	if err := g.own(ctx, []chore{{"insert the seed disk", s.insert}, {"report the boot", sayBooted}, {"grow the disk", growRoot}, {"start a new journal", newJournal}}); err != nil {
+	if err := g.finishIdentity(ctx, []bootTask{{"insert the seed disk", s.rescanSeedDisk}, {"report the boot", sayBooted}, {"grow the disk", growRoot}, {"start a new journal", newJournal}}); err != nil {
 		return err
 	}
-	s.mark("own_ms")
+	s.markStage("own_ms")
 	slog.Info("resumed from snapshot", s.steps...) // not earlier: the entry would go to the old journal
-	awaitIdle(ctx)
-	_ = do(ctx, []chore{{"provision", provision}}) // the machine works without it
+	waitIdle(ctx)
+	_ = runBootTasks(ctx, []bootTask{{"provision", provision}}) // the machine works without it
 	return nil
 }
 
-// sleeper is one run of Sleep.
-type sleeper struct {
+// snapshotWaiter is one run of Sleep.
+type snapshotWaiter struct {
 	guest Guest
 	port  *os.File // connection to the host
 	card  string
@@ -69,7 +69,7 @@ type sleeper struct {
 // prepare does the work that need not be repeated in every fork. It waits until the
 // machine is at rest, reads the files of a session's first seconds into memory, and
 // removes the seed disk, which is a different one in each fork.
-func (s *sleeper) prepare(ctx context.Context) error {
+func (s *snapshotWaiter) prepare(ctx context.Context) error {
 	var err error
 	if s.port, err = openRaw(identityPort); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (s *sleeper) prepare(ctx context.Context) error {
 	if err := start(ctx, lateUnit); err != nil {
 		return err
 	}
-	if err := settle(ctx); err != nil {
+	if err := waitSystemd(ctx); err != nil {
 		return err
 	}
 	if err := perform(ctx, "", "udevadm", "settle", "--timeout=120"); err != nil {
@@ -91,10 +91,10 @@ func (s *sleeper) prepare(ctx context.Context) error {
 	if s.disk, err = removeSeedDisk(); err != nil {
 		return fmt.Errorf("seed disk: %w", err)
 	}
-	warm(ctx)
+	warmCaches(ctx)
 	// Forks wake with the rules of the sleeping machine: reload and verify the
 	// lockdown before the machine is saved.
-	if err := s.guest.Door(ctx); err != nil {
+	if err := s.guest.Lockdown(ctx); err != nil {
 		return err
 	}
 	if up, err := isUp(s.card); err != nil || up {
@@ -105,7 +105,7 @@ func (s *sleeper) prepare(ctx context.Context) error {
 }
 
 // wake reads the machine's identity from the host and applies it.
-func (s *sleeper) wake(ctx context.Context) error {
+func (s *snapshotWaiter) wake(ctx context.Context) error {
 	if _, err := s.port.WriteString("\n" + wire.AsleepMarker + "\n"); err != nil {
 		return err
 	}
@@ -121,14 +121,14 @@ func (s *sleeper) wake(ctx context.Context) error {
 	s.woke = time.Now()
 	// The clock and the random seed come first, because everything else may depend
 	// on them.
-	if err := errors.Join(setClock(id.Time), stir(id.Seed)); err != nil {
+	if err := errors.Join(setClock(id.Time), reseedRNG(id.Seed)); err != nil {
 		return fmt.Errorf("clock and random numbers: %w", err)
 	}
-	public, err := s.guest.become(id)
+	public, err := s.guest.applyIdentity(id)
 	if err != nil {
 		return err
 	}
-	s.mark("identity_ms")
+	s.markStage("identity_ms")
 	mac, err := net.ParseMAC(id.MAC)
 	if err != nil {
 		return errors.New("invalid address of the network card")
@@ -140,21 +140,21 @@ func (s *sleeper) wake(ctx context.Context) error {
 	if err := syncRoot(); err != nil {
 		return err
 	}
-	s.mark("disk_ms")
+	s.markStage("disk_ms")
 	if err := <-sshd; err != nil {
 		return fmt.Errorf("sshd: %w", err)
 	}
-	s.mark("sshd_ms")
+	s.markStage("sshd_ms")
 	if err := awaitLogins(ctx); err != nil {
 		return err
 	}
 	announce(public)
-	s.mark("ready_ms")
+	s.markStage("ready_ms")
 	return nil
 }
 
-// become writes the identity. It logs nothing of it.
-func (g Guest) become(id wire.Identity) (public string, err error) {
+// applyIdentity writes the identity. It logs nothing of it.
+func (g Guest) applyIdentity(id wire.Identity) (public string, err error) {
 	if public, err = publicKey(id.HostKey); err != nil {
 		return "", err
 	}
@@ -175,9 +175,9 @@ func (g Guest) become(id wire.Identity) (public string, err error) {
 	)
 }
 
-// insert makes the kernel detect the fork's own seed disk, and authorizes the VM
+// rescanSeedDisk makes the kernel detect the fork's own seed disk, and authorizes the VM
 // manager's keys from it.
-func (s *sleeper) insert(ctx context.Context) error {
+func (s *snapshotWaiter) rescanSeedDisk(ctx context.Context) error {
 	if err := s.disk.insert(); err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func (s *sleeper) insert(ctx context.Context) error {
 	return nil
 }
 
-func (s *sleeper) mark(what string) {
+func (s *snapshotWaiter) markStage(what string) {
 	s.steps = append(s.steps, what, time.Since(s.woke).Milliseconds())
 }
 
@@ -237,8 +237,8 @@ func readLine(r io.Reader, limit int) ([]byte, error) {
 	return nil, errors.New("the identity is too long")
 }
 
-// settle waits until systemd has no more jobs.
-func settle(ctx context.Context) error {
+// waitSystemd waits until systemd has no more jobs.
+func waitSystemd(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	return await(ctx, settleTime, 100*time.Millisecond, func() error {
@@ -250,9 +250,9 @@ func settle(ctx context.Context) error {
 	})
 }
 
-// warm reads the files of a session's first seconds into memory. It only logs
+// warmCaches reads the files of a session's first seconds into memory. It only logs
 // errors, because the warm-up is an optimization.
-func warm(ctx context.Context) {
+func warmCaches(ctx context.Context) {
 	// Drop the boot's caches to free memory; they are not worth saving.
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
 		slog.Warn("dropping caches failed", "err", err)
@@ -278,11 +278,11 @@ func warm(ctx context.Context) {
 			_ = readBounded(path)
 		}
 	}
-	knock(ctx)
+	warmSSHD(ctx)
 }
 
-// knock connects to sshd and waits for its greeting.
-func knock(ctx context.Context) {
+// warmSSHD connects to sshd and waits for its greeting.
+func warmSSHD(ctx context.Context) {
 	d := net.Dialer{Timeout: 20 * time.Second}
 	c, err := d.DialContext(ctx, "tcp", "127.0.0.1:22")
 	if err != nil {

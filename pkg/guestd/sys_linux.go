@@ -13,8 +13,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
 )
 
-// mark sets the proxy's firewall mark on a socket.
-func mark(_, _ string, c syscall.RawConn) error {
+// markSocket sets the proxy's firewall mark on a socket.
+func markSocket(_, _ string, c syscall.RawConn) error {
 	var errMark error
 	err := c.Control(func(fd uintptr) {
 		errMark = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, rules.Mark)

@@ -13,7 +13,7 @@ import (
 // Guests run Linux. On other systems only a fake guest works, which does not call
 // these functions.
 
-func mark(_, _ string, _ syscall.RawConn) error { return errors.ErrUnsupported }
+func markSocket(_, _ string, _ syscall.RawConn) error { return errors.ErrUnsupported }
 
 func inMemory(string) error { return errors.ErrUnsupported }
 

@@ -131,7 +131,7 @@ func (t task) state() (wire.TaskState, *wire.TaskResult) {
 	if err != nil {
 		return wire.TaskNone, nil
 	}
-	if string(begun) == bootOf() && t.holder() != 0 {
+	if string(begun) == bootOf() && t.lockHolder() != 0 {
 		return wire.TaskRunning, nil
 	}
 	// The agent may have ended since the first check.
@@ -174,9 +174,9 @@ func sizeOf(path string) int64 {
 	return info.Size()
 }
 
-// holder returns the process that runs the agent, or 0. It uses a POSIX lock
+// lockHolder returns the process that runs the agent, or 0. It uses a POSIX lock
 // because testing one does not interfere with other processes.
-func (t task) holder() int {
+func (t task) lockHolder() int {
 	f, err := os.Open(t.path(taskLock))
 	if err != nil {
 		return 0
@@ -189,9 +189,9 @@ func (t task) holder() int {
 	return int(l.Pid)
 }
 
-// hold takes the lock until release is called. Nothing else in the process may open
+// lock takes the lock until release is called. Nothing else in the process may open
 // the file, because closing it would release the lock.
-func (t task) hold() (release func(), err error) {
+func (t task) lock() (release func(), err error) {
 	f, err := os.OpenFile(t.path(taskLock), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -339,8 +339,8 @@ func taskProperties() []string {
 
 // startProcess starts the wrapper in a fake guest, which has no systemd.
 func (t task) startProcess(ctx context.Context) (ended func() bool, err error) {
-	if t.holder() != 0 {
-		return func() bool { return t.holder() == 0 }, nil
+	if t.lockHolder() != 0 {
+		return func() bool { return t.lockHolder() == 0 }, nil
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -387,7 +387,7 @@ func (t task) signal(name string, out io.Writer) error {
 		// Record the signal first. An agent that is about to begin cannot be killed
 		// yet, so the wrapper checks this file before and after it starts the
 		// agent.
-		if t.wanted() != syscall.SIGKILL {
+		if t.requestedSignal() != syscall.SIGKILL {
 			if err := t.write(taskSignal, name); err != nil {
 				return err
 			}
@@ -399,8 +399,8 @@ func (t task) signal(name string, out io.Writer) error {
 	return t.status().Encode(out)
 }
 
-// wanted returns the signal that was requested, or 0.
-func (t task) wanted() syscall.Signal {
+// requestedSignal returns the signal that was requested, or 0.
+func (t task) requestedSignal() syscall.Signal {
 	switch name, _ := os.ReadFile(t.path(taskSignal)); string(name) {
 	case "TERM":
 		return syscall.SIGTERM

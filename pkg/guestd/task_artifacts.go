@@ -91,7 +91,7 @@ func (t task) collect(ctx context.Context, in io.Reader, out io.Writer) error {
 	if len(places) > 1 && freeBytes(filepath.Dir(t.dir)) < lowDisk {
 		place = places[1] // the agent may have filled the disk
 	}
-	beating := &beating{out: out}
+	beating := &beatWriter{out: out}
 	defer beating.begin()()
 	c := &collector{task: t, ask: ask, dir: filepath.Join(place, id), out: beating, taken: map[string]bool{}}
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
@@ -133,7 +133,7 @@ func (c *collector) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, manifest.Close()) }()
 	c.list = bufio.NewWriter(manifest)
 	if c.tree, err = os.OpenRoot(c.ask.Dir); err != nil {
-		if err := c.skip(c.ask.Dir, reason(err)); err != nil {
+		if err := c.skip(c.ask.Dir, errorWithoutPath(err)); err != nil {
 			return err
 		}
 		return c.list.Flush()
@@ -147,7 +147,7 @@ func (c *collector) run(ctx context.Context) (err error) {
 		return err
 	}
 	for _, name := range untracked {
-		if err := c.take(ctx, name, wire.UntrackedDir); err != nil {
+		if err := c.copyFile(ctx, name, wire.UntrackedDir); err != nil {
 			return err
 		}
 	}
@@ -183,7 +183,7 @@ func (c *collector) work(ctx context.Context) (untracked []string, err error) {
 	if err := os.WriteFile(filepath.Join(c.dir, outList), text.Bytes(), 0o600); err != nil {
 		return nil, err
 	}
-	return names, c.takeOwn(ctx, outList, wire.UntrackedName(c.id()))
+	return names, c.copyOwnFile(ctx, outList, wire.UntrackedName(c.id()))
 }
 
 // untracked returns the untracked files of a repository. If git cannot distinguish
@@ -212,7 +212,7 @@ func (c *collector) patch(ctx context.Context, git taskGit, base, file, name str
 		return false, context.Cause(ctx)
 	}
 	if failed != nil {
-		return false, c.skip(name, reason(failed))
+		return false, c.skip(name, errorWithoutPath(failed))
 	}
 	if wire.CheckArtifactName(name) != nil {
 		return true, c.skip(name, longPath)
@@ -220,7 +220,7 @@ func (c *collector) patch(ctx context.Context, git taskGit, base, file, name str
 	if info, err := os.Stat(filepath.Join(c.dir, file)); err != nil || info.Size() == 0 {
 		return true, err
 	}
-	return true, c.takeOwn(ctx, file, name)
+	return true, c.copyOwnFile(ctx, file, name)
 }
 
 // named collects the files that match the patterns.
@@ -245,9 +245,9 @@ func (c *collector) named(ctx context.Context) error {
 	for len(dirs) > 0 {
 		dir := dirs[len(dirs)-1]
 		dirs = dirs[:len(dirs)-1]
-		entries, err := c.entries(dir)
+		entries, err := c.readDir(dir)
 		if err != nil && dir != "" {
-			err = c.skip(dir, reason(err))
+			err = c.skip(dir, errorWithoutPath(err))
 		}
 		if err != nil {
 			return err
@@ -263,8 +263,8 @@ func (c *collector) named(ctx context.Context) error {
 				if slices.ContainsFunc(c.patterns, func(p string) bool { return mayBeBelow(p, name) }) {
 					dirs = append(dirs, name)
 				}
-			case slices.ContainsFunc(c.patterns, func(p string) bool { return means(p, name) }):
-				if err := c.take(ctx, name, wire.FilesDir); err != nil {
+			case slices.ContainsFunc(c.patterns, func(p string) bool { return matchesPath(p, name) }):
+				if err := c.copyFile(ctx, name, wire.FilesDir); err != nil {
 					return err
 				}
 			}
@@ -276,8 +276,8 @@ func (c *collector) named(ctx context.Context) error {
 	return nil
 }
 
-// entries returns the sorted entries of a directory in the checkout.
-func (c *collector) entries(dir string) ([]fs.DirEntry, error) {
+// readDir returns the sorted entries of a directory in the checkout.
+func (c *collector) readDir(dir string) ([]fs.DirEntry, error) {
 	if dir == "" {
 		dir = "."
 	}
@@ -293,8 +293,8 @@ func (c *collector) entries(dir string) ([]fs.DirEntry, error) {
 	return entries, errors.Join(err, d.Close())
 }
 
-// means reports whether a pattern matches a file, or a directory that contains it.
-func means(pattern, name string) bool {
+// matchesPath reports whether a pattern matches a file, or a directory that contains it.
+func matchesPath(pattern, name string) bool {
 	return doublestar.MatchUnvalidated(pattern, name) || doublestar.MatchUnvalidated(pattern+"/**", name)
 }
 
@@ -315,8 +315,8 @@ func mayBeBelow(pattern, dir string) bool {
 	return true
 }
 
-// take collects a file of the checkout, or records why it cannot.
-func (c *collector) take(ctx context.Context, name, into string) error {
+// copyFile collects a file of the checkout, or records why it cannot.
+func (c *collector) copyFile(ctx context.Context, name, into string) error {
 	if c.taken[name] {
 		return nil
 	}
@@ -327,14 +327,14 @@ func (c *collector) take(ctx context.Context, name, into string) error {
 	}
 	f, err := openRegular(c.tree, name)
 	if err != nil {
-		return c.skip(a.Name, reason(err))
+		return c.skip(a.Name, errorWithoutPath(err))
 	}
 	defer f.Close()
 	return c.add(ctx, collected{Artifact: a, Path: []byte(name)}, f)
 }
 
-// takeOwn collects a file of the collection.
-func (c *collector) takeOwn(ctx context.Context, file, name string) error {
+// copyOwnFile collects a file of the collection.
+func (c *collector) copyOwnFile(ctx context.Context, file, name string) error {
 	f, err := os.Open(filepath.Join(c.dir, file))
 	if err != nil {
 		return err
@@ -347,7 +347,7 @@ func (c *collector) takeOwn(ctx context.Context, file, name string) error {
 func (c *collector) add(ctx context.Context, a collected, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
-		return c.skip(a.Name, reason(err))
+		return c.skip(a.Name, errorWithoutPath(err))
 	}
 	left := c.ask.MaxBytes - c.bytes
 	if c.files >= c.ask.MaxFiles {
@@ -365,14 +365,14 @@ func (c *collector) add(ctx context.Context, a collected, f *os.File) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		return c.skip(a.Name, reason(err))
+		return c.skip(a.Name, errorWithoutPath(err))
 	case n > left: // the file is growing
 		return tooLarge()
 	}
 	c.files++
 	c.bytes += n
 	a.Size, a.SHA256, a.Executable = n, hex.EncodeToString(sum.Sum(nil)), a.Own == "" && info.Mode()&0o100 != 0
-	return c.tell(a)
+	return c.writeEntry(a)
 }
 
 // skip records a file that is not collected.
@@ -380,10 +380,10 @@ func (c *collector) skip(name, why string) error {
 	if c.skipped++; c.skipped > wire.MaxTaskSkipped {
 		return nil
 	}
-	return c.tell(collected{Artifact: wire.Artifact{Name: wire.Clean(name), Skipped: wire.Clean(why)}})
+	return c.writeEntry(collected{Artifact: wire.Artifact{Name: wire.Clean(name), Skipped: wire.Clean(why)}})
 }
 
-func (c *collector) tell(a collected) error {
+func (c *collector) writeEntry(a collected) error {
 	line, err := json.Marshal(a)
 	if err != nil {
 		return err
@@ -436,8 +436,8 @@ func openRegular(tree *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// reason returns the text of an error without the path.
-func reason(err error) string {
+// errorWithoutPath returns the text of an error without the path.
+func errorWithoutPath(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "it no longer exists"
@@ -463,21 +463,21 @@ func (d during) Read(p []byte) (int, error) {
 	return d.r.Read(p)
 }
 
-// beating is a stream of frames with a minimum rate.
-type beating struct {
+// beatWriter is a stream of frames with a minimum rate.
+type beatWriter struct {
 	mu  sync.Mutex
 	out io.Writer
 }
 
 // Write writes one complete frame.
-func (b *beating) Write(frame []byte) (int, error) {
+func (b *beatWriter) Write(frame []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.out.Write(frame)
 }
 
 // begin sends heartbeats until the returned function is called.
-func (b *beating) begin() (end func()) {
+func (b *beatWriter) begin() (end func()) {
 	done := make(chan struct{})
 	var beats sync.WaitGroup
 	beats.Go(func() {

@@ -136,7 +136,7 @@ type member struct {
 func (t task) members() []member {
 	wrapper := t.wrapper
 	if wrapper == 0 {
-		wrapper = t.holder()
+		wrapper = t.lockHolder()
 	}
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {

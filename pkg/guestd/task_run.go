@@ -39,7 +39,7 @@ const (
 // run runs the agent to its end and records the result. It alone ensures that an
 // agent is never started twice.
 func (t task) run(ctx context.Context) error {
-	release, err := t.hold()
+	release, err := t.lock()
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (t task) run(ctx context.Context) error {
 		return err
 	}
 	r := t.execute(ctx, spec)
-	if ctx.Err() != nil && t.wanted() == 0 {
+	if ctx.Err() != nil && t.requestedSignal() == 0 {
 		// systemd stops all units when the machine shuts down, however far the
 		// agent is. The agent did not end on its own, so leave no result: the host
 		// may start another attempt.
@@ -104,7 +104,7 @@ func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResu
 	}()
 	refuse := func(code int, err error) wire.TaskResult {
 		r.ExitCode, r.Error = code, oneLine(err)
-		if sig := t.wanted(); sig != 0 { // the signal is the cause of whatever failed
+		if sig := t.requestedSignal(); sig != 0 { // the signal is the cause of whatever failed
 			r.ExitCode, r.Signal = codeSignal+int(sig), signalName(sig)
 		}
 		return r
@@ -138,14 +138,14 @@ func (t task) execute(ctx context.Context, spec wire.TaskStart) (r wire.TaskResu
 	cmd.Args, cmd.Dir, cmd.Env = spec.Argv, spec.Dir, env
 	cmd.Stdout, cmd.Stderr = out, errs // files, so that Wait waits for the agent only
 	cmd.SysProcAttr = group.attributes()
-	if t.wanted() != 0 {
+	if t.requestedSignal() != 0 {
 		return refuse(codeNotStarted, errors.New("it was stopped before it started"))
 	}
 	if err := cmd.Start(); err != nil {
 		return refuse(codeNotStarted, err)
 	}
 	errNote := t.write(taskAgent, strconv.Itoa(cmd.Process.Pid))
-	if sig := t.wanted(); sig != 0 { // the signal was recorded before the agent existed
+	if sig := t.requestedSignal(); sig != 0 { // the signal was recorded before the agent existed
 		_ = syscall.Kill(-cmd.Process.Pid, sig) // an agent that has already ended is a success
 	}
 	err = cmd.Wait()

@@ -72,7 +72,7 @@ func (t task) send(ctx context.Context, in io.Reader, out io.Writer) error {
 			return errors.Join(broken, context.Cause(ctx))
 		}
 		if err != nil {
-			err = sendFailure(out, wire.FailureItem, errors.New(reason(err)))
+			err = sendFailure(out, wire.FailureItem, errors.New(errorWithoutPath(err)))
 		} else {
 			err = wire.WriteFrame(out, wire.FrameEnd, nil)
 		}

@@ -69,18 +69,18 @@ func (g Guest) Watch(ctx context.Context, o watchOptions, in io.Reader, out io.W
 	defer cancel()
 	for {
 		now := time.Now()
-		w.look(now)
-		if err := w.say(now); err != nil {
+		w.poll(now)
+		if err := w.printObservation(now); err != nil {
 			return err
 		}
-		w.begin(ctx, now)
+		w.startDue(ctx, now)
 		select {
 		case <-ctx.Done():
 			return nil
 		case learned := <-w.results:
 			learned()
 			w.news = true
-		case <-time.After(w.pace()):
+		case <-time.After(w.nextPoll()):
 		}
 	}
 }
@@ -94,28 +94,28 @@ type watcher struct {
 	results chan func()
 	tasks   sync.WaitGroup
 
-	agents  map[string]*noted    // by file name
-	bells   map[string]time.Time // time of the bell, by window
-	dir     stamp                // the directory of the agents' and bells' files
-	sure    time.Time            // time of the last full check
-	round   time.Time            // time of the last measurement of the machine
+	agents  map[string]*reportFile // by file name
+	bells   map[string]time.Time   // time of the bell, by window
+	dir     stamp                  // the directory of the agents' and bells' files
+	sure    time.Time              // time of the last full check
+	round   time.Time              // time of the last measurement of the machine
 	machine *wire.Machine
 	view    view
 	work    work
 
 	news   bool // something may have changed since list was built
 	list   []entry
-	said   wire.Glance
+	said   wire.Observation
 	saidAt time.Time
 }
 
-// noted is the information about one agent.
-type noted struct {
-	news   // as its hooks wrote it
-	stamp  stamp
-	claude claude
-	seen   stamp // stamp of Claude Code's file
-	now    news  // as it is shown
+// reportFile is the information about one agent.
+type reportFile struct {
+	agentReport // as its hooks wrote it
+	stamp       stamp
+	claude      claude
+	seen        stamp       // stamp of Claude Code's file
+	now         agentReport // as it is shown
 }
 
 // stamp identifies one version of a file.
@@ -138,11 +138,11 @@ func (s stamp) same(t stamp) bool {
 }
 
 func newWatcher(g Guest, o watchOptions, out io.Writer) *watcher {
-	return &watcher{guest: g, options: o, out: out, results: make(chan func()), agents: map[string]*noted{}, bells: map[string]time.Time{}}
+	return &watcher{guest: g, options: o, out: out, results: make(chan func()), agents: map[string]*reportFile{}, bells: map[string]time.Time{}}
 }
 
-// look polls everything that costs next to nothing.
-func (w *watcher) look(now time.Time) {
+// poll polls everything that costs next to nothing.
+func (w *watcher) poll(now time.Time) {
 	dir, _ := stampOf(w.guest.path(attentionDir))
 	sure := now.Sub(w.sure) >= sureEvery
 	if sure || !dir.same(w.dir) {
@@ -177,57 +177,57 @@ func (w *watcher) read() {
 			w.bells["@"+number] = s.changed.UTC()
 		} else if strings.HasSuffix(name, ".json") {
 			there[name] = true
-			w.note(name, path, s)
+			w.readReport(name, path, s)
 		}
 	}
-	maps.DeleteFunc(w.agents, func(name string, _ *noted) bool { return !there[name] })
+	maps.DeleteFunc(w.agents, func(name string, _ *reportFile) bool { return !there[name] })
 	maps.DeleteFunc(w.bells, func(window string, _ time.Time) bool { return !there[window] })
 	w.news = true
 }
 
-// note reads a hook's file if it has changed.
-func (w *watcher) note(name, path string, s stamp) {
+// readReport reads a hook's file if it has changed.
+func (w *watcher) readReport(name, path string, s stamp) {
 	a := w.agents[name]
 	if a != nil && a.stamp.same(s) {
 		return
 	}
-	n, err := readNews(path)
+	n, err := readReport(path)
 	if err != nil || n.file() != name || n.State.Urgency() > wire.AgentGone.Urgency() {
 		return // not a valid report
 	}
 	if a == nil {
-		a = &noted{}
+		a = &reportFile{}
 		w.agents[name] = a
 	}
-	a.news, a.stamp = n, s
+	a.agentReport, a.stamp = n, s
 }
 
 // follow updates the shown state of an agent. If sure, it also checks that the
 // process is still the same one.
-func (w *watcher) follow(name string, a *noted, now time.Time, sure bool) {
+func (w *watcher) follow(name string, a *reportFile, now time.Time, sure bool) {
 	before := a.now
 	switch {
 	case a.State == wire.AgentGone:
 		if now.Sub(a.Since) > keepGone {
 			_ = os.Remove(filepath.Join(w.guest.path(attentionDir), name)) // a failed removal is retried at the next poll
 		}
-	case (sure || syscall.Kill(a.PID, 0) != nil) && !a.lives():
+	case (sure || syscall.Kill(a.PID, 0) != nil) && !a.isAlive():
 		// Save the time, so that the next watcher shows the same one.
 		at := now.UTC().Round(0)
 		a.State, a.On, a.Since, a.At = wire.AgentGone, "", at, at
-		_ = w.guest.writeNews(a.news)
+		_ = w.guest.writeReport(a.agentReport)
 	}
 	if a.File != "" {
 		if s, ok := stampOf(a.File); !ok {
 			a.claude, a.seen = claude{}, stamp{}
 		} else if !a.seen.same(s) {
 			// The file may be half written.
-			if c := readClaude(a.File); c.of(process{pid: a.PID, start: a.Start}) {
+			if c := readClaude(a.File); c.belongsTo(process{pid: a.PID, start: a.Start}) {
 				a.claude, a.seen = c, s
 			}
 		}
 	}
-	a.now = a.with(a.claude, now)
+	a.now = a.mergeClaude(a.claude, now)
 	if a.now != before {
 		w.news = true
 		w.work.stirred = true
@@ -236,21 +236,21 @@ func (w *watcher) follow(name string, a *noted, now time.Time, sure bool) {
 	}
 }
 
-// lives reports whether the agent's process runs.
-func (n news) lives() bool {
+// isAlive reports whether the agent's process runs.
+func (n agentReport) isAlive() bool {
 	p, ok := processAt(n.PID)
 	return ok && !p.ended && p.start == n.Start
 }
 
-// say prints the snapshot if it has changed, or if the last one is older than
+// printObservation prints the snapshot if it has changed, or if the last one is older than
 // sayEvery.
-func (w *watcher) say(now time.Time) error {
+func (w *watcher) printObservation(now time.Time) error {
 	if now.Sub(w.saidAt) < sayEvery && !w.news {
 		return nil
 	}
 	w.news = false
-	w.list = w.entries()
-	g := wire.Glance{
+	w.list = w.sortedAgents()
+	g := wire.Observation{
 		Version: wire.Version, Window: w.view.shown.name, Screen: w.view.screen, Changes: w.work.changes, Machine: w.machine,
 	}
 	for _, e := range w.list {
@@ -269,9 +269,9 @@ type entry struct {
 	window string // window that rang, if the agent has no hooks
 }
 
-// entries returns the agents as they are shown: the most urgent first, then those
+// sortedAgents returns the agents as they are shown: the most urgent first, then those
 // that have waited longest.
-func (w *watcher) entries() []entry {
+func (w *watcher) sortedAgents() []entry {
 	var list []entry
 	for _, a := range w.agents {
 		list = append(list, entry{Agent: wire.Agent{Name: a.Agent, PID: a.PID, State: a.now.State, On: a.now.On, Since: a.now.Since}})
@@ -287,21 +287,21 @@ func (w *watcher) entries() []entry {
 	return list
 }
 
-// begin starts the tasks that are due.
-func (w *watcher) begin(ctx context.Context, now time.Time) {
+// startDue starts the tasks that are due.
+func (w *watcher) startDue(ctx context.Context, now time.Time) {
 	if due, list := w.viewDue(now); due {
 		w.view.running = true
-		w.aside(ctx, w.viewer(now, list))
+		w.runTask(ctx, w.viewer(now, list))
 	}
 	if w.workDue(now) {
 		w.work.running = true
-		w.aside(ctx, w.worker(now))
+		w.runTask(ctx, w.worker(now))
 	}
 }
 
-// pace returns the time to the next poll. An idle agent can be polled slowly,
+// nextPoll returns the time to the next poll. An idle agent can be polled slowly,
 // because it must first be given work before it asks for something.
-func (w *watcher) pace() time.Duration {
+func (w *watcher) nextPoll() time.Duration {
 	for _, e := range w.list {
 		if e.State == wire.AgentWorking || e.State == wire.AgentBlocked && e.window == "" {
 			return lookEvery
@@ -310,8 +310,8 @@ func (w *watcher) pace() time.Duration {
 	return sureEvery
 }
 
-// aside runs a task and passes its result to the watcher.
-func (w *watcher) aside(ctx context.Context, look func(context.Context) (learned func())) {
+// runTask runs a task and passes its result to the watcher.
+func (w *watcher) runTask(ctx context.Context, look func(context.Context) (learned func())) {
 	w.tasks.Go(func() {
 		learned := look(ctx)
 		select {

@@ -21,10 +21,10 @@ func TestWatchIsSilent(t *testing.T) {
 	var out bytes.Buffer
 	w := newWatcher(g, watchOptions{}, &out)
 	now := time.Now()
-	w.look(now)
+	w.poll(now)
 	lines := func(at time.Time) int {
 		t.Helper()
-		if err := w.say(at); err != nil {
+		if err := w.printObservation(at); err != nil {
 			t.Fatal(err)
 		}
 		return bytes.Count(out.Bytes(), []byte("\n"))
@@ -42,7 +42,7 @@ func TestWatchIsSilent(t *testing.T) {
 	if n := lines(now.Add(sayEvery + 1)); n != 3 {
 		t.Errorf("%d lines after a change", n)
 	}
-	for seen, err := range wire.Glances(&out) {
+	for seen, err := range wire.ReadObservations(&out) {
 		if err != nil || seen.Machine == nil {
 			t.Errorf("%+v, %v", seen, err)
 		}
@@ -80,12 +80,12 @@ func TestGoneAgentsAreForgotten(t *testing.T) {
 	}
 	now := time.Now()
 	me, _ := processAt(os.Getpid())
-	for _, n := range []news{
+	for _, n := range []agentReport{
 		{Agent: "claude", PID: me.pid, Start: me.start, State: wire.AgentDone, Since: now.UTC(), At: now.UTC()},
 		{Agent: "codex", PID: me.pid, Start: "1", State: wire.AgentWorking, Since: now.UTC(), At: now.UTC()}, // its pid now belongs to another process
 		{Agent: "third", PID: 1 << 30, Start: "1", State: wire.AgentBlocked, On: "x", Since: now.UTC(), At: now.UTC()},
 	} {
-		if err := g.writeNews(n); err != nil {
+		if err := g.writeReport(n); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,22 +100,22 @@ func TestGoneAgentsAreForgotten(t *testing.T) {
 	w := newWatcher(g, watchOptions{}, &bytes.Buffer{})
 	states := func() string {
 		var all []string
-		for _, e := range w.entries() {
+		for _, e := range w.sortedAgents() {
 			all = append(all, fmt.Sprint(e.Name, " ", e.State, e.On))
 		}
 		slices.Sort(all)
 		return strings.Join(all, ", ")
 	}
-	w.look(now)
+	w.poll(now)
 	if got := states(); got != "claude done, codex gone, third gone" {
 		t.Errorf("got %s", got)
 	}
-	w.look(now.Add(keepGone))
+	w.poll(now.Add(keepGone))
 	if got := states(); got != "claude done, codex gone, third gone" {
 		t.Errorf("after a while %s", got)
 	}
-	w.look(now.Add(keepGone + 2*time.Second))
-	w.look(now.Add(keepGone + 3*time.Second))
+	w.poll(now.Add(keepGone + 2*time.Second))
+	w.poll(now.Add(keepGone + 3*time.Second))
 	if got := states(); got != "claude done" {
 		t.Errorf("later %s", got)
 	}
@@ -202,13 +202,13 @@ func TestEntries(t *testing.T) {
 func TestBellOfANewAgent(t *testing.T) {
 	w := &watcher{bells: map[string]time.Time{"@1": time.Now(), "@2": time.Now()}}
 	w.view.panes = []pane{{window: "@1", pid: os.Getpid(), rang: true, name: "claude"}, {window: "@2", pid: 1 << 30, rang: true, name: "other"}}
-	if got := w.entries(); len(got) != 2 {
+	if got := w.sortedAgents(); len(got) != 2 {
 		t.Fatalf("without agents: got %+v, want both bells", got)
 	}
-	agent := &noted{}
+	agent := &reportFile{}
 	agent.PID, agent.now.State = os.Getpid(), wire.AgentDone
-	w.agents = map[string]*noted{"claude": agent}
-	got := w.entries()
+	w.agents = map[string]*reportFile{"claude": agent}
+	got := w.sortedAgents()
 	if len(got) != 2 || got[0].Name != "other" || got[1].PID != os.Getpid() {
 		t.Errorf("with an agent in the first window: got %+v, want the other bell and the agent", got)
 	}

@@ -22,9 +22,9 @@ const patience = 2 * time.Minute
 type watched struct {
 	*testing.T
 	stdin io.Closer
-	seen  chan wire.Glance
+	seen  chan wire.Observation
 	ended chan error
-	last  wire.Glance
+	last  wire.Observation
 }
 
 func (g *fakeGuest) watch(env []string, args ...string) *watched {
@@ -40,10 +40,10 @@ func (g *fakeGuest) watch(env []string, args ...string) *watched {
 	if err := cmd.Start(); err != nil {
 		g.Fatal(err)
 	}
-	w := &watched{T: g.T, stdin: stdin, seen: make(chan wire.Glance, 1000), ended: make(chan error, 1)}
+	w := &watched{T: g.T, stdin: stdin, seen: make(chan wire.Observation, 1000), ended: make(chan error, 1)}
 	go func() {
 		defer close(w.seen)
-		for seen, err := range wire.Glances(stdout) {
+		for seen, err := range wire.ReadObservations(stdout) {
 			if err != nil {
 				g.Error(err)
 				break
@@ -72,7 +72,7 @@ func (w *watched) stop() {
 }
 
 // until waits for a matching snapshot.
-func (w *watched) until(what string, ok func(wire.Glance) bool) wire.Glance {
+func (w *watched) until(what string, ok func(wire.Observation) bool) wire.Observation {
 	w.Helper()
 	deadline := time.After(patience)
 	for {
@@ -94,7 +94,7 @@ func (w *watched) until(what string, ok func(wire.Glance) bool) wire.Glance {
 // agent waits until there is exactly one agent in the given state.
 func (w *watched) agent(state wire.AgentState, on string) wire.Agent {
 	w.Helper()
-	return w.until(fmt.Sprintf("%s %q", state, on), func(g wire.Glance) bool {
+	return w.until(fmt.Sprintf("%s %q", state, on), func(g wire.Observation) bool {
 		return len(g.Agents) == 1 && g.Agents[0].State == state && g.Agents[0].On == on
 	}).Agents[0]
 }
@@ -186,7 +186,7 @@ func (p *pretender) says(status string, at time.Time) {
 func TestWatchAnAgent(t *testing.T) {
 	g := newFakeGuest(t)
 	w := g.watch(nil)
-	first := w.until("the machine", func(g wire.Glance) bool { return g.Machine != nil })
+	first := w.until("the machine", func(g wire.Observation) bool { return g.Machine != nil })
 	if m := first.Machine; len(first.Agents) != 0 || m.MemTotal <= 0 || m.MemUsed <= 0 || m.DiskTotal <= 0 || first.Changes != nil {
 		t.Errorf("at first %+v %+v", first, m)
 	}
@@ -222,9 +222,9 @@ func TestWatchAnAgent(t *testing.T) {
 	// Start a second agent that ends without a report.
 	q := g.pretend("codex")
 	q.run(`"$GUEST" hook codex '{"type":"agent-turn-complete","thread-id":"t"}' </dev/null`)
-	w.until("two agents", func(g wire.Glance) bool { return len(g.Agents) == 2 })
+	w.until("two agents", func(g wire.Observation) bool { return len(g.Agents) == 2 })
 	q.run("exit")
-	seen := w.until("one that is gone", func(g wire.Glance) bool {
+	seen := w.until("one that is gone", func(g wire.Observation) bool {
 		return len(g.Agents) == 2 && g.Agents[1].State == wire.AgentGone
 	})
 	if a := seen.Agents; a[0].PID != p.pid || a[1].PID != q.pid || a[1].Name != "codex" {
@@ -234,7 +234,7 @@ func TestWatchAnAgent(t *testing.T) {
 
 	// A later watcher sees the same.
 	late := g.watch(nil)
-	again := late.until("the agents", func(g wire.Glance) bool { return true })
+	again := late.until("the agents", func(g wire.Observation) bool { return true })
 	if len(again.Agents) != 2 || again.Agents[1] != seen.Agents[1] {
 		t.Errorf("%+v, was %+v", again.Agents, seen.Agents)
 	}
@@ -347,8 +347,8 @@ func TestWatchWindows(t *testing.T) {
 	s.tmux("new-window", "-d", "-n", "my agent", "sh")
 	s.tmux("send-keys", "-t", "claude", "printf 'no \\033[31mcolour\\033[0m, \\303\\251\\n'", "Enter")
 	w := g.watch(s.env)
-	hasLine := func(line string) func(wire.Glance) bool {
-		return func(g wire.Glance) bool { return slices.Contains(g.Screen, line) }
+	hasLine := func(line string) func(wire.Observation) bool {
+		return func(g wire.Observation) bool { return slices.Contains(g.Screen, line) }
 	}
 	if seen := w.until("the screen", hasLine("no colour, é")); seen.Window != "claude" || seen.Screen[len(seen.Screen)-1] == "" {
 		t.Errorf("%+v", seen)
@@ -358,7 +358,7 @@ func TestWatchWindows(t *testing.T) {
 
 	// An agent without hooks rings; it is blocked until the window is visited.
 	s.tmux("send-keys", "-t", "my agent", "printf '\\a'; echo $((50+2))", "Enter")
-	rang := w.until("a bell, and the screen of its window", func(g wire.Glance) bool {
+	rang := w.until("a bell, and the screen of its window", func(g wire.Observation) bool {
 		return len(g.Agents) == 1 && g.Window == "my agent" && hasLine("52")(g)
 	})
 	if a := rang.Agents[0]; a.Name != "my agent" || a.PID != 0 || a.State != wire.AgentBlocked || a.On != "bell in window my agent" {
@@ -366,7 +366,7 @@ func TestWatchWindows(t *testing.T) {
 	}
 	s.tmux("select-window", "-t", "my agent")
 	s.tmux("select-window", "-t", "vim")
-	w.until("the end of it", func(g wire.Glance) bool { return len(g.Agents) == 0 })
+	w.until("the end of it", func(g wire.Observation) bool { return len(g.Agents) == 0 })
 
 	// A bell in the window of an agent with hooks does not count. The next window's
 	// bell shows that tmux was checked.
@@ -381,16 +381,16 @@ func TestWatchWindows(t *testing.T) {
 		return len(all)
 	}
 	s.tmux("send-keys", "-t", "my agent", "printf '\\a'", "Enter")
-	seen := w.until("the other window's bell", func(g wire.Glance) bool { return len(g.Agents) == 2 })
+	seen := w.until("the other window's bell", func(g wire.Observation) bool { return len(g.Agents) == 2 })
 	if seen.Agents[0].Name != "my agent" || seen.Agents[1].PID != done.PID {
 		t.Errorf("%+v", seen.Agents)
 	}
 	waitFor(t, func() bool { return bells() == 1 })
 	s.tmux("kill-window", "-t", "my agent")
-	w.until("the window's end", func(g wire.Glance) bool { return len(g.Agents) == 1 })
+	w.until("the window's end", func(g wire.Observation) bool { return len(g.Agents) == 1 })
 	waitFor(t, func() bool { return bells() == 0 })
 	s.tmux("kill-window", "-t", "claude")
-	w.until("an agent that is gone, and no screen", func(g wire.Glance) bool {
+	w.until("an agent that is gone, and no screen", func(g wire.Observation) bool {
 		return len(g.Agents) == 1 && g.Agents[0].State == wire.AgentGone && g.Window == "" && len(g.Screen) == 0
 	})
 }
@@ -417,7 +417,7 @@ func TestWatchTheCheckout(t *testing.T) {
 	w := g.watch(nil, "--dir", dir, "--base", base)
 	sees := func(want wire.Changes) {
 		t.Helper()
-		w.until(fmt.Sprintf("%+v", want), func(g wire.Glance) bool { return g.Changes != nil && *g.Changes == want })
+		w.until(fmt.Sprintf("%+v", want), func(g wire.Observation) bool { return g.Changes != nil && *g.Changes == want })
 	}
 	sees(wire.Changes{Branch: "main"})
 	g.write("check out/a.txt", "1\n2\nthree\nfour\n")

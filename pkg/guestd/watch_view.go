@@ -24,14 +24,14 @@ type view struct {
 	listed   time.Time // when the windows were listed
 	captured time.Time // when the screen was captured
 	panes    []pane
-	who      []whose
+	who      []agentWindow
 	speaks   map[string]bool // windows of agents that have hooks
 	shown    pane            // the pane whose screen is shown
 	screen   []string
 }
 
-// whose identifies an agent when a screen is chosen.
-type whose struct {
+// agentWindow identifies an agent when a screen is chosen.
+type agentWindow struct {
 	pid    int
 	window string
 }
@@ -78,7 +78,7 @@ func (w *watcher) rang(window string) (name string, ok bool) {
 		return "", false
 	}
 	for _, a := range w.agents { // the windows may have been listed before an agent was known
-		if a.now.State == wire.AgentGone || slices.ContainsFunc(w.view.who, func(o whose) bool { return o.pid == a.PID }) {
+		if a.now.State == wire.AgentGone || slices.ContainsFunc(w.view.who, func(o agentWindow) bool { return o.pid == a.PID }) {
 			continue
 		}
 		if p, ok := paneOf(panes, a.PID); ok && p.window == window {
@@ -88,9 +88,9 @@ func (w *watcher) rang(window string) (name string, ok bool) {
 	return panes[i].name, true
 }
 
-// after reports whether the windows were listed after a bell was recorded. File
+// listedAfter reports whether the windows were listed after a bell was recorded. File
 // timestamps lag slightly behind the clock.
-func (v *view) after(bell time.Time) bool { return v.listed.Sub(bell) > lookEvery }
+func (v *view) listedAfter(bell time.Time) bool { return v.listed.Sub(bell) > lookEvery }
 
 // paneOf returns the pane that a process runs in.
 func paneOf(panes []pane, pid int) (pane, bool) {
@@ -102,11 +102,11 @@ func paneOf(panes []pane, pid int) (pane, bool) {
 	return pane{}, false
 }
 
-// who returns the running agents, in the order of the list.
-func (w *watcher) who() (who []whose) {
+// visibleAgents returns the running agents, in the order of the list.
+func (w *watcher) visibleAgents() (who []agentWindow) {
 	for _, e := range w.list {
 		if e.State != wire.AgentGone {
-			who = append(who, whose{e.PID, e.window})
+			who = append(who, agentWindow{e.PID, e.window})
 		}
 	}
 	return who
@@ -119,9 +119,9 @@ func (w *watcher) viewDue(now time.Time) (due, list bool) {
 	if v.running || since < screenEvery {
 		return false, false
 	}
-	list = now.Sub(v.listed) >= roundEvery || !slices.Equal(v.who, w.who()) || len(w.bells) > 0 && since >= bellEvery
+	list = now.Sub(v.listed) >= roundEvery || !slices.Equal(v.who, w.visibleAgents()) || len(w.bells) > 0 && since >= bellEvery
 	for _, at := range w.bells {
-		list = list || !v.after(at)
+		list = list || !v.listedAfter(at)
 	}
 	return list || written(v.shown.tty, v.captured), list
 }
@@ -138,7 +138,7 @@ func written(tty string, since time.Time) bool {
 // urgent agent.
 func (w *watcher) viewer(now time.Time, list bool) func(context.Context) func() {
 	w.view.began = now
-	next, who := w.view, w.who()
+	next, who := w.view, w.visibleAgents()
 	return func(ctx context.Context) func() {
 		active := !list
 		if list {
@@ -181,7 +181,7 @@ func (w *watcher) viewer(now time.Time, list bool) func(context.Context) func() 
 // dropBells forgets the windows that no longer represent an agent.
 func (w *watcher) dropBells() {
 	for window, since := range w.bells {
-		if _, ok := w.rang(window); !ok && w.view.after(since) {
+		if _, ok := w.rang(window); !ok && w.view.listedAfter(since) {
 			delete(w.bells, window)
 			_ = os.Remove(filepath.Join(w.guest.path(attentionDir), bellPrefix+window[1:])) // a failed removal is retried at the next poll
 		}
@@ -190,7 +190,7 @@ func (w *watcher) dropBells() {
 
 // choose returns the pane whose screen is shown: that of the most urgent agent or,
 // without any, that of the window named "claude".
-func choose(panes []pane, who []whose) pane {
+func choose(panes []pane, who []agentWindow) pane {
 	for _, w := range who {
 		if p, ok := paneOf(panes, w.pid); ok {
 			return p

@@ -143,7 +143,7 @@ type reader struct {
 
 func newReader(r io.Reader, b Bounds) (*reader, error) {
 	in := &reader{r: bufio.NewReader(r), bounds: b}
-	start, err := in.take(int64(len(magic)))
+	start, err := in.readN(int64(len(magic)))
 	if err == nil && !IsArchive(start) {
 		err = errors.New("the input is not an archive")
 	}
@@ -153,7 +153,7 @@ func newReader(r io.Reader, b Bounds) (*reader, error) {
 // next returns the next entry, or io.EOF after the end marker. It returns any other
 // error for input that is not a complete archive within the bounds.
 func (r *reader) next() (Entry, error) {
-	h, err := r.take(headerLen)
+	h, err := r.readN(headerLen)
 	if err != nil {
 		return Entry{}, err
 	}
@@ -189,7 +189,7 @@ func (r *reader) next() (Entry, error) {
 	if size > r.bounds.File {
 		return Entry{}, fmt.Errorf("the archive has a file of %d bytes, more than %d", size, r.bounds.File)
 	}
-	name, err := r.take(int64(binary.BigEndian.Uint16(h[12:])) + 1)
+	name, err := r.readN(int64(binary.BigEndian.Uint16(h[12:])) + 1)
 	if err != nil {
 		return Entry{}, err
 	}
@@ -197,12 +197,12 @@ func (r *reader) next() (Entry, error) {
 	if !validName(e.Name) || name[len(name)-1] != 0 {
 		return Entry{}, errors.New("the archive has an invalid name")
 	}
-	e.Content, err = r.take(size)
+	e.Content, err = r.readN(size)
 	return e, err
 }
 
-// take reads n bytes. It allocates no more memory than the received data needs.
-func (r *reader) take(n int64) ([]byte, error) {
+// readN reads n bytes. It allocates no more memory than the received data needs.
+func (r *reader) readN(n int64) ([]byte, error) {
 	if r.read += n; r.read > r.bounds.Total {
 		return nil, fmt.Errorf("the archive is larger than %d bytes", r.bounds.Total)
 	}

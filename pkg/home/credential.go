@@ -8,19 +8,19 @@ import (
 	"sync"
 )
 
-// place describes where a program keeps its credentials. A pattern is compared with the
+// credentialPlace describes where a program keeps its credentials. A pattern is compared with the
 // end of a name, part by part, so that it matches below any directory.
-type place struct {
+type credentialPlace struct {
 	pattern string
 	except  string         // pattern of files that are not credentials after all
 	holds   *regexp.Regexp // nil: any content
 	why     string
 }
 
-var places = sync.OnceValue(func() []place {
+var credentialPlaces = sync.OnceValue(func() []credentialPlace {
 	holds := regexp.MustCompile
 	const login = "contains a login"
-	return []place{
+	return []credentialPlace{
 		{pattern: ".ssh/authorized_keys*", why: "controls who may log in"},
 		{pattern: ".ssh/id_*", except: "*.pub", why: "is a private key"},
 		{pattern: ".ssh/identity", why: "is a private key"},
@@ -81,7 +81,7 @@ var (
 // where the usual programs keep their credentials, and what private keys look like. It
 // catches accidents; it does not stop a user who hides a credential on purpose.
 func Credential(name string, content []byte) (why string) {
-	for _, p := range places() {
+	for _, p := range credentialPlaces() {
 		if matchesEnd(p.pattern, name) && (p.holds == nil || p.holds.Match(content)) &&
 			(p.except == "" || !matchesEnd(p.except, name)) {
 			return p.why

@@ -103,7 +103,7 @@ func told(left []Left) string {
 
 func names(t *testing.T, archive []byte) []string {
 	t.Helper()
-	all, err := unpack(archive, KeepBounds(1<<30))
+	all, err := unpack(archive, SaveBounds(1<<30))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -329,10 +329,10 @@ func TestBringOfHalfAnArchive(t *testing.T) {
 	}
 }
 
-func (tr tree) keep(o KeepOptions) ([]byte, string) {
+func (tr tree) keep(o SaveOptions) ([]byte, string) {
 	tr.t.Helper()
 	var b bytes.Buffer
-	left, err := Keep(&b, tr.Root, o)
+	left, err := Save(&b, tr.Root, o)
 	if err != nil {
 		tr.t.Fatal(err)
 	}
@@ -354,8 +354,8 @@ func TestKeepAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := append(Agents(), ".zsh_history", ".claude", "project", "*/.claude")
-	archive, left := old.keep(KeepOptions{
-		Patterns: all, Not: "project", Bounds: KeepBounds(1 << 20),
+	archive, left := old.keep(SaveOptions{
+		Patterns: all, Not: "project", Bounds: SaveBounds(1 << 20),
 		Ours: func(name string, _ fs.FileMode, content []byte) bool { return string(content) == "as brought" },
 	})
 	got := names(t, archive)
@@ -370,7 +370,7 @@ func TestKeepAndRestore(t *testing.T) {
 	}
 
 	fresh := newTree(t, map[string]string{".zsh_history": "by the image", ".claude": "→" + outside.Name()})
-	o := RestoreOptions{First: true, Patterns: all, Not: "project", Bounds: KeepBounds(1 << 20)}
+	o := RestoreOptions{First: true, Patterns: all, Not: "project", Bounds: SaveBounds(1 << 20)}
 	notes, err := Restore(fresh.Root, bytes.NewReader(archive), o)
 	if err != nil || len(notes) > 0 {
 		t.Error(notes, err)
@@ -405,7 +405,7 @@ func TestRestoreOfAHostileArchive(t *testing.T) {
 	)
 	guest := newTree(t, nil)
 	if _, err := Restore(guest.Root, bytes.NewReader(archive), RestoreOptions{
-		First: true, Patterns: Patterns{".claude", ".ssh", "project"}, Not: "project", Bounds: KeepBounds(1 << 20),
+		First: true, Patterns: Patterns{".claude", ".ssh", "project"}, Not: "project", Bounds: SaveBounds(1 << 20),
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -429,14 +429,14 @@ func TestKeepTakesTheNewest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	archive, left := tr.keep(KeepOptions{Patterns: Patterns{"t"}, Bounds: KeepBounds(2500)})
+	archive, left := tr.keep(SaveOptions{Patterns: Patterns{"t"}, Bounds: SaveBounds(2500)})
 	if got := names(t, archive); !slices.Equal(got, []string{"t/4", "t/1"}) {
 		t.Errorf("%q", got)
 	}
 	if !strings.Contains(left, "4 older files") || len(archive) > 2500 {
 		t.Errorf("%d bytes, %q", len(archive), left)
 	}
-	if archive, _ = tr.keep(KeepOptions{Patterns: Patterns{"none"}, Bounds: KeepBounds(2500)}); len(names(t, archive)) != 0 {
+	if archive, _ = tr.keep(SaveOptions{Patterns: Patterns{"none"}, Bounds: SaveBounds(2500)}); len(names(t, archive)) != 0 {
 		t.Error("something is kept that nobody asked for")
 	}
 }
@@ -468,14 +468,14 @@ func (w *lossy) Write(p []byte) (int, error) {
 func TestArchivesThatCannotBeWritten(t *testing.T) {
 	tr := newTree(t, map[string]string{"a": "one", "b/c": "two"})
 	whole, _ := tr.dotfiles()
-	kept, _ := tr.keep(KeepOptions{Patterns: Patterns{"a", "b"}, Bounds: KeepBounds(1 << 20)})
+	kept, _ := tr.keep(SaveOptions{Patterns: Patterns{"a", "b"}, Bounds: SaveBounds(1 << 20)})
 	for n := range whole {
 		if _, err := Dotfiles(&lossy{n}, tr.Root, ""); err == nil || !strings.Contains(err.Error(), "disk full") {
 			t.Errorf("dotfiles after %d bytes: %v", n, err)
 		}
 	}
 	for n := range kept {
-		if _, err := Keep(&lossy{n}, tr.Root, KeepOptions{Patterns: Patterns{"a", "b"}, Bounds: KeepBounds(1 << 20)}); err == nil || !strings.Contains(err.Error(), "disk full") {
+		if _, err := Save(&lossy{n}, tr.Root, SaveOptions{Patterns: Patterns{"a", "b"}, Bounds: SaveBounds(1 << 20)}); err == nil || !strings.Contains(err.Error(), "disk full") {
 			t.Errorf("what is kept after %d bytes: %v", n, err)
 		}
 	}
@@ -484,7 +484,7 @@ func TestArchivesThatCannotBeWritten(t *testing.T) {
 	if _, err := Dotfiles(&bytes.Buffer{}, gone.Root, ""); err == nil {
 		t.Error("dotfiles of a directory that cannot be read")
 	}
-	if _, err := Keep(&bytes.Buffer{}, gone.Root, KeepOptions{Bounds: KeepBounds(1 << 20)}); err == nil {
+	if _, err := Save(&bytes.Buffer{}, gone.Root, SaveOptions{Bounds: SaveBounds(1 << 20)}); err == nil {
 		t.Error("nothing of a home directory that cannot be read is kept")
 	}
 }
@@ -497,12 +497,12 @@ func TestWhatIsNoArchiveChangesNothing(t *testing.T) {
 		if _, err := Bring(guest.Root, strings.NewReader(stream), BringOptions{First: true}); err == nil {
 			t.Errorf("%q is brought", stream)
 		}
-		if _, err := Restore(guest.Root, strings.NewReader(stream), RestoreOptions{First: true, Patterns: Patterns{"*"}, Bounds: KeepBounds(1 << 20)}); err == nil {
+		if _, err := Restore(guest.Root, strings.NewReader(stream), RestoreOptions{First: true, Patterns: Patterns{"*"}, Bounds: SaveBounds(1 << 20)}); err == nil {
 			t.Errorf("%q is restored", stream)
 		}
 	}
 	half := pack(t, file("b", "one"), file("c", "two"))
-	if _, err := Restore(guest.Root, bytes.NewReader(half[:len(half)-1]), RestoreOptions{First: true, Patterns: Patterns{"*"}, Bounds: KeepBounds(1 << 20)}); err == nil {
+	if _, err := Restore(guest.Root, bytes.NewReader(half[:len(half)-1]), RestoreOptions{First: true, Patterns: Patterns{"*"}, Bounds: SaveBounds(1 << 20)}); err == nil {
 		t.Error("half an archive is restored")
 	}
 	guest.want(map[string]string{"a": "mine", recordName: "(none)"})
@@ -516,7 +516,7 @@ func TestWhatIsLeftOutIsTold(t *testing.T) {
 		for i := range n {
 			o.add(Left{Name: fmt.Sprint("f", i), Why: "why"})
 		}
-		all := o.all()
+		all := o.list()
 		if len(all) != min(n, 21) || all[0].String() != "f0: why" || all[len(all)-1].String() != want {
 			t.Errorf("%d: %d lines, the last %q", n, len(all), all[len(all)-1])
 		}
@@ -528,17 +528,17 @@ func TestWhatIsLeftOutIsTold(t *testing.T) {
 func TestKeepAtItsBounds(t *testing.T) {
 	tr := newTree(t, map[string]string{"t/fits": "12345", "t/large": "123456"})
 	bounds := Bounds{Entries: 10, File: 5, Total: 1 << 20}
-	archive, left := tr.keep(KeepOptions{Patterns: Patterns{"t"}, Bounds: bounds})
+	archive, left := tr.keep(SaveOptions{Patterns: Patterns{"t"}, Bounds: bounds})
 	if got := names(t, archive); !slices.Equal(got, []string{"t/fits"}) || left != "t/large: larger than 0 MiB" {
 		t.Errorf("%q, %q", got, left)
 	}
 	one := frame("t/fits") + 5 + EmptySize
-	archive, left = tr.keep(KeepOptions{Patterns: Patterns{"t/fits"}, Bounds: Bounds{Entries: 1, File: 5, Total: one}})
+	archive, left = tr.keep(SaveOptions{Patterns: Patterns{"t/fits"}, Bounds: Bounds{Entries: 1, File: 5, Total: one}})
 	if got := names(t, archive); len(got) != 1 || left != "" || int64(len(archive)) != one {
 		t.Errorf("%q, %q, %d bytes of %d", got, left, len(archive), one)
 	}
 	for _, bounds := range []Bounds{{Entries: 1, File: 5, Total: one - 1}, {Entries: 0, File: 5, Total: one}} {
-		archive, left = tr.keep(KeepOptions{Patterns: Patterns{"t/fits"}, Bounds: bounds})
+		archive, left = tr.keep(SaveOptions{Patterns: Patterns{"t/fits"}, Bounds: bounds})
 		if got := names(t, archive); len(got) != 0 || !strings.HasPrefix(left, "1 older files") {
 			t.Errorf("%+v: %q, %q", bounds, got, left)
 		}

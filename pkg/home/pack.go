@@ -44,7 +44,7 @@ func (o *leftOut) add(l Left) {
 	o.some = append(o.some, l)
 }
 
-func (o *leftOut) all() []Left {
+func (o *leftOut) list() []Left {
 	if o.more > 0 {
 		return append(o.some, Left{Why: fmt.Sprintf("and %d more", o.more)})
 	}
@@ -78,7 +78,7 @@ func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 			left.add(Left{Name: name, Why: "is the location of the repository"})
 			return fs.SkipDir
 		case info.Mode()&fs.ModeSymlink != 0:
-			target, ok, err := inside(dir, name)
+			target, ok, err := resolveLink(dir, name)
 			if err != nil {
 				return err
 			}
@@ -118,13 +118,13 @@ func Dotfiles(w io.Writer, dir *os.Root, not string) ([]Left, error) {
 	if err != nil {
 		return nil, err
 	}
-	return left.all(), out.close()
+	return left.list(), out.close()
 }
 
-// inside returns the target of a link, and whether the link can be copied: its target
+// resolveLink returns the target of a link, and whether the link can be copied: its target
 // must be relative and inside dir. The target is cleaned, so that its ".." elements
 // start from the link itself and not from the target of another link.
-func inside(dir *os.Root, name string) (target string, ok bool, err error) {
+func resolveLink(dir *os.Root, name string) (target string, ok bool, err error) {
 	if target, err = dir.Readlink(name); err != nil {
 		return "", false, err
 	}
@@ -133,8 +133,8 @@ func inside(dir *os.Root, name string) (target string, ok bool, err error) {
 	return target, !path.IsAbs(target) && to != ".." && !strings.HasPrefix(to, "../"), nil
 }
 
-// KeepOptions defines which files of a home directory are kept.
-type KeepOptions struct {
+// SaveOptions defines which files of a home directory are kept.
+type SaveOptions struct {
 	Patterns Patterns
 	Not      string // an entry of the home directory to leave out: the checkout
 	Bounds   Bounds
@@ -144,15 +144,15 @@ type KeepOptions struct {
 	Ours func(name string, mode fs.FileMode, content []byte) bool
 }
 
-// KeepBounds returns the bounds of a saved home of total bytes.
-func KeepBounds(total int64) Bounds { return Bounds{Entries: 20_000, File: 64 << 20, Total: total} }
+// SaveBounds returns the bounds of a saved home of total bytes.
+func SaveBounds(total int64) Bounds { return Bounds{Entries: 20_000, File: 64 << 20, Total: total} }
 
 // manyFiles is how many files are considered when the newest are selected.
 const manyFiles = 200_000
 
-// Keep writes an archive of the files that the patterns match, newest first, as far as
+// Save writes an archive of the files that the patterns match, newest first, as far as
 // the bounds allow. It keeps no links and no credentials.
-func Keep(w io.Writer, home *os.Root, o KeepOptions) ([]Left, error) {
+func Save(w io.Writer, home *os.Root, o SaveOptions) ([]Left, error) {
 	out, err := newWriter(w, o.Bounds)
 	if err != nil {
 		return nil, err
@@ -224,7 +224,7 @@ func Keep(w io.Writer, home *os.Root, o KeepOptions) ([]Left, error) {
 	if old > 0 {
 		left.add(Left{Why: fmt.Sprintf("%d older files: they would exceed the total of %d MiB", old, o.Bounds.Total>>20)})
 	}
-	return left.all(), out.close()
+	return left.list(), out.close()
 }
 
 func tooLarge(name string, most int64) error {

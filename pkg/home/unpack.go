@@ -55,7 +55,7 @@ func Bring(home *os.Root, archive io.Reader, o BringOptions) ([]Left, error) {
 		err = nil
 	}
 	// Also record what was brought before an error.
-	return b.left.all(), errors.Join(err, b.writeRecord())
+	return b.left.list(), errors.Join(err, b.writeRecord())
 }
 
 // bringing is the state of one call of Bring.
@@ -69,7 +69,7 @@ func (b *bringing) entry(e Entry) error {
 	if e.Mode.IsDir() {
 		b.modes[e.Name] = e.Mode.Perm()
 		if b.First {
-			return b.told(e.Name, b.dirs(e.Name+"/."))
+			return b.skipObstructed(e.Name, b.dirs(e.Name+"/."))
 		}
 		return nil // created when a file is placed in it, so a removed directory stays removed
 	}
@@ -79,8 +79,8 @@ func (b *bringing) entry(e Entry) error {
 			return err
 		}
 	}
-	if err := b.place(e); err != nil {
-		return b.told(e.Name, err)
+	if err := b.writeEntry(e); err != nil {
+		return b.skipObstructed(e.Name, err)
 	}
 	b.brought[e.Name] = want
 	return nil
@@ -89,7 +89,7 @@ func (b *bringing) entry(e Entry) error {
 // mayReplace reports whether a file may be written: the guest still has it as it was
 // brought or shipped, or never had it.
 func (b *bringing) mayReplace(name, want string) (bool, error) {
-	have, content, err := look(b.home, name)
+	have, content, err := readExisting(b.home, name)
 	if err != nil {
 		return false, err
 	}
@@ -128,7 +128,7 @@ func Restore(home *os.Root, archive io.Reader, o RestoreOptions) ([]Left, error)
 			if errors.Is(err, io.EOF) {
 				err = nil
 			}
-			return t.left.all(), err
+			return t.left.list(), err
 		}
 		meant, _ := o.Patterns.match(e.Name)
 		first, _, _ := strings.Cut(e.Name, "/")
@@ -136,11 +136,11 @@ func Restore(home *os.Root, archive io.Reader, o RestoreOptions) ([]Left, error)
 			continue
 		}
 		if !o.First {
-			if have, _, err := look(home, e.Name); err != nil || have != "" {
+			if have, _, err := readExisting(home, e.Name); err != nil || have != "" {
 				continue //nolint:nilerr // an existing entry, in any state, stays
 			}
 		}
-		if err := t.told(e.Name, t.place(e)); err != nil {
+		if err := t.skipObstructed(e.Name, t.writeEntry(e)); err != nil {
 			return nil, err
 		}
 	}
@@ -157,9 +157,9 @@ type target struct {
 // errInTheWay reports a conflict that a person has to resolve.
 var errInTheWay = errors.New("a different file is in its place")
 
-// told records a file that was not written because something is in its way or belongs
+// skipObstructed records a file that was not written because something is in its way or belongs
 // to another user. It returns any other error.
-func (t *target) told(name string, err error) error {
+func (t *target) skipObstructed(name string, err error) error {
 	if errors.Is(err, errInTheWay) || errors.Is(err, fs.ErrPermission) {
 		t.left.add(Left{Name: name, Why: err.Error()})
 		return nil
@@ -199,9 +199,9 @@ func (t *target) dirs(name string) error {
 	return nil
 }
 
-// place writes a temporary file beside the target and renames it. It replaces a link of
+// writeEntry writes a temporary file beside the target and renames it. It replaces a link of
 // that name instead of following it, and no one sees a partial file.
-func (t *target) place(e Entry) error {
+func (t *target) writeEntry(e Entry) error {
 	if err := t.dirs(e.Name); err != nil {
 		return err
 	}
@@ -237,10 +237,10 @@ func (t *target) write(name string, e Entry) error {
 	return errors.Join(err, f.Chmod(e.Mode.Perm()), f.Close(), t.home.Chtimes(name, time.Time{}, e.Time))
 }
 
-// look returns the state of an entry of home in the form of sum, and the content if it
+// readExisting returns the state of an entry of home in the form of sum, and the content if it
 // is a file. The state is "" if the entry does not exist. Special files have a state
 // that equals no brought file.
-func look(home *os.Root, name string) (string, []byte, error) {
+func readExisting(home *os.Root, name string) (string, []byte, error) {
 	for i := range len(name) { // follow no links to directories
 		if name[i] != '/' {
 			continue
@@ -312,7 +312,7 @@ func (b *bringing) writeRecord() error {
 		fmt.Fprintf(&text, "%s %s\n", b.brought[name], strconv.Quote(name))
 	}
 	t := target{home: b.home, force: b.First}
-	if err := t.place(Entry{Name: recordName, Mode: 0o600, Content: text.Bytes()}); err != nil {
+	if err := t.writeEntry(Entry{Name: recordName, Mode: 0o600, Content: text.Bytes()}); err != nil {
 		return fmt.Errorf("record which dotfiles were copied: %w", err)
 	}
 	return nil

@@ -102,7 +102,7 @@ func (o BuildOptions) key() (string, error) {
 	h := sha256.New()
 	for _, part := range []string{
 		"1", o.Suite, o.Arch, fmt.Sprint(o.Browser), tree, strings.Join(packages(o.Arch), ","),
-		cmdline, customizeScript, initramfsHook, rules.DoorScript(),
+		cmdline, customizeScript, initramfsHook, rules.LockdownScript(),
 	} {
 		fmt.Fprintf(h, "%d:%s\n", len(part), part)
 	}

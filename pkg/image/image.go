@@ -183,7 +183,7 @@ func (s *Store) Remove(name string, inUse func(dir string) bool) error {
 	if name == Ubuntu {
 		return fail.New(fail.Usage, "the cloud image %q belongs to the VM template and cannot be removed", name)
 	}
-	unlock, err := s.alone()
+	unlock, err := s.lockExclusive()
 	if err != nil {
 		return err
 	}

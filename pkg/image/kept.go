@@ -12,11 +12,11 @@ import (
 // maxProofs is how often the same files are tested before they are deleted.
 const maxProofs = 3
 
-// keptFile is the name of the description in a directory with keptPrefix.
-const keptFile = "kept.json"
+// failedProofFile is the name of the description in a directory with keptPrefix.
+const failedProofFile = "kept.json"
 
-// kept describes files that were made but have not passed their test yet.
-type kept struct {
+// failedProof describes files that were made but have not passed their test yet.
+type failedProof struct {
 	Key    string   `json:"key"`
 	Files  []string `json:"files"`
 	Proofs int      `json:"proofs"` // number of failed tests
@@ -27,32 +27,32 @@ type kept struct {
 // making new ones.
 func (m *maker) fillProved(ctx context.Context, i Info, fill func(ctx context.Context, dir string) ([]string, error)) ([]string, error) {
 	if m.o.Prove == nil {
-		return m.fill(ctx, fill)
+		return m.makeAndFill(ctx, fill)
 	}
-	k, ok, err := m.takeKept(i.Key)
+	k, ok, err := m.takeFailedProof(i.Key)
 	if err != nil {
 		return nil, err
 	}
 	if !ok {
-		if k.Files, err = m.fill(ctx, fill); err != nil {
+		if k.Files, err = m.makeAndFill(ctx, fill); err != nil {
 			return nil, err
 		}
 	}
 	if err := m.o.Prove(ctx, m.dir, k.Files); err != nil {
-		return nil, errors.Join(err, m.keep(ctx, k))
+		return nil, errors.Join(err, m.keepForProof(ctx, k))
 	}
 	return k.Files, nil
 }
 
-func (m *maker) keptDir() string { return filepath.Join(m.store.Dir, keptPrefix+m.name) }
+func (m *maker) failedProofDir() string { return filepath.Join(m.store.Dir, keptPrefix+m.name) }
 
-// takeKept turns the files that an earlier maker kept into the work directory if they
+// takeFailedProof turns the files that an earlier maker kept into the work directory if they
 // have the given key. Otherwise it removes them.
-func (m *maker) takeKept(key string) (kept, bool, error) {
-	k := kept{Key: key}
-	dir := m.keptDir()
-	var have kept
-	b, err := os.ReadFile(filepath.Join(dir, keptFile))
+func (m *maker) takeFailedProof(key string) (failedProof, bool, error) {
+	k := failedProof{Key: key}
+	dir := m.failedProofDir()
+	var have failedProof
+	b, err := os.ReadFile(filepath.Join(dir, failedProofFile))
 	if err != nil || json.Unmarshal(b, &have) != nil || have.Key != key || m.o.Again {
 		return k, false, removeTree(dir)
 	}
@@ -62,13 +62,13 @@ func (m *maker) takeKept(key string) (kept, bool, error) {
 	if err := errors.Join(os.Remove(m.dir), os.Rename(dir, m.dir)); err != nil {
 		return k, false, fmt.Errorf("resume preserved build: %w", err)
 	}
-	m.say("already built, only testing it")
+	m.report("already built, only testing it")
 	return have, true, nil
 }
 
-// keep leaves the work directory for the next maker, unless its test has failed too
+// keepForProof leaves the work directory for the next maker, unless its test has failed too
 // often. A cancelled test does not count.
-func (m *maker) keep(ctx context.Context, k kept) error {
+func (m *maker) keepForProof(ctx context.Context, k failedProof) error {
 	if ctx.Err() == nil {
 		k.Proofs++
 	}
@@ -79,10 +79,10 @@ func (m *maker) keep(ctx context.Context, k kept) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(m.dir, keptFile), b, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(m.dir, failedProofFile), b, 0o600); err != nil {
 		return fmt.Errorf("preserve build: %w", err)
 	}
-	if err := os.Rename(m.dir, m.keptDir()); err != nil {
+	if err := os.Rename(m.dir, m.failedProofDir()); err != nil {
 		return fmt.Errorf("preserve build: %w", err)
 	}
 	m.dir, m.kept = "", true

@@ -62,7 +62,7 @@ func (s *Store) Make(ctx context.Context, i Info, o MakeOptions, fill func(ctx c
 	for _, have := range built {
 		// An image made while this call waited is as new as another could be.
 		if have.Name == i.Name && have.Arch == i.Arch && have.Key == i.Key && (!o.Again || have.CreatedAt.After(asked)) {
-			m.say("image is up to date")
+			m.report("image is up to date")
 			return have, nil
 		}
 	}
@@ -103,11 +103,11 @@ func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fil
 		return Warm{}, fail.New(fail.NotFound, "image %s is gone: %w", i.Name, err).WithHint("agent-sessionizer image list")
 	}
 	if have, ok := i.Warmed(w.Key); ok && !o.Again {
-		m.say("warm state is up to date")
+		m.report("warm state is up to date")
 		return have, nil
 	}
 	files := []string{vm.StateFile, vm.DiskFile}
-	_, err = m.fill(ctx, func(ctx context.Context, dir string) ([]string, error) { return files, fill(ctx, dir) })
+	_, err = m.makeAndFill(ctx, func(ctx context.Context, dir string) ([]string, error) { return files, fill(ctx, dir) })
 	if err != nil {
 		return Warm{}, m.failed(ctx, fmt.Errorf("save a VM of %d CPUs and %s, booted from image %s: %w", w.CPUs, units.BytesSize(float64(w.Memory)), i.Name, err))
 	}
@@ -124,7 +124,7 @@ func (s *Store) Cool(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	unlock, err := s.alone()
+	unlock, err := s.lockExclusive()
 	if err != nil {
 		return err
 	}
@@ -228,8 +228,8 @@ func (m *maker) end() {
 	m.lock.Close()
 }
 
-// say reports a line to the caller and to Underway.
-func (m *maker) say(line string) { m.store.Reporter(m.name, m.began, m.o.Progress)(line) }
+// report reports a line to the caller and to Underway.
+func (m *maker) report(line string) { m.store.Reporter(m.name, m.began, m.o.Progress)(line) }
 
 // Reporter returns a function that passes an image maker's lines to p, which may be
 // nil, and to Underway. Only the maker calls it, from within its fill.
@@ -252,15 +252,15 @@ func (m *maker) makeDir() (err error) {
 	return nil
 }
 
-// fill creates the work directory and calls fill on it.
-func (m *maker) fill(ctx context.Context, fill func(ctx context.Context, dir string) ([]string, error)) ([]string, error) {
+// makeAndFill creates the work directory and calls fill on it.
+func (m *maker) makeAndFill(ctx context.Context, fill func(ctx context.Context, dir string) ([]string, error)) ([]string, error) {
 	if err := m.store.checkSpace(m.o.Space); err != nil {
 		return nil, err
 	}
 	if err := m.makeDir(); err != nil {
 		return nil, err
 	}
-	m.say("begin")
+	m.report("begin")
 	return fill(ctx, m.dir)
 }
 
@@ -376,15 +376,15 @@ func (s *Store) checkSpace(need int64) error {
 // Use keeps every image in place until release is called. It protects an image from its
 // lookup until a VM's directory records that it builds on the image.
 func (s *Store) Use() (release func(), err error) {
-	return s.guard(unix.LOCK_SH)
+	return s.lockUse(unix.LOCK_SH)
 }
 
-// alone locks out all users of images, so that images can be removed.
-func (s *Store) alone() (release func(), err error) {
-	return s.guard(unix.LOCK_EX)
+// lockExclusive locks out all users of images, so that images can be removed.
+func (s *Store) lockExclusive() (release func(), err error) {
+	return s.lockUse(unix.LOCK_EX)
 }
 
-func (s *Store) guard(how int) (release func(), err error) {
+func (s *Store) lockUse(how int) (release func(), err error) {
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("create image directory: %w", err)
 	}

@@ -38,7 +38,7 @@ func (s *Store) Prune(o PruneOptions) ([]Leftover, error) {
 		return nil, err
 	}
 	if !o.DryRun {
-		unlock, err := s.alone()
+		unlock, err := s.lockExclusive()
 		if err != nil {
 			return nil, err
 		}
@@ -69,7 +69,7 @@ func (s *Store) Prune(o PruneOptions) ([]Leftover, error) {
 			why = err.Error()
 		}
 		name, _, _ := strings.Cut(e.Name(), "-")
-		if found, err = s.drop(found, name, dir, why, o); err != nil {
+		if found, err = s.discardFound(found, name, dir, why, o); err != nil {
 			return found, err
 		}
 	}
@@ -79,8 +79,8 @@ func (s *Store) Prune(o PruneOptions) ([]Leftover, error) {
 
 func (o PruneOptions) inUse(dir string) bool { return o.InUse != nil && o.InUse(dir) }
 
-// drop discards an image of a name, or a part of it.
-func (s *Store) drop(found []Leftover, name, dir, why string, o PruneOptions) ([]Leftover, error) {
+// discardFound discards an image of a name, or a part of it.
+func (s *Store) discardFound(found []Leftover, name, dir, why string, o PruneOptions) ([]Leftover, error) {
 	l := Leftover{Path: dir, Size: DiskUsage(dir), Why: why}
 	if !o.DryRun {
 		if err := s.discard(name, dir); err != nil {
@@ -117,7 +117,7 @@ func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err 
 			if _, err := readWarm(dir); err != nil {
 				why = "unusable warm state"
 			}
-			if found, err = s.drop(found, i.Name, dir, why, o); err != nil {
+			if found, err = s.discardFound(found, i.Name, dir, why, o); err != nil {
 				return found, err
 			}
 		}

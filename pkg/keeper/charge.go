@@ -25,8 +25,8 @@ func (c *Session) Lock() string { return c.Worker.Config.Paths.SessionLock(c.ID)
 func (c *Session) Look(ctx context.Context) (State, error) {
 	s, err := c.Worker.Get(ctx, c.ID)
 	return State{
-		Phase: string(s.Phase), Want: string(s.Want), Rest: session.AtRest(s.Phase, s.Want),
-		Served: s.Phase == s.Want, Quiet: s.Phase == session.Ready,
+		Phase: string(s.Phase), Desired: string(s.Desired), Rest: session.AtRest(s.Phase, s.Desired),
+		Served: s.Phase == s.Desired, Quiet: s.Phase == session.Ready,
 	}, err
 }
 
@@ -36,13 +36,13 @@ func (c *Session) Next(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.tell(ctx, s)
+	c.notifyAttention(ctx, s)
 	s, err = c.Worker.Next(ctx, s)
-	c.tell(context.WithoutCancel(ctx), s)
+	c.notifyAttention(context.WithoutCancel(ctx), s)
 	return err
 }
 
-func (c *Session) tell(ctx context.Context, s session.Session) {
+func (c *Session) notifyAttention(ctx context.Context, s session.Session) {
 	if c.Worker.Phase != nil && s.Phase != c.told {
 		c.Worker.Phase(ctx, s)
 		c.told = s.Phase
@@ -72,8 +72,8 @@ func (c *Task) Lock() string { return c.Worker.Lock(c.ID) }
 func (c *Task) Look(ctx context.Context) (State, error) {
 	t, err := c.Worker.Get(ctx, c.ID)
 	return State{
-		Phase: string(t.Phase), Want: string(t.Want), Rest: task.AtRest(t.Phase),
-		Served: t.Want == task.Run, Quiet: t.Phase == task.Running || t.Phase == task.FailedPreserved,
+		Phase: string(t.Phase), Desired: string(t.Desired), Rest: task.AtRest(t.Phase),
+		Served: t.Desired == task.Run, Quiet: t.Phase == task.Running || t.Phase == task.FailedPreserved,
 	}, err
 }
 

@@ -22,7 +22,7 @@ import (
 const poll = 100 * time.Millisecond
 
 // A Charge is the session or task that a keeper works on.
-type Charge interface {
+type Subject interface {
 	// Lock returns the path of the lock that its keeper holds.
 	Lock() string
 	// Look reads the current state.
@@ -38,15 +38,15 @@ type Charge interface {
 
 // State is the part of a charge's state that a keeper needs.
 type State struct {
-	Phase, Want string
-	Rest        bool // nothing runs and nothing is left to do
-	Served      bool // it has the desired phase, and keeps it while its keeper lives
-	Quiet       bool // only watching is left to do
+	Phase, Desired string
+	Rest           bool // nothing runs and nothing is left to do
+	Served         bool // it has the desired phase, and keeps it while its keeper lives
+	Quiet          bool // only watching is left to do
 }
 
 // Run works on c until it is at rest. If another keeper holds the lock, Run waits, in
 // case that keeper dies before the desired phase is reached.
-func Run(ctx context.Context, log *slog.Logger, c Charge) error {
+func Run(ctx context.Context, log *slog.Logger, c Subject) error {
 	lock, err := takeLock(ctx, log, c)
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func Run(ctx context.Context, log *slog.Logger, c Charge) error {
 }
 
 // work works towards the desired phase of c until c is at rest.
-func work(ctx context.Context, log *slog.Logger, c Charge) error {
+func work(ctx context.Context, log *slog.Logger, c Subject) error {
 	retry := time.Second
 	for {
 		s, err := c.Look(ctx)
@@ -74,11 +74,11 @@ func work(ctx context.Context, log *slog.Logger, c Charge) error {
 		if s.Rest {
 			return nil
 		}
-		log.InfoContext(ctx, "working", "phase", s.Phase, "want", s.Want)
+		log.InfoContext(ctx, "working", "phase", s.Phase, "want", s.Desired)
 		if s.Quiet {
-			settle()
+			tuneGC()
 		}
-		err = untilWantChanges(ctx, log, c, s.Want)
+		err = waitDesiredChange(ctx, log, c, s.Desired)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -90,7 +90,7 @@ func work(ctx context.Context, log *slog.Logger, c Charge) error {
 		// step from being done or recorded: a full disk, or a VM that cannot be removed
 		// now. The desired phase is in the row, so retry, each time after a longer
 		// delay.
-		log.ErrorContext(ctx, "retrying", "phase", s.Phase, "want", s.Want, "in", retry, "error", err)
+		log.ErrorContext(ctx, "retrying", "phase", s.Phase, "want", s.Desired, "in", retry, "error", err)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
@@ -102,16 +102,16 @@ func work(ctx context.Context, log *slog.Logger, c Charge) error {
 	}
 }
 
-// settle releases the memory that making a session took, which is many times what
+// tuneGC releases the memory that making a session took, which is many times what
 // watching it takes. Each session has a keeper, which spends most of its life watching.
 // From then on garbage is collected often, because there is little to collect.
-func settle() {
+func tuneGC() {
 	debug.SetGCPercent(50)
 	debug.FreeOSMemory()
 }
 
 // takeLock returns nil when c came to rest without this keeper.
-func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, error) {
+func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*store.Lock, error) {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for tries := 0; ; tries++ {
@@ -130,7 +130,7 @@ func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, err
 			return nil, nil
 		}
 		if tries == 0 {
-			log.InfoContext(ctx, "waiting for the active keeper", "phase", s.Phase, "want", s.Want)
+			log.InfoContext(ctx, "waiting for the active keeper", "phase", s.Phase, "want", s.Desired)
 		}
 		select {
 		case <-tick.C:
@@ -140,9 +140,9 @@ func takeLock(ctx context.Context, log *slog.Logger, c Charge) (*store.Lock, err
 	}
 }
 
-// untilWantChanges calls Next with a context that ends when the desired phase is no
+// waitDesiredChange calls Next with a context that ends when the desired phase is no
 // longer want.
-func untilWantChanges(ctx context.Context, log *slog.Logger, c Charge, want string) error {
+func waitDesiredChange(ctx context.Context, log *slog.Logger, c Subject, want string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -162,7 +162,7 @@ func untilWantChanges(ctx context.Context, log *slog.Logger, c Charge, want stri
 				}
 				continue
 			}
-			if s.Want != want {
+			if s.Desired != want {
 				cancel()
 				return
 			}

@@ -79,7 +79,7 @@ func (*driver) Export(context.Context, string, string, vm.Progress) error { retu
 func (*driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
 func (*driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
 func (*driver) Check(context.Context) []error              { return nil }
-func (*driver) Wire(string) (vm.Wire, error)               { return vm.Wire{}, errors.New("no VM") }
+func (*driver) NetSockets(string) (vm.NetSockets, error)   { return vm.NetSockets{}, errors.New("no VM") }
 
 func newWorker(ctx context.Context, dir string) (*session.Worker, error) {
 	c, err := config.Load(config.Paths{System: dir + "/etc", Config: dir + "/conf", State: dir + "/state", LimaHome: dir + "/vms"}, fstest.MapFS{
@@ -107,7 +107,7 @@ type world struct {
 	drv *driver
 }
 
-func newWorld(t *testing.T, phase, want session.Phase, facts session.Facts) *world {
+func newWorld(t *testing.T, phase, want session.Phase, facts session.Status) *world {
 	t.Helper()
 	dir := t.TempDir()
 	w, err := newWorker(t.Context(), dir)
@@ -122,13 +122,13 @@ func newWorld(t *testing.T, phase, want session.Phase, facts session.Facts) *wor
 		t.Fatal(err)
 	}
 	_, _, err = w.Store.Create(t.Context(), store.Session{
-		ID: id, Name: "agent-o-r-aaaa11", RepoKey: "k", Repo: "o/r", Phase: string(phase), Want: string(want), Spec: json.RawMessage("{}"),
+		ID: id, Name: "agent-o-r-aaaa11", RepoKey: "k", Repo: "o/r", Phase: string(phase), Desired: string(want), Spec: json.RawMessage("{}"),
 	}, store.Event{Kind: "made"}, func([]store.Session) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Facts = raw
+		row.Status = raw
 		return store.Event{}, nil
 	}); err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func (w *world) want(t *testing.T, phase session.Phase) {
 	t.Helper()
 	s, err := w.Get(t.Context(), id)
 	if err == nil {
-		_, err = w.Want(t.Context(), s, phase)
+		_, err = w.SetDesired(t.Context(), s, phase)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +181,7 @@ func TestNothingToDo(t *testing.T) {
 		{session.Broken, session.Stopped},
 		{session.Gone, session.Gone},
 	} {
-		w := newWorld(t, c.phase, c.want, session.Facts{})
+		w := newWorld(t, c.phase, c.want, session.Status{})
 		before := lastSeq(t, w.Store, id)
 		if err := run(t.Context(), w.Worker); err != nil {
 			t.Error(c, err)
@@ -193,7 +193,7 @@ func TestNothingToDo(t *testing.T) {
 			t.Error(c, "the lock is still held")
 		}
 	}
-	if err := keeper.Run(t.Context(), slog.New(slog.DiscardHandler), &keeper.Session{Worker: newWorld(t, session.Ready, session.Ready, session.Facts{}).Worker, ID: "nobody"}); err == nil {
+	if err := keeper.Run(t.Context(), slog.New(slog.DiscardHandler), &keeper.Session{Worker: newWorld(t, session.Ready, session.Ready, session.Status{}).Worker, ID: "nobody"}); err == nil {
 		t.Error("a keeper of no session")
 	}
 }
@@ -201,7 +201,7 @@ func TestNothingToDo(t *testing.T) {
 // TestFailedStopIsNotRepeated checks that a failed stop ends in a phase at rest, not in
 // a loop that fills the store and the log.
 func TestFailedStopIsNotRepeated(t *testing.T) {
-	w := newWorld(t, session.Ready, session.Stopped, session.Facts{WasReady: true})
+	w := newWorld(t, session.Ready, session.Stopped, session.Status{WasReady: true})
 	n := 0
 	w.drv.stop = func(context.Context) error { n++; return errors.New("it will not") }
 	if err := ended(t, w.run(t.Context())); err != nil || n != 1 {
@@ -219,7 +219,7 @@ func TestFailedStopIsNotRepeated(t *testing.T) {
 }
 
 func TestTriesAgainWhatCannotBeRecordedAsBroken(t *testing.T) {
-	w := newWorld(t, session.Stopped, session.Gone, session.Facts{})
+	w := newWorld(t, session.Stopped, session.Gone, session.Status{})
 	n := 0
 	w.drv.remove = func(context.Context) error {
 		if n++; n == 1 {
@@ -236,7 +236,7 @@ func TestTriesAgainWhatCannotBeRecordedAsBroken(t *testing.T) {
 }
 
 func TestChangedWantCallsWorkOff(t *testing.T) {
-	w := newWorld(t, session.Starting, session.Ready, session.Facts{WasReady: true})
+	w := newWorld(t, session.Starting, session.Ready, session.Status{WasReady: true})
 	working := make(chan struct{})
 	w.drv.inspect = func(ctx context.Context) (vm.Machine, error) { // the first call when a session is brought up
 		close(working)
@@ -256,7 +256,7 @@ func TestChangedWantCallsWorkOff(t *testing.T) {
 // TestEndsWithItsContext checks that a keeper that is told to end does not mark the
 // session as failed.
 func TestEndsWithItsContext(t *testing.T) {
-	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
+	w := newWorld(t, session.Ready, session.Ready, session.Status{})
 	ctx, cancel := context.WithCancel(t.Context())
 	w.drv.inspect = func(context.Context) (vm.Machine, error) {
 		cancel()
@@ -274,7 +274,7 @@ func TestEndsWithItsContext(t *testing.T) {
 // TestSecondKeeperOfReadySessionEnds checks that a second keeper of a ready session
 // does not wait.
 func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
-	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
+	w := newWorld(t, session.Ready, session.Ready, session.Status{})
 	ctx, cancel := context.WithCancel(t.Context())
 	watching := make(chan struct{}, 100)
 	w.drv.inspect = func(context.Context) (vm.Machine, error) {
@@ -299,7 +299,7 @@ func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
 // the lock for a moment. A starting keeper must not take the command for another
 // keeper.
 func TestAskingIsNoKeeper(t *testing.T) {
-	w := newWorld(t, session.Ready, session.Ready, session.Facts{})
+	w := newWorld(t, session.Ready, session.Ready, session.Status{})
 	lock, ok, err := store.TryLock(w.Config.Paths.SessionLock(id))
 	if err != nil || !ok {
 		t.Fatal(ok, err)
@@ -373,7 +373,7 @@ func (c child) expect(t *testing.T, line string) {
 // TestStandByTakesOver checks that only one keeper works at a time, and that a waiting
 // keeper finishes the work when that one is killed.
 func TestStandByTakesOver(t *testing.T) {
-	w := newWorld(t, session.Ready, session.Gone, session.Facts{})
+	w := newWorld(t, session.Ready, session.Gone, session.Status{})
 	if err := os.MkdirAll(w.Config.Paths.SessionDir(id), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +395,7 @@ func TestStandByTakesOver(t *testing.T) {
 // TestLateKeeperLeavesNothing covers the late keeper of a second destroy. The process
 // that started it had created the directory for its log again.
 func TestLateKeeperLeavesNothing(t *testing.T) {
-	w := newWorld(t, session.Gone, session.Gone, session.Facts{})
+	w := newWorld(t, session.Gone, session.Gone, session.Status{})
 	log := filepath.Join(w.Config.Paths.SessionDir(id), "keeper.log")
 	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
 		t.Fatal(err)

@@ -232,21 +232,21 @@ var bads = []bad{
 	with("vm as a list", "vm: [big]", "5", "must be an object, got a list"),
 
 	// An existing session.
-	given("empty", "vm: {session: ''}", "3:15", "must be a session"),
-	given("as a number", "vm: {session: 123456}", "3:15", "put it in quotes"),
-	given("as an option", "vm: {session: --force}", "3:15", "must be a session"),
-	given("of a path", "vm: {session: ./repo}", "3:15", "must be a session"),
-	given("with a profile", "vm: {profile: p, session: s}", "3:15", "vm.profile cannot be combined with vm.session"),
-	given("with CPUs", "vm: {session: s, cpus: 2}", "3:24", "vm.cpus cannot be combined with vm.session"),
-	given("with memory", "vm: {session: s, memory: 8G}", "3:26", "vm.memory cannot be combined with vm.session"),
-	given("with a disk", "vm: {session: s, disk: 8G}", "3:24", "vm.disk cannot be combined with vm.session"),
-	given("with a network", "vm: {session: s, network_mode: open}", "3:32", "vm.network_mode cannot be combined with vm.session"),
-	given("with secrets", "vm: {session: s}\nsecrets: [{name: X, source: env, key: X}]", "4:10", "secrets cannot be combined with vm.session"),
-	given("with no secrets", "vm: {session: s}\nsecrets: []", "4:10", "secrets cannot be combined with vm.session"),
-	given("with a branch", "vm: {session: s}\nrepository: {branch: main}", "4:22", "repository.branch cannot be combined with vm.session"),
-	given("with a commit", "vm: {session: s}\nrepository: {url: a/b, commit: abc123}", "4:32", "repository.commit cannot be combined with vm.session"),
-	given("that is to be kept", "vm: {session: s}\nlifecycle: {failure_action: preserve}", "4:29", `lifecycle.failure_action is "preserve", which cannot be combined with vm.session`),
-	given("that is to be kept when it hangs", "vm: {session: s}\nlifecycle: {hang_action: preserve}", "4:26", `lifecycle.hang_action is "preserve", which cannot be combined with vm.session`),
+	forbiddenWithSession("empty", "vm: {session: ''}", "3:15", "must be a session"),
+	forbiddenWithSession("as a number", "vm: {session: 123456}", "3:15", "put it in quotes"),
+	forbiddenWithSession("as an option", "vm: {session: --force}", "3:15", "must be a session"),
+	forbiddenWithSession("of a path", "vm: {session: ./repo}", "3:15", "must be a session"),
+	forbiddenWithSession("with a profile", "vm: {profile: p, session: s}", "3:15", "vm.profile cannot be combined with vm.session"),
+	forbiddenWithSession("with CPUs", "vm: {session: s, cpus: 2}", "3:24", "vm.cpus cannot be combined with vm.session"),
+	forbiddenWithSession("with memory", "vm: {session: s, memory: 8G}", "3:26", "vm.memory cannot be combined with vm.session"),
+	forbiddenWithSession("with a disk", "vm: {session: s, disk: 8G}", "3:24", "vm.disk cannot be combined with vm.session"),
+	forbiddenWithSession("with a network", "vm: {session: s, network_mode: open}", "3:32", "vm.network_mode cannot be combined with vm.session"),
+	forbiddenWithSession("with secrets", "vm: {session: s}\nsecrets: [{name: X, source: env, key: X}]", "4:10", "secrets cannot be combined with vm.session"),
+	forbiddenWithSession("with no secrets", "vm: {session: s}\nsecrets: []", "4:10", "secrets cannot be combined with vm.session"),
+	forbiddenWithSession("with a branch", "vm: {session: s}\nrepository: {branch: main}", "4:22", "repository.branch cannot be combined with vm.session"),
+	forbiddenWithSession("with a commit", "vm: {session: s}\nrepository: {url: a/b, commit: abc123}", "4:32", "repository.commit cannot be combined with vm.session"),
+	forbiddenWithSession("that is to be kept", "vm: {session: s}\nlifecycle: {failure_action: preserve}", "4:29", `lifecycle.failure_action is "preserve", which cannot be combined with vm.session`),
+	forbiddenWithSession("that is to be kept when it hangs", "vm: {session: s}\nlifecycle: {hang_action: preserve}", "4:26", `lifecycle.hang_action is "preserve", which cannot be combined with vm.session`),
 	{name: "a session without its own place", text: minimal + "session: s\n", at: "7:1", says: "it belongs in vm"},
 
 	// Secrets.
@@ -300,8 +300,8 @@ func repository(name, repo, at, says string) bad {
 	return bad{name: "repository " + name, text: "version: \"1\"\nkind: Task\nrepository: " + repo + "\nclaude: {prompt: x}\n", at: "3:" + at, says: says}
 }
 
-// given returns a manifest without a repository, with lines from line 3 on.
-func given(name, lines, at, says string) bad {
+// forbiddenWithSession returns a manifest without a repository, with lines from line 3 on.
+func forbiddenWithSession(name, lines, at, says string) bad {
 	return bad{name: "session " + name, text: "version: \"1\"\nkind: Task\n" + lines + "\nclaude: {prompt: x}\n", at: at, says: says}
 }
 

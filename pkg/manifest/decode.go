@@ -91,9 +91,9 @@ func scale(t reflect.Type, s string) int64 {
 
 // decoder fills a struct from nodes, as its tags describe.
 type decoder struct {
-	problems *problems
-	given    map[string]*node // nodes in the manifest, by field
-	quiet    bool             // set in a part that could hold a credential
+	problems  *problems
+	inSession map[string]*node // nodes in the manifest, by field
+	quiet     bool             // set in a part that could hold a credential
 }
 
 func (d *decoder) bad(n *node, path, format string, args ...any) {
@@ -128,7 +128,7 @@ func (d *decoder) object(n *node, path string, v reflect.Value) {
 	fields := fieldsOf(v.Type())
 	first := map[string]*node{}
 	for i, key := range n.keys {
-		if d.again(key, path, first) {
+		if d.isDuplicate(key, path, first) {
 			continue
 		}
 		at := slices.IndexFunc(fields, func(f field) bool { return f.name == key.text })
@@ -137,7 +137,7 @@ func (d *decoder) object(n *node, path string, v reflect.Value) {
 			continue
 		}
 		f := fields[at]
-		d.given[join(path, f.name)] = n.items[i]
+		d.inSession[join(path, f.name)] = n.items[i]
 		d.value(n.items[i], join(path, f.name), f, v.FieldByIndex(f.index))
 	}
 	for _, f := range fields {
@@ -155,17 +155,17 @@ func (d *decoder) missing(n *node, path string, f field) {
 	d.bad(n, join(path, f.name), "is missing: %s", f.doc)
 }
 
-// own checks keys that depend on whether the task has its own session: those that such
+// checkOwnership checks keys that depend on whether the task has its own session: those that such
 // a task needs, and those that are not allowed beside vm.session.
-func (d *decoder) own(path string, t reflect.Type) {
-	given := d.given["vm.session"] != nil
+func (d *decoder) checkOwnership(path string, t reflect.Type) {
+	given := d.inSession["vm.session"] != nil
 	for _, f := range fieldsOf(t) {
 		at := join(path, f.name)
-		n := d.given[at]
+		n := d.inSession[at]
 		switch {
 		case n == nil:
 			if f.required == "own" && !given {
-				d.missing(d.given[path], path, f)
+				d.missing(d.inSession[path], path, f)
 			}
 		case !given || f.own == "":
 		case f.own == "*":
@@ -174,13 +174,13 @@ func (d *decoder) own(path string, t reflect.Type) {
 			d.bad(n, at, "is %s, which cannot be combined with vm.session: the session remains in any case", quote(f.own))
 		}
 		if sub := t.FieldByIndex(f.index).Type; sub.Kind() == reflect.Struct && n != nil && n.kind == object {
-			d.own(at, sub)
+			d.checkOwnership(at, sub)
 		}
 	}
 }
 
-// again reports whether the object already has the key, and adds a problem if so.
-func (d *decoder) again(key *node, path string, first map[string]*node) bool {
+// isDuplicate reports whether the object already has the key, and adds a problem if so.
+func (d *decoder) isDuplicate(key *node, path string, first map[string]*node) bool {
 	earlier := first[key.text]
 	if earlier == nil {
 		first[key.text] = key
@@ -428,7 +428,7 @@ func (d *decoder) table(n *node, path string, f field, v reflect.Value) {
 	}
 	first, entries := map[string]*node{}, map[string]string{}
 	for i, key := range n.keys {
-		if d.again(key, path, first) {
+		if d.isDuplicate(key, path, first) {
 			continue
 		}
 		if why := f.keys.broken(key.text); why != "" {

@@ -36,7 +36,7 @@ type Error struct {
 func (e *Error) Error() string {
 	lines := make([]string, len(e.Problems), len(e.Problems)+1)
 	for i, p := range e.Problems {
-		lines[i] = p.at(e.Name)
+		lines[i] = p.format(e.Name)
 	}
 	if e.More > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more", e.More))
@@ -44,8 +44,8 @@ func (e *Error) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// at formats the problem on one line, with its position in the manifest of that name.
-func (p Problem) at(name string) string {
+// format formats the problem on one line, with its position in the manifest of that name.
+func (p Problem) format(name string) string {
 	line := p.Text
 	if p.Field != "" {
 		line = p.Field + " " + line

@@ -33,13 +33,13 @@ func ParseIn(session, name string, data []byte, dir string) (*Task, []string, er
 	}
 	doc := &document{}
 	setDefaults(reflect.ValueOf(&doc.Task).Elem())
-	d := &decoder{problems: &p, given: map[string]*node{"": root}}
+	d := &decoder{problems: &p, inSession: map[string]*node{"": root}}
 	d.object(root, "", reflect.ValueOf(doc).Elem())
 	if root.kind == object {
 		if session != "" {
-			d.given["vm.session"], doc.VM.Session = root, session
+			d.inSession["vm.session"], doc.VM.Session = root, session
 		}
-		d.own("", reflect.TypeFor[Task]())
+		d.checkOwnership("", reflect.TypeFor[Task]())
 		d.agent(doc)
 		d.secrets(&doc.Task)
 		d.repository(&doc.Task, dir)
@@ -48,22 +48,22 @@ func ParseIn(session, name string, data []byte, dir string) (*Task, []string, er
 		return nil, nil, err
 	}
 	t := &doc.Task
-	t.source = &source{name, d.given}
+	t.source = &source{name, d.inSession}
 	if t.VM.Profile == "" && t.VM.Session == "" {
-		t.VM.fill()
+		t.VM.applyProfile()
 	}
 	return t, append(d.priority(name, t), d.network(name, t)...), nil
 }
 
 // agent merges the two ways to write an agent, and checks what each kind needs.
 func (d *decoder) agent(doc *document) {
-	long, short := d.given["agent"], d.given["claude"]
+	long, short := d.inSession["agent"], d.inSession["claude"]
 	switch {
 	case long != nil && short != nil:
 		d.bad(short, "claude", "cannot be combined with agent; remove one of the two")
 		return
 	case long == nil && short == nil:
-		d.bad(d.given[""], "", "has no agent; add claude with a prompt, or agent with a kind")
+		d.bad(d.inSession[""], "", "has no agent; add claude with a prompt, or agent with a kind")
 		return
 	case doc.Claude != nil:
 		c := doc.Claude
@@ -73,13 +73,13 @@ func (d *decoder) agent(doc *document) {
 	a := &doc.Agent
 	only := func(whose string, keys ...string) {
 		for _, key := range keys {
-			if n := d.given["agent."+key]; n != nil {
+			if n := d.inSession["agent."+key]; n != nil {
 				d.bad(n, "agent."+key, "is allowed only for %s", whose)
 			}
 		}
 	}
 	needs := func(key string) {
-		if d.given["agent."+key] == nil {
+		if d.inSession["agent."+key] == nil {
 			d.bad(long, "agent."+key, "is missing; an agent of kind %s requires it", a.Kind)
 		}
 	}
@@ -98,7 +98,7 @@ func (d *decoder) agent(doc *document) {
 		needs("command")
 		only("claude and codex", "model")
 		only("claude", "max_turns", "allowed_tools")
-		if n := d.given["agent.command"]; n != nil && n.kind == list && (len(a.Command) == 0 || a.Command[0] == "") {
+		if n := d.inSession["agent.command"]; n != nil && n.kind == list && (len(a.Command) == 0 || a.Command[0] == "") {
 			d.bad(n, "agent.command", "must begin with a program")
 		}
 	}
@@ -111,7 +111,7 @@ func (d *decoder) secrets(t *Task) {
 	seen := map[string]bool{}
 	for i, s := range t.Secrets {
 		at := fmt.Sprintf("secrets[%d].", i)
-		name, key := d.given[at+"name"], d.given[at+"key"]
+		name, key := d.inSession[at+"name"], d.inSession[at+"key"]
 		if name != nil && s.Name != "" {
 			if seen[s.Name] {
 				d.bad(name, at+"name", "is already the name of another secret")
@@ -137,7 +137,7 @@ func (d *decoder) secrets(t *Task) {
 
 // repository makes a relative path absolute.
 func (d *decoder) repository(t *Task, dir string) {
-	n, url := d.given["repository.url"], t.Repository.URL
+	n, url := d.inSession["repository.url"], t.Repository.URL
 	relative := url == "." || url == ".." || strings.HasPrefix(url, "./") || strings.HasPrefix(url, "../")
 	switch {
 	case n == nil || !relative:
@@ -157,8 +157,8 @@ func (d *decoder) repository(t *Task, dir string) {
 	}
 }
 
-// fill fills in the resources that a profile would define.
-func (v *VM) fill() {
+// applyProfile fills in the resources that a profile would define.
+func (v *VM) applyProfile() {
 	if v.CPUs == 0 {
 		v.CPUs = defaultCPUs
 	}
@@ -175,7 +175,7 @@ var priorities = map[string]int{"high": 50, "normal": 0, "low": -50}
 
 func (d *decoder) priority(name string, t *Task) []string {
 	word, ok := t.Metadata.Labels["priority"]
-	if !ok || d.given["metadata.priority"] != nil {
+	if !ok || d.inSession["metadata.priority"] != nil {
 		return nil
 	}
 	if t.Metadata.Priority, ok = priorities[word]; ok {
@@ -193,6 +193,6 @@ func (d *decoder) network(name string, t *Task) []string {
 
 func (d *decoder) notice(name, field, text string) []string {
 	var p problems
-	p.add(d.given[field], field, "%s", text)
-	return []string{p.list[0].at(name)}
+	p.add(d.inSession[field], field, "%s", text)
+	return []string{p.list[0].format(name)}
 }

@@ -80,7 +80,7 @@ func Schema() []byte {
 		whenKind(Command, []string{"command"}, "model", "max_turns", "allowed_tools"),
 	}
 	s.If = &schema{Properties: properties{{"vm", &schema{Required: []string{"session"}}}}, Required: []string{"vm"}}
-	s.Then, s.Else = given(reflect.TypeFor[Task]()), owned(reflect.TypeFor[Task]())
+	s.Then, s.Else = forbiddenWithSession(reflect.TypeFor[Task]()), requiredWithoutSession(reflect.TypeFor[Task]())
 	out, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		panic(err) // a type of this package cannot be marshalled; every test would fail
@@ -99,9 +99,9 @@ func whenKind(k Kind, needs []string, not ...string) *schema {
 	return &schema{If: is, Then: then}
 }
 
-// given returns what a manifest that names a session must not contain, or nil for
+// forbiddenWithSession returns what a manifest that names a session must not contain, or nil for
 // nothing.
-func given(t reflect.Type) *schema {
+func forbiddenWithSession(t reflect.Type) *schema {
 	s := &schema{}
 	for _, f := range fieldsOf(t) {
 		switch sub := t.FieldByIndex(f.index).Type; {
@@ -113,7 +113,7 @@ func given(t reflect.Type) *schema {
 		case f.own != "":
 			s.Properties = append(s.Properties, property{f.name, &schema{Not: &schema{Const: f.own}}})
 		case sub.Kind() == reflect.Struct:
-			if in := given(sub); in != nil {
+			if in := forbiddenWithSession(sub); in != nil {
 				s.Properties = append(s.Properties, property{f.name, in})
 			}
 		}
@@ -124,15 +124,15 @@ func given(t reflect.Type) *schema {
 	return s
 }
 
-// owned returns what a manifest that names no session must contain, or nil for nothing.
-func owned(t reflect.Type) *schema {
+// requiredWithoutSession returns what a manifest that names no session must contain, or nil for nothing.
+func requiredWithoutSession(t reflect.Type) *schema {
 	s := &schema{}
 	for _, f := range fieldsOf(t) {
 		if f.required == "own" {
 			s.Required = append(s.Required, f.name)
 		}
 		if sub := t.FieldByIndex(f.index).Type; sub.Kind() == reflect.Struct {
-			if in := owned(sub); in != nil {
+			if in := requiredWithoutSession(sub); in != nil {
 				s.Properties = append(s.Properties, property{f.name, in})
 			}
 		}

@@ -53,7 +53,7 @@ func TestFollow(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(parent) })
 	p := newPicker(t)
 	t.Setenv("TMPDIR", parent)
-	r, err := enter()
+	r, err := newPickerDir()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestFollow(t *testing.T) {
 		cancel()
 		_ = server.Close()
 		tasks.Wait()
-		_ = r.leave()
+		_ = r.remove()
 	})
 
 	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/first", phase: session.Ready})
@@ -106,6 +106,6 @@ func TestFollow(t *testing.T) {
 	}
 
 	// The content of an agent's screen is not part of a row.
-	other.glance(t, "aaaaaaaaaaaa", wire.Glance{Screen: []string{"new"}})
+	other.glance(t, "aaaaaaaaaaaa", wire.Observation{Screen: []string{"new"}})
 	until(t, "the new preview", func() bool { posts, _, _ := seen(); return len(posts) > 1 && posts[len(posts)-1] == "refresh-preview" })
 }

@@ -50,7 +50,7 @@ type row struct {
 	id, key, slug string
 	path, url     string
 	phase, want   session.Phase
-	facts         session.Facts
+	facts         session.Status
 	err, hint     string
 }
 
@@ -73,7 +73,7 @@ func (p *Picker) put(t *testing.T, r row) {
 		r.want = session.Ready
 	}
 	_, _, err := p.Manager.Store.Create(t.Context(), store.Session{
-		ID: r.id, Name: "agent-" + r.id, RepoKey: r.key, Repo: r.slug, Phase: "creating", Want: "ready",
+		ID: r.id, Name: "agent-" + r.id, RepoKey: r.key, Repo: r.slug, Phase: "creating", Desired: "ready",
 		Spec: marshal(session.Spec{
 			Repo: repo.Ref{Key: r.key, Slug: r.slug, Path: r.path, URL: r.url}, Image: "none",
 			Resources: config.Resources{CPUs: 2, Memory: 1 << 30, Disk: 4 << 30},
@@ -83,7 +83,7 @@ func (p *Picker) put(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	_, err = p.Manager.Store.Update(t.Context(), r.id, func(row *store.Session) (store.Event, error) {
-		row.Phase, row.Want, row.Facts = string(r.phase), string(r.want), marshal(r.facts)
+		row.Phase, row.Desired, row.Status = string(r.phase), string(r.want), marshal(r.facts)
 		row.SetError("", r.err, r.hint)
 		return store.Event{Kind: "phase", Data: []byte("{}")}, nil
 	})
@@ -92,7 +92,7 @@ func (p *Picker) put(t *testing.T, r row) {
 	}
 }
 
-func (p *Picker) glance(t *testing.T, id string, g wire.Glance) {
+func (p *Picker) glance(t *testing.T, id string, g wire.Observation) {
 	t.Helper()
 	dir := p.Manager.Config.Paths.SessionDir(id)
 	text, err := json.Marshal(g)
@@ -107,8 +107,8 @@ func (p *Picker) glance(t *testing.T, id string, g wire.Glance) {
 	}
 }
 
-func attention(state wire.AgentState, on string, since time.Time) session.Facts {
-	return session.Facts{Attention: &session.Attention{State: state, Agent: "claude", On: on, Since: since}}
+func attention(state wire.AgentState, on string, since time.Time) session.Status {
+	return session.Status{Attention: &session.Attention{State: state, Agent: "claude", On: on, Since: since}}
 }
 
 // hostile is text that an attacker could have chosen.

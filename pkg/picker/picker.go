@@ -100,11 +100,11 @@ func (p *Picker) Run(ctx context.Context) (Pick, error) {
 	if err != nil {
 		return Pick{}, err
 	}
-	r, err := enter()
+	r, err := newPickerDir()
 	if err != nil {
 		return Pick{}, err
 	}
-	defer r.leave() //nolint:errcheck // the next picker removes leftovers
+	defer r.remove() //nolint:errcheck // the next picker removes leftovers
 
 	opts, err := p.options(r)
 	if err != nil {
@@ -183,7 +183,7 @@ const (
 	self = `"$` + selfVar + `" ` + Command + ` `
 )
 
-func (p *Picker) options(r *room) (*fzf.Options, error) {
+func (p *Picker) options(r *workDir) (*fzf.Options, error) {
 	args := []string{
 		"--ansi", "--multi", "--layout=reverse", "--info=hidden", "--prompt=> ",
 		"--ghost=a session, or owner/repo, a git URL, ./path", "--header=" + header,
@@ -239,7 +239,7 @@ const (
 )
 
 // setenv sets the environment for the commands that fzf runs; restore undoes that.
-func (p *Picker) setenv(r *room) (restore func()) {
+func (p *Picker) setenv(r *workDir) (restore func()) {
 	vars := map[string]string{selfVar: p.Manager.Self, rowsVar: r.rows(), clientVar: p.Client}
 	if p.Console.Color() {
 		vars["CLICOLOR_FORCE"] = "1" // the preview's output is a pipe
@@ -272,11 +272,11 @@ const (
 )
 
 // follow keeps the rows that fzf shows up to date, until ctx ends.
-func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
+func (p *Picker) follow(ctx context.Context, r *workDir, shown, previewed string) {
 	_ = p.find(ctx) // without clones the list is shorter
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
-	var at hands
+	var at cursor
 	var refreshed time.Time
 	for patience := maxPatience; ; {
 		select {
@@ -286,7 +286,7 @@ func (p *Picker) follow(ctx context.Context, r *room, shown, previewed string) {
 		}
 		before := at
 		var err error
-		if at, err = r.hands(ctx); err != nil {
+		if at, err = r.cursor(ctx); err != nil {
 			continue // fzf does not listen yet, or has ended
 		}
 		lines, glances, err := p.now(ctx)
@@ -334,7 +334,7 @@ func Ask(ctx context.Context, targets []Target) error {
 	}
 	// Ctrl-C must end the line there, like Enter does. As a signal it would also reach
 	// fzf, which would end if the command exits before fzf looks.
-	return inside().post(ctx, `execute:s=$(stty -g); stty -isig eol ^C; `+self+ActionAsk+` `+ssh.Quote(keys...)+`; stty "$s"`)
+	return currentWorkDir().post(ctx, `execute:s=$(stty -g); stty -isig eol ^C; `+self+ActionAsk+` `+ssh.Quote(keys...)+`; stty "$s"`)
 }
 
 // Say returns the fzf action that shows a text above the rows until a key is pressed.
@@ -343,8 +343,8 @@ func Say(text string) string {
 	return "change-header[" + strings.ReplaceAll(text, "]", ")") + "]"
 }
 
-// SaySo is the response to a typed text that matches no row and names no repository.
-var SaySo = Say("not found: type OWNER/REPO or the path of a clone")
+// UnknownTarget is the response to a typed text that matches no row and names no repository.
+var UnknownTarget = Say("not found: type OWNER/REPO or the path of a clone")
 
 // Accept is the fzf action that ends fzf with the typed text.
 const Accept = "print(" + ActionTyped + ")+accept"

@@ -73,7 +73,7 @@ func (g *page) session(ctx context.Context, id string) error {
 		dot = ", "
 	}
 	st, since := stateOf(s)
-	g.add(console.Plain, "%s", s.Called())
+	g.add(console.Plain, "%s", s.DisplayName())
 	g.add(console.Faint, "%s", s.Name)
 	how := st.word + " " + age(since, now)
 	if a := s.View().Attention; a != nil {
@@ -93,25 +93,25 @@ func (g *page) session(ctx context.Context, id string) error {
 		g.add(console.Notice, "%s", step)
 	}
 
-	glance, at, glanceErr := g.p.Manager.Glance(s) // missing if the keeper has not seen the guest yet
+	glance, at, glanceErr := g.p.Manager.Observation(s) // missing if the keeper has not seen the guest yet
 	switch c := glance.Changes; {
-	case s.Phase != session.Ready && s.Facts.Work != nil:
-		g.add(console.Plain, "%s%swould lose: %s", s.Facts.Work.Branch, dot, s.Facts.Work.Summary())
+	case s.Phase != session.Ready && s.Status.Work != nil:
+		g.add(console.Plain, "%s%swould lose: %s", s.Status.Work.Branch, dot, s.Status.Work.Summary())
 	case c != nil:
 		g.add(console.Plain, "%s", strings.Join([]string{
 			cmp.Or(c.Branch, "no branch"), count(c.Commits, "commit") + " not pushed",
 			fmt.Sprintf("%s +%d -%d", count(c.Files, "file"), c.Insertions, c.Deletions),
 		}, dot))
-	case s.Facts.Base != nil:
-		g.add(console.Plain, "%s", s.Facts.Base.Branch)
+	case s.Status.Base != nil:
+		g.add(console.Plain, "%s", s.Status.Base.Branch)
 	}
 	for _, parts := range machine(s, glance.Machine) {
 		g.add(console.Faint, "%s", strings.Join(parts, dot))
 	}
-	if !s.Spec.Walled {
+	if !s.Spec.Enforced {
 		g.add(console.Notice, "network not enforced: root in the guest can bypass the network policy")
 	}
-	for _, port := range s.Facts.Ports {
+	for _, port := range s.Status.Ports {
 		switch {
 		case port.Close:
 		case port.Host == 0 || port.Error != "":
@@ -141,8 +141,8 @@ func machine(s session.Session, m *wire.Machine) [][]string {
 		}
 	}
 	made := []string{"image " + s.Spec.Image}
-	if s.Facts.From != "" {
-		made = append(made, "from "+string(s.Facts.From))
+	if s.Status.From != "" {
+		made = append(made, "from "+string(s.Status.From))
 	}
 	return [][]string{has, made}
 }
@@ -172,7 +172,7 @@ func (p *Picker) step(ctx context.Context, s session.Session) string {
 func (p *Picker) denied(ctx context.Context, s session.Session) string {
 	ctx, cancel := context.WithTimeout(ctx, journalTime)
 	defer cancel()
-	all, err := p.Manager.DeniedSince(ctx, s, s.Facts.Attached)
+	all, err := p.Manager.DeniedSince(ctx, s, s.Status.Attached)
 	if err != nil || len(all) == 0 {
 		return ""
 	}
@@ -189,7 +189,7 @@ func (p *Picker) denied(ctx context.Context, s session.Session) string {
 }
 
 // screen shows the end of the agent's screen, because agents ask their questions there.
-func (g *page) screen(glance wire.Glance, at, now time.Time) {
+func (g *page) screen(glance wire.Observation, at, now time.Time) {
 	lines := glance.Screen
 	for len(lines) > 0 && strings.TrimSpace(lines[len(lines)-1]) == "" {
 		lines = lines[:len(lines)-1]

@@ -37,7 +37,7 @@ func TestPreview(t *testing.T) {
 	facts := attention(wire.AgentBlocked, "Bash: rm -rf build", time.Now().Add(-3*time.Minute))
 	facts.Ports = []session.PublishedPort{{Guest: 3000, Host: 40000}, {Guest: 1, Error: "in use"}, {Guest: 2, Close: true}}
 	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/r", phase: session.Ready, facts: facts})
-	p.glance(t, "aaaaaaaaaaaa", wire.Glance{
+	p.glance(t, "aaaaaaaaaaaa", wire.Observation{
 		Window: "claude", Screen: []string{"first", "  indented   twice", "Do you want to proceed?", "", ""},
 		Changes: &wire.Changes{Branch: "fix", Commits: 1, Files: 2, Insertions: 30, Deletions: 4},
 		Machine: &wire.Machine{Load: 1.25, MemUsed: 512 << 20, MemTotal: 1 << 30, DiskUsed: 2 << 30, DiskTotal: 4 << 30},
@@ -60,7 +60,7 @@ func TestPreview(t *testing.T) {
 	p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/b", phase: session.Broken, err: "no space left on device", hint: "df -h"})
 	wants(t, preview(t, p, "s:bbbbbbbbbbbb", 80, 40), "broken", "no space left on device\n", "hint: df -h\n")
 
-	work := session.Facts{Work: &repo.WorkState{Branch: "main", Ahead: 2, Dirty: 1}, Attention: facts.Attention}
+	work := session.Status{Work: &repo.WorkState{Branch: "main", Ahead: 2, Dirty: 1}, Attention: facts.Attention}
 	p.put(t, row{id: "cccccccccccc", slug: "o/c", phase: session.Stopped, facts: work})
 	stopped := preview(t, p, "s:cccccccccccc", 80, 40)
 	wants(t, stopped, "stopped", "would lose: 2 commits neither pushed nor fetched, 1 changed file")
@@ -88,7 +88,7 @@ func TestPreviewIsHarmless(t *testing.T) {
 	facts := attention(wire.AgentBlocked, long, time.Now())
 	facts.Attention.Agent = long
 	p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/x", slug: hostile, phase: session.Ready, facts: facts, err: long, hint: long})
-	g := wire.Glance{Window: long, Changes: &wire.Changes{Branch: long, Commits: -1 << 60, Insertions: 1 << 60}, Machine: &wire.Machine{Load: 1e300, MemUsed: -1}}
+	g := wire.Observation{Window: long, Changes: &wire.Changes{Branch: long, Commits: -1 << 60, Insertions: 1 << 60}, Machine: &wire.Machine{Load: 1e300, MemUsed: -1}}
 	for range 1200 {
 		g.Screen = append(g.Screen, long[:2*maxText])
 	}

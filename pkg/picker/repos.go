@@ -60,7 +60,7 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 				r.key = "local:" + path
 			}
 		} else if ref, err := repo.Parse(line, "/"); err == nil {
-			if r.name = called(ref.Key, ref.Slug); ref.Branch != "" {
+			if r.name = displayName(ref.Key, ref.Slug); ref.Branch != "" {
 				r.name += "@" + ref.Branch
 			}
 		} else {
@@ -71,7 +71,7 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 		}
 	}
 	for _, s := range ended {
-		r := repository{key: s.RepoKey, open: s.Spec.Repo.URL, name: s.Called()}
+		r := repository{key: s.RepoKey, open: s.Spec.Repo.URL, name: s.DisplayName()}
 		if path := s.Spec.Repo.Path; path != "" {
 			r.open, r.path = path, path
 		}
@@ -83,7 +83,7 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 		}
 	}
 	for _, c := range clones {
-		known := add(repository{key: c.Key, open: c.Path, name: called(c.Key, c.Slug), path: c.Path})
+		known := add(repository{key: c.Key, open: c.Path, name: displayName(c.Key, c.Slug), path: c.Path})
 		if known != nil && known.path == "" {
 			known.path = c.Path
 		}
@@ -95,12 +95,12 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 	return out
 }
 
-// called returns the display name of a repository, in the form of
+// displayName returns the display name of a repository, in the form of
 // session.Session.Called.
-func called(key, slug string) string {
+func displayName(key, slug string) string {
 	s := session.Session{}
 	s.RepoKey, s.Repo = key, slug
-	return s.Called()
+	return s.DisplayName()
 }
 
 // localPath returns the absolute path that a line of repos.txt names, "" if it names
@@ -126,26 +126,26 @@ func tilde(path string) string {
 	return path
 }
 
-// sight is a session with what its keeper last saw of its work.
-type sight struct {
+// workState is a session with what its keeper last saw of its work.
+type workState struct {
 	session.Session
 	branch string
 	ahead  int       // commits that exist nowhere else
 	seen   time.Time // when the keeper saw it
 }
 
-// look reads what is known about a session's work, from files and the row only.
-func (p *Picker) look(s session.Session) sight {
-	seen := sight{Session: s}
-	if s.Facts.Base != nil {
-		seen.branch = s.Facts.Base.Branch
+// readWorkState reads what is known about a session's work, from files and the row only.
+func (p *Picker) readWorkState(s session.Session) workState {
+	seen := workState{Session: s}
+	if s.Status.Base != nil {
+		seen.branch = s.Status.Base.Branch
 	}
-	if w := s.Facts.Work; w != nil && s.Phase != session.Ready { // from the last clean stop
+	if w := s.Status.Work; w != nil && s.Phase != session.Ready { // from the last clean stop
 		seen.branch, seen.ahead = w.Branch, w.Ahead
 		return seen
 	}
 	// If there is no glance or it cannot be read, the row goes without it.
-	if g, at, err := p.Manager.Glance(s); err == nil {
+	if g, at, err := p.Manager.Observation(s); err == nil {
 		seen.seen = at
 		if g.Changes != nil {
 			seen.branch, seen.ahead = g.Changes.Branch, g.Changes.Commits
@@ -155,26 +155,26 @@ func (p *Picker) look(s session.Session) sight {
 }
 
 // read returns everything that the picker shows.
-func (p *Picker) read(ctx context.Context) ([]sight, []repository, error) {
+func (p *Picker) read(ctx context.Context) ([]workState, []repository, error) {
 	all, err := p.Manager.Interactive(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	ended, err := p.ended(ctx, all)
+	ended, err := p.endedSessions(ctx, all)
 	if err != nil {
 		return nil, nil, err
 	}
 	order(all)
-	sights := make([]sight, len(all))
+	sights := make([]workState, len(all))
 	for i, s := range all {
-		sights[i] = p.look(s)
+		sights[i] = p.readWorkState(s)
 	}
 	return sights, repositories(all, ended, p.Listed, p.clones.read()), nil
 }
 
-// ended returns the last sessions that are gone, for their repositories. It reads them
+// endedSessions returns the last sessions that are gone, for their repositories. It reads them
 // again when another session has gone.
-func (p *Picker) ended(ctx context.Context, all []session.Session) ([]session.Session, error) {
+func (p *Picker) endedSessions(ctx context.Context, all []session.Session) ([]session.Session, error) {
 	var ids strings.Builder
 	for _, s := range all {
 		ids.WriteString(s.ID)

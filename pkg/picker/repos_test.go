@@ -153,6 +153,6 @@ func git(t *testing.T, dir string, args ...string) {
 }
 
 func gone(row *store.Session) (store.Event, error) {
-	row.Phase, row.Want = string(session.Gone), string(session.Gone)
+	row.Phase, row.Desired = string(session.Gone), string(session.Gone)
 	return store.Event{Kind: "phase", Data: []byte("{}")}, nil
 }

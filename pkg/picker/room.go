@@ -19,46 +19,46 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// room is the private directory of one running picker. It holds fzf's socket and the
+// workDir is the private directory of one running picker. It holds fzf's socket and the
 // rows that fzf reads. The lock in it shows that its picker runs.
-type room struct {
+type workDir struct {
 	dir  string
 	lock *store.Lock
 	http http.Client
 }
 
 const (
-	roomPrefix  = "asz-pick-"
-	newSuffix   = "new-" // before it has its lock
-	maxSocket   = 103    // bytes, on macOS
-	roomTimeout = 3 * time.Second
+	workDirPrefix  = "asz-pick-"
+	newSuffix      = "new-" // before it has its lock
+	maxSocket      = 103    // bytes, on macOS
+	workDirTimeout = 3 * time.Second
 )
 
-// enter creates a room, and removes the rooms of pickers that were killed.
-func enter() (*room, error) {
+// newPickerDir creates a room, and removes the rooms of pickers that were killed.
+func newPickerDir() (*workDir, error) {
 	parent := os.TempDir()
-	if len(parent)+len("/"+roomPrefix+newSuffix+"1234567890/fzf.sock") > maxSocket {
+	if len(parent)+len("/"+workDirPrefix+newSuffix+"1234567890/fzf.sock") > maxSocket {
 		parent = "/tmp"
 	}
 	sweep(parent)
-	fresh, err := os.MkdirTemp(parent, roomPrefix+newSuffix)
+	fresh, err := os.MkdirTemp(parent, workDirPrefix+newSuffix)
 	if err != nil {
 		return nil, fail.New(fail.Host, "create picker directory: %w", err)
 	}
 	lock, _, err := store.TryLock(filepath.Join(fresh, "lock"))
 	if err == nil {
 		// Only from now on may others check whether a picker uses it.
-		dir := filepath.Join(parent, roomPrefix+strings.TrimPrefix(filepath.Base(fresh), roomPrefix+newSuffix))
+		dir := filepath.Join(parent, workDirPrefix+strings.TrimPrefix(filepath.Base(fresh), workDirPrefix+newSuffix))
 		if err = os.Rename(fresh, dir); err == nil {
-			return newRoom(dir, lock), nil
+			return openWorkDir(dir, lock), nil
 		}
 	}
 	return nil, fail.New(fail.Host, "create picker directory: %w", errors.Join(err, os.RemoveAll(fresh)))
 }
 
-func newRoom(dir string, lock *store.Lock) *room {
-	r := &room{dir: dir, lock: lock}
-	r.http = http.Client{Timeout: roomTimeout, Transport: &http.Transport{
+func openWorkDir(dir string, lock *store.Lock) *workDir {
+	r := &workDir{dir: dir, lock: lock}
+	r.http = http.Client{Timeout: workDirTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", r.socket())
@@ -67,17 +67,17 @@ func newRoom(dir string, lock *store.Lock) *room {
 	return r
 }
 
-// inside returns the room of the picker that started this process.
-func inside() *room { return newRoom(filepath.Dir(os.Getenv(rowsVar)), nil) }
+// currentWorkDir returns the room of the picker that started this process.
+func currentWorkDir() *workDir { return openWorkDir(filepath.Dir(os.Getenv(rowsVar)), nil) }
 
 func sweep(parent string) {
-	dirs, _ := filepath.Glob(filepath.Join(parent, roomPrefix+"*"))
+	dirs, _ := filepath.Glob(filepath.Join(parent, workDirPrefix+"*"))
 	for _, dir := range dirs {
 		fi, err := os.Lstat(dir)
-		if err != nil || !fi.IsDir() || !ours(fi) {
+		if err != nil || !fi.IsDir() || !isOwnFile(fi) {
 			continue
 		}
-		if strings.HasPrefix(filepath.Base(dir), roomPrefix+newSuffix) && time.Since(fi.ModTime()) < time.Hour {
+		if strings.HasPrefix(filepath.Base(dir), workDirPrefix+newSuffix) && time.Since(fi.ModTime()) < time.Hour {
 			continue // another picker is about to use it
 		}
 		lock, free, err := store.TryLock(filepath.Join(dir, "lock"))
@@ -89,34 +89,34 @@ func sweep(parent string) {
 	}
 }
 
-// ours reports whether a file belongs to this user.
-func ours(fi os.FileInfo) bool {
+// isOwnFile reports whether a file belongs to this user.
+func isOwnFile(fi os.FileInfo) bool {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	return ok && int(st.Uid) == os.Getuid()
 }
 
-// leave removes the room.
-func (r *room) leave() error { return errors.Join(os.RemoveAll(r.dir), r.lock.Unlock()) }
+// remove removes the room.
+func (r *workDir) remove() error { return errors.Join(os.RemoveAll(r.dir), r.lock.Unlock()) }
 
-func (r *room) socket() string { return filepath.Join(r.dir, "fzf.sock") }
-func (r *room) rows() string   { return filepath.Join(r.dir, "rows") }
+func (r *workDir) socket() string { return filepath.Join(r.dir, "fzf.sock") }
+func (r *workDir) rows() string   { return filepath.Join(r.dir, "rows") }
 
 // post sends actions to fzf.
-func (r *room) post(ctx context.Context, actions string) error {
+func (r *workDir) post(ctx context.Context, actions string) error {
 	return r.ask(ctx, http.MethodPost, "http://fzf/", actions, nil)
 }
 
-// hands is the state of the user's input: the query and the position of the cursor.
-type hands struct {
+// cursor is the state of the user's input: the query and the position of the cursor.
+type cursor struct {
 	Query    string `json:"query"`
 	Position int    `json:"position"`
 }
 
-func (r *room) hands(ctx context.Context) (h hands, err error) {
+func (r *workDir) cursor(ctx context.Context) (h cursor, err error) {
 	return h, r.ask(ctx, http.MethodGet, "http://fzf/?limit=0", "", &h)
 }
 
-func (r *room) ask(ctx context.Context, method, url, body string, into any) error {
+func (r *workDir) ask(ctx context.Context, method, url, body string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return err

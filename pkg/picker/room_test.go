@@ -16,11 +16,11 @@ func TestRooms(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(parent) })
 	t.Setenv("TMPDIR", parent)
-	living, err := enter()
+	living, err := newPickerDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	killed, err := enter()
+	killed, err := newPickerDir()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,17 +30,17 @@ func TestRooms(t *testing.T) {
 	if err := killed.lock.Unlock(); err != nil { // as the kernel does
 		t.Fatal(err)
 	}
-	if err := os.Symlink(living.dir, filepath.Join(parent, roomPrefix+"link")); err != nil {
+	if err := os.Symlink(living.dir, filepath.Join(parent, workDirPrefix+"link")); err != nil {
 		t.Fatal(err)
 	}
-	next, err := enter()
+	next, err := newPickerDir()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(killed.dir); err == nil {
 		t.Error("the room of a picker that was killed is left")
 	}
-	for _, r := range []*room{living, next} {
+	for _, r := range []*workDir{living, next} {
 		fi, err := os.Stat(r.dir)
 		if err != nil || fi.Mode().Perm() != 0o700 {
 			t.Errorf("%s: %v, %v", r.dir, fi, err)
@@ -48,7 +48,7 @@ func TestRooms(t *testing.T) {
 		if len(r.socket()) > maxSocket {
 			t.Errorf("%d bytes: %s", len(r.socket()), r.socket())
 		}
-		if err := r.leave(); err != nil {
+		if err := r.remove(); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Stat(r.dir); err == nil {
@@ -61,14 +61,14 @@ func TestRooms(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("TMPDIR", long)
-	r, err := enter()
+	r, err := newPickerDir()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(r.socket()) > maxSocket {
 		t.Errorf("%d bytes: %s", len(r.socket()), r.socket())
 	}
-	if err := r.leave(); err != nil {
+	if err := r.remove(); err != nil {
 		t.Error(err)
 	}
 }

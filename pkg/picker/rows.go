@@ -47,20 +47,20 @@ func (st state) waits() bool { return st.rank <= done.rank }
 // takes precedence over the current one, so that a key press shows at once.
 func stateOf(s session.Session) (state, time.Time) {
 	switch {
-	case s.Want == session.Gone || s.Phase == session.Destroying:
+	case s.Desired == session.Gone || s.Phase == session.Destroying:
 		return moving("destroying"), s.StateChangedAt
 	case s.Phase == session.Broken:
 		return broken, s.StateChangedAt
-	case s.Phase == session.Stopped && s.Want == session.Stopped:
+	case s.Phase == session.Stopped && s.Desired == session.Stopped:
 		return stopped, s.StateChangedAt
-	case s.Want == session.Stopped:
+	case s.Desired == session.Stopped:
 		return moving("stopping"), s.StateChangedAt
 	case s.Phase == session.Stopped:
 		return moving("starting"), s.StateChangedAt
 	case s.Phase != session.Ready:
 		return moving(string(s.Phase)), s.StateChangedAt
 	}
-	a := s.Facts.Attention
+	a := s.Status.Attention
 	if a == nil {
 		return ready, s.StateChangedAt
 	}
@@ -72,7 +72,7 @@ func stateOf(s session.Session) (state, time.Time) {
 	case wire.AgentWorking:
 		return working, a.Since
 	case wire.AgentDone:
-		if s.Needs() {
+		if s.NeedsAttention() {
 			return done, a.Since
 		}
 		return idle, a.Since // the user has seen it
@@ -86,7 +86,7 @@ func stateOf(s session.Session) (state, time.Time) {
 func waitsFor(s session.Session, st state) string {
 	switch st {
 	case blocked, failed:
-		return s.Facts.Attention.On
+		return s.Status.Attention.On
 	case broken:
 		return s.ErrorMessage
 	}
@@ -106,7 +106,7 @@ func order(all []session.Session) {
 		if x.waits() && !since.Equal(until) {
 			return since.Compare(until)
 		}
-		return cmp.Or(strings.Compare(a.Called(), b.Called()), strings.Compare(a.ID, b.ID))
+		return cmp.Or(strings.Compare(a.DisplayName(), b.DisplayName()), strings.Compare(a.ID, b.ID))
 	})
 }
 
@@ -125,7 +125,7 @@ type cell struct {
 }
 
 // lines returns the rows in the form that fzf reads: key, tab, displayed text.
-func (p *Picker) lines(all []sight, repos []repository, now time.Time) []string {
+func (p *Picker) lines(all []workState, repos []repository, now time.Time) []string {
 	var keys []string
 	var cells [][]cell
 	for _, s := range all {
@@ -146,7 +146,7 @@ func (p *Picker) lines(all []sight, repos []repository, now time.Time) []string 
 	return append(lines, p.columns(keys, cells)...)
 }
 
-func (p *Picker) sessionCells(s sight, now time.Time) []cell {
+func (p *Picker) sessionCells(s workState, now time.Time) []cell {
 	st, since := stateOf(s.Session)
 	mark, ahead := st.mark, "↑"
 	if !p.Unicode {
@@ -154,7 +154,7 @@ func (p *Picker) sessionCells(s sight, now time.Time) []cell {
 	}
 	row := []cell{
 		{mark, st.tone},
-		{p.fit(s.Called(), nameWidth), console.Plain},
+		{p.fit(s.DisplayName(), nameWidth), console.Plain},
 		{st.word, st.tone},
 		{age(since, now), console.Faint},
 		{p.fit(waitsFor(s.Session, st), onWidth), st.tone},

@@ -18,7 +18,7 @@ import (
 // TestHeaderFits checks that the header fits beside the preview, in a popup on a
 // terminal of 130 columns: 90 % of it, half of that, and fzf's margins.
 func TestHeaderFits(t *testing.T) {
-	said, _ := strings.CutPrefix(SaySo, "change-header[")
+	said, _ := strings.CutPrefix(UnknownTarget, "change-header[")
 	for _, line := range append(strings.Split(header, "\n"), strings.TrimSuffix(said, "]")) {
 		if w := ansi.StringWidth(line); w > 50 {
 			t.Errorf("%d cells: %s", w, line)
@@ -91,7 +91,7 @@ func TestRowsAreHarmless(t *testing.T) {
 		p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/a", slug: strings.Repeat(hostile, 50), phase: session.Ready, facts: facts})
 		p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/short", phase: session.Ready, facts: attention(wire.AgentBlocked, "x", time.Now())})
 		p.put(t, row{id: "cccccccccccc", key: "local:/c", slug: "piled" + strings.Repeat("\u0301", 900), phase: session.Broken, err: hostile})
-		p.glance(t, "aaaaaaaaaaaa", wire.Glance{Changes: &wire.Changes{Branch: strings.Repeat(hostile, 9), Commits: 3}})
+		p.glance(t, "aaaaaaaaaaaa", wire.Observation{Changes: &wire.Changes{Branch: strings.Repeat(hostile, 9), Commits: 3}})
 		p.Listed = []string{"o/r", "/tmp/x'$(touch y)'", "https://x.example/`id`", hostile}
 		lines, _, err := p.now(t.Context())
 		if err != nil {
@@ -154,7 +154,7 @@ func TestASCII(t *testing.T) {
 	p.Unicode = false
 	p.Listed = []string{"o/" + strings.Repeat("long", 20)}
 	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/r", phase: session.Ready})
-	p.glance(t, "aaaaaaaaaaaa", wire.Glance{Changes: &wire.Changes{Branch: "main", Commits: 2}})
+	p.glance(t, "aaaaaaaaaaaa", wire.Observation{Changes: &wire.Changes{Branch: "main", Commits: 2}})
 	lines, _, err := p.now(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -178,10 +178,10 @@ func TestASCII(t *testing.T) {
 func TestRowsChangeOnceAMinute(t *testing.T) {
 	p := newPicker(t)
 	start := time.Now().Truncate(time.Minute)
-	var all []sight
+	var all []workState
 	for i := range 20 {
-		s := sight{}
-		s.Phase, s.Want = session.Stopped, session.Stopped
+		s := workState{}
+		s.Phase, s.Desired = session.Stopped, session.Stopped
 		s.ID, s.RepoKey, s.Repo = fmt.Sprint(i), "github.com/o/r", fmt.Sprint("o/r", i)
 		s.StateChangedAt = start.Add(-time.Duration(i*7) * time.Second)
 		all = append(all, s)

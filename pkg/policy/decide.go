@@ -51,9 +51,9 @@ func newIndex(rules []Rule) index {
 	return x
 }
 
-// up returns the next more general key that matches what key matches: after the name
+// parentPattern returns the next more general key that matches what key matches: after the name
 // itself, the wildcards above it, from the nearest to the farthest.
-func up(key string) (string, bool) {
+func parentPattern(key string) (string, bool) {
 	for i := 1; i < len(key); i++ {
 		if key[i] == '.' {
 			return key[i:], true
@@ -71,7 +71,7 @@ func (p *Policy) Decide(q Question) Decision {
 	if p == nil {
 		return Decision{Reason: "no policy"}
 	}
-	if reason := p.shut(); reason != "" {
+	if reason := p.whyAllDenied(); reason != "" {
 		return Decision{Reason: reason}
 	}
 	addr := q.Addr.Unmap()
@@ -80,17 +80,17 @@ func (p *Policy) Decide(q Question) Decision {
 	}
 	switch {
 	case q.Name != "":
-		return p.name(q.Name, addr, q.Port)
+		return p.decideName(q.Name, addr, q.Port)
 	case !addr.IsValid():
 		return Decision{Reason: "neither a name nor an address"}
 	case q.Port == 0:
 		return Decision{Reason: "address without a port"}
 	}
-	return p.addr(addr, q.Port)
+	return p.decideAddr(addr, q.Port)
 }
 
-// shut returns why nothing at all is allowed, or "" if something may be.
-func (p *Policy) shut() string {
+// whyAllDenied returns why nothing at all is allowed, or "" if something may be.
+func (p *Policy) whyAllDenied() string {
 	switch {
 	case p.Version != Version:
 		return "unknown policy version"
@@ -102,7 +102,7 @@ func (p *Policy) shut() string {
 	return ""
 }
 
-func (p *Policy) name(name string, addr netip.Addr, port uint16) Decision {
+func (p *Policy) decideName(name string, addr netip.Addr, port uint16) Decision {
 	name, err := Canonical(name)
 	if err != nil {
 		return Decision{Reason: err.Error()}
@@ -115,7 +115,7 @@ func (p *Policy) name(name string, addr netip.Addr, port uint16) Decision {
 	if !d.Allowed || !addr.IsValid() {
 		return d
 	}
-	if reason := BlockedReason(addr); reason != "" && !p.serves(addr, port) {
+	if reason := BlockedReason(addr); reason != "" && !p.isHostService(addr, port) {
 		d.Allowed, d.Reason = false, "the name resolves to "+addr.String()+", a "+reason
 	}
 	return d
@@ -123,17 +123,17 @@ func (p *Policy) name(name string, addr netip.Addr, port uint16) Decision {
 
 // allows decides about a name that is not denied.
 func (p *Policy) allows(name string, port uint16) Decision {
-	if p.Mode == Open && p.opens(p.Ports, name, port) {
+	if p.Mode == Open && p.portAllowed(p.Ports, name, port) {
 		return Decision{Allowed: true, Rule: "mode open", Reason: "mode open allows every name"}
 	}
 	var nearest hit
-	for key, ok := name, true; ok; key, ok = up(key) {
+	for key, ok := name, true; ok; key, ok = parentPattern(key) {
 		for _, h := range p.names[key] {
 			ports := h.rule.Ports
 			if ports == nil {
 				ports = p.Ports
 			}
-			if p.opens(ports, name, port) {
+			if p.portAllowed(ports, name, port) {
 				return Decision{Allowed: true, Rule: h.text, Source: h.rule.Source, Reason: "on the allowlist"}
 			}
 			if nearest.rule == nil {
@@ -156,10 +156,10 @@ func (p *Policy) allows(name string, port uint16) Decision {
 	return d
 }
 
-// opens reports whether a port is in ports, the ports of a rule. With port 0 it reports
+// portAllowed reports whether a port is in ports, the ports of a rule. With port 0 it reports
 // whether the name may be resolved, which requires a port that is not denied: without
 // one, the address is of no use.
-func (p *Policy) opens(ports []uint16, name string, port uint16) bool {
+func (p *Policy) portAllowed(ports []uint16, name string, port uint16) bool {
 	if port != 0 {
 		return slices.Contains(ports, port)
 	}
@@ -178,7 +178,7 @@ func (p *Policy) denies(name string, port uint16) (hit, bool) {
 	if len(p.denied) == 0 {
 		return hit{}, false
 	}
-	for key, ok := name, true; ok; key, ok = up(key) {
+	for key, ok := name, true; ok; key, ok = parentPattern(key) {
 		for _, h := range p.denied[key] {
 			if h.rule.Ports == nil || slices.Contains(h.rule.Ports, port) {
 				return h, true
@@ -188,19 +188,19 @@ func (p *Policy) denies(name string, port uint16) (hit, bool) {
 	return hit{}, false
 }
 
-// serves reports whether a blocked address was opted in: on a port or, with port 0, on
+// isHostService reports whether a blocked address was opted in: on a port or, with port 0, on
 // any port. With port 0 it excludes loopback, because a guest that receives a loopback
 // address would take it for its own.
-func (p *Policy) serves(addr netip.Addr, port uint16) bool {
+func (p *Policy) isHostService(addr netip.Addr, port uint16) bool {
 	if port != 0 {
 		return slices.Contains(p.HostServices, netip.AddrPortFrom(addr, port))
 	}
 	return !addr.IsLoopback() && slices.ContainsFunc(p.HostServices, func(s netip.AddrPort) bool { return s.Addr() == addr })
 }
 
-// addr decides about a connection to an address whose name is unknown.
-func (p *Policy) addr(addr netip.Addr, port uint16) Decision {
-	if p.serves(addr, port) {
+// decideAddr decides about a connection to an address whose name is unknown.
+func (p *Policy) decideAddr(addr netip.Addr, port uint16) Decision {
+	if p.isHostService(addr, port) {
 		return Decision{Allowed: true, Rule: "host service " + netip.AddrPortFrom(addr, port).String(), Reason: "allowed host service"}
 	}
 	if reason := BlockedReason(addr); reason != "" {

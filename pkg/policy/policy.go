@@ -77,9 +77,9 @@ type Policy struct {
 	// is the host's own, which a guest reaches at its gateway's address.
 	HostServices []netip.AddrPort `json:"host_services,omitempty"`
 
-	// Walled says that the host's gateway enforces this policy as well. The guest may
+	// Enforced says that the host's gateway enforces this policy as well. The guest may
 	// then ask its resolver, which is that gateway, about denied names.
-	Walled bool `json:"walled,omitempty"`
+	Enforced bool `json:"walled,omitempty"`
 
 	once   sync.Once
 	names  index
@@ -161,7 +161,7 @@ func (r Rule) validate() error {
 // PortsOut returns every TCP port that the policy or one of its rules opens for any
 // name, sorted, for a packet filter. It does not include host services.
 func (p *Policy) PortsOut() []uint16 {
-	if p == nil || p.shut() != "" {
+	if p == nil || p.whyAllDenied() != "" {
 		return nil
 	}
 	return p.portsOut()

@@ -425,7 +425,7 @@ func TestMarshal(t *testing.T) {
 	p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
 	p.Names[0].Ports = []uint16{443}
 	p.Denied = []policy.Rule{{Pattern: "bad.npmjs.org", Ports: []uint16{80}, Source: "net deny"}}
-	p.Walled = true
+	p.Enforced = true
 	data, err := policy.Marshal(p)
 	if err != nil {
 		t.Fatal(err)
@@ -434,7 +434,7 @@ func TestMarshal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := policy.Marshal(back); err != nil || string(again) != string(data) || !back.Walled || back.Names[0].String() != "github.com:443" || back.Denied[0].String() != "bad.npmjs.org:80" {
+	if again, err := policy.Marshal(back); err != nil || string(again) != string(data) || !back.Enforced || back.Names[0].String() != "github.com:443" || back.Denied[0].String() != "bad.npmjs.org:80" {
 		t.Errorf("%v: %s is %s", err, data, again)
 	}
 	for _, bad := range []string{

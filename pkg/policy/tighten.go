@@ -23,7 +23,7 @@ func Tighten(user, repo *Policy) *Policy {
 		Denied:       slices.Clone(user.Denied),
 		Ports:        slices.Clone(user.Ports),
 		HostServices: slices.Clone(user.HostServices),
-		Walled:       user.Walled,
+		Enforced:     user.Enforced,
 	}
 	if repo == nil {
 		return p
@@ -33,13 +33,13 @@ func Tighten(user, repo *Policy) *Policy {
 		p.Mode = Allowlist
 	}
 	if repo.Ports != nil {
-		p.Ports = both(p.Ports, repo.Ports)
+		p.Ports = intersectPorts(p.Ports, repo.Ports)
 	}
 	switch {
 	case repo.Names != nil:
-		p.Names = common(user, repo, p.Ports)
+		p.Names = commonRules(user, repo, p.Ports)
 	case repo.Ports != nil:
-		p.Names = slices.AppendSeq([]Rule{}, within(user.Names, repo.Ports))
+		p.Names = slices.AppendSeq([]Rule{}, withPorts(user.Names, repo.Ports))
 	}
 	p.Denied = append(p.Denied, repo.Denied...)
 	if repo.HostServices != nil {
@@ -60,12 +60,12 @@ func narrower(user, repo Mode) Mode {
 	return user
 }
 
-// within yields the rules, restricted to those of their own ports that are in ports.
-func within(rules []Rule, ports []uint16) iter.Seq[Rule] {
+// withPorts yields the rules, restricted to those of their own ports that are in ports.
+func withPorts(rules []Rule, ports []uint16) iter.Seq[Rule] {
 	return func(yield func(Rule) bool) {
 		for _, r := range rules {
 			if r.Ports != nil {
-				if r.Ports = both(r.Ports, ports); len(r.Ports) == 0 {
+				if r.Ports = intersectPorts(r.Ports, ports); len(r.Ports) == 0 {
 					continue
 				}
 			}
@@ -76,11 +76,11 @@ func within(rules []Rule, ports []uint16) iter.Seq[Rule] {
 	}
 }
 
-// common returns the rules for what both policies allow. Of two patterns, either one
+// commonRules returns the rules for what both policies allow. Of two patterns, either one
 // contains the other or they share no name. So it is enough to take each pattern of
 // either side and to give it the ports that both sides open for all of its names. ports
 // are those of the result, which a rule need not repeat.
-func common(user, repo *Policy, ports []uint16) []Rule {
+func commonRules(user, repo *Policy, ports []uint16) []Rule {
 	user.build()
 	repo.build()
 	ports = sorted(ports)
@@ -96,7 +96,7 @@ func common(user, repo *Policy, ports []uint16) []Rule {
 			open = append(open, user.Ports...)
 		}
 		if theirs, unsaid := repo.portsOf(r.Pattern); !unsaid {
-			open = both(open, theirs)
+			open = intersectPorts(open, theirs)
 		}
 		open = sorted(open)
 		if len(open) > 0 && slices.Equal(open, ports) {
@@ -113,7 +113,7 @@ func common(user, repo *Policy, ports []uint16) []Rule {
 // portsOf returns the ports that the rules of p open for every name of a pattern.
 // unsaid means that a rule leaves its ports to p, and p defines none.
 func (p *Policy) portsOf(pattern string) (ports []uint16, unsaid bool) {
-	for key, ok := strings.TrimPrefix(pattern, "*"), true; ok; key, ok = up(key) {
+	for key, ok := strings.TrimPrefix(pattern, "*"), true; ok; key, ok = parentPattern(key) {
 		for _, h := range p.names[key] {
 			if ports = append(ports, h.rule.Ports...); h.rule.Ports == nil {
 				ports, unsaid = append(ports, p.Ports...), unsaid || p.Ports == nil
@@ -123,7 +123,7 @@ func (p *Policy) portsOf(pattern string) (ports []uint16, unsaid bool) {
 	return ports, unsaid
 }
 
-func both(a, b []uint16) []uint16 {
+func intersectPorts(a, b []uint16) []uint16 {
 	return slices.DeleteFunc(slices.Clone(a), func(port uint16) bool { return !slices.Contains(b, port) })
 }
 

@@ -33,10 +33,10 @@ func TestTightenPorts(t *testing.T) {
 		t.Errorf("ports for every name: got %s", rules)
 	}
 	user := allowlist(t, "a.org")
-	user.Denied, user.Walled = []policy.Rule{{Pattern: "b.org"}}, true
+	user.Denied, user.Enforced = []policy.Rule{{Pattern: "b.org"}}, true
 	got = policy.Tighten(user, &policy.Policy{Denied: []policy.Rule{{Pattern: "a.org", Ports: []uint16{80}}}})
-	if rules := fmt.Sprint(got.Names, got.Denied); rules != "[a.org] [b.org a.org:80]" || !got.Walled {
-		t.Errorf("denials and wall: got %s %v", rules, got.Walled)
+	if rules := fmt.Sprint(got.Names, got.Denied); rules != "[a.org] [b.org a.org:80]" || !got.Enforced {
+		t.Errorf("denials and wall: got %s %v", rules, got.Enforced)
 	}
 }
 

@@ -58,7 +58,7 @@ func (o DiffOptions) compare(ctx context.Context, g Guest, dir string, base Base
 	tooMuch := fail.New(fail.Conflict, "the diff is larger than %d bytes; the rest is not shown", limit).
 		WithHint("agent-sessionizer diff --stat SESSION")
 	in := &counted{w: w, left: limit, full: func() { cancel(tooMuch) }}
-	said := &tail{keep: maxText}
+	said := &tailBuffer{keep: maxText}
 	err := g.Run(ctx, command(diffScript, append([]string{dir, base.Commit}, args...)...), ssh.IO{Stdout: in, Stderr: said})
 	switch {
 	case in.over:

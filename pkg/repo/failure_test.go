@@ -225,7 +225,7 @@ func TestHostFailuresAreNoticed(t *testing.T) {
 	t.Run("mirror again", func(t *testing.T) {
 		f.each(t, func(t *testing.T) (string, error) {
 			m := mirrors(t)
-			dir, err := m.place(mirror.Ref)
+			dir, err := m.mirrorDir(mirror.Ref)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -34,7 +34,7 @@ func (m Mirror) Target() Target {
 // clone, because the user may delete the clone at any time, unless t itself is
 // gone.
 func (t Target) With(clone string) (into, keep Target) {
-	switch there := t.there(); {
+	switch there := t.localExists(); {
 	case there.Mirror != "":
 		return Target{Mirror: there.Mirror, Local: clone}, Target{Mirror: there.Mirror}
 	case there.Local != "" && (clone == "" || clone == there.Local):
@@ -47,8 +47,8 @@ func (t Target) With(clone string) (into, keep Target) {
 	return t, t
 }
 
-// there returns t without the directories that no longer exist.
-func (t Target) there() Target {
+// localExists returns t without the directories that no longer exist.
+func (t Target) localExists() Target {
 	for _, dir := range []*string{&t.Mirror, &t.Local} {
 		if _, err := os.Stat(*dir); err != nil {
 			*dir = ""
@@ -132,7 +132,7 @@ func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base 
 	if missing, err := missingFrom(ctx, targets, offered); err != nil {
 		return res, err
 	} else if len(missing) > 0 {
-		opts.Progress.say("fetching %d references from the guest", len(missing))
+		opts.Progress.report("fetching %d references from the guest", len(missing))
 		haves := commonTips(ctx, targets, base)
 		if res, err = receive(ctx, g, dir, targets, missing, haves, opts); errors.Is(err, errIncomplete) && len(haves) > 0 {
 			// A target has commits without their history; request everything.
@@ -159,7 +159,7 @@ func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base 
 // Known returns the commits of a session that the targets hold, as input for Work.
 // A target that is gone holds none.
 func Known(ctx context.Context, session string, into Target) ([]string, error) {
-	if into = into.there(); into == (Target{}) {
+	if into = into.localExists(); into == (Target{}) {
 		return nil, nil
 	}
 	targets, err := openTargets(ctx, session, into)
@@ -206,7 +206,7 @@ func parseOffer(out string) (map[string]string, error) {
 	if !ended {
 		return nil, bad("the end is missing")
 	}
-	return settle(offered), nil
+	return resolveNameConflicts(offered), nil
 }
 
 // placeFor returns where a guest's reference goes: its own name if that is valid,
@@ -220,9 +220,9 @@ func placeFor(name, id string) string {
 	return "unnamed/" + id
 }
 
-// settle moves names aside that conflict ("a" and "a/b"; on some disks "a" and
+// resolveNameConflicts moves names aside that conflict ("a" and "a/b"; on some disks "a" and
 // "A"), and drops work trees whose commit is also listed elsewhere.
-func settle(offered map[string]string) map[string]string {
+func resolveNameConflicts(offered map[string]string) map[string]string {
 	tips := map[string]bool{}
 	for name, id := range offered {
 		if !strings.HasPrefix(name, "worktrees/") {
@@ -280,9 +280,9 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	in := &counted{w: f, left: min(opts.MaxBytes, room), full: cancel}
-	said := &tail{keep: maxText}
+	said := &tailBuffer{keep: maxText}
 	runErr := g.Run(runCtx, command(packScript, dir), ssh.IO{
-		Stdin: strings.NewReader(want.String()), Stdout: in, Stderr: &meter{tail: said, say: opts.Progress},
+		Stdin: strings.NewReader(want.String()), Stdout: in, Stderr: &progressWriter{tail: said, say: opts.Progress},
 	})
 	switch {
 	case ctx.Err() != nil:
@@ -308,7 +308,7 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 			return res, err
 		}
 		held = append(held, q)
-		commits, err := q.take(ctx, f, in.n, missing, opts)
+		commits, err := q.indexPack(ctx, f, in.n, missing, opts)
 		if err != nil {
 			return res, err
 		}

@@ -26,14 +26,14 @@ type hostGit struct {
 	settings []string // more options before the subcommand
 	env      []string // additional environment
 	stdin    io.Reader
-	stdout   io.Writer // nil: output returns it, bounded
-	progress Progress  // receives git's own progress lines from stderr
-	cage     *cage     // nil: no resource limits
+	stdout   io.Writer       // nil: output returns it, bounded
+	progress Progress        // receives git's own progress lines from stderr
+	limits   *resourceLimits // nil: no resource limits
 }
 
-// cage limits the resources of a git that reads data from a guest or a remote. A
+// resourceLimits limits the resources of a git that reads data from a guest or a remote. A
 // plain shell can set every limit, so that no helper program is needed.
-type cage struct {
+type resourceLimits struct {
 	fileBytes int64         // largest file it may write
 	cpu       time.Duration // processor time
 	memory    int64         // bytes of address space; not enforced by macOS
@@ -79,7 +79,7 @@ func (g hostGit) fixed() []string {
 }
 
 // command prepares a git process. The returned tail receives the end of its stderr.
-func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, error) {
+func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tailBuffer, error) {
 	argv := append([]string{"git"}, g.fixed()...)
 	if !g.user && !g.network && !owned(g.dir) {
 		for _, d := range safeDirectories(ctx) {
@@ -87,8 +87,8 @@ func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, 
 		}
 	}
 	argv = append(append(argv, g.settings...), args...)
-	if g.cage != nil {
-		argv = g.cage.around(argv)
+	if g.limits != nil {
+		argv = g.limits.around(argv)
 	}
 	name, err := exec.LookPath(argv[0])
 	if err != nil {
@@ -97,8 +97,8 @@ func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, 
 	cmd := exec.CommandContext(ctx, name, argv[1:]...)
 	cmd.Dir, cmd.Stdin, cmd.Stdout = g.dir, g.stdin, g.stdout
 	cmd.Env = g.environ()
-	stderr := &tail{keep: maxText}
-	cmd.Stderr = &meter{tail: stderr, say: g.progress}
+	stderr := &tailBuffer{keep: maxText}
+	cmd.Stderr = &progressWriter{tail: stderr, say: g.progress}
 	// A new session has no terminal on which ssh could ask for a passphrase, and
 	// gives the processes one group to kill together.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -109,7 +109,7 @@ func (g hostGit) command(ctx context.Context, args []string) (*exec.Cmd, *tail, 
 
 // around wraps argv in a shell that sets the resource limits. The limits are our
 // own numbers, so they need no quoting.
-func (c *cage) around(argv []string) []string {
+func (c *resourceLimits) around(argv []string) []string {
 	// With signal 25, SIGXFSZ, ignored, git reports that the file is too large.
 	script := fmt.Sprintf("trap '' 25; ulimit -f %d || exit 125; ", c.fileBytes/512+1)
 	if c.cpu > 0 {
@@ -159,7 +159,7 @@ func (g hostGit) query(ctx context.Context, args ...string) (string, error) {
 }
 
 // finished converts the end of a git process into an error.
-func finished(ctx context.Context, err error, what string, stderr *tail) error {
+func finished(ctx context.Context, err error, what string, stderr *tailBuffer) error {
 	if err == nil {
 		return nil
 	}
@@ -260,10 +260,10 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// meter keeps the end of git's stderr and reports its progress lines, one for every
+// progressWriter keeps the end of git's stderr and reports its progress lines, one for every
 // 10 %.
-type meter struct {
-	tail *tail
+type progressWriter struct {
+	tail *tailBuffer
 	say  Progress
 	line []byte
 	last string
@@ -271,7 +271,7 @@ type meter struct {
 
 var percent = regexp.MustCompile(`^(?:remote: )?([A-Z][a-z]+(?: [a-z]+)*): +([0-9]{1,3})% `)
 
-func (m *meter) Write(p []byte) (int, error) {
+func (m *progressWriter) Write(p []byte) (int, error) {
 	if m.say == nil {
 		return m.tail.Write(p)
 	}

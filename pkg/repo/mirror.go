@@ -69,7 +69,7 @@ func (m *Mirrors) ensure(ctx context.Context, ref Ref, p Progress) (Mirror, erro
 	if ref.Path != "" {
 		return Mirror{Dir: ref.Path, Local: true, Ref: ref}, nil
 	}
-	dir, err := m.place(ref)
+	dir, err := m.mirrorDir(ref)
 	if err != nil {
 		return Mirror{}, err
 	}
@@ -90,7 +90,7 @@ func (m *Mirrors) ensure(ctx context.Context, ref Ref, p Progress) (Mirror, erro
 			}
 			mirror.stale = explain(ref, err)
 			mirror.Warning = fmt.Sprintf("using the history of the last fetch: %v", mirror.stale)
-			p.say("%s", mirror.Warning)
+			p.report("%s", mirror.Warning)
 		}
 		return mirror, nil
 	}
@@ -111,8 +111,8 @@ func leftOutWarning(names []string) string {
 	return clip(fmt.Sprintf("%d branches and tags are left out because this disk cannot store their names: %s", len(names), shown))
 }
 
-// place returns the directory of ref's mirror.
-func (m *Mirrors) place(ref Ref) (string, error) {
+// mirrorDir returns the directory of ref's mirror.
+func (m *Mirrors) mirrorDir(ref Ref) (string, error) {
 	host, rest, ok := strings.Cut(ref.Key, "/")
 	if p, local := strings.CutPrefix(ref.Key, "local:"); local {
 		host, rest, ok = "local", path.Base(p)+"-"+digest(p), true
@@ -141,7 +141,7 @@ func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (
 	if err := g.run(ctx, "config", "remote.origin.url", ref.URL); err != nil {
 		return nil, err
 	}
-	p.say("cloning %s", ref.Slug)
+	p.report("cloning %s", ref.Slug)
 	times := max(m.Retry.Times, 0)
 	if m.Retry.Times == 0 {
 		times = 3
@@ -178,7 +178,7 @@ func (m *Mirrors) refresh(ctx context.Context, dir string, ref Ref, p Progress) 
 			return nil, err
 		}
 	}
-	p.say("fetching %s", ref.Slug)
+	p.report("fetching %s", ref.Slug)
 	err = m.Retry.do(ctx, refreshTries, p, func() error { leftOut, err = m.update(ctx, dir, ref, p); return err })
 	if err != nil {
 		return nil, err
@@ -235,7 +235,7 @@ func (m *Mirrors) lock(ctx context.Context, ref Ref, p Progress) (func(), error)
 			return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), f.Close())
 		}
 		if first {
-			p.say("waiting for another process to fetch %s", ref.Slug)
+			p.report("waiting for another process to fetch %s", ref.Slug)
 		}
 		select {
 		case <-ctx.Done():

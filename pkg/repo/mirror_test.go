@@ -77,7 +77,7 @@ func TestEnsureSweepsLeftovers(t *testing.T) {
 	m := mirrors(t)
 	left := filepath.Join(m.temporary(ref), "dead")
 	write(t, filepath.Join(left, "objects", "pack", "tmp_pack_x"), "half")
-	dir, err := m.place(ref)
+	dir, err := m.mirrorDir(ref)
 	if err != nil {
 		t.Fatal(err)
 	}

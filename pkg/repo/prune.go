@@ -34,7 +34,7 @@ type PruneOptions struct {
 // mirror's branches, because the mirror may be the only copy; it returns that
 // mirror too. It also keeps a mirror that is in use now.
 func (m *Mirrors) Prune(ctx context.Context, o PruneOptions) (found []Unused, err error) {
-	dirs, err := m.all()
+	dirs, err := m.mirrorDirs()
 	if err != nil {
 		return nil, err
 	}
@@ -50,8 +50,8 @@ func (m *Mirrors) Prune(ctx context.Context, o PruneOptions) (found []Unused, er
 	return found, nil
 }
 
-// all returns the directories of all mirrors.
-func (m *Mirrors) all() (dirs []string, err error) {
+// mirrorDirs returns the directories of all mirrors.
+func (m *Mirrors) mirrorDirs() (dirs []string, err error) {
 	err = filepath.WalkDir(m.Dir, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -82,7 +82,7 @@ func (m *Mirrors) prune(ctx context.Context, dir string, o PruneOptions) (u Unus
 	if err != nil {
 		return u, false, nil //nolint:nilerr // not one that we created
 	}
-	if place, err := m.place(ref); err != nil || place != dir {
+	if place, err := m.mirrorDir(ref); err != nil || place != dir {
 		return u, false, nil //nolint:nilerr // not one that we created
 	}
 	if o.DryRun {

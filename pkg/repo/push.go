@@ -138,12 +138,12 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) 
 	prefix := path.Join(path.Dir(dir), ".agent-push-"+path.Base(dir))
 	tmp := prefix + "." + token()
 	line := command(receiveScript, tmp, prefix, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.shallow, o.format)
-	p.say("copying the history into the guest")
+	p.report("copying the history into the guest")
 	if err := send(ctx, g, src, o, line, p); err != nil {
 		return Base{}, fmt.Errorf("copy the repository into the guest: %w", err)
 	}
 	if src.Dirty {
-		p.say("copying uncommitted changes")
+		p.report("copying uncommitted changes")
 		if err := sendDirty(ctx, g, src.Dir, o.commit, tmp); err != nil {
 			return Base{}, fmt.Errorf("copy the uncommitted changes into the guest: %w", err)
 		}
@@ -328,7 +328,7 @@ func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string)
 		return errors.Join(err, r.Close(), w.Close())
 	}
 	_ = w.Close() // git has its own copy
-	said := &tail{keep: maxText}
+	said := &tailBuffer{keep: maxText}
 	runErr := g.Run(ctx, line, ssh.IO{Stdin: r, Stderr: said})
 	_ = r.Close() // ends a git that still writes
 	if runErr != nil {
@@ -351,11 +351,11 @@ func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string)
 
 // run runs a command whose output matters only if it fails.
 func run(ctx context.Context, g Guest, line string) error {
-	said := &tail{keep: maxText}
+	said := &tailBuffer{keep: maxText}
 	return guestError(g.Run(ctx, line, ssh.IO{Stderr: said}), said)
 }
 
-func guestError(err error, said *tail) error {
+func guestError(err error, said *tailBuffer) error {
 	if err == nil {
 		return nil
 	}
@@ -373,7 +373,7 @@ func extras(ctx context.Context, g Guest, dir string, p Progress) []string {
 		kind, text, _ := strings.Cut(s, " ")
 		switch text = clip(text); kind {
 		case "step":
-			p.say("%s", text)
+			p.report("%s", text)
 		case "warning":
 			warnings = append(warnings, text)
 		}
@@ -383,7 +383,7 @@ func extras(ctx context.Context, g Guest, dir string, p Progress) []string {
 		warnings = append(warnings, "submodules and LFS objects could not be fetched: "+clip(err.Error()))
 	}
 	for _, w := range warnings {
-		p.say("warning: %s", w)
+		p.report("warning: %s", w)
 	}
 	return warnings
 }

@@ -44,8 +44,8 @@ func (t *target) quarantine(ctx context.Context) (*quarantine, error) {
 
 func (q *quarantine) remove() error { return os.RemoveAll(q.dir) }
 
-// take checks a pack of size bytes, and that it makes the tips complete.
-func (q *quarantine) take(ctx context.Context, pack io.ReadSeeker, size int64, tips []string, opts FetchOptions) (commits int, err error) {
+// indexPack checks a pack of size bytes, and that it makes the tips complete.
+func (q *quarantine) indexPack(ctx context.Context, pack io.ReadSeeker, size int64, tips []string, opts FetchOptions) (commits int, err error) {
 	if free, err := opts.free(q.objects); err != nil {
 		return 0, err
 	} else if free < 2*size+diskReserve {
@@ -66,12 +66,12 @@ func (q *quarantine) index(ctx context.Context, pack io.Reader, maxBytes int64) 
 	g := q.git
 	g.stdin = pack
 	// A thin pack grows by the objects that it builds on.
-	g.cage = &cage{fileBytes: 2*maxBytes + 64<<20, cpu: indexTime, memory: indexMemory}
+	g.limits = &resourceLimits{fileBytes: 2*maxBytes + 64<<20, cpu: indexTime, memory: indexMemory}
 	_, err := g.output(ctx, "-c", "pack.threads=2", "-c", "core.packedGitWindowSize=32m", "-c", "core.packedGitLimit=512m",
 		"-c", "core.bigFileThreshold=64m", "-c", "core.deltaBaseCacheLimit=96m", "-c", "transfer.fsckObjects=true",
 		"index-pack", "--stdin", "--fix-thin", "--strict", fmt.Sprintf("--max-input-size=%d", maxBytes))
 	if ge, ok := errors.AsType[*gitError](err); ok {
-		if saysFull.MatchString(ge.stderr) {
+		if diskFullErrors.MatchString(ge.stderr) {
 			return fullDisk(q.objects)
 		}
 		return fail.New(fail.Failure, "the guest's objects were refused and nothing was fetched: %w", err).
@@ -84,7 +84,7 @@ func (q *quarantine) index(ctx context.Context, pack io.Reader, maxBytes int64) 
 func (q *quarantine) complete(ctx context.Context, tips []string) (int, error) {
 	g := q.git
 	want := strings.Join(tips, "\n") + "\n"
-	g.cage = &cage{fileBytes: 64 << 20, cpu: indexTime, memory: indexMemory}
+	g.limits = &resourceLimits{fileBytes: 64 << 20, cpu: indexTime, memory: indexMemory}
 	g.stdin = strings.NewReader(want)
 	if _, err := g.output(ctx, "rev-list", "--objects", "--quiet", "--stdin", "--not", "--all"); err != nil {
 		return 0, fmt.Errorf("%w: %w", errIncomplete, err)

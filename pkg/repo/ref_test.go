@@ -148,7 +148,7 @@ func FuzzParse(f *testing.F) {
 		if strings.HasPrefix(ref.URL, "-") || strings.Contains(ref.URL, "::") || strings.ContainsAny(ref.URL, " $`;|&<>\"'\\\n\x00") {
 			t.Errorf("URL %q", ref.URL)
 		}
-		dir, err := m.place(ref)
+		dir, err := m.mirrorDir(ref)
 		if err != nil || !strings.HasPrefix(dir, "/mirrors/") || filepath.Clean(dir) != dir || strings.Contains(strings.TrimSuffix(dir, ".git"), ".git/") {
 			t.Errorf("mirror of %q at %q: %v", s, dir, err)
 		}

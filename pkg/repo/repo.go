@@ -36,7 +36,7 @@ var _ Guest = (*ssh.Client)(nil)
 // may be nil and may be called from another goroutine.
 type Progress func(msg string)
 
-func (p Progress) say(format string, args ...any) {
+func (p Progress) report(format string, args ...any) {
 	if p != nil {
 		p(fmt.Sprintf(format, args...))
 	}
@@ -94,13 +94,13 @@ const (
 // clip shortens and escapes a guest's text for one line of an error.
 func clip(s string) string { return plain.Brief(plain.Line(s), 600) }
 
-// tail keeps the end of its input, because git prints the cause of an error last.
-type tail struct {
+// tailBuffer keeps the end of its input, because git prints the cause of an error last.
+type tailBuffer struct {
 	buf  []byte
 	keep int
 }
 
-func (t *tail) Write(p []byte) (int, error) {
+func (t *tailBuffer) Write(p []byte) (int, error) {
 	t.buf = append(t.buf, p...)
 	if n := len(t.buf) - t.keep; n > 0 {
 		t.buf = append(t.buf[:0], t.buf[n:]...)
@@ -108,7 +108,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (t *tail) String() string { return string(t.buf) }
+func (t *tailBuffer) String() string { return string(t.buf) }
 
 // objectID matches the name of an object in a SHA-1 or SHA-256 repository.
 var objectID = lazily(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)

@@ -48,7 +48,7 @@ func (r Retry) do(ctx context.Context, times int, p Progress, f func() error) er
 			return err
 		}
 		d := r.delay(n)
-		p.say("%v; retrying in %s", err, d.Round(100*time.Millisecond))
+		p.report("%v; retrying in %s", err, d.Round(100*time.Millisecond))
 		if err := r.sleep(ctx, d); err != nil {
 			return err
 		}
@@ -72,15 +72,15 @@ func (r Retry) sleep(ctx context.Context, d time.Duration) error {
 // Messages of git, curl and ssh, in the order in which they are matched: a refused
 // login also ends in "Could not read from remote repository".
 var (
-	saysHostKey = lazily(`Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED`)
-	saysLogin   = lazily(`(?i)Authentication failed|could not read (Username|Password)|terminal prompts disabled|` +
+	hostKeyErrors = lazily(`Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED`)
+	loginErrors   = lazily(`(?i)Authentication failed|could not read (Username|Password)|terminal prompts disabled|` +
 		`Permission denied \(|Invalid username or|HTTP Basic: Access denied|returned error: 40[13]|Permission to .* denied`)
-	saysMissing = lazily(`(?i)repository .*not found|returned error: 404|not found: did you run git update-server-info|` +
+	notFoundErrors = lazily(`(?i)repository .*not found|returned error: 404|not found: did you run git update-server-info|` +
 		`does not appear to be a git repository|does not exist|access denied or repository not exported|could not be found|no such (repository|project)`)
-	saysTooLarge = lazily(`(?i)file too large`) // EFBIG, from the limits of a cage
+	tooLargeErrors = lazily(`(?i)file too large`) // EFBIG, from the limits of a cage
 
-	saysFull  = lazily(`(?i)no space left|disk quota exceeded`)
-	saysAgain = lazily(`(?i)could not resolve|name resolution|connection (refused|reset|timed out|closed|was reset)|timed out|timeout|` +
+	diskFullErrors  = lazily(`(?i)no space left|disk quota exceeded`)
+	transientErrors = lazily(`(?i)could not resolve|name resolution|connection (refused|reset|timed out|closed|was reset)|timed out|timeout|` +
 		`unreachable|no route to host|early EOF|RPC failed|unexpected disconnect|hung up|returned error: (5[0-9][0-9]|429|408)|` +
 		`gnutls|SSL_|TLS|kex_exchange|curl [0-9]+|Empty reply|broken pipe|the remote end|Failed to connect|unable to connect|couldn't find remote ref|not our ref|unadvertised object|invalid index-pack output`)
 )
@@ -91,8 +91,8 @@ func Transient(err error) bool { return transient(err) }
 // transient reports whether a failed git may succeed when it is repeated.
 func transient(err error) bool {
 	ge, ok := errors.AsType[*gitError](err)
-	return ok && !saysHostKey.MatchString(ge.stderr) && !saysLogin.MatchString(ge.stderr) &&
-		!saysMissing.MatchString(ge.stderr) && !saysFull.MatchString(ge.stderr) && saysAgain.MatchString(ge.stderr)
+	return ok && !hostKeyErrors.MatchString(ge.stderr) && !loginErrors.MatchString(ge.stderr) &&
+		!notFoundErrors.MatchString(ge.stderr) && !diskFullErrors.MatchString(ge.stderr) && transientErrors.MatchString(ge.stderr)
 }
 
 // explain adds a code and a hint to the error of a failed contact with a remote.
@@ -103,19 +103,19 @@ func explain(ref Ref, err error) error {
 	}
 	host := remoteHost(ref.URL)
 	switch text := ge.stderr; {
-	case saysHostKey.MatchString(text):
+	case hostKeyErrors.MatchString(text):
 		return fail.New(fail.Secret, "%s: the host key of %s is unknown or has changed: %w", ref.Slug, host, err).
 			WithHint("ssh -T git@%s", host)
-	case saysLogin.MatchString(text):
+	case loginErrors.MatchString(text):
 		e := fail.New(fail.Secret, "%s: %s refused the login, or the repository does not exist: %w", ref.Slug, host, err)
 		if host == "github.com" {
 			return e.WithHint("gh auth login && gh auth setup-git")
 		}
 		return e.WithHint("git ls-remote %s", ref.URL)
-	case saysMissing.MatchString(text):
+	case notFoundErrors.MatchString(text):
 		return fail.New(fail.NotFound, "%s: the repository does not exist at %s: %w", ref.Slug, host, err).
 			WithHint("git ls-remote %s", ref.URL)
-	case saysFull.MatchString(text):
+	case diskFullErrors.MatchString(text):
 		return fail.New(fail.Host, "%s: %w", ref.Slug, err).WithHint("df -h")
 	}
 	return fail.New(fail.Failure, "%s: %w", ref.Slug, err).WithHint("git ls-remote %s", ref.URL)

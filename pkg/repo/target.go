@@ -196,7 +196,7 @@ func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs i
 		return changes, nil
 	}
 	inWay := obstacles(own, changes)
-	keep, err := t.lost(ctx, own, changes, inWay)
+	keep, err := t.unreachableAfter(ctx, own, changes, inWay)
 	if err != nil {
 		return nil, err
 	}
@@ -273,9 +273,9 @@ func (t *target) changes(own, offered map[string]string) []RefUpdate {
 	return changes
 }
 
-// lost returns the objects that would no longer be reachable from the session's
+// unreachableAfter returns the objects that would no longer be reachable from the session's
 // references after the changes.
-func (t *target) lost(ctx context.Context, own map[string]string, changes []RefUpdate, inWay map[string]string) ([]string, error) {
+func (t *target) unreachableAfter(ctx context.Context, own map[string]string, changes []RefUpdate, inWay map[string]string) ([]string, error) {
 	var olds, lost []string
 	after := maps.Clone(own)
 	drop := func(name, id string) {

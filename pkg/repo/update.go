@@ -67,7 +67,7 @@ func (m *Mirrors) update(ctx context.Context, dir string, ref Ref, p Progress) (
 	if err := local.read(ctx); err != nil {
 		return nil, err
 	}
-	leftOut = list.drop(m.foldsNames(dir))
+	leftOut = list.dropUnsupported(m.foldsNames(dir))
 	var gone, changed strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(local.refs)) {
 		if isRemoteName(name) && list.refs[name] == "" {
@@ -98,7 +98,7 @@ func (m *Mirrors) update(ctx context.Context, dir string, ref Ref, p Progress) (
 
 // network returns a git that contacts the remote within the bounds.
 func (b Bounds) network(dir string, memory, fileBytes int64, p Progress) hostGit {
-	g := hostGit{dir: dir, network: true, progress: p, cage: &cage{fileBytes: fileBytes, data: memory}}
+	g := hostGit{dir: dir, network: true, progress: p, limits: &resourceLimits{fileBytes: fileBytes, data: memory}}
 	if b.route != nil {
 		g.settings, g.env = b.route.args, b.route.env
 	}
@@ -157,9 +157,9 @@ func listRemote(ctx context.Context, dir string, ref Ref, b Bounds) (remoteList,
 	return list, nil
 }
 
-// drop removes and returns the names that this host cannot store: names that git or
+// dropUnsupported removes and returns the names that this host cannot store: names that git or
 // the file system rejects, and names that collide on a disk that folds case.
-func (l *remoteList) drop(folds bool) (leftOut []string) {
+func (l *remoteList) dropUnsupported(folds bool) (leftOut []string) {
 	seen := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(l.refs)) {
 		key := name
@@ -203,7 +203,7 @@ func fetchObjects(ctx context.Context, dir string, ref Ref, b Bounds, refspecs s
 	// other addresses.
 	err = g.run(ctx, append(slowTransfers(), "-c", "fetch.unpackLimit=1", "-c", "transfer.bundleURI=false", "-c", "fetch.uriProtocols=",
 		"fetch", "--progress", "--no-tags", "--no-auto-maintenance", "--no-recurse-submodules", "--no-write-fetch-head", "--stdin", "--", ref.URL)...)
-	if ge, ok := errors.AsType[*gitError](err); ok && saysTooLarge.MatchString(ge.stderr) {
+	if ge, ok := errors.AsType[*gitError](err); ok && tooLargeErrors.MatchString(ge.stderr) {
 		return tooLarge
 	}
 	return err

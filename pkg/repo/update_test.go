@@ -152,7 +152,7 @@ func TestHostileRemote(t *testing.T) {
 				t.Errorf("the clone left %d bytes", left)
 			}
 			// And into an existing mirror, which stays as it is, with a warning.
-			dir, err := m.place(ref)
+			dir, err := m.mirrorDir(ref)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -164,7 +164,7 @@ func firstLine(stderr, stdout string) string {
 				red.Add(NewValue(v))
 			}
 		}
-		return red.String(msg)
+		return red.Redact(msg)
 	}
 	return "op failed without an error message"
 }

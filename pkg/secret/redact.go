@@ -71,8 +71,8 @@ func (r *Redactor) patterns() patterns {
 	return r.set
 }
 
-// String returns s without secrets.
-func (r *Redactor) String(s string) string {
+// Redact returns s without secrets.
+func (r *Redactor) Redact(s string) string {
 	var out bytes.Buffer
 	st := stream{}
 	st.feed(&out, r.patterns(), []byte(s), true)
@@ -81,8 +81,8 @@ func (r *Redactor) String(s string) string {
 
 // Line returns s without secrets as one printable line of at most most bytes.
 func (r *Redactor) Line(s string, most int) string {
-	s = plain.Line(r.String(plain.Head(s, 16*most)))
-	return plain.Brief(r.String(s), most) // again, because characters inside a secret may have been removed
+	s = plain.Line(r.Redact(plain.Head(s, 16*most)))
+	return plain.Brief(r.Redact(s), most) // again, because characters inside a secret may have been removed
 }
 
 // Writer returns a writer that redacts a stream, including secrets split across

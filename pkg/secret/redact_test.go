@@ -37,13 +37,13 @@ func TestRedactorForms(t *testing.T) {
 			shown["%q"] = string(quoted)
 		}
 		for how, text := range shown {
-			if got := r.String("<" + text + ">"); leaks(got, text) {
+			if got := r.Redact("<" + text + ">"); leaks(got, text) {
 				t.Errorf("%q shown as %s: %q", s, how, got)
 			}
 		}
 		for _, prefix := range []string{"", "u", "u:", "us:"} {
 			text := base64.StdEncoding.EncodeToString([]byte(prefix + s + "!"))
-			if got := r.String(text); len(s) > 6 && leaks(got, text) {
+			if got := r.Redact(text); len(s) > 6 && leaks(got, text) {
 				t.Errorf("%q in base64 after %q: %q", s, prefix, got)
 			}
 		}
@@ -79,12 +79,12 @@ func TestRedactorText(t *testing.T) {
 		"abcdef abcdef\ndefghi":  "[redacted] [redacted]\n[redacted]",
 		"[redacted] is harmless": "[redacted] is harmless",
 	} {
-		if got := r.String(in); got != want {
+		if got := r.Redact(in); got != want {
 			t.Errorf("String(%q) = %q, want %q", in, got, want)
 		}
 	}
 	var none *Redactor
-	if none.String("abcdef") != "abcdef" {
+	if none.Redact("abcdef") != "abcdef" {
 		t.Error("a nil Redactor changed its text")
 	}
 }
@@ -125,7 +125,7 @@ func FuzzRedactor(f *testing.F) {
 		}
 		r := NewRedactor(NewValue(a), NewValue(b))
 		text += a + text + b + a
-		whole := r.String(text)
+		whole := r.Redact(text)
 		rnd := rand.New(rand.NewPCG(seed, 0))
 		var out bytes.Buffer
 		w := r.Writer(&out)
@@ -176,7 +176,7 @@ func TestRedactorRandomChunks(t *testing.T) {
 			rest = rest[n:]
 		}
 		_ = w.Close()
-		if whole := r.String(text.String()); out.String() != whole {
+		if whole := r.Redact(text.String()); out.String() != whole {
 			t.Fatalf("in pieces %q, whole %q", out.String(), whole)
 		}
 	}
@@ -275,19 +275,19 @@ func TestRedactorLines(t *testing.T) {
 	for in, want := range map[string]string{
 		"[first line here]": "[[redacted]]", "[eight-by]": "[[redacted]]", "[seven-b]": "[seven-b]",
 	} {
-		if got := r.String(in); got != want {
+		if got := r.Redact(in); got != want {
 			t.Errorf("%q is %q, want %q", in, got, want)
 		}
 	}
 	// Base64 of a short secret would hide ordinary text: pieces under 8 characters
 	// are not redacted.
-	if got := NewRedactor(NewValue("abcdef")).String("YWJjZGVm HFiY2RlZg BhYmNkZW"); got != "[redacted] HFiY2RlZg BhYmNkZW" {
+	if got := NewRedactor(NewValue("abcdef")).Redact("YWJjZGVm HFiY2RlZg BhYmNkZW"); got != "[redacted] HFiY2RlZg BhYmNkZW" {
 		t.Errorf("short pieces of base64: %q", got)
 	}
-	if got := NewRedactor(NewValue("a/b?c d+e")).String("a%2fb%3fc+d%2be"); got != redacted {
+	if got := NewRedactor(NewValue("a/b?c d+e")).Redact("a%2fb%3fc+d%2be"); got != redacted {
 		t.Errorf("small hex digits of a URL: %q", got)
 	}
-	if got := NewRedactor(NewValue("a/b<c>de")).String(`a\/b<c>de a/b\u003cc\u003ede`); got != redacted+" "+redacted {
+	if got := NewRedactor(NewValue("a/b<c>de")).Redact(`a\/b<c>de a/b\u003cc\u003ede`); got != redacted+" "+redacted {
 		t.Errorf("escapes of JSON: %q", got)
 	}
 }
@@ -334,11 +334,11 @@ func TestRedactorReplacesWhatAGuestSays(t *testing.T) {
 	}
 	r.Add(NewValue("late-secret"))
 	want := "[redacted] [redacted] guest-secret-098 [redacted]"
-	if got := r.String("own-secret guest-secret-099 guest-secret-098 late-secret"); got != want {
+	if got := r.Redact("own-secret guest-secret-099 guest-secret-098 late-secret"); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	r.SetGuest()
-	if got := r.String("own-secret guest-secret-099 late-secret"); got != "[redacted] guest-secret-099 [redacted]" {
+	if got := r.Redact("own-secret guest-secret-099 late-secret"); got != "[redacted] guest-secret-099 [redacted]" {
 		t.Errorf("after the guest has none: %q", got)
 	}
 }
@@ -355,7 +355,7 @@ func TestLongSecretsAreHiddenToTheEnd(t *testing.T) {
 		value := string(b)
 		for name, v := range map[string]string{"one line": value, "among lines": "first line\n" + value + "\nlast line"} {
 			r := NewRedactor(NewValue(v))
-			if got := r.String("<" + value + ">"); got != "<[redacted]>" {
+			if got := r.Redact("<" + value + ">"); got != "<[redacted]>" {
 				t.Errorf("%s of %d bytes: %q is left", name, length, got[:min(len(got), 80)])
 			}
 			for _, size := range []int{1, 7, pieceLen, pieceLen + 1, 4096} {

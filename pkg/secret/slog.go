@@ -24,7 +24,7 @@ func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 }
 
 func (h handler) Handle(ctx context.Context, rec slog.Record) error {
-	out := slog.NewRecord(rec.Time, rec.Level, h.r.String(rec.Message), rec.PC)
+	out := slog.NewRecord(rec.Time, rec.Level, h.r.Redact(rec.Message), rec.PC)
 	rec.Attrs(func(a slog.Attr) bool {
 		out.AddAttrs(h.attr(a))
 		return true
@@ -44,7 +44,7 @@ func (h handler) attr(a slog.Attr) slog.Attr {
 	v := a.Value.Resolve()
 	switch v.Kind() {
 	case slog.KindString:
-		v = slog.StringValue(h.r.String(v.String()))
+		v = slog.StringValue(h.r.Redact(v.String()))
 	case slog.KindGroup:
 		v = slog.GroupValue(h.attrs(v.Group())...)
 	case slog.KindAny:
@@ -63,7 +63,7 @@ func (h handler) any(v slog.Value) slog.Value {
 		texts = append(texts, string(b))
 	}
 	for _, s := range texts {
-		if clean := h.r.String(s); clean != s {
+		if clean := h.r.Redact(s); clean != s {
 			return slog.StringValue(clean)
 		}
 	}

@@ -58,7 +58,7 @@ func TestATaskOverTheAPI(t *testing.T) {
 		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != tasksPath+"/"+made.ID || resp.Header.Get("X-Trace-Id") != traceID {
 			t.Fatal(kind, resp.Status, resp.Header)
 		}
-		if made.TraceID != traceID || made.Actor != "token:submit" || made.Want != task.Run {
+		if made.TraceID != traceID || made.Actor != "token:submit" || made.Desired != task.Run {
 			t.Errorf("%s: %+v", kind, made)
 		}
 		var shown task.View
@@ -280,9 +280,9 @@ func TestSubmitPermission(t *testing.T) {
 	}
 	restricted := 0
 	for _, row := range rows {
-		admins := row.Facts.Actor == "token:admin"
-		if row.Facts.Restricted == admins {
-			t.Errorf("a task of %s: restricted is %t", row.Facts.Actor, row.Facts.Restricted)
+		admins := row.Status.Actor == "token:admin"
+		if row.Status.Restricted == admins {
+			t.Errorf("a task of %s: restricted is %t", row.Status.Actor, row.Status.Restricted)
 		}
 		r.do(call{method: http.MethodDelete, path: tasksPath + "/" + row.ID})
 		if admins {
@@ -294,8 +294,8 @@ func TestSubmitPermission(t *testing.T) {
 		restricted++
 		var again TaskAnswer
 		r.get(call{method: http.MethodPost, path: tasksPath + "/" + row.ID + "/retry"}, &again)
-		if got, err := r.tasks.Get(t.Context(), again.ID); err != nil || !got.Facts.Restricted {
-			t.Errorf("again: %+v %v", got.Facts, err)
+		if got, err := r.tasks.Get(t.Context(), again.ID); err != nil || !got.Status.Restricted {
+			t.Errorf("again: %+v %v", got.Status, err)
 		}
 	}
 	if restricted != 4 {

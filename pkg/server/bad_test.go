@@ -303,7 +303,7 @@ func TestBadCalls(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	r.move(id, task.Staging, func(f *task.Facts) {
+	r.move(id, task.Staging, func(f *task.Status) {
 		f.Artifacts = []task.Artifact{{Name: "link", Size: 9, SHA256: "x"}} // as if a guest had created it
 	})
 	before := r.snapshot()
@@ -364,12 +364,12 @@ func (r *rig) snapshot() string {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		fmt.Fprintln(&b, t.ID, t.Phase, t.Want, newest)
+		fmt.Fprintln(&b, t.ID, t.Phase, t.Desired, newest)
 	}
 	for _, d := range dirs {
 		fmt.Fprintln(&b, d.Name())
 	}
-	execs, err := os.ReadDir(r.execs.all("aaaa11112222"))
+	execs, err := os.ReadDir(r.execs.sessionDir("aaaa11112222"))
 	return b.String() + fmt.Sprint(execs, err)
 }
 

@@ -49,7 +49,7 @@ func TestStillAllowed(t *testing.T) {
 	reader := principal{Scope: Read, token: digest(r.token[Read])}
 	still := func(who principal, need Scope, want bool) {
 		t.Helper()
-		if got := r.still(who, need); got != want {
+		if got := r.stillAllowed(who, need); got != want {
 			t.Errorf("%+v, %s: got %t, want %t", who, need, got, want)
 		}
 	}

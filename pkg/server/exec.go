@@ -136,12 +136,12 @@ func (d execDir) file(suffix string) string { return filepath.Join(d.dir, d.id+s
 func (d execDir) stdout() string            { return d.file(".stdout.log") }
 func (d execDir) stderr() string            { return d.file(".stderr.log") }
 
-func (x *execs) all(session string) string {
+func (x *execs) sessionDir(session string) string {
 	return filepath.Join(x.tasks.Sessions.Config.Paths.SessionDir(session), "exec")
 }
 
 func (x *execs) dir(session, id string) execDir {
-	return execDir{filepath.Join(x.all(session), id), id}
+	return execDir{filepath.Join(x.sessionDir(session), id), id}
 }
 
 func execPath(e Exec) string { return path.Join(sessionsPath, e.Session, "exec", e.ID) }
@@ -177,11 +177,11 @@ func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration
 	}
 	var b strings.Builder
 	cd := func(dir string) { fmt.Fprintf(&b, "cd %s && ", ssh.Quote(dir)) }
-	if s.Facts.Dir != "" {
-		cd(s.Facts.Dir)
+	if s.Status.Dir != "" {
+		cd(s.Status.Dir)
 	}
 	if strings.HasPrefix(r.Cwd, "/") {
-		cd(s.Facts.Root + r.Cwd)
+		cd(s.Status.Root + r.Cwd)
 	} else if r.Cwd != "" {
 		cd("./" + r.Cwd)
 	}
@@ -227,7 +227,7 @@ func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, onc
 		}
 	}
 	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it outlives the request, but not this server
-	if err := x.enter(id, cancel); err != nil {
+	if err := x.add(id, cancel); err != nil {
 		cancel(nil)
 		return Exec{}, err
 	}
@@ -237,7 +237,7 @@ func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, onc
 	}}
 	stdout, stderr, err := x.prepare(ctx, &rec)
 	if err != nil {
-		x.leave(id)
+		x.remove(id)
 		return Exec{}, err
 	}
 	if audited := x.tasks.Sessions.Audit; audited != nil {
@@ -265,8 +265,8 @@ func (x *execs) repeated(session string, first store.Request, once task.Once) (E
 	return e, err
 }
 
-// enter registers a running command, if the limit allows it.
-func (x *execs) enter(id string, cancel context.CancelCauseFunc) error {
+// add registers a running command, if the limit allows it.
+func (x *execs) add(id string, cancel context.CancelCauseFunc) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	select {
@@ -282,7 +282,7 @@ func (x *execs) enter(id string, cancel context.CancelCauseFunc) error {
 	return nil
 }
 
-func (x *execs) leave(id string) {
+func (x *execs) remove(id string) {
 	x.mu.Lock()
 	x.running[id](nil)
 	delete(x.running, id)
@@ -351,7 +351,7 @@ func (x *execs) write(rec execRecord) error {
 
 // run runs the command to its end and records the result.
 func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line string, timeout time.Duration, stdout, stderr *os.File) {
-	defer x.leave(rec.ID)
+	defer x.remove(rec.ID)
 	out := &cut{w: stdout, left: x.limits.ExecBytes}
 	errOut := &cut{w: stderr, left: x.limits.ExecBytes}
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
@@ -414,7 +414,7 @@ func (x *execs) inGuest(ctx context.Context, s session.Session, line string, std
 // and appends the event that followers of the session wait for. It must be called
 // before this server starts any command.
 func (x *execs) recordLost(ctx context.Context) error {
-	files, err := filepath.Glob(filepath.Join(x.all("*"), "*", "*.json"))
+	files, err := filepath.Glob(filepath.Join(x.sessionDir("*"), "*", "*.json"))
 	if err != nil {
 		return err
 	}
@@ -516,7 +516,7 @@ func (x *execs) cancel(session, id string) (Exec, error) {
 
 // prune removes a session's oldest ended commands when there are too many.
 func (x *execs) prune(session string) {
-	entries, err := os.ReadDir(x.all(session))
+	entries, err := os.ReadDir(x.sessionDir(session))
 	if err != nil || len(entries) < maxExecs {
 		return
 	}

@@ -67,12 +67,12 @@ func (r *rig) vm(id string) (checkout string) {
 	if err := os.WriteFile(filepath.Join(paths.SessionDir(id), "ssh_key"), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := json.Marshal(session.Facts{Dir: checkout, Root: m.Root, Endpoint: ep, Secrets: guest.Delivered{Values: 2, Bytes: 1000}})
+	facts, err := json.Marshal(session.Status{Dir: checkout, Root: m.Root, Endpoint: ep, Secrets: guest.Delivered{Values: 2, Bytes: 1000}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Facts = facts
+		row.Status = facts
 		return store.Event{}, nil
 	}); err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestExec(t *testing.T) {
 	if e, err := other.get(id, left.ID); err != nil || e.State != ExecLost {
 		t.Errorf("%+v %v", e, err)
 	}
-	r.end()
+	r.shutdown()
 	r.execs.wait(t.Context())
 	if e, err := r.execs.get(id, left.ID); err != nil || e.State != ExecCancelled {
 		t.Errorf("%+v %v", e, err)
@@ -322,13 +322,13 @@ func TestExecWithoutAVM(t *testing.T) {
 		t.Error(resp.Status, string(body))
 	}
 	r.execs.group.Wait() // a command releases its slot shortly after it has ended
-	if err := r.execs.enter("x", func(error) {}); err != nil {
+	if err := r.execs.add("x", func(error) {}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.execs.enter("y", func(error) {}); problemOf(err).Status != http.StatusTooManyRequests {
+	if err := r.execs.add("y", func(error) {}); problemOf(err).Status != http.StatusTooManyRequests {
 		t.Error(err)
 	}
-	r.execs.leave("x")
+	r.execs.remove("x")
 }
 
 // Only the newest commands of a session are kept.
@@ -351,7 +351,7 @@ func TestExecsArePruned(t *testing.T) {
 		}
 	}
 	r.execs.prune(id)
-	entries, err := os.ReadDir(r.execs.all(id))
+	entries, err := os.ReadDir(r.execs.sessionDir(id))
 	if err != nil || len(entries) != maxExecs-1 {
 		t.Error(len(entries), err)
 	}

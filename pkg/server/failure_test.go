@@ -161,7 +161,7 @@ func TestAStoreThatFails(t *testing.T) {
 	r.wordless(call{method: http.MethodPost, path: one + "/retry"})
 	r.wordless(call{method: http.MethodPost, path: one + "/destroy"})
 	r.wordless(call{method: http.MethodPost, path: sessionsPath + "/" + session + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
-	if entries, err := os.ReadDir(r.execs.all(session)); err == nil && len(entries) > 0 {
+	if entries, err := os.ReadDir(r.execs.sessionDir(session)); err == nil && len(entries) > 0 {
 		t.Error("a command that could not be announced is left:", entries)
 	}
 }
@@ -179,7 +179,7 @@ func TestExecOnAFullDisk(t *testing.T) {
 	}
 	for _, full := range []string{"stdout", "stderr"} {
 		rec := execRecord{Server: r.execs.self, Exec: Exec{ID: randomHex(6), Session: id, State: ExecRunning}}
-		if err := r.execs.enter(rec.ID, func(error) {}); err != nil {
+		if err := r.execs.add(rec.ID, func(error) {}); err != nil {
 			t.Fatal(err)
 		}
 		stdout, stderr, err := r.execs.prepare(t.Context(), &rec)
@@ -207,7 +207,7 @@ func TestExecOnAFullDisk(t *testing.T) {
 
 	// A command that cannot even begin takes no slot, leaves nothing behind, and
 	// appends no event.
-	if err := errors.Join(os.RemoveAll(r.execs.all(id)), os.WriteFile(r.execs.all(id), nil, 0o600)); err != nil {
+	if err := errors.Join(os.RemoveAll(r.execs.sessionDir(id)), os.WriteFile(r.execs.sessionDir(id), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	_, before, err := r.store.EventRange(t.Context(), id)

@@ -71,7 +71,7 @@ func (s *Server) fileRoutes(api huma.API) {
 			return nil, err
 		}
 		return &artifactsOutput{ArtifactList{
-			append([]task.Artifact{}, s.tasks.Artifacts(t)...), append([]task.Skipped{}, t.Facts.Skipped...),
+			append([]task.Artifact{}, s.tasks.Artifacts(t)...), append([]task.Skipped{}, t.Status.Skipped...),
 		}}, nil
 	})
 	register(s, api, route{
@@ -241,7 +241,7 @@ func (st *stream) followLog(ctx context.Context, w *response, name string, offse
 				close(over)
 				return
 			}
-			if err != nil || !st.still(st.who, Read) {
+			if err != nil || !st.stillAllowed(st.who, Read) {
 				broken = true
 				cancel()
 				return

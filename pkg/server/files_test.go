@@ -30,7 +30,7 @@ func (r *rig) bring(id string, files map[string][]byte) {
 		sum := sha256.Sum256(content)
 		list = append(list, task.Artifact{Name: name, Size: int64(len(content)), SHA256: hex.EncodeToString(sum[:])})
 	}
-	r.move(id, task.Completed, func(f *task.Facts) {
+	r.move(id, task.Completed, func(f *task.Status) {
 		f.Artifacts = list
 		f.Skipped = []task.Skipped{{Name: "link", Reason: "a symbolic link"}}
 	})

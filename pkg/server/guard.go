@@ -20,12 +20,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-// guard runs before every route. It authenticates the client, rejects malformed
+// middleware runs before every route. It authenticates the client, rejects malformed
 // requests, bounds the size of requests and the duration of writes, and turns every
 // error into a Problem.
-type guard struct {
+type middleware struct {
 	*Server
-	door
+	endpoint
 }
 
 // principal is the authenticated client.
@@ -48,12 +48,12 @@ type requestKey struct{}
 
 // requestOf returns the request that ctx belongs to.
 func requestOf(ctx context.Context) *request {
-	return ctx.Value(requestKey{}).(*request) // guard has stored it
+	return ctx.Value(requestKey{}).(*request) // middleware has stored it
 }
 
 const healthPath = "/api/health"
 
-func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (g *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	id := trace.FromHeader(r.Header.Get)
 	req := &request{w: &response{ResponseWriter: w, control: http.NewResponseController(w), patience: g.limits.Write, trace: id}, trace: id}
@@ -64,7 +64,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			g.log.ErrorContext(req.r.Context(), "handler panicked", "panic", fmt.Sprint(err), "stack", string(debug.Stack()))
 			req.w.fail(problem(http.StatusInternalServerError, codeInternal, "see the log of serve, under the trace_id", "internal error of serve"))
 		}
-		g.done(req, time.Since(began))
+		g.logRequest(req, time.Since(began))
 		if err == http.ErrAbortHandler { //nolint:errorlint // as above
 			panic(err)
 		}
@@ -81,7 +81,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // admit checks a request before it reaches a handler.
-func (g *guard) admit(req *request) *Problem {
+func (g *middleware) admit(req *request) *Problem {
 	h := req.w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
@@ -89,7 +89,7 @@ func (g *guard) admit(req *request) *Problem {
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	h.Set(trace.Header, req.trace)
-	for _, check := range []func(*request) *Problem{g.form, g.origin, g.login, g.body} {
+	for _, check := range []func(*request) *Problem{g.checkForm, g.origin, g.login, g.body} {
 		if p := check(req); p != nil {
 			return p
 		}
@@ -101,8 +101,8 @@ func (g *guard) admit(req *request) *Problem {
 // request could use different values.
 var once = []string{"Authorization", "Content-Type", "Content-Length", "Content-Encoding", "Origin", "Range", "If-Range", "Last-Event-Id", trace.Header, "Accept", "Idempotency-Key", "Sec-Websocket-Key", "Sec-Websocket-Version"}
 
-// form checks the form of the request.
-func (g *guard) form(req *request) *Problem {
+// checkForm checks the form of the request.
+func (g *middleware) checkForm(req *request) *Problem {
 	r := req.r
 	bad := func(hint, format string, args ...any) *Problem {
 		return problem(http.StatusBadRequest, codeInvalid, hint, format, args...)
@@ -135,9 +135,9 @@ func (g *guard) form(req *request) *Problem {
 // origin rejects requests from web pages, so that no page can use its user's
 // access. It detects them by the Host header, in case the page uses another name
 // for this host, and by the headers about the page's origin.
-func (g *guard) origin(req *request) *Problem {
+func (g *middleware) origin(req *request) *Problem {
 	r := req.r
-	if !g.known(r.Host) {
+	if !g.isOwnHost(r.Host) {
 		return problem(http.StatusForbidden, codeForbidden, "use the address that serve listens on", "the Host header does not name this server").with("Connection", "close")
 	}
 	scheme := "http://"
@@ -154,7 +154,7 @@ func (g *guard) origin(req *request) *Problem {
 }
 
 // login authenticates the client.
-func (g *guard) login(req *request) *Problem {
+func (g *middleware) login(req *request) *Problem {
 	if g.own {
 		req.who = principal{Name: g.user, Scope: Admin}
 		return nil
@@ -204,9 +204,9 @@ func (g *guard) login(req *request) *Problem {
 	return nil
 }
 
-// still reports whether who may still perform operations that need that scope:
+// stillAllowed reports whether who may still perform operations that need that scope:
 // tokens may have been removed.
-func (s *Server) still(who principal, need Scope) bool {
+func (s *Server) stillAllowed(who principal, need Scope) bool {
 	if who.token == "" {
 		return who.Scope.allows(need)
 	}
@@ -216,7 +216,7 @@ func (s *Server) still(who principal, need Scope) bool {
 
 // body reads the request body into memory, so that handlers never wait for the
 // client.
-func (g *guard) body(req *request) *Problem {
+func (g *middleware) body(req *request) *Problem {
 	r := req.r
 	if r.ContentLength == 0 {
 		r.Body = http.NoBody
@@ -252,7 +252,7 @@ func (g *guard) body(req *request) *Problem {
 // the whole body before they read. If the server closed the connection with unread
 // bytes, the connection would be reset and the response lost. A client that sent
 // Expect has its response and sends nothing more.
-func (g *guard) drain(req *request) {
+func (g *middleware) drain(req *request) {
 	if req.r.ContentLength == 0 || req.r.Header.Get("Expect") != "" || req.w.Flush() != nil {
 		return
 	}
@@ -271,8 +271,8 @@ func tooLarge() *Problem {
 
 func short(s string) string { return s[:min(len(s), 20)] }
 
-// done logs a completed request and counts it.
-func (g *guard) done(req *request, took time.Duration) {
+// logRequest logs a completed request and counts it.
+func (g *middleware) logRequest(req *request, took time.Duration) {
 	route := req.r.Pattern
 	if route == "" {
 		route = "none"

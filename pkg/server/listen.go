@@ -79,34 +79,34 @@ func (l ownOnly) Accept() (net.Conn, error) {
 }
 
 // listenTCP listens on the address in Options, if that is safe.
-func (s *Server) listenTCP(ctx context.Context) (net.Listener, door, error) {
+func (s *Server) listenTCP(ctx context.Context) (net.Listener, endpoint, error) {
 	addr, err := listenAddr(s.o.Listen, s.o.Expose)
 	if err != nil {
-		return nil, door{}, err
+		return nil, endpoint{}, err
 	}
-	var d door
+	var d endpoint
 	var conf *tls.Config
 	switch {
 	case s.o.CertFile != "" && s.o.KeyFile != "":
 		cert, err := tls.LoadX509KeyPair(s.o.CertFile, s.o.KeyFile)
 		if err != nil {
-			return nil, door{}, fail.New(fail.Usage, "read certificate and key: %w", err).WithHint("agent-sessionizer serve --help")
+			return nil, endpoint{}, fail.New(fail.Usage, "read certificate and key: %w", err).WithHint("agent-sessionizer serve --help")
 		}
 		d.cert, d.tls = cert.Leaf, true
 		conf = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}}
 	case s.o.CertFile != "" || s.o.KeyFile != "":
-		return nil, door{}, fail.New(fail.Usage, "a certificate requires its key, and a key its certificate").WithHint("agent-sessionizer serve --help")
+		return nil, endpoint{}, fail.New(fail.Usage, "a certificate requires its key, and a key its certificate").WithHint("agent-sessionizer serve --help")
 	case !addr.Addr().IsLoopback():
-		return nil, door{}, fail.New(fail.Usage, "%s is not a loopback address, so tokens would cross a network unencrypted", s.o.Listen).
+		return nil, endpoint{}, fail.New(fail.Usage, "%s is not a loopback address, so tokens would cross a network unencrypted", s.o.Listen).
 			WithHint("agent-sessionizer serve --listen %s --expose-to-network --tls-cert FILE --tls-key FILE", s.o.Listen)
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr.String())
 	if err != nil {
-		return nil, door{}, fail.New(fail.Host, "listen: %w", err).WithHint("ss -ltnp")
+		return nil, endpoint{}, fail.New(fail.Host, "listen: %w", err).WithHint("ss -ltnp")
 	}
 	real, err := netip.ParseAddrPort(l.Addr().String())
 	if err != nil {
-		return nil, door{}, errors.Join(err, l.Close())
+		return nil, endpoint{}, errors.Join(err, l.Close())
 	}
 	d.ip, d.port = real.Addr().Unmap(), fmt.Sprint(real.Port())
 	if conf != nil {
@@ -131,9 +131,9 @@ func listenAddr(text string, expose bool) (netip.AddrPort, error) {
 	return addr, nil
 }
 
-// known reports whether a Host header names this server. It rejects a page that was
+// isOwnHost reports whether a Host header names this server. It rejects a page that was
 // loaded under another name which now resolves to this host (DNS rebinding).
-func (d door) known(host string) bool {
+func (d endpoint) isOwnHost(host string) bool {
 	if d.own {
 		return true // a browser cannot connect to the socket
 	}

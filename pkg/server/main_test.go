@@ -141,13 +141,13 @@ func newRig(t *testing.T, limits Limits) *rig {
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort(r.addr)
-	for l, d := range map[net.Listener]door{tcp: {ip: at.Addr(), port: fmt.Sprint(at.Port())}, own: {own: true}} {
+	for l, d := range map[net.Listener]endpoint{tcp: {ip: at.Addr(), port: fmt.Sprint(at.Port())}, own: {own: true}} {
 		srv := s.server(context.Background(), d)
 		go func() { _ = srv.Serve(l) }() // ends with Close
 		t.Cleanup(func() { _ = srv.Close() })
 	}
 	t.Cleanup(func() {
-		r.end()
+		r.shutdown()
 		ctx, cancel := context.WithTimeout(context.Background(), deadline)
 		defer cancel()
 		s.execs.wait(ctx)
@@ -175,18 +175,18 @@ func (r *rig) submit() task.Task {
 }
 
 // move puts a task into a phase, as its keeper would.
-func (r *rig) move(id string, to task.Phase, change func(*task.Facts)) {
+func (r *rig) move(id string, to task.Phase, change func(*task.Status)) {
 	r.t.Helper()
 	_, err := r.store.UpdateTask(r.t.Context(), id, func(row *store.Task) ([]store.Event, error) {
-		var f task.Facts
-		if err := json.Unmarshal(row.Facts, &f); err != nil {
+		var f task.Status
+		if err := json.Unmarshal(row.Status, &f); err != nil {
 			return nil, err
 		}
 		if change != nil {
 			change(&f)
 		}
 		var err error
-		if row.Facts, err = json.Marshal(f); err != nil {
+		if row.Status, err = json.Marshal(f); err != nil {
 			return nil, err
 		}
 		data, err := json.Marshal(task.PhaseChange{From: task.Phase(row.Phase), To: to})
@@ -416,7 +416,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func (r *rig) session(id string) string {
 	r.t.Helper()
 	_, _, err := r.store.Create(r.t.Context(), store.Session{
-		ID: id, Name: "agent-acme-app-" + id[:6], RepoKey: "github.com/acme/" + id, Repo: "acme/app", Phase: "ready", Want: "ready",
+		ID: id, Name: "agent-acme-app-" + id[:6], RepoKey: "github.com/acme/" + id, Repo: "acme/app", Phase: "ready", Desired: "ready",
 		Spec: json.RawMessage(`{"repo":{"key":"github.com/acme/app","slug":"acme/app"},"image":"none","resources":{"cpus":1,"memory":536870912,"disk":4294967296},"walled":false}`),
 	}, store.Event{Kind: "phase"}, func([]store.Session) error { return nil })
 	if err != nil {

@@ -151,10 +151,10 @@ func (m *metrics) observe(ctx context.Context) {
 	for {
 		var err error
 		if !begun {
-			err = m.begin(ctx)
+			err = m.loadUnended(ctx)
 			begun = err == nil
 		} else {
-			err = m.look(ctx)
+			err = m.countEnded(ctx)
 		}
 		if err == nil {
 			err = m.askGateways(ctx)
@@ -170,8 +170,8 @@ func (m *metrics) observe(ctx context.Context) {
 	}
 }
 
-// begin records the tasks that have not ended.
-func (m *metrics) begin(ctx context.Context) error {
+// loadUnended records the tasks that have not ended.
+func (m *metrics) loadUnended(ctx context.Context) error {
 	newest, err := m.store.Tasks(ctx, store.TaskFilter{Limit: 1})
 	if err != nil {
 		return err
@@ -214,16 +214,16 @@ func (m *metrics) pages(ctx context.Context, f store.TaskFilter, each func(store
 	}
 }
 
-// look counts the tasks that have ended since the last call, including those that
+// countEnded counts the tasks that have ended since the last call, including those that
 // were also created since then.
-func (m *metrics) look(ctx context.Context) error {
+func (m *metrics) countEnded(ctx context.Context) error {
 	if err := m.pages(ctx, store.TaskFilter{OldestFirst: true, After: m.cursor}, func(t store.Task) {
 		m.pending[t.ID] = struct{}{}
 		m.cursor = t.ID
 	}); err != nil {
 		if fail.CodeOf(err) == fail.NotFound { // the newest task has been removed
 			m.cursor = ""
-			return m.begin(ctx)
+			return m.loadUnended(ctx)
 		}
 		return err
 	}
@@ -254,11 +254,11 @@ func (m *metrics) look(ctx context.Context) error {
 
 // count counts a task that has ended.
 func (m *metrics) count(ctx context.Context, t task.Task) error {
-	if t.Facts.Outcome != nil {
-		m.outcomes.WithLabelValues(string(t.Facts.Outcome.Result)).Inc()
+	if t.Status.Outcome != nil {
+		m.outcomes.WithLabelValues(string(t.Status.Outcome.Result)).Inc()
 	}
-	if !t.Facts.Started.IsZero() && t.Facts.Ended.After(t.Facts.Started) {
-		m.taskSeconds.WithLabelValues(string(t.Phase)).Observe(t.Facts.Ended.Sub(t.Facts.Started).Seconds())
+	if !t.Status.Started.IsZero() && t.Status.Ended.After(t.Status.Started) {
+		m.taskSeconds.WithLabelValues(string(t.Phase)).Observe(t.Status.Ended.Sub(t.Status.Started).Seconds())
 	}
 	// The first events are about the VM; the agent's events follow.
 	evs, err := m.store.Events(ctx, t.ID, store.Oldest, 1000)
@@ -293,7 +293,7 @@ func (m *metrics) askGateways(ctx context.Context) error {
 	var asking errgroup.Group
 	asking.SetLimit(8)
 	for _, s := range all {
-		if !s.Spec.Walled || s.Phase != session.Ready {
+		if !s.Spec.Enforced || s.Phase != session.Ready {
 			continue
 		}
 		asking.Go(func() error {

@@ -34,7 +34,7 @@ func TestMetrics(t *testing.T) {
 	r := newRig(t, Limits{})
 	ended, running := r.submit().ID, r.submit().ID
 	r.submit() // stays in the queue
-	if err := r.metrics.begin(t.Context()); err != nil {
+	if err := r.metrics.loadUnended(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	r.move(running, task.Running, nil)
@@ -42,14 +42,14 @@ func TestMetrics(t *testing.T) {
 		r.move(ended, p, nil)
 	}
 	began := time.Now()
-	r.move(ended, task.Completed, func(f *task.Facts) {
+	r.move(ended, task.Completed, func(f *task.Status) {
 		f.Started, f.Ended = began, began.Add(90*time.Second)
 		f.Outcome = &task.Outcome{Result: task.Success}
 	})
 	quick := r.submit().ID // created and ended between two calls
 	r.do(call{method: "DELETE", path: tasksPath + "/" + quick})
 	for range 2 { // counted tasks are not counted again
-		if err := r.metrics.look(t.Context()); err != nil {
+		if err := r.metrics.countEnded(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

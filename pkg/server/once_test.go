@@ -27,7 +27,7 @@ func TestIdempotencyKey(t *testing.T) {
 	if err := json.Unmarshal(answer, &made); err != nil || first.StatusCode != http.StatusAccepted || made.TaskID != made.ID || !made.Accepted {
 		t.Fatalf("%v %s %s", err, first.Status, answer)
 	}
-	r.move(made.ID, task.Failed, func(f *task.Facts) { f.Attempt = 3 }) // the response is that of the acceptance
+	r.move(made.ID, task.Failed, func(f *task.Status) { f.Attempt = 3 }) // the response is that of the acceptance
 	again, err := New(Options{Tasks: r.tasks, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestIdempotencyKeyOfExec(t *testing.T) {
 	if resp, _ := post("one", `{"argv":["id"]}`); resp.StatusCode != http.StatusUnprocessableEntity {
 		t.Error(resp.Status)
 	}
-	if entries, err := os.ReadDir(r.execs.all(id)); err != nil || len(entries) != 1 {
+	if entries, err := os.ReadDir(r.execs.sessionDir(id)); err != nil || len(entries) != 1 {
 		t.Error(entries, err)
 	}
 	// A command without a record is not started a second time.
@@ -170,7 +170,7 @@ func TestAnswersOfTasks(t *testing.T) {
 	}
 	// Clients get only their part of the progress.
 	id := r.submit().ID
-	r.move(id, task.Running, func(f *task.Facts) {
+	r.move(id, task.Running, func(f *task.Status) {
 		f.Started = f.Started.AddDate(2026, 0, 0)
 		f.Progress.Turns, f.Progress.Run.Turns = 7, 3
 		f.Progress.Seen = []string{"x"}

@@ -111,7 +111,7 @@ func schemaName(t reflect.Type, hint string) string {
 func register[I, O any](s *Server, api huma.API, r route, handler func(context.Context, *I) (*O, error)) {
 	op := huma.Operation{
 		OperationID: r.id, Method: r.method, Path: r.path, Summary: r.summary, Description: r.about, Tags: []string{r.tag},
-		DefaultStatus: r.ok, MaxBodyBytes: -1, BodyReadTimeout: -1, // guard has read the body
+		DefaultStatus: r.ok, MaxBodyBytes: -1, BodyReadTimeout: -1, // middleware has read the body
 		Responses: map[string]*huma.Response{}, Metadata: map[string]any{"route": r},
 	}
 	if r.need != "" {
@@ -152,13 +152,13 @@ func register[I, O any](s *Server, api huma.API, r route, handler func(context.C
 		if err == nil {
 			return out, nil
 		}
-		return nil, s.tell(ctx, err)
+		return nil, s.problemOf(ctx, err)
 	})
 }
 
-// tell converts an error into a problem, and logs the details that the client does
+// problemOf converts an error into a problem, and logs the details that the client does
 // not see.
-func (s *Server) tell(ctx context.Context, err error) *Problem {
+func (s *Server) problemOf(ctx context.Context, err error) *Problem {
 	p := problemOf(err)
 	if p.Status >= http.StatusInternalServerError && ctx.Err() == nil {
 		s.log.ErrorContext(ctx, "request failed", "error", err)

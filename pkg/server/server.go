@@ -118,7 +118,7 @@ type Server struct {
 	user    string // user of this process, for the audit log
 
 	wrong   throttle
-	streams places
+	streams slots
 	kick    chan struct{} // a task was submitted
 
 	ending  sync.Mutex     // held while a stream begins, and while closing is closed
@@ -138,7 +138,7 @@ func New(o Options) (*Server, error) {
 		s.user = "user:" + u.Username
 	}
 	s.wrong = throttle{most: s.limits.Failures, per: time.Minute}
-	s.streams = places{each: s.limits.Each, all: s.limits.Streams}
+	s.streams = slots{each: s.limits.Each, all: s.limits.Streams}
 	var err error
 	if s.metrics, err = newMetrics(s, o.Agentic); err != nil {
 		return nil, err
@@ -156,8 +156,8 @@ func Socket(state string) string { return filepath.Join(state, "serve.sock") }
 // TokensIn returns the file of tokens below the state directory.
 func TokensIn(state string) *Tokens { return &Tokens{Path: filepath.Join(state, "serve-tokens.json")} }
 
-// door is a listener's endpoint and its means of authentication.
-type door struct {
+// endpoint is a listener's endpoint and its means of authentication.
+type endpoint struct {
 	own  bool // the socket: every client is this user
 	tls  bool
 	port string
@@ -166,9 +166,9 @@ type door struct {
 }
 
 // handler returns the handler for one endpoint.
-func (s *Server) handler(d door) http.Handler { return &guard{Server: s, door: d} }
+func (s *Server) handler(d endpoint) http.Handler { return &middleware{Server: s, endpoint: d} }
 
-func (s *Server) server(base context.Context, d door) *http.Server {
+func (s *Server) server(base context.Context, d endpoint) *http.Server {
 	return &http.Server{
 		BaseContext:       func(net.Listener) context.Context { return base },
 		Handler:           s.handler(d),
@@ -199,7 +199,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 
 	// Open both listeners before serving: an address in use must not cost a client
 	// its response.
-	var doors []door
+	var doors []endpoint
 	var listeners []net.Listener
 	closeAll := func() {
 		for _, l := range listeners {
@@ -218,7 +218,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 		closeAll()
 		return err
 	}
-	listeners, doors = append(listeners, own), append(doors, door{own: true})
+	listeners, doors = append(listeners, own), append(doors, endpoint{own: true})
 
 	base, abandon := context.WithCancel(context.WithoutCancel(ctx)) // requests may finish, up to the shutdown limit
 	defer abandon()
@@ -250,7 +250,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 		err = fail.New(fail.Host, "serve: %w", err)
 	}
 	s.notify("STOPPING=1")
-	s.end()
+	s.shutdown()
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.Shutdown)
 	defer cancel()
 	for _, srv := range servers {
@@ -272,8 +272,8 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	return err
 }
 
-// end makes streams and commands end, and prevents new ones.
-func (s *Server) end() {
+// shutdown makes streams and commands end, and prevents new ones.
+func (s *Server) shutdown() {
 	s.ending.Lock()
 	defer s.ending.Unlock()
 	select {
@@ -325,7 +325,7 @@ func (s *Server) reconcile(ctx context.Context) {
 			case <-tick.C:
 				waiting = false
 			case <-s.kick:
-				s.settle(ctx)
+				s.waitSubmissions(ctx)
 				err = s.tasks.Schedule(ctx)
 			case <-ctx.Done():
 				return
@@ -334,8 +334,8 @@ func (s *Server) reconcile(ctx context.Context) {
 	}
 }
 
-// settle waits until no task was submitted for submitPause, or for submitMost.
-func (s *Server) settle(ctx context.Context) {
+// waitSubmissions waits until no task was submitted for submitPause, or for submitMost.
+func (s *Server) waitSubmissions(ctx context.Context) {
 	most := time.NewTimer(submitMost)
 	defer most.Stop()
 	for {

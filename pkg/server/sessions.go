@@ -41,8 +41,8 @@ type (
 		ExecPath
 		LogQuery
 	}
-	execOutput     struct{ Body Exec }
-	execMadeOutput struct {
+	execOutput        struct{ Body Exec }
+	execCreatedOutput struct {
 		Location string `header:"Location"`
 		Body     Exec
 	}
@@ -79,7 +79,7 @@ func (s *Server) sessionRoutes(api huma.API) {
 		about: "Runs the command as the agent, with the session's secrets in the environment. The command belongs to this server: when the server ends, it ends the command; " +
 			"when the server is killed, the command may continue in the guest, and its state here is `lost`. The command's events follow `last_event` in the session's events.",
 		accepts: []string{"application/json"},
-	}, func(ctx context.Context, in *execInput) (*execMadeOutput, error) {
+	}, func(ctx context.Context, in *execInput) (*execCreatedOutput, error) {
 		v, err := s.session(ctx, in.ID)
 		if err != nil {
 			return nil, err
@@ -89,7 +89,7 @@ func (s *Server) sessionRoutes(api huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return &execMadeOutput{execPath(e), e}, nil
+		return &execCreatedOutput{execPath(e), e}, nil
 	})
 	register(s, api, route{
 		id: "getExec", method: http.MethodGet, path: sessionsPath + "/{id}/exec/{exec}", tag: "sessions", need: Read, more: []int{404},

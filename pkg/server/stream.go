@@ -63,7 +63,7 @@ type logTail struct {
 
 // newStream reserves a slot for a stream; close releases it.
 func (s *Server) newStream(req *request, kind string, of subject, after int64) (*stream, error) {
-	free, ok := s.streams.take(req.who.Name)
+	free, ok := s.streams.acquire(req.who.Name)
 	if !ok {
 		return nil, problem(http.StatusTooManyRequests, codeTooMany, "close a stream, or read pages", "too many streams").with("Retry-After", "5")
 	}
@@ -82,7 +82,7 @@ func (s *Server) newStream(req *request, kind string, of subject, after int64) (
 
 func (st *stream) close() { st.back() }
 
-type news struct {
+type streamItem struct {
 	ev  store.Event
 	err error
 }
@@ -102,11 +102,11 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 	defer sources.Wait()
 	defer cancel()
 
-	events, chunks := make(chan news), make(chan chunk)
+	events, chunks := make(chan streamItem), make(chan chunk)
 	sources.Go(func() {
 		for ev, err := range st.store.Follow(ctx, st.of.id, st.last) {
 			select {
-			case events <- news{ev, err}:
+			case events <- streamItem{ev, err}:
 			case <-ctx.Done():
 				return
 			}
@@ -153,7 +153,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 		return err
 	}
 	fail := func(err error) {
-		p := *st.tell(ctx, err)
+		p := *st.problemOf(ctx, err)
 		p.Last = &st.last
 		_ = send(StreamMessage{Type: messageProblem, Last: &st.last, Problem: &p}) // the last message, whether or not it arrives
 	}
@@ -183,7 +183,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 			_ = send(StreamMessage{Type: messageEnd, Last: &st.last}) // the last message, whether or not it arrives
 			return
 		case <-beat.C:
-			if !st.still(st.who, Read) {
+			if !st.stillAllowed(st.who, Read) {
 				err = problem(http.StatusUnauthorized, codeUnauthorized, "use another token", "the token was removed")
 				break
 			}

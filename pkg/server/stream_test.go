@@ -520,7 +520,7 @@ func TestStreamEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.end()
+	r.shutdown()
 	for _, next := range []func() (sent, bool){next1, next2} {
 		if code := problemCode(next); code != codeShutdown {
 			t.Error(code)
@@ -612,7 +612,7 @@ func TestFollowLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	r.end()
+	r.shutdown()
 	if _, err := io.ReadAll(resp.Body); err == nil {
 		t.Error("half a log that looks whole")
 	}

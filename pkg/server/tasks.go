@@ -72,7 +72,7 @@ type (
 	taskOutput    struct{ Body task.View }
 	cancelOutput  struct{ Body CancelAnswer }
 	destroyOutput struct{ Body TaskAnswer }
-	madeOutput    struct {
+	createdOutput struct {
 		Location string `header:"Location"`
 		Body     TaskAnswer
 	}
@@ -107,7 +107,7 @@ func (s *Server) taskRoutes(api huma.API) {
 		summary: "Cancel a task",
 		about:   "Asks the agent to end, then forces it to, collects its results so far and removes the VM. Repeating it, or cancelling a task that has ended, changes nothing.",
 	}, func(ctx context.Context, in *TaskPath) (*cancelOutput, error) {
-		t, err := s.want(ctx, in.ID, task.Cancel)
+		t, err := s.setDesired(ctx, in.ID, task.Cancel)
 		if err != nil {
 			return nil, err
 		}
@@ -117,7 +117,7 @@ func (s *Server) taskRoutes(api huma.API) {
 		id: "destroyTask", method: http.MethodPost, path: tasksPath + "/{id}/destroy", tag: "tasks", need: Submit, ok: http.StatusAccepted, more: []int{404, 409},
 		summary: "Cancel a task and remove its preserved VM",
 	}, func(ctx context.Context, in *TaskPath) (*destroyOutput, error) {
-		t, err := s.want(ctx, in.ID, task.Destroyed)
+		t, err := s.setDesired(ctx, in.ID, task.Destroyed)
 		if err != nil {
 			return nil, err
 		}
@@ -152,7 +152,7 @@ func (s *Server) task(ctx context.Context, id string) (task.Task, error) {
 	return s.tasks.Get(ctx, id)
 }
 
-func (s *Server) submit(ctx context.Context, in *submitInput) (*madeOutput, error) {
+func (s *Server) submit(ctx context.Context, in *submitInput) (*createdOutput, error) {
 	req := requestOf(ctx)
 	text := bytes.Clone(in.RawBody) // huma reuses its buffer
 	kind, _, err := mime.ParseMediaType(req.r.Header.Get("Content-Type"))
@@ -167,10 +167,10 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*madeOutput, erro
 		return nil, err
 	}
 	t, more, err := s.tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: req.who.Name, TraceID: req.trace, Permission: req.who.may, Once: req.once(in.OnceInput, in.RawBody)})
-	return s.made(t, slices.Concat(notices, more), err)
+	return s.created(t, slices.Concat(notices, more), err)
 }
 
-func (s *Server) made(t task.Task, notices []string, err error) (*madeOutput, error) {
+func (s *Server) created(t task.Task, notices []string, err error) (*createdOutput, error) {
 	if fail.CodeOf(err) == fail.NotFound { // a name in the manifest was not found; the requested path exists
 		p := *problemOf(err)
 		p.Status, p.Title = http.StatusUnprocessableEntity, http.StatusText(http.StatusUnprocessableEntity)
@@ -180,7 +180,7 @@ func (s *Server) made(t task.Task, notices []string, err error) (*madeOutput, er
 		return nil, err
 	}
 	s.submitted()
-	return &madeOutput{tasksPath + "/" + t.ID, TaskAnswer{t.View(), t.ID, true, notices}}, nil
+	return &createdOutput{tasksPath + "/" + t.ID, TaskAnswer{t.View(), t.ID, true, notices}}, nil
 }
 
 // unwrap returns the YAML of {"manifest_yaml": "…"}, and any other JSON unchanged,
@@ -244,27 +244,27 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	return &listOutput{page}, nil
 }
 
-func (s *Server) want(ctx context.Context, id string, want task.Want) (task.Task, error) {
+func (s *Server) setDesired(ctx context.Context, id string, want task.DesiredPhase) (task.Task, error) {
 	t, err := s.task(ctx, id)
 	if err != nil {
 		return task.Task{}, err
 	}
 	req := requestOf(ctx)
-	if t, err = s.tasks.Want(ctx, t, want, task.Client{Actor: req.who.Name, Permission: req.who.may}); err != nil {
+	if t, err = s.tasks.SetDesired(ctx, t, want, task.Client{Actor: req.who.Name, Permission: req.who.may}); err != nil {
 		return task.Task{}, err
 	}
 	s.submitted() // a slot may be free
 	return t, nil
 }
 
-func (s *Server) retry(ctx context.Context, in *retryInput) (*madeOutput, error) {
+func (s *Server) retry(ctx context.Context, in *retryInput) (*createdOutput, error) {
 	t, err := s.task(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
 	req := requestOf(ctx)
 	again, notices, err := s.tasks.Retry(ctx, t, task.Submission{Actor: req.who.Name, TraceID: req.trace, Permission: req.who.may, Once: req.once(in.OnceInput, nil)})
-	return s.made(again, notices, err)
+	return s.created(again, notices, err)
 }
 
 // once returns the submission's idempotency key, or nil if the client sent none.

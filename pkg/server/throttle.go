@@ -51,8 +51,8 @@ func (t *throttle) forget(now time.Time) {
 	}
 }
 
-// places bounds the number of concurrent uses, per client and in total.
-type places struct {
+// slots bounds the number of concurrent uses, per client and in total.
+type slots struct {
 	each, all int
 
 	mu    sync.Mutex
@@ -60,9 +60,9 @@ type places struct {
 	sum   int
 }
 
-// take reserves a slot; the caller must call back to release it. ok is false if
+// acquire reserves a slot; the caller must call back to release it. ok is false if
 // there is no free slot.
-func (p *places) take(who string) (back func(), ok bool) {
+func (p *slots) acquire(who string) (back func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.sum >= p.all || p.taken[who] >= p.each {

@@ -41,15 +41,15 @@ func measureHost(dir string) (Host, error) {
 	}
 }
 
-// measure returns what the host has free. Standby VMs count as free memory, each with
+// measureCapacity returns what the host has free. Standby VMs count as free memory, each with
 // the half of its memory that a new VM is assumed to need: they become sessions, or
 // are removed to make room for them.
-func (m *Manager) measure() (Host, error) {
+func (m *Manager) measureCapacity() (Host, error) {
 	h, err := measureHost(m.Config.Paths.LimaHome)
 	if err != nil || h.FreeMemory == 0 {
 		return h, err
 	}
-	spares, err := golden.Spares(m.Config.Paths.Pool())
+	spares, err := golden.Standbys(m.Config.Paths.Pool())
 	for _, s := range spares {
 		h.FreeMemory += config.Size(s.Memory) / 2
 	}
@@ -92,26 +92,26 @@ func clamp(r config.Resources) (config.Resources, []string, error) {
 	return r, notices, nil
 }
 
-// Room is a snapshot of what the host has free for VMs.
-type Room struct {
+// Capacity is a snapshot of what the host has free for VMs.
+type Capacity struct {
 	m      *Manager
 	others []store.Session
 	host   Host
 }
 
-// Room measures the host and lists the live sessions.
-func (m *Manager) Room(ctx context.Context) (Room, error) {
-	host, err := m.measure()
+// Capacity measures the host and lists the live sessions.
+func (m *Manager) Capacity(ctx context.Context) (Capacity, error) {
+	host, err := m.measureCapacity()
 	if err != nil {
-		return Room{}, err
+		return Capacity{}, err
 	}
 	others, err := m.Store.Sessions(ctx, false)
-	return Room{m, others, host}, err
+	return Capacity{m, others, host}, err
 }
 
-// Take reserves the capacity for one more session, or returns why none is left.
+// Reserve reserves the capacity for one more session, or returns why none is left.
 // Copies of a Room are independent.
-func (r *Room) Take(asked Request) error {
+func (r *Capacity) Reserve(asked Request) error {
 	settings, err := r.m.Config.For(config.RepoKey(asked.Repo.Key), asked.Profile)
 	if err != nil {
 		return err
@@ -128,9 +128,9 @@ func (r *Room) Take(asked Request) error {
 	return nil
 }
 
-// Resume reserves the capacity that a session needs to run. It reserves nothing for a
+// ReserveResumed reserves the capacity that a session needs to run. It reserves nothing for a
 // session that already runs or is gone.
-func (r *Room) Resume(id string) error {
+func (r *Capacity) ReserveResumed(id string) error {
 	i := slices.IndexFunc(r.others, func(o store.Session) bool { return o.ID == id })
 	if i < 0 || runs(Phase(r.others[i].Phase)) {
 		return nil

@@ -15,33 +15,33 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 )
 
-// AheadCommand is the hidden command that prepares in the background what lets the
-// next session start faster: AheadCommand IMAGE CPUS MEMORY DISK (memory and disk in
+// PrepareCommand is the hidden command that prepares in the background what lets the
+// next session start faster: PrepareCommand IMAGE CPUS MEMORY DISK (memory and disk in
 // bytes).
-const AheadCommand = "prepare"
+const PrepareCommand = "prepare"
 
 const (
-	aheadLog     = "prepare.log"    // in the state directory; holds the log of the last run
-	aheadMemory  = 2 << 30          // the most memory its VM uses, in addition to the reserve
-	aheadAgainIn = 6 * time.Hour    // the pause after a failure
-	aheadProveIn = 10 * time.Minute // the pause after a failure that left an image still to be proved
+	prepareLog     = "prepare.log"    // in the state directory; holds the log of the last run
+	prepareMemory  = 2 << 30          // the most memory its VM uses, in addition to the reserve
+	prepareRetryIn = 6 * time.Hour    // the pause after a failure
+	proveRetryIn   = 10 * time.Minute // the pause after a failure that left an image still to be proved
 )
 
-// ahead starts the prepare command in the background. It does nothing when nothing is
+// prepareNext starts the prepare command in the background. It does nothing when nothing is
 // missing, when another process is already making it, right after a failure, or when
 // the host lacks capacity. A session neither waits for the command nor fails with it.
-func (w *Worker) ahead(ctx context.Context, s Session) {
-	if why, err := w.startAhead(ctx, s); err != nil {
+func (w *Worker) prepareNext(ctx context.Context, s Session) {
+	if why, err := w.startPrepare(ctx, s); err != nil {
 		w.Log.ErrorContext(ctx, "start background preparation", "error", err)
 	} else if why != "" {
 		w.Log.InfoContext(ctx, "background preparation skipped", "why", why)
 	}
 }
 
-func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err error) {
+func (w *Worker) startPrepare(ctx context.Context, s Session) (why string, err error) {
 	r := s.Spec.Resources
 	best, err := w.Golden.Best(ctx, w.Config.Prepare, s.Spec.Image, Arch(), SizeOf(r))
-	if err != nil || !best.Lacks {
+	if err != nil || !best.MissingStandbys {
 		return "nothing is missing", err
 	}
 	name := image.Golden(s.Spec.Image)
@@ -52,15 +52,15 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 	if slices.ContainsFunc(underway, func(m image.Making) bool { return m.Name == name }) {
 		return "another process is preparing it", nil
 	}
-	if f, ok := w.Golden.Images.Failure(name); ok && time.Since(f.At) < againIn(f) {
+	if f, ok := w.Golden.Images.Failure(name); ok && time.Since(f.At) < retryIn(f) {
 		return "the last attempt failed at " + f.At.Format(time.TimeOnly), nil
 	}
 	host, err := measureHost(w.Config.Paths.Data)
 	if err != nil {
 		return "", err
 	}
-	need := aheadMemory + w.Config.Limits.MemoryReserve
-	if best.Spares.Name != "" { // a standby VM keeps its memory
+	need := prepareMemory + w.Config.Limits.MemoryReserve
+	if best.Standbys.Name != "" { // a standby VM keeps its memory
 		need = r.Memory + w.Config.Limits.MemoryReserve
 		if onBattery(ctx) {
 			return "the host is on battery power", nil
@@ -72,24 +72,24 @@ func (w *Worker) startAhead(ctx context.Context, s Session) (why string, err err
 	if host.FreeDisk < w.Config.Limits.DiskReserve {
 		return fmt.Sprintf("%v free on the disk", host.FreeDisk), nil
 	}
-	return "", w.spawnAhead(ctx, s.Spec.Image, r)
+	return "", w.spawnPrepare(ctx, s.Spec.Image, r)
 }
 
-// againIn returns how long to wait after a failure before trying again.
-func againIn(f image.Failure) time.Duration {
+// retryIn returns how long to wait after a failure before trying again.
+func retryIn(f image.Failure) time.Duration {
 	if f.Kept {
-		return aheadProveIn
+		return proveRetryIn
 	}
-	return aheadAgainIn
+	return prepareRetryIn
 }
 
-func (w *Worker) spawnAhead(ctx context.Context, source string, r config.Resources) error {
-	log, err := os.OpenFile(filepath.Join(w.Config.Paths.State, aheadLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+func (w *Worker) spawnPrepare(ctx context.Context, source string, r config.Resources) error {
+	log, err := os.OpenFile(filepath.Join(w.Config.Paths.State, prepareLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	return w.Detach(ctx, log, AheadCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
+	return w.Detach(ctx, log, PrepareCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
 }
 
 // onBattery reports whether the host is known to run on battery power.

@@ -23,12 +23,12 @@ import (
 // the guest likes.
 
 const (
-	lookMin = time.Second
-	lookMax = 30 * time.Second
+	watchRetryMin = time.Second
+	watchRetryMax = 30 * time.Second
 )
 
-// lookout processes the snapshots that a guest sends.
-type lookout struct {
+// statusWatcher processes the snapshots that a guest sends.
+type statusWatcher struct {
 	w    *Worker
 	id   string
 	last []byte        // the file's last content
@@ -36,21 +36,21 @@ type lookout struct {
 	told *rate.Limiter // limits events, which are kept for good
 }
 
-// lookIn watches the guest until ctx ends. conn blocks until a connection exists.
-func (w *Worker) lookIn(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) {
-	l := lookout{
+// watchGuest watches the guest until ctx ends. conn blocks until a connection exists.
+func (w *Worker) watchGuest(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) {
+	l := statusWatcher{
 		w: w, id: s.ID,
 		pace: rate.NewLimiter(rate.Every(time.Second), 10), told: rate.NewLimiter(rate.Every(30*time.Second), 100),
 	}
-	wait, said := lookMin, ""
+	wait, said := watchRetryMin, ""
 	for {
 		began := time.Now()
-		err := l.look(ctx, s, conn)
+		err := l.readObservations(ctx, s, conn)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(began) > steady {
-			wait, said = lookMin, ""
+			wait, said = watchRetryMin, ""
 		}
 		if text := err.Error(); text != said { // logged once, not on every attempt
 			w.Log.WarnContext(ctx, "watch guest", "error", err)
@@ -61,26 +61,26 @@ func (w *Worker) lookIn(ctx context.Context, s Session, conn func(context.Contex
 		case <-ctx.Done():
 			return
 		}
-		wait = min(2*wait, lookMax)
+		wait = min(2*wait, watchRetryMax)
 	}
 }
 
-// look processes one stream of snapshots until it ends.
-func (l *lookout) look(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) error {
+// readObservations processes one stream of snapshots until it ends.
+func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) error {
 	client, err := conn(ctx)
 	if err != nil {
 		return err
 	}
 	g := s.Guest(client)
-	if err := l.w.hideSecretsOf(ctx, g); err != nil { // the screen may show them
+	if err := l.w.redactSecretsOf(ctx, g); err != nil { // the screen may show them
 		return err
 	}
 	// Only the latest snapshot counts, however fast they arrive.
-	news := make(chan wire.Glance, 1)
+	news := make(chan wire.Observation, 1)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		defer close(news)
-		return g.Watch(ctx, s.Facts.Dir, s.Facts.Base.Commit, func(g wire.Glance) error {
+		return g.Watch(ctx, s.Status.Dir, s.Status.Base.Commit, func(g wire.Observation) error {
 			select {
 			case <-news:
 			default:
@@ -94,7 +94,7 @@ func (l *lookout) look(ctx context.Context, s Session, conn func(context.Context
 			if err := l.pace.Wait(ctx); err != nil {
 				return err
 			}
-			if err := l.take(ctx, g); err != nil {
+			if err := l.recordObservation(ctx, g); err != nil {
 				return err
 			}
 		}
@@ -103,8 +103,8 @@ func (l *lookout) look(ctx context.Context, s Session, conn func(context.Context
 	return group.Wait()
 }
 
-// take stores one snapshot.
-func (l *lookout) take(ctx context.Context, g wire.Glance) error {
+// recordObservation stores one snapshot.
+func (l *statusWatcher) recordObservation(ctx context.Context, g wire.Observation) error {
 	for i := range g.Agents {
 		g.Agents[i].Name, g.Agents[i].On = l.w.text(g.Agents[i].Name), l.w.text(g.Agents[i].On)
 	}
@@ -115,17 +115,17 @@ func (l *lookout) take(ctx context.Context, g wire.Glance) error {
 	}
 	if !bytes.Equal(text, l.last) {
 		// A flush is not worth its cost: the next snapshot replaces this one.
-		if err := atomicfile.WriteUnflushed(l.w.glanceFile(l.id), text, 0o600); err != nil {
+		if err := atomicfile.WriteUnflushed(l.w.observationFile(l.id), text, 0o600); err != nil {
 			return fail.New(fail.Host, "write guest snapshot: %w", err)
 		}
 		l.last = text
 	}
 	now := attention(g)
 	s, err := l.w.Get(ctx, l.id)
-	if err != nil || now.same(s.Facts.Attention) {
+	if err != nil || now.same(s.Status.Attention) {
 		return err
 	}
-	note := func(f *Facts) { f.Attention = now }
+	note := func(f *Status) { f.Attention = now }
 	if l.told.Allow() {
 		s, err = l.w.appendFromGuest(ctx, l.id, event(EventAttention, now), note)
 	} else {
@@ -143,21 +143,21 @@ func (l *lookout) take(ctx context.Context, g wire.Glance) error {
 // screen returns the lines of a screen that may be stored. A program that wraps lines
 // itself may have split a secret over two of them; the secret is then on no single
 // line, so screen also checks all lines joined.
-func (l *lookout) screen(lines []string) []string {
+func (l *statusWatcher) screen(lines []string) []string {
 	var whole strings.Builder
 	kept := make([]string, len(lines))
 	for i, line := range lines {
 		kept[i] = l.w.text(line)
 		whole.WriteString(strings.TrimSpace(kept[i]))
 	}
-	if text := whole.String(); l.w.Redact.String(text) != text {
+	if text := whole.String(); l.w.Redact.Redact(text) != text {
 		return []string{"[redacted]"}
 	}
 	return kept
 }
 
 // attention returns the state of the most urgent agent, or nil when no agent runs.
-func attention(g wire.Glance) *Attention {
+func attention(g wire.Observation) *Attention {
 	if len(g.Agents) == 0 {
 		return nil
 	}
@@ -177,10 +177,10 @@ func (a *Attention) same(b *Attention) bool {
 	return a.State == b.State && a.Agent == b.Agent && a.On == b.On
 }
 
-// Needs reports whether an agent waits for a person: it asks something, it failed, or
+// NeedsAttention reports whether an agent waits for a person: it asks something, it failed, or
 // it finished since the user last attached.
-func (s Session) Needs() bool {
-	a := s.Facts.Attention
+func (s Session) NeedsAttention() bool {
+	a := s.Status.Attention
 	if s.Phase != Ready || a == nil {
 		return false
 	}
@@ -188,7 +188,7 @@ func (s Session) Needs() bool {
 	case wire.AgentBlocked, wire.AgentError:
 		return true
 	case wire.AgentDone:
-		return a.Since.After(s.Facts.Attached)
+		return a.Since.After(s.Status.Attached)
 	}
 	return false
 }

@@ -18,28 +18,30 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-func newLookout(t *testing.T) (*lookout, Session, *[]Attention) {
+func newLookout(t *testing.T) (*statusWatcher, Session, *[]Attention) {
 	t.Helper()
 	w := newWorker(t, driver{})
 	w.Redact = secret.NewRedactor(secret.NewValue("sw0rdfish-0123456789"))
-	s := put(t, w.Manager, "0a1b2c3d4e5f", "acme/app", Ready, Ready, Facts{})
+	s := put(t, w.Manager, "0a1b2c3d4e5f", "acme/app", Ready, Ready, Status{})
 	if err := os.MkdirAll(w.Config.Paths.SessionDir(s.ID), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	var told []Attention
 	w.Attention = func(_ context.Context, s Session) {
-		if s.Facts.Attention != nil {
-			told = append(told, *s.Facts.Attention)
+		if s.Status.Attention != nil {
+			told = append(told, *s.Status.Attention)
 		}
 	}
-	return &lookout{w: w, id: s.ID, pace: rate.NewLimiter(rate.Inf, 1), told: rate.NewLimiter(0, 3)}, s, &told
+	return &statusWatcher{w: w, id: s.ID, pace: rate.NewLimiter(rate.Inf, 1), told: rate.NewLimiter(0, 3)}, s, &told
 }
 
-func agents(of ...wire.Agent) wire.Glance { return wire.Glance{Version: wire.Version, Agents: of} }
+func agents(of ...wire.Agent) wire.Observation {
+	return wire.Observation{Version: wire.Version, Agents: of}
+}
 
 func TestTheMostUrgentAgentCounts(t *testing.T) {
 	l, s, told := newLookout(t)
-	for _, g := range []wire.Glance{
+	for _, g := range []wire.Observation{
 		agents(wire.Agent{Name: "claude", State: wire.AgentWorking}),
 		agents(wire.Agent{Name: "claude", State: wire.AgentWorking}, wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}),
 		agents(wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}), // no change
@@ -47,7 +49,7 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 		agents(),
 		agents(wire.Agent{Name: "claude", State: wire.AgentDone}),
 	} {
-		if err := l.take(t.Context(), g); err != nil {
+		if err := l.recordObservation(t.Context(), g); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -60,14 +62,14 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 		t.Errorf("told %q, want %q", got, want)
 	}
 	now, err := l.w.Get(t.Context(), s.ID)
-	if err != nil || !now.Needs() || now.View().Attention.State != wire.AgentDone {
-		t.Fatalf("%+v, %v", now.Facts.Attention, err)
+	if err != nil || !now.NeedsAttention() || now.View().Attention.State != wire.AgentDone {
+		t.Fatalf("%+v, %v", now.Status.Attention, err)
 	}
-	if err := l.w.Came(t.Context(), now); err != nil {
+	if err := l.w.MarkVisited(t.Context(), now); err != nil {
 		t.Fatal(err)
 	}
-	if now, err = l.w.Get(t.Context(), s.ID); err != nil || now.Needs() {
-		t.Errorf("done, seen, and still waiting: %+v, %v", now.Facts, err)
+	if now, err = l.w.Get(t.Context(), s.ID); err != nil || now.NeedsAttention() {
+		t.Errorf("done, seen, and still waiting: %+v, %v", now.Status, err)
 	}
 	evs, err := l.w.Store.Events(t.Context(), s.ID, 0, 100)
 	if err != nil {
@@ -90,10 +92,10 @@ func TestGlancesHoldNoSecret(t *testing.T) {
 	l, s, told := newLookout(t)
 	g := agents(wire.Agent{Name: "claude", State: wire.AgentBlocked, On: "permission: Bash: echo sw0rdfish-0123456789"})
 	g.Window, g.Screen = "claude", []string{"$ env", "TOKEN=sw0rdfish-0123456789", "\x1b[31mred\x1b[0m"}
-	if err := l.take(t.Context(), g); err != nil {
+	if err := l.recordObservation(t.Context(), g); err != nil {
 		t.Fatal(err)
 	}
-	got, at, err := l.w.Glance(s)
+	got, at, err := l.w.Observation(s)
 	if err != nil || time.Since(at) > time.Hour {
 		t.Fatal(err, at)
 	}
@@ -108,23 +110,23 @@ func TestGlancesHoldNoSecret(t *testing.T) {
 		t.Errorf("the screen: %q", got.Screen)
 	}
 	g.Screen = []string{"  TOKEN=sw0rdfish-  ", "  0123456789 and more"}
-	if err := l.take(t.Context(), g); err != nil {
+	if err := l.recordObservation(t.Context(), g); err != nil {
 		t.Fatal(err)
 	}
-	if got, _, err = l.w.Glance(s); err != nil || strings.Join(got.Screen, "") != "[redacted]" {
+	if got, _, err = l.w.Observation(s); err != nil || strings.Join(got.Screen, "") != "[redacted]" {
 		t.Errorf("a secret on two lines: %q, %v", got.Screen, err)
 	}
 }
 
 func TestGlanceOfNothing(t *testing.T) {
 	l, s, _ := newLookout(t)
-	if _, _, err := l.w.Glance(s); fail.CodeOf(err) != fail.NotFound {
+	if _, _, err := l.w.Observation(s); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("never looked at: %v", err)
 	}
-	if err := os.WriteFile(l.w.glanceFile(s.ID), nil, 0o600); err != nil { // as after a power cut
+	if err := os.WriteFile(l.w.observationFile(s.ID), nil, 0o600); err != nil { // as after a power cut
 		t.Fatal(err)
 	}
-	if _, _, err := l.w.Glance(s); err == nil {
+	if _, _, err := l.w.Observation(s); err == nil {
 		t.Error("an empty file is a glance")
 	}
 }
@@ -134,14 +136,14 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 	l, s, told := newLookout(t)
 	l.told = rate.NewLimiter(rate.Inf, 1)
 	_, err := l.w.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
-		row.Facts = fmt.Appendf(nil, `{"events": {"bytes": %d}}`, 64<<20-1000)
+		row.Status = fmt.Appendf(nil, `{"events": {"bytes": %d}}`, 64<<20-1000)
 		return store.Event{}, nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range 50 {
-		if err := l.take(t.Context(), agents(wire.Agent{Name: "claude", State: wire.AgentBlocked, On: fmt.Sprintf("question %d", i)})); err != nil {
+		if err := l.recordObservation(t.Context(), agents(wire.Agent{Name: "claude", State: wire.AgentBlocked, On: fmt.Sprintf("question %d", i)})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -166,7 +168,7 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 	if count[EventStep] != 2 { // its start and its end, which the host causes
 		t.Errorf("%d events of the step", count[EventStep])
 	}
-	if now, err := l.w.Get(t.Context(), s.ID); err != nil || now.Facts.Attention.On != "question 49" || len(*told) != 50 {
-		t.Errorf("the last is %+v, %d were told; %v", now.Facts.Attention, len(*told), err)
+	if now, err := l.w.Get(t.Context(), s.ID); err != nil || now.Status.Attention.On != "question 49" || len(*told) != 50 {
+		t.Errorf("the last is %+v, %d were told; %v", now.Status.Attention, len(*told), err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
 )
 
-func (m *Manager) asked(ctx context.Context) Asked {
-	return Asked{Actor: m.Actor, Trace: trace.ID(ctx)}
+func (m *Manager) requestedBy(ctx context.Context) RequestedBy {
+	return RequestedBy{Actor: m.Actor, Trace: trace.ID(ctx)}
 }
 
 // audit records what was done, or that err prevented it.
@@ -34,12 +34,12 @@ func (w *Worker) auditSecrets(ctx context.Context, s Session, refs []secret.Ref,
 		names = append(names, r.Name)
 	}
 	slices.Sort(names)
-	w.audit(ctx, audit.SecretAccessed, s.Facts.Asked.Actor, "session:"+s.ID, err, s.details(map[string]any{"secrets": names}))
+	w.audit(ctx, audit.SecretAccessed, s.Status.RequestedBy.Actor, "session:"+s.ID, err, s.details(map[string]any{"secrets": names}))
 }
 
 // auditVM records a change to the VM of s.
 func (w *Worker) auditVM(ctx context.Context, what audit.Type, s Session, err error) {
-	w.audit(ctx, what, s.Facts.Asked.Actor, "vm:"+s.VM(), err, s.details(map[string]any{"from": s.Facts.From, "accel": s.Facts.Accel}))
+	w.audit(ctx, what, s.Status.RequestedBy.Actor, "vm:"+s.VM(), err, s.details(map[string]any{"from": s.Status.From, "accel": s.Status.Accel}))
 }
 
 // details returns the fields that identify the session, together with those in more.

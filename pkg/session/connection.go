@@ -44,18 +44,18 @@ func (c *connection) start(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	c.change = make(chan struct{})
 	var tasks sync.WaitGroup
-	tasks.Go(func() { c.keep(ctx) })
+	tasks.Go(func() { c.maintain(ctx) })
 	return func() {
 		cancel()
 		tasks.Wait()
 	}
 }
 
-func (c *connection) keep(ctx context.Context) {
+func (c *connection) maintain(ctx context.Context) {
 	wait, told := redialMin, ""
 	for {
 		began := time.Now()
-		err := c.once(ctx)
+		err := c.connectOnce(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -75,8 +75,8 @@ func (c *connection) keep(ctx context.Context) {
 	}
 }
 
-// once makes one connection and serves it until it is lost.
-func (c *connection) once(ctx context.Context) error {
+// connectOnce makes one connection and serves it until it is lost.
+func (c *connection) connectOnce(ctx context.Context) error {
 	client, err := c.dial(ctx)
 	if err != nil {
 		return err
@@ -117,7 +117,7 @@ func (c *connection) get(ctx context.Context) (*ssh.Client, error) {
 		c.mu.Unlock()
 		if client != nil {
 			select {
-			case <-client.Done(): // keep will notice
+			case <-client.Done(): // maintain will notice
 			default:
 				return client, nil
 			}

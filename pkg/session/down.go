@@ -28,29 +28,29 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	var work *repo.WorkState
 	err := w.step(ctx, s.ID, "stop the VM", func(ctx context.Context, p vm.Progress) error {
 		var poweroff func(context.Context) error
-		work, poweroff = w.farewell(ctx, s)
+		work, poweroff = w.prepareShutdown(ctx, s)
 		err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace)
-		if errors.Is(err, vm.ErrNotFound) && !s.Facts.WasReady {
+		if errors.Is(err, vm.ErrNotFound) && !s.Status.WasReady {
 			err = nil // cancelled before the VM existed
 		}
 		return errors.Join(err, w.Gateway(s).Stop(ctx))
 	})
 	if err != nil {
-		return w.broke(ctx, s, err)
+		return w.markBroken(ctx, s, err)
 	}
-	s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} })
+	s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
 	if err != nil {
 		return s, err
 	}
 	return w.move(ctx, s, Stopped, work, func(row *store.Session) { row.SetError("", "", "") })
 }
 
-// farewell prepares the guest for its shutdown, within the time that a working guest
+// prepareShutdown prepares the guest for its shutdown, within the time that a working guest
 // needs. It returns the work that would be lost with the guest, nil when that is
 // unknown, and a function that powers the guest off. If the guest cannot be reached,
 // that function returns the error; the driver then presses the power button, so that
 // the guest can still write its data to disk.
-func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState, poweroff func(context.Context) error) {
+func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.WorkState, poweroff func(context.Context) error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -62,7 +62,7 @@ func (w *Worker) farewell(ctx context.Context, s Session) (work *repo.WorkState,
 	g := s.Guest(conn)
 	var saving sync.WaitGroup
 	saving.Go(func() { w.saveHome(whole, s, g) })
-	if s.Facts.Base != nil {
+	if s.Status.Base != nil {
 		state, err := w.Work(ctx, s, conn)
 		if err != nil {
 			w.warn(ctx, s.ID, "", "unsaved work in the guest is unknown: %v", err)
@@ -91,11 +91,11 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 			return s, err
 		}
 	}
-	w.lastWords(ctx, s)
+	w.saveHomeBeforeDestroy(ctx, s)
 	err := w.step(ctx, s.ID, "remove VM, disks and keys", func(ctx context.Context, p vm.Progress) error {
 		return errors.Join(
 			w.KillLocal(ctx, s),
-			w.forsake(ctx, s.ID),
+			w.releaseStandby(ctx, s.ID),
 			w.Driver.Delete(ctx, s.VM()),
 			w.Gateway(s).Stop(ctx),
 		)
@@ -114,7 +114,7 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 	if err := os.RemoveAll(w.Config.Paths.SessionDir(s.ID)); err != nil {
 		return s, fmt.Errorf("remove session directory: %w", err)
 	}
-	if s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} }); err != nil {
+	if s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} }); err != nil {
 		return s, err
 	}
 	return w.advance(ctx, s, Gone, func(row *store.Session) { row.SetError("", "", "") })

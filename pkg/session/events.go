@@ -16,12 +16,12 @@ const (
 
 // PhaseChange records that the phase or the desired phase changed.
 type PhaseChange struct {
-	From   Phase  `json:"from,omitempty"`
-	To     Phase  `json:"to"`
-	Want   Phase  `json:"want,omitempty"`
-	Code   string `json:"code,omitempty"` // of the error, if one occurred
-	Reason string `json:"reason,omitempty"`
-	Hint   string `json:"hint,omitempty"`
+	From    Phase  `json:"from,omitempty"`
+	To      Phase  `json:"to"`
+	Desired Phase  `json:"want,omitempty"`
+	Code    string `json:"code,omitempty"` // of the error, if one occurred
+	Reason  string `json:"reason,omitempty"`
+	Hint    string `json:"hint,omitempty"`
 }
 
 // stepProgress is the state of a step whose detail changed. The detail may come from

@@ -17,7 +17,7 @@ import (
 // until the VM may run again, and no longer, because destroy relies on it.
 func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 	off := driver{inspect: func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil }}
-	old := Facts{WasReady: true, Base: &repo.Base{}, Work: &repo.WorkState{}}
+	old := Status{WasReady: true, Base: &repo.Base{}, Work: &repo.WorkState{}}
 	for name, c := range map[string]struct {
 		from, want Phase
 		driver     driver
@@ -33,20 +33,20 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 			w := newWorker(t, c.driver)
 			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.want, old)
 			got, err := w.Next(t.Context(), s)
-			if err != nil || got.Phase != c.to || got.Facts.Work != nil {
-				t.Fatalf("%s, work %+v, %v", got.Phase, got.Facts.Work, err)
+			if err != nil || got.Phase != c.to || got.Status.Work != nil {
+				t.Fatalf("%s, work %+v, %v", got.Phase, got.Status.Work, err)
 			}
 		})
 	}
 	t.Run("said at the stop", func(t *testing.T) {
 		w := newWorker(t, driver{})
-		s := put(t, w.Manager, "aaaa11112222", "o/r", Stopping, Stopped, Facts{})
+		s := put(t, w.Manager, "aaaa11112222", "o/r", Stopping, Stopped, Status{})
 		got, err := w.move(t.Context(), s, Stopped, &repo.WorkState{Dirty: 3}, nil)
-		if err != nil || got.Facts.Work == nil || got.Facts.Work.Dirty != 3 {
-			t.Fatalf("%+v, %v", got.Facts.Work, err)
+		if err != nil || got.Status.Work == nil || got.Status.Work.Dirty != 3 {
+			t.Fatalf("%+v, %v", got.Status.Work, err)
 		}
-		if got, err = w.advance(t.Context(), got, Destroying, nil); err != nil || got.Facts.Work == nil {
-			t.Fatalf("%+v, %v", got.Facts.Work, err)
+		if got, err = w.advance(t.Context(), got, Destroying, nil); err != nil || got.Status.Work == nil {
+			t.Fatalf("%+v, %v", got.Status.Work, err)
 		}
 	})
 }
@@ -77,7 +77,7 @@ func failWrites(t *testing.T, m *Manager, n int) (restore func()) {
 // When a write of the row fails, the Worker returns an error, leaves a correct phase,
 // and touches no VM unless the row says so. The next attempt succeeds.
 func TestFailedWritesAreNeverSuccess(t *testing.T) {
-	whole := Facts{WasReady: true, Base: &repo.Base{}, Endpoint: vm.Endpoint{Addr: "127.0.0.1:1"}}
+	whole := Status{WasReady: true, Base: &repo.Base{}, Endpoint: vm.Endpoint{Addr: "127.0.0.1:1"}}
 	for name, c := range map[string]struct {
 		from, want, to Phase
 		gone           bool // the VM is gone
@@ -149,10 +149,10 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 			w.Driver = *d
 		},
 		"a VM that was taken": func(t *testing.T, w *Worker, _ *driver, s Session) {
-			if err := os.MkdirAll(w.spareDir(s.ID), 0o700); err != nil {
+			if err := os.MkdirAll(w.standbyDir(s.ID), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(w.spareDir(s.ID)+"/spare.json", []byte("{"), 0o600); err != nil {
+			if err := os.WriteFile(w.standbyDir(s.ID)+"/spare.json", []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -160,7 +160,7 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := driver{}
 			w := newWorker(t, d)
-			s := put(t, w.Manager, "aaaa11112222", "o/r", Stopped, Gone, Facts{})
+			s := put(t, w.Manager, "aaaa11112222", "o/r", Stopped, Gone, Status{})
 			set(t, w, &d, s)
 			if _, err := w.Next(t.Context(), s); err == nil {
 				t.Fatal("it succeeded")
@@ -176,7 +176,7 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 // A session continues without its events, but not without its row.
 func TestEventsThatCannotBeWritten(t *testing.T) {
 	w := newWorker(t, driver{})
-	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Facts{})
+	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Status{})
 	if err := w.Store.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -185,10 +185,10 @@ func TestEventsThatCannotBeWritten(t *testing.T) {
 		t.Error(ran, err)
 	}
 	w.warn(t.Context(), s.ID, "", "x")
-	if _, err := w.facts(t.Context(), s.ID, store.Event{}, func(*Facts) {}); err == nil {
+	if _, err := w.facts(t.Context(), s.ID, store.Event{}, func(*Status) {}); err == nil {
 		t.Error("facts were kept")
 	}
-	if _, err := w.broke(t.Context(), s, errBoom); !errors.Is(err, errBoom) {
+	if _, err := w.markBroken(t.Context(), s, errBoom); !errors.Is(err, errBoom) {
 		t.Error(err) // the cause must be reported too
 	}
 }

@@ -19,10 +19,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// fill sets up a running guest: network rules, tools, repository, home files and
+// configure sets up a running guest: network rules, tools, repository, home files and
 // secrets. The repository arrives over SSH, so cloning needs no network, but it needs
 // the tools.
-func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
+func (w *Worker) configure(ctx context.Context, s *Session, gst guest.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
 	tools, err := w.hasTools(s)
 	if err != nil {
 		return err
@@ -31,7 +31,7 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 	provisioned := make(chan struct{})
 	one, other, third := *s, *s, *s
 	g.Go(func() error {
-		if err := w.guard(gctx, &one, gst); err != nil {
+		if err := w.installFirewall(gctx, &one, gst); err != nil {
 			return err
 		}
 		if !tools {
@@ -40,14 +40,14 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 			}
 		}
 		close(provisioned)
-		if one.Facts.VM != "" && ownTools(&one) {
+		if one.Status.VM != "" && ownTools(&one) {
 			if err := gst.SetHostname(gctx, one.Name); err != nil {
 				return err
 			}
 		}
 		return w.deliver(gctx, &one, gst, secrets)
 	})
-	if s.Facts.Base == nil {
+	if s.Status.Base == nil {
 		g.Go(func() error {
 			if !tools {
 				select {
@@ -65,7 +65,7 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 		case <-gctx.Done():
 			return gctx.Err()
 		}
-		return w.furnish(gctx, third, gst)
+		return w.copyHomeFiles(gctx, third, gst)
 	})
 	if err := g.Wait(); err != nil {
 		return err
@@ -74,9 +74,9 @@ func (w *Worker) fill(ctx context.Context, s *Session, gst guest.Guest, source r
 	return err
 }
 
-// guard installs the guest program and the policy. From here on the guest reaches
+// installFirewall installs the guest program and the policy. From here on the guest reaches
 // what the policy allows; before, it reached nothing.
-func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
+func (w *Worker) installFirewall(ctx context.Context, s *Session, g guest.Guest) error {
 	return w.step(ctx, s.ID, "apply the network policy", func(ctx context.Context, _ vm.Progress) error {
 		p, err := w.Policy(*s)
 		if err != nil {
@@ -85,12 +85,12 @@ func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
 		// Update the gateway first, because its policy is the one that is enforced.
 		// When the gateway was started, the repository's own file, which may narrow
 		// the policy, had not been read.
-		if s.Spec.Walled {
+		if s.Spec.Enforced {
 			if err := w.Gateway(*s).SetPolicy(ctx, p); err != nil {
 				return err
 			}
 		}
-		st, err := g.Install(ctx, Arch(), s.Facts.Program, p)
+		st, err := g.Install(ctx, Arch(), s.Status.Program, p)
 		if err != nil {
 			return err
 		}
@@ -98,8 +98,8 @@ func (w *Worker) guard(ctx context.Context, s *Session, g guest.Guest) error {
 		if err != nil {
 			return err
 		}
-		if key != s.Facts.Program {
-			if *s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Program = key }); err != nil {
+		if key != s.Status.Program {
+			if *s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Program = key }); err != nil {
 				return err
 			}
 		}
@@ -134,42 +134,42 @@ func (w *Worker) readProject(ctx context.Context, s *Session, g repo.Guest, src 
 		}
 		project = &parsed
 	}
-	if project == nil && s.Facts.Project == nil {
+	if project == nil && s.Status.Project == nil {
 		return nil
 	}
-	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Project = project })
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Project = project })
 	return err
 }
 
 // checkout returns where the repository is in the guest.
 func checkout(s Session) repo.Checkout {
-	return repo.Checkout{Dir: path.Join(s.Facts.Root+guest.Home, path.Base(s.Repo))}
+	return repo.Checkout{Dir: path.Join(s.Status.Root+guest.Home, path.Base(s.Repo))}
 }
 
 // ownTools reports whether the guest is a machine of its own. A guest with a root
 // prefix is a directory of this host: it has the host's tools and must not get
 // others.
-func ownTools(s *Session) bool { return s.Facts.Root == "" }
+func ownTools(s *Session) bool { return s.Status.Root == "" }
 
 func (w *Worker) windows(ctx context.Context, s *Session, g guest.Guest) error {
 	if !ownTools(s) {
 		return nil
 	}
 	return w.step(ctx, s.ID, "open tmux windows", func(ctx context.Context, _ vm.Progress) error {
-		return g.Tmux(ctx, s.Facts.Dir)
+		return g.Tmux(ctx, s.Status.Dir)
 	})
 }
 
-// own waits until the guest shares nothing with the image or snapshot that its VM was
+// finishIdentity waits until the guest shares nothing with the image or snapshot that its VM was
 // made from: its seed disk, its disk size and its journal are its own.
-func (w *Worker) own(ctx context.Context, s Session, g guest.Guest) error {
-	if s.Facts.From == golden.FromGeneric {
+func (w *Worker) finishIdentity(ctx context.Context, s Session, g guest.Guest) error {
+	if s.Status.From == golden.FromGeneric {
 		return nil
 	}
 	return w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not finish its own disks and journal within %v", ownTimeout))
 		defer cancel()
-		trouble, err := g.Own(ctx)
+		trouble, err := g.FinishIdentity(ctx)
 		if err == nil && trouble != "" {
 			w.warn(ctx, s.ID, "", "in the guest: %s", trouble)
 		}
@@ -180,7 +180,7 @@ func (w *Worker) own(ctx context.Context, s Session, g guest.Guest) error {
 // hasTools reports whether this version's provision scripts have run in the guest.
 func (w *Worker) hasTools(s *Session) (bool, error) {
 	key, err := guest.ScriptsKey(w.Golden.Scripts)
-	return !ownTools(s) || s.Facts.Provisioned == key, err
+	return !ownTools(s) || s.Status.Provisioned == key, err
 }
 
 func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error {
@@ -194,7 +194,7 @@ func (w *Worker) provision(ctx context.Context, s *Session, g guest.Guest) error
 		if err != nil {
 			return err
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Provisioned = key })
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Provisioned = key })
 		return err
 	})
 }
@@ -209,7 +209,7 @@ func (w *Worker) clone(ctx context.Context, s *Session, g guest.Guest, src repo.
 		for _, warning := range base.Warnings {
 			w.warn(ctx, s.ID, "", "%s", warning)
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Dir, f.Base, f.Target = to.Dir, &base, target })
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Dir, f.Base, f.Target = to.Dir, &base, target })
 		return err
 	})
 }
@@ -219,14 +219,14 @@ func (w *Worker) clone(ctx context.Context, s *Session, g guest.Guest, src repo.
 func (w *Worker) deliver(ctx context.Context, s *Session, g guest.Guest, secrets map[string]secret.Value) error {
 	return w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
 		token := randomHex(32)
-		w.hide(secret.NewValue(token))
+		w.redactValues(secret.NewValue(token))
 		sum := sha256.Sum256([]byte(token))
 		_, err := w.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
 			row.TokenSHA256 = hex.EncodeToString(sum[:])
 			return store.Event{}, nil
 		})
 		if err == nil {
-			*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Secrets = guest.Measure(secrets, token) })
+			*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Secrets = guest.Measure(secrets, token) })
 		}
 		if err != nil {
 			return err
@@ -236,16 +236,16 @@ func (w *Worker) deliver(ctx context.Context, s *Session, g guest.Guest, secrets
 	})
 }
 
-// hide makes Redact remove values from everything that is reported from now on.
-func (w *Worker) hide(values ...secret.Value) {
+// redactValues makes Redact remove values from everything that is reported from now on.
+func (w *Worker) redactValues(values ...secret.Value) {
 	if w.Redact != nil {
 		w.Redact.Add(values...)
 	}
 }
 
-// hideSecretsOf asks a guest, once, for the secrets that another keeper delivered, so
+// redactSecretsOf asks a guest, once, for the secrets that another keeper delivered, so
 // that Redact knows them.
-func (w *Worker) hideSecretsOf(ctx context.Context, g guest.Guest) error {
+func (w *Worker) redactSecretsOf(ctx context.Context, g guest.Guest) error {
 	if w.delivered {
 		return nil
 	}

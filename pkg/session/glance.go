@@ -13,28 +13,28 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
-func (m *Manager) glanceFile(id string) string {
+func (m *Manager) observationFile(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "glance.json")
 }
 
-// Glance returns the keeper's last snapshot of the guest, and its time. It only reads
+// Observation returns the keeper's last snapshot of the guest, and its time. It only reads
 // a file. It returns fail.NotFound when the keeper has never taken a snapshot.
-func (m *Manager) Glance(s Session) (wire.Glance, time.Time, error) {
-	f, err := os.Open(m.glanceFile(s.ID))
+func (m *Manager) Observation(s Session) (wire.Observation, time.Time, error) {
+	f, err := os.Open(m.observationFile(s.ID))
 	if errors.Is(err, fs.ErrNotExist) {
-		return wire.Glance{}, time.Time{}, fail.New(fail.NotFound, "session %s has no snapshot yet", s.Name)
+		return wire.Observation{}, time.Time{}, fail.New(fail.NotFound, "session %s has no snapshot yet", s.Name)
 	}
 	if err != nil {
-		return wire.Glance{}, time.Time{}, fail.New(fail.Host, "read snapshot of session %s: %w", s.Name, err)
+		return wire.Observation{}, time.Time{}, fail.New(fail.Host, "read snapshot of session %s: %w", s.Name, err)
 	}
 	defer f.Close()
-	var g wire.Glance
+	var g wire.Observation
 	fi, err := f.Stat()
 	if err == nil {
 		err = json.NewDecoder(f).Decode(&g)
 	}
 	if err != nil {
-		return wire.Glance{}, time.Time{}, fmt.Errorf("read snapshot of session %s: %w", s.Name, err)
+		return wire.Observation{}, time.Time{}, fmt.Errorf("read snapshot of session %s: %w", s.Name, err)
 	}
 	return g, fi.ModTime(), nil
 }

@@ -22,37 +22,37 @@ func (m *Manager) Mirrors() *repo.Mirrors {
 
 // Work asks the guest what work would be lost if the session were destroyed.
 func (m *Manager) Work(ctx context.Context, s Session, g repo.Guest) (repo.WorkState, error) {
-	known, err := repo.Known(ctx, s.Name, s.Facts.Target)
+	known, err := repo.Known(ctx, s.Name, s.Status.Target)
 	if err != nil {
 		return repo.WorkState{}, err
 	}
-	return repo.Work(ctx, g, s.Facts.Dir, *s.Facts.Base, known...)
+	return repo.Work(ctx, g, s.Status.Dir, *s.Status.Base, known...)
 }
 
 // Fetch copies the agent's commits to the repository's mirror on this host. It also
 // copies them to the local clone this time, unless clone is "".
 func (m *Manager) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, o repo.FetchOptions) (repo.FetchResult, error) {
-	into, keep := s.Facts.Target.With(clone)
-	res, err := repo.Fetch(ctx, g, s.Facts.Dir, s.Name, into, *s.Facts.Base, o)
+	into, keep := s.Status.Target.With(clone)
+	res, err := repo.Fetch(ctx, g, s.Status.Dir, s.Name, into, *s.Status.Base, o)
 	if err != nil {
 		return res, err
 	}
-	_, err = m.facts(ctx, s.ID, event(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Facts) { f.Target = keep })
+	_, err = m.facts(ctx, s.ID, event(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
 	return res, err
 }
 
-// Shown records which local tmux server shows the session; destroy needs to know.
-func (m *Manager) Shown(ctx context.Context, s Session, socket string) error {
-	if s.Facts.Tmux == socket {
+// SetTmuxSocket records which local tmux server shows the session; destroy needs to know.
+func (m *Manager) SetTmuxSocket(ctx context.Context, s Session, socket string) error {
+	if s.Status.Tmux == socket {
 		return nil
 	}
-	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Tmux = socket })
+	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Tmux = socket })
 	return err
 }
 
-// Came records that a user attaches now.
-func (m *Manager) Came(ctx context.Context, s Session) error {
-	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Attached = time.Now() })
+// MarkVisited records that a user attaches now.
+func (m *Manager) MarkVisited(ctx context.Context, s Session) error {
+	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Attached = time.Now() })
 	return err
 }
 
@@ -72,13 +72,13 @@ type SSHHost struct {
 
 // SSHConfig returns the session's SSHHost and writes its file of known hosts.
 func (m *Manager) SSHConfig(s Session) (SSHHost, error) {
-	host, port, err := net.SplitHostPort(s.Facts.Endpoint.Addr)
+	host, port, err := net.SplitHostPort(s.Status.Endpoint.Addr)
 	if err != nil {
 		return SSHHost{}, fail.New(fail.Conflict, "session %s has no running VM", s.Name).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	h := SSHHost{
-		Host: s.Name, Hostname: host, Port: port, User: s.Facts.Endpoint.User, IdentityFile: m.keyFile(s.ID),
-		HostKey: s.Facts.Endpoint.HostKey, KnownHostsFile: filepath.Join(m.Config.Paths.SessionDir(s.ID), "known_hosts"),
+		Host: s.Name, Hostname: host, Port: port, User: s.Status.Endpoint.User, IdentityFile: m.keyFile(s.ID),
+		HostKey: s.Status.Endpoint.HostKey, KnownHostsFile: filepath.Join(m.Config.Paths.SessionDir(s.ID), "known_hosts"),
 	}
 	return h, writeFile(h.KnownHostsFile, []byte(h.Host+" "+h.HostKey+"\n"))
 }

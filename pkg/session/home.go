@@ -22,10 +22,10 @@ import (
 // homeTimeout limits each transfer of home directory files, in either direction.
 const homeTimeout = 2 * time.Minute
 
-// furnish copies the user's files into the agent's home directory: first the
+// copyHomeFiles copies the user's files into the agent's home directory: first the
 // dotfiles, then the repository's saved home, in which the last session may have
 // changed dotfiles.
-func (w *Worker) furnish(ctx context.Context, s Session, g guest.Guest) error {
+func (w *Worker) copyHomeFiles(ctx context.Context, s Session, g guest.Guest) error {
 	if s.Spec.Restricted {
 		return nil
 	}
@@ -34,11 +34,11 @@ func (w *Worker) furnish(ctx context.Context, s Session, g guest.Guest) error {
 			return err
 		}
 	}
-	keep, err := keepOf(w.Config, s)
-	if err != nil || len(keep.Patterns) == 0 || s.Facts.Kept && s.Facts.WasReady {
+	keep, err := savePatterns(w.Config, s)
+	if err != nil || len(keep.Patterns) == 0 || s.Status.SavedHome && s.Status.WasReady {
 		return err
 	}
-	return w.restoreKept(ctx, s, g, keep)
+	return w.restoreSavedHome(ctx, s, g, keep)
 }
 
 // bringDotfiles copies the dotfiles. Errors in the files on the host fail the start,
@@ -63,15 +63,15 @@ func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guest.Guest) er
 					hint = "agent-sessionizer config edit # configure credentials under secrets:"
 				}
 			}
-			w.note(ctx, s.ID, hint, what, said)
+			w.warnLeftOut(ctx, s.ID, hint, what, said)
 		}
 		limited, cancel := limit(ctx)
 		defer cancel()
-		notes, err := g.BringDotfiles(limited, &archive, !s.Facts.WasReady)
-		if guestsFault(ctx, err) {
+		notes, err := g.BringDotfiles(limited, &archive, !s.Status.WasReady)
+		if isGuestFault(ctx, err) {
 			notes, err = []string{err.Error()}, nil
 		}
-		w.note(ctx, s.ID, "", what, notes)
+		w.warnLeftOut(ctx, s.ID, "", what, notes)
 		return err
 	})
 }
@@ -81,43 +81,43 @@ func limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, homeTimeout, fail.New(fail.Timeout, "timed out after %v", homeTimeout))
 }
 
-// guestsFault reports whether err is the fault of a reachable guest.
-func guestsFault(ctx context.Context, err error) bool {
+// isGuestFault reports whether err is the fault of a reachable guest.
+func isGuestFault(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == nil && !errors.Is(err, ssh.ErrUnreachable)
 }
 
-// note warns about files that were left out.
-func (w *Worker) note(ctx context.Context, id, hint, what string, notes []string) {
+// warnLeftOut warns about files that were left out.
+func (w *Worker) warnLeftOut(ctx context.Context, id, hint, what string, notes []string) {
 	if len(notes) > 0 {
 		w.warn(ctx, id, hint, "%s: %s", what, strings.Join(notes, "; "))
 	}
 }
 
-// keepOf returns what the settings say about saving the home of s.
-func keepOf(c *config.Config, s Session) (guest.Keep, error) {
+// savePatterns returns what the settings say about saving the home of s.
+func savePatterns(c *config.Config, s Session) (guest.SavePatterns, error) {
 	set, err := c.For(config.RepoKey(s.RepoKey), s.Spec.Profile)
-	return guest.Keep{Patterns: home.Patterns(set.Keep), Not: path.Base(s.Repo), Max: int64(c.Limits.Kept)}, err
+	return guest.SavePatterns{Patterns: home.Patterns(set.Persist), Not: path.Base(s.Repo), Max: int64(c.Limits.SavedHome)}, err
 }
 
-// keepNow calls keepOf with the settings as they are now: they may have changed a
+// saveHomeNow calls savePatterns with the settings as they are now: they may have changed a
 // moment ago. If the settings file has an error, the earlier settings apply, as
 // everywhere.
-func (w *Worker) keepNow(s Session) (guest.Keep, error) {
+func (w *Worker) saveHomeNow(s Session) (guest.SavePatterns, error) {
 	if now, err := w.Config.Reload(); err == nil {
-		return keepOf(now, s)
+		return savePatterns(now, s)
 	}
-	return keepOf(w.Config, s)
+	return savePatterns(w.Config, s)
 }
 
-// restoreKept restores the repository's saved home into a guest. It replaces existing
+// restoreSavedHome restores the repository's saved home into a guest. It replaces existing
 // files only in a guest that no user has worked in yet. Until it has succeeded,
 // nothing of this session is saved: that would replace a saved home whose files this
 // session never had.
-func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep guest.Keep) error {
+func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guest.Guest, keep guest.SavePatterns) error {
 	without := func(err error) {
-		w.warn(ctx, s.ID, "agent-sessionizer kept rm "+s.Called(), "continuing without the saved home, which is unchanged: %v", err)
+		w.warn(ctx, s.ID, "agent-sessionizer kept rm "+s.DisplayName(), "continuing without the saved home, which is unchanged: %v", err)
 	}
-	f, archive, err := w.openKept(s.RepoKey)
+	f, archive, err := w.openSavedHome(s.RepoKey)
 	if err != nil {
 		without(err)
 		return nil
@@ -130,11 +130,11 @@ func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep
 		err := w.step(ctx, s.ID, "restore the saved home", func(ctx context.Context, _ vm.Progress) error {
 			limited, cancel := limit(ctx)
 			defer cancel()
-			notes, err := g.RestoreHome(limited, keep, archive, !s.Facts.WasReady)
-			w.note(ctx, s.ID, "", "saved files not restored", notes)
+			notes, err := g.RestoreHome(limited, keep, archive, !s.Status.WasReady)
+			w.warnLeftOut(ctx, s.ID, "", "saved files not restored", notes)
 			return err
 		})
-		if guestsFault(ctx, err) {
+		if isGuestFault(ctx, err) {
 			without(err)
 			return nil
 		}
@@ -142,7 +142,7 @@ func (w *Worker) restoreKept(ctx context.Context, s Session, g guest.Guest, keep
 			return err
 		}
 	}
-	_, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Kept = true })
+	_, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.SavedHome = true })
 	return err
 }
 
@@ -152,8 +152,8 @@ func (w *Worker) saveHome(ctx context.Context, s Session, g guest.Guest) {
 	if s.Task != "" {
 		return // a repository's tasks run concurrently with each other and with its session
 	}
-	keep, err := w.keepNow(s)
-	if err == nil && (len(keep.Patterns) == 0 || !s.Facts.WasReady) {
+	keep, err := w.saveHomeNow(s)
+	if err == nil && (len(keep.Patterns) == 0 || !s.Status.WasReady) {
 		return
 	}
 	if err == nil {
@@ -164,45 +164,45 @@ func (w *Worker) saveHome(ctx context.Context, s Session, g guest.Guest) {
 	}
 }
 
-func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep guest.Keep) error {
-	if !s.Facts.Kept {
+func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep guest.SavePatterns) error {
+	if !s.Status.SavedHome {
 		// The setting was turned on after the session started. What an earlier
 		// session saved must not be lost.
-		if err := w.restoreKept(ctx, s, g, keep); err != nil {
+		if err := w.restoreSavedHome(ctx, s, g, keep); err != nil {
 			return err
 		}
 		var err error
 		if s, err = w.Get(ctx, s.ID); err != nil {
 			return err
 		}
-		if !s.Facts.Kept {
-			return nil // restoreKept has already warned
+		if !s.Status.SavedHome {
+			return nil // restoreSavedHome has already warned
 		}
 	}
 	return w.step(ctx, s.ID, "save the home", func(ctx context.Context, _ vm.Progress) error {
 		limited, cancel := limit(ctx)
 		defer cancel()
-		if err := w.hideSecretsOf(limited, g); err != nil { // the transcripts may contain them
+		if err := w.redactSecretsOf(limited, g); err != nil { // the transcripts may contain them
 			return err
 		}
 		var notes []string
-		k := Kept{RepoKey: s.RepoKey, Repo: s.Session.Repo, Session: s.Name, SavedAt: time.Now().UTC().Truncate(time.Second)}
-		err := w.saveKept(limited, k, keep.Max, w.Redact, func(ctx context.Context, to io.Writer) (err error) {
+		k := SavedHome{RepoKey: s.RepoKey, Repo: s.Session.Repo, Session: s.Name, SavedAt: time.Now().UTC().Truncate(time.Second)}
+		err := w.writeSavedHome(limited, k, keep.Max, w.Redact, func(ctx context.Context, to io.Writer) (err error) {
 			notes, err = g.SaveHome(ctx, keep, to)
 			return err
 		})
 		if err == nil {
-			w.note(ctx, s.ID, "", "files not saved", notes)
+			w.warnLeftOut(ctx, s.ID, "", "files not saved", notes)
 		}
 		return err
 	})
 }
 
-// lastWords saves the home of a session that is about to be destroyed, if its VM
+// saveHomeBeforeDestroy saves the home of a session that is about to be destroyed, if its VM
 // runs.
-func (w *Worker) lastWords(ctx context.Context, s Session) {
-	keep, err := w.keepNow(s)
-	if err != nil || len(keep.Patterns) == 0 || !s.Facts.WasReady || s.Facts.Endpoint.Addr == "" {
+func (w *Worker) saveHomeBeforeDestroy(ctx context.Context, s Session) {
+	keep, err := w.saveHomeNow(s)
+	if err != nil || len(keep.Patterns) == 0 || !s.Status.WasReady || s.Status.Endpoint.Addr == "" {
 		return
 	}
 	if m, err := w.Driver.Inspect(ctx, s.VM()); err != nil || m.State != vm.Running {

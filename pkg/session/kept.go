@@ -22,9 +22,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
 
-// Kept describes a repository's saved home: what its last session left for its next
+// SavedHome describes a repository's saved home: what its last session left for its next
 // one.
-type Kept struct {
+type SavedHome struct {
 	RepoKey string    `json:"repo_key"`
 	Repo    string    `json:"repo"`
 	Session string    `json:"session"` // the last session
@@ -37,25 +37,25 @@ type Kept struct {
 // Because both are in one file, one rename replaces both: a half-written file is
 // never used, and no archive is restored for another repository than the line names.
 const (
-	keptSuffix = ".kept"
-	keptLine   = 8 << 10 // maximum length of the line, in bytes
+	savedHomeSuffix    = ".kept"
+	maxSavedHomeHeader = 8 << 10 // maximum length of the line, in bytes
 )
 
-func (m *Manager) keptFile(repoKey string) string {
+func (m *Manager) savedHomeFile(repoKey string) string {
 	sum := sha256.Sum256([]byte(repoKey))
-	return filepath.Join(m.Config.Paths.Kept(), hex.EncodeToString(sum[:16])+keptSuffix)
+	return filepath.Join(m.Config.Paths.SavedHomes(), hex.EncodeToString(sum[:16])+savedHomeSuffix)
 }
 
-// saveKept replaces the saved home of k.RepoKey with what from writes, if that is
+// writeSavedHome replaces the saved home of k.RepoKey with what from writes, if that is
 // complete and at most this many bytes long. An empty archive removes the saved home.
 // The secrets of redact are overwritten without changing the length. Only the keeper
-// of the repository's one session calls saveKept.
-func (m *Manager) saveKept(ctx context.Context, k Kept, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) error {
+// of the repository's one session calls writeSavedHome.
+func (m *Manager) writeSavedHome(ctx context.Context, k SavedHome, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) error {
 	line, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	file := m.keptFile(k.RepoKey)
+	file := m.savedHomeFile(k.RepoKey)
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fail.New(fail.Host, "create directory of saved homes: %w", err)
 	}
@@ -125,16 +125,16 @@ func (s *sink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// openKept opens a repository's saved home; it returns nil when none exists.
-func (m *Manager) openKept(repoKey string) (*os.File, io.Reader, error) {
-	f, err := os.Open(m.keptFile(repoKey))
+// openSavedHome opens a repository's saved home; it returns nil when none exists.
+func (m *Manager) openSavedHome(repoKey string) (*os.File, io.Reader, error) {
+	f, err := os.Open(m.savedHomeFile(repoKey))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
 	if err != nil {
 		return nil, nil, fail.New(fail.Host, "read saved home: %w", err)
 	}
-	k, archive, err := readKept(f)
+	k, archive, err := readSavedHome(f)
 	if err == nil && k.RepoKey != repoKey {
 		err = fmt.Errorf("%s belongs to another repository", f.Name())
 	}
@@ -145,28 +145,28 @@ func (m *Manager) openKept(repoKey string) (*os.File, io.Reader, error) {
 	return f, archive, nil
 }
 
-func readKept(f *os.File) (Kept, io.Reader, error) {
-	r := bufio.NewReaderSize(f, keptLine)
+func readSavedHome(f *os.File) (SavedHome, io.Reader, error) {
+	r := bufio.NewReaderSize(f, maxSavedHomeHeader)
 	line, err := r.ReadSlice('\n')
-	var k Kept
+	var k SavedHome
 	if err == nil {
 		err = json.Unmarshal(line, &k)
 	}
 	info, serr := f.Stat()
 	if err := errors.Join(err, serr); err != nil {
-		return Kept{}, nil, fmt.Errorf("%s is damaged: %w", f.Name(), err)
+		return SavedHome{}, nil, fmt.Errorf("%s is damaged: %w", f.Name(), err)
 	}
 	k.Size = info.Size() - int64(len(line))
 	return k, r, nil
 }
 
-// Kept returns all saved homes, sorted by repository.
-func (m *Manager) Kept() ([]Kept, error) {
-	files, err := filepath.Glob(filepath.Join(m.Config.Paths.Kept(), "*"+keptSuffix))
+// SavedHomes returns all saved homes, sorted by repository.
+func (m *Manager) SavedHomes() ([]SavedHome, error) {
+	files, err := filepath.Glob(filepath.Join(m.Config.Paths.SavedHomes(), "*"+savedHomeSuffix))
 	if err != nil {
 		return nil, err
 	}
-	all := make([]Kept, 0, len(files))
+	all := make([]SavedHome, 0, len(files))
 	for _, name := range files {
 		f, err := os.Open(name)
 		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
@@ -175,30 +175,30 @@ func (m *Manager) Kept() ([]Kept, error) {
 		if err != nil {
 			return nil, fail.New(fail.Host, "read saved home: %w", err)
 		}
-		k, _, err := readKept(f)
+		k, _, err := readSavedHome(f)
 		f.Close()
 		if err != nil {
 			return nil, fail.New(fail.Host, "%w", err).WithHint("rm %s", name)
 		}
 		all = append(all, k)
 	}
-	slices.SortFunc(all, func(a, b Kept) int { return cmp.Compare(a.RepoKey, b.RepoKey) })
+	slices.SortFunc(all, func(a, b SavedHome) int { return cmp.Compare(a.RepoKey, b.RepoKey) })
 	return all, nil
 }
 
-// DropKept removes a repository's saved home and returns the repository's key. what
+// RemoveSavedHome removes a repository's saved home and returns the repository's key. what
 // is that key or the repository's short name. A live session saves its home again
 // when it stops.
-func (m *Manager) DropKept(what string) (key string, err error) {
-	all, err := m.Kept()
+func (m *Manager) RemoveSavedHome(what string) (key string, err error) {
+	all, err := m.SavedHomes()
 	if err != nil {
 		return "", err
 	}
-	for _, match := range []func(Kept) bool{
-		func(k Kept) bool { return k.RepoKey == what },
-		func(k Kept) bool { return strings.EqualFold(filepath.Base(k.Repo), what) },
+	for _, match := range []func(SavedHome) bool{
+		func(k SavedHome) bool { return k.RepoKey == what },
+		func(k SavedHome) bool { return strings.EqualFold(filepath.Base(k.Repo), what) },
 	} {
-		var found []Kept
+		var found []SavedHome
 		for _, k := range all {
 			if match(k) {
 				found = append(found, k)
@@ -206,7 +206,7 @@ func (m *Manager) DropKept(what string) (key string, err error) {
 		}
 		switch {
 		case len(found) == 1:
-			err := os.Remove(m.keptFile(found[0].RepoKey))
+			err := os.Remove(m.savedHomeFile(found[0].RepoKey))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return "", fail.New(fail.Host, "remove saved home: %w", err)
 			}

@@ -31,7 +31,7 @@ func archive(t *testing.T, transcript string) []byte {
 	}
 	defer root.Close()
 	var b bytes.Buffer
-	if _, err := home.Keep(&b, root, home.KeepOptions{Patterns: home.Patterns{"transcript"}, Bounds: home.KeepBounds(1 << 20)}); err != nil {
+	if _, err := home.Save(&b, root, home.SaveOptions{Patterns: home.Patterns{"transcript"}, Bounds: home.SaveBounds(1 << 20)}); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -48,7 +48,7 @@ func sends(b []byte) func(context.Context, io.Writer) error {
 // kept returns the archive of a repository's saved home, or "" when none exists.
 func kept(t *testing.T, m *Manager, key string) string {
 	t.Helper()
-	f, r, err := m.openKept(key)
+	f, r, err := m.openSavedHome(key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,23 +65,23 @@ func kept(t *testing.T, m *Manager, key string) string {
 
 func TestKept(t *testing.T) {
 	m := newManager(t)
-	a, b := Kept{RepoKey: "github.com/o/a", Repo: "o/a", Session: "agent-o-a-1", SavedAt: time.Unix(1, 0).UTC()}, Kept{RepoKey: "local:/o/a", Repo: "a"}
-	if all, err := m.Kept(); err != nil || all == nil || len(all) != 0 {
+	a, b := SavedHome{RepoKey: "github.com/o/a", Repo: "o/a", Session: "agent-o-a-1", SavedAt: time.Unix(1, 0).UTC()}, SavedHome{RepoKey: "local:/o/a", Repo: "a"}
+	if all, err := m.SavedHomes(); err != nil || all == nil || len(all) != 0 {
 		t.Error(all, err)
 	}
 	if got := kept(t, m, a.RepoKey); got != "" {
 		t.Errorf("%q", got)
 	}
-	for _, k := range []Kept{b, a, a} {
+	for _, k := range []SavedHome{b, a, a} {
 		text := archive(t, "of "+k.RepoKey)
-		if err := m.saveKept(t.Context(), k, 2000, nil, sends(text)); err != nil {
+		if err := m.writeSavedHome(t.Context(), k, 2000, nil, sends(text)); err != nil {
 			t.Fatal(err)
 		}
 		if got := kept(t, m, k.RepoKey); got != string(text) {
 			t.Errorf("%q, want %q", got, text)
 		}
 	}
-	all, err := m.Kept()
+	all, err := m.SavedHomes()
 	if err != nil || len(all) != 2 || all[1].RepoKey != b.RepoKey {
 		t.Fatal(all, err)
 	}
@@ -89,24 +89,24 @@ func TestKept(t *testing.T) {
 	if all[0] != a {
 		t.Errorf("%+v, want %+v", all[0], a)
 	}
-	for _, dir := range []string{m.Config.Paths.Kept(), m.keptFile(a.RepoKey)} {
+	for _, dir := range []string{m.Config.Paths.SavedHomes(), m.savedHomeFile(a.RepoKey)} {
 		if st, err := os.Stat(dir); err != nil || st.Mode().Perm()&0o077 != 0 {
 			t.Errorf("others can read %s: %v %v", dir, st, err)
 		}
 	}
 	// "a" is the short name of both; no repository has the key o/a.
 	for what, code := range map[string]fail.Code{"a": fail.Usage, "o/a": fail.NotFound, "nobody/nothing": fail.NotFound} {
-		if _, err := m.DropKept(what); fail.CodeOf(err) != code {
+		if _, err := m.RemoveSavedHome(what); fail.CodeOf(err) != code {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if key, err := m.DropKept(b.RepoKey); err != nil || key != b.RepoKey {
+	if key, err := m.RemoveSavedHome(b.RepoKey); err != nil || key != b.RepoKey {
 		t.Error(key, err)
 	}
-	if key, err := m.DropKept("A"); err != nil || key != a.RepoKey {
+	if key, err := m.RemoveSavedHome("A"); err != nil || key != a.RepoKey {
 		t.Error(key, err)
 	}
-	if left, err := os.ReadDir(m.Config.Paths.Kept()); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(m.Config.Paths.SavedHomes()); err != nil || len(left) > 0 {
 		t.Error(left, err)
 	}
 }
@@ -114,13 +114,13 @@ func TestKept(t *testing.T) {
 // The saved home of one repository is never used for another, whatever file it is in.
 func TestKeptOfAnotherRepository(t *testing.T) {
 	m := newManager(t)
-	if err := m.saveKept(t.Context(), Kept{RepoKey: "github.com/o/a"}, 2000, nil, sends(archive(t, "of a"))); err != nil {
+	if err := m.writeSavedHome(t.Context(), SavedHome{RepoKey: "github.com/o/a"}, 2000, nil, sends(archive(t, "of a"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(m.keptFile("github.com/o/a"), m.keptFile("github.com/o/b")); err != nil {
+	if err := os.Rename(m.savedHomeFile("github.com/o/a"), m.savedHomeFile("github.com/o/b")); err != nil {
 		t.Fatal(err)
 	}
-	if f, _, err := m.openKept("github.com/o/b"); err == nil || f != nil {
+	if f, _, err := m.openSavedHome("github.com/o/b"); err == nil || f != nil {
 		t.Error("it got the other one's")
 	}
 }
@@ -129,13 +129,13 @@ func TestKeptOfAnotherRepository(t *testing.T) {
 // left.
 func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 	m := newManager(t)
-	k := Kept{RepoKey: "github.com/o/a"}
+	k := SavedHome{RepoKey: "github.com/o/a"}
 	old := archive(t, "the old one")
-	if err := m.saveKept(t.Context(), k, 2000, nil, sends(old)); err != nil {
+	if err := m.writeSavedHome(t.Context(), k, 2000, nil, sends(old)); err != nil {
 		t.Fatal(err)
 	}
 	// A killed keeper leaves this behind.
-	if err := os.WriteFile(m.keptFile(k.RepoKey)+".new", []byte("half"), 0o644); err != nil {
+	if err := os.WriteFile(m.savedHomeFile(k.RepoKey)+".new", []byte("half"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	large := archive(t, strings.Repeat("x", 2001))
@@ -157,7 +157,7 @@ func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 			return context.Cause(ctx)
 		},
 	} {
-		err := m.saveKept(t.Context(), k, 2000, nil, from)
+		err := m.writeSavedHome(t.Context(), k, 2000, nil, from)
 		if err == nil {
 			t.Errorf("%s: saved", what)
 		}
@@ -167,12 +167,12 @@ func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 		if got := kept(t, m, k.RepoKey); got != string(old) {
 			t.Errorf("%s: %q is kept", what, got)
 		}
-		if left, err := os.ReadDir(m.Config.Paths.Kept()); err != nil || len(left) != 1 {
+		if left, err := os.ReadDir(m.Config.Paths.SavedHomes()); err != nil || len(left) != 1 {
 			t.Errorf("%s: %v %v", what, left, err)
 		}
 	}
 	// The old saved home stays in use while the new one is being written.
-	err := m.saveKept(t.Context(), k, 2000, nil, func(ctx context.Context, w io.Writer) error {
+	err := m.writeSavedHome(t.Context(), k, 2000, nil, func(ctx context.Context, w io.Writer) error {
 		if err := sends(archive(t, "new"))(ctx, w); err != nil {
 			return err
 		}
@@ -195,15 +195,15 @@ func TestNothingIsKept(t *testing.T) {
 	}
 	defer root.Close()
 	var empty bytes.Buffer
-	if _, err := home.Keep(&empty, root, home.KeepOptions{Bounds: home.KeepBounds(1000)}); err != nil {
+	if _, err := home.Save(&empty, root, home.SaveOptions{Bounds: home.SaveBounds(1000)}); err != nil {
 		t.Fatal(err)
 	}
-	k := Kept{RepoKey: "github.com/o/a"}
+	k := SavedHome{RepoKey: "github.com/o/a"}
 	for _, sent := range [][]byte{empty.Bytes(), archive(t, "something"), empty.Bytes()} {
-		if err := m.saveKept(t.Context(), k, 2000, nil, sends(sent)); err != nil {
+		if err := m.writeSavedHome(t.Context(), k, 2000, nil, sends(sent)); err != nil {
 			t.Fatal(err)
 		}
-		if all, err := m.Kept(); err != nil || (len(all) == 1) != (len(sent) > empty.Len()) {
+		if all, err := m.SavedHomes(); err != nil || (len(all) == 1) != (len(sent) > empty.Len()) {
 			t.Errorf("after %d bytes: %v %v", len(sent), all, err)
 		}
 	}
@@ -211,10 +211,10 @@ func TestNothingIsKept(t *testing.T) {
 
 func TestKeptHasNoSecrets(t *testing.T) {
 	m := newManager(t)
-	k := Kept{RepoKey: "github.com/o/a"}
+	k := SavedHome{RepoKey: "github.com/o/a"}
 	const token = "tok-0123456789-\"quoted\""
 	sent := archive(t, "the token is "+token+", in JSON tok-0123456789-\\\"quoted\\\", and in hex 746f6b2d303132333435363738392d2271756f74656422")
-	if err := m.saveKept(t.Context(), k, 2000, secret.NewRedactor(secret.NewValue(token)), sends(sent)); err != nil {
+	if err := m.writeSavedHome(t.Context(), k, 2000, secret.NewRedactor(secret.NewValue(token)), sends(sent)); err != nil {
 		t.Fatal(err)
 	}
 	got := kept(t, m, k.RepoKey)
@@ -226,7 +226,7 @@ func TestKeptHasNoSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	o := home.RestoreOptions{First: true, Patterns: home.Patterns{"transcript"}, Bounds: home.KeepBounds(1 << 20)}
+	o := home.RestoreOptions{First: true, Patterns: home.Patterns{"transcript"}, Bounds: home.SaveBounds(1 << 20)}
 	if _, err := home.Restore(root, strings.NewReader(got), o); err != nil {
 		t.Fatal(err)
 	}
@@ -241,17 +241,17 @@ func TestKeptHasNoSecrets(t *testing.T) {
 // starting.
 func TestDamagedKept(t *testing.T) {
 	m := newManager(t)
-	if err := os.MkdirAll(m.Config.Paths.Kept(), 0o700); err != nil {
+	if err := os.MkdirAll(m.Config.Paths.SavedHomes(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"", "{}", "no JSON\n", strings.Repeat("x", 3*keptLine) + "\n"} {
-		if err := os.WriteFile(m.keptFile("github.com/o/a"), []byte(text), 0o600); err != nil {
+	for _, text := range []string{"", "{}", "no JSON\n", strings.Repeat("x", 3*maxSavedHomeHeader) + "\n"} {
+		if err := os.WriteFile(m.savedHomeFile("github.com/o/a"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if f, _, err := m.openKept("github.com/o/a"); err == nil || f != nil {
+		if f, _, err := m.openSavedHome("github.com/o/a"); err == nil || f != nil {
 			t.Errorf("%.20q is fine", text)
 		}
-		if _, err := m.Kept(); !strings.HasPrefix(fail.HintOf(err), "rm ") {
+		if _, err := m.SavedHomes(); !strings.HasPrefix(fail.HintOf(err), "rm ") {
 			t.Errorf("%.20q: %v", text, err)
 		}
 	}
@@ -261,10 +261,10 @@ func TestDamagedKept(t *testing.T) {
 func TestRestrictedSessionGetsNoHomeFiles(t *testing.T) {
 	w := newWorker(t, driver{})
 	w.Config.Dotfiles = "/nowhere"
-	if err := w.furnish(t.Context(), Session{}, guest.Guest{}); err == nil {
+	if err := w.copyHomeFiles(t.Context(), Session{}, guest.Guest{}); err == nil {
 		t.Error("dotfiles were not looked for")
 	}
-	if err := w.furnish(t.Context(), Session{Spec: Spec{Restricted: true}}, guest.Guest{}); err != nil {
+	if err := w.copyHomeFiles(t.Context(), Session{Spec: Spec{Restricted: true}}, guest.Guest{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -53,7 +53,7 @@ func newManager(t *testing.T) *Manager {
 }
 
 // put creates a session in phase p with desired phase want.
-func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Facts) Session {
+func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Status) Session {
 	t.Helper()
 	spec, err := json.Marshal(Spec{
 		Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}, Image: image.Ubuntu,
@@ -67,13 +67,13 @@ func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Facts) 
 		t.Fatal(err)
 	}
 	_, _, err = m.Store.Create(t.Context(), store.Session{
-		ID: id, Name: Name(slug, id[:6], 58), RepoKey: "github.com/" + slug, Repo: slug, Phase: string(Creating), Want: string(Ready), Spec: spec,
+		ID: id, Name: Name(slug, id[:6], 58), RepoKey: "github.com/" + slug, Repo: slug, Phase: string(Creating), Desired: string(Ready), Spec: spec,
 	}, phaseEvent("", Creating, Ready), func([]store.Session) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
 	row, err := m.Store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Phase, row.Want, row.Facts = string(p), string(want), raw
+		row.Phase, row.Desired, row.Status = string(p), string(want), raw
 		if p == Broken {
 			row.SetError("HOST", "it broke", "mend it")
 		}
@@ -147,7 +147,7 @@ func (driver) Export(context.Context, string, string, vm.Progress) error { retur
 func (driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
 func (driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
 func (driver) Check(context.Context) []error              { return nil }
-func (driver) Wire(string) (vm.Wire, error)               { return vm.Wire{}, errBoom }
+func (driver) NetSockets(string) (vm.NetSockets, error)   { return vm.NetSockets{}, errBoom }
 
 func newWorker(t *testing.T, d driver) *Worker {
 	t.Helper()

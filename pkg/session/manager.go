@@ -57,7 +57,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	host, err := m.measure()
+	host, err := m.measureCapacity()
 	if err != nil {
 		return Session{}, false, nil, err
 	}
@@ -69,14 +69,14 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	facts, err := json.Marshal(Facts{Asked: m.asked(ctx)})
+	facts, err := json.Marshal(Status{RequestedBy: m.requestedBy(ctx)})
 	if err != nil {
 		return Session{}, false, nil, err
 	}
 	id := randomHex(6)
 	row, created, err := m.Store.Create(ctx, store.Session{
 		ID: id, Name: Name(r.Repo.Slug, id[:6], budget),
-		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Want: string(Ready), Spec: raw, Facts: facts,
+		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Desired: string(Ready), Spec: raw, Status: facts,
 	}, phaseEvent("", Creating, Ready), func(others []store.Session) error {
 		return admit(others, spec.Resources, m.Config.Limits, host)
 	})
@@ -89,7 +89,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if created {
 		return s, true, notices, m.wake(ctx, s.ID)
 	}
-	s, err = m.Want(ctx, s, Ready)
+	s, err = m.SetDesired(ctx, s, Ready)
 	return s, false, nil, err
 }
 
@@ -131,7 +131,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	return Spec{
 		Repo: r.Repo, Image: from.String(), Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
-		HostServices: r.HostServices, Walled: settings.Network.Walled(), Secrets: r.Secrets,
+		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets,
 		Restricted: r.Restricted,
 	}, append(notices, warnings...), nil
 }
@@ -147,12 +147,12 @@ func (m *Manager) Size(asked config.Resources) (config.Resources, error) {
 	return size, err
 }
 
-// Want records the session's desired phase and starts a keeper for it.
-func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, error) {
+// SetDesired records the session's desired phase and starts a keeper for it.
+func (m *Manager) SetDesired(ctx context.Context, s Session, want Phase) (Session, error) {
 	var host Host
 	if want == Ready && (s.Phase == Stopped || s.Phase == Broken) {
 		var err error
-		if host, err = m.measure(); err != nil {
+		if host, err = m.measureCapacity(); err != nil {
 			return s, err
 		}
 		others, err := m.Store.Sessions(ctx, false)
@@ -175,7 +175,7 @@ func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, err
 		switch {
 		case from == Broken && want == Ready:
 			to = Creating
-			if cur, err := read(*row); err == nil && cur.Facts.WasReady {
+			if cur, err := read(*row); err == nil && cur.Status.WasReady {
 				to = Starting
 			}
 			row.SetError("", "", "")
@@ -183,11 +183,11 @@ func (m *Manager) Want(ctx context.Context, s Session, want Phase) (Session, err
 			to = Stopping
 			row.SetError("", "", "")
 		}
-		if row.Want == string(want) && to == from {
+		if row.Desired == string(want) && to == from {
 			return store.Event{}, nil
 		}
-		row.Phase, row.Want = string(to), string(want)
-		return phaseEvent(from, to, want), change(row, func(f *Facts) { f.Asked = m.asked(ctx) })
+		row.Phase, row.Desired = string(to), string(want)
+		return phaseEvent(from, to, want), change(row, func(f *Status) { f.RequestedBy = m.requestedBy(ctx) })
 	})
 	if err != nil {
 		return s, err
@@ -232,13 +232,13 @@ func (m *Manager) Tend(ctx context.Context, s Session) error { return m.tend(ctx
 
 func (m *Manager) tend(ctx context.Context, row store.Session) error {
 	lock := m.Config.Paths.SessionLock(row.ID)
-	if AtRest(Phase(row.Phase), Phase(row.Want)) || store.Held(lock) {
+	if AtRest(Phase(row.Phase), Phase(row.Desired)) || store.Held(lock) {
 		return nil
 	}
 	died, err := store.Died(lock) // otherwise the keeper is about to take the lock, or gave up
 	if err = errors.Join(err, m.wake(ctx, row.ID)); died {
 		m.audit(ctx, audit.SessionReconciled, m.Actor, "session:"+row.ID, err, map[string]any{
-			"name": row.Name, "state": row.Phase, "want": row.Want, "reason": "its keeper died",
+			"name": row.Name, "state": row.Phase, "want": row.Desired, "reason": "its keeper died",
 		})
 	}
 	return err
@@ -270,9 +270,9 @@ func (m *Manager) Get(ctx context.Context, id string) (Session, error) {
 	return read(row)
 }
 
-// OfRepo returns the session of a repository by the repository's key, or
+// ByRepo returns the session of a repository by the repository's key, or
 // fail.NotFound when it has none.
-func (m *Manager) OfRepo(ctx context.Context, key string) (Session, error) {
+func (m *Manager) ByRepo(ctx context.Context, key string) (Session, error) {
 	all, err := m.List(ctx)
 	if err != nil {
 		return Session{}, err
@@ -360,7 +360,7 @@ func randomHex(bytes int) string {
 }
 
 func phaseEvent(from, to, want Phase) store.Event {
-	return event("phase", PhaseChange{From: from, To: to, Want: want})
+	return event("phase", PhaseChange{From: from, To: to, Desired: want})
 }
 
 // event makes a store event; data is one of this package's event types.

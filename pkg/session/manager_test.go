@@ -76,11 +76,11 @@ func TestOpenRefusedMakesNothing(t *testing.T) {
 
 func TestFind(t *testing.T) {
 	m := newManager(t)
-	a := put(t, m, "aaaa11112222", "acme/app", Ready, Ready, Facts{})
-	b := put(t, m, "aaaa33334444", "other/app", Ready, Ready, Facts{})
-	c := put(t, m, "cafe00000000", "acme/lib", Ready, Ready, Facts{})
-	put(t, m, "dddd55556666", "acme/cafe", Ready, Ready, Facts{})
-	put(t, m, "eeee77778888", "acme/gone", Gone, Gone, Facts{})
+	a := put(t, m, "aaaa11112222", "acme/app", Ready, Ready, Status{})
+	b := put(t, m, "aaaa33334444", "other/app", Ready, Ready, Status{})
+	c := put(t, m, "cafe00000000", "acme/lib", Ready, Ready, Status{})
+	put(t, m, "dddd55556666", "acme/cafe", Ready, Ready, Status{})
+	put(t, m, "eeee77778888", "acme/gone", Gone, Gone, Status{})
 	for _, f := range []struct {
 		what, id  string
 		code      fail.Code
@@ -157,7 +157,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 				t.Run(string(c.from)+" wanted "+string(was)+" to "+string(want), func(t *testing.T) {
 					n++
 					slug := "o/r" + string(rune('a'+n%26)) + string(rune('a'+n/26))
-					s := put(t, m, slug[2:]+"0123456789", slug, c.from, was, Facts{})
+					s := put(t, m, slug[2:]+"0123456789", slug, c.from, was, Status{})
 					defer func() { // must not affect the admission of other test cases
 						if _, err := m.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
 							row.Phase = string(Gone)
@@ -167,18 +167,18 @@ func TestWantFromEveryPhase(t *testing.T) {
 						}
 					}()
 					before := lastSeq(t, m.Store, s.ID)
-					got, err := m.Want(t.Context(), s, want)
+					got, err := m.SetDesired(t.Context(), s, want)
 					told := changes(t, m, s.ID, before)
 					if to == no {
 						stored, gerr := m.Get(t.Context(), s.ID)
 						if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" || len(told) != 0 ||
-							gerr != nil || stored.Phase != c.from || stored.Want != was || woken(t, m, s.ID) {
-							t.Fatal(err, told, stored.Phase, stored.Want, gerr)
+							gerr != nil || stored.Phase != c.from || stored.Desired != was || woken(t, m, s.ID) {
+							t.Fatal(err, told, stored.Phase, stored.Desired, gerr)
 						}
 						return
 					}
-					if err != nil || got.Phase != to || got.Want != want {
-						t.Fatal(got.Phase, got.Want, err)
+					if err != nil || got.Phase != to || got.Desired != want {
+						t.Fatal(got.Phase, got.Desired, err)
 					}
 					if !woken(t, m, s.ID) {
 						t.Error("no keeper")
@@ -187,7 +187,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 						t.Error("not a transition, or the old error stays:", got.ErrorCode)
 					}
 					changed := to != c.from || was != want
-					if changed != (len(told) == 1) || changed && told[0] != (PhaseChange{From: c.from, To: to, Want: want}) {
+					if changed != (len(told) == 1) || changed && told[0] != (PhaseChange{From: c.from, To: to, Desired: want}) {
 						t.Error(told)
 					}
 					// A viewer's events begin with this one.
@@ -202,8 +202,8 @@ func TestWantFromEveryPhase(t *testing.T) {
 
 func TestBrokenThatWasReadyStarts(t *testing.T) {
 	m := newManager(t)
-	s := put(t, m, "aaaa11112222", "o/r", Broken, Ready, Facts{WasReady: true})
-	if s, err := m.Want(t.Context(), s, Ready); err != nil || s.Phase != Starting || s.ErrorMessage != "" {
+	s := put(t, m, "aaaa11112222", "o/r", Broken, Ready, Status{WasReady: true})
+	if s, err := m.SetDesired(t.Context(), s, Ready); err != nil || s.Phase != Starting || s.ErrorMessage != "" {
 		t.Fatal(s.Phase, s.ErrorMessage, err)
 	}
 }
@@ -211,20 +211,20 @@ func TestBrokenThatWasReadyStarts(t *testing.T) {
 func TestWantIsAdmitted(t *testing.T) {
 	m := newManager(t)
 	m.Config.Limits.Running = 1
-	runs := put(t, m, "aaaa11112222", "o/runs", Ready, Ready, Facts{})
+	runs := put(t, m, "aaaa11112222", "o/runs", Ready, Ready, Status{})
 	for i, p := range []Phase{Stopped, Broken} {
-		s := put(t, m, []string{"bbbb11112222", "cccc11112222"}[i], "o/"+string(p), p, Stopped, Facts{})
-		if _, err := m.Want(t.Context(), s, Ready); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) != "agent-sessionizer stop "+runs.Name {
+		s := put(t, m, []string{"bbbb11112222", "cccc11112222"}[i], "o/"+string(p), p, Stopped, Status{})
+		if _, err := m.SetDesired(t.Context(), s, Ready); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) != "agent-sessionizer stop "+runs.Name {
 			t.Error(p, err)
 		}
-		if got, err := m.Get(t.Context(), s.ID); err != nil || got.Phase != p || got.Want != Stopped || woken(t, m, s.ID) {
-			t.Error(p, got.Phase, got.Want, err)
+		if got, err := m.Get(t.Context(), s.ID); err != nil || got.Phase != p || got.Desired != Stopped || woken(t, m, s.ID) {
+			t.Error(p, got.Phase, got.Desired, err)
 		}
-		if _, err := m.Want(t.Context(), s, Gone); err != nil { // removing needs no capacity
+		if _, err := m.SetDesired(t.Context(), s, Gone); err != nil { // removing needs no capacity
 			t.Error(p, err)
 		}
 	}
-	if _, err := m.Want(t.Context(), runs, Ready); err != nil {
+	if _, err := m.SetDesired(t.Context(), runs, Ready); err != nil {
 		t.Error("the session counts against itself:", err)
 	}
 }
@@ -237,7 +237,7 @@ func TestReconcile(t *testing.T) {
 		for _, want := range []Phase{Ready, Stopped, Gone} {
 			n++
 			id := string(rune('a'+n)) + "00011112222"
-			put(t, m, id, "o/r"+id[:1], p, want, Facts{})
+			put(t, m, id, "o/r"+id[:1], p, want, Status{})
 			all = append(all, id)
 			if !AtRest(p, want) {
 				need = append(need, id)
@@ -255,7 +255,7 @@ func TestReconcile(t *testing.T) {
 	for _, id := range all {
 		if want := slices.Contains(need[1:], id); woken(t, m, id) != want {
 			s, err := m.Get(t.Context(), id)
-			t.Errorf("%s, wanted %s: a keeper should be started: %t (%v)", s.Phase, s.Want, want, err)
+			t.Errorf("%s, wanted %s: a keeper should be started: %t (%v)", s.Phase, s.Desired, want, err)
 		}
 	}
 }
@@ -263,8 +263,8 @@ func TestReconcile(t *testing.T) {
 // If one session's keeper cannot start, the others' keepers still do.
 func TestReconcileGoesOn(t *testing.T) {
 	m := newManager(t)
-	put(t, m, "aaaa11112222", "o/bad", Ready, Ready, Facts{})
-	put(t, m, "bbbb11112222", "o/good", Ready, Ready, Facts{})
+	put(t, m, "aaaa11112222", "o/bad", Ready, Ready, Status{})
+	put(t, m, "bbbb11112222", "o/good", Ready, Ready, Status{})
 	if err := os.MkdirAll(filepath.Join(m.Config.Paths.SessionDir("aaaa11112222"), "keeper.log"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +322,7 @@ func TestSameNameOnAnotherHost(t *testing.T) {
 	if s, err := m.Find(t.Context(), "r"); fail.CodeOf(err) != fail.Usage {
 		t.Error("two sessions are called r:", s.Name, err)
 	}
-	if github.Called() != "o/r" || evil.Called() != "evil.example/o/r" {
-		t.Error(github.Called(), evil.Called())
+	if github.DisplayName() != "o/r" || evil.DisplayName() != "evil.example/o/r" {
+		t.Error(github.DisplayName(), evil.DisplayName())
 	}
 }

@@ -47,13 +47,13 @@ func (m *Manager) Policy(s Session) (*policy.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := s.Facts.Net
+	own := s.Status.Net
 	own.HostServices = slices.Concat(s.Spec.HostServices, own.HostServices)
-	p, err := m.Config.Policy(set, own, s.Facts.Project)
+	p, err := m.Config.Policy(set, own, s.Status.Project)
 	if err != nil {
 		return nil, err
 	}
-	p.Walled = s.Spec.Walled // fixed when the session was created; later settings do not change it
+	p.Enforced = s.Spec.Enforced // fixed when the session was created; later settings do not change it
 	return p, nil
 }
 
@@ -65,7 +65,7 @@ func (m *Manager) Allow(ctx context.Context, s Session, entries []string) (Sessi
 		return s, err
 	}
 	return m.changeNet(ctx, s, NetChange{Allow: strings.Join(entries, " ")}, func(n *config.Additions) {
-		n.Allow, n.Deny = with(n.Allow, rules), without(n.Deny, rules)
+		n.Allow, n.Deny = addRules(n.Allow, rules), removeRules(n.Deny, rules)
 	})
 }
 
@@ -77,7 +77,7 @@ func (m *Manager) Deny(ctx context.Context, s Session, entries []string) (Sessio
 		return s, err
 	}
 	return m.changeNet(ctx, s, NetChange{Deny: strings.Join(entries, " ")}, func(n *config.Additions) {
-		n.Allow, n.Deny = without(n.Allow, rules), with(n.Deny, rules)
+		n.Allow, n.Deny = removeRules(n.Allow, rules), addRules(n.Deny, rules)
 	})
 }
 
@@ -86,7 +86,7 @@ func (m *Manager) Deny(ctx context.Context, s Session, entries []string) (Sessio
 func (m *Manager) OpenHostServices(ctx context.Context, s Session, services []netip.AddrPort) (Session, error) {
 	var said []string
 	for _, service := range services {
-		if !slices.Contains(slices.Concat(s.Spec.HostServices, s.Facts.Net.HostServices), service) {
+		if !slices.Contains(slices.Concat(s.Spec.HostServices, s.Status.Net.HostServices), service) {
 			said = append(said, service.String())
 		}
 	}
@@ -118,11 +118,11 @@ func sameRule(a, b policy.Rule) bool {
 	return a.Pattern == b.Pattern && slices.Equal(a.Ports, b.Ports)
 }
 
-func with(rules, more []policy.Rule) []policy.Rule {
-	return append(without(rules, more), more...)
+func addRules(rules, more []policy.Rule) []policy.Rule {
+	return append(removeRules(rules, more), more...)
 }
 
-func without(rules, less []policy.Rule) []policy.Rule {
+func removeRules(rules, less []policy.Rule) []policy.Rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r policy.Rule) bool {
 		return slices.ContainsFunc(less, func(l policy.Rule) bool { return sameRule(r, l) })
 	})
@@ -132,11 +132,11 @@ func without(rules, less []policy.Rule) []policy.Rule {
 // is in force, and in force before changeNet returns.
 func (m *Manager) changeNet(ctx context.Context, s Session, change NetChange, f func(*config.Additions)) (Session, error) {
 	changed := s
-	f(&changed.Facts.Net)
+	f(&changed.Status.Net)
 	if _, err := m.Policy(changed); err != nil { // for example too many rules; nothing is stored
 		return s, err
 	}
-	s, err := m.facts(ctx, s.ID, event(EventNet, change), func(facts *Facts) { f(&facts.Net) })
+	s, err := m.facts(ctx, s.ID, event(EventNet, change), func(facts *Status) { f(&facts.Net) })
 	if err != nil || s.Phase != Ready {
 		return s, err
 	}
@@ -151,7 +151,7 @@ func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 	if err != nil {
 		return err
 	}
-	if s.Spec.Walled {
+	if s.Spec.Enforced {
 		if err := m.Gateway(s).SetPolicy(ctx, p); err != nil {
 			return fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
 		}
@@ -167,7 +167,7 @@ func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 
 // DeniedSince counts, by target, what the gateway has denied since the given time.
 func (m *Manager) DeniedSince(ctx context.Context, s Session, since time.Time) ([]gateway.Denial, error) {
-	if !s.Spec.Walled {
+	if !s.Spec.Enforced {
 		return nil, nil
 	}
 	return gateway.Denials(ctx, m.Gateway(s).Dir, since)

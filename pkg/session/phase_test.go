@@ -64,17 +64,17 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 	gone := func(context.Context) (vm.Machine, error) { return vm.Machine{}, vm.ErrNotFound }
 	off := func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil }
 	fails := func(context.Context) error { return errBoom }
-	whole := Facts{Base: &repo.Base{}} // nothing to fetch
+	whole := Status{Base: &repo.Base{}} // nothing to fetch
 	// Starting a VM needs a real one; this does the step that follows a successful
 	// start.
 	ready := func(w *Worker, s Session) (Session, error) { return w.advance(t.Context(), s, Ready, nil) }
 	do := func(w *Worker, s Session) (Session, error) { return w.Next(t.Context(), s) }
 	want := func(p Phase) func(*Worker, Session) (Session, error) {
-		return func(w *Worker, s Session) (Session, error) { return w.Want(t.Context(), s, p) }
+		return func(w *Worker, s Session) (Session, error) { return w.SetDesired(t.Context(), s, p) }
 	}
 	for i, c := range []struct {
 		from, want Phase
-		facts      Facts
+		facts      Status
 		driver     driver
 		do         func(*Worker, Session) (Session, error)
 		to         Phase
@@ -82,15 +82,15 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 		{Creating, Ready, whole, driver{}, ready, Ready},
 		{Creating, Ready, whole, driver{}, do, Broken}, // no such image
 		{Creating, Stopped, whole, driver{}, do, Stopped},
-		{Creating, Stopped, Facts{}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Stopped}, // before the VM existed
+		{Creating, Stopped, Status{}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Stopped}, // before the VM existed
 		{Creating, Gone, whole, driver{}, do, Gone},
 		{Starting, Ready, whole, driver{}, ready, Ready},
-		{Starting, Ready, Facts{WasReady: true}, driver{inspect: gone}, do, Broken},
+		{Starting, Ready, Status{WasReady: true}, driver{inspect: gone}, do, Broken},
 		{Starting, Stopped, whole, driver{}, do, Stopped},
 		{Starting, Gone, whole, driver{}, do, Gone},
 		{Ready, Ready, whole, driver{inspect: off}, do, Stopped}, // by itself
 		{Ready, Ready, whole, driver{inspect: gone}, do, Broken},
-		{Ready, Stopped, Facts{WasReady: true}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Broken},
+		{Ready, Stopped, Status{WasReady: true}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Broken},
 		{Ready, Gone, whole, driver{}, do, Gone},
 		{Stopping, Stopped, whole, driver{stop: fails}, do, Broken},
 		{Stopping, Ready, whole, driver{}, do, Stopped}, // cannot be undone
@@ -98,7 +98,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 		{Stopped, Ready, whole, driver{}, do, Starting},
 		{Stopped, Gone, whole, driver{}, do, Gone},
 		{Broken, Ready, whole, driver{}, want(Ready), Creating},
-		{Broken, Ready, Facts{WasReady: true}, driver{}, want(Ready), Starting},
+		{Broken, Ready, Status{WasReady: true}, driver{}, want(Ready), Starting},
 		{Broken, Ready, whole, driver{}, want(Stopped), Stopping},
 		{Broken, Gone, whole, driver{}, do, Gone},
 		{Destroying, Gone, whole, driver{remove: fails}, do, Destroying},
@@ -141,7 +141,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 
 func TestNoWayThere(t *testing.T) {
 	w := newWorker(t, driver{})
-	s := put(t, w.Manager, "aaaa11112222", "o/r", Destroying, Ready, Facts{})
+	s := put(t, w.Manager, "aaaa11112222", "o/r", Destroying, Ready, Status{})
 	if got, err := w.Next(t.Context(), s); err == nil || got.Phase != Destroying {
 		t.Error(got.Phase, err)
 	}
@@ -158,18 +158,18 @@ func TestNoWayThere(t *testing.T) {
 // A request to destroy a session holds even if its VM ends at the same time.
 func TestDestroyWinsOverVMThatEnded(t *testing.T) {
 	w := newWorker(t, driver{})
-	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Facts{})
-	if _, err := w.Want(t.Context(), s, Gone); err != nil {
+	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Status{})
+	if _, err := w.SetDesired(t.Context(), s, Gone); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := w.endedByItself(t.Context(), s); err != nil || got.Phase != Stopped || got.Want != Gone {
-		t.Fatal(got.Phase, got.Want, err)
+	if got, err := w.isPoweredOff(t.Context(), s); err != nil || got.Phase != Stopped || got.Desired != Gone {
+		t.Fatal(got.Phase, got.Desired, err)
 	}
 }
 
 func TestDestroyRevokesTheTokenFirst(t *testing.T) {
 	w := newWorker(t, driver{remove: func(context.Context) error { return fail.New(fail.Host, "busy").WithHint("wait") }})
-	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Gone, Facts{})
+	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Gone, Status{})
 	if _, err := w.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
 		row.TokenSHA256 = "0123"
 		return store.Event{}, nil
@@ -193,10 +193,10 @@ func TestEndedVMHasNoEndpoint(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, driver{inspect: inspect})
-			s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Facts{WasReady: true, Dir: "/d", Endpoint: vm.Endpoint{Addr: "127.0.0.1:22"}})
+			s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Status{WasReady: true, Dir: "/d", Endpoint: vm.Endpoint{Addr: "127.0.0.1:22"}})
 			got, err := w.Next(t.Context(), s)
-			if err != nil || got.Phase == Ready || got.Facts.Endpoint.Addr != "" || got.Facts.Dir != "/d" {
-				t.Fatalf("%s at %q, %v", got.Phase, got.Facts.Endpoint.Addr, err)
+			if err != nil || got.Phase == Ready || got.Status.Endpoint.Addr != "" || got.Status.Dir != "/d" {
+				t.Fatalf("%s at %q, %v", got.Phase, got.Status.Endpoint.Addr, err)
 			}
 			if _, err := w.SSHConfig(got); err == nil {
 				t.Error("there is an SSH configuration for it")

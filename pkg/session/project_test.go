@@ -53,13 +53,13 @@ func TestProjectFileOfTheCheckout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, driver{})
-			s := put(t, w.Manager, "aaaa11112222", "o/r", Creating, Ready, Facts{Project: c.before})
+			s := put(t, w.Manager, "aaaa11112222", "o/r", Creating, Ready, Status{Project: c.before})
 			if err := w.readProject(t.Context(), &s, c.guest, c.src); err != nil {
 				t.Fatal(err)
 			}
 			stored, err := w.Get(t.Context(), s.ID)
-			if err != nil || (s.Facts.Project != nil) != c.narrow || (stored.Facts.Project != nil) != c.narrow {
-				t.Errorf("got %+v, stored %+v, %v", s.Facts.Project, stored.Facts.Project, err)
+			if err != nil || (s.Status.Project != nil) != c.narrow || (stored.Status.Project != nil) != c.narrow {
+				t.Errorf("got %+v, stored %+v, %v", s.Status.Project, stored.Status.Project, err)
 			}
 		})
 	}

@@ -95,7 +95,7 @@ type Spec struct {
 	// Services of the host and its network, opened to this session only; `open` may
 	// add more later.
 	HostServices []netip.AddrPort `json:"host_services,omitempty"`
-	Walled       bool             `json:"walled"` // the VM's only network is our egress gateway
+	Enforced     bool             `json:"walled"` // the VM's only network is our egress gateway
 	// References of secrets in addition to the settings', by variable; these take
 	// precedence.
 	Secrets map[string]string `json:"secrets,omitempty"`
@@ -103,8 +103,8 @@ type Spec struct {
 	Restricted bool `json:"restricted,omitempty"`
 }
 
-// Facts is the state of the session that the next keeper has to know.
-type Facts struct {
+// Status is the state of the session that the next keeper has to know.
+type Status struct {
 	WasReady bool             `json:"was_ready,omitempty"` // parts that are missing now existed once
 	Net      config.Additions `json:"net,omitzero"`        // by `net allow`, `net deny` and --host-service
 	Project  *config.Project  `json:"project,omitempty"`   // the repository's own file, read at clone
@@ -127,13 +127,13 @@ type Facts struct {
 	Ports       []PublishedPort `json:"ports,omitempty"`   // requested with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when a user last attached; later denials are shown at the next attach
 	Attention   *Attention      `json:"attention,omitempty"`
-	Kept        bool            `json:"kept,omitempty"`  // the repository's saved home was restored, so it may be saved again
-	Asked       Asked           `json:"asked,omitzero"`  // who asked for the desired phase
+	SavedHome   bool            `json:"kept,omitempty"`  // the repository's saved home was restored, so it may be saved again
+	RequestedBy RequestedBy     `json:"asked,omitzero"`  // who asked for the desired phase
 	Events      store.Budget    `json:"events,omitzero"` // the events that the guest caused
 }
 
-// Asked records who asked for something, for readers of the logs.
-type Asked struct {
+// RequestedBy records who asked for something, for readers of the logs.
+type RequestedBy struct {
 	Actor string `json:"actor,omitempty"`
 	Trace string `json:"trace_id,omitempty"`
 }
@@ -150,23 +150,23 @@ type Attention struct {
 // Session is a store row with its JSON decoded.
 type Session struct {
 	store.Session
-	Phase Phase
-	Want  Phase
-	Spec  Spec
-	Facts Facts
+	Phase   Phase
+	Desired Phase
+	Spec    Spec
+	Status  Status
 }
 
 // Guest returns the guest of s, reached over conn.
 func (s Session) Guest(conn *ssh.Client) guest.Guest {
-	return guest.Guest{SSH: conn, Root: s.Facts.Root, Delivered: s.Facts.Secrets}
+	return guest.Guest{SSH: conn, Root: s.Status.Root, Delivered: s.Status.Secrets}
 }
 
 func read(row store.Session) (Session, error) {
-	s := Session{Session: row, Phase: Phase(row.Phase), Want: Phase(row.Want)}
+	s := Session{Session: row, Phase: Phase(row.Phase), Desired: Phase(row.Desired)}
 	if err := json.Unmarshal(row.Spec, &s.Spec); err != nil {
 		return s, fmt.Errorf("read spec of session %s: %w", row.Name, err)
 	}
-	if err := json.Unmarshal(row.Facts, &s.Facts); err != nil {
+	if err := json.Unmarshal(row.Status, &s.Status); err != nil {
 		return s, fmt.Errorf("read status of session %s: %w", row.Name, err)
 	}
 	return s, nil
@@ -174,11 +174,11 @@ func read(row store.Session) (Session, error) {
 
 // VM returns the name of the session's VM. A VM from the warm pool keeps its own
 // name.
-func (s Session) VM() string { return cmp.Or(s.Facts.VM, s.Name) }
+func (s Session) VM() string { return cmp.Or(s.Status.VM, s.Name) }
 
-// Called returns the repository as a user names it: a directory's name, owner/repo,
+// DisplayName returns the repository as a user names it: a directory's name, owner/repo,
 // or HOST/owner/repo where the host is not github.com.
-func (s Session) Called() string {
+func (s Session) DisplayName() string {
 	host, _, _ := strings.Cut(s.RepoKey, "/")
 	if host == "github.com" || strings.HasPrefix(s.RepoKey, "local:") {
 		return s.Repo
@@ -193,7 +193,7 @@ type View struct {
 	Repo           string           `json:"repo"`
 	RepoKey        string           `json:"repo_key"` // with the host: "github.com/owner/repo", "local:/path"
 	State          Phase            `json:"state"`
-	Want           Phase            `json:"want"`
+	Desired        Phase            `json:"want"`
 	CreatedAt      time.Time        `json:"created_at"`
 	StateChangedAt time.Time        `json:"state_changed_at"`
 	Error          *ViewError       `json:"error,omitempty"`
@@ -206,7 +206,7 @@ type View struct {
 	SSH            string           `json:"ssh,omitempty"` // address while the VM runs
 	Accel          string           `json:"accel,omitempty"`
 	From           golden.From      `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
-	Walled         bool             `json:"walled"`
+	Enforced       bool             `json:"walled"`
 	Ports          []PublishedPort  `json:"ports,omitempty"`
 	Attention      *Attention       `json:"attention,omitempty"` // while the VM runs
 }
@@ -221,22 +221,22 @@ type ViewError struct {
 // View returns s as --json shows it.
 func (s Session) View() View {
 	v := View{
-		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Task: s.Task, State: s.Phase, Want: s.Want,
+		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Task: s.Task, State: s.Phase, Desired: s.Desired,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
 		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
-		Dir: s.Facts.Dir, Accel: s.Facts.Accel, From: s.Facts.From, Walled: s.Spec.Walled, Ports: s.Facts.Ports,
+		Dir: s.Status.Dir, Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
 	if s.ErrorCode != "" {
 		v.Error = &ViewError{s.ErrorCode, s.ErrorMessage, s.ErrorHint}
 	}
-	if s.Facts.Base != nil {
-		v.Branch = s.Facts.Base.Branch
+	if s.Status.Base != nil {
+		v.Branch = s.Status.Base.Branch
 	}
 	if s.Phase == Ready || s.Phase == Starting || s.Phase == Creating {
-		v.SSH = s.Facts.Endpoint.Addr
+		v.SSH = s.Status.Endpoint.Addr
 	}
 	if s.Phase == Ready {
-		v.Attention = s.Facts.Attention
+		v.Attention = s.Status.Attention
 	}
 	return v
 }

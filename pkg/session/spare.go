@@ -13,10 +13,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// spareDir returns the directory that a standby VM is moved to when a session takes
+// standbyDir returns the directory that a standby VM is moved to when a session takes
 // it (golden.Maker.Take). While it exists, adopt has not moved all of its content
 // yet.
-func (m *Manager) spareDir(id string) string {
+func (m *Manager) standbyDir(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "spare")
 }
 
@@ -25,8 +25,8 @@ func SizeOf(r config.Resources) golden.Size {
 	return golden.Size{CPUs: r.CPUs, Memory: int64(r.Memory), Disk: int64(r.Disk)}
 }
 
-// adopt turns a standby VM into the session's own VM. It may be repeated.
-func (w *Worker) adopt(ctx context.Context, s *Session, spare golden.Spare) error {
+// adoptStandby turns a standby VM into the session's own VM. It may be repeated.
+func (w *Worker) adoptStandby(ctx context.Context, s *Session, spare golden.Standby) error {
 	provisioned, err1 := guest.ScriptsKey(w.Golden.Scripts)
 	program, err2 := guest.ProgramKey(Arch())
 	if err := errors.Join(err1, err2); err != nil {
@@ -46,7 +46,7 @@ func (w *Worker) adopt(ctx context.Context, s *Session, spare golden.Spare) erro
 			return err
 		}
 	}
-	now, err := w.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
+	now, err := w.facts(ctx, s.ID, store.Event{}, func(f *Status) {
 		f.From, f.VM, f.Warm, f.Provisioned, f.Program = golden.FromPool, spare.VM, "", provisioned, program
 	})
 	if err != nil {
@@ -56,9 +56,9 @@ func (w *Worker) adopt(ctx context.Context, s *Session, spare golden.Spare) erro
 	return os.RemoveAll(spare.Dir)
 }
 
-// forsake removes a standby VM that was taken and never became the session's.
-func (w *Worker) forsake(ctx context.Context, id string) error {
-	spare, err := golden.ReadSpare(w.spareDir(id))
+// releaseStandby removes a standby VM that was taken and never became the session's.
+func (w *Worker) releaseStandby(ctx context.Context, id string) error {
+	spare, err := golden.ReadStandby(w.standbyDir(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -68,8 +68,8 @@ func (w *Worker) forsake(ctx context.Context, id string) error {
 	return w.Golden.Discard(ctx, spare)
 }
 
-// makeRoom removes the standby VMs when a session of another size needs their memory.
-func (w *Worker) makeRoom(ctx context.Context, memory config.Size) error {
+// freeStandbyMemory removes the standby VMs when a session of another size needs their memory.
+func (w *Worker) freeStandbyMemory(ctx context.Context, memory config.Size) error {
 	host, err := measureHost(w.Config.Paths.State)
 	if err != nil || host.FreeMemory == 0 || host.FreeMemory >= memory/2+w.Config.Limits.MemoryReserve {
 		return err

@@ -14,7 +14,7 @@ func TestAdoptGoesOn(t *testing.T) {
 	parts := []string{"gateway/policy.json", "ssh_key", "ssh_key.pub"}
 	for moved := range len(parts) + 1 {
 		w := newWorker(t, driver{})
-		s := put(t, w.Manager, "0a1b2c3d4e5f", "one", Creating, Ready, Facts{})
+		s := put(t, w.Manager, "0a1b2c3d4e5f", "one", Creating, Ready, Status{})
 		dir := w.Config.Paths.SessionDir(s.ID)
 		write := func(path, text string) {
 			t.Helper()
@@ -41,15 +41,15 @@ func TestAdoptGoesOn(t *testing.T) {
 				write(filepath.Join(dir, "spare", part), "new "+part)
 			}
 		}
-		spare, err := golden.ReadSpare(w.spareDir(s.ID))
+		spare, err := golden.ReadStandby(w.standbyDir(s.ID))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.adopt(t.Context(), &s, spare); err != nil {
+		if err := w.adoptStandby(t.Context(), &s, spare); err != nil {
 			t.Fatalf("%d moved: %v", moved, err)
 		}
-		if s.VM() != "spare-123456" || s.Facts.From != golden.FromPool {
-			t.Errorf("%d moved: %+v", moved, s.Facts)
+		if s.VM() != "spare-123456" || s.Status.From != golden.FromPool {
+			t.Errorf("%d moved: %+v", moved, s.Status)
 		}
 		for _, part := range parts {
 			if text, err := os.ReadFile(filepath.Join(dir, part)); err != nil || string(text) != "new "+part {
@@ -72,7 +72,7 @@ func TestASpareHasTheNameOfOne(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "spare.json"), []byte(`{"vm": "`+name+`"}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := golden.ReadSpare(dir); err == nil || !strings.Contains(err.Error(), "not the name") {
+		if s, err := golden.ReadStandby(dir); err == nil || !strings.Contains(err.Error(), "not the name") {
 			t.Errorf("%q: %+v, %v", name, s, err)
 		}
 	}

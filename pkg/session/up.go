@@ -25,10 +25,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// bringUp makes the session ready, whatever its phase is. Every step detects what is
-// already done, so bringUp can be repeated after any interruption. While the VM
+// start makes the session ready, whatever its phase is. Every step detects what is
+// already done, so start can be repeated after any interruption. While the VM
 // boots, the host fetches the repository and resolves the secrets.
-func (w *Worker) bringUp(ctx context.Context, s *Session) error {
+func (w *Worker) start(ctx context.Context, s *Session) error {
 	if err := w.mustBeWhole(ctx, *s); err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 		conn, err = w.boot(gctx, s)
 		return err
 	})
-	if was.Facts.Base == nil {
+	if was.Status.Base == nil {
 		g.Go(func() error {
 			return w.step(gctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
 				m, err := w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
@@ -71,7 +71,7 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 					return err
 				}
 				secrets, err = secret.ResolveInChild(ctx, w.Self, refs)
-				w.hide(slices.Collect(maps.Values(secrets))...)
+				w.redactValues(slices.Collect(maps.Values(secrets))...)
 				w.auditSecrets(ctx, was, refs, err)
 				return err
 			})
@@ -84,29 +84,29 @@ func (w *Worker) bringUp(ctx context.Context, s *Session) error {
 	if err != nil {
 		return err
 	}
-	gst := guest.Guest{SSH: conn, Root: s.Facts.Root}
-	if s.Facts.Base == nil {
+	gst := guest.Guest{SSH: conn, Root: s.Status.Root}
+	if s.Status.Base == nil {
 		if err := w.readProject(ctx, s, conn, source); err != nil {
 			return err
 		}
 	}
-	if err := w.fill(ctx, s, gst, source, target, secrets); err != nil {
+	if err := w.configure(ctx, s, gst, source, target, secrets); err != nil {
 		return err
 	}
 	last, lctx := errgroup.WithContext(ctx)
 	last.Go(func() error { return w.windows(lctx, s, gst) })
-	last.Go(func() error { return w.own(lctx, *s, gst) })
+	last.Go(func() error { return w.finishIdentity(lctx, *s, gst) })
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.WasReady, f.Attention = true, nil })
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
 	return err
 }
 
 // mustBeWhole refuses to rebuild a session whose VM has gone missing: the work that
 // was in it would be lost without notice.
 func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
-	if !s.Facts.WasReady {
+	if !s.Status.WasReady {
 		return nil
 	}
 	_, err := w.Driver.Inspect(ctx, s.VM())
@@ -128,15 +128,15 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	}
 	prepared, again := w.Config.Prepare, false
 	for {
-		if !s.Facts.WasReady { // otherwise the VM exists and needs no image any more
+		if !s.Status.WasReady { // otherwise the VM exists and needs no image any more
 			if err := w.create(ctx, s, prepared); err != nil {
 				return nil, err
 			}
 		}
-		if err := w.raise(ctx, *s); err != nil {
+		if err := w.startGateway(ctx, *s); err != nil {
 			return nil, err
 		}
-		err := w.start(ctx, s, accel)
+		err := w.startVM(ctx, s, accel)
 		if !errors.Is(err, vm.ErrNotWoken) {
 			if err != nil {
 				return nil, err
@@ -149,7 +149,7 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			w.warn(ctx, s.ID, "", "%v; resuming another", err)
 		} else {
 			w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
-			if err := w.Golden.Distrust(s.Facts.Warm); err != nil {
+			if err := w.Golden.Distrust(s.Status.Warm); err != nil {
 				return nil, err
 			}
 			prepared = config.PrepareGolden
@@ -177,8 +177,8 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	return conn, err
 }
 
-// start starts the VM and waits until it accepts logins.
-func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
+// startVM starts the VM and waits until it accepts logins.
+func (w *Worker) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 	return w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
 			fail.New(fail.Timeout, "the guest did not boot within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
@@ -194,7 +194,7 @@ func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
 		if err != nil {
 			return err
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
 		return err
 	})
 }
@@ -203,9 +203,9 @@ func (w *Worker) start(ctx context.Context, s *Session, accel vm.Accel) error {
 func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare) error {
 	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
 		// A standby VM that was taken before an interruption.
-		spare, err := golden.ReadSpare(w.spareDir(s.ID))
+		spare, err := golden.ReadStandby(w.standbyDir(s.ID))
 		if err == nil {
-			return w.adopt(ctx, s, spare)
+			return w.adoptStandby(ctx, s, spare)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -214,8 +214,8 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 		if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
 			return nil
 		}
-		if s.Facts.VM != "" { // a standby VM that was lost
-			if err := w.Driver.Delete(ctx, s.Facts.VM); err != nil {
+		if s.Status.VM != "" { // a standby VM that was lost
+			if err := w.Driver.Delete(ctx, s.Status.VM); err != nil {
 				return err
 			}
 		}
@@ -234,16 +234,16 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 		if err != nil {
 			return err
 		}
-		if start.Spares.Name != "" && s.Spec.Walled { // every standby VM has a gateway
-			spare, ok, err := w.Golden.Take(ctx, start.Spares, size, w.spareDir(s.ID))
+		if start.Standbys.Name != "" && s.Spec.Enforced { // every standby VM has a gateway
+			spare, ok, err := w.Golden.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
 			if err != nil {
 				return err
 			}
 			if ok {
-				return w.adopt(ctx, s, spare)
+				return w.adoptStandby(ctx, s, spare)
 			}
 		}
-		if err := w.makeRoom(ctx, r.Memory); err != nil {
+		if err := w.freeStandbyMemory(ctx, r.Memory); err != nil {
 			return err
 		}
 		provisioned, program := "", ""
@@ -255,7 +255,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 				return err
 			}
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Facts) {
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) {
 			f.From, f.VM, f.Warm, f.Provisioned, f.Program = start.From, "", start.Warm.Path, provisioned, program
 		})
 		if err != nil {
@@ -264,7 +264,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 		return w.Driver.Create(ctx, vm.Spec{
 			Name: s.Name, CPUs: r.CPUs, Memory: int64(r.Memory), Disk: int64(r.Disk),
 			Image: start.Image, User: guest.User, AuthorizedKey: authorized, Boot: guest.BootScript(),
-			Wired: s.Spec.Walled,
+			ExternalNet: s.Spec.Enforced,
 		})
 	})
 }
@@ -316,14 +316,14 @@ func (m *Manager) dial(ctx context.Context, s Session, relay string) (*ssh.Clien
 }
 
 func (m *Manager) target(s Session, relay string) (ssh.Target, error) {
-	if s.Facts.Endpoint.Addr == "" {
+	if s.Status.Endpoint.Addr == "" {
 		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s and has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	key, err := os.ReadFile(m.keyFile(s.ID))
 	if err != nil {
 		return ssh.Target{}, fail.New(fail.NotFound, "read SSH key of the session: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
-	return ssh.Target{Addr: s.Facts.Endpoint.Addr, User: s.Facts.Endpoint.User, Key: key, HostKey: s.Facts.Endpoint.HostKey, Relay: relay}, nil
+	return ssh.Target{Addr: s.Status.Endpoint.Addr, User: s.Status.Endpoint.User, Key: key, HostKey: s.Status.Endpoint.HostKey, Relay: relay}, nil
 }
 
 // Arch returns the guests' architecture, which is the host's.

@@ -16,11 +16,11 @@ import (
 // its gateway has no network until it is started again.
 
 const (
-	// wallEvery is how often a watching keeper asks the gateway for its status.
-	wallEvery = 5 * time.Second
-	// wallPatience is how long the gateway may stay silent before it counts as
+	// gatewayCheckEvery is how often a watching keeper asks the gateway for its status.
+	gatewayCheckEvery = 5 * time.Second
+	// gatewayPatience is how long the gateway may stay silent before it counts as
 	// frozen.
-	wallPatience = 20 * time.Second
+	gatewayPatience = 20 * time.Second
 )
 
 // Gateway returns the session's gateway process; only sessions with Spec.Walled have
@@ -33,15 +33,15 @@ func (m *Manager) gatewayDir(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "gateway")
 }
 
-// raise starts the gateway before the VM starts. A running VM whose gateway does not
+// startGateway starts the gateway before the VM starts. A running VM whose gateway does not
 // answer has lost its network card for good; raise shuts it down.
-func (w *Worker) raise(ctx context.Context, s Session) error {
-	if !s.Spec.Walled {
+func (w *Worker) startGateway(ctx context.Context, s Session) error {
+	if !s.Spec.Enforced {
 		w.warn(ctx, s.ID, "", "this session's network is not enforced (network.wall was false when it was created): root in the guest decides what it reaches, including this host")
 		return nil
 	}
 	return w.step(ctx, s.ID, "start the gateway", func(ctx context.Context, p vm.Progress) error {
-		wire, err := w.Driver.Wire(s.VM())
+		wire, err := w.Driver.NetSockets(s.VM())
 		if err != nil {
 			return err
 		}
@@ -56,11 +56,11 @@ func (w *Worker) raise(ctx context.Context, s Session) error {
 		}
 		if m.State == vm.Running {
 			st, err := g.Status(ctx)
-			if err == nil && !st.Unplugged {
+			if err == nil && !st.Detached {
 				return g.SetPolicy(ctx, pol)
 			}
 			p("the VM has lost its network, shutting it down first")
-			_, poweroff := w.farewell(ctx, s)
+			_, poweroff := w.prepareShutdown(ctx, s)
 			if err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace); err != nil {
 				return err
 			}
@@ -73,8 +73,8 @@ func (w *Worker) raise(ctx context.Context, s Session) error {
 	})
 }
 
-// wallWatch detects that a gateway has ended or is frozen.
-type wallWatch struct {
+// gatewayMonitor detects that a gateway has ended or is frozen.
+type gatewayMonitor struct {
 	asked    time.Time
 	answered time.Time
 	told     string // the gateway's last complaint that was reported
@@ -82,8 +82,8 @@ type wallWatch struct {
 
 // check returns why the gateway is down, or nil while it is running. It checks the
 // gateway's process every time, and asks for its status only now and then.
-func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
-	if !s.Spec.Walled {
+func (c *gatewayMonitor) check(ctx context.Context, w *Worker, s Session) error {
+	if !s.Spec.Enforced {
 		return nil
 	}
 	now := time.Now()
@@ -101,7 +101,7 @@ func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
 		}
 		return fallen("the session's gateway has stopped")
 	}
-	if now.Sub(c.asked) < wallEvery {
+	if now.Sub(c.asked) < gatewayCheckEvery {
 		return nil
 	}
 	c.asked = now
@@ -111,7 +111,7 @@ func (c *wallWatch) check(ctx context.Context, w *Worker, s Session) error {
 		c.answered = now
 	case ctx.Err() != nil:
 		return nil //nolint:nilerr // cancelled
-	case now.Sub(c.answered) > wallPatience:
+	case now.Sub(c.answered) > gatewayPatience:
 		return fallen("the session's gateway does not answer")
 	}
 	complaint := st.PolicyError

@@ -64,7 +64,7 @@ func (w *Worker) step(ctx context.Context, id, name string, f func(context.Conte
 		ev := event(EventStep, Step{Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds()})
 		var err error
 		if state == stepProgress {
-			_, err = w.appendFromGuest(ctx, id, ev, func(*Facts) {})
+			_, err = w.appendFromGuest(ctx, id, ev, func(*Status) {})
 		} else {
 			err = w.Store.Append(ctx, id, ev)
 		}
@@ -105,7 +105,7 @@ func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any)
 }
 
 // facts changes the session's facts in the store.
-func (m *Manager) facts(ctx context.Context, id string, ev store.Event, f func(*Facts)) (Session, error) {
+func (m *Manager) facts(ctx context.Context, id string, ev store.Event, f func(*Status)) (Session, error) {
 	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) { return ev, change(row, f) })
 	if err != nil {
 		return Session{}, err
@@ -115,10 +115,10 @@ func (m *Manager) facts(ctx context.Context, id string, ev store.Event, f func(*
 
 // appendFromGuest works like facts, for an event that a guest can cause as often as
 // it likes. The event is stored only within the session's budget.
-func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event, f func(*Facts)) (Session, error) {
+func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event, f func(*Status)) (Session, error) {
 	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) {
 		var admitted store.Event
-		err := change(row, func(facts *Facts) {
+		err := change(row, func(facts *Status) {
 			f(facts)
 			if all := facts.Events.Admit(ev); len(all) > 0 {
 				admitted = all[0]
@@ -133,15 +133,15 @@ func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event
 }
 
 // change changes the facts of a row that is being updated.
-func change(row *store.Session, f func(*Facts)) error {
-	var facts Facts
-	if err := json.Unmarshal(row.Facts, &facts); err != nil {
+func change(row *store.Session, f func(*Status)) error {
+	var facts Status
+	if err := json.Unmarshal(row.Status, &facts); err != nil {
 		return fmt.Errorf("read status of session %s: %w", row.Name, err)
 	}
 	f(&facts)
 	raw, err := json.Marshal(facts)
 	if err == nil {
-		row.Facts = raw
+		row.Status = raw
 	}
 	return err
 }
@@ -160,35 +160,35 @@ func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*
 // at a clean stop.
 func (w *Worker) move(ctx context.Context, s Session, to Phase, work *repo.WorkState, also func(*store.Session)) (Session, error) {
 	var factsErr error
-	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Want), func(row *store.Session) {
+	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Desired), func(row *store.Session) {
 		if also != nil {
 			also(row)
 		}
 		if to != Destroying {
-			factsErr = change(row, func(f *Facts) { f.Work = work })
+			factsErr = change(row, func(f *Status) { f.Work = work })
 		}
 	})
 	if err = errors.Join(err, factsErr); err != nil {
 		return s, err
 	}
-	w.Log.InfoContext(ctx, "session state transition", "from", s.Phase, "to", to, "want", s.Want)
+	w.Log.InfoContext(ctx, "session state transition", "from", s.Phase, "to", to, "want", s.Desired)
 	return read(row)
 }
 
-// broke records a failed step.
-func (w *Worker) broke(ctx context.Context, s Session, cause error) (Session, error) {
+// markBroken records a failed step.
+func (w *Worker) markBroken(ctx context.Context, s Session, cause error) (Session, error) {
 	code, hint := fail.CodeOf(cause).String(), fail.HintOf(cause)
 	if hint == "" {
 		hint = "agent-sessionizer open " + s.Name
 	}
 	msg := w.text(cause.Error())
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Broken),
-		event(EventPhase, PhaseChange{From: s.Phase, To: Broken, Want: s.Want, Code: code, Reason: msg, Hint: hint}),
+		event(EventPhase, PhaseChange{From: s.Phase, To: Broken, Desired: s.Desired, Code: code, Reason: msg, Hint: hint}),
 		func(row *store.Session) { row.SetError(code, msg, hint) })
 	if err != nil {
 		return s, errors.Join(cause, err)
 	}
-	w.Log.WarnContext(ctx, "session state transition", "from", s.Phase, "to", Broken, "want", s.Want, "code", code, "error", msg)
+	w.Log.WarnContext(ctx, "session state transition", "from", s.Phase, "to", Broken, "want", s.Desired, "code", code, "error", msg)
 	return read(row)
 }
 
@@ -197,17 +197,17 @@ func (w *Worker) broke(ctx context.Context, s Session, cause error) (Session, er
 // desired phase changed, Next returns with the phase unchanged; the keeper then calls
 // it again.
 func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
-	ctx = trace.With(ctx, s.Facts.Asked.Trace)
+	ctx = trace.With(ctx, s.Status.RequestedBy.Trace)
 	keep := context.WithoutCancel(ctx) // for writes that must happen even when the work is cancelled
 	switch {
-	case s.Want == Gone:
+	case s.Desired == Gone:
 		return w.destroy(keep, s)
-	case s.Want == Stopped && s.Phase != Stopped:
+	case s.Desired == Stopped && s.Phase != Stopped:
 		return w.stop(keep, s)
-	case s.Want == Ready && s.Phase == Stopped:
+	case s.Desired == Ready && s.Phase == Stopped:
 		return w.advance(keep, s, Starting, func(row *store.Session) { row.SetError("", "", "") })
-	case s.Want == Ready && (s.Phase == Creating || s.Phase == Starting):
-		err := w.bringUp(ctx, &s)
+	case s.Desired == Ready && (s.Phase == Creating || s.Phase == Starting):
+		err := w.start(ctx, &s)
 		switch {
 		case ctx.Err() != nil:
 			return s, nil //nolint:nilerr // cancelled; the desired phase says what is next
@@ -215,17 +215,17 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 			w.auditVM(keep, audit.VMProvisioned, s, err)
 		}
 		if err != nil {
-			return w.broke(keep, s, err)
+			return w.markBroken(keep, s, err)
 		}
-		w.ahead(keep, s)
+		w.prepareNext(keep, s)
 		return w.advance(keep, s, Ready, func(row *store.Session) { row.SetError("", "", "") })
-	case s.Want == Ready && s.Phase == Stopping:
+	case s.Desired == Ready && s.Phase == Stopping:
 		// Finish stopping, then start: a shutdown in progress cannot be undone.
 		return w.stop(keep, s)
-	case s.Want == Ready && s.Phase == Ready:
+	case s.Desired == Ready && s.Phase == Ready:
 		return w.watch(ctx, s)
 	}
-	return s, fmt.Errorf("session %s is %s: no transition leads to %s", s.Name, s.Phase, s.Want)
+	return s, fmt.Errorf("session %s is %s: no transition leads to %s", s.Name, s.Phase, s.Desired)
 }
 
 // watch returns when the VM ended by itself or ctx is cancelled. Meanwhile it keeps
@@ -245,10 +245,10 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	var looking sync.WaitGroup
 	lctx, stopLooking := context.WithCancel(ctx)
 	defer func() { stopLooking(); looking.Wait() }()
-	looking.Go(func() { w.lookIn(lctx, s, conn.get) })
+	looking.Go(func() { w.watchGuest(lctx, s, conn.get) })
 	ports := publisher{log: w.Log, guest: conn.get, name: s.Name}
 	defer ports.close()
-	var wall wallWatch
+	var wall gatewayMonitor
 	for {
 		if now := w.Config.Stamp(); now != stamp {
 			stamp = now
@@ -259,22 +259,22 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		case ctx.Err() != nil:
 			return s, nil
 		case errors.Is(err, vm.ErrNotFound):
-			// A separate variable, because lookIn still reads s.
-			gone, err := w.facts(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Facts) { f.Endpoint = vm.Endpoint{} })
+			// A separate variable, because watchGuest still reads s.
+			gone, err := w.facts(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
 			if err != nil {
 				return s, err
 			}
-			return w.broke(context.WithoutCancel(ctx), gone, fail.New(fail.NotFound, "the VM of session %s was removed by another program", s.Name).
+			return w.markBroken(context.WithoutCancel(ctx), gone, fail.New(fail.NotFound, "the VM of session %s was removed by another program", s.Name).
 				WithHint("agent-sessionizer destroy --force %s", s.Name))
 		case err != nil:
 			w.Log.WarnContext(ctx, "inspect the VM", "error", err)
 		case m.State == vm.Broken:
-			return w.broke(context.WithoutCancel(ctx), s, fail.New(fail.Failure, "the VM is broken: %s", m.Reason))
+			return w.markBroken(context.WithoutCancel(ctx), s, fail.New(fail.Failure, "the VM is broken: %s", m.Reason))
 		case m.State == vm.Stopped:
-			return w.endedByItself(context.WithoutCancel(ctx), s)
+			return w.isPoweredOff(context.WithoutCancel(ctx), s)
 		}
 		if err := wall.check(ctx, w, s); err != nil {
-			return w.broke(context.WithoutCancel(ctx), s, err)
+			return w.markBroken(context.WithoutCancel(ctx), s, err)
 		}
 		if err := w.publish(ctx, &ports, s.ID); err != nil && ctx.Err() == nil {
 			w.Log.WarnContext(ctx, "publish ports", "error", err)
@@ -293,11 +293,11 @@ func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 	if err != nil {
 		return err
 	}
-	is, news := p.sync(ctx, s.Facts.Ports)
+	is, news := p.sync(ctx, s.Status.Ports)
 	if !news {
 		return nil
 	}
-	_, err = w.facts(ctx, id, store.Event{}, func(f *Facts) {
+	_, err = w.facts(ctx, id, store.Event{}, func(f *Status) {
 		for i, now := range f.Ports { // a user may have requested others meanwhile
 			if j := slices.IndexFunc(is, func(p PublishedPort) bool { return p.Guest == now.Guest }); j >= 0 {
 				is[j].Close = now.Close
@@ -305,7 +305,7 @@ func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 			}
 		}
 		f.Ports = slices.DeleteFunc(f.Ports, func(p PublishedPort) bool {
-			return p.Close && slices.ContainsFunc(s.Facts.Ports, func(was PublishedPort) bool { return was.Guest == p.Guest && was.Close })
+			return p.Close && slices.ContainsFunc(s.Status.Ports, func(was PublishedPort) bool { return was.Guest == p.Guest && was.Close })
 		})
 	})
 	return err
@@ -327,20 +327,20 @@ func (w *Worker) reload(ctx context.Context, id string) {
 	}
 }
 
-// endedByItself records that the guest powered off, or that its process was killed.
+// isPoweredOff records that the guest powered off, or that its process was killed.
 // What the agent has not written to the disk is lost; the disk is not.
-func (w *Worker) endedByItself(ctx context.Context, s Session) (Session, error) {
+func (w *Worker) isPoweredOff(ctx context.Context, s Session) (Session, error) {
 	const msg = "the VM stopped unexpectedly (powered off from inside, or its process was killed)"
 	hint := "agent-sessionizer open " + s.Name
 	var factsErr error
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),
-		event(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Want: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),
+		event(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Desired: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),
 		func(row *store.Session) {
-			if Phase(row.Want) == Ready { // a desired phase of Gone stays
-				row.Want = string(Stopped)
+			if Phase(row.Desired) == Ready { // a desired phase of Gone stays
+				row.Desired = string(Stopped)
 			}
 			row.SetError(fail.Failure.String(), msg, hint)
-			factsErr = change(row, func(f *Facts) { f.Endpoint, f.Work = vm.Endpoint{}, nil })
+			factsErr = change(row, func(f *Status) { f.Endpoint, f.Work = vm.Endpoint{}, nil })
 		})
 	err = errors.Join(err, factsErr)
 	if err != nil {

@@ -45,14 +45,14 @@ func TestCopyKeepsTheReserve(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := room(dir, math.MaxInt64); err == nil || !strings.Contains(err.Error(), "no space") {
+	if err := checkFreeSpace(dir, math.MaxInt64); err == nil || !strings.Contains(err.Error(), "no space") {
 		t.Errorf("a file that no disk holds: %v", err)
 	}
-	if err := room(dir, 0); err != nil {
+	if err := checkFreeSpace(dir, 0); err != nil {
 		t.Errorf("an empty file: %v", err)
 	}
 	_ = dir.Close()
-	if err := room(dir, 0); err == nil {
+	if err := checkFreeSpace(dir, 0); err == nil {
 		t.Error("a directory that cannot be looked at has room")
 	}
 }
@@ -134,13 +134,13 @@ func TestTransferIsBounded(t *testing.T) {
 func TestBudget(t *testing.T) {
 	heard := 0
 	b := &budget{r: strings.NewReader("12345"), heard: func() { heard++ }}
-	b.allow(5)
+	b.reset(5)
 	p := make([]byte, 4)
-	if n, err := b.Read(p); n != 4 || err != nil || b.spent() || heard != 1 {
-		t.Errorf("%d, %v, spent %v, heard %d times", n, err, b.spent(), heard)
+	if n, err := b.Read(p); n != 4 || err != nil || b.isSpent() || heard != 1 {
+		t.Errorf("%d, %v, spent %v, heard %d times", n, err, b.isSpent(), heard)
 	}
-	if n, err := b.Read(p); n != 0 || !errors.Is(err, errBudget) || !b.spent() || heard != 2 {
-		t.Errorf("%d, %v, spent %v, heard %d times", n, err, b.spent(), heard)
+	if n, err := b.Read(p); n != 0 || !errors.Is(err, errBudget) || !b.isSpent() || heard != 2 {
+		t.Errorf("%d, %v, spent %v, heard %d times", n, err, b.isSpent(), heard)
 	}
 	if _, err := b.Read(p); !errors.Is(err, io.EOF) || heard != 2 {
 		t.Errorf("%v, heard %d times", err, heard)
@@ -150,7 +150,7 @@ func TestBudget(t *testing.T) {
 func TestRemoteError(t *testing.T) {
 	spent := &transfer{answers: &budget{}}
 	tr := &transfer{answers: &budget{}}
-	tr.answers.allow(1)
+	tr.answers.reset(1)
 	for _, c := range []struct {
 		t    *transfer
 		err  error
@@ -215,7 +215,7 @@ func TestBoundedAndExitError(t *testing.T) {
 	g := &gate{w: &out}
 	out.Reset()
 	_, _ = g.Write([]byte("a"))
-	g.shut()
+	g.close()
 	if n, err := g.Write([]byte("b")); n != 1 || err != nil || out.String() != "a" {
 		t.Errorf("a gate that is shut passed on %q: %d, %v", out.String(), n, err)
 	}

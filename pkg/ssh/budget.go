@@ -16,10 +16,10 @@ type budget struct {
 	left  atomic.Int64
 }
 
-// allow sets how many bytes the guest may send from now on.
-func (b *budget) allow(n int64) { b.left.Store(n) }
+// reset sets how many bytes the guest may send from now on.
+func (b *budget) reset(n int64) { b.left.Store(n) }
 
-func (b *budget) spent() bool { return b.left.Load() <= 0 }
+func (b *budget) isSpent() bool { return b.left.Load() <= 0 }
 
 func (b *budget) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)

@@ -94,7 +94,7 @@ func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) err
 
 	session, err := own.session()
 	if err != nil {
-		return own.lost(err)
+		return own.connectionError(err)
 	}
 	in, err := session.StdinPipe()
 	if err != nil {
@@ -105,16 +105,16 @@ func (c *Client) transfer(ctx context.Context, p Progress, f func(*transfer) err
 		return err
 	}
 	if err := session.RequestSubsystem("sftp"); err != nil {
-		return fmt.Errorf("start a file transfer in the guest: %w", own.lost(err))
+		return fmt.Errorf("start a file transfer in the guest: %w", own.connectionError(err))
 	}
 	t := &transfer{ctx: ctx, progress: p, buf: make([]byte, copyChunk)}
 	t.answers = &budget{r: out, heard: func() { stall.Reset(copyStall) }}
-	t.answers.allow(replyBudget)
+	t.answers.reset(replyBudget)
 	// The library parses concurrent reads in its own goroutines, where a malformed
 	// answer would cause a panic that cannot be recovered here.
 	t.sftp, err = sftp.NewClientPipe(t.answers, in, sftp.UseConcurrentReads(false), sftp.MaxPacketUnchecked(copyChunk))
 	if err != nil {
-		return own.lost(err)
+		return own.connectionError(err)
 	}
 	defer func() {
 		_ = own.conn.Close()
@@ -145,7 +145,7 @@ func (t *transfer) step(depth int) error {
 	if depth > copyDepth {
 		return fmt.Errorf("directories more than %d deep", copyDepth)
 	}
-	t.answers.allow(replyBudget)
+	t.answers.reset(replyBudget)
 	return nil
 }
 
@@ -173,7 +173,7 @@ func (t *transfer) remoteError(what, name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s %s in the guest: %w", what, name, fs.ErrNotExist)
 	case errors.Is(err, sftp.ErrSSHFxConnectionLost), errors.Is(err, io.ErrUnexpectedEOF):
-		if t.answers.spent() {
+		if t.answers.isSpent() {
 			return fmt.Errorf("%s %s in the guest: the guest sent too much data", what, name)
 		}
 		return fmt.Errorf("%s %s in the guest: %w: the connection was lost", what, name, ErrUnreachable)
@@ -307,7 +307,7 @@ func (t *transfer) uploadFile(dir *os.Root, name, remote, shown string, st fs.Fi
 		}
 		n, readErr := src.Read(t.buf)
 		if n > 0 {
-			t.answers.allow(replyBudget)
+			t.answers.reset(replyBudget)
 			if _, err := dst.Write(t.buf[:n]); err != nil {
 				return t.remoteError("write", remote, err)
 			}

@@ -135,7 +135,7 @@ func (t *transfer) downloadDir(dir *os.Root, name, remote, shown string, mode fs
 		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	defer sub.Close()
-	t.answers.allow(listBudget)
+	t.answers.reset(listBudget)
 	entries, err := t.sftp.ReadDirContext(t.ctx, remote)
 	if err != nil {
 		return t.remoteError("list", remote, err)
@@ -160,7 +160,7 @@ func (t *transfer) downloadDir(dir *os.Root, name, remote, shown string, mode fs
 // link of that name instead of following it, and an interrupted copy keeps the old
 // file.
 func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.FileInfo) (err error) {
-	if err := room(dir, st.Size()); err != nil {
+	if err := checkFreeSpace(dir, st.Size()); err != nil {
 		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
 	}
 	if here, err := dir.Lstat(name); err == nil && here.IsDir() {
@@ -202,7 +202,7 @@ func (t *transfer) receive(dst io.Writer, src io.Reader, remote string, limit in
 		if err := t.ctx.Err(); err != nil {
 			return size, err
 		}
-		t.answers.allow(replyBudget)
+		t.answers.reset(replyBudget)
 		n, err := src.Read(t.buf)
 		if size += int64(n); size > limit {
 			return size, fmt.Errorf("read %s in the guest: it keeps growing", brief(remote))
@@ -219,8 +219,8 @@ func (t *transfer) receive(dst io.Writer, src io.Reader, remote string, limit in
 	}
 }
 
-// room rejects a file that would fill the host's disk.
-func room(dir *os.Root, size int64) error {
+// checkFreeSpace rejects a file that would fill the host's disk.
+func checkFreeSpace(dir *os.Root, size int64) error {
 	d, err := dir.Open(".")
 	if err != nil {
 		return err

@@ -109,7 +109,7 @@ func (g *gate) Write(p []byte) (int, error) {
 	return g.w.Write(p)
 }
 
-func (g *gate) shut() {
+func (g *gate) close() {
 	g.mu.Lock()
 	g.w = nil
 	g.mu.Unlock()
@@ -139,8 +139,8 @@ func (c *Client) run(ctx context.Context, cmd string, st IO, prepare func(*ssh.S
 	}
 	r := &command{cmd: cmd, in: in, prepare: prepare, finished: make(chan struct{})}
 	r.out.w, r.err.w = st.Stdout, st.Stderr
-	defer r.out.shut()
-	defer r.err.shut()
+	defer r.out.close()
+	defer r.err.close()
 	defer in.cancel()
 
 	result := make(chan error, 1)
@@ -169,10 +169,10 @@ func (c *Client) run(ctx context.Context, cmd string, st IO, prepare func(*ssh.S
 func (r *command) execute(c *Client) error {
 	s, err := c.session()
 	if err != nil {
-		return c.lost(err)
+		return c.connectionError(err)
 	}
 	defer s.Close()
-	if !r.adopt(s) {
+	if !r.setSession(s) {
 		return context.Canceled
 	}
 	s.Stdout, s.Stderr = &r.out, &r.err
@@ -182,14 +182,14 @@ func (r *command) execute(c *Client) error {
 	}
 	if r.prepare != nil {
 		if err := r.prepare(s); err != nil {
-			return c.lost(err)
+			return c.connectionError(err)
 		}
 	}
 	if err := s.Start(r.cmd); err != nil {
 		// Do not wrap the error: the library puts the command line into its text.
 		select {
 		case <-c.done:
-			return c.lost(nil)
+			return c.connectionError(nil)
 		default:
 			return fmt.Errorf("%w: it refused to start a command", ErrUnreachable)
 		}
@@ -216,8 +216,8 @@ func (r *command) feed(stdin io.WriteCloser) {
 	_ = stdin.Close() // a command that has ended has no stdin to close
 }
 
-// adopt makes the session known to kill. It returns false if kill was called first.
-func (r *command) adopt(s *ssh.Session) bool {
+// setSession makes the session known to kill. It returns false if kill was called first.
+func (r *command) setSession(s *ssh.Session) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.session = s
@@ -245,8 +245,8 @@ func (r *command) kill() {
 	_ = s.Close()
 }
 
-// lost distinguishes a connection that ended from a request that the guest refused.
-func (c *Client) lost(err error) error {
+// connectionError distinguishes a connection that ended from a request that the guest refused.
+func (c *Client) connectionError(err error) error {
 	select {
 	case <-c.done:
 		return fmt.Errorf("%w: the connection was lost", ErrUnreachable)
@@ -271,7 +271,7 @@ func (c *Client) outcome(err error) error {
 		return &ExitError{Code: code, Signal: brief(e.Signal())}
 	}
 	if _, ok := errors.AsType[*ssh.ExitMissingError](err); ok {
-		return c.lost(nil)
+		return c.connectionError(nil)
 	}
 	return fmt.Errorf("write the command's output: %w", err)
 }

@@ -74,7 +74,7 @@ func TestBusyForTooLong(t *testing.T) {
 		t.Fatal(rows, err)
 	}
 	release()
-	whole(t, s)
+	finishTx(t, s)
 	if _, err := s.Admit(t.Context(), testQueue, slots(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestCancelWhileBusy(t *testing.T) {
 		}
 	}
 	release()
-	whole(t, s)
+	finishTx(t, s)
 }
 
 // A hanging writer in this process has the same effect as one in another process.
@@ -114,7 +114,7 @@ func TestBusyWithinOneProcess(t *testing.T) {
 	}()
 	<-in
 	isBusy(t, s.Append(t.Context(), "one", event("x", 1)))
-	whole(t, s)
+	finishTx(t, s)
 	close(out)
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestBusyWithinOneProcess(t *testing.T) {
 	if _, err := increment(t.Context(), s, "one"); err != nil {
 		t.Fatal(err)
 	}
-	whole(t, s)
+	finishTx(t, s)
 }
 
 // However many writers of a process wait, its readers still get connections.
@@ -143,7 +143,7 @@ func TestManyWritersWait(t *testing.T) {
 	}
 	begun.Wait()
 	for range 200 {
-		whole(t, s)
+		finishTx(t, s)
 		if n := s.Connections(); n > 1 {
 			t.Error("connections that wait:", n)
 			break

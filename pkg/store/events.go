@@ -85,7 +85,7 @@ func (s *Store) Append(ctx context.Context, subject string, ev Event) error {
 // AppendAll adds events in their order, either all of them or none.
 func (s *Store) AppendAll(ctx context.Context, subject string, evs []Event) error {
 	return s.tx(ctx, func(tx *sql.Tx) error {
-		is, err := known(ctx, tx, subject)
+		is, err := subjectExists(ctx, tx, subject)
 		if err == nil && !is {
 			err = fail.New(fail.NotFound, "no session or task %s", subject)
 		}
@@ -99,7 +99,7 @@ func (s *Store) AppendAll(ctx context.Context, subject string, evs []Event) erro
 // EventRange returns the sequence numbers of the oldest and the newest existing
 // event, or 0 and 0 when none exists.
 func (s *Store) EventRange(ctx context.Context, subject string) (oldest, newest int64, err error) {
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		oldest, newest, err = eventRange(ctx, s.db, subject)
 		return err
 	})
@@ -124,7 +124,7 @@ func (s *Store) Events(ctx context.Context, subject string, after int64, limit i
 // events works like Events, but stops once it has this many bytes of data, unless
 // bytes is negative.
 func (s *Store) events(ctx context.Context, subject string, after int64, limit, bytes int) (evs []Event, err error) {
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		if evs, err = readEvents(ctx, s.db, subject, after, limit, bytes); err != nil {
 			return err
 		}
@@ -186,9 +186,9 @@ const (
 func (s *Store) Follow(ctx context.Context, subject string, after int64) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		var t *topic
-		defer func() { s.feed.leave(t) }()
+		defer func() { s.notifier.leave(t) }()
 		for {
-			news, evs, look := s.feed.news(t, after) // before the read: events that are added after it trigger news
+			news, evs, look := s.notifier.news(t, after) // before the read: events that are added after it trigger news
 			if look && len(evs) == 0 {
 				var err error
 				if evs, err = s.events(ctx, subject, after, followEvents, followBytes); err != nil {
@@ -206,7 +206,7 @@ func (s *Store) Follow(ctx context.Context, subject string, after int64) iter.Se
 				continue
 			}
 			if t == nil {
-				t = s.feed.join(s.db, subject)
+				t = s.notifier.join(s.db, subject)
 				continue
 			}
 			select {
@@ -235,7 +235,7 @@ func (s *Store) PruneEvents(ctx context.Context, before time.Time, active func(s
 		oldest, keep int64 // sequence numbers: of the first existing event, and of the first that stays
 	}
 	var all []old
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		all, err = collect(ctx, s.db, func(row scanner) (o old, err error) {
 			err = row.Scan(&o.subject, &o.oldest, &o.keep)
 			return o, err
@@ -266,7 +266,7 @@ func (s *Store) pruneRange(ctx context.Context, subject string, from, to int64, 
 		return q.QueryRowContext(ctx, `SELECT count(*), coalesce(sum(octet_length(data)), 0)`+which, subject, from, to).Scan(&events, &bytes)
 	}
 	if dry {
-		err = s.patiently(ctx, func() error { return count(s.db) })
+		err = s.retryBusy(ctx, func() error { return count(s.db) })
 		return events, bytes, err
 	}
 	err = s.tx(ctx, func(tx *sql.Tx) error {

@@ -55,16 +55,16 @@ func (s *Store) Batch(ctx context.Context, subject string, after int64) ([]Event
 
 // Watched returns how many subjects are watched, and whether a watcher runs.
 func (s *Store) Watched() (subjects int, running bool) {
-	s.feed.mu.Lock()
-	defer s.feed.mu.Unlock()
-	if s.feed.done != nil {
+	s.notifier.mu.Lock()
+	defer s.notifier.mu.Unlock()
+	if s.notifier.done != nil {
 		select {
-		case <-s.feed.done:
+		case <-s.notifier.done:
 		default:
 			running = true
 		}
 	}
-	return len(s.feed.topics), running
+	return len(s.notifier.topics), running
 }
 
 // Connections returns how many connections are in use.

@@ -70,7 +70,7 @@ func TestFailedCommit(t *testing.T) {
 			if _, err := increment(t.Context(), s, "one"); err != nil {
 				t.Errorf("the next write: %v", err)
 			}
-			whole(t, s)
+			finishTx(t, s)
 		})
 	}
 }
@@ -110,7 +110,7 @@ func TestFailedCommitOfEachOperation(t *testing.T) {
 		}
 	}
 	stop()
-	if after, err := s.Session(t.Context(), "one"); err != nil || after.Phase != before.Phase || string(after.Facts) != string(before.Facts) {
+	if after, err := s.Session(t.Context(), "one"); err != nil || after.Phase != before.Phase || string(after.Status) != string(before.Status) {
 		t.Errorf("got %+v, %v; want %+v", after, err, before)
 	}
 	if _, err := s.Session(t.Context(), "two"); fail.CodeOf(err) != fail.NotFound {
@@ -230,5 +230,5 @@ func TestEndedContext(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	whole(t, s)
+	finishTx(t, s)
 }

@@ -10,19 +10,19 @@ import (
 )
 
 const (
-	// glanceEvery is how often a process with waiting followers checks whether any
+	// pollEvery is how often a process with waiting followers checks whether any
 	// process, including itself, has written. A check takes about 20 µs.
-	glanceEvery = 5 * time.Millisecond
-	// calmEvery is the interval after calmAfter without a write.
-	calmEvery = 25 * time.Millisecond
-	calmAfter = 10 * time.Second
+	pollEvery = 5 * time.Millisecond
+	// idlePollEvery is the interval after idleAfter without a write.
+	idlePollEvery = 25 * time.Millisecond
+	idleAfter     = 10 * time.Second
 )
 
-// feed wakes the followers in this process. One watcher serves them all, and runs
+// notifier wakes the followers in this process. One watcher serves them all, and runs
 // while any follower exists. It checks cheaply whether the file changed; only then
 // does it query whether followed subjects have new events. It reads these once, for
 // all followers that have read the earlier ones.
-type feed struct {
+type notifier struct {
 	mu     sync.Mutex
 	topics map[string]*topic // by subject
 	stop   context.CancelFunc
@@ -40,7 +40,7 @@ type topic struct {
 
 // join starts to watch a subject; the caller must call leave. Events that were
 // written before may never be announced.
-func (f *feed) join(db *sql.DB, subject string) *topic {
+func (f *notifier) join(db *sql.DB, subject string) *topic {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.topics) == 0 {
@@ -60,7 +60,7 @@ func (f *feed) join(db *sql.DB, subject string) *topic {
 }
 
 // leave ends what join began; for a nil topic it does nothing.
-func (f *feed) leave(t *topic) {
+func (f *notifier) leave(t *topic) {
 	if t == nil {
 		return
 	}
@@ -80,7 +80,7 @@ func (f *feed) leave(t *topic) {
 // news returns a channel that is closed when events may have been written after this
 // call. look reports whether any events after that sequence number may exist now. If
 // evs is not empty, it holds the next of them.
-func (f *feed) news(t *topic, after int64) (news <-chan struct{}, evs []Event, look bool) {
+func (f *notifier) news(t *topic, after int64) (news <-chan struct{}, evs []Event, look bool) {
 	if t == nil {
 		return nil, nil, true
 	}
@@ -92,9 +92,9 @@ func (f *feed) news(t *topic, after int64) (news <-chan struct{}, evs []Event, l
 	return t.news, evs, t.newest == 0 || t.newest > after
 }
 
-func (f *feed) watch(ctx context.Context, db *sql.DB, done chan<- struct{}) {
+func (f *notifier) watch(ctx context.Context, db *sql.DB, done chan<- struct{}) {
 	defer close(done)
-	g := glancer{db: db}
+	g := poller{db: db}
 	defer g.close()
 	next := time.NewTimer(0)
 	defer next.Stop()
@@ -105,25 +105,25 @@ func (f *feed) watch(ctx context.Context, db *sql.DB, done chan<- struct{}) {
 		case <-ctx.Done():
 			return
 		}
-		written, err := g.glance(ctx, f)
+		written, err := g.poll(ctx, f)
 		if err != nil {
 			g.close()
-			f.lost() // each follower finds the error itself
+			f.notifyAll() // each follower finds the error itself
 		}
 		now := time.Now()
 		if written {
 			wrote = now
 		}
-		every := glanceEvery
-		if now.Sub(wrote) > calmAfter {
-			every = calmEvery
+		every := pollEvery
+		if now.Sub(wrote) > idleAfter {
+			every = idlePollEvery
 		}
 		next.Reset(every)
 	}
 }
 
-// tell wakes the followers of the subjects that have newer events.
-func (f *feed) tell(newest map[string]int64, recent map[string][]Event) {
+// notify wakes the followers of the subjects that have newer events.
+func (f *notifier) notify(newest map[string]int64, recent map[string][]Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, t := range f.topics {
@@ -133,8 +133,8 @@ func (f *feed) tell(newest map[string]int64, recent map[string][]Event) {
 	}
 }
 
-// lost wakes all followers; they have to read the store themselves.
-func (f *feed) lost() {
+// notifyAll wakes all followers; they have to read the store themselves.
+func (f *notifier) notifyAll() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, t := range f.topics {
@@ -148,8 +148,8 @@ func (t *topic) wake(newest int64, recent []Event) {
 	t.news = make(chan struct{})
 }
 
-// told returns, by subject, the sequence number last announced to its followers.
-func (f *feed) told() map[string]int64 {
+// lastNotified returns, by subject, the sequence number last announced to its followers.
+func (f *notifier) lastNotified() map[string]int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	all := make(map[string]int64, len(f.topics))
@@ -159,15 +159,15 @@ func (f *feed) told() map[string]int64 {
 	return all
 }
 
-// glancer keeps one connection open: SQLite's data_version counts only the commits of
+// poller keeps one connection open: SQLite's data_version counts only the commits of
 // other connections.
-type glancer struct {
+type poller struct {
 	db   *sql.DB
 	conn *sql.Conn
 	seen int64 // PRAGMA data_version
 }
 
-func (g *glancer) close() {
+func (g *poller) close() {
 	if g.conn != nil {
 		_ = g.conn.Close() // it only read
 		g.conn = nil
@@ -180,9 +180,9 @@ const (
 	recentBytes  = 64 << 10
 )
 
-// glance announces new events to the followers. It reports whether any process has
+// poll announces new events to the followers. It reports whether any process has
 // written.
-func (g *glancer) glance(ctx context.Context, f *feed) (written bool, err error) {
+func (g *poller) poll(ctx context.Context, f *notifier) (written bool, err error) {
 	first := g.conn == nil
 	if first {
 		if g.conn, err = g.db.Conn(ctx); err != nil {
@@ -198,7 +198,7 @@ func (g *glancer) glance(ctx context.Context, f *feed) (written bool, err error)
 	}
 	// A commit between this check and the next has a later version. A follower that
 	// joins in between has read the store after it joined.
-	told := f.told()
+	told := f.lastNotified()
 	newest, err := g.newest(ctx, slices.Collect(maps.Keys(told)))
 	if err != nil {
 		return false, err
@@ -214,12 +214,12 @@ func (g *glancer) glance(ctx context.Context, f *feed) (written bool, err error)
 		}
 	}
 	g.seen = version
-	f.tell(newest, recent)
+	f.notify(newest, recent)
 	return true, nil
 }
 
 // newest returns the sequence numbers of the subjects' last events, with one query.
-func (g *glancer) newest(ctx context.Context, subjects []string) (map[string]int64, error) {
+func (g *poller) newest(ctx context.Context, subjects []string) (map[string]int64, error) {
 	rows, err := g.conn.QueryContext(ctx, `SELECT value, coalesce((SELECT max(seq) FROM events WHERE subject = value), 0) FROM json_each(?)`, list(subjects))
 	if err != nil {
 		return nil, err

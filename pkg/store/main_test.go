@@ -141,7 +141,7 @@ func increment(ctx context.Context, s *store.Store, id string) (int, error) {
 	var n int
 	_, err := s.Update(ctx, id, func(r *store.Session) (store.Event, error) {
 		n = counter(*r) + 1
-		r.Facts = fmt.Appendf(nil, `{"n":%d}`, n)
+		r.Status = fmt.Appendf(nil, `{"n":%d}`, n)
 		return event("count", n), nil
 	})
 	return n, err
@@ -149,7 +149,7 @@ func increment(ctx context.Context, s *store.Store, id string) (int, error) {
 
 func counter(r store.Session) int {
 	var f struct{ N int }
-	if err := json.Unmarshal(r.Facts, &f); err != nil {
+	if err := json.Unmarshal(r.Status, &f); err != nil {
 		panic(err)
 	}
 	return f.N
@@ -162,7 +162,7 @@ func event(kind string, n int) store.Event {
 
 // row returns a session; all sessions have the same repository.
 func row(id string) store.Session {
-	return store.Session{ID: id, Name: "agent-o-r-" + id, RepoKey: "github.com/o/r", Repo: "o/r", Phase: "creating", Want: "ready", Spec: json.RawMessage(`{"a":1}`)}
+	return store.Session{ID: id, Name: "agent-o-r-" + id, RepoKey: "github.com/o/r", Repo: "o/r", Phase: "creating", Desired: "ready", Spec: json.RawMessage(`{"a":1}`)}
 }
 
 func admitAll([]store.Session) error { return nil }
@@ -254,8 +254,8 @@ func withSession(t testing.TB) (*store.Store, string) {
 	return s, path
 }
 
-// whole fails unless the events have no gap and agree with the row.
-func whole(t *testing.T, s *store.Store) int {
+// finishTx fails unless the events have no gap and agree with the row.
+func finishTx(t *testing.T, s *store.Store) int {
 	t.Helper()
 	r, err := s.Session(t.Context(), "one")
 	if err != nil {

@@ -34,7 +34,7 @@ func isVersion2(t *testing.T, path string, n int) {
 		t.Fatal(rows, err)
 	}
 	b, a := rows[0], rows[1]
-	if a.ID != "a" || a.Name != "agent-a" || a.Phase != "ready" || a.CreatedAt.UnixMilli() != 1000 || string(a.Spec) != `{"s":1}` || string(a.Facts) != `{"n":1}` || a.TokenSHA256 != "token" || a.Task != "" {
+	if a.ID != "a" || a.Name != "agent-a" || a.Phase != "ready" || a.CreatedAt.UnixMilli() != 1000 || string(a.Spec) != `{"s":1}` || string(a.Status) != `{"n":1}` || a.TokenSHA256 != "token" || a.Task != "" {
 		t.Error(a)
 	}
 	if b.ID != "b" || b.Phase != "gone" || b.StateChangedAt.UnixMilli() != 600 || b.ErrorCode != "HOST" || b.ErrorMessage != "message" || b.ErrorHint != "hint" {

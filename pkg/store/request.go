@@ -26,7 +26,7 @@ const (
 
 // Request returns the request with that key, if it was reserved within the last day.
 func (s *Store) Request(ctx context.Context, actor, key string) (r Request, found bool, err error) {
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		r, found, err = request(ctx, s.db, actor, key)
 		return err
 	})

@@ -66,12 +66,12 @@ func advance[R any, P record[R]](from, to string, ev Event, adjust func(P)) func
 		if adjust != nil {
 			adjust(row)
 		}
-		return some(ev), nil
+		return eventList(ev), nil
 	}
 }
 
-// some returns a list of ev, or an empty list for the zero Event.
-func some(ev Event) []Event {
+// eventList returns a list of ev, or an empty list for the zero Event.
+func eventList(ev Event) []Event {
 	if ev.Kind == "" {
 		return nil
 	}
@@ -108,8 +108,8 @@ func collect[R any](ctx context.Context, q queryer, scan func(scanner) (R, error
 	return out, rows.Err()
 }
 
-// known reports whether id belongs to a session or a task.
-func known(ctx context.Context, q queryer, id string) (is bool, err error) {
+// subjectExists reports whether id belongs to a session or a task.
+func subjectExists(ctx context.Context, q queryer, id string) (is bool, err error) {
 	err = q.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM sessions WHERE id = ?1 UNION ALL SELECT 1 FROM tasks WHERE id = ?1)`, id).Scan(&is)
 	return is, err
 }
@@ -117,7 +117,7 @@ func known(ctx context.Context, q queryer, id string) (is bool, err error) {
 // unused refuses an id that a session or a task already has, because their events
 // would mix.
 func unused(ctx context.Context, q queryer, id string) error {
-	is, err := known(ctx, q, id)
+	is, err := subjectExists(ctx, q, id)
 	if err == nil && is {
 		return fail.New(fail.Conflict, "id %s is in use", id)
 	}

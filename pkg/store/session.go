@@ -20,14 +20,14 @@ type Session struct {
 	Repo           string // as shown to users
 	Task           string // id of the task that owns the session, "" for a person's; never changes
 	Phase          string
-	Want           string // the desired phase
+	Desired        string // the desired phase
 	CreatedAt      time.Time
 	StateChangedAt time.Time
 	ErrorCode      string // of the last failure, "" when the last operation succeeded
 	ErrorMessage   string
 	ErrorHint      string
 	Spec           json.RawMessage // what was asked for; never changes
-	Facts          json.RawMessage // the session's status; written by the keeper and by intents
+	Status         json.RawMessage // the session's status; written by the keeper and by intents
 	TokenSHA256    string          // hex; "" once revoked
 }
 
@@ -45,10 +45,10 @@ func scanSession(row scanner) (Session, error) {
 	var s Session
 	var created, changed int64
 	var spec, facts string
-	err := row.Scan(&s.ID, &s.Name, &s.RepoKey, &s.Repo, &s.Task, &s.Phase, &s.Want, &created, &changed,
+	err := row.Scan(&s.ID, &s.Name, &s.RepoKey, &s.Repo, &s.Task, &s.Phase, &s.Desired, &created, &changed,
 		&s.ErrorCode, &s.ErrorMessage, &s.ErrorHint, &spec, &facts, &s.TokenSHA256)
 	s.CreatedAt, s.StateChangedAt = moment(created), moment(changed)
-	s.Spec, s.Facts = json.RawMessage(spec), json.RawMessage(facts)
+	s.Spec, s.Status = json.RawMessage(spec), json.RawMessage(facts)
 	return s, err
 }
 
@@ -62,20 +62,20 @@ func (s *Session) load(ctx context.Context, q queryer, id string) (err error) {
 
 func (s *Session) save(ctx context.Context, tx *sql.Tx) error {
 	_, err := tx.ExecContext(ctx, `UPDATE sessions SET phase = ?, want = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, facts = ?, token_sha256 = ? WHERE id = ?`,
-		s.Phase, s.Want, s.StateChangedAt.UnixMilli(), s.ErrorCode, s.ErrorMessage, s.ErrorHint, string(s.Facts), s.TokenSHA256, s.ID)
+		s.Phase, s.Desired, s.StateChangedAt.UnixMilli(), s.ErrorCode, s.ErrorMessage, s.ErrorHint, string(s.Status), s.TokenSHA256, s.ID)
 	return err
 }
 
 // Session returns one row, or fail.NotFound when it does not exist.
 func (s *Store) Session(ctx context.Context, id string) (row Session, err error) {
-	err = s.patiently(ctx, func() error { return row.load(ctx, s.db, id) })
+	err = s.retryBusy(ctx, func() error { return row.load(ctx, s.db, id) })
 	return row, err
 }
 
 // Sessions returns the rows whose phase is not gone, oldest first; with gone, all
 // rows.
 func (s *Store) Sessions(ctx context.Context, gone bool) (rows []Session, err error) {
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		rows, err = sessions(ctx, s.db, gone)
 		return err
 	})
@@ -125,7 +125,7 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 		made := now().UnixMilli()
 		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, repo, task, phase, want, created_at, state_changed_at, spec, facts, token_sha256)
 			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			n.ID, n.Name, n.RepoKey, n.Repo, n.Task, n.Phase, n.Want, made, made, string(n.Spec), cmp.Or(string(n.Facts), "{}"), n.TokenSHA256); err != nil {
+			n.ID, n.Name, n.RepoKey, n.Repo, n.Task, n.Phase, n.Desired, made, made, string(n.Spec), cmp.Or(string(n.Status), "{}"), n.TokenSHA256); err != nil {
 			return fmt.Errorf("insert session %s: %w", n.ID, err)
 		}
 		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {
@@ -144,7 +144,7 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 func (s *Store) Update(ctx context.Context, id string, f func(*Session) (Event, error)) (Session, error) {
 	return update(ctx, s, id, func(row *Session) ([]Event, error) {
 		ev, err := f(row)
-		return some(ev), err
+		return eventList(ev), err
 	})
 }
 

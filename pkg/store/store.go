@@ -26,11 +26,11 @@ import (
 
 // Store is safe for concurrent use by goroutines and by processes.
 type Store struct {
-	db     *sql.DB
-	path   string
-	busy   time.Duration // how long a writer waits for others
-	writes writes
-	feed   feed
+	db       *sql.DB
+	path     string
+	busy     time.Duration // how long a writer waits for others
+	writes   groupCommit
+	notifier notifier
 }
 
 const (
@@ -65,7 +65,7 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 	db.SetMaxOpenConns(connections)
 	db.SetMaxIdleConns(connections) // opening a connection costs more than most of its uses
 	db.SetConnMaxIdleTime(time.Minute)
-	s := &Store{db: db, path: path, busy: busy, writes: writes{turn: make(chan struct{}, 1)}}
+	s := &Store{db: db, path: path, busy: busy, writes: groupCommit{turn: make(chan struct{}, 1)}}
 	if err := s.migrate(ctx); err != nil {
 		_ = db.Close()
 		return nil, err
@@ -102,7 +102,7 @@ func (s *Store) migrate(ctx context.Context) error {
 	var have int
 	version := func(q queryer) error { return q.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&have) }
 	// First without the writers' lock, because its holder may be stopped.
-	if err := s.patiently(ctx, func() error { return version(s.db) }); err != nil || have == len(schema) {
+	if err := s.retryBusy(ctx, func() error { return version(s.db) }); err != nil || have == len(schema) {
 		return err
 	}
 	return s.tx(ctx, func(tx *sql.Tx) error {
@@ -126,10 +126,10 @@ func (s *Store) migrate(ctx context.Context) error {
 	})
 }
 
-// patiently calls f, and repeats it while the file is busy. For writers the file is
+// retryBusy calls f, and repeats it while the file is busy. For writers the file is
 // busy while another process writes, for readers a moment after a crash. The very
 // first openers' change to WAL mode does not wait for others as transactions do.
-func (s *Store) patiently(ctx context.Context, f func() error) error {
+func (s *Store) retryBusy(ctx context.Context, f func() error) error {
 	for end := time.Now().Add(s.busy); ; {
 		err := f()
 		e, ok := errors.AsType[*sqlite.Error](err)

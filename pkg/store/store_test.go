@@ -48,7 +48,7 @@ func TestManyProcessesLoseNothing(t *testing.T) {
 			t.Error(err, out[len(out)-1])
 		}
 	}
-	if n := whole(t, s); n != 800 {
+	if n := finishTx(t, s); n != 800 {
 		t.Fatalf("%d of 800 transactions", n)
 	}
 }
@@ -58,7 +58,7 @@ func TestManyProcessesLoseNothing(t *testing.T) {
 func TestKillLeavesNoHalfTransaction(t *testing.T) {
 	s, path := withSession(t)
 	for round := range 15 {
-		before := whole(t, s)
+		before := finishTx(t, s)
 		p := spawn(t, "count 1000000", path)
 		p.shoot(t)
 		told := 0
@@ -69,7 +69,7 @@ func TestKillLeavesNoHalfTransaction(t *testing.T) {
 			t.Fatal(err)
 		}
 		rest, _ := p.finish()
-		if n := whole(t, s); n < before+told+len(rest) || n > before+told+len(rest)+1 {
+		if n := finishTx(t, s); n < before+told+len(rest) || n > before+told+len(rest)+1 {
 			t.Fatalf("round %d: %d before, %d told, %d after", round, before, told+len(rest), n)
 		}
 	}
@@ -146,7 +146,7 @@ func TestCreateMakesExactlyOne(t *testing.T) {
 	if _, err := s.Advance(t.Context(), rows[0].ID, "creating", "gone", event("phase", 1), nil); err != nil {
 		t.Fatal(err)
 	}
-	if got, created, err := s.Create(t.Context(), row("next"), event("made", 0), admitAll); err != nil || !created || string(got.Facts) != "{}" {
+	if got, created, err := s.Create(t.Context(), row("next"), event("made", 0), admitAll); err != nil || !created || string(got.Status) != "{}" {
 		t.Fatal(got, created, err)
 	}
 	alive, err := s.Sessions(t.Context(), false)
@@ -322,10 +322,10 @@ func execute(ctx context.Context, path, stmt string) error {
 func TestReadersNeedNoWriter(t *testing.T) {
 	s, path := withSession(t)
 	_, err := s.Update(t.Context(), "one", func(row *store.Session) (store.Event, error) {
-		row.Want = "changed"
+		row.Desired = "changed"
 		seen, err := reopen(t, path).Session(t.Context(), "one")
-		if err != nil || seen.Want == "changed" {
-			t.Errorf("%q %v", seen.Want, err)
+		if err != nil || seen.Desired == "changed" {
+			t.Errorf("%q %v", seen.Desired, err)
 		}
 		return store.Event{}, nil
 	})
@@ -342,7 +342,7 @@ func TestNewerSchema(t *testing.T) {
 	if !strings.Contains(err.Error(), "newer version") {
 		t.Fatal(err)
 	}
-	whole(t, s)
+	finishTx(t, s)
 }
 
 func TestUnwritableStore(t *testing.T) {
@@ -381,7 +381,7 @@ func TestUnwritableStore(t *testing.T) {
 		if err := os.Chmod(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		whole(t, s)
+		finishTx(t, s)
 	})
 }
 
@@ -401,14 +401,14 @@ func TestFullDisk(t *testing.T) {
 	if last := out[len(out)-1]; !strings.HasPrefix(last, "error 5 \"df -h ") {
 		t.Fatal(last)
 	}
-	if n := whole(t, s); n != 20+len(out)-1 {
+	if n := finishTx(t, s); n != 20+len(out)-1 {
 		t.Fatalf("%d of %d acknowledged transactions are left", n-20, len(out)-1)
 	}
 	// Once space is available again, work continues.
 	if _, err := increment(t.Context(), s, "one"); err != nil {
 		t.Fatal(err)
 	}
-	whole(t, s)
+	finishTx(t, s)
 }
 
 func TestOnlyTheOwnerReads(t *testing.T) {
@@ -432,7 +432,7 @@ func TestOddPath(t *testing.T) {
 	if _, _, err := s.Create(t.Context(), row("one"), event("made", 0), admitAll); err != nil {
 		t.Fatal(err)
 	}
-	whole(t, reopen(t, path))
+	finishTx(t, reopen(t, path))
 }
 
 // lastSeq returns the sequence number of a session's newest event, or 0 when it has

@@ -20,7 +20,7 @@ type Task struct {
 	ID             string
 	Name           string // as in its manifest; not unique
 	Phase          string
-	Want           string // the desired state
+	Desired        string // the desired state
 	Priority       int    // in the queue, highest first; never changes
 	SessionID      string // the session it runs in, "" before it has one
 	CreatedAt      time.Time
@@ -29,7 +29,7 @@ type Task struct {
 	ErrorMessage   string
 	ErrorHint      string
 	Labels         map[string]string // never change
-	Facts          json.RawMessage   // the task's status
+	Status         json.RawMessage   // the task's status
 	Manifest       json.RawMessage   // what was asked for; never changes
 }
 
@@ -47,13 +47,13 @@ func scanTask(row scanner) (Task, error) {
 	var t Task
 	var num, created, changed int64
 	var labels, facts, manifest string
-	err := row.Scan(&num, &t.ID, &t.Name, &t.Phase, &t.Want, &t.Priority, &t.SessionID, &created, &changed,
+	err := row.Scan(&num, &t.ID, &t.Name, &t.Phase, &t.Desired, &t.Priority, &t.SessionID, &created, &changed,
 		&t.ErrorCode, &t.ErrorMessage, &t.ErrorHint, &labels, &facts, &manifest)
 	if err != nil {
 		return Task{}, err
 	}
 	t.CreatedAt, t.StateChangedAt = moment(created), moment(changed)
-	t.Facts, t.Manifest = json.RawMessage(facts), json.RawMessage(manifest)
+	t.Status, t.Manifest = json.RawMessage(facts), json.RawMessage(manifest)
 	if err := json.Unmarshal([]byte(labels), &t.Labels); err != nil {
 		return Task{}, fmt.Errorf("read labels of task %s: %w", t.ID, err)
 	}
@@ -70,7 +70,7 @@ func (t *Task) load(ctx context.Context, q queryer, id string) (err error) {
 
 func (t *Task) save(ctx context.Context, tx *sql.Tx) error {
 	_, err := tx.ExecContext(ctx, `UPDATE tasks SET phase = ?, want = ?, session = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, facts = ? WHERE id = ?`,
-		t.Phase, t.Want, t.SessionID, t.StateChangedAt.UnixMilli(), t.ErrorCode, t.ErrorMessage, t.ErrorHint, string(t.Facts), t.ID)
+		t.Phase, t.Desired, t.SessionID, t.StateChangedAt.UnixMilli(), t.ErrorCode, t.ErrorMessage, t.ErrorHint, string(t.Status), t.ID)
 	return err
 }
 
@@ -81,8 +81,8 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 	if err != nil {
 		return Task{}, err
 	}
-	if n.Facts == nil {
-		n.Facts = json.RawMessage("{}")
+	if n.Status == nil {
+		n.Status = json.RawMessage("{}")
 	}
 	err = s.tx(ctx, func(tx *sql.Tx) error {
 		if err := unused(ctx, tx, n.ID); err != nil {
@@ -90,8 +90,8 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 		}
 		made := now().UnixMilli()
 		res, err := tx.ExecContext(ctx, `INSERT INTO tasks (`+taskColumns+`) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			n.ID, n.Name, n.Phase, n.Want, n.Priority, n.SessionID, made, made,
-			n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Facts), string(n.Manifest))
+			n.ID, n.Name, n.Phase, n.Desired, n.Priority, n.SessionID, made, made,
+			n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Status), string(n.Manifest))
 		if err != nil {
 			return fmt.Errorf("insert task %s: %w", n.ID, err)
 		}
@@ -119,7 +119,7 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 
 // TaskText returns the submitted text as it was written, or nil when none was.
 func (s *Store) TaskText(ctx context.Context, id string) (text []byte, err error) {
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		err := s.db.QueryRowContext(ctx, `SELECT text FROM task_texts WHERE task = ?`, id).Scan(&text)
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
@@ -131,7 +131,7 @@ func (s *Store) TaskText(ctx context.Context, id string) (text []byte, err error
 
 // Task returns one row, or fail.NotFound when it does not exist.
 func (s *Store) Task(ctx context.Context, id string) (row Task, err error) {
-	err = s.patiently(ctx, func() error { return row.load(ctx, s.db, id) })
+	err = s.retryBusy(ctx, func() error { return row.load(ctx, s.db, id) })
 	return row, err
 }
 
@@ -162,7 +162,7 @@ type Label struct{ Key, Value string }
 
 // Tasks returns the tasks that match the filter, in the order of their creation.
 func (s *Store) Tasks(ctx context.Context, f TaskFilter) (rows []Task, err error) {
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		after := int64(math.MaxInt64)
 		if f.OldestFirst {
 			after = 0
@@ -254,7 +254,7 @@ func (s *Store) TaskCounts(ctx context.Context) (counts map[string]int, err erro
 		phase string
 		n     int
 	}
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		all, err := collect(ctx, s.db, func(row scanner) (c count, err error) {
 			err = row.Scan(&c.phase, &c.n)
 			return c, err

@@ -21,7 +21,7 @@ import (
 
 func task(id string) store.Task {
 	return store.Task{
-		ID: id, Name: "nightly", Phase: "PENDING", Want: "run",
+		ID: id, Name: "nightly", Phase: "PENDING", Desired: "run",
 		Labels: map[string]string{"team": "a", "id": id}, Manifest: json.RawMessage(`{"version":"1"}`),
 	}
 }
@@ -49,18 +49,18 @@ func ids(tasks []store.Task) (all []string) {
 func TestTaskRow(t *testing.T) {
 	s, path := newStore(t)
 	made := mustTask(t, s, store.Task{
-		ID: "t", Name: "fix", Phase: "PENDING", Want: "run", Priority: -3, SessionID: "x",
-		Labels: map[string]string{"a": "1", "b": `"é`}, Facts: json.RawMessage(`{"f":1}`), Manifest: json.RawMessage(`{"m":1}`),
+		ID: "t", Name: "fix", Phase: "PENDING", Desired: "run", Priority: -3, SessionID: "x",
+		Labels: map[string]string{"a": "1", "b": `"é`}, Status: json.RawMessage(`{"f":1}`), Manifest: json.RawMessage(`{"m":1}`),
 	})
 	got, err := reopen(t, path).Task(t.Context(), "t")
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(made) {
 		t.Fatalf("%v\n%v\n%v", got, made, err)
 	}
-	if got.Priority != -3 || got.Labels["b"] != `"é` || string(got.Facts) != `{"f":1}` || string(got.Manifest) != `{"m":1}` || got.CreatedAt.IsZero() {
+	if got.Priority != -3 || got.Labels["b"] != `"é` || string(got.Status) != `{"f":1}` || string(got.Manifest) != `{"m":1}` || got.CreatedAt.IsZero() {
 		t.Fatal(got)
 	}
 	changed, err := s.UpdateTask(t.Context(), "t", func(row *store.Task) ([]store.Event, error) {
-		row.Phase, row.Want, row.SessionID, row.Facts = "STAGING", "cancel", "s", json.RawMessage(`{"f":2}`)
+		row.Phase, row.Desired, row.SessionID, row.Status = "STAGING", "cancel", "s", json.RawMessage(`{"f":2}`)
 		row.Name, row.Priority, row.Labels, row.Manifest = "other", 9, nil, nil // immutable
 		row.SetError("HOST", "m", "h")
 		return []store.Event{event("one", 1), event("two", 2)}, nil
@@ -69,7 +69,7 @@ func TestTaskRow(t *testing.T) {
 		t.Fatal(changed, err)
 	}
 	got, err = s.Task(t.Context(), "t")
-	if err != nil || got.Phase != "STAGING" || got.Want != "cancel" || got.SessionID != "s" || string(got.Facts) != `{"f":2}` || got.ErrorHint != "h" ||
+	if err != nil || got.Phase != "STAGING" || got.Desired != "cancel" || got.SessionID != "s" || string(got.Status) != `{"f":2}` || got.ErrorHint != "h" ||
 		got.Name != "fix" || got.Priority != -3 || len(got.Labels) != 2 || string(got.Manifest) != `{"m":1}` || !got.CreatedAt.Equal(made.CreatedAt) {
 		t.Fatal(got, err)
 	}
@@ -80,7 +80,7 @@ func TestTaskRow(t *testing.T) {
 
 	// Missing facts and labels are stored as empty ones.
 	bare := mustTask(t, s, store.Task{ID: "bare", Phase: "PENDING", Manifest: json.RawMessage(`{}`)})
-	if string(bare.Facts) != `{}` || len(bare.Labels) != 0 {
+	if string(bare.Status) != `{}` || len(bare.Labels) != 0 {
 		t.Fatal(bare)
 	}
 }

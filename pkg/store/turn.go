@@ -12,11 +12,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 )
 
-// writes implements group commit for the waiting writers of this process. One writer
+// groupCommit implements group commit for the waiting writers of this process. One writer
 // leads. Writers of several processes compete for SQLite's lock, in no fair order.
 // Once the leader has that lock, it takes all writers that wait by then: one
 // transaction, and one wait for the disk, serves them all.
-type writes struct {
+type groupCommit struct {
 	turn    chan struct{} // held by the leader
 	mu      sync.Mutex
 	waiting []*write
@@ -38,14 +38,14 @@ func (one *write) end(err error) {
 // atOnce is how many writes may share a transaction: other processes write too.
 const atOnce = 64
 
-func (w *writes) join(one *write) {
+func (w *groupCommit) join(one *write) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.waiting = append(w.waiting, one)
 }
 
 // leave removes one from the queue and reports whether it was still waiting.
-func (w *writes) leave(one *write) bool {
+func (w *groupCommit) leave(one *write) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	i := slices.Index(w.waiting, one)
@@ -55,8 +55,8 @@ func (w *writes) leave(one *write) bool {
 	return i >= 0
 }
 
-// take removes the writes that have waited longest from the queue and returns them.
-func (w *writes) take() []*write {
+// drain removes the writes that have waited longest from the queue and returns them.
+func (w *groupCommit) drain() []*write {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := min(len(w.waiting), atOnce)
@@ -79,7 +79,7 @@ func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 		case <-one.done:
 			return one.err
 		case s.writes.turn <- struct{}{}:
-			cause = s.lead(one)
+			cause = s.commitGroup(one)
 			<-s.writes.turn
 		case <-late.C:
 			cause = s.taken(errors.New("it belongs to this process"))
@@ -97,9 +97,9 @@ func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 	}
 }
 
-// lead writes what waits. It returns an error only if it could not begin a
+// commitGroup writes what waits. It returns an error only if it could not begin a
 // transaction. one is among the waiting writes until it is done.
-func (s *Store) lead(one *write) error {
+func (s *Store) commitGroup(one *write) error {
 	select {
 	case <-one.done:
 		return nil
@@ -109,16 +109,16 @@ func (s *Store) lead(one *write) error {
 	if err != nil {
 		return err
 	}
-	all := s.writes.take()
+	all := s.writes.drain()
 	if len(all) == 1 {
-		all[0].end(s.explain(all[0].ctx, whole(tx, all[0].f)))
+		all[0].end(s.explain(all[0].ctx, finishTx(tx, all[0].f)))
 		return nil
 	}
-	if s.together(tx, all) {
+	if s.commitAll(tx, all) {
 		return nil
 	}
 	for _, each := range all {
-		each.end(s.alone(each))
+		each.end(s.commitOne(each))
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ func (s *Store) lead(one *write) error {
 // begin waits for other processes. The transaction does not end with ctx, because
 // other writes may share it.
 func (s *Store) begin(ctx context.Context) (tx *sql.Tx, err error) {
-	err = s.patiently(ctx, func() error {
+	err = s.retryBusy(ctx, func() error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -136,16 +136,16 @@ func (s *Store) begin(ctx context.Context) (tx *sql.Tx, err error) {
 	return tx, err
 }
 
-func (s *Store) alone(one *write) error {
+func (s *Store) commitOne(one *write) error {
 	tx, err := s.begin(one.ctx)
 	if err != nil {
 		return err
 	}
-	return s.explain(one.ctx, whole(tx, one.f))
+	return s.explain(one.ctx, finishTx(tx, one.f))
 }
 
-// whole runs f and ends the transaction.
-func whole(tx *sql.Tx, f func(*sql.Tx) error) error {
+// finishTx runs f and ends the transaction.
+func finishTx(tx *sql.Tx, f func(*sql.Tx) error) error {
 	if err := f(tx); err != nil {
 		_ = tx.Rollback() // the error of f is the one that matters
 		return err
@@ -160,10 +160,10 @@ func commit(tx *sql.Tx) error {
 	return err
 }
 
-// together writes all in one transaction, each under its own savepoint. It reports
+// commitAll writes all in one transaction, each under its own savepoint. It reports
 // false, and has written nothing, when SQLite gave up the whole transaction because
 // of one write: on a full disk, or when a context ended within a statement.
-func (s *Store) together(tx *sql.Tx, all []*write) bool {
+func (s *Store) commitAll(tx *sql.Tx, all []*write) bool {
 	ctx := context.WithoutCancel(all[0].ctx)
 	errs := make([]error, len(all))
 	for i, one := range all {

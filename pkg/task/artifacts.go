@@ -32,7 +32,7 @@ func (m *Manager) CheckFiles(t Task) error {
 }
 
 // Artifacts returns the files that were collected from a task, with their metadata.
-func (m *Manager) Artifacts(t Task) []Artifact { return t.Facts.Artifacts }
+func (m *Manager) Artifacts(t Task) []Artifact { return t.Status.Artifacts }
 
 // OpenArtifact opens an artifact by its name. The name may come from an untrusted
 // client: only names in the list are opened, and only below the task's directory.
@@ -40,7 +40,7 @@ func (m *Manager) OpenArtifact(t Task, name string) (*os.File, error) {
 	if err := m.CheckFiles(t); err != nil {
 		return nil, err
 	}
-	for _, a := range t.Facts.Artifacts {
+	for _, a := range t.Status.Artifacts {
 		if a.Name != name {
 			continue
 		}

@@ -13,8 +13,8 @@ func (m *Manager) audit(ctx context.Context, what audit.Type, t Task) {
 		return
 	}
 	details := map[string]any{"name": t.Name, "repository": t.repository(), "agent": t.Manifest.Agent.Kind}
-	r := audit.Record{Type: what, Actor: cmp.Or(t.Facts.Actor, "keeper"), Resource: "task:" + t.ID, Outcome: audit.Success, Details: details}
-	if o := t.Facts.Outcome; o != nil {
+	r := audit.Record{Type: what, Actor: cmp.Or(t.Status.Actor, "keeper"), Resource: "task:" + t.ID, Outcome: audit.Success, Details: details}
+	if o := t.Status.Outcome; o != nil {
 		details["result"], details["reason"] = o.Result, o.Reason
 		if what == audit.TaskFailed {
 			r.Outcome = audit.Failure

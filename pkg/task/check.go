@@ -28,7 +28,7 @@ type checked struct {
 // check does the work of Check, for a restricted or unrestricted task.
 func (m *Manager) check(ctx context.Context, asked *manifest.Task, restricted bool) (checked, error) {
 	if asked.VM.Session != "" {
-		s, field, err := m.given(ctx, asked)
+		s, field, err := m.findSession(ctx, asked)
 		if err != nil {
 			return checked{}, asked.Refuse(manifest.Fault{Field: field, Err: err})
 		}

@@ -123,11 +123,11 @@ func TestWhatPruneRemoved(t *testing.T) {
 	if err := m.CheckFiles(task); err != nil {
 		t.Errorf("one that waits has no directory yet: %v", err)
 	}
-	task, err := m.Want(t.Context(), task, Cancel, Client{})
+	task, err := m.SetDesired(t.Context(), task, Cancel, Client{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	task.Facts.Artifacts = []Artifact{{Name: "files/x"}}
+	task.Status.Artifacts = []Artifact{{Name: "files/x"}}
 	if err := m.CheckFiles(task); err != nil {
 		t.Errorf("it has just ended: %v", err)
 	}

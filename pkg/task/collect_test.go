@@ -127,12 +127,12 @@ func completing(t *testing.T) (*Worker, Task, guestOf) {
 	if err := os.WriteFile(filepath.Join(w.paths().SessionDir(id), "ssh_key"), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := json.Marshal(session.Facts{Endpoint: ep, Root: machine.Root, Dir: "/home/agent/app", Base: &repo.Base{Commit: strings.Repeat("a", 40)}})
+	facts, err := json.Marshal(session.Status{Endpoint: ep, Root: machine.Root, Dir: "/home/agent/app", Base: &repo.Base{Commit: strings.Repeat("a", 40)}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.store().Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Facts = facts
+		row.Status = facts
 		return store.Event{}, nil
 	}); err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func (w *Worker) wanted(t *testing.T, task Task) session.Phase {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.Want
+	return s.Desired
 }
 
 func TestCollect(t *testing.T) {
@@ -179,7 +179,7 @@ func TestCollect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := task.Facts; !f.Collected || f.Outcome.Result != Success || f.Outcome.Preserve || len(f.Artifacts) != 1 || f.Artifacts[0].Name != "untracked/new" || task.last() != Completed {
+	if f := task.Status; !f.Collected || f.Outcome.Result != Success || f.Outcome.Preserve || len(f.Artifacts) != 1 || f.Artifacts[0].Name != "untracked/new" || task.last() != Completed {
 		t.Errorf("%+v, %+v", f, f.Outcome)
 	}
 	for file, want := range map[string]string{w.Dir(task.ID).Stdout(): "out", filepath.Join(w.Dir(task.ID).artifacts(), "untracked/new"): "made"} {
@@ -244,8 +244,8 @@ func TestCollectFails(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := task.Facts.Outcome
-			if !task.Facts.Collected || !o.Preserve || o.Result != Failure || !strings.Contains(o.Reason, "could not be collected") || task.ErrorMessage != o.Reason || o.Code == "" {
+			o := task.Status.Outcome
+			if !task.Status.Collected || !o.Preserve || o.Result != Failure || !strings.Contains(o.Reason, "could not be collected") || task.ErrorMessage != o.Reason || o.Code == "" {
 				t.Errorf("%+v, the row says %q", o, task.ErrorMessage)
 			}
 			if got := task.last(); got != FailedPreserved {
@@ -257,8 +257,8 @@ func TestCollectFails(t *testing.T) {
 			if task, err = w.next(t, task); err != nil || task.Phase != FailedPreserved || w.wanted(t, task) != session.Ready {
 				t.Errorf("then it is %s, %v; its session is to be %s", task.Phase, err, w.wanted(t, task))
 			}
-			if task.Facts.Until.Before(time.Now().Add(time.Hour)) {
-				t.Errorf("it is kept until %v", task.Facts.Until)
+			if task.Status.Until.Before(time.Now().Add(time.Hour)) {
+				t.Errorf("it is kept until %v", task.Status.Until)
 			}
 		})
 	}
@@ -278,7 +278,7 @@ func obstruct(t *testing.T, dir string) {
 // If a task failed before, failing to collect does not replace its reason.
 func TestCollectFailsAfterAFailure(t *testing.T) {
 	w, task, g := completing(t)
-	if err := w.update(t.Context(), &task, func(row *store.Task, facts *Facts) []store.Event {
+	if err := w.update(t.Context(), &task, func(row *store.Task, facts *Status) []store.Event {
 		facts.Outcome = &Outcome{Result: Hung, Code: "TIMEOUT", Reason: "the agent printed nothing"}
 		row.SetError("TIMEOUT", facts.Outcome.Reason, "")
 		return nil
@@ -287,7 +287,7 @@ func TestCollectFailsAfterAFailure(t *testing.T) {
 	}
 	g.answer("artifacts", nil, 1)
 	task, err := w.next(t, task)
-	if o := task.Facts.Outcome; err != nil || o.Result != Hung || o.Reason != "the agent printed nothing" || task.ErrorMessage != o.Reason || !o.Preserve {
+	if o := task.Status.Outcome; err != nil || o.Result != Hung || o.Reason != "the agent printed nothing" || task.ErrorMessage != o.Reason || !o.Preserve {
 		t.Errorf("%+v, %q, %v", o, task.ErrorMessage, err)
 	}
 }
@@ -299,14 +299,14 @@ func TestCollectOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	task, err := w.next(t, task)
-	if err != nil || task.Facts.Collected || task.Facts.Outcome.Preserve || task.Facts.Tries != 1 || len(kinds(t, w.Manager, task.ID)[EventRetry]) != 1 {
-		t.Errorf("%+v, %+v, %v", task.Facts, task.Facts.Outcome, err)
+	if err != nil || task.Status.Collected || task.Status.Outcome.Preserve || task.Status.Tries != 1 || len(kinds(t, w.Manager, task.ID)[EventRetry]) != 1 {
+		t.Errorf("%+v, %+v, %v", task.Status, task.Status.Outcome, err)
 	}
 	if err := os.Remove(w.Dir(task.ID).Stdout()); err != nil {
 		t.Fatal(err)
 	}
-	if task, err = w.next(t, task); err != nil || !task.Facts.Collected || task.Facts.Outcome.Result != Success {
-		t.Errorf("with room: %+v, %v", task.Facts.Outcome, err)
+	if task, err = w.next(t, task); err != nil || !task.Status.Collected || task.Status.Outcome.Result != Success {
+		t.Errorf("with room: %+v, %v", task.Status.Outcome, err)
 	}
 }
 
@@ -318,7 +318,7 @@ func TestFinishFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, task, _ := completing(t)
 			task, err := w.next(t, task)
-			if err != nil || !task.Facts.Collected {
+			if err != nil || !task.Status.Collected {
 				t.Fatal(err)
 			}
 			in := filepath.Join(file(w.Dir(task.ID)), "in the way") // no file can replace a nonempty directory
@@ -329,8 +329,8 @@ func TestFinishFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			task, err = w.next(t, task)
-			if err == nil || task.Phase != Completing || task.Facts.Outcome.Result != Success || w.wanted(t, task) != session.Ready {
-				t.Errorf("it is %s, %+v, %v; its session is to be %s", task.Phase, task.Facts.Outcome, err, w.wanted(t, task))
+			if err == nil || task.Phase != Completing || task.Status.Outcome.Result != Success || w.wanted(t, task) != session.Ready {
+				t.Errorf("it is %s, %+v, %v; its session is to be %s", task.Phase, task.Status.Outcome, err, w.wanted(t, task))
 			}
 			if name != "events" && name != "state" && fail.CodeOf(err) != fail.Host {
 				t.Errorf("code %v", fail.CodeOf(err))
@@ -359,10 +359,10 @@ func TestTheFirstOutcomeStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, late := range []Outcome{{Result: Success}, {Result: CalledOff}, {Result: TimedOut, Reason: "late", Preserve: true}} {
+	for _, late := range []Outcome{{Result: Success}, {Result: CancelledByUser}, {Result: TimedOut, Reason: "late", Preserve: true}} {
 		got, err := w.decide(t.Context(), task, late) // with the task as it was before the first outcome
-		if err != nil || got.Facts.Outcome.Result != Failure || got.Facts.Outcome.Preserve || *got.Facts.Outcome.ExitCode != 3 || got.ErrorMessage != first.ErrorMessage || got.ErrorMessage == "" {
-			t.Errorf("after %s: %+v, %q, %v", late.Result, got.Facts.Outcome, got.ErrorMessage, err)
+		if err != nil || got.Status.Outcome.Result != Failure || got.Status.Outcome.Preserve || *got.Status.Outcome.ExitCode != 3 || got.ErrorMessage != first.ErrorMessage || got.ErrorMessage == "" {
+			t.Errorf("after %s: %+v, %q, %v", late.Result, got.Status.Outcome, got.ErrorMessage, err)
 		}
 	}
 	if n := len(kinds(t, w.Manager, task.ID)[EventOutcome]); n != 1 {
@@ -377,7 +377,7 @@ func TestTheStoreFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := w.Next(t.Context(), task)
-	if err == nil || got.Phase != Completing || got.Facts.Collected || got.Facts.Outcome.Result != Success {
-		t.Errorf("%+v, %v", got.Facts, err)
+	if err == nil || got.Phase != Completing || got.Status.Collected || got.Status.Outcome.Result != Success {
+		t.Errorf("%+v, %v", got.Status, err)
 	}
 }

@@ -64,7 +64,7 @@ func (d Dir) KeeperLog() string { return d.path("keeper.log") }
 // trouble makes an error about the host's disk.
 func (d Dir) trouble(format string, args ...any) error {
 	err := fail.New(fail.Host, format, args...)
-	if noRoom(err) {
+	if isDiskFull(err) {
 		return err.WithHint("df -h %s", filepath.Dir(string(d)))
 	}
 	return err
@@ -73,7 +73,7 @@ func (d Dir) trouble(format string, args ...any) error {
 // create makes the directory of a task, with the manifest as it was written, or in
 // its normalized form if the written text is not available.
 func (d Dir) create(text, normal []byte) error {
-	if err := d.furnish(); err != nil {
+	if err := d.ensureDirs(); err != nil {
 		return err
 	}
 	switch _, err := os.Stat(d.path("manifest.yaml")); {
@@ -85,8 +85,8 @@ func (d Dir) create(text, normal []byte) error {
 	return nil
 }
 
-// furnish makes the directories.
-func (d Dir) furnish() error {
+// ensureDirs makes the directories.
+func (d Dir) ensureDirs() error {
 	for _, dir := range []string{d.path("inbox"), d.progress(""), d.artifacts()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return d.trouble("create task directory: %w", err)
@@ -112,7 +112,7 @@ func (d Dir) writeState(t Task) error {
 }
 
 func (d Dir) keeperLog() (*os.File, error) {
-	if err := d.furnish(); err != nil { // before its keeper writes anything
+	if err := d.ensureDirs(); err != nil { // before its keeper writes anything
 		return nil, err
 	}
 	f, err := os.OpenFile(d.KeeperLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -132,7 +132,7 @@ func Brief(t Task) string {
 		fmt.Fprintf(&b, "Run: %s\n\n", strings.Join(t.Manifest.Agent.Command, " "))
 	}
 	where := "You have sudo in a disposable VM."
-	if t.Given() {
+	if t.InSession() {
 		where = "You have sudo in a VM that people use too."
 	}
 	fmt.Fprintf(&b, `## How this run works
@@ -250,15 +250,15 @@ const metadataVersion = 1
 
 func (d Dir) writeMetadata(t Task, base string) error {
 	md := Metadata{
-		Version: metadataVersion, ID: t.ID, Name: t.Name, Labels: t.Labels, Agent: t.Manifest.Agent, Outcome: t.Facts.Outcome,
-		SubmittedAt: t.CreatedAt, StartedAt: optional(t.Facts.Started), EndedAt: optional(t.Facts.Ended),
-		Attempts: t.Facts.Attempt, Restarts: len(t.Facts.Restarts), Rebuilds: t.Facts.Rebuilds, Progress: t.Facts.Progress,
-		Stdout: size(d.Stdout()), Stderr: size(d.Stderr()), Artifacts: t.Facts.Artifacts, Skipped: t.Facts.Skipped, TraceID: t.Facts.Trace,
+		Version: metadataVersion, ID: t.ID, Name: t.Name, Labels: t.Labels, Agent: t.Manifest.Agent, Outcome: t.Status.Outcome,
+		SubmittedAt: t.CreatedAt, StartedAt: optional(t.Status.Started), EndedAt: optional(t.Status.Ended),
+		Attempts: t.Status.Attempt, Restarts: len(t.Status.Restarts), Rebuilds: t.Status.Rebuilds, Progress: t.Status.Progress,
+		Stdout: size(d.Stdout()), Stderr: size(d.Stderr()), Artifacts: t.Status.Artifacts, Skipped: t.Status.Skipped, TraceID: t.Status.Trace,
 	}
 	md.Repository.Repository, md.Repository.Base = t.Manifest.Repository, base
 	md.Repository.URL = t.repository()
-	if !t.Facts.Started.IsZero() && !t.Facts.Ended.IsZero() {
-		md.DurationMS = max(0, t.Facts.Ended.Sub(t.Facts.Started).Milliseconds())
+	if !t.Status.Started.IsZero() && !t.Status.Ended.IsZero() {
+		md.DurationMS = max(0, t.Status.Ended.Sub(t.Status.Started).Milliseconds())
 	}
 	if md.Artifacts == nil {
 		md.Artifacts = []Artifact{}

@@ -39,9 +39,9 @@ const (
 	heartbeatEvery = 30 * time.Second
 )
 
-// ear records a running agent's output: it holds the logs, the parser, and the times
+// outputCollector records a running agent's output: it holds the logs, the parser, and the times
 // of the last signs of life.
-type ear struct {
+type outputCollector struct {
 	w      *Worker
 	dir    Dir
 	from   Offsets // where this attempt's output begins in the logs
@@ -54,7 +54,7 @@ type ear struct {
 	lengths  [2]int64
 	full     [2]bool // whether a log had to be cut
 	parser   *agent.Parser
-	vital    *vital
+	vital    *liveness
 	news     []store.Event
 	rate     *rate.Limiter
 	left     int   // events that the rate limit dropped
@@ -64,14 +64,14 @@ type ear struct {
 	saved    time.Time
 }
 
-// listen opens the logs, and parses again what the previous keeper had written to
+// newCollector opens the logs, and parses again what the previous keeper had written to
 // them and not counted.
-func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
+func (w *Worker) newCollector(ctx context.Context, t *Task) (_ *outputCollector, err error) {
 	d := w.Dir(t.ID)
 	now := time.Now()
-	r := &ear{
-		w: w, dir: d, from: t.Facts.LogBase, most: maxLog, task: *t, parser: agent.NewParser(t.Manifest.Agent.Kind, t.Facts.Progress),
-		vital: newVital(t.Manifest.Lifecycle, t.Facts.Quiet, now), rate: rate.NewLimiter(eventRate, eventBurst), saved: now, beatTold: now,
+	r := &outputCollector{
+		w: w, dir: d, from: t.Status.LogBase, most: maxLog, task: *t, parser: agent.NewParser(t.Manifest.Agent.Kind, t.Status.Progress),
+		vital: newLiveness(t.Manifest.Lifecycle, t.Status.Quiet, now), rate: rate.NewLimiter(eventRate, eventBurst), saved: now, beatTold: now,
 	}
 	defer func() {
 		if err != nil {
@@ -88,7 +88,7 @@ func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 			return nil, fail.New(fail.Host, "open task log: %w", err)
 		}
 	}
-	parsed := t.Facts.Progress.Offset
+	parsed := t.Status.Progress.Offset
 	if r.lengths[0] < parsed {
 		return r, nil // the host lost the end of the log in a power cut; the guest sends it again, and it is counted already
 	}
@@ -114,8 +114,8 @@ func (w *Worker) listen(ctx context.Context, t *Task) (_ *ear, err error) {
 	return r, err
 }
 
-// hear receives output over one connection to the guest, until the agent ends.
-func (r *ear) hear(ctx context.Context, g guest.Guest) error {
+// collectUntilExit receives output over one connection to the guest, until the agent ends.
+func (r *outputCollector) collectUntilExit(ctx context.Context, g guest.Guest) error {
 	values, err := g.Secrets(ctx)
 	if err != nil {
 		return err
@@ -130,9 +130,9 @@ func (r *ear) hear(ctx context.Context, g guest.Guest) error {
 	r.mu.Unlock()
 	from := guest.TaskOffsets{Stdout: max(0, out-r.from.Stdout), Stderr: max(0, errs-r.from.Stderr)}
 	from.Max = max(r.most-min(r.from.Stdout, r.from.Stderr), 1) // what the emptier log can take; heard cuts the other one
-	err = g.Task(task.ID, task.Facts.Attempt).Watch(ctx, from, func(f guest.TaskFrame) error {
+	err = g.Task(task.ID, task.Status.Attempt).Watch(ctx, from, func(f guest.TaskFrame) error {
 		if f.Status != nil {
-			return r.stands(ctx, *f.Status)
+			return r.recordStatus(ctx, *f.Status)
 		}
 		i := 0
 		if f.Stderr {
@@ -149,20 +149,20 @@ func (r *ear) hear(ctx context.Context, g guest.Guest) error {
 
 // logWriter writes to one of the logs.
 type logWriter struct {
-	r *ear
+	r *outputCollector
 	i int
 }
 
 func (l logWriter) Write(p []byte) (int, error) {
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
-	return len(p), l.r.heard(l.i, p)
+	return len(p), l.r.recordOutput(l.i, p)
 }
 
-// heard writes output to its log and counts it.
-func (r *ear) heard(i int, p []byte) error {
+// recordOutput writes output to its log and counts it.
+func (r *outputCollector) recordOutput(i int, p []byte) error {
 	now := time.Now()
-	r.vital.printed(now)
+	r.vital.markOutput(now)
 	if room := max(r.most-r.lengths[i], 0); int64(len(p)) > room {
 		p = p[:room]
 		if !r.full[i] {
@@ -187,9 +187,9 @@ func (r *ear) heard(i int, p []byte) error {
 }
 
 // parse feeds stdout to the parser, and turns its results into events.
-func (r *ear) parse(p []byte) {
+func (r *outputCollector) parse(p []byte) {
 	for _, c := range r.parser.Feed(p) {
-		r.vital.moved(time.Now())
+		r.vital.markProgress(time.Now())
 		if !r.rate.Allow() {
 			r.left++
 			continue
@@ -199,8 +199,8 @@ func (r *ear) parse(p []byte) {
 	}
 }
 
-// stands records the agent's status as the guest reports it.
-func (r *ear) stands(ctx context.Context, s wire.TaskStatus) error {
+// recordStatus records the agent's status as the guest reports it.
+func (r *outputCollector) recordStatus(ctx context.Context, s wire.TaskStatus) error {
 	switch s.State {
 	case wire.TaskLost, wire.TaskNone:
 		return errAgentLost
@@ -211,13 +211,13 @@ func (r *ear) stands(ctx context.Context, s wire.TaskStatus) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cpu, r.memory = s.CPU, s.Memory
-	r.vital.used(time.Now(), s.CPU)
+	r.vital.markCPU(time.Now(), s.CPU)
 	return r.saveLocked(ctx, false)
 }
 
-// attend looks for signs that the agent is stuck. It ends the watching when the agent
+// watchLiveness looks for signs that the agent is stuck. It ends the watching when the agent
 // counts as hung.
-func (r *ear) attend(ctx context.Context, cancel context.CancelCauseFunc, life manifest.Lifecycle) {
+func (r *outputCollector) watchLiveness(ctx context.Context, cancel context.CancelCauseFunc, life manifest.Lifecycle) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -246,7 +246,7 @@ func (r *ear) attend(ctx context.Context, cancel context.CancelCauseFunc, life m
 	}
 }
 
-func (r *ear) save(ctx context.Context, now bool) error {
+func (r *outputCollector) save(ctx context.Context, now bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.saveLocked(ctx, now)
@@ -254,7 +254,7 @@ func (r *ear) save(ctx context.Context, now bool) error {
 
 // saveLocked writes new events and their position in the output to the store in one
 // transaction, so that the next keeper neither repeats nor omits any.
-func (r *ear) saveLocked(ctx context.Context, now bool) error {
+func (r *outputCollector) saveLocked(ctx context.Context, now bool) error {
 	at := time.Now()
 	if !now && at.Sub(r.saved) < saveEvery && len(r.news) < 500 {
 		return nil
@@ -269,12 +269,12 @@ func (r *ear) saveLocked(ctx context.Context, now bool) error {
 		r.news = append(r.news, event(EventWarning, session.Warning{Message: fmt.Sprintf("%d events left out: the agent produces too many", r.left)}))
 	}
 	progress := r.parser.Progress()
-	if len(r.news) == 0 && progress.Offset == r.task.Facts.Progress.Offset && at.Sub(r.saved) < heartbeatEvery {
+	if len(r.news) == 0 && progress.Offset == r.task.Status.Progress.Offset && at.Sub(r.saved) < heartbeatEvery {
 		return nil
 	}
 	progress.Result, progress.Error = r.w.text(progress.Result), r.w.text(progress.Error)
-	news, spent, quiet := r.news, r.w.note(r.task.Facts, at), max(0, at.Sub(r.vital.output))
-	err := r.w.update(ctx, &r.task, func(_ *store.Task, facts *Facts) []store.Event {
+	news, spent, quiet := r.news, r.w.currentSpent(r.task.Status, at), max(0, at.Sub(r.vital.output))
+	err := r.w.update(ctx, &r.task, func(_ *store.Task, facts *Status) []store.Event {
 		facts.Progress, facts.Spent, facts.Quiet = progress, spent, quiet
 		return facts.Events.Admit(news...)
 	})
@@ -283,15 +283,15 @@ func (r *ear) saveLocked(ctx context.Context, now bool) error {
 	}
 	r.w.noted = at
 	r.news, r.left, r.saved = nil, 0, at
-	return r.w.tell(ctx, r.task)
+	return r.w.writeFiles(ctx, r.task)
 }
 
 // close writes the rest.
-func (r *ear) close(ctx context.Context) error {
+func (r *outputCollector) close(ctx context.Context) error {
 	return errors.Join(r.save(ctx, true), r.closeLogs())
 }
 
-func (r *ear) closeLogs() (err error) {
+func (r *outputCollector) closeLogs() (err error) {
 	for _, f := range r.logs {
 		if f != nil {
 			err = errors.Join(err, f.Close())

@@ -27,11 +27,11 @@ func running(t *testing.T, more string) (*Worker, Task) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.furnish(t.Context(), task); err != nil {
+	if err := m.prepareDir(t.Context(), task); err != nil {
 		t.Fatal(err)
 	}
 	row, err := m.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
-		row.Phase, row.Facts = string(Running), json.RawMessage(`{"attempt": 1, "started_at": "2026-01-01T00:00:00Z"`+more+`}`)
+		row.Phase, row.Status = string(Running), json.RawMessage(`{"attempt": 1, "started_at": "2026-01-01T00:00:00Z"`+more+`}`)
 		return nil, nil
 	})
 	if err != nil {
@@ -46,7 +46,7 @@ func running(t *testing.T, more string) (*Worker, Task) {
 // print makes the agent print some text, as over one connection of one keeper.
 func print(t *testing.T, w *Worker, task Task, text string, most int64) Task {
 	t.Helper()
-	r, err := w.listen(t.Context(), &task)
+	r, err := w.newCollector(t.Context(), &task)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,9 +143,9 @@ func TestLogsInAll(t *testing.T) {
 		}
 		// The next attempt's output comes after this one's.
 		row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
-			task.Facts.LogBase.Stdout = size(d.Stdout())
+			task.Status.LogBase.Stdout = size(d.Stdout())
 			var err error
-			row.Facts, err = json.Marshal(task.Facts)
+			row.Status, err = json.Marshal(task.Status)
 			return nil, err
 		})
 		if err != nil {

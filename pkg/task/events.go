@@ -24,12 +24,12 @@ const (
 
 // PhaseChange records that the phase or the desired state changed.
 type PhaseChange struct {
-	From    Phase    `json:"from,omitempty"`
-	To      Phase    `json:"to"`
-	Want    Want     `json:"want,omitempty"`
-	Session string   `json:"session,omitempty"`
-	Outcome *Outcome `json:"outcome,omitempty"`
-	Reason  string   `json:"reason,omitempty"`
+	From    Phase        `json:"from,omitempty"`
+	To      Phase        `json:"to"`
+	Desired DesiredPhase `json:"want,omitempty"`
+	Session string       `json:"session,omitempty"`
+	Outcome *Outcome     `json:"outcome,omitempty"`
+	Reason  string       `json:"reason,omitempty"`
 }
 
 // Retrying records that a step failed and will be tried again.

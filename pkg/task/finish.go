@@ -22,15 +22,15 @@ const killWait = 30 * time.Second
 // emulated guest takes an hour.
 const collectLimit = 3 * time.Hour
 
-// end takes the next step towards the last phase of a task whose outcome is decided.
-func (w *Worker) end(ctx context.Context, t Task) (Task, error) {
+// advanceEnding takes the next step towards the last phase of a task whose outcome is decided.
+func (w *Worker) advanceEnding(ctx context.Context, t Task) (Task, error) {
 	switch {
 	case t.Phase == Running:
-		err := w.advance(ctx, &t, Completing, PhaseChange{Outcome: t.Facts.Outcome}, func(_ *store.Task, facts *Facts) {
+		err := w.advance(ctx, &t, Completing, PhaseChange{Outcome: t.Status.Outcome}, func(_ *store.Task, facts *Status) {
 			facts.Ended = time.Now().UTC()
 		})
 		return t, err
-	case t.Phase == Completing && !t.Facts.Collected:
+	case t.Phase == Completing && !t.Status.Collected:
 		return t, w.collect(ctx, &t)
 	}
 	return t, w.finish(ctx, &t)
@@ -38,13 +38,13 @@ func (w *Worker) end(ctx context.Context, t Task) (Task, error) {
 
 // last returns the phase that an outcome leads to.
 func (t Task) last() Phase {
-	o := t.Facts.Outcome
+	o := t.Status.Outcome
 	switch {
-	case o.Result == CalledOff:
+	case o.Result == CancelledByUser:
 		return Cancelled
 	case o.Result == Success:
 		return Completed
-	case t.Given() || t.Want == Destroyed || t.SessionID == "" || !Phase.canGo(t.Phase, FailedPreserved):
+	case t.InSession() || t.Desired == Destroyed || t.SessionID == "" || !Phase.canGo(t.Phase, FailedPreserved):
 		return Failed
 	case o.Preserve || t.Manifest.Lifecycle.FailureAction == "preserve":
 		return FailedPreserved
@@ -59,27 +59,27 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, collectLimit, fail.New(fail.Timeout, "collecting took longer than %v", collectLimit))
 		defer cancel()
 		for again := false; ; again = true {
-			if err := w.revive(ctx, *t); err != nil {
+			if err := w.restartVM(ctx, *t); err != nil {
 				return err
 			}
-			err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+			err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
 				if err := w.kill(ctx, *t, s, g); err != nil {
 					return err
 				}
 				return w.gather(ctx, t, s, g)
 			})
-			if !away(err) || again {
+			if !isVMGone(err) || again {
 				return err
 			}
 			// What the agent did is on the disk of the VM that went away.
-			if herr := w.halt(ctx, *t); herr != nil {
+			if herr := w.stopVM(ctx, *t); herr != nil {
 				return errors.Join(err, herr)
 			}
 		}
 	})
 	var trouble *storeTrouble
-	if noRoom(err) { // the VM with its content still exists
-		err = w.again(ctx, t, err, roomTries, roomDelays()...)
+	if isDiskFull(err) { // the VM with its content still exists
+		err = w.retryLater(ctx, t, err, capacityTries, capacityDelays()...)
 		if err == nil {
 			return nil
 		}
@@ -87,7 +87,7 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 	if errors.As(err, &trouble) {
 		return err
 	}
-	return w.update(ctx, t, func(row *store.Task, facts *Facts) []store.Event {
+	return w.update(ctx, t, func(row *store.Task, facts *Status) []store.Event {
 		facts.Collected = true
 		if err == nil {
 			return []store.Event{event(EventArtifacts, gathered(*facts))}
@@ -103,7 +103,7 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 	})
 }
 
-func gathered(f Facts) Gathered {
+func gathered(f Status) Gathered {
 	g := Gathered{Files: len(f.Artifacts), Skipped: len(f.Skipped)}
 	for _, a := range f.Artifacts {
 		g.Bytes += a.Size
@@ -111,18 +111,18 @@ func gathered(f Facts) Gathered {
 	return g
 }
 
-// revive starts a VM that went away again: what the agent did is on its disk.
-func (w *Worker) revive(ctx context.Context, t Task) error {
+// restartVM starts a VM that went away again: what the agent did is on its disk.
+func (w *Worker) restartVM(ctx context.Context, t Task) error {
 	s, err := w.Sessions.Get(ctx, t.SessionID)
 	if err != nil || s.Phase == session.Ready {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(t.Manifest.Lifecycle.ProvisionTimeout))
 	defer cancel()
-	if s.Phase == session.Gone || s.Want == session.Gone {
+	if s.Phase == session.Gone || s.Desired == session.Gone {
 		return notReady(s)
 	}
-	if _, err := w.Sessions.Want(ctx, s, session.Ready); err != nil {
+	if _, err := w.Sessions.SetDesired(ctx, s, session.Ready); err != nil {
 		return err
 	}
 	return w.await(ctx, s.ID, session.Ready)
@@ -131,7 +131,7 @@ func (w *Worker) revive(ctx context.Context, t Task) error {
 // kill ends a running agent and the processes it started: first with SIGTERM, then
 // with SIGKILL.
 func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Guest) error {
-	at := g.Task(t.ID, t.Facts.Attempt)
+	at := g.Task(t.ID, t.Status.Attempt)
 	for _, try := range []struct {
 		signal guest.Signal
 		wait   time.Duration
@@ -140,7 +140,7 @@ func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Gu
 		if err != nil || st.State != wire.TaskRunning {
 			return err
 		}
-		err = ended(ctx, at, try.wait)
+		err = waitAgentEnd(ctx, at, try.wait)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
@@ -148,8 +148,8 @@ func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Gu
 	return fail.New(fail.Failure, "the agent survived SIGKILL").WithHint("agent-sessionizer exec %s -- ps -ef", s.Name)
 }
 
-// ended waits until the agent no longer runs.
-func ended(ctx context.Context, at guest.Task, limit time.Duration) error {
+// waitAgentEnd waits until the agent no longer runs.
+func waitAgentEnd(ctx context.Context, at guest.Task, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	tick := time.NewTicker(followEvery)
@@ -178,7 +178,7 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 	if t.base(s) == nil {
 		return nil // the task never had a checkout
 	}
-	list, lost, err := w.receive(ctx, *t, s, g.Task(t.ID, t.Facts.Attempt))
+	list, lost, err := w.receive(ctx, *t, s, g.Task(t.ID, t.Status.Attempt))
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 	} else if res.Commits > 0 {
 		w.Log.InfoContext(ctx, "commits fetched", "commits", res.Commits, "refs", len(res.Refs))
 	}
-	err = w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event {
+	err = w.update(ctx, t, func(_ *store.Task, facts *Status) []store.Event {
 		facts.Artifacts, facts.Skipped = nil, nil
 		for _, a := range list {
 			if a.Skipped != "" {
@@ -228,7 +228,7 @@ func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at gues
 	life := t.Manifest.Lifecycle
 	for try := 1; ; try++ {
 		made, err := at.Collect(ctx, wire.TaskCollect{
-			Dir: s.Facts.Dir, Base: t.base(s).Commit, Patterns: life.ArtifactPatterns,
+			Dir: s.Status.Dir, Base: t.base(s).Commit, Patterns: life.ArtifactPatterns,
 			MaxFiles: wire.MaxArtifacts, MaxBytes: int64(life.MaxArtifactBytes),
 		})
 		if err != nil {
@@ -249,14 +249,14 @@ func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at gues
 
 // drain reads the logs to their end: the agent may have printed until it was ended.
 func (w *Worker) drain(ctx context.Context, t *Task, g guest.Guest) error {
-	if t.Facts.Attempt == 0 || t.Facts.Started.IsZero() {
+	if t.Status.Attempt == 0 || t.Status.Started.IsZero() {
 		return nil
 	}
-	r, err := w.listen(ctx, t)
+	r, err := w.newCollector(ctx, t)
 	if err != nil {
 		return err
 	}
-	err = r.hear(ctx, g)
+	err = r.collectUntilExit(ctx, g)
 	if errors.Is(err, errAgentLost) {
 		err = nil
 	}
@@ -280,7 +280,7 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 			base = b.Commit
 		}
 	}
-	if err := w.tell(ctx, *t); err != nil {
+	if err := w.writeFiles(ctx, *t); err != nil {
 		return err
 	}
 	if err := d.sweep(); err != nil {
@@ -297,7 +297,7 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 			return err
 		}
 	}
-	return w.advance(ctx, t, last, PhaseChange{Outcome: t.Facts.Outcome}, func(_ *store.Task, facts *Facts) {
+	return w.advance(ctx, t, last, PhaseChange{Outcome: t.Status.Outcome}, func(_ *store.Task, facts *Status) {
 		if last == FailedPreserved {
 			facts.Until = time.Now().UTC().Add(time.Duration(t.Manifest.Lifecycle.PreserveFor))
 		}
@@ -307,8 +307,8 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 // discard destroys the task's own session, if it has one, and waits until the session
 // is gone. A session that existed before the task stays.
 func (w *Worker) discard(ctx context.Context, t *Task) error {
-	if t.Given() {
-		return w.leave(ctx, *t)
+	if t.InSession() {
+		return w.cleanupInSession(ctx, *t)
 	}
 	if t.SessionID == "" {
 		return nil
@@ -318,7 +318,7 @@ func (w *Worker) discard(ctx context.Context, t *Task) error {
 		return err
 	}
 	return w.step(ctx, *t, "remove the VM", func(ctx context.Context) error {
-		if _, err := w.Sessions.Want(ctx, s, session.Gone); err != nil {
+		if _, err := w.Sessions.SetDesired(ctx, s, session.Gone); err != nil {
 			return err
 		}
 		return w.await(ctx, s.ID, session.Gone)
@@ -328,8 +328,8 @@ func (w *Worker) discard(ctx context.Context, t *Task) error {
 // preserve keeps the VM of a failed task until its time is over, or until a user
 // wants it destroyed.
 func (w *Worker) preserve(ctx context.Context, t Task) (Task, error) {
-	if t.Want != Destroyed {
-		if err := sleep(ctx, time.Until(t.Facts.Until)); err != nil {
+	if t.Desired != Destroyed {
+		if err := sleep(ctx, time.Until(t.Status.Until)); err != nil {
 			return t, nil //nolint:nilerr // the desired state says what is next
 		}
 	}
@@ -338,7 +338,7 @@ func (w *Worker) preserve(ctx context.Context, t Task) (Task, error) {
 		return t, err
 	}
 	reason := "the preserved VM was removed: its retention time ended"
-	if t.Want == Destroyed {
+	if t.Desired == Destroyed {
 		reason = "the preserved VM was removed: a user requested it"
 	}
 	return t, w.advance(keep, &t, Failed, PhaseChange{Reason: reason}, nil)

@@ -19,35 +19,35 @@ import (
 // stopped, and stays otherwise unchanged. Nothing here stops or destroys such a
 // session.
 
-// Given reports whether the task's session existed before the task, and stays after
+// InSession reports whether the task's session existed before the task, and stays after
 // it.
-func (t Task) Given() bool { return t.Manifest.VM.Session != "" }
+func (t Task) InSession() bool { return t.Manifest.VM.Session != "" }
 
 // repository returns what the task works on, for display.
 func (t Task) repository() string {
-	return cmp.Or(t.Manifest.Repository.URL, t.Facts.Repository)
+	return cmp.Or(t.Manifest.Repository.URL, t.Status.Repository)
 }
 
 // base returns what the agent started from, or nil when it never had a checkout.
 func (t Task) base(s session.Session) *repo.Base {
-	if t.Given() {
-		return t.Facts.Base
+	if t.InSession() {
+		return t.Status.Base
 	}
-	return s.Facts.Base
+	return s.Status.Base
 }
 
-// given finds the session in which a task is to run. On an error, field names the
+// findSession finds the session in which a task is to run. On an error, field names the
 // faulty field of the manifest.
-func (m *Manager) given(ctx context.Context, asked *manifest.Task) (s session.Session, field string, err error) {
-	s, err = m.inSession(ctx, asked)
+func (m *Manager) findSession(ctx context.Context, asked *manifest.Task) (s session.Session, field string, err error) {
+	s, err = m.isInSession(ctx, asked)
 	if err != nil {
 		return s, "vm.session", err
 	}
 	return s, "repository.url", ofSession(s, asked)
 }
 
-// inSession finds the session that the manifest names, if tasks may run in it.
-func (m *Manager) inSession(ctx context.Context, asked *manifest.Task) (session.Session, error) {
+// isInSession finds the session that the manifest names, if tasks may run in it.
+func (m *Manager) isInSession(ctx context.Context, asked *manifest.Task) (session.Session, error) {
 	const list = "agent-sessionizer list"
 	what := asked.VM.Session
 	s, err := m.Sessions.Find(ctx, what)
@@ -61,7 +61,7 @@ func (m *Manager) inSession(ctx context.Context, asked *manifest.Task) (session.
 		return s, err
 	case s.Task != "":
 		return s, fail.New(fail.Conflict, "session %s belongs to task %s and is removed with it", s.Name, s.Task).WithHint(list)
-	case gone(s) != nil:
+	case sessionGone(s) != nil:
 		return s, fail.New(fail.Conflict, "session %s is being destroyed", s.Name).WithHint(list)
 	}
 	return s, nil
@@ -114,22 +114,22 @@ func (m *Manager) In(ctx context.Context, session string) (all []Task, err error
 // errGone means that a session is gone or about to be.
 var errGone = errors.New("it was destroyed")
 
-func gone(s session.Session) error {
-	if s.Phase != session.Gone && s.Phase != session.Destroying && s.Want != session.Gone {
+func sessionGone(s session.Session) error {
+	if s.Phase != session.Gone && s.Phase != session.Destroying && s.Desired != session.Gone {
 		return nil
 	}
 	return fail.New(fail.NotFound, "session %s of the task is gone: %w", s.Name, errGone).WithHint("agent-sessionizer list")
 }
 
-// lost returns how a task ends whose session went away, or nil when the session may
+// outcomeIfLost returns how a task ends whose session went away, or nil when the session may
 // come back. A user's session is never rebuilt. One that does not respond is not
 // stopped, because the agent may still be running in it.
-func (w *Worker) lost(ctx context.Context, t Task, what remedy, cause error) (*Outcome, error) {
+func (w *Worker) outcomeIfLost(ctx context.Context, t Task, what crashAction, cause error) (*Outcome, error) {
 	s, err := w.Sessions.Get(ctx, t.SessionID)
 	if err != nil {
 		return nil, err
 	}
-	if err := gone(s); err != nil {
+	if err := sessionGone(s); err != nil {
 		o := failure(err)
 		return &o, nil
 	}
@@ -137,34 +137,34 @@ func (w *Worker) lost(ctx context.Context, t Task, what remedy, cause error) (*O
 		o := failure(cause)
 		return &o, nil
 	}
-	if what == startAgain {
+	if what == actionRestart {
 		return nil, nil
 	}
 	return &Outcome{
 		Result: CrashLoop, Code: fail.Failure.String(), Hint: fail.HintOf(cause),
-		Reason: fmt.Sprintf("the VM of session %s crashed %d times: %v", s.Name, len(t.Facts.Restarts)+1, cause),
+		Reason: fmt.Sprintf("the VM of session %s crashed %d times: %v", s.Name, len(t.Status.Restarts)+1, cause),
 	}, nil
 }
 
 // noteBase records what is checked out before an agent starts for the first time.
 func (w *Worker) noteBase(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
-	if !t.Given() || t.Facts.Base != nil {
+	if !t.InSession() || t.Status.Base != nil {
 		return nil
 	}
-	base, err := repo.Head(ctx, g.SSH, s.Facts.Dir)
+	base, err := repo.Head(ctx, g.SSH, s.Status.Dir)
 	if err != nil {
 		return err
 	}
-	return w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event { facts.Base = &base; return nil })
+	return w.update(ctx, t, func(_ *store.Task, facts *Status) []store.Event { facts.Base = &base; return nil })
 }
 
 // leaveLimit is for a guest that no longer responds after everything was collected.
 const leaveLimit = 2 * time.Minute
 
-// leave ends the task's processes in a session that stays, and removes the task's
+// cleanupInSession ends the task's processes in a session that stays, and removes the task's
 // files there, except what could not be collected.
-func (w *Worker) leave(ctx context.Context, t Task) error {
-	if t.Facts.Attempt == 0 || t.Facts.Outcome.Preserve {
+func (w *Worker) cleanupInSession(ctx context.Context, t Task) error {
+	if t.Status.Attempt == 0 || t.Status.Outcome.Preserve {
 		return nil
 	}
 	s, err := w.Sessions.Get(ctx, t.SessionID)
@@ -174,11 +174,11 @@ func (w *Worker) leave(ctx context.Context, t Task) error {
 	err = w.step(ctx, t, "clean up in the session", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, leaveLimit+time.Duration(t.Manifest.Lifecycle.CancelGrace)+killWait)
 		defer cancel()
-		return w.reach(ctx, t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+		return w.withGuest(ctx, t, func(ctx context.Context, s session.Session, g guest.Guest) error {
 			if err := w.kill(ctx, t, s, g); err != nil { // some paths here bypass collect
 				return err
 			}
-			return g.Task(t.ID, t.Facts.Attempt).Remove(ctx)
+			return g.Task(t.ID, t.Status.Attempt).Remove(ctx)
 		})
 	})
 	if err != nil && !errors.Is(err, errNotReady) {

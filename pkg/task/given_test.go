@@ -30,7 +30,7 @@ func opened(t *testing.T, m *Manager, name, task string, phase, want session.Pha
 	}
 	_, _, err = m.store().Create(t.Context(), store.Session{
 		ID: id, Name: "agent-acme-" + name + "-" + id[:6], RepoKey: "github.com/acme/" + name, Repo: "acme/" + name, Task: task,
-		Phase: string(phase), Want: string(want), Spec: spec, Facts: json.RawMessage("{}"),
+		Phase: string(phase), Desired: string(want), Spec: spec, Status: json.RawMessage("{}"),
 	}, store.Event{Kind: "phase"}, func([]store.Session) error { return nil })
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func opened(t *testing.T, m *Manager, name, task string, phase, want session.Pha
 func become(t *testing.T, m *Manager, id string, phase session.Phase) {
 	t.Helper()
 	_, err := m.store().Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Phase, row.Want = string(phase), string(phase)
+		row.Phase, row.Desired = string(phase), string(phase)
 		return store.Event{}, nil
 	})
 	if err != nil {
@@ -181,7 +181,7 @@ func TestRetryInASession(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, _, err := m.Retry(t.Context(), task, Submission{})
-	if err != nil || again.SessionID != id || again.Facts.RetryOf != task.ID {
+	if err != nil || again.SessionID != id || again.Status.RetryOf != task.ID {
 		t.Fatalf("%+v, %v", again.View(), err)
 	}
 	become(t, m, id, session.Gone)
@@ -198,9 +198,9 @@ func TestLostSessions(t *testing.T) {
 	id := opened(t, m, "app", "", session.Stopped, session.Stopped)
 	task := submitIn(t, m, "x", id)
 	down, silent := fmt.Errorf("x: %w", errNotReady), fmt.Errorf("x: %w", errSilent)
-	check := func(what remedy, cause error, result Result, says string) {
+	check := func(what crashAction, cause error, result Result, says string) {
 		t.Helper()
-		o, err := w.lost(t.Context(), task, what, cause)
+		o, err := w.outcomeIfLost(t.Context(), task, what, cause)
 		switch {
 		case err != nil:
 			t.Fatal(err)
@@ -208,17 +208,17 @@ func TestLostSessions(t *testing.T) {
 			t.Errorf("%v, %v: %+v", what, cause, o)
 		}
 	}
-	check(startAgain, down, "", "")
-	check(startAgain, errAgentLost, "", "")
-	check(startAgain, silent, Failure, "the guest did not answer")
-	check(rebuild, down, CrashLoop, "crashed 1 times")
-	check(giveUp, down, CrashLoop, "crashed 1 times")
+	check(actionRestart, down, "", "")
+	check(actionRestart, errAgentLost, "", "")
+	check(actionRestart, silent, Failure, "the guest did not answer")
+	check(actionRebuild, down, CrashLoop, "crashed 1 times")
+	check(actionGiveUp, down, CrashLoop, "crashed 1 times")
 	become(t, m, id, session.Destroying)
-	check(startAgain, down, Failure, "it was destroyed")
+	check(actionRestart, down, Failure, "it was destroyed")
 
 	task.Phase = Completing
 	for _, o := range []Outcome{{Result: Failure}, {Result: Failure, Preserve: true}, {Result: Hung}} {
-		task.Facts.Outcome = &o
+		task.Status.Outcome = &o
 		if got := task.last(); got != Failed {
 			t.Errorf("%+v: %s", o, got)
 		}

@@ -18,8 +18,8 @@ const (
 // process was stopped, or the host slept.
 const stall = 10 * time.Second
 
-// vital records when a running agent last gave each sign of life.
-type vital struct {
+// liveness records when a running agent last gave each sign of life.
+type liveness struct {
 	limits  manifest.Hang
 	timeout time.Duration // how long without output until the agent counts as hung; 0 means never
 
@@ -30,29 +30,29 @@ type vital struct {
 	told                   map[string]bool
 }
 
-// newVital starts with an agent that was observed to be quiet for the given time.
-func newVital(l manifest.Lifecycle, quiet time.Duration, now time.Time) *vital {
-	return &vital{
+// newLiveness starts with an agent that was observed to be quiet for the given time.
+func newLiveness(l manifest.Lifecycle, quiet time.Duration, now time.Time) *liveness {
+	return &liveness{
 		limits: l.Hang, timeout: time.Duration(l.HangTimeout),
 		output: now.Add(-quiet), progress: now, busy: now, checked: now, told: map[string]bool{},
 	}
 }
 
-// printed records output.
-func (v *vital) printed(now time.Time) {
+// markOutput records output.
+func (v *liveness) markOutput(now time.Time) {
 	v.output = now
 	delete(v.told, signNoOutput)
 	delete(v.told, signTimeout)
 }
 
-// moved records progress: a tool call, a message.
-func (v *vital) moved(now time.Time) {
+// markProgress records progress: a tool call, a message.
+func (v *liveness) markProgress(now time.Time) {
 	v.progress = now
 	delete(v.told, signNoProgress)
 }
 
-// used records how much processor time the agent has used in total.
-func (v *vital) used(now time.Time, cpuMillis int64) {
+// markCPU records how much processor time the agent has used in total.
+func (v *liveness) markCPU(now time.Time, cpuMillis int64) {
 	if !v.beat.IsZero() {
 		passed := now.Sub(v.beat)
 		if passed < time.Second {
@@ -67,7 +67,7 @@ func (v *vital) used(now time.Time, cpuMillis int64) {
 }
 
 // check returns the new signs, and whether the agent counts as hung.
-func (v *vital) check(now time.Time) (news []Hang, hung bool) {
+func (v *liveness) check(now time.Time) (news []Hang, hung bool) {
 	if gap := now.Sub(v.checked); gap > stall {
 		for _, at := range []*time.Time{&v.output, &v.progress, &v.busy} {
 			*at = at.Add(gap)
@@ -96,18 +96,18 @@ func (v *vital) check(now time.Time) (news []Hang, hung bool) {
 	return news, hung
 }
 
-// remedy is the reaction to a VM that went away under a running agent.
-type remedy int
+// crashAction is the reaction to a VM that went away under a running agent.
+type crashAction int
 
 const (
-	startAgain remedy = iota
-	rebuild
-	giveUp
+	actionRestart crashAction = iota
+	actionRebuild
+	actionGiveUp
 )
 
 // afterCrash decides how to react to a crash at now, given how long the agent had
 // run, and returns the restarts that count from then on.
-func afterCrash(c manifest.CrashLoop, restarts []time.Time, rebuilds int, uptime time.Duration, now time.Time) (remedy, []time.Time) {
+func afterCrash(c manifest.CrashLoop, restarts []time.Time, rebuilds int, uptime time.Duration, now time.Time) (crashAction, []time.Time) {
 	if uptime >= time.Duration(c.HealthyAfter) {
 		restarts = nil // the VM was healthy in between
 	}
@@ -119,9 +119,9 @@ func afterCrash(c manifest.CrashLoop, restarts []time.Time, rebuilds int, uptime
 	}
 	switch {
 	case len(recent) < c.Restarts:
-		return startAgain, append(recent, now)
+		return actionRestart, append(recent, now)
 	case rebuilds < c.Rebuilds:
-		return rebuild, nil
+		return actionRebuild, nil
 	}
-	return giveUp, recent
+	return actionGiveUp, recent
 }

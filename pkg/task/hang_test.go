@@ -24,7 +24,7 @@ func lifecycle() manifest.Lifecycle {
 
 // live simulates time second by second, as the keeper sees it. It returns the minute
 // in which each sign appeared.
-func live(v *vital, from time.Time, minutes int, each func(minute, second int, now time.Time)) (signs map[string]int, hungAt int) {
+func live(v *liveness, from time.Time, minutes int, each func(minute, second int, now time.Time)) (signs map[string]int, hungAt int) {
 	signs = map[string]int{}
 	for s := range minutes * 60 {
 		now := from.Add(time.Duration(s) * time.Second)
@@ -45,7 +45,7 @@ func live(v *vital, from time.Time, minutes int, each func(minute, second int, n
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func TestSilenceIsTold(t *testing.T) {
-	v := newVital(lifecycle(), 0, epoch)
+	v := newLiveness(lifecycle(), 0, epoch)
 	signs, hung := live(v, epoch, 45, nil)
 	want := map[string]int{signNoOutput: 10, signLowCPU: 15, signNoProgress: 20, signTimeout: 30}
 	for sign, at := range want {
@@ -59,16 +59,16 @@ func TestSilenceIsTold(t *testing.T) {
 }
 
 func TestLifeIsNotHang(t *testing.T) {
-	v := newVital(lifecycle(), 0, epoch)
+	v := newLiveness(lifecycle(), 0, epoch)
 	var cpu int64
 	signs, hung := live(v, epoch, 120, func(minute, second int, now time.Time) {
 		if second == 0 {
 			cpu += 4000 // about 7 % of a processor
-			v.used(now, cpu)
+			v.markCPU(now, cpu)
 		}
 		if second == 0 && minute%9 == 0 {
-			v.printed(now)
-			v.moved(now)
+			v.markOutput(now)
+			v.markProgress(now)
 		}
 	})
 	if len(signs) != 0 || hung != 0 {
@@ -77,12 +77,12 @@ func TestLifeIsNotHang(t *testing.T) {
 }
 
 func TestAnIdleProcessorIsTold(t *testing.T) {
-	v := newVital(lifecycle(), 0, epoch)
+	v := newLiveness(lifecycle(), 0, epoch)
 	signs, _ := live(v, epoch, 20, func(_, second int, now time.Time) {
 		if second%30 == 0 {
-			v.printed(now)
-			v.moved(now)
-			v.used(now, now.Sub(epoch).Milliseconds()*4/100)
+			v.markOutput(now)
+			v.markProgress(now)
+			v.markCPU(now, now.Sub(epoch).Milliseconds()*4/100)
 		}
 	})
 	if len(signs) != 1 || signs[signLowCPU] != 15 {
@@ -92,7 +92,7 @@ func TestAnIdleProcessorIsTold(t *testing.T) {
 
 // If the keeper was stopped or the host slept, the agent's silence was not observed.
 func TestNobodySawIt(t *testing.T) {
-	v := newVital(lifecycle(), 0, epoch)
+	v := newLiveness(lifecycle(), 0, epoch)
 	v.check(epoch)
 	later := epoch.Add(8 * time.Hour)
 	if news, hung := v.check(later); len(news) != 0 || hung {
@@ -105,7 +105,7 @@ func TestNobodySawIt(t *testing.T) {
 
 // The silence that the previous keeper observed counts; unobserved time does not.
 func TestQuietBefore(t *testing.T) {
-	if v := newVital(lifecycle(), 29*time.Minute, epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
+	if v := newLiveness(lifecycle(), 29*time.Minute, epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
 		t.Error(v.output)
 	}
 }
@@ -130,13 +130,13 @@ func TestSpent(t *testing.T) {
 		// Adding to a time keeps its monotonic reading; the time in the row comes
 		// from a wall clock that is then set forward or back.
 		noted := time.Now().Add(-c.at)
-		row := Facts{Spent: Spent{For: time.Minute, At: noted.Add(-c.jumped).Round(0)}}
+		row := Status{Spent: Spent{For: time.Minute, At: noted.Add(-c.jumped).Round(0)}}
 		w := &Worker{}
 		if c.ours {
 			w.noted = noted
 			row.Spent.At = noted.Round(0)
 		}
-		if got := w.spent(row).Round(time.Second); got != c.want {
+		if got := w.phaseTime(row).Round(time.Second); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -146,31 +146,31 @@ func TestCrashLoop(t *testing.T) {
 	c := lifecycle().CrashLoop
 	var restarts []time.Time
 	rebuilds := 0
-	var did []remedy
+	var did []crashAction
 	now := epoch
 	for range 30 {
 		now = now.Add(20 * time.Second)
-		var what remedy
+		var what crashAction
 		what, restarts = afterCrash(c, restarts, rebuilds, 10*time.Second, now)
 		did = append(did, what)
-		if what == rebuild {
+		if what == actionRebuild {
 			rebuilds++
 		}
-		if what == giveUp {
+		if what == actionGiveUp {
 			break
 		}
 	}
 	want := 0
 	for try := range 4 {
 		for range 5 {
-			if did[want] != startAgain {
+			if did[want] != actionRestart {
 				t.Fatalf("try %d: %v", want, did)
 			}
 			want++
 		}
-		last := rebuild
+		last := actionRebuild
 		if try == 3 {
-			last = giveUp
+			last = actionGiveUp
 		}
 		if did[want] != last {
 			t.Fatalf("try %d: %v", want, did)
@@ -188,16 +188,16 @@ func TestAWellRunForgives(t *testing.T) {
 	now := epoch
 	for i := range 50 {
 		now = now.Add(90 * time.Second)
-		var what remedy
-		if what, restarts = afterCrash(c, restarts, 0, time.Minute, now); what != startAgain {
+		var what crashAction
+		if what, restarts = afterCrash(c, restarts, 0, time.Minute, now); what != actionRestart {
 			t.Fatalf("crash %d: %v", i, what)
 		}
 	}
 	// The same for crashes that are long ago.
 	for i := range 50 {
 		now = now.Add(150 * time.Second)
-		var what remedy
-		if what, restarts = afterCrash(c, restarts, 0, time.Second, now); what != startAgain {
+		var what crashAction
+		if what, restarts = afterCrash(c, restarts, 0, time.Second, now); what != actionRestart {
 			t.Fatalf("crash %d in hours: %v", i, what)
 		}
 	}

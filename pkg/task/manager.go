@@ -54,7 +54,7 @@ type Submission struct {
 // Submit adds a task to the queue. The notices list what is not as requested. Submit
 // checks that the secrets exist, and does not resolve them.
 func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission) (Task, []string, error) {
-	was := Facts{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())}
+	was := Status{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())}
 	if t, notices, found, err := m.repeated(ctx, o); err != nil || found {
 		return t, notices, err
 	}
@@ -88,9 +88,9 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 		return Task{}, nil, err
 	}
 	row, err := m.store().CreateTask(ctx, store.Task{
-		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Want: string(Run),
-		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Facts: facts,
-	}, o.Text, event(EventPhase, PhaseChange{To: Pending, Want: Run}))
+		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Desired: string(Run),
+		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Status: facts,
+	}, o.Text, event(EventPhase, PhaseChange{To: Pending, Desired: Run}))
 	if o.Once != nil && fail.CodeOf(err) == fail.Conflict { // the same request, at the same time
 		if t, notices, found, rerr := m.repeated(ctx, o); rerr != nil || found {
 			return t, notices, rerr
@@ -183,9 +183,9 @@ func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) 
 	return all, nil
 }
 
-// Want records the state that a client desires for the task, and starts a keeper. It
+// SetDesired records the state that a client desires for the task, and starts a keeper. It
 // never weakens that state: a task to be destroyed cannot be merely cancelled.
-func (m *Manager) Want(ctx context.Context, t Task, want Want, by Client) (Task, error) {
+func (m *Manager) SetDesired(ctx context.Context, t Task, want DesiredPhase, by Client) (Task, error) {
 	if err := by.checkOwner(t); err != nil {
 		return t, err
 	}
@@ -197,16 +197,16 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want, by Client) (Task,
 			return nil, err
 		}
 		done := cur.Phase.Over() && (want == Cancel || cur.Phase != FailedPreserved)
-		if done || cur.Want == want || cur.Want == Destroyed {
+		if done || cur.Desired == want || cur.Desired == Destroyed {
 			return nil, nil
 		}
-		row.Want = string(want)
-		change := PhaseChange{From: cur.Phase, To: cur.Phase, Want: want}
+		row.Desired = string(want)
+		change := PhaseChange{From: cur.Phase, To: cur.Phase, Desired: want}
 		if cur.Phase == Pending { // no keeper works on it, and nothing has to be undone
 			cancelled = true
-			cur.Facts.Outcome = &Outcome{Result: CalledOff, At: time.Now().UTC()}
-			row.Phase, change.To, change.Outcome = string(Cancelled), Cancelled, cur.Facts.Outcome
-			if row.Facts, err = json.Marshal(cur.Facts); err != nil {
+			cur.Status.Outcome = &Outcome{Result: CancelledByUser, At: time.Now().UTC()}
+			row.Phase, change.To, change.Outcome = string(Cancelled), Cancelled, cur.Status.Outcome
+			if row.Status, err = json.Marshal(cur.Status); err != nil {
 				return nil, err
 			}
 		}
@@ -222,13 +222,13 @@ func (m *Manager) Want(ctx context.Context, t Task, want Want, by Client) (Task,
 		m.audit(ctx, audit.TaskCancelled, t)
 	}
 	if AtRest(t.Phase) {
-		return t, errors.Join(m.furnish(ctx, t), m.Dir(t.ID).writeState(t))
+		return t, errors.Join(m.prepareDir(ctx, t), m.Dir(t.ID).writeState(t))
 	}
 	return t, m.wake(ctx, t.ID)
 }
 
-// furnish makes the directory of a task that has left the queue.
-func (m *Manager) furnish(ctx context.Context, t Task) error {
+// prepareDir makes the directory of a task that has left the queue.
+func (m *Manager) prepareDir(ctx context.Context, t Task) error {
 	text, err := m.store().TaskText(ctx, t.ID)
 	if err != nil {
 		return err
@@ -249,7 +249,7 @@ func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []stri
 	if err != nil {
 		return Task{}, nil, err
 	}
-	o.Text, o.RetryOf, o.Restricted = text, t.ID, t.Facts.Restricted
+	o.Text, o.RetryOf, o.Restricted = text, t.ID, t.Status.Restricted
 	return m.Submit(ctx, t.Manifest, o)
 }
 
@@ -263,7 +263,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	if err != nil || len(waiting) == 0 {
 		return err
 	}
-	room, err := m.Sessions.Room(ctx)
+	room, err := m.Sessions.Capacity(ctx)
 	if err != nil {
 		return err
 	}
@@ -278,7 +278,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 		taken := map[string]bool{}
 		for _, row := range active {
 			taken[row.SessionID] = true
-			if full(take(&room, row)) {
+			if full(reserveCapacity(&room, row)) {
 				return nil, nil // the host lacks capacity even for a task that already has a slot
 			}
 		}
@@ -289,11 +289,11 @@ func (m *Manager) Schedule(ctx context.Context) error {
 			if row.SessionID != "" && taken[row.SessionID] {
 				continue
 			}
-			if full(take(&room, row)) {
+			if full(reserveCapacity(&room, row)) {
 				break
 			}
 			taken[row.SessionID] = true
-			next = append(next, store.Admission{ID: row.ID, To: string(Staging), Event: event(EventPhase, PhaseChange{From: Pending, To: Staging, Want: Run})})
+			next = append(next, store.Admission{ID: row.ID, To: string(Staging), Event: event(EventPhase, PhaseChange{From: Pending, To: Staging, Desired: Run})})
 		}
 		return next, nil
 	})
@@ -315,26 +315,26 @@ func full(err error) bool {
 	return err != nil && (code == fail.Conflict || code == fail.Host)
 }
 
-// take reserves the capacity for a task's VM, unless the VM is already counted.
-func take(room *session.Room, row store.Task) error {
+// reserveCapacity reserves the capacity for a task's VM, unless the VM is already counted.
+func reserveCapacity(room *session.Capacity, row store.Task) error {
 	if row.SessionID != "" {
-		return room.Resume(row.SessionID)
+		return room.ReserveResumed(row.SessionID)
 	}
 	t, err := read(row)
 	if err != nil {
 		return err
 	}
-	r, err := request(t.Manifest, t.Facts.Restricted)
+	r, err := request(t.Manifest, t.Status.Restricted)
 	if err != nil {
 		return err
 	}
-	return room.Take(r)
+	return room.Reserve(r)
 }
 
 // Reconcile starts a keeper for every task that needs one and has none, and schedules
 // waiting tasks. Every command calls it, and serve calls it periodically.
 func (m *Manager) Reconcile(ctx context.Context) error {
-	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: unrested()})
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: unfinished()})
 	if err != nil {
 		return err
 	}
@@ -353,8 +353,8 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, m.Schedule(ctx))...)
 }
 
-// unrested returns the phases in which a task has a keeper.
-func unrested() (all []string) {
+// unfinished returns the phases in which a task has a keeper.
+func unfinished() (all []string) {
 	for _, p := range Phases() {
 		if !AtRest(p) {
 			all = append(all, string(p))

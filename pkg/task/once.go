@@ -71,10 +71,10 @@ func (m *Manager) reserve(ctx context.Context, o Submission, notices []string) (
 
 // accepted returns t as it was when it was accepted.
 func (t Task) accepted() Task {
-	t.Phase, t.Want, t.StateChangedAt = Pending, Run, t.CreatedAt
-	t.Facts = Facts{RetryOf: t.Facts.RetryOf, Actor: t.Facts.Actor, Trace: t.Facts.Trace, Restricted: t.Facts.Restricted, Repository: t.Facts.Repository}
+	t.Phase, t.Desired, t.StateChangedAt = Pending, Run, t.CreatedAt
+	t.Status = Status{RetryOf: t.Status.RetryOf, Actor: t.Status.Actor, Trace: t.Status.Trace, Restricted: t.Status.Restricted, Repository: t.Status.Repository}
 	t.SetError("", "", "")
-	if !t.Given() {
+	if !t.InSession() {
 		t.SessionID = ""
 	}
 	return t

@@ -39,14 +39,14 @@ func TestHowTheAgentEndedDecides(t *testing.T) {
 	} {
 		w, task := running(t, "")
 		task.Manifest.Lifecycle.SuccessCodes = c.codes
-		if err := w.judge(t.Context(), &task, c.result); err != nil {
+		if err := w.recordExit(t.Context(), &task, c.result); err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
 		task, err := w.Get(t.Context(), task.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := task.Facts.Outcome
+		o := task.Status.Outcome
 		exit := -1
 		if o.ExitCode != nil {
 			exit = *o.ExitCode
@@ -68,11 +68,11 @@ func TestLastPhase(t *testing.T) {
 		preserve        bool // of the outcome
 		action, session string
 		given           string
-		want            Want
+		want            DesiredPhase
 		last            Phase
 	}{
 		{name: "success", result: Success, session: "s", action: "preserve", last: Completed},
-		{name: "cancelled", result: CalledOff, session: "s", action: "preserve", last: Cancelled},
+		{name: "cancelled", result: CancelledByUser, session: "s", action: "preserve", last: Cancelled},
 		{name: "failure", result: Failure, session: "s", last: Failed},
 		{name: "failure whose VM is kept", result: Failure, session: "s", action: "preserve", last: FailedPreserved},
 		{name: "work that could not be collected", result: Failure, preserve: true, session: "s", last: FailedPreserved},
@@ -80,7 +80,7 @@ func TestLastPhase(t *testing.T) {
 		{name: "no VM", result: Failure, preserve: true, action: "preserve", last: Failed},
 		{name: "a session that was there before", result: Failure, preserve: true, session: "s", given: "s", last: Failed},
 	} {
-		task := Task{Task: store.Task{SessionID: c.session}, Phase: Completing, Want: c.want, Manifest: &manifest.Task{}, Facts: Facts{Outcome: &Outcome{Result: c.result, Preserve: c.preserve}}}
+		task := Task{Task: store.Task{SessionID: c.session}, Phase: Completing, Desired: c.want, Manifest: &manifest.Task{}, Status: Status{Outcome: &Outcome{Result: c.result, Preserve: c.preserve}}}
 		task.Manifest.Lifecycle.FailureAction, task.Manifest.VM.Session = c.action, c.given
 		if got := task.last(); got != c.last {
 			t.Errorf("%s: %s, want %s", c.name, got, c.last)
@@ -141,7 +141,7 @@ func writeProgram(t *testing.T, script string) string {
 func TestPreserve(t *testing.T) {
 	for name, c := range map[string]struct {
 		until  time.Duration
-		want   Want
+		want   DesiredPhase
 		reason string
 	}{
 		"its time is over":     {-time.Hour, Run, "its retention time ended"},
@@ -149,7 +149,7 @@ func TestPreserve(t *testing.T) {
 	} {
 		w, task := running(t, fmt.Sprintf(`, "outcome": {"result": "failure"}, "preserved_until": %q`, time.Now().Add(c.until).UTC().Format(time.RFC3339)))
 		row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
-			row.Phase, row.Want = string(FailedPreserved), string(c.want)
+			row.Phase, row.Desired = string(FailedPreserved), string(c.want)
 			return nil, nil
 		})
 		if err != nil {
@@ -181,7 +181,7 @@ func TestAttend(t *testing.T) {
 		task.Manifest.Lifecycle.HangTimeout, task.Manifest.Lifecycle.HangAction = d("3s"), action
 		task.Manifest.Lifecycle.Hang = manifest.Hang{NoOutput: d("2s")}
 		synctest.Test(t, func(t *testing.T) {
-			r, err := w.listen(t.Context(), &task)
+			r, err := w.newCollector(t.Context(), &task)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -189,7 +189,7 @@ func TestAttend(t *testing.T) {
 			defer stop()
 			ctx, cancel := context.WithCancelCause(minute)
 			began := time.Now()
-			r.attend(ctx, cancel, task.Manifest.Lifecycle)
+			r.watchLiveness(ctx, cancel, task.Manifest.Lifecycle)
 			hung := errors.Is(context.Cause(ctx), errHung)
 			if took := time.Since(began); hung != (action == "terminate") || hung && (took != 3*time.Second || fail.CodeOf(context.Cause(ctx)) != fail.Timeout) {
 				t.Errorf("%s: after %v it ends with %v", action, took, context.Cause(ctx))
@@ -216,19 +216,19 @@ func TestAttend(t *testing.T) {
 // The guest's report about the agent either ends the watching or is recorded.
 func TestStands(t *testing.T) {
 	w, task := running(t, "")
-	r, err := w.listen(t.Context(), &task)
+	r, err := w.newCollector(t.Context(), &task)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, state := range []wire.TaskState{wire.TaskLost, wire.TaskNone} {
-		if err := r.stands(t.Context(), wire.TaskStatus{State: state}); !errors.Is(err, errAgentLost) {
+		if err := r.recordStatus(t.Context(), wire.TaskStatus{State: state}); !errors.Is(err, errAgentLost) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
-	if err := r.stands(t.Context(), wire.TaskStatus{State: wire.TaskExited, Result: &wire.TaskResult{ExitCode: 7}}); err != nil || r.result.ExitCode != 7 {
+	if err := r.recordStatus(t.Context(), wire.TaskStatus{State: wire.TaskExited, Result: &wire.TaskResult{ExitCode: 7}}); err != nil || r.result.ExitCode != 7 {
 		t.Errorf("exited: %+v, %v", r.result, err)
 	}
-	if err := r.stands(t.Context(), wire.TaskStatus{State: wire.TaskRunning, CPU: 5, Memory: 6}); err != nil || r.cpu != 5 || r.memory != 6 {
+	if err := r.recordStatus(t.Context(), wire.TaskStatus{State: wire.TaskRunning, CPU: 5, Memory: 6}); err != nil || r.cpu != 5 || r.memory != 6 {
 		t.Errorf("running: %d %d, %v", r.cpu, r.memory, err)
 	}
 	if err := r.close(t.Context()); err != nil {
@@ -244,7 +244,7 @@ func TestStands(t *testing.T) {
 func TestWhenOutputIsStored(t *testing.T) {
 	w, task := running(t, "")
 	synctest.Test(t, func(t *testing.T) {
-		r, err := w.listen(t.Context(), &task)
+		r, err := w.newCollector(t.Context(), &task)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -309,17 +309,17 @@ func TestLogsThatCannotBeWritten(t *testing.T) {
 	if err := os.MkdirAll(d.Stderr(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.listen(t.Context(), &task); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open task log: ") {
+	if _, err := w.newCollector(t.Context(), &task); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open task log: ") {
 		t.Errorf("a directory in its place: %v", err)
 	}
 	if err := errors.Join(os.Remove(d.Stderr()), os.RemoveAll(d.Stdout()), os.Symlink("/dev/full", d.Stdout())); err != nil {
 		t.Fatal(err)
 	}
-	r, err := w.listen(t.Context(), &task)
+	r, err := w.newCollector(t.Context(), &task)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (logWriter{r, 0}).Write([]byte("text")); fail.CodeOf(err) != fail.Host || !noRoom(err) {
+	if _, err := (logWriter{r, 0}).Write([]byte("text")); fail.CodeOf(err) != fail.Host || !isDiskFull(err) {
 		t.Errorf("a full disk: %v", err)
 	}
 	if r.lengths[0] != 0 {
@@ -338,17 +338,17 @@ func TestTasksAreAudited(t *testing.T) {
 		told = append(told, fmt.Sprintf("%s %s %s", r.Type, r.Actor, r.Outcome))
 	}
 	task := submit(t, m, "one", "small", 0)
-	if task, err := m.Want(t.Context(), task, Cancel, Client{}); err != nil || task.Phase != Cancelled {
+	if task, err := m.SetDesired(t.Context(), task, Cancel, Client{}); err != nil || task.Phase != Cancelled {
 		t.Fatal(task.Phase, err)
 	}
-	if _, err := m.Want(t.Context(), task, Cancel, Client{}); err != nil { // an outdated row
+	if _, err := m.SetDesired(t.Context(), task, Cancel, Client{}); err != nil { // an outdated row
 		t.Fatal(err)
 	}
 	if got := strings.Join(told, "|"); got != "task_submitted keeper success|task_cancelled keeper success" {
 		t.Errorf("told: %s", got)
 	}
 	again, notices, err := m.Retry(t.Context(), mustGet(t, m, task.ID), Submission{Actor: "user:x"})
-	if err != nil || len(notices) != 0 || again.Facts.RetryOf != task.ID || again.Name != "one" || again.Phase != Pending || again.Facts.Actor != "user:x" {
+	if err != nil || len(notices) != 0 || again.Status.RetryOf != task.ID || again.Name != "one" || again.Phase != Pending || again.Status.Actor != "user:x" {
 		t.Errorf("another try: %+v, %v", again.View(), err)
 	}
 }

@@ -62,7 +62,7 @@ type Client struct {
 // checkOwner refuses a client below admin the tasks that others submitted. Every
 // client may read them; nothing here limits that.
 func (c Client) checkOwner(t Task) error {
-	if c.Permission == nil || c.Actor == t.Facts.Actor {
+	if c.Permission == nil || c.Actor == t.Status.Actor {
 		return nil
 	}
 	return fail.New(fail.Policy, "%w: another client submitted task %s", ErrNotPermitted, t.ID).

@@ -101,15 +101,15 @@ func TestClientsChangeTheirOwnTasksOnly(t *testing.T) {
 				t.Errorf("%s by %q of a task of %q: got %v, want success: %t", what, c.by.Actor, c.owner.Actor, err, c.ok)
 			}
 		}
-		for _, want := range []Want{Cancel, Destroyed} {
-			_, err := m.Want(t.Context(), task, want, c.by)
+		for _, want := range []DesiredPhase{Cancel, Destroyed} {
+			_, err := m.SetDesired(t.Context(), task, want, c.by)
 			check(string(want), err)
 		}
 		after, err := m.Get(t.Context(), task.ID)
-		if err != nil || (after.Want != Run) != c.ok {
-			t.Errorf("after %q the want of a task of %q is %s: %v", c.by.Actor, c.owner.Actor, after.Want, err)
+		if err != nil || (after.Desired != Run) != c.ok {
+			t.Errorf("after %q the want of a task of %q is %s: %v", c.by.Actor, c.owner.Actor, after.Desired, err)
 		}
-		if after, err = m.Want(t.Context(), task, Cancel, user); err != nil {
+		if after, err = m.SetDesired(t.Context(), task, Cancel, user); err != nil {
 			t.Fatal(err)
 		}
 		_, _, err = m.Retry(t.Context(), after, Submission{Actor: c.by.Actor, Permission: c.by.Permission})

@@ -22,24 +22,24 @@ const (
 	// respond.
 	connectEvery = 2 * time.Second
 
-	// roomEvery is how often the keeper checks again whether the host has capacity
+	// capacityPollEvery is how often the keeper checks again whether the host has capacity
 	// for the VM.
-	roomEvery = 10 * time.Second
+	capacityPollEvery = 10 * time.Second
 )
 
-// timely runs f, the work of a phase, within the phase's limit.
-func (w *Worker) timely(ctx context.Context, t *Task, limit time.Duration, what string, f func(context.Context) error) error {
+// withPhaseLimit runs f, the work of a phase, within the phase's limit.
+func (w *Worker) withPhaseLimit(ctx context.Context, t *Task, limit time.Duration, what string, f func(context.Context) error) error {
 	whole := ctx
 	now := time.Now()
-	spent := w.note(t.Facts, now)
-	err := w.update(ctx, t, func(_ *store.Task, facts *Facts) []store.Event { facts.Spent = spent; return nil })
+	spent := w.currentSpent(t.Status, now)
+	err := w.update(ctx, t, func(_ *store.Task, facts *Status) []store.Event { facts.Spent = spent; return nil })
 	if err != nil {
 		return err
 	}
 	w.noted = now
-	ctx, cancel := w.within(ctx, *t, limit, what)
+	ctx, cancel := w.withRemaining(ctx, *t, limit, what)
 	defer cancel()
-	if err := t.rest(ctx); err != nil {
+	if err := t.waitRetryDelay(ctx); err != nil {
 		return err
 	}
 	err = f(ctx)
@@ -53,26 +53,26 @@ func (w *Worker) timely(ctx context.Context, t *Task, limit time.Duration, what 
 // mirror.
 func (w *Worker) stage(ctx context.Context, t *Task) error {
 	d := w.Dir(t.ID)
-	if err := w.furnish(ctx, *t); err != nil {
+	if err := w.prepareDir(ctx, *t); err != nil {
 		return err
 	}
 	if err := d.writeBrief(*t); err != nil {
 		return err
 	}
-	if t.Given() { // its agent works on what is in the session
+	if t.InSession() { // its agent works on what is in the session
 		return w.advance(ctx, t, Provisioning, PhaseChange{}, nil)
 	}
-	r, err := request(t.Manifest, t.Facts.Restricted)
+	r, err := request(t.Manifest, t.Status.Restricted)
 	if err != nil {
 		return err
 	}
-	err = w.timely(ctx, t, time.Duration(t.Manifest.Lifecycle.StageTimeout), "fetching the repository", func(ctx context.Context) error {
+	err = w.withPhaseLimit(ctx, t, time.Duration(t.Manifest.Lifecycle.StageTimeout), "fetching the repository", func(ctx context.Context) error {
 		for {
 			err := w.refresh(ctx, *t, r.Repo)
 			if err == nil || ctx.Err() != nil || !repo.Transient(err) {
 				return err
 			}
-			if err := w.again(ctx, t, err, t.Manifest.Lifecycle.Retries.Clone, cloneDelays()...); err != nil {
+			if err := w.retryLater(ctx, t, err, t.Manifest.Lifecycle.Retries.Clone, cloneDelays()...); err != nil {
 				return err
 			}
 		}
@@ -130,20 +130,20 @@ func (w *Worker) located(ctx context.Context, t Task) *manifest.Task {
 func (w *Worker) provision(ctx context.Context, t *Task) error {
 	life := t.Manifest.Lifecycle
 	what := "creating the VM"
-	if t.Given() {
+	if t.InSession() {
 		what = "starting the session"
 	}
-	err := w.timely(ctx, t, time.Duration(life.ProvisionTimeout), what, func(ctx context.Context) error {
+	err := w.withPhaseLimit(ctx, t, time.Duration(life.ProvisionTimeout), what, func(ctx context.Context) error {
 		for {
 			err := w.session(ctx, t)
 			if err == nil || ctx.Err() != nil {
 				return err
 			}
 			var trouble *storeTrouble
-			if errors.As(err, &trouble) || t.Given() && errors.Is(err, errGone) {
+			if errors.As(err, &trouble) || t.InSession() && errors.Is(err, errGone) {
 				return err
 			}
-			if err := w.again(ctx, t, err, life.Retries.Provision, 10*time.Second, 30*time.Second); err != nil {
+			if err := w.retryLater(ctx, t, err, life.Retries.Provision, 10*time.Second, 30*time.Second); err != nil {
 				return err
 			}
 		}
@@ -151,7 +151,7 @@ func (w *Worker) provision(ctx context.Context, t *Task) error {
 	if err != nil {
 		return err
 	}
-	return w.advance(ctx, t, Ready, PhaseChange{}, func(_ *store.Task, facts *Facts) { facts.Attempt++ })
+	return w.advance(ctx, t, Ready, PhaseChange{}, func(_ *store.Task, facts *Status) { facts.Attempt++ })
 }
 
 // session makes the task's session ready. A task never has two sessions.
@@ -164,7 +164,7 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 				w.warn(ctx, *t, fail.HintOf(err), "waiting for capacity on the host: %v", err)
 				told = true
 			}
-			if err := sleep(ctx, roomEvery); err != nil {
+			if err := sleep(ctx, capacityPollEvery); err != nil {
 				return err
 			}
 			continue
@@ -173,7 +173,7 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 			return err
 		}
 		if t.SessionID != s.ID {
-			if err := w.update(ctx, t, func(row *store.Task, _ *Facts) []store.Event { row.SessionID = s.ID; return nil }); err != nil {
+			if err := w.update(ctx, t, func(row *store.Task, _ *Status) []store.Event { row.SessionID = s.ID; return nil }); err != nil {
 				return err
 			}
 		}
@@ -184,17 +184,17 @@ func (w *Worker) session(ctx context.Context, t *Task) error {
 }
 
 func (w *Worker) open(ctx context.Context, t Task) (session.Session, error) {
-	if t.Given() {
+	if t.InSession() {
 		s, err := w.Sessions.Get(ctx, t.SessionID)
 		if err == nil {
-			err = gone(s)
+			err = sessionGone(s)
 		}
 		if err != nil {
 			return s, err
 		}
-		return w.Sessions.Want(ctx, s, session.Ready)
+		return w.Sessions.SetDesired(ctx, s, session.Ready)
 	}
-	r, err := request(t.Manifest, t.Facts.Restricted)
+	r, err := request(t.Manifest, t.Status.Restricted)
 	if err != nil {
 		return session.Session{}, err
 	}
@@ -219,11 +219,11 @@ func (w *Worker) await(ctx context.Context, id string, phase session.Phase) erro
 		case s.Phase == session.Broken && phase != session.Gone:
 			return broken(s)
 		case s.Phase == session.Gone:
-			return gone(s)
-		case s.Phase == session.Stopped && s.Want != session.Ready && phase == session.Ready:
+			return sessionGone(s)
+		case s.Phase == session.Stopped && s.Desired != session.Ready && phase == session.Ready:
 			return fail.New(fail.Conflict, "session %s of the task was stopped", s.Name)
 		}
-		w.tend(ctx, s, &seen)
+		w.wakeSession(ctx, s, &seen)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -236,9 +236,9 @@ func (w *Worker) await(ctx context.Context, id string, phase session.Phase) erro
 // longer than a keeper takes to start.
 const keeperless = 3 * time.Second
 
-// tend starts a keeper for a session whose keeper has died, since no other process
+// wakeSession starts a keeper for a session whose keeper has died, since no other process
 // may do so. seen is when the session last had one.
-func (w *Worker) tend(ctx context.Context, s session.Session, seen *time.Time) {
+func (w *Worker) wakeSession(ctx context.Context, s session.Session, seen *time.Time) {
 	if store.Held(w.paths().SessionLock(s.ID)) {
 		*seen = time.Now()
 	}
@@ -263,10 +263,10 @@ func broken(s session.Session) error {
 // launch starts the agent exactly once: a guest that already runs it reports that
 // instead.
 func (w *Worker) launch(ctx context.Context, t *Task) error {
-	err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+	err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
 		return w.start(ctx, t, s, g)
 	})
-	if away(err) {
+	if isVMGone(err) {
 		return w.crashed(ctx, t, err)
 	}
 	if err != nil {
@@ -278,7 +278,7 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 	if err := endLine(d.Stdout()); err != nil {
 		return err
 	}
-	return w.advance(ctx, t, Running, PhaseChange{}, func(_ *store.Task, facts *Facts) {
+	return w.advance(ctx, t, Running, PhaseChange{}, func(_ *store.Task, facts *Status) {
 		now := time.Now().UTC()
 		if facts.Started.IsZero() {
 			facts.Started = now
@@ -289,9 +289,9 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 	})
 }
 
-// reach calls f with the guest. While the guest does not respond, it tries again, for
+// withGuest calls f with the guest. While the guest does not respond, it tries again, for
 // as long as the manifest says. It fails once the session is no longer ready.
-func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, session.Session, guest.Guest) error) error {
+func (w *Worker) withGuest(ctx context.Context, t Task, f func(context.Context, session.Session, guest.Guest) error) error {
 	patience := time.Duration(t.Manifest.Lifecycle.Retries.Connect)
 	heard, kept := time.Now(), time.Now()
 	for {
@@ -302,12 +302,12 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 		if s.Phase != session.Ready {
 			return notReady(s)
 		}
-		w.tend(ctx, s, &kept)
+		w.wakeSession(ctx, s, &kept)
 		conn, err := w.Sessions.Dial(ctx, s)
 		if err == nil {
 			err = f(ctx, s, s.Guest(conn))
 			// Decide by the connection, too: when it is lost, f may return any error.
-			again := err != nil && (errors.Is(err, ssh.ErrUnreachable) || over(conn.Done()))
+			again := err != nil && (errors.Is(err, ssh.ErrUnreachable) || isClosed(conn.Done()))
 			_ = conn.Close() // it ends with the process at the latest
 			if !again {
 				return err
@@ -328,8 +328,8 @@ func (w *Worker) reach(ctx context.Context, t Task, f func(context.Context, sess
 	}
 }
 
-// over reports whether a channel is closed.
-func over(done <-chan struct{}) bool {
+// isClosed reports whether a channel is closed.
+func isClosed(done <-chan struct{}) bool {
 	select {
 	case <-done:
 		return true
@@ -345,16 +345,16 @@ var (
 	errSilent   = errors.New("the guest did not answer")
 )
 
-// away reports whether the VM of a task went away.
-func away(err error) bool {
+// isVMGone reports whether the VM of a task went away.
+func isVMGone(err error) bool {
 	return errors.Is(err, errNotReady) || errors.Is(err, errSilent) || errors.Is(err, errAgentLost)
 }
 
-// halt stops a VM that cannot be reached any more: its agent must not still run when
+// stopVM stops a VM that cannot be reached any more: its agent must not still run when
 // another one is started. The VM of a user's session is not stopped; lost handles its
 // agent.
-func (w *Worker) halt(ctx context.Context, t Task) error {
-	if t.Given() {
+func (w *Worker) stopVM(ctx context.Context, t Task) error {
+	if t.InSession() {
 		return nil
 	}
 	s, err := w.Sessions.Get(ctx, t.SessionID)
@@ -362,7 +362,7 @@ func (w *Worker) halt(ctx context.Context, t Task) error {
 		return err
 	}
 	return w.step(ctx, t, "stop the VM", func(ctx context.Context) error {
-		if _, err := w.Sessions.Want(ctx, s, session.Stopped); err != nil {
+		if _, err := w.Sessions.SetDesired(ctx, s, session.Stopped); err != nil {
 			return err
 		}
 		return w.await(ctx, s.ID, session.Stopped)

@@ -130,11 +130,11 @@ func TestWhatCannotBeHoldsUpNobody(t *testing.T) {
 func TestCancelOfWhatWaits(t *testing.T) {
 	m := newManager(t, 1, 100)
 	task := submit(t, m, "one", "small", 0)
-	task, err := m.Want(t.Context(), task, Cancel, Client{})
-	if err != nil || task.Phase != Cancelled || task.Facts.Outcome == nil || task.Facts.Outcome.Result != CalledOff {
+	task, err := m.SetDesired(t.Context(), task, Cancel, Client{})
+	if err != nil || task.Phase != Cancelled || task.Status.Outcome == nil || task.Status.Outcome.Result != CancelledByUser {
 		t.Fatalf("%+v, %v", task.View(), err)
 	}
-	if again, err := m.Want(t.Context(), task, Destroyed, Client{}); err != nil || again.Phase != Cancelled {
+	if again, err := m.SetDesired(t.Context(), task, Destroyed, Client{}); err != nil || again.Phase != Cancelled {
 		t.Errorf("%+v, %v", again.View(), err)
 	}
 	evs, err := m.store().Events(t.Context(), task.ID, 0, 10)

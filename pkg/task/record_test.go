@@ -52,7 +52,7 @@ func TestAdvance(t *testing.T) {
 	if err := w.advance(t.Context(), &task, Ready, PhaseChange{}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if f := task.Facts; f.Tries != 0 || !f.NextTry.IsZero() || f.Spent != (Spent{}) || f.Ran != 6*time.Second {
+	if f := task.Status; f.Tries != 0 || !f.NextTry.IsZero() || f.Spent != (Spent{}) || f.Ran != 6*time.Second {
 		t.Errorf("%+v", f)
 	}
 	if err := w.advance(t.Context(), &old, Completing, PhaseChange{}, nil); err == nil {
@@ -68,12 +68,12 @@ func TestAgain(t *testing.T) {
 	w, task := running(t, "")
 	cause := os.ErrDeadlineExceeded
 	for try := 1; try <= 2; try++ {
-		if err := w.again(t.Context(), &task, cause, 2, time.Millisecond); err != nil || task.Facts.Tries != try {
-			t.Fatalf("try %d: %v, %d are counted", try, err, task.Facts.Tries)
+		if err := w.retryLater(t.Context(), &task, cause, 2, time.Millisecond); err != nil || task.Status.Tries != try {
+			t.Fatalf("try %d: %v, %d are counted", try, err, task.Status.Tries)
 		}
 	}
-	if err := w.again(t.Context(), &task, cause, 2, time.Millisecond); err != cause || task.Facts.Tries != 2 { //nolint:errorlint // exactly this error
-		t.Errorf("%v, %d are counted", err, task.Facts.Tries)
+	if err := w.retryLater(t.Context(), &task, cause, 2, time.Millisecond); err != cause || task.Status.Tries != 2 { //nolint:errorlint // exactly this error
+		t.Errorf("%v, %d are counted", err, task.Status.Tries)
 	}
 }
 
@@ -101,8 +101,8 @@ func TestEventsComeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	task = print(t, w, task, "", 0)
-	if n := len(kinds(t, w.Manager, task.ID)[EventTool]); n != 3 || task.Facts.Progress.ToolCalls != 3 {
-		t.Errorf("%d events, %d calls", n, task.Facts.Progress.ToolCalls)
+	if n := len(kinds(t, w.Manager, task.ID)[EventTool]); n != 3 || task.Status.Progress.ToolCalls != 3 {
+		t.Errorf("%d events, %d calls", n, task.Status.Progress.ToolCalls)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestEventsAreRedacted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all := string(text) + string(row.Facts); strings.Contains(all, "sw0rdfish") || !strings.Contains(all, "it is [redacted]") {
+	if all := string(text) + string(row.Status); strings.Contains(all, "sw0rdfish") || !strings.Contains(all, "it is [redacted]") {
 		t.Errorf("%s", all)
 	}
 }
@@ -131,10 +131,10 @@ func TestEventsAreRedacted(t *testing.T) {
 // The desired state is never weakened, and a retry uses what was submitted.
 func TestWantsOnlyGrow(t *testing.T) {
 	w, task := running(t, "")
-	for _, c := range []struct{ want, is Want }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {
-		got, err := w.Manager.Want(t.Context(), task, c.want, Client{})
-		if err != nil || got.Want != c.is {
-			t.Errorf("%s: it is %s, %v", c.want, got.Want, err)
+	for _, c := range []struct{ want, is DesiredPhase }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {
+		got, err := w.Manager.SetDesired(t.Context(), task, c.want, Client{})
+		if err != nil || got.Desired != c.is {
+			t.Errorf("%s: it is %s, %v", c.want, got.Desired, err)
 		}
 	}
 	if _, _, err := w.Retry(t.Context(), task, Submission{}); err == nil {

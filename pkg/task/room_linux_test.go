@@ -24,7 +24,7 @@ func TestBundleOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := d.writeBundle()
-	if !noRoom(err) || fail.CodeOf(err) != fail.Host || fail.HintOf(err) != "df -h "+filepath.Dir(string(d)) {
+	if !isDiskFull(err) || fail.CodeOf(err) != fail.Host || fail.HintOf(err) != "df -h "+filepath.Dir(string(d)) {
 		t.Errorf("%v, code %v, hint %q", err, fail.CodeOf(err), fail.HintOf(err))
 	}
 	for _, file := range []string{part, d.Bundle()} {
@@ -32,7 +32,7 @@ func TestBundleOnAFullDisk(t *testing.T) {
 			t.Errorf("%s is there: %v", file, err)
 		}
 	}
-	if noRoom(os.Remove(part)) {
+	if isDiskFull(os.Remove(part)) {
 		t.Error("a file that is not there is no full disk")
 	}
 }

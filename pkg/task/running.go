@@ -26,13 +26,13 @@ func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.
 	if err := w.endLast(ctx, *t, s, g); err != nil {
 		return err
 	}
-	cwd := s.Facts.Dir
+	cwd := s.Status.Dir
 	if sub := t.Manifest.Repository.Subpath; sub != "" {
 		cwd += "/" + sub
 	}
-	env := map[string]string{"AGENT_TASK_ID": t.ID, "AGENT_TRACE_ID": t.Facts.Trace}
+	env := map[string]string{"AGENT_TASK_ID": t.ID, "AGENT_TRACE_ID": t.Status.Trace}
 	maps.Copy(env, t.Manifest.Agent.Env)
-	_, err := g.Task(t.ID, t.Facts.Attempt).Start(ctx, wire.TaskStart{
+	_, err := g.Task(t.ID, t.Status.Attempt).Start(ctx, wire.TaskStart{
 		Argv: agent.Command(t.Manifest.Agent), Env: env, Dir: cwd, Brief: Brief(*t),
 	})
 	return err
@@ -41,10 +41,10 @@ func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.
 // endLast ends the previous attempt if it still runs: a session that was broken, or
 // that others stopped and started, need not have had its VM down.
 func (w *Worker) endLast(ctx context.Context, t Task, s session.Session, g guest.Guest) error {
-	if t.Facts.Attempt--; t.Facts.Attempt < 1 {
+	if t.Status.Attempt--; t.Status.Attempt < 1 {
 		return nil
 	}
-	st, err := g.Task(t.ID, t.Facts.Attempt).Status(ctx)
+	st, err := g.Task(t.ID, t.Status.Attempt).Status(ctx)
 	if err != nil || st.State != wire.TaskRunning {
 		return err
 	}
@@ -53,18 +53,18 @@ func (w *Worker) endLast(ctx context.Context, t Task, s session.Session, g guest
 
 // run watches the agent until it ends or has to be ended.
 func (w *Worker) run(ctx context.Context, t *Task) error {
-	r, err := w.listen(ctx, t)
+	r, err := w.newCollector(ctx, t)
 	if err != nil {
 		return err
 	}
-	limit := time.Duration(t.Manifest.Lifecycle.Timeout) - t.Facts.Ran
-	err = w.timely(ctx, t, limit, "the agent", func(ctx context.Context) error {
+	limit := time.Duration(t.Manifest.Lifecycle.Timeout) - t.Status.Ran
+	err = w.withPhaseLimit(ctx, t, limit, "the agent", func(ctx context.Context) error {
 		ctx, cancel := context.WithCancelCause(ctx)
 		var watching sync.WaitGroup
 		life := t.Manifest.Lifecycle
-		watching.Go(func() { r.attend(ctx, cancel, life) })
+		watching.Go(func() { r.watchLiveness(ctx, cancel, life) })
 		defer func() { cancel(nil); watching.Wait() }()
-		err := w.reach(ctx, *t, func(ctx context.Context, _ session.Session, g guest.Guest) error { return r.hear(ctx, g) })
+		err := w.withGuest(ctx, *t, func(ctx context.Context, _ session.Session, g guest.Guest) error { return r.collectUntilExit(ctx, g) })
 		if cause := context.Cause(ctx); errors.Is(cause, errHung) {
 			return cause
 		}
@@ -78,10 +78,10 @@ func (w *Worker) run(ctx context.Context, t *Task) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err == nil:
-		return w.judge(ctx, t, r.result)
+		return w.recordExit(ctx, t, r.result)
 	case errors.Is(err, errHung):
 		return w.hung(ctx, t, err)
-	case away(err):
+	case isVMGone(err):
 		return w.crashed(ctx, t, err)
 	}
 	return err
@@ -93,8 +93,8 @@ var (
 	errAgentLost = errors.New("the agent ended without a result: its VM was restarted, or the agent was killed")
 )
 
-// judge decides the outcome by how the agent ended.
-func (w *Worker) judge(ctx context.Context, t *Task, r wire.TaskResult) error {
+// recordExit decides the outcome by how the agent ended.
+func (w *Worker) recordExit(ctx context.Context, t *Task, r wire.TaskResult) error {
 	code := r.ExitCode
 	o := Outcome{Result: Success, ExitCode: &code, Signal: r.Signal}
 	if !slices.Contains(t.Manifest.Lifecycle.SuccessCodes, code) || r.Signal != "" {
@@ -118,17 +118,17 @@ func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 	o := Outcome{Result: Hung, Code: fail.Timeout.String(), Reason: cause.Error(), Hint: "agent-sessionizer task logs " + t.ID}
 	switch t.Manifest.Lifecycle.HangAction {
 	case "restart":
-		what, restarts := afterCrash(t.Manifest.Lifecycle.CrashLoop, t.Facts.Restarts, t.Facts.Rebuilds, 0, time.Now())
-		if what != startAgain {
+		what, restarts := afterCrash(t.Manifest.Lifecycle.CrashLoop, t.Status.Restarts, t.Status.Rebuilds, 0, time.Now())
+		if what != actionRestart {
 			break
 		}
 		// End this agent first: two agents in one checkout would be worse.
-		if err := w.reach(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+		if err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
 			return errors.Join(w.kill(ctx, *t, s, g), w.drain(ctx, t, g))
 		}); err != nil {
 			return err
 		}
-		return w.advance(ctx, t, Ready, PhaseChange{Reason: cause.Error()}, func(_ *store.Task, facts *Facts) {
+		return w.advance(ctx, t, Ready, PhaseChange{Reason: cause.Error()}, func(_ *store.Task, facts *Status) {
 			facts.Restarts = restarts
 			facts.Attempt++
 		})
@@ -144,11 +144,11 @@ func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 func (w *Worker) crashed(ctx context.Context, t *Task, cause error) error {
 	uptime := time.Duration(0)
 	if t.Phase == Running {
-		uptime = w.spent(t.Facts)
+		uptime = w.phaseTime(t.Status)
 	}
-	what, restarts := afterCrash(t.Manifest.Lifecycle.CrashLoop, t.Facts.Restarts, t.Facts.Rebuilds, uptime, time.Now())
-	if t.Given() {
-		o, err := w.lost(ctx, *t, what, cause)
+	what, restarts := afterCrash(t.Manifest.Lifecycle.CrashLoop, t.Status.Restarts, t.Status.Rebuilds, uptime, time.Now())
+	if t.InSession() {
+		o, err := w.outcomeIfLost(ctx, *t, what, cause)
 		if err != nil {
 			return err
 		}
@@ -158,29 +158,29 @@ func (w *Worker) crashed(ctx context.Context, t *Task, cause error) error {
 			return err
 		}
 	}
-	tell := Restart{What: "vm", Attempt: t.Facts.Attempt + 1, Reason: w.text(cause.Error())}
+	tell := Restart{What: "vm", Attempt: t.Status.Attempt + 1, Reason: w.text(cause.Error())}
 	switch what {
-	case giveUp:
+	case actionGiveUp:
 		next, err := w.decide(ctx, *t, Outcome{
 			Result: CrashLoop, Code: fail.Failure.String(), Hint: fail.HintOf(cause),
-			Reason: fmt.Sprintf("the VM crashed %d times and was rebuilt %d times: %v", len(t.Facts.Restarts)+1, t.Facts.Rebuilds, cause),
+			Reason: fmt.Sprintf("the VM crashed %d times and was rebuilt %d times: %v", len(t.Status.Restarts)+1, t.Status.Rebuilds, cause),
 		})
 		*t = next
 		return err
-	case rebuild:
+	case actionRebuild:
 		tell.What = "rebuild"
 		if err := w.discard(ctx, t); err != nil {
 			return err
 		}
-	case startAgain:
-		if err := w.halt(ctx, *t); err != nil {
+	case actionRestart:
+		if err := w.stopVM(ctx, *t); err != nil {
 			return err
 		}
 	}
-	w.say(ctx, *t, EventRestart, tell)
-	return w.advance(ctx, t, Provisioning, PhaseChange{Reason: tell.Reason}, func(row *store.Task, facts *Facts) {
+	w.appendEvent(ctx, *t, EventRestart, tell)
+	return w.advance(ctx, t, Provisioning, PhaseChange{Reason: tell.Reason}, func(row *store.Task, facts *Status) {
 		facts.Restarts = restarts
-		if what == rebuild {
+		if what == actionRebuild {
 			facts.Rebuilds++
 			row.SessionID = ""
 		}

@@ -73,15 +73,15 @@ func (p Phase) Active() bool { return p != Pending && !p.Over() }
 
 func (p Phase) canGo(to Phase) bool { return slices.Contains(next[p], to) }
 
-// Want is the desired state of a task.
-type Want string
+// DesiredPhase is the desired state of a task.
+type DesiredPhase string
 
 // These are the desired states, each stronger than those before it. None is ever
 // revoked.
 const (
-	Run       Want = "run"
-	Cancel    Want = "cancel"
-	Destroyed Want = "destroyed" // cancelled, and nothing of its VM is left
+	Run       DesiredPhase = "run"
+	Cancel    DesiredPhase = "cancel"
+	Destroyed DesiredPhase = "destroyed" // cancelled, and nothing of its VM is left
 )
 
 // AtRest reports whether a task needs no keeper. A queued task has none: the process
@@ -93,12 +93,12 @@ type Result string
 
 // The possible results.
 const (
-	Success   Result = "success"
-	Failure   Result = "failure"   // of the agent, or of a step of ours; the error says which
-	TimedOut  Result = "timeout"   // lifecycle.timeout
-	Hung      Result = "hung"      // lifecycle.hang_timeout
-	CrashLoop Result = "crashloop" // the VM did not stay up
-	CalledOff Result = "cancelled"
+	Success         Result = "success"
+	Failure         Result = "failure"   // of the agent, or of a step of ours; the error says which
+	TimedOut        Result = "timeout"   // lifecycle.timeout
+	Hung            Result = "hung"      // lifecycle.hang_timeout
+	CrashLoop       Result = "crashloop" // the VM did not stay up
+	CancelledByUser Result = "cancelled"
 )
 
 // Outcome records what decided the end of a task. Once written it does not change.
@@ -126,8 +126,8 @@ func (o *Outcome) ExitStatus(p Phase) fail.Code {
 	return fail.Failure
 }
 
-// Facts is the state of a task that its next keeper has to know.
-type Facts struct {
+// Status is the state of a task that its next keeper has to know.
+type Status struct {
 	RetryOf string `json:"retry_of,omitempty"` // the task that this one retries
 	Actor   string `json:"actor,omitempty"`    // who submitted it
 	Trace   string `json:"trace_id,omitempty"`
@@ -197,18 +197,18 @@ type Skipped struct {
 type Task struct {
 	store.Task
 	Phase    Phase
-	Want     Want
+	Desired  DesiredPhase
 	Manifest *manifest.Task
-	Facts    Facts
+	Status   Status
 }
 
 func read(row store.Task) (Task, error) {
-	t := Task{Task: row, Phase: Phase(row.Phase), Want: Want(row.Want)}
+	t := Task{Task: row, Phase: Phase(row.Phase), Desired: DesiredPhase(row.Desired)}
 	var err error
 	if t.Manifest, err = manifest.Decode(row.Manifest); err != nil {
 		return t, fmt.Errorf("read manifest of task %s: %w", row.ID, err)
 	}
-	if err := json.Unmarshal(row.Facts, &t.Facts); err != nil {
+	if err := json.Unmarshal(row.Status, &t.Status); err != nil {
 		return t, fmt.Errorf("read status of task %s: %w", row.ID, err)
 	}
 	return t, nil
@@ -219,7 +219,7 @@ type View struct {
 	ID             string            `json:"id"`
 	Name           string            `json:"name"`
 	State          Phase             `json:"state"`
-	Want           Want              `json:"want"`
+	Desired        DesiredPhase      `json:"want"`
 	Priority       int               `json:"priority"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	Repository     string            `json:"repository"`
@@ -267,15 +267,15 @@ type ViewError struct {
 // View returns t as --json and the API show it.
 func (t Task) View() View {
 	v := View{
-		ID: t.ID, Name: t.Name, State: t.Phase, Want: t.Want, Priority: t.Priority, Labels: t.Labels,
+		ID: t.ID, Name: t.Name, State: t.Phase, Desired: t.Desired, Priority: t.Priority, Labels: t.Labels,
 		Repository: t.repository(), Agent: string(t.Manifest.Agent.Kind), Model: t.Manifest.Agent.Model,
-		Session: t.SessionID, InSession: t.Given(), CreatedAt: t.CreatedAt, StateChangedAt: t.StateChangedAt,
-		StartedAt: optional(t.Facts.Started), EndedAt: optional(t.Facts.Ended), Attempt: t.Facts.Attempt,
-		Outcome: t.Facts.Outcome, PreservedUntil: optional(t.Facts.Until), Artifacts: len(t.Facts.Artifacts),
-		RetryOf: t.Facts.RetryOf, Actor: t.Facts.Actor, TraceID: t.Facts.Trace, EventsDropped: t.Facts.Events.Dropped,
+		Session: t.SessionID, InSession: t.InSession(), CreatedAt: t.CreatedAt, StateChangedAt: t.StateChangedAt,
+		StartedAt: optional(t.Status.Started), EndedAt: optional(t.Status.Ended), Attempt: t.Status.Attempt,
+		Outcome: t.Status.Outcome, PreservedUntil: optional(t.Status.Until), Artifacts: len(t.Status.Artifacts),
+		RetryOf: t.Status.RetryOf, Actor: t.Status.Actor, TraceID: t.Status.Trace, EventsDropped: t.Status.Events.Dropped,
 	}
-	if !t.Facts.Started.IsZero() {
-		p := t.Facts.Progress
+	if !t.Status.Started.IsZero() {
+		p := t.Status.Progress
 		v.Progress = &ViewProgress{p.Usage, p.ToolCalls, p.CurrentTool, p.Model, p.Thread, p.Result, p.Error, p.Offset, p.Skipped}
 	}
 	if t.ErrorCode != "" {

@@ -52,7 +52,7 @@ func TestExitStatus(t *testing.T) {
 		{Failed, &Outcome{Result: TimedOut}, fail.Timeout},
 		{FailedPreserved, &Outcome{Result: TimedOut}, fail.Timeout},
 		{Failed, &Outcome{Result: Hung}, fail.Failure},
-		{Cancelled, &Outcome{Result: CalledOff}, fail.Failure},
+		{Cancelled, &Outcome{Result: CancelledByUser}, fail.Failure},
 	} {
 		if got := c.o.ExitStatus(c.phase); got != c.want {
 			t.Errorf("%s, %s: %d, want %d", c.phase, c.o.Result, got, c.want)

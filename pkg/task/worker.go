@@ -37,14 +37,14 @@ type Worker struct {
 // the task as it is afterwards. When ctx is cancelled because the desired state
 // changed, Next returns with the phase unchanged; the keeper then calls it again.
 func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
-	ctx = trace.With(ctx, t.Facts.Trace)
-	w.Sessions.Actor = t.Facts.Actor   // changes to the session are attributed to the task's submitter
+	ctx = trace.With(ctx, t.Status.Trace)
+	w.Sessions.Actor = t.Status.Actor  // changes to the session are attributed to the task's submitter
 	keep := context.WithoutCancel(ctx) // for writes that must happen even when the work is cancelled
-	if t.Facts.Outcome == nil && t.Want != Run {
-		return w.decide(keep, t, Outcome{Result: CalledOff})
+	if t.Status.Outcome == nil && t.Desired != Run {
+		return w.decide(keep, t, Outcome{Result: CancelledByUser})
 	}
-	if t.Facts.Outcome != nil && !t.Phase.Over() {
-		return w.end(keep, t)
+	if t.Status.Outcome != nil && !t.Phase.Over() {
+		return w.advanceEnding(keep, t)
 	}
 	var err error
 	switch t.Phase {
@@ -71,8 +71,8 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	if errors.As(err, &trouble) { // not the task's fault: the keeper tries again
 		return t, err
 	}
-	if noRoom(err) {
-		err = w.again(ctx, &t, err, roomTries, roomDelays()...)
+	if isDiskFull(err) {
+		err = w.retryLater(ctx, &t, err, capacityTries, capacityDelays()...)
 		switch {
 		case err == nil:
 			return t, nil
@@ -85,16 +85,16 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	return w.decide(keep, t, failure(err))
 }
 
-// roomTries is how often a step is retried while the host's disk is full: for a
+// capacityTries is how often a step is retried while the host's disk is full: for a
 // quarter of an hour.
-const roomTries = 20
+const capacityTries = 20
 
-func roomDelays() []time.Duration {
+func capacityDelays() []time.Duration {
 	return []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 15 * time.Second, 30 * time.Second, time.Minute}
 }
 
-// noRoom reports whether err means a full disk, on which space may become available.
-func noRoom(err error) bool {
+// isDiskFull reports whether err means a full disk, on which space may become available.
+func isDiskFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || store.Full(err)
 }
 
@@ -113,7 +113,7 @@ type storeTrouble struct{ error }
 func (e *storeTrouble) Unwrap() error { return e.error }
 
 // update changes the task's row, and t. f may return no events.
-func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, facts *Facts) []store.Event) error {
+func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, facts *Status) []store.Event) error {
 	row, err := w.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
 		if Phase(row.Phase) != t.Phase {
 			return nil, fmt.Errorf("task %s is %s, not %s: %w", row.ID, row.Phase, t.Phase, store.ErrStale)
@@ -122,8 +122,8 @@ func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, fa
 		if err != nil {
 			return nil, err
 		}
-		evs := f(row, &cur.Facts)
-		row.Facts, err = json.Marshal(cur.Facts)
+		evs := f(row, &cur.Status)
+		row.Status, err = json.Marshal(cur.Status)
 		return evs, err
 	})
 	if err != nil {
@@ -135,7 +135,7 @@ func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, fa
 
 // advance moves t to another phase, as the transition table allows, and resets what
 // belonged to the previous phase.
-func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseChange, f func(*store.Task, *Facts)) error {
+func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseChange, f func(*store.Task, *Status)) error {
 	if !t.Phase.canGo(to) {
 		return fmt.Errorf("task %s: no transition from %s to %s", t.ID, t.Phase, to)
 	}
@@ -144,27 +144,27 @@ func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseCha
 	if what := ends[to]; what != "" && !from.Over() {
 		w.audit(ctx, what, *t) // before the transition: after a crash it may be recorded twice, but is never missing
 	}
-	err := w.update(ctx, t, func(row *store.Task, facts *Facts) []store.Event {
+	err := w.update(ctx, t, func(row *store.Task, facts *Status) []store.Event {
 		row.Phase = string(to)
 		if from == Running {
-			facts.Ran += w.spent(*facts)
+			facts.Ran += w.phaseTime(*facts)
 		}
 		facts.Tries, facts.NextTry, facts.Spent = 0, time.Time{}, Spent{}
 		if f != nil {
 			f(row, facts)
 		}
-		change.Session, change.Want = row.SessionID, Want(row.Want)
+		change.Session, change.Desired = row.SessionID, DesiredPhase(row.Desired)
 		return []store.Event{event(EventPhase, change)}
 	})
 	if err != nil {
 		return err
 	}
 	w.Log.InfoContext(ctx, "task state transition", "from", from, "to", to)
-	return w.tell(ctx, *t)
+	return w.writeFiles(ctx, *t)
 }
 
-// tell updates the files that mirror the store.
-func (w *Worker) tell(ctx context.Context, t Task) error {
+// writeFiles updates the files that mirror the store.
+func (w *Worker) writeFiles(ctx context.Context, t Task) error {
 	err := w.Dir(t.ID).appendEvents(func(seq int64, limit int) ([]store.Event, error) {
 		return w.store().Events(ctx, t.ID, seq, limit)
 	})
@@ -175,12 +175,12 @@ func (w *Worker) tell(ctx context.Context, t Task) error {
 func (w *Worker) decide(ctx context.Context, t Task, o Outcome) (Task, error) {
 	o.At = time.Now().UTC()
 	o.Reason, o.Hint = w.text(o.Reason), w.text(o.Hint)
-	err := w.update(ctx, &t, func(row *store.Task, facts *Facts) []store.Event {
+	err := w.update(ctx, &t, func(row *store.Task, facts *Status) []store.Event {
 		if facts.Outcome != nil {
 			return nil
 		}
 		facts.Outcome = &o
-		if o.Result != Success && o.Result != CalledOff {
+		if o.Result != Success && o.Result != CancelledByUser {
 			row.SetError(cmp.Or(o.Code, fail.Failure.String()), o.Reason, o.Hint)
 		}
 		return []store.Event{event(EventOutcome, o)}
@@ -192,8 +192,8 @@ func (w *Worker) decide(ctx context.Context, t Task, o Outcome) (Task, error) {
 // short.
 func (w *Worker) text(s string) string { return w.Redact.Line(s, 2000) }
 
-// say appends an event that changes nothing in the row.
-func (w *Worker) say(ctx context.Context, t Task, kind string, data any) {
+// appendEvent appends an event that changes nothing in the row.
+func (w *Worker) appendEvent(ctx context.Context, t Task, kind string, data any) {
 	// An event that cannot be written must not stop the work: the phase change that
 	// follows uses the same store and will fail loudly.
 	if err := w.store().Append(ctx, t.ID, event(kind, data)); err != nil {
@@ -202,7 +202,7 @@ func (w *Worker) say(ctx context.Context, t Task, kind string, data any) {
 }
 
 func (w *Worker) warn(ctx context.Context, t Task, hint, format string, args ...any) {
-	w.say(ctx, t, EventWarning, session.Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint})
+	w.appendEvent(ctx, t, EventWarning, session.Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint})
 }
 
 // step runs f as a named step and reports it in events.
@@ -210,7 +210,7 @@ func (w *Worker) step(ctx context.Context, t Task, name string, f func(context.C
 	began := time.Now()
 	keep := context.WithoutCancel(ctx)
 	tell := func(state, detail string) {
-		w.say(keep, t, EventStep, session.Step{Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds()})
+		w.appendEvent(keep, t, EventStep, session.Step{Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds()})
 	}
 	tell("start", "")
 	err := f(ctx)
@@ -224,16 +224,16 @@ func (w *Worker) step(ctx context.Context, t Task, name string, f func(context.C
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// again counts a failed try of a phase's work and waits for the next one; it returns
+// retryLater counts a failed try of a phase's work and waits for the next one; it returns
 // cause after too many. The count and the delay are stored in the row, so a new
 // keeper neither restarts the count nor shortens the wait.
-func (w *Worker) again(ctx context.Context, t *Task, cause error, most int, delays ...time.Duration) error {
-	if t.Facts.Tries >= most {
+func (w *Worker) retryLater(ctx context.Context, t *Task, cause error, most int, delays ...time.Duration) error {
+	if t.Status.Tries >= most {
 		return cause
 	}
-	delay := delays[min(t.Facts.Tries, len(delays)-1)]
+	delay := delays[min(t.Status.Tries, len(delays)-1)]
 	delay = time.Duration(float64(delay) * (1 + jitter*(2*rand.Float64()-1)))
-	err := w.update(context.WithoutCancel(ctx), t, func(_ *store.Task, facts *Facts) []store.Event {
+	err := w.update(context.WithoutCancel(ctx), t, func(_ *store.Task, facts *Status) []store.Event {
 		facts.Tries++
 		facts.NextTry = time.Now().Add(delay)
 		return []store.Event{event(EventRetry, Retrying{
@@ -250,9 +250,9 @@ func (w *Worker) again(ctx context.Context, t *Task, cause error, most int, dela
 // jitter is the fraction by which a delay is randomly lengthened or shortened.
 const jitter = 0.15
 
-// rest waits for the rest of a delay that a previous keeper started.
-func (t *Task) rest(ctx context.Context) error {
-	left := time.Until(t.Facts.NextTry)
+// waitRetryDelay waits for the rest of a delay that a previous keeper started.
+func (t *Task) waitRetryDelay(ctx context.Context) error {
+	left := time.Until(t.Status.NextTry)
 	if left <= 0 || left > time.Minute { // a clock that was set back must not delay us
 		return nil
 	}
@@ -268,16 +268,16 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// within returns ctx with the limit of a phase, minus the time that previous keepers
+// withRemaining returns ctx with the limit of a phase, minus the time that previous keepers
 // used.
-func (w *Worker) within(ctx context.Context, t Task, limit time.Duration, what string) (context.Context, context.CancelFunc) {
-	left := max(limit-w.spent(t.Facts), time.Millisecond)
+func (w *Worker) withRemaining(ctx context.Context, t Task, limit time.Duration, what string) (context.Context, context.CancelFunc) {
+	left := max(limit-w.phaseTime(t.Status), time.Millisecond)
 	return context.WithTimeoutCause(ctx, left, fail.New(fail.Timeout, "%s took longer than %v", what, limit).
 		WithHint("agent-sessionizer task logs %s", t.ID))
 }
 
-// spent returns how long the phase has taken so far.
-func (w *Worker) spent(f Facts) time.Duration {
+// phaseTime returns how long the phase has taken so far.
+func (w *Worker) phaseTime(f Status) time.Duration {
 	s := f.Spent
 	switch {
 	case s.At.IsZero():
@@ -288,8 +288,8 @@ func (w *Worker) spent(f Facts) time.Duration {
 	return s.For + max(0, time.Since(s.At))
 }
 
-// note returns the current value of Spent. The caller stores it in the row, and then
+// currentSpent returns the current value of Spent. The caller stores it in the row, and then
 // sets noted.
-func (w *Worker) note(f Facts, now time.Time) Spent {
-	return Spent{For: w.spent(f), At: now.UTC()}
+func (w *Worker) currentSpent(f Status, now time.Time) Spent {
+	return Spent{For: w.phaseTime(f), At: now.UTC()}
 }

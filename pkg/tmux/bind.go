@@ -64,15 +64,15 @@ func (b Bindings) commands() [][]string {
 	}
 	for _, bound := range boundKeys {
 		for _, key := range bound.keys {
-			cmds = append(cmds, append([]string{"bind-key", "-n", key}, press(bound.option)...))
+			cmds = append(cmds, append([]string{"bind-key", "-n", key}, bindKey(bound.option)...))
 		}
 	}
 	return cmds
 }
 
-// press returns the command that a key is bound to. The option's formats are expanded
+// bindKey returns the command that a key is bound to. The option's formats are expanded
 // when the key is pressed, for the client in which it was pressed.
-func press(option string) []string { return []string{"run-shell", "-C", "#{E:" + option + "}"} }
+func bindKey(option string) []string { return []string{"run-shell", "-C", "#{E:" + option + "}"} }
 
 // popup returns the tmux command that runs argv in a popup. display-popup itself
 // expands the directory: its name may come from anywhere, so it must not be part of a

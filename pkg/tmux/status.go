@@ -60,9 +60,9 @@ func (c Client) Current(ctx context.Context, client string) (key string, err err
 	return "", nil
 }
 
-// Tell shows a line to one client for some seconds; with "" tmux chooses the client.
-func (c Client) Tell(ctx context.Context, client, text string) error {
-	if _, err := c.run(ctx, nil, note(client, text)); err != nil {
+// ShowMessage shows a line to one client for some seconds; with "" tmux chooses the client.
+func (c Client) ShowMessage(ctx context.Context, client, text string) error {
+	if _, err := c.run(ctx, nil, displayCommand(client, text)); err != nil {
 		return fmt.Errorf("show a message in tmux: %w", err)
 	}
 	return nil

@@ -159,9 +159,9 @@ const noteTime = 8 * time.Second
 
 var wordRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
 
-// note returns the command that shows a text to a client. It escapes the text,
+// displayCommand returns the command that shows a text to a client. It escapes the text,
 // because tmux expands formats in what it displays, and #() runs a command.
-func note(client, text string) []string {
+func displayCommand(client, text string) []string {
 	return append(to(client, "display-message", "-d", strconv.Itoa(int(noteTime.Milliseconds()))), strings.ReplaceAll(text, "#", "##"))
 }
 
@@ -180,7 +180,7 @@ func to(client string, command ...string) []string {
 func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) ([]string, error) {
 	var show []string
 	if text != "" {
-		show = note(client, text)
+		show = displayCommand(client, text)
 	}
 	inside := client != "" || os.Getenv("TMUX") != ""
 	// When the session ends, a client that was switched here goes back to another

@@ -397,7 +397,7 @@ func TestCurrentClient(t *testing.T) {
 	if key, err := s.Client.Current(t.Context(), client["guest-1"]); err != nil || key != "key-guest-1" {
 		t.Errorf("the other client shows %q, %v", key, err)
 	}
-	if err := s.Client.Tell(t.Context(), client["users-own"], "nobody #(touch x) waits"); err != nil {
+	if err := s.Client.ShowMessage(t.Context(), client["users-own"], "nobody #(touch x) waits"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the message", "nobody #(touch x) waits", two.show)

@@ -60,13 +60,13 @@ type Spec struct {
 	AuthorizedKey string // the only key that may log in, authorized_keys form
 	Boot          string // shell script, run as root early in every boot, before the network is up; no secrets
 	Template      []byte // VM template that the fields above override; nil means the driver's own
-	Wired         bool   // the VM's only network card ends in the sockets of Driver.Wire, not in a network of the VM manager
+	ExternalNet   bool   // the VM's only network card ends in the sockets of Driver.Wire, not in a network of the VM manager
 }
 
-// Wire holds the sockets where the far end of a wired VM's only network card is
+// NetSockets holds the sockets where the far end of a wired VM's only network card is
 // expected. A process must serve them before Start, and for as long as the VM runs: a
 // card whose far end went away cannot be reconnected.
-type Wire struct {
+type NetSockets struct {
 	Subnet netip.Prefix `json:"subnet"` // the host's side is address +2, the guest's +15
 	MAC    string       `json:"mac"`    // of the guest's card
 	MTU    int          `json:"mtu"`    // the largest packet that the card's transport carries
@@ -144,9 +144,9 @@ type Driver interface {
 	// List inspects every VM; one bad VM never fails the list.
 	List(ctx context.Context) ([]Machine, error)
 
-	// Wire returns where the network card of the VM of that name ends if the VM is
+	// NetSockets returns where the network card of the VM of that name ends if the VM is
 	// Wired. It depends only on the name, and creates nothing.
-	Wire(name string) (Wire, error)
+	NetSockets(name string) (NetSockets, error)
 
 	// Accel says how VMs would run on this host. It probes, and caches the verdict.
 	Accel(ctx context.Context) (Accel, error)

@@ -38,9 +38,9 @@ type Agent struct {
 	Since time.Time  `json:"since"`        // by the guest's clock
 }
 
-// Glance is a snapshot of a guest: one line of `agent-guest watch`, sent whole
+// Observation is a snapshot of a guest: one line of `agent-guest watch`, sent whole
 // whenever any part of it changes.
-type Glance struct {
+type Observation struct {
 	Version int      `json:"version"`
 	Agents  []Agent  `json:"agents,omitempty"` // most urgent first
 	Window  string   `json:"window,omitempty"` // the window that the screen shows

@@ -15,8 +15,8 @@ import (
 )
 
 // glances reads all glances up to the end or the first error.
-func glances(r io.Reader) (all []wire.Glance, err error) {
-	for g, err := range wire.Glances(r) {
+func glances(r io.Reader) (all []wire.Observation, err error) {
+	for g, err := range wire.ReadObservations(r) {
 		if err != nil {
 			return all, err
 		}
@@ -27,7 +27,7 @@ func glances(r io.Reader) (all []wire.Glance, err error) {
 
 func TestGlancesRoundTrip(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
-	sent := []wire.Glance{
+	sent := []wire.Observation{
 		{Version: wire.Version},
 		{
 			Version: wire.Version,
@@ -58,14 +58,14 @@ func TestGlancesRoundTrip(t *testing.T) {
 
 // Whatever is on the sender's screen, a glance fits in one line.
 func TestAGlanceFits(t *testing.T) {
-	g := wire.Glance{Machine: &wire.Machine{Load: 1}}
+	g := wire.Observation{Machine: &wire.Machine{Load: 1}}
 	for range 100 {
 		g.Agents = append(g.Agents, wire.Agent{Name: strings.Repeat("𝔘", 500), On: strings.Repeat("𝔘", 5000), State: wire.AgentIdle})
 		g.Screen = append(g.Screen, strings.Repeat("𝔘", 5000))
 	}
 	g.Agents = append(g.Agents, wire.Agent{Name: "one", State: wire.AgentBlocked})
 	var line bytes.Buffer
-	if err := g.Encode(&line); err != nil || line.Len() > wire.MaxGlance {
+	if err := g.Encode(&line); err != nil || line.Len() > wire.MaxObservation {
 		t.Fatal(line.Len(), err)
 	}
 	got, err := glances(&line)
@@ -88,7 +88,7 @@ func TestGlancesAreTextForPeople(t *testing.T) {
 	if err != nil || len(got) != 1 {
 		t.Fatal(got, err)
 	}
-	want := wire.Glance{
+	want := wire.Observation{
 		Version: 1,
 		Agents: []wire.Agent{
 			{Name: strings.Repeat("n", 80), State: wire.AgentBlocked},
@@ -117,7 +117,7 @@ func TestGlancesRefused(t *testing.T) {
 		"huge number":     `{"version":1,"changes":{"commits":99999999999999999999}}`,
 		"an empty line":   ``,
 		"not JSON":        "\x1b]0;evil\x07",
-		"endless":         strings.Repeat("x", wire.MaxGlance+1),
+		"endless":         strings.Repeat("x", wire.MaxObservation+1),
 	} {
 		got, err := glances(strings.NewReader(good + bad + "\n" + good))
 		if err == nil || len(got) != 1 {
@@ -141,7 +141,7 @@ func (b brokenReader) Read([]byte) (int, error) { return 0, b.err }
 // When the consumer stops, no more glances are read.
 func TestGlancesStop(t *testing.T) {
 	n := 0
-	for range wire.Glances(strings.NewReader(strings.Repeat(`{"version":1}`+"\n", 5))) {
+	for range wire.ReadObservations(strings.NewReader(strings.Repeat(`{"version":1}`+"\n", 5))) {
 		if n++; n == 2 {
 			break
 		}

@@ -14,7 +14,7 @@ import (
 
 // These limit a glance, equally on both sides.
 const (
-	MaxGlance      = 64 << 10 // one line, bytes
+	MaxObservation = 64 << 10 // one line, bytes
 	MaxAgents      = 16
 	MaxScreen      = 60  // lines
 	MaxScreenWidth = 200 // characters of a line
@@ -24,8 +24,8 @@ const (
 
 // Encode writes one line. It omits what exceeds the limits; of the screen it omits
 // the beginning.
-func (g Glance) Encode(w io.Writer) error {
-	g = g.within()
+func (g Observation) Encode(w io.Writer) error {
+	g = g.sanitized()
 	g.Version = Version
 	for {
 		var line bytes.Buffer
@@ -34,7 +34,7 @@ func (g Glance) Encode(w io.Writer) error {
 		if err := e.Encode(g); err != nil {
 			return fmt.Errorf("send a snapshot: %w", err)
 		}
-		if line.Len() > MaxGlance && len(g.Screen) > 0 {
+		if line.Len() > MaxObservation && len(g.Screen) > 0 {
 			g.Screen = g.Screen[(len(g.Screen)+1)/2:]
 			continue
 		}
@@ -45,16 +45,16 @@ func (g Glance) Encode(w io.Writer) error {
 	}
 }
 
-// Glances reads what a guest's `agent-guest watch` writes until r ends. It stops
+// ReadObservations reads what a guest's `agent-guest watch` writes until r ends. It stops
 // after the first error.
-func Glances(r io.Reader) iter.Seq2[Glance, error] {
-	return func(yield func(Glance, error) bool) {
+func ReadObservations(r io.Reader) iter.Seq2[Observation, error] {
+	return func(yield func(Observation, error) bool) {
 		lines := bufio.NewScanner(r)
-		lines.Buffer(make([]byte, 0, 4096), MaxGlance)
+		lines.Buffer(make([]byte, 0, 4096), MaxObservation)
 		for lines.Scan() {
-			g, err := decodeGlance(lines.Bytes())
+			g, err := decodeObservation(lines.Bytes())
 			if err != nil {
-				yield(Glance{}, fmt.Errorf("snapshot: %w", err))
+				yield(Observation{}, fmt.Errorf("snapshot: %w", err))
 				return
 			}
 			if !yield(g, nil) {
@@ -62,44 +62,44 @@ func Glances(r io.Reader) iter.Seq2[Glance, error] {
 			}
 		}
 		if err := lines.Err(); err != nil {
-			yield(Glance{}, fmt.Errorf("snapshot: %w", err))
+			yield(Observation{}, fmt.Errorf("snapshot: %w", err))
 		}
 	}
 }
 
-func decodeGlance(line []byte) (Glance, error) {
-	g, err := decode[Glance](bytes.NewReader(line), MaxGlance)
+func decodeObservation(line []byte) (Observation, error) {
+	g, err := decode[Observation](bytes.NewReader(line), MaxObservation)
 	if err != nil {
-		return Glance{}, err
+		return Observation{}, err
 	}
 	if g.Version != Version {
-		return Glance{}, fmt.Errorf("version %d, want %d", g.Version, Version)
+		return Observation{}, fmt.Errorf("version %d, want %d", g.Version, Version)
 	}
 	for _, a := range g.Agents {
 		if !a.State.known() {
-			return Glance{}, fmt.Errorf("unknown agent state %q", short(string(a.State), maxName))
+			return Observation{}, fmt.Errorf("unknown agent state %q", shorten(string(a.State), maxName))
 		}
 	}
-	return g.within(), nil
+	return g.sanitized(), nil
 }
 
-// within returns a glance that is safe to display: limited in size, with clean text
+// sanitized returns a glance that is safe to display: limited in size, with clean text
 // and plausible numbers, the most urgent agents first.
-func (g Glance) within() Glance {
+func (g Observation) sanitized() Observation {
 	g.Agents = slices.Clone(g.Agents)
 	slices.SortStableFunc(g.Agents, func(a, b Agent) int { return a.State.Urgency() - b.State.Urgency() })
 	g.Agents = g.Agents[:min(len(g.Agents), MaxAgents)]
 	for i, a := range g.Agents {
-		g.Agents[i] = Agent{Name: short(a.Name, maxName), PID: max(a.PID, 0), State: a.State, On: short(a.On, maxOn), Since: possible(a.Since)}
+		g.Agents[i] = Agent{Name: shorten(a.Name, maxName), PID: max(a.PID, 0), State: a.State, On: shorten(a.On, maxOn), Since: possible(a.Since)}
 	}
-	g.Window = short(g.Window, maxName)
+	g.Window = shorten(g.Window, maxName)
 	g.Screen = slices.Clone(g.Screen[:min(len(g.Screen), MaxScreen)])
 	for i, line := range g.Screen {
-		g.Screen[i] = short(line, MaxScreenWidth)
+		g.Screen[i] = shorten(line, MaxScreenWidth)
 	}
 	if c := g.Changes; c != nil {
 		g.Changes = &Changes{
-			Branch: short(c.Branch, maxName), Commits: max(c.Commits, 0), Files: max(c.Files, 0),
+			Branch: shorten(c.Branch, maxName), Commits: max(c.Commits, 0), Files: max(c.Files, 0),
 			Insertions: max(c.Insertions, 0), Deletions: max(c.Deletions, 0),
 		}
 	}
@@ -124,8 +124,8 @@ func possible(t time.Time) time.Time {
 	return t
 }
 
-// short returns clean text of at most this many characters.
-func short(s string, most int) string {
+// shorten returns clean text of at most this many characters.
+func shorten(s string, most int) string {
 	s = Clean(s)
 	for i := range s {
 		if most == 0 {

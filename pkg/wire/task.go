@@ -33,7 +33,7 @@ var taskName = regexp.MustCompile(`^[0-9a-f]{12}/[1-9][0-9]{0,5}$`)
 // CheckTaskName returns an error unless name has the form of an attempt's name.
 func CheckTaskName(name string) error {
 	if !taskName.MatchString(name) {
-		return fmt.Errorf("%q is not a name of a task's attempt", short(name, maxName))
+		return fmt.Errorf("%q is not a name of a task's attempt", shorten(name, maxName))
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func (s TaskStart) check() error {
 		return fmt.Errorf("got a command of %d arguments, must be at most %d", len(s.Argv), MaxTaskArgs)
 	}
 	if !path.IsAbs(s.Dir) {
-		return fmt.Errorf("directory must be absolute, got %q", short(s.Dir, maxName))
+		return fmt.Errorf("directory must be absolute, got %q", shorten(s.Dir, maxName))
 	}
 	if len(s.Brief) > MaxTaskBrief {
 		return fmt.Errorf("got a brief of %d bytes, must be at most %d", len(s.Brief), MaxTaskBrief)
@@ -106,7 +106,7 @@ func (s TaskStart) check() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		if !variableName.MatchString(name) {
-			return fmt.Errorf("%q is not a valid name of an environment variable", short(name, maxName))
+			return fmt.Errorf("%q is not a valid name of an environment variable", shorten(name, maxName))
 		}
 		if err := text("variable "+name, name+"="+s.Env[name]); err != nil {
 			return err
@@ -163,7 +163,7 @@ const maxTaskStatus = 16 << 10
 // Encode writes the message.
 func (s TaskStatus) Encode(w io.Writer) error {
 	s.Version = Version
-	return encodeTask(w, s.within())
+	return encodeTask(w, s.sanitized())
 }
 
 // DecodeTaskStatus reads one status.
@@ -174,14 +174,14 @@ func DecodeTaskStatus(r io.Reader) (TaskStatus, error) {
 	case s.Version != Version:
 		err = fmt.Errorf("version %d, want %d", s.Version, Version)
 	case !slices.Contains([]TaskState{TaskNone, TaskRunning, TaskExited, TaskLost}, s.State):
-		err = fmt.Errorf("unknown state %q", short(string(s.State), maxName))
+		err = fmt.Errorf("unknown state %q", shorten(string(s.State), maxName))
 	case (s.Result != nil) != (s.State == TaskExited):
 		err = fmt.Errorf("state %q does not match the result", s.State)
 	}
 	if err != nil {
 		return TaskStatus{}, fmt.Errorf("state of a task: %w", err)
 	}
-	return s.within(), nil
+	return s.sanitized(), nil
 }
 
 // DecodeTaskResult reads what the guest program stored for its own use.
@@ -190,16 +190,16 @@ func DecodeTaskResult(r io.Reader) (TaskResult, error) {
 	if err != nil {
 		return TaskResult{}, fmt.Errorf("result of a task: %w", err)
 	}
-	return t.within(), nil
+	return t.sanitized(), nil
 }
 
-func (s TaskStatus) within() TaskStatus {
+func (s TaskStatus) sanitized() TaskStatus {
 	s.Time = possible(s.Time)
 	for _, n := range []*int64{&s.CPU, &s.Memory, &s.Stdout, &s.Stderr} {
 		*n = max(*n, 0)
 	}
 	if s.Result != nil {
-		r := s.Result.within()
+		r := s.Result.sanitized()
 		s.Result = &r
 	}
 	return s
@@ -207,7 +207,7 @@ func (s TaskStatus) within() TaskStatus {
 
 var signalName = regexp.MustCompile(`^[A-Z][A-Z0-9]{0,15}$`)
 
-func (r TaskResult) within() TaskResult {
+func (r TaskResult) sanitized() TaskResult {
 	r.ExitCode = min(max(r.ExitCode, 0), 255)
 	if r.Signal != "" {
 		if !signalName.MatchString(r.Signal) {
@@ -272,9 +272,9 @@ var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 func (c TaskCollect) check() error {
 	switch {
 	case !path.IsAbs(c.Dir) || strings.IndexByte(c.Dir, 0) >= 0:
-		return fmt.Errorf("directory must be absolute, got %q", short(c.Dir, maxName))
+		return fmt.Errorf("directory must be absolute, got %q", shorten(c.Dir, maxName))
 	case !commitID.MatchString(c.Base):
-		return fmt.Errorf("%q must be a commit id", short(c.Base, maxName))
+		return fmt.Errorf("%q must be a commit id", shorten(c.Base, maxName))
 	case len(c.Patterns) > MaxTaskPatterns:
 		return fmt.Errorf("got %d patterns, must be at most %d", len(c.Patterns), MaxTaskPatterns)
 	case c.MaxFiles < 0 || c.MaxFiles > MaxArtifacts:
@@ -285,7 +285,7 @@ func (c TaskCollect) check() error {
 	for _, p := range c.Patterns {
 		if p == "" || len(p) > maxPattern || strings.IndexByte(p, 0) >= 0 || path.IsAbs(p) || !utf8.ValidString(p) ||
 			slices.Contains(strings.Split(p, "/"), "..") {
-			return fmt.Errorf("pattern %q must match paths below the checkout", short(p, maxName))
+			return fmt.Errorf("pattern %q must match paths below the checkout", shorten(p, maxName))
 		}
 	}
 	return nil
@@ -317,7 +317,7 @@ var collectionID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 // CheckCollectionID returns an error unless id has the form of a collection's id.
 func CheckCollectionID(id string) error {
 	if !collectionID.MatchString(id) {
-		return fmt.Errorf("%q must be a collection id", short(id, maxName))
+		return fmt.Errorf("%q must be a collection id", shorten(id, maxName))
 	}
 	return nil
 }
@@ -382,13 +382,13 @@ func (a Artifact) check(id string) error {
 	}
 	top, _, below := strings.Cut(a.Name, "/")
 	if below != (top == UntrackedDir || top == FilesDir || top == SubmodulesDir) || !below && a.Name != PatchName(id) && a.Name != UntrackedName(id) {
-		return fmt.Errorf("%q does not belong to this task", short(a.Name, maxName))
+		return fmt.Errorf("%q does not belong to this task", shorten(a.Name, maxName))
 	}
 	if sum, err := hex.DecodeString(a.SHA256); err != nil || len(sum) != 32 || strings.ToLower(a.SHA256) != a.SHA256 {
-		return fmt.Errorf("%q has no checksum", short(a.Name, maxName))
+		return fmt.Errorf("%q has no checksum", shorten(a.Name, maxName))
 	}
 	if a.Size < 0 {
-		return fmt.Errorf("%q has an invalid size of %d", short(a.Name, maxName), a.Size)
+		return fmt.Errorf("%q has an invalid size of %d", shorten(a.Name, maxName), a.Size)
 	}
 	return nil
 }

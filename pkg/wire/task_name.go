@@ -56,7 +56,7 @@ func escapeElement(raw string) string {
 // CheckArtifactName returns an error unless a name that came from a guest is valid
 // for a file on the host.
 func CheckArtifactName(name string) error {
-	bad := func(why string) error { return fmt.Errorf("the name %q %s", short(name, maxName), why) }
+	bad := func(why string) error { return fmt.Errorf("the name %q %s", shorten(name, maxName), why) }
 	if name == "" || len(name) > MaxArtifactName {
 		return bad("is empty or too long")
 	}

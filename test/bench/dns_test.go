@@ -127,7 +127,7 @@ func guestDNS(t *testing.T, names []string, behind netip.AddrPort) netip.AddrPor
 	t.Helper()
 	root := t.TempDir()
 	p := policy.Default()
-	p.Walled = true // as shipped: denials are reported to the host
+	p.Enforced = true // as shipped: denials are reported to the host
 	for _, n := range names {
 		p.Names = append(p.Names, policy.Rule{Pattern: n, Source: "bench"})
 	}

@@ -112,7 +112,7 @@ const patience = 60 * time.Second
 
 // ourNetwork starts a session's gateway as shipped: the product's own binary as a
 // separate process. It returns the process.
-func ourNetwork(t *testing.T, dir string, w vm.Wire) (pid int) {
+func ourNetwork(t *testing.T, dir string, w vm.NetSockets) (pid int) {
 	t.Helper()
 	p := gateway.Process{Dir: filepath.Join(dir, "gateway"), Self: realvm.Binary()}
 	t.Cleanup(func() {
@@ -144,7 +144,7 @@ func allowed(t *testing.T) *policy.Policy {
 
 // theStockNetwork starts the daemon of Lima's user-v2 networks as Lima starts it,
 // with Lima's lease for the VM.
-func theStockNetwork(t *testing.T, dir string, w vm.Wire) (pid int) {
+func theStockNetwork(t *testing.T, dir string, w vm.NetSockets) (pid int) {
 	t.Helper()
 	for _, path := range []string{w.Stream, w.Datagram, w.API} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -261,7 +261,7 @@ func watch(t *testing.T, pid int) (idle memory, stop func() memory) {
 }
 
 // resolver returns a network's own resolver, which Lima's guests are configured with.
-func resolver(w vm.Wire) netip.AddrPort {
+func resolver(w vm.NetSockets) netip.AddrPort {
 	a := w.Subnet.Masked().Addr().As4()
 	a[3] += 2
 	return netip.AddrPortFrom(netip.AddrFrom4(a), 53)

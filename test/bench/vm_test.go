@@ -98,12 +98,12 @@ func bootGuest(t *testing.T, d vm.Driver, dir, program, contender string) *guest
 	})
 	if err := d.Create(t.Context(), vm.Spec{
 		Name: name, CPUs: 1, Memory: 1 << 30, Disk: 8 << 30, User: inside.User, AuthorizedKey: public,
-		Image: realvm.Image(t), Boot: inside.BootScript(), Wired: contender != slirp,
+		Image: realvm.Image(t), Boot: inside.BootScript(), ExternalNet: contender != slirp,
 	}); err != nil {
 		t.Fatal(err)
 	}
 	if contender != slirp {
-		w, err := d.Wire(name)
+		w, err := d.NetSockets(name)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,7 +43,7 @@ secrets:
 	say := func(text string) {
 		t.Helper()
 		typed("-l", text)
-		w.until("the typed prompt", func(g wire.Glance) bool { return strings.Contains(strings.Join(g.Screen, "\n"), text) })
+		w.until("the typed prompt", func(g wire.Observation) bool { return strings.Contains(strings.Join(g.Screen, "\n"), text) })
 		typed("Enter")
 	}
 	start := w.agent(wire.AgentIdle, "")
@@ -59,7 +59,7 @@ secrets:
 		w.agent(wire.AgentWorking, "")
 		close(m.think)
 		w.arrives("the question", w.agent(wire.AgentBlocked, "question: Which DB?"))
-		w.until("it on the screen", func(g wire.Glance) bool {
+		w.until("it on the screen", func(g wire.Observation) bool {
 			return g.Window == "claude" && strings.Contains(strings.Join(g.Screen, "\n"), "Which DB?")
 		})
 		typed("Enter")
@@ -73,14 +73,14 @@ secrets:
 		say("/exit")
 		w.agent(wire.AgentGone, "")
 		// When it exits, it drops what was typed; the shell appears afterwards.
-		w.until("the shell's prompt", func(g wire.Glance) bool {
+		w.until("the shell's prompt", func(g wire.Observation) bool {
 			return strings.HasSuffix(strings.TrimSpace(strings.Join(g.Screen, "\n")), "%")
 		})
 	})
 	t.Run("a permission", func(t *testing.T) {
 		typed("-l", "clear; claude --permission-mode default")
 		typed("Enter")
-		again := w.until("another one", func(g wire.Glance) bool {
+		again := w.until("another one", func(g wire.Observation) bool {
 			return len(g.Agents) > 0 && g.Agents[0].State == wire.AgentIdle && g.Agents[0].PID != start.PID
 		}).Agents[0]
 		say("RUNBASH one")
@@ -91,7 +91,7 @@ secrets:
 		}
 		typed("Enter")
 		w.agent(wire.AgentDone, "")
-		w.until("the new file among the changes", func(g wire.Glance) bool {
+		w.until("the new file among the changes", func(g wire.Observation) bool {
 			return g.Changes != nil && *g.Changes == wire.Changes{Branch: "main", Files: 1}
 		})
 		b.MustIn(name, "test -e made-by-the-agent")
@@ -109,7 +109,7 @@ secrets:
 		b.Asz("cp", "codex.sh", name+":/tmp/codex.sh")
 		typed("-l", "sh /tmp/codex.sh")
 		typed("Enter")
-		w.until("its screen", func(g wire.Glance) bool { return strings.Contains(strings.Join(g.Screen, "\n"), "OpenAI Codex") })
+		w.until("its screen", func(g wire.Observation) bool { return strings.Contains(strings.Join(g.Screen, "\n"), "OpenAI Codex") })
 		say("RUNBASH")
 		blocked := w.agent(wire.AgentBlocked, "permission: Bash: touch made-by-the-agent")
 		w.arrives("Codex's permission", blocked)
@@ -125,7 +125,7 @@ secrets:
 	})
 	t.Run("a bell", func(t *testing.T) {
 		b.MustIn(name, `tmux send-keys -t agent:scratch "printf '\\a'" Enter`)
-		w.until("the bell", func(g wire.Glance) bool {
+		w.until("the bell", func(g wire.Observation) bool {
 			return len(g.Agents) > 0 && g.Agents[0].On == "bell in window scratch" && g.Agents[0].State == wire.AgentBlocked
 		})
 		typed("-l", "clear; claude")
@@ -145,7 +145,7 @@ awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
 	})
 	t.Run("a killed agent", func(t *testing.T) {
 		b.MustIn(name, "pkill -KILL -u agent -x claude")
-		w.until("its end", func(g wire.Glance) bool {
+		w.until("its end", func(g wire.Observation) bool {
 			for _, a := range g.Agents {
 				if a.State != wire.AgentGone {
 					return false
@@ -166,9 +166,9 @@ awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
 // attention is what the host sees of a guest.
 type attention struct {
 	t     *testing.T
-	seen  chan wire.Glance
+	seen  chan wire.Observation
 	came  chan time.Time // arrival times of seen
-	last  wire.Glance
+	last  wire.Observation
 	at    time.Time     // arrival time of the last one
 	ahead time.Duration // how far the guest's clock is ahead
 	stop  func()
@@ -206,10 +206,10 @@ func newAttention(t *testing.T, b *box, name, dir, base string) *attention {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	a := &attention{t: t, seen: make(chan wire.Glance, 10000), came: make(chan time.Time, 10000), ahead: time.Unix(0, there).Sub(asked.Add(time.Since(asked) / 2))}
+	a := &attention{t: t, seen: make(chan wire.Observation, 10000), came: make(chan time.Time, 10000), ahead: time.Unix(0, there).Sub(asked.Add(time.Since(asked) / 2))}
 	done := make(chan error, 1)
 	go func() {
-		done <- guest.Guest{SSH: c}.Watch(ctx, dir, base, func(g wire.Glance) error {
+		done <- guest.Guest{SSH: c}.Watch(ctx, dir, base, func(g wire.Observation) error {
 			a.came <- time.Now()
 			a.seen <- g
 			return nil
@@ -228,7 +228,7 @@ func newAttention(t *testing.T, b *box, name, dir, base string) *attention {
 }
 
 // until waits for a matching snapshot; the last one may match.
-func (a *attention) until(what string, ok func(wire.Glance) bool) wire.Glance {
+func (a *attention) until(what string, ok func(wire.Observation) bool) wire.Observation {
 	a.t.Helper()
 	deadline := time.After(3 * time.Minute)
 	for !ok(a.last) {
@@ -248,7 +248,7 @@ func (a *attention) until(what string, ok func(wire.Glance) bool) wire.Glance {
 // agent waits until the most urgent agent is in a state.
 func (a *attention) agent(state wire.AgentState, on string) wire.Agent {
 	a.t.Helper()
-	return a.until(fmt.Sprintf("%s %q", state, on), func(g wire.Glance) bool {
+	return a.until(fmt.Sprintf("%s %q", state, on), func(g wire.Observation) bool {
 		return len(g.Agents) > 0 && g.Agents[0].State == state && g.Agents[0].On == on
 	}).Agents[0]
 }
@@ -256,7 +256,7 @@ func (a *attention) agent(state wire.AgentState, on string) wire.Agent {
 // leaves waits for the end of a block.
 func (a *attention) leaves(why string) {
 	a.t.Helper()
-	seen := a.until("the end of the block by "+why, func(g wire.Glance) bool { return len(g.Agents) > 0 && g.Agents[0].State != wire.AgentBlocked })
+	seen := a.until("the end of the block by "+why, func(g wire.Observation) bool { return len(g.Agents) > 0 && g.Agents[0].State != wire.AgentBlocked })
 	a.arrives(why, seen.Agents[0])
 }
 

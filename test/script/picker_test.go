@@ -144,7 +144,7 @@ func (w *world) until(what string, f func() bool) {
 
 // put creates the row of a session without a VM. If the phase is not at rest, this process
 // holds the session's lock, as if a keeper were running.
-func (w *world) put(id, slug string, phase session.Phase, facts session.Facts) {
+func (w *world) put(id, slug string, phase session.Phase, facts session.Status) {
 	w.t.Helper()
 	state := w.path(".local/state/agent-sessionizer")
 	if !session.AtRest(phase, phase) {
@@ -173,11 +173,11 @@ func (w *world) put(id, slug string, phase session.Phase, facts session.Facts) {
 	event := store.Event{Kind: session.EventPhase, Data: []byte("{}")}
 	// Create the row at rest, because other processes can read it at any moment.
 	_, _, err = st.Create(w.t.Context(), store.Session{
-		ID: id, Name: "agent-" + id, RepoKey: "github.com/" + slug, Repo: slug, Phase: string(session.Stopped), Want: string(session.Stopped), Spec: spec,
+		ID: id, Name: "agent-" + id, RepoKey: "github.com/" + slug, Repo: slug, Phase: string(session.Stopped), Desired: string(session.Stopped), Spec: spec,
 	}, event, func([]store.Session) error { return nil })
 	if err == nil {
 		_, err = st.Update(w.t.Context(), id, func(row *store.Session) (store.Event, error) {
-			row.Phase, row.Want, row.Facts = string(phase), string(phase), raw
+			row.Phase, row.Desired, row.Status = string(phase), string(phase), raw
 			return event, nil
 		})
 	}
@@ -195,7 +195,7 @@ func (w *world) remove(id string) {
 	}
 	defer st.Close()
 	_, err = st.Update(w.t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Phase, row.Want = string(session.Gone), string(session.Gone)
+		row.Phase, row.Desired = string(session.Gone), string(session.Gone)
 		return store.Event{Kind: session.EventPhase, Data: []byte("{}")}, nil
 	})
 	if err != nil {
@@ -297,7 +297,7 @@ func (s *term) misses(pattern string) {
 func TestPickerKeepsItsPlace(t *testing.T) {
 	w := newWorld(t)
 	for i, name := range []string{"aaa", "bbb", "ccc"} {
-		w.put(fmt.Sprintf("%012x", i), "o/"+name, session.Stopped, session.Facts{})
+		w.put(fmt.Sprintf("%012x", i), "o/"+name, session.Stopped, session.Status{})
 	}
 	w.listed("o/listed", "o/last")
 	s := w.term("agent-sessionizer")
@@ -308,12 +308,12 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	s.sees(`^ > *\. o/aaa`)
 
 	since := time.Now()
-	blocked := session.Facts{Attention: &session.Attention{State: wire.AgentBlocked, Agent: "claude", On: "Bash: make", Since: since}}
+	blocked := session.Status{Attention: &session.Attention{State: wire.AgentBlocked, Agent: "claude", On: "Bash: make", Since: since}}
 	w.put("00000000000a", "o/new", session.Ready, blocked)
 	s.sees(`^ +! o/new +blocked +(<1m|1m) +Bash: make`)
 	s.sees(`^> +\. o/bbb`)
 	s.sees(`^ > *\. o/aaa`)
-	w.put("00000000000b", "o/newer", session.Ready, session.Facts{Attention: &session.Attention{State: wire.AgentDone, Agent: "claude", Since: since}})
+	w.put("00000000000b", "o/newer", session.Ready, session.Status{Attention: &session.Attention{State: wire.AgentDone, Agent: "claude", Since: since}})
 	s.sees(`^ +\+ o/newer +done`)
 	s.sees(`^> +\. o/bbb`)
 	s.sees(`agent-000000000001`) // the preview still belongs to the cursor's row
@@ -333,12 +333,12 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	s.typed("aaa")
 	s.sees(`^>> *\. o/aaa`)
 	s.misses(`o/ccc`)
-	w.put("00000000000c", "o/aaab", session.Stopped, session.Facts{})
+	w.put("00000000000c", "o/aaab", session.Stopped, session.Status{})
 	s.sees(`\. o/aaab`)
 	s.sees(`^>> *\. o/aaa `)
 	// Equal matches keep the picker's order, with sessions first.
 	s.keys("C-u")
-	w.put("00000000000d", "o/live", session.Stopped, session.Facts{})
+	w.put("00000000000d", "o/live", session.Stopped, session.Status{})
 	s.sees(`\. o/live`)
 	s.typed("o/l")
 	s.sees(`^> +\. o/live +stopped`)
@@ -463,7 +463,7 @@ func TestPickerStopsAndDestroys(t *testing.T) {
 
 func TestPickerCopies(t *testing.T) {
 	w := newWorld(t)
-	w.put("00000000000a", "o/r", session.Stopped, session.Facts{})
+	w.put("00000000000a", "o/r", session.Stopped, session.Status{})
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +\. o/r`)
 	s.keys("C-y")
@@ -525,7 +525,7 @@ func TestPickerPopup(t *testing.T) {
 // TestPickerIsKilled checks that the next picker removes everything that a killed one left.
 func TestPickerIsKilled(t *testing.T) {
 	w := newWorld(t)
-	w.put("00000000000a", "o/r", session.Stopped, session.Facts{})
+	w.put("00000000000a", "o/r", session.Stopped, session.Status{})
 	rooms := func() []string {
 		found, err := filepath.Glob(w.path("tmp/*"))
 		if err != nil {
@@ -574,7 +574,7 @@ func TestPickerHostileNames(t *testing.T) {
 	}
 	w.listed(append([]string{"/tmp/'$(touch $HOME/pwned)'", "https://x.example/;touch${IFS}$HOME/pwned"}, evil...)...)
 	for i, name := range evil {
-		w.put(fmt.Sprintf("%012x", i), name, session.Ready, session.Facts{
+		w.put(fmt.Sprintf("%012x", i), name, session.Ready, session.Status{
 			Attention: &session.Attention{State: wire.AgentBlocked, Agent: name, On: name, Since: time.Now().Add(-time.Duration(i) * time.Hour)},
 		})
 	}
@@ -620,7 +620,7 @@ func TestPickerFindsClones(t *testing.T) {
 func TestPickerFirstPaint(t *testing.T) {
 	w := newWorld(t)
 	for i := range 30 {
-		w.put(fmt.Sprintf("%012x", i), fmt.Sprintf("o/repo%02d", i), session.Stopped, session.Facts{})
+		w.put(fmt.Sprintf("%012x", i), fmt.Sprintf("o/repo%02d", i), session.Stopped, session.Status{})
 	}
 	cmd := exec.CommandContext(t.Context(), binary)
 	cmd.Dir, cmd.Env = w.home, append(os.Environ(), w.env...)

@@ -99,7 +99,7 @@ func TestMemoryOfClientsIsBounded(t *testing.T) {
 	p := &Proxy{Who: func(netip.AddrPort, string) string { return "curl" }}
 	p.once.Do(p.setup)
 	for i := range 3 * maxAskers {
-		p.who(netip.AddrPort{}, fmt.Sprint(i), true)
+		p.clientProgram(netip.AddrPort{}, fmt.Sprint(i), true)
 	}
 	if n := len(p.askers); n > maxAskers {
 		t.Errorf("the programs of %d names are known, want at most %d", n, maxAskers)

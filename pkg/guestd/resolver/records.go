@@ -91,10 +91,10 @@ func (a *answer) walk(msg *dns.Msg, name string, qtype uint16) (string, error) {
 	return "", fmt.Errorf("more than %d aliases", maxChain)
 }
 
-// keep converts records into ones for the requested name, spelled as in the query,
+// filterRecords converts records into ones for the requested name, spelled as in the query,
 // and leaves out the records that the policy denies. blocked is the reason for the
 // last one left out.
-func keep(pol *policy.Policy, found []dns.RR, q dns.Question, ttl uint32) (kept []dns.RR, blocked string) {
+func filterRecords(pol *policy.Policy, found []dns.RR, q dns.Question, ttl uint32) (kept []dns.RR, blocked string) {
 	for _, rr := range found {
 		h := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: max(1, min(ttl, maxTTL))}
 		reason := ""

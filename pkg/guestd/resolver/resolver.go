@@ -37,8 +37,8 @@ const (
 // hostName is Lima's name for the host.
 const hostName = "host.lima.internal"
 
-// Asker sends one query to a resolver of the network and returns its answer.
-type Asker interface {
+// ClientLookup sends one query to a resolver of the network and returns its answer.
+type ClientLookup interface {
 	Ask(ctx context.Context, name string, qtype uint16) (*dns.Msg, error)
 }
 
@@ -46,7 +46,7 @@ type Asker interface {
 // from the next one. It asks Upstream for allowed names.
 type Proxy struct {
 	Policy   func() *policy.Policy
-	Upstream Asker
+	Upstream ClientLookup
 	Log      func(wire.Query)
 	// Host returns the host's address as seen from the guest. It answers for
 	// hostName while the policy opens a service on the host's loopback. It may be
@@ -208,10 +208,10 @@ func (p *Proxy) answer(ctx context.Context, req *dns.Msg, from netip.AddrPort, w
 	}
 	if !decision.Allowed {
 		var ok bool
-		if entry.Process, ok = p.who(from, name, wait); !ok {
+		if entry.Process, ok = p.clientProgram(from, name, wait); !ok {
 			return nil, false
 		}
-		if pol != nil && pol.Walled {
+		if pol != nil && pol.Enforced {
 			p.report(name, q.Qtype)
 		}
 		return fail(req, reply, dns.RcodeNameError, dns.ExtendedErrorCodeBlocked, decision.Reason), true
@@ -233,7 +233,7 @@ func (p *Proxy) answer(ctx context.Context, req *dns.Msg, from netip.AddrPort, w
 		}
 		p.cache.put(name, q.Qtype, found)
 	}
-	records, blocked := keep(pol, found.records, q, found.ttl)
+	records, blocked := filterRecords(pol, found.records, q, found.ttl)
 	reply.Rcode, reply.Answer = found.rcode, records
 	entry.Answer = texts(records)
 	if len(records) == 0 && blocked != "" {
@@ -247,9 +247,9 @@ func (p *Proxy) answer(ctx context.Context, req *dns.Msg, from netip.AddrPort, w
 	return reply, true
 }
 
-// who returns the program that asks for a denied name. It remembers each program
+// clientProgram returns the program that asks for a denied name. It remembers each program
 // found. Without wait it does not start a lookup.
-func (p *Proxy) who(from netip.AddrPort, name string, wait bool) (program string, ok bool) {
+func (p *Proxy) clientProgram(from netip.AddrPort, name string, wait bool) (program string, ok bool) {
 	if p.Who == nil {
 		return "", true
 	}

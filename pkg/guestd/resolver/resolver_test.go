@@ -280,7 +280,7 @@ func TestDeniedSaysWhy(t *testing.T) {
 func TestDeniedIsReportedToTheWall(t *testing.T) {
 	for _, walled := range []bool{false, true} {
 		p := list("ok.example")
-		p.Walled = walled
+		p.Enforced = walled
 		s := start(t, p, true)
 		for _, name := range []string{"Evil.Example", "ok.example", `a\.b.example`} {
 			s.ask(t, "udp", name, dns.TypeAAAA)
@@ -313,7 +313,7 @@ func (s *silent) Ask(context.Context, string, uint16) (*dns.Msg, error) {
 func TestReportsAreBounded(t *testing.T) {
 	up := &silent{release: make(chan struct{})}
 	pol := list()
-	pol.Walled = true
+	pol.Enforced = true
 	p := &resolver.Proxy{Policy: func() *policy.Policy { return pol }, Upstream: up, Log: func(wire.Query) {}}
 	for i := range 100 {
 		m := new(dns.Msg)

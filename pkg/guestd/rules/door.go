@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// DoorScript returns a shell script that closes a guest's network before it is up,
+// LockdownScript returns a shell script that closes a guest's network before it is up,
 // for an image without the guest program. If the program is installed, the script
 // leaves the rules to it. The script needs only iptables, may run at any time and
 // any number of times, and fails rather than leave the network open.
-func DoorScript() string {
+func LockdownScript() string {
 	var b strings.Builder
-	b.WriteString(doorHead)
+	b.WriteString(lockdownHead)
 	for _, f := range Compile(nil, Network{}) {
 		command, test := "iptables", "true"
 		if f.IPv6 {
@@ -31,7 +31,7 @@ func DoorScript() string {
 	return b.String()
 }
 
-const doorHead = `#!/bin/sh
+const lockdownHead = `#!/bin/sh
 # Closes the network until the guest agent has loaded a policy: loopback,
 # DHCP and SSH from the host pass, everything else is dropped.
 set -eu

@@ -181,7 +181,7 @@ func (w *writer) egress(p *policy.Policy, n Network) {
 	const c = "AGENT-EGRESS"
 	if resolves(p) {
 		for _, s := range p.HostServices {
-			for _, a := range reached(s.Addr(), n) {
+			for _, a := range serviceAddrs(s.Addr(), n) {
 				if a.Is6() == w.six {
 					w.add(c, "-d %s -p tcp --dport %d -j ACCEPT", a, s.Port())
 				}
@@ -201,9 +201,9 @@ func (w *writer) egress(p *policy.Policy, n Network) {
 	w.add(c, "-j AGENT-REJECT")
 }
 
-// reached returns the addresses at which a guest reaches a host service. The host's
+// serviceAddrs returns the addresses at which a guest reaches a host service. The host's
 // loopback is reachable at the gateway's address, every other address directly.
-func reached(service netip.Addr, n Network) []netip.Addr {
+func serviceAddrs(service netip.Addr, n Network) []netip.Addr {
 	if !service.IsLoopback() {
 		return []netip.Addr{service}
 	}

@@ -141,11 +141,11 @@ func TestState(t *testing.T) {
 	table := rules.Compile(nil, rules.Network{})[0].Tables[0]
 	table.Chain, table.Rules = []string{"AGENT-IN"}, []string{"-A AGENT-IN -j DROP"}
 	state := rules.ParseState(saved)
-	if state.Stands(table) {
+	if state.InForce(table) {
 		t.Error("docker's jump is before ours")
 	}
 	good := rules.ParseState(strings.Replace(saved, "[0:0] -A FORWARD -j DOCKER\n", "", 1))
-	if !good.Stands(table) {
+	if !good.InForce(table) {
 		t.Error("the table stands")
 	}
 	whole := strings.Replace(saved, "[0:0] -A FORWARD -j DOCKER\n", "", 1)
@@ -159,7 +159,7 @@ func TestState(t *testing.T) {
 		"a rule that is missing":  {"[7:99] -A AGENT-IN -j DROP\n", ""},
 		"a rule that was added":   {"[7:99] -A AGENT-IN", "[0:0] -A AGENT-IN -j ACCEPT\n[7:99] -A AGENT-IN"},
 	} {
-		if rules.ParseState(strings.Replace(whole, c[0], c[1], 1)).Stands(table) {
+		if rules.ParseState(strings.Replace(whole, c[0], c[1], 1)).InForce(table) {
 			t.Errorf("the table stands with %s", what)
 		}
 	}

@@ -79,9 +79,9 @@ func (s State) Jumps(t Table) map[string]int {
 	return present
 }
 
-// Stands reports whether the table is in force: each jump comes first and exists
+// InForce reports whether the table is in force: each jump comes first and exists
 // once, the policies drop, and the number of rules is right.
-func (s State) Stands(t Table) bool {
+func (s State) InForce(t Table) bool {
 	for from, to := range t.Jumps {
 		rules := s.rules[from]
 		if len(rules) == 0 || rules[0] != "-j "+to || s.Jumps(t)[from] != 1 {

@@ -157,7 +157,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 		if err != nil {
 			return fmt.Errorf("create %s: %w", s.Name, err)
 		}
-		if err := furnish(m, s.User); err != nil {
+		if err := writeRootFS(m, s.User); err != nil {
 			return fmt.Errorf("create %s: %w", s.Name, err)
 		}
 		if s.Image.State != "" {
@@ -374,8 +374,8 @@ func removeAll(dir string) error {
 	return nil
 }
 
-// furnish makes the disk: the directories that a guest has, and the stubs.
-func furnish(m machine, user string) error {
+// writeRootFS makes the disk: the directories that a guest has, and the stubs.
+func writeRootFS(m machine, user string) error {
 	if strings.ContainsAny(user, "/\x00") || slices.Contains([]string{"", ".", ".."}, user) {
 		return fmt.Errorf("login user %q", user)
 	}

@@ -17,13 +17,13 @@ import (
 // directories, whose names are too long for a socket's path.
 const wires = ".wires"
 
-// Wire implements vm.Driver.
-func (d *Driver) Wire(name string) (vm.Wire, error) {
+// NetSockets implements vm.Driver.
+func (d *Driver) NetSockets(name string) (vm.NetSockets, error) {
 	if _, err := d.machine(name); err != nil {
-		return vm.Wire{}, err
+		return vm.NetSockets{}, err
 	}
 	dir := wireDir(d.dir, name)
-	return vm.Wire{
+	return vm.NetSockets{
 		Subnet: netip.MustParsePrefix("192.168.5.0/24"), MAC: "52:55:55:00:00:01", MTU: 1500,
 		Stream: filepath.Join(dir, "qemu"), Datagram: filepath.Join(dir, "fd"), API: filepath.Join(dir, "ep"),
 	}, nil
@@ -37,7 +37,7 @@ func wireDir(home, name string) string {
 // plugIn connects the card of a wired VM, which sends nothing. Like QEMU, the VM
 // cannot start without a far end, and continues when the far end goes away.
 func (g *guest) plugIn(ctx context.Context) (unplug func(), err error) {
-	if !g.spec.Wired {
+	if !g.spec.ExternalNet {
 		return func() {}, nil
 	}
 	c, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(wireDir(filepath.Dir(g.dir), g.name), "qemu"))

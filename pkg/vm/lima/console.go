@@ -44,8 +44,8 @@ func newWatcher(dir string) *watcher {
 	return w
 }
 
-// look reads what is new.
-func (w *watcher) look() error {
+// readNew reads what is new.
+func (w *watcher) readNew() error {
 	for _, l := range w.logs {
 		if err := l.read(w.line); err != nil {
 			return err

@@ -65,7 +65,7 @@ func TestWatcherFollows(t *testing.T) {
 	w := newWatcher(dir)
 	look := func() {
 		t.Helper()
-		if err := w.look(); err != nil {
+		if err := w.readNew(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -26,7 +26,7 @@ import (
 // prepare makes the VM's disks at its first start. Lima assumes that existing files
 // are complete, so prepare discards all of them until disksFile exists.
 func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Progress) error {
-	if m.Wired {
+	if m.ExternalNet {
 		if err := connect(name); err != nil {
 			return err
 		}
@@ -43,7 +43,7 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 	if err := checkSealed(inst, d.home); err != nil {
 		return err
 	}
-	if err := checkWired(inst, m.Wired); err != nil {
+	if err := checkExternalNet(inst, m.ExternalNet); err != nil {
 		return err
 	}
 	done := filepath.Join(dir, disksFile)
@@ -77,7 +77,7 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 			continue
 		}
 		base := filepath.Join(inst.Dir, filenames.BaseDisk)
-		if err := d.place(ctx, img.File, base, p); err != nil {
+		if err := d.placeDisk(ctx, img.File, base, p); err != nil {
 			return err
 		}
 		if err := fits(base, inst.Disk); err != nil {
@@ -89,7 +89,7 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 			}
 		}
 		if img.Kernel != nil {
-			if err := d.place(ctx, img.Kernel.File, filepath.Join(inst.Dir, filenames.Kernel), p); err != nil {
+			if err := d.placeDisk(ctx, img.Kernel.File, filepath.Join(inst.Dir, filenames.Kernel), p); err != nil {
 				return err
 			}
 			if err := atomicfile.Write(filepath.Join(inst.Dir, filenames.KernelCmdline), []byte(img.Kernel.Cmdline), 0o600); err != nil {
@@ -97,7 +97,7 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 			}
 		}
 		if img.Initrd != nil {
-			if err := d.place(ctx, *img.Initrd, filepath.Join(inst.Dir, filenames.Initrd), p); err != nil {
+			if err := d.placeDisk(ctx, *img.Initrd, filepath.Join(inst.Dir, filenames.Initrd), p); err != nil {
 				return err
 			}
 		}
@@ -171,11 +171,11 @@ func clone(from, to string) error {
 	return nil
 }
 
-// place puts the file f at dest. It links one of our images, which have no digest,
+// placeDisk puts the file f at dest. It links one of our images, which have no digest,
 // instead of copying it: they are read-only and outlive their VMs. Therefore a clone
 // takes milliseconds. A download is copied from the cache, and another file from its
 // own location, because either may be removed or change.
-func (d *Driver) place(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
+func (d *Driver) placeDisk(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
 	if isURL(f.Location) {
 		return d.download(ctx, f, dest, p)
 	}
@@ -187,7 +187,7 @@ func (d *Driver) place(ctx context.Context, f limayaml.File, dest string, p vm.P
 	if f.Digest == "" {
 		return os.Symlink(f.Location, dest)
 	}
-	tell(p, "copying %s", filepath.Base(f.Location))
+	report(p, "copying %s", filepath.Base(f.Location))
 	if err := clone(f.Location, dest); err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func verify(ctx context.Context, r io.Reader, want digest.Digest) error {
 	}
 }
 
-func tell(p vm.Progress, format string, args ...any) {
+func report(p vm.Progress, format string, args ...any) {
 	if p != nil {
 		p(fmt.Sprintf(format, args...))
 	}

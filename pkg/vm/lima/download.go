@@ -139,7 +139,7 @@ func (dl download) lock(ctx context.Context) (*os.File, error) {
 			return nil, errors.Join(err, f.Close())
 		}
 		if first {
-			tell(dl.say, "another process is downloading %s, waiting for it", dl.url)
+			report(dl.say, "another process is downloading %s, waiting for it", dl.url)
 		}
 		if err := sleep(ctx, 200*time.Millisecond); err != nil {
 			return nil, errors.Join(err, f.Close())
@@ -169,7 +169,7 @@ func (dl download) fetch(ctx context.Context, part string) (err error) {
 		if err != nil {
 			return err
 		}
-		err = dl.try(ctx, f, before)
+		err = dl.fetchOnce(ctx, f, before)
 		if err == nil {
 			return f.Sync()
 		}
@@ -192,15 +192,15 @@ func (dl download) fetch(ctx context.Context, part string) (err error) {
 		if failed >= downloadTries {
 			return fail.New(fail.Host, "%s: %w; %d MB are kept, and the next attempt continues from there", dl.url, err, after/1e6)
 		}
-		tell(dl.say, "downloading %s: %v; trying again", filepath.Base(dl.url), err)
+		report(dl.say, "downloading %s: %v; trying again", filepath.Base(dl.url), err)
 		if err := sleep(ctx, dl.pause); err != nil {
 			return err
 		}
 	}
 }
 
-// try requests what part lacks after its first have bytes.
-func (dl download) try(ctx context.Context, part *os.File, have int64) error {
+// fetchOnce requests what part lacks after its first have bytes.
+func (dl download) fetchOnce(ctx context.Context, part *os.File, have int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watch := time.AfterFunc(dl.stall, func() { cancel(fmt.Errorf("no data for %v", dl.stall)) })
@@ -211,7 +211,7 @@ func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 		saying.Lock()
 		defer saying.Unlock()
 		if !over {
-			tell(dl.say, "downloading %s: "+format, append([]any{filepath.Base(dl.url)}, args...)...)
+			report(dl.say, "downloading %s: "+format, append([]any{filepath.Base(dl.url)}, args...)...)
 		}
 	}
 	quiet := time.AfterFunc(dl.quiet, func() { say("stalled, no data for %v; retrying after %v", dl.quiet, dl.stall) })
@@ -252,7 +252,7 @@ func (dl download) try(ctx context.Context, part *os.File, have int64) error {
 	default:
 		return errFinal{fail.New(fail.NotFound, "%s: the server responded %s", dl.url, resp.Status).WithHint("agent-sessionizer config edit # or pass another --image")}
 	}
-	if err := dl.room(resp.ContentLength); err != nil {
+	if err := dl.checkSpace(resp.ContentLength); err != nil {
 		return err
 	}
 	watched := &watchedReader{from: resp.Body, total: have, whole: have + resp.ContentLength, say: say, seen: func() {
@@ -277,8 +277,8 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// room fails immediately for a file that would not fit on the disk.
-func (dl download) room(need int64) error {
+// checkSpace fails immediately for a file that would not fit on the disk.
+func (dl download) checkSpace(need int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dl.dir, &st); err != nil {
 		return errFinal{err}
@@ -322,7 +322,7 @@ func (dl download) check(ctx context.Context, part string) error {
 		return err
 	}
 	defer f.Close()
-	tell(dl.say, "checking %s", filepath.Base(dl.url))
+	report(dl.say, "checking %s", filepath.Base(dl.url))
 	h := dl.digest.Algorithm().Digester()
 	for {
 		_, err := io.CopyN(h.Hash(), f, 64<<20)

@@ -255,7 +255,7 @@ func TestDownloadOntoAFullDisk(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			err := d.place(t.Context(), limayaml.File{Location: dl.url, Digest: dl.digest}, filepath.Join(t.TempDir(), "disk"), nil)
+			err := d.placeDisk(t.Context(), limayaml.File{Location: dl.url, Digest: dl.digest}, filepath.Join(t.TempDir(), "disk"), nil)
 			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "disk is full") || fail.HintOf(err) != hint {
 				t.Errorf("got %v (hint %q), want a full disk and the hint %q", err, fail.HintOf(err), hint)
 			}
@@ -312,13 +312,13 @@ func TestPlaceCopiesWhatHasADigest(t *testing.T) {
 	}
 	for _, from := range []string{local, s.URL + "/x.qcow2"} {
 		dest := filepath.Join(t.TempDir(), "disk")
-		if err := d.place(t.Context(), limayaml.File{Location: from, Digest: digest.FromBytes(content)}, dest, nil); err != nil {
+		if err := d.placeDisk(t.Context(), limayaml.File{Location: from, Digest: digest.FromBytes(content)}, dest, nil); err != nil {
 			t.Fatal(err)
 		}
 		if st, err := os.Lstat(dest); err != nil || !st.Mode().IsRegular() || st.Size() != int64(len(content)) {
 			t.Errorf("%s: %v, %v; want a copy", from, st, err)
 		}
-		err := d.place(t.Context(), limayaml.File{Location: from, Digest: digest.FromString("x")}, dest+"2", nil)
+		err := d.placeDisk(t.Context(), limayaml.File{Location: from, Digest: digest.FromString("x")}, dest+"2", nil)
 		if fail.CodeOf(err) != fail.Failure || fail.HintOf(err) == "" {
 			t.Errorf("%s with another digest: %v (hint %q); want a failure", from, err, fail.HintOf(err))
 		}

@@ -46,7 +46,7 @@ func inspect(name, dir string) vm.Machine {
 		out.State, out.Reason = vm.Broken, "lima.yaml is missing"
 		return out
 	}
-	r := look(dir, m)
+	r := readProcesses(dir, m)
 	if !r.any() {
 		return out
 	}

@@ -37,13 +37,13 @@ const maxSocketPath = 104
 // meta is what Inspect reports about a VM without asking Lima, whose own inspection
 // parses YAML three times and dials sockets.
 type meta struct {
-	Arch   string `json:"arch"`
-	VMType string `json:"vm_type"`
-	CPUs   int    `json:"cpus"`
-	Memory int64  `json:"memory"`
-	Disk   int64  `json:"disk"`
-	User   string `json:"user"`
-	Wired  bool   `json:"wired,omitempty"`
+	Arch        string `json:"arch"`
+	VMType      string `json:"vm_type"`
+	CPUs        int    `json:"cpus"`
+	Memory      int64  `json:"memory"`
+	Disk        int64  `json:"disk"`
+	User        string `json:"user"`
+	ExternalNet bool   `json:"wired,omitempty"`
 }
 
 // dir returns the VM's directory, or an error for an invalid name.
@@ -76,7 +76,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	if err != nil {
 		return err
 	}
-	if s.Wired {
+	if s.ExternalNet {
 		if err := connect(s.Name); err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	if err := d.remove(ctx, s.Name, dir); err != nil { // left half made by something other than our rename
 		return err
 	}
-	m := meta{Arch: s.Image.Arch, VMType: vmType(s.Image.Arch), CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User, Wired: s.Wired}
+	m := meta{Arch: s.Image.Arch, VMType: vmType(s.Image.Arch), CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User, ExternalNet: s.ExternalNet}
 	var f *fork
 	if s.Image.State != "" {
 		f = &fork{State: s.Image.State, Disk: s.Disk, User: s.User, AuthorizedKey: s.AuthorizedKey}
@@ -150,7 +150,7 @@ func (d *Driver) Delete(ctx context.Context, name string) error {
 	if err := d.remove(ctx, name, dir); err != nil {
 		return err
 	}
-	if err != nil || !m.Wired {
+	if err != nil || !m.ExternalNet {
 		return nil //nolint:nilerr // it was half made or never existed
 	}
 	return d.publish()

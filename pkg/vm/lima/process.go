@@ -61,9 +61,9 @@ type running struct {
 
 func (r running) any() bool { return r.agent || r.driver }
 
-// look reads the pid files. It is cheap enough for a list, and neither a stale pid
+// readProcesses reads the pid files. It is cheap enough for a list, and neither a stale pid
 // nor a frozen process disturbs it.
-func look(dir string, m meta) running {
+func readProcesses(dir string, m meta) running {
 	r := running{
 		agent:  pidFileRole(filepath.Join(dir, filenames.HostAgentPID), dir) == agent,
 		driver: false,

@@ -110,7 +110,7 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 		return err
 	}
 	for w := newWatcher(dir); ; {
-		if err := w.look(); err != nil {
+		if err := w.readNew(); err != nil {
 			return err
 		}
 		switch {
@@ -119,7 +119,7 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 		case w.hostKey != "" && w.hostKey != public:
 			return errors.New("the guest's host key differs from the one in its identity")
 		case w.hostKey != "":
-			return settle(filepath.Join(dir, forkFile))
+			return removeSynced(filepath.Join(dir, forkFile))
 		}
 		if err := sleep(ctx, consolePoll); err != nil {
 			return fmt.Errorf("the guest did not take its identity in time: %w", err)
@@ -172,8 +172,8 @@ func uuid(b []byte) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// settle removes a file durably.
-func settle(path string) error {
+// removeSynced removes a file durably.
+func removeSynced(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func (d *Driver) save(ctx context.Context, name, dir, dest string, m meta, p vm.
 	if err != nil {
 		return err
 	}
-	tell(p, "saving the VM")
+	report(p, "saving the VM")
 	state := filepath.Join(dest, vm.StateFile)
 	if err := writeState(ctx, dir, state); err != nil {
 		return err
@@ -334,7 +334,7 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 	if r, err := d.survivors(dir); err != nil || r.any() {
 		return errors.Join(err, fail.New(fail.Conflict, "VM %s is running; its disk cannot be exported", name).WithHint("agent-sessionizer stop %s", name))
 	}
-	tell(p, "writing the disk")
+	report(p, "writing the disk")
 	disk := filepath.Join(dir, filenames.DiffDisk)
 	export := func() error { return qemuImg(ctx, "convert", "-q", "-W", "-m", "4", "-O", "qcow2", disk, dest) }
 	if m.VMType == limayaml.VZ { // raw, and complete

@@ -95,7 +95,7 @@ func TestForkIsMadeWithItsMark(t *testing.T) {
 	if !isFork(dir) {
 		t.Error("it is none")
 	}
-	if err := settle(filepath.Join(dir, forkFile)); err != nil || isFork(dir) {
+	if err := removeSynced(filepath.Join(dir, forkFile)); err != nil || isFork(dir) {
 		t.Errorf("it still is one: %v", err)
 	}
 	if f, err := readFork(dir); f != nil || err != nil {

@@ -60,7 +60,7 @@ func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endp
 	for try := 1; ; try++ {
 		e, err := d.start(ctx, name, dir, m, p)
 		if errors.Is(err, errPortTaken) && try < portTries {
-			tell(p, "another process took the SSH port, starting again")
+			report(p, "another process took the SSH port, starting again")
 			continue
 		}
 		// Emulators before QEMU 8.1 sometimes run kernel code that another processor is
@@ -68,7 +68,7 @@ func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endp
 		// commit deba78709a ("accel/tcg: Always lock pages before translation").
 		if errors.Is(err, errPanicked) && !panicked && d.emulates(ctx, m.Arch) {
 			panicked = true
-			tell(p, "the guest's kernel panicked under emulation, starting again")
+			report(p, "the guest's kernel panicked under emulation, starting again")
 			continue
 		}
 		if err != nil && ctx.Err() == nil {
@@ -99,7 +99,7 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 		// QEMU waits for a host agent that has died.
 	case r.driver, r.agent && old != nil:
 		// The process that started it died or gave up waiting.
-		tell(p, "the VM is already booting, waiting for it")
+		report(p, "the VM is already booting, waiting for it")
 		return d.endpoint(ctx, dir, m, nil)
 	}
 	exited, err := d.launch(ctx, name, dir, m, p)
@@ -135,7 +135,7 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	if isFork(dir) {
 		verb = "resuming"
 	}
-	tell(p, "%s the VM (%s)", verb, accel.Name)
+	report(p, "%s the VM (%s)", verb, accel.Name)
 	return d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
 }
 
@@ -151,7 +151,7 @@ func (d *Driver) survivors(dir string) (running, error) {
 		r.driver = r.driver || is == driver
 	}
 	if m, err := readMeta(dir); err == nil && r.agent {
-		r.driver = r.driver || look(dir, m).driver // vz
+		r.driver = r.driver || readProcesses(dir, m).driver // vz
 	}
 	return r, nil
 }
@@ -245,7 +245,7 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 		case <-exited:
 			exited, ours = nil, false // decide at the next check: another process may have been faster
 		case <-procs.C:
-			now := look(dir, m)
+			now := readProcesses(dir, m)
 			seen.agent, seen.driver = seen.agent || now.agent, seen.driver || now.driver
 			if ours {
 				now.agent = true
@@ -276,7 +276,7 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 				}
 				seen.agent = true
 			}
-			if err := w.look(); err != nil {
+			if err := w.readNew(); err != nil {
 				return err
 			}
 			if w.panic != "" && w.hostKey == "" {
@@ -295,7 +295,7 @@ func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
 	if err := sleep(ctx, 2*poll); err != nil {
 		return err
 	}
-	if err := w.look(); err != nil {
+	if err := w.readNew(); err != nil {
 		return err
 	}
 	// A panicked guest reboots forever, so kill it even if the caller has just given

@@ -73,11 +73,11 @@ func render(s vm.Spec, label string, template []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := fill(y, s); err != nil {
+	if err := applySpec(y, s); err != nil {
 		return nil, err
 	}
 	seal(y)
-	if s.Wired {
+	if s.ExternalNet {
 		y.Networks = []limayaml.Network{{Lima: network(s.Name)}}
 	}
 	return limayaml.Marshal(y, false)
@@ -119,8 +119,8 @@ func templateError(label string, err error) error {
 	return fail.New(fail.Usage, "%s: %s", label, msg)
 }
 
-// fill writes the spec over the template.
-func fill(y *limayaml.LimaYAML, s vm.Spec) error {
+// applySpec writes the spec over the template.
+func applySpec(y *limayaml.LimaYAML, s vm.Spec) error {
 	y.VMType = new(vmType(s.Image.Arch))
 	y.Arch = &s.Image.Arch
 	y.CPUs = &s.CPUs

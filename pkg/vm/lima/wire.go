@@ -29,8 +29,8 @@ import (
 // its Wire acts as that network's daemon. Lima puts the network's name into the
 // socket paths twice, so the name is a short hash.
 const (
-	wireNetwork = "192.168.5.0/24" // the subnet of QEMU's own user network in Lima: a guest sees no difference
-	netmask     = "255.255.255.0"
+	netSocketsNetwork = "192.168.5.0/24" // the subnet of QEMU's own user network in Lima: a guest sees no difference
+	netmask           = "255.255.255.0"
 
 	// A socket pair carries frames of any size; virtio's own limit is 65535 with the
 	// Ethernet header. vz accepts no larger frames than it was configured for, and
@@ -39,19 +39,19 @@ const (
 	datagramMTU = 1500
 )
 
-// Wire implements vm.Driver.
-func (d *Driver) Wire(name string) (vm.Wire, error) {
+// NetSockets implements vm.Driver.
+func (d *Driver) NetSockets(name string) (vm.NetSockets, error) {
 	dir, err := d.dir(name)
 	if err != nil {
-		return vm.Wire{}, err
+		return vm.NetSockets{}, err
 	}
-	w := vm.Wire{Subnet: netip.MustParsePrefix(wireNetwork), MAC: limayaml.MACAddress(dir), MTU: streamMTU}
+	w := vm.NetSockets{Subnet: netip.MustParsePrefix(netSocketsNetwork), MAC: limayaml.MACAddress(dir), MTU: streamMTU}
 	if vmType(hostArch()) == limayaml.VZ {
 		w.MTU = datagramMTU
 	}
 	for kind, path := range map[usernet.SockType]*string{usernet.QEMUSock: &w.Stream, usernet.FDSock: &w.Datagram, usernet.EndpointSock: &w.API} {
 		if *path, err = usernet.Sock(network(name), kind); err != nil {
-			return vm.Wire{}, fail.New(fail.Host, "VM %s: %w", name, err).WithHint("export AGENT_SESSIONIZER_LIMA_HOME=/a/shorter/directory")
+			return vm.NetSockets{}, fail.New(fail.Host, "VM %s: %w", name, err).WithHint("export AGENT_SESSIONIZER_LIMA_HOME=/a/shorter/directory")
 		}
 	}
 	return w, nil
@@ -76,14 +76,14 @@ func connect(name string) error {
 }
 
 func ourNetwork() networks.Network {
-	base := netip.MustParsePrefix(wireNetwork).Addr().As4()
+	base := netip.MustParsePrefix(netSocketsNetwork).Addr().As4()
 	return networks.Network{Mode: networks.ModeUserV2, Gateway: net.IPv4(base[0], base[1], base[2], 1), NetMask: net.ParseIP(netmask)}
 }
 
-// checkWired checks the network as Lima will use it, in the process that starts the
+// checkExternalNet checks the network as Lima will use it, in the process that starts the
 // VM. Lima falls back to its own, open network when it does not know the one that a
 // VM names.
-func checkWired(inst *store.Instance, wired bool) error {
+func checkExternalNet(inst *store.Instance, wired bool) error {
 	n := inst.Config.Networks
 	switch {
 	case !wired && len(n) == 0:
@@ -103,7 +103,7 @@ func plugIn(name, dir string) error {
 	if err != nil {
 		return err
 	}
-	if m.Wired {
+	if m.ExternalNet {
 		if err := connect(name); err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func plugIn(name, dir string) error {
 	if inst.Config == nil {
 		return errors.Join(inst.Errors...)
 	}
-	return checkWired(inst, m.Wired)
+	return checkExternalNet(inst, m.ExternalNet)
 }
 
 // publish writes the networks of all wired VMs into networks.yaml, so that limactl
@@ -159,7 +159,7 @@ func (d *Driver) publish() error {
 		return err
 	}
 	for _, e := range entries {
-		if m, err := readMeta(filepath.Join(d.home, e.Name())); err == nil && m.Wired {
+		if m, err := readMeta(filepath.Join(d.home, e.Name())); err == nil && m.ExternalNet {
 			kept[network(e.Name())] = ours
 		}
 	}
@@ -174,10 +174,10 @@ func (d *Driver) publish() error {
 // served refuses to start a VM whose network is not served, with a better reason than
 // QEMU would give. It also publishes the network to limactl.
 func (d *Driver) served(ctx context.Context, name string, m meta) error {
-	if !m.Wired {
+	if !m.ExternalNet {
 		return nil
 	}
-	w, err := d.Wire(name)
+	w, err := d.NetSockets(name)
 	if err != nil {
 		return err
 	}

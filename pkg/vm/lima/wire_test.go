@@ -17,15 +17,15 @@ import (
 func TestWiredVM(t *testing.T) {
 	d := newDriver(t)
 	s := testSpec("agent-some-organization-a-repository-with-a-name-0a1b2c")
-	s.Wired = true
+	s.ExternalNet = true
 	if err := d.Create(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	w, err := d.Wire(s.Name)
+	w, err := d.NetSockets(s.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := d.Wire(s.Name); err != nil || again != w {
+	if again, err := d.NetSockets(s.Name); err != nil || again != w {
 		t.Errorf("Wire twice: %+v, %v", again, err)
 	}
 	for _, path := range []string{w.Stream, w.Datagram, w.API} {
@@ -33,13 +33,13 @@ func TestWiredVM(t *testing.T) {
 			t.Errorf("socket %s", path)
 		}
 	}
-	if other, err := d.Wire("another"); err != nil || other.Stream == w.Stream || other.MAC == w.MAC {
+	if other, err := d.NetSockets("another"); err != nil || other.Stream == w.Stream || other.MAC == w.MAC {
 		t.Errorf("another VM's wire: %+v, %v", other, err)
 	}
 
 	// If the network is not served, the start fails instead of using Lima's open
 	// network.
-	if err := d.served(t.Context(), s.Name, meta{Wired: true}); fail.CodeOf(err) != fail.Policy {
+	if err := d.served(t.Context(), s.Name, meta{ExternalNet: true}); fail.CodeOf(err) != fail.Policy {
 		t.Errorf("an unserved network: %v", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(w.API), 0o700); err != nil {
@@ -50,7 +50,7 @@ func TestWiredVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if err := d.served(t.Context(), s.Name, meta{Wired: true}); err != nil {
+	if err := d.served(t.Context(), s.Name, meta{ExternalNet: true}); err != nil {
 		t.Error(err)
 	}
 	b, err := os.ReadFile(filepath.Join(d.home, filenames.ConfigDir, filenames.NetworksConfig))
@@ -72,13 +72,13 @@ func TestWiredVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	delete(cfg.Networks, network(s.Name))
-	if err := checkWired(inst, true); fail.CodeOf(err) != fail.Policy {
+	if err := checkExternalNet(inst, true); fail.CodeOf(err) != fail.Policy {
 		t.Errorf("a network that Lima does not know, for which it takes its own: %v", err)
 	}
 	if err := connect(s.Name); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkWired(inst, false); fail.CodeOf(err) != fail.Policy {
+	if err := checkExternalNet(inst, false); fail.CodeOf(err) != fail.Policy {
 		t.Errorf("a network that the VM was made without: %v", err)
 	}
 	path := filepath.Join(dir, filenames.LimaYAML)
