@@ -9,8 +9,8 @@ LDFLAGS := -s -w -X github.com/agent-sessionizer/agent-sessionizer/pkg/cli.versi
 TOOLS   := $(CURDIR)/.tools
 GOLANGCI := $(TOOLS)/golangci-lint-v2.15.0
 GOFUMPT  := $(TOOLS)/gofumpt-v0.12.0
-GUEST   := pkg/guest/bin/agent-guest-linux-amd64.gz pkg/guest/bin/agent-guest-linux-arm64.gz
-GUEST_SRC := $(shell find cmd/agent-guest pkg/guestd pkg/home pkg/policy pkg/wire -name '*.go' ! -name '*_test.go') go.mod
+GUEST   := pkg/guestclient/bin/agent-guest-linux-amd64.gz pkg/guestclient/bin/agent-guest-linux-arm64.gz
+GUEST_SRC := $(shell find cmd/agent-guest pkg/guestagent pkg/homearchive pkg/policy pkg/guestproto -name '*.go' ! -name '*_test.go') go.mod
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
@@ -22,7 +22,7 @@ build: guest ## bin/agent-sessionizer
 guest: $(GUEST)
 
 # -n omits the time stamp in the gzip header, so that the same source gives the same bytes.
-pkg/guest/bin/agent-guest-linux-%.gz: $(GUEST_SRC)
+pkg/guestclient/bin/agent-guest-linux-%.gz: $(GUEST_SRC)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(@:.gz=) ./cmd/agent-guest
 	gzip -9nf $(@:.gz=)
 
@@ -67,7 +67,7 @@ vm: guest ## the driver's suite and the built image, on real VMs
 	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
 
 e2e: guest
-	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestd ./pkg/hostnet
+	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent ./pkg/hostnet
 	go test -tags e2e -count=1 -timeout 60m -v ./test/e2e/...
 
 pictures: guest ## new pictures for the README, from a real session
@@ -84,7 +84,7 @@ fault fault-short: guest ## tasks that are killed, stopped or cut off at every p
 	cd test/fault && ../../bin/fault.test -test.v -test.timeout 60m -test.short=$(if $(filter fault-short,$@),true,false)
 
 # Not part of any other target: N mutants of each package take minutes to an hour.
-PKG ?= policy gateway repo store task session secret server home config ssh attach
+PKG ?= policy gateway repo store task session secret server homearchive config ssh attach
 N ?= 40
 mutate: guest ## mutants that the unit tests of PKG do not detect; N=40 mutants of each (0: all), SEED=1, JOBS=2
 	go run ./test/mutate -n $(N) -seed $(or $(SEED),1) -j $(or $(JOBS),2) $(addprefix pkg/,$(PKG))

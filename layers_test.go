@@ -9,52 +9,52 @@ import (
 // layers is the table in docs/architecture.md. A package imports only packages of lower
 // layers, and those that sideways lists.
 var layers = map[string]int{
-	"":           0, // the embedded files
-	"agent":      0,
-	"atomicfile": 0,
-	"crash":      0,
-	"fail":       0,
-	"home":       0,
-	"hostnet":    0,
-	"logfile":    0,
-	"manifest":   0,
-	"peer":       0,
-	"plain":      0,
-	"policy":     0,
-	"trace":      0,
-	"wire":       0,
-	"config":     1,
-	"store":      1,
-	"vm":         1,
-	"ssh":        1,
-	"secret":     1,
-	"repo":       2, // talks to a guest over SSH
-	"tmux":       1,
-	"console":    1,
-	"notify":     1,
-	"audit":      2, // redacts secrets
-	"guestd":     1,
-	"gateway":    2,
-	"guest":      2,
-	"image":      2,
-	"attach":     2,
-	"golden":     3,
-	"session":    4,
-	"picker":     5,
-	"task":       5,
-	"keeper":     6,
-	"server":     6,
-	"cli":        7,
+	"":            0, // the embedded files
+	"agent":       0,
+	"atomicfile":  0,
+	"crash":       0,
+	"fail":        0,
+	"guestproto":  0,
+	"homearchive": 0,
+	"hostnet":     0,
+	"logfile":     0,
+	"manifest":    0,
+	"peercred":    0,
+	"policy":      0,
+	"termtext":    0,
+	"traceid":     0,
+	"config":      1,
+	"store":       1,
+	"vm":          1,
+	"ssh":         1,
+	"secret":      1,
+	"repo":        2, // talks to a guest over SSH
+	"tmux":        1,
+	"console":     1,
+	"notify":      1,
+	"audit":       2, // redacts secrets
+	"guestagent":  1,
+	"gateway":     2,
+	"guestclient": 2,
+	"image":       2,
+	"attach":      2,
+	"golden":      3,
+	"session":     4,
+	"picker":      5,
+	"task":        5,
+	"keeper":      6,
+	"server":      6,
+	"cli":         7,
 }
 
 // sideways lists the permitted imports within a layer.
 var sideways = map[string]bool{
-	"vm→ssh":           true, // vm/fake serves SSH, vm/vmtest logs in
-	"agent→manifest":   true, // to run its Agent
-	"agent→wire":       true, // to clean a guest's text
-	"atomicfile→crash": true, // to mark where a test may kill the process
-	"agent→plain":      true, // to shorten text
-	"wire→plain":       true,
+	"vm→ssh":              true, // vm/fake serves SSH, vm/vmtest logs in
+	"agent→manifest":      true, // to run its Agent
+	"agent→guestproto":    true, // to clean a guest's text
+	"atomicfile→crash":    true, // to mark where a test may kill the process
+	"agent→termtext":      true, // to shorten text
+	"guestproto→termtext": true,
 }
 
 func TestImportsPointDown(t *testing.T) {

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Bounds on what an agent can make a Parser keep or report.
@@ -252,18 +252,18 @@ func decode(data []byte, into any) bool {
 }
 
 // oneWord cleans a short text of a guest: a name or an id.
-func oneWord(s string) string { return wire.Clean(plain.Head(s, maxWord)) }
+func oneWord(s string) string { return guestproto.Clean(termtext.Head(s, maxWord)) }
 
 // line cleans a guest's text and joins it into one line.
 func line(s string) string {
-	return wire.Clean(strings.Join(strings.Fields(plain.Head(s, maxText)), " "))
+	return guestproto.Clean(strings.Join(strings.Fields(termtext.Head(s, maxText)), " "))
 }
 
 // lines cleans a guest's text line by line and keeps its line breaks.
 func lines(s string) string {
-	all := strings.Split(strings.TrimSpace(plain.Head(s, maxText)), "\n")
+	all := strings.Split(strings.TrimSpace(termtext.Head(s, maxText)), "\n")
 	for i, one := range all {
-		all[i] = wire.Clean(strings.ReplaceAll(strings.TrimRight(one, " \t\r"), "\t", "    "))
+		all[i] = guestproto.Clean(strings.ReplaceAll(strings.TrimRight(one, " \t\r"), "\t", "    "))
 	}
 	return strings.Join(all, "\n")
 }

@@ -3,9 +3,9 @@
 // connection, and reconnects until the user gives up.
 //
 // It protects the user's terminal from a hostile guest. It passes clipboard writes to the
-// caller, and plain.Filter drops everything else that does more than draw. At the end it
-// restores the terminal and discards pending answers and keys, so that the user's shell
-// does not read them. It does not know what a session is.
+// caller, and termtext.Filter drops everything else that does more than draw. At the end
+// it restores the terminal and discards pending answers and keys, so that the user's
+// shell does not read them. It does not know what a session is.
 package attach
 
 import (
@@ -23,8 +23,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Options describe what to attach, and to which terminal.
@@ -70,7 +70,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 
 	copies := newCopier(o.OnCopy)
 	defer copies.stop()
-	out.filter = plain.NewScreenFilter(out, copies.offer())
+	out.filter = termtext.NewScreenFilter(out, copies.offer())
 
 	var wait time.Duration
 	for attempt := 1; ; attempt++ { // counts since the last connection
@@ -117,7 +117,7 @@ func (o *Options) defaults() {
 	if o.Title == "" {
 		o.Title = "VM"
 	}
-	o.Title = plain.Line(o.Title)
+	o.Title = termtext.Line(o.Title)
 }
 
 var errGaveUp = fail.New(fail.Interrupted, "gave up reconnecting; the session continues in its VM")
@@ -234,7 +234,7 @@ type screen struct {
 	in    *os.File
 	saved *term.State // nil if In is not a terminal
 
-	filter     *plain.Filter // filters the guest's output
+	filter     *termtext.Filter // filters the guest's output
 	answerWait time.Duration
 }
 
@@ -262,10 +262,11 @@ func (s *screen) size() (width, height int) {
 }
 
 const (
-	// modes turns off every mode that full-screen programs turn on and plain.Filter passes:
-	// mouse and focus reports, bracketed paste, other reports, application keys, kitty's
-	// and xterm's key protocols, margins, insert mode and reverse video. It also shows the
-	// cursor in its default style, and restores the default character sets and colours.
+	// modes turns off every mode that full-screen programs turn on and termtext.Filter
+	// passes: mouse and focus reports, bracketed paste, other reports, application keys,
+	// kitty's and xterm's key protocols, margins, insert mode and reverse video. It also
+	// shows the cursor in its default style, and restores the default character sets and
+	// colours.
 	modes = "\x1b[?9l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l\x1b[?1004l\x1b[?2004l" +
 		"\x1b[?2026l\x1b[?2031l\x1b[?2048l\x1b[?7727l\x1b[?1l\x1b>" + keys + "\x1b[?5l\x1b[?6l\x1b[?69l\x1b[4l\x1b[?12l\x1b[?7h\x1b[?25h" +
 		"\x1b[0 q\x1b[0m\x1b(B\x1b)B\x0f\x1b[r"

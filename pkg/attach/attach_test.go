@@ -25,9 +25,9 @@ import (
 	"golang.org/x/term"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain/plaintest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext/termtexttest"
 )
 
 // guest is an SSH server with a terminal. It echoes input in brackets, prints the name and
@@ -497,7 +497,7 @@ func TestHostileGuest(t *testing.T) {
 	u.types("X")
 	ends(t, ended)
 	u.sees("\x1b[?2004l")
-	if got := plaintest.ScreenEffects(u.everything()); len(got) > 0 {
+	if got := termtexttest.ScreenEffects(u.everything()); len(got) > 0 {
 		t.Errorf("the terminal did %q", got)
 	}
 }
@@ -637,7 +637,7 @@ func TestRestore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.filter = plain.NewScreenFilter(s, nil)
+		s.filter = termtext.NewScreenFilter(s, nil)
 		if _, err := io.WriteString(s.filter, c.guest); err != nil {
 			t.Fatal(err)
 		}

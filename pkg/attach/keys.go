@@ -61,7 +61,7 @@ func watchKeys(in *os.File, giveUp func()) (stop func(), err error) {
 }
 
 const (
-	// A question that plain.Filter never passes from a guest, and its answer.
+	// A question that termtext.Filter never passes from a guest, and its answer.
 	question = "\x1b[5n"
 	answer   = "\x1b[0n"
 )

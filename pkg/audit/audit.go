@@ -24,7 +24,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
 // Type is the kind of action that a record describes.
@@ -123,7 +123,7 @@ func (l *Log) Write(ctx context.Context, r Record) error {
 		return fmt.Errorf("write audit record: invalid type %q or outcome %q", r.Type, r.Outcome)
 	}
 	r.Time = time.Now().UTC().Truncate(time.Millisecond)
-	r.TraceID = trace.ID(ctx)
+	r.TraceID = traceid.ID(ctx)
 	r.Actor, r.Resource = l.text(r.Actor), l.text(r.Resource)
 	details, err := l.details(r.Details)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
@@ -63,8 +63,8 @@ func TestRecord(t *testing.T) {
 	if got := all(t, l); len(got) != 0 {
 		t.Errorf("a log that is not there has %v", got)
 	}
-	id := trace.New()
-	ctx, cancel := context.WithCancel(trace.With(t.Context(), id))
+	id := traceid.New()
+	ctx, cancel := context.WithCancel(traceid.With(t.Context(), id))
 	cancel() // the action has happened, so it is recorded regardless
 	before := time.Now().Truncate(time.Millisecond)
 	err := l.Write(ctx, Record{

@@ -22,9 +22,9 @@ func TestOnlyTheConsoleWritesToTheStandardStreams(t *testing.T) {
 	allowed := []string{
 		"main.go:Main",                                    // passes them to the console
 		"terminal.go:interactive", "terminal.go:transfer", // check whether they are terminals
-		"run.go:terminal",                                       // attach.Run filters
-		"edit.go:visit", "hidden.go:runAhead", "open.go:runJob", // child processes of this host
-		"hidden.go:newHiddenCmds", // resolve-secrets answers on a pipe
+		"run.go:terminal",                                                  // attach.Run filters
+		"edit.go:visit", "internal_commands.go:runAhead", "open.go:runJob", // child processes of this host
+		"internal_commands.go:newHiddenCmds", // resolve-secrets answers on a pipe
 	}
 	files := token.NewFileSet()
 	pkgs, err := parser.ParseDir(files, ".", func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, 0) //nolint:staticcheck // of one directory

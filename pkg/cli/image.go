@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
@@ -248,7 +248,7 @@ func runImageBuild(ctx context.Context, a *app, o imageBuildOptions) error {
 		if err != nil {
 			return err
 		}
-		program, err := guest.Program(session.Arch())
+		program, err := guestclient.Program(session.Arch())
 		if err != nil {
 			return err
 		}

@@ -11,17 +11,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
 // withTrace returns ctx with the trace id of the process that started this one, or a new
 // one.
 func withTrace(ctx context.Context) context.Context {
-	id, ok := trace.FromParent(os.Getenv(trace.Variable))
+	id, ok := traceid.FromParent(os.Getenv(traceid.Variable))
 	if !ok {
-		id = trace.New()
+		id = traceid.New()
 	}
-	return trace.With(ctx, id)
+	return traceid.With(ctx, id)
 }
 
 // logger returns a logger as configured by l. auto is the level if l leaves it open.

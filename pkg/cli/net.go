@@ -12,11 +12,11 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 func newNetCmd(a *app) *cobra.Command {
@@ -117,7 +117,7 @@ func (a *app) named(ctx context.Context, what string) (*session.Manager, session
 }
 
 // inGuest calls f with the guest of a running session.
-func (a *app) inGuest(ctx context.Context, what string, f func(guest.Guest, session.Session) error) error {
+func (a *app) inGuest(ctx context.Context, what string, f func(guestclient.Guest, session.Session) error) error {
 	m, s, err := a.running(ctx, what)
 	if err != nil {
 		return err
@@ -127,7 +127,7 @@ func (a *app) inGuest(ctx context.Context, what string, f func(guest.Guest, sess
 		return err
 	}
 	defer conn.Close()
-	return f(guest.Guest{SSH: conn, Root: s.Status.Root}, s)
+	return f(guestclient.Guest{SSH: conn, Root: s.Status.Root}, s)
 }
 
 func runNetChange(ctx context.Context, a *app, what string, names []string, change func(*session.Manager, context.Context, session.Session, []string) (session.Session, error)) error {
@@ -242,9 +242,9 @@ func question(target string) (policy.Question, error) {
 
 // netStatus is the JSON output of net status.
 type netStatus struct {
-	Walled  bool            `json:"walled"`
-	Gateway *gateway.Status `json:"gateway,omitempty"`
-	Guest   wire.Status     `json:"guest"`
+	Walled  bool              `json:"walled"`
+	Gateway *gateway.Status   `json:"gateway,omitempty"`
+	Guest   guestproto.Status `json:"guest"`
 }
 
 func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error {
@@ -260,7 +260,7 @@ func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error 
 			st.Gateway = &g
 		}
 	}
-	err = a.inGuest(ctx, what, func(g guest.Guest, _ session.Session) error {
+	err = a.inGuest(ctx, what, func(g guestclient.Guest, _ session.Session) error {
 		st.Guest, err = g.Status(ctx)
 		return err
 	})

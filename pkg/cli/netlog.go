@@ -11,11 +11,11 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
@@ -114,15 +114,15 @@ func entryLine(e gateway.Entry) string {
 	if n := e.Times(); n > 1 {
 		why += fmt.Sprintf(" ×%d", n)
 	}
-	return fmt.Sprintf("%s  %-7s  %-5s %s  %s", e.Time.Local().Format("15:04:05"), verdict, kind, plain.Line(asked.Target()), plain.Line(why))
+	return fmt.Sprintf("%s  %-7s  %-5s %s  %s", e.Time.Local().Format("15:04:05"), verdict, kind, termtext.Line(asked.Target()), termtext.Line(why))
 }
 
 // runGuestLog shows the guest's own log, which is the only one if there is no egress
 // gateway.
 func runGuestLog(ctx context.Context, a *app, o netOptions, what string) error {
-	return a.inGuest(ctx, what, func(g guest.Guest, _ session.Session) error {
-		all := []wire.Query{}
-		err := g.Queries(ctx, 0, o.last, o.follow, func(q wire.Query) error {
+	return a.inGuest(ctx, what, func(g guestclient.Guest, _ session.Session) error {
+		all := []guestproto.Query{}
+		err := g.Queries(ctx, 0, o.last, o.follow, func(q guestproto.Query) error {
 			if o.json && !o.follow {
 				all = append(all, q)
 				return nil
@@ -190,7 +190,7 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 	header, rows := []string{"COUNT", "WHAT", "WHY", "FIRST REQUESTED BY (reported by the guest)"}, [][]string{}
 	allowable := ""
 	for _, d := range denials {
-		rows = append(rows, []string{strconv.FormatInt(d.Count, 10), plain.Line(d.Target()), plain.Line(d.Reason), d.Process})
+		rows = append(rows, []string{strconv.FormatInt(d.Count, 10), termtext.Line(d.Target()), termtext.Line(d.Reason), d.Process})
 		if allowable == "" && d.Name != "" {
 			allowable = d.Target()
 		}
@@ -204,8 +204,8 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 }
 
 // guestDenials returns what a running guest reports about the names it denied.
-func (a *app) guestDenials(ctx context.Context, m *session.Manager, s session.Session) (first map[string]wire.Query, count map[string]int64, err error) {
-	first, count = map[string]wire.Query{}, map[string]int64{}
+func (a *app) guestDenials(ctx context.Context, m *session.Manager, s session.Session) (first map[string]guestproto.Query, count map[string]int64, err error) {
+	first, count = map[string]guestproto.Query{}, map[string]int64{}
 	if s.Phase != session.Ready {
 		if s.Spec.Enforced {
 			return first, count, nil
@@ -219,7 +219,7 @@ func (a *app) guestDenials(ctx context.Context, m *session.Manager, s session.Se
 		return first, count, err
 	}
 	defer conn.Close()
-	err = guest.Guest{SSH: conn, Root: s.Status.Root}.Queries(ctx, 0, 0, false, func(q wire.Query) error {
+	err = guestclient.Guest{SSH: conn, Root: s.Status.Root}.Queries(ctx, 0, 0, false, func(q guestproto.Query) error {
 		if q.Allowed {
 			return nil
 		}

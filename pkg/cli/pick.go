@@ -20,8 +20,8 @@ import (
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/picker"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
@@ -205,7 +205,7 @@ func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
 func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
 	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
 		a.con.Say("looking for unsaved work in %s", s.Name)
-		ok, err := answered(plain.Line(destroyQuestion(s, a.unsavedWork(ctx, m, s))) + " [y/N] ")
+		ok, err := answered(termtext.Line(destroyQuestion(s, a.unsavedWork(ctx, m, s))) + " [y/N] ")
 		if err != nil || !ok {
 			return err // the session stays
 		}

@@ -13,10 +13,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
@@ -261,7 +261,7 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 			if !f.OK {
 				mark = a.con.Paint(console.Bad, "✗")
 			}
-			a.printf("%s %-13s %s\n", mark, f.Check, plain.Line(f.Detail))
+			a.printf("%s %-13s %s\n", mark, f.Check, termtext.Line(f.Detail))
 			if f.Hint != "" {
 				a.printf("  %-13s hint: %s\n", "", f.Hint)
 			}

@@ -13,10 +13,10 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/notify"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // summary counts sessions by how urgently they need the user.
@@ -32,7 +32,7 @@ type summary struct {
 func summarise(all []session.Session) summary {
 	sum := summary{Waiting: []string{}}
 	for _, s := range queue(all) {
-		if s.Status.Attention.State == wire.AgentBlocked {
+		if s.Status.Attention.State == guestproto.AgentBlocked {
 			sum.Waiting = append(sum.Waiting, s.DisplayName())
 		}
 	}
@@ -43,11 +43,11 @@ func summarise(all []session.Session) summary {
 		case s.Phase != session.Ready:
 		case s.Status.Attention == nil:
 			sum.Ready++
-		case s.Status.Attention.State == wire.AgentBlocked:
+		case s.Status.Attention.State == guestproto.AgentBlocked:
 			sum.Blocked++
-		case s.Status.Attention.State == wire.AgentError:
+		case s.Status.Attention.State == guestproto.AgentError:
 			sum.Error++
-		case s.Status.Attention.State == wire.AgentWorking:
+		case s.Status.Attention.State == guestproto.AgentWorking:
 			sum.Working++
 		case s.NeedsAttention():
 			sum.Done++
@@ -207,7 +207,7 @@ func (a *app) notify(ctx context.Context, m *session.Manager, s session.Session)
 		}
 	}
 	switch at.State {
-	case wire.AgentBlocked, wire.AgentError, wire.AgentDone:
+	case guestproto.AgentBlocked, guestproto.AgentError, guestproto.AgentDone:
 	default:
 		return
 	}

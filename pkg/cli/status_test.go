@@ -7,14 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 func TestSummary(t *testing.T) {
 	now := time.Now()
-	s := func(repo string, phase session.Phase, state wire.AgentState, since, visited time.Duration) session.Session {
+	s := func(repo string, phase session.Phase, state guestproto.AgentState, since, visited time.Duration) session.Session {
 		s := session.Session{Session: store.Session{ID: repo, Repo: repo, RepoKey: "github.com/" + repo}, Phase: phase}
 		s.Status.Attached = now.Add(-visited)
 		if state != "" {
@@ -23,15 +23,15 @@ func TestSummary(t *testing.T) {
 		return s
 	}
 	all := []session.Session{
-		s("o/old-done", session.Ready, wire.AgentDone, time.Hour, time.Minute), // visited since
-		s("o/done", session.Ready, wire.AgentDone, time.Minute, time.Hour),
-		s("o/late", session.Ready, wire.AgentBlocked, time.Minute, 0),
-		s("o/early#(x)", session.Ready, wire.AgentBlocked, time.Hour, 0),
-		s("o/failed", session.Ready, wire.AgentError, time.Second, 0),
-		s("o/broken", session.Broken, wire.AgentBlocked, time.Hour, 0), // its agent is gone
-		s("o/working", session.Ready, wire.AgentWorking, 0, 0),
+		s("o/old-done", session.Ready, guestproto.AgentDone, time.Hour, time.Minute), // visited since
+		s("o/done", session.Ready, guestproto.AgentDone, time.Minute, time.Hour),
+		s("o/late", session.Ready, guestproto.AgentBlocked, time.Minute, 0),
+		s("o/early#(x)", session.Ready, guestproto.AgentBlocked, time.Hour, 0),
+		s("o/failed", session.Ready, guestproto.AgentError, time.Second, 0),
+		s("o/broken", session.Broken, guestproto.AgentBlocked, time.Hour, 0), // its agent is gone
+		s("o/working", session.Ready, guestproto.AgentWorking, 0, 0),
 		s("o/plain", session.Ready, "", 0, 0),
-		s("o/stopped", session.Stopped, wire.AgentBlocked, time.Hour, 0),
+		s("o/stopped", session.Stopped, guestproto.AgentBlocked, time.Hour, 0),
 	}
 	sum := summarise(all)
 	plain := sum.text(func(_, text string) string { return text })
@@ -56,12 +56,12 @@ func TestSummary(t *testing.T) {
 // TestNext checks, among others, that a user in the only waiting session learns that no
 // other agent waits.
 func TestNext(t *testing.T) {
-	s := func(id string, state wire.AgentState) session.Session {
+	s := func(id string, state guestproto.AgentState) session.Session {
 		s := session.Session{Session: store.Session{ID: id}, Phase: session.Ready}
 		s.Status.Attention = &session.Attention{State: state, Since: time.Unix(int64(id[0]), 0)}
 		return s
 	}
-	a, b, idle := s("a", wire.AgentBlocked), s("b", wire.AgentBlocked), s("c", wire.AgentIdle)
+	a, b, idle := s("a", guestproto.AgentBlocked), s("b", guestproto.AgentBlocked), s("c", guestproto.AgentIdle)
 	for _, c := range []struct {
 		all           []session.Session
 		current       string

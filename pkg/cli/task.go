@@ -12,9 +12,9 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // tasks opens the store, starts missing keepers, and returns a task manager.
@@ -186,7 +186,7 @@ func (a *app) completeTasks(cmd *cobra.Command, _ []string, prefix string) ([]st
 	var found []string
 	for _, t := range all {
 		if strings.HasPrefix(t.ID, prefix) {
-			found = append(found, cobra.CompletionWithDesc(t.ID, string(t.Phase)+"  "+plain.Line(t.Name)))
+			found = append(found, cobra.CompletionWithDesc(t.ID, string(t.Phase)+"  "+termtext.Line(t.Name)))
 		}
 	}
 	return found, cobra.ShellCompDirectiveNoFileComp

@@ -12,9 +12,9 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 type taskListOptions struct {
@@ -202,7 +202,7 @@ func (a *app) showTask(m *task.Manager, t task.Task) error {
 	v := t.View()
 	line := func(key, format string, args ...any) {
 		if text := fmt.Sprintf(format, args...); strings.TrimSpace(text) != "" {
-			a.printf("%-12s %s\n", key, plain.Line(text))
+			a.printf("%-12s %s\n", key, termtext.Line(text))
 		}
 	}
 	line("id", "%s", v.ID)

@@ -17,10 +17,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // tailEvery is the interval at which a growing log is read.
@@ -323,7 +323,7 @@ func (a *app) taskEvents(ctx context.Context, m *task.Manager, t task.Task, o ta
 			if o.json {
 				err = a.jsonLine(ev)
 			} else {
-				a.printf("%s  %-10s %s\n", ev.At.Local().Format("15:04:05.000"), ev.Kind, plain.Line(string(ev.Data)))
+				a.printf("%s  %-10s %s\n", ev.At.Local().Format("15:04:05.000"), ev.Kind, termtext.Line(string(ev.Data)))
 			}
 			if err != nil {
 				return err

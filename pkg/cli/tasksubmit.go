@@ -11,8 +11,8 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // taskFile holds the flags of the commands that take a manifest.
@@ -194,7 +194,7 @@ func newTaskValidateCmd(a *app) *cobra.Command {
 			if o.json {
 				return a.con.JSON(t)
 			}
-			a.con.Say("%s is a valid manifest of a task for %s", o.name, plain.Line(cmp.Or(t.Repository.URL, "session "+cmp.Or(typed, t.VM.Session))))
+			a.con.Say("%s is a valid manifest of a task for %s", o.name, termtext.Line(cmp.Or(t.Repository.URL, "session "+cmp.Or(typed, t.VM.Session))))
 			return nil
 		},
 	}

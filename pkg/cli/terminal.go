@@ -13,8 +13,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // printf writes to the result stream.
@@ -27,7 +27,7 @@ func (a *app) pairs(p [][2]string) {
 		width = max(width, len(kv[0]))
 	}
 	for _, kv := range p {
-		a.printf("%-*s  %s\n", width, kv[0], plain.Line(kv[1]))
+		a.printf("%-*s  %s\n", width, kv[0], termtext.Line(kv[1]))
 	}
 }
 
@@ -112,7 +112,7 @@ func copyClean(w io.Writer, r io.Reader) error {
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintln(w, plain.Line(string(line))); err != nil {
+		if _, err := fmt.Fprintln(w, termtext.Line(string(line))); err != nil {
 			return err
 		}
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/homearchive"
 )
 
 // Persist lists the paths of a session's home directory that are saved for the next session of
 // its repository. A nil Keep is inherited; an empty one saves nothing.
-type Persist home.Patterns
+type Persist homearchive.Patterns
 
 // persistAgents stands for the transcripts and settings of the usual agents.
 const persistAgents = "agent"
@@ -31,16 +31,16 @@ func (k *Persist) UnmarshalYAML(n ast.Node) error {
 			return at(item, "must be a path like .claude/projects, or %q", persistAgents)
 		}
 		if text == persistAgents {
-			*k = append(*k, home.Agents()...)
+			*k = append(*k, homearchive.Agents()...)
 			continue
 		}
-		if err := home.CheckPattern(text); err != nil {
+		if err := homearchive.CheckPattern(text); err != nil {
 			return at(item, "cannot save %q: %v", text, err)
 		}
 		*k = append(*k, text)
 	}
-	if len(*k) > home.MaxPatterns {
-		return at(n, "keep must have at most %d paths, got %d", home.MaxPatterns, len(*k))
+	if len(*k) > homearchive.MaxPatterns {
+		return at(n, "keep must have at most %d paths, got %d", homearchive.MaxPatterns, len(*k))
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/homearchive"
 )
 
 func TestDotfiles(t *testing.T) {
@@ -106,12 +106,12 @@ repos:
 		profile string
 		want    []string
 	}{
-		{"github.com/o/r", "", home.Agents()},
-		{"github.com/o/r", "some", append([]string{".zsh_history", ".config/*/x"}, home.Agents()...)},
+		{"github.com/o/r", "", homearchive.Agents()},
+		{"github.com/o/r", "some", append([]string{".zsh_history", ".config/*/x"}, homearchive.Agents()...)},
 		{"github.com/o/r", "none", nil},
 		{"github.com/o/own", "", []string{".own"}},
 		{"github.com/o/own", "some", []string{".own"}},
-		{"github.com/o/profile", "", append([]string{".zsh_history", ".config/*/x"}, home.Agents()...)},
+		{"github.com/o/profile", "", append([]string{".zsh_history", ".config/*/x"}, homearchive.Agents()...)},
 		{"github.com/o/both", "", nil},
 	} {
 		if got := settings(t, c, x.repo, x.profile).Persist; !slices.Equal([]string(got), x.want) {

@@ -5,15 +5,15 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
-// cleanLines applies plain.Line to each line of s, and keeps the indentation.
+// cleanLines applies termtext.Line to each line of s, and keeps the indentation.
 func cleanLines(s string) []string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {
 		indent := len(l) - len(strings.TrimLeft(l, " "))
-		lines[i] = l[:indent] + plain.Line(l)
+		lines[i] = l[:indent] + termtext.Line(l)
 	}
 	return lines
 }

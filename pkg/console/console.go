@@ -3,7 +3,7 @@
 //
 // It decides nothing about the product, and it never prints a guest's text unchanged.
 // Control characters and escape sequences are removed first, and everything written to a
-// terminal passes through plain.Filter.
+// terminal passes through termtext.Filter.
 package console
 
 import (
@@ -19,7 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Console is the two output streams and their capabilities. A stream that is a terminal
@@ -58,7 +58,7 @@ func New(out, err io.Writer, env func(string) string) *Console {
 // forTerminal returns w, with a filter in front if w is a terminal.
 func forTerminal(w io.Writer) io.Writer {
 	if _, ok := terminal(w); ok {
-		return plain.NewLineFilter(w)
+		return termtext.NewLineFilter(w)
 	}
 	return w
 }
@@ -66,7 +66,7 @@ func forTerminal(w io.Writer) io.Writer {
 // Close resets the colours of the terminals, in case the printed text changed them.
 func (c *Console) Close() {
 	for _, w := range []io.Writer{c.Out, c.Err} {
-		if f, ok := w.(*plain.Filter); ok {
+		if f, ok := w.(*termtext.Filter); ok {
 			_ = f.Close() // the terminal may be gone
 		}
 	}
@@ -128,19 +128,19 @@ func paint(on bool, t Tone, s string) string {
 
 // Say writes a line to the message stream.
 func (c *Console) Say(format string, args ...any) {
-	c.line(c.Err, plain.Line(fmt.Sprintf(format, args...)))
+	c.line(c.Err, termtext.Line(fmt.Sprintf(format, args...)))
 }
 
 // Warn writes a warning to the message stream.
 func (c *Console) Warn(format string, args ...any) {
-	c.line(c.Err, paint(c.color.err, Notice, "warning:")+" "+plain.Line(fmt.Sprintf(format, args...)))
+	c.line(c.Err, paint(c.color.err, Notice, "warning:")+" "+termtext.Line(fmt.Sprintf(format, args...)))
 }
 
 // Fail writes an error and its hint, if any, to the message stream.
 func (c *Console) Fail(err error) {
-	c.line(c.Err, paint(c.color.err, Bad, "error:")+" "+plain.Line(err.Error()))
+	c.line(c.Err, paint(c.color.err, Bad, "error:")+" "+termtext.Line(err.Error()))
 	if hint := fail.HintOf(err); hint != "" {
-		c.line(c.Err, paint(c.color.err, Faint, " hint:")+" "+plain.Line(hint))
+		c.line(c.Err, paint(c.color.err, Faint, " hint:")+" "+termtext.Line(hint))
 	}
 }
 
@@ -164,7 +164,7 @@ func (c *Console) JSON(v any) error {
 func (c *Console) Confirm(question, flag string) (bool, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return false, fail.New(fail.Usage, "%s Cannot ask without a terminal", plain.Line(question)).WithHint("repeat the command with %s", flag)
+		return false, fail.New(fail.Usage, "%s Cannot ask without a terminal", termtext.Line(question)).WithHint("repeat the command with %s", flag)
 	}
 	defer tty.Close()
 	return ask(tty, question)

@@ -14,8 +14,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
 // LevelTrace is below the levels that slog defines.
@@ -143,7 +143,7 @@ func (h *logHandler) Handle(ctx context.Context, r slog.Record) error {
 		f.add(h.group, a)
 		return true
 	})
-	if id := trace.ID(ctx); id != "" && f.get(traceKey) == nil {
+	if id := traceid.ID(ctx); id != "" && f.get(traceKey) == nil {
 		f.set(traceKey, id)
 	}
 	var line []byte
@@ -164,11 +164,11 @@ func (h *logHandler) Handle(ctx context.Context, r slog.Record) error {
 // clean returns s as one harmless line without secrets. The handlers in front of this one
 // have already redacted s, but removing control characters may have reassembled a secret.
 func (h *logHandler) clean(s string) string {
-	s = plain.Line(plain.Head(s, 16*maxLogText)) // the head bounds the time that Line takes
+	s = termtext.Line(termtext.Head(s, 16*maxLogText)) // the head bounds the time that Line takes
 	if h.Redact != nil {
 		s = h.Redact.Redact(s)
 	}
-	return plain.Brief(s, maxLogText)
+	return termtext.Brief(s, maxLogText)
 }
 
 // fields holds the attributes of a record in order. Each key appears once, with its last

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
 const (
@@ -55,7 +55,7 @@ func members(t *testing.T, line string) (keys []string, object map[string]any) {
 
 func TestJSONLog(t *testing.T) {
 	log, out := logTo(FormatJSON, slog.LevelInfo)
-	ctx := trace.With(t.Context(), traceID)
+	ctx := traceid.With(t.Context(), traceID)
 	log.DebugContext(ctx, "not shown")
 	log.With("pid", 7, "session", "aaaa11112222").InfoContext(ctx, "task state transition", "from", "STAGING", "task_id", "bbbb11112222", "in", 1500*time.Millisecond)
 	if n := strings.Count(out.String(), "\n"); n != 1 || !strings.HasSuffix(out.String(), "\n") {
@@ -142,7 +142,7 @@ func TestTextLog(t *testing.T) {
 		log, out := logTo(format, slog.LevelInfo)
 		r := slog.NewRecord(at, slog.LevelWarn, "watch guest", 0)
 		r.Add("error", errors.New("a b"), "n", 1, "list", []string{"x"}, "empty", "")
-		if err := log.Handler().Handle(trace.With(t.Context(), traceID), r); err != nil {
+		if err := log.Handler().Handle(traceid.With(t.Context(), traceID), r); err != nil {
 			t.Fatal(err)
 		}
 		if out.String() != want+"\n" {

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // The states of a Step.
@@ -93,7 +93,7 @@ func (v *StepView) Update(s Step) {
 	if v.closed {
 		return
 	}
-	s.Name, s.Detail = plain.Line(s.Name), plain.Line(s.Detail)
+	s.Name, s.Detail = termtext.Line(s.Name), termtext.Line(s.Detail)
 	i := v.indexOf(s.Name)
 	switch s.State {
 	case Start, Progress:
@@ -190,7 +190,7 @@ var spinner = []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 func (v *StepView) Say(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.redraw(plain.Line(fmt.Sprintf(format, args...)) + "\n")
+	v.redraw(termtext.Line(fmt.Sprintf(format, args...)) + "\n")
 }
 
 // Close removes the running steps from the screen. Steps that have not ended leave no line;

@@ -3,7 +3,7 @@ package console
 import (
 	"strings"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Tint colours the cells of a column by their content.
@@ -21,7 +21,7 @@ func (c *Console) Table(header []string, rows [][]string, tints ...Tint) {
 		clean := make([]string, len(header))
 		for j := range header {
 			if j < len(row) {
-				clean[j] = plain.Line(row[j])
+				clean[j] = termtext.Line(row[j])
 			}
 			if clean[j] == "" {
 				clean[j] = "-"

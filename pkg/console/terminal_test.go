@@ -9,7 +9,7 @@ import (
 
 	"github.com/creack/pty"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain/plaintest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext/termtexttest"
 )
 
 // TestStreamsAreFilteredForTerminals checks on both streams that a guest's output only
@@ -41,7 +41,7 @@ func TestStreamsAreFilteredForTerminals(t *testing.T) {
 			seen = append(seen, buf[:n]...)
 		}
 		_, _ = tty.Close(), master.Close()
-		if got := plaintest.Effects(string(seen)); len(got) > 0 || !strings.Contains(string(seen), "shown\x1b[0m") {
+		if got := termtexttest.Effects(string(seen)); len(got) > 0 || !strings.Contains(string(seen), "shown\x1b[0m") {
 			t.Errorf("%s: %q makes a terminal do %q", name, seen, got)
 		}
 		var pipe bytes.Buffer

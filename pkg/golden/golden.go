@@ -23,7 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -73,18 +73,18 @@ func vmName(source string) string { return VMPrefix + source }
 
 // Key returns a key that changes whenever an input of source's golden image changes.
 func (m *Maker) Key(source image.Info) (string, error) {
-	scripts, err := guest.ScriptsKey(m.Scripts)
+	scripts, err := guestclient.ScriptsKey(m.Scripts)
 	if err != nil {
 		return "", err
 	}
-	program, err := guest.ProgramKey(source.Arch)
+	program, err := guestclient.ProgramKey(source.Arch)
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
 	// Include the directory, because a rebuilt image has the same key but newer
 	// packages.
-	for _, part := range []string{"1", source.Name, source.Arch, source.Key, filepath.Base(source.Path), scripts, cmdline, string(m.Template), program, guest.BootScript()} {
+	for _, part := range []string{"1", source.Name, source.Arch, source.Key, filepath.Base(source.Path), scripts, cmdline, string(m.Template), program, guestclient.BootScript()} {
 		fmt.Fprintf(h, "%d:%s\n", len(part), part)
 	}
 	return fmt.Sprintf("%x", h.Sum(nil)), nil
@@ -141,7 +141,7 @@ const originFile = "origin.json"
 
 // origin is the identity of the machine that a golden image was made from.
 type origin struct {
-	guest.Identity
+	guestclient.Identity
 	HostKey string
 }
 
@@ -300,7 +300,7 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 			return err
 		}
 		err = m.Driver.Create(ctx, vm.Spec{
-			Name: name, CPUs: cpus, Memory: memory, Disk: disk(source), Image: img, User: guest.User, Boot: guest.SleepScript(), ExternalNet: true,
+			Name: name, CPUs: cpus, Memory: memory, Disk: disk(source), Image: img, User: guestclient.User, Boot: guestclient.SleepScript(), ExternalNet: true,
 		})
 		if err != nil {
 			return err
@@ -336,7 +336,7 @@ type booted struct {
 	private    []byte // key of the login
 	authorized string // the public half
 	endpoint   vm.Endpoint
-	guest      guest.Guest
+	guest      guestclient.Guest
 }
 
 // buildSpec returns the spec of the VM in which things are made from an image.
@@ -356,7 +356,7 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 	if err := m.Driver.Delete(ctx, b.name); err != nil {
 		return nil, err
 	}
-	spec.User, spec.AuthorizedKey, spec.Boot, spec.ExternalNet = guest.User, authorized, guest.BootScript(), true
+	spec.User, spec.AuthorizedKey, spec.Boot, spec.ExternalNet = guestclient.User, authorized, guestclient.BootScript(), true
 	if err := m.Driver.Create(ctx, spec); err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestd/rules"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/rules"
 )
 
 // DefaultSuite is the Debian release that images are built from. It is the first

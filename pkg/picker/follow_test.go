@@ -11,8 +11,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // pretend is a simulated fzf behind the socket, whose user types all the time or not at
@@ -74,12 +74,12 @@ func TestFollow(t *testing.T) {
 	})
 
 	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/first", phase: session.Ready})
-	lines, glances, err := p.now(t.Context())
+	lines, observations, err := p.now(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := *p // a Picker must not be shared between goroutines; the store may be
-	tasks.Go(func() { p.follow(ctx, r, strings.Join(lines, "\n"), glances) })
+	tasks.Go(func() { p.follow(ctx, r, strings.Join(lines, "\n"), observations) })
 	seen := func() (posts []string, at []int, asked int) {
 		fake.mu.Lock()
 		defer fake.mu.Unlock()
@@ -106,6 +106,6 @@ func TestFollow(t *testing.T) {
 	}
 
 	// The content of an agent's screen is not part of a row.
-	other.glance(t, "aaaaaaaaaaaa", wire.Observation{Screen: []string{"new"}})
+	other.observation(t, "aaaaaaaaaaaa", guestproto.Observation{Screen: []string{"new"}})
 	until(t, "the new preview", func() bool { posts, _, _ := seen(); return len(posts) > 1 && posts[len(posts)-1] == "refresh-preview" })
 }

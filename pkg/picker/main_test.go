@@ -11,10 +11,10 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // newPicker returns a Picker with its own store and no keepers.
@@ -92,7 +92,7 @@ func (p *Picker) put(t *testing.T, r row) {
 	}
 }
 
-func (p *Picker) glance(t *testing.T, id string, g wire.Observation) {
+func (p *Picker) observation(t *testing.T, id string, g guestproto.Observation) {
 	t.Helper()
 	dir := p.Manager.Config.Paths.SessionDir(id)
 	text, err := json.Marshal(g)
@@ -100,14 +100,14 @@ func (p *Picker) glance(t *testing.T, id string, g wire.Observation) {
 		err = os.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "glance.json"), text, 0o600)
+		err = os.WriteFile(filepath.Join(dir, "observation.json"), text, 0o600)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func attention(state wire.AgentState, on string, since time.Time) session.Status {
+func attention(state guestproto.AgentState, on string, since time.Time) session.Status {
 	return session.Status{Attention: &session.Attention{State: state, Agent: "claude", On: on, Since: since}}
 }
 

@@ -22,9 +22,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Command is the hidden command that fzf runs for keys and the preview: Command ACTION
@@ -96,7 +96,7 @@ type Pick struct {
 // Run shows the picker until the user makes a choice. It may be called only once per
 // process, because of how fzf is built.
 func (p *Picker) Run(ctx context.Context) (Pick, error) {
-	lines, glances, err := p.now(ctx)
+	lines, observations, err := p.now(ctx)
 	if err != nil {
 		return Pick{}, err
 	}
@@ -126,7 +126,7 @@ func (p *Picker) Run(ctx context.Context) (Pick, error) {
 	restore := p.setenv(r)
 	defer restore()
 	following, stop := context.WithCancel(ctx)
-	tasks.Go(func() { p.follow(following, r, strings.Join(lines, "\n"), glances) })
+	tasks.Go(func() { p.follow(following, r, strings.Join(lines, "\n"), observations) })
 
 	code, err := fzf.Run(opts)
 	close(opts.Output)
@@ -166,15 +166,15 @@ func picked(code int, out []string) (Pick, error) {
 
 // now returns the current rows, and a text that changes whenever the content of
 // previews does.
-func (p *Picker) now(ctx context.Context) (lines []string, glances string, err error) {
+func (p *Picker) now(ctx context.Context) (lines []string, observations string, err error) {
 	sights, repos, err := p.read(ctx)
 	if err != nil {
 		return nil, "", err
 	}
 	for _, s := range sights {
-		glances += fmt.Sprintf("%s %d %s ", s.ID, s.seen.UnixNano(), s.ErrorMessage)
+		observations += fmt.Sprintf("%s %d %s ", s.ID, s.seen.UnixNano(), s.ErrorMessage)
 	}
-	return p.lines(sights, repos, time.Now()), glances, nil
+	return p.lines(sights, repos, time.Now()), observations, nil
 }
 
 const (
@@ -289,7 +289,7 @@ func (p *Picker) follow(ctx context.Context, r *workDir, shown, previewed string
 		if at, err = r.cursor(ctx); err != nil {
 			continue // fzf does not listen yet, or has ended
 		}
-		lines, glances, err := p.now(ctx)
+		lines, observations, err := p.now(ctx)
 		if err != nil {
 			continue // such as a busy store; the shown rows stay
 		}
@@ -297,11 +297,11 @@ func (p *Picker) follow(ctx context.Context, r *workDir, shown, previewed string
 		switch {
 		case text == shown:
 			patience = maxPatience
-			if glances == previewed || time.Since(refreshed) < refreshEvery {
+			if observations == previewed || time.Since(refreshed) < refreshEvery {
 				continue
 			}
 			if r.post(ctx, "refresh-preview") == nil {
-				previewed, refreshed = glances, time.Now()
+				previewed, refreshed = observations, time.Now()
 			}
 		case at != before && patience > 0:
 			patience--
@@ -313,7 +313,7 @@ func (p *Picker) follow(ctx context.Context, r *workDir, shown, previewed string
 				err = r.post(ctx, `track-current+reload-sync(cat "$`+rowsVar+`")`)
 			}
 			if err == nil {
-				shown, previewed, patience = text, glances, maxPatience
+				shown, previewed, patience = text, observations, maxPatience
 			}
 		}
 	}
@@ -339,7 +339,7 @@ func Ask(ctx context.Context, targets []Target) error {
 
 // Say returns the fzf action that shows a text above the rows until a key is pressed.
 func Say(text string) string {
-	text = plain.Line(text)
+	text = termtext.Line(text)
 	return "change-header[" + strings.ReplaceAll(text, "]", ")") + "]"
 }
 

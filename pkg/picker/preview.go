@@ -13,9 +13,9 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // journalTime limits how long a preview reads the decision log.
@@ -93,8 +93,8 @@ func (g *page) session(ctx context.Context, id string) error {
 		g.add(console.Notice, "%s", step)
 	}
 
-	glance, at, glanceErr := g.p.Manager.Observation(s) // missing if the keeper has not seen the guest yet
-	switch c := glance.Changes; {
+	observation, at, observationErr := g.p.Manager.Observation(s) // missing if the keeper has not seen the guest yet
+	switch c := observation.Changes; {
 	case s.Phase != session.Ready && s.Status.Work != nil:
 		g.add(console.Plain, "%s%swould lose: %s", s.Status.Work.Branch, dot, s.Status.Work.Summary())
 	case c != nil:
@@ -105,7 +105,7 @@ func (g *page) session(ctx context.Context, id string) error {
 	case s.Status.Base != nil:
 		g.add(console.Plain, "%s", s.Status.Base.Branch)
 	}
-	for _, parts := range machine(s, glance.Machine) {
+	for _, parts := range machine(s, observation.Machine) {
 		g.add(console.Faint, "%s", strings.Join(parts, dot))
 	}
 	if !s.Spec.Enforced {
@@ -123,14 +123,14 @@ func (g *page) session(ctx context.Context, id string) error {
 	if denied := g.p.denied(ctx, s); denied != "" {
 		g.add(console.Notice, "denied: %s", denied)
 	}
-	if glanceErr == nil && len(glance.Screen) > 0 && s.Phase == session.Ready {
-		g.screen(glance, at, now)
+	if observationErr == nil && len(observation.Screen) > 0 && s.Phase == session.Ready {
+		g.screen(observation, at, now)
 	}
 	return nil
 }
 
 // machine returns what a VM has and uses, and what it was made from, on one line each.
-func machine(s session.Session, m *wire.Machine) [][]string {
+func machine(s session.Session, m *guestproto.Machine) [][]string {
 	r := s.Spec.Resources
 	has := []string{fmt.Sprintf("%d CPU", r.CPUs), r.Memory.String(), r.Disk.String() + " disk"}
 	if m != nil && s.Phase == session.Ready {
@@ -189,8 +189,8 @@ func (p *Picker) denied(ctx context.Context, s session.Session) string {
 }
 
 // screen shows the end of the agent's screen, because agents ask their questions there.
-func (g *page) screen(glance wire.Observation, at, now time.Time) {
-	lines := glance.Screen
+func (g *page) screen(observation guestproto.Observation, at, now time.Time) {
+	lines := observation.Screen
 	for len(lines) > 0 && strings.TrimSpace(lines[len(lines)-1]) == "" {
 		lines = lines[:len(lines)-1]
 	}
@@ -198,7 +198,7 @@ func (g *page) screen(glance wire.Observation, at, now time.Time) {
 	if room < 1 || len(lines) == 0 {
 		return
 	}
-	g.add(console.Faint, "-- %s, %s ago --", cmp.Or(glance.Window, "screen"), age(at, now))
+	g.add(console.Faint, "-- %s, %s ago --", cmp.Or(observation.Window, "screen"), age(at, now))
 	for _, l := range lines[max(0, len(lines)-room):] {
 		g.raw(console.Plain, ansi.Truncate(layout(l), g.width, ""))
 	}
@@ -209,7 +209,7 @@ func layout(line string) string {
 	line = ansi.Strip(strings.ToValidUTF8(line[:min(len(line), maxText)], ""))
 	words := strings.Split(strings.ReplaceAll(line, "\t", "    "), " ")
 	for i, word := range words {
-		words[i] = plain.Line(word)
+		words[i] = termtext.Line(word)
 	}
 	return strings.TrimRight(strings.Join(words, " "), " ")
 }

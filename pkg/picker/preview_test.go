@@ -9,9 +9,9 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 func preview(t *testing.T, p *Picker, key string, width, height int) string {
@@ -34,13 +34,13 @@ func wants(t *testing.T, text string, all ...string) {
 
 func TestPreview(t *testing.T) {
 	p := newPicker(t)
-	facts := attention(wire.AgentBlocked, "Bash: rm -rf build", time.Now().Add(-3*time.Minute))
+	facts := attention(guestproto.AgentBlocked, "Bash: rm -rf build", time.Now().Add(-3*time.Minute))
 	facts.Ports = []session.PublishedPort{{Guest: 3000, Host: 40000}, {Guest: 1, Error: "in use"}, {Guest: 2, Close: true}}
 	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/r", phase: session.Ready, facts: facts})
-	p.glance(t, "aaaaaaaaaaaa", wire.Observation{
+	p.observation(t, "aaaaaaaaaaaa", guestproto.Observation{
 		Window: "claude", Screen: []string{"first", "  indented   twice", "Do you want to proceed?", "", ""},
-		Changes: &wire.Changes{Branch: "fix", Commits: 1, Files: 2, Insertions: 30, Deletions: 4},
-		Machine: &wire.Machine{Load: 1.25, MemUsed: 512 << 20, MemTotal: 1 << 30, DiskUsed: 2 << 30, DiskTotal: 4 << 30},
+		Changes: &guestproto.Changes{Branch: "fix", Commits: 1, Files: 2, Insertions: 30, Deletions: 4},
+		Machine: &guestproto.Machine{Load: 1.25, MemUsed: 512 << 20, MemTotal: 1 << 30, DiskUsed: 2 << 30, DiskTotal: 4 << 30},
 	})
 	text := preview(t, p, "s:aaaaaaaaaaaa", 80, 40)
 	wants(
@@ -85,14 +85,14 @@ func TestPreview(t *testing.T) {
 func TestPreviewIsHarmless(t *testing.T) {
 	p := newPicker(t)
 	long := strings.Repeat(hostile, 300)
-	facts := attention(wire.AgentBlocked, long, time.Now())
+	facts := attention(guestproto.AgentBlocked, long, time.Now())
 	facts.Attention.Agent = long
 	p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/x", slug: hostile, phase: session.Ready, facts: facts, err: long, hint: long})
-	g := wire.Observation{Window: long, Changes: &wire.Changes{Branch: long, Commits: -1 << 60, Insertions: 1 << 60}, Machine: &wire.Machine{Load: 1e300, MemUsed: -1}}
+	g := guestproto.Observation{Window: long, Changes: &guestproto.Changes{Branch: long, Commits: -1 << 60, Insertions: 1 << 60}, Machine: &guestproto.Machine{Load: 1e300, MemUsed: -1}}
 	for range 1200 {
 		g.Screen = append(g.Screen, long[:2*maxText])
 	}
-	p.glance(t, "aaaaaaaaaaaa", g)
+	p.observation(t, "aaaaaaaaaaaa", g)
 	p.Listed = []string{hostile}
 	for _, key := range []string{"s:aaaaaaaaaaaa", repositoryKey(hostile)} {
 		for _, size := range [][2]int{{80, 24}, {20, 5}, {0, 0}, {1 << 30, 1 << 30}, {-1, -1}} {

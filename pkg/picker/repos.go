@@ -144,7 +144,7 @@ func (p *Picker) readWorkState(s session.Session) workState {
 		seen.branch, seen.ahead = w.Branch, w.Ahead
 		return seen
 	}
-	// If there is no glance or it cannot be read, the row goes without it.
+	// If there is no observation or it cannot be read, the row goes without it.
 	if g, at, err := p.Manager.Observation(s); err == nil {
 		seen.seen = at
 		if g.Changes != nil {

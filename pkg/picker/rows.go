@@ -11,9 +11,9 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // state is the displayed state of a session.
@@ -65,18 +65,18 @@ func stateOf(s session.Session) (state, time.Time) {
 		return ready, s.StateChangedAt
 	}
 	switch a.State {
-	case wire.AgentBlocked:
+	case guestproto.AgentBlocked:
 		return blocked, a.Since
-	case wire.AgentError:
+	case guestproto.AgentError:
 		return failed, a.Since
-	case wire.AgentWorking:
+	case guestproto.AgentWorking:
 		return working, a.Since
-	case wire.AgentDone:
+	case guestproto.AgentDone:
 		if s.NeedsAttention() {
 			return done, a.Since
 		}
 		return idle, a.Since // the user has seen it
-	case wire.AgentIdle:
+	case guestproto.AgentIdle:
 		return idle, a.Since
 	}
 	return ready, a.Since
@@ -222,7 +222,7 @@ func (p *Picker) fit(s string, width int) string {
 	if !p.Unicode {
 		tail = "."
 	}
-	s = ansi.Truncate(plain.Line(s[:min(len(s), maxText)]), width, tail)
+	s = ansi.Truncate(termtext.Line(s[:min(len(s), maxText)]), width, tail)
 	// Combining marks that pile up on one letter have no width.
 	for i, n := 0, 0; i < len(s); n++ {
 		if n == 4*width {

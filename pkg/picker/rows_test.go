@@ -11,8 +11,8 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // TestHeaderFits checks that the header fits beside the preview, in a popup on a
@@ -33,27 +33,27 @@ func TestOrder(t *testing.T) {
 	p := newPicker(t)
 	now := time.Now()
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
-	seen := attention(wire.AgentDone, "", ago(9*time.Hour))
+	seen := attention(guestproto.AgentDone, "", ago(9*time.Hour))
 	seen.Attached = ago(time.Hour)
 	for i, r := range []row{
 		{slug: "o/stopped", phase: session.Stopped},
-		{slug: "o/zz-idle", phase: session.Ready, facts: attention(wire.AgentIdle, "", ago(time.Hour))},
+		{slug: "o/zz-idle", phase: session.Ready, facts: attention(guestproto.AgentIdle, "", ago(time.Hour))},
 		{slug: "o/creating", phase: session.Creating, want: session.Ready},
-		{slug: "o/working-b", phase: session.Ready, facts: attention(wire.AgentWorking, "", ago(9*time.Hour))},
-		{slug: "o/working-a", phase: session.Ready, facts: attention(wire.AgentWorking, "", ago(time.Hour))},
-		{slug: "o/done", phase: session.Ready, facts: attention(wire.AgentDone, "", ago(3*time.Hour))},
+		{slug: "o/working-b", phase: session.Ready, facts: attention(guestproto.AgentWorking, "", ago(9*time.Hour))},
+		{slug: "o/working-a", phase: session.Ready, facts: attention(guestproto.AgentWorking, "", ago(time.Hour))},
+		{slug: "o/done", phase: session.Ready, facts: attention(guestproto.AgentDone, "", ago(3*time.Hour))},
 		{slug: "o/seen", phase: session.Ready, facts: seen},
-		{slug: "o/blocked-short", phase: session.Ready, facts: attention(wire.AgentBlocked, "Bash", ago(time.Minute))},
-		{slug: "o/blocked-long", phase: session.Ready, facts: attention(wire.AgentBlocked, "Bash", ago(2*time.Hour))},
+		{slug: "o/blocked-short", phase: session.Ready, facts: attention(guestproto.AgentBlocked, "Bash", ago(time.Minute))},
+		{slug: "o/blocked-long", phase: session.Ready, facts: attention(guestproto.AgentBlocked, "Bash", ago(2*time.Hour))},
 		{slug: "o/broken", phase: session.Broken, err: "no space"},
-		{slug: "o/error", phase: session.Ready, facts: attention(wire.AgentError, "API", ago(5*time.Hour))},
+		{slug: "o/error", phase: session.Ready, facts: attention(guestproto.AgentError, "API", ago(5*time.Hour))},
 		{slug: "o/plain", phase: session.Ready},
 		{slug: "o/stopping", phase: session.Ready, want: session.Stopped},
 		{slug: "o/going", phase: session.Stopped, want: session.Gone},
 		{slug: "o/waking", phase: session.Stopped, want: session.Ready},
 		// An agent's state from before its VM was stopped no longer matters.
-		{slug: "o/asleep", phase: session.Stopped, facts: attention(wire.AgentBlocked, "Bash", ago(time.Hour))},
-		{slug: "o/exited", phase: session.Ready, facts: attention(wire.AgentGone, "", ago(time.Hour))},
+		{slug: "o/asleep", phase: session.Stopped, facts: attention(guestproto.AgentBlocked, "Bash", ago(time.Hour))},
+		{slug: "o/exited", phase: session.Ready, facts: attention(guestproto.AgentGone, "", ago(time.Hour))},
 	} {
 		r.id = fmt.Sprintf("%012x", i)
 		p.put(t, r)
@@ -87,11 +87,11 @@ var keyRE = regexp.MustCompile(`^([sr]:[A-Za-z0-9_-]+|-)$`)
 func TestRowsAreHarmless(t *testing.T) {
 	for _, env := range [][]string{{"NO_COLOR=1"}, {"CLICOLOR_FORCE=1"}} {
 		p := newPicker(t, env...)
-		facts := attention(wire.AgentBlocked, strings.Repeat(hostile, 50), time.Now())
+		facts := attention(guestproto.AgentBlocked, strings.Repeat(hostile, 50), time.Now())
 		p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/a", slug: strings.Repeat(hostile, 50), phase: session.Ready, facts: facts})
-		p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/short", phase: session.Ready, facts: attention(wire.AgentBlocked, "x", time.Now())})
+		p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/short", phase: session.Ready, facts: attention(guestproto.AgentBlocked, "x", time.Now())})
 		p.put(t, row{id: "cccccccccccc", key: "local:/c", slug: "piled" + strings.Repeat("\u0301", 900), phase: session.Broken, err: hostile})
-		p.glance(t, "aaaaaaaaaaaa", wire.Observation{Changes: &wire.Changes{Branch: strings.Repeat(hostile, 9), Commits: 3}})
+		p.observation(t, "aaaaaaaaaaaa", guestproto.Observation{Changes: &guestproto.Changes{Branch: strings.Repeat(hostile, 9), Commits: 3}})
 		p.Listed = []string{"o/r", "/tmp/x'$(touch y)'", "https://x.example/`id`", hostile}
 		lines, _, err := p.now(t.Context())
 		if err != nil {
@@ -154,7 +154,7 @@ func TestASCII(t *testing.T) {
 	p.Unicode = false
 	p.Listed = []string{"o/" + strings.Repeat("long", 20)}
 	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/r", phase: session.Ready})
-	p.glance(t, "aaaaaaaaaaaa", wire.Observation{Changes: &wire.Changes{Branch: "main", Commits: 2}})
+	p.observation(t, "aaaaaaaaaaaa", guestproto.Observation{Changes: &guestproto.Changes{Branch: "main", Commits: 2}})
 	lines, _, err := p.now(t.Context())
 	if err != nil {
 		t.Fatal(err)

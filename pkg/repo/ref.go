@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Ref identifies a repository.
@@ -295,5 +295,5 @@ func echo(s string) string {
 	if i := strings.LastIndex(s, "@"); i >= 0 && strings.ContainsAny(s[:i], ":") {
 		s = "…" + s[i:]
 	}
-	return fmt.Sprintf("%q", plain.Brief(s, 80))
+	return fmt.Sprintf("%q", termtext.Brief(s, 80))
 }

@@ -17,8 +17,8 @@ import (
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Guest is the part of an SSH connection that this package needs. cmd is a command
@@ -92,7 +92,7 @@ const (
 )
 
 // clip shortens and escapes a guest's text for one line of an error.
-func clip(s string) string { return plain.Brief(plain.Line(s), 600) }
+func clip(s string) string { return termtext.Brief(termtext.Line(s), 600) }
 
 // tailBuffer keeps the end of its input, because git prints the cause of an error last.
 type tailBuffer struct {

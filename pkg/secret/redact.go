@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // minRedact is the length of the shortest value that is redacted. Redacting shorter
@@ -81,8 +81,8 @@ func (r *Redactor) Redact(s string) string {
 
 // Line returns s without secrets as one printable line of at most most bytes.
 func (r *Redactor) Line(s string, most int) string {
-	s = plain.Line(r.Redact(plain.Head(s, 16*most)))
-	return plain.Brief(r.Redact(s), most) // again, because characters inside a secret may have been removed
+	s = termtext.Line(r.Redact(termtext.Head(s, 16*most)))
+	return termtext.Brief(r.Redact(s), most) // again, because characters inside a secret may have been removed
 }
 
 // Writer returns a writer that redacts a stream, including secrets split across

@@ -11,15 +11,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Bounds of accepted input.
 const (
-	MaxSecrets = wire.MaxSecrets     // per session
-	MaxBytes   = wire.MaxSecretBytes // per value
-	maxSource  = 4096                // length of a reference
+	MaxSecrets = guestproto.MaxSecrets     // per session
+	MaxBytes   = guestproto.MaxSecretBytes // per value
+	maxSource  = 4096                      // length of a reference
 )
 
 // Kind is the type of a secret's source: the word before the colon.
@@ -77,7 +77,7 @@ var reservedNames = []string{
 // belongs, and the secret must not reach a log.
 func ParseRef(name, source string) (Ref, error) {
 	if len(name) > 128 || !nameRE.MatchString(name) {
-		return Ref{}, fail.New(fail.Usage, "secret %q: the name must be an environment variable: at most 128 capital letters, digits and _", plain.Brief(plain.Line(name), 40)).
+		return Ref{}, fail.New(fail.Usage, "secret %q: the name must be an environment variable: at most 128 capital letters, digits and _", termtext.Brief(termtext.Line(name), 40)).
 			WithHint("use a name such as GITHUB_TOKEN")
 	}
 	if slices.Contains(reservedNames, name) || strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "DYLD_") {

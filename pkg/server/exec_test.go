@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -67,7 +67,7 @@ func (r *rig) vm(id string) (checkout string) {
 	if err := os.WriteFile(filepath.Join(paths.SessionDir(id), "ssh_key"), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := json.Marshal(session.Status{Dir: checkout, Root: m.Root, Endpoint: ep, Secrets: guest.Delivered{Values: 2, Bytes: 1000}})
+	facts, err := json.Marshal(session.Status{Dir: checkout, Root: m.Root, Endpoint: ep, Secrets: guestclient.Delivered{Values: 2, Bytes: 1000}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/peer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/peercred"
 )
 
 // maxSocketPath is the limit on macOS; Linux allows four more bytes.
@@ -70,7 +70,7 @@ func (l ownOnly) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err = peer.Own(c); err == nil {
+		if err = peercred.Own(c); err == nil {
 			return c, nil
 		}
 		l.log.Warn("connection to the socket refused", "error", err)

@@ -9,10 +9,10 @@ import (
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Problem is the form of every error response: RFC 9457, with the product's code
@@ -72,7 +72,7 @@ func problem(status int, code, hint, format string, args ...any) *Problem {
 
 // bounded makes text printable and limits its length. The text may contain input
 // from outside.
-func bounded(text string) string { return plain.Brief(plain.Lines(text), maxDetail) }
+func bounded(text string) string { return termtext.Brief(termtext.Lines(text), maxDetail) }
 
 // Error returns the detail.
 func (p *Problem) Error() string { return p.Detail }

@@ -12,13 +12,13 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // The keeper of a ready session watches its guest. The state of the most urgent agent
-// goes into the session's row, for users who wait for it; the whole snapshot goes
+// goes into the session's row, for users who wait for it; the whole observation goes
 // into a file, for previews. All of it is the guest's claim, and arrives as fast as
 // the guest likes.
 
@@ -27,12 +27,12 @@ const (
 	watchRetryMax = 30 * time.Second
 )
 
-// statusWatcher processes the snapshots that a guest sends.
+// statusWatcher processes the observations that a guest sends.
 type statusWatcher struct {
 	w    *Worker
 	id   string
 	last []byte        // the file's last content
-	pace *rate.Limiter // limits all work done for snapshots
+	pace *rate.Limiter // limits all work done for observations
 	told *rate.Limiter // limits events, which are kept for good
 }
 
@@ -65,7 +65,7 @@ func (w *Worker) watchGuest(ctx context.Context, s Session, conn func(context.Co
 	}
 }
 
-// readObservations processes one stream of snapshots until it ends.
+// readObservations processes one stream of observations until it ends.
 func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) error {
 	client, err := conn(ctx)
 	if err != nil {
@@ -75,12 +75,12 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 	if err := l.w.redactSecretsOf(ctx, g); err != nil { // the screen may show them
 		return err
 	}
-	// Only the latest snapshot counts, however fast they arrive.
-	news := make(chan wire.Observation, 1)
+	// Only the latest observation counts, however fast they arrive.
+	news := make(chan guestproto.Observation, 1)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		defer close(news)
-		return g.Watch(ctx, s.Status.Dir, s.Status.Base.Commit, func(g wire.Observation) error {
+		return g.Watch(ctx, s.Status.Dir, s.Status.Base.Commit, func(g guestproto.Observation) error {
 			select {
 			case <-news:
 			default:
@@ -103,8 +103,8 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 	return group.Wait()
 }
 
-// recordObservation stores one snapshot.
-func (l *statusWatcher) recordObservation(ctx context.Context, g wire.Observation) error {
+// recordObservation stores one observation.
+func (l *statusWatcher) recordObservation(ctx context.Context, g guestproto.Observation) error {
 	for i := range g.Agents {
 		g.Agents[i].Name, g.Agents[i].On = l.w.text(g.Agents[i].Name), l.w.text(g.Agents[i].On)
 	}
@@ -114,9 +114,9 @@ func (l *statusWatcher) recordObservation(ctx context.Context, g wire.Observatio
 		return err
 	}
 	if !bytes.Equal(text, l.last) {
-		// A flush is not worth its cost: the next snapshot replaces this one.
+		// A flush is not worth its cost: the next observation replaces this one.
 		if err := atomicfile.WriteUnflushed(l.w.observationFile(l.id), text, 0o600); err != nil {
-			return fail.New(fail.Host, "write guest snapshot: %w", err)
+			return fail.New(fail.Host, "write guest observation: %w", err)
 		}
 		l.last = text
 	}
@@ -157,7 +157,7 @@ func (l *statusWatcher) screen(lines []string) []string {
 }
 
 // attention returns the state of the most urgent agent, or nil when no agent runs.
-func attention(g wire.Observation) *Attention {
+func attention(g guestproto.Observation) *Attention {
 	if len(g.Agents) == 0 {
 		return nil
 	}
@@ -185,9 +185,9 @@ func (s Session) NeedsAttention() bool {
 		return false
 	}
 	switch a.State {
-	case wire.AgentBlocked, wire.AgentError:
+	case guestproto.AgentBlocked, guestproto.AgentError:
 		return true
-	case wire.AgentDone:
+	case guestproto.AgentDone:
 		return a.Since.After(s.Status.Attached)
 	}
 	return false

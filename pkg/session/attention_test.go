@@ -12,10 +12,10 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 func newLookout(t *testing.T) (*statusWatcher, Session, *[]Attention) {
@@ -35,19 +35,19 @@ func newLookout(t *testing.T) (*statusWatcher, Session, *[]Attention) {
 	return &statusWatcher{w: w, id: s.ID, pace: rate.NewLimiter(rate.Inf, 1), told: rate.NewLimiter(0, 3)}, s, &told
 }
 
-func agents(of ...wire.Agent) wire.Observation {
-	return wire.Observation{Version: wire.Version, Agents: of}
+func agents(of ...guestproto.Agent) guestproto.Observation {
+	return guestproto.Observation{Version: guestproto.Version, Agents: of}
 }
 
 func TestTheMostUrgentAgentCounts(t *testing.T) {
 	l, s, told := newLookout(t)
-	for _, g := range []wire.Observation{
-		agents(wire.Agent{Name: "claude", State: wire.AgentWorking}),
-		agents(wire.Agent{Name: "claude", State: wire.AgentWorking}, wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}),
-		agents(wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "a question"}), // no change
-		agents(wire.Agent{Name: "codex", State: wire.AgentBlocked, On: "another"}),
+	for _, g := range []guestproto.Observation{
+		agents(guestproto.Agent{Name: "claude", State: guestproto.AgentWorking}),
+		agents(guestproto.Agent{Name: "claude", State: guestproto.AgentWorking}, guestproto.Agent{Name: "codex", State: guestproto.AgentBlocked, On: "a question"}),
+		agents(guestproto.Agent{Name: "codex", State: guestproto.AgentBlocked, On: "a question"}), // no change
+		agents(guestproto.Agent{Name: "codex", State: guestproto.AgentBlocked, On: "another"}),
 		agents(),
-		agents(wire.Agent{Name: "claude", State: wire.AgentDone}),
+		agents(guestproto.Agent{Name: "claude", State: guestproto.AgentDone}),
 	} {
 		if err := l.recordObservation(t.Context(), g); err != nil {
 			t.Fatal(err)
@@ -62,7 +62,7 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 		t.Errorf("told %q, want %q", got, want)
 	}
 	now, err := l.w.Get(t.Context(), s.ID)
-	if err != nil || !now.NeedsAttention() || now.View().Attention.State != wire.AgentDone {
+	if err != nil || !now.NeedsAttention() || now.View().Attention.State != guestproto.AgentDone {
 		t.Fatalf("%+v, %v", now.Status.Attention, err)
 	}
 	if err := l.w.MarkVisited(t.Context(), now); err != nil {
@@ -86,11 +86,11 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 	}
 }
 
-// A snapshot is stored on disk, so its screen must not contain a secret, whole or
+// An observation is stored on disk, so its screen must not contain a secret, whole or
 // split over two lines.
-func TestGlancesHoldNoSecret(t *testing.T) {
+func TestObservationsHoldNoSecret(t *testing.T) {
 	l, s, told := newLookout(t)
-	g := agents(wire.Agent{Name: "claude", State: wire.AgentBlocked, On: "permission: Bash: echo sw0rdfish-0123456789"})
+	g := agents(guestproto.Agent{Name: "claude", State: guestproto.AgentBlocked, On: "permission: Bash: echo sw0rdfish-0123456789"})
 	g.Window, g.Screen = "claude", []string{"$ env", "TOKEN=sw0rdfish-0123456789", "\x1b[31mred\x1b[0m"}
 	if err := l.recordObservation(t.Context(), g); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestGlancesHoldNoSecret(t *testing.T) {
 	}
 }
 
-func TestGlanceOfNothing(t *testing.T) {
+func TestObservationOfNothing(t *testing.T) {
 	l, s, _ := newLookout(t)
 	if _, _, err := l.w.Observation(s); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("never looked at: %v", err)
@@ -127,7 +127,7 @@ func TestGlanceOfNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := l.w.Observation(s); err == nil {
-		t.Error("an empty file is a glance")
+		t.Error("an empty file is an observation")
 	}
 }
 
@@ -143,7 +143,7 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 50 {
-		if err := l.recordObservation(t.Context(), agents(wire.Agent{Name: "claude", State: wire.AgentBlocked, On: fmt.Sprintf("question %d", i)})); err != nil {
+		if err := l.recordObservation(t.Context(), agents(guestproto.Agent{Name: "claude", State: guestproto.AgentBlocked, On: fmt.Sprintf("question %d", i)})); err != nil {
 			t.Fatal(err)
 		}
 	}

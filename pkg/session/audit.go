@@ -9,11 +9,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
 func (m *Manager) requestedBy(ctx context.Context) RequestedBy {
-	return RequestedBy{Actor: m.Actor, Trace: trace.ID(ctx)}
+	return RequestedBy{Actor: m.Actor, Trace: traceid.ID(ctx)}
 }
 
 // audit records what was done, or that err prevented it.

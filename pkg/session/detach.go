@@ -7,7 +7,7 @@ import (
 	"syscall"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
 // Detach starts this program with args as a process that outlives this one. Its
@@ -15,7 +15,7 @@ import (
 // store.
 func (m *Manager) Detach(ctx context.Context, log *os.File, args ...string) error {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), m.Self, args...)
-	cmd.Dir, cmd.Env = "/", trace.Environ(ctx, os.Environ())
+	cmd.Dir, cmd.Env = "/", traceid.Environ(ctx, os.Environ())
 	if log != nil {
 		cmd.Stdout, cmd.Stderr = log, log
 	}

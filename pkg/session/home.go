@@ -12,8 +12,8 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/home"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/homearchive"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -25,7 +25,7 @@ const homeTimeout = 2 * time.Minute
 // copyHomeFiles copies the user's files into the agent's home directory: first the
 // dotfiles, then the repository's saved home, in which the last session may have
 // changed dotfiles.
-func (w *Worker) copyHomeFiles(ctx context.Context, s Session, g guest.Guest) error {
+func (w *Worker) copyHomeFiles(ctx context.Context, s Session, g guestclient.Guest) error {
 	if s.Spec.Restricted {
 		return nil
 	}
@@ -43,7 +43,7 @@ func (w *Worker) copyHomeFiles(ctx context.Context, s Session, g guest.Guest) er
 
 // bringDotfiles copies the dotfiles. Errors in the files on the host fail the start,
 // because the user can fix them. Errors in the guest are only reported.
-func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guest.Guest) error {
+func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guestclient.Guest) error {
 	return w.step(ctx, s.ID, "copy dotfiles", func(ctx context.Context, _ vm.Progress) error {
 		dir, err := os.OpenRoot(w.Config.Dotfiles)
 		if err != nil {
@@ -51,7 +51,7 @@ func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guest.Guest) er
 		}
 		defer dir.Close()
 		var archive bytes.Buffer
-		left, err := home.Dotfiles(&archive, dir, path.Base(s.Repo))
+		left, err := homearchive.Dotfiles(&archive, dir, path.Base(s.Repo))
 		if err != nil {
 			return fail.New(fail.Usage, "read dotfiles in %s: %w", w.Config.Dotfiles, err).WithHint("ls -la %s", ssh.Quote(w.Config.Dotfiles))
 		}
@@ -94,15 +94,15 @@ func (w *Worker) warnLeftOut(ctx context.Context, id, hint, what string, notes [
 }
 
 // savePatterns returns what the settings say about saving the home of s.
-func savePatterns(c *config.Config, s Session) (guest.SavePatterns, error) {
+func savePatterns(c *config.Config, s Session) (guestclient.SavePatterns, error) {
 	set, err := c.For(config.RepoKey(s.RepoKey), s.Spec.Profile)
-	return guest.SavePatterns{Patterns: home.Patterns(set.Persist), Not: path.Base(s.Repo), Max: int64(c.Limits.SavedHome)}, err
+	return guestclient.SavePatterns{Patterns: homearchive.Patterns(set.Persist), Not: path.Base(s.Repo), Max: int64(c.Limits.SavedHome)}, err
 }
 
 // saveHomeNow calls savePatterns with the settings as they are now: they may have changed a
 // moment ago. If the settings file has an error, the earlier settings apply, as
 // everywhere.
-func (w *Worker) saveHomeNow(s Session) (guest.SavePatterns, error) {
+func (w *Worker) saveHomeNow(s Session) (guestclient.SavePatterns, error) {
 	if now, err := w.Config.Reload(); err == nil {
 		return savePatterns(now, s)
 	}
@@ -113,7 +113,7 @@ func (w *Worker) saveHomeNow(s Session) (guest.SavePatterns, error) {
 // files only in a guest that no user has worked in yet. Until it has succeeded,
 // nothing of this session is saved: that would replace a saved home whose files this
 // session never had.
-func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guest.Guest, keep guest.SavePatterns) error {
+func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guestclient.Guest, keep guestclient.SavePatterns) error {
 	without := func(err error) {
 		w.warn(ctx, s.ID, "agent-sessionizer kept rm "+s.DisplayName(), "continuing without the saved home, which is unchanged: %v", err)
 	}
@@ -148,7 +148,7 @@ func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guest.Guest,
 
 // saveHome saves the home of s. A failure is only a warning: the user asked to stop
 // the session, and the last saved home stays.
-func (w *Worker) saveHome(ctx context.Context, s Session, g guest.Guest) {
+func (w *Worker) saveHome(ctx context.Context, s Session, g guestclient.Guest) {
 	if s.Task != "" {
 		return // a repository's tasks run concurrently with each other and with its session
 	}
@@ -164,7 +164,7 @@ func (w *Worker) saveHome(ctx context.Context, s Session, g guest.Guest) {
 	}
 }
 
-func (w *Worker) trySaveHome(ctx context.Context, s Session, g guest.Guest, keep guest.SavePatterns) error {
+func (w *Worker) trySaveHome(ctx context.Context, s Session, g guestclient.Guest, keep guestclient.SavePatterns) error {
 	if !s.Status.SavedHome {
 		// The setting was turned on after the session started. What an earlier
 		// session saved must not be lost.

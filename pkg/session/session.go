@@ -16,13 +16,13 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // Phase is where a session is in its life. Users see it as the session's state.
@@ -105,18 +105,18 @@ type Spec struct {
 
 // Status is the state of the session that the next keeper has to know.
 type Status struct {
-	WasReady bool             `json:"was_ready,omitempty"` // parts that are missing now existed once
-	Net      config.Additions `json:"net,omitzero"`        // by `net allow`, `net deny` and --host-service
-	Project  *config.Project  `json:"project,omitempty"`   // the repository's own file, read at clone
-	Dir      string           `json:"dir,omitempty"`       // the checkout in the guest
-	Base     *repo.Base       `json:"base,omitempty"`      // what was cloned
-	Endpoint vm.Endpoint      `json:"endpoint,omitzero"`   // of the running VM
-	Root     string           `json:"root,omitempty"`      // vm.Machine.Root
-	Secrets  guest.Delivered  `json:"secrets,omitzero"`    // how much was put into the guest's memory, or is about to be
-	Accel    string           `json:"accel,omitempty"`
-	From     golden.From      `json:"from,omitempty"` // what the VM was made from
-	VM       string           `json:"vm,omitempty"`   // the VM's name, unless it is the session's
-	Warm     string           `json:"warm,omitempty"` // directory of the snapshot that the VM resumes
+	WasReady bool                  `json:"was_ready,omitempty"` // parts that are missing now existed once
+	Net      config.Additions      `json:"net,omitzero"`        // by `net allow`, `net deny` and --host-service
+	Project  *config.Project       `json:"project,omitempty"`   // the repository's own file, read at clone
+	Dir      string                `json:"dir,omitempty"`       // the checkout in the guest
+	Base     *repo.Base            `json:"base,omitempty"`      // what was cloned
+	Endpoint vm.Endpoint           `json:"endpoint,omitzero"`   // of the running VM
+	Root     string                `json:"root,omitempty"`      // vm.Machine.Root
+	Secrets  guestclient.Delivered `json:"secrets,omitzero"`    // how much was put into the guest's memory, or is about to be
+	Accel    string                `json:"accel,omitempty"`
+	From     golden.From           `json:"from,omitempty"` // what the VM was made from
+	VM       string                `json:"vm,omitempty"`   // the VM's name, unless it is the session's
+	Warm     string                `json:"warm,omitempty"` // directory of the snapshot that the VM resumes
 	// Provisioned is the key of the provision scripts that have run in the guest or
 	// its image. Program is the key of the guest program installed there.
 	Provisioned string          `json:"provisioned,omitempty"`
@@ -141,10 +141,10 @@ type RequestedBy struct {
 // Attention is the state of a session's most urgent agent. The texts come from the
 // guest: they are safe to print, but must not be trusted.
 type Attention struct {
-	State wire.AgentState `json:"state"`
-	Agent string          `json:"agent,omitempty"`
-	On    string          `json:"on,omitempty"` // what it waits for, or the error
-	Since time.Time       `json:"since"`        // by the host's clock
+	State guestproto.AgentState `json:"state"`
+	Agent string                `json:"agent,omitempty"`
+	On    string                `json:"on,omitempty"` // what it waits for, or the error
+	Since time.Time             `json:"since"`        // by the host's clock
 }
 
 // Session is a store row with its JSON decoded.
@@ -157,8 +157,8 @@ type Session struct {
 }
 
 // Guest returns the guest of s, reached over conn.
-func (s Session) Guest(conn *ssh.Client) guest.Guest {
-	return guest.Guest{SSH: conn, Root: s.Status.Root, Delivered: s.Status.Secrets}
+func (s Session) Guest(conn *ssh.Client) guestclient.Guest {
+	return guestclient.Guest{SSH: conn, Root: s.Status.Root, Delivered: s.Status.Secrets}
 }
 
 func read(row store.Session) (Session, error) {

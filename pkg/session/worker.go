@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -197,7 +197,7 @@ func (w *Worker) markBroken(ctx context.Context, s Session, cause error) (Sessio
 // desired phase changed, Next returns with the phase unchanged; the keeper then calls
 // it again.
 func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
-	ctx = trace.With(ctx, s.Status.RequestedBy.Trace)
+	ctx = traceid.With(ctx, s.Status.RequestedBy.Trace)
 	keep := context.WithoutCancel(ctx) // for writes that must happen even when the work is cancelled
 	switch {
 	case s.Desired == Gone:

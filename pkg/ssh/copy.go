@@ -16,7 +16,7 @@ import (
 
 	"github.com/pkg/sftp"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // Bounds of one copy, whatever the guest sends.
@@ -151,7 +151,7 @@ func (t *transfer) step(depth int) error {
 
 func (t *transfer) copied(name string, size int64) {
 	if t.progress != nil {
-		t.progress(Item{Name: plain.Line(name), Size: size})
+		t.progress(Item{Name: termtext.Line(name), Size: size})
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 const (
@@ -128,11 +128,11 @@ func (t *transfer) downloadDir(dir *os.Root, name, remote, shown string, mode fs
 		err = errors.New("a file or link of that name already exists")
 	}
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
+		return fmt.Errorf("copy to %s: %w", termtext.Line(shown), err)
 	}
 	sub, err := dir.OpenRoot(name)
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
+		return fmt.Errorf("copy to %s: %w", termtext.Line(shown), err)
 	}
 	defer sub.Close()
 	t.answers.reset(listBudget)
@@ -161,10 +161,10 @@ func (t *transfer) downloadDir(dir *os.Root, name, remote, shown string, mode fs
 // file.
 func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.FileInfo) (err error) {
 	if err := checkFreeSpace(dir, st.Size()); err != nil {
-		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
+		return fmt.Errorf("copy to %s: %w", termtext.Line(shown), err)
 	}
 	if here, err := dir.Lstat(name); err == nil && here.IsDir() {
-		return fmt.Errorf("copy to %s: a directory of that name already exists", plain.Line(shown))
+		return fmt.Errorf("copy to %s: a directory of that name already exists", termtext.Line(shown))
 	}
 	src, err := t.sftp.Open(remote)
 	if err != nil {
@@ -174,7 +174,7 @@ func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.
 	part := ".copy-" + rand.Text()
 	dst, err := dir.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
+		return fmt.Errorf("copy to %s: %w", termtext.Line(shown), err)
 	}
 	done := false
 	defer func() { // also runs after a panic in the library's parser
@@ -188,7 +188,7 @@ func (t *transfer) downloadFile(dir *os.Root, name, remote, shown string, st fs.
 		return err
 	}
 	if err := errors.Join(dst.Chmod(0o600|st.Mode().Perm()&0o755), dst.Close(), dir.Rename(part, name)); err != nil {
-		return fmt.Errorf("copy to %s: %w", plain.Line(shown), err)
+		return fmt.Errorf("copy to %s: %w", termtext.Line(shown), err)
 	}
 	done = true
 	t.copied(shown, size)

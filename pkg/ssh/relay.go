@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/peer"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/peercred"
 )
 
 // A relay lets other processes of this user run commands over an existing
@@ -82,14 +82,14 @@ func dialRelay(ctx context.Context, t Target) (*Client, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	if err := peer.Own(conn.(*net.UnixConn)); err != nil {
+	if err := peercred.Own(conn.(*net.UnixConn)); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	// A stopped relay process accepts connections but never responds.
 	_ = conn.SetDeadline(time.Now().Add(relayHello))
 	c, chans, reqs, err := ssh.NewClientConn(conn, t.Relay, &ssh.ClientConfig{
 		Config:            relayConfig(),
-		HostKeyCallback:   ssh.InsecureIgnoreHostKey(), // peer.Own identifies the relay
+		HostKeyCallback:   ssh.InsecureIgnoreHostKey(), // peercred.Own identifies the relay
 		HostKeyAlgorithms: []string{ssh.KeyAlgoED25519},
 	})
 	if err != nil {
@@ -168,7 +168,7 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 			}
 			return err
 		}
-		if peer.Own(conn) != nil {
+		if peercred.Own(conn) != nil {
 			_ = conn.Close()
 			continue
 		}

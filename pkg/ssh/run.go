@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 const (
@@ -67,7 +67,7 @@ func (c *Client) Output(ctx context.Context, cmd string, stdin io.Reader, limit 
 	case err == nil:
 		return stdout.Bytes(), nil
 	}
-	if text := plain.Line(stderr.String()); text != "" {
+	if text := termtext.Line(stderr.String()); text != "" {
 		return nil, fmt.Errorf("%w: %s", err, text)
 	}
 	return nil, err

@@ -3,7 +3,7 @@ package ssh
 import (
 	"strings"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // briefLen bounds guest text that becomes part of an error, in bytes.
@@ -11,7 +11,9 @@ const briefLen = 300
 
 // brief returns guest text as one line, cut to a length that suits an error
 // message.
-func brief(s string) string { return plain.Brief(plain.Line(plain.Head(s, 16*briefLen)), briefLen) }
+func brief(s string) string {
+	return termtext.Brief(termtext.Line(termtext.Head(s, 16*briefLen)), briefLen)
+}
 
 // Quote returns arguments as one POSIX shell command line. No other code in the
 // program quotes for a shell.

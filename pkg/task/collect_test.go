@@ -14,13 +14,13 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
 )
 
@@ -56,7 +56,7 @@ func frames(t *testing.T, kindsAndData ...any) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	for i := 0; i < len(kindsAndData); i += 2 {
-		if err := wire.WriteFrame(&b, kindsAndData[i].(wire.FrameKind), []byte(kindsAndData[i+1].(string))); err != nil {
+		if err := guestproto.WriteFrame(&b, kindsAndData[i].(guestproto.FrameKind), []byte(kindsAndData[i+1].(string))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,17 +108,17 @@ func completing(t *testing.T) (*Worker, Task, guestOf) {
 		t.Fatal(err)
 	}
 	var status bytes.Buffer
-	if err := (wire.TaskStatus{State: wire.TaskExited, Stdout: 3, Result: &wire.TaskResult{Stdout: 3}}).Encode(&status); err != nil {
+	if err := (guestproto.TaskStatus{State: guestproto.TaskExited, Stdout: 3, Result: &guestproto.TaskResult{Stdout: 3}}).Encode(&status); err != nil {
 		t.Fatal(err)
 	}
 	text := strings.TrimSpace(status.String())
 	g.answer("status", []byte(text), 0)
 	g.answer("signal", []byte(text), 0)
-	g.answer("watch", frames(t, wire.FrameStdout, "out", wire.FrameStatus, text), 0)
+	g.answer("watch", frames(t, guestproto.FrameStdout, "out", guestproto.FrameStatus, text), 0)
 	sum := sha256.Sum256([]byte("made"))
-	g.answer("artifacts", frames(t, wire.FrameArtifact, fmt.Sprintf(`{"name":"untracked/new","size":4,"sha256":%q}`, hex.EncodeToString(sum[:])),
-		wire.FrameEnd, `{"id":"`+collection+`","artifacts":null}`), 0)
-	g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameData, "made", wire.FrameEnd, ""), 0)
+	g.answer("artifacts", frames(t, guestproto.FrameArtifact, fmt.Sprintf(`{"name":"untracked/new","size":4,"sha256":%q}`, hex.EncodeToString(sum[:])),
+		guestproto.FrameEnd, `{"id":"`+collection+`","artifacts":null}`), 0)
+	g.answer("send", frames(t, guestproto.FrameItem, `{"index":0,"offset":0}`, guestproto.FrameData, "made", guestproto.FrameEnd, ""), 0)
 
 	id := opened(t, w.Manager, "app", task.ID, session.Ready, session.Ready)
 	if err := os.MkdirAll(w.paths().SessionDir(id), 0o700); err != nil {
@@ -197,30 +197,30 @@ func TestCollectFails(t *testing.T) {
 		"the agent cannot be asked": func(_ *testing.T, _ *Worker, _ Task, g guestOf) { g.answer("signal", nil, 1) },
 		"the status is nonsense":    func(_ *testing.T, _ *Worker, _ Task, g guestOf) { g.answer("signal", []byte("{"), 0) },
 		"the log ends early": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("watch", frames(t, wire.FrameStdout, "out"), 0)
+			g.answer("watch", frames(t, guestproto.FrameStdout, "out"), 0)
 		},
 		"the log was cut": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("watch", frames(t, wire.FrameFailure, `{"kind":"truncated","text":""}`), 0)
+			g.answer("watch", frames(t, guestproto.FrameFailure, `{"kind":"truncated","text":""}`), 0)
 		},
 		"git fails in the guest": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("artifacts", frames(t, wire.FrameFailure, `{"kind":"","text":"list untracked files: git ls-files: exit status 128"}`), 1)
+			g.answer("artifacts", frames(t, guestproto.FrameFailure, `{"kind":"","text":"list untracked files: git ls-files: exit status 128"}`), 1)
 		},
 		"the collection has no end": func(_ *testing.T, _ *Worker, _ Task, g guestOf) { g.answer("artifacts", nil, 0) },
 		"the program is killed":     func(_ *testing.T, _ *Worker, _ Task, g guestOf) { g.answer("artifacts", nil, 137) },
 		"the transfer ends early": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameData, "ma"), 0)
+			g.answer("send", frames(t, guestproto.FrameItem, `{"index":0,"offset":0}`, guestproto.FrameData, "ma"), 0)
 		},
 		"the collection is gone": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("send", frames(t, wire.FrameFailure, `{"kind":"no_collection","text":""}`), 0)
+			g.answer("send", frames(t, guestproto.FrameFailure, `{"kind":"no_collection","text":""}`), 0)
 		},
 		"a checksum is wrong": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameData, "fake", wire.FrameEnd, ""), 0)
+			g.answer("send", frames(t, guestproto.FrameItem, `{"index":0,"offset":0}`, guestproto.FrameData, "fake", guestproto.FrameEnd, ""), 0)
 		},
 		"a file is shorter than it was": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("send", frames(t, wire.FrameItem, `{"index":0,"offset":0}`, wire.FrameFailure, `{"kind":"item","text":"it was truncated"}`), 0)
+			g.answer("send", frames(t, guestproto.FrameItem, `{"index":0,"offset":0}`, guestproto.FrameFailure, `{"kind":"item","text":"it was truncated"}`), 0)
 		},
 		"another file is sent": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
-			g.answer("send", frames(t, wire.FrameItem, `{"index":3,"offset":0}`), 0)
+			g.answer("send", frames(t, guestproto.FrameItem, `{"index":3,"offset":0}`), 0)
 		},
 		"the artifacts have no room": func(t *testing.T, w *Worker, task Task, _ guestOf) { obstruct(t, w.Dir(task.ID).artifacts()) },
 		"the log cannot be opened": func(t *testing.T, w *Worker, task Task, _ guestOf) {
@@ -233,8 +233,8 @@ func TestCollectFails(t *testing.T) {
 			if err := os.MkdirAll(part, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			g.answer("artifacts", frames(t, wire.FrameArtifact, fmt.Sprintf(`{"name":"untracked/new","size":5,"sha256":%q}`, hex.EncodeToString(sum[:])),
-				wire.FrameEnd, `{"id":"`+collection+`","artifacts":null}`), 0)
+			g.answer("artifacts", frames(t, guestproto.FrameArtifact, fmt.Sprintf(`{"name":"untracked/new","size":5,"sha256":%q}`, hex.EncodeToString(sum[:])),
+				guestproto.FrameEnd, `{"id":"`+collection+`","artifacts":null}`), 0)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

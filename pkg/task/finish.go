@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // killWait is how long a process group may take to die from SIGKILL.
@@ -62,7 +62,7 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 			if err := w.restartVM(ctx, *t); err != nil {
 				return err
 			}
-			err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+			err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guestclient.Guest) error {
 				if err := w.kill(ctx, *t, s, g); err != nil {
 					return err
 				}
@@ -130,14 +130,14 @@ func (w *Worker) restartVM(ctx context.Context, t Task) error {
 
 // kill ends a running agent and the processes it started: first with SIGTERM, then
 // with SIGKILL.
-func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Guest) error {
+func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guestclient.Guest) error {
 	at := g.Task(t.ID, t.Status.Attempt)
 	for _, try := range []struct {
-		signal guest.Signal
+		signal guestclient.Signal
 		wait   time.Duration
-	}{{guest.Terminate, time.Duration(t.Manifest.Lifecycle.CancelGrace)}, {guest.Kill, killWait}} {
+	}{{guestclient.Terminate, time.Duration(t.Manifest.Lifecycle.CancelGrace)}, {guestclient.Kill, killWait}} {
 		st, err := at.Signal(ctx, try.signal)
-		if err != nil || st.State != wire.TaskRunning {
+		if err != nil || st.State != guestproto.TaskRunning {
 			return err
 		}
 		err = waitAgentEnd(ctx, at, try.wait)
@@ -149,7 +149,7 @@ func (w *Worker) kill(ctx context.Context, t Task, s session.Session, g guest.Gu
 }
 
 // waitAgentEnd waits until the agent no longer runs.
-func waitAgentEnd(ctx context.Context, at guest.Task, limit time.Duration) error {
+func waitAgentEnd(ctx context.Context, at guestclient.Task, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	tick := time.NewTicker(followEvery)
@@ -159,7 +159,7 @@ func waitAgentEnd(ctx context.Context, at guest.Task, limit time.Duration) error
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err != nil || st.State != wire.TaskRunning:
+		case err != nil || st.State != guestproto.TaskRunning:
 			return err
 		}
 		select {
@@ -171,7 +171,7 @@ func waitAgentEnd(ctx context.Context, at guest.Task, limit time.Duration) error
 }
 
 // gather receives the rest of the logs, the artifacts and the commits.
-func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
+func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guestclient.Guest) error {
 	if err := w.drain(ctx, t, g); err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ const collectTries = 3
 // receive has the guest collect what the agent did, and receives it. It returns as
 // lost the files that were collected and did not arrive, even after collecting them
 // again.
-func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at guest.Task) (list, lost []wire.Artifact, err error) {
+func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at guestclient.Task) (list, lost []guestproto.Artifact, err error) {
 	dir := w.Dir(t.ID).artifacts()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, nil, fail.New(fail.Host, "create artifacts directory: %w", err)
@@ -227,9 +227,9 @@ func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at gues
 	defer into.Close()
 	life := t.Manifest.Lifecycle
 	for try := 1; ; try++ {
-		made, err := at.Collect(ctx, wire.TaskCollect{
+		made, err := at.Collect(ctx, guestproto.TaskCollect{
 			Dir: s.Status.Dir, Base: t.base(s).Commit, Patterns: life.ArtifactPatterns,
-			MaxFiles: wire.MaxArtifacts, MaxBytes: int64(life.MaxArtifactBytes),
+			MaxFiles: guestproto.MaxArtifacts, MaxBytes: int64(life.MaxArtifactBytes),
 		})
 		if err != nil {
 			return nil, nil, err
@@ -241,14 +241,14 @@ func (w *Worker) receive(ctx context.Context, t Task, s session.Session, at gues
 				lost = append(lost, a)
 			}
 		}
-		if again := errors.Is(err, guest.ErrNoCollection) || len(lost) > 0; !again || try == collectTries {
+		if again := errors.Is(err, guestclient.ErrNoCollection) || len(lost) > 0; !again || try == collectTries {
 			return list, lost, err
 		}
 	}
 }
 
 // drain reads the logs to their end: the agent may have printed until it was ended.
-func (w *Worker) drain(ctx context.Context, t *Task, g guest.Guest) error {
+func (w *Worker) drain(ctx context.Context, t *Task, g guestclient.Guest) error {
 	if t.Status.Attempt == 0 || t.Status.Started.IsZero() {
 		return nil
 	}

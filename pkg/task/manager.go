@@ -19,7 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
 // KeeperCommand is the hidden command that runs a task's keeper.
@@ -54,7 +54,7 @@ type Submission struct {
 // Submit adds a task to the queue. The notices list what is not as requested. Submit
 // checks that the secrets exist, and does not resolve them.
 func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission) (Task, []string, error) {
-	was := Status{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, trace.ID(ctx), trace.New())}
+	was := Status{RetryOf: o.RetryOf, Actor: o.Actor, Trace: cmp.Or(o.TraceID, traceid.ID(ctx), traceid.New())}
 	if t, notices, found, err := m.repeated(ctx, o); err != nil || found {
 		return t, notices, err
 	}

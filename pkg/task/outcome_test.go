@@ -13,10 +13,10 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // How the agent ended decides the outcome: an exit code in the manifest's list is a
@@ -25,17 +25,17 @@ func TestHowTheAgentEndedDecides(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		codes  []int
-		result wire.TaskResult
+		result guestproto.TaskResult
 		want   Result
 		reason string
 		exit   int // -1 for none
 	}{
-		{"success", []int{0}, wire.TaskResult{}, Success, "", 0},
-		{"another code of success", []int{0, 3}, wire.TaskResult{ExitCode: 3}, Success, "", 3},
-		{"failure", []int{0}, wire.TaskResult{ExitCode: 3}, Failure, "the agent ended with exit code 3", 3},
-		{"success is not listed", []int{3}, wire.TaskResult{}, Failure, "the agent ended with exit code 0", 0},
-		{"it did not start", []int{0}, wire.TaskResult{ExitCode: 127, Error: "no such program"}, Failure, "the agent ended with exit code 127: no such program", 127},
-		{"a signal", []int{0}, wire.TaskResult{Signal: "KILL"}, Failure, "the agent was killed by signal KILL", -1},
+		{"success", []int{0}, guestproto.TaskResult{}, Success, "", 0},
+		{"another code of success", []int{0, 3}, guestproto.TaskResult{ExitCode: 3}, Success, "", 3},
+		{"failure", []int{0}, guestproto.TaskResult{ExitCode: 3}, Failure, "the agent ended with exit code 3", 3},
+		{"success is not listed", []int{3}, guestproto.TaskResult{}, Failure, "the agent ended with exit code 0", 0},
+		{"it did not start", []int{0}, guestproto.TaskResult{ExitCode: 127, Error: "no such program"}, Failure, "the agent ended with exit code 127: no such program", 127},
+		{"a signal", []int{0}, guestproto.TaskResult{Signal: "KILL"}, Failure, "the agent was killed by signal KILL", -1},
 	} {
 		w, task := running(t, "")
 		task.Manifest.Lifecycle.SuccessCodes = c.codes
@@ -220,15 +220,15 @@ func TestStands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, state := range []wire.TaskState{wire.TaskLost, wire.TaskNone} {
-		if err := r.recordStatus(t.Context(), wire.TaskStatus{State: state}); !errors.Is(err, errAgentLost) {
+	for _, state := range []guestproto.TaskState{guestproto.TaskLost, guestproto.TaskNone} {
+		if err := r.recordStatus(t.Context(), guestproto.TaskStatus{State: state}); !errors.Is(err, errAgentLost) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
-	if err := r.recordStatus(t.Context(), wire.TaskStatus{State: wire.TaskExited, Result: &wire.TaskResult{ExitCode: 7}}); err != nil || r.result.ExitCode != 7 {
+	if err := r.recordStatus(t.Context(), guestproto.TaskStatus{State: guestproto.TaskExited, Result: &guestproto.TaskResult{ExitCode: 7}}); err != nil || r.result.ExitCode != 7 {
 		t.Errorf("exited: %+v, %v", r.result, err)
 	}
-	if err := r.recordStatus(t.Context(), wire.TaskStatus{State: wire.TaskRunning, CPU: 5, Memory: 6}); err != nil || r.cpu != 5 || r.memory != 6 {
+	if err := r.recordStatus(t.Context(), guestproto.TaskStatus{State: guestproto.TaskRunning, CPU: 5, Memory: 6}); err != nil || r.cpu != 5 || r.memory != 6 {
 		t.Errorf("running: %d %d, %v", r.cpu, r.memory, err)
 	}
 	if err := r.close(t.Context()); err != nil {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -263,7 +263,7 @@ func broken(s session.Session) error {
 // launch starts the agent exactly once: a guest that already runs it reports that
 // instead.
 func (w *Worker) launch(ctx context.Context, t *Task) error {
-	err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+	err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guestclient.Guest) error {
 		return w.start(ctx, t, s, g)
 	})
 	if isVMGone(err) {
@@ -291,7 +291,7 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 
 // withGuest calls f with the guest. While the guest does not respond, it tries again, for
 // as long as the manifest says. It fails once the session is no longer ready.
-func (w *Worker) withGuest(ctx context.Context, t Task, f func(context.Context, session.Session, guest.Guest) error) error {
+func (w *Worker) withGuest(ctx context.Context, t Task, f func(context.Context, session.Session, guestclient.Guest) error) error {
 	patience := time.Duration(t.Manifest.Lifecycle.Retries.Connect)
 	heard, kept := time.Now(), time.Now()
 	for {

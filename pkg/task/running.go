@@ -11,15 +11,15 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // start asks the guest to run the agent. When repeated, the guest does not run it
 // again.
-func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.Guest) error {
+func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guestclient.Guest) error {
 	if err := w.noteBase(ctx, t, s, g); err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.
 	}
 	env := map[string]string{"AGENT_TASK_ID": t.ID, "AGENT_TRACE_ID": t.Status.Trace}
 	maps.Copy(env, t.Manifest.Agent.Env)
-	_, err := g.Task(t.ID, t.Status.Attempt).Start(ctx, wire.TaskStart{
+	_, err := g.Task(t.ID, t.Status.Attempt).Start(ctx, guestproto.TaskStart{
 		Argv: agent.Command(t.Manifest.Agent), Env: env, Dir: cwd, Brief: Brief(*t),
 	})
 	return err
@@ -40,12 +40,12 @@ func (w *Worker) start(ctx context.Context, t *Task, s session.Session, g guest.
 
 // endLast ends the previous attempt if it still runs: a session that was broken, or
 // that others stopped and started, need not have had its VM down.
-func (w *Worker) endLast(ctx context.Context, t Task, s session.Session, g guest.Guest) error {
+func (w *Worker) endLast(ctx context.Context, t Task, s session.Session, g guestclient.Guest) error {
 	if t.Status.Attempt--; t.Status.Attempt < 1 {
 		return nil
 	}
 	st, err := g.Task(t.ID, t.Status.Attempt).Status(ctx)
-	if err != nil || st.State != wire.TaskRunning {
+	if err != nil || st.State != guestproto.TaskRunning {
 		return err
 	}
 	return w.kill(ctx, t, s, g)
@@ -64,7 +64,9 @@ func (w *Worker) run(ctx context.Context, t *Task) error {
 		life := t.Manifest.Lifecycle
 		watching.Go(func() { r.watchLiveness(ctx, cancel, life) })
 		defer func() { cancel(nil); watching.Wait() }()
-		err := w.withGuest(ctx, *t, func(ctx context.Context, _ session.Session, g guest.Guest) error { return r.collectUntilExit(ctx, g) })
+		err := w.withGuest(ctx, *t, func(ctx context.Context, _ session.Session, g guestclient.Guest) error {
+			return r.collectUntilExit(ctx, g)
+		})
 		if cause := context.Cause(ctx); errors.Is(cause, errHung) {
 			return cause
 		}
@@ -94,7 +96,7 @@ var (
 )
 
 // recordExit decides the outcome by how the agent ended.
-func (w *Worker) recordExit(ctx context.Context, t *Task, r wire.TaskResult) error {
+func (w *Worker) recordExit(ctx context.Context, t *Task, r guestproto.TaskResult) error {
 	code := r.ExitCode
 	o := Outcome{Result: Success, ExitCode: &code, Signal: r.Signal}
 	if !slices.Contains(t.Manifest.Lifecycle.SuccessCodes, code) || r.Signal != "" {
@@ -123,7 +125,7 @@ func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 			break
 		}
 		// End this agent first: two agents in one checkout would be worse.
-		if err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guest.Guest) error {
+		if err := w.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guestclient.Guest) error {
 			return errors.Join(w.kill(ctx, *t, s, g), w.drain(ctx, t, g))
 		}); err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/trace"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
 // Worker does the work of a task's phases. One keeper uses one Worker, and holds the
@@ -37,7 +37,7 @@ type Worker struct {
 // the task as it is afterwards. When ctx is cancelled because the desired state
 // changed, Next returns with the phase unchanged; the keeper then calls it again.
 func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
-	ctx = trace.With(ctx, t.Status.Trace)
+	ctx = traceid.With(ctx, t.Status.Trace)
 	w.Sessions.Actor = t.Status.Actor  // changes to the session are attributed to the task's submitter
 	keep := context.WithoutCancel(ctx) // for writes that must happen even when the work is cancelled
 	if t.Status.Outcome == nil && t.Desired != Run {

@@ -23,7 +23,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 // minMajor and minMinor are the first tmux version with popups, new-session -e and
@@ -386,7 +386,7 @@ func (l *limited) Write(p []byte) (int, error) {
 // clip returns the first line of what tmux printed.
 func clip(s string) string {
 	s, _, _ = strings.Cut(s, "\n")
-	return plain.Brief(plain.Line(s), 300)
+	return termtext.Brief(termtext.Line(s), 300)
 }
 
 func sorted(m map[string]string) []string {

@@ -12,7 +12,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 )
 
 // ErrNotFound is returned, wrapped, when no VM of that name exists.
@@ -22,7 +22,7 @@ var ErrNotFound = errors.New("no such VM")
 // sshd accepts logins: the marker, a space, and the host's public key in
 // authorized_keys form ("ssh-ed25519 AAAA…"). Only this VM can write to its serial
 // console, so the key needs no trust on first use.
-const ReadyMarker = wire.ReadyMarker
+const ReadyMarker = guestproto.ReadyMarker
 
 // State is the state of a VM as seen from the host.
 type State string
@@ -165,7 +165,7 @@ type Saver interface {
 	// why VMs cannot be saved here.
 	StateKey(ctx context.Context, arch string, cpus int, memory int64) (string, error)
 
-	// Save boots a VM whose Spec.Boot makes the guest print wire.AsleepMarker, and
+	// Save boots a VM whose Spec.Boot makes the guest print guestproto.AsleepMarker, and
 	// waits for the marker. It moves the VM's memory, devices and disk into the
 	// directory dir, as the files StateFile and DiskFile, and flushes them to the
 	// disk. Then the VM is gone. Save may be repeated.

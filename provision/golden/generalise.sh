@@ -2,7 +2,7 @@
 # Prepares a provisioned, running guest to become a golden image. Run it as root,
 # then shut the guest down cleanly. Clones of the image boot in a fraction of the
 # time, without cloud-init. "agent-guest seed" gives each clone its own identity, see
-# pkg/guestd.
+# pkg/guestagent.
 #
 # The script needs no network and can be repeated. Logins work until the shutdown,
 # which removes everything that identifies the guest. Units that no longer start at

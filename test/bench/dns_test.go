@@ -19,8 +19,8 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 	"github.com/agent-sessionizer/agent-sessionizer/test/bench/load"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
@@ -159,7 +159,7 @@ func guestDNS(t *testing.T, names []string, behind netip.AddrPort) netip.AddrPor
 	start(t, daemon)
 	var at netip.AddrPort
 	waitFor(t, "the guest's daemon", func() bool {
-		var st wire.Status
+		var st guestproto.Status
 		out, err := guest("status").Output()
 		if err != nil || json.Unmarshal(out, &st) != nil {
 			return false

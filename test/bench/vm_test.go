@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	inside "github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
@@ -97,8 +97,8 @@ func bootGuest(t *testing.T, d vm.Driver, dir, program, contender string) *guest
 		}
 	})
 	if err := d.Create(t.Context(), vm.Spec{
-		Name: name, CPUs: 1, Memory: 1 << 30, Disk: 8 << 30, User: inside.User, AuthorizedKey: public,
-		Image: realvm.Image(t), Boot: inside.BootScript(), ExternalNet: contender != slirp,
+		Name: name, CPUs: 1, Memory: 1 << 30, Disk: 8 << 30, User: guestclient.User, AuthorizedKey: public,
+		Image: realvm.Image(t), Boot: guestclient.BootScript(), ExternalNet: contender != slirp,
 	}); err != nil {
 		t.Fatal(err)
 	}

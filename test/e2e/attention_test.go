@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // TestAttention runs the real Claude Code in a guest, with a model of the test's own,
@@ -43,10 +43,10 @@ secrets:
 	say := func(text string) {
 		t.Helper()
 		typed("-l", text)
-		w.until("the typed prompt", func(g wire.Observation) bool { return strings.Contains(strings.Join(g.Screen, "\n"), text) })
+		w.until("the typed prompt", func(g guestproto.Observation) bool { return strings.Contains(strings.Join(g.Screen, "\n"), text) })
 		typed("Enter")
 	}
-	start := w.agent(wire.AgentIdle, "")
+	start := w.agent(guestproto.AgentIdle, "")
 	if start.Name != "claude" || start.PID == 0 {
 		t.Errorf("%+v", start)
 	}
@@ -56,62 +56,64 @@ secrets:
 
 	t.Run("a question", func(t *testing.T) {
 		say("ASKME one, THINK first")
-		w.agent(wire.AgentWorking, "")
+		w.agent(guestproto.AgentWorking, "")
 		close(m.think)
-		w.arrives("the question", w.agent(wire.AgentBlocked, "question: Which DB?"))
-		w.until("it on the screen", func(g wire.Observation) bool {
+		w.arrives("the question", w.agent(guestproto.AgentBlocked, "question: Which DB?"))
+		w.until("it on the screen", func(g guestproto.Observation) bool {
 			return g.Window == "claude" && strings.Contains(strings.Join(g.Screen, "\n"), "Which DB?")
 		})
 		typed("Enter")
-		w.agent(wire.AgentDone, "")
+		w.agent(guestproto.AgentDone, "")
 		say("ASKME two")
-		w.agent(wire.AgentBlocked, "question: Which DB?")
+		w.agent(guestproto.AgentBlocked, "question: Which DB?")
 		typed("Escape")
 		w.leaves("Esc")
 	})
 	t.Run("the end", func(t *testing.T) {
 		say("/exit")
-		w.agent(wire.AgentGone, "")
+		w.agent(guestproto.AgentGone, "")
 		// When it exits, it drops what was typed; the shell appears afterwards.
-		w.until("the shell's prompt", func(g wire.Observation) bool {
+		w.until("the shell's prompt", func(g guestproto.Observation) bool {
 			return strings.HasSuffix(strings.TrimSpace(strings.Join(g.Screen, "\n")), "%")
 		})
 	})
 	t.Run("a permission", func(t *testing.T) {
 		typed("-l", "clear; claude --permission-mode default")
 		typed("Enter")
-		again := w.until("another one", func(g wire.Observation) bool {
-			return len(g.Agents) > 0 && g.Agents[0].State == wire.AgentIdle && g.Agents[0].PID != start.PID
+		again := w.until("another one", func(g guestproto.Observation) bool {
+			return len(g.Agents) > 0 && g.Agents[0].State == guestproto.AgentIdle && g.Agents[0].PID != start.PID
 		}).Agents[0]
 		say("RUNBASH one")
-		blocked := w.agent(wire.AgentBlocked, "permission: Bash: touch made-by-the-agent")
+		blocked := w.agent(guestproto.AgentBlocked, "permission: Bash: touch made-by-the-agent")
 		w.arrives("the permission", blocked)
 		if blocked.PID != again.PID {
 			t.Errorf("%+v, not %+v", blocked, again)
 		}
 		typed("Enter")
-		w.agent(wire.AgentDone, "")
-		w.until("the new file among the changes", func(g wire.Observation) bool {
-			return g.Changes != nil && *g.Changes == wire.Changes{Branch: "main", Files: 1}
+		w.agent(guestproto.AgentDone, "")
+		w.until("the new file among the changes", func(g guestproto.Observation) bool {
+			return g.Changes != nil && *g.Changes == guestproto.Changes{Branch: "main", Files: 1}
 		})
 		b.MustIn(name, "test -e made-by-the-agent")
 		say("RUNBASH two")
-		w.agent(wire.AgentBlocked, "permission: Bash: touch made-by-the-agent")
+		w.agent(guestproto.AgentBlocked, "permission: Bash: touch made-by-the-agent")
 		typed("Escape")
 		w.leaves("Esc")
 	})
 	t.Run("Codex", func(t *testing.T) {
 		say("/exit")
-		w.agent(wire.AgentGone, "")
+		w.agent(guestproto.AgentGone, "")
 		provider := fmt.Sprintf(`{name="pretend",base_url="http://host.lima.internal:%d/v1",wire_api="responses",env_key="ANTHROPIC_AUTH_TOKEN"}`, m.port)
 		b.Write("codex.sh", "clear\nexec codex -m gpt-5.1-codex -c check_for_update_on_startup=false -c approval_policy=on-request -c sandbox_mode=read-only"+
 			" -c model_provider=pretend -c 'model_providers.pretend="+provider+"' -c 'projects={\""+dir+"\"={trust_level=\"trusted\"}}'\n")
 		b.Asz("cp", "codex.sh", name+":/tmp/codex.sh")
 		typed("-l", "sh /tmp/codex.sh")
 		typed("Enter")
-		w.until("its screen", func(g wire.Observation) bool { return strings.Contains(strings.Join(g.Screen, "\n"), "OpenAI Codex") })
+		w.until("its screen", func(g guestproto.Observation) bool {
+			return strings.Contains(strings.Join(g.Screen, "\n"), "OpenAI Codex")
+		})
 		say("RUNBASH")
-		blocked := w.agent(wire.AgentBlocked, "permission: Bash: touch made-by-the-agent")
+		blocked := w.agent(guestproto.AgentBlocked, "permission: Bash: touch made-by-the-agent")
 		w.arrives("Codex's permission", blocked)
 		if comm := b.MustIn(name, fmt.Sprintf("cat /proc/%d/comm", blocked.PID)); blocked.Name != "codex" || comm != "codex" {
 			t.Errorf("%+v is %q", blocked, comm)
@@ -119,19 +121,19 @@ secrets:
 		typed("Escape")
 		w.leaves("Esc")
 		say("hello")
-		w.agent(wire.AgentDone, "")
+		w.agent(guestproto.AgentDone, "")
 		b.MustIn(name, "pkill -KILL -u agent -x codex")
-		w.agent(wire.AgentGone, "")
+		w.agent(guestproto.AgentGone, "")
 	})
 	t.Run("a bell", func(t *testing.T) {
 		b.MustIn(name, `tmux send-keys -t agent:scratch "printf '\\a'" Enter`)
-		w.until("the bell", func(g wire.Observation) bool {
-			return len(g.Agents) > 0 && g.Agents[0].On == "bell in window scratch" && g.Agents[0].State == wire.AgentBlocked
+		w.until("the bell", func(g guestproto.Observation) bool {
+			return len(g.Agents) > 0 && g.Agents[0].On == "bell in window scratch" && g.Agents[0].State == guestproto.AgentBlocked
 		})
 		typed("-l", "clear; claude")
 		typed("Enter")
 		b.MustIn(name, "tmux select-window -t agent:scratch && tmux select-window -t agent:claude")
-		w.agent(wire.AgentIdle, "")
+		w.agent(guestproto.AgentIdle, "")
 	})
 	t.Run("it costs little", func(t *testing.T) {
 		// Its own processor time and its children's; the amount depends on the
@@ -145,9 +147,9 @@ awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
 	})
 	t.Run("a killed agent", func(t *testing.T) {
 		b.MustIn(name, "pkill -KILL -u agent -x claude")
-		w.until("its end", func(g wire.Observation) bool {
+		w.until("its end", func(g guestproto.Observation) bool {
 			for _, a := range g.Agents {
-				if a.State != wire.AgentGone {
+				if a.State != guestproto.AgentGone {
 					return false
 				}
 			}
@@ -166,9 +168,9 @@ awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
 // attention is what the host sees of a guest.
 type attention struct {
 	t     *testing.T
-	seen  chan wire.Observation
+	seen  chan guestproto.Observation
 	came  chan time.Time // arrival times of seen
-	last  wire.Observation
+	last  guestproto.Observation
 	at    time.Time     // arrival time of the last one
 	ahead time.Duration // how far the guest's clock is ahead
 	stop  func()
@@ -206,10 +208,10 @@ func newAttention(t *testing.T, b *box, name, dir, base string) *attention {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	a := &attention{t: t, seen: make(chan wire.Observation, 10000), came: make(chan time.Time, 10000), ahead: time.Unix(0, there).Sub(asked.Add(time.Since(asked) / 2))}
+	a := &attention{t: t, seen: make(chan guestproto.Observation, 10000), came: make(chan time.Time, 10000), ahead: time.Unix(0, there).Sub(asked.Add(time.Since(asked) / 2))}
 	done := make(chan error, 1)
 	go func() {
-		done <- guest.Guest{SSH: c}.Watch(ctx, dir, base, func(g wire.Observation) error {
+		done <- guestclient.Guest{SSH: c}.Watch(ctx, dir, base, func(g guestproto.Observation) error {
 			a.came <- time.Now()
 			a.seen <- g
 			return nil
@@ -228,7 +230,7 @@ func newAttention(t *testing.T, b *box, name, dir, base string) *attention {
 }
 
 // until waits for a matching snapshot; the last one may match.
-func (a *attention) until(what string, ok func(wire.Observation) bool) wire.Observation {
+func (a *attention) until(what string, ok func(guestproto.Observation) bool) guestproto.Observation {
 	a.t.Helper()
 	deadline := time.After(3 * time.Minute)
 	for !ok(a.last) {
@@ -246,9 +248,9 @@ func (a *attention) until(what string, ok func(wire.Observation) bool) wire.Obse
 }
 
 // agent waits until the most urgent agent is in a state.
-func (a *attention) agent(state wire.AgentState, on string) wire.Agent {
+func (a *attention) agent(state guestproto.AgentState, on string) guestproto.Agent {
 	a.t.Helper()
-	return a.until(fmt.Sprintf("%s %q", state, on), func(g wire.Observation) bool {
+	return a.until(fmt.Sprintf("%s %q", state, on), func(g guestproto.Observation) bool {
 		return len(g.Agents) > 0 && g.Agents[0].State == state && g.Agents[0].On == on
 	}).Agents[0]
 }
@@ -256,12 +258,14 @@ func (a *attention) agent(state wire.AgentState, on string) wire.Agent {
 // leaves waits for the end of a block.
 func (a *attention) leaves(why string) {
 	a.t.Helper()
-	seen := a.until("the end of the block by "+why, func(g wire.Observation) bool { return len(g.Agents) > 0 && g.Agents[0].State != wire.AgentBlocked })
+	seen := a.until("the end of the block by "+why, func(g guestproto.Observation) bool {
+		return len(g.Agents) > 0 && g.Agents[0].State != guestproto.AgentBlocked
+	})
 	a.arrives(why, seen.Agents[0])
 }
 
 // arrives logs how long after the agent's own timestamp the host knew.
-func (a *attention) arrives(what string, seen wire.Agent) {
+func (a *attention) arrives(what string, seen guestproto.Agent) {
 	a.t.Helper()
 	a.t.Logf("%s: %s here %s after it was there, by the guest's clock", what, seen.State, a.at.Add(a.ahead).Sub(seen.Since).Round(time.Millisecond))
 }

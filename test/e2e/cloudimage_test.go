@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
@@ -107,7 +107,7 @@ func bootBIOS(t *testing.T, b *box, disk string) {
 	ctx, cancel := context.WithDeadline(t.Context(), b.Deadline)
 	defer cancel()
 	if err := d.Create(ctx, vm.Spec{
-		Name: "bios", CPUs: 2, Memory: 1 << 30, Disk: 8 << 30, User: guest.User, AuthorizedKey: public, Boot: guest.BootScript(),
+		Name: "bios", CPUs: 2, Memory: 1 << 30, Disk: 8 << 30, User: guestclient.User, AuthorizedKey: public, Boot: guestclient.BootScript(),
 		Image: vm.Image{Arch: realvm.Image(t).Arch, Location: disk},
 	}); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/creack/pty"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain/plaintest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext/termtexttest"
 )
 
 const (
@@ -57,16 +57,16 @@ func TestCommandsOnATerminalWithAHostileGuest(t *testing.T) {
 			return value
 		}))
 		t.Run(strings.ReplaceAll(rest, "/", "_"), func(t *testing.T) {
-			effects := plaintest.Effects
+			effects := termtexttest.Effects
 			keys := ""
 			switch verb {
 			case "shows", "runs":
 			case "follows":
 				keys = "\x03" // Ctrl-C
 			case "draws":
-				keys, effects = "\x1b", plaintest.ScreenEffects // Escape
+				keys, effects = "\x1b", termtexttest.ScreenEffects // Escape
 			case "lasts":
-				effects = plaintest.ScreenEffects
+				effects = termtexttest.ScreenEffects
 			default:
 				t.Fatalf("unknown verb %q", verb)
 			}
@@ -148,13 +148,13 @@ func hostileHome(t *testing.T, h *home) map[string]string {
 	if err := os.Rename(program, program+".real"); err != nil {
 		t.Fatal(err)
 	}
-	glance := fmt.Sprintf(`{"version":1,"agents":[{"name":%[1]s,"state":"blocked","on":%[1]s,"since":"2026-01-01T00:00:00Z"}],"window":%[1]s,"screen":[%[1]s],"changes":{"branch":%[1]s,"commits":1,"files":1}}`, quoted)
+	observation := fmt.Sprintf(`{"version":1,"agents":[{"name":%[1]s,"state":"blocked","on":%[1]s,"since":"2026-01-01T00:00:00Z"}],"window":%[1]s,"screen":[%[1]s],"changes":{"branch":%[1]s,"commits":1,"files":1}}`, quoted)
 	query := fmt.Sprintf(`{"seq":1,"time":"2026-01-01T00:00:00Z","name":%[1]s,"type":"A","reason":%[1]s,"process":%[1]s}`, quoted)
-	write(filepath.Join(root, "glance"), glance+"\n", 0o600)
+	write(filepath.Join(root, "observation"), observation+"\n", 0o600)
 	write(filepath.Join(root, "query"), strings.Replace(query, string(quoted), `"denied.example.com"`, 1)+"\n", 0o600)
 	write(program, `#!/bin/sh
 case $1 in
-watch) cat $AGENT_GUEST_ROOT/glance; exec cat ;;
+watch) cat $AGENT_GUEST_ROOT/observation; exec cat ;;
 log) cat $AGENT_GUEST_ROOT/query ;;
 status) cat `+h.dir+`/hostile >&2; exit 1 ;;
 *) exec $0.real "$@" ;;

@@ -17,10 +17,10 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // These tests use a terminal: a pane of their own tmux server, whose keys they press and
@@ -308,12 +308,12 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	s.sees(`^ > *\. o/aaa`)
 
 	since := time.Now()
-	blocked := session.Status{Attention: &session.Attention{State: wire.AgentBlocked, Agent: "claude", On: "Bash: make", Since: since}}
+	blocked := session.Status{Attention: &session.Attention{State: guestproto.AgentBlocked, Agent: "claude", On: "Bash: make", Since: since}}
 	w.put("00000000000a", "o/new", session.Ready, blocked)
 	s.sees(`^ +! o/new +blocked +(<1m|1m) +Bash: make`)
 	s.sees(`^> +\. o/bbb`)
 	s.sees(`^ > *\. o/aaa`)
-	w.put("00000000000b", "o/newer", session.Ready, session.Status{Attention: &session.Attention{State: wire.AgentDone, Agent: "claude", Since: since}})
+	w.put("00000000000b", "o/newer", session.Ready, session.Status{Attention: &session.Attention{State: guestproto.AgentDone, Agent: "claude", Since: since}})
 	s.sees(`^ +\+ o/newer +done`)
 	s.sees(`^> +\. o/bbb`)
 	s.sees(`agent-000000000001`) // the preview still belongs to the cursor's row
@@ -575,7 +575,7 @@ func TestPickerHostileNames(t *testing.T) {
 	w.listed(append([]string{"/tmp/'$(touch $HOME/pwned)'", "https://x.example/;touch${IFS}$HOME/pwned"}, evil...)...)
 	for i, name := range evil {
 		w.put(fmt.Sprintf("%012x", i), name, session.Ready, session.Status{
-			Attention: &session.Attention{State: wire.AgentBlocked, Agent: name, On: name, Since: time.Now().Add(-time.Duration(i) * time.Hour)},
+			Attention: &session.Attention{State: guestproto.AgentBlocked, Agent: name, On: name, Since: time.Now().Add(-time.Duration(i) * time.Hour)},
 		})
 	}
 	s := w.term("agent-sessionizer")

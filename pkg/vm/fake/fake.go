@@ -55,8 +55,8 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -267,7 +267,7 @@ func (d *Driver) inspect(name string) (vm.Machine, error) {
 	}
 	out := vm.Machine{Name: name, State: vm.Stopped, Dir: m.dir, Root: m.root()}
 	if err != nil {
-		out.State, out.Reason = vm.Broken, plain.Line(err.Error())
+		out.State, out.Reason = vm.Broken, termtext.Line(err.Error())
 		return out, nil
 	}
 	out.Arch, out.CPUs, out.Memory, out.Disk = s.Image.Arch, s.CPUs, s.Memory, s.Disk
@@ -298,7 +298,7 @@ func (d *Driver) List(ctx context.Context) ([]vm.Machine, error) {
 			case errors.Is(err, vm.ErrNotFound): // deleted meanwhile
 				continue
 			case err != nil:
-				m = vm.Machine{Name: e.Name(), State: vm.Broken, Reason: plain.Line(err.Error())}
+				m = vm.Machine{Name: e.Name(), State: vm.Broken, Reason: termtext.Line(err.Error())}
 			}
 			out = append(out, m)
 		}

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/plain"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -139,9 +139,9 @@ func (d *Driver) launch(m machine, exited chan<- error) error {
 func (m machine) console() string {
 	b, err := os.ReadFile(m.file("console.log"))
 	if err != nil {
-		return plain.Line(err.Error())
+		return termtext.Line(err.Error())
 	}
-	lines := strings.Split(strings.TrimSpace(plain.Lines(string(b))), "\n")
+	lines := strings.Split(strings.TrimSpace(termtext.Lines(string(b))), "\n")
 	return lines[len(lines)-1]
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/lima-vm/lima/pkg/store/filenames"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 const (
@@ -62,7 +62,7 @@ func (w *watcher) line(s string) {
 	if w.hostKey == "" {
 		w.hostKey = parseMarker(s)
 	}
-	w.asleep = w.asleep || strings.TrimSpace(s) == wire.AsleepMarker
+	w.asleep = w.asleep || strings.TrimSpace(s) == guestproto.AsleepMarker
 	if w.panic == "" && strings.Contains(s, "Kernel panic - not syncing") {
 		w.panic = clean(s)
 	}

@@ -21,9 +21,9 @@ import (
 	"github.com/lima-vm/lima/pkg/store/filenames"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/wire"
 )
 
 // A saved VM is QEMU's migration stream, with the VM's disk as it was at that moment.
@@ -152,15 +152,15 @@ func (f *fork) resume(ctx context.Context, dir string) error {
 }
 
 // identity makes a new identity, and returns the public half of its host key as well.
-func (f *fork) identity(name, dir string) (wire.Identity, string, error) {
+func (f *fork) identity(name, dir string) (guestproto.Identity, string, error) {
 	private, public, err := ssh.NewKey()
 	if err != nil {
-		return wire.Identity{}, "", err
+		return guestproto.Identity{}, "", err
 	}
 	id := make([]byte, 16+16+64)
 	_, _ = rand.Read(id) // crypto/rand documents that it never fails
 	machine, boot, seed := uuid(id[:16]), uuid(id[16:32]), id[32:]
-	return wire.Identity{
+	return guestproto.Identity{
 		Hostname: hostname.FromInstName(name), MachineID: strings.ReplaceAll(machine, "-", ""), BootID: boot,
 		User: f.User, AuthorizedKey: f.AuthorizedKey, HostKey: string(private), MAC: limayaml.MACAddress(dir), Seed: seed,
 	}, public, nil

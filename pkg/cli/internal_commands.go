@@ -1,0 +1,346 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret/onepassword"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
+)
+
+// newHiddenCmds returns the commands that the program itself starts as processes. They
+// check their arguments like any other command, because users can type them, too.
+func newHiddenCmds(a *app) []*cobra.Command {
+	cmds := []*cobra.Command{
+		{
+			Use: "keeper SESSION-ID", Args: usage(sessionID),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				cfg, err := a.settings()
+				if err != nil {
+					return err
+				}
+				log, stop := a.ownLog(cmd.Context(), cfg.Paths.KeeperLog(args[0]), cfg.Log, console.FormatJSON, "session", args[0])
+				defer stop()
+				w, err := a.worker(cmd.Context(), log)
+				if err != nil {
+					return err
+				}
+				return keeper.Run(cmd.Context(), log, &keeper.Session{Worker: w, ID: args[0]})
+			},
+		},
+		{
+			Use: task.KeeperCommand + " TASK-ID", Args: usage(sessionID), // task ids have the same form
+			RunE: func(cmd *cobra.Command, args []string) error {
+				cfg, err := a.settings()
+				if err != nil {
+					return err
+				}
+				log, stop := a.ownLog(cmd.Context(), task.Dir(cfg.Paths.TaskDir(args[0])).KeeperLog(), cfg.Log, console.FormatJSON, "task_id", args[0])
+				defer stop()
+				w, err := a.taskWorker(cmd.Context(), task.Worker{Log: log})
+				if err != nil {
+					return err
+				}
+				return keeper.Run(cmd.Context(), log, &keeper.Task{Worker: w, ID: args[0]})
+			},
+		},
+		{
+			Use: "attach-session SESSION-ID", Args: usage(sessionID),
+			RunE: func(cmd *cobra.Command, args []string) error { return runAttach(cmd.Context(), a, args[0]) },
+		},
+		{
+			Use: secret.ChildCommand, Args: usage(cobra.NoArgs),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return secret.Main(cmd.Context(), os.Stdin, os.Stdout, secret.Options{OnePassword: onepassword.Resolve, Desktop: onepassword.Desktop})
+			},
+		},
+		{
+			// Lima's host agent takes Lima's arguments, which our copy of its command
+			// parses.
+			Use: "hostagent", DisableFlagParsing: true,
+			RunE: func(cmd *cobra.Command, args []string) error {
+				// Once the VM runs, the host agent only waits, for as long as the VM runs.
+				debug.SetGCPercent(50)
+				defer time.AfterFunc(time.Minute, debug.FreeOSMemory).Stop()
+				return lima.HostAgent(cmd.Context(), args)
+			},
+		},
+		{
+			Use: gateway.Command + " DIR", Args: usage(cobra.ExactArgs(1)),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				// Run in the gateway's directory, which may be renamed while the gateway
+				// runs.
+				if err := os.Chdir(args[0]); err != nil {
+					return fail.New(fail.Host, "enter gateway directory: %w", err)
+				}
+				// The gateway reads no settings; its directory contains its configuration.
+				log, stop := a.ownLog(cmd.Context(), gateway.LogFile("."), config.Log{}, console.FormatJSON)
+				defer stop()
+				return gateway.Main(cmd.Context(), ".", log)
+			},
+		},
+		{
+			Use: session.PrepareCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
+			RunE: func(cmd *cobra.Command, args []string) error { return runPrepare(cmd.Context(), a, args) },
+		},
+		{
+			Use: repo.DialCommand + " HOST PORT", Args: usage(cobra.ExactArgs(2)),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return repo.DialMain(cmd.Context(), args[0], args[1], os.Stdin, os.Stdout)
+			},
+		},
+		{
+			Use: sweepCommand, Args: usage(cobra.NoArgs),
+			RunE: func(cmd *cobra.Command, _ []string) error { return runSweep(cmd.Context(), a) },
+		},
+		{
+			Use: prepareImageCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
+			RunE: func(cmd *cobra.Command, args []string) error { return runPrepareImage(cmd.Context(), a, args) },
+		},
+		{
+			Use: "fake-vm", DisableFlagParsing: true,
+			RunE: func(cmd *cobra.Command, args []string) error { return fakeMain(cmd.Context(), args) },
+		},
+	}
+	for _, c := range cmds {
+		c.Hidden = true
+		c.PreRunE = func(*cobra.Command, []string) error { return forbidCoreDumps() }
+	}
+	return cmds
+}
+
+// prepareImageCommand is the part of session.AheadCommand that makes image files.
+const prepareImageCommand = "prepare-image"
+
+// runPrepare prepares in the background what makes the next session start faster. Standby VMs
+// become sessions, so they must run at normal priority. Therefore a separate process makes
+// the files at a low one.
+func runPrepare(ctx context.Context, a *app, args []string) error {
+	self, err := self()
+	if err != nil {
+		return err
+	}
+	files := exec.CommandContext(ctx, self, append([]string{prepareImageCommand}, args...)...)
+	files.Stdout, files.Stderr = os.Stdout, os.Stderr
+	if err := files.Run(); err != nil {
+		return fail.New(fail.Failure, "%s: %w", prepareImageCommand, err)
+	}
+	cfg, maker, size, err := a.prepareAhead(args)
+	if err != nil {
+		return err
+	}
+	made, err := maker.Images.Find(image.Golden(args[0]), session.Arch())
+	if err != nil {
+		return err
+	}
+	return fillPool(ctx, a, maker, cfg.Prepare, made, size)
+}
+
+// runPrepareImage makes image files. It lowers its priority, and that of all processes it
+// starts, in favour of what people wait for.
+func runPrepareImage(ctx context.Context, a *app, args []string) error {
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
+		return err
+	}
+	cfg, maker, size, err := a.prepareAhead(args)
+	if err != nil {
+		return err
+	}
+	_, err = prepareImage(ctx, a, maker, cfg.Prepare, args[0], size)
+	return err
+}
+
+// prepareAhead returns what session.AheadCommand works with.
+func (a *app) prepareAhead(args []string) (*config.Config, *golden.Maker, config.Resources, error) {
+	cfg, err1 := a.settings()
+	maker, err2 := a.maker()
+	size, err3 := parseSize(args)
+	return cfg, maker, size, errors.Join(err1, err2, err3)
+}
+
+// parseSize parses the arguments of session.AheadCommand.
+func parseSize(args []string) (config.Resources, error) {
+	cpus, err1 := strconv.Atoi(args[1])
+	memory, err2 := strconv.ParseInt(args[2], 10, 64)
+	disk, err3 := strconv.ParseInt(args[3], 10, 64)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return config.Resources{}, fail.New(fail.Usage, "%w", err)
+	}
+	return config.Resources{CPUs: cpus, Memory: config.Size(memory), Disk: config.Size(disk)}, nil
+}
+
+// sessionID accepts exactly one complete session id, because the id becomes part of paths.
+func sessionID(cmd *cobra.Command, args []string) error {
+	if err := cobra.ExactArgs(1)(cmd, args); err != nil {
+		return err
+	}
+	if len(args[0]) != 12 || strings.Trim(args[0], "0123456789abcdef") != "" {
+		return fmt.Errorf("session id must be 12 hex digits, got %q", args[0])
+	}
+	return nil
+}
+
+// runAttach runs in the local tmux session. It shows the work on the session until it is
+// ready, and then attaches the guest's tmux to this terminal. If it ends other than by
+// detaching, it keeps the reason on the screen, because the pane would disappear with it.
+func runAttach(ctx context.Context, a *app, id string) error {
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		err := a.attachGuest(ctx, m, id)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if code, ok := errors.AsType[remoteExit](err); ok {
+			a.con.Say("the guest's tmux ended with %v", code)
+		} else {
+			a.con.Fail(err)
+		}
+		key, kerr := a.key("Press r to retry, Enter to close this window. ", "r\rq")
+		if kerr != nil || key != 'r' {
+			return errors.Join(err, kerr)
+		}
+		s, gerr := m.Get(ctx, id)
+		if gerr == nil {
+			_, gerr = m.SetDesired(ctx, s, session.Ready)
+		}
+		if gerr != nil {
+			a.con.Fail(gerr)
+		}
+	}
+}
+
+func (a *app) attachGuest(ctx context.Context, m *session.Manager, id string) error {
+	s, err := m.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	if s.Phase != session.Ready {
+		if s.Desired != session.Ready {
+			return fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer open %s", s.Name)
+		}
+		if s.Phase == session.Broken {
+			return broken(s)
+		}
+		a.con.Say("%s of %s", s.Name, s.DisplayName())
+		if s, err = a.follow(ctx, m, s, session.Ready); err != nil {
+			return err
+		}
+	}
+	// The login shell is zsh, which expands a bare =agent to the path of a command.
+	return a.terminal(ctx, m, s, ssh.Quote(s.Status.Root+guestclient.ReadyTmux, "-d", s.Status.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
+}
+
+// copyToClipboard passes what the guest copied to the local tmux, which passes it to the
+// terminal. The guest can write the clipboard but never read it.
+func copyToClipboard(ctx context.Context, name string) func([]byte) {
+	return func(b []byte) {
+		if os.Getenv("TMUX") == "" {
+			return
+		}
+		if err := (tmux.Client{}).Copy(ctx, name, b); err != nil {
+			slog.Debug("failed to copy to clipboard", "error", err)
+		}
+	}
+}
+
+// quietLog discards what a driver logs for a command that shows progress itself.
+func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+func newCompletionCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "completion bash|zsh|fish", Short: "Print a shell completion script",
+		Example: `  agent-sessionizer completion zsh >"${fpath[1]}/_agent-sessionizer"
+  source <(agent-sessionizer completion bash)`,
+		Args: usage(cobra.ExactArgs(1)), ValidArgs: []string{"bash", "zsh", "fish"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch args[0] {
+			case "bash":
+				return cmd.Root().GenBashCompletionV2(cmd.OutOrStdout(), true)
+			case "zsh":
+				return cmd.Root().GenZshCompletion(cmd.OutOrStdout())
+			case "fish":
+				return cmd.Root().GenFishCompletion(cmd.OutOrStdout(), true)
+			}
+			return fail.New(fail.Usage, "shell must be bash, zsh or fish, got %q", args[0])
+		},
+	}
+}
+
+func newVersionCmd(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "version", Short: "Print the version", Args: usage(cobra.NoArgs),
+		Example: `  agent-sessionizer version`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asJSON {
+				return a.con.JSON(map[string]string{"version": version})
+			}
+			a.printf("agent-sessionizer %s\n", version)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// printEvent prints one event of a session's log.
+func (a *app) printEvent(ev store.Event, asJSON bool) error {
+	if asJSON {
+		return a.jsonLine(ev)
+	}
+	at := ev.At.Local().Format("15:04:05.000")
+	switch ev.Kind {
+	case session.EventPhase:
+		var p session.PhaseChange
+		if err := json.Unmarshal(ev.Data, &p); err != nil {
+			return err
+		}
+		a.printf("%s  %s → %s (desired: %s) %s\n", at, p.From, p.To, p.Desired, p.Reason)
+	case session.EventStep:
+		var st session.Step
+		if err := json.Unmarshal(ev.Data, &st); err != nil {
+			return err
+		}
+		a.printf("%s  %6.1fs  %-8s %s  %s\n", at, st.Elapsed().Seconds(), st.State, st.Name, st.Detail)
+	case session.EventWarning:
+		var w session.Warning
+		if err := json.Unmarshal(ev.Data, &w); err != nil {
+			return err
+		}
+		a.printf("%s  warning: %s\n", at, w.Message)
+	default:
+		a.printf("%s  %s %s\n", at, ev.Kind, ev.Data)
+	}
+	return nil
+}

@@ -1,0 +1,503 @@
+package guestagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/rules"
+)
+
+// Paths in a golden image, whose clones have no cloud-init.
+const (
+	seedDir          = "/run/agent-seed"
+	sleepFlag        = seedDir + "/sleep" // created by the boot script to request a snapshot
+	identityDoneFile = seedDir + "/own"   // exists once the identity is complete; it contains the errors, if any
+	loginLock        = seedDir + "/login" // agent-login.service waits until Seed releases it
+	lateUnit         = "agent-late.target"
+	sleepUnit        = "agent-sleep.service"
+)
+
+const (
+	deviceTime = 2 * time.Minute      // for a disk or card to appear
+	deviceLook = 2 * time.Millisecond // pause between checks
+	scriptTime = 5 * time.Minute      // for bootcmd
+	loginTime  = 5 * time.Minute      // for sshd and the network to respond
+	loginLook  = 5 * time.Millisecond // pause between checks
+	holdTime   = 3 * time.Second      // for the first login, before the boot continues
+	holdLook   = 20 * time.Millisecond
+	lateTime   = 2 * time.Hour // for provisioning scripts of a template
+)
+
+// Seed gives a clone of a golden image its own identity and connects it to the
+// network. It does the work of cloud-init, in the order that makes a login possible
+// soonest. It calls ready when sshd may start. It powers the clone off if any part
+// fails, because the clone would be open to the network or have another machine's
+// identity.
+func (g Guest) Seed(ctx context.Context, ready func()) error {
+	if err := g.needRoot("seed"); err != nil {
+		return err
+	}
+	if _, err := os.Stat(seedDir + "/done"); err == nil {
+		return nil // once per boot
+	}
+	s := cloneBooter{guest: g, began: time.Now()}
+	if err := s.run(ctx, ready); err != nil {
+		return poweroffWithError("machine setup failed", err)
+	}
+	return nil
+}
+
+// cloneBooter is one run of Seed.
+type cloneBooter struct {
+	guest Guest
+	began time.Time
+	card  string // name of the network card
+	key   string // sshd's public key
+	said  cidata
+	login *os.File // holds loginLock
+}
+
+func (s *cloneBooter) run(ctx context.Context, ready func()) error {
+	if err := os.MkdirAll(seedDir, 0o755); err != nil {
+		return err
+	}
+	var err error
+	if s.login, err = holdBoot(loginLock); err != nil {
+		return err
+	}
+	defer s.login.Close()
+	door := async(func() error { return s.guest.lockdown(ctx) })
+	key := async(func() (err error) { s.key, err = s.guest.ensureHostKey(); return err })
+	card := async(func() (err error) { s.card, err = findCard(ctx); return err })
+
+	if err := mountCidata(ctx); err != nil {
+		return fmt.Errorf("seed disk: %w", err)
+	}
+	s.markStage("seed disk")
+	if s.said, err = readCidata(cidataMount); err != nil {
+		return err
+	}
+	if err := s.apply(ctx); err != nil {
+		return err
+	}
+	s.markStage("boot scripts")
+	if err := <-key; err != nil {
+		return err
+	}
+	if err := <-card; err != nil {
+		return err
+	}
+	if err := <-door; err != nil {
+		return fmt.Errorf("close the network: %w", err)
+	}
+	s.markStage("door")
+	if err := os.WriteFile(seedDir+"/done", nil, 0o644); err != nil {
+		return err
+	}
+	if _, err := os.Stat(sleepFlag); err == nil {
+		ready()
+		if err := s.login.Close(); err != nil {
+			return err
+		}
+		return start(ctx, sleepUnit)
+	}
+	// Only this program brings the card up, once the lockdown is in force: networkd
+	// leaves the card down.
+	if err := bringUp(s.card, nil); err != nil {
+		return err
+	}
+	ready()
+	if err := awaitLogins(ctx); err != nil {
+		return err
+	}
+	announce(s.key)
+	s.markStage("ready")
+	awaitLogin(ctx)
+	if err := s.login.Close(); err != nil {
+		return err
+	}
+	if err := s.guest.finishIdentity(ctx, []bootTask{{"report the boot", sayBooted}, {"grow the disk", growRoot}}); err != nil {
+		return err
+	}
+	s.late(ctx)
+	return nil
+}
+
+// apply applies the configuration from the seed disk.
+func (s *cloneBooter) apply(ctx context.Context) error {
+	g := s.guest
+	if err := g.setHostname(s.said.hostname); err != nil {
+		return err
+	}
+	for _, u := range s.said.users {
+		if err := g.addKeys(u); err != nil {
+			return err
+		}
+	}
+	if err := g.setTimezone(s.said.timezone); err != nil {
+		return err
+	}
+	if err := g.trust(ctx, s.said.trusted); err != nil {
+		return err
+	}
+	return runBootcmd(ctx, s.said.bootcmd)
+}
+
+// late does the work that no session waits for.
+func (s *cloneBooter) late(ctx context.Context) {
+	waitIdle(ctx)
+	s.markStage("idle")
+	_ = runBootTasks(ctx, []bootTask{ // the machine works without these
+		{"start the remaining units", func(ctx context.Context) error { return start(ctx, lateUnit) }},
+		{"provision", provision},
+	})
+	s.markStage("late")
+}
+
+// holdBoot keeps the boot from continuing past agent-login.service until the caller
+// closes the file or this process ends. The rest of the boot takes as much time as
+// the first login does, and would delay it. The service may start before or after
+// the lock is released.
+func holdBoot(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// awaitLogin waits until the agent's user has logged in, or for holdTime at most.
+func awaitLogin(ctx context.Context) {
+	_ = await(ctx, holdTime, holdLook, func() error {
+		if !runs(AgentUID) {
+			return errors.New("no user has logged in")
+		}
+		return nil
+	})
+}
+
+// runs reports whether a user has a process.
+func runs(uid uint32) bool {
+	found, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(found, func(dir string) bool {
+		var st unix.Stat_t
+		return unix.Stat(dir, &st) == nil && st.Uid == uid
+	})
+}
+
+// bootTask is work that the machine can run without.
+type bootTask struct {
+	what string
+	do   func(context.Context) error
+}
+
+// runBootTasks runs all chores, and logs and returns their errors.
+func runBootTasks(ctx context.Context, chores []bootTask) error {
+	var failed []error
+	for _, c := range chores {
+		if err := c.do(ctx); err != nil {
+			slog.Error(c.what, "err", err)
+			failed = append(failed, fmt.Errorf("%s: %w", c.what, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// finishIdentity does the work that the first login need not wait for, but that must precede
+// the ready state of a session. It records completion in identityDoneFile.
+func (g Guest) finishIdentity(ctx context.Context, chores []bootTask) error {
+	failed := ""
+	if err := runBootTasks(ctx, chores); err != nil {
+		failed = err.Error() + "\n"
+	}
+	return g.place(identityDoneFile, failed, 0o644)
+}
+
+func (s *cloneBooter) markStage(what string) {
+	slog.Info("boot progress", "done", what, "ms", time.Since(s.began).Milliseconds())
+}
+
+func async(do func() error) <-chan error {
+	c := make(chan error, 1)
+	go func() { c <- do() }()
+	return c
+}
+
+// poweroffWithError prints the reason on the consoles and powers the machine off.
+func poweroffWithError(what string, err error) error {
+	console("agent-sessionizer: " + what + ", powering off: " + oneLine(err))
+	unix.Sync()
+	return errors.Join(err, unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
+}
+
+// lockdown installs the lockdown on a machine that has no rules yet. It uses one
+// command per family, because each costs a tenth of a second under emulation.
+func (g Guest) lockdown(ctx context.Context) error {
+	builtin := map[string]int{"INPUT": 0, "OUTPUT": 0, "FORWARD": 0, "PREROUTING": 0}
+	for _, f := range rules.Compile(nil, rules.Network{}) {
+		if f.IPv6 && !kernelIPv6() {
+			continue
+		}
+		var text string
+		for _, t := range f.Tables {
+			text += t.Restore(builtin)
+		}
+		if err := perform(ctx, text, command(f.IPv6, "restore"), "--wait", "10", "--noflush"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// perform runs a command whose output is not needed. It ignores exec.ErrWaitDelay:
+// the command itself has succeeded, and an overloaded machine was merely slow to
+// read its output.
+func perform(ctx context.Context, stdin, name string, args ...string) error {
+	_, err := run(ctx, stdin, name, args...)
+	if errors.Is(err, exec.ErrWaitDelay) {
+		return nil
+	}
+	return err
+}
+
+// mountCidata mounts the seed disk where the VM manager's scripts expect it.
+func mountCidata(ctx context.Context) error {
+	if err := os.MkdirAll(cidataMount, 0o700); err != nil {
+		return err
+	}
+	return await(ctx, deviceTime, deviceLook, func() error {
+		err := unix.Mount("/dev/sr0", cidataMount, "iso9660", unix.MS_RDONLY, "mode=0700,dmode=0700,overriderockperm,uid=0")
+		if errors.Is(err, unix.EBUSY) {
+			return nil // already mounted
+		}
+		return err
+	})
+}
+
+// await calls do until it succeeds, and returns its last error otherwise.
+func await(ctx context.Context, most, pause time.Duration, do func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for {
+		err := do()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}
+
+// SetHostname gives the machine another name than its seed disk does. The next boot
+// restores the seed disk's name.
+func (g Guest) SetHostname(name string) error {
+	if err := g.needRoot("hostname"); err != nil {
+		return err
+	}
+	if g.Fake {
+		return nil // the host name belongs to the host
+	}
+	return g.setHostname(name)
+}
+
+// setHostname names the machine, for this boot and the next ones.
+func (g Guest) setHostname(name string) error {
+	if !hostLabel.MatchString(name) {
+		return errors.New("invalid host name")
+	}
+	return errors.Join(
+		unix.Sethostname([]byte(name)),
+		g.place("/etc/hostname", name+"\n", 0o644),
+		g.place("/etc/hosts", hostsFile(g.text("/etc/hosts"), name), 0o644),
+	)
+}
+
+// addKeys authorizes the VM manager's own keys, which it uses to check whether the
+// guest responds.
+func (g Guest) addKeys(u cidataUser) error {
+	if len(u.Keys) == 0 {
+		return nil
+	}
+	text, err := keysFile(u.Keys)
+	if err != nil {
+		return err
+	}
+	a, err := g.account(u.Name)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(a.home, ".ssh")
+	// The home directory belongs to the user, who could have put a link there.
+	root, err := os.OpenRoot(g.path(a.home))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := root.Mkdir(".ssh", 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if old, err := root.ReadFile(".ssh/authorized_keys"); err == nil && string(old) == text {
+		return nil
+	}
+	const fresh = ".ssh/.authorized_keys.agent-seed"
+	if err := root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := errors.Join(
+		root.WriteFile(fresh, []byte(text), 0o600),
+		root.Lchown(".ssh", a.uid, a.gid),
+		root.Lchown(fresh, a.uid, a.gid),
+		root.Rename(fresh, ".ssh/authorized_keys"),
+	); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	return nil
+}
+
+func (g Guest) setTimezone(name string) error {
+	if name == "" {
+		return nil
+	}
+	zone := "/usr/share/zoneinfo/" + name
+	if info, _ := os.Stat(g.path(zone)); info == nil {
+		slog.Warn("timezone not found", "name", name) // cloud-init also continues without the timezone
+		return nil
+	}
+	if old, err := os.Readlink(g.path("/etc/localtime")); err == nil && old == zone {
+		return nil
+	}
+	const fresh = "/etc/.localtime.agent-seed"
+	if err := os.Remove(g.path(fresh)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return errors.Join(
+		os.Symlink(zone, g.path(fresh)),
+		os.Rename(g.path(fresh), g.path("/etc/localtime")),
+		g.place("/etc/timezone", name+"\n", 0o644),
+	)
+}
+
+// trust adds certificates to the system's trust store, unless they are already in
+// it.
+func (g Guest) trust(ctx context.Context, certificates []string) error {
+	fresh := false
+	for i, c := range certificates {
+		path := fmt.Sprintf("/usr/local/share/ca-certificates/cloud-init-ca-cert-%d.crt", i+1)
+		if g.text(path) == c {
+			continue
+		}
+		fresh = true
+		if err := g.place(path, c, 0o644); err != nil {
+			return err
+		}
+	}
+	if !fresh {
+		return nil
+	}
+	_, err := run(ctx, "", "update-ca-certificates")
+	return err
+}
+
+// runBootcmd runs the boot scripts. As in cloud-init, a failing exit status does
+// not stop the boot.
+func runBootcmd(ctx context.Context, script string) error {
+	if script == "" {
+		return nil
+	}
+	path := seedDir + "/bootcmd"
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, scriptTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/sh", path)
+	cmd.Env = []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root",
+		"AGENT_SEED=1", // makes the scripts skip the lockdown and the announcement
+	}
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	if _, exited := errors.AsType[*exec.ExitError](err); exited && ctx.Err() == nil {
+		slog.Error("boot scripts failed", "err", err)
+		return nil
+	}
+	return err
+}
+
+// awaitLogins waits until sshd listens and the network has a route, so that the
+// host's first packet is not lost. It succeeds without a route, because the host
+// detects a missing network.
+func awaitLogins(ctx context.Context) error {
+	err := await(ctx, loginTime, loginLook, func() error {
+		if !listens(22) {
+			return errors.New("sshd is not listening")
+		}
+		if len(gateways()) == 0 {
+			return errNoRoute
+		}
+		return nil
+	})
+	if errors.Is(err, errNoRoute) && ctx.Err() == nil {
+		slog.Warn("no network", "err", err)
+		return nil
+	}
+	return err
+}
+
+var errNoRoute = errors.New("no route")
+
+// sayBooted notifies Lima's host agent, which otherwise keeps logging in to check.
+// It leaves the notification to the seed disk's boot script if there is one to run.
+func sayBooted(context.Context) error {
+	if provisions(cidataMount) {
+		return nil
+	}
+	meta, err := readSmall(cidataMount + "/meta-data")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile("/run/lima-boot-done", meta, 0o644)
+}
+
+// provision runs the VM manager's own boot script, unless its only task would be to
+// report that it ran.
+func provision(ctx context.Context) error {
+	if !provisions(cidataMount) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lateTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, cidataMount+"/boot.sh")
+	cmd.Env = []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root",
+		"LIMA_CIDATA_MNT=" + cidataMount,
+	}
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.WaitDelay = time.Second
+	return cmd.Run()
+}
+
+// start queues a start job in systemd and does not wait for it.
+func start(ctx context.Context, unit string) error {
+	return perform(ctx, "", "systemctl", "start", "--no-block", unit)
+}

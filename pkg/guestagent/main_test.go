@@ -1,0 +1,12 @@
+//go:build !netns
+
+package guestagent
+
+import (
+	"os"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+)
+
+func TestMain(m *testing.M) { os.Exit(reexec.Run(m)) }

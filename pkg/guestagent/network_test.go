@@ -1,0 +1,97 @@
+package guestagent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+)
+
+func put(t *testing.T, g Guest, path, text string) {
+	t.Helper()
+	if err := writeFile(g.path(path), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestUpstreamIsLearned(t *testing.T) {
+	g := Guest{Root: t.TempDir()}
+	check := func(want string) {
+		t.Helper()
+		if got := fmt.Sprint(g.upstream()); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	check("[]")
+	put(t, g, "/etc/resolv.conf", "# by cloud-init\nsearch x\nnameserver 127.0.0.53\nnameserver 192.168.5.3\nnameserver fe80::1%eth0\nnameserver junk\n")
+	check("[192.168.5.3:53]")
+	// After our file is in place, the previous content is remembered.
+	for range 2 {
+		if err := g.pointHere(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if g.text("/etc/resolv.conf") != ourResolvConf {
+		t.Errorf("resolv.conf: %q", g.text("/etc/resolv.conf"))
+	}
+	check("[192.168.5.3:53]")
+	put(t, g, "/var/lib/dhcp/dhclient.eth0.leases", "lease {\n  option domain-name-servers 10.0.0.1;\n}\nlease {\n  option domain-name-servers 10.0.0.2, 10.0.0.3;\n}\n")
+	check("[10.0.0.2:53 10.0.0.3:53]")
+	put(t, g, "/run/systemd/netif/leases/2", "ADDRESS=192.168.5.15\nDNS=192.168.5.4 192.168.5.5\n")
+	check("[192.168.5.4:53 192.168.5.5:53]")
+	put(t, g, "/etc/agent-guest/upstream", "# mine\n9.9.9.9:5353\n127.0.0.1\n")
+	check("[9.9.9.9:53]") // the firewall opens only port 53, and loopback addresses are skipped
+}
+
+func TestResolvConfReplacesTheStubsLink(t *testing.T) {
+	g := Guest{Root: t.TempDir()}
+	put(t, g, "/run/systemd/resolve/stub-resolv.conf", "nameserver 127.0.0.53\n")
+	if err := os.MkdirAll(g.path("/etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../run/systemd/resolve/stub-resolv.conf", g.path("/etc/resolv.conf")); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.pointHere(); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Lstat(g.path("/etc/resolv.conf"))
+	if err != nil || !info.Mode().IsRegular() || g.text("/run/systemd/resolve/stub-resolv.conf") != "nameserver 127.0.0.53\n" {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
+func TestQueryLogIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	l, err := openLog(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("a", 250)
+	for range 3 * logBytes / 5000 {
+		l.add(guestproto.Query{Name: long, Reason: strings.Repeat("r", 1000), Answer: []string{strings.Repeat("x", 4000)}})
+	}
+	if _, err := l.status(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.close(); err != nil {
+		t.Fatal(err)
+	}
+	older, newer := logFiles(dir)
+	for _, path := range []string{older, newer} {
+		if info, err := os.Stat(path); err != nil || info.Size() > logBytes {
+			t.Errorf("%s: %v, %v", filepath.Base(path), info, err)
+		}
+	}
+	again, err := openLog(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.close()
+	if got, _ := again.status(); got.LastSeq != 3*logBytes/5000 {
+		t.Errorf("the sequence went on from %d", got.LastSeq)
+	}
+}

@@ -1,0 +1,252 @@
+package guestagent
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+)
+
+// A guest without activity prints nothing except its periodic line.
+func TestWatchIsSilent(t *testing.T) {
+	g := Guest{Root: t.TempDir(), Fake: true}
+	var out bytes.Buffer
+	w := newWatcher(g, watchOptions{}, &out)
+	now := time.Now()
+	w.poll(now)
+	lines := func(at time.Time) int {
+		t.Helper()
+		if err := w.printObservation(at); err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Count(out.Bytes(), []byte("\n"))
+	}
+	if n := lines(now); n != 1 {
+		t.Fatalf("%d lines at first", n)
+	}
+	if n := lines(now.Add(sayEvery - 1)); n != 1 {
+		t.Errorf("%d lines though nothing changed", n)
+	}
+	if n := lines(now.Add(sayEvery)); n != 2 {
+		t.Errorf("%d lines after a minute", n)
+	}
+	w.view.screen, w.news = []string{"new"}, true
+	if n := lines(now.Add(sayEvery + 1)); n != 3 {
+		t.Errorf("%d lines after a change", n)
+	}
+	for seen, err := range guestproto.ReadObservations(&out) {
+		if err != nil || seen.Machine == nil {
+			t.Errorf("%+v, %v", seen, err)
+		}
+	}
+}
+
+func TestMachine(t *testing.T) {
+	first := measure(nil)
+	if first.MemTotal <= first.MemUsed || first.MemUsed <= 0 || first.DiskTotal < first.DiskUsed || first.DiskUsed <= 0 || first.Load < 0 {
+		t.Errorf("%+v", first)
+	}
+	for name, c := range map[string]struct {
+		change func(*guestproto.Machine)
+		alike  bool
+	}{
+		"nothing":       {func(*guestproto.Machine) {}, true},
+		"a little":      {func(m *guestproto.Machine) { m.Load += 0.2; m.MemUsed -= 20 << 20; m.DiskUsed += 10 << 20 }, true},
+		"load":          {func(m *guestproto.Machine) { m.Load += 0.3 }, false},
+		"less memory":   {func(m *guestproto.Machine) { m.MemUsed -= 32 << 20 }, false},
+		"more disk":     {func(m *guestproto.Machine) { m.DiskUsed += 16 << 20 }, false},
+		"a larger disk": {func(m *guestproto.Machine) { m.DiskTotal++ }, false},
+	} {
+		now := *first
+		c.change(&now)
+		if alike(*first, now) != c.alike || alike(now, *first) != c.alike {
+			t.Error(name)
+		}
+	}
+}
+
+func TestGoneAgentsAreForgotten(t *testing.T) {
+	g := Guest{Root: t.TempDir(), Fake: true}
+	if err := os.MkdirAll(g.path(attentionDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	me, _ := processAt(os.Getpid())
+	for _, n := range []agentReport{
+		{Agent: "claude", PID: me.pid, Start: me.start, State: guestproto.AgentDone, Since: now.UTC(), At: now.UTC()},
+		{Agent: "codex", PID: me.pid, Start: "1", State: guestproto.AgentWorking, Since: now.UTC(), At: now.UTC()}, // its pid now belongs to another process
+		{Agent: "third", PID: 1 << 30, Start: "1", State: guestproto.AgentBlocked, On: "x", Since: now.UTC(), At: now.UTC()},
+	} {
+		if err := g.writeReport(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{
+		"broken-1.json": `{"agent":`, "other-2.json": `{"agent":"claude","pid":2,"state":"idle"}`,
+		"odd-3.json": `{"agent":"odd","pid":3,"state":"happy"}`, "bell-x": "", "notes": "",
+	} {
+		if err := os.WriteFile(filepath.Join(g.path(attentionDir), name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := newWatcher(g, watchOptions{}, &bytes.Buffer{})
+	states := func() string {
+		var all []string
+		for _, e := range w.sortedAgents() {
+			all = append(all, fmt.Sprint(e.Name, " ", e.State, e.On))
+		}
+		slices.Sort(all)
+		return strings.Join(all, ", ")
+	}
+	w.poll(now)
+	if got := states(); got != "claude done, codex gone, third gone" {
+		t.Errorf("got %s", got)
+	}
+	w.poll(now.Add(keepGone))
+	if got := states(); got != "claude done, codex gone, third gone" {
+		t.Errorf("after a while %s", got)
+	}
+	w.poll(now.Add(keepGone + 2*time.Second))
+	w.poll(now.Add(keepGone + 3*time.Second))
+	if got := states(); got != "claude done" {
+		t.Errorf("later %s", got)
+	}
+	if left, _ := filepath.Glob(filepath.Join(g.path(attentionDir), "codex*")); len(left) > 0 {
+		t.Error(left)
+	}
+}
+
+func TestWorkDue(t *testing.T) {
+	began := time.Now()
+	for _, c := range []struct {
+		name  string
+		work  work
+		since time.Duration
+		due   bool
+	}{
+		{"at first", work{}, 1000 * time.Hour, true},
+		{"nothing happened", work{}, time.Minute, false},
+		{"nothing for long", work{}, workQuiet, true},
+		{"it runs", work{running: true, turned: true}, time.Hour, false},
+		{"a turn ended", work{turned: true}, turnEvery, true},
+		{"a turn ended just after a look", work{turned: true}, turnEvery - 1, false},
+		{"a turn ended, and a look takes long", work{turned: true, took: 4 * time.Second}, 10 * time.Second, false},
+		{"something happened", work{stirred: true}, roundEvery, true},
+		{"something happened just after a look", work{stirred: true}, roundEvery - 1, false},
+		{"something happened, and a look takes long", work{stirred: true, took: 2 * time.Second}, 30 * time.Second, false},
+	} {
+		c.work.began = began
+		w := &watcher{options: watchOptions{dir: t.TempDir()}, work: c.work}
+		if w.workDue(began.Add(c.since)) != c.due {
+			t.Error(c.name)
+		}
+	}
+	if (&watcher{}).workDue(began) {
+		t.Error("there is no checkout")
+	}
+}
+
+func TestPanes(t *testing.T) {
+	panes := panesOf("@1 %1 /dev/pts/1 11 100 0 1 vim\n@2 %2 /dev/pts/2 22 200 1 0 my\x1b agent \ngarbage\n@x %3 /dev/pts/3 33 1 1 1 x\n@4 %4 /dev/pts/4 pid 1 1 1 x\n")
+	want := []pane{
+		{window: "@1", id: "%1", tty: "/dev/pts/1", pid: 11, activity: 100, active: true, name: "vim"},
+		{window: "@2", id: "%2", tty: "/dev/pts/2", pid: 22, activity: 200, rang: true, name: "my\ufffd agent "},
+	}
+	if !slices.Equal(panes, want) {
+		t.Errorf("%+v", panes)
+	}
+}
+
+func TestScreenLines(t *testing.T) {
+	if got := lines("a  \n\n b\u00a0c \n\n  \n"); !slices.Equal(got, []string{"a", "", " b c"}) {
+		t.Errorf("%q", got)
+	}
+	got := lines(strings.Repeat("x\n", 10) + strings.Repeat(strings.Repeat("é", 300)+"\n", guestproto.MaxScreen-1) + "last\n\n")
+	if len(got) != guestproto.MaxScreen || got[len(got)-1] != "last" || got[0] != strings.Repeat("é", guestproto.MaxScreenWidth) {
+		t.Errorf("%d lines, %q", len(got), got[0])
+	}
+	if got := lines("\n\n"); len(got) != 0 {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestEntries(t *testing.T) {
+	if _, err := (&entries{use: func(string) {}}).Write(make([]byte, 200000)); err != nil {
+		t.Error(err)
+	}
+	if _, err := (&entries{use: func(string) {}}).Write(bytes.Repeat([]byte("x"), 200000)); err == nil {
+		t.Error("an entry is too long")
+	}
+	var seen []string
+	out := &entries{use: func(s string) { seen = append(seen, s) }}
+	if err := runAside(t.Context(), out, "printf", `a\0\nb\0c`); err != nil {
+		t.Fatal(err)
+	}
+	out.end()
+	if !slices.Equal(seen, []string{"a", "\nb", "c"}) {
+		t.Errorf("%q", seen)
+	}
+}
+
+// A command that is killed takes its children with it.
+// The bell of an agent with hooks does not count either when the windows were listed
+// before the agent was known.
+func TestBellOfANewAgent(t *testing.T) {
+	w := &watcher{bells: map[string]time.Time{"@1": time.Now(), "@2": time.Now()}}
+	w.view.panes = []pane{{window: "@1", pid: os.Getpid(), rang: true, name: "claude"}, {window: "@2", pid: 1 << 30, rang: true, name: "other"}}
+	if got := w.sortedAgents(); len(got) != 2 {
+		t.Fatalf("without agents: got %+v, want both bells", got)
+	}
+	agent := &reportFile{}
+	agent.PID, agent.now.State = os.Getpid(), guestproto.AgentDone
+	w.agents = map[string]*reportFile{"claude": agent}
+	got := w.sortedAgents()
+	if len(got) != 2 || got[0].Name != "other" || got[1].PID != os.Getpid() {
+		t.Errorf("with an agent in the first window: got %+v, want the other bell and the agent", got)
+	}
+}
+
+func TestRunAsideLeavesNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	child := 0
+	out := &entries{use: func(s string) {
+		child, _ = strconv.Atoi(s)
+		cancel()
+	}}
+	if err := runAside(ctx, out, "sh", "-c", `sleep 1000 & printf '%d\0' $!; wait`); err == nil {
+		t.Error("it ended well")
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // poll, because this process is not notified of the end of a grandchild
+		p, ok := processAt(child)
+		if !ok || p.ended {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v is left", p)
+		}
+	}
+	if child == 0 {
+		t.Error("there was no child")
+	}
+}
+
+func TestProcessAt(t *testing.T) {
+	p, ok := processAt(os.Getpid())
+	if !ok || p.parent != os.Getppid() || p.start == "" || p.ended {
+		t.Errorf("%+v, %t", p, ok)
+	}
+	if line := lineage(os.Getpid()); len(line) < 2 || line[0] != p || line[1].pid != os.Getppid() {
+		t.Errorf("%+v", line)
+	}
+	if _, ok := processAt(1 << 30); ok {
+		t.Error("a process that cannot be")
+	}
+}

@@ -1,0 +1,199 @@
+package guestproto_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+)
+
+// observations reads all observations up to the end or the first error.
+func observations(r io.Reader) (all []guestproto.Observation, err error) {
+	for g, err := range guestproto.ReadObservations(r) {
+		if err != nil {
+			return all, err
+		}
+		all = append(all, g)
+	}
+	return all, nil
+}
+
+func TestObservationsRoundTrip(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+	sent := []guestproto.Observation{
+		{Version: guestproto.Version},
+		{
+			Version: guestproto.Version,
+			Agents: []guestproto.Agent{
+				{Name: "claude", PID: 7, State: guestproto.AgentBlocked, On: "permission: Bash: rm -rf <x> & 'y'", Since: at},
+				{Name: "codex", PID: 8, State: guestproto.AgentGone, Since: at},
+			},
+			Window:  "claude",
+			Screen:  []string{"", "  ❯ indented, 日本語, é", "last"},
+			Changes: &guestproto.Changes{Branch: "main", Commits: 1, Files: 2, Insertions: 3, Deletions: 4},
+			Machine: &guestproto.Machine{Load: 0.5, MemUsed: 1, MemTotal: 2, DiskUsed: 3, DiskTotal: 4},
+		},
+	}
+	var stream bytes.Buffer
+	for _, g := range sent {
+		if err := g.Encode(&stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if lines := strings.Count(stream.String(), "\n"); lines != len(sent) {
+		t.Errorf("%d lines for %d observations", lines, len(sent))
+	}
+	got, err := observations(&stream)
+	if err != nil || !reflect.DeepEqual(got, sent) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+// Whatever is on the sender's screen, an observation fits in one line.
+func TestAnObservationFits(t *testing.T) {
+	g := guestproto.Observation{Machine: &guestproto.Machine{Load: 1}}
+	for range 100 {
+		g.Agents = append(g.Agents, guestproto.Agent{Name: strings.Repeat("𝔘", 500), On: strings.Repeat("𝔘", 5000), State: guestproto.AgentIdle})
+		g.Screen = append(g.Screen, strings.Repeat("𝔘", 5000))
+	}
+	g.Agents = append(g.Agents, guestproto.Agent{Name: "one", State: guestproto.AgentBlocked})
+	var line bytes.Buffer
+	if err := g.Encode(&line); err != nil || line.Len() > guestproto.MaxObservation {
+		t.Fatal(line.Len(), err)
+	}
+	got, err := observations(&line)
+	if err != nil || len(got) != 1 || len(got[0].Agents) != guestproto.MaxAgents || got[0].Agents[0].Name != "one" {
+		t.Fatalf("%d observations, %v", len(got), err)
+	}
+	if n := len(got[0].Screen); n == 0 || n > guestproto.MaxScreen || utf8.RuneCountInString(got[0].Screen[0]) != guestproto.MaxScreenWidth {
+		t.Errorf("%d lines of the screen are left", n)
+	}
+}
+
+func TestObservationsAreTextForPeople(t *testing.T) {
+	line := `{"version":1,"agents":[
+		{"name":"a\u001b[2J","pid":-4,"state":"idle","on":"x\ny\u202e","since":"9999-12-31T23:59:59-10:00"},
+		{"name":"` + strings.Repeat("n", 500) + `","state":"blocked","since":"0000-01-01T00:00:00Z"}],
+		"window":"w\u0007","screen":["\u001b]52;c;aGk=\u0007","` + strings.Repeat("w", 900) + `  ","tail   "],
+		"changes":{"branch":"b\u009b","commits":-1,"files":-2,"insertions":-3,"deletions":-4},
+		"machine":{"load":1e300,"mem_used":50,"mem_total":40,"disk_used":-1,"disk_total":-9}}`
+	got, err := observations(strings.NewReader(strings.ReplaceAll(line, "\n", " ") + "\n"))
+	if err != nil || len(got) != 1 {
+		t.Fatal(got, err)
+	}
+	want := guestproto.Observation{
+		Version: 1,
+		Agents: []guestproto.Agent{
+			{Name: strings.Repeat("n", 80), State: guestproto.AgentBlocked},
+			{Name: "a\ufffd[2J", State: guestproto.AgentIdle, On: "x\ufffdy\ufffd"},
+		},
+		Window: "w\ufffd", Screen: []string{"\ufffd]52;c;aGk=\ufffd", strings.Repeat("w", 200), "tail"},
+		Changes: &guestproto.Changes{Branch: "b\ufffd"},
+		Machine: &guestproto.Machine{Load: 9999, MemUsed: 40, MemTotal: 40},
+	}
+	if !reflect.DeepEqual(got[0], want) {
+		t.Errorf("got  %+v %+v %+v\nwant %+v", got[0], got[0].Changes, got[0].Machine, want)
+	}
+}
+
+func TestObservationsRefused(t *testing.T) {
+	good := `{"version":1}` + "\n"
+	for name, bad := range map[string]string{
+		"another version": `{"version":2}`,
+		"none":            `{}`,
+		"null":            `null`,
+		"two values":      good[:13] + good[:13],
+		"unknown field":   `{"version":1,"run":"rm"}`,
+		"unknown state":   `{"version":1,"agents":[{"name":"a","state":"\u001b[31mhappy","since":"2026-01-01T00:00:00Z"}]}`,
+		"no state":        `{"version":1,"agents":[{"name":"a","since":"2026-01-01T00:00:00Z"}]}`,
+		"a number's text": `{"version":1,"machine":{"load":"NaN"}}`,
+		"huge number":     `{"version":1,"changes":{"commits":99999999999999999999}}`,
+		"an empty line":   ``,
+		"not JSON":        "\x1b]0;evil\x07",
+		"endless":         strings.Repeat("x", guestproto.MaxObservation+1),
+	} {
+		got, err := observations(strings.NewReader(good + bad + "\n" + good))
+		if err == nil || len(got) != 1 {
+			t.Errorf("%s: %d observations, %v", name, len(got), err)
+			continue
+		}
+		if strings.ContainsAny(err.Error(), "\x1b\x07") {
+			t.Errorf("%s: the error is %q", name, err)
+		}
+	}
+	broken := errors.New("broken")
+	if _, err := observations(io.MultiReader(strings.NewReader(good), brokenReader{broken})); !errors.Is(err, broken) {
+		t.Errorf("a reader that fails: %v", err)
+	}
+}
+
+type brokenReader struct{ err error }
+
+func (b brokenReader) Read([]byte) (int, error) { return 0, b.err }
+
+// When the consumer stops, no more observations are read.
+func TestObservationsStop(t *testing.T) {
+	n := 0
+	for range guestproto.ReadObservations(strings.NewReader(strings.Repeat(`{"version":1}`+"\n", 5))) {
+		if n++; n == 2 {
+			break
+		}
+	}
+	if n != 2 {
+		t.Error(n)
+	}
+}
+
+func FuzzObservations(f *testing.F) {
+	f.Add(`{"version":1}`)
+	f.Add(`{"version":1,"agents":[{"name":"claude","pid":3,"state":"blocked","on":"permission: Bash: ls","since":"2026-01-02T03:04:05Z"},{"name":"b","state":"gone","since":"9999-12-31T23:59:59-10:00"}],"window":"claude","screen":["a\u001b[2J","` + "\x7f\u202e" + `"]}`)
+	f.Add(`{"version":1,"changes":{"branch":"main","commits":-1,"files":2,"insertions":3,"deletions":4},"machine":{"load":-0.1,"mem_used":5,"mem_total":4,"disk_used":3,"disk_total":9}}` + "\n{\"version\":1}")
+	f.Fuzz(func(t *testing.T, stream string) {
+		got, _ := observations(strings.NewReader(stream))
+		for _, g := range got {
+			texts := append([]string{g.Window}, g.Screen...)
+			for i, a := range g.Agents {
+				texts = append(texts, a.Name, a.On)
+				if a.PID < 0 || i > 0 && a.State.Urgency() < g.Agents[i-1].State.Urgency() {
+					t.Fatalf("agents %+v", g.Agents)
+				}
+			}
+			if c := g.Changes; c != nil {
+				texts = append(texts, c.Branch)
+				if min(c.Commits, c.Files, c.Insertions, c.Deletions) < 0 {
+					t.Fatalf("changes %+v", c)
+				}
+			}
+			if m := g.Machine; m != nil && (m.Load < 0 || min(m.MemUsed, m.DiskUsed) < 0 || m.MemUsed > m.MemTotal || m.DiskUsed > m.DiskTotal) {
+				t.Fatalf("machine %+v", m)
+			}
+			for _, text := range texts {
+				if !utf8.ValidString(text) || utf8.RuneCountInString(text) > guestproto.MaxScreenWidth || strings.ContainsAny(text, "\x1b\n\r\x00\u202e\u009b") {
+					t.Fatalf("text %q", text)
+				}
+			}
+			if len(g.Agents) > guestproto.MaxAgents || len(g.Screen) > guestproto.MaxScreen {
+				t.Fatalf("%d agents, %d lines", len(g.Agents), len(g.Screen))
+			}
+			// A keeper encodes the observation again, which must not change it.
+			var once, twice bytes.Buffer
+			if err := g.Encode(&once); err != nil {
+				t.Fatal(err)
+			}
+			again, err := observations(bytes.NewReader(once.Bytes()))
+			if err != nil || len(again) != 1 {
+				t.Fatal(fmt.Errorf("%d, %w, from %q", len(again), err, once.String()))
+			}
+			if err := again[0].Encode(&twice); err != nil || once.String() != twice.String() {
+				t.Fatalf("%q became %q, %v", once.String(), twice.String(), err)
+			}
+		}
+	})
+}

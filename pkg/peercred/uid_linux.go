@@ -1,0 +1,11 @@
+package peercred
+
+import "golang.org/x/sys/unix"
+
+func uidOf(fd int) (int, error) {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0, err
+	}
+	return int(cred.Uid), nil
+}

@@ -1,0 +1,367 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// start makes the session ready, whatever its phase is. Every step detects what is
+// already done, so start can be repeated after any interruption. While the VM
+// boots, the host fetches the repository and resolves the secrets.
+func (w *Worker) start(ctx context.Context, s *Session) error {
+	if err := w.mustBeWhole(ctx, *s); err != nil {
+		return err
+	}
+	settings, err := w.settings(*s)
+	if err != nil {
+		return err
+	}
+	var source repo.Source
+	var target repo.Target
+	var secrets map[string]secret.Value
+	var conn *ssh.Client
+	was := *s // the concurrent steps must not read what boot writes
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		var err error
+		conn, err = w.boot(gctx, s)
+		return err
+	})
+	if was.Status.Base == nil {
+		g.Go(func() error {
+			return w.step(gctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
+				m, err := w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
+				if err != nil {
+					return err
+				}
+				if m.Warning != "" {
+					w.warn(ctx, was.ID, "", "%s", m.Warning)
+				}
+				source, err = m.Source(was.Spec.WithChanges).Resolve(ctx)
+				target = m.Target()
+				return err
+			})
+		})
+	}
+	if len(settings.Secrets) > 0 {
+		g.Go(func() error {
+			return w.step(gctx, was.ID, "resolve secrets", func(ctx context.Context, _ vm.Progress) error {
+				refs, err := secretRefs(settings.Secrets)
+				if err != nil {
+					return err
+				}
+				secrets, err = secret.ResolveInChild(ctx, w.Self, refs)
+				w.redactValues(slices.Collect(maps.Values(secrets))...)
+				w.auditSecrets(ctx, was, refs, err)
+				return err
+			})
+		})
+	}
+	err = g.Wait()
+	if conn != nil {
+		defer conn.Close()
+	}
+	if err != nil {
+		return err
+	}
+	gst := guestclient.Guest{SSH: conn, Root: s.Status.Root}
+	if s.Status.Base == nil {
+		if err := w.readProject(ctx, s, conn, source); err != nil {
+			return err
+		}
+	}
+	if err := w.configure(ctx, s, gst, source, target, secrets); err != nil {
+		return err
+	}
+	last, lctx := errgroup.WithContext(ctx)
+	last.Go(func() error { return w.windows(lctx, s, gst) })
+	last.Go(func() error { return w.finishIdentity(lctx, *s, gst) })
+	if err := last.Wait(); err != nil {
+		return err
+	}
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
+	return err
+}
+
+// mustBeWhole refuses to rebuild a session whose VM has gone missing: the work that
+// was in it would be lost without notice.
+func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
+	if !s.Status.WasReady {
+		return nil
+	}
+	_, err := w.Driver.Inspect(ctx, s.VM())
+	if errors.Is(err, vm.ErrNotFound) {
+		return fail.New(fail.NotFound, "the VM of session %s is missing; it is not rebuilt because its work would be lost without notice", s.Name).
+			WithHint("agent-sessionizer destroy --force %s", s.Name)
+	}
+	return err
+}
+
+// boot creates and starts the VM and logs in.
+func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
+	accel, err := w.Driver.Accel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if accel.Name == "tcg" {
+		w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
+	}
+	prepared, again := w.Config.Prepare, false
+	for {
+		if !s.Status.WasReady { // otherwise the VM exists and needs no image any more
+			if err := w.create(ctx, s, prepared); err != nil {
+				return nil, err
+			}
+		}
+		if err := w.startGateway(ctx, *s); err != nil {
+			return nil, err
+		}
+		err := w.startVM(ctx, s, accel)
+		if !errors.Is(err, vm.ErrNotWoken) {
+			if err != nil {
+				return nil, err
+			}
+			break
+		}
+		// No user has been in this VM yet, so another one is as good. The first
+		// failure need not be the snapshot's fault: QEMU may have been killed.
+		if !again {
+			w.warn(ctx, s.ID, "", "%v; resuming another", err)
+		} else {
+			w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
+			if err := w.Golden.Distrust(s.Status.Warm); err != nil {
+				return nil, err
+			}
+			prepared = config.PrepareGolden
+		}
+		again = true
+		if err := errors.Join(w.Driver.Delete(ctx, s.VM()), w.Gateway(*s).Stop(ctx)); err != nil {
+			return nil, err
+		}
+	}
+	var conn *ssh.Client
+	err = w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {
+		t, err := w.target(*s, "")
+		if err != nil {
+			return err
+		}
+		conn, err = ssh.DialBooted(ctx, t, func() error {
+			p("waiting for the guest's network")
+			if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Running {
+				return fail.New(fail.Failure, "the VM stopped before it accepted a login")
+			}
+			return nil
+		})
+		return err
+	})
+	return conn, err
+}
+
+// startVM starts the VM and waits until it accepts logins.
+func (w *Worker) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
+	return w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
+			fail.New(fail.Timeout, "the guest did not boot within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
+		defer cancel()
+		ep, err := w.Driver.Start(ctx, s.VM(), p)
+		if err != nil {
+			if cause := context.Cause(ctx); errors.Is(err, context.DeadlineExceeded) && cause != nil {
+				return cause
+			}
+			return err
+		}
+		m, err := w.Driver.Inspect(ctx, s.VM())
+		if err != nil {
+			return err
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
+		return err
+	})
+}
+
+// create makes the VM's files from whatever makes it start fastest.
+func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare) error {
+	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
+		// A standby VM that was taken before an interruption.
+		spare, err := golden.ReadStandby(w.standbyDir(s.ID))
+		if err == nil {
+			return w.adoptStandby(ctx, s, spare)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		// Keep an existing VM; the facts record what it was made from.
+		if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
+			return nil
+		}
+		if s.Status.VM != "" { // a standby VM that was lost
+			if err := w.Driver.Delete(ctx, s.Status.VM); err != nil {
+				return err
+			}
+		}
+		authorized, err := w.key(s.ID)
+		if err != nil {
+			return err
+		}
+		release, err := w.Golden.Images.Use()
+		if err != nil {
+			return err
+		}
+		defer release()
+		r := s.Spec.Resources
+		size := SizeOf(r)
+		start, err := w.Golden.Best(ctx, prepared, s.Spec.Image, Arch(), size)
+		if err != nil {
+			return err
+		}
+		if start.Standbys.Name != "" && s.Spec.Enforced { // every standby VM has a gateway
+			spare, ok, err := w.Golden.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
+			if err != nil {
+				return err
+			}
+			if ok {
+				return w.adoptStandby(ctx, s, spare)
+			}
+		}
+		if err := w.freeStandbyMemory(ctx, r.Memory); err != nil {
+			return err
+		}
+		provisioned, program := "", ""
+		if start.From != golden.FromGeneric { // both are already in the image
+			var err1, err2 error
+			provisioned, err1 = guestclient.ScriptsKey(w.Golden.Scripts)
+			program, err2 = guestclient.ProgramKey(Arch())
+			if err := errors.Join(err1, err2); err != nil {
+				return err
+			}
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) {
+			f.From, f.VM, f.Warm, f.Provisioned, f.Program = start.From, "", start.Warm.Path, provisioned, program
+		})
+		if err != nil {
+			return err
+		}
+		return w.Driver.Create(ctx, vm.Spec{
+			Name: s.Name, CPUs: r.CPUs, Memory: int64(r.Memory), Disk: int64(r.Disk),
+			Image: start.Image, User: guestclient.User, AuthorizedKey: authorized, Boot: guestclient.BootScript(),
+			ExternalNet: s.Spec.Enforced,
+		})
+	})
+}
+
+// key creates the session's own SSH key once and returns its public half.
+func (w *Worker) key(id string) (authorized string, err error) {
+	file := w.keyFile(id)
+	pub, err := os.ReadFile(file + ".pub")
+	if err == nil {
+		return string(pub), nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return "", fail.New(fail.Host, "create session directory: %w", err)
+	}
+	private, authorized, err := ssh.NewKey()
+	if err != nil {
+		return "", err
+	}
+	// Write the public half last: its presence means that the private half is
+	// complete.
+	if err := writeFile(file, private); err != nil {
+		return "", err
+	}
+	return authorized, writeFile(file+".pub", []byte(authorized))
+}
+
+func (m *Manager) keyFile(id string) string {
+	return filepath.Join(m.Config.Paths.SessionDir(id), "ssh_key")
+}
+
+// Dial connects to a session's running VM: over its keeper's relay if that is
+// running, otherwise over a new connection.
+func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
+	return m.dial(ctx, s, m.relaySocket(s.ID))
+}
+
+// DialOwn logs in to a session's running VM. The connection depends on no other
+// process, and no other process waits for it.
+func (m *Manager) DialOwn(ctx context.Context, s Session) (*ssh.Client, error) {
+	return m.dial(ctx, s, "")
+}
+
+func (m *Manager) dial(ctx context.Context, s Session, relay string) (*ssh.Client, error) {
+	t, err := m.target(s, relay)
+	if err != nil {
+		return nil, err
+	}
+	return ssh.Dial(ctx, t)
+}
+
+func (m *Manager) target(s Session, relay string) (ssh.Target, error) {
+	if s.Status.Endpoint.Addr == "" {
+		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s and has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	key, err := os.ReadFile(m.keyFile(s.ID))
+	if err != nil {
+		return ssh.Target{}, fail.New(fail.NotFound, "read SSH key of the session: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
+	}
+	return ssh.Target{Addr: s.Status.Endpoint.Addr, User: s.Status.Endpoint.User, Key: key, HostKey: s.Status.Endpoint.HostKey, Relay: relay}, nil
+}
+
+// Arch returns the guests' architecture, which is the host's.
+func Arch() string {
+	if runtime.GOARCH == "arm64" {
+		return "aarch64"
+	}
+	return "x86_64"
+}
+
+// writeFile replaces a private file atomically.
+func writeFile(name string, content []byte) error {
+	if err := atomicfile.Write(name, content, 0o600); err != nil {
+		return fail.New(fail.Host, "write %s: %w", name, err)
+	}
+	return nil
+}
+
+func secretRefs(m map[string]string) ([]secret.Ref, error) {
+	var refs []secret.Ref
+	for _, name := range slices.Sorted(maps.Keys(m)) { // sorted, so that errors have a stable order
+		ref, err := secret.ParseRef(name, m[name])
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+// checkSecrets checks references as far as that is possible without resolving them.
+func checkSecrets(m map[string]string) (warnings []string, err error) {
+	refs, err := secretRefs(m)
+	if err != nil {
+		return nil, err
+	}
+	if errs := secret.Check(refs); len(errs) > 0 {
+		return nil, fail.New(fail.CodeOf(errs[0]), "%w", errors.Join(errs...)).WithHint("%s", fail.HintOf(errs[0]))
+	}
+	return secret.Warnings(refs), nil
+}

@@ -1,0 +1,261 @@
+package session
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"path"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// configure sets up a running guest: network rules, tools, repository, home files and
+// secrets. The repository arrives over SSH, so cloning needs no network, but it needs
+// the tools.
+func (w *Worker) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
+	tools, err := w.hasTools(s)
+	if err != nil {
+		return err
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	provisioned := make(chan struct{})
+	one, other, third := *s, *s, *s
+	g.Go(func() error {
+		if err := w.installFirewall(gctx, &one, gst); err != nil {
+			return err
+		}
+		if !tools {
+			if err := w.provision(gctx, &one, gst); err != nil {
+				return err
+			}
+		}
+		close(provisioned)
+		if one.Status.VM != "" && ownTools(&one) {
+			if err := gst.SetHostname(gctx, one.Name); err != nil {
+				return err
+			}
+		}
+		return w.deliver(gctx, &one, gst, secrets)
+	})
+	if s.Status.Base == nil {
+		g.Go(func() error {
+			if !tools {
+				select {
+				case <-provisioned:
+				case <-gctx.Done():
+					return gctx.Err()
+				}
+			}
+			return w.clone(gctx, &other, gst, source, target)
+		})
+	}
+	g.Go(func() error { // after provisioning, so that home files replace provisioned ones
+		select {
+		case <-provisioned:
+		case <-gctx.Done():
+			return gctx.Err()
+		}
+		return w.copyHomeFiles(gctx, third, gst)
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	*s, err = w.Get(ctx, s.ID)
+	return err
+}
+
+// installFirewall installs the guest program and the policy. From here on the guest reaches
+// what the policy allows; before, it reached nothing.
+func (w *Worker) installFirewall(ctx context.Context, s *Session, g guestclient.Guest) error {
+	return w.step(ctx, s.ID, "apply the network policy", func(ctx context.Context, _ vm.Progress) error {
+		p, err := w.Policy(*s)
+		if err != nil {
+			return err
+		}
+		// Update the gateway first, because its policy is the one that is enforced.
+		// When the gateway was started, the repository's own file, which may narrow
+		// the policy, had not been read.
+		if s.Spec.Enforced {
+			if err := w.Gateway(*s).SetPolicy(ctx, p); err != nil {
+				return err
+			}
+		}
+		st, err := g.Install(ctx, Arch(), s.Status.Program, p)
+		if err != nil {
+			return err
+		}
+		key, err := guestclient.ProgramKey(Arch())
+		if err != nil {
+			return err
+		}
+		if key != s.Status.Program {
+			if *s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Program = key }); err != nil {
+				return err
+			}
+		}
+		if !st.Ready() {
+			return fail.New(fail.Policy, "the guest firewall is not running: %s %s", st.Firewall.Error, st.DNS.Error).
+				WithHint("agent-sessionizer logs --of serial %s", s.Name)
+		}
+		return nil
+	})
+}
+
+// readProject reads the repository's own settings file, which may only narrow the
+// policy. It reads the file of the commit that is checked out: the commit of src, or
+// that of a checkout which an earlier keeper finished.
+func (w *Worker) readProject(ctx context.Context, s *Session, g repo.Guest, src repo.Source) error {
+	base, ok, err := repo.Started(ctx, g, checkout(*s))
+	if err != nil {
+		return err
+	}
+	if ok {
+		src.Branch, src.Commit = base.Branch, base.Commit
+	}
+	var project *config.Project
+	text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)
+	if err != nil {
+		return err
+	}
+	if ok {
+		parsed, err := config.ParseProject(s.Repo+":"+config.ProjectFile, text)
+		if err != nil {
+			return err
+		}
+		project = &parsed
+	}
+	if project == nil && s.Status.Project == nil {
+		return nil
+	}
+	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Project = project })
+	return err
+}
+
+// checkout returns where the repository is in the guest.
+func checkout(s Session) repo.Checkout {
+	return repo.Checkout{Dir: path.Join(s.Status.Root+guestclient.Home, path.Base(s.Repo))}
+}
+
+// ownTools reports whether the guest is a machine of its own. A guest with a root
+// prefix is a directory of this host: it has the host's tools and must not get
+// others.
+func ownTools(s *Session) bool { return s.Status.Root == "" }
+
+func (w *Worker) windows(ctx context.Context, s *Session, g guestclient.Guest) error {
+	if !ownTools(s) {
+		return nil
+	}
+	return w.step(ctx, s.ID, "open tmux windows", func(ctx context.Context, _ vm.Progress) error {
+		return g.Tmux(ctx, s.Status.Dir)
+	})
+}
+
+// finishIdentity waits until the guest shares nothing with the image or snapshot that its VM was
+// made from: its seed disk, its disk size and its journal are its own.
+func (w *Worker) finishIdentity(ctx context.Context, s Session, g guestclient.Guest) error {
+	if s.Status.From == golden.FromGeneric {
+		return nil
+	}
+	return w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not finish its own disks and journal within %v", ownTimeout))
+		defer cancel()
+		trouble, err := g.FinishIdentity(ctx)
+		if err == nil && trouble != "" {
+			w.warn(ctx, s.ID, "", "in the guest: %s", trouble)
+		}
+		return err
+	})
+}
+
+// hasTools reports whether this version's provision scripts have run in the guest.
+func (w *Worker) hasTools(s *Session) (bool, error) {
+	key, err := guestclient.ScriptsKey(w.Golden.Scripts)
+	return !ownTools(s) || s.Status.Provisioned == key, err
+}
+
+func (w *Worker) provision(ctx context.Context, s *Session, g guestclient.Guest) error {
+	return w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
+		ctx, cancel := context.WithTimeout(ctx, provisionTimeout)
+		defer cancel()
+		if err := g.Provision(ctx, w.Golden.Scripts, image.Distribution(s.Spec.Image), p); err != nil {
+			return err
+		}
+		key, err := guestclient.ScriptsKey(w.Golden.Scripts)
+		if err != nil {
+			return err
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Provisioned = key })
+		return err
+	})
+}
+
+func (w *Worker) clone(ctx context.Context, s *Session, g guestclient.Guest, src repo.Source, target repo.Target) error {
+	return w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
+		to := checkout(*s)
+		base, err := repo.Push(ctx, g.SSH, src, to, repo.Progress(p))
+		if err != nil {
+			return err
+		}
+		for _, warning := range base.Warnings {
+			w.warn(ctx, s.ID, "", "%s", warning)
+		}
+		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Dir, f.Base, f.Target = to.Dir, &base, target })
+		return err
+	})
+}
+
+// deliver creates the session's token and puts it and the secrets into the guest's
+// memory. The host keeps only the token's hash, so each start needs a new token.
+func (w *Worker) deliver(ctx context.Context, s *Session, g guestclient.Guest, secrets map[string]secret.Value) error {
+	return w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
+		token := randomHex(32)
+		w.redactValues(secret.NewValue(token))
+		sum := sha256.Sum256([]byte(token))
+		_, err := w.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+			row.TokenSHA256 = hex.EncodeToString(sum[:])
+			return store.Event{}, nil
+		})
+		if err == nil {
+			*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Secrets = guestclient.Measure(secrets, token) })
+		}
+		if err != nil {
+			return err
+		}
+		w.delivered = true
+		return g.SetSecrets(ctx, secrets, token)
+	})
+}
+
+// redactValues makes Redact remove values from everything that is reported from now on.
+func (w *Worker) redactValues(values ...secret.Value) {
+	if w.Redact != nil {
+		w.Redact.Add(values...)
+	}
+}
+
+// redactSecretsOf asks a guest, once, for the secrets that another keeper delivered, so
+// that Redact knows them.
+func (w *Worker) redactSecretsOf(ctx context.Context, g guestclient.Guest) error {
+	if w.delivered {
+		return nil
+	}
+	values, err := g.Secrets(ctx)
+	if err != nil {
+		return err
+	}
+	if w.Redact != nil {
+		w.Redact.SetGuest(values...)
+	}
+	w.delivered = true
+	return nil
+}
