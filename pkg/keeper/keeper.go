@@ -21,7 +21,7 @@ import (
 // read by primary key.
 const poll = 100 * time.Millisecond
 
-// A Charge is the session or task that a keeper works on.
+// A Subject is the session or task that a keeper works on.
 type Subject interface {
 	// Lock returns the path of the lock that its keeper holds.
 	Lock() string

@@ -25,7 +25,7 @@ type Event struct {
 // maxEvent limits the size of one event's data; bulk output goes to files instead.
 const maxEvent = 64 << 10
 
-// Oldest, as the sequence number to read after, means: start at the oldest event that
+// Oldest is the sequence number to read after that starts at the oldest event that
 // is kept. In contrast, 0 means the very beginning, and is expired once the first
 // event is pruned.
 const Oldest int64 = -1
