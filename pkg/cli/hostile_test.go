@@ -22,7 +22,7 @@ func TestOnlyTheConsoleWritesToTheStandardStreams(t *testing.T) {
 	allowed := []string{
 		"main.go:Main",                                    // passes them to the console
 		"terminal.go:interactive", "terminal.go:transfer", // check whether they are terminals
-		"run.go:terminal",                                                  // attach.Run filters
+		"run.go:terminal",                                                    // attach.Run filters
 		"edit.go:visit", "internal_commands.go:runPrepare", "open.go:runJob", // child processes of this host
 		"internal_commands.go:newHiddenCmds", // resolve-secrets answers on a pipe
 	}
