@@ -271,14 +271,14 @@ func (s *term) presses(pattern string, keys ...string) {
 }
 
 // closesWindow waits for the window of a session, which says that a fake VM has no tmux, and
-// closes it. A server of tmux 3.3a has crashed here once in thousands of attaches. A user
-// repeats the command then, and so does this, but only once.
+// closes it. tmux 3.3a has once reported here that its server exited unexpectedly; the cause
+// is unknown. A user would repeat the command then, and so does this, but only once.
 func (s *term) closesWindow(name string) {
 	s.w.t.Helper()
-	const window, crash = `Enter to close`, `^\[server exited unexpectedly\]`
-	s.sees(window + `|` + crash)
-	if regexp.MustCompile("(?m)" + crash).MatchString(s.show()) {
-		s.w.t.Logf("tmux crashed:\n%s", s.show())
+	const window, exited = `Enter to close`, `^\[server exited unexpectedly\]`
+	s.sees(window + `|` + exited)
+	if regexp.MustCompile("(?m)" + exited).MatchString(s.show()) {
+		s.w.t.Logf("the tmux server exited:\n%s", s.show())
 		s = s.w.term("agent-sessionizer open ./" + name)
 		s.sees(window)
 	}
