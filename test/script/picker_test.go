@@ -242,32 +242,61 @@ func (s *term) show() string {
 // sees waits until a line of the screen matches a pattern.
 func (s *term) sees(pattern string) {
 	s.w.t.Helper()
-	re := regexp.MustCompile("(?m)" + pattern)
-	var last string
+	s.until("see "+pattern, shows(pattern), func() {})
+}
+
+func (s *term) misses(pattern string) {
+	s.w.t.Helper()
+	s.until("miss "+pattern, lacks(pattern), func() {})
+}
+
+// presses presses keys until the screen shows their effect, because fzf drops keys that
+// arrive while it reloads the rows, for instance when the ages change.
+func (s *term) presses(pattern string, keys ...string) {
+	s.w.t.Helper()
+	s.until("see "+pattern, shows(pattern), func() { s.keys(keys...) })
+}
+
+// types makes a text the query, and waits until the screen shows the effect.
+func (s *term) types(text, pattern string) {
+	s.w.t.Helper()
+	s.until("see "+pattern, shows(pattern), func() { s.keys("C-u"); s.typed(text) })
+}
+
+// leaves presses a key until the picker is gone.
+func (s *term) leaves(key string) {
+	s.w.t.Helper()
+	s.until("leave the picker", lacks(`alt-enter open as typed`), func() { s.keys(key) })
+}
+
+// until presses keys until the screen satisfies done. It repeats them rarely, since keys
+// that take effect late would do so twice.
+func (s *term) until(what string, done func(screen string) bool, press func()) {
+	s.w.t.Helper()
+	var pressed time.Time
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // poll: a terminal sends no event when it changes
-		if last = s.show(); re.MatchString(last) {
+		if time.Since(pressed) > 30*time.Second {
+			press()
+			pressed = time.Now()
+		}
+		screen := s.show()
+		if done(screen) {
 			return
 		}
 		if time.Now().After(end) {
-			s.w.t.Fatalf("no %s within two minutes on\n%s", pattern, last)
+			s.w.t.Fatalf("%s: not within two minutes; the screen is\n%s", what, screen)
 		}
 	}
 }
 
-// presses presses keys until they take effect, because fzf drops keys that arrive while it
-// reloads the rows. It repeats them rarely, since keys that take effect late would do so
-// twice.
-func (s *term) presses(pattern string, keys ...string) {
-	s.w.t.Helper()
-	re := regexp.MustCompile("(?m)" + pattern)
-	tries := 0
-	s.w.until(fmt.Sprintf("%s after %v", pattern, keys), func() bool {
-		if tries%300 == 0 { // every 15 seconds
-			s.keys(keys...)
-		}
-		tries++
-		return re.MatchString(s.show())
-	})
+// shows returns whether a line of a screen matches a pattern.
+func shows(pattern string) func(screen string) bool {
+	return regexp.MustCompile("(?m)" + pattern).MatchString
+}
+
+func lacks(pattern string) func(screen string) bool {
+	present := shows(pattern)
+	return func(screen string) bool { return !present(screen) }
 }
 
 // closesWindow waits for the window of a session, which says that a fake VM has no tmux, and
@@ -277,18 +306,12 @@ func (s *term) closesWindow(name string) {
 	s.w.t.Helper()
 	const window, exited = `Enter to close`, `^\[server exited unexpectedly\]`
 	s.sees(window + `|` + exited)
-	if regexp.MustCompile("(?m)" + exited).MatchString(s.show()) {
+	if shows(exited)(s.show()) {
 		s.w.t.Logf("the tmux server exited:\n%s", s.show())
 		s = s.w.term("agent-sessionizer open ./" + name)
 		s.sees(window)
 	}
 	s.presses(`left with 0`, "Enter")
-}
-
-func (s *term) misses(pattern string) {
-	s.w.t.Helper()
-	re := regexp.MustCompile("(?m)" + pattern)
-	s.w.until("gone from the screen: "+pattern, func() bool { return !re.MatchString(s.show()) })
 }
 
 // TestPickerKeepsItsPlace checks that the cursor and the marks stay on their sessions when
@@ -303,9 +326,8 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +\. o/aaa +stopped`)
 	s.sees(`agent-000000000000`) // the preview
-	s.keys("Tab")                // marks aaa, and moves on to bbb
-	s.sees(`^> +\. o/bbb`)
-	s.sees(`^ > *\. o/aaa`)
+	s.presses(`^ > *\. o/aaa`, "Tab")
+	s.sees(`^> +\. o/bbb`) // it also moves on
 
 	since := time.Now()
 	blocked := session.Status{Attention: &session.Attention{State: guestproto.AgentBlocked, Agent: "claude", On: "Bash: make", Since: since}}
@@ -322,29 +344,26 @@ func TestPickerKeepsItsPlace(t *testing.T) {
 	s.sees(`^> +\. o/bbb`)
 	s.sees(`^ > *\. o/aaa`)
 
-	s.keys("Down")
-	s.sees(`^> +\. o/ccc`)
-	s.keys("Down")
-	s.sees(`^> +o/listed`)
-	s.keys("Down", "Up", "Up")
-	s.sees(`^> +\. o/ccc`)
+	s.presses(`^> +\. o/ccc`, "Down")
+	s.presses(`^> +o/listed`, "Down")
+	s.presses(`^> +o/last`, "Down")
+	s.presses(`^> +o/listed`, "Up")
+	s.presses(`^> +\. o/ccc`, "Up")
 
 	// With a query, the cursor moves to the best match from anywhere.
-	s.typed("aaa")
-	s.sees(`^>> *\. o/aaa`)
+	s.types("aaa", `^>> *\. o/aaa`)
 	s.misses(`o/ccc`)
 	w.put("00000000000c", "o/aaab", session.Stopped, session.Status{})
 	s.sees(`\. o/aaab`)
 	s.sees(`^>> *\. o/aaa `)
 	// Equal matches keep the picker's order, with sessions first.
-	s.keys("C-u")
+	s.presses(`o/ccc`, "C-u")
 	w.put("00000000000d", "o/live", session.Stopped, session.Status{})
 	s.sees(`\. o/live`)
-	s.typed("o/l")
-	s.sees(`^> +\. o/live +stopped`)
+	s.types("o/l", `^> +\. o/live +stopped`)
+	s.misses(`o/ccc`)
 	s.sees(`^ +o/listed`)
-	s.keys("Escape")
-	s.sees(`left with 130`)
+	s.presses(`left with 130`, "Escape")
 }
 
 // TestPickerOpens checks that Enter opens a repository without a session, several rows, and
@@ -355,18 +374,17 @@ func TestPickerOpens(t *testing.T) {
 	typed := w.clone("another")
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +~/one`)
-	s.typed("tw")
-	s.sees(`^> +~/two`)
-	s.keys("Enter")
+	s.types("tw", `^> +~/two`)
+	s.leaves("Enter")
 	w.until("ready", func() bool { return w.states()["two"] == session.Ready })
 	s.closesWindow("two")
 
 	// Ctrl-O opens without leaving the picker, and creates the local tmux session, too.
 	s = w.term("agent-sessionizer")
 	s.sees(`o two +ready`)
-	s.typed("~/one")
-	s.sees(`^> +~/one`)
-	s.keys("C-o")
+	s.types("~/one", `^> +~/one`)
+	s.misses(`o two`)
+	s.until("open the session", func(string) bool { return w.states()["one"] != "" }, func() { s.keys("C-o") })
 	w.until("ready", func() bool { return w.states()["one"] == session.Ready })
 	s.presses(`o one +ready`, "C-u")
 	if n := strings.Count(w.run("tmux", "list-sessions"), "one-"); n != 1 {
@@ -375,14 +393,12 @@ func TestPickerOpens(t *testing.T) {
 
 	// Text that is not a repository gets a message. A repository is opened even if a row
 	// matches.
-	s.typed("no such thing")
+	s.types("no such thing", `^> no such thing`)
 	s.presses(`type OWNER`, "Enter")
-	s.typed("x")
+	s.types("x", `alt-enter open as typed`)
 	s.misses(`type OWNER`)
-	s.keys("C-u")
-	s.typed("~/another")
-	s.sees(`^> +~/another-one`)
-	s.keys("M-Enter")
+	s.types("~/another", `^> +~/another-one`)
+	s.leaves("M-Enter")
 	s.closesWindow("another")
 	if got := w.states()["another"]; got != session.Ready {
 		t.Errorf("%s is %s", typed, got)
@@ -393,8 +409,8 @@ func TestPickerOpens(t *testing.T) {
 	w.run("git", "-C", "zzz", "commit", "-q", "--allow-empty", "-m", "first")
 	s = w.term("agent-sessionizer")
 	s.sees(`o one +ready`)
-	s.typed("~/zzz")
-	s.keys("Enter")
+	s.types("~/zzz", `^> ~/zzz`)
+	s.leaves("Enter")
 	s.closesWindow("zzz")
 	if got := w.states()["zzz"]; got != session.Ready {
 		t.Errorf("zzz is %s", got)
@@ -404,12 +420,11 @@ func TestPickerOpens(t *testing.T) {
 	w.run("agent-sessionizer", "stop", "one", "two")
 	s = w.term("agent-sessionizer")
 	s.sees(`\. two +stopped`)
-	s.typed("two")
-	s.sees(`^> +\. two`)
-	s.keys("Tab", "C-u")
-	s.typed("one")
-	s.sees(`^> +\. one`)
-	s.keys("Tab", "Enter")
+	s.types("two", `^> +\. two`)
+	s.presses(`^.> *\. two`, "Tab")
+	s.types("one", `^> +\. one`)
+	s.presses(`^.> *\. one`, "Tab")
+	s.leaves("Enter")
 	w.until("both ready", func() bool {
 		all := w.states()
 		return all["one"] == session.Ready && all["two"] == session.Ready
@@ -429,13 +444,11 @@ func TestPickerStopsAndDestroys(t *testing.T) {
 	w.run("agent-sessionizer", "exec", "one", "--", "sh", "-c", "echo x >untracked")
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +o one +ready`)
-	s.keys("C-x")
-	s.sees(`would lose: 1 untracked file\. \[y/N\]`)
+	s.presses(`would lose: 1 untracked file\. \[y/N\]`, "C-x")
 	s.keys("n", "Enter")
 	s.sees(`^> +o one +ready`)
 	w.run("agent-sessionizer", "exec", "one", "--", "sh", "-c", "echo x >another")
-	s.keys("C-x")
-	s.sees(`would lose: 2 untracked files\. \[y/N\]`)
+	s.presses(`would lose: 2 untracked files\. \[y/N\]`, "C-x")
 	s.keys("y", "C-c") // Ctrl-C revokes the answer
 	s.sees(`^> +o one +ready`)
 	// Press the keys right after the query, when fzf has not found the row yet. The answer
@@ -446,19 +459,16 @@ func TestPickerStopsAndDestroys(t *testing.T) {
 		s.sees(`^> +o one +ready`)
 		s.sees(`^> one`)
 	}
-	s.keys("C-u")
+	s.presses(`^> +o/listed|^ +o/listed`, "C-u")
 	s.sees(`^> +o one +ready`)
-	s.keys("C-s")
-	s.sees(`^> +\. one +stopped`)
+	s.presses(`^> +\. one +stopped`, "C-s")
 	s.sees(`would lose: 2 untracked files$`) // the preview, from the row
-	s.keys("C-x")
-	s.sees(`Destroy agent-one-.*2 untracked files\. \[y/N\] *$`)
+	s.presses(`Destroy agent-one-.*2 untracked files\. \[y/N\] *$`, "C-x")
 	s.keys("y", "Enter")
 	s.sees(`^> +o/listed`)
 	w.until("destroyed", func() bool { return len(w.states()) == 0 })
 	s.sees(`  one +~/one`) // its repository is among those used before
-	s.keys("Escape")
-	s.sees(`left with 130`)
+	s.presses(`left with 130`, "Escape")
 }
 
 func TestPickerCopies(t *testing.T) {
@@ -466,15 +476,13 @@ func TestPickerCopies(t *testing.T) {
 	w.put("00000000000a", "o/r", session.Stopped, session.Status{})
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +\. o/r`)
-	s.keys("C-y")
-	s.sees(`copied: agent-sessionizer ssh agent-00000000000a`)
+	s.presses(`copied: agent-sessionizer ssh agent-00000000000a`, "C-y")
 	w.until("the clipboard", func() bool {
 		out, _ := w.try("tmux", "-S", s.socket, "show-buffer")
 		return out == "agent-sessionizer ssh agent-00000000000a"
 	})
 	s.sees(`network not enforced`)
-	s.keys("?")
-	s.misses(`network not enforced`)
+	s.until("hide the preview", lacks(`network not enforced`), func() { s.keys("?") })
 }
 
 // TestPickerPopup checks that a tmux key opens the picker in a popup, and that the picked
@@ -495,13 +503,12 @@ func TestPickerPopup(t *testing.T) {
 	for _, s := range []*term{first, second} { // the other client was the last one used
 		s.keys("M-p")
 		s.sees(`> +o one +ready`)
-		s.keys("Escape")
-		s.misses(`one +ready`)
+		s.leaves("Escape")
 	}
 	first.keys("M-P")
 	first.sees(`> +o one +ready`)
 	second.keys("x") // makes tmux consider this client the current one
-	first.keys("Enter")
+	first.leaves("Enter")
 	first.sees(`ended with`) // a fake VM has no tmux to show
 	if got := shown(); !strings.Contains(got, "one-") || !strings.Contains(got, "second") || strings.Contains(got, "first") {
 		t.Errorf("the clients show\n%s", got)
@@ -511,9 +518,8 @@ func TestPickerPopup(t *testing.T) {
 	// error.
 	first.keys("M-p")
 	first.sees(`> +o one +ready`)
-	first.typed("what")
-	first.sees(`> +what is this`)
-	first.keys("Enter")
+	first.types("what", `> +what is this`)
+	first.leaves("Enter")
 	first.sees(`what is this.*must be owner/repo`)
 	first.sees(`Enter to close`)
 	w.until("the popup is closed", func() bool {
@@ -558,8 +564,7 @@ func TestPickerIsKilled(t *testing.T) {
 	if len(rooms()) != 1 {
 		t.Errorf("the next one has %q", rooms())
 	}
-	s.keys("Escape")
-	s.sees(`left with 130`)
+	s.presses(`left with 130`, "Escape")
 	if len(rooms()) != 0 {
 		t.Errorf("left: %q", rooms())
 	}
@@ -580,19 +585,19 @@ func TestPickerHostileNames(t *testing.T) {
 	}
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +!`)
-	for range 2*len(evil) + 2 {
-		s.keys("C-y", "Tab")
-	}
-	s.sees(`copied: agent-sessionizer ssh agent-0`)
-	s.keys("C-s") // all marked sessions
-	w.until("they are wanted stopped", func() bool {
+	s.presses(`copied: agent-sessionizer ssh agent-0`, "C-y")
+	s.until("stop all", func(string) bool {
 		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
+	}, func() {
+		for range 2*len(evil) + 2 {
+			s.keys("C-y", "Tab")
+		}
+		s.keys("C-s") // all marked sessions
 	})
-	s.typed("'; touch $HOME/pwned; $(touch $HOME/pwned) zzz")
+	s.types("'; touch $HOME/pwned; $(touch $HOME/pwned) zzz", `^> '; touch .HOME/pwned; .* zzz`)
 	s.presses(`type OWNER`, "Enter")
 	s.keys("M-Enter", "C-o", "C-u")
-	s.keys("Escape")
-	s.sees(`left with 130`)
+	s.presses(`left with 130`, "Escape")
 	if _, err := os.Stat(w.path("pwned")); err == nil {
 		t.Error("a name was run")
 	}
@@ -610,8 +615,7 @@ func TestPickerFindsClones(t *testing.T) {
 	for _, command := range []string{"agent-sessionizer", "agent-sessionizer"} {
 		s := w.term(command)
 		s.sees(`^> +app +~/src/deep/app`)
-		s.keys("Escape")
-		s.sees(`left with 130`)
+		s.presses(`left with 130`, "Escape")
 	}
 }
 
