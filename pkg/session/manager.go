@@ -23,7 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Manager writes intents and reads state; it does none of the work itself.
+// Manager writes desired phases and reads state; it does none of the work itself.
 type Manager struct {
 	Store  *store.Store
 	Config *config.Config

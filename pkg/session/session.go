@@ -1,9 +1,9 @@
 // Package session manages a VM for one repository: what was asked for, the phases it
 // goes through, and the work of each phase.
 //
-// Commands use a Manager to write intents and read state. The keeper, one detached
-// process per active session, uses a Worker to do the work. The two meet only in the
-// store. Package session never imports task.
+// Commands use a Manager to write desired phases and read state. The keeper, one
+// detached process per active session, uses a Worker to do the work. The two meet only
+// in the store. Package session never imports task.
 package session
 
 import (

@@ -25,7 +25,7 @@ import (
 // KeeperCommand is the hidden command that runs a task's keeper.
 const KeeperCommand = "task-keeper"
 
-// Manager writes intents and reads state; it does none of the work itself.
+// Manager writes desired phases and reads state; it does none of the work itself.
 type Manager struct {
 	Sessions *session.Manager
 
