@@ -99,7 +99,7 @@ func (w *Worker) start(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
+	*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
 	return err
 }
 
@@ -194,7 +194,7 @@ func (w *Worker) startVM(ctx context.Context, s *Session, accel vm.Accel) error 
 		if err != nil {
 			return err
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
+		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
 		return err
 	})
 }
@@ -210,7 +210,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		// Keep an existing VM; the facts record what it was made from.
+		// Keep an existing VM; the status records what it was made from.
 		if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
 			return nil
 		}
@@ -255,7 +255,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 				return err
 			}
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) {
+		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 			f.From, f.VM, f.Warm, f.Provisioned, f.Program = start.From, "", start.Warm.Path, provisioned, program
 		})
 		if err != nil {

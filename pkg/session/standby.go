@@ -46,7 +46,7 @@ func (w *Worker) adoptStandby(ctx context.Context, s *Session, spare golden.Stan
 			return err
 		}
 	}
-	now, err := w.facts(ctx, s.ID, store.Event{}, func(f *Status) {
+	now, err := w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		f.From, f.VM, f.Warm, f.Provisioned, f.Program = golden.FromPool, spare.VM, "", provisioned, program
 	})
 	if err != nil {
