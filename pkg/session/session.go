@@ -127,9 +127,9 @@ type Status struct {
 	Ports       []PublishedPort `json:"ports,omitempty"`   // requested with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when a user last attached; later denials are shown at the next attach
 	Attention   *Attention      `json:"attention,omitempty"`
-	SavedHome   bool            `json:"saved_home,omitempty"` // the repository's saved home was restored, so it may be saved again
-	RequestedBy RequestedBy     `json:"asked,omitzero"`       // who asked for the desired phase
-	Events      store.Budget    `json:"events,omitzero"`      // the events that the guest caused
+	SavedHome   bool            `json:"saved_home,omitempty"`  // the repository's saved home was restored, so it may be saved again
+	RequestedBy RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase
+	Events      store.Budget    `json:"events,omitzero"`       // the events that the guest caused
 }
 
 // RequestedBy records who asked for something, for readers of the logs.

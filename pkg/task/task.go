@@ -219,7 +219,7 @@ type View struct {
 	ID             string            `json:"id"`
 	Name           string            `json:"name"`
 	State          Phase             `json:"state"`
-	Desired        DesiredPhase      `json:"want"`
+	Desired        DesiredPhase      `json:"desired"`
 	Priority       int               `json:"priority"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	Repository     string            `json:"repository"`
