@@ -74,7 +74,7 @@ func work(ctx context.Context, log *slog.Logger, c Subject) error {
 		if s.Rest {
 			return nil
 		}
-		log.InfoContext(ctx, "working", "phase", s.Phase, "want", s.Desired)
+		log.InfoContext(ctx, "working", "phase", s.Phase, "desired", s.Desired)
 		if s.Quiet {
 			tuneGC()
 		}
@@ -90,7 +90,7 @@ func work(ctx context.Context, log *slog.Logger, c Subject) error {
 		// step from being done or recorded: a full disk, or a VM that cannot be removed
 		// now. The desired phase is in the row, so retry, each time after a longer
 		// delay.
-		log.ErrorContext(ctx, "retrying", "phase", s.Phase, "want", s.Desired, "in", retry, "error", err)
+		log.ErrorContext(ctx, "retrying", "phase", s.Phase, "desired", s.Desired, "in", retry, "error", err)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
@@ -130,7 +130,7 @@ func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*store.Lock, er
 			return nil, nil
 		}
 		if tries == 0 {
-			log.InfoContext(ctx, "waiting for the active keeper", "phase", s.Phase, "want", s.Desired)
+			log.InfoContext(ctx, "waiting for the active keeper", "phase", s.Phase, "desired", s.Desired)
 		}
 		select {
 		case <-tick.C:
@@ -141,8 +141,8 @@ func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*store.Lock, er
 }
 
 // waitDesiredChange calls Next with a context that ends when the desired phase is no
-// longer want.
-func waitDesiredChange(ctx context.Context, log *slog.Logger, c Subject, want string) error {
+// longer the given one.
+func waitDesiredChange(ctx context.Context, log *slog.Logger, c Subject, desired string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -162,7 +162,7 @@ func waitDesiredChange(ctx context.Context, log *slog.Logger, c Subject, want st
 				}
 				continue
 			}
-			if s.Desired != want {
+			if s.Desired != desired {
 				cancel()
 				return
 			}
