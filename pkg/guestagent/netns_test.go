@@ -421,9 +421,9 @@ func TestFirewallInNamespaces(t *testing.T) {
 			t.Errorf("%d of 3 in the log", found)
 		}
 
-		walled := policy.Default()
-		walled.Enforced = true
-		l.set(walled)
+		enforced := policy.Default()
+		enforced.Enforced = true
+		l.set(enforced)
 		l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 told.example.": "NXDOMAIN"})
 		l.until("the network's resolver hears of it", func() bool {
 			w := "dns 192.168.5.3:53 asked.told.example."

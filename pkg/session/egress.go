@@ -116,7 +116,7 @@ func (c *gatewayMonitor) check(ctx context.Context, w *Worker, s Session) error 
 	}
 	complaint := st.PolicyError
 	if complaint == "" {
-		complaint = st.JournalErr
+		complaint = st.LogErr
 	}
 	if complaint != "" && complaint != c.told {
 		w.warn(ctx, s.ID, "agent-sessionizer net reload "+s.Name, "gateway: %s", complaint)
