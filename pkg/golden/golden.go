@@ -394,7 +394,7 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 }
 
 func (m *Maker) startGateway(ctx context.Context, name, work string, pol *policy.Policy) error {
-	wire, err := m.Driver.NetSockets(name)
+	sockets, err := m.Driver.NetSockets(name)
 	if err != nil {
 		return err
 	}
@@ -402,7 +402,7 @@ func (m *Maker) startGateway(ctx context.Context, name, work string, pol *policy
 	if err := g.Stop(ctx); err != nil { // of the previous VM
 		return err
 	}
-	return g.Start(ctx, wire, pol)
+	return g.Start(ctx, sockets, pol)
 }
 
 // shutdown waits until the guest has shut itself down. A disk whose guest must be killed
