@@ -203,9 +203,9 @@ func (w *Worker) startVM(ctx context.Context, s *Session, accel vm.Accel) error 
 func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare) error {
 	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
 		// A standby VM that was taken before an interruption.
-		spare, err := golden.ReadStandby(w.standbyDir(s.ID))
+		standby, err := golden.ReadStandby(w.standbyDir(s.ID))
 		if err == nil {
-			return w.adoptStandby(ctx, s, spare)
+			return w.adoptStandby(ctx, s, standby)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -235,12 +235,12 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 			return err
 		}
 		if start.Standbys.Name != "" && s.Spec.Enforced { // every standby VM has a gateway
-			spare, ok, err := w.Golden.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
+			standby, ok, err := w.Golden.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
 			if err != nil {
 				return err
 			}
 			if ok {
-				return w.adoptStandby(ctx, s, spare)
+				return w.adoptStandby(ctx, s, standby)
 			}
 		}
 		if err := w.freeStandbyMemory(ctx, r.Memory); err != nil {

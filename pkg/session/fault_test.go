@@ -152,7 +152,7 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 			if err := os.MkdirAll(w.standbyDir(s.ID), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(w.standbyDir(s.ID)+"/spare.json", []byte("{"), 0o600); err != nil {
+			if err := os.WriteFile(w.standbyDir(s.ID)+"/standby.json", []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		},
