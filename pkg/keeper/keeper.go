@@ -1,7 +1,7 @@
 // Package keeper runs one session or one task to rest. It is the detached process
 // behind each session or task that is being made, runs, or is being removed.
 //
-// It takes its charge's lock, which shows other processes that it runs. It then works
+// It takes its subject's lock, which shows other processes that it runs. It then works
 // towards the desired phase in the store until nothing is left to do. It may be killed
 // at any line; the next command starts another.
 package keeper
@@ -27,16 +27,16 @@ type Subject interface {
 	Lock() string
 	// Look reads the current state.
 	Look(ctx context.Context) (State, error)
-	// Next does the work that brings the charge one phase nearer to the desired one. It
+	// Next does the work that brings the subject one phase nearer to the desired one. It
 	// returns when ctx is cancelled because the desired phase changed. It may be called
 	// again after any error.
 	Next(ctx context.Context) error
-	// Left is called when the keeper is done with the charge, whether it had the lock
+	// Left is called when the keeper is done with the subject, whether it had the lock
 	// or not.
 	Left(ctx context.Context) error
 }
 
-// State is the part of a charge's state that a keeper needs.
+// State is the part of a subject's state that a keeper needs.
 type State struct {
 	Phase, Desired string
 	Rest           bool // nothing runs and nothing is left to do
@@ -123,7 +123,7 @@ func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*store.Lock, er
 		if err != nil {
 			return nil, err
 		}
-		// The charge is served and its keeper lives, because a ready session keeps its
+		// The subject is served and its keeper lives, because a ready session keeps its
 		// keeper. Do not conclude this on the first try, as another command's
 		// store.Held may have held the lock for a moment.
 		if s.Rest || tries > 0 && s.Served {
