@@ -101,13 +101,13 @@ func TestClientsChangeTheirOwnTasksOnly(t *testing.T) {
 				t.Errorf("%s by %q of a task of %q: got %v, want success: %t", what, c.by.Actor, c.owner.Actor, err, c.ok)
 			}
 		}
-		for _, want := range []DesiredPhase{Cancel, Destroyed} {
-			_, err := m.SetDesired(t.Context(), task, want, c.by)
-			check(string(want), err)
+		for _, desired := range []DesiredPhase{Cancel, Destroyed} {
+			_, err := m.SetDesired(t.Context(), task, desired, c.by)
+			check(string(desired), err)
 		}
 		after, err := m.Get(t.Context(), task.ID)
 		if err != nil || (after.Desired != Run) != c.ok {
-			t.Errorf("after %q the want of a task of %q is %s: %v", c.by.Actor, c.owner.Actor, after.Desired, err)
+			t.Errorf("after %q the desired state of a task of %q is %s: %v", c.by.Actor, c.owner.Actor, after.Desired, err)
 		}
 		if after, err = m.SetDesired(t.Context(), task, Cancel, user); err != nil {
 			t.Fatal(err)

@@ -28,7 +28,7 @@ func TestSession(t *testing.T) {
 		b.dotfile(name, text)
 	}
 	b.Write(".config/agent-sessionizer/config.yaml", `
-keep: [agent, .zsh_history]
+persist: [agent, .zsh_history]
 secrets:
   SENTINEL: file:`+b.Home+`/secret-file
   MULTI: file:`+b.Home+`/multi-file
@@ -83,7 +83,7 @@ secrets:
 	t.Run("names", func(t *testing.T) { names(t, b, name) })
 	t.Run("addresses and ports", func(t *testing.T) { addresses(t, b, name) })
 	t.Run("ports and host services", func(t *testing.T) { services(t, b, name) })
-	t.Run("the guard survives docker", func(t *testing.T) {
+	t.Run("the guest firewall survives docker", func(t *testing.T) {
 		b.MustIn(name, "sudo systemctl restart docker && sleep 6")
 		addresses(t, b, name)
 	})
@@ -160,7 +160,7 @@ secrets:
 		names(t, b, name)
 	})
 	t.Run("destroy", func(t *testing.T) {
-		keep(b, name)
+		writeHomeFiles(b, name)
 		b.MustIn(name, "echo precious >precious.txt")
 		b.Fails(4, "would lose work", "destroy", name)
 		b.Asz("destroy", "--force", name)
@@ -171,7 +171,7 @@ secrets:
 		if left := b.Leftovers(); len(left) > 0 {
 			t.Errorf("processes are left: %v", left)
 		}
-		keptAfterDestroy(t, b, sentinel, clone)
+		homeAfterDestroy(t, b, sentinel, clone)
 		for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
 			if left, _ := filepath.Glob(filepath.Join(b.Home, glob)); len(left) > 0 {
 				t.Errorf("left: %v", left)

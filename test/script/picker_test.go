@@ -144,7 +144,7 @@ func (w *world) until(what string, f func() bool) {
 
 // put creates the row of a session without a VM. If the phase is not at rest, this process
 // holds the session's lock, as if a keeper were running.
-func (w *world) put(id, slug string, phase session.Phase, facts session.Status) {
+func (w *world) put(id, slug string, phase session.Phase, status session.Status) {
 	w.t.Helper()
 	state := w.path(".local/state/agent-sessionizer")
 	if !session.AtRest(phase, phase) {
@@ -166,7 +166,7 @@ func (w *world) put(id, slug string, phase session.Phase, facts session.Status) 
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	raw, err := json.Marshal(facts)
+	raw, err := json.Marshal(status)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -587,7 +587,7 @@ func TestPickerHostileNames(t *testing.T) {
 	s.sees(`^> +!`)
 	s.presses(`copied: agent-sessionizer ssh agent-0`, "C-y")
 	s.until("stop all", func(string) bool {
-		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
+		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"desired": "stopped"`) == len(evil)
 	}, func() {
 		for range 2*len(evil) + 2 {
 			s.keys("C-y", "Tab")

@@ -14,7 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-func TestWiredVM(t *testing.T) {
+func TestExternalNet(t *testing.T) {
 	d := newDriver(t)
 	s := testSpec("agent-some-organization-a-repository-with-a-name-0a1b2c")
 	s.ExternalNet = true
@@ -26,7 +26,7 @@ func TestWiredVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := d.NetSockets(s.Name); err != nil || again != w {
-		t.Errorf("Wire twice: %+v, %v", again, err)
+		t.Errorf("NetSockets twice: %+v, %v", again, err)
 	}
 	for _, path := range []string{w.Stream, w.Datagram, w.API} {
 		if len(path) >= maxSocketPath || !strings.HasPrefix(path, d.home) {
@@ -34,7 +34,7 @@ func TestWiredVM(t *testing.T) {
 		}
 	}
 	if other, err := d.NetSockets("another"); err != nil || other.Stream == w.Stream || other.MAC == w.MAC {
-		t.Errorf("another VM's wire: %+v, %v", other, err)
+		t.Errorf("another VM's sockets: %+v, %v", other, err)
 	}
 
 	// If the network is not served, the start fails instead of using Lima's open
@@ -59,7 +59,7 @@ func TestWiredVM(t *testing.T) {
 	}
 
 	dir := filepath.Join(d.home, s.Name)
-	if err := plugIn(s.Name, dir); err != nil {
+	if err := verifyNetwork(s.Name, dir); err != nil {
 		t.Errorf("as it was made: %v", err)
 	}
 	// However Lima's view is changed, the host agent notices.
@@ -97,7 +97,7 @@ func TestWiredVM(t *testing.T) {
 		if err := os.WriteFile(path, []byte(edit), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := plugIn(s.Name, dir); fail.CodeOf(err) != fail.Policy {
+		if err := verifyNetwork(s.Name, dir); fail.CodeOf(err) != fail.Policy {
 			t.Errorf("%s in lima.yaml: %v", what, err)
 		}
 	}
