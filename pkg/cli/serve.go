@@ -219,7 +219,7 @@ func (a *app) completeTokens(*cobra.Command, []string, string) ([]string, cobra.
 
 func newServeTokenRemoveCmd(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME...", Aliases: []string{"rm"}, Short: "Revoke tokens immediately",
+		Use: "remove NAME…", Aliases: []string{"rm"}, Short: "Revoke tokens immediately",
 		Example: `  agent-sessionizer serve token remove ci`,
 		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeTokens,
 		RunE: func(cmd *cobra.Command, args []string) error {

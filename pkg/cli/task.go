@@ -157,14 +157,14 @@ func newTaskStateCmd(a *app, cmd *cobra.Command, desired task.DesiredPhase) *cob
 
 func newTaskCancelCmd(a *app) *cobra.Command {
 	return newTaskStateCmd(a, &cobra.Command{
-		Use: "cancel TASK...", Short: "Cancel tasks and collect their results so far",
+		Use: "cancel TASK…", Short: "Cancel tasks and collect their results so far",
 		Example: `  agent-sessionizer task cancel --wait 4f2a`,
 	}, task.Cancel)
 }
 
 func newTaskDestroyCmd(a *app) *cobra.Command {
 	return newTaskStateCmd(a, &cobra.Command{
-		Use: "destroy TASK...", Short: "Remove the VMs of tasks, and cancel running tasks",
+		Use: "destroy TASK…", Short: "Remove the VMs of tasks, and cancel running tasks",
 		Long: `Remove the VMs of tasks: the kept VM of a failed task, and the VM of a running task, which
 is cancelled. Logs and artifacts stay; prune removes them later.`,
 		Example: `  agent-sessionizer task destroy 4f2a`,
