@@ -42,14 +42,16 @@ func newImageCmd(a *app) *cobra.Command {
 	build := &cobra.Command{
 		Use: "build", Short: "Build a guest image and prepare it for fast starts",
 		Long: `Build a guest image and prepare it, so that sessions start fast. Preparation makes a
-golden image, which has been booted and provisioned once, and the saved state of a VM
-that was booted from it (see "prepare" in config.yaml). All of this also happens
-automatically, in the background, after the first session. This command does it now.
+golden image, which has been booted and given its tools once, and saves the memory of a
+VM that was booted from it (see "prepare" in config.yaml). All of this also happens
+automatically, in the background, after the first session. This command does it
+immediately.
 
 --from debian builds the image from Debian packages, without downloading any image
 (Linux only). It needs mmdebstrap, qemu-img and mkfs.ext4, and root or unprivileged
 user namespaces. --from ubuntu starts from the cloud image that the VM template names.
-A path or URL starts from your own cloud image: Debian's or Ubuntu's, with cloud-init.`,
+--from with a path or URL starts from your own cloud image: Debian's or Ubuntu's, with
+cloud-init.`,
 		Example: `  agent-sessionizer image build --from debian
   agent-sessionizer image build --from ubuntu --prepare warm --cpus 4 --memory 8GiB
   agent-sessionizer open owner/repo --image debian`,
@@ -64,7 +66,7 @@ A path or URL starts from your own cloud image: Debian's or Ubuntu's, with cloud
 	build.Flags().IntVar(&o.resources.CPUs, "cpus", 0, "`N` CPUs for the saved or standby VM (default as configured)")
 	build.Flags().Var(&o.resources.Memory, "memory", "memory of that VM, such as 8GiB (default as configured)")
 	inspect := &cobra.Command{
-		Use: "inspect NAME", Short: "Show the files, saved states and users of an image", Args: usage(cobra.ExactArgs(1)),
+		Use: "inspect NAME", Short: "Show the files, saved VMs and users of an image", Args: usage(cobra.ExactArgs(1)),
 		Example:           `  agent-sessionizer image inspect debian.golden`,
 		ValidArgsFunction: a.completeArgs(a.builtImages),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageInspect(a, args[0], asJSON) },

@@ -96,17 +96,18 @@ func newDestroyCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "destroy SESSION…", Aliases: []string{"rm"}, Short: "Remove sessions and everything in them",
 		Long: `Remove sessions: VM, disks, keys, locks and the local tmux session.
-It refuses while the guest has uncommitted files, or commits that are neither pushed nor
-fetched. It also refuses while the guest's work cannot be determined, and while a task
-in the session has not ended.`,
+
+A session is not removed while it has uncommitted files, or commits that are neither
+pushed nor fetched. The same applies while its unsaved work cannot be determined, and
+while a task in it has not ended. The error names the command that saves the work.`,
 		Example: `  agent-sessionizer destroy repo
-  agent-sessionizer destroy --confirm repo    list what would be lost, and ask
+  agent-sessionizer destroy --confirm repo    list the work that would be lost, and ask
   agent-sessionizer destroy --force repo`,
 		Args: usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeMany(a.sessions()),
 		RunE: func(cmd *cobra.Command, args []string) error { return runDestroy(cmd.Context(), a, o, args) },
 	}
 	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "destroy even if work would be lost")
-	cmd.Flags().BoolVar(&o.confirm, "confirm", false, "list the work that would be lost, and ask")
+	cmd.Flags().BoolVar(&o.confirm, "confirm", false, "list the work that would be lost, and ask for confirmation")
 	return cmd
 }
 

@@ -82,14 +82,14 @@ func newRootCmd(a *app) *cobra.Command {
 Give every coding agent its own virtual machine, one tmux key away.
 
 REPO is owner/repo, a git URL, a local path or ".". Its session is opened, or created if
-it does not exist. Without REPO you pick from a list. SESSION is a session's name, the
-start of its id, or its repository. Results go to standard output, everything else to
-standard error. Commands that read have --json.`),
+it does not exist. Without REPO you pick from a list. In other commands, SESSION is a
+session's name, the start of its id, or its repository. Results go to standard output,
+everything else to standard error. Commands that show something have --json.`),
 		Example: `  agent-sessionizer owner/repo            open or create the session of a GitHub repository
   agent-sessionizer .                     open the session of the current repository
   agent-sessionizer exec repo -- make     run a command in it
   agent-sessionizer fetch repo            fetch the agent's commits
-  agent-sessionizer destroy repo          remove it; refuses while work would be lost`,
+  agent-sessionizer destroy repo          remove it; refuses if work would be lost`,
 		Args:              oneRepo,
 		SilenceErrors:     true,
 		SilenceUsage:      true,

@@ -112,7 +112,7 @@ func manPage(cmd *cobra.Command) string {
 	if !cmd.HasParent() {
 		p.entries("EXIT STATUS", exitCodes())
 		p.line(".PP")
-		p.text("exec and ssh pass the guest command's exit status through. They return 128 if a signal ended the command.")
+		p.text("exec and ssh return the exit status of the guest's command, or 128 if a signal ended it.")
 		p.entries("ENVIRONMENT", environment)
 		p.entries("FILES", files)
 	}

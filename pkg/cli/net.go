@@ -26,7 +26,7 @@ func newNetCmd(a *app) *cobra.Command {
 
 The session's gateway makes the decisions. It is a process on this host that root in the
 guest cannot bypass. For a session without a gateway, only the guest reports decisions.
-docs/security-model.md describes what is enforced, and what is only a guard rail.`,
+docs/security-model.md describes what is enforced even against root in the guest.`,
 		Example: `  agent-sessionizer net denied repo
   agent-sessionizer net allow repo files.example.org
   agent-sessionizer net explain repo github.com`,
@@ -59,7 +59,7 @@ docs/security-model.md describes what is enforced, and what is only a guard rail
 		},
 	}
 	deny := &cobra.Command{
-		Use: "deny SESSION NAME[:PORT]…", Short: "Deny names in a session immediately, over any allow rule",
+		Use: "deny SESSION NAME[:PORT]…", Short: "Deny names in a session immediately, even if allowed",
 		Example: `  agent-sessionizer net deny repo gist.github.com`,
 		Args:    usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeMany(a.sessions(), a.allowedNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -67,7 +67,7 @@ docs/security-model.md describes what is enforced, and what is only a guard rail
 		},
 	}
 	explain := &cobra.Command{
-		Use: "explain SESSION HOST[:PORT]", Short: "Explain whether a name or an address may be reached",
+		Use: "explain SESSION HOST[:PORT]", Short: "Explain whether a session may reach a name or address",
 		Example: `  agent-sessionizer net explain repo github.com
   agent-sessionizer net explain repo 192.168.1.10:5432`,
 		Args: usage(cobra.ExactArgs(2)), ValidArgsFunction: a.completeArgs(a.sessions(), a.recentlyDeniedNames),

@@ -84,6 +84,15 @@ func newOpenCmd(a *app) *cobra.Command {
 		Use:     "open REPO",
 		Aliases: []string{"new", "attach"},
 		Short:   "Open or create the session of a repository, and attach",
+		Long: `Open the session of a repository, and attach to it. If there is no session, create one: a
+VM with a clone of the repository.
+
+You attach immediately and watch the setup, then use the guest's tmux. To detach, press
+your tmux prefix, then d. With -d, the command waits until the session is ready, and does
+not attach.
+
+Most flags take effect only when the session is created. --host-service also applies to
+an existing session.`,
 		Example: `  agent-sessionizer open owner/repo@branch
   agent-sessionizer open . --with-changes --cpus 8 --memory 16GiB
   agent-sessionizer open https://git.example.org/team/project.git -d`,

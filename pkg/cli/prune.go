@@ -51,8 +51,8 @@ func newPruneCmd(a *app) *cobra.Command {
 
 Leftovers are also removed automatically: at most once an hour, a command looks for them
 in the background. Nothing that belongs to an existing session or is in use is removed.
-Objects that look abandoned but may be needed are kept and listed: mirrors with agents'
-commits that no branch has, and VMs and directories of unknown sessions.`,
+Things that look abandoned but may still be needed are kept and listed: mirrors with
+agents' commits that no branch has, and VMs and directories of unknown sessions.`,
 		Example: `  agent-sessionizer prune --dry-run
   agent-sessionizer prune --unused-for 30d
   agent-sessionizer prune --dry-run --json | jq .size`,

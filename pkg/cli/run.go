@@ -156,12 +156,13 @@ func newSSHConfigCmd(a *app) *cobra.Command {
 		Use:   "ssh-config [SESSION…]",
 		Short: "Print OpenSSH client configuration for editors and scp",
 		Long: `Print OpenSSH client configuration for sessions, for editors and scp. It turns off
-what would give the guest access to this host: agents, X11, tunnels, forwarded ports,
-your keys and variables, commands, shared connections.
+everything that would give a guest access to this host: SSH agents, X11, tunnels,
+forwarded ports, your keys and variables, commands, shared connections.
 
-"ssh -F FILE" reads no other configuration. To use the sessions' names everywhere, put
-"Include FILE" at the top of ~/.ssh/config. Add it again at the end, after a line
-"Match all", because OpenSSH adds up SendEnv.`,
+Save the output in a file. "ssh -F FILE" then reads no other configuration. To use the
+names of sessions in all programs, put "Include FILE" at the top of ~/.ssh/config. Add the
+same line again at the end, after a line "Match all", because OpenSSH combines the values
+of SendEnv from all blocks.`,
 		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
   agent-sessionizer ssh-config --forwards >~/.ssh/agents   # for editors that forward ports`,
 		ValidArgsFunction: a.completeMany(a.sessions()),

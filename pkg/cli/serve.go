@@ -38,9 +38,9 @@ func newServeCmd(a *app) *cobra.Command {
 		Use: "serve", Short: "Serve the HTTP API for tasks, sessions and metrics",
 		Long: `Serve the HTTP API for tasks, sessions, events, artifacts and metrics. It listens on a
 socket in the state directory that only you can use. With --listen, it also listens on
-an address for clients with tokens. The server owns nothing: tasks continue when it ends
-or is killed, and commands work with and without it. docs/api.md and /openapi.json
-describe the API.`,
+an address for clients with tokens. Tasks do not depend on the server: they continue when
+it ends or is killed, and commands work with and without it. docs/api.md and
+/openapi.json describe the API.`,
 		Example: `  agent-sessionizer serve
   agent-sessionizer serve token add ci --scope submit --repo acme/app && agent-sessionizer serve --listen 127.0.0.1:8122
   curl --unix-socket ~/.local/state/agent-sessionizer/serve.sock http://localhost/api/v1/tasks`,
@@ -119,14 +119,14 @@ func newServeTokenAddCmd(a *app) *cobra.Command {
 		Use: "add NAME --scope SCOPE", Short: "Create a token and print it once",
 		Long: `Create a token and print it. The token is not stored, only its SHA-256.
 
-The scope read may only read. submit may also submit tasks, and cancel, retry and
-destroy the tasks that it submitted. admin may also do that with all tasks, run commands
-in sessions, and submit manifests that name secrets or repositories on this host's disk.
-It can do what you can.
+A token with the scope read may only read. With submit, it may also submit tasks, and
+cancel, retry and destroy the tasks that it submitted. With admin, it may also do that
+with all tasks, run commands in sessions, and submit manifests that name secrets or
+repositories on this host's disk: everything that you can do yourself.
 
 A token with the scope submit may submit tasks only for the repositories of --repo, and
-without --repo for none. Your git credentials fetch them. A manifest may name a profile,
-with its secrets, only if --profile lists it.`,
+without --repo for none. They are fetched with your git credentials. A manifest may name
+a profile, with its secrets, only if --profile lists it.`,
 		Example: `  TOKEN=$(agent-sessionizer serve token add ci --scope submit --repo acme/app)
   agent-sessionizer serve token add team --scope submit --repo 'acme/*' --profile small
   curl -H "Authorization: Bearer $TOKEN" http://127.0.0.1:8122/api/v1/tasks`,
@@ -146,14 +146,14 @@ with its secrets, only if --profile lists it.`,
 			}
 			a.tokenChanged(cmd.Context(), audit.TokenAdded, args[0], map[string]any{"scope": scope, "repositories": may.Repositories, "profiles": may.Profiles})
 			a.printf("%s\n", token)
-			a.con.Say("token %s is shown only this once", args[0])
+			a.con.Say("token %s is shown only once", args[0])
 			if server.Scope(scope) == server.Submit && len(may.Repositories) == 0 {
 				a.con.Say("token %s may not submit tasks for any repository; create one with --repo OWNER/REPO to allow some", args[0])
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringArrayVar(&repositories, "repo", nil, "`REPOSITORY` that the token's tasks may use: OWNER/REPO, OWNER/*, HOST/OWNER/REPO or * (every public one); repeatable")
+	cmd.Flags().StringArrayVar(&repositories, "repo", nil, "`REPOSITORY` that the token's tasks may use: OWNER/REPO, OWNER/*, HOST/OWNER/REPO or * (any on a public host); repeatable")
 	cmd.Flags().StringArrayVar(&profiles, "profile", nil, "`PROFILE` that the token's manifests may name; repeatable")
 	cmd.Flags().StringVar(&scope, "scope", "", "`SCOPE` of the token: read, submit or admin")
 	if err := cmd.MarkFlagRequired("scope"); err != nil {
@@ -219,7 +219,7 @@ func (a *app) completeTokens(*cobra.Command, []string, string) ([]string, cobra.
 
 func newServeTokenRemoveCmd(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME...", Aliases: []string{"rm"}, Short: "Revoke tokens immediately",
+		Use: "remove NAME…", Aliases: []string{"rm"}, Short: "Revoke tokens immediately",
 		Example: `  agent-sessionizer serve token remove ci`,
 		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeTokens,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -243,8 +243,8 @@ func newServeUnitCmd(a *app) *cobra.Command {
 	var launchd bool
 	cmd := &cobra.Command{
 		Use: "unit", Short: "Print a systemd unit or launchd agent that runs serve",
-		Long: `Print a unit for your own systemd that runs serve with the given flags. With --launchd,
-print an agent for your own launchd. The comment at the top describes how to install it.`,
+		Long: `Print a systemd user unit that runs serve with the given flags. With --launchd, print a
+launchd agent instead. The comment at the top describes how to install it.`,
 		Example: `  agent-sessionizer serve unit >~/.config/systemd/user/agent-sessionizer.service
   agent-sessionizer serve unit --launchd --listen 127.0.0.1:8122`,
 		Args: usage(cobra.NoArgs),

@@ -123,7 +123,7 @@ func newStatusCmd(a *app) *cobra.Command {
 		Use: "status", Short: "Summarize which agents need you",
 		Long: `Show on one line how many agents are blocked, failed, done and working.
 
-In tmux, every change is pushed to the status line. Show it in yours with
+Every change is also pushed to tmux. To see it in your status line, add to tmux.conf:
     set -ag status-right ' #{` + tmux.StatusOption + `}'`,
 		Example: `  agent-sessionizer status
   agent-sessionizer status --tmux    # with tmux's styles, for your own #(…)`,
@@ -227,9 +227,9 @@ func newNextCmd(a *app) *cobra.Command {
 	var client string
 	cmd := &cobra.Command{
 		Use: "next", Short: "Jump to the agent that has been waiting longest",
-		Long: `Jump to the next session whose agent is blocked, has failed, or has finished since your
-last visit, in this order, the longest waiting first. From one of these sessions, jump to
-the one after it.`,
+		Long: `Jump to the session that needs you most. Blocked agents come first, then those that have
+failed, then those that have finished since your last visit; among equals, the one that
+has waited longest. If you are in one of these sessions already, jump to the next one.`,
 		Example: `  agent-sessionizer next`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -30,10 +30,10 @@ func newTaskCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "task", Short: "Run agents unattended, as described by a manifest",
 		Long: `Run agents unattended. A manifest names the repository, the agent and its instructions.
-The task waits for a slot, gets its own VM, and leaves a patch, the requested files,
-the agent's commits and its logs. It needs no terminal and no process that you keep
-running.`,
-		Example: `  agent-sessionizer task run -f task.yaml      run a task and wait for its end
+The task waits for a slot and runs in its own VM. It produces a patch, the requested
+files, the agent's commits and its logs. It needs no terminal and no process that you
+keep running.`,
+		Example: `  agent-sessionizer task run -f task.yaml      run a task and wait until it ends
   agent-sessionizer task submit -f task.yaml   submit a task without waiting
   agent-sessionizer task logs -f 4f2a`,
 		Args: usage(cobra.NoArgs),
@@ -157,14 +157,14 @@ func newTaskStateCmd(a *app, cmd *cobra.Command, desired task.DesiredPhase) *cob
 
 func newTaskCancelCmd(a *app) *cobra.Command {
 	return newTaskStateCmd(a, &cobra.Command{
-		Use: "cancel TASK...", Short: "Cancel tasks and collect their results so far",
+		Use: "cancel TASK…", Short: "Cancel tasks and collect their results so far",
 		Example: `  agent-sessionizer task cancel --wait 4f2a`,
 	}, task.Cancel)
 }
 
 func newTaskDestroyCmd(a *app) *cobra.Command {
 	return newTaskStateCmd(a, &cobra.Command{
-		Use: "destroy TASK...", Short: "Remove the VMs of tasks, and cancel running tasks",
+		Use: "destroy TASK…", Short: "Remove the VMs of tasks, and cancel running tasks",
 		Long: `Remove the VMs of tasks: the kept VM of a failed task, and the VM of a running task, which
 is cancelled. Logs and artifacts stay; prune removes them later.`,
 		Example: `  agent-sessionizer task destroy 4f2a`,

@@ -43,7 +43,7 @@ func newTaskListCmd(a *app) *cobra.Command {
 	f.BoolVar(&o.json, "json", false, "print a JSON array of tasks")
 	f.StringSliceVar(&o.state, "state", nil, "`STATES` of the tasks to list, separated by commas")
 	f.StringVar(&o.label, "label", "", "label `KEY=VALUE` of the tasks to list")
-	f.IntVarP(&o.limit, "limit", "n", o.limit, "maximum number of tasks to list, the newest; 0 for all")
+	f.IntVarP(&o.limit, "limit", "n", o.limit, "maximum number of tasks to list, newest first; 0 for all")
 	f.BoolVarP(&o.watch, "watch", "w", false, "refresh the list until Ctrl-C")
 	return cmd
 }

@@ -25,7 +25,7 @@ type taskFile struct {
 func (o *taskFile) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&o.name, "file", "f", "", "manifest `FILE` in YAML or JSON; - for standard input")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON")
-	cmd.Flags().StringVar(&o.session, "session", "", "existing `SESSION` to run in; it is kept")
+	cmd.Flags().StringVar(&o.session, "session", "", "existing `SESSION` to run in, which is kept")
 	if err := cmd.MarkFlagRequired("file"); err != nil {
 		panic(err)
 	}
@@ -86,7 +86,7 @@ func readBounded(name string, most int64) ([]byte, error) {
 func (a *app) accepted(ctx context.Context, m *task.Manager, notices []string) {
 	a.warnAll(notices)
 	if err := m.Schedule(ctx); err != nil { // the task is queued, and every command tries again
-		a.con.Warn("task is still queued: %v", err)
+		a.con.Warn("the task is queued but could not be started: %v", err)
 	}
 }
 
@@ -133,9 +133,9 @@ func newTaskSubmitCmd(a *app) *cobra.Command {
 
 func newTaskRunCmd(a *app) *cobra.Command {
 	return a.submits(&cobra.Command{
-		Use: "run", Short: "Run a task and wait for its end",
-		Long: `Run a task and wait for its end. The agent's output is shown as it arrives; for Claude
-Code and Codex, their messages and the tools that they use.
+		Use: "run", Short: "Run a task and wait until it ends",
+		Long: `Run a task and wait until it ends. The agent's output is shown as it arrives. Of Claude
+Code and Codex, the messages and the tool calls are shown.
 
 The exit code is 0 if the task succeeded, 8 if it failed and its VM was kept, 124 if it
 ran out of time, and 1 otherwise. Ctrl-C stops waiting, not the task.`,
@@ -172,7 +172,7 @@ func newTaskRetryCmd(a *app) *cobra.Command {
 func newTaskValidateCmd(a *app) *cobra.Command {
 	var o taskFile
 	cmd := &cobra.Command{
-		Use: "validate", Short: "Check a manifest as submit does, but run nothing",
+		Use: "validate", Short: "Check a manifest without submitting it",
 		Example: `  agent-sessionizer task validate -f task.yaml
   agent-sessionizer task validate -f task.yaml --json   print it with all defaults`,
 		Args: usage(cobra.NoArgs),

@@ -38,17 +38,17 @@ func exitCodes() []entry {
 
 // environment lists every variable that the program reads itself.
 var environment = []entry{
-	{"AGENT_SESSIONIZER_IMAGE", "guest image; image in config.yaml"},
-	{"AGENT_SESSIONIZER_PREPARE", "what to prepare in advance; prepare"},
-	{"AGENT_SESSIONIZER_POOL", "number of standby VMs; pool"},
-	{"AGENT_SESSIONIZER_PROFILE", "default profile; profile"},
-	{"AGENT_SESSIONIZER_LIMA_HOME", "directory of VMs; lima_home"},
-	{"AGENT_SESSIONIZER_LIMITS_RUNNING", "maximum number of running VMs; limits.running"},
-	{"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "limits.memory_reserve"},
-	{"AGENT_SESSIONIZER_LIMITS_DISK_RESERVE", "limits.disk_reserve"},
-	{"AGENT_SESSIONIZER_TASKS_SLOTS", "tasks.slots"},
-	{"AGENT_SESSIONIZER_LOG_LEVEL, AGENT_SESSIONIZER_LOG_FORMAT, AGENT_SESSIONIZER_LOG_FILE, AGENT_SESSIONIZER_LOG_FILE_ROTATION", "the program's own log; log.level, log.format, log.file, log.rotation"},
-	{"LOG_LEVEL, LOG_FORMAT, LOG_FILE, LOG_FILE_ROTATION", "the same, if those are not set"},
+	{"AGENT_SESSIONIZER_IMAGE", "guest image (the setting image)"},
+	{"AGENT_SESSIONIZER_PREPARE", "what to prepare for faster starts (prepare)"},
+	{"AGENT_SESSIONIZER_POOL", "number of standby VMs (pool)"},
+	{"AGENT_SESSIONIZER_PROFILE", "default profile (profile)"},
+	{"AGENT_SESSIONIZER_LIMA_HOME", "directory of the VMs (lima_home)"},
+	{"AGENT_SESSIONIZER_LIMITS_RUNNING", "maximum number of running VMs (limits.running)"},
+	{"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "host memory that stays free (limits.memory_reserve)"},
+	{"AGENT_SESSIONIZER_LIMITS_DISK_RESERVE", "host disk space that stays free (limits.disk_reserve)"},
+	{"AGENT_SESSIONIZER_TASKS_SLOTS", "number of tasks that run at once (tasks.slots)"},
+	{"AGENT_SESSIONIZER_LOG_LEVEL, AGENT_SESSIONIZER_LOG_FORMAT, AGENT_SESSIONIZER_LOG_FILE, AGENT_SESSIONIZER_LOG_FILE_ROTATION", "the program's own log (log.level, log.format, log.file, log.rotation)"},
+	{"LOG_LEVEL, LOG_FORMAT, LOG_FILE, LOG_FILE_ROTATION", "the same, if the variables above are not set"},
 	{"TRACEPARENT", "trace id for logs, as in W3C Trace Context"},
 	{"AGENT_SESSIONIZER_ACCEL", "kvm or tcg; skips detection"},
 	{"XDG_CONFIG_HOME, XDG_STATE_HOME, XDG_DATA_HOME, XDG_CACHE_HOME", "directories of settings, store, images and mirrors; relative paths are ignored"},
@@ -56,7 +56,7 @@ var environment = []entry{
 	{"VISUAL, EDITOR", "the editor of config edit"},
 	{"OP_SERVICE_ACCOUNT_TOKEN, OP_ACCOUNT", "1Password, for secrets op://…"},
 	{"TMUX, TMUX_TMPDIR", "the local tmux, as for tmux itself"},
-	{"TERM", "passed to the guest; replaced by xterm-256color if a guest would not know it"},
+	{"TERM", "passed to the guest; xterm-256color instead of a terminal type that a guest may not know"},
 }
 
 // files lists the default locations; see config path for the actual ones.
@@ -64,14 +64,14 @@ var files = []entry{
 	{"~/.config/agent-sessionizer/config.yaml", "settings; config show --origin shows where each value comes from"},
 	{"~/.config/agent-sessionizer/resources.yaml", "CPUs, memory and disk of VMs"},
 	{"~/.config/agent-sessionizer/network-allowlist.txt", "names that sessions may reach; groups of them are in network-groups/"},
-	{"~/.config/agent-sessionizer/repos.txt", "repositories that the picker lists without a session"},
+	{"~/.config/agent-sessionizer/repos.txt", "repositories that the picker offers"},
 	{"~/.config/agent-sessionizer/agent-sandbox.yaml", "VM template that replaces the shipped one"},
-	{"/etc/agent-sessionizer/", "the same for all users of the host; the user's files override them"},
-	{".agent-sessionizer.yaml", "in a repository: narrows its sessions' network"},
+	{"/etc/agent-sessionizer/", "the same files for all users of the host; a user's own files override them"},
+	{".agent-sessionizer.yaml", "in a repository: narrows the network of its sessions"},
 	{"~/.local/state/agent-sessionizer/", "store, keys, logs"},
 	{"~/.local/share/agent-sessionizer/images/", "built images"},
 	{"~/.cache/agent-sessionizer/mirrors/", "mirrors of repositories"},
-	{"~/.agent-vms/", "VMs; a LIMA_HOME"},
+	{"~/.agent-vms/", "VMs (the LIMA_HOME for limactl)"},
 }
 
 // newTopics returns the topics that "help NAME" explains besides commands.
@@ -80,11 +80,11 @@ func newTopics() []*cobra.Command {
 		{
 			Use: "exit-codes", Short: "Explain exit codes",
 			Long: "The exit status of a command, and the name that --json shows for it:\n\n" + columns(exitCodes()) +
-				"\nexec and ssh pass the guest command's exit status through. They return 128 if a signal\nended the command.",
+				"\nexec and ssh return the exit status of the guest's command, or 128 if a signal ended it.",
 		},
 		{
 			Use: "environment", Short: "List environment variables",
-			Long: "Environment variables that the program reads. Variables of settings override files;\nflags override variables.\n\n" + lines(environment),
+			Long: "Environment variables that the program reads. A variable overrides the setting in\nparentheses, and a flag overrides both.\n\n" + lines(environment),
 		},
 	}
 }

@@ -293,7 +293,7 @@ func (m *Maker) addStandby(ctx context.Context, i image.Info, size Size, p vm.Pr
 	defer b.close()
 	trouble, err := b.guest.FinishIdentity(ctx)
 	if err == nil && trouble != "" {
-		err = fail.New(fail.Failure, "the guest did not finish its own disks and journal: %s", trouble)
+		err = fail.New(fail.Failure, "the guest did not set up its own disks and file-system journal: %s", trouble)
 	}
 	if err != nil {
 		return err

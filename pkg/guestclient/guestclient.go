@@ -288,7 +288,7 @@ func (g Guest) FinishIdentity(ctx context.Context) (trouble string, err error) {
 	seed := ssh.Quote(g.Root + seedDir)
 	out, err := g.SSH.Output(ctx, "cd "+seed+" 2>/dev/null || exit 0; until [ -e own ]; do sleep 0.05; done; cat own", nil, maxReply)
 	if err != nil {
-		return "", fmt.Errorf("wait until the guest has its own disks and journal: %w", err)
+		return "", fmt.Errorf("wait until the guest has its own disks and file-system journal: %w", err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }

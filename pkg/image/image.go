@@ -194,7 +194,7 @@ func (s *Store) Remove(name string, inUse func(dir string) bool) error {
 	}
 	for _, i := range built {
 		if i.Name == name && inUse != nil && inUse(i.Path) {
-			return fail.New(fail.Conflict, "the disks of VMs build on image %s (%s)", name, filepath.Base(i.Path)).WithHint("agent-sessionizer list")
+			return fail.New(fail.Conflict, "the disks of VMs are based on image %s (%s)", name, filepath.Base(i.Path)).WithHint("agent-sessionizer list")
 		}
 	}
 	for _, i := range built {

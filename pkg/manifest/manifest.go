@@ -44,7 +44,7 @@ type Task struct {
 	Repository Repository `json:"repository,omitzero" required:"own" doc:"The repository that the agent works on."`
 	Agent      Agent      `json:"agent" doc:"The agent and its work. Either this or claude."`
 	VM         VM         `json:"vm" doc:"The task's own VM, or the existing session that it runs in."`
-	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, by reference. They are resolved while the VM boots and are never written to a disk."`
+	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, given as references. Their values are resolved while the VM boots, and are never written to a disk."`
 	Lifecycle  Lifecycle  `json:"lifecycle" doc:"Time limits, reactions to failures, and files to collect."`
 
 	source *source // nil if the task was not parsed
@@ -52,7 +52,7 @@ type Task struct {
 
 // Metadata identifies the task for people and sets its priority.
 type Metadata struct {
-	Name     string            `json:"name,omitempty" like:"name" doc:"A name for users. It need not be unique, because ids are generated."`
+	Name     string            `json:"name,omitempty" like:"name" doc:"A name to recognize the task by. It need not be unique, because ids are generated."`
 	Labels   map[string]string `json:"labels,omitempty" max:"32" keys:"label" like:"label value" doc:"Labels to find tasks by. Without a priority, a label priority of high, normal or low sets it to 50, 0 or -50."`
 	Priority int               `json:"priority" default:"0" min:"-100" max:"100" doc:"Waiting tasks with a higher priority start first."`
 }
@@ -61,7 +61,7 @@ type Metadata struct {
 type Repository struct {
 	URL     string `json:"url,omitempty" required:"own" like:"url" doc:"A repository that open accepts: owner/repo on github.com, a git URL, or a path. Paths that begin with . are relative to the manifest's directory."`
 	Branch  string `json:"branch,omitempty" own:"*" like:"branch" doc:"The branch to start from; the default branch when omitted."`
-	Commit  string `json:"commit,omitempty" own:"*" like:"commit" doc:"The commit to start from, whole or abbreviated; the branch's last commit when omitted."`
+	Commit  string `json:"commit,omitempty" own:"*" like:"commit" doc:"The commit to start from, as a full or abbreviated hash; the branch's last commit when omitted."`
 	Subpath string `json:"subpath,omitempty" like:"subpath" doc:"The directory of the repository in which the agent starts; its root when omitted."`
 }
 
@@ -82,7 +82,7 @@ type Agent struct {
 	Model        string            `json:"model,omitempty" like:"model" doc:"The model; the agent's own choice when omitted. Not for command."`
 	MaxTurns     int               `json:"max_turns,omitempty" min:"1" max:"10000" doc:"The number of turns after which claude stops; 100 when omitted. Only for claude."`
 	AllowedTools []string          `json:"allowed_tools,omitempty" max:"100" like:"tool" doc:"The tools that claude has; all when omitted. Only for claude."`
-	Command      []string          `json:"command,omitempty" max:"256" like:"argument" doc:"Program and arguments, without a shell. Only for command, which requires it. The program finds the prompt in TASK.md."`
+	Command      []string          `json:"command,omitempty" max:"256" like:"argument" doc:"Program and arguments; no shell runs unless you name one. Only for command, which requires it. The program finds the prompt in TASK.md."`
 	Env          map[string]string `json:"env,omitempty" max:"64" keys:"variable" like:"value" quiet:"true" doc:"Environment variables of the agent. Credentials belong in secrets."`
 }
 
@@ -105,7 +105,7 @@ type VM struct {
 	CPUs        int    `json:"cpus,omitempty" own:"*" min:"1" max:"1024" doc:"The number of CPUs; 4 without a profile."`
 	Memory      Size   `json:"memory,omitempty" own:"*" min:"512M" max:"64T" doc:"The size of the memory; 8G without a profile."`
 	Disk        Size   `json:"disk,omitempty" own:"*" min:"4G" max:"1024T" doc:"The size of the disk; 40G without a profile."`
-	NetworkMode string `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: no network. allowlist: the names of the configuration. open: the internet without the local network; outbound and full are synonyms of it. As configured when omitted."`
+	NetworkMode string `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: no network. allowlist: only the configured names. open: the internet, but not the local network; outbound and full are synonyms of open. As configured when omitted."`
 }
 
 // Defaults for a VM without a profile.

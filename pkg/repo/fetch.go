@@ -352,5 +352,5 @@ func freeSpace(dir string) (int64, error) {
 }
 
 func fullDisk(dir string) error {
-	return fail.New(fail.Host, "too little free space at %s", dir).WithHint("df -h %s", dir)
+	return fail.New(fail.Host, "not enough free space in %s", dir).WithHint("df -h %s", dir)
 }

@@ -334,7 +334,7 @@ func TestFetchLeavesTheDisksReserve(t *testing.T) {
 				}
 				return
 			}
-			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "too little free space") || !strings.HasPrefix(fail.HintOf(err), "df -h ") {
+			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "not enough free space") || !strings.HasPrefix(fail.HintOf(err), "df -h ") {
 				t.Errorf("code %v, hint %q: %v", fail.CodeOf(err), fail.HintOf(err), err)
 			}
 			equal(t, "references", refs(t, into.Mirror), "")

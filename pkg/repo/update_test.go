@@ -136,7 +136,7 @@ func TestHostileRemote(t *testing.T) {
 				return err
 			})
 		}, Bounds{Time: 2 * time.Second}, fail.Timeout, "limits.mirror_time"},
-		"a full disk": {listOne, noBody, Bounds{Reserve: 1 << 60}, fail.Host, "too little free space"},
+		"a full disk": {listOne, noBody, Bounds{Reserve: 1 << 60}, fail.Host, "not enough free space"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			isolate(t)

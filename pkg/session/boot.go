@@ -111,7 +111,7 @@ func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
 	}
 	_, err := w.Driver.Inspect(ctx, s.VM())
 	if errors.Is(err, vm.ErrNotFound) {
-		return fail.New(fail.NotFound, "the VM of session %s is missing; it is not rebuilt because its work would be lost without notice", s.Name).
+		return fail.New(fail.NotFound, "the VM of session %s is missing; it is not rebuilt, because that would hide the loss of the work in it", s.Name).
 			WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
 	return err

@@ -167,7 +167,7 @@ func (w *Worker) finishIdentity(ctx context.Context, s Session, g guestclient.Gu
 		return nil
 	}
 	return w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {
-		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not finish its own disks and journal within %v", ownTimeout))
+		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not set up its own disks and file-system journal within %v", ownTimeout))
 		defer cancel()
 		trouble, err := g.FinishIdentity(ctx)
 		if err == nil && trouble != "" {

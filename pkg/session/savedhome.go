@@ -83,7 +83,7 @@ func (m *Manager) writeSavedHome(ctx context.Context, k SavedHome, most int64, r
 		return fail.New(fail.Host, "write saved home: %w", err)
 	}
 	if !homearchive.IsArchive(sink.start) {
-		return errors.New("the guest did not send an archive; do its shell startup files print something?")
+		return errors.New("the guest did not send an archive; perhaps its shell startup files print something")
 	}
 	if most-sink.left <= homearchive.EmptySize {
 		err = os.Remove(file) // the archive is empty: nothing to keep

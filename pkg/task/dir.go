@@ -133,15 +133,16 @@ func Brief(t Task) string {
 	}
 	where := "You have sudo in a disposable VM."
 	if t.InSession() {
-		where = "You have sudo in a VM that people use too."
+		where = "You have sudo in a VM that people also use."
 	}
 	fmt.Fprintf(&b, `## How this run works
 
 - %s No one can answer questions; make reasonable decisions and continue.
-- The current directory is the checkout. Commit if the task says so. Everything that differs from the commit that
-  was checked out is collected as a patch, committed or not. So are untracked files that no .gitignore names.
-- You can reach only allowed network destinations. A refused connection stays refused; work without it.
-- The run ends after %v, or when nothing is printed for %v.
+- The current directory is the checkout. Commit if the task says so. All differences from the commit that was
+  checked out are collected as a patch, whether committed or not. Untracked files are collected too, except those
+  that a .gitignore excludes.
+- You can reach only allowed network destinations. A refused destination stays refused; work without it.
+- The run ends after %v, or after %v without output.
 `, where, time.Duration(t.Manifest.Lifecycle.Timeout), time.Duration(t.Manifest.Lifecycle.HangTimeout))
 	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {
 		fmt.Fprintf(&b, "- Files that match these patterns are also collected: %s\n", strings.Join(ps, ", "))
