@@ -424,7 +424,7 @@ func TestHostile(t *testing.T) {
 				t.Errorf("Progress(): Skipped %d, Offset %d, want %d, %d", p.Skipped, p.Offset, c.skipped, len(c.text))
 			}
 			if c.check != nil && !c.check(p, changes) {
-				t.Errorf("Feed of input %q: unexpected progress %+v or changes %+v", c.name, p, changes)
+				t.Errorf("Feed of input %q: progress %+v, changes %+v, want those that the check of this input accepts", c.name, p, changes)
 			}
 		})
 	}

@@ -3,9 +3,11 @@ package config_test
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -114,8 +116,9 @@ repos:
 		{"github.com/o/profile", "", append([]string{".zsh_history", ".config/*/x"}, homearchive.Agents()...)},
 		{"github.com/o/both", "", nil},
 	} {
-		if got := settings(t, c, x.repo, x.profile).Persist; !slices.Equal([]string(got), x.want) {
-			t.Errorf("Persist of %s with profile %q = %q, want %q", x.repo, x.profile, got, x.want)
+		got := settings(t, c, x.repo, x.profile).Persist
+		if diff := cmp.Diff(x.want, []string(got), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("Persist of %s with profile %q mismatch (-want +got):\n%s", x.repo, x.profile, diff)
 		}
 	}
 	for text, want := range map[string]string{

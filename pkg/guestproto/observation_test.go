@@ -55,7 +55,7 @@ func TestObservationsRoundTrip(t *testing.T) {
 	}
 	got, err := observations(&stream)
 	if err != nil {
-		t.Error(err)
+		t.Errorf("read encoded observations: error %v, want nil", err)
 	}
 	if diff := cmp.Diff(sent, got, identicalTimes); diff != "" {
 		t.Errorf("observations mismatch (-want +got):\n%s", diff)

@@ -94,7 +94,7 @@ func TestTaskStatusOfAGuest(t *testing.T) {
 	}
 	decoded, err := guestproto.DecodeTaskStatus(&text)
 	if err != nil {
-		t.Error(err)
+		t.Errorf("DecodeTaskStatus of an encoded status: error %v, want nil", err)
 	}
 	if diff := cmp.Diff(s, decoded, identicalTimes); diff != "" {
 		t.Errorf("TaskStatus after Encode and DecodeTaskStatus mismatch (-want +got):\n%s", diff)
@@ -105,7 +105,7 @@ func TestTaskStatusOfAGuest(t *testing.T) {
 		ExitCode: 1, Signal: "UNKNOWN", Error: "a\ufffd]0;x\ufffd", Ended: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}}
 	if err != nil {
-		t.Error(err)
+		t.Errorf("DecodeTaskStatus of a hostile guest: error %v, want nil", err)
 	}
 	if diff := cmp.Diff(want, got, identicalTimes); diff != "" {
 		t.Errorf("status of a hostile guest mismatch (-want +got):\n%s", diff)
@@ -134,7 +134,7 @@ func TestTaskCollect(t *testing.T) {
 	}
 	got, err := guestproto.DecodeTaskCollect(&text)
 	if err != nil {
-		t.Error(err)
+		t.Errorf("DecodeTaskCollect of an encoded message: error %v, want nil", err)
 	}
 	if diff := cmp.Diff(c, got); diff != "" {
 		t.Errorf("TaskCollect after Encode and DecodeTaskCollect mismatch (-want +got):\n%s", diff)

@@ -72,7 +72,7 @@ func TestArchive(t *testing.T) {
 	}
 	out, err := unpack(pack(t, in...), wide)
 	if err != nil {
-		t.Error(err)
+		t.Errorf("unpack of a packed archive: error %v, want nil", err)
 	}
 	if diff := cmp.Diff(in, out, cmp.Comparer(sameEntry)); diff != "" {
 		t.Errorf("entries after pack and unpack mismatch (-want +got):\n%.4000s", diff)
