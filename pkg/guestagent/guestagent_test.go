@@ -122,9 +122,9 @@ func TestFakeGuest(t *testing.T) {
 		}
 		return dns.RcodeToString[reply.Rcode]
 	}
-	for name, want := range map[string]string{"ok.example.": "NOERROR", "new.example.": "NXDOMAIN"} {
-		if got := resolve(name); got != want {
-			t.Errorf("resolve(%q) = %s, want %s", name, got, want)
+	for _, c := range []struct{ name, want string }{{"ok.example.", "NOERROR"}, {"new.example.", "NXDOMAIN"}} { // the order of the log
+		if got := resolve(c.name); got != c.want {
+			t.Errorf("resolve(%q) = %s, want %s", c.name, got, c.want)
 		}
 	}
 
