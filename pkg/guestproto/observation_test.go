@@ -26,7 +26,7 @@ func observations(r io.Reader) (all []guestproto.Observation, err error) {
 }
 
 // identicalTimes compares times with their locations.
-var identicalTimes = cmp.Comparer(func(a, b time.Time) bool { return a == b })
+var identicalTimes = cmp.Comparer(func(a, b time.Time) bool { return a.Equal(b) && a.Location() == b.Location() })
 
 func TestObservationsRoundTrip(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
