@@ -6,12 +6,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
@@ -50,8 +50,8 @@ func TestCommand(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := agent.Command(c.a); !reflect.DeepEqual(got, c.want) {
-				t.Errorf("got  %q\nwant %q", got, c.want)
+			if diff := cmp.Diff(c.want, agent.Command(c.a)); diff != "" {
+				t.Errorf("Command(%+v) mismatch (-want +got):\n%s", c.a, diff)
 			}
 		})
 	}
@@ -91,22 +91,23 @@ result||Fixed: the loop began at 1.
 
 Both tests pass.
 `
-	if got := told(changes); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	if diff := cmp.Diff(want, told(changes)); diff != "" {
+		t.Errorf("changes reported for claude.jsonl mismatch (-want +got):\n%s", diff)
 	}
 	p := r.Progress()
 	if p.Offset != int64(len(text)) || p.Skipped != 1 { // one line is not JSON
-		t.Errorf("at %d of %d, %d skipped", p.Offset, len(text), p.Skipped)
+		t.Errorf("Progress() after claude.jsonl: Offset %d, Skipped %d, want %d, 1", p.Offset, p.Skipped, len(text))
 	}
 	got := agent.Progress{
 		Usage: p.Usage, ToolCalls: p.ToolCalls, CurrentTool: p.CurrentTool, Model: p.Model, Thread: p.Thread, Result: p.Result, Error: p.Error,
 	}
-	if want := (agent.Progress{
+	wantProgress := agent.Progress{
 		Usage:     agent.Usage{Turns: 6, InputTokens: 31, OutputTokens: 640, CacheReadTokens: 60100, CacheWriteTokens: 15200, CostUSD: 0.0841},
 		ToolCalls: 5, Model: "claude-sonnet-4-5-20250929", Thread: "6d5c1a52-53b4-4f0c-9a1e-0c8f6f9f0a11",
 		Result: "Fixed: the loop began at 1.\n\nBoth tests pass.",
-	}); !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if diff := cmp.Diff(wantProgress, got); diff != "" {
+		t.Errorf("Progress() after claude.jsonl mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -161,13 +162,13 @@ func TestReal(t *testing.T) {
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			r := agent.NewParser(c.kind, agent.Progress{})
-			if got := told(r.Feed(transcript(t, c.file))); got != c.told {
-				t.Errorf("got:\n%s\nwant:\n%s", got, c.told)
+			if diff := cmp.Diff(c.told, told(r.Feed(transcript(t, c.file)))); diff != "" {
+				t.Errorf("changes reported for %s mismatch (-want +got):\n%s", c.file, diff)
 			}
 			got := r.Progress()
 			c.want.Run, c.want.Offset, c.want.Seen = c.want.Usage, got.Offset, got.Seen
-			if !reflect.DeepEqual(got, c.want) {
-				t.Errorf("got  %+v\nwant %+v", got, c.want)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("Progress() after %s mismatch (-want +got):\n%s", c.file, diff)
 			}
 		})
 	}
@@ -202,11 +203,12 @@ func TestClaudeLive(t *testing.T) {
 	} {
 		r.Line([]byte(step.line))
 		if p := r.Progress(); p.CurrentTool != step.current || p.ToolCalls != step.calls || p.Turns != step.turns || p.Skipped != 0 {
-			t.Fatalf("after %s: %+v", step.line, p)
+			t.Fatalf("Progress() after %s: CurrentTool %q, ToolCalls %d, Turns %d, Skipped %d, want %q, %d, %d, 0", step.line, p.CurrentTool, p.ToolCalls, p.Turns, p.Skipped, step.current, step.calls, step.turns)
 		}
 	}
-	if p := r.Progress(); p.Usage != (agent.Usage{Turns: 2, InputTokens: 6, OutputTokens: 10, CacheReadTokens: 14, CacheWriteTokens: 22}) {
-		t.Errorf("%+v", p.Usage)
+	want := agent.Usage{Turns: 2, InputTokens: 6, OutputTokens: 10, CacheReadTokens: 14, CacheWriteTokens: 22}
+	if diff := cmp.Diff(want, r.Progress().Usage); diff != "" {
+		t.Errorf("Progress().Usage mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -219,14 +221,19 @@ func TestClaudeFails(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := agent.NewParser(manifest.Claude, agent.Progress{Result: "of before"})
 			changes := r.Line([]byte(c.line))
-			if p := r.Progress(); p.Error != c.why || p.Result != "of before" || len(changes) != 1 || changes[0].Kind != agent.Failure || changes[0].Text != c.why {
-				t.Errorf("%+v %+v", p, changes)
+			p := r.Progress()
+			if p.Error != c.why || p.Result != "of before" {
+				t.Errorf("Progress() after %s: Error %q, Result %q, want %q, %q", c.line, p.Error, p.Result, c.why, "of before")
+			}
+			if len(changes) != 1 || changes[0].Kind != agent.Failure || changes[0].Text != c.why {
+				t.Errorf("Line(%s) = %+v, want one change of kind %q with text %q", c.line, changes, agent.Failure, c.why)
 			}
 		})
 	}
 	r := agent.NewParser(manifest.Claude, agent.Progress{})
-	if got := told(r.Line([]byte(`{"type":"assistant","error":"rate_limit","message":{"id":"m","content":[{"type":"text","text":"Limit reached"}]}}`))); got != "message||Limit reached\nerror||rate_limit\n" {
-		t.Error(got)
+	line := `{"type":"assistant","error":"rate_limit","message":{"id":"m","content":[{"type":"text","text":"Limit reached"}]}}`
+	if got, want := told(r.Line([]byte(line))), "message||Limit reached\nerror||rate_limit\n"; got != want {
+		t.Errorf("changes reported for %s = %q, want %q", line, got, want)
 	}
 }
 
@@ -241,7 +248,7 @@ func TestRunsAddUp(t *testing.T) {
 	check := func(in, turns int64, cost float64) {
 		t.Helper()
 		if p := r.Progress(); p.InputTokens != in || p.Turns != turns || p.CostUSD != cost {
-			t.Fatalf("%+v", p.Usage)
+			t.Fatalf("Progress().Usage = %+v, want InputTokens %d, Turns %d, CostUSD %g", p.Usage, in, turns, cost)
 		}
 	}
 	run("a", 100, 4, 0.5)
@@ -267,33 +274,33 @@ error||one file was too long
 message||The loop began at 1; it begins at 0 now.
 result||The loop began at 1; it begins at 0 now.
 `
-	if got := told(changes); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	if diff := cmp.Diff(want, told(changes)); diff != "" {
+		t.Errorf("changes reported for codex.jsonl mismatch (-want +got):\n%s", diff)
 	}
-	p := r.Progress()
-	if want := (agent.Progress{
+	wantProgress := agent.Progress{
 		Usage:     agent.Usage{Turns: 1, InputTokens: 315, OutputTokens: 122, CacheReadTokens: 24448},
 		ToolCalls: 4, Thread: "0199a213-81c0-7800-8aa1-bbab2a035a53", Result: "The loop began at 1; it begins at 0 now.",
 		Offset: int64(len(text)),
 		Run:    agent.Usage{Turns: 1, InputTokens: 315, OutputTokens: 122, CacheReadTokens: 24448},
-	}); !reflect.DeepEqual(p, want) {
-		t.Errorf("got  %+v\nwant %+v", p, want)
+	}
+	if diff := cmp.Diff(wantProgress, r.Progress()); diff != "" {
+		t.Errorf("Progress() after codex.jsonl mismatch (-want +got):\n%s", diff)
 	}
 }
 
 func TestCodexFails(t *testing.T) {
 	r := agent.NewParser(manifest.Codex, agent.Progress{})
 	r.Line([]byte(`{"type":"item.started","item":{"id":"i","type":"command_execution","command":"sleep 9"}}`))
-	if p := r.Progress(); p.CurrentTool != "shell" {
-		t.Errorf("%+v", p)
+	if got := r.Progress().CurrentTool; got != "shell" {
+		t.Errorf("Progress().CurrentTool while a command runs = %q, want %q", got, "shell")
 	}
 	got := told(r.Line([]byte(`{"type":"turn.failed","error":{"message":"no credit\u001b[2J"}}`)))
 	if p := r.Progress(); p.Error != "no credit\ufffd[2J" || p.CurrentTool != "" || got != "error||no credit\ufffd[2J\n" {
-		t.Errorf("%+v %q", p, got)
+		t.Errorf("after turn.failed: Error %q, CurrentTool %q, changes %q, want %q, no tool, %q", p.Error, p.CurrentTool, got, "no credit\ufffd[2J", "error||no credit\ufffd[2J\n")
 	}
 	r.Line([]byte(`{"type":"turn.completed","usage":{}}`))
-	if p := r.Progress(); p.Error != "" {
-		t.Errorf("%+v", p)
+	if got := r.Progress().Error; got != "" {
+		t.Errorf("Progress().Error after a completed turn = %q, want none", got)
 	}
 }
 
@@ -302,10 +309,11 @@ func TestCommandHasNoStructure(t *testing.T) {
 	r := agent.NewParser(manifest.Command, agent.Progress{})
 	text := "building\n{\"type\":\"result\"}\n\nhalf a line"
 	if changes := r.Feed([]byte(text)); changes != nil {
-		t.Error(changes)
+		t.Errorf("Feed(%q) = %+v, want no changes", text, changes)
 	}
-	if p := r.Progress(); !reflect.DeepEqual(p, agent.Progress{Offset: int64(strings.LastIndex(text, "\n") + 1)}) {
-		t.Errorf("%+v", p)
+	want := agent.Progress{Offset: int64(strings.LastIndex(text, "\n") + 1)}
+	if diff := cmp.Diff(want, r.Progress()); diff != "" {
+		t.Errorf("Progress() mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -329,8 +337,11 @@ func TestResume(t *testing.T) {
 			}
 			second := agent.NewParser(kind, from)
 			got += told(second.Feed(text[from.Offset:]))
-			if got != want || !reflect.DeepEqual(second.Progress(), whole.Progress()) {
-				t.Fatalf("%s cut at %d: %+v\n%s", name, cut, second.Progress(), got)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("%s cut at %d: changes mismatch (-want +got):\n%s", name, cut, diff)
+			}
+			if diff := cmp.Diff(whole.Progress(), second.Progress()); diff != "" {
+				t.Fatalf("%s cut at %d: Progress() mismatch (-want +got):\n%s", name, cut, diff)
 			}
 		}
 		r := agent.NewParser(kind, agent.Progress{})
@@ -341,8 +352,11 @@ func TestResume(t *testing.T) {
 			got += told(r.Feed(rest[:n]))
 			rest = rest[n:]
 		}
-		if got != want || !reflect.DeepEqual(r.Progress(), whole.Progress()) {
-			t.Errorf("%s in small pieces: %+v", name, r.Progress())
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s in small pieces: changes mismatch (-want +got):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(whole.Progress(), r.Progress()); diff != "" {
+			t.Errorf("%s in small pieces: Progress() mismatch (-want +got):\n%s", name, diff)
 		}
 	}
 }
@@ -360,11 +374,14 @@ func TestProgressIsACopy(t *testing.T) {
 	other := agent.NewParser(manifest.Claude, before)
 	r.Line([]byte(`{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"a"}]}}`))
 	use("c")
-	if !slices.Equal(before.Calls, []agent.Call{{ID: "a", Name: "a"}, {ID: "b", Name: "b"}}) || !slices.Equal(before.Seen, []string{"a", "b"}) {
-		t.Errorf("%+v", before)
+	if diff := cmp.Diff([]agent.Call{{ID: "a", Name: "a"}, {ID: "b", Name: "b"}}, before.Calls); diff != "" {
+		t.Errorf("Calls of the earlier Progress mismatch (-want +got):\n%s", diff)
 	}
-	if !reflect.DeepEqual(other.Progress(), before) {
-		t.Errorf("%+v", other.Progress())
+	if diff := cmp.Diff([]string{"a", "b"}, before.Seen); diff != "" {
+		t.Errorf("Seen of the earlier Progress mismatch (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(before, other.Progress()); diff != "" {
+		t.Errorf("Progress() of a parser that continues from it mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -403,8 +420,11 @@ func TestHostile(t *testing.T) {
 			r := agent.NewParser(manifest.Claude, agent.Progress{})
 			changes := r.Feed([]byte(c.text))
 			p := r.Progress()
-			if p.Skipped != c.skipped || p.Offset != int64(len(c.text)) || c.check != nil && !c.check(p, changes) {
-				t.Errorf("%+v\n%+v", p, changes)
+			if p.Skipped != c.skipped || p.Offset != int64(len(c.text)) {
+				t.Errorf("Progress(): Skipped %d, Offset %d, want %d, %d", p.Skipped, p.Offset, c.skipped, len(c.text))
+			}
+			if c.check != nil && !c.check(p, changes) {
+				t.Errorf("Feed of input %q: progress %+v, changes %+v, want those that the check of this input accepts", c.name, p, changes)
 			}
 		})
 	}
@@ -416,7 +436,7 @@ func TestHostile(t *testing.T) {
 	}
 	r.Feed([]byte("\n"))
 	if p := r.Progress(); p.Skipped != 1 || p.Offset != 1000*64<<10+1 {
-		t.Errorf("%+v", p)
+		t.Errorf("Progress() after an endless line: Skipped %d, Offset %d, want 1, %d", p.Skipped, p.Offset, 1000*64<<10+1)
 	}
 }
 
@@ -433,8 +453,8 @@ func FuzzParser(f *testing.F) {
 		whole := agent.NewParser(kind, agent.Progress{})
 		changes := whole.Feed([]byte(text))
 		p := whole.Progress()
-		if p.Offset != int64(strings.LastIndexByte(text, '\n')+1) {
-			t.Fatalf("at %d", p.Offset)
+		if want := int64(strings.LastIndexByte(text, '\n') + 1); p.Offset != want {
+			t.Fatalf("Progress().Offset = %d, want %d", p.Offset, want)
 		}
 		texts := []string{p.CurrentTool, p.Model, p.Thread, p.Result, p.Error}
 		for _, c := range p.Calls {
@@ -446,14 +466,14 @@ func FuzzParser(f *testing.F) {
 		for _, text := range append(texts, p.Seen...) {
 			shown := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }
 			if len(text) > 4*4096 || !utf8.ValidString(text) || strings.ContainsFunc(text, shown) {
-				t.Fatalf("text %q", text)
+				t.Fatalf("reported text %q (%d bytes), want at most %d bytes of printable UTF-8", text, len(text), 4*4096)
 			}
 		}
 		if u := p.Usage; min(u.Turns, u.InputTokens, u.OutputTokens, u.CacheReadTokens, u.CacheWriteTokens) < 0 || u.CostUSD < 0 || p.ToolCalls < 0 {
-			t.Fatalf("usage %+v", u)
+			t.Fatalf("Usage %+v, ToolCalls %d, want no negative count", u, p.ToolCalls)
 		}
 		if len(p.Calls) > 64 || len(p.Seen) > 64 {
-			t.Fatalf("%d calls, %d seen", len(p.Calls), len(p.Seen))
+			t.Fatalf("Progress() keeps %d calls and %d message ids, want at most 64 of each", len(p.Calls), len(p.Seen))
 		}
 		first := agent.NewParser(kind, agent.Progress{})
 		got := told(first.Feed([]byte(text)[:max(0, min(cut, len(text)))]))
@@ -467,8 +487,11 @@ func FuzzParser(f *testing.F) {
 		}
 		second := agent.NewParser(kind, from)
 		got += told(second.Feed([]byte(text)[from.Offset:]))
-		if got != told(changes) || !reflect.DeepEqual(second.Progress(), p) {
-			t.Fatalf("cut at %d: %+v, not %+v", cut, second.Progress(), p)
+		if diff := cmp.Diff(told(changes), got); diff != "" {
+			t.Fatalf("cut at %d: changes mismatch (-want +got):\n%s", cut, diff)
+		}
+		if diff := cmp.Diff(p, second.Progress()); diff != "" {
+			t.Fatalf("cut at %d: Progress() mismatch (-want +got):\n%s", cut, diff)
 		}
 	})
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestWrite(t *testing.T) {
@@ -22,11 +24,13 @@ func TestWrite(t *testing.T) {
 				}
 				got, err := os.ReadFile(path)
 				if err != nil || string(got) != text {
-					t.Errorf("%q, %v; want %q", got, err, text)
+					t.Errorf("ReadFile after write = %q, %v, want %q", got, err, text)
 				}
 			}
-			if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o640 {
-				t.Errorf("mode %v, %v", st.Mode(), err)
+			if st, err := os.Stat(path); err != nil {
+				t.Error(err)
+			} else if got := st.Mode().Perm(); got != 0o640 {
+				t.Errorf("mode of the file = %v, want %v", got, os.FileMode(0o640))
 			}
 			// A path that cannot be replaced stays as it was, and no temporary file is left
 			// beside it.
@@ -34,13 +38,13 @@ func TestWrite(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := write(filepath.Join(dir, "full"), nil, 0o600); err == nil {
-				t.Error("a directory was replaced")
+				t.Error("write to the path of a directory succeeded, want an error")
 			}
 			if err := write(filepath.Join(dir, "missing", "file"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("a file in a missing directory: got %v", err)
+				t.Errorf("write to a missing directory: error %v, want %v", err, fs.ErrNotExist)
 			}
-			if names := namesIn(t, dir); !slices.Equal(names, []string{"file", "full"}) {
-				t.Errorf("got %v in the directory", names)
+			if diff := cmp.Diff([]string{"file", "full"}, namesIn(t, dir)); diff != "" {
+				t.Errorf("names in the directory mismatch (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -56,14 +60,14 @@ func TestFullDisk(t *testing.T) {
 	limitFiles(t, 4096)
 	for name, write := range map[string]func(string, []byte, os.FileMode) error{"flushed": Write, "not flushed": WriteUnflushed} {
 		if err := write(path, []byte(strings.Repeat("x", 5000)), 0o600); !errors.Is(err, syscall.EFBIG) {
-			t.Errorf("%s: got %v, want that the disk is full", name, err)
+			t.Errorf("%s: write to a full disk: error %v, want %v", name, err, syscall.EFBIG)
 		}
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != "old" {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("ReadFile after failed writes = %q, %v, want %q", got, err, "old")
 	}
-	if names := namesIn(t, dir); len(names) != 1 {
-		t.Errorf("got %v in the directory", names)
+	if diff := cmp.Diff([]string{"file"}, namesIn(t, dir)); diff != "" {
+		t.Errorf("names in the directory mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -82,25 +86,25 @@ func TestFlush(t *testing.T) {
 	}
 	err := replace(path, []byte("new"), 0o600, create, func(synced string) error {
 		if got, err := os.ReadFile(path); err != nil || string(got) != "new" || synced != dir {
-			t.Errorf("got %q, %v when %s was flushed", got, err, synced)
+			t.Errorf("when %s is flushed, the file has %q, %v, want %q when %s is flushed", synced, got, err, "new", dir)
 		}
 		steps.steps = append(steps.steps, "sync directory")
 		return errDisk
 	})
 	if !errors.Is(err, errDisk) {
-		t.Errorf("got %v, want that of the directory", err)
+		t.Errorf("replace: error %v, want that of the directory, %v", err, errDisk)
 	}
 	if err := replace(path, []byte("new"), 0o600, create, nil); err != nil {
-		t.Error(err)
+		t.Errorf("replace without a flush: %v", err)
 	}
-	if got, want := steps.steps, []string{"sync", "sync directory"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q for one that is flushed and one that is not", got, want)
+	if diff := cmp.Diff([]string{"sync", "sync directory"}, steps.steps); diff != "" {
+		t.Errorf("flushes of one flushed and one unflushed file mismatch (-want +got):\n%s", diff)
 	}
 	if ok, err := filepath.Match(".file.*.tmp", temp); err != nil || !ok {
-		t.Errorf("the temporary file was %q", temp)
+		t.Errorf("name of the temporary file = %q, want one that matches %q", temp, ".file.*.tmp")
 	}
 	if err := syncDir(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("flush a missing directory: got %v", err)
+		t.Errorf("syncDir of a missing directory: error %v, want %v", err, fs.ErrNotExist)
 	}
 }
 
@@ -143,11 +147,11 @@ func TestFailedSteps(t *testing.T) {
 		for _, at := range append([]string{""}, all...) {
 			f := &failing{at: at}
 			err := writeAndClose(f, []byte("text"), 0o640, flush)
-			if !slices.Equal(f.steps, want) {
-				t.Errorf("flush %t, failing at %q: got steps %q, want %q", flush, at, f.steps, want)
+			if diff := cmp.Diff(want, f.steps); diff != "" {
+				t.Errorf("flush %t, failing at %q: steps mismatch (-want +got):\n%s", flush, at, diff)
 			}
-			if errors.Is(err, errStep) != slices.Contains(want, at) {
-				t.Errorf("flush %t, failing at %q: got %v", flush, at, err)
+			if want := slices.Contains(want, at); errors.Is(err, errStep) != want {
+				t.Errorf("flush %t, failing at %q: error %v, want %q: %t", flush, at, err, errStep, want)
 			}
 		}
 	}

@@ -244,7 +244,7 @@ func (u *user) sees(want string) {
 		select {
 		case <-u.news:
 		case <-deadline.C:
-			u.t.Fatalf("no %q on the terminal, which shows %q", want, all)
+			u.t.Fatalf("the terminal shows %q after two minutes, want %q in it", all, want)
 		}
 	}
 }
@@ -287,7 +287,7 @@ func ends(t *testing.T, c <-chan result) result {
 	case r := <-c:
 		return r
 	case <-time.After(2 * time.Minute):
-		t.Fatal("Run does not end")
+		t.Fatal("Run is running after two minutes, want that it ends")
 		return result{}
 	}
 }
@@ -316,16 +316,22 @@ func TestAttach(t *testing.T) {
 	u.sees("copied")
 	u.types("X")
 	if r := ends(t, ended); r.code != 7 || r.err != nil {
-		t.Errorf("Run = %d, %v; want the command's exit code", r.code, r.err)
+		t.Errorf("Run = %d, %v, want 7, nil", r.code, r.err)
 	}
 	u.sees("\x1b[?1000l")
 	u.sees("\x1b[?2004l")
-	if copied.String() != "hello" || strings.Contains(u.everything(), "aGVsbG8=") {
-		t.Errorf("copied %q, and the terminal got %q", copied.String(), u.everything())
+	if got := copied.String(); got != "hello" {
+		t.Errorf("copied %q, want %q", got, "hello")
+	}
+	if got := u.everything(); strings.Contains(got, "aGVsbG8=") {
+		t.Errorf("the terminal received %q, want it without the copied text", got)
 	}
 	after, err := term.GetState(int(u.tty.Fd()))
-	if err != nil || *after != *before {
-		t.Errorf("the terminal's mode was not restored: %v", err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *after != *before {
+		t.Errorf("mode of the terminal after Run = %+v, want %+v", *after, *before)
 	}
 }
 
@@ -342,7 +348,7 @@ func TestReconnect(t *testing.T) {
 	}
 	u.types("X")
 	if r := ends(t, ended); r.code != 7 || r.err != nil {
-		t.Errorf("Run = %d, %v", r.code, r.err)
+		t.Errorf("Run = %d, %v, want 7, nil", r.code, r.err)
 	}
 }
 
@@ -368,7 +374,7 @@ func TestGiveUp(t *testing.T) {
 		u.sees("reconnecting (2)")
 		u.types("x" + key)
 		if r := ends(t, ended); fail.CodeOf(r.err) != fail.Interrupted {
-			t.Errorf("%q: %v", key, r.err)
+			t.Errorf("key %q: Run: error %v, want code %v", key, r.err, fail.Interrupted)
 		}
 		u.sees("\x1b[?1049l")
 	}
@@ -384,7 +390,7 @@ func TestGiveUp(t *testing.T) {
 	<-dialling
 	u.types("q")
 	if r := ends(t, ended); fail.CodeOf(r.err) != fail.Interrupted {
-		t.Errorf("during a dial: %v", r.err)
+		t.Errorf("key q during a dial: Run: error %v, want code %v", r.err, fail.Interrupted)
 	}
 }
 
@@ -393,16 +399,16 @@ func TestHopelessErrorsEndIt(t *testing.T) {
 	other := newGuest(t)
 	g.target.HostKey = other.target.HostKey
 	if r := ends(t, start(t, u, Options{Dial: g.dial})); !errors.Is(r.err, ssh.ErrHostKey) {
-		t.Errorf("another host key: %v", r.err)
+		t.Errorf("Run with another host key: error %v, want %v", r.err, ssh.ErrHostKey)
 	}
 	gone := fail.New(fail.NotFound, "no such session")
 	if r := ends(t, start(t, newUser(t), Options{Dial: func(context.Context) (*ssh.Client, error) { return nil, gone }})); !errors.Is(r.err, gone) {
-		t.Errorf("no such session: %v", r.err)
+		t.Errorf("Run without a session: error %v, want %v", r.err, gone)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Run(ctx, Options{Dial: g.dial, In: u.tty, Out: u.tty}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("cancelled Run: error %v, want %v", err, context.Canceled)
 	}
 }
 
@@ -425,8 +431,9 @@ func TestPipes(t *testing.T) {
 	code, err := Run(t.Context(), Options{Dial: g.dial, In: inR, Out: outW, Command: "c"})
 	_, _ = inW.Close(), outW.Close()
 	got, _ := io.ReadAll(outR)
-	if code != 7 || err != nil || string(got) != "term=xterm-256color size=80x24\r\ncommand=c\r\n" {
-		t.Errorf("Run = %d, %v; output %q", code, err, got)
+	const want = "term=xterm-256color size=80x24\r\ncommand=c\r\n"
+	if code != 7 || err != nil || string(got) != want {
+		t.Errorf("Run = %d, %v with output %q, want 7, nil, %q", code, err, got, want)
 	}
 }
 
@@ -448,8 +455,8 @@ func TestCopierKeepsTheLast(t *testing.T) {
 	}
 	close(release)
 	c.stop()
-	if strings.Join(got, " ") != "first 999" {
-		t.Errorf("copied %q", got)
+	if got := strings.Join(got, " "); got != "first 999" {
+		t.Errorf("copied %q, want %q", got, "first 999")
 	}
 }
 
@@ -498,7 +505,7 @@ func TestHostileGuest(t *testing.T) {
 	ends(t, ended)
 	u.sees("\x1b[?2004l")
 	if got := termtexttest.ScreenEffects(u.everything()); len(got) > 0 {
-		t.Errorf("the terminal did %q", got)
+		t.Errorf("effects on the terminal = %q, want none", got)
 	}
 }
 
@@ -516,10 +523,10 @@ func TestNothingIsLeftTyped(t *testing.T) {
 	u.types("\x1b[?62;22c\x1b[>1;4402;0c")
 	u.types("\x1b]11;rgb:0000/0000/0000\x07typed\n" + answer)
 	if r := ends(t, ended); r.code != 7 || r.err != nil {
-		t.Errorf("Run = %d, %v", r.code, r.err)
+		t.Errorf("Run = %d, %v, want 7, nil", r.code, r.err)
 	}
 	if left := u.unread(); left != "" {
-		t.Errorf("the shell reads %q", left)
+		t.Errorf("the shell reads %q, want nothing", left)
 	}
 }
 
@@ -535,10 +542,10 @@ func TestTerminalThatDoesNotAnswer(t *testing.T) {
 	u.types("X")
 	u.sees(question)
 	if r := ends(t, ended); r.code != 7 || r.err != nil {
-		t.Errorf("Run = %d, %v", r.code, r.err)
+		t.Errorf("Run = %d, %v, want 7, nil", r.code, r.err)
 	}
 	if left := u.unread(); left != "" {
-		t.Errorf("the shell reads %q", left)
+		t.Errorf("the shell reads %q, want nothing", left)
 	}
 }
 
@@ -583,17 +590,17 @@ func TestModesAreReset(t *testing.T) {
 				state["?1047"] = "l"
 			}
 			if len(state) < 20 {
-				t.Errorf("only %d modes: %v", len(state), state)
+				t.Errorf("the terminal received %d modes, %v, want at least 20", len(state), state)
 			}
 			for mode, last := range state {
 				if want := cmp.Or(normal[mode], "l"); last != want {
-					t.Errorf("mode %s is %q at the end", mode, last)
+					t.Errorf("mode %s at the end = %q, want %q", mode, last, want)
 				}
 			}
 			rest := u.everything()[strings.LastIndex(u.everything(), "on"):]
 			for _, want := range []string{"\x1b[<99u", "\x1b[>4m", "\x1b[r", "\x1b[0m", "\x1b>", "\x1b(B", "\x1b)B", "\x0f", "\x1b[0 q"} {
 				if !strings.Contains(rest, want) {
-					t.Errorf("%q is not written", want)
+					t.Errorf("output at the end = %q, want %q in it", rest, want)
 				}
 			}
 		})
@@ -611,11 +618,11 @@ func TestSuccess(t *testing.T) {
 	u.sees("\x1b]52;c;aGVsbG8=")
 	u.types("Y")
 	if r := ends(t, ended); r.code != 0 || r.err != nil {
-		t.Errorf("Run = %d, %v", r.code, r.err)
+		t.Errorf("Run = %d, %v, want 0, nil", r.code, r.err)
 	}
 	u.sees("\x1b7" + modes + "\x1b8\x1b[0m") // the cursor stays where the guest's tmux left it
 	if got := u.everything(); strings.Contains(got, mainScreen) || strings.Contains(got, question) {
-		t.Errorf("the terminal got %q", got)
+		t.Errorf("the terminal received %q, want neither %q nor %q", got, mainScreen, question)
 	}
 }
 
@@ -645,12 +652,12 @@ func TestRestore(t *testing.T) {
 		readable(t, u.tty)
 		s.restore(c.clean)
 		if left := u.unread(); left != "" {
-			t.Errorf("%s: the shell reads %q", c.name, left)
+			t.Errorf("%s: the shell reads %q, want nothing", c.name, left)
 		}
 		u.types("end\n")
 		u.sees("end") // echoed: the terminal has left raw mode
 		if got, want := u.everything(), c.guest+c.want+"end"; !strings.HasPrefix(got, want) {
-			t.Errorf("%s: the terminal got %q, want %q", c.name, got, want)
+			t.Errorf("%s: the terminal received %q, want prefix %q", c.name, got, want)
 		}
 	}
 }
@@ -667,7 +674,7 @@ func TestSizeAndNotice(t *testing.T) {
 			t.Fatal(err)
 		}
 		if w, h := s.size(); w != want[0] || h != want[1] {
-			t.Errorf("%+v is %d by %d", size, w, h)
+			t.Errorf("size() of %+v = %d, %d, want %d, %d", size, w, h, want[0], want[1])
 		}
 	}
 	if err := pty.Setsize(u.tty, &pty.Winsize{Rows: 12, Cols: 10}); err != nil {
@@ -686,12 +693,12 @@ func TestGuestTerm(t *testing.T) {
 		"tmux", "tmux-256color", "vt100", "vt220", "xterm", "xterm-256color", "xterm-color",
 	} {
 		if got := GuestTerm(name); got != name {
-			t.Errorf("%s becomes %s", name, got)
+			t.Errorf("GuestTerm(%q) = %q, want the same", name, got)
 		}
 	}
 	for _, name := range []string{"", "xterm-kitty", "alacritty", "foot", "x\ny"} {
 		if got := GuestTerm(name); got != "xterm-256color" {
-			t.Errorf("%q becomes %q", name, got)
+			t.Errorf("GuestTerm(%q) = %q, want %q", name, got, "xterm-256color")
 		}
 	}
 }
@@ -709,7 +716,7 @@ func TestPauseEnds(t *testing.T) {
 	typing.sees("reconnecting (1)")
 	typing.types("q")
 	if r := ends(t, keyed); fail.CodeOf(r.err) != fail.Interrupted {
-		t.Errorf("a key: %v", r.err)
+		t.Errorf("key q in a pause: Run: error %v, want code %v", r.err, fail.Interrupted)
 	}
 	master, tty, err := pty.Open()
 	if err != nil {
@@ -724,7 +731,7 @@ func TestPauseEnds(t *testing.T) {
 		return nil, ctx.Err()
 	}
 	if _, err := Run(t.Context(), Options{Dial: hangUp, In: tty, Out: tty}); fail.CodeOf(err) != fail.Interrupted {
-		t.Errorf("a terminal that is gone: %v", err)
+		t.Errorf("Run on a terminal that is gone: error %v, want code %v", err, fail.Interrupted)
 	}
 	u := newUser(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -736,10 +743,10 @@ func TestPauseEnds(t *testing.T) {
 	u.sees("VM: connection lost, reconnecting (1)")
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "attach: ") {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("Run cancelled in a pause: error %v, want %v with prefix %q", err, context.Canceled, "attach: ")
 	}
 	if n := dials.Load(); n != 2 {
-		t.Errorf("%d dials in two pauses of an hour", n)
+		t.Errorf("%d dials in two pauses of an hour, want 2", n)
 	}
 }
 
@@ -759,12 +766,12 @@ func TestGiveUpClosesTheConnection(t *testing.T) {
 		return c, nil
 	}})
 	if r := ends(t, ended); fail.CodeOf(r.err) != fail.Interrupted {
-		t.Errorf("Run = %v", r.err)
+		t.Errorf("Run: error %v, want code %v", r.err, fail.Interrupted)
 	}
 	select {
 	case <-(<-clients).Done():
 	default:
-		t.Error("the connection is open")
+		t.Error("the connection is open after the user gave up, want it closed")
 	}
 }
 
@@ -794,7 +801,7 @@ func readable(t *testing.T, f *os.File) {
 			continue
 		}
 		if n != 1 || err != nil {
-			t.Fatal(n, err)
+			t.Fatalf("Poll = %d, %v, want 1", n, err)
 		}
 		return
 	}
@@ -814,24 +821,24 @@ func TestWatchKeys(t *testing.T) {
 		u.types("q")
 		<-pressed
 		stop()
-		if stop, err = watchKeys(tty, func() { t.Error("a key was taken") }); err != nil {
+		if stop, err = watchKeys(tty, func() { t.Error("watchKeys took a key after stop, want none taken") }); err != nil {
 			t.Fatal(err)
 		}
 		stop()
 		if left := func() string { u.types("q"); return u.unread() }(); left != "q" {
-			t.Errorf("what is typed afterwards is %q", left)
+			t.Errorf("input after stop = %q, want %q", left, "q")
 		}
 	}
 	u := newUser(t)
 	tty := u.raw(unix.FD_SETSIZE)
-	stop, err := watchKeys(tty, func() { t.Error("a key was taken") })
+	stop, err := watchKeys(tty, func() { t.Error("watchKeys took a key from a high descriptor, want none taken") })
 	if err != nil {
 		t.Fatal(err)
 	}
 	u.types("q")
 	stop()
 	if left := u.unread(); left != "q" {
-		t.Errorf("what is typed is %q", left)
+		t.Errorf("input of a high descriptor = %q, want %q", left, "q")
 	}
 	(&screen{in: tty, out: u.tty}).drain() // does not read from it, either
 	u.sees(question)
@@ -851,7 +858,7 @@ func TestDrainFindsACutAnswer(t *testing.T) {
 		u.types(strings.Repeat("x", junk) + answer)
 		<-done
 		if left := u.unread(); left != "" {
-			t.Errorf("after %d bytes: %q is left", junk, left)
+			t.Errorf("input left after %d bytes and the answer = %q, want none", junk, left)
 		}
 	}
 }
@@ -868,7 +875,7 @@ func TestNextPause(t *testing.T) {
 		{retryMax, steady + 1, retryMin},
 	} {
 		if got := o.nextPause(c.last, c.lasted); got != c.want {
-			t.Errorf("after %v and a connection of %v: %v, want %v", c.last, c.lasted, got, c.want)
+			t.Errorf("nextPause(%v, %v) = %v, want %v", c.last, c.lasted, got, c.want)
 		}
 	}
 }
@@ -885,11 +892,15 @@ func TestDiscardInput(t *testing.T) {
 	u.types("typed")
 	readable(t, tty)
 	discardInput(int(tty.Fd()))
-	if after, err := term.GetState(int(tty.Fd())); err != nil || *after != *before {
-		t.Errorf("the terminal's mode was changed: %v", err)
+	after, err := term.GetState(int(tty.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *after != *before {
+		t.Errorf("mode of the terminal after discardInput = %+v, want %+v", *after, *before)
 	}
 	if left := u.unread(); left != "" {
-		t.Errorf("%q is left", left)
+		t.Errorf("input after discardInput = %q, want none", left)
 	}
 	pipe, _, err := os.Pipe()
 	if err != nil {

@@ -44,7 +44,7 @@ func TestOtherKeysAreDropped(t *testing.T) {
 	tty := u.raw(3)
 	u.types("nothing of it")
 	readable(t, tty)
-	stop, err := watchKeys(tty, func() { t.Error("a key that means nothing was taken") })
+	stop, err := watchKeys(tty, func() { t.Error("watchKeys reported a key that does not give up, want only q and Ctrl-C") })
 	if err != nil {
 		t.Fatal(err)
 	}

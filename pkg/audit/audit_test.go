@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
@@ -61,7 +63,7 @@ func all(t *testing.T, l *Log) []Record {
 func TestRecord(t *testing.T) {
 	l := newLog(t)
 	if got := all(t, l); len(got) != 0 {
-		t.Errorf("a log that is not there has %v", got)
+		t.Errorf("records of a missing log = %v, want none", got)
 	}
 	id := traceid.New()
 	ctx, cancel := context.WithCancel(traceid.With(t.Context(), id))
@@ -81,15 +83,23 @@ func TestRecord(t *testing.T) {
 	_, rest, _ := strings.Cut(string(text), `",`)
 	want := `"type":"vm_provisioned","actor":"user:me","resource":"vm:agent-o-r-aaaa11","outcome":"failure","trace_id":"` + id +
 		`","details":{"count":1152921504606846976,"error":"no <disk>","seconds":1.5,"secrets":["A","B"],"session":"aaaa11112222"}}` + "\n"
-	if rest != want {
-		t.Errorf("got\n%swant\n%s", rest, want)
+	if diff := cmp.Diff(want, rest); diff != "" {
+		t.Errorf("line of the record mismatch (-want +got):\n%s", diff)
 	}
 	got := all(t, l)
-	if len(got) != 1 || got[0].Time.Before(before) || time.Since(got[0].Time) > time.Hour || got[0].Details["error"] != "no <disk>" {
-		t.Errorf("%+v", got)
+	if len(got) != 1 {
+		t.Fatalf("records = %+v, want 1", got)
 	}
-	if st, err := os.Stat(l.Path); err != nil || st.Mode().Perm() != 0o600 {
-		t.Error(st.Mode(), err)
+	if at := got[0].Time; at.Before(before) || time.Since(at) > time.Hour {
+		t.Errorf("Time = %v, want one after %v", at, before)
+	}
+	if detail := got[0].Details["error"]; detail != "no <disk>" {
+		t.Errorf("detail error = %v, want %q", detail, "no <disk>")
+	}
+	if st, err := os.Stat(l.Path); err != nil {
+		t.Error(err)
+	} else if mode := st.Mode().Perm(); mode != 0o600 {
+		t.Errorf("mode of the log = %v, want %v", mode, os.FileMode(0o600))
 	}
 	for _, wrong := range []Record{
 		{Type: "vm_moved", Outcome: Success},
@@ -98,11 +108,11 @@ func TestRecord(t *testing.T) {
 		{Type: VMDestroyed, Outcome: Success, Details: map[string]any{"f": func() {}}},
 	} {
 		if err := l.Write(t.Context(), wrong); err == nil {
-			t.Errorf("written: %+v", wrong)
+			t.Errorf("Write(%+v) succeeded, want an error", wrong)
 		}
 	}
 	if n := len(all(t, l)); n != 1 {
-		t.Errorf("%d records", n)
+		t.Errorf("%d records after refused ones, want 1", n)
 	}
 }
 
@@ -132,20 +142,20 @@ func TestHostileDetails(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 	if len(lines) != 4 || len(all(t, l)) != 4 {
-		t.Fatalf("%d lines, %d records", len(lines), len(all(t, l)))
+		t.Fatalf("%d lines, %d records, want 4 of each", len(lines), len(all(t, l)))
 	}
 	for _, line := range lines {
 		if strings.Contains(line, value) || len(line) > maxRecord || !json.Valid([]byte(line)) {
-			t.Errorf("%d bytes: %.300q", len(line), line)
+			t.Errorf("line of %d bytes, %.300q, want JSON of at most %d bytes without the secret", len(line), line, maxRecord)
 		}
 		for _, r := range line {
 			if r < ' ' || r == 0x7f || r == 0x202e {
-				t.Fatalf("%q is in the log", r)
+				t.Fatalf("the log contains %q, want no control characters: %.300q", r, line)
 			}
 		}
 	}
 	if n := len(all(t, l)[2].Details["many"].([]any)); n != maxList+1 {
-		t.Errorf("a list of %d", n)
+		t.Errorf("list of %d items, want %d", n, maxList+1)
 	}
 }
 
@@ -175,19 +185,22 @@ func TestDamagedLog(t *testing.T) {
 	write("token:2")
 	add(`{"timestamp":"2026-01-01T00:00:00Z","type":"token_ad`)
 	if n := len(all(t, l)); n != 2 {
-		t.Errorf("%d records while one is being written", n)
+		t.Errorf("%d records while one is being written, want 2", n)
 	}
 	write("token:3")
 	var resources []string
 	for _, r := range all(t, l) {
 		resources = append(resources, r.Resource)
 	}
-	if got := strings.Join(resources, " "); got != "token:1 token:2 token:3" {
-		t.Error(got)
+	if got, want := strings.Join(resources, " "), "token:1 token:2 token:3"; got != want {
+		t.Errorf("resources = %q, want %q", got, want)
 	}
 	text, err := os.ReadFile(l.Path)
-	if err != nil || strings.Contains(string(text), "token_ad{") || strings.Contains(string(text), "token_ad\n") {
-		t.Errorf("%v: %.500s", err, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(text), "token_ad{") || strings.Contains(string(text), "token_ad\n") {
+		t.Errorf("log = %.500q, want the truncated record on a line that is not read", text)
 	}
 }
 
@@ -202,26 +215,26 @@ func TestManyAtOnce(t *testing.T) {
 			for n := range each {
 				name := fmt.Sprintf("task:%d-%d", w, n)
 				if err := l.Write(t.Context(), Record{Type: TaskSubmitted, Actor: "test", Resource: name, Outcome: Success}); err != nil {
-					t.Error(err)
+					t.Errorf("Write of %s: %v", name, err)
 				}
 				found := 0
 				for r, err := range l.Records() {
 					if err != nil {
-						t.Error(err)
+						t.Errorf("read a record: %v", err)
 					}
 					if r.Resource == name {
 						found++
 					}
 				}
 				if found != 1 {
-					t.Errorf("%s is there %d times", name, found)
+					t.Errorf("%d records of %s, want 1", found, name)
 				}
 			}
 		})
 	}
 	writing.Wait()
 	if n := len(all(t, l)); n != writers*each {
-		t.Errorf("%d records", n)
+		t.Errorf("%d records, want %d", n, writers*each)
 	}
 }
 
@@ -275,19 +288,19 @@ func TestKilledWriters(t *testing.T) {
 	for line := range strings.Lines(string(text)) {
 		var r Record
 		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			t.Fatalf("%v: %.200q", err, line)
+			t.Fatalf("line %.200q: %v", line, err)
 		}
 		if r.Type == TaskSubmitted && r.Resource != "task:"+strconv.Itoa(found[r.Actor]) {
-			t.Fatalf("%s of %s comes after %d others", r.Resource, r.Actor, found[r.Actor])
+			t.Fatalf("record %s of %s, want %s", r.Resource, r.Actor, "task:"+strconv.Itoa(found[r.Actor]))
 		}
 		found[r.Actor]++
 	}
 	for who, n := range told {
 		if n < 2 || found[who] < n || found[who] > n+1 { // one record may be in the log before its writer learned of it
-			t.Errorf("%d records of %s, which was told of %d", found[who], who, n)
+			t.Errorf("%d records of %s, want %d or one more", found[who], who, n)
 		}
 	}
 	if len(told) != 18 {
-		t.Errorf("%d writers", len(told))
+		t.Errorf("%d writers printed, want 18", len(told))
 	}
 }

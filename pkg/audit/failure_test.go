@@ -69,17 +69,17 @@ func TestFailedAppend(t *testing.T) {
 	}
 	for range writers {
 		if err := <-errs; fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "write the audit log") {
-			t.Errorf("got %v, want that the audit log cannot be written", err)
+			t.Errorf("Write: error %v with code %v, want code %v with %q", err, fail.CodeOf(err), fail.Host, "write the audit log")
 		}
 	}
 }
 
 func TestOutcomeOf(t *testing.T) {
 	if got := OutcomeOf(nil); got != Success {
-		t.Errorf("of no error: got %s", got)
+		t.Errorf("OutcomeOf(nil) = %s, want %s", got, Success)
 	}
 	if got := OutcomeOf(errors.New("x")); got != Failure {
-		t.Errorf("of an error: got %s", got)
+		t.Errorf("OutcomeOf of an error = %s, want %s", got, Failure)
 	}
 }
 
@@ -93,7 +93,7 @@ func TestBoundsOfDetails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, ok := given["error"].(error); !ok || !errors.Is(got, errOwn) {
-		t.Errorf("the caller's details became %v", given)
+		t.Errorf("the caller's details after Write = %v, want the error %v unchanged", given, errOwn)
 	}
 
 	// A text at maxDepth is the deepest that is kept, in maps and in lists.
@@ -118,15 +118,18 @@ func TestBoundsOfDetails(t *testing.T) {
 			t.Fatal(err)
 		}
 		if other := strings.NewReplacer("text", "…", "…", "text").Replace(want); !strings.Contains(string(b), want) || strings.Contains(string(b), other) {
-			t.Errorf("%d levels: got %s, want %s in it", levels, b, want)
+			t.Errorf("details of %d levels = %s, want %q and no %q in it", levels, b, want, other)
 		}
 	}
 
 	// Lists and details are kept at exactly their limit and truncated above it.
 	for n, want := range map[int]int{maxList: maxList, maxList + 1: maxList + 1, maxList + 2: maxList + 1} {
 		got, err := l.details(map[string]any{"list": make([]int, n)})
-		if err != nil || len(got["list"].([]any)) != want {
-			t.Errorf("a list of %d: got %d items, %v", n, len(got["list"].([]any)), err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if items := len(got["list"].([]any)); items != want {
+			t.Errorf("list of %d items became %d items, want %d", n, items, want)
 		}
 	}
 	fill := func(size int) map[string]any {
@@ -146,10 +149,10 @@ func TestBoundsOfDetails(t *testing.T) {
 	for size, want := range map[int]bool{maxDetails: false, maxDetails + 1: true} {
 		line, err := encode(fill(size))
 		if err != nil || len(line) != size {
-			t.Fatalf("details of %d bytes, want %d: %v", len(line), size, err)
+			t.Fatalf("details made for the test have %d bytes, %v, want %d", len(line), err, size)
 		}
 		if got, err := l.details(fill(size)); err != nil || (got["truncated"] == true) != want {
-			t.Errorf("details of %d bytes: truncated %v, %v", size, got["truncated"], err)
+			t.Errorf("details of %d bytes: truncated %v, %v, want %t", size, got["truncated"], err, want)
 		}
 	}
 }
@@ -169,11 +172,11 @@ func TestRecordsOfSeveralFiles(t *testing.T) {
 		}
 	}
 	if got := all(t, l); len(got) != 2 || got[0].Resource != "token:1" || got[1].Resource != "token:2" {
-		t.Errorf("got %+v", got)
+		t.Errorf("records = %+v, want token:1, then token:2", got)
 	}
 	for r := range l.Records() {
 		if r.Resource != "token:1" {
-			t.Errorf("got %+v first", r)
+			t.Errorf("first record = %+v, want token:1", r)
 		}
 		break
 	}
@@ -185,7 +188,7 @@ func TestRecordsOfSeveralFiles(t *testing.T) {
 		failed = err
 	}
 	if fail.CodeOf(failed) != fail.Host || !strings.Contains(failed.Error(), "read the audit log") {
-		t.Errorf("a file that cannot be read: got %v", failed)
+		t.Errorf("Records with an unreadable file: error %v, want code %v with %q", failed, fail.Host, "read the audit log")
 	}
 }
 
@@ -206,7 +209,7 @@ func TestTailOfALongLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := all(t, l); len(got) != 1 {
-		t.Errorf("got %d records, want the one after the long line", len(got))
+		t.Errorf("%d records after a long line, want 1", len(got))
 	}
 }
 
@@ -231,7 +234,7 @@ func TestRetention(t *testing.T) {
 		}
 		files, err := filepath.Glob(l.Path + "*")
 		if err != nil || len(files) != want {
-			t.Errorf("retention %s: got %d files, want %d: %v", retention, len(files), want, err)
+			t.Errorf("retention %s: files %q, %v, want %d", retention, files, err, want)
 		}
 	}
 }

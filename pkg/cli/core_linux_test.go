@@ -38,7 +38,7 @@ func TestNoCoreDumps(t *testing.T) {
 	root, _ := testRoot(t)
 	for _, c := range append(newHiddenCmds(&app{}), commandNamed(t, root, "serve")) {
 		if c.PreRunE == nil {
-			t.Errorf("%s does not forbid core dumps", c.Name())
+			t.Errorf("%s has no PreRunE, want one that forbids core dumps", c.Name())
 		}
 	}
 	self, err := os.Executable()
@@ -49,11 +49,11 @@ func TestNoCoreDumps(t *testing.T) {
 	cmd.Env = append(os.Environ(), "TEST_HIDDEN_COMMAND=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("run a hidden command: %v\n%s", err, out)
 	}
 	for _, want := range []string{`(?m)^Max core file size +0 +0 +bytes`, `(?m)^0+$`} {
 		if !regexp.MustCompile(want).Match(out) {
-			t.Errorf("a child of such a process has no %q:\n%s", want, out)
+			t.Errorf("limits of a child of a hidden command = %s\nwant a match of %q", out, want)
 		}
 	}
 }

@@ -33,7 +33,7 @@ func TestChooseEditor(t *testing.T) {
 			return "", errors.New("not found")
 		})
 		if got != c.want || (err == nil) != (c.code == 0) || err != nil && (fail.CodeOf(err) != c.code || fail.HintOf(err) == "") {
-			t.Errorf("%s: %q, %v", c.name, got, err)
+			t.Errorf("%s: chooseEditor = %q, %v with code %v, hint %q, want %q, code %v", c.name, got, err, fail.CodeOf(err), fail.HintOf(err), c.want, c.code)
 		}
 	}
 }
@@ -47,7 +47,7 @@ func TestReplaceFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != text {
-			t.Errorf("%q, %v", got, err)
+			t.Errorf("ReadFile after replaceFile = %q, %v, want %q", got, err, text)
 		}
 	}
 	taken := filepath.Join(dir, "taken")
@@ -55,10 +55,10 @@ func TestReplaceFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := replaceFile(taken, []byte("x")); fail.CodeOf(err) != fail.Host {
-		t.Errorf("over a directory: %v", err)
+		t.Errorf("replaceFile over a directory: error %v, want code %v", err, fail.Host)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
-		t.Errorf("left: %v, %v", left, err)
+		t.Errorf("ReadDir = %v, %v, want 2 entries", left, err)
 	}
 }
 
@@ -66,16 +66,17 @@ func TestAge(t *testing.T) {
 	for text, want := range map[string]time.Duration{"30d": 30 * 24 * time.Hour, "0d": 0, "12h": 12 * time.Hour, "1h30m": 90 * time.Minute, "0s": 0} {
 		var d ageFlag
 		if err := d.Set(text); err != nil || time.Duration(d) != want {
-			t.Errorf("%s is %v, %v", text, time.Duration(d), err)
+			t.Errorf("Set(%q) = %v, %v, want %v", text, time.Duration(d), err, want)
 		}
 	}
 	for _, text := range []string{"", "d", "-1d", "-1h", "30", "1.5d", "99999999d", "long"} {
 		var d ageFlag
 		if err := d.Set(text); err == nil {
-			t.Errorf("%q is %v", text, time.Duration(d))
+			t.Errorf("Set(%q) = %v, want an error", text, time.Duration(d))
 		}
 	}
-	if d := 90 * day; d.String() != "90d" {
-		t.Error(d.String())
+	d := 90 * day
+	if got := d.String(); got != "90d" {
+		t.Errorf("String() of 90 days = %q, want %q", got, "90d")
 	}
 }

@@ -11,12 +11,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"unicode"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -44,33 +44,33 @@ func TestHelpOfEveryCommand(t *testing.T) {
 	root, out := testRoot(t)
 	all := visible(root)
 	if len(all) < 30 {
-		t.Fatalf("only %d commands", len(all))
+		t.Fatalf("%d visible commands, want at least 30", len(all))
 	}
 	for _, cmd := range all {
 		t.Run(cmd.CommandPath(), func(t *testing.T) {
 			if s := cmd.Short; s == "" || !unicode.IsUpper([]rune(s)[0]) || strings.HasSuffix(s, ".") {
-				t.Errorf("short: %q", s)
+				t.Errorf("Short = %q, want an upper-case letter at its beginning and no full stop", s)
 			}
 			if len(cmd.Short) > 60 || strings.Contains(cmd.Short, ";") {
-				t.Errorf("short has %d letters, must be at most 60 without a semicolon: %q", len(cmd.Short), cmd.Short)
+				t.Errorf("Short = %q (%d letters), want at most 60 without a semicolon", cmd.Short, len(cmd.Short))
 			}
 			for line := range strings.Lines(cmd.Long) {
 				if len([]rune(line)) > 91 {
-					t.Errorf("long has a line of %d letters: %s", len([]rune(line)), line)
+					t.Errorf("line of Long = %q (%d letters), want at most 91", line, len([]rune(line)))
 				}
 			}
 			if !strings.Contains(cmd.Example, "agent-sessionizer "+strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), "agent-sessionizer"), " ")) {
-				t.Errorf("no example of it: %q", cmd.Example)
+				t.Errorf("Example = %q, want one of %s", cmd.Example, cmd.CommandPath())
 			}
 			cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 				if f.Name == "help" || f.Name == "version" || f.Hidden {
 					return
 				}
 				if u := []rune(f.Usage); len(u) == 0 || strings.HasSuffix(f.Usage, ".") || unicode.IsUpper(u[0]) && !unicode.IsUpper(u[min(1, len(u)-1)]) {
-					t.Errorf("--%s: %q", f.Name, f.Usage)
+					t.Errorf("usage of --%s = %q, want a lower-case letter at its beginning and no full stop", f.Name, f.Usage)
 				}
 				if value, _ := pflag.UnquoteUsage(f); f.NoOptDefVal == "" && value == "string" {
-					t.Errorf("--%s takes a string; name the value in `backquotes`", f.Name)
+					t.Errorf("usage of --%s = %q, want a name for its value in `backquotes`", f.Name, f.Usage)
 				}
 			})
 			out.Reset()
@@ -80,7 +80,7 @@ func TestHelpOfEveryCommand(t *testing.T) {
 			}
 			for _, want := range []string{"Usage:", "Examples:", cmd.Example} {
 				if !strings.Contains(out.String(), want) {
-					t.Errorf("--help has no %q", want)
+					t.Errorf("--help prints %q, want %q in it", out.String(), want)
 				}
 			}
 		})
@@ -93,11 +93,11 @@ func TestEverythingCompletes(t *testing.T) {
 	root, _ := testRoot(t)
 	for _, cmd := range visible(root) {
 		if _, args, _ := strings.Cut(cmd.Use, " "); args != "" && cmd.ValidArgsFunction == nil && len(cmd.ValidArgs) == 0 {
-			t.Errorf("%s takes %s, and completes nothing", cmd.CommandPath(), args)
+			t.Errorf("%s has no completion for %s, want one", cmd.CommandPath(), args)
 		}
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			if _, ok := cmd.GetFlagCompletionFunc(f.Name); !ok && f.NoOptDefVal == "" && f.Name != "help" {
-				t.Errorf("%s --%s completes nothing", cmd.CommandPath(), f.Name)
+				t.Errorf("%s has no completion for --%s, want one", cmd.CommandPath(), f.Name)
 			}
 		})
 	}
@@ -108,7 +108,7 @@ func TestEverythingCompletes(t *testing.T) {
 	}
 	for name := range (&app{}).flagValues() {
 		if !used[name] {
-			t.Errorf("no command has --%s", name)
+			t.Errorf("flagValues() contains --%s, want only flags of a command", name)
 		}
 	}
 }
@@ -135,7 +135,7 @@ func TestExamplesCanBeTyped(t *testing.T) {
 		}
 	}
 	if n < 80 {
-		t.Errorf("only %d examples were found", n)
+		t.Errorf("%d examples were found, want at least 80", n)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestHintsCanBeTyped(t *testing.T) {
 			}
 			hint, err := strconv.Unquote(text.Value)
 			if err != nil {
-				t.Error(err)
+				t.Errorf("%s: hint %s: %v", path, text.Value, err)
 			}
 			hint = strings.NewReplacer("--disk %s", "--disk 1GiB", "%s", "x", "%v", "x", "%d", "1", "=SIZE", "=1GiB", "=N", "=1", ", ", "   ").Replace(hint)
 			n += typed(t, path, hint)
@@ -174,7 +174,7 @@ func TestHintsCanBeTyped(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n < 40 {
-		t.Errorf("only %d hints were found", n)
+		t.Errorf("%d hints were found, want at least 40", n)
 	}
 }
 
@@ -202,7 +202,7 @@ func typed(t *testing.T, where, line string) int {
 			}
 		}
 		if err != nil && !errors.Is(err, pflag.ErrHelp) {
-			t.Errorf("%s: agent-sessionizer %s: %v", where, part, err)
+			t.Errorf("%s: agent-sessionizer %s: error %v, want nil", where, part, err)
 		}
 	}
 	return n
@@ -223,18 +223,18 @@ func TestTopicsAreWhatTheDocumentsSay(t *testing.T) {
 		}
 		want = append(want, e)
 	}
-	if got := exitCodes(); !slices.Equal(got, want) {
-		t.Errorf("%v\n%v", got, want)
+	if diff := cmp.Diff(want, exitCodes(), cmp.AllowUnexported(entry{})); diff != "" {
+		t.Errorf("exit codes of the help, compared with docs/architecture.md, mismatch (-want +got):\n%s", diff)
 	}
 	for _, e := range exitCodes() {
 		if strings.Contains(e.text, "reserved") {
-			t.Errorf("exit code %s is called reserved, but commands return it: %s", e.name, e.text)
+			t.Errorf("text of exit code %s = %q, want it without %q: commands return it", e.name, e.text, "reserved")
 		}
 	}
 	all := lines(environment)
 	for _, name := range config.Variables() {
 		if !strings.Contains(all, name) {
-			t.Errorf("help environment does not name %s", name)
+			t.Errorf("help environment = %q, want %s in it", all, name)
 		}
 	}
 	conf, err := os.ReadFile("../../docs/configuration.md")
@@ -244,7 +244,7 @@ func TestTopicsAreWhatTheDocumentsSay(t *testing.T) {
 	for _, e := range environment {
 		for _, name := range strings.Split(e.name, ", ") {
 			if short := strings.TrimPrefix(name, "AGENT_SESSIONIZER"); !strings.Contains(string(conf), "`"+name+"`") && !strings.Contains(string(conf), "`"+short+"`") {
-				t.Errorf("docs/configuration.md does not name %s", name)
+				t.Errorf("docs/configuration.md lacks %s, want every variable of the help", name)
 			}
 		}
 	}
@@ -259,7 +259,7 @@ func TestManPages(t *testing.T) {
 	}
 	pages, err := filepath.Glob(filepath.Join(dir, "*.1"))
 	if err != nil || len(pages) != len(visible(root)) {
-		t.Fatalf("%d pages of %d commands, %v", len(pages), len(visible(root)), err)
+		t.Fatalf("%d pages, %v, want %d, one for each command", len(pages), err, len(visible(root)))
 	}
 	main, err := os.ReadFile(filepath.Join(dir, "agent-sessionizer.1"))
 	if err != nil {
@@ -267,7 +267,7 @@ func TestManPages(t *testing.T) {
 	}
 	for _, want := range []string{".SH EXIT STATUS", ".SH FILES", ".SH ENVIRONMENT", ".SH EXAMPLES", `agent\-sessionizer\-net`} {
 		if !strings.Contains(string(main), want) {
-			t.Errorf("the main page has no %s", want)
+			t.Errorf("agent-sessionizer.1 lacks %q:\n%.2000s", want, main)
 		}
 	}
 	read := 0
@@ -281,11 +281,11 @@ func TestManPages(t *testing.T) {
 		read++
 		out, err := exec.CommandContext(t.Context(), reader[0], append(reader[1:], pages...)...).CombinedOutput()
 		if err != nil || len(out) > 0 {
-			t.Errorf("%v: %v\n%.2000s", reader, err, out)
+			t.Errorf("%v: %v, output %.2000q, want none", reader, err, out)
 		}
 	}
 	if read == 0 {
-		t.Error("neither mandoc nor groff is there; run: make setup")
+		t.Error("neither mandoc nor groff is installed, want one of them; run: make setup")
 	}
 }
 
@@ -294,6 +294,6 @@ func TestRoff(t *testing.T) {
 	p.text(".hidden -x \\n \"q\" …")
 	p.text("'quoted")
 	if got, want := p.String(), "\\&.hidden \\-x \\en \\(dqq\\(dq \\[u2026]\n\\&'quoted\n"; got != want {
-		t.Errorf("%q, not %q", got, want)
+		t.Errorf("page = %q, want %q", got, want)
 	}
 }

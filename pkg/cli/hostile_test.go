@@ -53,12 +53,12 @@ func TestOnlyTheConsoleWritesToTheStandardStreams(t *testing.T) {
 	slices.Sort(allowed)
 	for _, where := range used {
 		if !slices.Contains(allowed, where) {
-			t.Errorf("%s writes to a standard stream itself; use the console's Out or Err, which are filtered", where)
+			t.Errorf("%s writes to a standard stream, want it to use the console's Out or Err, which are filtered", where)
 		}
 	}
 	for _, where := range allowed {
 		if !slices.Contains(used, where) {
-			t.Errorf("%s is allowed the standard streams and does not use them", where)
+			t.Errorf("%s does not use the standard streams, want only those that do in the list of exceptions", where)
 		}
 	}
 }
@@ -90,12 +90,12 @@ func TestEveryCommandMeetsAHostileGuest(t *testing.T) {
 		if verb == "skip" {
 			name, reason, _ := strings.Cut(rest, ":")
 			if words = strings.Fields(name); reason == "" {
-				t.Errorf("%s: no reason", line)
+				t.Errorf("line %q gives no reason, want one after a colon", line)
 			}
 		}
 		cmd, args, err := root.Find(words)
 		if err != nil || verb == "skip" && len(args) > 0 {
-			t.Errorf("%s: no such command: %v", line, err)
+			t.Errorf("line %q names no command: %v, arguments %q, want an existing command", line, err, args)
 			continue
 		}
 		met[cmd.CommandPath()] = true
@@ -103,7 +103,7 @@ func TestEveryCommandMeetsAHostileGuest(t *testing.T) {
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
 		if !met[cmd.CommandPath()] {
-			t.Errorf("%s is not in the table", cmd.CommandPath())
+			t.Errorf("the table lacks %s, want a line for every command", cmd.CommandPath())
 		}
 		for _, c := range cmd.Commands() {
 			walk(c)

@@ -29,7 +29,7 @@ func TestEntryLine(t *testing.T) {
 		{gateway.Entry{Count: 3, Record: gateway.Record{Kind: gateway.KindDNS, Name: "b.example", Port: 53, Reason: "not listed"}}, "denied   dns   b.example  not listed ×3"},
 	} {
 		if _, got, _ := strings.Cut(entryLine(c.entry), "  "); got != c.want {
-			t.Errorf("got  %s\nwant %s", got, c.want)
+			t.Errorf("entryLine(%+v) = %q after the time, want %q", c.entry, got, c.want)
 		}
 	}
 }

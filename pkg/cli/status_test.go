@@ -36,20 +36,20 @@ func TestSummary(t *testing.T) {
 	sum := summarise(all)
 	plain := sum.text(func(_, text string) string { return text })
 	if want := "2 blocked (o/early#(x), …) · 2 failed · 1 done · 1 working · 2 ready"; plain != want {
-		t.Errorf("%q, want %q", plain, want)
+		t.Errorf("summary without colours = %q, want %q", plain, want)
 	}
 	if got, want := sum.text(tmuxStyle), "#[fg=colour16,bg=colour220]2 blocked (o/early(x), …)#[default] · #[fg=colour231,bg=colour160]2 failed#[default] · #[fg=colour16,bg=colour40]1 done#[default] · 1 working · 2 ready"; got != want {
-		t.Errorf("in tmux %q, want %q", got, want)
+		t.Errorf("summary for tmux = %q, want %q", got, want)
 	}
 	var order string
 	for _, s := range queue(all) {
 		order += s.ID + " "
 	}
 	if want := "o/early#(x) o/late o/failed o/done "; order != want {
-		t.Errorf("the queue is %q, want %q", order, want)
+		t.Errorf("queue() = %q, want %q", order, want)
 	}
 	if got := summarise(nil).text(tmuxStyle); got != "" {
-		t.Errorf("of nothing: %q", got)
+		t.Errorf("summary of no sessions = %q, want none", got)
 	}
 }
 
@@ -75,7 +75,7 @@ func TestNext(t *testing.T) {
 		{[]session.Session{idle}, "c", "", "no agent is waiting for you"},
 	} {
 		if got, none := next(c.all, c.current); got.ID != c.want || none != c.sayNone {
-			t.Errorf("from %q: %q, %q", c.current, got.ID, none)
+			t.Errorf("next from %q = %q, %q, want %q, %q", c.current, got.ID, none, c.want, c.sayNone)
 		}
 	}
 }
@@ -86,17 +86,17 @@ func TestStatusCanBeRead(t *testing.T) {
 	sum := summary{Blocked: 1, Error: 1, Done: 1}
 	parts := regexp.MustCompile(`#\[([^\]]*)\]\d`).FindAllStringSubmatch(sum.text(tmuxStyle), -1)
 	if len(parts) != 3 {
-		t.Fatalf("%q has %d coloured parts", sum.text(tmuxStyle), len(parts))
+		t.Fatalf("summary %q has %d coloured parts, want 3", sum.text(tmuxStyle), len(parts))
 	}
 	for _, p := range parts {
 		colors := regexp.MustCompile(`^fg=colour(\d+),bg=colour(\d+)$`).FindStringSubmatch(p[1])
 		if colors == nil {
-			t.Errorf("%q does not have both its colours, by number", p[1])
+			t.Errorf("style %q, want foreground and background colours by number", p[1])
 			continue
 		}
 		a, b := luminance(t, colors[1]), luminance(t, colors[2])
 		if contrast := (max(a, b) + 0.05) / (min(a, b) + 0.05); contrast < 4.5 {
-			t.Errorf("%q has a contrast of %.1f, want 4.5", p[1], contrast)
+			t.Errorf("contrast of style %q = %.1f, want at least 4.5", p[1], contrast)
 		}
 	}
 }
@@ -106,7 +106,7 @@ func luminance(t *testing.T, number string) float64 {
 	t.Helper()
 	n, err := strconv.Atoi(number)
 	if err != nil || n < 16 || n > 231 {
-		t.Fatalf("colour %s is not one of the cube, and themes change it", number)
+		t.Fatalf("colour %s, %v, want one of the cube, 16 to 231, because themes change the others", number, err)
 	}
 	linear := func(level int) float64 {
 		c := float64([]int{0, 95, 135, 175, 215, 255}[level]) / 255

@@ -63,11 +63,11 @@ func TestBoundsOfValues(t *testing.T) {
 		got, err := config.Load(f.paths, f.ship)
 		switch {
 		case c.want == "" && err != nil:
-			t.Errorf("%q: got %v", c.text, err)
+			t.Errorf("Load of %q: error %v, want nil", c.text, err)
 		case c.want != "" && (fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), c.want)):
-			t.Errorf("%q: got %v, want %q in it", c.text, err, c.want)
+			t.Errorf("Load of %q: error %v, want a usage error with %q", c.text, err, c.want)
 		case c.ok != nil && !c.ok(got):
-			t.Errorf("%q: got pool %d, %+v, %+v, %+v", c.text, got.Pool, got.Limits, got.Tasks, got.Audit)
+			t.Errorf("Load of %q = pool %d, %+v, %+v, %+v, %+v, %+v, want the value of the file", c.text, got.Pool, got.Limits, got.Tasks, got.Audit, got.Log, got.Attention)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func TestSlotsOfTheEnvironment(t *testing.T) {
 	f.user("config.yaml", "tasks: {slots: 7}\n")
 	t.Setenv("AGENT_SESSIONIZER_TASKS_SLOTS", "3")
 	if got := f.load().Tasks.Slots; got != 3 {
-		t.Errorf("got %d slots, want 3", got)
+		t.Errorf("Tasks.Slots = %d, want 3", got)
 	}
 }
 
@@ -88,12 +88,12 @@ func TestParseRepoKey(t *testing.T) {
 		"": "", "o": "", "/o/r": "", "o/": "", "o//r": "", "o/.": "", "o/..": "", "./r": "", "../r": "", "o /r": "", "me@o/r": "", `o\r/x`: "",
 	} {
 		if got, ok := config.ParseRepoKey(text); got != want || ok != (want != "") {
-			t.Errorf("%q: got %q, %t; want %q", text, got, ok, want)
+			t.Errorf("ParseRepoKey(%q) = %q, %t, want %q", text, got, ok, want)
 		}
 	}
 	for _, text := range []string{"local:a", "local:/a/../b", "local:/a/"} {
 		if got, ok := config.ParseRepoKey(text); ok {
-			t.Errorf("%q: got %q", text, got)
+			t.Errorf("ParseRepoKey(%q) = %q, want none", text, got)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func TestOriginsOfALongFile(t *testing.T) {
 		"secrets.S149=env:X  user ~/config.yaml:156\n",
 	} {
 		if !strings.Contains(got, want) {
-			t.Errorf("no %q in\n%s", want, got)
+			t.Errorf("listed values lack %q:\n%s", want, got)
 		}
 	}
 }
@@ -125,7 +125,7 @@ func TestDirectoryWithoutHome(t *testing.T) {
 	f.user("config.yaml", "log: {file: ~/log}\n")
 	t.Setenv("HOME", "")
 	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "HOME is not set") {
-		t.Errorf("got %v, want that HOME is not set", err)
+		t.Errorf("Load without HOME: error %v, want a usage error with %q", err, "HOME is not set")
 	}
 }
 
@@ -159,17 +159,20 @@ func TestVariables(t *testing.T) {
 	}
 	names := config.Variables()
 	if len(names) != len(values) {
-		t.Errorf("%d variables, want %d: %q", len(names), len(values), names)
+		t.Errorf("Variables() = %q (%d), want %d", names, len(names), len(values))
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			c, ok := values[name]
-			if !ok || c.is(f.load()) {
-				t.Fatal("is no variable, or changes nothing")
+			if !ok {
+				t.Fatalf("Variables() contains %s, want only variables of this test", name)
+			}
+			if c.is(f.load()) {
+				t.Fatalf("the setting of %s has the value %q before it is set, want another", name, c.value)
 			}
 			t.Setenv(name, c.value)
 			if !c.is(f.load()) {
-				t.Errorf("%s=%s has no effect", name, c.value)
+				t.Errorf("Load with %s=%s ignores it, want its value", name, c.value)
 			}
 		})
 	}
@@ -200,7 +203,7 @@ func TestStamp(t *testing.T) {
 			write.where(write.name, text)
 			got := c.Stamp()
 			if (got != last) != write.counts {
-				t.Errorf("%s/%s with %q: the stamp changed: %v", write.dir, write.name, text, got != last)
+				t.Errorf("Stamp() after %s/%s gets %q changes: %t, want %t", write.dir, write.name, text, got != last, write.counts)
 			}
 			last = got
 		}
@@ -210,7 +213,7 @@ func TestStamp(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := c.Stamp(); (got != last) != write.counts {
-			t.Errorf("%s with another time: the stamp changed: %v", file, got != last)
+			t.Errorf("Stamp() after %s gets another time changes: %t, want %t", file, got != last, write.counts)
 		}
 		last = c.Stamp()
 	}
@@ -225,13 +228,13 @@ func TestHintsOfTheSystemsFiles(t *testing.T) {
 		file := filepath.Join(f.paths.System, "config.yaml")
 		_, err := config.Load(f.paths, f.ship)
 		if fail.CodeOf(err) != fail.Usage || fail.HintOf(err) != "sudoedit "+file || !strings.Contains(err.Error(), file+want) {
-			t.Errorf("%q: %v, hint %q", text, err, fail.HintOf(err))
+			t.Errorf("Load of the system's %q: error %v, hint %q, want a usage error with %q, hint %q", text, err, fail.HintOf(err), file+want, "sudoedit "+file)
 		}
 	}
 	f := newFiles(t)
 	delete(f.ship, "resources.yaml")
 	if _, err := config.Load(f.paths, f.ship); err == nil || !strings.Contains(err.Error(), "read shipped resources.yaml") {
-		t.Errorf("without the shipped defaults: %v", err)
+		t.Errorf("Load without the shipped resources.yaml: error %v, want %q in it", err, "read shipped resources.yaml")
 	}
 }
 
@@ -240,21 +243,21 @@ func TestHintsOfTheSystemsFiles(t *testing.T) {
 func TestForRefuses(t *testing.T) {
 	f := newFiles(t)
 	if _, err := f.load().For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), `profile "big" does not exist, and no other profile is defined`) || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
-		t.Errorf("without profiles: %v, hint %q", err, fail.HintOf(err))
+		t.Errorf("For without profiles: error %v, hint %q, want that no profile is defined, and a hint to edit config.yaml", err, fail.HintOf(err))
 	}
 	f.user("config.yaml", "profiles: {b: {}, a: {}}\nrepos: {o/r: {profile: a}}\nprofile: b\n")
 	c := f.load()
 	if _, err := c.For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "defined profiles: a, b") || fail.HintOf(err) != "agent-sessionizer config show" {
-		t.Errorf("of two: %v, hint %q", err, fail.HintOf(err))
+		t.Errorf("For of an unknown profile beside two: error %v, hint %q, want that a and b are defined, and a hint to show the settings", err, fail.HintOf(err))
 	}
 	for repo, want := range map[config.RepoKey]string{"github.com/o/r": "a", "github.com/o/other": "b"} {
 		if got := settings(t, c, repo, "").Profile; got != want {
-			t.Errorf("%s has profile %q, want %q", repo, got, want)
+			t.Errorf("profile of %s = %q, want %q", repo, got, want)
 		}
 	}
 	f.ship["resources.yaml"].Data = []byte("defaults: {memory: 1GiB, disk: 9GiB}\n")
 	if _, err := f.load().For("github.com/o/r", ""); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "cpus for github.com/o/r must be at least 1, got 0") {
-		t.Errorf("no processor: %v", err)
+		t.Errorf("For without processors: error %v, want a usage error with %q", err, "cpus for github.com/o/r must be at least 1, got 0")
 	}
 }
 
@@ -263,7 +266,7 @@ func TestOriginString(t *testing.T) {
 		"f:3": {Layer: "user", File: "f", Line: 3, Name: "N"}, "f:1": {File: "f", Line: 1}, "f": {Layer: "user", File: "f"}, "N": {Layer: "environment", Name: "N"}, "default": {Layer: "default"},
 	} {
 		if got := o.String(); got != want {
-			t.Errorf("%+v is %q, want %q", o, got, want)
+			t.Errorf("%#v.String() = %q, want %q", o, got, want)
 		}
 	}
 }
@@ -280,7 +283,7 @@ func TestOriginsOfLists(t *testing.T) {
 		"network-groups/more.txt=2 names  system /etc/network-groups/more.txt\n",
 	} {
 		if !strings.Contains(got, want) {
-			t.Errorf("no %q in\n%s", want, got)
+			t.Errorf("listed values lack %q:\n%s", want, got)
 		}
 	}
 }
@@ -293,36 +296,36 @@ func TestSizesAndTimes(t *testing.T) {
 		"1125899906842625": 0, "1025TiB": 0, "0": 0, "-1": 0, "": 0, "x": 0,
 	} {
 		if got, err := config.ParseSize(text); got != want || (err == nil) != (want > 0) {
-			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+			t.Errorf("ParseSize(%q) = %d, %v, want %d", text, got, err, want)
 		}
 	}
 	for size, want := range map[config.Size]string{
 		1: "1B", 1023: "1023B", 1024: "1KiB", 1500: "1.465KiB", 1 << 20: "1MiB", 3 << 29: "1.5GiB", 1<<30 + 1: "1073741825B", 1<<30 + 1024: "1048577KiB", 1 << 50: "1024TiB", 5 << 40: "5TiB",
 	} {
 		if got, err := size.MarshalYAML(); err != nil || string(got) != want {
-			t.Errorf("%d: %q, %v; want %q", size, got, err, want)
+			t.Errorf("Size(%d).MarshalYAML() = %q, %v, want %q", int64(size), got, err, want)
 		}
 		var back config.Size
 		if err := back.Set(want); err != nil || back != size {
-			t.Errorf("%q is read as %d, %v", want, back, err)
+			t.Errorf("Set(%q) makes %d, %v, want %d", want, int64(back), err, int64(size))
 		}
 	}
 	kept := config.Size(5)
 	if err := kept.Set("x"); err == nil || kept != 5 || kept.Type() != "size" {
-		t.Errorf("a flag that is wrong: %v, and %d", err, kept)
+		t.Errorf("Set(%q) of a Size of 5 makes %d, %v, type %q, want 5, an error, %q", "x", int64(kept), err, kept.Type(), "size")
 	}
 	for d, want := range map[time.Duration]string{0: "0s", time.Hour: "1h0m0s", 24 * time.Hour: "1d", 25 * time.Hour: "25h0m0s", 48 * time.Hour: "2d"} {
 		if got, err := config.Duration(d).MarshalText(); err != nil || string(got) != want {
-			t.Errorf("%v: %q, %v; want %q", d, got, err, want)
+			t.Errorf("Duration(%v).MarshalText() = %q, %v, want %q", d, got, err, want)
 		}
 	}
 	path := "/" + strings.Repeat("a", 1999)
 	if r, err := config.ParseImageRef(path, ""); err != nil || r.Location != path || r.IsURL() {
-		t.Errorf("2000 bytes: %v", err)
+		t.Errorf("ParseImageRef of a path of 2000 bytes: location of %d bytes, URL %t, %v, want the same path", len(r.Location), r.IsURL(), err)
 	}
 	for text, ok := range map[string]bool{strings.Repeat("a", 64): true, strings.Repeat("a", 65): false, "a\x7f": false, "~/\x1f": false} {
 		if _, err := config.ParseImageRef(text, ""); (err == nil) != ok {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("ParseImageRef(%q): error %v, want success: %t", text, err, ok)
 		}
 	}
 	f := newFiles(t)
@@ -330,6 +333,6 @@ func TestSizesAndTimes(t *testing.T) {
 	f.load()
 	f.user("config.yaml", strings.Repeat("#", 1<<20+1))
 	if _, err := config.Load(f.paths, f.ship); err == nil || !strings.Contains(err.Error(), "larger than 1MiB") {
-		t.Errorf("a byte more than 1 MiB: %v", err)
+		t.Errorf("Load of a file over 1 MiB: error %v, want %q in it", err, "larger than 1MiB")
 	}
 }

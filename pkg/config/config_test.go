@@ -12,6 +12,8 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -124,25 +126,40 @@ func TestShippedDefaults(t *testing.T) {
 	delete(c.Groups(), "git") // defined by this test, not shipped
 	want := "anthropic debian docker github go node npm openai pypi rust ubuntu"
 	if got := strings.Join(slices.Sorted(maps.Keys(c.Groups())), " "); got != want {
-		t.Errorf("groups: %s", got)
+		t.Errorf("names of the shipped groups = %q, want %q", got, want)
 	}
 	header, _, _ := strings.Cut(string(f.ship["network-allowlist.txt"].Data), "\n\n")
 	for name, rules := range c.Groups() {
 		if len(rules) == 0 || !strings.Contains(header, name) {
-			t.Errorf("group %s: %v", name, rules)
+			t.Errorf("group %s = %v, want rules, and its name in the allowlist's header:\n%s", name, rules, header)
 		}
 	}
 	s := settings(t, c, "github.com/o/r", "")
-	if c.Image != "ubuntu" || c.Limits != (config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30, SavedHome: 256 << 20, MirrorSize: 20 << 30, MirrorRefs: 50_000, MirrorTime: 2 * time.Hour}) ||
-		s.Resources != (config.Resources{CPUs: 4, Memory: 8 << 30, Disk: 50 << 30}) || len(s.Secrets) != 0 {
-		t.Error(c.Image, c.Limits, s)
+	if c.Image != "ubuntu" {
+		t.Errorf("Image = %q, want %q", c.Image, "ubuntu")
+	}
+	limits := config.Limits{Running: 10, MemoryReserve: 1 << 30, DiskReserve: 5 << 30, SavedHome: 256 << 20, MirrorSize: 20 << 30, MirrorRefs: 50_000, MirrorTime: 2 * time.Hour}
+	if diff := cmp.Diff(limits, c.Limits); diff != "" {
+		t.Errorf("Limits mismatch (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(config.Resources{CPUs: 4, Memory: 8 << 30, Disk: 50 << 30}, s.Resources); diff != "" {
+		t.Errorf("Resources mismatch (-want +got):\n%s", diff)
+	}
+	if len(s.Secrets) != 0 {
+		t.Errorf("Secrets = %v, want none", s.Secrets)
 	}
 	p := compiled(t, c, s, nil, nil)
-	if p.Mode != policy.Allowlist || !slices.Equal(p.Ports, []uint16{80, 443, 22}) || !strings.Contains(patterns(p), "api.anthropic.com") {
-		t.Error(p.Mode, p.Ports, patterns(p))
+	if p.Mode != policy.Allowlist {
+		t.Errorf("Mode = %q, want %q", p.Mode, policy.Allowlist)
+	}
+	if diff := cmp.Diff([]uint16{80, 443, 22}, p.Ports); diff != "" {
+		t.Errorf("Ports mismatch (-want +got):\n%s", diff)
+	}
+	if got := patterns(p); !strings.Contains(got, "api.anthropic.com") {
+		t.Errorf("allowed names = %q, want %q among them", got, "api.anthropic.com")
 	}
 	if !p.Enforced {
-		t.Error("by default the network is not enforced")
+		t.Error("Enforced = false, want true")
 	}
 }
 
@@ -153,10 +170,10 @@ func TestLaterLayersWin(t *testing.T) {
 		c := f.load()
 		s := settings(t, c, "github.com/o/r", "")
 		if c.Image != image || c.Limits.Running != running || c.Limits.MemoryReserve != reserve || s.Resources.CPUs != cpus || s.Network.Mode != mode {
-			t.Errorf("%s: %v %v %v %v", layer, c.Image, c.Limits, s.Resources, s.Network.Mode)
+			t.Errorf("%s: image %q, limits %+v, resources %+v, mode %q, want image %q, running %d, memory reserve %v, %d CPUs, mode %q", layer, c.Image, c.Limits, s.Resources, s.Network.Mode, image, running, reserve, cpus, mode)
 		}
 		if c.Limits.DiskReserve != 5<<30 || s.Resources.Memory != 8<<30 {
-			t.Errorf("%s: what no file names has changed: %v %v", layer, c.Limits, s.Resources)
+			t.Errorf("%s: disk reserve %v, memory %v, which no file contains, want 5GiB, 8GiB", layer, c.Limits.DiskReserve, s.Resources.Memory)
 		}
 	}
 	check("default", "ubuntu", 10, 1<<30, 4, "allowlist")
@@ -171,7 +188,7 @@ func TestLaterLayersWin(t *testing.T) {
 	t.Setenv("AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "3G")
 	check("environment", "env", 1, 3<<30, 3, "isolated")
 	if got, want := f.load().Files, []string{"etc/config.yaml", "home/config.yaml", "etc/resources.yaml", "home/resources.yaml"}; len(got) != 4 || !strings.HasSuffix(got[0], want[0]) || !strings.HasSuffix(got[3], want[3]) {
-		t.Error(got)
+		t.Errorf("Files = %q, want 4 with the ends %q", got, want)
 	}
 }
 
@@ -183,7 +200,7 @@ func TestBadEnvironment(t *testing.T) {
 			f := newFiles(t)
 			t.Setenv("AGENT_SESSIONIZER_"+name, value)
 			if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), value) {
-				t.Error(err)
+				t.Errorf("Load with AGENT_SESSIONIZER_%s=%s: error %v, want a usage error with the value", name, value, err)
 			}
 		})
 	}
@@ -251,7 +268,7 @@ func TestBadFiles(t *testing.T) {
 			f.user(c.file, c.text)
 			_, err := config.Load(f.paths, f.ship)
 			if err == nil || fail.CodeOf(err) != fail.Usage {
-				t.Fatal(err)
+				t.Fatalf("Load of %s with %q: error %v, want a usage error", c.file, c.text, err)
 			}
 			file := filepath.Join(f.paths.Config, c.file)
 			at := file + ":"
@@ -259,13 +276,13 @@ func TestBadFiles(t *testing.T) {
 				at = fmt.Sprintf("%s:%d", file, c.line)
 			}
 			if c.line >= 0 && (!strings.Contains(err.Error(), at) || fail.HintOf(err) != "agent-sessionizer config edit "+c.file) {
-				t.Errorf("no %s or hint in: %v (%s)", at, err, fail.HintOf(err))
+				t.Errorf("Load of %q: error %v, hint %q, want %q in it, hint %q", c.text, err, fail.HintOf(err), at, "agent-sessionizer config edit "+c.file)
 			}
 			if !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v", err)
+				t.Errorf("Load of %q: error %v, want %q in it", c.text, err, c.want)
 			}
 			if strings.Count(err.Error(), "\n") > 1 {
-				t.Errorf("long: %v", err)
+				t.Errorf("Load of %q: error %v, want at most two lines", c.text, err)
 			}
 		})
 	}
@@ -276,8 +293,12 @@ func TestEmptyFilesSayNothing(t *testing.T) {
 		f := newFiles(t)
 		f.user("config.yaml", text)
 		c, err := config.Load(f.paths, f.ship)
-		if err != nil || c.Image != "ubuntu" || settings(t, c, "github.com/o/r", "").Network.Mode != "allowlist" {
-			t.Errorf("%q: %v", text, err)
+		if err != nil {
+			t.Errorf("Load of %q: error %v, want nil", text, err)
+			continue
+		}
+		if mode := settings(t, c, "github.com/o/r", "").Network.Mode; c.Image != "ubuntu" || mode != "allowlist" {
+			t.Errorf("Load of %q: image %q, mode %q, want %q, %q", text, c.Image, mode, "ubuntu", "allowlist")
 		}
 	}
 }
@@ -288,36 +309,32 @@ func TestUnreadableFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "config.yaml") {
-		t.Fatal(err)
+		t.Fatalf("Load with a directory as config.yaml: error %v, want a usage error with %q", err, "config.yaml")
 	}
 	f = newFiles(t)
 	f.user("config.yaml", strings.Repeat("# much\n", 1<<18))
 	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "larger than 1MiB") {
-		t.Fatal(err)
+		t.Fatalf("Load of a large file: error %v, want a usage error with %q", err, "larger than 1MiB")
 	}
 }
 
 func TestAllowlistIsReplaced(t *testing.T) {
 	f := newFiles(t)
-	names := func() string {
+	check := func(when, want string) {
+		t.Helper()
 		c := f.load()
-		return patterns(compiled(t, c, settings(t, c, "github.com/o/r", ""), []policy.Rule{{Pattern: "extra.org"}}, nil))
+		got := patterns(compiled(t, c, settings(t, c, "github.com/o/r", ""), []policy.Rule{{Pattern: "extra.org"}}, nil))
+		if got != want {
+			t.Errorf("allowed names %s = %q, want %q", when, got, want)
+		}
 	}
-	if got := names(); got != "github.com *.npmjs.org extra.org" {
-		t.Error(got)
-	}
+	check("by default", "github.com *.npmjs.org extra.org")
 	f.user("config.yaml", "network: {allow: [More.Example.ORG]}\n")
-	if got := names(); got != "github.com *.npmjs.org more.example.org extra.org" {
-		t.Error(got)
-	}
+	check("with names of config.yaml", "github.com *.npmjs.org more.example.org extra.org")
 	f.system("network-allowlist.txt", "system.org\n")
-	if got := names(); got != "system.org more.example.org extra.org" {
-		t.Error(got)
-	}
+	check("with the system's allowlist", "system.org more.example.org extra.org")
 	f.user("network-allowlist.txt", "# nothing\n")
-	if got := names(); got != "more.example.org extra.org" {
-		t.Error(got)
-	}
+	check("with the user's empty allowlist", "more.example.org extra.org")
 }
 
 // rules formats rules as a person writes them, each with the file it comes from.
@@ -343,10 +360,10 @@ repos:
 	p := compiled(t, c, settings(t, c, "github.com/o/r", ""), nil, nil)
 	if got, want := rules(p.Names), "a.org:443,8443 network-allowlist.txt:1; *.golang.org network-allowlist.txt:2 (@go); b.org:22 network.allow; "+
 		"github.com:22,443 network.allow (@git); *.github.com network.allow (@git); b.org:9418 network.allow"; got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
+		t.Errorf("allowed rules = %q, want %q", got, want)
 	}
-	if got := rules(p.Denied); got != "*.github.com:80 network.deny; x.org network.deny; y.org network.deny" {
-		t.Error(got)
+	if got, want := rules(p.Denied), "*.github.com:80 network.deny; x.org network.deny; y.org network.deny"; got != want {
+		t.Errorf("denied rules = %q, want %q", got, want)
 	}
 
 	// A user's group replaces the shipped one, and changes the stamp.
@@ -355,24 +372,24 @@ repos:
 	f.user("network-groups/.git.txt.swp", "\x00")
 	f.user("network-groups/git.txt~", "\x00")
 	if c.Stamp() == stamp {
-		t.Error("a new group changes nothing")
+		t.Errorf("Stamp() after a new group = %v, want another", stamp)
 	}
 	stamp = c.Stamp()
 	c = f.load()
 	p = compiled(t, c, settings(t, c, "", ""), nil, nil)
-	if got := rules(p.Names); !strings.Contains(got, "mine.org network.allow (@git); b.org:9418") {
-		t.Error(got)
+	if got, want := rules(p.Names), "mine.org network.allow (@git); b.org:9418"; !strings.Contains(got, want) {
+		t.Errorf("allowed rules with the user's group = %q, want %q in it", got, want)
 	}
 	if file := filepath.Join(f.paths.Config, "network-groups", "git.txt"); !slices.Contains(c.Files, file) {
-		t.Errorf("%s is not among %v", file, c.Files)
+		t.Errorf("Files = %q, want %q among them", c.Files, file)
 	}
 	f.user("network-groups/git.txt", "mine.org\nother.org\n")
 	if c.Stamp() == stamp {
-		t.Error("a changed group changes nothing")
+		t.Errorf("Stamp() after a changed group = %v, want another", stamp)
 	}
 	f.user("network-groups/Bad Name.txt", "")
 	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "Bad Name.txt") {
-		t.Error(err)
+		t.Errorf("Load with a bad group name: error %v, want a usage error with %q", err, "Bad Name.txt")
 	}
 }
 
@@ -390,7 +407,7 @@ repos:
 	for repo, want := range map[config.RepoKey]bool{"": false, "github.com/o/open": false, "github.com/o/shut": true} {
 		s := settings(t, c, repo, "")
 		if p := compiled(t, c, s, nil, project(t, "network: {mode: isolated}")); s.Network.Enforced() != want || p.Enforced != want {
-			t.Errorf("%q: %v %v, want %v", repo, s.Network.Enforced(), p.Enforced, want)
+			t.Errorf("repository %q: enforced by the settings: %v, by the policy: %v, want %v", repo, s.Network.Enforced(), p.Enforced, want)
 		}
 	}
 }
@@ -401,20 +418,32 @@ func TestHostServices(t *testing.T) {
 		"192.168.5.2:8080": "192.168.5.2:8080", "[::ffff:10.0.0.1]:22": "10.0.0.1:22", "[::1]:80": "[::1]:80",
 	} {
 		if got, err := config.ParseHostService(text); err != nil || got.String() != want {
-			t.Errorf("%s is %v, %v", text, got, err)
+			t.Errorf("ParseHostService(%q) = %v, %v, want %s", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"", "localhost", "localhost:0", "localhost:x", "db.lan:5432", "5432", ":5432", "0.0.0.0:1", "[::]:1", "224.0.0.1:1", "[fe80::1%eth0]:1", "127.0.0.1:65536"} {
 		if got, err := config.ParseHostService(text); err == nil || !strings.Contains(err.Error(), "ADDRESS:PORT") {
-			t.Errorf("%s is %v, %v", text, got, err)
+			t.Errorf("ParseHostService(%q) = %v, %v, want an error with %q", text, got, err, "ADDRESS:PORT")
 		}
 	}
 	f := newFiles(t)
 	f.user("config.yaml", "network: {host_services: ['localhost:5432']}\n")
 	c := f.load()
 	p, err := c.Policy(settings(t, c, "", ""), config.Additions{HostServices: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:3000")}}, nil)
-	if err != nil || fmt.Sprint(p.HostServices) != "[127.0.0.1:5432 127.0.0.1:3000]" {
-		t.Error(p, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(p.HostServices), "[127.0.0.1:5432 127.0.0.1:3000]"; got != want {
+		t.Errorf("HostServices = %s, want %s", got, want)
+	}
+}
+
+// checkSettings compares profile, resources and secrets.
+func checkSettings(t *testing.T, got, want config.Settings) {
+	t.Helper()
+	got.Network, got.Persist = want.Network, want.Persist
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("settings of profile %s mismatch (-want +got):\n%s", want.Profile, diff)
 	}
 }
 
@@ -446,38 +475,46 @@ repos:
 	c := f.load()
 
 	s := settings(t, c, "github.com/o/r", "") // the user's profile small replaces the system's completely
-	if s.Profile != "small" || s.Resources != (config.Resources{CPUs: 4, Memory: 1 << 30, Disk: 50 << 30}) ||
-		fmt.Sprint(s.Secrets) != "map[A:env:SYS_A B:env:MY_B C:env:SMALL_C]" || fmt.Sprint(s.Network.Allow) != "[system.org small.org]" {
-		t.Error(s)
+	checkSettings(t, s, config.Settings{
+		Profile: "small", Resources: config.Resources{CPUs: 4, Memory: 1 << 30, Disk: 50 << 30},
+		Secrets: map[string]string{"A": "env:SYS_A", "B": "env:MY_B", "C": "env:SMALL_C"},
+	})
+	if got, want := fmt.Sprint(s.Network.Allow), "[system.org small.org]"; got != want {
+		t.Errorf("Network.Allow of o/r = %s, want %s", got, want)
 	}
 	s = settings(t, c, "github.com/acme/app", "") // resources.yaml < profile < repository, in upper or lower case
-	if s.Profile != "Big" || s.Resources != (config.Resources{CPUs: 9, Memory: 3 << 30, Disk: 60 << 30}) ||
-		fmt.Sprint(s.Secrets) != "map[A:env:APP_A B:env:MY_B]" || s.Network.Mode != "open" {
-		t.Error(s)
+	checkSettings(t, s, config.Settings{
+		Profile: "Big", Resources: config.Resources{CPUs: 9, Memory: 3 << 30, Disk: 60 << 30},
+		Secrets: map[string]string{"A": "env:APP_A", "B": "env:MY_B"},
+	})
+	if s.Network.Mode != "open" {
+		t.Errorf("Network.Mode of acme/app = %q, want %q", s.Network.Mode, "open")
 	}
 	if p := compiled(t, c, s, nil, nil); p.Mode != policy.Open || len(p.Ports) != 0 {
-		t.Error("an empty list of ports is none:", p.Ports)
+		t.Errorf("policy of acme/app: mode %q, ports %v, want %q, no ports", p.Mode, p.Ports, policy.Open)
 	}
 	if s = settings(t, c, "github.com/acme/app", "theirs"); s.Profile != "theirs" || s.Resources.CPUs != 7 { // selected by flag
-		t.Error(s)
+		t.Errorf("acme/app with profile theirs: profile %q, %d CPUs, want %q, 7", s.Profile, s.Resources.CPUs, "theirs")
 	}
 	if s = settings(t, c, "github.com/acme/theirs", ""); s.Profile != "theirs" {
-		t.Error(s)
+		t.Errorf("profile of acme/theirs = %q, want %q", s.Profile, "theirs")
 	}
 	if s = settings(t, c, "github.com/acme/mono", ""); s.Resources.Disk != 100<<30 || s.Resources.CPUs != 4 {
-		t.Error(s)
+		t.Errorf("resources of acme/mono = %+v, want 100GiB of disk, 4 CPUs", s.Resources)
 	}
-	if settings(t, c, "github.com/o/r", "").Secrets["C"] != "env:SMALL_C" || settings(t, c, "github.com/acme/app", "").Secrets["C"] != "" {
-		t.Error("settings of one session are seen by another")
+	for repo, want := range map[config.RepoKey]string{"github.com/o/r": "env:SMALL_C", "github.com/acme/app": ""} {
+		if got := settings(t, c, repo, "").Secrets["C"]; got != want {
+			t.Errorf("secret C of %s = %q, want %q", repo, got, want)
+		}
 	}
 
 	_, err := c.For("github.com/o/r", "Small")
 	if fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" || !strings.Contains(err.Error(), "Big, small, theirs") {
-		t.Error(err)
+		t.Errorf("For of profile Small: error %v, hint %q, want a usage error with %q and a hint", err, fail.HintOf(err), "Big, small, theirs")
 	}
 	f.user("resources.yaml", "overrides:\n  o/r: {cpus: -2}\n")
 	if _, err := f.load().For("github.com/o/r", ""); fail.CodeOf(err) != fail.Usage {
-		t.Error(err)
+		t.Errorf("For with -2 CPUs: error %v, want a usage error", err)
 	}
 }
 
@@ -513,7 +550,7 @@ repos:
 		"":                              "",
 	} {
 		if got := settings(t, c, key, "").Secrets["T"]; got != want {
-			t.Errorf("%s gets %q, want %q", key, got, want)
+			t.Errorf("secret T of %s = %q, want %q", key, got, want)
 		}
 	}
 }
@@ -534,7 +571,7 @@ func TestWrongKind(t *testing.T) {
 		f := newFiles(t)
 		f.user("config.yaml", text)
 		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "/config.yaml"+want) {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("Load of %q: error %v, want a usage error that ends with %q", text, err, "/config.yaml"+want)
 		}
 	}
 }

@@ -3,9 +3,11 @@ package config_test
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -15,18 +17,18 @@ import (
 func TestDotfiles(t *testing.T) {
 	f := newFiles(t)
 	if got := f.load().Dotfiles; got != "" {
-		t.Errorf("without any: %q", got)
+		t.Errorf("Dotfiles without a directory = %q, want none", got)
 	}
 	f.user("dotfiles", "a file")
 	if got := f.load().Dotfiles; got != "" {
-		t.Errorf("with a file of that name: %q", got)
+		t.Errorf("Dotfiles with a file of that name = %q, want none", got)
 	}
 	if err := os.Remove(filepath.Join(f.paths.Config, "dotfiles")); err != nil {
 		t.Fatal(err)
 	}
 	f.user("dotfiles/.zshrc", "")
-	if got := f.load().Dotfiles; got != filepath.Join(f.paths.Config, "dotfiles") {
-		t.Errorf("by default: %q", got)
+	if got, want := f.load().Dotfiles, filepath.Join(f.paths.Config, "dotfiles"); got != want {
+		t.Errorf("Dotfiles with a directory = %q, want %q", got, want)
 	}
 	dir, err := os.UserHomeDir()
 	if err != nil {
@@ -37,7 +39,7 @@ func TestDotfiles(t *testing.T) {
 	} {
 		f.user("config.yaml", "dotfiles: "+text+"\n")
 		if got := f.load().Dotfiles; got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
+			t.Errorf("Dotfiles with the setting %q = %q, want %q", text, got, want)
 		}
 	}
 }
@@ -50,7 +52,7 @@ func TestOriginsOfHome(t *testing.T) {
 		"dotfiles=/mine  user ~/config.yaml:1", "limits.saved_home=1GiB  user ~/config.yaml:2", "persist=[.b]  user ~/config.yaml:6",
 	} {
 		if !strings.Contains(got, want+"\n") {
-			t.Errorf("no %q in:\n%s", want, got)
+			t.Errorf("listed values lack %q:\n%s", want, got)
 		}
 	}
 }
@@ -66,17 +68,17 @@ func TestDotfilesAreTheUsers(t *testing.T) {
 		f := newFiles(t)
 		f.user("config.yaml", text)
 		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("Load of %q: error %v, want a usage error with %q", text, err, want)
 		}
 	}
 	f := newFiles(t)
 	f.system("config.yaml", "dotfiles: /root\n")
 	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), filepath.Join(f.paths.Config, "config.yaml")) {
-		t.Errorf("the system's: %v", err)
+		t.Errorf("Load with dotfiles of the system: error %v, want a usage error that names the user's config.yaml", err)
 	}
 	for _, text := range []string{"dotfiles: /home/me", "persist: [.zsh_history]", "persist: agent"} {
 		if _, err := config.ParseProject("o/r:"+config.ProjectFile, []byte(text)); fail.CodeOf(err) != fail.Usage {
-			t.Errorf("a repository's own %q: %v", text, err)
+			t.Errorf("ParseProject(%q): error %v, want a usage error", text, err)
 		}
 	}
 }
@@ -84,7 +86,7 @@ func TestDotfilesAreTheUsers(t *testing.T) {
 func TestPersist(t *testing.T) {
 	f := newFiles(t)
 	if set := settings(t, f.load(), "github.com/o/r", ""); set.Persist != nil || f.load().Limits.SavedHome != 256<<20 {
-		t.Errorf("by default: %v, %v", set.Persist, f.load().Limits.SavedHome)
+		t.Errorf("by default: Persist %v, Limits.SavedHome %v, want nil, 256MiB", set.Persist, f.load().Limits.SavedHome)
 	}
 	f.system("config.yaml", "persist: [.system]\n")
 	f.user("config.yaml", `persist: agent
@@ -98,8 +100,8 @@ repos:
   o/both: {profile: some, persist: []}
 `)
 	c := f.load()
-	if c.Limits.SavedHome != 1<<30 {
-		t.Error(c.Limits.SavedHome)
+	if got := c.Limits.SavedHome; got != 1<<30 {
+		t.Errorf("Limits.SavedHome = %v, want 1GiB", got)
 	}
 	for _, x := range []struct {
 		repo    config.RepoKey
@@ -114,8 +116,9 @@ repos:
 		{"github.com/o/profile", "", append([]string{".zsh_history", ".config/*/x"}, homearchive.Agents()...)},
 		{"github.com/o/both", "", nil},
 	} {
-		if got := settings(t, c, x.repo, x.profile).Persist; !slices.Equal([]string(got), x.want) {
-			t.Errorf("%s %s: %q, want %q", x.repo, x.profile, got, x.want)
+		got := settings(t, c, x.repo, x.profile).Persist
+		if diff := cmp.Diff(x.want, []string(got), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("Persist of %s with profile %q mismatch (-want +got):\n%s", x.repo, x.profile, diff)
 		}
 	}
 	for text, want := range map[string]string{
@@ -125,7 +128,7 @@ repos:
 	} {
 		f.user("config.yaml", text)
 		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.60s: %v", text, err)
+			t.Errorf("Load of %.60q: error %v, want a usage error with %q", text, err, want)
 		}
 	}
 }

@@ -38,22 +38,22 @@ func TestParseImageRef(t *testing.T) {
 	} {
 		r, err := config.ParseImageRef(text, "/here")
 		if got := r.String(); want != "" && (err != nil || got != want) {
-			t.Errorf("%q: got %q, %v; want %q", text, got, err, want)
+			t.Errorf("ParseImageRef(%q) = %q, %v, want %q", text, got, err, want)
 		}
 		if want == "" && fail.CodeOf(err) != fail.Usage {
-			t.Errorf("%q: got %q, %v; want a usage error", text, r, err)
+			t.Errorf("ParseImageRef(%q) = %q, %v, want a usage error", text, r, err)
 		}
 		if err != nil && (strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "\x1b")) {
-			t.Errorf("%q: the error quotes what it must not: %v", text, err)
+			t.Errorf("ParseImageRef(%q): error %q, want it without secrets and control characters", text, err)
 		}
 		if again, err := config.ParseImageRef(want, ""); want != "" && (err != nil || again != r) {
-			t.Errorf("%q: parsed again: %+v, %v; want %+v", want, again, err, r)
+			t.Errorf("ParseImageRef(%q) of a formatted reference = %+v, %v, want %+v", want, again, err, r)
 		}
 	}
 	if _, err := config.ParseImageRef("./x.qcow2", ""); fail.CodeOf(err) != fail.Usage {
-		t.Errorf("a relative path in the settings: %v", err)
+		t.Errorf("ParseImageRef of a relative path in the settings: error %v, want a usage error", err)
 	}
 	if _, err := config.ParseImageRef("https://example.org/x.qcow2", ""); !strings.Contains(fail.HintOf(err), "sha256sum") {
-		t.Errorf("hint for a URL without a digest: %q", fail.HintOf(err))
+		t.Errorf("hint for a URL without a digest = %q, want %q in it", fail.HintOf(err), "sha256sum")
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
 )
@@ -58,11 +60,11 @@ func TestLogSettings(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got.Log != c.want {
-				t.Errorf("got %+v, not %+v", got.Log, c.want)
+			if diff := cmp.Diff(c.want, got.Log); diff != "" {
+				t.Errorf("Log mismatch (-want +got):\n%s", diff)
 			}
 			if want := map[bool]string{true: "90d", false: "2d"}[c.user == ""]; got.Audit.Retention.String() != want {
-				t.Errorf("retention %v", got.Audit.Retention)
+				t.Errorf("Audit.Retention = %v, want %s", got.Audit.Retention, want)
 			}
 		})
 	}
@@ -83,7 +85,7 @@ func TestBadLogSettings(t *testing.T) {
 			t.Setenv(name, value)
 			_, err := loadLog(t, "")
 			if fail.CodeOf(err) != fail.Usage || fail.HintOf(err) != hint || !strings.HasPrefix(err.Error(), name+": ") {
-				t.Errorf("%v, hint %q", err, fail.HintOf(err))
+				t.Errorf("Load with %q: error %v, hint %q, want a usage error that begins with %q, hint %q", env, err, fail.HintOf(err), name+": ", hint)
 			}
 		})
 	}
@@ -93,7 +95,7 @@ func TestBadLogSettings(t *testing.T) {
 	} {
 		_, err := loadLog(t, "image: x\n"+user+"\n")
 		if fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "config.yaml:2: ") || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
-			t.Errorf("%s: %v, hint %q", user, err, fail.HintOf(err))
+			t.Errorf("Load of %q: error %v, hint %q, want a usage error at config.yaml:2 with a hint to edit it", user, err, fail.HintOf(err))
 		}
 	}
 }
@@ -105,7 +107,10 @@ func TestVariablesOfOthers(t *testing.T) {
 		t.Setenv(name, value)
 	}
 	got, err := loadLog(t, "log: {level: debug}")
-	if err != nil || got.Log.Level != "debug" || got.Log.Format != "pretty" || got.Log.File != "" || got.Log.Rotation != logfile.Daily {
-		t.Errorf("%+v, %v", got, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Log.Level != "debug" || got.Log.Format != "pretty" || got.Log.File != "" || got.Log.Rotation != logfile.Daily {
+		t.Errorf("Log = %+v, want level debug, format pretty, no file, rotation %v", got.Log, logfile.Daily)
 	}
 }

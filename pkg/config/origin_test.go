@@ -92,20 +92,23 @@ repos:
 		"network-groups/git.txt=1 name  user ~/network-groups/git.txt",
 	} {
 		if !strings.Contains(got, want+"\n") {
-			t.Errorf("no %q", want)
+			t.Errorf("listed values lack %q", want)
 		}
 	}
 	if strings.Contains(got, "lost") {
-		t.Error("of a profile that the user's replaces, something is left")
+		t.Error("listed values contain a name of the system's profile, want only those of the user's profile that replaces it")
 	}
 	if t.Failed() {
 		t.Log("\n" + got)
 	}
-	if got := listedValue(t, f, "github.com/o/other", "big"); !strings.Contains(got, "profile=big  flag --profile\n") || !strings.Contains(got, "resources.cpus=2  system /etc/resources.yaml:2\n") {
-		t.Error(got)
+	got = listedValue(t, f, "github.com/o/other", "big")
+	for _, want := range []string{"profile=big  flag --profile\n", "resources.cpus=2  system /etc/resources.yaml:2\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("listed values of o/other lack %q:\n%s", want, got)
+		}
 	}
 	if _, err := f.load().Values("", "none"); fail.CodeOf(err) != fail.Usage {
-		t.Error(err)
+		t.Errorf("Values of an unknown profile: error %v, want a usage error", err)
 	}
 }
 
@@ -142,13 +145,13 @@ repos:
 		}
 	}
 	if got, want := strings.Join(allow, ", "), "a.org etc:1, @git etc:1, b.org home:8, c.org home:9, d.org home:11"; got != want || len(allow) != len(set.Network.Allow) {
-		t.Errorf("%s\n%s", got, want)
+		t.Errorf("values of network.allow = %q (%d), want %q (%d, as in For)", got, len(allow), want, len(set.Network.Allow))
 	}
 	if got, want := strings.Join(services, ", "), "10.0.0.1:1 etc:1, 127.0.0.1:2 home:4, 10.0.0.1:3 home:11"; got != want {
-		t.Errorf("%s\n%s", got, want)
+		t.Errorf("values of network.host_services = %q, want %q", got, want)
 	}
-	if netip.AddrPort(set.Network.HostServices[1]).Port() != 2 {
-		t.Error(set.Network.HostServices)
+	if got := netip.AddrPort(set.Network.HostServices[1]).Port(); got != 2 {
+		t.Errorf("port of the second host service = %d, want 2", got)
 	}
 }
 
@@ -169,13 +172,13 @@ func TestCheck(t *testing.T) {
 		err := config.Check(f.paths, f.ship, c.name, []byte(c.text))
 		switch {
 		case c.want == "" && err != nil:
-			t.Errorf("%s %q: %v", c.name, c.text, err)
+			t.Errorf("Check of %s with %q: error %v, want nil", c.name, c.text, err)
 		case c.want != "" && (err == nil || !strings.Contains(err.Error(), filepath.Join(f.paths.Config, c.want)) || !strings.Contains(fail.HintOf(err), "config edit")):
-			t.Errorf("%s %q: %v (%s)", c.name, c.text, err, fail.HintOf(err))
+			t.Errorf("Check of %s with %q: error %v, hint %q, want %q in it and a hint to edit", c.name, c.text, err, fail.HintOf(err), c.want)
 		}
 	}
 	f.user("network-allowlist.txt", "b.org\n")
-	if f.load().Image != "x" {
-		t.Error("a check has changed a file")
+	if got := f.load().Image; got != "x" {
+		t.Errorf("Image after checks = %q, want %q: a check changed a file", got, "x")
 	}
 }

@@ -24,7 +24,7 @@ func TestPaths(t *testing.T) {
 			t.Setenv("XDG_CONFIG_HOME", c.env)
 			p, err := config.DefaultPaths()
 			if err != nil || p.Config != c.want {
-				t.Error(p.Config, err)
+				t.Errorf("DefaultPaths() with XDG_CONFIG_HOME=%q: Config %q, %v, want %q", c.env, p.Config, err, c.want)
 			}
 		})
 	}
@@ -42,13 +42,13 @@ func TestPaths(t *testing.T) {
 		p.Images(): "/h/.local/share/agent-sessionizer/images", p.Mirrors(): "/h/.cache/agent-sessionizer/mirrors",
 	} {
 		if got != want {
-			t.Errorf("%s, not %s", got, want)
+			t.Errorf("path = %q, want %q", got, want)
 		}
 	}
 	for _, home := range []string{"", "relative"} {
 		t.Setenv("HOME", home)
 		if _, err := config.DefaultPaths(); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
-			t.Errorf("HOME=%q: %v", home, err)
+			t.Errorf("DefaultPaths() with HOME=%q: error %v, hint %q, want code %v and a hint", home, err, fail.HintOf(err), fail.Host)
 		}
 	}
 }
@@ -56,15 +56,15 @@ func TestPaths(t *testing.T) {
 func TestLimaHome(t *testing.T) {
 	f := newFiles(t)
 	if got := f.load().Paths.LimaHome; got != f.paths.LimaHome {
-		t.Error(got)
+		t.Errorf("LimaHome by default = %q, want %q", got, f.paths.LimaHome)
 	}
 	f.user("config.yaml", "lima_home: /short//vms/\n")
 	if got := f.load().Paths.LimaHome; got != "/short/vms" {
-		t.Error(got)
+		t.Errorf("LimaHome of config.yaml = %q, want %q", got, "/short/vms")
 	}
 	t.Setenv("AGENT_SESSIONIZER_LIMA_HOME", "/env")
 	if got := f.load().Paths.LimaHome; got != "/env" {
-		t.Error(got)
+		t.Errorf("LimaHome of the environment = %q, want %q", got, "/env")
 	}
 }
 
@@ -76,8 +76,11 @@ func TestMakePaths(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if fi, err := os.Stat(p.State); err != nil || fi.Mode().Perm() != 0o700 {
-		t.Error(fi.Mode(), err)
+	fi, err := os.Stat(p.State)
+	if err != nil {
+		t.Error(err)
+	} else if got := fi.Mode().Perm(); got != 0o700 {
+		t.Errorf("mode of %s = %v, want %v", p.State, got, os.FileMode(0o700))
 	}
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -85,7 +88,7 @@ func TestMakePaths(t *testing.T) {
 	}
 	p.Cache = filepath.Join(file, "c")
 	if err := p.Make(); fail.CodeOf(err) != fail.Host {
-		t.Error(err)
+		t.Errorf("Make() below a file: error %v, want code %v", err, fail.Host)
 	}
 }
 
@@ -96,17 +99,17 @@ func TestSize(t *testing.T) {
 	} {
 		got, err := config.ParseSize(text)
 		if err != nil || got != want {
-			t.Errorf("%q is %d, %v", text, got, err)
+			t.Errorf("ParseSize(%q) = %d, %v, want %d", text, int64(got), err, int64(want))
 		}
 	}
 	for _, text := range []string{"", "0", "-1", "GiB", "8XB", "8GiB8", "1025TiB", "1e300", "Inf", "NaN", "0x10", "99999999999999999999"} {
 		if got, err := config.ParseSize(text); err == nil {
-			t.Errorf("%q is %d", text, got)
+			t.Errorf("ParseSize(%q) = %d, want an error", text, int64(got))
 		}
 	}
 	for size, want := range map[config.Size]string{8 << 30: "8GiB", 3 << 29: "1.5GiB", 512 << 20: "512MiB", 1025 << 20: "1.001GiB", 0: "0B", 123456789: "117.7MiB"} {
 		if got := size.String(); got != want {
-			t.Errorf("%d is %s", size, got)
+			t.Errorf("Size(%d).String() = %q, want %q", int64(size), got, want)
 		}
 	}
 	// A size written as YAML is read back unchanged, to the byte.
@@ -121,15 +124,15 @@ func TestSize(t *testing.T) {
 			err = yaml.Unmarshal(text, &back)
 		}
 		if err != nil || back.S != size {
-			t.Errorf("%d as %q is %d, %v", size, text, back.S, err)
+			t.Errorf("Size %d as YAML, %q, is read as %d, %v, want the same", int64(size), text, int64(back.S), err)
 		}
 	}
 	// As a flag, an invalid value leaves the old value in place.
 	var flag config.Size = 7
 	if err := flag.Set("bad"); err == nil || flag != 7 || flag.Type() != "size" {
-		t.Error(err, flag)
+		t.Errorf("Set(%q) of a Size of 7 makes %d, %v, type %q, want 7, an error, %q", "bad", int64(flag), err, flag.Type(), "size")
 	}
 	if err := flag.Set("2GiB"); err != nil || flag != 2<<30 {
-		t.Error(err, flag)
+		t.Errorf("Set(%q) makes %d, %v, want %d", "2GiB", int64(flag), err, int64(2<<30))
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -53,12 +55,15 @@ func TestProjectOnlyNarrows(t *testing.T) {
 				t.Fatal(err)
 			}
 			var again config.Project
-			if err := json.Unmarshal(raw, &again); err != nil || !reflect.DeepEqual(*p, again) {
-				t.Fatalf("%v: %+v is %+v as JSON", err, *p, again)
+			if err := json.Unmarshal(raw, &again); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(*p, again); diff != "" {
+				t.Fatalf("project after JSON mismatch (-want +got):\n%s", diff)
 			}
 			got := compiled(t, conf, settings(t, conf, "o/r", ""), nil, &again)
 			if got.Mode != c.mode || patterns(got) != c.names || fmt.Sprint(got.Ports) != c.ports {
-				t.Errorf("%s, %q, %v", got.Mode, patterns(got), got.Ports)
+				t.Errorf("policy: mode %q, names %q, ports %v, want %q, %q, %s", got.Mode, patterns(got), got.Ports, c.mode, c.names, c.ports)
 			}
 		})
 	}
@@ -70,8 +75,8 @@ func TestUserOverProject(t *testing.T) {
 	c := newFiles(t).load()
 	s := settings(t, c, "o/r", "")
 	p := compiled(t, c, s, []policy.Rule{{Pattern: "mine.org", Source: "net allow"}}, project(t, "network: {allow: []}"))
-	if patterns(p) != "mine.org" {
-		t.Error(patterns(p))
+	if got := patterns(p); got != "mine.org" {
+		t.Errorf("allowed names = %q, want %q", got, "mine.org")
 	}
 	denies := project(t, "network: {deny: [github.com, a.npmjs.org, 'b.npmjs.org:80,443', '*.c.npmjs.org', '@git']}")
 	for _, x := range []struct{ allow, want string }{
@@ -95,13 +100,17 @@ func TestUserOverProject(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := strings.Trim(fmt.Sprint(p.Denied), "[]"); got != x.want {
-			t.Errorf("allow %s: denied %s, want %s", x.allow, got, x.want)
+			t.Errorf("denied rules with %q allowed = %s, want %s", x.allow, got, x.want)
 		}
 	}
 	// Only removing the user's own denials lifts them.
 	both := config.Additions{Allow: []policy.Rule{{Pattern: "github.com"}}, Deny: []policy.Rule{{Pattern: "github.com", Source: "net deny"}}}
-	if p, err := c.Policy(s, both, nil); err != nil || p.Decide(policy.Question{Name: "github.com"}).Source != "net deny" {
-		t.Error(p, err)
+	p, err := c.Policy(s, both, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Decide(policy.Question{Name: "github.com"}); got.Source != "net deny" {
+		t.Errorf("Decide(github.com) = %+v, want Source %q", got, "net deny")
 	}
 }
 
@@ -112,7 +121,7 @@ func TestProjectOfUnknownGroup(t *testing.T) {
 	for _, text := range []string{"network: {allow: ['@nothing']}", "network: {deny: ['@nothing']}"} {
 		_, err := c.Policy(settings(t, c, "", ""), config.Additions{}, project(t, text))
 		if fail.CodeOf(err) != fail.Usage || err == nil || !strings.Contains(err.Error(), config.ProjectFile+": ") || !strings.Contains(err.Error(), "@git") {
-			t.Error(err)
+			t.Errorf("Policy of %q: error %v, want a usage error with %q and %q", text, err, config.ProjectFile+": ", "@git")
 		}
 	}
 }
@@ -145,13 +154,13 @@ func TestHostileProject(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, err := config.ParseProject("o/r:"+config.ProjectFile, []byte(text))
 			if fail.CodeOf(err) != fail.Usage || err == nil || !strings.Contains(err.Error(), "o/r:"+config.ProjectFile) {
-				t.Fatal(err)
+				t.Fatalf("ParseProject: error %v, want a usage error with %q", err, "o/r:"+config.ProjectFile)
 			}
 			if !reflect.ValueOf(p).IsZero() {
-				t.Errorf("an error and yet a project: %+v", p)
+				t.Errorf("ParseProject = %+v with an error, want the zero Project", p)
 			}
 			if len(err.Error()) > 2000 {
-				t.Errorf("%d bytes of error", len(err.Error()))
+				t.Errorf("error of %d bytes, want at most 2000", len(err.Error()))
 			}
 		})
 	}
@@ -177,22 +186,22 @@ func FuzzProject(f *testing.F) {
 			return // without a policy there is no session
 		}
 		if got.Mode == policy.Open || len(got.HostServices) > 0 {
-			t.Fatalf("%+v", got)
+			t.Fatalf("policy of %q = %+v, want no mode open and no host services", text, got)
 		}
 		for _, port := range got.Ports {
 			if !slices.Contains(user.Ports, port) {
-				t.Fatalf("port %d", port)
+				t.Fatalf("policy of %q opens port %d, want only %v", text, port, user.Ports)
 			}
 		}
 		for _, r := range got.Names {
 			if slices.ContainsFunc(r.Ports, func(port uint16) bool { return !slices.Contains(user.Ports, port) }) {
-				t.Fatalf("rule %s", r)
+				t.Fatalf("policy of %q contains rule %s, want only ports %v", text, r, user.Ports)
 			}
 		}
 		for _, r := range got.Names {
 			zone, wild := strings.CutPrefix(r.Pattern, "*.")
 			if r.Pattern != "github.com" && zone != "npmjs.org" && !strings.HasSuffix(zone, ".npmjs.org") || wild && zone == "github.com" {
-				t.Fatalf("name %s", r.Pattern)
+				t.Fatalf("policy of %q allows %s, want only names of the user's policy", text, r.Pattern)
 			}
 		}
 	})

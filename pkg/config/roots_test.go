@@ -3,9 +3,10 @@ package config_test
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 )
@@ -18,24 +19,24 @@ func TestRoots(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := f.load().Roots; len(got) != 0 {
-		t.Errorf("by default: %q", got)
+		t.Errorf("Roots by default = %q, want none", got)
 	}
 	f.system("config.yaml", "roots: [/srv/src]\n")
-	if got := f.load().Roots; !slices.Equal(got, []string{"/srv/src"}) {
-		t.Errorf("the system's: %q", got)
+	if diff := cmp.Diff([]string{"/srv/src"}, f.load().Roots); diff != "" {
+		t.Errorf("Roots of the system mismatch (-want +got):\n%s", diff)
 	}
 	f.user("config.yaml", "roots: [~/src, /srv/../code/, \"\"]\n")
-	if got := f.load().Roots; !slices.Equal(got, []string{filepath.Join(home, "src"), "/code"}) {
-		t.Errorf("the user's: %q", got)
+	if diff := cmp.Diff([]string{filepath.Join(home, "src"), "/code"}, f.load().Roots); diff != "" {
+		t.Errorf("Roots of the user mismatch (-want +got):\n%s", diff)
 	}
 	f.user("config.yaml", "roots: []\n")
 	if got := f.load().Roots; len(got) != 0 {
-		t.Errorf("none: %q", got)
+		t.Errorf("Roots of an empty list = %q, want none", got)
 	}
 	for _, bad := range []string{"roots: [src]\n", "roots: [{a: b}]\n", "roots: /src\n", "roots: [~other/src]\n"} {
 		f.user("config.yaml", "image: x\n"+bad)
 		if _, err := config.Load(f.paths, f.ship); err == nil || !strings.Contains(err.Error(), "config.yaml:2") {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("Load of %q: error %v, want %q in it", bad, err, "config.yaml:2")
 		}
 	}
 }

@@ -31,18 +31,18 @@ secrets: {A: env:A}
 	has := map[string]bool{}
 	for _, v := range values {
 		if has[v.Key] { // each list has one item
-			t.Errorf("%s is there twice", v.Key)
+			t.Errorf("Values() contains %s twice, want each key once", v.Key)
 		}
 		has[v.Key] = true
 	}
 	for _, key := range leaves(reflect.TypeFor[document](), "") {
 		if !has[key] {
-			t.Errorf("no value of %s", key)
+			t.Errorf("Values() lacks %s of config.yaml", key)
 		}
 	}
 	for _, key := range leaves(reflect.TypeFor[Resources](), "resources") {
 		if !has[key] {
-			t.Errorf("no value of %s", key)
+			t.Errorf("Values() lacks %s", key)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
@@ -56,8 +57,11 @@ func TestPlainSteps(t *testing.T) {
 ✗ evil name  1.0s  line one line two txt.exe
 a notice
 `
-	if conv.String() != want || out.Len() != 0 {
-		t.Errorf("got\n%s\nwant\n%s\nstdout %q", conv, want, out)
+	if diff := cmp.Diff(want, conv.String()); diff != "" {
+		t.Errorf("stderr mismatch (-want +got):\n%s", diff)
+	}
+	if out.Len() != 0 {
+		t.Errorf("stdout = %q, want none", out)
 	}
 }
 
@@ -82,8 +86,8 @@ func TestPlainStepsThatTakeLong(t *testing.T) {
 … provision: installing node  25.0s
 ✓ provision  34.0s
 `
-		if conv.String() != want {
-			t.Errorf("got\n%s\nwant\n%s", conv, want)
+		if diff := cmp.Diff(want, conv.String()); diff != "" {
+			t.Errorf("stderr mismatch (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -94,7 +98,7 @@ func TestSeconds(t *testing.T) {
 		125 * time.Second: "2m05s", 62 * time.Minute: "1h02m",
 	} {
 		if got := seconds(d); got != want {
-			t.Errorf("seconds(%v) = %s, want %s", d, got, want)
+			t.Errorf("seconds(%v) = %q, want %q", d, got, want)
 		}
 	}
 }
@@ -116,14 +120,14 @@ long-name  -      -
   "b": "<&>"
 }
 `
-	if out.String() != want {
-		t.Errorf("got\n%s\nwant\n%s", out, want)
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("stdout mismatch (-want +got):\n%s", diff)
 	}
 	c.Say("hello %s", "wor\x07ld")
 	c.Warn("slow")
 	c.Fail(fail.New(fail.Host, "no tmux").WithHint("apt install tmux"))
-	if got := conv.String(); got != "hello world\nwarning: slow\nerror: no tmux\n hint: apt install tmux\n" {
-		t.Errorf("conversation: %q", got)
+	if diff := cmp.Diff("hello world\nwarning: slow\nerror: no tmux\n hint: apt install tmux\n", conv.String()); diff != "" {
+		t.Errorf("stderr mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -153,13 +157,13 @@ func TestColours(t *testing.T) {
 			w = tty
 		}
 		if got := colored(w, env(c.env...)); got != c.colored {
-			t.Errorf("colored(tty %v, %v) = %v", c.tty, c.env, got)
+			t.Errorf("colored(tty %v, %v) = %v, want %v", c.tty, c.env, got, c.colored)
 		}
 	}
 	con, _, conv := bare("CLICOLOR_FORCE=1")
 	con.Warn("x")
 	if got := conv.String(); !strings.Contains(got, "\x1b[") || !strings.HasSuffix(got, "\x1b[m x\n") {
-		t.Errorf("forced colour: %q", got)
+		t.Errorf("warning with CLICOLOR_FORCE=1 = %q, want colours and the end %q", got, "\x1b[m x\n")
 	}
 }
 
@@ -169,7 +173,7 @@ func TestColoursOfAResult(t *testing.T) {
 	_, tty := openPTY(t)
 	var out bytes.Buffer
 	if c := New(&out, tty, env()); c.Color() || c.Paint(Bad, "x") != "x" || !c.color.err {
-		t.Error("a result in a pipe has colours, or the terminal has none")
+		t.Errorf("stdout in a pipe, stderr a terminal: Color() %t, Paint() %q, colours on stderr %t, want false, %q, true", c.Color(), c.Paint(Bad, "x"), c.color.err, "x")
 	}
 	tint := Tint{Column: "STATE", Of: func(cell string) Tone {
 		if cell == "ready" {
@@ -179,14 +183,15 @@ func TestColoursOfAResult(t *testing.T) {
 	}}
 	rows := func() [][]string { return [][]string{{"ready", "ready"}, {"b", "stopped"}} }
 	New(&out, &out, env()).Table([]string{"NAME", "STATE"}, rows(), tint)
-	if want := "NAME   STATE\nready  ready\nb      stopped\n"; out.String() != want {
-		t.Errorf("plain: %q", out.String())
+	if got, want := out.String(), "NAME   STATE\nready  ready\nb      stopped\n"; got != want {
+		t.Errorf("table without colours = %q, want %q", got, want)
 	}
 	out.Reset()
 	New(&out, &out, env("FORCE_COLOR=1")).Table([]string{"NAME", "STATE"}, rows(), tint)
 	lines := strings.Split(out.String(), "\n")
-	if lines[1] != "ready  \x1b[32mready\x1b[m" || lines[2] != "b      stopped" {
-		t.Errorf("coloured: %q", lines)
+	want := []string{"ready  \x1b[32mready\x1b[m", "b      stopped"}
+	if diff := cmp.Diff(want, lines[1:min(3, len(lines))]); diff != "" {
+		t.Errorf("rows of a table with colours mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -211,23 +216,23 @@ func TestTerminalSteps(t *testing.T) {
 	v.Update(Step{Name: "clone", State: Start})
 	seen := readUntil(t, master, "⠙ ", "0.1s") // the spinner advances on its own
 	if !strings.Contains(seen, "\x1b[2A\r\x1b[J") {
-		t.Errorf("two running steps were not redrawn in place: %q", seen)
+		t.Errorf("output of two running steps = %q, want %q in it, which redraws them", seen, "\x1b[2A\r\x1b[J")
 	}
 	for line := range strings.SplitSeq(seen, "\r\n") {
 		if n := cells(line); n > 39 {
-			t.Errorf("a line of %d cells would wrap at 40: %q", n, line)
+			t.Errorf("line %q has %d cells, want at most 39 on a terminal of 40", line, n)
 		}
 	}
 	v.Update(Step{Name: "boot", State: Done, Elapsed: 3 * time.Second})
 	v.Update(Step{Name: "clone", State: Failed, Detail: "no network"})
 	seen = readUntil(t, master, "no network")
 	if !strings.Contains(seen, "✓\x1b[m boot") || !strings.Contains(seen, "3.0s") || !strings.Contains(seen, "✗") {
-		t.Errorf("ends: %q", seen)
+		t.Errorf("output at the end of the steps = %q, want %q, %q and %q in it", seen, "✓\x1b[m boot", "3.0s", "✗")
 	}
 	v.Update(Step{Name: "unfinished", State: Start})
 	v.Close()
 	if seen = readUntil(t, master, "unfinished", "\x1b[1A\r\x1b[J"); strings.HasSuffix(seen, "unfinished") {
-		t.Errorf("a running step stayed on the screen: %q", seen)
+		t.Errorf("output after Close = %q, want the running step erased", seen)
 	}
 }
 
@@ -249,7 +254,7 @@ func readUntil(t *testing.T, f *os.File, want ...string) string {
 		}
 		n, err := f.Read(buf)
 		if err != nil {
-			t.Fatalf("%v; no %q in %q", err, want, got)
+			t.Fatalf("the terminal shows %q, %v, want %q in it", got, err, want)
 		}
 		got = append(got, buf[:n]...)
 	}
@@ -262,10 +267,10 @@ func TestConfirm(t *testing.T) {
 			io.Writer
 		}{strings.NewReader(answer), &bytes.Buffer{}}
 		if got, err := ask(rw, "Destroy\n  two\x1b[2J things?"); got != want || err != nil {
-			t.Errorf("%q: %v, %v", answer, got, err)
+			t.Errorf("ask with the answer %q = %v, %v, want %v", answer, got, err, want)
 		}
-		if s := rw.Writer.(*bytes.Buffer).String(); s != "Destroy\n  two things? [y/N] " {
-			t.Errorf("asked %q", s)
+		if got, want := rw.Writer.(*bytes.Buffer).String(), "Destroy\n  two things? [y/N] "; got != want {
+			t.Errorf("ask printed %q, want %q", got, want)
 		}
 	}
 	if _, err := os.OpenFile("/dev/tty", os.O_RDWR, 0); !errors.Is(err, syscall.ENXIO) {
@@ -273,6 +278,6 @@ func TestConfirm(t *testing.T) {
 	}
 	c, _, _ := bare()
 	if _, err := c.Confirm("Destroy?", "--yes"); fail.CodeOf(err) != fail.Usage || !strings.Contains(fail.HintOf(err), "--yes") {
-		t.Errorf("no terminal: %v, hint %q", err, fail.HintOf(err))
+		t.Errorf("Confirm without a terminal: error %v, hint %q, want code %v, a hint with %q", err, fail.HintOf(err), fail.Usage, "--yes")
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"math"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
@@ -35,7 +35,7 @@ func logTo(format Format, level slog.Level) (*slog.Logger, *bytes.Buffer) {
 func members(t *testing.T, line string) (keys []string, object map[string]any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(line), &object); err != nil {
-		t.Fatalf("%v: %s", err, line)
+		t.Fatalf("log line %s: %v", line, err)
 	}
 	d := json.NewDecoder(strings.NewReader(line))
 	_, err := d.Token()
@@ -59,22 +59,23 @@ func TestJSONLog(t *testing.T) {
 	log.DebugContext(ctx, "not shown")
 	log.With("pid", 7, "session", "aaaa11112222").InfoContext(ctx, "task state transition", "from", "STAGING", "task_id", "bbbb11112222", "in", 1500*time.Millisecond)
 	if n := strings.Count(out.String(), "\n"); n != 1 || !strings.HasSuffix(out.String(), "\n") {
-		t.Fatalf("%d lines: %s", n, out)
+		t.Fatalf("log = %q, want one line", out)
 	}
 	keys, got := members(t, out.String())
-	if want := []string{"timestamp", "level", "trace_id", "task_id", "session", "message", "pid", "from", "in"}; !slices.Equal(keys, want) {
-		t.Errorf("keys %v, not %v", keys, want)
+	if diff := cmp.Diff([]string{"timestamp", "level", "trace_id", "task_id", "session", "message", "pid", "from", "in"}, keys); diff != "" {
+		t.Errorf("keys mismatch (-want +got):\n%s", diff)
 	}
 	at, err := time.Parse("2006-01-02T15:04:05.000Z", got["timestamp"].(string))
 	if err != nil || time.Since(at) > time.Hour || time.Since(at) < -time.Hour {
-		t.Errorf("timestamp %v: %v", got["timestamp"], err)
+		t.Errorf("timestamp = %v, %v, want the current time", got["timestamp"], err)
 	}
 	delete(got, "timestamp")
-	if want := map[string]any{
+	want := map[string]any{
 		"level": "info", "trace_id": traceID, "task_id": "bbbb11112222", "session": "aaaa11112222",
 		"message": "task state transition", "pid": 7.0, "from": "STAGING", "in": "1.5s",
-	}; !maps.Equal(got, want) {
-		t.Errorf("%v, not %v", got, want)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("record mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -98,17 +99,17 @@ func TestLogValues(t *testing.T) {
 	_, got := members(t, out.String())
 	delete(got, "timestamp")
 	if f, ok := got["func"].(string); !ok || f == "" {
-		t.Errorf("func: %v", got["func"])
+		t.Errorf("value of func = %v, want some text", got["func"])
 	}
 	delete(got, "func")
 	if !strings.Contains(fmt.Sprint(got["panics"]), "!PANIC") {
-		t.Errorf("panics: %v", got["panics"])
+		t.Errorf("value of panics = %v, want %q in it", got["panics"], "!PANIC")
 	}
 	delete(got, "panics")
 	want := `map[at:2026-01-02T02:04:05.006Z big:1.8446744073709552e+19 bytes:abc camel_case:1 error:wrapped: cause ` +
 		`g.a:1 g.h.b:2 inline:true ` + strings.Repeat("k", maxLogKey) + `:1 level:trace list:[a b] message:m message_:mine nan:NaN nested:map[k:[1 x y]] none:<nil> token:[redacted] twice:2]`
-	if fmt.Sprint(got) != want {
-		t.Errorf("got\n%v\nwant\n%v", got, want)
+	if diff := cmp.Diff(want, fmt.Sprint(got)); diff != "" {
+		t.Errorf("record mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -116,7 +117,7 @@ func TestLogLevels(t *testing.T) {
 	for _, name := range []string{"trace", "debug", "info", "warn", "error"} {
 		level, ok := ParseLevel(name)
 		if !ok || levelName(level) != name {
-			t.Errorf("%s is %v, %v, which is %s", name, level, ok, levelName(level))
+			t.Errorf("ParseLevel(%q) = %v, %v, which is called %q, want the same name", name, level, ok, levelName(level))
 		}
 		for _, format := range []Format{FormatJSON, FormatPretty, FormatCompact} {
 			log, out := logTo(format, level)
@@ -124,12 +125,17 @@ func TestLogLevels(t *testing.T) {
 			log.Log(t.Context(), level, "at")
 			log.Log(t.Context(), level+1, "above")
 			if s := out.String(); strings.Contains(s, "below") || strings.Count(s, "\n") != 2 {
-				t.Errorf("%s, %s: %s", name, format, s)
+				t.Errorf("log at level %s in format %s = %q, want the records at and above the level", name, format, s)
 			}
 		}
 	}
-	if _, ok := ParseLevel("loud"); ok || levelName(-100) != "trace" || levelName(100) != "error" {
-		t.Error("levels beyond those with names")
+	if level, ok := ParseLevel("loud"); ok {
+		t.Errorf("ParseLevel(%q) = %v, want none", "loud", level)
+	}
+	for level, want := range map[slog.Level]string{-100: "trace", 100: "error"} {
+		if got := levelName(level); got != want {
+			t.Errorf("levelName(%d) = %q, want %q", int(level), got, want)
+		}
 	}
 }
 
@@ -145,14 +151,14 @@ func TestTextLog(t *testing.T) {
 		if err := log.Handler().Handle(traceid.With(t.Context(), traceID), r); err != nil {
 			t.Fatal(err)
 		}
-		if out.String() != want+"\n" {
-			t.Errorf("%s: got\n%swant\n%s", format, out, want)
+		if got := out.String(); got != want+"\n" {
+			t.Errorf("record in format %s = %q, want %q", format, got, want+"\n")
 		}
 	}
 	var conv bytes.Buffer
 	New(io.Discard, &conv, env("FORCE_COLOR=1")).Logger(Log{}).Error("red")
 	if s := conv.String(); !strings.Contains(s, "\x1b[31merror\x1b[m red\n") {
-		t.Errorf("colours: %q", s)
+		t.Errorf("record with FORCE_COLOR=1 = %q, want %q in it", s, "\x1b[31merror\x1b[m red\n")
 	}
 }
 
@@ -171,18 +177,18 @@ func TestHostileLog(t *testing.T) {
 		log.Info("many", many...)
 		lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 		if len(lines) != 2 {
-			t.Fatalf("%s: %d lines for two records", format, len(lines))
+			t.Fatalf("%s: two records became %d lines, want 2", format, len(lines))
 		}
 		for _, line := range lines {
 			if len(line) > maxLogRecord+maxLogText {
-				t.Errorf("%s: a record of %d bytes", format, len(line))
+				t.Errorf("%s: record of %d bytes, want at most %d", format, len(line), maxLogRecord+maxLogText)
 			}
 			if strings.Contains(line, password) {
-				t.Errorf("%s: the secret is in %.300q", format, line)
+				t.Errorf("%s: record %.300q, want it without the secret", format, line)
 			}
 			for _, r := range line {
 				if r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x202e {
-					t.Fatalf("%s: %q is in the log", format, r)
+					t.Fatalf("%s: the record contains %q, want no control characters: %.300q", format, r, line)
 				}
 			}
 			if format == FormatJSON {
@@ -200,8 +206,8 @@ func TestLaterSecret(t *testing.T) {
 	log := New(io.Discard, io.Discard, env()).Logger(Log{Format: FormatJSON, To: &out, Redact: r}).With("given", "later-secret")
 	r.Add(secret.NewValue("later-secret"))
 	log.Info("now")
-	if strings.Contains(out.String(), "later-secret") || !strings.Contains(out.String(), "[redacted]") {
-		t.Error(out.String())
+	if got := out.String(); strings.Contains(got, "later-secret") || !strings.Contains(got, "[redacted]") {
+		t.Errorf("log = %q, want the secret redacted", got)
 	}
 }
 
@@ -223,7 +229,7 @@ func TestLogFromManyGoroutines(t *testing.T) {
 		seen[fmt.Sprint(o["g"], " ", o["n"])] = true
 	}
 	if len(seen) != 8*200 {
-		t.Errorf("%d records of %d", len(seen), 8*200)
+		t.Errorf("%d different records, want %d", len(seen), 8*200)
 	}
 }
 
@@ -233,7 +239,7 @@ func FuzzLog(f *testing.F) {
 		log, out := logTo(FormatJSON, slog.LevelInfo)
 		log.Info(message, key, value, "any", []string{value})
 		if strings.Count(out.String(), "\n") != 1 || !json.Valid(out.Bytes()) {
-			t.Fatalf("%q", out)
+			t.Fatalf("log of %q, %q, %q = %q, want one line of JSON", message, key, value, out)
 		}
 	})
 }

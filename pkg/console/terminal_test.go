@@ -41,14 +41,17 @@ func TestStreamsAreFilteredForTerminals(t *testing.T) {
 			seen = append(seen, buf[:n]...)
 		}
 		_, _ = tty.Close(), master.Close()
-		if got := termtexttest.Effects(string(seen)); len(got) > 0 || !strings.Contains(string(seen), "shown\x1b[0m") {
-			t.Errorf("%s: %q makes a terminal do %q", name, seen, got)
+		if got := termtexttest.Effects(string(seen)); len(got) > 0 {
+			t.Errorf("%s: the terminal received %q, which has the effects %q, want none", name, seen, got)
+		}
+		if want := "shown\x1b[0m"; !strings.Contains(string(seen), want) {
+			t.Errorf("%s: the terminal received %q, want %q in it", name, seen, want)
 		}
 		var pipe bytes.Buffer
 		c = New(&pipe, &pipe, os.Getenv)
 		_, _ = io.WriteString(stream(c), hostile)
 		if c.Close(); pipe.String() != hostile {
-			t.Errorf("%s: a pipe got %q", name, pipe.String())
+			t.Errorf("%s: a pipe received %q, want %q", name, pipe.String(), hostile)
 		}
 	}
 }

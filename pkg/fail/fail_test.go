@@ -30,15 +30,15 @@ func TestCodeAndHint(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := fail.CodeOf(c.err); got != c.code {
-				t.Errorf("code %v, not %v", got, c.code)
+				t.Errorf("CodeOf(%v) = %v, want %v", c.err, got, c.code)
 			}
 			if got := fail.HintOf(c.err); got != c.hint {
-				t.Errorf("hint %q, not %q", got, c.hint)
+				t.Errorf("HintOf(%v) = %q, want %q", c.err, got, c.hint)
 			}
 		})
 	}
-	if !errors.Is(outer, io.EOF) || outer.Error() != "start: no QEMU: EOF" {
-		t.Error(outer)
+	if want := "start: no QEMU: EOF"; !errors.Is(outer, io.EOF) || outer.Error() != want {
+		t.Errorf("error %q, wraps io.EOF: %t, want %q, true", outer, errors.Is(outer, io.EOF), want)
 	}
 }
 
@@ -49,16 +49,19 @@ func TestCodesAreStable(t *testing.T) {
 		1: "FAILURE", 2: "USAGE", 3: "NOT_FOUND", 4: "CONFLICT", 5: "HOST", 6: "SECRET",
 		7: "POLICY", 8: "PRESERVED", 124: "TIMEOUT", 130: "INTERRUPTED",
 	} {
-		if code.String() != name || fail.ParseCode(name) != code {
-			t.Errorf("%d is %s, %s is %d", code, code, name, fail.ParseCode(name))
+		if got := code.String(); got != name {
+			t.Errorf("Code(%d).String() = %q, want %q", int(code), got, name)
+		}
+		if got := fail.ParseCode(name); got != code {
+			t.Errorf("ParseCode(%q) = %d, want %d", name, int(got), int(code))
 		}
 	}
 	for _, unknown := range []string{"", "host", "HOST ", "NEW_ONE"} {
 		if got := fail.ParseCode(unknown); got != fail.Failure {
-			t.Errorf("%q is %v", unknown, got)
+			t.Errorf("ParseCode(%q) = %v, want %v", unknown, got, fail.Failure)
 		}
 	}
-	if fail.Code(77).String() != "FAILURE" {
-		t.Error("an unknown number")
+	if got := fail.Code(77).String(); got != "FAILURE" {
+		t.Errorf("Code(77).String() = %q, want %q", got, "FAILURE")
 	}
 }

@@ -76,7 +76,7 @@ func TestBothCables(t *testing.T) {
 			}()
 			got, err := io.ReadAll(conn)
 			if err != nil || string(got) != string(sent) {
-				t.Fatalf("%d of %d bytes came back: %v", len(got), len(sent), err)
+				t.Fatalf("%d bytes came back, equal to those sent: %t, error %v, want %d equal bytes", len(got), string(got) == string(sent), err, len(sent))
 			}
 		})
 	}
@@ -100,28 +100,28 @@ func TestOneConnectionInALife(t *testing.T) {
 		defer c.Close()
 		c.SetDeadline(time.Now().Add(patience))
 		if n, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Fatalf("read %d, %v from a connection that is refused", n, err)
+			t.Fatalf("Read from a refused connection = %d, %v, want %v", n, err, io.EOF)
 		}
 	}
 	refused()
-	w.wait(func(r Record) bool { return r.Kind == KindLink && !r.Allowed })
+	w.wait("a refused link", func(r Record) bool { return r.Kind == KindLink && !r.Allowed })
 	if _, err := w.guest.Lookup(w.ctx(), "host.lima.internal"); err != nil {
-		t.Fatalf("the first machine suffers from the second: %v", err)
+		t.Fatalf("Lookup by the first VM after the second was refused: %v", err)
 	}
 	select {
 	case <-w.g.Detached():
-		t.Fatal("detached too early")
+		t.Fatal("Detached is closed while the VM is connected, want it open")
 	default:
 	}
 	w.cable.Close()
 	<-w.g.Detached()
 	refused()
 	if w.g.Stats().Attached {
-		t.Error("still attached")
+		t.Error("Stats().Attached = true after the VM disconnected, want false")
 	}
 	l.Close()
 	if err := <-served; err != nil {
-		t.Errorf("ServeStream: %v", err)
+		t.Errorf("ServeStream after its listener was closed: error %v, want nil", err)
 	}
 }
 
@@ -135,7 +135,7 @@ func TestDatagramRefusals(t *testing.T) {
 	go w.g.ServeDatagram(l)
 	second := w.passSocket(path)
 	defer second.Close()
-	w.wait(func(r Record) bool { return r.Kind == KindLink && !r.Allowed })
+	w.wait("a refused link", func(r Record) bool { return r.Kind == KindLink && !r.Allowed })
 	// Anything other than one socket is refused and leaves nothing behind.
 	for _, files := range [][]*os.File{nil, {os.Stdin}, {os.Stdin, os.Stderr}} {
 		via, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
@@ -151,13 +151,13 @@ func TestDatagramRefusals(t *testing.T) {
 		via.Close()
 		for deadline := time.Now().Add(patience); len(w.all(func(r Record) bool { return r.Kind == KindLink })) == before; {
 			if time.Now().After(deadline) {
-				t.Fatal("no refusal was reported")
+				t.Fatalf("no refusal was recorded within %v for a connection that passes %d files", patience, len(files))
 			}
 			time.Sleep(time.Millisecond)
 		}
 	}
 	if _, err := w.guest.Lookup(w.ctx(), "host.lima.internal"); err != nil {
-		t.Fatal(err)
+		t.Fatalf("Lookup by the first VM after the refusals: %v", err)
 	}
 }
 
@@ -175,7 +175,7 @@ func TestCloseWithoutMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := g.ServeStream(l); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("ServeStream of a closed gateway: %v", err)
+		t.Errorf("ServeStream of a closed gateway: error %v, want %v", err, net.ErrClosed)
 	}
 }
 
@@ -196,7 +196,7 @@ func TestNewRefuses(t *testing.T) {
 		spoil(&o)
 		if g, err := New(o); err == nil {
 			g.Close()
-			t.Errorf("%s: accepted", name)
+			t.Errorf("%s: New(%+v) succeeded, want an error", name, o)
 		}
 	}
 }

@@ -32,9 +32,17 @@ func TestLimaAPI(t *testing.T) {
 		return status, text
 	}
 	status, text, err := w.get(http.DefaultClient, api.URL+"/services/dhcp/leases")
+	if err != nil || status != 200 {
+		t.Errorf("GET leases = %d %q, %v, want status 200", status, text, err)
+	}
 	var leases map[string]string
-	if err != nil || status != 200 || json.Unmarshal([]byte(text), &leases) != nil || leases["192.168.5.15"] != guestMAC || leases["192.168.5.2"] != "5a:94:ef:e4:0c:dd" {
-		t.Errorf("leases: %d %s %v", status, text, err)
+	if err := json.Unmarshal([]byte(text), &leases); err != nil {
+		t.Errorf("GET leases = %q: %v", text, err)
+	}
+	for addr, mac := range map[string]string{"192.168.5.15": guestMAC, "192.168.5.2": "5a:94:ef:e4:0c:dd"} {
+		if leases[addr] != mac {
+			t.Errorf("lease of %s = %q, want %q", addr, leases[addr], mac)
+		}
 	}
 
 	for _, zone := range []string{
@@ -42,7 +50,7 @@ func TestLimaAPI(t *testing.T) {
 		`{"Name":"host.docker.internal.","Records":null,"DefaultIP":"192.168.5.2"}`,
 	} {
 		if status, text := post("/services/dns/add", zone); status != 200 {
-			t.Errorf("dns/add: %d %s", status, text)
+			t.Errorf("POST dns/add %s = %d %q, want status 200", zone, status, text)
 		}
 	}
 	for name, want := range map[string]string{
@@ -50,12 +58,12 @@ func TestLimaAPI(t *testing.T) {
 		"elsewhere.internal": "invalid IP",
 	} {
 		if addr, err := w.guest.Lookup(w.ctx(), name); addr.String() != want {
-			t.Errorf("%s: %s, %v", name, addr, err)
+			t.Errorf("Lookup(%q) = %s, %v, want %s", name, addr, err, want)
 		}
 	}
 	for _, bad := range []string{"", "{", `{"Name":"..","DefaultIP":"192.168.5.2"}`, `[]`} {
 		if status, _ := post("/services/dns/add", bad); status == 200 {
-			t.Errorf("dns/add took %q", bad)
+			t.Errorf("POST dns/add %q = %d, want an error status", bad, status)
 		}
 	}
 
@@ -77,7 +85,7 @@ func TestLimaAPI(t *testing.T) {
 	expose := fmt.Sprintf(`{"local":"127.0.0.1:%d","remote":"192.168.5.15:22","protocol":"tcp"}`, port)
 	for range 2 { // a restarted hostagent asks again
 		if status, text := post("/services/forwarder/expose", expose); status != 200 {
-			t.Fatalf("expose: %d %s", status, text)
+			t.Fatalf("POST expose %s = %d %q, want status 200", expose, status, text)
 		}
 	}
 	c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -89,7 +97,7 @@ func TestLimaAPI(t *testing.T) {
 	io.WriteString(c, "into the guest")
 	c.(*net.TCPConn).CloseWrite()
 	if b, err := io.ReadAll(c); err != nil || string(b) != "into the guest" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("echo through the exposed port = %q, %v, want %q", b, err, "into the guest")
 	}
 	for _, bad := range []string{
 		`{"local":"0.0.0.0:2222","remote":"192.168.5.15:22","protocol":"tcp"}`,
@@ -103,18 +111,18 @@ func TestLimaAPI(t *testing.T) {
 		`nonsense`,
 	} {
 		if status, _ := post("/services/forwarder/expose", bad); status == 200 {
-			t.Errorf("expose took %s", bad)
+			t.Errorf("POST expose %s = %d, want an error status", bad, status)
 		}
 	}
 	if status, text := post("/services/forwarder/unexpose", fmt.Sprintf(`{"local":"127.0.0.1:%d","protocol":"tcp"}`, port)); status != 200 {
-		t.Errorf("unexpose: %d %s", status, text)
+		t.Errorf("POST unexpose of port %d = %d %q, want status 200", port, status, text)
 	}
 	if status, _ := post("/services/forwarder/unexpose", `{"local":"127.0.0.1:1","protocol":"tcp"}`); status == 200 {
-		t.Error("unexpose of what is not exposed")
+		t.Errorf("POST unexpose of a port that is not exposed = %d, want an error status", status)
 	}
 	if c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 		c.Close()
-		t.Error("still exposed")
+		t.Errorf("Dial of port %d after unexpose succeeded, want an error", port)
 	}
 }
 
@@ -124,7 +132,7 @@ func TestAPIIsNotInside(t *testing.T) {
 	for _, port := range []uint16{80, 443, 8080, 1024} {
 		if c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(w.g.host, port)); err == nil {
 			c.Close()
-			t.Errorf("port %d is open", port)
+			t.Errorf("Dial of the gateway's port %d by the guest succeeded, want an error", port)
 		}
 	}
 }

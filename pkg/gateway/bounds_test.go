@@ -45,7 +45,7 @@ func TestExposedConnectionsAreBounded(t *testing.T) {
 	}
 	defer over.Close()
 	if b, err := io.ReadAll(over); len(b) > 0 {
-		t.Errorf("%q %v", b, err)
+		t.Errorf("a connection over the limit read %q, %v, want nothing", b, err)
 	}
 	w.g.ports.open.Add(-1)
 	c, err := net.Dial("tcp", at)
@@ -58,7 +58,7 @@ func TestExposedConnectionsAreBounded(t *testing.T) {
 	c.Close()
 	guest.Close()
 	if len(accepted) > 0 {
-		t.Error("the connection over the bound came in")
+		t.Errorf("the guest accepted %d connections over the limit, want 0", len(accepted))
 	}
 }
 
@@ -71,7 +71,7 @@ func TestAPIBodyIsBounded(t *testing.T) {
 		answer := httptest.NewRecorder()
 		w.g.API().ServeHTTP(answer, r)
 		if answer.Code != want {
-			t.Errorf("a body of %d bytes: %d %s", len(body), answer.Code, answer.Body)
+			t.Errorf("POST dns/add of %d bytes = %d %s, want %d", len(body), answer.Code, answer.Body, want)
 		}
 	}
 }
@@ -91,24 +91,35 @@ func TestMemoryIsBounded(t *testing.T) {
 			said++
 		}
 	}
-	if len(resolved.m) > maxResolved || len(known.m) != maxHosts || said != limiterSize || len(quiet.lastReport) > limiterSize {
-		t.Errorf("%d answers, %d names of hosts, %d of %d things said", len(resolved.m), len(known.m), len(quiet.lastReport), said)
+	for what, c := range map[string]struct{ got, most int }{
+		"resolved names":  {len(resolved.m), maxResolved},
+		"limiter entries": {len(quiet.lastReport), limiterSize},
+	} {
+		if c.got > c.most {
+			t.Errorf("%d %s are kept, want at most %d", c.got, what, c.most)
+		}
+	}
+	if len(known.m) != maxHosts {
+		t.Errorf("%d host names are kept, want %d", len(known.m), maxHosts)
+	}
+	if said != limiterSize {
+		t.Errorf("the limiter let %d of %d reports pass, want %d", said, 3*maxResolved, limiterSize)
 	}
 	if !known.set("n0.example.org", netip.Addr{}) {
-		t.Error("a known name of a host cannot change")
+		t.Errorf("set of the known host name %q = false, want true", "n0.example.org")
 	}
 	if got := clean(strings.Repeat("x", 1<<20)); len(got) > 1000 {
-		t.Errorf("a text of %d bytes is left", len(got))
+		t.Errorf("clean of a text of %d bytes has %d bytes, want at most 1000", 1<<20, len(got))
 	}
 	big := filepath.Join(t.TempDir(), "policy.json")
 	if err := os.WriteFile(big, make([]byte, 11), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := readFile(big, 10); err == nil {
-		t.Errorf("%d bytes were read", len(b))
+		t.Errorf("readFile of 11 bytes with limit 10 = %d bytes, want an error", len(b))
 	}
 	if b, err := readFile(big, 11); err != nil || len(b) != 11 {
-		t.Errorf("%d bytes were read, %v", len(b), err)
+		t.Errorf("readFile of 11 bytes with limit 11 = %d bytes, %v, want 11 bytes", len(b), err)
 	}
 }
 
@@ -126,9 +137,9 @@ func TestRefusedByTheProxy(t *testing.T) {
 	c := w.dial("example.org", 443)
 	c.Write(clientHelloFor(t, "example.org"))
 	expectReset(t, c)
-	w.wait(func(r Record) bool { return r.End && strings.Contains(r.Reason, "the host's proxy refused: 403") })
+	w.wait("a connection that the host's proxy refused", func(r Record) bool { return r.End && strings.Contains(r.Reason, "the host's proxy refused: 403") })
 	if got := w.dials(); len(got) > 0 {
-		t.Errorf("dialled %s", got)
+		t.Errorf("dialled %s after the proxy refused, want nothing", got)
 	}
 }
 
@@ -144,7 +155,7 @@ func TestSetPolicyAtTheLastMoment(t *testing.T) {
 	}
 	if c, err := w.guest.DialName(w.ctx(), "example.org", 7777); err == nil {
 		c.Close()
-		t.Error("connected under a policy that is gone")
+		t.Error("Dial under a policy that no longer exists succeeded, want an error")
 	}
 	w.waitDenied("not on the allowlist")
 }
@@ -159,7 +170,7 @@ func TestClosingAfterACut(t *testing.T) {
 	closed := false
 	c.onClose(func() { closed = true })
 	if !closed {
-		t.Error("it stays open")
+		t.Error("a resource registered after the cut is open, want it closed")
 	}
 }
 
@@ -173,10 +184,10 @@ func TestGatewayPorts(t *testing.T) {
 	w.servers[at] = at.String()
 	if c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(w.g.host, at.Port()-1)); err == nil {
 		c.Close()
-		t.Error("another port leads to the service")
+		t.Errorf("Dial of port %d, which is not opened, succeeded, want an error", at.Port()-1)
 	}
 	w.waitDenied("the gateway has no service on this port")
 	if got := w.dials(); len(got) > 0 {
-		t.Errorf("dialled %s", got)
+		t.Errorf("dialled %s, want nothing", got)
 	}
 }

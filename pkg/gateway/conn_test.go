@@ -40,7 +40,7 @@ func TestSSH(t *testing.T) {
 		// The server's greeting may arrive before the reset; an echo must not.
 		b, err := io.ReadAll(c)
 		if echoed := bytes.TrimPrefix(b, []byte("SSH-2.0-server\r\n")); err == nil || strings.Contains(err.Error(), "timeout") || bytes.Contains(echoed, []byte(said)) {
-			t.Errorf("%q: read %q, %v; want a reset", said, b, err)
+			t.Errorf("after %q: read %q, %v, want a reset", said, b, err)
 		}
 	}
 	w.waitDenied("does not speak SSH")
@@ -56,11 +56,11 @@ func TestHalfClose(t *testing.T) {
 	io.WriteString(c, "everything\n")
 	c.(interface{ CloseWrite() error }).CloseWrite()
 	if b, err := io.ReadAll(c); err != nil || string(b) != "EVERYTHING\n" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("read after the guest's half-close = %q, %v, want %q", b, err, "EVERYTHING\n")
 	}
-	end := w.wait(func(r Record) bool { return r.End })
+	end := w.wait("the end of a connection", func(r Record) bool { return r.End })
 	if end.BytesOut != 11 || end.BytesIn != 11 || end.Elapsed <= 0 || end.Reason != "" || end.Proto != "raw" {
-		t.Errorf("the end was recorded as %+v", end)
+		t.Errorf("end record = %+v, want BytesOut 11, BytesIn 11, Elapsed > 0, no Reason, Proto raw", end)
 	}
 	// The opposite case: the server ends first and still reads.
 	heard := make(chan string, 1)
@@ -72,12 +72,12 @@ func TestHalfClose(t *testing.T) {
 	})
 	c = w.dial("example.org", 7777)
 	if b, err := io.ReadAll(c); err != nil || string(b) != "bye\n" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("read before the server's half-close = %q, %v, want %q", b, err, "bye\n")
 	}
 	io.WriteString(c, "good bye\n")
 	c.(interface{ CloseWrite() error }).CloseWrite()
 	if got := <-heard; got != "good bye\n" {
-		t.Errorf("the server heard %q", got)
+		t.Errorf("the server read %q after its half-close, want %q", got, "good bye\n")
 	}
 }
 
@@ -126,13 +126,13 @@ func TestResetsPass(t *testing.T) {
 	c.Read(make([]byte, 1))
 	c.Close()
 	if err := <-seen; !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the server saw %v", err)
+		t.Errorf("the server's read ended with %v, want %v", err, syscall.ECONNRESET)
 	}
 	// A port without a listener is refused at once.
 	w.internet("example.org", 7777, "127.0.0.1:1")
 	if c, err := w.guest.DialName(w.ctx(), "example.org", 7777); err == nil {
 		c.Close()
-		t.Error("connected to nothing")
+		t.Error("Dial of a port without a listener succeeded, want an error")
 	}
 }
 
@@ -157,16 +157,16 @@ func TestDenials(t *testing.T) {
 	} {
 		if c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort(to)); err == nil {
 			c.Close()
-			t.Errorf("%s: connected", to)
+			t.Errorf("Dial(%s) succeeded, want a refusal", to)
 		} else if errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s: no answer", to)
+			t.Errorf("Dial(%s) had no answer, want a refusal", to)
 		}
 	}
 	if len(w.dials()) > 0 {
-		t.Errorf("dialled %v", w.dials())
+		t.Errorf("dialled %v, want nothing", w.dials())
 	}
 	if got := len(w.all(func(r Record) bool { return r.Kind == KindTCP && !r.Allowed && r.Reason != "" })); got != 14 {
-		t.Errorf("%d denials were recorded", got)
+		t.Errorf("%d denials were recorded, want 14", got)
 	}
 }
 
@@ -175,11 +175,11 @@ func TestNoPolicyDeniesEverything(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, config{policy: p})
 			if a, err := w.guest.Lookup(w.ctx(), "example.org"); err == nil {
-				t.Errorf("resolved to %s", a)
+				t.Errorf("Lookup(%q) = %s, want an error", "example.org", a)
 			}
 			if c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort("8.8.8.8:443")); err == nil {
 				c.Close()
-				t.Error("connected")
+				t.Errorf("Dial(%s) succeeded, want an error", "8.8.8.8:443")
 			}
 		})
 	}
@@ -205,9 +205,9 @@ func TestSetPolicyIsLive(t *testing.T) {
 			expectRead(t, c, "still here\n")
 		}
 	}
-	end := w.wait(func(r Record) bool { return r.End && r.Name == "goes.example" })
+	end := w.wait("the end of the connection to goes.example", func(r Record) bool { return r.End && r.Name == "goes.example" })
 	if !strings.Contains(end.Reason, "policy changed") {
-		t.Errorf("the end was recorded as %+v", end)
+		t.Errorf("end record = %+v, want a Reason with %q", end, "policy changed")
 	}
 	// A newly allowed name works at once; the address of a removed name does not.
 	w.server("new.example", 7777, echo)
@@ -215,7 +215,7 @@ func TestSetPolicyIsLive(t *testing.T) {
 	io.WriteString(c, "new\n")
 	expectRead(t, c, "new\n")
 	if _, err := w.guest.DialName(w.ctx(), "goes.example", 7777); err == nil {
-		t.Error("goes.example can still be reached")
+		t.Errorf("Dial of %s after the policy changed succeeded, want an error", "goes.example")
 	}
 	w.g.SetPolicy(nil)
 	for _, c := range []net.Conn{stays, wild, c} {
@@ -252,7 +252,7 @@ func TestSetPolicyWhileConnecting(t *testing.T) {
 	w.g.SetPolicy(allow())
 	close(answer)
 	if err := <-result; err == nil {
-		t.Error("connected under a policy that is gone")
+		t.Error("Dial under a policy that no longer exists succeeded, want an error")
 	}
 }
 
@@ -282,12 +282,12 @@ func TestModeOpen(t *testing.T) {
 	for _, to := range []string{"192.168.1.1:443", "10.0.0.1:80", "169.254.169.254:80", "192.168.5.2:443", "198.18.9.9:443", "203.0.113.1:25"} {
 		if c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort(to)); err == nil {
 			c.Close()
-			t.Errorf("%s: connected", to)
+			t.Errorf("Dial(%s) in mode open succeeded, want an error", to)
 		}
 	}
 	if c, err := w.guest.DialName(w.ctx(), "lan.example", 443); err == nil {
 		c.Close()
-		t.Error("a name led to the host's network")
+		t.Errorf("Dial of %s, which resolves to the host's network, succeeded, want an error", "lan.example")
 	}
 	// Connections that were not inspected end with the mode.
 	w.g.SetPolicy(allow("example.org"))
@@ -311,21 +311,21 @@ func TestHostServices(t *testing.T) {
 	for _, to := range []string{fmt.Sprintf("192.168.5.2:%d", at.Port()), "192.168.1.9:5432"} {
 		c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort(to))
 		if err != nil {
-			t.Fatalf("%s: %v", to, err)
+			t.Fatalf("Dial(%s) of a host service: %v", to, err)
 		}
 		c.SetDeadline(time.Now().Add(patience))
 		io.WriteString(c, "hi")
 		expectRead(t, c, "hi")
 		c.Close()
 	}
-	r := w.wait(func(r Record) bool { return r.Allowed && r.Addr == at.Addr() })
+	r := w.wait("the allowed host service", func(r Record) bool { return r.Allowed && r.Addr == at.Addr() })
 	if !strings.Contains(r.Rule, "host service") {
-		t.Errorf("recorded as %+v", r)
+		t.Errorf("record = %+v, want a Rule with %q", r, "host service")
 	}
 	for _, to := range []string{"192.168.5.2:5432", "192.168.1.9:22", "192.168.1.11:5432"} {
 		if c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort(to)); err == nil {
 			c.Close()
-			t.Errorf("%s: connected", to)
+			t.Errorf("Dial(%s), which is no host service, succeeded, want an error", to)
 		}
 	}
 }
@@ -351,12 +351,12 @@ func TestSequentialConnections(t *testing.T) {
 		}
 		c.SetDeadline(time.Now().Add(patience))
 		if b, err := io.ReadAll(c); err != nil || string(b) != "ok" {
-			t.Fatalf("connection %d: %q, %v", i, b, err)
+			t.Fatalf("connection %d: read %q, %v, want %q", i, b, err, "ok")
 		}
 		c.Close()
 	}
 	if s := w.g.Stats(); s.Allowed < uint64(n) || s.Denied > 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("Stats(): Allowed %d, Denied %d, want at least %d, 0", s.Allowed, s.Denied, n)
 	}
 }
 
@@ -383,7 +383,7 @@ func TestManyNames(t *testing.T) {
 			for range rounds {
 				status, body, err := w.get(client, "http://"+name+"/")
 				if err != nil || status != 200 || body != name+" "+name {
-					t.Errorf("%s: %d %q %v; denied: %v", name, status, body, err, w.all(func(r Record) bool { return !r.Allowed }))
+					t.Errorf("GET http://%s/ = %d %q, %v, want 200 %q; denied: %+v", name, status, body, err, name+" "+name, w.all(func(r Record) bool { return !r.Allowed }))
 					failed.Add(1)
 					return
 				}
@@ -406,7 +406,7 @@ func TestIdleConnections(t *testing.T) {
 		all = append(all, c)
 	}
 	if n := w.g.Stats().Open; n != len(all) {
-		t.Errorf("%d connections are open", n)
+		t.Errorf("Stats().Open = %d, want %d", n, len(all))
 	}
 	for _, c := range all {
 		io.WriteString(c, "2\n")
@@ -419,13 +419,13 @@ func TestIdleConnections(t *testing.T) {
 func TestConnectionsAreBounded(t *testing.T) {
 	w := newWorld(t, config{policy: allow("example.org:7777")})
 	w.server("example.org", 7777, echo)
-	for range maxConnections {
+	for i := range maxConnections {
 		if !w.g.conns.add(&conn{}) {
-			t.Fatal("refused too early")
+			t.Fatalf("add of connection %d was refused, want %d connections", i, maxConnections)
 		}
 	}
 	if _, err := w.guest.DialName(w.ctx(), "example.org", 7777); err == nil {
-		t.Error("connected beyond the bound")
+		t.Error("Dial beyond the limit of connections succeeded, want an error")
 	}
 	w.waitDenied("too many connections")
 	w.g.conns.mu.Lock()
@@ -435,7 +435,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	heap.Store(maxHeap + 1)
 	w.g.heap = heap.Load
 	if _, err := w.guest.DialName(w.ctx(), "example.org", 7777); err == nil {
-		t.Error("connected while the memory is full")
+		t.Error("Dial while the memory is full succeeded, want an error")
 	}
 	w.waitDenied("memory is full")
 	heap.Store(heapLive())

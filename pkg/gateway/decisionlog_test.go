@@ -70,7 +70,7 @@ func TestDecisionLogWindow(t *testing.T) {
 			t.Errorf("%s: %d lines in a window, want %d", name, got, maxPerWindow)
 		}
 		if len(j.pending) > maxCounted {
-			t.Errorf("%s: %d decisions are being counted", name, len(j.pending))
+			t.Errorf("%s: %d decisions are being counted, want at most %d", name, len(j.pending), maxCounted)
 		}
 		j.flush()
 		if got := j.entries(t); len(got) != maxPerWindow+1 || times(got) != made {
@@ -93,7 +93,7 @@ func TestDecisionLogCountsEqualDenials(t *testing.T) {
 	}
 	got := j.entries(t)
 	if len(got) != 6 || times(got) != 15 || got[1].Count != 4 || got[1].Time.Unix() != 4 || len(j.pending) != 0 {
-		t.Errorf("got %d lines for %d: %+v", len(got), times(got), got)
+		t.Errorf("got %d lines for %d decisions, %d pending, want 6 lines for 15, 0 pending, and the second with Count 4 at 4 s: %+v", len(got), times(got), len(j.pending), got)
 	}
 }
 
@@ -106,7 +106,7 @@ func TestDecisionLogQueue(t *testing.T) {
 	}
 	j.flush()
 	if got := j.entries(t); len(got) != 1 || got[0].Count != 7 {
-		t.Errorf("%+v", got)
+		t.Errorf("entries of a full queue = %+v, want one with Count 7", got)
 	}
 }
 
@@ -128,21 +128,23 @@ func TestDecisionLogRotates(t *testing.T) {
 	}
 	files, err := os.ReadDir(filepath.Dir(j.path))
 	if err != nil || len(files) != 2 {
-		t.Fatalf("%v %v", files, err)
+		t.Fatalf("ReadDir = %v, %v, want 2 files", files, err)
 	}
 	for _, f := range files {
 		i, err := f.Info()
-		if err != nil || i.Size() > maxDecisionLog || i.Mode() != 0o600 {
-			t.Errorf("%s: %d bytes, %v, %v", f.Name(), i.Size(), i.Mode(), err)
+		if err != nil {
+			t.Error(err)
+		} else if i.Size() > maxDecisionLog || i.Mode() != 0o600 {
+			t.Errorf("%s has %d bytes, mode %v, want at most %d, %v", f.Name(), i.Size(), i.Mode(), maxDecisionLog, fs.FileMode(0o600))
 		}
 	}
 	all := j.entries(t)
 	if last := all[len(all)-1]; last.Seq != e.Seq {
-		t.Errorf("the last is %d, want %d", last.Seq, e.Seq)
+		t.Errorf("Seq of the last entry = %d, want %d", last.Seq, e.Seq)
 	}
 	for i := range all[1:] {
 		if all[i+1].Seq != all[i].Seq+1 {
-			t.Fatalf("%d follows %d", all[i+1].Seq, all[i].Seq)
+			t.Fatalf("entry %d follows entry %d, want %d", all[i+1].Seq, all[i].Seq, all[i].Seq+1)
 		}
 	}
 }
@@ -164,7 +166,7 @@ func TestDecisionLogOnAFullDisk(t *testing.T) {
 	}
 	j.flush()
 	if err := j.err(); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("on a full disk the log says %v", err)
+		t.Errorf("err() on a full disk = %v, want %v", err, syscall.ENOSPC)
 	}
 	// The kernel wrote only the beginning of a line.
 	if _, err := good.WriteString(`{"seq":2,"na`); err != nil {
@@ -174,8 +176,11 @@ func TestDecisionLogOnAFullDisk(t *testing.T) {
 	j.aggregate(denial(9))
 	j.flush()
 	got := j.entries(t)
-	if err := j.err(); err != nil || len(got) != 3 || got[1].Name != denial(9).Name || got[2].Seq != 3 || got[2].Kind != KindLog || got[2].Count != 4 {
-		t.Errorf("%v; %+v", j.err(), got)
+	if err := j.err(); err != nil {
+		t.Errorf("err() after the disk has space again = %v, want nil", err)
+	}
+	if len(got) != 3 || got[1].Name != denial(9).Name || got[2].Seq != 3 || got[2].Kind != KindLog || got[2].Count != 4 {
+		t.Errorf("entries = %+v, want 3, the second for %s, the last with Seq 3, Kind %q, Count 4", got, denial(9).Name, KindLog)
 	}
 }
 
@@ -189,14 +194,17 @@ func TestDecisionLogCannotRotate(t *testing.T) {
 	j.path = filepath.Join(filepath.Dir(j.path), "missing", decisionLogFile)
 	j.line(Entry{Record: denial(1)})
 	if err := j.err(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the log says %v", err)
+		t.Errorf("err() without a new file = %v, want %v", err, fs.ErrNotExist)
 	}
 	j.path = dir
 	j.line(Entry{Record: denial(2)})
 	j.flush()
 	got := j.entries(t)
-	if err := j.err(); err != nil || len(got) != 3 || got[1].Name != denial(2).Name || got[2].Count != 1 {
-		t.Errorf("%v; %+v", j.err(), got)
+	if err := j.err(); err != nil {
+		t.Errorf("err() with a new file = %v, want nil", err)
+	}
+	if len(got) != 3 || got[1].Name != denial(2).Name || got[2].Count != 1 {
+		t.Errorf("entries = %+v, want 3, the second for %s, the last with Count 1", got, denial(2).Name)
 	}
 }
 
@@ -218,7 +226,7 @@ func TestDecisionLogClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := j.entries(t); len(got) != 3 || times(got) != 4 || got[1].Seq != 8 {
-		t.Errorf("%+v", got)
+		t.Errorf("entries after close = %+v, want 3 for 4 decisions, the second with Seq 8", got)
 	}
 	if j, err = openDecisionLog(dir); err != nil {
 		t.Fatal(err)
@@ -229,13 +237,13 @@ func TestDecisionLogClose(t *testing.T) {
 	j.file.Close()
 	j.add(denial(2))
 	if err := j.close(); !errors.Is(err, fs.ErrClosed) {
-		t.Errorf("close: %v", err)
+		t.Errorf("close without a file: error %v, want %v", err, fs.ErrClosed)
 	}
 	if err := os.Mkdir(j.path, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := openDecisionLog(dir); err == nil {
-		t.Error("a directory was opened as a decision log")
+		t.Error("openDecisionLog of a directory succeeded, want an error")
 	}
 }
 
@@ -252,7 +260,7 @@ func TestDecisionLogCloseReportsFailures(t *testing.T) {
 	}
 	full.add(denial(1))
 	if err := full.close(); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("a full disk: %v", err)
+		t.Errorf("close on a full disk: error %v, want %v", err, syscall.ENOSPC)
 	}
 	closed, err := openDecisionLog(t.TempDir())
 	if err != nil {
@@ -262,7 +270,7 @@ func TestDecisionLogCloseReportsFailures(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := closed.close(); !errors.Is(err, fs.ErrClosed) {
-		t.Errorf("a file that was closed: %v", err)
+		t.Errorf("close of a closed file: error %v, want %v", err, fs.ErrClosed)
 	}
 	fine, err := openDecisionLog(t.TempDir())
 	if err != nil {
@@ -270,14 +278,14 @@ func TestDecisionLogCloseReportsFailures(t *testing.T) {
 	}
 	fine.add(denial(1))
 	if err := fine.close(); err != nil {
-		t.Errorf("a log that was written: %v", err)
+		t.Errorf("close of a log that was written: error %v, want nil", err)
 	}
 	obstructed := t.TempDir()
 	if err := os.Mkdir(filepath.Join(obstructed, decisionLogFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := openDecisionLog(obstructed); err == nil {
-		t.Error("a directory in its place is a log")
+		t.Error("openDecisionLog with a directory in its place succeeded, want an error")
 	}
 }
 
@@ -301,11 +309,11 @@ func TestServeOpensAllOrNone(t *testing.T) {
 	}
 	s := &server{dir: dir, log: slog.New(slog.DiscardHandler), quit: make(chan struct{})}
 	if err := s.serve(t.Context(), w); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open the gateway's socket: ") {
-		t.Errorf("a directory in the place of a socket: %v", err)
+		t.Errorf("serve with a directory in the place of a socket: error %v with code %v, want prefix %q, code %v", err, fail.CodeOf(err), "open the gateway's socket: ", fail.Host)
 	}
 	for _, path := range []string{w.Stream, w.Datagram} {
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is left: %v", path, err)
+			t.Errorf("Lstat(%s): error %v, want %v", path, err, fs.ErrNotExist)
 		}
 	}
 }

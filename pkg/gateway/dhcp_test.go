@@ -55,17 +55,17 @@ func TestDHCP(t *testing.T) {
 		reply := g.dhcp(test.packet)
 		if test.kind == 0 {
 			if reply != nil {
-				t.Errorf("%s: answered", name)
+				t.Errorf("%s: dhcp() = % x, want no reply", name, reply)
 			}
 			continue
 		}
 		m, err := dhcpv4.FromBytes(reply)
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: dhcp() = % x: %v", name, reply, err)
 			continue
 		}
 		if m.MessageType() != test.kind || m.YourIPAddr.String() != test.yours {
-			t.Errorf("%s: %s", name, m.Summary())
+			t.Errorf("%s: reply %s for %s, want %s for %s; %s", name, m.MessageType(), m.YourIPAddr, test.kind, test.yours, m.Summary())
 		}
 		if test.kind == dhcpv4.MessageTypeNak {
 			continue
@@ -73,7 +73,7 @@ func TestDHCP(t *testing.T) {
 		mtu := m.Options.Get(dhcpv4.OptionInterfaceMTU)
 		if len(mtu) != 2 || binary.BigEndian.Uint16(mtu) != 1500 || len(m.Router()) != 1 || m.Router()[0].String() != "192.168.5.2" ||
 			len(m.DNS()) != 1 || m.DNS()[0].String() != "192.168.5.2" || m.ServerIdentifier().String() != "192.168.5.2" || m.SubnetMask().String() != "ffffff00" {
-			t.Errorf("%s: %s", name, m.Summary())
+			t.Errorf("%s: MTU option % x, routers %v, DNS %v, server %s, mask %s, want 1500, three times 192.168.5.2, ffffff00", name, mtu, m.Router(), m.DNS(), m.ServerIdentifier(), m.SubnetMask())
 		}
 	}
 }
@@ -95,10 +95,10 @@ func TestDHCPOnTheCable(t *testing.T) {
 	case f := <-frames:
 		ip := header.IPv4(f[header.EthernetMinimumSize:])
 		if header.Ethernet(f).DestinationAddress() != header.EthernetBroadcastAddress || ip.DestinationAddress() != header.IPv4Broadcast || header.UDP(ip.Payload()).DestinationPort() != 68 {
-			t.Errorf("the offer went elsewhere: % x", f[:42])
+			t.Errorf("offer = % x, want one to %s, %s, port 68", f[:42], header.EthernetBroadcastAddress, header.IPv4Broadcast)
 		}
 	case <-time.After(patience):
-		t.Fatal("no offer")
+		t.Fatalf("no offer within %v", patience)
 	}
 }
 

@@ -47,13 +47,13 @@ func TestRebinding(t *testing.T) {
 		c := w.dial("example.org", 443)
 		c.Write(hello)
 		expectReset(t, c)
-		if n := len(w.dials()); n > 0 {
-			t.Fatalf("%s was dialled", a)
+		if got := w.dials(); len(got) > 0 {
+			t.Fatalf("example.org resolves to %s: dialled %s, want nothing", a, got)
 		}
 	}
 	denials := w.all(func(r Record) bool { return r.Kind == KindTCP && !r.Allowed })
 	if len(denials) != len(addrs) {
-		t.Errorf("%d denials of %d", len(denials), len(addrs))
+		t.Errorf("%d denials were recorded, want %d", len(denials), len(addrs))
 	}
 	// If an answer mixes blocked and allowed addresses, only the allowed one is used.
 	w.names["example.org"] = append(addrs[:5:5], netip.MustParseAddr("203.0.113.1"))
@@ -67,7 +67,7 @@ func TestRebinding(t *testing.T) {
 	c.Write(hello)
 	expectRead(t, c, "hi")
 	if got := fmt.Sprint(w.dials()); got != "[203.0.113.1:443]" {
-		t.Errorf("dialled %s", got)
+		t.Errorf("dialled %s, want %s", got, "[203.0.113.1:443]")
 	}
 }
 
@@ -88,12 +88,12 @@ func TestConnectLooksAtTheAddress(t *testing.T) {
 	no := errors.New("no")
 	_, err := connect(t.Context(), at, func(got netip.AddrPort) error {
 		if got != at {
-			t.Errorf("asked about %s, not %s", got, at)
+			t.Errorf("allowed() was asked about %s, want %s", got, at)
 		}
 		return no
 	})
 	if !errors.Is(err, no) {
-		t.Errorf("connect: %v", err)
+		t.Errorf("connect to a refused address: error %v, want %v", err, no)
 	}
 	c, err := connect(t.Context(), at, func(netip.AddrPort) error { return nil })
 	if err != nil {
@@ -102,14 +102,14 @@ func TestConnectLooksAtTheAddress(t *testing.T) {
 	c.Close()
 	<-reached
 	if len(reached) > 0 {
-		t.Error("the refused connection was made")
+		t.Errorf("%d more connections were made, want 0", len(reached))
 	}
 	// With the real last step, loopback is out of reach, whatever name is used.
 	g := quietGateway(t, allow("example.org"))
 	var denied *deniedError
 	conn := &conn{g: g, name: "example.org", ctx: t.Context(), to: netip.AddrPortFrom(fakeAddr(9), 443)}
 	if _, err := conn.dialAddr(netip.AddrPortFrom(at.Addr(), 443)); !errors.As(err, &denied) {
-		t.Errorf("dial of loopback: %v", err)
+		t.Errorf("dialAddr of loopback: error %v, want a %T", err, denied)
 	}
 }
 
@@ -143,16 +143,16 @@ func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
 				}
 				if addr.Is4() {
 					if c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(addr, 443)); err == nil {
-						t.Errorf("mode %s: %s was reached by address", mode, a)
+						t.Errorf("mode %s: Dial(%s:443) succeeded, want an error", mode, a)
 						c.Close()
 					}
 				}
 			}
 			if got := w.dials(); len(got) > 0 {
-				t.Errorf("mode %s: dialled %s", mode, got)
+				t.Errorf("mode %s: dialled %s, want nothing", mode, got)
 			}
 			if got := w.waitDenied("local network 198.51.100.0/24"); got.Addr != netip.MustParseAddr(near[0]) {
-				t.Errorf("mode %s: %+v", mode, got)
+				t.Errorf("mode %s: denial record = %+v, want address %s", mode, got, near[0])
 			}
 			// A service that the user opened there can be reached by address and by an allowed
 			// name.
@@ -197,10 +197,10 @@ func TestNetworksAreReadAgain(t *testing.T) {
 	c := &conn{g: g, name: "example.org", ctx: t.Context(), to: netip.AddrPortFrom(fakeAddr(9), 443)}
 	var denied *deniedError
 	if _, _, _, err := c.dial(); !errors.As(err, &denied) || !strings.Contains(denied.Reason, "local network") {
-		t.Errorf("dial: %v", err)
+		t.Errorf("dial: error %v, want a %T with %q", err, denied, "local network")
 	}
 	if wait := time.Until(g.networks.until); wait <= 0 || wait > time.Second {
-		t.Errorf("the host's networks are believed for %s", wait)
+		t.Errorf("the host's networks are believed for %s, want at most %s", wait, time.Second)
 	}
 }
 
@@ -208,7 +208,7 @@ func TestHostNetworksUnknown(t *testing.T) {
 	g := quietGateway(t, allow("example.org"))
 	g.readNetworks = func() (*hostnet.Networks, error) { return nil, errors.New("no netlink") }
 	if reason := g.findOnHost(netip.MustParseAddr("203.0.113.1")); !strings.Contains(reason, "no netlink") {
-		t.Errorf("without the host's networks, everything may be in one: %q", reason)
+		t.Errorf("findOnHost without the host's networks = %q, want %q in it", reason, "no netlink")
 	}
 }
 
@@ -232,9 +232,9 @@ func TestDialTriesAllAddresses(t *testing.T) {
 		c := w.dial(name, 7777)
 		io.WriteString(c, "hi\n")
 		expectRead(t, c, "hi\n")
-		r := w.wait(func(r Record) bool { return r.Name == name && r.Kind == KindTCP })
+		r := w.wait("the connection to "+name, func(r Record) bool { return r.Name == name && r.Kind == KindTCP })
 		if r.Addr != six {
-			t.Errorf("%s: recorded as %+v", name, r)
+			t.Errorf("%s: record = %+v, want address %s", name, r, six)
 		}
 	}
 }
@@ -245,17 +245,17 @@ func TestUsable(t *testing.T) {
 		many = append(many, netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}))
 	}
 	if n := len(usable(many)); n != maxAddresses {
-		t.Errorf("%d addresses", n)
+		t.Errorf("usable of %d addresses returned %d, want %d", len(many), n, maxAddresses)
 	}
 	var in []netip.Addr
 	for _, s := range []string{"203.0.113.1", "203.0.113.2", "::ffff:203.0.113.1", "2001:db8::1", "203.0.113.3"} {
 		in = append(in, netip.MustParseAddr(s))
 	}
-	if got := fmt.Sprint(usable(append(in, netip.Addr{}))); got != "[203.0.113.1 2001:db8::1 203.0.113.2 203.0.113.3]" {
-		t.Error(got)
+	if got, want := fmt.Sprint(usable(append(in, netip.Addr{}))), "[203.0.113.1 2001:db8::1 203.0.113.2 203.0.113.3]"; got != want {
+		t.Errorf("usable(%v) = %s, want %s", in, got, want)
 	}
-	if len(usable(nil)) != 0 {
-		t.Error("addresses out of nothing")
+	if got := usable(nil); len(got) != 0 {
+		t.Errorf("usable(nil) = %v, want none", got)
 	}
 }
 
@@ -288,11 +288,11 @@ func TestLookupsAreShared(t *testing.T) {
 	close(release)
 	for range cap(done) {
 		if err := <-done; err != nil {
-			t.Error(err)
+			t.Errorf("Dial(%s:7777) beside others: %v", addr, err)
 		}
 	}
 	if n := len(asked); n > 0 {
-		t.Errorf("the host was asked %d more times", n)
+		t.Errorf("the host was asked %d more times, want 0", n)
 	}
 }
 
@@ -342,26 +342,26 @@ func TestProxyOfTheHost(t *testing.T) {
 	c := w.dial("example.org", 443)
 	c.Write(hello)
 	expectRead(t, c, "hi"+string(hello))
-	if got := <-asked; got != "CONNECT example.org:443 Basic bWU6c2VjcmV0" {
-		t.Errorf("the proxy was asked for %q", got)
+	if got, want := <-asked, "CONNECT example.org:443 Basic bWU6c2VjcmV0"; got != want {
+		t.Errorf("the proxy was asked for %q, want %q", got, want)
 	}
 	c = w.dial("example.org", 7777)
 	expectRead(t, c, "hi")
-	if got := <-asked; !strings.HasPrefix(got, "CONNECT example.org:7777 ") {
-		t.Errorf("the proxy was asked for %q", got)
+	if got, want := <-asked, "CONNECT example.org:7777 "; !strings.HasPrefix(got, want) {
+		t.Errorf("the proxy was asked for %q, want prefix %q", got, want)
 	}
 	status, body, err := w.get(w.client(), "http://example.org/x")
 	if err != nil || status != 200 || body != "by proxy!" {
-		t.Errorf("%d %q %v", status, body, err)
+		t.Errorf("GET http://example.org/x = %d %q, %v, want 200 %q", status, body, err, "by proxy!")
 	}
-	if got := <-asked; got != "GET http://example.org/x Basic bWU6c2VjcmV0" {
-		t.Errorf("the proxy was asked for %q", got)
+	if got, want := <-asked, "GET http://example.org/x Basic bWU6c2VjcmV0"; got != want {
+		t.Errorf("the proxy was asked for %q, want %q", got, want)
 	}
 	if status, _, err := w.get(w.client(), "http://other.example/x"); err == nil {
-		t.Errorf("a denied name through the proxy: %d", status)
+		t.Errorf("GET of a denied name through the proxy = %d, want an error", status)
 	}
 	if len(w.dials()) > 0 {
-		t.Errorf("dialled %v", w.dials())
+		t.Errorf("dialled %v, want nothing", w.dials())
 	}
 	// The proxy does not allow SSH, so SSH bypasses it.
 	expectRead(t, w.dial("example.org", 22), "SSH-2.0-direct\r\n")

@@ -63,25 +63,25 @@ func TestDNSAnswers(t *testing.T) {
 				t.Fatalf("%s %s: %v", network, test.name, err)
 			}
 			if reply.Rcode != test.code || len(reply.Answer) != test.answers {
-				t.Errorf("%s %s %s: %s", network, test.name, dns.TypeToString[test.kind], reply)
+				t.Errorf("%s %s %s: Rcode %s with %d answers, want %s with %d; %s", network, test.name, dns.TypeToString[test.kind], dns.RcodeToString[reply.Rcode], len(reply.Answer), dns.RcodeToString[test.code], test.answers, reply)
 			}
 			if reply.Question[0].Name != dns.Fqdn(test.name) {
-				t.Errorf("asked %q, answered %q", test.name, reply.Question[0].Name)
+				t.Errorf("question in the reply = %q, want %q", reply.Question[0].Name, dns.Fqdn(test.name))
 			}
 		}
 	}
 	if len(asked) > 0 {
 		t.Errorf("the host was asked for %q; nothing of a question may leave", <-asked)
 	}
-	if r := w.wait(func(r Record) bool { return r.Name == "other.example" }); r.Kind != KindDNS || r.Allowed || r.Reason == "" {
-		t.Errorf("denial recorded as %+v", r)
+	if r := w.wait("the question for other.example", func(r Record) bool { return r.Name == "other.example" }); r.Kind != KindDNS || r.Allowed || r.Reason == "" {
+		t.Errorf("record of a denial = %+v, want Kind %s, not Allowed, a Reason", r, KindDNS)
 	}
-	if r := w.wait(func(r Record) bool { return r.Name == "example.org" }); !r.Allowed || r.Rule != "example.org" || r.Source != "test:1" {
-		t.Errorf("allowance recorded as %+v", r)
+	if r := w.wait("the question for example.org", func(r Record) bool { return r.Name == "example.org" }); !r.Allowed || r.Rule != "example.org" || r.Source != "test:1" {
+		t.Errorf("record of an allowed name = %+v, want Allowed, Rule example.org, Source test:1", r)
 	}
 	for _, r := range w.all(func(Record) bool { return true }) {
 		if strings.ContainsAny(r.Name, "\x00\x1b") {
-			t.Errorf("control characters in the record %+v", r)
+			t.Errorf("record = %+v, want a Name without control characters", r)
 		}
 	}
 }
@@ -96,18 +96,18 @@ func TestDNSAddresses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if other, ok := seen[addr]; ok || !fakeRange.Contains(addr) {
-			t.Fatalf("%s has %s, as has %q", name, addr, other)
+			t.Fatalf("Lookup(%q) = %s, want an address in %s of its own; %q has this one", name, addr, fakeRange, other)
 		}
 		seen[addr] = name
 	}
 	for addr, name := range seen {
 		again, err := w.guest.Lookup(w.ctx(), strings.ToUpper(name))
 		if err != nil || again != addr {
-			t.Fatalf("%s had %s and has %s, %v", name, addr, again, err)
+			t.Fatalf("second Lookup(%q) = %s, %v, want %s", name, again, err, addr)
 		}
 	}
 	if n := w.g.Stats().Names; n != 300 {
-		t.Errorf("%d names are known, not 300", n)
+		t.Errorf("Stats().Names = %d, want 300", n)
 	}
 }
 
@@ -126,11 +126,11 @@ func TestDNSExplains(t *testing.T) {
 		}
 	}
 	if !strings.Contains(why, "not on the allowlist") {
-		t.Errorf("the reason given is %q in %s", why, reply)
+		t.Errorf("extended error = %q, want %q in it; reply: %s", why, "not on the allowlist", reply)
 	}
 	plain, err := w.guest.Ask(w.ctx(), "udp", ask("other.example", dns.TypeA))
 	if err != nil || plain.IsEdns0() != nil {
-		t.Errorf("EDNS to a client that does not speak it: %s, %v", plain, err)
+		t.Errorf("reply to a client without EDNS = %s, %v, want one without EDNS", plain, err)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestDNSOddMessages(t *testing.T) {
 		}
 		reply := new(dns.Msg)
 		if err := reply.Unpack(g.dns(b, maxUDPReply)); err != nil || reply.Rcode != test.code || len(reply.Answer) > 0 {
-			t.Errorf("%s: %s, %v", name, reply, err)
+			t.Errorf("%s: reply %s, %v, want Rcode %s and no answers", name, reply, err, dns.RcodeToString[test.code])
 		}
 	}
 	answer := ask("example.org", dns.TypeA)
@@ -167,13 +167,15 @@ func TestDNSOddMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g.dns(b, maxUDPReply) != nil || g.dns(b[:11], maxUDPReply) != nil || g.dns(nil, maxUDPReply) != nil {
-		t.Error("what is no question was answered")
+	for name, m := range map[string][]byte{"a reply": b, "11 bytes": b[:11], "nothing": nil} {
+		if got := g.dns(m, maxUDPReply); got != nil {
+			t.Errorf("%s: dns() = % x, want no reply", name, got)
+		}
 	}
 	garbage := append(binary.BigEndian.AppendUint16(nil, 0xabcd), 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0xc0, 0x0c)
 	reply := new(dns.Msg)
 	if err := reply.Unpack(g.dns(garbage, maxUDPReply)); err != nil || reply.Rcode != dns.RcodeFormatError || reply.Id != 0xabcd {
-		t.Errorf("garbage: %s, %v", reply, err)
+		t.Errorf("garbage: reply %s, %v, want Rcode %s, Id %d", reply, err, dns.RcodeToString[dns.RcodeFormatError], 0xabcd)
 	}
 }
 
@@ -186,10 +188,10 @@ func quietGateway(t testing.TB, p *policy.Policy) *Gateway {
 	}
 	t.Cleanup(func() {
 		if n := g.Stats().Panics; n > 0 {
-			t.Errorf("%d panics", n)
+			t.Errorf("Stats().Panics = %d, want 0", n)
 		}
 		if err := g.Close(); err != nil {
-			t.Error(err)
+			t.Errorf("Close: %v", err)
 		}
 	})
 	return g
@@ -208,7 +210,7 @@ func TestDNSSilentClients(t *testing.T) {
 		defer c.Close()
 	}
 	if _, err := w.guest.Ask(w.ctx(), "tcp", ask("example.org", dns.TypeA)); err != nil {
-		t.Fatal(err)
+		t.Fatalf("Ask over TCP beside silent clients: %v", err)
 	}
 	// A length that exceeds any question ends the connection.
 	c, err := w.guest.Dial(w.ctx(), to)
@@ -219,7 +221,7 @@ func TestDNSSilentClients(t *testing.T) {
 	c.SetDeadline(time.Now().Add(patience))
 	c.Write([]byte{0xff, 0xff, 0})
 	if b, err := io.ReadAll(c); len(b) > 0 || err != nil && strings.Contains(err.Error(), "timeout") {
-		t.Errorf("read %q, %v", b, err)
+		t.Errorf("read after a length that is too long = %q, %v, want the end of the connection", b, err)
 	}
 }
 
@@ -249,22 +251,22 @@ func TestForeignResolversAreRefusedAtOnce(t *testing.T) {
 		select {
 		case at := <-unreachable:
 			if at.String() != to {
-				t.Errorf("%s is unreachable, not %s", at, to)
+				t.Errorf("%s was reported as unreachable, want %s", at, to)
 			}
 		case <-time.After(patience):
-			t.Errorf("%s: no answer", to)
+			t.Errorf("%s: no answer within %v, want that it is unreachable", to, patience)
 		}
 		c.Close()
 	}
-	r := w.wait(func(r Record) bool { return r.Kind == KindUDP && r.Port == 443 })
+	r := w.wait("UDP to port 443", func(r Record) bool { return r.Kind == KindUDP && r.Port == 443 })
 	if r.Name != "example.org" || r.Allowed {
-		t.Errorf("QUIC recorded as %+v", r)
+		t.Errorf("record of QUIC = %+v, want Name example.org, not Allowed", r)
 	}
 	// Connect to another resolver over TCP and TLS.
 	for _, to := range []string{"8.8.8.8:53", "8.8.8.8:853", "1.1.1.1:443"} {
 		if c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort(to)); err == nil {
 			c.Close()
-			t.Errorf("%s: connected", to)
+			t.Errorf("Dial(%s) succeeded, want an error", to)
 		}
 	}
 }
@@ -274,47 +276,47 @@ func TestNamesAreReclaimed(t *testing.T) {
 	n := newNameTable(func() time.Time { return now })
 	first, ok := n.addr("first.example")
 	if !ok {
-		t.Fatal("no address")
+		t.Fatalf("addr(%q) has no address", "first.example")
 	}
 	busy, _ := n.addr("busy.example")
 	_, release, ok := n.acquire(busy)
 	if !ok {
-		t.Fatal("not known")
+		t.Fatalf("acquire(%s) does not know the address of busy.example", busy)
 	}
 	for i := n.len(); i < maxNames; i++ {
 		if _, ok := n.addr(fmt.Sprintf("n%d.example", i)); !ok {
-			t.Fatalf("full after %d", i)
+			t.Fatalf("addr has no address for name %d, want %d names", i, maxNames)
 		}
 	}
 	now = now.Add(nameMemory - time.Second)
 	if a, ok := n.addr("late.example"); ok {
-		t.Errorf("%s was given within the memory of another name", a)
+		t.Errorf("addr(%q) = %s while all names are remembered, want none", "late.example", a)
 	}
 	if a, ok := n.addr("first.example"); !ok || a != first {
-		t.Errorf("a known name lost its address: %s", a)
+		t.Errorf("addr(%q) = %s, %t, want %s, true", "first.example", a, ok, first)
 	}
 	now = now.Add(2 * time.Second)
 	for i := range 100 { // everything but first.example and busy.example may be evicted
 		if _, ok := n.addr(fmt.Sprintf("late%d.example", i)); !ok {
-			t.Fatalf("no room for late name %d", i)
+			t.Fatalf("addr(late%d.example) has no address, want that of a name that was forgotten", i)
 		}
 	}
 	if n.len() != maxNames {
-		t.Errorf("%d names, bound %d", n.len(), maxNames)
+		t.Errorf("len() = %d, want %d", n.len(), maxNames)
 	}
 	if name := n.name(busy); name != "busy.example" {
-		t.Errorf("the address of a live connection went to %q", name)
+		t.Errorf("name(%s), the address of a live connection, = %q, want %q", busy, name, "busy.example")
 	}
 	if name := n.name(first); name != "first.example" {
-		t.Errorf("the address of a name in use went to %q", name)
+		t.Errorf("name(%s), the address of a name in use, = %q, want %q", first, name, "first.example")
 	}
 	release()
 	for addr, e := range n.byAddr {
 		if e.addr != addr || n.byName[e.name] != e {
-			t.Fatalf("the tables disagree about %s", addr)
+			t.Fatalf("byAddr[%s] has address %s and name %q, want the same entry as in byName", addr, e.addr, e.name)
 		}
 		if last := addr.As4()[3]; last == 0 || last == 255 || !fakeRange.Contains(addr) {
-			t.Fatalf("%s was given", addr)
+			t.Fatalf("assigned address %s, want one in %s that ends with neither 0 nor 255", addr, fakeRange)
 		}
 	}
 }
@@ -325,6 +327,6 @@ func TestNamesAreStable(t *testing.T) {
 	other := newNameTable(time.Now)
 	other.addr("another.example")
 	if b, _ := other.addr("example.org"); a != b {
-		t.Errorf("%s, then %s", a, b)
+		t.Errorf("addr(%q) of a second table = %s, want %s", "example.org", b, a)
 	}
 }

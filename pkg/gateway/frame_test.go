@@ -139,7 +139,7 @@ func TestFilter(t *testing.T) {
 	g := quietGateway(t, nil)
 	for name, test := range frames() {
 		if why := g.nic.filter.check(test.frame); why != test.why {
-			t.Errorf("%s: %q, want %q", name, why, test.why)
+			t.Errorf("%s: check(% x) = %q, want %q", name, test.frame[:min(len(test.frame), 60)], why, test.why)
 		}
 	}
 }
@@ -150,18 +150,18 @@ func TestDropsAreCounted(t *testing.T) {
 	for range 1000 {
 		w.guest.Send(mac)
 	}
-	w.wait(func(r Record) bool { return r.Kind == KindLink && r.Reason == "frame dropped: foreign_mac" })
-	waitFor(t, func() bool { return w.g.Stats().Dropped["foreign_mac"] == 1000 })
+	w.wait("a dropped frame", func(r Record) bool { return r.Kind == KindLink && r.Reason == "frame dropped: foreign_mac" })
+	waitFor(t, "1000 frames were dropped", func() bool { return w.g.Stats().Dropped["foreign_mac"] == 1000 })
 	if n := len(w.all(func(r Record) bool { return r.Kind == KindLink && !r.Allowed })); n > 100 {
-		t.Errorf("%d records of the same", n)
+		t.Errorf("%d records of the same drop, want at most 100", n)
 	}
 }
 
-func waitFor(t *testing.T, done func() bool) {
+func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("it never happened")
+			t.Fatalf("%v passed before %s", patience, what)
 		}
 	}
 }
@@ -206,7 +206,7 @@ func TestHostileFrames(t *testing.T) {
 			}
 		}
 		if err := w.guest.Send(f); err != nil {
-			t.Fatal(err)
+			t.Fatalf("Send frame %d (% x): %v", i, f[:min(len(f), 60)], err)
 		}
 	}
 	// Flood an allowed name with SYNs from every port that are never answered.
@@ -220,15 +220,15 @@ func TestHostileFrames(t *testing.T) {
 		header.TCP(syn).SetDestinationPort(uint16(7777 + port%2))
 		w.guest.Send(ipFrame(toGateway, "192.168.5.15", fake.String(), 6, syn))
 	}
-	waitFor(t, func() bool { return w.g.Stats().FramesIn >= 25_000 })
+	waitFor(t, "25000 frames arrived", func() bool { return w.g.Stats().FramesIn >= 25_000 })
 	c := w.dialPatiently("example.org", 7777)
 	io.WriteString(c, "alive\n")
 	expectRead(t, c, "alive\n")
 	if grown := int64(heapAfterGC()) - int64(before); grown > 64<<20 {
-		t.Errorf("the heap grew by %d bytes", grown)
+		t.Errorf("the heap grew by %d bytes, want at most %d", grown, 64<<20)
 	}
 	if n := runtime.NumGoroutine(); n > 4000 {
-		t.Errorf("%d goroutines", n)
+		t.Errorf("%d goroutines run, want at most 4000", n)
 	}
 }
 
@@ -243,7 +243,7 @@ func (w *world) dialPatiently(name string, port uint16) net.Conn {
 			return c
 		}
 		if time.Now().After(deadline) {
-			w.t.Fatal(err)
+			w.t.Fatalf("dial %s:%d for %v: %v", name, port, patience, err)
 		}
 	}
 }
@@ -269,13 +269,13 @@ func TestStreamLengths(t *testing.T) {
 	send(70_000, make([]byte, 70_000)) // a frame that no stack produces is skipped
 	send(maxSkipped, make([]byte, maxSkipped))
 	send(5, []byte("after"))
-	waitFor(t, func() bool { return w.g.Stats().FramesIn == 5 })
+	waitFor(t, "5 frames arrived", func() bool { return w.g.Stats().FramesIn == 5 })
 	if d := w.g.Stats().Dropped; d["too_long"] != 2 || d["malformed"] != 3 {
-		t.Errorf("dropped %v", d)
+		t.Errorf("Stats().Dropped = %v, want too_long 2, malformed 3", d)
 	}
 	send(maxSkipped+1, nil) // this is not a stream of frames
 	<-w.g.Detached()
-	w.wait(func(r Record) bool { return r.Kind == KindLink && r.End })
+	w.wait("the end of the link", func(r Record) bool { return r.Kind == KindLink && r.End })
 }
 
 // TestFrozenMachine checks that a VM that does not read blocks nothing: not its own
@@ -290,7 +290,7 @@ func TestFrozenMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waitFor(t, func() bool { return w.g.Stats().FramesIn == 10_000 })
+	waitFor(t, "10000 frames arrived", func() bool { return w.g.Stats().FramesIn == 10_000 })
 	w.g.SetPolicy(nil)
 	w.g.nic.mu.Lock()
 	cable := w.g.nic.cable
@@ -299,10 +299,10 @@ func TestFrozenMachine(t *testing.T) {
 	waiting := len(cable.pending)
 	cable.mu.Unlock()
 	if waiting > maxPending {
-		t.Errorf("%d bytes wait for the machine", waiting)
+		t.Errorf("%d bytes wait for the VM, want at most %d", waiting, maxPending)
 	}
-	if w.g.Stats().Dropped["unsent"] == 0 {
-		t.Error("nothing was lost, so the bound was not reached")
+	if d := w.g.Stats().Dropped; d["unsent"] == 0 {
+		t.Errorf("Stats().Dropped = %v, want some unsent frames: the limit was not reached", d)
 	}
 }
 
@@ -329,9 +329,9 @@ func TestPing(t *testing.T) {
 	select {
 	case from := <-replies:
 		if from != "192.168.5.2" {
-			t.Errorf("%s answered", from)
+			t.Errorf("%s answered the ping, want 192.168.5.2", from)
 		}
 	case <-time.After(patience):
-		t.Fatal("no answer")
+		t.Fatalf("no answer to the ping within %v", patience)
 	}
 }

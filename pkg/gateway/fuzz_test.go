@@ -31,24 +31,24 @@ func FuzzFrame(f *testing.F) {
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		why := g.nic.filter.check(frame)
 		g.nic.input(frame)
-		if g.stats.panics.Load() > 0 {
-			t.Fatal("a panic")
+		if n := g.stats.panics.Load(); n > 0 {
+			t.Fatalf("input(% x): %d panics", frame, n)
 		}
 		if why != accepted {
 			return
 		}
 		if !bytes.Equal(frame[6:12], g.mac) {
-			t.Error("another card")
+			t.Errorf("accepted a frame from MAC %s, want %s", net.HardwareAddr(frame[6:12]), g.mac)
 		}
 		if header.Ethernet(frame).Type() != header.IPv4ProtocolNumber {
 			return
 		}
 		ip := header.IPv4(frame[header.EthernetMinimumSize:])
 		if ip.More() || ip.FragmentOffset() != 0 || len(ip.Options()) > 0 || header.IsV4MulticastAddress(ip.DestinationAddress()) {
-			t.Errorf("passed: % x", frame)
+			t.Errorf("accepted % x, want neither fragments, options nor multicast", frame)
 		}
 		if from := ip.SourceAddress(); from != g.nic.filter.guest && header.UDP(ip.Payload()).DestinationPort() != 67 {
-			t.Errorf("from %s", from)
+			t.Errorf("accepted a frame from %s, want %s", from, g.nic.filter.guest)
 		}
 	})
 }
@@ -60,18 +60,21 @@ func FuzzDHCP(f *testing.F) {
 	g := quietGateway(f, nil)
 	f.Fuzz(func(t *testing.T, packet []byte) {
 		reply := g.dhcp(packet)
-		if g.stats.panics.Load() > 0 {
-			t.Fatal("a panic")
+		if n := g.stats.panics.Load(); n > 0 {
+			t.Fatalf("dhcp(% x): %d panics", packet, n)
 		}
 		if reply == nil {
 			return
 		}
 		m, err := dhcpv4.FromBytes(reply)
-		if err != nil || !bytes.Equal(m.ClientHWAddr, g.mac) || len(reply) > 1400 {
-			t.Errorf("%d bytes, %v", len(reply), err)
+		if err != nil || len(reply) > 1400 {
+			t.Fatalf("dhcp() = %d bytes, %v, want a valid message of at most 1400", len(reply), err)
+		}
+		if !bytes.Equal(m.ClientHWAddr, g.mac) {
+			t.Errorf("dhcp() replies to card %s, want %s", m.ClientHWAddr, g.mac)
 		}
 		if a := m.YourIPAddr.String(); a != "192.168.5.15" && a != "0.0.0.0" {
-			t.Errorf("gave %s", a)
+			t.Errorf("dhcp() assigns %s, want 192.168.5.15 or 0.0.0.0", a)
 		}
 	})
 }
@@ -92,23 +95,23 @@ func FuzzDNS(f *testing.F) {
 	g := quietGateway(f, p)
 	f.Fuzz(func(t *testing.T, message []byte) {
 		reply := g.dns(message, maxUDPReply)
-		if g.stats.panics.Load() > 0 {
-			t.Fatal("a panic")
+		if n := g.stats.panics.Load(); n > 0 {
+			t.Fatalf("dns(% x): %d panics", message, n)
 		}
 		if reply == nil {
 			return
 		}
 		var m dns.Msg
 		if err := m.Unpack(reply); err != nil || len(reply) > maxUDPReply || !m.Response {
-			t.Fatalf("%d bytes, %v", len(reply), err)
+			t.Fatalf("dns(% x) = %d bytes, %v, response: %t, want a valid response of at most %d", message, len(reply), err, m.Response, maxUDPReply)
 		}
 		for _, rr := range m.Answer {
 			a, ok := rr.(*dns.A)
 			name, err := policy.Canonical(rr.Header().Name)
 			if !ok || err != nil || name != "host.lima.internal" && !p.Decide(policy.Question{Name: name}).Allowed {
-				t.Errorf("answered %s", rr)
+				t.Errorf("answer %s, want only A records of allowed names", rr)
 			} else if !strings.HasPrefix(a.A.String(), "198.1") && a.A.String() != "192.168.5.2" {
-				t.Errorf("answered %s", rr)
+				t.Errorf("answer %s, want a fake address or the gateway's", rr)
 			}
 		}
 	})
@@ -136,7 +139,7 @@ func FuzzClientHello(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, err := readClientHello(t.Context(), said{Reader: bytes.NewReader(b)}, nil)
 		if len(h.bytes) > maxClientHello || !bytes.HasPrefix(b, h.bytes) {
-			t.Fatal("other bytes than were said")
+			t.Fatalf("readClientHello took %d bytes, % x, want at most %d of the beginning of its input", len(h.bytes), h.bytes, maxClientHello)
 		}
 		if err != nil || h.check("example.org") != nil {
 			return
@@ -147,7 +150,7 @@ func FuzzClientHello(f *testing.F) {
 			return nil, errSeen
 		}}).Handshake()
 		if !strings.EqualFold(name, "example.org") {
-			t.Errorf("the server sees %q", name)
+			t.Errorf("a TLS server reads the name %q, want %q", name, "example.org")
 		}
 	})
 }
@@ -192,7 +195,7 @@ func FuzzHTTP(f *testing.F) {
 		<-served
 		toServer.Close()
 		if err := <-seen; err != nil {
-			t.Error(err)
+			t.Errorf("after %q, the server's input: %v", b, err)
 		}
 		c.cancel(nil)
 	})
@@ -234,13 +237,13 @@ func FuzzSniff(f *testing.F) {
 		for i := range b {
 			if was := sniff(b[:i]); was == speaksTLS || was == speaksOther {
 				if now := sniff(b); now != was {
-					t.Errorf("%q was %d, and is %d", b, was, now)
+					t.Errorf("sniff(%q) = %v, want %v as for its beginning", b, now, was)
 				}
 				break
 			}
 		}
 		if _, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(b))); err == nil && sniff(b) != speaksHTTP {
-			t.Errorf("%q is a request", b)
+			t.Errorf("sniff(%q) = %v, want %v: it is a request", b, sniff(b), speaksHTTP)
 		}
 	})
 }

@@ -61,23 +61,23 @@ func TestHTTPIsPassedOnAsItIs(t *testing.T) {
 	}
 	b, _ := io.ReadAll(a.Body)
 	if a.StatusCode != http.StatusTeapot || string(b) != "short and stout" || len(a.Header) != 1 {
-		t.Errorf("the answer became %d %v %q", a.StatusCode, a.Header, b)
+		t.Errorf("answer = %d %v %q, want %d, one header, %q", a.StatusCode, a.Header, b, http.StatusTeapot, "short and stout")
 	}
 	q := <-requests
-	if q.method != "POST" || q.uri != "/a%2fb//c?x=1;y=%zz" || q.host != "example.org" || q.body != "abc" {
-		t.Errorf("the request became %+v", q)
+	if want := (got{method: "POST", uri: "/a%2fb//c?x=1;y=%zz", host: "example.org", body: "abc"}); q.method != want.method || q.uri != want.uri || q.host != want.host || q.body != want.body {
+		t.Errorf("request = %+v, want %+v and its header", q, want)
 	}
 	var names []string
 	for name := range q.header {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	if strings.Join(names, " ") != "Content-Length X-Thing" {
-		t.Errorf("the header became %v", q.header)
+	if got, want := strings.Join(names, " "), "Content-Length X-Thing"; got != want {
+		t.Errorf("names in the request's header = %q, want %q", got, want)
 	}
-	opened := w.wait(func(r Record) bool { return r.Proto == "http" && r.Allowed })
+	opened := w.wait("an allowed HTTP connection", func(r Record) bool { return r.Proto == "http" && r.Allowed })
 	if opened.Name != "example.org" || opened.Addr.String() != "203.0.113.1" {
-		t.Errorf("recorded as %+v", opened)
+		t.Errorf("record = %+v, want Name example.org, Addr 203.0.113.1", opened)
 	}
 }
 
@@ -117,17 +117,17 @@ func TestHTTPEveryRequestIsChecked(t *testing.T) {
 			before := hits.Load()
 			c, r := w.raw("example.org", 80, good)
 			if status, body := response(t, r); status != 200 || body != "ok example.org" {
-				t.Fatalf("%d %q", status, body)
+				t.Fatalf("first request = %d %q, want 200 %q", status, body, "ok example.org")
 			}
 			io.WriteString(c, test.second)
 			if status, _ := response(t, r); status != test.status {
-				t.Errorf("status %d, want %d", status, test.status)
+				t.Errorf("second request, %.100q: status %d, want %d", test.second, status, test.status)
 			}
 			if rest, _ := io.ReadAll(r); len(rest) > 0 {
-				t.Errorf("more was said: %q", rest)
+				t.Errorf("after the refusal: read %q, want nothing", rest)
 			}
 			if n := hits.Load() - before; n != 1 {
-				t.Errorf("%d requests reached the server", n)
+				t.Errorf("%d requests reached the server, want 1", n)
 			}
 		})
 	}
@@ -150,19 +150,19 @@ func TestHTTPSmuggling(t *testing.T) {
 	chunk := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(hidden), hidden)
 	_, r := w.raw("example.org", 80, "POST /te HTTP/1.1\r\nHost: example.org\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"+chunk)
 	if status, _ := response(t, r); status != 200 && status != 400 {
-		t.Errorf("status %d", status)
+		t.Errorf("POST /te = %d, want 200 or 400", status)
 	} else if status == 200 {
 		if q := <-requests; q.uri != "/te" || q.body != hidden {
-			t.Errorf("the server read %+v", q)
+			t.Errorf("the server read %+v, want uri /te and body %q", q, hidden)
 		}
 	}
 	_, r = w.raw("example.org", 80, "POST /cl HTTP/1.1\r\nHost: example.org\r\nContent-Length: "+fmt.Sprint(len(hidden))+"\r\nTransfer-Encoding : chunked\r\n\r\n"+hidden)
 	if status, _ := response(t, r); status != 400 {
-		t.Errorf("status %d", status)
+		t.Errorf("POST /cl with a space before the colon = %d, want 400", status)
 	}
 	for len(requests) > 0 {
 		if q := <-requests; q.uri == "/hidden" {
-			t.Error("the hidden request was read as one")
+			t.Errorf("the server read %+v as a request, want it as a body", q)
 		}
 	}
 }
@@ -184,7 +184,7 @@ func TestHTTPUpgrade(t *testing.T) {
 	c, r := w.raw("example.org", 80, "GET /chat HTTP/1.1\r\nHost: example.org\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 	a, err := http.ReadResponse(r, nil)
 	if err != nil || a.StatusCode != http.StatusSwitchingProtocols || a.Header.Get("Upgrade") != "websocket" {
-		t.Fatalf("%+v, %v", a, err)
+		t.Fatalf("Upgrade to websocket = %+v, %v, want status %d", a, err, http.StatusSwitchingProtocols)
 	}
 	expectRead(t, r, "first")
 	for range 3 {
@@ -192,15 +192,15 @@ func TestHTTPUpgrade(t *testing.T) {
 		expectRead(t, r, "\x81\x02hi")
 	}
 	c.Close()
-	end := w.wait(func(r Record) bool { return r.End && r.Proto == "http" })
+	end := w.wait("the end of an HTTP connection", func(r Record) bool { return r.End && r.Proto == "http" })
 	if end.BytesIn == 0 || end.BytesOut == 0 {
-		t.Errorf("the end was recorded as %+v", end)
+		t.Errorf("end record = %+v, want bytes in both directions", end)
 	}
 	// Other upgrades would escape the checks, so the request is passed on without them.
 	for _, to := range []string{"h2c", "TLS/1.0", "websocket, h2c", "tcp"} {
 		_, r := w.raw("example.org", 80, "GET / HTTP/1.1\r\nHost: example.org\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\nUpgrade: "+to+"\r\n\r\n")
 		if status, body := response(t, r); status != 200 || body != "no" {
-			t.Errorf("Upgrade to %q: %d %q", to, status, body)
+			t.Errorf("Upgrade to %q = %d %q, want 200 %q", to, status, body, "no")
 		}
 	}
 }
@@ -241,10 +241,10 @@ func TestHTTPStreams(t *testing.T) {
 		more <- struct{}{}
 	}
 	if b, err := io.ReadAll(a.Body); err != nil || len(b) > 0 || a.Trailer.Get("X-Sum") != "3" {
-		t.Errorf("%q, %v, trailer %v", b, err, a.Trailer)
+		t.Errorf("end of the body = %q, %v, trailer %v, want no more bytes, X-Sum 3", b, err, a.Trailer)
 	}
 	if hints != 1 {
-		t.Errorf("%d early hints", hints)
+		t.Errorf("%d early hints arrived, want 1", hints)
 	}
 }
 
@@ -259,7 +259,7 @@ func TestHTTPElsewhere(t *testing.T) {
 	}))
 	status, body, err := w.get(w.client(), "http://example.org:8080/")
 	if err != nil || status != 200 || body != "example.org:8080" {
-		t.Fatalf("%d %q %v", status, body, err)
+		t.Fatalf("GET http://example.org:8080/ = %d %q, %v, want 200 %q", status, body, err, "example.org:8080")
 	}
 	n := hits.Load()
 	for _, said := range []string{
@@ -275,11 +275,11 @@ func TestHTTPElsewhere(t *testing.T) {
 		}
 		// Bytes that are sent after the refusal may turn it into a reset.
 		if a, err := http.ReadResponse(r, nil); err == nil && a.StatusCode < 400 || err != nil && !strings.Contains(err.Error(), "reset") {
-			t.Errorf("%q: %+v %v", said, a, err)
+			t.Errorf("%q = %+v, %v, want an error status or a reset", said, a, err)
 		}
 	}
-	if hits.Load() != n {
-		t.Error("a request to another name reached the server")
+	if got := hits.Load(); got != n {
+		t.Errorf("%d requests reached the server, want %d", got, n)
 	}
 	w.waitDenied(`HTTP Host "other.example" differs from the dialled name`)
 	// A line that is not HTTP passes.
@@ -292,7 +292,7 @@ func TestHTTPElsewhere(t *testing.T) {
 	c, r := w.raw("line.example", 8080, strings.Repeat("x", maxFirstLine))
 	defer c.Close()
 	if b, err := io.ReadAll(r); err == nil || len(b) > 0 {
-		t.Errorf("%d bytes passed, %v", len(b), err)
+		t.Errorf("%d bytes of a line without an end passed, %v, want 0 and an error", len(b), err)
 	}
 	w.waitDenied("too long")
 }
@@ -303,11 +303,11 @@ func TestHTTPUpstreamFails(t *testing.T) {
 	for _, name := range []string{"example.org", "nowhere.example"} {
 		status, body, err := w.get(w.client(), "http://"+name+"/")
 		if err != nil || status != 502 || !strings.Contains(body, "agent-sessionizer") {
-			t.Errorf("%s: %d %q %v", name, status, body, err)
+			t.Errorf("GET http://%s/ = %d %q, %v, want 502 with %q", name, status, body, err, "agent-sessionizer")
 		}
-		r := w.wait(func(r Record) bool { return r.Name == name && r.End })
+		r := w.wait("the end of the connection to "+name, func(r Record) bool { return r.Name == name && r.End })
 		if !r.Allowed || r.Reason == "" {
-			t.Errorf("recorded as %+v", r)
+			t.Errorf("end record = %+v, want Allowed with a Reason", r)
 		}
 	}
 	// A guest that disconnects while the server is slow does not count as a failure of
@@ -324,8 +324,8 @@ func TestHTTPUpstreamFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := do(w.client(), r); err == nil {
-		t.Error("an answer")
+	if status, body, err := do(w.client(), r); err == nil {
+		t.Errorf("cancelled GET http://slow.example/ = %d %q, want an error", status, body)
 	}
-	w.wait(func(r Record) bool { return r.Name == "slow.example" && r.End })
+	w.wait("the end of the connection to slow.example", func(r Record) bool { return r.Name == "slow.example" && r.End })
 }

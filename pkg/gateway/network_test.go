@@ -135,10 +135,10 @@ func newWorld(t *testing.T, c config) *world {
 		}
 		near.Close()
 		if err := g.Close(); err != nil {
-			t.Error(err)
+			t.Errorf("Close: %v", err)
 		}
 		if n := g.Stats().Panics; n > 0 {
-			t.Errorf("%d panics: %+v", n, w.all(func(r Record) bool { return r.Kind == KindLink }))
+			t.Errorf("Stats().Panics = %d, want 0; links: %+v", n, w.all(func(r Record) bool { return r.Kind == KindLink }))
 		}
 		http.DefaultClient.CloseIdleConnections()
 		expectGoroutines(t, before)
@@ -161,7 +161,7 @@ func expectGoroutines(t *testing.T, most int) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Errorf("goroutines are left:\n%s", strings.Join(ours, "\n\n"))
+			t.Errorf("%d goroutines run, want at most %d; those of the gateway:\n%s", len(all), most, strings.Join(ours, "\n\n"))
 			return
 		}
 		time.Sleep(time.Millisecond)
@@ -185,7 +185,7 @@ func (w *world) attachStream() net.Conn {
 }
 
 func (w *world) attached() {
-	w.wait(func(r Record) bool { return r.Kind == KindLink && r.Allowed && !r.End })
+	w.wait("the link of the guest", func(r Record) bool { return r.Kind == KindLink && r.Allowed && !r.End })
 }
 
 func (w *world) log(r Record) {
@@ -196,8 +196,8 @@ func (w *world) log(r Record) {
 	w.changed = make(chan struct{})
 }
 
-// wait returns the first record that matches.
-func (w *world) wait(meant func(Record) bool) Record {
+// wait returns the first record that matches. What names it in the failure message.
+func (w *world) wait(what string, meant func(Record) bool) Record {
 	w.t.Helper()
 	timeout := time.After(patience)
 	for {
@@ -212,7 +212,7 @@ func (w *world) wait(meant func(Record) bool) Record {
 		select {
 		case <-changed:
 		case <-timeout:
-			w.t.Fatalf("no such record among %+v", records)
+			w.t.Fatalf("no record of %s within %v, want one among %+v", what, patience, records)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func (w *world) all(meant func(Record) bool) []Record {
 // waitDenied returns the denial of a connection whose reason contains a text.
 func (w *world) waitDenied(reason string) Record {
 	w.t.Helper()
-	return w.wait(func(r Record) bool {
+	return w.wait("a TCP denial because "+reason, func(r Record) bool {
 		return r.Kind == KindTCP && !r.Allowed && strings.Contains(r.Reason, reason)
 	})
 }
@@ -373,7 +373,7 @@ func expectReset(t *testing.T, c net.Conn) {
 	t.Helper()
 	b, err := io.ReadAll(c)
 	if err == nil || errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "timeout") {
-		t.Fatalf("read %q, %v; want a reset", b, err)
+		t.Fatalf("read %q, %v, want a reset", b, err)
 	}
 }
 
@@ -381,6 +381,6 @@ func expectRead(t *testing.T, c io.Reader, want string) {
 	t.Helper()
 	b := make([]byte, len(want))
 	if n, err := io.ReadFull(c, b); err != nil || string(b) != want {
-		t.Fatalf("read %q, %v; want %q", b[:n], err, want)
+		t.Fatalf("read %q, %v, want %q", b[:n], err, want)
 	}
 }

@@ -59,7 +59,7 @@ func newRig(t *testing.T) rig {
 	}}
 	t.Cleanup(func() {
 		if err := r.Stop(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
+			t.Errorf("Stop: %v", err)
 		}
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -110,9 +110,20 @@ func (r rig) resolves(g *gatewaytest.Guest, name string) bool {
 	defer cancel()
 	_, err := g.Lookup(ctx, name)
 	if ctx.Err() != nil {
-		r.Fatalf("the gateway does not answer: %v", err)
+		r.Fatalf("Lookup(%q): no answer from the gateway: %v", name, err)
 	}
 	return err == nil
+}
+
+// expectResolves looks up each name and reports one that resolves but must not, or the
+// reverse.
+func (r rig) expectResolves(g *gatewaytest.Guest, when string, names map[string]bool) {
+	r.Helper()
+	for name, want := range names {
+		if got := r.resolves(g, name); got != want {
+			r.Errorf("%s: %s resolves: %t, want %t", when, name, got, want)
+		}
+	}
 }
 
 func (r rig) pid() int {
@@ -132,7 +143,7 @@ func (r rig) ends() {
 	r.Helper()
 	for end := time.Now().Add(time.Minute); r.Running(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			r.Fatal("the gateway goes on")
+			r.Fatal("the gateway is running after a minute, want that it ends")
 		}
 	}
 }
@@ -151,7 +162,7 @@ func TestSlowStart(t *testing.T) {
 	for range 3 {
 		all.Go(func() {
 			if err := r.Start(t.Context(), r.sockets, allowing("a.example.org")); err != nil {
-				t.Error(err)
+				t.Errorf("Start beside others: %v", err)
 			}
 		})
 	}
@@ -160,7 +171,7 @@ func TestSlowStart(t *testing.T) {
 	r.ends()
 	time.Sleep(3 * time.Second) // for gateways that stayed behind
 	if r.Running() {
-		t.Error("one that came late stands for nobody")
+		t.Error("a gateway without a VM is running, want none")
 	}
 }
 
@@ -194,7 +205,7 @@ func TestStartWhileAnotherComesUp(t *testing.T) {
 	for seen := false; !seen; { // until Start has written the policy and asks for the gateway
 		select {
 		case err := <-started:
-			t.Fatalf("Start did not wait: %v", err)
+			t.Fatalf("Start returned %v before the gateway listens, want that it waits", err)
 		case <-time.After(time.Millisecond):
 			_, err := os.Stat(filepath.Join(r.Dir, "policy.json"))
 			seen = err == nil
@@ -208,7 +219,7 @@ func TestStartWhileAnotherComesUp(t *testing.T) {
 	go func() { _ = srv.Serve(l) }()
 	defer srv.Close()
 	if err := <-started; err != nil {
-		t.Errorf("Start: %v", err)
+		t.Errorf("Start of a gateway that comes up: %v", err)
 	}
 	if err := lock.Close(); err != nil { // so that the rig finds nothing to stop
 		t.Fatal(err)
@@ -218,53 +229,47 @@ func TestStartWhileAnotherComesUp(t *testing.T) {
 func TestProcessLife(t *testing.T) {
 	r := newRig(t)
 	if _, err := r.Status(t.Context()); !errors.Is(err, gateway.ErrNotRunning) {
-		t.Errorf("Status before Start: %v", err)
+		t.Errorf("Status before Start: error %v, want %v", err, gateway.ErrNotRunning)
 	}
 	if err := r.Stop(t.Context()); err != nil {
-		t.Errorf("Stop before Start: %v", err)
+		t.Errorf("Stop before Start: error %v, want nil", err)
 	}
 	var all sync.WaitGroup
 	for range 4 { // several concurrent calls start one gateway
 		all.Go(func() {
 			if err := r.Start(t.Context(), r.sockets, allowing("a.example.org")); err != nil {
-				t.Error(err)
+				t.Errorf("Start beside others: %v", err)
 			}
 		})
 	}
 	all.Wait()
 	pid := r.pid()
 	r.start(allowing("b.example.org"))
-	if r.pid() != pid {
-		t.Error("a second process took over from a living one")
+	if got := r.pid(); got != pid {
+		t.Errorf("process id after a second Start = %d, want %d", got, pid)
 	}
 	g := r.guest()
-	if r.resolves(g, "a.example.org") || !r.resolves(g, "b.example.org") {
-		t.Error("Start of a running one does not bring its policy")
-	}
+	r.expectResolves(g, "after Start of a running gateway", map[string]bool{"a.example.org": false, "b.example.org": true})
 	if err := r.SetPolicy(t.Context(), allowing("a.example.org")); err != nil {
 		t.Fatal(err)
 	}
-	if !r.resolves(g, "a.example.org") || r.resolves(g, "b.example.org") {
-		t.Error("SetPolicy does not count at once")
-	}
+	r.expectResolves(g, "after SetPolicy", map[string]bool{"a.example.org": true, "b.example.org": false})
 	if st, err := r.Status(t.Context()); err != nil || st.PID != pid || st.Mode != policy.Allowlist || st.Names != 1 || st.Detached || st.Stats.FramesIn == 0 {
-		t.Errorf("%+v, %v", st, err)
+		t.Errorf("Status = %+v, %v, want PID %d, Mode %s, Names 1, attached, some FramesIn", st, err, pid, policy.Allowlist)
 	}
 
 	// The VM disconnects and its gateway ends; the next run has a new gateway.
 	g.Close()
 	r.ends()
 	r.start(allowing("a.example.org"))
-	if g := r.guest(); !r.resolves(g, "a.example.org") {
-		t.Error("no network in the second run")
-	}
+	r.expectResolves(r.guest(), "in the second run", map[string]bool{"a.example.org": true})
 	for range 2 {
 		if err := r.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := r.SetPolicy(t.Context(), allowing()); !errors.Is(err, gateway.ErrNotRunning) {
-		t.Errorf("SetPolicy after Stop: %v", err)
+		t.Errorf("SetPolicy after Stop: error %v, want %v", err, gateway.ErrNotRunning)
 	}
 }
 
@@ -287,7 +292,7 @@ func TestFailClosed(t *testing.T) {
 			err = json.Unmarshal(out, &st)
 		}
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("POST reload = %q: %v", out, err)
 		}
 		return st
 	}
@@ -305,17 +310,13 @@ func TestFailClosed(t *testing.T) {
 			}
 		}
 		if st := reload(); st.PolicyError == "" || st.Mode != "" {
-			t.Errorf("a policy that is %s: %+v", what, st)
+			t.Errorf("Status with a policy that is %s = %+v, want a PolicyError, no Mode", what, st)
 		}
-		if r.resolves(g, "a.example.org") {
-			t.Errorf("with a policy that is %s a name resolves", what)
-		}
+		r.expectResolves(g, "with a policy that is "+what, map[string]bool{"a.example.org": false})
 		if err := r.SetPolicy(t.Context(), allowing("a.example.org")); err != nil {
 			t.Fatal(err)
 		}
-		if !r.resolves(g, "a.example.org") {
-			t.Error("a whole policy does not mend it")
-		}
+		r.expectResolves(g, "with a whole policy after one that is "+what, map[string]bool{"a.example.org": true})
 	}
 
 	t.Run("frozen", func(t *testing.T) {
@@ -328,13 +329,13 @@ func TestFailClosed(t *testing.T) {
 			_, err = r.Status(t.Context())
 		}
 		if err == nil || errors.Is(err, gateway.ErrNotRunning) {
-			t.Errorf("Status of a frozen one: %v", err)
+			t.Errorf("Status of a frozen gateway: error %v, want one other than %v", err, gateway.ErrNotRunning)
 		}
 		if !r.Running() {
-			t.Error("a frozen one does not count as a process")
+			t.Error("Running() of a frozen gateway = false, want true")
 		}
 		if err := r.Stop(t.Context()); err != nil || r.Running() {
-			t.Fatalf("Stop of a frozen one: %v", err)
+			t.Fatalf("Stop of a frozen gateway: error %v, Running() %t, want nil, false", err, r.Running())
 		}
 	})
 	t.Run("killed", func(t *testing.T) {
@@ -344,12 +345,10 @@ func TestFailClosed(t *testing.T) {
 		}
 		r.ends()
 		if _, err := net.Dial("unix", r.sockets.Stream); err == nil {
-			t.Error("somebody serves the card of a killed gateway")
+			t.Error("Dial of a killed gateway's socket succeeded, want an error")
 		}
 		r.start(allowing("a.example.org"))
-		if g := r.guest(); !r.resolves(g, "a.example.org") {
-			t.Error("no network after a kill")
-		}
+		r.expectResolves(r.guest(), "after a kill", map[string]bool{"a.example.org": true})
 	})
 }
 
@@ -366,7 +365,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	r.start(allowing("a.example.org"))
 	g := r.guest()
 	if !r.resolves(g, "a.example.org") {
-		t.Fatal("no network")
+		t.Fatalf("Lookup(%q) failed, want an address", "a.example.org")
 	}
 	// Each connection to the API takes a descriptor and keeps it.
 	var held []net.Conn
@@ -378,14 +377,10 @@ func TestOutOfDescriptors(t *testing.T) {
 		held = append(held, c)
 	}
 	if _, err := r.Status(t.Context()); err == nil {
-		t.Error("the limit was not reached")
+		t.Errorf("Status with %d connections to the API succeeded, want an error: the limit was not reached", len(held))
 	}
-	if r.resolves(g, "evil.example.net") {
-		t.Error("without descriptors a denied name resolves")
-	}
-	if !r.resolves(g, "a.example.org") { // needs no descriptor
-		t.Error("without descriptors it is gone")
-	}
+	// Neither needs a descriptor.
+	r.expectResolves(g, "without descriptors", map[string]bool{"evil.example.net": false, "a.example.org": true})
 	for _, c := range held {
 		_ = c.Close()
 	}
@@ -396,7 +391,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		}
 	}
 	if err != nil {
-		t.Errorf("it does not recover: %v", err)
+		t.Errorf("Status after the connections were closed: %v", err)
 	}
 }
 
@@ -409,21 +404,21 @@ func TestBadStarts(t *testing.T) {
 	err := r.Start(t.Context(), nowhere, allowing())
 	said, logErr := os.ReadFile(filepath.Join(r.Dir, "gateway.log"))
 	if err == nil || logErr != nil || !strings.Contains(err.Error()+string(said), "socket") {
-		t.Errorf("a socket that cannot be: %v, %v, %s", err, logErr, said)
+		t.Errorf("Start with a socket path that is too long: error %v, log %q, %v, want %q in one of them", err, said, logErr, "socket")
 	}
 	if err := r.Start(t.Context(), r.sockets, &policy.Policy{}); err == nil {
-		t.Error("a policy that is none was accepted")
+		t.Error("Start with an empty policy succeeded, want an error")
 	}
 	broken := r.Process
 	broken.Self = "/nonexistent"
 	if err := broken.Start(t.Context(), r.sockets, allowing()); fail.CodeOf(err) != fail.Host {
-		t.Errorf("no program: %v", err)
+		t.Errorf("Start of a missing program: error %v with code %v, want code %v", err, fail.CodeOf(err), fail.Host)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	broken.Self = "sleep"
 	if err := broken.Start(ctx, r.sockets, allowing()); err == nil {
-		t.Error("a cancelled Start succeeded")
+		t.Error("a cancelled Start succeeded, want an error")
 	}
 }
 
@@ -459,7 +454,7 @@ func TestDecisionLogIsBounded(t *testing.T) {
 	var lines, asked, evil int64
 	for i, e := range all {
 		if i > 0 && e.Seq != all[i-1].Seq+1 {
-			t.Fatalf("%d follows %d", e.Seq, all[i-1].Seq)
+			t.Fatalf("entry %d follows entry %d, want %d", e.Seq, all[i-1].Seq, all[i-1].Seq+1)
 		}
 		lines++
 		if !e.Allowed && e.Kind != gateway.KindLink {
@@ -471,14 +466,14 @@ func TestDecisionLogIsBounded(t *testing.T) {
 	}
 	// The records that exceeded the limit may include a dropped frame.
 	if asked < same+distinct || asked > same+distinct+10 || evil != same {
-		t.Errorf("%d denials in %d lines, %d of one name; %d and %d were made", asked, lines, evil, same+distinct, same)
+		t.Errorf("%d denials in %d lines, %d of one name, want %d to %d denials, %d of one name", asked, lines, evil, same+distinct, same+distinct+10, same)
 	}
 	denials, err := gateway.Denials(t.Context(), r.Dir, time.Time{})
 	if err != nil || len(denials) == 0 || denials[0].Target() != "evil.example.net" || denials[0].Count != same {
-		t.Errorf("%+v, %v", denials[:min(len(denials), 1)], err)
+		t.Errorf("Denials = %+v, %v, want evil.example.net first, with Count %d", denials[:min(len(denials), 1)], err, same)
 	}
 	if later, err := gateway.Denials(t.Context(), r.Dir, time.Now()); err != nil || len(later) > 0 {
-		t.Errorf("after now: %+v, %v", later, err)
+		t.Errorf("Denials since now = %+v, %v, want none", later, err)
 	}
 }
 
@@ -525,16 +520,16 @@ func TestDecisionLogContinues(t *testing.T) {
 		select {
 		case got := <-followed:
 			if got != want {
-				t.Fatalf("%q, want %q", got, want)
+				t.Fatalf("followed decision about %q, want %q", got, want)
 			}
 		case <-time.After(time.Minute):
-			t.Fatalf("%s does not come", want)
+			t.Fatalf("no decision about %q within a minute", want)
 		}
 	}
 	var last int64
 	for _, e := range entries(t, r.Dir) {
 		if e.Seq <= last {
-			t.Errorf("%d after %d", e.Seq, last)
+			t.Errorf("entry %d follows entry %d, want a larger number", e.Seq, last)
 		}
 		last = e.Seq
 	}
@@ -552,15 +547,13 @@ func TestDecisionsWithoutALog(t *testing.T) {
 	}
 	r.start(allowing("a.example.org"))
 	g := r.guest()
-	if r.resolves(g, "evil.example.net") || !r.resolves(g, "a.example.org") {
-		t.Error("other decisions than with a log")
-	}
+	r.expectResolves(g, "without a decision log", map[string]bool{"evil.example.net": false, "a.example.org": true})
 	st, err := r.Status(t.Context())
 	for end := time.Now().Add(time.Minute); err == nil && st.LogErr == "" && time.Now().Before(end); {
 		st, err = r.Status(t.Context())
 	}
 	if err != nil || !strings.Contains(st.LogErr, "no space") {
-		t.Errorf("%v; %+v", err, st)
+		t.Errorf("Status = %+v, %v, want a LogErr with %q", st, err, "no space")
 	}
 }
 
@@ -573,11 +566,14 @@ func TestFilesAreTheUsers(t *testing.T) {
 	r.start(allowing("a.example.org"))
 	files, err := filepath.Glob(filepath.Join(r.Dir, "*"))
 	if err != nil || len(files) < 4 {
-		t.Fatal(files, err)
+		t.Fatalf("Glob(%s) = %q, %v, want at least 4 files", r.Dir, files, err)
 	}
 	for _, path := range append(files, r.sockets.Stream, r.sockets.Datagram, r.sockets.API) {
-		if st, err := os.Stat(path); err != nil || st.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s: %v, %v", path, st.Mode(), err)
+		st, err := os.Stat(path)
+		if err != nil {
+			t.Error(err)
+		} else if st.Mode().Perm()&0o077 != 0 {
+			t.Errorf("mode of %s = %v, want no access for others", path, st.Mode())
 		}
 	}
 }

@@ -95,7 +95,7 @@ func TestSecondHello(t *testing.T) {
 					c.Write(test.second)
 					expectRead(t, c, "over")
 					if got := <-heard; !bytes.Equal(got, test.second) {
-						t.Errorf("the server got %q", got)
+						t.Errorf("the server read %q, want %q", got, test.second)
 					}
 				default:
 					if test.second != nil {
@@ -103,12 +103,12 @@ func TestSecondHello(t *testing.T) {
 						c.Write(test.second)
 					}
 					expectReset(t, c)
-					w.wait(func(r Record) bool {
+					w.wait("a TLS denial because "+test.reason, func(r Record) bool {
 						return !r.Allowed && r.Proto == protoTLS && r.Port == port && strings.Contains(r.Reason, test.reason)
 					})
 					if len(w.dials()) > 0 {
 						if got := <-heard; bytes.Contains(got, []byte("evil")) || bytes.Contains(got, hidden[:recordHeader+40]) {
-							t.Errorf("the server got %q", got)
+							t.Errorf("the server read %q, want nothing of the second ClientHello", got)
 						}
 					}
 				}
@@ -127,7 +127,7 @@ func TestHelloRetry(t *testing.T) {
 	t.Cleanup(s.Close)
 	w.internet("example.org", 443, s.Listener.Addr().String())
 	if status, body, err := w.get(w.client(), "https://example.org/"); err != nil || status != 200 || body != "example.org" {
-		t.Fatalf("%d %q %v", status, body, err)
+		t.Fatalf("GET https://example.org/ = %d %q, %v, want 200 %q", status, body, err, "example.org")
 	}
 }
 
@@ -141,7 +141,7 @@ func TestServerWithoutHello(t *testing.T) {
 		c.Write(clientHelloFor(t, "example.org"))
 		b, err := io.ReadAll(c)
 		if !strings.HasPrefix(says, string(b)) || err == nil && string(b) != says {
-			t.Errorf("%q: %q %v", says, b, err)
+			t.Errorf("a server that sends %q: read %q, %v, want the same", says, b, err)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func TestSniff(t *testing.T) {
 		"\x00\x00\x00\x08\x04\xd2\x16\x2f": speaksOther, // PostgreSQL asks for TLS
 	} {
 		if got := sniff([]byte(said)); got != want {
-			t.Errorf("%q: %v, want %v", said, got, want)
+			t.Errorf("sniff(%q) = %v, want %v", said, got, want)
 		}
 	}
 }

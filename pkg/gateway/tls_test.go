@@ -64,11 +64,11 @@ func TestTLS(t *testing.T) {
 	w.secureWeb("other.example", 443, http.NotFoundHandler())
 	status, body, err := w.get(w.client(), "https://example.org/")
 	if err != nil || status != 200 || body != "HTTP/2.0 example.org" {
-		t.Fatalf("%d %q %v", status, body, err)
+		t.Fatalf("GET https://example.org/ = %d %q, %v, want 200 %q", status, body, err, "HTTP/2.0 example.org")
 	}
-	opened := w.wait(func(r Record) bool { return r.Kind == KindTCP && r.Proto == "tls" && r.Allowed })
+	opened := w.wait("an allowed TLS connection", func(r Record) bool { return r.Kind == KindTCP && r.Proto == "tls" && r.Allowed })
 	if opened.Name != "example.org" || opened.Addr.String() != "203.0.113.1" || opened.Port != 443 || opened.Conn == 0 || opened.Rule != "example.org" {
-		t.Errorf("recorded as %+v", opened)
+		t.Errorf("record = %+v, want Name and Rule example.org, Addr 203.0.113.1, Port 443, a Conn", opened)
 	}
 
 	hello := makeClientHello(t, &tls.Config{ServerName: "example.org"})
@@ -101,7 +101,7 @@ func TestTLS(t *testing.T) {
 			expectReset(t, c)
 			w.waitDenied(test.reason)
 			if n := len(w.dials()); n != before {
-				t.Error("the server was dialled")
+				t.Errorf("%d connections were dialled, want %d", n, before)
 			}
 		})
 	}
@@ -155,8 +155,8 @@ func TestTLSInPieces(t *testing.T) {
 				c.Write(said[i : i+1])
 			}
 			expectRead(t, c, "hello, too")
-			if !bytes.Equal(<-got, said) {
-				t.Error("the server got other bytes than the client sent")
+			if got := <-got; !bytes.Equal(got, said) {
+				t.Errorf("the server read % x, want % x", got, said)
 			}
 		})
 	}
@@ -169,7 +169,7 @@ func TestTLSElsewhere(t *testing.T) {
 	w.secureWeb("example.org", 8443, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { io.WriteString(rw, r.Host) }))
 	status, body, err := w.get(w.client(), "https://example.org:8443/")
 	if err != nil || status != 200 || body != "example.org:8443" {
-		t.Fatalf("%d %q %v", status, body, err)
+		t.Fatalf("GET https://example.org:8443/ = %d %q, %v, want 200 %q", status, body, err, "example.org:8443")
 	}
 	for _, said := range [][]byte{
 		makeClientHello(t, &tls.Config{ServerName: "other.example"}),

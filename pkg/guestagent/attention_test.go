@@ -138,11 +138,11 @@ func TestNews(t *testing.T) {
 				at = at.Add(time.Minute)
 				n = n.afterEvent(readEvent(strings.NewReader(s.event)), at)
 				if n.State != s.state || n.On != s.on {
-					t.Fatalf("%.300s:\ngot  %q %q\nwant %q %q", s.event, n.State, n.On, s.state, s.on)
+					t.Fatalf("state after %.300s = %q %q, want %q %q", s.event, n.State, n.On, s.state, s.on)
 				}
 				same := before.State == n.State && before.On == n.On
 				if same != before.Since.Equal(n.Since) || !same && !n.Since.Equal(at) {
-					t.Errorf("%.300s: since %s, was %s", s.event, n.Since, before.Since)
+					t.Errorf("Since after %.300s at %s = %s, was %s, want a change: %t", s.event, at, n.Since, before.Since, !same)
 				}
 			}
 		})
@@ -190,7 +190,7 @@ func TestNewsWithClaudesFile(t *testing.T) {
 		n := agentReport{State: c.state, On: "hook", Since: noon, At: noon}
 		got := n.mergeClaude(c.file, noon.Add(c.later))
 		if got.State != c.want || got.On != c.on || got.Since.Equal(noon) == c.changed {
-			t.Errorf("%s: got %q %q since %s", c.name, got.State, got.On, got.Since)
+			t.Errorf("%s: mergeClaude(%+v) = %q %q since %s, want %q %q, Since changed: %t", c.name, c.file, got.State, got.On, got.Since, c.want, c.on, c.changed)
 		}
 	}
 }
@@ -203,7 +203,7 @@ func TestGist(t *testing.T) {
 		{strings.Repeat("𝔘x", 1000), strings.Repeat("𝔘x", maxSummary/2-1) + "𝔘…"},
 	} {
 		if got := summarize(c.in); got != c.want {
-			t.Errorf("%q became %q", c.in, got)
+			t.Errorf("summarize(%q) = %q, want %q", c.in, got, c.want)
 		}
 	}
 }
@@ -217,11 +217,11 @@ func TestReadUpTo(t *testing.T) {
 	}
 	for _, path := range []string{large, dir, "/dev/zero", filepath.Join(dir, "none")} {
 		if data, err := readUpTo(path, 10); err == nil {
-			t.Errorf("%s: %d bytes", path, len(data))
+			t.Errorf("readUpTo(%s, 10) = %d bytes, want an error", path, len(data))
 		}
 	}
 	if data, err := readUpTo(large, 11); err != nil || len(data) != 11 {
-		t.Error(len(data), err)
+		t.Errorf("readUpTo of a file of 11 bytes with limit 11 = %d bytes, %v, want 11 bytes", len(data), err)
 	}
 }
 
@@ -232,10 +232,10 @@ func FuzzEvent(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		n := agentReport{State: guestproto.AgentWorking}.afterEvent(readEvent(strings.NewReader(text)), noon)
 		if n.State.Urgency() > guestproto.AgentGone.Urgency() || strings.ContainsAny(n.On+n.Tool, "\x1b\n\x00") || len([]rune(n.On)) > maxSummary {
-			t.Fatalf("%+v", n)
+			t.Fatalf("report after %q = %+v, want a known state and an On of at most %d characters without control characters", text, n, maxSummary)
 		}
 		if _, err := json.Marshal(n); err != nil {
-			t.Fatal(err)
+			t.Fatalf("Marshal(%+v): %v", n, err)
 		}
 	})
 }

@@ -57,7 +57,7 @@ func TestUserDataOfLima(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.timezone != "Europe/Berlin" || len(c.users) != 1 || c.users[0].Name != "agent" || len(c.users[0].Keys) != 1 {
-		t.Fatalf("read %+v", c)
+		t.Fatalf("parseUserData: %+v, want zone Europe/Berlin and user agent with one key", c)
 	}
 	// Items form one script, in order, as cloud-init runs them.
 	path := filepath.Join(t.TempDir(), "bootcmd")
@@ -66,7 +66,7 @@ func TestUserDataOfLima(t *testing.T) {
 	}
 	out, err := exec.CommandContext(t.Context(), "/bin/sh", path).CombinedOutput()
 	if want := "one it's \"b\"\ntwo  words 3 it's\n"; err != nil || string(out) != want {
-		t.Fatalf("%v: %q, want %q", err, out, want)
+		t.Fatalf("bootcmd printed %q, %v, want %q", out, err, want)
 	}
 }
 
@@ -88,7 +88,7 @@ func TestUserDataThatIsRefused(t *testing.T) {
 	} {
 		var c cidata
 		if err := c.parseUserData([]byte(text)); err == nil {
-			t.Errorf("%s: accepted as %+v", what, c)
+			t.Errorf("%s: parseUserData(%q) accepted it as %+v, want an error", what, text, c)
 		}
 	}
 }
@@ -96,11 +96,11 @@ func TestUserDataThatIsRefused(t *testing.T) {
 func TestMetaData(t *testing.T) {
 	name, err := parseMetaData([]byte("instance-id: iid-1\nlocal-hostname: lima-a1\n"))
 	if err != nil || name != "lima-a1" {
-		t.Fatal(name, err)
+		t.Fatalf("parseMetaData() = %q, %v, want %q", name, err, "lima-a1")
 	}
 	for _, bad := range []string{"", "instance-id: a\n", "local-hostname: -a\n", "local-hostname: a/b\n", "local-hostname: [a]\n", "local-hostname: " + strings.Repeat("a", 64), "{"} {
 		if name, err := parseMetaData([]byte(bad)); err == nil {
-			t.Errorf("%q: accepted as %q", bad, name)
+			t.Errorf("parseMetaData(%q) = %q, want an error", bad, name)
 		}
 	}
 }
@@ -116,20 +116,20 @@ func TestASeedDiskIsReadWithABound(t *testing.T) {
 	write("meta-data", "local-hostname: lima-a\n")
 	write("user-data", limaUserData)
 	if c, err := readCidata(dir); err != nil || c.hostname != "lima-a" || c.bootcmd == "" {
-		t.Fatal(c, err)
+		t.Fatalf("readCidata() = %+v, %v, want hostname %q and a bootcmd", c, err, "lima-a")
 	}
 	write("user-data", limaUserData+strings.Repeat("#", maxCidata))
 	if _, err := readCidata(dir); err == nil {
-		t.Fatal("a seed disk of any size is read")
+		t.Fatalf("readCidata of user-data over %d bytes succeeded, want an error", maxCidata)
 	}
 	if provisions(dir) {
-		t.Fatal("there is nothing to provision")
+		t.Fatal("provisions() without scripts = true, want false")
 	}
 	if err := os.Mkdir(filepath.Join(dir, "provision.system"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if !provisions(dir) {
-		t.Fatal("provision.system was not seen")
+		t.Fatal("provisions() with provision.system = false, want true")
 	}
 }
 
@@ -137,10 +137,10 @@ func TestHostsFile(t *testing.T) {
 	const before = "127.0.0.1 localhost\n127.0.1.1 old\n::1 ip6-localhost\n10.0.0.1 other"
 	const want = "127.0.0.1 localhost\n::1 ip6-localhost\n10.0.0.1 other\n127.0.1.1 new\n"
 	if got := hostsFile(before, "new"); got != want {
-		t.Fatalf("%q", got)
+		t.Fatalf("hostsFile(%q, %q) = %q, want %q", before, "new", got, want)
 	}
 	if got := hostsFile(want, "new"); got != want {
-		t.Fatalf("it grows: %q", got)
+		t.Fatalf("hostsFile of its own result = %q, want %q", got, want)
 	}
 }
 
@@ -151,36 +151,39 @@ func TestAHostKeyIsMadeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := g.ensureHostKey(); err != nil || again != first {
-		t.Fatalf("the key changed from %q to %q, %v", first, again, err)
+		t.Fatalf("second ensureHostKey() = %q, %v, want %q", again, err, first)
 	}
 	info, err := os.Stat(g.path(hostKeyFile))
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Fatal(info, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := info.Mode().Perm(); got != 0o600 {
+		t.Fatalf("mode of the host key = %v, want %v", got, os.FileMode(0o600))
 	}
 	if got := g.text(hostKeyFile + ".pub"); got != first+"\n" {
-		t.Fatalf("public half %q, want %q", got, first)
+		t.Fatalf("public half = %q, want %q", got, first+"\n")
 	}
 	// A key that was truncated by a power failure is replaced.
 	if err := os.WriteFile(g.path(hostKeyFile), []byte("-----BEGIN OPENSSH"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if second, err := g.ensureHostKey(); err != nil || second == first {
-		t.Fatal(second, err)
+		t.Fatalf("ensureHostKey() with a truncated key = %q, %v, want another key than %q", second, err, first)
 	}
 }
 
 func TestLoginKeys(t *testing.T) {
 	const key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ+cSFdCrF0rLFtdxTdpHR2DPjPBTYXZfJoTJ7gvRPAL"
 	if got, err := loginKey(key + " a comment\n"); err != nil || got != key {
-		t.Fatal(got, err)
+		t.Fatalf("loginKey(%q) = %q, %v, want %q", key+" a comment\n", got, err, key)
 	}
 	for _, bad := range []string{"", "ssh-ed25519 AAAA", "command=\"sh\" " + key, key + "\n" + key} {
 		if got, err := loginKey(bad); err == nil {
-			t.Errorf("%q: accepted as %q", bad, got)
+			t.Errorf("loginKey(%q) = %q, want an error", bad, got)
 		}
 	}
 	if _, err := keysFile([]string{key, key + "\n" + key}); err == nil {
-		t.Error("a key of two lines was accepted")
+		t.Error("keysFile with a key of two lines succeeded, want an error")
 	}
 }
 
@@ -193,7 +196,7 @@ func FuzzUserData(f *testing.F) {
 			return
 		}
 		if strings.ContainsRune(c.bootcmd, 0) || c.timezone != "" && strings.Contains("/"+c.timezone+"/", "/../") {
-			t.Fatalf("accepted: %q", data)
+			t.Fatalf("parseUserData(%q) accepted bootcmd %q, timezone %q, want no zero byte and no path", data, c.bootcmd, c.timezone)
 		}
 	})
 }

@@ -42,32 +42,32 @@ func TestWhoAsks(t *testing.T) {
 		from := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(local.String()).Port())
 		a := newDNSClients()
 		if got := a.programOf(from, "evil.example"); got != us {
-			t.Errorf("%+v: got %q, want %q", dial, got, us)
+			t.Errorf("%+v: programOf(%s, evil.example) = %q, want %q", dial, from, got, us)
 		}
 		// The first program is cached and needs no second lookup.
 		for range maxLooks {
 			a.queue <- struct{}{}
 		}
 		if got := a.programOf(netip.MustParseAddrPort("127.0.0.1:1"), "evil.example"); got != us {
-			t.Errorf("%+v, asked again: %q", dial, got)
+			t.Errorf("%+v: programOf of a cached name = %q, want %q", dial, got, us)
 		}
 		if got := a.programOf(from, "other.example"); got != "" {
-			t.Errorf("%+v: too many look, and yet it is %q", dial, got)
+			t.Errorf("%+v: programOf with a full queue = %q, want %q", dial, got, "")
 		}
 		<-a.queue
 		if got := a.programOf(from, "other.example"); got != us {
-			t.Errorf("%+v: got %q once there is room", dial, got)
+			t.Errorf("%+v: programOf once the queue has space = %q, want %q", dial, got, us)
 		}
 	}
 	a := newDNSClients()
 	if got := a.programOf(netip.AddrPort{}, "evil.example"); got != "" {
-		t.Errorf("an address of nobody: %q", got)
+		t.Errorf("programOf of an unknown address = %q, want %q", got, "")
 	}
 	for i := range maxDNSClients {
 		a.first[fmt.Sprint(i)] = ""
 	}
 	if a.programOf(netip.AddrPort{}, "one.more"); len(a.first) != 1 {
-		t.Errorf("%d names are remembered", len(a.first))
+		t.Errorf("%d names are cached after one more than %d, want 1", len(a.first), maxDNSClients)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestKernelAddr(t *testing.T) {
 		"xx05A8C0":                         "invalid IP",
 	} {
 		if got := kernelAddr(text).String(); got != want {
-			t.Errorf("%q is %s, want %s", text, got, want)
+			t.Errorf("kernelAddr(%q) = %s, want %s", text, got, want)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func newFakeGuest(t *testing.T) *fakeGuest {
 	g := &fakeGuest{T: t, program: filepath.Join(t.TempDir(), "agent-guest"), root: t.TempDir()}
 	build := exec.Command("go", "build", "-o", g.program, "../../cmd/agent-guest")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("build agent-guest: %v: %s", err, out)
 	}
 	return g
 }
@@ -106,12 +106,12 @@ func TestFakeGuest(t *testing.T) {
 	g := newFakeGuest(t)
 	g.write("etc/agent-guest/upstream", standIn(t)+"\n")
 	if _, errs, code := g.run("", "status"); code != 3 || !strings.Contains(errs, "is not running") {
-		t.Errorf("status before install: exit %d: %s", code, errs)
+		t.Errorf("status before install: exit %d, %q, want exit 3, %q", code, errs, "is not running")
 	}
 	t.Cleanup(func() { g.run("", "stop") })
 	status, err := guestproto.DecodeStatus(strings.NewReader(g.ok(compiled(t, "ok.example"), "install")))
 	if err != nil || !status.Ready() || status.Policy.Names != 1 {
-		t.Fatalf("install: %+v, %v", status, err)
+		t.Fatalf("install: status %+v, %v, want ready with 1 name", status, err)
 	}
 	resolve := func(name string) string {
 		m := new(dns.Msg)
@@ -122,25 +122,30 @@ func TestFakeGuest(t *testing.T) {
 		}
 		return dns.RcodeToString[reply.Rcode]
 	}
-	if a, b := resolve("ok.example."), resolve("new.example."); a != "NOERROR" || b != "NXDOMAIN" {
-		t.Errorf("got %s and %s", a, b)
+	for _, c := range []struct{ name, want string }{{"ok.example.", "NOERROR"}, {"new.example.", "NXDOMAIN"}} { // the order of the log
+		if got := resolve(c.name); got != c.want {
+			t.Errorf("resolve(%q) = %s, want %s", c.name, got, c.want)
+		}
 	}
 
 	// A new policy applies from the next query; a bad one changes nothing.
 	again, err := guestproto.DecodeStatus(strings.NewReader(g.ok(compiled(t, "ok.example", "new.example"), "policy")))
-	if err != nil || again.Policy.Names != 2 || again.Started != status.Started || resolve("new.example.") != "NOERROR" {
-		t.Errorf("policy: %+v, %v", again, err)
+	if err != nil || again.Policy.Names != 2 || again.Started != status.Started {
+		t.Errorf("policy: status %+v, %v, want 2 names, started %v", again, err, status.Started)
+	}
+	if got := resolve("new.example."); got != "NOERROR" {
+		t.Errorf("resolve(%q) with a new policy = %s, want NOERROR", "new.example.", got)
 	}
 	for _, bad := range []string{"", "{}", `{"version":2,"mode":"wide","names":[],"ports":[]}`} {
 		if _, errs, code := g.run(bad, "policy"); code != 7 || !strings.Contains(errs, "the previous one stays") {
-			t.Errorf("%q: exit %d: %s", bad, code, errs)
+			t.Errorf("policy %q: exit %d, %q, want exit 7, %q", bad, code, errs, "the previous one stays")
 		}
 	}
-	if resolve("new.example.") != "NOERROR" {
-		t.Error("a bad policy replaced a good one")
+	if got := resolve("new.example."); got != "NOERROR" {
+		t.Errorf("resolve(%q) after bad policies = %s, want NOERROR", "new.example.", got)
 	}
 	if reinstalled, err := guestproto.DecodeStatus(strings.NewReader(g.ok(compiled(t, "ok.example"), "install"))); err != nil || reinstalled.Started != status.Started {
-		t.Errorf("a second install: %+v, %v", reinstalled, err)
+		t.Errorf("second install: status %+v, %v, want started %v", reinstalled, err, status.Started)
 	}
 
 	var names []string
@@ -150,20 +155,20 @@ func TestFakeGuest(t *testing.T) {
 		}
 		names = append(names, q.Name)
 	}
-	if strings.Join(names, " ") != "new.example. new.example" {
-		t.Errorf("log: %q", names)
+	if got, want := strings.Join(names, " "), "new.example. new.example"; got != want {
+		t.Errorf("names in the log = %q, want %q", got, want)
 	}
 	if _, _, code := g.run("", "bogus"); code != 2 {
-		t.Errorf("an unknown command: exit %d", code)
+		t.Errorf("an unknown command: exit %d, want 2", code)
 	}
 
 	// Sequence numbers continue after a restart.
 	g.ok("", "stop")
-	waitFor(t, func() bool { _, _, code := g.run("", "status"); return code == 3 })
+	waitFor(t, "the daemon has stopped", func() bool { _, _, code := g.run("", "status"); return code == 3 })
 	g.ok(compiled(t, "ok.example"), "install")
 	after, err := guestproto.DecodeStatus(strings.NewReader(g.ok("", "status")))
 	if err != nil || after.Counters.LastSeq < 4 {
-		t.Errorf("after a restart: %+v, %v", after, err)
+		t.Errorf("status after a restart = %+v, %v, want LastSeq of at least 4", after, err)
 	}
 }
 
@@ -186,7 +191,7 @@ func TestFollow(t *testing.T) {
 	want := int64(1)
 	for q, err := range guestproto.Queries(out) {
 		if err != nil || q.Seq != want {
-			t.Fatalf("got %+v, %v; want %d", q, err, want)
+			t.Fatalf("followed query = %+v, %v, want Seq %d", q, err, want)
 		}
 		switch want++; want {
 		case 2:
@@ -209,15 +214,18 @@ func TestSecrets(t *testing.T) {
 	deliver(t, g, set)
 	dir := filepath.Join(g.Root, guestagent.SecretDir)
 	if b, err := os.ReadFile(filepath.Join(dir, "secrets/HUGE")); err != nil || len(b) != guestproto.MaxSecretBytes {
-		t.Errorf("HUGE: %d bytes, %v", len(b), err)
+		t.Errorf("ReadFile(secrets/HUGE) = %d bytes, %v, want %d", len(b), err, guestproto.MaxSecretBytes)
 	}
 	out, err := exec.Command("sh", "-ec", `. "$1/env"; printf %s "$KEY"; test -z "$EMPTY" -a -z "$HUGE"; ls / >/dev/null`, "sh", dir).Output()
 	if err != nil || string(out) != nasty {
-		t.Errorf("a shell reads %q, %v", out, err)
+		t.Errorf("a shell reads KEY = %q, %v, want %q", out, err, nasty)
 	}
 	for _, name := range []string{"env", "token", "secrets/KEY"} {
-		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+		} else if got := info.Mode().Perm(); got != 0o600 {
+			t.Errorf("mode of %s = %v, want %v", name, got, os.FileMode(0o600))
 		}
 	}
 
@@ -227,17 +235,17 @@ func TestSecrets(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if answer.String() != "username=x-access-token\npassword=ghp_1\n" {
-		t.Errorf("credential helper: %q", answer.String())
+	if got, want := answer.String(), "username=x-access-token\npassword=ghp_1\n"; got != want {
+		t.Errorf("credential helper printed %q, want %q", got, want)
 	}
 
 	// The next set replaces this one completely.
 	deliver(t, g, guestproto.Secrets{Env: map[string]string{"OTHER": "1"}})
 	if _, err := os.Stat(filepath.Join(dir, "secrets/KEY")); err == nil {
-		t.Error("an old secret stayed")
+		t.Error("secrets/KEY exists after the next set, want it removed")
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 5 {
-		t.Errorf("left in %s: %v, %v", dir, entries, err)
+		t.Errorf("ReadDir(%s) = %v, %v, want 5 entries", dir, entries, err)
 	}
 	for range 2 {
 		if err := g.WipeSecrets(); err != nil {
@@ -245,7 +253,7 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
-		t.Errorf("left after the wipe: %v, %v", entries, err)
+		t.Errorf("ReadDir(%s) after the wipe = %v, %v, want none", dir, entries, err)
 	}
 }
 
@@ -257,7 +265,7 @@ func TestSecretsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := g.SetSecrets(&b); err == nil || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%v: got %v", env, err)
+			t.Errorf("SetSecrets(%v): error %v, want one that does not contain the secret", env, err)
 		}
 	}
 	// Except in a fake guest, secrets may only be in memory.
@@ -270,7 +278,7 @@ func TestSecretsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := real.SetSecrets(&b); err == nil && !onTmpfs(t) {
-		t.Error("secrets were written to a disk")
+		t.Error("SetSecrets to a disk succeeded, want an error")
 	}
 }
 
@@ -295,7 +303,7 @@ func deliver(t *testing.T, g guestagent.Guest, set guestproto.Secrets) {
 	}
 }
 
-func waitFor(t *testing.T, done func() bool) {
+func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -304,7 +312,7 @@ func waitFor(t *testing.T, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatal("not within two minutes")
+			t.Fatalf("two minutes passed before %s", what)
 		}
 	}
 }
@@ -312,6 +320,6 @@ func waitFor(t *testing.T, done func() bool) {
 func TestVersionIsJSONFree(t *testing.T) {
 	var out bytes.Buffer
 	if code := guestagent.Main("v1.2.3", []string{"version"}, nil, &out, &out); code != 0 || out.String() != "v1.2.3\n" || json.Valid(out.Bytes()) {
-		t.Errorf("got %d, %q", code, out.String())
+		t.Errorf("version: exit %d, printed %q, want 0, %q", code, out.String(), "v1.2.3\n")
 	}
 }

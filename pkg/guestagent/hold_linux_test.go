@@ -40,12 +40,12 @@ func agentLogin(ctx context.Context, t *testing.T, lock string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	if strings.Contains(string(unit), "Timeout") {
-		t.Error("agent-login.service has a timeout; want it to wait for the seed however long that takes")
+		t.Error("agent-login.service has a timeout, want it to wait for the seed however long that takes")
 	}
 	_, line, ok := strings.Cut(string(unit), "\nExecStart=-")
 	line, _, _ = strings.Cut(line, "\n")
 	if !ok || !strings.Contains(line, loginLock) {
-		t.Fatalf("agent-login.service runs %q; want a command on %s", line, loginLock)
+		t.Fatalf("agent-login.service runs %q, want a command on %s", line, loginLock)
 	}
 	return exec.CommandContext(ctx, "/bin/sh", "-c", "exec "+strings.ReplaceAll(line, loginLock, lock))
 }
@@ -78,7 +78,7 @@ func TestBootGoesOnAfterTheSeed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if line, err := bufio.NewReader(out).ReadString('\n'); line != "held\n" {
-				t.Fatalf("the seed says %q, %v", line, err)
+				t.Fatalf("the seed printed %q, %v, want %q", line, err, "held\n")
 			}
 			release := func() {
 				if c.kill {
@@ -99,7 +99,7 @@ func TestBootGoesOnAfterTheSeed(t *testing.T) {
 				release()
 			}
 			if err := service.Wait(); err != nil {
-				t.Errorf("agent-login.service: %v; want it to end once the boot is released", err)
+				t.Errorf("agent-login.service: %v, want it to end once the boot is released", err)
 			}
 		})
 	}
@@ -123,5 +123,5 @@ func awaitBlocked(ctx context.Context, t *testing.T, file string) {
 			}
 		}
 	}
-	t.Fatal("agent-login.service does not wait for the seed")
+	t.Fatalf("no process waits for the lock on %s within a minute, want agent-login.service to wait", file)
 }

@@ -54,7 +54,7 @@ func TestHome(t *testing.T) {
 	put(".zshrc", "by the image")
 	g.ok(dotfiles.String(), "home", "bring", "--first=true")
 	if got := get(".zshrc"); got != "mine" {
-		t.Errorf(".zshrc is %q", got)
+		t.Errorf(".zshrc after home bring = %q, want %q", got, "mine")
 	}
 	put(".keep/shipped", "by the image")
 	put(".keep/changed", "by the agent")
@@ -63,7 +63,7 @@ func TestHome(t *testing.T) {
 	args := []string{"--not=project", "--max=1000000", "--", ".keep"}
 	saved, notes, code := g.run("", append([]string{"home", "save"}, args...)...)
 	if code != 0 || !strings.Contains(notes, ".keep/.netrc: contains a login") {
-		t.Fatal(notes, code)
+		t.Fatalf("home save: exit %d, notes %q, want exit 0 and a note with %q", code, notes, ".keep/.netrc: contains a login")
 	}
 	dir = t.TempDir()
 	t.Setenv("HOME", dir)
@@ -72,15 +72,15 @@ func TestHome(t *testing.T) {
 		".keep/changed": "by the agent", ".keep/new": "by the agent", ".keep/brought": "(none)", ".keep/shipped": "(none)", ".keep/.netrc": "(none)", ".zshrc": "(none)",
 	} {
 		if got := get(name); got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
+			t.Errorf("%s after home restore = %q, want %q", name, got, want)
 		}
 	}
 	for _, args := range [][]string{{"home"}, {"home", "steal"}, {"home", "save", "--no"}} {
 		if _, errs, code := g.run("", args...); code != 2 {
-			t.Errorf("%q: exit %d: %s", args, code, errs)
+			t.Errorf("agent-guest %q: exit %d, %q, want exit 2", args, code, errs)
 		}
 	}
 	if _, errs, code := g.run(saved[:len(saved)-1], append([]string{"home", "restore"}, args...)...); code == 0 || !strings.Contains(errs, "cut off") {
-		t.Errorf("exit %d: %s", code, errs)
+		t.Errorf("home restore of a truncated archive: exit %d, %q, want an error with %q", code, errs, "cut off")
 	}
 }

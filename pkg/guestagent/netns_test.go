@@ -217,7 +217,7 @@ ip netns exec G$ iptables -A FORWARD -o docker0 -j ACCEPT
 func (l *lab) sh(script string) {
 	l.Helper()
 	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
-		l.Fatalf("%v: %s", err, out)
+		l.Fatalf("sh -ec %q: %v: %s", script, err, out)
 	}
 }
 
@@ -244,8 +244,8 @@ func (l *lab) role(ns, role string) *exec.Cmd {
 		l.Fatal(err)
 	}
 	l.Cleanup(func() { stdin.Close(); cmd.Process.Kill(); cmd.Wait() })
-	if n, _ := io.ReadFull(out, make([]byte, 6)); n != 6 {
-		l.Fatalf("%s did not become ready", role)
+	if n, err := io.ReadFull(out, make([]byte, 6)); n != 6 {
+		l.Fatalf("%q printed %d bytes, %v, want %q", role, n, err, "ready\n")
 	}
 	return cmd
 }
@@ -264,7 +264,7 @@ func (l *lab) expect(ns string, want map[string]string) {
 	}
 	for w, got := range l.probe(ns, what...) {
 		if got != want[w] {
-			l.Errorf("from %s: %s: got %s, want %s", ns[:4], w, got, want[w])
+			l.Errorf("from %s: %s = %s, want %s", ns[:4], w, got, want[w])
 		}
 	}
 }
@@ -292,18 +292,45 @@ func (l *lab) set(p *policy.Policy) {
 	}
 	s, err := (Guest{Root: l.root}).SetPolicy(l.Context(), strings.NewReader(string(data)))
 	if err != nil || !s.Ready() {
-		l.Fatalf("set policy: %+v, %v", s, err)
+		l.Fatalf("SetPolicy: status %+v, %v, want ready", s, err)
 	}
 }
 
 func TestFirewallInNamespaces(t *testing.T) {
 	l := newLab(t)
-	// First verify that the lab itself lets everything through.
+	l.checkOpenLab()
+	l.daemon = l.role(l.guest, "daemon "+l.root)
+	l.checkLockdown()
+	p := policy.Default()
+	p.Names = []policy.Rule{{Pattern: "ok.example", Source: "test"}}
+	l.set(p)
+	l.checkPolicy()
+	for _, step := range []struct {
+		name  string
+		check func(*testing.T, *policy.Policy)
+	}{
+		{"host service", l.checkHostService},
+		{"ports of a name", l.checkPortsOfName},
+		{"denied names", l.checkDeniedNames},
+		{"reasserted", l.checkReasserted},
+		{"counters", l.checkCounters},
+		{"isolated ends open connections", l.checkIsolated},
+		{"the lockdown script closes the network", l.checkLockdownScript},
+	} {
+		t.Run(step.name, func(t *testing.T) { step.check(t, p) })
+	}
+}
+
+// checkOpenLab verifies that the lab itself lets everything through.
+func (l *lab) checkOpenLab() {
+	l.Helper()
 	l.expect(l.guest, map[string]string{"tcp 203.0.113.10:25": "open", "tcp 10.1.2.3:80": "open", "tcp [2001:db8:100::10]:443": "open"})
 	l.expect(l.container, map[string]string{"tcp 203.0.113.10:25": "open"})
+}
 
-	l.daemon = l.role(l.guest, "daemon "+l.root)
-	// Without a policy: lockdown.
+// checkLockdown checks the daemon without a policy.
+func (l *lab) checkLockdown() {
+	l.Helper()
 	l.expect(l.guest, map[string]string{
 		"tcp 203.0.113.10:443":         "refused",
 		"tcp [2001:db8:100::10]:443":   "refused",
@@ -311,10 +338,12 @@ func TestFirewallInNamespaces(t *testing.T) {
 		"tcp 127.0.0.1:8000":           "open",
 	})
 	l.expect(l.outside, map[string]string{"tcp 192.168.5.15:22 192.168.5.2": "open", "tcp 192.168.5.15:8000": "silence"})
+}
 
-	p := policy.Default()
-	p.Names = []policy.Rule{{Pattern: "ok.example", Source: "test"}}
-	l.set(p)
+// checkPolicy checks what guest, outside and container reach with a policy that allows
+// one name.
+func (l *lab) checkPolicy() {
+	l.Helper()
 	l.expect(l.guest, map[string]string{
 		"tcp 203.0.113.10:443":                    "open",
 		"tcp 203.0.113.10:80":                     "open",
@@ -363,140 +392,148 @@ func TestFirewallInNamespaces(t *testing.T) {
 		"dns 172.17.0.1:53 ok.example.":      "203.0.113.99",
 		"dns 203.0.113.10:443 evil.example.": "refused",
 	})
+}
 
-	t.Run("host service", func(t *testing.T) {
-		opted := policy.Default()
-		opted.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
-		l.set(opted)
-		l.expect(l.guest, map[string]string{"tcp 192.168.5.2:8080": "open", "tcp 192.168.5.2:80": "refused", "tcp 192.168.5.3:8080": "refused"})
-		l.expect(l.container, map[string]string{"tcp 192.168.5.2:8080": "open"})
-		// The host's own loopback is reached at the gateway's address.
-		opted = policy.Default()
-		opted.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
-		l.set(opted)
-		l.expect(l.guest, map[string]string{"tcp 192.168.5.2:8080": "open", "tcp 192.168.5.2:80": "refused", "tcp 192.168.5.3:8080": "refused", "tcp 10.1.2.3:8080": "refused"})
-		l.set(p)
-	})
+// checkHostService opens services of the host and its loopback.
+func (l *lab) checkHostService(t *testing.T, p *policy.Policy) {
+	opted := policy.Default()
+	opted.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
+	l.set(opted)
+	l.expect(l.guest, map[string]string{"tcp 192.168.5.2:8080": "open", "tcp 192.168.5.2:80": "refused", "tcp 192.168.5.3:8080": "refused"})
+	l.expect(l.container, map[string]string{"tcp 192.168.5.2:8080": "open"})
+	// The host's own loopback is reached at the gateway's address.
+	opted = policy.Default()
+	opted.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
+	l.set(opted)
+	l.expect(l.guest, map[string]string{"tcp 192.168.5.2:8080": "open", "tcp 192.168.5.2:80": "refused", "tcp 192.168.5.3:8080": "refused", "tcp 10.1.2.3:8080": "refused"})
+	l.set(p)
+}
 
-	t.Run("ports of a name", func(t *testing.T) {
-		own := policy.Default()
-		own.Ports = []uint16{443}
-		own.Names = []policy.Rule{{Pattern: "ok.example", Ports: []uint16{8080, 22}}}
-		l.set(own)
-		l.expect(l.guest, map[string]string{"tcp 203.0.113.10:8080": "open", "tcp 203.0.113.10:22": "open", "tcp 203.0.113.10:443": "open", "tcp 203.0.113.10:80": "refused"})
-		l.set(p)
-	})
+// checkPortsOfName opens the ports of a single name.
+func (l *lab) checkPortsOfName(t *testing.T, p *policy.Policy) {
+	own := policy.Default()
+	own.Ports = []uint16{443}
+	own.Names = []policy.Rule{{Pattern: "ok.example", Ports: []uint16{8080, 22}}}
+	l.set(own)
+	l.expect(l.guest, map[string]string{"tcp 203.0.113.10:8080": "open", "tcp 203.0.113.10:22": "open", "tcp 203.0.113.10:443": "open", "tcp 203.0.113.10:80": "refused"})
+	l.set(p)
+}
 
-	t.Run("denied names", func(t *testing.T) {
-		// So far no denied name was sent outside, and none is without network
-		// enforcement.
-		l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 named.example.": "NXDOMAIN", "dns 8.8.8.8:53 far.example.": "NXDOMAIN"})
-		l.expect(l.container, map[string]string{"dns 8.8.8.8:53 inner.example.": "NXDOMAIN"})
-		for _, name := range []string{"evil", "named", "far", "inner"} {
-			l.expect(l.outside, map[string]string{"dns 192.168.5.3:53 asked." + name + ".example.": "203.0.113.0"})
-		}
-		// The log names the program that asked, if it can be found.
-		var out strings.Builder
-		if err := (Guest{Root: l.root}).printLog(t.Context(), &out, logOptions{since: -1}); err != nil {
-			t.Fatal(err)
-		}
-		comm, err := os.ReadFile("/proc/self/comm")
+// checkDeniedNames checks who receives and who logs denied names, with and without network
+// enforcement.
+func (l *lab) checkDeniedNames(t *testing.T, p *policy.Policy) {
+	// So far no denied name was sent outside, and none is without network
+	// enforcement.
+	l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 named.example.": "NXDOMAIN", "dns 8.8.8.8:53 far.example.": "NXDOMAIN"})
+	l.expect(l.container, map[string]string{"dns 8.8.8.8:53 inner.example.": "NXDOMAIN"})
+	for _, name := range []string{"evil", "named", "far", "inner"} {
+		l.expect(l.outside, map[string]string{"dns 192.168.5.3:53 asked." + name + ".example.": "203.0.113.0"})
+	}
+	// The log names the program that asked, if it can be found.
+	var out strings.Builder
+	if err := (Guest{Root: l.root}).printLog(t.Context(), &out, logOptions{since: -1}); err != nil {
+		t.Fatal(err)
+	}
+	comm, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	us, found := strings.TrimSpace(string(comm)), 0
+	for q, err := range guestproto.Queries(strings.NewReader(out.String())) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		us, found := strings.TrimSpace(string(comm)), 0
-		for q, err := range guestproto.Queries(strings.NewReader(out.String())) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			want, ok := map[string]string{"named.example.": us, "far.example.": us, "inner.example.": ""}[q.Name]
-			if !ok {
-				continue
-			}
-			if found++; q.Process != want {
-				t.Errorf("%s was asked for by %q, want %q", q.Name, q.Process, want)
-			}
+		want, ok := map[string]string{"named.example.": us, "far.example.": us, "inner.example.": ""}[q.Name]
+		if !ok {
+			continue
 		}
-		if found != 3 {
-			t.Errorf("%d of 3 in the log", found)
+		if found++; q.Process != want {
+			t.Errorf("process that asked for %s = %q, want %q", q.Name, q.Process, want)
 		}
+	}
+	if found != 3 {
+		t.Errorf("%d denied names are in the log, want 3", found)
+	}
 
-		enforced := policy.Default()
-		enforced.Enforced = true
-		l.set(enforced)
-		l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 told.example.": "NXDOMAIN"})
-		l.until("the network's resolver hears of it", func() bool {
-			w := "dns 192.168.5.3:53 asked.told.example."
-			return l.probe(l.outside, "1m "+w)[w] == "203.0.113.1"
+	enforced := policy.Default()
+	enforced.Enforced = true
+	l.set(enforced)
+	l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 told.example.": "NXDOMAIN"})
+	l.until("the network's resolver hears of it", func() bool {
+		w := "dns 192.168.5.3:53 asked.told.example."
+		return l.probe(l.outside, "1m "+w)[w] == "203.0.113.1"
+	})
+	l.set(p)
+}
+
+// checkReasserted damages the rules in several ways and waits for the daemon to repair them.
+func (l *lab) checkReasserted(t *testing.T, p *policy.Policy) {
+	for _, damage := range []string{
+		"iptables -D OUTPUT -j AGENT-OUT; iptables -P OUTPUT ACCEPT",
+		"iptables -I OUTPUT -j ACCEPT",
+		"iptables -I AGENT-EGRESS -j ACCEPT",
+		"ip6tables -I OUTPUT -j ACCEPT",
+		"iptables -t nat -I OUTPUT -p udp -j ACCEPT",
+		"iptables -N DOCKER-FORWARD; iptables -I FORWARD -j DOCKER-FORWARD; iptables -A DOCKER-FORWARD -j ACCEPT",
+		"iptables -F; iptables -t nat -F; iptables -P OUTPUT ACCEPT; iptables -P FORWARD ACCEPT; iptables -P INPUT ACCEPT",
+	} {
+		before := l.reasserted()
+		l.inGuest(damage)
+		l.until(damage, func() bool { return l.reasserted() > before })
+		l.expect(l.guest, map[string]string{
+			"tcp 203.0.113.10:25": "refused", "tcp [2001:db8:100::10]:25": "refused",
+			"tcp 203.0.113.10:443": "open", "dns 8.8.8.8:53 evil.example.": "NXDOMAIN",
 		})
-		l.set(p)
-	})
+		l.inGuest("iptables -t nat -C POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE 2>/dev/null || iptables -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE")
+		l.expect(l.container, map[string]string{"tcp 203.0.113.10:25": "refused", "tcp 203.0.113.10:443": "open"})
+	}
+	calm := l.reasserted()
+	l.until("a second look", l.ticks(2))
+	if got := l.reasserted(); got != calm {
+		t.Errorf("rules were reasserted %d times without damage, want 0", got-calm)
+	}
+}
 
-	t.Run("reasserted", func(t *testing.T) {
-		for _, damage := range []string{
-			"iptables -D OUTPUT -j AGENT-OUT; iptables -P OUTPUT ACCEPT",
-			"iptables -I OUTPUT -j ACCEPT",
-			"iptables -I AGENT-EGRESS -j ACCEPT",
-			"ip6tables -I OUTPUT -j ACCEPT",
-			"iptables -t nat -I OUTPUT -p udp -j ACCEPT",
-			"iptables -N DOCKER-FORWARD; iptables -I FORWARD -j DOCKER-FORWARD; iptables -A DOCKER-FORWARD -j ACCEPT",
-			"iptables -F; iptables -t nat -F; iptables -P OUTPUT ACCEPT; iptables -P FORWARD ACCEPT; iptables -P INPUT ACCEPT",
-		} {
-			before := l.reasserted()
-			l.inGuest(damage)
-			l.until(damage, func() bool { return l.reasserted() > before })
-			l.expect(l.guest, map[string]string{
-				"tcp 203.0.113.10:25": "refused", "tcp [2001:db8:100::10]:25": "refused",
-				"tcp 203.0.113.10:443": "open", "dns 8.8.8.8:53 evil.example.": "NXDOMAIN",
-			})
-			l.inGuest("iptables -t nat -C POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE 2>/dev/null || iptables -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE")
-			l.expect(l.container, map[string]string{"tcp 203.0.113.10:25": "refused", "tcp 203.0.113.10:443": "open"})
-		}
-		calm := l.reasserted()
-		l.until("a second look", l.ticks(2))
-		if l.reasserted() != calm {
-			t.Error("rules are put back that nobody changed")
-		}
-	})
+// checkCounters checks that decisions and refused packets are counted.
+func (l *lab) checkCounters(t *testing.T, p *policy.Policy) {
+	s, err := (Guest{Root: l.root}).askDaemon(t.Context(), "status")
+	if err != nil || s.Counters.Denied == 0 || s.Counters.Allowed == 0 || s.Counters.Dropped["AGENT-EGRESS"] == 0 || s.Counters.Dropped["AGENT-IN"] == 0 || !s.Firewall.IPv6 {
+		t.Errorf("status = %+v, %v, want IPv6, and allowed, denied and dropped counts above 0", s, err)
+	}
+}
 
-	t.Run("counters", func(t *testing.T) {
-		s, err := (Guest{Root: l.root}).askDaemon(t.Context(), "status")
-		if err != nil || s.Counters.Denied == 0 || s.Counters.Allowed == 0 || s.Counters.Dropped["AGENT-EGRESS"] == 0 || s.Counters.Dropped["AGENT-IN"] == 0 || !s.Firewall.IPv6 {
-			t.Errorf("%+v, %v", s, err)
-		}
-	})
+// checkIsolated checks that the isolated mode ends open connections.
+func (l *lab) checkIsolated(t *testing.T, p *policy.Policy) {
+	if !l.echoes(func() {}) {
+		t.Fatal("no echo of an open connection, want one")
+	}
+	isolated := policy.Default()
+	isolated.Mode = policy.Isolated
+	if l.echoes(func() { l.set(isolated) }) {
+		t.Error("an open connection carries data after the policy isolated, want that it has ended")
+	}
+	l.expect(l.guest, map[string]string{"tcp 203.0.113.10:443": "refused", "dns 127.0.0.1:53 ok.example.": "NXDOMAIN"})
+	l.expect(l.outside, map[string]string{"tcp 192.168.5.15:22 192.168.5.2": "open"})
+}
 
-	t.Run("isolated ends what is open", func(t *testing.T) {
-		if !l.echoes(func() {}) {
-			t.Fatal("the stand-in does not echo")
-		}
-		isolated := policy.Default()
-		isolated.Mode = policy.Isolated
-		if l.echoes(func() { l.set(isolated) }) {
-			t.Error("an open connection outlived the policy")
-		}
-		l.expect(l.guest, map[string]string{"tcp 203.0.113.10:443": "refused", "dns 127.0.0.1:53 ok.example.": "NXDOMAIN"})
-		l.expect(l.outside, map[string]string{"tcp 192.168.5.15:22 192.168.5.2": "open"})
-	})
-
-	t.Run("the lockdown script closes too", func(t *testing.T) {
-		l.set(p)
-		if err := l.daemon.Process.Signal(syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		l.daemon.Wait()
-		l.expect(l.guest, map[string]string{"tcp 203.0.113.10:443": "open", "tcp 203.0.113.10:25": "refused", "dns 8.8.8.8:53 ok.example.": "refused"})
-		if _, err := os.Stat(Binary); err == nil {
-			t.Fatalf("%s is on this machine and would be run: remove it", Binary)
-		}
-		script := l.root + "/lockdown.sh"
-		if err := os.WriteFile(script, []byte(rules.LockdownScript()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		l.inGuest("sh " + script + "; sh " + script)
-		l.expect(l.guest, map[string]string{"tcp 203.0.113.10:443": "refused", "tcp [2001:db8:100::10]:443": "refused", "dns 8.8.8.8:53 ok.example.": "refused"})
-		l.expect(l.outside, map[string]string{"tcp 192.168.5.15:22 192.168.5.2": "open", "tcp 192.168.5.15:8000": "silence"})
-	})
+// checkLockdownScript kills the daemon and runs the script that replaces it.
+func (l *lab) checkLockdownScript(t *testing.T, p *policy.Policy) {
+	l.set(p)
+	if err := l.daemon.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	l.daemon.Wait()
+	l.expect(l.guest, map[string]string{"tcp 203.0.113.10:443": "open", "tcp 203.0.113.10:25": "refused", "dns 8.8.8.8:53 ok.example.": "refused"})
+	if _, err := os.Stat(Binary); err == nil {
+		t.Fatalf("%s exists on this machine and would be run, want none: remove it", Binary)
+	}
+	script := l.root + "/lockdown.sh"
+	if err := os.WriteFile(script, []byte(rules.LockdownScript()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.inGuest("sh " + script + "; sh " + script)
+	l.expect(l.guest, map[string]string{"tcp 203.0.113.10:443": "refused", "tcp [2001:db8:100::10]:443": "refused", "dns 8.8.8.8:53 ok.example.": "refused"})
+	l.expect(l.outside, map[string]string{"tcp 192.168.5.15:22 192.168.5.2": "open", "tcp 192.168.5.15:8000": "silence"})
 }
 
 // echoes reports whether a connection out of the guest still carries data after a
@@ -540,7 +577,7 @@ func (l *lab) until(what string, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			l.Fatalf("not within two minutes: %s", what)
+			l.Fatalf("two minutes passed before: %s", what)
 		}
 	}
 }

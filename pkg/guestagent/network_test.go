@@ -22,7 +22,7 @@ func TestUpstreamIsLearned(t *testing.T) {
 	check := func(want string) {
 		t.Helper()
 		if got := fmt.Sprint(g.upstream()); got != want {
-			t.Errorf("got %s, want %s", got, want)
+			t.Errorf("upstream() = %s, want %s", got, want)
 		}
 	}
 	check("[]")
@@ -34,8 +34,8 @@ func TestUpstreamIsLearned(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if g.text("/etc/resolv.conf") != ourResolvConf {
-		t.Errorf("resolv.conf: %q", g.text("/etc/resolv.conf"))
+	if got := g.text("/etc/resolv.conf"); got != ourResolvConf {
+		t.Errorf("resolv.conf = %q, want %q", got, ourResolvConf)
 	}
 	check("[192.168.5.3:53]")
 	put(t, g, "/var/lib/dhcp/dhclient.eth0.leases", "lease {\n  option domain-name-servers 10.0.0.1;\n}\nlease {\n  option domain-name-servers 10.0.0.2, 10.0.0.3;\n}\n")
@@ -59,8 +59,11 @@ func TestResolvConfReplacesTheStubsLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	info, err := os.Lstat(g.path("/etc/resolv.conf"))
-	if err != nil || !info.Mode().IsRegular() || g.text("/run/systemd/resolve/stub-resolv.conf") != "nameserver 127.0.0.53\n" {
-		t.Errorf("%v, %v", info, err)
+	if err != nil || !info.Mode().IsRegular() {
+		t.Errorf("Lstat(resolv.conf) = %v, %v, want a regular file", info, err)
+	}
+	if got, want := g.text("/run/systemd/resolve/stub-resolv.conf"), "nameserver 127.0.0.53\n"; got != want {
+		t.Errorf("stub-resolv.conf = %q, want %q", got, want)
 	}
 }
 
@@ -82,8 +85,11 @@ func TestQueryLogIsBounded(t *testing.T) {
 	}
 	older, newer := logFiles(dir)
 	for _, path := range []string{older, newer} {
-		if info, err := os.Stat(path); err != nil || info.Size() > logBytes {
-			t.Errorf("%s: %v, %v", filepath.Base(path), info, err)
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Error(err)
+		} else if info.Size() > logBytes {
+			t.Errorf("%s has %d bytes, want at most %d", filepath.Base(path), info.Size(), logBytes)
 		}
 	}
 	again, err := openLog(dir)
@@ -92,6 +98,6 @@ func TestQueryLogIsBounded(t *testing.T) {
 	}
 	defer again.close()
 	if got, _ := again.status(); got.LastSeq != 3*logBytes/5000 {
-		t.Errorf("the sequence went on from %d", got.LastSeq)
+		t.Errorf("LastSeq of a log that was opened again = %d, want %d", got.LastSeq, 3*logBytes/5000)
 	}
 }

@@ -49,7 +49,7 @@ func TestSeedShutsAsTheDaemonDoesInNamespaces(t *testing.T) {
 		for _, table := range family.Tables {
 			k := key(family.IPv6, table)
 			if !seed[k].InForce(table) || !seed[k].SameChains(daemon[k], table) {
-				t.Errorf("table %s, IPv6 %v: the seed's rules are not the daemon's", table.Name, family.IPv6)
+				t.Errorf("table %s, IPv6 %v: rules of the seed = %+v, want them in force and equal to the daemon's, %+v", table.Name, family.IPv6, seed[k], daemon[k])
 			}
 		}
 	}

@@ -32,7 +32,7 @@ func TestReadLineIsBounded(t *testing.T) {
 		} {
 			got, err := readLine(r, 8)
 			if (err == nil) != c.ok || string(got) != c.want {
-				t.Errorf("%s, %s: %q, %v", what, how, got, err)
+				t.Errorf("%s, %s: readLine(%q, 8) = %q, %v, want %q, success: %t", what, how, c.in, got, err, c.want, c.ok)
 			}
 		}
 	}
@@ -57,7 +57,7 @@ func TestTheIdentityPortNeitherEchoesNorWaitsForLines(t *testing.T) {
 	read := async(func() error {
 		got, err := readLine(port, len(sent))
 		if err == nil && string(got)+"\n" != sent {
-			err = errors.New("it was changed on the way")
+			err = fmt.Errorf("read %q, want %q", got, sent)
 		}
 		return err
 	})
@@ -73,17 +73,17 @@ func TestTheIdentityPortNeitherEchoesNorWaitsForLines(t *testing.T) {
 	back := make([]byte, len(sent)+100)
 	n, err := host.Read(back)
 	if err != nil || string(back[:n]) != "end\n" {
-		t.Fatalf("came back: %q, %v", back[:n], err)
+		t.Fatalf("the host reads %q, %v, want %q", back[:n], err, "end\n")
 	}
 }
 
 func TestTheRootDeviceIsReadOffTheCommandLine(t *testing.T) {
 	device, options := rootOf("console=ttyS0 root=/dev/vda rw rootflags=discard quiet\n")
 	if device != "/dev/vda" || options != "discard" {
-		t.Fatal(device, options)
+		t.Fatalf("rootOf() = %q, %q, want %q, %q", device, options, "/dev/vda", "discard")
 	}
 	if device, _ := rootOf("root=LABEL=cloudimg-rootfs"); device != "" {
-		t.Fatal("a label is no device:", device)
+		t.Fatalf("rootOf(%q) = %q, want no device", "root=LABEL=cloudimg-rootfs", device)
 	}
 }
 
@@ -104,16 +104,16 @@ func TestKeysOfTheManagerStayInTheHome(t *testing.T) {
 	var st unix.Stat_t
 	file := filepath.Join(home, ".ssh/authorized_keys")
 	if err := unix.Stat(file, &st); err != nil || int(st.Uid) != uid || st.Mode&0o777 != 0o600 {
-		t.Fatalf("%v: %+v", err, st)
+		t.Fatalf("authorized_keys: uid %d, mode %o, %v, want uid %d, mode 600", st.Uid, st.Mode, err, uid)
 	}
 	// The user may have replaced .ssh with a link to a directory of root.
 	if err := errors.Join(os.RemoveAll(filepath.Join(home, ".ssh")), os.Symlink("../../victim", filepath.Join(home, ".ssh"))); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.addKeys(user); err == nil {
-		t.Fatal("it followed a link out of the home")
+		t.Fatal("addKeys through a link out of the home succeeded, want an error")
 	}
 	if left, err := os.ReadDir(filepath.Join(dir, "victim")); err != nil || len(left) != 1 {
-		t.Fatal(left, err)
+		t.Fatalf("ReadDir(victim) = %v, %v, want one entry", left, err)
 	}
 }

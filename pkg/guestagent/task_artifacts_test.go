@@ -125,11 +125,11 @@ func (c *checkout) collect() collection {
 			got.id, got.more, got.dir = end.ID, end.More, filepath.Join(c.path(taskOut), end.ID)
 		case guestproto.FrameBeat: // the collection took a while
 		default:
-			c.Fatalf("a frame %q", rune(f.Kind))
+			c.Fatalf("collect sent a frame %q, want an artifact, a beat or the end", rune(f.Kind))
 		}
 	}
 	if got.id == "" {
-		c.Fatal("no end")
+		c.Fatalf("collect sent %d artifacts and no end, want an end", n)
 	}
 	return got
 }
@@ -140,7 +140,7 @@ func (c *checkout) sent(from collection, name string, offset int64) (text, failu
 	c.Helper()
 	i, ok := from.index[name]
 	if !ok {
-		c.Fatalf("no %q in %q, but %v", name, slices.Sorted(maps.Keys(from.files)), from.skipped)
+		c.Fatalf("collected files are %q, skipped %v, want %q among them", slices.Sorted(maps.Keys(from.files)), from.skipped, name)
 	}
 	var in, out bytes.Buffer
 	c.must(guestproto.TaskSend{Collection: from.id, Items: []guestproto.SendItem{{Index: i, Offset: offset}}}.Encode(&in))
@@ -160,7 +160,7 @@ func (c *checkout) sent(from collection, name string, offset int64) (text, failu
 		}
 	}
 	if !ended {
-		c.Fatal("no end")
+		c.Fatalf("send of %q ended after %d bytes without an end, want one", name, len(text))
 	}
 	return text, failure
 }
@@ -176,7 +176,7 @@ func (c *checkout) tracked() string {
 	for _, args := range [][]string{{"add", "-u"}, {"write-tree"}} {
 		out, err := c.gitIn(c.dir, env, nil, args...)
 		if err != nil {
-			c.Fatal(err, out)
+			c.Fatalf("git %s: %v: %s", args[0], err, out)
 		}
 		if args[0] == "write-tree" {
 			return out
@@ -209,18 +209,18 @@ func (c *checkout) checkPatch() collection {
 	before, _ := os.ReadFile(filepath.Join(c.dir, ".git/index"))
 	got := c.collect()
 	if after, _ := os.ReadFile(filepath.Join(c.dir, ".git/index")); !bytes.Equal(before, after) {
-		c.Error("the agent's index was changed")
+		c.Errorf("the agent's index has %d bytes after the collection, want the %d bytes of before unchanged", len(after), len(before))
 	}
 	patch := "" // without a difference there is no patch, because git would reject it
 	if _, has := got.files[c.id()+".patch"]; has || want != c.git("rev-parse", c.base+"^{tree}") {
 		var failure string
 		if patch, failure = c.sent(got, c.id()+".patch", 0); failure != "" || patch == "" {
-			c.Fatalf("a patch of %d bytes, %s", len(patch), failure)
+			c.Fatalf("patch of %d bytes, failure %q, want a patch and no failure", len(patch), failure)
 		}
 	}
 	if tree := c.applied(patch); tree != want {
 		out, _ := c.gitIn(c.dir, nil, nil, "diff", "--stat", tree, want)
-		c.Errorf("the patch makes another tree: %s\n%.3000s", out, patch)
+		c.Errorf("the patch makes tree %s, want %s; difference:\n%s\npatch:\n%.3000s", tree, want, out, patch)
 	}
 	return got
 }
@@ -331,7 +331,7 @@ func TestPatchOfEverythingAnAgentDoes(t *testing.T) {
 			c.put("a.txt", "y\n")
 			c.git("commit", "-qam", "y")
 			if _, err := c.gitIn(c.dir, nil, nil, "merge", "x"); err == nil {
-				c.Fatal("no conflict")
+				c.Fatal("git merge succeeded, want a conflict")
 			}
 			c.put("a.txt", "both\n")
 		},
@@ -378,7 +378,7 @@ func TestPatchOfSubmodules(t *testing.T) {
 	sub := filepath.Join(c.dir, "lib")
 	for _, args := range [][]string{{"config", "user.name", "a"}, {"config", "user.email", "a@localhost.invalid"}, {"commit", "-q", "--allow-empty", "-m", "moved"}} {
 		if out, err := c.gitIn(sub, nil, nil, args...); err != nil {
-			t.Fatal(err, out)
+			t.Fatalf("git %s: %v: %s", args[0], err, out)
 		}
 	}
 	c.put("lib/lib.c", "changed, and not committed")
@@ -388,7 +388,7 @@ func TestPatchOfSubmodules(t *testing.T) {
 	got := c.checkPatch()
 	patch, _ := c.sent(got, c.id()+".patch", 0)
 	if !strings.Contains(patch, "+Subproject commit ") || strings.Contains(patch, "-dirty") {
-		t.Error(patch)
+		t.Errorf("patch of a submodule = %q, want %q and no %q", patch, "+Subproject commit ", "-dirty")
 	}
 }
 
@@ -415,7 +415,7 @@ func TestWorkInSubmodules(t *testing.T) {
 	agent := func(dir string, args ...string) {
 		t.Helper()
 		if out, err := c.gitIn(dir, nil, nil, append([]string{"-c", "user.name=a", "-c", "user.email=a@localhost.invalid"}, args...)...); err != nil {
-			t.Fatal(err, out)
+			t.Fatalf("git %s: %v: %s", args[0], err, out)
 		}
 	}
 	c.put("a/lib/lib.c", "2\n")
@@ -432,32 +432,32 @@ func TestWorkInSubmodules(t *testing.T) {
 	for _, p := range []struct{ path, at string }{{"a/lib", "a/lib"}, {"a/lib/in ner", "a/lib/in ner"}} {
 		patch, failure := c.sent(got, "submodules/"+p.path+".patch", 0)
 		if failure != "" {
-			t.Fatal(failure)
+			t.Fatalf("send of the patch of %s: failure %q, want none", p.path, failure)
 		}
 		if out, err := c.gitIn(filepath.Join(fresh, p.at), nil, strings.NewReader(patch), "apply"); err != nil {
-			t.Errorf("%s: %v: %s\n%s", p.path, err, out, patch)
+			t.Errorf("git apply of the patch of %s: %v: %s\n%s", p.path, err, out, patch)
 		}
 	}
 	for name, want := range map[string]string{"a/lib/lib.c": "3\n", "a/lib/in ner/inner.c": "\x00\xff"} {
 		if text, err := os.ReadFile(filepath.Join(fresh, name)); err != nil || string(text) != want {
-			t.Errorf("%s: %q, %v", name, text, err)
+			t.Errorf("%s after the patches = %q, %v, want %q", name, text, err, want)
 		}
 	}
 	for name, want := range map[string]string{"untracked/a/lib/new.c": "new\n", "untracked/a/lib/in ner/deep.c": "deep\n"} {
 		if text, failure := c.sent(got, name, 0); text != want {
-			t.Errorf("%s: %q, %s", name, text, failure)
+			t.Errorf("%s = %q, failure %q, want %q", name, text, failure, want)
 		}
 	}
 	if patch, failure := c.sent(got, "submodules/added.patch", 0); !strings.Contains(patch, "inner.c") {
-		t.Error("of a submodule that the agent added:", patch, failure)
+		t.Errorf("patch of a submodule that the agent added = %q, failure %q, want %q in it", patch, failure, "inner.c")
 	}
 	for name := range got.files {
 		if strings.Contains(name, "calm") || strings.Contains(name, "new.o") || strings.Contains(name, "gone") {
-			t.Error(name)
+			t.Errorf("%s was collected, want nothing of calm, new.o or gone", name)
 		}
 	}
 	if len(got.skipped) > 0 {
-		t.Error(got.skipped)
+		t.Errorf("skipped %v, want none", got.skipped)
 	}
 }
 
@@ -480,10 +480,10 @@ func TestSubmodulesThatAreBroken(t *testing.T) {
 	got := c.collect()
 	for _, name := range []string{"one", "two"} {
 		if text, failure := c.sent(got, "untracked/"+name+"/work.c", 0); text != "work\n" {
-			t.Errorf("%s: %q, %s", name, text, failure)
+			t.Errorf("work.c of %s = %q, failure %q, want %q", name, text, failure, "work\n")
 		}
 		if got.skipped["submodules/"+name+".patch"] == "" {
-			t.Errorf("%s: nobody is told that there is no patch: %v", name, got.skipped)
+			t.Errorf("skipped %v, want a reason for the patch of %s", got.skipped, name)
 		}
 	}
 }
@@ -575,17 +575,17 @@ func TestPatchOfAHostileRepository(t *testing.T) {
 	got := c.collect()
 	patch, failure := c.sent(got, c.id()+".patch", 0)
 	if text, err := os.ReadFile(canary); err == nil || failure != "" {
-		t.Errorf("programs of the agent's ran: %s %s", text, failure)
+		t.Errorf("programs of the agent ran: %q, failure %q, want neither", text, failure)
 	}
 	for _, name := range []string{"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_CONFIG_PARAMETERS"} {
 		c.must(os.Unsetenv(name))
 	}
 	c.must(os.WriteFile(filepath.Join(c.dir, ".git/config"), config, 0o600))
 	if tree := c.applied(patch); tree != want {
-		t.Errorf("the patch makes another tree:\n%s", patch)
+		t.Errorf("the patch makes tree %s, want %s:\n%s", tree, want, patch)
 	}
 	if text, _ := c.sent(got, "untracked/untracked", 0); text != "u" {
-		t.Errorf("%q, %v", text, got.skipped)
+		t.Errorf("untracked file = %q, want %q; skipped %v", text, "u", got.skipped)
 	}
 }
 
@@ -616,18 +616,19 @@ func TestArtifactsWithoutAPatch(t *testing.T) {
 			c.do(w)
 			got := w.collect()
 			if why := got.skipped[w.id()+".patch"]; !strings.Contains(why, c.said) {
-				t.Errorf("%q", why)
+				t.Errorf("reason for no patch = %q, want %q in it", why, c.said)
 			}
-			if list, _ := w.sent(got, w.id()+"-untracked.txt", 0); list != ".gitignore\na.txt\ndir/b\nnew\n" {
-				t.Errorf("%q", list)
+			list, _ := w.sent(got, w.id()+"-untracked.txt", 0)
+			if want := ".gitignore\na.txt\ndir/b\nnew\n"; list != want {
+				t.Errorf("list of untracked files = %q, want %q", list, want)
 			}
 			for name, want := range map[string]string{"a.txt": "changed", "dir/b": "2", "new": "3"} {
 				if text, failure := w.sent(got, "untracked/"+name, 0); text != want || failure != "" {
-					t.Errorf("%s is %q, %s", name, text, failure)
+					t.Errorf("%s = %q, failure %q, want %q", name, text, failure, want)
 				}
 			}
 			if len(got.files) != 5 {
-				t.Errorf("%v", got.files)
+				t.Errorf("collected %q, want 5 files", slices.Sorted(maps.Keys(got.files)))
 			}
 		})
 	}
@@ -635,7 +636,7 @@ func TestArtifactsWithoutAPatch(t *testing.T) {
 		c := newCheckout(t, nil)
 		c.must(os.RemoveAll(c.dir))
 		if got := c.collect(); len(got.files) != 0 || len(got.skipped) != 1 {
-			t.Errorf("%+v", got)
+			t.Errorf("collection without a checkout: files %v, skipped %v, want no files and one reason", got.files, got.skipped)
 		}
 	})
 }
@@ -684,7 +685,7 @@ func TestGitFailsWhileCollecting(t *testing.T) {
 			err := w.task.collect(t.Context(), &in, &out)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("it says: %v", err)
+					t.Errorf("collect: error %v, want %q in it", err, c.err)
 				}
 				return
 			}
@@ -694,7 +695,7 @@ func TestGitFailsWhileCollecting(t *testing.T) {
 			got := w.collect()
 			for _, name := range c.want {
 				if _, failure := w.sent(got, "untracked/"+name, 0); failure != "" {
-					t.Error(failure)
+					t.Errorf("send of %s: failure %q, want none", name, failure)
 				}
 			}
 		})
@@ -720,7 +721,7 @@ func TestUntrackedFiles(t *testing.T) {
 	for _, dir := range []string{"inner", "inner/most"} {
 		c.put(dir+"/made", dir)
 		if out, err := c.gitIn(filepath.Join(c.dir, dir), nil, nil, "init", "-q"); err != nil {
-			t.Fatal(out)
+			t.Fatalf("git init: %v: %s", err, out)
 		}
 	}
 	c.put("inner/x.o", "ignored by the rules of what is around it? no: it is a repository of its own")
@@ -733,27 +734,29 @@ func TestUntrackedFiles(t *testing.T) {
 	list, _ := c.sent(got, c.id()+"-untracked.txt", 0)
 	for name, text := range want {
 		if is, failure := c.sent(got, "untracked/"+name, 0); is != text || failure != "" {
-			t.Errorf("%s is %q, %s", name, is, failure)
+			t.Errorf("%s = %q, failure %q, want %q", name, is, failure, text)
 		}
 		if !strings.Contains("\n"+list, "\n"+name+"\n") {
-			t.Errorf("%q is not in the list", name)
+			t.Errorf("list of untracked files = %q, want %q in it", list, name)
 		}
 	}
 	if len(got.files) != len(want)+1 { // plus the list of untracked files; no tracked file changed
-		t.Errorf("%q", slices.Sorted(maps.Keys(got.files)))
+		t.Errorf("collected %q, want %d files", slices.Sorted(maps.Keys(got.files)), len(want)+1)
 	}
-	if !got.files["untracked/new"].Executable || got.files["untracked/-rf"].Executable {
-		t.Error("modes are lost")
+	for name, want := range map[string]bool{"new": true, "-rf": false} {
+		if a := got.files["untracked/"+name]; a.Executable != want {
+			t.Errorf("Executable of %s = %t, want %t", name, a.Executable, want)
+		}
 	}
 	for name, why := range map[string]string{
 		"to file": `link to "a"`, "out": `link to "/etc/passwd"`, "up": `link to "../../../.."`, "dangling": `link to "nowhere"`, "linked dir": "link to",
 	} {
 		if said := got.skipped["untracked/"+name]; !strings.Contains(said, why) {
-			t.Errorf("%s: %q", name, said)
+			t.Errorf("reason for skipping %s = %q, want %q in it", name, said, why)
 		}
 	}
 	if len(got.skipped) != 5 {
-		t.Errorf("%v", got.skipped)
+		t.Errorf("skipped %v, want 5 files", got.skipped)
 	}
 }
 
@@ -798,18 +801,21 @@ func TestArtifactsByPattern(t *testing.T) {
 			if name, ok := strings.CutPrefix(name, "files/"); ok {
 				files = append(files, name)
 				if _, twice := got.files["untracked/"+name]; twice {
-					t.Errorf("%q: %s is there twice", s.patterns, name)
+					t.Errorf("patterns %q: %s was collected twice, want once", s.patterns, name)
 				}
 			}
 		}
 		slices.Sort(files)
-		if strings.Join(files, " ") != s.files || len(got.skipped) != s.skipped {
-			t.Errorf("%q: %q, %v", s.patterns, files, got.skipped)
+		if got := strings.Join(files, " "); got != s.files {
+			t.Errorf("patterns %q: files %q, want %q", s.patterns, got, s.files)
+		}
+		if len(got.skipped) != s.skipped {
+			t.Errorf("patterns %q: skipped %v, want %d", s.patterns, got.skipped, s.skipped)
 		}
 	}
 	c.ask.Patterns = []string{"."}
 	if got := c.collect(); got.files["files/src/main.c"].Size != 7 || got.files["files/build/deep/er/x.log"].Size != 1 || len(got.skipped) != 3 {
-		t.Errorf("%v", got)
+		t.Errorf("pattern %q: files %+v, skipped %v, want src/main.c of 7 bytes, x.log of 1 byte, 3 skipped", ".", got.files, got.skipped)
 	}
 }
 
@@ -831,8 +837,13 @@ func TestArtifactsAreBounded(t *testing.T) {
 		}
 		return n
 	}
-	if count("files/") != 50 || count("untracked/") != 9 || count("") != 60 || got.skipped["untracked/u/49"] != "there are more than 60 files" {
-		t.Errorf("%d %d %d, %v", count("files/"), count("untracked/"), count(""), got.skipped)
+	for dir, want := range map[string]int{"files/": 50, "untracked/": 9, "": 60} {
+		if n := count(dir); n != want {
+			t.Errorf("with 60 files allowed: %d files below %q, want %d", n, dir, want)
+		}
+	}
+	if got, want := got.skipped["untracked/u/49"], "there are more than 60 files"; got != want {
+		t.Errorf("reason for skipping u/49 = %q, want %q", got, want)
 	}
 	c.ask.MaxFiles, c.ask.MaxBytes = guestproto.MaxArtifacts, 2000
 	got = c.collect()
@@ -841,11 +852,11 @@ func TestArtifactsAreBounded(t *testing.T) {
 		size += a.Size
 	}
 	if count("files/") != 50 || size > 2000 || size < 1800 || !strings.Contains(got.skipped["untracked/u/49"], "more than 2000 bytes") {
-		t.Errorf("%d files, %d bytes, %v", len(got.files), size, got.skipped)
+		t.Errorf("with 2000 bytes allowed: %d files, %d of them requested, %d bytes, skipped %v, want 50 requested files, 1800 to 2000 bytes, u/49 skipped", len(got.files), count("files/"), size, got.skipped)
 	}
 	c.put("a", strings.Repeat("y\n", 3000))
 	if got = c.collect(); !strings.Contains(got.skipped[c.id()+".patch"], "more than 2000 bytes") || count("untracked/a") != 0 {
-		t.Errorf("%v", got.skipped)
+		t.Errorf("a patch over 2000 bytes: skipped %v, %d files of a, want the patch skipped, no file", got.skipped, count("untracked/a"))
 	}
 	c.ask.MaxBytes = 4 << 30
 	c.must(os.WriteFile(filepath.Join(c.dir, "a"), []byte("1"), 0o600))
@@ -854,7 +865,7 @@ func TestArtifactsAreBounded(t *testing.T) {
 		c.put(fmt.Sprintf("links/%d", i), "→nowhere")
 	}
 	if got = c.collect(); count("untracked/many/") != 100 || got.more != 500 || len(got.skipped) != guestproto.MaxTaskSkipped {
-		t.Errorf("%d files, %d skipped, %d more", len(got.files), len(got.skipped), got.more)
+		t.Errorf("%d files below many/, %d skipped, %d more, want 100, %d, 500", count("untracked/many/"), len(got.skipped), got.more, guestproto.MaxTaskSkipped)
 	}
 }
 
@@ -867,8 +878,9 @@ func TestPatchOfWhatIsNoFileAnyMore(t *testing.T) {
 	got := c.collect()
 	patch, _ := c.sent(got, c.id()+".patch", 0)
 	tree := c.applied(patch)
-	if out, err := c.gitIn(c.dir, nil, nil, "diff", "--name-status", "-z", c.base, tree); err != nil || out != "D\x00a.txt\x00D\x00odd \"'\n-name\x00" {
-		t.Errorf("%q, %v", out, err)
+	want := "D\x00a.txt\x00D\x00odd \"'\n-name\x00"
+	if out, err := c.gitIn(c.dir, nil, nil, "diff", "--name-status", "-z", c.base, tree); err != nil || out != want {
+		t.Errorf("git diff of the patched tree = %q, %v, want %q", out, err, want)
 	}
 }
 
@@ -881,7 +893,7 @@ func TestUnreadableFiles(t *testing.T) {
 	c.put("dir/y", "1")
 	c.must(os.Chmod(filepath.Join(c.dir, "x"), 0))
 	if got := c.collect(); got.skipped["untracked/x"] != "the agent is not permitted to read it" || got.files["untracked/dir/y"].Size != 1 {
-		t.Errorf("%+v", got)
+		t.Errorf("collected %+v, skipped %v, want dir/y of 1 byte, and x skipped because it may not be read", got.files, got.skipped)
 	}
 }
 
@@ -899,7 +911,7 @@ func TestSendOfWhatChanges(t *testing.T) {
 	for _, offset := range []int64{0, 1, 262_144, 999_999, 1_000_000} {
 		for _, name := range []string{"same", "longer"} {
 			if is, failure := c.sent(got, "untracked/"+name, offset); is != text[offset:] || failure != "" {
-				t.Errorf("%s from %d: %d bytes, %s", name, offset, len(is), failure)
+				t.Errorf("%s from %d: %d bytes, failure %q, want %d bytes equal to the original", name, offset, len(is), failure, len(text)-int(offset))
 			}
 		}
 	}
@@ -907,11 +919,11 @@ func TestSendOfWhatChanges(t *testing.T) {
 		"gone": "no longer exists", "shorter": "truncated", "link": "symbolic link", "pipe": "a pipe", "dir": "a directory",
 	} {
 		if is, failure := c.sent(got, "untracked/"+name, 100_000); !strings.Contains(failure, why) || !strings.HasPrefix(text[100_000:], is) {
-			t.Errorf("%s: %d bytes, %q", name, len(is), failure)
+			t.Errorf("%s: %d bytes, failure %q, want original bytes, then a failure with %q", name, len(is), failure, why)
 		}
 	}
 	if _, failure := c.sent(got, "untracked/same", 1_000_001); failure == "" {
-		t.Error("it has more than it has")
+		t.Error("send from an offset beyond the end succeeded, want a failure")
 	}
 	var out bytes.Buffer
 	for _, bad := range []string{
@@ -919,18 +931,18 @@ func TestSendOfWhatChanges(t *testing.T) {
 		`{"version":1,"collection":"../../../etc","items":[]}`, `{"version":2}`,
 	} {
 		if err := c.task.send(c.Context(), strings.NewReader(bad), &out); err == nil {
-			t.Error(bad)
+			t.Errorf("send of %s succeeded, want an error", bad)
 		}
 	}
 	out.Reset()
 	c.must(c.task.send(c.Context(), strings.NewReader(`{"version":1,"collection":"0123456789abcdef","items":[{"index":0,"offset":0}]}`), &out))
 	if !strings.Contains(out.String(), guestproto.FailureNoCollection) {
-		t.Errorf("%q", out.String())
+		t.Errorf("send of an unknown collection printed %q, want %q in it", out.String(), guestproto.FailureNoCollection)
 	}
 	// The next collection replaces it.
 	next := c.collect()
 	if entries, err := os.ReadDir(c.path(taskOut)); err != nil || len(entries) != 1 || entries[0].Name() != next.id {
-		t.Error(entries, err)
+		t.Errorf("ReadDir of collections = %v, %v, want only %s", entries, err, next.id)
 	}
 }
 
@@ -946,16 +958,16 @@ func TestALargeSparseArtifact(t *testing.T) {
 	c.must(f.Truncate(2<<30), f.Close())
 	got := c.collect()
 	if a := got.files["untracked/huge"]; a.Size != 2<<30 || a.SHA256 != "a7c744c13cc101ed66c29f672f92455547889cc586ce6d44fe76ae824958ea51" {
-		t.Errorf("%+v, %v", a, got.skipped)
+		t.Errorf("artifact = %+v, want %d bytes, SHA256 a7c744c1…; skipped %v", a, int64(2<<30), got.skipped)
 	}
 	if is, failure := c.sent(got, "untracked/huge", 2<<30-5); is != "\x00\x00\x00\x00\x00" || failure != "" {
-		t.Errorf("%d bytes, %s", len(is), failure)
+		t.Errorf("last bytes = %q, failure %q, want 5 zero bytes", is, failure)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var in bytes.Buffer
 	c.must(c.ask.Encode(&in))
 	if err := c.task.collect(ctx, &in, io.Discard); err == nil {
-		t.Error("it goes on though nobody waits")
+		t.Error("collect with a cancelled context succeeded, want an error")
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 )
 
@@ -30,21 +32,21 @@ func TestWatchIsSilent(t *testing.T) {
 		return bytes.Count(out.Bytes(), []byte("\n"))
 	}
 	if n := lines(now); n != 1 {
-		t.Fatalf("%d lines at first", n)
+		t.Fatalf("%d lines at first, want 1", n)
 	}
 	if n := lines(now.Add(sayEvery - 1)); n != 1 {
-		t.Errorf("%d lines though nothing changed", n)
+		t.Errorf("%d lines without a change, want 1", n)
 	}
 	if n := lines(now.Add(sayEvery)); n != 2 {
-		t.Errorf("%d lines after a minute", n)
+		t.Errorf("%d lines after %v, want 2", n, sayEvery)
 	}
 	w.view.screen, w.news = []string{"new"}, true
 	if n := lines(now.Add(sayEvery + 1)); n != 3 {
-		t.Errorf("%d lines after a change", n)
+		t.Errorf("%d lines after a change, want 3", n)
 	}
 	for seen, err := range guestproto.ReadObservations(&out) {
 		if err != nil || seen.Machine == nil {
-			t.Errorf("%+v, %v", seen, err)
+			t.Errorf("observation = %+v, %v, want one with a machine", seen, err)
 		}
 	}
 }
@@ -52,7 +54,7 @@ func TestWatchIsSilent(t *testing.T) {
 func TestMachine(t *testing.T) {
 	first := measure(nil)
 	if first.MemTotal <= first.MemUsed || first.MemUsed <= 0 || first.DiskTotal < first.DiskUsed || first.DiskUsed <= 0 || first.Load < 0 {
-		t.Errorf("%+v", first)
+		t.Errorf("measure() = %+v, want plausible memory, disk and load", first)
 	}
 	for name, c := range map[string]struct {
 		change func(*guestproto.Machine)
@@ -67,8 +69,8 @@ func TestMachine(t *testing.T) {
 	} {
 		now := *first
 		c.change(&now)
-		if alike(*first, now) != c.alike || alike(now, *first) != c.alike {
-			t.Error(name)
+		if got, reverse := alike(*first, now), alike(now, *first); got != c.alike || reverse != c.alike {
+			t.Errorf("%s: alike() = %t, in the other order %t, want %t; %+v and %+v", name, got, reverse, c.alike, *first, now)
 		}
 	}
 }
@@ -107,20 +109,20 @@ func TestGoneAgentsAreForgotten(t *testing.T) {
 		return strings.Join(all, ", ")
 	}
 	w.poll(now)
-	if got := states(); got != "claude done, codex gone, third gone" {
-		t.Errorf("got %s", got)
+	if got, want := states(), "claude done, codex gone, third gone"; got != want {
+		t.Errorf("agents at first = %q, want %q", got, want)
 	}
 	w.poll(now.Add(keepGone))
-	if got := states(); got != "claude done, codex gone, third gone" {
-		t.Errorf("after a while %s", got)
+	if got, want := states(), "claude done, codex gone, third gone"; got != want {
+		t.Errorf("agents after %v = %q, want %q", keepGone, got, want)
 	}
 	w.poll(now.Add(keepGone + 2*time.Second))
 	w.poll(now.Add(keepGone + 3*time.Second))
-	if got := states(); got != "claude done" {
-		t.Errorf("later %s", got)
+	if got, want := states(), "claude done"; got != want {
+		t.Errorf("agents after more than %v = %q, want %q", keepGone, got, want)
 	}
 	if left, _ := filepath.Glob(filepath.Join(g.path(attentionDir), "codex*")); len(left) > 0 {
-		t.Error(left)
+		t.Errorf("files of codex = %v, want none", left)
 	}
 }
 
@@ -145,12 +147,12 @@ func TestWorkDue(t *testing.T) {
 	} {
 		c.work.began = began
 		w := &watcher{options: watchOptions{dir: t.TempDir()}, work: c.work}
-		if w.workDue(began.Add(c.since)) != c.due {
-			t.Error(c.name)
+		if got := w.workDue(began.Add(c.since)); got != c.due {
+			t.Errorf("%s: workDue %v after the last scan = %t, want %t", c.name, c.since, got, c.due)
 		}
 	}
 	if (&watcher{}).workDue(began) {
-		t.Error("there is no checkout")
+		t.Error("workDue without a checkout = true, want false")
 	}
 }
 
@@ -160,30 +162,30 @@ func TestPanes(t *testing.T) {
 		{window: "@1", id: "%1", tty: "/dev/pts/1", pid: 11, activity: 100, active: true, name: "vim"},
 		{window: "@2", id: "%2", tty: "/dev/pts/2", pid: 22, activity: 200, rang: true, name: "my\ufffd agent "},
 	}
-	if !slices.Equal(panes, want) {
-		t.Errorf("%+v", panes)
+	if diff := cmp.Diff(want, panes, cmp.AllowUnexported(pane{})); diff != "" {
+		t.Errorf("panesOf() mismatch (-want +got):\n%s", diff)
 	}
 }
 
 func TestScreenLines(t *testing.T) {
-	if got := lines("a  \n\n b\u00a0c \n\n  \n"); !slices.Equal(got, []string{"a", "", " b c"}) {
-		t.Errorf("%q", got)
+	if diff := cmp.Diff([]string{"a", "", " b c"}, lines("a  \n\n b\u00a0c \n\n  \n")); diff != "" {
+		t.Errorf("lines() mismatch (-want +got):\n%s", diff)
 	}
 	got := lines(strings.Repeat("x\n", 10) + strings.Repeat(strings.Repeat("é", 300)+"\n", guestproto.MaxScreen-1) + "last\n\n")
 	if len(got) != guestproto.MaxScreen || got[len(got)-1] != "last" || got[0] != strings.Repeat("é", guestproto.MaxScreenWidth) {
-		t.Errorf("%d lines, %q", len(got), got[0])
+		t.Errorf("lines() of a large screen = %d lines, %.20q, want %d lines, the first of %d characters, the last %q", len(got), got, guestproto.MaxScreen, guestproto.MaxScreenWidth, "last")
 	}
 	if got := lines("\n\n"); len(got) != 0 {
-		t.Errorf("%q", got)
+		t.Errorf("lines of an empty screen = %q, want none", got)
 	}
 }
 
 func TestEntries(t *testing.T) {
 	if _, err := (&entries{use: func(string) {}}).Write(make([]byte, 200000)); err != nil {
-		t.Error(err)
+		t.Errorf("Write of 200000 empty entries: %v", err)
 	}
 	if _, err := (&entries{use: func(string) {}}).Write(bytes.Repeat([]byte("x"), 200000)); err == nil {
-		t.Error("an entry is too long")
+		t.Error("Write of an entry of 200000 bytes succeeded, want an error")
 	}
 	var seen []string
 	out := &entries{use: func(s string) { seen = append(seen, s) }}
@@ -191,8 +193,8 @@ func TestEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	out.end()
-	if !slices.Equal(seen, []string{"a", "\nb", "c"}) {
-		t.Errorf("%q", seen)
+	if diff := cmp.Diff([]string{"a", "\nb", "c"}, seen); diff != "" {
+		t.Errorf("entries mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -203,14 +205,14 @@ func TestBellOfANewAgent(t *testing.T) {
 	w := &watcher{bells: map[string]time.Time{"@1": time.Now(), "@2": time.Now()}}
 	w.view.panes = []pane{{window: "@1", pid: os.Getpid(), rang: true, name: "claude"}, {window: "@2", pid: 1 << 30, rang: true, name: "other"}}
 	if got := w.sortedAgents(); len(got) != 2 {
-		t.Fatalf("without agents: got %+v, want both bells", got)
+		t.Fatalf("without agents: sortedAgents() = %+v, want both bells", got)
 	}
 	agent := &reportFile{}
 	agent.PID, agent.now.State = os.Getpid(), guestproto.AgentDone
 	w.agents = map[string]*reportFile{"claude": agent}
 	got := w.sortedAgents()
 	if len(got) != 2 || got[0].Name != "other" || got[1].PID != os.Getpid() {
-		t.Errorf("with an agent in the first window: got %+v, want the other bell and the agent", got)
+		t.Errorf("with an agent in the first window: sortedAgents() = %+v, want the other bell and the agent", got)
 	}
 }
 
@@ -222,7 +224,7 @@ func TestRunAsideLeavesNothing(t *testing.T) {
 		cancel()
 	}}
 	if err := runAside(ctx, out, "sh", "-c", `sleep 1000 & printf '%d\0' $!; wait`); err == nil {
-		t.Error("it ended well")
+		t.Error("runAside of a cancelled command succeeded, want an error")
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // poll, because this process is not notified of the end of a grandchild
 		p, ok := processAt(child)
@@ -230,23 +232,23 @@ func TestRunAsideLeavesNothing(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%+v is left", p)
+			t.Fatalf("child %+v is running a minute after the cancellation, want that it has ended", p)
 		}
 	}
 	if child == 0 {
-		t.Error("there was no child")
+		t.Error("the command printed no child's process id, want one")
 	}
 }
 
 func TestProcessAt(t *testing.T) {
 	p, ok := processAt(os.Getpid())
 	if !ok || p.parent != os.Getppid() || p.start == "" || p.ended {
-		t.Errorf("%+v, %t", p, ok)
+		t.Errorf("processAt(%d) = %+v, %t, want parent %d, a start time, not ended", os.Getpid(), p, ok, os.Getppid())
 	}
 	if line := lineage(os.Getpid()); len(line) < 2 || line[0] != p || line[1].pid != os.Getppid() {
-		t.Errorf("%+v", line)
+		t.Errorf("lineage(%d) = %+v, want it to begin with this process and its parent, %d", os.Getpid(), line, os.Getppid())
 	}
-	if _, ok := processAt(1 << 30); ok {
-		t.Error("a process that cannot be")
+	if p, ok := processAt(1 << 30); ok {
+		t.Errorf("processAt(%d) = %+v, want no process", 1<<30, p)
 	}
 }

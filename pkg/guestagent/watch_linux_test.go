@@ -45,7 +45,7 @@ func (g *fakeGuest) watch(env []string, args ...string) *watched {
 		defer close(w.seen)
 		for seen, err := range guestproto.ReadObservations(stdout) {
 			if err != nil {
-				g.Error(err)
+				g.Errorf("read an observation: %v", err)
 				break
 			}
 			w.seen <- seen
@@ -63,11 +63,11 @@ func (w *watched) stop() {
 	select {
 	case err := <-w.ended:
 		if err != nil {
-			w.Error(err)
+			w.Errorf("watch ended with %v, want success", err)
 		}
 		w.ended <- nil
 	case <-time.After(patience):
-		w.Error("it goes on although nobody listens")
+		w.Errorf("watch is running %v after its input was closed, want that it ends", patience)
 	}
 }
 
@@ -79,14 +79,14 @@ func (w *watched) until(what string, ok func(guestproto.Observation) bool) guest
 		select {
 		case seen, open := <-w.seen:
 			if !open {
-				w.Fatalf("%s: the stream ended after %+v", what, w.last)
+				w.Fatalf("the stream ended before %s; last observation %+v", what, w.last)
 			}
 			w.last = seen
 			if ok(seen) {
 				return seen
 			}
 		case <-deadline:
-			w.Fatalf("%s is not seen; last %+v", what, w.last)
+			w.Fatalf("no observation of %s within %v; last observation %+v", what, patience, w.last)
 		}
 	}
 }
@@ -188,14 +188,14 @@ func TestWatchAnAgent(t *testing.T) {
 	w := g.watch(nil)
 	first := w.until("the machine", func(g guestproto.Observation) bool { return g.Machine != nil })
 	if m := first.Machine; len(first.Agents) != 0 || m.MemTotal <= 0 || m.MemUsed <= 0 || m.DiskTotal <= 0 || first.Changes != nil {
-		t.Errorf("at first %+v %+v", first, m)
+		t.Errorf("first observation = %+v, machine %+v, want memory and disk, no agents, no changes", first, m)
 	}
 	touch := `"tool_name":"Bash","tool_input":{"command":"touch x"}`
 
 	p := g.pretend("claude")
 	p.hook("claude", "SessionStart")
 	if a := w.agent(guestproto.AgentIdle, ""); a.Name != "claude" || a.PID != p.pid || time.Since(a.Since) > patience {
-		t.Errorf("%+v, pid %d", a, p.pid)
+		t.Errorf("agent = %+v, want claude with process id %d and a recent Since", a, p.pid)
 	}
 	p.hook("claude", "UserPromptSubmit")
 	w.agent(guestproto.AgentWorking, "")
@@ -206,9 +206,9 @@ func TestWatchAnAgent(t *testing.T) {
 	esc := blocked.Since.Add(time.Second).Truncate(time.Millisecond)
 	p.says("idle", esc)
 	if a := w.agent(guestproto.AgentIdle, ""); !a.Since.Equal(esc) {
-		t.Errorf("since %s, not %s", a.Since, esc)
+		t.Errorf("Since after Esc = %s, want %s", a.Since, esc)
 	}
-	waitFor(t, func() bool { return time.Now().After(esc) })
+	waitFor(t, "the time of Esc is over", func() bool { return time.Now().After(esc) })
 	p.hook("claude", "UserPromptSubmit")
 	w.agent(guestproto.AgentWorking, "")
 	p.says("waiting", time.Now())
@@ -228,7 +228,7 @@ func TestWatchAnAgent(t *testing.T) {
 		return len(g.Agents) == 2 && g.Agents[1].State == guestproto.AgentGone
 	})
 	if a := seen.Agents; a[0].PID != p.pid || a[1].PID != q.pid || a[1].Name != "codex" {
-		t.Errorf("%+v", a)
+		t.Errorf("agents = %+v, want process ids %d, then %d of codex", a, p.pid, q.pid)
 	}
 	w.stop()
 
@@ -236,7 +236,7 @@ func TestWatchAnAgent(t *testing.T) {
 	late := g.watch(nil)
 	again := late.until("the agents", func(g guestproto.Observation) bool { return true })
 	if len(again.Agents) != 2 || again.Agents[1] != seen.Agents[1] {
-		t.Errorf("%+v, was %+v", again.Agents, seen.Agents)
+		t.Errorf("agents that a later watch reports = %+v, want two, the second %+v", again.Agents, seen.Agents[1])
 	}
 }
 
@@ -259,20 +259,20 @@ func TestHookIsSilent(t *testing.T) {
 		"a window's path": {"", []string{"bell", "@../../x"}},
 	} {
 		if out, errs, code := g.run(c.stdin, c.args...); code != 0 || out+errs != "" {
-			t.Errorf("%s: exit %d, %q %q", name, code, out, errs)
+			t.Errorf("%s: agent-guest %q: exit %d, stdout %q, stderr %q, want 0 and no output", name, c.args, code, out, errs)
 		}
 	}
 	entries, err := os.ReadDir(dir)
 	if err == nil && slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !strings.HasPrefix(e.Name(), ".") }) {
-		t.Errorf("there are %v", entries)
+		t.Errorf("ReadDir(%s) = %v, want no reports", dir, entries)
 	}
 	// A truncated event still yields the fields before the cut. This process does
 	// not have the name of an agent.
 	if out, errs, code := g.run(good[:len(good)-1]+`,"prompt":"`+strings.Repeat("x", 9<<20), "hook", "claude"); code != 0 || out+errs != "" {
-		t.Errorf("exit %d, %q %q", code, out, errs)
+		t.Errorf("hook with a truncated event: exit %d, stdout %q, stderr %q, want 0 and no output", code, out, errs)
 	}
 	if found, _ := filepath.Glob(filepath.Join(dir, "claude-*.json")); len(found) != 1 {
-		t.Errorf("there are %v", found)
+		t.Errorf("reports after a truncated event = %v, want one", found)
 	}
 	// The directory cannot be created.
 	if err := os.RemoveAll(filepath.Join(g.root, "run")); err != nil {
@@ -281,7 +281,7 @@ func TestHookIsSilent(t *testing.T) {
 	g.write("run", "a file")
 	for _, args := range [][]string{{"hook", "claude"}, {"bell", "@1"}} {
 		if out, errs, code := g.run(good, args...); code != 0 || out+errs != "" {
-			t.Errorf("%v: exit %d, %q %q", args, code, out, errs)
+			t.Errorf("agent-guest %v without a directory: exit %d, stdout %q, stderr %q, want 0 and no output", args, code, out, errs)
 		}
 	}
 }
@@ -335,7 +335,7 @@ func bellHook(t *testing.T, program string) string {
 	}
 	text := strings.Join(lines, "")
 	if !strings.Contains(text, program) {
-		t.Fatalf("there is no hook in %q", text)
+		t.Fatalf("bell lines of .tmux.conf = %q, want one that runs %s", text, program)
 	}
 	return text
 }
@@ -351,7 +351,7 @@ func TestWatchWindows(t *testing.T) {
 		return func(g guestproto.Observation) bool { return slices.Contains(g.Screen, line) }
 	}
 	if seen := w.until("the screen", hasLine("no colour, é")); seen.Window != "claude" || seen.Screen[len(seen.Screen)-1] == "" {
-		t.Errorf("%+v", seen)
+		t.Errorf("observation = %+v, want window claude and a screen whose last line is not empty", seen)
 	}
 	s.tmux("send-keys", "-t", "claude", "echo $((40+2))", "Enter")
 	w.until("what is new on it", hasLine("42"))
@@ -362,7 +362,7 @@ func TestWatchWindows(t *testing.T) {
 		return len(g.Agents) == 1 && g.Window == "my agent" && hasLine("52")(g)
 	})
 	if a := rang.Agents[0]; a.Name != "my agent" || a.PID != 0 || a.State != guestproto.AgentBlocked || a.On != "bell in window my agent" {
-		t.Errorf("%+v", a)
+		t.Errorf("agent that rang = %+v, want my agent without a process id, blocked on %q", a, "bell in window my agent")
 	}
 	s.tmux("select-window", "-t", "my agent")
 	s.tmux("select-window", "-t", "vim")
@@ -374,7 +374,7 @@ func TestWatchWindows(t *testing.T) {
 	s.tmux("send-keys", "-t", "claude", `echo '{"hook_event_name":"Stop"}' >`+g.root+`/e; "$GUEST" hook claude <`+g.root+`/e; printf '\a'`, "Enter")
 	done := w.agent(guestproto.AgentDone, "")
 	if pid := s.tmux("display-message", "-p", "-t", "claude", "#{pane_pid}"); strconv.Itoa(done.PID) != pid {
-		t.Errorf("agent %d in the window of %s", done.PID, pid)
+		t.Errorf("process id of the agent in window claude = %d, want %s", done.PID, pid)
 	}
 	bells := func() (n int) {
 		all, _ := filepath.Glob(filepath.Join(g.root, "run/agent/attention/bell-*"))
@@ -383,12 +383,12 @@ func TestWatchWindows(t *testing.T) {
 	s.tmux("send-keys", "-t", "my agent", "printf '\\a'", "Enter")
 	seen := w.until("the other window's bell", func(g guestproto.Observation) bool { return len(g.Agents) == 2 })
 	if seen.Agents[0].Name != "my agent" || seen.Agents[1].PID != done.PID {
-		t.Errorf("%+v", seen.Agents)
+		t.Errorf("agents = %+v, want my agent, then process %d", seen.Agents, done.PID)
 	}
-	waitFor(t, func() bool { return bells() == 1 })
+	waitFor(t, "only one bell is recorded", func() bool { return bells() == 1 })
 	s.tmux("kill-window", "-t", "my agent")
 	w.until("the window's end", func(g guestproto.Observation) bool { return len(g.Agents) == 1 })
-	waitFor(t, func() bool { return bells() == 0 })
+	waitFor(t, "no bell is recorded", func() bool { return bells() == 0 })
 	s.tmux("kill-window", "-t", "claude")
 	w.until("an agent that is gone, and no screen", func(g guestproto.Observation) bool {
 		return len(g.Agents) == 1 && g.Agents[0].State == guestproto.AgentGone && g.Window == "" && len(g.Screen) == 0
@@ -431,19 +431,19 @@ func TestWatchTheCheckout(t *testing.T) {
 	sees(guestproto.Changes{Branch: "work", Commits: 1, Files: 4, Insertions: 5, Deletions: 2})
 	w.stop()
 	if _, err := os.Stat(filepath.Join(dir, ".git/index.lock")); err == nil {
-		t.Error("the index is locked")
+		t.Error(".git/index.lock exists after a watch, want no lock")
 	}
 
 	// A clone of an empty repository has no base and no HEAD.
 	empty := filepath.Join(g.root, "empty")
 	if out, err := exec.Command("git", "init", "-q", "-b", "first", empty).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("git init: %v: %s", err, out)
 	}
 	g.write("empty/new", "1\n")
 	w = g.watch(nil, "--dir", empty, "--base", "")
 	sees(guestproto.Changes{Branch: "first", Files: 1, Insertions: 1})
 
 	if _, errs, code := g.run("", "watch", "--base", "--output=/x"); code != 2 {
-		t.Errorf("exit %d: %s", code, errs)
+		t.Errorf("watch with a bad option: exit %d, %q, want 2", code, errs)
 	}
 }

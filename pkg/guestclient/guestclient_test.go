@@ -11,12 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -29,7 +30,7 @@ func sh(t *testing.T, script string, args ...string) string {
 	cmd.Stdin = strings.NewReader(script)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("sh %v: %v: %s", args, err, out)
 	}
 	return string(out)
 }
@@ -37,14 +38,14 @@ func sh(t *testing.T, script string, args ...string) string {
 func TestBootScriptIsValidShell(t *testing.T) {
 	script := BootScript()
 	if out := sh(t, script, "-n"); out != "" {
-		t.Error(out)
+		t.Errorf("sh -n of the boot script printed %q, want nothing", out)
 	}
 	if strings.Contains(script, "@") {
-		t.Error("a placeholder is left:", script)
+		t.Errorf("the boot script contains a placeholder, want none:\n%s", script)
 	}
 	// /run is mounted noexec on Debian 13 and later.
-	if !strings.Contains(script, "/bin/sh /run/agent-announce\n") {
-		t.Error("the announcement needs /run to be executable")
+	if want := "/bin/sh /run/agent-announce\n"; !strings.Contains(script, want) {
+		t.Errorf("the boot script lacks %q, and needs /run to be executable:\n%s", want, script)
 	}
 }
 
@@ -61,7 +62,7 @@ func TestLockdownComesFirst(t *testing.T) {
 			seeded = true
 			continue
 		case line != "if ! sh <<'AGENT_LOCKDOWN'":
-			t.Fatalf("the first command is %q", line)
+			t.Fatalf("first command of the boot script = %q, want %q", line, "if ! sh <<'AGENT_LOCKDOWN'")
 		}
 		return
 	}
@@ -78,20 +79,23 @@ func TestOnlyAGoldenCloneSleeps(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	if err := cmd.Run(); err == nil {
-		t.Error("it sleeps without a seed")
+		t.Error("the sleep script without a seed succeeded, want an error")
 	}
-	if got, err := os.ReadFile(log); err != nil || string(got) != "systemctl poweroff --force --no-wall\n" {
-		t.Errorf("%q, %v", got, err)
+	if got, err := os.ReadFile(log); err != nil || string(got) != poweroff {
+		t.Errorf("commands of the sleep script = %q, %v, want %q", got, err, poweroff)
 	}
 	cmd = exec.CommandContext(t.Context(), "sh", "-c", script)
 	cmd.Env = append(cmd.Environ(), "AGENT_SEED=1")
 	if err := cmd.Run(); err != nil {
-		t.Error(err)
+		t.Errorf("the sleep script with a seed: %v", err)
 	}
 	if _, err := os.Stat(flag); err != nil {
-		t.Error(err)
+		t.Errorf("flag of the sleep script: %v", err)
 	}
 }
+
+// poweroff is the log of the command that a refused guest runs.
+const poweroff = "systemctl poweroff --force --no-wall\n"
 
 // TestNoLockdownNoGuest checks that a guest whose lockdown rules cannot be installed powers
 // off and gets no further.
@@ -103,15 +107,15 @@ func TestNoLockdownNoGuest(t *testing.T) {
 	from := strings.Index(script, "if ! sh")
 	end := strings.Index(script, "\nAGENT_LOCKDOWN\n")
 	if from < 0 || to < from || end < from {
-		t.Fatal("the script has changed; see what this test runs")
+		t.Fatalf("parts of the boot script are at %d, %d and %d, want them in this order: the script has changed", from, end, to)
 	}
 	script = "systemctl() { echo \"systemctl $*\" >>'" + log + "'; }\nif ! sh <<'AGENT_LOCKDOWN'\nexit 1" + script[end:to] + "\necho on >>'" + log + "'\n"
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(script, "/dev/console", "/dev/null"))
 	if err := cmd.Run(); err == nil {
-		t.Error("it succeeded")
+		t.Error("the boot script without rules succeeded, want an error")
 	}
-	if got, err := os.ReadFile(log); err != nil || string(got) != "systemctl poweroff --force --no-wall\n" {
-		t.Errorf("%q, %v", got, err)
+	if got, err := os.ReadFile(log); err != nil || string(got) != poweroff {
+		t.Errorf("commands of the boot script = %q, %v, want %q", got, err, poweroff)
 	}
 }
 
@@ -135,7 +139,7 @@ func unpack(t *testing.T, packed []byte) map[string]string {
 			t.Fatal(err)
 		}
 		if h.Mode != 0o755 || h.Typeflag != tar.TypeReg || h.Uid != 0 || !fs.ValidPath(h.Name) {
-			t.Errorf("%+v", h)
+			t.Errorf("header = %+v, want a regular file of root with mode 755 and a valid path", h)
 		}
 		out[h.Name] = string(text)
 	}
@@ -158,16 +162,17 @@ func TestPackDependsOnContentOnly(t *testing.T) {
 	}
 	one := packed(tree(time.Now(), 0o600, "x"))
 	if !bytes.Equal(one, packed(tree(time.Unix(1, 0), 0o777, "x"))) {
-		t.Error("times or modes count")
+		t.Error("pack() with other times and modes = other bytes, want the same")
 	}
 	if bytes.Equal(one, packed(tree(time.Now(), 0o600, "y"))) {
-		t.Error("the content does not count")
+		t.Error("pack() with other content = the same bytes, want others")
 	}
-	if got := unpack(t, one); len(got) != 3 || got["run.sh"] != "x" || got["files/a"] != "A" {
-		t.Error(got)
+	want := map[string]string{"run.sh": "x", "files/a": "A", "files/deep/b": ""}
+	if diff := cmp.Diff(want, unpack(t, one)); diff != "" {
+		t.Errorf("packed files mismatch (-want +got):\n%s", diff)
 	}
 	if err := pack(failingFS{}, io.Discard); !errors.Is(err, fs.ErrPermission) {
-		t.Error(err)
+		t.Errorf("pack() of an unreadable file system: error %v, want %v", err, fs.ErrPermission)
 	}
 }
 
@@ -187,7 +192,7 @@ func TestShippedProvisionIsPacked(t *testing.T) {
 	got := unpack(t, b.Bytes())
 	for _, name := range []string{"run.sh", "lib.sh", "files/ready-tmux"} {
 		if got[name] == "" {
-			t.Errorf("no %s in the archive", name)
+			t.Errorf("content of %s in the archive = %q, want some", name, got[name])
 		}
 	}
 	for name, text := range got {
@@ -205,11 +210,11 @@ func TestProgressLines(t *testing.T) {
 		strings.Repeat("x", 300), strings.Repeat("y", 1<<20), "\nafter\n", strings.Repeat("ü", 400) + "\n", "no newline",
 	} {
 		if n, err := io.WriteString(p, part); n != len(part) || err != nil {
-			t.Fatal(n, err)
+			t.Fatalf("Write(%.20q) = %d, %v, want %d", part, n, err, len(part))
 		}
 	}
 	if cap(p.buf) > 2*maxLine {
-		t.Errorf("%d bytes are kept", cap(p.buf))
+		t.Errorf("progress keeps %d bytes, want at most %d", cap(p.buf), 2*maxLine)
 	}
 	p.end()
 	p.end()
@@ -217,11 +222,11 @@ func TestProgressLines(t *testing.T) {
 		"one", "two", "10%", "20%", "red bell", "bad utf",
 		strings.Repeat("x", 300) + strings.Repeat("y", maxLine-300), "after", strings.Repeat("ü", maxLine/2), "no newline",
 	}
-	if !slices.Equal(lines, want) {
-		t.Errorf("%q", lines)
+	if diff := cmp.Diff(want, lines); diff != "" {
+		t.Errorf("reported lines mismatch (-want +got):\n%s", diff)
 	}
-	if !slices.Equal(p.tail, want[len(want)-maxTail:]) {
-		t.Errorf("the last words are %q", p.tail)
+	if diff := cmp.Diff(want[len(want)-maxTail:], p.tail); diff != "" {
+		t.Errorf("last lines mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -240,21 +245,22 @@ func TestProgressFromTwoSides(t *testing.T) {
 	}
 	wg.Wait()
 	if n != 1000 {
-		t.Error(n)
+		t.Errorf("%d lines were reported, want 1000", n)
 	}
 }
 
 func TestNoProgramForUnknownMachines(t *testing.T) {
 	for _, arch := range []string{"", "riscv64", "amd64", "../x"} {
 		if _, err := Program(arch); fail.CodeOf(err) != fail.Host {
-			t.Errorf("%q: %v", arch, err)
+			t.Errorf("Program(%q): error %v with code %v, want code %v", arch, err, fail.CodeOf(err), fail.Host)
 		}
 	}
 }
 
 func TestProgramIsQuoted(t *testing.T) {
 	g := Guest{Root: "/tmp/a b'c"}
-	if got := sh(t, "printf '%s|' "+g.program("log", "--since", "$(id)")); got != "/tmp/a b'c/usr/local/bin/agent-guest|log|--since|$(id)|" {
-		t.Error(got)
+	got := sh(t, "printf '%s|' "+g.program("log", "--since", "$(id)"))
+	if want := "/tmp/a b'c/usr/local/bin/agent-guest|log|--since|$(id)|"; got != want {
+		t.Errorf("arguments of the program in a shell = %q, want %q", got, want)
 	}
 }

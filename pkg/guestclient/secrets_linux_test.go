@@ -30,8 +30,9 @@ func TestSecretsAreBoundedByWhatWasDelivered(t *testing.T) {
 		}
 		return all
 	}
-	if got := ask(); strings.Join(got, "|") != "the token|first value|second" {
-		t.Errorf("an honest guest has %q", got)
+	const want = "the token|first value|second"
+	if got := strings.Join(ask(), "|"); got != want {
+		t.Errorf("secrets of an honest guest = %q, want %q", got, want)
 	}
 	// An agent owns the directory of the secrets, and may add to it.
 	dir := filepath.Join(w.root, secretDir, "secrets")
@@ -41,18 +42,18 @@ func TestSecretsAreBoundedByWhatWasDelivered(t *testing.T) {
 		}
 	}
 	got := ask()
-	if strings.Join(got[:3], "|") != "the token|first value|second" || len(got) != 3 {
-		t.Errorf("with files of the agent it has %.100q", got)
+	if len(got) != 3 || strings.Join(got, "|") != want {
+		t.Errorf("secrets of a guest with files of the agent = %.100q, want %q", got, want)
 	}
 	// A guest that sends far too much gets an error.
 	if err := os.WriteFile(filepath.Join(w.root, "bin/head"), []byte("#!/bin/sh\nyes a-lie | dd bs=1M count=17 2>/dev/null\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if all, err := g.Secrets(t.Context()); err == nil {
-		t.Errorf("17 MB of lies were taken: %d values", len(all))
+		t.Errorf("Secrets() of a guest that sends 17 MB = %d values, want an error", len(all))
 	}
 	g.Delivered = Delivered{}
 	if all, err := g.Secrets(t.Context()); err != nil || all != nil {
-		t.Errorf("where nothing was delivered: %d values, %v", len(all), err)
+		t.Errorf("Secrets() after nothing was delivered = %d values, %v, want nil", len(all), err)
 	}
 }

@@ -27,7 +27,7 @@ func TestStepLines(t *testing.T) {
 		{"step 30-node failed 3", "step 3 of 3, 30-node: failed after 3s"},
 	} {
 		if got := s.line(c.line); got != c.want {
-			t.Errorf("%q: got %q, want %q", c.line, got, c.want)
+			t.Errorf("line(%q) = %q, want %q", c.line, got, c.want)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -70,7 +71,7 @@ func newWorld(t *testing.T) *world {
 	}
 	t.Cleanup(func() {
 		if err := d.Delete(context.WithoutCancel(t.Context()), name); err != nil {
-			t.Error(err)
+			t.Errorf("delete the VM: %v", err)
 		}
 	})
 	if err := d.Create(t.Context(), vm.Spec{
@@ -248,12 +249,12 @@ func TestTaskInAGuest(t *testing.T) {
 	w := newWorld(t)
 	a := w.task(1)
 	if s, err := a.Status(t.Context()); err != nil || s.State != guestproto.TaskNone {
-		t.Fatal(s, err)
+		t.Fatalf("Status before the start = %+v, %v, want %s", s, err, guestproto.TaskNone)
 	}
 	script := `echo out; echo err >&2; while ! [ -e go ]; do sleep 0.02; done; echo changed >a; mkdir d; head -c 3000000 /dev/zero >d/zeros; echo more; exit 3`
 	for range 2 {
 		if s, err := a.Start(t.Context(), guestproto.TaskStart{Argv: []string{"sh", "-c", script}, Dir: w.work}); err != nil || s.State != guestproto.TaskRunning {
-			t.Fatal(s, err)
+			t.Fatalf("Start = %+v, %v, want %s", s, err, guestproto.TaskRunning)
 		}
 	}
 	var logs [2]bytes.Buffer
@@ -268,7 +269,7 @@ func TestTaskInAGuest(t *testing.T) {
 			which = 1
 		}
 		if f.Offset != int64(logs[which].Len()) {
-			t.Errorf("at %d, not %d", f.Offset, logs[which].Len())
+			t.Errorf("offset of a frame = %d, want %d", f.Offset, logs[which].Len())
 		}
 		logs[which].Write(f.Data)
 		return nil
@@ -284,7 +285,7 @@ func TestTaskInAGuest(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, enough) || states[0] != guestproto.TaskRunning {
-		t.Fatal(err, states)
+		t.Fatalf("Watch: error %v, states %v, want %v, %s first", err, states, enough, guestproto.TaskRunning)
 	}
 	w.put("go", "")
 	states = nil
@@ -292,14 +293,21 @@ func TestTaskInAGuest(t *testing.T) {
 	if err := again.Watch(t.Context(), TaskOffsets{Stdout: int64(logs[0].Len()), Stderr: int64(logs[1].Len())}, follow); err != nil {
 		t.Fatal(err)
 	}
-	if logs[0].String() != "out\nmore\n" || logs[1].String() != "err\n" || states[len(states)-1] != guestproto.TaskExited {
-		t.Errorf("%q %q %v", logs[0].String(), logs[1].String(), states)
+	if stdout, stderr := logs[0].String(), logs[1].String(); stdout != "out\nmore\n" || stderr != "err\n" {
+		t.Errorf("stdout %q, stderr %q, want %q, %q", stdout, stderr, "out\nmore\n", "err\n")
 	}
-	if s, err := a.Status(t.Context()); err != nil || s.Result == nil || s.Result.ExitCode != 3 {
-		t.Errorf("%+v, %v", s, err)
+	if last := states[len(states)-1]; last != guestproto.TaskExited {
+		t.Errorf("last state = %s, want %s", last, guestproto.TaskExited)
+	}
+	s, err := a.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Result == nil || s.Result.ExitCode != 3 {
+		t.Errorf("Status after the end: %s with result %+v, want exit code 3", s.State, s.Result)
 	}
 	if err := a.Watch(t.Context(), TaskOffsets{Stdout: 100}, follow); !errors.Is(err, ErrTruncated) {
-		t.Error(err)
+		t.Errorf("Watch from beyond the end: error %v, want %v", err, ErrTruncated)
 	}
 
 	c, err := a.Collect(t.Context(), w.ask())
@@ -310,12 +318,21 @@ func TestTaskInAGuest(t *testing.T) {
 	for range 2 { // the second time nothing is missing
 		got, err := a.Receive(t.Context(), root, c)
 		if err != nil || len(got) != 4 {
-			t.Fatal(got, err)
+			t.Fatalf("Receive = %+v, %v, want 4 artifacts", got, err)
 		}
 	}
 	files := w.files(dir)
-	if !strings.Contains(files[taskID+".patch"], "-1\n+changed\n") || files[taskID+"-untracked.txt"] != "d/zeros\ngo\n" || files["untracked/d/zeros"] != strings.Repeat("\x00", 3000000) || len(files) != 4 {
-		t.Errorf("%d files, %.300q", len(files), files[taskID+".patch"])
+	if patch := files[taskID+".patch"]; !strings.Contains(patch, "-1\n+changed\n") {
+		t.Errorf("patch = %.300q, want %q in it", patch, "-1\n+changed\n")
+	}
+	if got, want := files[taskID+"-untracked.txt"], "d/zeros\ngo\n"; got != want {
+		t.Errorf("list of untracked files = %q, want %q", got, want)
+	}
+	if got := files["untracked/d/zeros"]; got != strings.Repeat("\x00", 3000000) {
+		t.Errorf("d/zeros has %d bytes, %.20q, want %d zero bytes", len(got), got, 3000000)
+	}
+	if len(files) != 4 {
+		t.Errorf("received %q, want 4 files", slices.Sorted(maps.Keys(files)))
 	}
 
 	// Another collection replaces this one.
@@ -330,7 +347,7 @@ func TestTaskInAGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if files := w.files(dir); files["untracked/d"] != "a file now" || len(files) != 4 {
-		t.Errorf("%d files", len(files))
+		t.Errorf("received %q, d = %.100q, want 4 files, %q", slices.Sorted(maps.Keys(files)), files["untracked/d"], "a file now")
 	}
 }
 
@@ -349,12 +366,15 @@ func TestSignalATask(t *testing.T) {
 			last = *f.Status
 		}
 		return nil
-	}); err != nil || last.Result == nil || last.Result.Signal != "TERM" || last.Result.ExitCode != 143 {
-		t.Errorf("%+v, %v", last, err)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if last.Result == nil || last.Result.Signal != "TERM" || last.Result.ExitCode != 143 {
+		t.Errorf("last status: %s with result %+v, want signal TERM, exit code 143", last.State, last.Result)
 	}
 	for _, bad := range []Task{{Guest: a.Guest, ID: "../../etc", Attempt: 1}, {Guest: a.Guest, ID: taskID, Attempt: 0}, {Guest: a.Guest, ID: "0123456789ab/1;id", Attempt: 1}} {
-		if _, err := bad.Status(t.Context()); err == nil {
-			t.Errorf("%+v", bad)
+		if s, err := bad.Status(t.Context()); err == nil {
+			t.Errorf("Status of task %q, attempt %d = %+v, want an error", bad.ID, bad.Attempt, s)
 		}
 	}
 }
@@ -392,17 +412,17 @@ func TestReceiveOverAConnectionThatDies(t *testing.T) {
 		}
 		if err != nil {
 			if deaths++; !errors.Is(err, ssh.ErrUnreachable) || deaths > 500 {
-				t.Fatal(deaths, err)
+				t.Fatalf("Receive over connection %d: error %v, want %v, and success within 500", deaths, err, ssh.ErrUnreachable)
 			}
 		}
 	}
 	if deaths < 3 {
-		t.Errorf("it died %d times", deaths)
+		t.Errorf("%d connections died, want at least 3", deaths)
 	}
 	// No single connection carries all of it, so some data must survive each one. How
 	// much is lost in transit depends on how busy the machine is.
 	if sent := relay.used.Load(); sent > 10*3_200_000 {
-		t.Errorf("%d bytes were sent of 3.2 million, over %d connections", sent, deaths+1)
+		t.Errorf("%d bytes were sent over %d connections, want at most %d", sent, deaths+1, 10*3_200_000)
 	}
 	want := map[string]string{"untracked/noise": string(noise), "untracked/sparse": string(make([]byte, 700_000)) + "end"}
 	for i := range 20 {
@@ -411,11 +431,11 @@ func TestReceiveOverAConnectionThatDies(t *testing.T) {
 	files := w.files(dir)
 	for name, text := range want {
 		if files[name] != text {
-			t.Errorf("%s has %d bytes", name, len(files[name]))
+			t.Errorf("%s has %d bytes, want %d equal to the original", name, len(files[name]), len(text))
 		}
 	}
 	if len(files) != len(want)+1 {
-		t.Errorf("%d files", len(files))
+		t.Errorf("received %q, want %d files", slices.Sorted(maps.Keys(files)), len(want)+1)
 	}
 }
 
@@ -459,23 +479,23 @@ func TestReceiveWhatChanged(t *testing.T) {
 		}
 	}
 	if len(skipped) != 2 || !strings.Contains(skipped["untracked/gone"], "no longer exists") || !strings.Contains(skipped["untracked/other"], "changed") {
-		t.Errorf("%v", skipped)
+		t.Errorf("skipped %v, want gone, which no longer exists, and other, which changed", skipped)
 	}
 	files := w.files(dir)
 	for _, name := range []string{"same", "resumed", "stale"} {
-		if files["untracked/"+name] != strings.Repeat(name, 100_000) {
-			t.Errorf("%s is %.40q", name, files["untracked/"+name])
+		if got, want := files["untracked/"+name], strings.Repeat(name, 100_000); got != want {
+			t.Errorf("%s = %.40q (%d bytes), want %.40q (%d bytes)", name, got, len(got), want, len(want))
 		}
 	}
 	if len(files) != 4 {
-		t.Errorf("%d files", len(files))
+		t.Errorf("received %q, want 4 files", slices.Sorted(maps.Keys(files)))
 	}
 	if _, err := a.Collect(t.Context(), w.ask()); err != nil {
 		t.Fatal(err)
 	}
 	empty, _ := w.place()
 	if _, err := a.Receive(t.Context(), empty, c); !errors.Is(err, ErrNoCollection) {
-		t.Error(err)
+		t.Errorf("Receive of a collection that was replaced: error %v, want %v", err, ErrNoCollection)
 	}
 }
 
@@ -508,11 +528,14 @@ func TestReceiveALargeSparseFile(t *testing.T) {
 	}
 	t.Logf("2 GiB came within %v", time.Since(began))
 	info, err := root.Stat("untracked/huge")
-	if err != nil || info.Size() != 2<<30 {
-		t.Fatal(info, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() != 2<<30 {
+		t.Fatalf("size of the received file = %d, want %d", info.Size(), int64(2<<30))
 	}
 	if used := diskUse(info); used > 64<<20 {
-		t.Errorf("%d bytes of the disk are in use", used)
+		t.Errorf("the received file uses %d bytes of the disk, want at most %d", used, 64<<20)
 	}
 }
 
@@ -568,9 +591,9 @@ func TestAGuestThatLies(t *testing.T) {
 	} {
 		c, err := w.says(stream).Collect(t.Context(), ask)
 		if err == nil {
-			t.Errorf("%s: %+v", name, c)
+			t.Errorf("%s: Collect = %+v, want an error", name, c)
 		} else if strings.ContainsAny(err.Error(), "\x1b\x07") {
-			t.Errorf("%s: %q", name, err)
+			t.Errorf("%s: Collect: error %q, want it without control characters", name, err)
 		}
 	}
 	two := guestproto.Collection{ID: "0123456789abcdef", Artifacts: []guestproto.Artifact{{Name: "files/x", Size: 3, SHA256: hash("abc")}, {Name: "files/y", Size: 3, SHA256: hash("def")}}}
@@ -594,26 +617,26 @@ func TestAGuestThatLies(t *testing.T) {
 	} {
 		root, dir := w.place()
 		if got, err := w.says(stream).Receive(t.Context(), root, two); err == nil {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: Receive = %+v, want an error", name, got)
 		} else if strings.ContainsAny(err.Error(), "\x1b\x07") {
-			t.Errorf("%s: %q", name, err)
+			t.Errorf("%s: Receive: error %q, want it without control characters", name, err)
 		}
 		for file, text := range w.files(dir) {
 			if !strings.HasPrefix(file, partDir) && text != "abc" && text != "def" {
-				t.Errorf("%s: %s is %q", name, file, text)
+				t.Errorf("%s: content of %s = %q, want %q or %q", name, file, text, "abc", "def")
 			}
 		}
 	}
 	clean, dir := w.place()
 	got, err := w.says(first+frame('d', "abX")+frame('z', "")+second+frame('f', `{"kind":"item","text":"no\u001b"}`)).Receive(t.Context(), clean, two)
 	if err != nil || len(got) != 2 || got[0].Skipped == "" || got[1].Skipped != "no\ufffd" || len(w.files(dir)) != 0 {
-		t.Errorf("%+v, %v, %v", got, err, w.files(dir))
+		t.Errorf("Receive of two bad files = %+v, %v, files %q, want both skipped, no files", got, err, w.files(dir))
 	}
 	// A file below another file.
 	below := guestproto.Collection{ID: two.ID, Artifacts: []guestproto.Artifact{{Name: "files/x", Size: 3, SHA256: hash("abc")}, {Name: "files/x/y", Size: 3, SHA256: hash("def")}}}
 	got, err = w.says(whole).Receive(t.Context(), clean, below)
 	if err != nil || got[0].Skipped != "" || !strings.Contains(got[1].Skipped, "another artifact has this path") {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("Receive of a file below another = %+v, %v, want the second skipped with %q", got, err, "another artifact has this path")
 	}
 
 	status := func(s string) string { return frame('s', `{"version":1,"time":"2026-01-01T00:00:00Z",`+s+`}`) }
@@ -636,7 +659,7 @@ func TestAGuestThatLies(t *testing.T) {
 	} {
 		err := w.says(c.stream).Watch(t.Context(), c.from, func(TaskFrame) error { return nil })
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Watch: error %v, want %q", name, err, c.want)
 		}
 	}
 }
@@ -655,10 +678,10 @@ func TestBegunFilesDoNotPileUp(t *testing.T) {
 		c := guestproto.Collection{ID: "0123456789abcdef", Artifacts: []guestproto.Artifact{{Name: "files/x", Size: 1000, SHA256: hex.EncodeToString(sum[:])}}}
 		half := frame('i', `{"index":0,"offset":0}`) + frame('d', strings.Repeat("x", 900))
 		if _, err := w.says(half).Receive(t.Context(), root, c); err == nil {
-			t.Fatal("half a file is whole")
+			t.Fatal("Receive of half a file succeeded, want an error")
 		}
 		if parts := w.files(filepath.Join(dir, partDir)); len(parts) != 1 || len(parts[hex.EncodeToString(sum[:])]) != 900 {
-			t.Errorf("after collection %d %d files have begun", i, len(parts))
+			t.Errorf("after collection %d: %d partial files, want one of 900 bytes", i, len(parts))
 		}
 	}
 }

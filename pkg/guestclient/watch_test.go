@@ -36,12 +36,12 @@ func TestObservationsFromAGuest(t *testing.T) {
 						return enough
 					}
 					if g.Window != "claude" {
-						t.Errorf("%+v", g)
+						t.Errorf("observation = %+v, want window %q", g, "claude")
 					}
 					return nil
 				})
 				if n != c.seen || err == nil || !strings.Contains(err.Error(), c.want) || strings.ContainsAny(err.Error(), "\x1b\x07") {
-					t.Errorf("%d observations, %v", n, err)
+					t.Errorf("readObservations of %d observations: error %v, want %d and an error with %q", n, err, c.seen, c.want)
 				}
 			})
 		})
@@ -61,7 +61,7 @@ func TestAFloodOfObservations(t *testing.T) {
 			return nil
 		})
 		if took := time.Since(began); !errors.Is(err, done) || took < 599*observationPace-observationPace {
-			t.Errorf("%d observations within %s, %v", n, took, err)
+			t.Errorf("readObservations of %d observations within %s: error %v, want at least %s, %v", n, took, err, 599*observationPace-observationPace, done)
 		}
 	})
 }
@@ -76,7 +76,7 @@ func TestASilentGuest(t *testing.T) {
 		go func() {
 			for range 3 {
 				if _, err := io.WriteString(w, anObservation); err != nil {
-					t.Error(err)
+					t.Errorf("write an observation: %v", err)
 				}
 				time.Sleep(observationSilence / 2)
 			}
@@ -89,7 +89,7 @@ func TestASilentGuest(t *testing.T) {
 			return nil
 		})
 		if n != 3 || !errors.Is(err, errSilent) {
-			t.Errorf("%d observations, %v", n, err)
+			t.Errorf("readObservations of %d observations: error %v, want 3, %v", n, err, errSilent)
 		}
 	})
 }

@@ -28,7 +28,7 @@ func TestStatusRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !got.Ready() || got.DNS.Upstream[0] != "192.168.5.3\ufffd[2J" {
-		t.Errorf("got %+v", got)
+		t.Errorf("status = %+v, want ready, with upstream %q", got, "192.168.5.3\ufffd[2J")
 	}
 }
 
@@ -38,12 +38,12 @@ func TestDecodeRefuses(t *testing.T) {
 		`{"version":1,"program":"` + strings.Repeat("x", guestproto.MaxStatus) + `"}`,
 	} {
 		if _, err := guestproto.DecodeStatus(strings.NewReader(bad)); err == nil {
-			t.Errorf("accepted %.60q", bad)
+			t.Errorf("DecodeStatus(%.60q) succeeded, want an error", bad)
 		}
 	}
 	_, err := guestproto.DecodeSecrets(strings.NewReader(`{"version":1,"env":{"A":"hunter2"},"hunter2":1}`))
 	if err == nil || strings.Contains(err.Error(), "hunter2") {
-		t.Errorf("got %v", err)
+		t.Errorf("DecodeSecrets: error %v, want one without the secret", err)
 	}
 }
 
@@ -56,7 +56,7 @@ func TestSecretsShowOnlyWhenEncoded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if shown := fmt.Sprintf("%v %+v %#v %s %s %s", s, s, s, s, data, log.String()); strings.Contains(shown, "hunter2") {
-		t.Errorf("shown: %s", shown)
+		t.Errorf("formatted secrets = %s, want them without the values", shown)
 	}
 	var sent bytes.Buffer
 	if err := s.Encode(&sent); err != nil {
@@ -64,7 +64,7 @@ func TestSecretsShowOnlyWhenEncoded(t *testing.T) {
 	}
 	got, err := guestproto.DecodeSecrets(&sent)
 	if err != nil || got.Env["KEY"] != "hunter2\nline" || got.Token != "hunter2" {
-		t.Errorf("got %v, %v", got.Env, err)
+		t.Errorf("DecodeSecrets() = %q, token %q, %v, want the values that were encoded", got.Env, got.Token, err)
 	}
 }
 
@@ -82,12 +82,15 @@ not json`
 		}
 		got = append(got, q)
 	}
-	if len(got) != 2 || got[0].Name != "a\ufffd]0;x\ufffd.com" || got[0].Reason != "\ufffdno" || got[0].Source != "f\ufffd:1" || got[0].Process != "sh\ufffd[2J" || failed == nil {
-		t.Errorf("got %+v, %v", got, failed)
+	if len(got) != 2 || failed == nil {
+		t.Fatalf("Queries() = %+v, %v, want 2 queries and an error", got, failed)
+	}
+	if q := got[0]; q.Name != "a\ufffd]0;x\ufffd.com" || q.Reason != "\ufffdno" || q.Source != "f\ufffd:1" || q.Process != "sh\ufffd[2J" {
+		t.Errorf("first query = %+v, want it without control characters", q)
 	}
 	for _, err := range guestproto.Queries(strings.NewReader(strings.Repeat("x", guestproto.MaxQuery+10))) {
 		if err == nil {
-			t.Error("an endless line was accepted")
+			t.Error("Queries() of an endless line succeeded, want an error")
 		}
 	}
 }
@@ -97,7 +100,7 @@ func FuzzClean(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		got := guestproto.Clean(s)
 		if !utf8.ValidString(got) || len(got) > 1024+3 || strings.ContainsAny(got, "\x1b\n\r\x00\u202e\u009b") {
-			t.Fatalf("%q became %q", s, got)
+			t.Fatalf("Clean(%q) = %q (%d bytes), want at most 1027 bytes of UTF-8 without control characters", s, got, len(got))
 		}
 	})
 }
@@ -113,6 +116,6 @@ func TestSecretsOfTheLargestSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := guestproto.DecodeSecrets(&sent); err != nil || len(got.Env) != guestproto.MaxSecrets {
-		t.Fatal(len(got.Env), err)
+		t.Fatalf("DecodeSecrets() = %d values, %v, want %d", len(got.Env), err, guestproto.MaxSecrets)
 	}
 }

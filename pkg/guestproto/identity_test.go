@@ -35,16 +35,27 @@ func encode(t *testing.T, i guestproto.Identity) string {
 func TestAnIdentityIsOneLine(t *testing.T) {
 	line := encode(t, identity())
 	if strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "\n") || len(line) > guestproto.MaxIdentity {
-		t.Fatalf("not one line: %q", line)
+		t.Fatalf("Encode() = %q (%d bytes), want one line of at most %d bytes", line, len(line), guestproto.MaxIdentity)
 	}
 	got, err := guestproto.DecodeIdentity(strings.NewReader(line))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := identity()
-	if got.HostKey != want.HostKey || !got.Time.Equal(want.Time) || got.MAC != want.MAC || !bytes.Equal(got.Seed, want.Seed) ||
-		got.Hostname != want.Hostname || got.MachineID != want.MachineID || got.BootID != want.BootID {
-		t.Fatal("it changed on the way")
+	for name, v := range map[string]struct{ got, want string }{
+		"HostKey":   {got.HostKey, want.HostKey},
+		"MAC":       {got.MAC, want.MAC},
+		"Seed":      {string(got.Seed), string(want.Seed)},
+		"Hostname":  {got.Hostname, want.Hostname},
+		"MachineID": {got.MachineID, want.MachineID},
+		"BootID":    {got.BootID, want.BootID},
+	} {
+		if v.got != v.want {
+			t.Errorf("%s after Encode and DecodeIdentity = %q, want %q", name, v.got, v.want)
+		}
+	}
+	if !got.Time.Equal(want.Time) {
+		t.Errorf("Time after Encode and DecodeIdentity = %v, want %v", got.Time, want.Time)
 	}
 }
 
@@ -58,7 +69,7 @@ func TestAnIdentityShowsNothing(t *testing.T) {
 	}
 	for _, shown := range []string{log.String(), string(data), fmt.Sprint(i), fmt.Sprintf("%v %+v %#v %s", i, i, i, i), fmt.Sprint(&i)} {
 		if strings.Contains(shown, secretPart) || !strings.Contains(shown, "redacted") {
-			t.Errorf("shown: %s", shown)
+			t.Errorf("formatted identity = %s, want it redacted", shown)
 		}
 	}
 }
@@ -79,7 +90,7 @@ func TestABadIdentityIsRefused(t *testing.T) {
 		spoil(&i)
 		_, err := guestproto.DecodeIdentity(strings.NewReader(encode(t, i)))
 		if err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), secretPart) {
-			t.Errorf("%s: %v", part, err)
+			t.Errorf("DecodeIdentity with a bad %s: error %v, want one that names it, without the host key", part, err)
 		}
 	}
 	line := encode(t, identity())
@@ -92,7 +103,7 @@ func TestABadIdentityIsRefused(t *testing.T) {
 		"empty":    "",
 	} {
 		if _, err := guestproto.DecodeIdentity(strings.NewReader(bad)); err == nil || strings.Contains(err.Error(), secretPart) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("DecodeIdentity of a line that is %s: error %v, want one without the host key", what, err)
 		}
 	}
 }
@@ -111,7 +122,7 @@ func FuzzDecodeIdentity(f *testing.F) {
 		}
 		// An accepted identity is complete, fits in a line, and contains no path.
 		if again := encode(t, i); len(again) > 2*guestproto.MaxIdentity || strings.ContainsAny(i.User+i.Hostname+i.MachineID+i.BootID, "/\n\x00") {
-			t.Fatalf("accepted: %q", line)
+			t.Fatalf("DecodeIdentity accepted %q, which is %d bytes long when encoded, want at most %d and no path", line, len(again), 2*guestproto.MaxIdentity)
 		}
 	})
 }

@@ -3,13 +3,13 @@ package guestproto_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 )
@@ -24,6 +24,9 @@ func observations(r io.Reader) (all []guestproto.Observation, err error) {
 	}
 	return all, nil
 }
+
+// identicalTimes compares times with their locations.
+var identicalTimes = cmp.Comparer(func(a, b time.Time) bool { return a.Equal(b) && a.Location() == b.Location() })
 
 func TestObservationsRoundTrip(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
@@ -48,11 +51,14 @@ func TestObservationsRoundTrip(t *testing.T) {
 		}
 	}
 	if lines := strings.Count(stream.String(), "\n"); lines != len(sent) {
-		t.Errorf("%d lines for %d observations", lines, len(sent))
+		t.Errorf("Encode() wrote %d lines, want %d", lines, len(sent))
 	}
 	got, err := observations(&stream)
-	if err != nil || !reflect.DeepEqual(got, sent) {
-		t.Errorf("got %+v, %v", got, err)
+	if err != nil {
+		t.Errorf("read encoded observations: error %v, want nil", err)
+	}
+	if diff := cmp.Diff(sent, got, identicalTimes); diff != "" {
+		t.Errorf("observations mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -66,14 +72,17 @@ func TestAnObservationFits(t *testing.T) {
 	g.Agents = append(g.Agents, guestproto.Agent{Name: "one", State: guestproto.AgentBlocked})
 	var line bytes.Buffer
 	if err := g.Encode(&line); err != nil || line.Len() > guestproto.MaxObservation {
-		t.Fatal(line.Len(), err)
+		t.Fatalf("Encode() = %d bytes, %v, want at most %d", line.Len(), err, guestproto.MaxObservation)
 	}
 	got, err := observations(&line)
-	if err != nil || len(got) != 1 || len(got[0].Agents) != guestproto.MaxAgents || got[0].Agents[0].Name != "one" {
-		t.Fatalf("%d observations, %v", len(got), err)
+	if err != nil || len(got) != 1 {
+		t.Fatalf("read %d observations, %v, want one", len(got), err)
+	}
+	if a := got[0].Agents; len(a) != guestproto.MaxAgents || a[0].Name != "one" {
+		t.Fatalf("%d agents, %.20v, want %d, the first named %q", len(a), a, guestproto.MaxAgents, "one")
 	}
 	if n := len(got[0].Screen); n == 0 || n > guestproto.MaxScreen || utf8.RuneCountInString(got[0].Screen[0]) != guestproto.MaxScreenWidth {
-		t.Errorf("%d lines of the screen are left", n)
+		t.Errorf("%d lines of the screen, want 1 to %d, the first of %d characters", n, guestproto.MaxScreen, guestproto.MaxScreenWidth)
 	}
 }
 
@@ -86,7 +95,7 @@ func TestObservationsAreTextForPeople(t *testing.T) {
 		"machine":{"load":1e300,"mem_used":50,"mem_total":40,"disk_used":-1,"disk_total":-9}}`
 	got, err := observations(strings.NewReader(strings.ReplaceAll(line, "\n", " ") + "\n"))
 	if err != nil || len(got) != 1 {
-		t.Fatal(got, err)
+		t.Fatalf("read observations %+v, %v, want one", got, err)
 	}
 	want := guestproto.Observation{
 		Version: 1,
@@ -98,8 +107,8 @@ func TestObservationsAreTextForPeople(t *testing.T) {
 		Changes: &guestproto.Changes{Branch: "b\ufffd"},
 		Machine: &guestproto.Machine{Load: 9999, MemUsed: 40, MemTotal: 40},
 	}
-	if !reflect.DeepEqual(got[0], want) {
-		t.Errorf("got  %+v %+v %+v\nwant %+v", got[0], got[0].Changes, got[0].Machine, want)
+	if diff := cmp.Diff(want, got[0], identicalTimes); diff != "" {
+		t.Errorf("observation mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -121,16 +130,16 @@ func TestObservationsRefused(t *testing.T) {
 	} {
 		got, err := observations(strings.NewReader(good + bad + "\n" + good))
 		if err == nil || len(got) != 1 {
-			t.Errorf("%s: %d observations, %v", name, len(got), err)
+			t.Errorf("%s: read %d observations, %v, want one and an error", name, len(got), err)
 			continue
 		}
 		if strings.ContainsAny(err.Error(), "\x1b\x07") {
-			t.Errorf("%s: the error is %q", name, err)
+			t.Errorf("%s: error %q, want it without control characters", name, err)
 		}
 	}
 	broken := errors.New("broken")
 	if _, err := observations(io.MultiReader(strings.NewReader(good), brokenReader{broken})); !errors.Is(err, broken) {
-		t.Errorf("a reader that fails: %v", err)
+		t.Errorf("a reader that fails: error %v, want %v", err, broken)
 	}
 }
 
@@ -147,7 +156,7 @@ func TestObservationsStop(t *testing.T) {
 		}
 	}
 	if n != 2 {
-		t.Error(n)
+		t.Errorf("read %d observations, want 2", n)
 	}
 }
 
@@ -162,25 +171,25 @@ func FuzzObservations(f *testing.F) {
 			for i, a := range g.Agents {
 				texts = append(texts, a.Name, a.On)
 				if a.PID < 0 || i > 0 && a.State.Urgency() < g.Agents[i-1].State.Urgency() {
-					t.Fatalf("agents %+v", g.Agents)
+					t.Fatalf("agents %+v, want process ids of at least 0, the most urgent agent first", g.Agents)
 				}
 			}
 			if c := g.Changes; c != nil {
 				texts = append(texts, c.Branch)
 				if min(c.Commits, c.Files, c.Insertions, c.Deletions) < 0 {
-					t.Fatalf("changes %+v", c)
+					t.Fatalf("changes %+v, want no negative count", c)
 				}
 			}
 			if m := g.Machine; m != nil && (m.Load < 0 || min(m.MemUsed, m.DiskUsed) < 0 || m.MemUsed > m.MemTotal || m.DiskUsed > m.DiskTotal) {
-				t.Fatalf("machine %+v", m)
+				t.Fatalf("machine %+v, want no negative number and no use above the total", m)
 			}
 			for _, text := range texts {
 				if !utf8.ValidString(text) || utf8.RuneCountInString(text) > guestproto.MaxScreenWidth || strings.ContainsAny(text, "\x1b\n\r\x00\u202e\u009b") {
-					t.Fatalf("text %q", text)
+					t.Fatalf("text %q, want at most %d characters of UTF-8 without control characters", text, guestproto.MaxScreenWidth)
 				}
 			}
 			if len(g.Agents) > guestproto.MaxAgents || len(g.Screen) > guestproto.MaxScreen {
-				t.Fatalf("%d agents, %d lines", len(g.Agents), len(g.Screen))
+				t.Fatalf("%d agents, %d lines, want at most %d, %d", len(g.Agents), len(g.Screen), guestproto.MaxAgents, guestproto.MaxScreen)
 			}
 			// A keeper encodes the observation again, which must not change it.
 			var once, twice bytes.Buffer
@@ -189,10 +198,10 @@ func FuzzObservations(f *testing.F) {
 			}
 			again, err := observations(bytes.NewReader(once.Bytes()))
 			if err != nil || len(again) != 1 {
-				t.Fatal(fmt.Errorf("%d, %w, from %q", len(again), err, once.String()))
+				t.Fatalf("read %d observations, %v, from %q, want one", len(again), err, once.String())
 			}
 			if err := again[0].Encode(&twice); err != nil || once.String() != twice.String() {
-				t.Fatalf("%q became %q, %v", once.String(), twice.String(), err)
+				t.Fatalf("observation encoded again = %q, %v, want %q", twice.String(), err, once.String())
 			}
 		}
 	})

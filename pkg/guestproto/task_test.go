@@ -7,13 +7,14 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/url"
-	"reflect"
 	"strings"
 	"testing"
 	"testing/iotest"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 )
@@ -28,8 +29,11 @@ func TestTaskStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := guestproto.DecodeTaskStart(&text)
-	if err != nil || !reflect.DeepEqual(got, s) {
-		t.Fatalf("%+v, %v", got, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(s, got); diff != "" {
+		t.Fatalf("TaskStart after Encode and DecodeTaskStart mismatch (-want +got):\n%s", diff)
 	}
 	for why, change := range map[string]func(*guestproto.TaskStart){
 		"no command":                 func(s *guestproto.TaskStart) { s.Argv = nil },
@@ -50,7 +54,7 @@ func TestTaskStart(t *testing.T) {
 		bad.Argv, bad.Env = append([]string{}, s.Argv...), map[string]string{"B": ""}
 		change(&bad)
 		if err := bad.Encode(io.Discard); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(why)) {
-			t.Errorf("%s: %v", why, err)
+			t.Errorf("Encode: error %v, want %q in it", err, why)
 		}
 		bad.Version = 1
 		raw, err := json.Marshal(bad)
@@ -58,15 +62,15 @@ func TestTaskStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := guestproto.DecodeTaskStart(bytes.NewReader(raw)); err == nil && why != "is not UTF-8" { // JSON replaces invalid UTF-8
-			t.Errorf("%s: decoded", why)
+			t.Errorf("DecodeTaskStart of a start that Encode refuses (%s) succeeded, want an error", why)
 		}
 	}
 	if err := guestproto.CheckTaskName(guestproto.TaskName("0123456789ab", 12)); err != nil {
-		t.Error(err)
+		t.Errorf("CheckTaskName of a valid name: error %v, want nil", err)
 	}
 	for _, bad := range []string{"", "0123456789ab", "0123456789ab/0", "0123456789ab/-1", "0123456789ab/1/..", "../0123456789ab/1", "0123456789AB/1", "0123456789ab/1\n", "0123456789ab/01"} {
 		if guestproto.CheckTaskName(bad) == nil {
-			t.Errorf("%q", bad)
+			t.Errorf("CheckTaskName(%q) succeeded, want an error", bad)
 		}
 	}
 }
@@ -88,16 +92,23 @@ func TestTaskStatusOfAGuest(t *testing.T) {
 	if err := s.Encode(&text); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := guestproto.DecodeTaskStatus(&text); err != nil || !reflect.DeepEqual(got, s) {
-		t.Errorf("%+v, %v", got, err)
+	decoded, err := guestproto.DecodeTaskStatus(&text)
+	if err != nil {
+		t.Errorf("DecodeTaskStatus of an encoded status: error %v, want nil", err)
+	}
+	if diff := cmp.Diff(s, decoded, identicalTimes); diff != "" {
+		t.Errorf("TaskStatus after Encode and DecodeTaskStatus mismatch (-want +got):\n%s", diff)
 	}
 	got, err := guestproto.DecodeTaskStatus(strings.NewReader(`{"version":1,"state":"exited","time":"0000-01-01T00:00:00Z","cpu_ms":-5,"memory":-1,"stdout":-2,"stderr":1,
 		"result":{"exit_code":-7,"signal":"\u001b[2J","error":"a\u001b]0;x\u0007","started":"9999-12-31T23:59:59-10:00","ended":"2026-01-01T00:00:00Z","user_ms":-1,"system_ms":0,"max_rss":-9,"stdout":-1,"stderr":0}}`))
 	want := guestproto.TaskStatus{Version: 1, State: guestproto.TaskExited, Stderr: 1, Result: &guestproto.TaskResult{
 		ExitCode: 1, Signal: "UNKNOWN", Error: "a\ufffd]0;x\ufffd", Ended: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}}
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v %+v, %v", got, got.Result, err)
+	if err != nil {
+		t.Errorf("DecodeTaskStatus of a hostile guest: error %v, want nil", err)
+	}
+	if diff := cmp.Diff(want, got, identicalTimes); diff != "" {
+		t.Errorf("status of a hostile guest mismatch (-want +got):\n%s", diff)
 	}
 	for name, bad := range map[string]string{
 		"another version":       `{"version":2,"state":"none"}`,
@@ -110,7 +121,7 @@ func TestTaskStatusOfAGuest(t *testing.T) {
 		"nothing":               ``,
 	} {
 		if got, err := guestproto.DecodeTaskStatus(strings.NewReader(bad)); err == nil {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: DecodeTaskStatus(%.100q) = %+v, want an error", name, bad, got)
 		}
 	}
 }
@@ -121,8 +132,12 @@ func TestTaskCollect(t *testing.T) {
 	if err := c.Encode(&text); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := guestproto.DecodeTaskCollect(&text); err != nil || !reflect.DeepEqual(got, c) {
-		t.Errorf("%+v, %v", got, err)
+	got, err := guestproto.DecodeTaskCollect(&text)
+	if err != nil {
+		t.Errorf("DecodeTaskCollect of an encoded message: error %v, want nil", err)
+	}
+	if diff := cmp.Diff(c, got); diff != "" {
+		t.Errorf("TaskCollect after Encode and DecodeTaskCollect mismatch (-want +got):\n%s", diff)
 	}
 	for name, change := range map[string]func(*guestproto.TaskCollect){
 		"relative":        func(c *guestproto.TaskCollect) { c.Dir = "x" },
@@ -139,8 +154,8 @@ func TestTaskCollect(t *testing.T) {
 	} {
 		bad := c
 		change(&bad)
-		if bad.Encode(io.Discard) == nil {
-			t.Errorf("%s: encoded", name)
+		if err := bad.Encode(io.Discard); err == nil {
+			t.Errorf("%s: Encode of %.200v succeeded, want an error", name, bad)
 		}
 	}
 }
@@ -160,7 +175,7 @@ func TestArtifactsOfAGuest(t *testing.T) {
 	}
 	for _, name := range []string{anID + ".patch", anID + "-untracked.txt", "untracked/.env", "files/a b/-rf", "files/..x/...", "untracked/%0A", "files/ü"} {
 		if a, err := guestproto.DecodeArtifact(describe(name), anID); err != nil || a.Name != name || a.Size != 5 {
-			t.Errorf("%q: %+v, %v", name, a, err)
+			t.Errorf("DecodeArtifact of %q = %+v, %v, want the name, size 5", name, a, err)
 		}
 	}
 	for _, name := range []string{
@@ -169,9 +184,9 @@ func TestArtifactsOfAGuest(t *testing.T) {
 		anID + ".patch/x", "files/" + strings.Repeat("x", 256), strings.Repeat("files/", 1000) + "x",
 	} {
 		if a, err := guestproto.DecodeArtifact(describe(name), anID); err == nil {
-			t.Errorf("%q: %+v", name, a)
+			t.Errorf("DecodeArtifact of %q = %+v, want an error", name, a)
 		} else if strings.ContainsAny(err.Error(), "\x1b\n\x00") {
-			t.Errorf("the error is %q", err)
+			t.Errorf("DecodeArtifact of %q: error %q, want it without control characters", name, err)
 		}
 	}
 	for _, text := range []string{
@@ -179,12 +194,12 @@ func TestArtifactsOfAGuest(t *testing.T) {
 		`{"name":"files/x","size":1,"sha256":"` + aHash[1:] + `"}`, `{"name":"files/x","size":1e30,"sha256":"` + aHash + `"}`, `{"name":"files/x","path":"/etc/passwd","sha256":"` + aHash + `"}`, `[]`, ``,
 	} {
 		if a, err := guestproto.DecodeArtifact([]byte(text), anID); err == nil {
-			t.Errorf("%s: %+v", text, a)
+			t.Errorf("DecodeArtifact(%s) = %+v, want an error", text, a)
 		}
 	}
 	a, err := guestproto.DecodeArtifact([]byte(`{"name":"../\u001b","size":-3,"sha256":"x","executable":true,"skipped":"it is\u0007"}`), anID)
 	if want := (guestproto.Artifact{Name: "../\ufffd", Skipped: "it is\ufffd"}); err != nil || a != want {
-		t.Errorf("%+v, %v", a, err)
+		t.Errorf("DecodeArtifact of a skipped file = %+v, %v, want %+v", a, err, want)
 	}
 }
 
@@ -196,7 +211,7 @@ func TestEscapedNames(t *testing.T) {
 		"\ufffd": "\ufffd", "..a": "..a", "a\"'\\": "a\"'\\", "\x7f\u0085": "%7F%C2%85", "\u00a0": "%C2%A0",
 	} {
 		if got := guestproto.EscapeName(raw); got != want {
-			t.Errorf("%q: %q, want %q", raw, got, want)
+			t.Errorf("EscapeName(%q) = %q, want %q", raw, got, want)
 		}
 	}
 	random := rand.New(rand.NewPCG(1, 2))
@@ -219,19 +234,19 @@ func TestEscapedNames(t *testing.T) {
 		raw = raw[1:]
 		name := guestproto.EscapeName(raw)
 		if err := guestproto.CheckArtifactName(name); err != nil {
-			t.Fatalf("%q: %v", raw, err)
+			t.Fatalf("CheckArtifactName(EscapeName(%q)): error %v, want nil", raw, err)
 		}
 		if before, there := names[name]; there && before != raw {
-			t.Fatalf("%q and %q are both %q", before, raw, name)
+			t.Fatalf("EscapeName(%q) and EscapeName(%q) = %q, want different names", before, raw, name)
 		}
 		names[name] = raw
 		if back, err := url.PathUnescape(name); (err != nil || back != raw) && !strings.Contains(name, "~") {
-			t.Fatalf("%q: %q is %q, %v", raw, name, back, err)
+			t.Fatalf("EscapeName(%q) = %q, which unescapes to %q, %v, want the same", raw, name, back, err)
 		}
 	}
 	long := guestproto.EscapeName(strings.Repeat("\xff", 255))
 	if len(long) > 255 || guestproto.CheckArtifactName(long) != nil || long == guestproto.EscapeName(strings.Repeat("\xff", 254)) {
-		t.Errorf("%d bytes: %q", len(long), long)
+		t.Errorf("EscapeName of 255 bytes = %q (%d bytes), want a valid name of at most 255 bytes, other than that of 254 bytes", long, len(long))
 	}
 }
 
@@ -254,7 +269,7 @@ func TestFrames(t *testing.T) {
 		data = append(data, f.Data...)
 	}
 	if kinds != "obez" || !bytes.Equal(data, append(bytes.Clone(large), 'x')) {
-		t.Errorf("%q, %d bytes", kinds, len(data))
+		t.Errorf("Frames() = kinds %q, %d bytes, want %q, %d bytes", kinds, len(data), "obez", len(large)+1)
 	}
 	// A stream that is cut anywhere is an error, except between two frames.
 	ends := map[int]bool{0: true, len(whole): true, len(whole) - 5: true, len(whole) - 11: true, len(whole) - 16: true}
@@ -263,27 +278,30 @@ func TestFrames(t *testing.T) {
 		for _, last = range guestproto.Frames(bytes.NewReader(whole[:cut])) {
 		}
 		if (last == nil) != ends[cut] || last != nil && !errors.Is(last, io.ErrUnexpectedEOF) {
-			t.Errorf("cut at %d of %d: %v", cut, len(whole), last)
+			t.Errorf("Frames() of %d of %d bytes: error %v, want success: %t, otherwise %v", cut, len(whole), last, ends[cut], io.ErrUnexpectedEOF)
 		}
 	}
 	for _, bad := range []string{"o\xff\xff\xff\xff", "o\x00\x04\x00\x01" + strings.Repeat("x", guestproto.MaxFrame+1), "x\x00\x00\x00\x00", "b\x00\x00\x00\x01x", "s\x00\x01\x00\x00" + strings.Repeat("x", 1<<16), "\x1b]52;"} {
 		n := 0
 		for f, err := range guestproto.Frames(strings.NewReader(bad)) {
 			if n++; err == nil {
-				t.Errorf("%.10q: %.10q", bad, f.Data)
+				t.Errorf("Frames(%.10q) = %.10q, want an error", bad, f.Data)
 			}
 		}
 		if n != 1 {
-			t.Errorf("%.10q: %d frames", bad, n)
+			t.Errorf("Frames(%.10q) yields %d times, want once", bad, n)
 		}
 	}
-	if guestproto.WriteFrame(io.Discard, guestproto.FrameStdout, make([]byte, guestproto.MaxFrame+1)) == nil || guestproto.WriteFrame(io.Discard, 'x', nil) == nil {
-		t.Error("what nobody reads is written")
+	if err := guestproto.WriteFrame(io.Discard, guestproto.FrameStdout, make([]byte, guestproto.MaxFrame+1)); err == nil {
+		t.Errorf("WriteFrame of %d bytes succeeded, want an error", guestproto.MaxFrame+1)
+	}
+	if err := guestproto.WriteFrame(io.Discard, 'x', nil); err == nil {
+		t.Errorf("WriteFrame of kind %q succeeded, want an error", 'x')
 	}
 	broken := errors.New("broken")
 	for _, err := range guestproto.Frames(io.MultiReader(bytes.NewReader(whole[:7]), brokenReader{broken})) {
 		if !errors.Is(err, broken) {
-			t.Error(err)
+			t.Errorf("Frames() of a reader that fails: error %v, want %v", err, broken)
 		}
 	}
 }
@@ -295,7 +313,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		clean := func(s string) {
 			if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
-				t.Fatalf("%q", s)
+				t.Fatalf("text %q, want printable UTF-8", s)
 			}
 		}
 		for frame, err := range guestproto.Frames(bytes.NewReader(stream)) {
@@ -304,7 +322,7 @@ func FuzzFrames(f *testing.F) {
 				break
 			}
 			if len(frame.Data) > guestproto.MaxFrame {
-				t.Fatal(len(frame.Data))
+				t.Fatalf("frame of %d bytes, want at most %d", len(frame.Data), guestproto.MaxFrame)
 			}
 			switch frame.Kind {
 			case guestproto.FrameStatus:
@@ -313,14 +331,14 @@ func FuzzFrames(f *testing.F) {
 						clean(s.Result.Error + s.Result.Signal)
 					}
 					if err := s.Encode(io.Discard); err != nil {
-						t.Fatal(err)
+						t.Fatalf("Encode of a decoded status %+v: %v", s, err)
 					}
 				}
 			case guestproto.FrameArtifact:
 				if a, err := guestproto.DecodeArtifact(frame.Data, anID); err == nil {
 					clean(a.Name + a.Skipped)
 					if a.Size < 0 || a.Skipped == "" && guestproto.CheckArtifactName(a.Name) != nil {
-						t.Fatalf("%+v", a)
+						t.Fatalf("DecodeArtifact accepted %+v, want a valid name and size", a)
 					}
 				}
 			case guestproto.FrameFailure:

@@ -12,6 +12,8 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
 
@@ -57,6 +59,9 @@ func (e Entry) String() string {
 	return fmt.Sprintf("%q %v %d %q", e.Name, e.Mode, e.Time.Unix(), e.Content)
 }
 
+// sameEntry compares everything that an archive stores.
+func sameEntry(a, b Entry) bool { return a.String() == b.String() }
+
 func TestArchive(t *testing.T) {
 	in := []Entry{
 		{Name: "dir", Mode: fs.ModeDir | 0o700, Time: time.Unix(0, 0)},
@@ -66,8 +71,11 @@ func TestArchive(t *testing.T) {
 		{Name: "x", Mode: 0o755, Time: time.Unix(5, 0), Content: bytes.Repeat([]byte("long"), 1<<17)},
 	}
 	out, err := unpack(pack(t, in...), wide)
-	if err != nil || fmt.Sprint(out) != fmt.Sprint(in) {
-		t.Errorf("%v\n%.2000v\nwant\n%.2000v", err, out, in)
+	if err != nil {
+		t.Errorf("unpack of a packed archive: error %v, want nil", err)
+	}
+	if diff := cmp.Diff(in, out, cmp.Comparer(sameEntry)); diff != "" {
+		t.Errorf("entries after pack and unpack mismatch (-want +got):\n%.4000s", diff)
 	}
 }
 
@@ -82,8 +90,8 @@ func TestWriterRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if w.add(e) == nil {
-			t.Errorf("%.80q was taken", e.Name)
+		if err := w.add(e); err == nil {
+			t.Errorf("add of %.80q with mode %v and %d bytes succeeded, want an error", e.Name, e.Mode, len(e.Content))
 		}
 	}
 }
@@ -91,11 +99,11 @@ func TestWriterRefuses(t *testing.T) {
 func TestReaderRefuses(t *testing.T) {
 	whole := pack(t, file("a", "content"), file("b/c", ""))
 	if all, err := unpack(whole, wide); err != nil || len(all) != 2 {
-		t.Fatal(all, err)
+		t.Fatalf("unpack of a whole archive = %v, %v, want 2 entries", all, err)
 	}
 	for n := range whole {
 		if _, err := unpack(whole[:n], wide); err == nil {
-			t.Errorf("cut off after %d bytes, and taken for whole", n)
+			t.Errorf("unpack of the first %d bytes succeeded, want an error", n)
 		}
 	}
 	setuid := pack(t, file("a", ""))
@@ -109,18 +117,18 @@ func TestReaderRefuses(t *testing.T) {
 		"a way out": name("../a"), "an absolute name": name("/etc"), "an empty part": name("a//a"),
 	} {
 		if all, err := unpack(b, wide); err == nil {
-			t.Errorf("%s: taken as %v", what, all)
+			t.Errorf("%s: unpack = %v, want an error", what, all)
 		}
 	}
 	for what, b := range map[string]Bounds{
 		"entries": {1, 100, 1000}, "a file": {10, 6, 1000}, "all": {10, 100, int64(len(whole)) - 1},
 	} {
 		if _, err := unpack(whole, b); err == nil {
-			t.Errorf("bounds of %s do not hold", what)
+			t.Errorf("unpack beyond the bounds of %s, %+v, succeeded, want an error", what, b)
 		}
 	}
 	if _, err := unpack(whole, Bounds{2, 7, int64(len(whole))}); err != nil {
-		t.Errorf("what just fits: %v", err)
+		t.Errorf("unpack of an archive at its bounds: error %v, want nil", err)
 	}
 }
 
@@ -146,15 +154,15 @@ func TestWriterAtItsBounds(t *testing.T) {
 		}
 		err = errors.Join(w.add(entries[0]), w.add(entries[1]), w.close())
 		if (err == nil) != c.ok || int64(b.Len()) > c.bounds.Total {
-			t.Errorf("%s: %v, %d bytes of %d", c.name, err, b.Len(), c.bounds.Total)
+			t.Errorf("%s: error %v, %d bytes written, want success: %t, at most %d bytes", c.name, err, b.Len(), c.ok, c.bounds.Total)
 		}
 	}
 	if b := pack(t); int64(len(b)) != EmptySize || !IsArchive(b) || IsArchive(b[:len(magic)-1]) {
-		t.Errorf("an archive without entries has %d bytes, and EmptySize is %d", len(b), EmptySize)
+		t.Errorf("archive without entries: %d bytes, IsArchive %t, of its beginning %t, want %d, true, false", len(b), IsArchive(b), IsArchive(b[:len(magic)-1]), EmptySize)
 	}
 	old := Entry{Name: "old", Mode: 0o600, Time: time.Unix(-5, 0)}
 	if all, err := unpack(pack(t, old), wide); err != nil || len(all) != 1 || all[0].Time.Unix() != 0 {
-		t.Errorf("a file of before 1970 is %v, %v", all, err)
+		t.Errorf("unpack of a file from before 1970 = %v, %v, want one entry with time 0", all, err)
 	}
 }
 
@@ -167,8 +175,8 @@ func TestValidName(t *testing.T) {
 		strings.Repeat("a/", 63) + "b": true, strings.Repeat("a/", 64) + "b": false,
 		"..a": true, "a/..": false, "a/.": false, "...": true, "a\x00": false, "": false, "/": false,
 	} {
-		if validName(name) != ok {
-			t.Errorf("%d bytes, %.20q: %v", len(name), name, !ok)
+		if got := validName(name); got != ok {
+			t.Errorf("validName(%.20q, %d bytes) = %t, want %t", name, len(name), got, ok)
 		}
 	}
 }
@@ -181,7 +189,7 @@ func TestReaderRefusesDamage(t *testing.T) {
 		b := bytes.Clone(whole)
 		b[len(magic)+i] = 1
 		if _, err := unpack(b, wide); err == nil || err.Error() != "the archive is damaged" {
-			t.Errorf("byte %d is not zero: %v", i, err)
+			t.Errorf("unpack with byte %d set to 1: error %v, want %q", i, err, "the archive is damaged")
 		}
 	}
 	kind, name, mode := bytes.Clone(whole), bytes.Clone(whole), bytes.Clone(whole)
@@ -194,7 +202,7 @@ func TestReaderRefusesDamage(t *testing.T) {
 		"data follows the archive's end": append(bytes.Clone(whole), 0),
 	} {
 		if _, err := unpack(b, wide); err == nil || err.Error() != want {
-			t.Errorf("got %v, want %q", err, want)
+			t.Errorf("unpack of a damaged archive: error %v, want %q", err, want)
 		}
 	}
 	broken := io.MultiReader(bytes.NewReader(whole[:len(whole)-3]), iotest.ErrReader(io.ErrClosedPipe))
@@ -203,13 +211,13 @@ func TestReaderRefusesDamage(t *testing.T) {
 		_, err = r.next()
 	}
 	if !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("a broken stream: %v", err)
+		t.Errorf("reading a broken stream: error %v, want %v", err, io.ErrClosedPipe)
 	}
 	if _, err := newReader(strings.NewReader("hello, world"), wide); err == nil {
-		t.Error("the start of what is no archive is taken")
+		t.Errorf("newReader of %q succeeded, want an error", "hello, world")
 	}
 	if _, err := newReader(iotest.ErrReader(io.ErrClosedPipe), wide); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("a stream that cannot be read: %v", err)
+		t.Errorf("newReader of a stream that fails: error %v, want %v", err, io.ErrClosedPipe)
 	}
 }
 
@@ -221,10 +229,10 @@ func TestReaderTakesNoMoreMemoryThanComes(t *testing.T) {
 	huge := Bounds{Entries: 10, File: 1 << 31, Total: 1 << 40}
 	before := allocated()
 	if _, err := unpack(b, huge); err == nil {
-		t.Error("it was cut off")
+		t.Error("unpack of a truncated archive succeeded, want an error")
 	}
 	if n := allocated() - before; n > 1<<20 {
-		t.Errorf("%d bytes for an archive of %d", n, len(b))
+		t.Errorf("unpack of %d bytes allocated %d bytes, want at most %d", len(b), n, 1<<20)
 	}
 }
 
@@ -267,19 +275,19 @@ func TestArchiveSurvivesMasking(t *testing.T) {
 			t.Fatal(err)
 		}
 		if masked.Len() != len(archive) {
-			t.Fatalf("%d bytes became %d", len(archive), masked.Len())
+			t.Fatalf("masked archive has %d bytes, want %d", masked.Len(), len(archive))
 		}
 		out, err := unpack(masked.Bytes(), wide)
 		if err != nil || len(out) != len(in) {
-			t.Fatalf("secret %q: %v, %d entries of %d", value, err, len(out), len(in))
+			t.Fatalf("secret %q: %d entries, %v, want %d", value, len(out), err, len(in))
 		}
 		for i, e := range in {
 			o := out[i]
 			if o.Mode != e.Mode || !o.Time.Equal(e.Time) || len(o.Name) != len(e.Name) || len(o.Content) != len(e.Content) {
-				t.Fatalf("secret %q: %v became %v", value, e, o)
+				t.Fatalf("secret %q: masked entry %v, want mode, time and lengths of %v", value, o, e)
 			}
 			if v := strings.TrimRight(value, "\r\n"); len(v) >= 6 && strings.Trim(v, "*") != "" && bytes.Contains(o.Content, []byte(v)) {
-				t.Fatalf("secret %q is still in %v", value, o)
+				t.Fatalf("secret %q: masked entry %v contains it, want it overwritten", value, o)
 			}
 		}
 	}
@@ -301,14 +309,14 @@ func FuzzArchive(f *testing.F) {
 		}
 		for _, e := range all {
 			if err := w.add(e); err != nil {
-				t.Fatalf("%v: %v", e, err)
+				t.Fatalf("add of an accepted entry %v: %v", e, err)
 			}
 		}
 		if err := w.close(); err != nil {
 			t.Fatal(err)
 		}
 		if len(b) != again.Len() {
-			t.Fatalf("%q is taken for %q", b, again.Bytes())
+			t.Fatalf("unpack accepted %q, want the length of its own form, %q", b, again.Bytes())
 		}
 	})
 }

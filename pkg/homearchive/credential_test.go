@@ -23,8 +23,8 @@ func TestCredential(t *testing.T) {
 		".pypirc": "[pypi]\npassword = x\n", ".my.cnf": "[client]\npassword=x\n", ".codex/config.toml": `bearer_token = "x"`,
 		".claude/settings.json": `{"env": {"ANTHROPIC_API_KEY": "sk"}}`, ".config/git/config": "[http]\n\textraHeader = \"Authorization: Bearer x\"",
 	} {
-		if Credential(name, []byte(content)) == "" {
-			t.Errorf("%s with %q is none", name, content)
+		if got := Credential(name, []byte(content)); got == "" {
+			t.Errorf("Credential(%q, %q) = %q, want a reason", name, content, got)
 		}
 	}
 	for name, content := range map[string]string{
@@ -38,7 +38,7 @@ func TestCredential(t *testing.T) {
 		"cert.pem": "-----BEGIN CERTIFICATE-----", "pub.pem": "-----BEGIN PUBLIC KEY-----",
 	} {
 		if why := Credential(name, []byte(content)); why != "" {
-			t.Errorf("%s with %q: %s", name, content, why)
+			t.Errorf("Credential(%q, %q) = %q, want none", name, content, why)
 		}
 	}
 }
@@ -50,12 +50,12 @@ func TestToken(t *testing.T) {
 			text = "export TOKEN='" + prefix + strings.Repeat("a1", 18) + "'\n"
 		}
 		if !Token([]byte(text)) {
-			t.Errorf("%q has none", text)
+			t.Errorf("Token(%q) = false, want true", text)
 		}
 	}
 	for _, text := range []string{"export TOKEN=$(pass show x)", "ghp_", "alias npm_install='npm install'", "sk-ant-", "AIza is a prefix"} {
 		if Token([]byte(text)) {
-			t.Errorf("%q has one", text)
+			t.Errorf("Token(%q) = true, want false", text)
 		}
 	}
 }
@@ -63,29 +63,29 @@ func TestToken(t *testing.T) {
 func TestCheckPattern(t *testing.T) {
 	for _, p := range append(Agents(), ".zsh_history", ".claude*", ".config/*/x?", ".ssh", "dir with blanks/[ab]", ".ssh/id_rsa.pub") {
 		if err := CheckPattern(p); err != nil {
-			t.Errorf("%q: %v", p, err)
+			t.Errorf("CheckPattern(%q): error %v, want nil", p, err)
 		}
 	}
 	if err := CheckPattern(strings.Repeat("a", 255)); err != nil {
-		t.Error(err)
+		t.Errorf("CheckPattern of 255 bytes: error %v, want nil", err)
 	}
 	for p, want := range map[string]string{
 		"a/" + strings.Repeat("b", 255): "longer than 256 bytes", "[a": "without a matching ]", "/a": "relative to the guest's home", "~a": "relative to the guest's home",
 		"a\rb": "must be a path below", ".netrc": "it contains a login and is never saved", ".ssh/id_x": "it is a private key and is never saved",
 	} {
 		if err := CheckPattern(p); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.20q: %v, want %q", p, err, want)
+			t.Errorf("CheckPattern(%.20q): error %v, want %q", p, err, want)
 		}
 	}
 	if err := CheckPattern("a/" + strings.Repeat("b", 254)); err != nil {
-		t.Errorf("256 bytes: %v", err)
+		t.Errorf("CheckPattern of 256 bytes: error %v, want nil", err)
 	}
 	for _, p := range []string{
 		"", ".", "..", "/etc", "~/.x", "~", "../x", "a/../b", "a//b", "a/", "[a", "a\nb", "a\x00", strings.Repeat("a", 300),
 		".netrc", ".aws/credentials", ".ssh/id_rsa", ".claude/.credentials.json", ".codex/auth.json", ".ssh/authorized_keys",
 	} {
 		if CheckPattern(p) == nil {
-			t.Errorf("%q is fine", p)
+			t.Errorf("CheckPattern(%q) succeeded, want an error", p)
 		}
 	}
 }
@@ -98,7 +98,7 @@ func TestMatch(t *testing.T) {
 		".zsh_history": {true, true}, ".zsh_history.new": {}, "sub/.zsh_history": {}, "sub": {},
 	} {
 		if meant, below := ps.match(name); meant != want[0] || below != want[1] {
-			t.Errorf("%s: %v %v", name, meant, below)
+			t.Errorf("match(%q) = %t, %t, want %t, %t", name, meant, below, want[0], want[1])
 		}
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // allocated returns how much memory was allocated since the program started.
@@ -77,7 +79,7 @@ func (tr tree) want(files map[string]string) {
 	tr.t.Helper()
 	for name, content := range files {
 		if got := tr.get(name); got != content {
-			tr.t.Errorf("%q is %q, want %q", name, got, content)
+			tr.t.Errorf("content of %q = %q, want %q", name, got, content)
 		}
 	}
 }
@@ -138,16 +140,16 @@ func TestDotfiles(t *testing.T) {
 		".config", ".config/app", ".config/app/conf", ".config/up", ".vim", ".vim/pack", ".vim/pack/x", ".vim/pack/x/plugin.vim",
 		".zshrc", "bin", "bin/tool", "dangling", "empty", "in", "odd \xff\nname",
 	}
-	if got := names(t, archive); !slices.Equal(got, want) {
-		t.Errorf("%q", got)
+	if diff := cmp.Diff(want, names(t, archive)); diff != "" {
+		t.Errorf("archived names mismatch (-want +got):\n%s", diff)
 	}
 	for _, name := range []string{".netrc: contains a login", ".npmrc: contains a login", ".token: contains a token", "out: is a link to", "abs: is a link to", ".config/out: is a link to", ".git-credentials: ", "pipe: is not a file", "socket: is not a file", "project: is the location of the repository"} {
 		if !strings.Contains(left, name) {
-			t.Errorf("nothing is said of %q:\n%s", name, left)
+			t.Errorf("left-out files lack %q:\n%s", name, left)
 		}
 	}
 	if n := strings.Count(left, "\n") + 1; n != 10 {
-		t.Errorf("%d things are said:\n%s", n, left)
+		t.Errorf("%d files were left out, want 10:\n%s", n, left)
 	}
 	guest := newTree(t, nil)
 	if _, err := Bring(guest.Root, bytes.NewReader(archive), BringOptions{First: true}); err != nil {
@@ -157,8 +159,11 @@ func TestDotfiles(t *testing.T) {
 		".zshrc": "mine", "in": "→.config/app/conf", "dangling": "→not/there", ".config/up": "→../.zshrc", "odd \xff\nname": "odd", ".netrc": "(none)",
 	})
 	for name, mode := range map[string]fs.FileMode{"bin/tool": 0o755, ".zshrc": 0o600, "empty": fs.ModeDir | 0o700} {
-		if st, err := guest.Lstat(name); err != nil || st.Mode() != mode {
-			t.Errorf("%s: %v %v", name, st, err)
+		st, err := guest.Lstat(name)
+		if err != nil {
+			t.Error(err)
+		} else if st.Mode() != mode {
+			t.Errorf("mode of %s = %v, want %v", name, st.Mode(), mode)
 		}
 	}
 }
@@ -177,21 +182,21 @@ func shortSocket(t *testing.T, dir string) string {
 func TestDotfilesAreBounded(t *testing.T) {
 	large := newTree(t, map[string]string{"a": "fine", "dir/huge": strings.Repeat("x", int(DotfileBounds().File)+1)})
 	if _, err := Dotfiles(&bytes.Buffer{}, large.Root, ""); err == nil || !strings.Contains(err.Error(), `"dir/huge" is larger than 4 MiB`) {
-		t.Error(err)
+		t.Errorf("Dotfiles with a huge file: error %v, want %q in it", err, `"dir/huge" is larger than 4 MiB`)
 	}
 	sum := newTree(t, nil)
 	for i := range 9 {
 		sum.put(fmt.Sprint("f", i), strings.Repeat("x", int(DotfileBounds().File)))
 	}
 	if _, err := Dotfiles(&bytes.Buffer{}, sum.Root, ""); err == nil || !strings.Contains(err.Error(), `"f7"`) || !strings.Contains(err.Error(), "32 MiB") {
-		t.Error(err)
+		t.Errorf("Dotfiles of 36 MiB: error %v, want %q and %q in it", err, `"f7"`, "32 MiB")
 	}
 	many := newTree(t, nil)
 	for i := range DotfileBounds().Entries + 1 {
 		many.put(fmt.Sprintf("%05d", i), "")
 	}
 	if _, err := Dotfiles(&bytes.Buffer{}, many.Root, ""); err == nil || !strings.Contains(err.Error(), `"10000"`) {
-		t.Error(err)
+		t.Errorf("Dotfiles of %d files: error %v, want %q in it", DotfileBounds().Entries+1, err, `"10000"`)
 	}
 }
 
@@ -212,7 +217,7 @@ func TestBringKeepsWhatTheGuestChanged(t *testing.T) {
 		return told(left)
 	}
 	if left := bring(true); left != "" {
-		t.Error(left)
+		t.Errorf("first Bring left out %q, want nothing", left)
 	}
 	guest.want(map[string]string{"same": "1", "shipped": "mine", "link": "→same", "other": "of the guest", "dir/file": "1"})
 
@@ -237,7 +242,7 @@ func TestBringKeepsWhatTheGuestChanged(t *testing.T) {
 		host.put(name, "→dir/file")
 	}
 	if left := bring(false); left != "" {
-		t.Error(left)
+		t.Errorf("second Bring left out %q, want nothing", left)
 	}
 	want := map[string]string{
 		"same": "1", "changed here": "2", "changed there": "by the agent", "changed both": "by the agent", "removed there": "(none)",
@@ -280,7 +285,7 @@ func TestBringFollowsNoLink(t *testing.T) {
 	first := plant()
 	left, err := Bring(first.Root, bytes.NewReader(archive), BringOptions{First: true})
 	if err != nil || len(left) > 0 {
-		t.Error(left, err)
+		t.Errorf("first Bring over planted links left out %v, %v, want nothing", left, err)
 	}
 	first.want(map[string]string{".rc": "mine", ".config/app/conf": "mine", "a/b/c": "mine", "in": "mine", "elsewhere/app/conf": "inside"})
 
@@ -292,7 +297,7 @@ func TestBringFollowsNoLink(t *testing.T) {
 	outside.want(map[string]string{"file": "outside", "conf/file": "outside", "b/c": "(none)", ".brought": "(none)"})
 	entries, err := os.ReadDir(outside.Name())
 	if err != nil || len(entries) != 2 {
-		t.Errorf("outside are %v, %v", entries, err)
+		t.Errorf("ReadDir(outside) = %v, %v, want 2 entries", entries, err)
 	}
 }
 
@@ -302,7 +307,7 @@ func TestBringSaysWhatIsInTheWay(t *testing.T) {
 	guest := newTree(t, map[string]string{"file/is/a/directory": "x"})
 	left, err := Bring(guest.Root, bytes.NewReader(archive), BringOptions{First: true})
 	if err != nil || told(left) != "file: "+errInTheWay.Error() {
-		t.Errorf("%q %v", told(left), err)
+		t.Errorf("Bring over a directory left out %q, %v, want %q", told(left), err, "file: "+errInTheWay.Error())
 	}
 	guest.want(map[string]string{"other": "mine", "file/is/a/directory": "x"})
 }
@@ -314,18 +319,18 @@ func TestBringOfHalfAnArchive(t *testing.T) {
 	archive, _ := host.dotfiles()
 	guest := newTree(t, nil)
 	if _, err := Bring(guest.Root, bytes.NewReader(archive[:len(archive)-100]), BringOptions{First: true}); err == nil {
-		t.Error("half an archive is fine")
+		t.Error("Bring of a truncated archive succeeded, want an error")
 	}
 	guest.want(map[string]string{"a": "1", "b": "(none)"})
 	host.put("a", "2")
 	archive, _ = host.dotfiles()
 	if _, err := Bring(guest.Root, bytes.NewReader(archive), BringOptions{}); err != nil {
-		t.Error(err)
+		t.Errorf("Bring after a truncated one: error %v, want nil", err)
 	}
 	guest.want(map[string]string{"a": "2", "b": strings.Repeat("1", 1000)})
 	entries, err := os.ReadDir(guest.Name())
 	if err != nil || len(entries) != 3 { // a, b, .local
-		t.Errorf("%v %v", entries, err)
+		t.Errorf("ReadDir(guest) = %v, %v, want 3 entries", entries, err)
 	}
 }
 
@@ -360,12 +365,13 @@ func TestSaveAndRestore(t *testing.T) {
 	})
 	got := names(t, archive)
 	slices.Sort(got)
-	if want := []string{".claude/projects/p/1.jsonl", ".claude/projects/p/2.jsonl", ".codex/sessions/odd\n\xff", ".zsh_history"}; !slices.Equal(got, want) {
-		t.Errorf("%q", got)
+	want := []string{".claude/projects/p/1.jsonl", ".claude/projects/p/2.jsonl", ".codex/sessions/odd\n\xff", ".zsh_history"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("archived names mismatch (-want +got):\n%s", diff)
 	}
 	for _, name := range []string{".claude/.credentials.json: contains a login", ".claude/projects/key: contains a private key"} {
 		if !strings.Contains(left, name) {
-			t.Errorf("nothing is said of %s: %s", name, left)
+			t.Errorf("left-out files lack %q:\n%s", name, left)
 		}
 	}
 
@@ -373,25 +379,29 @@ func TestSaveAndRestore(t *testing.T) {
 	o := RestoreOptions{First: true, Patterns: all, Not: "project", Bounds: SaveBounds(1 << 20)}
 	notes, err := Restore(fresh.Root, bytes.NewReader(archive), o)
 	if err != nil || len(notes) > 0 {
-		t.Error(notes, err)
+		t.Errorf("Restore left out %v, %v, want nothing", notes, err)
 	}
 	fresh.want(map[string]string{".zsh_history": "ls", ".claude/projects/p/1.jsonl": "one", ".codex/sessions/odd\n\xff": "odd"})
-	if st, err := fresh.Stat(".zsh_history"); err != nil || st.Mode() != 0o600 || !st.ModTime().Equal(when) {
-		t.Errorf("%v %v", st, err)
+	if st, err := fresh.Stat(".zsh_history"); err != nil {
+		t.Error(err)
+	} else if st.Mode() != 0o600 || !st.ModTime().Equal(when) {
+		t.Errorf(".zsh_history has mode %v, time %v, want %v, %v", st.Mode(), st.ModTime(), fs.FileMode(0o600), when)
 	}
-	if st, err := fresh.Stat(".codex"); err != nil || st.Mode().Perm() != 0o700 {
-		t.Errorf("%v %v", st, err)
+	if st, err := fresh.Stat(".codex"); err != nil {
+		t.Error(err)
+	} else if st.Mode().Perm() != 0o700 {
+		t.Errorf("mode of .codex = %v, want %v", st.Mode().Perm(), fs.FileMode(0o700))
 	}
 
 	// A home directory that is in use receives only missing files.
 	used := newTree(t, map[string]string{".zsh_history": "in use", ".codex": "→elsewhere", "elsewhere/x": ""})
 	o.First = false
 	if _, err = Restore(used.Root, bytes.NewReader(archive), o); err != nil {
-		t.Error(err)
+		t.Errorf("Restore into a home directory in use: error %v, want nil", err)
 	}
 	used.want(map[string]string{".zsh_history": "in use", ".claude/projects/p/2.jsonl": "two", ".codex": "→elsewhere", "elsewhere/sessions/odd\n\xff": "(none)"})
 	if entries, err := os.ReadDir(outside.Name()); err != nil || len(entries) != 1 {
-		t.Errorf("outside are %v, %v", entries, err)
+		t.Errorf("ReadDir(outside) = %v, %v, want one entry", entries, err)
 	}
 }
 
@@ -414,7 +424,7 @@ func TestRestoreOfAHostileArchive(t *testing.T) {
 		"project/Makefile": "(none)", ".claude/projects/link/passwd": "evil", // a directory of that name, in the home directory
 	})
 	if _, err := guest.Lstat(".claude/projects/dir"); !errors.Is(err, fs.ErrNotExist) {
-		t.Error("an empty directory came back")
+		t.Errorf("Lstat(.claude/projects/dir): error %v, want %v", err, fs.ErrNotExist)
 	}
 }
 
@@ -430,14 +440,15 @@ func TestSaveTakesTheNewest(t *testing.T) {
 		}
 	}
 	archive, left := tr.save(SaveOptions{Patterns: Patterns{"t"}, Bounds: SaveBounds(2500)})
-	if got := names(t, archive); !slices.Equal(got, []string{"t/4", "t/1"}) {
-		t.Errorf("%q", got)
+	if diff := cmp.Diff([]string{"t/4", "t/1"}, names(t, archive)); diff != "" {
+		t.Errorf("archived names mismatch (-want +got):\n%s", diff)
 	}
 	if !strings.Contains(left, "4 older files") || len(archive) > 2500 {
-		t.Errorf("%d bytes, %q", len(archive), left)
+		t.Errorf("archive of %d bytes, left out %q, want at most 2500 bytes, %q", len(archive), left, "4 older files")
 	}
-	if archive, _ = tr.save(SaveOptions{Patterns: Patterns{"none"}, Bounds: SaveBounds(2500)}); len(names(t, archive)) != 0 {
-		t.Error("something is saved that nobody asked for")
+	archive, _ = tr.save(SaveOptions{Patterns: Patterns{"none"}, Bounds: SaveBounds(2500)})
+	if got := names(t, archive); len(got) != 0 {
+		t.Errorf("archived names without a match = %q, want none", got)
 	}
 }
 
@@ -448,7 +459,7 @@ func TestBringRecordsNothingThroughALink(t *testing.T) {
 	archive, _ := from.dotfiles()
 	to := newTree(t, map[string]string{".local": "→elsewhere", "elsewhere/file": "theirs"})
 	if _, err := Bring(to.Root, bytes.NewReader(archive), BringOptions{}); err == nil {
-		t.Error("no error")
+		t.Error("Bring with a link in the place of .local succeeded, want an error")
 	}
 	to.want(map[string]string{".local": "→elsewhere", "elsewhere/file": "theirs", "elsewhere/state/agent-sessionizer/dotfiles": "(none)", ".vimrc": "mine"})
 }
@@ -471,21 +482,21 @@ func TestArchivesThatCannotBeWritten(t *testing.T) {
 	saved, _ := tr.save(SaveOptions{Patterns: Patterns{"a", "b"}, Bounds: SaveBounds(1 << 20)})
 	for n := range whole {
 		if _, err := Dotfiles(&lossy{n}, tr.Root, ""); err == nil || !strings.Contains(err.Error(), "disk full") {
-			t.Errorf("dotfiles after %d bytes: %v", n, err)
+			t.Errorf("Dotfiles that fails to write after %d bytes: error %v, want %q in it", n, err, "disk full")
 		}
 	}
 	for n := range saved {
 		if _, err := Save(&lossy{n}, tr.Root, SaveOptions{Patterns: Patterns{"a", "b"}, Bounds: SaveBounds(1 << 20)}); err == nil || !strings.Contains(err.Error(), "disk full") {
-			t.Errorf("what is saved after %d bytes: %v", n, err)
+			t.Errorf("Save that fails to write after %d bytes: error %v, want %q in it", n, err, "disk full")
 		}
 	}
 	gone := newTree(t, nil)
 	_ = gone.Close()
 	if _, err := Dotfiles(&bytes.Buffer{}, gone.Root, ""); err == nil {
-		t.Error("dotfiles of a directory that cannot be read")
+		t.Error("Dotfiles of a closed directory succeeded, want an error")
 	}
 	if _, err := Save(&bytes.Buffer{}, gone.Root, SaveOptions{Bounds: SaveBounds(1 << 20)}); err == nil {
-		t.Error("nothing of a home directory that cannot be read is saved")
+		t.Error("Save of a closed home directory succeeded, want an error")
 	}
 }
 
@@ -495,15 +506,15 @@ func TestWhatIsNoArchiveChangesNothing(t *testing.T) {
 	guest := newTree(t, map[string]string{"a": "mine"})
 	for _, stream := range []string{"", "hello, world"} {
 		if _, err := Bring(guest.Root, strings.NewReader(stream), BringOptions{First: true}); err == nil {
-			t.Errorf("%q is brought", stream)
+			t.Errorf("Bring of %q succeeded, want an error", stream)
 		}
 		if _, err := Restore(guest.Root, strings.NewReader(stream), RestoreOptions{First: true, Patterns: Patterns{"*"}, Bounds: SaveBounds(1 << 20)}); err == nil {
-			t.Errorf("%q is restored", stream)
+			t.Errorf("Restore of %q succeeded, want an error", stream)
 		}
 	}
 	half := pack(t, file("b", "one"), file("c", "two"))
 	if _, err := Restore(guest.Root, bytes.NewReader(half[:len(half)-1]), RestoreOptions{First: true, Patterns: Patterns{"*"}, Bounds: SaveBounds(1 << 20)}); err == nil {
-		t.Error("half an archive is restored")
+		t.Error("Restore of a truncated archive succeeded, want an error")
 	}
 	guest.want(map[string]string{"a": "mine", recordName: "(none)"})
 }
@@ -518,7 +529,7 @@ func TestWhatIsLeftOutIsTold(t *testing.T) {
 		}
 		all := o.list()
 		if len(all) != min(n, 21) || all[0].String() != "f0: why" || all[len(all)-1].String() != want {
-			t.Errorf("%d: %d lines, the last %q", n, len(all), all[len(all)-1])
+			t.Errorf("%d files: %d lines, first %q, last %q, want %d, %q, %q", n, len(all), all[0], all[len(all)-1], min(n, 21), "f0: why", want)
 		}
 	}
 }
@@ -529,18 +540,21 @@ func TestSaveAtItsBounds(t *testing.T) {
 	tr := newTree(t, map[string]string{"t/fits": "12345", "t/large": "123456"})
 	bounds := Bounds{Entries: 10, File: 5, Total: 1 << 20}
 	archive, left := tr.save(SaveOptions{Patterns: Patterns{"t"}, Bounds: bounds})
-	if got := names(t, archive); !slices.Equal(got, []string{"t/fits"}) || left != "t/large: larger than 0 MiB" {
-		t.Errorf("%q, %q", got, left)
+	if diff := cmp.Diff([]string{"t/fits"}, names(t, archive)); diff != "" {
+		t.Errorf("archived names mismatch (-want +got):\n%s", diff)
+	}
+	if want := "t/large: larger than 0 MiB"; left != want {
+		t.Errorf("left out %q, want %q", left, want)
 	}
 	one := frame("t/fits") + 5 + EmptySize
 	archive, left = tr.save(SaveOptions{Patterns: Patterns{"t/fits"}, Bounds: Bounds{Entries: 1, File: 5, Total: one}})
 	if got := names(t, archive); len(got) != 1 || left != "" || int64(len(archive)) != one {
-		t.Errorf("%q, %q, %d bytes of %d", got, left, len(archive), one)
+		t.Errorf("archive at its bounds: names %q, %d bytes, left out %q, want one name, %d bytes, nothing left out", got, len(archive), left, one)
 	}
 	for _, bounds := range []Bounds{{Entries: 1, File: 5, Total: one - 1}, {Entries: 0, File: 5, Total: one}} {
 		archive, left = tr.save(SaveOptions{Patterns: Patterns{"t/fits"}, Bounds: bounds})
 		if got := names(t, archive); len(got) != 0 || !strings.HasPrefix(left, "1 older files") {
-			t.Errorf("%+v: %q, %q", bounds, got, left)
+			t.Errorf("archive within %+v: names %q, left out %q, want none, %q", bounds, got, left, "1 older files")
 		}
 	}
 }
@@ -558,14 +572,21 @@ func TestBroughtIsKnown(t *testing.T) {
 	if _, err := Bring(guest.Root, bytes.NewReader(archive), BringOptions{First: true}); err != nil {
 		t.Fatal(err)
 	}
-	if st, err := guest.Stat("dir"); err != nil || st.Mode().Perm() != 0o750 {
-		t.Errorf("dir: %v, %v", st, err)
-	}
-	if st, err := guest.Stat("dir/a"); err != nil || st.Mode() != 0o640 || !st.ModTime().Equal(when) {
-		t.Errorf("dir/a: %v, %v", st, err)
-	}
-	if st, err := guest.Stat(recordName); err != nil || st.Mode() != 0o600 {
-		t.Errorf("the record: %v, %v", st, err)
+	for _, c := range []struct {
+		name string
+		mode fs.FileMode
+		when time.Time // zero for any
+	}{
+		{"dir", fs.ModeDir | 0o750, time.Time{}},
+		{"dir/a", 0o640, when},
+		{recordName, 0o600, time.Time{}},
+	} {
+		st, err := guest.Stat(c.name)
+		if err != nil {
+			t.Error(err)
+		} else if st.Mode() != c.mode || !c.when.IsZero() && !st.ModTime().Equal(c.when) {
+			t.Errorf("%s has mode %v, time %v, want %v, %v", c.name, st.Mode(), st.ModTime(), c.mode, c.when)
+		}
 	}
 	brought := Brought(guest.Root)
 	for _, c := range []struct {
@@ -578,8 +599,8 @@ func TestBroughtIsKnown(t *testing.T) {
 		{"dir/a", "one", 0o600, false},
 		{"dir/b", "one", 0o640, false},
 	} {
-		if brought(c.name, c.mode, []byte(c.content)) != c.want {
-			t.Errorf("%s %o %q is brought: %v", c.name, c.mode, c.content, !c.want)
+		if got := brought(c.name, c.mode, []byte(c.content)); got != c.want {
+			t.Errorf("brought(%q, %o, %q) = %t, want %t", c.name, c.mode, c.content, got, c.want)
 		}
 	}
 }
@@ -594,8 +615,11 @@ func TestBringLeavesWhatIsTheSame(t *testing.T) {
 			t.Fatal(err)
 		}
 		is, err := guest.Stat("a")
-		if err != nil || was != nil && !os.SameFile(was, is) {
-			t.Errorf("the file was replaced at time %d: %v", i+1, err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if was != nil && !os.SameFile(was, is) {
+			t.Errorf("Bring number %d replaced the file, want it unchanged", i+1)
 		}
 		was = is
 	}

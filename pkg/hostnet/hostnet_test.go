@@ -168,12 +168,12 @@ func TestFind(t *testing.T) {
 		n := parse(t, c.interfaces, c.routes)
 		for _, s := range strings.Fields(c.local) {
 			if n.Find(netip.MustParseAddr(s)) == "" {
-				t.Errorf("%s: %s is the internet", name, s)
+				t.Errorf("%s: Find(%s) = %q, want a reason", name, s, "")
 			}
 		}
 		for _, s := range strings.Fields(c.internet) {
 			if reason := n.Find(netip.MustParseAddr(s)); reason != "" {
-				t.Errorf("%s: %s is %s", name, s, reason)
+				t.Errorf("%s: Find(%s) = %q, want none", name, s, reason)
 			}
 		}
 	}
@@ -186,7 +186,7 @@ func TestFindTellsWhy(t *testing.T) {
 		"198.51.100.8": "an address of the host's local network 198.51.100.0/24",
 	} {
 		if got := n.Find(netip.MustParseAddr(addr)); got != want {
-			t.Errorf("%s: %q", addr, got)
+			t.Errorf("Find(%s) = %q, want %q", addr, got, want)
 		}
 	}
 }
@@ -203,7 +203,7 @@ func TestPrefix(t *testing.T) {
 		{"198.51.100.7", net.IPv4Mask(255, 0, 255, 0), "invalid Prefix"},
 	} {
 		if got, _ := prefix(net.ParseIP(c.ip), c.mask); got.String() != c.want {
-			t.Errorf("%s %s: %s", c.ip, c.mask, got)
+			t.Errorf("prefix(%s, %s) = %s, want %s", c.ip, c.mask, got, c.want)
 		}
 	}
 }
@@ -214,8 +214,8 @@ func TestRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n.Find(netip.MustParseAddr("127.0.0.1")) != "an address of the host itself" {
-		t.Errorf("loopback is not the host's: %+v", n)
+	if got, want := n.Find(netip.MustParseAddr("127.0.0.1")), "an address of the host itself"; got != want {
+		t.Errorf("Find(127.0.0.1) = %q, want %q; read %+v", got, want, n)
 	}
 }
 

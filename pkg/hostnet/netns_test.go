@@ -35,12 +35,12 @@ func TestReadInNamespaces(t *testing.T) {
 		}
 		for _, s := range strings.Fields(local) {
 			if n.Find(netip.MustParseAddr(s)) == "" {
-				t.Errorf("%s: %s is the internet", when, s)
+				t.Errorf("%s: Find(%s) = %q, want a reason", when, s, "")
 			}
 		}
 		for _, s := range strings.Fields(internet) {
 			if reason := n.Find(netip.MustParseAddr(s)); reason != "" {
-				t.Errorf("%s: %s is %s", when, s, reason)
+				t.Errorf("%s: Find(%s) = %q, want none", when, s, reason)
 			}
 		}
 	}

@@ -59,7 +59,7 @@ func TestParseRoutes(t *testing.T) {
 			got += r.To.String() + " " + r.Hop + "\n"
 		}
 		if err != nil || got != c.want {
-			t.Errorf("%s: %q %v, want %q", name, got, err, c.want)
+			t.Errorf("%s: parseRoutes() = %q, %v, want %q", name, got, err, c.want)
 		}
 	}
 }
@@ -82,7 +82,7 @@ func TestParseRoutesRefuses(t *testing.T) {
 		"a hop's attribute":   append(message(unix.RTM_NEWROUTE, rtmsg(unix.AF_INET, 24, unix.RT_TABLE_MAIN, unix.RTN_UNICAST, attr(unix.RTA_MULTIPATH, 12, 0, 0, 0, 1, 0, 0, 0, 0, 0, 5, 0))...), done...),
 	} {
 		if routes, err := parseRoutes(dump); err == nil {
-			t.Errorf("%s: %v", name, routes)
+			t.Errorf("%s: parseRoutes() = %v, want an error", name, routes)
 		}
 	}
 }

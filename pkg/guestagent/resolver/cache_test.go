@@ -25,22 +25,22 @@ func TestCacheKeepsAnAnswerForItsTime(t *testing.T) {
 		began := now
 		now = now.Add(after)
 		if a, ok := c.get("ok.example", dns.TypeA); !ok || a.ttl != ttl || len(a.records) != 1 {
-			t.Errorf("after %v: %+v, %v; want a TTL of %d", after, a, ok, ttl)
+			t.Errorf("get() after %v = %+v, %v, want one record with a TTL of %d", after, a, ok, ttl)
 		}
 		now = began
 	}
-	if _, ok := c.get("ok.example", dns.TypeAAAA); ok {
-		t.Error("another type is kept")
+	if a, ok := c.get("ok.example", dns.TypeAAAA); ok {
+		t.Errorf("get() of another type = %+v, want none", a)
 	}
 	now = now.Add(time.Minute)
-	if _, ok := c.get("ok.example", dns.TypeA); ok || len(c.answers) > 0 {
-		t.Error("it is kept too long")
+	if a, ok := c.get("ok.example", dns.TypeA); ok || len(c.answers) > 0 {
+		t.Errorf("get() after its TTL = %+v, %t, %d answers in the cache, want none", a, ok, len(c.answers))
 	}
 	c.put("ok.example", dns.TypeA, found(1<<31, 1))
 	if now = now.Add(maxTTL * time.Second); len(c.answers) != 1 {
-		t.Fatal("it is not kept")
-	} else if _, ok := c.get("ok.example", dns.TypeA); ok {
-		t.Error("its time has no bound")
+		t.Fatalf("%d answers in the cache, want 1", len(c.answers))
+	} else if a, ok := c.get("ok.example", dns.TypeA); ok {
+		t.Errorf("get() after %d seconds = %+v, want none", maxTTL, a)
 	}
 }
 
@@ -52,14 +52,14 @@ func TestCacheKeepsOnlyGoodAnswersAndFew(t *testing.T) {
 	} {
 		c.put("ok.example", dns.TypeA, a)
 		if len(c.answers) > 0 {
-			t.Errorf("%s is kept", what)
+			t.Errorf("%s: %d answers in the cache, want 0", what, len(c.answers))
 		}
 	}
 	for i := range maxCached + 10 {
 		c.put(fmt.Sprint(i), dns.TypeA, found(60, 1))
 	}
 	if _, ok := c.get(fmt.Sprint(maxCached+9), dns.TypeA); !ok || len(c.answers) != maxCached {
-		t.Errorf("%d answers are kept, the last of them: %v", len(c.answers), ok)
+		t.Errorf("%d answers in the cache, the last of them: %t, want %d, true", len(c.answers), ok, maxCached)
 	}
 }
 
@@ -70,8 +70,8 @@ func TestLimiterGivesBack(t *testing.T) {
 	for l.allow(from) {
 	}
 	l.giveBack(from)
-	if !l.allow(from) || l.allow(from) {
-		t.Error("one that was given back is not one")
+	if first, second := l.allow(from), l.allow(from); !first || second {
+		t.Errorf("allow() twice after one was given back = %t, %t, want true, false", first, second)
 	}
 	l.giveBack(netip.MustParseAddr("127.0.0.2")) // was never here
 	for range 3 * int(burst) {
@@ -82,7 +82,7 @@ func TestLimiterGivesBack(t *testing.T) {
 		n++
 	}
 	if n != int(burst) {
-		t.Errorf("%d questions at once, after many were given back", n)
+		t.Errorf("%d questions are allowed after many were given back, want %d", n, int(burst))
 	}
 }
 
@@ -110,6 +110,6 @@ func TestMemoryOfClientsIsBounded(t *testing.T) {
 	}
 	var a answer
 	if _, err := a.walk(msg, "a.example", dns.TypeA); err != nil || len(a.records) != maxRecords {
-		t.Errorf("%d records of an answer are taken, %v", len(a.records), err)
+		t.Errorf("walk() = %d records, %v, want %d", len(a.records), err, maxRecords)
 	}
 }

@@ -32,21 +32,21 @@ func TestBindOfABusyPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := resolver.Bind(t.Context(), "4", addr.String()); b != nil || !errors.Is(err, syscall.EADDRINUSE) || !strings.HasPrefix(err.Error(), "listen for DNS: ") {
-		t.Errorf("Bind with a UDP port that is busy = %v, %v", b, err)
+		t.Errorf("Bind with a busy UDP port = %v, %v, want nil and %v with prefix %q", b, err, syscall.EADDRINUSE, "listen for DNS: ")
 	}
 	again, err := net.Listen("tcp4", addr.String())
 	if err != nil {
-		t.Fatalf("the TCP port is not free any more: %v", err)
+		t.Fatalf("Listen on the TCP port after a failed Bind: %v, want it free", err)
 	}
 	if err := udp.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := resolver.Bind(t.Context(), "4", addr.String()); b != nil || !errors.Is(err, syscall.EADDRINUSE) {
-		t.Errorf("Bind with a TCP port that is busy = %v, %v", b, err)
+		t.Errorf("Bind with a busy TCP port = %v, %v, want nil and %v", b, err, syscall.EADDRINUSE)
 	}
 	free, err := net.ListenPacket("udp4", addr.String())
 	if err != nil {
-		t.Fatalf("the UDP port is not free any more: %v", err)
+		t.Fatalf("ListenPacket on the UDP port after a failed Bind: %v, want it free", err)
 	}
 	if err := errors.Join(again.Close(), free.Close()); err != nil {
 		t.Fatal(err)

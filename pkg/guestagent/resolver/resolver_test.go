@@ -151,7 +151,7 @@ func startWith(t *testing.T, p func() *policy.Policy, chase bool) *setup {
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Errorf("serve: %v", err)
+			t.Errorf("Serve: %v", err)
 		}
 	})
 	return &setup{upstream: up, addr: pc.Addr(), proxy: proxy, log: func() []guestproto.Query {
@@ -184,7 +184,7 @@ func (s *setup) ask(t *testing.T, network, name string, qtype uint16) *dns.Msg {
 	c := dns.Client{Net: network}
 	reply, _, err := c.ExchangeContext(t.Context(), m, s.addr)
 	if err != nil {
-		t.Fatalf("%s %s: %v", name, dns.TypeToString[qtype], err)
+		t.Fatalf("query for %s %s over %s: %v", name, dns.TypeToString[qtype], network, err)
 	}
 	return reply
 }
@@ -246,13 +246,13 @@ func TestAnswers(t *testing.T) {
 			name, qtype, _ := strings.Cut(question, " ")
 			for _, network := range []string{"udp", "tcp"} {
 				if got := show(s.ask(t, network, name, dns.StringToType[qtype])); got != want {
-					t.Errorf("%s (%s, chase %v): got %q, want %q", question, network, chase, got, want)
+					t.Errorf("answer to %s (%s, chase %v) = %q, want %q", question, network, chase, got, want)
 				}
 			}
 		}
 		for _, name := range s.names() {
 			if name != strings.ToLower(name) || strings.HasPrefix(name, "evil.") {
-				t.Errorf("asked the network for %s", name)
+				t.Errorf("asked the network for %q, want lower-case names without evil.*", name)
 			}
 		}
 	}
@@ -262,15 +262,15 @@ func TestDeniedSaysWhy(t *testing.T) {
 	s := start(t, list("ok.example"), true)
 	opt := s.ask(t, "udp", "evil.example", dns.TypeA).IsEdns0()
 	if opt == nil || len(opt.Option) != 1 {
-		t.Fatal("no extended error")
+		t.Fatalf("EDNS of a denial = %v, want one extended error", opt)
 	}
 	if ede, ok := opt.Option[0].(*dns.EDNS0_EDE); !ok || ede.InfoCode != dns.ExtendedErrorCodeBlocked || !strings.Contains(ede.ExtraText, "allowlist") {
-		t.Errorf("got %v", opt.Option[0])
+		t.Errorf("extended error = %v, want code %d with %q", opt.Option[0], dns.ExtendedErrorCodeBlocked, "allowlist")
 	}
 	s.ask(t, "udp", "ok.example", dns.TypeA)
 	log := s.log()
 	if len(log) != 2 || log[0].Allowed || log[0].Name != "evil.example." || log[0].Reason == "" || !log[1].Allowed || log[1].Rule != "ok.example" || log[1].Answer[0] != "203.0.113.1" {
-		t.Errorf("log: %+v", log)
+		t.Errorf("log = %+v, want evil.example. denied with a reason, then ok.example allowed with its rule and address", log)
 	}
 }
 
@@ -293,7 +293,7 @@ func TestDeniedIsReportedToTheGateway(t *testing.T) {
 		asked := s.names()
 		slices.Sort(asked)
 		if got := strings.Join(asked, " "); got != want {
-			t.Errorf("enforced %v: the network was asked for %s", enforced, got)
+			t.Errorf("enforced %v: the network was asked for %q, want %q", enforced, got, want)
 		}
 	}
 }
@@ -320,13 +320,13 @@ func TestReportsAreBounded(t *testing.T) {
 		m.SetQuestion(fmt.Sprintf("evil%d.example.", i), dns.TypeA)
 		// Reports do not block: Answer returns although none is answered.
 		if reply := p.Answer(t.Context(), m, netip.AddrPort{}); reply.Rcode != dns.RcodeNameError {
-			t.Fatal(reply)
+			t.Fatalf("Answer to a denied name = %v, want %s", reply, dns.RcodeToString[dns.RcodeNameError])
 		}
 	}
 	close(up.release)
 	p.Wait()
 	if n := up.asked.Load(); n != 4 {
-		t.Errorf("%d reports at once", n)
+		t.Errorf("%d reports were sent at once, want 4", n)
 	}
 }
 
@@ -343,7 +343,7 @@ func TestWhoAskedForDenied(t *testing.T) {
 		p.Answer(t.Context(), m, netip.MustParseAddrPort("127.0.0.1:4321"))
 	}
 	if len(entries) != 3 || entries[0].Process != "127.0.0.1:4321 evil.example" || entries[1].Process != "" || entries[2].Process != "" || entries[1].Source != "test" {
-		t.Errorf("%+v", entries)
+		t.Errorf("log = %+v, want 3 entries, a Process only in the first, Source test in the second", entries)
 	}
 }
 
@@ -365,7 +365,7 @@ func TestWhoIsKnownOnceFound(t *testing.T) {
 		p.Answer(t.Context(), m, netip.MustParseAddrPort("127.0.0.1:4321"))
 	}
 	if len(entries) != 4 || entries[0].Process != "" || entries[1].Process != "curl" || entries[3].Process != "curl" || looks != 2 {
-		t.Errorf("%d looks: %+v", looks, entries)
+		t.Errorf("%d lookups, log %+v, want 2 lookups and curl from the second of 4 entries on", looks, entries)
 	}
 }
 
@@ -377,7 +377,7 @@ func TestAnswersAreRememberedAndDecidedAnew(t *testing.T) {
 	want := func(network, question, answer string) {
 		t.Helper()
 		if got := show(s.ask(t, network, question, dns.TypeA)); got != answer {
-			t.Errorf("%s over %s: %q, want %q", question, network, got, answer)
+			t.Errorf("answer to %s over %s = %q, want %q", question, network, got, answer)
 		}
 	}
 	for range 3 {
@@ -386,7 +386,7 @@ func TestAnswersAreRememberedAndDecidedAnew(t *testing.T) {
 		want("udp", "missing.ok.example", "NXDOMAIN")
 	}
 	if got := s.names(); len(got) != 4 {
-		t.Errorf("the network was asked for %v; only a name that does not exist is asked for again", got)
+		t.Errorf("the network was asked for %q, want 4 names: only a missing name is asked for again", got)
 	}
 	want("udp", "rebind.ok.example", "NXDOMAIN") // only private addresses
 	open := list("ok.example", "*.ok.example")
@@ -399,11 +399,11 @@ func TestAnswersAreRememberedAndDecidedAnew(t *testing.T) {
 	pol.Store(nil)
 	want("udp", "ok.example", "NXDOMAIN")
 	if got := s.names(); len(got) != 5 {
-		t.Errorf("the network was asked for %v", got)
+		t.Errorf("the network was asked for %q, want 5 names", got)
 	}
 	log := s.log()
 	if n := len(log); n != 9+5 || !log[0].Allowed || log[n-1].Allowed || log[6].Name != "ok.example" || !slices.Equal(log[6].Answer, []string{"203.0.113.1"}) {
-		t.Errorf("the log has %d entries: %+v", n, log)
+		t.Errorf("log = %+v (%d entries), want %d, the first allowed, the last denied, the seventh ok.example with its address", log, n, 9+5)
 	}
 }
 
@@ -412,34 +412,34 @@ func TestModes(t *testing.T) {
 	isolated.Mode, open.Mode = policy.Isolated, policy.Open
 	s := start(t, isolated, true)
 	if got := show(s.ask(t, "udp", "ok.example", dns.TypeA)); got != "NXDOMAIN" || len(s.names()) > 0 {
-		t.Errorf("isolated: %s, asked %v", got, s.names())
+		t.Errorf("isolated: answer %q, the network was asked for %q, want NXDOMAIN, no names", got, s.names())
 	}
 	s = start(t, nil, true)
 	if got := show(s.ask(t, "udp", "ok.example", dns.TypeA)); got != "NXDOMAIN" || len(s.names()) > 0 {
-		t.Errorf("no policy: %s, asked %v", got, s.names())
+		t.Errorf("no policy: answer %q, the network was asked for %q, want NXDOMAIN, no names", got, s.names())
 	}
 	s = start(t, open, true)
-	if got := show(s.ask(t, "udp", "edge.evil.example", dns.TypeA)); got != "edge.evil.example. 60 IN A 203.0.113.2" {
-		t.Errorf("open: %s", got)
+	if got, want := show(s.ask(t, "udp", "edge.evil.example", dns.TypeA)), "edge.evil.example. 60 IN A 203.0.113.2"; got != want {
+		t.Errorf("open: answer %q, want %q", got, want)
 	}
 	if got := show(s.ask(t, "udp", "rebind.ok.example", dns.TypeA)); got != "NXDOMAIN" {
-		t.Errorf("open, private address: %s", got)
+		t.Errorf("open, private address: answer %q, want NXDOMAIN", got)
 	}
 	optedIn := list("*.ok.example")
 	optedIn.HostServices = []netip.AddrPort{netip.MustParseAddrPort("192.168.5.2:8080")}
 	s = start(t, optedIn, true)
-	if got := show(s.ask(t, "udp", "rebind.ok.example", dns.TypeA)); got != "rebind.ok.example. 60 IN A 192.168.5.2" {
-		t.Errorf("host service: %s", got)
+	if got, want := show(s.ask(t, "udp", "rebind.ok.example", dns.TypeA)), "rebind.ok.example. 60 IN A 192.168.5.2"; got != want {
+		t.Errorf("host service: answer %q, want %q", got, want)
 	}
 }
 
 func TestLargeAnswersTakeTCP(t *testing.T) {
 	s := start(t, list("*.ok.example"), true)
 	if m := s.ask(t, "udp", "many.ok.example", dns.TypeTXT); !m.Truncated {
-		t.Error("an answer of 2 KB came over UDP whole")
+		t.Errorf("UDP answer of 2 KB = %d records, not truncated, want it truncated", len(m.Answer))
 	}
 	if m := s.ask(t, "tcp", "many.ok.example", dns.TypeTXT); len(m.Answer) != 31 {
-		t.Errorf("got %d records", len(m.Answer))
+		t.Errorf("TCP answer = %d records, want 31", len(m.Answer))
 	}
 }
 
@@ -463,11 +463,11 @@ func TestOddMessages(t *testing.T) {
 	} {
 		reply, _, err := new(dns.Client).ExchangeContext(t.Context(), c.m, s.addr)
 		if err != nil || reply.Rcode != c.rcode {
-			t.Errorf("%s: %v, %v", name, reply, err)
+			t.Errorf("%s: reply %v, %v, want %s", name, reply, err, dns.RcodeToString[c.rcode])
 		}
 	}
 	if len(s.names()) > 0 {
-		t.Errorf("asked %v", s.names())
+		t.Errorf("the network was asked for %q, want no names", s.names())
 	}
 }
 
@@ -480,7 +480,7 @@ func TestConcurrent(t *testing.T) {
 				m := new(dns.Msg)
 				m.SetQuestion("ok.example.", dns.TypeA)
 				if reply, _, err := new(dns.Client).ExchangeContext(t.Context(), m, s.addr); err != nil || len(reply.Answer) != 1 {
-					t.Errorf("%v, %v", reply, err)
+					t.Errorf("query for ok.example. = %v, %v, want one record", reply, err)
 				}
 			}
 		})
@@ -516,10 +516,10 @@ func FuzzAnswer(f *testing.F) {
 		p := &resolver.Proxy{Policy: func() *policy.Policy { return pol }, Upstream: scripted(reply), Log: func(guestproto.Query) { logged++ }}
 		m := p.Answer(t.Context(), req, netip.AddrPort{})
 		if logged != 1 || m.Id != req.Id {
-			t.Fatalf("logged %d times, id %d for %d", logged, m.Id, req.Id)
+			t.Fatalf("logged %d times, reply with id %d, want once, id %d", logged, m.Id, req.Id)
 		}
 		if len(m.Answer) > 0 && !pol.Decide(policy.Question{Name: req.Question[0].Name}).Allowed {
-			t.Fatalf("answered %s", req.Question[0].Name)
+			t.Fatalf("answer to the denied name %s = %v, want none", req.Question[0].Name, m.Answer)
 		}
 		for _, rr := range m.Answer {
 			var addr netip.Addr
@@ -529,16 +529,16 @@ func FuzzAnswer(f *testing.F) {
 			case *dns.AAAA:
 				addr, _ = netip.AddrFromSlice(v.AAAA)
 			case *dns.CNAME, *dns.HTTPS, *dns.SVCB:
-				t.Fatalf("leads off: %s", rr)
+				t.Fatalf("answer contains %s, want no record that leads elsewhere", rr)
 			default:
 				continue
 			}
 			if policy.BlockedReason(addr) != "" {
-				t.Fatalf("blocked address: %s", rr)
+				t.Fatalf("answer contains %s, want no blocked address (%s)", rr, policy.BlockedReason(addr))
 			}
 		}
 		if _, err := m.Pack(); err != nil && len(m.Answer) > 0 {
-			t.Fatalf("cannot be packed: %v", err)
+			t.Fatalf("Pack() of the answer: %v", err)
 		}
 	})
 }
@@ -557,26 +557,26 @@ func TestHostName(t *testing.T) {
 		return p.Answer(t.Context(), m, netip.AddrPort{})
 	}
 	if r := ask(dns.TypeA); r.Rcode != dns.RcodeNameError {
-		t.Errorf("nothing is open: %v", r)
+		t.Errorf("A of the host's name without a host service = %v, want %s", r, dns.RcodeToString[dns.RcodeNameError])
 	}
 	pol = policy.Default()
 	pol.HostServices = []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")}
 	if r := ask(dns.TypeA); r.Rcode != dns.RcodeNameError {
-		t.Errorf("a service of the LAN is open: %v", r)
+		t.Errorf("A of the host's name with a service of the LAN = %v, want %s", r, dns.RcodeToString[dns.RcodeNameError])
 	}
 	pol = policy.Default()
 	pol.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:5432")}
 	if r := ask(dns.TypeA); r.Rcode != dns.RcodeSuccess || len(r.Answer) != 1 || r.Answer[0].(*dns.A).A.String() != "192.168.5.2" {
-		t.Errorf("a service of the host is open: %v", r)
+		t.Errorf("A of the host's name with a service of the host = %v, want 192.168.5.2", r)
 	}
 	if r := ask(dns.TypeAAAA); r.Rcode != dns.RcodeSuccess || len(r.Answer) != 0 {
-		t.Errorf("AAAA: %v", r)
+		t.Errorf("AAAA of the host's name = %v, want success without records", r)
 	}
 	// If the policy allows the name, the answer comes from the network.
 	pol = list("*.lima.internal")
 	pol.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:5432")}
 	p.Upstream = &resolver.Upstream{Servers: func() []netip.AddrPort { return nil }}
 	if r := ask(dns.TypeA); r.Rcode != dns.RcodeServerFailure {
-		t.Errorf("the name is on the list: %v", r)
+		t.Errorf("A of the host's name when the policy lists it = %v, want %s", r, dns.RcodeToString[dns.RcodeServerFailure])
 	}
 }

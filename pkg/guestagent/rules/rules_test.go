@@ -2,10 +2,11 @@ package rules_test
 
 import (
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/rules"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -26,7 +27,7 @@ func TestLockdownHasNoWayOut(t *testing.T) {
 			text := filter(p, network, six)
 			for _, line := range strings.Split(text, "\n") {
 				if strings.HasPrefix(line, "-A AGENT-EGRESS") && line != "-A AGENT-EGRESS -j AGENT-REJECT" || strings.Contains(line, "192.168.5.3") {
-					t.Errorf("%s: %s", name, line)
+					t.Errorf("%s, IPv6 %d: rule %q, want only a rejection in AGENT-EGRESS and no resolver", name, six, line)
 				}
 			}
 		}
@@ -55,20 +56,20 @@ func TestPolicyRules(t *testing.T) {
 		"-A AGENT-EGRESS -p tcp --dport 65535 -j ACCEPT",
 	} {
 		if !strings.Contains(four, want) {
-			t.Errorf("missing: %s", want)
+			t.Errorf("IPv4 rules lack %q:\n%s", want, four)
 		}
 	}
 	for _, never := range []string{"-A AGENT-IN -p tcp --dport 22", "127.0.0.53", "-d 127.0.0.1 -p tcp", "fe80::1 ", "--dport 853 -j ACCEPT"} {
 		if strings.Contains(four, never) {
-			t.Errorf("IPv4 holds %q", never)
+			t.Errorf("IPv4 rules contain %q, want them without it:\n%s", never, four)
 		}
 	}
 	if strings.Contains(six, "--dport 443 -j ACCEPT") || strings.Contains(six, "--dport 22") {
-		t.Error("IPv6 is open without a global address")
+		t.Errorf("IPv6 rules without a global address open ports 443 or 22, want them closed:\n%s", six)
 	}
 	network.IPv6 = true
-	if !strings.Contains(filter(p, network, 1), "--dport 443 -j ACCEPT") {
-		t.Error("IPv6 is closed with a global address")
+	if got, want := filter(p, network, 1), "--dport 443 -j ACCEPT"; !strings.Contains(got, want) {
+		t.Errorf("IPv6 rules with a global address lack %q:\n%s", want, got)
 	}
 }
 
@@ -95,14 +96,14 @@ func TestChainsEndInARefusal(t *testing.T) {
 				"AGENT-IN": "-j DROP", "AGENT-OUT": "-j AGENT-EGRESS", "AGENT-FWD": "-j DROP", "AGENT-CNT": "-j AGENT-EGRESS", "AGENT-EGRESS": "-j AGENT-REJECT",
 			} {
 				if r := chains[chain]; len(r) == 0 || r[len(r)-1] != last {
-					t.Errorf("%s, IPv6 %d: %s does not end in %s: %q", name, six, chain, last, r)
+					t.Errorf("%s, IPv6 %d: rules of %s = %q, want the last to be %q", name, six, chain, r, last)
 				}
 			}
 			for _, chain := range []string{"AGENT-OUT", "AGENT-CNT"} {
 				for _, port := range []string{"53", "853"} {
 					for _, proto := range []string{"udp", "tcp"} {
 						if !slices.Contains(chains[chain], "-p "+proto+" --dport "+port+" -j AGENT-REJECT") {
-							t.Errorf("%s, IPv6 %d: %s lets %s to port %s pass", name, six, chain, proto, port)
+							t.Errorf("%s, IPv6 %d: rules of %s = %q, want one that rejects %s to port %s", name, six, chain, chains[chain], proto, port)
 						}
 					}
 				}
@@ -110,12 +111,12 @@ func TestChainsEndInARefusal(t *testing.T) {
 			for _, r := range chains["AGENT-OUT"] {
 				for _, never := range []string{"0.0.0.0 ", "224.0.0.251", "::1 ", "%eth0"} {
 					if strings.Contains(r, "-d "+never) {
-						t.Errorf("%s, IPv6 %d: a resolver at %s: %s", name, six, never, r)
+						t.Errorf("%s, IPv6 %d: rule %q, want none for a resolver at %s", name, six, r, never)
 					}
 				}
 			}
 			if (p == nil || p == old) && len(chains["AGENT-EGRESS"]) != 1 {
-				t.Errorf("%s, IPv6 %d: something gets out: %q", name, six, chains["AGENT-EGRESS"])
+				t.Errorf("%s, IPv6 %d: rules of AGENT-EGRESS = %q, want only the rejection", name, six, chains["AGENT-EGRESS"])
 			}
 		}
 	}
@@ -142,11 +143,11 @@ func TestState(t *testing.T) {
 	table.Chain, table.Rules = []string{"AGENT-IN"}, []string{"-A AGENT-IN -j DROP"}
 	state := rules.ParseState(saved)
 	if state.InForce(table) {
-		t.Error("docker's jump is before ours")
+		t.Error("InForce() with docker's jump before ours = true, want false")
 	}
 	good := rules.ParseState(strings.Replace(saved, "[0:0] -A FORWARD -j DOCKER\n", "", 1))
 	if !good.InForce(table) {
-		t.Error("the table stands")
+		t.Errorf("InForce() of a whole table = false, want true; state %+v", good)
 	}
 	whole := strings.Replace(saved, "[0:0] -A FORWARD -j DOCKER\n", "", 1)
 	for what, c := range map[string][2]string{
@@ -160,21 +161,24 @@ func TestState(t *testing.T) {
 		"a rule that was added":   {"[7:99] -A AGENT-IN", "[0:0] -A AGENT-IN -j ACCEPT\n[7:99] -A AGENT-IN"},
 	} {
 		if rules.ParseState(strings.Replace(whole, c[0], c[1], 1)).InForce(table) {
-			t.Errorf("the table stands with %s", what)
+			t.Errorf("InForce() with %s = true, want false", what)
 		}
 	}
 	if n := state.Refused(table)["AGENT-IN"]; n != 7 {
-		t.Errorf("refused: got %d", n)
+		t.Errorf("Refused()[AGENT-IN] = %d, want 7", n)
 	}
-	if !good.SameChains(state, table) || good.SameChains(rules.ParseState(""), table) {
-		t.Error("chains compared wrongly")
+	if !good.SameChains(state, table) {
+		t.Error("SameChains() of states with the same chains = false, want true")
+	}
+	if good.SameChains(rules.ParseState(""), table) {
+		t.Error("SameChains() with an empty state = true, want false")
 	}
 	text := table.Restore(state.Jumps(table))
 	if strings.Count(text, "-D FORWARD -j AGENT-FWD") != 1 || !strings.Contains(text, "-I FORWARD 1 -j AGENT-FWD") || strings.Contains(text, ":DOCKER-USER") {
-		t.Errorf("restore:\n%s", text)
+		t.Errorf("Restore() = %q, want one jump replaced, the first in FORWARD, and no DOCKER-USER chain", text)
 	}
 	if text = table.Restore(map[string]int{}); !strings.Contains(text, ":DOCKER-USER - ") {
-		t.Errorf("restore of an empty table:\n%s", text)
+		t.Errorf("Restore() of an empty table = %q, want %q in it", text, ":DOCKER-USER - ")
 	}
 }
 
@@ -183,10 +187,11 @@ func TestParseStatesOfAllTables(t *testing.T) {
 	nat := "*nat\n:OUTPUT ACCEPT [1:60]\n:AGENT-NAT - [0:0]\n[1:60] -A OUTPUT -j AGENT-NAT\nCOMMIT\n"
 	mine := "*filter\n:INPUT DROP [0:0]\n:AGENT-IN - [0:0]\n[0:0] -A INPUT -j AGENT-IN\n[7:420] -A AGENT-IN -j DROP\nCOMMIT\n"
 	states := rules.ParseStates("# Generated\n" + nat + "# Completed\n# Generated\n" + mine)
-	if len(states) != 2 || !reflect.DeepEqual(states["nat"], rules.ParseState(nat)) || !reflect.DeepEqual(states["filter"], rules.ParseState(mine)) {
-		t.Errorf("%+v", states)
+	want := map[string]rules.State{"nat": rules.ParseState(nat), "filter": rules.ParseState(mine)}
+	if diff := cmp.Diff(want, states, cmp.AllowUnexported(rules.State{})); diff != "" {
+		t.Errorf("ParseStates() mismatch (-want +got):\n%s", diff)
 	}
 	if got := rules.ParseStates(""); len(got) != 0 {
-		t.Errorf("nothing is %+v", got)
+		t.Errorf("ParseStates(%q) = %+v, want none", "", got)
 	}
 }
