@@ -156,7 +156,7 @@ func ensure(t *testing.T, m *Mirrors, ref Ref) Mirror {
 		t.Fatal(err)
 	}
 	if mirror.Warning != "" {
-		t.Fatal(mirror.Warning)
+		t.Fatalf("warning of Ensure = %q, want none", mirror.Warning)
 	}
 	return mirror
 }

@@ -100,7 +100,7 @@ func TestFailedCommitOfEachOperation(t *testing.T) {
 		"Prune": func() error {
 			n, bytes, err := s.PruneEvents(t.Context(), time.Now(), never, false)
 			if n != 0 || bytes != 0 {
-				t.Errorf("%d events of %d bytes were counted as pruned", n, bytes)
+				t.Errorf("PruneEvents of a failed commit = %d events, %d bytes, want 0, 0", n, bytes)
 			}
 			return err
 		},
@@ -114,10 +114,10 @@ func TestFailedCommitOfEachOperation(t *testing.T) {
 		t.Errorf("got %+v, %v; want %+v", after, err, before)
 	}
 	if _, err := s.Session(t.Context(), "two"); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("the session that was not created: %v", err)
+		t.Errorf("Session(two), not created, = %v, want %v", err, fail.NotFound)
 	}
 	if tasks, err := s.Tasks(t.Context(), store.TaskFilter{}); err != nil || len(tasks) != 1 || tasks[0].Phase != "PENDING" {
-		t.Errorf("got tasks %+v, %v", tasks, err)
+		t.Errorf("Tasks = %+v, %v, want 1 task, PENDING", tasks, err)
 	}
 	if oldest, newest, err := s.EventRange(t.Context(), "one"); err != nil || oldest != 1 || newest != 5 {
 		t.Errorf("got events %d to %d, %v; want 1 to 5", oldest, newest, err)
@@ -184,7 +184,7 @@ func TestUnlinkedLock(t *testing.T) {
 	}
 	wait.Wait()
 	if most.Load() != 1 {
-		t.Errorf("%d held the lock at once", most.Load())
+		t.Errorf("processes holding the lock at once = %d, want 1", most.Load())
 	}
 }
 
@@ -198,10 +198,10 @@ func TestNewerSchemaIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := store.Open(t.Context(), path); fail.CodeOf(err) != fail.Host || fail.HintOf(err) != "install the newer version" {
-		t.Errorf("got %v (%q)", err, fail.HintOf(err))
+		t.Errorf("Open of a newer schema = %v (hint %q), want code %v, hint \"install the newer version\"", err, fail.HintOf(err), fail.Host)
 	}
 	if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
-		t.Errorf("the file was changed: %v", err)
+		t.Errorf("file of the newer schema after Open = %d bytes, %v, want it unchanged, %d bytes", len(after), err, len(before))
 	}
 }
 
@@ -227,7 +227,7 @@ func TestEndedContext(t *testing.T) {
 		"write": func() error { return s.Append(ctx, "one", event("x", 1)) },
 	} {
 		if err := f(); !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "interrupted") {
-			t.Errorf("%s: got %v", name, err)
+			t.Errorf("%s with a cancelled context = %v, want %v, without \"interrupted\"", name, err, context.Canceled)
 		}
 	}
 	finishTx(t, s)

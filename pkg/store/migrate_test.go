@@ -31,28 +31,28 @@ func isVersion2(t *testing.T, path string, n int) {
 	s := reopen(t, path)
 	rows, err := s.Sessions(t.Context(), true)
 	if err != nil || len(rows) != 2 {
-		t.Fatal(rows, err)
+		t.Fatalf("Sessions of the migrated store = %+v, %v, want 2", rows, err)
 	}
 	b, a := rows[0], rows[1]
 	if a.ID != "a" || a.Name != "agent-a" || a.Phase != "ready" || a.CreatedAt.UnixMilli() != 1000 || string(a.Spec) != `{"s":1}` || string(a.Status) != `{"n":1}` || a.TokenSHA256 != "token" || a.Task != "" {
-		t.Error(a)
+		t.Errorf("migrated session a = %+v (spec %s, status %s), want all columns unchanged", a, a.Spec, a.Status)
 	}
 	if b.ID != "b" || b.Phase != "gone" || b.StateChangedAt.UnixMilli() != 600 || b.ErrorCode != "HOST" || b.ErrorMessage != "message" || b.ErrorHint != "hint" {
-		t.Error(b)
+		t.Errorf("migrated session b = %+v, want gone, with its error HOST", b)
 	}
 	for _, id := range []string{"a", "b"} {
 		evs, err := s.Events(t.Context(), id, 0, n+1)
 		if err != nil || len(evs) != n {
-			t.Fatal(id, len(evs), err)
+			t.Fatalf("Events(%s) of the migrated store = %d events, %v, want %d", id, len(evs), err, n)
 		}
 		for i, ev := range evs {
 			if ev.Seq != int64(i+1) || ev.Subject != id || ev.At.UnixMilli() != int64(1001+i) || ev.Kind != "step" || string(ev.Data) != fmt.Sprintf(`{"of":%q,"n":%d}`, id, i+1) {
-				t.Fatal(ev)
+				t.Fatalf("migrated event %d of %s = %+v, data %s, want it unchanged", i+1, id, ev, ev.Data)
 			}
 		}
 	}
 	if got, created, err := s.Create(t.Context(), row("c"), event("made", 0), admitAll); err != nil || created || got.ID != "a" {
-		t.Fatal("the repository has a session:", got, created, err)
+		t.Fatalf("Create for a repository with session a = %+v, %t, %v, want a, false, nil", got, created, err)
 	}
 }
 
@@ -66,10 +66,10 @@ func TestStoreOfVersion1(t *testing.T) {
 	}
 	s := reopen(t, path)
 	if err := s.Append(t.Context(), "b", event("more", 1)); err != nil || lastSeq(t, s, "b") != 101 {
-		t.Fatal(err)
+		t.Fatalf("Append(b) after migrating = %v, last event %d, want nil, 101", err, lastSeq(t, s, "b"))
 	}
 	if row := mustTask(t, s, task("t")); row.Phase != "PENDING" {
-		t.Fatal(row)
+		t.Fatalf("task created after migrating = %+v, want phase PENDING", row)
 	}
 }
 
@@ -110,7 +110,7 @@ func TestMigratedByManyAtOnce(t *testing.T) {
 		}
 		for _, p := range ps {
 			if out, err := p.finish(); err != nil {
-				t.Fatal(err, out)
+				t.Fatalf("migrating child: %v, output %q", err, out)
 			}
 		}
 		isVersion2(t, path, 200)
@@ -126,7 +126,7 @@ func TestKillWhileMigrating(t *testing.T) {
 		p.shoot(t)
 		out, err := p.finish()
 		if status, ok := p.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
-			t.Fatalf("not killed before step %d: %v %q", step, err, out)
+			t.Fatalf("child before step %d = %v, output %q, want it killed", step, err, out)
 		}
 		raw(t, path, `SELECT max(session) FROM events`) // fails unless the schema is version 1
 		isVersion2(t, path, n)
