@@ -26,11 +26,11 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 		_, _, _, oerr := m.Open(t.Context(), Request{Repo: r})
 		for _, err := range []error{cerr, oerr} {
 			if !errors.Is(err, ErrUntrusted) || fail.CodeOf(err) != fail.Policy || fail.HintOf(err) != "agent-sessionizer trust "+r.Path {
-				t.Errorf("%s: %v, hint %q", what, err, fail.HintOf(err))
+				t.Errorf("%s: error = %v (hint %q), want %v with code %v and a hint to trust %s", what, err, fail.HintOf(err), ErrUntrusted, fail.Policy, r.Path)
 			}
 		}
 		if all, err := m.List(t.Context()); err != nil || len(all) != 0 {
-			t.Errorf("%s: there are %d sessions, %v", what, len(all), err)
+			t.Errorf("%s: sessions = %d, %v, want 0", what, len(all), err)
 		}
 	}
 	refused("never confirmed", ref("a", key))
@@ -54,7 +54,7 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 	}
 	refused("a damaged record", ref("a", key))
 	if err := m.CheckClone(ref("missing", key)); err == nil || m.TrustClone(ref("missing", key)) == nil {
-		t.Error("a clone that is gone:", err)
+		t.Errorf("CheckClone of a missing clone = %v, want an error, also from TrustClone", err)
 	}
 	// A reference that claims no remote needs no confirmation.
 	for _, r := range []repo.Ref{{Key: "local:" + dir + "/b", Path: dir + "/b"}, {Key: key, URL: "https://" + key}} {
@@ -66,6 +66,6 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, created, _, err := m.Open(t.Context(), Request{Repo: ref("a", key)}); err != nil || !created {
-		t.Error(created, err)
+		t.Errorf("Open of a trusted clone = created %t, %v, want true, nil", created, err)
 	}
 }
