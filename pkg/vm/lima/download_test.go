@@ -97,7 +97,7 @@ func checkDownloaded(t *testing.T, dl download, path string, err error) {
 		t.Errorf("downloaded %d bytes, %v; want the server's %d", len(got), err, len(content))
 	}
 	if parts, _ := filepath.Glob(dl.file("part-*")); len(parts) > 0 {
-		t.Errorf("left behind: %v", parts)
+		t.Errorf("parts after the download = %q, want none", parts)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestDownloadGoesOnInAnotherProcess(t *testing.T) {
 	}
 	dl.stall = time.Second // by then half of the file is there, and the next request shows it
 	if _, err := dl.run(ctx); err == nil {
-		t.Fatal("a cancelled download succeeded")
+		t.Fatal("cancelled download = nil, want an error")
 	}
 	dl.stall, dl.say = time.Minute, nil
 	path, err := dl.run(t.Context())
@@ -217,7 +217,7 @@ func TestDownloadThatIsRefused(t *testing.T) {
 			t.Errorf("%d: asked %d times, want once", code, n)
 		}
 		if parts, _ := filepath.Glob(dl.file("part-*")); len(parts) > 0 {
-			t.Errorf("%d: left behind: %v", code, parts)
+			t.Errorf("parts after status %d = %q, want none", code, parts)
 		}
 	}
 	broken := slices.Repeat([]http.HandlerFunc{status(500)}, 2*downloadTries)
@@ -228,7 +228,7 @@ func TestDownloadThatIsRefused(t *testing.T) {
 		t.Errorf("a broken server: %v after %d requests, want to give up after %d", err, len(s.requests()), 1+downloadTries)
 	}
 	if st, err := os.Stat(dl.file("part-" + dl.digest.Encoded())); err != nil || st.Size() != half {
-		t.Errorf("what arrived was not kept: %v", err)
+		t.Errorf("part after an interruption = %v, want %d bytes", err, half)
 	}
 }
 
@@ -260,7 +260,7 @@ func TestDownloadOntoAFullDisk(t *testing.T) {
 				t.Errorf("got %v (hint %q), want a full disk and the hint %q", err, fail.HintOf(err), hint)
 			}
 			if st, err := os.Lstat(part); err == nil && (c.full || st.Size() > 0) {
-				t.Error("the part is still there, and the disk full")
+				t.Errorf("part after the full disk = %d bytes, want none", st.Size())
 			}
 			if n := len(s.requests()); n != 1 {
 				t.Errorf("asked %d times, want once", n)
@@ -283,7 +283,7 @@ func TestDownloadTwiceAtOnce(t *testing.T) {
 			if path, err := dl.run(t.Context()); err != nil {
 				t.Error(err)
 			} else if st, err := os.Stat(path); err != nil || st.Size() != int64(len(content)) {
-				t.Error(path, err)
+				t.Errorf("downloaded file %s = %v, want %d bytes", path, err, len(content))
 			}
 		})
 	}
