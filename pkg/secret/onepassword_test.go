@@ -87,7 +87,7 @@ func TestOpCommandFailures(t *testing.T) {
 				t.Errorf("%v (hint %q), want %q and %q", err, fail.HintOf(err), c.want, c.hint)
 			}
 			if strings.Contains(fmt.Sprint(err), "SENTINEL") {
-				t.Errorf("the error repeats what op printed: %v", err)
+				t.Errorf("Resolve = %v, want no output of op in the error", err)
 			}
 		})
 	}
@@ -103,7 +103,7 @@ func TestOpCommandFailures(t *testing.T) {
 		t.Setenv("PATH", t.TempDir())
 		_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, Options{})
 		if fail.CodeOf(err) != fail.Secret || !strings.Contains(err.Error(), "and OP_SERVICE_ACCOUNT_TOKEN is not set") {
-			t.Errorf("%v", err)
+			t.Errorf("Resolve = %v, want \"and OP_SERVICE_ACCOUNT_TOKEN is not set\" (code %v)", err, fail.Secret)
 		}
 	})
 }
@@ -153,7 +153,7 @@ func TestOpMessages(t *testing.T) {
 				t.Errorf("%q: code %d and hint %q, want %d and %q", c.message, fail.CodeOf(err), fail.HintOf(err), c.code, c.hint)
 			}
 			if want := "secret A (op): " + c.message[:min(len(c.message), 190)]; err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > n*(len("secret A (op): ")+210)+40 {
-				t.Errorf("%q: the error is %v", c.message, err)
+				t.Errorf("Resolve with message %q of op = %v, want %q, cut to its bound", c.message, err, want)
 			}
 			want := 1
 			if c.perItem && n > 1 {
@@ -185,7 +185,7 @@ func TestOnePasswordSDK(t *testing.T) {
 	}
 	got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, opts)
 	if err != nil || got["A"].Reveal() != "sdk" {
-		t.Errorf("A = %q, %v", got["A"].Reveal(), err)
+		t.Errorf("Resolve(A) = %q, %v, want \"sdk\"", got["A"].Reveal(), err)
 	}
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "SENTINEL-revoked")
 	_, err = Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, opts)
@@ -198,16 +198,16 @@ func TestOnePasswordSDK(t *testing.T) {
 	t.Setenv("OP_ACCOUNT", "unknown")
 	got, err = Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts)
 	if err != nil || got["A"].Reveal() != "value-of-two" {
-		t.Errorf("A = %q, %v", got["A"].Reveal(), err)
+		t.Errorf("Resolve(A) = %q, %v, want \"value-of-two\"", got["A"].Reveal(), err)
 	}
 	if s := strings.Join(calls, " "); s != "ops_token||2 ops_token||1 SENTINEL-revoked||1 |unknown|1" {
-		t.Errorf("calls of the SDK: %s", s)
+		t.Errorf("calls of the SDK = %q, want %q", s, "ops_token||2 ops_token||1 SENTINEL-revoked||1 |unknown|1")
 	}
 
 	// A reference without an answer.
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "ops_token")
 	if _, err := Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts); err == nil || !strings.Contains(err.Error(), "1Password returned no answer") {
-		t.Errorf("no answer: %v", err)
+		t.Errorf("Resolve without an answer = %v, want \"1Password returned no answer\"", err)
 	}
 
 	// The SDK resolves with a token, or with an app that this build can use;
