@@ -54,7 +54,7 @@ func TestSilenceIsTold(t *testing.T) {
 		}
 	}
 	if hung != 30 {
-		t.Errorf("hung after %d minutes", hung)
+		t.Errorf("hung after %d minutes, want 30", hung)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestLifeIsNotHang(t *testing.T) {
 		}
 	})
 	if len(signs) != 0 || hung != 0 {
-		t.Errorf("signs %v, hung at %d", signs, hung)
+		t.Errorf("signs = %v, hung at %d, want none, 0", signs, hung)
 	}
 }
 
@@ -86,7 +86,7 @@ func TestAnIdleProcessorIsTold(t *testing.T) {
 		}
 	})
 	if len(signs) != 1 || signs[signLowCPU] != 15 {
-		t.Errorf("signs %v", signs)
+		t.Errorf("signs = %v, want %s at 15 alone", signs, signLowCPU)
 	}
 }
 
@@ -96,17 +96,17 @@ func TestNobodySawIt(t *testing.T) {
 	v.check(epoch)
 	later := epoch.Add(8 * time.Hour)
 	if news, hung := v.check(later); len(news) != 0 || hung {
-		t.Errorf("after a stall: %v, %v", news, hung)
+		t.Errorf("check after a stall = %v, %t, want none, false", news, hung)
 	}
 	if signs, hung := live(v, later, 31, nil); hung == 0 || signs[signNoOutput] != 10 {
-		t.Errorf("later: %v, hung at %d", signs, hung)
+		t.Errorf("signs later = %v, hung at %d, want %s at 10, and hung", signs, hung, signNoOutput)
 	}
 }
 
 // The silence that the previous keeper observed counts; unobserved time does not.
 func TestQuietBefore(t *testing.T) {
 	if v := newLiveness(lifecycle(), 29*time.Minute, epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
-		t.Error(v.output)
+		t.Errorf("last output = %v, want %v", v.output, epoch.Add(-29*time.Minute))
 	}
 }
 
@@ -190,7 +190,7 @@ func TestAWellRunForgives(t *testing.T) {
 		now = now.Add(90 * time.Second)
 		var what crashAction
 		if what, restarts = afterCrash(c, restarts, 0, time.Minute, now); what != actionRestart {
-			t.Fatalf("crash %d: %v", i, what)
+			t.Fatalf("action after crash %d = %v, want %v", i, what, actionRestart)
 		}
 	}
 	// The same for crashes that are long ago.
@@ -198,7 +198,7 @@ func TestAWellRunForgives(t *testing.T) {
 		now = now.Add(150 * time.Second)
 		var what crashAction
 		if what, restarts = afterCrash(c, restarts, 0, time.Second, now); what != actionRestart {
-			t.Fatalf("crash %d in hours: %v", i, what)
+			t.Fatalf("action after crash %d in hours = %v, want %v", i, what, actionRestart)
 		}
 	}
 }

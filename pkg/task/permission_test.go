@@ -16,11 +16,11 @@ func TestParsePermission(t *testing.T) {
 	p, err := ParsePermission([]string{"Acme/App", "acme/*", "git.example.org/team/app", "https://git.example.org/team/*", "git@git.example.org:other/app.git", "*"}, []string{"small"})
 	want := []string{"github.com/acme/app", "github.com/acme/*", "git.example.org/team/app", "git.example.org/team/*", "git.example.org/other/app", "*"}
 	if err != nil || !slices.Equal(p.Repositories, want) || !slices.Equal(p.Profiles, []string{"small"}) {
-		t.Errorf("got %v %v", p, err)
+		t.Errorf("ParsePermission = %+v, %v, want repositories %q, profiles [small]", p, err, want)
 	}
 	for _, text := range []string{"", "acme", "/srv/app", "./app", "file:///srv/app", "acme/*/x", "*/app", "a*/b", "**", "/*", "acme/app/*/*"} {
 		if p, err := ParsePermission([]string{text}, nil); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
-			t.Errorf("%q: got %v %v", text, p, err)
+			t.Errorf("ParsePermission(%q) = %v, %v, want code %v with a hint", text, p, err, fail.Usage)
 		}
 	}
 }
@@ -38,7 +38,7 @@ func TestPermissionAllows(t *testing.T) {
 		}
 	}
 	if (Permission{}).allows("github.com/acme/app") {
-		t.Error("the zero value allows a repository")
+		t.Error("allows of the zero value = true, want false")
 	}
 }
 
@@ -69,11 +69,11 @@ func TestRestrictedTaskHasARestrictedSession(t *testing.T) {
 		}
 	}
 	if !slices.Equal(checked, []string{"github.com/acme/app"}) {
-		t.Errorf("checked %v", checked)
+		t.Errorf("repositories checked = %q, want github.com/acme/app alone", checked)
 	}
 	m.CheckPublic = func(context.Context, repo.Ref) error { return errors.New("it is not") }
 	if _, _, err := m.Submit(t.Context(), asked, Submission{Permission: &may}); !errors.Is(err, ErrNotPermitted) || fail.CodeOf(err) != fail.Policy {
-		t.Errorf("got %v", err)
+		t.Errorf("Submit without permission = %v, want %v with code %v", err, ErrNotPermitted, fail.Policy)
 	}
 }
 
