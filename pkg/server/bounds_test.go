@@ -19,7 +19,7 @@ func TestUnknownScopesAllowNothing(t *testing.T) {
 	for _, s := range []Scope{"", "root"} {
 		for _, need := range []Scope{"", "root", Read, Submit, Admin} {
 			if s.allows(need) {
-				t.Errorf("%q allows %q", s, need)
+				t.Errorf("Scope(%q).allows(%q) = true, want false", s, need)
 			}
 		}
 	}
@@ -81,7 +81,7 @@ func TestStrangersBodyIsNotRead(t *testing.T) {
 		_, err = conn.Write(block)
 	}
 	if err == nil {
-		t.Errorf("%d MiB were read", pieces)
+		t.Errorf("body of an unknown client: %d MiB were read, want the connection closed before", pieces)
 	}
 }
 
@@ -96,7 +96,7 @@ func TestIdempotencyKeyOnAnotherPath(t *testing.T) {
 		return resp
 	}
 	if resp := retry(); resp.StatusCode != http.StatusAccepted {
-		t.Fatal(resp.Status)
+		t.Fatalf("retry = %s, want %d", resp.Status, http.StatusAccepted)
 	}
 	if resp := retry(); resp.StatusCode != http.StatusUnprocessableEntity {
 		t.Errorf("got %s, want 422", resp.Status)

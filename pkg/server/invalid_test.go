@@ -309,7 +309,7 @@ func TestBadCalls(t *testing.T) {
 	before := r.snapshot()
 	calls := badCalls(id, session, gone)
 	if len(calls) < 150 {
-		t.Fatal("only", len(calls))
+		t.Fatalf("bad calls = %d, want at least 150", len(calls))
 	}
 	for _, c := range calls {
 		t.Run(c.name, func(t *testing.T) {
@@ -325,27 +325,27 @@ func TestBadCalls(t *testing.T) {
 				t.Fatal(err)
 			}
 			if resp.Header.Get("Content-Type") != problemType || p.Status != resp.StatusCode || p.Hint == "" || p.Detail == "" || p.Title == "" || p.TraceID != resp.Header.Get("X-Trace-Id") {
-				t.Errorf("%s", body)
+				t.Errorf("problem = %s as %s, want all members, status %d, the trace id of the header", body, resp.Header.Get("Content-Type"), resp.StatusCode)
 			}
 			if c.code != "" && p.Code != c.code {
 				t.Errorf("code %s, not %s: %s", p.Code, c.code, p.Detail)
 			}
 			if strings.ContainsAny(string(body), "\x1b\x00") || len(body) > 4*maxDetail {
-				t.Errorf("an answer with control characters, or of %d bytes", len(body))
+				t.Errorf("answer = %q (%d bytes), want no control characters, at most %d bytes", body, len(body), 4*maxDetail)
 			}
 			for name := range resp.Header {
 				if name == "Set-Cookie" || strings.HasPrefix(name, "Access-Control-") {
-					t.Error(name)
+					t.Errorf("header %s is set, want neither cookies nor CORS", name)
 				}
 			}
 		})
 	}
 	if after := r.snapshot(); after != before {
-		t.Errorf("something is left:\n%s\nwas\n%s", after, before)
+		t.Errorf("store and files after bad calls:\n%s\nwant\n%s", after, before)
 	}
 	for line := range strings.Lines(r.log.String()) {
 		if strings.Contains(line, "panicked") {
-			t.Error(line)
+			t.Errorf("log = %s, want no panic", line)
 		}
 	}
 }
@@ -440,7 +440,7 @@ func TestBadBytes(t *testing.T) {
 				status = resp.StatusCode
 				_ = resp.Body.Close()
 			} else if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-				t.Fatal("it hangs")
+				t.Fatalf("no answer within %v, want one", deadline)
 			}
 			for _, want := range c.want {
 				if status == want {
@@ -451,14 +451,14 @@ func TestBadBytes(t *testing.T) {
 		})
 	}
 	if after := r.snapshot(); after != before {
-		t.Errorf("something is left:\n%s\nwas\n%s", after, before)
+		t.Errorf("store and files after bad bytes:\n%s\nwant\n%s", after, before)
 	}
 	// The server still works.
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
 	resp, err := r.client(call{}).Do(r.request(ctx, call{path: tasksPath}))
 	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatal(resp, err)
+		t.Fatalf("GET after bad bytes = %v, %v, want status %d", resp, err, http.StatusOK)
 	}
 	_ = resp.Body.Close()
 }
@@ -524,7 +524,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 				defer resp.Body.Close()
 				var p Problem
 				if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != c.want || p.Status != c.want || p.Hint == "" {
-					t.Errorf("%s %v %+v", resp.Status, err, p)
+					t.Errorf("answer = %s, %+v, %v, want %d with a hint", resp.Status, p, err, c.want)
 				}
 			})
 		}
@@ -540,7 +540,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil || resp.StatusCode != http.StatusRequestEntityTooLarge {
-		t.Fatal(resp, err)
+		t.Fatalf("answer to Expect = %v, %v, want status %d", resp, err, http.StatusRequestEntityTooLarge)
 	}
 	_ = resp.Body.Close()
 }

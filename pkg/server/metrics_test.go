@@ -78,13 +78,13 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	if after := len(r.metricsNow()); after > before+2+15 { // one more counter and histogram
-		t.Errorf("%d series, where there were %d", after, before)
+		t.Errorf("series after requests with new methods and paths = %d, want at most %d", after, before+2+15)
 	}
 	if err := r.store.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.metricsNow(); got["agent_sessionizer_store_up"] != "0" || got["agent_sessionizer_tasks_total"] != "" {
-		t.Error(got)
+		t.Errorf("metrics with a closed store = %v, want store_up 0 and no tasks_total", got)
 	}
 }
 
@@ -94,10 +94,10 @@ func TestMetricsAreCleanForPromtool(t *testing.T) {
 	_, body := r.do(call{path: "/metrics"})
 	problems, err := promlint.New(bytes.NewReader(body)).Lint()
 	if err != nil || len(problems) > 0 {
-		t.Error(err, problems)
+		t.Errorf("promlint = %v, %v, want no problems", problems, err)
 	}
 	if strings.Contains(string(body), "agentic_") {
-		t.Error("the other names are there unasked")
+		t.Errorf("metrics = %s, want no agentic_ names unless enabled", body)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestAgenticNames(t *testing.T) {
 		"agentic_ws_connections_current 0", "agentic_ws_connections_total 0", `agentic_command_latency_seconds_bucket{le="1"} 0`, "agent_sessionizer_tasks_total 0",
 	} {
 		if !strings.Contains(string(body), "\n"+name+"\n") {
-			t.Errorf("no %s in\n%s", name, body)
+			t.Errorf("metrics = %s, want %s", body, name)
 		}
 	}
 }
@@ -143,7 +143,7 @@ func TestUnits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if out, err := exec.CommandContext(t.Context(), path, "--man=no", "verify", file).CombinedOutput(); err != nil || bytes.Contains(out, []byte("agent-sessionizer.service")) {
-			t.Errorf("%v: %s", err, out)
+			t.Errorf("systemd-analyze verify = %s, %v, want no complaint", out, err)
 		}
 	}
 
@@ -166,11 +166,11 @@ func TestUnits(t *testing.T) {
 		}
 	}
 	if !strings.Contains(strings.Join(words, "\n"), strings.Join(append([]string{"ProgramArguments"}, append(argv, "<&>")...), "\n")) {
-		t.Error(words)
+		t.Errorf("agent = %q, want ProgramArguments %q", words, append(argv, "<&>"))
 	}
 	for _, key := range []string{"AbandonProcessGroup", "KeepAlive", "RunAtLoad", "/Users/a/log"} {
 		if !slices.Contains(words, key) {
-			t.Error("no", key)
+			t.Errorf("agent = %q, want %s", words, key)
 		}
 	}
 }
