@@ -133,7 +133,7 @@ func TestUnits(t *testing.T) {
 		`ExecStart="/opt/a b/agent-sessionizer" serve --listen 127.0.0.1:8122`, "Type=notify", "WatchdogSec=30", "KillMode=process", "LimitNOFILE=1048576", "OOMPolicy=continue", "WantedBy=default.target",
 	} {
 		if !slices.Contains(strings.Split(string(text), "\n"), line) {
-			t.Errorf("no line %s in\n%s", line, text)
+			t.Errorf("unit = %s, want the line %s", text, line)
 		}
 	}
 	if path, err := exec.LookPath("systemd-analyze"); err == nil {

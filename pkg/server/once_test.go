@@ -68,7 +68,7 @@ func TestIdempotencyKey(t *testing.T) {
 	all.Wait()
 	for _, l := range locations {
 		if l == "" || l != locations[0] {
-			t.Errorf("%v", locations)
+			t.Errorf("locations of the same key = %q, want one", locations)
 		}
 	}
 
