@@ -170,10 +170,10 @@ func checkModes(t *testing.T, step, work string, builder int) {
 		}
 		name := strings.TrimPrefix(p, work)
 		if uid := info.Sys().(*syscall.Stat_t).Uid; int(uid) != builder {
-			t.Errorf("%s: %s belongs to user %d", step, name, uid)
+			t.Errorf("%s: owner of %s = user %d, want %d", step, name, uid, builder)
 		}
 		if d.Type() != fs.ModeSymlink && info.Mode().Perm()&0o022 != 0 {
-			t.Errorf("%s: %s has mode %v", step, name, info.Mode())
+			t.Errorf("%s: mode of %s = %v, want no write access for others", step, name, info.Mode())
 		}
 		return nil
 	})

@@ -38,7 +38,7 @@ func TestStepsHashWhatTheyRunWith(t *testing.T) {
 	}
 	before := steps(nil)
 	if len(before) != 2 || before[0].Name != "10-a" || before[1].Name != "20-b" || before[0].Hash == before[1].Hash {
-		t.Fatalf("steps: %+v", before)
+		t.Fatalf("steps = %+v, want 10-a and 20-b with different hashes", before)
 	}
 	for _, c := range []struct {
 		file    string
@@ -54,12 +54,12 @@ func TestStepsHashWhatTheyRunWith(t *testing.T) {
 		after := steps(map[string]string{c.file: "changed"})
 		for n := range after {
 			if (after[n].Hash != before[n].Hash) != c.changes[n] {
-				t.Errorf("%s changed: hash of %s changed: %v", c.file, after[n].Name, !c.changes[n])
+				t.Errorf("%s changed: hash of %s changed = %t, want %t", c.file, after[n].Name, !c.changes[n], c.changes[n])
 			}
 		}
 	}
 	if _, err := Steps(fstest.MapFS{"lib.sh": {}, "versions.env": {}, "files/x": {}}); err == nil {
-		t.Error("no steps is no error")
+		t.Error("Steps without a step = nil, want an error")
 	}
 }
 
@@ -102,14 +102,14 @@ func TestRunnerAgreesWithSteps(t *testing.T) {
 		}
 	}
 	if err == nil || strings.Contains(out, "40-after") {
-		t.Errorf("went on after a failure: %v\n%s", err, out)
+		t.Errorf("first run = %v, output %s, want it to end at the failure", err, out)
 	}
 	write("30-bad.sh", "exit 0\n")
 	if out, err = run(); err != nil || !strings.Contains(out, "step 10-ok skip 0\n") || !strings.Contains(out, "step 40-after done ") {
-		t.Errorf("second run: %v\n%s", err, out)
+		t.Errorf("second run = %v, output %s, want 10-ok skipped, 40-after done", err, out)
 	}
 	if out, err = run("20-later", "40-after"); err != nil || strings.Contains(out, "10-ok") || !strings.Contains(out, "step 40-after skip 0\n") {
-		t.Errorf("selected steps: %v\n%s", err, out)
+		t.Errorf("run of selected steps = %v, output %s, want 40-after skipped, no 10-ok", err, out)
 	}
 
 	steps, err := Steps(os.DirFS(dir))
@@ -120,17 +120,17 @@ func TestRunnerAgreesWithSteps(t *testing.T) {
 		stamp, err := os.ReadFile(filepath.Join(stamps, s.Name))
 		if s.Name == "20-later" {
 			if err == nil {
-				t.Error("a step that does not apply has a stamp")
+				t.Errorf("stamp of a step that does not apply = %q, want none", stamp)
 			}
 			continue
 		}
 		if strings.TrimSpace(string(stamp)) != s.Hash {
-			t.Errorf("%s: stamp %q, Steps says %s", s.Name, stamp, s.Hash)
+			t.Errorf("stamp of %s = %q, want %s", s.Name, stamp, s.Hash)
 		}
 	}
 	write("files/.zshrc", "changed\n")
 	if out, err = run("10-ok"); err != nil || !strings.Contains(out, "step 10-ok done ") {
-		t.Errorf("a changed dotfile re-runs steps: %v\n%s", err, out)
+		t.Errorf("run with a changed dotfile = %v, output %s, want 10-ok done", err, out)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestShippedStepsAreInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(steps) < 8 || !slices.IsSortedFunc(steps, func(a, b Step) int { return strings.Compare(a.Name, b.Name) }) {
-		t.Fatalf("steps: %+v", steps)
+		t.Fatalf("steps = %+v, want at least 8, in order", steps)
 	}
 }
 
