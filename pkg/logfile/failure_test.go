@@ -126,7 +126,7 @@ func TestFullDisk(t *testing.T) {
 	f := &File{Path: path}
 	defer f.Close()
 	if _, err := f.Write([]byte(second)); !errors.Is(err, syscall.EFBIG) {
-		t.Errorf("a line of a log: got %v", err)
+		t.Errorf("Write of a log line on a full disk = %v, want %v", err, syscall.EFBIG)
 	}
 	set(was)
 	if err := Commit(t.Context(), path, Limits{}, []byte(second)); err != nil {
@@ -141,30 +141,30 @@ func TestFullDisk(t *testing.T) {
 func TestNoFile(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing", "log")
 	if err := Commit(t.Context(), missing, Limits{}, []byte("x\n")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("commit: got %v", err)
+		t.Errorf("Commit to a missing directory = %v, want %v", err, fs.ErrNotExist)
 	}
 	f := &File{Path: missing}
 	if n, err := f.Write([]byte("x\n")); n != 0 || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("write: got %d, %v", n, err)
+		t.Errorf("Write to a missing directory = %d, %v, want 0, %v", n, err, fs.ErrNotExist)
 	}
 	if err := f.Close(); err != nil {
 		t.Errorf("close what was never opened: %v", err)
 	}
 	if err := turn(missing, Limits{}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("turn below a missing directory: got %v", err)
+		t.Errorf("turn below a missing directory = %v, want %v", err, fs.ErrNotExist)
 	}
 	if err := turn(filepath.Join(t.TempDir(), "log"), Limits{}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("turn a missing file: got %v", err)
+		t.Errorf("turn of a missing file = %v, want %v", err, fs.ErrNotExist)
 	}
 	if files, err := Open(missing); err != nil || len(files) != 0 {
-		t.Errorf("open: got %v, %v", files, err)
+		t.Errorf("Open of a missing log = %v, %v, want none, nil", files, err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if files, err := Open(filepath.Join(file, "log")); err == nil || files != nil {
-		t.Errorf("open below a file: got %v, %v", files, err)
+		t.Errorf("Open below a file = %v, %v, want nil, an error", files, err)
 	}
 }
 
@@ -207,13 +207,13 @@ func TestOpenFindsItsOwn(t *testing.T) {
 		f.Close()
 	}
 	if got != "1\n2\n3\n4\n" {
-		t.Errorf("got %q", got)
+		t.Errorf("records = %q, want \"1\\n2\\n3\\n4\\n\"", got)
 	}
 	if err := os.Symlink(filepath.Base(path)+".20260105T000000.000Z", path+".20260105T000000.000Z"); err != nil {
 		t.Fatal(err)
 	}
 	if files, err := Open(path); !errors.Is(err, syscall.ELOOP) || files != nil {
-		t.Errorf("an old file that cannot be opened: got %v, %v", files, err)
+		t.Errorf("Open with an old file that cannot be opened = %v, %v, want nil, %v", files, err, syscall.ELOOP)
 	}
 }
 
@@ -251,7 +251,7 @@ func TestDue(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := c.limits.due(st, c.n, noon); got != c.want {
-			t.Errorf("%d bytes and %d more, %s old, %+v: got %t", c.size, c.n, c.age, c.limits, got)
+			t.Errorf("due of %d bytes and %d more, %s old, %+v = %t, want %t", c.size, c.n, c.age, c.limits, got, c.want)
 		}
 	}
 }
@@ -284,7 +284,7 @@ func TestOldFilesAreBounded(t *testing.T) {
 			t.Fatalf("%+v: got %d old files, want %d", limits, len(files), want)
 		}
 		if newest := content(t, files[len(files)-1].path); newest != "x\n" {
-			t.Errorf("%+v: the newest is %q", limits, newest)
+			t.Errorf("newest old file with %+v = %q, want \"x\\n\"", limits, newest)
 		}
 	}
 }
@@ -304,7 +304,7 @@ func TestWriteBehindAPart(t *testing.T) {
 		}
 	}
 	if got := content(t, path); got != "par\nx\nx\n" {
-		t.Errorf("got %q", got)
+		t.Errorf("log = %q, want \"par\\nx\\nx\\n\"", got)
 	}
 }
 
@@ -330,14 +330,14 @@ func TestNoFileStaysOpen(t *testing.T) {
 		}
 		files, err := Open(path)
 		if err != nil || len(files) != 1 {
-			t.Fatal(files, err)
+			t.Fatalf("Open = %v, %v, want 1 file", files, err)
 		}
 		if err := unix.Flock(int(files[0].Fd()), unix.LOCK_EX); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 2*lockPoll)
 		if err := Commit(ctx, path, Limits{}, []byte("x\n")); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v while another has the lock", err)
+			t.Errorf("Commit while another process holds the lock = %v, want %v", err, context.DeadlineExceeded)
 		}
 		cancel()
 		files[0].Close()
@@ -350,6 +350,6 @@ func TestNoFileStaysOpen(t *testing.T) {
 		}
 	}
 	if after := count(); after != before {
-		t.Errorf("got %d open files, before %d", after, before)
+		t.Errorf("open files = %d, want %d as before", after, before)
 	}
 }
