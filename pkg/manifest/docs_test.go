@@ -51,7 +51,7 @@ func TestBoundsInDocsAndSchema(t *testing.T) {
 					s := root.Properties[parts[0]].Properties[parts[1]]
 					numbers := s.Minimum != nil && *s.Minimum == number(f.min) && *s.Maximum == number(f.max)
 					if !numbers && !strings.HasSuffix(s.Description, " From "+f.min+" to "+f.max+".") {
-						t.Errorf("%s: the schema says %+v", at, s)
+						t.Errorf("schema of %s = %+v, want bounds %s to %s", at, s, f.min, f.max)
 					}
 				}
 			}
@@ -59,6 +59,6 @@ func TestBoundsInDocsAndSchema(t *testing.T) {
 	}
 	walk("", reflect.TypeFor[Task]())
 	if checked < 20 {
-		t.Errorf("only %d fields have bounds", checked)
+		t.Errorf("fields with bounds = %d, want at least 20", checked)
 	}
 }
