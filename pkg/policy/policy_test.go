@@ -7,11 +7,12 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"reflect"
 	"strings"
 	"sync"
 	"testing"
 	"testing/iotest"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
@@ -45,13 +46,8 @@ func TestParse(t *testing.T) {
 		{Pattern: "*.npmjs.org", Source: "a/list.txt:4"},
 		{Pattern: "xn--bcher-kva.example", Source: "a/list.txt:6"},
 	}
-	if len(rules) != len(want) {
-		t.Fatalf("Parse = %v, want %d rules", rules, len(want))
-	}
-	for i := range want {
-		if !reflect.DeepEqual(rules[i], want[i]) {
-			t.Errorf("rule %d: got %v, want %v", i, rules[i], want[i])
-		}
+	if diff := cmp.Diff(want, rules); diff != "" {
+		t.Errorf("Parse mismatch (-want +got):\n%s", diff)
 	}
 	if rules, err := policy.Parse(strings.NewReader("# nothing\n"), "f", nil); err != nil || rules == nil || len(rules) != 0 {
 		t.Errorf("Parse of an empty list = %#v, %v, want an empty list, nil", rules, err)
