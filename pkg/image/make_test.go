@@ -78,7 +78,7 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 	old := warm(t, s, i, "qemu7", 2)
 	once := warm(t, s, i, "qemu7", 2)
 	if once.Path != old.Path {
-		t.Errorf("made twice: %s and %s", old.Path, once.Path)
+		t.Errorf("second warm state of the same size = %s, want %s", once.Path, old.Path)
 	}
 	other := warm(t, s, i, "other", 4)
 	i, err := s.Find(golden.Name, golden.Arch)
