@@ -75,7 +75,7 @@ func newFarm(t *testing.T, program string, env ...string) *farm {
 			return f
 		}
 		if time.Now().After(end) {
-			t.Fatalf("serve does not answer: %v\n%s", err, f.log.String())
+			t.Fatalf("serve = %v, want an answer\n%s", err, f.log.String())
 		}
 	}
 }
@@ -147,7 +147,7 @@ func (f *farm) submit(n, clients int, manifest string) (s submitted) {
 	all.Wait()
 	slices.Sort(s.took)
 	if once := slices.Compact(slices.Sorted(slices.Values(s.ids))); len(once) != n {
-		f.t.Fatalf("of %d tasks that were submitted %d were accepted", n, len(once))
+		f.t.Fatalf("tasks accepted = %d, want %d", len(once), n)
 	}
 	return s
 }
