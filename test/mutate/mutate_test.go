@@ -38,7 +38,7 @@ func (s *T) f(a, b int, ok bool) (int, error) {
 	var got []string
 	for _, m := range found {
 		if m.Func != "(*T).f" || src[m.start:m.end] == m.with {
-			t.Errorf("%s: %q becomes %q", m.Key(), src[m.start:m.end], m.with)
+			t.Errorf("mutation %s: %q becomes %q, want a change in (*T).f", m.Key(), src[m.start:m.end], m.with)
 		}
 		got = append(got, strings.TrimPrefix(m.Key(), "(*T).f | ")+" → "+m.with)
 	}
@@ -69,7 +69,7 @@ func (s *T) f(a, b int, ok bool) (int, error) {
 	}
 	for _, line := range want {
 		if !slices.Contains(got, line) {
-			t.Errorf("missing: %s", line)
+			t.Errorf("mutations = %q, want %s among them", got, line)
 		}
 	}
 	if len(got) != len(want) {
@@ -119,7 +119,7 @@ func TestMeasure(t *testing.T) {
 	}
 	passed, out, err = measure("# why\np Over | boundary | n > 10\n\tNo caller passes ten.\np Over | plus one | 10\n\tNor for eleven.\n")
 	if err != nil || !passed || strings.Contains(out, "survived p/") {
-		t.Errorf("explained survivors: got %t, %v\n%s", passed, err, out)
+		t.Errorf("measure with explained survivors = %t, %v, want true, nil, none of p survived\n%s", passed, err, out)
 	}
 	for list, want := range map[string]string{
 		"p Over | boundary | n > 10\n":          "has no reason",
