@@ -47,7 +47,7 @@ func TestExamplesOfTheAPI(t *testing.T) {
 	run(binary, "open", "-d", "./app")
 	id := regexp.MustCompile(`"id": "([0-9a-f]{12})"`).FindStringSubmatch(run(binary, "list", "--json"))
 	if id == nil {
-		t.Fatal("no session")
+		t.Fatal("sessions in list --json = none, want one")
 	}
 
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // only to find a free port
@@ -93,7 +93,7 @@ func TestExamplesOfTheAPI(t *testing.T) {
 		script += strings.ReplaceAll(line, "127.0.0.1:8122", "127.0.0.1:"+port) + "\n"
 	}
 	if examples < 10 || strings.Contains(script, "…") {
-		t.Fatalf("%d lines of examples:\n%s", examples, script)
+		t.Fatalf("lines of examples = %d, want at least 10, without …:\n%s", examples, script)
 	}
 	cmd := exec.CommandContext(ctx, "sh", "-xc", script)
 	cmd.Dir, cmd.Env = home, vars
@@ -104,7 +104,7 @@ func TestExamplesOfTheAPI(t *testing.T) {
 	}
 	unit, err := os.ReadFile(filepath.Join(home, ".config", "systemd", "user", "agent-sessionizer.service"))
 	if err != nil || !strings.Contains(string(unit), "[Service]") {
-		t.Errorf("%v %s", err, unit)
+		t.Errorf("unit = %s, %v, want [Service]", unit, err)
 	}
 	for _, want := range []string{`"accepted":true`, `"state":"running"`, `"tasks":[`} {
 		if !strings.Contains(out.String(), want) {

@@ -29,7 +29,7 @@ func TestCompletionScriptsAreUpToDate(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Errorf("completions/agent-sessionizer.%s is old; run: make completions", shell)
+			t.Errorf("completions/agent-sessionizer.%s is out of date, want it as generated; run: make completions", shell)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func TestCompletionMakesNothing(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(h.dir, ".*"))
 	if err != nil || len(left) > 0 {
-		t.Errorf("made: %v %v", left, err)
+		t.Errorf("files made by a completion = %q, %v, want none", left, err)
 	}
 }
 
@@ -203,7 +203,7 @@ func (s *shell) answer(t *testing.T) string {
 		select {
 		case <-s.new:
 		case <-end:
-			t.Fatalf("no answer:\n%q", rest)
+			t.Fatalf("output of the shell = %q, want an answer in time", rest)
 		}
 	}
 }
