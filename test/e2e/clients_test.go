@@ -75,7 +75,7 @@ func TestClients(t *testing.T) {
 		got := b.MustIn(name, "curl -sS --http2 -m 120 -w '%{http_version} ' https://github.com/hello https://github.com/hello")
 		hello := regexp.QuoteMeta("github.com at " + forgeAddr + ":443 over HTTP/2.0 from ")
 		if m := regexp.MustCompile("^" + hello + "(.*)\n2 " + hello + "(.*)\n2$").FindStringSubmatch(got); m == nil || m[1] != m[2] {
-			t.Errorf("twice over one connection: %q", got)
+			t.Errorf("two requests over one HTTP/2 connection = %q, want two answers over it", got)
 		}
 	})
 	t.Run("keep-alive", func(t *testing.T) {
@@ -83,21 +83,21 @@ func TestClients(t *testing.T) {
 			got := b.MustIn(name, strings.ReplaceAll("curl -sS --http1.1 -m 120 -w '%{num_connects}\\n' URL URL URL", "URL", base+"/hello"))
 			from := regexp.MustCompile(`HTTP/1\.1 from (\S+)\n([01])`).FindAllStringSubmatch(got, -1)
 			if len(from) != 3 || from[0][1] != from[2][1] || from[0][2]+from[1][2]+from[2][2] != "100" {
-				t.Errorf("%s: three requests on one connection: %q", base, got)
+				t.Errorf("%s: three requests on one connection = %q, want one source, connects 1, 0, 0", base, got)
 			}
 		}
 	})
 	t.Run("WebSocket", func(t *testing.T) {
 		for _, base := range []string{"ws://github.com", "wss://github.com"} {
 			if got := node(b, name, "websocket.mjs", base+"/socket"); got != "4 answers" {
-				t.Errorf("%s: %s", base, got)
+				t.Errorf("%s: websocket.mjs = %q, want \"4 answers\"", base, got)
 			}
 		}
 	})
 	t.Run("event stream", func(t *testing.T) {
 		for _, base := range []string{"http://github.com", "https://github.com"} {
 			if got := node(b, name, "events.mjs", base, random()); got != "0 1 2 3 4 5 end" {
-				t.Errorf("%s: %s", base, got)
+				t.Errorf("%s: events.mjs = %q, want \"0 1 2 3 4 5 end\"", base, got)
 			}
 		}
 	})
@@ -106,7 +106,7 @@ func TestClients(t *testing.T) {
 			got := b.MustIn(name, "seq 200000 >/tmp/numbers; curl -sS --http1.1 -m 120 -T - "+base+"/upload </tmp/numbers; wc -c </tmp/numbers; sha256sum </tmp/numbers")
 			f := strings.Fields(got)
 			if len(f) != 8 || f[0] != "HTTP/1.1" || f[2] != "[chunked]" || f[3] != "<nil>" || f[1] != f[5] || f[4] != f[6] {
-				t.Errorf("%s: %q", base, got)
+				t.Errorf("%s: chunked upload = %q, want HTTP/1.1, the size and digest that were sent", base, got)
 			}
 		}
 	})
@@ -123,10 +123,10 @@ func TestClients(t *testing.T) {
 		select {
 		case sum := <-forge.sent:
 			if !strings.HasPrefix(got, sum+" ") {
-				t.Errorf("the guest has %q, sent was %q", got, sum)
+				t.Errorf("digest of the download in the guest = %q, want %s", got, sum)
 			}
 		case <-time.After(patience):
-			t.Errorf("it was not sent to its end; the guest has %q", got)
+			t.Errorf("download after %v is not sent to its end, the guest has %q, want all of it", patience, got)
 		}
 	})
 	t.Run("IPv6 upstream", func(t *testing.T) {
@@ -141,14 +141,14 @@ func TestClients(t *testing.T) {
 		got := b.MustIn(name, "env | grep -i _proxy=; curl -sS -m 120 http://proxied.example/hello https://proxied.example/hello")
 		for port, proto := range map[string]string{"80": "HTTP/1.1", "443": "HTTP/2.0"} {
 			if !strings.Contains(got, "proxied.example at "+forgeAddr+":"+port+" over "+proto) || hitCount("proxy proxied.example:"+port) != 1 {
-				t.Errorf("port %s, through the proxy %d times: %s", port, hitCount("proxy proxied.example:"+port), got)
+				t.Errorf("port %s through the proxy %d times = %s, want one request over %s", port, hitCount("proxy proxied.example:"+port), got, proto)
 			}
 		}
 		if strings.Contains(strings.ToLower(got), "_proxy=") {
-			t.Errorf("the guest knows of it: %s", got)
+			t.Errorf("environment in the guest = %s, want no proxy variable", got)
 		}
 		if r := b.In(name, "curl -sS -m 60 http://evil.example/ || curl -sS -m 60 https://evil.example/"); r.Code == 0 {
-			t.Errorf("a denied name through the proxy: %s", r.Stdout)
+			t.Errorf("curl of a denied name through the proxy = %s, want a failure", r.Stdout)
 		}
 		for what, want := range map[string]int64{"dns proxied.example.": 0, "proxy evil.example:80": 0, "proxy evil.example:443": 0, "proxy github.com:443": 0, "proxy six.example:80": 0} {
 			if n := hitCount(what); n != want {
@@ -163,7 +163,7 @@ func TestClients(t *testing.T) {
 		for _, uri := range strings.Fields(sources) {
 			u, err := url.Parse(uri)
 			if err != nil || u.Hostname() == "" {
-				t.Fatalf("apt's source %q: %v", uri, err)
+				t.Fatalf("source of apt = %q, %v, want a URL", uri, err)
 			}
 			proxy.leadsOut(t, u.Hostname(), portOf(u))
 		}
@@ -183,7 +183,7 @@ func TestClients(t *testing.T) {
 		got := b.MustIn(name, "mkdir -p /tmp/npm && cd /tmp/npm && NODE_EXTRA_CA_CERTS=/tmp/clients/host.crt npm install --no-audit --no-fund --cafile=/tmp/clients/host.crt --registry="+
 			registry.String()+" is-number >&2 && node -p 'require(\"is-number\")(\"5\")'")
 		if got != "true" || hitCount("proxy "+target) == 0 {
-			t.Errorf("is-number says %q, and the proxy had %d connections", got, hitCount("proxy "+target))
+			t.Errorf("is-number in the guest = %q with %d connections of the proxy, want true, some", got, hitCount("proxy "+target))
 		}
 	})
 	t.Run("docker", func(t *testing.T) {
@@ -191,11 +191,11 @@ func TestClients(t *testing.T) {
 		got := b.MustIn(name, "sh /tmp/clients/docker.sh https://github.com/hello http://evil.example/ http://"+foreignAddr+"/")
 		for _, where := range []string{"built", "host network"} {
 			if !strings.Contains(got, where+": github.com at "+forgeAddr+":443 over ") {
-				t.Errorf("%s: %s", where, got)
+				t.Errorf("%s: output = %s, want github.com at %s", where, got, forgeAddr)
 			}
 		}
 		if after := hitCount("dns evil.example.") + hitCount(foreignAddr+":80"); after != before {
-			t.Error("a container reached what is denied")
+			t.Errorf("requests of a container for denied names = %d, want %d as before", after, before)
 		}
 	})
 }
@@ -213,7 +213,7 @@ func gitClient(t *testing.T, b *box, f *forge, session, branch, from string) {
 	if _, err := os.Stat(dir); err != nil {
 		b.Repo("forged")
 		if r := b.RunIn(filepath.Join(b.Home, "forged"), "sh", "-c", "head -c 4194304 /dev/urandom >blob && git add . && git commit -qm blob && git clone -q --bare . '"+dir+"' && git -C '"+dir+"' config http.receivepack true"); r.Code != 0 {
-			t.Fatal(r.All())
+			t.Fatalf("forged.git: exit %d\n%s\nwant exit 0", r.Code, r.All())
 		}
 	}
 	main := strings.TrimSpace(b.Run("git", "-C", dir, "rev-parse", "main").Stdout)
@@ -222,7 +222,7 @@ func gitClient(t *testing.T, b *box, f *forge, session, branch, from string) {
 	commits := strings.Fields(got)
 	pushed := b.Run("git", "-C", dir, "rev-parse", branch)
 	if len(commits) != 2 || commits[0] != main || commits[1]+"\n" != pushed.Stdout {
-		t.Errorf("cloned and pushed %q; the forge had %s and has %s", got, main, pushed.All())
+		t.Errorf("commits cloned and pushed = %q, want %s, then %s", got, main, pushed.All())
 	}
 }
 
@@ -237,7 +237,7 @@ func npmRegistry(t *testing.T) *url.URL {
 	}
 	u, err := url.Parse(strings.TrimSpace(string(out)))
 	if err != nil || u.Hostname() == "" {
-		t.Fatalf("npm's registry is %q: %v", out, err)
+		t.Fatalf("npm registry = %q, %v, want a URL", out, err)
 	}
 	return u
 }

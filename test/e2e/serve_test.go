@@ -100,11 +100,11 @@ func (r *reader) join() {
 	}
 	events, err := r.b.api("/api/v1/tasks/"+r.id+"/events", header...)
 	if err != nil || events.StatusCode != http.StatusOK {
-		r.b.t.Fatalf("%+v, %v", events, err)
+		r.b.t.Fatalf("GET events = %+v, %v, want status %d", events, err, http.StatusOK)
 	}
 	output, err := r.b.api(fmt.Sprintf("/api/v1/tasks/%s/logs?follow=true&offset=%d", r.id, len(r.output)))
 	if err != nil || output.StatusCode != http.StatusOK {
-		r.b.t.Fatalf("%+v, %v", output, err)
+		r.b.t.Fatalf("GET logs = %+v, %v, want status %d", output, err, http.StatusOK)
 	}
 	r.open.Go(func() {
 		defer events.Body.Close()
@@ -200,7 +200,7 @@ func TestServe(t *testing.T) {
 		run.ends(t)
 		logs.ends(t)
 		if v := b.task(id); v.State != "COMPLETED" || v.Attempt != 1 {
-			t.Errorf("%+v", v)
+			t.Errorf("task = %+v, want COMPLETED in attempt 1", v)
 		}
 		serve = b.serve()
 		r.join()
@@ -213,16 +213,16 @@ func TestServe(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		if err := json.NewDecoder(resp.Body).Decode(&page); err != nil || page.Newest != len(r.events) || !r.over {
-			t.Errorf("%d of %d events, %v; the end was told: %v", len(r.events), page.Newest, err, r.over)
+			t.Errorf("events read = %d, %v, stream over: %t, want %d, true", len(r.events), err, r.over, page.Newest)
 		}
 		for i, ev := range r.events {
 			if ev != fmt.Sprintf("%s/%d", id, i+1) {
-				t.Fatalf("event %d is %s", i+1, ev)
+				t.Fatalf("event %d = %s, want %s/%d", i+1, ev, id, i+1)
 			}
 		}
 		log := b.Asz("task", "logs", id)
 		if string(r.output) != log || logs.out.String() != log || !strings.HasSuffix(log, "over\n") {
-			t.Errorf("the log has %d bytes, the stream had %d, logs -f %d", len(log), len(r.output), logs.out.Len())
+			t.Errorf("log = %d bytes, stream %d, logs -f %d, want the same, with \"over\" last", len(log), len(r.output), logs.out.Len())
 		}
 		if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -243,7 +243,7 @@ func TestServe(t *testing.T) {
 		until := func(what, ok string) {
 			t.Helper()
 			if r := b.In(name, with+"for i in $(seq 600); do if "+ok+"; then exit 0; fi; sleep 1; done; sudo journalctl --no-pager -n 50; exit 1"); r.Code != 0 {
-				t.Fatalf("%s did not come:\n%s", what, r.All())
+				t.Fatalf("%s: not in time, want it\n%s", what, r.All())
 			}
 		}
 		// Logins in a guest have no manager for the user's units, and the guest has
@@ -264,14 +264,14 @@ sudo systemctl daemon-reload; sudo systemctl start user@$(id -u)`)
 		// It counts as started only when it answers.
 		const get = "curl -sS --fail-with-body --unix-socket $s/serve.sock http://localhost"
 		if got := in("systemctl --user enable --now agent-sessionizer 2>/dev/null; " + get + "/api/health | jq -r .status; show Type; show ActiveState"); got != "ok\nnotify\nactive" {
-			t.Errorf("after its start: %s", got)
+			t.Errorf("service after its start = %s, want ok, notify, active", got)
 		}
 		// While it answers itself, it notifies systemd; when it does not, systemd
 		// restarts it.
 		until("word to the watchdog", "fed=${fed:-$(show WatchdogTimestampMonotonic)}; [ $fed != $(show WatchdogTimestampMonotonic) ]")
 		until("another serve", "if [ -z $pid ]; then pid=$(show MainPID); kill -STOP $pid; fi; [ $(show MainPID) != $pid ] && [ $(show ActiveState) = active ]")
 		if got := in("sudo journalctl --no-pager | grep 'Watchdog timeout'; show NRestarts"); !strings.Contains(got, "agent-sessionizer.service") || strings.HasSuffix(got, "\n0") {
-			t.Errorf("it was not the watchdog: %s", got)
+			t.Errorf("restart = %s, want one by the watchdog", got)
 		}
 
 		id := in(`systemctl --user service-watchdogs no # a slow machine must not end what follows
@@ -290,16 +290,16 @@ E
 		const keepers = "pgrep -f 'agent-sessionizer [a-z-]*keeper ' | xargs; " // the pattern does not match this command itself
 		before, after, _ := strings.Cut(in(keepers+"systemctl --user stop agent-sessionizer; "+keepers+"show ActiveState; show Result; show ExecMainStatus"), "\n")
 		if len(strings.Fields(before)) != 2 || after != before+"\ninactive\nsuccess\n0" {
-			t.Errorf("the keepers were %s; stopped it is %s", before, after)
+			t.Errorf("keepers before the stop = %s, after it with the service's state = %s, want the same 2, inactive with success", before, after)
 		}
 		in("touch /tmp/go")
 		until("the end of the task", fmt.Sprintf(state, "COMPLETED"))
 		var v taskView
 		if got := in("systemctl --user start agent-sessionizer; " + get + "/api/v1/tasks/" + id); json.Unmarshal([]byte(got), &v) != nil || v.State != "COMPLETED" || v.Attempt != 1 {
-			t.Errorf("another serve says %s", got)
+			t.Errorf("task by another serve = %s, want COMPLETED in attempt 1", got)
 		}
 		if got := in(get + "/api/v1/tasks/" + id + "/logs"); got != "up\nover" {
-			t.Errorf("the log is %q", got)
+			t.Errorf("log by another serve = %q, want \"up\\nover\"", got)
 		}
 		b.Asz("destroy", "--force", name)
 		b.nothingLeft()
