@@ -37,44 +37,9 @@ secrets:
 	watch := watchCmdlines(t, sentinel)
 	name := b.open("--with-changes", "./project")
 
-	t.Run("a VM of its own", func(t *testing.T) {
-		if host, guest := kernel(t), b.MustIn(name, "uname -r"); host == guest {
-			t.Errorf("kernel of the guest = %s, want another than the host's", guest)
-		}
-		if m := b.In(name, "findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs"); m.Stdout != "" {
-			t.Errorf("mounts of the host in the guest = %s, want none", m.Stdout)
-		}
-		if env := b.MustIn(name, "env"); strings.Contains(env, "SSH_AUTH_SOCK") {
-			t.Error("environment in the guest = SSH_AUTH_SOCK set, want no SSH agent of the host")
-		}
-		if cpus := b.MustIn(name, "nproc"); cpus != "2" {
-			t.Errorf("%s CPUs, want 2", cpus)
-		}
-		if ports := b.MustIn(name, "cat /etc/machine-id; hostname"); !strings.Contains(ports, name) {
-			t.Errorf("hostname = %s, want %s", ports, name)
-		}
-	})
-	t.Run("tools", func(t *testing.T) {
-		for _, tool := range []string{"git", "vim", "tmux", "zsh", "docker", "node", "npm", "gh", "claude", "jq"} {
-			if r := b.In(name, "command -v "+tool); r.Code != 0 {
-				t.Errorf("command -v %s = exit %d, want it installed", tool, r.Code)
-			}
-		}
-		if r := b.In(name, "claude --version"); r.Code != 0 || !strings.Contains(r.Stdout, "Claude Code") {
-			t.Errorf("claude --version = %s, want Claude Code", r.All())
-		}
-		if r := b.In(name, "docker compose version || docker-compose version"); r.Code != 0 {
-			t.Errorf("docker compose version = %s, want exit 0", r.All())
-		}
-	})
-	t.Run("repository", func(t *testing.T) {
-		if got := b.MustIn(name, "git log --format=%s | tr '\\n' ' '; git branch --show-current"); got != "hello first main" {
-			t.Errorf("history = %q, want \"hello first main\"", got)
-		}
-		if got := b.MustIn(name, "cat hello.txt draft.txt; git status --porcelain"); got != "hello\nnot committed\n?? draft.txt" {
-			t.Errorf("work tree = %q, want hello, and draft.txt not committed", got)
-		}
-	})
+	t.Run("a VM of its own", func(t *testing.T) { checkIsolation(t, b, name) })
+	t.Run("tools", func(t *testing.T) { checkTools(t, b, name) })
+	t.Run("repository", func(t *testing.T) { checkRepository(t, b, name) })
 	t.Run("tmux windows", func(t *testing.T) {
 		if got := b.MustIn(name, "tmux list-windows -t agent -F '#W' | paste -sd' '"); got != "vim server claude git scratch" {
 			t.Errorf("windows = %q, want \"vim server claude git scratch\"", got)
@@ -87,102 +52,163 @@ secrets:
 		b.MustIn(name, "sudo systemctl restart docker && sleep 6")
 		addresses(t, b, name)
 	})
-	t.Run("secrets", func(t *testing.T) {
-		if got := b.MustIn(name, `printf %s "$SENTINEL"`); got != sentinel {
-			t.Error("SENTINEL in the agent's environment is not the secret, want the secret")
-		}
-		if got := b.In(name, `printf '%s' "$MULTI"`); got.Stdout != multi {
-			t.Errorf("the multi-line secret is %q, want %q", got.Stdout, multi)
-		}
-		for _, shell := range []string{"zsh -c", "zsh -ic", "bash -lc", "bash -ic"} {
-			if r := b.In(name, shell+` 'printf %s "$SENTINEL"'`); !strings.Contains(r.Stdout, sentinel) {
-				t.Errorf("SENTINEL in %s = %q, want the secret", shell, r.All())
-			}
-		}
-		if got := b.MustIn(name, "stat -L -c '%a %U' /run/agent /run/agent/env; stat -f -c %T /run/agent"); got != "700 agent\n600 agent\ntmpfs" {
-			t.Errorf("modes of /run/agent = %q, want 700 and 600 of agent on tmpfs", got)
-		}
-		cred := b.MustIn(name, `printf 'protocol=https\nhost=github.com\n\n' | git credential fill`)
-		if !strings.Contains(cred, "password=ghp_") {
-			t.Errorf("git credential fill = %q, want the GitHub token", cred)
-		}
-		if other := b.In(name, `printf 'protocol=https\nhost=evil.example\n\n' | GIT_TERMINAL_PROMPT=0 git credential fill`); strings.Contains(other.All(), "ghp_") {
-			t.Error("git credential fill for another host = a GitHub token, want none")
-		}
-		if out := b.Asz("secrets", "list", "--json") + b.Asz("config", "show") + b.Asz("logs", name); strings.Contains(out, sentinel) {
-			t.Error("output of secrets list, config show and logs = the secret, want it hidden")
-		}
-	})
+	t.Run("secrets", func(t *testing.T) { checkSecrets(t, b, name, sentinel, multi) })
 	t.Run("dotfiles", func(t *testing.T) { dotfiles(t, b, name) })
-	t.Run("copy", func(t *testing.T) {
-		b.Write("in.txt", "copied\n")
-		b.Asz("cp", "in.txt", name+":sub-in.txt")
-		if got := b.MustIn(name, "cat sub-in.txt; rm sub-in.txt"); got != "copied" {
-			t.Errorf("file copied in = %q, want \"copied\"", got)
-		}
-		b.MustIn(name, "mkdir -p /tmp/out/deep && echo result >/tmp/out/deep/r.txt && ln -s /etc/passwd /tmp/out/link")
-		b.Run("agent-sessionizer", "cp", name+":/tmp/out", "out")
-		if text, err := os.ReadFile(filepath.Join(b.Home, "out/deep/r.txt")); err != nil || string(text) != "result\n" {
-			t.Errorf("file copied out = %q, %v, want \"result\\n\"", text, err)
-		}
-		if _, err := os.Lstat(filepath.Join(b.Home, "out/link")); err == nil {
-			t.Error("link copied out of the guest exists, want it left out")
-		}
-	})
-	t.Run("OpenSSH", func(t *testing.T) {
-		b.Write("ssh.config", b.Asz("ssh-config", name))
-		r := b.Run("ssh", "-F", filepath.Join(b.Home, "ssh.config"), name, "echo", "hello from", "$USER")
-		if r.Stdout != "hello from agent\n" {
-			t.Errorf("ssh with the generated configuration = %s, want \"hello from agent\"", r.All())
-		}
-	})
+	t.Run("copy", func(t *testing.T) { copyFiles(t, b, name) })
+	t.Run("OpenSSH", func(t *testing.T) { logInWithOpenSSH(t, b, name) })
 	t.Run("attach", func(t *testing.T) { attach(t, b, name) })
 	t.Run("work comes home", func(t *testing.T) { work(t, b, name, clone) })
-	t.Run("stop and start", func(t *testing.T) {
-		before := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2")
-		b.Asz("stop", name)
-		if got := b.List()[0].State; got != "stopped" {
-			t.Errorf("state = %q, want \"stopped\"", got)
-		}
-		if left := b.Processes("qemu"); len(left) > 0 {
-			t.Errorf("QEMU processes after the stop = %v, want none", left)
-		}
-		watch.check(t)
-		searchDisk(t, b, name, sentinel)
-		b.Asz("start", name)
-		if after := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2"); after != before {
-			t.Errorf("identity after a restart = %s, want %s", after, before)
-		}
-		if got := b.MustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
-			t.Error("SENTINEL after a restart is not the secret, want the secret")
-		}
-		dotfilesAfterRestart(t, b, name)
-		names(t, b, name)
-	})
-	t.Run("destroy", func(t *testing.T) {
-		keep(b, name)
-		b.MustIn(name, "echo precious >precious.txt")
-		b.Fails(4, "would lose work", "destroy", name)
-		b.Asz("destroy", "--force", name)
-		b.Asz("destroy", name)
-		if l := b.List(); len(l) != 0 {
-			t.Errorf("sessions at the end = %+v, want none", l)
-		}
-		if left := b.Leftovers(); len(left) > 0 {
-			t.Errorf("processes at the end = %v, want none", left)
-		}
-		keptAfterDestroy(t, b, sentinel, clone)
-		for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
-			if left, _ := filepath.Glob(filepath.Join(b.Home, glob)); len(left) > 0 {
-				t.Errorf("files for %s at the end = %v, want none", glob, left)
-			}
-		}
-		if r := b.Run("tmux", "list-sessions"); strings.Contains(r.Stdout, "project") {
-			t.Errorf("local tmux sessions at the end = %s, want none of project", r.Stdout)
-		}
-	})
+	t.Run("stop and start", func(t *testing.T) { restartVM(t, b, name, sentinel, watch) })
+	t.Run("destroy", func(t *testing.T) { destroySession(t, b, name, sentinel, clone) })
 	searchHome(t, b, sentinel, "secret-file")
 }
+
+// checkIsolation checks that the guest shares no kernel, mount or SSH agent with the host.
+func checkIsolation(t *testing.T, b *box, name string) {
+	if host, guest := kernel(t), b.MustIn(name, "uname -r"); host == guest {
+		t.Errorf("kernel of the guest = %s, want another than the host's", guest)
+	}
+	if m := b.In(name, "findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs"); m.Stdout != "" {
+		t.Errorf("mounts of the host in the guest = %s, want none", m.Stdout)
+	}
+	if env := b.MustIn(name, "env"); strings.Contains(env, "SSH_AUTH_SOCK") {
+		t.Error("environment in the guest = SSH_AUTH_SOCK set, want no SSH agent of the host")
+	}
+	if cpus := b.MustIn(name, "nproc"); cpus != "2" {
+		t.Errorf("%s CPUs, want 2", cpus)
+	}
+	if ports := b.MustIn(name, "cat /etc/machine-id; hostname"); !strings.Contains(ports, name) {
+		t.Errorf("hostname = %s, want %s", ports, name)
+	}
+}
+
+// checkTools checks that the programs of the image are installed.
+func checkTools(t *testing.T, b *box, name string) {
+	for _, tool := range []string{"git", "vim", "tmux", "zsh", "docker", "node", "npm", "gh", "claude", "jq"} {
+		if r := b.In(name, "command -v "+tool); r.Code != 0 {
+			t.Errorf("command -v %s = exit %d, want it installed", tool, r.Code)
+		}
+	}
+	if r := b.In(name, "claude --version"); r.Code != 0 || !strings.Contains(r.Stdout, "Claude Code") {
+		t.Errorf("claude --version = %s, want Claude Code", r.All())
+	}
+	if r := b.In(name, "docker compose version || docker-compose version"); r.Code != 0 {
+		t.Errorf("docker compose version = %s, want exit 0", r.All())
+	}
+}
+
+// checkRepository checks the history and the work tree in the guest.
+func checkRepository(t *testing.T, b *box, name string) {
+	if got := b.MustIn(name, "git log --format=%s | tr '\\n' ' '; git branch --show-current"); got != "hello first main" {
+		t.Errorf("history = %q, want \"hello first main\"", got)
+	}
+	if got := b.MustIn(name, "cat hello.txt draft.txt; git status --porcelain"); got != "hello\nnot committed\n?? draft.txt" {
+		t.Errorf("work tree = %q, want hello, and draft.txt not committed", got)
+	}
+}
+
+// checkSecrets checks where the secrets are, and where they are not.
+func checkSecrets(t *testing.T, b *box, name, sentinel, multi string) {
+	if got := b.MustIn(name, `printf %s "$SENTINEL"`); got != sentinel {
+		t.Error("SENTINEL in the agent's environment is not the secret, want the secret")
+	}
+	if got := b.In(name, `printf '%s' "$MULTI"`); got.Stdout != multi {
+		t.Errorf("the multi-line secret is %q, want %q", got.Stdout, multi)
+	}
+	for _, shell := range []string{"zsh -c", "zsh -ic", "bash -lc", "bash -ic"} {
+		if r := b.In(name, shell+` 'printf %s "$SENTINEL"'`); !strings.Contains(r.Stdout, sentinel) {
+			t.Errorf("SENTINEL in %s = %q, want the secret", shell, r.All())
+		}
+	}
+	if got := b.MustIn(name, "stat -L -c '%a %U' /run/agent /run/agent/env; stat -f -c %T /run/agent"); got != "700 agent\n600 agent\ntmpfs" {
+		t.Errorf("modes of /run/agent = %q, want 700 and 600 of agent on tmpfs", got)
+	}
+	cred := b.MustIn(name, `printf 'protocol=https\nhost=github.com\n\n' | git credential fill`)
+	if !strings.Contains(cred, "password=ghp_") {
+		t.Errorf("git credential fill = %q, want the GitHub token", cred)
+	}
+	if other := b.In(name, `printf 'protocol=https\nhost=evil.example\n\n' | GIT_TERMINAL_PROMPT=0 git credential fill`); strings.Contains(other.All(), "ghp_") {
+		t.Error("git credential fill for another host = a GitHub token, want none")
+	}
+	if out := b.Asz("secrets", "list", "--json") + b.Asz("config", "show") + b.Asz("logs", name); strings.Contains(out, sentinel) {
+		t.Error("output of secrets list, config show and logs = the secret, want it hidden")
+	}
+}
+
+// copyFiles copies files into the guest and out of it.
+func copyFiles(t *testing.T, b *box, name string) {
+	b.Write("in.txt", "copied\n")
+	b.Asz("cp", "in.txt", name+":sub-in.txt")
+	if got := b.MustIn(name, "cat sub-in.txt; rm sub-in.txt"); got != "copied" {
+		t.Errorf("file copied in = %q, want \"copied\"", got)
+	}
+	b.MustIn(name, "mkdir -p /tmp/out/deep && echo result >/tmp/out/deep/r.txt && ln -s /etc/passwd /tmp/out/link")
+	b.Run("agent-sessionizer", "cp", name+":/tmp/out", "out")
+	if text, err := os.ReadFile(filepath.Join(b.Home, "out/deep/r.txt")); err != nil || string(text) != "result\n" {
+		t.Errorf("file copied out = %q, %v, want \"result\\n\"", text, err)
+	}
+	if _, err := os.Lstat(filepath.Join(b.Home, "out/link")); err == nil {
+		t.Error("link copied out of the guest exists, want it left out")
+	}
+}
+
+// logInWithOpenSSH logs in with the generated configuration.
+func logInWithOpenSSH(t *testing.T, b *box, name string) {
+	b.Write("ssh.config", b.Asz("ssh-config", name))
+	r := b.Run("ssh", "-F", filepath.Join(b.Home, "ssh.config"), name, "echo", "hello from", "$USER")
+	if r.Stdout != "hello from agent\n" {
+		t.Errorf("ssh with the generated configuration = %s, want \"hello from agent\"", r.All())
+	}
+}
+
+// restartVM searches the disk of the stopped VM, and checks what stays after the next
+// boot.
+func restartVM(t *testing.T, b *box, name, sentinel string, watch *cmdlines) {
+	before := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2")
+	b.Asz("stop", name)
+	if got := b.List()[0].State; got != "stopped" {
+		t.Errorf("state = %q, want \"stopped\"", got)
+	}
+	if left := b.Processes("qemu"); len(left) > 0 {
+		t.Errorf("QEMU processes after the stop = %v, want none", left)
+	}
+	watch.check(t)
+	searchDisk(t, b, name, sentinel)
+	b.Asz("start", name)
+	if after := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2"); after != before {
+		t.Errorf("identity after a restart = %s, want %s", after, before)
+	}
+	if got := b.MustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
+		t.Error("SENTINEL after a restart is not the secret, want the secret")
+	}
+	dotfilesAfterRestart(t, b, name)
+	names(t, b, name)
+}
+
+// destroySession removes the session and checks that nothing is left of it.
+func destroySession(t *testing.T, b *box, name, sentinel, clone string) {
+	keep(b, name)
+	b.MustIn(name, "echo precious >precious.txt")
+	b.Fails(4, "would lose work", "destroy", name)
+	b.Asz("destroy", "--force", name)
+	b.Asz("destroy", name)
+	if l := b.List(); len(l) != 0 {
+		t.Errorf("sessions at the end = %+v, want none", l)
+	}
+	if left := b.Leftovers(); len(left) > 0 {
+		t.Errorf("processes at the end = %v, want none", left)
+	}
+	keptAfterDestroy(t, b, sentinel, clone)
+	for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
+		if left, _ := filepath.Glob(filepath.Join(b.Home, glob)); len(left) > 0 {
+			t.Errorf("files for %s at the end = %v, want none", glob, left)
+		}
+	}
+	if r := b.Run("tmux", "list-sessions"); strings.Contains(r.Stdout, "project") {
+		t.Errorf("local tmux sessions at the end = %s, want none of project", r.Stdout)
+	}
+}
+
 
 func names(t *testing.T, b *box, session string) {
 	t.Helper()
