@@ -48,7 +48,7 @@ secrets:
 	t.Run("names", func(t *testing.T) { names(t, b, name) })
 	t.Run("addresses and ports", func(t *testing.T) { addresses(t, b, name) })
 	t.Run("ports and host services", func(t *testing.T) { services(t, b, name) })
-	t.Run("the guard survives docker", func(t *testing.T) {
+	t.Run("the guest firewall survives a restart of docker", func(t *testing.T) {
 		b.MustIn(name, "sudo systemctl restart docker && sleep 6")
 		addresses(t, b, name)
 	})
@@ -57,7 +57,7 @@ secrets:
 	t.Run("copy", func(t *testing.T) { copyFiles(t, b, name) })
 	t.Run("OpenSSH", func(t *testing.T) { logInWithOpenSSH(t, b, name) })
 	t.Run("attach", func(t *testing.T) { attach(t, b, name) })
-	t.Run("work comes home", func(t *testing.T) { work(t, b, name, clone) })
+	t.Run("fetch", func(t *testing.T) { work(t, b, name, clone) })
 	t.Run("stop and start", func(t *testing.T) { restartVM(t, b, name, sentinel, watch) })
 	t.Run("destroy", func(t *testing.T) { destroySession(t, b, name, sentinel, clone) })
 	searchHome(t, b, sentinel, "secret-file")
@@ -208,7 +208,6 @@ func destroySession(t *testing.T, b *box, name, sentinel, clone string) {
 		t.Errorf("local tmux sessions at the end = %s, want none of project", r.Stdout)
 	}
 }
-
 
 func names(t *testing.T, b *box, session string) {
 	t.Helper()
