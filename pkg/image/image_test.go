@@ -80,7 +80,7 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	}
 	did, err := s.Prune(PruneOptions{InUse: used})
 	if err != nil || !slices.Equal(did, would) {
-		t.Fatalf("pruned %+v, not %+v, %v", did, would, err)
+		t.Fatalf("Prune = %+v, %v, want %+v as in the dry run", did, err, would)
 	}
 	if infos, _ = s.List(); len(infos) != 2 || infos[1].Path != first.Path {
 		t.Fatalf("prune kept %+v, want the newest and the one in use", infos)
@@ -221,7 +221,7 @@ func TestConcurrentBuildersShareOneBuild(t *testing.T) {
 	close(release)
 	wg.Wait()
 	if runs.Load() != 1 {
-		t.Errorf("%d builds ran, want 1", runs.Load())
+		t.Errorf("builds run = %d, want 1", runs.Load())
 	}
 	for _, p := range paths {
 		if p == "" || p != paths[0] {
@@ -293,7 +293,7 @@ func TestScriptsParse(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "bash", "-n")
 		cmd.Stdin = strings.NewReader(string(b))
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", p, err, out)
+			t.Errorf("bash -n %s = %v, want nil\n%s", p, err, out)
 		}
 		return nil
 	})
@@ -304,7 +304,7 @@ func TestScriptsParse(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "sh", "-n")
 		cmd.Stdin = strings.NewReader(script)
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", name, err, out)
+			t.Errorf("sh -n %s = %v, want nil\n%s", name, err, out)
 		}
 	}
 }

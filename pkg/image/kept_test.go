@@ -30,7 +30,7 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	check := func(step string, want ...string) {
 		t.Helper()
 		if !slices.Equal(did, want) {
-			t.Errorf("%s: it did %q, want %q", step, did, want)
+			t.Errorf("%s: actions = %q, want %q", step, did, want)
 		}
 		did = nil
 	}

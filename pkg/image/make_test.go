@@ -59,7 +59,7 @@ func TestMakeGoldenWithFewerFiles(t *testing.T) {
 	img, err := s.Lookup(golden.Name, golden.Arch)
 	want := vm.Image{Arch: "x86_64", Location: filepath.Join(i.Path, diskFile), Kernel: filepath.Join(i.Path, KernelFile), Cmdline: CmdlineFile}
 	if err != nil || img != want {
-		t.Fatalf("%+v, %v; want %+v", img, err, want)
+		t.Fatalf("Lookup = %+v, %v, want %+v", img, err, want)
 	}
 	if _, err := s.Lookup(Debian, golden.Arch); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("Lookup(%s) with a golden image only = %v, want code %v", Debian, err, fail.NotFound)
