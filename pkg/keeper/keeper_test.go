@@ -140,7 +140,7 @@ func (w *world) is(t *testing.T, phase session.Phase) session.Session {
 	t.Helper()
 	s, err := w.Get(t.Context(), id)
 	if err != nil || s.Phase != phase {
-		t.Fatalf("the session is %s, not %s: %s, %v", s.Phase, phase, s.ErrorMessage, err)
+		t.Fatalf("session = phase %s (%s), %v, want %s", s.Phase, s.ErrorMessage, err, phase)
 	}
 	return s
 }
@@ -366,7 +366,7 @@ func (w *world) spawn(t *testing.T, env ...string) child {
 func (c child) expect(t *testing.T, line string) {
 	t.Helper()
 	if !c.out.Scan() || c.out.Text() != line {
-		t.Fatalf("the keeper said %q, not %q", c.out.Text(), line)
+		t.Fatalf("line of the keeper = %q, want %q", c.out.Text(), line)
 	}
 }
 
