@@ -86,11 +86,11 @@ func TestFailedCommit(t *testing.T) {
 		}
 		again, err := commit(failing{f, c.at}, path, Limits{}, []byte("two\n"))
 		if !errors.Is(err, c.err) || again {
-			t.Errorf("%q fails after %q: got %v, again %t; want %v", c.at, c.before, err, again, c.err)
+			t.Errorf("commit when %q fails after %q = %v, again %t, want %v, false", c.at, c.before, err, again, c.err)
 		}
 		f.Close()
 		if got := content(t, path); got != c.want {
-			t.Errorf("%q fails after %q: got %q, want %q", c.at, c.before, got, c.want)
+			t.Errorf("log when %q fails after %q = %q, want %q", c.at, c.before, got, c.want)
 		}
 	}
 }
@@ -118,10 +118,10 @@ func TestFullDisk(t *testing.T) {
 	t.Cleanup(func() { set(was) })
 	second := record("p", 1, 3000)
 	if err := Commit(t.Context(), path, Limits{}, []byte(second)); !errors.Is(err, syscall.EFBIG) {
-		t.Errorf("got %v, want that the file is too large", err)
+		t.Errorf("Commit on a full disk = %v, want %v", err, syscall.EFBIG)
 	}
 	if got := content(t, path); got != first {
-		t.Errorf("got %d bytes, want the first record's %d", len(got), len(first))
+		t.Errorf("log = %d bytes, want the first record's %d", len(got), len(first))
 	}
 	f := &File{Path: path}
 	defer f.Close()
@@ -133,7 +133,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := content(t, path); got != first+second {
-		t.Errorf("got %d bytes, want both records", len(got))
+		t.Errorf("log = %d bytes, want the %d of both records", len(got), len(first+second))
 	}
 }
 
@@ -281,7 +281,7 @@ func TestOldFilesAreBounded(t *testing.T) {
 		}
 		files := old(t, path)
 		if len(files) != want {
-			t.Fatalf("%+v: got %d old files, want %d", limits, len(files), want)
+			t.Fatalf("old files with %+v = %d, want %d", limits, len(files), want)
 		}
 		if newest := content(t, files[len(files)-1].path); newest != "x\n" {
 			t.Errorf("newest old file with %+v = %q, want \"x\\n\"", limits, newest)
@@ -300,7 +300,7 @@ func TestWriteBehindAPart(t *testing.T) {
 	defer f.Close()
 	for range 2 {
 		if n, err := f.Write([]byte("x\n")); n != 2 || err != nil {
-			t.Errorf("got %d, %v; want 2 bytes", n, err)
+			t.Errorf("Write = %d, %v, want 2, nil", n, err)
 		}
 	}
 	if got := content(t, path); got != "par\nx\nx\n" {

@@ -112,7 +112,7 @@ func countTo(t *testing.T, who string, got []int, n int) {
 		}
 	}
 	if len(got) != n {
-		t.Fatalf("%d records of %s, not %d", len(got), who, n)
+		t.Fatalf("records of %s = %d, want %d", who, len(got), n)
 	}
 }
 
