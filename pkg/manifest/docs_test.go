@@ -45,7 +45,7 @@ func TestBoundsInDocsAndSchema(t *testing.T) {
 			case ft == sizeType || ft == durationType || ft.Kind() == reflect.Int:
 				checked++
 				if want := "from " + f.min + " to " + f.max; !strings.Contains(rows[at], want) {
-					t.Errorf("%s: the docs do not say %q: %s", at, want, rows[at])
+					t.Errorf("row of %s in the docs = %s, want %q", at, rows[at], want)
 				}
 				if parts := strings.Split(at, "."); len(parts) == 2 {
 					s := root.Properties[parts[0]].Properties[parts[1]]

@@ -332,7 +332,7 @@ func TestBad(t *testing.T) {
 				t.Fatalf("problems = %d, want 1 to 20", len(e.Problems))
 			}
 			if at := fmt.Sprintf("%d:%d", e.Problems[0].Line, e.Problems[0].Column); b.at != "" && !strings.HasSuffix(b.at, ":") && at != b.at {
-				t.Errorf("at %s, not %s", at, b.at)
+				t.Errorf("position of the first problem = %s, want %s", at, b.at)
 			}
 			first, _, _ := strings.Cut(err.Error(), "\n")
 			if !strings.HasPrefix(first, fmt.Sprintf("task.yaml:%d:%d: ", e.Problems[0].Line, e.Problems[0].Column)) || !strings.Contains(err.Error(), b.says) {

@@ -370,7 +370,7 @@ func TestPrompts(t *testing.T) {
 		"${HOME} `id` $(id)":              "${HOME} `id` $(id)",
 	} {
 		if got := parse(t, unmanned+"claude:\n  prompt: "+text).Agent.Prompt; got != want {
-			t.Errorf("%q: %q, not %q", text, got, want)
+			t.Errorf("prompt of %q = %q, want %q", text, got, want)
 		}
 	}
 	if got := parse(t, unmanned+"claude: {prompt: "+strings.Repeat("p", 100<<10)+"}").Agent.Prompt; len(got) != 100<<10 {
@@ -404,7 +404,7 @@ dir/m.yaml:11:11: vm.memory must have a unit, as in 8G, got "8"
 dir/m.yaml:13:12: lifecycle.timeout must be a duration like 90s, 30m, 24h or 2d, got "1y"
 dir/m.yaml:14:22: lifecycle.success_codes[1] must be from 0 to 255, got 999`
 	if err == nil || err.Error() != want {
-		t.Errorf("got:\n%v\nwant:\n%s", err, want)
+		t.Errorf("Parse = %v\nwant %s", err, want)
 	}
 	_, _, err = manifest.Parse("m", []byte(minimal+"secrets: ["+entries(50, "5")+"]\n"), "")
 	e, ok := errors.AsType[*manifest.Error](err)
@@ -485,7 +485,7 @@ func TestValidate(t *testing.T) {
 	}
 	for _, want := range []string{"vm.cpus must be from 1 to 1024, got 2000", "agent.prompt is missing", "lifecycle.timeout must be"} {
 		if !strings.Contains("\n"+err.Error(), "\n"+want) {
-			t.Errorf("%q is not in:\n%v", want, err)
+			t.Errorf("Validate = %v, want %q in it", err, want)
 		}
 	}
 }

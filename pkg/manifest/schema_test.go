@@ -96,7 +96,7 @@ func TestSchemaAgrees(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if err := s.Validate(v); err != nil {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("schema refuses %s: %v, want it accepted", name, err)
 			}
 		}
 	}
