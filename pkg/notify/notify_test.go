@@ -54,7 +54,7 @@ func TestDesktop(t *testing.T) {
 	}
 	got, err := os.ReadFile(file)
 	if err != nil || !strings.HasSuffix(string(got), want) {
-		t.Errorf("%s got %s, %v; want %s at the end", name, got, err, want)
+		t.Errorf("arguments of %s = %s, %v, want %s at the end", name, got, err, want)
 	}
 }
 
