@@ -136,7 +136,7 @@ func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within a minute, want it", what)
+			t.Fatalf("%s: not within a minute", what)
 		}
 	}
 }
