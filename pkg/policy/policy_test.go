@@ -106,7 +106,7 @@ func TestParseRefuses(t *testing.T) {
 		case err == nil:
 			t.Errorf("Parse(%q) = nil, want an error", line)
 		case !strings.HasPrefix(err.Error(), "list.txt:2: ") || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "; "):
-			t.Errorf("%q: got %q, want list.txt:2: … %q …; what to do", line, err, want)
+			t.Errorf("Parse(%q) = %q, want list.txt:2: … %q …; what to do", line, err, want)
 		}
 	}
 }
@@ -187,7 +187,7 @@ func TestName(t *testing.T) {
 	} {
 		d := p.Decide(policy.Question{Name: name})
 		if d.Rule != rule || d.Allowed != (rule != "") || d.Reason == "" {
-			t.Errorf("%q: got %+v, want rule %q", name, d, rule)
+			t.Errorf("Decide(%q) = %+v, want rule %q", name, d, rule)
 		}
 	}
 	if got := p.Decide(policy.Question{Name: "github.com"}).Source; got != "list:1" {
@@ -251,7 +251,7 @@ func TestDecide(t *testing.T) {
 		q := policy.Question{Name: c.name, Addr: c.addr, Port: c.port}
 		d := p.Decide(q)
 		if got := d.Rule + "|" + d.Source + "|" + d.Reason; d.Allowed != c.allowed || got != c.want {
-			t.Errorf("%+v: got %v %s\nwant %v %s", q, d.Allowed, got, c.allowed, c.want)
+			t.Errorf("Decide(%+v) = allowed %t, %s, want %t, %s", q, d.Allowed, got, c.allowed, c.want)
 		}
 		if d := open.Decide(q); d.Allowed != c.allOpen || d.Reason == "" {
 			t.Errorf("Decide(%+v) in mode open = %+v, want allowed %t with a reason", q, d, c.allOpen)
@@ -274,7 +274,7 @@ func TestDecide(t *testing.T) {
 		{nil, policy.Question{Name: "a.org"}, "|no policy"},
 	} {
 		if d := c.p.Decide(c.q); d.Rule+"|"+d.Reason != c.want {
-			t.Errorf("%+v: %s|%s, want %s", c.q, d.Rule, d.Reason, c.want)
+			t.Errorf("Decide(%+v) = %s|%s, want %s", c.q, d.Rule, d.Reason, c.want)
 		}
 	}
 }
@@ -369,7 +369,7 @@ func TestAddr(t *testing.T) {
 	} {
 		ap := netip.MustParseAddrPort(addr)
 		if d := p.Decide(policy.Question{Addr: ap.Addr(), Port: ap.Port()}); d.Allowed != want {
-			t.Errorf("%s: got %+v, want %v", addr, d, want)
+			t.Errorf("Decide(%s) = %+v, want allowed: %t", addr, d, want)
 		}
 	}
 	if p.Decide(policy.Question{}).Allowed {
@@ -401,10 +401,10 @@ func TestTighten(t *testing.T) {
 	} {
 		got := policy.Tighten(c.user, c.repo)
 		if got.Mode != c.mode || patterns(got) != c.names {
-			t.Errorf("%s: got %s [%s], want %s [%s]", name, got.Mode, patterns(got), c.mode, c.names)
+			t.Errorf("Tighten for %s = %s [%s], want %s [%s]", name, got.Mode, patterns(got), c.mode, c.names)
 		}
 		if err := got.Validate(); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Validate of the tightened policy for %s = %v, want nil", name, err)
 		}
 	}
 	narrow := policy.Tighten(user, &policy.Policy{Ports: []uint16{443, 8443}, HostServices: []netip.AddrPort{}})
@@ -624,7 +624,7 @@ func TestBlockedReasonOfOtherForms(t *testing.T) {
 		"::ffff:203.0.113.1": "", "203.0.113.1": "", "2001:db8::1%eth0": "",
 	} {
 		if got := policy.BlockedReason(netip.MustParseAddr(addr)); !strings.Contains(got, want) || (want == "") != (got == "") {
-			t.Errorf("%s: %q, want %q", addr, got, want)
+			t.Errorf("BlockedReason(%s) = %q, want %q", addr, got, want)
 		}
 	}
 	if policy.BlockedReason(netip.Addr{}) == "" {
@@ -672,7 +672,7 @@ func TestValidateSays(t *testing.T) {
 	} {
 		err := valid(c.change).Validate()
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("got %v, want %q", err, c.want)
+			t.Errorf("Validate = %v, want %q", err, c.want)
 		}
 		if _, err := policy.Marshal(valid(c.change)); (err == nil) != (c.want == "") {
 			t.Errorf("want %q: encoded with %v", c.want, err)

@@ -22,10 +22,10 @@ func TestTightenPorts(t *testing.T) {
 	} {
 		got := policy.Tighten(allowlist(t, c.user), &policy.Policy{Names: allowlist(t, c.repo).Names})
 		if rules := fmt.Sprint(got.Names); rules != "["+c.want+"]" {
-			t.Errorf("%s: got %s, want [%s]", c.name, rules, c.want)
+			t.Errorf("names for %s = %s, want [%s]", c.name, rules, c.want)
 		}
 		if err := got.Validate(); err != nil {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("Validate for %s = %v, want nil", c.name, err)
 		}
 	}
 	got := policy.Tighten(allowlist(t, "a.org\nb.org:22\nc.org:22,443"), &policy.Policy{Ports: []uint16{443}})
@@ -210,7 +210,7 @@ func FuzzExpand(f *testing.F) {
 		p := policy.Default()
 		p.Names = rules
 		if err := p.Validate(); err != nil {
-			t.Fatalf("%q: taken, and not valid: %v", entry, err)
+			t.Fatalf("Validate of the policy with %q = %v, want nil", entry, err)
 		}
 		// A rule's text is parsed as the same rule.
 		for _, r := range rules {
