@@ -27,7 +27,7 @@ func TestDiffShowsEverything(t *testing.T) {
 	full := s.diff(t, DiffOptions{})
 	for _, want := range []string{"rename from c\nrename to moved", "+staged\n+unstaged\n", "Binary files /dev/null and b/bin differ", "+tab\there^M\n"} {
 		if !strings.Contains(full, want) {
-			t.Errorf("%q is missing in\n%s", want, full)
+			t.Errorf("Diff = %s, want %q in it", full, want)
 		}
 	}
 	if stat := s.diff(t, DiffOptions{Stat: true}); !strings.Contains(stat, "7 files changed") {
@@ -131,7 +131,7 @@ func TestCompare(t *testing.T) {
 		{Path: "link", Status: "added", Added: 1},
 	} {
 		if got[want.Path] != want {
-			t.Errorf("got %+v, want %+v", got[want.Path], want)
+			t.Errorf("changed file = %+v, want %+v", got[want.Path], want)
 		}
 	}
 	equal(t, "patch", c.Patch, s.diff(t, DiffOptions{}))

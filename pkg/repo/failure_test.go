@@ -102,7 +102,7 @@ func (f failures) each(t *testing.T, do func(t *testing.T) (string, error)) {
 			if err != nil {
 				noticed++
 			} else if got != want {
-				t.Errorf("%s failed (%s), and nothing was noticed:\ngot  %s\nwant %s", call.Name(), mode, got, want)
+				t.Errorf("result after %s failed (%s) unnoticed = %s, want %s", call.Name(), mode, got, want)
 			}
 		}
 	}

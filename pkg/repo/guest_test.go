@@ -173,6 +173,6 @@ func push(t *testing.T, g Guest, src Source, dir string) Base {
 func equal[T comparable](t *testing.T, what string, got, want T) {
 	t.Helper()
 	if got != want {
-		t.Errorf("%s: got %v, want %v", what, got, want)
+		t.Errorf("%s = %v, want %v", what, got, want)
 	}
 }

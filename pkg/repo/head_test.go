@@ -12,7 +12,7 @@ func TestHead(t *testing.T) {
 		t.Helper()
 		got, err := Head(t.Context(), s.g, s.g.dir())
 		if err != nil || got.Commit != want.Commit || got.Branch != want.Branch {
-			t.Errorf("%+v, %v; want %+v", got, err, want)
+			t.Errorf("Head = %+v, %v, want %+v", got, err, want)
 		}
 	}
 	at(s.base)

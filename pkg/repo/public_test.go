@@ -114,7 +114,7 @@ func TestPublicOnlyRefusesThisHost(t *testing.T) {
 			if err := CheckPublic(t.Context(), ref); fail.CodeOf(err) != fail.Policy {
 				t.Errorf("CheckPublic(%s) = %v, want code %v", ref.URL, err, fail.Policy)
 			}
-			_, err := noWait(t).Ensure(t.Context(), ref, func(s string) { t.Errorf("%s: progress %q", ref.URL, s) })
+			_, err := noWait(t).Ensure(t.Context(), ref, func(s string) { t.Errorf("Ensure(%s): progress %q, want none", ref.URL, s) })
 			if err == nil || fail.CodeOf(err) != fail.Failure {
 				t.Fatalf("Ensure(%s) = %v, want code %v", ref.URL, err, fail.Failure)
 			}

@@ -27,7 +27,7 @@ func TestReadFileAtTheCommitThatIsCheckedOut(t *testing.T) {
 	} {
 		got, ok, err := c.src.ReadFile(t.Context(), "f", 100)
 		if err != nil || string(got) != c.want || ok != (c.want != "") {
-			t.Errorf("%s: got %q, %t, %v, want %q", name, got, ok, err, c.want)
+			t.Errorf("ReadFile of %s = %q, %t, %v, want %q", name, got, ok, err, c.want)
 		}
 	}
 	src, err := Source{Dir: dir, Branch: "other"}.Resolve(t.Context())
