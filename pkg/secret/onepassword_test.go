@@ -84,7 +84,7 @@ func TestOpCommandFailures(t *testing.T) {
 			}
 			_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/two/field"}}, opts)
 			if fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || !strings.Contains(fail.HintOf(err), c.hint) {
-				t.Errorf("%v (hint %q), want %q and %q", err, fail.HintOf(err), c.want, c.hint)
+				t.Errorf("Resolve = %v (hint %q), want %q (hint %q)", err, fail.HintOf(err), c.want, c.hint)
 			}
 			if strings.Contains(fmt.Sprint(err), "SENTINEL") {
 				t.Errorf("Resolve = %v, want no output of op in the error", err)
@@ -95,7 +95,7 @@ func TestOpCommandFailures(t *testing.T) {
 		useOp(t, "fine")
 		_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/missing/field"}}, Options{})
 		if err == nil || !strings.HasPrefix(err.Error(), "secret B (op): could not resolve item") || !strings.HasPrefix(fail.HintOf(err), "op item list") {
-			t.Errorf("%v (hint %q), want it to name B only", err, fail.HintOf(err))
+			t.Errorf("Resolve = %v (hint %q), want an error for B alone, a hint with op item list", err, fail.HintOf(err))
 		}
 	})
 	t.Run("no op", func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestOpMessages(t *testing.T) {
 			write(t, dir, "args", "", 0o600)
 			_, err := Resolve(t.Context(), refs[:n], Options{Timeout: patient})
 			if fail.CodeOf(err) != c.code || !strings.HasPrefix(fail.HintOf(err), c.hint) {
-				t.Errorf("%q: code %d and hint %q, want %d and %q", c.message, fail.CodeOf(err), fail.HintOf(err), c.code, c.hint)
+				t.Errorf("Resolve with message %q of op = code %v, hint %q, want %v, %q", c.message, fail.CodeOf(err), fail.HintOf(err), c.code, c.hint)
 			}
 			if want := "secret A (op): " + c.message[:min(len(c.message), 190)]; err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > n*(len("secret A (op): ")+210)+40 {
 				t.Errorf("Resolve with message %q of op = %v, want %q, cut to its bound", c.message, err, want)
@@ -160,7 +160,7 @@ func TestOpMessages(t *testing.T) {
 				want += n
 			}
 			if args, _ := os.ReadFile(filepath.Join(dir, "args")); strings.Count(string(args), "\n") != want {
-				t.Errorf("%q for %d references: op was called %d times, want %d", c.message, n, strings.Count(string(args), "\n"), want)
+				t.Errorf("calls of op with message %q for %d references = %d, want %d", c.message, n, strings.Count(string(args), "\n"), want)
 			}
 		}
 	}
@@ -181,7 +181,7 @@ func TestOnePasswordSDK(t *testing.T) {
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "ops_token")
 	_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/gone/field"}}, opts)
 	if err == nil || !strings.HasPrefix(err.Error(), "secret B (op): the item is not found") {
-		t.Errorf("%v, want it to name B only", err)
+		t.Errorf("Resolve = %v, want an error for B alone", err)
 	}
 	got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, opts)
 	if err != nil || got["A"].Reveal() != "sdk" {
@@ -190,7 +190,7 @@ func TestOnePasswordSDK(t *testing.T) {
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "SENTINEL-revoked")
 	_, err = Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, opts)
 	if err == nil || strings.Contains(err.Error(), "SENTINEL") || strings.Contains(err.Error(), "stack") {
-		t.Errorf("%v, want the first line without the token", err)
+		t.Errorf("Resolve = %v, want the first line without the token", err)
 	}
 
 	// The desktop app is tried first, then the command if that fails.
@@ -235,7 +235,7 @@ func TestOnePasswordSDK(t *testing.T) {
 			}
 			got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, c.opts)
 			if got["A"].Reveal() != c.want || (err == nil) != (c.wantErr == "") || err != nil && !strings.Contains(err.Error(), c.wantErr) {
-				t.Errorf("got %q and %v, want %q and %q", got["A"].Reveal(), err, c.want, c.wantErr)
+				t.Errorf("Resolve(A) = %q, %v, want %q, %q", got["A"].Reveal(), err, c.want, c.wantErr)
 			}
 		})
 	}

@@ -205,7 +205,7 @@ func TestMask(t *testing.T) {
 				t.Fatal(err)
 			}
 			if out.String() != want {
-				t.Errorf("%q by %d: %q, want %q", in, size, out.String(), want)
+				t.Errorf("mask of %q by %d bytes = %q, want %q", in, size, out.String(), want)
 			}
 		}
 	}
@@ -276,7 +276,7 @@ func TestRedactorLines(t *testing.T) {
 		"[first line here]": "[[redacted]]", "[eight-by]": "[[redacted]]", "[seven-b]": "[seven-b]",
 	} {
 		if got := r.Redact(in); got != want {
-			t.Errorf("%q is %q, want %q", in, got, want)
+			t.Errorf("Redact(%q) = %q, want %q", in, got, want)
 		}
 	}
 	// Base64 of a short secret would hide ordinary text: pieces under 8 characters
@@ -335,7 +335,7 @@ func TestRedactorReplacesWhatAGuestSays(t *testing.T) {
 	r.Add(NewValue("late-secret"))
 	want := "[redacted] [redacted] guest-secret-098 [redacted]"
 	if got := r.Redact("own-secret guest-secret-099 guest-secret-098 late-secret"); got != want {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("Redact with two answers of the guest = %q, want %q", got, want)
 	}
 	r.SetGuest()
 	if got := r.Redact("own-secret guest-secret-099 late-secret"); got != "[redacted] guest-secret-099 [redacted]" {

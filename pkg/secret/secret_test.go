@@ -132,7 +132,7 @@ func TestParseRefSays(t *testing.T) {
 		{"cmd:a\nb", "longer than 4096 bytes or contains control characters", sourceHint},
 	} {
 		if _, err := ParseRef("X", c.source); err == nil || !strings.HasPrefix(err.Error(), "secret X: ") || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(fail.HintOf(err), c.hint) {
-			t.Errorf("%q: %v, hint %q; want %q, %q", c.source, err, fail.HintOf(err), c.want, c.hint)
+			t.Errorf("ParseRef(X, %q) = %v (hint %q), want %q (hint %q)", c.source, err, fail.HintOf(err), c.want, c.hint)
 		}
 	}
 }
@@ -229,7 +229,7 @@ func TestResolveFailures(t *testing.T) {
 		}
 		_, err := Resolve(t.Context(), []Ref{{"TOKEN", c.source}}, opts)
 		if fail.CodeOf(err) != fail.Secret || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "secret TOKEN (") {
-			t.Errorf("%.40s: %v, want a secret error with %q", c.source, err, c.want)
+			t.Errorf("Resolve(%.40s) = %v, want a secret error with %q", c.source, err, c.want)
 			continue
 		}
 		if s := err.Error() + fail.HintOf(err); strings.Contains(s, "SENTINEL") {
@@ -335,7 +335,7 @@ func TestResolverChildAnswersWrongly(t *testing.T) {
 		}
 		got, err := ResolveInChild(t.Context(), self, []Ref{{"A", "env:X"}})
 		if got != nil || fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "SENTINEL") {
-			t.Errorf("%s: got %d values and %v, want error %d with %q", name, len(got), err, c.code, c.want)
+			t.Errorf("ResolveInChild with %s = %d values, %v, want none, code %v with %q", name, len(got), err, c.code, c.want)
 		}
 		if err := os.Remove(self); err != nil {
 			t.Fatal(err)
