@@ -92,7 +92,7 @@ func TestATaskOverTheAPI(t *testing.T) {
 		}
 		slices.Reverse(seen)
 		if !slices.Equal(seen, ids) {
-			t.Errorf("pages of %d: %v, not %v", size, seen, ids)
+			t.Errorf("tasks of all pages of %d = %v, want %v", size, seen, ids)
 		}
 	}
 	count := func(query string, want int) {
@@ -100,7 +100,7 @@ func TestATaskOverTheAPI(t *testing.T) {
 		var p TaskPage
 		r.get(call{path: tasksPath + "?" + query}, &p)
 		if len(p.Tasks) != want {
-			t.Errorf("%s: %d tasks, not %d", query, len(p.Tasks), want)
+			t.Errorf("tasks for %s = %d, want %d", query, len(p.Tasks), want)
 		}
 	}
 	count("label=team=platform", 3)
@@ -193,7 +193,7 @@ func TestTokensChangeTheirOwnTasksOnly(t *testing.T) {
 			change.as = c.by
 			resp, body := r.do(change)
 			if want := map[bool]int{true: http.StatusAccepted, false: http.StatusForbidden}[c.ok]; resp.StatusCode != want {
-				t.Errorf("%s %s of %s by %s: got %s, want %d: %s", change.method, strings.TrimPrefix(change.path, path), c.owner, c.by, resp.Status, want, body)
+				t.Errorf("%s %s of %s by %s = %s, want %d: %s", change.method, strings.TrimPrefix(change.path, path), c.owner, c.by, resp.Status, want, body)
 			}
 		}
 		var seen task.View
@@ -268,7 +268,7 @@ func TestSubmitPermission(t *testing.T) {
 	} {
 		status, body := submit(c.as, c.url, c.more)
 		if status != c.want {
-			t.Errorf("%s as %s%s: %d, want %d: %s", c.url, c.as, c.more, status, c.want, body)
+			t.Errorf("submit %s as %s%s = %d, want %d: %s", c.url, c.as, c.more, status, c.want, body)
 		}
 	}
 

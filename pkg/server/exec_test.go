@@ -239,7 +239,7 @@ func TestExecHidesSecretsFromReaders(t *testing.T) {
 	e := r.run(id, `{"command":"printf 'out %s\\n' hunter2-; printf hunter2-; printf 'hunter2 %s' \"$A\"; echo err hunter2-hunter2 >&2","cwd":"sub","env":{"A":"b"}}`)
 	for stream, want := range map[string]string{"stdout": "out hunter2-\n*************** b", "stderr": "err ***************\n"} {
 		if got := r.execLog(e, stream); got != want {
-			t.Errorf("%s: got %q, want %q", stream, got, want)
+			t.Errorf("%s = %q, want %q", stream, got, want)
 		}
 	}
 	for as, shown := range map[Scope]bool{Read: false, Submit: false, Admin: true} {

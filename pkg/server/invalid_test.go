@@ -387,7 +387,7 @@ func TestBadCalls(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			resp, body := (&rig{Server: r.Server, t: t, addr: r.addr, socket: r.socket, token: r.token}).do(c.call)
 			if c.want != 0 && resp.StatusCode != c.want || resp.StatusCode < 400 || resp.StatusCode >= 500 {
-				t.Fatalf("%s, not %d: %s", resp.Status, c.want, body)
+				t.Fatalf("status = %s, want %d (0: any client error): %s", resp.Status, c.want, body)
 			}
 			if c.method == http.MethodHead {
 				return
@@ -400,7 +400,7 @@ func TestBadCalls(t *testing.T) {
 				t.Errorf("problem = %s as %s, want all members, status %d, the trace id of the header", body, resp.Header.Get("Content-Type"), resp.StatusCode)
 			}
 			if c.code != "" && p.Code != c.code {
-				t.Errorf("code %s, not %s: %s", p.Code, c.code, p.Detail)
+				t.Errorf("code = %s, want %s: %s", p.Code, c.code, p.Detail)
 			}
 			if strings.ContainsAny(string(body), "\x1b\x00") || len(body) > 4*maxDetail {
 				t.Errorf("answer = %q (%d bytes), want no control characters, at most %d bytes", body, len(body), 4*maxDetail)
@@ -519,7 +519,7 @@ func TestBadBytes(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("%d, not one of %v", status, c.want)
+			t.Errorf("status = %d, want one of %v", status, c.want)
 		})
 	}
 	if after := r.snapshot(); after != before {

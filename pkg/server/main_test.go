@@ -327,7 +327,7 @@ func (s *schemas) check(t *testing.T, pointer string, body []byte) {
 		t.Fatalf("%v: %s", err, body)
 	}
 	if err := sch.Validate(v); err != nil {
-		t.Errorf("not as documented: %v\n%s", err, body)
+		t.Errorf("answer = %s, want it as documented: %v", body, err)
 	}
 }
 

@@ -67,7 +67,7 @@ func TestMetrics(t *testing.T) {
 		`http_requests_total{method="DELETE",route="DELETE /api/v1/tasks/{id}",status="202"}`: "1", `build_info{version="test"}`: "1",
 	} {
 		if got["agent_sessionizer_"+name] != want {
-			t.Errorf("%s is %q, not %s", name, got["agent_sessionizer_"+name], want)
+			t.Errorf("%s = %q, want %s", name, got["agent_sessionizer_"+name], want)
 		}
 	}
 	// Clients cannot create series without limit.

@@ -36,7 +36,7 @@ func TestIdempotencyKey(t *testing.T) {
 		r.Server = s
 		resp, body := post("one", manifestYAML, Submit)
 		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != first.Header.Get("Location") || !bytes.Equal(body, answer) {
-			t.Errorf("%s\n%s\nwant\n%s", resp.Status, body, answer)
+			t.Errorf("second submit with the same key = %s %s, want the first answer %s", resp.Status, body, answer)
 		}
 	}
 	resp, body := post("one", manifestYAML+"# other\n", Submit)
@@ -165,7 +165,7 @@ func TestAnswersOfTasks(t *testing.T) {
 	}
 	for _, c := range []call{{method: http.MethodDelete, path: tasksPath + "/000000000000"}, {method: http.MethodPost, path: tasksPath + "/000000000000/destroy"}} {
 		if resp, body := r.do(c); resp.StatusCode != http.StatusNotFound {
-			t.Errorf("%s %s of no task: got %s, want 404: %s", c.method, c.path, resp.Status, body)
+			t.Errorf("%s %s of an unknown task = %s, want %d: %s", c.method, c.path, resp.Status, http.StatusNotFound, body)
 		}
 	}
 	// Clients get only their part of the progress.

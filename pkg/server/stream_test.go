@@ -96,7 +96,7 @@ func TestEventPages(t *testing.T) {
 		var p EventPage
 		r.get(call{path: tasksPath + "/" + id + "/events?after=" + after}, &p)
 		if len(p.Events) != want {
-			t.Errorf("after %s: %d events, not %d", after, len(p.Events), want)
+			t.Errorf("events after %s = %d, want %d", after, len(p.Events), want)
 		}
 	}
 	_, body := r.do(call{path: tasksPath + "/" + id + "/events?after=248"})
@@ -327,7 +327,7 @@ func TestWebSocketOutput(t *testing.T) {
 			}
 			if m.Type == messageOutput {
 				if *m.Offset != int64(len(got[m.Stream])) {
-					t.Fatalf("%s at %d, not %d", m.Stream, *m.Offset, len(got[m.Stream]))
+					t.Fatalf("offset of %s = %d, want %d", m.Stream, *m.Offset, len(got[m.Stream]))
 				}
 				got[m.Stream] = append(got[m.Stream], m.Data...)
 			}
@@ -350,7 +350,7 @@ func TestWebSocketOutput(t *testing.T) {
 	copy(got["stdout"], want["stdout"][:from])
 	for name := range want {
 		if !bytes.Equal(got[name], want[name]) {
-			t.Errorf("%s: %d bytes are not the %d that were written", name, len(got[name]), len(want[name]))
+			t.Errorf("%s = %d bytes, want the %d that were written", name, len(got[name]), len(want[name]))
 		}
 	}
 }
