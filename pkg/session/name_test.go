@@ -28,7 +28,7 @@ func TestName(t *testing.T) {
 		{"owner/repo", 0, "agent-o-0123ab"},
 	} {
 		if got := Name(c.slug, "0123ab", c.budget); got != c.want {
-			t.Errorf("%q in %d is %s, not %s", c.slug, c.budget, got, c.want)
+			t.Errorf("Name(%q) within %d bytes = %s, want %s", c.slug, c.budget, got, c.want)
 		}
 	}
 }

@@ -78,7 +78,7 @@ func TestKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := kept(t, m, k.RepoKey); got != string(text) {
-			t.Errorf("%q, want %q", got, text)
+			t.Errorf("saved home of %s = %q, want %q", k.RepoKey, got, text)
 		}
 	}
 	all, err := m.SavedHomes()
@@ -87,7 +87,7 @@ func TestKept(t *testing.T) {
 	}
 	a.Size = int64(len(archive(t, "of "+a.RepoKey)))
 	if all[0] != a {
-		t.Errorf("%+v, want %+v", all[0], a)
+		t.Errorf("saved home = %+v, want %+v", all[0], a)
 	}
 	for _, dir := range []string{m.Config.Paths.SavedHomes(), m.savedHomeFile(a.RepoKey)} {
 		if st, err := os.Stat(dir); err != nil || st.Mode().Perm()&0o077 != 0 {

@@ -104,7 +104,7 @@ func TestSSHConfigTurnsEverythingOff(t *testing.T) {
 		"identitiesonly": "yes", "passwordauthentication": "no", "nohostauthenticationforlocalhost": "no", "clearallforwardings": "yes", "sessiontype": "default",
 	} {
 		if v := alone[name]; len(v) != 1 || strings.Trim(v[0], `"`) != strings.Trim(value, `"`) {
-			t.Errorf("%s is %q, want %q", name, v, value)
+			t.Errorf("%s = %q, want %q", name, v, value)
 		}
 	}
 	// With the block only at the top, OpenSSH adds the user's variables and nothing

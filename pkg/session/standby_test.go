@@ -46,7 +46,7 @@ func TestAdoptGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := w.adoptStandby(t.Context(), &s, spare); err != nil {
-			t.Fatalf("%d moved: %v", moved, err)
+			t.Fatalf("adoptStandby with %d files moved = %v, want nil", moved, err)
 		}
 		if s.VM() != "spare-123456" || s.Status.From != golden.FromPool {
 			t.Errorf("%d files moved: VM = %q, status %+v, want spare-123456 from %s", moved, s.VM(), s.Status, golden.FromPool)

@@ -59,7 +59,7 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 	// A reference that claims no remote needs no confirmation.
 	for _, r := range []repo.Ref{{Key: "local:" + dir + "/b", Path: dir + "/b"}, {Key: key, URL: "https://" + key}} {
 		if err := m.CheckClone(r); err != nil {
-			t.Errorf("%+v: %v", r, err)
+			t.Errorf("CheckClone(%+v) = %v, want nil", r, err)
 		}
 	}
 	if err := m.TrustClone(ref("a", key)); err != nil {
