@@ -66,7 +66,7 @@ func TestBadName(t *testing.T) {
 		".git": "repository data", ".GIT": "repository data", ".g\u200dit": "repository data", "\u00ad.git": "repository data",
 	} {
 		if why := badName(name); want == "" && why != "" || !strings.Contains(why, want) {
-			t.Errorf("%.20q: %q, want %q", name, why, want)
+			t.Errorf("badName(%.20q) = %q, want %q", name, why, want)
 		}
 	}
 }
@@ -77,7 +77,7 @@ func TestOddKind(t *testing.T) {
 		fs.ModeDevice: "device file", fs.ModeDevice | fs.ModeCharDevice: "device file", fs.ModeIrregular: "file of unknown kind",
 	} {
 		if got := oddKind(mode); got != want {
-			t.Errorf("%v: %q, want %q", mode, got, want)
+			t.Errorf("oddKind(%v) = %q, want %q", mode, got, want)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func TestOddKind(t *testing.T) {
 func TestRemotePath(t *testing.T) {
 	for p, want := range map[string]string{"": ".", "~": ".", "~/": ".", "~/a": "a", "a": "a", "/a": "/a", "~a": "~a", "a/~/b": "a/~/b"} {
 		if got := remotePath(p); got != want {
-			t.Errorf("%q: %q, want %q", p, got, want)
+			t.Errorf("remotePath(%q) = %q, want %q", p, got, want)
 		}
 	}
 }
@@ -164,7 +164,7 @@ func TestRemoteError(t *testing.T) {
 		{tr, errors.New("\x1b[2Jodd\n"), nil, "read a in the guest: odd"},
 	} {
 		if err := c.t.remoteError("read", "\x1b[2Ja", c.err); err.Error() != c.want || c.is != nil && !errors.Is(err, c.is) {
-			t.Errorf("%v is %q, want %q", c.err, err, c.want)
+			t.Errorf("remoteError(%v) = %q, want %q", c.err, err, c.want)
 		}
 	}
 }

@@ -73,7 +73,7 @@ func TestCopyToAGuestThatFails(t *testing.T) {
 	} {
 		err := serve(t, nil, failing{c.fails, c.there}.serve).dial(t).CopyTo(t.Context(), src+"/tree", "new", nil)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q fails: %v, want %q", c.fails, err, c.want)
+			t.Errorf("CopyTo when %q fails = %v, want %q", c.fails, err, c.want)
 		}
 	}
 }

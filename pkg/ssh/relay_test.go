@@ -90,7 +90,7 @@ func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within two minutes, want it", what)
+			t.Fatalf("%s: not within two minutes", what)
 		}
 	}
 }
@@ -452,11 +452,11 @@ func TestDialWithoutARelay(t *testing.T) {
 		target.Relay = socket
 		c, err := ssh.Dial(t.Context(), target)
 		if err != nil {
-			t.Fatalf("%s: %v", what, err)
+			t.Fatalf("Dial with %s = %v, want nil", what, err)
 		}
 		defer c.Close()
 		if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("Run with %s = %v, want nil", what, err)
 		}
 	}
 	try("no socket")

@@ -209,7 +209,7 @@ func TestTerminalAsksFor(t *testing.T) {
 		var out bytes.Buffer
 		tt.terminal.Out = &out
 		if err := c.Terminal(t.Context(), tt.cmd, tt.terminal); err != nil || out.String() != tt.want {
-			t.Errorf("%+v: %q %v, want %q", tt.terminal, out.String(), err, tt.want)
+			t.Errorf("Terminal(%+v) = %v, output %q, want %q", tt.terminal, err, out.String(), tt.want)
 		}
 	}
 }
