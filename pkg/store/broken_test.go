@@ -127,7 +127,7 @@ func TestBrokenWhileFollowing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if last == nil || !strings.Contains(last.Error(), "no such table") {
-		t.Errorf("got %v, want that there is no such table", last)
+		t.Errorf("end of Follow = %v, want \"no such table\"", last)
 	}
 }
 
@@ -136,7 +136,7 @@ func TestBrokenAtOpen(t *testing.T) {
 	path := version1(t, 3)
 	raw(t, path, `DROP TABLE events`) // the migration renames this table
 	if _, err := store.Open(t.Context(), path); err == nil || !strings.Contains(err.Error(), "no such table") {
-		t.Errorf("got %v, want that there is no such table", err)
+		t.Errorf("Open = %v, want \"no such table\"", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -284,7 +284,7 @@ func TestOneWatcher(t *testing.T) {
 	})
 	for want := int64(3); ; want++ {
 		if got := <-seen; got != want {
-			t.Fatal(got, want)
+			t.Fatalf("events of the follower = %v, want %v", got, want)
 		}
 		if want == 20 {
 			break

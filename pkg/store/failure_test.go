@@ -60,12 +60,12 @@ func TestFailedCommit(t *testing.T) {
 			release()
 			for range writers {
 				if err := <-errs; err == nil {
-					t.Error("got success, want the failure of the commit")
+					t.Error("write of the failed commit = nil, want its error")
 				}
 			}
 			stop()
 			if n := lastSeq(t, s, "one"); n != 1 {
-				t.Errorf("got %d events, want 1", n)
+				t.Errorf("last event of session one = %d, want 1", n)
 			}
 			if _, err := increment(t.Context(), s, "one"); err != nil {
 				t.Errorf("the next write: %v", err)
@@ -106,12 +106,12 @@ func TestFailedCommitOfEachOperation(t *testing.T) {
 		},
 	} {
 		if err := f(); err == nil {
-			t.Errorf("%s: got success, want the failure of the commit", name)
+			t.Errorf("%s with a failed commit = nil, want its error", name)
 		}
 	}
 	stop()
 	if after, err := s.Session(t.Context(), "one"); err != nil || after.Phase != before.Phase || string(after.Status) != string(before.Status) {
-		t.Errorf("got %+v, %v; want %+v", after, err, before)
+		t.Errorf("Session(one) = %+v, %v, want %+v", after, err, before)
 	}
 	if _, err := s.Session(t.Context(), "two"); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("Session(two), not created, = %v, want %v", err, fail.NotFound)
@@ -120,7 +120,7 @@ func TestFailedCommitOfEachOperation(t *testing.T) {
 		t.Errorf("Tasks = %+v, %v, want 1 task, PENDING", tasks, err)
 	}
 	if oldest, newest, err := s.EventRange(t.Context(), "one"); err != nil || oldest != 1 || newest != 5 {
-		t.Errorf("got events %d to %d, %v; want 1 to 5", oldest, newest, err)
+		t.Errorf("EventRange(one) = %d, %d, %v, want 1, 5, nil", oldest, newest, err)
 	}
 }
 
@@ -134,7 +134,7 @@ func TestEveryConnectionIsDurable(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(got) < 2 || slices.ContainsFunc(got, func(v string) bool { return v != want }) {
-			t.Errorf("%s: got %q on the connections, want %s on each", name, got, want)
+			t.Errorf("%s of the connections = %q, want %s of each", name, got, want)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func TestFailedMigration(t *testing.T) {
 	path := version1(t, 3)
 	stop := failCommits(t)
 	if _, err := store.Open(t.Context(), path); err == nil {
-		t.Fatal("got success, want the failure of the commit")
+		t.Fatal("Open with a failed commit = nil, want its error")
 	}
 	stop()
 	raw(t, path, `SELECT max(session) FROM events`) // fails unless the schema is version 1

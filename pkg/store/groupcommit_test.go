@@ -40,7 +40,7 @@ func TestWritersShareTheirTurn(t *testing.T) {
 				t.Helper()
 				for end := time.Now().Add(2 * time.Minute); s.Waiting() != n; time.Sleep(time.Millisecond) {
 					if time.Now().After(end) {
-						t.Fatalf("%d wait, not %d", s.Waiting(), n)
+						t.Fatalf("waiting writers = %d, want %d", s.Waiting(), n)
 					}
 				}
 			}
@@ -48,7 +48,7 @@ func TestWritersShareTheirTurn(t *testing.T) {
 			add := func(want error, f func() error) {
 				done.Go(func() {
 					if err := f(); !errors.Is(err, want) {
-						t.Errorf("%v, not %v", err, want)
+						t.Errorf("group commit = %v, want %v", err, want)
 					}
 				})
 			}

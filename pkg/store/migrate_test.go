@@ -62,7 +62,7 @@ func TestStoreOfVersion1(t *testing.T) {
 	// The schema equals that of a new store.
 	_, fresh := newStore(t)
 	if got, want := schemaOf(t, path), schemaOf(t, fresh); !slices.Equal(got, want) {
-		t.Errorf("%s\n\nnot\n\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("schema of the migrated store:\n%s\n\nwant\n\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	s := reopen(t, path)
 	if err := s.Append(t.Context(), "b", event("more", 1)); err != nil || lastSeq(t, s, "b") != 101 {

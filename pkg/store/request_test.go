@@ -27,7 +27,7 @@ func TestRequests(t *testing.T) {
 		t.Helper()
 		r, found, err := s.Request(t.Context(), actor, key)
 		if err != nil || found != (subject != "") || r.Subject != subject || found && (r.Digest != "d"+subject || string(r.Notes) != `["n"]`) {
-			t.Errorf("%s %s: got %+v %t %v, want %q", actor, key, r, found, err, subject)
+			t.Errorf("Request(%s, %s) = %+v, %t, %v, want subject %q", actor, key, r, found, err, subject)
 		}
 	}
 	has("a", "k", "")

@@ -224,7 +224,7 @@ func TestFollow(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want++; ev.Seq != want {
-			t.Fatalf("event %d, not %d", ev.Seq, want)
+			t.Fatalf("followed event = %d, want %d", ev.Seq, want)
 		}
 		if want == 301 {
 			break

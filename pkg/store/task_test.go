@@ -253,7 +253,7 @@ func TestListOfTenThousand(t *testing.T) {
 			}
 			got, err := s.Tasks(t.Context(), c.f)
 			if err != nil || !slices.Equal(ids(got), want) {
-				t.Fatalf("%v\nnot %v\n%v", ids(got), want, err)
+				t.Fatalf("Tasks(%+v) = %v, %v, want %v", c.f, ids(got), err, want)
 			}
 			plan, err := s.PlanTasks(t.Context(), c.f)
 			if err != nil {
