@@ -43,7 +43,7 @@ func TestCheckAndSubmitRefuseTheSame(t *testing.T) {
 			}
 			lines := strings.Split(checked.Error(), "\n")
 			if len(lines) != len(c.says) {
-				t.Fatalf("%d lines, want %d:\n%v", len(lines), len(c.says), checked)
+				t.Fatalf("lines of Check = %d, want %d:\n%v", len(lines), len(c.says), checked)
 			}
 			for i, want := range c.says {
 				if !strings.HasPrefix(lines[i], want) {

@@ -50,7 +50,7 @@ func TestSilenceIsTold(t *testing.T) {
 	want := map[string]int{signNoOutput: 10, signLowCPU: 15, signNoProgress: 20, signTimeout: 30}
 	for sign, at := range want {
 		if signs[sign] != at {
-			t.Errorf("%s after %d minutes, want %d", sign, signs[sign], at)
+			t.Errorf("minutes until %s = %d, want %d", sign, signs[sign], at)
 		}
 	}
 	if hung != 30 {
@@ -137,7 +137,7 @@ func TestSpent(t *testing.T) {
 			row.Spent.At = noted.Round(0)
 		}
 		if got := w.phaseTime(row).Round(time.Second); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+			t.Errorf("phaseTime for %s = %v, want %v", c.name, got, c.want)
 		}
 	}
 }
@@ -178,7 +178,7 @@ func TestCrashLoop(t *testing.T) {
 		want++
 	}
 	if len(did) != want {
-		t.Errorf("%d crashes, want %d: %v", len(did), want, did)
+		t.Errorf("crashes = %d, want %d: %v", len(did), want, did)
 	}
 }
 

@@ -40,7 +40,7 @@ func TestHowTheAgentEndedDecides(t *testing.T) {
 		w, task := running(t, "")
 		task.Manifest.Lifecycle.SuccessCodes = c.codes
 		if err := w.recordExit(t.Context(), &task, c.result); err != nil {
-			t.Fatalf("%s: %v", c.name, err)
+			t.Fatalf("recordExit for %s = %v, want nil", c.name, err)
 		}
 		task, err := w.Get(t.Context(), task.ID)
 		if err != nil {
@@ -83,7 +83,7 @@ func TestLastPhase(t *testing.T) {
 		task := Task{Task: store.Task{SessionID: c.session}, Phase: Completing, Desired: c.want, Manifest: &manifest.Task{}, Status: Status{Outcome: &Outcome{Result: c.result, Preserve: c.preserve}}}
 		task.Manifest.Lifecycle.FailureAction, task.Manifest.VM.Session = c.action, c.given
 		if got := task.last(); got != c.last {
-			t.Errorf("%s: %s, want %s", c.name, got, c.last)
+			t.Errorf("last phase for %s = %s, want %s", c.name, got, c.last)
 		}
 	}
 }
@@ -208,7 +208,7 @@ func TestAttend(t *testing.T) {
 			told = append(told, h.Sign+":"+h.Action)
 		}
 		if want := "no_output: timeout:" + action; strings.Join(told, " ") != want {
-			t.Errorf("%s: the events are %q, want %q", action, told, want)
+			t.Errorf("%s events with action %s = %q, want %q", EventHang, action, told, want)
 		}
 	}
 }

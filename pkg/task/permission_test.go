@@ -33,7 +33,7 @@ func TestPermissionAllows(t *testing.T) {
 	} {
 		for key, want := range keys {
 			if got := (Permission{Repositories: []string{pattern}}).allows(key); got != want {
-				t.Errorf("%s allows %s: got %t, want %t", pattern, key, got, want)
+				t.Errorf("Permission{%s}.allows(%s) = %t, want %t", pattern, key, got, want)
 			}
 		}
 	}
@@ -98,7 +98,7 @@ func TestClientsChangeTheirOwnTasksOnly(t *testing.T) {
 		check := func(what string, err error) {
 			t.Helper()
 			if (err == nil) != c.ok || err != nil && (!errors.Is(err, ErrNotPermitted) || fail.CodeOf(err) != fail.Policy) {
-				t.Errorf("%s by %q of a task of %q: got %v, want success: %t", what, c.by.Actor, c.owner.Actor, err, c.ok)
+				t.Errorf("%s by %q of a task of %q = %v, want success: %t", what, c.by.Actor, c.owner.Actor, err, c.ok)
 			}
 		}
 		for _, want := range []DesiredPhase{Cancel, Destroyed} {

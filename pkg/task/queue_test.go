@@ -152,7 +152,7 @@ func TestFind(t *testing.T) {
 	submit(t, m, "same", "small", 0)
 	for what, want := range map[string]string{one.ID: one.ID, two.ID[:6]: two.ID, "other": two.ID} {
 		if got, err := m.Find(t.Context(), what); err != nil || got.ID != want {
-			t.Errorf("%q: %s, %v; want %s", what, got.ID, err, want)
+			t.Errorf("Find(%q) = %s, %v, want %s", what, got.ID, err, want)
 		}
 	}
 	for _, what := range []string{"same", "nobody", two.ID[:3], "ffffffffffff", "", "../../x"} {

@@ -134,7 +134,7 @@ func TestWantsOnlyGrow(t *testing.T) {
 	for _, c := range []struct{ want, is DesiredPhase }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {
 		got, err := w.Manager.SetDesired(t.Context(), task, c.want, Client{})
 		if err != nil || got.Desired != c.is {
-			t.Errorf("%s: it is %s, %v", c.want, got.Desired, err)
+			t.Errorf("SetDesired(%s) = desired phase %s, %v, want %s", c.want, got.Desired, err, c.is)
 		}
 	}
 	if _, _, err := w.Retry(t.Context(), task, Submission{}); err == nil {

@@ -84,7 +84,7 @@ func TestRetriesOfAClone(t *testing.T) {
 			})
 			all := kinds(t, w.Manager, task.ID)[EventRetry]
 			if len(all) != c.events {
-				t.Errorf("%d events, want %d", len(all), c.events)
+				t.Errorf("%s events = %d, want %d", EventRetry, len(all), c.events)
 			}
 			for i, ev := range all {
 				var r Retrying

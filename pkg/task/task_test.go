@@ -55,7 +55,7 @@ func TestExitStatus(t *testing.T) {
 		{Cancelled, &Outcome{Result: CancelledByUser}, fail.Failure},
 	} {
 		if got := c.o.ExitStatus(c.phase); got != c.want {
-			t.Errorf("%s, %s: %d, want %d", c.phase, c.o.Result, got, c.want)
+			t.Errorf("ExitStatus(%s) with result %s = %d, want %d", c.phase, c.o.Result, got, c.want)
 		}
 	}
 }
