@@ -88,7 +88,7 @@ func TestScreenFilter(t *testing.T) {
 				in = in[n:]
 			}
 			if out.String() != c.out || copied.String() != c.copied {
-				t.Errorf("%s: %.100q in pieces of %d: %.100q and copied %q, want %q and %q", c.name, c.in, chunk, out.String(), copied.String(), c.out, c.copied)
+				t.Errorf("%s: output of %.100q in pieces of %d = %.100q, copied %q, want %q, %q", c.name, c.in, chunk, out.String(), copied.String(), c.out, c.copied)
 			}
 			if got := termtexttest.ScreenEffects(out.String()); len(got) > 0 {
 				t.Errorf("%s: effects of %q = %q, want none", c.name, c.in, got)
@@ -102,7 +102,7 @@ func TestScreenFilterWithoutTaker(t *testing.T) {
 	f := NewScreenFilter(&out, nil)
 	_, _ = f.Write([]byte("a\x1b]052;p;aGVsbG8\x1b\\b\x1b]52;c;?\x07"))
 	if got := out.String(); got != "a\x1b]52;c;aGVsbG8=\x07b" {
-		t.Errorf("%q, want the write in its plain form and no read", got)
+		t.Errorf("output = %q, want the write in its plain form and no read", got)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestLineFilter(t *testing.T) {
 			t.Fatal(err)
 		}
 		if out.String() != c.out {
-			t.Errorf("%q: %q, want %q", c.in, out.String(), c.out)
+			t.Errorf("output of %q = %q, want %q", c.in, out.String(), c.out)
 		}
 		if got := termtexttest.Effects(out.String()); len(got) > 0 {
 			t.Errorf("effects of %q = %q, want none", c.in, got)
