@@ -67,7 +67,7 @@ func eventually(t *testing.T, what, want string, f func() string) {
 		}
 		select {
 		case <-deadline.C:
-			t.Fatalf("%s: no %q in:\n%s", what, want, got)
+			t.Fatalf("%s = %s, want %q in it", what, got, want)
 		case <-tick.C:
 		}
 	}
