@@ -181,7 +181,7 @@ func TestDownloadReportsAStall(t *testing.T) {
 				}
 			}
 			if _, err := dl.run(ctx); !errors.Is(err, context.Canceled) || !reported {
-				t.Errorf("got %v, reported: %t; want a report and the end that it caused", err, reported)
+				t.Errorf("run = %v, reported: %t, want %v after a report", err, reported, context.Canceled)
 			}
 		})
 	}
@@ -211,10 +211,10 @@ func TestDownloadThatIsRefused(t *testing.T) {
 		dl := s.download(t)
 		_, err := dl.run(t.Context())
 		if fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" || !strings.Contains(err.Error(), fmt.Sprint(code)) || !strings.Contains(err.Error(), s.URL) {
-			t.Errorf("%d: %v (hint %q); want the URL and the status", code, err, fail.HintOf(err))
+			t.Errorf("run with status %d = %v (hint %q), want code %v with the URL, the status and a hint", code, err, fail.HintOf(err), fail.NotFound)
 		}
 		if n := len(s.requests()); n != 1 {
-			t.Errorf("%d: asked %d times, want once", code, n)
+			t.Errorf("requests with status %d = %d, want 1", code, n)
 		}
 		if parts, _ := filepath.Glob(dl.file("part-*")); len(parts) > 0 {
 			t.Errorf("parts after status %d = %q, want none", code, parts)
@@ -257,7 +257,7 @@ func TestDownloadOntoAFullDisk(t *testing.T) {
 			}
 			err := d.placeDisk(t.Context(), limayaml.File{Location: dl.url, Digest: dl.digest}, filepath.Join(t.TempDir(), "disk"), nil)
 			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "disk is full") || fail.HintOf(err) != hint {
-				t.Errorf("got %v (hint %q), want a full disk and the hint %q", err, fail.HintOf(err), hint)
+				t.Errorf("placeDisk on a full disk = %v (hint %q), want \"disk is full\" (hint %q)", err, fail.HintOf(err), hint)
 			}
 			if st, err := os.Lstat(part); err == nil && (c.full || st.Size() > 0) {
 				t.Errorf("part after the full disk = %d bytes, want none", st.Size())
@@ -316,11 +316,11 @@ func TestPlaceCopiesWhatHasADigest(t *testing.T) {
 			t.Fatal(err)
 		}
 		if st, err := os.Lstat(dest); err != nil || !st.Mode().IsRegular() || st.Size() != int64(len(content)) {
-			t.Errorf("%s: %v, %v; want a copy", from, st, err)
+			t.Errorf("disk from %s = %v, %v, want a copy", from, st, err)
 		}
 		err := d.placeDisk(t.Context(), limayaml.File{Location: from, Digest: digest.FromString("x")}, dest+"2", nil)
 		if fail.CodeOf(err) != fail.Failure || fail.HintOf(err) == "" {
-			t.Errorf("%s with another digest: %v (hint %q); want a failure", from, err, fail.HintOf(err))
+			t.Errorf("placeDisk of %s with another digest = %v (hint %q), want code %v with a hint", from, err, fail.HintOf(err), fail.Failure)
 		}
 	}
 }

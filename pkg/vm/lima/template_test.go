@@ -114,7 +114,7 @@ func TestRefusedSpecs(t *testing.T) {
 			c.change(&s)
 			err := d.Create(t.Context(), s)
 			if fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), c.says) {
-				t.Fatalf("%v (code %v), want %q", err, fail.CodeOf(err), c.says)
+				t.Fatalf("Create = %v (code %v), want %q", err, fail.CodeOf(err), c.says)
 			}
 			if ms, err := d.List(t.Context()); err != nil || len(ms) > 0 {
 				t.Fatalf("List after refused specs = %v, %v, want none", ms, err)

@@ -148,7 +148,7 @@ func (h Harness) alone(t *testing.T, name string) {
 		return
 	}
 	if n := h.Processes(t, name); n > 0 {
-		t.Errorf("got %d remaining processes of the VM, want 0", n)
+		t.Errorf("processes of the VM = %d, want 0", n)
 	}
 }
 
