@@ -194,7 +194,7 @@ func waitLong(t *testing.T, long time.Duration, what string, done func() bool) {
 	t.Helper()
 	for end := time.Now().Add(long); !done(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v, want it", what, long)
+			t.Fatalf("%s: not within %v", what, long)
 		}
 	}
 }

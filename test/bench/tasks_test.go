@@ -344,7 +344,7 @@ func (f *farm) account(ids []string, seen [][2]int, ran string) (events int) {
 			}
 		}
 	}); !slices.Equal(got, want) {
-		f.t.Errorf("%d agents were run for %d tasks", len(got), len(want))
+		f.t.Errorf("agents run = %d, want %d, one for each task", len(got), len(want))
 	}
 	f.stop()
 	if left := f.Leftovers(); len(left) > 0 {

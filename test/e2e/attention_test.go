@@ -87,7 +87,7 @@ secrets:
 		blocked := w.agent(guestproto.AgentBlocked, "permission: Bash: touch made-by-the-agent")
 		w.arrives("the permission", blocked)
 		if blocked.PID != again.PID {
-			t.Errorf("%+v, not %+v", blocked, again)
+			t.Errorf("agent = %+v, want the process of %+v", blocked, again)
 		}
 		typed("Enter")
 		w.agent(guestproto.AgentDone, "")
@@ -237,11 +237,11 @@ func (a *attention) until(what string, ok func(guestproto.Observation) bool) gue
 		select {
 		case g, open := <-a.seen:
 			if !open {
-				a.t.Fatalf("%s: watching ended, last observation %+v, want it", what, a.last)
+				a.t.Fatalf("%s: watching ended, last observation %+v", what, a.last)
 			}
 			a.last, a.at = g, <-a.came
 		case <-deadline:
-			a.t.Fatalf("%s: not in time, last agents %+v, want it\n%s", what, a.last.Agents, strings.Join(a.last.Screen, "\n"))
+			a.t.Fatalf("%s: not in time, last agents %+v\n%s", what, a.last.Agents, strings.Join(a.last.Screen, "\n"))
 		}
 	}
 	return a.last

@@ -188,7 +188,7 @@ func useHostProxy(t *testing.T, b *box, session string) {
 	}
 	for what, want := range map[string]int64{"dns proxied.example.": 0, "proxy evil.example:80": 0, "proxy evil.example:443": 0, "proxy github.com:443": 0, "proxy six.example:80": 0} {
 		if n := hitCount(what); n != want {
-			t.Errorf("%s: %d times, want %d", what, n, want)
+			t.Errorf("requests counted as %s = %d, want %d", what, n, want)
 		}
 	}
 }

@@ -120,5 +120,5 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 			return
 		}
 	}
-	t.Fatalf("%s: not within 5 minutes, want it", what)
+	t.Fatalf("%s: not within 5 minutes", what)
 }

@@ -75,7 +75,7 @@ func from(t *testing.T, b *box, name, want string) {
 	t.Helper()
 	for _, v := range b.List() {
 		if v.Name == name && v.From != want {
-			t.Errorf("%s is from %s, want %s\n%s", name, v.From, want, b.Asz("logs", name))
+			t.Errorf("origin of %s = %s, want %s\n%s", name, v.From, want, b.Asz("logs", name))
 		}
 	}
 }

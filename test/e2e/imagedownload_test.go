@@ -199,7 +199,7 @@ func downloadsAtOnce(t *testing.T, b *box, forge *forge, s *imageServer) {
 		}
 	}
 	if got := s.got("/gate/both.qcow2"); len(got) != 1 {
-		t.Errorf("%d downloads, want 1", len(got))
+		t.Errorf("downloads = %d, want 1", len(got))
 	}
 	for _, v := range b.List() {
 		b.Asz("destroy", "--force", v.Name)

@@ -43,7 +43,7 @@ func (b *box) start(args ...string) *background {
 func (c *background) ends(t *testing.T) {
 	t.Helper()
 	if err := c.Wait(); err != nil {
-		t.Errorf("%v: %v\n%s%s", c.Args, err, c.out.String(), c.errs.String())
+		t.Errorf("%v = %v, want nil\n%s%s", c.Args, err, c.out.String(), c.errs.String())
 	}
 }
 
@@ -250,7 +250,7 @@ func serveUnit(t *testing.T, b *box) {
 	until := func(what, ok string) {
 		t.Helper()
 		if r := b.In(name, with+"for i in $(seq 600); do if "+ok+"; then exit 0; fi; sleep 1; done; sudo journalctl --no-pager -n 50; exit 1"); r.Code != 0 {
-			t.Fatalf("%s: not in time, want it\n%s", what, r.All())
+			t.Fatalf("%s: not in time\n%s", what, r.All())
 		}
 	}
 	// Logins in a guest have no manager for the user's units, and the guest has

@@ -75,7 +75,7 @@ func checkIsolation(t *testing.T, b *box, name string) {
 		t.Error("environment in the guest = SSH_AUTH_SOCK set, want no SSH agent of the host")
 	}
 	if cpus := b.MustIn(name, "nproc"); cpus != "2" {
-		t.Errorf("%s CPUs, want 2", cpus)
+		t.Errorf("CPUs = %s, want 2", cpus)
 	}
 	if ports := b.MustIn(name, "cat /etc/machine-id; hostname"); !strings.Contains(ports, name) {
 		t.Errorf("hostname = %s, want %s", ports, name)
@@ -304,7 +304,7 @@ if timeout 8 bash -c 'exec 3<>"/dev/tcp/$0/80"' "$gw" 2>/dev/null; then echo "op
 			"shut " + allowedAddr + ":80", "shut " + allowedAddr + ":25", "shut " + lanAddr + ":80", "shut " + metadataAddr + ":80", "shut gateway:80",
 		}, "\n")
 		if got != want {
-			t.Errorf("%sconnections:\n%s\nwant:\n%s", sudo, got, want)
+			t.Errorf("%sconnections = %s\nwant %s", sudo, got, want)
 		}
 	}
 	for _, addr := range []string{lanAddr + ":80", metadataAddr + ":80", allowedAddr + ":25"} {

@@ -71,7 +71,7 @@ func (b *box) until(id, state string) taskView {
 	var v taskView
 	waitFor(b.t, "task "+id+" in "+state, func() bool { v = b.task(id); return v.State == state || over[v.State] })
 	if v.State != state {
-		b.t.Fatalf("task %s is %s, not %s: %+v\n%s\n%s", id, v.State, state, v, b.Asz("task", "logs", "--of", "events", id), b.Logs())
+		b.t.Fatalf("state of task %s = %s, want %s: %+v\n%s\n%s", id, v.State, state, v, b.Asz("task", "logs", "--of", "events", id), b.Logs())
 	}
 	return v
 }

@@ -322,7 +322,7 @@ func disturbed(t *testing.T, w *world, what string, got, want ending, err error)
 	if err != nil || got != want {
 		lost.Add(1)
 		id, _ := w.run(nil, "sh", "-c", "ls .local/state/agent-sessionizer/tasks")
-		t.Errorf("%s: %v\ngot  %+v\nwant %+v\n%s", what, err, got, want, w.logs(strings.TrimSpace(id)))
+		t.Errorf("%s = %+v, %v, want %+v\n%s", what, got, err, want, w.logs(strings.TrimSpace(id)))
 	}
 	if left := w.leftovers(); len(left) > 0 {
 		leaked.Add(1)
@@ -390,7 +390,7 @@ func (x trouble) everywhere(t *testing.T) {
 			// and a check may have started the keeper that does the work.
 			if !stood.came() {
 				if err != nil {
-					t.Errorf("%s, undisturbed: %v", x.kase.name, err)
+					t.Errorf("%s, undisturbed = %v, want nil", x.kase.name, err)
 				}
 				return
 			}

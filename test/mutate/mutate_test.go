@@ -73,7 +73,7 @@ func (s *T) f(a, b int, ok bool) (int, error) {
 		}
 	}
 	if len(got) != len(want) {
-		t.Errorf("got %d mutants, want %d:\n%s", len(got), len(want), strings.Join(got, "\n"))
+		t.Errorf("mutants = %d, want %d:\n%s", len(got), len(want), strings.Join(got, "\n"))
 	}
 }
 
@@ -106,7 +106,7 @@ func TestMeasure(t *testing.T) {
 	}
 	passed, out, err := measure("")
 	if err != nil || passed {
-		t.Fatalf("got %t, %v; want a share that is too low:\n%s", passed, err, out)
+		t.Fatalf("measure = %t, %v, want a share that is too low:\n%s", passed, err, out)
 	}
 	for _, want := range []string{
 		"survived p/p.go:4\n  p Over | boundary | n > 10\n  - \tif n > 10 {\n  + \tif n >= 10 {\n",
@@ -114,7 +114,7 @@ func TestMeasure(t *testing.T) {
 		"\n        p       4        0         2      67%        0           0          3\n",
 	} {
 		if !strings.Contains(out, want) {
-			t.Errorf("got\n%swant %q in it", out, want)
+			t.Errorf("output = %s, want %q in it", out, want)
 		}
 	}
 	passed, out, err = measure("# why\np Over | boundary | n > 10\n\tNo caller passes ten.\np Over | plus one | 10\n\tNor for eleven.\n")

@@ -88,7 +88,7 @@ func TestCompletionInShells(t *testing.T) {
 				sh.send(c.typed + "\t\x01echo \"<\"\x05\">\"\r")
 				got := sessionID.ReplaceAllString(sh.answer(t), "-ID")
 				if strings.TrimRight(got, " >") != "<"+c.want {
-					t.Errorf("%s⇥ is %q, not %q", c.typed, got, c.want)
+					t.Errorf("%s⇥ = %q, want %q", c.typed, got, c.want)
 				}
 			}
 		})
@@ -112,7 +112,7 @@ func TestCompletionInShells(t *testing.T) {
 				found = found || strings.HasPrefix(word, last)
 			}
 			if offers := c.typed != c.want; found != offers {
-				t.Errorf("%s⇥ offers %q, not %s", c.typed, out, last)
+				t.Errorf("completions of %s⇥ = %q, want %s among them: %t", c.typed, out, last, offers)
 			}
 		}
 	})

@@ -148,7 +148,7 @@ func (h *home) until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within 2 minutes, want it", what)
+			t.Fatalf("%s: not within 2 minutes", what)
 		}
 	}
 }

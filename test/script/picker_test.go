@@ -137,7 +137,7 @@ func (w *world) until(what string, f func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(50 * time.Millisecond) { // poll: other processes send no event
 		if time.Now().After(end) {
-			w.t.Fatalf("%s: not within 2 minutes, want it", what)
+			w.t.Fatalf("%s: not within 2 minutes", what)
 		}
 	}
 }
