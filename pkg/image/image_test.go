@@ -8,12 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
 
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -79,8 +80,8 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 		t.Fatalf("List after a dry run = %+v, want 3", infos)
 	}
 	did, err := s.Prune(PruneOptions{InUse: used})
-	if err != nil || !slices.Equal(did, would) {
-		t.Fatalf("Prune = %+v, %v, want %+v as in the dry run", did, err, would)
+	if diff := cmp.Diff(would, did); err != nil || diff != "" {
+		t.Fatalf("Prune = %v, mismatch with the dry run (-want +got):\n%s", err, diff)
 	}
 	if infos, _ = s.List(); len(infos) != 2 || infos[1].Path != first.Path {
 		t.Fatalf("prune kept %+v, want the newest and the one in use", infos)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -64,8 +66,8 @@ func TestFindClones(t *testing.T) {
 		remote + " github.com/owner/app", local + " local:" + local, deepest + " local:" + deepest, root + " local:" + root,
 	}
 	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("clones mismatch (-want +got):\n%s", diff)
 	}
 
 	// A clone whose remote changes counts as a different clone; git is not asked again

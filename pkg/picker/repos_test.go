@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -47,8 +49,8 @@ func TestRepositories(t *testing.T) {
 		"o/first = https://github.com/o/first.git", "app = /srv/app", "git.example.org/t/other = https://git.example.org/t/other",
 		"fork = /src/fork",
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("repositories mismatch (-want +got):\n%s", diff)
 	}
 	for _, r := range repos {
 		switch r.name {

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/charmbracelet/x/ansi"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -71,8 +72,8 @@ func TestOrder(t *testing.T) {
 		"o/working-a working", "o/working-b working", "o/exited ready", "o/plain ready", "o/seen idle", "o/zz-idle idle",
 		"o/creating creating", "o/going destroying", "o/stopping stopping", "o/waking starting", "o/asleep stopped", "o/stopped stopped",
 	}
-	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("order of the rows mismatch (-want +got):\n%s", diff)
 	}
 	words := func(i int) string { return strings.Join(strings.Fields(lines[i]), " ") }
 	if !strings.HasSuffix(words(0), "blocked 2h Bash") || !regexp.MustCompile(`broken <?1m no space$`).MatchString(words(3)) {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
@@ -130,8 +132,8 @@ func TestCompare(t *testing.T) {
 		{Path: "e^[[31m\nvil", Status: "added", Added: 1},
 		{Path: "link", Status: "added", Added: 1},
 	} {
-		if got[want.Path] != want {
-			t.Errorf("changed file = %+v, want %+v", got[want.Path], want)
+		if diff := cmp.Diff(want, got[want.Path]); diff != "" {
+			t.Errorf("change of %s mismatch (-want +got):\n%s", want.Path, diff)
 		}
 	}
 	equal(t, "patch", c.Patch, s.diff(t, DiffOptions{}))

@@ -2,12 +2,14 @@ package store_test
 
 import (
 	"database/sql"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -30,15 +32,23 @@ func isVersion2(t *testing.T, path string, n int) {
 	t.Helper()
 	s := reopen(t, path)
 	rows, err := s.Sessions(t.Context(), true)
-	if err != nil || len(rows) != 2 {
-		t.Fatalf("Sessions of the migrated store = %+v, %v, want 2", rows, err)
+	if err != nil {
+		t.Fatal(err)
 	}
-	b, a := rows[0], rows[1]
-	if a.ID != "a" || a.Name != "agent-a" || a.Phase != "ready" || a.CreatedAt.UnixMilli() != 1000 || string(a.Spec) != `{"s":1}` || string(a.Status) != `{"n":1}` || a.TokenSHA256 != "token" || a.Task != "" {
-		t.Errorf("migrated session a = %+v (spec %s, status %s), want all columns unchanged", a, a.Spec, a.Status)
+	want := []store.Session{
+		{
+			ID: "b", Name: "agent-b", RepoKey: "github.com/o/r", Repo: "o/r", Phase: "gone", Desired: "gone",
+			CreatedAt: time.UnixMilli(500), StateChangedAt: time.UnixMilli(600), ErrorCode: "HOST", ErrorMessage: "message", ErrorHint: "hint",
+			Spec: json.RawMessage(`{"s":2}`), Status: json.RawMessage(`{"n":2}`),
+		},
+		{
+			ID: "a", Name: "agent-a", RepoKey: "github.com/o/r", Repo: "o/r", Phase: "ready", Desired: "ready",
+			CreatedAt: time.UnixMilli(1000), StateChangedAt: time.UnixMilli(2000),
+			Spec: json.RawMessage(`{"s":1}`), Status: json.RawMessage(`{"n":1}`), TokenSHA256: "token",
+		},
 	}
-	if b.ID != "b" || b.Phase != "gone" || b.StateChangedAt.UnixMilli() != 600 || b.ErrorCode != "HOST" || b.ErrorMessage != "message" || b.ErrorHint != "hint" {
-		t.Errorf("migrated session b = %+v, want gone, with its error HOST", b)
+	if diff := cmp.Diff(want, rows); diff != "" {
+		t.Errorf("migrated sessions mismatch (-want +got):\n%s", diff)
 	}
 	for _, id := range []string{"a", "b"} {
 		evs, err := s.Events(t.Context(), id, 0, n+1)
@@ -61,8 +71,8 @@ func TestStoreOfVersion1(t *testing.T) {
 	isVersion2(t, path, 100)
 	// The schema equals that of a new store.
 	_, fresh := newStore(t)
-	if got, want := schemaOf(t, path), schemaOf(t, fresh); !slices.Equal(got, want) {
-		t.Errorf("schema of the migrated store:\n%s\n\nwant\n\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	if diff := cmp.Diff(schemaOf(t, fresh), schemaOf(t, path)); diff != "" {
+		t.Errorf("schema of the migrated store mismatch (-want +got):\n%s", diff)
 	}
 	s := reopen(t, path)
 	if err := s.Append(t.Context(), "b", event("more", 1)); err != nil || lastSeq(t, s, "b") != 101 {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
@@ -14,9 +16,12 @@ import (
 
 func TestParsePermission(t *testing.T) {
 	p, err := ParsePermission([]string{"Acme/App", "acme/*", "git.example.org/team/app", "https://git.example.org/team/*", "git@git.example.org:other/app.git", "*"}, []string{"small"})
-	want := []string{"github.com/acme/app", "github.com/acme/*", "git.example.org/team/app", "git.example.org/team/*", "git.example.org/other/app", "*"}
-	if err != nil || !slices.Equal(p.Repositories, want) || !slices.Equal(p.Profiles, []string{"small"}) {
-		t.Errorf("ParsePermission = %+v, %v, want repositories %q, profiles [small]", p, err, want)
+	want := Permission{
+		Repositories: []string{"github.com/acme/app", "github.com/acme/*", "git.example.org/team/app", "git.example.org/team/*", "git.example.org/other/app", "*"},
+		Profiles:     []string{"small"},
+	}
+	if diff := cmp.Diff(want, p); err != nil || diff != "" {
+		t.Errorf("ParsePermission = %v, mismatch (-want +got):\n%s", err, diff)
 	}
 	for _, text := range []string{"", "acme", "/srv/app", "./app", "file:///srv/app", "acme/*/x", "*/app", "a*/b", "**", "/*", "acme/app/*/*"} {
 		if p, err := ParsePermission([]string{text}, nil); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
