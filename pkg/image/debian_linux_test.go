@@ -178,6 +178,6 @@ func checkModes(t *testing.T, step, work string, builder int) {
 		return nil
 	})
 	if err != nil {
-		t.Errorf("%s: %v", step, err)
+		t.Errorf("%s: walk %s: %v", step, work, err)
 	}
 }

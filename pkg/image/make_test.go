@@ -98,14 +98,14 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := readWarm(old.Path); err != nil {
-		t.Errorf("pruned although a VM builds on it: %v", err)
+		t.Errorf("readWarm of a state that a VM builds on, after Prune, = %v, want nil", err)
 	}
 	if freed, err := s.Prune(PruneOptions{}); err != nil || len(freed) != 1 || freed[0].Size == 0 {
 		t.Errorf("Prune = %+v, %v, want 1 with a size", freed, err)
 	}
 	for _, path := range []string{next.Path, other.Path} {
 		if _, err := readWarm(path); err != nil {
-			t.Errorf("the newest of its size went: %v", err)
+			t.Errorf("readWarm of the newest state of its size, after Prune, = %v, want nil", err)
 		}
 	}
 	if _, err := os.Stat(old.Path); !errors.Is(err, os.ErrNotExist) {
@@ -260,7 +260,7 @@ func TestPruneSweepsAfterTheDead(t *testing.T) {
 		t.Errorf("leftover after Prune: %v, want it removed", err)
 	}
 	if _, err := os.Stat(alive); err != nil {
-		t.Errorf("of one who lives: %v", err)
+		t.Errorf("work directory of a running process after Prune: %v, want it kept", err)
 	}
 	if found, err = s.Prune(o); err != nil || len(found) != 0 {
 		t.Errorf("second Prune = %+v, %v, want none", found, err)
@@ -299,7 +299,7 @@ func TestUseHoldsOffPrune(t *testing.T) {
 		t.Errorf("lock of a used image = %v, want %v", err, errLocked)
 	}
 	if _, err := readInfo(i.Path); err != nil {
-		t.Errorf("gone under our hands: %v", err)
+		t.Errorf("readInfo of a used image during Remove = %v, want nil", err)
 	}
 	release()
 	if err := <-removed; err != nil {

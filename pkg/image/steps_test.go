@@ -174,7 +174,7 @@ func TestDockerStepReadsTheVersionOfCompose(t *testing.T) {
 		out, err := runStep(t, "20-docker.sh", `apt_has() { [ "$1" = docker-cli ]; }; apt-cache() { echo "$MADISON"; }`,
 			"MADISON=docker-compose | "+c.version+" | http://deb.example/debian main")
 		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			t.Fatalf("docker step = %v, want nil\n%s", err, out)
 		}
 		if got := strings.Contains(out, "no compose v2"); got != c.old {
 			t.Errorf("version %q: noted as old: %v, want %v\n%s", c.version, got, c.old, out)
@@ -189,7 +189,7 @@ func TestToolsStepComparesTheDigestOfLazygit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("tar", "-C", filepath.Dir(program), "-czf", archive, "lazygit").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("tar -czf %s = %v, want nil\n%s", archive, err, out)
 	}
 	packed, err := os.ReadFile(archive)
 	if err != nil {
