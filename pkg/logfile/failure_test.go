@@ -148,7 +148,7 @@ func TestNoFile(t *testing.T) {
 		t.Errorf("Write to a missing directory = %d, %v, want 0, %v", n, err, fs.ErrNotExist)
 	}
 	if err := f.Close(); err != nil {
-		t.Errorf("close what was never opened: %v", err)
+		t.Errorf("Close of a file that was never opened = %v, want nil", err)
 	}
 	if err := turn(missing, Limits{}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("turn below a missing directory = %v, want %v", err, fs.ErrNotExist)
