@@ -93,7 +93,7 @@ func TestSchemaAgrees(t *testing.T) {
 		for _, text := range []string{text, string(encoded)} {
 			v, err := value(text)
 			if err != nil {
-				t.Fatalf("%s: %v", name, err)
+				t.Fatalf("read %s: %v", name, err)
 			}
 			if err := s.Validate(v); err != nil {
 				t.Errorf("schema refuses %s: %v, want it accepted", name, err)
