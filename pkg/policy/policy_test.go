@@ -512,7 +512,7 @@ func FuzzParse(f *testing.F) {
 		p := policy.Default()
 		p.Names = rules
 		if err := p.Validate(); err != nil {
-			t.Fatalf("parsed, and not valid: %v", err)
+			t.Fatalf("Validate of the parsed policy = %v, want nil", err)
 		}
 		for _, r := range rules {
 			name := strings.Replace(r.Pattern, "*", "x", 1)

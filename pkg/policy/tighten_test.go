@@ -161,7 +161,7 @@ func FuzzTighten(f *testing.F) {
 			}
 		}
 		if err := got.Validate(); err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
+			t.Fatalf("seed %d: Validate = %v, want nil", seed, err)
 		}
 	})
 }
@@ -179,11 +179,11 @@ func FuzzUnmarshal(f *testing.F) {
 		}
 		again, err := policy.Marshal(p)
 		if err != nil {
-			t.Fatalf("read, and not written: %v", err)
+			t.Fatalf("Marshal of the decoded policy = %v, want nil", err)
 		}
 		back, err := policy.Unmarshal(again)
 		if err != nil {
-			t.Fatalf("written, and not read: %v", err)
+			t.Fatalf("Unmarshal of the encoded policy = %v, want nil", err)
 		}
 		for _, r := range p.Names {
 			q := policy.Question{Name: strings.Replace(r.Pattern, "*", "x", 1), Port: 443}
