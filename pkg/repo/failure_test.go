@@ -82,7 +82,7 @@ func (f failures) each(t *testing.T, do func(t *testing.T) (string, error)) {
 	f.set(t, "none", "start")
 	want, err := do(t)
 	if err != nil {
-		t.Fatalf("undisturbed: %v", err)
+		t.Fatalf("undisturbed run = %v, want nil", err)
 	}
 	found, err := os.ReadDir(filepath.Join(f.dir, "calls"))
 	if err != nil {

@@ -100,7 +100,7 @@ func TestAHostileRepositoryRunsNothingOnTheHost(t *testing.T) {
 		t.Error("program of the guest ran as the host's user, want no program run")
 	}
 	if _, err := os.Stat(filepath.Join(s.g.home, "pwned")); err != nil {
-		t.Error("the traps do not work: not even the guest's own git fell into one")
+		t.Error("program of the trap did not run in the guest, want it run: the trap does not work")
 	}
 }
 

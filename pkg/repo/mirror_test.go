@@ -53,7 +53,7 @@ func TestEnsureNeverRunsHooks(t *testing.T) {
 	// First verify that the trap works, then run ours again.
 	host(t, bare, "git update-ref refs/heads/probe main")
 	if err := os.Remove(filepath.Join(home, "ran")); err != nil {
-		t.Fatalf("the trap does not work: %v", err)
+		t.Fatalf("file of the trap: %v, want it: the trap must work", err)
 	}
 	ensure(t, m, ref)
 	if _, err := os.Stat(filepath.Join(home, "ran")); err == nil {

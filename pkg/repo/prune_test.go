@@ -62,7 +62,7 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 		t.Errorf("Prune of a mirror with merged work = %+v, %t, want it removable", u, ok)
 	}
 	if _, err := os.Stat(filepath.Join(mirror.Dir, "HEAD")); err != nil {
-		t.Fatalf("a dry run has removed it: %v", err)
+		t.Fatalf("mirror after a dry run: %v, want it kept", err)
 	}
 
 	// A damaged or foreign repository does not count as a mirror.

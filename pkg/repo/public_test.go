@@ -133,7 +133,7 @@ func TestPublicOnlyRefusesThisHost(t *testing.T) {
 		}
 	}
 	if err := anywhere().check(t.Context(), parse(t, "https://git.example/o/r")); err != nil {
-		t.Errorf("a public address: %v", err)
+		t.Errorf("check of a public address = %v, want nil", err)
 	}
 	if err := anywhere().check(t.Context(), Ref{Slug: "x", URL: "file:///srv/x.git"}); fail.CodeOf(err) != fail.Policy {
 		t.Errorf("check of a file URL = %v, want code %v", err, fail.Policy)
