@@ -139,7 +139,7 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 	r := newRig(t, Limits{})
 	dir := t.TempDir()
 	if out, err := exec.CommandContext(t.Context(), "git", "init", "-q", dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("git init = %v, want nil\n%s", err, out)
 	}
 	local := strings.Replace(manifestYAML, "acme/app", dir, 1)
 	secret := manifestYAML + "secrets: [{name: KEY, source: env, key: HOME}]\n"

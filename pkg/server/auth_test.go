@@ -446,7 +446,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Run(t.Context(), func(string) { t.Error("a second one serves") }); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" {
+	if err := s.Run(t.Context(), func(string) { t.Error("second Run is ready, want it refused") }); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" {
 		t.Errorf("second Run = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Conflict)
 	}
 	heard := func(what string) func() bool {

@@ -201,7 +201,7 @@ func TestExecOnAFullDisk(t *testing.T) {
 			t.Errorf("%s: exec = %+v, %v, want state %s, code %s with a hint", full, e, err, ExecFailed, fail.Host)
 		}
 		if _, err := os.Stat(filepath.Join(checkout, full)); err != nil {
-			t.Error("the command was broken off:", err)
+			t.Errorf("file that the command writes last: %v, want it: the command must not be interrupted", err)
 		}
 	}
 

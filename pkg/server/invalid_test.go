@@ -587,11 +587,11 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 					t.Fatal(err)
 				}
 				if err := c.write(conn); err != nil {
-					t.Fatal("write:", err)
+					t.Fatalf("write the request: %v", err)
 				}
 				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 				if err != nil {
-					t.Fatal("read:", err)
+					t.Fatalf("read the response: %v", err)
 				}
 				defer resp.Body.Close()
 				var p Problem

@@ -284,7 +284,7 @@ func (r *rig) get(c call, into any) *http.Response {
 		r.t.Fatalf("%s %s = %s: %s, want success", c.method, c.path, resp.Status, body)
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		r.t.Fatalf("%s %s: %v: %s", c.method, c.path, err, body)
+		r.t.Fatalf("answer to %s %s = %s, want JSON: %v", c.method, c.path, body, err)
 	}
 	return resp
 }
@@ -324,7 +324,7 @@ func (s *schemas) check(t *testing.T, pointer string, body []byte) {
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
 	if err != nil {
-		t.Fatalf("%v: %s", err, body)
+		t.Fatalf("answer = %s, want JSON: %v", body, err)
 	}
 	if err := sch.Validate(v); err != nil {
 		t.Errorf("answer = %s, want it as documented: %v", body, err)
@@ -407,7 +407,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatal("not within the deadline: " + what)
+			t.Fatalf("%s: not within %v", what, deadline)
 		}
 	}
 }

@@ -159,7 +159,7 @@ func TestUnits(t *testing.T) {
 			break
 		}
 		if err != nil {
-			t.Fatalf("%v in\n%s", err, text)
+			t.Fatalf("agent = %s, want XML: %v", text, err)
 		}
 		if chars, ok := token.(xml.CharData); ok && strings.TrimSpace(string(chars)) != "" {
 			words = append(words, string(chars))
