@@ -127,7 +127,7 @@ func TestFailedWritesAreNeverSuccess(t *testing.T) {
 				}
 				for now.Phase != c.to {
 					if now, err = w.Next(t.Context(), now); err != nil {
-						t.Fatalf("after write %d failed, again: %v", n, err)
+						t.Fatalf("Next after write %d failed = %v, want nil", n, err)
 					}
 				}
 			}

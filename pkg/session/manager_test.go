@@ -225,7 +225,7 @@ func TestWantIsAdmitted(t *testing.T) {
 		}
 	}
 	if _, err := m.SetDesired(t.Context(), runs, Ready); err != nil {
-		t.Error("the session counts against itself:", err)
+		t.Errorf("SetDesired(%s) of the session that runs = %v, want nil: it must not count against itself", Ready, err)
 	}
 }
 

@@ -26,7 +26,7 @@ func sh(t *testing.T, dir, script string) string {
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("sh -c %q = %v, want nil\n%s", script, err, out)
 	}
 	return strings.TrimSpace(string(out))
 }

@@ -42,7 +42,7 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 			}
 		}
 		if err := m.CheckClone(ref(name, key)); err != nil {
-			t.Errorf("confirmed: %v", err)
+			t.Errorf("CheckClone of the confirmed clone = %v, want nil", err)
 		}
 	}
 	refused("another directory", ref("b", key))
