@@ -49,7 +49,7 @@ func TestCopyKeepsTheReserve(t *testing.T) {
 		t.Errorf("checkFreeSpace of more than any disk = %v, want \"no space\"", err)
 	}
 	if err := checkFreeSpace(dir, 0); err != nil {
-		t.Errorf("an empty file: %v", err)
+		t.Errorf("checkFreeSpace for an empty file = %v, want nil", err)
 	}
 	_ = dir.Close()
 	if err := checkFreeSpace(dir, 0); err == nil {
@@ -103,7 +103,7 @@ func TestTransferIsBounded(t *testing.T) {
 	}
 	tr.entries = copyEntries - 1
 	if err := tr.step(0); err != nil {
-		t.Errorf("the last file: %v", err)
+		t.Errorf("step for the last file = %v, want nil", err)
 	}
 	if err := tr.step(0); err == nil || err.Error() != "more than 200000 files" {
 		t.Errorf("step for one file more = %v, want \"more than 200000 files\"", err)

@@ -179,10 +179,10 @@ func TestDialBooted(t *testing.T) {
 	if refused.Key, _, err = ssh.NewKey(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ssh.DialBooted(t.Context(), refused, func() error { t.Error("a guest that refuses is waited for"); return nil }); err == nil {
+	if _, err := ssh.DialBooted(t.Context(), refused, func() error { t.Error("DialBooted waits for a guest that refuses, want it to return"); return nil }); err == nil {
 		t.Error("DialBooted with a refused key = nil, want an error")
 	}
-	c, err := ssh.DialBooted(t.Context(), s.target, func() error { t.Error("a guest that answers is waited for"); return nil })
+	c, err := ssh.DialBooted(t.Context(), s.target, func() error { t.Error("DialBooted waits for a guest that answers, want it to return"); return nil })
 	if err != nil {
 		t.Fatal(err)
 	}

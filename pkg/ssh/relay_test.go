@@ -159,7 +159,7 @@ func TestRelayWithShortCommands(t *testing.T) {
 			c := r.dial(t)
 			for range 250 {
 				if err := c.Run(t.Context(), "", ssh.IO{}); err != nil {
-					t.Errorf("a command that does nothing: %v", err)
+					t.Errorf("Run of an empty command = %v, want nil", err)
 					return
 				}
 			}
@@ -248,7 +248,7 @@ func TestRelayEndsWithItsConnection(t *testing.T) {
 		t.Errorf("end of the relay = %v, want %v", err, ssh.ErrUnreachable)
 	}
 	if err := r.through(t).Run(t.Context(), "true", ssh.IO{}); err != nil {
-		t.Errorf("a connection of its own: %v", err)
+		t.Errorf("Run over a connection of its own = %v, want nil", err)
 	}
 }
 
@@ -470,7 +470,7 @@ func TestDialWithoutARelay(t *testing.T) {
 	try("a socket that a dead process left")
 	fresh, err := ssh.ListenRelay(socket)
 	if err != nil {
-		t.Fatalf("in place of what was left: %v", err)
+		t.Fatalf("ListenRelay in place of an old socket = %v, want nil", err)
 	}
 	if fi, err := os.Stat(socket); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("mode of the socket = %v, %v, want 0600", fi.Mode(), err)

@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 		}
 		// Several megabytes of unread input are not an error.
 		if err := c.Run(t.Context(), "true", ssh.IO{Stdin: strings.NewReader(strings.Repeat("x", 8<<20))}); err != nil {
-			t.Errorf("true: %v", err)
+			t.Errorf("Run(true) with a large input = %v, want nil", err)
 		}
 		for cmd, want := range map[string]ssh.ExitError{
 			"fail":      {Code: 3},
@@ -93,7 +93,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 					t.Fatalf("Run(%s) = %v, want %v", cmd, err, context.DeadlineExceeded)
 				}
 				if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil {
-					t.Fatalf("the connection is not usable afterwards: %v", err)
+					t.Fatalf("Run on the same connection afterwards = %v, want nil", err)
 				}
 			})
 		}
