@@ -199,7 +199,7 @@ func TestManyFollowers(t *testing.T) {
 			last, of := int64(1), map[int]int{}
 			for ev, err := range s.Follow(ctx, fmt.Sprint("t", i%ingestSubjects), 1) {
 				if err != nil {
-					t.Errorf("follower %d after %d: %v", i, last, err)
+					t.Errorf("follower %d after event %d = %v, want nil", i, last, err)
 					return
 				}
 				var data struct{ Writer, N int }

@@ -68,7 +68,7 @@ func TestFailedCommit(t *testing.T) {
 				t.Errorf("last event of session one = %d, want 1", n)
 			}
 			if _, err := increment(t.Context(), s, "one"); err != nil {
-				t.Errorf("the next write: %v", err)
+				t.Errorf("write after the failed commit = %v, want nil", err)
 			}
 			finishTx(t, s)
 		})

@@ -109,7 +109,7 @@ func TestRemovedLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := again.Remove(); err != nil {
-		t.Fatal("removed twice:", err)
+		t.Fatalf("second Remove = %v, want nil", err)
 	}
 }
 

@@ -144,6 +144,6 @@ func TestKillWhileMigrating(t *testing.T) {
 	p := spawn(t, fmt.Sprint("open 0 ", 2*n+2), version1(t, n))
 	p.shoot(t)
 	if out, err := p.finish(); err != nil {
-		t.Fatal("there are more steps than were tried:", err, out)
+		t.Fatalf("migrating child at the end = %v, output %q, want nil: there are more steps than were tried", err, out)
 	}
 }

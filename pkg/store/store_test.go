@@ -90,7 +90,7 @@ func TestAdvance(t *testing.T) {
 		t.Fatalf("Session(one) = %+v, %v, want phase ready, error HOST with hint h, CreatedAt %v", stored, err, before.CreatedAt)
 	}
 
-	_, err = s.Advance(t.Context(), "one", "creating", "broken", event("phase", 2), func(*store.Session) { t.Error("asked to change a stale row") })
+	_, err = s.Advance(t.Context(), "one", "creating", "broken", event("phase", 2), func(*store.Session) { t.Errorf("stale row was passed to change, want %v before", store.ErrStale) })
 	if !errors.Is(err, store.ErrStale) {
 		t.Fatalf("Advance from a stale phase = %v, want %v", err, store.ErrStale)
 	}

@@ -145,7 +145,7 @@ func TestAdvanceTask(t *testing.T) {
 	if err != nil || got.Phase != "STAGING" || got.SessionID != "s" {
 		t.Fatalf("AdvanceTask(t) = %+v, %v, want phase STAGING, session s", got, err)
 	}
-	_, err = s.AdvanceTask(t.Context(), "t", "PENDING", "CANCELLED", event("x", 1), func(*store.Task) { t.Error("asked to change a stale row") })
+	_, err = s.AdvanceTask(t.Context(), "t", "PENDING", "CANCELLED", event("x", 1), func(*store.Task) { t.Errorf("stale row was passed to change, want %v before", store.ErrStale) })
 	if !errors.Is(err, store.ErrStale) || !strings.Contains(err.Error(), "task t is STAGING, not PENDING") {
 		t.Fatalf("AdvanceTask from a stale phase = %v, want %v: task t is STAGING, not PENDING", err, store.ErrStale)
 	}
@@ -660,7 +660,7 @@ func TestFullDiskOfTasks(t *testing.T) {
 		}
 	}
 	if err := fill(t.Context(), s, len(rows)); err != nil { // once space is available again, work continues
-		t.Fatalf("fill after space was freed: %v", err)
+		t.Fatalf("fill after space was freed = %v, want nil", err)
 	}
 }
 
