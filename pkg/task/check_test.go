@@ -57,7 +57,7 @@ func TestCheckAndSubmitRefuseTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := m.Check(t.Context(), good); err != nil {
-		t.Errorf("check: %v", err)
+		t.Errorf("Check = %v, want nil", err)
 	}
 	// A manifest from the store has no line numbers.
 	decoded := decode(t, head+rest+"repository: {url: acme/app}\nvm: {profile: nosuch}\n")
@@ -96,7 +96,7 @@ func TestBoundsOfAVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := m.Check(t.Context(), least); err != nil {
-		t.Errorf("with the least: %v", err)
+		t.Errorf("Check with the least resources = %v, want nil", err)
 	}
 	for field, less := range map[string][]byte{
 		"vm.cpus":   text(config.MinCPUs-1, config.MinMemory, config.MinDisk),
@@ -121,7 +121,7 @@ func TestWhatPruneRemoved(t *testing.T) {
 	m := newManager(t, 1, 100)
 	task := submit(t, m, "one", "small", 0)
 	if err := m.CheckFiles(task); err != nil {
-		t.Errorf("one that waits has no directory yet: %v", err)
+		t.Errorf("CheckFiles of a waiting task = %v, want nil", err)
 	}
 	task, err := m.SetDesired(t.Context(), task, Cancel, Client{})
 	if err != nil {
@@ -129,7 +129,7 @@ func TestWhatPruneRemoved(t *testing.T) {
 	}
 	task.Status.Artifacts = []Artifact{{Name: "files/x"}}
 	if err := m.CheckFiles(task); err != nil {
-		t.Errorf("it has just ended: %v", err)
+		t.Errorf("CheckFiles of a task that has just ended = %v, want nil", err)
 	}
 	if _, err := m.OpenArtifact(task, "files/x"); err == nil || fail.HintOf(err) != "agent-sessionizer task artifacts "+task.ID {
 		t.Errorf("OpenArtifact of a missing artifact = %v (hint %q), want a hint to list the artifacts of %s", err, fail.HintOf(err), task.ID)

@@ -57,6 +57,6 @@ func TestSweep(t *testing.T) {
 		t.Errorf("leftover %s after the sweep: %v, want it removed", left, err)
 	}
 	if _, err := os.Lstat(theirs); err != nil {
-		t.Error("the agent's file is gone:", err)
+		t.Errorf("file of the agent after the sweep: %v, want it kept", err)
 	}
 }

@@ -119,7 +119,7 @@ func TestFinishDestroysTheVM(t *testing.T) {
 	}
 	task.SessionID = ""
 	if err := w.discard(t.Context(), &task); err != nil {
-		t.Errorf("without a VM: %v", err)
+		t.Errorf("discard without a VM = %v, want nil", err)
 	}
 	task.SessionID = "000000000000"
 	if err := w.discard(t.Context(), &task); fail.CodeOf(err) != fail.NotFound {

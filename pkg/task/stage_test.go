@@ -30,7 +30,7 @@ func staging(t *testing.T, text string, unreachable int) (*Worker, Task) {
 	}
 	script := "set -e; git init -q -b main $1; cd $1; mkdir -p dir/sub; echo 1 >dir/sub/file; ln -s dir link; git add -A; git -c user.name=a -c user.email=a@localhost.invalid commit -qm base"
 	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script, "sh", remote).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("create the repository: %v\n%s", err, out)
 	}
 	bin := t.TempDir()
 	wrapper := fmt.Sprintf(`#!/bin/sh
