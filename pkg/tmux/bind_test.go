@@ -115,7 +115,7 @@ func TestBind(t *testing.T) {
 		t.Errorf("options after Unbind = %s, want no %s", left, path)
 	}
 	if err := s.Client.Unbind(t.Context()); err != nil {
-		t.Errorf("again: %v", err)
+		t.Errorf("second Unbind = %v, want nil", err)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestBindAsks(t *testing.T) {
 		t.Errorf("Bind without a server = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.NotFound)
 	}
 	if err := none.Unbind(t.Context()); err != nil {
-		t.Errorf("Unbind without a server: %v", err)
+		t.Errorf("Unbind without a server = %v, want nil", err)
 	}
 }
 

@@ -191,7 +191,7 @@ func TestTrouble(t *testing.T) {
 		t.Errorf("List without a server = %v, %v, want none, nil", list, err)
 	}
 	if err := none.Kill(t.Context(), "a"); err != nil {
-		t.Errorf("Kill without a server: %v", err)
+		t.Errorf("Kill without a server = %v, want nil", err)
 	}
 	if _, err := none.SwitchOrAttach(t.Context(), "", "a", ""); err == nil {
 		t.Error("SwitchOrAttach without a server = nil, want an error")
