@@ -207,7 +207,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("Create with a fault = %v (code %v, hint %q), want \"no space\", code %v, hint \"df -h\"", err, fail.CodeOf(err), fail.HintOf(err), fail.Host)
 	}
 	if err := w.Create(t.Context(), w.spec(name)); err != nil {
-		t.Errorf("create, the second time: %v", err)
+		t.Errorf("second Create = %v, want nil", err)
 	}
 
 	w.tell(t, `{"start": {"stall": "1h"}}`)

@@ -29,7 +29,7 @@ func TestEmptyEnvironment(t *testing.T) {
 	cmd := exec.Command(self, "-test.run=^$")
 	cmd.Env = []string{}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("program with an empty environment = %v, want nil\n%s", err, out)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestCreateInspectDelete(t *testing.T) {
 		t.Fatalf("Stop of an unknown VM = %v, want %v", err, vm.ErrNotFound)
 	}
 	if err := d.Delete(ctx, "one"); err != nil {
-		t.Fatalf("Delete of nothing: %v", err)
+		t.Fatalf("Delete of an unknown VM = %v, want nil", err)
 	}
 	s := testSpec("one")
 	if err := d.Create(ctx, s); err != nil {
@@ -300,7 +300,7 @@ func TestDiskSmallerThanTheImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := fits(base, 1<<20); err != nil {
-		t.Errorf("just as large: %v", err)
+		t.Errorf("fits, just as large, = %v, want nil", err)
 	}
 	if err := fits(base, 1<<20-1); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
 		t.Errorf("fits, one byte short, = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Usage)

@@ -60,7 +60,7 @@ func TestWiredVM(t *testing.T) {
 
 	dir := filepath.Join(d.home, s.Name)
 	if err := plugIn(s.Name, dir); err != nil {
-		t.Errorf("as it was made: %v", err)
+		t.Errorf("plugIn with the VM as created = %v, want nil", err)
 	}
 	// However Lima's view is changed, the host agent notices.
 	inst, err := store.Inspect(s.Name)

@@ -52,7 +52,7 @@ func idle(t *testing.T, args ...string) *exec.Cmd {
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	if _, err := out.Read(make([]byte, 1)); err != nil {
-		t.Fatalf("the process does not start: %v", err)
+		t.Fatalf("output of the process = %v, want it started", err)
 	}
 	return cmd
 }

@@ -131,7 +131,7 @@ func TestNameLength(t *testing.T) {
 		t.Fatalf("longest name = %d bytes with home %s, want at most 76: the test's directory is too short", longest, d.home)
 	}
 	if err := d.Create(t.Context(), s); err != nil {
-		t.Fatalf("a name of %d bytes: %v", longest, err)
+		t.Fatalf("Create with a name of %d bytes = %v, want nil", longest, err)
 	}
 	s.Name += "a"
 	if err := d.Create(t.Context(), s); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {

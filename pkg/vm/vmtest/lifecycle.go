@@ -28,7 +28,7 @@ func (h Harness) life(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if err := d.Delete(context.WithoutCancel(t.Context()), alive); err != nil {
-			t.Errorf("clean up: %v", err)
+			t.Errorf("Delete after the test = %v, want nil", err)
 		}
 	})
 	if err := d.Create(t.Context(), spec); err != nil {
@@ -43,7 +43,7 @@ func (h Harness) life(t *testing.T) {
 		t.Errorf("Start of a running VM: got %+v, want %+v", again, ep)
 	}
 	if err := d.Create(t.Context(), spec); err != nil {
-		t.Errorf("Create of a running VM: %v", err)
+		t.Errorf("Create of a running VM = %v, want nil", err)
 	}
 	if m := check(t, d, spec, vm.Running); m.Endpoint != ep {
 		t.Errorf("Inspect: endpoint %+v, want %+v", m.Endpoint, ep)
@@ -61,21 +61,21 @@ func (h Harness) life(t *testing.T) {
 		return c.Run(ctx, "sudo systemctl poweroff", ssh.IO{})
 	}, grace)
 	if err != nil {
-		t.Fatalf("Stop: %v", err)
+		t.Fatalf("Stop = %v, want nil", err)
 	}
 	if took := time.Since(begin); took >= grace {
 		t.Errorf("Stop by poweroff took %s, want less than the grace of %s", took, grace)
 	}
 	h.ended(t, d, spec)
 	if err := d.Stop(t.Context(), alive, nil, time.Second); err != nil {
-		t.Errorf("Stop twice: %v", err)
+		t.Errorf("second Stop = %v, want nil", err)
 	}
 	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
 		t.Error("Dial of a stopped VM = nil, want an error")
 	}
 	disk := filepath.Join(t.TempDir(), "disk")
 	if err := d.Export(t.Context(), alive, disk, nil); err != nil {
-		t.Errorf("Export: %v", err)
+		t.Errorf("Export = %v, want nil", err)
 	} else if st, err := os.Stat(disk); err != nil || st.Size() == 0 {
 		t.Errorf("exported disk: %v, want a file with content", err)
 	}
@@ -123,7 +123,7 @@ func (h Harness) life(t *testing.T) {
 	h.cancelledStart(t, d)
 	for range 2 {
 		if err := d.Delete(t.Context(), alive); err != nil {
-			t.Fatalf("Delete: %v", err)
+			t.Fatalf("Delete = %v, want nil", err)
 		}
 		if _, err := d.Inspect(t.Context(), alive); !errors.Is(err, vm.ErrNotFound) {
 			t.Errorf("Inspect after Delete = %v, want %v", err, vm.ErrNotFound)
@@ -172,7 +172,7 @@ func (h Harness) cancelledStart(t *testing.T, d vm.Driver) {
 	for deadline := time.Now().Add(h.Boot); ; {
 		m, err := d.Inspect(t.Context(), alive)
 		if err != nil {
-			t.Errorf("Inspect while it starts: %v", err)
+			t.Errorf("Inspect during the start = %v, want nil", err)
 		}
 		if m.State == vm.Running {
 			break
@@ -281,7 +281,7 @@ func (h Harness) powersOff(t *testing.T) {
 	s.Boot = "poweroff -f\n"
 	t.Cleanup(func() {
 		if err := d.Delete(context.WithoutCancel(t.Context()), idle); err != nil {
-			t.Errorf("clean up: %v", err)
+			t.Errorf("Delete after the test = %v, want nil", err)
 		}
 	})
 	if err := d.Create(t.Context(), s); err != nil {

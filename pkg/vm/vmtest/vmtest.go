@@ -83,7 +83,7 @@ func (h Harness) nothingThere(t *testing.T) {
 		t.Errorf("Stop of an unknown VM = %v, want nil or %v", err, vm.ErrNotFound)
 	}
 	if err := d.Delete(t.Context(), alive); err != nil {
-		t.Errorf("Delete: %v", err)
+		t.Errorf("Delete of an unknown VM = %v, want nil", err)
 	}
 	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
 		t.Errorf("List = %v, %v, want none", l, err)
@@ -140,11 +140,11 @@ func (h Harness) filesOnly(t *testing.T) {
 	other := want
 	other.CPUs++
 	if err := d.Create(t.Context(), other); err != nil {
-		t.Fatalf("Create of an existing VM: %v", err)
+		t.Fatalf("Create of an existing VM = %v, want nil", err)
 	}
 	check(t, d, want, vm.Stopped) // unchanged
 	if err := d.Stop(t.Context(), idle, nil, time.Second); err != nil {
-		t.Errorf("Stop of a VM that never ran: %v", err)
+		t.Errorf("Stop of a VM that never ran = %v, want nil", err)
 	}
 
 	if err := d.Create(t.Context(), h.Spec(t, broken)); err != nil {
@@ -166,7 +166,7 @@ func (h Harness) filesOnly(t *testing.T) {
 	}
 	for _, name := range []string{broken, idle, idle} {
 		if err := d.Delete(t.Context(), name); err != nil {
-			t.Errorf("Delete %s: %v", name, err)
+			t.Errorf("Delete(%s) = %v, want nil", name, err)
 		}
 	}
 	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
@@ -179,7 +179,7 @@ func check(t *testing.T, d vm.Driver, s vm.Spec, state vm.State) vm.Machine {
 	t.Helper()
 	m, err := d.Inspect(t.Context(), s.Name)
 	if err != nil {
-		t.Fatalf("Inspect: %v", err)
+		t.Fatalf("Inspect = %v, want nil", err)
 	}
 	if m.Name != s.Name || m.State != state || m.Dir == "" {
 		t.Errorf("Inspect: %+v, want %s, %s", m, s.Name, state)
@@ -204,7 +204,7 @@ func (h Harness) start(t *testing.T, d vm.Driver) vm.Endpoint {
 		}
 	})
 	if err != nil {
-		t.Fatalf("Start: %v", err)
+		t.Fatalf("Start = %v, want nil", err)
 	}
 	return ep
 }
