@@ -90,7 +90,7 @@ func (f *farm) stop() {
 	}
 	_ = f.serve.Process.Signal(syscall.SIGTERM) // Wait reports a process that is gone
 	if err := f.serve.Wait(); err != nil {
-		f.t.Errorf("serve ended: %v\n%s", err, f.log.String())
+		f.t.Errorf("serve = %v, want nil\n%s", err, f.log.String())
 	}
 }
 

@@ -147,7 +147,7 @@ func sees(t *testing.T, tty *os.File, text string) {
 	for !bytes.Contains(seen, []byte(text)) {
 		n, err := tty.Read(buf)
 		if err != nil {
-			t.Fatalf("%q does not come: %v\n%q", text, err, seen)
+			t.Fatalf("terminal = %q, %v, want %q", seen, err, text)
 		}
 		seen = append(seen, buf[:n]...)
 		if bytes.Contains(buf[:n], []byte("\x1b[6n")) { // a terminal reports its cursor position and its modes

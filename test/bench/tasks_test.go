@@ -265,7 +265,7 @@ func TestTasksLoad(t *testing.T) {
 			for n := i / 2; n < tasks; n += len(all) / 2 {
 				evs, err := r.follow(ctx, s.ids[n], 0, func() {})
 				if err = errors.Join(err, whole(evs)); err != nil {
-					t.Errorf("task %s: %v", s.ids[n], err)
+					t.Errorf("events of task %s = %v, want all of them", s.ids[n], err)
 					return
 				}
 				events[n][i%2] = len(evs)

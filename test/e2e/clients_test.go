@@ -272,7 +272,7 @@ func npmRegistry(t *testing.T) *url.URL {
 	cmd.Dir = t.TempDir() // outside of any project
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("npm's registry: %v", err)
+		t.Fatalf("npm config get registry = %v, want nil", err)
 	}
 	u, err := url.Parse(strings.TrimSpace(string(out)))
 	if err != nil || u.Hostname() == "" {

@@ -28,7 +28,7 @@ func (b *box) path(id string) (phases []string) {
 			Data struct{ From, To string }
 		}
 		if err := json.Unmarshal([]byte(line), &ev); err != nil {
-			b.t.Fatalf("%v: %s", err, line)
+			b.t.Fatalf("event = %s, want JSON: %v", line, err)
 		}
 		if ev.Kind == "phase" && ev.Data.From != ev.Data.To {
 			phases = append(phases, ev.Data.To)

@@ -319,7 +319,7 @@ func (b *box) pack(name string) {
 	cmd := exec.Command("go", "build", "-tags", "fakevm", "-ldflags", "-s -w", "-o", program, "../../cmd/agent-sessionizer")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		b.t.Fatalf("%v\n%s", err, out)
+		b.t.Fatalf("build the program: %v\n%s", err, out)
 	}
 	defer os.Remove(program)
 	from, err := os.Open(program)

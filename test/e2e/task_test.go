@@ -149,7 +149,7 @@ cat /proc/self/cgroup`), `artifact_patterns: ["out/**"]`)
 		}
 		patch := filepath.Join(b.taskDir(id), "outbox", "artifacts", id+".patch")
 		if out, err := exec.Command("git", "-C", clone, "apply", "--index", patch).CombinedOutput(); err != nil {
-			t.Errorf("the patch does not fit: %v\n%s", err, out)
+			t.Errorf("git apply %s = %v, want nil\n%s", patch, err, out)
 		}
 		for name, want := range map[string]string{"staged.txt": "staged\n", "binary": "a\x00b"} {
 			if got, err := os.ReadFile(filepath.Join(clone, name)); err != nil || string(got) != want {
@@ -157,7 +157,7 @@ cat /proc/self/cgroup`), `artifact_patterns: ["out/**"]`)
 			}
 		}
 		if out, err := exec.Command("git", "-C", clone, "reset", "-q", "--hard").CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			t.Fatalf("git reset = %v, want nil\n%s", err, out)
 		}
 		if out, err := exec.Command("git", "-C", clone, "for-each-ref", "--format=%(subject)", "refs/agents").Output(); err != nil || !strings.Contains(string(out), "work") {
 			t.Errorf("subjects below refs/agents = %q, %v, want work", out, err)

@@ -224,7 +224,7 @@ func (g *guest) show(n int) {
 	}
 	token, output, mark, err := g.run(n)
 	if err != nil {
-		g.t.Errorf("technique %d without a wall: %v\n%s", n, err, output)
+		g.t.Errorf("technique %d without the gateway = %v, want nil\n%s", n, err, output)
 		return
 	}
 	works := func() (place string, more <-chan struct{}) {
@@ -280,7 +280,7 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	technique := plan.Techniques[n-1]
 	token, output, mark, err := g.run(n)
 	if err != nil {
-		g.t.Errorf("technique %d: the network did not outlive it: %v\n%s", n, err, output)
+		g.t.Errorf("technique %d: network afterwards = %v, want it usable\n%s", n, err, output)
 	}
 	limit := func(place string) bool { return technique.Limit != "" && strings.Contains(place, technique.Reach) }
 	for _, place := range g.canaries(output) {

@@ -100,7 +100,7 @@ func TestExamplesOfTheAPI(t *testing.T) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, out.String())
+		t.Fatalf("examples = %v, want nil\n%s", err, out.String())
 	}
 	unit, err := os.ReadFile(filepath.Join(home, ".config", "systemd", "user", "agent-sessionizer.service"))
 	if err != nil || !strings.Contains(string(unit), "[Service]") {

@@ -102,7 +102,7 @@ func TestCompletionInShells(t *testing.T) {
 			cmd.Dir, cmd.Env = h.dir, h.shellEnv()
 			out, err := cmd.CombinedOutput()
 			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
+				t.Fatalf("fish = %v, want nil\n%s", err, out)
 			}
 			// fish lists the candidates for the last word.
 			last := c.want[strings.LastIndex(c.want, " ")+1:]

@@ -234,7 +234,7 @@ func (s *term) typed(text string) {
 func (s *term) show() string {
 	out, err := s.w.try("tmux", "-S", s.socket, "capture-pane", "-p", "-t", "t")
 	if err != nil {
-		s.w.t.Fatalf("%v: %s", err, out)
+		s.w.t.Fatalf("tmux capture-pane = %v, want nil\n%s", err, out)
 	}
 	return out
 }
