@@ -98,7 +98,7 @@ func TestRunnerAgreesWithSteps(t *testing.T) {
 	out, err := run()
 	for _, want := range []string{"step 10-ok start 0", "working", "step 10-ok done ", "step 20-later skip ", "details", "step 30-bad failed "} {
 		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
+			t.Errorf("first run = %s, want %q in it", out, want)
 		}
 	}
 	if err == nil || strings.Contains(out, "40-after") {

@@ -107,7 +107,7 @@ func TestDocs(t *testing.T) {
 			row, _, _ = strings.Cut(row, "\n")
 			for _, want := range append([]string{f.byDef, f.min, f.max}, f.enum...) {
 				if want != "" && !strings.Contains(row, want) {
-					t.Errorf("docs/tasks.md says of %s:%s; %q is not in it", at, row, want)
+					t.Errorf("row of %s in docs/tasks.md = %s, want %q in it", at, row, want)
 				}
 			}
 		}

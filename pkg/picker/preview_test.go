@@ -27,7 +27,7 @@ func wants(t *testing.T, text string, all ...string) {
 	t.Helper()
 	for _, want := range all {
 		if !strings.Contains(text, want) {
-			t.Errorf("no %q in:\n%s", want, text)
+			t.Errorf("preview = %s, want %q in it", text, want)
 		}
 	}
 }

@@ -307,7 +307,7 @@ func TestModes(t *testing.T) {
 		p.Mode = mode
 		got := [3]bool{p.Decide(policy.Question{Name: "github.com"}).Allowed, p.Decide(policy.Question{Name: "example.com"}).Allowed, p.Decide(public).Allowed}
 		if got != want {
-			t.Errorf("mode %q: got %v, want %v", mode, got, want)
+			t.Errorf("decisions in mode %q = %v, want %v", mode, got, want)
 		}
 	}
 	var none *policy.Policy

@@ -82,7 +82,7 @@ func TestPrinter(t *testing.T) {
 		// The second header is within the hunk's line count, so the count decides
 		// its colour.
 		if got := out.String(); got != strings.Replace(want, "\x1b[1m--- a/y", "\x1b[31m--- a/y", 1) && got != want {
-			t.Errorf("chunks of %d:\n%q\n%q", size, got, want)
+			t.Errorf("output in chunks of %d = %q, want %q", size, got, want)
 		}
 	}
 }

@@ -105,7 +105,7 @@ func TestPruneRemoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := prune(t, m, PruneOptions{})[m.temporary(ref)]; !ok {
-		t.Errorf("Prune does not find %s, want what a killed prune left", m.temporary(ref))
+		t.Errorf("Prune without %s, want it: a killed prune left it", m.temporary(ref))
 	}
 	ensure(t, m, ref) // it is cloned again
 

@@ -241,7 +241,7 @@ func TestRedactorHandler(t *testing.T) {
 	}
 	for _, want := range []string{`"n":5`, `"fine":[1,2]`, `message [redacted]`, `bad [redacted]`} {
 		if !strings.Contains(s, want) {
-			t.Errorf("the log lacks %s: %s", want, s)
+			t.Errorf("log = %s, want %s in it", s, want)
 		}
 	}
 }

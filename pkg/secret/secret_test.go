@@ -306,7 +306,7 @@ func TestChildEnvironment(t *testing.T) {
 	} {
 		want := append(slices.Clone(c.want), "GOTRACEBACK=none")
 		if got := childEnv(all, []Ref{{"A", c.source}}); !slices.Equal(got, want) {
-			t.Errorf("the environment for %s is %q, want %q", c.source, got, want)
+			t.Errorf("environment for %s = %q, want %q", c.source, got, want)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 	}
 	want := "claude working |codex blocked a question|codex blocked another|claude done "
 	if strings.Join(got, "|") != want {
-		t.Errorf("told %q, want %q", got, want)
+		t.Errorf("reports = %q, want %q", got, want)
 	}
 	now, err := l.w.Get(t.Context(), s.ID)
 	if err != nil || !now.NeedsAttention() || now.View().Attention.State != guestproto.AgentDone {

@@ -117,7 +117,7 @@ func TestFailedWritesAreNeverSuccess(t *testing.T) {
 				}
 				if err == nil {
 					if now.Phase != c.to {
-						t.Errorf("write %d: reported as done, and it is %s, want %s", n, now.Phase, c.to)
+						t.Errorf("phase after write %d, reported as done, = %s, want %s", n, now.Phase, c.to)
 					}
 					break
 				}

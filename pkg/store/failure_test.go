@@ -146,7 +146,7 @@ func TestSQLiteWaitsInSteps(t *testing.T) {
 	for busy, want := range map[time.Duration]string{24 * time.Hour: "500", 30 * time.Millisecond: "30"} {
 		got, err := openBusy(t, path, busy).Pragmas(t.Context(), "busy_timeout")
 		if err != nil || got[0] != want {
-			t.Errorf("busy for %s: got a timeout of %q, %v; want %s ms", busy, got, err, want)
+			t.Errorf("busy_timeout for %s = %q, %v, want %s ms", busy, got, err, want)
 		}
 	}
 }

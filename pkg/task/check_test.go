@@ -47,7 +47,7 @@ func TestCheckAndSubmitRefuseTheSame(t *testing.T) {
 			}
 			for i, want := range c.says {
 				if !strings.HasPrefix(lines[i], want) {
-					t.Errorf("line %d is %q, want %q…", i, lines[i], want)
+					t.Errorf("line %d of Check = %q, want %q…", i, lines[i], want)
 				}
 			}
 		})
@@ -112,7 +112,7 @@ func TestBoundsOfAVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := fmt.Sprintf("The minimum is %d CPU, %v and %v.", config.MinCPUs, config.MinMemory, config.MinDisk); !strings.Contains(string(docs), want) {
-		t.Errorf("configuration.md does not say %q", want)
+		t.Errorf("configuration.md without %q, want it", want)
 	}
 }
 

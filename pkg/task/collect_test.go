@@ -255,7 +255,7 @@ func TestCollectFails(t *testing.T) {
 				t.Errorf("%s events = 0, want some", EventWarning)
 			}
 			if task, err = w.next(t, task); err != nil || task.Phase != FailedPreserved || w.wanted(t, task) != session.Ready {
-				t.Errorf("then it is %s, %v; its session is to be %s", task.Phase, err, w.wanted(t, task))
+				t.Errorf("phase = %s, %v, session to be %s, want %s, %s", task.Phase, err, w.wanted(t, task), FailedPreserved, session.Ready)
 			}
 			if task.Status.Until.Before(time.Now().Add(time.Hour)) {
 				t.Errorf("preserved until %v, want at least an hour from now", task.Status.Until)
@@ -330,7 +330,7 @@ func TestFinishFails(t *testing.T) {
 			}
 			task, err = w.next(t, task)
 			if err == nil || task.Phase != Completing || task.Status.Outcome.Result != Success || w.wanted(t, task) != session.Ready {
-				t.Errorf("it is %s, %+v, %v; its session is to be %s", task.Phase, task.Status.Outcome, err, w.wanted(t, task))
+				t.Errorf("phase = %s, outcome %+v, %v, session to be %s, want %s, %s, an error, %s", task.Phase, task.Status.Outcome, err, w.wanted(t, task), Completing, Success, session.Ready)
 			}
 			if name != "events" && name != "state" && fail.CodeOf(err) != fail.Host {
 				t.Errorf("finish = %v (code %v), want code %v", err, fail.CodeOf(err), fail.Host)

@@ -164,7 +164,7 @@ func TestCrashLoop(t *testing.T) {
 	for try := range 4 {
 		for range 5 {
 			if did[want] != actionRestart {
-				t.Fatalf("try %d: %v", want, did)
+				t.Fatalf("actions after crashes = %v, want %v at index %d", did, actionRestart, want)
 			}
 			want++
 		}
@@ -173,7 +173,7 @@ func TestCrashLoop(t *testing.T) {
 			last = actionGiveUp
 		}
 		if did[want] != last {
-			t.Fatalf("try %d: %v", want, did)
+			t.Fatalf("actions after crashes = %v, want %v at index %d", did, last, want)
 		}
 		want++
 	}

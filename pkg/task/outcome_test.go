@@ -102,7 +102,7 @@ func TestFinishDestroysTheVM(t *testing.T) {
 	for w.wanted(t, task) != session.Gone {
 		select {
 		case err := <-ended:
-			t.Fatalf("it is over, and its VM is to be %s: %v", w.wanted(t, task), err)
+			t.Fatalf("keeper ended with its VM to be %s: %v, want it to wait for the removal", w.wanted(t, task), err)
 		default:
 		}
 	}

@@ -112,7 +112,7 @@ func TestClientsChangeTheirOwnTasksOnly(t *testing.T) {
 		}
 		after, err := m.Get(t.Context(), task.ID)
 		if err != nil || (after.Desired != Run) != c.ok {
-			t.Errorf("after %q the want of a task of %q is %s: %v", c.by.Actor, c.owner.Actor, after.Desired, err)
+			t.Errorf("desired phase after %q changed a task of %q = %s, %v, want a change: %t", c.by.Actor, c.owner.Actor, after.Desired, err, c.ok)
 		}
 		if after, err = m.SetDesired(t.Context(), task, Cancel, user); err != nil {
 			t.Fatal(err)

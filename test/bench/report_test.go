@@ -249,7 +249,7 @@ func TestReport(t *testing.T) {
 		"Absent: who is absent. Nobody came.",
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("the document lacks %q:\n%s", want, text)
+			t.Errorf("document = %s, want %q in it", text, want)
 		}
 	}
 	if len(got.Rows) != 2 || got.Rows[0].Name != "mine" || got.Rows[1].Name != "rate" {

@@ -113,7 +113,7 @@ func checkSecrets(t *testing.T, b *box, name, sentinel, multi string) {
 		t.Error("SENTINEL in the agent's environment is not the secret, want the secret")
 	}
 	if got := b.In(name, `printf '%s' "$MULTI"`); got.Stdout != multi {
-		t.Errorf("the multi-line secret is %q, want %q", got.Stdout, multi)
+		t.Errorf("MULTI = %q, want %q", got.Stdout, multi)
 	}
 	for _, shell := range []string{"zsh -c", "zsh -ic", "bash -lc", "bash -ic"} {
 		if r := b.In(name, shell+` 'printf %s "$SENTINEL"'`); !strings.Contains(r.Stdout, sentinel) {
@@ -352,7 +352,7 @@ func work(t *testing.T, b *box, name, clone string) {
 	diff := b.Asz("diff", name)
 	for _, want := range []string{"+agent", "+loose"} {
 		if !strings.Contains(diff, want) {
-			t.Errorf("diff lacks %q:\n%s", want, diff)
+			t.Errorf("diff = %s, want %q in it", diff, want)
 		}
 	}
 	out := b.Asz("fetch", name)

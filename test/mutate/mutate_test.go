@@ -126,7 +126,7 @@ func TestMeasure(t *testing.T) {
 		"p Over | boundary | n > 11\n\tGone.\n": "does not have: Over | boundary | n > 11",
 	} {
 		if _, _, err := measure(list); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("list %q: got %v, want %q", list, err, want)
+			t.Errorf("measure with list %q = %v, want %q", list, err, want)
 		}
 	}
 }

@@ -108,7 +108,7 @@ func TestExamplesOfTheAPI(t *testing.T) {
 	}
 	for _, want := range []string{`"accepted":true`, `"state":"running"`, `"tasks":[`} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %s in\n%s", want, out.String())
+			t.Errorf("output = %s, want %s in it", out.String(), want)
 		}
 	}
 }

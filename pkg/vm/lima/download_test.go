@@ -119,7 +119,7 @@ func TestDownloadGoesOnAfterAnInterruption(t *testing.T) {
 			path, err := dl.run(t.Context())
 			checkDownloaded(t, dl, path, err)
 			if got := s.requests(); !slices.Equal(got, c.want) {
-				t.Errorf("ranges asked for: got %q, want %q", got, c.want)
+				t.Errorf("ranges requested = %q, want %q", got, c.want)
 			}
 		})
 	}

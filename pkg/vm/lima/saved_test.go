@@ -198,7 +198,7 @@ func TestTheFirstVMsMakeOneKey(t *testing.T) {
 				return
 			}
 			if want := strings.TrimSpace(string(xssh.MarshalAuthorizedKey(key.PublicKey()))) + " lima\n"; string(public) != want {
-				t.Errorf("the public half is %q, want %q", public, want)
+				t.Errorf("public key = %q, want %q", public, want)
 			}
 		})
 	}

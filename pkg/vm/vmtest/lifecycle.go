@@ -40,7 +40,7 @@ func (h Harness) life(t *testing.T) {
 		t.Error("Export of a running VM = nil, want an error")
 	}
 	if again := h.start(t, d); again != ep {
-		t.Errorf("Start of a running VM: got %+v, want %+v", again, ep)
+		t.Errorf("Start of a running VM = %+v, want %+v", again, ep)
 	}
 	if err := d.Create(t.Context(), spec); err != nil {
 		t.Errorf("Create of a running VM = %v, want nil", err)
@@ -84,7 +84,7 @@ func (h Harness) life(t *testing.T) {
 	ep = h.start(t, d)
 	c = h.dial(t, ep)
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
-		t.Errorf("after a restart: got %q on the disk, want \"kept\"", got)
+		t.Errorf("file after a restart = %q, want \"kept\"", got)
 	}
 	h.Crash(t, d, alive)
 	select {
@@ -101,11 +101,11 @@ func (h Harness) life(t *testing.T) {
 	ep = h.start(t, d)
 	c = h.dial(t, ep)
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
-		t.Errorf("after a crash: got %q on the disk, want \"kept\"", got)
+		t.Errorf("file after a crash = %q, want \"kept\"", got)
 	}
 	if h.Real {
 		if got := output(t, c, "wc -l </var/lib/vmtest-boots"); got != "3" {
-			t.Errorf("Spec.Boot: got %s runs in 3 boots, want 3", got)
+			t.Errorf("runs of Spec.Boot in 3 boots = %s, want 3", got)
 		}
 	}
 	begin = time.Now()

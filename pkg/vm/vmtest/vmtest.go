@@ -127,7 +127,7 @@ func (h Harness) filesOnly(t *testing.T) {
 	want := h.Spec(t, idle)
 	h.HalfMade(t, d, want)
 	if m, err := d.Inspect(t.Context(), idle); err == nil && m.State != vm.Broken {
-		t.Errorf("an incomplete VM: got state %s, want broken", m.State)
+		t.Errorf("state of an incomplete VM = %s, want %s", m.State, vm.Broken)
 	} else if err != nil && !errors.Is(err, vm.ErrNotFound) {
 		t.Errorf("Inspect of an incomplete VM = %v, want %v", err, vm.ErrNotFound)
 	}
@@ -161,7 +161,7 @@ func (h Harness) filesOnly(t *testing.T) {
 	}
 	for _, m := range l {
 		if want := map[string]vm.State{idle: vm.Stopped, broken: vm.Broken}[m.Name]; m.State != want {
-			t.Errorf("List: %s is %q, want %q", m.Name, m.State, want)
+			t.Errorf("state of %s in List = %q, want %q", m.Name, m.State, want)
 		}
 	}
 	for _, name := range []string{broken, idle, idle} {
