@@ -12,16 +12,16 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// follow shows the events of s until it is in phase want, or broken. Interrupting it stops
-// the display, not the work.
-func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session, want session.Phase) (session.Session, error) {
+// follow shows the events of s until it is in the desired phase, or broken. Interrupting it
+// stops the display, not the work.
+func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session, desired session.Phase) (session.Session, error) {
 	seq, err := m.LastPhaseSeq(ctx, s.ID)
 	if err != nil {
 		return s, err
 	}
 	view := a.con.Steps()
 	defer view.Close()
-	if cur, err := m.Get(ctx, s.ID); err != nil || cur.Phase == want {
+	if cur, err := m.Get(ctx, s.ID); err != nil || cur.Phase == desired {
 		return cur, err
 	}
 	watched, stop := a.watchKeeper(ctx, m, s)
@@ -56,11 +56,11 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 				return s, err
 			}
 			switch {
-			case cur.Phase == want:
+			case cur.Phase == desired:
 				return cur, nil
 			case cur.Phase == session.Broken && cur.Desired != session.Gone:
 				return cur, broken(cur)
-			case cur.Desired != want:
+			case cur.Desired != desired:
 				return cur, fail.New(fail.Conflict, "another command changed the desired phase of %s to %s", cur.Name, cur.Desired).WithHint("agent-sessionizer list")
 			}
 		}

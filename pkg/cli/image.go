@@ -124,12 +124,12 @@ func runImageList(a *app, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	spares, err := golden.Standbys(cfg.Paths.Pool())
+	standbys, err := golden.Standbys(cfg.Paths.Pool())
 	if err != nil {
 		return err
 	}
 	if asJSON {
-		return a.con.JSON(imageList{Images: all, Making: append([]image.Making{}, making...), Pool: spares})
+		return a.con.JSON(imageList{Images: all, Making: append([]image.Making{}, making...), Pool: standbys})
 	}
 	header, rows := []string{"NAME", "ARCH", "FROM", "SIZE", "WARM", "CREATED", "READY"}, [][]string{}
 	for _, i := range all {
@@ -153,7 +153,7 @@ func runImageList(a *app, asJSON bool) error {
 		rows = append(rows, []string{i.Name, i.Arch, i.Source, size, strings.Join(warm, "; "), made, ready})
 	}
 	a.con.Table(header, rows)
-	for _, s := range spares {
+	for _, s := range standbys {
 		a.printf("%s is a standby VM: %d CPUs, %v of memory, created %s ago\n", s.VM, s.CPUs, config.Size(s.Memory), ago(s.CreatedAt))
 	}
 	for _, m := range making {

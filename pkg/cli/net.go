@@ -242,9 +242,9 @@ func question(target string) (policy.Question, error) {
 
 // netStatus is the JSON output of net status.
 type netStatus struct {
-	Walled  bool              `json:"walled"`
-	Gateway *gateway.Status   `json:"gateway,omitempty"`
-	Guest   guestproto.Status `json:"guest"`
+	Enforced bool              `json:"enforced"`
+	Gateway  *gateway.Status   `json:"gateway,omitempty"`
+	Guest    guestproto.Status `json:"guest"`
 }
 
 func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error {
@@ -252,7 +252,7 @@ func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error 
 	if err != nil {
 		return err
 	}
-	st := netStatus{Walled: s.Spec.Enforced}
+	st := netStatus{Enforced: s.Spec.Enforced}
 	var gatewayErr error
 	if s.Spec.Enforced {
 		var g gateway.Status
@@ -270,20 +270,20 @@ func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error 
 	if o.json {
 		return errors.Join(gatewayErr, a.con.JSON(st))
 	}
-	wall := "none (network.wall was false when the session was created)"
+	egress := "none (network.enforce was false when the session was created)"
 	switch {
 	case gatewayErr != nil:
-		wall = "down: " + gatewayErr.Error()
+		egress = "down: " + gatewayErr.Error()
 	case st.Gateway != nil && st.Gateway.PolicyError != "":
-		wall = "running, allows nothing: " + st.Gateway.PolicyError
+		egress = "running, allows nothing: " + st.Gateway.PolicyError
 	case st.Gateway != nil:
-		wall = "running"
+		egress = "running"
 	}
-	guard := "running"
+	firewall := "running"
 	if !st.Guest.Ready() {
-		guard = "down: " + st.Guest.Firewall.Error + " " + st.Guest.DNS.Error
+		firewall = "down: " + st.Guest.Firewall.Error + " " + st.Guest.DNS.Error
 	}
-	pairs := [][2]string{{"gateway", wall}}
+	pairs := [][2]string{{"gateway", egress}}
 	if g := st.Gateway; g != nil {
 		pairs = append(
 			pairs,
@@ -296,7 +296,7 @@ func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error 
 	}
 	a.pairs(append(
 		pairs,
-		[2]string{"guest firewall", guard},
+		[2]string{"guest firewall", firewall},
 		[2]string{"guest mode", st.Guest.Policy.Mode},
 		[2]string{"guest allowed", strconv.FormatInt(st.Guest.Counters.Allowed, 10)},
 		[2]string{"guest denied", strconv.FormatInt(st.Guest.Counters.Denied, 10)},

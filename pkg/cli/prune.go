@@ -415,7 +415,7 @@ func (p *pruning) owners(ctx context.Context, m *session.Manager) (map[string]se
 			continue
 		}
 		living[s.Name], living[s.VM()] = s, s
-		if taken, err := golden.ReadStandby(filepath.Join(p.cfg.Paths.SessionDir(s.ID), "spare")); err == nil {
+		if taken, err := golden.ReadStandby(filepath.Join(p.cfg.Paths.SessionDir(s.ID), "standby")); err == nil {
 			living[taken.VM] = s
 		}
 	}
@@ -446,11 +446,11 @@ func (p *pruning) images(ctx context.Context) error {
 		return err
 	}
 	pools := maker.Pools(ctx, p.cfg.Prepare, session.Arch())
-	spares, err := maker.PruneStandbys(ctx, p.o.dryRun, func(s golden.Standby) bool {
+	standbys, err := maker.PruneStandbys(ctx, p.o.dryRun, func(s golden.Standby) bool {
 		return pools && slices.ContainsFunc(known, func(i image.Info) bool { return i.Ready && i.Path == s.Image })
 	})
 	var doomed []string
-	for _, l := range spares {
+	for _, l := range standbys {
 		name := golden.VMOf(l.Path)
 		doomed = append(doomed, name)
 		p.recordRemoved(ctx, "vm:"+name, orphan{Kind: "standby VM", Name: name, Path: l.Path, Size: l.Size, Why: l.Why})

@@ -10,26 +10,33 @@ import (
 )
 
 func newHomeCmd(a *app) *cobra.Command {
-	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "kept", Short: "List the saved homes of repositories",
-		Long: `List the saved homes of repositories. A saved home holds what the setting "keep" selects:
-transcripts, settings, histories. It is saved when a session stops or is destroyed, and
-restored when a new session of the same repository is created.`,
-		Example: `  agent-sessionizer kept                    list saved homes with their size and age
-  agent-sessionizer kept rm owner/repo      delete one`,
+		Use: "home", Short: "List and delete the saved homes of repositories",
+		Long: `List and delete the saved homes of repositories. A saved home holds what the setting
+"persist" selects: transcripts, settings, histories. It is saved when a session stops or
+is destroyed, and restored when a new session of the same repository is created.`,
+		Example: `  agent-sessionizer home list
+  agent-sessionizer home rm owner/repo`,
 		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runHomeList(cmd.Context(), a, asJSON) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
-	cmd.AddCommand(&cobra.Command{
+	var asJSON bool
+	list := &cobra.Command{
+		Use: "list", Short: "List saved homes with their size and age",
+		Example: `  agent-sessionizer home list`,
+		Args:    usage(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runHomeList(cmd.Context(), a, asJSON) },
+	}
+	list.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	remove := &cobra.Command{
 		Use: "rm REPO…", Short: "Delete the saved homes of repositories",
 		Long: `Delete the saved homes of repositories. A session that exists saves its home again when
 it stops.`,
-		Example: `  agent-sessionizer kept rm owner/repo`,
+		Example: `  agent-sessionizer home rm owner/repo`,
 		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSavedHomes,
 		RunE: func(cmd *cobra.Command, args []string) error { return runHomeRemove(cmd.Context(), a, args) },
-	})
+	}
+	cmd.AddCommand(list, remove)
 	return cmd
 }
 
@@ -46,7 +53,7 @@ func runHomeList(ctx context.Context, a *app, asJSON bool) error {
 		return a.con.JSON(all)
 	}
 	if len(all) == 0 {
-		a.con.Say("%s", `no saved homes; the setting "keep" selects what to save`)
+		a.con.Say("%s", `no saved homes; the setting "persist" selects what to save`)
 		return nil
 	}
 	header, rows := []string{"REPO", "SIZE", "AGE", "SESSION"}, [][]string{}

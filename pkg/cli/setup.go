@@ -242,8 +242,8 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		}
 		tolerable := err == nil && !set.Network.Enforced()
 		if tolerable {
-			err = fail.New(fail.Policy, "network.wall is false: root in the guest can reach any address, including this host").
-				WithHint("agent-sessionizer config edit # and remove network.wall")
+			err = fail.New(fail.Policy, "network.enforce is false: root in the guest can reach any address, including this host").
+				WithHint("agent-sessionizer config edit # and remove network.enforce")
 		}
 		add("network", "mode "+string(set.Network.Mode)+", enforced on this host", err)
 		out[len(out)-1].tolerable = tolerable

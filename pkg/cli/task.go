@@ -119,7 +119,7 @@ func (a *app) copyArtifact(m *task.Manager, t task.Task, name, out string) error
 }
 
 // newTaskStateCmd completes cmd as a command that records a desired phase for tasks.
-func newTaskStateCmd(a *app, cmd *cobra.Command, want task.DesiredPhase) *cobra.Command {
+func newTaskStateCmd(a *app, cmd *cobra.Command, desired task.DesiredPhase) *cobra.Command {
 	var wait, asJSON bool
 	cmd.Args, cmd.ValidArgsFunction = usage(cobra.MinimumNArgs(1)), a.completeTasks
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -132,10 +132,10 @@ func newTaskStateCmd(a *app, cmd *cobra.Command, want task.DesiredPhase) *cobra.
 		for _, what := range args {
 			t, err := m.Find(ctx, what)
 			if err == nil {
-				t, err = m.SetDesired(ctx, t, want, task.Client{Actor: actor()})
+				t, err = m.SetDesired(ctx, t, desired, task.Client{Actor: actor()})
 			}
 			if err == nil && wait {
-				t, err = a.waitTask(ctx, m, t, want)
+				t, err = a.waitTask(ctx, m, t, desired)
 			}
 			if err != nil {
 				return err

@@ -76,9 +76,9 @@ func (a *app) taskEnd(m *task.Manager, t task.Task) error {
 }
 
 // waitTask waits until a desired phase has been reached.
-func (a *app) waitTask(ctx context.Context, m *task.Manager, t task.Task, want task.DesiredPhase) (task.Task, error) {
+func (a *app) waitTask(ctx context.Context, m *task.Manager, t task.Task, desired task.DesiredPhase) (task.Task, error) {
 	return a.followTask(ctx, m, t, func(cur task.Task) bool {
-		return cur.Phase.Over() && (want != task.Destroyed || cur.Phase != task.FailedPreserved)
+		return cur.Phase.Over() && (desired != task.Destroyed || cur.Phase != task.FailedPreserved)
 	}, true)
 }
 

@@ -29,7 +29,7 @@ func TestBoundsOfValues(t *testing.T) {
 		{"pool: -1", "0 to 8", nil},
 		{"limits: {running: 1}", "", func(c *config.Config) bool { return c.Limits.Running == 1 }},
 		{"limits: {running: -1}", "at least 1, got", nil},
-		{"limits: {kept: 1MiB}", "", func(c *config.Config) bool { return c.Limits.SavedHome == 1<<20 }},
+		{"limits: {saved_home: 1MiB}", "", func(c *config.Config) bool { return c.Limits.SavedHome == 1<<20 }},
 		{"tasks: {slots: 1}", "", func(c *config.Config) bool { return c.Tasks.Slots == 1 }},
 		{"tasks: {slots: 7}", "", func(c *config.Config) bool { return c.Tasks.Slots == 7 }},
 		{"tasks: {slots: -1}", "at least 1, got", nil},

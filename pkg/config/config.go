@@ -290,7 +290,7 @@ func (d document) scalars() map[string]any {
 	put(limits, "running", fmt.Sprint(d.Limits.Running))
 	put(limits, "memory_reserve", fmt.Sprint(int64(d.Limits.MemoryReserve)))
 	put(limits, "disk_reserve", fmt.Sprint(int64(d.Limits.DiskReserve)))
-	put(limits, "kept", fmt.Sprint(int64(d.Limits.SavedHome)))
+	put(limits, "saved_home", fmt.Sprint(int64(d.Limits.SavedHome)))
 	put(limits, "mirror_size", fmt.Sprint(int64(d.Limits.MirrorSize)))
 	put(limits, "mirror_refs", fmt.Sprint(d.Limits.MirrorRefs))
 	put(limits, "mirror_time", fmt.Sprint(int64(d.Limits.MirrorTime)))
@@ -334,8 +334,8 @@ func (c *Config) setScalars(v *viper.Viper) error {
 			return c.settingError(key, "%s: %w", key, err)
 		}
 	}
-	if err := c.Limits.SavedHome.Set(cmp.Or(v.GetString("limits.kept"), "256MiB")); err != nil {
-		return c.settingError("limits.kept", "limits.kept: %w", err)
+	if err := c.Limits.SavedHome.Set(cmp.Or(v.GetString("limits.saved_home"), "256MiB")); err != nil {
+		return c.settingError("limits.saved_home", "limits.saved_home: %w", err)
 	}
 	if err := c.setMirrorLimits(v); err != nil {
 		return err
@@ -397,7 +397,7 @@ type Settings struct {
 	Resources Resources         `json:"resources"`
 	Network   Network           `json:"network"`
 	Secrets   map[string]string `json:"secrets,omitempty"` // name → reference
-	Persist   Persist           `json:"keep,omitempty"`
+	Persist   Persist           `json:"persist,omitempty"`
 }
 
 // For returns the settings of a repository. The key "" stands for a repository that no file

@@ -142,7 +142,7 @@ func TestShippedDefaults(t *testing.T) {
 		t.Error(p.Mode, p.Ports, patterns(p))
 	}
 	if !p.Enforced {
-		t.Error("without a word there is no wall")
+		t.Error("by default the network is not enforced")
 	}
 }
 
@@ -219,7 +219,7 @@ func TestBadFiles(t *testing.T) {
 		{"service without a port", conf, "network:\n  host_services: [192.168.5.2]\n", 2, "ADDRESS:PORT"},
 		{"service by name", conf, "network:\n  host_services: ['db.lan:5432']\n", 2, "must be ADDRESS:PORT, got the name"},
 		{"service of no machine", conf, "network:\n  host_services: ['0.0.0.0:5432']\n", 2, "localhost:PORT"},
-		{"wall in words", conf, "network:\n  wall: please\n", 2, ""},
+		{"enforce in words", conf, "network:\n  enforce: please\n", 2, ""},
 		{"bad port of a name", conf, "network:\n  allow: ['a.com:0']\n", 2, "NAME:PORT"},
 		{"bad name that is denied", conf, "network:\n  deny: ['*']\n", 2, "mode: open"},
 		{"port without quotes in braces", conf, "network: {allow: [a.com:22]}\n", 1, "in quotes"},
@@ -376,15 +376,15 @@ repos:
 	}
 }
 
-func TestWall(t *testing.T) {
+func TestEnforce(t *testing.T) {
 	f := newFiles(t)
 	f.user("config.yaml", `
-network: {wall: false}
+network: {enforce: false}
 profiles:
-  walled: {network: {wall: true}}
+  enforced: {network: {enforce: true}}
 repos:
-  o/open: {profile: walled, network: {wall: false}}
-  o/shut: {profile: walled}
+  o/open: {profile: enforced, network: {enforce: false}}
+  o/shut: {profile: enforced}
 `)
 	c := f.load()
 	for repo, want := range map[config.RepoKey]bool{"": false, "github.com/o/open": false, "github.com/o/shut": true} {
@@ -523,11 +523,11 @@ func TestWrongKind(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nlimits: {running: ten}":         ":2: limits.running must be a number",
 		"limits:\n  running: 99999999999999999999": ":2: limits.running must be a smaller number",
-		"limits: 5":               ":1: limits must be a mapping (key: value)",
-		"image: [a]":              ":1: image must be a string",
-		"network: {wall: maybe}":  ":1: network.wall must be true or false",
-		"network: {allow: x}":     ":1: network.allow must be a list",
-		"tasks: {cleanup_ttl: 5}": ":1: tasks.cleanup_ttl must be a duration like 360h",
+		"limits: 5":                 ":1: limits must be a mapping (key: value)",
+		"image: [a]":                ":1: image must be a string",
+		"network: {enforce: maybe}": ":1: network.enforce must be true or false",
+		"network: {allow: x}":       ":1: network.allow must be a list",
+		"tasks: {cleanup_ttl: 5}":   ":1: tasks.cleanup_ttl must be a duration like 360h",
 		"repos:\n  o/r:\n    secrets: {A: [secret]}": ":3: repos.o/r.secrets.A must be a string",
 		"- a": ":1: the file must be a mapping (key: value)",
 	} {

@@ -51,7 +51,7 @@ type Network struct {
 	Allow        []Name        `yaml:"allow,omitempty" json:"allow,omitempty"`
 	Deny         []Name        `yaml:"deny,omitempty" json:"deny,omitempty"`
 	HostServices []HostService `yaml:"host_services,omitempty" json:"host_services,omitempty"`
-	Enforce      *bool         `yaml:"wall,omitempty" json:"wall,omitempty"` // nil means true
+	Enforce      *bool         `yaml:"enforce,omitempty" json:"enforce,omitempty"` // nil means true
 }
 
 // Enforced reports whether the host's egress gateway enforces the policy.
@@ -79,7 +79,7 @@ type Profile struct {
 	Resources Resources         `yaml:"resources,omitempty" json:"resources"`
 	Network   Network           `yaml:"network,omitempty" json:"network"`
 	Secrets   map[string]string `yaml:"secrets,omitempty" json:"secrets,omitempty"` // name → reference, never a value
-	Persist   Persist           `yaml:"keep,omitempty" json:"keep,omitempty"`
+	Persist   Persist           `yaml:"persist,omitempty" json:"persist,omitempty"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
@@ -106,7 +106,7 @@ type Limits struct {
 	Running       int  `yaml:"running,omitempty" json:"running"`               // number of VMs at the same time
 	MemoryReserve Size `yaml:"memory_reserve,omitempty" json:"memory_reserve"` // bytes
 	DiskReserve   Size `yaml:"disk_reserve,omitempty" json:"disk_reserve"`     // bytes
-	SavedHome     Size `yaml:"kept,omitempty" json:"kept"`                     // bytes, for each repository
+	SavedHome     Size `yaml:"saved_home,omitempty" json:"saved_home"`         // bytes, for each repository
 
 	// For each repository's mirror: bytes on disk, number of branches and tags, and
 	// duration of one fetch.
@@ -136,7 +136,7 @@ type document struct {
 	Attention Attention          `yaml:"attention,omitempty"`
 	Secrets   map[string]string  `yaml:"secrets,omitempty"`
 	Dotfiles  Dir                `yaml:"dotfiles,omitempty"`
-	Persist   Persist            `yaml:"keep,omitempty"`
+	Persist   Persist            `yaml:"persist,omitempty"`
 	Roots     []Dir              `yaml:"roots,omitempty"`
 	Profiles  map[string]Profile `yaml:"profiles,omitempty"`
 	Repos     map[RepoKey]Repo   `yaml:"repos,omitempty"`

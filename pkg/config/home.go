@@ -12,35 +12,35 @@ import (
 )
 
 // Persist lists the paths of a session's home directory that are saved for the next session of
-// its repository. A nil Keep is inherited; an empty one saves nothing.
+// its repository. A nil Persist is inherited; an empty one saves nothing.
 type Persist homearchive.Patterns
 
 // persistAgents stands for the transcripts and settings of the usual agents.
 const persistAgents = "agent"
 
 // UnmarshalYAML parses one path, or a list of paths, below the guest's home directory.
-func (k *Persist) UnmarshalYAML(n ast.Node) error {
+func (p *Persist) UnmarshalYAML(n ast.Node) error {
 	items := []ast.Node{n}
 	if list, ok := n.(*ast.SequenceNode); ok {
 		items = list.Values
 	}
-	*k = Persist{}
+	*p = Persist{}
 	for _, item := range items {
 		text, ok := scalar(item)
 		if !ok {
 			return at(item, "must be a path like .claude/projects, or %q", persistAgents)
 		}
 		if text == persistAgents {
-			*k = append(*k, homearchive.Agents()...)
+			*p = append(*p, homearchive.Agents()...)
 			continue
 		}
 		if err := homearchive.CheckPattern(text); err != nil {
 			return at(item, "cannot save %q: %v", text, err)
 		}
-		*k = append(*k, text)
+		*p = append(*p, text)
 	}
-	if len(*k) > homearchive.MaxPatterns {
-		return at(n, "keep must have at most %d paths, got %d", homearchive.MaxPatterns, len(*k))
+	if len(*p) > homearchive.MaxPatterns {
+		return at(n, "persist must have at most %d paths, got %d", homearchive.MaxPatterns, len(*p))
 	}
 	return nil
 }

@@ -44,10 +44,10 @@ func TestDotfiles(t *testing.T) {
 
 func TestOriginsOfHome(t *testing.T) {
 	f := newFiles(t)
-	f.user("config.yaml", "dotfiles: /mine\nlimits: {kept: 1GiB}\nkeep: [.a]\nrepos:\n  o/r:\n    keep: [.b]\n")
+	f.user("config.yaml", "dotfiles: /mine\nlimits: {saved_home: 1GiB}\npersist: [.a]\nrepos:\n  o/r:\n    persist: [.b]\n")
 	got := listedValue(t, f, "github.com/o/r", "")
 	for _, want := range []string{
-		"dotfiles=/mine  user ~/config.yaml:1", "limits.kept=1GiB  user ~/config.yaml:2", "keep=[.b]  user ~/config.yaml:6",
+		"dotfiles=/mine  user ~/config.yaml:1", "limits.saved_home=1GiB  user ~/config.yaml:2", "persist=[.b]  user ~/config.yaml:6",
 	} {
 		if !strings.Contains(got, want+"\n") {
 			t.Errorf("no %q in:\n%s", want, got)
@@ -74,28 +74,28 @@ func TestDotfilesAreTheUsers(t *testing.T) {
 	if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), filepath.Join(f.paths.Config, "config.yaml")) {
 		t.Errorf("the system's: %v", err)
 	}
-	for _, text := range []string{"dotfiles: /home/me", "keep: [.zsh_history]", "keep: agent"} {
+	for _, text := range []string{"dotfiles: /home/me", "persist: [.zsh_history]", "persist: agent"} {
 		if _, err := config.ParseProject("o/r:"+config.ProjectFile, []byte(text)); fail.CodeOf(err) != fail.Usage {
 			t.Errorf("a repository's own %q: %v", text, err)
 		}
 	}
 }
 
-func TestKeep(t *testing.T) {
+func TestPersist(t *testing.T) {
 	f := newFiles(t)
 	if set := settings(t, f.load(), "github.com/o/r", ""); set.Persist != nil || f.load().Limits.SavedHome != 256<<20 {
 		t.Errorf("by default: %v, %v", set.Persist, f.load().Limits.SavedHome)
 	}
-	f.system("config.yaml", "keep: [.system]\n")
-	f.user("config.yaml", `keep: agent
-limits: {kept: 1GiB}
+	f.system("config.yaml", "persist: [.system]\n")
+	f.user("config.yaml", `persist: agent
+limits: {saved_home: 1GiB}
 profiles:
-  some: {keep: [.zsh_history, '.config/*/x', agent]}
-  none: {keep: []}
+  some: {persist: [.zsh_history, '.config/*/x', agent]}
+  none: {persist: []}
 repos:
-  o/own: {keep: .own}
+  o/own: {persist: .own}
   o/profile: {profile: some}
-  o/both: {profile: some, keep: []}
+  o/both: {profile: some, persist: []}
 `)
 	c := f.load()
 	if c.Limits.SavedHome != 1<<30 {
@@ -119,9 +119,9 @@ repos:
 		}
 	}
 	for text, want := range map[string]string{
-		"keep: [.zsh_history,\n  /etc/passwd]": "config.yaml:2: ", "keep: [../x]": "below", "keep: .": "below", "keep: [.netrc]": "never saved",
-		"keep: [.ssh/id_ed25519]": "never saved", "keep: [[a]]": "must be a path like", "keep: {a: b}": "must be a path like", "keep: ['[a']": "without a matching ]",
-		"keep: [" + strings.Repeat("a,", 65) + "]": "at most 64", "limits: {kept: a lot}": "8GiB",
+		"persist: [.zsh_history,\n  /etc/passwd]": "config.yaml:2: ", "persist: [../x]": "below", "persist: .": "below", "persist: [.netrc]": "never saved",
+		"persist: [.ssh/id_ed25519]": "never saved", "persist: [[a]]": "must be a path like", "persist: {a: b}": "must be a path like", "persist: ['[a']": "without a matching ]",
+		"persist: [" + strings.Repeat("a,", 65) + "]": "at most 64", "limits: {saved_home: a lot}": "8GiB",
 	} {
 		f.user("config.yaml", text)
 		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), want) {

@@ -44,7 +44,7 @@ network:
     - b.example.org
     - 'c.example.org:22'
   host_services: ["localhost:5432"]
-  wall: false
+  enforce: false
 image: ""
 secrets:
   TOKEN: env:HOME
@@ -80,7 +80,7 @@ repos:
 		"resources.disk=50GiB  default (shipped) config/resources.yaml:1",
 		"network.mode=isolated  user ~/config.yaml:23",
 		"network.ports=[443]  system /etc/config.yaml:4",
-		"network.wall=false  user ~/config.yaml:7",
+		"network.enforce=false  user ~/config.yaml:7",
 		"network.allow=a.example.org  system /etc/config.yaml:6",
 		"network.allow=b.example.org  user ~/config.yaml:4",
 		"network.allow=c.example.org:22  user ~/config.yaml:5",

@@ -69,7 +69,7 @@ func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }
 
 // SavedHomes returns the directory of the saved homes, from which later sessions of the same
 // repositories are restored.
-func (p Paths) SavedHomes() string { return filepath.Join(p.State, "kept") }
+func (p Paths) SavedHomes() string { return filepath.Join(p.State, "homes") }
 
 // Images returns the directory of the guest images.
 func (p Paths) Images() string { return filepath.Join(p.Data, "images") }

@@ -14,7 +14,7 @@ func TestValuesOfEveryKey(t *testing.T) {
 	ship := fstest.MapFS{
 		"config.yaml": {Data: []byte(`image: x
 limits: {running: 1, memory_reserve: 1GiB, disk_reserve: 1GiB}
-network: {mode: open, ports: [443], allow: [a.org], deny: [b.org], host_services: ['localhost:1'], wall: true}
+network: {mode: open, ports: [443], allow: [a.org], deny: [b.org], host_services: ['localhost:1'], enforce: true}
 secrets: {A: env:A}
 `)},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 1GiB, disk: 9GiB}\n")},

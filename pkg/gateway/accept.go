@@ -83,12 +83,12 @@ func (g *Gateway) attach(c *frameTransport) {
 	if !g.run(c, c.write) {
 		return
 	}
-	g.report(Record{Kind: KindLink, Allowed: true, Reason: "plugged in"})
+	g.report(Record{Kind: KindLink, Allowed: true, Reason: "attached"})
 	err := c.read(func(frame []byte) {
 		defer g.recoverPanic()
 		g.nic.input(frame)
 	})
-	reason := "unplugged"
+	reason := "detached"
 	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 		reason += ": " + clean(err.Error())
 	}

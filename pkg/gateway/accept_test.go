@@ -12,8 +12,8 @@ import (
 	"github.com/balajiv113/fd"
 )
 
-// plugDatagram connects the guest in the same way as Lima's vz driver.
-func (w *world) plugDatagram() net.Conn {
+// attachDatagram connects the guest in the same way as Lima's vz driver.
+func (w *world) attachDatagram() net.Conn {
 	w.t.Helper()
 	path := w.t.TempDir() + "/d"
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -22,7 +22,7 @@ func (w *world) plugDatagram() net.Conn {
 	}
 	go w.g.ServeDatagram(l) // ends with the gateway
 	near := w.passSocket(path)
-	w.plugged()
+	w.attached()
 	return near
 }
 
@@ -82,7 +82,7 @@ func TestBothCables(t *testing.T) {
 	}
 }
 
-func TestOnePlugInALife(t *testing.T) {
+func TestOneConnectionInALife(t *testing.T) {
 	w := newWorld(t, config{})
 	path := t.TempDir() + "/s"
 	l, err := net.Listen("unix", path)
@@ -110,14 +110,14 @@ func TestOnePlugInALife(t *testing.T) {
 	}
 	select {
 	case <-w.g.Detached():
-		t.Fatal("unplugged too early")
+		t.Fatal("detached too early")
 	default:
 	}
 	w.cable.Close()
 	<-w.g.Detached()
 	refused()
 	if w.g.Stats().Attached {
-		t.Error("still plugged")
+		t.Error("still attached")
 	}
 	l.Close()
 	if err := <-served; err != nil {

@@ -191,7 +191,7 @@ func (j *decisionLog) flush() {
 	if over := j.over; over > 0 {
 		j.over = 0
 		j.written = 0
-		j.line(Entry{Count: over, Record: Record{Time: time.Now(), Kind: "journal", Reason: "too many decisions at once to log each, or no disk space"}})
+		j.line(Entry{Count: over, Record: Record{Time: time.Now(), Kind: KindLog, Reason: "too many decisions at once to log each, or no disk space"}})
 	}
 	j.written = 0
 }
@@ -243,7 +243,7 @@ func (j *decisionLog) append(e Entry) error {
 
 // Decisions reads the decision log of the gateway in dir, oldest entry first. With
 // follow, it continues with new entries until ctx ends. A log that does not exist is
-// empty. Journal skips damaged lines, because a crash may have cut one off.
+// empty. Decisions skips damaged lines, because a crash may have cut one off.
 func Decisions(ctx context.Context, dir string, follow bool) func(yield func(Entry, error) bool) {
 	return func(yield func(Entry, error) bool) {
 		r := reader{path: filepath.Join(dir, decisionLogFile), yield: yield}
@@ -340,7 +340,7 @@ func (r *reader) lines(f *os.File, at int64) (int64, error) {
 		line, err := in.ReadSlice('\n')
 		at += int64(len(line))
 		switch {
-		case errors.Is(err, bufio.ErrBufferFull): // not a line that journal wrote
+		case errors.Is(err, bufio.ErrBufferFull): // not a line of a decision log
 			continue
 		case errors.Is(err, io.EOF):
 			return at - int64(len(line)), nil // also when a line is still being written

@@ -17,8 +17,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// idleJournal returns a journal without a writer; the test takes the writer's part.
-func idleJournal(t *testing.T) *decisionLog {
+// idleLog returns a decision log without a writer; the test takes the writer's part.
+func idleLog(t *testing.T) *decisionLog {
 	t.Helper()
 	j := &decisionLog{path: filepath.Join(t.TempDir(), decisionLogFile), queue: make(chan Record, decisionQueue), pending: map[Record]*pending{}}
 	if err := j.open(); err != nil {
@@ -52,16 +52,16 @@ func denial(i int) Record {
 	return Record{Kind: KindDNS, Name: fmt.Sprintf("n%d.example.org", i), Reason: "not on the allowlist"}
 }
 
-// TestJournalWindow checks that a guest gets a limited number of lines and a limited
+// TestDecisionLogWindow checks that a guest gets a limited number of lines and a limited
 // amount of memory in a window, and that the excess is counted.
-func TestJournalWindow(t *testing.T) {
+func TestDecisionLogWindow(t *testing.T) {
 	for name, record := range map[string]func(int) Record{
 		"denials": denial,
 		"connections": func(i int) Record {
 			return Record{Kind: KindTCP, Name: "example.org", Allowed: true, Conn: uint64(i)}
 		},
 	} {
-		j := idleJournal(t)
+		j := idleLog(t)
 		const made = 3 * maxCounted
 		for i := range made {
 			j.aggregate(record(i))
@@ -79,10 +79,10 @@ func TestJournalWindow(t *testing.T) {
 	}
 }
 
-// TestJournalCountsEqualDenials checks that an equal denial becomes one line, then a
+// TestDecisionLogCountsEqualDenials checks that an equal denial becomes one line, then a
 // count, and in the next window a line again.
-func TestJournalCountsEqualDenials(t *testing.T) {
-	j := idleJournal(t)
+func TestDecisionLogCountsEqualDenials(t *testing.T) {
+	j := idleLog(t)
 	for range 3 {
 		for i := range 5 {
 			r := denial(0)
@@ -97,10 +97,10 @@ func TestJournalCountsEqualDenials(t *testing.T) {
 	}
 }
 
-// TestJournalQueue checks that the queue is bounded and that records that find it full
+// TestDecisionLogQueue checks that the queue is bounded and that records that find it full
 // are counted.
-func TestJournalQueue(t *testing.T) {
-	j := idleJournal(t)
+func TestDecisionLogQueue(t *testing.T) {
+	j := idleLog(t)
 	for i := range decisionQueue + 7 {
 		j.add(denial(i))
 	}
@@ -110,10 +110,10 @@ func TestJournalQueue(t *testing.T) {
 	}
 }
 
-// TestJournalRotates checks that the log uses two files of at most maxDecisionLog bytes,
+// TestDecisionLogRotates checks that the log uses two files of at most maxDecisionLog bytes,
 // also across restarts.
-func TestJournalRotates(t *testing.T) {
-	j := idleJournal(t)
+func TestDecisionLogRotates(t *testing.T) {
+	j := idleLog(t)
 	e := Entry{Record: Record{Kind: KindTCP, Source: strings.Repeat("x", 8000)}}
 	for i := range 3 * maxDecisionLog / 8000 {
 		e.Seq++
@@ -147,10 +147,10 @@ func TestJournalRotates(t *testing.T) {
 	}
 }
 
-// TestJournalOnAFullDisk checks that the journal reports and counts while it cannot
+// TestDecisionLogOnAFullDisk checks that the log reports and counts while it cannot
 // write. Afterwards it continues without a gap in the numbers and writes the count.
-func TestJournalOnAFullDisk(t *testing.T) {
-	j := idleJournal(t)
+func TestDecisionLogOnAFullDisk(t *testing.T) {
+	j := idleLog(t)
 	j.line(Entry{Record: denial(0)})
 	good := j.file
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -164,7 +164,7 @@ func TestJournalOnAFullDisk(t *testing.T) {
 	}
 	j.flush()
 	if err := j.err(); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("on a full disk the journal says %v", err)
+		t.Errorf("on a full disk the log says %v", err)
 	}
 	// The kernel wrote only the beginning of a line.
 	if _, err := good.WriteString(`{"seq":2,"na`); err != nil {
@@ -174,14 +174,14 @@ func TestJournalOnAFullDisk(t *testing.T) {
 	j.aggregate(denial(9))
 	j.flush()
 	got := j.entries(t)
-	if err := j.err(); err != nil || len(got) != 3 || got[1].Name != denial(9).Name || got[2].Seq != 3 || got[2].Kind != "journal" || got[2].Count != 4 {
+	if err := j.err(); err != nil || len(got) != 3 || got[1].Name != denial(9).Name || got[2].Seq != 3 || got[2].Kind != KindLog || got[2].Count != 4 {
 		t.Errorf("%v; %+v", j.err(), got)
 	}
 }
 
-// TestJournalCannotRotate checks that opening a new file is retried after a failure.
-func TestJournalCannotRotate(t *testing.T) {
-	j := idleJournal(t)
+// TestDecisionLogCannotRotate checks that opening a new file is retried after a failure.
+func TestDecisionLogCannotRotate(t *testing.T) {
+	j := idleLog(t)
 	j.line(Entry{Record: denial(0)})
 	// The new path's directory is missing, so the new file cannot be opened.
 	j.size = maxDecisionLog
@@ -189,7 +189,7 @@ func TestJournalCannotRotate(t *testing.T) {
 	j.path = filepath.Join(filepath.Dir(j.path), "missing", decisionLogFile)
 	j.line(Entry{Record: denial(1)})
 	if err := j.err(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the journal says %v", err)
+		t.Errorf("the log says %v", err)
 	}
 	j.path = dir
 	j.line(Entry{Record: denial(2)})
@@ -200,9 +200,9 @@ func TestJournalCannotRotate(t *testing.T) {
 	}
 }
 
-// TestJournalClose checks that close writes queued and counted records, and returns the
+// TestDecisionLogClose checks that close writes queued and counted records, and returns the
 // error if it cannot.
-func TestJournalClose(t *testing.T) {
+func TestDecisionLogClose(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, decisionLogFile), []byte(`{"seq":7,"time":"2026-01-01T00:00:00Z","kind":"dns","allowed":false}`+"\n"+`{"seq":8,"ti`), 0o600); err != nil {
 		t.Fatal(err)
@@ -235,13 +235,13 @@ func TestJournalClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := openDecisionLog(dir); err == nil {
-		t.Error("a directory was opened as a journal")
+		t.Error("a directory was opened as a decision log")
 	}
 }
 
-// TestJournalSaysAtItsEndWhatFailed checks that close returns the errors of writing and
+// TestDecisionLogCloseReportsFailures checks that close returns the errors of writing and
 // closing the file.
-func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
+func TestDecisionLogCloseReportsFailures(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("/dev/full", filepath.Join(dir, decisionLogFile)); err != nil {
 		t.Fatal(err)
@@ -270,14 +270,14 @@ func TestJournalSaysAtItsEndWhatFailed(t *testing.T) {
 	}
 	fine.add(denial(1))
 	if err := fine.close(); err != nil {
-		t.Errorf("a journal that was written: %v", err)
+		t.Errorf("a log that was written: %v", err)
 	}
 	obstructed := t.TempDir()
 	if err := os.Mkdir(filepath.Join(obstructed, decisionLogFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := openDecisionLog(obstructed); err == nil {
-		t.Error("a directory in its place is a journal")
+		t.Error("a directory in its place is a log")
 	}
 }
 

@@ -15,7 +15,8 @@ const (
 	KindTCP  = "tcp"
 	KindUDP  = "udp"
 	KindICMP = "icmp"
-	KindLink = "link" // the cable: plugged in, refused, or frames that a well-behaved guest does not send
+	KindLink = "link" // the VM's network card: attached, refused, or frames that a well-behaved guest does not send
+	KindLog  = "log"  // the decision log itself: decisions left out
 )
 
 // The protocols of a TCP Record.
@@ -48,7 +49,7 @@ type Record struct {
 	Elapsed  time.Duration `json:"elapsed,omitempty"` // nanoseconds
 }
 
-// Stats holds counters since New. Open, Plugged and Names describe the current state.
+// Stats holds counters since New. Open, Names and Attached describe the current state.
 type Stats struct {
 	FramesIn  uint64            `json:"frames_in"` // from the guest
 	FramesOut uint64            `json:"frames_out"`
@@ -61,7 +62,7 @@ type Stats struct {
 	Open      int               `json:"open"`      // connections of the guest
 	Names     int               `json:"names"`     // names that have an address
 	Panics    uint64            `json:"panics"`
-	Attached  bool              `json:"plugged"`
+	Attached  bool              `json:"attached"`
 }
 
 type counters struct {

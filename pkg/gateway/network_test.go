@@ -112,9 +112,9 @@ func newWorld(t *testing.T, c config) *world {
 	g.connect = w.connect
 	var near net.Conn
 	if c.datagram {
-		near = w.plugDatagram()
+		near = w.attachDatagram()
 	} else {
-		near = w.plugStream()
+		near = w.attachStream()
 	}
 	w.cable = near
 	if !c.unguest {
@@ -168,7 +168,7 @@ func expectGoroutines(t *testing.T, most int) {
 	}
 }
 
-func (w *world) plugStream() net.Conn {
+func (w *world) attachStream() net.Conn {
 	w.t.Helper()
 	path := w.t.TempDir() + "/s"
 	l, err := net.Listen("unix", path)
@@ -180,11 +180,11 @@ func (w *world) plugStream() net.Conn {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.plugged()
+	w.attached()
 	return c
 }
 
-func (w *world) plugged() {
+func (w *world) attached() {
 	w.wait(func(r Record) bool { return r.Kind == KindLink && r.Allowed && !r.End })
 }
 

@@ -74,7 +74,7 @@ func (l *nic) close() {
 	l.mu.Unlock()
 	switch {
 	case c != nil:
-		c.Close() //nolint:errcheck // its reader notices and unplugs
+		c.Close() //nolint:errcheck // its reader notices and detaches
 	case !was:
 		close(l.detached)
 	}

@@ -25,9 +25,9 @@ import (
 
 // Files in a gateway's directory, besides the decision log.
 const (
-	netConfigFile = "wire.json"   // holds vm.Wire
-	policyFile    = "policy.json" // the compiled policy
-	lockFile      = "lock"        // held while the gateway runs; contains its pid
+	netConfigFile = "netsockets.json" // holds vm.NetSockets
+	policyFile    = "policy.json"     // the compiled policy
+	lockFile      = "lock"            // held while the gateway runs; contains its pid
 	logFile       = "gateway.log"
 )
 
@@ -50,21 +50,21 @@ type Status struct {
 	Started     time.Time   `json:"started"`
 	Mode        policy.Mode `json:"mode"` // of the policy in force; "" without a policy, when nothing gets out
 	Names       int         `json:"names"`
-	PolicyError string      `json:"policy_error,omitempty"`  // why there is no policy
-	JournalErr  string      `json:"journal_error,omitempty"` // the gateway decides even if it cannot log
-	Detached    bool        `json:"unplugged"`               // the VM's network has ended for good
+	PolicyError string      `json:"policy_error,omitempty"` // why there is no policy
+	LogErr      string      `json:"log_error,omitempty"`    // the gateway decides even if it cannot log
+	Detached    bool        `json:"detached"`               // the VM's network has ended for good
 	Stats       Stats       `json:"stats"`
 }
 
 // server runs a gateway as its own process.
 type server struct {
-	dir     string
-	log     *slog.Logger
-	gateway *Gateway
-	journal *decisionLog
-	started time.Time
-	quit    chan struct{}
-	once    sync.Once
+	dir       string
+	log       *slog.Logger
+	gateway   *Gateway
+	decisions *decisionLog
+	started   time.Time
+	quit      chan struct{}
+	once      sync.Once
 
 	mu        sync.Mutex
 	policy    *policy.Policy
@@ -82,25 +82,25 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 		return err
 	}
 	defer lock.Close()
-	var wire vm.NetSockets
+	var sockets vm.NetSockets
 	b, err := os.ReadFile(filepath.Join(dir, netConfigFile))
 	if err == nil {
-		err = json.Unmarshal(b, &wire)
+		err = json.Unmarshal(b, &sockets)
 	}
 	if err != nil {
 		return fail.New(fail.Failure, "read the VM's network sockets: %w", err)
 	}
 	s := &server{dir: dir, log: log, started: time.Now(), quit: make(chan struct{})}
-	if s.journal, err = openDecisionLog(dir); err != nil {
+	if s.decisions, err = openDecisionLog(dir); err != nil {
 		return fail.New(fail.Host, "open the decision log: %w", err)
 	}
-	s.gateway, err = New(Options{Subnet: wire.Subnet, MAC: wire.MAC, MTU: wire.MTU, Log: s.journal.add})
+	s.gateway, err = New(Options{Subnet: sockets.Subnet, MAC: sockets.MAC, MTU: sockets.MTU, Log: s.decisions.add})
 	if err != nil {
-		return errors.Join(fmt.Errorf("create the gateway: %w", err), s.journal.close())
+		return errors.Join(fmt.Errorf("create the gateway: %w", err), s.decisions.close())
 	}
 	s.reload()
-	err = s.serve(ctx, wire)
-	return errors.Join(err, s.gateway.Close(), s.journal.close())
+	err = s.serve(ctx, sockets)
+	return errors.Join(err, s.gateway.Close(), s.decisions.close())
 }
 
 // claim takes the lock and writes this process's pid into it.
@@ -153,13 +153,13 @@ func (s *server) serve(ctx context.Context, w vm.NetSockets) error {
 	go func() { ended <- api.Serve(listeners[2]) }()
 	s.log.Info("gateway running")
 
-	plugged := time.AfterFunc(attachTimeout, func() {
+	giveUp := time.AfterFunc(attachTimeout, func() {
 		if s.gateway.Stats().FramesIn == 0 {
 			s.log.Warn("no VM connected")
 			s.quitOnce()
 		}
 	})
-	defer plugged.Stop()
+	defer giveUp.Stop()
 	var err error
 	running := len(listeners)
 	select {
@@ -224,8 +224,8 @@ func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
 		st.PolicyError = s.policyErr.Error()
 	}
 	s.mu.Unlock()
-	if err := s.journal.err(); err != nil {
-		st.JournalErr = err.Error()
+	if err := s.decisions.err(); err != nil {
+		st.LogErr = err.Error()
 	}
 	select {
 	case <-s.gateway.Detached():

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 type rig struct {
 	*testing.T
 	gateway.Process
-	wire vm.NetSockets
+	sockets vm.NetSockets
 }
 
 func newRig(t *testing.T) rig {
@@ -53,7 +53,7 @@ func newRig(t *testing.T) rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := rig{T: t, Process: gateway.Process{Dir: filepath.Join(dir, "gateway"), Self: os.Args[0]}, wire: vm.NetSockets{
+	r := rig{T: t, Process: gateway.Process{Dir: filepath.Join(dir, "gateway"), Self: os.Args[0]}, sockets: vm.NetSockets{
 		Subnet: netip.MustParsePrefix("192.168.5.0/24"), MAC: "52:55:55:00:00:01", MTU: 1500,
 		Stream: filepath.Join(dir, "s", "qemu"), Datagram: filepath.Join(dir, "s", "fd"), API: filepath.Join(dir, "s", "ep"),
 	}}
@@ -78,7 +78,7 @@ func allowing(names ...string) *policy.Policy {
 
 func (r rig) start(p *policy.Policy) {
 	r.Helper()
-	if err := r.Start(r.Context(), r.wire, p); err != nil {
+	if err := r.Start(r.Context(), r.sockets, p); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -86,16 +86,16 @@ func (r rig) start(p *policy.Policy) {
 // guest connects a VM.
 func (r rig) guest() *gatewaytest.Guest {
 	r.Helper()
-	c, err := net.Dial("unix", r.wire.Stream)
+	c, err := net.Dial("unix", r.sockets.Stream)
 	if err != nil {
 		r.Fatal(err)
 	}
-	mac, err := net.ParseMAC(r.wire.MAC)
+	mac, err := net.ParseMAC(r.sockets.MAC)
 	if err != nil {
 		r.Fatal(err)
 	}
 	g, err := gatewaytest.New(c, true, gatewaytest.Options{
-		Addr: netip.MustParseAddr("192.168.5.15"), Gateway: netip.MustParseAddr("192.168.5.2"), Bits: r.wire.Subnet.Bits(), MAC: mac, MTU: r.wire.MTU,
+		Addr: netip.MustParseAddr("192.168.5.15"), Gateway: netip.MustParseAddr("192.168.5.2"), Bits: r.sockets.Subnet.Bits(), MAC: mac, MTU: r.sockets.MTU,
 	})
 	if err != nil {
 		r.Fatal(err)
@@ -150,7 +150,7 @@ func TestSlowStart(t *testing.T) {
 	var all sync.WaitGroup
 	for range 3 {
 		all.Go(func() {
-			if err := r.Start(t.Context(), r.wire, allowing("a.example.org")); err != nil {
+			if err := r.Start(t.Context(), r.sockets, allowing("a.example.org")); err != nil {
 				t.Error(err)
 			}
 		})
@@ -168,17 +168,17 @@ func TestSlowStart(t *testing.T) {
 // that already holds the lock but does not listen yet.
 func TestStartWhileAnotherComesUp(t *testing.T) {
 	r := newRig(t)
-	if err := os.MkdirAll(filepath.Dir(r.wire.API), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(r.sockets.API), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(r.wire)
+	text, err := json.Marshal(r.sockets)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(r.Dir, "wire.json"), text, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(r.Dir, "netsockets.json"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	lock, err := os.Create(filepath.Join(r.Dir, "lock"))
@@ -190,7 +190,7 @@ func TestStartWhileAnotherComesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	started := make(chan error, 1)
-	go func() { started <- r.Start(t.Context(), r.wire, allowing("a.example.org")) }()
+	go func() { started <- r.Start(t.Context(), r.sockets, allowing("a.example.org")) }()
 	for seen := false; !seen; { // until Start has written the policy and asks for the gateway
 		select {
 		case err := <-started:
@@ -200,7 +200,7 @@ func TestStartWhileAnotherComesUp(t *testing.T) {
 			seen = err == nil
 		}
 	}
-	l, err := net.Listen("unix", r.wire.API)
+	l, err := net.Listen("unix", r.sockets.API)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestProcessLife(t *testing.T) {
 	var all sync.WaitGroup
 	for range 4 { // several concurrent calls start one gateway
 		all.Go(func() {
-			if err := r.Start(t.Context(), r.wire, allowing("a.example.org")); err != nil {
+			if err := r.Start(t.Context(), r.sockets, allowing("a.example.org")); err != nil {
 				t.Error(err)
 			}
 		})
@@ -281,7 +281,7 @@ func TestFailClosed(t *testing.T) {
 	}
 	reload := func() gateway.Status {
 		t.Helper()
-		out, err := exec.CommandContext(t.Context(), "curl", "-sS", "-m", "60", "-X", "POST", "--unix-socket", r.wire.API, "http://gateway/agent-sessionizer/reload").Output()
+		out, err := exec.CommandContext(t.Context(), "curl", "-sS", "-m", "60", "-X", "POST", "--unix-socket", r.sockets.API, "http://gateway/agent-sessionizer/reload").Output()
 		var st gateway.Status
 		if err == nil {
 			err = json.Unmarshal(out, &st)
@@ -343,7 +343,7 @@ func TestFailClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.ends()
-		if _, err := net.Dial("unix", r.wire.Stream); err == nil {
+		if _, err := net.Dial("unix", r.sockets.Stream); err == nil {
 			t.Error("somebody serves the card of a killed gateway")
 		}
 		r.start(allowing("a.example.org"))
@@ -371,7 +371,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	// Each connection to the API takes a descriptor and keeps it.
 	var held []net.Conn
 	for range 64 {
-		c, err := net.Dial("unix", r.wire.API)
+		c, err := net.Dial("unix", r.sockets.API)
 		if err != nil {
 			break
 		}
@@ -402,8 +402,8 @@ func TestOutOfDescriptors(t *testing.T) {
 
 func TestBadStarts(t *testing.T) {
 	r := newRig(t)
-	nowhere := r.wire
-	nowhere.API = filepath.Join(filepath.Dir(r.wire.API), strings.Repeat("x", 200))
+	nowhere := r.sockets
+	nowhere.API = filepath.Join(filepath.Dir(r.sockets.API), strings.Repeat("x", 200))
 	// Under -cover the last line of the log, which the error quotes, comes from the
 	// test binary itself.
 	err := r.Start(t.Context(), nowhere, allowing())
@@ -411,18 +411,18 @@ func TestBadStarts(t *testing.T) {
 	if err == nil || logErr != nil || !strings.Contains(err.Error()+string(said), "socket") {
 		t.Errorf("a socket that cannot be: %v, %v, %s", err, logErr, said)
 	}
-	if err := r.Start(t.Context(), r.wire, &policy.Policy{}); err == nil {
+	if err := r.Start(t.Context(), r.sockets, &policy.Policy{}); err == nil {
 		t.Error("a policy that is none was accepted")
 	}
 	broken := r.Process
 	broken.Self = "/nonexistent"
-	if err := broken.Start(t.Context(), r.wire, allowing()); fail.CodeOf(err) != fail.Host {
+	if err := broken.Start(t.Context(), r.sockets, allowing()); fail.CodeOf(err) != fail.Host {
 		t.Errorf("no program: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	broken.Self = "sleep"
-	if err := broken.Start(ctx, r.wire, allowing()); err == nil {
+	if err := broken.Start(ctx, r.sockets, allowing()); err == nil {
 		t.Error("a cancelled Start succeeded")
 	}
 }
@@ -439,9 +439,9 @@ func entries(t *testing.T, dir string) []gateway.Entry {
 	return all
 }
 
-// TestJournalIsBounded checks that a guest that asks without end neither fills the disk
+// TestDecisionLogIsBounded checks that a guest that asks without end neither fills the disk
 // nor makes the decision log useless.
-func TestJournalIsBounded(t *testing.T) {
+func TestDecisionLogIsBounded(t *testing.T) {
 	r := newRig(t)
 	r.start(allowing("a.example.org"))
 	g := r.guest()
@@ -482,7 +482,7 @@ func TestJournalIsBounded(t *testing.T) {
 	}
 }
 
-func TestJournalGoesOn(t *testing.T) {
+func TestDecisionLogContinues(t *testing.T) {
 	r := newRig(t)
 	run := func(name string) {
 		r.start(allowing("a.example.org"))
@@ -540,9 +540,9 @@ func TestJournalGoesOn(t *testing.T) {
 	}
 }
 
-// TestDecisionsWithoutAJournal checks that the gateway still decides when the disk is
+// TestDecisionsWithoutALog checks that the gateway still decides when the disk is
 // full, and reports that it cannot log its decisions.
-func TestDecisionsWithoutAJournal(t *testing.T) {
+func TestDecisionsWithoutALog(t *testing.T) {
 	r := newRig(t)
 	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -553,13 +553,13 @@ func TestDecisionsWithoutAJournal(t *testing.T) {
 	r.start(allowing("a.example.org"))
 	g := r.guest()
 	if r.resolves(g, "evil.example.net") || !r.resolves(g, "a.example.org") {
-		t.Error("other decisions than with a journal")
+		t.Error("other decisions than with a log")
 	}
 	st, err := r.Status(t.Context())
-	for end := time.Now().Add(time.Minute); err == nil && st.JournalErr == "" && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); err == nil && st.LogErr == "" && time.Now().Before(end); {
 		st, err = r.Status(t.Context())
 	}
-	if err != nil || !strings.Contains(st.JournalErr, "no space") {
+	if err != nil || !strings.Contains(st.LogErr, "no space") {
 		t.Errorf("%v; %+v", err, st)
 	}
 }
@@ -575,7 +575,7 @@ func TestFilesAreTheUsers(t *testing.T) {
 	if err != nil || len(files) < 4 {
 		t.Fatal(files, err)
 	}
-	for _, path := range append(files, r.wire.Stream, r.wire.Datagram, r.wire.API) {
+	for _, path := range append(files, r.sockets.Stream, r.sockets.Datagram, r.sockets.API) {
 		if st, err := os.Stat(path); err != nil || st.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s: %v, %v", path, st.Mode(), err)
 		}

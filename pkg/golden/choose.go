@@ -24,8 +24,8 @@ type Start struct {
 	Image vm.Image
 	From  From
 	Warm  image.Warm // if From is FromWarm
-	// Standbys is the golden image whose spares would be faster, if any exist (see Take).
-	// Its name is empty otherwise.
+	// Standbys is the golden image whose standby VMs would be faster, if any exist (see
+	// Take). Its name is empty otherwise.
 	Standbys        image.Info
 	MissingStandbys bool // whether preparing something would make the next session faster
 }
@@ -62,7 +62,7 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 		golden.MissingStandbys, err = m.missingStandbys(made, size)
 		return golden, err
 	case want != config.PrepareWarm || err != nil:
-		return golden, nil //nolint:nilerr // VM snapshots are unavailable here, and no spares are configured
+		return golden, nil //nolint:nilerr // VM snapshots are unavailable here, and no standby VMs are configured
 	}
 	golden.MissingStandbys = true
 	w, ok := made.Warmed(state)

@@ -39,8 +39,8 @@ type Maker struct {
 	Template []byte         // of the VMs
 	Policy   *policy.Policy // what a VM may reach while it is provisioned behind an enforcing gateway
 	Self     string         // path of this program's binary, which also runs the gateway
-	Pool     string         // directory of the spares
-	Waiting  int            // number of spares to keep of a size
+	Pool     string         // directory of the standby VMs
+	Waiting  int            // number of standby VMs to keep of a size
 }
 
 // cmdline boots a golden image whose kernel the host loads. The image's initial RAM
@@ -269,7 +269,7 @@ func (m *Maker) CanWarm(ctx context.Context, arch string) error {
 	return err
 }
 
-// Pools reports whether sessions are given spares.
+// Pools reports whether sessions are given standby VMs.
 func (m *Maker) Pools(ctx context.Context, want config.Prepare, arch string) bool {
 	return m.pools(want, m.CanWarm(ctx, arch))
 }
@@ -394,7 +394,7 @@ func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy
 }
 
 func (m *Maker) startGateway(ctx context.Context, name, work string, pol *policy.Policy) error {
-	wire, err := m.Driver.NetSockets(name)
+	sockets, err := m.Driver.NetSockets(name)
 	if err != nil {
 		return err
 	}
@@ -402,7 +402,7 @@ func (m *Maker) startGateway(ctx context.Context, name, work string, pol *policy
 	if err := g.Stop(ctx); err != nil { // of the previous VM
 		return err
 	}
-	return g.Start(ctx, wire, pol)
+	return g.Start(ctx, sockets, pol)
 }
 
 // shutdown waits until the guest has shut itself down. A disk whose guest must be killed

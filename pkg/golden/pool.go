@@ -19,21 +19,20 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// Where running VMs cannot be saved, the pool keeps some booted VMs: spares, also
-// called standby VMs. A spare is a booted clone of a golden image that has its own
-// identity and no session yet. Its gateway lets nothing out, and only its later session
-// ever logs in to it. No two sessions get the same spare, because taking one means
-// renaming its directory.
+// Where running VMs cannot be saved, the pool keeps some booted VMs: standby VMs. A
+// standby VM is a booted clone of a golden image that has its own identity and no session
+// yet. Its gateway lets nothing out, and only its later session ever logs in to it. No two
+// sessions get the same standby VM, because taking one means renaming its directory.
 
 const (
-	standbyPrefix = "spare-"     // begins the name of the VM and of its directory in the pool
+	standbyPrefix = "standby-"   // begins the name of the VM and of its directory in the pool
 	making        = ".making-"   // prefix for the directory of a VM that is not ready yet
 	removing      = ".removing-" // prefix for the directory of a VM that is being deleted
-	poolLock      = ".lock"      // held while spares are made or removed
-	standbyFile   = "spare.json"
+	poolLock      = ".lock"      // held while standby VMs are made or removed
+	standbyFile   = "standby.json"
 
-	// KeyFile and GatewayFolder are in a spare's directory. KeyFile is the private key
-	// of its login, with the public key beside it; GatewayFolder holds its gateway's
+	// KeyFile and GatewayFolder are in a standby VM's directory. KeyFile is the private
+	// key of its login, with the public key beside it; GatewayFolder holds its gateway's
 	// files.
 	KeyFile       = "ssh_key"
 	GatewayFolder = "gateway"
@@ -57,8 +56,8 @@ type Standby struct {
 	Dir       string    `json:"-"` // its directory, as passed to ReadStandby
 }
 
-// ReadStandby reads the spare in a directory, also after it was taken. Its error wraps
-// fs.ErrNotExist if the directory holds none.
+// ReadStandby reads the standby VM in a directory, also after it was taken. Its error
+// wraps fs.ErrNotExist if the directory holds none.
 func ReadStandby(dir string) (Standby, error) {
 	s := Standby{Dir: dir}
 	b, err := os.ReadFile(filepath.Join(dir, standbyFile))
@@ -71,7 +70,7 @@ func ReadStandby(dir string) (Standby, error) {
 	return s, err
 }
 
-// Standbys returns the spares in a pool's directory, oldest first.
+// Standbys returns the standby VMs in a pool's directory, oldest first.
 func Standbys(pool string) ([]Standby, error) {
 	found, err := filepath.Glob(filepath.Join(pool, standbyPrefix+"*"))
 	if err != nil {
@@ -98,8 +97,8 @@ func (m *Maker) missingStandbys(i image.Info, size Size) (bool, error) {
 	return n < m.Waiting, err
 }
 
-// Take moves the directory of a spare of that size, cloned from the golden image i, to
-// dest. The spare then belongs to the caller. ok is false if no spare fits.
+// Take moves the directory of a standby VM of that size, cloned from the golden image i,
+// to dest. The VM then belongs to the caller. ok is false if no standby VM fits.
 func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) (s Standby, ok bool, err error) {
 	all, err := Standbys(m.Pool)
 	if err != nil {
@@ -121,7 +120,7 @@ func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) 
 	return Standby{}, false, nil
 }
 
-// isWaiting reports whether a spare's VM runs and can still be connected to the network.
+// isWaiting reports whether a standby VM runs and can still be connected to the network.
 func (m *Maker) isWaiting(ctx context.Context, s Standby) bool {
 	machine, err := m.Driver.Inspect(ctx, s.VM)
 	if err != nil || machine.State != vm.Running {
@@ -131,8 +130,8 @@ func (m *Maker) isWaiting(ctx context.Context, s Standby) bool {
 	return err == nil && !st.Detached
 }
 
-// Fill ensures that there are m.Waiting spares of a size, cloned from the golden image
-// i, and no others. Concurrent callers run one after the other.
+// Fill ensures that there are m.Waiting standby VMs of a size, cloned from the golden
+// image i, and no others. Concurrent callers run one after the other.
 func (m *Maker) Fill(ctx context.Context, i image.Info, size Size, p vm.Progress) error {
 	return m.withPoolLock(ctx, true, func() error {
 		err := m.drain(ctx, func(s Standby) bool { return s.Image == i.Path && s.Size == size && m.isWaiting(ctx, s) })
@@ -151,16 +150,16 @@ func (m *Maker) Fill(ctx context.Context, i image.Info, size Size, p vm.Progress
 	})
 }
 
-// Drain removes every spare for which keep returns false; a nil keep removes all. While
-// another process makes or removes spares, Drain waits if wait is set and otherwise
-// does nothing.
+// Drain removes every standby VM for which keep returns false; a nil keep removes all.
+// While another process makes or removes standby VMs, Drain waits if wait is set and
+// otherwise does nothing.
 func (m *Maker) Drain(ctx context.Context, wait bool, keep func(Standby) bool) error {
 	return m.withPoolLock(ctx, wait, func() error { return m.drain(ctx, keep) })
 }
 
-// withPoolLock runs f while no other process makes or removes spares. It first removes the
-// leftovers of processes that died. If another process is at work, tend waits for it or
-// returns, depending on wait.
+// withPoolLock runs f while no other process makes or removes standby VMs. It first
+// removes the leftovers of processes that died. If another process is at work,
+// withPoolLock waits for it or returns, depending on wait.
 func (m *Maker) withPoolLock(ctx context.Context, wait bool, f func() error) error {
 	lock, err := m.lock(ctx, wait)
 	if err != nil || lock == nil {
@@ -224,7 +223,7 @@ func (m *Maker) drain(ctx context.Context, keep func(Standby) bool) error {
 	return nil
 }
 
-// unwanted returns the directories of the spares for which keep returns false.
+// unwanted returns the directories of the standby VMs for which keep returns false.
 func (m *Maker) unwanted(keep func(Standby) bool) ([]string, error) {
 	found, err := filepath.Glob(filepath.Join(m.Pool, standbyPrefix+"*"))
 	if err != nil {
@@ -236,7 +235,7 @@ func (m *Maker) unwanted(keep func(Standby) bool) ([]string, error) {
 	}), nil
 }
 
-// retireStandby removes a spare, unless a session takes it first.
+// retireStandby removes a standby VM, unless a session takes it first.
 func (m *Maker) retireStandby(ctx context.Context, dir string) (removed bool, err error) {
 	name := filepath.Base(dir)
 	gone := filepath.Join(m.Pool, removing+name)
@@ -248,7 +247,7 @@ func (m *Maker) retireStandby(ctx context.Context, dir string) (removed bool, er
 	return true, m.deleteStandby(ctx, name, gone)
 }
 
-// Discard removes a spare that was taken.
+// Discard removes a standby VM that was taken.
 func (m *Maker) Discard(ctx context.Context, s Standby) error {
 	return m.deleteStandby(ctx, s.VM, s.Dir)
 }
@@ -261,7 +260,7 @@ func (m *Maker) deleteStandby(ctx context.Context, name, dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// addStandby boots a spare and publishes it.
+// addStandby boots a standby VM and publishes it.
 func (m *Maker) addStandby(ctx context.Context, i image.Info, size Size, p vm.Progress) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()

@@ -25,9 +25,9 @@ func (m *Maker) PruneImages(ctx context.Context, o image.PruneOptions) ([]image.
 	return m.Images.Prune(o)
 }
 
-// PruneStandbys removes the spares for which keep returns false and the leftovers of
+// PruneStandbys removes the standby VMs for which keep returns false and the leftovers of
 // makers that died, and returns what it removed. While another process makes or removes
-// spares, it waits; a dry run does not wait, and considers only finished spares.
+// standby VMs, it waits; a dry run does not wait, and considers only finished ones.
 func (m *Maker) PruneStandbys(ctx context.Context, dry bool, keep func(Standby) bool) (found []image.Leftover, err error) {
 	if _, err := os.Stat(m.Pool); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

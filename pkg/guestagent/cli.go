@@ -30,7 +30,7 @@ const usage = `usage: agent-guest COMMAND
   home bring|save|restore                dotfiles (stdin), saved home (stdout), saved home (stdin)
   task start|run|status|watch|signal|artifacts|send ID/ATTEMPT   an unattended agent and its results
   daemon                                 run the daemon, as the service does
-  door                                   close the network
+  lockdown                               close the network
   seed                                   give a clone of a golden image its own identity
   sleep                                  wait for the snapshot, then take the identity that the host sends
   hostname NAME                          set the host name until the next boot
@@ -128,7 +128,7 @@ func (g Guest) run(ctx context.Context, version string, args []string, in io.Rea
 		signal.Notify(reload, syscall.SIGHUP)
 		defer signal.Stop(reload)
 		return g.Daemon(ctx, version, reload, sync.OnceFunc(func() { notifySystemd(ctx) }))
-	case "door":
+	case "lockdown":
 		return g.Lockdown(ctx)
 	case "seed":
 		return g.Seed(ctx, sync.OnceFunc(func() { notifySystemd(ctx) }))

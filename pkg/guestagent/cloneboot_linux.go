@@ -76,7 +76,7 @@ func (s *cloneBooter) run(ctx context.Context, ready func()) error {
 		return err
 	}
 	defer s.login.Close()
-	door := async(func() error { return s.guest.lockdown(ctx) })
+	locked := async(func() error { return s.guest.lockdown(ctx) })
 	key := async(func() (err error) { s.key, err = s.guest.ensureHostKey(); return err })
 	card := async(func() (err error) { s.card, err = findCard(ctx); return err })
 
@@ -97,10 +97,10 @@ func (s *cloneBooter) run(ctx context.Context, ready func()) error {
 	if err := <-card; err != nil {
 		return err
 	}
-	if err := <-door; err != nil {
+	if err := <-locked; err != nil {
 		return fmt.Errorf("close the network: %w", err)
 	}
-	s.markStage("door")
+	s.markStage("lockdown")
 	if err := os.WriteFile(seedDir+"/done", nil, 0o644); err != nil {
 		return err
 	}

@@ -213,7 +213,7 @@ func (g Guest) waitReady(ctx context.Context) (guestproto.Status, error) {
 
 // Lockdown closes everything except loopback, DHCP and SSH, with or without a policy.
 func (g Guest) Lockdown(ctx context.Context) error {
-	if err := g.needRoot("door"); err != nil {
+	if err := g.needRoot("lockdown"); err != nil {
 		return err
 	}
 	fw := firewall{fake: g.Fake}

@@ -421,9 +421,9 @@ func TestFirewallInNamespaces(t *testing.T) {
 			t.Errorf("%d of 3 in the log", found)
 		}
 
-		walled := policy.Default()
-		walled.Enforced = true
-		l.set(walled)
+		enforced := policy.Default()
+		enforced.Enforced = true
+		l.set(enforced)
 		l.expect(l.guest, map[string]string{"dns 127.0.0.1:53 told.example.": "NXDOMAIN"})
 		l.until("the network's resolver hears of it", func() bool {
 			w := "dns 192.168.5.3:53 asked.told.example."
@@ -479,7 +479,7 @@ func TestFirewallInNamespaces(t *testing.T) {
 		l.expect(l.outside, map[string]string{"tcp 192.168.5.15:22 192.168.5.2": "open"})
 	})
 
-	t.Run("the door script closes too", func(t *testing.T) {
+	t.Run("the lockdown script closes too", func(t *testing.T) {
 		l.set(p)
 		if err := l.daemon.Process.Signal(syscall.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -489,7 +489,7 @@ func TestFirewallInNamespaces(t *testing.T) {
 		if _, err := os.Stat(Binary); err == nil {
 			t.Fatalf("%s is on this machine and would be run: remove it", Binary)
 		}
-		script := l.root + "/door.sh"
+		script := l.root + "/lockdown.sh"
 		if err := os.WriteFile(script, []byte(rules.LockdownScript()), 0o600); err != nil {
 			t.Fatal(err)
 		}

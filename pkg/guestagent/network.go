@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	maxFacts    = 1 << 20 // bytes read from any system file
+	maxSysFile  = 1 << 20 // bytes read from any system file
 	maxUpstream = 4
 )
 
@@ -142,7 +142,7 @@ func parseServers(text, keyword string, loopback bool) []netip.AddrPort {
 
 func (g Guest) text(path string) string { return readBounded(g.path(path)) }
 
-// readBounded returns the last maxFacts bytes of a file, or "" if the file cannot
+// readBounded returns the last maxSysFile bytes of a file, or "" if the file cannot
 // be read.
 func readBounded(path string) string {
 	f, err := os.Open(path)
@@ -154,12 +154,12 @@ func readBounded(path string) string {
 	if err != nil || !info.Mode().IsRegular() && info.Size() != 0 {
 		return ""
 	}
-	if info.Size() > maxFacts {
-		if _, err := f.Seek(-maxFacts, io.SeekEnd); err != nil {
+	if info.Size() > maxSysFile {
+		if _, err := f.Seek(-maxSysFile, io.SeekEnd); err != nil {
 			return ""
 		}
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFacts))
+	data, err := io.ReadAll(io.LimitReader(f, maxSysFile))
 	if err != nil {
 		return ""
 	}

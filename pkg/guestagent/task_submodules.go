@@ -59,8 +59,8 @@ func (c *collector) submodules(ctx context.Context, below, base string, depth in
 func (g taskGit) submodules(ctx context.Context, base string) (map[string]string, error) {
 	found := map[string]string{}
 	record := func(entry string, known bool) {
-		facts, name, _ := strings.Cut(entry, "\t") // mode [type] commit [stage]
-		f := strings.Fields(facts)
+		header, name, _ := strings.Cut(entry, "\t") // mode [type] commit [stage]
+		f := strings.Fields(header)
 		if len(f) < 3 || f[0] != "160000" || !filepath.IsLocal(name) || len(found) > maxSubmodules {
 			return
 		}

@@ -21,7 +21,7 @@ var sleepScript string
 // contains no secret.
 func BootScript() string {
 	return strings.NewReplacer(
-		"@DOOR@", strings.TrimSpace(rules.LockdownScript()),
+		"@LOCKDOWN@", strings.TrimSpace(rules.LockdownScript()),
 		"@USER@", ssh.Quote(User),
 		"@MARKER@", ssh.Quote(vm.ReadyMarker),
 	).Replace(bootScript)

@@ -5,9 +5,9 @@
 
 # Close the network before it is up. If that fails, the guest powers off: no session
 # is better than an open one.
-if ! sh <<'AGENT_DOOR'
-@DOOR@
-AGENT_DOOR
+if ! sh <<'AGENT_LOCKDOWN'
+@LOCKDOWN@
+AGENT_LOCKDOWN
 then
   echo 'agent-sessionizer: closing the network failed, powering off' >/dev/console
   systemctl poweroff --force --no-wall

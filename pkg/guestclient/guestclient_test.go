@@ -48,10 +48,10 @@ func TestBootScriptIsValidShell(t *testing.T) {
 	}
 }
 
-// TestDoorComesFirst checks that the boot script installs the lockdown rules first:
+// TestLockdownComesFirst checks that the boot script installs the lockdown rules first:
 // nothing before them needs or opens a network. Only a seed may skip the script,
 // because it installs the rules itself before it brings the network up.
-func TestDoorComesFirst(t *testing.T) {
+func TestLockdownComesFirst(t *testing.T) {
 	seeded := false
 	for _, line := range strings.Split(BootScript(), "\n") {
 		switch {
@@ -60,7 +60,7 @@ func TestDoorComesFirst(t *testing.T) {
 		case line == `[ "${AGENT_SEED-}" != 1 ] || exit 0` && !seeded:
 			seeded = true
 			continue
-		case line != "if ! sh <<'AGENT_DOOR'":
+		case line != "if ! sh <<'AGENT_LOCKDOWN'":
 			t.Fatalf("the first command is %q", line)
 		}
 		return
@@ -93,19 +93,19 @@ func TestOnlyAGoldenCloneSleeps(t *testing.T) {
 	}
 }
 
-// TestNoDoorNoGuest checks that a guest whose lockdown rules cannot be installed powers
+// TestNoLockdownNoGuest checks that a guest whose lockdown rules cannot be installed powers
 // off and gets no further.
-func TestNoDoorNoGuest(t *testing.T) {
+func TestNoLockdownNoGuest(t *testing.T) {
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
 	script := BootScript()
 	to := strings.Index(script, "# Report over the serial")
 	from := strings.Index(script, "if ! sh")
-	door := strings.Index(script, "\nAGENT_DOOR\n")
-	if from < 0 || to < from || door < from {
+	end := strings.Index(script, "\nAGENT_LOCKDOWN\n")
+	if from < 0 || to < from || end < from {
 		t.Fatal("the script has changed; see what this test runs")
 	}
-	script = "systemctl() { echo \"systemctl $*\" >>'" + log + "'; }\nif ! sh <<'AGENT_DOOR'\nexit 1" + script[door:to] + "\necho on >>'" + log + "'\n"
+	script = "systemctl() { echo \"systemctl $*\" >>'" + log + "'; }\nif ! sh <<'AGENT_LOCKDOWN'\nexit 1" + script[end:to] + "\necho on >>'" + log + "'\n"
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(script, "/dev/console", "/dev/null"))
 	if err := cmd.Run(); err == nil {
 		t.Error("it succeeded")

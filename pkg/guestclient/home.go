@@ -17,7 +17,7 @@ func (g Guest) BringDotfiles(ctx context.Context, archive io.Reader, first bool)
 	return g.home(ctx, archive, nil, "bring", "--first="+strconv.FormatBool(first))
 }
 
-// SavePatterns defines the saved home: which files of the agent's home directory are kept.
+// SavePatterns defines the saved home: which files of the agent's home directory are saved.
 type SavePatterns struct {
 	Patterns homearchive.Patterns
 	Not      string // an entry of the home directory to leave out: the checkout

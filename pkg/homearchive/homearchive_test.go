@@ -329,7 +329,7 @@ func TestBringOfHalfAnArchive(t *testing.T) {
 	}
 }
 
-func (tr tree) keep(o SaveOptions) ([]byte, string) {
+func (tr tree) save(o SaveOptions) ([]byte, string) {
 	tr.t.Helper()
 	var b bytes.Buffer
 	left, err := Save(&b, tr.Root, o)
@@ -339,7 +339,7 @@ func (tr tree) keep(o SaveOptions) ([]byte, string) {
 	return b.Bytes(), told(left)
 }
 
-func TestKeepAndRestore(t *testing.T) {
+func TestSaveAndRestore(t *testing.T) {
 	outside := newTree(t, map[string]string{"file": "outside"})
 	old := newTree(t, map[string]string{
 		".claude/projects/p/1.jsonl": "one", ".claude/projects/p/2.jsonl": "two", ".claude/settings.json": "as brought", ".claude/.credentials.json": "login",
@@ -354,7 +354,7 @@ func TestKeepAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := append(Agents(), ".zsh_history", ".claude", "project", "*/.claude")
-	archive, left := old.keep(SaveOptions{
+	archive, left := old.save(SaveOptions{
 		Patterns: all, Not: "project", Bounds: SaveBounds(1 << 20),
 		Ours: func(name string, _ fs.FileMode, content []byte) bool { return string(content) == "as brought" },
 	})
@@ -396,7 +396,7 @@ func TestKeepAndRestore(t *testing.T) {
 }
 
 // TestRestoreOfAHostileArchive checks that files which a guest adds to its archive,
-// beyond those to be kept, do not reach the next guest.
+// beyond those to be saved, do not reach the next guest.
 func TestRestoreOfAHostileArchive(t *testing.T) {
 	archive := pack(t,
 		file(".claude/projects/fine", "fine"), file(".bashrc", "evil"), file(".ssh/authorized_keys", "evil"), file(".claude/.credentials.json", "evil"),
@@ -418,8 +418,8 @@ func TestRestoreOfAHostileArchive(t *testing.T) {
 	}
 }
 
-// TestKeepTakesTheNewest checks that the newest files are kept if there are too many.
-func TestKeepTakesTheNewest(t *testing.T) {
+// TestSaveTakesTheNewest checks that the newest files are saved if there are too many.
+func TestSaveTakesTheNewest(t *testing.T) {
 	tr := newTree(t, nil)
 	for i := range 6 {
 		name := fmt.Sprintf("t/%d", i)
@@ -429,15 +429,15 @@ func TestKeepTakesTheNewest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	archive, left := tr.keep(SaveOptions{Patterns: Patterns{"t"}, Bounds: SaveBounds(2500)})
+	archive, left := tr.save(SaveOptions{Patterns: Patterns{"t"}, Bounds: SaveBounds(2500)})
 	if got := names(t, archive); !slices.Equal(got, []string{"t/4", "t/1"}) {
 		t.Errorf("%q", got)
 	}
 	if !strings.Contains(left, "4 older files") || len(archive) > 2500 {
 		t.Errorf("%d bytes, %q", len(archive), left)
 	}
-	if archive, _ = tr.keep(SaveOptions{Patterns: Patterns{"none"}, Bounds: SaveBounds(2500)}); len(names(t, archive)) != 0 {
-		t.Error("something is kept that nobody asked for")
+	if archive, _ = tr.save(SaveOptions{Patterns: Patterns{"none"}, Bounds: SaveBounds(2500)}); len(names(t, archive)) != 0 {
+		t.Error("something is saved that nobody asked for")
 	}
 }
 
@@ -468,15 +468,15 @@ func (w *lossy) Write(p []byte) (int, error) {
 func TestArchivesThatCannotBeWritten(t *testing.T) {
 	tr := newTree(t, map[string]string{"a": "one", "b/c": "two"})
 	whole, _ := tr.dotfiles()
-	kept, _ := tr.keep(SaveOptions{Patterns: Patterns{"a", "b"}, Bounds: SaveBounds(1 << 20)})
+	saved, _ := tr.save(SaveOptions{Patterns: Patterns{"a", "b"}, Bounds: SaveBounds(1 << 20)})
 	for n := range whole {
 		if _, err := Dotfiles(&lossy{n}, tr.Root, ""); err == nil || !strings.Contains(err.Error(), "disk full") {
 			t.Errorf("dotfiles after %d bytes: %v", n, err)
 		}
 	}
-	for n := range kept {
+	for n := range saved {
 		if _, err := Save(&lossy{n}, tr.Root, SaveOptions{Patterns: Patterns{"a", "b"}, Bounds: SaveBounds(1 << 20)}); err == nil || !strings.Contains(err.Error(), "disk full") {
-			t.Errorf("what is kept after %d bytes: %v", n, err)
+			t.Errorf("what is saved after %d bytes: %v", n, err)
 		}
 	}
 	gone := newTree(t, nil)
@@ -485,7 +485,7 @@ func TestArchivesThatCannotBeWritten(t *testing.T) {
 		t.Error("dotfiles of a directory that cannot be read")
 	}
 	if _, err := Save(&bytes.Buffer{}, gone.Root, SaveOptions{Bounds: SaveBounds(1 << 20)}); err == nil {
-		t.Error("nothing of a home directory that cannot be read is kept")
+		t.Error("nothing of a home directory that cannot be read is saved")
 	}
 }
 
@@ -523,22 +523,22 @@ func TestWhatIsLeftOutIsTold(t *testing.T) {
 	}
 }
 
-// TestKeepAtItsBounds checks that a file at the bound is kept, and that a file with one
+// TestSaveAtItsBounds checks that a file at the bound is saved, and that a file with one
 // more byte is left out and reported.
-func TestKeepAtItsBounds(t *testing.T) {
+func TestSaveAtItsBounds(t *testing.T) {
 	tr := newTree(t, map[string]string{"t/fits": "12345", "t/large": "123456"})
 	bounds := Bounds{Entries: 10, File: 5, Total: 1 << 20}
-	archive, left := tr.keep(SaveOptions{Patterns: Patterns{"t"}, Bounds: bounds})
+	archive, left := tr.save(SaveOptions{Patterns: Patterns{"t"}, Bounds: bounds})
 	if got := names(t, archive); !slices.Equal(got, []string{"t/fits"}) || left != "t/large: larger than 0 MiB" {
 		t.Errorf("%q, %q", got, left)
 	}
 	one := frame("t/fits") + 5 + EmptySize
-	archive, left = tr.keep(SaveOptions{Patterns: Patterns{"t/fits"}, Bounds: Bounds{Entries: 1, File: 5, Total: one}})
+	archive, left = tr.save(SaveOptions{Patterns: Patterns{"t/fits"}, Bounds: Bounds{Entries: 1, File: 5, Total: one}})
 	if got := names(t, archive); len(got) != 1 || left != "" || int64(len(archive)) != one {
 		t.Errorf("%q, %q, %d bytes of %d", got, left, len(archive), one)
 	}
 	for _, bounds := range []Bounds{{Entries: 1, File: 5, Total: one - 1}, {Entries: 0, File: 5, Total: one}} {
-		archive, left = tr.keep(SaveOptions{Patterns: Patterns{"t/fits"}, Bounds: bounds})
+		archive, left = tr.save(SaveOptions{Patterns: Patterns{"t/fits"}, Bounds: bounds})
 		if got := names(t, archive); len(got) != 0 || !strings.HasPrefix(left, "1 older files") {
 			t.Errorf("%+v: %q, %q", bounds, got, left)
 		}

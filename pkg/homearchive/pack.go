@@ -133,7 +133,7 @@ func resolveLink(dir *os.Root, name string) (target string, ok bool, err error) 
 	return target, !path.IsAbs(target) && to != ".." && !strings.HasPrefix(to, "../"), nil
 }
 
-// SaveOptions defines which files of a home directory are kept.
+// SaveOptions defines which files of a home directory are saved.
 type SaveOptions struct {
 	Patterns Patterns
 	Not      string // an entry of the home directory to leave out: the checkout
@@ -151,7 +151,7 @@ func SaveBounds(total int64) Bounds { return Bounds{Entries: 20_000, File: 64 <<
 const manyFiles = 200_000
 
 // Save writes an archive of the files that the patterns match, newest first, as far as
-// the bounds allow. It keeps no links and no credentials.
+// the bounds allow. It saves no links and no credentials.
 func Save(w io.Writer, home *os.Root, o SaveOptions) ([]Left, error) {
 	out, err := newWriter(w, o.Bounds)
 	if err != nil {

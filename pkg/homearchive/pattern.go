@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Patterns selects the files to keep: paths below the home directory, whose parts may
+// Patterns selects the files to save: paths below the home directory, whose parts may
 // contain *, ? and […]. A pattern that matches a directory selects everything in it.
 type Patterns []string
 

@@ -114,7 +114,7 @@ type RestoreOptions struct {
 	Bounds   Bounds
 }
 
-// Restore unpacks an archive of Keep into home: only files that match the patterns, and
+// Restore unpacks an archive of Save into home: only files that match the patterns, and
 // no credentials. Another guest made the archive.
 func Restore(home *os.Root, archive io.Reader, o RestoreOptions) ([]Left, error) {
 	in, err := newReader(archive, o.Bounds)

@@ -1,7 +1,7 @@
 // Package keeper runs one session or one task to rest. It is the detached process
 // behind each session or task that is being made, runs, or is being removed.
 //
-// It takes its charge's lock, which shows other processes that it runs. It then works
+// It takes its subject's lock, which shows other processes that it runs. It then works
 // towards the desired phase in the store until nothing is left to do. It may be killed
 // at any line; the next command starts another.
 package keeper
@@ -27,16 +27,16 @@ type Subject interface {
 	Lock() string
 	// Look reads the current state.
 	Look(ctx context.Context) (State, error)
-	// Next does the work that brings the charge one phase nearer to the desired one. It
+	// Next does the work that brings the subject one phase nearer to the desired one. It
 	// returns when ctx is cancelled because the desired phase changed. It may be called
 	// again after any error.
 	Next(ctx context.Context) error
-	// Left is called when the keeper is done with the charge, whether it had the lock
+	// Left is called when the keeper is done with the subject, whether it had the lock
 	// or not.
 	Left(ctx context.Context) error
 }
 
-// State is the part of a charge's state that a keeper needs.
+// State is the part of a subject's state that a keeper needs.
 type State struct {
 	Phase, Desired string
 	Rest           bool // nothing runs and nothing is left to do
@@ -74,7 +74,7 @@ func work(ctx context.Context, log *slog.Logger, c Subject) error {
 		if s.Rest {
 			return nil
 		}
-		log.InfoContext(ctx, "working", "phase", s.Phase, "want", s.Desired)
+		log.InfoContext(ctx, "working", "phase", s.Phase, "desired", s.Desired)
 		if s.Quiet {
 			tuneGC()
 		}
@@ -90,7 +90,7 @@ func work(ctx context.Context, log *slog.Logger, c Subject) error {
 		// step from being done or recorded: a full disk, or a VM that cannot be removed
 		// now. The desired phase is in the row, so retry, each time after a longer
 		// delay.
-		log.ErrorContext(ctx, "retrying", "phase", s.Phase, "want", s.Desired, "in", retry, "error", err)
+		log.ErrorContext(ctx, "retrying", "phase", s.Phase, "desired", s.Desired, "in", retry, "error", err)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
@@ -123,14 +123,14 @@ func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*store.Lock, er
 		if err != nil {
 			return nil, err
 		}
-		// The charge is served and its keeper lives, because a ready session keeps its
+		// The subject is served and its keeper lives, because a ready session keeps its
 		// keeper. Do not conclude this on the first try, as another command's
 		// store.Held may have held the lock for a moment.
 		if s.Rest || tries > 0 && s.Served {
 			return nil, nil
 		}
 		if tries == 0 {
-			log.InfoContext(ctx, "waiting for the active keeper", "phase", s.Phase, "want", s.Desired)
+			log.InfoContext(ctx, "waiting for the active keeper", "phase", s.Phase, "desired", s.Desired)
 		}
 		select {
 		case <-tick.C:
@@ -141,8 +141,8 @@ func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*store.Lock, er
 }
 
 // waitDesiredChange calls Next with a context that ends when the desired phase is no
-// longer want.
-func waitDesiredChange(ctx context.Context, log *slog.Logger, c Subject, want string) error {
+// longer the given one.
+func waitDesiredChange(ctx context.Context, log *slog.Logger, c Subject, desired string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -162,7 +162,7 @@ func waitDesiredChange(ctx context.Context, log *slog.Logger, c Subject, want st
 				}
 				continue
 			}
-			if s.Desired != want {
+			if s.Desired != desired {
 				cancel()
 				return
 			}

@@ -107,7 +107,7 @@ type world struct {
 	drv *driver
 }
 
-func newWorld(t *testing.T, phase, want session.Phase, facts session.Status) *world {
+func newWorld(t *testing.T, phase, desired session.Phase, status session.Status) *world {
 	t.Helper()
 	dir := t.TempDir()
 	w, err := newWorker(t.Context(), dir)
@@ -117,12 +117,12 @@ func newWorld(t *testing.T, phase, want session.Phase, facts session.Status) *wo
 	t.Cleanup(func() { _ = w.Store.Close() })
 	drv := &driver{}
 	w.Driver = drv
-	raw, err := json.Marshal(facts)
+	raw, err := json.Marshal(status)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, _, err = w.Store.Create(t.Context(), store.Session{
-		ID: id, Name: "agent-o-r-aaaa11", RepoKey: "k", Repo: "o/r", Phase: string(phase), Desired: string(want), Spec: json.RawMessage("{}"),
+		ID: id, Name: "agent-o-r-aaaa11", RepoKey: "k", Repo: "o/r", Phase: string(phase), Desired: string(desired), Spec: json.RawMessage("{}"),
 	}, store.Event{Kind: "made"}, func([]store.Session) error { return nil })
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func (w *world) is(t *testing.T, phase session.Phase) session.Session {
 	return s
 }
 
-func (w *world) want(t *testing.T, phase session.Phase) {
+func (w *world) setDesired(t *testing.T, phase session.Phase) {
 	t.Helper()
 	s, err := w.Get(t.Context(), id)
 	if err == nil {
@@ -175,13 +175,13 @@ func ended(t *testing.T, end <-chan error) error {
 }
 
 func TestNothingToDo(t *testing.T) {
-	for _, c := range []struct{ phase, want session.Phase }{
+	for _, c := range []struct{ phase, desired session.Phase }{
 		{session.Stopped, session.Stopped},
 		{session.Broken, session.Ready},
 		{session.Broken, session.Stopped},
 		{session.Gone, session.Gone},
 	} {
-		w := newWorld(t, c.phase, c.want, session.Status{})
+		w := newWorld(t, c.phase, c.desired, session.Status{})
 		before := lastSeq(t, w.Store, id)
 		if err := run(t.Context(), w.Worker); err != nil {
 			t.Errorf("%s, desired %s: run = %v, want nil", c.phase, c.want, err)
@@ -211,7 +211,7 @@ func TestFailedStopIsNotRepeated(t *testing.T) {
 		t.Errorf("error of the broken session = %q (hint %q), want both", s.ErrorMessage, s.ErrorHint)
 	}
 	w.drv.stop = func(context.Context) error { n++; return nil }
-	w.want(t, session.Stopped) // once more, because a user asks
+	w.setDesired(t, session.Stopped) // once more, because a user asks
 	if err := ended(t, w.run(t.Context())); err != nil || n != 2 {
 		t.Fatalf("keeper = %v after %d stops, want nil, 2", err, n)
 	}
@@ -246,7 +246,7 @@ func TestChangedWantCallsWorkOff(t *testing.T) {
 	w.drv.remove = func(ctx context.Context) error { return ctx.Err() } // its own context must not be cancelled
 	end := w.run(t.Context())
 	<-working
-	w.want(t, session.Gone)
+	w.setDesired(t, session.Gone)
 	if err := ended(t, end); err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// Session is a session as a Charge.
+// Session is a session as a Subject.
 type Session struct {
 	Worker *session.Worker
 	ID     string
@@ -59,7 +59,7 @@ func (c *Session) Left(ctx context.Context) error {
 	return nil
 }
 
-// Task is a task as a Charge.
+// Task is a task as a Subject.
 type Task struct {
 	Worker *task.Worker
 	ID     string

@@ -47,11 +47,11 @@ func newPicker(t *testing.T, env ...string) *Picker {
 
 // row is a session to put into the store.
 type row struct {
-	id, key, slug string
-	path, url     string
-	phase, want   session.Phase
-	facts         session.Status
-	err, hint     string
+	id, key, slug  string
+	path, url      string
+	phase, desired session.Phase
+	status         session.Status
+	err, hint      string
 }
 
 func (p *Picker) put(t *testing.T, r row) {
@@ -66,11 +66,11 @@ func (p *Picker) put(t *testing.T, r row) {
 	if r.key == "" {
 		r.key = "github.com/" + r.slug
 	}
-	if r.want == "" {
-		r.want = r.phase
+	if r.desired == "" {
+		r.desired = r.phase
 	}
-	if r.want == session.Broken {
-		r.want = session.Ready
+	if r.desired == session.Broken {
+		r.desired = session.Ready
 	}
 	_, _, err := p.Manager.Store.Create(t.Context(), store.Session{
 		ID: r.id, Name: "agent-" + r.id, RepoKey: r.key, Repo: r.slug, Phase: "creating", Desired: "ready",
@@ -83,7 +83,7 @@ func (p *Picker) put(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	_, err = p.Manager.Store.Update(t.Context(), r.id, func(row *store.Session) (store.Event, error) {
-		row.Phase, row.Desired, row.Status = string(r.phase), string(r.want), marshal(r.facts)
+		row.Phase, row.Desired, row.Status = string(r.phase), string(r.desired), marshal(r.status)
 		row.SetError("", r.err, r.hint)
 		return store.Event{Kind: "phase", Data: []byte("{}")}, nil
 	})

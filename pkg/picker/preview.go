@@ -18,8 +18,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
-// journalTime limits how long a preview reads the decision log.
-const journalTime = 200 * time.Millisecond
+// decisionLogTime limits how long a preview reads the decision log.
+const decisionLogTime = 200 * time.Millisecond
 
 // maxPreview limits the window size that fzf reports.
 const maxPreview = 1000
@@ -170,7 +170,7 @@ func (p *Picker) step(ctx context.Context, s session.Session) string {
 // denied returns what the gateway has denied since the user last visited, the most
 // frequent first.
 func (p *Picker) denied(ctx context.Context, s session.Session) string {
-	ctx, cancel := context.WithTimeout(ctx, journalTime)
+	ctx, cancel := context.WithTimeout(ctx, decisionLogTime)
 	defer cancel()
 	all, err := p.Manager.DeniedSince(ctx, s, s.Status.Attached)
 	if err != nil || len(all) == 0 {

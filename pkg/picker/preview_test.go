@@ -34,9 +34,9 @@ func wants(t *testing.T, text string, all ...string) {
 
 func TestPreview(t *testing.T) {
 	p := newPicker(t)
-	facts := attention(guestproto.AgentBlocked, "Bash: rm -rf build", time.Now().Add(-3*time.Minute))
-	facts.Ports = []session.PublishedPort{{Guest: 3000, Host: 40000}, {Guest: 1, Error: "in use"}, {Guest: 2, Close: true}}
-	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/r", phase: session.Ready, facts: facts})
+	status := attention(guestproto.AgentBlocked, "Bash: rm -rf build", time.Now().Add(-3*time.Minute))
+	status.Ports = []session.PublishedPort{{Guest: 3000, Host: 40000}, {Guest: 1, Error: "in use"}, {Guest: 2, Close: true}}
+	p.put(t, row{id: "aaaaaaaaaaaa", slug: "o/r", phase: session.Ready, status: status})
 	p.observation(t, "aaaaaaaaaaaa", guestproto.Observation{
 		Window: "claude", Screen: []string{"first", "  indented   twice", "Do you want to proceed?", "", ""},
 		Changes: &guestproto.Changes{Branch: "fix", Commits: 1, Files: 2, Insertions: 30, Deletions: 4},
@@ -60,8 +60,8 @@ func TestPreview(t *testing.T) {
 	p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/b", phase: session.Broken, err: "no space left on device", hint: "df -h"})
 	wants(t, preview(t, p, "s:bbbbbbbbbbbb", 80, 40), "broken", "no space left on device\n", "hint: df -h\n")
 
-	work := session.Status{Work: &repo.WorkState{Branch: "main", Ahead: 2, Dirty: 1}, Attention: facts.Attention}
-	p.put(t, row{id: "cccccccccccc", slug: "o/c", phase: session.Stopped, facts: work})
+	work := session.Status{Work: &repo.WorkState{Branch: "main", Ahead: 2, Dirty: 1}, Attention: status.Attention}
+	p.put(t, row{id: "cccccccccccc", slug: "o/c", phase: session.Stopped, status: work})
 	stopped := preview(t, p, "s:cccccccccccc", 80, 40)
 	wants(t, stopped, "stopped", "would lose: 2 commits neither pushed nor fetched, 1 changed file")
 	if strings.Contains(stopped, "claude") {
@@ -85,9 +85,9 @@ func TestPreview(t *testing.T) {
 func TestPreviewIsHarmless(t *testing.T) {
 	p := newPicker(t)
 	long := strings.Repeat(hostile, 300)
-	facts := attention(guestproto.AgentBlocked, long, time.Now())
-	facts.Attention.Agent = long
-	p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/x", slug: hostile, phase: session.Ready, facts: facts, err: long, hint: long})
+	status := attention(guestproto.AgentBlocked, long, time.Now())
+	status.Attention.Agent = long
+	p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/x", slug: hostile, phase: session.Ready, status: status, err: long, hint: long})
 	g := guestproto.Observation{Window: long, Changes: &guestproto.Changes{Branch: long, Commits: -1 << 60, Insertions: 1 << 60}, Machine: &guestproto.Machine{Load: 1e300, MemUsed: -1}}
 	for range 1200 {
 		g.Screen = append(g.Screen, long[:2*maxText])

@@ -38,23 +38,23 @@ func TestOrder(t *testing.T) {
 	seen.Attached = ago(time.Hour)
 	for i, r := range []row{
 		{slug: "o/stopped", phase: session.Stopped},
-		{slug: "o/zz-idle", phase: session.Ready, facts: attention(guestproto.AgentIdle, "", ago(time.Hour))},
-		{slug: "o/creating", phase: session.Creating, want: session.Ready},
-		{slug: "o/working-b", phase: session.Ready, facts: attention(guestproto.AgentWorking, "", ago(9*time.Hour))},
-		{slug: "o/working-a", phase: session.Ready, facts: attention(guestproto.AgentWorking, "", ago(time.Hour))},
-		{slug: "o/done", phase: session.Ready, facts: attention(guestproto.AgentDone, "", ago(3*time.Hour))},
-		{slug: "o/seen", phase: session.Ready, facts: seen},
-		{slug: "o/blocked-short", phase: session.Ready, facts: attention(guestproto.AgentBlocked, "Bash", ago(time.Minute))},
-		{slug: "o/blocked-long", phase: session.Ready, facts: attention(guestproto.AgentBlocked, "Bash", ago(2*time.Hour))},
+		{slug: "o/zz-idle", phase: session.Ready, status: attention(guestproto.AgentIdle, "", ago(time.Hour))},
+		{slug: "o/creating", phase: session.Creating, desired: session.Ready},
+		{slug: "o/working-b", phase: session.Ready, status: attention(guestproto.AgentWorking, "", ago(9*time.Hour))},
+		{slug: "o/working-a", phase: session.Ready, status: attention(guestproto.AgentWorking, "", ago(time.Hour))},
+		{slug: "o/done", phase: session.Ready, status: attention(guestproto.AgentDone, "", ago(3*time.Hour))},
+		{slug: "o/seen", phase: session.Ready, status: seen},
+		{slug: "o/blocked-short", phase: session.Ready, status: attention(guestproto.AgentBlocked, "Bash", ago(time.Minute))},
+		{slug: "o/blocked-long", phase: session.Ready, status: attention(guestproto.AgentBlocked, "Bash", ago(2*time.Hour))},
 		{slug: "o/broken", phase: session.Broken, err: "no space"},
-		{slug: "o/error", phase: session.Ready, facts: attention(guestproto.AgentError, "API", ago(5*time.Hour))},
+		{slug: "o/error", phase: session.Ready, status: attention(guestproto.AgentError, "API", ago(5*time.Hour))},
 		{slug: "o/plain", phase: session.Ready},
-		{slug: "o/stopping", phase: session.Ready, want: session.Stopped},
-		{slug: "o/going", phase: session.Stopped, want: session.Gone},
-		{slug: "o/waking", phase: session.Stopped, want: session.Ready},
+		{slug: "o/stopping", phase: session.Ready, desired: session.Stopped},
+		{slug: "o/going", phase: session.Stopped, desired: session.Gone},
+		{slug: "o/waking", phase: session.Stopped, desired: session.Ready},
 		// An agent's state from before its VM was stopped no longer matters.
-		{slug: "o/asleep", phase: session.Stopped, facts: attention(guestproto.AgentBlocked, "Bash", ago(time.Hour))},
-		{slug: "o/exited", phase: session.Ready, facts: attention(guestproto.AgentGone, "", ago(time.Hour))},
+		{slug: "o/asleep", phase: session.Stopped, status: attention(guestproto.AgentBlocked, "Bash", ago(time.Hour))},
+		{slug: "o/exited", phase: session.Ready, status: attention(guestproto.AgentGone, "", ago(time.Hour))},
 	} {
 		r.id = fmt.Sprintf("%012x", i)
 		p.put(t, r)
@@ -88,9 +88,9 @@ var keyRE = regexp.MustCompile(`^([sr]:[A-Za-z0-9_-]+|-)$`)
 func TestRowsAreHarmless(t *testing.T) {
 	for _, env := range [][]string{{"NO_COLOR=1"}, {"CLICOLOR_FORCE=1"}} {
 		p := newPicker(t, env...)
-		facts := attention(guestproto.AgentBlocked, strings.Repeat(hostile, 50), time.Now())
-		p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/a", slug: strings.Repeat(hostile, 50), phase: session.Ready, facts: facts})
-		p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/short", phase: session.Ready, facts: attention(guestproto.AgentBlocked, "x", time.Now())})
+		status := attention(guestproto.AgentBlocked, strings.Repeat(hostile, 50), time.Now())
+		p.put(t, row{id: "aaaaaaaaaaaa", key: "local:/a", slug: strings.Repeat(hostile, 50), phase: session.Ready, status: status})
+		p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/short", phase: session.Ready, status: attention(guestproto.AgentBlocked, "x", time.Now())})
 		p.put(t, row{id: "cccccccccccc", key: "local:/c", slug: "piled" + strings.Repeat("\u0301", 900), phase: session.Broken, err: hostile})
 		p.observation(t, "aaaaaaaaaaaa", guestproto.Observation{Changes: &guestproto.Changes{Branch: strings.Repeat(hostile, 9), Commits: 3}})
 		p.Listed = []string{"o/r", "/tmp/x'$(touch y)'", "https://x.example/`id`", hostile}

@@ -79,7 +79,7 @@ type Policy struct {
 
 	// Enforced says that the host's gateway enforces this policy as well. The guest may
 	// then ask its resolver, which is that gateway, about denied names.
-	Enforced bool `json:"walled,omitempty"`
+	Enforced bool `json:"enforced,omitempty"`
 
 	once   sync.Once
 	names  index

@@ -167,7 +167,7 @@ func FuzzTighten(f *testing.F) {
 }
 
 func FuzzUnmarshal(f *testing.F) {
-	f.Add([]byte(`{"version":2,"mode":"open","names":[{"pattern":"*.a.org","ports":[22]}],"denied":[{"pattern":"b.a.org"}],"ports":[443],"host_services":["127.0.0.1:1"],"walled":true}`))
+	f.Add([]byte(`{"version":2,"mode":"open","names":[{"pattern":"*.a.org","ports":[22]}],"denied":[{"pattern":"b.a.org"}],"ports":[443],"host_services":["127.0.0.1:1"],"enforced":true}`))
 	f.Add([]byte(`{"version":2,"names":null}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := policy.Unmarshal(data)

@@ -67,12 +67,12 @@ func (r *rig) vm(id string) (checkout string) {
 	if err := os.WriteFile(filepath.Join(paths.SessionDir(id), "ssh_key"), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := json.Marshal(session.Status{Dir: checkout, Root: m.Root, Endpoint: ep, Secrets: guestclient.Delivered{Values: 2, Bytes: 1000}})
+	status, err := json.Marshal(session.Status{Dir: checkout, Root: m.Root, Endpoint: ep, Secrets: guestclient.Delivered{Values: 2, Bytes: 1000}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Status = facts
+		row.Status = status
 		return store.Event{}, nil
 	}); err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ func (s *Server) notify(state string) {
 }
 
 // watchdog notifies systemd at intervals. It does so only if a request succeeds on
-// the whole path through the socket, the guard and the router to the store.
+// the whole path through the socket, the middleware and the router to the store.
 func (s *Server) watchdog(ctx context.Context, socket string) {
 	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || every == 0 {

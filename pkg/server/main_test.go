@@ -417,7 +417,7 @@ func (r *rig) session(id string) string {
 	r.t.Helper()
 	_, _, err := r.store.Create(r.t.Context(), store.Session{
 		ID: id, Name: "agent-acme-app-" + id[:6], RepoKey: "github.com/acme/" + id, Repo: "acme/app", Phase: "ready", Desired: "ready",
-		Spec: json.RawMessage(`{"repo":{"key":"github.com/acme/app","slug":"acme/app"},"image":"none","resources":{"cpus":1,"memory":536870912,"disk":4294967296},"walled":false}`),
+		Spec: json.RawMessage(`{"repo":{"key":"github.com/acme/app","slug":"acme/app"},"image":"none","resources":{"cpus":1,"memory":536870912,"disk":4294967296},"enforced":false}`),
 	}, store.Event{Kind: "phase"}, func([]store.Session) error { return nil })
 	if err != nil {
 		r.t.Fatal(err)

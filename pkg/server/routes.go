@@ -39,7 +39,7 @@ type document struct {
 	json, yaml []byte
 }
 
-// everywhere lists the statuses that any route may return: from the guard, from
+// everywhere lists the statuses that any route may return: from the middleware, from
 // parameter checks, and for problems of the host.
 var everywhere = []int{400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504}
 

@@ -199,7 +199,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 
 	// Open both listeners before serving: an address in use must not cost a client
 	// its response.
-	var doors []endpoint
+	var endpoints []endpoint
 	var listeners []net.Listener
 	closeAll := func() {
 		for _, l := range listeners {
@@ -211,21 +211,21 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 		if err != nil {
 			return err
 		}
-		listeners, doors = append(listeners, l), append(doors, d)
+		listeners, endpoints = append(listeners, l), append(endpoints, d)
 	}
 	own, err := listenUnix(ctx, Socket(paths.State), s.log)
 	if err != nil {
 		closeAll()
 		return err
 	}
-	listeners, doors = append(listeners, own), append(doors, endpoint{own: true})
+	listeners, endpoints = append(listeners, own), append(endpoints, endpoint{own: true})
 
 	base, abandon := context.WithCancel(context.WithoutCancel(ctx)) // requests may finish, up to the shutdown limit
 	defer abandon()
 	ended := make(chan error, len(listeners))
 	var servers []*http.Server
 	for i, l := range listeners {
-		srv := s.server(base, doors[i])
+		srv := s.server(base, endpoints[i])
 		servers = append(servers, srv)
 		go func() { ended <- srv.Serve(netutil.LimitListener(l, s.limits.Conns)) }()
 	}

@@ -244,13 +244,13 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	return &listOutput{page}, nil
 }
 
-func (s *Server) setDesired(ctx context.Context, id string, want task.DesiredPhase) (task.Task, error) {
+func (s *Server) setDesired(ctx context.Context, id string, desired task.DesiredPhase) (task.Task, error) {
 	t, err := s.task(ctx, id)
 	if err != nil {
 		return task.Task{}, err
 	}
 	req := requestOf(ctx)
-	if t, err = s.tasks.SetDesired(ctx, t, want, task.Client{Actor: req.who.Name, Permission: req.who.may}); err != nil {
+	if t, err = s.tasks.SetDesired(ctx, t, desired, task.Client{Actor: req.who.Name, Permission: req.who.may}); err != nil {
 		return task.Task{}, err
 	}
 	s.submitted() // a slot may be free

@@ -49,8 +49,8 @@ func (m *Manager) measureCapacity() (Host, error) {
 	if err != nil || h.FreeMemory == 0 {
 		return h, err
 	}
-	spares, err := golden.Standbys(m.Config.Paths.Pool())
-	for _, s := range spares {
+	standbys, err := golden.Standbys(m.Config.Paths.Pool())
+	for _, s := range standbys {
 		h.FreeMemory += config.Size(s.Memory) / 2
 	}
 	return h, err

@@ -129,7 +129,7 @@ func (l *statusWatcher) recordObservation(ctx context.Context, g guestproto.Obse
 	if l.told.Allow() {
 		s, err = l.w.appendFromGuest(ctx, l.id, event(EventAttention, now), note)
 	} else {
-		s, err = l.w.facts(ctx, l.id, store.Event{}, note)
+		s, err = l.w.updateStatus(ctx, l.id, store.Event{}, note)
 	}
 	if err != nil {
 		return err

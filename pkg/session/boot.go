@@ -99,7 +99,7 @@ func (w *Worker) start(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
+	*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
 	return err
 }
 
@@ -194,7 +194,7 @@ func (w *Worker) startVM(ctx context.Context, s *Session, accel vm.Accel) error 
 		if err != nil {
 			return err
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
+		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
 		return err
 	})
 }
@@ -203,14 +203,14 @@ func (w *Worker) startVM(ctx context.Context, s *Session, accel vm.Accel) error 
 func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare) error {
 	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
 		// A standby VM that was taken before an interruption.
-		spare, err := golden.ReadStandby(w.standbyDir(s.ID))
+		standby, err := golden.ReadStandby(w.standbyDir(s.ID))
 		if err == nil {
-			return w.adoptStandby(ctx, s, spare)
+			return w.adoptStandby(ctx, s, standby)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		// Keep an existing VM; the facts record what it was made from.
+		// Keep an existing VM; the status records what it was made from.
 		if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
 			return nil
 		}
@@ -235,12 +235,12 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 			return err
 		}
 		if start.Standbys.Name != "" && s.Spec.Enforced { // every standby VM has a gateway
-			spare, ok, err := w.Golden.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
+			standby, ok, err := w.Golden.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
 			if err != nil {
 				return err
 			}
 			if ok {
-				return w.adoptStandby(ctx, s, spare)
+				return w.adoptStandby(ctx, s, standby)
 			}
 		}
 		if err := w.freeStandbyMemory(ctx, r.Memory); err != nil {
@@ -255,7 +255,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 				return err
 			}
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) {
+		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 			f.From, f.VM, f.Warm, f.Provisioned, f.Program = start.From, "", start.Warm.Path, provisioned, program
 		})
 		if err != nil {

@@ -99,7 +99,7 @@ func (w *Worker) installFirewall(ctx context.Context, s *Session, g guestclient.
 			return err
 		}
 		if key != s.Status.Program {
-			if *s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Program = key }); err != nil {
+			if *s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Program = key }); err != nil {
 				return err
 			}
 		}
@@ -137,7 +137,7 @@ func (w *Worker) readProject(ctx context.Context, s *Session, g repo.Guest, src 
 	if project == nil && s.Status.Project == nil {
 		return nil
 	}
-	*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Project = project })
+	*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Project = project })
 	return err
 }
 
@@ -194,7 +194,7 @@ func (w *Worker) provision(ctx context.Context, s *Session, g guestclient.Guest)
 		if err != nil {
 			return err
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Provisioned = key })
+		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Provisioned = key })
 		return err
 	})
 }
@@ -209,7 +209,7 @@ func (w *Worker) clone(ctx context.Context, s *Session, g guestclient.Guest, src
 		for _, warning := range base.Warnings {
 			w.warn(ctx, s.ID, "", "%s", warning)
 		}
-		*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Dir, f.Base, f.Target = to.Dir, &base, target })
+		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Dir, f.Base, f.Target = to.Dir, &base, target })
 		return err
 	})
 }
@@ -226,7 +226,7 @@ func (w *Worker) deliver(ctx context.Context, s *Session, g guestclient.Guest, s
 			return store.Event{}, nil
 		})
 		if err == nil {
-			*s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Secrets = guestclient.Measure(secrets, token) })
+			*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Secrets = guestclient.Measure(secrets, token) })
 		}
 		if err != nil {
 			return err

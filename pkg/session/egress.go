@@ -23,8 +23,8 @@ const (
 	gatewayPatience = 20 * time.Second
 )
 
-// Gateway returns the session's gateway process; only sessions with Spec.Walled have
-// one.
+// Gateway returns the session's gateway process; only sessions with Spec.Enforced
+// have one.
 func (m *Manager) Gateway(s Session) gateway.Process {
 	return gateway.Process{Dir: m.gatewayDir(s.ID), Self: m.Self}
 }
@@ -34,14 +34,14 @@ func (m *Manager) gatewayDir(id string) string {
 }
 
 // startGateway starts the gateway before the VM starts. A running VM whose gateway does not
-// answer has lost its network card for good; raise shuts it down.
+// answer has lost its network card for good; startGateway shuts it down.
 func (w *Worker) startGateway(ctx context.Context, s Session) error {
 	if !s.Spec.Enforced {
-		w.warn(ctx, s.ID, "", "this session's network is not enforced (network.wall was false when it was created): root in the guest decides what it reaches, including this host")
+		w.warn(ctx, s.ID, "", "this session's network is not enforced (network.enforce was false when it was created): root in the guest decides what it reaches, including this host")
 		return nil
 	}
 	return w.step(ctx, s.ID, "start the gateway", func(ctx context.Context, p vm.Progress) error {
-		wire, err := w.Driver.NetSockets(s.VM())
+		sockets, err := w.Driver.NetSockets(s.VM())
 		if err != nil {
 			return err
 		}
@@ -69,7 +69,7 @@ func (w *Worker) startGateway(ctx context.Context, s Session) error {
 		if err := g.Stop(ctx); err != nil {
 			return err
 		}
-		return g.Start(ctx, wire, pol)
+		return g.Start(ctx, sockets, pol)
 	})
 }
 
@@ -91,7 +91,7 @@ func (c *gatewayMonitor) check(ctx context.Context, w *Worker, s Session) error 
 		c.answered = now
 	}
 	g := w.Gateway(s)
-	fallen := func(what string) error {
+	down := func(what string) error {
 		return fail.New(fail.Failure, "%s: the VM has no network", what).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	if !g.Running() {
@@ -99,7 +99,7 @@ func (c *gatewayMonitor) check(ctx context.Context, w *Worker, s Session) error 
 		if m, err := w.Driver.Inspect(ctx, s.VM()); err != nil || m.State != vm.Running {
 			return nil //nolint:nilerr // watch inspects the VM too
 		}
-		return fallen("the session's gateway has stopped")
+		return down("the session's gateway has stopped")
 	}
 	if now.Sub(c.asked) < gatewayCheckEvery {
 		return nil
@@ -112,11 +112,11 @@ func (c *gatewayMonitor) check(ctx context.Context, w *Worker, s Session) error 
 	case ctx.Err() != nil:
 		return nil //nolint:nilerr // cancelled
 	case now.Sub(c.answered) > gatewayPatience:
-		return fallen("the session's gateway does not answer")
+		return down("the session's gateway does not answer")
 	}
 	complaint := st.PolicyError
 	if complaint == "" {
-		complaint = st.JournalErr
+		complaint = st.LogErr
 	}
 	if complaint != "" && complaint != c.told {
 		w.warn(ctx, s.ID, "agent-sessionizer net reload "+s.Name, "gateway: %s", complaint)

@@ -18,7 +18,7 @@ const (
 type PhaseChange struct {
 	From    Phase  `json:"from,omitempty"`
 	To      Phase  `json:"to"`
-	Desired Phase  `json:"want,omitempty"`
+	Desired Phase  `json:"desired,omitempty"`
 	Code    string `json:"code,omitempty"` // of the error, if one occurred
 	Reason  string `json:"reason,omitempty"`
 	Hint    string `json:"hint,omitempty"`

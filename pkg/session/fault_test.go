@@ -19,9 +19,9 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 	off := driver{inspect: func(context.Context) (vm.Machine, error) { return vm.Machine{State: vm.Stopped}, nil }}
 	old := Status{WasReady: true, Base: &repo.Base{}, Work: &repo.WorkState{}}
 	for name, c := range map[string]struct {
-		from, want Phase
-		driver     driver
-		to         Phase
+		from, desired Phase
+		driver        driver
+		to            Phase
 	}{
 		"it starts again":                       {Stopped, Ready, driver{}, Starting},
 		"it ended by itself":                    {Ready, Ready, off, Stopped},
@@ -31,7 +31,7 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, c.driver)
-			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.want, old)
+			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.desired, old)
 			got, err := w.Next(t.Context(), s)
 			if err != nil || got.Phase != c.to || got.Status.Work != nil {
 				t.Fatalf("Next = phase %s, work %+v, %v, want %s, no work", got.Phase, got.Status.Work, err, c.to)
@@ -79,8 +79,8 @@ func failWrites(t *testing.T, m *Manager, n int) (restore func()) {
 func TestFailedWritesAreNeverSuccess(t *testing.T) {
 	whole := Status{WasReady: true, Base: &repo.Base{}, Endpoint: vm.Endpoint{Addr: "127.0.0.1:1"}}
 	for name, c := range map[string]struct {
-		from, want, to Phase
-		gone           bool // the VM is gone
+		from, desired, to Phase
+		gone              bool // the VM is gone
 	}{
 		"destroy":            {Ready, Gone, Gone, false},
 		"destroy, continued": {Destroying, Gone, Gone, false},
@@ -104,7 +104,7 @@ func TestFailedWritesAreNeverSuccess(t *testing.T) {
 					stop:   func(context.Context) error { stopped = true; return nil },
 					remove: func(context.Context) error { removed = true; return nil },
 				})
-				s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.want, whole)
+				s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.desired, whole)
 				restore := failWrites(t, w.Manager, n)
 				_, err := w.Next(t.Context(), s)
 				restore()
@@ -152,7 +152,7 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 			if err := os.MkdirAll(w.standbyDir(s.ID), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(w.standbyDir(s.ID)+"/spare.json", []byte("{"), 0o600); err != nil {
+			if err := os.WriteFile(w.standbyDir(s.ID)+"/standby.json", []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -185,8 +185,8 @@ func TestEventsThatCannotBeWritten(t *testing.T) {
 		t.Errorf("step whose events cannot be written = %v, ran %t, want nil, true", err, ran)
 	}
 	w.warn(t.Context(), s.ID, "", "x")
-	if _, err := w.facts(t.Context(), s.ID, store.Event{}, func(*Status) {}); err == nil {
-		t.Error("facts without a store = nil, want an error")
+	if _, err := w.updateStatus(t.Context(), s.ID, store.Event{}, func(*Status) {}); err == nil {
+		t.Error("updateStatus without a store = nil, want an error")
 	}
 	if _, err := w.markBroken(t.Context(), s, errBoom); !errors.Is(err, errBoom) {
 		t.Errorf("markBroken without a store = %v, want %v among its causes", err, errBoom) // the cause must be reported too

@@ -37,7 +37,7 @@ func (m *Manager) Fetch(ctx context.Context, s Session, g repo.Guest, clone stri
 	if err != nil {
 		return res, err
 	}
-	_, err = m.facts(ctx, s.ID, event(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
+	_, err = m.updateStatus(ctx, s.ID, event(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
 	return res, err
 }
 
@@ -46,13 +46,13 @@ func (m *Manager) SetTmuxSocket(ctx context.Context, s Session, socket string) e
 	if s.Status.Tmux == socket {
 		return nil
 	}
-	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Tmux = socket })
+	_, err := m.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Tmux = socket })
 	return err
 }
 
 // MarkVisited records that a user attaches now.
 func (m *Manager) MarkVisited(ctx context.Context, s Session) error {
-	_, err := m.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Attached = time.Now() })
+	_, err := m.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Attached = time.Now() })
 	return err
 }
 

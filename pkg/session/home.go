@@ -34,11 +34,11 @@ func (w *Worker) copyHomeFiles(ctx context.Context, s Session, g guestclient.Gue
 			return err
 		}
 	}
-	keep, err := savePatterns(w.Config, s)
-	if err != nil || len(keep.Patterns) == 0 || s.Status.SavedHome && s.Status.WasReady {
+	save, err := savePatterns(w.Config, s)
+	if err != nil || len(save.Patterns) == 0 || s.Status.SavedHome && s.Status.WasReady {
 		return err
 	}
-	return w.restoreSavedHome(ctx, s, g, keep)
+	return w.restoreSavedHome(ctx, s, g, save)
 }
 
 // bringDotfiles copies the dotfiles. Errors in the files on the host fail the start,
@@ -113,9 +113,9 @@ func (w *Worker) saveHomeNow(s Session) (guestclient.SavePatterns, error) {
 // files only in a guest that no user has worked in yet. Until it has succeeded,
 // nothing of this session is saved: that would replace a saved home whose files this
 // session never had.
-func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guestclient.Guest, keep guestclient.SavePatterns) error {
+func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guestclient.Guest, save guestclient.SavePatterns) error {
 	without := func(err error) {
-		w.warn(ctx, s.ID, "agent-sessionizer kept rm "+s.DisplayName(), "continuing without the saved home, which is unchanged: %v", err)
+		w.warn(ctx, s.ID, "agent-sessionizer home rm "+s.DisplayName(), "continuing without the saved home, which is unchanged: %v", err)
 	}
 	f, archive, err := w.openSavedHome(s.RepoKey)
 	if err != nil {
@@ -125,12 +125,12 @@ func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guestclient.
 	if f != nil {
 		defer f.Close()
 		if st, err := f.Stat(); err == nil {
-			keep.Max = max(keep.Max, st.Size()) // a lowered limit applies only to later saves
+			save.Max = max(save.Max, st.Size()) // a lowered limit applies only to later saves
 		}
 		err := w.step(ctx, s.ID, "restore the saved home", func(ctx context.Context, _ vm.Progress) error {
 			limited, cancel := limit(ctx)
 			defer cancel()
-			notes, err := g.RestoreHome(limited, keep, archive, !s.Status.WasReady)
+			notes, err := g.RestoreHome(limited, save, archive, !s.Status.WasReady)
 			w.warnLeftOut(ctx, s.ID, "", "saved files not restored", notes)
 			return err
 		})
@@ -142,7 +142,7 @@ func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guestclient.
 			return err
 		}
 	}
-	_, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.SavedHome = true })
+	_, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.SavedHome = true })
 	return err
 }
 
@@ -152,23 +152,23 @@ func (w *Worker) saveHome(ctx context.Context, s Session, g guestclient.Guest) {
 	if s.Task != "" {
 		return // a repository's tasks run concurrently with each other and with its session
 	}
-	keep, err := w.saveHomeNow(s)
-	if err == nil && (len(keep.Patterns) == 0 || !s.Status.WasReady) {
+	save, err := w.saveHomeNow(s)
+	if err == nil && (len(save.Patterns) == 0 || !s.Status.WasReady) {
 		return
 	}
 	if err == nil {
-		err = w.trySaveHome(ctx, s, g, keep)
+		err = w.trySaveHome(ctx, s, g, save)
 	}
 	if err != nil {
 		w.warn(ctx, s.ID, fail.HintOf(err), "continuing without saving the home; the last saved home is unchanged: %v", err)
 	}
 }
 
-func (w *Worker) trySaveHome(ctx context.Context, s Session, g guestclient.Guest, keep guestclient.SavePatterns) error {
+func (w *Worker) trySaveHome(ctx context.Context, s Session, g guestclient.Guest, save guestclient.SavePatterns) error {
 	if !s.Status.SavedHome {
 		// The setting was turned on after the session started. What an earlier
 		// session saved must not be lost.
-		if err := w.restoreSavedHome(ctx, s, g, keep); err != nil {
+		if err := w.restoreSavedHome(ctx, s, g, save); err != nil {
 			return err
 		}
 		var err error
@@ -187,8 +187,8 @@ func (w *Worker) trySaveHome(ctx context.Context, s Session, g guestclient.Guest
 		}
 		var notes []string
 		k := SavedHome{RepoKey: s.RepoKey, Repo: s.Session.Repo, Session: s.Name, SavedAt: time.Now().UTC().Truncate(time.Second)}
-		err := w.writeSavedHome(limited, k, keep.Max, w.Redact, func(ctx context.Context, to io.Writer) (err error) {
-			notes, err = g.SaveHome(ctx, keep, to)
+		err := w.writeSavedHome(limited, k, save.Max, w.Redact, func(ctx context.Context, to io.Writer) (err error) {
+			notes, err = g.SaveHome(ctx, save, to)
 			return err
 		})
 		if err == nil {
@@ -201,8 +201,8 @@ func (w *Worker) trySaveHome(ctx context.Context, s Session, g guestclient.Guest
 // saveHomeBeforeDestroy saves the home of a session that is about to be destroyed, if its VM
 // runs.
 func (w *Worker) saveHomeBeforeDestroy(ctx context.Context, s Session) {
-	keep, err := w.saveHomeNow(s)
-	if err != nil || len(keep.Patterns) == 0 || !s.Status.WasReady || s.Status.Endpoint.Addr == "" {
+	save, err := w.saveHomeNow(s)
+	if err != nil || len(save.Patterns) == 0 || !s.Status.WasReady || s.Status.Endpoint.Addr == "" {
 		return
 	}
 	if m, err := w.Driver.Inspect(ctx, s.VM()); err != nil || m.State != vm.Running {

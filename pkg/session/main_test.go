@@ -52,8 +52,8 @@ func newManager(t *testing.T) *Manager {
 	return &Manager{Store: st, Config: c, Self: "true"}
 }
 
-// put creates a session in phase p with desired phase want.
-func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Status) Session {
+// put creates a session in phase p with that desired phase.
+func put(t *testing.T, m *Manager, id, slug string, p, desired Phase, status Status) Session {
 	t.Helper()
 	spec, err := json.Marshal(Spec{
 		Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}, Image: image.Ubuntu,
@@ -62,7 +62,7 @@ func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Status)
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw, err := json.Marshal(facts)
+	raw, err := json.Marshal(status)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func put(t *testing.T, m *Manager, id, slug string, p, want Phase, facts Status)
 		t.Fatal(err)
 	}
 	row, err := m.Store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Phase, row.Desired, row.Status = string(p), string(want), raw
+		row.Phase, row.Desired, row.Status = string(p), string(desired), raw
 		if p == Broken {
 			row.SetError("HOST", "it broke", "mend it")
 		}

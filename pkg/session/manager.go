@@ -23,7 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
-// Manager writes intents and reads state; it does none of the work itself.
+// Manager writes desired phases and reads state; it does none of the work itself.
 type Manager struct {
 	Store  *store.Store
 	Config *config.Config
@@ -69,14 +69,14 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	facts, err := json.Marshal(Status{RequestedBy: m.requestedBy(ctx)})
+	status, err := json.Marshal(Status{RequestedBy: m.requestedBy(ctx)})
 	if err != nil {
 		return Session{}, false, nil, err
 	}
 	id := randomHex(6)
 	row, created, err := m.Store.Create(ctx, store.Session{
 		ID: id, Name: Name(r.Repo.Slug, id[:6], budget),
-		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Desired: string(Ready), Spec: raw, Status: facts,
+		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Desired: string(Ready), Spec: raw, Status: status,
 	}, phaseEvent("", Creating, Ready), func(others []store.Session) error {
 		return admit(others, spec.Resources, m.Config.Limits, host)
 	})
@@ -148,9 +148,9 @@ func (m *Manager) Size(asked config.Resources) (config.Resources, error) {
 }
 
 // SetDesired records the session's desired phase and starts a keeper for it.
-func (m *Manager) SetDesired(ctx context.Context, s Session, want Phase) (Session, error) {
+func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Session, error) {
 	var host Host
-	if want == Ready && (s.Phase == Stopped || s.Phase == Broken) {
+	if desired == Ready && (s.Phase == Stopped || s.Phase == Broken) {
 		var err error
 		if host, err = m.measureCapacity(); err != nil {
 			return s, err
@@ -166,28 +166,28 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, want Phase) (Sessio
 	}
 	row, err := m.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
 		from := Phase(row.Phase)
-		if from == Gone || (from == Destroying && want != Gone) {
+		if from == Gone || (from == Destroying && desired != Gone) {
 			return store.Event{}, fail.New(fail.Conflict, "session %s is %s", row.Name, row.Phase).WithHint("agent-sessionizer list")
 		}
 		// Retrying what failed is a transition; every other transition is the
 		// keeper's.
 		to := from
 		switch {
-		case from == Broken && want == Ready:
+		case from == Broken && desired == Ready:
 			to = Creating
 			if cur, err := read(*row); err == nil && cur.Status.WasReady {
 				to = Starting
 			}
 			row.SetError("", "", "")
-		case from == Broken && want == Stopped:
+		case from == Broken && desired == Stopped:
 			to = Stopping
 			row.SetError("", "", "")
 		}
-		if row.Desired == string(want) && to == from {
+		if row.Desired == string(desired) && to == from {
 			return store.Event{}, nil
 		}
-		row.Phase, row.Desired = string(to), string(want)
-		return phaseEvent(from, to, want), change(row, func(f *Status) { f.RequestedBy = m.requestedBy(ctx) })
+		row.Phase, row.Desired = string(to), string(desired)
+		return phaseEvent(from, to, desired), change(row, func(f *Status) { f.RequestedBy = m.requestedBy(ctx) })
 	})
 	if err != nil {
 		return s, err
@@ -238,7 +238,7 @@ func (m *Manager) tend(ctx context.Context, row store.Session) error {
 	died, err := store.Died(lock) // otherwise the keeper is about to take the lock, or gave up
 	if err = errors.Join(err, m.wake(ctx, row.ID)); died {
 		m.audit(ctx, audit.SessionReconciled, m.Actor, "session:"+row.ID, err, map[string]any{
-			"name": row.Name, "state": row.Phase, "want": row.Desired, "reason": "its keeper died",
+			"name": row.Name, "state": row.Phase, "desired": row.Desired, "reason": "its keeper died",
 		})
 	}
 	return err
@@ -359,8 +359,8 @@ func randomHex(bytes int) string {
 	return hex.EncodeToString(b)
 }
 
-func phaseEvent(from, to, want Phase) store.Event {
-	return event("phase", PhaseChange{From: from, To: to, Desired: want})
+func phaseEvent(from, to, desired Phase) store.Event {
+	return event("phase", PhaseChange{From: from, To: to, Desired: desired})
 }
 
 // event makes a store event; data is one of this package's event types.

@@ -152,9 +152,9 @@ func TestWantFromEveryPhase(t *testing.T) {
 		{Destroying, no, no, Destroying},
 		{Gone, no, no, no},
 	} {
-		for want, to := range map[Phase]Phase{Ready: c.ready, Stopped: c.stopped, Gone: c.gone} {
+		for desired, to := range map[Phase]Phase{Ready: c.ready, Stopped: c.stopped, Gone: c.gone} {
 			for _, was := range []Phase{Ready, Stopped, Gone} {
-				t.Run(string(c.from)+" wanted "+string(was)+" to "+string(want), func(t *testing.T) {
+				t.Run(string(c.from)+" desired "+string(was)+" to "+string(desired), func(t *testing.T) {
 					n++
 					slug := "o/r" + string(rune('a'+n%26)) + string(rune('a'+n/26))
 					s := put(t, m, slug[2:]+"0123456789", slug, c.from, was, Status{})
@@ -167,7 +167,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 						}
 					}()
 					before := lastSeq(t, m.Store, s.ID)
-					got, err := m.SetDesired(t.Context(), s, want)
+					got, err := m.SetDesired(t.Context(), s, desired)
 					told := changes(t, m, s.ID, before)
 					if to == no {
 						stored, gerr := m.Get(t.Context(), s.ID)
@@ -177,8 +177,8 @@ func TestWantFromEveryPhase(t *testing.T) {
 						}
 						return
 					}
-					if err != nil || got.Phase != to || got.Desired != want {
-						t.Fatalf("SetDesired = phase %s, desired %s, %v, want %s, %s", got.Phase, got.Desired, err, to, want)
+					if err != nil || got.Phase != to || got.Desired != desired {
+						t.Fatalf("SetDesired = phase %s, desired %s, %v, want %s, %s", got.Phase, got.Desired, err, to, desired)
 					}
 					if !woken(t, m, s.ID) {
 						t.Error("keeper started = false, want true")
@@ -186,8 +186,8 @@ func TestWantFromEveryPhase(t *testing.T) {
 					if to != c.from && (!c.from.canGo(to) || got.ErrorCode != "") {
 						t.Errorf("transition from %s to %s, error code %q, want one of the table, no old error", c.from, to, got.ErrorCode)
 					}
-					changed := to != c.from || was != want
-					if changed != (len(told) == 1) || changed && told[0] != (PhaseChange{From: c.from, To: to, Desired: want}) {
+					changed := to != c.from || was != desired
+					if changed != (len(told) == 1) || changed && told[0] != (PhaseChange{From: c.from, To: to, Desired: desired}) {
 						t.Errorf("changes reported = %+v, want the one from %s to %s if there is one", told, c.from, to)
 					}
 					// A viewer's events begin with this one.
@@ -208,7 +208,7 @@ func TestBrokenThatWasReadyStarts(t *testing.T) {
 	}
 }
 
-func TestWantIsAdmitted(t *testing.T) {
+func TestDesiredPhaseIsAdmitted(t *testing.T) {
 	m := newManager(t)
 	m.Config.Limits.Running = 1
 	runs := put(t, m, "aaaa11112222", "o/runs", Ready, Ready, Status{})
@@ -234,12 +234,12 @@ func TestReconcile(t *testing.T) {
 	var all, need []string
 	n := 0
 	for _, p := range phases {
-		for _, want := range []Phase{Ready, Stopped, Gone} {
+		for _, desired := range []Phase{Ready, Stopped, Gone} {
 			n++
 			id := string(rune('a'+n)) + "00011112222"
-			put(t, m, id, "o/r"+id[:1], p, want, Status{})
+			put(t, m, id, "o/r"+id[:1], p, desired, Status{})
 			all = append(all, id)
-			if !AtRest(p, want) {
+			if !AtRest(p, desired) {
 				need = append(need, id)
 			}
 		}

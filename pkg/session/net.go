@@ -136,7 +136,7 @@ func (m *Manager) changeNet(ctx context.Context, s Session, change NetChange, f 
 	if _, err := m.Policy(changed); err != nil { // for example too many rules; nothing is stored
 		return s, err
 	}
-	s, err := m.facts(ctx, s.ID, event(EventNet, change), func(facts *Status) { f(&facts.Net) })
+	s, err := m.updateStatus(ctx, s.ID, event(EventNet, change), func(status *Status) { f(&status.Net) })
 	if err != nil || s.Phase != Ready {
 		return s, err
 	}

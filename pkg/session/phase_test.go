@@ -21,9 +21,9 @@ func TestAtRest(t *testing.T) {
 		Broken:  {Ready, Stopped}, // a failed stop is not repeated forever
 	}
 	for _, p := range phases {
-		for _, want := range []Phase{Ready, Stopped, Gone} {
-			if got := AtRest(p, want); got != slices.Contains(rest[p], want) {
-				t.Errorf("AtRest(%s, %s) = %t, want %t", p, want, got, !got)
+		for _, desired := range []Phase{Ready, Stopped, Gone} {
+			if got := AtRest(p, desired); got != slices.Contains(rest[p], desired) {
+				t.Errorf("AtRest(%s, %s) = %t, want %t", p, desired, got, !got)
 			}
 		}
 	}
@@ -69,15 +69,15 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 	// start.
 	ready := func(w *Worker, s Session) (Session, error) { return w.advance(t.Context(), s, Ready, nil) }
 	do := func(w *Worker, s Session) (Session, error) { return w.Next(t.Context(), s) }
-	want := func(p Phase) func(*Worker, Session) (Session, error) {
+	request := func(p Phase) func(*Worker, Session) (Session, error) {
 		return func(w *Worker, s Session) (Session, error) { return w.SetDesired(t.Context(), s, p) }
 	}
 	for i, c := range []struct {
-		from, want Phase
-		facts      Status
-		driver     driver
-		do         func(*Worker, Session) (Session, error)
-		to         Phase
+		from, desired Phase
+		status        Status
+		driver        driver
+		do            func(*Worker, Session) (Session, error)
+		to            Phase
 	}{
 		{Creating, Ready, whole, driver{}, ready, Ready},
 		{Creating, Ready, whole, driver{}, do, Broken}, // no such image
@@ -97,16 +97,16 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 		{Stopping, Gone, whole, driver{}, do, Gone},
 		{Stopped, Ready, whole, driver{}, do, Starting},
 		{Stopped, Gone, whole, driver{}, do, Gone},
-		{Broken, Ready, whole, driver{}, want(Ready), Creating},
-		{Broken, Ready, Status{WasReady: true}, driver{}, want(Ready), Starting},
-		{Broken, Ready, whole, driver{}, want(Stopped), Stopping},
+		{Broken, Ready, whole, driver{}, request(Ready), Creating},
+		{Broken, Ready, Status{WasReady: true}, driver{}, request(Ready), Starting},
+		{Broken, Ready, whole, driver{}, request(Stopped), Stopping},
 		{Broken, Gone, whole, driver{}, do, Gone},
 		{Destroying, Gone, whole, driver{remove: fails}, do, Destroying},
 		{Destroying, Gone, whole, driver{}, do, Gone},
 	} {
 		t.Run(fmt.Sprintf("%d %s to %s", i, c.from, c.to), func(t *testing.T) {
 			w := newWorker(t, c.driver)
-			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.want, c.facts)
+			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.desired, c.status)
 			before := lastSeq(t, w.Store, s.ID)
 			got, err := c.do(w, s)
 			if (err != nil) != (c.to == c.from) {
@@ -114,7 +114,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 			}
 			if stored, err := w.Get(t.Context(), s.ID); err != nil || stored.Phase != c.to || c.to != c.from && got.Phase != c.to {
 				t.Fatalf("session = stored phase %s, returned %s (%s), %v, want %s", stored.Phase, got.Phase, stored.ErrorMessage, err, c.to)
-			} else if failed := c.to == Broken || c.to == c.from || c.from == Ready && c.to == Stopped && c.want == Ready; (stored.ErrorCode != "") != failed {
+			} else if failed := c.to == Broken || c.to == c.from || c.from == Ready && c.to == Stopped && c.desired == Ready; (stored.ErrorCode != "") != failed {
 				t.Errorf("error of the row = %q (%s), want an error: %t", stored.ErrorCode, stored.ErrorMessage, failed)
 			}
 			for _, p := range changes(t, w.Manager, s.ID, before) {

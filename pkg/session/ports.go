@@ -46,7 +46,7 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 		return s, fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	full := false
-	s, err := m.facts(ctx, s.ID, store.Event{}, func(f *Status) {
+	s, err := m.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		for _, port := range ports {
 			i := slices.IndexFunc(f.Ports, func(p PublishedPort) bool { return p.Guest == port })
 			switch {
@@ -107,7 +107,7 @@ func (m *Manager) awaitPorts(ctx context.Context, s Session, done func(Published
 func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
 	of := func(p PublishedPort) bool { return slices.Contains(ports, p.Guest) }
 	watched := s.Phase == Ready
-	s, err := m.facts(ctx, s.ID, store.Event{}, func(f *Status) {
+	s, err := m.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		if !watched {
 			f.Ports = slices.DeleteFunc(f.Ports, of)
 		}

@@ -32,12 +32,12 @@ type SavedHome struct {
 	Size    int64     `json:"size"` // bytes
 }
 
-// A saved home is one file: a line of JSON, which is Kept without its size, and then
+// A saved home is one file: a line of JSON, which is SavedHome without its size, and then
 // an archive of package homearchive as the guest wrote it. The host never reads the
 // archive. Because both are in one file, one rename replaces both: a half-written file is
 // never used, and no archive is restored for another repository than the line names.
 const (
-	savedHomeSuffix    = ".kept"
+	savedHomeSuffix    = ".home"
 	maxSavedHomeHeader = 8 << 10 // maximum length of the line, in bytes
 )
 
@@ -115,7 +115,7 @@ func (s *sink) Write(p []byte) (int, error) {
 	}
 	s.start = append(s.start, p[:min(len(p), 16-min(len(s.start), 16))]...)
 	if s.left -= int64(len(p)); s.left < 0 {
-		s.err = errors.New("the guest sent more than limits.kept")
+		s.err = errors.New("the guest sent more than limits.saved_home")
 	} else if _, s.err = s.w.Write(p); s.err != nil {
 		s.err = fail.New(fail.Host, "write saved home: %w", s.err)
 	}
@@ -212,8 +212,8 @@ func (m *Manager) RemoveSavedHome(what string) (key string, err error) {
 			}
 			return found[0].RepoKey, nil
 		case len(found) > 1:
-			return "", fail.New(fail.Usage, "%q could be any of %d repositories", what, len(found)).WithHint("agent-sessionizer kept")
+			return "", fail.New(fail.Usage, "%q could be any of %d repositories", what, len(found)).WithHint("agent-sessionizer home list")
 		}
 	}
-	return "", fail.New(fail.NotFound, "no saved home for %q", what).WithHint("agent-sessionizer kept")
+	return "", fail.New(fail.NotFound, "no saved home for %q", what).WithHint("agent-sessionizer home list")
 }

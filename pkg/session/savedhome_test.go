@@ -45,8 +45,8 @@ func sends(b []byte) func(context.Context, io.Writer) error {
 	}
 }
 
-// kept returns the archive of a repository's saved home, or "" when none exists.
-func kept(t *testing.T, m *Manager, key string) string {
+// savedArchive returns the archive of a repository's saved home, or "" when none exists.
+func savedArchive(t *testing.T, m *Manager, key string) string {
 	t.Helper()
 	f, r, err := m.openSavedHome(key)
 	if err != nil {
@@ -63,13 +63,13 @@ func kept(t *testing.T, m *Manager, key string) string {
 	return string(b)
 }
 
-func TestKept(t *testing.T) {
+func TestSavedHome(t *testing.T) {
 	m := newManager(t)
 	a, b := SavedHome{RepoKey: "github.com/o/a", Repo: "o/a", Session: "agent-o-a-1", SavedAt: time.Unix(1, 0).UTC()}, SavedHome{RepoKey: "local:/o/a", Repo: "a"}
 	if all, err := m.SavedHomes(); err != nil || all == nil || len(all) != 0 {
 		t.Errorf("SavedHomes at first = %v, %v, want an empty list", all, err)
 	}
-	if got := kept(t, m, a.RepoKey); got != "" {
+	if got := savedArchive(t, m, a.RepoKey); got != "" {
 		t.Errorf("saved home of %s = %q, want none", a.RepoKey, got)
 	}
 	for _, k := range []SavedHome{b, a, a} {
@@ -77,7 +77,7 @@ func TestKept(t *testing.T) {
 		if err := m.writeSavedHome(t.Context(), k, 2000, nil, sends(text)); err != nil {
 			t.Fatal(err)
 		}
-		if got := kept(t, m, k.RepoKey); got != string(text) {
+		if got := savedArchive(t, m, k.RepoKey); got != string(text) {
 			t.Errorf("saved home of %s = %q, want %q", k.RepoKey, got, text)
 		}
 	}
@@ -112,7 +112,7 @@ func TestKept(t *testing.T) {
 }
 
 // The saved home of one repository is never used for another, whatever file it is in.
-func TestKeptOfAnotherRepository(t *testing.T) {
+func TestSavedHomeOfAnotherRepository(t *testing.T) {
 	m := newManager(t)
 	if err := m.writeSavedHome(t.Context(), SavedHome{RepoKey: "github.com/o/a"}, 2000, nil, sends(archive(t, "of a"))); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestKeptOfAnotherRepository(t *testing.T) {
 
 // If saving fails in any way, the previous saved home stays, and nothing else is
 // left.
-func TestSaveKeptIsWholeOrNothing(t *testing.T) {
+func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 	m := newManager(t)
 	k := SavedHome{RepoKey: "github.com/o/a"}
 	old := archive(t, "the old one")
@@ -161,10 +161,10 @@ func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 		if err == nil {
 			t.Errorf("writeSavedHome with %s = nil, want an error", what)
 		}
-		if (what == "too much" || what == "without end") && !strings.Contains(err.Error(), "limits.kept") {
-			t.Errorf("writeSavedHome with %s = %v, want limits.kept", what, err)
+		if (what == "too much" || what == "without end") && !strings.Contains(err.Error(), "limits.saved_home") {
+			t.Errorf("writeSavedHome with %s = %v, want limits.saved_home", what, err)
 		}
-		if got := kept(t, m, k.RepoKey); got != string(old) {
+		if got := savedArchive(t, m, k.RepoKey); got != string(old) {
 			t.Errorf("saved home after %s = %q, want the old one", what, got)
 		}
 		if left, err := os.ReadDir(m.Config.Paths.SavedHomes()); err != nil || len(left) != 1 {
@@ -176,18 +176,18 @@ func TestSaveKeptIsWholeOrNothing(t *testing.T) {
 		if err := sends(archive(t, "new"))(ctx, w); err != nil {
 			return err
 		}
-		if got := kept(t, m, k.RepoKey); got != string(old) {
+		if got := savedArchive(t, m, k.RepoKey); got != string(old) {
 			t.Errorf("saved home during the write = %q, want the old one", got)
 		}
 		return nil
 	})
-	if err != nil || kept(t, m, k.RepoKey) != string(archive(t, "new")) {
-		t.Errorf("writeSavedHome = %v, saved home %q, want nil, the new one", err, kept(t, m, k.RepoKey))
+	if err != nil || savedArchive(t, m, k.RepoKey) != string(archive(t, "new")) {
+		t.Errorf("writeSavedHome = %v, saved home %q, want nil, the new one", err, savedArchive(t, m, k.RepoKey))
 	}
 }
 
 // A session whose archive is empty leaves no saved home.
-func TestNothingIsKept(t *testing.T) {
+func TestEmptyArchiveLeavesNoSavedHome(t *testing.T) {
 	m := newManager(t)
 	root, err := os.OpenRoot(t.TempDir())
 	if err != nil {
@@ -209,7 +209,7 @@ func TestNothingIsKept(t *testing.T) {
 	}
 }
 
-func TestKeptHasNoSecrets(t *testing.T) {
+func TestSavedHomeHasNoSecrets(t *testing.T) {
 	m := newManager(t)
 	k := SavedHome{RepoKey: "github.com/o/a"}
 	const token = "tok-0123456789-\"quoted\""
@@ -217,7 +217,7 @@ func TestKeptHasNoSecrets(t *testing.T) {
 	if err := m.writeSavedHome(t.Context(), k, 2000, secret.NewRedactor(secret.NewValue(token)), sends(sent)); err != nil {
 		t.Fatal(err)
 	}
-	got := kept(t, m, k.RepoKey)
+	got := savedArchive(t, m, k.RepoKey)
 	if len(got) != len(sent) || strings.Contains(got, "0123456789") || strings.Contains(got, "746f6b2d30") {
 		t.Errorf("saved home = %q, want %d bytes without a secret", got, len(sent))
 	}
@@ -239,7 +239,7 @@ func TestKeptHasNoSecrets(t *testing.T) {
 
 // A damaged file is reported and not used, and does not prevent other sessions from
 // starting.
-func TestDamagedKept(t *testing.T) {
+func TestDamagedSavedHome(t *testing.T) {
 	m := newManager(t)
 	if err := os.MkdirAll(m.Config.Paths.SavedHomes(), 0o700); err != nil {
 		t.Fatal(err)

@@ -1,9 +1,9 @@
 // Package session manages a VM for one repository: what was asked for, the phases it
 // goes through, and the work of each phase.
 //
-// Commands use a Manager to write intents and read state. The keeper, one detached
-// process per active session, uses a Worker to do the work. The two meet only in the
-// store. Package session never imports task.
+// Commands use a Manager to write desired phases and read state. The keeper, one
+// detached process per active session, uses a Worker to do the work. The two meet only
+// in the store. Package session never imports task.
 package session
 
 import (
@@ -70,16 +70,16 @@ func (p Phase) canGo(to Phase) bool {
 	return false
 }
 
-// AtRest reports whether a session in phase p with desired phase want needs no
+// AtRest reports whether a session in phase p with that desired phase needs no
 // keeper: nothing runs and nothing is left to do.
-func AtRest(p, want Phase) bool {
+func AtRest(p, desired Phase) bool {
 	switch p {
 	case Gone:
 		return true
 	case Broken: // not tried again until a user asks
-		return want != Gone
+		return desired != Gone
 	case Stopped:
-		return want == Stopped
+		return desired == Stopped
 	}
 	return false
 }
@@ -95,7 +95,7 @@ type Spec struct {
 	// Services of the host and its network, opened to this session only; `open` may
 	// add more later.
 	HostServices []netip.AddrPort `json:"host_services,omitempty"`
-	Enforced     bool             `json:"walled"` // the VM's only network is our egress gateway
+	Enforced     bool             `json:"enforced"` // the VM's only network is our egress gateway
 	// References of secrets in addition to the settings', by variable; these take
 	// precedence.
 	Secrets map[string]string `json:"secrets,omitempty"`
@@ -127,9 +127,9 @@ type Status struct {
 	Ports       []PublishedPort `json:"ports,omitempty"`   // requested with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when a user last attached; later denials are shown at the next attach
 	Attention   *Attention      `json:"attention,omitempty"`
-	SavedHome   bool            `json:"kept,omitempty"`  // the repository's saved home was restored, so it may be saved again
-	RequestedBy RequestedBy     `json:"asked,omitzero"`  // who asked for the desired phase
-	Events      store.Budget    `json:"events,omitzero"` // the events that the guest caused
+	SavedHome   bool            `json:"saved_home,omitempty"`  // the repository's saved home was restored, so it may be saved again
+	RequestedBy RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase
+	Events      store.Budget    `json:"events,omitzero"`       // the events that the guest caused
 }
 
 // RequestedBy records who asked for something, for readers of the logs.
@@ -193,7 +193,7 @@ type View struct {
 	Repo           string           `json:"repo"`
 	RepoKey        string           `json:"repo_key"` // with the host: "github.com/owner/repo", "local:/path"
 	State          Phase            `json:"state"`
-	Desired        Phase            `json:"want"`
+	Desired        Phase            `json:"desired"`
 	CreatedAt      time.Time        `json:"created_at"`
 	StateChangedAt time.Time        `json:"state_changed_at"`
 	Error          *ViewError       `json:"error,omitempty"`
@@ -206,7 +206,7 @@ type View struct {
 	SSH            string           `json:"ssh,omitempty"` // address while the VM runs
 	Accel          string           `json:"accel,omitempty"`
 	From           golden.From      `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
-	Enforced       bool             `json:"walled"`
+	Enforced       bool             `json:"enforced"`
 	Ports          []PublishedPort  `json:"ports,omitempty"`
 	Attention      *Attention       `json:"attention,omitempty"` // while the VM runs
 }

@@ -38,7 +38,7 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	if err != nil {
 		return w.markBroken(ctx, s, err)
 	}
-	s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
+	s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
 	if err != nil {
 		return s, err
 	}
@@ -114,7 +114,7 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 	if err := os.RemoveAll(w.Config.Paths.SessionDir(s.ID)); err != nil {
 		return s, fmt.Errorf("remove session directory: %w", err)
 	}
-	if s, err = w.facts(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} }); err != nil {
+	if s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} }); err != nil {
 		return s, err
 	}
 	return w.advance(ctx, s, Gone, func(row *store.Session) { row.SetError("", "", "") })

@@ -14,10 +14,10 @@ import (
 )
 
 // standbyDir returns the directory that a standby VM is moved to when a session takes
-// it (golden.Maker.Take). While it exists, adopt has not moved all of its content
-// yet.
+// it (golden.Maker.Take). While it exists, adoptStandby has not moved all of its
+// content yet.
 func (m *Manager) standbyDir(id string) string {
-	return filepath.Join(m.Config.Paths.SessionDir(id), "spare")
+	return filepath.Join(m.Config.Paths.SessionDir(id), "standby")
 }
 
 // SizeOf returns the size of a VM with the given resources.
@@ -26,7 +26,7 @@ func SizeOf(r config.Resources) golden.Size {
 }
 
 // adoptStandby turns a standby VM into the session's own VM. It may be repeated.
-func (w *Worker) adoptStandby(ctx context.Context, s *Session, spare golden.Standby) error {
+func (w *Worker) adoptStandby(ctx context.Context, s *Session, standby golden.Standby) error {
 	provisioned, err1 := guestclient.ScriptsKey(w.Golden.Scripts)
 	program, err2 := guestclient.ProgramKey(Arch())
 	if err := errors.Join(err1, err2); err != nil {
@@ -37,7 +37,7 @@ func (w *Worker) adoptStandby(ctx context.Context, s *Session, spare golden.Stan
 		{golden.KeyFile, w.keyFile(s.ID)},
 		{golden.KeyFile + ".pub", w.keyFile(s.ID) + ".pub"}, // last: its presence means that the private key is complete
 	} {
-		from := filepath.Join(spare.Dir, part.from)
+		from := filepath.Join(standby.Dir, part.from)
 		if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
 			continue // moved by an earlier attempt
 		}
@@ -46,26 +46,26 @@ func (w *Worker) adoptStandby(ctx context.Context, s *Session, spare golden.Stan
 			return err
 		}
 	}
-	now, err := w.facts(ctx, s.ID, store.Event{}, func(f *Status) {
-		f.From, f.VM, f.Warm, f.Provisioned, f.Program = golden.FromPool, spare.VM, "", provisioned, program
+	now, err := w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		f.From, f.VM, f.Warm, f.Provisioned, f.Program = golden.FromPool, standby.VM, "", provisioned, program
 	})
 	if err != nil {
 		return err
 	}
 	*s = now
-	return os.RemoveAll(spare.Dir)
+	return os.RemoveAll(standby.Dir)
 }
 
 // releaseStandby removes a standby VM that was taken and never became the session's.
 func (w *Worker) releaseStandby(ctx context.Context, id string) error {
-	spare, err := golden.ReadStandby(w.standbyDir(id))
+	standby, err := golden.ReadStandby(w.standbyDir(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return w.Golden.Discard(ctx, spare)
+	return w.Golden.Discard(ctx, standby)
 }
 
 // freeStandbyMemory removes the standby VMs when a session of another size needs their memory.

@@ -28,7 +28,7 @@ func TestAdoptGoesOn(t *testing.T) {
 		// What an earlier VM of the session had, and what came with this one.
 		write(filepath.Join(dir, "gateway/old"), "")
 		write(filepath.Join(dir, "ssh_key"), "old")
-		write(filepath.Join(dir, "spare/spare.json"), `{"vm": "spare-123456", "image": "/x"}`)
+		write(filepath.Join(dir, "standby/standby.json"), `{"vm": "standby-123456", "image": "/x"}`)
 		for i, part := range parts {
 			if i < moved {
 				if i == 0 {
@@ -38,25 +38,25 @@ func TestAdoptGoesOn(t *testing.T) {
 				}
 				write(filepath.Join(dir, part), "new "+part)
 			} else {
-				write(filepath.Join(dir, "spare", part), "new "+part)
+				write(filepath.Join(dir, "standby", part), "new "+part)
 			}
 		}
-		spare, err := golden.ReadStandby(w.standbyDir(s.ID))
+		standby, err := golden.ReadStandby(w.standbyDir(s.ID))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.adoptStandby(t.Context(), &s, spare); err != nil {
+		if err := w.adoptStandby(t.Context(), &s, standby); err != nil {
 			t.Fatalf("adoptStandby with %d files moved = %v, want nil", moved, err)
 		}
-		if s.VM() != "spare-123456" || s.Status.From != golden.FromPool {
-			t.Errorf("%d files moved: VM = %q, status %+v, want spare-123456 from %s", moved, s.VM(), s.Status, golden.FromPool)
+		if s.VM() != "standby-123456" || s.Status.From != golden.FromPool {
+			t.Errorf("%d files moved: VM = %q, status %+v, want standby-123456 from %s", moved, s.VM(), s.Status, golden.FromPool)
 		}
 		for _, part := range parts {
 			if text, err := os.ReadFile(filepath.Join(dir, part)); err != nil || string(text) != "new "+part {
 				t.Errorf("%d files moved: %s = %q, %v, want \"new %s\"", moved, part, text, err, part)
 			}
 		}
-		for _, gone := range []string{"spare", "gateway/old"} {
+		for _, gone := range []string{"standby", "gateway/old"} {
 			if _, err := os.Stat(filepath.Join(dir, gone)); err == nil {
 				t.Errorf("%d files moved: %s exists, want it removed", moved, gone)
 			}
@@ -66,10 +66,10 @@ func TestAdoptGoesOn(t *testing.T) {
 
 // We own the pool's directory, but a standby VM's name goes into paths and must not
 // be that of another VM.
-func TestASpareHasTheNameOfOne(t *testing.T) {
+func TestStandbyHasTheNameOfOne(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"", "agent-project", "spare-../x", "spare-A"} {
-		if err := os.WriteFile(filepath.Join(dir, "spare.json"), []byte(`{"vm": "`+name+`"}`), 0o600); err != nil {
+	for _, name := range []string{"", "agent-project", "standby-../x", "standby-A"} {
+		if err := os.WriteFile(filepath.Join(dir, "standby.json"), []byte(`{"vm": "`+name+`"}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if s, err := golden.ReadStandby(dir); err == nil || !strings.Contains(err.Error(), "not the name") {

@@ -104,8 +104,8 @@ func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any)
 	}
 }
 
-// facts changes the session's facts in the store.
-func (m *Manager) facts(ctx context.Context, id string, ev store.Event, f func(*Status)) (Session, error) {
+// updateStatus changes the session's status in the store.
+func (m *Manager) updateStatus(ctx context.Context, id string, ev store.Event, f func(*Status)) (Session, error) {
 	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) { return ev, change(row, f) })
 	if err != nil {
 		return Session{}, err
@@ -113,14 +113,14 @@ func (m *Manager) facts(ctx context.Context, id string, ev store.Event, f func(*
 	return read(row)
 }
 
-// appendFromGuest works like facts, for an event that a guest can cause as often as
-// it likes. The event is stored only within the session's budget.
+// appendFromGuest works like updateStatus, for an event that a guest can cause as
+// often as it likes. The event is stored only within the session's budget.
 func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event, f func(*Status)) (Session, error) {
 	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) {
 		var admitted store.Event
-		err := change(row, func(facts *Status) {
-			f(facts)
-			if all := facts.Events.Admit(ev); len(all) > 0 {
+		err := change(row, func(status *Status) {
+			f(status)
+			if all := status.Events.Admit(ev); len(all) > 0 {
 				admitted = all[0]
 			}
 		})
@@ -132,14 +132,14 @@ func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event
 	return read(row)
 }
 
-// change changes the facts of a row that is being updated.
+// change changes the status of a row that is being updated.
 func change(row *store.Session, f func(*Status)) error {
-	var facts Status
-	if err := json.Unmarshal(row.Status, &facts); err != nil {
+	var status Status
+	if err := json.Unmarshal(row.Status, &status); err != nil {
 		return fmt.Errorf("read status of session %s: %w", row.Name, err)
 	}
-	f(&facts)
-	raw, err := json.Marshal(facts)
+	f(&status)
+	raw, err := json.Marshal(status)
 	if err == nil {
 		row.Status = raw
 	}
@@ -147,7 +147,7 @@ func change(row *store.Session, f func(*Status)) error {
 }
 
 // advance moves s to another phase, as the transition table allows. It clears
-// Facts.Work, which is valid only for the stop that recorded it: a session that
+// Status.Work, which is valid only for the stop that recorded it: a session that
 // leaves Stopped, or gets there without a report from its guest, has none.
 func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*store.Session)) (Session, error) {
 	if !s.Phase.canGo(to) {
@@ -159,19 +159,19 @@ func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*
 // move does the work of advance, and records the unsaved work that the guest reported
 // at a clean stop.
 func (w *Worker) move(ctx context.Context, s Session, to Phase, work *repo.WorkState, also func(*store.Session)) (Session, error) {
-	var factsErr error
+	var statusErr error
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Desired), func(row *store.Session) {
 		if also != nil {
 			also(row)
 		}
 		if to != Destroying {
-			factsErr = change(row, func(f *Status) { f.Work = work })
+			statusErr = change(row, func(f *Status) { f.Work = work })
 		}
 	})
-	if err = errors.Join(err, factsErr); err != nil {
+	if err = errors.Join(err, statusErr); err != nil {
 		return s, err
 	}
-	w.Log.InfoContext(ctx, "session state transition", "from", s.Phase, "to", to, "want", s.Desired)
+	w.Log.InfoContext(ctx, "session state transition", "from", s.Phase, "to", to, "desired", s.Desired)
 	return read(row)
 }
 
@@ -188,7 +188,7 @@ func (w *Worker) markBroken(ctx context.Context, s Session, cause error) (Sessio
 	if err != nil {
 		return s, errors.Join(cause, err)
 	}
-	w.Log.WarnContext(ctx, "session state transition", "from", s.Phase, "to", Broken, "want", s.Desired, "code", code, "error", msg)
+	w.Log.WarnContext(ctx, "session state transition", "from", s.Phase, "to", Broken, "desired", s.Desired, "code", code, "error", msg)
 	return read(row)
 }
 
@@ -248,7 +248,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	looking.Go(func() { w.watchGuest(lctx, s, conn.get) })
 	ports := publisher{log: w.Log, guest: conn.get, name: s.Name}
 	defer ports.close()
-	var wall gatewayMonitor
+	var monitor gatewayMonitor
 	for {
 		if now := w.Config.Stamp(); now != stamp {
 			stamp = now
@@ -260,7 +260,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 			return s, nil
 		case errors.Is(err, vm.ErrNotFound):
 			// A separate variable, because watchGuest still reads s.
-			gone, err := w.facts(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
+			gone, err := w.updateStatus(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
 			if err != nil {
 				return s, err
 			}
@@ -273,7 +273,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		case m.State == vm.Stopped:
 			return w.isPoweredOff(context.WithoutCancel(ctx), s)
 		}
-		if err := wall.check(ctx, w, s); err != nil {
+		if err := monitor.check(ctx, w, s); err != nil {
 			return w.markBroken(context.WithoutCancel(ctx), s, err)
 		}
 		if err := w.publish(ctx, &ports, s.ID); err != nil && ctx.Err() == nil {
@@ -297,7 +297,7 @@ func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 	if !news {
 		return nil
 	}
-	_, err = w.facts(ctx, id, store.Event{}, func(f *Status) {
+	_, err = w.updateStatus(ctx, id, store.Event{}, func(f *Status) {
 		for i, now := range f.Ports { // a user may have requested others meanwhile
 			if j := slices.IndexFunc(is, func(p PublishedPort) bool { return p.Guest == now.Guest }); j >= 0 {
 				is[j].Close = now.Close
@@ -332,7 +332,7 @@ func (w *Worker) reload(ctx context.Context, id string) {
 func (w *Worker) isPoweredOff(ctx context.Context, s Session) (Session, error) {
 	const msg = "the VM stopped unexpectedly (powered off from inside, or its process was killed)"
 	hint := "agent-sessionizer open " + s.Name
-	var factsErr error
+	var statusErr error
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),
 		event(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Desired: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),
 		func(row *store.Session) {
@@ -340,9 +340,9 @@ func (w *Worker) isPoweredOff(ctx context.Context, s Session) (Session, error) {
 				row.Desired = string(Stopped)
 			}
 			row.SetError(fail.Failure.String(), msg, hint)
-			factsErr = change(row, func(f *Status) { f.Endpoint, f.Work = vm.Endpoint{}, nil })
+			statusErr = change(row, func(f *Status) { f.Endpoint, f.Work = vm.Endpoint{}, nil })
 		})
-	err = errors.Join(err, factsErr)
+	err = errors.Join(err, statusErr)
 	if err != nil {
 		return s, err
 	}

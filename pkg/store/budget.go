@@ -14,7 +14,7 @@ const MaxGuestEvents = 64 << 20
 const eventOverhead = 64
 
 // Budget counts what a guest has added to the events of one session or task. It is
-// stored in the facts of the row, and changes in the transaction that stores the
+// stored in the status of the row, and changes in the transaction that stores the
 // events.
 type Budget struct {
 	Bytes   int64 `json:"bytes,omitempty"`   // of the guest's events in the store

@@ -20,7 +20,7 @@ func version1(t *testing.T, n int) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "store.db")
 	raw(t, path, `PRAGMA journal_mode = WAL; PRAGMA foreign_keys = 1; `+store.Schema[0]+`; PRAGMA user_version = 1;
-		INSERT INTO sessions (id, name, repo_key, repo, phase, want, created_at, state_changed_at, error_code, error_message, error_hint, spec, facts, token_sha256) VALUES
+		INSERT INTO sessions (id, name, repo_key, repo, phase, desired, created_at, state_changed_at, error_code, error_message, error_hint, spec, status, token_sha256) VALUES
 			('a', 'agent-a', 'github.com/o/r', 'o/r', 'ready', 'ready', 1000, 2000, '', '', '', '{"s":1}', '{"n":1}', 'token'),
 			('b', 'agent-b', 'github.com/o/r', 'o/r', 'gone', 'gone', 500, 600, 'HOST', 'message', 'hint', '{"s":2}', '{"n":2}', '');`+
 		fmt.Sprintf(`WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %d)

@@ -10,14 +10,14 @@ var schema = []string{
 		repo_key         TEXT NOT NULL,
 		repo             TEXT NOT NULL,
 		phase            TEXT NOT NULL,
-		want             TEXT NOT NULL,
+		desired          TEXT NOT NULL,
 		created_at       INTEGER NOT NULL,
 		state_changed_at INTEGER NOT NULL,
 		error_code       TEXT NOT NULL DEFAULT '',
 		error_message    TEXT NOT NULL DEFAULT '',
 		error_hint       TEXT NOT NULL DEFAULT '',
 		spec             TEXT NOT NULL,
-		facts            TEXT NOT NULL DEFAULT '{}',
+		status           TEXT NOT NULL DEFAULT '{}',
 		token_sha256     TEXT NOT NULL DEFAULT ''
 	) STRICT;
 	CREATE UNIQUE INDEX one_session_per_repo ON sessions(repo_key) WHERE phase <> 'gone';
@@ -61,7 +61,7 @@ var schema = []string{
 		id               TEXT NOT NULL,
 		name             TEXT NOT NULL,
 		phase            TEXT NOT NULL,
-		want             TEXT NOT NULL,
+		desired          TEXT NOT NULL,
 		priority         INTEGER NOT NULL,
 		session          TEXT NOT NULL,
 		created_at       INTEGER NOT NULL,
@@ -70,7 +70,7 @@ var schema = []string{
 		error_message    TEXT NOT NULL DEFAULT '',
 		error_hint       TEXT NOT NULL DEFAULT '',
 		labels           TEXT NOT NULL,
-		facts            TEXT NOT NULL,
+		status           TEXT NOT NULL,
 		manifest         TEXT NOT NULL
 	) STRICT;
 	CREATE UNIQUE INDEX tasks_by_id ON tasks(id);

@@ -27,7 +27,7 @@ type Session struct {
 	ErrorMessage   string
 	ErrorHint      string
 	Spec           json.RawMessage // what was asked for; never changes
-	Status         json.RawMessage // the session's status; written by the keeper and by intents
+	Status         json.RawMessage // the session's status; written by the keeper and by commands
 	TokenSHA256    string          // hex; "" once revoked
 }
 
@@ -39,16 +39,16 @@ func (s *Session) SetError(code, message, hint string) {
 func (s *Session) title() string                { return "session " + s.Name }
 func (s *Session) state() (*string, *time.Time) { return &s.Phase, &s.StateChangedAt }
 
-const sessionColumns = `id, name, repo_key, repo, task, phase, want, created_at, state_changed_at, error_code, error_message, error_hint, spec, facts, token_sha256`
+const sessionColumns = `id, name, repo_key, repo, task, phase, desired, created_at, state_changed_at, error_code, error_message, error_hint, spec, status, token_sha256`
 
 func scanSession(row scanner) (Session, error) {
 	var s Session
 	var created, changed int64
-	var spec, facts string
+	var spec, status string
 	err := row.Scan(&s.ID, &s.Name, &s.RepoKey, &s.Repo, &s.Task, &s.Phase, &s.Desired, &created, &changed,
-		&s.ErrorCode, &s.ErrorMessage, &s.ErrorHint, &spec, &facts, &s.TokenSHA256)
+		&s.ErrorCode, &s.ErrorMessage, &s.ErrorHint, &spec, &status, &s.TokenSHA256)
 	s.CreatedAt, s.StateChangedAt = moment(created), moment(changed)
-	s.Spec, s.Status = json.RawMessage(spec), json.RawMessage(facts)
+	s.Spec, s.Status = json.RawMessage(spec), json.RawMessage(status)
 	return s, err
 }
 
@@ -61,7 +61,7 @@ func (s *Session) load(ctx context.Context, q queryer, id string) (err error) {
 }
 
 func (s *Session) save(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, `UPDATE sessions SET phase = ?, want = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, facts = ?, token_sha256 = ? WHERE id = ?`,
+	_, err := tx.ExecContext(ctx, `UPDATE sessions SET phase = ?, desired = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, status = ?, token_sha256 = ? WHERE id = ?`,
 		s.Phase, s.Desired, s.StateChangedAt.UnixMilli(), s.ErrorCode, s.ErrorMessage, s.ErrorHint, string(s.Status), s.TokenSHA256, s.ID)
 	return err
 }
@@ -123,7 +123,7 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 			return err
 		}
 		made := now().UnixMilli()
-		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, repo, task, phase, want, created_at, state_changed_at, spec, facts, token_sha256)
+		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, repo, task, phase, desired, created_at, state_changed_at, spec, status, token_sha256)
 			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 			n.ID, n.Name, n.RepoKey, n.Repo, n.Task, n.Phase, n.Desired, made, made, string(n.Spec), cmp.Or(string(n.Status), "{}"), n.TokenSHA256); err != nil {
 			return fmt.Errorf("insert session %s: %w", n.ID, err)
@@ -138,7 +138,7 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 }
 
 // Update is the only way to change a row. f gets the current row, changes its mutable
-// fields (Phase, Want, error, Facts, TokenSHA256) and returns the event that
+// fields (Phase, Desired, error, Status, TokenSHA256) and returns the event that
 // describes the change, all in one transaction. A zero Event is not appended. f must
 // be quick, must not use the store, and may run more than once.
 func (s *Store) Update(ctx context.Context, id string, f func(*Session) (Event, error)) (Session, error) {

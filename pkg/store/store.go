@@ -52,7 +52,7 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 	if err := privateDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	// synchronous(FULL): an acknowledged intent survives a power cut. immediate: a
+	// synchronous(FULL): an acknowledged write survives a power cut. immediate: a
 	// transaction that reads and then writes must not be locked out between the two.
 	q := url.Values{
 		"_pragma": {fmt.Sprintf("busy_timeout(%d)", min(busy, busyStep).Milliseconds()), "journal_mode(WAL)", "synchronous(FULL)"},

@@ -41,19 +41,19 @@ func (t *Task) SetError(code, message, hint string) {
 func (t *Task) title() string                { return "task " + t.ID }
 func (t *Task) state() (*string, *time.Time) { return &t.Phase, &t.StateChangedAt }
 
-const taskColumns = `num, id, name, phase, want, priority, session, created_at, state_changed_at, error_code, error_message, error_hint, labels, facts, manifest`
+const taskColumns = `num, id, name, phase, desired, priority, session, created_at, state_changed_at, error_code, error_message, error_hint, labels, status, manifest`
 
 func scanTask(row scanner) (Task, error) {
 	var t Task
 	var num, created, changed int64
-	var labels, facts, manifest string
+	var labels, status, manifest string
 	err := row.Scan(&num, &t.ID, &t.Name, &t.Phase, &t.Desired, &t.Priority, &t.SessionID, &created, &changed,
-		&t.ErrorCode, &t.ErrorMessage, &t.ErrorHint, &labels, &facts, &manifest)
+		&t.ErrorCode, &t.ErrorMessage, &t.ErrorHint, &labels, &status, &manifest)
 	if err != nil {
 		return Task{}, err
 	}
 	t.CreatedAt, t.StateChangedAt = moment(created), moment(changed)
-	t.Status, t.Manifest = json.RawMessage(facts), json.RawMessage(manifest)
+	t.Status, t.Manifest = json.RawMessage(status), json.RawMessage(manifest)
 	if err := json.Unmarshal([]byte(labels), &t.Labels); err != nil {
 		return Task{}, fmt.Errorf("read labels of task %s: %w", t.ID, err)
 	}
@@ -69,7 +69,7 @@ func (t *Task) load(ctx context.Context, q queryer, id string) (err error) {
 }
 
 func (t *Task) save(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, `UPDATE tasks SET phase = ?, want = ?, session = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, facts = ? WHERE id = ?`,
+	_, err := tx.ExecContext(ctx, `UPDATE tasks SET phase = ?, desired = ?, session = ?, state_changed_at = ?, error_code = ?, error_message = ?, error_hint = ?, status = ? WHERE id = ?`,
 		t.Phase, t.Desired, t.SessionID, t.StateChangedAt.UnixMilli(), t.ErrorCode, t.ErrorMessage, t.ErrorHint, string(t.Status), t.ID)
 	return err
 }
@@ -135,8 +135,8 @@ func (s *Store) Task(ctx context.Context, id string) (row Task, err error) {
 	return row, err
 }
 
-// UpdateTask does for tasks what Update does for sessions: f may change Phase, Want,
-// SessionID, error and Facts. It returns any number of events.
+// UpdateTask does for tasks what Update does for sessions: f may change Phase, Desired,
+// SessionID, error and Status. It returns any number of events.
 func (s *Store) UpdateTask(ctx context.Context, id string, f func(*Task) ([]Event, error)) (Task, error) {
 	return update(ctx, s, id, f)
 }

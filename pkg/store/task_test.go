@@ -81,7 +81,7 @@ func TestTaskRow(t *testing.T) {
 		t.Fatalf("Events(t) = %+v, %v, want 3, then kinds one and two, seq 3", evs, err)
 	}
 
-	// Missing facts and labels are stored as empty ones.
+	// Missing status and labels are stored as empty ones.
 	bare := mustTask(t, s, store.Task{ID: "bare", Phase: "PENDING", Manifest: json.RawMessage(`{}`)})
 	if string(bare.Status) != `{}` || len(bare.Labels) != 0 {
 		t.Fatalf("task without optional columns = %+v, status %s, want no labels, status {}", bare, bare.Status)
@@ -198,7 +198,7 @@ func tenThousand(t testing.TB) (*store.Store, string) {
 	t.Helper()
 	s, path := newStore(t)
 	raw(t, path, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000)
-		INSERT INTO tasks (num, id, name, phase, want, priority, session, created_at, state_changed_at, labels, facts, manifest)
+		INSERT INTO tasks (num, id, name, phase, desired, priority, session, created_at, state_changed_at, labels, status, manifest)
 		SELECT i, printf('%012d', i), 'name' || (i % 7), iif(i % 1000 = 0, 'RUNNING', iif(i % 10 = 0, 'PENDING', 'COMPLETED')), 'run', i % 3, '', i, i,
 			json_object('team', 'team' || (i % 5), 'all', 'yes'), '{}', '{}' FROM n;
 		INSERT INTO task_labels (key, value, task) SELECT 'team', 'team' || (num % 5), num FROM tasks;

@@ -107,11 +107,11 @@ func completing(t *testing.T) (*Worker, Task, guestOf) {
 	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	var status bytes.Buffer
-	if err := (guestproto.TaskStatus{State: guestproto.TaskExited, Stdout: 3, Result: &guestproto.TaskResult{Stdout: 3}}).Encode(&status); err != nil {
+	var exited bytes.Buffer
+	if err := (guestproto.TaskStatus{State: guestproto.TaskExited, Stdout: 3, Result: &guestproto.TaskResult{Stdout: 3}}).Encode(&exited); err != nil {
 		t.Fatal(err)
 	}
-	text := strings.TrimSpace(status.String())
+	text := strings.TrimSpace(exited.String())
 	g.answer("status", []byte(text), 0)
 	g.answer("signal", []byte(text), 0)
 	g.answer("watch", frames(t, guestproto.FrameStdout, "out", guestproto.FrameStatus, text), 0)
@@ -127,12 +127,12 @@ func completing(t *testing.T) (*Worker, Task, guestOf) {
 	if err := os.WriteFile(filepath.Join(w.paths().SessionDir(id), "ssh_key"), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := json.Marshal(session.Status{Endpoint: ep, Root: machine.Root, Dir: "/home/agent/app", Base: &repo.Base{Commit: strings.Repeat("a", 40)}})
+	status, err := json.Marshal(session.Status{Endpoint: ep, Root: machine.Root, Dir: "/home/agent/app", Base: &repo.Base{Commit: strings.Repeat("a", 40)}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.store().Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
-		row.Status = facts
+		row.Status = status
 		return store.Event{}, nil
 	}); err != nil {
 		t.Fatal(err)
@@ -278,9 +278,9 @@ func obstruct(t *testing.T, dir string) {
 // If a task failed before, failing to collect does not replace its reason.
 func TestCollectFailsAfterAFailure(t *testing.T) {
 	w, task, g := completing(t)
-	if err := w.update(t.Context(), &task, func(row *store.Task, facts *Status) []store.Event {
-		facts.Outcome = &Outcome{Result: Hung, Code: "TIMEOUT", Reason: "the agent printed nothing"}
-		row.SetError("TIMEOUT", facts.Outcome.Reason, "")
+	if err := w.update(t.Context(), &task, func(row *store.Task, status *Status) []store.Event {
+		status.Outcome = &Outcome{Result: Hung, Code: "TIMEOUT", Reason: "the agent printed nothing"}
+		row.SetError("TIMEOUT", status.Outcome.Reason, "")
 		return nil
 	}); err != nil {
 		t.Fatal(err)

@@ -26,7 +26,7 @@ const (
 type PhaseChange struct {
 	From    Phase        `json:"from,omitempty"`
 	To      Phase        `json:"to"`
-	Desired DesiredPhase `json:"want,omitempty"`
+	Desired DesiredPhase `json:"desired,omitempty"`
 	Session string       `json:"session,omitempty"`
 	Outcome *Outcome     `json:"outcome,omitempty"`
 	Reason  string       `json:"reason,omitempty"`

@@ -26,8 +26,8 @@ const collectLimit = 3 * time.Hour
 func (w *Worker) advanceEnding(ctx context.Context, t Task) (Task, error) {
 	switch {
 	case t.Phase == Running:
-		err := w.advance(ctx, &t, Completing, PhaseChange{Outcome: t.Status.Outcome}, func(_ *store.Task, facts *Status) {
-			facts.Ended = time.Now().UTC()
+		err := w.advance(ctx, &t, Completing, PhaseChange{Outcome: t.Status.Outcome}, func(_ *store.Task, status *Status) {
+			status.Ended = time.Now().UTC()
 		})
 		return t, err
 	case t.Phase == Completing && !t.Status.Collected:
@@ -87,17 +87,17 @@ func (w *Worker) collect(ctx context.Context, t *Task) error {
 	if errors.As(err, &trouble) {
 		return err
 	}
-	return w.update(ctx, t, func(row *store.Task, facts *Status) []store.Event {
-		facts.Collected = true
+	return w.update(ctx, t, func(row *store.Task, status *Status) []store.Event {
+		status.Collected = true
 		if err == nil {
-			return []store.Event{event(EventArtifacts, gathered(*facts))}
+			return []store.Event{event(EventArtifacts, gathered(*status))}
 		}
 		reason := w.text(fmt.Sprintf("the agent's results could not be collected: %v", err))
-		facts.Outcome.Preserve = true
-		if facts.Outcome.Result == Success {
-			facts.Outcome.Result, facts.Outcome.Code = Failure, fail.CodeOf(err).String()
-			facts.Outcome.Reason, facts.Outcome.Hint = reason, w.text(fail.HintOf(err))
-			row.SetError(facts.Outcome.Code, reason, facts.Outcome.Hint)
+		status.Outcome.Preserve = true
+		if status.Outcome.Result == Success {
+			status.Outcome.Result, status.Outcome.Code = Failure, fail.CodeOf(err).String()
+			status.Outcome.Reason, status.Outcome.Hint = reason, w.text(fail.HintOf(err))
+			row.SetError(status.Outcome.Code, reason, status.Outcome.Hint)
 		}
 		return []store.Event{event(EventWarning, session.Warning{Message: reason, Hint: w.text(fail.HintOf(err))})}
 	})
@@ -190,13 +190,13 @@ func (w *Worker) gather(ctx context.Context, t *Task, s session.Session, g guest
 	} else if res.Commits > 0 {
 		w.Log.InfoContext(ctx, "commits fetched", "commits", res.Commits, "refs", len(res.Refs))
 	}
-	err = w.update(ctx, t, func(_ *store.Task, facts *Status) []store.Event {
-		facts.Artifacts, facts.Skipped = nil, nil
+	err = w.update(ctx, t, func(_ *store.Task, status *Status) []store.Event {
+		status.Artifacts, status.Skipped = nil, nil
 		for _, a := range list {
 			if a.Skipped != "" {
-				facts.Skipped = append(facts.Skipped, Skipped{Name: a.Name, Reason: w.text(a.Skipped)})
+				status.Skipped = append(status.Skipped, Skipped{Name: a.Name, Reason: w.text(a.Skipped)})
 			} else {
-				facts.Artifacts = append(facts.Artifacts, Artifact{Name: a.Name, Size: a.Size, SHA256: a.SHA256})
+				status.Artifacts = append(status.Artifacts, Artifact{Name: a.Name, Size: a.Size, SHA256: a.SHA256})
 			}
 		}
 		return nil
@@ -297,9 +297,9 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 			return err
 		}
 	}
-	return w.advance(ctx, t, last, PhaseChange{Outcome: t.Status.Outcome}, func(_ *store.Task, facts *Status) {
+	return w.advance(ctx, t, last, PhaseChange{Outcome: t.Status.Outcome}, func(_ *store.Task, status *Status) {
 		if last == FailedPreserved {
-			facts.Until = time.Now().UTC().Add(time.Duration(t.Manifest.Lifecycle.PreserveFor))
+			status.Until = time.Now().UTC().Add(time.Duration(t.Manifest.Lifecycle.PreserveFor))
 		}
 	})
 }

@@ -25,7 +25,7 @@ import (
 // KeeperCommand is the hidden command that runs a task's keeper.
 const KeeperCommand = "task-keeper"
 
-// Manager writes intents and reads state; it does none of the work itself.
+// Manager writes desired phases and reads state; it does none of the work itself.
 type Manager struct {
 	Sessions *session.Manager
 
@@ -79,7 +79,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	if err != nil {
 		return Task{}, nil, err
 	}
-	facts, err := json.Marshal(was)
+	status, err := json.Marshal(was)
 	if err != nil {
 		return Task{}, nil, err
 	}
@@ -89,7 +89,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	}
 	row, err := m.store().CreateTask(ctx, store.Task{
 		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Desired: string(Run),
-		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Status: facts,
+		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Status: status,
 	}, o.Text, event(EventPhase, PhaseChange{To: Pending, Desired: Run}))
 	if o.Once != nil && fail.CodeOf(err) == fail.Conflict { // the same request, at the same time
 		if t, notices, found, rerr := m.repeated(ctx, o); rerr != nil || found {
@@ -185,7 +185,7 @@ func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) 
 
 // SetDesired records the state that a client desires for the task, and starts a keeper. It
 // never weakens that state: a task to be destroyed cannot be merely cancelled.
-func (m *Manager) SetDesired(ctx context.Context, t Task, want DesiredPhase, by Client) (Task, error) {
+func (m *Manager) SetDesired(ctx context.Context, t Task, desired DesiredPhase, by Client) (Task, error) {
 	if err := by.checkOwner(t); err != nil {
 		return t, err
 	}
@@ -196,12 +196,12 @@ func (m *Manager) SetDesired(ctx context.Context, t Task, want DesiredPhase, by 
 		if err != nil {
 			return nil, err
 		}
-		done := cur.Phase.Over() && (want == Cancel || cur.Phase != FailedPreserved)
-		if done || cur.Desired == want || cur.Desired == Destroyed {
+		done := cur.Phase.Over() && (desired == Cancel || cur.Phase != FailedPreserved)
+		if done || cur.Desired == desired || cur.Desired == Destroyed {
 			return nil, nil
 		}
-		row.Desired = string(want)
-		change := PhaseChange{From: cur.Phase, To: cur.Phase, Desired: want}
+		row.Desired = string(desired)
+		change := PhaseChange{From: cur.Phase, To: cur.Phase, Desired: desired}
 		if cur.Phase == Pending { // no keeper works on it, and nothing has to be undone
 			cancelled = true
 			cur.Status.Outcome = &Outcome{Result: CancelledByUser, At: time.Now().UTC()}

@@ -68,7 +68,7 @@ func TestLastPhase(t *testing.T) {
 		preserve        bool // of the outcome
 		action, session string
 		given           string
-		want            DesiredPhase
+		desired         DesiredPhase
 		last            Phase
 	}{
 		{name: "success", result: Success, session: "s", action: "preserve", last: Completed},
@@ -76,11 +76,11 @@ func TestLastPhase(t *testing.T) {
 		{name: "failure", result: Failure, session: "s", last: Failed},
 		{name: "failure whose VM is kept", result: Failure, session: "s", action: "preserve", last: FailedPreserved},
 		{name: "work that could not be collected", result: Failure, preserve: true, session: "s", last: FailedPreserved},
-		{name: "nothing is to be kept", result: Failure, preserve: true, session: "s", want: Destroyed, last: Failed},
+		{name: "nothing is to be kept", result: Failure, preserve: true, session: "s", desired: Destroyed, last: Failed},
 		{name: "no VM", result: Failure, preserve: true, action: "preserve", last: Failed},
 		{name: "a session that was there before", result: Failure, preserve: true, session: "s", given: "s", last: Failed},
 	} {
-		task := Task{Task: store.Task{SessionID: c.session}, Phase: Completing, Desired: c.want, Manifest: &manifest.Task{}, Status: Status{Outcome: &Outcome{Result: c.result, Preserve: c.preserve}}}
+		task := Task{Task: store.Task{SessionID: c.session}, Phase: Completing, Desired: c.desired, Manifest: &manifest.Task{}, Status: Status{Outcome: &Outcome{Result: c.result, Preserve: c.preserve}}}
 		task.Manifest.Lifecycle.FailureAction, task.Manifest.VM.Session = c.action, c.given
 		if got := task.last(); got != c.last {
 			t.Errorf("last phase for %s = %s, want %s", c.name, got, c.last)
@@ -140,16 +140,16 @@ func writeProgram(t *testing.T, script string) string {
 // A failed task whose VM is kept waits for the end of that time, or for the user.
 func TestPreserve(t *testing.T) {
 	for name, c := range map[string]struct {
-		until  time.Duration
-		want   DesiredPhase
-		reason string
+		until   time.Duration
+		desired DesiredPhase
+		reason  string
 	}{
 		"its time is over":     {-time.Hour, Run, "its retention time ended"},
 		"the user destroys it": {time.Hour, Destroyed, "a user requested it"},
 	} {
 		w, task := running(t, fmt.Sprintf(`, "outcome": {"result": "failure"}, "preserved_until": %q`, time.Now().Add(c.until).UTC().Format(time.RFC3339)))
 		row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
-			row.Phase, row.Desired = string(FailedPreserved), string(c.want)
+			row.Phase, row.Desired = string(FailedPreserved), string(c.desired)
 			return nil, nil
 		})
 		if err != nil {

@@ -274,9 +274,9 @@ func (r *outputCollector) saveLocked(ctx context.Context, now bool) error {
 	}
 	progress.Result, progress.Error = r.w.text(progress.Result), r.w.text(progress.Error)
 	news, spent, quiet := r.news, r.w.currentSpent(r.task.Status, at), max(0, at.Sub(r.vital.output))
-	err := r.w.update(ctx, &r.task, func(_ *store.Task, facts *Status) []store.Event {
-		facts.Progress, facts.Spent, facts.Quiet = progress, spent, quiet
-		return facts.Events.Admit(news...)
+	err := r.w.update(ctx, &r.task, func(_ *store.Task, status *Status) []store.Event {
+		status.Progress, status.Spent, status.Quiet = progress, spent, quiet
+		return status.Events.Admit(news...)
 	})
 	if err != nil {
 		return err

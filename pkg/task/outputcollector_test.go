@@ -15,7 +15,7 @@ import (
 )
 
 // running returns a task in phase Running whose agent is Claude Code, and a worker
-// for it. more is added to the JSON of its facts.
+// for it. more is added to the JSON of its status.
 func running(t *testing.T, more string) (*Worker, Task) {
 	t.Helper()
 	m := newManager(t, 1, 100)

@@ -106,9 +106,9 @@ func TestClientsChangeTheirOwnTasksOnly(t *testing.T) {
 				t.Errorf("%s by %q of a task of %q = %v, want success: %t", what, c.by.Actor, c.owner.Actor, err, c.ok)
 			}
 		}
-		for _, want := range []DesiredPhase{Cancel, Destroyed} {
-			_, err := m.SetDesired(t.Context(), task, want, c.by)
-			check(string(want), err)
+		for _, desired := range []DesiredPhase{Cancel, Destroyed} {
+			_, err := m.SetDesired(t.Context(), task, desired, c.by)
+			check(string(desired), err)
 		}
 		after, err := m.Get(t.Context(), task.ID)
 		if err != nil || (after.Desired != Run) != c.ok {

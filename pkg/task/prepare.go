@@ -32,7 +32,7 @@ func (w *Worker) withPhaseLimit(ctx context.Context, t *Task, limit time.Duratio
 	whole := ctx
 	now := time.Now()
 	spent := w.currentSpent(t.Status, now)
-	err := w.update(ctx, t, func(_ *store.Task, facts *Status) []store.Event { facts.Spent = spent; return nil })
+	err := w.update(ctx, t, func(_ *store.Task, status *Status) []store.Event { status.Spent = spent; return nil })
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (w *Worker) provision(ctx context.Context, t *Task) error {
 	if err != nil {
 		return err
 	}
-	return w.advance(ctx, t, Ready, PhaseChange{}, func(_ *store.Task, facts *Status) { facts.Attempt++ })
+	return w.advance(ctx, t, Ready, PhaseChange{}, func(_ *store.Task, status *Status) { status.Attempt++ })
 }
 
 // session makes the task's session ready. A task never has two sessions.
@@ -278,14 +278,14 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 	if err := endLine(d.Stdout()); err != nil {
 		return err
 	}
-	return w.advance(ctx, t, Running, PhaseChange{}, func(_ *store.Task, facts *Status) {
+	return w.advance(ctx, t, Running, PhaseChange{}, func(_ *store.Task, status *Status) {
 		now := time.Now().UTC()
-		if facts.Started.IsZero() {
-			facts.Started = now
+		if status.Started.IsZero() {
+			status.Started = now
 		}
-		facts.Quiet = 0
+		status.Quiet = 0
 		// The previous attempt's output stays in the logs, before this attempt's.
-		facts.LogBase = Offsets{Stdout: size(d.Stdout()), Stderr: size(d.Stderr())}
+		status.LogBase = Offsets{Stdout: size(d.Stdout()), Stderr: size(d.Stderr())}
 	})
 }
 
@@ -293,7 +293,7 @@ func (w *Worker) launch(ctx context.Context, t *Task) error {
 // as long as the manifest says. It fails once the session is no longer ready.
 func (w *Worker) withGuest(ctx context.Context, t Task, f func(context.Context, session.Session, guestclient.Guest) error) error {
 	patience := time.Duration(t.Manifest.Lifecycle.Retries.Connect)
-	heard, kept := time.Now(), time.Now()
+	heard, woken := time.Now(), time.Now()
 	for {
 		s, err := w.Sessions.Get(ctx, t.SessionID)
 		if err != nil {
@@ -302,7 +302,7 @@ func (w *Worker) withGuest(ctx context.Context, t Task, f func(context.Context, 
 		if s.Phase != session.Ready {
 			return notReady(s)
 		}
-		w.wakeSession(ctx, s, &kept)
+		w.wakeSession(ctx, s, &woken)
 		conn, err := w.Sessions.Dial(ctx, s)
 		if err == nil {
 			err = f(ctx, s, s.Guest(conn))

@@ -129,12 +129,12 @@ func TestEventsAreRedacted(t *testing.T) {
 }
 
 // The desired state is never weakened, and a retry uses what was submitted.
-func TestWantsOnlyGrow(t *testing.T) {
+func TestDesiredStateOnlyGrows(t *testing.T) {
 	w, task := running(t, "")
-	for _, c := range []struct{ want, is DesiredPhase }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {
-		got, err := w.Manager.SetDesired(t.Context(), task, c.want, Client{})
+	for _, c := range []struct{ desired, is DesiredPhase }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {
+		got, err := w.Manager.SetDesired(t.Context(), task, c.desired, Client{})
 		if err != nil || got.Desired != c.is {
-			t.Errorf("SetDesired(%s) = desired phase %s, %v, want %s", c.want, got.Desired, err, c.is)
+			t.Errorf("SetDesired(%s) = desired phase %s, %v, want %s", c.desired, got.Desired, err, c.is)
 		}
 	}
 	if _, _, err := w.Retry(t.Context(), task, Submission{}); err == nil {

@@ -130,9 +130,9 @@ func (w *Worker) hung(ctx context.Context, t *Task, cause error) error {
 		}); err != nil {
 			return err
 		}
-		return w.advance(ctx, t, Ready, PhaseChange{Reason: cause.Error()}, func(_ *store.Task, facts *Status) {
-			facts.Restarts = restarts
-			facts.Attempt++
+		return w.advance(ctx, t, Ready, PhaseChange{Reason: cause.Error()}, func(_ *store.Task, status *Status) {
+			status.Restarts = restarts
+			status.Attempt++
 		})
 	case "preserve":
 		o.Preserve = true
@@ -180,10 +180,10 @@ func (w *Worker) crashed(ctx context.Context, t *Task, cause error) error {
 		}
 	}
 	w.appendEvent(ctx, *t, EventRestart, tell)
-	return w.advance(ctx, t, Provisioning, PhaseChange{Reason: tell.Reason}, func(row *store.Task, facts *Status) {
-		facts.Restarts = restarts
+	return w.advance(ctx, t, Provisioning, PhaseChange{Reason: tell.Reason}, func(row *store.Task, status *Status) {
+		status.Restarts = restarts
 		if what == actionRebuild {
-			facts.Rebuilds++
+			status.Rebuilds++
 			row.SessionID = ""
 		}
 	})

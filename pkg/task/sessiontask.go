@@ -155,7 +155,7 @@ func (w *Worker) noteBase(ctx context.Context, t *Task, s session.Session, g gue
 	if err != nil {
 		return err
 	}
-	return w.update(ctx, t, func(_ *store.Task, facts *Status) []store.Event { facts.Base = &base; return nil })
+	return w.update(ctx, t, func(_ *store.Task, status *Status) []store.Event { status.Base = &base; return nil })
 }
 
 // leaveLimit is for a guest that no longer responds after everything was collected.

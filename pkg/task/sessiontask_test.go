@@ -18,7 +18,7 @@ import (
 
 // opened adds a session of the repository acme/NAME to the store, in the given
 // phases.
-func opened(t *testing.T, m *Manager, name, task string, phase, want session.Phase) string {
+func opened(t *testing.T, m *Manager, name, task string, phase, desired session.Phase) string {
 	t.Helper()
 	id := randomHex(6)
 	spec, err := json.Marshal(session.Spec{
@@ -30,7 +30,7 @@ func opened(t *testing.T, m *Manager, name, task string, phase, want session.Pha
 	}
 	_, _, err = m.store().Create(t.Context(), store.Session{
 		ID: id, Name: "agent-acme-" + name + "-" + id[:6], RepoKey: "github.com/acme/" + name, Repo: "acme/" + name, Task: task,
-		Phase: string(phase), Desired: string(want), Spec: spec, Status: json.RawMessage("{}"),
+		Phase: string(phase), Desired: string(desired), Spec: spec, Status: json.RawMessage("{}"),
 	}, store.Event{Kind: "phase"}, func([]store.Session) error { return nil })
 	if err != nil {
 		t.Fatal(err)

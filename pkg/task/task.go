@@ -2,8 +2,8 @@
 // the queue, the phases a task goes through, and the work of each phase.
 //
 // A task has a session, its own or one that a user opened. The session's keeper does
-// all work on the VM. A task's keeper writes intents to the session and follows it,
-// as a user's command does; the two communicate only through the store. Package
+// all work on the VM. A task's keeper writes desired phases to the session and follows
+// it, as a user's command does; the two communicate only through the store. Package
 // session knows nothing of tasks except the id of the task that owns a session.
 package task
 
@@ -219,7 +219,7 @@ type View struct {
 	ID             string            `json:"id"`
 	Name           string            `json:"name"`
 	State          Phase             `json:"state"`
-	Desired        DesiredPhase      `json:"want"`
+	Desired        DesiredPhase      `json:"desired"`
 	Priority       int               `json:"priority"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	Repository     string            `json:"repository"`

@@ -113,7 +113,7 @@ type storeTrouble struct{ error }
 func (e *storeTrouble) Unwrap() error { return e.error }
 
 // update changes the task's row, and t. f may return no events.
-func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, facts *Status) []store.Event) error {
+func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, status *Status) []store.Event) error {
 	row, err := w.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
 		if Phase(row.Phase) != t.Phase {
 			return nil, fmt.Errorf("task %s is %s, not %s: %w", row.ID, row.Phase, t.Phase, store.ErrStale)
@@ -144,14 +144,14 @@ func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseCha
 	if what := ends[to]; what != "" && !from.Over() {
 		w.audit(ctx, what, *t) // before the transition: after a crash it may be recorded twice, but is never missing
 	}
-	err := w.update(ctx, t, func(row *store.Task, facts *Status) []store.Event {
+	err := w.update(ctx, t, func(row *store.Task, status *Status) []store.Event {
 		row.Phase = string(to)
 		if from == Running {
-			facts.Ran += w.phaseTime(*facts)
+			status.Ran += w.phaseTime(*status)
 		}
-		facts.Tries, facts.NextTry, facts.Spent = 0, time.Time{}, Spent{}
+		status.Tries, status.NextTry, status.Spent = 0, time.Time{}, Spent{}
 		if f != nil {
-			f(row, facts)
+			f(row, status)
 		}
 		change.Session, change.Desired = row.SessionID, DesiredPhase(row.Desired)
 		return []store.Event{event(EventPhase, change)}
@@ -175,11 +175,11 @@ func (w *Worker) writeFiles(ctx context.Context, t Task) error {
 func (w *Worker) decide(ctx context.Context, t Task, o Outcome) (Task, error) {
 	o.At = time.Now().UTC()
 	o.Reason, o.Hint = w.text(o.Reason), w.text(o.Hint)
-	err := w.update(ctx, &t, func(row *store.Task, facts *Status) []store.Event {
-		if facts.Outcome != nil {
+	err := w.update(ctx, &t, func(row *store.Task, status *Status) []store.Event {
+		if status.Outcome != nil {
 			return nil
 		}
-		facts.Outcome = &o
+		status.Outcome = &o
 		if o.Result != Success && o.Result != CancelledByUser {
 			row.SetError(cmp.Or(o.Code, fail.Failure.String()), o.Reason, o.Hint)
 		}
@@ -233,11 +233,11 @@ func (w *Worker) retryLater(ctx context.Context, t *Task, cause error, most int,
 	}
 	delay := delays[min(t.Status.Tries, len(delays)-1)]
 	delay = time.Duration(float64(delay) * (1 + jitter*(2*rand.Float64()-1)))
-	err := w.update(context.WithoutCancel(ctx), t, func(_ *store.Task, facts *Status) []store.Event {
-		facts.Tries++
-		facts.NextTry = time.Now().Add(delay)
+	err := w.update(context.WithoutCancel(ctx), t, func(_ *store.Task, status *Status) []store.Event {
+		status.Tries++
+		status.NextTry = time.Now().Add(delay)
 		return []store.Event{event(EventRetry, Retrying{
-			Phase: t.Phase, Try: facts.Tries + 1, Most: most + 1, DelayMS: delay.Milliseconds(),
+			Phase: t.Phase, Try: status.Tries + 1, Most: most + 1, DelayMS: delay.Milliseconds(),
 			Error: w.text(cause.Error()), Hint: w.text(fail.HintOf(cause)),
 		})}
 	})

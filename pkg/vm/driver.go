@@ -60,12 +60,12 @@ type Spec struct {
 	AuthorizedKey string // the only key that may log in, authorized_keys form
 	Boot          string // shell script, run as root early in every boot, before the network is up; no secrets
 	Template      []byte // VM template that the fields above override; nil means the driver's own
-	ExternalNet   bool   // the VM's only network card ends in the sockets of Driver.Wire, not in a network of the VM manager
+	ExternalNet   bool   // the VM's only network card ends in Driver.NetSockets, not in a network of the VM manager
 }
 
-// NetSockets holds the sockets where the far end of a wired VM's only network card is
-// expected. A process must serve them before Start, and for as long as the VM runs: a
-// card whose far end went away cannot be reconnected.
+// NetSockets holds the sockets where the far end of the only network card of a VM with
+// ExternalNet is expected. A process must serve them before Start, and for as long as the
+// VM runs: a card whose far end went away cannot be reconnected.
 type NetSockets struct {
 	Subnet netip.Prefix `json:"subnet"` // the host's side is address +2, the guest's +15
 	MAC    string       `json:"mac"`    // of the guest's card
@@ -144,8 +144,8 @@ type Driver interface {
 	// List inspects every VM; one bad VM never fails the list.
 	List(ctx context.Context) ([]Machine, error)
 
-	// NetSockets returns where the network card of the VM of that name ends if the VM is
-	// Wired. It depends only on the name, and creates nothing.
+	// NetSockets returns where the network card of the VM of that name ends if the VM has
+	// ExternalNet. It depends only on the name, and creates nothing.
 	NetSockets(name string) (NetSockets, error)
 
 	// Accel says how VMs would run on this host. It probes, and caches the verdict.

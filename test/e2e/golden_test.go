@@ -189,7 +189,7 @@ func TestPool(t *testing.T) {
 	waitFor(t, "another standby VM", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
 	b.Env = append(b.Env, "AGENT_SESSIONIZER_POOL=0")
 	b.Asz("image", "prune")
-	if left, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", "spare-*")); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", "standby-*")); err != nil || len(left) > 0 {
 		t.Errorf("standby VMs at the end = %q, %v, want none", left, err)
 	}
 }

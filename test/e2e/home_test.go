@@ -49,17 +49,17 @@ func dotfilesAfterRestart(t *testing.T, b *box, name string) {
 	}
 }
 
-// keep leaves files that the next session of the repository gets, and some that it
+// writeHomeFiles leaves files that the next session of the repository gets, and some that it
 // must not get.
-func keep(b *box, name string) {
+func writeHomeFiles(b *box, name string) {
 	b.MustIn(name, `cd && mkdir -p .claude/projects/p .codex/sessions && umask 077 &&
 		printf '{"text":"%s"}\n' "$SENTINEL" >.claude/projects/p/1.jsonl && echo codex >.codex/sessions/1 && echo login >.claude/.credentials.json &&
 		echo login >.codex/auth.json && echo 'make test' >.zsh_history && touch -d @1000000000 .zsh_history`)
 }
 
-// keptAfterDestroy creates a session of the repository again, and destroys it.
-func keptAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
-	files, err := filepath.Glob(filepath.Join(b.Home, ".local/state/agent-sessionizer/kept/*"))
+// homeAfterDestroy creates a session of the repository again, and destroys it.
+func homeAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
+	files, err := filepath.Glob(filepath.Join(b.Home, ".local/state/agent-sessionizer/homes/*"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("saved homes = %q, %v, want 1", files, err)
 	}
@@ -81,8 +81,8 @@ func keptAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
 		t.Errorf("agents' files in another repository's session = %q, want none", got)
 	}
 	b.Asz("destroy", "--force", name, elsewhere)
-	b.Asz("kept", "rm", clone) // nothing is saved for the other one
-	if got := b.Asz("kept", "--json"); strings.TrimSpace(got) != "[]" {
-		t.Errorf("kept --json = %s, want []", got)
+	b.Asz("home", "rm", clone) // nothing is saved for the other one
+	if got := b.Asz("home", "list", "--json"); strings.TrimSpace(got) != "[]" {
+		t.Errorf("home list --json = %s, want []", got)
 	}
 }

@@ -28,7 +28,7 @@ func TestSession(t *testing.T) {
 		b.dotfile(name, text)
 	}
 	b.Write(".config/agent-sessionizer/config.yaml", `
-keep: [agent, .zsh_history]
+persist: [agent, .zsh_history]
 secrets:
   SENTINEL: file:`+b.Home+`/secret-file
   MULTI: file:`+b.Home+`/multi-file
@@ -187,7 +187,7 @@ func restartVM(t *testing.T, b *box, name, sentinel string, watch *cmdlines) {
 
 // destroySession removes the session and checks that nothing is left of it.
 func destroySession(t *testing.T, b *box, name, sentinel, clone string) {
-	keep(b, name)
+	writeHomeFiles(b, name)
 	b.MustIn(name, "echo precious >precious.txt")
 	b.Fails(4, "would lose work", "destroy", name)
 	b.Asz("destroy", "--force", name)
@@ -198,7 +198,7 @@ func destroySession(t *testing.T, b *box, name, sentinel, clone string) {
 	if left := b.Leftovers(); len(left) > 0 {
 		t.Errorf("processes at the end = %v, want none", left)
 	}
-	keptAfterDestroy(t, b, sentinel, clone)
+	homeAfterDestroy(t, b, sentinel, clone)
 	for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
 		if left, _ := filepath.Glob(filepath.Join(b.Home, glob)); len(left) > 0 {
 			t.Errorf("files for %s at the end = %v, want none", glob, left)

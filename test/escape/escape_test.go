@@ -50,12 +50,12 @@ func TestEscape(t *testing.T) {
 	s.Write(".config/agent-sessionizer/network-allowlist.txt", strings.Join(plan.AllowedNames(), "\n")+"\n")
 
 	all := selected(t)
-	walled := s.open(true)
-	walled.port = s.sshPort(walled.name)
+	enforced := s.open(true)
+	enforced.port = s.sshPort(enforced.name)
 	var stock *guest
 	if !testing.Short() {
 		stock = s.open(false)
-		stock.port, walled.port = walled.port, s.sshPort(stock.name)
+		stock.port, enforced.port = enforced.port, s.sshPort(stock.name)
 		for _, n := range all {
 			stock.show(n)
 		}
@@ -68,7 +68,7 @@ func TestEscape(t *testing.T) {
 	escapes := map[int][]string{}
 	start := s.mark()
 	for _, n := range all {
-		if by := walled.try(n, before); len(by) > 0 {
+		if by := enforced.try(n, before); len(by) > 0 {
 			escapes[n] = by
 		}
 	}
@@ -126,14 +126,14 @@ func (s *suite) say(format string, args ...any) { fmt.Printf(format+"\n", args..
 
 // open creates a session, removes its guest firewall and copies the attack program
 // in.
-func (s *suite) open(wall bool) *guest {
+func (s *suite) open(enforce bool) *guest {
 	s.t.Helper()
-	s.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf("network:\n  wall: %v\n", wall))
-	g := &guest{suite: s, stock: !wall}
-	repo := map[bool]string{true: "walled", false: "stock"}[wall]
+	s.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf("network:\n  enforce: %v\n", enforce))
+	g := &guest{suite: s, stock: !enforce}
+	repo := map[bool]string{true: "enforced", false: "stock"}[enforce]
 	s.Repo(repo)
 	g.name = strings.TrimSpace(s.Asz("open", "-d", "--cpus=1", "--memory=1GiB", "--disk=6GiB", "./"+repo))
-	s.MustIn(g.name, tearDown(!wall))
+	s.MustIn(g.name, tearDown(!enforce))
 	s.Asz("cp", s.attack, g.name+":/tmp/attack")
 	s.MustIn(g.name, "chmod 755 /tmp/attack")
 	return g
@@ -219,7 +219,7 @@ func (g *guest) show(n int) {
 		return
 	}
 	if technique.Kills {
-		g.say("%3d  no wall: not tried (%s)  %s", n, technique.NoStock, technique.What)
+		g.say("%3d  no gateway: not tried (%s)  %s", n, technique.NoStock, technique.What)
 		return
 	}
 	token, output, mark, err := g.run(n)
@@ -252,13 +252,13 @@ func (g *guest) show(n int) {
 	}
 	switch {
 	case place == "" && technique.NoStock != "":
-		g.say("%3d  no wall: cannot (%s)  %s", n, technique.NoStock, technique.What)
+		g.say("%3d  no gateway: cannot (%s)  %s", n, technique.NoStock, technique.What)
 	case place == "":
 		g.t.Errorf("technique %d without the gateway does not work, so it proves nothing: %s\n%s\nwant it to work", n, technique.What, output)
 	case technique.NoStock != "":
 		g.t.Errorf("technique %d without the gateway works, at %s, want a failure as the plan says: %s", n, place, technique.NoStock)
 	default:
-		g.say("%3d  no wall: out, at %s  %s", n, place, technique.What)
+		g.say("%3d  no gateway: out, at %s  %s", n, place, technique.What)
 	}
 }
 
@@ -314,9 +314,9 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	case technique.Limit != "" && shown == "":
 		g.t.Errorf("technique %d: limit %s does not show, want it to, as in the security model\n%s\n%v", n, technique.What, output, sights)
 	case technique.Limit != "":
-		g.say("%3d  wall: limit (%s), seen at %s  %s", n, technique.Limit, shown, technique.What)
+		g.say("%3d  gateway: limit (%s), seen at %s  %s", n, technique.Limit, shown, technique.What)
 	default:
-		g.say("%3d  wall: blocked  %s", n, technique.What)
+		g.say("%3d  gateway: blocked  %s", n, technique.What)
 		if testing.Verbose() && os.Getenv("ESCAPE_ONLY") != "" {
 			g.t.Logf("technique %d said:\n%s\n%v", n, output, sights)
 		}

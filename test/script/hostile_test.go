@@ -191,12 +191,12 @@ mkdir -p dir && echo "$H" >"dir/$H" && mkfifo "dir/fifo $H"
 `)
 	h.until(t, "the guest's agent is known", func() bool { return strings.Contains(h.must(t, "list"), guestWord) })
 	decision := fmt.Sprintf(`{"time":"2026-01-01T00:00:00Z","kind":"dns","proto":"udp","name":%[1]s,"port":53,"rule":%[1]s,"source":%[1]s,"reason":%[1]s}`, quoted)
-	journal, err := os.OpenFile(filepath.Join(h.dir, ".local/state/agent-sessionizer/sessions", id, "gateway/decisions.jsonl"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	decisions, err := os.OpenFile(filepath.Join(h.dir, ".local/state/agent-sessionizer/sessions", id, "gateway/decisions.jsonl"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = fmt.Fprintf(journal, "%s\n%s\n", strings.Replace(decision, "{", `{"seq":1000000,`, 1), strings.Replace(strings.Replace(decision, string(quoted), `"denied.example.com"`, 1), "{", `{"seq":1000001,`, 1))
-	if err := errors.Join(err, journal.Close()); err != nil {
+	_, err = fmt.Fprintf(decisions, "%s\n%s\n", strings.Replace(decision, "{", `{"seq":1000000,`, 1), strings.Replace(strings.Replace(decision, string(quoted), `"denied.example.com"`, 1), "{", `{"seq":1000001,`, 1))
+	if err := errors.Join(err, decisions.Close()); err != nil {
 		t.Fatal(err)
 	}
 

@@ -144,7 +144,7 @@ func (w *world) until(what string, f func() bool) {
 
 // put creates the row of a session without a VM. If the phase is not at rest, this process
 // holds the session's lock, as if a keeper were running.
-func (w *world) put(id, slug string, phase session.Phase, facts session.Status) {
+func (w *world) put(id, slug string, phase session.Phase, status session.Status) {
 	w.t.Helper()
 	state := w.path(".local/state/agent-sessionizer")
 	if !session.AtRest(phase, phase) {
@@ -166,7 +166,7 @@ func (w *world) put(id, slug string, phase session.Phase, facts session.Status) 
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	raw, err := json.Marshal(facts)
+	raw, err := json.Marshal(status)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -585,8 +585,8 @@ func TestPickerHostileNames(t *testing.T) {
 	}
 	s.sees(`copied: agent-sessionizer ssh agent-0`)
 	s.keys("C-s") // all marked sessions
-	w.until("they are wanted stopped", func() bool {
-		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
+	w.until("their desired phase is stopped", func() bool {
+		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"desired": "stopped"`) == len(evil)
 	})
 	s.typed("'; touch $HOME/pwned; $(touch $HOME/pwned) zzz")
 	s.presses(`type OWNER`, "Enter")

@@ -277,23 +277,23 @@ func TestDeniedSaysWhy(t *testing.T) {
 // With network enforcement, the gateway, which is the network's resolver, receives
 // denied names. Without it, the proxy sends them nowhere: the query would leave the
 // host.
-func TestDeniedIsReportedToTheWall(t *testing.T) {
-	for _, walled := range []bool{false, true} {
+func TestDeniedIsReportedToTheGateway(t *testing.T) {
+	for _, enforced := range []bool{false, true} {
 		p := list("ok.example")
-		p.Enforced = walled
+		p.Enforced = enforced
 		s := start(t, p, true)
 		for _, name := range []string{"Evil.Example", "ok.example", `a\.b.example`} {
 			s.ask(t, "udp", name, dns.TypeAAAA)
 		}
 		s.proxy.Wait()
 		want := "ok.example."
-		if walled {
+		if enforced {
 			want = "evil.example. ok.example."
 		}
 		asked := s.names()
 		slices.Sort(asked)
 		if got := strings.Join(asked, " "); got != want {
-			t.Errorf("walled %v: the network was asked for %s", walled, got)
+			t.Errorf("enforced %v: the network was asked for %s", enforced, got)
 		}
 	}
 }

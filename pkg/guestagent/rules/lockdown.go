@@ -38,7 +38,7 @@ set -eu
 PATH=/usr/sbin:/sbin:/usr/bin:/bin
 if [ -x /usr/local/bin/agent-guest ]; then
     systemctl is-active --quiet agent-guest.service && exit 0
-    /usr/local/bin/agent-guest door
+    /usr/local/bin/agent-guest lockdown
     if [ -e /etc/systemd/system/agent-guest.service ]; then
         systemctl start --no-block agent-guest.service
     fi

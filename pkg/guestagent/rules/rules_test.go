@@ -15,7 +15,7 @@ func filter(p *policy.Policy, n rules.Network, six int) string {
 	return strings.Join(rules.Compile(p, n)[six].Tables[0].Rules, "\n")
 }
 
-func TestClosedDoorHasNoWayOut(t *testing.T) {
+func TestLockdownHasNoWayOut(t *testing.T) {
 	network := rules.Network{Upstream: []netip.Addr{netip.MustParseAddr("192.168.5.3")}, IPv6: true}
 	isolated := policy.Default()
 	isolated.Mode = policy.Isolated

@@ -243,7 +243,7 @@ func (d *Driver) Delete(ctx context.Context, name string) error {
 		if err := os.Rename(m.dir, trash); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("delete %s: %w", name, err)
 		}
-		if err := errors.Join(removeAll(trash), removeAll(wireDir(d.dir, name))); err != nil {
+		if err := errors.Join(removeAll(trash), removeAll(netSocketsDir(d.dir, name))); err != nil {
 			return fmt.Errorf("delete %s: %w", name, err)
 		}
 		return nil

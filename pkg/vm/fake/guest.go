@@ -65,11 +65,11 @@ func (g *guest) run(ctx context.Context) (err error) {
 		return fmt.Errorf("write pid: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.Remove(g.file("pid"))) }()
-	unplug, err := g.plugIn(ctx)
+	disconnect, err := g.connectCard(ctx)
 	if err != nil {
 		return err
 	}
-	defer unplug()
+	defer disconnect()
 	cfg, hostKey, err := g.sshd()
 	if err != nil {
 		return err

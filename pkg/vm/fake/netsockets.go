@@ -13,34 +13,34 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// wires is the directory for the sockets of wired VMs. They are not in the VMs'
-// directories, whose names are too long for a socket's path.
-const wires = ".wires"
+// socketsDir is the directory for the sockets of VMs with ExternalNet. They are not in
+// the VMs' directories, whose names are too long for a socket's path.
+const socketsDir = ".nets"
 
 // NetSockets implements vm.Driver.
 func (d *Driver) NetSockets(name string) (vm.NetSockets, error) {
 	if _, err := d.machine(name); err != nil {
 		return vm.NetSockets{}, err
 	}
-	dir := wireDir(d.dir, name)
+	dir := netSocketsDir(d.dir, name)
 	return vm.NetSockets{
 		Subnet: netip.MustParsePrefix("192.168.5.0/24"), MAC: "52:55:55:00:00:01", MTU: 1500,
 		Stream: filepath.Join(dir, "qemu"), Datagram: filepath.Join(dir, "fd"), API: filepath.Join(dir, "ep"),
 	}, nil
 }
 
-func wireDir(home, name string) string {
+func netSocketsDir(home, name string) string {
 	sum := sha256.Sum256([]byte(name))
-	return filepath.Join(home, wires, hex.EncodeToString(sum[:4]))
+	return filepath.Join(home, socketsDir, hex.EncodeToString(sum[:4]))
 }
 
-// plugIn connects the card of a wired VM, which sends nothing. Like QEMU, the VM
-// cannot start without a far end, and continues when the far end goes away.
-func (g *guest) plugIn(ctx context.Context) (unplug func(), err error) {
+// connectCard connects the card of a VM with ExternalNet; it sends nothing. Like QEMU,
+// the VM cannot start without a far end, and continues when the far end goes away.
+func (g *guest) connectCard(ctx context.Context) (disconnect func(), err error) {
 	if !g.spec.ExternalNet {
 		return func() {}, nil
 	}
-	c, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(wireDir(filepath.Dir(g.dir), g.name), "qemu"))
+	c, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(netSocketsDir(filepath.Dir(g.dir), g.name), "qemu"))
 	if err != nil {
 		return nil, fmt.Errorf("connect the network card: %w", err)
 	}

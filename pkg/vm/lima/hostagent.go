@@ -141,7 +141,7 @@ func freshLogs(dir, socket string) (*os.File, error) {
 
 // serve runs the VM, together with Lima's API.
 func serve(ctx context.Context, name, dir string, events *os.File, stop chan os.Signal, socket string) error {
-	if err := plugIn(name, dir); err != nil {
+	if err := verifyNetwork(name, dir); err != nil {
 		return err
 	}
 	woken, err := wake(ctx, name, dir)

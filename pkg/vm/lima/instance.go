@@ -43,7 +43,7 @@ type meta struct {
 	Memory      int64  `json:"memory"`
 	Disk        int64  `json:"disk"`
 	User        string `json:"user"`
-	ExternalNet bool   `json:"wired,omitempty"`
+	ExternalNet bool   `json:"external_net,omitempty"`
 }
 
 // dir returns the VM's directory, or an error for an invalid name.

@@ -25,9 +25,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// A wired VM has a network of its own in Lima's mode user-v2. The process that serves
-// its Wire acts as that network's daemon. Lima puts the network's name into the
-// socket paths twice, so the name is a short hash.
+// A VM with ExternalNet has a network of its own in Lima's mode user-v2. The process
+// that serves its NetSockets acts as that network's daemon. Lima puts the network's
+// name into the socket paths twice, so the name is a short hash.
 const (
 	netSocketsNetwork = "192.168.5.0/24" // the subnet of QEMU's own user network in Lima: a guest sees no difference
 	netmask           = "255.255.255.0"
@@ -83,22 +83,22 @@ func ourNetwork() networks.Network {
 // checkExternalNet checks the network as Lima will use it, in the process that starts the
 // VM. Lima falls back to its own, open network when it does not know the one that a
 // VM names.
-func checkExternalNet(inst *store.Instance, wired bool) error {
+func checkExternalNet(inst *store.Instance, external bool) error {
 	n := inst.Config.Networks
 	switch {
-	case !wired && len(n) == 0:
+	case !external && len(n) == 0:
 		return nil
-	case wired && len(n) == 1 && n[0].Lima == network(inst.Name) && limayaml.FirstUsernetIndex(inst.Config) == 0:
+	case external && len(n) == 1 && n[0].Lima == network(inst.Name) && limayaml.FirstUsernetIndex(inst.Config) == 0:
 		return nil
 	}
 	return fail.New(fail.Policy, "VM %s: its network differs from the one it was created with, so no gateway would filter it", inst.Name).
 		WithHint("rm %s/override.yaml %s/default.yaml # in _config of the VM directory; and undo edits of %s/%s", filenames.ConfigDir, filenames.ConfigDir, inst.Dir, filenames.LimaYAML)
 }
 
-// plugIn makes sure that the VM's card ends where the VM was created to have it. It
+// verifyNetwork makes sure that the VM's card ends where the VM was created to have it. It
 // runs in the process that runs QEMU, because that process's view of Lima's networks
 // decides.
-func plugIn(name, dir string) error {
+func verifyNetwork(name, dir string) error {
 	m, err := readMeta(dir)
 	if err != nil {
 		return err
@@ -118,8 +118,8 @@ func plugIn(name, dir string) error {
 	return checkExternalNet(inst, m.ExternalNet)
 }
 
-// publish writes the networks of all wired VMs into networks.yaml, so that limactl
-// understands our VMs. This program does not read the file.
+// publish writes the networks of all VMs with ExternalNet into networks.yaml, so that
+// limactl understands our VMs. This program does not read the file.
 func (d *Driver) publish() error {
 	dir := filepath.Join(d.home, filenames.ConfigDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

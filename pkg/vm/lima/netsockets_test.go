@@ -14,7 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-func TestWiredVM(t *testing.T) {
+func TestExternalNet(t *testing.T) {
 	d := newDriver(t)
 	s := testSpec("agent-some-organization-a-repository-with-a-name-0a1b2c")
 	s.ExternalNet = true
@@ -59,8 +59,8 @@ func TestWiredVM(t *testing.T) {
 	}
 
 	dir := filepath.Join(d.home, s.Name)
-	if err := plugIn(s.Name, dir); err != nil {
-		t.Errorf("plugIn with the VM as created = %v, want nil", err)
+	if err := verifyNetwork(s.Name, dir); err != nil {
+		t.Errorf("verifyNetwork with the VM as created = %v, want nil", err)
 	}
 	// However Lima's view is changed, the host agent notices.
 	inst, err := store.Inspect(s.Name)
@@ -97,8 +97,8 @@ func TestWiredVM(t *testing.T) {
 		if err := os.WriteFile(path, []byte(edit), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := plugIn(s.Name, dir); fail.CodeOf(err) != fail.Policy {
-			t.Errorf("plugIn with %s in lima.yaml = %v, want code %v", what, err, fail.Policy)
+		if err := verifyNetwork(s.Name, dir); fail.CodeOf(err) != fail.Policy {
+			t.Errorf("verifyNetwork with %s in lima.yaml = %v, want code %v", what, err, fail.Policy)
 		}
 	}
 
