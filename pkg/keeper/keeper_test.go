@@ -184,13 +184,13 @@ func TestNothingToDo(t *testing.T) {
 		w := newWorld(t, c.phase, c.desired, session.Status{})
 		before := lastSeq(t, w.Store, id)
 		if err := run(t.Context(), w.Worker); err != nil {
-			t.Errorf("%s, desired %s: run = %v, want nil", c.phase, c.want, err)
+			t.Errorf("%s, desired %s: run = %v, want nil", c.phase, c.desired, err)
 		}
 		if after := lastSeq(t, w.Store, id); after != before {
-			t.Errorf("%s, desired %s: last event = %d, want %d as before", c.phase, c.want, after, before)
+			t.Errorf("%s, desired %s: last event = %d, want %d as before", c.phase, c.desired, after, before)
 		}
 		if store.Held(w.Config.Paths.SessionLock(id)) {
-			t.Errorf("%s, desired %s: lock held = true, want false", c.phase, c.want)
+			t.Errorf("%s, desired %s: lock held = true, want false", c.phase, c.desired)
 		}
 	}
 	if err := keeper.Run(t.Context(), slog.New(slog.DiscardHandler), &keeper.Session{Worker: newWorld(t, session.Ready, session.Ready, session.Status{}).Worker, ID: "nobody"}); err == nil {
