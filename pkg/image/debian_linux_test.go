@@ -131,7 +131,7 @@ func TestBuildDirectoryIsTheUsersOwn(t *testing.T) {
 	for lines := bufio.NewScanner(out); lines.Scan(); steps++ {
 		work, err := filepath.Glob(file("tmp/agent-image-*"))
 		if err != nil || len(work) != 1 {
-			t.Fatalf("%s: work directories %v, %v; want one", lines.Text(), work, err)
+			t.Fatalf("%s: work directories = %v, %v, want one", lines.Text(), work, err)
 		}
 		checkModes(t, lines.Text(), work[0], builder)
 		if isRoot {
@@ -158,7 +158,7 @@ func TestBuildDirectoryIsTheUsersOwn(t *testing.T) {
 func checkModes(t *testing.T, step, work string, builder int) {
 	t.Helper()
 	if st, err := os.Stat(work); err != nil || st.Mode() != fs.ModeDir|0o711 {
-		t.Errorf("%s: mode of the work directory: %v, %v; want 0711", step, st.Mode(), err)
+		t.Errorf("%s: mode of the work directory = %v, %v, want 0711", step, st.Mode(), err)
 	}
 	err := filepath.WalkDir(work, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -170,14 +170,14 @@ func checkModes(t *testing.T, step, work string, builder int) {
 		}
 		name := strings.TrimPrefix(p, work)
 		if uid := info.Sys().(*syscall.Stat_t).Uid; int(uid) != builder {
-			t.Errorf("%s: %s belongs to user %d", step, name, uid)
+			t.Errorf("%s: owner of %s = user %d, want %d", step, name, uid, builder)
 		}
 		if d.Type() != fs.ModeSymlink && info.Mode().Perm()&0o022 != 0 {
-			t.Errorf("%s: %s has mode %v", step, name, info.Mode())
+			t.Errorf("%s: mode of %s = %v, want no write access for others", step, name, info.Mode())
 		}
 		return nil
 	})
 	if err != nil {
-		t.Errorf("%s: %v", step, err)
+		t.Errorf("%s: walk %s: %v", step, work, err)
 	}
 }

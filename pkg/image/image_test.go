@@ -8,12 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
 
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -41,7 +42,7 @@ func options(script string) BuildOptions {
 func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	s := &Store{Dir: filepath.Join(t.TempDir(), "images"), make: fakeMaker}
 	if _, err := s.Lookup(Debian, hostArch()); fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
-		t.Fatalf("lookup before any build: %v", err)
+		t.Fatalf("Lookup before any build = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.NotFound)
 	}
 	first, err := s.Build(t.Context(), options("one"))
 	if err != nil {
@@ -54,42 +55,42 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	}
 	img, err := s.Lookup(Debian, hostArch())
 	if err != nil || img.Location != filepath.Join(first.Path, diskFile) || img.Cmdline != "cmdline trixie" {
-		t.Fatalf("lookup: %+v, %v", img, err)
+		t.Fatalf("Lookup = %+v, %v, want %s with cmdline trixie", img, err, filepath.Join(first.Path, diskFile))
 	}
 
 	s.make = fakeMaker
 	second, err := s.Build(t.Context(), options("two"))
 	if err != nil || second.Key == first.Key {
-		t.Fatalf("another script: %+v, %v", second, err)
+		t.Fatalf("Build with another script = %+v, %v, want another key than %s", second, err, first.Key)
 	}
 	third, err := s.Build(t.Context(), BuildOptions{Provision: options("two").Provision, GuestProgram: []byte("another"), Rebuild: true})
 	if err != nil || third.Key != second.Key || third.Path == second.Path {
-		t.Fatalf("rebuild: %+v, %v", third, err)
+		t.Fatalf("rebuild = %+v, %v, want key %s at another path", third, err, second.Key)
 	}
 	infos, err := s.List()
 	if err != nil || len(infos) != 3 || infos[0].Path != third.Path || !infos[0].Ready || infos[1].Ready {
-		t.Fatalf("list: %+v, %v", infos, err)
+		t.Fatalf("List = %+v, %v, want 3 images, the newest first, it alone ready", infos, err)
 	}
 	used := func(dir string) bool { return dir == first.Path }
 	would, err := s.Prune(PruneOptions{InUse: used, DryRun: true})
 	if err != nil || len(would) != 1 || would[0].Size == 0 {
-		t.Fatalf("would prune %+v, %v", would, err)
+		t.Fatalf("dry run of Prune = %+v, %v, want 1 image with a size", would, err)
 	}
 	if infos, _ = s.List(); len(infos) != 3 {
-		t.Fatalf("a dry run took some: %+v", infos)
+		t.Fatalf("List after a dry run = %+v, want 3", infos)
 	}
 	did, err := s.Prune(PruneOptions{InUse: used})
-	if err != nil || !slices.Equal(did, would) {
-		t.Fatalf("pruned %+v, not %+v, %v", did, would, err)
+	if diff := cmp.Diff(would, did); err != nil || diff != "" {
+		t.Fatalf("Prune = %v, mismatch with the dry run (-want +got):\n%s", err, diff)
 	}
 	if infos, _ = s.List(); len(infos) != 2 || infos[1].Path != first.Path {
 		t.Fatalf("prune kept %+v, want the newest and the one in use", infos)
 	}
 	if err := s.Remove(Debian, func(dir string) bool { return dir == first.Path }); fail.CodeOf(err) != fail.Conflict {
-		t.Fatalf("remove in use: %v", err)
+		t.Fatalf("Remove of a used image = %v, want code %v", err, fail.Conflict)
 	}
 	if infos, _ = s.List(); len(infos) != 2 {
-		t.Fatalf("a refused remove took some: %+v", infos)
+		t.Fatalf("List after a refused Remove = %+v, want 2", infos)
 	}
 	for range 2 {
 		if err := s.Remove(Debian, nil); err != nil {
@@ -97,7 +98,7 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 		}
 	}
 	if infos, _ = s.List(); len(infos) != 0 {
-		t.Fatalf("after remove: %+v", infos)
+		t.Fatalf("List after Remove = %+v, want none", infos)
 	}
 }
 
@@ -125,17 +126,17 @@ func TestBuildCutShortAtEveryStep(t *testing.T) {
 				return errors.New("cut short")
 			}
 			if _, err := s.Build(t.Context(), options("new")); err == nil {
-				t.Fatal("a build that failed was published")
+				t.Fatal("failing Build = nil, want an error")
 			}
 			if img, err := s.Lookup(Debian, hostArch()); err != nil || filepath.Dir(img.Location) != before.Path {
-				t.Fatalf("lookup after a failed build: %+v, %v", img, err)
+				t.Fatalf("Lookup after a failed build = %+v, %v, want %s", img, err, before.Path)
 			}
 			s.make = fakeMaker
 			if _, err := s.Build(t.Context(), options("new")); err != nil {
 				t.Fatal(err)
 			}
 			if left, _ := filepath.Glob(filepath.Join(s.Dir, workPrefix+"*")); len(left) != 0 {
-				t.Fatalf("left behind: %v", left)
+				t.Fatalf("work directories after the build = %q, want none", left)
 			}
 		})
 	}
@@ -148,10 +149,10 @@ func TestBuildWithAPartMissingIsNotPublished(t *testing.T) {
 			return errors.Join(fakeMaker(ctx, dir, o), os.Remove(filepath.Join(dir, missing)))
 		}
 		if _, err := s.Build(t.Context(), options("x")); err == nil {
-			t.Errorf("published without %s", missing)
+			t.Errorf("Build without %s = nil, want an error", missing)
 		}
 		if infos, err := s.List(); err != nil || len(infos) != 0 {
-			t.Errorf("without %s: %+v, %v", missing, infos, err)
+			t.Errorf("List after a build without %s = %+v, %v, want none", missing, infos, err)
 		}
 	}
 }
@@ -166,13 +167,13 @@ func TestDamagedImageIsNotFoundAndPruned(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Lookup(Debian, hostArch()); fail.CodeOf(err) != fail.NotFound {
-		t.Fatalf("lookup of a damaged image: %v", err)
+		t.Fatalf("Lookup of a damaged image = %v, want code %v", err, fail.NotFound)
 	}
 	if _, err := s.Prune(PruneOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(i.Path); !errors.Is(err, fs.ErrNotExist) {
-		t.Fatalf("damaged image stayed: %v", err)
+		t.Fatalf("damaged image after Prune: %v, want it removed", err)
 	}
 }
 
@@ -216,16 +217,16 @@ func TestConcurrentBuildersShareOneBuild(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := (&Store{Dir: dir, make: slow}).Build(ctx, options("x")); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled while waiting: %v", err)
+		t.Errorf("Build cancelled while waiting = %v, want %v", err, context.Canceled)
 	}
 	close(release)
 	wg.Wait()
 	if runs.Load() != 1 {
-		t.Errorf("%d builds ran, want 1", runs.Load())
+		t.Errorf("builds run = %d, want 1", runs.Load())
 	}
 	for _, p := range paths {
 		if p == "" || p != paths[0] {
-			t.Errorf("builders got %v", paths)
+			t.Errorf("images of all builders = %q, want one", paths)
 		}
 	}
 }
@@ -243,7 +244,7 @@ func TestBuildRefuses(t *testing.T) {
 		o := options("x")
 		c.edit(&o)
 		if _, err := (&Store{Dir: t.TempDir(), make: fakeMaker}).Build(t.Context(), o); err == nil {
-			t.Errorf("built %s", c.name)
+			t.Errorf("Build with %s = nil, want an error", c.name)
 		}
 	}
 }
@@ -257,18 +258,18 @@ func TestTemplatePinsBothArchitectures(t *testing.T) {
 	for _, arch := range []string{"x86_64", "aarch64"} {
 		img, err := s.Lookup(Ubuntu, arch)
 		if err != nil || !strings.HasPrefix(img.Location, "https://") || len(img.Digest) != len("sha256:")+64 {
-			t.Errorf("%s: %+v, %v", arch, img, err)
+			t.Errorf("Lookup(%s, %s) = %+v, %v, want an https location with a sha256 digest", Ubuntu, arch, img, err)
 		}
 	}
 	if _, err := s.Lookup(Ubuntu, "riscv64"); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("riscv64: %v", err)
+		t.Errorf("Lookup(%s, riscv64) = %v, want code %v", Ubuntu, err, fail.NotFound)
 	}
 	s.Template = []byte("images:\n- location: https://example.com/x.img\n  arch: x86_64\n")
 	if _, err := s.List(); fail.CodeOf(err) != fail.Usage {
-		t.Errorf("image without a digest: %v", err)
+		t.Errorf("List of a template without a digest = %v, want code %v", err, fail.Usage)
 	}
 	if err := s.Remove(Ubuntu, nil); fail.CodeOf(err) != fail.Usage {
-		t.Errorf("remove of the cloud image: %v", err)
+		t.Errorf("Remove of the cloud image = %v, want code %v", err, fail.Usage)
 	}
 }
 
@@ -293,7 +294,7 @@ func TestScriptsParse(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "bash", "-n")
 		cmd.Stdin = strings.NewReader(string(b))
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", p, err, out)
+			t.Errorf("bash -n %s = %v, want nil\n%s", p, err, out)
 		}
 		return nil
 	})
@@ -304,7 +305,7 @@ func TestScriptsParse(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "sh", "-n")
 		cmd.Stdin = strings.NewReader(script)
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", name, err, out)
+			t.Errorf("sh -n %s = %v, want nil\n%s", name, err, out)
 		}
 	}
 }

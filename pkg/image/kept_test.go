@@ -30,7 +30,7 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	check := func(step string, want ...string) {
 		t.Helper()
 		if !slices.Equal(did, want) {
-			t.Errorf("%s: it did %q, want %q", step, did, want)
+			t.Errorf("%s: actions = %q, want %q", step, did, want)
 		}
 		did = nil
 	}
@@ -47,12 +47,12 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 		t.Errorf("failure: %+v, want one that has kept its files", f)
 	}
 	if infos, err := s.List(); err != nil || len(infos) != 0 {
-		t.Errorf("what is not proved is published: %+v, %v", infos, err)
+		t.Errorf("List of an unverified image = %+v, %v, want none", infos, err)
 	}
 	refuse = nil
 	i, err := build(t.Context(), one)
 	if err != nil || len(i.Files) != 1 {
-		t.Fatalf("proved again: %+v, %v", i, err)
+		t.Fatalf("second verification = %+v, %v, want 1 file", i, err)
 	}
 	check("again", prove(one))
 
@@ -72,7 +72,7 @@ func TestMakeKeepsWhatItCouldNotProve(t *testing.T) {
 	refuse = context.Canceled
 	s2 := MakeOptions{Prove: func(context.Context, string, []string) error { cancel(); return ctx.Err() }}
 	if _, err := s.Make(ctx, three, s2, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("a cancelled proof: %v", err)
+		t.Errorf("cancelled Make = %v, want %v", err, context.Canceled)
 	}
 	refuse = errors.New("does not boot")
 	for range maxProofs {

@@ -59,16 +59,16 @@ func TestMakeGoldenWithFewerFiles(t *testing.T) {
 	img, err := s.Lookup(golden.Name, golden.Arch)
 	want := vm.Image{Arch: "x86_64", Location: filepath.Join(i.Path, diskFile), Kernel: filepath.Join(i.Path, KernelFile), Cmdline: CmdlineFile}
 	if err != nil || img != want {
-		t.Fatalf("%+v, %v; want %+v", img, err, want)
+		t.Fatalf("Lookup = %+v, %v, want %+v", img, err, want)
 	}
 	if _, err := s.Lookup(Debian, golden.Arch); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("the golden image passes for its source: %v", err)
+		t.Errorf("Lookup(%s) with a golden image only = %v, want code %v", Debian, err, fail.NotFound)
 	}
 	if err := os.Remove(filepath.Join(i.Path, KernelFile)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Lookup(golden.Name, golden.Arch); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("without its kernel: %v", err)
+		t.Errorf("Lookup(%s) without its kernel = %v, want code %v", golden.Name, err, fail.NotFound)
 	}
 }
 
@@ -78,17 +78,17 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 	old := warm(t, s, i, "qemu7", 2)
 	once := warm(t, s, i, "qemu7", 2)
 	if once.Path != old.Path {
-		t.Errorf("made twice: %s and %s", old.Path, once.Path)
+		t.Errorf("second warm state of the same size = %s, want %s", once.Path, old.Path)
 	}
 	other := warm(t, s, i, "other", 4)
 	i, err := s.Find(golden.Name, golden.Arch)
 	if err != nil || len(i.Warm) != 2 {
-		t.Fatalf("%+v, %v", i, err)
+		t.Fatalf("Find = %+v, %v, want 2 warm states", i, err)
 	}
 	w, ok := i.Warmed("qemu7")
 	img, err := i.Resumed(w)
 	if !ok || err != nil || img.State != filepath.Join(old.Path, vm.StateFile) || img.Location != filepath.Join(old.Path, vm.DiskFile) || img.Kernel == "" {
-		t.Fatalf("%+v, %v, %v", img, ok, err)
+		t.Fatalf("warm image = %+v, %t, %v, want state and disk in %s, with a kernel", img, ok, err, old.Path)
 	}
 	// Another QEMU makes a new state. Of the old ones, the state that a VM builds on
 	// stays.
@@ -98,18 +98,18 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := readWarm(old.Path); err != nil {
-		t.Errorf("pruned although a VM builds on it: %v", err)
+		t.Errorf("readWarm of a state that a VM builds on, after Prune, = %v, want nil", err)
 	}
 	if freed, err := s.Prune(PruneOptions{}); err != nil || len(freed) != 1 || freed[0].Size == 0 {
-		t.Errorf("freed %+v, %v", freed, err)
+		t.Errorf("Prune = %+v, %v, want 1 with a size", freed, err)
 	}
 	for _, path := range []string{next.Path, other.Path} {
 		if _, err := readWarm(path); err != nil {
-			t.Errorf("the newest of its size went: %v", err)
+			t.Errorf("readWarm of the newest state of its size, after Prune, = %v, want nil", err)
 		}
 	}
 	if _, err := os.Stat(old.Path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("stayed: %v", err)
+		t.Errorf("warm state after Prune: %v, want it removed", err)
 	}
 	// A state that cannot be resumed is not used any more and makes way for another
 	// one.
@@ -117,16 +117,16 @@ func TestWarmStatesOfAnImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if i, err = s.Find(golden.Name, golden.Arch); err != nil || len(i.Warm) != 1 {
-		t.Errorf("%+v, %v", i.Warm, err)
+		t.Errorf("warm states after Cool = %+v, %v, want 1", i.Warm, err)
 	}
 	if again := warm(t, s, i, "qemu8", 2); again.Path == next.Path {
-		t.Error("it came back")
+		t.Errorf("warm state made after Cool = %s, want another", again.Path)
 	}
 	if _, err := s.Prune(PruneOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(next.Path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("stayed: %v", err)
+		t.Errorf("cooled state after Prune: %v, want it removed", err)
 	}
 }
 
@@ -138,10 +138,10 @@ func TestWarmStateOfAnImageThatWent(t *testing.T) {
 		return s.Remove(golden.Name, nil)
 	})
 	if err == nil {
-		t.Error("published into nothing")
+		t.Error("warm state of a removed image = nil, want an error")
 	}
 	if left, _ := filepath.Glob(filepath.Join(s.Dir, workPrefix+"*")); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("work directories = %q, want none", left)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestFailureOfAWarmState(t *testing.T) {
 	})
 	want := "save a VM of 2 CPUs and 4GiB, booted from image " + golden.Name + ": disk full"
 	if f, ok := s.Failure(golden.Name); err == nil || err.Error() != want || !ok || f.Error != want {
-		t.Errorf("%v, %+v", err, f)
+		t.Errorf("warm state = %v, recorded failure %+v, want %q", err, f, want)
 	}
 }
 
@@ -168,7 +168,7 @@ func TestMakersOfOneImageWaitForEachOther(t *testing.T) {
 			_, err := s.Make(t.Context(), golden, MakeOptions{}, func(_ context.Context, dir string) ([]string, error) {
 				fills.Add(1)
 				if making, err := s.Underway(); err != nil || len(making) != 1 || making[0].Name != golden.Name || making[0].Since.IsZero() {
-					t.Errorf("underway: %+v, %v", making, err)
+					t.Errorf("Underway = %+v, %v, want %s with its time", making, err, golden.Name)
 				}
 				return write(t, dir, diskFile), nil
 			})
@@ -179,10 +179,10 @@ func TestMakersOfOneImageWaitForEachOther(t *testing.T) {
 	}
 	wg.Wait()
 	if fills.Load() != 1 {
-		t.Errorf("made %d times", fills.Load())
+		t.Errorf("images made = %d, want 1", fills.Load())
 	}
 	if making, err := s.Underway(); err != nil || len(making) != 0 {
-		t.Errorf("still underway: %+v, %v", making, err)
+		t.Errorf("Underway at the end = %+v, %v, want none", making, err)
 	}
 }
 
@@ -190,24 +190,24 @@ func TestFailureIsKeptUntilItIsMade(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	broken := func(context.Context, string) ([]string, error) { return nil, errors.New("no space left") }
 	if _, err := s.Make(t.Context(), golden, MakeOptions{}, broken); err == nil {
-		t.Fatal("published")
+		t.Fatal("failing Make = nil, want an error")
 	}
 	if f, ok := s.Failure(golden.Name); !ok || !strings.Contains(f.Error, "no space left") || time.Since(f.At) > time.Minute {
-		t.Errorf("%+v, %v", f, ok)
+		t.Errorf("Failure = %+v, %t, want \"no space left\", now", f, ok)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	if _, err := s.Make(ctx, Info{Name: "other", Arch: "x86_64", Key: golden.Key}, MakeOptions{}, func(context.Context, string) ([]string, error) {
 		cancel()
 		return nil, ctx.Err()
 	}); err == nil {
-		t.Fatal("published")
+		t.Fatal("cancelled Make = nil, want an error")
 	}
 	if f, ok := s.Failure("other"); ok {
-		t.Errorf("what was called off counts as failed: %+v", f)
+		t.Errorf("Failure of a cancelled Make = %+v, want none", f)
 	}
 	makeGolden(t, s)
 	if f, ok := s.Failure(golden.Name); ok {
-		t.Errorf("still: %+v", f)
+		t.Errorf("Failure after a successful Make = %+v, want none", f)
 	}
 }
 
@@ -221,10 +221,10 @@ func TestMakeSweepsAfterTheDead(t *testing.T) {
 	o := MakeOptions{Sweep: func(work string) error { swept = append(swept, work); return nil }}
 	_, err := s.Make(t.Context(), golden, o, func(_ context.Context, dir string) ([]string, error) { return write(t, dir, diskFile), nil })
 	if err != nil || len(swept) != 1 || swept[0] != dead {
-		t.Errorf("swept %v, %v", swept, err)
+		t.Errorf("Make = %v, swept %q, want nil, %s", err, swept, dead)
 	}
 	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("stayed: %v", err)
+		t.Errorf("leftover after Make: %v, want it removed", err)
 	}
 }
 
@@ -247,34 +247,34 @@ func TestPruneSweepsAfterTheDead(t *testing.T) {
 	o := PruneOptions{DryRun: true, Sweep: func(name, work string) error { swept = append(swept, name+" "+work); return nil }}
 	found, err := s.Prune(o)
 	if err != nil || len(found) != 1 || found[0].Path != dead || found[0].Why == "" || len(swept) != 0 {
-		t.Fatalf("%+v, %v, swept %v", found, err, swept)
+		t.Fatalf("dry run of Prune = %+v, %v, swept %q, want %s with a reason, not swept", found, err, swept, dead)
 	}
 	if entries, _ := os.ReadDir(s.Dir); len(entries) != 3 {
-		t.Errorf("a dry run has made or removed something: %v", entries)
+		t.Errorf("entries after a dry run = %v, want 3", entries)
 	}
 	o.DryRun = false
 	if found, err = s.Prune(o); err != nil || len(found) != 1 || len(swept) != 1 || swept[0] != "dead "+dead {
-		t.Errorf("%+v, %v, swept %v", found, err, swept)
+		t.Errorf("Prune = %+v, %v, swept %q, want %s swept", found, err, swept, dead)
 	}
 	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("stayed: %v", err)
+		t.Errorf("leftover after Prune: %v, want it removed", err)
 	}
 	if _, err := os.Stat(alive); err != nil {
-		t.Errorf("of one who lives: %v", err)
+		t.Errorf("work directory of a running process after Prune: %v, want it kept", err)
 	}
 	if found, err = s.Prune(o); err != nil || len(found) != 0 {
-		t.Errorf("again: %+v, %v", found, err)
+		t.Errorf("second Prune = %+v, %v, want none", found, err)
 	}
 }
 
 func TestMakeWithoutSpace(t *testing.T) {
 	s := &Store{Dir: t.TempDir()}
 	_, err := s.Make(t.Context(), golden, MakeOptions{Space: 1 << 60}, func(context.Context, string) ([]string, error) {
-		t.Error("began")
+		t.Error("Make without space began, want it refused")
 		return nil, nil
 	})
 	if fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
-		t.Errorf("%v", err)
+		t.Errorf("Make without space = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Host)
 	}
 }
 
@@ -296,10 +296,10 @@ func TestUseHoldsOffPrune(t *testing.T) {
 	go func() { removed <- s.Remove(golden.Name, nil) }()
 	// Remove waits for the lock, so another attempt to lock exclusively fails too.
 	if _, err := tryLock(filepath.Join(s.Dir, useLock), unix.LOCK_EX); !errors.Is(err, errLocked) {
-		t.Errorf("not held: %v", err)
+		t.Errorf("lock of a used image = %v, want %v", err, errLocked)
 	}
 	if _, err := readInfo(i.Path); err != nil {
-		t.Errorf("gone under our hands: %v", err)
+		t.Errorf("readInfo of a used image during Remove = %v, want nil", err)
 	}
 	release()
 	if err := <-removed; err != nil {

@@ -38,7 +38,7 @@ func TestStepsHashWhatTheyRunWith(t *testing.T) {
 	}
 	before := steps(nil)
 	if len(before) != 2 || before[0].Name != "10-a" || before[1].Name != "20-b" || before[0].Hash == before[1].Hash {
-		t.Fatalf("steps: %+v", before)
+		t.Fatalf("steps = %+v, want 10-a and 20-b with different hashes", before)
 	}
 	for _, c := range []struct {
 		file    string
@@ -54,12 +54,12 @@ func TestStepsHashWhatTheyRunWith(t *testing.T) {
 		after := steps(map[string]string{c.file: "changed"})
 		for n := range after {
 			if (after[n].Hash != before[n].Hash) != c.changes[n] {
-				t.Errorf("%s changed: hash of %s changed: %v", c.file, after[n].Name, !c.changes[n])
+				t.Errorf("%s changed: hash of %s changed = %t, want %t", c.file, after[n].Name, !c.changes[n], c.changes[n])
 			}
 		}
 	}
 	if _, err := Steps(fstest.MapFS{"lib.sh": {}, "versions.env": {}, "files/x": {}}); err == nil {
-		t.Error("no steps is no error")
+		t.Error("Steps without a step = nil, want an error")
 	}
 }
 
@@ -98,18 +98,18 @@ func TestRunnerAgreesWithSteps(t *testing.T) {
 	out, err := run()
 	for _, want := range []string{"step 10-ok start 0", "working", "step 10-ok done ", "step 20-later skip ", "details", "step 30-bad failed "} {
 		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
+			t.Errorf("first run = %s, want %q in it", out, want)
 		}
 	}
 	if err == nil || strings.Contains(out, "40-after") {
-		t.Errorf("went on after a failure: %v\n%s", err, out)
+		t.Errorf("first run = %v, output %s, want it to end at the failure", err, out)
 	}
 	write("30-bad.sh", "exit 0\n")
 	if out, err = run(); err != nil || !strings.Contains(out, "step 10-ok skip 0\n") || !strings.Contains(out, "step 40-after done ") {
-		t.Errorf("second run: %v\n%s", err, out)
+		t.Errorf("second run = %v, output %s, want 10-ok skipped, 40-after done", err, out)
 	}
 	if out, err = run("20-later", "40-after"); err != nil || strings.Contains(out, "10-ok") || !strings.Contains(out, "step 40-after skip 0\n") {
-		t.Errorf("selected steps: %v\n%s", err, out)
+		t.Errorf("run of selected steps = %v, output %s, want 40-after skipped, no 10-ok", err, out)
 	}
 
 	steps, err := Steps(os.DirFS(dir))
@@ -120,17 +120,17 @@ func TestRunnerAgreesWithSteps(t *testing.T) {
 		stamp, err := os.ReadFile(filepath.Join(stamps, s.Name))
 		if s.Name == "20-later" {
 			if err == nil {
-				t.Error("a step that does not apply has a stamp")
+				t.Errorf("stamp of a step that does not apply = %q, want none", stamp)
 			}
 			continue
 		}
 		if strings.TrimSpace(string(stamp)) != s.Hash {
-			t.Errorf("%s: stamp %q, Steps says %s", s.Name, stamp, s.Hash)
+			t.Errorf("stamp of %s = %q, want %s", s.Name, stamp, s.Hash)
 		}
 	}
 	write("files/.zshrc", "changed\n")
 	if out, err = run("10-ok"); err != nil || !strings.Contains(out, "step 10-ok done ") {
-		t.Errorf("a changed dotfile re-runs steps: %v\n%s", err, out)
+		t.Errorf("run with a changed dotfile = %v, output %s, want 10-ok done", err, out)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestShippedStepsAreInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(steps) < 8 || !slices.IsSortedFunc(steps, func(a, b Step) int { return strings.Compare(a.Name, b.Name) }) {
-		t.Fatalf("steps: %+v", steps)
+		t.Fatalf("steps = %+v, want at least 8, in order", steps)
 	}
 }
 
@@ -174,7 +174,7 @@ func TestDockerStepReadsTheVersionOfCompose(t *testing.T) {
 		out, err := runStep(t, "20-docker.sh", `apt_has() { [ "$1" = docker-cli ]; }; apt-cache() { echo "$MADISON"; }`,
 			"MADISON=docker-compose | "+c.version+" | http://deb.example/debian main")
 		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			t.Fatalf("docker step = %v, want nil\n%s", err, out)
 		}
 		if got := strings.Contains(out, "no compose v2"); got != c.old {
 			t.Errorf("version %q: noted as old: %v, want %v\n%s", c.version, got, c.old, out)
@@ -189,7 +189,7 @@ func TestToolsStepComparesTheDigestOfLazygit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("tar", "-C", filepath.Dir(program), "-czf", archive, "lazygit").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("tar -czf %s = %v, want nil\n%s", archive, err, out)
 	}
 	packed, err := os.ReadFile(archive)
 	if err != nil {

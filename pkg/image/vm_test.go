@@ -116,7 +116,7 @@ func (g guest) run(what, command, want string) string {
 	g.t.Helper()
 	out, err := g.c.Output(g.t.Context(), "{ "+command+"; } 2>&1", nil, 1<<20)
 	if err != nil || !strings.Contains(string(out), want) {
-		g.t.Errorf("%s: %v, no %q in:\n%s", what, err, want, out)
+		g.t.Errorf("%s = %v, output %s, want %q in it", what, err, out, want)
 	}
 	return string(out)
 }

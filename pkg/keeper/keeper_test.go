@@ -140,7 +140,7 @@ func (w *world) is(t *testing.T, phase session.Phase) session.Session {
 	t.Helper()
 	s, err := w.Get(t.Context(), id)
 	if err != nil || s.Phase != phase {
-		t.Fatalf("the session is %s, not %s: %s, %v", s.Phase, phase, s.ErrorMessage, err)
+		t.Fatalf("session = phase %s (%s), %v, want %s", s.Phase, s.ErrorMessage, err, phase)
 	}
 	return s
 }
@@ -169,7 +169,7 @@ func ended(t *testing.T, end <-chan error) error {
 	case err := <-end:
 		return err
 	case <-time.After(2 * time.Minute):
-		t.Fatal("the keeper does not end")
+		t.Fatal("keeper runs after 2 minutes, want it ended")
 		return nil
 	}
 }
@@ -184,17 +184,17 @@ func TestNothingToDo(t *testing.T) {
 		w := newWorld(t, c.phase, c.desired, session.Status{})
 		before := lastSeq(t, w.Store, id)
 		if err := run(t.Context(), w.Worker); err != nil {
-			t.Error(c, err)
+			t.Errorf("%s, desired %s: run = %v, want nil", c.phase, c.desired, err)
 		}
 		if after := lastSeq(t, w.Store, id); after != before {
-			t.Error(c, "something was done")
+			t.Errorf("%s, desired %s: last event = %d, want %d as before", c.phase, c.desired, after, before)
 		}
 		if store.Held(w.Config.Paths.SessionLock(id)) {
-			t.Error(c, "the lock is still held")
+			t.Errorf("%s, desired %s: lock held = true, want false", c.phase, c.desired)
 		}
 	}
 	if err := keeper.Run(t.Context(), slog.New(slog.DiscardHandler), &keeper.Session{Worker: newWorld(t, session.Ready, session.Ready, session.Status{}).Worker, ID: "nobody"}); err == nil {
-		t.Error("a keeper of no session")
+		t.Error("Run for an unknown session = nil, want an error")
 	}
 }
 
@@ -205,15 +205,15 @@ func TestFailedStopIsNotRepeated(t *testing.T) {
 	n := 0
 	w.drv.stop = func(context.Context) error { n++; return errors.New("it will not") }
 	if err := ended(t, w.run(t.Context())); err != nil || n != 1 {
-		t.Fatal(n, err)
+		t.Fatalf("keeper = %v after %d stops, want nil, 1", err, n)
 	}
 	if s := w.is(t, session.Broken); s.ErrorMessage == "" || s.ErrorHint == "" {
-		t.Error(s.ErrorMessage, s.ErrorHint)
+		t.Errorf("error of the broken session = %q (hint %q), want both", s.ErrorMessage, s.ErrorHint)
 	}
 	w.drv.stop = func(context.Context) error { n++; return nil }
 	w.setDesired(t, session.Stopped) // once more, because a user asks
 	if err := ended(t, w.run(t.Context())); err != nil || n != 2 {
-		t.Fatal(n, err)
+		t.Fatalf("keeper = %v after %d stops, want nil, 2", err, n)
 	}
 	w.is(t, session.Stopped)
 }
@@ -228,10 +228,10 @@ func TestTriesAgainWhatCannotBeRecordedAsBroken(t *testing.T) {
 		return nil
 	}
 	if err := ended(t, w.run(t.Context())); err != nil || n != 2 {
-		t.Fatal(n, err)
+		t.Fatalf("keeper = %v after %d removals, want nil, 2", err, n)
 	}
 	if s := w.is(t, session.Gone); s.ErrorMessage != "" {
-		t.Error(s.ErrorMessage)
+		t.Errorf("error of the removed session = %q, want none", s.ErrorMessage)
 	}
 }
 
@@ -263,11 +263,11 @@ func TestEndsWithItsContext(t *testing.T) {
 		return vm.Machine{State: vm.Running}, nil
 	}
 	if err := ended(t, w.run(ctx)); !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
+		t.Fatalf("keeper = %v, want %v", err, context.Canceled)
 	}
 	w.is(t, session.Ready)
 	if store.Held(w.Config.Paths.SessionLock(id)) {
-		t.Error("the lock is still held")
+		t.Error("lock held after the end = true, want false")
 	}
 }
 
@@ -287,11 +287,11 @@ func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !store.Held(w.Config.Paths.SessionLock(id)) {
-		t.Fatal("the first one is gone")
+		t.Fatal("lock held by the first keeper = false, want true")
 	}
 	cancel()
 	if err := ended(t, first); !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
+		t.Fatalf("first keeper = %v, want %v", err, context.Canceled)
 	}
 }
 
@@ -302,7 +302,7 @@ func TestAskingIsNoKeeper(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Ready, session.Status{})
 	lock, ok, err := store.TryLock(w.Config.Paths.SessionLock(id))
 	if err != nil || !ok {
-		t.Fatal(ok, err)
+		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	w.drv.inspect = func(context.Context) (vm.Machine, error) {
@@ -311,7 +311,7 @@ func TestAskingIsNoKeeper(t *testing.T) {
 	}
 	w.Log = slog.New(asker{slog.DiscardHandler, lock})
 	if err := ended(t, w.run(ctx)); !errors.Is(err, context.Canceled) {
-		t.Fatal("it took the asker for a keeper and left:", err)
+		t.Fatalf("keeper beside a test of the lock = %v, want %v: it must not take the test for a keeper", err, context.Canceled)
 	}
 }
 
@@ -366,7 +366,7 @@ func (w *world) spawn(t *testing.T, env ...string) child {
 func (c child) expect(t *testing.T, line string) {
 	t.Helper()
 	if !c.out.Scan() || c.out.Text() != line {
-		t.Fatalf("the keeper said %q, not %q", c.out.Text(), line)
+		t.Fatalf("line of the keeper = %q, want %q", c.out.Text(), line)
 	}
 }
 
@@ -381,7 +381,7 @@ func TestStandByTakesOver(t *testing.T) {
 	first.expect(t, "removing")
 	second := w.spawn(t)
 	if _, ok, err := store.TryLock(w.Config.Paths.SessionLock(id)); ok || err != nil {
-		t.Fatal("nobody holds the lock", err)
+		t.Fatalf("TryLock = %t, %v, want false, nil: a keeper holds it", ok, err)
 	}
 	w.is(t, session.Destroying) // the second keeper, which would remove it at once, waits
 	if err := first.Process.Kill(); err != nil {
@@ -407,7 +407,7 @@ func TestLateKeeperLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Dir(log)); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("session directory: %v, want it removed", err)
 	}
 }
 

@@ -86,11 +86,11 @@ func TestFailedCommit(t *testing.T) {
 		}
 		again, err := commit(failing{f, c.at}, path, Limits{}, []byte("two\n"))
 		if !errors.Is(err, c.err) || again {
-			t.Errorf("%q fails after %q: got %v, again %t; want %v", c.at, c.before, err, again, c.err)
+			t.Errorf("commit when %q fails after %q = %v, again %t, want %v, false", c.at, c.before, err, again, c.err)
 		}
 		f.Close()
 		if got := content(t, path); got != c.want {
-			t.Errorf("%q fails after %q: got %q, want %q", c.at, c.before, got, c.want)
+			t.Errorf("log when %q fails after %q = %q, want %q", c.at, c.before, got, c.want)
 		}
 	}
 }
@@ -118,22 +118,22 @@ func TestFullDisk(t *testing.T) {
 	t.Cleanup(func() { set(was) })
 	second := record("p", 1, 3000)
 	if err := Commit(t.Context(), path, Limits{}, []byte(second)); !errors.Is(err, syscall.EFBIG) {
-		t.Errorf("got %v, want that the file is too large", err)
+		t.Errorf("Commit on a full disk = %v, want %v", err, syscall.EFBIG)
 	}
 	if got := content(t, path); got != first {
-		t.Errorf("got %d bytes, want the first record's %d", len(got), len(first))
+		t.Errorf("log = %d bytes, want the first record's %d", len(got), len(first))
 	}
 	f := &File{Path: path}
 	defer f.Close()
 	if _, err := f.Write([]byte(second)); !errors.Is(err, syscall.EFBIG) {
-		t.Errorf("a line of a log: got %v", err)
+		t.Errorf("Write of a log line on a full disk = %v, want %v", err, syscall.EFBIG)
 	}
 	set(was)
 	if err := Commit(t.Context(), path, Limits{}, []byte(second)); err != nil {
 		t.Fatal(err)
 	}
 	if got := content(t, path); got != first+second {
-		t.Errorf("got %d bytes, want both records", len(got))
+		t.Errorf("log = %d bytes, want the %d of both records", len(got), len(first+second))
 	}
 }
 
@@ -141,30 +141,30 @@ func TestFullDisk(t *testing.T) {
 func TestNoFile(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing", "log")
 	if err := Commit(t.Context(), missing, Limits{}, []byte("x\n")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("commit: got %v", err)
+		t.Errorf("Commit to a missing directory = %v, want %v", err, fs.ErrNotExist)
 	}
 	f := &File{Path: missing}
 	if n, err := f.Write([]byte("x\n")); n != 0 || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("write: got %d, %v", n, err)
+		t.Errorf("Write to a missing directory = %d, %v, want 0, %v", n, err, fs.ErrNotExist)
 	}
 	if err := f.Close(); err != nil {
-		t.Errorf("close what was never opened: %v", err)
+		t.Errorf("Close of a file that was never opened = %v, want nil", err)
 	}
 	if err := turn(missing, Limits{}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("turn below a missing directory: got %v", err)
+		t.Errorf("turn below a missing directory = %v, want %v", err, fs.ErrNotExist)
 	}
 	if err := turn(filepath.Join(t.TempDir(), "log"), Limits{}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("turn a missing file: got %v", err)
+		t.Errorf("turn of a missing file = %v, want %v", err, fs.ErrNotExist)
 	}
 	if files, err := Open(missing); err != nil || len(files) != 0 {
-		t.Errorf("open: got %v, %v", files, err)
+		t.Errorf("Open of a missing log = %v, %v, want none, nil", files, err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if files, err := Open(filepath.Join(file, "log")); err == nil || files != nil {
-		t.Errorf("open below a file: got %v, %v", files, err)
+		t.Errorf("Open below a file = %v, %v, want nil, an error", files, err)
 	}
 }
 
@@ -207,13 +207,13 @@ func TestOpenFindsItsOwn(t *testing.T) {
 		f.Close()
 	}
 	if got != "1\n2\n3\n4\n" {
-		t.Errorf("got %q", got)
+		t.Errorf("records = %q, want \"1\\n2\\n3\\n4\\n\"", got)
 	}
 	if err := os.Symlink(filepath.Base(path)+".20260105T000000.000Z", path+".20260105T000000.000Z"); err != nil {
 		t.Fatal(err)
 	}
 	if files, err := Open(path); !errors.Is(err, syscall.ELOOP) || files != nil {
-		t.Errorf("an old file that cannot be opened: got %v, %v", files, err)
+		t.Errorf("Open with an old file that cannot be opened = %v, %v, want nil, %v", files, err, syscall.ELOOP)
 	}
 }
 
@@ -251,7 +251,7 @@ func TestDue(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := c.limits.due(st, c.n, noon); got != c.want {
-			t.Errorf("%d bytes and %d more, %s old, %+v: got %t", c.size, c.n, c.age, c.limits, got)
+			t.Errorf("due of %d bytes and %d more, %s old, %+v = %t, want %t", c.size, c.n, c.age, c.limits, got, c.want)
 		}
 	}
 }
@@ -281,10 +281,10 @@ func TestOldFilesAreBounded(t *testing.T) {
 		}
 		files := old(t, path)
 		if len(files) != want {
-			t.Fatalf("%+v: got %d old files, want %d", limits, len(files), want)
+			t.Fatalf("old files with %+v = %d, want %d", limits, len(files), want)
 		}
 		if newest := content(t, files[len(files)-1].path); newest != "x\n" {
-			t.Errorf("%+v: the newest is %q", limits, newest)
+			t.Errorf("newest old file with %+v = %q, want \"x\\n\"", limits, newest)
 		}
 	}
 }
@@ -300,11 +300,11 @@ func TestWriteBehindAPart(t *testing.T) {
 	defer f.Close()
 	for range 2 {
 		if n, err := f.Write([]byte("x\n")); n != 2 || err != nil {
-			t.Errorf("got %d, %v; want 2 bytes", n, err)
+			t.Errorf("Write = %d, %v, want 2, nil", n, err)
 		}
 	}
 	if got := content(t, path); got != "par\nx\nx\n" {
-		t.Errorf("got %q", got)
+		t.Errorf("log = %q, want \"par\\nx\\nx\\n\"", got)
 	}
 }
 
@@ -330,14 +330,14 @@ func TestNoFileStaysOpen(t *testing.T) {
 		}
 		files, err := Open(path)
 		if err != nil || len(files) != 1 {
-			t.Fatal(files, err)
+			t.Fatalf("Open = %v, %v, want 1 file", files, err)
 		}
 		if err := unix.Flock(int(files[0].Fd()), unix.LOCK_EX); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 2*lockPoll)
 		if err := Commit(ctx, path, Limits{}, []byte("x\n")); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v while another has the lock", err)
+			t.Errorf("Commit while another process holds the lock = %v, want %v", err, context.DeadlineExceeded)
 		}
 		cancel()
 		files[0].Close()
@@ -350,6 +350,6 @@ func TestNoFileStaysOpen(t *testing.T) {
 		}
 	}
 	if after := count(); after != before {
-		t.Errorf("got %d open files, before %d", after, before)
+		t.Errorf("open files = %d, want %d as before", after, before)
 	}
 }

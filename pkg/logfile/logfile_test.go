@@ -92,7 +92,7 @@ func records(t *testing.T, path string) map[string][]int {
 			var who, pad string
 			var n, length int
 			if _, err := fmt.Sscanf(in.Text()+"|", "%s %d %d %s", &who, &n, &length, &pad); err != nil || len(pad) != length+1 || strings.Trim(pad, "x") != "|" {
-				t.Errorf("a torn record in %s: %.80q", f.Name(), in.Text())
+				t.Errorf("record in %s = %.80q, want it whole", f.Name(), in.Text())
 				continue
 			}
 			found[who] = append(found[who], n)
@@ -108,11 +108,11 @@ func countTo(t *testing.T, who string, got []int, n int) {
 	t.Helper()
 	for i, x := range got {
 		if x != i {
-			t.Fatalf("record %d of %s is %d", i, who, x)
+			t.Fatalf("record %d of %s = %d, want %d", i, who, x, i)
 		}
 	}
 	if len(got) != n {
-		t.Fatalf("%d records of %s, not %d", len(got), who, n)
+		t.Fatalf("records of %s = %d, want %d", who, len(got), n)
 	}
 }
 
@@ -165,7 +165,7 @@ func TestManyProcesses(t *testing.T) {
 		countTo(t, who, found[who], 5000)
 	}
 	if n := len(old(t, path)); n < 3 {
-		t.Errorf("%d rotations", n)
+		t.Errorf("rotations = %d, want at least 3", n)
 	}
 }
 
@@ -183,22 +183,22 @@ func TestBounds(t *testing.T) {
 	}
 	files := old(t, path)
 	if len(files) != 3 {
-		t.Errorf("%d old files", len(files))
+		t.Errorf("old files = %d, want 3", len(files))
 	}
 	for _, name := range append([]string{path}, files[0].path, files[1].path, files[2].path) {
 		if st, err := os.Stat(name); err != nil || st.Size() > 1000 || st.Size() == 0 || st.Mode().Perm() != 0o600 {
-			t.Error(name, st.Size(), st.Mode(), err)
+			t.Errorf("%s = %d bytes, mode %v, %v, want 1 to 1000, 0600", name, st.Size(), st.Mode(), err)
 		}
 	}
 	got := records(t, path)["p"]
 	for i, n := range got { // the newest, without a gap
 		if n != 200-len(got)+i {
-			t.Fatalf("records %v", got)
+			t.Fatalf("records = %v, want the newest, up to 199, without a gap", got)
 		}
 	}
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(entries) != 3+1+4 {
-		t.Errorf("%v, %v: what is not ours stays", entries, err)
+		t.Errorf("entries = %v, %v, want 3 old files, the log and 4 others", entries, err)
 	}
 	// A single record that is larger than a file.
 	write(t, f, record("big", 0, 5000))
@@ -237,7 +237,7 @@ func TestPeriods(t *testing.T) {
 			continue // a new hour has begun
 		}
 		if turned := len(old(t, path)) == 1; turned != c.turns {
-			t.Errorf("%+v: turned %v", c, turned)
+			t.Errorf("log turned = %t, want %t for %+v", turned, c.turns, c)
 		}
 		f.Close()
 	}
@@ -273,7 +273,7 @@ func TestMovedAway(t *testing.T) {
 	}
 	write(t, f, "three\n")
 	if got := content(t, path+".moved") + content(t, path); got != "one\nthree\n" {
-		t.Errorf("%q", got)
+		t.Errorf("moved and new log = %q, want \"one\\nthree\\n\"", got)
 	}
 	// If the directory is gone, an error is returned, and the record goes to the same
 	// file as the last one.
@@ -289,10 +289,10 @@ func TestMovedAway(t *testing.T) {
 	}
 	write(t, lost, "two\n")
 	if _, err := os.Stat(dir); err == nil {
-		t.Error("the directory is there again")
+		t.Error("directory of the log exists again, want it missing")
 	}
 	if _, err := (&File{Path: filepath.Join(dir, "log")}).Write([]byte("x\n")); err == nil {
-		t.Error("written to nothing")
+		t.Error("Write to a missing directory = nil, want an error")
 	}
 }
 
@@ -313,7 +313,7 @@ func TestTornRecord(t *testing.T) {
 	}
 	write(t, f, "two\n", "three\n")
 	if got := content(t, path); got != "one\nto\ntwo\nthree\n" {
-		t.Errorf("%q", got)
+		t.Errorf("log = %q, want \"one\\nto\\ntwo\\nthree\\n\"", got)
 	}
 }
 
@@ -334,14 +334,14 @@ func TestHeldLock(t *testing.T) {
 	}
 	write(t, f, record("p", 1), record("p", 2))
 	if n := len(old(t, path)); n != 0 {
-		t.Errorf("%d old files", n)
+		t.Errorf("old files while the lock is held = %d, want 0", n)
 	}
 	if err := unix.Flock(int(stopped.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
 	write(t, f, record("p", 3))
 	if n := len(old(t, path)); n != 1 {
-		t.Errorf("%d old files", n)
+		t.Errorf("old files after the lock is released = %d, want 1", n)
 	}
 	countTo(t, "p", records(t, path)["p"], 4)
 }
@@ -361,14 +361,14 @@ func TestCommit(t *testing.T) {
 	}
 	files := old(t, path)
 	if len(files) != 3 || content(t, files[0].path) != "young" {
-		t.Errorf("%v", files)
+		t.Errorf("old files = %v, want 3, the oldest of them \"young\"", files)
 	}
 	if err := os.Remove(files[0].path); err != nil {
 		t.Fatal(err)
 	}
 	countTo(t, "p", records(t, path)["p"], 5)
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
-		t.Error(st.Mode(), err)
+		t.Errorf("mode of the log = %v, %v, want 0600", st.Mode(), err)
 	}
 	// A partial record is removed, even if it is the whole content of the file.
 	for _, torn := range []string{record("p", 0, 100) + "p 1 ", "p 0", strings.Repeat("x", 10000)} {
@@ -379,11 +379,11 @@ func TestCommit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := content(t, path); got != torn[:strings.LastIndex(torn, "\n")+1]+"whole\n" {
-			t.Errorf("of %.20q: %.80q", torn, got)
+			t.Errorf("log of %.20q after Commit = %.80q, want its whole lines and \"whole\"", torn, got)
 		}
 	}
 	if err := Commit(t.Context(), filepath.Join(path, "no", "directory"), Limits{}, []byte("x\n")); err == nil {
-		t.Error("written to nothing")
+		t.Error("Commit to a missing directory = nil, want an error")
 	}
 }
 
@@ -398,7 +398,7 @@ func TestCommitWaits(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Commit(ctx, path, Limits{}, []byte("one\n")); err == nil {
-		t.Fatal("written while another process did")
+		t.Fatal("Commit while another process writes = nil, want an error")
 	}
 	done := make(chan error, 1)
 	go func() { done <- Commit(t.Context(), path, Limits{}, []byte("two\n")) }()
@@ -417,7 +417,7 @@ func TestCommitWaits(t *testing.T) {
 	}
 	files, err := Open(path)
 	if err != nil || len(files) != 2 {
-		t.Fatal(files, err)
+		t.Fatalf("Open = %v, %v, want 2 files", files, err)
 	}
 	var all string
 	for _, f := range files {
@@ -429,7 +429,7 @@ func TestCommitWaits(t *testing.T) {
 		f.Close()
 	}
 	if all != "zero\ntwo\n" {
-		t.Errorf("%q", all)
+		t.Errorf("records = %q, want \"zero\\ntwo\\n\"", all)
 	}
 }
 
@@ -467,7 +467,7 @@ func TestCommitKilled(t *testing.T) {
 	countTo(t, "last", found["last"], 1)
 	for who, n := range told {
 		if n == 0 || len(found[who]) < n || len(found[who]) > n+1 { // one more record may exist, whose Commit never returned
-			t.Errorf("%d records of %s, which was told of %d", len(found[who]), who, n)
+			t.Errorf("records of %s = %d, want the %d committed ones or one more", who, len(found[who]), n)
 		}
 		countTo(t, who, found[who], len(found[who]))
 	}
@@ -486,25 +486,25 @@ func TestStandard(t *testing.T) {
 		cmd := process(t, "standard", path, "p")
 		cmd.Stdout, cmd.Stderr = log, log
 		if err := cmd.Run(); err == nil {
-			t.Fatal("it should have panicked")
+			t.Fatal("child that panics = nil, want an error")
 		}
 	}
 	run(path)
 	if n := len(old(t, path)); n != 1 {
-		t.Errorf("%d old files", n)
+		t.Errorf("old files = %d, want 1", n)
 	}
 	last := content(t, path)
 	_, words, ok := strings.Cut(last, record("p", 299))
 	if !ok || !strings.Contains(words, "the standard output\n") || !strings.Contains(words, "panic: the last words") {
-		t.Errorf("the end of the log: %.2000q", last)
+		t.Errorf("end of the log = %.2000q, want the standard output and the panic", last)
 	}
 	if len(last)-len(words) > 4000 {
-		t.Errorf("a log of %d bytes", len(last))
+		t.Errorf("log = %d bytes, want the record and at most 4000 after it", len(last))
 	}
 	// If standard error is another file, it stays unchanged.
 	other := filepath.Join(dir, "mine")
 	run(other)
 	if all := content(t, other); strings.Count(all, "\np ") != 299 || content(t, path) != last {
-		t.Errorf("%d records, and the log has changed: %v", strings.Count(all, "\np "), content(t, path) != last)
+		t.Errorf("records in the other log = %d, log changed: %t, want 299, false", strings.Count(all, "\np "), content(t, path) != last)
 	}
 }

@@ -45,13 +45,13 @@ func TestBoundsInDocsAndSchema(t *testing.T) {
 			case ft == sizeType || ft == durationType || ft.Kind() == reflect.Int:
 				checked++
 				if want := "from " + f.min + " to " + f.max; !strings.Contains(rows[at], want) {
-					t.Errorf("%s: the docs do not say %q: %s", at, want, rows[at])
+					t.Errorf("row of %s in the docs = %s, want %q", at, rows[at], want)
 				}
 				if parts := strings.Split(at, "."); len(parts) == 2 {
 					s := root.Properties[parts[0]].Properties[parts[1]]
 					numbers := s.Minimum != nil && *s.Minimum == number(f.min) && *s.Maximum == number(f.max)
 					if !numbers && !strings.HasSuffix(s.Description, " From "+f.min+" to "+f.max+".") {
-						t.Errorf("%s: the schema says %+v", at, s)
+						t.Errorf("schema of %s = %+v, want bounds %s to %s", at, s, f.min, f.max)
 					}
 				}
 			}
@@ -59,6 +59,6 @@ func TestBoundsInDocsAndSchema(t *testing.T) {
 	}
 	walk("", reflect.TypeFor[Task]())
 	if checked < 20 {
-		t.Errorf("only %d fields have bounds", checked)
+		t.Errorf("fields with bounds = %d, want at least 20", checked)
 	}
 }

@@ -1,13 +1,12 @@
 package manifest
 
-import "reflect"
+import (
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
 
-// Same reports whether two tasks are equal except for where they were parsed from.
-func Same(a, b *Task) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	x, y := *a, *b
-	x.source, y.source = nil, nil
-	return reflect.DeepEqual(x, y)
+// Diff returns the differences between two tasks except for where they were parsed
+// from.
+func Diff(want, got *Task) string {
+	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(Task{}))
 }

@@ -316,30 +316,30 @@ func entries(n int, format string) string {
 
 func TestBad(t *testing.T) {
 	if len(bads) < 120 {
-		t.Errorf("%d bad manifests", len(bads))
+		t.Errorf("bad manifests = %d, want at least 120", len(bads))
 	}
 	for _, b := range bads {
 		t.Run(b.name, func(t *testing.T) {
 			task, _, err := manifest.Parse("task.yaml", []byte(b.text), t.TempDir())
 			e, ok := errors.AsType[*manifest.Error](err)
 			if !ok || task != nil {
-				t.Fatalf("%+v, %v", task, err)
+				t.Fatalf("Parse = %+v, %v, want no task and a *manifest.Error", task, err)
 			}
 			if fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
-				t.Errorf("code %v, hint %q", fail.CodeOf(err), fail.HintOf(err))
+				t.Errorf("Parse = %v (code %v, hint %q), want code %v with a hint", err, fail.CodeOf(err), fail.HintOf(err), fail.Usage)
 			}
 			if len(e.Problems) == 0 || len(e.Problems) > 20 {
-				t.Fatalf("%d problems", len(e.Problems))
+				t.Fatalf("problems = %d, want 1 to 20", len(e.Problems))
 			}
 			if at := fmt.Sprintf("%d:%d", e.Problems[0].Line, e.Problems[0].Column); b.at != "" && !strings.HasSuffix(b.at, ":") && at != b.at {
-				t.Errorf("at %s, not %s", at, b.at)
+				t.Errorf("position of the first problem = %s, want %s", at, b.at)
 			}
 			first, _, _ := strings.Cut(err.Error(), "\n")
 			if !strings.HasPrefix(first, fmt.Sprintf("task.yaml:%d:%d: ", e.Problems[0].Line, e.Problems[0].Column)) || !strings.Contains(err.Error(), b.says) {
-				t.Errorf("it says: %v", err)
+				t.Errorf("Parse = %v, want %q at %d:%d", err, b.says, e.Problems[0].Line, e.Problems[0].Column)
 			}
 			if len(err.Error()) > 20*500 {
-				t.Errorf("an error of %d bytes", len(err.Error()))
+				t.Errorf("error = %d bytes, want at most %d", len(err.Error()), 20*500)
 			}
 		})
 	}

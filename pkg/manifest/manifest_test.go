@@ -4,11 +4,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
@@ -19,7 +20,7 @@ func parse(t testing.TB, text string) *manifest.Task {
 	t.Helper()
 	task, notices, err := manifest.Parse("task.yaml", []byte(text), "/srv/project")
 	if err != nil || len(notices) > 0 {
-		t.Fatal(err, notices)
+		t.Fatalf("Parse = %v, notices %q, want neither", err, notices)
 	}
 	return task
 }
@@ -58,8 +59,8 @@ func defaults() *manifest.Task {
 }
 
 func TestDefaults(t *testing.T) {
-	if got, want := parse(t, minimal), defaults(); !manifest.Same(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
+	if diff := manifest.Diff(defaults(), parse(t, minimal)); diff != "" {
+		t.Errorf("Parse(minimal) mismatch (-want +got):\n%s", diff)
 	}
 	// An empty value is equivalent to a missing one.
 	for _, more := range []string{
@@ -70,8 +71,8 @@ func TestDefaults(t *testing.T) {
 		if more == "---\n" {
 			text = more + minimal
 		}
-		if got := parse(t, text); !manifest.Same(got, defaults()) {
-			t.Errorf("%q: %+v", more, got)
+		if diff := manifest.Diff(defaults(), parse(t, text)); diff != "" {
+			t.Errorf("Parse with %q mismatch (-want +got):\n%s", more, diff)
 		}
 	}
 	// Each kind of agent has its own defaults.
@@ -82,13 +83,13 @@ func TestDefaults(t *testing.T) {
 		"agent: {kind: command, command: [a], prompt: x}": {Kind: manifest.Command, Command: []string{"a"}, Prompt: "x"},
 		"claude: {prompt: x}":                             {Kind: manifest.Claude, Prompt: "x", MaxTurns: 100},
 	} {
-		if got := parse(t, unmanned+text).Agent; !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %+v", text, got)
+		if diff := cmp.Diff(want, parse(t, unmanned+text).Agent); diff != "" {
+			t.Errorf("agent of %q mismatch (-want +got):\n%s", text, diff)
 		}
 	}
 	// A profile defines the resources of its VMs.
 	if got, want := parse(t, minimal+"vm: {profile: big, cpus: 2}").VM, (manifest.VM{Profile: "big", CPUs: 2}); got != want {
-		t.Errorf("%+v", got)
+		t.Errorf("vm = %+v, want %+v", got, want)
 	}
 }
 
@@ -183,18 +184,18 @@ func TestEverything(t *testing.T) {
 		},
 	}
 	got := parse(t, everything)
-	if !manifest.Same(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
+	if diff := manifest.Diff(want, got); diff != "" {
+		t.Errorf("Parse(everything) mismatch (-want +got):\n%s", diff)
 	}
 	var refs []string
 	for _, s := range got.Secrets {
 		refs = append(refs, s.Ref())
 	}
 	if want := []string{"env:ANTHROPIC_API_KEY", "file:~/.config/token", "op://Private/GitHub PAT/token", "cmd:pass show x"}; !slices.Equal(refs, want) {
-		t.Errorf("%q", refs)
+		t.Errorf("secret references = %q, want %q", refs, want)
 	}
 	if ref := (manifest.Secret{Source: "op", Key: "vault/item/field"}).Ref(); ref != "op://vault/item/field" {
-		t.Error(ref)
+		t.Errorf("Ref = %q, want \"op://vault/item/field\"", ref)
 	}
 }
 
@@ -237,7 +238,7 @@ lifecycle:
     - "reports/*.json"
 `)
 	if task.Metadata.Priority != 50 || task.Agent.Kind != manifest.Claude || task.VM.Disk != 40<<30 || len(task.Lifecycle.ArtifactPatterns) != 3 {
-		t.Errorf("%+v", task)
+		t.Errorf("task = %+v, want priority 50, agent %s, 40 GiB of disk, 3 artifact patterns", task, manifest.Claude)
 	}
 }
 
@@ -250,18 +251,18 @@ func TestSession(t *testing.T) {
 	for _, text := range []string{rest, rest + "vm: {session: other}\n"} {
 		task, _, err := manifest.ParseIn("s1", "m", []byte(text), "")
 		if err != nil || task.VM != want || task.Repository != (manifest.Repository{}) {
-			t.Errorf("%+v, %v", task, err)
+			t.Errorf("ParseIn(s1) = %+v, %v, want vm %+v and no repository", task, err, want)
 		}
 	}
 	if task := parse(t, rest+"vm: {session: s1}\n"); task.VM != want {
-		t.Errorf("%+v", task.VM)
+		t.Errorf("vm = %+v, want %+v", task.VM, want)
 	}
 	_, _, err := manifest.ParseIn("s1", "m", []byte(rest+"vm: {cpus: 2}\n"), "")
 	if err == nil || !strings.Contains(err.Error(), "m:4:12: vm.cpus cannot be combined with vm.session") {
-		t.Errorf("it says: %v", err)
+		t.Errorf("ParseIn(s1) with vm.cpus = %v, want \"m:4:12: vm.cpus cannot be combined with vm.session\"", err)
 	}
 	if _, _, err := manifest.Parse("m", []byte(rest), ""); err == nil || !strings.Contains(err.Error(), "repository is missing") {
-		t.Errorf("it says: %v", err)
+		t.Errorf("Parse without a repository = %v, want \"repository is missing\"", err)
 	}
 }
 
@@ -269,14 +270,14 @@ func TestNetworkMode(t *testing.T) {
 	for mode, want := range map[string]string{"isolated": "isolated", "allowlist": "allowlist", "open": "open", "outbound": "open", "full": "open"} {
 		task, notices, err := manifest.Parse("m", []byte(minimal+"vm: {network_mode: "+mode+"}"), "")
 		if err != nil || task.VM.Network() != want {
-			t.Errorf("%s: %+v, %v", mode, task, err)
+			t.Errorf("Parse with network_mode %s = %+v, %v, want network %q", mode, task, err, want)
 		}
 		if full := mode == "full"; full != (len(notices) == 1) || full && !strings.HasPrefix(notices[0], "m:7:20: vm.network_mode is full, which is the same as open") {
-			t.Errorf("%s: %q", mode, notices)
+			t.Errorf("notices for network_mode %s = %q, want one for full alone", mode, notices)
 		}
 	}
 	if mode := parse(t, minimal).VM.Network(); mode != "" {
-		t.Error(mode)
+		t.Errorf("network without a mode = %q, want none", mode)
 	}
 }
 
@@ -291,12 +292,12 @@ func TestPriority(t *testing.T) {
 		"{labels: {priority: high}, priority: 0}": 0,
 	} {
 		if got := parse(t, minimal+"metadata: "+text).Metadata.Priority; got != want {
-			t.Errorf("%s: %d", text, got)
+			t.Errorf("priority of %s = %d, want %d", text, got, want)
 		}
 	}
 	task, notices, err := manifest.Parse("m", []byte(minimal+"metadata: {labels: {priority: urgent}}"), "")
 	if err != nil || task.Metadata.Priority != 0 || len(notices) != 1 || !strings.Contains(notices[0], "other than high, normal or low") {
-		t.Errorf("%+v, %q, %v", task, notices, err)
+		t.Errorf("Parse with priority urgent = %+v, %q, %v, want priority 0 and a notice", task, notices, err)
 	}
 }
 
@@ -309,11 +310,11 @@ func TestRelativeRepository(t *testing.T) {
 	} {
 		text := strings.Replace(minimal, "owner/repo", `"`+url+`"`, 1)
 		if got := parse(t, text).Repository.URL; got != want {
-			t.Errorf("%s: %s", url, got)
+			t.Errorf("URL of %s = %s, want %s", url, got, want)
 		}
 		_, _, err := manifest.Parse("m", []byte(text), "")
 		if relative := strings.HasPrefix(url, "."); relative != (err != nil) || relative && !strings.Contains(err.Error(), "m:4:8: repository.url is relative") {
-			t.Errorf("%s from nowhere: %v", url, err)
+			t.Errorf("Parse(%s) without a directory = %v, want \"m:4:8: repository.url is relative\": %t", url, err, relative)
 		}
 	}
 	t.Chdir(t.TempDir())
@@ -323,10 +324,10 @@ func TestRelativeRepository(t *testing.T) {
 	}
 	text := []byte(strings.Replace(minimal, "owner/repo", ".", 1))
 	if task, _, err := manifest.Parse("m", text, "."); err != nil || task.Repository.URL != here {
-		t.Errorf("%+v, %v", task, err)
+		t.Errorf("Parse with directory . = %+v, %v, want URL %s", task, err, here)
 	}
 	if _, _, err := manifest.Parse("m", text, "/"+strings.Repeat("d", 1100)); err == nil || !strings.Contains(err.Error(), "at most 1024 bytes") {
-		t.Error(err)
+		t.Errorf("Parse with a long directory = %v, want \"at most 1024 bytes\"", err)
 	}
 }
 
@@ -335,12 +336,12 @@ func TestJSON(t *testing.T) {
 	task := parse(t, "\ufeff{\n\t\"version\": \"1\", \"kind\": \"Task\",\n\t\"repository\": {\"url\": \"a\\/b\"},\r\n"+
 		`"claude": {"prompt": "\ud83d\ude00 \u00e9\r\n\tdone", "max_turns": 5}, "lifecycle": {"success_codes": [0, 1]}}`)
 	if task.Agent.Prompt != "😀 é\n\tdone" || task.Agent.MaxTurns != 5 || task.Repository.URL != "a/b" || !slices.Equal(task.Lifecycle.SuccessCodes, []int{0, 1}) {
-		t.Errorf("%+v", task)
+		t.Errorf("task from JSON = %+v, want its prompt, 5 turns, a/b, codes 0 and 1", task)
 	}
 	_, _, err := manifest.Parse("m", []byte("{\n\t\"é\": 1, \"versio\": 2}"), "")
 	e, _ := errors.AsType[*manifest.Error](err)
 	if e == nil || len(e.Problems) != 6 { // two keys; version, kind, repository and an agent are missing
-		t.Fatal(err)
+		t.Fatalf("Parse = %v, want 6 problems", err)
 	}
 	var at []manifest.Problem
 	for _, p := range e.Problems {
@@ -349,7 +350,7 @@ func TestJSON(t *testing.T) {
 		}
 	}
 	if len(at) != 2 || at[0].Line != 2 || at[0].Column != 2 || at[1].Line != 2 || at[1].Column != 10 {
-		t.Errorf("%+v", at)
+		t.Errorf("positions = %+v, want 2:2 and 2:10", at)
 	}
 }
 
@@ -369,11 +370,11 @@ func TestPrompts(t *testing.T) {
 		"${HOME} `id` $(id)":              "${HOME} `id` $(id)",
 	} {
 		if got := parse(t, unmanned+"claude:\n  prompt: "+text).Agent.Prompt; got != want {
-			t.Errorf("%q: %q, not %q", text, got, want)
+			t.Errorf("prompt of %q = %q, want %q", text, got, want)
 		}
 	}
 	if got := parse(t, unmanned+"claude: {prompt: "+strings.Repeat("p", 100<<10)+"}").Agent.Prompt; len(got) != 100<<10 {
-		t.Error(len(got))
+		t.Errorf("prompt = %d bytes, want %d", len(got), 100<<10)
 	}
 }
 
@@ -403,12 +404,12 @@ dir/m.yaml:11:11: vm.memory must have a unit, as in 8G, got "8"
 dir/m.yaml:13:12: lifecycle.timeout must be a duration like 90s, 30m, 24h or 2d, got "1y"
 dir/m.yaml:14:22: lifecycle.success_codes[1] must be from 0 to 255, got 999`
 	if err == nil || err.Error() != want {
-		t.Errorf("got:\n%v\nwant:\n%s", err, want)
+		t.Errorf("Parse = %v\nwant %s", err, want)
 	}
 	_, _, err = manifest.Parse("m", []byte(minimal+"secrets: ["+entries(50, "5")+"]\n"), "")
 	e, ok := errors.AsType[*manifest.Error](err)
 	if !ok || len(e.Problems) != 20 || e.More != 30 || !strings.HasSuffix(err.Error(), "\nand 30 more") {
-		t.Error(err)
+		t.Errorf("Parse with many problems = %v, want 20 and \"30 more\"", err)
 	}
 }
 
@@ -430,7 +431,7 @@ func TestErrorsKeepSecrets(t *testing.T) {
 	} {
 		_, _, err := manifest.Parse("m", []byte(minimal+strings.ReplaceAll(text, "SECRET", secret)), "/")
 		if err == nil || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("Parse(%s) = %v, want an error without the secret", text, err)
 		}
 	}
 	for _, text := range []string{
@@ -438,12 +439,12 @@ func TestErrorsKeepSecrets(t *testing.T) {
 	} {
 		_, _, err := manifest.Parse("m", []byte(unmanned+"agent: {kind: command, command: [x], env: "+strings.ReplaceAll(text, "SECRET", secret)+"}"), "/")
 		if err == nil || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("env %s: %v", text, err)
+			t.Errorf("Parse with env %s = %v, want an error without the secret", text, err)
 		}
 	}
 	_, _, err := manifest.Parse("m", []byte(strings.Replace(minimal, "owner/repo", "https://x:"+secret+"@example.org/a/b", 1)), "/")
 	if err == nil || strings.Contains(err.Error(), "hunter2") {
-		t.Error(err)
+		t.Errorf("Parse with a password in the URL = %v, want an error without it", err)
 	}
 }
 
@@ -460,18 +461,18 @@ func TestEncode(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := manifest.Decode(data)
-		if err != nil || !manifest.Same(got, task) {
-			t.Errorf("decoded:\n%+v\n%+v\n%v", got, task, err)
+		if diff := manifest.Diff(task, got); err != nil || diff != "" {
+			t.Errorf("Decode = %v, mismatch (-want +got):\n%s", err, diff)
 		}
-		if again := parse(t, string(data)); !manifest.Same(again, task) {
-			t.Errorf("parsed again:\n%+v\n%+v", again, task)
+		if diff := manifest.Diff(task, parse(t, string(data))); diff != "" {
+			t.Errorf("Parse of the encoded task mismatch (-want +got):\n%s", diff)
 		}
 		if err := task.Validate(); err != nil {
 			t.Error(err)
 		}
 	}
 	if _, err := manifest.Decode([]byte(`{"version": 1}`)); fail.CodeOf(err) != fail.Failure || err == nil {
-		t.Error(err)
+		t.Errorf("Decode of another version = %v, want code %v", err, fail.Failure)
 	}
 }
 
@@ -480,11 +481,11 @@ func TestValidate(t *testing.T) {
 	task.VM.CPUs, task.Agent.Prompt, task.Lifecycle.Timeout = 2000, "", manifest.Duration(-time.Hour)
 	err := task.Validate()
 	if fail.CodeOf(err) != fail.Usage {
-		t.Fatal(err)
+		t.Fatalf("Validate = %v, want code %v", err, fail.Usage)
 	}
 	for _, want := range []string{"vm.cpus must be from 1 to 1024, got 2000", "agent.prompt is missing", "lifecycle.timeout must be"} {
 		if !strings.Contains("\n"+err.Error(), "\n"+want) {
-			t.Errorf("%q is not in:\n%v", want, err)
+			t.Errorf("Validate = %v, want %q in it", err, want)
 		}
 	}
 }
@@ -493,16 +494,16 @@ func TestValidate(t *testing.T) {
 func TestExamples(t *testing.T) {
 	files := examples(t)
 	if len(files) < 3 {
-		t.Errorf("%d examples", len(files))
+		t.Errorf("examples = %d, want at least 3", len(files))
 	}
 	for name, text := range files {
 		task, notices, err := manifest.Parse(name, text, "/srv/project")
 		if err != nil || len(notices) > 0 {
-			t.Errorf("%v %q", err, notices)
+			t.Errorf("Parse(%s) = %v, notices %q, want neither", name, err, notices)
 			continue
 		}
 		if task.Metadata.Name == "" {
-			t.Errorf("%s has no name", name)
+			t.Errorf("name in %s = \"\", want one", name)
 		}
 	}
 }
@@ -532,22 +533,22 @@ func TestSizes(t *testing.T) {
 	} {
 		got, err := manifest.ParseSize(text)
 		if err != nil || got != want {
-			t.Errorf("%s: %d, %v", text, got, err)
+			t.Errorf("ParseSize(%s) = %d, %v, want %d", text, got, err, want)
 		}
 		if back, err := manifest.ParseSize(got.String()); err != nil || back != got {
-			t.Errorf("%s: %s, %v", text, got, err)
+			t.Errorf("ParseSize(%s), printed and parsed again, = %d, %v, want %d", text, back, err, got)
 		}
 	}
 	for _, text := range []string{
 		"", "8", "8 G", "-8G", "+8G", "8P", "8GiBs", "G", ".5G", "5.G", "1e3K", "0x8G", "8iB", "1025T", "9999999999999999T", "1.0001K", "８G", "8G\n",
 	} {
 		if got, err := manifest.ParseSize(text); err == nil {
-			t.Errorf("%q: %d", text, got)
+			t.Errorf("ParseSize(%q) = %d, nil, want an error", text, got)
 		}
 	}
 	for size, want := range map[manifest.Size]string{0: "0B", 1023: "1023B", 1 << 10: "1KiB", 3 << 29: "1536MiB", 8 << 30: "8GiB", 1 << 50: "1024TiB"} {
 		if got := size.String(); got != want {
-			t.Errorf("%d: %s", int64(size), got)
+			t.Errorf("Size(%d) = %q, want %q", int64(size), got, want)
 		}
 	}
 }
@@ -560,22 +561,22 @@ func TestDurations(t *testing.T) {
 	} {
 		got, err := manifest.ParseDuration(text)
 		if err != nil || time.Duration(got) != want {
-			t.Errorf("%s: %v, %v", text, time.Duration(got), err)
+			t.Errorf("ParseDuration(%s) = %v, %v, want %v", text, time.Duration(got), err, want)
 		}
 		if back, err := manifest.ParseDuration(got.String()); err != nil || back != got {
-			t.Errorf("%s: %s, %v", text, got, err)
+			t.Errorf("ParseDuration(%s), printed and parsed again, = %v, %v, want %v", text, time.Duration(back), err, time.Duration(got))
 		}
 	}
 	for _, text := range []string{
 		"", "5", "-5s", "+5s", "5 s", "5S", "1w", "1y", "s", ".5s", "5.s", "1us", "0.5ms", "1h 5m", "10001d", "999999999d", "9999d9999d", "1s1s1s1s1s1s", "1.0001s",
 	} {
 		if got, err := manifest.ParseDuration(text); err == nil {
-			t.Errorf("%q: %v", text, got)
+			t.Errorf("ParseDuration(%q) = %v, nil, want an error", text, got)
 		}
 	}
 	for d, want := range map[time.Duration]string{day: "24h", 90 * time.Second: "1m30s", 61*time.Minute + time.Millisecond: "1h1m1ms"} {
 		if got := manifest.Duration(d).String(); got != want {
-			t.Errorf("%v: %s", d, got)
+			t.Errorf("Duration(%v) = %q, want %q", d, got, want)
 		}
 	}
 }
@@ -636,10 +637,10 @@ func TestBombs(t *testing.T) {
 		select {
 		case err := <-done:
 			if err == nil || len(err.Error()) > 20*500 {
-				t.Errorf("%s: %.200v", name, err)
+				t.Errorf("Parse of %s = %.200v, want an error of at most %d bytes", name, err, 20*500)
 			}
 		case <-time.After(time.Minute):
-			t.Fatalf("%s: it reads for more than a minute", name)
+			t.Fatalf("Parse of %s takes more than a minute, want an error", name)
 		}
 	}
 }
@@ -669,29 +670,29 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			e, ok := errors.AsType[*manifest.Error](err)
 			if !ok || task != nil || len(e.Problems) == 0 || len(e.Problems) > 20 || fail.CodeOf(err) != fail.Usage {
-				t.Fatalf("%+v, %v", task, err)
+				t.Fatalf("Parse = %+v, %v, want no task and a *manifest.Error", task, err)
 			}
 			for _, p := range e.Problems {
 				if p.Line < 1 || p.Column < 1 || p.Text == "" || strings.ContainsAny(p.Field+p.Text, "\n\x1b\u202e") {
-					t.Fatalf("%+v", p)
+					t.Fatalf("problem = %+v, want a position and text without control bytes", p)
 				}
 			}
 			return
 		}
 		if len(notices) > 2 {
-			t.Fatal(notices)
+			t.Fatalf("notices = %q, want at most 2", notices)
 		}
 		data, err := task.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
 		decoded, err := manifest.Decode(data)
-		if err != nil || !manifest.Same(decoded, task) {
-			t.Fatalf("%+v decodes to %+v, %v", task, decoded, err)
+		if diff := manifest.Diff(task, decoded); err != nil || diff != "" {
+			t.Fatalf("Decode = %v, mismatch (-want +got):\n%s", err, diff)
 		}
 		again, _, err := manifest.Parse("again", data, "")
-		if err != nil || !manifest.Same(again, task) {
-			t.Fatalf("%+v parses to %+v, %v", task, again, err)
+		if diff := manifest.Diff(task, again); err != nil || diff != "" {
+			t.Fatalf("Parse of the encoded task = %v, mismatch (-want +got):\n%s", err, diff)
 		}
 	})
 }

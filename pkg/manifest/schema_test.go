@@ -93,10 +93,10 @@ func TestSchemaAgrees(t *testing.T) {
 		for _, text := range []string{text, string(encoded)} {
 			v, err := value(text)
 			if err != nil {
-				t.Fatalf("%s: %v", name, err)
+				t.Fatalf("read %s: %v", name, err)
 			}
 			if err := s.Validate(v); err != nil {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("schema refuses %s: %v, want it accepted", name, err)
 			}
 		}
 	}
@@ -108,11 +108,11 @@ func TestSchemaAgrees(t *testing.T) {
 		}
 		seen++
 		if accepted := s.Validate(v) == nil; accepted != b.beyond {
-			t.Errorf("%s: the schema accepts it: %v", b.name, accepted)
+			t.Errorf("schema accepts %s = %t, want %t", b.name, accepted, b.beyond)
 		}
 	}
 	if seen < 100 {
-		t.Errorf("the schema saw only %d", seen)
+		t.Errorf("bad manifests seen by the schema = %d, want at least 100", seen)
 	}
 }
 
@@ -124,13 +124,13 @@ func TestSchemaSaysAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	if root["$schema"] != "https://json-schema.org/draft/2020-12/schema" {
-		t.Error(root["$schema"])
+		t.Errorf("$schema = %v, want https://json-schema.org/draft/2020-12/schema", root["$schema"])
 	}
 	defaults := 0
 	var walk func(path string, s map[string]any)
 	walk = func(path string, s map[string]any) {
 		if s["type"] == "object" && s["additionalProperties"] == nil {
-			t.Errorf("%s takes any key", path)
+			t.Errorf("additionalProperties of %s = none, want it declared", path)
 		}
 		if items, ok := s["items"].(map[string]any); ok {
 			walk(path+"[]", items)
@@ -139,7 +139,7 @@ func TestSchemaSaysAll(t *testing.T) {
 		for name, p := range of {
 			p, ok := p.(map[string]any)
 			if text, _ := p["description"].(string); !ok || !strings.HasSuffix(text, ".") || p["type"] == nil {
-				t.Errorf("%s.%s is described as %q, of type %v", path, name, text, p["type"])
+				t.Errorf("%s.%s = description %q, type %v, want a sentence and a type", path, name, text, p["type"])
 			}
 			if p["default"] != nil {
 				defaults++
@@ -149,9 +149,9 @@ func TestSchemaSaysAll(t *testing.T) {
 	}
 	walk("", root)
 	if defaults != 23 {
-		t.Errorf("%d defaults", defaults)
+		t.Errorf("defaults = %d, want 23", defaults)
 	}
 	if !bytes.Equal(manifest.Schema(), manifest.Schema()) {
-		t.Error("it is another one each time")
+		t.Error("two calls of Schema differ, want the same bytes")
 	}
 }

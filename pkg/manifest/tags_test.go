@@ -19,7 +19,7 @@ func TestTags(t *testing.T) {
 			for _, key := range []string{"like", "keys"} {
 				name := sf.Tag.Get(key)
 				if name != "" && rules[name] == nil {
-					t.Errorf("%s: no rule %q", at, name)
+					t.Errorf("rule of %s = %q, want a known one", at, name)
 				}
 				used[name] = true
 			}
@@ -31,34 +31,34 @@ func TestTags(t *testing.T) {
 			case ft == sizeType || ft == durationType || ft.Kind() == reflect.Int:
 				for _, tag := range []string{f.byDef, f.min, f.max} {
 					if !reads(ft, tag) && (tag != "" || ft.Kind() != reflect.Int && tag == f.min) {
-						t.Errorf("%s: %q is no %v", at, tag, ft)
+						t.Errorf("tag of %s = %q, want a %v", at, tag, ft)
 					}
 				}
 				if d := scale(ft, f.byDef); f.byDef != "" && (d < scale(ft, f.min) || d > scale(ft, f.max)) || scale(ft, f.min) >= scale(ft, f.max) {
-					t.Errorf("%s: %s is not from %s to %s", at, f.byDef, f.min, f.max)
+					t.Errorf("default of %s = %s, want it from %s to %s", at, f.byDef, f.min, f.max)
 				}
 			case ft.Kind() == reflect.Slice:
 				if ft.Elem().Kind() == reflect.Struct {
 					walk(at+"[]", ft.Elem())
 				} else if f.like == nil && ft.Elem().Kind() != reflect.Int {
-					t.Errorf("%s has no rule for its entries", at)
+					t.Errorf("rule for the entries of %s = none, want one", at)
 				}
 				if number(f.max) < 1 {
-					t.Errorf("%s has no bound", at)
+					t.Errorf("bound of %s = %q, want at least 1", at, f.max)
 				}
 			case ft.Kind() == reflect.Map:
 				if f.like == nil || f.keys == nil || number(f.max) < 1 {
-					t.Errorf("%s has no rules or no bound", at)
+					t.Errorf("rules of %s = %q, bound %q, want rules for keys and values, at least 1", at, sf.Tag, f.max)
 				}
 			case f.like == nil && f.enum == nil:
-				t.Errorf("%s has no rule", at)
+				t.Errorf("rule of %s = none, want one", at)
 			}
 		}
 	}
 	walk("", reflect.TypeFor[document]())
 	for name := range rules {
 		if !used[name] {
-			t.Errorf("rule %q is nobody's", name)
+			t.Errorf("rule %q is used by no field, want it used", name)
 		}
 	}
 }
@@ -101,13 +101,13 @@ func TestDocs(t *testing.T) {
 			}
 			_, row, ok := strings.Cut(string(text), "| `"+at+"` |")
 			if !ok {
-				t.Errorf("docs/tasks.md has no row for %s", at)
+				t.Errorf("row of %s in docs/tasks.md = none, want one", at)
 				continue
 			}
 			row, _, _ = strings.Cut(row, "\n")
 			for _, want := range append([]string{f.byDef, f.min, f.max}, f.enum...) {
 				if want != "" && !strings.Contains(row, want) {
-					t.Errorf("docs/tasks.md says of %s:%s; %q is not in it", at, row, want)
+					t.Errorf("row of %s in docs/tasks.md = %s, want %q in it", at, row, want)
 				}
 			}
 		}

@@ -20,7 +20,7 @@ func TestHasDesktop(t *testing.T) {
 		{nil, runtime.GOOS == "darwin"},
 	} {
 		if got := HasDesktop(func(name string) string { return c.env[name] }); got != c.want {
-			t.Errorf("%v: %v", c.env, got)
+			t.Errorf("HasDesktop with %v = %t, want %t", c.env, got, c.want)
 		}
 	}
 }
@@ -54,7 +54,7 @@ func TestDesktop(t *testing.T) {
 	}
 	got, err := os.ReadFile(file)
 	if err != nil || !strings.HasSuffix(string(got), want) {
-		t.Errorf("%s got %s, %v; want %s at the end", name, got, err, want)
+		t.Errorf("arguments of %s = %s, %v, want %s at the end", name, got, err, want)
 	}
 }
 
@@ -66,10 +66,10 @@ func TestCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(file); err != nil || string(got) != "blocked/a'$(id)'" {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf("environment of the command = %q, %v, want \"blocked/a'$(id)'\"", got, err)
 	}
 	err = Command(t.Context(), "echo no such thing >&2; exit 3", nil)
 	if err == nil || !strings.Contains(err.Error(), "no such thing") {
-		t.Errorf("a failing command: %v", err)
+		t.Errorf("failing command = %v, want \"no such thing\"", err)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -51,7 +53,7 @@ func TestFindClones(t *testing.T) {
 	cfg.Roots = []string{filepath.Join(home, "work"), root, filepath.Join(home, "nowhere")}
 	p.clones.roots = cfg.Roots
 	if got := p.clones.read(); got != nil {
-		t.Errorf("found before anybody looked: %v", got)
+		t.Errorf("clones before the first search = %v, want nil", got)
 	}
 	if err := FindClones(t.Context(), cfg); err != nil {
 		t.Fatal(err)
@@ -64,8 +66,8 @@ func TestFindClones(t *testing.T) {
 		remote + " github.com/owner/app", local + " local:" + local, deepest + " local:" + deepest, root + " local:" + root,
 	}
 	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("clones mismatch (-want +got):\n%s", diff)
 	}
 
 	// A clone whose remote changes counts as a different clone; git is not asked again
@@ -77,13 +79,13 @@ func TestFindClones(t *testing.T) {
 	}
 	i := slices.IndexFunc(p.clones.read(), func(c Clone) bool { return c.Key == "git.example.org/t/p" })
 	if i < 0 || len(p.clones.read()) != len(before) {
-		t.Errorf("after a change: %+v", p.clones.read())
+		t.Errorf("clones after a change = %+v, want git.example.org/t/p among %d", p.clones.read(), len(before))
 	}
 
 	// Clones found below other roots do not count.
 	p.clones = cloneCacheReader{file: p.clones.file, roots: []string{"/elsewhere"}}
 	if got := p.clones.read(); got != nil {
-		t.Errorf("of other roots: %v", got)
+		t.Errorf("clones of other roots = %v, want nil", got)
 	}
 }
 
@@ -100,7 +102,7 @@ func TestOneLooksForClones(t *testing.T) {
 	}
 	lock, free, err := store.TryLock(cloneLock(cfg.Paths))
 	if err != nil || !free {
-		t.Fatal(free, err)
+		t.Fatalf("TryLock = %t, %v, want true, nil", free, err)
 	}
 	if err := p.find(t.Context()); err != nil {
 		t.Fatal(err)
@@ -109,7 +111,7 @@ func TestOneLooksForClones(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(cloneCache(cfg.Paths)); err == nil {
-		t.Error("two looked at once")
+		t.Error("second search at the same time wrote its result, want none")
 	}
 	_ = lock.Unlock()
 	if err := p.find(t.Context()); err != nil {
@@ -136,7 +138,7 @@ func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s does not come", what)
+			t.Fatalf("%s: not within a minute", what)
 		}
 	}
 }

@@ -87,7 +87,7 @@ func TestFollow(t *testing.T) {
 	}
 	until(t, "the first look", func() bool { _, _, asked := seen(); return asked >= 3 })
 	if posts, _, _ := seen(); len(posts) != 0 {
-		t.Errorf("nothing changed, and fzf was told %q", posts)
+		t.Errorf("requests to fzf without a change = %q, want none", posts)
 	}
 
 	_, _, before := seen()
@@ -95,14 +95,14 @@ func TestFollow(t *testing.T) {
 	until(t, "the new row", func() bool { posts, _, _ := seen(); return len(posts) > 0 })
 	posts, at, _ := seen()
 	if !strings.HasPrefix(posts[0], "track-current+reload-sync(") || strings.Contains(posts[0], parent) {
-		t.Errorf("told %q", posts[0])
+		t.Errorf("first request to fzf = %q, want a reload without %q", posts[0], parent)
 	}
 	if waited := at[0] - before; waited < maxPatience {
-		t.Errorf("somebody types, and it waits for %d looks", waited)
+		t.Errorf("polls waited for while the user types = %d, want at least %d", waited, maxPatience)
 	}
 	text, err := os.ReadFile(r.rows())
 	if err != nil || !strings.Contains(string(text), "o/second") || !strings.HasSuffix(string(text), "\n") {
-		t.Errorf("the rows that fzf reads: %q, %v", text, err)
+		t.Errorf("rows for fzf = %q, %v, want o/second and whole lines", text, err)
 	}
 
 	// The content of an agent's screen is not part of a row.

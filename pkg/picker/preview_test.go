@@ -27,7 +27,7 @@ func wants(t *testing.T, text string, all ...string) {
 	t.Helper()
 	for _, want := range all {
 		if !strings.Contains(text, want) {
-			t.Errorf("no %q in:\n%s", want, text)
+			t.Errorf("preview = %s, want %q in it", text, want)
 		}
 	}
 }
@@ -49,12 +49,12 @@ func TestPreview(t *testing.T) {
 		"m ago --\nfirst\n  indented   twice\nDo you want to proceed?\n",
 	)
 	if strings.Contains(text, "port 2") {
-		t.Errorf("a port that was given up:\n%s", text)
+		t.Errorf("preview = %s, want no port 2, which was removed", text)
 	}
 	// In a small window, the end of the screen remains.
 	small := preview(t, p, "s:aaaaaaaaaaaa", 80, 13)
 	if !strings.Contains(small, "proceed?") || strings.Contains(small, "first") || strings.Count(small, "\n") > 13 {
-		t.Errorf("small:\n%s", small)
+		t.Errorf("preview of 13 lines = %s, want the question alone", small)
 	}
 
 	p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/b", phase: session.Broken, err: "no space left on device", hint: "df -h"})
@@ -65,18 +65,18 @@ func TestPreview(t *testing.T) {
 	stopped := preview(t, p, "s:cccccccccccc", 80, 40)
 	wants(t, stopped, "stopped", "would lose: 2 commits neither pushed nor fetched, 1 changed file")
 	if strings.Contains(stopped, "claude") {
-		t.Errorf("the agent of a session that is stopped:\n%s", stopped)
+		t.Errorf("preview of a stopped session = %s, want no agent", stopped)
 	}
 
 	p.Listed = []string{"o/listed"}
 	wants(t, preview(t, p, repositoryKey("o/listed"), 80, 40), "o/listed\n", "no session", "listed in repos.txt")
 	for _, key := range []string{lineKey, "", "x", repositoryKey("o/unknown")} {
 		if text := preview(t, p, key, 80, 40); strings.TrimSpace(text) != "" {
-			t.Errorf("%q shows %q", key, text)
+			t.Errorf("preview of %q = %q, want none", key, text)
 		}
 	}
 	if err := p.Preview(t.Context(), &bytes.Buffer{}, "s:nobody", 80, 40); err == nil {
-		t.Error("a session that is not there has a preview")
+		t.Error("Preview of an unknown session = nil, want an error")
 	}
 }
 
@@ -99,14 +99,14 @@ func TestPreviewIsHarmless(t *testing.T) {
 			text := preview(t, p, key, size[0], size[1])
 			lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 			if len(lines) > max(size[1], 3) || len(lines) > maxPreview {
-				t.Errorf("%d lines in a window of %d", len(lines), size[1])
+				t.Errorf("lines of the preview = %d, want at most %d", len(lines), max(size[1], 3))
 			}
 			for _, l := range lines {
 				if strings.IndexFunc(l, func(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) }) >= 0 {
-					t.Fatalf("%q", l)
+					t.Fatalf("line of the preview = %q, want no control characters", l)
 				}
 				if w := ansi.StringWidth(l); w > max(size[0], 10) || len(l) > 8*maxText {
-					t.Errorf("%d cells, %d bytes in a window of %d", w, len(l), size[0])
+					t.Errorf("line of the preview = %d cells, %d bytes, want at most %d cells", w, len(l), size[0])
 				}
 			}
 		}

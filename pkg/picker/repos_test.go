@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -47,18 +49,18 @@ func TestRepositories(t *testing.T) {
 		"o/first = https://github.com/o/first.git", "app = /srv/app", "git.example.org/t/other = https://git.example.org/t/other",
 		"fork = /src/fork",
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("repositories mismatch (-want +got):\n%s", diff)
 	}
 	for _, r := range repos {
 		switch r.name {
 		case "O/Listed@dev":
 			if !r.listed || r.used.IsZero() {
-				t.Errorf("what is known of a listed one that was used: %+v", r)
+				t.Errorf("listed repository = %+v, want its last use", r)
 			}
 		case "o/first":
 			if r.path != "/src/first" || r.listed {
-				t.Errorf("what is known of a used one on the disk: %+v", r)
+				t.Errorf("used repository = %+v, want path /src/first, not listed", r)
 			}
 		}
 	}
@@ -69,7 +71,7 @@ func TestRepositories(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, repos, err = p.read(t.Context()); err != nil || !slices.ContainsFunc(repos, func(r repository) bool { return r.open == "o/live" && !r.used.IsZero() }) {
-			t.Errorf("the repository of a session that ended: %+v, %v", repos, err)
+			t.Errorf("repositories = %+v, %v, want o/live of the ended session", repos, err)
 		}
 	}
 }
@@ -81,12 +83,12 @@ func TestKeys(t *testing.T) {
 			key = repositoryKey(want.Repo)
 		}
 		if got, ok := ParseKey(key); !ok || got != want || !keyRE.MatchString(key) {
-			t.Errorf("%q: %+v, %v", key, got, ok)
+			t.Errorf("ParseKey(%q) = %+v, %t, want %+v", key, got, ok, want)
 		}
 	}
 	for _, bad := range []string{"", "-", "s:", "r:", "r:*", "x:y", "s"} {
 		if got, ok := ParseKey(bad); ok {
-			t.Errorf("%q is %+v", bad, got)
+			t.Errorf("ParseKey(%q) = %+v, true, want false", bad, got)
 		}
 	}
 }
@@ -103,7 +105,7 @@ func TestTyped(t *testing.T) {
 	} {
 		open, ok := Typed(text)
 		if ok != (want != "") || ok && open != want {
-			t.Errorf("Typed(%q) = %q, %v", text, open, ok)
+			t.Errorf("Typed(%q) = %q, %t, want %q", text, open, ok, want)
 		}
 	}
 }
@@ -125,11 +127,11 @@ func TestPicked(t *testing.T) {
 	} {
 		got, err := picked(c.code, c.out)
 		if err != nil || !slices.Equal(got.Open, c.want) || len(c.want) == 0 && got.Exit == 0 {
-			t.Errorf("%d %q: %+v, %v", c.code, c.out, got, err)
+			t.Errorf("picked(%d, %q) = %+v, %v, want %q", c.code, c.out, got, err, c.want)
 		}
 	}
 	if _, err := picked(0, []string{"no such thing", "typed"}); err == nil {
-		t.Error("nonsense is opened")
+		t.Error("picked of an unknown row = nil, want an error")
 	}
 }
 
@@ -138,7 +140,7 @@ func TestSayIsOneAction(t *testing.T) {
 	for _, text := range []string{"a]+abort", "x\n+execute(touch y)", "](abort)+", ""} {
 		got := Say(text)
 		if strings.Count(got, "]") != 1 || !strings.HasSuffix(got, "]") || strings.Contains(got, "\n") {
-			t.Errorf("Say(%q) = %q", text, got)
+			t.Errorf("Say(%q) = %q, want one action on one line", text, got)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/charmbracelet/x/ansi"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -21,7 +22,7 @@ func TestHeaderFits(t *testing.T) {
 	said, _ := strings.CutPrefix(UnknownTarget, "change-header[")
 	for _, line := range append(strings.Split(header, "\n"), strings.TrimSuffix(said, "]")) {
 		if w := ansi.StringWidth(line); w > 50 {
-			t.Errorf("%d cells: %s", w, line)
+			t.Errorf("header = %d cells (%s), want at most 50", w, line)
 		}
 	}
 }
@@ -71,12 +72,12 @@ func TestOrder(t *testing.T) {
 		"o/working-a working", "o/working-b working", "o/exited ready", "o/plain ready", "o/seen idle", "o/zz-idle idle",
 		"o/creating creating", "o/going destroying", "o/stopping stopping", "o/waking starting", "o/asleep stopped", "o/stopped stopped",
 	}
-	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("order of the rows mismatch (-want +got):\n%s", diff)
 	}
 	words := func(i int) string { return strings.Join(strings.Fields(lines[i]), " ") }
 	if !strings.HasSuffix(words(0), "blocked 2h Bash") || !regexp.MustCompile(`broken <?1m no space$`).MatchString(words(3)) {
-		t.Errorf("what they wait for, and how long: %q, %q", lines[0], lines[3])
+		t.Errorf("first and fourth row = %q, %q, want what the agent waits for, and why it is broken", lines[0], lines[3])
 	}
 }
 
@@ -98,29 +99,29 @@ func TestRowsAreHarmless(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(lines) != 3+1+4 {
-			t.Fatalf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+			t.Fatalf("rows = %d (%q), want %d", len(lines), lines, 3+1+4)
 		}
 		for _, l := range lines {
 			key, text, ok := strings.Cut(l, "\t")
 			if !ok || !keyRE.MatchString(key) {
-				t.Errorf("key %q of %q", key, l)
+				t.Errorf("key of %q = %q, want a valid one", l, key)
 			}
 			plain := ansi.Strip(text)
 			if env[0] == "NO_COLOR=1" && plain != text {
-				t.Errorf("colours in %q", l)
+				t.Errorf("row with NO_COLOR = %q, want no colours", l)
 			}
 			if strings.IndexFunc(plain, func(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) }) >= 0 || !utf8.ValidString(plain) {
-				t.Errorf("something of %q is not for printing", plain)
+				t.Errorf("row = %q, want printable text alone", plain)
 			}
 			if w := ansi.StringWidth(plain); w > 2+nameWidth+2+10+2+4+2+onWidth+2+branchWidth+8 {
-				t.Errorf("%d cells: %q", w, plain)
+				t.Errorf("row = %d cells (%q), want at most %d", w, plain, 2+nameWidth+2+10+2+4+2+onWidth+2+branchWidth+8)
 			}
 			if len(text) > 4*maxText {
-				t.Errorf("%d bytes in a row", len(text))
+				t.Errorf("row = %d bytes, want at most %d", len(text), 4*maxText)
 			}
 		}
 		if p.Console.Color() && !strings.Contains(strings.Join(lines, ""), "\x1b[3") {
-			t.Error("no colours")
+			t.Errorf("rows = %q, want colours", lines)
 		}
 	}
 }
@@ -140,12 +141,12 @@ func TestColumns(t *testing.T) {
 		_, text, _ := strings.Cut(l, "\t")
 		before, _, found := strings.Cut(text, "stopped")
 		if !found {
-			t.Fatalf("%q", l)
+			t.Fatalf("row = %q, want \"stopped\"", l)
 		}
 		at[ansi.StringWidth(before)] = true
 	}
 	if len(at) != 1 {
-		t.Errorf("the second column begins at %v:\n%s", at, strings.Join(lines, "\n"))
+		t.Errorf("second column begins at %v, want one position:\n%s", at, strings.Join(lines, "\n"))
 	}
 }
 
@@ -161,14 +162,14 @@ func TestASCII(t *testing.T) {
 	}
 	text := strings.Join(lines, "\n")
 	if strings.IndexFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) >= 0 {
-		t.Errorf("more than ASCII:\n%s", text)
+		t.Errorf("rows = %s, want ASCII alone", text)
 	}
 	if !strings.Contains(text, "main  ^2") {
-		t.Errorf("no unpushed commits:\n%s", text)
+		t.Errorf("rows = %s, want \"main  ^2\"", text)
 	}
 	for env, want := range map[string]bool{"C.UTF-8": true, "de_DE.utf8": true, "C": false, "en_US.ISO-8859-1": false, "": false} {
 		if Unicode(func(name string) string { return map[string]string{"LANG": "C.UTF-8", "LC_ALL": env}[name] }) != (want || env == "") {
-			t.Errorf("LC_ALL=%q", env)
+			t.Errorf("Unicode with LC_ALL=%q = %t, want %t", env, !(want || env == ""), want || env == "")
 		}
 	}
 }
@@ -189,11 +190,11 @@ func TestRowsChangeOnceAMinute(t *testing.T) {
 	first := strings.Join(p.lines(all, nil, start), "\n")
 	for s := range 60 {
 		if strings.Join(p.lines(all, nil, start.Add(time.Duration(s)*time.Second)), "\n") != first {
-			t.Fatalf("other rows after %d s", s)
+			t.Fatalf("rows changed after %d s, want them unchanged within a minute", s)
 		}
 	}
 	if strings.Join(p.lines(all, nil, start.Add(time.Minute)), "\n") == first {
-		t.Error("the same rows after a minute")
+		t.Errorf("rows after a minute = %q, want others", first)
 	}
 }
 
@@ -203,7 +204,7 @@ func TestAge(t *testing.T) {
 		-time.Hour: "<1m", 5 * time.Second: "<1m", time.Minute: "1m", 59 * time.Minute: "59m", 90 * time.Minute: "1h", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
 	} {
 		if got := age(now.Add(-d), now); got != want {
-			t.Errorf("age of %v = %q", d, got)
+			t.Errorf("age of %v = %q, want %q", d, got, want)
 		}
 	}
 }

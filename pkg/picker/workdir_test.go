@@ -38,21 +38,21 @@ func TestRooms(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(killed.dir); err == nil {
-		t.Error("the room of a picker that was killed is left")
+		t.Error("directory of a killed picker exists, want it removed")
 	}
 	for _, r := range []*workDir{living, next} {
 		fi, err := os.Stat(r.dir)
 		if err != nil || fi.Mode().Perm() != 0o700 {
-			t.Errorf("%s: %v, %v", r.dir, fi, err)
+			t.Errorf("%s = %v, %v, want mode 0700", r.dir, fi, err)
 		}
 		if len(r.socket()) > maxSocket {
-			t.Errorf("%d bytes: %s", len(r.socket()), r.socket())
+			t.Errorf("socket = %s (%d bytes), want at most %d", r.socket(), len(r.socket()), maxSocket)
 		}
 		if err := r.remove(); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Stat(r.dir); err == nil {
-			t.Error("left, and still there")
+			t.Error("directory of an ended picker exists, want it removed")
 		}
 	}
 
@@ -66,7 +66,7 @@ func TestRooms(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(r.socket()) > maxSocket {
-		t.Errorf("%d bytes: %s", len(r.socket()), r.socket())
+		t.Errorf("socket = %s (%d bytes), want at most %d", r.socket(), len(r.socket()), maxSocket)
 	}
 	if err := r.remove(); err != nil {
 		t.Error(err)

@@ -7,11 +7,12 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"reflect"
 	"strings"
 	"sync"
 	"testing"
 	"testing/iotest"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
@@ -45,16 +46,11 @@ func TestParse(t *testing.T) {
 		{Pattern: "*.npmjs.org", Source: "a/list.txt:4"},
 		{Pattern: "xn--bcher-kva.example", Source: "a/list.txt:6"},
 	}
-	if len(rules) != len(want) {
-		t.Fatalf("got %v", rules)
-	}
-	for i := range want {
-		if !reflect.DeepEqual(rules[i], want[i]) {
-			t.Errorf("rule %d: got %v, want %v", i, rules[i], want[i])
-		}
+	if diff := cmp.Diff(want, rules); diff != "" {
+		t.Errorf("Parse mismatch (-want +got):\n%s", diff)
 	}
 	if rules, err := policy.Parse(strings.NewReader("# nothing\n"), "f", nil); err != nil || rules == nil || len(rules) != 0 {
-		t.Errorf("an empty list is a list: got %#v, %v", rules, err)
+		t.Errorf("Parse of an empty list = %#v, %v, want an empty list, nil", rules, err)
 	}
 }
 
@@ -108,9 +104,9 @@ func TestParseRefuses(t *testing.T) {
 		_, err := policy.Parse(strings.NewReader("ok.example\n"+line+"\n"), "list.txt", nil)
 		switch {
 		case err == nil:
-			t.Errorf("%q: accepted", line)
+			t.Errorf("Parse(%q) = nil, want an error", line)
 		case !strings.HasPrefix(err.Error(), "list.txt:2: ") || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "; "):
-			t.Errorf("%q: got %q, want list.txt:2: … %q …; what to do", line, err, want)
+			t.Errorf("Parse(%q) = %q, want list.txt:2: … %q …; what to do", line, err, want)
 		}
 	}
 }
@@ -118,21 +114,21 @@ func TestParseRefuses(t *testing.T) {
 func TestParseReportsAllErrorsBounded(t *testing.T) {
 	_, err := policy.Parse(strings.NewReader("*\nok.example\n1.2.3.4\n"), "f", nil)
 	if err == nil || !strings.Contains(err.Error(), "f:1:") || !strings.Contains(err.Error(), "f:3:") {
-		t.Errorf("got %v", err)
+		t.Errorf("Parse = %v, want errors for lines 1 and 3", err)
 	}
 	_, err = policy.Parse(strings.NewReader(strings.Repeat("*\n", 5000)), "f", nil)
 	if err == nil || strings.Count(err.Error(), "\n") != 100 || !strings.Contains(err.Error(), "4900 more lines") {
-		t.Errorf("got %v", err)
+		t.Errorf("Parse of 5000 bad lines = %v, want 100 lines, then \"4900 more lines\"", err)
 	}
 	if _, err = policy.Parse(strings.NewReader(strings.Repeat("# padding\n", 200_000)), "f", nil); err == nil {
-		t.Error("an allowlist over the bound was read")
+		t.Error("Parse of an allowlist over the bound = nil, want an error")
 	}
 	var many strings.Builder
 	for i := range policy.MaxRules + 1 {
 		many.WriteString(string([]byte{'a' + byte(i%26), 'a' + byte(i/26%26), 'a' + byte(i/676%26), 'a' + byte(i/17576)}) + ".example\n")
 	}
 	if _, err = policy.Parse(strings.NewReader(many.String()), "f", nil); err == nil {
-		t.Error("more rules than the bound were read")
+		t.Error("Parse of more rules than the bound = nil, want an error")
 	}
 }
 
@@ -151,19 +147,19 @@ func TestGroups(t *testing.T) {
 	}
 	want := "a.org:80,443 list:1|github.com:22,443 list:2 (@git)|*.githubusercontent.com list:2 (@git)|a.org:22 list:4|a.org list:6"
 	if strings.Join(got, "|") != want {
-		t.Errorf("got %s", strings.Join(got, "|"))
+		t.Errorf("rules = %s, want %s", strings.Join(got, "|"), want)
 	}
 	if groups["git"][0].Source != "git.txt:1" {
-		t.Error("the group was changed")
+		t.Errorf("source of the group's rule = %q, want git.txt:1 as before", groups["git"][0].Source)
 	}
 	for _, entry := range []string{"@npm", "@", "@@git", "@git:443", "@Git"} {
 		if _, err := groups.Expand(entry, "f:1"); err == nil || !strings.HasSuffix(err.Error(), "; the groups are @git, @go") {
-			t.Errorf("%s: %v", entry, err)
+			t.Errorf("Expand(%s) = %v, want \"…; the groups are @git, @go\"", entry, err)
 		}
 	}
 	for name, ok := range map[string]bool{"git": true, "go-1": true, "": false, "-a": false, "a.b": false, "A": false, "a/b": false, "é": false} {
 		if policy.GroupName(name) != ok {
-			t.Errorf("group name %q: %v", name, !ok)
+			t.Errorf("GroupName(%q) = %t, want %t", name, !ok, ok)
 		}
 	}
 }
@@ -191,11 +187,11 @@ func TestName(t *testing.T) {
 	} {
 		d := p.Decide(policy.Question{Name: name})
 		if d.Rule != rule || d.Allowed != (rule != "") || d.Reason == "" {
-			t.Errorf("%q: got %+v, want rule %q", name, d, rule)
+			t.Errorf("Decide(%q) = %+v, want rule %q", name, d, rule)
 		}
 	}
 	if got := p.Decide(policy.Question{Name: "github.com"}).Source; got != "list:1" {
-		t.Errorf("source of the rule: got %q", got)
+		t.Errorf("source of the rule = %q, want \"list:1\"", got)
 	}
 }
 
@@ -255,10 +251,10 @@ func TestDecide(t *testing.T) {
 		q := policy.Question{Name: c.name, Addr: c.addr, Port: c.port}
 		d := p.Decide(q)
 		if got := d.Rule + "|" + d.Source + "|" + d.Reason; d.Allowed != c.allowed || got != c.want {
-			t.Errorf("%+v: got %v %s\nwant %v %s", q, d.Allowed, got, c.allowed, c.want)
+			t.Errorf("Decide(%+v) = allowed %t, %s, want %t, %s", q, d.Allowed, got, c.allowed, c.want)
 		}
 		if d := open.Decide(q); d.Allowed != c.allOpen || d.Reason == "" {
-			t.Errorf("%+v in mode open: got %+v", q, d)
+			t.Errorf("Decide(%+v) in mode open = %+v, want allowed %t with a reason", q, d, c.allOpen)
 		}
 	}
 	shut := policy.Tighten(open, &policy.Policy{Ports: []uint16{}})
@@ -278,7 +274,7 @@ func TestDecide(t *testing.T) {
 		{nil, policy.Question{Name: "a.org"}, "|no policy"},
 	} {
 		if d := c.p.Decide(c.q); d.Rule+"|"+d.Reason != c.want {
-			t.Errorf("%+v: %s|%s, want %s", c.q, d.Rule, d.Reason, c.want)
+			t.Errorf("Decide(%+v) = %s|%s, want %s", c.q, d.Rule, d.Reason, c.want)
 		}
 	}
 }
@@ -286,15 +282,15 @@ func TestDecide(t *testing.T) {
 func TestPortsOut(t *testing.T) {
 	p := allowlist(t, "github.com:9418,22\n*.a.org:80\nb.org\n")
 	if got := fmt.Sprint(p.PortsOut()); got != "[22 80 443 9418]" {
-		t.Error(got)
+		t.Errorf("PortsOut = %s, want [22 80 443 9418]", got)
 	}
 	p.Mode = policy.Isolated
 	if got := p.PortsOut(); got != nil {
-		t.Errorf("isolated: %v", got)
+		t.Errorf("PortsOut of an isolated policy = %v, want nil", got)
 	}
 	var none *policy.Policy
 	if got := none.PortsOut(); got != nil {
-		t.Errorf("no policy: %v", got)
+		t.Errorf("PortsOut without a policy = %v, want nil", got)
 	}
 }
 
@@ -311,17 +307,17 @@ func TestModes(t *testing.T) {
 		p.Mode = mode
 		got := [3]bool{p.Decide(policy.Question{Name: "github.com"}).Allowed, p.Decide(policy.Question{Name: "example.com"}).Allowed, p.Decide(public).Allowed}
 		if got != want {
-			t.Errorf("mode %q: got %v, want %v", mode, got, want)
+			t.Errorf("decisions in mode %q = %v, want %v", mode, got, want)
 		}
 	}
 	var none *policy.Policy
 	if none.Decide(policy.Question{Name: "github.com"}).Allowed || none.Decide(public).Allowed {
-		t.Error("no policy allows nothing")
+		t.Error("Decide without a policy = allowed, want denied")
 	}
 	p := allowlist(t, "github.com\n")
 	p.Version++
 	if p.Decide(policy.Question{Name: "github.com"}).Allowed {
-		t.Error("a policy of an unknown version allows nothing")
+		t.Error("Decide with an unknown version = allowed, want denied")
 	}
 }
 
@@ -373,11 +369,11 @@ func TestAddr(t *testing.T) {
 	} {
 		ap := netip.MustParseAddrPort(addr)
 		if d := p.Decide(policy.Question{Addr: ap.Addr(), Port: ap.Port()}); d.Allowed != want {
-			t.Errorf("%s: got %+v, want %v", addr, d, want)
+			t.Errorf("Decide(%s) = %+v, want allowed: %t", addr, d, want)
 		}
 	}
 	if p.Decide(policy.Question{}).Allowed {
-		t.Error("the zero address is allowed")
+		t.Error("Decide of the zero address = allowed, want denied")
 	}
 }
 
@@ -405,18 +401,18 @@ func TestTighten(t *testing.T) {
 	} {
 		got := policy.Tighten(c.user, c.repo)
 		if got.Mode != c.mode || patterns(got) != c.names {
-			t.Errorf("%s: got %s [%s], want %s [%s]", name, got.Mode, patterns(got), c.mode, c.names)
+			t.Errorf("Tighten for %s = %s [%s], want %s [%s]", name, got.Mode, patterns(got), c.mode, c.names)
 		}
 		if err := got.Validate(); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Validate of the tightened policy for %s = %v, want nil", name, err)
 		}
 	}
 	narrow := policy.Tighten(user, &policy.Policy{Ports: []uint16{443, 8443}, HostServices: []netip.AddrPort{}})
 	if len(narrow.Ports) != 1 || narrow.Ports[0] != 443 || len(narrow.HostServices) != 0 {
-		t.Errorf("ports and host services: got %v %v", narrow.Ports, narrow.HostServices)
+		t.Errorf("Tighten = ports %v, host services %v, want [443], none", narrow.Ports, narrow.HostServices)
 	}
 	if len(user.Ports) != 3 || user.Ports[0] != 22 {
-		t.Errorf("the user's policy was changed: %v", user.Ports)
+		t.Errorf("ports of the user's policy = %v, want them unchanged", user.Ports)
 	}
 }
 
@@ -435,7 +431,7 @@ func TestMarshal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := policy.Marshal(back); err != nil || string(again) != string(data) || !back.Enforced || back.Names[0].String() != "github.com:443" || back.Denied[0].String() != "bad.npmjs.org:80" {
-		t.Errorf("%v: %s is %s", err, data, again)
+		t.Errorf("Marshal of the decoded policy = %s, %v, want %s", again, err, data)
 	}
 	for _, bad := range []string{
 		``, `null`, `{}`, `[]`, string(data) + "{}",
@@ -456,7 +452,7 @@ func TestMarshal(t *testing.T) {
 		`{"version":2,"mode":"open","names":[],"ports":[],"host_services":["[fe80::1%eth0]:80"]}`,
 	} {
 		if _, err := policy.Unmarshal([]byte(bad)); err == nil {
-			t.Errorf("accepted %s", bad)
+			t.Errorf("Unmarshal(%s) = nil, want an error", bad)
 		}
 	}
 }
@@ -467,7 +463,7 @@ func TestConcurrentFirstUse(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			if !p.Decide(policy.Question{Name: "github.com"}).Allowed {
-				t.Error("not allowed")
+				t.Error("Decide(github.com) = denied, want allowed")
 			}
 		})
 	}
@@ -492,12 +488,12 @@ func TestShippedAllowlist(t *testing.T) {
 		"archive.ubuntu.com", "security.ubuntu.com", "nodejs.org", "any.nodesource.com", "any.debian.org", "any.golang.org",
 	} {
 		if d := p.Decide(policy.Question{Name: name}); !d.Allowed {
-			t.Errorf("%s: %s", name, d.Reason)
+			t.Errorf("Decide(%s) = denied: %s, want allowed", name, d.Reason)
 		}
 	}
 	for _, name := range []string{"statsig.anthropic.com", "gist.github.com", "example.com", "github.io"} {
 		if p.Decide(policy.Question{Name: name}).Allowed {
-			t.Errorf("%s is allowed", name)
+			t.Errorf("Decide(%s) = allowed, want denied", name)
 		}
 	}
 }
@@ -509,19 +505,19 @@ func FuzzParse(f *testing.F) {
 		rules, err := policy.Parse(strings.NewReader(text), "f", nil)
 		if err != nil {
 			if rules != nil || !strings.HasPrefix(err.Error(), "f:") {
-				t.Fatalf("%v with error %v", rules, err)
+				t.Fatalf("Parse = %v, %v, want no rules with an error that begins with f:", rules, err)
 			}
 			return
 		}
 		p := policy.Default()
 		p.Names = rules
 		if err := p.Validate(); err != nil {
-			t.Fatalf("parsed, and not valid: %v", err)
+			t.Fatalf("Validate of the parsed policy = %v, want nil", err)
 		}
 		for _, r := range rules {
 			name := strings.Replace(r.Pattern, "*", "x", 1)
 			if len(name) <= 253 && !p.Decide(policy.Question{Name: name}).Allowed {
-				t.Fatalf("%q does not allow %q", r.Pattern, name)
+				t.Fatalf("Decide(%q) with pattern %q = denied, want allowed", name, r.Pattern)
 			}
 		}
 	})
@@ -544,7 +540,7 @@ func FuzzName(f *testing.F) {
 		n := strings.ToLower(strings.TrimSuffix(name, "."))
 		zone, wildcard := strings.CutPrefix(canonical, "*")
 		if wildcard && (!strings.HasSuffix(n, zone) || len(n) == len(zone)) || !wildcard && n != canonical {
-			t.Fatalf("%q allows %q", canonical, name)
+			t.Fatalf("Decide(%q) with pattern %q = allowed, want denied", name, canonical)
 		}
 	})
 }
@@ -558,15 +554,15 @@ func TestWholeZone(t *testing.T) {
 	p.Names = rules
 	for name, want := range map[string]bool{"example.org": true, "a.b.example.org": true, "notexample.org": false, "org": false} {
 		if d := p.Decide(policy.Question{Name: name, Port: 8080}); d.Allowed != want || want && d.Source != "list:1" {
-			t.Errorf("%s: %+v", name, d)
+			t.Errorf("Decide(%s) = %+v, want allowed: %t", name, d, want)
 		}
 	}
 	if d := p.Decide(policy.Question{Name: "example.org", Port: 443}); d.Allowed {
-		t.Errorf("another port: %+v", d)
+		t.Errorf("Decide(example.org) for another port = %+v, want denied", d)
 	}
 	for _, bad := range []string{".com", ".", "..", ".*.example.org"} {
 		if _, err := (policy.Groups{}).Expand(bad, ""); err == nil {
-			t.Errorf("%q was accepted", bad)
+			t.Errorf("Expand(%q) = nil, want an error", bad)
 		}
 	}
 }
@@ -607,13 +603,13 @@ func TestDenialsBeatAllowances(t *testing.T) {
 				p := policy.Tighten(user, repo)
 				d := p.Decide(policy.Question{Name: c.name, Port: 443})
 				if d.Allowed || d.Rule != c.deny {
-					t.Errorf("mode %s: %s allowed, %s denied by the %s: %s is %+v", mode, c.allow, c.deny, from, c.name, d)
+					t.Errorf("mode %s, %s allowed, %s denied by the %s: Decide(%s) = %+v, want denied by %s", mode, c.allow, c.deny, from, c.name, d, c.deny)
 				}
 				if !p.Decide(policy.Question{Name: "other.example.com", Port: 443}).Allowed {
-					t.Errorf("mode %s: %s denied by the %s denies another name", mode, c.deny, from)
+					t.Errorf("mode %s, %s denied by the %s: Decide(other.example.com) = denied, want allowed", mode, c.deny, from)
 				}
 				if only := rule(c.deny).Ports; only != nil && rule(c.allow).Ports == nil && !p.Decide(policy.Question{Name: c.name, Port: 80}).Allowed {
-					t.Errorf("mode %s: %s denies port 80", mode, c.deny)
+					t.Errorf("mode %s, %s denied: Decide(%s) for port 80 = denied, want allowed", mode, c.deny, c.name)
 				}
 			}
 		}
@@ -628,11 +624,11 @@ func TestBlockedReasonOfOtherForms(t *testing.T) {
 		"::ffff:203.0.113.1": "", "203.0.113.1": "", "2001:db8::1%eth0": "",
 	} {
 		if got := policy.BlockedReason(netip.MustParseAddr(addr)); !strings.Contains(got, want) || (want == "") != (got == "") {
-			t.Errorf("%s: %q, want %q", addr, got, want)
+			t.Errorf("BlockedReason(%s) = %q, want %q", addr, got, want)
 		}
 	}
 	if policy.BlockedReason(netip.Addr{}) == "" {
-		t.Error("no address may be reached")
+		t.Error("BlockedReason of no address = \"\", want a reason")
 	}
 }
 
@@ -676,7 +672,7 @@ func TestValidateSays(t *testing.T) {
 	} {
 		err := valid(c.change).Validate()
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("got %v, want %q", err, c.want)
+			t.Errorf("Validate = %v, want %q", err, c.want)
 		}
 		if _, err := policy.Marshal(valid(c.change)); (err == nil) != (c.want == "") {
 			t.Errorf("want %q: encoded with %v", c.want, err)
@@ -687,14 +683,14 @@ func TestValidateSays(t *testing.T) {
 		p.Names = []policy.Rule{{Pattern: "*"}, {Pattern: "ok.org"}, {Pattern: "A.org"}}
 	})
 	if err := many.Validate(); err == nil || strings.Count(err.Error(), "\n") != 5 {
-		t.Errorf("six errors: %v", err)
+		t.Errorf("Validate of a policy with six errors = %v, want 6 lines", err)
 	}
 	worse := valid(func(p *policy.Policy) { p.Names = make([]policy.Rule, 1000) })
 	if err := worse.Validate(); err == nil || strings.Count(err.Error(), "\n") != 99 {
-		t.Errorf("a thousand errors are told as %d lines", strings.Count(fmt.Sprint(err), "\n")+1)
+		t.Errorf("Validate of a policy with a thousand errors = %d lines, want 100", strings.Count(fmt.Sprint(err), "\n")+1)
 	}
 	if _, err := policy.Marshal(nil); err == nil {
-		t.Error("no policy is encoded")
+		t.Error("Marshal(nil) = nil, want an error")
 	}
 	large := valid(func(p *policy.Policy) {
 		for i := range 17_000 {
@@ -702,7 +698,7 @@ func TestValidateSays(t *testing.T) {
 		}
 	})
 	if _, err := policy.Marshal(large); err == nil || !strings.Contains(err.Error(), "encode policy: larger than") {
-		t.Errorf("a policy over the bound: %v", err)
+		t.Errorf("Marshal of a policy over the bound = %v, want \"encode policy: larger than\"", err)
 	}
 }
 
@@ -716,7 +712,7 @@ func TestNamesAtTheirBounds(t *testing.T) {
 		"*.edu.au": false, "*.ac.uk": false, "*.or.jp": false, "*.ne.jp": false, "*.go.jp": false, "*.co.jp": false, "*.a.co.jp": true,
 	} {
 		if got, err := policy.ParsePattern(pattern); (err == nil) != ok || ok && got != pattern {
-			t.Errorf("ParsePattern(%q) = %q, %v", pattern, got, err)
+			t.Errorf("ParsePattern(%q) = %q, %v, want it accepted: %t", pattern, got, err, ok)
 		}
 	}
 	for asked, ok := range map[string]bool{
@@ -724,12 +720,12 @@ func TestNamesAtTheirBounds(t *testing.T) {
 	} {
 		got, err := policy.Canonical(asked)
 		if want := strings.ToLower(strings.TrimSuffix(asked, ".")); (err == nil) != ok || ok && got != want {
-			t.Errorf("Canonical(%q) = %q, %v", asked, got, err)
+			t.Errorf("Canonical(%q) = %q, %v, want %q, accepted: %t", asked, got, err, want, ok)
 		}
 	}
 	for n, ok := range map[int]bool{63: true, 64: false} {
 		if policy.GroupName(strings.Repeat("a", n)) != ok {
-			t.Errorf("a group of %d letters: %v", n, !ok)
+			t.Errorf("GroupName of %d letters = %t, want %t", n, !ok, ok)
 		}
 	}
 	for n, ok := range map[int]bool{64: true, 65: false} {
@@ -738,24 +734,24 @@ func TestNamesAtTheirBounds(t *testing.T) {
 			entry += fmt.Sprintf(",%d", port+2)
 		}
 		if r, err := policy.ParseRule(entry + ",1"); (err == nil) != ok || ok && len(r.Ports) != n {
-			t.Errorf("%d ports: %v", n, err)
+			t.Errorf("ParseRule with %d ports = %v, want it accepted: %t", n, err, ok)
 		}
 	}
 	if _, err := policy.ParseRule(strings.Repeat("x", 200)); err == nil || !strings.Contains(err.Error(), `"`+strings.Repeat("x", 80)+`…"`) {
-		t.Errorf("a long entry: %v", err)
+		t.Errorf("ParseRule of 200 bytes = %v, want the first 80 and …", err)
 	}
 	if _, err := policy.ParseRule(strings.Repeat("x", 80)); err == nil || strings.Contains(err.Error(), "…") {
-		t.Errorf("an entry of 80 bytes: %v", err)
+		t.Errorf("ParseRule of 80 bytes = %v, want an error without …", err)
 	}
 	comment := strings.Repeat("#", 1<<20)
 	if _, err := policy.Parse(strings.NewReader(comment), "f", nil); err != nil {
 		t.Error(err)
 	}
 	if _, err := policy.Parse(strings.NewReader(comment+"#"), "f", nil); err == nil {
-		t.Error("a file over the bound was read")
+		t.Error("Parse of a file over the bound = nil, want an error")
 	}
 	if rules, err := policy.Parse(io.MultiReader(strings.NewReader("a.org\n"), iotest.ErrReader(io.ErrUnexpectedEOF)), "f", nil); rules != nil || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("half a file: %v, %v", rules, err)
+		t.Errorf("Parse of half a file = %v, %v, want nil, %v", rules, err, io.ErrUnexpectedEOF)
 	}
 }
 
@@ -799,10 +795,10 @@ func TestBounds(t *testing.T) {
 			p := policy.Default()
 			c.change(p, c.most+extra)
 			if err := p.Validate(); (err == nil) != ok {
-				t.Errorf("%d %s: %v", c.most+extra, name, err)
+				t.Errorf("Validate with %d %s = %v, want it valid: %t", c.most+extra, name, err, ok)
 			}
 			if data, err := policy.Marshal(p); (err == nil) != ok || (len(data) > 0) != ok {
-				t.Errorf("%d %s are encoded: %v", c.most+extra, name, err)
+				t.Errorf("Marshal with %d %s = %d bytes, %v, want it encoded: %t", c.most+extra, name, len(data), err, ok)
 			}
 		}
 	}
@@ -811,6 +807,6 @@ func TestBounds(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := policy.Unmarshal(append(whole, bytes.Repeat([]byte(" "), policy.MaxBytes)...)); err == nil {
-		t.Error("a policy over the bound is read")
+		t.Error("Unmarshal of a policy over the bound = nil, want an error")
 	}
 }

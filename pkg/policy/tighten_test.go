@@ -22,21 +22,21 @@ func TestTightenPorts(t *testing.T) {
 	} {
 		got := policy.Tighten(allowlist(t, c.user), &policy.Policy{Names: allowlist(t, c.repo).Names})
 		if rules := fmt.Sprint(got.Names); rules != "["+c.want+"]" {
-			t.Errorf("%s: got %s, want [%s]", c.name, rules, c.want)
+			t.Errorf("names for %s = %s, want [%s]", c.name, rules, c.want)
 		}
 		if err := got.Validate(); err != nil {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("Validate for %s = %v, want nil", c.name, err)
 		}
 	}
 	got := policy.Tighten(allowlist(t, "a.org\nb.org:22\nc.org:22,443"), &policy.Policy{Ports: []uint16{443}})
 	if rules := fmt.Sprint(got.Names, got.Ports); rules != "[a.org c.org:443] [443]" {
-		t.Errorf("ports for every name: got %s", rules)
+		t.Errorf("names and ports = %s, want [a.org c.org:443] [443]", rules)
 	}
 	user := allowlist(t, "a.org")
 	user.Denied, user.Enforced = []policy.Rule{{Pattern: "b.org"}}, true
 	got = policy.Tighten(user, &policy.Policy{Denied: []policy.Rule{{Pattern: "a.org", Ports: []uint16{80}}}})
 	if rules := fmt.Sprint(got.Names, got.Denied); rules != "[a.org] [b.org a.org:80]" || !got.Enforced {
-		t.Errorf("denials and enforcement: got %s %v", rules, got.Enforced)
+		t.Errorf("names and denials = %s, enforced %t, want [a.org] [b.org a.org:80], true", rules, got.Enforced)
 	}
 }
 
@@ -131,7 +131,7 @@ func FuzzTighten(f *testing.F) {
 					q := policy.Question{Name: name, Addr: addr, Port: port}
 					g, u, w := got.Decide(q), user.Decide(q), wish.Decide(q)
 					if g.Allowed && !u.Allowed {
-						t.Fatalf("seed %d: %+v is allowed, and not by the user (%+v)\n%+v\n%+v", seed, q, u, user, got)
+						t.Fatalf("seed %d: Decide(%+v) = allowed, want denied as by the user (%+v)\nuser %+v\ngot %+v", seed, q, u, user, got)
 					}
 					if addr.IsValid() && policy.BlockedReason(addr) != "" {
 						// A repository that does not mention host services accepts the
@@ -141,13 +141,13 @@ func FuzzTighten(f *testing.F) {
 						}
 					}
 					if g.Allowed && !w.Allowed {
-						t.Fatalf("seed %d: %+v is allowed, and not by the repository (%+v)\n%+v\n%+v", seed, q, w, wish, got)
+						t.Fatalf("seed %d: Decide(%+v) = allowed, want denied as by the repository (%+v)\nrepository %+v\ngot %+v", seed, q, w, wish, got)
 					}
 					// If open mode ends without a list, the user's own list remains,
 					// and addresses without a name are not allowed.
 					ended := user.Mode == policy.Open && got.Mode == policy.Allowlist && (repo.Names == nil || name == "")
 					if !g.Allowed && u.Allowed && w.Allowed && port != 0 && !ended {
-						t.Fatalf("seed %d: %+v is denied, and neither asked for it (%+v)\n%+v\n%+v\n%+v", seed, q, g, user, wish, got)
+						t.Fatalf("seed %d: Decide(%+v) = %+v, want allowed as by both\nuser %+v\nrepository %+v\ngot %+v", seed, q, g, user, wish, got)
 					}
 				}
 				// A name resolves exactly if one of its ports can be used.
@@ -156,12 +156,12 @@ func FuzzTighten(f *testing.F) {
 					use = use || got.Decide(policy.Question{Name: name, Port: port}).Allowed
 				}
 				if resolves := got.Decide(policy.Question{Name: name}).Allowed; resolves != use {
-					t.Fatalf("seed %d: %q resolves: %v, can be used: %v\n%+v", seed, name, resolves, use, got)
+					t.Fatalf("seed %d: %q resolves: %t, want %t, as it can be used\n%+v", seed, name, resolves, use, got)
 				}
 			}
 		}
 		if err := got.Validate(); err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
+			t.Fatalf("seed %d: Validate = %v, want nil", seed, err)
 		}
 	})
 }
@@ -173,22 +173,22 @@ func FuzzUnmarshal(f *testing.F) {
 		p, err := policy.Unmarshal(data)
 		if err != nil {
 			if p != nil {
-				t.Fatal("an error and yet a policy")
+				t.Fatalf("Unmarshal = %+v with an error, want nil", p)
 			}
 			return
 		}
 		again, err := policy.Marshal(p)
 		if err != nil {
-			t.Fatalf("read, and not written: %v", err)
+			t.Fatalf("Marshal of the decoded policy = %v, want nil", err)
 		}
 		back, err := policy.Unmarshal(again)
 		if err != nil {
-			t.Fatalf("written, and not read: %v", err)
+			t.Fatalf("Unmarshal of the encoded policy = %v, want nil", err)
 		}
 		for _, r := range p.Names {
 			q := policy.Question{Name: strings.Replace(r.Pattern, "*", "x", 1), Port: 443}
 			if a, b := p.Decide(q), back.Decide(q); a != b {
-				t.Fatalf("%+v: %+v, then %+v", q, a, b)
+				t.Fatalf("Decide(%+v) = %+v, after encoding %+v, want the same", q, a, b)
 			}
 		}
 	})
@@ -203,19 +203,19 @@ func FuzzExpand(f *testing.F) {
 		rules, err := groups.Expand(entry, "f:1")
 		if err != nil {
 			if rules != nil || !strings.Contains(err.Error(), "; ") && !strings.Contains(err.Error(), "no such name") {
-				t.Fatalf("%q: %v with error %q", entry, rules, err)
+				t.Fatalf("Expand(%q) = %v, %q, want no rules with a reason", entry, rules, err)
 			}
 			return
 		}
 		p := policy.Default()
 		p.Names = rules
 		if err := p.Validate(); err != nil {
-			t.Fatalf("%q: taken, and not valid: %v", entry, err)
+			t.Fatalf("Validate of the policy with %q = %v, want nil", entry, err)
 		}
 		// A rule's text is parsed as the same rule.
 		for _, r := range rules {
 			if again, err := policy.ParseRule(r.String()); err != nil || again.String() != r.String() {
-				t.Fatalf("%q: %s is %s, %v", entry, r, again, err)
+				t.Fatalf("Expand(%q): ParseRule(%s) = %s, %v, want the same rule", entry, r, again, err)
 			}
 		}
 	})
@@ -234,20 +234,20 @@ func FuzzDecide(f *testing.F) {
 			p.HostServices = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:5432")}
 			d := p.Decide(policy.Question{Name: name, Addr: addr, Port: port})
 			if d.Reason == "" || d.Allowed && d.Rule == "" {
-				t.Fatalf("not explained: %+v", d)
+				t.Fatalf("Decide = %+v, want a reason, and a rule if allowed", d)
 			}
 			if !d.Allowed {
 				continue
 			}
 			if addr.IsValid() && policy.BlockedReason(addr) != "" && netip.AddrPortFrom(addr.Unmap(), port) != p.HostServices[0] {
-				t.Fatalf("%s: %q %v %d: %+v", mode, name, addr, port, d)
+				t.Fatalf("mode %s: Decide(%q, %v, port %d) = %+v, want a blocked address denied", mode, name, addr, port, d)
 			}
 			plain := strings.ToLower(strings.TrimSuffix(name, "."))
 			if plain == "bad.npmjs.org" || mode == policy.Isolated {
-				t.Fatalf("%s: %q: %+v", mode, name, d)
+				t.Fatalf("mode %s: Decide(%q) = %+v, want denied", mode, name, d)
 			}
 			if mode == policy.Allowlist && plain != "github.com" && (!strings.HasSuffix(plain, ".npmjs.org") || port != 443 && port != 0) && d.Rule != "host service 127.0.0.1:5432" {
-				t.Fatalf("%q %d: %+v", name, port, d)
+				t.Fatalf("Decide(%q, port %d) = %+v, want denied", name, port, d)
 			}
 		}
 	})
@@ -261,10 +261,10 @@ func TestAllowedCostsNoMemory(t *testing.T) {
 	q := policy.Question{Name: "d.c.b.a.org", Addr: netip.MustParseAddr("203.0.113.7"), Port: 443}
 	if n := testing.AllocsPerRun(100, func() {
 		if !p.Decide(q).Allowed {
-			t.Error("denied")
+			t.Errorf("Decide(%+v) = denied, want allowed", q)
 		}
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("allocations per decision = %v, want 0", n)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
@@ -27,22 +29,22 @@ func TestDiffShowsEverything(t *testing.T) {
 	full := s.diff(t, DiffOptions{})
 	for _, want := range []string{"rename from c\nrename to moved", "+staged\n+unstaged\n", "Binary files /dev/null and b/bin differ", "+tab\there^M\n"} {
 		if !strings.Contains(full, want) {
-			t.Errorf("%q is missing in\n%s", want, full)
+			t.Errorf("Diff = %s, want %q in it", full, want)
 		}
 	}
 	if stat := s.diff(t, DiffOptions{Stat: true}); !strings.Contains(stat, "7 files changed") {
-		t.Errorf("stat:\n%s", stat)
+		t.Errorf("Diff with Stat = %q, want \"7 files changed\"", stat)
 	}
 	equal(t, "the agent's index", s.agent(t, "git status --short && sha256sum .git/index && find .git/objects -type f | sort"), before)
 
 	var out bytes.Buffer
 	if err := Diff(t.Context(), s.g, s.g.dir(), s.base, DiffOptions{MaxBytes: 100}, &out); fail.CodeOf(err) != fail.Conflict || out.Len() > 200 {
-		t.Errorf("a bound: %v, %d bytes", err, out.Len())
+		t.Errorf("Diff over MaxBytes = %v, %d bytes, want code %v, at most 200 bytes", err, out.Len(), fail.Conflict)
 	}
 	bad := s.base
 	bad.Commit = "--output=/tmp/x"
 	if err := Diff(t.Context(), s.g, s.g.dir(), bad, DiffOptions{}, &out); fail.CodeOf(err) != fail.Usage {
-		t.Errorf("an option for a commit: %v", err)
+		t.Errorf("Diff from an option as the commit = %v, want code %v", err, fail.Usage)
 	}
 }
 
@@ -52,10 +54,10 @@ func TestDiffRunsNoProgramsOfTheGuestForText(t *testing.T) {
 		printf 'x\033[2J\033]52;c;aGk=\007\302\233\357\273\277\342\200\256\377\n' >>a`)
 	out := s.diff(t, DiffOptions{})
 	if !strings.Contains(out, `+x^[[2J^[]52;c;aGk=^G<U+009B><U+FEFF><U+202E>\xff`+"\n") {
-		t.Errorf("got\n%q", out)
+		t.Errorf("Diff = %q, want the control bytes of x in visible form", out)
 	}
 	if strings.ContainsAny(out, "\x1b\x07\u009b\u202e") || strings.Contains(out, "external") {
-		t.Errorf("got\n%q", out)
+		t.Errorf("Diff = %q, want no control bytes, no output of an external program", out)
 	}
 }
 
@@ -80,7 +82,7 @@ func TestPrinter(t *testing.T) {
 		// The second header is within the hunk's line count, so the count decides
 		// its colour.
 		if got := out.String(); got != strings.Replace(want, "\x1b[1m--- a/y", "\x1b[31m--- a/y", 1) && got != want {
-			t.Errorf("chunks of %d:\n%q\n%q", size, got, want)
+			t.Errorf("output in chunks of %d = %q, want %q", size, got, want)
 		}
 	}
 }
@@ -105,7 +107,7 @@ func FuzzPrinter(f *testing.F) {
 		}
 		for _, r := range text {
 			if r != '\n' && r != '\t' && (r < 0x20 || r >= 0x7f && r < 0xa0) {
-				t.Fatalf("%U in %q", r, text)
+				t.Fatalf("printed text = %q, want no control byte %U", text, r)
 			}
 		}
 	})
@@ -130,14 +132,14 @@ func TestCompare(t *testing.T) {
 		{Path: "e^[[31m\nvil", Status: "added", Added: 1},
 		{Path: "link", Status: "added", Added: 1},
 	} {
-		if got[want.Path] != want {
-			t.Errorf("got %+v, want %+v", got[want.Path], want)
+		if diff := cmp.Diff(want, got[want.Path]); diff != "" {
+			t.Errorf("change of %s mismatch (-want +got):\n%s", want.Path, diff)
 		}
 	}
 	equal(t, "patch", c.Patch, s.diff(t, DiffOptions{}))
 	equal(t, "base", c.Base, s.base.Commit)
 	if _, err := Compare(t.Context(), s.g, s.g.dir(), s.base, DiffOptions{MaxBytes: 100}); fail.CodeOf(err) != fail.Conflict {
-		t.Errorf("a bound: %v", err)
+		t.Errorf("Compare over MaxBytes = %v, want code %v", err, fail.Conflict)
 	}
 }
 
@@ -152,11 +154,11 @@ func FuzzChanges(f *testing.F) {
 		}
 		for _, file := range c.Files {
 			if strings.ContainsAny(file.Path+file.From, "\x00\x1b\u009b") || file.Status == "" || file.Added < 0 || file.Deleted < 0 {
-				t.Errorf("%+v", file)
+				t.Errorf("changed file = %+v, want a status, counts from 0, no control bytes", file)
 			}
 		}
 		if strings.ContainsAny(c.Patch, "\x00\x1b\u009b") {
-			t.Errorf("patch %q", c.Patch)
+			t.Errorf("patch = %q, want no control bytes", c.Patch)
 		}
 	})
 }
@@ -175,6 +177,6 @@ func TestCompareIsBounded(t *testing.T) {
 	}}}
 	_, err := Compare(t.Context(), l, "/home/agent/repo", Base{}, DiffOptions{})
 	if fail.CodeOf(err) != fail.Conflict || !strings.Contains(err.Error(), "larger than 16777216 bytes") || sent > maxChanges {
-		t.Errorf("%d bytes were taken: %v", sent, err)
+		t.Errorf("Compare of an endless answer = %v after %d bytes, want code %v within %d bytes", err, sent, fail.Conflict, maxChanges)
 	}
 }

@@ -82,14 +82,14 @@ func (f failures) each(t *testing.T, do func(t *testing.T) (string, error)) {
 	f.set(t, "none", "start")
 	want, err := do(t)
 	if err != nil {
-		t.Fatalf("undisturbed: %v", err)
+		t.Fatalf("undisturbed run = %v, want nil", err)
 	}
 	found, err := os.ReadDir(filepath.Join(f.dir, "calls"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(found) == 0 {
-		t.Fatal("no program was called")
+		t.Fatal("programs called = 0, want some")
 	}
 	noticed := 0
 	for _, call := range found {
@@ -102,13 +102,13 @@ func (f failures) each(t *testing.T, do func(t *testing.T) (string, error)) {
 			if err != nil {
 				noticed++
 			} else if got != want {
-				t.Errorf("%s failed (%s), and nothing was noticed:\ngot  %s\nwant %s", call.Name(), mode, got, want)
+				t.Errorf("result after %s failed (%s) unnoticed = %s, want %s", call.Name(), mode, got, want)
 			}
 		}
 	}
 	f.set(t, "none", "start")
 	if noticed < len(found)/2 {
-		t.Errorf("of %d calls, %d failures were noticed: the failures do not reach what they are meant for", len(found), noticed)
+		t.Errorf("failures noticed = %d of %d calls, want at least half: the failures do not reach their targets", noticed, len(found))
 	}
 }
 
@@ -167,7 +167,7 @@ func TestGuestFailuresAreNoticed(t *testing.T) {
 			res, err := Fetch(t.Context(), g, g.dir(), "s", Target{Mirror: into}, base, FetchOptions{TempDir: t.TempDir()})
 			if err != nil { // nothing was taken, and the next fetch gets everything
 				if refs := host(t, into, "git for-each-ref refs/agents"); refs != "" {
-					t.Errorf("after %v there are\n%s", err, refs)
+					t.Errorf("refs/agents after %v = %q, want none", err, refs)
 				}
 			}
 			return fmt.Sprint(res.Refs), err
@@ -260,7 +260,7 @@ func TestHostFailuresAreNoticed(t *testing.T) {
 			res, err := Fetch(t.Context(), g, g.dir(), "s", Target{Mirror: into}, base, FetchOptions{TempDir: t.TempDir()})
 			left, _ := filepath.Glob(filepath.Join(into, "objects", "tmp_objdir-*"))
 			if len(left) > 0 {
-				t.Errorf("left: %v", left)
+				t.Errorf("temporary object directories = %q, want none", left)
 			}
 			g.sh(t, "git -C "+ssh.Quote(into)+" fsck --connectivity-only 2>&1")
 			return fmt.Sprint(res.Refs), err

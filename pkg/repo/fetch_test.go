@@ -77,7 +77,7 @@ func TestFetchBringsTheWork(t *testing.T) {
 	equal(t, "work before", s.work(t).Summary(), "3 commits neither pushed nor fetched, 2 stashes")
 	res := s.fetch(t)
 	if res.Commits != 6 && res.Commits != 7 { // the second commits of two stashes are identical if made within one second
-		t.Errorf("commits %d", res.Commits)
+		t.Errorf("commits fetched = %d, want 6 or 7", res.Commits)
 	}
 	equal(t, "references", len(res.Refs), 7)
 	for _, dir := range []string{s.into.Mirror, s.into.Local} {
@@ -89,7 +89,7 @@ func TestFetchBringsTheWork(t *testing.T) {
 	equal(t, "the user's clone", state(t, s.into.Local), before)
 	w := s.work(t)
 	if !w.Clean() {
-		t.Errorf("after a fetch: %s", w.Summary())
+		t.Errorf("work after a fetch = %q, want clean", w.Summary())
 	}
 
 	// A second fetch finds nothing; the next one only new work.
@@ -97,11 +97,11 @@ func TestFetchBringsTheWork(t *testing.T) {
 	equal(t, "again", fmt.Sprint(len(res.Refs), res.Commits, res.Bytes), "0 0 0")
 	s.agent(t, "head -c 300000 /dev/urandom >big && git add big && git commit -qm big")
 	if res = s.fetch(t); res.Bytes < 300_000 {
-		t.Errorf("bytes %d", res.Bytes)
+		t.Errorf("bytes fetched = %d, want at least 300000", res.Bytes)
 	}
 	s.agent(t, "git commit -q --allow-empty -m small")
 	if res = s.fetch(t); res.Bytes > 1000 || res.Commits != 1 {
-		t.Errorf("a small commit: %+v", res)
+		t.Errorf("fetch of a small commit = %+v, want 1 commit in at most 1000 bytes", res)
 	}
 }
 
@@ -163,7 +163,7 @@ func TestFetchedWorkCountsAsPushed(t *testing.T) {
 	s := start(t)
 	s.agent(t, "git switch -qc p && git commit -q --allow-empty -m pushed && git push -q origin p")
 	if w := s.work(t); !w.Clean() {
-		t.Errorf("pushed work: %s", w.Summary())
+		t.Errorf("work after pushing = %q, want clean", w.Summary())
 	}
 	s.agent(t, "echo x >>a && echo y >y && echo z >>c && git add c")
 	w := s.work(t)
@@ -187,27 +187,27 @@ func TestTargetsThatAreGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w := s.work(t); !w.Clean() { // through {Mirror, Local}, which earlier versions recorded
-		t.Errorf("with the clone gone: %s", w.Summary())
+		t.Errorf("work without the clone = %q, want clean", w.Summary())
 	}
 	if into, _ = s.into.With(""); into != keep {
-		t.Errorf("the next fetch goes to %v", into)
+		t.Errorf("target of the next fetch = %v, want %v", into, keep)
 	}
 	if _, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", Target{Mirror: mirror, Local: clone}, s.base, FetchOptions{}); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("fetch into a clone that the user named and that is not there: %v", err)
+		t.Errorf("Fetch into a missing clone that the user named = %v, want code %v", err, fail.NotFound)
 	}
 	if err := os.RemoveAll(mirror); err != nil {
 		t.Fatal(err)
 	}
 	if w := s.work(t); w.Ahead != 1 {
-		t.Errorf("what was only in what is gone counts as unsaved: %s", w.Summary())
+		t.Errorf("commits ahead when the only target is missing = %d (%s), want 1", w.Ahead, w.Summary())
 	}
 	other := t.TempDir()
 	if into, keep = s.into.With(other); into != (Target{Local: other}) || keep != into {
-		t.Errorf("a new clone takes the place of what is gone: %v, %v", into, keep)
+		t.Errorf("With(new clone) when the old one is missing = %v, %v, want %v alone", into, keep, other)
 	}
 	own := t.TempDir() // a repository without a remote has no mirror
 	if into, keep = (Target{Local: own}).With(other); into != (Target{Mirror: own, Local: other}) || keep != (Target{Local: own}) {
-		t.Errorf("%v, %v", into, keep)
+		t.Errorf("With(clone) of a repository without a remote = %v, %v, want mirror %s and local %s, keeping %s", into, keep, own, other, own)
 	}
 }
 
@@ -227,7 +227,7 @@ func TestFetchNeverRunsHooksOfTheClone(t *testing.T) {
 	write(t, filepath.Join(s.into.Local, "dirt"), "x")
 	push(t, s.g, Source{Dir: s.into.Local, Local: true, Dirty: true}, s.g.dir()+"2")
 	if _, err := os.Stat(ran); err == nil {
-		t.Error("a hook ran")
+		t.Error("hook of the clone ran, want no hook run")
 	}
 }
 
@@ -238,21 +238,21 @@ func TestFetchBounds(t *testing.T) {
 	tmp := t.TempDir()
 	_, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{MaxBytes: 1 << 20, TempDir: tmp})
 	if fail.CodeOf(err) != fail.Conflict || !strings.Contains(fmt.Sprint(err), "larger") {
-		t.Errorf("size: %v", err)
+		t.Errorf("Fetch over MaxBytes = %v, want code %v, \"larger\"", err, fail.Conflict)
 	}
 	s.agent(t, `for i in $(seq 200); do echo "create refs/heads/many/$i HEAD"; done | git update-ref --stdin`)
 	_, err = Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{MaxRefs: 100, TempDir: tmp})
 	if fail.CodeOf(err) != fail.Conflict {
-		t.Errorf("references: %v", err)
+		t.Errorf("Fetch over MaxRefs = %v, want code %v", err, fail.Conflict)
 	}
 	equal(t, "references", refs(t, s.into.Mirror), before)
 	for _, name := range []string{"", "../x", "a/b", "a b", "-x", "a..b"} {
 		if _, err := Fetch(t.Context(), s.g, s.g.dir(), name, s.into, s.base, FetchOptions{}); fail.CodeOf(err) != fail.Usage {
-			t.Errorf("session %q: %v", name, err)
+			t.Errorf("Fetch for session %q = %v, want code %v", name, err, fail.Usage)
 		}
 	}
 	if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
-		t.Errorf("left over: %v", left)
+		t.Errorf("temporary files after Fetch = %q, want none", left)
 	}
 	res := s.fetch(t)
 	equal(t, "within bounds", len(res.Refs), 202)
@@ -270,7 +270,7 @@ func TestFetchInterrupted(t *testing.T) {
 			return st
 		}
 		if _, err := Fetch(ctx, s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{}); !errors.Is(err, context.Canceled) {
-			t.Errorf("cut at %d: %v", at, err)
+			t.Errorf("Fetch cancelled after %d bytes = %v, want %v", at, err, context.Canceled)
 		}
 		// The connection dies silently.
 		s.g.wrap = func(st ssh.IO) ssh.IO {
@@ -280,7 +280,7 @@ func TestFetchInterrupted(t *testing.T) {
 			return st
 		}
 		if _, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{}); err == nil {
-			t.Errorf("cut at %d: no error", at)
+			t.Errorf("Fetch cut at %d bytes = nil, want an error", at)
 		}
 		equal(t, "references", refs(t, s.into.Local), "")
 		cancel()
@@ -335,19 +335,19 @@ func TestFetchLeavesTheDisksReserve(t *testing.T) {
 				return
 			}
 			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "not enough free space") || !strings.HasPrefix(fail.HintOf(err), "df -h ") {
-				t.Errorf("code %v, hint %q: %v", fail.CodeOf(err), fail.HintOf(err), err)
+				t.Errorf("Fetch without free space = %v (code %v, hint %q), want code %v, hint \"df -h …\"", err, fail.CodeOf(err), fail.HintOf(err), fail.Host)
 			}
 			equal(t, "references", refs(t, into.Mirror), "")
 			if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
-				t.Errorf("left: %v", left)
+				t.Errorf("temporary files after Fetch = %q, want none", left)
 			}
 			if left, _ := filepath.Glob(filepath.Join(into.Mirror, "objects", "tmp_*")); len(left) > 0 {
-				t.Errorf("left: %v", left)
+				t.Errorf("temporary objects after Fetch = %q, want none", left)
 			}
 		})
 	}
 	_, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{TempDir: tmp, free: func(string) (int64, error) { return 0, errors.New("unknown") }})
 	if err == nil || !strings.Contains(err.Error(), "unknown") {
-		t.Errorf("free space is unknown: %v", err)
+		t.Errorf("Fetch with unknown free space = %v, want \"unknown\"", err)
 	}
 }

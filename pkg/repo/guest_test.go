@@ -72,7 +72,7 @@ func (g *localGuest) sh(t *testing.T, script string) string {
 	t.Helper()
 	out, err := g.Output(t.Context(), ssh.Quote("sh", "-euc", script), nil, 64<<20)
 	if err != nil {
-		t.Fatalf("in the guest: %v", err)
+		t.Fatalf("%s in the guest = %v, want nil", script, err)
 	}
 	return strings.TrimSpace(string(out))
 }
@@ -103,7 +103,7 @@ func host(t *testing.T, dir, script string) string {
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("on the host: %v\n%s", err, out)
+		t.Fatalf("%s on the host = %v, want nil\n%s", script, err, out)
 	}
 	return strings.TrimSpace(string(out))
 }
@@ -145,7 +145,7 @@ func advance(t *testing.T, bare, branch string) string {
 func mirrors(t *testing.T) *Mirrors {
 	t.Helper()
 	return &Mirrors{Dir: filepath.Join(t.TempDir(), "mirrors"), Retry: Retry{
-		Sleep: func(context.Context, time.Duration) error { t.Error("unexpected retry"); return nil },
+		Sleep: func(context.Context, time.Duration) error { t.Error("retries = 1, want 0"); return nil },
 	}}
 }
 
@@ -156,7 +156,7 @@ func ensure(t *testing.T, m *Mirrors, ref Ref) Mirror {
 		t.Fatal(err)
 	}
 	if mirror.Warning != "" {
-		t.Fatal(mirror.Warning)
+		t.Fatalf("warning of Ensure = %q, want none", mirror.Warning)
 	}
 	return mirror
 }
@@ -173,6 +173,6 @@ func push(t *testing.T, g Guest, src Source, dir string) Base {
 func equal[T comparable](t *testing.T, what string, got, want T) {
 	t.Helper()
 	if got != want {
-		t.Errorf("%s: got %v, want %v", what, got, want)
+		t.Errorf("%s = %v, want %v", what, got, want)
 	}
 }

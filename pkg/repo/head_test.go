@@ -12,7 +12,7 @@ func TestHead(t *testing.T) {
 		t.Helper()
 		got, err := Head(t.Context(), s.g, s.g.dir())
 		if err != nil || got.Commit != want.Commit || got.Branch != want.Branch {
-			t.Errorf("%+v, %v; want %+v", got, err, want)
+			t.Errorf("Head = %+v, %v, want %+v", got, err, want)
 		}
 	}
 	at(s.base)
@@ -24,7 +24,7 @@ func TestHead(t *testing.T) {
 	at(Base{Branch: "new"})
 	s.agent(t, "rm -rf .git")
 	if got, err := Head(t.Context(), s.g, s.g.dir()); err == nil {
-		t.Errorf("without a repository: %+v", got)
+		t.Errorf("Head without a repository = %+v, nil, want an error", got)
 	}
 }
 
@@ -35,11 +35,11 @@ func TestHeadOfALiar(t *testing.T) {
 	} {
 		l := &liar{answer: map[string]func(io.Writer){headScript: says(answer)}}
 		if got, err := Head(t.Context(), l, "/x/y"); err == nil {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("Head with %s = %+v, nil, want an error", name, got)
 		}
 	}
 	l := &liar{answer: map[string]func(io.Writer){headScript: says(id + "\n\x1b[31mred\nmore\n")}}
 	if got, err := Head(t.Context(), l, "/x/y"); err != nil || got.Commit != id || strings.ContainsAny(got.Branch, "\x1b\n") {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("Head = %+v, %v, want commit %s, a branch without control bytes", got, err, id)
 	}
 }

@@ -97,10 +97,10 @@ func TestAHostileRepositoryRunsNothingOnTheHost(t *testing.T) {
 	equal(t, "the user's clone", state(t, s.into.Local), before)
 	equal(t, "tip", host(t, s.into.Local, "git rev-parse refs/agents/s1/HEAD"), tip)
 	if _, err := os.Stat(filepath.Join(os.Getenv("HOME"), "pwned")); err == nil {
-		t.Error("the guest's program ran as the host's user")
+		t.Error("program of the guest ran as the host's user, want no program run")
 	}
 	if _, err := os.Stat(filepath.Join(s.g.home, "pwned")); err != nil {
-		t.Error("the traps do not work: not even the guest's own git fell into one")
+		t.Error("program of the trap did not run in the guest, want it run: the trap does not work")
 	}
 }
 
@@ -151,7 +151,7 @@ func (s session) refused(t *testing.T) {
 	t.Helper()
 	res, err := Fetch(t.Context(), s.g, s.g.dir(), "s1", s.into, s.base, FetchOptions{})
 	if err == nil || !strings.Contains(err.Error(), "refused") || fail.HintOf(err) == "" {
-		t.Errorf("got %+v, %v", res, err)
+		t.Errorf("Fetch = %+v, %v, want \"refused\" with a hint", res, err)
 	}
 	for _, dir := range []string{s.into.Mirror, s.into.Local} {
 		equal(t, "references", refs(t, dir), "")
@@ -191,7 +191,7 @@ func TestFetchFromALiar(t *testing.T) {
 			before := state(t, local)
 			_, err := Fetch(t.Context(), l, s.g.dir(), "s1", Target{Local: local}, s.base, FetchOptions{})
 			if (tc.refs == "") != (err != nil) {
-				t.Errorf("error: %v", err)
+				t.Errorf("Fetch = %v, want an error: %t", err, tc.refs == "")
 			}
 			equal(t, "references", refs(t, local), tc.refs)
 			equal(t, "the user's clone", state(t, local), before)
@@ -237,7 +237,7 @@ func TestFetchOfBadPacks(t *testing.T) {
 			before := state(t, s.into.Local)
 			res, err := Fetch(t.Context(), l, s.g.dir(), "s1", s.into, s.base, FetchOptions{MaxBytes: 32 << 20})
 			if err == nil {
-				t.Errorf("no error: %+v", res)
+				t.Errorf("Fetch of a bad pack = %+v, nil, want an error", res)
 			}
 			for _, dir := range []string{s.into.Mirror, s.into.Local} {
 				equal(t, "references", refs(t, dir), "")
@@ -297,7 +297,7 @@ func TestWorkFromALiar(t *testing.T) {
 	} {
 		l := &liar{answer: map[string]func(io.Writer){workScript: says(answer)}}
 		if w, err := Work(t.Context(), l, "/x/y", Base{}); err == nil {
-			t.Errorf("%s: %+v", name, w)
+			t.Errorf("Work with %s = %+v, nil, want an error", name, w)
 		}
 	}
 	l := &liar{answer: map[string]func(io.Writer){workScript: says("head " + id + "\nbranch \x1b[31mred\nref " + id + " 2 a\x1b]0;x\x07b\nprogress \x1b[2J\nahead 2\nend\n")}}
@@ -306,7 +306,7 @@ func TestWorkFromALiar(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.ContainsAny(fmt.Sprint(w, w.Summary()), "\x1b\x07") || w.Clean() {
-		t.Errorf("%+v", w)
+		t.Errorf("Work = %+v, want it not clean, without control bytes", w)
 	}
 }
 
@@ -323,10 +323,10 @@ func TestPushToALiar(t *testing.T) {
 		l := &liar{answer: map[string]func(io.Writer){probeScript: says(tc.probe)}}
 		base, err := Push(t.Context(), l, mirror.Source(false), Checkout{Dir: "/x/y"}, nil)
 		if (tc.base == "") != (err != nil) || err == nil && fmt.Sprint(base) != tc.base {
-			t.Errorf("%s: %+v %v", name, base, err)
+			t.Errorf("Push with %s = %+v, %v, want %q", name, base, err, tc.base)
 		}
 		if err != nil && strings.ContainsAny(err.Error(), "\x1b") {
-			t.Errorf("%s: %q", name, err)
+			t.Errorf("error of Push with %s = %q, want no escape", name, err)
 		}
 	}
 }

@@ -53,11 +53,11 @@ func TestEnsureNeverRunsHooks(t *testing.T) {
 	// First verify that the trap works, then run ours again.
 	host(t, bare, "git update-ref refs/heads/probe main")
 	if err := os.Remove(filepath.Join(home, "ran")); err != nil {
-		t.Fatalf("the trap does not work: %v", err)
+		t.Fatalf("file of the trap: %v, want it: the trap must work", err)
 	}
 	ensure(t, m, ref)
 	if _, err := os.Stat(filepath.Join(home, "ran")); err == nil {
-		t.Error("a hook ran")
+		t.Error("hook ran during Ensure, want no hook run")
 	}
 }
 
@@ -84,7 +84,7 @@ func TestEnsureSweepsLeftovers(t *testing.T) {
 	write(t, filepath.Join(dir, "config"), "half") // without a HEAD: not a mirror
 	ensure(t, m, ref)
 	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("left over: %v", err)
+		t.Errorf("leftover %s after Ensure: %v, want it removed", left, err)
 	}
 	host(t, dir, "git fsck --strict")
 }
@@ -98,7 +98,7 @@ func TestEnsureConcurrently(t *testing.T) {
 		wg.Go(func() {
 			mirror, err := m.Ensure(t.Context(), ref, nil)
 			if err != nil || mirror.Warning != "" {
-				t.Errorf("%v %s", err, mirror.Warning)
+				t.Errorf("Ensure = %v, warning %q, want nil, none", err, mirror.Warning)
 			}
 		})
 	}
@@ -117,7 +117,7 @@ func TestEnsureStopsWaitingForTheLock(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err = m.Ensure(ctx, ref, func(string) { cancel() })
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("Ensure cancelled while waiting for the lock = %v, want %v", err, context.Canceled)
 	}
 }
 
@@ -135,7 +135,7 @@ func TestEnsureUsesAnOldMirror(t *testing.T) {
 	}
 	equal(t, "mirror", got.Dir, old.Dir)
 	if !strings.Contains(got.Warning, "of the last fetch") {
-		t.Errorf("warning %q", got.Warning)
+		t.Errorf("warning of Ensure = %q, want \"of the last fetch\"", got.Warning)
 	}
 }
 
@@ -219,10 +219,10 @@ func TestEnsureOverHTTPS(t *testing.T) {
 				return
 			}
 			if err == nil || fail.CodeOf(err) != tc.code || fail.HintOf(err) == "" || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("code %v hint %q: %v", fail.CodeOf(err), fail.HintOf(err), err)
+				t.Errorf("Ensure = %v (code %v, hint %q), want code %v, %q and a hint", err, fail.CodeOf(err), fail.HintOf(err), tc.code, tc.says)
 			}
 			if left, _ := filepath.Glob(filepath.Join(m.Dir, ".tmp", "*")); len(left) > 0 {
-				t.Errorf("left over: %v", left)
+				t.Errorf("temporary files after Ensure = %q, want none", left)
 			}
 		})
 	}
@@ -244,10 +244,10 @@ func TestErrorsHideCredentials(t *testing.T) {
 	var said strings.Builder
 	_, err = m.Ensure(t.Context(), ref, func(s string) { said.WriteString(s + "\n") })
 	if err == nil || strings.Contains(err.Error()+said.String(), "s3cret") {
-		t.Errorf("%v\n%s", err, said.String())
+		t.Errorf("Ensure = %v, progress %q, want an error without the password", err, said.String())
 	}
 	if err == nil || !strings.Contains(err.Error(), "git ls-remote: ") { // without its settings
-		t.Errorf("which git: %v", err)
+		t.Errorf("Ensure = %v, want \"git ls-remote: \" without its settings", err)
 	}
 }
 
@@ -265,7 +265,7 @@ func TestEnsureCanBeCancelled(t *testing.T) {
 	}
 	m := mirrors(t)
 	if _, err := m.Ensure(ctx, ref, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("cancelled Ensure = %v, want %v", err, context.Canceled)
 	}
 }
 

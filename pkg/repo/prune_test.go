@@ -48,21 +48,21 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 	unlock()
 	broken := errors.New("nobody knows")
 	if _, err := m.Prune(t.Context(), PruneOptions{Before: time.Now().Add(time.Minute), InUse: func(string) (bool, error) { return false, broken }}); !errors.Is(err, broken) {
-		t.Errorf("who uses it is not known, and: %v", err)
+		t.Errorf("Prune when InUse fails = %v, want %v", err, broken)
 	}
 
 	// Agents' commits that exist nowhere else keep the mirror; merged ones do not.
 	host(t, mirror.Dir, `git update-ref refs/agents/s/heads/main "$(git commit-tree -p main -m agent main^{tree})"`)
 	if u := prune(t, m, PruneOptions{})[mirror.Dir]; u.Stays == "" || u.Repo != ref.Key || u.Size == 0 {
-		t.Errorf("agents' work would go: %+v", u)
+		t.Errorf("Prune of a mirror with agents' work = %+v, want it kept, of %s, with a size", u, ref.Key)
 	}
 	host(t, bare, "git fetch -q '"+mirror.Dir+"' refs/agents/s/heads/main:refs/heads/merged")
 	ensure(t, m, ref)
 	if u, ok := prune(t, m, PruneOptions{DryRun: true})[mirror.Dir]; !ok || u.Stays != "" {
-		t.Errorf("merged work keeps it: %+v", u)
+		t.Errorf("Prune of a mirror with merged work = %+v, %t, want it removable", u, ok)
 	}
 	if _, err := os.Stat(filepath.Join(mirror.Dir, "HEAD")); err != nil {
-		t.Fatalf("a dry run has removed it: %v", err)
+		t.Fatalf("mirror after a dry run: %v, want it kept", err)
 	}
 
 	// A damaged or foreign repository does not count as a mirror.
@@ -70,7 +70,7 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 	host(t, mirror.Dir, "echo broken >packed-refs && mkdir -p refs/agents/s && echo broken >refs/agents/s/x")
 	found := prune(t, m, PruneOptions{})
 	if u := found[mirror.Dir]; u.Stays == "" || len(found) != 1 {
-		t.Errorf("%+v", found)
+		t.Errorf("Prune = %+v, want %s alone, kept", found, mirror.Dir)
 	}
 }
 
@@ -88,10 +88,10 @@ func TestPruneRemoves(t *testing.T) {
 	equal(t, "removed", len(found), 2)
 	for _, dir := range []string{mirror.Dir, cut} {
 		if u, ok := found[dir]; !ok || u.Stays != "" {
-			t.Errorf("%s: %+v", dir, u)
+			t.Errorf("Prune of %s = %+v, %t, want it removed", dir, u, ok)
 		}
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", dir, err)
+			t.Errorf("pruned mirror %s: %v, want it removed", dir, err)
 		}
 	}
 	equal(t, "again", len(prune(t, m, PruneOptions{})), 0)
@@ -105,13 +105,13 @@ func TestPruneRemoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := prune(t, m, PruneOptions{})[m.temporary(ref)]; !ok {
-		t.Error("what a killed prune has left is not found")
+		t.Errorf("Prune without %s, want it: a killed prune left it", m.temporary(ref))
 	}
 	ensure(t, m, ref) // it is cloned again
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := m.Prune(ctx, PruneOptions{Before: time.Now().Add(time.Minute), InUse: func(string) (bool, error) { return false, nil }}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("cancelled Prune = %v, want %v", err, context.Canceled)
 	}
 }

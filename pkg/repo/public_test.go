@@ -112,31 +112,31 @@ func TestPublicOnlyRefusesThisHost(t *testing.T) {
 		for _, port := range []string{open.port(), free} {
 			ref := parse(t, fmt.Sprintf(form, port))
 			if err := CheckPublic(t.Context(), ref); fail.CodeOf(err) != fail.Policy {
-				t.Errorf("%s: CheckPublic: %v", ref.URL, err)
+				t.Errorf("CheckPublic(%s) = %v, want code %v", ref.URL, err, fail.Policy)
 			}
-			_, err := noWait(t).Ensure(t.Context(), ref, func(s string) { t.Errorf("%s: progress %q", ref.URL, s) })
+			_, err := noWait(t).Ensure(t.Context(), ref, func(s string) { t.Errorf("Ensure(%s): progress %q, want none", ref.URL, s) })
 			if err == nil || fail.CodeOf(err) != fail.Failure {
-				t.Fatalf("%s: got %v", ref.URL, err)
+				t.Fatalf("Ensure(%s) = %v, want code %v", ref.URL, err, fail.Failure)
 			}
 			said = append(said, err.Error())
 		}
 		if said[0] != said[1] {
-			t.Errorf("%s: the errors differ: %q and %q", form, said[0], said[1])
+			t.Errorf("%s: errors for an open and a closed port = %q, %q, want the same", form, said[0], said[1])
 		}
 	}
 	if n := open.hits.Load() + closed.hits.Load(); n != 0 {
-		t.Errorf("%d connections to this host", n)
+		t.Errorf("connections to this host = %d, want 0", n)
 	}
 	for _, address := range []string{"169.254.169.254", "10.0.0.1", "192.168.1.1", "0.0.0.0"} {
 		if err := CheckPublic(t.Context(), parse(t, "https://"+address+"/o/r")); fail.CodeOf(err) != fail.Policy {
-			t.Errorf("%s: %v", address, err)
+			t.Errorf("CheckPublic(%s) = %v, want code %v", address, err, fail.Policy)
 		}
 	}
 	if err := anywhere().check(t.Context(), parse(t, "https://git.example/o/r")); err != nil {
-		t.Errorf("a public address: %v", err)
+		t.Errorf("check of a public address = %v, want nil", err)
 	}
 	if err := anywhere().check(t.Context(), Ref{Slug: "x", URL: "file:///srv/x.git"}); fail.CodeOf(err) != fail.Policy {
-		t.Errorf("a file: %v", err)
+		t.Errorf("check of a file URL = %v, want code %v", err, fail.Policy)
 	}
 }
 
@@ -184,10 +184,10 @@ func TestPublicOnlyChecksAtConnect(t *testing.T) {
 			m := noWait(t)
 			m.public = rebinds()
 			if _, err := m.Ensure(t.Context(), parse(t, fmt.Sprintf(tc.url, tr.port())), nil); err == nil || fail.CodeOf(err) != fail.Failure {
-				t.Errorf("got %v", err)
+				t.Errorf("Ensure = %v, want code %v", err, fail.Failure)
 			}
 			if n := tr.hits.Load(); n != 0 {
-				t.Errorf("%d connections", n)
+				t.Errorf("connections = %d, want 0", n)
 			}
 		})
 	}
@@ -198,7 +198,7 @@ func TestPublicOnlyChecksAtConnect(t *testing.T) {
 			ref := parse(t, fmt.Sprintf(form, tr.port()))
 			ref.PublicOnly = false
 			if _, err := noWait(t).Ensure(t.Context(), ref, nil); err == nil || tr.hits.Load() == 0 {
-				t.Errorf("%s: %v, %d connections", form, err, tr.hits.Load())
+				t.Errorf("%s: Ensure with private addresses allowed = %v, %d connections, want an error after a connection", form, err, tr.hits.Load())
 			}
 		}
 	})
@@ -235,12 +235,12 @@ func TestPublicOnlyFetches(t *testing.T) {
 	}
 	mirror, err := m.Ensure(t.Context(), ref, nil)
 	if err != nil || !strings.HasSuffix(mirror.Warning, "the repository could not be fetched") {
-		t.Errorf("warning %q, %v", mirror.Warning, err)
+		t.Errorf("Ensure = %v, warning %q, want nil, a warning without a reason", err, mirror.Warning)
 	}
 	// The host now resolves to this host: nothing is used.
 	m.public = &dialer{resolve: anywhere().resolve, blocked: notPublic}
 	if mirror, err := m.Ensure(t.Context(), ref, nil); err == nil {
-		t.Errorf("got %+v", mirror)
+		t.Errorf("Ensure = %+v, nil, want an error", mirror)
 	}
 }
 
@@ -252,7 +252,7 @@ func TestPublicOnlyOverSSH(t *testing.T) {
 	m := noWait(t)
 	m.public = anywhere()
 	if _, err := m.Ensure(t.Context(), parse(t, "ssh://git@127.0.0.1:"+tr.port()+"/o/r"), nil); err == nil || tr.hits.Load() == 0 {
-		t.Errorf("%v, %d connections", err, tr.hits.Load())
+		t.Errorf("Ensure over SSH = %v, %d connections, want an error after a connection", err, tr.hits.Load())
 	}
 }
 
@@ -272,7 +272,7 @@ func TestPublicOnlyFollowsNoRedirect(t *testing.T) {
 	m := noWait(t)
 	m.public = anywhere()
 	if _, err := m.Ensure(t.Context(), parse(t, "https://git.example:"+at.Port()+"/o/r"), nil); err == nil || hits.Load() != 0 {
-		t.Errorf("%v, %d requests", err, hits.Load())
+		t.Errorf("Ensure at a redirect = %v, %d requests to its target, want an error, 0", err, hits.Load())
 	}
 }
 
@@ -285,12 +285,12 @@ func TestNotPublicHasOwnAddresses(t *testing.T) {
 	for _, a := range own {
 		prefix := netip.MustParsePrefix(a.String())
 		if notPublic(prefix.Addr()) == "" || notPublic(prefix.Masked().Addr()) == "" {
-			t.Error(a)
+			t.Errorf("notPublic of this host's address %s = \"\", want a reason", a)
 		}
 	}
 	for _, text := range []string{"::1", "fe80::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "fd00:ec2::254", "100.100.100.200"} {
 		if notPublic(netip.MustParseAddr(text)) == "" {
-			t.Error(text)
+			t.Errorf("notPublic(%s) = \"\", want a reason", text)
 		}
 	}
 }
@@ -311,7 +311,7 @@ func TestConnectProxy(t *testing.T) {
 	password, _ := at.User.Password()
 	for _, arg := range r.args {
 		if strings.Contains(arg, password) {
-			t.Errorf("the password is in an argument: %s", arg)
+			t.Errorf("argument of git = %q, want no password", arg)
 		}
 	}
 	ask := func(via *url.URL, target string) (int, error) {
@@ -328,13 +328,13 @@ func TestConnectProxy(t *testing.T) {
 	stranger := *at
 	stranger.User = nil
 	if _, err := ask(&stranger, "https://"+tr.addr); err == nil || tr.hits.Load() != 0 {
-		t.Errorf("without a password: %v, %d connections", err, tr.hits.Load())
+		t.Errorf("CONNECT without a password = %v, %d connections, want an error, 0", err, tr.hits.Load())
 	}
 	if status, err := ask(at, "http://"+tr.addr); err != nil || status != http.StatusMethodNotAllowed || tr.hits.Load() != 0 {
-		t.Errorf("plain http: %d %v, %d connections", status, err, tr.hits.Load())
+		t.Errorf("plain HTTP = %d, %v, %d connections, want %d, nil, 0", status, err, tr.hits.Load(), http.StatusMethodNotAllowed)
 	}
 	if _, err := ask(at, "https://"+tr.addr); err == nil || tr.hits.Load() != 1 {
-		t.Errorf("CONNECT: %v, %d connections", err, tr.hits.Load())
+		t.Errorf("CONNECT = %v, %d connections, want an error, 1", err, tr.hits.Load())
 	}
 }
 
@@ -360,19 +360,19 @@ func TestConnectProxyOfTheHost(t *testing.T) {
 	}, own: own}
 	up, answers, err := p.connect(t.Context(), "git.example", "443")
 	if err != nil || !answers {
-		t.Fatal(answers, err)
+		t.Fatalf("connect = %t, %v, want true, nil", answers, err)
 	}
 	defer up.Close()
 	head := make([]byte, len("HTTP/1.1 418"))
 	if _, err := io.ReadFull(up, head); err != nil || string(head) != "HTTP/1.1 418" {
-		t.Errorf("%q %v", head, err)
+		t.Errorf("answer = %q, %v, want \"HTTP/1.1 418\"", head, err)
 	}
 	r := <-asked
 	if name, password, _ := (&http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}).BasicAuth(); r.Host != "git.example:443" || name != "me" || password != "pw" {
-		t.Errorf("%s %s %v", r.Method, r.Host, r.Header)
+		t.Errorf("request to the host's proxy = %s %s %v, want git.example:443 with me:pw", r.Method, r.Host, r.Header)
 	}
 	p.resolve = anywhere().resolve
 	if _, _, err := p.connect(t.Context(), "git.example", "443"); !errors.Is(err, ErrNotPublic) {
-		t.Errorf("a name that leads to this host: %v", err)
+		t.Errorf("connect to a name of this host = %v, want %v", err, ErrNotPublic)
 	}
 }

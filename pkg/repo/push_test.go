@@ -48,12 +48,12 @@ func TestPushOtherBranches(t *testing.T) {
 	src.Branch = "nothere"
 	_, err := Push(t.Context(), g, src, Checkout{Dir: g.dir() + "1"}, nil)
 	if fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
-		t.Errorf("a branch that is not there: %v", err)
+		t.Errorf("Push of a missing branch = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.NotFound)
 	}
 	host(t, mirror.Dir, "git symbolic-ref HEAD refs/heads/nothere")
 	src.Branch = ""
 	if base := push(t, g, src, g.dir()+"2"); base.Branch == "" || base.Commit == "" {
-		t.Errorf("HEAD without a branch: %+v", base)
+		t.Errorf("Push of a HEAD without a branch = %+v, want a branch and a commit", base)
 	}
 }
 
@@ -79,13 +79,13 @@ func TestPushRefusesAForeignDirectory(t *testing.T) {
 	g.sh(t, "mkdir -p work/repo && echo x >work/repo/x")
 	_, err := Push(t.Context(), g, mirror.Source(false), Checkout{Dir: g.dir()}, nil)
 	if fail.CodeOf(err) != fail.Conflict {
-		t.Errorf("got %v", err)
+		t.Errorf("Push into another repository's directory = %v, want code %v", err, fail.Conflict)
 	}
 	g.sh(t, "rm work/repo/x") // an empty one is fine
 	push(t, g, mirror.Source(false), g.dir())
 	for _, dir := range []string{"", "/", "repo", "-x", "/a\nb"} {
 		if _, err := Push(t.Context(), g, mirror.Source(false), Checkout{Dir: dir}, nil); fail.CodeOf(err) != fail.Usage {
-			t.Errorf("%q: %v", dir, err)
+			t.Errorf("Push into %q = %v, want code %v", dir, err, fail.Usage)
 		}
 	}
 }
@@ -119,10 +119,10 @@ func TestPushInterrupted(t *testing.T) {
 			return st
 		}
 		if _, err := Push(t.Context(), g, mirror.Source(false), Checkout{Dir: g.dir()}, nil); err == nil {
-			t.Errorf("cut at %d of %d: no error", at, size)
+			t.Errorf("Push cut at %d of %d bytes = nil, want an error", at, size)
 		}
 		if _, err := os.Stat(g.dir()); err == nil {
-			t.Errorf("cut at %d: half a checkout", at)
+			t.Errorf("Push cut at %d bytes left a checkout, want none", at)
 		}
 		// The leftovers of a guest that lost power.
 		write(t, filepath.Join(g.home, "work", ".agent-push-repo.dead", ".git", "x"), "half")
@@ -145,7 +145,7 @@ func TestPushCancelled(t *testing.T) {
 		return st
 	}
 	if _, err := Push(ctx, g, mirror.Source(false), Checkout{Dir: g.dir()}, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("cancelled Push = %v, want %v", err, context.Canceled)
 	}
 	g.wrap = nil
 	push(t, g, mirror.Source(false), g.dir())
@@ -252,7 +252,7 @@ a`)
 	src := ensure(t, mirrors(t), ref).Source(true)
 	src.Branch = "topic"
 	if _, err := Push(t.Context(), g, src, Checkout{Dir: g.dir() + "2"}, nil); fail.CodeOf(err) != fail.Usage {
-		t.Errorf("changes for another branch: %v", err)
+		t.Errorf("Push of changes for another branch = %v, want code %v", err, fail.Usage)
 	}
 	src.Dirty, src.Branch = false, "feature" // only at the remote
 	equal(t, "branch", push(t, g, src, g.dir()+"3").Commit, host(t, dir, "git rev-parse origin/feature"))
@@ -293,7 +293,7 @@ func TestPushUnusualClones(t *testing.T) {
 		host(t, bare, "git config uploadpack.allowFilter true && git clone -q --filter=blob:none 'file://"+bare+"' '"+x+"'")
 		_, err := Push(t.Context(), newGuest(t), Source{Dir: x, Local: true}, Checkout{Dir: filepath.Join(t.TempDir(), "repo")}, nil)
 		if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" {
-			t.Errorf("got %v", err)
+			t.Errorf("Push of an unusual clone = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Conflict)
 		}
 	})
 }
@@ -328,7 +328,7 @@ func TestPushSubmodules(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(base.Warnings) != 1 || !strings.Contains(base.Warnings[0], "submodule") || !strings.Contains(strings.Join(said, "\n"), "warning: ") {
-		t.Errorf("warnings %q, said %q", base.Warnings, said)
+		t.Errorf("warnings = %q, progress %q, want one about submodules, in both", base.Warnings, said)
 	}
 	equal(t, "file", g.sh(t, "cat work/repo/a"), "one")
 }

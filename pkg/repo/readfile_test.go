@@ -27,7 +27,7 @@ func TestReadFileAtTheCommitThatIsCheckedOut(t *testing.T) {
 	} {
 		got, ok, err := c.src.ReadFile(t.Context(), "f", 100)
 		if err != nil || string(got) != c.want || ok != (c.want != "") {
-			t.Errorf("%s: got %q, %t, %v, want %q", name, got, ok, err, c.want)
+			t.Errorf("ReadFile of %s = %q, %t, %v, want %q", name, got, ok, err, c.want)
 		}
 	}
 	src, err := Source{Dir: dir, Branch: "other"}.Resolve(t.Context())
@@ -36,17 +36,17 @@ func TestReadFileAtTheCommitThatIsCheckedOut(t *testing.T) {
 	}
 	host(t, dir, "git switch -q other && git rm -q f && git commit -qm four && git switch -q main") // between two calls
 	if text, _, err := src.ReadFile(t.Context(), "f", 100); err != nil || string(text) != "loose\n" {
-		t.Errorf("after the branch moved: %q, %v", text, err)
+		t.Errorf("ReadFile(f) after the branch moved = %q, %v, want \"loose\\n\"", text, err)
 	}
 	if src.Commit != third {
 		t.Errorf("resolved to %s, want %s", src.Commit, third)
 	}
 	if _, _, err := (Source{Dir: dir, Commit: "deadbeef"}).ReadFile(t.Context(), "f", 100); err == nil {
-		t.Error("an unknown commit has no file, and no error")
+		t.Error("ReadFile at an unknown commit = nil, want an error")
 	}
 	host(t, dir, "git switch -q --detach "+first+" && git commit -q --allow-empty -m detached")
 	if src, err = (Source{Dir: dir, Local: true}).Resolve(t.Context()); err != nil || src.Branch != "" {
-		t.Fatal(src, err)
+		t.Fatalf("Resolve on no branch = %+v, %v, want no branch", src, err)
 	}
 	if _, err := src.Resolve(t.Context()); err != nil { // on no branch, but sent anyway
 		t.Error(err)

@@ -57,19 +57,19 @@ func TestParseRefusesTricks(t *testing.T) {
 		t.Run(in, func(t *testing.T) {
 			ref, err := Parse(in, "/nowhere")
 			if err == nil {
-				t.Fatalf("accepted as %+v", ref)
+				t.Fatalf("Parse(%q) = %+v, nil, want an error", in, ref)
 			}
 			if code := fail.CodeOf(err); code != fail.Usage && code != fail.NotFound && code != fail.Secret {
-				t.Errorf("code %v: %v", code, err)
+				t.Errorf("Parse(%q) = %v (code %v), want a usage, not-found or secret error", in, err, code)
 			}
 			if fail.HintOf(err) == "" {
-				t.Errorf("no hint: %v", err)
+				t.Errorf("Parse(%q) = %v, want a hint", in, err)
 			}
 			if strings.Contains(err.Error(), "pw") || strings.Contains(err.Error(), "token@") {
-				t.Errorf("the error repeats a credential: %v", err)
+				t.Errorf("Parse(%q) = %v, want no credential in the error", in, err)
 			}
 			if strings.ContainsAny(err.Error(), "\x1b\n\x00") {
-				t.Errorf("control bytes in the error %q", err.Error())
+				t.Errorf("Parse(%q) = %q, want no control bytes in the error", in, err.Error())
 			}
 		})
 	}
@@ -102,14 +102,14 @@ func TestParseLocal(t *testing.T) {
 		}
 		equal(t, url, ref.Key, want)
 		if strings.Contains(ref.URL, "s3cret") {
-			t.Errorf("credentials taken over: %s", ref.URL)
+			t.Errorf("URL of the local clone = %s, want no credentials", ref.URL)
 		}
 	}
 	if _, err := Parse("./.git", dir); fail.CodeOf(err) != fail.Usage {
-		t.Errorf(".git itself: %v", err)
+		t.Errorf("Parse(./.git) = %v, want code %v", err, fail.Usage)
 	}
 	if _, err := Parse(".", t.TempDir()); fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
-		t.Errorf("no repository: %v", err)
+		t.Errorf("Parse(.) without a repository = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.NotFound)
 	}
 }
 
@@ -121,10 +121,10 @@ func TestRefNamesAgreeWithGit(t *testing.T) {
 	} {
 		gitSays := exec.CommandContext(t.Context(), "git", "check-ref-format", "refs/heads/"+name).Run() == nil
 		if validRefName(name) && !gitSays {
-			t.Errorf("%q is let through, git refuses it", name)
+			t.Errorf("validRefName(%q) = true, want false as git", name)
 		}
 		if !validRefName(name) && gitSays && !strings.HasPrefix(name, "-") {
-			t.Errorf("%q is refused, git lets it through", name)
+			t.Errorf("validRefName(%q) = false, want true as git", name)
 		}
 	}
 }
@@ -141,20 +141,20 @@ func FuzzParse(f *testing.F) {
 		ref, err := Parse(s, "/nowhere")
 		if err != nil {
 			if fail.HintOf(err) == "" {
-				t.Errorf("no hint: %v", err)
+				t.Errorf("Parse(%q) = %v, want a hint", s, err)
 			}
 			return
 		}
 		if strings.HasPrefix(ref.URL, "-") || strings.Contains(ref.URL, "::") || strings.ContainsAny(ref.URL, " $`;|&<>\"'\\\n\x00") {
-			t.Errorf("URL %q", ref.URL)
+			t.Errorf("URL of Parse(%q) = %q, want no option, no ::, no shell characters", s, ref.URL)
 		}
 		dir, err := m.mirrorDir(ref)
 		if err != nil || !strings.HasPrefix(dir, "/mirrors/") || filepath.Clean(dir) != dir || strings.Contains(strings.TrimSuffix(dir, ".git"), ".git/") {
-			t.Errorf("mirror of %q at %q: %v", s, dir, err)
+			t.Errorf("mirrorDir of %q = %q, %v, want a clean path below /mirrors", s, dir, err)
 		}
 		again, err := Parse(ref.URL, "/nowhere")
 		if err != nil || again.Key != ref.Key {
-			t.Errorf("%q is %q, its URL %q is %q: %v", s, ref.Key, ref.URL, again.Key, err)
+			t.Errorf("Parse(%q), the URL of %q, = key %q, %v, want %q", ref.URL, s, again.Key, err, ref.Key)
 		}
 	})
 }

@@ -146,10 +146,10 @@ func TestHostileRemote(t *testing.T) {
 			m.Bounds = c.bounds
 			_, err := m.Ensure(t.Context(), ref, nil)
 			if fail.CodeOf(err) != c.code || fail.HintOf(err) == "" || !strings.Contains(fmt.Sprint(err), c.says) {
-				t.Errorf("clone: code %v, hint %q: %v", fail.CodeOf(err), fail.HintOf(err), err)
+				t.Errorf("Ensure of a new mirror = %v (code %v, hint %q), want code %v, %q and a hint", err, fail.CodeOf(err), fail.HintOf(err), c.code, c.says)
 			}
 			if left := size(m.Dir); left > 0 {
-				t.Errorf("the clone left %d bytes", left)
+				t.Errorf("bytes left by the clone = %d, want 0", left)
 			}
 			// And into an existing mirror, which stays as it is, with a warning.
 			dir, err := m.mirrorDir(ref)
@@ -160,10 +160,10 @@ func TestHostileRemote(t *testing.T) {
 			before := size(dir)
 			got, err := m.Ensure(t.Context(), ref, nil)
 			if err != nil || !strings.Contains(got.Warning, c.says) {
-				t.Errorf("fetch: %v, warning %q", err, got.Warning)
+				t.Errorf("Ensure of an old mirror = %v, warning %q, want %q", err, got.Warning, c.says)
 			}
 			if after := size(dir); after > before {
-				t.Errorf("the fetch left %d bytes", after-before)
+				t.Errorf("bytes left by the fetch = %d, want 0", after-before)
 			}
 		})
 	}
@@ -179,7 +179,7 @@ func TestMirrorSizeCountsWhatIsThere(t *testing.T) {
 	m.Bounds.Bytes = size(mirror.Dir)
 	got, err := m.Ensure(t.Context(), ref, nil)
 	if err != nil || !strings.Contains(got.Warning, "limits.mirror_size") {
-		t.Errorf("warning %q, %v", got.Warning, err)
+		t.Errorf("Ensure = %v, warning %q, want nil, limits.mirror_size", err, got.Warning)
 	}
 	m.Bounds.Bytes += 1 << 20
 	ensure(t, m, ref)
@@ -200,13 +200,13 @@ func TestMirrorOnADiskThatFoldsCase(t *testing.T) {
 	}
 	if !strings.HasPrefix(mirror.Warning, "3 branches and tags are left out") || !strings.Contains(mirror.Warning, "refs/heads/topic") ||
 		!strings.Contains(mirror.Warning, "refs/heads/work.LOCK") {
-		t.Errorf("warning %q", mirror.Warning)
+		t.Errorf("warning = %q, want 3 names left out, refs/heads/topic and refs/heads/work.LOCK among them", mirror.Warning)
 	}
 	refs := strings.Fields(host(t, mirror.Dir, "git -c core.quotePath=false for-each-ref --format='%(refname)'"))
 	folded := map[string]bool{}
 	for _, name := range refs {
 		if folded[foldName(name)] {
-			t.Errorf("%s is there twice", name)
+			t.Errorf("reference %s exists twice when case is folded, want once", name)
 		}
 		folded[foldName(name)] = true
 	}
@@ -215,7 +215,7 @@ func TestMirrorOnADiskThatFoldsCase(t *testing.T) {
 	// A branch that is renamed to the other case replaces the old one.
 	host(t, bare, "git branch -D Topic")
 	if mirror, err = m.Ensure(t.Context(), ref, nil); err != nil || strings.Contains(mirror.Warning, "topic") {
-		t.Errorf("%v, warning %q", err, mirror.Warning)
+		t.Errorf("Ensure after removing Topic = %v, warning %q, want nil, no topic", err, mirror.Warning)
 	}
 	equal(t, "topic", host(t, mirror.Dir, "git rev-parse topic"), host(t, bare, "git rev-parse main"))
 
@@ -230,13 +230,13 @@ func TestFoldsNamesOfThisDisk(t *testing.T) {
 	write(t, filepath.Join(dir, "lower"), "")
 	_, err := os.Stat(filepath.Join(dir, "LOWER"))
 	if got := mirrors(t).foldsNames(dir); got != (err == nil) {
-		t.Errorf("folds: %t, though LOWER: %v", got, err)
+		t.Errorf("foldsNames = %t, want %t: opening LOWER = %v", got, err == nil, err)
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
-		t.Errorf("the probe is left: %v", left)
+		t.Errorf("files after the probe = %v, want 1", left)
 	}
 	if !mirrors(t).foldsNames(filepath.Join(dir, "missing")) {
-		t.Error("an unknown disk was taken for one that keeps case apart")
+		t.Error("foldsNames of an unknown disk = false, want true")
 	}
 }
 
@@ -248,6 +248,6 @@ func TestEnsureFetchesOnlyWhatChanged(t *testing.T) {
 	ensure(t, m, ref)
 	var said []string
 	if _, err := m.Ensure(context.Background(), ref, func(s string) { said = append(said, s) }); err != nil || len(said) != 1 {
-		t.Errorf("%v: %q", err, said)
+		t.Errorf("Ensure = %v, progress %q, want nil, 1 line", err, said)
 	}
 }

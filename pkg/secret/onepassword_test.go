@@ -84,10 +84,10 @@ func TestOpCommandFailures(t *testing.T) {
 			}
 			_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/two/field"}}, opts)
 			if fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || !strings.Contains(fail.HintOf(err), c.hint) {
-				t.Errorf("%v (hint %q), want %q and %q", err, fail.HintOf(err), c.want, c.hint)
+				t.Errorf("Resolve = %v (hint %q), want %q (hint %q)", err, fail.HintOf(err), c.want, c.hint)
 			}
 			if strings.Contains(fmt.Sprint(err), "SENTINEL") {
-				t.Errorf("the error repeats what op printed: %v", err)
+				t.Errorf("Resolve = %v, want no output of op in the error", err)
 			}
 		})
 	}
@@ -95,7 +95,7 @@ func TestOpCommandFailures(t *testing.T) {
 		useOp(t, "fine")
 		_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/missing/field"}}, Options{})
 		if err == nil || !strings.HasPrefix(err.Error(), "secret B (op): could not resolve item") || !strings.HasPrefix(fail.HintOf(err), "op item list") {
-			t.Errorf("%v (hint %q), want it to name B only", err, fail.HintOf(err))
+			t.Errorf("Resolve = %v (hint %q), want an error for B alone, a hint with op item list", err, fail.HintOf(err))
 		}
 	})
 	t.Run("no op", func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestOpCommandFailures(t *testing.T) {
 		t.Setenv("PATH", t.TempDir())
 		_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, Options{})
 		if fail.CodeOf(err) != fail.Secret || !strings.Contains(err.Error(), "and OP_SERVICE_ACCOUNT_TOKEN is not set") {
-			t.Errorf("%v", err)
+			t.Errorf("Resolve = %v, want \"and OP_SERVICE_ACCOUNT_TOKEN is not set\" (code %v)", err, fail.Secret)
 		}
 	})
 }
@@ -150,17 +150,17 @@ func TestOpMessages(t *testing.T) {
 			write(t, dir, "args", "", 0o600)
 			_, err := Resolve(t.Context(), refs[:n], Options{Timeout: patient})
 			if fail.CodeOf(err) != c.code || !strings.HasPrefix(fail.HintOf(err), c.hint) {
-				t.Errorf("%q: code %d and hint %q, want %d and %q", c.message, fail.CodeOf(err), fail.HintOf(err), c.code, c.hint)
+				t.Errorf("Resolve with message %q of op = code %v, hint %q, want %v, %q", c.message, fail.CodeOf(err), fail.HintOf(err), c.code, c.hint)
 			}
 			if want := "secret A (op): " + c.message[:min(len(c.message), 190)]; err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > n*(len("secret A (op): ")+210)+40 {
-				t.Errorf("%q: the error is %v", c.message, err)
+				t.Errorf("Resolve with message %q of op = %v, want %q, cut to its bound", c.message, err, want)
 			}
 			want := 1
 			if c.perItem && n > 1 {
 				want += n
 			}
 			if args, _ := os.ReadFile(filepath.Join(dir, "args")); strings.Count(string(args), "\n") != want {
-				t.Errorf("%q for %d references: op was called %d times, want %d", c.message, n, strings.Count(string(args), "\n"), want)
+				t.Errorf("calls of op with message %q for %d references = %d, want %d", c.message, n, strings.Count(string(args), "\n"), want)
 			}
 		}
 	}
@@ -181,16 +181,16 @@ func TestOnePasswordSDK(t *testing.T) {
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "ops_token")
 	_, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}, {"B", "op://v/gone/field"}}, opts)
 	if err == nil || !strings.HasPrefix(err.Error(), "secret B (op): the item is not found") {
-		t.Errorf("%v, want it to name B only", err)
+		t.Errorf("Resolve = %v, want an error for B alone", err)
 	}
 	got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, opts)
 	if err != nil || got["A"].Reveal() != "sdk" {
-		t.Errorf("A = %q, %v", got["A"].Reveal(), err)
+		t.Errorf("Resolve(A) = %q, %v, want \"sdk\"", got["A"].Reveal(), err)
 	}
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "SENTINEL-revoked")
 	_, err = Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, opts)
 	if err == nil || strings.Contains(err.Error(), "SENTINEL") || strings.Contains(err.Error(), "stack") {
-		t.Errorf("%v, want the first line without the token", err)
+		t.Errorf("Resolve = %v, want the first line without the token", err)
 	}
 
 	// The desktop app is tried first, then the command if that fails.
@@ -198,16 +198,16 @@ func TestOnePasswordSDK(t *testing.T) {
 	t.Setenv("OP_ACCOUNT", "unknown")
 	got, err = Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts)
 	if err != nil || got["A"].Reveal() != "value-of-two" {
-		t.Errorf("A = %q, %v", got["A"].Reveal(), err)
+		t.Errorf("Resolve(A) = %q, %v, want \"value-of-two\"", got["A"].Reveal(), err)
 	}
 	if s := strings.Join(calls, " "); s != "ops_token||2 ops_token||1 SENTINEL-revoked||1 |unknown|1" {
-		t.Errorf("calls of the SDK: %s", s)
+		t.Errorf("calls of the SDK = %q, want %q", s, "ops_token||2 ops_token||1 SENTINEL-revoked||1 |unknown|1")
 	}
 
 	// A reference without an answer.
 	t.Setenv("OP_SERVICE_ACCOUNT_TOKEN", "ops_token")
 	if _, err := Resolve(t.Context(), []Ref{{"A", "op://v/two/field"}}, opts); err == nil || !strings.Contains(err.Error(), "1Password returned no answer") {
-		t.Errorf("no answer: %v", err)
+		t.Errorf("Resolve without an answer = %v, want \"1Password returned no answer\"", err)
 	}
 
 	// The SDK resolves with a token, or with an app that this build can use;
@@ -235,7 +235,7 @@ func TestOnePasswordSDK(t *testing.T) {
 			}
 			got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, c.opts)
 			if got["A"].Reveal() != c.want || (err == nil) != (c.wantErr == "") || err != nil && !strings.Contains(err.Error(), c.wantErr) {
-				t.Errorf("got %q and %v, want %q and %q", got["A"].Reveal(), err, c.want, c.wantErr)
+				t.Errorf("Resolve(A) = %q, %v, want %q, %q", got["A"].Reveal(), err, c.want, c.wantErr)
 			}
 		})
 	}

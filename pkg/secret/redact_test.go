@@ -38,13 +38,13 @@ func TestRedactorForms(t *testing.T) {
 		}
 		for how, text := range shown {
 			if got := r.Redact("<" + text + ">"); leaks(got, text) {
-				t.Errorf("%q shown as %s: %q", s, how, got)
+				t.Errorf("Redact(%q as %s) = %q, want nothing of it", s, how, got)
 			}
 		}
 		for _, prefix := range []string{"", "u", "u:", "us:"} {
 			text := base64.StdEncoding.EncodeToString([]byte(prefix + s + "!"))
 			if got := r.Redact(text); len(s) > 6 && leaks(got, text) {
-				t.Errorf("%q in base64 after %q: %q", s, prefix, got)
+				t.Errorf("Redact(%q in base64 after %q) = %q, want nothing of it", s, prefix, got)
 			}
 		}
 	}
@@ -85,7 +85,7 @@ func TestRedactorText(t *testing.T) {
 	}
 	var none *Redactor
 	if none.Redact("abcdef") != "abcdef" {
-		t.Error("a nil Redactor changed its text")
+		t.Errorf("Redact of a nil Redactor = %q, want \"abcdef\"", none.Redact("abcdef"))
 	}
 }
 
@@ -95,11 +95,11 @@ func TestRedactorWriter(t *testing.T) {
 	w := r.Writer(&out)
 	for _, s := range []string{"a sec", "ret-", "one b secret-", "two c secret-tw", "o sec"} {
 		if n, err := w.Write([]byte(s)); n != len(s) || err != nil {
-			t.Fatal(n, err)
+			t.Fatalf("Write(%q) = %d, %v, want %d, nil", s, n, err, len(s))
 		}
 	}
 	if got := out.String(); got != "a [redacted] b secret-two c secret-two " {
-		t.Errorf("before Close: %q", got)
+		t.Errorf("output before Close = %q, want the last word held back", got)
 	}
 	r.Add(NewValue("secret-two"))
 	if _, err := w.Write([]byte("ret-two")); err != nil {
@@ -109,7 +109,7 @@ func TestRedactorWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := out.String(); got != "a [redacted] b secret-two c secret-two [redacted]" {
-		t.Errorf("after Close: %q", got)
+		t.Errorf("output after Close = %q, want the last word redacted", got)
 	}
 }
 
@@ -140,7 +140,7 @@ func FuzzRedactor(f *testing.F) {
 			t.Fatal(err)
 		}
 		if out.String() != whole {
-			t.Fatalf("in pieces %q, whole %q", out.String(), whole)
+			t.Fatalf("output in pieces = %q, want %q", out.String(), whole)
 		}
 		for _, s := range []string{a, b} {
 			if s = strings.TrimRight(s, "\r\n"); len(s) < minRedact || strings.Contains(redacted, s) || strings.Contains(s, redacted) {
@@ -148,7 +148,7 @@ func FuzzRedactor(f *testing.F) {
 			}
 			for _, part := range strings.Split(whole, redacted) {
 				if strings.Contains(part, s) {
-					t.Fatalf("%q stayed in %q", s, whole)
+					t.Fatalf("redacted text = %q, want no %q", whole, s)
 				}
 			}
 		}
@@ -177,7 +177,7 @@ func TestRedactorRandomChunks(t *testing.T) {
 		}
 		_ = w.Close()
 		if whole := r.Redact(text.String()); out.String() != whole {
-			t.Fatalf("in pieces %q, whole %q", out.String(), whole)
+			t.Fatalf("output in pieces = %q, want %q", out.String(), whole)
 		}
 	}
 }
@@ -205,7 +205,7 @@ func TestMask(t *testing.T) {
 				t.Fatal(err)
 			}
 			if out.String() != want {
-				t.Errorf("%q by %d: %q, want %q", in, size, out.String(), want)
+				t.Errorf("mask of %q by %d bytes = %q, want %q", in, size, out.String(), want)
 			}
 		}
 	}
@@ -214,7 +214,7 @@ func TestMask(t *testing.T) {
 	if w := none.Mask(&out); w != nil {
 		_, err := w.Write([]byte("abcdef"))
 		if err := errors.Join(err, w.Close()); err != nil || out.String() != "abcdef" {
-			t.Errorf("without secrets: %q %v", out.String(), err)
+			t.Errorf("mask without secrets = %q, %v, want \"abcdef\"", out.String(), err)
 		}
 	}
 }
@@ -237,11 +237,11 @@ func TestRedactorHandler(t *testing.T) {
 		slog.Group("in", "deep", "tok-12345"), "struct", struct{ P *string }{&inner}, "fine", []int{1, 2})
 	s := out.String()
 	if strings.Contains(s, "tok-12345") || strings.Contains(s, base64.StdEncoding.EncodeToString([]byte("tok-12345"))) {
-		t.Errorf("the log holds the secret: %s", s)
+		t.Errorf("log = %q, want no secret", s)
 	}
 	for _, want := range []string{`"n":5`, `"fine":[1,2]`, `message [redacted]`, `bad [redacted]`} {
 		if !strings.Contains(s, want) {
-			t.Errorf("the log lacks %s: %s", want, s)
+			t.Errorf("log = %s, want %s in it", s, want)
 		}
 	}
 }
@@ -264,7 +264,7 @@ func TestRedactorLine(t *testing.T) {
 		}
 	}
 	if got := r.Line(strings.Repeat("x", 1000), 12); len(got) > 16 || !strings.HasPrefix(got, "xxxxxxxx") {
-		t.Errorf("a long line is %q", got)
+		t.Errorf("Line of a long line = %q, want at most 16 bytes of it", got)
 	}
 }
 
@@ -276,19 +276,19 @@ func TestRedactorLines(t *testing.T) {
 		"[first line here]": "[[redacted]]", "[eight-by]": "[[redacted]]", "[seven-b]": "[seven-b]",
 	} {
 		if got := r.Redact(in); got != want {
-			t.Errorf("%q is %q, want %q", in, got, want)
+			t.Errorf("Redact(%q) = %q, want %q", in, got, want)
 		}
 	}
 	// Base64 of a short secret would hide ordinary text: pieces under 8 characters
 	// are not redacted.
 	if got := NewRedactor(NewValue("abcdef")).Redact("YWJjZGVm HFiY2RlZg BhYmNkZW"); got != "[redacted] HFiY2RlZg BhYmNkZW" {
-		t.Errorf("short pieces of base64: %q", got)
+		t.Errorf("Redact of short base64 pieces = %q, want the first alone redacted", got)
 	}
 	if got := NewRedactor(NewValue("a/b?c d+e")).Redact("a%2fb%3fc+d%2be"); got != redacted {
-		t.Errorf("small hex digits of a URL: %q", got)
+		t.Errorf("Redact of a URL with lower-case digits = %q, want %q", got, redacted)
 	}
 	if got := NewRedactor(NewValue("a/b<c>de")).Redact(`a\/b<c>de a/b\u003cc\u003ede`); got != redacted+" "+redacted {
-		t.Errorf("escapes of JSON: %q", got)
+		t.Errorf("Redact of JSON escapes = %q, want %q", got, redacted+" "+redacted)
 	}
 }
 
@@ -296,14 +296,14 @@ func TestRedactorLines(t *testing.T) {
 func TestRedactorWriterFails(t *testing.T) {
 	r := NewRedactor(NewValue("secret-one"))
 	if n, err := r.Writer(brokenWriter{}).Write([]byte("text")); n != 0 || !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("Write = %d, %v", n, err)
+		t.Errorf("Write to a broken writer = %d, %v, want 0, %v", n, err, io.ErrClosedPipe)
 	}
 	w := r.Writer(brokenWriter{})
 	if n, err := w.Write([]byte("secret-")); n != 7 || err != nil {
-		t.Errorf("what is held back: %d, %v", n, err)
+		t.Errorf("Write of a possible prefix = %d, %v, want 7, nil", n, err)
 	}
 	if err := w.Close(); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("Close = %v", err)
+		t.Errorf("Close of a broken writer = %v, want %v", err, io.ErrClosedPipe)
 	}
 }
 
@@ -329,17 +329,17 @@ func TestRedactorReplacesWhatAGuestSays(t *testing.T) {
 			size = len(r.patterns().sorted)
 		}
 		if n := len(r.patterns().sorted); n != size {
-			t.Fatalf("%d patterns after %d answers, %d after the first", n, i+1, size)
+			t.Fatalf("patterns after %d answers = %d, want %d as after the first", i+1, n, size)
 		}
 	}
 	r.Add(NewValue("late-secret"))
 	want := "[redacted] [redacted] guest-secret-098 [redacted]"
 	if got := r.Redact("own-secret guest-secret-099 guest-secret-098 late-secret"); got != want {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("Redact with two answers of the guest = %q, want %q", got, want)
 	}
 	r.SetGuest()
 	if got := r.Redact("own-secret guest-secret-099 late-secret"); got != "[redacted] guest-secret-099 [redacted]" {
-		t.Errorf("after the guest has none: %q", got)
+		t.Errorf("Redact after the guest's last secret = %q, want its old ones shown", got)
 	}
 }
 
@@ -356,7 +356,7 @@ func TestLongSecretsAreHiddenToTheEnd(t *testing.T) {
 		for name, v := range map[string]string{"one line": value, "among lines": "first line\n" + value + "\nlast line"} {
 			r := NewRedactor(NewValue(v))
 			if got := r.Redact("<" + value + ">"); got != "<[redacted]>" {
-				t.Errorf("%s of %d bytes: %q is left", name, length, got[:min(len(got), 80)])
+				t.Errorf("Redact(%s of %d bytes) = %q, want \"<[redacted]>\"", name, length, got[:min(len(got), 80)])
 			}
 			for _, size := range []int{1, 7, pieceLen, pieceLen + 1, 4096} {
 				var out bytes.Buffer
@@ -372,7 +372,7 @@ func TestLongSecretsAreHiddenToTheEnd(t *testing.T) {
 					t.Fatal(err)
 				}
 				if want := "<" + strings.Repeat("*", length) + ">"; out.String() != want {
-					t.Errorf("%s of %d bytes in writes of %d: %d of its bytes are left", name, length, size, length-strings.Count(out.String(), "*"))
+					t.Errorf("mask of %s of %d bytes in writes of %d left %d bytes, want 0", name, length, size, length-strings.Count(out.String(), "*"))
 				}
 			}
 		}

@@ -56,11 +56,11 @@ func TestValueNeverPrints(t *testing.T) {
 		fmt.Sprint([]Value{v}, map[string]Value{"k": v}), string(js), log.String(), v.String(), v.GoString(),
 	} {
 		if strings.Contains(s, "SENTINEL") || strings.Contains(s, "53454e54") {
-			t.Errorf("a value printed itself: %s", s)
+			t.Errorf("printed value = %q, want it hidden", s)
 		}
 	}
 	if v.Reveal() != sentinel || (Value{}).Reveal() != "" {
-		t.Error("Reveal does not return the content")
+		t.Errorf("Reveal = %q, of the zero value %q, want %q, \"\"", v.Reveal(), (Value{}).Reveal(), sentinel)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestParseRef(t *testing.T) {
 			continue
 		}
 		if err != nil || r.Source != c.want || r.Name != c.name {
-			t.Errorf("ParseRef(%q, %q) = %v, %v", c.name, c.source, r, err)
+			t.Errorf("ParseRef(%q, %q) = %v, %v, want %s %q", c.name, c.source, r, err, c.name, c.want)
 		}
 	}
 }
@@ -132,7 +132,7 @@ func TestParseRefSays(t *testing.T) {
 		{"cmd:a\nb", "longer than 4096 bytes or contains control characters", sourceHint},
 	} {
 		if _, err := ParseRef("X", c.source); err == nil || !strings.HasPrefix(err.Error(), "secret X: ") || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(fail.HintOf(err), c.hint) {
-			t.Errorf("%q: %v, hint %q; want %q, %q", c.source, err, fail.HintOf(err), c.want, c.hint)
+			t.Errorf("ParseRef(X, %q) = %v (hint %q), want %q (hint %q)", c.source, err, fail.HintOf(err), c.want, c.hint)
 		}
 	}
 }
@@ -161,20 +161,20 @@ func TestCheckAndWarnings(t *testing.T) {
 		got = append(got, err.Error()[:len("secret X")])
 	}
 	if s := strings.Join(got, ","); s != "secret F,secret G,secret H,secret I,secret A,secret J" {
-		t.Errorf("Check found %s", s)
+		t.Errorf("Check found %q, want secrets F, G, H, I, A, J", s)
 	}
 	if w := Warnings(refs); len(w) != 2 || !strings.Contains(w[0], "secret B") || !strings.Contains(w[1], "secret H") {
-		t.Errorf("Warnings = %q", w)
+		t.Errorf("Warnings = %q, want one for secret B, one for secret H", w)
 	}
 	var most []Ref
 	for i := range MaxSecrets {
 		most = append(most, Ref{fmt.Sprintf("N%d", i), "env:IS_SET"})
 	}
 	if errs := Check(most); len(errs) != 0 {
-		t.Errorf("Check of %d secrets: %v", len(most), errs)
+		t.Errorf("Check of %d secrets = %v, want none", len(most), errs)
 	}
 	if errs := Check(make([]Ref, MaxSecrets+1)); len(errs) != MaxSecrets+1 || !strings.Contains(errs[0].Error(), "limit") {
-		t.Errorf("too many secrets: %d errors", len(errs))
+		t.Errorf("Check of %d secrets = %d errors, want %d with \"limit\"", MaxSecrets+1, len(errs), MaxSecrets+1)
 	}
 }
 
@@ -229,28 +229,28 @@ func TestResolveFailures(t *testing.T) {
 		}
 		_, err := Resolve(t.Context(), []Ref{{"TOKEN", c.source}}, opts)
 		if fail.CodeOf(err) != fail.Secret || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "secret TOKEN (") {
-			t.Errorf("%.40s: %v, want a secret error with %q", c.source, err, c.want)
+			t.Errorf("Resolve(%.40s) = %v, want a secret error with %q", c.source, err, c.want)
 			continue
 		}
 		if s := err.Error() + fail.HintOf(err); strings.Contains(s, "SENTINEL") {
-			t.Errorf("%.40s: the error repeats the content: %s", c.source, s)
+			t.Errorf("Resolve(%.40s) = %q, want no content in the error", c.source, s)
 		}
 	}
 	_, err := Resolve(t.Context(), []Ref{{"A", "env:IS_NOT_SET"}, {"B", "cmd:false"}, {"C", "cmd:echo fine"}}, Options{})
 	if err == nil || !strings.Contains(err.Error(), "secret A") || !strings.Contains(err.Error(), "secret B") || strings.Contains(err.Error(), "secret C") {
-		t.Errorf("several failures: %v", err)
+		t.Errorf("Resolve of A, B, C = %v, want errors for A and B alone", err)
 	}
 	if _, err := Resolve(t.Context(), make([]Ref, MaxSecrets+1), Options{}); fail.CodeOf(err) != fail.Usage {
-		t.Errorf("too many secrets: %v", err)
+		t.Errorf("Resolve of %d secrets = %v, want code %v", MaxSecrets+1, err, fail.Usage)
 	}
 	t.Setenv("HOME", "")
 	if _, err := Resolve(t.Context(), []Ref{{"A", "file:~/x"}}, Options{}); err == nil || !strings.Contains(err.Error(), "HOME is not set") {
-		t.Errorf("~ without HOME: %v", err)
+		t.Errorf("Resolve(file:~/x) without HOME = %v, want \"HOME is not set\"", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Resolve(ctx, []Ref{{"A", "cmd:sleep 1000"}}, Options{}); err == nil || ctx.Err() == nil {
-		t.Errorf("a cancelled Resolve returned %v", err)
+		t.Errorf("cancelled Resolve = %v (context %v), want an error after its end", err, ctx.Err())
 	}
 }
 
@@ -266,24 +266,24 @@ func TestResolveInChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got["A"].Reveal() != sentinel {
-		t.Errorf("A = %q", got["A"].Reveal())
+		t.Errorf("A = %q, want %q", got["A"].Reveal(), sentinel)
 	}
 	if line := got["B"].Reveal(); !strings.HasSuffix(strings.TrimSpace(line), ChildCommand) {
-		t.Errorf("the child's arguments are %q", line)
+		t.Errorf("arguments of the child = %q, want %q last", line, ChildCommand)
 	}
 
 	_, err = ResolveInChild(t.Context(), self, []Ref{{"A", "env:IS_NOT_SET"}})
 	if fail.CodeOf(err) != fail.Secret || fail.HintOf(err) != "export IS_NOT_SET=…" {
-		t.Errorf("error from the child: %v, hint %q", err, fail.HintOf(err))
+		t.Errorf("ResolveInChild(IS_NOT_SET) = %v (hint %q), want code %v, hint \"export IS_NOT_SET=…\"", err, fail.HintOf(err), fail.Secret)
 	}
 
 	t.Setenv("OP_TEST_CRASH", "1")
 	_, err = ResolveInChild(t.Context(), self, []Ref{{"A", "env:TOKEN_SRC"}})
 	if fail.CodeOf(err) != fail.Secret || strings.Contains(err.Error(), "SENTINEL") {
-		t.Errorf("a crashed child: %v", err)
+		t.Errorf("ResolveInChild of a crashing child = %v, want code %v without the secret", err, fail.Secret)
 	}
 	if got, err := ResolveInChild(t.Context(), "/nonexistent", nil); err != nil || len(got) != 0 {
-		t.Errorf("no secrets: %v, %v", got, err)
+		t.Errorf("ResolveInChild of no secrets = %v, %v, want none, nil", got, err)
 	}
 }
 
@@ -306,7 +306,7 @@ func TestChildEnvironment(t *testing.T) {
 	} {
 		want := append(slices.Clone(c.want), "GOTRACEBACK=none")
 		if got := childEnv(all, []Ref{{"A", c.source}}); !slices.Equal(got, want) {
-			t.Errorf("the environment for %s is %q, want %q", c.source, got, want)
+			t.Errorf("environment for %s = %q, want %q", c.source, got, want)
 		}
 	}
 }
@@ -335,30 +335,30 @@ func TestResolverChildAnswersWrongly(t *testing.T) {
 		}
 		got, err := ResolveInChild(t.Context(), self, []Ref{{"A", "env:X"}})
 		if got != nil || fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "SENTINEL") {
-			t.Errorf("%s: got %d values and %v, want error %d with %q", name, len(got), err, c.code, c.want)
+			t.Errorf("ResolveInChild with %s = %d values, %v, want none, code %v with %q", name, len(got), err, c.code, c.want)
 		}
 		if err := os.Remove(self); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, err := ResolveInChild(t.Context(), "/nonexistent", make([]Ref, MaxSecrets+1)); fail.CodeOf(err) != fail.Usage {
-		t.Errorf("too many secrets: %v", err)
+		t.Errorf("ResolveInChild of %d secrets = %v, want code %v", MaxSecrets+1, err, fail.Usage)
 	}
 }
 
 // Errors in the communication between the two processes fail the whole request.
 func TestResolverChildFails(t *testing.T) {
 	if err := Main(t.Context(), strings.NewReader("[{"), io.Discard, Options{}); err == nil || !strings.HasPrefix(err.Error(), "read references: ") {
-		t.Errorf("half a request: %v", err)
+		t.Errorf("Main with half a request = %v, want \"read references: …\"", err)
 	}
 	padded := io.MultiReader(strings.NewReader(strings.Repeat(" ", maxRequest)), strings.NewReader("[]"))
 	if err := Main(t.Context(), padded, io.Discard, Options{}); err == nil {
-		t.Error("a request over the bound was read")
+		t.Error("Main with a request over the bound = nil, want an error")
 	}
 	t.Setenv("TOKEN_SRC", sentinel)
 	request := `[{"name":"A","source":"env:TOKEN_SRC"}]`
 	if err := Main(t.Context(), strings.NewReader(request), brokenWriter{}, Options{}); err == nil || !strings.HasPrefix(err.Error(), "write values: ") {
-		t.Errorf("an answer that cannot be written: %v", err)
+		t.Errorf("Main with a broken writer = %v, want \"write values: …\"", err)
 	}
 }
 
@@ -400,10 +400,10 @@ func TestCancelEndsTheCommands(t *testing.T) {
 		}
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: cancelled Resolve = %v, want %v", name, err, context.Canceled)
 		}
 		if rest, err := io.ReadAll(f); err != nil || len(rest) > 0 { // ends when all of them have ended
-			t.Errorf("%s: %q, %v", name, rest, err)
+			t.Errorf("%s: output after the cancel = %q, %v, want none", name, rest, err)
 		}
 		if err := f.Close(); err != nil {
 			t.Fatal(err)

@@ -31,12 +31,12 @@ func TestTraceIDs(t *testing.T) {
 		}
 		resp, _ := r.do(c)
 		if got := resp.Header.Get("X-Trace-Id"); (got == traceID) != taken || len(got) != 32 {
-			t.Errorf("%q: %q", in, got)
+			t.Errorf("X-Trace-Id of a request with %q = %q, want it taken: %t, 32 digits", in, got, taken)
 		}
 	}
 	resp, _ := r.do(call{path: tasksPath, header: []string{"Traceparent", "00-" + traceID + "-00f067aa0ba902b7-01"}})
 	if resp.Header.Get("X-Trace-Id") != traceID {
-		t.Error(resp.Header)
+		t.Errorf("X-Trace-Id of a request with Traceparent = %q, want %q", resp.Header.Get("X-Trace-Id"), traceID)
 	}
 }
 
@@ -56,21 +56,21 @@ func TestATaskOverTheAPI(t *testing.T) {
 		var made TaskAnswer
 		resp := r.get(call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", kind, "X-Trace-Id", traceID}, as: Submit}, &made)
 		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != tasksPath+"/"+made.ID || resp.Header.Get("X-Trace-Id") != traceID {
-			t.Fatal(kind, resp.Status, resp.Header)
+			t.Fatalf("submit as %s = %s, headers %v, want %d with Location and X-Trace-Id %s", kind, resp.Status, resp.Header, http.StatusAccepted, traceID)
 		}
 		if made.TraceID != traceID || made.Actor != "token:submit" || made.Desired != task.Run {
-			t.Errorf("%s: %+v", kind, made)
+			t.Errorf("task submitted as %s = %+v, want trace id %s, actor token:submit, desired %s", kind, made, traceID, task.Run)
 		}
 		var shown task.View
 		r.get(call{path: tasksPath + "/" + made.ID, as: Read}, &shown)
 		if shown.ID != made.ID || shown.Repository != "acme/app" {
-			t.Errorf("%+v", shown)
+			t.Errorf("task = %+v, want id %s, repository acme/app", shown, made.ID)
 		}
 		ids = append(ids, made.ID)
 	}
 	text, err := r.store.TaskText(t.Context(), ids[0])
 	if err != nil || len(text) == 0 {
-		t.Fatal(err)
+		t.Fatalf("TaskText(%s) = %q, %v, want the manifest", ids[0], text, err)
 	}
 
 	// Pages contain every task once, the newest first, for any page size.
@@ -92,7 +92,7 @@ func TestATaskOverTheAPI(t *testing.T) {
 		}
 		slices.Reverse(seen)
 		if !slices.Equal(seen, ids) {
-			t.Errorf("pages of %d: %v, not %v", size, seen, ids)
+			t.Errorf("tasks of all pages of %d = %v, want %v", size, seen, ids)
 		}
 	}
 	count := func(query string, want int) {
@@ -100,7 +100,7 @@ func TestATaskOverTheAPI(t *testing.T) {
 		var p TaskPage
 		r.get(call{path: tasksPath + "?" + query}, &p)
 		if len(p.Tasks) != want {
-			t.Errorf("%s: %d tasks, not %d", query, len(p.Tasks), want)
+			t.Errorf("tasks for %s = %d, want %d", query, len(p.Tasks), want)
 		}
 	}
 	count("label=team=platform", 3)
@@ -115,21 +115,21 @@ func TestATaskOverTheAPI(t *testing.T) {
 		var v task.View
 		resp := r.get(call{method: http.MethodDelete, path: tasksPath + "/" + ids[0], as: Submit}, &v)
 		if resp.StatusCode != http.StatusAccepted || v.State != task.Cancelled {
-			t.Fatal(resp.Status, v.State)
+			t.Fatalf("DELETE of task 0 = %s, state %s, want %d, %s", resp.Status, v.State, http.StatusAccepted, task.Cancelled)
 		}
 	}
 	var again TaskAnswer
 	resp := r.get(call{method: http.MethodPost, path: tasksPath + "/" + ids[0] + "/retry", as: Submit}, &again)
 	if again.RetryOf != ids[0] || resp.Header.Get("Location") != tasksPath+"/"+again.ID {
-		t.Errorf("%+v", again)
+		t.Errorf("retry = %+v, Location %q, want a retry of %s at its own path", again, resp.Header.Get("Location"), ids[0])
 	}
 	if resp, _ := r.do(call{method: http.MethodPost, path: tasksPath + "/" + ids[1] + "/retry"}); resp.StatusCode != http.StatusConflict {
-		t.Error("one that waits was tried again:", resp.Status)
+		t.Errorf("retry of a waiting task = %s, want %d", resp.Status, http.StatusConflict)
 	}
 	var v task.View
 	r.get(call{method: http.MethodPost, path: tasksPath + "/" + ids[1] + "/destroy"}, &v)
 	if v.State != task.Cancelled {
-		t.Error(v.State)
+		t.Errorf("state after destroying task 1 = %s, want %s", v.State, task.Cancelled)
 	}
 }
 
@@ -139,28 +139,28 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 	r := newRig(t, Limits{})
 	dir := t.TempDir()
 	if out, err := exec.CommandContext(t.Context(), "git", "init", "-q", dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("git init = %v, want nil\n%s", err, out)
 	}
 	local := strings.Replace(manifestYAML, "acme/app", dir, 1)
 	secret := manifestYAML + "secrets: [{name: KEY, source: env, key: HOME}]\n"
 	inside := call{method: http.MethodPost, path: tasksPath, body: manifestYAML + "vm: {session: ffff00001111}\n", header: []string{"Content-Type", "application/yaml"}, as: Submit}
 	if resp, body := r.do(inside); resp.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "scope admin") {
-		t.Errorf("a session: %s %s", resp.Status, body)
+		t.Errorf("submit in a session with scope submit = %s %s, want %d, scope admin", resp.Status, body, http.StatusForbidden)
 	}
 	inside.as = Admin
 	if resp, body := r.do(inside); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(string(body), "no session") {
-		t.Errorf("a session that is not there, as admin: %s %s", resp.Status, body)
+		t.Errorf("submit in an unknown session with scope admin = %s %s, want %d, no session", resp.Status, body, http.StatusUnprocessableEntity)
 	}
 	for name, text := range map[string]string{"a path": local, "a secret": secret} {
 		c := call{method: http.MethodPost, path: tasksPath, body: text, header: []string{"Content-Type", "application/yaml"}, as: Submit}
 		resp, body := r.do(c)
 		if resp.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "scope admin") {
-			t.Errorf("%s: %s %s", name, resp.Status, body)
+			t.Errorf("%s with scope submit = %s %s, want %d, scope admin", name, resp.Status, body, http.StatusForbidden)
 		}
 		c.as = Admin
 		resp, body = r.do(c)
 		if resp.StatusCode != http.StatusAccepted {
-			t.Fatalf("%s as admin: %s %s", name, resp.Status, body)
+			t.Fatalf("%s with scope admin = %s %s, want %d", name, resp.Status, body, http.StatusAccepted)
 		}
 		// Nor by retrying the task.
 		var made TaskAnswer
@@ -169,7 +169,7 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 		}
 		r.do(call{method: http.MethodDelete, path: tasksPath + "/" + made.ID})
 		if resp, _ := r.do(call{method: http.MethodPost, path: tasksPath + "/" + made.ID + "/retry", as: Submit}); resp.StatusCode != http.StatusForbidden {
-			t.Errorf("%s again: %s", name, resp.Status)
+			t.Errorf("retry of %s with scope submit = %s, want %d", name, resp.Status, http.StatusForbidden)
 		}
 	}
 }
@@ -193,12 +193,12 @@ func TestTokensChangeTheirOwnTasksOnly(t *testing.T) {
 			change.as = c.by
 			resp, body := r.do(change)
 			if want := map[bool]int{true: http.StatusAccepted, false: http.StatusForbidden}[c.ok]; resp.StatusCode != want {
-				t.Errorf("%s %s of %s by %s: got %s, want %d: %s", change.method, strings.TrimPrefix(change.path, path), c.owner, c.by, resp.Status, want, body)
+				t.Errorf("%s %s of %s by %s = %s, want %d: %s", change.method, strings.TrimPrefix(change.path, path), c.owner, c.by, resp.Status, want, body)
 			}
 		}
 		var seen task.View
 		if r.get(call{path: path, as: c.by}, &seen); seen.ID != made.ID || (seen.State == task.Cancelled) != c.ok {
-			t.Errorf("%s of %s is %s for %s", made.ID, c.owner, seen.State, c.by)
+			t.Errorf("task %s of %s = state %s after a request of %s, want it cancelled: %t", made.ID, c.owner, seen.State, c.by, c.ok)
 		}
 	}
 }
@@ -268,7 +268,7 @@ func TestSubmitPermission(t *testing.T) {
 	} {
 		status, body := submit(c.as, c.url, c.more)
 		if status != c.want {
-			t.Errorf("%s as %s%s: %d, want %d: %s", c.url, c.as, c.more, status, c.want, body)
+			t.Errorf("submit %s as %s%s = %d, want %d: %s", c.url, c.as, c.more, status, c.want, body)
 		}
 	}
 
@@ -282,12 +282,12 @@ func TestSubmitPermission(t *testing.T) {
 	for _, row := range rows {
 		admins := row.Status.Actor == "token:admin"
 		if row.Status.Restricted == admins {
-			t.Errorf("a task of %s: restricted is %t", row.Status.Actor, row.Status.Restricted)
+			t.Errorf("task of %s: restricted = %t, want %t", row.Status.Actor, row.Status.Restricted, !admins)
 		}
 		r.do(call{method: http.MethodDelete, path: tasksPath + "/" + row.ID})
 		if admins {
 			if resp, body := r.do(call{method: http.MethodPost, path: tasksPath + "/" + row.ID + "/retry", as: all}); resp.StatusCode != http.StatusForbidden {
-				t.Errorf("%s %s", resp.Status, body)
+				t.Errorf("retry of an admin's task = %s %s, want %d", resp.Status, body, http.StatusForbidden)
 			}
 			continue
 		}
@@ -295,11 +295,11 @@ func TestSubmitPermission(t *testing.T) {
 		var again TaskAnswer
 		r.get(call{method: http.MethodPost, path: tasksPath + "/" + row.ID + "/retry"}, &again)
 		if got, err := r.tasks.Get(t.Context(), again.ID); err != nil || !got.Status.Restricted {
-			t.Errorf("again: %+v %v", got.Status, err)
+			t.Errorf("retried task = %+v, %v, want it restricted", got.Status, err)
 		}
 	}
 	if restricted != 4 {
-		t.Error(restricted)
+		t.Errorf("restricted tasks = %d, want 4", restricted)
 	}
 }
 
@@ -328,13 +328,13 @@ func TestScopes(t *testing.T) {
 				resp, body := r.do(call{method: strings.ToUpper(method), path: path, as: as})
 				refused := resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden || resp.StatusCode == http.StatusTooManyRequests
 				if refused != (rank[as] < rank[need]) {
-					t.Errorf("%s %s as %s, which needs %s: %s %s", method, path, as, need, resp.Status, body)
+					t.Errorf("%s %s with scope %s = %s %s, want it refused: %t, as it needs %s", method, path, as, resp.Status, body, rank[as] < rank[need], need)
 				}
 			}
 		}
 	}
 	if seen < 50 {
-		t.Fatal("only", seen)
+		t.Fatalf("routes checked = %d, want at least 50", seen)
 	}
 }
 
@@ -348,16 +348,16 @@ func TestDocument(t *testing.T) {
 	}
 	r.get(call{path: "/openapi.json"}, &doc)
 	if doc.OpenAPI != "3.1.0" {
-		t.Error(doc.OpenAPI)
+		t.Errorf("openapi = %q, want \"3.1.0\"", doc.OpenAPI)
 	}
 	ids := map[string]bool{}
 	for path, item := range doc.Paths {
 		if strings.Contains(path, "...") {
-			t.Error(path)
+			t.Errorf("documented path = %s, want no \"...\"", path)
 		}
 		for _, op := range item {
 			if op.OperationID == "" || ids[op.OperationID] {
-				t.Errorf("%s: the id %q", path, op.OperationID)
+				t.Errorf("operation id of %s = %q, want a unique one", path, op.OperationID)
 			}
 			ids[op.OperationID] = true
 		}
@@ -368,7 +368,7 @@ func TestDocument(t *testing.T) {
 		"/api/v1/sessions", "/api/v1/sessions/{id}", "/api/v1/sessions/{id}/exec", "/api/health", "/metrics", "/openapi.json", "/openapi.yaml", "/api/v1/manifest/schema",
 	} {
 		if doc.Paths[path] == nil {
-			t.Error("not documented:", path)
+			t.Errorf("documentation of %s = none, want it documented", path)
 		}
 	}
 	_, asJSON := r.do(call{path: "/openapi.json"})
@@ -383,7 +383,7 @@ func TestDocument(t *testing.T) {
 	x, err1 := json.Marshal(a)
 	y, err2 := json.Marshal(b)
 	if err1 != nil || err2 != nil || string(x) != string(y) {
-		t.Error("the two forms differ", err1, err2)
+		t.Errorf("JSON form = %s, %v, YAML form %s, %v, want the same", x, err1, y, err2)
 	}
 	// Every schema of the document compiles and is therefore usable.
 	s := r.schemas()
@@ -395,7 +395,7 @@ func TestDocument(t *testing.T) {
 	var schema map[string]any
 	r.get(call{path: "/api/v1/manifest/schema", as: Read}, &schema)
 	if schema["$schema"] == nil {
-		t.Error(schema)
+		t.Errorf("schema = %v, want $schema", schema)
 	}
 }
 
@@ -404,7 +404,7 @@ func TestHealthSaysNothingElse(t *testing.T) {
 	for _, socket := range []bool{false, true} {
 		resp, body := r.do(call{path: healthPath, as: "-", socket: socket})
 		if resp.StatusCode != http.StatusOK || strings.TrimSpace(string(body)) != `{"status":"ok"}` {
-			t.Error(resp.Status, string(body))
+			t.Errorf("health = %s %s, want %d, {\"status\":\"ok\"}", resp.Status, body, http.StatusOK)
 		}
 	}
 	if err := r.store.Close(); err != nil {
@@ -412,6 +412,6 @@ func TestHealthSaysNothingElse(t *testing.T) {
 	}
 	resp, body := r.do(call{path: healthPath, as: "-"})
 	if resp.StatusCode != http.StatusServiceUnavailable || strings.Contains(string(body), "sql") || strings.Contains(string(body), "/") && !strings.Contains(string(body), "about:blank") {
-		t.Error(resp.Status, string(body))
+		t.Errorf("health with a failing store = %s %s, want %d without a cause", resp.Status, body, http.StatusServiceUnavailable)
 	}
 }

@@ -41,10 +41,10 @@ func TestTokens(t *testing.T) {
 	}
 	st, err := os.Stat(file.Path)
 	if err != nil || st.Mode().Perm() != 0o600 {
-		t.Fatal(st.Mode(), err)
+		t.Fatalf("mode of the token file = %v, %v, want 0600", st.Mode(), err)
 	}
 	if text, err := os.ReadFile(file.Path); err != nil || bytes.Contains(text, []byte(token)) || bytes.Contains(text, []byte(strings.TrimPrefix(token, tokenPrefix))) {
-		t.Fatal("the token is in the file", err)
+		t.Fatalf("token file = %q, %v, want no token", text, err)
 	}
 	for _, c := range []struct {
 		name  string
@@ -60,27 +60,27 @@ func TestTokens(t *testing.T) {
 		{"x", "", fail.Usage},
 	} {
 		if _, err := file.Add(c.name, c.scope, task.Permission{}); fail.CodeOf(err) != c.code || fail.HintOf(err) == "" {
-			t.Errorf("%q %q: %v", c.name, c.scope, err)
+			t.Errorf("Add(%q, %q) = %v, want code %v with a hint", c.name, c.scope, err, c.code)
 		}
 	}
 	// Changes by another process apply here too.
 	other := &Tokens{Path: file.Path}
 	if got, ok, err := other.find(token); !ok || err != nil || got.Scope != Submit || !slices.Equal(got.Repositories, []string{"github.com/acme/*"}) || !slices.Equal(got.Profiles, []string{"small"}) {
-		t.Fatal(got, ok, err)
+		t.Fatalf("find of the token = %+v, %t, %v, want scope %s for github.com/acme/* and profile small", got, ok, err, Submit)
 	}
 	for _, wrong := range []string{"", "x", token + "x", token[:len(token)-1], strings.ToUpper(token), digest(token), strings.Repeat("a", 1<<16)} {
 		if _, ok, err := other.find(wrong); ok || err != nil {
-			t.Errorf("%.20q is a token: %v", wrong, err)
+			t.Errorf("find(%.20q) = %t, %v, want false, nil", wrong, ok, err)
 		}
 	}
 	if err := other.Remove("ci"); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok, err := file.find(token); ok || err != nil {
-		t.Error("a removed token is known", err)
+		t.Errorf("find of a removed token = %t, %v, want false, nil", ok, err)
 	}
 	if err := file.Remove("ci"); fail.CodeOf(err) != fail.NotFound {
-		t.Error(err)
+		t.Errorf("second Remove(ci) = %v, want %v", err, fail.NotFound)
 	}
 
 	// A file that others may have read or written is not trusted.
@@ -94,14 +94,14 @@ func TestTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, ok, err := again.find(token); ok || fail.CodeOf(err) != fail.Host {
-			t.Errorf("mode %v: %v %v", mode, ok, err)
+			t.Errorf("find with file mode %v = %t, %v, want false, code %v", mode, ok, err, fail.Host)
 		}
 	}
 	if err := errors.Join(os.Chmod(file.Path, 0o600), os.WriteFile(file.Path, []byte("[{"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok, err := (&Tokens{Path: file.Path}).find(token); ok || err == nil {
-		t.Error("a damaged file:", ok, err)
+		t.Errorf("find in a damaged file = %t, %v, want false, an error", ok, err)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestTokensAtOnce(t *testing.T) {
 					return
 				}
 				if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) != "try again" {
-					t.Error(err)
+					t.Errorf("Add at the same time = %v (hint %q), want code %v, hint \"try again\"", err, fail.HintOf(err), fail.Conflict)
 					return
 				}
 			}
@@ -126,7 +126,7 @@ func TestTokensAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	if list, err := (&Tokens{Path: path}).List(); err != nil || len(list) != 8 {
-		t.Error(list, err)
+		t.Errorf("List = %+v, %v, want 8 tokens", list, err)
 	}
 }
 
@@ -140,14 +140,14 @@ func TestWrongTokensAreLimited(t *testing.T) {
 			want = http.StatusTooManyRequests
 		}
 		if resp.StatusCode != want || resp.Header.Get("Retry-After") == "" && i >= 3 {
-			t.Errorf("guess %d: %s", i, resp.Status)
+			t.Errorf("guess %d = %s, Retry-After %q, want %d", i, resp.Status, resp.Header.Get("Retry-After"), want)
 		}
 		if resp, _ := r.do(call{path: tasksPath, as: Read}); resp.StatusCode != http.StatusOK {
-			t.Error("locked out:", resp.Status)
+			t.Errorf("request with a valid token after guesses = %s, want %d", resp.Status, http.StatusOK)
 		}
 	}
 	if strings.Contains(r.log.String(), "guess") || strings.Contains(r.log.String(), r.token[Read]) {
-		t.Error("a token is in the log")
+		t.Errorf("log = %s, want no token", r.log.String())
 	}
 	now := time.Now()
 	th := throttle{most: 1, per: time.Minute}
@@ -155,16 +155,16 @@ func TestWrongTokensAreLimited(t *testing.T) {
 		th.allow(fmt.Sprint(i), now)
 	}
 	if len(th.who) > maxAddresses {
-		t.Error(len(th.who))
+		t.Errorf("addresses remembered = %d, want at most %d", len(th.who), maxAddresses)
 	}
 	if ok, _ := th.allow("again", now); !ok {
-		t.Error("the first is refused")
+		t.Error("first allow = false, want true")
 	}
 	if ok, wait := th.allow("again", now.Add(time.Second)); ok || wait != 59*time.Second {
-		t.Error(ok, wait)
+		t.Errorf("allow a second later = %t, wait %v, want false, 59s", ok, wait)
 	}
 	if ok, _ := th.allow("again", now.Add(time.Minute)); !ok {
-		t.Error("a minute later")
+		t.Error("allow a minute later = false, want true")
 	}
 }
 
@@ -175,10 +175,10 @@ func TestListenAddr(t *testing.T) {
 	} {
 		_, err := listenAddr(text, false)
 		if (err == nil) != ok {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("listenAddr(%q) = %v, want it accepted: %t", text, err, ok)
 		}
 		if err != nil && (fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "") {
-			t.Error(err)
+			t.Errorf("listenAddr(%q) = %v (hint %q), want code %v with a hint", text, err, fail.HintOf(err), fail.Usage)
 		}
 	}
 	// A network address requires a certificate in every configuration.
@@ -190,7 +190,7 @@ func TestListenAddr(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l, _, err := s.listenTCP(t.Context()); fail.CodeOf(err) != fail.Usage {
-			t.Error(l, err)
+			t.Errorf("listenTCP = %v, %v, want code %v", l, err, fail.Usage)
 		}
 	}
 }
@@ -212,12 +212,12 @@ func TestListenUnix(t *testing.T) {
 	}
 	for name, want := range map[string]fs.FileMode{path: 0o600, dir: 0o700} {
 		if st, err := os.Stat(name); err != nil || st.Mode().Perm() != want {
-			t.Error(name, st.Mode(), err)
+			t.Errorf("mode of %s = %v, %v, want %v", name, st.Mode(), err, want)
 		}
 	}
 	// A socket in use stays.
 	if _, err := listenUnix(t.Context(), path, log); fail.CodeOf(err) != fail.Conflict {
-		t.Error(err)
+		t.Errorf("listenUnix on a used socket = %v, want code %v", err, fail.Conflict)
 	}
 	// A dead one, as kill -9 leaves it, is replaced.
 	l.(ownOnly).SetUnlinkOnClose(false)
@@ -235,10 +235,10 @@ func TestListenUnix(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := listenUnix(t.Context(), path, log); fail.CodeOf(err) != fail.Conflict {
-		t.Error(err)
+		t.Errorf("listenUnix on another file = %v, want code %v", err, fail.Conflict)
 	}
 	if _, err := listenUnix(t.Context(), filepath.Join(dir, strings.Repeat("x", 100)), log); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
-		t.Error(err)
+		t.Errorf("listenUnix on a too long path = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Host)
 	}
 }
 
@@ -262,13 +262,13 @@ func TestAnotherUserAtTheSocket(t *testing.T) {
 		return cmd.Output()
 	}
 	if out, err := ask(65534); err == nil || len(out) > 0 {
-		t.Errorf("%s %v", out, err)
+		t.Errorf("request of user 65534 = %q, %v, want nothing, an error", out, err)
 	}
 	if out, err := ask(0); err != nil || !bytes.Contains(out, []byte(`"tasks"`)) {
-		t.Errorf("%s %v", out, err)
+		t.Errorf("request of user 0 = %q, %v, want the tasks", out, err)
 	}
 	if !strings.Contains(r.log.String(), "belongs to user 65534") {
-		t.Error(r.log.String())
+		t.Errorf("log = %s, want \"belongs to user 65534\"", r.log.String())
 	}
 }
 
@@ -323,14 +323,14 @@ func TestTLS(t *testing.T) {
 		}
 		_ = resp.Body.Close()
 		if resp.StatusCode != want {
-			t.Errorf("%s: %s", host, resp.Status)
+			t.Errorf("request with Host %s = %s, want %d", host, resp.Status, want)
 		}
 	}
 	resp, err := http.Get("http://" + run.addr + tasksPath) //nolint:noctx // a test
 	if err == nil {
 		_ = resp.Body.Close()
 		if resp.StatusCode != http.StatusBadRequest {
-			t.Error("in the clear:", resp.Status)
+			t.Errorf("request without TLS = %s, want %d", resp.Status, http.StatusBadRequest)
 		}
 	}
 }
@@ -385,7 +385,7 @@ func start(t *testing.T, o Options) running {
 	case err := <-ended:
 		t.Fatal(err)
 	case <-time.After(deadline):
-		t.Fatal("it does not start")
+		t.Fatalf("Run is not ready after %v, want it ready", deadline)
 	}
 	return r
 }
@@ -439,15 +439,15 @@ func TestRun(t *testing.T) {
 	said := systemd(t)
 	run := start(t, Options{Listen: "127.0.0.1:0", Limits: Limits{Shutdown: 30 * time.Second}})
 	if !strings.HasPrefix(run.addr, "127.0.0.1:") {
-		t.Error(run.addr)
+		t.Errorf("address = %s, want one on 127.0.0.1", run.addr)
 	}
 	// Only one server runs at a time.
 	s, err := New(Options{Tasks: run.m, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Run(t.Context(), func(string) { t.Error("a second one serves") }); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" {
-		t.Error(err)
+	if err := s.Run(t.Context(), func(string) { t.Error("second Run is ready, want it refused") }); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" {
+		t.Errorf("second Run = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Conflict)
 	}
 	heard := func(what string) func() bool {
 		return func() bool { return strings.Contains(strings.Join(said(), " "), what) }
@@ -469,7 +469,7 @@ func TestRun(t *testing.T) {
 	err = json.NewDecoder(resp.Body).Decode(&made)
 	_ = resp.Body.Close()
 	if err != nil || resp.StatusCode != http.StatusAccepted {
-		t.Fatal(resp.Status, err)
+		t.Fatalf("submit = %s, %v, want %d, nil", resp.Status, err, http.StatusAccepted)
 	}
 	eventually(t, "the task is admitted", func() bool {
 		got, err := run.m.Get(t.Context(), made.ID)
@@ -492,11 +492,11 @@ func TestRun(t *testing.T) {
 	}
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || !bytes.Contains(text, []byte("event: problem")) || !bytes.Contains(text, []byte(codeShutdown)) {
-		t.Errorf("%s %v", text, err)
+		t.Errorf("stream at the end = %q, %v, want a problem with code %s", text, err, codeShutdown)
 	}
 	eventually(t, "STOPPING", heard("STOPPING=1"))
 	if _, err := os.Stat(Socket(run.state)); !errors.Is(err, fs.ErrNotExist) {
-		t.Error("the socket is left:", err)
+		t.Errorf("socket after the end: %v, want it removed", err)
 	}
 	// The server can be started again.
 	again := start(t, Options{Tasks: run.m})
@@ -538,11 +538,11 @@ func TestWatchdogNeedsAnAnswer(t *testing.T) {
 	select {
 	case <-asked: // the second time, after the first probe failed
 	case <-time.After(deadline):
-		t.Fatal("it does not ask")
+		t.Fatalf("watchdog sent no second probe within %v, want one", deadline)
 	}
 	cancel()
 	<-done
 	if all := said(); len(all) > 0 {
-		t.Error(all)
+		t.Errorf("notifications without an answer = %q, want none", all)
 	}
 }

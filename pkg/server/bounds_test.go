@@ -19,7 +19,7 @@ func TestUnknownScopesAllowNothing(t *testing.T) {
 	for _, s := range []Scope{"", "root"} {
 		for _, need := range []Scope{"", "root", Read, Submit, Admin} {
 			if s.allows(need) {
-				t.Errorf("%q allows %q", s, need)
+				t.Errorf("Scope(%q).allows(%q) = true, want false", s, need)
 			}
 		}
 	}
@@ -39,7 +39,7 @@ func TestTokensAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := r.tokens.Add("more", Read, task.Permission{}); fail.CodeOf(err) != fail.Conflict {
-		t.Errorf("got %v, want a conflict", err)
+		t.Errorf("Add over the limit = %v, want code %v", err, fail.Conflict)
 	}
 }
 
@@ -50,7 +50,7 @@ func TestStillAllowed(t *testing.T) {
 	still := func(who principal, need Scope, want bool) {
 		t.Helper()
 		if got := r.stillAllowed(who, need); got != want {
-			t.Errorf("%+v, %s: got %t, want %t", who, need, got, want)
+			t.Errorf("stillAllowed(%+v, %s) = %t, want %t", who, need, got, want)
 		}
 	}
 	still(reader, Read, true)
@@ -81,7 +81,7 @@ func TestStrangersBodyIsNotRead(t *testing.T) {
 		_, err = conn.Write(block)
 	}
 	if err == nil {
-		t.Errorf("%d MiB were read", pieces)
+		t.Errorf("body of an unknown client: %d MiB were read, want the connection closed before", pieces)
 	}
 }
 
@@ -96,9 +96,9 @@ func TestIdempotencyKeyOnAnotherPath(t *testing.T) {
 		return resp
 	}
 	if resp := retry(); resp.StatusCode != http.StatusAccepted {
-		t.Fatal(resp.Status)
+		t.Fatalf("retry = %s, want %d", resp.Status, http.StatusAccepted)
 	}
 	if resp := retry(); resp.StatusCode != http.StatusUnprocessableEntity {
-		t.Errorf("got %s, want 422", resp.Status)
+		t.Errorf("retry of another task with the same key = %s, want %d", resp.Status, http.StatusUnprocessableEntity)
 	}
 }

@@ -91,7 +91,7 @@ func (r *rig) startExec(id, body string) (e Exec) {
 	r.t.Helper()
 	resp := r.get(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: body, header: []string{"Content-Type", "application/json"}}, &e)
 	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != execPath(e) {
-		r.t.Fatal(resp.Status, resp.Header)
+		r.t.Fatalf("exec = %s, headers %v, want %d with Location %s", resp.Status, resp.Header, http.StatusAccepted, execPath(e))
 	}
 	return e
 }
@@ -136,18 +136,18 @@ func TestExec(t *testing.T) {
 			e := r.run(id, c.body)
 			if c.stderr == "*" { // the shell's own message and code
 				if e.ExitCode == nil || *e.ExitCode == 0 || r.execLog(e, "stderr") == "" {
-					t.Errorf("%+v", e)
+					t.Errorf("exec = %+v, stderr %q, want a failure with a message", e, r.execLog(e, "stderr"))
 				}
 				return
 			}
 			if e.State != c.state || e.ExitCode == nil || *e.ExitCode != c.code || e.EndedAt == nil || e.Actor != "token:admin" || e.TraceID == "" {
-				t.Fatalf("%+v %s", e, r.execLog(e, "stderr"))
+				t.Fatalf("exec = %+v, stderr %q, want state %s, code %d, its end, actor token:admin, a trace id", e, r.execLog(e, "stderr"), c.state, c.code)
 			}
 			if out := r.execLog(e, "stdout"); out != c.stdout || e.Stdout.Bytes != int64(len(c.stdout)) || e.Stdout.Truncated != (len(c.stdout) == 1000) {
-				t.Errorf("stdout %q, %+v", out, e.Stdout)
+				t.Errorf("stdout = %q (%+v), want %q", out, e.Stdout, c.stdout)
 			}
 			if out := r.execLog(e, "stderr"); out != c.stderr {
-				t.Errorf("stderr %q", out)
+				t.Errorf("stderr = %q, want %q", out, c.stderr)
 			}
 		})
 	}
@@ -160,18 +160,18 @@ func TestExec(t *testing.T) {
 		text, err := os.ReadFile(name)
 		st, err2 := os.Stat(name)
 		if err != nil || err2 != nil || st.Mode().Perm() != 0o600 || strings.Contains(string(text), "s3cret") {
-			t.Errorf("%s: %v %v %s", name, err, err2, text)
+			t.Errorf("%s = %q, %v, %v, want mode 0600 without the secret", name, text, err, err2)
 		}
 	}
 	if !strings.HasSuffix(dir.stdout(), e.ID+".stdout.log") || !strings.HasSuffix(dir.stderr(), e.ID+".stderr.log") {
-		t.Error(dir)
+		t.Errorf("log files = %s, %s, want names that begin with %s", dir.stdout(), dir.stderr(), e.ID)
 	}
 	if strings.Contains(r.log.String(), "s3cret") {
-		t.Error("a value is in the log")
+		t.Errorf("log = %s, want no value of the environment", r.log.String())
 	}
 
 	if a := audited[len(audited)-1]; a.Type != audit.ExecStarted || a.Actor != "token:admin" || a.Resource != "session:"+id || strings.Contains(fmt.Sprint(a.Details), "s3cret") {
-		t.Errorf("%+v", a)
+		t.Errorf("audit record = %+v, want %s by token:admin for session:%s without the secret", a, audit.ExecStarted, id)
 	}
 
 	// Its events belong to the session, and last_event is the position to read
@@ -181,27 +181,27 @@ func TestExec(t *testing.T) {
 	var p EventPage
 	r.get(call{path: sessionsPath + "/" + id + "/events?after=" + slow.LastEvent, as: Read}, &p)
 	if len(p.Events) != 0 {
-		t.Errorf("%+v", p)
+		t.Errorf("events after last_event = %+v, want none", p.Events)
 	}
 	var got Exec
 	resp := r.get(call{method: http.MethodDelete, path: execPath(slow)}, &got)
 	if resp.StatusCode != http.StatusAccepted {
-		t.Error(resp.Status)
+		t.Errorf("DELETE of the exec = %s, want %d", resp.Status, http.StatusAccepted)
 	}
 	if ended := r.awaitExec(slow); ended.State != ExecCancelled || ended.ExitCode != nil {
-		t.Errorf("%+v", ended)
+		t.Errorf("cancelled exec = %+v, want state %s without an exit code", ended, ExecCancelled)
 	}
 	r.get(call{path: sessionsPath + "/" + id + "/events?after=" + slow.LastEvent}, &p)
 	var change ExecChange
 	if len(p.Events) != 1 || p.Events[0].Kind != EventExec || json.Unmarshal(p.Events[0].Data, &change) != nil || change.Exec != slow.ID || change.State != ExecCancelled {
-		t.Errorf("%+v", p)
+		t.Errorf("events after the cancel = %+v, want one, exec %s is %s", p.Events, slow.ID, ExecCancelled)
 	}
 	if resp, _ := r.do(call{method: http.MethodDelete, path: execPath(slow)}); resp.StatusCode != http.StatusAccepted {
-		t.Error("a second time:", resp.Status)
+		t.Errorf("second DELETE of the exec = %s, want %d", resp.Status, http.StatusAccepted)
 	}
 
 	if e := r.run(id, `{"command":"exec sleep 600","timeout":"100ms"}`); e.State != ExecTimeout {
-		t.Errorf("%+v", e)
+		t.Errorf("exec with a timeout = %+v, want state %s", e, ExecTimeout)
 	}
 
 	// If serve is killed, the next one marks the command as lost. If serve ends
@@ -209,15 +209,15 @@ func TestExec(t *testing.T) {
 	left := r.startExec(id, `{"command":"exec sleep 600"}`)
 	other := newExecs(r.Server, "another")
 	if e, err := other.get(id, left.ID); err != nil || e.State != ExecLost {
-		t.Errorf("%+v %v", e, err)
+		t.Errorf("exec of a killed server = %+v, %v, want state %s", e, err, ExecLost)
 	}
 	r.shutdown()
 	r.execs.wait(t.Context())
 	if e, err := r.execs.get(id, left.ID); err != nil || e.State != ExecCancelled {
-		t.Errorf("%+v %v", e, err)
+		t.Errorf("exec of a server that ended = %+v, %v, want state %s", e, err, ExecCancelled)
 	}
 	if resp, _ := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}); resp.StatusCode != http.StatusServiceUnavailable {
-		t.Error("a command of a server that ends:", resp.Status)
+		t.Errorf("exec after the end of the server = %s, want %d", resp.Status, http.StatusServiceUnavailable)
 	}
 }
 
@@ -239,14 +239,14 @@ func TestExecHidesSecretsFromReaders(t *testing.T) {
 	e := r.run(id, `{"command":"printf 'out %s\\n' hunter2-; printf hunter2-; printf 'hunter2 %s' \"$A\"; echo err hunter2-hunter2 >&2","cwd":"sub","env":{"A":"b"}}`)
 	for stream, want := range map[string]string{"stdout": "out hunter2-\n*************** b", "stderr": "err ***************\n"} {
 		if got := r.execLog(e, stream); got != want {
-			t.Errorf("%s: got %q, want %q", stream, got, want)
+			t.Errorf("%s = %q, want %q", stream, got, want)
 		}
 	}
 	for as, shown := range map[Scope]bool{Read: false, Submit: false, Admin: true} {
 		_, body := r.do(call{path: execPath(e), as: as})
 		for _, word := range []string{"printf", `"cwd"`, `"env"`} {
 			if strings.Contains(string(body), word) != shown {
-				t.Errorf("%s as %s: %s", word, as, body)
+				t.Errorf("exec as %s = %s, want %s shown: %t", as, body, word, shown)
 			}
 		}
 	}
@@ -255,7 +255,7 @@ func TestExecHidesSecretsFromReaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e := r.run(id, `{"command":"echo hunter2-hunter2"}`); r.execLog(e, "stdout") != "***************\n" {
-		t.Errorf("the token: got %q", r.execLog(e, "stdout"))
+		t.Errorf("stdout with the session's token = %q, want it masked", r.execLog(e, "stdout"))
 	}
 }
 
@@ -291,7 +291,7 @@ func TestLostExecHasATerminalEvent(t *testing.T) {
 		_ = resp.Body.Close()
 		var change ExecChange
 		if err != nil || len(p.Events) != 1 || json.Unmarshal(p.Events[0].Data, &change) != nil || change.State != ExecLost || change.Exec != rec.ID || change.Actor != "token:ci" {
-			t.Fatalf("%v %+v", err, p)
+			t.Fatalf("events of the lost exec = %+v, %v, want one, exec %s of token:ci is %s", p, err, rec.ID, ExecLost)
 		}
 		if err := run.stop(); err != nil {
 			t.Fatal(err)
@@ -299,7 +299,7 @@ func TestLostExecHasATerminalEvent(t *testing.T) {
 	}
 	e, err := killed.execs.get(id, rec.ID)
 	if err != nil || e.State != ExecLost || e.EndedAt == nil || e.Stdout.Bytes != int64(len("partial")) {
-		t.Errorf("%+v %v", e, err)
+		t.Errorf("lost exec = %+v, %v, want state %s with its end and %d bytes of stdout", e, err, ExecLost, len("partial"))
 	}
 }
 
@@ -309,7 +309,7 @@ func TestExecWithoutAVM(t *testing.T) {
 	const id = "bbbb11112222"
 	r.session(id)
 	if e := r.run(id, `{"argv":["id"]}`); e.State != ExecFailed || e.Error == nil || e.Error.Message == "" {
-		t.Errorf("%+v", e)
+		t.Errorf("exec without a VM = %+v, want state %s with an error", e, ExecFailed)
 	}
 	if _, err := r.store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
 		row.Phase = "stopped"
@@ -319,14 +319,14 @@ func TestExecWithoutAVM(t *testing.T) {
 	}
 	c := call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}
 	if resp, body := r.do(c); resp.StatusCode != http.StatusConflict || !strings.Contains(string(body), "agent-sessionizer start") {
-		t.Error(resp.Status, string(body))
+		t.Errorf("exec in a stopped session = %s %s, want %d, agent-sessionizer start", resp.Status, body, http.StatusConflict)
 	}
 	r.execs.group.Wait() // a command releases its slot shortly after it has ended
 	if err := r.execs.add("x", func(error) {}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.execs.add("y", func(error) {}); problemOf(err).Status != http.StatusTooManyRequests {
-		t.Error(err)
+		t.Errorf("exec over the limit = %v, want status %d", err, http.StatusTooManyRequests)
 	}
 	r.execs.remove("x")
 }
@@ -353,9 +353,9 @@ func TestExecsArePruned(t *testing.T) {
 	r.execs.prune(id)
 	entries, err := os.ReadDir(r.execs.sessionDir(id))
 	if err != nil || len(entries) != maxExecs-1 {
-		t.Error(len(entries), err)
+		t.Errorf("execs kept = %d, %v, want %d", len(entries), err, maxExecs-1)
 	}
 	if resp, _ := r.do(call{path: execPath(first)}); resp.StatusCode != http.StatusNotFound {
-		t.Error("the oldest is kept:", resp.Status)
+		t.Errorf("GET of the oldest exec = %s, want %d", resp.Status, http.StatusNotFound)
 	}
 }

@@ -39,7 +39,7 @@ func TestRemovedTokenEndsFollowing(t *testing.T) {
 	defer resp.Body.Close()
 	in := bufio.NewReader(resp.Body)
 	if line, err := in.ReadString('\n'); err != nil || line != "one\n" {
-		t.Fatal(line, err)
+		t.Fatalf("line of the log = %q, %v, want \"one\\n\"", line, err)
 	}
 	ws, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", Read)
 	if err != nil {
@@ -50,7 +50,7 @@ func TestRemovedTokenEndsFollowing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadAll(in); err == nil {
-		t.Error("the log of a removed token looks whole")
+		t.Error("end of the log of a removed token = nil, want an error")
 	}
 	for {
 		m, err := nextMessage(ctx, ws)
@@ -59,13 +59,13 @@ func TestRemovedTokenEndsFollowing(t *testing.T) {
 		}
 		if m.Type == messageProblem {
 			if m.Problem.Code != codeUnauthorized {
-				t.Errorf("%+v", m.Problem)
+				t.Errorf("problem = %+v, want code %s", m.Problem, codeUnauthorized)
 			}
 			break
 		}
 	}
 	if _, _, err := ws.Read(ctx); websocket.CloseStatus(err) != websocket.StatusGoingAway {
-		t.Error(err)
+		t.Errorf("end of the WebSocket = %v, want status %d", err, websocket.StatusGoingAway)
 	}
 }
 
@@ -76,11 +76,11 @@ func (r *rig) wordless(c call) {
 	resp, body := r.do(c)
 	var p Problem
 	if err := json.Unmarshal(body, &p); err != nil || resp.StatusCode < 500 || p.Hint == "" {
-		r.t.Errorf("%s %s: %s %s", c.method, c.path, resp.Status, body)
+		r.t.Errorf("%s %s = %s %s, %v, want a server error with a hint", c.method, c.path, resp.Status, body, err)
 	}
 	for _, word := range []string{"sql", "database", r.tasks.Sessions.Config.Paths.State, "is a directory"} {
 		if strings.Contains(string(body), word) {
-			r.t.Errorf("%s %s: %q in %s", c.method, c.path, word, body)
+			r.t.Errorf("%s %s = %s, want no %q", c.method, c.path, body, word)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 	one := tasksPath + "/" + id
 	for _, path := range []string{one + "/artifacts/a", one + "/bundle"} {
 		if resp, body := r.do(call{path: path}); resp.StatusCode != http.StatusNotFound {
-			t.Errorf("%s: %s %s", path, resp.Status, body)
+			t.Errorf("GET %s = %s %s, want %d", path, resp.Status, body, http.StatusNotFound)
 		}
 	}
 	c := call{path: one + "/logs?follow=true"}
@@ -117,14 +117,14 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 			continue
 		}
 		if text, err := io.ReadAll(resp.Body); err == nil && resp.StatusCode == http.StatusOK {
-			t.Errorf("%s looks whole: %q", path, text)
+			t.Errorf("GET %s = %s %q, nil, want an error: it looks complete", path, resp.Status, text)
 		}
 		_ = resp.Body.Close()
 	}
 	r.wordless(call{path: sessionsPath + "/" + session + "/exec/" + exec})
 	r.wordless(call{path: sessionsPath + "/" + session + "/exec/" + exec + "/logs"})
 	if err := r.execs.recordLost(t.Context()); err != nil { // the others count
-		t.Error(err)
+		t.Errorf("recordLost with a damaged record = %v, want nil", err)
 	}
 }
 
@@ -138,7 +138,7 @@ func TestAStoreThatFails(t *testing.T) {
 	resp, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events"})
 	defer resp.Body.Close()
 	if ev, ok := next(); !ok || ev.id != anchor(id, 1) {
-		t.Fatal(ev, ok)
+		t.Fatalf("first event = %v, %t, want %s", ev, ok, anchor(id, 1))
 	}
 	if err := r.store.Close(); err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestAStoreThatFails(t *testing.T) {
 	ev, ok := next()
 	var p Problem
 	if err := json.Unmarshal([]byte(ev.data), &p); !ok || err != nil || ev.name != messageProblem || p.Status < 500 || p.Last == nil || *p.Last != 1 || strings.Contains(ev.data, "sql") {
-		t.Errorf("%v %v %v", ev, ok, err)
+		t.Errorf("event of a failing store = %v, %t, %v, want a server error after event 1 without the cause", ev, ok, err)
 	}
 	one := tasksPath + "/" + id
 	for _, path := range []string{
@@ -162,7 +162,7 @@ func TestAStoreThatFails(t *testing.T) {
 	r.wordless(call{method: http.MethodPost, path: one + "/destroy"})
 	r.wordless(call{method: http.MethodPost, path: sessionsPath + "/" + session + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
 	if entries, err := os.ReadDir(r.execs.sessionDir(session)); err == nil && len(entries) > 0 {
-		t.Error("a command that could not be announced is left:", entries)
+		t.Errorf("files of a command that was refused = %v, want none", entries)
 	}
 }
 
@@ -198,10 +198,10 @@ func TestExecOnAFullDisk(t *testing.T) {
 		r.execs.run(t.Context(), s, rec, "echo out; echo err >&2; touch "+checkout+"/"+full, time.Minute, stdout, stderr)
 		e, err := r.execs.get(id, rec.ID)
 		if err != nil || e.State != ExecFailed || e.Error == nil || e.Error.Code != fail.Host.String() || e.Error.Hint == "" || e.ExitCode != nil {
-			t.Errorf("%s: %+v %v", full, e, err)
+			t.Errorf("%s: exec = %+v, %v, want state %s, code %s with a hint", full, e, err, ExecFailed, fail.Host)
 		}
 		if _, err := os.Stat(filepath.Join(checkout, full)); err != nil {
-			t.Error("the command was broken off:", err)
+			t.Errorf("file that the command writes last: %v, want it: the command must not be interrupted", err)
 		}
 	}
 
@@ -217,11 +217,11 @@ func TestExecOnAFullDisk(t *testing.T) {
 	for range r.limits.Execs + 1 {
 		resp, body := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
 		if resp.StatusCode != http.StatusServiceUnavailable {
-			t.Fatalf("%s %s", resp.Status, body)
+			t.Fatalf("exec on a full disk = %s %s, want %d", resp.Status, body, http.StatusServiceUnavailable)
 		}
 	}
 	if _, after, err := r.store.EventRange(t.Context(), id); err != nil || after != before || len(r.execs.running) != 0 {
-		t.Errorf("%d events, then %d; %d commands run; %v", before, after, len(r.execs.running), err)
+		t.Errorf("events = %d, %v, running commands %d, want %d, 0", after, err, len(r.execs.running), before)
 	}
 }
 
@@ -235,20 +235,20 @@ func TestTokensThatCannotBeWritten(t *testing.T) {
 	}
 	for _, path := range []string{filepath.Join(file.Path, "tokens.json")} { // below a file that is not a directory
 		if token, err := (&Tokens{Path: path}).Add("two", Read, task.Permission{}); token != "" && err == nil || fail.CodeOf(err) != fail.Host {
-			t.Errorf("%s: %q %v", path, token, err)
+			t.Errorf("Add(two) in %s = %q, %v, want no token, code %v", path, token, err, fail.Host)
 		}
 	}
 	lock, ok, err := store.TryLock(file.Path + ".lock")
 	if err != nil || !ok {
-		t.Fatal(ok, err)
+		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
 	}
 	if err := file.Remove("one"); fail.CodeOf(err) != fail.Conflict {
-		t.Error(err)
+		t.Errorf("Remove during another change = %v, want code %v", err, fail.Conflict)
 	}
 	if err := lock.Unlock(); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok, err := file.find(token); !ok || err != nil {
-		t.Error(ok, err)
+		t.Errorf("find = %t, %v, want true, nil", ok, err)
 	}
 }

@@ -49,7 +49,7 @@ func TestArtifacts(t *testing.T) {
 	var list ArtifactList
 	r.get(call{path: tasksPath + "/" + id + "/artifacts", as: Read}, &list)
 	if len(list.Artifacts) != len(files) || len(list.Skipped) != 1 {
-		t.Fatalf("%+v", list)
+		t.Fatalf("artifacts = %+v, want %d and 1 skipped", list, len(files))
 	}
 	for _, a := range list.Artifacts {
 		for _, escaped := range []string{url.PathEscape(a.Name), (&url.URL{Path: a.Name}).EscapedPath()} {
@@ -57,20 +57,20 @@ func TestArtifacts(t *testing.T) {
 			c := call{path: tasksPath + "/" + id + "/artifacts/" + escaped, as: Read}
 			resp, body := r.do(c)
 			if resp.StatusCode != http.StatusOK || !bytes.Equal(body, files[a.Name]) {
-				t.Errorf("%q as %s: %s, %d bytes", a.Name, escaped, resp.Status, len(body))
+				t.Errorf("artifact %q as %s = %s, %d bytes, want %d, %d bytes", a.Name, escaped, resp.Status, len(body), http.StatusOK, len(files[a.Name]))
 				continue
 			}
 			h := resp.Header
 			kind, params, err := mime.ParseMediaType(h.Get("Content-Disposition"))
 			if err != nil || kind != "attachment" || params["filename"] != filepath.Base(a.Name) {
-				t.Errorf("%q: %q is %s %q %v", a.Name, h.Get("Content-Disposition"), kind, params["filename"], err)
+				t.Errorf("Content-Disposition of %q = %q, %v, want attachment %q", a.Name, h.Get("Content-Disposition"), err, filepath.Base(a.Name))
 			}
 			if h.Get("ETag") != `"`+a.SHA256+`"` || h.Get("Content-Type") != "application/octet-stream" || !strings.Contains(h.Get("Content-Security-Policy"), "sandbox") {
-				t.Error(h)
+				t.Errorf("headers of %q = %v, want ETag %q, application/octet-stream, sandbox", a.Name, h, a.SHA256)
 			}
 			c.header = []string{"If-None-Match", h.Get("ETag")}
 			if resp, body := r.do(c); resp.StatusCode != http.StatusNotModified || len(body) > 0 {
-				t.Error(resp.Status)
+				t.Errorf("GET of %q with its ETag = %s, %d bytes, want %d, 0", a.Name, resp.Status, len(body), http.StatusNotModified)
 			}
 		}
 	}
@@ -79,31 +79,31 @@ func TestArtifacts(t *testing.T) {
 		big.header = []string{"Range", rng}
 		resp, body := r.do(big)
 		if resp.StatusCode != http.StatusPartialContent || string(body) != want {
-			t.Errorf("%s: %s %q", rng, resp.Status, body)
+			t.Errorf("range %s = %s %q, want %d, %q", rng, resp.Status, body, http.StatusPartialContent, want)
 		}
 	}
 	big.header = []string{"Range", "bytes=0-3", "If-Range", `"another"`}
 	if resp, body := r.do(big); resp.StatusCode != http.StatusOK || len(body) != 1_000_000 {
-		t.Error(resp.Status, len(body))
+		t.Errorf("range with another If-Range = %s, %d bytes, want %d, 1000000", resp.Status, len(body), http.StatusOK)
 	}
 	big.header = []string{"Range", "bytes=1000000-"}
 	if resp, _ := r.do(big); resp.StatusCode != http.StatusRequestedRangeNotSatisfiable || resp.Header.Get("Content-Range") != "bytes */1000000" {
-		t.Error(resp.Status, resp.Header)
+		t.Errorf("range beyond the end = %s, headers %v, want %d, bytes */1000000", resp.Status, resp.Header, http.StatusRequestedRangeNotSatisfiable)
 	}
 	big.header = []string{"Range", "bytes=" + strings.TrimSuffix(strings.Repeat("0-999999,", 1000), ",")}
 	if resp, body := r.do(big); len(body) > 3_000_000 {
-		t.Error("ranges multiply what is sent:", resp.Status, len(body))
+		t.Errorf("1000 ranges = %s, %d bytes, want at most 3000000", resp.Status, len(body))
 	}
 	big.header, big.method = nil, http.MethodHead
 	if resp, body := r.do(big); resp.StatusCode != http.StatusOK || len(body) > 0 || resp.ContentLength != 1_000_000 {
-		t.Error(resp.Status, resp.ContentLength)
+		t.Errorf("HEAD = %s, %d bytes, length %d, want %d, 0, 1000000", resp.Status, len(body), resp.ContentLength, http.StatusOK)
 	}
 	if err := os.WriteFile(r.tasks.Dir(id).Bundle(), []byte("bundle"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	resp, body := r.do(call{path: tasksPath + "/" + id + "/bundle", as: Read})
 	if string(body) != "bundle" || !strings.Contains(resp.Header.Get("Content-Disposition"), id+".tar.gz") {
-		t.Error(resp.Header, string(body))
+		t.Errorf("bundle = %q, headers %v, want \"bundle\" as %s.tar.gz", body, resp.Header, id)
 	}
 }
 
@@ -120,7 +120,7 @@ func TestLogs(t *testing.T) {
 		return resp, string(body)
 	}
 	if resp, body := get("", ""); resp.StatusCode != http.StatusOK || body != "" || resp.Header.Get("X-Log-Size") != "0" {
-		t.Error(resp.Status, body)
+		t.Errorf("log before the start = %s %q, size %q, want %d, nothing, 0", resp.Status, body, resp.Header.Get("X-Log-Size"), http.StatusOK)
 	}
 	for path, text := range map[string]string{dir.Stdout(): "0123456789", dir.Stderr(): "\x1b[31m<b>\xff"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -138,14 +138,14 @@ func TestLogs(t *testing.T) {
 	} {
 		resp, body := get(c.query, c.rng)
 		if body != c.want || resp.Header.Get("Content-Type") != textType {
-			t.Errorf("%s %s: %s %q", c.query, c.rng, resp.Status, body)
+			t.Errorf("log %s %s = %s %q, want %q as %s", c.query, c.rng, resp.Status, body, c.want, textType)
 		}
 		if size := resp.Header.Get("X-Log-Size"); c.query == "" && size != "10" {
-			t.Error(size)
+			t.Errorf("X-Log-Size = %q, want 10", size)
 		}
 	}
 	if resp, body := get("?offset=11", ""); resp.StatusCode != http.StatusRequestedRangeNotSatisfiable || !strings.Contains(body, "offset=10") {
-		t.Error(resp.Status, body)
+		t.Errorf("log beyond its end = %s %s, want %d, offset=10", resp.Status, body, http.StatusRequestedRangeNotSatisfiable)
 	}
 }
 
@@ -154,12 +154,12 @@ func TestSystemdQuote(t *testing.T) {
 		"/usr/bin/x": "/usr/bin/x", "--listen": "--listen", "a b": `"a b"`, `a"b`: `"a\"b"`, "50%": `"50%%"`, "$HOME": `"$$HOME"`, `a\b`: `"a\\b"`, "": `""`, "a;b": `"a;b"`,
 	} {
 		if got, err := systemdQuote(arg); err != nil || got != want {
-			t.Errorf("%q: %s %v", arg, got, err)
+			t.Errorf("systemdQuote(%q) = %s, %v, want %s", arg, got, err, want)
 		}
 	}
 	for _, arg := range []string{"a\nb", "a\x00", "a\rb"} {
 		if got, err := systemdQuote(arg); err == nil {
-			t.Errorf("%q: %s", arg, got)
+			t.Errorf("systemdQuote(%q) = %s, nil, want an error", arg, got)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,230 +28,297 @@ type bad struct {
 	code string // "" for any
 }
 
+// yamlCall submits a YAML manifest.
+func yamlCall(name, body string, want int, code string) bad {
+	return bad{"manifest: " + name, call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/yaml"}}, want, code}
+}
+
+// jsonCall submits a JSON manifest.
+func jsonCall(name, body string, want int, code string) bad {
+	return bad{"JSON: " + name, call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/json"}}, want, code}
+}
+
+// getCall reads a path.
+func getCall(name, path string, want int, code string, header ...string) bad {
+	return bad{name, call{path: path, header: header}, want, code}
+}
+
+// bodyCall sends a body with any method.
+func bodyCall(name, method, path, body string, want int, code string, header ...string) bad {
+	return bad{name, call{method: method, path: path, body: body, header: header}, want, code}
+}
+
+// badCalls returns every request that must be refused. The task gone has expired
+// events.
 func badCalls(id, session, gone string) []bad {
-	yaml := func(name, body string, want int, code string) bad {
-		return bad{"manifest: " + name, call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/yaml"}}, want, code}
-	}
-	jsn := func(name, body string, want int, code string) bad {
-		return bad{"JSON: " + name, call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/json"}}, want, code}
-	}
-	get := func(name, path string, want int, code string, header ...string) bad {
-		return bad{name, call{path: path, header: header}, want, code}
-	}
-	do := func(name, method, path, body string, want int, code string, header ...string) bad {
-		return bad{name, call{method: method, path: path, body: body, header: header}, want, code}
-	}
+	return slices.Concat(
+		badManifests(), badMethods(id), badPaths(id, session), badArtifacts(id), badParameters(), badAnchors(id, session, gone),
+		badLogs(id), badWebSockets(id), badHeaders(), badTokens(id, session), badExecs(session),
+	)
+}
+
+// badManifests returns submissions of invalid manifests.
+func badManifests() []bad {
 	bombs := "a: &a [x,x,x,x,x,x,x,x,x]\n"
 	for c := 'b'; c <= 'i'; c++ {
 		bombs += fmt.Sprintf("%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n", c, c, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
 	}
-	one := tasksPath + "/" + id
-	events, artifacts := one+"/events", one+"/artifacts"
-	exec := sessionsPath + "/" + session + "/exec"
 	with := func(more string) string { return manifestYAML + more }
-	all := []bad{
-		yaml("nothing but a comment", "# nothing", 400, "USAGE"),
-		yaml("a list", "- a\n- b", 400, "USAGE"),
-		yaml("a number", "42", 400, "USAGE"),
-		yaml("a text", "hello", 400, "USAGE"),
-		yaml("not YAML", "a: [", 400, "USAGE"),
-		yaml("tabs", "a:\n\t- b", 400, "USAGE"),
-		yaml("another version", strings.Replace(manifestYAML, `"1"`, `"2"`, 1), 400, "USAGE"),
-		yaml("another kind", strings.Replace(manifestYAML, "kind: Task", "kind: Pod", 1), 400, "USAGE"),
-		yaml("an unknown key", with("colour: blue\n"), 400, "USAGE"),
-		yaml("a key twice", with("kind: Task\n"), 400, "USAGE"),
-		yaml("two documents", with("---\n")+manifestYAML, 400, "USAGE"),
-		yaml("no repository", strings.Replace(manifestYAML, "repository: {url: acme/app}\n", "", 1), 400, "USAGE"),
-		yaml("no agent", strings.Replace(manifestYAML, "agent: {kind: command, command: [make, test]}\n", "", 1), 400, "USAGE"),
-		yaml("two agents", with("claude: {prompt: x}\n"), 400, "USAGE"),
-		yaml("a list as name", strings.Replace(manifestYAML, "name: try", "name: [a]", 1), 400, "USAGE"),
-		yaml("a text as CPUs", with("vm: {cpus: many}\n"), 400, "USAGE"),
-		yaml("CPUs below zero", with("vm: {cpus: -1}\n"), 400, "USAGE"),
-		yaml("memory without end", with("vm: {memory: 99999999T}\n"), 400, "USAGE"),
-		yaml("a timeout of nothing", with("lifecycle: {timeout: 0s}\n"), 400, "USAGE"),
-		yaml("a timeout that is no time", with("lifecycle: {timeout: soon}\n"), 400, "USAGE"),
-		yaml("a network mode of its own", with("vm: {network_mode: everything}\n"), 400, "USAGE"),
-		yaml("a secret without a source", with("secrets: [{name: A, key: B}]\n"), 400, "USAGE"),
-		yaml("a secret's source of its own", with("secrets: [{name: A, source: http, key: B}]\n"), 400, "USAGE"),
-		yaml("a path with dots", strings.Replace(manifestYAML, "acme/app", "../../etc", 1), 400, "USAGE"),
-		yaml("a subpath with dots", strings.Replace(manifestYAML, "{url: acme/app}", "{url: acme/app, subpath: ../..}", 1), 400, "USAGE"),
-		yaml("an option as URL", strings.Replace(manifestYAML, "acme/app", "--upload-pack=touch /tmp/x", 1), 400, "USAGE"),
-		yaml("a program as URL", strings.Replace(manifestYAML, "acme/app", "ext::sh -c id", 1), 400, "USAGE"),
-		yaml("an option as branch", strings.Replace(manifestYAML, "{url: acme/app}", "{url: acme/app, branch: --force}", 1), 400, "USAGE"),
-		yaml("a NUL", strings.Replace(manifestYAML, "name: try", "name: \"a\\0b\"", 1), 400, "USAGE"),
-		yaml("an escape sequence", strings.Replace(manifestYAML, "name: try", "name: \"\\e[2J\"", 1), 400, "USAGE"),
-		yaml("bytes that are no UTF-8", strings.Replace(manifestYAML, "try", "\xff\xfe", 1), 400, "USAGE"),
-		yaml("aliases of aliases", bombs, 400, "USAGE"),
-		yaml("an anchor", with("x: &a 1\n"), 400, "USAGE"),
-		yaml("a merge key", with("<<: {a: b}\n"), 400, "USAGE"),
-		yaml("a tag", with("x: !!binary aGVsbG8=\n"), 400, "USAGE"),
-		yaml("depth", strings.Repeat("[", 5000), 400, "USAGE"),
-		yaml("depth, closed", "a: "+strings.Repeat("[", 2000)+strings.Repeat("]", 2000), 400, "USAGE"),
-		yaml("depth by indentation", func() string {
+	return []bad{
+		yamlCall("nothing but a comment", "# nothing", 400, "USAGE"),
+		yamlCall("a list", "- a\n- b", 400, "USAGE"),
+		yamlCall("a number", "42", 400, "USAGE"),
+		yamlCall("a text", "hello", 400, "USAGE"),
+		yamlCall("not YAML", "a: [", 400, "USAGE"),
+		yamlCall("tabs", "a:\n\t- b", 400, "USAGE"),
+		yamlCall("another version", strings.Replace(manifestYAML, `"1"`, `"2"`, 1), 400, "USAGE"),
+		yamlCall("another kind", strings.Replace(manifestYAML, "kind: Task", "kind: Pod", 1), 400, "USAGE"),
+		yamlCall("an unknown key", with("colour: blue\n"), 400, "USAGE"),
+		yamlCall("a key twice", with("kind: Task\n"), 400, "USAGE"),
+		yamlCall("two documents", with("---\n")+manifestYAML, 400, "USAGE"),
+		yamlCall("no repository", strings.Replace(manifestYAML, "repository: {url: acme/app}\n", "", 1), 400, "USAGE"),
+		yamlCall("no agent", strings.Replace(manifestYAML, "agent: {kind: command, command: [make, test]}\n", "", 1), 400, "USAGE"),
+		yamlCall("two agents", with("claude: {prompt: x}\n"), 400, "USAGE"),
+		yamlCall("a list as name", strings.Replace(manifestYAML, "name: try", "name: [a]", 1), 400, "USAGE"),
+		yamlCall("a text as CPUs", with("vm: {cpus: many}\n"), 400, "USAGE"),
+		yamlCall("CPUs below zero", with("vm: {cpus: -1}\n"), 400, "USAGE"),
+		yamlCall("memory without end", with("vm: {memory: 99999999T}\n"), 400, "USAGE"),
+		yamlCall("a timeout of nothing", with("lifecycle: {timeout: 0s}\n"), 400, "USAGE"),
+		yamlCall("a timeout that is no time", with("lifecycle: {timeout: soon}\n"), 400, "USAGE"),
+		yamlCall("a network mode of its own", with("vm: {network_mode: everything}\n"), 400, "USAGE"),
+		yamlCall("a secret without a source", with("secrets: [{name: A, key: B}]\n"), 400, "USAGE"),
+		yamlCall("a secret's source of its own", with("secrets: [{name: A, source: http, key: B}]\n"), 400, "USAGE"),
+		yamlCall("a path with dots", strings.Replace(manifestYAML, "acme/app", "../../etc", 1), 400, "USAGE"),
+		yamlCall("a subpath with dots", strings.Replace(manifestYAML, "{url: acme/app}", "{url: acme/app, subpath: ../..}", 1), 400, "USAGE"),
+		yamlCall("an option as URL", strings.Replace(manifestYAML, "acme/app", "--upload-pack=touch /tmp/x", 1), 400, "USAGE"),
+		yamlCall("a program as URL", strings.Replace(manifestYAML, "acme/app", "ext::sh -c id", 1), 400, "USAGE"),
+		yamlCall("an option as branch", strings.Replace(manifestYAML, "{url: acme/app}", "{url: acme/app, branch: --force}", 1), 400, "USAGE"),
+		yamlCall("a NUL", strings.Replace(manifestYAML, "name: try", "name: \"a\\0b\"", 1), 400, "USAGE"),
+		yamlCall("an escape sequence", strings.Replace(manifestYAML, "name: try", "name: \"\\e[2J\"", 1), 400, "USAGE"),
+		yamlCall("bytes that are no UTF-8", strings.Replace(manifestYAML, "try", "\xff\xfe", 1), 400, "USAGE"),
+		yamlCall("aliases of aliases", bombs, 400, "USAGE"),
+		yamlCall("an anchor", with("x: &a 1\n"), 400, "USAGE"),
+		yamlCall("a merge key", with("<<: {a: b}\n"), 400, "USAGE"),
+		yamlCall("a tag", with("x: !!binary aGVsbG8=\n"), 400, "USAGE"),
+		yamlCall("depth", strings.Repeat("[", 5000), 400, "USAGE"),
+		yamlCall("depth, closed", "a: "+strings.Repeat("[", 2000)+strings.Repeat("]", 2000), 400, "USAGE"),
+		yamlCall("depth by indentation", func() string {
 			var b strings.Builder
 			for i := range 600 {
 				fmt.Fprintf(&b, "%sa:\n", strings.Repeat(" ", i))
 			}
 			return b.String()
 		}(), 400, "USAGE"),
-		yaml("ten thousand keys", func() string {
+		yamlCall("ten thousand keys", func() string {
 			var b strings.Builder
 			for i := range 20_000 {
 				fmt.Fprintf(&b, "k%d: 1\n", i)
 			}
 			return b.String()
 		}(), 400, "USAGE"),
-		yaml("a label of 100 kB", strings.Replace(manifestYAML, "platform", strings.Repeat("x", 100_000), 1), 400, "USAGE"),
-		yaml("over 1 MiB, in the body's bounds", manifestYAML+"# "+strings.Repeat("x", 1<<20), 400, "USAGE"),
-		yaml("over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxBody), 413, codeTooLarge),
-		yaml("far over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxSpill-1<<10), 413, codeTooLarge), // more than the sockets' buffers hold
-		yaml("a profile that is not there", with("vm: {profile: nobody}\n"), 0, ""),
-		jsn("not JSON and not YAML", `{"version":`, 400, "USAGE"),
-		jsn("null", `null`, 400, "USAGE"),
-		jsn("a number", `1`, 400, "USAGE"),
-		jsn("depth", strings.Repeat(`{"a":`, 20_000)+"1"+strings.Repeat("}", 20_000), 400, "USAGE"),
-		jsn("a key twice", `{"version":"1","version":"1","kind":"Task","repository":{"url":"a/b"},"claude":{"prompt":"x"}}`, 400, "USAGE"),
-		jsn("wrapped number", `{"manifest_yaml": 5}`, 400, "USAGE"),
-		jsn("wrapped null", `{"manifest_yaml": null}`, 400, "USAGE"),
-		jsn("wrapped object", `{"manifest_yaml": {"version": "1"}}`, 400, "USAGE"),
-		jsn("wrapped with company", `{"manifest_yaml": "a: b", "force": true}`, 400, "USAGE"),
-		jsn("wrapped twice", `{"manifest_yaml": "a: b", "manifest_yaml": "c: d"}`, 400, "USAGE"),
-		jsn("wrapped and more", `{"manifest_yaml": "a: b"} {}`, 400, "USAGE"),
-		jsn("wrapped nothing", `{"manifest_yaml": ""}`, 400, "USAGE"),
-		jsn("wrapped bomb", `{"manifest_yaml": "a: &a [1]\nb: [*a,*a]"}`, 400, "USAGE"),
+		yamlCall("a label of 100 kB", strings.Replace(manifestYAML, "platform", strings.Repeat("x", 100_000), 1), 400, "USAGE"),
+		yamlCall("over 1 MiB, in the body's bounds", manifestYAML+"# "+strings.Repeat("x", 1<<20), 400, "USAGE"),
+		yamlCall("over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxBody), 413, codeTooLarge),
+		yamlCall("far over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxSpill-1<<10), 413, codeTooLarge), // more than the sockets' buffers hold
+		yamlCall("a profile that is not there", with("vm: {profile: nobody}\n"), 0, ""),
+		jsonCall("not JSON and not YAML", `{"version":`, 400, "USAGE"),
+		jsonCall("null", `null`, 400, "USAGE"),
+		jsonCall("a number", `1`, 400, "USAGE"),
+		jsonCall("depth", strings.Repeat(`{"a":`, 20_000)+"1"+strings.Repeat("}", 20_000), 400, "USAGE"),
+		jsonCall("a key twice", `{"version":"1","version":"1","kind":"Task","repository":{"url":"a/b"},"claude":{"prompt":"x"}}`, 400, "USAGE"),
+		jsonCall("wrapped number", `{"manifest_yaml": 5}`, 400, "USAGE"),
+		jsonCall("wrapped null", `{"manifest_yaml": null}`, 400, "USAGE"),
+		jsonCall("wrapped object", `{"manifest_yaml": {"version": "1"}}`, 400, "USAGE"),
+		jsonCall("wrapped with company", `{"manifest_yaml": "a: b", "force": true}`, 400, "USAGE"),
+		jsonCall("wrapped twice", `{"manifest_yaml": "a: b", "manifest_yaml": "c: d"}`, 400, "USAGE"),
+		jsonCall("wrapped and more", `{"manifest_yaml": "a: b"} {}`, 400, "USAGE"),
+		jsonCall("wrapped nothing", `{"manifest_yaml": ""}`, 400, "USAGE"),
+		jsonCall("wrapped bomb", `{"manifest_yaml": "a: &a [1]\nb: [*a,*a]"}`, 400, "USAGE"),
+	}
+}
 
-		do("no body", "POST", tasksPath, "", 400, codeInvalid, "Content-Type", "application/yaml"),
-		do("no Content-Type", "POST", tasksPath, manifestYAML, 415, codeMediaType),
-		do("a form", "POST", tasksPath, "a=b", 415, codeMediaType, "Content-Type", "application/x-www-form-urlencoded"),
-		do("a page's plain text", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "text/plain"),
-		do("a Content-Type that is none", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "yaml;;;"),
-		do("another charset", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml; charset=utf-16"),
-		do("a packed body", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml", "Content-Encoding", "gzip"),
-		do("two Content-Types", "POST", tasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Content-Type", "application/json"),
-		do("a body for GET", "GET", tasksPath, "x", 400, codeInvalid),
-		do("a body for DELETE", "DELETE", one, "x", 400, codeInvalid),
-		do("a body for retry", "POST", one+"/retry", "x", 400, codeInvalid, "Content-Type", "application/json"),
-		do("PUT", "PUT", one, "", 405, codeMethod),
-		do("PATCH", "PATCH", one, "", 405, codeMethod),
-		do("TRACE", "TRACE", one, "", 405, codeMethod),
-		do("OPTIONS", "OPTIONS", one, "", 405, codeMethod),
-		do("a method of its own", "EXPLODE", one, "", 405, codeMethod),
-		do("DELETE of all", "DELETE", tasksPath, "", 405, codeMethod),
-		do("POST of one", "POST", one, "", 405, codeMethod),
-		do("HEAD of what is posted", "HEAD", one+"/retry", "", 405, ""),
+// badMethods returns requests with a wrong body, type or method.
+func badMethods(id string) []bad {
+	one := tasksPath + "/" + id
+	return []bad{
+		bodyCall("no body", "POST", tasksPath, "", 400, codeInvalid, "Content-Type", "application/yaml"),
+		bodyCall("no Content-Type", "POST", tasksPath, manifestYAML, 415, codeMediaType),
+		bodyCall("a form", "POST", tasksPath, "a=b", 415, codeMediaType, "Content-Type", "application/x-www-form-urlencoded"),
+		bodyCall("a page's plain text", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "text/plain"),
+		bodyCall("a Content-Type that is none", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "yaml;;;"),
+		bodyCall("another charset", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml; charset=utf-16"),
+		bodyCall("a packed body", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml", "Content-Encoding", "gzip"),
+		bodyCall("two Content-Types", "POST", tasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Content-Type", "application/json"),
+		bodyCall("a body for GET", "GET", tasksPath, "x", 400, codeInvalid),
+		bodyCall("a body for DELETE", "DELETE", one, "x", 400, codeInvalid),
+		bodyCall("a body for retry", "POST", one+"/retry", "x", 400, codeInvalid, "Content-Type", "application/json"),
+		bodyCall("PUT", "PUT", one, "", 405, codeMethod),
+		bodyCall("PATCH", "PATCH", one, "", 405, codeMethod),
+		bodyCall("TRACE", "TRACE", one, "", 405, codeMethod),
+		bodyCall("OPTIONS", "OPTIONS", one, "", 405, codeMethod),
+		bodyCall("a method of its own", "EXPLODE", one, "", 405, codeMethod),
+		bodyCall("DELETE of all", "DELETE", tasksPath, "", 405, codeMethod),
+		bodyCall("POST of one", "POST", one, "", 405, codeMethod),
+		bodyCall("HEAD of what is posted", "HEAD", one+"/retry", "", 405, ""),
+	}
+}
 
-		get("no such path", "/nothing", 404, "NOT_FOUND"),
-		get("another version of the API", "/api/v2/tasks", 404, "NOT_FOUND"),
-		get("a slash at the end", tasksPath+"/", 404, "NOT_FOUND"),
-		get("two slashes", "//api/v1/tasks", 404, "NOT_FOUND"),
-		get("dots", "/api/v1/x/../tasks", 404, "NOT_FOUND"),
-		get("dots at the end", tasksPath+"/..", 404, "NOT_FOUND"),
-		get("a path of 9 kB", "/api/v1/"+strings.Repeat("x", 9000), 414, codeTooLarge),
-		get("an id that is a path", tasksPath+"/..%2f..%2fetc%2fpasswd", 404, "NOT_FOUND"),
-		get("an id that is a path, escaped twice", tasksPath+"/..%252f..%252fetc", 404, "NOT_FOUND"),
-		get("an id with backslashes", tasksPath+"/..%5c..%5cetc", 404, "NOT_FOUND"),
-		get("an id with a NUL", tasksPath+"/4f2a%00", 404, "NOT_FOUND"),
-		get("an id with line ends", tasksPath+"/4f2a%0d%0aX:1", 404, "NOT_FOUND"),
-		get("an id in capitals", tasksPath+"/"+strings.ToUpper("abcdef012345"), 404, "NOT_FOUND"),
-		get("part of an id", tasksPath+"/"+id[:8], 404, "NOT_FOUND"),
-		get("an id of nobody", tasksPath+"/000000000000", 404, "NOT_FOUND"),
-		get("an id with full-width digits", tasksPath+"/%EF%BC%91%EF%BC%92%EF%BC%93%EF%BC%94", 404, "NOT_FOUND"),
-		get("an id as SQL", tasksPath+"/'%20OR%201=1--", 404, "NOT_FOUND"),
-		get("an id of 4 kB", tasksPath+"/"+strings.Repeat("a", 4096), 404, "NOT_FOUND"),
-		get("a session's id as a task's", tasksPath+"/"+session, 404, "NOT_FOUND"),
-		get("a task's id as a session's", sessionsPath+"/"+id, 404, "NOT_FOUND"),
-		get("a session's id that is a path", sessionsPath+"/..%2f"+session, 404, "NOT_FOUND"),
-		get("the bundle of what has not ended", one+"/bundle", 404, "NOT_FOUND"),
+// badPaths returns requests for paths and ids that do not exist.
+func badPaths(id, session string) []bad {
+	one := tasksPath + "/" + id
+	return []bad{
+		getCall("no such path", "/nothing", 404, "NOT_FOUND"),
+		getCall("another version of the API", "/api/v2/tasks", 404, "NOT_FOUND"),
+		getCall("a slash at the end", tasksPath+"/", 404, "NOT_FOUND"),
+		getCall("two slashes", "//api/v1/tasks", 404, "NOT_FOUND"),
+		getCall("dots", "/api/v1/x/../tasks", 404, "NOT_FOUND"),
+		getCall("dots at the end", tasksPath+"/..", 404, "NOT_FOUND"),
+		getCall("a path of 9 kB", "/api/v1/"+strings.Repeat("x", 9000), 414, codeTooLarge),
+		getCall("an id that is a path", tasksPath+"/..%2f..%2fetc%2fpasswd", 404, "NOT_FOUND"),
+		getCall("an id that is a path, escaped twice", tasksPath+"/..%252f..%252fetc", 404, "NOT_FOUND"),
+		getCall("an id with backslashes", tasksPath+"/..%5c..%5cetc", 404, "NOT_FOUND"),
+		getCall("an id with a NUL", tasksPath+"/4f2a%00", 404, "NOT_FOUND"),
+		getCall("an id with line ends", tasksPath+"/4f2a%0d%0aX:1", 404, "NOT_FOUND"),
+		getCall("an id in capitals", tasksPath+"/"+strings.ToUpper("abcdef012345"), 404, "NOT_FOUND"),
+		getCall("part of an id", tasksPath+"/"+id[:8], 404, "NOT_FOUND"),
+		getCall("an id of nobody", tasksPath+"/000000000000", 404, "NOT_FOUND"),
+		getCall("an id with full-width digits", tasksPath+"/%EF%BC%91%EF%BC%92%EF%BC%93%EF%BC%94", 404, "NOT_FOUND"),
+		getCall("an id as SQL", tasksPath+"/'%20OR%201=1--", 404, "NOT_FOUND"),
+		getCall("an id of 4 kB", tasksPath+"/"+strings.Repeat("a", 4096), 404, "NOT_FOUND"),
+		getCall("a session's id as a task's", tasksPath+"/"+session, 404, "NOT_FOUND"),
+		getCall("a task's id as a session's", sessionsPath+"/"+id, 404, "NOT_FOUND"),
+		getCall("a session's id that is a path", sessionsPath+"/..%2f"+session, 404, "NOT_FOUND"),
+		getCall("the bundle of what has not ended", one+"/bundle", 404, "NOT_FOUND"),
+	}
+}
 
-		get("an artifact that is not there", artifacts+"/none", 404, "NOT_FOUND"),
-		get("an artifact without a name", artifacts+"/", 404, "NOT_FOUND"),
-		get("an artifact above", artifacts+"/../metadata.json", 404, "NOT_FOUND"),
-		get("an artifact above, escaped", artifacts+"/%2e%2e/metadata.json", 404, "NOT_FOUND"),
-		get("an artifact above, all escaped", artifacts+"/%2e%2e%2fmetadata.json", 404, "NOT_FOUND"),
-		get("an artifact above, escaped twice", artifacts+"/%252e%252e%252fmetadata.json", 404, "NOT_FOUND"),
-		get("an artifact above, with backslashes", artifacts+"/..%5cmetadata.json", 404, "NOT_FOUND"),
-		get("an artifact above, overlong", artifacts+"/%c0%ae%c0%ae/metadata.json", 404, "NOT_FOUND"),
-		get("an artifact at the root", artifacts+"/%2fetc%2fpasswd", 404, "NOT_FOUND"),
-		get("an artifact below a name", artifacts+"/a/%2e%2e/%2e%2e/%2e%2e/etc/passwd", 404, "NOT_FOUND"),
-		get("an artifact with a NUL", artifacts+"/a%00.patch", 404, "NOT_FOUND"),
-		get("an artifact with line ends", artifacts+"/a%0d%0aSet-Cookie:x", 404, "NOT_FOUND"),
-		get("an artifact of 4 kB", artifacts+"/"+strings.Repeat("a/", 2000)+"b", 404, "NOT_FOUND"),
-		get("half received artifacts", artifacts+"/.part/x", 404, "NOT_FOUND"),
-		get("a link out of the artifacts", artifacts+"/link", 404, "NOT_FOUND"),
+// badArtifacts returns requests for artifacts that do not exist.
+func badArtifacts(id string) []bad {
+	artifacts := tasksPath + "/" + id + "/artifacts"
+	return []bad{
+		getCall("an artifact that is not there", artifacts+"/none", 404, "NOT_FOUND"),
+		getCall("an artifact without a name", artifacts+"/", 404, "NOT_FOUND"),
+		getCall("an artifact above", artifacts+"/../metadata.json", 404, "NOT_FOUND"),
+		getCall("an artifact above, escaped", artifacts+"/%2e%2e/metadata.json", 404, "NOT_FOUND"),
+		getCall("an artifact above, all escaped", artifacts+"/%2e%2e%2fmetadata.json", 404, "NOT_FOUND"),
+		getCall("an artifact above, escaped twice", artifacts+"/%252e%252e%252fmetadata.json", 404, "NOT_FOUND"),
+		getCall("an artifact above, with backslashes", artifacts+"/..%5cmetadata.json", 404, "NOT_FOUND"),
+		getCall("an artifact above, overlong", artifacts+"/%c0%ae%c0%ae/metadata.json", 404, "NOT_FOUND"),
+		getCall("an artifact at the root", artifacts+"/%2fetc%2fpasswd", 404, "NOT_FOUND"),
+		getCall("an artifact below a name", artifacts+"/a/%2e%2e/%2e%2e/%2e%2e/etc/passwd", 404, "NOT_FOUND"),
+		getCall("an artifact with a NUL", artifacts+"/a%00.patch", 404, "NOT_FOUND"),
+		getCall("an artifact with line ends", artifacts+"/a%0d%0aSet-Cookie:x", 404, "NOT_FOUND"),
+		getCall("an artifact of 4 kB", artifacts+"/"+strings.Repeat("a/", 2000)+"b", 404, "NOT_FOUND"),
+		getCall("half received artifacts", artifacts+"/.part/x", 404, "NOT_FOUND"),
+		getCall("a link out of the artifacts", artifacts+"/link", 404, "NOT_FOUND"),
+	}
+}
 
-		get("an unknown parameter", tasksPath+"?colour=blue", 422, codeInvalid),
-		get("a parameter twice", tasksPath+"?limit=1&limit=2", 400, codeInvalid),
-		get("a parameter without a value", tasksPath+"?limit=", 400, codeInvalid),
-		get("a query that is none", tasksPath+"?a=%zz", 400, ""),
-		get("a query with semicolons", tasksPath+"?limit=1;state=x", 400, codeInvalid),
-		get("a limit of 0", tasksPath+"?limit=0", 422, codeInvalid),
-		get("a limit below 0", tasksPath+"?limit=-1", 422, codeInvalid),
-		get("a limit over all", tasksPath+"?limit=1000000", 422, codeInvalid),
-		get("a limit over 64 bits", tasksPath+"?limit=99999999999999999999", 422, codeInvalid),
-		get("a limit in words", tasksPath+"?limit=many", 422, codeInvalid),
-		get("a limit in hex", tasksPath+"?limit=0x10", 422, codeInvalid),
-		get("a state that is none", tasksPath+"?state=DONE", 400, "USAGE"),
-		get("a state and nothing", tasksPath+"?state=RUNNING,", 400, "USAGE"),
-		get("a label without a key", tasksPath+"?label==x", 400, "USAGE"),
-		get("a label without a value", tasksPath+"?label=x", 400, "USAGE"),
-		get("a page after nobody", tasksPath+"?after=000000000000", 404, "NOT_FOUND"),
-		get("a page after what is no id", tasksPath+"?after=../..", 400, "USAGE"),
+// badParameters returns lists with invalid parameters.
+func badParameters() []bad {
+	return []bad{
+		getCall("an unknown parameter", tasksPath+"?colour=blue", 422, codeInvalid),
+		getCall("a parameter twice", tasksPath+"?limit=1&limit=2", 400, codeInvalid),
+		getCall("a parameter without a value", tasksPath+"?limit=", 400, codeInvalid),
+		getCall("a query that is none", tasksPath+"?a=%zz", 400, ""),
+		getCall("a query with semicolons", tasksPath+"?limit=1;state=x", 400, codeInvalid),
+		getCall("a limit of 0", tasksPath+"?limit=0", 422, codeInvalid),
+		getCall("a limit below 0", tasksPath+"?limit=-1", 422, codeInvalid),
+		getCall("a limit over all", tasksPath+"?limit=1000000", 422, codeInvalid),
+		getCall("a limit over 64 bits", tasksPath+"?limit=99999999999999999999", 422, codeInvalid),
+		getCall("a limit in words", tasksPath+"?limit=many", 422, codeInvalid),
+		getCall("a limit in hex", tasksPath+"?limit=0x10", 422, codeInvalid),
+		getCall("a state that is none", tasksPath+"?state=DONE", 400, "USAGE"),
+		getCall("a state and nothing", tasksPath+"?state=RUNNING,", 400, "USAGE"),
+		getCall("a label without a key", tasksPath+"?label==x", 400, "USAGE"),
+		getCall("a label without a value", tasksPath+"?label=x", 400, "USAGE"),
+		getCall("a page after nobody", tasksPath+"?after=000000000000", 404, "NOT_FOUND"),
+		getCall("a page after what is no id", tasksPath+"?after=../..", 400, "USAGE"),
+	}
+}
 
-		get("an anchor in words", events+"?after=now", 400, codeAnchor),
-		get("an anchor below 0", events+"?after=-1", 400, codeAnchor),
-		get("an anchor with a sign", events+"?after=%2b1", 400, codeAnchor),
-		get("an anchor with zeros", events+"?after=01", 400, codeAnchor),
-		get("an anchor over 64 bits", events+"?after=9223372036854775808", 400, codeAnchor),
-		get("an anchor with a fraction", events+"?after=1.5", 400, codeAnchor),
-		get("an anchor with a space", events+"?after=1%20", 400, codeAnchor),
-		get("an anchor from the future", events+"?after=999", 400, codeAnchorFuture),
-		get("an anchor from the far future", events+"?after=999999999999999999", 400, codeAnchorFuture),
-		get("an anchor of another task", events+"?after=000000000000/1", 400, codeAnchorForeign),
-		get("an anchor of a session", events+"?after="+session+"/1", 400, codeAnchorForeign),
-		get("an anchor of a path", events+"?after=../1", 400, codeAnchor),
-		get("an anchor without a sequence", events+"?after="+id+"/", 400, codeAnchor),
-		get("an anchor with two", events+"?after="+id+"/1/2", 400, codeAnchor),
-		get("an anchor that expired", tasksPath+"/"+gone+"/events?after=1", 410, codeExpired),
-		get("the beginning, which expired", tasksPath+"/"+gone+"/events", 410, codeExpired),
-		get("a stream after what expired", tasksPath+"/"+gone+"/events", 410, codeExpired, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
-		get("a stream after the future", events, 400, codeAnchorFuture, "Accept", "text/event-stream", "Last-Event-ID", id+"/77"),
-		get("a stream after another's", events, 400, codeAnchorForeign, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
-		get("two anchors in headers", events, 400, codeInvalid, "Last-Event-ID", "1", "Last-Event-ID", "2"),
-		get("events of nobody", tasksPath+"/000000000000/events", 404, "NOT_FOUND"),
-		get("a page of too many events", events+"?limit=5000", 422, codeInvalid),
+// badAnchors returns event requests with invalid anchors.
+func badAnchors(id, session, gone string) []bad {
+	events := tasksPath + "/" + id + "/events"
+	return []bad{
+		getCall("an anchor in words", events+"?after=now", 400, codeAnchor),
+		getCall("an anchor below 0", events+"?after=-1", 400, codeAnchor),
+		getCall("an anchor with a sign", events+"?after=%2b1", 400, codeAnchor),
+		getCall("an anchor with zeros", events+"?after=01", 400, codeAnchor),
+		getCall("an anchor over 64 bits", events+"?after=9223372036854775808", 400, codeAnchor),
+		getCall("an anchor with a fraction", events+"?after=1.5", 400, codeAnchor),
+		getCall("an anchor with a space", events+"?after=1%20", 400, codeAnchor),
+		getCall("an anchor from the future", events+"?after=999", 400, codeAnchorFuture),
+		getCall("an anchor from the far future", events+"?after=999999999999999999", 400, codeAnchorFuture),
+		getCall("an anchor of another task", events+"?after=000000000000/1", 400, codeAnchorForeign),
+		getCall("an anchor of a session", events+"?after="+session+"/1", 400, codeAnchorForeign),
+		getCall("an anchor of a path", events+"?after=../1", 400, codeAnchor),
+		getCall("an anchor without a sequence", events+"?after="+id+"/", 400, codeAnchor),
+		getCall("an anchor with two", events+"?after="+id+"/1/2", 400, codeAnchor),
+		getCall("an anchor that expired", tasksPath+"/"+gone+"/events?after=1", 410, codeExpired),
+		getCall("the beginning, which expired", tasksPath+"/"+gone+"/events", 410, codeExpired),
+		getCall("a stream after what expired", tasksPath+"/"+gone+"/events", 410, codeExpired, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
+		getCall("a stream after the future", events, 400, codeAnchorFuture, "Accept", "text/event-stream", "Last-Event-ID", id+"/77"),
+		getCall("a stream after another's", events, 400, codeAnchorForeign, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
+		getCall("two anchors in headers", events, 400, codeInvalid, "Last-Event-ID", "1", "Last-Event-ID", "2"),
+		getCall("events of nobody", tasksPath+"/000000000000/events", 404, "NOT_FOUND"),
+		getCall("a page of too many events", events+"?limit=5000", 422, codeInvalid),
+	}
+}
 
-		get("a log that is none", one+"/logs?stream=keeper", 422, codeInvalid),
-		get("a log's path", one+"/logs?stream=../keeper.log", 422, codeInvalid),
-		get("an offset below 0", one+"/logs?offset=-1", 422, codeInvalid),
-		get("an offset behind the end", one+"/logs?offset=1000", 416, codeRange),
-		get("a range behind the end", one+"/logs", 416, codeRange, "Range", "bytes=1000-"),
-		get("a range that is none", one+"/logs", 416, codeRange, "Range", "bytes=x-y"),
-		get("follow, perhaps", one+"/logs?follow=perhaps", 422, codeInvalid),
-		get("a range of what is followed", one+"/logs?follow=true", 400, "USAGE", "Range", "bytes=0-1"),
+// badLogs returns log requests with invalid ranges.
+func badLogs(id string) []bad {
+	one := tasksPath + "/" + id
+	return []bad{
+		getCall("a log that is none", one+"/logs?stream=keeper", 422, codeInvalid),
+		getCall("a log's path", one+"/logs?stream=../keeper.log", 422, codeInvalid),
+		getCall("an offset below 0", one+"/logs?offset=-1", 422, codeInvalid),
+		getCall("an offset behind the end", one+"/logs?offset=1000", 416, codeRange),
+		getCall("a range behind the end", one+"/logs", 416, codeRange, "Range", "bytes=1000-"),
+		getCall("a range that is none", one+"/logs", 416, codeRange, "Range", "bytes=x-y"),
+		getCall("follow, perhaps", one+"/logs?follow=perhaps", 422, codeInvalid),
+		getCall("a range of what is followed", one+"/logs?follow=true", 400, "USAGE", "Range", "bytes=0-1"),
+	}
+}
 
-		get("a WebSocket without one", "/ws/tasks/"+id+"/stream", 426, codeUpgrade),
-		get("a WebSocket of another version", "/ws/tasks/"+id+"/stream", 400, "", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "12", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
-		get("a WebSocket without a key", "/ws/tasks/"+id+"/stream", 400, "", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13"),
-		get("a WebSocket of nobody", "/ws/tasks/000000000000/stream", 404, "NOT_FOUND"),
-		get("a WebSocket after the future", "/ws/tasks/"+id+"/stream?after=99", 400, codeAnchorFuture),
-		get("a WebSocket behind the log", "/ws/tasks/"+id+"/stream?stdout=99", 416, codeRange),
-		get("a WebSocket of a page", "/ws/tasks/"+id+"/stream", 403, codeForbidden, "Origin", "https://evil.example", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+// badWebSockets returns WebSocket requests that fail.
+func badWebSockets(id string) []bad {
+	return []bad{
+		getCall("a WebSocket without one", "/ws/tasks/"+id+"/stream", 426, codeUpgrade),
+		getCall("a WebSocket of another version", "/ws/tasks/"+id+"/stream", 400, "", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "12", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+		getCall("a WebSocket without a key", "/ws/tasks/"+id+"/stream", 400, "", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13"),
+		getCall("a WebSocket of nobody", "/ws/tasks/000000000000/stream", 404, "NOT_FOUND"),
+		getCall("a WebSocket after the future", "/ws/tasks/"+id+"/stream?after=99", 400, codeAnchorFuture),
+		getCall("a WebSocket behind the log", "/ws/tasks/"+id+"/stream?stdout=99", 416, codeRange),
+		getCall("a WebSocket of a page", "/ws/tasks/"+id+"/stream", 403, codeForbidden, "Origin", "https://evil.example", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+	}
+}
 
-		get("another name for us", tasksPath, 403, codeForbidden, "Host", "evil.example"),
-		get("another name for us, with the port", tasksPath, 403, codeForbidden, "Host", "evil.example:80"),
-		get("the right name, another port", tasksPath, 403, codeForbidden, "Host", "localhost:1"),
-		get("a name that begins like ours", tasksPath, 403, codeForbidden, "Host", "127.0.0.1.evil.example"),
-		get("another site's page", tasksPath, 403, codeForbidden, "Origin", "https://evil.example"),
-		get("a page of a file", tasksPath, 403, codeForbidden, "Origin", "null"),
-		get("a page of another port", tasksPath, 403, codeForbidden, "Origin", "http://127.0.0.1:1"),
-		get("two origins", tasksPath, 400, codeInvalid, "Origin", "null", "Origin", "null"),
-		get("what a browser says of a page", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "cross-site"),
-		get("what a browser says of a neighbour", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "same-site"),
-		do("a key of 300 bytes", "POST", tasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", strings.Repeat("k", 300)),
-		do("a key with a space", "POST", tasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a b"),
-		do("two keys", "POST", tasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a", "Idempotency-Key", "b"),
-		get("two trace ids", tasksPath, 400, codeInvalid, "X-Trace-Id", "a", "X-Trace-Id", "b"),
+// badHeaders returns requests with forbidden or invalid headers.
+func badHeaders() []bad {
+	return []bad{
+		getCall("another name for us", tasksPath, 403, codeForbidden, "Host", "evil.example"),
+		getCall("another name for us, with the port", tasksPath, 403, codeForbidden, "Host", "evil.example:80"),
+		getCall("the right name, another port", tasksPath, 403, codeForbidden, "Host", "localhost:1"),
+		getCall("a name that begins like ours", tasksPath, 403, codeForbidden, "Host", "127.0.0.1.evil.example"),
+		getCall("another site's page", tasksPath, 403, codeForbidden, "Origin", "https://evil.example"),
+		getCall("a page of a file", tasksPath, 403, codeForbidden, "Origin", "null"),
+		getCall("a page of another port", tasksPath, 403, codeForbidden, "Origin", "http://127.0.0.1:1"),
+		getCall("two origins", tasksPath, 400, codeInvalid, "Origin", "null", "Origin", "null"),
+		getCall("what a browser says of a page", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "cross-site"),
+		getCall("what a browser says of a neighbour", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "same-site"),
+		bodyCall("a key of 300 bytes", "POST", tasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", strings.Repeat("k", 300)),
+		bodyCall("a key with a space", "POST", tasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a b"),
+		bodyCall("two keys", "POST", tasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a", "Idempotency-Key", "b"),
+		getCall("two trace ids", tasksPath, 400, codeInvalid, "X-Trace-Id", "a", "X-Trace-Id", "b"),
+	}
+}
 
+// badTokens returns requests without a token or beyond its scope.
+func badTokens(id, session string) []bad {
+	one := tasksPath + "/" + id
+	exec := sessionsPath + "/" + session + "/exec"
+	return []bad{
 		{"no token", call{path: tasksPath, as: "-"}, 401, codeUnauthorized},
 		{"a token of nobody", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer asz_nobody"}}, 401, codeUnauthorized},
 		{"a token of another kind", call{path: tasksPath, as: "-", header: []string{"Authorization", "Basic YTpi"}}, 401, codeUnauthorized},
@@ -263,6 +331,11 @@ func badCalls(id, session, gone string) []bad {
 		{"cancel with read", call{method: http.MethodDelete, path: one, as: Read}, 403, codeForbidden},
 		{"exec with submit", call{method: http.MethodPost, path: exec, body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}, as: Submit}, 403, codeForbidden},
 	}
+}
+
+// badExecs returns invalid commands for a session.
+func badExecs(session string) (all []bad) {
+	exec := sessionsPath + "/" + session + "/exec"
 	for name, body := range map[string]string{
 		"nothing": `{}`, "both": `{"argv":["a"],"command":"b"}`, "a text as argv": `{"argv":"id"}`, "no argv": `{"argv":[]}`, "an empty program": `{"argv":[""]}`,
 		"numbers as argv": `{"argv":[1]}`, "a NUL": `{"argv":["a\u0000b"]}`, "an unknown key": `{"argv":["a"],"sudo":true}`, "a time that is none": `{"argv":["a"],"timeout":"soon"}`,
@@ -276,16 +349,15 @@ func badCalls(id, session, gone string) []bad {
 		}(), ",") + `}}`,
 		"depth": `{"argv":` + strings.Repeat("[", 30_000) + strings.Repeat("]", 30_000) + `}`,
 	} {
-		all = append(all, do("exec: "+name, "POST", exec, body, 0, "", "Content-Type", "application/json"))
+		all = append(all, bodyCall("exec: "+name, "POST", exec, body, 0, "", "Content-Type", "application/json"))
 	}
-	all = append(all,
-		do("exec: YAML", "POST", exec, "argv: [id]", 415, codeMediaType, "Content-Type", "application/yaml"),
-		do("exec: of nobody", "POST", sessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
-		get("exec: another's id", exec+"/..%2f..%2f", 404, "NOT_FOUND"),
-		get("exec: no such", exec+"/000000000000", 404, "NOT_FOUND"),
-		get("exec: logs of no such", exec+"/000000000000/logs", 404, "NOT_FOUND"),
+	return append(all,
+		bodyCall("exec: YAML", "POST", exec, "argv: [id]", 415, codeMediaType, "Content-Type", "application/yaml"),
+		bodyCall("exec: of nobody", "POST", sessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
+		getCall("exec: another's id", exec+"/..%2f..%2f", 404, "NOT_FOUND"),
+		getCall("exec: no such", exec+"/000000000000", 404, "NOT_FOUND"),
+		getCall("exec: logs of no such", exec+"/000000000000/logs", 404, "NOT_FOUND"),
 	)
-	return all
 }
 
 // Each request is refused with the right status, as a problem with a hint, and
@@ -309,13 +381,13 @@ func TestBadCalls(t *testing.T) {
 	before := r.snapshot()
 	calls := badCalls(id, session, gone)
 	if len(calls) < 150 {
-		t.Fatal("only", len(calls))
+		t.Fatalf("bad calls = %d, want at least 150", len(calls))
 	}
 	for _, c := range calls {
 		t.Run(c.name, func(t *testing.T) {
 			resp, body := (&rig{Server: r.Server, t: t, addr: r.addr, socket: r.socket, token: r.token}).do(c.call)
 			if c.want != 0 && resp.StatusCode != c.want || resp.StatusCode < 400 || resp.StatusCode >= 500 {
-				t.Fatalf("%s, not %d: %s", resp.Status, c.want, body)
+				t.Fatalf("status = %s, want %d (0: any client error): %s", resp.Status, c.want, body)
 			}
 			if c.method == http.MethodHead {
 				return
@@ -325,27 +397,27 @@ func TestBadCalls(t *testing.T) {
 				t.Fatal(err)
 			}
 			if resp.Header.Get("Content-Type") != problemType || p.Status != resp.StatusCode || p.Hint == "" || p.Detail == "" || p.Title == "" || p.TraceID != resp.Header.Get("X-Trace-Id") {
-				t.Errorf("%s", body)
+				t.Errorf("problem = %s as %s, want all members, status %d, the trace id of the header", body, resp.Header.Get("Content-Type"), resp.StatusCode)
 			}
 			if c.code != "" && p.Code != c.code {
-				t.Errorf("code %s, not %s: %s", p.Code, c.code, p.Detail)
+				t.Errorf("code = %s, want %s: %s", p.Code, c.code, p.Detail)
 			}
 			if strings.ContainsAny(string(body), "\x1b\x00") || len(body) > 4*maxDetail {
-				t.Errorf("an answer with control characters, or of %d bytes", len(body))
+				t.Errorf("answer = %q (%d bytes), want no control characters, at most %d bytes", body, len(body), 4*maxDetail)
 			}
 			for name := range resp.Header {
 				if name == "Set-Cookie" || strings.HasPrefix(name, "Access-Control-") {
-					t.Error(name)
+					t.Errorf("header %s is set, want neither cookies nor CORS", name)
 				}
 			}
 		})
 	}
 	if after := r.snapshot(); after != before {
-		t.Errorf("something is left:\n%s\nwas\n%s", after, before)
+		t.Errorf("store and files after bad calls:\n%s\nwant\n%s", after, before)
 	}
 	for line := range strings.Lines(r.log.String()) {
 		if strings.Contains(line, "panicked") {
-			t.Error(line)
+			t.Errorf("log = %s, want no panic", line)
 		}
 	}
 }
@@ -440,25 +512,25 @@ func TestBadBytes(t *testing.T) {
 				status = resp.StatusCode
 				_ = resp.Body.Close()
 			} else if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-				t.Fatal("it hangs")
+				t.Fatalf("no answer within %v, want one", deadline)
 			}
 			for _, want := range c.want {
 				if status == want {
 					return
 				}
 			}
-			t.Errorf("%d, not one of %v", status, c.want)
+			t.Errorf("status = %d, want one of %v", status, c.want)
 		})
 	}
 	if after := r.snapshot(); after != before {
-		t.Errorf("something is left:\n%s\nwas\n%s", after, before)
+		t.Errorf("store and files after bad bytes:\n%s\nwant\n%s", after, before)
 	}
 	// The server still works.
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
 	resp, err := r.client(call{}).Do(r.request(ctx, call{path: tasksPath}))
 	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatal(resp, err)
+		t.Fatalf("GET after bad bytes = %v, %v, want status %d", resp, err, http.StatusOK)
 	}
 	_ = resp.Body.Close()
 }
@@ -515,16 +587,16 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 					t.Fatal(err)
 				}
 				if err := c.write(conn); err != nil {
-					t.Fatal("write:", err)
+					t.Fatalf("write the request: %v", err)
 				}
 				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 				if err != nil {
-					t.Fatal("read:", err)
+					t.Fatalf("read the response: %v", err)
 				}
 				defer resp.Body.Close()
 				var p Problem
 				if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != c.want || p.Status != c.want || p.Hint == "" {
-					t.Errorf("%s %v %+v", resp.Status, err, p)
+					t.Errorf("answer = %s, %+v, %v, want %d with a hint", resp.Status, p, err, c.want)
 				}
 			})
 		}
@@ -540,7 +612,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil || resp.StatusCode != http.StatusRequestEntityTooLarge {
-		t.Fatal(resp, err)
+		t.Fatalf("answer to Expect = %v, %v, want status %d", resp, err, http.StatusRequestEntityTooLarge)
 	}
 	_ = resp.Body.Close()
 }

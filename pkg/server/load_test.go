@@ -51,7 +51,7 @@ func TestManySubmitAtOnce(t *testing.T) {
 				err = json.NewDecoder(resp.Body).Decode(&made)
 				_ = resp.Body.Close()
 				if err != nil || resp.StatusCode != http.StatusAccepted {
-					t.Error(resp.Status, err)
+					t.Errorf("submit = %s, %v, want %d, nil", resp.Status, err, http.StatusAccepted)
 					return
 				}
 				mu.Lock()
@@ -63,14 +63,14 @@ func TestManySubmitAtOnce(t *testing.T) {
 	all.Wait()
 	rows, err := r.store.Tasks(ctx, store.TaskFilter{})
 	if err != nil || len(rows) != tasks || len(ids) != tasks {
-		t.Fatal(len(rows), len(ids), err)
+		t.Fatalf("tasks = %d, answered %d, %v, want %d", len(rows), len(ids), err, tasks)
 	}
 	for _, row := range rows {
 		if !ids[row.ID] {
-			t.Error("nobody was told of", row.ID)
+			t.Errorf("task %s is in no answer, want it reported", row.ID)
 		}
 		if _, newest, err := r.store.EventRange(ctx, row.ID); err != nil || newest != 1 {
-			t.Error(row.ID, newest, err)
+			t.Errorf("newest event of task %s = %d, %v, want 1", row.ID, newest, err)
 		}
 	}
 	var after runtime.MemStats

@@ -281,10 +281,10 @@ func (r *rig) get(c call, into any) *http.Response {
 	r.t.Helper()
 	resp, body := r.do(c)
 	if resp.StatusCode >= 300 {
-		r.t.Fatalf("%s %s: %s: %s", c.method, c.path, resp.Status, body)
+		r.t.Fatalf("%s %s = %s: %s, want success", c.method, c.path, resp.Status, body)
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		r.t.Fatalf("%s %s: %v: %s", c.method, c.path, err, body)
+		r.t.Fatalf("answer to %s %s = %s, want JSON: %v", c.method, c.path, body, err)
 	}
 	return resp
 }
@@ -324,10 +324,10 @@ func (s *schemas) check(t *testing.T, pointer string, body []byte) {
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
 	if err != nil {
-		t.Fatalf("%v: %s", err, body)
+		t.Fatalf("answer = %s, want JSON: %v", body, err)
 	}
 	if err := sch.Validate(v); err != nil {
-		t.Errorf("not as documented: %v\n%s", err, body)
+		t.Errorf("answer = %s, want it as documented: %v", body, err)
 	}
 }
 
@@ -337,7 +337,7 @@ func (r *rig) documented(method, path string, resp *http.Response, body []byte) 
 	s := r.schemas()
 	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
 	if resp.Header.Get("X-Trace-Id") == "" || resp.Header.Get("X-Content-Type-Options") != "nosniff" {
-		r.t.Errorf("%s %s: headers %v", method, path, resp.Header)
+		r.t.Errorf("headers of %s %s = %v, want X-Trace-Id and nosniff", method, path, resp.Header)
 	}
 	if method == http.MethodHead {
 		method = http.MethodGet
@@ -346,7 +346,7 @@ func (r *rig) documented(method, path string, resp *http.Response, body []byte) 
 	op, at := s.operation(method, path)
 	if op == nil { // an unknown route: the error must have the form of all others
 		if resp.StatusCode < 400 || kind != problemType {
-			r.t.Errorf("%s %s is not documented, and answered with %s, %s", method, path, resp.Status, kind)
+			r.t.Errorf("%s %s, not documented, = %s as %s, want an error as %s", method, path, resp.Status, kind, problemType)
 			return
 		}
 		if body != nil {
@@ -357,19 +357,19 @@ func (r *rig) documented(method, path string, resp *http.Response, body []byte) 
 	responses := op["responses"].(map[string]any)
 	answer, ok := responses[fmt.Sprint(resp.StatusCode)].(map[string]any)
 	if !ok {
-		r.t.Errorf("%s %s: the status %s is not documented; %s", method, path, resp.Status, body)
+		r.t.Errorf("%s %s = %s %s, want a documented status", method, path, resp.Status, body)
 		return
 	}
 	content, _ := answer["content"].(map[string]any)
 	if len(content) == 0 || body == nil {
 		if len(body) > 0 {
-			r.t.Errorf("%s %s: %s has a body, which is not documented: %s", method, path, resp.Status, body)
+			r.t.Errorf("%s %s = %s with body %s, want none, as documented", method, path, resp.Status, body)
 		}
 		return
 	}
 	if _, ok := content[kind]; !ok {
 		if kind != "multipart/byteranges" || resp.StatusCode != http.StatusPartialContent {
-			r.t.Errorf("%s %s: %s comes as %q, which is not documented", method, path, resp.Status, kind)
+			r.t.Errorf("%s %s = %s as %q, want a documented type", method, path, resp.Status, kind)
 		}
 		return
 	}
@@ -407,7 +407,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatal("not within the deadline: " + what)
+			t.Fatalf("%s: not within %v", what, deadline)
 		}
 	}
 }

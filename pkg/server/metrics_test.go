@@ -67,7 +67,7 @@ func TestMetrics(t *testing.T) {
 		`http_requests_total{method="DELETE",route="DELETE /api/v1/tasks/{id}",status="202"}`: "1", `build_info{version="test"}`: "1",
 	} {
 		if got["agent_sessionizer_"+name] != want {
-			t.Errorf("%s is %q, not %s", name, got["agent_sessionizer_"+name], want)
+			t.Errorf("%s = %q, want %s", name, got["agent_sessionizer_"+name], want)
 		}
 	}
 	// Clients cannot create series without limit.
@@ -78,13 +78,13 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	if after := len(r.metricsNow()); after > before+2+15 { // one more counter and histogram
-		t.Errorf("%d series, where there were %d", after, before)
+		t.Errorf("series after requests with new methods and paths = %d, want at most %d", after, before+2+15)
 	}
 	if err := r.store.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.metricsNow(); got["agent_sessionizer_store_up"] != "0" || got["agent_sessionizer_tasks_total"] != "" {
-		t.Error(got)
+		t.Errorf("metrics with a closed store = %v, want store_up 0 and no tasks_total", got)
 	}
 }
 
@@ -94,10 +94,10 @@ func TestMetricsAreCleanForPromtool(t *testing.T) {
 	_, body := r.do(call{path: "/metrics"})
 	problems, err := promlint.New(bytes.NewReader(body)).Lint()
 	if err != nil || len(problems) > 0 {
-		t.Error(err, problems)
+		t.Errorf("promlint = %v, %v, want no problems", problems, err)
 	}
 	if strings.Contains(string(body), "agentic_") {
-		t.Error("the other names are there unasked")
+		t.Errorf("metrics = %s, want no agentic_ names unless enabled", body)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestAgenticNames(t *testing.T) {
 		"agentic_ws_connections_current 0", "agentic_ws_connections_total 0", `agentic_command_latency_seconds_bucket{le="1"} 0`, "agent_sessionizer_tasks_total 0",
 	} {
 		if !strings.Contains(string(body), "\n"+name+"\n") {
-			t.Errorf("no %s in\n%s", name, body)
+			t.Errorf("metrics = %s, want %s", body, name)
 		}
 	}
 }
@@ -133,7 +133,7 @@ func TestUnits(t *testing.T) {
 		`ExecStart="/opt/a b/agent-sessionizer" serve --listen 127.0.0.1:8122`, "Type=notify", "WatchdogSec=30", "KillMode=process", "LimitNOFILE=1048576", "OOMPolicy=continue", "WantedBy=default.target",
 	} {
 		if !slices.Contains(strings.Split(string(text), "\n"), line) {
-			t.Errorf("no line %s in\n%s", line, text)
+			t.Errorf("unit = %s, want the line %s", text, line)
 		}
 	}
 	if path, err := exec.LookPath("systemd-analyze"); err == nil {
@@ -143,7 +143,7 @@ func TestUnits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if out, err := exec.CommandContext(t.Context(), path, "--man=no", "verify", file).CombinedOutput(); err != nil || bytes.Contains(out, []byte("agent-sessionizer.service")) {
-			t.Errorf("%v: %s", err, out)
+			t.Errorf("systemd-analyze verify = %s, %v, want no complaint", out, err)
 		}
 	}
 
@@ -159,18 +159,18 @@ func TestUnits(t *testing.T) {
 			break
 		}
 		if err != nil {
-			t.Fatalf("%v in\n%s", err, text)
+			t.Fatalf("agent = %s, want XML: %v", text, err)
 		}
 		if chars, ok := token.(xml.CharData); ok && strings.TrimSpace(string(chars)) != "" {
 			words = append(words, string(chars))
 		}
 	}
 	if !strings.Contains(strings.Join(words, "\n"), strings.Join(append([]string{"ProgramArguments"}, append(argv, "<&>")...), "\n")) {
-		t.Error(words)
+		t.Errorf("agent = %q, want ProgramArguments %q", words, append(argv, "<&>"))
 	}
 	for _, key := range []string{"AbandonProcessGroup", "KeepAlive", "RunAtLoad", "/Users/a/log"} {
 		if !slices.Contains(words, key) {
-			t.Error("no", key)
+			t.Errorf("agent = %q, want %s", words, key)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestIdempotencyKey(t *testing.T) {
 	first, answer := post("one", manifestYAML, Submit)
 	var made TaskAnswer
 	if err := json.Unmarshal(answer, &made); err != nil || first.StatusCode != http.StatusAccepted || made.TaskID != made.ID || !made.Accepted {
-		t.Fatalf("%v %s %s", err, first.Status, answer)
+		t.Fatalf("first submit = %s %s, %v, want %d, accepted", first.Status, answer, err, http.StatusAccepted)
 	}
 	r.move(made.ID, task.Failed, func(f *task.Status) { f.Attempt = 3 }) // the response is that of the acceptance
 	again, err := New(Options{Tasks: r.tasks, Log: slog.New(slog.DiscardHandler)})
@@ -36,24 +36,24 @@ func TestIdempotencyKey(t *testing.T) {
 		r.Server = s
 		resp, body := post("one", manifestYAML, Submit)
 		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != first.Header.Get("Location") || !bytes.Equal(body, answer) {
-			t.Errorf("%s\n%s\nwant\n%s", resp.Status, body, answer)
+			t.Errorf("second submit with the same key = %s %s, want the first answer %s", resp.Status, body, answer)
 		}
 	}
 	resp, body := post("one", manifestYAML+"# other\n", Submit)
 	if resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(string(body), codeKeyReused) {
-		t.Errorf("another body: %s %s", resp.Status, body)
+		t.Errorf("same key with another body = %s %s, want %d, %s", resp.Status, body, http.StatusUnprocessableEntity, codeKeyReused)
 	}
 	if resp, body := r.do(call{method: http.MethodPost, path: tasksPath + "/" + made.ID + "/retry", header: []string{"Idempotency-Key", "one"}, as: Submit}); resp.StatusCode != http.StatusUnprocessableEntity {
-		t.Errorf("another route: %s %s", resp.Status, body)
+		t.Errorf("same key on another route = %s %s, want %d", resp.Status, body, http.StatusUnprocessableEntity)
 	}
 	if _, body := post("one", manifestYAML, Admin); bytes.Contains(body, []byte(made.ID)) {
-		t.Errorf("another client's key: %s", body)
+		t.Errorf("same key of another client = %s, want another task than %s", body, made.ID)
 	}
 	if resp, _ := post("bad", "nonsense", Submit); resp.StatusCode != http.StatusBadRequest {
-		t.Error(resp.Status)
+		t.Errorf("submit of a bad manifest = %s, want %d", resp.Status, http.StatusBadRequest)
 	}
 	if resp, body := post("bad", manifestYAML, Submit); resp.StatusCode != http.StatusAccepted {
-		t.Errorf("after a request that was refused: %s %s", resp.Status, body)
+		t.Errorf("key of a refused request = %s %s, want %d", resp.Status, body, http.StatusAccepted)
 	}
 
 	// Concurrent requests create a single task.
@@ -68,7 +68,7 @@ func TestIdempotencyKey(t *testing.T) {
 	all.Wait()
 	for _, l := range locations {
 		if l == "" || l != locations[0] {
-			t.Errorf("%v", locations)
+			t.Errorf("locations of the same key = %q, want one", locations)
 		}
 	}
 
@@ -80,7 +80,7 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 	kept, found, err := r.store.Request(t.Context(), "token:submit", "lost")
 	if err != nil || !found || kept.Subject != made.ID {
-		t.Fatal(kept, found, err)
+		t.Fatalf("Request(lost) = %+v, %t, %v, want subject %s", kept, found, err, made.ID)
 	}
 	kept.Key, kept.Subject = "reserved", "0123456789ab"
 	if _, err := r.store.Reserve(t.Context(), kept); err != nil {
@@ -88,7 +88,7 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 	resp, body = post("reserved", manifestYAML, Submit)
 	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != tasksPath+"/0123456789ab" {
-		t.Errorf("%s %s", resp.Status, body)
+		t.Errorf("submit with a reserved key = %s %s, Location %q, want %d, task 0123456789ab", resp.Status, body, resp.Header.Get("Location"), http.StatusAccepted)
 	}
 
 	// The same holds for a retry.
@@ -99,7 +99,7 @@ func TestIdempotencyKey(t *testing.T) {
 		ids = append(ids, retried.TaskID)
 	}
 	if ids[0] == "" || ids[0] != ids[1] {
-		t.Error(ids)
+		t.Errorf("ids of a repeated retry = %q, want one", ids)
 	}
 }
 
@@ -120,24 +120,24 @@ func TestIdempotencyKeyOfExec(t *testing.T) {
 	const body = `{"command":"echo run >>../runs"}`
 	resp, e := post("one", body)
 	if resp.StatusCode != http.StatusAccepted {
-		t.Fatal(resp.Status)
+		t.Fatalf("exec = %s, want %d", resp.Status, http.StatusAccepted)
 	}
 	r.awaitExec(e)
 	if resp, again := post("one", body); resp.StatusCode != http.StatusAccepted || again.ID != e.ID || resp.Header.Get("Location") != execPath(e) {
-		t.Errorf("%s %+v", resp.Status, again)
+		t.Errorf("exec with the same key = %s, %+v, want %d, exec %s", resp.Status, again, http.StatusAccepted, e.ID)
 	}
 	if resp, _ := post("one", `{"argv":["id"]}`); resp.StatusCode != http.StatusUnprocessableEntity {
-		t.Error(resp.Status)
+		t.Errorf("same key with another command = %s, want %d", resp.Status, http.StatusUnprocessableEntity)
 	}
 	if entries, err := os.ReadDir(r.execs.sessionDir(id)); err != nil || len(entries) != 1 {
-		t.Error(entries, err)
+		t.Errorf("stored execs = %v, %v, want 1", entries, err)
 	}
 	// A command without a record is not started a second time.
 	if err := os.RemoveAll(r.execs.dir(id, e.ID).dir); err != nil {
 		t.Fatal(err)
 	}
 	if resp, _ := post("one", body); resp.StatusCode != http.StatusConflict {
-		t.Error(resp.Status)
+		t.Errorf("key of a removed exec = %s, want %d", resp.Status, http.StatusConflict)
 	}
 }
 
@@ -154,18 +154,18 @@ func TestAnswersOfTasks(t *testing.T) {
 	made := fields(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}})
 	one := tasksPath + "/" + made["id"].(string)
 	if got := fields(call{method: http.MethodDelete, path: one}); got["success"] != true || got["state"] != "CANCELLED" {
-		t.Errorf("cancel: %v", got)
+		t.Errorf("cancel = %v, want success, state CANCELLED", got)
 	}
 	for what, got := range map[string]map[string]any{
 		"submit": made, "retry": fields(call{method: http.MethodPost, path: one + "/retry"}), "destroy": fields(call{method: http.MethodPost, path: one + "/destroy"}),
 	} {
 		if got["accepted"] != true || got["task_id"] != got["id"] || got["id"] == "" {
-			t.Errorf("%s: %v", what, got)
+			t.Errorf("%s = %v, want accepted, with task_id as id", what, got)
 		}
 	}
 	for _, c := range []call{{method: http.MethodDelete, path: tasksPath + "/000000000000"}, {method: http.MethodPost, path: tasksPath + "/000000000000/destroy"}} {
 		if resp, body := r.do(c); resp.StatusCode != http.StatusNotFound {
-			t.Errorf("%s %s of no task: got %s, want 404: %s", c.method, c.path, resp.Status, body)
+			t.Errorf("%s %s of an unknown task = %s, want %d: %s", c.method, c.path, resp.Status, http.StatusNotFound, body)
 		}
 	}
 	// Clients get only their part of the progress.
@@ -178,11 +178,11 @@ func TestAnswersOfTasks(t *testing.T) {
 	progress := fields(call{path: tasksPath + "/" + id})["progress"].(map[string]any)
 	for _, name := range []string{"run", "seen", "calls"} {
 		if _, ok := progress[name]; ok {
-			t.Errorf("%s is the parser's: %v", name, progress)
+			t.Errorf("progress = %v, want no %s, which belongs to the parser", progress, name)
 		}
 	}
 	if progress["turns"] != 7.0 {
-		t.Errorf("%v", progress)
+		t.Errorf("progress = %v, want 7 turns", progress)
 	}
 }
 
@@ -193,7 +193,7 @@ func TestRemovedFiles(t *testing.T) {
 	r.bring(id, map[string][]byte{"a": []byte("x")})
 	one := tasksPath + "/" + id
 	if resp, _ := r.do(call{path: one + "/artifacts/a"}); resp.StatusCode != http.StatusOK {
-		t.Fatal(resp.Status)
+		t.Fatalf("artifact = %s, want %d", resp.Status, http.StatusOK)
 	}
 	if err := os.RemoveAll(string(r.tasks.Dir(id))); err != nil {
 		t.Fatal(err)
@@ -201,11 +201,11 @@ func TestRemovedFiles(t *testing.T) {
 	for _, path := range []string{one + "/artifacts", one + "/artifacts/a", one + "/artifacts/b", one + "/bundle", one + "/logs", one + "/logs?follow=true", "/ws/tasks/" + id + "/stream"} {
 		resp, body := r.do(call{path: path})
 		if resp.StatusCode != http.StatusGone || !strings.Contains(string(body), codePruned) || !strings.Contains(string(body), "cleanup_ttl") {
-			t.Errorf("%s: %s %s", path, resp.Status, body)
+			t.Errorf("%s after cleanup = %s %s, want %d, %s, cleanup_ttl", path, resp.Status, body, http.StatusGone, codePruned)
 		}
 	}
 	if resp, _ := r.do(call{path: one}); resp.StatusCode != http.StatusOK {
-		t.Error(resp.Status)
+		t.Errorf("task after cleanup = %s, want %d", resp.Status, http.StatusOK)
 	}
 }
 
@@ -221,7 +221,7 @@ func TestHead(t *testing.T) {
 			get, _ := r.do(call{path: path, header: nil})
 			resp, body := r.do(call{method: http.MethodHead, path: path, header: header})
 			if resp.StatusCode != http.StatusOK || len(body) != 0 || resp.Header.Get("Content-Type") != get.Header.Get("Content-Type") {
-				t.Errorf("%s: %s %v %q", path, resp.Status, resp.Header, body)
+				t.Errorf("HEAD %s = %s, headers %v, body %q, want %d, type %s, none", path, resp.Status, resp.Header, body, http.StatusOK, get.Header.Get("Content-Type"))
 			}
 		}
 	}
@@ -233,13 +233,13 @@ func TestTokensOfAnOpenFile(t *testing.T) {
 	r := newRig(t, Limits{})
 	for _, mode := range []os.FileMode{0o666, 0o640, 0o604} {
 		if resp, _ := r.do(call{path: tasksPath}); resp.StatusCode != http.StatusOK {
-			t.Fatal(resp.Status)
+			t.Fatalf("request = %s, want %d", resp.Status, http.StatusOK)
 		}
 		if err := os.Chmod(r.tokens.Path, mode); err != nil {
 			t.Fatal(err)
 		}
 		if resp, _ := r.do(call{path: tasksPath}); resp.StatusCode != http.StatusServiceUnavailable {
-			t.Errorf("mode %v: %s", mode, resp.Status)
+			t.Errorf("request with file mode %v = %s, want %d", mode, resp.Status, http.StatusServiceUnavailable)
 		}
 		if err := os.Chmod(r.tokens.Path, 0o600); err != nil {
 			t.Fatal(err)

@@ -72,11 +72,11 @@ func TestEventPages(t *testing.T) {
 		var p EventPage
 		r.get(call{path: path, as: Read}, &p)
 		if p.Oldest != 1 || p.Newest != 250 {
-			t.Fatal(p.Oldest, p.Newest)
+			t.Fatalf("page = oldest %d, newest %d, want 1, 250", p.Oldest, p.Newest)
 		}
 		for _, ev := range p.Events {
 			if ev.ID != anchor(id, ev.Seq) || ev.Subject != id {
-				t.Error(ev)
+				t.Errorf("event = %+v, want id %s, subject %s", ev, anchor(id, ev.Seq), id)
 			}
 			seen = append(seen, ev.Seq)
 		}
@@ -85,7 +85,7 @@ func TestEventPages(t *testing.T) {
 		}
 	}
 	if !gapless(seen, 1, 250) {
-		t.Error(seen)
+		t.Errorf("events of all pages = %v, want 1 to 250", seen)
 	}
 
 	// Remaining events can be read, expired ones are reported, and every sequence
@@ -96,13 +96,13 @@ func TestEventPages(t *testing.T) {
 		var p EventPage
 		r.get(call{path: tasksPath + "/" + id + "/events?after=" + after}, &p)
 		if len(p.Events) != want {
-			t.Errorf("after %s: %d events, not %d", after, len(p.Events), want)
+			t.Errorf("events after %s = %d, want %d", after, len(p.Events), want)
 		}
 	}
 	_, body := r.do(call{path: tasksPath + "/" + id + "/events?after=248"})
 	var p Problem
 	if err := json.Unmarshal(body, &p); err != nil || p.Code != codeExpired || p.Oldest == nil || *p.Oldest != 250 || *p.Newest != 253 || !strings.Contains(p.Hint, "after=249") {
-		t.Errorf("%v %s", err, body)
+		t.Errorf("page after an expired event = %s, %v, want %s with oldest 250, newest 253", body, err, codeExpired)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestStreamsHaveNoGap(t *testing.T) {
 			select {
 			case <-begin[i]:
 			case <-ctx.Done():
-				t.Error("nobody writes")
+				t.Errorf("reader %d: no event was written before the deadline, want some", i)
 				return
 			}
 			var seen []int64
@@ -163,7 +163,7 @@ func TestStreamsHaveNoGap(t *testing.T) {
 				seen = r.readWS(ctx, id, i)
 			}
 			if !gapless(seen, 1, all+2) {
-				t.Errorf("reader %d saw %d events: %v", i, len(seen), seen[:min(len(seen), 20)])
+				t.Errorf("events of reader %d = %d (%v), want 1 to %d", i, len(seen), seen[:min(len(seen), 20)], all+2)
 			}
 		})
 	}
@@ -171,13 +171,13 @@ func TestStreamsHaveNoGap(t *testing.T) {
 	r.move(id, task.Cancelled, nil) // ends the streams
 	reading.Wait()
 	if _, newest, err := r.store.EventRange(t.Context(), id); err != nil || newest != all+2 {
-		t.Error(newest, err)
+		t.Errorf("newest event = %d, %v, want %d", newest, err, all+2)
 	}
 	waitFor(ctx, &r.open)
 	r.streams.mu.Lock()
 	defer r.streams.mu.Unlock()
 	if r.streams.sum != 0 || len(r.streams.taken) != 0 {
-		t.Error("places are left taken:", r.streams.taken)
+		t.Errorf("streams after the end = %d (%v), want none", r.streams.sum, r.streams.taken)
 	}
 }
 
@@ -207,7 +207,7 @@ func (r *rig) readSSE(ctx context.Context, id string, i int) (seen []int64) {
 			}
 			var e Event
 			if err := json.Unmarshal([]byte(ev.data), &e); err != nil || ev.name != "" || e.ID != ev.id {
-				r.t.Errorf("%+v %v", ev, err)
+				r.t.Errorf("event = %+v, %v, want one with its own id", ev, err)
 				cancel()
 				return seen
 			}
@@ -254,11 +254,11 @@ func (r *rig) readWS(ctx context.Context, id string, i int) (seen []int64) {
 			seen = append(seen, m.Event.Seq)
 		case messageEnd:
 			if _, _, err := c.Read(ctx); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
-				r.t.Error(err)
+				r.t.Errorf("end of the WebSocket = %v, want status %d", err, websocket.StatusNormalClosure)
 			}
 			return seen
 		case messageProblem:
-			r.t.Error(m.Problem)
+			r.t.Errorf("problem = %+v, want none", m.Problem)
 			return seen
 		}
 		if i%3 == 0 && n%50 == 0 {
@@ -327,7 +327,7 @@ func TestWebSocketOutput(t *testing.T) {
 			}
 			if m.Type == messageOutput {
 				if *m.Offset != int64(len(got[m.Stream])) {
-					t.Fatalf("%s at %d, not %d", m.Stream, *m.Offset, len(got[m.Stream]))
+					t.Fatalf("offset of %s = %d, want %d", m.Stream, *m.Offset, len(got[m.Stream]))
 				}
 				got[m.Stream] = append(got[m.Stream], m.Data...)
 			}
@@ -350,7 +350,7 @@ func TestWebSocketOutput(t *testing.T) {
 	copy(got["stdout"], want["stdout"][:from])
 	for name := range want {
 		if !bytes.Equal(got[name], want[name]) {
-			t.Errorf("%s: %d bytes are not the %d that were written", name, len(got[name]), len(want[name]))
+			t.Errorf("%s = %d bytes, want the %d that were written", name, len(got[name]), len(want[name]))
 		}
 	}
 }
@@ -397,7 +397,7 @@ func TestAReaderThatDoesNotRead(t *testing.T) {
 		last, seen = ev.id, append(seen, e.Seq)
 	}
 	if int64(len(seen)) >= newest {
-		t.Fatal("it got everything in spite of not reading")
+		t.Fatalf("events sent to a reader that does not read = %d, want fewer than %d", len(seen), newest)
 	}
 	again, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events", header: []string{"Last-Event-ID", last}})
 	defer again.Body.Close()
@@ -413,7 +413,7 @@ func TestAReaderThatDoesNotRead(t *testing.T) {
 		seen = append(seen, e.Seq)
 	}
 	if !gapless(seen, 1, newest+1) {
-		t.Errorf("%d events of %d", len(seen), newest+1)
+		t.Errorf("events after reading again = %d, want 1 to %d", len(seen), newest+1)
 	}
 }
 
@@ -453,10 +453,10 @@ func TestAStreamThatIsOvertaken(t *testing.T) {
 		return nil
 	})
 	if end == nil || end.Code != codeExpired || end.Last == nil || *end.Last != seen[len(seen)-1] || *end.Oldest != 1011 {
-		t.Fatalf("%+v after %v", end, seen)
+		t.Fatalf("end = %+v after %v, want %s after the last event, oldest 1011", end, seen, codeExpired)
 	}
 	if !gapless(seen, 1, *end.Last) {
-		t.Error(seen)
+		t.Errorf("events = %v, want 1 to %d", seen, *end.Last)
 	}
 }
 
@@ -471,7 +471,7 @@ func TestStreamEnds(t *testing.T) {
 	resp, next := r.sse(ctx, call{path: path, as: Submit})
 	defer resp.Body.Close()
 	if ev, ok := next(); !ok || ev.id != anchor(id, 1) {
-		t.Fatal(ev, ok)
+		t.Fatalf("first event = %v, %t, want %s", ev, ok, anchor(id, 1))
 	}
 	if err := r.tokens.Remove(string(Submit)); err != nil {
 		t.Fatal(err)
@@ -481,15 +481,15 @@ func TestStreamEnds(t *testing.T) {
 		ev, ok := next()
 		var p Problem
 		if err := json.Unmarshal([]byte(ev.data), &p); !ok || err != nil || ev.name != messageProblem || p.Last == nil || *p.Last != 1 {
-			t.Fatal(ev, ok, err)
+			t.Fatalf("last event = %v, %t, %v, want a problem after event 1", ev, ok, err)
 		}
 		return p.Code
 	}
 	if code := problemCode(next); code != codeUnauthorized {
-		t.Error(code)
+		t.Errorf("code after removing the token = %s, want %s", code, codeUnauthorized)
 	}
 	if resp, _ := r.do(call{path: path, as: Submit}); resp.StatusCode != http.StatusUnauthorized {
-		t.Error("a removed token:", resp.Status)
+		t.Errorf("request with a removed token = %s, want %d", resp.Status, http.StatusUnauthorized)
 	}
 
 	// A client may have two streams.
@@ -501,12 +501,12 @@ func TestStreamEnds(t *testing.T) {
 	_, _ = next2()
 	third, body := r.do(call{path: path, as: Read, header: []string{"Accept", "text/event-stream"}})
 	if third.StatusCode != http.StatusTooManyRequests || third.Header.Get("Retry-After") == "" {
-		t.Error(third.Status, string(body))
+		t.Errorf("third stream of a client = %s %s, want %d with Retry-After", third.Status, body, http.StatusTooManyRequests)
 	}
 	other, _ := r.sse(ctx, call{path: path, as: Admin})
 	_ = other.Body.Close()
 	if other.StatusCode != http.StatusOK {
-		t.Error("one client takes another's places:", other.Status)
+		t.Errorf("stream of another client = %s, want %d", other.Status, http.StatusOK)
 	}
 
 	// When serve ends.
@@ -523,7 +523,7 @@ func TestStreamEnds(t *testing.T) {
 	r.shutdown()
 	for _, next := range []func() (sent, bool){next1, next2} {
 		if code := problemCode(next); code != codeShutdown {
-			t.Error(code)
+			t.Errorf("code at the end of the server = %s, want %s", code, codeShutdown)
 		}
 	}
 	for {
@@ -533,13 +533,13 @@ func TestStreamEnds(t *testing.T) {
 		}
 		if m.Type == messageProblem {
 			if m.Problem.Code != codeShutdown || *m.Last != 1 {
-				t.Errorf("%+v", m.Problem)
+				t.Errorf("problem = %+v, want %s after event 1", m.Problem, codeShutdown)
 			}
 			break
 		}
 	}
 	if _, _, err := ws.Read(ctx); websocket.CloseStatus(err) != websocket.StatusGoingAway {
-		t.Error(err)
+		t.Errorf("end of the WebSocket = %v, want status %d", err, websocket.StatusGoingAway)
 	}
 	waitFor(ctx, &r.open)
 }
@@ -563,11 +563,11 @@ func TestStreamOfAnEndedTask(t *testing.T) {
 		names = append(names, ev.id+ev.name)
 	}
 	if !slices.Equal(names, []string{anchor(id, 1), anchor(id, 2), messageEnd}) {
-		t.Error(names)
+		t.Errorf("stream of an ended task = %q, want events 1 and 2, %s", names, messageEnd)
 	}
 	again, _ := r.do(call{path: tasksPath + "/" + id + "/events", header: []string{"Accept", "text/event-stream", "Last-Event-ID", anchor(id, 2)}})
 	if again.StatusCode != http.StatusNoContent {
-		t.Error(again.Status)
+		t.Errorf("stream after the last event = %s, want %d", again.Status, http.StatusNoContent)
 	}
 }
 
@@ -590,17 +590,17 @@ func TestFollowLog(t *testing.T) {
 	defer resp.Body.Close()
 	in := bufio.NewReader(resp.Body)
 	if line, err := in.ReadString('\n'); err != nil || line != "e\n" {
-		t.Fatal(line, err)
+		t.Fatalf("line = %q, %v, want \"e\\n\"", line, err)
 	}
 	if err := os.WriteFile(path, []byte("one\ntwo\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if line, err := in.ReadString('\n'); err != nil || line != "two\n" {
-		t.Fatal(line, err)
+		t.Fatalf("line = %q, %v, want \"two\\n\"", line, err)
 	}
 	r.move(id, task.Completed, nil)
 	if rest, err := io.ReadAll(in); err != nil || len(rest) > 0 {
-		t.Fatal(string(rest), err)
+		t.Fatalf("rest of the log = %q, %v, want none, nil", rest, err)
 	}
 
 	// An interrupted one does not look complete.
@@ -614,7 +614,7 @@ func TestFollowLog(t *testing.T) {
 	defer resp.Body.Close()
 	r.shutdown()
 	if _, err := io.ReadAll(resp.Body); err == nil {
-		t.Error("half a log that looks whole")
+		t.Error("end of an interrupted log = nil, want an error")
 	}
 }
 
@@ -630,29 +630,29 @@ func FuzzAnchor(f *testing.F) {
 		if err != nil {
 			p, ok := errors.AsType[*Problem](err)
 			if !ok || p.Status != http.StatusBadRequest || p.Code != codeAnchor && p.Code != codeAnchorForeign || p.Hint == "" {
-				t.Fatalf("%q: %v", text, err)
+				t.Fatalf("parseAnchor(%q) = %v, want a problem with code %s or %s and a hint", text, err, codeAnchor, codeAnchorForeign)
 			}
 			if seq != 0 || newest {
-				t.Fatalf("%q: an error and %d", text, seq)
+				t.Fatalf("parseAnchor(%q) = %d, %t with an error, want 0, false", text, seq, newest)
 			}
 			return
 		}
 		switch text {
 		case "":
 			if seq != 0 || newest {
-				t.Fatal(seq, newest)
+				t.Fatalf("parseAnchor of no anchor = %d, %t, want 0, false", seq, newest)
 			}
 		case "oldest":
 			if seq != store.Oldest {
-				t.Fatal(seq)
+				t.Fatalf("parseAnchor(oldest) = %d, want %d", seq, store.Oldest)
 			}
 		case "newest":
 			if !newest {
-				t.Fatal(seq)
+				t.Fatalf("parseAnchor(newest) = %d, false, want true", seq)
 			}
 		default: // each has only one spelling
 			if newest || seq < 0 || text != fmt.Sprint(seq) && text != anchor(subject, seq) {
-				t.Fatalf("%q was read as %d", text, seq)
+				t.Fatalf("parseAnchor(%q) = %d, %t, want only the exact spelling accepted", text, seq, newest)
 			}
 		}
 	})
@@ -662,10 +662,10 @@ func TestProblemOfErrors(t *testing.T) {
 	for code := range statuses {
 		p := problemOf(fail.New(code, "x").WithHint("do it"))
 		if p.Code != code.String() || p.Hint != "do it" || p.Status != statuses[code] {
-			t.Errorf("%v: %+v", code, p)
+			t.Errorf("problemOf(%v) = %+v, want status %d, code %s, hint \"do it\"", code, p, statuses[code], code)
 		}
 	}
 	if p := problemOf(errors.New("/secret/path: token=123")); p.Status != 500 || strings.Contains(p.Detail, "secret") {
-		t.Errorf("%+v", p)
+		t.Errorf("problemOf of another error = %+v, want status 500 without its text", p)
 	}
 }

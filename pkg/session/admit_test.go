@@ -50,7 +50,7 @@ func TestAdmit(t *testing.T) {
 				return
 			}
 			if fail.CodeOf(err) != c.code || err == nil || !strings.Contains(err.Error(), c.text) || fail.HintOf(err) != c.hint {
-				t.Fatalf("%v %q: %v", fail.CodeOf(err), fail.HintOf(err), err)
+				t.Fatalf("admit = %v (code %v, hint %q), want code %v, %q, hint %q", err, fail.CodeOf(err), fail.HintOf(err), c.code, c.text, c.hint)
 			}
 		})
 	}
@@ -60,11 +60,11 @@ func TestClamp(t *testing.T) {
 	const gib = config.Size(1 << 30)
 	got, notices, err := clamp(config.Resources{CPUs: 1, Memory: 512 << 20, Disk: 4 * gib})
 	if err != nil || len(notices) != 0 || got.CPUs != 1 || got.Memory != 512<<20 {
-		t.Error(got, notices, err)
+		t.Errorf("clamp within the host = %+v, notices %q, %v, want 1 CPU and 512 MiB, no notices", got, notices, err)
 	}
 	got, notices, err = clamp(config.Resources{CPUs: 1 << 20, Memory: 1 << 50, Disk: 4 * gib})
 	if err != nil || len(notices) != 2 || got.CPUs != runtime.NumCPU() || got.Memory >= 1<<50 || got.Memory%(1<<20) != 0 || got.Disk != 4*gib {
-		t.Error(got, notices, err)
+		t.Errorf("clamp above the host = %+v, notices %q, %v, want %d CPUs, less memory in whole MiB, the same disk, 2 notices", got, notices, err, runtime.NumCPU())
 	}
 	for _, r := range []config.Resources{
 		{CPUs: 0, Memory: gib, Disk: 4 * gib},
@@ -73,7 +73,7 @@ func TestClamp(t *testing.T) {
 		{CPUs: 1, Memory: gib, Disk: 4*gib - 1},
 	} {
 		if _, _, err := clamp(r); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
-			t.Error(r, err)
+			t.Errorf("clamp(%+v) = %v, want code %v with a hint", r, err, fail.Usage)
 		}
 	}
 }
@@ -81,6 +81,6 @@ func TestClamp(t *testing.T) {
 func TestMeasureHost(t *testing.T) {
 	h, err := measureHost(t.TempDir() + "/not/made/yet")
 	if err != nil || h.FreeDisk <= 0 || h.FreeMemory <= 0 {
-		t.Error(h, err)
+		t.Errorf("measureHost = %+v, %v, want free disk and free memory", h, err)
 	}
 }

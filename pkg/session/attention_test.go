@@ -59,17 +59,17 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 	}
 	want := "claude working |codex blocked a question|codex blocked another|claude done "
 	if strings.Join(got, "|") != want {
-		t.Errorf("told %q, want %q", got, want)
+		t.Errorf("reports = %q, want %q", got, want)
 	}
 	now, err := l.w.Get(t.Context(), s.ID)
 	if err != nil || !now.NeedsAttention() || now.View().Attention.State != guestproto.AgentDone {
-		t.Fatalf("%+v, %v", now.Status.Attention, err)
+		t.Fatalf("attention of a done agent = %+v, %v, want %s, and the need for attention", now.Status.Attention, err, guestproto.AgentDone)
 	}
 	if err := l.w.MarkVisited(t.Context(), now); err != nil {
 		t.Fatal(err)
 	}
 	if now, err = l.w.Get(t.Context(), s.ID); err != nil || now.NeedsAttention() {
-		t.Errorf("done, seen, and still waiting: %+v, %v", now.Status, err)
+		t.Errorf("status of a done agent after a visit = %+v, %v, want no need for attention", now.Status, err)
 	}
 	evs, err := l.w.Store.Events(t.Context(), s.ID, 0, 100)
 	if err != nil {
@@ -82,7 +82,7 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 		}
 	}
 	if kept != 3 { // as many as the limiter allows
-		t.Errorf("%d events are kept", kept)
+		t.Errorf("attention events stored = %d, want 3, the limiter's burst", kept)
 	}
 }
 
@@ -97,37 +97,37 @@ func TestObservationsHoldNoSecret(t *testing.T) {
 	}
 	got, at, err := l.w.Observation(s)
 	if err != nil || time.Since(at) > time.Hour {
-		t.Fatal(err, at)
+		t.Fatalf("Observation = %v ago, %v, want at most an hour ago", time.Since(at), err)
 	}
 	text, err := json.Marshal(got)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if strings.Contains(string(text)+(*told)[0].On, "sw0rdfish") {
-		t.Errorf("a secret was kept: %s %+v", text, *told)
+		t.Errorf("observation = %s, attention %+v, want no secret", text, *told)
 	}
 	if len(got.Screen) != 3 || strings.Contains(got.Screen[2], "\x1b") {
-		t.Errorf("the screen: %q", got.Screen)
+		t.Errorf("screen = %q, want 3 lines without escapes", got.Screen)
 	}
 	g.Screen = []string{"  TOKEN=sw0rdfish-  ", "  0123456789 and more"}
 	if err := l.recordObservation(t.Context(), g); err != nil {
 		t.Fatal(err)
 	}
 	if got, _, err = l.w.Observation(s); err != nil || strings.Join(got.Screen, "") != "[redacted]" {
-		t.Errorf("a secret on two lines: %q, %v", got.Screen, err)
+		t.Errorf("screen with a secret on two lines = %q, %v, want [redacted]", got.Screen, err)
 	}
 }
 
 func TestObservationOfNothing(t *testing.T) {
 	l, s, _ := newLookout(t)
 	if _, _, err := l.w.Observation(s); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("never looked at: %v", err)
+		t.Errorf("Observation of a session never observed = %v, want %v", err, fail.NotFound)
 	}
 	if err := os.WriteFile(l.w.observationFile(s.ID), nil, 0o600); err != nil { // as after a power cut
 		t.Fatal(err)
 	}
 	if _, _, err := l.w.Observation(s); err == nil {
-		t.Error("an empty file is an observation")
+		t.Error("Observation of an empty file = nil, want an error")
 	}
 }
 
@@ -163,12 +163,12 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 		count[ev.Kind]++
 	}
 	if count[EventAttention] == 0 || count[EventAttention] > 10 || count[EventWarning] != 1 {
-		t.Errorf("stored: %v", count)
+		t.Errorf("events stored = %v, want 1 to 10 %s, 1 %s", count, EventAttention, EventWarning)
 	}
 	if count[EventStep] != 2 { // its start and its end, which the host causes
-		t.Errorf("%d events of the step", count[EventStep])
+		t.Errorf("%s events stored = %d, want 2", EventStep, count[EventStep])
 	}
 	if now, err := l.w.Get(t.Context(), s.ID); err != nil || now.Status.Attention.On != "question 49" || len(*told) != 50 {
-		t.Errorf("the last is %+v, %d were told; %v", now.Status.Attention, len(*told), err)
+		t.Errorf("last attention = %+v, %v, %d reported, want question 49, 50", now.Status.Attention, err, len(*told))
 	}
 }

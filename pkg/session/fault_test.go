@@ -34,7 +34,7 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.desired, old)
 			got, err := w.Next(t.Context(), s)
 			if err != nil || got.Phase != c.to || got.Status.Work != nil {
-				t.Fatalf("%s, work %+v, %v", got.Phase, got.Status.Work, err)
+				t.Fatalf("Next = phase %s, work %+v, %v, want %s, no work", got.Phase, got.Status.Work, err, c.to)
 			}
 		})
 	}
@@ -43,10 +43,10 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 		s := put(t, w.Manager, "aaaa11112222", "o/r", Stopping, Stopped, Status{})
 		got, err := w.move(t.Context(), s, Stopped, &repo.WorkState{Dirty: 3}, nil)
 		if err != nil || got.Status.Work == nil || got.Status.Work.Dirty != 3 {
-			t.Fatalf("%+v, %v", got.Status.Work, err)
+			t.Fatalf("move to %s = work %+v, %v, want 3 changed files", Stopped, got.Status.Work, err)
 		}
 		if got, err = w.advance(t.Context(), got, Destroying, nil); err != nil || got.Status.Work == nil {
-			t.Fatalf("%+v, %v", got.Status.Work, err)
+			t.Fatalf("advance to %s = work %+v, %v, want the work of the stop", Destroying, got.Status.Work, err)
 		}
 	})
 }
@@ -113,26 +113,26 @@ func TestFailedWritesAreNeverSuccess(t *testing.T) {
 					t.Fatal(gerr)
 				}
 				if stopped && now.Phase != Stopping && now.Phase != Stopped || removed && now.Phase != Destroying && now.Phase != Gone {
-					t.Errorf("write %d: stopped %t, removed %t, but it is %s", n, stopped, removed, now.Phase)
+					t.Errorf("write %d failed: stopped %t, removed %t, phase = %s, want the phase of that action", n, stopped, removed, now.Phase)
 				}
 				if err == nil {
 					if now.Phase != c.to {
-						t.Errorf("write %d: reported as done, and it is %s, want %s", n, now.Phase, c.to)
+						t.Errorf("phase after write %d, reported as done, = %s, want %s", n, now.Phase, c.to)
 					}
 					break
 				}
 				failed++
 				if now.Phase == c.to {
-					t.Errorf("write %d failed (%v), and it is %s", n, err, now.Phase)
+					t.Errorf("write %d failed (%v): phase = %s, want another", n, err, now.Phase)
 				}
 				for now.Phase != c.to {
 					if now, err = w.Next(t.Context(), now); err != nil {
-						t.Fatalf("after write %d failed, again: %v", n, err)
+						t.Fatalf("Next after write %d failed = %v, want nil", n, err)
 					}
 				}
 			}
 			if failed == 0 {
-				t.Error("no write failed")
+				t.Error("failed writes = 0, want some")
 			}
 		})
 	}
@@ -163,11 +163,11 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 			s := put(t, w.Manager, "aaaa11112222", "o/r", Stopped, Gone, Status{})
 			set(t, w, &d, s)
 			if _, err := w.Next(t.Context(), s); err == nil {
-				t.Fatal("it succeeded")
+				t.Fatal("Next when deleting the VM fails = nil, want an error")
 			}
 			now, err := w.Get(t.Context(), s.ID)
 			if err != nil || now.Phase != Destroying || now.ErrorCode == "" {
-				t.Fatalf("%s, %q, %v", now.Phase, now.ErrorCode, err)
+				t.Fatalf("session = phase %s, error code %q, %v, want %s with an error code", now.Phase, now.ErrorCode, err, Destroying)
 			}
 		})
 	}
@@ -182,13 +182,13 @@ func TestEventsThatCannotBeWritten(t *testing.T) {
 	}
 	ran := false
 	if err := w.step(t.Context(), s.ID, "x", func(context.Context, vm.Progress) error { ran = true; return nil }); err != nil || !ran {
-		t.Error(ran, err)
+		t.Errorf("step whose events cannot be written = %v, ran %t, want nil, true", err, ran)
 	}
 	w.warn(t.Context(), s.ID, "", "x")
 	if _, err := w.updateStatus(t.Context(), s.ID, store.Event{}, func(*Status) {}); err == nil {
-		t.Error("the status was kept")
+		t.Error("updateStatus without a store = nil, want an error")
 	}
 	if _, err := w.markBroken(t.Context(), s, errBoom); !errors.Is(err, errBoom) {
-		t.Error(err) // the cause must be reported too
+		t.Errorf("markBroken without a store = %v, want %v among its causes", err, errBoom) // the cause must be reported too
 	}
 }

@@ -51,7 +51,7 @@ func TestOpenTwiceIsOneSession(t *testing.T) {
 	}
 	wg.Wait()
 	if len(ids) != 1 || made != 1 {
-		t.Fatal(ids, made)
+		t.Fatalf("Open at the same time = sessions %v, %d created, want 1, 1", ids, made)
 	}
 }
 
@@ -64,13 +64,13 @@ func TestOpenRefusedMakesNothing(t *testing.T) {
 	}
 	_, _, _, err = m.Open(t.Context(), request("o/two"))
 	if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) != "agent-sessionizer stop "+first.Name {
-		t.Fatal(err)
+		t.Fatalf("Open over the limit = %v (hint %q), want code %v, a hint to stop %s", err, fail.HintOf(err), fail.Conflict, first.Name)
 	}
 	if all, err := m.Store.Sessions(t.Context(), true); err != nil || len(all) != 1 {
-		t.Fatal(all, err)
+		t.Fatalf("sessions after a refused Open = %v, %v, want 1", all, err)
 	}
 	if _, created, _, err := m.Open(t.Context(), request("o/one")); err != nil || created {
-		t.Fatal("the limit keeps an existing session from being opened:", err)
+		t.Fatalf("Open of an existing session at the limit = created %t, %v, want false, nil", created, err)
 	}
 }
 
@@ -112,23 +112,23 @@ func TestFind(t *testing.T) {
 			s, err := m.Find(t.Context(), f.what)
 			if f.code == 0 {
 				if err != nil || s.ID != f.id {
-					t.Fatal(s.ID, err)
+					t.Fatalf("Find(%q) = %q, %v, want %q, nil", f.what, s.ID, err, f.id)
 				}
 				return
 			}
 			if fail.CodeOf(err) != f.code || err == nil || fail.HintOf(err) == "" {
-				t.Fatal(s.ID, err)
+				t.Fatalf("Find(%q) = %q, %v (hint %q), want code %v with a hint", f.what, s.ID, err, fail.HintOf(err), f.code)
 			}
 			for _, name := range f.ambiguous {
 				if !strings.Contains(err.Error(), name) {
-					t.Error(err)
+					t.Errorf("Find(%q) = %v, want %q among the candidates", f.what, err, name)
 				}
 			}
 		})
 	}
 	for what, want := range map[string]bool{"acme/gone": true, "eeee77778888": true, "acme/app": false, "nothing": false, "": false} {
 		if got, err := m.Ended(t.Context(), what); err != nil || got != want {
-			t.Errorf("%q ended: %t %v", what, got, err)
+			t.Errorf("Ended(%q) = %t, %v, want %t, nil", what, got, err, want)
 		}
 	}
 }
@@ -173,26 +173,26 @@ func TestWantFromEveryPhase(t *testing.T) {
 						stored, gerr := m.Get(t.Context(), s.ID)
 						if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" || len(told) != 0 ||
 							gerr != nil || stored.Phase != c.from || stored.Desired != was || woken(t, m, s.ID) {
-							t.Fatal(err, told, stored.Phase, stored.Desired, gerr)
+							t.Fatalf("SetDesired = %v (hint %q), %d changes reported, stored phase %s, desired %s, %v, want code %v with a hint, no change", err, fail.HintOf(err), len(told), stored.Phase, stored.Desired, gerr, fail.Conflict)
 						}
 						return
 					}
 					if err != nil || got.Phase != to || got.Desired != desired {
-						t.Fatal(got.Phase, got.Desired, err)
+						t.Fatalf("SetDesired = phase %s, desired %s, %v, want %s, %s", got.Phase, got.Desired, err, to, desired)
 					}
 					if !woken(t, m, s.ID) {
-						t.Error("no keeper")
+						t.Error("keeper started = false, want true")
 					}
 					if to != c.from && (!c.from.canGo(to) || got.ErrorCode != "") {
-						t.Error("not a transition, or the old error stays:", got.ErrorCode)
+						t.Errorf("transition from %s to %s, error code %q, want one of the table, no old error", c.from, to, got.ErrorCode)
 					}
 					changed := to != c.from || was != desired
 					if changed != (len(told) == 1) || changed && told[0] != (PhaseChange{From: c.from, To: to, Desired: desired}) {
-						t.Error(told)
+						t.Errorf("changes reported = %+v, want the one from %s to %s if there is one", told, c.from, to)
 					}
 					// A viewer's events begin with this one.
 					if seq, err := m.LastPhaseSeq(t.Context(), s.ID); err != nil || changed && seq != before {
-						t.Error(seq, before, err)
+						t.Errorf("LastPhaseSeq = %d, %v, want %d if the phase or the desired phase changed", seq, err, before)
 					}
 				})
 			}
@@ -204,7 +204,7 @@ func TestBrokenThatWasReadyStarts(t *testing.T) {
 	m := newManager(t)
 	s := put(t, m, "aaaa11112222", "o/r", Broken, Ready, Status{WasReady: true})
 	if s, err := m.SetDesired(t.Context(), s, Ready); err != nil || s.Phase != Starting || s.ErrorMessage != "" {
-		t.Fatal(s.Phase, s.ErrorMessage, err)
+		t.Fatalf("SetDesired(%s) of a broken session = phase %s, error %q, %v, want %s, no error", Ready, s.Phase, s.ErrorMessage, err, Starting)
 	}
 }
 
@@ -215,17 +215,17 @@ func TestDesiredPhaseIsAdmitted(t *testing.T) {
 	for i, p := range []Phase{Stopped, Broken} {
 		s := put(t, m, []string{"bbbb11112222", "cccc11112222"}[i], "o/"+string(p), p, Stopped, Status{})
 		if _, err := m.SetDesired(t.Context(), s, Ready); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) != "agent-sessionizer stop "+runs.Name {
-			t.Error(p, err)
+			t.Errorf("SetDesired(%s) from %s over the limit = %v (hint %q), want code %v, a hint to stop %s", Ready, p, err, fail.HintOf(err), fail.Conflict, runs.Name)
 		}
 		if got, err := m.Get(t.Context(), s.ID); err != nil || got.Phase != p || got.Desired != Stopped || woken(t, m, s.ID) {
-			t.Error(p, got.Phase, got.Desired, err)
+			t.Errorf("session after the refusal = phase %s, desired %s, %v, want %s, %s, no keeper", got.Phase, got.Desired, err, p, Stopped)
 		}
 		if _, err := m.SetDesired(t.Context(), s, Gone); err != nil { // removing needs no capacity
-			t.Error(p, err)
+			t.Errorf("SetDesired(%s) from %s over the limit = %v, want nil", Gone, p, err)
 		}
 	}
 	if _, err := m.SetDesired(t.Context(), runs, Ready); err != nil {
-		t.Error("the session counts against itself:", err)
+		t.Errorf("SetDesired(%s) of the session that runs = %v, want nil: it must not count against itself", Ready, err)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestReconcile(t *testing.T) {
 	}
 	lock, ok, err := store.TryLock(m.Config.Paths.SessionLock(need[0]))
 	if err != nil || !ok {
-		t.Fatal(ok, err)
+		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
 	}
 	defer lock.Unlock()
 	if err := m.Reconcile(t.Context()); err != nil {
@@ -255,7 +255,7 @@ func TestReconcile(t *testing.T) {
 	for _, id := range all {
 		if want := slices.Contains(need[1:], id); woken(t, m, id) != want {
 			s, err := m.Get(t.Context(), id)
-			t.Errorf("%s, desired %s: a keeper should be started: %t (%v)", s.Phase, s.Desired, want, err)
+			t.Errorf("keeper of a session in %s, desired %s, started = %t, %v, want %t", s.Phase, s.Desired, !want, err, want)
 		}
 	}
 }
@@ -269,10 +269,10 @@ func TestReconcileGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := m.Reconcile(t.Context()); fail.CodeOf(err) != fail.Host {
-		t.Error(err)
+		t.Errorf("Reconcile = %v, want code %v", err, fail.Host)
 	}
 	if !woken(t, m, "bbbb11112222") {
-		t.Error("the other was not woken")
+		t.Error("keeper of the other session started = false, want true")
 	}
 }
 
@@ -296,33 +296,33 @@ func TestSameNameOnAnotherHost(t *testing.T) {
 	t.Setenv("EVIL", "e")
 	evil, created, _, err := m.Open(t.Context(), Request{Repo: repo.Ref{Key: "evil.example/o/r", Slug: "o/r"}})
 	if err != nil || !created {
-		t.Fatal(created, err)
+		t.Fatalf("Open(evil.example/o/r) = created %t, %v, want true, nil", created, err)
 	}
 	if s, err := m.Find(t.Context(), "o/r"); fail.CodeOf(err) != fail.NotFound {
-		t.Fatal("another host's session passes for github.com's:", s.Name, err)
+		t.Fatalf("Find(o/r) with a session of another host only = %q, %v, want %v", s.Name, err, fail.NotFound)
 	}
 	if set, err := m.settings(evil); err != nil || set.Secrets["T"] != "env:EVIL" {
-		t.Error(set.Secrets, err)
+		t.Errorf("secrets of evil.example/o/r = %v, %v, want T=env:EVIL", set.Secrets, err)
 	}
 	github, created, _, err := m.Open(t.Context(), request("o/r"))
 	if err != nil || !created {
-		t.Fatal(created, err)
+		t.Fatalf("Open(o/r) = created %t, %v, want true, nil", created, err)
 	}
 	if set, err := m.settings(github); err != nil || set.Secrets["T"] != "env:GITHUB" {
-		t.Error(set.Secrets, err)
+		t.Errorf("secrets of github.com/o/r = %v, %v, want T=env:GITHUB", set.Secrets, err)
 	}
 	for what, want := range map[string]string{
 		"o/r": github.ID, "O/R": github.ID, "https://github.com/o/r": github.ID, "o/r@branch": github.ID,
 		"evil.example/o/r": evil.ID, "https://evil.example/o/r.git": evil.ID, "git@evil.example:o/r": evil.ID,
 	} {
 		if s, err := m.Find(t.Context(), what); err != nil || s.ID != want {
-			t.Errorf("%s: %s %v", what, s.Name, err)
+			t.Errorf("Find(%s) = %s, %v, want %s", what, s.ID, err, want)
 		}
 	}
 	if s, err := m.Find(t.Context(), "r"); fail.CodeOf(err) != fail.Usage {
-		t.Error("two sessions are called r:", s.Name, err)
+		t.Errorf("Find(r) with two sessions of that name = %q, %v, want code %v", s.Name, err, fail.Usage)
 	}
 	if github.DisplayName() != "o/r" || evil.DisplayName() != "evil.example/o/r" {
-		t.Error(github.DisplayName(), evil.DisplayName())
+		t.Errorf("DisplayName = %q, %q, want o/r, evil.example/o/r", github.DisplayName(), evil.DisplayName())
 	}
 }

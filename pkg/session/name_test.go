@@ -28,7 +28,7 @@ func TestName(t *testing.T) {
 		{"owner/repo", 0, "agent-o-0123ab"},
 	} {
 		if got := Name(c.slug, "0123ab", c.budget); got != c.want {
-			t.Errorf("%q in %d is %s, not %s", c.slug, c.budget, got, c.want)
+			t.Errorf("Name(%q) within %d bytes = %s, want %s", c.slug, c.budget, got, c.want)
 		}
 	}
 }
@@ -44,33 +44,33 @@ func FuzzName(f *testing.F) {
 		budget = least + (budget&0xff)%(63-least)
 		name := Name(slug, "012345", budget)
 		if !nameForm.MatchString(name) || len(name) > budget {
-			t.Fatalf("%q in %d is %q", slug, budget, name)
+			t.Fatalf("Name(%q) = %q, want a valid name of at most %d bytes", slug, name, budget)
 		}
 		if Name(slug, "543210", budget) == name {
-			t.Fatal("the suffix does not count")
+			t.Fatalf("Name(%q) = %q for two suffixes, want two names", slug, name)
 		}
 	})
 }
 
 func TestNameBudget(t *testing.T) {
 	if got, err := nameBudget("/home/me/.agent-vms"); err != nil || got != 104-28-19 {
-		t.Error(got, err)
+		t.Errorf("nameBudget(/home/me/.agent-vms) = %d, %v, want %d", got, err, 104-28-19)
 	}
 	if got, err := nameBudget("/s"); err != nil || got != 58 { // the hostname's limit
-		t.Error(got, err)
+		t.Errorf("nameBudget(/s) = %d, %v, want 58", got, err)
 	}
 	for n := 1; n < 200; n++ {
 		home := "/" + strings.Repeat("h", n-1)
 		budget, err := nameBudget(home)
 		if err != nil {
 			if n < 50 || fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
-				t.Fatalf("%d: %v", n, err)
+				t.Fatalf("nameBudget of a home of %d bytes = %v (hint %q), want none below 50, code %v with a hint", n, err, fail.HintOf(err), fail.Host)
 			}
 			continue
 		}
 		name := Name(strings.Repeat("long/name", 20), "012345", budget)
 		if socket := home + "/" + name + "/ssh.sock.1234567890123456"; len(socket) > 103 || len("lima-"+name) > 63 {
-			t.Fatalf("%d: %s", len(socket), socket)
+			t.Fatalf("socket for a home of %d bytes = %s (%d bytes), want at most 103, and a hostname of at most 63", n, socket, len(socket))
 		}
 	}
 }
@@ -81,15 +81,15 @@ func TestOpenInTooLongHome(t *testing.T) {
 	m.Config.Paths.LimaHome += strings.Repeat("/long", 20)
 	_, _, _, err := m.Open(t.Context(), request("o/r"))
 	if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "lima_home") || !strings.Contains(fail.HintOf(err), "LIMA_HOME") {
-		t.Fatal(err)
+		t.Fatalf("Open in a too long home = %v (hint %q), want code %v, lima_home, a hint with LIMA_HOME", err, fail.HintOf(err), fail.Host)
 	}
 	if all, err := m.List(t.Context()); err != nil || len(all) != 0 {
-		t.Fatal(all, err)
+		t.Fatalf("List after a refused Open = %v, %v, want none", all, err)
 	}
 }
 
 func TestRandomHex(t *testing.T) {
 	if a, b := randomHex(6), randomHex(6); len(a) != 12 || a == b {
-		t.Error(a, b)
+		t.Errorf("randomHex(6) twice = %q, %q, want 12 digits each, different", a, b)
 	}
 }

@@ -23,7 +23,7 @@ func TestAtRest(t *testing.T) {
 	for _, p := range phases {
 		for _, desired := range []Phase{Ready, Stopped, Gone} {
 			if got := AtRest(p, desired); got != slices.Contains(rest[p], desired) {
-				t.Errorf("%s, desired %s: %t", p, desired, got)
+				t.Errorf("AtRest(%s, %s) = %t, want %t", p, desired, got, !got)
 			}
 		}
 	}
@@ -31,13 +31,13 @@ func TestAtRest(t *testing.T) {
 
 func TestTableOfTransitions(t *testing.T) {
 	if len(next) != len(phases) {
-		t.Error("a phase is missing in the table or in the test")
+		t.Errorf("phases in the transition table = %d, want %d", len(next), len(phases))
 	}
 	reached := map[Phase]bool{Creating: true}
 	for todo := []Phase{Creating}; len(todo) > 0; todo = todo[1:] {
 		for _, p := range next[todo[0]] {
 			if !slices.Contains(phases, p) || p == todo[0] {
-				t.Errorf("%s to %s", todo[0], p)
+				t.Errorf("transition from %s to %s in the table, want known and different phases", todo[0], p)
 			}
 			if !reached[p] {
 				reached[p] = true
@@ -47,14 +47,14 @@ func TestTableOfTransitions(t *testing.T) {
 	}
 	for _, p := range phases {
 		if !reached[p] {
-			t.Errorf("nothing leads to %s", p)
+			t.Errorf("phase %s is unreachable, want a transition that leads to it", p)
 		}
 		if destroy := p != Gone && p != Destroying; p.canGo(Destroying) != destroy {
-			t.Errorf("%s can be destroyed: %t", p, !destroy)
+			t.Errorf("%s.canGo(%s) = %t, want %t", p, Destroying, !destroy, destroy)
 		}
 	}
 	if len(next[Gone]) != 0 || !slices.Equal(next[Destroying], []Phase{Gone}) {
-		t.Error("there is a way back")
+		t.Errorf("transitions from %s = %v, from %s = %v, want none, %s alone", Gone, next[Gone], Destroying, next[Destroying], Gone)
 	}
 }
 
@@ -110,22 +110,22 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 			before := lastSeq(t, w.Store, s.ID)
 			got, err := c.do(w, s)
 			if (err != nil) != (c.to == c.from) {
-				t.Fatal(err)
+				t.Fatalf("step from %s to %s = %v, want an error only without a transition", c.from, c.to, err)
 			}
 			if stored, err := w.Get(t.Context(), s.ID); err != nil || stored.Phase != c.to || c.to != c.from && got.Phase != c.to {
-				t.Fatalf("it is %s (%s): %s, %v", stored.Phase, got.Phase, stored.ErrorMessage, err)
+				t.Fatalf("session = stored phase %s, returned %s (%s), %v, want %s", stored.Phase, got.Phase, stored.ErrorMessage, err, c.to)
 			} else if failed := c.to == Broken || c.to == c.from || c.from == Ready && c.to == Stopped && c.desired == Ready; (stored.ErrorCode != "") != failed {
-				t.Errorf("the row's error is %q", stored.ErrorMessage)
+				t.Errorf("error of the row = %q (%s), want an error: %t", stored.ErrorCode, stored.ErrorMessage, failed)
 			}
 			for _, p := range changes(t, w.Manager, s.ID, before) {
 				if !p.From.canGo(p.To) {
-					t.Errorf("%s to %s is not in the table", p.From, p.To)
+					t.Errorf("transition from %s to %s, want one of the table", p.From, p.To)
 				}
 				seen[string(p.From+" "+p.To)] = true
 			}
 			if c.to == Gone {
 				if _, err := os.Stat(w.Config.Paths.SessionDir(s.ID)); !errors.Is(err, os.ErrNotExist) {
-					t.Error("the session's directory is left:", err)
+					t.Errorf("session directory: %v, want it removed", err)
 				}
 			}
 		})
@@ -133,7 +133,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 	for from, tos := range next {
 		for _, to := range tos {
 			if !seen[string(from+" "+to)] {
-				t.Errorf("no story goes from %s to %s", from, to)
+				t.Errorf("transition from %s to %s has no case, want one", from, to)
 			}
 		}
 	}
@@ -143,15 +143,15 @@ func TestNoWayThere(t *testing.T) {
 	w := newWorker(t, driver{})
 	s := put(t, w.Manager, "aaaa11112222", "o/r", Destroying, Ready, Status{})
 	if got, err := w.Next(t.Context(), s); err == nil || got.Phase != Destroying {
-		t.Error(got.Phase, err)
+		t.Errorf("Next = phase %s, %v, want %s, an error", got.Phase, err, Destroying)
 	}
 	if _, err := w.advance(t.Context(), s, Ready, nil); err == nil {
-		t.Error("outside of the table")
+		t.Error("advance outside of the table = nil, want an error")
 	}
 	stale := s
 	stale.Phase = Creating
 	if _, err := w.advance(t.Context(), stale, Ready, nil); !errors.Is(err, store.ErrStale) {
-		t.Error(err)
+		t.Errorf("advance of a stale session = %v, want %v", err, store.ErrStale)
 	}
 }
 
@@ -163,7 +163,7 @@ func TestDestroyWinsOverVMThatEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := w.isPoweredOff(t.Context(), s); err != nil || got.Phase != Stopped || got.Desired != Gone {
-		t.Fatal(got.Phase, got.Desired, err)
+		t.Fatalf("isPoweredOff = phase %s, desired %s, %v, want %s, %s", got.Phase, got.Desired, err, Stopped, Gone)
 	}
 }
 
@@ -177,11 +177,11 @@ func TestDestroyRevokesTheTokenFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.Next(t.Context(), s); err == nil {
-		t.Fatal("it succeeded")
+		t.Fatal("Next when deleting the VM fails = nil, want an error")
 	}
 	got, err := w.Get(t.Context(), s.ID)
 	if err != nil || got.TokenSHA256 != "" || got.ErrorCode != "HOST" || got.ErrorHint != "wait" {
-		t.Fatal(got.TokenSHA256, got.ErrorCode, got.ErrorHint, err)
+		t.Fatalf("session = token %q, error code %q, hint %q, %v, want no token, HOST, wait", got.TokenSHA256, got.ErrorCode, got.ErrorHint, err)
 	}
 }
 
@@ -196,10 +196,10 @@ func TestEndedVMHasNoEndpoint(t *testing.T) {
 			s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Status{WasReady: true, Dir: "/d", Endpoint: vm.Endpoint{Addr: "127.0.0.1:22"}})
 			got, err := w.Next(t.Context(), s)
 			if err != nil || got.Phase == Ready || got.Status.Endpoint.Addr != "" || got.Status.Dir != "/d" {
-				t.Fatalf("%s at %q, %v", got.Phase, got.Status.Endpoint.Addr, err)
+				t.Fatalf("Next = phase %s, endpoint %q, dir %q, %v, want not %s, no endpoint, /d", got.Phase, got.Status.Endpoint.Addr, got.Status.Dir, err, Ready)
 			}
 			if _, err := w.SSHConfig(got); err == nil {
-				t.Error("there is an SSH configuration for it")
+				t.Error("SSHConfig of an ended VM = nil, want an error")
 			}
 		})
 	}

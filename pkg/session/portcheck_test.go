@@ -90,17 +90,17 @@ func TestPublishedPortChecksBrowsers(t *testing.T) {
 			early := <-heard
 			if c.refused == "" {
 				if err != nil || string(passed) != c.said || !strings.Contains(early, "200 OK") {
-					t.Errorf("%q %v; from the guest %q", passed, err, early)
+					t.Errorf("request = %q, %v, answer %q, want %q, nil, 200 OK", passed, err, early, c.said)
 				}
 				return
 			}
 			if err == nil || len(passed) > 0 || early != "" {
-				t.Errorf("the guest got %q (%v), and the browser %q of it", passed, err, early)
+				t.Errorf("refused request = %q to the guest, %v, %q to the browser before, want nothing, an error, nothing", passed, err, early)
 			}
 			local.CloseWrite()
 			answer, _ := io.ReadAll(browser)
 			if !strings.HasPrefix(string(answer), "HTTP/1.1 421 ") || !strings.Contains(string(answer), c.refused) {
-				t.Errorf("answered %q", answer)
+				t.Errorf("answer to the browser = %q, want status 421 with %q", answer, c.refused)
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func TestPublishedPortHearsTheServerFirst(t *testing.T) {
 	io.WriteString(guest, "220 ready\r\n")
 	b := make([]byte, len("220 ready\r\n"))
 	if _, err := io.ReadFull(&answerCheck{Conn: remote, request: check}, b); err != nil || string(b) != "220 ready\r\n" {
-		t.Errorf("%q %v", b, err)
+		t.Errorf("first bytes of the server = %q, %v, want \"220 ready\\r\\n\"", b, err)
 	}
 	guest.Close()
 }

@@ -26,7 +26,7 @@ func sh(t *testing.T, dir, script string) string {
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("sh -c %q = %v, want nil\n%s", script, err, out)
 	}
 	return strings.TrimSpace(string(out))
 }
@@ -59,7 +59,7 @@ func TestProjectFileOfTheCheckout(t *testing.T) {
 			}
 			stored, err := w.Get(t.Context(), s.ID)
 			if err != nil || (s.Status.Project != nil) != c.narrow || (stored.Status.Project != nil) != c.narrow {
-				t.Errorf("got %+v, stored %+v, %v", s.Status.Project, stored.Status.Project, err)
+				t.Errorf("project file: returned %+v, stored %+v, %v, want one: %t", s.Status.Project, stored.Status.Project, err, c.narrow)
 			}
 		})
 	}

@@ -67,10 +67,10 @@ func TestSavedHome(t *testing.T) {
 	m := newManager(t)
 	a, b := SavedHome{RepoKey: "github.com/o/a", Repo: "o/a", Session: "agent-o-a-1", SavedAt: time.Unix(1, 0).UTC()}, SavedHome{RepoKey: "local:/o/a", Repo: "a"}
 	if all, err := m.SavedHomes(); err != nil || all == nil || len(all) != 0 {
-		t.Error(all, err)
+		t.Errorf("SavedHomes at first = %v, %v, want an empty list", all, err)
 	}
 	if got := savedArchive(t, m, a.RepoKey); got != "" {
-		t.Errorf("%q", got)
+		t.Errorf("saved home of %s = %q, want none", a.RepoKey, got)
 	}
 	for _, k := range []SavedHome{b, a, a} {
 		text := archive(t, "of "+k.RepoKey)
@@ -78,36 +78,36 @@ func TestSavedHome(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := savedArchive(t, m, k.RepoKey); got != string(text) {
-			t.Errorf("%q, want %q", got, text)
+			t.Errorf("saved home of %s = %q, want %q", k.RepoKey, got, text)
 		}
 	}
 	all, err := m.SavedHomes()
 	if err != nil || len(all) != 2 || all[1].RepoKey != b.RepoKey {
-		t.Fatal(all, err)
+		t.Fatalf("SavedHomes = %v, %v, want 2, the second of %s", all, err, b.RepoKey)
 	}
 	a.Size = int64(len(archive(t, "of "+a.RepoKey)))
 	if all[0] != a {
-		t.Errorf("%+v, want %+v", all[0], a)
+		t.Errorf("saved home = %+v, want %+v", all[0], a)
 	}
 	for _, dir := range []string{m.Config.Paths.SavedHomes(), m.savedHomeFile(a.RepoKey)} {
 		if st, err := os.Stat(dir); err != nil || st.Mode().Perm()&0o077 != 0 {
-			t.Errorf("others can read %s: %v %v", dir, st, err)
+			t.Errorf("mode of %s = %v, %v, want no access for others", dir, st, err)
 		}
 	}
 	// "a" is the short name of both; no repository has the key o/a.
 	for what, code := range map[string]fail.Code{"a": fail.Usage, "o/a": fail.NotFound, "nobody/nothing": fail.NotFound} {
 		if _, err := m.RemoveSavedHome(what); fail.CodeOf(err) != code {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("RemoveSavedHome(%q) = %v, want code %v", what, err, code)
 		}
 	}
 	if key, err := m.RemoveSavedHome(b.RepoKey); err != nil || key != b.RepoKey {
-		t.Error(key, err)
+		t.Errorf("RemoveSavedHome(%q) = %q, %v, want %q", b.RepoKey, key, err, b.RepoKey)
 	}
 	if key, err := m.RemoveSavedHome("A"); err != nil || key != a.RepoKey {
-		t.Error(key, err)
+		t.Errorf("RemoveSavedHome(A) = %q, %v, want %q", key, err, a.RepoKey)
 	}
 	if left, err := os.ReadDir(m.Config.Paths.SavedHomes()); err != nil || len(left) > 0 {
-		t.Error(left, err)
+		t.Errorf("directory of saved homes = %v, %v, want it empty", left, err)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestSavedHomeOfAnotherRepository(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f, _, err := m.openSavedHome("github.com/o/b"); err == nil || f != nil {
-		t.Error("it got the other one's")
+		t.Errorf("openSavedHome(github.com/o/b) with another repository's file = %v, want an error", err)
 	}
 }
 
@@ -159,16 +159,16 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 	} {
 		err := m.writeSavedHome(t.Context(), k, 2000, nil, from)
 		if err == nil {
-			t.Errorf("%s: saved", what)
+			t.Errorf("writeSavedHome with %s = nil, want an error", what)
 		}
 		if (what == "too much" || what == "without end") && !strings.Contains(err.Error(), "limits.saved_home") {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("writeSavedHome with %s = %v, want limits.saved_home", what, err)
 		}
 		if got := savedArchive(t, m, k.RepoKey); got != string(old) {
-			t.Errorf("%s: %q is saved", what, got)
+			t.Errorf("saved home after %s = %q, want the old one", what, got)
 		}
 		if left, err := os.ReadDir(m.Config.Paths.SavedHomes()); err != nil || len(left) != 1 {
-			t.Errorf("%s: %v %v", what, left, err)
+			t.Errorf("files after %s = %v, %v, want 1", what, left, err)
 		}
 	}
 	// The old saved home stays in use while the new one is being written.
@@ -177,12 +177,12 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 			return err
 		}
 		if got := savedArchive(t, m, k.RepoKey); got != string(old) {
-			t.Errorf("in the middle: %q", got)
+			t.Errorf("saved home during the write = %q, want the old one", got)
 		}
 		return nil
 	})
 	if err != nil || savedArchive(t, m, k.RepoKey) != string(archive(t, "new")) {
-		t.Error(err)
+		t.Errorf("writeSavedHome = %v, saved home %q, want nil, the new one", err, savedArchive(t, m, k.RepoKey))
 	}
 }
 
@@ -204,7 +204,7 @@ func TestEmptyArchiveLeavesNoSavedHome(t *testing.T) {
 			t.Fatal(err)
 		}
 		if all, err := m.SavedHomes(); err != nil || (len(all) == 1) != (len(sent) > empty.Len()) {
-			t.Errorf("after %d bytes: %v %v", len(sent), all, err)
+			t.Errorf("SavedHomes after %d bytes = %v, %v, want one: %t", len(sent), all, err, len(sent) > empty.Len())
 		}
 	}
 }
@@ -219,7 +219,7 @@ func TestSavedHomeHasNoSecrets(t *testing.T) {
 	}
 	got := savedArchive(t, m, k.RepoKey)
 	if len(got) != len(sent) || strings.Contains(got, "0123456789") || strings.Contains(got, "746f6b2d30") {
-		t.Errorf("%q", got)
+		t.Errorf("saved home = %q, want %d bytes without a secret", got, len(sent))
 	}
 	root, err := os.OpenRoot(t.TempDir())
 	if err != nil {
@@ -233,7 +233,7 @@ func TestSavedHomeHasNoSecrets(t *testing.T) {
 	text, err := root.ReadFile("transcript")
 	want := "the token is " + strings.Repeat("*", len(token)) + ", in JSON "
 	if err != nil || !strings.HasPrefix(string(text), want) {
-		t.Errorf("%q %v", text, err)
+		t.Errorf("saved file = %q, %v, want the prefix %q", text, err, want)
 	}
 }
 
@@ -249,10 +249,10 @@ func TestDamagedSavedHome(t *testing.T) {
 			t.Fatal(err)
 		}
 		if f, _, err := m.openSavedHome("github.com/o/a"); err == nil || f != nil {
-			t.Errorf("%.20q is fine", text)
+			t.Errorf("openSavedHome of %.20q = %v, want an error", text, err)
 		}
 		if _, err := m.SavedHomes(); !strings.HasPrefix(fail.HintOf(err), "rm ") {
-			t.Errorf("%.20q: %v", text, err)
+			t.Errorf("SavedHomes with %.20q = %v (hint %q), want a hint with rm", text, err, fail.HintOf(err))
 		}
 	}
 }
@@ -262,7 +262,7 @@ func TestRestrictedSessionGetsNoHomeFiles(t *testing.T) {
 	w := newWorker(t, driver{})
 	w.Config.Dotfiles = "/nowhere"
 	if err := w.copyHomeFiles(t.Context(), Session{}, guestclient.Guest{}); err == nil {
-		t.Error("dotfiles were not looked for")
+		t.Error("copyHomeFiles of an unrestricted session = nil, want an error from looking for the dotfiles")
 	}
 	if err := w.copyHomeFiles(t.Context(), Session{Spec: Spec{Restricted: true}}, guestclient.Guest{}); err != nil {
 		t.Error(err)

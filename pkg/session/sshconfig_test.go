@@ -90,12 +90,12 @@ func TestSSHConfigTurnsEverythingOff(t *testing.T) {
 	want := settings(write("included", "Include "+own+"\n"+hostileSSH+"Match all\nInclude "+own+"\n"))
 	for name, values := range want {
 		if !slices.Equal(values, alone[name]) {
-			t.Errorf("%s is %q with the user's configuration, %q without", name, values, alone[name])
+			t.Errorf("%s with the user's configuration = %q, want %q as without", name, values, alone[name])
 		}
 	}
 	for _, name := range []string{"sendenv", "localforward", "remoteforward", "dynamicforward", "proxycommand", "proxyjump", "localcommand", "remotecommand", "pkcs11provider", "controlpath"} {
 		if v := alone[name]; len(v) > 0 && v[0] != "none" {
-			t.Errorf("%s is %q", name, v)
+			t.Errorf("%s = %q, want none", name, v)
 		}
 	}
 	for name, value := range map[string]string{
@@ -104,7 +104,7 @@ func TestSSHConfigTurnsEverythingOff(t *testing.T) {
 		"identitiesonly": "yes", "passwordauthentication": "no", "nohostauthenticationforlocalhost": "no", "clearallforwardings": "yes", "sessiontype": "default",
 	} {
 		if v := alone[name]; len(v) != 1 || strings.Trim(v[0], `"`) != strings.Trim(value, `"`) {
-			t.Errorf("%s is %q, want %q", name, v, value)
+			t.Errorf("%s = %q, want %q", name, v, value)
 		}
 	}
 	// With the block only at the top, OpenSSH adds the user's variables and nothing
@@ -112,11 +112,11 @@ func TestSSHConfigTurnsEverythingOff(t *testing.T) {
 	top := settings(write("top", "Include "+own+"\n"+hostileSSH))
 	for name, values := range top {
 		if name != "sendenv" && !slices.Equal(values, alone[name]) {
-			t.Errorf("included on top: %s is %q, %q without the user's configuration", name, values, alone[name])
+			t.Errorf("%s, included on top of the user's configuration, = %q, want %q as without", name, values, alone[name])
 		}
 	}
 	h.Forwards = true
 	if got := settings(write("forwards", "Include "+write("agents-forwards", h.String())+"\n"+hostileSSH)); len(got["remoteforward"]) != 1 || got["clearallforwardings"][0] != "no" {
-		t.Errorf("with forwards: %q %q", got["remoteforward"], got["clearallforwardings"])
+		t.Errorf("with forwards: remoteforward = %q, clearallforwardings = %q, want 1, no", got["remoteforward"], got["clearallforwardings"])
 	}
 }

@@ -46,19 +46,19 @@ func TestAdoptGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := w.adoptStandby(t.Context(), &s, standby); err != nil {
-			t.Fatalf("%d moved: %v", moved, err)
+			t.Fatalf("adoptStandby with %d files moved = %v, want nil", moved, err)
 		}
 		if s.VM() != "standby-123456" || s.Status.From != golden.FromPool {
-			t.Errorf("%d moved: %+v", moved, s.Status)
+			t.Errorf("%d files moved: VM = %q, status %+v, want standby-123456 from %s", moved, s.VM(), s.Status, golden.FromPool)
 		}
 		for _, part := range parts {
 			if text, err := os.ReadFile(filepath.Join(dir, part)); err != nil || string(text) != "new "+part {
-				t.Errorf("%d moved: %s is %q, %v", moved, part, text, err)
+				t.Errorf("%d files moved: %s = %q, %v, want \"new %s\"", moved, part, text, err, part)
 			}
 		}
 		for _, gone := range []string{"standby", "gateway/old"} {
 			if _, err := os.Stat(filepath.Join(dir, gone)); err == nil {
-				t.Errorf("%d moved: %s is left", moved, gone)
+				t.Errorf("%d files moved: %s exists, want it removed", moved, gone)
 			}
 		}
 	}
@@ -73,7 +73,7 @@ func TestStandbyHasTheNameOfOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s, err := golden.ReadStandby(dir); err == nil || !strings.Contains(err.Error(), "not the name") {
-			t.Errorf("%q: %+v, %v", name, s, err)
+			t.Errorf("ReadStandby(%q) = %+v, %v, want \"not the name\"", name, s, err)
 		}
 	}
 }
@@ -102,7 +102,7 @@ func TestOnBattery(t *testing.T) {
 			}
 		}
 		if got := batteryOf(dir); got != c.want {
-			t.Errorf("%s: %v", what, got)
+			t.Errorf("batteryOf with %s = %v, want %v", what, got, c.want)
 		}
 	}
 }

@@ -26,11 +26,11 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 		_, _, _, oerr := m.Open(t.Context(), Request{Repo: r})
 		for _, err := range []error{cerr, oerr} {
 			if !errors.Is(err, ErrUntrusted) || fail.CodeOf(err) != fail.Policy || fail.HintOf(err) != "agent-sessionizer trust "+r.Path {
-				t.Errorf("%s: %v, hint %q", what, err, fail.HintOf(err))
+				t.Errorf("%s: error = %v (hint %q), want %v with code %v and a hint to trust %s", what, err, fail.HintOf(err), ErrUntrusted, fail.Policy, r.Path)
 			}
 		}
 		if all, err := m.List(t.Context()); err != nil || len(all) != 0 {
-			t.Errorf("%s: there are %d sessions, %v", what, len(all), err)
+			t.Errorf("%s: sessions = %d, %v, want 0", what, len(all), err)
 		}
 	}
 	refused("never confirmed", ref("a", key))
@@ -42,7 +42,7 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 			}
 		}
 		if err := m.CheckClone(ref(name, key)); err != nil {
-			t.Errorf("confirmed: %v", err)
+			t.Errorf("CheckClone of the confirmed clone = %v, want nil", err)
 		}
 	}
 	refused("another directory", ref("b", key))
@@ -54,18 +54,18 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 	}
 	refused("a damaged record", ref("a", key))
 	if err := m.CheckClone(ref("missing", key)); err == nil || m.TrustClone(ref("missing", key)) == nil {
-		t.Error("a clone that is gone:", err)
+		t.Errorf("CheckClone of a missing clone = %v, want an error, also from TrustClone", err)
 	}
 	// A reference that claims no remote needs no confirmation.
 	for _, r := range []repo.Ref{{Key: "local:" + dir + "/b", Path: dir + "/b"}, {Key: key, URL: "https://" + key}} {
 		if err := m.CheckClone(r); err != nil {
-			t.Errorf("%+v: %v", r, err)
+			t.Errorf("CheckClone(%+v) = %v, want nil", r, err)
 		}
 	}
 	if err := m.TrustClone(ref("a", key)); err != nil {
 		t.Fatal(err)
 	}
 	if _, created, _, err := m.Open(t.Context(), Request{Repo: ref("a", key)}); err != nil || !created {
-		t.Error(created, err)
+		t.Errorf("Open of a trusted clone = created %t, %v, want true, nil", created, err)
 	}
 }

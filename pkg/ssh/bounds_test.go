@@ -38,7 +38,7 @@ func TestCopyKeepsTheReserve(t *testing.T) {
 	} {
 		err := fits(c.size, c.free)
 		if (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("%d are free, and %d must stay free", c.free, reserve)) {
-			t.Errorf("a file of %d bytes with %d free: %v", c.size, c.free, err)
+			t.Errorf("fits(%d, %d) = %v, want it to fit: %t", c.size, c.free, err, c.ok)
 		}
 	}
 	dir, err := os.OpenRoot(t.TempDir())
@@ -46,14 +46,14 @@ func TestCopyKeepsTheReserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := checkFreeSpace(dir, math.MaxInt64); err == nil || !strings.Contains(err.Error(), "no space") {
-		t.Errorf("a file that no disk holds: %v", err)
+		t.Errorf("checkFreeSpace of more than any disk = %v, want \"no space\"", err)
 	}
 	if err := checkFreeSpace(dir, 0); err != nil {
-		t.Errorf("an empty file: %v", err)
+		t.Errorf("checkFreeSpace for an empty file = %v, want nil", err)
 	}
 	_ = dir.Close()
 	if err := checkFreeSpace(dir, 0); err == nil {
-		t.Error("a directory that cannot be looked at has room")
+		t.Error("checkFreeSpace of an unreadable directory = nil, want an error")
 	}
 }
 
@@ -66,7 +66,7 @@ func TestBadName(t *testing.T) {
 		".git": "repository data", ".GIT": "repository data", ".g\u200dit": "repository data", "\u00ad.git": "repository data",
 	} {
 		if why := badName(name); want == "" && why != "" || !strings.Contains(why, want) {
-			t.Errorf("%.20q: %q, want %q", name, why, want)
+			t.Errorf("badName(%.20q) = %q, want %q", name, why, want)
 		}
 	}
 }
@@ -77,7 +77,7 @@ func TestOddKind(t *testing.T) {
 		fs.ModeDevice: "device file", fs.ModeDevice | fs.ModeCharDevice: "device file", fs.ModeIrregular: "file of unknown kind",
 	} {
 		if got := oddKind(mode); got != want {
-			t.Errorf("%v: %q, want %q", mode, got, want)
+			t.Errorf("oddKind(%v) = %q, want %q", mode, got, want)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func TestOddKind(t *testing.T) {
 func TestRemotePath(t *testing.T) {
 	for p, want := range map[string]string{"": ".", "~": ".", "~/": ".", "~/a": "a", "a": "a", "/a": "/a", "~a": "~a", "a/~/b": "a/~/b"} {
 		if got := remotePath(p); got != want {
-			t.Errorf("%q: %q, want %q", p, got, want)
+			t.Errorf("remotePath(%q) = %q, want %q", p, got, want)
 		}
 	}
 }
@@ -96,37 +96,37 @@ func TestTransferIsBounded(t *testing.T) {
 	var seen []Item
 	tr := &transfer{ctx: ctx, answers: &budget{}, progress: func(i Item) { seen = append(seen, i) }}
 	if err := tr.step(copyDepth); err != nil || tr.answers.left.Load() != replyBudget {
-		t.Errorf("the deepest directory: %v, %d bytes may come", err, tr.answers.left.Load())
+		t.Errorf("step into the deepest directory = %v, %d bytes left, want nil, %d", err, tr.answers.left.Load(), replyBudget)
 	}
 	if err := tr.step(copyDepth + 1); err == nil || err.Error() != "directories more than 64 deep" {
-		t.Errorf("one that is deeper: %v", err)
+		t.Errorf("step into a deeper directory = %v, want \"directories more than 64 deep\"", err)
 	}
 	tr.entries = copyEntries - 1
 	if err := tr.step(0); err != nil {
-		t.Errorf("the last file: %v", err)
+		t.Errorf("step for the last file = %v, want nil", err)
 	}
 	if err := tr.step(0); err == nil || err.Error() != "more than 200000 files" {
-		t.Errorf("one file more: %v", err)
+		t.Errorf("step for one file more = %v, want \"more than 200000 files\"", err)
 	}
 	tr.copied("a\x1b[2J\nb", 5)
 	for i := range shownLeft + 1 {
 		tr.leaveOut(fmt.Sprintf("\x1b[2J%d", i), "why")
 	}
 	if len(seen) != shownLeft+2 || seen[0] != (Item{Name: "a b", Size: 5}) || seen[1] != (Item{Name: "0", LeftOut: "why"}) {
-		t.Errorf("%d items were told, the first %+v", len(seen), seen[:2])
+		t.Errorf("items reported = %d, the first %+v, want %d from \"a b\"", len(seen), seen[:2], shownLeft+2)
 	}
 	if text := tr.left.Error(); tr.left.Count != 21 || !strings.HasPrefix(text, "left out 21: 0 (why), 1 (why), ") || !strings.HasSuffix(text, "19 (why), …") {
-		t.Errorf("%s", text)
+		t.Errorf("Incomplete of 21 = %q (count %d), want the first 20, then …", text, tr.left.Count)
 	}
 	if text := (&Incomplete{Count: 1, Items: []Item{{Name: "a", LeftOut: "b"}}}).Error(); text != "left out 1: a (b)" {
-		t.Errorf("%s", text)
+		t.Errorf("Incomplete of 1 = %q, want \"left out 1: a (b)\"", text)
 	}
 	quiet := &transfer{ctx: ctx}
 	quiet.copied("a", 1)
 	quiet.leaveOut("b", "why") // without progress
 	cancel()
 	if err := tr.step(0); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("cancelled step = %v, want %v", err, context.Canceled)
 	}
 }
 
@@ -137,13 +137,13 @@ func TestBudget(t *testing.T) {
 	b.reset(5)
 	p := make([]byte, 4)
 	if n, err := b.Read(p); n != 4 || err != nil || b.isSpent() || heard != 1 {
-		t.Errorf("%d, %v, spent %v, heard %d times", n, err, b.isSpent(), heard)
+		t.Errorf("first Read = %d, %v, spent %t, called %d times, want 4, nil, false, 1", n, err, b.isSpent(), heard)
 	}
 	if n, err := b.Read(p); n != 0 || !errors.Is(err, errBudget) || !b.isSpent() || heard != 2 {
-		t.Errorf("%d, %v, spent %v, heard %d times", n, err, b.isSpent(), heard)
+		t.Errorf("Read over the budget = %d, %v, spent %t, called %d times, want 0, %v, true, 2", n, err, b.isSpent(), heard, errBudget)
 	}
 	if _, err := b.Read(p); !errors.Is(err, io.EOF) || heard != 2 {
-		t.Errorf("%v, heard %d times", err, heard)
+		t.Errorf("Read of the ended reader = %v, called %d times, want %v, 2", err, heard, io.EOF)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestRemoteError(t *testing.T) {
 		{tr, errors.New("\x1b[2Jodd\n"), nil, "read a in the guest: odd"},
 	} {
 		if err := c.t.remoteError("read", "\x1b[2Ja", c.err); err.Error() != c.want || c.is != nil && !errors.Is(err, c.is) {
-			t.Errorf("%v is %q, want %q", c.err, err, c.want)
+			t.Errorf("remoteError(%v) = %q, want %q", c.err, err, c.want)
 		}
 	}
 }
@@ -185,13 +185,13 @@ func TestReceive(t *testing.T) {
 		var dst bytes.Buffer
 		n, err := tr.receive(&dst, c.src, "r", c.limit)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || err == nil && (n != 5 || dst.String() != "12345") {
-			t.Errorf("%s: %d bytes, %v", c.name, n, err)
+			t.Errorf("receive %s = %d bytes %q, %v, want %q", c.name, n, dst.String(), err, c.want)
 		}
 	}
 	r, w := io.Pipe()
 	_ = r.Close()
 	if _, err := tr.receive(w, strings.NewReader("12345"), "r", 9); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("a disk that is full: %v", err)
+		t.Errorf("receive to a broken writer = %v, want %v", err, io.ErrClosedPipe)
 	}
 }
 
@@ -201,35 +201,35 @@ func TestBoundedAndExitError(t *testing.T) {
 	b := &bounded{w: &out, left: 5, over: func() { over++ }}
 	for _, s := range []string{"123", "45", "", "6", "7"} {
 		if n, err := b.Write([]byte(s)); n != len(s) || err != nil {
-			t.Errorf("Write(%q) = %d, %v", s, n, err)
+			t.Errorf("Write(%q) = %d, %v, want %d, nil", s, n, err, len(s))
 		}
 	}
 	if out.String() != "12345" || over != 2 {
-		t.Errorf("%q, over %d times", out.String(), over)
+		t.Errorf("output = %q, over the bound %d times, want \"12345\", 2", out.String(), over)
 	}
 	r, w := io.Pipe()
 	_ = r.Close()
 	if _, err := (&bounded{w: w, left: 5}).Write([]byte("a")); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("a writer that fails: %v", err)
+		t.Errorf("Write to a broken writer = %v, want %v", err, io.ErrClosedPipe)
 	}
 	g := &gate{w: &out}
 	out.Reset()
 	_, _ = g.Write([]byte("a"))
 	g.close()
 	if n, err := g.Write([]byte("b")); n != 1 || err != nil || out.String() != "a" {
-		t.Errorf("a gate that is shut passed on %q: %d, %v", out.String(), n, err)
+		t.Errorf("Write to a closed gate = %d, %v, output %q, want 1, nil, \"a\"", n, err, out.String())
 	}
 	if got := (&ExitError{Code: 130, Signal: "INT"}).Error(); got != "killed by signal INT" {
-		t.Error(got)
+		t.Errorf("ExitError with a signal = %q, want \"killed by signal INT\"", got)
 	}
 	if got := (&ExitError{Code: 3}).Error(); got != "exit status 3" {
-		t.Error(got)
+		t.Errorf("ExitError = %q, want \"exit status 3\"", got)
 	}
 	if got := brief(strings.Repeat("x", 300)); len(got) != 300 {
-		t.Errorf("%d bytes of 300", len(got))
+		t.Errorf("brief of 300 bytes = %d bytes, want 300", len(got))
 	}
 	if got := brief(strings.Repeat("x", 301)); len(got) > 304 || !strings.HasPrefix(got, strings.Repeat("x", 290)) {
-		t.Errorf("%d bytes of 301", len(got))
+		t.Errorf("brief of 301 bytes = %d bytes, want at most 304 with the first 290", len(got))
 	}
 }
 
@@ -245,7 +245,7 @@ func TestListenRelay(t *testing.T) {
 		path := filepath.Join(dir, strings.Repeat("s", n-len(dir)-1))
 		l, err := ListenRelay(path)
 		if (err == nil) != ok {
-			t.Errorf("a path of %d bytes: %v", n, err)
+			t.Errorf("ListenRelay on a path of %d bytes = %v, want it accepted: %t", n, err, ok)
 		}
 		if err == nil {
 			_ = l.Close()
@@ -256,7 +256,7 @@ func TestListenRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := ListenRelay(full); err == nil || !strings.HasPrefix(err.Error(), "remove the old socket: ") {
-		t.Errorf("a directory in its place: %v", err)
+		t.Errorf("ListenRelay on a directory = %v, want \"remove the old socket: …\"", err)
 	}
 }
 
@@ -279,34 +279,34 @@ func TestInputCancel(t *testing.T) {
 	}()
 	in.cancel()
 	if err := <-ended; !errors.Is(err, errCancelled) {
-		t.Errorf("a Read that waits: %v", err)
+		t.Errorf("cancelled Read = %v, want %v", err, errCancelled)
 	}
 	in.cancel() // a second time
 	if _, err := w.WriteString("key"); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := in.Read(make([]byte, 8)); n != 0 || !errors.Is(err, errCancelled) || in.failure() != nil {
-		t.Errorf("a later Read: %d, %v, failure %v", n, err, in.failure())
+		t.Errorf("Read after the cancel = %d, %v, failure %v, want 0, %v, nil", n, err, in.failure(), errCancelled)
 	}
 	for i, f := range in.wake {
 		if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) {
-			t.Errorf("end %d of its pipe is open: %v", i, err)
+			t.Errorf("end %d of the pipe = %v, want it closed", i, err)
 		}
 	}
 	typed := make([]byte, 3)
 	if _, err := io.ReadFull(r, typed); err != nil || string(typed) != "key" {
-		t.Errorf("what was typed is %q, %v", typed, err)
+		t.Errorf("typed text = %q, %v, want \"key\"", typed, err)
 	}
 	failing, err := newInput(iotest.ErrReader(io.ErrClosedPipe))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := failing.Read(nil); !errors.Is(err, io.ErrClosedPipe) || !errors.Is(failing.failure(), io.ErrClosedPipe) {
-		t.Errorf("a reader that fails: %v, %v", err, failing.failure())
+		t.Errorf("Read of a failing reader = %v, failure %v, want %v twice", err, failing.failure(), io.ErrClosedPipe)
 	}
 	ending, _ := newInput(strings.NewReader(""))
 	if _, err := ending.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || ending.failure() != nil {
-		t.Errorf("the end is no failure: %v, %v", err, ending.failure())
+		t.Errorf("Read at the end = %v, failure %v, want %v, nil", err, ending.failure(), io.EOF)
 	}
 }
 
@@ -327,10 +327,10 @@ func TestUploadFollowsNoLink(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := tr.uploadFile(dir, "link", "remote", "link", st); !errors.Is(err, errReplaced) || !strings.HasPrefix(err.Error(), "copy link: ") {
-			t.Errorf("%v", err)
+			t.Errorf("uploadFile of a link = %v, want \"copy link: …\" with %v", err, errReplaced)
 		}
 	}
 	if err := tr.upload(dir, "nothing", "remote", "nothing", 0); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what is gone: %v", err)
+		t.Errorf("upload of a missing file = %v, want %v", err, fs.ErrNotExist)
 	}
 }

@@ -23,17 +23,17 @@ func TestDialAcceptsOnlyThePinnedKey(t *testing.T) {
 	bad := s.target
 	bad.HostKey = other
 	if _, err := ssh.Dial(t.Context(), bad); !errors.Is(err, ssh.ErrHostKey) || errors.Is(err, ssh.ErrUnreachable) {
-		t.Fatalf("another host key: %v", err)
+		t.Fatalf("Dial with another host key = %v, want %v", err, ssh.ErrHostKey)
 	}
 	// A pinned key of a type that the server does not have is a mismatch too.
 	bad.HostKey = "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTYAAABBBDbVc1V1OJmSrX2MCePzq5IMJmFKd8Aw0uLLLVKVSlh1+3Oe5kcVQq0ZP1jQuJBrjVB2hPDyuZ3V+zkLVQO7gFM="
 	if _, err := ssh.Dial(t.Context(), bad); err == nil || errors.Is(err, ssh.ErrUnreachable) {
-		t.Fatalf("a key of another type: %v", err)
+		t.Fatalf("Dial with a key of another type = %v, want an error other than %v", err, ssh.ErrUnreachable)
 	}
 	for _, pin := range []string{"", "nonsense", "ssh-rsa AAAA"} {
 		bad.HostKey = pin
 		if _, err := ssh.Dial(t.Context(), bad); err == nil || errors.Is(err, ssh.ErrUnreachable) {
-			t.Errorf("pin %q: %v", pin, err)
+			t.Errorf("Dial with pin %q = %v, want an error other than %v", pin, err, ssh.ErrUnreachable)
 		}
 	}
 }
@@ -47,12 +47,12 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 	refused := s.target
 	refused.Key = other
 	if _, err := ssh.Dial(t.Context(), refused); err == nil || !strings.Contains(err.Error(), "rejected the key") || errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("an unknown login key: %v", err)
+		t.Errorf("Dial with an unknown login key = %v, want \"rejected the key\"", err)
 	}
 	broken := s.target
 	broken.Key = []byte("-----BEGIN sentinel-secret")
 	if _, err := ssh.Dial(t.Context(), broken); err == nil || strings.Contains(err.Error(), "sentinel") {
-		t.Errorf("a broken login key: %v", err)
+		t.Errorf("Dial with a broken login key = %v, want an error without the key", err)
 	}
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -62,7 +62,7 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 	nobody.Addr = closed.Addr().String()
 	_ = closed.Close()
 	if _, err := ssh.Dial(t.Context(), nobody); !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("nobody listens: %v", err)
+		t.Errorf("Dial where nothing listens = %v, want %v", err, ssh.ErrUnreachable)
 	}
 }
 
@@ -97,7 +97,7 @@ func TestDialSurvivesAGuestThatIsNotSSH(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 			defer cancel()
 			if _, err := ssh.Dial(ctx, s.target); !errors.Is(err, ssh.ErrUnreachable) || strings.ContainsRune(err.Error(), 0x1b) {
-				t.Fatalf("%q", err)
+				t.Fatalf("Dial of a guest that is not SSH = %q, want %v without escapes", err, ssh.ErrUnreachable)
 			}
 		})
 	}
@@ -119,7 +119,7 @@ func TestDialEndsWithItsContext(t *testing.T) {
 		}
 	}()
 	if _, err := ssh.Dial(ctx, s.target); !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
+		t.Fatalf("cancelled Dial = %v, want %v", err, context.Canceled)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestDialThroughARelayEndsWithItsContext(t *testing.T) {
 	target := s.target
 	target.Relay = ln.Addr().String()
 	if c, err := ssh.Dial(ctx, target); c != nil || err == nil || s.connections() != 0 {
-		t.Errorf("Dial = %v, %v; %d connections to the guest", c, err, s.connections())
+		t.Errorf("cancelled Dial = %v, %v, %d connections to the guest, want nil, an error, 0", c, err, s.connections())
 	}
 }
 
@@ -169,20 +169,20 @@ func TestDialBooted(t *testing.T) {
 		}
 		return nil
 	}); c != nil || !errors.Is(err, gone) || tries != 3 {
-		t.Errorf("DialBooted = %v, %v after %d tries", c, err, tries)
+		t.Errorf("DialBooted = %v, %v after %d tries, want nil, %v, 3", c, err, tries, gone)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	if c, err := ssh.DialBooted(ctx, silent, func() error { cancel(); return nil }); c != nil || err == nil {
-		t.Errorf("cancelled: %v, %v", c, err)
+		t.Errorf("cancelled DialBooted = %v, %v, want nil, an error", c, err)
 	}
 	refused := s.target
 	if refused.Key, _, err = ssh.NewKey(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ssh.DialBooted(t.Context(), refused, func() error { t.Error("a guest that refuses is waited for"); return nil }); err == nil {
-		t.Error("a key that the guest refuses")
+	if _, err := ssh.DialBooted(t.Context(), refused, func() error { t.Error("DialBooted waits for a guest that refuses, want it to return"); return nil }); err == nil {
+		t.Error("DialBooted with a refused key = nil, want an error")
 	}
-	c, err := ssh.DialBooted(t.Context(), s.target, func() error { t.Error("a guest that answers is waited for"); return nil })
+	c, err := ssh.DialBooted(t.Context(), s.target, func() error { t.Error("DialBooted waits for a guest that answers, want it to return"); return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,19 +196,19 @@ func TestCloseAndDone(t *testing.T) {
 	c := s.dial(t)
 	select {
 	case <-c.Done():
-		t.Fatal("done before anything happened")
+		t.Fatal("Done is closed before anything happened, want it open")
 	default:
 	}
 	s.cut()
 	<-c.Done()
 	if err := c.Run(t.Context(), "true", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("run on a lost connection: %v", err)
+		t.Errorf("Run on a lost connection = %v, want %v", err, ssh.ErrUnreachable)
 	}
 	if err := errors.Join(c.Close(), c.Close()); err != nil {
 		t.Error(err)
 	}
 	if err := c.Run(t.Context(), "true", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("run on a closed client: %v", err)
+		t.Errorf("Run on a closed client = %v, want %v", err, ssh.ErrUnreachable)
 	}
 }
 
@@ -263,10 +263,10 @@ func TestKeepAliveClosesWhenThePeerIsGone(t *testing.T) {
 	for range 5 {
 		select {
 		case <-c.Done():
-			t.Fatal("closed while the peer answered")
+			t.Fatal("client is closed while the peer answered, want it open")
 		case <-carried:
 		case <-time.After(2 * time.Minute):
-			t.Fatal("nobody asks the peer")
+			t.Fatal("keep-alive request after 2 minutes = none, want one")
 		}
 	}
 	cancel()
@@ -275,6 +275,6 @@ func TestKeepAliveClosesWhenThePeerIsGone(t *testing.T) {
 	select {
 	case <-c.Done():
 	case <-time.After(2 * time.Minute):
-		t.Fatal("a frozen peer went unnoticed")
+		t.Fatal("client of a frozen peer is open after 2 minutes, want it closed")
 	}
 }

@@ -96,7 +96,7 @@ func TestCopyThereAndBack(t *testing.T) {
 		t.Fatalf("in the guest:\n%.300s\nwant\n%.300s", got, want)
 	}
 	if got := strings.Join(seen, ","); got != "tree/deep/er/big,tree/link,tree/run me.sh,tree/secret" {
-		t.Errorf("progress: %s", got)
+		t.Errorf("progress = %q, want every file of tree", got)
 	}
 	// Copy again over the existing files, then back.
 	if err := c.CopyTo(t.Context(), src+"/tree", "", nil); err != nil {
@@ -105,7 +105,7 @@ func TestCopyThereAndBack(t *testing.T) {
 	err := c.CopyFrom(t.Context(), "tree", back, nil)
 	left, ok := errors.AsType[*ssh.Incomplete](err)
 	if !ok || left.Count != 1 || left.Error() != "left out 1: tree/link (symbolic link)" {
-		t.Fatalf("copy back: %v", err)
+		t.Fatalf("CopyFrom = %v, want \"left out 1: tree/link (symbolic link)\"", err)
 	}
 	if err := os.Remove(src + "/tree/link"); err != nil {
 		t.Fatal(err)
@@ -118,13 +118,13 @@ func TestCopyThereAndBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(back + "/other"); err != nil || string(b) != "#!/bin/sh" {
-		t.Errorf("%q %v", b, err)
+		t.Errorf("copied file = %q, %v, want \"#!/bin/sh\"", b, err)
 	}
 	if err := c.CopyFrom(t.Context(), "nothing", back, nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("CopyFrom of a missing file = %v, want %v", err, fs.ErrNotExist)
 	}
 	if err := c.CopyTo(t.Context(), src+"/tree/secret", "no/such/dir/", nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("CopyTo a missing directory = %v, want %v", err, fs.ErrNotExist)
 	}
 }
 
@@ -144,21 +144,21 @@ func TestCopyFromWritesThroughNoLinkAndMasksModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(victim); err != nil || string(b) != "untouched" {
-		t.Fatalf("written through a link: %q %v", b, err)
+		t.Fatalf("file behind a link = %q, %v, want it untouched", b, err)
 	}
 	if st, err := os.Lstat(dir + "/d/file"); err != nil || st.Mode() != 0o755 {
-		t.Errorf("mode %v %v", st.Mode(), err)
+		t.Errorf("mode of the copied file = %v, %v, want 0755", st.Mode(), err)
 	}
 	// A directory that is a link on the host is not entered.
 	if err := errors.Join(os.RemoveAll(dir+"/d/sub"), os.Symlink(filepath.Dir(victim), dir+"/d/sub")); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.CopyFrom(t.Context(), "d", dir, nil); err == nil || !strings.Contains(err.Error(), "already exists") {
-		t.Errorf("a link in place of a directory: %v", err)
+		t.Errorf("CopyFrom over a link = %v, want \"already exists\"", err)
 	}
 	// Copying into the guest does not follow a local link either.
 	if err := c.CopyTo(t.Context(), dir+"/d/sub", "x", nil); err == nil || !strings.Contains(err.Error(), "symbolic link") {
-		t.Errorf("copy of a link: %v", err)
+		t.Errorf("CopyTo of a link = %v, want \"symbolic link\"", err)
 	}
 }
 
@@ -174,16 +174,16 @@ func TestCopyLeavesOutWhatIsNoFile(t *testing.T) {
 	err := c.CopyFrom(t.Context(), "d", dir, nil)
 	left, ok := errors.AsType[*ssh.Incomplete](err)
 	if !ok || left.Count != 3 {
-		t.Fatal(err)
+		t.Fatalf("CopyFrom = %v, want 3 left out", err)
 	}
 	if got := tree(t, dir+"/d"); got != "ok -rw-r--r-- fine\nsub drwxr-xr-x\n" {
-		t.Errorf("copied:\n%s", got)
+		t.Errorf("copied files:\n%s\nwant ok and sub", got)
 	}
 	if err := c.CopyFrom(t.Context(), "d/pipe", dir, nil); err == nil || !strings.Contains(err.Error(), "named pipe") {
-		t.Error(err)
+		t.Errorf("CopyFrom of a named pipe = %v, want \"named pipe\"", err)
 	}
 	if err := c.CopyFrom(t.Context(), "d/.git", dir, nil); err == nil {
-		t.Error("a .git directory was copied by name")
+		t.Error("CopyFrom of a .git directory = nil, want an error")
 	}
 }
 
@@ -249,10 +249,10 @@ func TestCopyFromAHostileGuest(t *testing.T) {
 			c := serve(t, nil, evil{[]fs.FileInfo{tt.entry}}.serve).dial(t)
 			err := c.CopyFrom(t.Context(), "d", out+"/new", nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.ContainsRune(err.Error(), 0x1b) {
-				t.Fatalf("%v", err)
+				t.Fatalf("CopyFrom = %v, want %q without escapes", err, tt.want)
 			}
 			if got := tree(t, out); tt.entry.mode.IsRegular() && strings.Count(got, "\n") != 1 {
-				t.Errorf("left behind:\n%.300s", got)
+				t.Errorf("files after CopyFrom:\n%.300s\nwant 1", got)
 			}
 		})
 	}
@@ -261,10 +261,10 @@ func TestCopyFromAHostileGuest(t *testing.T) {
 		out := t.TempDir()
 		c := serve(t, nil, evil{[]fs.FileInfo{entry{name: "../../../escape", mode: fs.ModeDir | 0o755}}}.serve).dial(t)
 		if err := c.CopyFrom(t.Context(), "d", out+"/a/b", nil); err == nil {
-			t.Error("no error")
+			t.Error("CopyFrom with an escaping name = nil, want an error")
 		}
 		if got := tree(t, out); strings.Contains(got, "escape") {
-			t.Error(got)
+			t.Errorf("files after CopyFrom:\n%s\nwant none outside", got)
 		}
 	})
 	t.Run("too many entries", func(t *testing.T) {
@@ -274,7 +274,7 @@ func TestCopyFromAHostileGuest(t *testing.T) {
 		}
 		c := serve(t, nil, evil{many}.serve).dial(t)
 		if err := c.CopyFrom(t.Context(), "d", t.TempDir()+"/new", nil); err == nil || !strings.Contains(err.Error(), "too much data") {
-			t.Error(err)
+			t.Errorf("CopyFrom of an endless answer = %v, want \"too much data\"", err)
 		}
 	})
 }
@@ -301,7 +301,7 @@ func TestCopySurvivesMalformedAnswers(t *testing.T) {
 				_, _ = io.Copy(io.Discard, ch)
 			})
 			if err := s.dial(t).CopyFrom(t.Context(), "d", t.TempDir(), nil); err == nil {
-				t.Fatal("no error")
+				t.Fatal("CopyFrom with a malformed answer = nil, want an error")
 			}
 		})
 	}
@@ -319,6 +319,6 @@ func TestCopyEndsWithItsContext(t *testing.T) {
 		cancel()
 	}()
 	if err := c.CopyFrom(ctx, "d", t.TempDir(), nil); !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
+		t.Fatalf("cancelled CopyFrom = %v, want %v", err, context.Canceled)
 	}
 }

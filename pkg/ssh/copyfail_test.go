@@ -73,7 +73,7 @@ func TestCopyToAGuestThatFails(t *testing.T) {
 	} {
 		err := serve(t, nil, failing{c.fails, c.there}.serve).dial(t).CopyTo(t.Context(), src+"/tree", "new", nil)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q fails: %v, want %q", c.fails, err, c.want)
+			t.Errorf("CopyTo when %q fails = %v, want %q", c.fails, err, c.want)
 		}
 	}
 }
@@ -83,20 +83,20 @@ func TestCopyFromAGuestThatFails(t *testing.T) {
 	out := t.TempDir()
 	c := serve(t, nil, failing{"Read", "file"}.serve).dial(t)
 	if err := c.CopyFrom(t.Context(), "file", out, nil); err == nil || !strings.Contains(err.Error(), "read file in the guest") {
-		t.Errorf("reading fails: %v", err)
+		t.Errorf("CopyFrom when reading fails = %v, want \"read file in the guest\"", err)
 	}
 	if err := c.CopyFrom(t.Context(), "file", out+"/no/such/", nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("to a directory that does not exist: %v", err)
+		t.Errorf("CopyFrom to a missing directory = %v, want %v", err, fs.ErrNotExist)
 	}
 	if err := c.CopyFrom(t.Context(), "file", out+"/no/such", nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("below a directory that does not exist: %v", err)
+		t.Errorf("CopyFrom below a missing directory = %v, want %v", err, fs.ErrNotExist)
 	}
 	if got := tree(t, out); got != "" {
-		t.Errorf("left behind:\n%s", got)
+		t.Errorf("files after a failed CopyFrom:\n%s\nwant none", got)
 	}
 	write(t, out+"/file/inner", "mine", 0o644)
 	if err := c.CopyFrom(t.Context(), "file", out, nil); err == nil || !strings.Contains(err.Error(), "a directory of that name already exists") {
-		t.Errorf("a directory in its place: %v", err)
+		t.Errorf("CopyFrom over a directory = %v, want \"a directory of that name already exists\"", err)
 	}
 }
 

@@ -56,7 +56,7 @@ func (s *server) relay(t *testing.T) *relayed {
 		stop()
 		serving.Wait()
 		if _, err := os.Lstat(r.socket); err == nil {
-			t.Error("the relay has ended and its socket is still there")
+			t.Error("socket after the end of the relay exists, want it removed")
 		}
 		os.RemoveAll(dir)
 	})
@@ -81,7 +81,7 @@ func (r *relayed) dial(t *testing.T) *ssh.Client {
 	was := r.connections()
 	c := r.through(t)
 	if r.connections() != was {
-		t.Fatal("not over the relay")
+		t.Fatalf("connections to the guest = %d, want %d: the client must use the relay", r.connections(), was)
 	}
 	return c
 }
@@ -90,7 +90,7 @@ func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within two minutes: %s", what)
+			t.Fatalf("%s: not within two minutes", what)
 		}
 	}
 }
@@ -120,16 +120,16 @@ func TestRelayCarriesEveryByte(t *testing.T) {
 	tail := &last{w: out, keep: len(fmt.Sprint(size)) + 1 + 64}
 	err := r.dial(t).Run(t.Context(), "", ssh.IO{Stdin: io.LimitReader(random(1), size), Stdout: tail, Stderr: stderr})
 	if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 7 {
-		t.Errorf("it exits with 7: %v", err)
+		t.Errorf("Run = %v, want exit status 7", err)
 	}
 	if want := fmt.Sprintf("%d %s", size, sum(random(1))); string(tail.held) != want {
 		t.Errorf("stdin: %s, want %s", tail.held, want)
 	}
 	if got := fmt.Sprintf("%x", out.Sum(nil)); got != sum(random(2)) {
-		t.Error("stdout is not what was sent")
+		t.Errorf("stdout has digest %s, want %s", got, sum(random(2)))
 	}
 	if got := fmt.Sprintf("%x", stderr.Sum(nil)); got != sum(random(3)) {
-		t.Error("stderr is not what was sent")
+		t.Errorf("stderr has digest %s, want %s", got, sum(random(3)))
 	}
 }
 
@@ -159,7 +159,7 @@ func TestRelayWithShortCommands(t *testing.T) {
 			c := r.dial(t)
 			for range 250 {
 				if err := c.Run(t.Context(), "", ssh.IO{}); err != nil {
-					t.Errorf("a command that does nothing: %v", err)
+					t.Errorf("Run of an empty command = %v, want nil", err)
 					return
 				}
 			}
@@ -185,7 +185,7 @@ func TestRelayHalfCloses(t *testing.T) {
 	answer, err := io.ReadAll(conn)
 	want, _ := io.ReadAll(io.LimitReader(random(1), 3<<20))
 	if err != nil || !bytes.Equal(answer, want) {
-		t.Fatalf("%d bytes, %v", len(answer), err)
+		t.Fatalf("answer = %d bytes, %v, want the %d bytes sent", len(answer), err, len(want))
 	}
 }
 
@@ -197,11 +197,11 @@ func TestRelayHasRoomForSome(t *testing.T) {
 	for s.connections() == 1 {
 		clients = append(clients, r.through(t))
 		if len(clients) > 60 {
-			t.Fatal("the relay takes any number of clients: an sshd has 64 sessions for one connection")
+			t.Fatalf("clients of the relay = %d, want at most 60: an sshd has 64 sessions for one connection", len(clients))
 		}
 	}
 	if len(clients) < 10 {
-		t.Fatalf("only %d clients", len(clients))
+		t.Fatalf("clients of the relay = %d, want at least 10", len(clients))
 	}
 	var all sync.WaitGroup
 	for i, c := range clients {
@@ -209,7 +209,7 @@ func TestRelayHasRoomForSome(t *testing.T) {
 			all.Go(func() {
 				in := strings.Repeat(fmt.Sprint(i, j, " "), 100_000)
 				if out, err := c.Output(t.Context(), "cat", strings.NewReader(in), 4<<20); err != nil || string(out) != in {
-					t.Errorf("client %d, command %d: %d bytes of %d, %v", i, j, len(out), len(in), err)
+					t.Errorf("client %d, command %d: output = %d bytes, %v, want %d", i, j, len(out), err, len(in))
 				}
 			})
 		}
@@ -242,13 +242,13 @@ func TestRelayEndsWithItsConnection(t *testing.T) {
 		return len(p), nil
 	})})
 	if !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("a command whose connection was cut: %v", err)
+		t.Errorf("Run on a cut connection = %v, want %v", err, ssh.ErrUnreachable)
 	}
 	if err := <-r.ended; !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("the relay: %v", err)
+		t.Errorf("end of the relay = %v, want %v", err, ssh.ErrUnreachable)
 	}
 	if err := r.through(t).Run(t.Context(), "true", ssh.IO{}); err != nil {
-		t.Errorf("a connection of its own: %v", err)
+		t.Errorf("Run over a connection of its own = %v, want nil", err)
 	}
 }
 
@@ -288,7 +288,7 @@ func TestRelayIsFair(t *testing.T) {
 	in := strings.Repeat("x", 4<<20)
 	for range 20 {
 		if out, err := other.Output(t.Context(), "cat", strings.NewReader(in), 8<<20); err != nil || string(out) != in {
-			t.Fatalf("%d bytes, %v", len(out), err)
+			t.Fatalf("output = %d bytes, %v, want %d", len(out), err, len(in))
 		}
 	}
 }
@@ -368,10 +368,10 @@ func TestRelayWithAHostileGuest(t *testing.T) {
 		// here.
 		_ = first.Run(t.Context(), "", ssh.IO{Stdout: &out})
 		if out.String() != "said" {
-			t.Errorf("output %q", out.String())
+			t.Errorf("output = %q, want \"said\"", out.String())
 		}
 		if out, err := r.dial(t).Output(t.Context(), "cat", strings.NewReader("in"), 10); err != nil || string(out) != "in" {
-			t.Errorf("%q %v", out, err)
+			t.Errorf("Output(cat) = %q, %v, want \"in\"", out, err)
 		}
 	})
 	t.Run("channels and requests towards us", func(t *testing.T) {
@@ -416,7 +416,7 @@ func TestRelayWithAHostileGuest(t *testing.T) {
 			cancel()
 		}()
 		if err := c.Run(ctx, "", ssh.IO{}); !errors.Is(err, context.Canceled) {
-			t.Error(err)
+			t.Errorf("cancelled Run = %v, want %v", err, context.Canceled)
 		}
 		_ = c.Close() // the guest never sees it
 		r.stop()
@@ -429,7 +429,7 @@ func TestRelayWithAHostileGuest(t *testing.T) {
 		was := s.connections()
 		c := r.through(t) // the relay gives up, and the client dials
 		if s.connections() != was+1 {
-			t.Error("nobody dialled the guest")
+			t.Errorf("connections to the guest = %d, want %d", s.connections(), was+1)
 		}
 		_ = c.Close()
 		r.stop()
@@ -452,11 +452,11 @@ func TestDialWithoutARelay(t *testing.T) {
 		target.Relay = socket
 		c, err := ssh.Dial(t.Context(), target)
 		if err != nil {
-			t.Fatalf("%s: %v", what, err)
+			t.Fatalf("Dial with %s = %v, want nil", what, err)
 		}
 		defer c.Close()
 		if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("Run with %s = %v, want nil", what, err)
 		}
 	}
 	try("no socket")
@@ -470,14 +470,14 @@ func TestDialWithoutARelay(t *testing.T) {
 	try("a socket that a dead process left")
 	fresh, err := ssh.ListenRelay(socket)
 	if err != nil {
-		t.Fatalf("in place of what was left: %v", err)
+		t.Fatalf("ListenRelay in place of an old socket = %v, want nil", err)
 	}
 	if fi, err := os.Stat(socket); err != nil || fi.Mode().Perm() != 0o600 {
-		t.Errorf("the socket is its user's only: %v %v", fi.Mode(), err)
+		t.Errorf("mode of the socket = %v, %v, want 0600", fi.Mode(), err)
 	}
 	_ = fresh.Close()
 	if _, err := ssh.ListenRelay(filepath.Join(dir, strings.Repeat("x", 104))); err == nil {
-		t.Error("a path that macOS would not take")
+		t.Error("ListenRelay on a path too long for macOS = nil, want an error")
 	}
 	socket = filepath.Join(dir, strings.Repeat("x", 200))
 	try("a path that is too long")

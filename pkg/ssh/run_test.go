@@ -56,16 +56,16 @@ func TestRun(t *testing.T) {
 	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
 		var out bytes.Buffer
 		if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != "in" {
-			t.Errorf("cat: %q %v", out.String(), err)
+			t.Errorf("Run(cat) = %v, output %q, want nil, \"in\"", err, out.String())
 		}
 		var none *os.File
 		out.Reset()
 		if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: none, Stdout: &out}); err != nil || out.Len() != 0 {
-			t.Errorf("cat without a file: %q %v", out.String(), err)
+			t.Errorf("Run(cat) without a file = %v, output %q, want nil, none", err, out.String())
 		}
 		// Several megabytes of unread input are not an error.
 		if err := c.Run(t.Context(), "true", ssh.IO{Stdin: strings.NewReader(strings.Repeat("x", 8<<20))}); err != nil {
-			t.Errorf("true: %v", err)
+			t.Errorf("Run(true) with a large input = %v, want nil", err)
 		}
 		for cmd, want := range map[string]ssh.ExitError{
 			"fail":      {Code: 3},
@@ -74,11 +74,11 @@ func TestRun(t *testing.T) {
 		} {
 			exit, ok := errors.AsType[*ssh.ExitError](c.Run(t.Context(), cmd, ssh.IO{}))
 			if !ok || *exit != want {
-				t.Errorf("%s: %+v", cmd, exit)
+				t.Errorf("Run(%s) = %+v, want %+v", cmd, exit, want)
 			}
 		}
 		if err := c.Run(t.Context(), "vanish", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
-			t.Errorf("vanish: %v", err)
+			t.Errorf("Run(vanish) = %v, want %v", err, ssh.ErrUnreachable)
 		}
 	})
 }
@@ -90,10 +90,10 @@ func TestRunEndsWithItsContext(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				defer cancel()
 				if err := c.Run(ctx, cmd, ssh.IO{Stdout: io.Discard}); !errors.Is(err, context.DeadlineExceeded) {
-					t.Fatal(err)
+					t.Fatalf("Run(%s) = %v, want %v", cmd, err, context.DeadlineExceeded)
 				}
 				if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil {
-					t.Fatalf("the connection is not usable afterwards: %v", err)
+					t.Fatalf("Run on the same connection afterwards = %v, want nil", err)
 				}
 			})
 		}
@@ -111,7 +111,7 @@ func TestRunOnAGuestThatNeverAnswers(t *testing.T) {
 		cancel()
 	}()
 	if err := c.Run(ctx, "hang", ssh.IO{}); err == nil {
-		t.Fatal("no error")
+		t.Fatal("Run on a guest that never answers = nil, want an error")
 	}
 }
 
@@ -119,7 +119,7 @@ func TestRunTellsATruncatedInput(t *testing.T) {
 	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
 		half := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(errors.New("disk on fire")))
 		if err := c.Run(t.Context(), "cat", ssh.IO{Stdin: half}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
-			t.Fatal(err)
+			t.Fatalf("Run with a truncated input = %v, want \"disk on fire\"", err)
 		}
 	})
 }
@@ -140,7 +140,7 @@ func TestRunLeavesTheTerminalsNextKey(t *testing.T) {
 		}
 		_ = w.Close()
 		if b, err := io.ReadAll(r); err != nil || string(b) != "key" {
-			t.Fatalf("%q %v", b, err)
+			t.Fatalf("bytes left on the terminal = %q, %v, want \"key\"", b, err)
 		}
 	})
 }
@@ -148,20 +148,20 @@ func TestRunLeavesTheTerminalsNextKey(t *testing.T) {
 func TestOutput(t *testing.T) {
 	serve(t, guest, nil).ways(t, func(t *testing.T, c *ssh.Client) {
 		if b, err := c.Output(t.Context(), "cat", strings.NewReader("12345"), 5); err != nil || string(b) != "12345" {
-			t.Errorf("at the limit: %q %v", b, err)
+			t.Errorf("Output at the limit = %q, %v, want \"12345\"", b, err)
 		}
 		if b, err := c.Output(t.Context(), "cat", strings.NewReader("123456"), 5); err == nil || b != nil {
-			t.Errorf("past the limit: %q %v", b, err)
+			t.Errorf("Output past the limit = %q, %v, want nil, an error", b, err)
 		}
 		if _, err := c.Output(t.Context(), "flood", nil, 1<<20); err == nil || !strings.Contains(err.Error(), "more than") {
-			t.Errorf("flood: %v", err)
+			t.Errorf("Output(flood) = %v, want \"more than\"", err)
 		}
 		_, err := c.Output(t.Context(), "fail", nil, 10)
 		if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 3 {
-			t.Errorf("fail: %v", err)
+			t.Errorf("Output(fail) = %v, want exit status 3", err)
 		}
 		if text := err.Error(); !strings.HasPrefix(text, "exit status 3: no such thing xxx") || len(text) > 5<<10 {
-			t.Errorf("fail: %.80q, %d bytes", text, len(text))
+			t.Errorf("Output(fail) = %.80q (%d bytes), want \"exit status 3: no such thing xxx…\", at most %d bytes", text, len(text), 5<<10)
 		}
 	})
 }
@@ -178,7 +178,7 @@ func TestTerminal(t *testing.T) {
 		var out bytes.Buffer
 		err := c.Terminal(t.Context(), "tmux attach", ssh.Terminal{Out: &out, Resize: resize})
 		if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 132 || out.String() != "tmux attach" {
-			t.Fatalf("%v %q", err, out.String())
+			t.Fatalf("Terminal = %v, output %q, want exit status 132, \"tmux attach\"", err, out.String())
 		}
 	})
 }
@@ -209,7 +209,7 @@ func TestTerminalAsksFor(t *testing.T) {
 		var out bytes.Buffer
 		tt.terminal.Out = &out
 		if err := c.Terminal(t.Context(), tt.cmd, tt.terminal); err != nil || out.String() != tt.want {
-			t.Errorf("%+v: %q %v, want %q", tt.terminal, out.String(), err, tt.want)
+			t.Errorf("Terminal(%+v) = %v, output %q, want %q", tt.terminal, err, out.String(), tt.want)
 		}
 	}
 }
@@ -240,17 +240,17 @@ func TestTerminalRestoresTheLocalOne(t *testing.T) {
 	}()
 	err = c.Terminal(t.Context(), "", ssh.Terminal{In: slave, Out: io.Discard})
 	if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 3 {
-		t.Fatal(err)
+		t.Fatalf("Terminal = %v, want exit status 3", err)
 	}
 	after, err := term.GetState(int(slave.Fd()))
 	if err != nil || !reflect.DeepEqual(before, after) {
-		t.Errorf("the terminal is not as it was: %v", err)
+		t.Errorf("terminal settings after = %+v, %v, want %+v", after, err, before)
 	}
 	if _, err := master.Write([]byte("next\n")); err != nil {
 		t.Fatal(err)
 	}
 	b := make([]byte, 16)
 	if n, err := slave.Read(b); err != nil || string(b[:n]) != "next\n" {
-		t.Errorf("next key: %q %v", b[:n], err)
+		t.Errorf("next key = %q, %v, want \"next\\n\"", b[:n], err)
 	}
 }

@@ -261,7 +261,7 @@ func (s *server) ways(t *testing.T, f func(*testing.T, *ssh.Client)) {
 		was := s.connections()
 		f(t, c)
 		if n := s.connections(); n != was {
-			t.Errorf("%d more connections to the guest: it was not relayed", n-was)
+			t.Errorf("connections to the guest = %d, want %d: the client must use the relay", n, was)
 		}
 	})
 }

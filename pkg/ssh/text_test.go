@@ -14,10 +14,10 @@ func TestQuote(t *testing.T) {
 	} {
 		out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", ssh.Quote("printf", "%s|%s", s, "end")).Output()
 		if err != nil || string(out) != s+"|end" {
-			t.Errorf("%q: %q %v", s, out, err)
+			t.Errorf("shell output of Quote(%q) = %q, %v, want %q", s, out, err, s+"|end")
 		}
 	}
 	if got := ssh.Quote("git", "-C", "/a/b", "two words"); got != "git -C /a/b 'two words'" {
-		t.Error(got)
+		t.Errorf("Quote = %s, want git -C /a/b 'two words'", got)
 	}
 }

@@ -47,12 +47,12 @@ func BenchmarkAppend(b *testing.B) {
 			for _, p := range ps {
 				out, err := p.finish()
 				if err != nil {
-					b.Fatal(err, out)
+					b.Fatalf("child: %v, output %q", err, out)
 				}
 				for _, line := range out {
 					us, err := strconv.Atoi(strings.TrimPrefix(line, "us "))
 					if err != nil {
-						b.Fatal(line)
+						b.Fatalf("line of the child = %q, want \"us NUMBER\"", line)
 					}
 					all = append(all, float64(us))
 				}

@@ -25,7 +25,7 @@ func operations(t *testing.T, s *store.Store) map[string]func() error {
 		return func() error {
 			n, bytes, err := s.PruneEvents(ctx, time.Now().Add(time.Hour), never, dry)
 			if err != nil && (n != 0 || bytes != 0) {
-				t.Errorf("prune: counted %d events of %d bytes with %v", n, bytes, err)
+				t.Errorf("PruneEvents = %d events, %d bytes, %v, want no count with an error", n, bytes, err)
 			}
 			return err
 		}
@@ -97,7 +97,7 @@ func TestEveryErrorOfSQLiteIsReturned(t *testing.T) {
 		for _, name := range slices.Sorted(maps.Keys(all)) { // the order puts the removing operations after the reading ones
 			err := all[name]()
 			if failed := slices.Contains(want, name); (err != nil) != failed || failed && fail.CodeOf(err) == fail.NotFound {
-				t.Errorf("%s: %s returns %v", statements, name, err)
+				t.Errorf("%s with %s = %v, want an error: %t, and never NOT_FOUND", name, statements, err, failed)
 			}
 		}
 	}
@@ -127,7 +127,7 @@ func TestBrokenWhileFollowing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if last == nil || !strings.Contains(last.Error(), "no such table") {
-		t.Errorf("got %v, want that there is no such table", last)
+		t.Errorf("end of Follow = %v, want \"no such table\"", last)
 	}
 }
 
@@ -136,12 +136,12 @@ func TestBrokenAtOpen(t *testing.T) {
 	path := version1(t, 3)
 	raw(t, path, `DROP TABLE events`) // the migration renames this table
 	if _, err := store.Open(t.Context(), path); err == nil || !strings.Contains(err.Error(), "no such table") {
-		t.Errorf("got %v, want that there is no such table", err)
+		t.Errorf("Open = %v, want \"no such table\"", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := store.Open(ctx, filepath.Join(t.TempDir(), "store.db")); err == nil {
-		t.Error("opened with a context that has ended")
+		t.Error("Open with a cancelled context = nil, want an error")
 	}
 }
 
@@ -153,13 +153,13 @@ func TestLockErrors(t *testing.T) {
 	for _, path := range []string{filepath.Join(file, "below"), filepath.Join(file, "below", "it"), t.TempDir()} {
 		l, ok, err := store.TryLock(path)
 		if l != nil || ok || err == nil {
-			t.Errorf("%s: got %v, %t, %v", path, l, ok, err)
+			t.Errorf("TryLock(%s) = %v, %t, %v, want nil, false, an error", path, l, ok, err)
 		}
 		if store.Held(path) {
-			t.Errorf("%s is held", path)
+			t.Errorf("Held(%s) = true, want false", path)
 		}
 	}
 	if died, err := store.Died(filepath.Join(file, "below")); died || err == nil {
-		t.Errorf("died below a file: got %t, %v", died, err)
+		t.Errorf("Died(path below a file) = %t, %v, want false, an error", died, err)
 	}
 }

@@ -51,7 +51,7 @@ func heldUp(t *testing.T, path string) (release func()) {
 func isBusy(t *testing.T, err error) {
 	t.Helper()
 	if fail.CodeOf(err) != fail.Conflict || !strings.HasPrefix(fail.HintOf(err), "fuser ") {
-		t.Errorf("%v (%v, %q)", err, fail.CodeOf(err), fail.HintOf(err))
+		t.Errorf("error of a busy store = %v (code %v, hint %q), want code %v, hint \"fuser …\"", err, fail.CodeOf(err), fail.HintOf(err), fail.Conflict)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestBusyForTooLong(t *testing.T) {
 	}
 	// Readers and openers are not affected.
 	if rows, err := openBusy(t, path, 0).Tasks(t.Context(), store.TaskFilter{}); err != nil || len(rows) != 1 || lastSeq(t, s, "t") != 1 {
-		t.Fatal(rows, err)
+		t.Fatalf("Tasks of a busy store = %v, %v, want 1 task with 1 event", rows, err)
 	}
 	release()
 	finishTx(t, s)
@@ -92,7 +92,7 @@ func TestCancelWhileBusy(t *testing.T) {
 	cancel()
 	for _, err := range []error{<-first, <-second} {
 		if !errors.Is(err, context.Canceled) {
-			t.Error(err)
+			t.Errorf("cancelled write = %v, want %v", err, context.Canceled)
 		}
 	}
 	release()
@@ -145,13 +145,13 @@ func TestManyWritersWait(t *testing.T) {
 	for range 200 {
 		finishTx(t, s)
 		if n := s.Connections(); n > 1 {
-			t.Error("connections that wait:", n)
+			t.Errorf("open connections = %d, want at most 1", n)
 			break
 		}
 	}
 	release()
 	done.Wait()
 	if n := lastSeq(t, s, "one"); n != 1+writers {
-		t.Error(n)
+		t.Errorf("last event of session one = %d, want %d", n, 1+writers)
 	}
 }

@@ -13,7 +13,7 @@ func TestDied(t *testing.T) {
 	is := func(want bool, when string) {
 		t.Helper()
 		if died, err := Died(path); err != nil || died != want {
-			t.Errorf("%s: %v, %v", when, died, err)
+			t.Errorf("Died %s = %t, %v, want %t, nil", when, died, err, want)
 		}
 	}
 	is(false, "before there is a lock")
@@ -21,7 +21,7 @@ func TestDied(t *testing.T) {
 		t.Helper()
 		l, ok, err := TryLock(path)
 		if err != nil || !ok {
-			t.Fatal(ok, err)
+			t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
 		}
 		if mark {
 			if err := l.Mark(); err != nil {
@@ -61,21 +61,21 @@ func TestMark(t *testing.T) {
 	}
 	l, ok, err := TryLock(path)
 	if err != nil || !ok {
-		t.Fatal(ok, err)
+		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
 	}
 	if err := l.Mark(); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != strconv.Itoa(os.Getpid())+"\n" {
-		t.Errorf("got the mark %q, %v", got, err)
+		t.Errorf("mark in the lock file = %q, %v, want the process id %d", got, err, os.Getpid())
 	}
 	if err := l.f.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.Mark(); err == nil {
-		t.Error("mark: no error for a closed file")
+		t.Error("Mark of a closed file = nil, want an error")
 	}
 	if err := l.Unlock(); err == nil {
-		t.Error("unlock: no error for a closed file")
+		t.Error("Unlock of a closed file = nil, want an error")
 	}
 }

@@ -21,14 +21,14 @@ func TestAppendAll(t *testing.T) {
 	}
 	evs, err := s.Events(t.Context(), "one", 1, 10)
 	if err != nil || len(evs) != 3 || evs[0].Kind != "a" || evs[2].Seq != 4 || string(evs[2].Data) != `{}` {
-		t.Fatal(evs, err)
+		t.Fatalf("Events(one, 1, 10) = %v, %v, want 3 events from a, the last with seq 4 and data {}", evs, err)
 	}
 	big := store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}
 	if err := s.AppendAll(t.Context(), "one", []store.Event{event("d", 1), big}); err == nil || lastSeq(t, s, "one") != 4 {
-		t.Fatal("half of them", err)
+		t.Fatalf("AppendAll with an oversized event = %v, last event %d, want an error, 4", err, lastSeq(t, s, "one"))
 	}
 	if err := s.AppendAll(t.Context(), "one", nil); err != nil || lastSeq(t, s, "one") != 4 {
-		t.Fatal(err)
+		t.Fatalf("AppendAll of no events = %v, last event %d, want nil, 4", err, lastSeq(t, s, "one"))
 	}
 }
 
@@ -46,7 +46,7 @@ func numbered(t *testing.T, n, pruned int) (*store.Store, string) {
 	}
 	raw(t, path, fmt.Sprintf(`UPDATE events SET at = 0 WHERE seq <= %d`, pruned))
 	if got, _, err := s.PruneEvents(t.Context(), time.UnixMilli(1), never, false); err != nil || got != pruned {
-		t.Fatal(got, err)
+		t.Fatalf("PruneEvents = %d, %v, want %d, nil", got, err, pruned)
 	}
 	return s, path
 }
@@ -56,10 +56,10 @@ func never(string) bool { return false }
 func TestAnchors(t *testing.T) {
 	s, _ := numbered(t, 10, 4)
 	if oldest, newest, err := s.EventRange(t.Context(), "one"); err != nil || oldest != 5 || newest != 10 {
-		t.Fatal(oldest, newest, err)
+		t.Fatalf("EventRange(one) = %d, %d, %v, want 5, 10, nil", oldest, newest, err)
 	}
 	if oldest, newest, err := s.EventRange(t.Context(), "none"); err != nil || oldest != 0 || newest != 0 {
-		t.Fatal(oldest, newest, err)
+		t.Fatalf("EventRange(none) = %d, %d, %v, want 0, 0, nil", oldest, newest, err)
 	}
 	for _, c := range []struct {
 		subject string
@@ -83,12 +83,12 @@ func TestAnchors(t *testing.T) {
 			var anchor *store.AnchorError
 			switch {
 			case first != c.first || !errors.Is(err, c.want):
-				t.Errorf("%s %s after %d: first %d, %v", how, c.subject, c.after, first, err)
+				t.Errorf("%s of %s after %d = first event %d, %v, want %d, %v", how, c.subject, c.after, first, err, c.first, c.want)
 			case c.want == nil:
 			case !errors.As(err, &anchor) || anchor.Subject != c.subject || anchor.After != c.after:
-				t.Errorf("%s %s after %d: %#v", how, c.subject, c.after, err)
+				t.Errorf("%s of %s after %d = %#v, want an error with that subject and number", how, c.subject, c.after, err)
 			case c.subject == "one" && (anchor.Oldest != 5 || anchor.Newest != 10):
-				t.Errorf("%s %s after %d: %#v", how, c.subject, c.after, anchor)
+				t.Errorf("%s of %s after %d = %#v, want events 5 to 10 in the error", how, c.subject, c.after, anchor)
 			}
 		}
 		evs, err := s.Events(t.Context(), c.subject, c.after, 100)
@@ -114,16 +114,16 @@ func TestPrunedFollower(t *testing.T) {
 	for ev, err := range s.Follow(t.Context(), "one", 0) {
 		if err != nil {
 			if !errors.Is(err, store.ErrExpired) || seen == 0 || seen == 600 {
-				t.Fatal(seen, err)
+				t.Fatalf("Follow ended after event %d with %v, want %v between 1 and 599", seen, err, store.ErrExpired)
 			}
 			return
 		}
 		if ev.Seq != seen+1 {
-			t.Fatal(ev.Seq, seen)
+			t.Fatalf("followed event = %d, want %d", ev.Seq, seen+1)
 		}
 		if seen = ev.Seq; seen == 1 {
 			if n, _, err := s.PruneEvents(t.Context(), time.Now().Add(time.Hour), never, false); err != nil || n != 599 {
-				t.Fatal(n, err)
+				t.Fatalf("PruneEvents = %d, %v, want 599, nil", n, err)
 			}
 		}
 	}
@@ -146,7 +146,7 @@ func TestFollowerIsBounded(t *testing.T) {
 			size += len(ev.Data)
 		}
 		if err != nil || len(batch) == 0 || batch[0].Seq != after+1 || size > store.FollowBytes {
-			t.Fatal(after, len(batch), size, err)
+			t.Fatalf("batch after %d = %d events of %d bytes, %v, want some, from the next, of at most %d bytes", after, len(batch), size, err, store.FollowBytes)
 		}
 		after = batch[len(batch)-1].Seq
 	}
@@ -199,12 +199,12 @@ func TestManyFollowers(t *testing.T) {
 			last, of := int64(1), map[int]int{}
 			for ev, err := range s.Follow(ctx, fmt.Sprint("t", i%ingestSubjects), 1) {
 				if err != nil {
-					t.Errorf("follower %d after %d: %v", i, last, err)
+					t.Errorf("follower %d after event %d = %v, want nil", i, last, err)
 					return
 				}
 				var data struct{ Writer, N int }
 				if err := json.Unmarshal(ev.Data, &data); err != nil || ev.Seq != last+1 || data.N != of[data.Writer] {
-					t.Errorf("follower %d: %d %s after %d, %v", i, ev.Seq, ev.Data, last, err)
+					t.Errorf("follower %d: event = %d %s, %v, want seq %d and number %d of its writer", i, ev.Seq, ev.Data, err, last+1, of[data.Writer])
 					return
 				}
 				last = ev.Seq
@@ -227,7 +227,7 @@ func TestManyFollowers(t *testing.T) {
 	}
 	for _, p := range ps {
 		if out, err := p.finish(); err != nil {
-			t.Error(err, out)
+			t.Errorf("child: %v, output %q", err, out)
 			cancel()
 		}
 	}
@@ -235,7 +235,7 @@ func TestManyFollowers(t *testing.T) {
 	close(othersDone)
 	all.Wait()
 	if n, running := s.Watched(); n != 0 || running {
-		t.Error("somebody still watches for nobody:", n, running)
+		t.Errorf("Watched = %d, %t, want 0, false", n, running)
 	}
 }
 
@@ -248,7 +248,7 @@ func TestOneWatcher(t *testing.T) {
 		wait.Go(func() {
 			for _, err := range s.Follow(ctx, fmt.Sprint("t", i%4), 0) {
 				if !errors.Is(err, context.Canceled) {
-					t.Error(err)
+					t.Errorf("Follow with a cancelled context = %v, want %v", err, context.Canceled)
 				}
 			}
 		})
@@ -262,7 +262,7 @@ func TestOneWatcher(t *testing.T) {
 	cancel()
 	wait.Wait()
 	if n, running := s.Watched(); n != 0 || running {
-		t.Error(n, running)
+		t.Errorf("Watched = %d, %t, want 0, false", n, running)
 	}
 	// Repeat with a follower that is woken for every single event: each event is
 	// written after the previous one was seen.
@@ -284,7 +284,7 @@ func TestOneWatcher(t *testing.T) {
 	})
 	for want := int64(3); ; want++ {
 		if got := <-seen; got != want {
-			t.Fatal(got, want)
+			t.Fatalf("events of the follower = %v, want %v", got, want)
 		}
 		if want == 20 {
 			break

@@ -60,15 +60,15 @@ func TestFailedCommit(t *testing.T) {
 			release()
 			for range writers {
 				if err := <-errs; err == nil {
-					t.Error("got success, want the failure of the commit")
+					t.Error("write of the failed commit = nil, want its error")
 				}
 			}
 			stop()
 			if n := lastSeq(t, s, "one"); n != 1 {
-				t.Errorf("got %d events, want 1", n)
+				t.Errorf("last event of session one = %d, want 1", n)
 			}
 			if _, err := increment(t.Context(), s, "one"); err != nil {
-				t.Errorf("the next write: %v", err)
+				t.Errorf("write after the failed commit = %v, want nil", err)
 			}
 			finishTx(t, s)
 		})
@@ -100,27 +100,27 @@ func TestFailedCommitOfEachOperation(t *testing.T) {
 		"Prune": func() error {
 			n, bytes, err := s.PruneEvents(t.Context(), time.Now(), never, false)
 			if n != 0 || bytes != 0 {
-				t.Errorf("%d events of %d bytes were counted as pruned", n, bytes)
+				t.Errorf("PruneEvents of a failed commit = %d events, %d bytes, want 0, 0", n, bytes)
 			}
 			return err
 		},
 	} {
 		if err := f(); err == nil {
-			t.Errorf("%s: got success, want the failure of the commit", name)
+			t.Errorf("%s with a failed commit = nil, want its error", name)
 		}
 	}
 	stop()
 	if after, err := s.Session(t.Context(), "one"); err != nil || after.Phase != before.Phase || string(after.Status) != string(before.Status) {
-		t.Errorf("got %+v, %v; want %+v", after, err, before)
+		t.Errorf("Session(one) = %+v, %v, want %+v", after, err, before)
 	}
 	if _, err := s.Session(t.Context(), "two"); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("the session that was not created: %v", err)
+		t.Errorf("Session(two), not created, = %v, want %v", err, fail.NotFound)
 	}
 	if tasks, err := s.Tasks(t.Context(), store.TaskFilter{}); err != nil || len(tasks) != 1 || tasks[0].Phase != "PENDING" {
-		t.Errorf("got tasks %+v, %v", tasks, err)
+		t.Errorf("Tasks = %+v, %v, want 1 task, PENDING", tasks, err)
 	}
 	if oldest, newest, err := s.EventRange(t.Context(), "one"); err != nil || oldest != 1 || newest != 5 {
-		t.Errorf("got events %d to %d, %v; want 1 to 5", oldest, newest, err)
+		t.Errorf("EventRange(one) = %d, %d, %v, want 1, 5, nil", oldest, newest, err)
 	}
 }
 
@@ -134,7 +134,7 @@ func TestEveryConnectionIsDurable(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(got) < 2 || slices.ContainsFunc(got, func(v string) bool { return v != want }) {
-			t.Errorf("%s: got %q on the connections, want %s on each", name, got, want)
+			t.Errorf("%s of the connections = %q, want %s of each", name, got, want)
 		}
 	}
 }
@@ -146,7 +146,7 @@ func TestSQLiteWaitsInSteps(t *testing.T) {
 	for busy, want := range map[time.Duration]string{24 * time.Hour: "500", 30 * time.Millisecond: "30"} {
 		got, err := openBusy(t, path, busy).Pragmas(t.Context(), "busy_timeout")
 		if err != nil || got[0] != want {
-			t.Errorf("busy for %s: got a timeout of %q, %v; want %s ms", busy, got, err, want)
+			t.Errorf("busy_timeout for %s = %q, %v, want %s ms", busy, got, err, want)
 		}
 	}
 }
@@ -184,7 +184,7 @@ func TestUnlinkedLock(t *testing.T) {
 	}
 	wait.Wait()
 	if most.Load() != 1 {
-		t.Errorf("%d held the lock at once", most.Load())
+		t.Errorf("processes holding the lock at once = %d, want 1", most.Load())
 	}
 }
 
@@ -198,10 +198,10 @@ func TestNewerSchemaIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := store.Open(t.Context(), path); fail.CodeOf(err) != fail.Host || fail.HintOf(err) != "install the newer version" {
-		t.Errorf("got %v (%q)", err, fail.HintOf(err))
+		t.Errorf("Open of a newer schema = %v (hint %q), want code %v, hint \"install the newer version\"", err, fail.HintOf(err), fail.Host)
 	}
 	if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
-		t.Errorf("the file was changed: %v", err)
+		t.Errorf("file of the newer schema after Open = %d bytes, %v, want it unchanged, %d bytes", len(after), err, len(before))
 	}
 }
 
@@ -210,7 +210,7 @@ func TestFailedMigration(t *testing.T) {
 	path := version1(t, 3)
 	stop := failCommits(t)
 	if _, err := store.Open(t.Context(), path); err == nil {
-		t.Fatal("got success, want the failure of the commit")
+		t.Fatal("Open with a failed commit = nil, want its error")
 	}
 	stop()
 	raw(t, path, `SELECT max(session) FROM events`) // fails unless the schema is version 1
@@ -227,7 +227,7 @@ func TestEndedContext(t *testing.T) {
 		"write": func() error { return s.Append(ctx, "one", event("x", 1)) },
 	} {
 		if err := f(); !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "interrupted") {
-			t.Errorf("%s: got %v", name, err)
+			t.Errorf("%s with a cancelled context = %v, want %v, without \"interrupted\"", name, err, context.Canceled)
 		}
 	}
 	finishTx(t, s)

@@ -40,7 +40,7 @@ func TestWritersShareTheirTurn(t *testing.T) {
 				t.Helper()
 				for end := time.Now().Add(2 * time.Minute); s.Waiting() != n; time.Sleep(time.Millisecond) {
 					if time.Now().After(end) {
-						t.Fatalf("%d wait, not %d", s.Waiting(), n)
+						t.Fatalf("waiting writers = %d, want %d", s.Waiting(), n)
 					}
 				}
 			}
@@ -48,7 +48,7 @@ func TestWritersShareTheirTurn(t *testing.T) {
 			add := func(want error, f func() error) {
 				done.Go(func() {
 					if err := f(); !errors.Is(err, want) {
-						t.Errorf("%v, not %v", err, want)
+						t.Errorf("group commit = %v, want %v", err, want)
 					}
 				})
 			}
@@ -61,7 +61,7 @@ func TestWritersShareTheirTurn(t *testing.T) {
 			done.Go(func() {
 				long := json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)
 				if err := s.AppendAll(t.Context(), "one", []store.Event{event("half", 1), {Kind: "long", Data: long}}); err == nil || !strings.Contains(err.Error(), "over the limit") {
-					t.Error(err)
+					t.Errorf("AppendAll of an oversized event = %v, want \"over the limit\"", err)
 				}
 			})
 			ctx, cancel := context.WithCancel(t.Context())
@@ -75,12 +75,12 @@ func TestWritersShareTheirTurn(t *testing.T) {
 			}
 			cancel()
 			if err := <-left; !errors.Is(err, context.Canceled) {
-				t.Error(err)
+				t.Errorf("write of the cancelled context = %v, want %v", err, context.Canceled)
 			}
 			release()
 			done.Wait()
 			if n := lastSeq(t, s, "one"); n != 1+writers {
-				t.Error(n)
+				t.Errorf("last event of session one = %d, want %d", n, 1+writers)
 			}
 			evs, err := s.Events(t.Context(), "one", 1, 100)
 			if err != nil {
@@ -88,7 +88,7 @@ func TestWritersShareTheirTurn(t *testing.T) {
 			}
 			for _, ev := range evs {
 				if ev.Kind != "x" {
-					t.Error(ev.Kind)
+					t.Errorf("event kind = %q, want \"x\"", ev.Kind)
 				}
 			}
 			// One transaction writes a page once, however many writers change it.
@@ -97,7 +97,7 @@ func TestWritersShareTheirTurn(t *testing.T) {
 				t.Fatal(err)
 			}
 			if pages := (now.Size() - log.Size()) / 4096; spoil == nil && pages >= writers {
-				t.Errorf("%d pages were written for %d writers", pages, writers)
+				t.Errorf("pages written = %d, want fewer than the %d writers", pages, writers)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ func mustLock(t *testing.T, path string) *store.Lock {
 	t.Helper()
 	l, ok, err := store.TryLock(path)
 	if err != nil || !ok {
-		t.Fatal(ok, err)
+		t.Fatalf("TryLock(%s) = %t, %v, want true, nil", path, ok, err)
 	}
 	return l
 }
@@ -22,20 +22,20 @@ func mustLock(t *testing.T, path string) *store.Lock {
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "locks", "session-1")
 	if store.Held(path) {
-		t.Fatal("held before it exists")
+		t.Fatal("Held before the lock exists = true, want false")
 	}
 	l := mustLock(t, path)
 	if _, ok, err := store.TryLock(path); ok || err != nil {
-		t.Fatal("taken twice", ok, err)
+		t.Fatalf("second TryLock = %t, %v, want false, nil", ok, err)
 	}
 	if !store.Held(path) {
-		t.Fatal("not held")
+		t.Fatal("Held of a held lock = false, want true")
 	}
 	if err := l.Unlock(); err != nil {
 		t.Fatal(err)
 	}
 	if store.Held(path) {
-		t.Fatal("still held")
+		t.Fatal("Held after Unlock = true, want false")
 	}
 	// The file stays: if it were unlinked, two processes could hold locks on two
 	// inodes.
@@ -43,7 +43,7 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := store.TryLock(filepath.Join(path, "below", "a-file")); err == nil {
-		t.Fatal("a lock below a file")
+		t.Fatal("TryLock below a file = nil, want an error")
 	}
 }
 
@@ -59,10 +59,10 @@ func TestLockOfAnotherProcess(t *testing.T) {
 		t.Run(end.name, func(t *testing.T) {
 			p := spawn(t, "lock", path)
 			if !store.Held(path) {
-				t.Fatal("not held")
+				t.Fatal("Held by another process = false, want true")
 			}
 			if _, ok, err := store.TryLock(path); ok || err != nil {
-				t.Fatal(ok, err)
+				t.Fatalf("TryLock of another process's lock = %t, %v, want false, nil", ok, err)
 			}
 			if err := end.f(p); err != nil {
 				t.Fatal(err)
@@ -96,20 +96,20 @@ func TestRemovedLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) || store.Held(path) {
-		t.Fatal("the file is left", err)
+		t.Fatalf("after Remove: Stat = %v, Held = %t, want a missing file, false", err, store.Held(path))
 	}
 	if died, err := store.Died(path); died || err != nil {
-		t.Fatal(died, err)
+		t.Fatalf("Died of a removed lock = %t, %v, want false, nil", died, err)
 	}
 	again := mustLock(t, path)
 	if !store.Held(path) {
-		t.Fatal("not held")
+		t.Fatal("Held of the new lock = false, want true")
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	if err := again.Remove(); err != nil {
-		t.Fatal("removed twice:", err)
+		t.Fatalf("second Remove = %v, want nil", err)
 	}
 }
 
@@ -130,6 +130,6 @@ func TestLockIsNotInherited(t *testing.T) {
 		t.Fatal(err)
 	}
 	if store.Held(path) {
-		t.Fatal("the child holds the lock")
+		t.Fatal("Held after the parent unlocked = true, want false: the child holds the lock")
 	}
 }

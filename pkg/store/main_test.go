@@ -205,7 +205,7 @@ func spawn(t testing.TB, what, path string) *process {
 func (p *process) expect(t testing.TB, line string) {
 	t.Helper()
 	if !p.out.Scan() || p.out.Text() != line {
-		t.Fatalf("the child said %q, not %q", p.out.Text(), line)
+		t.Fatalf("line of the child = %q, want %q", p.out.Text(), line)
 	}
 }
 
@@ -249,7 +249,7 @@ func withSession(t testing.TB) (*store.Store, string) {
 	t.Helper()
 	s, path := newStore(t)
 	if _, created, err := s.Create(t.Context(), row("one"), event("made", 0), admitAll); err != nil || !created {
-		t.Fatal(created, err)
+		t.Fatalf("Create(one) = %t, %v, want true, nil", created, err)
 	}
 	return s, path
 }
@@ -267,11 +267,11 @@ func finishTx(t *testing.T, s *store.Store) int {
 	}
 	for i, ev := range evs {
 		if ev.Seq != int64(i+1) || string(ev.Data) != fmt.Sprintf(`{"n":%d}`, i) {
-			t.Fatalf("event %d is %d %s", i, ev.Seq, ev.Data)
+			t.Fatalf("event %d = seq %d, data %s, want seq %d, data {\"n\":%d}", i, ev.Seq, ev.Data, i+1, i)
 		}
 	}
 	if n := counter(r); n != len(evs)-1 {
-		t.Fatalf("the row says %d, the events %d", n, len(evs)-1)
+		t.Fatalf("counter of the row = %d, want %d, the number of events", n, len(evs)-1)
 	}
 	return len(evs) - 1
 }
@@ -281,6 +281,6 @@ func hostError(t *testing.T, err error) {
 	t.Helper()
 	var e *fail.Error
 	if !errors.As(err, &e) || fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
-		t.Fatalf("not a host error with a hint: %v (%v, %q)", err, fail.CodeOf(err), fail.HintOf(err))
+		t.Fatalf("error = %v (code %v, hint %q), want code %v with a hint", err, fail.CodeOf(err), fail.HintOf(err), fail.Host)
 	}
 }

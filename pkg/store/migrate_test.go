@@ -2,12 +2,14 @@ package store_test
 
 import (
 	"database/sql"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -30,29 +32,37 @@ func isVersion2(t *testing.T, path string, n int) {
 	t.Helper()
 	s := reopen(t, path)
 	rows, err := s.Sessions(t.Context(), true)
-	if err != nil || len(rows) != 2 {
-		t.Fatal(rows, err)
+	if err != nil {
+		t.Fatal(err)
 	}
-	b, a := rows[0], rows[1]
-	if a.ID != "a" || a.Name != "agent-a" || a.Phase != "ready" || a.CreatedAt.UnixMilli() != 1000 || string(a.Spec) != `{"s":1}` || string(a.Status) != `{"n":1}` || a.TokenSHA256 != "token" || a.Task != "" {
-		t.Error(a)
+	want := []store.Session{
+		{
+			ID: "b", Name: "agent-b", RepoKey: "github.com/o/r", Repo: "o/r", Phase: "gone", Desired: "gone",
+			CreatedAt: time.UnixMilli(500), StateChangedAt: time.UnixMilli(600), ErrorCode: "HOST", ErrorMessage: "message", ErrorHint: "hint",
+			Spec: json.RawMessage(`{"s":2}`), Status: json.RawMessage(`{"n":2}`),
+		},
+		{
+			ID: "a", Name: "agent-a", RepoKey: "github.com/o/r", Repo: "o/r", Phase: "ready", Desired: "ready",
+			CreatedAt: time.UnixMilli(1000), StateChangedAt: time.UnixMilli(2000),
+			Spec: json.RawMessage(`{"s":1}`), Status: json.RawMessage(`{"n":1}`), TokenSHA256: "token",
+		},
 	}
-	if b.ID != "b" || b.Phase != "gone" || b.StateChangedAt.UnixMilli() != 600 || b.ErrorCode != "HOST" || b.ErrorMessage != "message" || b.ErrorHint != "hint" {
-		t.Error(b)
+	if diff := cmp.Diff(want, rows); diff != "" {
+		t.Errorf("migrated sessions mismatch (-want +got):\n%s", diff)
 	}
 	for _, id := range []string{"a", "b"} {
 		evs, err := s.Events(t.Context(), id, 0, n+1)
 		if err != nil || len(evs) != n {
-			t.Fatal(id, len(evs), err)
+			t.Fatalf("Events(%s) of the migrated store = %d events, %v, want %d", id, len(evs), err, n)
 		}
 		for i, ev := range evs {
 			if ev.Seq != int64(i+1) || ev.Subject != id || ev.At.UnixMilli() != int64(1001+i) || ev.Kind != "step" || string(ev.Data) != fmt.Sprintf(`{"of":%q,"n":%d}`, id, i+1) {
-				t.Fatal(ev)
+				t.Fatalf("migrated event %d of %s = %+v, data %s, want it unchanged", i+1, id, ev, ev.Data)
 			}
 		}
 	}
 	if got, created, err := s.Create(t.Context(), row("c"), event("made", 0), admitAll); err != nil || created || got.ID != "a" {
-		t.Fatal("the repository has a session:", got, created, err)
+		t.Fatalf("Create for a repository with session a = %+v, %t, %v, want a, false, nil", got, created, err)
 	}
 }
 
@@ -61,15 +71,15 @@ func TestStoreOfVersion1(t *testing.T) {
 	isVersion2(t, path, 100)
 	// The schema equals that of a new store.
 	_, fresh := newStore(t)
-	if got, want := schemaOf(t, path), schemaOf(t, fresh); !slices.Equal(got, want) {
-		t.Errorf("%s\n\nnot\n\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	if diff := cmp.Diff(schemaOf(t, fresh), schemaOf(t, path)); diff != "" {
+		t.Errorf("schema of the migrated store mismatch (-want +got):\n%s", diff)
 	}
 	s := reopen(t, path)
 	if err := s.Append(t.Context(), "b", event("more", 1)); err != nil || lastSeq(t, s, "b") != 101 {
-		t.Fatal(err)
+		t.Fatalf("Append(b) after migrating = %v, last event %d, want nil, 101", err, lastSeq(t, s, "b"))
 	}
 	if row := mustTask(t, s, task("t")); row.Phase != "PENDING" {
-		t.Fatal(row)
+		t.Fatalf("task created after migrating = %+v, want phase PENDING", row)
 	}
 }
 
@@ -110,7 +120,7 @@ func TestMigratedByManyAtOnce(t *testing.T) {
 		}
 		for _, p := range ps {
 			if out, err := p.finish(); err != nil {
-				t.Fatal(err, out)
+				t.Fatalf("migrating child: %v, output %q", err, out)
 			}
 		}
 		isVersion2(t, path, 200)
@@ -126,7 +136,7 @@ func TestKillWhileMigrating(t *testing.T) {
 		p.shoot(t)
 		out, err := p.finish()
 		if status, ok := p.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
-			t.Fatalf("not killed before step %d: %v %q", step, err, out)
+			t.Fatalf("child before step %d = %v, output %q, want it killed", step, err, out)
 		}
 		raw(t, path, `SELECT max(session) FROM events`) // fails unless the schema is version 1
 		isVersion2(t, path, n)
@@ -134,6 +144,6 @@ func TestKillWhileMigrating(t *testing.T) {
 	p := spawn(t, fmt.Sprint("open 0 ", 2*n+2), version1(t, n))
 	p.shoot(t)
 	if out, err := p.finish(); err != nil {
-		t.Fatal("there are more steps than were tried:", err, out)
+		t.Fatalf("migrating child at the end = %v, output %q, want nil: there are more steps than were tried", err, out)
 	}
 }

@@ -27,7 +27,7 @@ func TestRequests(t *testing.T) {
 		t.Helper()
 		r, found, err := s.Request(t.Context(), actor, key)
 		if err != nil || found != (subject != "") || r.Subject != subject || found && (r.Digest != "d"+subject || string(r.Notes) != `["n"]`) {
-			t.Errorf("%s %s: got %+v %t %v, want %q", actor, key, r, found, err, subject)
+			t.Errorf("Request(%s, %s) = %+v, %t, %v, want subject %q", actor, key, r, found, err, subject)
 		}
 	}
 	has("a", "k", "")
@@ -35,7 +35,7 @@ func TestRequests(t *testing.T) {
 		{"a", "k", "1", "1"}, {"a", "k", "2", "1"}, {"b", "k", "3", "3"}, {"a", "l", "4", "4"},
 	} {
 		if got := reserve(c.actor, c.key, c.subject); got != c.want {
-			t.Errorf("%+v: got %s", c, got)
+			t.Errorf("reserve(%s, %s, %s) = %q, want %q", c.actor, c.key, c.subject, got, c.want)
 		}
 	}
 	s = reopen(t, path)
@@ -46,7 +46,7 @@ func TestRequests(t *testing.T) {
 	raw(t, path, fmt.Sprintf(`UPDATE requests SET at = %d WHERE actor = 'a' AND key = 'k'`, old))
 	has("a", "k", "")
 	if got := reserve("a", "k", "5"); got != "5" {
-		t.Errorf("after a day: got %s", got)
+		t.Errorf("reserve(a, k, 5) after a day = %q, want \"5\"", got)
 	}
 	raw(t, path, fmt.Sprintf(`WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000)
 		INSERT INTO requests (actor, key, digest, subject, notes, at) SELECT 'a', 'many' || i, 'd' || i, i, '["n"]', %d FROM n`, time.Now().UnixMilli()))

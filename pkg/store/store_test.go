@@ -28,7 +28,7 @@ func TestSchemaMadeByManyAtOnce(t *testing.T) {
 		}
 		for _, p := range ps {
 			if out, err := p.finish(); err != nil {
-				t.Fatal(err, out)
+				t.Fatalf("child: %v, output %q", err, out)
 			}
 		}
 	}
@@ -45,11 +45,11 @@ func TestManyProcessesLoseNothing(t *testing.T) {
 	}
 	for _, p := range ps {
 		if out, err := p.finish(); err != nil {
-			t.Error(err, out[len(out)-1])
+			t.Errorf("child: %v, last line %q", err, out[len(out)-1])
 		}
 	}
 	if n := finishTx(t, s); n != 800 {
-		t.Fatalf("%d of 800 transactions", n)
+		t.Fatalf("transactions stored = %d, want 800", n)
 	}
 }
 
@@ -70,7 +70,7 @@ func TestKillLeavesNoHalfTransaction(t *testing.T) {
 		}
 		rest, _ := p.finish()
 		if n := finishTx(t, s); n < before+told+len(rest) || n > before+told+len(rest)+1 {
-			t.Fatalf("round %d: %d before, %d told, %d after", round, before, told+len(rest), n)
+			t.Fatalf("round %d: transactions stored = %d, want %d or one more (%d before, %d acknowledged)", round, n, before+told+len(rest), before, told+len(rest))
 		}
 	}
 }
@@ -83,26 +83,26 @@ func TestAdvance(t *testing.T) {
 	}
 	got, err := s.Advance(t.Context(), "one", "creating", "ready", event("phase", 1), func(r *store.Session) { r.SetError("HOST", "m", "h") })
 	if err != nil || got.Phase != "ready" || got.ErrorMessage != "m" || got.StateChangedAt.Before(before.StateChangedAt) {
-		t.Fatal(got, err)
+		t.Fatalf("Advance(one) = %+v, %v, want phase ready, error m, a later change", got, err)
 	}
 	stored, err := s.Session(t.Context(), "one")
 	if err != nil || stored.Phase != "ready" || stored.ErrorCode != "HOST" || stored.ErrorHint != "h" || stored.CreatedAt != before.CreatedAt {
-		t.Fatal(stored, err)
+		t.Fatalf("Session(one) = %+v, %v, want phase ready, error HOST with hint h, CreatedAt %v", stored, err, before.CreatedAt)
 	}
 
-	_, err = s.Advance(t.Context(), "one", "creating", "broken", event("phase", 2), func(*store.Session) { t.Error("asked to change a stale row") })
+	_, err = s.Advance(t.Context(), "one", "creating", "broken", event("phase", 2), func(*store.Session) { t.Errorf("stale row was passed to change, want %v before", store.ErrStale) })
 	if !errors.Is(err, store.ErrStale) {
-		t.Fatal(err)
+		t.Fatalf("Advance from a stale phase = %v, want %v", err, store.ErrStale)
 	}
 	if after, err := s.Session(t.Context(), "one"); err != nil || after.Phase != "ready" || !after.StateChangedAt.Equal(stored.StateChangedAt) {
-		t.Fatal(after, err)
+		t.Fatalf("Session(one) after a stale Advance = %+v, %v, want %+v", after, err, stored)
 	}
 	if seq := lastSeq(t, s, "one"); seq != 2 {
-		t.Fatal(seq)
+		t.Fatalf("last event of session one = %d, want 2", seq)
 	}
 
 	if _, err := s.Advance(t.Context(), "two", "creating", "ready", event("phase", 1), nil); fail.CodeOf(err) != fail.NotFound {
-		t.Fatal(err)
+		t.Fatalf("Advance of an unknown session = %v, want %v", err, fail.NotFound)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestCreateMakesExactlyOne(t *testing.T) {
 		wg.Go(func() {
 			got, created, err := s.Create(t.Context(), row(id), event("made", 0), admitAll)
 			if err != nil || created != (got.ID == id) {
-				t.Error(got.ID, created, err)
+				t.Errorf("Create(%s) = session %s, %t, %v, want created only with that id", id, got.ID, created, err)
 			}
 			if created {
 				made.Add(1)
@@ -131,7 +131,7 @@ func TestCreateMakesExactlyOne(t *testing.T) {
 	for _, p := range ps {
 		out, err := p.finish()
 		if err != nil {
-			t.Error(err, out)
+			t.Errorf("child: %v, output %q", err, out)
 		} else if out[0] == "created true" {
 			made.Add(1)
 		}
@@ -139,7 +139,7 @@ func TestCreateMakesExactlyOne(t *testing.T) {
 	wg.Wait()
 	rows, err := s.Sessions(t.Context(), true)
 	if err != nil || len(rows) != 1 || made.Load() != 1 {
-		t.Fatalf("%d made, %d rows, %v", made.Load(), len(rows), err)
+		t.Fatalf("sessions = %d, %v, created %d, want 1, 1", len(rows), err, made.Load())
 	}
 
 	// A session that is gone allows the next one, and keeps its row.
@@ -147,14 +147,14 @@ func TestCreateMakesExactlyOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, created, err := s.Create(t.Context(), row("next"), event("made", 0), admitAll); err != nil || !created || string(got.Status) != "{}" {
-		t.Fatal(got, created, err)
+		t.Fatalf("Create(next) = %+v, %t, %v, want a new session with status {}", got, created, err)
 	}
 	alive, err := s.Sessions(t.Context(), false)
 	if err != nil || len(alive) != 1 || alive[0].ID != "next" {
-		t.Fatal(alive, err)
+		t.Fatalf("Sessions(false) = %+v, %v, want next alone", alive, err)
 	}
 	if all, err := s.Sessions(t.Context(), true); err != nil || len(all) != 2 {
-		t.Fatal(all, err)
+		t.Fatalf("Sessions(true) = %+v, %v, want 2", all, err)
 	}
 }
 
@@ -165,26 +165,26 @@ func TestRefusedCreateWritesNothing(t *testing.T) {
 	other.RepoKey = "github.com/o/other"
 	_, created, err := s.Create(t.Context(), other, event("made", 0), func(others []store.Session) error {
 		if len(others) != 1 || others[0].ID != "one" {
-			t.Error(others)
+			t.Errorf("sessions passed to admit = %+v, want one alone", others)
 		}
 		return no
 	})
 	if created || !errors.Is(err, no) {
-		t.Fatal(created, err)
+		t.Fatalf("refused Create = %t, %v, want false, %v", created, err, no)
 	}
 	if rows, err := s.Sessions(t.Context(), true); err != nil || len(rows) != 1 {
-		t.Fatal(rows, err)
+		t.Fatalf("Sessions after a refused Create = %+v, %v, want 1", rows, err)
 	}
 	if seq := lastSeq(t, s, "two"); seq != 0 {
-		t.Fatal(seq)
+		t.Fatalf("last event of the refused session = %d, want 0", seq)
 	}
 
 	// If an event is refused, its row is not inserted either.
 	if _, created, err := s.Create(t.Context(), other, store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}, admitAll); err == nil || created {
-		t.Fatal(created, err)
+		t.Fatalf("Create with an oversized event = %t, %v, want false, an error", created, err)
 	}
 	if _, err := s.Session(t.Context(), "two"); fail.CodeOf(err) != fail.NotFound {
-		t.Fatal(err)
+		t.Fatalf("Session(two), refused, = %v, want %v", err, fail.NotFound)
 	}
 }
 
@@ -195,20 +195,20 @@ func TestEventBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.Append(t.Context(), "one", store.Event{Kind: "more", Data: data(64<<10 + 1)}); err == nil || !strings.Contains(err.Error(), "over the limit") {
-		t.Fatal(err)
+		t.Fatalf("Append of an oversized event = %v, want \"over the limit\"", err)
 	}
 	_, err := s.Update(t.Context(), "one", func(r *store.Session) (store.Event, error) {
 		r.Phase = "ready"
 		return store.Event{Kind: "more", Data: data(64<<10 + 1)}, nil
 	})
 	if err == nil {
-		t.Fatal("accepted")
+		t.Fatal("Advance with an oversized event = nil, want an error")
 	}
 	if r, err := s.Session(t.Context(), "one"); err != nil || r.Phase != "creating" {
-		t.Fatal(r, err)
+		t.Fatalf("Session(one) = %+v, %v, want phase creating", r, err)
 	}
 	if err := s.Append(t.Context(), "nobody", event("x", 0)); err == nil {
-		t.Fatal("an event of no session")
+		t.Fatal("Append to an unknown session = nil, want an error")
 	}
 }
 
@@ -224,25 +224,25 @@ func TestFollow(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want++; ev.Seq != want {
-			t.Fatalf("event %d, not %d", ev.Seq, want)
+			t.Fatalf("followed event = %d, want %d", ev.Seq, want)
 		}
 		if want == 301 {
 			break
 		}
 	}
 	if out, err := p.finish(); err != nil {
-		t.Fatal(err, out)
+		t.Fatalf("child: %v, output %q", err, out)
 	}
 
 	cancel() // the end is reported once, as the context's error
 	ends := 0
 	for _, err := range s.Follow(ctx, "one", 301) {
 		if ends++; !errors.Is(err, context.Canceled) {
-			t.Fatal(err)
+			t.Fatalf("end of Follow = %v, want %v", err, context.Canceled)
 		}
 	}
 	if ends != 1 {
-		t.Fatal(ends)
+		t.Fatalf("errors from Follow = %d, want 1", ends)
 	}
 }
 
@@ -256,7 +256,7 @@ func TestDamagedStore(t *testing.T) {
 	_, err := store.Open(t.Context(), path)
 	hostError(t, err)
 	if kept, err := os.ReadFile(path); err != nil || string(kept) != junk {
-		t.Fatal("the damaged file was touched:", err)
+		t.Fatalf("damaged file after Open = %q, %v, want it unchanged", kept, err)
 	}
 }
 
@@ -291,7 +291,7 @@ func TestStoreDamagedInside(t *testing.T) {
 	_, err = increment(t.Context(), s, "one")
 	hostError(t, err)
 	if !strings.Contains(fail.HintOf(err), path+"-*") {
-		t.Fatalf("the hint leaves the log behind: %s", fail.HintOf(err))
+		t.Fatalf("hint for a damaged store = %q, want it to contain %q", fail.HintOf(err), path+"-*")
 	}
 }
 
@@ -325,7 +325,7 @@ func TestReadersNeedNoWriter(t *testing.T) {
 		row.Desired = "changed"
 		seen, err := reopen(t, path).Session(t.Context(), "one")
 		if err != nil || seen.Desired == "changed" {
-			t.Errorf("%q %v", seen.Desired, err)
+			t.Errorf("Session(one) during a write: desired phase = %q, %v, want the committed one", seen.Desired, err)
 		}
 		return store.Event{}, nil
 	})
@@ -340,7 +340,7 @@ func TestNewerSchema(t *testing.T) {
 	_, err := store.Open(t.Context(), path)
 	hostError(t, err)
 	if !strings.Contains(err.Error(), "newer version") {
-		t.Fatal(err)
+		t.Fatalf("Open of a newer schema = %v, want \"newer version\"", err)
 	}
 	finishTx(t, s)
 }
@@ -376,7 +376,7 @@ func TestUnwritableStore(t *testing.T) {
 		p.shoot(t)
 		out, err := p.finish()
 		if err == nil || len(out) != 1 || !strings.HasPrefix(out[0], "error 5 ") || strings.HasPrefix(out[0], `error 5 "" `) {
-			t.Fatal(err, out)
+			t.Fatalf("child with an unwritable store = %v, output %q, want one line: error 5 with a hint", err, out)
 		}
 		if err := os.Chmod(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
@@ -396,13 +396,13 @@ func TestFullDisk(t *testing.T) {
 	p.shoot(t)
 	out, err := p.finish()
 	if err == nil || len(out) < 2 {
-		t.Fatal("the disk was never full:", len(out))
+		t.Fatalf("child on a full disk = nil or %d lines, want an error after some lines", len(out))
 	}
 	if last := out[len(out)-1]; !strings.HasPrefix(last, "error 5 \"df -h ") {
-		t.Fatal(last)
+		t.Fatalf("last line of the child on a full disk = %q, want error 5 with hint \"df -h …\"", last)
 	}
 	if n := finishTx(t, s); n != 20+len(out)-1 {
-		t.Fatalf("%d of %d acknowledged transactions are left", n-20, len(out)-1)
+		t.Fatalf("transactions stored after the disk was full = %d, want the %d acknowledged ones", n-20, len(out)-1)
 	}
 	// Once space is available again, work continues.
 	if _, err := increment(t.Context(), s, "one"); err != nil {
@@ -420,7 +420,7 @@ func TestOnlyTheOwnerReads(t *testing.T) {
 	reopen(t, path)
 	for name, want := range map[string]os.FileMode{dir: 0o700, path: 0o600} {
 		if fi, err := os.Stat(name); err != nil || fi.Mode().Perm() != want {
-			t.Error(name, fi.Mode(), err)
+			t.Errorf("mode of %s = %v, %v, want %v", name, fi.Mode(), err, want)
 		}
 	}
 }

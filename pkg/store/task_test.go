@@ -7,13 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
 	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -53,11 +54,11 @@ func TestTaskRow(t *testing.T) {
 		Labels: map[string]string{"a": "1", "b": `"é`}, Status: json.RawMessage(`{"f":1}`), Manifest: json.RawMessage(`{"m":1}`),
 	})
 	got, err := reopen(t, path).Task(t.Context(), "t")
-	if err != nil || fmt.Sprint(got) != fmt.Sprint(made) {
-		t.Fatalf("%v\n%v\n%v", got, made, err)
+	if diff := cmp.Diff(made, got); err != nil || diff != "" {
+		t.Fatalf("Task(t) after reopening = %v, mismatch (-want +got):\n%s", err, diff)
 	}
 	if got.Priority != -3 || got.Labels["b"] != `"é` || string(got.Status) != `{"f":1}` || string(got.Manifest) != `{"m":1}` || got.CreatedAt.IsZero() {
-		t.Fatal(got)
+		t.Fatalf("Task(t) = %+v (status %s, manifest %s), want what was created", got, got.Status, got.Manifest)
 	}
 	changed, err := s.UpdateTask(t.Context(), "t", func(row *store.Task) ([]store.Event, error) {
 		row.Phase, row.Desired, row.SessionID, row.Status = "STAGING", "cancel", "s", json.RawMessage(`{"f":2}`)
@@ -66,22 +67,24 @@ func TestTaskRow(t *testing.T) {
 		return []store.Event{event("one", 1), event("two", 2)}, nil
 	})
 	if err != nil || changed.StateChangedAt.Before(made.StateChangedAt) {
-		t.Fatal(changed, err)
+		t.Fatalf("Update(t) = %+v, %v, want StateChangedAt not before %v", changed, err, made.StateChangedAt)
 	}
 	got, err = s.Task(t.Context(), "t")
-	if err != nil || got.Phase != "STAGING" || got.Desired != "cancel" || got.SessionID != "s" || string(got.Status) != `{"f":2}` || got.ErrorHint != "h" ||
-		got.Name != "fix" || got.Priority != -3 || len(got.Labels) != 2 || string(got.Manifest) != `{"m":1}` || !got.CreatedAt.Equal(made.CreatedAt) {
-		t.Fatal(got, err)
+	want := made
+	want.Phase, want.Desired, want.SessionID, want.Status, want.StateChangedAt = "STAGING", "cancel", "s", json.RawMessage(`{"f":2}`), changed.StateChangedAt
+	want.SetError("HOST", "m", "h")
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Fatalf("Task(t) = %v, mismatch (-want +got):\n%s", err, diff)
 	}
 	evs, err := s.Events(t.Context(), "t", 0, 10)
 	if err != nil || len(evs) != 3 || evs[1].Kind != "one" || evs[2].Kind != "two" || evs[2].Seq != 3 || evs[0].Subject != "t" {
-		t.Fatal(evs, err)
+		t.Fatalf("Events(t) = %+v, %v, want 3, then kinds one and two, seq 3", evs, err)
 	}
 
 	// Missing status and labels are stored as empty ones.
 	bare := mustTask(t, s, store.Task{ID: "bare", Phase: "PENDING", Manifest: json.RawMessage(`{}`)})
 	if string(bare.Status) != `{}` || len(bare.Labels) != 0 {
-		t.Fatal(bare)
+		t.Fatalf("task without optional columns = %+v, status %s, want no labels, status {}", bare, bare.Status)
 	}
 }
 
@@ -96,29 +99,29 @@ func TestTaskRefusals(t *testing.T) {
 		"a session is no task": second(s.AdvanceTask(t.Context(), "one", "creating", "ready", event("x", 1), nil)),
 	} {
 		if fail.CodeOf(err) != fail.NotFound {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s of an unknown task = %v, want %v", what, err, fail.NotFound)
 		}
 	}
 	// If a session and a task had the same id, their events would mix.
 	for _, id := range []string{"t", "one"} {
 		if _, err := s.CreateTask(t.Context(), task(id), nil, phase("", "PENDING")); fail.CodeOf(err) != fail.Conflict {
-			t.Error(id, err)
+			t.Errorf("CreateTask(%s) with a used id = %v, want %v", id, err, fail.Conflict)
 		}
 		n := row(id)
 		n.RepoKey, n.Name = "github.com/o/another", "another"
 		if _, created, err := s.Create(t.Context(), n, event("made", 0), admitAll); created || fail.CodeOf(err) != fail.Conflict {
-			t.Error(id, created, err)
+			t.Errorf("Create(%s) with a used id = %t, %v, want false, %v", n.ID, created, err, fail.Conflict)
 		}
 	}
 	if n := lastSeq(t, s, "t"); n != 1 {
-		t.Error(n)
+		t.Errorf("last event of task t = %d, want 1", n)
 	}
 	// If an event is refused, neither its row nor the row's labels are inserted.
 	if _, err := s.CreateTask(t.Context(), task("big"), nil, store.Event{Kind: "big", Data: make([]byte, 64<<10+1)}); err == nil {
-		t.Error("accepted")
+		t.Error("CreateTask with an oversized event = nil, want an error")
 	}
 	if got, err := s.Tasks(t.Context(), store.TaskFilter{Label: store.Label{Key: "id", Value: "big"}}); err != nil || len(got) != 0 {
-		t.Error(got, err)
+		t.Errorf("Tasks with the label of the refused task = %+v, %v, want none", got, err)
 	}
 	mustTask(t, s, task("big"))
 	// Submitted text is returned byte for byte, and only for tasks that have one.
@@ -128,7 +131,7 @@ func TestTaskRefusals(t *testing.T) {
 	}
 	for id, want := range map[string][]byte{"written": written, "big": nil, "nobody": nil} {
 		if got, err := s.TaskText(t.Context(), id); err != nil || !bytes.Equal(got, want) || (got == nil) != (want == nil) {
-			t.Errorf("%s: %q, %v", id, got, err)
+			t.Errorf("TaskText(%s) = %q, %v, want %q", id, got, err, want)
 		}
 	}
 }
@@ -140,14 +143,14 @@ func TestAdvanceTask(t *testing.T) {
 	mustTask(t, s, task("t"))
 	got, err := s.AdvanceTask(t.Context(), "t", "PENDING", "STAGING", phase("PENDING", "STAGING"), func(row *store.Task) { row.SessionID = "s" })
 	if err != nil || got.Phase != "STAGING" || got.SessionID != "s" {
-		t.Fatal(got, err)
+		t.Fatalf("AdvanceTask(t) = %+v, %v, want phase STAGING, session s", got, err)
 	}
-	_, err = s.AdvanceTask(t.Context(), "t", "PENDING", "CANCELLED", event("x", 1), func(*store.Task) { t.Error("asked to change a stale row") })
+	_, err = s.AdvanceTask(t.Context(), "t", "PENDING", "CANCELLED", event("x", 1), func(*store.Task) { t.Errorf("stale row was passed to change, want %v before", store.ErrStale) })
 	if !errors.Is(err, store.ErrStale) || !strings.Contains(err.Error(), "task t is STAGING, not PENDING") {
-		t.Fatal(err)
+		t.Fatalf("AdvanceTask from a stale phase = %v, want %v: task t is STAGING, not PENDING", err, store.ErrStale)
 	}
 	if n := lastSeq(t, s, "t"); n != 2 {
-		t.Fatal(n)
+		t.Fatalf("last event of task t = %d, want 2", n)
 	}
 }
 
@@ -171,7 +174,7 @@ func TestSessionOfTask(t *testing.T) {
 	} {
 		got, created, err := s.Create(t.Context(), c.ask, event("made", 0), admitAll)
 		if err != nil || got.ID != c.want || created != c.created {
-			t.Fatal(c.ask.ID, got, created, err)
+			t.Fatalf("Create(%s) = session %s, %t, %v, want %s, %t", c.ask.ID, got.ID, created, err, c.want, c.created)
 		}
 	}
 	// Once it is gone the task may have another, as a repository may.
@@ -180,11 +183,11 @@ func TestSessionOfTask(t *testing.T) {
 	}
 	got, created, err := s.Create(t.Context(), of("s5", "t1"), event("made", 0), admitAll)
 	if err != nil || !created || got.ID != "s5" || got.Task != "t1" {
-		t.Fatal(got, created, err)
+		t.Fatalf("Create(s5 of t1) = %+v, %t, %v, want a new session s5 of task t1", got, created, err)
 	}
 	rows, err := s.Sessions(t.Context(), false)
 	if err != nil || len(rows) != 3 {
-		t.Fatal(rows, err)
+		t.Fatalf("Sessions(false) = %+v, %v, want 3", rows, err)
 	}
 }
 
@@ -253,7 +256,7 @@ func TestListOfTenThousand(t *testing.T) {
 			}
 			got, err := s.Tasks(t.Context(), c.f)
 			if err != nil || !slices.Equal(ids(got), want) {
-				t.Fatalf("%v\nnot %v\n%v", ids(got), want, err)
+				t.Fatalf("Tasks(%+v) = %v, %v, want %v", c.f, ids(got), err, want)
 			}
 			plan, err := s.PlanTasks(t.Context(), c.f)
 			if err != nil {
@@ -261,17 +264,17 @@ func TestListOfTenThousand(t *testing.T) {
 			}
 			// Few tasks share an id prefix, so sorting them is fine.
 			if !strings.Contains(plan, c.by) || strings.Contains(plan, "SCAN tasks") || strings.Contains(plan, "TEMP B-TREE") && c.name != "id" {
-				t.Error(plan)
+				t.Errorf("query plan for %s = %s, want index %q, no scan, no sort", c.name, plan, c.by)
 			}
 		})
 	}
 	all, err := s.Tasks(t.Context(), store.TaskFilter{Phases: []string{"RUNNING"}})
 	if err != nil || len(all) != 10 {
-		t.Error("without a limit:", len(all), err)
+		t.Errorf("Tasks without a limit = %d, %v, want 10", len(all), err)
 	}
 	counts, err := s.TaskCounts(t.Context())
-	if want := map[string]int{"COMPLETED": 9000, "PENDING": 990, "RUNNING": 10}; err != nil || !maps.Equal(counts, want) {
-		t.Error(counts, err)
+	if diff := cmp.Diff(map[string]int{"COMPLETED": 9000, "PENDING": 990, "RUNNING": 10}, counts); err != nil || diff != "" {
+		t.Errorf("TaskCounts = %v, mismatch (-want +got):\n%s", err, diff)
 	}
 }
 
@@ -297,7 +300,7 @@ func TestPages(t *testing.T) {
 	}
 	slices.Reverse(seen)
 	if len(seen) != 20 || !slices.IsSorted(seen) || seen[0] != "old00" {
-		t.Fatal(seen)
+		t.Fatalf("tasks of all pages = %q, want 20 in order from old00", seen)
 	}
 }
 
@@ -329,7 +332,7 @@ func TestAdmitInOrder(t *testing.T) {
 	// The clock was ahead when the first tasks were created.
 	raw(t, path, `UPDATE tasks SET created_at = created_at + 1000000000 WHERE num < 3`)
 	if got, err := s.Tasks(t.Context(), store.TaskFilter{}); err != nil || !slices.Equal(ids(got), []string{"4", "3", "2", "1", "0"}) {
-		t.Fatal(ids(got), err)
+		t.Fatalf("Tasks = %q, %v, want 4 to 0", ids(got), err)
 	}
 	for _, c := range []struct {
 		slots int
@@ -342,12 +345,12 @@ func TestAdmitInOrder(t *testing.T) {
 	} {
 		got, err := s.Admit(t.Context(), testQueue, slots(c.slots))
 		if err != nil || !slices.Equal(got, c.want) {
-			t.Fatal(c, got, err)
+			t.Fatalf("Admit with %d slots = %q, %v, want %q", c.slots, got, err, c.want)
 		}
 	}
 	for _, id := range []string{"0", "1", "2", "3", "4"} {
 		if r, err := s.Task(t.Context(), id); err != nil || r.Phase != "STAGING" || lastSeq(t, s, id) != 2 {
-			t.Error(r, err)
+			t.Errorf("Task(%s) = %+v, %v, want phase STAGING with 2 events", id, r, err)
 		}
 	}
 }
@@ -379,20 +382,20 @@ func TestAdmitRefusals(t *testing.T) {
 			return next, c.err
 		})
 		if len(got) != 0 || !c.want(err) {
-			t.Errorf("%s: %v %v", c.name, got, err)
+			t.Errorf("Admit %s = %q, %v, want none, the case's error", c.name, got, err)
 		}
 	}
 	// Nothing of the refused admission is left, and the queue may be read twice.
 	got, err := s.Admit(t.Context(), testQueue, func(active []store.Task, waiting iter.Seq[store.Task]) ([]store.Admission, error) {
 		for range 2 {
 			if w := ids(slices.Collect(waiting)); len(active) != 0 || !slices.Equal(w, []string{"a", "b"}) {
-				t.Error(active, w)
+				t.Errorf("Admit: active %v, waiting %q, want none, a and b", active, w)
 			}
 		}
 		return nil, nil
 	})
 	if err != nil || got != nil {
-		t.Error(got, err)
+		t.Errorf("Admit that chooses none = %q, %v, want nil, nil", got, err)
 	}
 }
 
@@ -401,7 +404,7 @@ func TestQueueOfAThousand(t *testing.T) {
 	looked := 0
 	got, err := s.Admit(t.Context(), testQueue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
 		if len(active) != 10 {
-			t.Errorf("%d active", len(active))
+			t.Errorf("active tasks = %d, want 10", len(active))
 		}
 		for n := range waiting {
 			if looked++; looked > 5 {
@@ -413,7 +416,7 @@ func TestQueueOfAThousand(t *testing.T) {
 	})
 	want := []string{"000000000020", "000000000050", "000000000080", "000000000110", "000000000140"} // of priority 2
 	if err != nil || !slices.Equal(got, want) || looked != 6 {
-		t.Fatal(got, looked, err)
+		t.Fatalf("Admit = %q after looking at %d tasks, %v, want %q, 6", got, looked, err, want)
 	}
 	for query, args := range map[string][]any{
 		store.QueueQuery:    {"PENDING"},
@@ -426,13 +429,13 @@ func TestQueueOfAThousand(t *testing.T) {
 	} {
 		plan, err := s.Plan(t.Context(), query, args...)
 		if err != nil {
-			t.Fatal(query, err)
+			t.Fatalf("query plan of %s: %v", query, err)
 		}
 		sorts := strings.Contains(plan, "TEMP B-TREE") && query != store.ActiveQuery // few tasks hold slots, so sorting is fine
 		scans := strings.Contains(strings.ReplaceAll(plan, "SCAN sessions USING INDEX sessions_that_exist", ""), "SCAN sessions") ||
 			strings.Contains(plan, "SCAN tasks") || strings.Contains(plan, "SCAN events")
 		if sorts || scans {
-			t.Errorf("%s\n%s", query, plan)
+			t.Errorf("query plan of %s = %s, want no sort, no scan", query, plan)
 		}
 	}
 }
@@ -479,16 +482,16 @@ func TestManyProcessesAdmit(t *testing.T) {
 	for _, p := range ps {
 		out, err := p.finish()
 		if err != nil {
-			t.Error(err, out)
+			t.Errorf("child: %v, output %q", err, out)
 		}
 		ran += len(out)
 	}
 	if counts, err := s.TaskCounts(t.Context()); err != nil || counts["COMPLETED"] != tasks || ran != tasks {
-		t.Fatal(counts, ran, err)
+		t.Fatalf("TaskCounts = %v, %v, %d runs, want %d completed and as many runs", counts, err, ran, tasks)
 	}
 	for i := range tasks { // each task ran once
 		if n := lastSeq(t, s, fmt.Sprintf("t%02d", i)); n != 4 {
-			t.Fatal(i, n)
+			t.Fatalf("last event of task %d = %d, want 4", i, n)
 		}
 	}
 }
@@ -552,7 +555,7 @@ func story(t *testing.T, s *store.Store) (all []string) {
 	at, tools := "", 0
 	for i, ev := range evs {
 		if ev.Seq != int64(i+1) {
-			t.Fatalf("event %d is %d", i, ev.Seq)
+			t.Fatalf("seq of event %d = %d, want %d", i, ev.Seq, i+1)
 		}
 		all = append(all, ev.Kind+string(ev.Data))
 		if ev.Kind == "tool" {
@@ -561,7 +564,7 @@ func story(t *testing.T, s *store.Store) (all []string) {
 		}
 		var change struct{ From, To string }
 		if err := json.Unmarshal(ev.Data, &change); err != nil || change.From != at {
-			t.Fatalf("%s is told where it was %s: %v", ev.Data, at, err)
+			t.Fatalf("phase event = %s, %v, want from %q", ev.Data, err, at)
 		}
 		at = change.To
 	}
@@ -570,10 +573,10 @@ func story(t *testing.T, s *store.Store) (all []string) {
 		return nil
 	}
 	if err != nil || row.Phase != at || tools%3 != 0 {
-		t.Fatalf("the row says %s, the events %s and %d tools: %v", row.Phase, at, tools, err)
+		t.Fatalf("row: phase %q, %v; events: phase %q, %d tool events; want one phase, a multiple of 3 tool events", row.Phase, err, at, tools)
 	}
 	if labelled, err := s.Tasks(t.Context(), store.TaskFilter{Label: store.Label{Key: "team", Value: "a"}}); err != nil || len(labelled) != 1 {
-		t.Fatal(labelled, err)
+		t.Fatalf("Tasks with label team=a = %+v, %v, want 1", labelled, err)
 	}
 	return all
 }
@@ -596,25 +599,25 @@ func TestKillAtEveryStepOfATask(t *testing.T) {
 			break
 		}
 		if status, ok := p.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
-			t.Fatal(err, out)
+			t.Fatalf("child before step %d = %v, output %q, want it killed", killed+1, err, out)
 		}
 		killed++
 		if told := story(t, s); !slices.Equal(told, want[:len(told)]) {
-			t.Fatalf("killed before step %d: %q", killed, told)
+			t.Fatalf("story, killed before step %d, = %q, want a beginning of %q", killed, told, want)
 		}
 		if err := life(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
 		vms, err := s.Sessions(t.Context(), true)
 		if row, err2 := s.Task(t.Context(), "t"); err != nil || err2 != nil || len(vms) != 1 || row.SessionID != vms[0].ID {
-			t.Fatal(vms, row, err, err2)
+			t.Fatalf("Sessions = %+v, %v, Task(t) = %+v, %v, want 1 session, the task's", vms, err, row, err2)
 		}
 		if got := story(t, s); !slices.Equal(got, want) {
-			t.Fatalf("killed before step %d: %q", killed, got)
+			t.Fatalf("story after killing before step %d = %q, want %q", killed, got, want)
 		}
 	}
 	if killed < 20 { // a row, an event and a commit for each action of life
-		t.Fatalf("only %d steps", killed)
+		t.Fatalf("steps at which the child was killed = %d, want at least 20", killed)
 	}
 }
 
@@ -637,27 +640,27 @@ func TestFullDiskOfTasks(t *testing.T) {
 	p.shoot(t)
 	out, err := p.finish()
 	if err == nil || len(out) < 2 {
-		t.Fatal("the disk was never full:", len(out), err)
+		t.Fatalf("child on a full disk = %v, %d lines, want an error after some lines", err, len(out))
 	}
 	if last := out[len(out)-1]; !strings.HasPrefix(last, "error 5 \"df -h ") {
-		t.Fatal(last)
+		t.Fatalf("last line of the child on a full disk = %q, want error 5 with hint \"df -h …\"", last)
 	}
 	told := len(out) - 1
 	rows, err := s.Tasks(t.Context(), store.TaskFilter{OldestFirst: true})
 	if err != nil || len(rows) != told && len(rows) != told+1 {
-		t.Fatal(len(rows), told, err)
+		t.Fatalf("Tasks = %d, %v, want the %d acknowledged ones or one more", len(rows), err, told)
 	}
 	for i, row := range rows {
 		n := lastSeq(t, s, row.ID)
 		if n != 21 && (i < told || n != 1) {
-			t.Errorf("%s has %d events", row.ID, n)
+			t.Errorf("events of task %s = %d, want 21", row.ID, n)
 		}
 		if l, err := s.Tasks(t.Context(), store.TaskFilter{Label: store.Label{Key: "id", Value: row.ID}}); err != nil || len(l) != 1 {
-			t.Error(row.ID, l, err)
+			t.Errorf("Tasks with label id=%s = %+v, %v, want 1", row.ID, l, err)
 		}
 	}
 	if err := fill(t.Context(), s, len(rows)); err != nil { // once space is available again, work continues
-		t.Fatal(err)
+		t.Fatalf("fill after space was freed = %v, want nil", err)
 	}
 }
 
@@ -674,14 +677,14 @@ func TestFollowATask(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n++; ev.Seq != n {
-			t.Fatal(ev)
+			t.Fatalf("followed event = %+v, want seq %d", ev, n)
 		}
 		if strings.Contains(string(ev.Data), `"to":"COMPLETED"`) {
 			break
 		}
 	}
 	if out, err := p.finish(); err != nil {
-		t.Fatal(err, out)
+		t.Fatalf("child: %v, output %q", err, out)
 	}
 	story(t, s)
 }

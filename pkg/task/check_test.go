@@ -39,15 +39,15 @@ func TestCheckAndSubmitRefuseTheSame(t *testing.T) {
 			_, checked := m.Check(t.Context(), asked)
 			_, _, submitted := m.Submit(t.Context(), asked, Submission{})
 			if checked == nil || submitted == nil || checked.Error() != submitted.Error() || fail.CodeOf(checked) != fail.CodeOf(submitted) || fail.HintOf(checked) != fail.HintOf(submitted) {
-				t.Fatalf("check: %v\nsubmit: %v", checked, submitted)
+				t.Fatalf("Check = %v, Submit = %v, want the same error with the same code and hint", checked, submitted)
 			}
 			lines := strings.Split(checked.Error(), "\n")
 			if len(lines) != len(c.says) {
-				t.Fatalf("%d lines, want %d:\n%v", len(lines), len(c.says), checked)
+				t.Fatalf("lines of Check = %d, want %d:\n%v", len(lines), len(c.says), checked)
 			}
 			for i, want := range c.says {
 				if !strings.HasPrefix(lines[i], want) {
-					t.Errorf("line %d is %q, want %q…", i, lines[i], want)
+					t.Errorf("line %d of Check = %q, want %q…", i, lines[i], want)
 				}
 			}
 		})
@@ -57,12 +57,12 @@ func TestCheckAndSubmitRefuseTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := m.Check(t.Context(), good); err != nil {
-		t.Errorf("check: %v", err)
+		t.Errorf("Check = %v, want nil", err)
 	}
 	// A manifest from the store has no line numbers.
 	decoded := decode(t, head+rest+"repository: {url: acme/app}\nvm: {profile: nosuch}\n")
 	if _, err := m.Check(t.Context(), decoded); err == nil || !strings.HasPrefix(err.Error(), "vm.profile is refused") {
-		t.Errorf("it says: %v", err)
+		t.Errorf("Check = %v, want \"vm.profile is refused …\"", err)
 	}
 }
 
@@ -96,7 +96,7 @@ func TestBoundsOfAVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := m.Check(t.Context(), least); err != nil {
-		t.Errorf("with the least: %v", err)
+		t.Errorf("Check with the least resources = %v, want nil", err)
 	}
 	for field, less := range map[string][]byte{
 		"vm.cpus":   text(config.MinCPUs-1, config.MinMemory, config.MinDisk),
@@ -104,7 +104,7 @@ func TestBoundsOfAVM(t *testing.T) {
 		"vm.disk":   text(config.MinCPUs, config.MinMemory, config.MinDisk-1),
 	} {
 		if _, _, err := manifest.Parse("m", less, ""); err == nil || !strings.Contains(err.Error(), field+" must be from ") {
-			t.Errorf("with less of %s: %v", field, err)
+			t.Errorf("Parse with less of %s = %v, want \"%s must be from …\"", field, err, field)
 		}
 	}
 	docs, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
@@ -112,7 +112,7 @@ func TestBoundsOfAVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := fmt.Sprintf("The minimum is %d CPU, %v and %v.", config.MinCPUs, config.MinMemory, config.MinDisk); !strings.Contains(string(docs), want) {
-		t.Errorf("configuration.md does not say %q", want)
+		t.Errorf("configuration.md without %q, want it", want)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestWhatPruneRemoved(t *testing.T) {
 	m := newManager(t, 1, 100)
 	task := submit(t, m, "one", "small", 0)
 	if err := m.CheckFiles(task); err != nil {
-		t.Errorf("one that waits has no directory yet: %v", err)
+		t.Errorf("CheckFiles of a waiting task = %v, want nil", err)
 	}
 	task, err := m.SetDesired(t.Context(), task, Cancel, Client{})
 	if err != nil {
@@ -129,10 +129,10 @@ func TestWhatPruneRemoved(t *testing.T) {
 	}
 	task.Status.Artifacts = []Artifact{{Name: "files/x"}}
 	if err := m.CheckFiles(task); err != nil {
-		t.Errorf("it has just ended: %v", err)
+		t.Errorf("CheckFiles of a task that has just ended = %v, want nil", err)
 	}
 	if _, err := m.OpenArtifact(task, "files/x"); err == nil || fail.HintOf(err) != "agent-sessionizer task artifacts "+task.ID {
-		t.Errorf("one that is missing: %v, hint %q", err, fail.HintOf(err))
+		t.Errorf("OpenArtifact of a missing artifact = %v (hint %q), want a hint to list the artifacts of %s", err, fail.HintOf(err), task.ID)
 	}
 	if err := os.RemoveAll(string(m.Dir(task.ID))); err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func TestWhatPruneRemoved(t *testing.T) {
 	_, opened := m.OpenArtifact(task, "files/x")
 	for _, err := range []error{m.CheckFiles(task), opened} {
 		if fail.CodeOf(err) != fail.NotFound || !errors.Is(err, ErrPruned) || fail.HintOf(err) != "agent-sessionizer task retry "+task.ID {
-			t.Errorf("%v, hint %q", err, fail.HintOf(err))
+			t.Errorf("error after pruning = %v (hint %q), want %v, a hint to retry %s", err, fail.HintOf(err), ErrPruned, task.ID)
 		}
 	}
 }

@@ -158,7 +158,7 @@ func (w *Worker) next(t *testing.T, task Task) (Task, error) {
 		t.Fatal(gerr)
 	}
 	if err == nil && next.Phase != cur.Phase {
-		t.Errorf("it returns %s, the store has %s", next.Phase, cur.Phase)
+		t.Errorf("phase returned = %s, stored %s, want the same", next.Phase, cur.Phase)
 	}
 	return cur, err
 }
@@ -180,11 +180,11 @@ func TestCollect(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f := task.Status; !f.Collected || f.Outcome.Result != Success || f.Outcome.Preserve || len(f.Artifacts) != 1 || f.Artifacts[0].Name != "untracked/new" || task.last() != Completed {
-		t.Errorf("%+v, %+v", f, f.Outcome)
+		t.Errorf("status after collecting = %+v, outcome %+v, last phase %s, want %s with untracked/new, last %s", f, f.Outcome, task.last(), Success, Completed)
 	}
 	for file, want := range map[string]string{w.Dir(task.ID).Stdout(): "out", filepath.Join(w.Dir(task.ID).artifacts(), "untracked/new"): "made"} {
 		if text, err := os.ReadFile(file); err != nil || string(text) != want {
-			t.Errorf("%s is %q, %v", file, text, err)
+			t.Errorf("%s = %q, %v, want %q", file, text, err, want)
 		}
 	}
 }
@@ -246,19 +246,19 @@ func TestCollectFails(t *testing.T) {
 			}
 			o := task.Status.Outcome
 			if !task.Status.Collected || !o.Preserve || o.Result != Failure || !strings.Contains(o.Reason, "could not be collected") || task.ErrorMessage != o.Reason || o.Code == "" {
-				t.Errorf("%+v, the row says %q", o, task.ErrorMessage)
+				t.Errorf("outcome = %+v, error of the row %q, want a preserved %s because of the collection", o, task.ErrorMessage, Failure)
 			}
 			if got := task.last(); got != FailedPreserved {
-				t.Fatalf("it goes to %s", got) // and would wait for the end of its session
+				t.Fatalf("last phase = %s, want %s", got, FailedPreserved) // and would wait for the end of its session
 			}
 			if len(kinds(t, w.Manager, task.ID)[EventWarning]) == 0 {
-				t.Error("no event says so")
+				t.Errorf("%s events = 0, want some", EventWarning)
 			}
 			if task, err = w.next(t, task); err != nil || task.Phase != FailedPreserved || w.wanted(t, task) != session.Ready {
-				t.Errorf("then it is %s, %v; its session is to be %s", task.Phase, err, w.wanted(t, task))
+				t.Errorf("phase = %s, %v, session to be %s, want %s, %s", task.Phase, err, w.wanted(t, task), FailedPreserved, session.Ready)
 			}
 			if task.Status.Until.Before(time.Now().Add(time.Hour)) {
-				t.Errorf("it is kept until %v", task.Status.Until)
+				t.Errorf("preserved until %v, want at least an hour from now", task.Status.Until)
 			}
 		})
 	}
@@ -288,7 +288,7 @@ func TestCollectFailsAfterAFailure(t *testing.T) {
 	g.answer("artifacts", nil, 1)
 	task, err := w.next(t, task)
 	if o := task.Status.Outcome; err != nil || o.Result != Hung || o.Reason != "the agent printed nothing" || task.ErrorMessage != o.Reason || !o.Preserve {
-		t.Errorf("%+v, %q, %v", o, task.ErrorMessage, err)
+		t.Errorf("outcome = %+v, error of the row %q, %v, want a preserved %s", o, task.ErrorMessage, err, Hung)
 	}
 }
 
@@ -300,13 +300,13 @@ func TestCollectOnAFullDisk(t *testing.T) {
 	}
 	task, err := w.next(t, task)
 	if err != nil || task.Status.Collected || task.Status.Outcome.Preserve || task.Status.Tries != 1 || len(kinds(t, w.Manager, task.ID)[EventRetry]) != 1 {
-		t.Errorf("%+v, %+v, %v", task.Status, task.Status.Outcome, err)
+		t.Errorf("status on a full disk = %+v, outcome %+v, %v, want 1 try, not collected, and a %s event", task.Status, task.Status.Outcome, err, EventRetry)
 	}
 	if err := os.Remove(w.Dir(task.ID).Stdout()); err != nil {
 		t.Fatal(err)
 	}
 	if task, err = w.next(t, task); err != nil || !task.Status.Collected || task.Status.Outcome.Result != Success {
-		t.Errorf("with room: %+v, %v", task.Status.Outcome, err)
+		t.Errorf("outcome with free space = %+v, %v, want %s, collected", task.Status.Outcome, err, Success)
 	}
 }
 
@@ -319,7 +319,7 @@ func TestFinishFails(t *testing.T) {
 			w, task, _ := completing(t)
 			task, err := w.next(t, task)
 			if err != nil || !task.Status.Collected {
-				t.Fatal(err)
+				t.Fatalf("collecting: %v, collected %t, want nil, true", err, task.Status.Collected)
 			}
 			in := filepath.Join(file(w.Dir(task.ID)), "in the way") // no file can replace a nonempty directory
 			if err := os.RemoveAll(filepath.Dir(in)); err != nil {
@@ -330,21 +330,21 @@ func TestFinishFails(t *testing.T) {
 			}
 			task, err = w.next(t, task)
 			if err == nil || task.Phase != Completing || task.Status.Outcome.Result != Success || w.wanted(t, task) != session.Ready {
-				t.Errorf("it is %s, %+v, %v; its session is to be %s", task.Phase, task.Status.Outcome, err, w.wanted(t, task))
+				t.Errorf("phase = %s, outcome %+v, %v, session to be %s, want %s, %s, an error, %s", task.Phase, task.Status.Outcome, err, w.wanted(t, task), Completing, Success, session.Ready)
 			}
 			if name != "events" && name != "state" && fail.CodeOf(err) != fail.Host {
-				t.Errorf("code %v", fail.CodeOf(err))
+				t.Errorf("finish = %v (code %v), want code %v", err, fail.CodeOf(err), fail.Host)
 			}
 			if err := os.RemoveAll(filepath.Dir(in)); err != nil {
 				t.Fatal(err)
 			}
 			become(t, w.Manager, task.SessionID, session.Gone)
 			if task, err = w.next(t, task); err != nil || task.Phase != Completed {
-				t.Errorf("then it is %s, %v", task.Phase, err)
+				t.Errorf("phase after finishing = %s, %v, want %s", task.Phase, err, Completed)
 			}
 			for _, file := range []string{w.Dir(task.ID).metadata(), w.Dir(task.ID).Bundle()} {
 				if size(file) == 0 {
-					t.Errorf("%s is missing", filepath.Base(file))
+					t.Errorf("%s = empty or missing, want content", filepath.Base(file))
 				}
 			}
 		})
@@ -362,11 +362,11 @@ func TestTheFirstOutcomeStays(t *testing.T) {
 	for _, late := range []Outcome{{Result: Success}, {Result: CancelledByUser}, {Result: TimedOut, Reason: "late", Preserve: true}} {
 		got, err := w.decide(t.Context(), task, late) // with the task as it was before the first outcome
 		if err != nil || got.Status.Outcome.Result != Failure || got.Status.Outcome.Preserve || *got.Status.Outcome.ExitCode != 3 || got.ErrorMessage != first.ErrorMessage || got.ErrorMessage == "" {
-			t.Errorf("after %s: %+v, %q, %v", late.Result, got.Status.Outcome, got.ErrorMessage, err)
+			t.Errorf("outcome after %s = %+v, error of the row %q, %v, want the first, %s with exit code 3", late.Result, got.Status.Outcome, got.ErrorMessage, err, Failure)
 		}
 	}
 	if n := len(kinds(t, w.Manager, task.ID)[EventOutcome]); n != 1 {
-		t.Errorf("%d events", n)
+		t.Errorf("%s events = %d, want 1", EventOutcome, n)
 	}
 }
 
@@ -378,6 +378,6 @@ func TestTheStoreFails(t *testing.T) {
 	}
 	got, err := w.Next(t.Context(), task)
 	if err == nil || got.Phase != Completing || got.Status.Collected || got.Status.Outcome.Result != Success {
-		t.Errorf("%+v, %v", got.Status, err)
+		t.Errorf("Next with a failing store = phase %s, status %+v, %v, want %s, not collected, an error", got.Phase, got.Status, err, Completing)
 	}
 }

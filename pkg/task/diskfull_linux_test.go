@@ -25,15 +25,15 @@ func TestBundleOnAFullDisk(t *testing.T) {
 	}
 	err := d.writeBundle()
 	if !isDiskFull(err) || fail.CodeOf(err) != fail.Host || fail.HintOf(err) != "df -h "+filepath.Dir(string(d)) {
-		t.Errorf("%v, code %v, hint %q", err, fail.CodeOf(err), fail.HintOf(err))
+		t.Errorf("writeBundle = %v (code %v, hint %q), want a full disk with code %v", err, fail.CodeOf(err), fail.HintOf(err), fail.Host)
 	}
 	for _, file := range []string{part, d.Bundle()} {
 		if _, err := os.Lstat(file); !os.IsNotExist(err) {
-			t.Errorf("%s is there: %v", file, err)
+			t.Errorf("%s after a full disk: %v, want no such file", file, err)
 		}
 	}
 	if isDiskFull(os.Remove(part)) {
-		t.Error("a file that is not there is no full disk")
+		t.Error("isDiskFull of a missing file = true, want false")
 	}
 }
 
@@ -54,9 +54,9 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(left); !os.IsNotExist(err) {
-		t.Error("it stays:", err)
+		t.Errorf("leftover %s after the sweep: %v, want it removed", left, err)
 	}
 	if _, err := os.Lstat(theirs); err != nil {
-		t.Error("the agent's file is gone:", err)
+		t.Errorf("file of the agent after the sweep: %v, want it kept", err)
 	}
 }

@@ -50,11 +50,11 @@ func TestSilenceIsTold(t *testing.T) {
 	want := map[string]int{signNoOutput: 10, signLowCPU: 15, signNoProgress: 20, signTimeout: 30}
 	for sign, at := range want {
 		if signs[sign] != at {
-			t.Errorf("%s after %d minutes, want %d", sign, signs[sign], at)
+			t.Errorf("minutes until %s = %d, want %d", sign, signs[sign], at)
 		}
 	}
 	if hung != 30 {
-		t.Errorf("hung after %d minutes", hung)
+		t.Errorf("hung after %d minutes, want 30", hung)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestLifeIsNotHang(t *testing.T) {
 		}
 	})
 	if len(signs) != 0 || hung != 0 {
-		t.Errorf("signs %v, hung at %d", signs, hung)
+		t.Errorf("signs = %v, hung at %d, want none, 0", signs, hung)
 	}
 }
 
@@ -86,7 +86,7 @@ func TestAnIdleProcessorIsTold(t *testing.T) {
 		}
 	})
 	if len(signs) != 1 || signs[signLowCPU] != 15 {
-		t.Errorf("signs %v", signs)
+		t.Errorf("signs = %v, want %s at 15 alone", signs, signLowCPU)
 	}
 }
 
@@ -96,17 +96,17 @@ func TestNobodySawIt(t *testing.T) {
 	v.check(epoch)
 	later := epoch.Add(8 * time.Hour)
 	if news, hung := v.check(later); len(news) != 0 || hung {
-		t.Errorf("after a stall: %v, %v", news, hung)
+		t.Errorf("check after a stall = %v, %t, want none, false", news, hung)
 	}
 	if signs, hung := live(v, later, 31, nil); hung == 0 || signs[signNoOutput] != 10 {
-		t.Errorf("later: %v, hung at %d", signs, hung)
+		t.Errorf("signs later = %v, hung at %d, want %s at 10, and hung", signs, hung, signNoOutput)
 	}
 }
 
 // The silence that the previous keeper observed counts; unobserved time does not.
 func TestQuietBefore(t *testing.T) {
 	if v := newLiveness(lifecycle(), 29*time.Minute, epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
-		t.Error(v.output)
+		t.Errorf("last output = %v, want %v", v.output, epoch.Add(-29*time.Minute))
 	}
 }
 
@@ -137,7 +137,7 @@ func TestSpent(t *testing.T) {
 			row.Spent.At = noted.Round(0)
 		}
 		if got := w.phaseTime(row).Round(time.Second); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+			t.Errorf("phaseTime for %s = %v, want %v", c.name, got, c.want)
 		}
 	}
 }
@@ -164,7 +164,7 @@ func TestCrashLoop(t *testing.T) {
 	for try := range 4 {
 		for range 5 {
 			if did[want] != actionRestart {
-				t.Fatalf("try %d: %v", want, did)
+				t.Fatalf("actions after crashes = %v, want %v at index %d", did, actionRestart, want)
 			}
 			want++
 		}
@@ -173,12 +173,12 @@ func TestCrashLoop(t *testing.T) {
 			last = actionGiveUp
 		}
 		if did[want] != last {
-			t.Fatalf("try %d: %v", want, did)
+			t.Fatalf("actions after crashes = %v, want %v at index %d", did, last, want)
 		}
 		want++
 	}
 	if len(did) != want {
-		t.Errorf("%d crashes, want %d: %v", len(did), want, did)
+		t.Errorf("crashes = %d, want %d: %v", len(did), want, did)
 	}
 }
 
@@ -190,7 +190,7 @@ func TestAWellRunForgives(t *testing.T) {
 		now = now.Add(90 * time.Second)
 		var what crashAction
 		if what, restarts = afterCrash(c, restarts, 0, time.Minute, now); what != actionRestart {
-			t.Fatalf("crash %d: %v", i, what)
+			t.Fatalf("action after crash %d = %v, want %v", i, what, actionRestart)
 		}
 	}
 	// The same for crashes that are long ago.
@@ -198,7 +198,7 @@ func TestAWellRunForgives(t *testing.T) {
 		now = now.Add(150 * time.Second)
 		var what crashAction
 		if what, restarts = afterCrash(c, restarts, 0, time.Second, now); what != actionRestart {
-			t.Fatalf("crash %d in hours: %v", i, what)
+			t.Fatalf("action after crash %d in hours = %v, want %v", i, what, actionRestart)
 		}
 	}
 }

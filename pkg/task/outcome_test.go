@@ -40,7 +40,7 @@ func TestHowTheAgentEndedDecides(t *testing.T) {
 		w, task := running(t, "")
 		task.Manifest.Lifecycle.SuccessCodes = c.codes
 		if err := w.recordExit(t.Context(), &task, c.result); err != nil {
-			t.Fatalf("%s: %v", c.name, err)
+			t.Fatalf("recordExit for %s = %v, want nil", c.name, err)
 		}
 		task, err := w.Get(t.Context(), task.ID)
 		if err != nil {
@@ -52,10 +52,10 @@ func TestHowTheAgentEndedDecides(t *testing.T) {
 			exit = *o.ExitCode
 		}
 		if o.Result != c.want || o.Reason != c.reason || task.ErrorMessage != c.reason || exit != c.exit || o.Signal != c.result.Signal || o.At.IsZero() {
-			t.Errorf("%s: %+v with exit code %d, and the row says %q", c.name, o, exit, task.ErrorMessage)
+			t.Errorf("%s: outcome = %+v, exit code %d, error of the row %q, want %s, %d, %q", c.name, o, exit, task.ErrorMessage, c.want, c.exit, c.reason)
 		}
 		if want := "agent-sessionizer task logs " + task.ID; c.want == Failure && (o.Code != "FAILURE" || o.Hint != want || task.ErrorHint != want) {
-			t.Errorf("%s: code %q and hint %q", c.name, o.Code, o.Hint)
+			t.Errorf("%s: code = %q, hint %q, want FAILURE, %q", c.name, o.Code, o.Hint, want)
 		}
 	}
 }
@@ -83,7 +83,7 @@ func TestLastPhase(t *testing.T) {
 		task := Task{Task: store.Task{SessionID: c.session}, Phase: Completing, Desired: c.desired, Manifest: &manifest.Task{}, Status: Status{Outcome: &Outcome{Result: c.result, Preserve: c.preserve}}}
 		task.Manifest.Lifecycle.FailureAction, task.Manifest.VM.Session = c.action, c.given
 		if got := task.last(); got != c.last {
-			t.Errorf("%s: %s, want %s", c.name, got, c.last)
+			t.Errorf("last phase for %s = %s, want %s", c.name, got, c.last)
 		}
 	}
 }
@@ -102,28 +102,28 @@ func TestFinishDestroysTheVM(t *testing.T) {
 	for w.wanted(t, task) != session.Gone {
 		select {
 		case err := <-ended:
-			t.Fatalf("it is over, and its VM is to be %s: %v", w.wanted(t, task), err)
+			t.Fatalf("keeper ended with its VM to be %s: %v, want it to wait for the removal", w.wanted(t, task), err)
 		default:
 		}
 	}
 	if cur, err := w.Get(t.Context(), task.ID); err != nil || cur.Phase != Completing {
-		t.Errorf("while its VM is removed it is %s, %v", cur.Phase, err)
+		t.Errorf("phase while the VM is removed = %s, %v, want %s", cur.Phase, err, Completing)
 	}
 	become(t, w.Manager, task.SessionID, session.Gone)
 	if err := <-ended; err != nil || task.Phase != Completed {
-		t.Errorf("then it is %s, %v", task.Phase, err)
+		t.Errorf("phase after the VM is removed = %s, %v, want %s", task.Phase, err, Completed)
 	}
 	cancel(nil)
 	if err := w.discard(t.Context(), &task); err != nil { // for a VM that is gone, nothing is left to do
-		t.Error(err)
+		t.Errorf("discard of a removed VM = %v, want nil", err)
 	}
 	task.SessionID = ""
 	if err := w.discard(t.Context(), &task); err != nil {
-		t.Errorf("without a VM: %v", err)
+		t.Errorf("discard without a VM = %v, want nil", err)
 	}
 	task.SessionID = "000000000000"
 	if err := w.discard(t.Context(), &task); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("a session that the store lacks: %v", err)
+		t.Errorf("discard of an unknown session = %v, want %v", err, fail.NotFound)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestPreserve(t *testing.T) {
 		var change PhaseChange
 		all := kinds(t, w.Manager, task.ID)[EventPhase]
 		if uerr := json.Unmarshal(all[len(all)-1].Data, &change); err != nil || uerr != nil || task.Phase != Failed || !strings.Contains(change.Reason, c.reason) {
-			t.Errorf("%s: it is %s because %q; %v", name, task.Phase, change.Reason, err)
+			t.Errorf("%s: phase = %s because of %q, %v, want %s because of %q", name, task.Phase, change.Reason, err, Failed, c.reason)
 		}
 	}
 	w, task := running(t, `, "outcome": {"result": "failure"}, "preserved_until": "2999-01-01T00:00:00Z"`)
@@ -170,7 +170,7 @@ func TestPreserve(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got, err := w.preserve(ctx, task); err != nil || got.Phase != FailedPreserved {
-		t.Errorf("called off while it waits: %s, %v", got.Phase, err)
+		t.Errorf("preserve of a cancelled task = phase %s, %v, want %s", got.Phase, err, FailedPreserved)
 	}
 }
 
@@ -192,7 +192,7 @@ func TestAttend(t *testing.T) {
 			r.watchLiveness(ctx, cancel, task.Manifest.Lifecycle)
 			hung := errors.Is(context.Cause(ctx), errHung)
 			if took := time.Since(began); hung != (action == "terminate") || hung && (took != 3*time.Second || fail.CodeOf(context.Cause(ctx)) != fail.Timeout) {
-				t.Errorf("%s: after %v it ends with %v", action, took, context.Cause(ctx))
+				t.Errorf("action %s: context after %v = %v, want it to end after 3s only for terminate", action, took, context.Cause(ctx))
 			}
 			cancel(nil)
 			if err := r.close(context.WithoutCancel(ctx)); err != nil {
@@ -208,7 +208,7 @@ func TestAttend(t *testing.T) {
 			told = append(told, h.Sign+":"+h.Action)
 		}
 		if want := "no_output: timeout:" + action; strings.Join(told, " ") != want {
-			t.Errorf("%s: the events are %q, want %q", action, told, want)
+			t.Errorf("%s events with action %s = %q, want %q", EventHang, action, told, want)
 		}
 	}
 }
@@ -222,20 +222,20 @@ func TestStands(t *testing.T) {
 	}
 	for _, state := range []guestproto.TaskState{guestproto.TaskLost, guestproto.TaskNone} {
 		if err := r.recordStatus(t.Context(), guestproto.TaskStatus{State: state}); !errors.Is(err, errAgentLost) {
-			t.Errorf("%s: %v", state, err)
+			t.Errorf("recordStatus(%s) = %v, want %v", state, err, errAgentLost)
 		}
 	}
 	if err := r.recordStatus(t.Context(), guestproto.TaskStatus{State: guestproto.TaskExited, Result: &guestproto.TaskResult{ExitCode: 7}}); err != nil || r.result.ExitCode != 7 {
-		t.Errorf("exited: %+v, %v", r.result, err)
+		t.Errorf("recordStatus(%s) = result %+v, %v, want exit code 7", guestproto.TaskExited, r.result, err)
 	}
 	if err := r.recordStatus(t.Context(), guestproto.TaskStatus{State: guestproto.TaskRunning, CPU: 5, Memory: 6}); err != nil || r.cpu != 5 || r.memory != 6 {
-		t.Errorf("running: %d %d, %v", r.cpu, r.memory, err)
+		t.Errorf("recordStatus(%s) = CPU %d, memory %d, %v, want 5, 6", guestproto.TaskRunning, r.cpu, r.memory, err)
 	}
 	if err := r.close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.closeLogs(); err == nil {
-		t.Error("the logs were left open")
+		t.Error("second closeLogs = nil, want an error: the logs were left open")
 	}
 }
 
@@ -257,23 +257,23 @@ func TestWhenOutputIsStored(t *testing.T) {
 		stored := func(kind string) int { return len(kinds(t, w.Manager, task.ID)[kind]) }
 		write(0, toolCall("one"))
 		if n := stored(EventTool); n != 0 {
-			t.Errorf("%d events are stored at once", n)
+			t.Errorf("%s events stored immediately = %d, want 0", EventTool, n)
 		}
 		time.Sleep(saveEvery - time.Nanosecond) // of the bubble's clock, here and below
 		if err := r.save(t.Context(), false); err != nil || stored(EventTool) != 0 {
-			t.Errorf("%d events are stored before a second has passed, %v", stored(EventTool), err)
+			t.Errorf("%s events stored within a second = %d, %v, want 0", EventTool, stored(EventTool), err)
 		}
 		time.Sleep(time.Nanosecond)
 		if err := r.save(t.Context(), false); err != nil || stored(EventTool) != 1 || stored(EventHeartbeat) != 0 {
-			t.Errorf("after a second: %d events, %d heartbeats, %v", stored(EventTool), stored(EventHeartbeat), err)
+			t.Errorf("events stored after a second = %d, heartbeats %d, %v, want 1, 0", stored(EventTool), stored(EventHeartbeat), err)
 		}
 		write(0, strings.Repeat(toolCall("many"), 499))
 		if n := stored(EventTool); n != 1 {
-			t.Errorf("%d events are stored early", n)
+			t.Errorf("%s events stored early = %d, want 1", EventTool, n)
 		}
 		write(0, toolCall("many"))
 		if n := stored(EventTool); n != 501 {
-			t.Errorf("%d events of 501 are stored when there are many", n)
+			t.Errorf("%s events stored of many = %d, want 501", EventTool, n)
 		}
 		write(1, toolCall("to stderr"))
 		time.Sleep(heartbeatEvery - saveEvery)
@@ -281,24 +281,24 @@ func TestWhenOutputIsStored(t *testing.T) {
 		var beat Heartbeat
 		all := kinds(t, w.Manager, task.ID)[EventHeartbeat]
 		if len(all) != 1 || json.Unmarshal(all[0].Data, &beat) != nil || beat.Stdout != r.lengths[0] || beat.Stderr != r.lengths[1] {
-			t.Errorf("%d heartbeats, the first %+v", len(all), beat)
+			t.Errorf("heartbeats = %d, the first %+v, want 1 with the lengths %v", len(all), beat, r.lengths)
 		}
 		if n := stored(EventTool); n != 501 {
-			t.Errorf("%d events: stderr is read for them", n)
+			t.Errorf("%s events after output on stderr = %d, want 501", EventTool, n)
 		}
 		write(0, strings.Repeat(toolCall("a flood"), eventBurst+100))
 		if err := r.close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if n := stored(EventTool); n != 501+eventBurst {
-			t.Errorf("%d events of a flood are stored", n-501)
+			t.Errorf("%s events stored of a flood = %d, want %d", EventTool, n-501, eventBurst)
 		}
 		if all := kinds(t, w.Manager, task.ID)[EventWarning]; len(all) != 1 || !strings.Contains(string(all[0].Data), "100 events left out") {
-			t.Errorf("warnings: %v", all)
+			t.Errorf("warnings = %v, want one with \"100 events left out\"", all)
 		}
 	})
 	if text, err := os.ReadFile(w.Dir(task.ID).Stderr()); err != nil || string(text) != toolCall("to stderr")+"more" {
-		t.Errorf("stderr is %q, %v", text, err)
+		t.Errorf("stderr = %q, %v, want %q", text, err, toolCall("to stderr")+"more")
 	}
 }
 
@@ -310,7 +310,7 @@ func TestLogsThatCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.newCollector(t.Context(), &task); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open task log: ") {
-		t.Errorf("a directory in its place: %v", err)
+		t.Errorf("newCollector with a directory in place of the log = %v, want \"open task log: …\" (code %v)", err, fail.Host)
 	}
 	if err := errors.Join(os.Remove(d.Stderr()), os.RemoveAll(d.Stdout()), os.Symlink("/dev/full", d.Stdout())); err != nil {
 		t.Fatal(err)
@@ -320,10 +320,10 @@ func TestLogsThatCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := (logWriter{r, 0}).Write([]byte("text")); fail.CodeOf(err) != fail.Host || !isDiskFull(err) {
-		t.Errorf("a full disk: %v", err)
+		t.Errorf("Write on a full disk = %v, want a full disk with code %v", err, fail.Host)
 	}
 	if r.lengths[0] != 0 {
-		t.Errorf("%d bytes are counted that were not written", r.lengths[0])
+		t.Errorf("bytes counted = %d, want 0, as none were written", r.lengths[0])
 	}
 	if err := r.close(t.Context()); err != nil {
 		t.Error(err)
@@ -339,17 +339,17 @@ func TestTasksAreAudited(t *testing.T) {
 	}
 	task := submit(t, m, "one", "small", 0)
 	if task, err := m.SetDesired(t.Context(), task, Cancel, Client{}); err != nil || task.Phase != Cancelled {
-		t.Fatal(task.Phase, err)
+		t.Fatalf("SetDesired(%s) = phase %s, %v, want %s", Cancel, task.Phase, err, Cancelled)
 	}
 	if _, err := m.SetDesired(t.Context(), task, Cancel, Client{}); err != nil { // an outdated row
 		t.Fatal(err)
 	}
 	if got := strings.Join(told, "|"); got != "task_submitted keeper success|task_cancelled keeper success" {
-		t.Errorf("told: %s", got)
+		t.Errorf("audit records = %q, want %q", got, "task_submitted keeper success|task_cancelled keeper success")
 	}
 	again, notices, err := m.Retry(t.Context(), mustGet(t, m, task.ID), Submission{Actor: "user:x"})
 	if err != nil || len(notices) != 0 || again.Status.RetryOf != task.ID || again.Name != "one" || again.Phase != Pending || again.Status.Actor != "user:x" {
-		t.Errorf("another try: %+v, %v", again.View(), err)
+		t.Errorf("Retry = %+v, notices %q, %v, want a pending task of user:x", again.View(), notices, err)
 	}
 }
 
@@ -370,13 +370,13 @@ func TestReconcile(t *testing.T) {
 	log := w.Dir(task.ID).KeeperLog()
 	lock, ok, err := store.TryLock(w.Lock(task.ID))
 	if err != nil || !ok {
-		t.Fatal(ok, err)
+		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
 	}
 	if err := w.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(log); !os.IsNotExist(err) || len(told) != 0 {
-		t.Errorf("it has a keeper, and another was started: %v, %q", err, told)
+		t.Errorf("with a keeper: log %v, records %q, want no other keeper, none", err, told)
 	}
 	if err := lock.Unlock(); err != nil {
 		t.Fatal(err)
@@ -388,13 +388,13 @@ func TestReconcile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(log); err != nil || strings.Join(told, " ") != "session_reconciled" {
-		t.Errorf("its keeper died: %v, %q", err, told)
+		t.Errorf("after the keeper died: log %v, records %q, want a new keeper, session_reconciled", err, told)
 	}
 	if err := w.Reconcile(t.Context()); err != nil || len(told) != 1 {
-		t.Errorf("told twice: %q, %v", told, err)
+		t.Errorf("second Reconcile = %v, records %q, want nil, no other record", err, told)
 	}
 	w.Sessions.Self = "/nonexistent"
 	if err := w.Reconcile(t.Context()); fail.CodeOf(err) != fail.Host {
-		t.Errorf("a keeper that cannot be started: %v", err)
+		t.Errorf("Reconcile when no keeper can be started = %v, want code %v", err, fail.Host)
 	}
 }

@@ -94,10 +94,10 @@ func TestEventsInAll(t *testing.T) {
 	}
 	by := kinds(t, w.Manager, task.ID)
 	if n := len(by[EventTool]); n == 0 || n > 10 {
-		t.Errorf("%d events are stored", n)
+		t.Errorf("%s events stored = %d, want 1 to 10", EventTool, n)
 	}
 	if all := by[EventWarning]; len(all) != 1 || !strings.Contains(string(all[0].Data), "64 MiB") {
-		t.Errorf("warnings: %v", all)
+		t.Errorf("warnings = %v, want one with \"64 MiB\"", all)
 	}
 	view, err := json.Marshal(task.View())
 	if err != nil {
@@ -107,14 +107,14 @@ func TestEventsInAll(t *testing.T) {
 		Dropped int `json:"events_dropped"`
 	}
 	if err := json.Unmarshal(view, &shown); err != nil || shown.Dropped != 3*each-len(by[EventTool]) {
-		t.Errorf("%d are counted, %d stored of %d; %v", shown.Dropped, len(by[EventTool]), 3*each, err)
+		t.Errorf("events dropped = %d, %v, want %d (%d stored of %d)", shown.Dropped, err, 3*each-len(by[EventTool]), len(by[EventTool]), 3*each)
 	}
 	// The task's own events are still stored.
 	if err := w.advance(t.Context(), &task, Completing, PhaseChange{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(kinds(t, w.Manager, task.ID)[EventPhase]); n != 2 {
-		t.Errorf("%d changes of phase", n)
+		t.Errorf("%s events = %d, want 2", EventPhase, n)
 	}
 }
 
@@ -124,11 +124,11 @@ func TestEventsAreAsLongAsTheirText(t *testing.T) {
 	task = print(t, w, task, toolCall(strings.Repeat("<&>", 500)), 0)
 	all := kinds(t, w.Manager, task.ID)[EventTool]
 	if len(all) != 1 || len(all[0].Data) > 1600 {
-		t.Errorf("%d events, the first of %d bytes", len(all), len(all[0].Data))
+		t.Errorf("%s events = %d, the first of %d bytes, want 1 of at most 1600", EventTool, len(all), len(all[0].Data))
 	}
 	text, err := os.ReadFile(w.Dir(task.ID).events())
 	if err != nil || !strings.Contains(string(text), "<&><&>") {
-		t.Errorf("%.300s, %v", text, err)
+		t.Errorf("events file = %.300s, %v, want <, & and > unescaped", text, err)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestLogsInAll(t *testing.T) {
 	for attempt := range 3 {
 		task = print(t, w, task, strings.Repeat("0123456789abcde\n", 50), 1000)
 		if got := size(d.Stdout()); got > 1000 || attempt > 0 && got != 1000 {
-			t.Errorf("after attempt %d the log has %d bytes", attempt, got)
+			t.Errorf("log after attempt %d = %d bytes, want 1000", attempt, got)
 		}
 		// The next attempt's output comes after this one's.
 		row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
@@ -158,6 +158,6 @@ func TestLogsInAll(t *testing.T) {
 	var says session.Warning
 	all := kinds(t, w.Manager, task.ID)[EventWarning]
 	if len(all) == 0 || json.Unmarshal(all[0].Data, &says) != nil || !strings.Contains(says.Message, "stdout.log reached its limit of 1000 bytes") {
-		t.Errorf("warnings: %v", all)
+		t.Errorf("warnings = %v, want \"stdout.log reached its limit of 1000 bytes\" first", all)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
@@ -14,13 +16,16 @@ import (
 
 func TestParsePermission(t *testing.T) {
 	p, err := ParsePermission([]string{"Acme/App", "acme/*", "git.example.org/team/app", "https://git.example.org/team/*", "git@git.example.org:other/app.git", "*"}, []string{"small"})
-	want := []string{"github.com/acme/app", "github.com/acme/*", "git.example.org/team/app", "git.example.org/team/*", "git.example.org/other/app", "*"}
-	if err != nil || !slices.Equal(p.Repositories, want) || !slices.Equal(p.Profiles, []string{"small"}) {
-		t.Errorf("got %v %v", p, err)
+	want := Permission{
+		Repositories: []string{"github.com/acme/app", "github.com/acme/*", "git.example.org/team/app", "git.example.org/team/*", "git.example.org/other/app", "*"},
+		Profiles:     []string{"small"},
+	}
+	if diff := cmp.Diff(want, p); err != nil || diff != "" {
+		t.Errorf("ParsePermission = %v, mismatch (-want +got):\n%s", err, diff)
 	}
 	for _, text := range []string{"", "acme", "/srv/app", "./app", "file:///srv/app", "acme/*/x", "*/app", "a*/b", "**", "/*", "acme/app/*/*"} {
 		if p, err := ParsePermission([]string{text}, nil); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
-			t.Errorf("%q: got %v %v", text, p, err)
+			t.Errorf("ParsePermission(%q) = %v, %v, want code %v with a hint", text, p, err, fail.Usage)
 		}
 	}
 }
@@ -33,12 +38,12 @@ func TestPermissionAllows(t *testing.T) {
 	} {
 		for key, want := range keys {
 			if got := (Permission{Repositories: []string{pattern}}).allows(key); got != want {
-				t.Errorf("%s allows %s: got %t, want %t", pattern, key, got, want)
+				t.Errorf("Permission{%s}.allows(%s) = %t, want %t", pattern, key, got, want)
 			}
 		}
 	}
 	if (Permission{}).allows("github.com/acme/app") {
-		t.Error("the zero value allows a repository")
+		t.Error("allows of the zero value = true, want false")
 	}
 }
 
@@ -69,11 +74,11 @@ func TestRestrictedTaskHasARestrictedSession(t *testing.T) {
 		}
 	}
 	if !slices.Equal(checked, []string{"github.com/acme/app"}) {
-		t.Errorf("checked %v", checked)
+		t.Errorf("repositories checked = %q, want github.com/acme/app alone", checked)
 	}
 	m.CheckPublic = func(context.Context, repo.Ref) error { return errors.New("it is not") }
 	if _, _, err := m.Submit(t.Context(), asked, Submission{Permission: &may}); !errors.Is(err, ErrNotPermitted) || fail.CodeOf(err) != fail.Policy {
-		t.Errorf("got %v", err)
+		t.Errorf("Submit without permission = %v, want %v with code %v", err, ErrNotPermitted, fail.Policy)
 	}
 }
 
@@ -98,7 +103,7 @@ func TestClientsChangeTheirOwnTasksOnly(t *testing.T) {
 		check := func(what string, err error) {
 			t.Helper()
 			if (err == nil) != c.ok || err != nil && (!errors.Is(err, ErrNotPermitted) || fail.CodeOf(err) != fail.Policy) {
-				t.Errorf("%s by %q of a task of %q: got %v, want success: %t", what, c.by.Actor, c.owner.Actor, err, c.ok)
+				t.Errorf("%s by %q of a task of %q = %v, want success: %t", what, c.by.Actor, c.owner.Actor, err, c.ok)
 			}
 		}
 		for _, desired := range []DesiredPhase{Cancel, Destroyed} {
@@ -107,7 +112,7 @@ func TestClientsChangeTheirOwnTasksOnly(t *testing.T) {
 		}
 		after, err := m.Get(t.Context(), task.ID)
 		if err != nil || (after.Desired != Run) != c.ok {
-			t.Errorf("after %q the desired state of a task of %q is %s: %v", c.by.Actor, c.owner.Actor, after.Desired, err)
+			t.Errorf("desired phase after %q changed a task of %q = %s, %v, want a change: %t", c.by.Actor, c.owner.Actor, after.Desired, err, c.ok)
 		}
 		if after, err = m.SetDesired(t.Context(), task, Cancel, user); err != nil {
 			t.Fatal(err)

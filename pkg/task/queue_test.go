@@ -85,10 +85,10 @@ func TestSlotsGoToTheHighestPriority(t *testing.T) {
 		submit(t, m, fmt.Sprint(i), "small", priority)
 	}
 	if got := started(t, m); !slices.Equal(got, []string{"0", "2", "4"}) {
-		t.Errorf("started %v", got)
+		t.Errorf("tasks started = %q, want 0, 2, 4", got)
 	}
 	if got := started(t, m); len(got) != 3 {
-		t.Errorf("then %v", got)
+		t.Errorf("tasks started then = %q, want 3", got)
 	}
 }
 
@@ -100,7 +100,7 @@ func TestNoMoreThanThereIsRoomFor(t *testing.T) {
 	}
 	for range 2 {
 		if got := started(t, m); !slices.Equal(got, []string{"0", "1"}) {
-			t.Errorf("started %v", got)
+			t.Errorf("tasks started = %q, want 0, 1", got)
 		}
 	}
 }
@@ -122,7 +122,7 @@ func TestWhatCannotBeHoldsUpNobody(t *testing.T) {
 	}
 	other.Sessions.Config = without
 	if got := started(t, other); !slices.Equal(got, []string{"gone", "next"}) {
-		t.Errorf("started %v", got)
+		t.Errorf("tasks started = %q, want gone, next", got)
 	}
 }
 
@@ -132,17 +132,17 @@ func TestCancelOfWhatWaits(t *testing.T) {
 	task := submit(t, m, "one", "small", 0)
 	task, err := m.SetDesired(t.Context(), task, Cancel, Client{})
 	if err != nil || task.Phase != Cancelled || task.Status.Outcome == nil || task.Status.Outcome.Result != CancelledByUser {
-		t.Fatalf("%+v, %v", task.View(), err)
+		t.Fatalf("SetDesired(%s) = %+v, %v, want %s with outcome %s", Cancel, task.View(), err, Cancelled, CancelledByUser)
 	}
 	if again, err := m.SetDesired(t.Context(), task, Destroyed, Client{}); err != nil || again.Phase != Cancelled {
-		t.Errorf("%+v, %v", again.View(), err)
+		t.Errorf("SetDesired(%s) of a cancelled task = %+v, %v, want %s", Destroyed, again.View(), err, Cancelled)
 	}
 	evs, err := m.store().Events(t.Context(), task.ID, 0, 10)
 	if err != nil || len(evs) != 2 {
-		t.Errorf("%d events, %v", len(evs), err)
+		t.Errorf("events = %d, %v, want 2", len(evs), err)
 	}
 	if got := started(t, m); len(got) != 0 {
-		t.Errorf("started %v", got)
+		t.Errorf("tasks started = %q, want none", got)
 	}
 }
 
@@ -152,12 +152,12 @@ func TestFind(t *testing.T) {
 	submit(t, m, "same", "small", 0)
 	for what, want := range map[string]string{one.ID: one.ID, two.ID[:6]: two.ID, "other": two.ID} {
 		if got, err := m.Find(t.Context(), what); err != nil || got.ID != want {
-			t.Errorf("%q: %s, %v; want %s", what, got.ID, err, want)
+			t.Errorf("Find(%q) = %s, %v, want %s", what, got.ID, err, want)
 		}
 	}
 	for _, what := range []string{"same", "nobody", two.ID[:3], "ffffffffffff", "", "../../x"} {
 		if got, err := m.Find(t.Context(), what); err == nil {
-			t.Errorf("%q is %s", what, got.ID)
+			t.Errorf("Find(%q) = %s, nil, want an error", what, got.ID)
 		}
 	}
 }

@@ -29,14 +29,14 @@ func TestMetadata(t *testing.T) {
 	}
 	if md.ID != task.ID || md.Repository.URL != "acme/app" || md.Repository.Base != "cafe" || md.DurationMS != 3000 || md.Attempts != 1 ||
 		len(md.Artifacts) != 1 || md.Artifacts[0].SHA256 != "ab" || len(md.Skipped) != 1 || md.Outcome == nil || md.Outcome.Result != Failure {
-		t.Errorf("%s", text)
+		t.Errorf("metadata = %s, want the task's repository, duration, attempts, artifacts and outcome", text)
 	}
 	task.Manifest.Repository.URL = "" // as for a task in an existing session
 	if err := w.Dir(task.ID).writeMetadata(task, ""); err != nil {
 		t.Fatal(err)
 	}
 	if text, err = os.ReadFile(w.Dir(task.ID).metadata()); err != nil || !strings.Contains(string(text), `"url": "https://example.com/r"`) {
-		t.Errorf("%s, %v", text, err)
+		t.Errorf("metadata = %s, %v, want the URL unescaped", text, err)
 	}
 }
 
@@ -47,19 +47,19 @@ func TestAdvance(t *testing.T) {
 	w, task := running(t, `, "tries": 3, "next_try": "2026-01-01T00:00:00Z", "ran": 1000000000, "spent": {"for": 5000000000, "at": "2999-01-01T00:00:00Z"}`)
 	old := task
 	if err := w.advance(t.Context(), &task, Completed, PhaseChange{}, nil); err == nil || task.Phase != Running {
-		t.Errorf("from Running to Completed: %v", err)
+		t.Errorf("advance from %s to %s = %v, phase %s, want an error, no change", Running, Completed, err, task.Phase)
 	}
 	if err := w.advance(t.Context(), &task, Ready, PhaseChange{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if f := task.Status; f.Tries != 0 || !f.NextTry.IsZero() || f.Spent != (Spent{}) || f.Ran != 6*time.Second {
-		t.Errorf("%+v", f)
+		t.Errorf("status of a new phase = %+v, want no tries, nothing spent, 6s run", f)
 	}
 	if err := w.advance(t.Context(), &old, Completing, PhaseChange{}, nil); err == nil {
-		t.Error("an old row is advanced")
+		t.Error("advance of an outdated row = nil, want an error")
 	}
 	if cur, err := w.Get(t.Context(), task.ID); err != nil || cur.Phase != Ready {
-		t.Errorf("it is %s, %v", cur.Phase, err)
+		t.Errorf("phase = %s, %v, want %s", cur.Phase, err, Ready)
 	}
 }
 
@@ -69,11 +69,11 @@ func TestAgain(t *testing.T) {
 	cause := os.ErrDeadlineExceeded
 	for try := 1; try <= 2; try++ {
 		if err := w.retryLater(t.Context(), &task, cause, 2, time.Millisecond); err != nil || task.Status.Tries != try {
-			t.Fatalf("try %d: %v, %d are counted", try, err, task.Status.Tries)
+			t.Fatalf("retryLater %d = %v, tries %d, want nil, %d", try, err, task.Status.Tries, try)
 		}
 	}
 	if err := w.retryLater(t.Context(), &task, cause, 2, time.Millisecond); err != cause || task.Status.Tries != 2 { //nolint:errorlint // exactly this error
-		t.Errorf("%v, %d are counted", err, task.Status.Tries)
+		t.Errorf("retryLater after the last try = %v, tries %d, want %v, 2", err, task.Status.Tries, cause)
 	}
 }
 
@@ -83,10 +83,10 @@ func TestEventsComeOnce(t *testing.T) {
 	task = print(t, w, task, toolCall("one"), 0)
 	task = print(t, w, task, toolCall("two"), 0)
 	if n := len(kinds(t, w.Manager, task.ID)[EventTool]); n != 2 {
-		t.Errorf("%d events of two calls", n)
+		t.Errorf("%s events = %d, want 2", EventTool, n)
 	}
 	if text, err := os.ReadFile(w.Dir(task.ID).Stdout()); err != nil || string(text) != toolCall("one")+toolCall("two") {
-		t.Errorf("%q, %v", text, err)
+		t.Errorf("stdout = %q, %v, want both calls", text, err)
 	}
 	// Output that a keeper wrote to the log and did not count is counted by the next
 	// one.
@@ -102,7 +102,7 @@ func TestEventsComeOnce(t *testing.T) {
 	}
 	task = print(t, w, task, "", 0)
 	if n := len(kinds(t, w.Manager, task.ID)[EventTool]); n != 3 || task.Status.Progress.ToolCalls != 3 {
-		t.Errorf("%d events, %d calls", n, task.Status.Progress.ToolCalls)
+		t.Errorf("%s events = %d, tool calls %d, want 3, 3", EventTool, n, task.Status.Progress.ToolCalls)
 	}
 }
 
@@ -117,14 +117,14 @@ func TestEventsAreRedacted(t *testing.T) {
 	}
 	evs, err := w.store().Events(t.Context(), task.ID, store.Oldest, 100)
 	if err != nil || len(evs) < 3 {
-		t.Fatal(evs, err)
+		t.Fatalf("Events = %+v, %v, want at least 3", evs, err)
 	}
 	text, err := json.Marshal(evs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if all := string(text) + string(row.Status); strings.Contains(all, "sw0rdfish") || !strings.Contains(all, "it is [redacted]") {
-		t.Errorf("%s", all)
+		t.Errorf("stored texts = %s, want \"it is [redacted]\", no secret", all)
 	}
 }
 
@@ -134,10 +134,10 @@ func TestDesiredStateOnlyGrows(t *testing.T) {
 	for _, c := range []struct{ desired, is DesiredPhase }{{Cancel, Cancel}, {Destroyed, Destroyed}, {Cancel, Destroyed}} {
 		got, err := w.Manager.SetDesired(t.Context(), task, c.desired, Client{})
 		if err != nil || got.Desired != c.is {
-			t.Errorf("%s: it is %s, %v", c.desired, got.Desired, err)
+			t.Errorf("SetDesired(%s) = desired phase %s, %v, want %s", c.desired, got.Desired, err, c.is)
 		}
 	}
 	if _, _, err := w.Retry(t.Context(), task, Submission{}); err == nil {
-		t.Error("one that runs is submitted again")
+		t.Error("Retry of a running task = nil, want an error")
 	}
 }

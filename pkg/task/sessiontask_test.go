@@ -96,7 +96,7 @@ func TestOneAtATimeInASession(t *testing.T) {
 	}
 	end(t, m, first)
 	if got := started(t, m); !slices.Equal(got, []string{"second", "elsewhere", "own"}) {
-		t.Errorf("then %v", got)
+		t.Errorf("tasks started then = %q, want second, elsewhere, own", got)
 	}
 }
 
@@ -110,16 +110,16 @@ func TestRoomForASession(t *testing.T) {
 	submitIn(t, m, "in a", "acme/a")
 	submitIn(t, m, "in b", "acme/b")
 	if got := started(t, m); len(got) != 2 {
-		t.Errorf("started %v", got)
+		t.Errorf("tasks started = %q, want 2", got)
 	}
 	submitIn(t, m, "in c", stopped)
 	submit(t, m, "own", "small", 0)
 	if got := started(t, m); len(got) != 2 {
-		t.Errorf("with a stopped one %v", got)
+		t.Errorf("tasks started with a stopped session = %q, want 2", got)
 	}
 	become(t, m, b, session.Gone)
 	if got := started(t, m); !slices.Equal(got, []string{"in a", "in b", "in c"}) {
-		t.Errorf("with room for one %v", got)
+		t.Errorf("tasks started with capacity for one = %q, want in a, in b, in c", got)
 	}
 }
 
@@ -144,18 +144,18 @@ func TestSessionsThatTasksMayNotHave(t *testing.T) {
 	} {
 		_, _, err := m.Submit(t.Context(), asked(t, "x", c.in, c.more), Submission{})
 		if fail.CodeOf(err) != c.code || err == nil || !strings.Contains(err.Error(), c.says) || fail.HintOf(err) == "" {
-			t.Errorf("%s%s: %v (%s)", c.in, c.more, err, fail.HintOf(err))
+			t.Errorf("Submit in %s%s = %v (hint %q), want %q (code %v) with a hint", c.in, c.more, err, fail.HintOf(err), c.says, c.code)
 		}
 	}
 	if all, err := m.List(t.Context(), store.TaskFilter{}); err != nil || len(all) != 0 {
-		t.Errorf("%d tasks, %v", len(all), err)
+		t.Errorf("tasks = %d, %v, want 0", len(all), err)
 	}
 	// Every name of the session works, also with its repository; the task stores the
 	// id.
 	for _, in := range []string{id, id[:5], "app", "acme/app"} {
 		got, _, err := m.Submit(t.Context(), asked(t, in, in, `, "repository": {"url": "https://github.com/acme/app.git", "subpath": "x"}`), Submission{})
 		if v := got.View(); err != nil || v.Session != id || !v.InSession || got.Manifest.VM.Session != id {
-			t.Errorf("%s: %+v, %v", in, v, err)
+			t.Errorf("Submit in %s = %+v, %v, want a task in session %s", in, v, err, id)
 		}
 	}
 }
@@ -166,15 +166,15 @@ func TestRetryInASession(t *testing.T) {
 	id := opened(t, m, "app", "", session.Ready, session.Ready)
 	task := submitIn(t, m, "x", "app")
 	if v := task.View(); v.Repository != "https://github.com/acme/app" {
-		t.Error(v.Repository)
+		t.Errorf("repository = %q, want https://github.com/acme/app", v.Repository)
 	}
 	if in, err := m.In(t.Context(), id); err != nil || len(in) != 1 || in[0].ID != task.ID {
-		t.Errorf("in it: %v, %v", in, err)
+		t.Errorf("In(%s) = %v, %v, want %s alone", id, in, err, task.ID)
 	}
 	started(t, m)
 	end(t, m, task)
 	if in, err := m.In(t.Context(), id); err != nil || len(in) != 0 {
-		t.Errorf("in it: %v, %v", in, err)
+		t.Errorf("In(%s) = %v, %v, want none", id, in, err)
 	}
 	task, err := m.Get(t.Context(), task.ID)
 	if err != nil {
@@ -182,12 +182,12 @@ func TestRetryInASession(t *testing.T) {
 	}
 	again, _, err := m.Retry(t.Context(), task, Submission{})
 	if err != nil || again.SessionID != id || again.Status.RetryOf != task.ID {
-		t.Fatalf("%+v, %v", again.View(), err)
+		t.Fatalf("Retry = %+v, %v, want a task in session %s", again.View(), err, id)
 	}
 	become(t, m, id, session.Gone)
 	opened(t, m, "app", "", session.Ready, session.Ready)
 	if _, _, err := m.Retry(t.Context(), task, Submission{}); err == nil || !strings.Contains(err.Error(), "session "+id+" is gone") {
-		t.Errorf("it says: %v", err)
+		t.Errorf("Retry in a removed session = %v, want \"session %s is gone\"", err, id)
 	}
 }
 
@@ -205,7 +205,7 @@ func TestLostSessions(t *testing.T) {
 		case err != nil:
 			t.Fatal(err)
 		case result == "" && o != nil, result != "" && (o == nil || o.Result != result || !strings.Contains(o.Reason, says)):
-			t.Errorf("%v, %v: %+v", what, cause, o)
+			t.Errorf("outcome of a task whose session is %v (%v) = %+v, want %q with %q", what, cause, o, result, says)
 		}
 	}
 	check(actionRestart, down, "", "")
@@ -220,7 +220,7 @@ func TestLostSessions(t *testing.T) {
 	for _, o := range []Outcome{{Result: Failure}, {Result: Failure, Preserve: true}, {Result: Hung}} {
 		task.Status.Outcome = &o
 		if got := task.last(); got != Failed {
-			t.Errorf("%+v: %s", o, got)
+			t.Errorf("last phase with outcome %+v = %s, want %s", o, got, Failed)
 		}
 	}
 }

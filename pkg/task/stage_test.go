@@ -30,7 +30,7 @@ func staging(t *testing.T, text string, unreachable int) (*Worker, Task) {
 	}
 	script := "set -e; git init -q -b main $1; cd $1; mkdir -p dir/sub; echo 1 >dir/sub/file; ln -s dir link; git add -A; git -c user.name=a -c user.email=a@localhost.invalid commit -qm base"
 	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script, "sh", remote).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("create the repository: %v\n%s", err, out)
 	}
 	bin := t.TempDir()
 	wrapper := fmt.Sprintf(`#!/bin/sh
@@ -54,7 +54,7 @@ exec %[3]s -c url.%[4]s.insteadOf=https://github.com/acme/app.git "$@"
 		t.Fatal(err)
 	}
 	if got := started(t, m); len(got) != 1 {
-		t.Fatalf("started %v", got)
+		t.Fatalf("tasks started = %q, want 1", got)
 	}
 	if task, err = m.Get(t.Context(), task.ID); err != nil {
 		t.Fatal(err)
@@ -79,20 +79,20 @@ func TestRetriesOfAClone(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				err := w.stage(t.Context(), &task)
 				if (err == nil) != c.ok || (task.Phase == Provisioning) != c.ok {
-					t.Errorf("it is %s: %v", task.Phase, err)
+					t.Errorf("stage = %v, phase %s, want success: %t", err, task.Phase, c.ok)
 				}
 			})
 			all := kinds(t, w.Manager, task.ID)[EventRetry]
 			if len(all) != c.events {
-				t.Errorf("%d events, want %d", len(all), c.events)
+				t.Errorf("%s events = %d, want %d", EventRetry, len(all), c.events)
 			}
 			for i, ev := range all {
 				var r Retrying
 				if err := json.Unmarshal(ev.Data, &r); err != nil || r.Try != i+2 || r.Most != c.retries+1 || !strings.Contains(r.Error, "Failed to connect") {
-					t.Errorf("event %d: %s, %v", i, ev.Data, err)
+					t.Errorf("%s event %d = %s, %v, want try %d of %d with \"Failed to connect\"", EventRetry, i, ev.Data, err, i+2, c.retries+1)
 				}
 				if base := int64(5000) << i; r.DelayMS < base*84/100 || r.DelayMS > base*116/100 {
-					t.Errorf("event %d: waits %d ms", i, r.DelayMS)
+					t.Errorf("delay of retry %d = %d ms, want about %d", i, r.DelayMS, base)
 				}
 			}
 		})
@@ -112,10 +112,10 @@ func TestSubpathThatIsNotThere(t *testing.T) {
 			switch {
 			case is:
 				if err != nil || task.Phase != Provisioning {
-					t.Errorf("it is %s: %v", task.Phase, err)
+					t.Errorf("stage with an existing subpath = %v, phase %s, want nil, %s", err, task.Phase, Provisioning)
 				}
 			case fail.CodeOf(err) != fail.NotFound || !strings.Contains(err.Error(), "manifest.yaml:5:12: repository.subpath is refused: ") || fail.HintOf(err) == "" || task.Phase != Staging:
-				t.Errorf("it is %s: %v (hint %q)", task.Phase, err, fail.HintOf(err))
+				t.Errorf("stage with a missing subpath = %v (hint %q), phase %s, want code %v at manifest.yaml:5:12 with a hint, %s", err, fail.HintOf(err), task.Phase, fail.NotFound, Staging)
 			}
 		})
 	}

@@ -17,24 +17,24 @@ func TestTransitions(t *testing.T) {
 	for from, tos := range next {
 		for _, to := range tos {
 			if !slices.Contains(Phases(), to) {
-				t.Errorf("%s → %s: no such phase", from, to)
+				t.Errorf("transition from %s to %s, want a known phase", from, to)
 			}
 		}
 		if from.Over() && from != FailedPreserved {
-			t.Errorf("%s is an end, and something follows", from)
+			t.Errorf("transitions from the final phase %s = %v, want none", from, tos)
 		}
 	}
 	for _, p := range Phases() {
 		if len(next[p]) == 0 != AtRest(p) && p != Pending {
-			t.Errorf("%s: at rest %v, with %v next", p, AtRest(p), next[p])
+			t.Errorf("AtRest(%s) = %t with transitions to %v, want it at rest only without any", p, AtRest(p), next[p])
 		}
 		if p.Over() && p.Active() {
-			t.Errorf("%s is over and active", p)
+			t.Errorf("%s is over and active, want at most one", p)
 		}
 	}
 	for _, p := range []Phase{Pending, Staging, Provisioning, Ready, Completing} {
 		if !p.canGo(Cancelled) {
-			t.Errorf("%s cannot be cancelled", p)
+			t.Errorf("%s.canGo(%s) = false, want true", p, Cancelled)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func TestExitStatus(t *testing.T) {
 		{Cancelled, &Outcome{Result: CancelledByUser}, fail.Failure},
 	} {
 		if got := c.o.ExitStatus(c.phase); got != c.want {
-			t.Errorf("%s, %s: %d, want %d", c.phase, c.o.Result, got, c.want)
+			t.Errorf("ExitStatus(%s) with result %s = %d, want %d", c.phase, c.o.Result, got, c.want)
 		}
 	}
 }
@@ -86,12 +86,12 @@ func TestEventsFileAfterACut(t *testing.T) {
 		}
 		lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 		if len(lines) != have {
-			t.Fatalf("%d lines of %d events", len(lines), have)
+			t.Fatalf("lines of the events file = %d, want %d", len(lines), have)
 		}
 		for i, line := range lines {
 			var ev store.Event
 			if err := json.Unmarshal([]byte(line), &ev); err != nil || ev.Seq != int64(i+1) {
-				t.Fatalf("line %d: %q, %v", i, line, err)
+				t.Fatalf("line %d = %q, %v, want seq %d", i, line, err, i+1)
 			}
 		}
 		return text

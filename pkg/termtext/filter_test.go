@@ -88,10 +88,10 @@ func TestScreenFilter(t *testing.T) {
 				in = in[n:]
 			}
 			if out.String() != c.out || copied.String() != c.copied {
-				t.Errorf("%s: %.100q in pieces of %d: %.100q and copied %q, want %q and %q", c.name, c.in, chunk, out.String(), copied.String(), c.out, c.copied)
+				t.Errorf("%s: output of %.100q in pieces of %d = %.100q, copied %q, want %q, %q", c.name, c.in, chunk, out.String(), copied.String(), c.out, c.copied)
 			}
 			if got := termtexttest.ScreenEffects(out.String()); len(got) > 0 {
-				t.Errorf("%s: %q makes a terminal do %q", c.name, c.in, got)
+				t.Errorf("%s: effects of %q = %q, want none", c.name, c.in, got)
 			}
 		}
 	}
@@ -102,7 +102,7 @@ func TestScreenFilterWithoutTaker(t *testing.T) {
 	f := NewScreenFilter(&out, nil)
 	_, _ = f.Write([]byte("a\x1b]052;p;aGVsbG8\x1b\\b\x1b]52;c;?\x07"))
 	if got := out.String(); got != "a\x1b]52;c;aGVsbG8=\x07b" {
-		t.Errorf("%q, want the write in its plain form and no read", got)
+		t.Errorf("output = %q, want the write in its plain form and no read", got)
 	}
 }
 
@@ -122,13 +122,13 @@ func TestFilterState(t *testing.T) {
 	} {
 		_, _ = f.Write([]byte(c.in))
 		if f.AltScreen() != c.alt || f.Asked() != c.asked {
-			t.Errorf("after %q: alternate screen %v, asked %v", c.in, f.AltScreen(), f.Asked())
+			t.Errorf("after %q: AltScreen = %t, Asked = %t, want %t, %t", c.in, f.AltScreen(), f.Asked(), c.alt, c.asked)
 		}
 	}
 	for _, question := range []string{"\x1b[c", "\x1b[>c", "\x1b[>q", "\x1b[6n", "\x1b[?6n", "\x1b[18t", "\x1b[4$p", "\x1b[?4$p", "\x1b[?u", "\x1b[?4m", "\x1b]4;1;?\x07"} {
 		if f := NewScreenFilter(&bytes.Buffer{}, nil); true {
 			if _, _ = f.Write([]byte(question)); !f.Asked() {
-				t.Errorf("%q is a question", question)
+				t.Errorf("Asked after %q = false, want true", question)
 			}
 		}
 	}
@@ -158,10 +158,10 @@ func TestLineFilter(t *testing.T) {
 			t.Fatal(err)
 		}
 		if out.String() != c.out {
-			t.Errorf("%q: %q, want %q", c.in, out.String(), c.out)
+			t.Errorf("output of %q = %q, want %q", c.in, out.String(), c.out)
 		}
 		if got := termtexttest.Effects(out.String()); len(got) > 0 {
-			t.Errorf("%q makes a terminal do %q", c.in, got)
+			t.Errorf("effects of %q = %q, want none", c.in, got)
 		}
 	}
 }
@@ -169,7 +169,7 @@ func TestLineFilter(t *testing.T) {
 func TestFilterTellsWriteErrors(t *testing.T) {
 	f := NewLineFilter(failing{})
 	if _, err := f.Write([]byte("x")); err == nil {
-		t.Error("an error of the terminal is lost")
+		t.Error("Write to a broken terminal = nil, want an error")
 	}
 }
 
@@ -228,12 +228,12 @@ func checkFilter(t *testing.T, in string, seed uint64) {
 			n := 1 + rnd.IntN(min(len(rest), 5))
 			_, _ = fl.Write(rest[:n])
 			if got := kind.effects(pieces.String()); len(got) > 0 { // at every moment
-				t.Fatalf("%q, up to %q: a terminal does %q", in, pieces.String(), got)
+				t.Fatalf("effects of %q up to %q = %q, want none", in, pieces.String(), got)
 			}
 			rest = rest[n:]
 		}
 		if whole.String() != pieces.String() {
-			t.Fatalf("%q: whole %q, in pieces %q", in, whole.String(), pieces.String())
+			t.Fatalf("output for %q in pieces = %q, want %q as in one", in, pieces.String(), whole.String())
 		}
 	}
 }

@@ -52,7 +52,7 @@ func TestHead(t *testing.T) {
 		{"\x80\x80", 1, "", "…"},
 	} {
 		if head, brief := Head(c.in, c.most), Brief(c.in, c.most); head != c.head || brief != c.brief {
-			t.Errorf("%q in %d bytes: %q, %q", c.in, c.most, head, brief)
+			t.Errorf("Head(%q, %d) = %q, Brief %q, want %q, %q", c.in, c.most, head, brief, c.head, c.brief)
 		}
 	}
 }
@@ -65,17 +65,17 @@ func FuzzLines(f *testing.F) {
 		lines := Lines(s)
 		for _, r := range lines {
 			if r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == 0x202e {
-				t.Fatalf("%q became %q", s, lines)
+				t.Fatalf("Lines(%q) = %q, want no control characters", s, lines)
 			}
 		}
 		if !utf8.ValidString(lines) || len(lines) > len(s) {
-			t.Fatalf("%q became %q", s, lines)
+			t.Fatalf("Lines(%q) = %q, want valid UTF-8, not longer", s, lines)
 		}
 		if line := Line(s); strings.ContainsAny(line, "\n\t") || Line(line) != line {
-			t.Fatalf("%q became %q", s, line)
+			t.Fatalf("Line(%q) = %q, want one line that Line leaves unchanged", s, line)
 		}
 		if most = max(0, most); len(Head(lines, most)) > most || !utf8.ValidString(Head(lines, most)) || !strings.HasPrefix(lines, Head(lines, most)) {
-			t.Fatalf("%q in %d bytes: %q", lines, most, Head(lines, most))
+			t.Fatalf("Head(%q, %d) = %q, want a valid beginning within the bound", lines, most, Head(lines, most))
 		}
 	})
 }

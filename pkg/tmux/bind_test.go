@@ -75,10 +75,10 @@ func TestBind(t *testing.T) {
 			eventually(t, "popup", "popup of "+c.client, c.term.show)
 			b, _ := os.ReadFile(told)
 			if !strings.HasPrefix(string(b), "--client "+c.client+"\n") {
-				t.Errorf("told %q", b)
+				t.Errorf("arguments = %q, want --client %s", b, c.client)
 			}
 			if c.term == mine && !strings.HasSuffix(string(b), "\n"+where+"\n") {
-				t.Errorf("not in the pane's directory: %q", b)
+				t.Errorf("arguments = %q, want the pane's directory %s", b, where)
 			}
 			if err := os.Remove(told); err != nil {
 				t.Fatal(err)
@@ -100,7 +100,7 @@ func TestBind(t *testing.T) {
 
 	if found, _ := filepath.Glob("pwned"); len(found) > 0 {
 		_ = os.Remove("pwned")
-		t.Error("a directory's name was run") // in the directory where the server was started
+		t.Error("name of the directory was run as a command, want it quoted") // in the directory where the server was started
 	}
 
 	if err := s.Client.Unbind(t.Context()); err != nil {
@@ -109,13 +109,13 @@ func TestBind(t *testing.T) {
 	guest.keys("M-p", "M-n", "y")
 	eventually(t, "keys that are unbound", "x^[p^[ny", guest.show)
 	if keys := s.tmux("list-keys", "-T", "root"); strings.Contains(keys, "@agent") {
-		t.Errorf("left:\n%s", keys)
+		t.Errorf("root keys after Unbind = %s, want none of ours", keys)
 	}
 	if left := s.tmux("show-options", "-g"); strings.Contains(left, path) {
-		t.Errorf("left:\n%s", left)
+		t.Errorf("options after Unbind = %s, want no %s", left, path)
 	}
 	if err := s.Client.Unbind(t.Context()); err != nil {
-		t.Errorf("again: %v", err)
+		t.Errorf("second Unbind = %v, want nil", err)
 	}
 }
 
@@ -127,26 +127,26 @@ func TestBindAsks(t *testing.T) {
 	err := s.Client.Bind(t.Context(), b, false)
 	if fail.CodeOf(err) != fail.Conflict || !strings.Contains(err.Error(), "M-p display-message") || !strings.Contains(err.Error(), "M-n next-window") ||
 		!strings.Contains(fail.HintOf(err), "--force") {
-		t.Errorf("Bind over the user's keys: %v (%s)", err, fail.HintOf(err))
+		t.Errorf("Bind over the user's keys = %v (code %v, hint %q), want code %v with both keys, hint --force", err, fail.CodeOf(err), fail.HintOf(err), fail.Conflict)
 	}
 	if err := s.Client.Unbind(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if now := s.tmux("list-keys", "-T", "root"); now != before {
-		t.Errorf("the user's keys became\n%s", now)
+		t.Errorf("root keys after a refused Bind = %s, want %s", now, before)
 	}
 	if err := s.Client.Bind(t.Context(), b, true); err != nil {
 		t.Fatal(err)
 	}
 	if now := s.tmux("list-keys", "-T", "root"); strings.Contains(now, "my own") || !strings.Contains(now, "M-x") {
-		t.Errorf("with force:\n%s", now)
+		t.Errorf("root keys with force = %s, want ours in place of the user's", now)
 	}
 	none := tmux.Client{Socket: filepath.Join(t.TempDir(), "none")}
 	if err := none.Bind(t.Context(), b, false); fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
-		t.Errorf("Bind without a server: %v", err)
+		t.Errorf("Bind without a server = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.NotFound)
 	}
 	if err := none.Unbind(t.Context()); err != nil {
-		t.Errorf("Unbind without a server: %v", err)
+		t.Errorf("Unbind without a server = %v, want nil", err)
 	}
 }
 
@@ -163,7 +163,7 @@ func TestBindLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bound := look(); bound != sourced {
-		t.Errorf("the lines make\n%s\nBind makes\n%s", sourced, bound)
+		t.Errorf("keys of Bind = %s, want %s as of the printed lines", bound, sourced)
 	}
 	term := s.attach("users-own")
 	term.keys("M-P")

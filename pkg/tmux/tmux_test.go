@@ -67,7 +67,7 @@ func eventually(t *testing.T, what, want string, f func() string) {
 		}
 		select {
 		case <-deadline.C:
-			t.Fatalf("%s: no %q in:\n%s", what, want, got)
+			t.Fatalf("%s = %s, want %q in it", what, got, want)
 		case <-tick.C:
 		}
 	}
@@ -92,17 +92,17 @@ func TestSessionLife(t *testing.T) {
 		t.Fatalf("List = %v, %v; want our session only", list, err)
 	}
 	if ok, err := s.Client.Has(t.Context(), sess.Name); !ok || err != nil {
-		t.Errorf("Has = %v, %v", ok, err)
+		t.Errorf("Has(%s) = %t, %v, want true, nil", sess.Name, ok, err)
 	}
 	if ok, err := s.Client.Has(t.Context(), "users-own"); ok || err != nil {
-		t.Errorf("Has of the user's own session = %v, %v", ok, err)
+		t.Errorf("Has(users-own) = %t, %v, want false, nil", ok, err)
 	}
 
 	// Another session of that name is neither taken over nor killed.
 	other := sess
 	other.Name = "users-own"
 	if err := s.Client.New(t.Context(), other); fail.CodeOf(err) != fail.Conflict {
-		t.Errorf("New over the user's session: %v", err)
+		t.Errorf("New over the user's session = %v, want code %v", err, fail.Conflict)
 	}
 	if err := s.Client.Kill(t.Context(), "users-own"); err != nil {
 		t.Error(err)
@@ -112,7 +112,7 @@ func TestSessionLife(t *testing.T) {
 		t.Error(err)
 	}
 	if out := s.tmux("list-sessions", "-F", "#{session_name}"); out != sess.Name+"\nusers-own\n" {
-		t.Errorf("sessions: %q", out)
+		t.Errorf("sessions = %q, want %q", out, sess.Name+"\nusers-own\n")
 	}
 
 	for range 2 {
@@ -121,10 +121,10 @@ func TestSessionLife(t *testing.T) {
 		}
 	}
 	if out := s.tmux("list-sessions", "-F", "#{session_name}"); out != "users-own\n" {
-		t.Errorf("after Kill: %q", out)
+		t.Errorf("sessions after Kill = %q, want \"users-own\\n\"", out)
 	}
 	if path, err := s.Client.SocketPath(t.Context()); err != nil || path != s.Client.Socket {
-		t.Errorf("SocketPath = %q, %v", path, err)
+		t.Errorf("SocketPath = %q, %v, want %q", path, err, s.Client.Socket)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestTwoAtOnceMakeOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if list, _ := s.Client.List(t.Context()); len(list) != 1 {
-		t.Errorf("List = %v", list)
+		t.Errorf("List = %v, want 1 session", list)
 	}
 }
 
@@ -159,7 +159,7 @@ func TestUsersSettingsAreUntouched(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after := look(); after != before {
-		t.Errorf("global settings changed:\n%s\nbecame\n%s", before, after)
+		t.Errorf("global settings = %s, want %s", after, before)
 	}
 }
 
@@ -179,26 +179,26 @@ func TestTrouble(t *testing.T) {
 	} {
 		c := tmux.Client{Bin: script("v", "echo '"+version+"'")}
 		if err := c.Check(t.Context()); (err == nil) != ok || !ok && (fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "") {
-			t.Errorf("%s: %v", version, err)
+			t.Errorf("Check with %s = %v (hint %q), want it accepted: %t", version, err, fail.HintOf(err), ok)
 		}
 	}
 	missing := tmux.Client{Bin: filepath.Join(dir, "nothing")}
 	if err := missing.New(t.Context(), tmux.Session{Name: "a", Key: "k", Command: []string{"x"}}); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
-		t.Errorf("no tmux: %v", err)
+		t.Errorf("New without tmux = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Host)
 	}
 	none := tmux.Client{Socket: filepath.Join(dir, "none")}
 	if list, err := none.List(t.Context()); err != nil || len(list) != 0 {
-		t.Errorf("no server: %v, %v", list, err)
+		t.Errorf("List without a server = %v, %v, want none, nil", list, err)
 	}
 	if err := none.Kill(t.Context(), "a"); err != nil {
-		t.Errorf("Kill without a server: %v", err)
+		t.Errorf("Kill without a server = %v, want nil", err)
 	}
 	if _, err := none.SwitchOrAttach(t.Context(), "", "a", ""); err == nil {
-		t.Error("SwitchOrAttach without a server succeeded")
+		t.Error("SwitchOrAttach without a server = nil, want an error")
 	}
 	for _, bad := range []tmux.Session{{}, {Name: "a:b", Key: "k", Command: []string{"x"}}, {Name: "a", Key: "k x", Command: []string{"x"}}, {Name: "a", Key: "k"}} {
 		if err := none.New(t.Context(), bad); fail.CodeOf(err) != fail.Usage {
-			t.Errorf("New(%+v): %v", bad, err)
+			t.Errorf("New(%+v) = %v, want code %v", bad, err, fail.Usage)
 		}
 	}
 }
@@ -209,12 +209,12 @@ func TestSlugName(t *testing.T) {
 	for _, repo := range []string{"owner/repo", "owner.repo", "owner:repo", "=a", "-a", "$a", "ünï", "", "...", long, long + "y"} {
 		name := tmux.SlugName(repo, "id")
 		if strings.ContainsAny(name, ".: $=@%#'") || len(name) > 60 || seen[name] != "" {
-			t.Errorf("SlugName(%q) = %q", repo, name)
+			t.Errorf("SlugName(%q) = %q, want a unique name that tmux accepts", repo, name)
 		}
 		seen[name] = repo + "!"
 	}
 	if n := tmux.SlugName("owner/repo", "id"); !strings.HasPrefix(n, "owner_repo-") || n != tmux.SlugName("owner/repo", "id") || n == tmux.SlugName("owner/repo", "other") {
-		t.Errorf("SlugName = %q", n)
+		t.Errorf("SlugName(owner/repo) = %q, want owner_repo-… that depends on the id alone", n)
 	}
 }
 
@@ -292,13 +292,13 @@ func TestGuestTmux(t *testing.T) {
 	term.keys("C-b", "c")
 	eventually(t, "window in the guest", "2", func() string { return guest.tmux("display-message", "-p", "-t", "users-own", "#{session_windows}") })
 	if n := strings.TrimSpace(s.tmux("display-message", "-p", "-t", "=guest-1:", "#{session_windows}")); n != "1" {
-		t.Errorf("the outer tmux has %s windows", n)
+		t.Errorf("windows of the outer tmux = %s, want 1", n)
 	}
 	if err := s.Client.Copy(t.Context(), "guest-1", []byte("copied; text\n")); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.tmux("show-buffer"); got != "copied; text\n" {
-		t.Errorf("buffer = %q", got)
+		t.Errorf("buffer = %q, want \"copied; text\\n\"", got)
 	}
 }
 
@@ -318,12 +318,12 @@ func TestSwitch(t *testing.T) {
 	ran := filepath.Join(t.TempDir(), "ran")
 	argv, err := s.Client.SwitchOrAttach(t.Context(), "", "guest-1", "a note #(touch "+ran+") #S")
 	if err != nil || argv != nil {
-		t.Fatalf("SwitchOrAttach = %q, %v", argv, err)
+		t.Fatalf("SwitchOrAttach = %q, %v, want nil, nil", argv, err)
 	}
 	eventually(t, "switched", "ready", term.show)
 	eventually(t, "the note as it was given", "a note #(touch", term.show)
 	if _, err := os.Stat(ran); err == nil {
-		t.Error("tmux ran what a note said")
+		t.Error("command in a note was run, want it quoted")
 	}
 	switched := s.client("guest-1")
 	t.Setenv("TMUX", "")
@@ -353,14 +353,14 @@ func TestSwitch(t *testing.T) {
 func TestStatus(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\nset -g status-interval 0\nset -g status-right '<#{@agent_status}>'\nset -g status-right-length 80\n")
 	if changed, err := (tmux.Client{Socket: filepath.Join(t.TempDir(), "none")}).SetStatus(t.Context(), "x"); err != nil || changed {
-		t.Errorf("without a server: %v, %v", changed, err)
+		t.Errorf("SetStatus without a server = %t, %v, want false, nil", changed, err)
 	}
 	term := s.attach("users-own")
 	eventually(t, "no status", "<>", term.show)
 	text := "#[fg=yellow]1 blocked (" + tmux.Plain("#(touch x)#{pid};") + ")#[default] · 2 done;"
 	for i, want := range []bool{true, false} {
 		if changed, err := s.Client.SetStatus(t.Context(), text); err != nil || changed != want {
-			t.Errorf("push %d: %v, %v", i, changed, err)
+			t.Errorf("SetStatus %d = %t, %v, want %t", i, changed, err, want)
 		}
 	}
 	eventually(t, "the status", "<1 blocked ((touch x){pid};) · 2 done;>", term.show)
@@ -383,19 +383,19 @@ func TestCurrentClient(t *testing.T) {
 	}
 	for name, want := range map[string]string{"guest-1": "key-guest-1", "users-own": ""} {
 		if key, err := s.Client.Current(t.Context(), client[name]); err != nil || key != want {
-			t.Errorf("%s shows %q, %v", name, key, err)
+			t.Errorf("Current of %s = %q, %v, want %q", name, key, err, want)
 		}
 	}
 	if key, err := s.Client.Current(t.Context(), "/dev/no-such"); err != nil || key != "" {
-		t.Errorf("a client that is gone: %q, %v", key, err)
+		t.Errorf("Current of a missing client = %q, %v, want none", key, err)
 	}
 	if argv, err := s.Client.SwitchOrAttach(t.Context(), client["users-own"], "guest-2", "a note"); err != nil || argv != nil {
-		t.Fatal(argv, err)
+		t.Fatalf("SwitchOrAttach = %q, %v, want nil, nil", argv, err)
 	}
 	eventually(t, "switched", "ready", two.show)
 	eventually(t, "the note", "a note", two.show)
 	if key, err := s.Client.Current(t.Context(), client["guest-1"]); err != nil || key != "key-guest-1" {
-		t.Errorf("the other client shows %q, %v", key, err)
+		t.Errorf("Current of the other client = %q, %v, want key-guest-1", key, err)
 	}
 	if err := s.Client.ShowMessage(t.Context(), client["users-own"], "nobody #(touch x) waits"); err != nil {
 		t.Fatal(err)

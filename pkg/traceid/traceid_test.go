@@ -25,7 +25,7 @@ func TestParse(t *testing.T) {
 		"４bf92f3577b34da6a3ce929d0e0e4736":      "", // a digit, but not an ASCII one
 	} {
 		if got, ok := Parse(in); got != want || ok != (want != "") {
-			t.Errorf("Parse(%q) = %q, %v", in, got, ok)
+			t.Errorf("Parse(%q) = %q, %t, want %q", in, got, ok, want)
 		}
 	}
 }
@@ -46,7 +46,7 @@ func TestFromParent(t *testing.T) {
 		"00-4bf92f35-77b3-4da6-a3ce-929d0e0e4736-00f067aa0ba902b7-1": "",
 	} {
 		if got, ok := FromParent(in); got != want || ok != (want != "") {
-			t.Errorf("FromParent(%q) = %q, %v", in, got, ok)
+			t.Errorf("FromParent(%q) = %q, %t, want %q", in, got, ok, want)
 		}
 	}
 }
@@ -56,36 +56,36 @@ func TestFromHeader(t *testing.T) {
 	h := http.Header{}
 	made := FromHeader(h.Get)
 	if _, ok := Parse(made); !ok || made == FromHeader(h.Get) {
-		t.Errorf("without a header: %q, and no other the second time", made)
+		t.Errorf("FromHeader without a header = %q, want a valid id, another each time", made)
 	}
 	h.Set("traceparent", "00-"+other+"-00f067aa0ba902b7-01")
 	if got := FromHeader(h.Get); got != other {
-		t.Errorf("of traceparent: %q", got)
+		t.Errorf("FromHeader with traceparent = %q, want %q", got, other)
 	}
 	h.Set("x-trace-id", some)
 	if got := FromHeader(h.Get); got != some {
-		t.Errorf("of x-trace-id: %q", got)
+		t.Errorf("FromHeader with x-trace-id = %q, want %q", got, some)
 	}
 	h.Set("x-trace-id", "../../etc/passwd")
 	if got := FromHeader(h.Get); got != other {
-		t.Errorf("a bad x-trace-id is not passed over: %q", got)
+		t.Errorf("FromHeader with a bad x-trace-id = %q, want %q of traceparent", got, other)
 	}
 }
 
 func TestEnviron(t *testing.T) {
 	if env := Environ(t.Context(), []string{"A=b"}); len(env) != 1 {
-		t.Errorf("without an id: %v", env)
+		t.Errorf("Environ without an id = %q, want 1 variable", env)
 	}
 	env := Environ(With(t.Context(), some), []string{"A=b"})
 	value, ok := strings.CutPrefix(env[len(env)-1], Variable+"=")
 	if id, valid := FromParent(value); !ok || !valid || id != some || len(env) != 2 {
-		t.Errorf("%v", env)
+		t.Errorf("Environ = %q, want 2 variables with id %s", env, some)
 	}
 }
 
 func TestContext(t *testing.T) {
 	ctx := With(t.Context(), some)
 	if ID(ctx) != some || ID(t.Context()) != "" || ID(With(ctx, "")) != some {
-		t.Error(ID(ctx), ID(t.Context()), ID(With(ctx, "")))
+		t.Errorf("ID = %q, without an id %q, after an empty one %q, want %q, \"\", %q", ID(ctx), ID(t.Context()), ID(With(ctx, "")), some, some)
 	}
 }

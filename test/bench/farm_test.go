@@ -75,7 +75,7 @@ func newFarm(t *testing.T, program string, env ...string) *farm {
 			return f
 		}
 		if time.Now().After(end) {
-			t.Fatalf("serve does not answer: %v\n%s", err, f.log.String())
+			t.Fatalf("serve = %v, want an answer\n%s", err, f.log.String())
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (f *farm) stop() {
 	}
 	_ = f.serve.Process.Signal(syscall.SIGTERM) // Wait reports a process that is gone
 	if err := f.serve.Wait(); err != nil {
-		f.t.Errorf("serve ended: %v\n%s", err, f.log.String())
+		f.t.Errorf("serve = %v, want nil\n%s", err, f.log.String())
 	}
 }
 
@@ -147,7 +147,7 @@ func (f *farm) submit(n, clients int, manifest string) (s submitted) {
 	all.Wait()
 	slices.Sort(s.took)
 	if once := slices.Compact(slices.Sorted(slices.Values(s.ids))); len(once) != n {
-		f.t.Fatalf("of %d tasks that were submitted %d were accepted", n, len(once))
+		f.t.Fatalf("tasks accepted = %d, want %d", len(once), n)
 	}
 	return s
 }

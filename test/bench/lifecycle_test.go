@@ -195,7 +195,7 @@ func (l *lifecycle) look(name string) view {
 	}
 	i := slices.IndexFunc(all, func(v view) bool { return v.Name == name })
 	if i < 0 {
-		l.t.Fatalf("no session %s in %v", name, all)
+		l.t.Fatalf("sessions = %v, want %s among them", all, name)
 	}
 	return all[i]
 }
@@ -247,7 +247,7 @@ func (l *lifecycle) session(way string) {
 	l.t.Helper()
 	name := l.measure(way, way)
 	if got := l.look(name).origin(); got != way {
-		l.t.Fatalf("asked for a %s, and it came from: %s", way, got)
+		l.t.Fatalf("origin of the session = %s, want %s", got, way)
 	}
 	if way == generic {
 		l.use(name)
@@ -294,7 +294,7 @@ until [ "$(tmux display-message -p -t agent:scratch "#{pane_current_path}" 2>/de
 	sleep 0.25
 done'`)
 	if r.Code != 0 {
-		l.t.Fatalf("no prompt in %s: exit %d\n%s", dir, r.Code, r.All())
+		l.t.Fatalf("prompt in %s: exit %d\n%s\nwant a prompt", dir, r.Code, r.All())
 	}
 }
 
@@ -333,7 +333,7 @@ func (l *lifecycle) events(name string, since time.Time, until float64) (steps s
 		}
 	}
 	if ssh == 0 {
-		l.t.Fatalf("%s never logged in, by its events", name)
+		l.t.Fatalf("logins in the events of %s = none, want one", name)
 	}
 	l.stepRow(stepBefore)
 	l.stepRow(stepAfter)
@@ -374,11 +374,11 @@ func (l *lifecycle) identity(name string) {
 	})
 	out := strings.Fields(r.Stdout)
 	if len(out) != 3 || !strings.HasSuffix(out[2], name) { // Lima adds a prefix
-		l.t.Fatalf("the identity of %s is %q", name, out)
+		l.t.Fatalf("identity of %s = %q, want 3 words, the last its hostname", name, out)
 	}
 	for _, id := range out[:2] {
 		if other, ok := l.ids[id]; ok {
-			l.t.Errorf("%s and %s are both %s", other, name, id)
+			l.t.Errorf("identity of %s = %s, as of %s, want another", name, id, other)
 		}
 		l.ids[id] = name
 	}
@@ -416,7 +416,7 @@ func (l *lifecycle) timed(argv ...string) sample {
 	r := l.box.Run(argv...)
 	took := time.Since(began)
 	if r.Code != 0 {
-		l.t.Fatalf("%s: exit %d\n%s", strings.Join(argv, " "), r.Code, r.All())
+		l.t.Fatalf("%s = exit %d\n%s\nwant exit 0", strings.Join(argv, " "), r.Code, r.All())
 	}
 	return sample{rowTrue: took.Seconds() * 1000}
 }
@@ -462,7 +462,7 @@ func (l *lifecycle) three() {
 	var names, from []string
 	for _, r := range opened {
 		if r.Code != 0 {
-			l.t.Fatalf("three at once: exit %d\n%s%s", r.Code, r.All(), l.box.Logs())
+			l.t.Fatalf("three opens at once: exit %d\n%s%s\nwant exit 0", r.Code, r.All(), l.box.Logs())
 		}
 		name := strings.TrimSpace(r.Stdout)
 		names, from = append(names, name), append(from, l.look(name).origin())

@@ -329,7 +329,7 @@ func (l *limactl) sweep() {
 	for end := time.Now().Add(patience); len(left()) > 0 && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 	}
 	for pid, line := range left() {
-		l.t.Errorf("limactl left a process: %s", line)
+		l.t.Errorf("process left by limactl: %s, want none", line)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 }

@@ -54,7 +54,7 @@ func TestLifecycleList(t *testing.T) {
 		t.Helper()
 		r := b.Run(argv...)
 		if r.Code != 0 {
-			t.Fatalf("%s: exit %d\n%s", strings.Join(argv, " "), r.Code, r.All())
+			t.Fatalf("%s = exit %d\n%s\nwant exit 0", strings.Join(argv, " "), r.Code, r.All())
 		}
 		return strings.TrimSpace(r.Stdout)
 	}
@@ -79,7 +79,7 @@ func TestLifecycleList(t *testing.T) {
 		}
 		var listed []json.RawMessage
 		if err := json.Unmarshal([]byte(b.Asz("list", "--json")), &listed); err != nil || len(listed) != n {
-			t.Fatalf("%d sessions are listed: %v", len(listed), err)
+			t.Fatalf("list --json = %d sessions, %v, want %d", len(listed), err, n)
 		}
 		for range runs() * listsPerTurn {
 			table.add(listOf(n), took(func() { b.Asz("list", "--json") }))

@@ -283,6 +283,6 @@ func judge(t *testing.T, contender string, r load.Result) {
 	t.Logf("%-16s up %5.0f  down %5.0f  connections %5.0f (%d late, %d lost of %d %s)  answers %6.0f (%d lost)",
 		contender, r.Up, r.Down, r.Connections, r.Late, r.Lost, r.Made+r.Lost, r.Why, r.Answers, r.Unanswered)
 	if r.Lost > 0 && strings.HasPrefix(contender, ours) {
-		t.Errorf("%s lost %d connections: %s", contender, r.Lost, r.Why)
+		t.Errorf("connections lost by %s = %d (%s), want 0", contender, r.Lost, r.Why)
 	}
 }

@@ -59,7 +59,7 @@ func TestPicker(t *testing.T) {
 		b.Repo(repo)
 		r := b.Run(fake, "open", "-d", "--cpus=1", "--memory=512MiB", "--disk=4GiB", "./"+repo)
 		if r.Code != 0 {
-			t.Fatal(r.All())
+			t.Fatalf("open %s = exit %d\n%s\nwant exit 0", repo, r.Code, r.All())
 		}
 		names = append(names, strings.TrimSpace(r.Stdout))
 		if i >= atOnce {
@@ -67,7 +67,7 @@ func TestPicker(t *testing.T) {
 		}
 		// These do nothing: fzf lists them, and the test switches between them.
 		if r := b.Run("tmux", "-f", "/dev/null", "new-session", "-d", "-s", "plain-"+repo, "sleep infinity"); r.Code != 0 {
-			t.Fatal(r.All())
+			t.Fatalf("tmux new-session plain-%s = exit %d\n%s\nwant exit 0", repo, r.Code, r.All())
 		}
 	}
 	last := fmt.Sprintf("repo%02d", pickable-1)
@@ -89,12 +89,12 @@ func TestPicker(t *testing.T) {
 	for i := range runs()*perTurn + 1 {
 		ours := took(func() { b.Asz("--client", client, names[0]) })[rowTook]
 		if now := shows(); !strings.HasPrefix(now, "repo00") {
-			t.Fatalf("the terminal shows %q", now)
+			t.Fatalf("terminal = %q, want repo00…", now)
 		}
 		home()
 		theirs := took(func() { b.Run("tmux", "switch-client", "-c", client, "-t", "=plain-repo01:") })[rowTook]
 		if now := shows(); !strings.HasPrefix(now, "plain-repo01") {
-			t.Fatalf("the terminal shows %q", now)
+			t.Fatalf("terminal = %q, want plain-repo01…", now)
 		}
 		home()
 		if i > 0 { // the first one creates the local session, which a switch finds
@@ -147,7 +147,7 @@ func sees(t *testing.T, tty *os.File, text string) {
 	for !bytes.Contains(seen, []byte(text)) {
 		n, err := tty.Read(buf)
 		if err != nil {
-			t.Fatalf("%q does not come: %v\n%q", text, err, seen)
+			t.Fatalf("terminal = %q, %v, want %q", seen, err, text)
 		}
 		seen = append(seen, buf[:n]...)
 		if bytes.Contains(buf[:n], []byte("\x1b[6n")) { // a terminal reports its cursor position and its modes

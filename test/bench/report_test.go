@@ -249,13 +249,13 @@ func TestReport(t *testing.T) {
 		"Absent: who is absent. Nobody came.",
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("the document lacks %q:\n%s", want, text)
+			t.Errorf("document = %s, want %q in it", text, want)
 		}
 	}
 	if len(got.Rows) != 2 || got.Rows[0].Name != "mine" || got.Rows[1].Name != "rate" {
-		t.Fatalf("rows: %+v", got.Rows)
+		t.Fatalf("rows = %+v, want mine and rate", got.Rows)
 	}
 	if e := got.Rows[0]; e.Ours != (span{1, 2, 3}) || *e.Baseline != (span{1, 2, 4}) || *e.Ratio != 1 || *e.Met || e.Runs != 3 {
-		t.Errorf("mine: %+v", e)
+		t.Errorf("row mine = %+v, want ours {1 2 3}, baseline {1 2 4}, ratio 1, met, 3 runs", e)
 	}
 }

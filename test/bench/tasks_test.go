@@ -119,7 +119,7 @@ func (f *farm) waits(n int) {
 	f.t.Helper()
 	states, err := f.states()
 	if err != nil || len(states) != 1 || states["PENDING"] != n {
-		f.t.Fatalf("of %d tasks: %v, %v", n, states, err)
+		f.t.Fatalf("states = %v, %v, want PENDING for all %d", states, err, n)
 	}
 }
 
@@ -172,7 +172,7 @@ func (f *farm) follow(id string) sample {
 			if err != nil {
 				f.t.Error(err)
 			} else if len(events) != 1+paced+burst {
-				f.t.Errorf("%d events", len(events))
+				f.t.Errorf("events of the followed task = %d, want %d", len(events), 1+paced+burst)
 			}
 		}
 		reading.Go(follow)
@@ -185,7 +185,7 @@ func (f *farm) follow(id string) sample {
 	select {
 	case <-there:
 	case <-ctx.Done():
-		f.t.Fatal(ctx.Err())
+		f.t.Fatalf("readers: %v, want all of them to follow", ctx.Err())
 	}
 	one := store.Event{Kind: "message", Data: json.RawMessage(`{"text": "the agent says one thing after another, at the length of an ordinary line"}`)}
 	tick := time.NewTicker(pace)
@@ -202,7 +202,7 @@ func (f *farm) follow(id string) sample {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			f.t.Fatal("not all events came to the readers that keep up")
+			f.t.Fatalf("events of the fast readers = not all of them, %v, want all", ctx.Err())
 		}
 	}
 	took := live(all)
@@ -265,7 +265,7 @@ func TestTasksLoad(t *testing.T) {
 			for n := i / 2; n < tasks; n += len(all) / 2 {
 				evs, err := r.follow(ctx, s.ids[n], 0, func() {})
 				if err = errors.Join(err, whole(evs)); err != nil {
-					t.Errorf("task %s: %v", s.ids[n], err)
+					t.Errorf("events of task %s = %v, want all of them", s.ids[n], err)
 					return
 				}
 				events[n][i%2] = len(evs)
@@ -313,7 +313,7 @@ func (f *farm) account(ids []string, seen [][2]int, ran string) (events int) {
 	f.t.Helper()
 	states, err := f.states()
 	if err != nil || len(states) != 1 || states["COMPLETED"] != len(ids) {
-		f.t.Errorf("%d tasks came to %v, %v", len(ids), states, err)
+		f.t.Errorf("states = %v, %v, want COMPLETED for all %d", states, err, len(ids))
 	}
 	for n, id := range ids {
 		var page struct{ Newest int }
@@ -321,7 +321,7 @@ func (f *farm) account(ids []string, seen [][2]int, ran string) (events int) {
 			f.t.Fatal(err)
 		}
 		if seen[n] != [2]int{page.Newest, page.Newest} {
-			f.t.Errorf("task %s has %d events; its readers saw %v", id, page.Newest, seen[n])
+			f.t.Errorf("events of task %s = %d, its readers saw %v, want all", id, page.Newest, seen[n])
 		}
 		events += page.Newest
 		want := ""
@@ -330,7 +330,7 @@ func (f *farm) account(ids []string, seen [][2]int, ran string) (events int) {
 		}
 		out, err := os.ReadFile(filepath.Join(f.state(), "tasks", id, "outbox/progress/stdout.log"))
 		if err != nil || string(out) != want {
-			f.t.Errorf("task %s printed %q, %v", id, out, err)
+			f.t.Errorf("output of task %s = %q, %v, want %q", id, out, err, want)
 		}
 	}
 	text, err := os.ReadFile(ran)
@@ -344,15 +344,15 @@ func (f *farm) account(ids []string, seen [][2]int, ran string) (events int) {
 			}
 		}
 	}); !slices.Equal(got, want) {
-		f.t.Errorf("%d agents were run for %d tasks", len(got), len(want))
+		f.t.Errorf("agents run = %d, want %d, one for each task", len(got), len(want))
 	}
 	f.stop()
 	if left := f.Leftovers(); len(left) > 0 {
-		f.t.Errorf("processes are left: %v", left)
+		f.t.Errorf("processes at the end = %v, want none", left)
 	}
 	for _, pattern := range []string{".agent-vms/agent-*", ".local/state/agent-sessionizer/sessions/*"} {
 		if found, _ := filepath.Glob(filepath.Join(f.Home, pattern)); len(found) > 0 {
-			f.t.Errorf("left: %v", found)
+			f.t.Errorf("files for %s at the end = %v, want none", pattern, found)
 		}
 	}
 	return events

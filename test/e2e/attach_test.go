@@ -29,7 +29,7 @@ func attach(t *testing.T, b *box, name string) {
 	// the connection dies, and is restored automatically to the same windows
 	pids := b.Processes("attach-session")
 	if len(pids) != 1 {
-		t.Fatalf("attach processes: %v", pids)
+		t.Fatalf("attach-session processes = %v, want 1", pids)
 	}
 	typed("echo before-$((40+2))", "Enter")
 	sees("before-42")
@@ -38,13 +38,13 @@ func attach(t *testing.T, b *box, name string) {
 	// restored.
 	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "after-43"); time.Sleep(3 * time.Second) { // a terminal offers nothing to wait on
 		if time.Now().After(end) {
-			t.Fatalf("no reconnection; the screen:\n%s", screen())
+			t.Fatalf("screen after the connection was cut = %s, want after-43: the pane must reconnect", screen())
 		}
 		typed("echo after-$((40+3))", "Enter")
 	}
 	for pid := range b.Processes("attach-session") {
 		if pids[pid] == "" {
-			t.Error("the attach process was replaced; it should reconnect")
+			t.Errorf("attach-session process %v is new, want the one before to reconnect: %v", pid, pids)
 		}
 	}
 
@@ -64,7 +64,7 @@ func attach(t *testing.T, b *box, name string) {
 	}
 	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "thawed-44"); time.Sleep(3 * time.Second) { // see above
 		if time.Now().After(end) {
-			t.Fatalf("frozen for good; the screen:\n%s", screen())
+			t.Fatalf("screen after the freeze = %s, want thawed-44", screen())
 		}
 		typed("echo thawed-$((40+4))", "Enter")
 	}
@@ -86,7 +86,7 @@ func attach(t *testing.T, b *box, name string) {
 		return strings.Contains(b.Run("tmux", "list-windows", "-a", "-F", "bell=#{window_bell_flag}").Stdout, "bell=1")
 	})
 	if out := b.Run("tmux", "list-sessions", "-F", "#S"); !strings.Contains(out.Stdout, "project") {
-		t.Errorf("no local session after detaching: %s", out.All())
+		t.Errorf("tmux list-sessions after detaching = %s, want project", out.All())
 	}
 	// prefix D asks before it destroys
 	typed("clear; "+realvm.Binary()+" open "+name, "Enter")
@@ -96,7 +96,7 @@ func attach(t *testing.T, b *box, name string) {
 	typed("n", "Enter")
 	waitFor(t, "the end of the question", func() bool { return !strings.Contains(screen(), "It would lose") })
 	if l := b.List(); len(l) != 1 || l[0].State != "ready" {
-		t.Errorf("after refusing: %+v", l)
+		t.Errorf("list after refusing to destroy = %+v, want 1 session, ready", l)
 	}
 	typed("C-b", "d")
 	sees("detached")

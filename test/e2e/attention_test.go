@@ -48,10 +48,10 @@ secrets:
 	}
 	start := w.agent(guestproto.AgentIdle, "")
 	if start.Name != "claude" || start.PID == 0 {
-		t.Errorf("%+v", start)
+		t.Errorf("first agent = %+v, want claude with its pid", start)
 	}
 	if comm := b.MustIn(name, fmt.Sprintf("cat /proc/%d/comm", start.PID)); comm != "claude" {
-		t.Errorf("process %d is %q", start.PID, comm)
+		t.Errorf("comm of process %d = %q, want \"claude\"", start.PID, comm)
 	}
 
 	t.Run("a question", func(t *testing.T) {
@@ -87,7 +87,7 @@ secrets:
 		blocked := w.agent(guestproto.AgentBlocked, "permission: Bash: touch made-by-the-agent")
 		w.arrives("the permission", blocked)
 		if blocked.PID != again.PID {
-			t.Errorf("%+v, not %+v", blocked, again)
+			t.Errorf("agent = %+v, want the process of %+v", blocked, again)
 		}
 		typed("Enter")
 		w.agent(guestproto.AgentDone, "")
@@ -116,7 +116,7 @@ secrets:
 		blocked := w.agent(guestproto.AgentBlocked, "permission: Bash: touch made-by-the-agent")
 		w.arrives("Codex's permission", blocked)
 		if comm := b.MustIn(name, fmt.Sprintf("cat /proc/%d/comm", blocked.PID)); blocked.Name != "codex" || comm != "codex" {
-			t.Errorf("%+v is %q", blocked, comm)
+			t.Errorf("blocked agent = %+v, comm %q, want codex", blocked, comm)
 		}
 		typed("Escape")
 		w.leaves("Esc")
@@ -221,7 +221,7 @@ func newAttention(t *testing.T, b *box, name, dir, base string) *attention {
 	a.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err == nil {
-			t.Error("watching ended without a reason")
+			t.Error("end of watching = nil, want an error with its reason")
 		}
 		_ = c.Close()
 	})
@@ -237,11 +237,11 @@ func (a *attention) until(what string, ok func(guestproto.Observation) bool) gue
 		select {
 		case g, open := <-a.seen:
 			if !open {
-				a.t.Fatalf("%s: nothing comes any more; last %+v", what, a.last)
+				a.t.Fatalf("%s: watching ended, last observation %+v", what, a.last)
 			}
 			a.last, a.at = g, <-a.came
 		case <-deadline:
-			a.t.Fatalf("%s is not seen; last %+v\n%s", what, a.last.Agents, strings.Join(a.last.Screen, "\n"))
+			a.t.Fatalf("%s: not in time, last agents %+v\n%s", what, a.last.Agents, strings.Join(a.last.Screen, "\n"))
 		}
 	}
 	return a.last

@@ -129,7 +129,7 @@ func bootBIOS(t *testing.T, b *box, disk string) {
 	defer c.Close()
 	const line = "test ! -d /sys/firmware/efi && cloud-init --version && sudo id -un"
 	if out, err := c.Output(ctx, line, nil, 4096); err != nil || !strings.HasSuffix(string(out), "root\n") {
-		t.Errorf("%s: %q, %v; want root at the end", line, out, err)
+		t.Errorf("%s = %q, %v, want root at the end", line, out, err)
 	}
 }
 

@@ -34,7 +34,7 @@ func TestCrash(t *testing.T) {
 	}
 	err := open.Wait()
 	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 130 || !strings.Contains(said.String(), "continues in the background") {
-		t.Errorf("interrupted open: %v\n%s", err, said.String())
+		t.Errorf("interrupted open = %v, want exit status 130 and \"continues in the background\"\n%s", err, said.String())
 	}
 	b.kill("keeper")
 	names := make(chan string, 2)
@@ -43,7 +43,7 @@ func TestCrash(t *testing.T) {
 	}
 	name := <-names
 	if other := <-names; name == "" || name != other || len(b.List()) != 1 {
-		t.Fatalf("two opens at once: %q and %q, sessions %+v\n%s", name, other, b.List(), b.Logs())
+		t.Fatalf("two opens at once = %q and %q, sessions %+v, want one session\n%s", name, other, b.List(), b.Logs())
 	}
 	b.MustIn(name, "echo precious >precious.txt && sync")
 
@@ -65,11 +65,11 @@ func TestCrash(t *testing.T) {
 	b.kill("gateway")
 	b.WaitState("broken")
 	if out := b.Asz("list"); !strings.Contains(out, "gateway has stopped") {
-		t.Errorf("list does not say why: %s", out)
+		t.Errorf("list after the gateway's end = %s, want \"gateway has stopped\"", out)
 	}
 	b.Asz("start", name)
 	if got := b.MustIn(name, "cat precious.txt unwritten.txt; curl -sS http://github.com/"); got != "precious\nunwritten\nthis is "+allowedAddr+":80" {
-		t.Errorf("after a new gateway: %q", got)
+		t.Errorf("files and request after a new gateway = %q, want both files and %s:80", got, allowedAddr)
 	}
 
 	// The host loses power: everything dies at once, and pid files and locks stay.
@@ -78,15 +78,15 @@ func TestCrash(t *testing.T) {
 	}
 	b.WaitState("stopped")
 	if out := b.Asz("list"); !strings.Contains(out, "stopped unexpectedly") {
-		t.Errorf("list does not say why: %s", out)
+		t.Errorf("list after the VM's end = %s, want \"stopped unexpectedly\"", out)
 	}
 	b.Asz("open", "-d", "./project")
 	if got := b.MustIn(name, "cat precious.txt"); got != "precious" {
-		t.Errorf("the work is %q", got)
+		t.Errorf("precious.txt = %q, want \"precious\"", got)
 	}
 	b.Asz("destroy", "--force", name)
 	if left := b.Leftovers(); len(left) > 0 {
-		t.Errorf("processes are left: %v", left)
+		t.Errorf("processes at the end = %v, want none", left)
 	}
 }
 
@@ -103,13 +103,13 @@ func TestDestroyWhileCreating(t *testing.T) {
 	waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 	b.Asz("destroy", "project")
 	if err := open.Wait(); err == nil {
-		t.Error("open succeeded on a session that was destroyed under it")
+		t.Error("open of a session destroyed meanwhile = nil, want an error")
 	}
 	if left := b.Leftovers(); len(left) > 0 {
-		t.Errorf("processes are left: %v", left)
+		t.Errorf("processes at the end = %v, want none", left)
 	}
 	if l := b.List(); len(l) != 0 {
-		t.Errorf("sessions are left: %+v", l)
+		t.Errorf("sessions at the end = %+v, want none", l)
 	}
 }
 
@@ -120,5 +120,5 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 			return
 		}
 	}
-	t.Fatalf("%s did not come", what)
+	t.Fatalf("%s: not within 5 minutes", what)
 }

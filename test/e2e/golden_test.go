@@ -41,15 +41,15 @@ func who(t *testing.T, b *box, name string) map[string]string {
 		id[what] = value
 	}
 	if len(id) != 8 {
-		t.Fatalf("%s: %v", name, id)
+		t.Fatalf("identity of %s = %v, want 8 parts", name, id)
 	}
 	var now int64
 	before := time.Now().Unix()
 	if _, err := fmt.Sscan(b.MustIn(name, "date +%s"), &now); err != nil || now < before-2 || now > time.Now().Unix()+2 {
-		t.Errorf("%s: the clock is %d s off, %v", name, now-before, err)
+		t.Errorf("clock of %s is %d s off, %v, want at most 2", name, now-before, err)
 	}
 	if !strings.HasSuffix(id["hostname"], name) {
-		t.Errorf("%s is called %s", name, id["hostname"])
+		t.Errorf("hostname of %s = %s, want its name last", name, id["hostname"])
 	}
 	return id
 }
@@ -60,14 +60,14 @@ func same(t *testing.T, b *box, name string, was map[string]string) {
 	now := who(t, b, name)
 	for _, what := range []string{"machine-id", "hostname", "host-key", "mac", "login-key"} {
 		if now[what] != was[what] {
-			t.Errorf("after a restart, %s is %s, was %s", what, now[what], was[what])
+			t.Errorf("%s after a restart = %s, want %s", what, now[what], was[what])
 		}
 	}
 	if now["boot-id"] == was["boot-id"] {
-		t.Error("the boot id is that of the boot before")
+		t.Errorf("boot id after a restart = %s, want another", now["boot-id"])
 	}
 	if got := b.MustIn(name, "cat work.txt"); got != "work" {
-		t.Errorf("the work is %q", got)
+		t.Errorf("work.txt = %q, want \"work\"", got)
 	}
 }
 
@@ -75,7 +75,7 @@ func from(t *testing.T, b *box, name, want string) {
 	t.Helper()
 	for _, v := range b.List() {
 		if v.Name == name && v.From != want {
-			t.Errorf("%s is from %s, want %s\n%s", name, v.From, want, b.Asz("logs", name))
+			t.Errorf("origin of %s = %s, want %s\n%s", name, v.From, want, b.Asz("logs", name))
 		}
 	}
 }
@@ -87,7 +87,7 @@ func differ(t *testing.T, all map[string]map[string]string) {
 		for _, b := range names[i+1:] {
 			for what, value := range all[a] {
 				if value == all[b][what] {
-					t.Errorf("%s and %s have the same %s: %s", a, b, what, value)
+					t.Errorf("%s of %s and %s = %s, want two", what, a, b, value)
 				}
 			}
 		}
@@ -129,7 +129,7 @@ func TestGolden(t *testing.T) {
 		secret := strings.Split(b.MustIn(one, "sudo cat /etc/ssh/ssh_host_ed25519_key"), "\n")[2]
 		files, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", one, "*"))
 		if err != nil || len(files) == 0 {
-			t.Fatal(files, err)
+			t.Fatalf("files of the VM = %q, %v, want some", files, err)
 		}
 		logs, _ := filepath.Glob(filepath.Join(b.Home, ".local/state/agent-sessionizer/sessions/*/*"))
 		for _, file := range append(files, logs...) {
@@ -137,7 +137,7 @@ func TestGolden(t *testing.T) {
 				continue // the guest's own disk contains it
 			}
 			if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), secret) {
-				t.Errorf("%s has the guest's private key", file)
+				t.Errorf("%s has the guest's private key, want it absent", file)
 			}
 		}
 	})
@@ -167,7 +167,7 @@ func TestPool(t *testing.T) {
 	}
 	b.Write("two/.agent-sessionizer.yaml", "network: {deny: [github.com]}\n")
 	if r := b.Run("sh", "-c", "cd two && git add . && git commit -q -m narrow"); r.Code != 0 {
-		t.Fatal(r.All())
+		t.Fatalf("git commit in two = exit %d\n%s\nwant exit 0", r.Code, r.All())
 	}
 	one := b.open("./one")
 	from(t, b, one, "golden")
@@ -179,7 +179,7 @@ func TestPool(t *testing.T) {
 	b.MustIn(two, "git log --oneline | grep -q narrow")
 	// The gateway was started before the session existed; check what it allows.
 	if out := b.Asz("net", "explain", two, "github.com"); !strings.Contains(out, "denied") {
-		t.Error(out)
+		t.Errorf("net explain github.com = %s, want denied", out)
 	}
 	b.MustIn(two, "echo work >work.txt && sync")
 	b.Asz("stop", two)
@@ -190,7 +190,7 @@ func TestPool(t *testing.T) {
 	b.Env = append(b.Env, "AGENT_SESSIONIZER_POOL=0")
 	b.Asz("image", "prune")
 	if left, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", "standby-*")); err != nil || len(left) > 0 {
-		t.Error(left, err)
+		t.Errorf("standby VMs at the end = %q, %v, want none", left, err)
 	}
 }
 
@@ -209,7 +209,7 @@ func TestForksAtOnce(t *testing.T) {
 		wg.Go(func() {
 			r := b.Run(append(append([]string{"agent-sessionizer", "open", "-d"}, strings.Fields(small)...), "./"+repo)...)
 			if r.Code != 0 {
-				t.Errorf("%s: %s", repo, r.All())
+				t.Errorf("open %s = exit %d\n%s\nwant exit 0", repo, r.Code, r.All())
 				return
 			}
 			mu.Lock()
@@ -223,7 +223,7 @@ func TestForksAtOnce(t *testing.T) {
 		ids[name] = who(t, b, name)
 	}
 	if len(ids) != forks {
-		t.Errorf("%d sessions: %v", len(ids), ids)
+		t.Errorf("identities = %d (%v), want %d", len(ids), ids, forks)
 	}
 	differ(t, ids)
 }
@@ -250,7 +250,7 @@ func TestForkKilled(t *testing.T) {
 				Error any `json:"error"`
 			}
 			if err := json.Unmarshal([]byte(b.Asz("list", "--json")), &views); err != nil || len(views) != 1 || views[0].Error != nil {
-				t.Errorf("%+v, %v; the first open: %+v", views, err, r)
+				t.Errorf("sessions = %+v, %v, want 1 without an error; the first open: %+v", views, err, r)
 			}
 		})
 	}

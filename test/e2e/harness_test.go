@@ -31,7 +31,7 @@ func (b *box) kill(what string) {
 	b.t.Helper()
 	pids := b.Processes(what)
 	if len(pids) == 0 {
-		b.t.Fatalf("no %q process to kill; there are %v", what, b.Processes(""))
+		b.t.Fatalf("processes %q = none of %v, want some to kill", what, b.Processes(""))
 	}
 	for pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGKILL)

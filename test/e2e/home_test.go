@@ -25,13 +25,13 @@ func (b *box) dotfile(name, text string) {
 // dotfiles checks those copied when the session was created.
 func dotfiles(t *testing.T, b *box, name string) {
 	if got := b.MustIn(name, "cd; cat .config/tool/conf; git config user.email; zsh -c 'echo $OWN_ZSHENV'; ls -d .netrc 2>/dev/null || echo none; stat -c %U:%a .zshrc"); got != "one\nme@example.invalid\n1\nnone\nagent:600" {
-		t.Errorf("dotfiles: %q", got)
+		t.Errorf("dotfiles in the guest = %q, want one, me@example.invalid, 1, no .netrc, agent:600", got)
 	}
 	if got := b.MustIn(name, `cd; cat "$(printf 'odd \377\nname')"`); got != "odd" {
-		t.Errorf("an odd name: %q", got)
+		t.Errorf("file with an odd name = %q, want \"odd\"", got)
 	}
 	if log := b.Asz("logs", name); !strings.Contains(log, ".netrc: contains a login") || strings.Contains(log, "hunter2") {
-		t.Errorf("nothing is said of the credential: %s", log)
+		t.Errorf("logs = %s, want \".netrc: contains a login\" without the password", log)
 	}
 	b.MustIn(name, "cd; echo changed in the guest >.vimrc; rm .config/tool/conf")
 	b.dotfile(".zshrc", "PROMPT='newer %m> '\n")
@@ -61,10 +61,10 @@ func writeHomeFiles(b *box, name string) {
 func homeAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
 	files, err := filepath.Glob(filepath.Join(b.Home, ".local/state/agent-sessionizer/homes/*"))
 	if err != nil || len(files) != 1 {
-		t.Fatalf("saved homes: %q %v", files, err)
+		t.Fatalf("saved homes = %q, %v, want 1", files, err)
 	}
 	if text, err := os.ReadFile(files[0]); err != nil || !strings.Contains(string(text), strings.Repeat("*", len(sentinel))) || strings.Contains(string(text), sentinel) {
-		t.Errorf("the secret is not masked in the saved home: %v", err)
+		t.Errorf("saved home: %v, want the secret masked", err)
 	}
 	name := b.open("./" + filepath.Base(clone))
 	got := b.MustIn(name, "cd; cat .claude/projects/p/1.jsonl .codex/sessions/1 .zsh_history; stat -c %a:%Y:%U .zsh_history; ls .claude/.credentials.json .codex/auth.json 2>/dev/null || echo none")
@@ -73,16 +73,16 @@ func homeAfterDestroy(t *testing.T, b *box, sentinel, clone string) {
 		t.Errorf("in the next session: %q, want %q", got, want)
 	}
 	if got := b.MustIn(name, "cd; cat .zshrc"); got != "PROMPT='newer %m> '" {
-		t.Errorf("the next session's dotfiles: %q", got)
+		t.Errorf(".zshrc of the next session = %q, want the newer prompt", got)
 	}
 	other := b.Repo("other")
 	elsewhere := b.open("./" + filepath.Base(other))
 	if got := b.MustIn(elsewhere, "cd; ls .claude/projects/p .codex/sessions/1 2>/dev/null || echo none"); got != "none" {
-		t.Errorf("another repository's session has %q", got)
+		t.Errorf("agents' files in another repository's session = %q, want none", got)
 	}
 	b.Asz("destroy", "--force", name, elsewhere)
 	b.Asz("home", "rm", clone) // nothing is saved for the other one
 	if got := b.Asz("home", "list", "--json"); strings.TrimSpace(got) != "[]" {
-		t.Errorf("still saved: %s", got)
+		t.Errorf("home list --json = %s, want []", got)
 	}
 }

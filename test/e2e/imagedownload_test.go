@@ -56,7 +56,7 @@ func (b *box) useImage(path, digest, more string) {
 	b.t.Helper()
 	shipped, err := sessionizer.Lima.ReadFile("lima/agent-sandbox.yaml")
 	if err != nil || !shippedImages.Match(shipped) {
-		b.t.Fatal("the shipped template names no images: ", err)
+		b.t.Fatalf("lima/agent-sandbox.yaml = %v, want images in it", err)
 	}
 	own := fmt.Sprintf("\nimages:\n- {location: %q, arch: %s, digest: %q}\n\n%s", "https://"+imagesName+path, realvm.Image(b.t).Arch, digest, more)
 	b.Write(".config/agent-sessionizer/agent-sandbox.yaml", shippedImages.ReplaceAllLiteralString(string(shipped), own))
@@ -78,7 +78,7 @@ func newImageServer(t *testing.T, b *box, forge *forge) *imageServer {
 	s := &imageServer{ranges: map[string][]string{}}
 	path := filepath.Join(t.TempDir(), "huge.qcow2")
 	if r := b.Run("qemu-img", "create", "-q", "-f", "qcow2", path, "900G"); r.Code != 0 {
-		t.Fatal(r.All())
+		t.Fatalf("qemu-img create = exit %d\n%s\nwant exit 0", r.Code, r.All())
 	}
 	header, err := os.ReadFile(path)
 	if err != nil {
@@ -137,7 +137,7 @@ func failedDownloads(t *testing.T, b *box, forge *forge, s *imageServer) {
 			left, err := filepath.Glob(filepath.Join(b.Home, pattern))
 			for _, file := range left {
 				if st, serr := os.Stat(file); serr != nil || st.Size() > 0 {
-					t.Errorf("%s: %s is left, %v", name, file, serr)
+					t.Errorf("%s: %s after the download: %v, want it removed", name, file, serr)
 				}
 			}
 			if err != nil {
@@ -195,11 +195,11 @@ func downloadsAtOnce(t *testing.T, b *box, forge *forge, s *imageServer) {
 	close(gate)
 	for range 2 {
 		if r := <-results; r.Code != 2 || !strings.Contains(r.All(), tooLarge) {
-			t.Errorf("exit %d: %s", r.Code, r.All())
+			t.Errorf("open = exit %d: %s, want exit 2 with %q", r.Code, r.All(), tooLarge)
 		}
 	}
 	if got := s.got("/gate/both.qcow2"); len(got) != 1 {
-		t.Errorf("%d downloads, want 1", len(got))
+		t.Errorf("downloads = %d, want 1", len(got))
 	}
 	for _, v := range b.List() {
 		b.Asz("destroy", "--force", v.Name)

@@ -28,7 +28,7 @@ func (b *box) path(id string) (phases []string) {
 			Data struct{ From, To string }
 		}
 		if err := json.Unmarshal([]byte(line), &ev); err != nil {
-			b.t.Fatalf("%v: %s", err, line)
+			b.t.Fatalf("event = %s, want JSON: %v", line, err)
 		}
 		if ev.Kind == "phase" && ev.Data.From != ev.Data.To {
 			phases = append(phases, ev.Data.To)
@@ -43,12 +43,12 @@ func (b *box) cancel(id, phase string) {
 	b.t.Helper()
 	b.Asz("task", "cancel", "--wait", id)
 	if v := b.task(id); v.State != "CANCELLED" || v.Outcome.Result != "cancelled" {
-		b.t.Errorf("cancelled in %s: %+v", phase, v)
+		b.t.Errorf("task cancelled in %s = %+v, want CANCELLED", phase, v)
 	}
 	want := []string{"PENDING", "STAGING", "PROVISIONING", "READY"}
 	want = append(slices.Clone(want[:slices.Index(want, phase)+1]), "CANCELLED")
 	if got := b.path(id); !slices.Equal(got, want) {
-		b.t.Errorf("cancelled in %s, it went %v", phase, got)
+		b.t.Errorf("path of the task cancelled in %s = %v, want %v", phase, got, want)
 	}
 	b.nothingLeft()
 }
@@ -58,7 +58,7 @@ func (b *box) signal(what string, sig syscall.Signal) {
 	b.t.Helper()
 	pids := b.Processes(what)
 	if len(pids) == 0 {
-		b.t.Fatalf("no %q process; there are %v", what, b.Processes(""))
+		b.t.Fatalf("processes %q = none of %v, want some", what, b.Processes(""))
 	}
 	for pid := range pids {
 		if err := syscall.Kill(pid, sig); err != nil {
@@ -107,7 +107,7 @@ agent: {kind: command, command: ["true"]}
 		waits := b.submit(shell("true"), "")
 		b.Asz("task", "cancel", waits)
 		if v := b.task(waits); v.State != "CANCELLED" || v.Outcome.Result != "cancelled" {
-			t.Errorf("%+v", v)
+			t.Errorf("cancelled task = %+v, want CANCELLED", v)
 		}
 		b.cancel(id, "STAGING")
 	})
@@ -146,7 +146,7 @@ agent: {kind: command, command: ["true"]}
 		waitFor(t, "the task's keeper", func() bool { keepers = b.Processes(" task-keeper "); return len(keepers) > 0 })
 		for end := time.Now().Add(5 * time.Minute); received() < 10e6; time.Sleep(time.Millisecond) { // a real machine sends all of it in a moment
 			if time.Now().After(end) {
-				t.Fatalf("no artifact comes\n%s", b.Logs())
+				t.Fatalf("artifact bytes after 5 minutes = %d, want 10e6\n%s", received(), b.Logs())
 			}
 		}
 		for pid := range keepers {
@@ -157,12 +157,12 @@ agent: {kind: command, command: ["true"]}
 		b.kill(" task-keeper ")
 		there := received()
 		if there < 10e6 || there >= 40e6 {
-			t.Fatalf("%d bytes are there: nothing can be continued", there)
+			t.Fatalf("artifact bytes = %d, want 10e6 to 40e6, to be continued", there)
 		}
 		b.Asz("task", "list") // starts a keeper
 		waitFor(t, "the end of the task", func() bool {
 			if n := received(); n > 0 && n < there {
-				t.Errorf("of %d bytes %d are left: it was begun anew", there, n)
+				t.Errorf("artifact bytes after the interruption = %d, want at least %d: it must be continued", n, there)
 				there = n
 			}
 			text, err := os.ReadFile(filepath.Join(b.taskDir(id), "state.json"))
@@ -170,12 +170,12 @@ agent: {kind: command, command: ["true"]}
 		})
 		want := []string{"PENDING", "STAGING", "PROVISIONING", "READY", "RUNNING", "COMPLETING", "COMPLETED"}
 		if got := b.path(id); !slices.Equal(got, want) {
-			t.Errorf("it went %v", got)
+			t.Errorf("path of the task = %v, want %v", got, want)
 		}
 		sum, _, _ := strings.Cut(b.Asz("task", "logs", id), " ")
 		out := b.RunIn(filepath.Join(b.taskDir(id), "outbox", "artifacts"), "sh", "-c", "find . -name large.bin -exec sha256sum {} +").Stdout
 		if !strings.HasPrefix(out, sum+" ") {
-			t.Errorf("in the guest it is %s, here %s", sum, out)
+			t.Errorf("digest of large.bin = %s, want %s as in the guest", out, sum)
 		}
 		b.nothingLeft()
 	})

@@ -78,7 +78,7 @@ func newProvisionWeb(t *testing.T, b *box) *provisionWeb {
 func (w *provisionWeb) readVersion(name string) string {
 	m := regexp.MustCompile(`(?m)^` + name + `=(\S+)$`).FindSubmatch(w.versions)
 	if m == nil {
-		w.t.Fatalf("versions.env has no %s", name)
+		w.t.Fatalf("%s in versions.env = none, want a version", name)
 	}
 	return string(m[1])
 }
@@ -108,7 +108,7 @@ func (w *provisionWeb) createNVM(b *box) string {
 	r := b.Run("sh", "-ec", `git init -q nvm && cd nvm && git add . && git commit -qm nvm && git tag "$1" && mkdir -p ../forge/nvm-sh &&
 		git clone -q --bare . ../forge/nvm-sh/nvm.git && git rev-parse HEAD`, "sh", w.readVersion("NVM_VERSION"))
 	if r.Code != 0 {
-		w.t.Fatal(r.All())
+		w.t.Fatalf("repository of nvm: exit %d\n%s\nwant exit 0", r.Code, r.All())
 	}
 	return strings.TrimSpace(r.Stdout)
 }
@@ -126,7 +126,7 @@ func (w *provisionWeb) packNode(b *box) string {
 		test -x node/bin/node && test -s node/bin/npm`,
 		"sh", realvm.Image(w.t).Location, map[string]string{"x86_64": "x64", "aarch64": "arm64"}[realvm.Image(w.t).Arch])
 	if r.Code != 0 {
-		w.t.Fatal(r.All())
+		w.t.Fatalf("archive of node: exit %d\n%s\nwant exit 0", r.Code, r.All())
 	}
 	return filepath.Join(b.Home, "node.tar.gz")
 }

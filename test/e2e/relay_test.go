@@ -155,7 +155,7 @@ func (p *proxy) leadsOut(t *testing.T, name, port string) {
 	t.Helper()
 	c, err := dialRelay(t.Context(), net.JoinHostPort(name, port))
 	if err != nil {
-		t.Fatalf("this machine does not reach the registry of its packages: %v", err)
+		t.Fatalf("dial the package registry from this machine: %v", err)
 	}
 	c.Close()
 	p.mu.Lock()

@@ -33,14 +33,14 @@ func searchDisk(t *testing.T, b *box, name, secret string) {
 		t.Fatal(err)
 	}
 	if n < 200<<20 {
-		t.Errorf("only %d bytes of the disk hold data; the search proves nothing", n)
+		t.Errorf("bytes searched on the disk = %d, want at least %d", n, 200<<20)
 	}
 	if found {
-		t.Error("the secret is on the VM's disk")
+		t.Error("secret on the VM's disk = found, want none")
 	}
 	// Prove that the search works: it must find the repository's file.
 	if _, found, err := search(raw, []byte("not committed\n")); err != nil || !found {
-		t.Errorf("a file that is on the disk is not found: %v", err)
+		t.Errorf("file on the disk = found: %t, %v, want true", found, err)
 	}
 	os.Remove(raw)
 	searchHome(t, b, secret, "secret-file")
@@ -127,9 +127,9 @@ func watchCmdlines(t *testing.T, secret string) *cmdlines {
 func (w *cmdlines) check(t *testing.T) {
 	t.Helper()
 	if line := w.found.Load(); line != nil {
-		t.Errorf("the secret was an argument: %q", *line)
+		t.Errorf("command line with the secret = %q, want none", *line)
 	}
 	if w.seen.Load() == 0 {
-		t.Error("no process was looked at")
+		t.Error("command lines looked at = 0, want some")
 	}
 }

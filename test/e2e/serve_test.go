@@ -43,7 +43,7 @@ func (b *box) start(args ...string) *background {
 func (c *background) ends(t *testing.T) {
 	t.Helper()
 	if err := c.Wait(); err != nil {
-		t.Errorf("%v: %v\n%s%s", c.Args, err, c.out.String(), c.errs.String())
+		t.Errorf("%v = %v, want nil\n%s%s", c.Args, err, c.out.String(), c.errs.String())
 	}
 }
 
@@ -100,11 +100,11 @@ func (r *reader) join() {
 	}
 	events, err := r.b.api("/api/v1/tasks/"+r.id+"/events", header...)
 	if err != nil || events.StatusCode != http.StatusOK {
-		r.b.t.Fatalf("%+v, %v", events, err)
+		r.b.t.Fatalf("GET events = %+v, %v, want status %d", events, err, http.StatusOK)
 	}
 	output, err := r.b.api(fmt.Sprintf("/api/v1/tasks/%s/logs?follow=true&offset=%d", r.id, len(r.output)))
 	if err != nil || output.StatusCode != http.StatusOK {
-		r.b.t.Fatalf("%+v, %v", output, err)
+		r.b.t.Fatalf("GET logs = %+v, %v, want status %d", output, err, http.StatusOK)
 	}
 	r.open.Go(func() {
 		defer events.Body.Close()
@@ -145,110 +145,117 @@ func TestServe(t *testing.T) {
 	b := newBox(t)
 	b.Repo("project")
 
-	t.Run("killed and stopped under a task", func(t *testing.T) {
-		b.manifest(shell(`until [ -e /tmp/go ]; do echo "line $((++n))"; sleep 0.2; done; echo over`), "")
-		run := b.start("task", "run", "-f", "task.yaml")
-		var all []taskView
-		waitFor(t, "a task", func() bool {
-			return json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all) == nil && len(all) == 1
-		})
-		id := all[0].ID
-		logs := b.start("task", "logs", "-f", id)
-		printed := func() int {
-			text, _ := os.ReadFile(filepath.Join(b.taskDir(id), "outbox", "progress", "stdout.log"))
-			return len(text)
-		}
-		grows := func(what string, size func() int) {
-			t.Helper()
-			waitFor(t, what, func(before int) func() bool { return func() bool { return size() > before } }(size()+20))
-		}
+	t.Run("killed and stopped under a task", func(t *testing.T) { serveKilled(t, b) })
 
-		serve := b.serve()
-		r := &reader{b: b, id: id}
-		r.join()
-		b.until(id, "RUNNING")
-		grows("output in the stream", r.has)
+	t.Run("a unit", func(t *testing.T) { serveUnit(t, b) })
+}
 
-		// Killed: its streams break off, and continue with the next serve.
-		if err := serve.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		_ = serve.Wait() // it was killed
-		r.open.Wait()
-		grows("output without serve", printed)
-		serve = b.serve()
-		r.join()
-		grows("output in the stream of another serve", r.has)
-
-		// Stopped: they pause, and lose nothing.
-		if err := serve.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		grows("output while serve stands still", printed)
-		if err := serve.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		grows("output after serve stood still", r.has)
-
-		// Killed again, and the task ends before the next serve starts.
-		if err := serve.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		_ = serve.Wait() // it was killed
-		r.open.Wait()
-		b.MustIn(b.List()[0].Name, "touch /tmp/go")
-		run.ends(t)
-		logs.ends(t)
-		if v := b.task(id); v.State != "COMPLETED" || v.Attempt != 1 {
-			t.Errorf("%+v", v)
-		}
-		serve = b.serve()
-		r.join()
-		r.open.Wait()
-
-		var page struct{ Newest int }
-		resp, err := b.api("/api/v1/tasks/" + id + "/events?after=newest")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		if err := json.NewDecoder(resp.Body).Decode(&page); err != nil || page.Newest != len(r.events) || !r.over {
-			t.Errorf("%d of %d events, %v; the end was told: %v", len(r.events), page.Newest, err, r.over)
-		}
-		for i, ev := range r.events {
-			if ev != fmt.Sprintf("%s/%d", id, i+1) {
-				t.Fatalf("event %d is %s", i+1, ev)
-			}
-		}
-		log := b.Asz("task", "logs", id)
-		if string(r.output) != log || logs.out.String() != log || !strings.HasSuffix(log, "over\n") {
-			t.Errorf("the log has %d bytes, the stream had %d, logs -f %d", len(log), len(r.output), logs.out.Len())
-		}
-		if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-		serve.ends(t)
-		b.nothingLeft()
+// serveKilled kills and stops serve while a task runs and its streams are read.
+func serveKilled(t *testing.T, b *box) {
+	b.manifest(shell(`until [ -e /tmp/go ]; do echo "line $((++n))"; sleep 0.2; done; echo over`), "")
+	run := b.start("task", "run", "-f", "task.yaml")
+	var all []taskView
+	waitFor(t, "a task", func() bool {
+		return json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all) == nil && len(all) == 1
 	})
+	id := all[0].ID
+	logs := b.start("task", "logs", "-f", id)
+	printed := func() int {
+		text, _ := os.ReadFile(filepath.Join(b.taskDir(id), "outbox", "progress", "stdout.log"))
+		return len(text)
+	}
+	grows := func(what string, size func() int) {
+		t.Helper()
+		waitFor(t, what, func(before int) func() bool { return func() bool { return size() > before } }(size()+20))
+	}
 
-	t.Run("a unit", func(t *testing.T) {
-		// Each guest has a systemd. The VMs of what runs there are fake; they only
-		// have to outlive serve.
-		b.pack("agent-sessionizer.gz")
-		name := b.open("./project")
-		b.Asz("cp", "agent-sessionizer.gz", name+":/home/agent/")
-		const with = "export XDG_RUNTIME_DIR=/run/user/$(id -u); s=~/.local/state/agent-sessionizer; show() { systemctl --user show -P $1 agent-sessionizer; }; "
-		in := func(line string) string { t.Helper(); return b.MustIn(name, with+line) }
-		// Each request from here is a login, which is slow for an emulated guest.
-		until := func(what, ok string) {
-			t.Helper()
-			if r := b.In(name, with+"for i in $(seq 600); do if "+ok+"; then exit 0; fi; sleep 1; done; sudo journalctl --no-pager -n 50; exit 1"); r.Code != 0 {
-				t.Fatalf("%s did not come:\n%s", what, r.All())
-			}
+	serve := b.serve()
+	r := &reader{b: b, id: id}
+	r.join()
+	b.until(id, "RUNNING")
+	grows("output in the stream", r.has)
+
+	// Killed: its streams break off, and continue with the next serve.
+	if err := serve.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = serve.Wait() // it was killed
+	r.open.Wait()
+	grows("output without serve", printed)
+	serve = b.serve()
+	r.join()
+	grows("output in the stream of another serve", r.has)
+
+	// Stopped: they pause, and lose nothing.
+	if err := serve.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	grows("output while serve stands still", printed)
+	if err := serve.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	grows("output after serve stood still", r.has)
+
+	// Killed again, and the task ends before the next serve starts.
+	if err := serve.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = serve.Wait() // it was killed
+	r.open.Wait()
+	b.MustIn(b.List()[0].Name, "touch /tmp/go")
+	run.ends(t)
+	logs.ends(t)
+	if v := b.task(id); v.State != "COMPLETED" || v.Attempt != 1 {
+		t.Errorf("task = %+v, want COMPLETED in attempt 1", v)
+	}
+	serve = b.serve()
+	r.join()
+	r.open.Wait()
+
+	var page struct{ Newest int }
+	resp, err := b.api("/api/v1/tasks/" + id + "/events?after=newest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&page); err != nil || page.Newest != len(r.events) || !r.over {
+		t.Errorf("events read = %d, %v, stream over: %t, want %d, true", len(r.events), err, r.over, page.Newest)
+	}
+	for i, ev := range r.events {
+		if ev != fmt.Sprintf("%s/%d", id, i+1) {
+			t.Fatalf("event %d = %s, want %s/%d", i+1, ev, id, i+1)
 		}
-		// Logins in a guest have no manager for the user's units, and the guest has
-		// less capacity than the host.
-		in(`set -e
+	}
+	log := b.Asz("task", "logs", id)
+	if string(r.output) != log || logs.out.String() != log || !strings.HasSuffix(log, "over\n") {
+		t.Errorf("log = %d bytes, stream %d, logs -f %d, want the same, with \"over\" last", len(log), len(r.output), logs.out.Len())
+	}
+	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	serve.ends(t)
+	b.nothingLeft()
+}
+
+// serveUnit runs serve as a unit of systemd, with its watchdog, in a guest.
+func serveUnit(t *testing.T, b *box) {
+	// Each guest has a systemd. The VMs of what runs there are fake; they only
+	// have to outlive serve.
+	b.pack("agent-sessionizer.gz")
+	name := b.open("./project")
+	b.Asz("cp", "agent-sessionizer.gz", name+":/home/agent/")
+	const with = "export XDG_RUNTIME_DIR=/run/user/$(id -u); s=~/.local/state/agent-sessionizer; show() { systemctl --user show -P $1 agent-sessionizer; }; "
+	in := func(line string) string { t.Helper(); return b.MustIn(name, with+line) }
+	// Each request from here is a login, which is slow for an emulated guest.
+	until := func(what, ok string) {
+		t.Helper()
+		if r := b.In(name, with+"for i in $(seq 600); do if "+ok+"; then exit 0; fi; sleep 1; done; sudo journalctl --no-pager -n 50; exit 1"); r.Code != 0 {
+			t.Fatalf("%s: not in time\n%s", what, r.All())
+		}
+	}
+	// Logins in a guest have no manager for the user's units, and the guest has
+	// less capacity than the host.
+	in(`set -e
 gunzip <~/agent-sessionizer.gz >/tmp/program; sudo install /tmp/program /usr/local/bin/agent-sessionizer; rm /tmp/program
 mkdir -p ~/.config/systemd/user/agent-sessionizer.service.d
 cat >~/.config/systemd/user/agent-sessionizer.service.d/test.conf <<E
@@ -261,20 +268,20 @@ sudo mkdir -p /etc/systemd/system/user@.service.d
 printf '[Service]\nEnvironment=XDG_RUNTIME_DIR=/run/user/%%i\n' | sudo tee /etc/systemd/system/user@.service.d/test.conf
 sudo systemctl daemon-reload; sudo systemctl start user@$(id -u)`)
 
-		// It counts as started only when it answers.
-		const get = "curl -sS --fail-with-body --unix-socket $s/serve.sock http://localhost"
-		if got := in("systemctl --user enable --now agent-sessionizer 2>/dev/null; " + get + "/api/health | jq -r .status; show Type; show ActiveState"); got != "ok\nnotify\nactive" {
-			t.Errorf("after its start: %s", got)
-		}
-		// While it answers itself, it notifies systemd; when it does not, systemd
-		// restarts it.
-		until("word to the watchdog", "fed=${fed:-$(show WatchdogTimestampMonotonic)}; [ $fed != $(show WatchdogTimestampMonotonic) ]")
-		until("another serve", "if [ -z $pid ]; then pid=$(show MainPID); kill -STOP $pid; fi; [ $(show MainPID) != $pid ] && [ $(show ActiveState) = active ]")
-		if got := in("sudo journalctl --no-pager | grep 'Watchdog timeout'; show NRestarts"); !strings.Contains(got, "agent-sessionizer.service") || strings.HasSuffix(got, "\n0") {
-			t.Errorf("it was not the watchdog: %s", got)
-		}
+	// It counts as started only when it answers.
+	const get = "curl -sS --fail-with-body --unix-socket $s/serve.sock http://localhost"
+	if got := in("systemctl --user enable --now agent-sessionizer 2>/dev/null; " + get + "/api/health | jq -r .status; show Type; show ActiveState"); got != "ok\nnotify\nactive" {
+		t.Errorf("service after its start = %s, want ok, notify, active", got)
+	}
+	// While it answers itself, it notifies systemd; when it does not, systemd
+	// restarts it.
+	until("word to the watchdog", "fed=${fed:-$(show WatchdogTimestampMonotonic)}; [ $fed != $(show WatchdogTimestampMonotonic) ]")
+	until("another serve", "if [ -z $pid ]; then pid=$(show MainPID); kill -STOP $pid; fi; [ $(show MainPID) != $pid ] && [ $(show ActiveState) = active ]")
+	if got := in("sudo journalctl --no-pager | grep 'Watchdog timeout'; show NRestarts"); !strings.Contains(got, "agent-sessionizer.service") || strings.HasSuffix(got, "\n0") {
+		t.Errorf("restart = %s, want one by the watchdog", got)
+	}
 
-		id := in(`systemctl --user service-watchdogs no # a slow machine must not end what follows
+	id := in(`systemctl --user service-watchdogs no # a slow machine must not end what follows
 cat >/tmp/task.yaml <<E
 version: "1"
 kind: Task
@@ -283,27 +290,26 @@ vm: {cpus: 1, memory: 512M, disk: 4G}
 agent: {kind: command, command: [sh, -c, "echo up; until [ -e /tmp/go ]; do sleep 1; done; echo over"]}
 E
 ` + get + `/api/v1/tasks -H 'Content-Type: application/yaml' --data-binary @/tmp/task.yaml | jq -r .id`)
-		state := "grep -qE '\"state\": \"(%s|FAILED)\"' $s/tasks/" + id + "/state.json"
-		until("the task", fmt.Sprintf(state, "RUNNING"))
+	state := "grep -qE '\"state\": \"(%s|FAILED)\"' $s/tasks/" + id + "/state.json"
+	until("the task", fmt.Sprintf(state, "RUNNING"))
 
-		// It ends without errors, and without the keepers, which are in its cgroup.
-		const keepers = "pgrep -f 'agent-sessionizer [a-z-]*keeper ' | xargs; " // the pattern does not match this command itself
-		before, after, _ := strings.Cut(in(keepers+"systemctl --user stop agent-sessionizer; "+keepers+"show ActiveState; show Result; show ExecMainStatus"), "\n")
-		if len(strings.Fields(before)) != 2 || after != before+"\ninactive\nsuccess\n0" {
-			t.Errorf("the keepers were %s; stopped it is %s", before, after)
-		}
-		in("touch /tmp/go")
-		until("the end of the task", fmt.Sprintf(state, "COMPLETED"))
-		var v taskView
-		if got := in("systemctl --user start agent-sessionizer; " + get + "/api/v1/tasks/" + id); json.Unmarshal([]byte(got), &v) != nil || v.State != "COMPLETED" || v.Attempt != 1 {
-			t.Errorf("another serve says %s", got)
-		}
-		if got := in(get + "/api/v1/tasks/" + id + "/logs"); got != "up\nover" {
-			t.Errorf("the log is %q", got)
-		}
-		b.Asz("destroy", "--force", name)
-		b.nothingLeft()
-	})
+	// It ends without errors, and without the keepers, which are in its cgroup.
+	const keepers = "pgrep -f 'agent-sessionizer [a-z-]*keeper ' | xargs; " // the pattern does not match this command itself
+	before, after, _ := strings.Cut(in(keepers+"systemctl --user stop agent-sessionizer; "+keepers+"show ActiveState; show Result; show ExecMainStatus"), "\n")
+	if len(strings.Fields(before)) != 2 || after != before+"\ninactive\nsuccess\n0" {
+		t.Errorf("keepers before the stop = %s, after it with the service's state = %s, want the same 2, inactive with success", before, after)
+	}
+	in("touch /tmp/go")
+	until("the end of the task", fmt.Sprintf(state, "COMPLETED"))
+	var v taskView
+	if got := in("systemctl --user start agent-sessionizer; " + get + "/api/v1/tasks/" + id); json.Unmarshal([]byte(got), &v) != nil || v.State != "COMPLETED" || v.Attempt != 1 {
+		t.Errorf("task by another serve = %s, want COMPLETED in attempt 1", got)
+	}
+	if got := in(get + "/api/v1/tasks/" + id + "/logs"); got != "up\nover" {
+		t.Errorf("log by another serve = %q, want \"up\\nover\"", got)
+	}
+	b.Asz("destroy", "--force", name)
+	b.nothingLeft()
 }
 
 // pack builds the program with fake VMs, small enough for an emulated network.
@@ -313,7 +319,7 @@ func (b *box) pack(name string) {
 	cmd := exec.Command("go", "build", "-tags", "fakevm", "-ldflags", "-s -w", "-o", program, "../../cmd/agent-sessionizer")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		b.t.Fatalf("%v\n%s", err, out)
+		b.t.Fatalf("build the program: %v\n%s", err, out)
 	}
 	defer os.Remove(program)
 	from, err := os.Open(program)

@@ -37,161 +37,186 @@ secrets:
 	watch := watchCmdlines(t, sentinel)
 	name := b.open("--with-changes", "./project")
 
-	t.Run("a VM of its own", func(t *testing.T) {
-		if host, guest := kernel(t), b.MustIn(name, "uname -r"); host == guest {
-			t.Errorf("the guest runs the host's kernel %s", host)
-		}
-		if m := b.In(name, "findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs"); m.Stdout != "" {
-			t.Errorf("the host is mounted: %s", m.Stdout)
-		}
-		if env := b.MustIn(name, "env"); strings.Contains(env, "SSH_AUTH_SOCK") {
-			t.Error("the host's SSH agent is forwarded")
-		}
-		if cpus := b.MustIn(name, "nproc"); cpus != "2" {
-			t.Errorf("%s CPUs, want 2", cpus)
-		}
-		if ports := b.MustIn(name, "cat /etc/machine-id; hostname"); !strings.Contains(ports, name) {
-			t.Errorf("hostname: %s", ports)
-		}
-	})
-	t.Run("tools", func(t *testing.T) {
-		for _, tool := range []string{"git", "vim", "tmux", "zsh", "docker", "node", "npm", "gh", "claude", "jq"} {
-			if r := b.In(name, "command -v "+tool); r.Code != 0 {
-				t.Errorf("%s is missing", tool)
-			}
-		}
-		if r := b.In(name, "claude --version"); r.Code != 0 || !strings.Contains(r.Stdout, "Claude Code") {
-			t.Errorf("claude --version: %s", r.All())
-		}
-		if r := b.In(name, "docker compose version || docker-compose version"); r.Code != 0 {
-			t.Errorf("compose: %s", r.All())
-		}
-	})
-	t.Run("repository", func(t *testing.T) {
-		if got := b.MustIn(name, "git log --format=%s | tr '\\n' ' '; git branch --show-current"); got != "hello first main" {
-			t.Errorf("history: %q", got)
-		}
-		if got := b.MustIn(name, "cat hello.txt draft.txt; git status --porcelain"); got != "hello\nnot committed\n?? draft.txt" {
-			t.Errorf("work tree: %q", got)
-		}
-	})
+	t.Run("a VM of its own", func(t *testing.T) { checkIsolation(t, b, name) })
+	t.Run("tools", func(t *testing.T) { checkTools(t, b, name) })
+	t.Run("repository", func(t *testing.T) { checkRepository(t, b, name) })
 	t.Run("tmux windows", func(t *testing.T) {
 		if got := b.MustIn(name, "tmux list-windows -t agent -F '#W' | paste -sd' '"); got != "vim server claude git scratch" {
-			t.Errorf("windows: %q", got)
+			t.Errorf("windows = %q, want \"vim server claude git scratch\"", got)
 		}
 	})
 	t.Run("names", func(t *testing.T) { names(t, b, name) })
 	t.Run("addresses and ports", func(t *testing.T) { addresses(t, b, name) })
 	t.Run("ports and host services", func(t *testing.T) { services(t, b, name) })
-	t.Run("the guest firewall survives docker", func(t *testing.T) {
+	t.Run("the guest firewall survives a restart of docker", func(t *testing.T) {
 		b.MustIn(name, "sudo systemctl restart docker && sleep 6")
 		addresses(t, b, name)
 	})
-	t.Run("secrets", func(t *testing.T) {
-		if got := b.MustIn(name, `printf %s "$SENTINEL"`); got != sentinel {
-			t.Error("the secret is not in the agent's environment")
-		}
-		if got := b.In(name, `printf '%s' "$MULTI"`); got.Stdout != multi {
-			t.Errorf("the multi-line secret is %q, want %q", got.Stdout, multi)
-		}
-		for _, shell := range []string{"zsh -c", "zsh -ic", "bash -lc", "bash -ic"} {
-			if r := b.In(name, shell+` 'printf %s "$SENTINEL"'`); !strings.Contains(r.Stdout, sentinel) {
-				t.Errorf("%s does not have the secret: %q", shell, r.All())
-			}
-		}
-		if got := b.MustIn(name, "stat -L -c '%a %U' /run/agent /run/agent/env; stat -f -c %T /run/agent"); got != "700 agent\n600 agent\ntmpfs" {
-			t.Errorf("secrets lie in %q", got)
-		}
-		cred := b.MustIn(name, `printf 'protocol=https\nhost=github.com\n\n' | git credential fill`)
-		if !strings.Contains(cred, "password=ghp_") {
-			t.Errorf("credential helper: %q", cred)
-		}
-		if other := b.In(name, `printf 'protocol=https\nhost=evil.example\n\n' | GIT_TERMINAL_PROMPT=0 git credential fill`); strings.Contains(other.All(), "ghp_") {
-			t.Error("the GitHub token is offered to another host")
-		}
-		if out := b.Asz("secrets", "list", "--json") + b.Asz("config", "show") + b.Asz("logs", name); strings.Contains(out, sentinel) {
-			t.Error("the secret is shown")
-		}
-	})
+	t.Run("secrets", func(t *testing.T) { checkSecrets(t, b, name, sentinel, multi) })
 	t.Run("dotfiles", func(t *testing.T) { dotfiles(t, b, name) })
-	t.Run("copy", func(t *testing.T) {
-		b.Write("in.txt", "copied\n")
-		b.Asz("cp", "in.txt", name+":sub-in.txt")
-		if got := b.MustIn(name, "cat sub-in.txt; rm sub-in.txt"); got != "copied" {
-			t.Errorf("copied in: %q", got)
-		}
-		b.MustIn(name, "mkdir -p /tmp/out/deep && echo result >/tmp/out/deep/r.txt && ln -s /etc/passwd /tmp/out/link")
-		b.Run("agent-sessionizer", "cp", name+":/tmp/out", "out")
-		if text, err := os.ReadFile(filepath.Join(b.Home, "out/deep/r.txt")); err != nil || string(text) != "result\n" {
-			t.Errorf("copied out: %q %v", text, err)
-		}
-		if _, err := os.Lstat(filepath.Join(b.Home, "out/link")); err == nil {
-			t.Error("a link came out of the guest")
-		}
-	})
-	t.Run("OpenSSH", func(t *testing.T) {
-		b.Write("ssh.config", b.Asz("ssh-config", name))
-		r := b.Run("ssh", "-F", filepath.Join(b.Home, "ssh.config"), name, "echo", "hello from", "$USER")
-		if r.Stdout != "hello from agent\n" {
-			t.Errorf("ssh: %s", r.All())
-		}
-	})
+	t.Run("copy", func(t *testing.T) { copyFiles(t, b, name) })
+	t.Run("OpenSSH", func(t *testing.T) { logInWithOpenSSH(t, b, name) })
 	t.Run("attach", func(t *testing.T) { attach(t, b, name) })
-	t.Run("work comes home", func(t *testing.T) { work(t, b, name, clone) })
-	t.Run("stop and start", func(t *testing.T) {
-		before := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2")
-		b.Asz("stop", name)
-		if got := b.List()[0].State; got != "stopped" {
-			t.Errorf("state %q", got)
-		}
-		if left := b.Processes("qemu"); len(left) > 0 {
-			t.Errorf("QEMU still runs: %v", left)
-		}
-		watch.check(t)
-		searchDisk(t, b, name, sentinel)
-		b.Asz("start", name)
-		if after := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2"); after != before {
-			t.Errorf("identity changed over a restart:\n%s\n%s", before, after)
-		}
-		if got := b.MustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
-			t.Error("the secret is gone after a restart")
-		}
-		dotfilesAfterRestart(t, b, name)
-		names(t, b, name)
-	})
-	t.Run("destroy", func(t *testing.T) {
-		writeHomeFiles(b, name)
-		b.MustIn(name, "echo precious >precious.txt")
-		b.Fails(4, "would lose work", "destroy", name)
-		b.Asz("destroy", "--force", name)
-		b.Asz("destroy", name)
-		if l := b.List(); len(l) != 0 {
-			t.Errorf("sessions are left: %+v", l)
-		}
-		if left := b.Leftovers(); len(left) > 0 {
-			t.Errorf("processes are left: %v", left)
-		}
-		homeAfterDestroy(t, b, sentinel, clone)
-		for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
-			if left, _ := filepath.Glob(filepath.Join(b.Home, glob)); len(left) > 0 {
-				t.Errorf("left: %v", left)
-			}
-		}
-		if r := b.Run("tmux", "list-sessions"); strings.Contains(r.Stdout, "project") {
-			t.Errorf("the local tmux session is left: %s", r.Stdout)
-		}
-	})
+	t.Run("fetch", func(t *testing.T) { work(t, b, name, clone) })
+	t.Run("stop and start", func(t *testing.T) { restartVM(t, b, name, sentinel, watch) })
+	t.Run("destroy", func(t *testing.T) { destroySession(t, b, name, sentinel, clone) })
 	searchHome(t, b, sentinel, "secret-file")
+}
+
+// checkIsolation checks that the guest shares no kernel, mount or SSH agent with the host.
+func checkIsolation(t *testing.T, b *box, name string) {
+	if host, guest := kernel(t), b.MustIn(name, "uname -r"); host == guest {
+		t.Errorf("kernel of the guest = %s, want another than the host's", guest)
+	}
+	if m := b.In(name, "findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs"); m.Stdout != "" {
+		t.Errorf("mounts of the host in the guest = %s, want none", m.Stdout)
+	}
+	if env := b.MustIn(name, "env"); strings.Contains(env, "SSH_AUTH_SOCK") {
+		t.Error("environment in the guest = SSH_AUTH_SOCK set, want no SSH agent of the host")
+	}
+	if cpus := b.MustIn(name, "nproc"); cpus != "2" {
+		t.Errorf("CPUs = %s, want 2", cpus)
+	}
+	if ports := b.MustIn(name, "cat /etc/machine-id; hostname"); !strings.Contains(ports, name) {
+		t.Errorf("hostname = %s, want %s", ports, name)
+	}
+}
+
+// checkTools checks that the programs of the image are installed.
+func checkTools(t *testing.T, b *box, name string) {
+	for _, tool := range []string{"git", "vim", "tmux", "zsh", "docker", "node", "npm", "gh", "claude", "jq"} {
+		if r := b.In(name, "command -v "+tool); r.Code != 0 {
+			t.Errorf("command -v %s = exit %d, want it installed", tool, r.Code)
+		}
+	}
+	if r := b.In(name, "claude --version"); r.Code != 0 || !strings.Contains(r.Stdout, "Claude Code") {
+		t.Errorf("claude --version = %s, want Claude Code", r.All())
+	}
+	if r := b.In(name, "docker compose version || docker-compose version"); r.Code != 0 {
+		t.Errorf("docker compose version = %s, want exit 0", r.All())
+	}
+}
+
+// checkRepository checks the history and the work tree in the guest.
+func checkRepository(t *testing.T, b *box, name string) {
+	if got := b.MustIn(name, "git log --format=%s | tr '\\n' ' '; git branch --show-current"); got != "hello first main" {
+		t.Errorf("history = %q, want \"hello first main\"", got)
+	}
+	if got := b.MustIn(name, "cat hello.txt draft.txt; git status --porcelain"); got != "hello\nnot committed\n?? draft.txt" {
+		t.Errorf("work tree = %q, want hello, and draft.txt not committed", got)
+	}
+}
+
+// checkSecrets checks where the secrets are, and where they are not.
+func checkSecrets(t *testing.T, b *box, name, sentinel, multi string) {
+	if got := b.MustIn(name, `printf %s "$SENTINEL"`); got != sentinel {
+		t.Error("SENTINEL in the agent's environment is not the secret, want the secret")
+	}
+	if got := b.In(name, `printf '%s' "$MULTI"`); got.Stdout != multi {
+		t.Errorf("MULTI = %q, want %q", got.Stdout, multi)
+	}
+	for _, shell := range []string{"zsh -c", "zsh -ic", "bash -lc", "bash -ic"} {
+		if r := b.In(name, shell+` 'printf %s "$SENTINEL"'`); !strings.Contains(r.Stdout, sentinel) {
+			t.Errorf("SENTINEL in %s = %q, want the secret", shell, r.All())
+		}
+	}
+	if got := b.MustIn(name, "stat -L -c '%a %U' /run/agent /run/agent/env; stat -f -c %T /run/agent"); got != "700 agent\n600 agent\ntmpfs" {
+		t.Errorf("modes of /run/agent = %q, want 700 and 600 of agent on tmpfs", got)
+	}
+	cred := b.MustIn(name, `printf 'protocol=https\nhost=github.com\n\n' | git credential fill`)
+	if !strings.Contains(cred, "password=ghp_") {
+		t.Errorf("git credential fill = %q, want the GitHub token", cred)
+	}
+	if other := b.In(name, `printf 'protocol=https\nhost=evil.example\n\n' | GIT_TERMINAL_PROMPT=0 git credential fill`); strings.Contains(other.All(), "ghp_") {
+		t.Error("git credential fill for another host = a GitHub token, want none")
+	}
+	if out := b.Asz("secrets", "list", "--json") + b.Asz("config", "show") + b.Asz("logs", name); strings.Contains(out, sentinel) {
+		t.Error("output of secrets list, config show and logs = the secret, want it hidden")
+	}
+}
+
+// copyFiles copies files into the guest and out of it.
+func copyFiles(t *testing.T, b *box, name string) {
+	b.Write("in.txt", "copied\n")
+	b.Asz("cp", "in.txt", name+":sub-in.txt")
+	if got := b.MustIn(name, "cat sub-in.txt; rm sub-in.txt"); got != "copied" {
+		t.Errorf("file copied in = %q, want \"copied\"", got)
+	}
+	b.MustIn(name, "mkdir -p /tmp/out/deep && echo result >/tmp/out/deep/r.txt && ln -s /etc/passwd /tmp/out/link")
+	b.Run("agent-sessionizer", "cp", name+":/tmp/out", "out")
+	if text, err := os.ReadFile(filepath.Join(b.Home, "out/deep/r.txt")); err != nil || string(text) != "result\n" {
+		t.Errorf("file copied out = %q, %v, want \"result\\n\"", text, err)
+	}
+	if _, err := os.Lstat(filepath.Join(b.Home, "out/link")); err == nil {
+		t.Error("link copied out of the guest exists, want it left out")
+	}
+}
+
+// logInWithOpenSSH logs in with the generated configuration.
+func logInWithOpenSSH(t *testing.T, b *box, name string) {
+	b.Write("ssh.config", b.Asz("ssh-config", name))
+	r := b.Run("ssh", "-F", filepath.Join(b.Home, "ssh.config"), name, "echo", "hello from", "$USER")
+	if r.Stdout != "hello from agent\n" {
+		t.Errorf("ssh with the generated configuration = %s, want \"hello from agent\"", r.All())
+	}
+}
+
+// restartVM searches the disk of the stopped VM, and checks what stays after the next
+// boot.
+func restartVM(t *testing.T, b *box, name, sentinel string, watch *cmdlines) {
+	before := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2")
+	b.Asz("stop", name)
+	if got := b.List()[0].State; got != "stopped" {
+		t.Errorf("state = %q, want \"stopped\"", got)
+	}
+	if left := b.Processes("qemu"); len(left) > 0 {
+		t.Errorf("QEMU processes after the stop = %v, want none", left)
+	}
+	watch.check(t)
+	searchDisk(t, b, name, sentinel)
+	b.Asz("start", name)
+	if after := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2"); after != before {
+		t.Errorf("identity after a restart = %s, want %s", after, before)
+	}
+	if got := b.MustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
+		t.Error("SENTINEL after a restart is not the secret, want the secret")
+	}
+	dotfilesAfterRestart(t, b, name)
+	names(t, b, name)
+}
+
+// destroySession removes the session and checks that nothing is left of it.
+func destroySession(t *testing.T, b *box, name, sentinel, clone string) {
+	writeHomeFiles(b, name)
+	b.MustIn(name, "echo precious >precious.txt")
+	b.Fails(4, "would lose work", "destroy", name)
+	b.Asz("destroy", "--force", name)
+	b.Asz("destroy", name)
+	if l := b.List(); len(l) != 0 {
+		t.Errorf("sessions at the end = %+v, want none", l)
+	}
+	if left := b.Leftovers(); len(left) > 0 {
+		t.Errorf("processes at the end = %v, want none", left)
+	}
+	homeAfterDestroy(t, b, sentinel, clone)
+	for _, glob := range []string{".agent-vms/agent-*", ".agent-vms/_disks/*", ".local/state/agent-sessionizer/sessions/*"} {
+		if left, _ := filepath.Glob(filepath.Join(b.Home, glob)); len(left) > 0 {
+			t.Errorf("files for %s at the end = %v, want none", glob, left)
+		}
+	}
+	if r := b.Run("tmux", "list-sessions"); strings.Contains(r.Stdout, "project") {
+		t.Errorf("local tmux sessions at the end = %s, want none of project", r.Stdout)
+	}
 }
 
 func names(t *testing.T, b *box, session string) {
 	t.Helper()
 	name := session
 	if got := b.MustIn(name, "getent ahostsv4 github.com | head -n1 | cut -d' ' -f1"); !strings.HasPrefix(got, "198.18.") && !strings.HasPrefix(got, "198.19.") {
-		t.Errorf("github.com is %q, which is no address of the gateway's making", got)
+		t.Errorf("address of github.com = %q, want one made by the gateway", got)
 	}
 	if got := b.MustIn(name, "curl -sS http://github.com/"); got != "this is "+allowedAddr+":80" {
-		t.Errorf("http://github.com/: %q", got)
+		t.Errorf("http://github.com/ = %q, want %s:80", got, allowedAddr)
 	}
 	before := hitCount("dns evil.example.")
 	for _, line := range []string{
@@ -200,11 +225,11 @@ func names(t *testing.T, b *box, session string) {
 		"sudo getent ahostsv4 evil.example",
 	} {
 		if r := b.In(name, line); r.Code == 0 {
-			t.Errorf("%s: %s", line, r.Stdout)
+			t.Errorf("%s = %s, want it denied", line, r.Stdout)
 		}
 	}
 	if after := hitCount("dns evil.example."); after != before {
-		t.Error("a denied name was asked upstream")
+		t.Errorf("upstream queries for a denied name = %d, want %d as before", after, before)
 	}
 	// A resolver of the guest's own choice still ends at the proxy.
 	r := b.In(name, `command -v dig >/dev/null && dig +short +tries=1 +time=3 @`+resolverAddr+` evil.example || python3 - <<'EOF'
@@ -216,27 +241,27 @@ d=s.recv(512)
 print('rcode',d[3]&15,'answers',d[7])
 EOF`)
 	if !strings.Contains(r.Stdout, "rcode 3 answers 0") && strings.TrimSpace(r.Stdout) != "" {
-		t.Errorf("asking a foreign resolver: %s", r.All())
+		t.Errorf("query to a foreign resolver = %s, want no answer", r.All())
 	}
 	if got := b.In(name, "getent ahostsv4 rebind.github.com"); strings.Contains(got.Stdout, lanAddr) {
-		t.Errorf("rebinding: %s", got.Stdout)
+		t.Errorf("addresses of rebind.github.com = %s, want no %s", got.Stdout, lanAddr)
 	}
 	// allowed immediately, and visible in the log
 	if r := b.In(name, "getent ahostsv4 files.example"); r.Code == 0 && hitCount("allowed files.example") == 0 {
-		t.Errorf("files.example resolves before it is allowed: %s", r.Stdout)
+		t.Errorf("addresses of files.example before it is allowed = %s, want none", r.Stdout)
 	}
 	if denied := b.Asz("net", "denied", name, "--json"); !strings.Contains(denied, `"evil.example"`) {
-		t.Errorf("net denied does not show evil.example: %s", denied)
+		t.Errorf("net denied = %s, want evil.example", denied)
 	}
 	b.Asz("net", "allow", name, "files.example", "rebind.example", "alias.example")
 	hit("allowed files.example")
 	for _, name := range []string{"files.example", "rebind.example"} { // the latter has a LAN address too
 		if got := b.MustIn(session, "curl -sS http://"+name+"/"); got != "this is 203.0.113.20:80" {
-			t.Errorf("%s after net allow: %q", name, got)
+			t.Errorf("%s after net allow = %q, want 203.0.113.20:80", name, got)
 		}
 	}
 	if r := b.In(session, "curl -sS -m 20 http://alias.example/"); r.Stdout != "this is "+foreignAddr+":80\n" {
-		t.Errorf("an allowed alias: %s", r.All()) // the name's owner decides where it leads
+		t.Errorf("allowed alias = %s, want %s:80", r.All(), foreignAddr) // the name's owner decides where it leads
 	}
 	log := b.Asz("net", "log", session, "--json")
 	type entry struct {
@@ -249,11 +274,11 @@ EOF`)
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(entries, func(e entry) bool { return e.Name == "files.example" && e.End && e.BytesIn > 0 }) {
-		t.Errorf("net log does not show the bytes of files.example: %s", log)
+		t.Errorf("net log = %s, want the bytes of files.example", log)
 	}
 	b.Asz("net", "deny", session, "files.example")
 	if r := b.In(session, "curl -sS -m 20 http://files.example/"); r.Code == 0 {
-		t.Errorf("files.example after net deny: %s", r.Stdout)
+		t.Errorf("files.example after net deny = %s, want it denied", r.Stdout)
 	}
 	b.Asz("net", "allow", session, "files.example")
 	b.Fails(2, "203.0.113.9", "net", "allow", name, "203.0.113.9")
@@ -279,16 +304,16 @@ if timeout 8 bash -c 'exec 3<>"/dev/tcp/$0/80"' "$gw" 2>/dev/null; then echo "op
 			"shut " + allowedAddr + ":80", "shut " + allowedAddr + ":25", "shut " + lanAddr + ":80", "shut " + metadataAddr + ":80", "shut gateway:80",
 		}, "\n")
 		if got != want {
-			t.Errorf("%sconnections:\n%s\nwant:\n%s", sudo, got, want)
+			t.Errorf("%sconnections = %s\nwant %s", sudo, got, want)
 		}
 	}
 	for _, addr := range []string{lanAddr + ":80", metadataAddr + ":80", allowedAddr + ":25"} {
 		if n := hitCount(addr); n != 0 {
-			t.Errorf("%s was reached %d times", addr, n)
+			t.Errorf("connections to %s = %d, want 0", addr, n)
 		}
 	}
 	if r := b.In(name, "ip -6 route get 2001:db8::1 && ping -6 -c1 -W2 2001:db8::1"); r.Code == 0 {
-		t.Errorf("IPv6: %s", r.Stdout)
+		t.Errorf("IPv6 = %s, want no route", r.Stdout)
 	}
 }
 
@@ -301,22 +326,22 @@ func services(t *testing.T, b *box, name string) {
 	b.MustIn(name, "for i in $(seq 100); do curl -sf http://127.0.0.1:3000/ && break; sleep 0.3; done")
 	url := strings.Fields(b.Asz("ports", name, "3000"))[1]
 	if r := b.Run("curl", "-sS", "-m", "60", url); r.Stdout != "from the guest\n" {
-		t.Errorf("%s: %s", url, r.All())
+		t.Errorf("%s = %s, want \"from the guest\"", url, r.All())
 	}
 	b.Asz("ports", name, "3000", "--close")
 	if r := b.Run("curl", "-sS", "-m", "60", url); r.Code == 0 {
-		t.Errorf("a closed port answers: %s", r.All())
+		t.Errorf("closed port = %s, want no answer", r.All())
 	}
 
 	if r := b.In(name, "curl -sS -m 20 http://host.lima.internal:8088/"); r.Code == 0 {
-		t.Errorf("the host's loopback: %s", r.All())
+		t.Errorf("loopback of the host = %s, want no answer", r.All())
 	}
 	b.Asz("open", "-d", "--host-service", "localhost:8088", name)
 	if got := b.MustIn(name, "curl -sS -m 60 http://host.lima.internal:8088/"); got != "this is 127.0.0.1:8088" {
-		t.Errorf("a host service: %q", got)
+		t.Errorf("host service = %q, want 127.0.0.1:8088", got)
 	}
 	if r := b.In(name, "curl -sS -m 20 http://host.lima.internal:80/"); r.Code == 0 {
-		t.Errorf("another port of the host: %s", r.All())
+		t.Errorf("another port of the host = %s, want no answer", r.All())
 	}
 }
 
@@ -327,19 +352,19 @@ func work(t *testing.T, b *box, name, clone string) {
 	diff := b.Asz("diff", name)
 	for _, want := range []string{"+agent", "+loose"} {
 		if !strings.Contains(diff, want) {
-			t.Errorf("diff lacks %q:\n%s", want, diff)
+			t.Errorf("diff = %s, want %q in it", diff, want)
 		}
 	}
 	out := b.Asz("fetch", name)
 	ref := "refs/agents/" + name + "/heads/feature"
 	if !strings.Contains(out, ref) {
-		t.Errorf("fetch: %s", out)
+		t.Errorf("fetch = %s, want %s", out, ref)
 	}
 	if got := b.RunIn(clone, "git", "log", "-1", "--format=%an %s", ref); got.Stdout != "agent by the agent\n" {
-		t.Errorf("fetched: %s", got.All())
+		t.Errorf("fetched commit = %s, want \"agent by the agent\"", got.All())
 	}
 	if got := b.RunIn(clone, "git", "status", "--porcelain", "--branch"); got.Stdout != "## main\n?? draft.txt\n" {
-		t.Errorf("the local clone was touched: %q", got.Stdout)
+		t.Errorf("status of the local clone = %q, want it unchanged", got.Stdout)
 	}
 	b.MustIn(name, "rm loose.txt")
 }
@@ -374,11 +399,11 @@ func searchHome(t *testing.T, b *box, secret, but string) {
 		}
 		files++
 		if bytes.Contains(text, []byte(secret)) {
-			t.Errorf("the secret is in %s", path)
+			t.Errorf("%s contains the secret, want it absent", path)
 		}
 		return nil
 	})
 	if err != nil || files < 5 {
-		t.Errorf("searched %d files: %v", files, err)
+		t.Errorf("files searched = %d, %v, want at least 5", files, err)
 	}
 }

@@ -71,7 +71,7 @@ func (b *box) until(id, state string) taskView {
 	var v taskView
 	waitFor(b.t, "task "+id+" in "+state, func() bool { v = b.task(id); return v.State == state || over[v.State] })
 	if v.State != state {
-		b.t.Fatalf("task %s is %s, not %s: %+v\n%s\n%s", id, v.State, state, v, b.Asz("task", "logs", "--of", "events", id), b.Logs())
+		b.t.Fatalf("state of task %s = %s, want %s: %+v\n%s\n%s", id, v.State, state, v, b.Asz("task", "logs", "--of", "events", id), b.Logs())
 	}
 	return v
 }
@@ -91,7 +91,7 @@ func (b *box) nothingLeft() {
 	b.t.Helper()
 	waitFor(b.t, "the end of all processes", func() bool { return len(b.Leftovers()) == 0 })
 	if l := b.List(); len(l) != 0 {
-		b.t.Errorf("sessions are left: %+v", l)
+		b.t.Errorf("sessions at the end = %+v, want none", l)
 	}
 }
 
@@ -124,11 +124,11 @@ echo out >>.git/info/exclude
 cat /proc/self/cgroup`), `artifact_patterns: ["out/**"]`)
 		v := b.until(id, "COMPLETED")
 		if v.Outcome.Result != "success" || v.Outcome.ExitCode == nil || *v.Outcome.ExitCode != 0 {
-			t.Errorf("%+v", v)
+			t.Errorf("completed task = %+v, want success with exit code 0", v)
 		}
 		log := b.Asz("task", "logs", id)
 		if !strings.Contains(log, fmt.Sprintf("has %d letters: %s", len(secret), strings.Repeat("*", len(secret)))) || !strings.Contains(log, "agent-task-"+id) {
-			t.Errorf("the log is %q", log)
+			t.Errorf("log = %q, want the secret masked, and session agent-task-%s", log, id)
 		}
 		var md struct {
 			Artifacts []struct {
@@ -139,31 +139,31 @@ cat /proc/self/cgroup`), `artifact_patterns: ["out/**"]`)
 		}
 		text, err := os.ReadFile(filepath.Join(b.taskDir(id), "outbox", "metadata.json"))
 		if err != nil || json.Unmarshal(text, &md) != nil || len(md.Artifacts) < 5 {
-			t.Fatalf("metadata %s, %v", text, err)
+			t.Fatalf("metadata = %s, %v, want at least 5 artifacts", text, err)
 		}
 		for _, a := range md.Artifacts {
 			out, err := exec.Command("sha256sum", filepath.Join(b.taskDir(id), "outbox", "artifacts", a.Name)).Output()
 			if err != nil || !strings.Contains(string(out), a.SHA256) {
-				t.Errorf("%s: %s, %v", a.Name, out, err)
+				t.Errorf("digest of %s = %s, %v, want %s", a.Name, out, err, a.SHA256)
 			}
 		}
 		patch := filepath.Join(b.taskDir(id), "outbox", "artifacts", id+".patch")
 		if out, err := exec.Command("git", "-C", clone, "apply", "--index", patch).CombinedOutput(); err != nil {
-			t.Errorf("the patch does not fit: %v\n%s", err, out)
+			t.Errorf("git apply %s = %v, want nil\n%s", patch, err, out)
 		}
 		for name, want := range map[string]string{"staged.txt": "staged\n", "binary": "a\x00b"} {
 			if got, err := os.ReadFile(filepath.Join(clone, name)); err != nil || string(got) != want {
-				t.Errorf("%s is %q, %v", name, got, err)
+				t.Errorf("%s = %q, %v, want %q", name, got, err, want)
 			}
 		}
 		if out, err := exec.Command("git", "-C", clone, "reset", "-q", "--hard").CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			t.Fatalf("git reset = %v, want nil\n%s", err, out)
 		}
 		if out, err := exec.Command("git", "-C", clone, "for-each-ref", "--format=%(subject)", "refs/agents").Output(); err != nil || !strings.Contains(string(out), "work") {
-			t.Errorf("the agent's commit is not here: %q, %v", out, err)
+			t.Errorf("subjects below refs/agents = %q, %v, want work", out, err)
 		}
 		if out, err := exec.Command("tar", "-tzf", filepath.Join(b.taskDir(id), id+".tar.gz")).Output(); err != nil || !strings.Contains(string(out), "artifacts/"+id+".patch") {
-			t.Errorf("the bundle has %s, %v", out, err)
+			t.Errorf("bundle = %s, %v, want artifacts/%s.patch", out, err, id)
 		}
 		searchHome(t, b, secret, "token")
 		b.nothingLeft()
@@ -179,17 +179,17 @@ claude: {prompt: "RUNBASH please"}
 `)
 		r := b.Run("agent-sessionizer", "task", "run", "-f", "claude.yaml")
 		if r.Code != 0 || !strings.Contains(r.Stderr, "Bash") || !strings.Contains(r.Stderr, "All done.") {
-			t.Fatalf("%d\n%s\n%s", r.Code, r.Stdout, r.Stderr)
+			t.Fatalf("task run -f claude.yaml = exit %d, stdout %s, stderr %s, want exit 0, Bash, \"All done.\"", r.Code, r.Stdout, r.Stderr)
 		}
 		var all []taskView
 		if err := json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all); err != nil || len(all) == 0 {
-			t.Fatal(all, err)
+			t.Fatalf("task list = %+v, %v, want some", all, err)
 		}
 		if all[0].Progress.ToolCalls != 1 {
-			t.Errorf("%+v", all[0])
+			t.Errorf("progress = %+v, want 1 tool call", all[0])
 		}
 		if !strings.Contains(b.Asz("task", "artifacts", all[0].ID), "untracked/made-by-the-agent") {
-			t.Error(b.Asz("task", "artifacts", all[0].ID))
+			t.Errorf("artifacts = %s, want untracked/made-by-the-agent", b.Asz("task", "artifacts", all[0].ID))
 		}
 		b.nothingLeft()
 	})
@@ -197,12 +197,12 @@ claude: {prompt: "RUNBASH please"}
 		b.manifest(shell("exit 3"), "failure_action: preserve")
 		r := b.Run("agent-sessionizer", "task", "run", "-f", "task.yaml")
 		if r.Code != 8 || !strings.Contains(r.Stderr, "exit code 3") {
-			t.Fatalf("%d %s", r.Code, r.Stderr)
+			t.Fatalf("task run -f task.yaml = exit %d, stderr %s, want exit 8, \"exit code 3\"", r.Code, r.Stderr)
 		}
 		b.MustIn(b.List()[0].Name, "test -d /var/lib/agent-task")
 		var all []taskView
 		if err := json.Unmarshal([]byte(b.Asz("task", "list", "--json", "--state", "FAILED_PRESERVED")), &all); err != nil || len(all) != 1 {
-			t.Fatal(all, err)
+			t.Fatalf("preserved tasks = %+v, %v, want 1", all, err)
 		}
 		b.Asz("task", "destroy", "--wait", all[0].ID)
 		b.nothingLeft()
@@ -224,24 +224,24 @@ kind: Task
 agent: `+shell(`echo theirs >>hello.txt; echo new >new.txt`)+`
 `)
 		if r := b.Run("agent-sessionizer", "task", "run", "-f", "given.yaml", "--session", name); r.Code != 0 {
-			t.Fatalf("%d %s\n%s", r.Code, r.All(), b.Logs())
+			t.Fatalf("task run --session %s = exit %d\n%s\n%s\nwant exit 0", name, r.Code, r.All(), b.Logs())
 		}
 		var all []taskView
 		if err := json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all); err != nil || len(all) == 0 {
-			t.Fatal(all, err)
+			t.Fatalf("task list = %+v, %v, want some", all, err)
 		}
 		id := all[0].ID
 		if patch := b.Asz("task", "artifacts", id, "--get", id+".patch"); !strings.Contains(patch, "+mine\n+theirs\n") {
-			t.Errorf("the patch is %s", patch)
+			t.Errorf("patch = %s, want mine and theirs", patch)
 		}
 		if got := b.Asz("task", "artifacts", id, "--get", "untracked/new.txt"); got != "new\n" {
-			t.Errorf("new.txt is %q", got)
+			t.Errorf("untracked/new.txt = %q, want \"new\\n\"", got)
 		}
 		if l := b.List(); len(l) != 1 || l[0].State != "ready" {
-			t.Errorf("the session: %+v", l)
+			t.Errorf("sessions = %+v, want 1, ready", l)
 		}
 		if got := b.MustIn(name, "tail -n 2 hello.txt; sudo ls /var/lib/agent-task"); got != "mine\ntheirs" {
-			t.Errorf("in the session there is %q", got)
+			t.Errorf("hello.txt and task files in the session = %q, want \"mine\\ntheirs\" and none", got)
 		}
 		b.Asz("destroy", "--force", name)
 		b.nothingLeft()
@@ -252,15 +252,15 @@ agent: `+shell(`echo theirs >>hello.txt; echo new >new.txt`)+`
 		b.printed(id, "up")
 		b.Asz("task", "cancel", "--wait", id)
 		if v := b.task(id); v.State != "CANCELLED" || !strings.Contains(b.Asz("task", "artifacts", id), "untracked/left.txt") {
-			t.Errorf("%+v\n%s", v, b.Asz("task", "artifacts", id))
+			t.Errorf("cancelled task = %+v, artifacts %s, want CANCELLED with untracked/left.txt", v, b.Asz("task", "artifacts", id))
 		}
 		id = b.submit(shell(`trap '' TERM; echo up; while :; do echo more; sleep 1; done`), "timeout: 5s, cancel_grace: 2s")
 		if v := b.until(id, "FAILED"); v.Outcome.Result != "timeout" {
-			t.Errorf("%+v", v)
+			t.Errorf("task = %+v, want result timeout", v)
 		}
 		id = b.submit(shell(`echo up; sleep 600`), "hang_timeout: 5s, cancel_grace: 2s")
 		if v := b.until(id, "FAILED"); v.Outcome.Result != "hung" {
-			t.Errorf("%+v", v)
+			t.Errorf("task = %+v, want result hung", v)
 		}
 		b.nothingLeft()
 	})
@@ -275,7 +275,7 @@ agent: `+shell(`echo theirs >>hello.txt; echo new >new.txt`)+`
 		for _, what := range []string{"task-keeper", "keeper", "hostagent"} {
 			b.kill(" " + what + " ")
 			if got := b.MustIn(name, "wc -l <runs.txt"); got != "1" {
-				t.Errorf("%s killed: the agent ran %s times", what, got)
+				t.Errorf("runs of the agent after killing %s = %s, want 1", what, got)
 			}
 		}
 		for _, what := range []string{" task-keeper ", " keeper ", " gateway ", qemu} {
@@ -287,22 +287,22 @@ agent: `+shell(`echo theirs >>hello.txt; echo new >new.txt`)+`
 			waitFor(t, "more output after "+what, func() bool { return len(b.Asz("task", "logs", id)) > before+20 })
 		}
 		if v := b.task(id); v.Attempt != 1 || v.State != "RUNNING" {
-			t.Errorf("%+v", v)
+			t.Errorf("task = %+v, want RUNNING in attempt 1", v)
 		}
 		// The VM dies while the agent runs: it is started again, on the same disk.
 		b.kill(qemu)
 		b.printed(id, "up 2")
 		if v := b.until(id, "RUNNING"); v.Attempt != 2 {
-			t.Errorf("%+v", v)
+			t.Errorf("task = %+v, want attempt 2", v)
 		}
 		b.MustIn(b.List()[0].Name, "touch /tmp/go")
 		b.until(id, "COMPLETED")
 		log := b.Asz("task", "logs", id)
 		if strings.Count(log, "up ") != 2 || !strings.HasSuffix(strings.TrimSpace(log), "over") {
-			t.Errorf("the log is %q", log)
+			t.Errorf("log = %q, want \"up\" twice, \"over\" last", log)
 		}
 		if out := b.Asz("task", "artifacts", id, "--get", "untracked/runs.txt"); out != "run\nrun\n" {
-			t.Errorf("runs.txt is %q", out)
+			t.Errorf("untracked/runs.txt = %q, want 2 runs", out)
 		}
 		b.nothingLeft()
 	})

@@ -24,7 +24,7 @@ func newTerminal(t *testing.T, b *box) terminal {
 	u := terminal{t, b}
 	t.Cleanup(func() { u.tmux("kill-server") })
 	if out := u.tmux("new-session", "-d", "-s", "t", "-x", "120", "-y", "30", "sh"); strings.TrimSpace(out) != "" {
-		t.Fatal(out)
+		t.Fatalf("tmux new-session = %q, want no output", out)
 	}
 	return u
 }
@@ -79,7 +79,7 @@ func (u terminal) until(what string, f func(screen string) bool) {
 	deadline := time.Now().Add(5 * time.Minute)
 	for !f(u.screen()) {
 		if time.Now().After(deadline) {
-			u.t.Fatalf("%q does not appear; the screen:\n%s", what, u.screen())
+			u.t.Fatalf("screen = %s, want %q", u.screen(), what)
 		}
 		time.Sleep(200 * time.Millisecond) // a terminal offers nothing to wait on
 	}

@@ -81,7 +81,7 @@ func TestEscape(t *testing.T) {
 		}
 	}
 	if n, err := s.missed(); err != nil || n > 0 {
-		t.Errorf("%d packets went by unseen: %v", n, err)
+		t.Errorf("packets missed = %d, %v, want 0", n, err)
 	}
 	count := 0
 	for _, n := range all {
@@ -90,7 +90,7 @@ func TestEscape(t *testing.T) {
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(escapes)) {
-		t.Errorf("technique %d escapes: %s: %v", n, plan.Techniques[n-1].What, escapes[n])
+		t.Errorf("technique %d (%s) escapes: %v, want no escape", n, plan.Techniques[n-1].What, escapes[n])
 	}
 	s.say("%d limits shown, in %v", len(all)-count, time.Since(began).Round(time.Second))
 	verdict = fmt.Sprintf("%d techniques, %d escapes", count, len(escapes))
@@ -116,7 +116,7 @@ func selected(t *testing.T) (numbers []int) {
 		}
 	}
 	if len(numbers) == 0 {
-		t.Fatalf("ESCAPE_ONLY=%v selects nothing", only)
+		t.Fatalf("techniques for ESCAPE_ONLY=%v = none, want some", only)
 	}
 	return numbers
 }
@@ -179,7 +179,7 @@ func (s *suite) sshPort(name string) int {
 			}
 		}
 	}
-	s.t.Fatalf("%s has no SSH port", name)
+	s.t.Fatalf("SSH port of %s = none, want one", name)
 	return 0
 }
 
@@ -224,7 +224,7 @@ func (g *guest) show(n int) {
 	}
 	token, output, mark, err := g.run(n)
 	if err != nil {
-		g.t.Errorf("technique %d without a gateway: %v\n%s", n, err, output)
+		g.t.Errorf("technique %d without the gateway = %v, want nil\n%s", n, err, output)
 		return
 	}
 	works := func() (place string, more <-chan struct{}) {
@@ -254,9 +254,9 @@ func (g *guest) show(n int) {
 	case place == "" && technique.NoStock != "":
 		g.say("%3d  no gateway: cannot (%s)  %s", n, technique.NoStock, technique.What)
 	case place == "":
-		g.t.Errorf("technique %d does not work without a gateway, so it shows nothing: %s\n%s", n, technique.What, output)
+		g.t.Errorf("technique %d without the gateway does not work, so it proves nothing: %s\n%s\nwant it to work", n, technique.What, output)
 	case technique.NoStock != "":
-		g.t.Errorf("technique %d works without a gateway, at %s; the plan says that it cannot: %s", n, place, technique.NoStock)
+		g.t.Errorf("technique %d without the gateway works, at %s, want a failure as the plan says: %s", n, place, technique.NoStock)
 	default:
 		g.say("%3d  no gateway: out, at %s  %s", n, place, technique.What)
 	}
@@ -280,7 +280,7 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	technique := plan.Techniques[n-1]
 	token, output, mark, err := g.run(n)
 	if err != nil {
-		g.t.Errorf("technique %d: the network did not outlive it: %v\n%s", n, err, output)
+		g.t.Errorf("technique %d: network afterwards = %v, want it usable\n%s", n, err, output)
 	}
 	limit := func(place string) bool { return technique.Limit != "" && strings.Contains(place, technique.Reach) }
 	for _, place := range g.canaries(output) {
@@ -312,7 +312,7 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 		g.say("%3d  ESCAPE %v  %s", n, escapes, technique.What)
 		g.t.Logf("technique %d said:\n%s", n, output)
 	case technique.Limit != "" && shown == "":
-		g.t.Errorf("technique %d: a limit that does not show, so the security model is wrong: %s\n%s\n%v", n, technique.What, output, sights)
+		g.t.Errorf("technique %d: limit %s does not show, want it to, as in the security model\n%s\n%v", n, technique.What, output, sights)
 	case technique.Limit != "":
 		g.say("%3d  gateway: limit (%s), seen at %s  %s", n, technique.Limit, shown, technique.What)
 	default:
@@ -353,7 +353,7 @@ func TestPlan(t *testing.T) {
 	counted := 0
 	for i, technique := range plan.Techniques {
 		if technique.Name == "" || technique.What == "" || names[technique.Name] || (technique.Limit == "") != (technique.Reach == "") {
-			t.Errorf("technique %d: %+v", i+1, technique)
+			t.Errorf("technique %d = %+v, want a unique name, a description, limit and reach together", i+1, technique)
 		}
 		names[technique.Name] = true
 		if technique.Limit == "" {
@@ -361,7 +361,7 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	if counted < 40 {
-		t.Errorf("%d techniques; 40 are promised", counted)
+		t.Errorf("techniques = %d, want at least 40", counted)
 	}
 }
 
@@ -386,14 +386,14 @@ func TestWorld(t *testing.T) {
 		n, err := c.Read(b)
 		c.Close()
 		if !strings.Contains(string(b[:n]), theWorld.canary) {
-			t.Errorf("%s says %q %v", addr, b[:n], err)
+			t.Errorf("%s = %q, %v, want %q", addr, b[:n], err, theWorld.canary)
 		}
 		sights, _ := theWorld.since(mark)
 		if !slices.ContainsFunc(sights, func(s sight) bool { return s.token == token && !s.allowed }) {
-			t.Errorf("the judge did not see %s: %v", addr, sights)
+			t.Errorf("sights of %s = %v, want the request", addr, sights)
 		}
 	}
 	if addrs, err := net.LookupHost(plan.Allowed); err != nil || !slices.Equal(addrs, []string{plan.CDN}) {
-		t.Errorf("%s is %v %v", plan.Allowed, addrs, err)
+		t.Errorf("addresses of %s = %v, %v, want %s", plan.Allowed, addrs, err, plan.CDN)
 	}
 }

@@ -158,7 +158,7 @@ func (w *world) wait(what string, f func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !f(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			w.t.Errorf("waited %v for %s", patience, what)
+			w.t.Errorf("%s: not within %v", what, patience)
 			return
 		}
 	}

@@ -89,12 +89,12 @@ func TestDiskThatStaysFull(t *testing.T) {
 		for range 3 {
 			_, err := w.run(nil, "agent-sessionizer", "task", "submit", "-f", "task.json")
 			if err == nil || !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(err.Error(), "df -h") {
-				t.Errorf("submitted to a full disk: %v", err)
+				t.Errorf("task submit on a full disk = %v, want exit status 5 with df -h", err)
 			}
 		}
 		w.free()
 		if left, _ := os.ReadDir(filepath.Join(w.state(), "agent-sessionizer/tasks")); len(left) > 0 {
-			t.Errorf("refused tasks left %v", left)
+			t.Errorf("task directories after a refused submit = %v, want none", left)
 		}
 		got, err := w.play(k)
 		disturbed(t, w, "refused by a full disk", got, want, err)
@@ -123,7 +123,7 @@ func TestDiskThatStaysFull(t *testing.T) {
 		<-over
 		got, err := w.follow(k, "")
 		if !stood.came() {
-			t.Error("the keeper of the task never wrote so often")
+			t.Error("writes of the task's keeper: too few for the fault, want it reached")
 		}
 		disturbed(t, w, "given up", got, want, err)
 	})

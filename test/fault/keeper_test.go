@@ -296,11 +296,11 @@ func calmly(t *testing.T, k kase) calmRun {
 	w.env = append(w.env, "AGENT_SESSIONIZER_CRASH=:::tell:"+told)
 	e, err := w.play(k)
 	if err != nil || e.State != k.end || e.Runs != k.runs {
-		t.Fatalf("%s, undisturbed: %+v, %v", k.name, e, err)
+		t.Fatalf("%s, undisturbed = %+v, %v, want %s after %d runs", k.name, e, err, k.end, k.runs)
 	}
 	c := calmRun{e, time.Since(began), map[string]int{}}
 	if left := w.leftovers(); len(left) > 0 {
-		t.Fatalf("%s, undisturbed, leaves %v", k.name, left)
+		t.Fatalf("%s, undisturbed: leftovers = %v, want none", k.name, left)
 	}
 	text, err := os.ReadFile(told)
 	if err != nil {
@@ -322,11 +322,11 @@ func disturbed(t *testing.T, w *world, what string, got, want ending, err error)
 	if err != nil || got != want {
 		lost.Add(1)
 		id, _ := w.run(nil, "sh", "-c", "ls .local/state/agent-sessionizer/tasks")
-		t.Errorf("%s: %v\ngot  %+v\nwant %+v\n%s", what, err, got, want, w.logs(strings.TrimSpace(id)))
+		t.Errorf("%s = %+v, %v, want %+v\n%s", what, got, err, want, w.logs(strings.TrimSpace(id)))
 	}
 	if left := w.leftovers(); len(left) > 0 {
 		leaked.Add(1)
-		t.Errorf("%s leaves %v", what, left)
+		t.Errorf("%s: leftovers = %v, want none", what, left)
 	}
 }
 
@@ -374,7 +374,7 @@ func (x trouble) everywhere(t *testing.T) {
 				}
 			}
 			if came == 0 {
-				t.Errorf("%s comes to none of %v", process, x.marks)
+				t.Errorf("%s came to none of the marks %v, want some", process, x.marks)
 			}
 		}
 		eachAtOnce(len(places), func(i int) {
@@ -390,7 +390,7 @@ func (x trouble) everywhere(t *testing.T) {
 			// and a check may have started the keeper that does the work.
 			if !stood.came() {
 				if err != nil {
-					t.Errorf("%s, undisturbed: %v", x.kase.name, err)
+					t.Errorf("%s, undisturbed = %v, want nil", x.kase.name, err)
 				}
 				return
 			}

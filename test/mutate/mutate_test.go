@@ -38,7 +38,7 @@ func (s *T) f(a, b int, ok bool) (int, error) {
 	var got []string
 	for _, m := range found {
 		if m.Func != "(*T).f" || src[m.start:m.end] == m.with {
-			t.Errorf("%s: %q becomes %q", m.Key(), src[m.start:m.end], m.with)
+			t.Errorf("mutation %s: %q becomes %q, want a change in (*T).f", m.Key(), src[m.start:m.end], m.with)
 		}
 		got = append(got, strings.TrimPrefix(m.Key(), "(*T).f | ")+" → "+m.with)
 	}
@@ -69,11 +69,11 @@ func (s *T) f(a, b int, ok bool) (int, error) {
 	}
 	for _, line := range want {
 		if !slices.Contains(got, line) {
-			t.Errorf("missing: %s", line)
+			t.Errorf("mutations = %q, want %s among them", got, line)
 		}
 	}
 	if len(got) != len(want) {
-		t.Errorf("got %d mutants, want %d:\n%s", len(got), len(want), strings.Join(got, "\n"))
+		t.Errorf("mutants = %d, want %d:\n%s", len(got), len(want), strings.Join(got, "\n"))
 	}
 }
 
@@ -106,7 +106,7 @@ func TestMeasure(t *testing.T) {
 	}
 	passed, out, err := measure("")
 	if err != nil || passed {
-		t.Fatalf("got %t, %v; want a share that is too low:\n%s", passed, err, out)
+		t.Fatalf("measure = %t, %v, want a share that is too low:\n%s", passed, err, out)
 	}
 	for _, want := range []string{
 		"survived p/p.go:4\n  p Over | boundary | n > 10\n  - \tif n > 10 {\n  + \tif n >= 10 {\n",
@@ -114,19 +114,19 @@ func TestMeasure(t *testing.T) {
 		"\n        p       4        0         2      67%        0           0          3\n",
 	} {
 		if !strings.Contains(out, want) {
-			t.Errorf("got\n%swant %q in it", out, want)
+			t.Errorf("output = %s, want %q in it", out, want)
 		}
 	}
 	passed, out, err = measure("# why\np Over | boundary | n > 10\n\tNo caller passes ten.\np Over | plus one | 10\n\tNor for eleven.\n")
 	if err != nil || !passed || strings.Contains(out, "survived p/") {
-		t.Errorf("explained survivors: got %t, %v\n%s", passed, err, out)
+		t.Errorf("measure with explained survivors = %t, %v, want true, nil, none of p survived\n%s", passed, err, out)
 	}
 	for list, want := range map[string]string{
 		"p Over | boundary | n > 10\n":          "has no reason",
 		"p Over | boundary | n > 11\n\tGone.\n": "does not have: Over | boundary | n > 11",
 	} {
 		if _, _, err := measure(list); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("list %q: got %v, want %q", list, err, want)
+			t.Errorf("measure with list %q = %v, want %q", list, err, want)
 		}
 	}
 }

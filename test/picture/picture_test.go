@@ -18,7 +18,7 @@ func TestSVG(t *testing.T) {
 		`textLength="75.6" lengthAdjust="spacingAndGlyphs" fill="#c0caf5"> 日本 end</text>`, // two cells for each wide character
 	} {
 		if !strings.Contains(svg, want) {
-			t.Errorf("no %s in\n%s", want, svg)
+			t.Errorf("SVG = %s, want %s in it", svg, want)
 		}
 	}
 	d := xml.NewDecoder(strings.NewReader(svg))

@@ -47,7 +47,7 @@ func NewBox(t *testing.T) *Box {
 	t.Cleanup(func() {
 		b.Run("sh", "-c", `for s in $(agent-sessionizer list --json | jq -r '.[].name'); do agent-sessionizer destroy --force "$s"; done`)
 		if left := b.Leftovers(); len(left) > 0 {
-			t.Errorf("processes are left: %v", left)
+			t.Errorf("processes at the end = %v, want none", left)
 			for pid := range left {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
@@ -143,7 +143,7 @@ func (b *Box) Asz(args ...string) string {
 	b.t.Helper()
 	r := b.Run(append([]string{"agent-sessionizer"}, args...)...)
 	if r.Code != 0 {
-		b.t.Fatalf("agent-sessionizer %s: exit %d\n%s%s\nlogs:\n%s", strings.Join(args, " "), r.Code, r.Stdout, r.Stderr, b.Logs())
+		b.t.Fatalf("agent-sessionizer %s = exit %d, want 0\n%s%s\nlogs:\n%s", strings.Join(args, " "), r.Code, r.Stdout, r.Stderr, b.Logs())
 	}
 	return r.Stdout
 }
@@ -168,7 +168,7 @@ func (b *Box) MustIn(session, line string) string {
 	b.t.Helper()
 	r := b.In(session, line)
 	if r.Code != 0 {
-		b.t.Fatalf("in the guest: %s: exit %d\n%s", line, r.Code, r.All())
+		b.t.Fatalf("%s in the guest = exit %d, want 0\n%s", line, r.Code, r.All())
 	}
 	return strings.TrimSpace(r.Stdout)
 }
@@ -201,7 +201,7 @@ func (b *Box) WaitState(state string) {
 			return
 		}
 	}
-	b.t.Fatalf("not %s in time: %+v\n%s", state, b.List(), b.Logs())
+	b.t.Fatalf("sessions = %+v, want one in state %s in time\n%s", b.List(), state, b.Logs())
 }
 
 // Logs returns the ends of all logs of the account.
@@ -259,12 +259,12 @@ func (b *Box) Repo(name string) string {
 		{"git", "-C", dir, "commit", "-q", "--allow-empty", "-m", "first"},
 	} {
 		if r := b.Run(argv...); r.Code != 0 {
-			b.t.Fatal(r.All())
+			b.t.Fatalf("%q = exit %d, want 0\n%s", argv, r.Code, r.All())
 		}
 	}
 	b.Write(name+"/hello.txt", "hello\n")
 	if r := b.RunIn(dir, "sh", "-c", "git add . && git commit -qm hello"); r.Code != 0 {
-		b.t.Fatal(r.All())
+		b.t.Fatalf("git commit in %s = exit %d, want 0\n%s", dir, r.Code, r.All())
 	}
 	return dir
 }

@@ -75,14 +75,14 @@ func TestKilledTestsLeaveNoProcess(t *testing.T) {
 	line, err := out.ReadString('\n')
 	pid, perr := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil || perr != nil {
-		t.Fatalf("the child's pid: %q, %v", line, err)
+		t.Fatalf("pid of the child = %q, %v, want a number", line, err)
 	}
 	if err := tests.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = tests.Wait()
 	if _, err := io.Copy(io.Discard, out); err != nil { // the end comes when no process has the pipe
-		t.Errorf("process %d is left: %v", pid, err)
+		t.Errorf("process %d runs after the test was killed, want it ended: %v", pid, err)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 }

@@ -47,7 +47,7 @@ func TestExamplesOfTheAPI(t *testing.T) {
 	run(binary, "open", "-d", "./app")
 	id := regexp.MustCompile(`"id": "([0-9a-f]{12})"`).FindStringSubmatch(run(binary, "list", "--json"))
 	if id == nil {
-		t.Fatal("no session")
+		t.Fatal("sessions in list --json = none, want one")
 	}
 
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // only to find a free port
@@ -93,22 +93,22 @@ func TestExamplesOfTheAPI(t *testing.T) {
 		script += strings.ReplaceAll(line, "127.0.0.1:8122", "127.0.0.1:"+port) + "\n"
 	}
 	if examples < 10 || strings.Contains(script, "…") {
-		t.Fatalf("%d lines of examples:\n%s", examples, script)
+		t.Fatalf("lines of examples = %d, want at least 10, without …:\n%s", examples, script)
 	}
 	cmd := exec.CommandContext(ctx, "sh", "-xc", script)
 	cmd.Dir, cmd.Env = home, vars
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, out.String())
+		t.Fatalf("examples = %v, want nil\n%s", err, out.String())
 	}
 	unit, err := os.ReadFile(filepath.Join(home, ".config", "systemd", "user", "agent-sessionizer.service"))
 	if err != nil || !strings.Contains(string(unit), "[Service]") {
-		t.Errorf("%v %s", err, unit)
+		t.Errorf("unit = %s, %v, want [Service]", unit, err)
 	}
 	for _, want := range []string{`"accepted":true`, `"state":"running"`, `"tasks":[`} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %s in\n%s", want, out.String())
+			t.Errorf("output = %s, want %s in it", out.String(), want)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func TestCompletionScriptsAreUpToDate(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Errorf("completions/agent-sessionizer.%s is old; run: make completions", shell)
+			t.Errorf("completions/agent-sessionizer.%s is out of date, want it as generated; run: make completions", shell)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func TestCompletionInShells(t *testing.T) {
 				sh.send(c.typed + "\t\x01echo \"<\"\x05\">\"\r")
 				got := sessionID.ReplaceAllString(sh.answer(t), "-ID")
 				if strings.TrimRight(got, " >") != "<"+c.want {
-					t.Errorf("%s⇥ is %q, not %q", c.typed, got, c.want)
+					t.Errorf("%s⇥ = %q, want %q", c.typed, got, c.want)
 				}
 			}
 		})
@@ -102,7 +102,7 @@ func TestCompletionInShells(t *testing.T) {
 			cmd.Dir, cmd.Env = h.dir, h.shellEnv()
 			out, err := cmd.CombinedOutput()
 			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
+				t.Fatalf("fish = %v, want nil\n%s", err, out)
 			}
 			// fish lists the candidates for the last word.
 			last := c.want[strings.LastIndex(c.want, " ")+1:]
@@ -112,7 +112,7 @@ func TestCompletionInShells(t *testing.T) {
 				found = found || strings.HasPrefix(word, last)
 			}
 			if offers := c.typed != c.want; found != offers {
-				t.Errorf("%s⇥ offers %q, not %s", c.typed, out, last)
+				t.Errorf("completions of %s⇥ = %q, want %s among them: %t", c.typed, out, last, offers)
 			}
 		}
 	})
@@ -128,7 +128,7 @@ func TestCompletionMakesNothing(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(h.dir, ".*"))
 	if err != nil || len(left) > 0 {
-		t.Errorf("made: %v %v", left, err)
+		t.Errorf("files made by a completion = %q, %v, want none", left, err)
 	}
 }
 
@@ -203,7 +203,7 @@ func (s *shell) answer(t *testing.T) string {
 		select {
 		case <-s.new:
 		case <-end:
-			t.Fatalf("no answer:\n%q", rest)
+			t.Fatalf("output of the shell = %q, want an answer in time", rest)
 		}
 	}
 }

@@ -137,7 +137,7 @@ func (h *home) must(t *testing.T, args ...string) string {
 			text, _ := os.ReadFile(name)
 			out += "\n" + string(text)
 		}
-		t.Fatalf("agent-sessionizer %v: %v\n%s", args, err, out)
+		t.Fatalf("agent-sessionizer %v = %v, want nil\n%s", args, err, out)
 	}
 	return out
 }
@@ -148,7 +148,7 @@ func (h *home) until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not in time: %s", what)
+			t.Fatalf("%s: not within 2 minutes", what)
 		}
 	}
 }
@@ -183,7 +183,7 @@ func (h *home) lifeWithCrash(t *testing.T, crash func()) {
 		case err == nil: // this command did not crash
 			return
 		case !strings.Contains(out, "no keeper works on it"):
-			t.Fatalf("agent-sessionizer %v: %v\n%s", args, err, out)
+			t.Fatalf("agent-sessionizer %v = %v, want nil or \"no keeper works on it\"\n%s", args, err, out)
 		}
 		crash()
 		h.must(t, args...)
@@ -194,16 +194,16 @@ func (h *home) lifeWithCrash(t *testing.T, crash func()) {
 	do("stop", "repo")
 	do("open", "-d", "./repo")
 	if out := h.must(t, "exec", "repo", "--", "cat", "work.txt"); out != "work\n" {
-		t.Errorf("the work is %q", out)
+		t.Errorf("work.txt = %q, want \"work\\n\"", out)
 	}
 	var list []struct{ ID, Name string }
 	if err := json.Unmarshal([]byte(h.must(t, "list", "--json")), &list); err != nil || len(list) != 1 {
-		t.Fatalf("sessions: %v %v", list, err)
+		t.Fatalf("sessions = %v, %v, want 1", list, err)
 	}
 	h.gapless(t)
 	do("destroy", "--force", "repo")
 	if vms, _ := filepath.Glob(filepath.Join(h.dir, ".agent-vms/agent-*")); len(vms) != 0 {
-		t.Errorf("VMs are left: %v", vms)
+		t.Errorf("VMs at the end = %v, want none", vms)
 	}
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		left := processes(h.dir, "")
@@ -211,7 +211,7 @@ func (h *home) lifeWithCrash(t *testing.T, crash func()) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Errorf("processes are left: %v", left)
+			t.Errorf("processes at the end = %v, want none", left)
 			break
 		}
 	}
@@ -223,7 +223,7 @@ func (h *home) gapless(t *testing.T) {
 	for line := range strings.Lines(h.must(t, "logs", "--json", "repo")) {
 		var ev struct{ Seq int64 }
 		if err := json.Unmarshal([]byte(line), &ev); err != nil || ev.Seq != next {
-			t.Fatalf("event %d: %v %s", next, err, line)
+			t.Fatalf("event = %s, %v, want seq %d", line, err, next)
 		}
 		next++
 	}

@@ -52,7 +52,7 @@ func TestCommandsOnATerminalWithAHostileGuest(t *testing.T) {
 		args := strings.Fields(os.Expand(rest, func(name string) string {
 			value, ok := vars[name]
 			if !ok {
-				t.Fatalf("%s: no variable %s", lines.Text(), name)
+				t.Fatalf("variable %s in %q = none, want one", name, lines.Text())
 			}
 			return value
 		}))
@@ -68,14 +68,14 @@ func TestCommandsOnATerminalWithAHostileGuest(t *testing.T) {
 			case "lasts":
 				effects = termtexttest.ScreenEffects
 			default:
-				t.Fatalf("unknown verb %q", verb)
+				t.Fatalf("verb = %q, want a known one", verb)
 			}
 			seen := h.onTerminal(t, keys, args...)
 			if found := effects(redraws.ReplaceAllString(seen, "")); len(found) > 0 {
-				t.Errorf("it makes a terminal do %q:\n%q", found, seen)
+				t.Errorf("effects on the terminal = %q, want none:\n%q", found, seen)
 			}
 			if verb != "runs" && !strings.Contains(seen, guestWord) {
-				t.Errorf("it shows nothing of the guest:\n%q", seen)
+				t.Errorf("output = %q, want %q of the guest", seen, guestWord)
 			}
 		})
 	}
@@ -106,10 +106,10 @@ func (h *home) onTerminal(t *testing.T, keys string, args ...string) string {
 	}
 	_ = cmd.Wait() // many of the commands are expected to fail
 	if !late.Stop() {
-		t.Errorf("it did not end:\n%q", seen.String())
+		t.Errorf("command did not end in time, want it ended:\n%q", seen.String())
 	}
 	if !errors.Is(err, syscall.EIO) { // the error at the end of a terminal
-		t.Error(err)
+		t.Errorf("read of the terminal = %v, want %v", err, syscall.EIO)
 	}
 	return seen.String()
 }
@@ -137,7 +137,7 @@ func hostileHome(t *testing.T, h *home) map[string]string {
 	h.must(t, "open", "-d", "./repo")
 	var list []struct{ ID, Name string }
 	if err := json.Unmarshal([]byte(h.must(t, "list", "--json")), &list); err != nil || len(list) != 1 {
-		t.Fatalf("sessions: %v %v", list, err)
+		t.Fatalf("sessions = %v, %v, want 1", list, err)
 	}
 	id, vm := list[0].ID, filepath.Join(h.dir, ".agent-vms", list[0].Name)
 	root := filepath.Join(vm, "root")
@@ -212,7 +212,7 @@ mkdir -p dir && echo "$H" >"dir/$H" && mkfifo "dir/fifo $H"
 		out, _ := h.run("task", "run", "-f", name+".yaml")
 		var tasks []struct{ ID, Name string }
 		if err := json.Unmarshal([]byte(h.must(t, "task", "list", "--json")), &tasks); err != nil || len(tasks) == 0 {
-			t.Fatalf("task %s: %v\n%s", name, err, out)
+			t.Fatalf("tasks after starting %s = %v, %v, want some\n%s", name, tasks, err, out)
 		}
 		vars[variable] = tasks[0].ID
 	}

@@ -137,7 +137,7 @@ func (w *world) until(what string, f func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(50 * time.Millisecond) { // poll: other processes send no event
 		if time.Now().After(end) {
-			w.t.Fatalf("%s: not within two minutes", what)
+			w.t.Fatalf("%s: not within 2 minutes", what)
 		}
 	}
 }
@@ -150,7 +150,7 @@ func (w *world) put(id, slug string, phase session.Phase, status session.Status)
 	if !session.AtRest(phase, phase) {
 		lock, free, err := store.TryLock(filepath.Join(state, "locks", "session-"+id))
 		if err != nil || !free {
-			w.t.Fatal(free, err)
+			w.t.Fatalf("TryLock = %t, %v, want true, nil", free, err)
 		}
 		w.t.Cleanup(func() { _ = lock.Unlock() })
 	}
@@ -234,7 +234,7 @@ func (s *term) typed(text string) {
 func (s *term) show() string {
 	out, err := s.w.try("tmux", "-S", s.socket, "capture-pane", "-p", "-t", "t")
 	if err != nil {
-		s.w.t.Fatalf("%v: %s", err, out)
+		s.w.t.Fatalf("tmux capture-pane = %v, want nil\n%s", err, out)
 	}
 	return out
 }
@@ -284,7 +284,7 @@ func (s *term) until(what string, done func(screen string) bool, press func()) {
 			return
 		}
 		if time.Now().After(end) {
-			s.w.t.Fatalf("%s: not within two minutes; the screen is\n%s", what, screen)
+			s.w.t.Fatalf("%s: screen = %s, want it within 2 minutes", what, screen)
 		}
 	}
 }
@@ -388,7 +388,7 @@ func TestPickerOpens(t *testing.T) {
 	w.until("ready", func() bool { return w.states()["one"] == session.Ready })
 	s.presses(`o one +ready`, "C-u")
 	if n := strings.Count(w.run("tmux", "list-sessions"), "one-"); n != 1 {
-		t.Errorf("%d local sessions of it", n)
+		t.Errorf("local sessions of one = %d, want 1", n)
 	}
 
 	// Text that is not a repository gets a message. A repository is opened even if a row
@@ -401,7 +401,7 @@ func TestPickerOpens(t *testing.T) {
 	s.leaves("M-Enter")
 	s.closesWindow("another")
 	if got := w.states()["another"]; got != session.Ready {
-		t.Errorf("%s is %s", typed, got)
+		t.Errorf("state of %s = %s, want %s", typed, got, session.Ready)
 	}
 
 	// Typed text that matches no row.
@@ -413,7 +413,7 @@ func TestPickerOpens(t *testing.T) {
 	s.leaves("Enter")
 	s.closesWindow("zzz")
 	if got := w.states()["zzz"]; got != session.Ready {
-		t.Errorf("zzz is %s", got)
+		t.Errorf("state of zzz = %s, want %s", got, session.Ready)
 	}
 
 	// With several marked rows, all are opened, and the first marked one is attached.
@@ -511,7 +511,7 @@ func TestPickerPopup(t *testing.T) {
 	first.leaves("Enter")
 	first.sees(`ended with`) // a fake VM has no tmux to show
 	if got := shown(); !strings.Contains(got, "one-") || !strings.Contains(got, "second") || strings.Contains(got, "first") {
-		t.Errorf("the clients show\n%s", got)
+		t.Errorf("clients show %s, want one and second", got)
 	}
 
 	// The popup also opens from one of the product's sessions, and it can end with an
@@ -543,7 +543,7 @@ func TestPickerIsKilled(t *testing.T) {
 		s := w.term("agent-sessionizer")
 		s.sees(`^> +\. o/r`)
 		if len(rooms()) != 1 {
-			t.Fatalf("while it runs: %q", rooms())
+			t.Fatalf("directories of the running picker = %q, want 1", rooms())
 		}
 		var pids []int // excludes the preview processes, which end on their own
 		w.until("one process", func() bool { pids = processes(w.home, ""); return len(pids) == 1 })
@@ -553,20 +553,20 @@ func TestPickerIsKilled(t *testing.T) {
 		s.sees(`left with`)
 		w.until("no process", func() bool { return len(processes(w.home, "")) == 0 })
 		if sig != syscall.SIGKILL && len(rooms()) != 0 {
-			t.Errorf("%v leaves %q", sig, rooms())
+			t.Errorf("directories after %v = %q, want none", sig, rooms())
 		}
 	}
 	if len(rooms()) != 1 {
-		t.Fatalf("a kill cannot be seen: %q", rooms())
+		t.Fatalf("directories after a kill = %q, want 1", rooms())
 	}
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +\. o/r`)
 	if len(rooms()) != 1 {
-		t.Errorf("the next one has %q", rooms())
+		t.Errorf("directories of the next picker = %q, want 1", rooms())
 	}
 	s.presses(`left with 130`, "Escape")
 	if len(rooms()) != 0 {
-		t.Errorf("left: %q", rooms())
+		t.Errorf("directories at the end = %q, want none", rooms())
 	}
 }
 
@@ -599,10 +599,10 @@ func TestPickerHostileNames(t *testing.T) {
 	s.keys("M-Enter", "C-o", "C-u")
 	s.presses(`left with 130`, "Escape")
 	if _, err := os.Stat(w.path("pwned")); err == nil {
-		t.Error("a name was run")
+		t.Error("name of a repository was run as a command, want it quoted")
 	}
 	if out, err := w.try("tmux", "-S", s.socket, "show-buffer"); err != nil || !strings.HasPrefix(out, "agent-sessionizer ssh agent-0") {
-		t.Errorf("on the clipboard: %q, %v", out, err)
+		t.Errorf("clipboard = %q, %v, want \"agent-sessionizer ssh agent-0…\"", out, err)
 	}
 }
 
@@ -657,11 +657,11 @@ func TestPickerFirstPaint(t *testing.T) {
 	select {
 	case took := <-painted:
 		if took == 0 {
-			t.Fatal("it ended without a row")
+			t.Fatal("first row of the picker = none before its end, want one")
 		}
 		t.Logf("30 rows after %v", took.Round(time.Millisecond))
 	case <-time.After(time.Minute):
-		t.Fatal("no row within a minute")
+		t.Fatal("first row after a minute = none, want one")
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()

@@ -27,21 +27,21 @@ func TestLittleHappensBeforeMain(t *testing.T) {
 	}
 	found := regexp.MustCompile(`(?m)^init (\S+) @.* clock, (\d+) bytes`).FindAllStringSubmatch(trace.String(), -1)
 	if len(found) < 50 {
-		t.Fatalf("only %d packages are told of:\n%s", len(found), trace.String())
+		t.Fatalf("packages in the trace = %d, want at least 50:\n%s", len(found), trace.String())
 	}
 	sum := 0
 	for _, m := range found {
 		n, _ := strconv.Atoi(m[2])
 		if sum += n; n > most {
-			t.Errorf("%s allocates %d bytes before main", m[1], n)
+			t.Errorf("bytes that %s allocates before main = %d, want at most %d", m[1], n, most)
 		}
 		// The real package fills seven megabytes of tables, which are not allocated and
 		// thus not counted.
 		if m[1] == "github.com/google/gopacket/layers" {
-			t.Error("the real gopacket is linked; see third_party/gopacket")
+			t.Errorf("linked package = %s, want third_party/gopacket in its place", m[1])
 		}
 	}
 	if sum > mostSum {
-		t.Errorf("%d bytes are allocated before main", sum)
+		t.Errorf("bytes allocated before main = %d, want at most %d", sum, mostSum)
 	}
 }

@@ -21,10 +21,10 @@ func TestOurValidationIsNoLaxer(t *testing.T) {
 		_, ours := secret.ParseRef("X", ref)
 		theirs := sdk.Secrets.ValidateSecretReference(t.Context(), ref)
 		if ours == nil && theirs != nil {
-			t.Errorf("%s: we accept it, the SDK says %v", ref, theirs)
+			t.Errorf("our validation of %s = nil, want an error as the SDK's: %v", ref, theirs)
 		}
 		if theirs == nil && ours != nil {
-			t.Errorf("%s: the SDK accepts it, we say %v", ref, ours)
+			t.Errorf("our validation of %s = %v, want nil as the SDK's", ref, ours)
 		}
 	}
 }
@@ -33,6 +33,6 @@ func TestBadTokenIsOneLine(t *testing.T) {
 	const token = "ops_SENTINELdGhpcyBpcyBub3QgYSB0b2tlbg"
 	_, _, err := Resolve(t.Context(), token, "", []string{"op://v/i/f"})
 	if err == nil || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), token) {
-		t.Errorf("a bad token: %v", err)
+		t.Errorf("Resolve with a bad token = %q, want one line without the token", err)
 	}
 }

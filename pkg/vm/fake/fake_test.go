@@ -151,24 +151,24 @@ func TestGuest(t *testing.T) {
 	c := w.up(t)
 	m, err := w.Inspect(t.Context(), name)
 	if err != nil || m.Root != filepath.Join(w.dir, name, "root") {
-		t.Fatalf("%+v %v", m, err)
+		t.Fatalf("Inspect = %+v, %v, want root %s", m, err, filepath.Join(w.dir, name, "root"))
 	}
 	if got := output(t, c, "pwd; echo $HOME $AGENT_GUEST_ROOT"); got != m.Root+"/home/agent\n"+m.Root+"/home/agent "+m.Root {
-		t.Errorf("home: %s", got)
+		t.Errorf("home and root = %s, want %s", got, m.Root+"/home/agent\n"+m.Root+"/home/agent "+m.Root)
 	}
 	output(t, c, "sudo -n -u root -- iptables -A INPUT 'two words'; echo rules | sudo iptables-restore; sudo systemctl restart x")
 	if got := output(t, c, "cat $AGENT_GUEST_ROOT/var/log/stub.log"); got != "iptables -A INPUT two words\niptables-restore \nsystemctl restart x" {
-		t.Errorf("stub.log: %q", got)
+		t.Errorf("stub.log = %q, want the three stubbed commands", got)
 	}
 	var screen strings.Builder
 	if err := c.Terminal(t.Context(), "stty size; tty; echo $TERM", ssh.Terminal{Out: &screen, Width: 100, Height: 30, Term: "screen"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := screen.String(); !strings.HasPrefix(got, "30 100\r\n/dev/") || !strings.HasSuffix(got, "screen\r\n") {
-		t.Errorf("terminal: %q", got)
+		t.Errorf("terminal = %q, want size 30 100, a device, screen", got)
 	}
 	if err := c.Run(t.Context(), "kill -SEGV $$; sleep 1; exit 7", ssh.IO{}); err == nil {
-		t.Error("a killed shell succeeds")
+		t.Error("Run of a killed shell = nil, want an error")
 	}
 	// Files, by the guest's own paths and by prefixed ones, with a relative link.
 	src, back := filepath.Join(t.TempDir(), "d"), t.TempDir()
@@ -179,7 +179,7 @@ func TestGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := output(t, c, "cd $AGENT_GUEST_ROOT; cat tmp/d/f etc/d/f home/agent/d/f; readlink tmp/d/l; stat -c %a tmp/d/f"); got != "xxx../f\n640" {
-		t.Errorf("copied: %q", got)
+		t.Errorf("copied files = %q, want %q", got, "xxx../f\n640")
 	}
 	if err := c.CopyFrom(t.Context(), "/tmp/d/f", back, nil); err != nil {
 		t.Error(err)
@@ -195,7 +195,7 @@ func TestKillTakesDaemonsToo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile("/proc/" + pid + "/cmdline"); err == nil && len(b) > 0 {
-		t.Errorf("still running: %q", b)
+		t.Errorf("process %s = %q, want it ended", pid, b)
 	}
 }
 
@@ -204,21 +204,21 @@ func TestFaults(t *testing.T) {
 	w.tell(t, `{"create": {"error": "no space left on device", "code": 5, "hint": "df -h", "count": 1}}`)
 	err := w.Create(t.Context(), w.spec(name))
 	if fail.CodeOf(err) != fail.Host || fail.HintOf(err) != "df -h" || !strings.Contains(err.Error(), "no space") {
-		t.Errorf("create: %v", err)
+		t.Errorf("Create with a fault = %v (code %v, hint %q), want \"no space\", code %v, hint \"df -h\"", err, fail.CodeOf(err), fail.HintOf(err), fail.Host)
 	}
 	if err := w.Create(t.Context(), w.spec(name)); err != nil {
-		t.Errorf("create, the second time: %v", err)
+		t.Errorf("second Create = %v, want nil", err)
 	}
 
 	w.tell(t, `{"start": {"stall": "1h"}}`)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := w.Start(ctx, name, nil); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("stalled start: %v", err)
+		t.Errorf("stalled Start = %v, want %v", err, context.DeadlineExceeded)
 	}
 	w.tell(t, `{"ready": {"panic": true}}`)
 	if _, err := w.Start(t.Context(), name, nil); err == nil || !strings.Contains(err.Error(), "Kernel panic") {
-		t.Errorf("panic: %v", err)
+		t.Errorf("Start with a panic = %v, want \"Kernel panic\"", err)
 	}
 	w.tell(t, `{"ready": {"never": true}}`)
 	ctx, cancel = context.WithCancel(t.Context())
@@ -234,10 +234,10 @@ func TestFaults(t *testing.T) {
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("never ready: %v", err)
+		t.Errorf("Start that is never ready = %v, want %v", err, context.Canceled)
 	}
 	if m, err := w.Inspect(t.Context(), name); err != nil || m.State != vm.Running || m.Endpoint.Addr != "" {
-		t.Errorf("never ready: %+v %v", m, err)
+		t.Errorf("Inspect of a VM that is never ready = %+v, %v, want %s without an endpoint", m, err, vm.Running)
 	}
 	if err := w.Stop(t.Context(), name, nil, 0); err != nil {
 		t.Error(err)
@@ -247,19 +247,19 @@ func TestFaults(t *testing.T) {
 	c := w.up(t)
 	output(t, c, "true")
 	if err := c.Run(t.Context(), "yes", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("drop_after: %v", err)
+		t.Errorf("Run with drop_after = %v, want %v", err, ssh.ErrUnreachable)
 	}
 	if problems := w.Check(t.Context()); len(problems) != 1 || fail.CodeOf(problems[0]) != fail.Host {
-		t.Errorf("check: %v", problems)
+		t.Errorf("Check = %v, want one problem of code %v", problems, fail.Host)
 	}
 	w.tell(t, `{"exec": {"die": true}}`)
 	c = w.up(t)
 	if err := c.Run(t.Context(), "true", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("die: %v", err)
+		t.Errorf("Run with die = %v, want %v", err, ssh.ErrUnreachable)
 	}
 	w.tell(t, `{"satrt": {}}`)
 	if _, err := w.Start(t.Context(), name, nil); err == nil {
-		t.Error("a misspelt fault went unnoticed")
+		t.Error("Start with a misspelt fault = nil, want an error")
 	}
 }
 
@@ -272,7 +272,7 @@ func TestFrozenGuestIsNoticed(t *testing.T) {
 	c.KeepAlive(t.Context(), 10*time.Millisecond, 100*time.Millisecond)
 	<-c.Done()
 	if m, err := w.Inspect(t.Context(), name); err != nil || m.State != vm.Running {
-		t.Errorf("%+v %v", m, err)
+		t.Errorf("Inspect of a frozen guest = %+v, %v, want state %s", m, err, vm.Running)
 	}
 }
 
@@ -294,11 +294,11 @@ func TestKillSelf(t *testing.T) {
 			}
 			st, err := p.Wait()
 			if err != nil || !st.Sys().(syscall.WaitStatus).Signaled() {
-				t.Fatalf("it lives: %v %v", st, err)
+				t.Fatalf("end of the process = %v, %v, want a signal", st, err)
 			}
 			w.tell(t, `{}`)
 			if m, err := w.Inspect(t.Context(), name); err != nil || m.State != running {
-				t.Errorf("%+v %v", m, err)
+				t.Errorf("Inspect after the kill = %+v, %v, want state %s", m, err, running)
 			}
 			w.up(t) // and work can continue from there
 		})

@@ -18,12 +18,12 @@ func TestAccelForced(t *testing.T) {
 	for _, name := range []string{"kvm", "tcg"} {
 		t.Setenv(accelEnv, name)
 		if a, err := d.Accel(t.Context()); err != nil || a.Name != name {
-			t.Errorf("%s: %+v, %v", name, a, err)
+			t.Errorf("Accel forced to %s = %+v, %v, want that name", name, a, err)
 		}
 	}
 	t.Setenv(accelEnv, "warp")
 	if _, err := d.Accel(t.Context()); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
-		t.Errorf("%v", err)
+		t.Errorf("Accel forced to an unknown name = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Usage)
 	}
 }
 
@@ -34,7 +34,7 @@ func TestAccelForeignArchitecture(t *testing.T) {
 		foreign = "x86_64"
 	}
 	if a, err := d.accelFor(t.Context(), foreign); err != nil || a.Name != "tcg" || a.Reason == "" {
-		t.Errorf("%+v, %v", a, err)
+		t.Errorf("accelFor(%s) = %+v, %v, want tcg with a reason", foreign, a, err)
 	}
 }
 
@@ -43,19 +43,19 @@ func TestAccelVerdictIsKept(t *testing.T) {
 	t.Setenv(accelEnv, "")
 	first, err := d.Accel(t.Context())
 	if err != nil || first.Took == 0 || (first.Name == "kvm") != (first.Reason == "") {
-		t.Fatalf("%+v, %v", first, err)
+		t.Fatalf("first Accel = %+v, %v, want a measured time, a reason unless kvm", first, err)
 	}
 	t.Logf("%+v", first)
 	again, err := d.Accel(t.Context())
 	if err != nil || again.Took != 0 || again.Name != first.Name || again.Reason != first.Reason {
-		t.Fatalf("%+v, %v", again, err)
+		t.Fatalf("second Accel = %+v, %v, want %+v without measuring", again, err, first)
 	}
 	for _, kept := range []string{`{`, `{"key":"of another boot","name":"kvm"}`, `{"name":"warp"}`} {
 		if err := os.WriteFile(filepath.Join(d.cacheDir, accelFile), []byte(kept), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if a, err := d.Accel(t.Context()); err != nil || a.Took == 0 || a.Name != first.Name {
-			t.Errorf("kept %s: %+v, %v", kept, a, err)
+			t.Errorf("Accel with the stored verdict %q = %+v, %v, want %s, measured again", kept, a, err, first.Name)
 		}
 	}
 }
@@ -82,7 +82,7 @@ func TestKVMHelp(t *testing.T) {
 		{nil, intel, "dmesg"},
 	} {
 		if got := kvmHelp(c.open, c.cpuinfo); !strings.Contains(got, c.want) {
-			t.Errorf("%v, %q: %s", c.open, c.cpuinfo, got)
+			t.Errorf("kvmHelp(%v, %q) = %q, want %q in it", c.open, c.cpuinfo, got, c.want)
 		}
 	}
 }
@@ -92,17 +92,17 @@ func TestProbe(t *testing.T) {
 	why := probeKVM()
 	t.Logf("%q", why)
 	if openKVM() != nil && why == "" {
-		t.Error("KVM works where /dev/kvm does not open")
+		t.Error("probe = \"\" though /dev/kvm does not open, want a reason")
 	}
 }
 
 // TCG always works, so this shows that the minimal guest is correct.
 func TestAskQEMU(t *testing.T) {
 	if why := askQEMU(t.Context(), hostArch(), "tcg", "max"); why != "" {
-		t.Errorf("tcg: %s", why)
+		t.Errorf("askQEMU(tcg) = %q, want no reason", why)
 	}
 	if why := askQEMU(t.Context(), hostArch(), "nosuch", "max"); !strings.Contains(why, "status 1") {
-		t.Errorf("an accelerator that does not exist: %q", why)
+		t.Errorf("askQEMU(nosuch) = %q, want \"status 1\"", why)
 	}
 	// A QEMU that never ends is killed, with its guest, after its time limit.
 	bin := t.TempDir()
@@ -113,7 +113,7 @@ func TestAskQEMU(t *testing.T) {
 	bounded, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if why := askQEMU(bounded, hostArch(), "tcg", "max"); !strings.Contains(why, "in time") {
-		t.Errorf("a QEMU that hangs: %q", why)
+		t.Errorf("askQEMU of a hanging QEMU = %q, want \"in time\"", why)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestAgentEnvironment(t *testing.T) {
 	t.Setenv("QEMU_SYSTEM_X86_64", "sentinel")
 	env := strings.Join(agentEnv("/h", meta{Arch: "x86_64", Memory: 1 << 30}, vm.Accel{Name: "tcg"}), "\n")
 	if strings.Contains(env, "sentinel") || !strings.Contains(env, "LIMA_HOME=/h\n") || !strings.Contains(env, "QEMU_SYSTEM_X86_64=qemu-system-x86_64 -machine q35") {
-		t.Error(env)
+		t.Errorf("agentEnv = %q, want LIMA_HOME=/h, the machine q35, no sentinel", env)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestQEMUCommand(t *testing.T) {
 		{"aarch64", "tcg", 0, "qemu-system-aarch64 -machine virt -accel tcg,thread=multi,tb-size=128 -cpu max,pauth-impdef=on"},
 	} {
 		if got := qemuCommand(c.arch, 4*g, c.accel, c.available); got != c.want {
-			t.Errorf("%+v: %q", c, got)
+			t.Errorf("qemuCommand(%+v) = %q, want %q", c, got, c.want)
 		}
 	}
 }

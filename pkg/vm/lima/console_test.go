@@ -30,7 +30,7 @@ func TestParseMarker(t *testing.T) {
 		vm.ReadyMarker + " ssh-ed25519-cert-v01@openssh.com AAAAIHNzaC1lZDI1NTE5LWNlcnQtdjAx": "",
 	} {
 		if got := parseMarker(line); got != want {
-			t.Errorf("%q: %q", line, got)
+			t.Errorf("parseMarker(%q) = %q, want %q", line, got, want)
 		}
 	}
 }
@@ -46,15 +46,15 @@ func FuzzConsole(f *testing.F) {
 		l.feed([]byte("\n"), w.line)
 		if w.hostKey != "" {
 			if key, _, options, rest, err := ssh.ParseAuthorizedKey([]byte(w.hostKey)); err != nil || len(options)+len(rest) > 0 || key == nil || strings.ContainsAny(w.hostKey, "\r\n") {
-				t.Errorf("host key %q", w.hostKey)
+				t.Errorf("host key = %q, want one key without options on one line", w.hostKey)
 			}
 		}
 		if len(w.last) > keptLines || len(l.buf) > maxLine {
-			t.Errorf("kept %d lines, %d bytes", len(w.last), len(l.buf))
+			t.Errorf("stored console = %d lines, a line of %d bytes, want at most %d, %d", len(w.last), len(l.buf), keptLines, maxLine)
 		}
 		for _, s := range append(w.last, w.panic) {
 			if len(s) > quotedLine+utf8.UTFMax || !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) {
-				t.Errorf("unclean %q", s)
+				t.Errorf("stored line = %q, want valid UTF-8 without control bytes, at most %d bytes", s, quotedLine+utf8.UTFMax)
 			}
 		}
 	})
@@ -93,23 +93,23 @@ func TestWatcherFollows(t *testing.T) {
 	write("agent-sessionizer-ready " + testKey)
 	look()
 	if w.hostKey != "" {
-		t.Fatal("an unfinished line was believed")
+		t.Fatalf("host key from an unfinished line = %q, want none", w.hostKey)
 	}
 	write("\n")
 	look()
 	if w.hostKey != testKey {
-		t.Fatalf("%q", w.hostKey)
+		t.Fatalf("host key = %q, want %q", w.hostKey, testKey)
 	}
 	if w.last[0] != "booting" {
-		t.Errorf("%q", w.last)
+		t.Errorf("stored lines = %q, want \"booting\" first", w.last)
 	}
 }
 
 func TestClean(t *testing.T) {
 	if got := clean("\x1b[1;31m[ OK ]\x1b[0m\tStarted \u202ereversed\a\x7f."); got != "[ OK ] Started reversed." {
-		t.Errorf("%q", got)
+		t.Errorf("clean = %q, want \"[ OK ] Started reversed.\"", got)
 	}
 	if got := clean(strings.Repeat("ä", 1000)); len(got) > quotedLine+2 {
-		t.Errorf("%d bytes", len(got))
+		t.Errorf("clean of a long line = %d bytes, want at most %d", len(got), quotedLine+2)
 	}
 }

@@ -97,7 +97,7 @@ func checkDownloaded(t *testing.T, dl download, path string, err error) {
 		t.Errorf("downloaded %d bytes, %v; want the server's %d", len(got), err, len(content))
 	}
 	if parts, _ := filepath.Glob(dl.file("part-*")); len(parts) > 0 {
-		t.Errorf("left behind: %v", parts)
+		t.Errorf("parts after the download = %q, want none", parts)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestDownloadGoesOnAfterAnInterruption(t *testing.T) {
 			path, err := dl.run(t.Context())
 			checkDownloaded(t, dl, path, err)
 			if got := s.requests(); !slices.Equal(got, c.want) {
-				t.Errorf("ranges asked for: got %q, want %q", got, c.want)
+				t.Errorf("ranges requested = %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -137,7 +137,7 @@ func TestDownloadGoesOnInAnotherProcess(t *testing.T) {
 	}
 	dl.stall = time.Second // by then half of the file is there, and the next request shows it
 	if _, err := dl.run(ctx); err == nil {
-		t.Fatal("a cancelled download succeeded")
+		t.Fatal("cancelled download = nil, want an error")
 	}
 	dl.stall, dl.say = time.Minute, nil
 	path, err := dl.run(t.Context())
@@ -181,7 +181,7 @@ func TestDownloadReportsAStall(t *testing.T) {
 				}
 			}
 			if _, err := dl.run(ctx); !errors.Is(err, context.Canceled) || !reported {
-				t.Errorf("got %v, reported: %t; want a report and the end that it caused", err, reported)
+				t.Errorf("run = %v, reported: %t, want %v after a report", err, reported, context.Canceled)
 			}
 		})
 	}
@@ -211,13 +211,13 @@ func TestDownloadThatIsRefused(t *testing.T) {
 		dl := s.download(t)
 		_, err := dl.run(t.Context())
 		if fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" || !strings.Contains(err.Error(), fmt.Sprint(code)) || !strings.Contains(err.Error(), s.URL) {
-			t.Errorf("%d: %v (hint %q); want the URL and the status", code, err, fail.HintOf(err))
+			t.Errorf("run with status %d = %v (hint %q), want code %v with the URL, the status and a hint", code, err, fail.HintOf(err), fail.NotFound)
 		}
 		if n := len(s.requests()); n != 1 {
-			t.Errorf("%d: asked %d times, want once", code, n)
+			t.Errorf("requests with status %d = %d, want 1", code, n)
 		}
 		if parts, _ := filepath.Glob(dl.file("part-*")); len(parts) > 0 {
-			t.Errorf("%d: left behind: %v", code, parts)
+			t.Errorf("parts after status %d = %q, want none", code, parts)
 		}
 	}
 	broken := slices.Repeat([]http.HandlerFunc{status(500)}, 2*downloadTries)
@@ -228,7 +228,7 @@ func TestDownloadThatIsRefused(t *testing.T) {
 		t.Errorf("a broken server: %v after %d requests, want to give up after %d", err, len(s.requests()), 1+downloadTries)
 	}
 	if st, err := os.Stat(dl.file("part-" + dl.digest.Encoded())); err != nil || st.Size() != half {
-		t.Errorf("what arrived was not kept: %v", err)
+		t.Errorf("part after an interruption = %v, want %d bytes", err, half)
 	}
 }
 
@@ -257,10 +257,10 @@ func TestDownloadOntoAFullDisk(t *testing.T) {
 			}
 			err := d.placeDisk(t.Context(), limayaml.File{Location: dl.url, Digest: dl.digest}, filepath.Join(t.TempDir(), "disk"), nil)
 			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "disk is full") || fail.HintOf(err) != hint {
-				t.Errorf("got %v (hint %q), want a full disk and the hint %q", err, fail.HintOf(err), hint)
+				t.Errorf("placeDisk on a full disk = %v (hint %q), want \"disk is full\" (hint %q)", err, fail.HintOf(err), hint)
 			}
 			if st, err := os.Lstat(part); err == nil && (c.full || st.Size() > 0) {
-				t.Error("the part is still there, and the disk full")
+				t.Errorf("part after the full disk = %d bytes, want none", st.Size())
 			}
 			if n := len(s.requests()); n != 1 {
 				t.Errorf("asked %d times, want once", n)
@@ -283,7 +283,7 @@ func TestDownloadTwiceAtOnce(t *testing.T) {
 			if path, err := dl.run(t.Context()); err != nil {
 				t.Error(err)
 			} else if st, err := os.Stat(path); err != nil || st.Size() != int64(len(content)) {
-				t.Error(path, err)
+				t.Errorf("downloaded file %s = %v, want %d bytes", path, err, len(content))
 			}
 		})
 	}
@@ -316,11 +316,11 @@ func TestPlaceCopiesWhatHasADigest(t *testing.T) {
 			t.Fatal(err)
 		}
 		if st, err := os.Lstat(dest); err != nil || !st.Mode().IsRegular() || st.Size() != int64(len(content)) {
-			t.Errorf("%s: %v, %v; want a copy", from, st, err)
+			t.Errorf("disk from %s = %v, %v, want a copy", from, st, err)
 		}
 		err := d.placeDisk(t.Context(), limayaml.File{Location: from, Digest: digest.FromString("x")}, dest+"2", nil)
 		if fail.CodeOf(err) != fail.Failure || fail.HintOf(err) == "" {
-			t.Errorf("%s with another digest: %v (hint %q); want a failure", from, err, fail.HintOf(err))
+			t.Errorf("placeDisk of %s with another digest = %v (hint %q), want code %v with a hint", from, err, fail.HintOf(err), fail.Failure)
 		}
 	}
 }

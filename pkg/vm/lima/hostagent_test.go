@@ -18,7 +18,7 @@ func TestClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := claim(dir); fail.CodeOf(err) != fail.Conflict {
-		t.Fatalf("a second claim: %v", err)
+		t.Fatalf("second claim = %v, want code %v", err, fail.Conflict)
 	}
 	first.Close()
 	again, err := claim(dir)
@@ -28,7 +28,7 @@ func TestClaim(t *testing.T) {
 	again.Close()
 	idle(t, "-pidfile", filepath.Join(dir, "qemu.pid"))
 	if _, err := claim(dir); fail.CodeOf(err) != fail.Conflict {
-		t.Fatalf("a claim beside a QEMU: %v", err)
+		t.Fatalf("claim beside a QEMU = %v, want code %v", err, fail.Conflict)
 	}
 }
 
@@ -53,9 +53,9 @@ func TestLogsStayShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	if used := diskUsed(dir); used > 1<<20 {
-		t.Errorf("%d bytes are used", used)
+		t.Errorf("disk used by logs = %d bytes, want at most %d", used, 1<<20)
 	}
 	if st, err := os.Stat(filepath.Join(dir, "serialv.log")); err != nil || st.Size() != 100 {
-		t.Errorf("%v, %v", st, err)
+		t.Errorf("short log = %v, %v, want 100 bytes", st, err)
 	}
 }

@@ -33,9 +33,9 @@ func TestImageUsers(t *testing.T) {
 	}
 	users, err := ImageUsers(home, dir)
 	if slices.Sort(users); err != nil || !slices.Equal(users, []string{"half", "new", "started"}) {
-		t.Error(users, err)
+		t.Errorf("ImageUsers = %q, %v, want half, new, started", users, err)
 	}
 	if users, err := ImageUsers(filepath.Join(home, "none"), dir); err != nil || len(users) != 0 {
-		t.Error(users, err)
+		t.Errorf("ImageUsers of a missing home = %q, %v, want none", users, err)
 	}
 }

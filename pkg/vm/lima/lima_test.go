@@ -29,7 +29,7 @@ func TestEmptyEnvironment(t *testing.T) {
 	cmd := exec.Command(self, "-test.run=^$")
 	cmd.Env = []string{}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("program with an empty environment = %v, want nil\n%s", err, out)
 	}
 }
 
@@ -37,11 +37,11 @@ func TestNewRefusesPathsQEMUCannotTake(t *testing.T) {
 	base := t.TempDir()
 	for _, name := range []string{"with blank", "with,comma", `with"quote`} {
 		if _, err := New(Options{Home: filepath.Join(base, name), Self: "/bin/true", CacheDir: base}); fail.CodeOf(err) != fail.Host {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("New with home %q = %v, want code %v", name, err, fail.Host)
 		}
 	}
 	if _, err := New(Options{Home: "relative", Self: "/bin/true", CacheDir: base}); err == nil {
-		t.Error("a relative home was accepted")
+		t.Error("New with a relative home = nil, want an error")
 	}
 }
 
@@ -49,16 +49,16 @@ func TestCreateInspectDelete(t *testing.T) {
 	d := newDriver(t)
 	ctx := t.Context()
 	if _, err := d.Inspect(ctx, "one"); !errors.Is(err, vm.ErrNotFound) || fail.CodeOf(err) != fail.NotFound {
-		t.Fatalf("Inspect of nothing: %v", err)
+		t.Fatalf("Inspect of an unknown VM = %v (code %v), want %v", err, fail.CodeOf(err), vm.ErrNotFound)
 	}
 	if _, err := d.Start(ctx, "one", nil); !errors.Is(err, vm.ErrNotFound) {
-		t.Fatalf("Start of nothing: %v", err)
+		t.Fatalf("Start of an unknown VM = %v, want %v", err, vm.ErrNotFound)
 	}
 	if err := d.Stop(ctx, "one", nil, 0); !errors.Is(err, vm.ErrNotFound) {
-		t.Fatalf("Stop of nothing: %v", err)
+		t.Fatalf("Stop of an unknown VM = %v, want %v", err, vm.ErrNotFound)
 	}
 	if err := d.Delete(ctx, "one"); err != nil {
-		t.Fatalf("Delete of nothing: %v", err)
+		t.Fatalf("Delete of an unknown VM = %v, want nil", err)
 	}
 	s := testSpec("one")
 	if err := d.Create(ctx, s); err != nil {
@@ -70,7 +70,7 @@ func TestCreateInspectDelete(t *testing.T) {
 	}
 	m, err := d.Inspect(ctx, "one")
 	if err != nil || m.State != vm.Stopped || m.CPUs != 2 || m.Memory != 1<<30 || m.Disk != 4<<30 || m.Arch != hostArch() {
-		t.Fatalf("%+v, %v", m, err)
+		t.Fatalf("Inspect(one) = %+v, %v, want stopped, 2 CPUs, 1 GiB of memory, 4 GiB of disk, %s", m, err, hostArch())
 	}
 
 	// What kill -9 in an older version, or a broken disk, may have left.
@@ -87,16 +87,16 @@ func TestCreateInspectDelete(t *testing.T) {
 	}
 	ms, err := d.List(ctx)
 	if err != nil || len(ms) != 2 || ms[0].Name != "half" || ms[0].State != vm.Broken || ms[0].Reason == "" || ms[1].Name != "one" {
-		t.Fatalf("%+v, %v", ms, err)
+		t.Fatalf("List = %+v, %v, want half, broken with a reason, and one", ms, err)
 	}
 	if err := d.Create(ctx, testSpec("half")); err != nil {
 		t.Fatal(err)
 	}
 	if m, err := d.Inspect(ctx, "half"); err != nil || m.State != vm.Stopped {
-		t.Fatalf("%+v, %v", m, err)
+		t.Fatalf("Inspect(half) = %+v, %v, want %s", m, err, vm.Stopped)
 	}
 	if _, err := os.Stat(aside); err == nil {
-		t.Error("the interrupted Create's directory is still there")
+		t.Error("directory of the interrupted Create exists, want it removed")
 	}
 	for range 2 {
 		if err := d.Delete(ctx, "half"); err != nil {
@@ -104,7 +104,7 @@ func TestCreateInspectDelete(t *testing.T) {
 		}
 	}
 	if ms, err := d.List(ctx); err != nil || len(ms) != 1 {
-		t.Fatalf("%+v, %v", ms, err)
+		t.Fatalf("List after Delete = %+v, %v, want 1", ms, err)
 	}
 }
 
@@ -122,20 +122,20 @@ func TestDownload(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(dest); err != nil || string(b) != content {
-		t.Fatalf("%v, %d bytes", err, len(b))
+		t.Fatalf("downloaded disk = %d bytes, %v, want %d", len(b), err, len(content))
 	}
 	if len(said) == 0 || !strings.Contains(said[0], "downloading") {
-		t.Errorf("progress: %q", said)
+		t.Errorf("progress = %q, want \"downloading\" first", said)
 	}
 	f.Location = srv.URL + "/other.raw"
 	f.Digest = digest.NewDigestFromBytes(digest.SHA256, sum("other"))
 	if err := d.placeDisk(t.Context(), f, dest+"2", nil); err == nil || !strings.Contains(err.Error(), "digest") {
-		t.Fatalf("wrong content: %v", err)
+		t.Fatalf("placeDisk of wrong content = %v, want \"digest\"", err)
 	}
 
 	local := limayaml.File{Location: dest, Digest: f.Digest}
 	if err := d.placeDisk(t.Context(), local, dest+"3", nil); err == nil {
-		t.Fatal("a local image with a wrong digest was taken")
+		t.Fatal("placeDisk of a local image with a wrong digest = nil, want an error")
 	}
 	local.Digest = digest.NewDigestFromBytes(digest.SHA256, sum(content))
 	if err := d.placeDisk(t.Context(), local, dest+"3", nil); err != nil {
@@ -143,7 +143,7 @@ func TestDownload(t *testing.T) {
 	}
 	local.Location += "-missing"
 	if err := d.placeDisk(t.Context(), local, dest+"4", nil); fail.CodeOf(err) != fail.NotFound {
-		t.Fatalf("a missing image: %v", err)
+		t.Fatalf("placeDisk of a missing image = %v, want code %v", err, fail.NotFound)
 	}
 }
 
@@ -202,11 +202,11 @@ func TestStartExplains(t *testing.T) {
 			for range 2 { // the second start finds what the first left
 				_, err := d.Start(t.Context(), name, nil)
 				if err == nil || fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) || !strings.Contains(fail.HintOf(err), c.hint) {
-					t.Fatalf("%v (code %v, hint %q)", err, fail.CodeOf(err), fail.HintOf(err))
+					t.Fatalf("Start = %v (code %v, hint %q), want %q (code %v, hint %q)", err, fail.CodeOf(err), fail.HintOf(err), c.says, c.code, c.hint)
 				}
 			}
 			if left, err := family(filepath.Join(d.home, name)); err != nil || len(left) > 0 {
-				t.Fatalf("left running: %v, %v", left, err)
+				t.Fatalf("processes after a failed Start = %v, %v, want none", left, err)
 			}
 		})
 	}
@@ -245,32 +245,32 @@ func TestImageThatIsGone(t *testing.T) {
 		return string(b)
 	}
 	if err := d.prepare(t.Context(), "gone", dir, meta{}, nil); err != nil || !strings.HasSuffix(content(), "work") {
-		t.Fatalf("the disk was made anew: %v", err)
+		t.Fatalf("prepare with complete disks = %v, old disk kept: %t, want nil, true", err, strings.HasSuffix(content(), "work"))
 	}
 	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil { // as if killed before the disks were complete
 		t.Fatal(err)
 	}
 	if err := d.prepare(t.Context(), "gone", dir, meta{}, nil); err != nil || strings.HasSuffix(content(), "work") {
-		t.Fatalf("half-made disks were kept: %v", err)
+		t.Fatalf("prepare with incomplete disks = %v, old disk kept: %t, want nil, false", err, strings.HasSuffix(content(), "work"))
 	}
 	if err := os.Remove(image); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.Start(t.Context(), "gone", nil); fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
-		t.Fatalf("Start without the image: %v", err)
+		t.Fatalf("Start without the image = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.NotFound)
 	}
 }
 
 func TestExplain(t *testing.T) {
 	plain := errors.New("x")
 	if err := explain("nothing known", plain); !errors.Is(err, plain) || fail.HintOf(err) != "" {
-		t.Error(err)
+		t.Errorf("explain(nothing known) = %v (hint %q), want %v without a hint", err, fail.HintOf(err), plain)
 	}
 	if err := explain("qemu-system-x86_64: -netdev user: Could not set up host forwarding rule 'tcp:127.0.0.1:1-:22'", plain); !errors.Is(err, errPortTaken) {
-		t.Error(err)
+		t.Errorf("explain of a used port = %v, want %v", err, errPortTaken)
 	}
 	if err := explain("qemu-img: /x: No space left on device", plain); fail.CodeOf(err) != fail.Host || !errors.Is(err, plain) {
-		t.Error(err)
+		t.Errorf("explain of a full disk = %v (code %v), want %v with code %v", err, fail.CodeOf(err), plain, fail.Host)
 	}
 }
 
@@ -280,13 +280,13 @@ func TestCheckNamesWhatIsMissing(t *testing.T) {
 	missing := ""
 	for _, err := range d.Check(t.Context()) {
 		if fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
-			t.Errorf("%v: code %v, hint %q", err, fail.CodeOf(err), fail.HintOf(err))
+			t.Errorf("Check = %v (code %v, hint %q), want code %v with a hint", err, fail.CodeOf(err), fail.HintOf(err), fail.Host)
 		}
 		missing += err.Error() + "\n"
 	}
 	for _, exe := range []string{"qemu-system-" + hostArch(), "qemu-img", "ssh ", "ssh-keygen"} {
 		if !strings.Contains(missing, exe) {
-			t.Errorf("%s is not named in %s", exe, missing)
+			t.Errorf("Check = %s, want %s named", missing, exe)
 		}
 	}
 }
@@ -300,9 +300,9 @@ func TestDiskSmallerThanTheImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := fits(base, 1<<20); err != nil {
-		t.Errorf("just as large: %v", err)
+		t.Errorf("fits, just as large, = %v, want nil", err)
 	}
 	if err := fits(base, 1<<20-1); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
-		t.Errorf("a byte short: %v", err)
+		t.Errorf("fits, one byte short, = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Usage)
 	}
 }

@@ -96,7 +96,7 @@ func crash(t *testing.T, dir string) {
 	t.Helper()
 	found, err := family(dir)
 	if err != nil || len(found) == 0 {
-		t.Fatal(found, err)
+		t.Fatalf("processes of the VM = %v, %v, want some", found, err)
 	}
 	for pid, is := range found {
 		killVerified(pid, is, dir)
@@ -115,18 +115,18 @@ func trouble(t *testing.T, d *Driver, ep vm.Endpoint, c *ssh.Client, name string
 		inherits(t, pid)
 	}
 	if out, err := c.Output(t.Context(), "findmnt -t 9p,virtiofs,fuse.sshfs; echo agent=$SSH_AUTH_SOCK", nil, 1<<16); err != nil || string(out) != "agent=\n" {
-		t.Errorf("the host is in the guest: %q, %v", out, err)
+		t.Errorf("mounts and agent in the guest = %q, %v, want no mount of the host, no agent", out, err)
 	}
 	goesOn := func(when string) {
 		t.Helper()
 		if m, err := d.Inspect(t.Context(), name); err != nil || m.State != vm.Running || m.Endpoint != ep {
-			t.Errorf("%s: %+v, %v", when, m, err)
+			t.Errorf("%s: Inspect = %+v, %v, want running at %+v", when, m, err, ep)
 		}
 		if again, err := d.Start(t.Context(), name, nil); err != nil || again != ep {
-			t.Errorf("%s: Start: %+v, %v", when, again, err)
+			t.Errorf("%s: Start = %+v, %v, want %+v", when, again, err, ep)
 		}
 		if err := c.Run(t.Context(), "true", ssh.IO{}); err != nil { // the port belongs to QEMU itself
-			t.Errorf("%s: %v", when, err)
+			t.Errorf("%s: Run(true) = %v, want nil", when, err)
 		}
 	}
 	send(t, agentPID, syscall.SIGSTOP)
@@ -140,7 +140,7 @@ func trouble(t *testing.T, d *Driver, ep vm.Endpoint, c *ssh.Client, name string
 			break
 		}
 		if sleep(noticed, poll) != nil {
-			t.Fatalf("nobody notices that the host agent is dead: %+v, %v", m, err)
+			t.Fatalf("Inspect after killing the host agent = %+v, %v, want the death noticed", m, err)
 		}
 	}
 	goesOn("host agent killed")
@@ -172,11 +172,11 @@ func inherits(t *testing.T, pid int) {
 	t.Helper()
 	fds, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
 	if err != nil || len(fds) == 0 {
-		t.Fatal(err, "no descriptors")
+		t.Fatalf("descriptors of process %d = %d, %v, want some", pid, len(fds), err)
 	}
 	for _, fd := range fds {
 		if to, err := os.Readlink(fd); err == nil && filepath.Base(to) == "lock" {
-			t.Errorf("process %d holds %s", pid, to)
+			t.Errorf("process %d holds %s, want no lock", pid, to)
 		}
 	}
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
@@ -184,7 +184,7 @@ func inherits(t *testing.T, pid int) {
 		t.Fatal(err)
 	}
 	if strings.Contains(string(env), "sentinel-token") {
-		t.Errorf("process %d has our token in its environment", pid)
+		t.Errorf("environment of process %d holds the token, want none", pid)
 	}
 }
 
@@ -215,7 +215,7 @@ func TestPanic(t *testing.T) {
 		}
 	}
 	if _, err := d.Start(ctx, s.Name, count); err == nil || !strings.Contains(err.Error(), "kernel panicked") {
-		t.Fatalf("Start of a guest that panics: %v", err)
+		t.Fatalf("Start of a guest that panics = %v, want \"kernel panicked\"", err)
 	}
 	want := 0
 	if d.emulates(ctx, s.Image.Arch) {
@@ -225,6 +225,6 @@ func TestPanic(t *testing.T) {
 		t.Errorf("started %d times again, want %d", again, want)
 	}
 	if left, err := family(filepath.Join(d.home, s.Name)); err != nil || len(left) > 0 {
-		t.Fatalf("processes are left: %v, %v", left, err)
+		t.Fatalf("processes after the panic = %v, %v, want none", left, err)
 	}
 }

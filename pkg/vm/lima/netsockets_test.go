@@ -26,21 +26,21 @@ func TestExternalNet(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := d.NetSockets(s.Name); err != nil || again != w {
-		t.Errorf("NetSockets twice: %+v, %v", again, err)
+		t.Errorf("second NetSockets = %+v, %v, want %+v", again, err, w)
 	}
 	for _, path := range []string{w.Stream, w.Datagram, w.API} {
 		if len(path) >= maxSocketPath || !strings.HasPrefix(path, d.home) {
-			t.Errorf("socket %s", path)
+			t.Errorf("socket path = %s, want below %s, shorter than %d bytes", path, d.home, maxSocketPath)
 		}
 	}
 	if other, err := d.NetSockets("another"); err != nil || other.Stream == w.Stream || other.MAC == w.MAC {
-		t.Errorf("another VM's sockets: %+v, %v", other, err)
+		t.Errorf("NetSockets(another) = %+v, %v, want another socket and another MAC than %+v", other, err, w)
 	}
 
 	// If the network is not served, the start fails instead of using Lima's open
 	// network.
 	if err := d.served(t.Context(), s.Name, meta{ExternalNet: true}); fail.CodeOf(err) != fail.Policy {
-		t.Errorf("an unserved network: %v", err)
+		t.Errorf("served without a gateway = %v, want code %v", err, fail.Policy)
 	}
 	if err := os.MkdirAll(filepath.Dir(w.API), 0o700); err != nil {
 		t.Fatal(err)
@@ -55,12 +55,12 @@ func TestExternalNet(t *testing.T) {
 	}
 	b, err := os.ReadFile(filepath.Join(d.home, filenames.ConfigDir, filenames.NetworksConfig))
 	if err != nil || !strings.Contains(string(b), network(s.Name)) {
-		t.Errorf("networks.yaml for limactl: %v\n%s", err, b)
+		t.Errorf("networks.yaml = %q, %v, want network %s", b, err, network(s.Name))
 	}
 
 	dir := filepath.Join(d.home, s.Name)
 	if err := verifyNetwork(s.Name, dir); err != nil {
-		t.Errorf("as it was made: %v", err)
+		t.Errorf("verifyNetwork with the VM as created = %v, want nil", err)
 	}
 	// However Lima's view is changed, the host agent notices.
 	inst, err := store.Inspect(s.Name)
@@ -73,13 +73,13 @@ func TestExternalNet(t *testing.T) {
 	}
 	delete(cfg.Networks, network(s.Name))
 	if err := checkExternalNet(inst, true); fail.CodeOf(err) != fail.Policy {
-		t.Errorf("a network that Lima does not know, for which it takes its own: %v", err)
+		t.Errorf("checkExternalNet of a network unknown to Lima = %v, want code %v", err, fail.Policy)
 	}
 	if err := connect(s.Name); err != nil {
 		t.Fatal(err)
 	}
 	if err := checkExternalNet(inst, false); fail.CodeOf(err) != fail.Policy {
-		t.Errorf("a network that the VM was made without: %v", err)
+		t.Errorf("checkExternalNet of a network the VM was created without = %v, want code %v", err, fail.Policy)
 	}
 	path := filepath.Join(dir, filenames.LimaYAML)
 	yaml, err := os.ReadFile(path)
@@ -92,13 +92,13 @@ func TestExternalNet(t *testing.T) {
 		"somebody else's": strings.ReplaceAll(string(yaml), network(s.Name), "user-v2"),
 	} {
 		if edit == string(yaml) {
-			t.Fatalf("lima.yaml does not name the network:\n%s", yaml)
+			t.Fatalf("lima.yaml = %s, want it to name the network", yaml)
 		}
 		if err := os.WriteFile(path, []byte(edit), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if err := verifyNetwork(s.Name, dir); fail.CodeOf(err) != fail.Policy {
-			t.Errorf("%s in lima.yaml: %v", what, err)
+			t.Errorf("verifyNetwork with %s in lima.yaml = %v, want code %v", what, err, fail.Policy)
 		}
 	}
 
@@ -106,6 +106,6 @@ func TestExternalNet(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Dir(w.Stream)); !os.IsNotExist(err) {
-		t.Errorf("the sockets' directory is left: %v", err)
+		t.Errorf("directory of the sockets: %v, want it removed", err)
 	}
 }

@@ -30,7 +30,7 @@ func TestRoleOf(t *testing.T) {
 		{stranger, nil},
 	} {
 		if got := roleOf(c.args, dir); got != c.want {
-			t.Errorf("%q: %v", c.args, got)
+			t.Errorf("roleOf(%q) = %v, want %v", c.args, got, c.want)
 		}
 	}
 }
@@ -52,7 +52,7 @@ func idle(t *testing.T, args ...string) *exec.Cmd {
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	if _, err := out.Read(make([]byte, 1)); err != nil {
-		t.Fatalf("the process does not start: %v", err)
+		t.Fatalf("output of the process = %v, want it started", err)
 	}
 	return cmd
 }
@@ -80,7 +80,7 @@ func TestStalePIDs(t *testing.T) {
 			}
 		}
 		if m, err := d.Inspect(t.Context(), "stale"); err != nil || m.State != vm.Stopped {
-			t.Fatalf("pid file %q: %+v, %v", content, m, err)
+			t.Fatalf("Inspect with pid file %q = %+v, %v, want %s", content, m, err, vm.Stopped)
 		}
 	}
 	lock := filepath.Join(d.home, "_disks", "work", "in_use_by")
@@ -95,16 +95,16 @@ func TestStalePIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(lock); err == nil {
-		t.Error("the disk is still locked")
+		t.Error("lock of the disk exists, want it removed")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "ha.pid")); err == nil {
-		t.Error("the stale pid file is still there")
+		t.Error("stale pid file exists, want it removed")
 	}
 	if err := d.Delete(t.Context(), "stale"); err != nil {
 		t.Fatal(err)
 	}
 	if len(arguments(innocent.Process.Pid)) == 0 {
-		t.Fatal("an innocent process was killed")
+		t.Fatal("process of the stale pid = ended, want it running")
 	}
 }
 
@@ -143,7 +143,7 @@ func TestStopWaitsForTheGuest(t *testing.T) {
 		return q.Wait()
 	}, time.Hour)
 	if err != nil || !q.ProcessState.Success() {
-		t.Fatalf("%v, %v", err, q.ProcessState)
+		t.Fatalf("Stop = %v, QEMU %v, want nil, a success", err, q.ProcessState)
 	}
 
 	q = start()
@@ -155,15 +155,15 @@ func TestStopWaitsForTheGuest(t *testing.T) {
 	}
 	<-reaped
 	if took := time.Since(begin); took < 300*time.Millisecond || q.ProcessState.Success() {
-		t.Errorf("killed after %v: %v", took, q.ProcessState)
+		t.Errorf("killed after %v: %v, want after the grace of 300ms, no success", took, q.ProcessState)
 	}
 
 	q = start()
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := d.Stop(ctx, "graceful", func(context.Context) error { cancel(); return nil }, time.Hour); err == nil {
-		t.Error("a cancelled Stop succeeded")
+		t.Error("cancelled Stop = nil, want an error")
 	}
 	if len(arguments(q.Process.Pid)) == 0 {
-		t.Error("a cancelled Stop killed the VM")
+		t.Error("QEMU after a cancelled Stop = ended, want it running")
 	}
 }

@@ -33,13 +33,13 @@ func TestForksDifferInEveryRespect(t *testing.T) {
 	}
 	if a.Hostname == b.Hostname || a.MachineID == b.MachineID || a.BootID == b.BootID || a.HostKey == b.HostKey || keyA == keyB ||
 		a.MAC == b.MAC || string(a.Seed) == string(b.Seed) {
-		t.Errorf("two forks share something:\n%+v\n%+v", a.Hostname, b.Hostname)
+		t.Errorf("identities of two forks (%s, %s) share a part, want every part different", a.Hostname, b.Hostname)
 	}
 	if !regexp.MustCompile(`^[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}$`).MatchString(a.MachineID) || len(a.Seed) < 32 {
-		t.Errorf("machine-id %q, %d bytes of seed", a.MachineID, len(a.Seed))
+		t.Errorf("machine-id = %q with %d bytes of seed, want a version 4 UUID, at least 32", a.MachineID, len(a.Seed))
 	}
 	if text := fmt.Sprintf("%v %+v %#v", a, a, a); strings.Contains(text, "PRIVATE") {
-		t.Error("it prints its host key")
+		t.Error("printed identity holds the host key, want it hidden")
 	}
 }
 
@@ -49,7 +49,7 @@ func TestStateKey(t *testing.T) {
 	t.Setenv("PATH", bin)
 	d := newDriver(t)
 	if _, err := d.StateKey(t.Context(), hostArch(), 2, 1<<30); err == nil {
-		t.Error("a key without QEMU")
+		t.Error("StateKey without QEMU = nil, want an error")
 	}
 	qemu := filepath.Join(bin, "qemu-system-"+hostArch())
 	put := func(text string) {
@@ -69,12 +69,12 @@ func TestStateKey(t *testing.T) {
 	put("seven")
 	first := key(2, 1<<30)
 	if first != key(2, 1<<30) {
-		t.Error("the same is another")
+		t.Errorf("StateKey of the same machine twice = %q and another, want the same", first)
 	}
 	put("seven.two")
 	for what, other := range map[string]string{"CPUs": key(1, 1<<30), "memory": key(2, 2<<30), "QEMU": key(2, 1<<30)} {
 		if other == first {
-			t.Errorf("other %s, same key", what)
+			t.Errorf("StateKey with other %s = %q, want another key", what, other)
 		}
 	}
 }
@@ -90,16 +90,16 @@ func TestForkIsMadeWithItsMark(t *testing.T) {
 	dir := filepath.Join(d.home, s.Name)
 	f, err := readFork(dir)
 	if err != nil || f == nil || f.State != s.Image.State || f.Disk != s.Disk || f.User != s.User || f.AuthorizedKey != s.AuthorizedKey {
-		t.Fatalf("%+v, %v", f, err)
+		t.Fatalf("readFork = %+v, %v, want the state, disk, user and key of %+v", f, err, s)
 	}
 	if !isFork(dir) {
-		t.Error("it is none")
+		t.Error("isFork = false, want true")
 	}
 	if err := removeSynced(filepath.Join(dir, forkFile)); err != nil || isFork(dir) {
-		t.Errorf("it still is one: %v", err)
+		t.Errorf("isFork after removing the mark = %t, %v, want false, nil", isFork(dir), err)
 	}
 	if f, err := readFork(dir); f != nil || err != nil {
-		t.Errorf("%+v, %v", f, err)
+		t.Errorf("readFork without the mark = %+v, %v, want nil, nil", f, err)
 	}
 }
 
@@ -164,19 +164,19 @@ func TestMonitor(t *testing.T) {
 	defer m.Close()
 	err = until(ctx, m, "query-status", func(s struct{ Status string }) (bool, error) { return s.Status == "paused", nil })
 	if err != nil || asked != 3 {
-		t.Errorf("asked %d times: %v", asked, err)
+		t.Errorf("until = %v after %d queries, want nil, 3", err, asked)
 	}
 	if _, err := m.do("block_resize", nil); err == nil || strings.Contains(err.Error(), "\x1b") || !strings.Contains(err.Error(), "no such") {
-		t.Errorf("%q", err)
+		t.Errorf("do(block_resize) = %q, want \"no such\" without escapes", err)
 	}
 	time.AfterFunc(10*time.Millisecond, cancel)
 	if _, err := m.do("query-migrate", nil); err == nil {
-		t.Error("a hung QEMU answered")
+		t.Error("do(query-migrate) of a hung QEMU = nil, want an error")
 	}
 	bounded, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer stop()
 	if _, err := dialMonitor(bounded, t.TempDir()); err == nil || errors.Is(err, vm.ErrNotFound) {
-		t.Errorf("no QEMU: %v", err)
+		t.Errorf("dialMonitor without QEMU = %v, want an error other than %v", err, vm.ErrNotFound)
 	}
 }
 
@@ -198,14 +198,14 @@ func TestTheFirstVMsMakeOneKey(t *testing.T) {
 				return
 			}
 			if want := strings.TrimSpace(string(xssh.MarshalAuthorizedKey(key.PublicKey()))) + " lima\n"; string(public) != want {
-				t.Errorf("the public half is %q, want %q", public, want)
+				t.Errorf("public key = %q, want %q", public, want)
 			}
 		})
 	}
 	all.Wait()
 	for _, f := range []string{filenames.UserPrivateKey, filenames.UserPublicKey} {
 		if st, err := os.Stat(filepath.Join(d.home, filenames.ConfigDir, f)); err != nil || st.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v %v", f, st.Mode(), err)
+			t.Errorf("mode of %s = %v, %v, want 0600", f, st.Mode(), err)
 		}
 	}
 }

@@ -37,29 +37,29 @@ func TestTemplateCannotOpenTheVM(t *testing.T) {
 	}
 	inst, err := store.Inspect("greedy") // as Lima sees it, with defaults
 	if err != nil || len(inst.Errors) > 0 {
-		t.Fatal(err, inst.Errors)
+		t.Fatalf("store.Inspect = %v, errors %v, want none", err, inst.Errors)
 	}
 	if err := checkSealed(inst, d.home); err != nil {
 		t.Fatal(err)
 	}
 	y := inst.Config
 	if *y.CPUs != 2 || inst.Memory != 1<<30 || inst.Disk != 4<<30 || *y.SSH.LocalPort != 0 {
-		t.Errorf("resources: %d CPUs, %d, %d, port %d", *y.CPUs, inst.Memory, inst.Disk, *y.SSH.LocalPort)
+		t.Errorf("resources = %d CPUs, memory %d, disk %d, port %d, want 2, 1 GiB, 4 GiB, 0", *y.CPUs, inst.Memory, inst.Disk, *y.SSH.LocalPort)
 	}
 	if *y.User.Name != "agent" || *y.User.UID != 1000 || *y.User.Home != "/home/agent" || *y.User.Shell != "/bin/zsh" {
-		t.Errorf("user: %+v", y.User)
+		t.Errorf("user = %+v, want agent, 1000, /home/agent, /bin/zsh", y.User)
 	}
 	if len(y.Images) != 1 || y.Images[0].Location != "/images/disk.qcow2" || !*y.Firmware.LegacyBIOS {
-		t.Errorf("images: %+v", y.Images)
+		t.Errorf("images = %+v, want /images/disk.qcow2 alone, with legacy BIOS", y.Images)
 	}
 	if got := y.Images[0].Kernel.Cmdline; got != "root=/dev/vda no_timer_check panic=1" {
-		t.Errorf("cmdline: %q", got)
+		t.Errorf("cmdline = %q, want \"root=/dev/vda no_timer_check panic=1\"", got)
 	}
 	if len(y.Provision) != 2 || y.Provision[0].Mode != limayaml.ProvisionModeBoot || y.Provision[1].Script != "echo from the template" {
-		t.Errorf("provision: %+v", y.Provision)
+		t.Errorf("provision = %+v, want the boot script and the template's", y.Provision)
 	}
 	if y.Message != "" {
-		t.Errorf("message %q", y.Message)
+		t.Errorf("message = %q, want none", y.Message)
 	}
 
 	// Configuration that bypasses the template is detected at the start.
@@ -71,7 +71,7 @@ func TestTemplateCannotOpenTheVM(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := d.Start(t.Context(), "greedy", nil); fail.CodeOf(err) != fail.Policy || !strings.Contains(fail.HintOf(err), "override.yaml") {
-		t.Errorf("Start with agent forwarding in override.yaml: %v", err)
+		t.Errorf("Start with agent forwarding in override.yaml = %v (hint %q), want code %v, a hint with override.yaml", err, fail.HintOf(err), fail.Policy)
 	}
 }
 
@@ -114,10 +114,10 @@ func TestRefusedSpecs(t *testing.T) {
 			c.change(&s)
 			err := d.Create(t.Context(), s)
 			if fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), c.says) {
-				t.Fatalf("%v (code %v), want %q", err, fail.CodeOf(err), c.says)
+				t.Fatalf("Create = %v (code %v), want %q", err, fail.CodeOf(err), c.says)
 			}
 			if ms, err := d.List(t.Context()); err != nil || len(ms) > 0 {
-				t.Fatalf("left behind: %v, %v", ms, err)
+				t.Fatalf("List after refused specs = %v, %v, want none", ms, err)
 			}
 		})
 	}
@@ -128,14 +128,14 @@ func TestNameLength(t *testing.T) {
 	longest := maxSocketPath - 1 - len(d.home) - len("//ssh.sock.1234567890123456")
 	s := testSpec(strings.Repeat("a", longest))
 	if longest > 76 { // Lima's own limit
-		t.Fatalf("the test's directory is too short: %s", d.home)
+		t.Fatalf("longest name = %d bytes with home %s, want at most 76: the test's directory is too short", longest, d.home)
 	}
 	if err := d.Create(t.Context(), s); err != nil {
-		t.Fatalf("a name of %d bytes: %v", longest, err)
+		t.Fatalf("Create with a name of %d bytes = %v, want nil", longest, err)
 	}
 	s.Name += "a"
 	if err := d.Create(t.Context(), s); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
-		t.Fatalf("a name of %d bytes: %v", longest+1, err)
+		t.Fatalf("Create with a name of %d bytes = %v (hint %q), want code %v with a hint", longest+1, err, fail.HintOf(err), fail.Host)
 	}
 }
 
@@ -149,21 +149,21 @@ func TestBootScriptTravelsUnchanged(t *testing.T) {
 	}
 	lines := strings.Split(script, "\n")
 	if len(lines) != 2 || strings.Contains(script, "{{") {
-		t.Fatalf("%q", script)
+		t.Fatalf("script = %q, want 2 lines without {{", script)
 	}
 	if !strings.HasSuffix(lines[1], "); /usr/bin/env bash /run/agent-sessionizer-boot") {
-		t.Errorf("interpreter: %q", lines[1])
+		t.Errorf("interpreter = %q, want bash of the decoded script", lines[1])
 	}
 	encoded := strings.Fields(lines[1])[3]
 	if got, err := base64.StdEncoding.DecodeString(encoded); err != nil || string(got) != s.Boot {
-		t.Errorf("%v: %q", err, got)
+		t.Errorf("decoded script = %q, %v, want %q", got, err, s.Boot)
 	}
 	if _, _, _, _, err := ssh.ParseAuthorizedKey([]byte(testKey)); err != nil {
 		t.Fatal(err)
 	}
 	key, err := base64.StdEncoding.DecodeString(strings.Fields(lines[0])[3])
 	if err != nil || !strings.Contains(string(key), testKey) {
-		t.Errorf("%v: %q", err, key)
+		t.Errorf("decoded key = %q, %v, want %q in it", key, err, testKey)
 	}
 }
 
@@ -174,7 +174,7 @@ func TestCmdline(t *testing.T) {
 		"no_timer_check  panic=1": "no_timer_check panic=1",
 	} {
 		if got := cmdline(in); got != want {
-			t.Errorf("%q: %q", in, got)
+			t.Errorf("cmdline(%q) = %q, want %q", in, got, want)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (h Harness) life(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if err := d.Delete(context.WithoutCancel(t.Context()), alive); err != nil {
-			t.Errorf("clean up: %v", err)
+			t.Errorf("Delete after the test = %v, want nil", err)
 		}
 	})
 	if err := d.Create(t.Context(), spec); err != nil {
@@ -37,13 +37,13 @@ func (h Harness) life(t *testing.T) {
 	h.cancelledStart(t, d)
 	ep := h.startWhileInspected(t, d, spec)
 	if err := d.Export(t.Context(), alive, filepath.Join(t.TempDir(), "disk"), nil); err == nil {
-		t.Error("the disk of a running VM was exported")
+		t.Error("Export of a running VM = nil, want an error")
 	}
 	if again := h.start(t, d); again != ep {
-		t.Errorf("Start of a running VM: got %+v, want %+v", again, ep)
+		t.Errorf("Start of a running VM = %+v, want %+v", again, ep)
 	}
 	if err := d.Create(t.Context(), spec); err != nil {
-		t.Errorf("Create of a running VM: %v", err)
+		t.Errorf("Create of a running VM = %v, want nil", err)
 	}
 	if m := check(t, d, spec, vm.Running); m.Endpoint != ep {
 		t.Errorf("Inspect: endpoint %+v, want %+v", m.Endpoint, ep)
@@ -61,39 +61,39 @@ func (h Harness) life(t *testing.T) {
 		return c.Run(ctx, "sudo systemctl poweroff", ssh.IO{})
 	}, grace)
 	if err != nil {
-		t.Fatalf("Stop: %v", err)
+		t.Fatalf("Stop = %v, want nil", err)
 	}
 	if took := time.Since(begin); took >= grace {
-		t.Errorf("Stop by poweroff took %s: it was killed", took)
+		t.Errorf("Stop by poweroff took %s, want less than the grace of %s", took, grace)
 	}
 	h.ended(t, d, spec)
 	if err := d.Stop(t.Context(), alive, nil, time.Second); err != nil {
-		t.Errorf("Stop twice: %v", err)
+		t.Errorf("second Stop = %v, want nil", err)
 	}
 	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
-		t.Error("a stopped VM still accepts logins")
+		t.Error("Dial of a stopped VM = nil, want an error")
 	}
 	disk := filepath.Join(t.TempDir(), "disk")
 	if err := d.Export(t.Context(), alive, disk, nil); err != nil {
-		t.Errorf("Export: %v", err)
+		t.Errorf("Export = %v, want nil", err)
 	} else if st, err := os.Stat(disk); err != nil || st.Size() == 0 {
-		t.Errorf("Export wrote nothing: %v", err)
+		t.Errorf("exported disk: %v, want a file with content", err)
 	}
 
 	// Second run: the disk is unchanged; then the host kills the VM.
 	ep = h.start(t, d)
 	c = h.dial(t, ep)
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
-		t.Errorf("after a restart: got %q on the disk, want \"kept\"", got)
+		t.Errorf("file after a restart = %q, want \"kept\"", got)
 	}
 	h.Crash(t, d, alive)
 	select {
 	case <-c.Done():
 	case <-time.After(2 * time.Minute):
-		t.Error("a crashed VM's connection stays open")
+		t.Error("connection to a crashed VM is open after 2 minutes, want it closed")
 	}
 	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State == vm.Running {
-		t.Errorf("Inspect after a crash: %+v %v", m, err)
+		t.Errorf("Inspect after a crash = %+v, %v, want not %s", m, err, vm.Running)
 	}
 
 	// Third run: stale files prevent no start. A guest that ignores the poweroff is
@@ -101,21 +101,21 @@ func (h Harness) life(t *testing.T) {
 	ep = h.start(t, d)
 	c = h.dial(t, ep)
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
-		t.Errorf("after a crash: got %q on the disk, want \"kept\"", got)
+		t.Errorf("file after a crash = %q, want \"kept\"", got)
 	}
 	if h.Real {
 		if got := output(t, c, "wc -l </var/lib/vmtest-boots"); got != "3" {
-			t.Errorf("Spec.Boot: got %s runs in 3 boots, want 3", got)
+			t.Errorf("runs of Spec.Boot in 3 boots = %s, want 3", got)
 		}
 	}
 	begin = time.Now()
 	asked := false
 	err = d.Stop(t.Context(), alive, func(context.Context) error { asked = true; return nil }, time.Second)
 	if err != nil || !asked {
-		t.Errorf("Stop of a guest that stays up: %v, asked %v", err, asked)
+		t.Errorf("Stop of a guest that stays up = %v, asked %t, want nil, true", err, asked)
 	}
 	if took := time.Since(begin); took < time.Second {
-		t.Errorf("a second's grace was cut to %s", took)
+		t.Errorf("Stop with a grace of a second took %s, want at least a second", took)
 	}
 	h.ended(t, d, spec)
 
@@ -123,15 +123,15 @@ func (h Harness) life(t *testing.T) {
 	h.cancelledStart(t, d)
 	for range 2 {
 		if err := d.Delete(t.Context(), alive); err != nil {
-			t.Fatalf("Delete: %v", err)
+			t.Fatalf("Delete = %v, want nil", err)
 		}
 		if _, err := d.Inspect(t.Context(), alive); !errors.Is(err, vm.ErrNotFound) {
-			t.Errorf("Inspect after Delete: %v", err)
+			t.Errorf("Inspect after Delete = %v, want %v", err, vm.ErrNotFound)
 		}
 		h.alone(t, alive)
 	}
 	if _, err := ssh.Dial(t.Context(), h.target(ep)); err == nil {
-		t.Error("a deleted VM still accepts logins")
+		t.Error("Dial of a deleted VM = nil, want an error")
 	}
 }
 
@@ -148,7 +148,7 @@ func (h Harness) alone(t *testing.T, name string) {
 		return
 	}
 	if n := h.Processes(t, name); n > 0 {
-		t.Errorf("got %d remaining processes of the VM, want 0", n)
+		t.Errorf("processes of the VM = %d, want 0", n)
 	}
 }
 
@@ -172,13 +172,13 @@ func (h Harness) cancelledStart(t *testing.T, d vm.Driver) {
 	for deadline := time.Now().Add(h.Boot); ; {
 		m, err := d.Inspect(t.Context(), alive)
 		if err != nil {
-			t.Errorf("Inspect while it starts: %v", err)
+			t.Errorf("Inspect during the start = %v, want nil", err)
 		}
 		if m.State == vm.Running {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the VM does not run after %s: %+v", h.Boot, m)
+			t.Fatalf("Inspect after %s = %+v, want it running", h.Boot, m)
 		}
 		<-tick.C
 	}
@@ -187,13 +187,13 @@ func (h Harness) cancelledStart(t *testing.T, d vm.Driver) {
 	case err := <-ended:
 		// A fake may have been ready before it could be cancelled.
 		if !errors.Is(err, context.Canceled) && (err != nil || h.Real) {
-			t.Errorf("a cancelled Start: %v", err)
+			t.Errorf("cancelled Start = %v, want %v", err, context.Canceled)
 		}
 	case <-time.After(2 * time.Minute):
-		t.Error("a cancelled Start keeps waiting")
+		t.Error("cancelled Start runs after 2 minutes, want it to return")
 	}
 	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State != vm.Running {
-		t.Errorf("after a cancelled Start: %+v %v", m, err)
+		t.Errorf("Inspect after a cancelled Start = %+v, %v, want %s", m, err, vm.Running)
 	}
 }
 
@@ -208,10 +208,10 @@ func (h Harness) startWhileInspected(t *testing.T, d vm.Driver, spec vm.Spec) vm
 		defer tick.Stop()
 		for {
 			if m, err := d.Inspect(t.Context(), spec.Name); err != nil || m.State != vm.Running {
-				t.Errorf("Inspect while it boots: %+v %v", m, err)
+				t.Errorf("Inspect during the boot = %+v, %v, want %s", m, err, vm.Running)
 			}
 			if l, err := d.List(t.Context()); err != nil || len(l) != 1 {
-				t.Errorf("List while it boots: %+v %v", l, err)
+				t.Errorf("List during the boot = %+v, %v, want 1", l, err)
 			}
 			n++
 			select {
@@ -224,7 +224,7 @@ func (h Harness) startWhileInspected(t *testing.T, d vm.Driver, spec vm.Spec) vm
 	defer func() {
 		close(stop)
 		if <-looked == 0 {
-			t.Error("Inspect was not called during the boot")
+			t.Error("calls of Inspect during the boot = 0, want some")
 		}
 	}()
 	return h.start(t, d)
@@ -234,7 +234,7 @@ func (h Harness) startWhileInspected(t *testing.T, d vm.Driver, spec vm.Spec) vm
 func (h Harness) login(t *testing.T, spec vm.Spec, ep vm.Endpoint) {
 	t.Helper()
 	if ep.User != spec.User || ep.HostKey == "" || !strings.HasPrefix(ep.Addr, "127.0.0.1:") {
-		t.Errorf("endpoint %+v", ep)
+		t.Errorf("endpoint = %+v, want user %s, a host key, an address on 127.0.0.1", ep, spec.User)
 	}
 	foreign, public, err := ssh.NewKey()
 	if err != nil {
@@ -244,25 +244,25 @@ func (h Harness) login(t *testing.T, spec vm.Spec, ep vm.Endpoint) {
 	intruder.Key = foreign
 	if c, err := ssh.Dial(t.Context(), intruder); err == nil {
 		_ = c.Close()
-		t.Error("login with a foreign key succeeded")
+		t.Error("login with a foreign key = nil, want an error")
 	}
 	mistaken := h.target(ep)
 	mistaken.HostKey = public
 	if _, err := ssh.Dial(t.Context(), mistaken); !errors.Is(err, ssh.ErrHostKey) {
-		t.Errorf("with another host key pinned: %v", err)
+		t.Errorf("Dial with another host key pinned = %v, want %v", err, ssh.ErrHostKey)
 	}
 	c := h.dial(t, ep)
 	if got := output(t, c, "echo $USER"); got != spec.User {
-		t.Errorf("logged in as %q", got)
+		t.Errorf("user = %q, want %q", got, spec.User)
 	}
 	if got := output(t, c, "sudo -n id -u"); h.Real && got != "0" {
-		t.Errorf("sudo makes uid %q", got)
+		t.Errorf("uid of sudo = %q, want 0", got)
 	}
 	if !h.Real {
 		return
 	}
 	if got := output(t, c, "id -u"); got != "1000" {
-		t.Errorf("uid %q", got)
+		t.Errorf("uid = %q, want 1000", got)
 	}
 	// The root is the disk or a partition of it; the last of its parents is the disk.
 	disk := output(t, c, "lsblk -bdno SIZE $(lsblk -lnpso NAME $(findmnt -no SOURCE /) | tail -1)")
@@ -281,7 +281,7 @@ func (h Harness) powersOff(t *testing.T) {
 	s.Boot = "poweroff -f\n"
 	t.Cleanup(func() {
 		if err := d.Delete(context.WithoutCancel(t.Context()), idle); err != nil {
-			t.Errorf("clean up: %v", err)
+			t.Errorf("Delete after the test = %v, want nil", err)
 		}
 	})
 	if err := d.Create(t.Context(), s); err != nil {
@@ -290,7 +290,7 @@ func (h Harness) powersOff(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), h.Boot)
 	defer cancel()
 	if _, err := d.Start(ctx, idle, nil); err == nil || ctx.Err() != nil {
-		t.Errorf("Start of a guest that powers off: %v", err)
+		t.Errorf("Start of a guest that powers off = %v (context %v), want an error before the context ends", err, ctx.Err())
 	}
 	h.ended(t, d, s)
 }

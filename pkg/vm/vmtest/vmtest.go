@@ -70,33 +70,33 @@ func Run(t *testing.T, h Harness) {
 func (h Harness) nothingThere(t *testing.T) {
 	d := h.New(t)
 	if _, err := d.Inspect(t.Context(), alive); !errors.Is(err, vm.ErrNotFound) {
-		t.Errorf("Inspect: %v", err)
+		t.Errorf("Inspect of an unknown VM = %v, want %v", err, vm.ErrNotFound)
 	}
 	if _, err := d.Start(t.Context(), alive, nil); !errors.Is(err, vm.ErrNotFound) {
-		t.Errorf("Start: %v", err)
+		t.Errorf("Start of an unknown VM = %v, want %v", err, vm.ErrNotFound)
 	}
 	if err := d.Export(t.Context(), alive, filepath.Join(t.TempDir(), "disk"), nil); !errors.Is(err, vm.ErrNotFound) {
-		t.Errorf("Export: %v", err)
+		t.Errorf("Export of an unknown VM = %v, want %v", err, vm.ErrNotFound)
 	}
 	// Stop has no VM to stop; the driver may report that or not.
 	if err := d.Stop(t.Context(), alive, nil, time.Second); err != nil && !errors.Is(err, vm.ErrNotFound) {
-		t.Errorf("Stop: %v", err)
+		t.Errorf("Stop of an unknown VM = %v, want nil or %v", err, vm.ErrNotFound)
 	}
 	if err := d.Delete(t.Context(), alive); err != nil {
-		t.Errorf("Delete: %v", err)
+		t.Errorf("Delete of an unknown VM = %v, want nil", err)
 	}
 	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
-		t.Errorf("List: %v %v", l, err)
+		t.Errorf("List = %v, %v, want none", l, err)
 	}
 	a, err := d.Accel(t.Context())
 	if err != nil || a.Name == "" {
-		t.Errorf("Accel: %+v %v", a, err)
+		t.Errorf("Accel = %+v, %v, want a name", a, err)
 	}
 	if again, err := d.Accel(t.Context()); err != nil || again.Name != a.Name {
-		t.Errorf("Accel again: %+v %v", again, err)
+		t.Errorf("second Accel = %+v, %v, want %s", again, err, a.Name)
 	}
 	for _, err := range d.Check(t.Context()) {
-		t.Errorf("Check: %v", err)
+		t.Errorf("Check = %v, want no problem", err)
 	}
 }
 
@@ -108,17 +108,17 @@ func (h Harness) names(t *testing.T) {
 		s := h.Spec(t, alive)
 		s.Name = name
 		if err := d.Create(t.Context(), s); err == nil {
-			t.Errorf("Create(%q) was accepted", name)
+			t.Errorf("Create(%q) = nil, want an error", name)
 		}
 		if _, err := d.Inspect(t.Context(), name); err == nil {
-			t.Errorf("Inspect(%q) found something", name)
+			t.Errorf("Inspect(%q) = nil, want an error", name)
 		}
 		if _, err := d.Start(t.Context(), name, nil); err == nil {
-			t.Errorf("Start(%q) was accepted", name)
+			t.Errorf("Start(%q) = nil, want an error", name)
 		}
 	}
 	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
-		t.Errorf("List: %v %v", l, err)
+		t.Errorf("List after refused names = %v, %v, want none", l, err)
 	}
 }
 
@@ -127,9 +127,9 @@ func (h Harness) filesOnly(t *testing.T) {
 	want := h.Spec(t, idle)
 	h.HalfMade(t, d, want)
 	if m, err := d.Inspect(t.Context(), idle); err == nil && m.State != vm.Broken {
-		t.Errorf("an incomplete VM: got state %s, want broken", m.State)
+		t.Errorf("state of an incomplete VM = %s, want %s", m.State, vm.Broken)
 	} else if err != nil && !errors.Is(err, vm.ErrNotFound) {
-		t.Errorf("Inspect of an incomplete VM: %v", err)
+		t.Errorf("Inspect of an incomplete VM = %v, want %v", err, vm.ErrNotFound)
 	}
 	for range 2 {
 		if err := d.Create(t.Context(), want); err != nil {
@@ -140,11 +140,11 @@ func (h Harness) filesOnly(t *testing.T) {
 	other := want
 	other.CPUs++
 	if err := d.Create(t.Context(), other); err != nil {
-		t.Fatalf("Create of an existing VM: %v", err)
+		t.Fatalf("Create of an existing VM = %v, want nil", err)
 	}
 	check(t, d, want, vm.Stopped) // unchanged
 	if err := d.Stop(t.Context(), idle, nil, time.Second); err != nil {
-		t.Errorf("Stop of a VM that never ran: %v", err)
+		t.Errorf("Stop of a VM that never ran = %v, want nil", err)
 	}
 
 	if err := d.Create(t.Context(), h.Spec(t, broken)); err != nil {
@@ -153,24 +153,24 @@ func (h Harness) filesOnly(t *testing.T) {
 	h.Break(t, d, broken)
 	m, err := d.Inspect(t.Context(), broken)
 	if err != nil || m.State != vm.Broken || m.Reason == "" {
-		t.Errorf("Inspect of a broken VM: %+v %v", m, err)
+		t.Errorf("Inspect of a broken VM = %+v, %v, want %s with a reason", m, err, vm.Broken)
 	}
 	l, err := d.List(t.Context())
 	if err != nil || len(l) != 2 {
-		t.Fatalf("List with a broken VM: %+v %v", l, err)
+		t.Fatalf("List with a broken VM = %+v, %v, want 2", l, err)
 	}
 	for _, m := range l {
 		if want := map[string]vm.State{idle: vm.Stopped, broken: vm.Broken}[m.Name]; m.State != want {
-			t.Errorf("List: %s is %q, want %q", m.Name, m.State, want)
+			t.Errorf("state of %s in List = %q, want %q", m.Name, m.State, want)
 		}
 	}
 	for _, name := range []string{broken, idle, idle} {
 		if err := d.Delete(t.Context(), name); err != nil {
-			t.Errorf("Delete %s: %v", name, err)
+			t.Errorf("Delete(%s) = %v, want nil", name, err)
 		}
 	}
 	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
-		t.Errorf("List after Delete: %v %v", l, err)
+		t.Errorf("List after Delete = %v, %v, want none", l, err)
 	}
 }
 
@@ -179,7 +179,7 @@ func check(t *testing.T, d vm.Driver, s vm.Spec, state vm.State) vm.Machine {
 	t.Helper()
 	m, err := d.Inspect(t.Context(), s.Name)
 	if err != nil {
-		t.Fatalf("Inspect: %v", err)
+		t.Fatalf("Inspect = %v, want nil", err)
 	}
 	if m.Name != s.Name || m.State != state || m.Dir == "" {
 		t.Errorf("Inspect: %+v, want %s, %s", m, s.Name, state)
@@ -188,7 +188,7 @@ func check(t *testing.T, d vm.Driver, s vm.Spec, state vm.State) vm.Machine {
 		t.Errorf("Inspect: %+v, want the resources of %+v", m, s)
 	}
 	if running := m.Endpoint.Addr != ""; running && state != vm.Running {
-		t.Errorf("a %s VM has the endpoint %+v", state, m.Endpoint)
+		t.Errorf("endpoint of a %s VM = %+v, want none", state, m.Endpoint)
 	}
 	return m
 }
@@ -200,11 +200,11 @@ func (h Harness) start(t *testing.T, d vm.Driver) vm.Endpoint {
 	defer cancel()
 	ep, err := d.Start(ctx, alive, func(msg string) {
 		if strings.ContainsAny(msg, "\n\r\x1b") {
-			t.Errorf("progress must be one clean line, got %q", msg)
+			t.Errorf("progress = %q, want one line without control bytes", msg)
 		}
 	})
 	if err != nil {
-		t.Fatalf("Start: %v", err)
+		t.Fatalf("Start = %v, want nil", err)
 	}
 	return ep
 }
