@@ -185,7 +185,7 @@ func TestTask(t *testing.T) {
 		}
 	})
 
-	t.Run("though whoever started it died", func(t *testing.T) {
+	t.Run("though the program that started it died", func(t *testing.T) {
 		a := g.attempt()
 		out := filepath.Join(g.work, "survived")
 		for i := range 8 {

@@ -199,8 +199,8 @@ func TestName(t *testing.T) {
 	}
 }
 
-// TestDecide checks what the user is told: the reason for every answer, and the source
-// of every rule.
+// TestDecide checks what the user sees: the reason for every answer, and the source of
+// every rule.
 func TestDecide(t *testing.T) {
 	p := allowlist(t, "github.com\ngithub.com:9418\n*.github.com:8443\ndb.corp.org:5432\nonly.org:25\n*.zone.org\n")
 	denied, err := policy.Parse(strings.NewReader("gist.github.com\ngithub.com:80\n*.bad.zone.org\nonly.org:25\n"), "deny", nil)
@@ -691,7 +691,7 @@ func TestValidateSays(t *testing.T) {
 	}
 	worse := valid(func(p *policy.Policy) { p.Names = make([]policy.Rule, 1000) })
 	if err := worse.Validate(); err == nil || strings.Count(err.Error(), "\n") != 99 {
-		t.Errorf("a thousand errors are told as %d lines", strings.Count(fmt.Sprint(err), "\n")+1)
+		t.Errorf("a thousand errors are reported as %d lines", strings.Count(fmt.Sprint(err), "\n")+1)
 	}
 	if _, err := policy.Marshal(nil); err == nil {
 		t.Error("no policy is encoded")

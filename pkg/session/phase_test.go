@@ -23,7 +23,7 @@ func TestAtRest(t *testing.T) {
 	for _, p := range phases {
 		for _, want := range []Phase{Ready, Stopped, Gone} {
 			if got := AtRest(p, want); got != slices.Contains(rest[p], want) {
-				t.Errorf("%s wanted %s: %t", p, want, got)
+				t.Errorf("%s, desired %s: %t", p, want, got)
 			}
 		}
 	}
@@ -88,7 +88,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 		{Starting, Ready, Status{WasReady: true}, driver{inspect: gone}, do, Broken},
 		{Starting, Stopped, whole, driver{}, do, Stopped},
 		{Starting, Gone, whole, driver{}, do, Gone},
-		{Ready, Ready, whole, driver{inspect: off}, do, Stopped}, // by itself
+		{Ready, Ready, whole, driver{inspect: off}, do, Stopped}, // without a request
 		{Ready, Ready, whole, driver{inspect: gone}, do, Broken},
 		{Ready, Stopped, Status{WasReady: true}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Broken},
 		{Ready, Gone, whole, driver{}, do, Gone},

@@ -104,7 +104,7 @@ const (
 // Outcome records what decided the end of a task. Once written it does not change.
 type Outcome struct {
 	Result   Result    `json:"result"`
-	ExitCode *int      `json:"exit_code,omitempty"` // the agent's, when it ended by itself
+	ExitCode *int      `json:"exit_code,omitempty"` // the agent's, if no signal ended it
 	Signal   string    `json:"signal,omitempty"`    // the signal that ended the agent
 	Code     string    `json:"code,omitempty"`      // of the error
 	Reason   string    `json:"reason,omitempty"`

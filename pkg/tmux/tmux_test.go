@@ -323,7 +323,7 @@ func TestSwitch(t *testing.T) {
 	eventually(t, "switched", "ready", term.show)
 	eventually(t, "the note as it was given", "a note #(touch", term.show)
 	if _, err := os.Stat(ran); err == nil {
-		t.Error("tmux ran what a note said")
+		t.Error("tmux ran a command in a note")
 	}
 	switched := s.client("guest-1")
 	t.Setenv("TMUX", "")
@@ -397,8 +397,8 @@ func TestCurrentClient(t *testing.T) {
 	if key, err := s.Client.Current(t.Context(), client["guest-1"]); err != nil || key != "key-guest-1" {
 		t.Errorf("the other client shows %q, %v", key, err)
 	}
-	if err := s.Client.ShowMessage(t.Context(), client["users-own"], "nobody #(touch x) waits"); err != nil {
+	if err := s.Client.ShowMessage(t.Context(), client["users-own"], "no session #(touch x) waits"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the message", "nobody #(touch x) waits", two.show)
+	eventually(t, "the message", "no session #(touch x) waits", two.show)
 }

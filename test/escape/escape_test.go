@@ -379,7 +379,7 @@ func TestWorld(t *testing.T) {
 		}
 		token := plan.Token(1, true, random())
 		mark := theWorld.mark()
-		if _, err := fmt.Fprintf(c, "GET /%s HTTP/1.1\r\nHost: nobody\r\n\r\n", token); err != nil {
+		if _, err := fmt.Fprintf(c, "GET /%s HTTP/1.1\r\nHost: unknown\r\n\r\n", token); err != nil {
 			t.Error(err)
 		}
 		b := make([]byte, 1024)

@@ -144,7 +144,7 @@ func (w *world) converse(c net.Conn, place string, allowed func(said string) boo
 		n, err := c.Read(b)
 		if n == 0 && err != nil {
 			if said == "" {
-				w.saw(place+", nothing said", allowed("SSH-2.0-"), "")
+				w.saw(place+", no data received", allowed("SSH-2.0-"), "")
 			}
 			return
 		}
