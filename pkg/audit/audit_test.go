@@ -214,7 +214,7 @@ func TestManyAtOnce(t *testing.T) {
 					}
 				}
 				if found != 1 {
-					t.Errorf("%s is there %d times", name, found)
+					t.Errorf("%s occurs %d times", name, found)
 				}
 			}
 		})

@@ -104,7 +104,7 @@ func TestReaderRefuses(t *testing.T) {
 		return bytes.Replace(pack(t, file("aaaa", "")), []byte("aaaa"), []byte(s), 1)
 	}
 	for what, b := range map[string][]byte{
-		"nothing": nil, "not ours": []byte("hello, world, this is no archive"), "a shell that prints": append([]byte("hi\n"), whole...),
+		"nothing": nil, "not ours": []byte("hello, world, this is not an archive"), "a shell that prints": append([]byte("hi\n"), whole...),
 		"more after the end": append(bytes.Clone(whole), 0), "setuid": setuid,
 		"a way out": name("../a"), "an absolute name": name("/etc"), "an empty part": name("a//a"),
 	} {
@@ -206,7 +206,7 @@ func TestReaderRefusesDamage(t *testing.T) {
 		t.Errorf("a broken stream: %v", err)
 	}
 	if _, err := newReader(strings.NewReader("hello, world"), wide); err == nil {
-		t.Error("the start of what is no archive is taken")
+		t.Error("text that is not an archive is accepted")
 	}
 	if _, err := newReader(iotest.ErrReader(io.ErrClosedPipe), wide); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("a stream that cannot be read: %v", err)

@@ -68,7 +68,7 @@ func badCalls(id, session, gone string) []bad {
 		yaml("CPUs below zero", with("vm: {cpus: -1}\n"), 400, "USAGE"),
 		yaml("memory without end", with("vm: {memory: 99999999T}\n"), 400, "USAGE"),
 		yaml("a timeout of nothing", with("lifecycle: {timeout: 0s}\n"), 400, "USAGE"),
-		yaml("a timeout that is no time", with("lifecycle: {timeout: soon}\n"), 400, "USAGE"),
+		yaml("a timeout that is not a duration", with("lifecycle: {timeout: soon}\n"), 400, "USAGE"),
 		yaml("a network mode of its own", with("vm: {network_mode: everything}\n"), 400, "USAGE"),
 		yaml("a secret without a source", with("secrets: [{name: A, key: B}]\n"), 400, "USAGE"),
 		yaml("a secret's source of its own", with("secrets: [{name: A, source: http, key: B}]\n"), 400, "USAGE"),
@@ -104,7 +104,7 @@ func badCalls(id, session, gone string) []bad {
 		yaml("over 1 MiB, in the body's bounds", manifestYAML+"# "+strings.Repeat("x", 1<<20), 400, "USAGE"),
 		yaml("over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxBody), 413, codeTooLarge),
 		yaml("far over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxSpill-1<<10), 413, codeTooLarge), // more than the sockets' buffers hold
-		yaml("a profile that is not there", with("vm: {profile: nobody}\n"), 0, ""),
+		yaml("an unknown profile", with("vm: {profile: unknown}\n"), 0, ""),
 		jsn("not JSON and not YAML", `{"version":`, 400, "USAGE"),
 		jsn("null", `null`, 400, "USAGE"),
 		jsn("a number", `1`, 400, "USAGE"),
@@ -194,7 +194,7 @@ func badCalls(id, session, gone string) []bad {
 		get("a label without a key", tasksPath+"?label==x", 400, "USAGE"),
 		get("a label without a value", tasksPath+"?label=x", 400, "USAGE"),
 		get("a page after an unknown id", tasksPath+"?after=000000000000", 404, "NOT_FOUND"),
-		get("a page after what is no id", tasksPath+"?after=../..", 400, "USAGE"),
+		get("a page after an invalid id", tasksPath+"?after=../..", 400, "USAGE"),
 
 		get("an anchor in words", events+"?after=now", 400, codeAnchor),
 		get("an anchor below 0", events+"?after=-1", 400, codeAnchor),
@@ -216,7 +216,7 @@ func badCalls(id, session, gone string) []bad {
 		get("a stream after the future", events, 400, codeAnchorFuture, "Accept", "text/event-stream", "Last-Event-ID", id+"/77"),
 		get("a stream after another's", events, 400, codeAnchorForeign, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
 		get("two anchors in headers", events, 400, codeInvalid, "Last-Event-ID", "1", "Last-Event-ID", "2"),
-		get("events of nobody", tasksPath+"/000000000000/events", 404, "NOT_FOUND"),
+		get("events of an unknown task", tasksPath+"/000000000000/events", 404, "NOT_FOUND"),
 		get("a page of too many events", events+"?limit=5000", 422, codeInvalid),
 
 		get("a log that is none", one+"/logs?stream=keeper", 422, codeInvalid),
@@ -280,7 +280,7 @@ func badCalls(id, session, gone string) []bad {
 	}
 	all = append(all,
 		do("exec: YAML", "POST", exec, "argv: [id]", 415, codeMediaType, "Content-Type", "application/yaml"),
-		do("exec: of nobody", "POST", sessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
+		do("exec: in an unknown session", "POST", sessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
 		get("exec: another's id", exec+"/..%2f..%2f", 404, "NOT_FOUND"),
 		get("exec: no such", exec+"/000000000000", 404, "NOT_FOUND"),
 		get("exec: logs of no such", exec+"/000000000000/logs", 404, "NOT_FOUND"),

@@ -87,7 +87,7 @@ func TestFailedWritesAreNeverSuccess(t *testing.T) {
 		"stop":               {Ready, Stopped, Stopped, false},
 		"stop, continued":    {Stopping, Stopped, Stopped, false},
 		"start":              {Stopped, Ready, Starting, false},
-		"ended by itself":    {Ready, Ready, Stopped, false},
+		"the VM ended":       {Ready, Ready, Stopped, false},
 		"the VM is gone":     {Ready, Ready, Broken, true},
 	} {
 		t.Run(name, func(t *testing.T) {

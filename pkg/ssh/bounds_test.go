@@ -306,7 +306,7 @@ func TestInputCancel(t *testing.T) {
 	}
 	ending, _ := newInput(strings.NewReader(""))
 	if _, err := ending.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || ending.failure() != nil {
-		t.Errorf("the end is no failure: %v, %v", err, ending.failure())
+		t.Errorf("the end of input: %v, failure %v", err, ending.failure())
 	}
 }
 

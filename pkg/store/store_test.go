@@ -249,7 +249,7 @@ func TestFollow(t *testing.T) {
 func TestDamagedStore(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "store.db")
-	junk := strings.Repeat("this is no database\n", 500)
+	junk := strings.Repeat("this is not a database\n", 500)
 	if err := os.WriteFile(path, []byte(junk), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func TestTaskRefusals(t *testing.T) {
 		"update none":          second(s.UpdateTask(t.Context(), "no", func(*store.Task) ([]store.Event, error) { return nil, nil })),
 		"page of none":         second(s.Tasks(t.Context(), store.TaskFilter{After: "no"})),
 		"event of none":        s.AppendAll(t.Context(), "no", []store.Event{event("x", 1)}),
-		"a session is no task": second(s.AdvanceTask(t.Context(), "one", "creating", "ready", event("x", 1), nil)),
+		"a session as a task":  second(s.AdvanceTask(t.Context(), "one", "creating", "ready", event("x", 1), nil)),
 	} {
 		if fail.CodeOf(err) != fail.NotFound {
 			t.Errorf("%s: %v", what, err)

@@ -33,7 +33,7 @@ const (
 	partNetwork   = "network"
 	partDNS       = "dns"
 
-	titleReady   = "A session: how long until it is there"
+	titleReady   = "A session: time until it is ready"
 	titleSteps   = "A session: where the time goes, in seconds"
 	titleCommand = "A session: commands and memory"
 	titleList    = "The list of sessions"

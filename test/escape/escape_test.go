@@ -310,7 +310,7 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	switch {
 	case len(escapes) > 0:
 		g.say("%3d  ESCAPE %v  %s", n, escapes, technique.What)
-		g.t.Logf("technique %d said:\n%s", n, output)
+		g.t.Logf("technique %d printed:\n%s", n, output)
 	case technique.Limit != "" && shown == "":
 		g.t.Errorf("technique %d: a limit that does not show, so the security model is wrong: %s\n%s\n%v", n, technique.What, output, sights)
 	case technique.Limit != "":
@@ -318,7 +318,7 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	default:
 		g.say("%3d  wall: blocked  %s", n, technique.What)
 		if testing.Verbose() && os.Getenv("ESCAPE_ONLY") != "" {
-			g.t.Logf("technique %d said:\n%s\n%v", n, output, sights)
+			g.t.Logf("technique %d printed:\n%s\n%v", n, output, sights)
 		}
 	}
 	return escapes

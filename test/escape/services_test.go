@@ -397,7 +397,7 @@ func (r *resolver) stream(c net.Conn) {
 func (r *resolver) answer(addr string, message []byte) []byte {
 	m := new(dns.Msg)
 	if err := m.Unpack(message); err != nil || len(m.Question) == 0 {
-		r.world.saw("resolver: a message that is no question", false, string(message))
+		r.world.saw("resolver: a message without a question", false, string(message))
 		return nil
 	}
 	q := m.Question[0]

@@ -50,7 +50,7 @@ var Techniques = []Technique{
 	{Name: "tunnel-null", What: "DNS tunnel: in NULL and private types"},
 	{Name: "tunnel-case", What: "DNS tunnel: in the case of an allowed name's letters"},
 	{Name: "tunnel-long", What: "DNS tunnel: labels of 63 bytes, names of 250"},
-	{Name: "tunnel-under", What: "DNS tunnel: a label under an allowed name that is no wildcard"},
+	{Name: "tunnel-under", What: "DNS tunnel: a label under an allowed name that is not a wildcard"},
 	{Name: "tunnel-suffix", What: "DNS tunnel: an allowed name as a prefix of a forbidden one"},
 	{Name: "tunnel-bytes", What: "DNS tunnel: names with NUL, escaped dots, stars and spaces"},
 	{Name: "tunnel-types", What: "DNS tunnel: in the type asked of an allowed name, and beside the question"},
