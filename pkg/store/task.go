@@ -135,8 +135,8 @@ func (s *Store) Task(ctx context.Context, id string) (row Task, err error) {
 	return row, err
 }
 
-// UpdateTask does for tasks what Update does for sessions: f may change Phase, Want,
-// SessionID, error and Facts. It returns any number of events.
+// UpdateTask does for tasks what Update does for sessions: f may change Phase, Desired,
+// SessionID, error and Status. It returns any number of events.
 func (s *Store) UpdateTask(ctx context.Context, id string, f func(*Task) ([]Event, error)) (Task, error) {
 	return update(ctx, s, id, f)
 }

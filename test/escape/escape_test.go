@@ -39,7 +39,7 @@ type suite struct {
 	random string
 }
 
-// TestEscape is the whole suite: its parts share the VMs and run in order.
+// TestEscape runs the whole suite: its parts share the VMs and run in order.
 func TestEscape(t *testing.T) {
 	began := time.Now()
 	s := &suite{Box: realvm.NewBox(t), world: theWorld, t: t, random: random()}
