@@ -110,7 +110,7 @@ type Outcome struct {
 	Reason   string    `json:"reason,omitempty"`
 	Hint     string    `json:"hint,omitempty"`
 	At       time.Time `json:"at"`
-	Preserve bool      `json:"preserve,omitempty"` // the VM is to be kept, whatever the manifest says
+	Preserve bool      `json:"preserve,omitempty"` // keep the VM, regardless of the manifest
 }
 
 // ExitStatus returns the exit status of a command that waited for the task.
