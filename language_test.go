@@ -122,8 +122,8 @@ func startsWithVerb(text string) bool {
 	}
 }
 
-// sourceFiles returns the names of all files of the repository, but for test data, the code
-// of others, and this file.
+// sourceFiles returns the names of all files of the repository, except test data other than
+// scripts, third-party code, and this file.
 func sourceFiles(t *testing.T) (names []string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "git", "ls-files", "-co", "--exclude-standard").Output()
@@ -132,8 +132,11 @@ func sourceFiles(t *testing.T) (names []string) {
 	}
 	for name := range strings.Lines(string(out)) {
 		name = strings.TrimSuffix(name, "\n")
-		_, err := os.Lstat(name) // a removed file is listed until the index is updated
-		if err == nil && name != "language_test.go" && !strings.Contains(name, "third_party/") && !strings.Contains(name, "/testdata/") {
+		testdata := strings.Contains(name, "/testdata/") && filepath.Ext(name) != ".txtar"
+		if testdata || strings.Contains(name, "third_party/") || name == "language_test.go" {
+			continue
+		}
+		if _, err := os.Lstat(name); err == nil { // a removed file is listed until it leaves the index
 			names = append(names, name)
 		}
 	}
@@ -163,7 +166,7 @@ func textsOf(name string) (all []passage, err error) {
 			}
 			return line
 		})
-	case ext == ".sh", ext == ".yaml", ext == ".yml", ext == ".txt", ext == ".env", name == "Makefile":
+	case ext == ".sh", ext == ".txtar", ext == ".yaml", ext == ".yml", ext == ".txt", ext == ".env", name == "Makefile":
 		return filterLines(name, func(line string) string {
 			_, comment, _ := strings.Cut(line, "# ")
 			return comment
