@@ -53,8 +53,8 @@ func TestManyProcessesLoseNothing(t *testing.T) {
 	}
 }
 
-// Acknowledged writes are still there after kill -9, and an unacknowledged write is
-// there completely or not at all.
+// Acknowledged writes survive kill -9, and an unacknowledged write exists completely or
+// not at all.
 func TestKillLeavesNoHalfTransaction(t *testing.T) {
 	s, path := withSession(t)
 	for round := range 15 {
