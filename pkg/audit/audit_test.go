@@ -214,7 +214,7 @@ func TestManyAtOnce(t *testing.T) {
 					}
 				}
 				if found != 1 {
-					t.Errorf("%s occurs %d times", name, found)
+					t.Errorf("%s is there %d times", name, found)
 				}
 			}
 		})
@@ -284,7 +284,7 @@ func TestKilledWriters(t *testing.T) {
 	}
 	for who, n := range told {
 		if n < 2 || found[who] < n || found[who] > n+1 { // one record may be in the log before its writer learned of it
-			t.Errorf("%d records of %s, which acknowledged %d", found[who], who, n)
+			t.Errorf("%d records of %s, which was told of %d", found[who], who, n)
 		}
 	}
 	if len(told) != 18 {

@@ -285,7 +285,7 @@ func TestManPages(t *testing.T) {
 		}
 	}
 	if read == 0 {
-		t.Error("neither mandoc nor groff is installed; run: make setup")
+		t.Error("neither mandoc nor groff is there; run: make setup")
 	}
 }
 

@@ -31,7 +31,7 @@ secrets: {A: env:A}
 	has := map[string]bool{}
 	for _, v := range values {
 		if has[v.Key] { // each list has one item
-			t.Errorf("%s is listed twice", v.Key)
+			t.Errorf("%s is there twice", v.Key)
 		}
 		has[v.Key] = true
 	}

@@ -455,7 +455,7 @@ func TestFirewallInNamespaces(t *testing.T) {
 		calm := l.reasserted()
 		l.until("a second look", l.ticks(2))
 		if l.reasserted() != calm {
-			t.Error("unchanged rules are put back")
+			t.Error("rules are put back that nobody changed")
 		}
 	})
 

@@ -185,7 +185,7 @@ func TestTask(t *testing.T) {
 		}
 	})
 
-	t.Run("though the program that started it died", func(t *testing.T) {
+	t.Run("though whoever started it died", func(t *testing.T) {
 		a := g.attempt()
 		out := filepath.Join(g.work, "survived")
 		for i := range 8 {
@@ -590,7 +590,7 @@ func TestTaskWatch(t *testing.T) {
 		}
 	})
 
-	t.Run("of an attempt that does not exist", func(t *testing.T) {
+	t.Run("of one that is no more", func(t *testing.T) {
 		none := g.attempt().watch()
 		none.end()
 		if len(none.status) != 1 || none.status[0].State != guestproto.TaskNone {

@@ -206,7 +206,7 @@ func TestReaderRefusesDamage(t *testing.T) {
 		t.Errorf("a broken stream: %v", err)
 	}
 	if _, err := newReader(strings.NewReader("hello, world"), wide); err == nil {
-		t.Error("text that is not an archive is accepted")
+		t.Error("the start of what is no archive is taken")
 	}
 	if _, err := newReader(iotest.ErrReader(io.ErrClosedPipe), wide); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("a stream that cannot be read: %v", err)

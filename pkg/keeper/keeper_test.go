@@ -366,7 +366,7 @@ func (w *world) spawn(t *testing.T, env ...string) child {
 func (c child) expect(t *testing.T, line string) {
 	t.Helper()
 	if !c.out.Scan() || c.out.Text() != line {
-		t.Fatalf("the keeper printed %q, want %q", c.out.Text(), line)
+		t.Fatalf("the keeper said %q, not %q", c.out.Text(), line)
 	}
 }
 
@@ -381,7 +381,7 @@ func TestStandByTakesOver(t *testing.T) {
 	first.expect(t, "removing")
 	second := w.spawn(t)
 	if _, ok, err := store.TryLock(w.Config.Paths.SessionLock(id)); ok || err != nil {
-		t.Fatal("no process holds the lock", err)
+		t.Fatal("nobody holds the lock", err)
 	}
 	w.is(t, session.Destroying) // the second keeper, which would remove it at once, waits
 	if err := first.Process.Kill(); err != nil {

@@ -289,7 +289,7 @@ func TestMovedAway(t *testing.T) {
 	}
 	write(t, lost, "two\n")
 	if _, err := os.Stat(dir); err == nil {
-		t.Error("the directory exists again")
+		t.Error("the directory is there again")
 	}
 	if _, err := (&File{Path: filepath.Join(dir, "log")}).Write([]byte("x\n")); err == nil {
 		t.Error("written to nothing")
@@ -467,7 +467,7 @@ func TestCommitKilled(t *testing.T) {
 	countTo(t, "last", found["last"], 1)
 	for who, n := range told {
 		if n == 0 || len(found[who]) < n || len(found[who]) > n+1 { // one more record may exist, whose Commit never returned
-			t.Errorf("%d records of %s, which acknowledged %d", len(found[who]), who, n)
+			t.Errorf("%d records of %s, which was told of %d", len(found[who]), who, n)
 		}
 		countTo(t, who, found[who], len(found[who]))
 	}

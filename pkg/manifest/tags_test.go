@@ -58,7 +58,7 @@ func TestTags(t *testing.T) {
 	walk("", reflect.TypeFor[document]())
 	for name := range rules {
 		if !used[name] {
-			t.Errorf("rule %q is not used", name)
+			t.Errorf("rule %q is nobody's", name)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func TestFindClones(t *testing.T) {
 	cfg.Roots = []string{filepath.Join(home, "work"), root, filepath.Join(home, "nowhere")}
 	p.clones.roots = cfg.Roots
 	if got := p.clones.read(); got != nil {
-		t.Errorf("found before the first search: %v", got)
+		t.Errorf("found before anybody looked: %v", got)
 	}
 	if err := FindClones(t.Context(), cfg); err != nil {
 		t.Fatal(err)

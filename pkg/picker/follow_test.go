@@ -87,7 +87,7 @@ func TestFollow(t *testing.T) {
 	}
 	until(t, "the first look", func() bool { _, _, asked := seen(); return asked >= 3 })
 	if posts, _, _ := seen(); len(posts) != 0 {
-		t.Errorf("nothing changed, and fzf received %q", posts)
+		t.Errorf("nothing changed, and fzf was told %q", posts)
 	}
 
 	_, _, before := seen()
@@ -95,10 +95,10 @@ func TestFollow(t *testing.T) {
 	until(t, "the new row", func() bool { posts, _, _ := seen(); return len(posts) > 0 })
 	posts, at, _ := seen()
 	if !strings.HasPrefix(posts[0], "track-current+reload-sync(") || strings.Contains(posts[0], parent) {
-		t.Errorf("fzf received %q", posts[0])
+		t.Errorf("told %q", posts[0])
 	}
 	if waited := at[0] - before; waited < maxPatience {
-		t.Errorf("while the user types, polls before the update = %d, want at least %d", waited, maxPatience)
+		t.Errorf("somebody types, and it waits for %d looks", waited)
 	}
 	text, err := os.ReadFile(r.rows())
 	if err != nil || !strings.Contains(string(text), "o/second") || !strings.HasSuffix(string(text), "\n") {

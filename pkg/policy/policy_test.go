@@ -691,7 +691,7 @@ func TestValidateSays(t *testing.T) {
 	}
 	worse := valid(func(p *policy.Policy) { p.Names = make([]policy.Rule, 1000) })
 	if err := worse.Validate(); err == nil || strings.Count(err.Error(), "\n") != 99 {
-		t.Errorf("a thousand errors are reported as %d lines", strings.Count(fmt.Sprint(err), "\n")+1)
+		t.Errorf("a thousand errors are told as %d lines", strings.Count(fmt.Sprint(err), "\n")+1)
 	}
 	if _, err := policy.Marshal(nil); err == nil {
 		t.Error("no policy is encoded")

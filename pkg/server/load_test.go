@@ -67,7 +67,7 @@ func TestManySubmitAtOnce(t *testing.T) {
 	}
 	for _, row := range rows {
 		if !ids[row.ID] {
-			t.Error("no client was informed of", row.ID)
+			t.Error("nobody was told of", row.ID)
 		}
 		if _, newest, err := r.store.EventRange(ctx, row.ID); err != nil || newest != 1 {
 			t.Error(row.ID, newest, err)

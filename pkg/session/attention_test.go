@@ -59,7 +59,7 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 	}
 	want := "claude working |codex blocked a question|codex blocked another|claude done "
 	if strings.Join(got, "|") != want {
-		t.Errorf("reported %q, want %q", got, want)
+		t.Errorf("told %q, want %q", got, want)
 	}
 	now, err := l.w.Get(t.Context(), s.ID)
 	if err != nil || !now.NeedsAttention() || now.View().Attention.State != guestproto.AgentDone {
@@ -169,6 +169,6 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 		t.Errorf("%d events of the step", count[EventStep])
 	}
 	if now, err := l.w.Get(t.Context(), s.ID); err != nil || now.Status.Attention.On != "question 49" || len(*told) != 50 {
-		t.Errorf("the last is %+v, %d were reported; %v", now.Status.Attention, len(*told), err)
+		t.Errorf("the last is %+v, %d were told; %v", now.Status.Attention, len(*told), err)
 	}
 }

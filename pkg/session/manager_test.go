@@ -255,7 +255,7 @@ func TestReconcile(t *testing.T) {
 	for _, id := range all {
 		if want := slices.Contains(need[1:], id); woken(t, m, id) != want {
 			s, err := m.Get(t.Context(), id)
-			t.Errorf("%s, desired %s: a keeper should be started: %t (%v)", s.Phase, s.Desired, want, err)
+			t.Errorf("%s, wanted %s: a keeper should be started: %t (%v)", s.Phase, s.Desired, want, err)
 		}
 	}
 }

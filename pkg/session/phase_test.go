@@ -23,7 +23,7 @@ func TestAtRest(t *testing.T) {
 	for _, p := range phases {
 		for _, want := range []Phase{Ready, Stopped, Gone} {
 			if got := AtRest(p, want); got != slices.Contains(rest[p], want) {
-				t.Errorf("%s, desired %s: %t", p, want, got)
+				t.Errorf("%s wanted %s: %t", p, want, got)
 			}
 		}
 	}

@@ -113,7 +113,7 @@ func TestTransferIsBounded(t *testing.T) {
 		tr.leaveOut(fmt.Sprintf("\x1b[2J%d", i), "why")
 	}
 	if len(seen) != shownLeft+2 || seen[0] != (Item{Name: "a b", Size: 5}) || seen[1] != (Item{Name: "0", LeftOut: "why"}) {
-		t.Errorf("%d items were reported, the first %+v", len(seen), seen[:2])
+		t.Errorf("%d items were told, the first %+v", len(seen), seen[:2])
 	}
 	if text := tr.left.Error(); tr.left.Count != 21 || !strings.HasPrefix(text, "left out 21: 0 (why), 1 (why), ") || !strings.HasSuffix(text, "19 (why), …") {
 		t.Errorf("%s", text)
@@ -306,7 +306,7 @@ func TestInputCancel(t *testing.T) {
 	}
 	ending, _ := newInput(strings.NewReader(""))
 	if _, err := ending.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || ending.failure() != nil {
-		t.Errorf("the end of input: %v, failure %v", err, ending.failure())
+		t.Errorf("the end is no failure: %v, %v", err, ending.failure())
 	}
 }
 

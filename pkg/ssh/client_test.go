@@ -62,7 +62,7 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 	nobody.Addr = closed.Addr().String()
 	_ = closed.Close()
 	if _, err := ssh.Dial(t.Context(), nobody); !errors.Is(err, ssh.ErrUnreachable) {
-		t.Errorf("a port without a listener: %v", err)
+		t.Errorf("nobody listens: %v", err)
 	}
 }
 
@@ -266,7 +266,7 @@ func TestKeepAliveClosesWhenThePeerIsGone(t *testing.T) {
 			t.Fatal("closed while the peer answered")
 		case <-carried:
 		case <-time.After(2 * time.Minute):
-			t.Fatal("the peer receives no requests")
+			t.Fatal("nobody asks the peer")
 		}
 	}
 	cancel()

@@ -205,7 +205,7 @@ func spawn(t testing.TB, what, path string) *process {
 func (p *process) expect(t testing.TB, line string) {
 	t.Helper()
 	if !p.out.Scan() || p.out.Text() != line {
-		t.Fatalf("the child printed %q, want %q", p.out.Text(), line)
+		t.Fatalf("the child said %q, not %q", p.out.Text(), line)
 	}
 }
 

@@ -163,8 +163,8 @@ func (w *Worker) next(t *testing.T, task Task) (Task, error) {
 	return cur, err
 }
 
-// desiredPhase returns the desired phase of the task's session.
-func (w *Worker) desiredPhase(t *testing.T, task Task) session.Phase {
+// wanted returns the desired phase of the task's session.
+func (w *Worker) wanted(t *testing.T, task Task) session.Phase {
 	t.Helper()
 	s, err := w.Sessions.Get(t.Context(), task.SessionID)
 	if err != nil {
@@ -254,8 +254,8 @@ func TestCollectFails(t *testing.T) {
 			if len(kinds(t, w.Manager, task.ID)[EventWarning]) == 0 {
 				t.Error("no event says so")
 			}
-			if task, err = w.next(t, task); err != nil || task.Phase != FailedPreserved || w.desiredPhase(t, task) != session.Ready {
-				t.Errorf("then it is %s, %v; its session is to be %s", task.Phase, err, w.desiredPhase(t, task))
+			if task, err = w.next(t, task); err != nil || task.Phase != FailedPreserved || w.wanted(t, task) != session.Ready {
+				t.Errorf("then it is %s, %v; its session is to be %s", task.Phase, err, w.wanted(t, task))
 			}
 			if task.Status.Until.Before(time.Now().Add(time.Hour)) {
 				t.Errorf("it is kept until %v", task.Status.Until)
@@ -329,8 +329,8 @@ func TestFinishFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			task, err = w.next(t, task)
-			if err == nil || task.Phase != Completing || task.Status.Outcome.Result != Success || w.desiredPhase(t, task) != session.Ready {
-				t.Errorf("it is %s, %+v, %v; its session is to be %s", task.Phase, task.Status.Outcome, err, w.desiredPhase(t, task))
+			if err == nil || task.Phase != Completing || task.Status.Outcome.Result != Success || w.wanted(t, task) != session.Ready {
+				t.Errorf("it is %s, %+v, %v; its session is to be %s", task.Phase, task.Status.Outcome, err, w.wanted(t, task))
 			}
 			if name != "events" && name != "state" && fail.CodeOf(err) != fail.Host {
 				t.Errorf("code %v", fail.CodeOf(err))

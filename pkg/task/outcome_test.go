@@ -99,10 +99,10 @@ func TestFinishDestroysTheVM(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.finish(ctx, &task) }()
-	for w.desiredPhase(t, task) != session.Gone {
+	for w.wanted(t, task) != session.Gone {
 		select {
 		case err := <-ended:
-			t.Fatalf("it is over, and its VM is to be %s: %v", w.desiredPhase(t, task), err)
+			t.Fatalf("it is over, and its VM is to be %s: %v", w.wanted(t, task), err)
 		default:
 		}
 	}
@@ -391,7 +391,7 @@ func TestReconcile(t *testing.T) {
 		t.Errorf("its keeper died: %v, %q", err, told)
 	}
 	if err := w.Reconcile(t.Context()); err != nil || len(told) != 1 {
-		t.Errorf("reported twice: %q, %v", told, err)
+		t.Errorf("told twice: %q, %v", told, err)
 	}
 	w.Sessions.Self = "/nonexistent"
 	if err := w.Reconcile(t.Context()); fail.CodeOf(err) != fail.Host {

@@ -75,7 +75,7 @@ func TestBind(t *testing.T) {
 			eventually(t, "popup", "popup of "+c.client, c.term.show)
 			b, _ := os.ReadFile(told)
 			if !strings.HasPrefix(string(b), "--client "+c.client+"\n") {
-				t.Errorf("arguments %q", b)
+				t.Errorf("told %q", b)
 			}
 			if c.term == mine && !strings.HasSuffix(string(b), "\n"+where+"\n") {
 				t.Errorf("not in the pane's directory: %q", b)

@@ -323,7 +323,7 @@ func TestSwitch(t *testing.T) {
 	eventually(t, "switched", "ready", term.show)
 	eventually(t, "the note as it was given", "a note #(touch", term.show)
 	if _, err := os.Stat(ran); err == nil {
-		t.Error("tmux ran a command in a note")
+		t.Error("tmux ran what a note said")
 	}
 	switched := s.client("guest-1")
 	t.Setenv("TMUX", "")

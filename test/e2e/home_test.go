@@ -31,7 +31,7 @@ func dotfiles(t *testing.T, b *box, name string) {
 		t.Errorf("an odd name: %q", got)
 	}
 	if log := b.Asz("logs", name); !strings.Contains(log, ".netrc: contains a login") || strings.Contains(log, "hunter2") {
-		t.Errorf("the log does not mention the credential: %s", log)
+		t.Errorf("nothing is said of the credential: %s", log)
 	}
 	b.MustIn(name, "cd; echo changed in the guest >.vimrc; rm .config/tool/conf")
 	b.dotfile(".zshrc", "PROMPT='newer %m> '\n")

@@ -162,7 +162,7 @@ agent: {kind: command, command: ["true"]}
 		b.Asz("task", "list") // starts a keeper
 		waitFor(t, "the end of the task", func() bool {
 			if n := received(); n > 0 && n < there {
-				t.Errorf("of %d bytes %d are left: the transfer started again", there, n)
+				t.Errorf("of %d bytes %d are left: it was begun anew", there, n)
 				there = n
 			}
 			text, err := os.ReadFile(filepath.Join(b.taskDir(id), "state.json"))

@@ -184,11 +184,11 @@ func TestServe(t *testing.T) {
 		if err := serve.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		grows("output while serve is stopped", printed)
+		grows("output while serve stands still", printed)
 		if err := serve.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
-		grows("output after serve continues", r.has)
+		grows("output after serve stood still", r.has)
 
 		// Killed again, and the task ends before the next serve starts.
 		if err := serve.Process.Kill(); err != nil {
@@ -213,7 +213,7 @@ func TestServe(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		if err := json.NewDecoder(resp.Body).Decode(&page); err != nil || page.Newest != len(r.events) || !r.over {
-			t.Errorf("%d of %d events, %v; the end was reported: %v", len(r.events), page.Newest, err, r.over)
+			t.Errorf("%d of %d events, %v; the end was told: %v", len(r.events), page.Newest, err, r.over)
 		}
 		for i, ev := range r.events {
 			if ev != fmt.Sprintf("%s/%d", id, i+1) {

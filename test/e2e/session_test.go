@@ -137,7 +137,7 @@ secrets:
 		}
 	})
 	t.Run("attach", func(t *testing.T) { attach(t, b, name) })
-	t.Run("fetch the work", func(t *testing.T) { work(t, b, name, clone) })
+	t.Run("work comes home", func(t *testing.T) { work(t, b, name, clone) })
 	t.Run("stop and start", func(t *testing.T) {
 		before := b.MustIn(name, "cat /etc/machine-id; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2")
 		b.Asz("stop", name)
@@ -188,7 +188,7 @@ func names(t *testing.T, b *box, session string) {
 	t.Helper()
 	name := session
 	if got := b.MustIn(name, "getent ahostsv4 github.com | head -n1 | cut -d' ' -f1"); !strings.HasPrefix(got, "198.18.") && !strings.HasPrefix(got, "198.19.") {
-		t.Errorf("github.com is %q, which is not one of the gateway's addresses", got)
+		t.Errorf("github.com is %q, which is no address of the gateway's making", got)
 	}
 	if got := b.MustIn(name, "curl -sS http://github.com/"); got != "this is "+allowedAddr+":80" {
 		t.Errorf("http://github.com/: %q", got)

@@ -27,7 +27,7 @@ func TestLittleHappensBeforeMain(t *testing.T) {
 	}
 	found := regexp.MustCompile(`(?m)^init (\S+) @.* clock, (\d+) bytes`).FindAllStringSubmatch(trace.String(), -1)
 	if len(found) < 50 {
-		t.Fatalf("only %d packages are listed:\n%s", len(found), trace.String())
+		t.Fatalf("only %d packages are told of:\n%s", len(found), trace.String())
 	}
 	sum := 0
 	for _, m := range found {

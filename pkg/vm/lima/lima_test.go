@@ -245,7 +245,7 @@ func TestImageThatIsGone(t *testing.T) {
 		return string(b)
 	}
 	if err := d.prepare(t.Context(), "gone", dir, meta{}, nil); err != nil || !strings.HasSuffix(content(), "work") {
-		t.Fatalf("the disk was replaced: %v", err)
+		t.Fatalf("the disk was made anew: %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil { // as if killed before the disks were complete
 		t.Fatal(err)

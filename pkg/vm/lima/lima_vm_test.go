@@ -140,7 +140,7 @@ func trouble(t *testing.T, d *Driver, ep vm.Endpoint, c *ssh.Client, name string
 			break
 		}
 		if sleep(noticed, poll) != nil {
-			t.Fatalf("the driver does not report that the host agent is dead: %+v, %v", m, err)
+			t.Fatalf("nobody notices that the host agent is dead: %+v, %v", m, err)
 		}
 	}
 	goesOn("host agent killed")
