@@ -154,7 +154,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 	} {
 		for want, to := range map[Phase]Phase{Ready: c.ready, Stopped: c.stopped, Gone: c.gone} {
 			for _, was := range []Phase{Ready, Stopped, Gone} {
-				t.Run(string(c.from)+" desired "+string(was)+" to "+string(want), func(t *testing.T) {
+				t.Run(string(c.from)+" wanted "+string(was)+" to "+string(want), func(t *testing.T) {
 					n++
 					slug := "o/r" + string(rune('a'+n%26)) + string(rune('a'+n/26))
 					s := put(t, m, slug[2:]+"0123456789", slug, c.from, was, Status{})

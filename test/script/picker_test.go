@@ -585,7 +585,7 @@ func TestPickerHostileNames(t *testing.T) {
 	}
 	s.sees(`copied: agent-sessionizer ssh agent-0`)
 	s.keys("C-s") // all marked sessions
-	w.until("the desired phase is stopped", func() bool {
+	w.until("they are wanted stopped", func() bool {
 		return strings.Count(w.run("agent-sessionizer", "list", "--json"), `"want": "stopped"`) == len(evil)
 	})
 	s.typed("'; touch $HOME/pwned; $(touch $HOME/pwned) zzz")
