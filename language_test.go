@@ -53,7 +53,7 @@ func TestTextsAvoidWords(t *testing.T) {
 		for _, p := range texts {
 			text := idioms.ReplaceAllStringFunc(p.text, func(idiom string) string { return strings.Repeat("\n", strings.Count(idiom, "\n")) })
 			for i, pattern := range patterns {
-				if at := pattern.FindStringIndex(text); at != nil {
+				for _, at := range pattern.FindAllStringIndex(text, -1) {
 					line := p.line + strings.Count(text[:at[0]], "\n")
 					t.Errorf("%s:%d: got %q, want %s", name, line, text[at[0]:at[1]], avoided[i].instead)
 				}
