@@ -74,7 +74,7 @@ func TestImportsPointDown(t *testing.T) {
 		from := name(paths[0])
 		layer, ok := layers[from]
 		if !ok {
-			t.Errorf("package %q stands in no layer; add it to docs/architecture.md and here", paths[0])
+			t.Errorf("package %q is not in any layer; add it to docs/architecture.md and here", paths[0])
 			continue
 		}
 		seen++
@@ -92,6 +92,6 @@ func TestImportsPointDown(t *testing.T) {
 		}
 	}
 	if seen < 15 {
-		t.Fatalf("only %d packages were looked at", seen)
+		t.Fatalf("only %d packages were checked", seen)
 	}
 }

@@ -73,7 +73,7 @@ const (
 type Change struct {
 	Kind string `json:"kind"`
 	Name string `json:"name,omitempty"` // of a tool
-	Text string `json:"text,omitempty"` // the tool's argument, or what the agent said
+	Text string `json:"text,omitempty"` // the tool's argument, or the agent's message
 }
 
 // Parser reads the output of an agent as it arrives. The same bytes produce the same

@@ -9,7 +9,7 @@ import (
 
 // RepoKey is a repository's identity, in the form of repo.Ref: "github.com/owner/repo" or
 // "local:/abs/path". In files, owner/repo is short for the former only. A repository of the
-// same name on another host can belong to someone else, who must not get its secrets.
+// same name on another host can have another owner, who must not get its secrets.
 type RepoKey string
 
 // UnmarshalYAML parses owner/repo, host/owner/repo or local:/abs/path.

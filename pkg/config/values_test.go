@@ -47,8 +47,8 @@ secrets: {A: env:A}
 	}
 }
 
-// leaves returns the keys of a document that are not mappings. It stands in one secret for
-// the secrets, and skips profiles and repos.
+// leaves returns the keys of a document that are not mappings. It uses one secret in
+// place of the secrets, and skips profiles and repos.
 func leaves(typ reflect.Type, at string) (keys []string) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)

@@ -5,5 +5,5 @@
 // program a mark does nothing.
 package crash
 
-// Here is a mark that does nothing in this build.
+// Here marks a point of the program. In this build it does nothing.
 func Here(Mark) {}

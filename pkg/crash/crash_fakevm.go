@@ -18,7 +18,8 @@ var plan = strings.SplitN(os.Getenv("AGENT_SESSIONIZER_CRASH"), ":", 5)
 
 var passed = map[Mark]*atomic.Int64{BeforeCommit: {}, AfterCommit: {}, BeforeFile: {}, AfterFile: {}}
 
-// Here is a mark. Marks with the same name are counted together.
+// Here marks a point of the program, at which the process may end or stop. Marks with the
+// same name are counted together.
 func Here(m Mark) {
 	n := passed[m].Add(1)
 	if len(plan) < 5 || len(os.Args) < 2 {

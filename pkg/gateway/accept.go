@@ -72,7 +72,7 @@ func (g *Gateway) acceptLoop(l net.Listener, serve func(net.Conn)) error {
 	}
 }
 
-// attach serves the cable until it ends.
+// attach serves the connection of the VM until it ends.
 func (g *Gateway) attach(c *frameTransport) {
 	defer c.Close() //nolint:errcheck // it has ended
 	if err := g.nic.attach(c); err != nil {

@@ -19,8 +19,8 @@ const (
 
 var errFull = errors.New("the guest reads too slowly")
 
-// frameTransport carries frames between the stack and the VM's process. Frames are length-prefixed
-// on a stream (QEMU), or one per datagram (vz).
+// frameTransport carries frames between the stack and the VM's process. Frames are
+// length-prefixed on a stream (QEMU), or one per datagram (vz).
 //
 // send never blocks. A paused VM must not hold up the stack, whose reader also sends, nor a
 // change of policy. Frames that the socket does not accept are queued up to maxPending
@@ -113,7 +113,7 @@ func firstFrame(frames []byte) (frame []byte, length int) {
 	return frames[4:length], length
 }
 
-// write sends the frames that send could not write immediately, until the cable is closed.
+// write sends the frames that send could not write immediately, until c is closed.
 func (c *frameTransport) write() {
 	for {
 		select {
@@ -169,8 +169,8 @@ func (c *frameTransport) writeAll(frames []byte) error {
 	return nil
 }
 
-// read passes every frame to input until the cable ends, and returns the error that ended
-// it.
+// read passes every frame to input until the connection ends, and returns the error that
+// ended it.
 func (c *frameTransport) read(input func([]byte)) error {
 	frame := make([]byte, maxFrame+1)
 	if !c.stream {

@@ -117,17 +117,19 @@ func FuzzDNS(f *testing.F) {
 	})
 }
 
-// said is a connection whose whole input is given in advance.
-type said struct {
+// scriptedConn is a connection whose whole input is given in advance.
+type scriptedConn struct {
 	net.Conn
 	io.Reader
 }
 
-func (s said) Read(b []byte) (int, error)      { return s.Reader.Read(b) }
-func (s said) Write(b []byte) (int, error)     { return 0, errors.New("an answer to a ClientHello") }
-func (s said) Close() error                    { return errors.New("closed") }
-func (s said) SetReadDeadline(time.Time) error { return nil }
-func (s said) SetDeadline(time.Time) error     { return nil }
+func (s scriptedConn) Read(b []byte) (int, error) { return s.Reader.Read(b) }
+func (s scriptedConn) Write(b []byte) (int, error) {
+	return 0, errors.New("an answer to a ClientHello")
+}
+func (s scriptedConn) Close() error                    { return errors.New("closed") }
+func (s scriptedConn) SetReadDeadline(time.Time) error { return nil }
+func (s scriptedConn) SetDeadline(time.Time) error     { return nil }
 
 // FuzzClientHello checks that bytes that pass as a ClientHello to a name are one for a
 // real server, too.
@@ -137,7 +139,7 @@ func FuzzClientHello(f *testing.F) {
 	f.Add(makeClientHello(f, &tls.Config{ServerName: "other.example", EncryptedClientHelloConfigList: echConfigs(f, "example.org")}))
 	f.Add(twoNames(clientHelloFor(f, "example.org")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		h, err := readClientHello(t.Context(), said{Reader: bytes.NewReader(b)}, nil)
+		h, err := readClientHello(t.Context(), scriptedConn{Reader: bytes.NewReader(b)}, nil)
 		if len(h.bytes) > maxClientHello || !bytes.HasPrefix(b, h.bytes) {
 			t.Fatalf("readClientHello took %d bytes, % x, want at most %d of the beginning of its input", len(h.bytes), h.bytes, maxClientHello)
 		}
@@ -145,7 +147,7 @@ func FuzzClientHello(f *testing.F) {
 			return
 		}
 		name := ""
-		tls.Server(quiet{said{Reader: bytes.NewReader(h.bytes)}}, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
+		tls.Server(quiet{scriptedConn{Reader: bytes.NewReader(h.bytes)}}, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
 			name = i.ServerName
 			return nil, errSeen
 		}}).Handshake()
@@ -155,7 +157,7 @@ func FuzzClientHello(f *testing.F) {
 	})
 }
 
-type quiet struct{ said }
+type quiet struct{ scriptedConn }
 
 func (quiet) Write(b []byte) (int, error) { return len(b), nil }
 

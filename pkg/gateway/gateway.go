@@ -1,9 +1,9 @@
 // Package gateway is a user-space network for one virtual machine: the guest's only
 // network card ends in it, and only traffic that the policy allows leaves.
 //
-// It owns the virtual cable, DHCP, DNS, and every connection of the guest. It answers a
-// name with an address that means nothing outside (198.18.0.0/15), and the host
-// resolves the name when the guest connects. A decision about a name can therefore not
+// It owns the other end of that network card, DHCP, DNS, and every connection of the
+// guest. It answers a name with an address that means nothing outside (198.18.0.0/15), and
+// the host resolves the name when the guest connects. A decision about a name can therefore not
 // be redirected to another address. There is no switch, hence no other machine; no UDP
 // except DHCP and DNS; and no IPv6 inside. Nothing of a guest's DNS question ever
 // leaves the host.

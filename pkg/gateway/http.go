@@ -51,7 +51,7 @@ type webConn struct {
 	once      sync.Once
 }
 
-// Close is called by the server, or by the proxy after an upgrade.
+// Close closes the connection and done. The server calls it, or the proxy after an upgrade.
 func (w *webConn) Close() error {
 	err := w.Conn.Close()
 	w.once.Do(func() { close(w.done) })

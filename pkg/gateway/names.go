@@ -29,7 +29,7 @@ type nameTable struct {
 	mu     sync.Mutex
 	byName map[string]*nameEntry
 	byAddr map[netip.Addr]*nameEntry
-	recent list.List // of *named, most recently used first
+	recent list.List // of *nameEntry, most recently used first
 }
 
 type nameEntry struct {

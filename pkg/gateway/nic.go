@@ -14,8 +14,7 @@ import (
 
 const nicID = 1
 
-// nic is the stack's network card: one end of the cable to the VM. Without a cable it
-// drops everything.
+// nic is the stack's network card. Unless a VM is connected to it, it drops everything.
 type nic struct {
 	filter     filter
 	mtu        uint32
@@ -24,7 +23,7 @@ type nic struct {
 
 	mu       sync.Mutex
 	cable    *frameTransport // set once
-	used     bool            // the link has or had a cable
+	used     bool            // a VM is or was connected
 	detached chan struct{}
 	buffer   []byte // frames of one WritePackets call
 
@@ -47,8 +46,8 @@ func newNIC(g *Gateway) *nic {
 
 var errUsed = errors.New("the network card is already connected, or was before")
 
-// attach gives the link its cable, once in its life. QEMU's end of a stream never
-// reconnects, so a second connection would come from a stranger.
+// attach connects the card to the VM, once in its life. QEMU's end of a stream never
+// reconnects, so a second connection would come from another program.
 func (l *nic) attach(c *frameTransport) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +65,7 @@ func (l *nic) detach() {
 	close(l.detached)
 }
 
-// close ends the use of the link, whether it has a cable or not.
+// close ends the use of the card, whether a VM is connected or not.
 func (l *nic) close() {
 	l.mu.Lock()
 	c, was := l.cable, l.used
@@ -166,8 +165,8 @@ func (l *nic) Attach(d stack.NetworkDispatcher) {
 	l.dispatcher.Store(&d)
 }
 
-// Capabilities implements stack.LinkEndpoint. The cable is a socket of this host, which
-// corrupts no bits, so the stack does not verify checksums of incoming packets.
+// Capabilities implements stack.LinkEndpoint. The connection is a socket of this host,
+// which corrupts no bits, so the stack does not verify checksums of incoming packets.
 func (l *nic) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityResolutionRequired | stack.CapabilityRXChecksumOffload
 }
@@ -180,7 +179,7 @@ func (l *nic) GSOMaxSize() uint32 { return 65535 - 200 }
 // passes them in a batch.
 func (l *nic) SupportedGSO() stack.SupportedGSO { return stack.GVisorGSOSupported }
 
-// The rest of stack.LinkEndpoint, which does not matter for a cable.
+// The rest of stack.LinkEndpoint, which does not matter for a socket.
 
 func (l *nic) MTU() uint32                             { return l.mtu }
 func (l *nic) SetMTU(uint32)                           {}

@@ -71,8 +71,8 @@ type server struct {
 	policyErr error
 }
 
-// Main runs the gateway in dir until its VM disconnects or it is told to quit. Without
-// a valid policy it runs and lets nothing out.
+// Main runs the gateway in dir until its VM disconnects or it receives a request to quit.
+// Without a valid policy it runs and lets nothing out.
 func Main(ctx context.Context, dir string, log *slog.Logger) error {
 	debug.SetMemoryLimit(memoryLimit)
 	debug.SetGCPercent(50)

@@ -18,7 +18,7 @@ import (
 
 // Buffers of a connection toward the guest, in each direction. The first connections
 // get large buffers. When there are many, each gets small ones, so that even if all are
-// full they stay within what a host can spare.
+// full they stay within a host's means.
 const (
 	largeBuffer      = 1 << 20
 	smallBuffer      = 128 << 10
@@ -36,11 +36,11 @@ func newStack(l *nic, subnet netip.Prefix, host, guest netip.Addr, mac net.Hardw
 	control := tcpip.CongestionControlOption("cubic")
 	// The stack drops a SYN that meets a TIME-WAIT entry left by a forwarder, as there
 	// is no listener to pass it to. A client that reuses its ports would then wait
-	// until it sends another SYN. No stale packet can arrive on a cable that keeps
+	// until it sends another SYN. No stale packet can arrive on a connection that keeps
 	// order. If our last ACK is lost, the client's retransmission gets a reset for a
 	// connection that is already over.
 	timeWait := tcpip.TCPTimeWaitTimeoutOption(5 * time.Millisecond)
-	autotune := tcpip.TCPModerateReceiveBufferOption(false) // the upstream is the bottleneck, not this cable
+	autotune := tcpip.TCPModerateReceiveBufferOption(false) // the upstream is the bottleneck, not the VM's socket
 	retries := tcpip.TCPSynRetriesOption(4)                 // an unfinished handshake holds a place for half a minute
 	for _, o := range []tcpip.SettableTransportProtocolOption{
 		&sack, &control, &timeWait, &autotune, &retries,

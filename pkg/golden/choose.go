@@ -77,5 +77,5 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 }
 
 // Distrust removes the saved state in dir because it could not be resumed. The next
-// session that wants a saved state causes a new one to be made.
+// session that could use a saved state causes a new one to be made.
 func (m *Maker) Distrust(dir string) error { return m.Images.Cool(dir) }

@@ -264,7 +264,7 @@ func (n agentReport) acknowledged(e event, next func(guestproto.AgentState, stri
 }
 
 // hasBackgroundAgents reports whether subagents run in the background, whose end will wake the
-// agent. Other background tasks, such as a server, run until someone ends them.
+// agent. Other background tasks, such as a server, run until they are ended.
 func (e event) hasBackgroundAgents() bool {
 	var tasks []struct {
 		Type   string `json:"type"`

@@ -207,7 +207,7 @@ type bootTask struct {
 	do   func(context.Context) error
 }
 
-// runBootTasks runs all chores, and logs and returns their errors.
+// runBootTasks runs all tasks, and logs and returns their errors.
 func runBootTasks(ctx context.Context, chores []bootTask) error {
 	var failed []error
 	for _, c := range chores {

@@ -9,7 +9,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Credential is git's credential helper. For "get" it returns the session's token
+// Credential acts as git's credential helper. For "get" it writes the session's token
 // for GitHub over HTTPS, and nothing for any other host. It stores nothing: it
 // ignores "store" and "erase".
 func (g Guest) Credential(action string, in io.Reader, out io.Writer) error {

@@ -69,7 +69,7 @@ func TestLockdownComesFirst(t *testing.T) {
 }
 
 // TestOnlyAGoldenCloneSleeps checks that only a clone of a golden image can stop before
-// it has an identity. Any other guest that is told to sleep would come up with an open
+// it has an identity. Any other guest that received the command to sleep would come up with an open
 // network, or with another machine's identity.
 func TestOnlyAGoldenCloneSleeps(t *testing.T) {
 	dir := t.TempDir()

@@ -26,7 +26,7 @@ func TestObservationsFromAGuest(t *testing.T) {
 		"says nothing":     {"", 0, 0, errEnded.Error()},
 		"talks nonsense":   {anObservation + "\x1b]52;c;x\x07\n" + anObservation, 0, 1, "watch the guest: observation: "},
 		"has no line ends": {anObservation + strings.Repeat("a", guestproto.MaxObservation+1), 0, 1, "token too long"},
-		"is not wanted":    {strings.Repeat(anObservation, 5), 3, 3, enough.Error()},
+		"is not needed":    {strings.Repeat(anObservation, 5), 3, 3, enough.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

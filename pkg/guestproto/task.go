@@ -400,10 +400,10 @@ const (
 	SubmodulesDir = "submodules" // one patch for each submodule
 )
 
-// PatchName is the name of a task's patch among its artifacts.
+// PatchName returns the name of a task's patch among its artifacts.
 func PatchName(id string) string { return id + ".patch" }
 
-// UntrackedName is the name of the list of a task's untracked files.
+// UntrackedName returns the name of the list of a task's untracked files.
 func UntrackedName(id string) string { return id + "-untracked.txt" }
 
 func encodeTask(w io.Writer, v any) error {

@@ -112,7 +112,7 @@ func TestReaderRefuses(t *testing.T) {
 		return bytes.Replace(pack(t, file("aaaa", "")), []byte("aaaa"), []byte(s), 1)
 	}
 	for what, b := range map[string][]byte{
-		"nothing": nil, "not ours": []byte("hello, world, this is no archive"), "a shell that prints": append([]byte("hi\n"), whole...),
+		"nothing": nil, "not ours": []byte("hello, world, this is not an archive"), "a shell that prints": append([]byte("hi\n"), whole...),
 		"more after the end": append(bytes.Clone(whole), 0), "setuid": setuid,
 		"a way out": name("../a"), "an absolute name": name("/etc"), "an empty part": name("a//a"),
 	} {

@@ -57,9 +57,9 @@ func makeDebian(ctx context.Context, dir string, o BuildOptions) error {
 	return buildDebian(ctx, dir, o)
 }
 
-// buildDebian is makeDebian on a host that has everything. Only the caller can write to
-// the work directory. Its subdirectory root belongs to the namespace's root, which also
-// makes the disk there.
+// buildDebian does the work of makeDebian on a host that has all the programs. Only the
+// caller can write to the work directory. Its subdirectory root belongs to the namespace's
+// root, which also makes the disk there.
 func buildDebian(ctx context.Context, dir string, o BuildOptions) error {
 	b := debianBuild{out: dir, work: dir, opts: o, userns: os.Geteuid() != 0}
 	if b.userns {

@@ -58,8 +58,8 @@ func SourceName(source string) string {
 	return cloudPrefix + hex[:12]
 }
 
-// Distribution returns the distribution that the provision scripts are told: "debian"
-// for an image that Build makes, "ubuntu" for every cloud image.
+// Distribution returns the distribution that is passed to the provision scripts:
+// "debian" for an image that Build makes, "ubuntu" for every cloud image.
 func Distribution(source string) string {
 	if source == Debian {
 		return Debian

@@ -253,7 +253,7 @@ func TestChangedWantCallsWorkOff(t *testing.T) {
 	w.is(t, session.Gone)
 }
 
-// TestEndsWithItsContext checks that a keeper that is told to end does not mark the
+// TestEndsWithItsContext checks that a keeper whose context is cancelled does not mark the
 // session as failed.
 func TestEndsWithItsContext(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Ready, session.Status{})

@@ -195,8 +195,8 @@ func TestName(t *testing.T) {
 	}
 }
 
-// TestDecide checks what the user is told: the reason for every answer, and the source
-// of every rule.
+// TestDecide checks what the user sees: the reason for every answer, and the source of
+// every rule.
 func TestDecide(t *testing.T) {
 	p := allowlist(t, "github.com\ngithub.com:9418\n*.github.com:8443\ndb.corp.org:5432\nonly.org:25\n*.zone.org\n")
 	denied, err := policy.Parse(strings.NewReader("gist.github.com\ngithub.com:80\n*.bad.zone.org\nonly.org:25\n"), "deny", nil)

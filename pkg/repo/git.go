@@ -223,7 +223,7 @@ func owned(dir string) bool {
 	return true
 }
 
-// safeDirectories returns the directories of other users that this user has told
+// safeDirectories returns the directories of other users that this user has configured
 // git to trust. A git that ignores the user's configuration must still know them.
 func safeDirectories(ctx context.Context) []string {
 	var dirs []string

@@ -44,9 +44,9 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "somebody fetches", len(prune(t, m, PruneOptions{})), 0)
+	equal(t, "while a fetch runs", len(prune(t, m, PruneOptions{})), 0)
 	unlock()
-	broken := errors.New("nobody knows")
+	broken := errors.New("unknown")
 	if _, err := m.Prune(t.Context(), PruneOptions{Before: time.Now().Add(time.Minute), InUse: func(string) (bool, error) { return false, broken }}); !errors.Is(err, broken) {
 		t.Errorf("Prune when InUse fails = %v, want %v", err, broken)
 	}

@@ -289,7 +289,7 @@ func errHidden(ref Ref) error {
 	return fail.New(fail.Failure, "%s: the repository could not be fetched", ref.Slug).WithHint("git ls-remote %s # on the host, shows the cause", ref.URL)
 }
 
-// ensurePublic is Ensure for a repository that a client chose.
+// ensurePublic does what Ensure does, for a repository that a client chose.
 func (m *Mirrors) ensurePublic(ctx context.Context, ref Ref) (Mirror, error) {
 	mirror, err := Mirror{}, m.dialer().check(ctx, ref)
 	if err == nil {

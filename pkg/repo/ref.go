@@ -261,8 +261,8 @@ func fitPart(s string) bool {
 	return !strings.HasSuffix(s, ".") && !strings.HasSuffix(strings.ToLower(s), ".git")
 }
 
-// validBranch is validRefName without names that have a meaning for a shell or an
-// option parser.
+// validBranch rejects the names that validRefName rejects, and those that have a meaning
+// for a shell or an option parser.
 func validBranch(s string) bool {
 	return validRefName(s) && s != "HEAD" && s != "@" && !strings.HasPrefix(s, "-") &&
 		!strings.HasPrefix(s, "refs/") && !strings.ContainsAny(s, "$`;|&<>\"'!") && len(s) <= 200

@@ -64,7 +64,7 @@ func Main(ctx context.Context, in io.Reader, out io.Writer, opts Options) error 
 	return nil
 }
 
-// ResolveInChild is Resolve in a short-lived child process. self is the path of
+// ResolveInChild runs Resolve in a short-lived child process. self is the path of
 // this program, which must have ChildCommand. References go to the child's stdin
 // and values return through a pipe. The child's arguments contain nothing, and its
 // stderr is discarded.

@@ -152,9 +152,9 @@ func filePath(r Ref) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// Check is the cheap validation of a whole set when a session is accepted. It
-// checks syntax, duplicates and number, and for env and file sources also their
-// existence. It runs nothing and reads no content.
+// Check validates a whole set cheaply, when a session is accepted. It checks syntax,
+// duplicates and number, and for env and file sources also their existence. It runs
+// nothing and reads no content.
 func Check(refs []Ref) []error {
 	var errs []error
 	if len(refs) > MaxSecrets {

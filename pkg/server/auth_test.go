@@ -230,7 +230,7 @@ func TestListenUnix(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// A file that is not a socket belongs to someone, so it stays.
+	// A file that is not a socket was not created by serve, so it stays.
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func TestStrangersBodyIsNotRead(t *testing.T) {
 	}
 	const pieces = 64
 	block := []byte(strings.Repeat("#", 1<<20))
-	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer nobody\r\nContent-Length: %d\r\n\r\n", tasksPath, r.addr, pieces<<20)
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer unknown\r\nContent-Length: %d\r\n\r\n", tasksPath, r.addr, pieces<<20)
 	for i := 0; i < pieces && err == nil; i++ {
 		_, err = conn.Write(block)
 	}

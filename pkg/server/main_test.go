@@ -54,8 +54,8 @@ repository: {url: acme/app}
 agent: {kind: command, command: [make, test]}
 `
 
-// newManager has its own store, and keepers that end immediately: only the test
-// changes a task.
+// newManager returns a manager with its own store, and with keepers that end immediately:
+// only the test changes a task.
 func newManager(t *testing.T) *task.Manager {
 	t.Helper()
 	// Not t.TempDir, whose length depends on the test's name: a socket's path must
@@ -276,7 +276,7 @@ func (r *rig) do(c call) (*http.Response, []byte) {
 	return resp, body
 }
 
-// get is do for a response that must be successful and JSON.
+// get does what do does, for a response that must be successful and JSON.
 func (r *rig) get(c call, into any) *http.Response {
 	r.t.Helper()
 	resp, body := r.do(c)

@@ -110,7 +110,7 @@ func (m *Manager) Capacity(ctx context.Context) (Capacity, error) {
 }
 
 // Reserve reserves the capacity for one more session, or returns why none is left.
-// Copies of a Room are independent.
+// Copies of a Capacity are independent.
 func (r *Capacity) Reserve(asked Request) error {
 	settings, err := r.m.Config.For(config.RepoKey(asked.Repo.Key), asked.Profile)
 	if err != nil {

@@ -33,7 +33,7 @@ type statusWatcher struct {
 	id   string
 	last []byte        // the file's last content
 	pace *rate.Limiter // limits all work done for observations
-	told *rate.Limiter // limits events, which are kept for good
+	told *rate.Limiter // limits events, which stay in the store
 }
 
 // watchGuest watches the guest until ctx ends. conn blocks until a connection exists.

@@ -160,8 +160,8 @@ func (w *Worker) windows(ctx context.Context, s *Session, g guestclient.Guest) e
 	})
 }
 
-// finishIdentity waits until the guest shares nothing with the image or snapshot that its VM was
-// made from: its seed disk, its disk size and its journal are its own.
+// finishIdentity waits until the guest shares nothing with the image or snapshot that its
+// VM was made from: it has its own seed disk, disk size and file-system journal.
 func (w *Worker) finishIdentity(ctx context.Context, s Session, g guestclient.Guest) error {
 	if s.Status.From == golden.FromGeneric {
 		return nil

@@ -24,7 +24,7 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 		to            Phase
 	}{
 		"it starts again":                       {Stopped, Ready, driver{}, Starting},
-		"it ended by itself":                    {Ready, Ready, off, Stopped},
+		"its VM ended":                          {Ready, Ready, off, Stopped},
 		"its guest does not answer at the stop": {Ready, Stopped, driver{}, Stopped},
 		"it is stopped while it starts":         {Starting, Stopped, driver{}, Stopped},
 		"it is being stopped":                   {Stopping, Stopped, driver{}, Stopped},
@@ -38,7 +38,7 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 			}
 		})
 	}
-	t.Run("said at the stop", func(t *testing.T) {
+	t.Run("reported at the stop", func(t *testing.T) {
 		w := newWorker(t, driver{})
 		s := put(t, w.Manager, "aaaa11112222", "o/r", Stopping, Stopped, Status{})
 		got, err := w.move(t.Context(), s, Stopped, &repo.WorkState{Dirty: 3}, nil)
@@ -87,7 +87,7 @@ func TestFailedWritesAreNeverSuccess(t *testing.T) {
 		"stop":               {Ready, Stopped, Stopped, false},
 		"stop, continued":    {Stopping, Stopped, Stopped, false},
 		"start":              {Stopped, Ready, Starting, false},
-		"ended by itself":    {Ready, Ready, Stopped, false},
+		"the VM ended":       {Ready, Ready, Stopped, false},
 		"the VM is gone":     {Ready, Ready, Broken, true},
 	} {
 		t.Run(name, func(t *testing.T) {

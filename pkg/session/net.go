@@ -165,7 +165,7 @@ func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 	return err
 }
 
-// DeniedSince counts, by target, what the gateway has denied since the given time.
+// DeniedSince counts what the gateway has denied since the given time, by target.
 func (m *Manager) DeniedSince(ctx context.Context, s Session, since time.Time) ([]gateway.Denial, error) {
 	if !s.Spec.Enforced {
 		return nil, nil

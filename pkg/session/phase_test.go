@@ -88,7 +88,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 		{Starting, Ready, Status{WasReady: true}, driver{inspect: gone}, do, Broken},
 		{Starting, Stopped, whole, driver{}, do, Stopped},
 		{Starting, Gone, whole, driver{}, do, Gone},
-		{Ready, Ready, whole, driver{inspect: off}, do, Stopped}, // by itself
+		{Ready, Ready, whole, driver{inspect: off}, do, Stopped}, // without a request
 		{Ready, Ready, whole, driver{inspect: gone}, do, Broken},
 		{Ready, Stopped, Status{WasReady: true}, driver{stop: func(context.Context) error { return vm.ErrNotFound }}, do, Broken},
 		{Ready, Gone, whole, driver{}, do, Gone},

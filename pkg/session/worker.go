@@ -228,7 +228,7 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 	return s, fmt.Errorf("session %s is %s: no transition leads to %s", s.Name, s.Phase, s.Desired)
 }
 
-// watch returns when the VM ended by itself or ctx is cancelled. Meanwhile it keeps
+// watch waits until the VM has ended or ctx is cancelled. Meanwhile it keeps
 // the guest's policy up to date with the settings.
 func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	tick := time.NewTicker(time.Second)

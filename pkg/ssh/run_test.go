@@ -189,7 +189,7 @@ func TestTerminalAsksFor(t *testing.T) {
 		_, _ = io.Copy(io.Discard, c)
 		_, _ = io.WriteString(c, c.term+" "+c.cmd)
 		if len(c.resizes) > 0 {
-			_, _ = io.WriteString(c, " and a size that nobody set")
+			_, _ = io.WriteString(c, " and an unexpected size")
 		}
 		c.exit(0)
 	}, nil)

@@ -53,8 +53,8 @@ func TestManyProcessesLoseNothing(t *testing.T) {
 	}
 }
 
-// Acknowledged writes are still there after kill -9, and an unacknowledged write is
-// there completely or not at all.
+// Acknowledged writes survive kill -9, and an unacknowledged write exists completely or
+// not at all.
 func TestKillLeavesNoHalfTransaction(t *testing.T) {
 	s, path := withSession(t)
 	for round := range 15 {
@@ -249,7 +249,7 @@ func TestFollow(t *testing.T) {
 func TestDamagedStore(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "store.db")
-	junk := strings.Repeat("this is no database\n", 500)
+	junk := strings.Repeat("this is not a database\n", 500)
 	if err := os.WriteFile(path, []byte(junk), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -92,11 +92,11 @@ func TestTaskRefusals(t *testing.T) {
 	s, _ := withSession(t)
 	mustTask(t, s, task("t"))
 	for what, err := range map[string]error{
-		"no such task":         second(s.Task(t.Context(), "no")),
-		"update none":          second(s.UpdateTask(t.Context(), "no", func(*store.Task) ([]store.Event, error) { return nil, nil })),
-		"page of none":         second(s.Tasks(t.Context(), store.TaskFilter{After: "no"})),
-		"event of none":        s.AppendAll(t.Context(), "no", []store.Event{event("x", 1)}),
-		"a session is no task": second(s.AdvanceTask(t.Context(), "one", "creating", "ready", event("x", 1), nil)),
+		"no such task":        second(s.Task(t.Context(), "no")),
+		"update none":         second(s.UpdateTask(t.Context(), "no", func(*store.Task) ([]store.Event, error) { return nil, nil })),
+		"page of none":        second(s.Tasks(t.Context(), store.TaskFilter{After: "no"})),
+		"event of none":       s.AppendAll(t.Context(), "no", []store.Event{event("x", 1)}),
+		"a session as a task": second(s.AdvanceTask(t.Context(), "one", "creating", "ready", event("x", 1), nil)),
 	} {
 		if fail.CodeOf(err) != fail.NotFound {
 			t.Errorf("%s of an unknown task = %v, want %v", what, err, fail.NotFound)

@@ -326,7 +326,7 @@ func (w *Worker) discard(ctx context.Context, t *Task) error {
 }
 
 // preserve keeps the VM of a failed task until its time is over, or until a user
-// wants it destroyed.
+// destroys it.
 func (w *Worker) preserve(ctx context.Context, t Task) (Task, error) {
 	if t.Desired != Destroyed {
 		if err := sleep(ctx, time.Until(t.Status.Until)); err != nil {

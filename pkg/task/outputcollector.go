@@ -129,7 +129,7 @@ func (r *outputCollector) collectUntilExit(ctx context.Context, g guestclient.Gu
 	task, out, errs := r.task, r.lengths[0], r.lengths[1]
 	r.mu.Unlock()
 	from := guestclient.TaskOffsets{Stdout: max(0, out-r.from.Stdout), Stderr: max(0, errs-r.from.Stderr)}
-	from.Max = max(r.most-min(r.from.Stdout, r.from.Stderr), 1) // what the emptier log can take; heard cuts the other one
+	from.Max = max(r.most-min(r.from.Stdout, r.from.Stderr), 1) // what the emptier log can take; recordOutput cuts the other one
 	err = g.Task(task.ID, task.Status.Attempt).Watch(ctx, from, func(f guestclient.TaskFrame) error {
 		if f.Status != nil {
 			return r.recordStatus(ctx, *f.Status)

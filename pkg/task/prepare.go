@@ -232,7 +232,7 @@ func (w *Worker) await(ctx context.Context, id string, phase session.Phase) erro
 	}
 }
 
-// keeperless is how long a session may lack a keeper before tend starts one: far
+// keeperless is how long a session may lack a keeper before wakeSession starts one: far
 // longer than a keeper takes to start.
 const keeperless = 3 * time.Second
 

@@ -104,13 +104,13 @@ const (
 // Outcome records what decided the end of a task. Once written it does not change.
 type Outcome struct {
 	Result   Result    `json:"result"`
-	ExitCode *int      `json:"exit_code,omitempty"` // the agent's, when it ended by itself
+	ExitCode *int      `json:"exit_code,omitempty"` // the agent's, if no signal ended it
 	Signal   string    `json:"signal,omitempty"`    // the signal that ended the agent
 	Code     string    `json:"code,omitempty"`      // of the error
 	Reason   string    `json:"reason,omitempty"`
 	Hint     string    `json:"hint,omitempty"`
 	At       time.Time `json:"at"`
-	Preserve bool      `json:"preserve,omitempty"` // the VM is to be kept, whatever the manifest says
+	Preserve bool      `json:"preserve,omitempty"` // keep the VM, regardless of the manifest
 }
 
 // ExitStatus returns the exit status of a command that waited for the task.

@@ -229,7 +229,7 @@ func (c Client) Kill(ctx context.Context, name string) error {
 		return err
 	}
 	if _, err := c.run(ctx, nil, []string{"kill-session", "-t", target(name)}); err != nil {
-		// Its command may have ended by itself in between.
+		// Its command may have ended in between.
 		if again, listErr := c.owner(ctx, name); listErr == nil && again == "" {
 			return nil
 		}

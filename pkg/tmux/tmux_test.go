@@ -397,8 +397,8 @@ func TestCurrentClient(t *testing.T) {
 	if key, err := s.Client.Current(t.Context(), client["guest-1"]); err != nil || key != "key-guest-1" {
 		t.Errorf("Current of the other client = %q, %v, want key-guest-1", key, err)
 	}
-	if err := s.Client.ShowMessage(t.Context(), client["users-own"], "nobody #(touch x) waits"); err != nil {
+	if err := s.Client.ShowMessage(t.Context(), client["users-own"], "no session #(touch x) waits"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the message", "nobody #(touch x) waits", two.show)
+	eventually(t, "the message", "no session #(touch x) waits", two.show)
 }

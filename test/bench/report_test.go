@@ -33,7 +33,7 @@ const (
 	partNetwork   = "network"
 	partDNS       = "dns"
 
-	titleReady   = "A session: how long until it is there"
+	titleReady   = "A session: time until it is ready"
 	titleSteps   = "A session: where the time goes, in seconds"
 	titleCommand = "A session: commands and memory"
 	titleList    = "The list of sessions"
@@ -224,13 +224,13 @@ func TestReport(t *testing.T) {
 		var r report
 		l := r.table(table{title: titleReady, rows: []row{{name: "time, s", unit: "s", comparisons: []comparison{
 			{key: "mine", mine: "we", other: "they", aim: aim{atMost, 0.5}},
-			{key: "other", mine: "who is absent", other: "they", aim: aim{atMost, 0.5}},
+			{key: "other", mine: "absentee", other: "they", aim: aim{atMost, 0.5}},
 		}}}})
 		for i, v := range theirs {
 			l.add("they", sample{"time, s": v})
 			l.add("we", sample{"time, s": float64(i + 1)})
 		}
-		l.absent("who is absent", "Nobody came.")
+		l.absent("absentee", "Not installed.")
 		return l
 	}
 	var r report
@@ -246,7 +246,7 @@ func TestReport(t *testing.T) {
 		"before\n" + markBegin, markEnd + "after\n",
 		"| we: time, s | 2.00 | 1.00–3.00 |      2.00 | 1.00–4.00 | 1.00× | they    | ≤ 0.5× | **no** |",
 		"| rate | 100 |  200 | ≥ they | **no**, 0.50× |",
-		"Absent: who is absent. Nobody came.",
+		"Absent: absentee. Not installed.",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("document = %s, want %q in it", text, want)

@@ -156,7 +156,7 @@ awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
 			return len(g.Agents) > 0
 		})
 	})
-	t.Run("nothing stays when nobody watches", func(t *testing.T) {
+	t.Run("nothing stays when the watcher ends", func(t *testing.T) {
 		before := strings.TrimSpace(b.In(name, "pgrep -c -u agent -f 'agent-guest watch'").Stdout)
 		w.stop()
 		waitFor(t, "one watch less", func() bool {
@@ -270,9 +270,9 @@ func (a *attention) arrives(what string, seen guestproto.Agent) {
 	a.t.Logf("%s: %s here %s after it was there, by the guest's clock", what, seen.State, a.at.Add(a.ahead).Sub(seen.Since).Round(time.Millisecond))
 }
 
-// model stands in for the model's API, on loopback. It answers a prompt with ASKME by
-// a question, one with RUNBASH by a command, and others by a word. It answers one
-// with THINK when the test allows it.
+// model is a stand-in for the model's API, on loopback. It answers a prompt with ASKME by
+// a question, one with RUNBASH by a command, and others by a word. It answers one with
+// THINK when the test allows it.
 type model struct {
 	port  int
 	think chan struct{}

@@ -215,7 +215,7 @@ func TestTaskDisturbed(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
 	b.Repo("project")
-	t.Run("in a session that is there", func(t *testing.T) {
+	t.Run("in an existing session", func(t *testing.T) {
 		name := b.open("./project")
 		b.MustIn(name, "echo mine >>hello.txt")
 		b.Write("given.yaml", `

@@ -39,7 +39,7 @@ type suite struct {
 	random string
 }
 
-// TestEscape is the whole suite: its parts share the VMs and run in order.
+// TestEscape runs the whole suite: its parts share the VMs and run in order.
 func TestEscape(t *testing.T) {
 	began := time.Now()
 	s := &suite{Box: realvm.NewBox(t), world: theWorld, t: t, random: random()}
@@ -310,7 +310,7 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	switch {
 	case len(escapes) > 0:
 		g.say("%3d  ESCAPE %v  %s", n, escapes, technique.What)
-		g.t.Logf("technique %d said:\n%s", n, output)
+		g.t.Logf("technique %d printed:\n%s", n, output)
 	case technique.Limit != "" && shown == "":
 		g.t.Errorf("technique %d: limit %s does not show, want it to, as in the security model\n%s\n%v", n, technique.What, output, sights)
 	case technique.Limit != "":
@@ -318,7 +318,7 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 	default:
 		g.say("%3d  gateway: blocked  %s", n, technique.What)
 		if testing.Verbose() && os.Getenv("ESCAPE_ONLY") != "" {
-			g.t.Logf("technique %d said:\n%s\n%v", n, output, sights)
+			g.t.Logf("technique %d printed:\n%s\n%v", n, output, sights)
 		}
 	}
 	return escapes
@@ -379,7 +379,7 @@ func TestWorld(t *testing.T) {
 		}
 		token := plan.Token(1, true, random())
 		mark := theWorld.mark()
-		if _, err := fmt.Fprintf(c, "GET /%s HTTP/1.1\r\nHost: nobody\r\n\r\n", token); err != nil {
+		if _, err := fmt.Fprintf(c, "GET /%s HTTP/1.1\r\nHost: unknown\r\n\r\n", token); err != nil {
 			t.Error(err)
 		}
 		b := make([]byte, 1024)

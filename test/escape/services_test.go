@@ -120,7 +120,7 @@ func (w *world) serveHost(c net.Conn) {
 	w.converse(c, fmt.Sprintf("a service of the host at %s:%d", addr, port), func(string) bool { return false })
 }
 
-// serveRaw is a service without a protocol.
+// serveRaw acts as a service without a protocol.
 func (w *world) serveRaw(c net.Conn) {
 	addr, port := local(c)
 	w.converse(c, fmt.Sprintf("service at %s:%d", addr, port)+origin(c), func(string) bool { return endpointAllowed(addr, port) })
@@ -144,7 +144,7 @@ func (w *world) converse(c net.Conn, place string, allowed func(said string) boo
 		n, err := c.Read(b)
 		if n == 0 && err != nil {
 			if said == "" {
-				w.saw(place+", nothing said", allowed("SSH-2.0-"), "")
+				w.saw(place+", no data received", allowed("SSH-2.0-"), "")
 			}
 			return
 		}
@@ -164,7 +164,7 @@ func (w *world) converse(c net.Conn, place string, allowed func(said string) boo
 	}
 }
 
-// request is what a fully lenient HTTP server reads.
+// request is an HTTP request as a fully lenient server reads it.
 type request struct {
 	target string
 	head   string
@@ -172,8 +172,8 @@ type request struct {
 	upload string
 }
 
-// serveHTTP is such a server. What a lenient server might do counts, not what the
-// standard says: it may serve every Host in a request.
+// serveHTTP acts as a fully lenient HTTP server, because real servers may be more lenient
+// than the standard: it may serve every Host in a request.
 func (w *world) serveHTTP(c net.Conn) {
 	addr, port := local(c)
 	r := bufio.NewReader(c)
@@ -216,7 +216,7 @@ func (w *world) respond(place string, ok bool, req request) string {
 	return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
 }
 
-// fetch is what an allowed host does for any client.
+// fetch requests a URL, as an allowed host does for any client.
 func (w *world) fetch(from string) string {
 	u, err := url.Parse(from)
 	if err != nil || u.Hostname() != plan.EvilName {
@@ -397,7 +397,7 @@ func (r *resolver) stream(c net.Conn) {
 func (r *resolver) answer(addr string, message []byte) []byte {
 	m := new(dns.Msg)
 	if err := m.Unpack(message); err != nil || len(m.Question) == 0 {
-		r.world.saw("resolver: a message that is no question", false, string(message))
+		r.world.saw("resolver: a message without a question", false, string(message))
 		return nil
 	}
 	q := m.Question[0]

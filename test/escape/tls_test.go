@@ -99,7 +99,7 @@ func (s *tlsServer) serve(c net.Conn) {
 	hello := &helloTape{Conn: c}
 	first := make([]byte, 1)
 	if _, err := io.ReadFull(c, first); err != nil {
-		s.saw(fmt.Sprintf("TLS port at %s:%d, nothing said", addr, port), endpointAllowed(addr, port), "")
+		s.saw(fmt.Sprintf("TLS port at %s:%d, no data received", addr, port), endpointAllowed(addr, port), "")
 		return
 	}
 	hello.seen = first

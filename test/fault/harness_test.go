@@ -265,16 +265,16 @@ func (w *world) processes() map[int]string {
 	return found
 }
 
-// A stand is a mark in the program at which a process stops.
-type stand struct {
+// A breakpoint is a mark in the program at which a process stops or is killed.
+type breakpoint struct {
 	env  string
 	came func() bool // whether a process got there; called at the end
 }
 
-// standAt makes a process stop at its nth mark of that name, and calls act while it
-// is stopped; if act is nil, the process is killed.
-func (w *world) standAt(process, mark string, n int, act func(w *world)) stand {
-	file, how := filepath.Join(w.home, "stands"), "kill"
+// breakAt makes a process stop at its nth mark of that name, and calls act while it is
+// stopped; if act is nil, the process is killed.
+func (w *world) breakAt(process, mark string, n int, act func(w *world)) breakpoint {
+	file, how := filepath.Join(w.home, "stopped"), "kill"
 	here := func() bool { _, none := os.Stat(file); return none == nil }
 	came := here
 	if act != nil {
@@ -290,7 +290,7 @@ func (w *world) standAt(process, mark string, n int, act func(w *world)) stand {
 				}
 			}
 			pid := 0
-			w.wait("a process to stand", func() bool {
+			w.wait("a process to stop", func() bool {
 				text, _ := os.ReadFile(file)
 				pid, _ = strconv.Atoi(string(text))
 				stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -301,7 +301,7 @@ func (w *world) standAt(process, mark string, n int, act func(w *world)) stand {
 		}()
 		came = sync.OnceValue(func() bool { close(over); <-done; return here() })
 	}
-	return stand{env: fmt.Sprintf("AGENT_SESSIONIZER_CRASH=%s:%s:%d:%s:%s", process, mark, n, how, file), came: came}
+	return breakpoint{env: fmt.Sprintf("AGENT_SESSIONIZER_CRASH=%s:%s:%d:%s:%s", process, mark, n, how, file), came: came}
 }
 
 const inGuest = "[guest] "

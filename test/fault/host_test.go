@@ -106,7 +106,7 @@ func TestDiskThatStaysFull(t *testing.T) {
 		w := newWorld(t)
 		defer w.remove()
 		w.ownDisk()
-		stood := w.standAt("task-keeper", "before-commit", 6, (*world).fill)
+		stood := w.breakAt("task-keeper", "before-commit", 6, (*world).fill)
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
@@ -151,8 +151,8 @@ func (w *world) jump(d time.Duration) {
 	}
 }
 
-// told checks that the time of the task's last event is off by d.
-func (w *world) told(d time.Duration) error {
+// checkLastEvent checks that the time of the task's last event is off by d.
+func (w *world) checkLastEvent(d time.Duration) error {
 	file, err := filepath.Glob(filepath.Join(w.state(), "agent-sessionizer/tasks/*/outbox/progress/events.jsonl"))
 	if err != nil || len(file) != 1 {
 		return fmt.Errorf("events of %d tasks: %w", len(file), err)
@@ -178,7 +178,7 @@ func TestClockJumps(t *testing.T) {
 	for _, d := range []time.Duration{time.Hour, -time.Hour} {
 		x := trouble{
 			name: fmt.Sprintf("clock %+v", d), kase: slow, who: []string{"task-keeper", "keeper"}, marks: commits[1:], step: every(7),
-			ready: (*world).clock, act: func(w *world) { w.jump(d) }, told: func(w *world) error { return w.told(d) },
+			ready: (*world).clock, act: func(w *world) { w.jump(d) }, check: func(w *world) error { return w.checkLastEvent(d) },
 		}
 		x.everywhere(t)
 	}
@@ -191,7 +191,7 @@ func TestClockJumps(t *testing.T) {
 	// A new keeper uses the wall clock for the time without a keeper.
 	x.name, x.step = "clock back, keepers killed", every(6)
 	x.act = func(w *world) { w.jump(-time.Hour); w.signal(syscall.SIGKILL, isKeeper) }
-	x.told = func(w *world) error { return w.told(-time.Hour) }
+	x.check = func(w *world) error { return w.checkLastEvent(-time.Hour) }
 	x.everywhere(t)
 	for _, c := range []struct {
 		kase kase
@@ -210,7 +210,7 @@ func TestClockJumps(t *testing.T) {
 			}
 			got, err := w.play(k)
 			if err == nil {
-				err = w.told(c.d)
+				err = w.checkLastEvent(c.d)
 			}
 			disturbed(t, w, t.Name(), got, want, err)
 		})

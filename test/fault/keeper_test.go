@@ -351,7 +351,7 @@ type trouble struct {
 	ready func(w *world) // before the task is submitted; may be nil
 	act   func(w *world) // while the process is stopped there; nil kills it
 	may   func(got *ending, want ending)
-	told  func(w *world) error // after the task's end
+	check func(w *world) error // after the task's end
 }
 
 // everywhere runs a case once for each mark that its processes reach, with the fault
@@ -384,7 +384,7 @@ func (x trouble) everywhere(t *testing.T) {
 			if x.ready != nil {
 				x.ready(w)
 			}
-			stood := w.standAt(p.process, p.mark, p.n, x.act)
+			stood := w.breakAt(p.process, p.mark, p.n, x.act)
 			got, err := w.play(x.kase, stood.env)
 			// A mark may be missed: how often a keeper writes also depends on timing,
 			// and a check may have started the keeper that does the work.
@@ -394,8 +394,8 @@ func (x trouble) everywhere(t *testing.T) {
 				}
 				return
 			}
-			if x.told != nil && err == nil {
-				err = x.told(w)
+			if x.check != nil && err == nil {
+				err = x.check(w)
 			}
 			if x.may != nil {
 				x.may(&got, calm.ending)

@@ -240,8 +240,8 @@ func (b *Box) Processes(what string) map[int]string {
 	return found
 }
 
-// Leftovers returns the processes that do not end by themselves. It waits, because a
-// keeper ends a moment after the command that waited for it.
+// Leftovers returns the processes that have not ended within two minutes. It waits,
+// because a keeper ends a moment after the command that waited for it.
 func (b *Box) Leftovers() map[int]string {
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		if left := b.Processes(""); len(left) == 0 || time.Now().After(end) {

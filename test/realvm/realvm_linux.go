@@ -35,13 +35,13 @@ const (
 	Memory = "1536MiB"
 )
 
-// Binary is the program under test.
+// Binary returns the path of the program under test.
 func Binary() string { return os.Getenv(envBinary) }
 
-// DataHome is the XDG_DATA_HOME that contains the image.
+// DataHome returns the XDG_DATA_HOME that contains the image.
 func DataHome() string { return os.Getenv(envData) }
 
-// Image is the guest image.
+// Image returns the guest image.
 func Image(t *testing.T) vm.Image {
 	t.Helper()
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]

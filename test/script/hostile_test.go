@@ -163,14 +163,14 @@ esac
 	write(filepath.Join(root, "usr/local/bin/ready-tmux"), "#!/bin/sh\n", 0o755)
 	write(filepath.Join(root, "bin/tmux"), "#!/bin/sh\ncat "+h.dir+"/hostile\n", 0o755)
 	write(filepath.Join(root, "home/agent/.profile"), "cat "+h.dir+"/hostile\nexit\n", 0o600)
-	said := fmt.Sprintf(`{"type":"system","subtype":"init","session_id":%[1]s,"model":%[1]s}
+	output := fmt.Sprintf(`{"type":"system","subtype":"init","session_id":%[1]s,"model":%[1]s}
 {"type":"assistant","message":{"id":%[1]s,"content":[{"type":"text","text":%[1]s},{"type":"tool_use","id":"x","name":%[1]s,"input":{"command":%[1]s}}]},"error":%[1]s}
 {"type":"result","is_error":true,"result":%[1]s,"errors":[%[1]s]}
 `, quoted)
-	write(filepath.Join(root, "said"), said, 0o600)
+	write(filepath.Join(root, "output"), output, 0o600)
 	write(filepath.Join(root, "bin/claude"), `#!/bin/sh
-grep -q slow "$AGENT_TASK_BRIEF" && { head -n 2 $AGENT_GUEST_ROOT/said; exec sleep 1000; }
-cat $AGENT_GUEST_ROOT/said
+grep -q slow "$AGENT_TASK_BRIEF" && { head -n 2 $AGENT_GUEST_ROOT/output; exec sleep 1000; }
+cat $AGENT_GUEST_ROOT/output
 cat `+h.dir+`/hostile >&2
 exit 1
 `, 0o755)

@@ -1,8 +1,8 @@
-// Package gatewaytest is a guest without a virtual machine: a network stack at the
-// other end of a gateway's cable, for tests and measurements.
+// Package gatewaytest is a guest without a virtual machine: a network stack that
+// connects to a gateway as a VM does, for tests and measurements.
 //
-// It does what a guest can do and no more. To simulate a misbehaving guest, Send puts
-// arbitrary bytes on the cable. It knows nothing of package gateway.
+// It does what a guest can do and no more. To simulate a misbehaving guest, Send sends
+// arbitrary bytes. It knows nothing of package gateway.
 package gatewaytest
 
 import (
@@ -55,8 +55,8 @@ type Guest struct {
 	ports   atomic.Uint32 // number of local ports used so far
 }
 
-// New starts a guest on its end of a cable, which is either a stream of length-prefixed
-// frames or a datagram socket.
+// New starts a guest on a connection to a gateway, which is either a stream of
+// length-prefixed frames or a datagram socket.
 func New(conn net.Conn, stream bool, o Options) (*Guest, error) {
 	g := &Guest{options: o}
 	g.stack = stack.New(stack.Options{
@@ -109,7 +109,7 @@ func (g *Guest) Close() {
 	g.stack.Wait()
 }
 
-// Send puts a frame on the cable unchanged.
+// Send sends a frame unchanged.
 func (g *Guest) Send(frame []byte) error { return g.link.send(frame) }
 
 // Dial connects to an address. It assigns local ports in sequence, as a Linux guest

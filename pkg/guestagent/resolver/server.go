@@ -94,8 +94,8 @@ type reader struct {
 	datagram []byte
 }
 
-// ReadUDP is called by one goroutine. The server ends it by setting a deadline on
-// conn.
+// ReadUDP returns the next query that must wait. One goroutine calls it. The server ends it
+// by setting a deadline on conn.
 func (r *reader) ReadUDP(conn *net.UDPConn, _ time.Duration) ([]byte, *dns.SessionUDP, error) {
 	for {
 		n, session, err := dns.ReadFromSessionUDP(conn, r.datagram)

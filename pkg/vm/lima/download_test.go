@@ -135,7 +135,7 @@ func TestDownloadGoesOnInAnotherProcess(t *testing.T) {
 			cancel()
 		}
 	}
-	dl.stall = time.Second // by then half of the file is there, and the next request shows it
+	dl.stall = time.Second // by then half of the file has arrived, as the next request shows
 	if _, err := dl.run(ctx); err == nil {
 		t.Fatal("cancelled download = nil, want an error")
 	}

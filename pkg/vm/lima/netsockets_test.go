@@ -89,7 +89,7 @@ func TestExternalNet(t *testing.T) {
 	for what, edit := range map[string]string{
 		"no network":      strings.ReplaceAll(string(yaml), "- lima: "+network(s.Name), ""),
 		"a second one":    strings.ReplaceAll(string(yaml), "- lima: "+network(s.Name), "- lima: "+network(s.Name)+"\n- lima: user-v2"),
-		"somebody else's": strings.ReplaceAll(string(yaml), network(s.Name), "user-v2"),
+		"another network": strings.ReplaceAll(string(yaml), network(s.Name), "user-v2"),
 	} {
 		if edit == string(yaml) {
 			t.Fatalf("lima.yaml = %s, want it to name the network", yaml)

@@ -83,7 +83,7 @@ func render(s vm.Spec, label string, template []byte) ([]byte, error) {
 	return limayaml.Marshal(y, false)
 }
 
-// parseTemplate is strict, unlike Lima: a misspelled key is an error.
+// parseTemplate parses a template strictly, unlike Lima: a misspelled key is an error.
 func parseTemplate(label string, b []byte) (*limayaml.LimaYAML, error) {
 	y := new(limayaml.LimaYAML)
 	disk := yaml.CustomUnmarshaler(func(dst *limayaml.Disk, b []byte) error { // Lima's short form is a bare name

@@ -100,8 +100,8 @@ func (h Harness) nothingThere(t *testing.T) {
 	}
 }
 
-// A name becomes a directory and a socket path, so it must be refused if it could be
-// anything else.
+// names checks that the driver refuses names with a special meaning, because a name becomes
+// a directory and a socket path.
 func (h Harness) names(t *testing.T) {
 	d := h.New(t)
 	for _, name := range []string{"", ".", "..", "../x", "a/b", "/a", "a b", "-a", "a\n", "a\x00", "ä", strings.Repeat("a", 300)} {

@@ -16,7 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// addresses are the techniques that use known addresses.
+// addresses returns the techniques that use known addresses.
 func addresses() map[string]func(*attempt) {
 	get := func(addr string, port int) func(*attempt) {
 		return func(a *attempt) { a.send(addr, port, a.get(addr)) }

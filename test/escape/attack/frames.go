@@ -78,7 +78,7 @@ func neighbour(addr string) (net.HardwareAddr, error) {
 			return net.ParseMAC(f[3])
 		}
 	}
-	return nil, fmt.Errorf("%s is no neighbour", addr)
+	return nil, fmt.Errorf("the ARP table does not contain %s", addr)
 }
 
 // broadcastMAC addresses every card.

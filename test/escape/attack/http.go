@@ -16,7 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// overHTTP are the techniques that talk to an allowed server and address a forbidden
+// overHTTP returns the techniques that talk to an allowed server and address a forbidden
 // one behind it.
 func overHTTP() map[string]func(*attempt) {
 	type server struct {
@@ -218,7 +218,7 @@ func slow(a *attempt) {
 	say("http: %s %v", answer(c), err)
 }
 
-// overSSH are the techniques that use port 22.
+// overSSH returns the techniques that use port 22.
 func overSSH() map[string]func(*attempt) {
 	ssh := "SSH-2.0-client\r\n"
 	return map[string]func(*attempt){

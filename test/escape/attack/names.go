@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// names are the techniques that carry the token in DNS questions.
+// names returns the techniques that carry the token in DNS questions.
 func names() map[string]func(*attempt) {
 	foreign := net.JoinHostPort(plan.Foreign, "53")
 	real := net.JoinHostPort(plan.Resolver, "53")
@@ -196,7 +196,7 @@ func tunnelPTR(a *attempt) {
 	}
 }
 
-// rebinding are the allowed names that resolve to forbidden addresses.
+// rebinding returns the techniques with allowed names that resolve to forbidden addresses.
 func rebinding() map[string]func(*attempt) {
 	all := map[string]func(*attempt){
 		"rebind-mixed": func(a *attempt) {
@@ -251,7 +251,7 @@ func (a *attempt) overTLS(c net.Conn, host, path string) {
 	say("https host=%s: %s %v", host, answer(c), err)
 }
 
-// fetch is an ordinary client that follows redirects.
+// fetch requests a URL as an ordinary client, which follows redirects.
 func (a *attempt) fetch(url string) {
 	c := http.Client{
 		Timeout: connectTime,

@@ -18,7 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// packets are the techniques below TCP and UDP, or with forged headers.
+// packets returns the techniques below TCP and UDP, or with forged headers.
 func packets() map[string]func(*attempt) {
 	proto := func(protos ...byte) func(*attempt) {
 		return withCard(func(a *attempt, c *card) {
@@ -331,7 +331,7 @@ func v6Auto(a *attempt) {
 	a.send("fec0::2", plan.HostPort, a.get("localhost"))
 }
 
-// neighbours are the techniques on the guest's own network: finding other hosts, and
+// neighbours returns the techniques on the guest's own network: finding other hosts, and
 // impersonating them.
 func neighbours() map[string]func(*attempt) {
 	// as returns a datagram from an address and a card that are not the guest's.

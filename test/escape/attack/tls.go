@@ -17,7 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// overTLS are the techniques that reach a shared address through an allowed name and
+// overTLS returns the techniques that reach a shared address through an allowed name and
 // request another name there.
 func overTLS() map[string]func(*attempt) {
 	evil := func(a *attempt) string { return a.token + "." + plan.EvilCDN }
@@ -217,7 +217,8 @@ func sniExtension(name string) []byte {
 	return extension(0, append(binary.BigEndian.AppendUint16(b, uint16(len(name))), name...))
 }
 
-// echOuter has the form of an encrypted hello; its content only looks random.
+// echOuter returns an extension in the form of an encrypted hello; its content only looks
+// random.
 func echOuter(token string) []byte {
 	b := append([]byte{0, 0, 1, 0, 1, 42, 0, 32}, make([]byte, 32)...)
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(token))), token...)
@@ -231,7 +232,7 @@ func ssl2(token string) []byte {
 	return append([]byte{0x80 | byte(len(b)>>8), byte(len(b))}, b...)
 }
 
-// limits are techniques that no gateway can stop. They are tried to check that they
+// limits returns the techniques that no gateway can stop. They are tried to check that they
 // reach only what the security model says.
 func limits() map[string]func(*attempt) {
 	return map[string]func(*attempt){
