@@ -325,7 +325,7 @@ func TestHostServices(t *testing.T) {
 	for _, to := range []string{"192.168.5.2:5432", "192.168.1.9:22", "192.168.1.11:5432"} {
 		if c, err := w.guest.Dial(w.ctx(), netip.MustParseAddrPort(to)); err == nil {
 			c.Close()
-			t.Errorf("Dial(%s), which is no host service, succeeded, want an error", to)
+			t.Errorf("Dial(%s), which is not a host service, succeeded, want an error", to)
 		}
 	}
 }
