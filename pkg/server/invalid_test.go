@@ -84,7 +84,7 @@ func badManifests() []bad {
 		yamlCall("CPUs below zero", with("vm: {cpus: -1}\n"), 400, "USAGE"),
 		yamlCall("memory without end", with("vm: {memory: 99999999T}\n"), 400, "USAGE"),
 		yamlCall("a timeout of nothing", with("lifecycle: {timeout: 0s}\n"), 400, "USAGE"),
-		yamlCall("a timeout that is no time", with("lifecycle: {timeout: soon}\n"), 400, "USAGE"),
+		yamlCall("a timeout that is not a duration", with("lifecycle: {timeout: soon}\n"), 400, "USAGE"),
 		yamlCall("a network mode of its own", with("vm: {network_mode: everything}\n"), 400, "USAGE"),
 		yamlCall("a secret without a source", with("secrets: [{name: A, key: B}]\n"), 400, "USAGE"),
 		yamlCall("a secret's source of its own", with("secrets: [{name: A, source: http, key: B}]\n"), 400, "USAGE"),
@@ -120,7 +120,7 @@ func badManifests() []bad {
 		yamlCall("over 1 MiB, in the body's bounds", manifestYAML+"# "+strings.Repeat("x", 1<<20), 400, "USAGE"),
 		yamlCall("over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxBody), 413, codeTooLarge),
 		yamlCall("far over the body's bounds", manifestYAML+"# "+strings.Repeat("x", maxSpill-1<<10), 413, codeTooLarge), // more than the sockets' buffers hold
-		yamlCall("a profile that is not there", with("vm: {profile: nobody}\n"), 0, ""),
+		yamlCall("an unknown profile", with("vm: {profile: unknown}\n"), 0, ""),
 		jsonCall("not JSON and not YAML", `{"version":`, 400, "USAGE"),
 		jsonCall("null", `null`, 400, "USAGE"),
 		jsonCall("a number", `1`, 400, "USAGE"),
@@ -181,7 +181,7 @@ func badPaths(id, session string) []bad {
 		getCall("an id with line ends", tasksPath+"/4f2a%0d%0aX:1", 404, "NOT_FOUND"),
 		getCall("an id in capitals", tasksPath+"/"+strings.ToUpper("abcdef012345"), 404, "NOT_FOUND"),
 		getCall("part of an id", tasksPath+"/"+id[:8], 404, "NOT_FOUND"),
-		getCall("an id of nobody", tasksPath+"/000000000000", 404, "NOT_FOUND"),
+		getCall("an id that does not exist", tasksPath+"/000000000000", 404, "NOT_FOUND"),
 		getCall("an id with full-width digits", tasksPath+"/%EF%BC%91%EF%BC%92%EF%BC%93%EF%BC%94", 404, "NOT_FOUND"),
 		getCall("an id as SQL", tasksPath+"/'%20OR%201=1--", 404, "NOT_FOUND"),
 		getCall("an id of 4 kB", tasksPath+"/"+strings.Repeat("a", 4096), 404, "NOT_FOUND"),
@@ -196,7 +196,7 @@ func badPaths(id, session string) []bad {
 func badArtifacts(id string) []bad {
 	artifacts := tasksPath + "/" + id + "/artifacts"
 	return []bad{
-		getCall("an artifact that is not there", artifacts+"/none", 404, "NOT_FOUND"),
+		getCall("an artifact that does not exist", artifacts+"/none", 404, "NOT_FOUND"),
 		getCall("an artifact without a name", artifacts+"/", 404, "NOT_FOUND"),
 		getCall("an artifact above", artifacts+"/../metadata.json", 404, "NOT_FOUND"),
 		getCall("an artifact above, escaped", artifacts+"/%2e%2e/metadata.json", 404, "NOT_FOUND"),
@@ -232,8 +232,8 @@ func badParameters() []bad {
 		getCall("a state and nothing", tasksPath+"?state=RUNNING,", 400, "USAGE"),
 		getCall("a label without a key", tasksPath+"?label==x", 400, "USAGE"),
 		getCall("a label without a value", tasksPath+"?label=x", 400, "USAGE"),
-		getCall("a page after nobody", tasksPath+"?after=000000000000", 404, "NOT_FOUND"),
-		getCall("a page after what is no id", tasksPath+"?after=../..", 400, "USAGE"),
+		getCall("a page after an unknown id", tasksPath+"?after=000000000000", 404, "NOT_FOUND"),
+		getCall("a page after an invalid id", tasksPath+"?after=../..", 400, "USAGE"),
 	}
 }
 
@@ -261,7 +261,7 @@ func badAnchors(id, session, gone string) []bad {
 		getCall("a stream after the future", events, 400, codeAnchorFuture, "Accept", "text/event-stream", "Last-Event-ID", id+"/77"),
 		getCall("a stream after another's", events, 400, codeAnchorForeign, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
 		getCall("two anchors in headers", events, 400, codeInvalid, "Last-Event-ID", "1", "Last-Event-ID", "2"),
-		getCall("events of nobody", tasksPath+"/000000000000/events", 404, "NOT_FOUND"),
+		getCall("events of an unknown task", tasksPath+"/000000000000/events", 404, "NOT_FOUND"),
 		getCall("a page of too many events", events+"?limit=5000", 422, codeInvalid),
 	}
 }
@@ -287,7 +287,7 @@ func badWebSockets(id string) []bad {
 		getCall("a WebSocket without one", "/ws/tasks/"+id+"/stream", 426, codeUpgrade),
 		getCall("a WebSocket of another version", "/ws/tasks/"+id+"/stream", 400, "", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "12", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
 		getCall("a WebSocket without a key", "/ws/tasks/"+id+"/stream", 400, "", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13"),
-		getCall("a WebSocket of nobody", "/ws/tasks/000000000000/stream", 404, "NOT_FOUND"),
+		getCall("a WebSocket of an unknown task", "/ws/tasks/000000000000/stream", 404, "NOT_FOUND"),
 		getCall("a WebSocket after the future", "/ws/tasks/"+id+"/stream?after=99", 400, codeAnchorFuture),
 		getCall("a WebSocket behind the log", "/ws/tasks/"+id+"/stream?stdout=99", 416, codeRange),
 		getCall("a WebSocket of a page", "/ws/tasks/"+id+"/stream", 403, codeForbidden, "Origin", "https://evil.example", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
@@ -320,11 +320,11 @@ func badTokens(id, session string) []bad {
 	exec := sessionsPath + "/" + session + "/exec"
 	return []bad{
 		{"no token", call{path: tasksPath, as: "-"}, 401, codeUnauthorized},
-		{"a token of nobody", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer asz_nobody"}}, 401, codeUnauthorized},
+		{"an unknown token", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer asz_unknown"}}, 401, codeUnauthorized},
 		{"a token of another kind", call{path: tasksPath, as: "-", header: []string{"Authorization", "Basic YTpi"}}, 401, codeUnauthorized},
 		{"a token of nothing", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer "}}, 401, codeUnauthorized},
 		{"a token of 10 kB", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer " + strings.Repeat("a", 10_000)}}, 401, codeUnauthorized},
-		{"two tokens", call{path: tasksPath, header: []string{"Authorization", "Bearer asz_nobody", "Authorization", "Bearer asz_nobody"}, as: "-"}, 400, codeInvalid},
+		{"two tokens", call{path: tasksPath, header: []string{"Authorization", "Bearer asz_unknown", "Authorization", "Bearer asz_unknown"}, as: "-"}, 400, codeInvalid},
 		{"a token in the query", call{path: tasksPath + "?access_token=x", as: "-"}, 401, codeUnauthorized},
 		{"a token in a cookie", call{path: tasksPath, as: "-", header: []string{"Cookie", "token=x"}}, 401, codeUnauthorized},
 		{"submit with read", call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: Read}, 403, codeForbidden},
@@ -353,7 +353,7 @@ func badExecs(session string) (all []bad) {
 	}
 	return append(all,
 		bodyCall("exec: YAML", "POST", exec, "argv: [id]", 415, codeMediaType, "Content-Type", "application/yaml"),
-		bodyCall("exec: of nobody", "POST", sessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
+		bodyCall("exec: in an unknown session", "POST", sessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
 		getCall("exec: another's id", exec+"/..%2f..%2f", 404, "NOT_FOUND"),
 		getCall("exec: no such", exec+"/000000000000", 404, "NOT_FOUND"),
 		getCall("exec: logs of no such", exec+"/000000000000/logs", 404, "NOT_FOUND"),
@@ -570,7 +570,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 		want  int
 	}{
 		"2 MiB": {sized(2, r.token[Submit]), 413}, "20 MiB": {sized(20, r.token[Submit]), 413}, "100 MiB": {sized(100, r.token[Submit]), 413},
-		"20 MiB in chunks": {chunked(20), 413}, "a wrong token": {sized(1, "nobody"), 401},
+		"20 MiB in chunks": {chunked(20), 413}, "a wrong token": {sized(1, "unknown"), 401},
 	} {
 		for _, network := range []string{"tcp", "unix"} {
 			if network == "unix" && c.want == http.StatusUnauthorized {

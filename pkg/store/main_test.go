@@ -135,7 +135,7 @@ func child(ctx context.Context, verb, path string, count int) error {
 	return nil
 }
 
-// increment is a read-update-append transaction: the counter in the status and the
+// increment runs a read-update-append transaction: the counter in the status and the
 // event that reports it change together or not at all.
 func increment(ctx context.Context, s *store.Store, id string) (int, error) {
 	var n int

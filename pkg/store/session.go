@@ -137,7 +137,7 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 	return row, created && err == nil, err
 }
 
-// Update is the only way to change a row. f gets the current row, changes its mutable
+// Update changes a row; no other function does. f gets the current row, changes its mutable
 // fields (Phase, Desired, error, Status, TokenSHA256) and returns the event that
 // describes the change, all in one transaction. A zero Event is not appended. f must
 // be quick, must not use the store, and may run more than once.

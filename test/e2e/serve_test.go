@@ -190,11 +190,11 @@ func serveKilled(t *testing.T, b *box) {
 	if err := serve.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	grows("output while serve stands still", printed)
+	grows("output while serve is stopped", printed)
 	if err := serve.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	grows("output after serve stood still", r.has)
+	grows("output after serve continues", r.has)
 
 	// Killed again, and the task ends before the next serve starts.
 	if err := serve.Process.Kill(); err != nil {
