@@ -167,9 +167,9 @@ func TestASCII(t *testing.T) {
 	if !strings.Contains(text, "main  ^2") {
 		t.Errorf("rows = %s, want \"main  ^2\"", text)
 	}
-	for env, want := range map[string]bool{"C.UTF-8": true, "de_DE.utf8": true, "C": false, "en_US.ISO-8859-1": false, "": false} {
-		if Unicode(func(name string) string { return map[string]string{"LANG": "C.UTF-8", "LC_ALL": env}[name] }) != (want || env == "") {
-			t.Errorf("Unicode with LC_ALL=%q = %t, want %t", env, !(want || env == ""), want || env == "")
+	for env, want := range map[string]bool{"C.UTF-8": true, "de_DE.utf8": true, "C": false, "en_US.ISO-8859-1": false, "": true} { // without LC_ALL, LANG counts
+		if got := Unicode(func(name string) string { return map[string]string{"LANG": "C.UTF-8", "LC_ALL": env}[name] }); got != want {
+			t.Errorf("Unicode with LC_ALL=%q = %t, want %t", env, got, want)
 		}
 	}
 }
